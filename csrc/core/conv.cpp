@@ -1,0 +1,78 @@
+#include "core/conv.h"
+
+#include "core/grid.h"
+
+namespace sbnet {
+namespace {
+constexpr const char* kOp = "sparse_conv2d";
+
+int64_t output_size(int64_t in, int64_t k, int64_t stride, int64_t padding, int64_t dilation) {
+  const int64_t reach = in + 2 * padding - dilation * (k - 1) - 1;
+  return reach < 0 ? 0 : reach / stride + 1;
+}
+}  // namespace
+
+Status validate(const Conv2dParams& p) {
+  const int64_t N = p.x.size[0], C = p.x.size[1], H = p.x.size[2], W = p.x.size[3];
+  const int64_t K = p.weight.size[0];
+  SBNET_CHECK(is_compute_dtype(p.x.dtype), "%s: x: dtype %s; float32, float16 or bfloat16 is wanted", kOp,
+              dtype_name(p.x.dtype));
+  SBNET_CHECK(p.weight.dtype == p.x.dtype, "%s: weight: dtype %s; the dtype of x, %s, is wanted", kOp,
+              dtype_name(p.weight.dtype), dtype_name(p.x.dtype));
+  SBNET_CHECK(!p.bias || p.bias_dtype == p.x.dtype || p.bias_dtype == DType::kF32,
+              "%s: bias: dtype %s; the dtype of x, %s, or float32 is wanted", kOp, dtype_name(p.bias_dtype),
+              dtype_name(p.x.dtype));
+  for (int d = 0; d < 2; ++d) {
+    SBNET_CHECK(p.stride[d] >= 1 && p.dilation[d] >= 1, "%s: stride, dilation: %d, %d; at least 1 is wanted", kOp,
+                p.stride[d], p.dilation[d]);
+    SBNET_CHECK(p.padding[d] >= 0 && p.padding[d] < (1 << 24), "%s: padding: %d; 0 or more is wanted", kOp,
+                p.padding[d]);
+    SBNET_CHECK(p.weight.size[2 + d] >= 1 && p.weight.size[2 + d] < (1 << 15),
+                "%s: weight: kernel side %lld; 1 to 32767 is wanted", kOp,
+                static_cast<long long>(p.weight.size[2 + d]));
+    SBNET_CHECK(p.stride[d] < (1 << 15) && p.dilation[d] < (1 << 15),
+                "%s: stride, dilation: %d, %d; less than 32768 is wanted", kOp, p.stride[d], p.dilation[d]);
+  }
+  SBNET_CHECK(C >= 1 && K >= 1 && H >= 1 && W >= 1,
+              "%s: x, weight: C %lld, K %lld, plane %lldx%lld; none may be 0", kOp, static_cast<long long>(C),
+              static_cast<long long>(K), static_cast<long long>(H), static_cast<long long>(W));
+  SBNET_CHECK(p.groups >= 1 && C % p.groups == 0 && K % p.groups == 0,
+              "%s: groups: %d; a divisor of C = %lld and K = %lld is wanted", kOp, p.groups,
+              static_cast<long long>(C), static_cast<long long>(K));
+  SBNET_CHECK(p.weight.size[1] == C / p.groups, "%s: weight: %lld input channels; C/groups = %lld is wanted", kOp,
+              static_cast<long long>(p.weight.size[1]), static_cast<long long>(C / p.groups));
+  SBNET_CHECK(p.activation >= Activation::kNone && p.activation <= Activation::kHardswish,
+              "%s: activation: unknown code %d", kOp, static_cast<int>(p.activation));
+
+  const int64_t out[4] = {N, K, output_size(H, p.weight.size[2], p.stride[0], p.padding[0], p.dilation[0]),
+                          output_size(W, p.weight.size[3], p.stride[1], p.padding[1], p.dilation[1])};
+  SBNET_CHECK(out[2] >= 1 && out[3] >= 1, "%s: x: plane %lldx%lld is smaller than the kernel's reach", kOp,
+              static_cast<long long>(H), static_cast<long long>(W));
+  const TensorView* tensors[2] = {&p.y, &p.residual};
+  const char* names[2] = {"out", "residual"};
+  for (int t = 0; t < 2; ++t) {
+    if (t == 1 && !p.residual.data) continue;
+    const TensorView& v = *tensors[t];
+    SBNET_CHECK(v.dtype == p.x.dtype, "%s: %s: dtype %s; the dtype of x, %s, is wanted", kOp, names[t],
+                dtype_name(v.dtype), dtype_name(p.x.dtype));
+    for (int d = 0; d < 4; ++d)
+      SBNET_CHECK(v.size[d] == out[d],
+                  "%s: %s: shape [%lld,%lld,%lld,%lld]; [%lld,%lld,%lld,%lld] (N, K, H_out, W_out) is wanted", kOp,
+                  names[t], static_cast<long long>(v.size[0]), static_cast<long long>(v.size[1]),
+                  static_cast<long long>(v.size[2]), static_cast<long long>(v.size[3]),
+                  static_cast<long long>(out[0]), static_cast<long long>(out[1]), static_cast<long long>(out[2]),
+                  static_cast<long long>(out[3]));
+  }
+  SBNET_TRY(check_plane(kOp, "x", p.x));
+  SBNET_TRY(check_plane(kOp, "out", p.y));
+  SBNET_CHECK(!N || !p.active.capacity || !may_overlap(p.x, p.y),
+              "%s: out: shares memory with x; a separate tensor is wanted", kOp);
+  SBNET_TRY(check_active(kOp, p.active));
+  SBNET_TRY(check_tiling(kOp, p.active.grid, out[2], out[3]));
+  if (p.fringe.pixels)
+    SBNET_CHECK(p.fringe.count && p.fringe.capacity >= 0 && N * out[2] * out[3] <= INT32_MAX,
+                "%s: fringe: needs a count and a plane of less than 2^31 pixels", kOp);
+  return ok_status();
+}
+
+}  // namespace sbnet

@@ -1,0 +1,45 @@
+// Block-sparse 2-D convolution: parameters, validation, workspace.
+//   y = activation(conv2d(x, weight) + bias + residual) on the active blocks of the OUTPUT plane, nowhere else.
+#pragma once
+#include "core/types.h"
+
+namespace sbnet {
+
+enum class Activation : int32_t { kNone, kRelu, kRelu6, kLeakyRelu, kSilu, kGelu, kHardswish };
+
+// Pixels of y to set to zero, as linear indices (n*H + row)*W + column of y's plane; see core/fringe.h.
+struct FringeView {
+  const int32_t* pixels;  // [capacity], null for none
+  const int32_t* count;   // [1], clamped to [0, capacity] by kernels
+  int64_t capacity;
+};
+
+struct Conv2dParams {
+  TensorView x;         // [N, C, H, W], any strides
+  TensorView weight;    // [K, C/groups, R, S], any strides; K,R,S,C memory order (channels_last) is the fast one
+  const void* bias;     // [K] contiguous or null
+  DType bias_dtype;     // x.dtype or float32
+  TensorView residual;  // [N, K, Ho, Wo] of x.dtype, any strides; data null for none. May alias y.
+  TensorView y;         // [N, K, Ho, Wo] of x.dtype, any strides; must not overlap x
+  ActiveView active;    // tiling grid of y's plane: offset 0, stride = size, count = ceil(plane / size)
+  FringeView fringe;
+  int32_t stride[2], padding[2], dilation[2];
+  int32_t groups;
+  Activation activation;
+  float activation_param;  // leaky_relu: negative slope
+  bool allow_tf32;         // float32 on CUDA may use tf32 tensor cores; default false
+};
+
+// Shapes, dtypes, grid against plane, sizes within kernel limits. Everything a kernel relies on.
+Status validate(const Conv2dParams& p);
+
+}  // namespace sbnet
+
+extern "C" {
+SBNET_EXPORT int64_t sbnet_sparse_conv2d_workspace_bytes_cpu(const sbnet::Conv2dParams* p, int32_t threads);
+SBNET_EXPORT sbnet::Status sbnet_sparse_conv2d_cpu(const sbnet::Conv2dParams* p, void* workspace,
+                                                   const sbnet::Parallel* parallel);
+// Workspace (device memory, uninitialised, 256-byte aligned, exclusive to this launch until it has finished).
+SBNET_EXPORT int64_t sbnet_sparse_conv2d_workspace_bytes_cuda(const sbnet::Conv2dParams* p);
+SBNET_EXPORT sbnet::Status sbnet_sparse_conv2d_cuda(const sbnet::Conv2dParams* p, void* workspace, void* stream);
+}

@@ -1,0 +1,61 @@
+#include "core/grid.h"
+
+namespace sbnet {
+
+Status check_plane(const char* op, const char* argument, const TensorView& t) {
+  for (int d = 0; d < 4; ++d) {
+    SBNET_CHECK(t.size[d] >= 0 && t.size[d] <= INT32_MAX / 2,
+                "%s: %s: size %lld in dimension %d; 0 to 2^30 is wanted", op, argument,
+                static_cast<long long>(t.size[d]), d);
+    SBNET_CHECK(t.stride[d] >= 0, "%s: %s: negative stride in dimension %d", op, argument, d);
+  }
+  return ok_status();
+}
+
+Status check_grid(const char* op, const BlockGrid& g) {
+  for (int d = 0; d < 2; ++d) {
+    SBNET_CHECK(g.size[d] >= 1, "%s: grid: block size %d; at least 1 is wanted", op, g.size[d]);
+    SBNET_CHECK(g.stride[d] >= 1, "%s: grid: block stride %d; at least 1 is wanted", op, g.stride[d]);
+    SBNET_CHECK(g.count[d] >= 0, "%s: grid: block count %d; 0 or more is wanted", op, g.count[d]);
+    const int64_t last = int64_t{g.offset[d]} + int64_t{g.count[d]} * g.stride[d] + g.size[d];
+    SBNET_CHECK(last <= INT32_MAX / 2 && g.offset[d] >= -(INT32_MAX / 2),
+                "%s: grid: blocks reach coordinate %lld; at most 2^30 is wanted", op, static_cast<long long>(last));
+  }
+  return ok_status();
+}
+
+Status check_active(const char* op, const ActiveView& a) {
+  SBNET_TRY(check_grid(op, a.grid));
+  SBNET_CHECK(a.capacity >= 0 && a.capacity <= INT32_MAX / 4,
+              "%s: active: capacity %lld; 0 to 2^29 is wanted", op, static_cast<long long>(a.capacity));
+  SBNET_CHECK(a.count && (a.indices || !a.capacity), "%s: active: indices or count missing", op);
+  return ok_status();
+}
+
+Status check_tiling(const char* op, const BlockGrid& g, int64_t H, int64_t W) {
+  const int64_t plane[2] = {H, W};
+  for (int d = 0; d < 2; ++d)
+    SBNET_CHECK(g.offset[d] == 0 && g.stride[d] == g.size[d] && g.count[d] == (plane[d] + g.size[d] - 1) / g.size[d],
+                "%s: active: block grid size (%d,%d) stride (%d,%d) offset (%d,%d) count (%d,%d); the tiling grid of "
+                "the %lldx%lld output plane (BlockGrid.cover) is wanted",
+                op, g.size[0], g.size[1], g.stride[0], g.stride[1], g.offset[0], g.offset[1], g.count[0], g.count[1],
+                static_cast<long long>(H), static_cast<long long>(W));
+  return ok_status();
+}
+
+bool may_overlap(const TensorView& a, const TensorView& b) {
+  int64_t bytes[2];
+  const TensorView* views[2] = {&a, &b};
+  for (int v = 0; v < 2; ++v) {
+    int64_t last = 0;
+    for (int d = 0; d < 4; ++d) {
+      if (views[v]->size[d] == 0) return false;
+      last += (views[v]->size[d] - 1) * views[v]->stride[d];
+    }
+    bytes[v] = (last + 1) * dtype_size(views[v]->dtype);
+  }
+  const char *pa = static_cast<const char*>(a.data), *pb = static_cast<const char*>(b.data);
+  return pa < pb + bytes[1] && pb < pa + bytes[0];
+}
+
+}  // namespace sbnet

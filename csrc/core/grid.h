@@ -1,0 +1,18 @@
+// Checks that several op families share.
+#pragma once
+#include "core/types.h"
+
+namespace sbnet {
+
+// A tensor whose sizes kernels can count in 32 bits per dimension (offsets are always 64-bit).
+Status check_plane(const char* op, const char* argument, const TensorView& t);
+// Block sizes, strides and counts positive, and every coordinate within 32 bits.
+Status check_grid(const char* op, const BlockGrid& g);
+// Pointers present, capacity within range.
+Status check_active(const char* op, const ActiveView& a);
+// The grid tiles an H x W plane: offset 0, stride = size, count = ceil.
+Status check_tiling(const char* op, const BlockGrid& g, int64_t H, int64_t W);
+// Do the byte ranges of two views meet? (A bound: interleaved views that share no element count as overlapping.)
+bool may_overlap(const TensorView& a, const TensorView& b);
+
+}  // namespace sbnet

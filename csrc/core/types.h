@@ -1,0 +1,84 @@
+// The plain structs that cross from a binding to a kernel. No torch, ORT or CUDA headers here.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "core/status.h"
+
+namespace sbnet {
+
+enum class DType : int32_t { kF32, kF16, kBF16, kF64, kBool, kU8, kI8, kI16, kI32, kI64 };
+
+constexpr int64_t dtype_size(DType t) {
+  switch (t) {
+    case DType::kF64:
+    case DType::kI64: return 8;
+    case DType::kF32:
+    case DType::kI32: return 4;
+    case DType::kF16:
+    case DType::kBF16:
+    case DType::kI16: return 2;
+    default: return 1;
+  }
+}
+constexpr const char* dtype_name(DType t) {
+  switch (t) {
+    case DType::kF32: return "float32";
+    case DType::kF16: return "float16";
+    case DType::kBF16: return "bfloat16";
+    case DType::kF64: return "float64";
+    case DType::kBool: return "bool";
+    case DType::kU8: return "uint8";
+    case DType::kI8: return "int8";
+    case DType::kI16: return "int16";
+    case DType::kI32: return "int32";
+    case DType::kI64: return "int64";
+  }
+  return "unknown";
+}
+// The dtypes that arithmetic kernels take.
+constexpr bool is_compute_dtype(DType t) { return t == DType::kF32 || t == DType::kF16 || t == DType::kBF16; }
+
+// A 4-D tensor, logically NCHW whatever its memory order; strides in elements.
+struct TensorView {
+  void* data;
+  int64_t size[4];    // N, C, H, W
+  int64_t stride[4];  // of N, C, H, W
+  DType dtype;
+};
+
+// Block (n,i,j) covers rows offset[0] + i*stride[0] ... + size[0] and columns offset[1] + j*stride[1] ... + size[1].
+// Index 0 is the row direction, 1 the column direction.
+struct BlockGrid {
+  int32_t size[2], stride[2], offset[2], count[2];
+  bool overlaps() const { return (stride[0] < size[0] && count[0] > 1) || (stride[1] < size[1] && count[1] > 1); }
+};
+
+// The active blocks as kernels see them: all three pointers are device memory of the op's device.
+struct ActiveView {
+  const int32_t* indices;    // [capacity, 3] rows (n, i, j); rows past the count are never used
+  const int32_t* count;      // [1], may hold anything: kernels clamp it to [0, capacity]
+  const int32_t* block_map;  // [batch, grid.count[0], grid.count[1]] slot or -1; null where an op does not need it
+  int64_t capacity;
+  BlockGrid grid;
+};
+
+// How a CPU kernel runs in parallel: the binding hands in its framework's thread pool.
+struct Parallel {
+  // Calls body(arg, begin, end) over disjoint ranges that cover [0, n), each at least `grain` long if n allows it;
+  // returns when all are done.
+  void (*run)(void* pool, int64_t n, int64_t grain, void (*body)(void* arg, int64_t begin, int64_t end), void* arg);
+  void* pool;
+  int32_t threads;  // how many ranges run at once at most
+};
+
+// parallel_for(par, n, grain, [&](int64_t begin, int64_t end) {...}). The body must not throw.
+template <class F>
+void parallel_for(const Parallel& par, int64_t n, int64_t grain, F&& body) {
+  if (n <= 0) return;
+  if (par.threads <= 1 || n <= grain) return body(int64_t{0}, n);
+  par.run(
+      par.pool, n, grain, [](void* arg, int64_t begin, int64_t end) { (*static_cast<F*>(arg))(begin, end); }, &body);
+}
+
+}  // namespace sbnet
