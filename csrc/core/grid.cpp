@@ -43,6 +43,46 @@ Status check_tiling(const char* op, const BlockGrid& g, int64_t H, int64_t W) {
   return ok_status();
 }
 
+namespace {
+// Two views with the same strides, as slices of one buffer have them: write the distance of their first elements as a
+// coordinate (largest stride first). The boxes are apart if they are apart in one dimension, provided that neither
+// box wraps over the end of a dimension.
+bool boxes_apart(const TensorView& a, const TensorView& b) {
+  int order[4] = {0, 1, 2, 3};
+  for (int d = 0; d < 4; ++d) {
+    if (a.stride[d] != b.stride[d] || a.stride[d] == 0) return false;
+    for (int e = d + 1; e < 4; ++e)
+      if (a.stride[order[e]] > a.stride[order[d]]) {
+        const int t = order[d];
+        order[d] = order[e];
+        order[e] = t;
+      }
+  }
+  const int64_t item = dtype_size(a.dtype);
+  int64_t delta = static_cast<const char*>(b.data) - static_cast<const char*>(a.data);
+  const TensorView *first = &a, *second = &b;
+  if (delta < 0) {
+    delta = -delta;
+    first = &b;
+    second = &a;
+  }
+  if (delta % item) return false;
+  delta /= item;
+  bool apart = false;
+  for (int k = 0; k < 4; ++k) {
+    const int d = order[k];
+    const int64_t offset = delta / a.stride[d];
+    delta -= offset * a.stride[d];
+    if (k > 0) {
+      const int64_t extent = a.stride[order[k - 1]] / a.stride[d];
+      if (first->size[d] > extent || offset + second->size[d] > extent) return false;
+    }
+    apart = apart || offset >= first->size[d];
+  }
+  return apart;
+}
+}  // namespace
+
 bool may_overlap(const TensorView& a, const TensorView& b) {
   int64_t bytes[2];
   const TensorView* views[2] = {&a, &b};
@@ -55,7 +95,7 @@ bool may_overlap(const TensorView& a, const TensorView& b) {
     bytes[v] = (last + 1) * dtype_size(views[v]->dtype);
   }
   const char *pa = static_cast<const char*>(a.data), *pb = static_cast<const char*>(b.data);
-  return pa < pb + bytes[1] && pb < pa + bytes[0];
+  return pa < pb + bytes[1] && pb < pa + bytes[0] && !boxes_apart(a, b);
 }
 
 }  // namespace sbnet

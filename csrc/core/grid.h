@@ -12,7 +12,8 @@ Status check_grid(const char* op, const BlockGrid& g);
 Status check_active(const char* op, const ActiveView& a);
 // The grid tiles an H x W plane: offset 0, stride = size, count = ceil.
 Status check_tiling(const char* op, const BlockGrid& g, int64_t H, int64_t W);
-// Do the byte ranges of two views meet? (A bound: interleaved views that share no element count as overlapping.)
+// Might two views share an element? (A bound: true unless their byte ranges, or as slices of one buffer their index
+// boxes, are apart.)
 bool may_overlap(const TensorView& a, const TensorView& b);
 
 }  // namespace sbnet

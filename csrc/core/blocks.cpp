@@ -1,0 +1,72 @@
+#include "core/blocks.h"
+
+#include "core/grid.h"
+
+namespace sbnet {
+
+Status validate(const ReduceMaskParams& p) {
+  constexpr const char* kOp = "reduce_mask";
+  const bool known = is_compute_dtype(p.mask_dtype) || p.mask_dtype == DType::kF64 || p.mask_dtype == DType::kBool ||
+                     p.mask_dtype == DType::kU8;
+  SBNET_CHECK(known, "%s: mask: dtype %s; bool, uint8, float16, bfloat16, float32 or float64 is wanted", kOp,
+              dtype_name(p.mask_dtype));
+  TensorView plane{nullptr, {p.size[0], 1, p.size[1], p.size[2]}, {p.stride[0], 1, p.stride[1], p.stride[2]},
+                   p.mask_dtype};
+  SBNET_TRY(check_plane(kOp, "mask", plane));
+  SBNET_TRY(check_grid(kOp, p.grid));
+  const int64_t per_image = int64_t{p.grid.count[0]} * p.grid.count[1];
+  SBNET_CHECK(per_image == 0 || p.size[0] <= (INT32_MAX / 4) / per_image,
+              "%s: grid: %lld images of %d x %d blocks; at most 2^29 blocks in all are wanted", kOp,
+              static_cast<long long>(p.size[0]), p.grid.count[0], p.grid.count[1]);
+  SBNET_CHECK(p.capacity >= 0 && p.capacity <= INT32_MAX / 4, "%s: capacity: %lld; 0 to 2^29 is wanted", kOp,
+              static_cast<long long>(p.capacity));
+  return ok_status();
+}
+
+Status validate(const BlockCopyParams& p) {
+  const bool gather = p.direction == CopyDirection::kGather;
+  const char* op = gather ? "sparse_gather" : "sparse_scatter";
+  const char* plane_name = gather ? "x" : "base";
+  SBNET_TRY(check_plane(op, plane_name, p.plane));
+  SBNET_TRY(check_plane(op, "blocks", p.blocks));
+  SBNET_TRY(check_active(op, p.active));
+  const BlockGrid& g = p.active.grid;
+  SBNET_CHECK(p.blocks.dtype == p.plane.dtype, "%s: blocks: dtype %s; the dtype of %s, %s, is wanted", op,
+              dtype_name(p.blocks.dtype), plane_name, dtype_name(p.plane.dtype));
+  SBNET_CHECK(p.blocks.size[1] == p.plane.size[1] && p.blocks.size[2] == g.size[0] && p.blocks.size[3] == g.size[1],
+              "%s: blocks: shape [%lld,%lld,%lld,%lld]; [rows,%lld,%d,%d] (channels of %s, block size of the grid) is "
+              "wanted",
+              op, static_cast<long long>(p.blocks.size[0]), static_cast<long long>(p.blocks.size[1]),
+              static_cast<long long>(p.blocks.size[2]), static_cast<long long>(p.blocks.size[3]),
+              static_cast<long long>(p.plane.size[1]), g.size[0], g.size[1], plane_name);
+  SBNET_CHECK(p.blocks.size[0] <= p.active.capacity,
+              "%s: blocks: %lld rows; at most the capacity of active, %lld, is wanted", op,
+              static_cast<long long>(p.blocks.size[0]), static_cast<long long>(p.active.capacity));
+  const int64_t block_elements = p.plane.size[1] * g.size[0] * g.size[1];
+  SBNET_CHECK(block_elements <= INT32_MAX / 2, "%s: blocks: %lld elements a block; at most 2^30 is wanted", op,
+              static_cast<long long>(block_elements));
+  if (!gather) {
+    SBNET_CHECK(!p.add || is_compute_dtype(p.plane.dtype),
+                "%s: add: dtype %s; float32, float16 or bfloat16 is wanted", op, dtype_name(p.plane.dtype));
+    SBNET_CHECK(p.add || !g.overlaps(),
+                "%s: grid: blocks of size (%d,%d) at stride (%d,%d) overlap; overwriting needs blocks that do not "
+                "(use add=True)",
+                op, g.size[0], g.size[1], g.stride[0], g.stride[1]);
+    SBNET_CHECK(!p.add || p.atomic || !g.overlaps() || p.active.block_map,
+                "%s: atomic: False with overlapping blocks needs a block map", op);
+    for (int d = 0; d < 4; ++d)
+      SBNET_CHECK(p.plane.stride[d] > 0 || p.plane.size[d] <= 1,
+                  "%s: base: an expanded tensor (stride 0 in dimension %d); a tensor of its own memory is wanted", op,
+                  d);
+  }
+  SBNET_CHECK(!may_overlap(p.plane, p.blocks), "%s: blocks: shares memory with %s", op, plane_name);
+  return ok_status();
+}
+
+}  // namespace sbnet
+
+// One byte a block, then one 32-bit word of ballot bits per 32 blocks (CUDA uses the words, the CPU the bytes).
+int64_t sbnet_reduce_mask_workspace_bytes(const sbnet::ReduceMaskParams* p) {
+  const int64_t blocks = p->size[0] * p->grid.count[0] * p->grid.count[1];
+  return (blocks + 1023) / 1024 * 1024 + 16;
+}
