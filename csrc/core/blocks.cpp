@@ -10,8 +10,8 @@ Status validate(const ReduceMaskParams& p) {
                      p.mask_dtype == DType::kU8;
   SBNET_CHECK(known, "%s: mask: dtype %s; bool, uint8, float16, bfloat16, float32 or float64 is wanted", kOp,
               dtype_name(p.mask_dtype));
-  TensorView plane{nullptr, {p.size[0], 1, p.size[1], p.size[2]}, {p.stride[0], 1, p.stride[1], p.stride[2]},
-                   p.mask_dtype};
+  TensorView plane{
+      nullptr, {p.size[0], 1, p.size[1], p.size[2]}, {p.stride[0], 1, p.stride[1], p.stride[2]}, p.mask_dtype};
   SBNET_TRY(check_plane(kOp, "mask", plane));
   SBNET_TRY(check_grid(kOp, p.grid));
   const int64_t per_image = int64_t{p.grid.count[0]} * p.grid.count[1];
@@ -46,8 +46,8 @@ Status validate(const BlockCopyParams& p) {
   SBNET_CHECK(block_elements <= INT32_MAX / 2, "%s: blocks: %lld elements a block; at most 2^30 is wanted", op,
               static_cast<long long>(block_elements));
   if (!gather) {
-    SBNET_CHECK(!p.add || is_compute_dtype(p.plane.dtype),
-                "%s: add: dtype %s; float32, float16 or bfloat16 is wanted", op, dtype_name(p.plane.dtype));
+    SBNET_CHECK(!p.add || is_compute_dtype(p.plane.dtype), "%s: add: dtype %s; float32, float16 or bfloat16 is wanted",
+                op, dtype_name(p.plane.dtype));
     SBNET_CHECK(p.add || !g.overlaps(),
                 "%s: grid: blocks of size (%d,%d) at stride (%d,%d) overlap; overwriting needs blocks that do not "
                 "(use add=True)",

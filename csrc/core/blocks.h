@@ -9,7 +9,7 @@ struct ReduceMaskParams {
   DType mask_dtype;  // bool, uint8, float16, bfloat16, float32, float64
   int64_t size[3], stride[3];
   BlockGrid grid;
-  double tol;   // active iff pooled > tol; compared in float32 (float64 masks: in float64)
+  double tol;    // active iff pooled > tol; compared in float32 (float64 masks: in float64)
   bool avgpool;  // in-plane sum over the FULL block area instead of the maximum
   int64_t capacity;
   int32_t* indices;    // [capacity, 3] out: (n, i, j) in raster order, then -1
@@ -32,8 +32,8 @@ struct BlockCopyParams {
                    // in raster order, which needs active.block_map.
 };
 
-Status validate(const ReduceMaskParams& p);
-Status validate(const BlockCopyParams& p);
+SBNET_EXPORT Status validate(const ReduceMaskParams& p);
+SBNET_EXPORT Status validate(const BlockCopyParams& p);
 
 }  // namespace sbnet
 

@@ -33,12 +33,12 @@ Status validate(const Conv2dParams& p) {
     SBNET_CHECK(p.stride[d] < (1 << 15) && p.dilation[d] < (1 << 15),
                 "%s: stride, dilation: %d, %d; less than 32768 is wanted", kOp, p.stride[d], p.dilation[d]);
   }
-  SBNET_CHECK(C >= 1 && K >= 1 && H >= 1 && W >= 1,
-              "%s: x, weight: C %lld, K %lld, plane %lldx%lld; none may be 0", kOp, static_cast<long long>(C),
-              static_cast<long long>(K), static_cast<long long>(H), static_cast<long long>(W));
+  SBNET_CHECK(C >= 1 && K >= 1 && H >= 1 && W >= 1, "%s: x, weight: C %lld, K %lld, plane %lldx%lld; none may be 0",
+              kOp, static_cast<long long>(C), static_cast<long long>(K), static_cast<long long>(H),
+              static_cast<long long>(W));
   SBNET_CHECK(p.groups >= 1 && C % p.groups == 0 && K % p.groups == 0,
-              "%s: groups: %d; a divisor of C = %lld and K = %lld is wanted", kOp, p.groups,
-              static_cast<long long>(C), static_cast<long long>(K));
+              "%s: groups: %d; a divisor of C = %lld and K = %lld is wanted", kOp, p.groups, static_cast<long long>(C),
+              static_cast<long long>(K));
   SBNET_CHECK(p.weight.size[1] == C / p.groups, "%s: weight: %lld input channels; C/groups = %lld is wanted", kOp,
               static_cast<long long>(p.weight.size[1]), static_cast<long long>(C / p.groups));
   SBNET_CHECK(p.activation >= Activation::kNone && p.activation <= Activation::kHardswish,
@@ -59,9 +59,8 @@ Status validate(const Conv2dParams& p) {
       SBNET_CHECK(v.size[d] == out[d],
                   "%s: %s: shape [%lld,%lld,%lld,%lld]; [%lld,%lld,%lld,%lld] (N, K, H_out, W_out) is wanted", kOp,
                   names[t], static_cast<long long>(v.size[0]), static_cast<long long>(v.size[1]),
-                  static_cast<long long>(v.size[2]), static_cast<long long>(v.size[3]),
-                  static_cast<long long>(out[0]), static_cast<long long>(out[1]), static_cast<long long>(out[2]),
-                  static_cast<long long>(out[3]));
+                  static_cast<long long>(v.size[2]), static_cast<long long>(v.size[3]), static_cast<long long>(out[0]),
+                  static_cast<long long>(out[1]), static_cast<long long>(out[2]), static_cast<long long>(out[3]));
   }
   SBNET_TRY(check_plane(kOp, "x", p.x));
   SBNET_TRY(check_plane(kOp, "out", p.y));

@@ -31,7 +31,7 @@ struct Conv2dParams {
 };
 
 // Shapes, dtypes, grid against plane, sizes within kernel limits. Everything a kernel relies on.
-Status validate(const Conv2dParams& p);
+SBNET_EXPORT Status validate(const Conv2dParams& p);
 
 }  // namespace sbnet
 

@@ -4,9 +4,8 @@ namespace sbnet {
 
 Status check_plane(const char* op, const char* argument, const TensorView& t) {
   for (int d = 0; d < 4; ++d) {
-    SBNET_CHECK(t.size[d] >= 0 && t.size[d] <= INT32_MAX / 2,
-                "%s: %s: size %lld in dimension %d; 0 to 2^30 is wanted", op, argument,
-                static_cast<long long>(t.size[d]), d);
+    SBNET_CHECK(t.size[d] >= 0 && t.size[d] <= INT32_MAX / 2, "%s: %s: size %lld in dimension %d; 0 to 2^30 is wanted",
+                op, argument, static_cast<long long>(t.size[d]), d);
     SBNET_CHECK(t.stride[d] >= 0, "%s: %s: negative stride in dimension %d", op, argument, d);
   }
   return ok_status();
@@ -26,8 +25,8 @@ Status check_grid(const char* op, const BlockGrid& g) {
 
 Status check_active(const char* op, const ActiveView& a) {
   SBNET_TRY(check_grid(op, a.grid));
-  SBNET_CHECK(a.capacity >= 0 && a.capacity <= INT32_MAX / 4,
-              "%s: active: capacity %lld; 0 to 2^29 is wanted", op, static_cast<long long>(a.capacity));
+  SBNET_CHECK(a.capacity >= 0 && a.capacity <= INT32_MAX / 4, "%s: active: capacity %lld; 0 to 2^29 is wanted", op,
+              static_cast<long long>(a.capacity));
   SBNET_CHECK(a.count && (a.indices || !a.capacity), "%s: active: indices or count missing", op);
   return ok_status();
 }

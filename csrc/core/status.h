@@ -35,14 +35,14 @@ SBNET_PRINTF(2, 3) inline Status make_status(Code code, const char* format, ...)
 }
 
 #define SBNET_INVALID(...) ::sbnet::make_status(::sbnet::Code::kInvalidArgument, __VA_ARGS__)
-#define SBNET_CHECK(condition, ...) \
-  do {                              \
+#define SBNET_CHECK(condition, ...)                      \
+  do {                                                   \
     if (!(condition)) return SBNET_INVALID(__VA_ARGS__); \
   } while (0)
-#define SBNET_TRY(expression)                      \
-  do {                                             \
-    const ::sbnet::Status status_ = (expression);  \
-    if (!status_.ok()) return status_;             \
+#define SBNET_TRY(expression)                     \
+  do {                                            \
+    const ::sbnet::Status status_ = (expression); \
+    if (!status_.ok()) return status_;            \
   } while (0)
 
 }  // namespace sbnet

@@ -5,6 +5,12 @@
 
 #include "core/status.h"
 
+#ifdef __CUDACC__
+#define SBNET_HOST_DEVICE __host__ __device__
+#else
+#define SBNET_HOST_DEVICE
+#endif
+
 namespace sbnet {
 
 enum class DType : int32_t { kF32, kF16, kBF16, kF64, kBool, kU8, kI8, kI16, kI32, kI64 };
@@ -12,27 +18,41 @@ enum class DType : int32_t { kF32, kF16, kBF16, kF64, kBool, kU8, kI8, kI16, kI3
 constexpr int64_t dtype_size(DType t) {
   switch (t) {
     case DType::kF64:
-    case DType::kI64: return 8;
+    case DType::kI64:
+      return 8;
     case DType::kF32:
-    case DType::kI32: return 4;
+    case DType::kI32:
+      return 4;
     case DType::kF16:
     case DType::kBF16:
-    case DType::kI16: return 2;
-    default: return 1;
+    case DType::kI16:
+      return 2;
+    default:
+      return 1;
   }
 }
 constexpr const char* dtype_name(DType t) {
   switch (t) {
-    case DType::kF32: return "float32";
-    case DType::kF16: return "float16";
-    case DType::kBF16: return "bfloat16";
-    case DType::kF64: return "float64";
-    case DType::kBool: return "bool";
-    case DType::kU8: return "uint8";
-    case DType::kI8: return "int8";
-    case DType::kI16: return "int16";
-    case DType::kI32: return "int32";
-    case DType::kI64: return "int64";
+    case DType::kF32:
+      return "float32";
+    case DType::kF16:
+      return "float16";
+    case DType::kBF16:
+      return "bfloat16";
+    case DType::kF64:
+      return "float64";
+    case DType::kBool:
+      return "bool";
+    case DType::kU8:
+      return "uint8";
+    case DType::kI8:
+      return "int8";
+    case DType::kI16:
+      return "int16";
+    case DType::kI32:
+      return "int32";
+    case DType::kI64:
+      return "int64";
   }
   return "unknown";
 }
@@ -74,11 +94,12 @@ struct Parallel {
 
 // parallel_for(par, n, grain, [&](int64_t begin, int64_t end) {...}). The body must not throw.
 template <class F>
-void parallel_for(const Parallel& par, int64_t n, int64_t grain, F&& body) {
+void parallel_for(const Parallel& par, int64_t n, int64_t grain, const F& body) {
   if (n <= 0) return;
   if (par.threads <= 1 || n <= grain) return body(int64_t{0}, n);
   par.run(
-      par.pool, n, grain, [](void* arg, int64_t begin, int64_t end) { (*static_cast<F*>(arg))(begin, end); }, &body);
+      par.pool, n, grain, [](void* arg, int64_t begin, int64_t end) { (*static_cast<const F*>(arg))(begin, end); },
+      const_cast<F*>(&body));
 }
 
 }  // namespace sbnet

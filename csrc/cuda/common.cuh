@@ -10,12 +10,12 @@
 
 namespace sbnet {
 
-#define SBNET_CUDA_TRY(op, expression)                                                                    \
-  do {                                                                                                    \
-    const cudaError_t error_ = (expression);                                                              \
-    if (error_ != cudaSuccess)                                                                            \
+#define SBNET_CUDA_TRY(op, expression)                                                                           \
+  do {                                                                                                           \
+    const cudaError_t error_ = (expression);                                                                     \
+    if (error_ != cudaSuccess)                                                                                   \
       return ::sbnet::make_status(::sbnet::Code::kDeviceError, "%s: %s (%s:%d)", op, cudaGetErrorString(error_), \
-                                  __FILE__, __LINE__);                                                    \
+                                  __FILE__, __LINE__);                                                           \
   } while (0)
 
 constexpr int kMaxDevices = 64;

@@ -1,0 +1,252 @@
+// sparse_gather and sparse_scatter on the CPU. Both directions walk block rows: (slot, row of the block).
+#include <cstring>
+
+#include "core/blocks.h"
+#include "cpu/half.h"
+
+namespace sbnet {
+namespace {
+
+int64_t clamped_count(const BlockCopyParams& p) {
+  const int64_t most = p.active.capacity < p.blocks.size[0] ? p.active.capacity : p.blocks.size[0];
+  const int64_t count = *p.active.count;
+  return count < 0 ? 0 : count < most ? count : most;
+}
+
+// One row of a block on the plane: row `y` of image n, columns [x, x + width of the block), of which [inside0, inside1)
+// (counted from x) lie on the plane. A slot that names no block, or a row off the plane, has none.
+struct BlockRow {
+  int64_t n, y, x, inside0, inside1;
+};
+
+BlockRow block_row(const BlockCopyParams& p, int64_t slot, int64_t row, int64_t count) {
+  const BlockGrid& g = p.active.grid;
+  BlockRow r = {0, 0, 0, 0, 0};
+  if (slot >= count) return r;
+  const int32_t* at = p.active.indices + slot * 3;
+  if (at[0] < 0 || at[0] >= p.plane.size[0] || at[1] < 0 || at[1] >= g.count[0] || at[2] < 0 || at[2] >= g.count[1])
+    return r;
+  r.n = at[0];
+  r.y = g.offset[0] + int64_t{at[1]} * g.stride[0] + row;
+  r.x = g.offset[1] + int64_t{at[2]} * g.stride[1];
+  if (r.y < 0 || r.y >= p.plane.size[2]) return r;
+  const int64_t first = r.x < 0 ? -r.x : 0, room = p.plane.size[3] - r.x;
+  const int64_t last = room < g.size[1] ? room : g.size[1];
+  if (first < last) r.inside0 = first, r.inside1 = last;
+  return r;
+}
+
+// A row of a block as seen from one side: element (c, x) is data[c * stride_c + x * stride_x].
+struct RowView {
+  char* data;
+  int64_t stride_c, stride_x;  // elements
+};
+
+// Copies [channels] x [columns] elements between two row views. T carries the element's size, not its type.
+template <class T>
+void copy_row(RowView from, RowView to, int64_t channels, int64_t columns) {
+  if (from.stride_c == 1 && to.stride_c == 1) {
+    if (from.stride_x == channels && to.stride_x == channels) {
+      std::memcpy(to.data, from.data, static_cast<size_t>(columns * channels) * sizeof(T));
+      return;
+    }
+    for (int64_t x = 0; x < columns; ++x)
+      std::memcpy(to.data + x * to.stride_x * static_cast<int64_t>(sizeof(T)),
+                  from.data + x * from.stride_x * static_cast<int64_t>(sizeof(T)),
+                  static_cast<size_t>(channels) * sizeof(T));
+    return;
+  }
+  if (from.stride_x == 1 && to.stride_x == 1) {
+    for (int64_t c = 0; c < channels; ++c)
+      std::memcpy(to.data + c * to.stride_c * static_cast<int64_t>(sizeof(T)),
+                  from.data + c * from.stride_c * static_cast<int64_t>(sizeof(T)),
+                  static_cast<size_t>(columns) * sizeof(T));
+    return;
+  }
+  // A transpose: 16 x 16 tiles keep the cache lines of both sides at hand.
+  const T* in = reinterpret_cast<const T*>(from.data);
+  T* out = reinterpret_cast<T*>(to.data);
+  constexpr int64_t kTile = 16;
+  for (int64_t c0 = 0; c0 < channels; c0 += kTile) {
+    const int64_t c1 = c0 + kTile < channels ? c0 + kTile : channels;
+    for (int64_t x0 = 0; x0 < columns; x0 += kTile) {
+      const int64_t x1 = x0 + kTile < columns ? x0 + kTile : columns;
+      for (int64_t c = c0; c < c1; ++c)
+        for (int64_t x = x0; x < x1; ++x)
+          out[c * to.stride_c + x * to.stride_x] = in[c * from.stride_c + x * from.stride_x];
+    }
+  }
+}
+
+template <class T>
+void zero_row(RowView to, int64_t channels, int64_t columns) {
+  T* out = reinterpret_cast<T*>(to.data);
+  const bool channels_inner = to.stride_c == 1;
+  const int64_t outer = channels_inner ? columns : channels, inner = channels_inner ? channels : columns;
+  for (int64_t o = 0; o < outer; ++o)
+    std::memset(out + o * (channels_inner ? to.stride_x : to.stride_c), 0, static_cast<size_t>(inner) * sizeof(T));
+}
+
+template <class T>
+RowView view(const TensorView& t, int64_t n, int64_t y, int64_t x) {
+  return {reinterpret_cast<char*>(static_cast<T*>(t.data) + n * t.stride[0] + y * t.stride[2] + x * t.stride[3]),
+          t.stride[1], t.stride[3]};
+}
+
+template <class T>
+void gather(const BlockCopyParams& p, const Parallel& parallel) {
+  const int64_t rows = p.active.grid.size[0], width = p.active.grid.size[1], channels = p.plane.size[1];
+  const int64_t count = clamped_count(p), slots = p.zero_tail ? p.blocks.size[0] : count;
+  const int64_t grain = 1 + 32768 / (width * channels * static_cast<int64_t>(sizeof(T)) + 1);
+  parallel_for(parallel, slots * rows, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const int64_t slot = r / rows, row = r % rows;
+      const BlockRow at = block_row(p, slot, row, count);
+      const auto stack = [&](int64_t x) { return view<T>(p.blocks, slot, row, x); };
+      zero_row<T>(stack(0), channels, at.inside0);
+      if (at.inside0 < at.inside1)
+        copy_row<T>(view<T>(p.plane, at.n, at.y, at.x + at.inside0), stack(at.inside0), channels,
+                    at.inside1 - at.inside0);
+      zero_row<T>(stack(at.inside1), channels, width - at.inside1);
+    }
+  });
+}
+
+template <class T>
+void scatter(const BlockCopyParams& p, const Parallel& parallel) {
+  const int64_t rows = p.active.grid.size[0], channels = p.plane.size[1], count = clamped_count(p);
+  const int64_t grain = 1 + 32768 / (p.active.grid.size[1] * channels * static_cast<int64_t>(sizeof(T)) + 1);
+  parallel_for(parallel, count * rows, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const int64_t slot = r / rows, row = r % rows;
+      const BlockRow at = block_row(p, slot, row, count);
+      if (at.inside0 < at.inside1)
+        copy_row<T>(view<T>(p.blocks, slot, row, at.inside0), view<T>(p.plane, at.n, at.y, at.x + at.inside0), channels,
+                    at.inside1 - at.inside0);
+    }
+  });
+}
+
+template <class T>
+void scatter_add(const BlockCopyParams& p, const Parallel& parallel) {
+  const int64_t rows = p.active.grid.size[0], channels = p.plane.size[1], count = clamped_count(p);
+  const auto add_rows = [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const int64_t slot = r / rows, row = r % rows;
+      const BlockRow at = block_row(p, slot, row, count);
+      for (int64_t x = at.inside0; x < at.inside1; ++x) {
+        const RowView from = view<T>(p.blocks, slot, row, x), to = view<T>(p.plane, at.n, at.y, at.x + x);
+        const T* in = reinterpret_cast<const T*>(from.data);
+        T* out = reinterpret_cast<T*>(to.data);
+        for (int64_t c = 0; c < channels; ++c) {
+          T* o = out + c * to.stride_c;
+          *o = from_float<T>(to_float(*o) + to_float(in[c * from.stride_c]));
+        }
+      }
+    }
+  };
+  if (p.active.grid.overlaps())
+    add_rows(0, count * rows);  // no map to sum by: one thread, so that no two meet
+  else
+    parallel_for(parallel, count * rows, 1 + 8192 / (p.active.grid.size[1] * channels + 1), add_rows);
+}
+
+// Overlapping blocks: each pixel adds the blocks over it in raster order, in float32, and rounds once (as CUDA does).
+template <class T>
+void overlap_add(const BlockCopyParams& p, const Parallel& parallel) {
+  const BlockGrid& g = p.active.grid;
+  const int64_t channels = p.plane.size[1], H = p.plane.size[2], W = p.plane.size[3], count = clamped_count(p);
+  const auto covering = [&](int dim, int64_t v, int64_t* first, int64_t* last) {
+    const int64_t t = v - g.offset[dim], s = t - g.size[dim] + 1;
+    *last = t < 0 ? 0 : t / g.stride[dim] + 1 < g.count[dim] ? t / g.stride[dim] + 1 : g.count[dim];
+    *first = s <= 0 ? 0 : (s + g.stride[dim] - 1) / g.stride[dim];
+  };
+  constexpr int64_t kChunk = 256;
+  parallel_for(parallel, p.plane.size[0] * H, 1, [&](int64_t begin, int64_t end) {
+    float sum[kChunk];
+    for (int64_t r = begin; r < end; ++r) {
+      const int64_t n = r / H, y = r % H;
+      const int32_t* map = p.active.block_map + n * g.count[0] * g.count[1];
+      int64_t i0, i1, j0, j1;
+      covering(0, y, &i0, &i1);
+      for (int64_t x = 0; x < W; ++x) {
+        covering(1, x, &j0, &j1);
+        T* out = reinterpret_cast<T*>(view<T>(p.plane, n, y, x).data);
+        for (int64_t c0 = 0; c0 < channels; c0 += kChunk) {
+          const int64_t c1 = channels - c0 < kChunk ? channels - c0 : kChunk;
+          bool touched = false;
+          for (int64_t i = i0; i < i1; ++i) {
+            for (int64_t j = j0; j < j1; ++j) {
+              const int64_t slot = map[i * g.count[1] + j];
+              if (slot < 0 || slot >= count) continue;
+              if (!touched)
+                for (int64_t c = 0; c < c1; ++c) sum[c] = to_float(out[(c0 + c) * p.plane.stride[1]]);
+              touched = true;
+              const RowView from =
+                  view<T>(p.blocks, slot, y - g.offset[0] - i * g.stride[0], x - g.offset[1] - j * g.stride[1]);
+              const T* in = reinterpret_cast<const T*>(from.data);
+              for (int64_t c = 0; c < c1; ++c) sum[c] += to_float(in[(c0 + c) * from.stride_c]);
+            }
+          }
+          if (touched)
+            for (int64_t c = 0; c < c1; ++c) out[(c0 + c) * p.plane.stride[1]] = from_float<T>(sum[c]);
+        }
+      }
+    }
+  });
+}
+
+template <class T>
+void add(const BlockCopyParams& p, const Parallel& parallel) {
+  if (p.active.grid.overlaps() && p.active.block_map)
+    overlap_add<T>(p, parallel);
+  else
+    scatter_add<T>(p, parallel);
+}
+
+template <class T>
+void move(const BlockCopyParams& p, const Parallel& parallel) {
+  if (p.direction == CopyDirection::kGather)
+    gather<T>(p, parallel);
+  else
+    scatter<T>(p, parallel);
+}
+
+}  // namespace
+}  // namespace sbnet
+
+sbnet::Status sbnet_block_copy_cpu(const sbnet::BlockCopyParams* params, const sbnet::Parallel* parallel) {
+  using namespace sbnet;
+  const BlockCopyParams& p = *params;
+  SBNET_TRY(validate(p));
+  if (p.blocks.size[0] == 0 || p.plane.size[1] == 0) return ok_status();
+  if (p.add) {
+    switch (p.plane.dtype) {
+      case DType::kF32:
+        add<float>(p, *parallel);
+        break;
+      case DType::kF16:
+        add<Half>(p, *parallel);
+        break;
+      default:
+        add<BFloat16>(p, *parallel);
+        break;
+    }
+    return ok_status();
+  }
+  switch (dtype_size(p.plane.dtype)) {
+    case 1:
+      move<uint8_t>(p, *parallel);
+      break;
+    case 2:
+      move<uint16_t>(p, *parallel);
+      break;
+    case 4:
+      move<uint32_t>(p, *parallel);
+      break;
+    default:
+      move<uint64_t>(p, *parallel);
+      break;
+  }
+  return ok_status();
+}

@@ -1,0 +1,111 @@
+// reduce_mask on the CPU: one byte a block in parallel, then one pass that numbers the active ones.
+#include "core/blocks.h"
+#include "cpu/half.h"
+
+namespace sbnet {
+namespace {
+
+inline float as_float(uint8_t v) { return v; }
+inline float as_float(float v) { return v; }
+inline float as_float(Half v) { return to_float(v); }
+inline float as_float(BFloat16 v) { return to_float(v); }
+
+// Decided in float32, as torch compares: a float32 0.1 is not above tol = 0.1.
+template <class T>
+bool above(T v, double tol) {
+  return as_float(v) > static_cast<float>(tol);
+}
+template <>
+bool above<double>(double v, double tol) {
+  return v > tol;
+}
+template <class T>
+double value(T v) {
+  return as_float(v);
+}
+template <>
+double value<double>(double v) {
+  return v;
+}
+
+template <class T>
+bool pool(const ReduceMaskParams& p, int64_t n, int64_t i, int64_t j) {
+  const BlockGrid& g = p.grid;
+  const int64_t y_start = g.offset[0] + i * g.stride[0], x_start = g.offset[1] + j * g.stride[1];
+  const int64_t y0 = y_start < 0 ? 0 : y_start, x0 = x_start < 0 ? 0 : x_start;
+  const int64_t y1 = y_start + g.size[0] < p.size[1] ? y_start + g.size[0] : p.size[1];
+  const int64_t x1 = x_start + g.size[1] < p.size[2] ? x_start + g.size[1] : p.size[2];
+  const T* image = static_cast<const T*>(p.mask) + n * p.stride[0];
+  double sum = 0;
+  for (int64_t y = y0; y < y1; ++y) {
+    const T* row = image + y * p.stride[1];
+    if (p.avgpool) {
+      for (int64_t x = x0; x < x1; ++x) sum += value(row[x * p.stride[2]]);
+    } else {
+      bool any = false;
+      if (p.stride[2] == 1)
+        for (int64_t x = x0; x < x1; ++x) any |= above(row[x], p.tol);
+      else
+        for (int64_t x = x0; x < x1; ++x) any |= above(row[x * p.stride[2]], p.tol);
+      if (any) return true;
+    }
+  }
+  return p.avgpool &&
+         static_cast<float>(sum / (static_cast<double>(g.size[0]) * g.size[1])) > static_cast<float>(p.tol);
+}
+
+template <class T>
+void pool_all(const ReduceMaskParams& p, uint8_t* active, const Parallel& parallel) {
+  const int64_t rows = p.grid.count[0], columns = p.grid.count[1];
+  const int64_t block_rows_worth_a_thread = 1 + 4096 / (columns * p.grid.size[0] + 1);
+  parallel_for(parallel, p.size[0] * rows, block_rows_worth_a_thread, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r)
+      for (int64_t j = 0; j < columns; ++j) active[r * columns + j] = pool<T>(p, r / rows, r % rows, j);
+  });
+}
+
+}  // namespace
+}  // namespace sbnet
+
+sbnet::Status sbnet_reduce_mask_cpu(const sbnet::ReduceMaskParams* params, void* workspace,
+                                    const sbnet::Parallel* parallel) {
+  using namespace sbnet;
+  const ReduceMaskParams& p = *params;
+  SBNET_TRY(validate(p));
+  uint8_t* active = static_cast<uint8_t*>(workspace);
+  switch (p.mask_dtype) {
+    case DType::kF16:
+      pool_all<Half>(p, active, *parallel);
+      break;
+    case DType::kBF16:
+      pool_all<BFloat16>(p, active, *parallel);
+      break;
+    case DType::kF32:
+      pool_all<float>(p, active, *parallel);
+      break;
+    case DType::kF64:
+      pool_all<double>(p, active, *parallel);
+      break;
+    default:
+      pool_all<uint8_t>(p, active, *parallel);
+      break;
+  }
+  int64_t total = 0, b = 0;
+  for (int32_t n = 0; n < p.size[0]; ++n) {
+    for (int32_t i = 0; i < p.grid.count[0]; ++i) {
+      for (int32_t j = 0; j < p.grid.count[1]; ++j, ++b) {
+        const bool listed = active[b] && total < p.capacity;
+        p.block_map[b] = listed ? static_cast<int32_t>(total) : -1;
+        if (listed) {
+          int32_t* row = p.indices + total * 3;
+          row[0] = n, row[1] = i, row[2] = j;
+        }
+        total += active[b];
+      }
+    }
+  }
+  *p.total = static_cast<int32_t>(total);
+  *p.count = static_cast<int32_t>(total < p.capacity ? total : p.capacity);
+  for (int64_t r = int64_t{*p.count} * 3; r < p.capacity * 3; ++r) p.indices[r] = -1;
+  return ok_status();
+}

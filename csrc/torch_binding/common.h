@@ -1,0 +1,162 @@
+// torch <-> core: tensors to views, Status to exceptions, where a call runs. Every binding file includes this alone.
+#pragma once
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <optional>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "core/types.h"
+
+// Raises a RuntimeError in Python: "sbnet::op: argument: what came; what is wanted".
+#define SBNET_TORCH_CHECK(condition, ...)                   \
+  do {                                                      \
+    if (!(condition)) ::sbnet::binding::raise(__VA_ARGS__); \
+  } while (0)
+
+namespace sbnet::binding {
+
+template <class... Parts>
+[[noreturn]] void raise(const Parts&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  throw std::runtime_error(text.str());
+}
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+inline void check(const Status& s) { SBNET_TORCH_CHECK(s.ok(), "sbnet::", s.message); }
+
+inline DType to_dtype(const char* op, const char* argument, const Tensor& t) {
+  switch (t.scalar_type()) {
+    case ScalarType::Float:
+      return DType::kF32;
+    case ScalarType::Half:
+      return DType::kF16;
+    case ScalarType::BFloat16:
+      return DType::kBF16;
+    case ScalarType::Double:
+      return DType::kF64;
+    case ScalarType::Bool:
+      return DType::kBool;
+    case ScalarType::Byte:
+      return DType::kU8;
+    case ScalarType::Char:
+      return DType::kI8;
+    case ScalarType::Short:
+      return DType::kI16;
+    case ScalarType::Int:
+      return DType::kI32;
+    case ScalarType::Long:
+      return DType::kI64;
+    default:
+      break;
+  }
+  raise("sbnet::", op, ": ", argument, ": unsupported dtype; a real floating or integer one is wanted");
+}
+
+inline void check_rank(const char* op, const char* argument, const Tensor& t, int64_t rank) {
+  SBNET_TORCH_CHECK(t.dim() == rank, "sbnet::", op, ": ", argument, ": a tensor of ", t.dim(), " dimensions; ", rank,
+                    " are wanted");
+}
+
+inline TensorView view4(const char* op, const char* argument, const Tensor& t) {
+  check_rank(op, argument, t, 4);
+  TensorView v{t.data_ptr(), {}, {}, to_dtype(op, argument, t)};
+  for (int d = 0; d < 4; ++d) v.size[d] = t.size(d), v.stride[d] = t.stride(d);
+  return v;
+}
+
+// Where a call runs: the device of its first tensor, on which all others must lie.
+class Call {
+ public:
+  Call(const char* op, const char* argument, const Tensor& t)
+      : op_(op), first_(argument), cuda_(t.is_cuda()), device_(t.get_device_index()) {
+    SBNET_TORCH_CHECK(cuda_ || t.is_cpu(), "sbnet::", op, ": ", argument, ": a CPU or CUDA tensor is wanted");
+    if (cuda_) guard_.emplace(device_);
+  }
+  bool cuda() const { return cuda_; }
+  const char* op() const { return op_; }
+
+  void same_device(const char* argument, const Tensor& t) const {
+    SBNET_TORCH_CHECK(t.is_cuda() == cuda_ && t.is_cpu() == !cuda_ && (!cuda_ || t.get_device_index() == device_),
+                      "sbnet::", op_, ": ", argument, ": is not on the device of ", first_,
+                      "; one device for all is wanted");
+  }
+  // A contiguous int32 tensor of exactly this many elements.
+  const int32_t* int32(const char* argument, const Tensor& t, int64_t elements) const {
+    same_device(argument, t);
+    SBNET_TORCH_CHECK(t.scalar_type() == ScalarType::Int && t.is_contiguous() && t.numel() == elements, "sbnet::", op_,
+                      ": ", argument, ": ", t.numel(), " elements; a contiguous int32 tensor of ", elements,
+                      " elements is wanted");
+    return static_cast<const int32_t*>(t.const_data_ptr());
+  }
+  void* stream() const;       // the current CUDA stream
+  Parallel parallel() const;  // torch's CPU threads
+
+ private:
+  const char* op_;
+  const char* first_;
+  bool cuda_;
+  int32_t device_;
+  std::optional<torch::stable::accelerator::DeviceGuard> guard_;
+};
+
+inline int32_t to_int32(const char* op, const char* argument, int64_t v) {
+  SBNET_TORCH_CHECK(v >= INT32_MIN && v <= INT32_MAX, "sbnet::", op, ": ", argument, ": ", v, " does not fit 32 bits");
+  return static_cast<int32_t>(v);
+}
+
+// bsize, bstride, boffset, bcount: eight numbers, row direction first in each pair.
+inline BlockGrid to_grid(const char* op, const std::vector<int64_t>& v) {
+  SBNET_TORCH_CHECK(v.size() == 8, "sbnet::", op, ": grid: ", v.size(),
+                    " numbers; 8 (bsize, bstride, boffset, bcount) are wanted");
+  BlockGrid g;
+  for (int d = 0; d < 2; ++d) {
+    g.size[d] = to_int32(op, "grid", v[d]);
+    g.stride[d] = to_int32(op, "grid", v[2 + d]);
+    g.offset[d] = to_int32(op, "grid", v[4 + d]);
+    g.count[d] = to_int32(op, "grid", v[6 + d]);
+  }
+  return g;
+}
+
+inline void to_pair(const char* op, const char* argument, const std::vector<int64_t>& v, int32_t out[2]) {
+  SBNET_TORCH_CHECK(v.size() == 2, "sbnet::", op, ": ", argument, ": ", v.size(), " numbers; 2 are wanted");
+  for (int d = 0; d < 2; ++d) out[d] = to_int32(op, argument, v[d]);
+}
+
+// block_map may be absent where an op does not need it.
+inline ActiveView to_active(const Call& call, const Tensor& indices, const Tensor& count, const Tensor* block_map,
+                            const std::vector<int64_t>& grid, int64_t batch) {
+  check_rank(call.op(), "indices", indices, 2);
+  ActiveView a{};
+  a.capacity = indices.size(0);
+  a.grid = to_grid(call.op(), grid);
+  a.indices = call.int32("indices", indices, a.capacity * 3);
+  a.count = call.int32("count", count, 1);
+  if (block_map) a.block_map = call.int32("block_map", *block_map, batch * a.grid.count[0] * a.grid.count[1]);
+  return a;
+}
+
+inline Tensor empty_int32(const Tensor& like, std::initializer_list<int64_t> size) {
+  return torch::stable::new_empty(like, {size.begin(), size.size()}, ScalarType::Int);
+}
+inline Tensor workspace(const Tensor& like, int64_t bytes) {
+  return torch::stable::new_empty(like, {&bytes, 1}, ScalarType::Byte);
+}
+
+}  // namespace sbnet::binding
+
+#ifdef SBNET_WITH_CUDA
+#define SBNET_ON_DEVICE(call, on_cpu, on_cuda) ((call).cuda() ? (on_cuda) : (on_cpu))
+#else
+#define SBNET_ON_DEVICE(call, on_cpu, on_cuda) (on_cpu)
+#endif

@@ -1,0 +1,57 @@
+// Every schema of torch.ops.sbnet, and where a call runs. Python wrappers: sbnet/ops/, one file per family.
+#include <dlfcn.h>
+
+#include "torch_binding/common.h"
+
+// `grid` is always bsize, bstride, boffset, bcount (eight numbers). Ops that end in _ write the tensor marked (a!).
+STABLE_TORCH_LIBRARY(sbnet, m) {
+  m.def(
+      "reduce_mask(Tensor mask, SymInt[] grid, float tol, bool avgpool, SymInt capacity) "
+      "-> (Tensor indices, Tensor count, Tensor total, Tensor block_map)");
+  m.def(
+      "sparse_gather(Tensor x, Tensor indices, Tensor count, Tensor block_map, SymInt[] grid, bool transpose, "
+      "bool zero_tail) -> Tensor");
+  m.def(
+      "sparse_scatter(Tensor blocks, Tensor indices, Tensor count, Tensor block_map, Tensor base, SymInt[] grid, "
+      "bool add, bool atomic, bool transpose) -> Tensor");
+  m.def(
+      "sparse_scatter_(Tensor blocks, Tensor indices, Tensor count, Tensor block_map, Tensor(a!) base, SymInt[] grid, "
+      "bool add, bool atomic, bool transpose) -> ()");
+  m.def(
+      "fringe(Tensor producer_map, Tensor consumer_map, SymInt[] size, SymInt[] producer_grid, "
+      "SymInt[] consumer_size, SymInt[] consumer_grid, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, "
+      "SymInt[] dilation, SymInt capacity) -> (Tensor pixels, Tensor count)");
+  m.def(
+      "sparse_conv2d(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor indices, Tensor count, "
+      "Tensor block_map, SymInt[] grid, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, "
+      "str activation, float activation_param, bool allow_tf32) -> Tensor");
+  m.def(
+      "sparse_conv2d_(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor indices, Tensor count, "
+      "SymInt[] grid, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, "
+      "str activation, float activation_param, bool allow_tf32, Tensor(a!) out, Tensor? fringe_pixels, "
+      "Tensor? fringe_count) -> ()");
+}
+
+namespace sbnet::binding {
+
+// The stable ABI has no stream getter that 2.10 knows: libtorch_cuda's C shim has one, absent in CPU-only torch.
+void* Call::stream() const {
+  using Getter = AOTITorchError (*)(int32_t, void**);
+  static const Getter getter = []() -> Getter {
+    void* library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+    return library ? reinterpret_cast<Getter>(dlsym(library, "aoti_torch_get_current_cuda_stream")) : nullptr;
+  }();
+  SBNET_TORCH_CHECK(getter, "sbnet::", op_, ": this torch has no CUDA");
+  void* stream = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(getter(device_, &stream));
+  return stream;
+}
+
+Parallel Call::parallel() const {
+  const auto run = [](void*, int64_t n, int64_t grain, void (*body)(void*, int64_t, int64_t), void* arg) {
+    torch::stable::parallel_for(0, n, grain, [&](int64_t begin, int64_t end) { body(arg, begin, end); });
+  };
+  return Parallel{run, nullptr, static_cast<int32_t>(torch::stable::get_num_threads())};
+}
+
+}  // namespace sbnet::binding

@@ -1,0 +1,34 @@
+"""sbnet: run convolutional networks on the active blocks of an image only."""
+
+from sbnet import _library, reference
+from sbnet.blocks import ActiveBlocks, BlockGrid, Fringe, conv_output_size, same_padding
+from sbnet.ops import (
+    fringe,
+    reduce_mask,
+    sparse_conv2d,
+    sparse_conv2d_,
+    sparse_gather,
+    sparse_scatter,
+    sparse_scatter_,
+)
+from sbnet.version import __version__
+
+build_info = _library.build_info
+
+__all__ = [
+    "ActiveBlocks",
+    "BlockGrid",
+    "Fringe",
+    "__version__",
+    "build_info",
+    "conv_output_size",
+    "fringe",
+    "reduce_mask",
+    "reference",
+    "same_padding",
+    "sparse_conv2d",
+    "sparse_conv2d_",
+    "sparse_gather",
+    "sparse_scatter",
+    "sparse_scatter_",
+]

@@ -1,0 +1,33 @@
+"""Loads libsbnet_torch.so (and with it libsbnet.so), which registers torch.ops.sbnet.*."""
+
+import ctypes
+import os
+from pathlib import Path
+
+import torch
+
+HERE = Path(__file__).parent
+KERNEL_LIBRARY = HERE / "libsbnet.so"  # also what ONNX Runtime registers
+TORCH_LIBRARY = HERE / "libsbnet_torch.so"
+
+DEBUG = os.environ.get("SBNET_DEBUG", "0") not in ("", "0")
+
+
+def _load() -> None:
+    for library in (KERNEL_LIBRARY, TORCH_LIBRARY):
+        if not library.exists():
+            raise ImportError(
+                f"sbnet: {library} is missing: the package is not built. Install it with "
+                "'pip install --no-build-isolation .' (a source checkout on sys.path shadows an installed wheel)."
+            )
+    torch.ops.load_library(str(TORCH_LIBRARY))
+
+
+def build_info() -> dict[str, str]:
+    """What libsbnet.so was built with: version, compiler, cuda (empty: CPU only), archs."""
+    function = ctypes.CDLL(str(KERNEL_LIBRARY)).sbnet_build_info
+    function.restype = ctypes.c_char_p
+    return dict(item.split("=", 1) for item in function().decode().split(";"))
+
+
+_load()

@@ -1,0 +1,217 @@
+"""Block grids, lists of active blocks, and the geometry of convolutions on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+Pair = tuple[int, int]
+
+
+def to_pair(value: int | Sequence[int], name: str) -> Pair:
+    """(v, v) of an int, or the two ints of a sequence."""
+    if isinstance(value, Sequence):
+        if len(value) != 2:
+            raise ValueError(f"sbnet: {name}: {tuple(value)}; an int or two ints are wanted")
+        return value[0], value[1]
+    return value, value
+
+
+def conv_output_size(size: Pair, kernel_size: Pair, stride: Pair, padding: Pair, dilation: Pair) -> Pair:
+    """(H_out, W_out) of a convolution over an H x W plane, torch's convention (symmetric padding)."""
+    out = [
+        (n + 2 * p - d * (k - 1) - 1) // s + 1
+        for n, k, s, p, d in zip(size, kernel_size, stride, padding, dilation, strict=True)
+    ]
+    return out[0], out[1]
+
+
+def same_padding(size: int, kernel_size: int, stride: int = 1, dilation: int = 1) -> Pair:
+    """(before, after) padding of TensorFlow's SAME: output = ceil(size / stride), the odd pixel goes after."""
+    total = max((-(-size // stride) - 1) * stride + dilation * (kernel_size - 1) + 1 - size, 0)
+    return total // 2, total - total // 2
+
+
+@dataclass(frozen=True)
+class BlockGrid:
+    """Where the blocks of a plane lie: block (n, i, j) covers rows boffset[0] + i*bstride[0] ... + bsize[0] and columns
+    boffset[1] + j*bstride[1] ... + bsize[1] of image n.
+
+    Blocks may overlap (bstride < bsize), leave gaps (bstride > bsize) and reach past the plane on any side.
+
+    Args (each a pair of ints, or one int for both directions; pixels, bcount in blocks):
+        bsize: block size, at least 1.
+        bstride: distance of neighbouring blocks, at least 1.
+        boffset: corner of block (0, 0); may be negative.
+        bcount: number of blocks, at least 0.
+
+    >>> BlockGrid.cover((400, 704), 16)
+    BlockGrid(bsize=(16, 16), bstride=(16, 16), boffset=(0, 0), bcount=(25, 44))
+    """
+
+    bsize: Pair
+    bstride: Pair
+    boffset: Pair
+    bcount: Pair
+
+    def __post_init__(self) -> None:
+        for name, least in (("bsize", 1), ("bstride", 1), ("boffset", None), ("bcount", 0)):
+            pair = to_pair(getattr(self, name), f"BlockGrid: {name}")
+            if least is not None and min(pair) < least:
+                raise ValueError(f"sbnet: BlockGrid: {name}: {pair}; at least {least} is wanted")
+            object.__setattr__(self, name, pair)
+
+    @classmethod
+    def cover(cls, size: Sequence[int], bsize: int | Sequence[int]) -> BlockGrid:
+        """The tiling grid of an H x W plane: blocks side by side from (0, 0), the last ones clipped by the plane."""
+        height, width = to_pair(size, "BlockGrid.cover: size")
+        bh, bw = to_pair(bsize, "BlockGrid.cover: bsize")
+        if min(bh, bw) < 1:
+            raise ValueError(f"sbnet: BlockGrid.cover: bsize: {(bh, bw)}; at least 1 is wanted")
+        return cls((bh, bw), (bh, bw), (0, 0), (-(-height // bh), -(-width // bw)))
+
+    def conv_input(
+        self,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1,
+    ) -> BlockGrid:
+        """The grid of what a convolution reads to write the blocks of this grid (same bcount). Chains of convolutions
+        compose: apply it from the last one backwards. `padding` is the padding before (top, left)."""
+        k, s = to_pair(kernel_size, "kernel_size"), to_pair(stride, "stride")
+        p, d = to_pair(padding, "padding"), to_pair(dilation, "dilation")
+        size, step, offset = (
+            tuple(f(a) for a in range(2))
+            for f in (
+                lambda a: (self.bsize[a] - 1) * s[a] + (k[a] - 1) * d[a] + 1,
+                lambda a: self.bstride[a] * s[a],
+                lambda a: self.boffset[a] * s[a] - p[a],
+            )
+        )
+        return BlockGrid(size, step, offset, self.bcount)  # type: ignore[arg-type]
+
+    @property
+    def overlaps(self) -> bool:
+        """Do neighbouring blocks share pixels?"""
+        return any(self.bstride[a] < self.bsize[a] and self.bcount[a] > 1 for a in range(2))
+
+    def numbers(self) -> list[int]:
+        """The eight numbers that torch.ops.sbnet.* take."""
+        return [*self.bsize, *self.bstride, *self.boffset, *self.bcount]
+
+
+@dataclass(frozen=True)
+class ActiveBlocks:
+    """The active blocks of a batch of planes: what `reduce_mask` returns and every sparse op takes. A pytree.
+
+    Attributes:
+        indices: [capacity, 3] int32, rows (n, i, j) in raster order; rows past the count hold -1.
+        count: [1] int32 on the device, active blocks in the list. No op reads it on the host.
+        total: [1] int32 on the device, active blocks before the capacity cut them.
+        block_map: [N, *grid.bcount] int32, the row of each block in `indices`, or -1.
+        grid: where the blocks lie.
+    """
+
+    indices: Tensor
+    count: Tensor
+    total: Tensor
+    block_map: Tensor
+    grid: BlockGrid
+
+    @property
+    def capacity(self) -> int:
+        """Rows of the list: the most blocks it can hold."""
+        return self.indices.shape[0]
+
+    @property
+    def batch(self) -> int:
+        return self.block_map.shape[0]
+
+    def with_grid(self, grid: BlockGrid) -> ActiveBlocks:
+        """The same blocks on another grid of as many blocks (what a convolution reads, another plane's resolution)."""
+        if grid.bcount != self.grid.bcount:
+            raise ValueError(
+                f"sbnet: ActiveBlocks.with_grid: grid: bcount {grid.bcount}; that of the blocks, {self.grid.bcount}, "
+                "is wanted"
+            )
+        return ActiveBlocks(self.indices, self.count, self.total, self.block_map, grid)
+
+    def trim(self) -> ActiveBlocks:
+        """The list cut to its count. Reads the count on the host: one device synchronisation (free on CPU)."""
+        return ActiveBlocks(self.indices[: int(self.count)], self.count, self.total, self.block_map, self.grid)
+
+    def pixel_mask(self, size: Sequence[int]) -> Tensor:
+        """[N, 1, H, W] bool: pixels of an H x W plane that lie in an active block."""
+        height, width = size
+        blocks = (self.block_map >= 0).to(torch.int8)
+        (bh, bw), (sh, sw), (oh, ow), (ch, cw) = (
+            self.grid.bsize,
+            self.grid.bstride,
+            self.grid.boffset,
+            self.grid.bcount,
+        )
+        device = blocks.device
+        rows = _covers(height, ch, bh, sh, oh, device)  # [H, ch]
+        columns = _covers(width, cw, bw, sw, ow, device)
+        hits = torch.einsum("yi,nij,xj->nyx", rows, blocks.float(), columns)
+        return (hits > 0)[:, None]
+
+    @staticmethod
+    def from_indices(indices: Tensor, grid: BlockGrid, batch: int) -> ActiveBlocks:
+        """A list of one's own: indices [rows, 3] int32 (n, i, j), all of them blocks of the grid, none twice."""
+        n, i, j = indices.long().unbind(1)
+        block_map = indices.new_full((batch, *grid.bcount), -1)
+        block_map[n, i, j] = torch.arange(len(indices), dtype=torch.int32, device=indices.device)
+        count = indices.new_full((1,), len(indices))
+        return ActiveBlocks(indices.contiguous(), count, count.clone(), block_map, grid)
+
+
+def _covers(length: int, count: int, size: int, stride: int, offset: int, device: torch.device) -> Tensor:
+    """[length, count] float: does block i cover coordinate v?"""
+    v = torch.arange(length, device=device)[:, None] - offset - torch.arange(count, device=device) * stride
+    return ((v >= 0) & (v < size)).float()
+
+
+@dataclass(frozen=True)
+class Fringe:
+    """Pixels of a tensor that a consumer reads and no active block of the producer writes. A pytree.
+
+    Attributes:
+        pixels: [capacity] int32, linear indices (n*H + y)*W + x, ascending; -1 past the count.
+        count: [1] int32 on the device.
+    """
+
+    pixels: Tensor
+    count: Tensor
+
+
+def _register(cls: type, fields: tuple[str, ...]) -> None:
+    def flatten(value: Any) -> tuple[list[Any], Any]:
+        return [getattr(value, f) for f in fields], getattr(value, "grid", None)
+
+    def flatten_with_keys(value: Any) -> tuple[list[Any], Any]:
+        leaves, context = flatten(value)
+        return [(pytree.GetAttrKey(f), leaf) for f, leaf in zip(fields, leaves, strict=True)], context
+
+    def unflatten(leaves: Any, context: Any) -> Any:
+        return cls(*leaves) if context is None else cls(*leaves, context)
+
+    pytree.register_pytree_node(
+        cls,
+        flatten,
+        unflatten,
+        serialized_type_name=f"sbnet.{cls.__name__}",
+        flatten_with_keys_fn=flatten_with_keys,
+        to_dumpable_context=lambda grid: None if grid is None else grid.numbers(),
+        from_dumpable_context=lambda v: None if v is None else BlockGrid(*zip(v[::2], v[1::2], strict=True)),
+    )
+
+
+_register(ActiveBlocks, ("indices", "count", "total", "block_map"))
+_register(Fringe, ("pixels", "count"))

@@ -1,0 +1,15 @@
+"""torch.ops.sbnet.*, one file a family: typed wrapper, fake implementation and gradient side by side."""
+
+from sbnet.ops.blocks import reduce_mask, sparse_gather, sparse_scatter, sparse_scatter_
+from sbnet.ops.conv import sparse_conv2d, sparse_conv2d_
+from sbnet.ops.fringe import fringe
+
+__all__ = [
+    "fringe",
+    "reduce_mask",
+    "sparse_conv2d",
+    "sparse_conv2d_",
+    "sparse_gather",
+    "sparse_scatter",
+    "sparse_scatter_",
+]

@@ -1,0 +1,68 @@
+"""What every family of ops needs: layouts as the C++ side sees them, and the opt-in debug check."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sbnet import _library
+from sbnet.blocks import ActiveBlocks
+
+
+def is_channels_last(x: Tensor) -> bool:
+    """Channels lie next to each other and the tensor is not (also) contiguous. Keep in step with torch_binding/."""
+    return x.stride(1) == 1 and not x.is_contiguous()
+
+
+def empty4(like: Tensor, size: Sequence[int], channels_last: bool) -> Tensor:
+    """A tensor of NCHW shape `size`, packed in either memory format."""
+    n, c, h, w = size
+    return like.new_empty((n, h, w, c)).permute(0, 3, 1, 2) if channels_last else like.new_empty((n, c, h, w))
+
+
+def zeros4(like: Tensor, size: Sequence[int], channels_last: bool) -> Tensor:
+    """As empty4, filled with zeros."""
+    n, c, h, w = size
+    return like.new_zeros((n, h, w, c)).permute(0, 3, 1, 2) if channels_last else like.new_zeros((n, c, h, w))
+
+
+def check_active(op: str, active: ActiveBlocks) -> None:
+    """With SBNET_DEBUG=1, raises if a row within the count names no block or the count exceeds the capacity.
+
+    Kernels skip such rows. The check reads device data on the host (a synchronisation), hence opt-in.
+    """
+    if not _library.DEBUG or torch.compiler.is_compiling():
+        return
+    count = int(active.count)
+    if not 0 <= count <= active.capacity:
+        raise IndexError(f"sbnet::{op}: active: count {count}; 0 to the capacity, {active.capacity}, is wanted")
+    rows = active.indices[:count]
+    limit = torch.tensor([active.batch, *active.grid.bcount], device=rows.device)
+    bad = ((rows < 0) | (rows >= limit)).any(1).nonzero()
+    if len(bad):
+        row = int(bad[0])
+        raise IndexError(
+            f"sbnet::{op}: active: row {row} of indices is {tuple(rows[row].tolist())}; a block (n, i, j) below "
+            f"{tuple(limit.tolist())} is wanted"
+        )
+
+
+def refuse_gradient(op: str, instead: str, *tensors: Tensor | None) -> None:
+    """In-place ops record no gradient: refuse tensors that want one instead of dropping it."""
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+        raise RuntimeError(
+            f"sbnet::{op}: works in place and has no gradient, but an input requires one; use {instead}, or torch.no_grad()"
+        )
+
+
+def require_tensor(op: str, argument: str, value: Any) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"sbnet::{op}: {argument}: {type(value).__name__}; a torch.Tensor is wanted")
+
+
+def require_active(op: str, value: Any) -> None:
+    if not isinstance(value, ActiveBlocks):
+        raise TypeError(f"sbnet::{op}: active: {type(value).__name__}; an sbnet.ActiveBlocks is wanted")

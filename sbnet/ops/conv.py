@@ -1,0 +1,246 @@
+"""Block-sparse 2-D convolution: act(conv2d(x, weight) + bias + residual) on the active blocks of the output plane."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sbnet.blocks import ActiveBlocks, Fringe, conv_output_size, to_pair
+from sbnet.ops.common import (
+    check_active,
+    empty4,
+    is_channels_last,
+    refuse_gradient,
+    require_active,
+    require_tensor,
+    zeros4,
+)
+
+_ops = torch.ops.sbnet
+_aten = torch.ops.aten
+
+ACTIVATIONS = ("none", "relu", "relu6", "leaky_relu", "silu", "gelu", "hardswish")
+
+
+def sparse_conv2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    active: ActiveBlocks,
+    *,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    activation: str | None = None,
+    negative_slope: float = 0.01,
+    residual: Tensor | None = None,
+    allow_tf32: bool = False,
+) -> Tensor:
+    """Convolution computed on active blocks of the OUTPUT plane only; zeros elsewhere.
+
+    Equals where(active, act(F.conv2d(x, weight, bias, ...) + residual), 0). x is read as it is: the op knows nothing of
+    masks on x.
+
+    Args:
+        x: [N,C,H,W] float32, float16 or bfloat16, any layout; channels_last is the fast one.
+        weight: [K,C/groups,R,S] of x's dtype; kept in channels_last memory it is used without a copy.
+        bias: [K] of x's dtype or float32, or None.
+        active: active blocks of the output plane (the tiling grid of H_out x W_out).
+        stride, padding, dilation, groups: as in F.conv2d.
+        activation: None, "relu", "relu6", "leaky_relu", "silu", "gelu" (exact) or "hardswish"; NaN passes through.
+        negative_slope: of leaky_relu.
+        residual: [N,K,H_out,W_out] added before the activation, or None.
+        allow_tf32: float32 on CUDA may use tf32 tensor cores (10-bit mantissa).
+
+    Returns:
+        [N,K,H_out,W_out] in x's memory format. Differentiable with respect to x, weight, bias and residual.
+
+    Raises:
+        RuntimeError, ValueError, TypeError: wrong shapes, dtypes, devices or grid.
+    """
+    op = "sparse_conv2d"
+    common = _arguments(op, x, weight, bias, active, residual)
+    x, weight, bias, residual, indices, count, grid = common
+    return _ops.sparse_conv2d(
+        x,
+        weight,
+        bias,
+        residual,
+        indices,
+        count,
+        active.block_map,
+        grid,
+        *_geometry(stride, padding, dilation),
+        groups,
+        _activation(op, activation),
+        negative_slope,
+        allow_tf32,
+    )
+
+
+def sparse_conv2d_(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    active: ActiveBlocks,
+    out: Tensor,
+    *,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    activation: str | None = None,
+    negative_slope: float = 0.01,
+    residual: Tensor | None = None,
+    fringe: Fringe | None = None,
+    allow_tf32: bool = False,
+) -> None:
+    """As `sparse_conv2d`, writing the active blocks of `out`, zeroing the pixels of `fringe` and leaving the rest.
+
+    Args:
+        out: [N,K,H_out,W_out] of x's dtype, any layout; must not share memory with x. `residual` may be `out` itself.
+        fringe: from `sbnet.fringe`, or None.
+    """
+    op = "sparse_conv2d_"
+    require_tensor(op, "out", out)
+    common = _arguments(op, x, weight, bias, active, residual)
+    refuse_gradient(op, "sparse_conv2d", x, weight, bias, residual, out)
+    _ops.sparse_conv2d_(
+        *common,
+        *_geometry(stride, padding, dilation),
+        groups,
+        _activation(op, activation),
+        negative_slope,
+        allow_tf32,
+        out,
+        None if fringe is None else fringe.pixels,
+        None if fringe is None else fringe.count,
+    )
+
+
+def _arguments(
+    op: str, x: Tensor, weight: Tensor, bias: Tensor | None, active: ActiveBlocks, residual: Tensor | None
+) -> tuple:
+    require_tensor(op, "x", x)
+    require_tensor(op, "weight", weight)
+    require_active(op, active)
+    check_active(op, active)
+    return x, weight, bias, residual, active.indices, active.count, active.grid.numbers()
+
+
+def _geometry(stride: Any, padding: Any, dilation: Any) -> tuple[list[int], list[int], list[int]]:
+    return list(to_pair(stride, "stride")), list(to_pair(padding, "padding")), list(to_pair(dilation, "dilation"))
+
+
+def _activation(op: str, name: str | None) -> str:
+    if name is None:
+        return "none"
+    if name not in ACTIVATIONS:
+        raise ValueError(f"sbnet::{op}: activation: {name!r}; None or one of {', '.join(ACTIVATIONS[1:])} is wanted")
+    return name
+
+
+@torch.library.register_fake("sbnet::sparse_conv2d")
+def _sparse_conv2d_fake(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    indices: Tensor,
+    count: Tensor,
+    block_map: Tensor,
+    grid: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+    activation: str,
+    activation_param: float,
+    allow_tf32: bool,
+) -> Tensor:
+    size = conv_output_size(x.shape[2:], weight.shape[2:], stride, padding, dilation)  # type: ignore[arg-type]
+    return empty4(x, (x.shape[0], weight.shape[0], *size), is_channels_last(x))
+
+
+@torch.library.register_fake("sbnet::sparse_conv2d_")
+def _sparse_conv2d_in_place_fake(*arguments: Any) -> None:
+    return None
+
+
+def _sparse_conv2d_setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    x, weight, bias, residual, indices, count, block_map, *rest = inputs
+    ctx.save_for_backward(x, weight, bias, residual, indices, count, block_map)
+    ctx.grid, ctx.stride, ctx.padding, ctx.dilation, ctx.groups, ctx.activation, ctx.param, _ = rest
+
+
+def activation_backward(name: str, grad: Tensor, z: Tensor, param: float) -> Tensor:
+    """Gradient of activation `name` at pre-activation z."""
+    match name:
+        case "relu":
+            return _aten.threshold_backward(grad, z, 0)
+        case "relu6":
+            return _aten.hardtanh_backward(grad, z, 0, 6)
+        case "leaky_relu":
+            return _aten.leaky_relu_backward(grad, z, param, False)
+        case "silu":
+            return _aten.silu_backward(grad, z)
+        case "gelu":
+            return _aten.gelu_backward(grad, z)
+        case "hardswish":
+            return _aten.hardswish_backward(grad, z)
+    return grad
+
+
+def _sparse_conv2d_backward(ctx: Any, grad: Tensor) -> tuple:
+    """On the stack of blocks: gather x with its halo, differentiate PyTorch's VALID convolution, scatter-add."""
+    x, weight, bias, residual, *active = ctx.saved_tensors
+    (bh, bw, _, _, _, _, *bcount), (sh, sw), (ph, pw), (dh, dw) = ctx.grid, ctx.stride, ctx.padding, ctx.dilation
+    r, s = weight.shape[2:]
+    in_grid = [(bh - 1) * sh + (r - 1) * dh + 1, (bw - 1) * sw + (s - 1) * dw + 1, bh * sh, bw * sw, -ph, -pw, *bcount]
+
+    def gather(t: Tensor, grid: list[int]) -> Tensor:
+        return _ops.sparse_gather(t, *active, grid, False, True)
+
+    def scatter(blocks: Tensor, like: Tensor, grid: list[int]) -> Tensor:
+        base = zeros4(blocks, like.shape, is_channels_last(like))
+        return _ops.sparse_scatter(blocks, *active, base, grid, True, False, False)
+
+    grad_blocks, x_blocks = gather(grad, ctx.grid), gather(x, in_grid)
+    if ctx.activation != "none":
+        z = F.conv2d(
+            x_blocks, weight, None if bias is None else bias.to(x.dtype), ctx.stride, 0, ctx.dilation, ctx.groups
+        )
+        if residual is not None:
+            z = z + gather(residual, ctx.grid)
+        grad_blocks = activation_backward(ctx.activation, grad_blocks, z, ctx.param)
+    need_x, need_weight, need_bias, need_residual = ctx.needs_input_grad[:4]
+    grad_x = grad_weight = grad_bias = grad_residual = None
+    if need_x or need_weight:
+        grad_x, grad_weight, _ = _aten.convolution_backward(
+            grad_blocks,
+            x_blocks,
+            weight,
+            None,
+            ctx.stride,
+            [0, 0],
+            ctx.dilation,
+            False,
+            [0, 0],
+            ctx.groups,
+            [need_x, need_weight, False],
+        )
+        if need_x:
+            grad_x = scatter(grad_x, x, in_grid)
+    if need_bias and bias is not None:
+        grad_bias = grad_blocks.sum((0, 2, 3), dtype=torch.float32).to(bias.dtype)
+    if need_residual and residual is not None:
+        grad_residual = scatter(grad_blocks, residual, ctx.grid)
+    return grad_x, grad_weight, grad_bias, grad_residual, *[None] * 11
+
+
+torch.library.register_autograd("sbnet::sparse_conv2d", _sparse_conv2d_backward, setup_context=_sparse_conv2d_setup)
