@@ -1,0 +1,135 @@
+// sparse_conv2d on the CPU: checks, the list of jobs, threads, the fringe. The arithmetic is in conv_kernel.h.
+#include <algorithm>
+#include <new>
+
+#include "cpu/conv_kernels.h"
+#include "cpu/isa.h"
+
+namespace sbnet {
+namespace {
+
+constexpr int64_t kJobsPerThread = 4;  // enough for the threads to finish together, few enough to share patches
+
+const ConvKernels& kernels() {
+#if defined(__x86_64__)
+  switch (chosen_isa()) {
+    case Isa::kAvx512:
+      return kConvKernelsAvx512;
+    case Isa::kAvx2:
+      return kConvKernelsAvx2;
+    case Isa::kGeneric:
+      break;
+  }
+#endif
+  return kConvKernelsGeneric;
+}
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Rect `index` counts the tiles of the active blocks, block by block; false where it is empty or its block is bad.
+bool find_rect(const ConvPlan& plan, int64_t index, ConvRect* rect) {
+  const int64_t per_block = plan.tiles[0] * plan.tiles[1], tile = index % per_block;
+  const int32_t* block = plan.p.active.indices + 3 * (index / per_block);
+  const BlockGrid& grid = plan.p.active.grid;
+  const int64_t n = block[0], i = block[1], j = block[2];
+  if (n < 0 || n >= plan.p.y.size[0] || i < 0 || i >= grid.count[0] || j < 0 || j >= grid.count[1]) return false;
+  const int64_t down = tile / plan.tiles[1] * plan.tile[0], right = tile % plan.tiles[1] * plan.tile[1];
+  rect->n = n;
+  rect->row = i * grid.size[0] + down;
+  rect->column = j * grid.size[1] + right;
+  const int64_t height = std::min({int64_t{plan.tile[0]}, grid.size[0] - down, plan.p.y.size[2] - rect->row});
+  const int64_t width = std::min({int64_t{plan.tile[1]}, grid.size[1] - right, plan.p.y.size[3] - rect->column});
+  rect->height = static_cast<int32_t>(height);
+  rect->width = static_cast<int32_t>(width);
+  return height > 0 && width > 0;
+}
+
+template <class T>
+void zero_pixels(const Conv2dParams& p, int64_t begin, int64_t end) {
+  const TensorView& y = p.y;
+  const int64_t K = y.size[1], H = y.size[2], W = y.size[3];
+  for (int64_t f = begin; f < end; ++f) {
+    const int64_t pixel = p.fringe.pixels[f];
+    if (pixel < 0 || pixel >= y.size[0] * H * W) continue;
+    T* at =
+        static_cast<T*>(y.data) + pixel / (H * W) * y.stride[0] + pixel / W % H * y.stride[2] + pixel % W * y.stride[3];
+    if (y.stride[1] == 1)
+      std::fill_n(at, K, T{0});
+    else
+      for (int64_t k = 0; k < K; ++k) at[k * y.stride[1]] = T{0};
+  }
+}
+
+void zero_fringe(const Conv2dParams& p, const Parallel& parallel) {
+  if (!p.fringe.pixels) return;
+  const int64_t count = std::clamp<int64_t>(*p.fringe.count, 0, p.fringe.capacity);
+  parallel_for(parallel, count, 512, [&](int64_t begin, int64_t end) {
+    if (dtype_size(p.y.dtype) == 4)
+      zero_pixels<uint32_t>(p, begin, end);
+    else
+      zero_pixels<uint16_t>(p, begin, end);
+  });
+}
+
+void run_jobs(const ConvPlan& plan, const ConvKernels& kernel, char* workspace, const Parallel& parallel) {
+  const int64_t blocks = std::clamp<int64_t>(*plan.p.active.count, 0, plan.p.active.capacity);
+  if (!blocks) return;
+  const int64_t threads = std::max(parallel.threads, 1), wanted = threads * kJobsPerThread;
+  float* weights = reinterpret_cast<float*>(workspace + plan.weights_at);
+  parallel_for(parallel, plan.groups * ceil_div(plan.group_out, plan.lanes), 1,
+               [&](int64_t begin, int64_t end) { kernel.pack_weights(plan, weights, begin, end); });
+
+  // Few tiles: split their output channels, so that every thread has work.
+  const int64_t rects = blocks * plan.tiles[0] * plan.tiles[1];
+  const int64_t per_tile = std::clamp<int64_t>(rects / wanted, 1, plan.rects_per_tile);
+  const int64_t tiles = ceil_div(rects, per_tile);
+  const int64_t splits =
+      std::clamp<int64_t>(ceil_div(wanted, tiles * plan.groups), ceil_div(plan.panels, plan.job_panels), plan.panels);
+  const int64_t job_panels = ceil_div(plan.panels, splits);
+  const int64_t jobs_per_group = ceil_div(plan.panels, job_panels), jobs_per_tile = plan.groups * jobs_per_group;
+
+  // Worker w owns scratch area w and takes jobs until none is left: blocks differ in cost (borders, clipping), and a
+  // pool may start its ranges late.
+  int64_t* next = new (workspace) int64_t{0};
+  parallel_for(parallel, threads, 1, [&](int64_t begin, int64_t) {
+    char* scratch = workspace + plan.scratch_at + begin * plan.scratch_bytes;
+    ConvRect* list = reinterpret_cast<ConvRect*>(scratch + plan.rects_at);
+    ConvJob job{};
+    job.weights = weights;
+    job.patch = reinterpret_cast<float*>(scratch + plan.patch_at);
+    job.sums = reinterpret_cast<float*>(scratch + plan.sums_at);
+    job.rects = list;
+    job.pixels = reinterpret_cast<ConvPixels*>(scratch + plan.pixels_at);
+    for (;;) {
+      const int64_t j = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED);
+      if (j >= tiles * jobs_per_tile) return;
+      const int64_t tile = j / jobs_per_tile, unit = j % jobs_per_tile;
+      job.group = unit / jobs_per_group;
+      job.first_panel = unit % jobs_per_group * job_panels;
+      job.panels = std::min(job_panels, plan.panels - job.first_panel);
+      job.rect_count = 0;
+      for (int64_t r = tile * per_tile; r < std::min(rects, (tile + 1) * per_tile); ++r)
+        job.rect_count += find_rect(plan, r, list + job.rect_count);
+      if (job.rect_count) kernel.run_job(plan, job);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace sbnet
+
+extern "C" int64_t sbnet_sparse_conv2d_workspace_bytes_cpu(const sbnet::Conv2dParams* p, int32_t threads) {
+  if (!sbnet::validate(*p).ok()) return 0;
+  const sbnet::ConvKernels& kernel = sbnet::kernels();
+  return sbnet::make_conv_plan(*p, kernel.lanes, kernel.vectors, threads).total_bytes;
+}
+
+extern "C" sbnet::Status sbnet_sparse_conv2d_cpu(const sbnet::Conv2dParams* p, void* workspace,
+                                                 const sbnet::Parallel* parallel) {
+  SBNET_TRY(sbnet::validate(*p));
+  const sbnet::ConvKernels& kernel = sbnet::kernels();
+  const sbnet::ConvPlan plan = sbnet::make_conv_plan(*p, kernel.lanes, kernel.vectors, parallel->threads);
+  sbnet::run_jobs(plan, kernel, static_cast<char*>(workspace), *parallel);
+  sbnet::zero_fringe(*p, *parallel);
+  return sbnet::ok_status();
+}

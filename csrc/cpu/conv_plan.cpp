@@ -1,0 +1,112 @@
+#include "cpu/conv_plan.h"
+
+#include <algorithm>
+
+#include "cpu/conv_kernels.h"
+
+namespace sbnet {
+namespace {
+
+constexpr int64_t kWeightSliceBytes = 20 * 1024;  // about half of L1: a chunk's weights for one panel
+constexpr int64_t kMaxChunk = 64;
+constexpr int64_t kMaxProducts = 512;  // per slice and pixel: bounds the chain of float32 roundings
+constexpr int64_t kJobChannels = 256;  // output channels per job: bounds the accumulators to 256 KiB
+constexpr int32_t kMaxTileWidth = 32;
+constexpr int64_t kSharedSlots = 1024;  // patch slots up to which small blocks share a tile
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t aligned(int64_t bytes) { return ceil_div(bytes, 64) * 64; }
+
+}  // namespace
+
+AxisTaps next_axis_taps(const ConvPlan& plan, int axis, int32_t first) {
+  const int64_t stride = plan.p.stride[axis], dilation = plan.p.dilation[axis];
+  const int32_t extent = plan.tile[axis], total = static_cast<int32_t>(plan.p.weight.size[2 + axis]);
+  const int32_t max_slots = std::max(96, 2 * extent);
+  AxisTaps a{};
+  a.first = first;
+  // Inputs of equal remainder modulo the stride form a phase; within a phase neighbours in the patch are one output
+  // apart. A tap extends the last segment of its phase unless it lies further away than a whole extent.
+  int64_t end[kMaxAxisTaps];  // of each segment, in units of the stride
+  for (int32_t t = first; t < total && a.taps < kMaxAxisTaps; ++t) {
+    const int64_t q = t * dilation / stride, phase = t * dilation % stride;
+    int s = a.segments - 1;
+    while (s >= 0 && a.segment[s].coordinate % stride != phase) --s;
+    const bool extends = s >= 0 && q <= end[s];
+    const int32_t added = extends ? static_cast<int32_t>(q + extent - end[s]) : extent;
+    if (a.taps && a.slots + added > max_slots) break;
+    if (!extends) {
+      s = a.segments++;
+      a.segment[s] = {0, extent, q * stride + phase};
+      end[s] = q + extent;
+    } else {
+      a.segment[s].count += added;
+      end[s] = q + extent;
+    }
+    a.slots += added;
+    ++a.taps;
+  }
+  for (int s = 1; s < a.segments; ++s) a.segment[s].slot = a.segment[s - 1].slot + a.segment[s - 1].count;
+  for (int32_t t = 0; t < a.taps; ++t) {
+    const int64_t at = (first + t) * dilation;
+    for (int s = 0; s < a.segments; ++s) {
+      const int64_t ahead = at - a.segment[s].coordinate;
+      if (ahead >= 0 && ahead % stride == 0 && ahead / stride + extent <= a.segment[s].count)
+        a.tap_slot[t] = a.segment[s].slot + static_cast<int32_t>(ahead / stride);
+    }
+  }
+  return a;
+}
+
+ConvPlan make_conv_plan(const Conv2dParams& p, int32_t lanes, int32_t vectors, int32_t threads) {
+  ConvPlan plan{};
+  plan.p = p;
+  const int64_t C = p.x.size[1], K = p.weight.size[0];
+  plan.depthwise = p.groups > 1 && C == p.groups;
+  plan.groups = plan.depthwise ? 1 : p.groups;
+  plan.group_in = plan.depthwise ? 1 : C / p.groups;
+  plan.group_out = K / plan.groups;
+  plan.lanes = lanes;
+  plan.panel_width = lanes * vectors;
+  plan.panels = ceil_div(plan.group_out, plan.panel_width);
+  plan.last_width = ceil_div(plan.group_out - (plan.panels - 1) * plan.panel_width, lanes) * lanes;
+  plan.job_panels = plan.depthwise ? 1 : std::min(plan.panels, std::max<int64_t>(1, kJobChannels / plan.panel_width));
+
+  const int32_t* block = p.active.grid.size;
+  const int64_t side[2] = {std::min<int64_t>(block[0], p.y.size[2]), std::min<int64_t>(block[1], p.y.size[3])};
+  plan.tiles[1] = ceil_div(side[1], kMaxTileWidth);
+  plan.tile[1] = static_cast<int32_t>(ceil_div(side[1], plan.tiles[1]));
+  plan.tiles[0] = ceil_div(side[0], kTilePixels / plan.tile[1]);
+  plan.tile[0] = static_cast<int32_t>(ceil_div(side[0], plan.tiles[0]));
+
+  int64_t slots[2] = {0, 0}, taps[2] = {0, 0};
+  for (int axis = 0; axis < 2; ++axis)
+    for (int32_t t = 0; t < p.weight.size[2 + axis];) {
+      const AxisTaps a = next_axis_taps(plan, axis, t);
+      slots[axis] = std::max<int64_t>(slots[axis], a.slots);
+      taps[axis] = std::max<int64_t>(taps[axis], a.taps);
+      t += a.taps;
+    }
+  plan.rect_slots = slots[0] * slots[1];
+  plan.rects_per_tile = std::max<int64_t>(
+      1, std::min<int64_t>(kTilePixels / (plan.tile[0] * plan.tile[1]), kSharedSlots / plan.rect_slots));
+
+  const int64_t slice_taps = taps[0] * taps[1];
+  const int64_t fits = kWeightSliceBytes / (slice_taps * std::min<int64_t>(plan.panel_width, plan.group_out) * 4);
+  const int64_t most = std::clamp<int64_t>(std::min({fits, kMaxChunk, kMaxProducts / slice_taps}), 1, plan.group_in);
+  plan.chunk = ceil_div(plan.group_in, ceil_div(plan.group_in, most));
+  if (plan.chunk > 4) plan.chunk = std::min(plan.group_in, ceil_div(plan.chunk, 4) * 4);
+  plan.patch_channels = plan.depthwise ? plan.panel_width : plan.chunk;
+
+  plan.patch_at = 0;
+  plan.sums_at = aligned(plan.rects_per_tile * plan.rect_slots * plan.patch_channels * 4);
+  plan.rects_at = plan.sums_at + plan.job_panels * kTileCapacity * plan.panel_width * 4;
+  plan.pixels_at = aligned(plan.rects_at + plan.rects_per_tile * static_cast<int64_t>(sizeof(ConvRect)));
+  plan.scratch_bytes = aligned(plan.pixels_at + static_cast<int64_t>(sizeof(ConvPixels)));
+  plan.weights_at = 64;  // after the job counter
+  plan.scratch_at = plan.weights_at + aligned(plan.panel_offset(plan.groups, 0) * 4);
+  plan.total_bytes = plan.scratch_at + std::max(threads, 1) * plan.scratch_bytes;
+  return plan;
+}
+
+}  // namespace sbnet

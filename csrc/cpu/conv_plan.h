@@ -1,0 +1,73 @@
+// How the CPU convolution cuts its work. Nothing here depends on the thread count except the number of scratch areas:
+// the order in which a pixel's products are summed, and so its bits, never changes.
+//
+// A tile is at most kTilePixels output pixels: a part of one big block, or several small blocks ("rects"). For a tile,
+//   for each chunk of input channels, for each group of kernel taps:
+//     copy the input that these taps read into a patch (float32, zero-padded, channels innermost),
+//     for each panel of output channels: add its products to the accumulators, kMicroPixels pixels at a time.
+// Chunk and tap group are sized so that patch and weight slice stay in the L1 cache.
+#pragma once
+#include "core/conv.h"
+
+namespace sbnet {
+
+constexpr int kMicroPixels = 6;
+constexpr int kTilePixels = 256;
+constexpr int kTileCapacity = (kTilePixels + kMicroPixels - 1) / kMicroPixels * kMicroPixels;
+constexpr int kMaxAxisTaps = 8;  // taps of one axis in a group
+
+// Output pixels [row, row+height) x [column, column+width) of image n, inside the plane.
+struct ConvRect {
+  int64_t n, row, column;
+  int32_t height, width;
+};
+
+// Taps [first, first+taps) of one axis, and the input coordinates they read for `extent` outputs. Outputs of one tap
+// lie side by side in the patch whatever the stride: output o of tap t is slot tap_slot[t] + o.
+struct AxisTaps {
+  int32_t first, taps, slots, segments;
+  int32_t tap_slot[kMaxAxisTaps];
+  struct Segment {
+    int32_t slot, count;  // slots [slot, slot+count) hold ...
+    int64_t coordinate;   // ... inputs coordinate + i*stride, counted from the first output's first tap
+  } segment[kMaxAxisTaps];
+};
+
+struct ConvPlan {
+  Conv2dParams p;
+  bool depthwise;          // one input channel per group: vectors run over output channels
+  int64_t groups;          // 1 for depthwise: its panels span the groups
+  int64_t group_in;        // input channels summed per output channel
+  int64_t group_out;       // output channels per group
+  int64_t chunk;           // input channels per chunk, at most
+  int64_t patch_channels;  // floats per patch slot: chunk, or the panel width for depthwise
+  int32_t lanes;           // floats per vector
+  int32_t panel_width;     // output channels per panel
+  int64_t panels;          // per group
+  int64_t last_width;      // of the last panel: a multiple of `lanes`
+  int64_t job_panels;      // panels per job, at most
+  int32_t tile[2];         // tile height and width
+  int64_t tiles[2];        // tiles per block
+  int64_t rects_per_tile;  // small blocks share a tile
+  int64_t rect_slots;      // patch slots per rect, at most
+  // Byte offsets and sizes in the workspace.
+  int64_t weights_at, scratch_at, scratch_bytes, total_bytes;
+  // Byte offsets in one thread's scratch.
+  int64_t patch_at, sums_at, rects_at, pixels_at;
+
+  int64_t width_of_panel(int64_t panel) const { return panel + 1 < panels ? panel_width : last_width; }
+  int64_t taps() const { return p.weight.size[2] * p.weight.size[3]; }
+  // Where a panel's packed weights begin, in floats.
+  int64_t panel_offset(int64_t group, int64_t panel) const {
+    const int64_t group_width = (panels - 1) * panel_width + last_width;
+    return (group * group_width + panel * panel_width) * group_in * taps();
+  }
+};
+
+// The next group of taps of an axis from tap `first` on (0: rows, 1: columns).
+AxisTaps next_axis_taps(const ConvPlan& plan, int axis, int32_t first);
+
+// For validated params; `lanes` floats per vector, `vectors` vectors per panel.
+ConvPlan make_conv_plan(const Conv2dParams& p, int32_t lanes, int32_t vectors, int32_t threads);
+
+}  // namespace sbnet
