@@ -1,0 +1,82 @@
+// The CUDA entry of sparse_conv2d: which kernel serves which convolution.
+#include <cstdlib>
+#include <cstring>
+
+#include "core/conv.h"
+#include "cuda/common.cuh"
+#include "cuda/conv_portable.cuh"
+#ifdef SBNET_SM90
+#include "cuda/sm90/conv3x3.h"
+#endif
+
+namespace sbnet {
+namespace {
+
+// SBNET_CONV=portable keeps every call off the device-specific kernels: tests compare the two.
+[[maybe_unused]] bool portable_only() {
+  static const bool only = [] {
+    const char* value = std::getenv("SBNET_CONV");
+    return value && !std::strcmp(value, "portable");
+  }();
+  return only;
+}
+
+enum class Path { kHopper3x3, kDepthwise, kImplicitGemm, kSimt };
+
+// The first row that takes the convolution serves it; the last takes all.
+Path choose(const Conv2dParams& p, [[maybe_unused]] const DeviceInfo& device) {
+#ifdef SBNET_SM90
+  if (device.capability == 90 && !portable_only() && sm90::conv3x3_takes(p)) return Path::kHopper3x3;
+#endif
+  if (portable::depthwise_takes(p)) return Path::kDepthwise;
+  if (portable::implicit_gemm_takes(p)) return Path::kImplicitGemm;
+  return Path::kSimt;
+}
+
+Status check_limits(const Conv2dParams& p) {
+  SBNET_TRY(validate(p));
+  const double reduction = static_cast<double>(p.weight.size[1]) * p.weight.size[2] * p.weight.size[3];
+  SBNET_CHECK(reduction < INT32_MAX / 2, "%s: weight: %.0f elements per output channel; less than 2^30 is wanted",
+              portable::kConvOp, reduction);
+  return ok_status();
+}
+
+}  // namespace
+}  // namespace sbnet
+
+extern "C" {
+
+int64_t sbnet_sparse_conv2d_workspace_bytes_cuda(const sbnet::Conv2dParams* p) {
+#ifdef SBNET_SM90
+  sbnet::DeviceInfo device;
+  if (sbnet::validate(*p).ok() && sbnet::current_device(sbnet::portable::kConvOp, &device).ok() &&
+      sbnet::choose(*p, device) == sbnet::Path::kHopper3x3)
+    return sbnet::sm90::conv3x3_workspace_bytes(*p, device);
+#endif
+  (void)p;
+  return 0;
+}
+
+sbnet::Status sbnet_sparse_conv2d_cuda(const sbnet::Conv2dParams* p, void* workspace, void* stream_handle) {
+  using namespace sbnet;
+  SBNET_TRY(check_limits(*p));
+  const bool fringe = p->fringe.pixels && p->fringe.capacity > 0;
+  if (!p->y.size[0] || (!p->active.capacity && !fringe)) return ok_status();
+  DeviceInfo device;
+  SBNET_TRY(current_device(portable::kConvOp, &device));
+  const auto stream = static_cast<cudaStream_t>(stream_handle);
+  (void)workspace;
+  switch (choose(*p, device)) {
+#ifdef SBNET_SM90
+    case Path::kHopper3x3:
+      return sm90::conv3x3(*p, device, workspace, stream);
+#endif
+    case Path::kDepthwise:
+      return portable::launch_depthwise(*p, device, stream);
+    case Path::kImplicitGemm:
+      return portable::launch_implicit_gemm(*p, device, stream);
+    default:
+      return portable::launch_simt(*p, device, stream);
+  }
+}
+}
