@@ -14,12 +14,13 @@ Pair = tuple[int, int]
 
 
 def to_pair(value: int | Sequence[int], name: str) -> Pair:
-    """(v, v) of an int, or the two ints of a sequence."""
-    if isinstance(value, Sequence):
-        if len(value) != 2:
-            raise ValueError(f"sbnet: {name}: {tuple(value)}; an int or two ints are wanted")
-        return value[0], value[1]
-    return value, value
+    """(v, v) of an int, or the two ints of a sequence. `name` is what an error names: "op: argument"."""
+    pair = tuple(value) if isinstance(value, (tuple, list, torch.Size)) else (value, value)
+    if len(pair) != 2:
+        raise ValueError(f"sbnet::{name}: {pair}; an int or two ints are wanted")
+    if not all(isinstance(v, (int, torch.SymInt)) for v in pair):
+        raise TypeError(f"sbnet::{name}: {value!r}; an int or two ints are wanted")
+    return pair[0], pair[1]
 
 
 def conv_output_size(size: Pair, kernel_size: Pair, stride: Pair, padding: Pair, dilation: Pair) -> Pair:
@@ -63,7 +64,7 @@ class BlockGrid:
         for name, least in (("bsize", 1), ("bstride", 1), ("boffset", None), ("bcount", 0)):
             pair = to_pair(getattr(self, name), f"BlockGrid: {name}")
             if least is not None and min(pair) < least:
-                raise ValueError(f"sbnet: BlockGrid: {name}: {pair}; at least {least} is wanted")
+                raise ValueError(f"sbnet::BlockGrid: {name}: {pair}; at least {least} is wanted")
             object.__setattr__(self, name, pair)
 
     @classmethod
@@ -72,7 +73,7 @@ class BlockGrid:
         height, width = to_pair(size, "BlockGrid.cover: size")
         bh, bw = to_pair(bsize, "BlockGrid.cover: bsize")
         if min(bh, bw) < 1:
-            raise ValueError(f"sbnet: BlockGrid.cover: bsize: {(bh, bw)}; at least 1 is wanted")
+            raise ValueError(f"sbnet::BlockGrid.cover: bsize: {(bh, bw)}; at least 1 is wanted")
         return cls((bh, bw), (bh, bw), (0, 0), (-(-height // bh), -(-width // bw)))
 
     def conv_input(
@@ -84,8 +85,9 @@ class BlockGrid:
     ) -> BlockGrid:
         """The grid of what a convolution reads to write the blocks of this grid (same bcount). Chains of convolutions
         compose: apply it from the last one backwards. `padding` is the padding before (top, left)."""
-        k, s = to_pair(kernel_size, "kernel_size"), to_pair(stride, "stride")
-        p, d = to_pair(padding, "padding"), to_pair(dilation, "dilation")
+        op = "BlockGrid.conv_input"
+        k, s = to_pair(kernel_size, f"{op}: kernel_size"), to_pair(stride, f"{op}: stride")
+        p, d = to_pair(padding, f"{op}: padding"), to_pair(dilation, f"{op}: dilation")
         size, step, offset = (
             tuple(f(a) for a in range(2))
             for f in (
@@ -137,14 +139,14 @@ class ActiveBlocks:
         """The same blocks on another grid of as many blocks (what a convolution reads, another plane's resolution)."""
         if grid.bcount != self.grid.bcount:
             raise ValueError(
-                f"sbnet: ActiveBlocks.with_grid: grid: bcount {grid.bcount}; that of the blocks, {self.grid.bcount}, "
+                f"sbnet::ActiveBlocks.with_grid: grid: bcount {grid.bcount}; that of the blocks, {self.grid.bcount}, "
                 "is wanted"
             )
         return ActiveBlocks(self.indices, self.count, self.total, self.block_map, grid)
 
     def trim(self) -> ActiveBlocks:
         """The list cut to its count. Reads the count on the host: one device synchronisation (free on CPU)."""
-        return ActiveBlocks(self.indices[: int(self.count)], self.count, self.total, self.block_map, self.grid)
+        return ActiveBlocks(self.indices[: max(int(self.count), 0)], self.count, self.total, self.block_map, self.grid)
 
     def pixel_mask(self, size: Sequence[int]) -> Tensor:
         """[N, 1, H, W] bool: pixels of an H x W plane that lie in an active block."""

@@ -75,7 +75,7 @@ def sparse_conv2d(
         count,
         active.block_map,
         grid,
-        *_geometry(stride, padding, dilation),
+        *_geometry(op, stride, padding, dilation),
         groups,
         _activation(op, activation),
         negative_slope,
@@ -109,10 +109,12 @@ def sparse_conv2d_(
     op = "sparse_conv2d_"
     require_tensor(op, "out", out)
     common = _arguments(op, x, weight, bias, active, residual)
+    if fringe is not None and not isinstance(fringe, Fringe):
+        raise TypeError(f"sbnet::{op}: fringe: {type(fringe).__name__}; an sbnet.Fringe or None is wanted")
     refuse_gradient(op, "sparse_conv2d", x, weight, bias, residual, out)
     _ops.sparse_conv2d_(
         *common,
-        *_geometry(stride, padding, dilation),
+        *_geometry(op, stride, padding, dilation),
         groups,
         _activation(op, activation),
         negative_slope,
@@ -133,8 +135,12 @@ def _arguments(
     return x, weight, bias, residual, active.indices, active.count, active.grid.numbers()
 
 
-def _geometry(stride: Any, padding: Any, dilation: Any) -> tuple[list[int], list[int], list[int]]:
-    return list(to_pair(stride, "stride")), list(to_pair(padding, "padding")), list(to_pair(dilation, "dilation"))
+def _geometry(op: str, stride: Any, padding: Any, dilation: Any) -> tuple[list[int], list[int], list[int]]:
+    return (
+        list(to_pair(stride, f"{op}: stride")),
+        list(to_pair(padding, f"{op}: padding")),
+        list(to_pair(dilation, f"{op}: dilation")),
+    )
 
 
 def _activation(op: str, name: str | None) -> str:

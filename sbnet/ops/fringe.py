@@ -40,8 +40,8 @@ def fringe(
     require_active(op, active)
     require_active(op, consumer)
     height, width = to_pair(size, f"{op}: size")
-    k, s = to_pair(kernel_size, "kernel_size"), to_pair(stride, "stride")
-    p, d = to_pair(padding, "padding"), to_pair(dilation, "dilation")
+    k, s = to_pair(kernel_size, f"{op}: kernel_size"), to_pair(stride, f"{op}: stride")
+    p, d = to_pair(padding, f"{op}: padding"), to_pair(dilation, f"{op}: dilation")
     out = conv_output_size((height, width), k, s, p, d) if min(s) > 0 else (0, 0)
     if capacity is None:
         capacity = active.batch * height * width

@@ -1,0 +1,497 @@
+"""sparse_gather, sparse_scatter, sparse_scatter_: copies are bitwise, additions as accurate as PyTorch's."""
+
+import dataclasses
+
+import pytest
+import torch
+from helpers import (
+    COPIES,
+    FLOATS,
+    LAYOUTS,
+    assert_as_accurate_as_torch,
+    assert_bitwise,
+    assert_layout,
+    assert_same_active,
+    laid_out,
+    poison,
+    random_active,
+    tensor,
+)
+
+from sbnet import (
+    ActiveBlocks,
+    BlockGrid,
+    reduce_mask,
+    reference,
+    sparse_gather,
+    sparse_scatter,
+    sparse_scatter_,
+)
+
+
+def covering(size, bsize, bstride, boffset=(0, 0)):
+    """As many blocks as it takes to reach the far edges."""
+    count = [max(-(-(n - o - b) // s), 0) + 1 for n, b, s, o in zip(size, bsize, bstride, boffset, strict=True)]
+    return BlockGrid(bsize, bstride, boffset, tuple(count))
+
+
+# (H, W, C), block size, stride, offset: the list of shared/spec/sbnet.md, then some of ours
+SHAPES = [
+    ((2, 3, 2), (2, 3), (3, 4), (0, 0)),
+    ((5, 5, 1), (3, 3), (1, 1), (0, 0)),
+    ((8, 10, 7), (3, 4), (3, 4), (0, 0)),
+    ((8, 10, 7), (3, 4), (4, 5), (0, 0)),
+    ((5, 3, 1), (2, 3), (2, 3), (0, 0)),
+    ((5, 3, 1), (2, 3), (2, 3), (-1, -2)),
+    ((3, 3, 1), (2, 2), (1, 1), (0, 0)),
+    ((13, 12, 1), (2, 3), (1, 2), (0, 0)),
+    ((6, 6, 1), (1, 1), (1, 1), (0, 0)),
+    ((1, 1, 50176), (1, 1), (1, 1), (0, 0)),
+    ((19, 23, 64), (16, 16), (16, 16), (0, 0)),  # vector paths: 16-byte multiples, then tails
+    ((19, 23, 12), (8, 16), (8, 16), (-3, 5)),
+    ((19, 23, 9), (18, 18), (16, 16), (-1, -1)),
+    ((17, 40, 33), (5, 31), (6, 31), (2, -4)),
+    ((4, 5, 3), (9, 8), (9, 8), (-2, -1)),
+]
+SEPARATE = [s for s in SHAPES if all(b <= t for b, t in zip(s[1], s[2], strict=True))]
+IDS = [f"{s[0]} {s[1]} at {s[2]} from {s[3]}".replace(" ", "") for s in SHAPES]
+SEPARATE_IDS = [i for s, i in zip(SHAPES, IDS, strict=True) if s in SEPARATE]
+
+
+def is_nhwc(x):
+    return x.stride(1) == 1 and not x.is_contiguous()
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=IDS)
+def test_gather(device, shape, dtype, layout, transpose):
+    (h, w, c), bsize, bstride, boffset = shape
+    grid = covering((h, w), bsize, bstride, boffset)
+    x = laid_out(tensor((3, c, h, w), dtype, device), layout)
+    active = random_active(grid, 3, 0.6, device)
+    got = sparse_gather(x, active, transpose)
+    assert_bitwise(got, reference.sparse_gather(x, active))
+    assert_layout(got, is_nhwc(x) != transpose)
+
+
+@pytest.mark.parametrize("stack_layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("shape", SEPARATE, ids=SEPARATE_IDS)
+def test_scatter_overwrites(device, shape, dtype, layout, stack_layout):
+    (h, w, c), bsize, bstride, boffset = shape
+    active = random_active(covering((h, w), bsize, bstride, boffset), 3, 0.6, device)
+    blocks = laid_out(tensor((active.capacity, c, *bsize), dtype, device), stack_layout)
+    base = laid_out(tensor((3, c, h, w), dtype, device), layout)
+    before, want = base.clone(), reference.sparse_scatter(blocks, active, base)
+    got = sparse_scatter(blocks, active, base, transpose=layout != stack_layout)
+    assert_bitwise(got, want)
+    assert_bitwise(base, before, "base of the functional form")
+    poisoned = poison(base.shape, dtype, device, layout)
+    assert sparse_scatter_(blocks, active, poisoned) is poisoned
+    assert_bitwise(poisoned, reference.sparse_scatter(blocks, active, torch.full_like(base, float("nan"))), "in place")
+
+
+@pytest.mark.parametrize("atomic", [False, True])
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=IDS)
+def test_scatter_adds(device, shape, dtype, layout, atomic):
+    """Overlapping or not. Atomics round after every block, as PyTorch's own additions do."""
+    (h, w, c), bsize, bstride, boffset = shape
+    active = random_active(covering((h, w), bsize, bstride, boffset), 3, 0.6, device)
+    blocks = laid_out(tensor((active.capacity, c, *bsize), dtype, device), layout)
+    base = laid_out(tensor((3, c, h, w), dtype, device), "channels_last")
+    exact = reference.sparse_scatter(blocks.double(), active, base.double(), add=True)
+    torchs = reference.sparse_scatter(blocks, active, base, add=True)
+    got = sparse_scatter(blocks, active, base, add=True, atomic=atomic)
+    assert_as_accurate_as_torch(got, torchs, exact)
+    untouched = ~active.pixel_mask((h, w)).expand_as(base)
+    assert_bitwise(got[untouched], base[untouched], "inactive pixels")
+    if not atomic:
+        assert_bitwise(sparse_scatter(blocks, active, base, add=True), got, "the second run")
+        # each pixel is summed in float32 and rounded once, whatever the order of memory
+        other = sparse_scatter(blocks.contiguous(), active, base.contiguous(), add=True)
+        assert_bitwise(other, got, "another layout")
+    if not active.grid.overlaps:
+        assert_bitwise(got, torchs, "blocks that do not overlap")
+
+
+@pytest.mark.parametrize("atomic", [False, True])
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_spec_overlapping_add_200x300(device, layout, atomic):
+    """200x300x32 under 3x4 blocks at 2x3."""
+    active = random_active(covering((200, 300), (3, 4), (2, 3)), 1, 1.0, device)
+    blocks = laid_out(tensor((active.capacity, 32, 3, 4), torch.float32, device), layout)
+    base = laid_out(torch.zeros(1, 32, 200, 300, device=device), layout)
+    got = sparse_scatter(blocks, active, base, add=True, atomic=atomic)
+    # overlap-add is the transpose of unfold: fold
+    rows, columns = active.grid.bcount
+    size = [(rows - 1) * 2 + 3, (columns - 1) * 3 + 4]
+
+    def fold(b):
+        columns_of_blocks = b.reshape(rows * columns, -1).T[None]
+        return torch.nn.functional.fold(columns_of_blocks, size, (3, 4), stride=(2, 3))[..., :200, :300]
+
+    assert_as_accurate_as_torch(got, fold(blocks), fold(blocks.double()))
+
+
+@pytest.mark.parametrize("channels", [15, 16, 24, 32, 48, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_spec_380x480_round_trip(device, channels, dtype):
+    """380x480 under 18x18 blocks: scatter undoes gather, and writes no more than the active blocks."""
+    x = laid_out(tensor((1, channels, 380, 480), dtype, device), "channels_last")
+    active = random_active(BlockGrid.cover((380, 480), 18), 1, 0.5, device)
+    mask = active.pixel_mask((380, 480))
+    for transpose in (False, True):
+        blocks = sparse_gather(x, active, transpose)
+        assert_layout(blocks, not transpose)
+        base = poison(x.shape, dtype, device, "channels_last")
+        sparse_scatter_(blocks, active, base, transpose=transpose)
+        assert_bitwise(base, torch.where(mask, x, torch.full_like(x, float("nan"))))
+
+
+def test_spec_huge_blocks(device):
+    """2048x2048x1 under 1500x490 blocks at 300x390."""
+    grid = covering((2048, 2048), (1500, 490), (300, 390))
+    x = tensor((1, 1, 2048, 2048), torch.float32, device)
+    active = random_active(grid, 1, 0.5, device)
+    blocks = sparse_gather(x, active)
+    assert_bitwise(blocks, reference.sparse_gather(x, active))
+    zeros = torch.zeros_like(x)
+    torchs = reference.sparse_scatter(blocks, active, zeros, add=True)
+    exact = reference.sparse_scatter(blocks.double(), active, zeros.double(), add=True)
+    assert_as_accurate_as_torch(sparse_scatter(blocks, active, zeros, add=True), torchs, exact)
+
+
+@pytest.mark.parametrize("density", [0, 0.01, 0.1, 0.5, 0.9, 1])
+@pytest.mark.parametrize("batch", [1, 3, 7])
+def test_densities_and_batches(device, batch, density):
+    mask = torch.rand(batch, 50, 88, device=device)
+    grid = BlockGrid.cover((50, 88), 16)
+    active = reduce_mask(mask, grid, float(torch.quantile(mask, 1 - density)) if density < 1 else -1.0)
+    x = laid_out(tensor((batch, 24, 50, 88), torch.float16, device), "channels_last")
+    blocks = sparse_gather(x, active)
+    assert_bitwise(blocks, reference.sparse_gather(x, active))
+    assert_bitwise(
+        sparse_scatter(blocks, active, torch.zeros_like(x)), torch.where(active.pixel_mask((50, 88)), x, 0.0).half()
+    )
+
+
+@pytest.mark.parametrize("dtype", COPIES, ids=str)
+@pytest.mark.parametrize("transpose", [False, True])
+def test_every_dtype_is_copied(device, dtype, transpose):
+    grid = BlockGrid((6, 7), (6, 7), (-2, -3), (4, 4))
+    active = random_active(grid, 2, 0.7, device)
+    for layout in ("contiguous", "channels_last"):
+        x = laid_out(tensor((2, 13, 20, 22), dtype, device), layout)
+        blocks = sparse_gather(x, active, transpose)
+        assert_bitwise(blocks, reference.sparse_gather(x, active))
+        base = poison(x.shape, dtype, device, layout)
+        want = reference.sparse_scatter(blocks, active, base)
+        sparse_scatter_(blocks, active, base)
+        assert_bitwise(base, want)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_bits_of_nan_and_negative_zero_survive(device, dtype):
+    x = torch.zeros(1, 8, 4, 8, dtype=dtype, device=device)
+    x[:, ::2] = float("nan")
+    x[:, 1::2] = -0.0
+    active = random_active(BlockGrid.cover((4, 8), 4), 1, 1.0, device)
+    for layout in ("contiguous", "channels_last"):
+        for transpose in (False, True):
+            blocks = sparse_gather(laid_out(x, layout), active, transpose)
+            assert_bitwise(sparse_scatter(blocks, active, torch.ones_like(x)), x)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("channels", [1, 3, 8, 20, 64])
+def test_views(device, layout, channels):
+    """Slices of larger buffers on both sides; what lies around them in the buffer stays."""
+    grid = BlockGrid((5, 8), (5, 8), (-1, -2), (5, 4))
+    active = random_active(grid, 2, 0.6, device)
+    for dtype in (torch.float16, torch.float32):
+        x = laid_out(tensor((2, channels, 21, 26), dtype, device), layout)
+        for transpose in (False, True):
+            blocks = sparse_gather(x, active, transpose)
+            assert_bitwise(blocks, reference.sparse_gather(x, active))
+            base = laid_out(torch.full_like(x, float("nan")), layout)
+            storage = torch.empty(0, dtype=dtype, device=device).set_(base.untyped_storage())
+            around = storage.clone()
+            sparse_scatter_(blocks, active, base)
+            assert_bitwise(base, reference.sparse_scatter(blocks, active, torch.full_like(x, float("nan"))))
+            base.fill_(float("nan"))
+            assert_bitwise(storage, around, "the buffer around base")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_views_add(device, layout):
+    grid = BlockGrid((5, 8), (3, 8), (-1, -2), (8, 4))
+    active = random_active(grid, 2, 0.6, device)
+    base = laid_out(tensor((2, 20, 21, 26), torch.float32, device), layout)
+    blocks = tensor((active.capacity, 20, 5, 8), torch.float32, device)
+    exact = reference.sparse_scatter(blocks.double(), active, base.double(), add=True)
+    torchs = reference.sparse_scatter(blocks, active, base, add=True)
+    sparse_scatter_(blocks, active, base, add=True)
+    assert_as_accurate_as_torch(base, torchs, exact)
+
+
+def test_misaligned_views(device):
+    """A first element off every 16-byte boundary: vector loads must not be chosen by channel count alone."""
+    active = random_active(BlockGrid.cover((12, 16), 4), 1, 0.7, device)
+    for dtype in (torch.float16, torch.float32, torch.uint8):
+        for shift in (1, 2, 3, 4):
+            buffer = tensor((1, 12, 16, 40), dtype, device).permute(0, 3, 1, 2)
+            x = buffer[:, shift : shift + 16]
+            blocks = sparse_gather(x, active)
+            assert_bitwise(blocks, reference.sparse_gather(x, active))
+            want = buffer.clone()
+            want[:, shift : shift + 16] = reference.sparse_scatter(blocks, active, torch.zeros_like(x))
+            buffer[:, shift : shift + 16] = 0
+            sparse_scatter_(blocks, active, x)
+            assert_bitwise(buffer, want)
+            flat = tensor((1 + 16 * 12 * 16,), dtype, device)[1:].view(1, 12, 16, 16).permute(0, 3, 1, 2)
+            assert_bitwise(sparse_gather(flat, active), reference.sparse_gather(flat, active))
+
+
+def test_expanded_input(device):
+    active = random_active(BlockGrid.cover((9, 10), 4), 3, 0.7, device)
+    one = tensor((1, 6, 1, 10), torch.float32, device)
+    for x in (one.expand(3, 6, 9, 10), one[:, :1, :, :1].expand(3, 6, 9, 10), one.expand(3, -1, 9, -1)):
+        for transpose in (False, True):
+            assert_bitwise(sparse_gather(x, active, transpose), reference.sparse_gather(x, active))
+
+
+def test_stack_that_is_a_view(device):
+    """Rows of a larger stack, a slice of its channels, reversed axes: read as they are."""
+    active = random_active(BlockGrid.cover((9, 10), (4, 5)), 2, 0.7, device)
+    big = tensor((2 * active.capacity, 9, 5, 4), torch.float32, device).transpose(2, 3)
+    for blocks in (big[::2, 1:7], big[active.capacity :, :6], big[:1, :6].expand(active.capacity, -1, -1, -1)):
+        base = tensor((2, 6, 9, 10), torch.float32, device)
+        assert_bitwise(sparse_scatter(blocks, active, base), reference.sparse_scatter(blocks, active, base))
+
+
+def test_functional_scatter_onto_an_expanded_base(device):
+    active = random_active(BlockGrid.cover((9, 10), (4, 5)), 2, 0.7, device)
+    base = torch.arange(6.0, device=device)[None, :, None, None].expand(2, 6, 9, 10)
+    blocks = tensor((active.capacity, 6, 4, 5), torch.float32, device)
+    assert_bitwise(sparse_scatter(blocks, active, base), reference.sparse_scatter(blocks, active, base))
+
+
+def test_tail(device):
+    """Rows past the count are zero, or not written at all."""
+    x = tensor((1, 8, 16, 16), torch.float32, device)
+    active = random_active(BlockGrid.cover((16, 16), 4), 1, 0.4, device)
+    count = int(active.count)
+    assert 0 < count < 16
+    blocks = sparse_gather(x, active)
+    assert blocks.shape[0] == 16
+    assert not blocks[count:].any()
+    undefined = sparse_gather(x, active, tail="undefined")
+    assert undefined.shape == blocks.shape
+    assert_bitwise(undefined[:count], blocks[:count])
+    trimmed = sparse_gather(x, active.trim())
+    assert_bitwise(trimmed, blocks[:count])
+    assert_bitwise(sparse_scatter(trimmed, active.trim(), x * 0), sparse_scatter(blocks, active, x * 0))
+
+
+def test_capacity_overflow(device):
+    """Blocks that the capacity dropped are not gathered, scattered or added."""
+    x = tensor((2, 8, 16, 16), torch.float32, device)
+    grid = BlockGrid.cover((16, 16), 4)
+    active = reduce_mask(torch.ones(2, 16, 16, device=device), grid, capacity=9)
+    assert (int(active.count), int(active.total)) == (9, 32)
+    blocks = sparse_gather(x, active)
+    assert_bitwise(blocks, reference.sparse_gather(x, active))
+    base = torch.full_like(x, float("nan"))
+    assert_bitwise(sparse_scatter(blocks, active, base), reference.sparse_scatter(blocks, active, base))
+    wide = BlockGrid((6, 6), (4, 4), (-1, -1), grid.bcount)
+    blocks = sparse_gather(x, active, grid=wide)
+    torchs = reference.sparse_scatter(blocks, active, x, wide, add=True)
+    exact = reference.sparse_scatter(blocks.double(), active, x.double(), wide, add=True)
+    assert_as_accurate_as_torch(sparse_scatter(blocks, active, x, wide, add=True), torchs, exact)
+
+
+@pytest.mark.parametrize("add", [False, True])
+def test_fewer_rows_than_capacity(device, add):
+    """A stack shorter than the list serves its rows; the other blocks keep base."""
+    active = random_active(BlockGrid.cover((16, 16), 4), 1, 1.0, device)
+    base = tensor((1, 8, 16, 16), torch.float32, device)
+    blocks = tensor((7, 8, 4, 4), torch.float32, device)
+    assert_bitwise(sparse_scatter(blocks, active, base, add=add), reference.sparse_scatter(blocks, active, base, add=add))
+    wide = BlockGrid((6, 6), (4, 4), (-1, -1), (4, 4))
+    blocks = tensor((7, 8, 6, 6), torch.float32, device)
+    torchs = reference.sparse_scatter(blocks, active, base, wide, add=True)
+    exact = reference.sparse_scatter(blocks.double(), active, base.double(), wide, add=True)
+    assert_as_accurate_as_torch(sparse_scatter(blocks, active, base, wide, add=True), torchs, exact)
+
+
+@pytest.mark.parametrize("count", [-(2**31), -1, 0, 3, 16, 17, 2**31 - 1])
+def test_any_count_on_the_device(device, count):
+    """Nobody can check the count without a sync: kernels clamp it to 0 ... capacity."""
+    active = random_active(BlockGrid.cover((16, 16), 4), 1, 1.0, device)
+    active.count.fill_(count)
+    x = tensor((1, 8, 16, 16), torch.float32, device)
+    blocks = sparse_gather(x, active)
+    assert_bitwise(blocks, reference.sparse_gather(x, active))
+    base = torch.full_like(x, float("nan"))
+    assert_bitwise(sparse_scatter(blocks, active, base), reference.sparse_scatter(blocks, active, base))
+    assert_bitwise(sparse_scatter(blocks, active, x, add=True), reference.sparse_scatter(blocks, active, x, add=True))
+    kept = active.trim()
+    assert_bitwise(kept.indices, active.indices[: min(max(count, 0), 16)])
+
+
+@pytest.mark.parametrize("bad", [(0, 0, 4), (0, 4, 0), (2, 0, 0), (-1, 0, 0), (0, -1, 0), (0, 0, -1), (2**31 - 1,) * 3])
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_indices_that_name_no_block_are_skipped(device, bad, layout):
+    active = random_active(BlockGrid.cover((16, 16), 4), 2, 1.0, device)
+    active.indices[3] = torch.tensor(bad, dtype=torch.int32)
+    x = laid_out(tensor((2, 8, 16, 16), torch.float32, device), layout)
+    blocks = sparse_gather(x, active)
+    assert_bitwise(blocks, reference.sparse_gather(x, active))
+    stack = tensor(blocks.shape, torch.float32, device)
+    base = torch.full_like(x, float("nan"))
+    assert_bitwise(sparse_scatter(stack, active, base), reference.sparse_scatter(stack, active, base))
+    for atomic in (False, True):
+        got = sparse_scatter(stack, active, x, add=True, atomic=atomic)
+        assert_bitwise(got, reference.sparse_scatter(stack, active, x, add=True))
+
+
+def test_random_bytes_as_lists(device):
+    """Whatever stands in the lists, no access out of bounds (compute-sanitizer and ASan look on) and no hang."""
+    grid = BlockGrid((6, 6), (4, 4), (-1, -1), (4, 4))
+    whole = random_active(grid, 2, 1.0, device)
+    x = tensor((2, 8, 16, 16), torch.float32, device)
+    for _ in range(20):
+        junk = dataclasses.replace(
+            whole,
+            indices=tensor((32, 3), torch.int32, device),
+            count=tensor((1,), torch.int32, device),
+            block_map=tensor((2, 4, 4), torch.int32, device),
+        )
+        blocks = sparse_gather(x, junk)
+        assert not blocks.any()
+        for atomic in (False, True):
+            sparse_scatter(torch.ones_like(blocks), junk, x, add=True, atomic=atomic)
+
+
+def test_count_zero_and_empty_batch(device):
+    grid = BlockGrid.cover((16, 16), 4)
+    for batch, density in ((0, 1.0), (2, 0.0)):
+        active = random_active(grid, batch, density, device)
+        x = tensor((batch, 8, 16, 16), torch.float32, device)
+        blocks = sparse_gather(x, active)
+        assert blocks.shape == (batch * 16, 8, 4, 4)
+        assert not blocks.any()
+        for add in (False, True):
+            assert_bitwise(sparse_scatter(blocks + 1, active, x, add=add), x)
+        trimmed = active.trim()
+        assert trimmed.capacity == 0
+        assert sparse_gather(x, trimmed).shape == (0, 8, 4, 4)
+        assert_bitwise(sparse_scatter(blocks[:0], trimmed, x), x)
+    none = ActiveBlocks.from_indices(torch.empty(0, 3, dtype=torch.int32, device=device), BlockGrid(4, 4, 0, 0), 2)
+    assert sparse_gather(tensor((2, 8, 16, 16), torch.float32, device), none).shape == (0, 8, 4, 4)
+
+
+def test_empty_channels_and_planes(device):
+    active = random_active(BlockGrid.cover((16, 16), 4), 2, 0.5, device)
+    for shape in ((2, 0, 16, 16), (2, 8, 0, 16), (2, 8, 16, 0)):
+        x = torch.ones(shape, device=device)
+        blocks = sparse_gather(x, active)
+        assert_bitwise(blocks, reference.sparse_gather(x, active))
+        assert_bitwise(sparse_scatter(blocks, active, x), x)
+        assert_bitwise(sparse_scatter(blocks, active, x, add=True), x)
+
+
+def test_another_grid(device):
+    """grid=: the same blocks where another plane has them, twice the resolution with a halo."""
+    mask = torch.rand(2, 16, 24, device=device)
+    active = reduce_mask(mask, BlockGrid.cover((16, 24), 8), 0.99)
+    halo = active.grid.conv_input(3, 2, 1)
+    x = tensor((2, 5, 32, 48), torch.float32, device)
+    blocks = sparse_gather(x, active, grid=halo)
+    assert blocks.shape[2:] == (17, 17)
+    assert_bitwise(blocks, reference.sparse_gather(x, active.with_grid(halo)))
+    assert_bitwise(blocks, sparse_gather(x, active.with_grid(halo)))
+    twice = BlockGrid(16, 16, 0, active.grid.bcount)
+    stack = tensor((active.capacity, 5, 16, 16), torch.float32, device)
+    assert_bitwise(sparse_scatter(stack, active, x, twice), reference.sparse_scatter(stack, active, x, twice))
+
+
+def test_a_list_of_ones_own(device):
+    """from_indices in any order: row r is block indices[r]."""
+    grid = BlockGrid.cover((16, 24), 8)
+    order = torch.tensor([[1, 1, 2], [0, 0, 1], [1, 0, 0]], dtype=torch.int32, device=device)
+    active = ActiveBlocks.from_indices(order, grid, 2)
+    x = tensor((2, 3, 16, 24), torch.float32, device)
+    assert_bitwise(sparse_gather(x, active), torch.stack([x[1, :, 8:, 16:], x[0, :, :8, 8:16], x[1, :, :8, :8]]))
+    sorted_again = ActiveBlocks.from_indices(active.indices[[1, 2, 0]], grid, 2)
+    mask = torch.zeros(2, 16, 24, device=device)
+    mask[0, 3, 9] = mask[1, 0, 0] = mask[1, 15, 23] = 1
+    made = reduce_mask(mask, grid, capacity=3)
+    assert_same_active(sorted_again, made)
+
+
+def test_same_bits_each_time(device):
+    grid = BlockGrid((6, 6), (4, 4), (-1, -1), (16, 16))
+    active = random_active(grid, 2, 0.7, device)
+    blocks = tensor((active.capacity, 24, 6, 6), torch.float16, device)
+    base = laid_out(tensor((2, 24, 64, 64), torch.float16, device), "channels_last")
+    first = sparse_scatter(blocks, active, base, add=True)
+    for _ in range(10):
+        assert_bitwise(sparse_scatter(blocks, active, base, add=True), first)
+
+
+def large_or_skip(gigabytes):
+    if torch.cuda.mem_get_info()[0] < gigabytes * 2**30:
+        pytest.skip(f"needs {gigabytes} GiB of device memory")
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16], ids=str)
+def test_more_than_2_to_32_elements(dtype, layout):
+    """4.5e9 elements: offsets must be 64-bit in the plane ..."""
+    large_or_skip(24)
+    shape = (1, 1040, 2080, 2080)
+    x = torch.zeros((1, 2080, 2080, 1040) if layout == "channels_last" else shape, dtype=dtype, device="cuda")
+    if layout == "channels_last":
+        x = x.permute(0, 3, 1, 2)
+    grid = BlockGrid.cover((2080, 2080), 16)
+    active = ActiveBlocks.from_indices(
+        torch.tensor([[0, 0, 0], [0, 66, 3], [0, 129, 129]], dtype=torch.int32, device="cuda"), grid, 1
+    )
+    blocks = tensor((3, 1040, 16, 16), torch.uint8, "cuda").to(dtype)
+    sparse_scatter_(blocks, active, x)
+    assert_bitwise(x[..., :16, :16], blocks[:1])
+    assert_bitwise(x[..., 1056:1072, 48:64], blocks[1:2])
+    assert_bitwise(x[..., 2064:, 2064:], blocks[2:])
+    for transpose in (False, True):
+        assert_bitwise(sparse_gather(x, active, transpose), blocks)
+    if dtype == torch.float16:
+        sparse_scatter_(blocks, active, x, add=True)
+        assert_bitwise(sparse_gather(x, active), blocks * 2)
+    del x
+    torch.cuda.empty_cache()
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_stack_of_more_than_2_to_32_elements():
+    """... and in the stack."""
+    large_or_skip(24)
+    grid = BlockGrid(64, 1, 0, (270, 270))  # 72,900 blocks of 65,536 elements
+    x = tensor((1, 16, 333, 333), torch.uint8, "cuda")
+    active = reduce_mask(torch.ones(1, 333, 333, device="cuda"), grid)
+    for transpose in (False, True):
+        blocks = sparse_gather(x, active, transpose)
+        assert blocks.numel() > 2**32
+        for row in (0, 32767, 32768, 65535, 65536, 72899):
+            i, j = divmod(row, 270)
+            assert_bitwise(blocks[row], x[0, :, i : i + 64, j : j + 64], f"row {row}")
+        del blocks
+    torch.cuda.empty_cache()
