@@ -4,7 +4,9 @@ import os
 import re
 import shutil
 import subprocess
+import sysconfig
 from pathlib import Path
+from typing import ClassVar
 
 from setuptools import Command, Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -19,7 +21,7 @@ class BuildKernels(Command):
     """Builds csrc/ and puts the libraries into the package (the source tree's one for an editable install)."""
 
     description = "build libsbnet.so and libsbnet_torch.so with CMake"
-    user_options: list = []
+    user_options: ClassVar[list] = []
     editable_mode = False
 
     def initialize_options(self):
@@ -31,18 +33,28 @@ class BuildKernels(Command):
     def run(self):
         import torch
 
-        build_dir = ROOT / "build" / "cmake"
+        cuda = os.environ.get("SBNET_CUDA") or "auto"
+        if cuda not in ("auto", "0", "1"):
+            raise SystemExit(f"sbnet: SBNET_CUDA={cuda}: auto, 0 or 1 is wanted")
         options = {
             "SBNET_VERSION": VERSION,
             "SBNET_TORCH_DIR": Path(torch.__file__).parent,
-            "SBNET_CUDA": os.environ.get("SBNET_CUDA", "auto"),
+            "SBNET_CUDA": cuda,
             "SBNET_CUDA_ARCHS": re.sub(r"[ ,]+", ";", os.environ.get("SBNET_CUDA_ARCHS", "").strip()),
         }
-        generator = ["-G", "Ninja"] if shutil.which("ninja") else []
-        subprocess.check_call(
-            ["cmake", "-S", ROOT / "csrc", "-B", build_dir, *generator, *(f"-D{k}={v}" for k, v in options.items())]
-        )
-        subprocess.check_call(["cmake", "--build", build_dir, "--parallel", str(os.cpu_count() or 1)])
+        # cmake and ninja from pip lie beside this Python, which need not be on PATH.
+        path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
+        cmake, ninja = shutil.which("cmake", path=path), shutil.which("ninja", path=path)
+        if cmake is None:
+            raise SystemExit("sbnet: cmake was not found: pip install cmake ninja")
+        generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"] if ninja else ["-G", "Unix Makefiles"]
+        build_dir = ROOT / "build" / f"cuda-{cuda}"
+        cache = build_dir / "CMakeCache.txt"
+        if cache.exists() and f"CMAKE_GENERATOR:INTERNAL={generator[1]}\n" not in cache.read_text():
+            shutil.rmtree(build_dir)
+        configure = [cmake, "-S", ROOT / "csrc", "-B", build_dir, *generator]
+        subprocess.check_call([*configure, *(f"-D{k}={v}" for k, v in options.items())])
+        subprocess.check_call([cmake, "--build", build_dir, "--parallel", str(os.cpu_count() or 1)])
         target = ROOT / "sbnet" if self.editable_mode else Path(self.build_lib) / "sbnet"
         target.mkdir(parents=True, exist_ok=True)
         for name in LIBRARIES:
@@ -60,7 +72,7 @@ class BuildKernels(Command):
 
 
 class Build(build):
-    sub_commands = [*build.sub_commands, ("build_kernels", None)]
+    sub_commands: ClassVar[list] = [*build.sub_commands, ("build_kernels", None)]
 
 
 class Wheel(bdist_wheel):

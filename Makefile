@@ -1,0 +1,65 @@
+# Everything a person needs, on a machine with Python >= 3.10 and a C++ compiler; the rest comes from pip into .venv.
+#
+#   make demo    a street clip, computed only where something moves: out/bikes.mp4
+#   make test    the test suite (ARGS="tests/test_cli.py -x" goes to pytest)
+#   make wheel   dist/sbnet-*.whl
+#   make bench   benchmarks/run_*.py, results in benchmarks/results/
+#   make lint    ruff, mypy, clang-format
+#
+# SBNET_CUDA=auto|0|1 and SBNET_CUDA_ARCHS="80 90a" choose what is built (CONTRIBUTING.md).
+
+PYTHON ?= python3
+VENV ?= .venv
+# Installed only where the environment has no torch yet. Any torch >= 2.10 will do; an exact release keeps `make`
+# repeatable, and where the index serves a CPU build of it that is the one pip takes.
+TORCH ?= torch==2.13.0
+# Formatters change their mind between releases: exact ones.
+LINTERS := ruff==0.17.5 mypy==2.4.1 clang-format==23.1.5
+export SBNET_CUDA ?= auto
+export SBNET_CUDA_ARCHS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# The stamp's name holds the build options: other options, another build.
+BUILT := $(VENV)/built-$(shell echo "$(SBNET_CUDA) $(SBNET_CUDA_ARCHS)" | tr -c 'a-z0-9\n' '-')
+SOURCES := $(shell find csrc -type f) setup.py pyproject.toml sbnet/version.py
+
+.PHONY: demo test build wheel bench lint clean
+
+demo: $(BUILT)
+	$(BIN)/sbnet run --output out/bikes.mp4
+
+test: $(BUILT)
+	$(BIN)/python -m pytest $(ARGS)
+
+build: $(BUILT)
+
+wheel: $(VENV)/toolchain
+	$(PIP) wheel -v --no-build-isolation --no-deps --wheel-dir dist .
+
+bench: $(BUILT)
+	set -e; for script in benchmarks/run_*.py; do $(BIN)/python $$script; done
+
+lint: $(VENV)/linters
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' | xargs $(BIN)/clang-format --dry-run -Werror
+
+clean:
+	rm -rf build dist out *.egg-info sbnet/*.so $(VENV)/built-*
+
+$(VENV)/toolchain: Makefile
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -c "import torch" 2>/dev/null || $(PIP) install -q "$(TORCH)"
+	$(PIP) install -q "setuptools>=77" "cmake>=3.24" ninja numpy rich typer
+	touch $@
+
+$(VENV)/linters: $(VENV)/toolchain
+	$(PIP) install -q $(LINTERS)
+	touch $@
+
+$(BUILT): $(VENV)/toolchain $(SOURCES)
+	rm -f $(VENV)/built-*
+	$(PIP) install -v --no-build-isolation -e ".[demo,test]"
+	touch $@
