@@ -272,54 +272,65 @@ static void locate_pixels(const ConvPlan& plan, ConvPixels& px, const AxisTaps& 
   for (int32_t i = px.count; i % kMicroPixels; ++i) px.patch[i] = px.patch[px.count - 1];
 }
 
+// A slice: some input channels and taps, for all pixels and output channels of the job.
+struct Slice {
+  Taps taps;
+  int64_t c0, taps_before;  // first input channel; taps of earlier slices of these channels
+  bool first, last;
+};
+
+template <class T>
+static void run_slice(const ConvPlan& plan, const ConvJob& job, const Slice& slice) {
+  const ConvPixels& px = *job.pixels;
+  for (int64_t j = 0; j < job.panels; ++j) {
+    const int64_t panel = job.first_panel + j, width = plan.width_of_panel(panel), k = panel * kPanelWidth;
+    const int64_t channels = smaller(width, plan.group_out - k), k0 = job.group * plan.group_out + k;
+    const int64_t before = slice.c0 * plan.taps() + slice.taps_before * slice.taps.channels;
+    const float* w = job.weights + plan.panel_offset(job.group, panel) + before * width;
+    float* sums = job.sums + j * kTileCapacity * kPanelWidth;
+    const Microkernel micro = plan.depthwise ? microkernel_of<true>(width) : microkernel_of<false>(width);
+    alignas(64) float bias[kPanelWidth];
+    if (slice.last) load_bias<T>(plan.p, k0, channels, bias);
+    for (int64_t i = 0; i < px.count; i += kMicroPixels, sums += kMicroPixels * kPanelWidth) {
+      micro(job.patch, px.patch + i, slice.taps, w, sums, slice.first);
+      if (slice.last) finish<T>(plan, px, i, smaller(i + kMicroPixels, px.count), k0, channels, bias, sums);
+    }
+  }
+}
+
 template <class T>
 static void run(const ConvPlan& plan, const ConvJob& job) {
-  const int64_t R = plan.p.weight.size[2], S = plan.p.weight.size[3], RS = R * S;
-  ConvPixels& px = *job.pixels;
+  const int64_t R = plan.p.weight.size[2], S = plan.p.weight.size[3];
   list_pixels(plan, job);
   AxisTaps rows, columns;
-  for (int64_t c0 = 0; c0 < plan.group_in; c0 += plan.chunk) {
-    Taps taps;
-    taps.channels = smaller(plan.chunk, plan.group_in - c0);
-    PatchChannels ch{job.group * plan.group_in + c0, taps.channels, 1};
+  Slice slice;
+  for (slice.c0 = 0; slice.c0 < plan.group_in; slice.c0 += plan.chunk) {
+    slice.taps.channels = smaller(plan.chunk, plan.group_in - slice.c0);
+    PatchChannels ch{job.group * plan.group_in + slice.c0, slice.taps.channels, 1};
     if (plan.depthwise) {
       ch.first = job.first_panel * kPanelWidth;
       ch.count = smaller(kPanelWidth, plan.group_out - ch.first);
       ch.multiplier = plan.group_out / plan.p.groups;
     }
-    int64_t taps_done = 0;
+    slice.taps_before = 0;
     for (int32_t r0 = 0; r0 < R; r0 += rows.taps) {
       rows = next_axis_taps(plan, 0, r0);
       for (int32_t s0 = 0; s0 < S; s0 += columns.taps) {
         columns = next_axis_taps(plan, 1, s0);
-        taps.count = 0;
+        slice.taps.count = 0;
         for (int32_t r = 0; r < rows.taps; ++r)
           for (int32_t s = 0; s < columns.taps; ++s)
-            taps.offset[taps.count++] =
+            slice.taps.offset[slice.taps.count++] =
                 (int64_t{rows.tap_slot[r]} * columns.slots + columns.tap_slot[s]) * plan.patch_channels;
-        locate_pixels(plan, px, rows, columns);
+        slice.first = slice.c0 == 0 && slice.taps_before == 0;
+        slice.last =
+            slice.c0 + slice.taps.channels == plan.group_in && slice.taps_before + slice.taps.count == plan.taps();
+        locate_pixels(plan, *job.pixels, rows, columns);
         for (int64_t q = 0; q < job.rect_count; ++q)
           fill_patch<T>(plan, job.rects[q], rows, columns, ch,
                         job.patch + q * rows.slots * columns.slots * plan.patch_channels);
-
-        const bool first = c0 == 0 && taps_done == 0;
-        const bool last = c0 + taps.channels == plan.group_in && taps_done + taps.count == RS;
-        for (int64_t j = 0; j < job.panels; ++j) {
-          const int64_t panel = job.first_panel + j, width = plan.width_of_panel(panel), k = panel * kPanelWidth;
-          const int64_t channels = smaller(width, plan.group_out - k), k0 = job.group * plan.group_out + k;
-          const float* w =
-              job.weights + plan.panel_offset(job.group, panel) + (c0 * RS + taps_done * taps.channels) * width;
-          float* sums = job.sums + j * kTileCapacity * kPanelWidth;
-          const Microkernel micro = plan.depthwise ? microkernel_of<true>(width) : microkernel_of<false>(width);
-          alignas(64) float bias[kPanelWidth];
-          if (last) load_bias<T>(plan.p, k0, channels, bias);
-          for (int64_t i = 0; i < px.count; i += kMicroPixels) {
-            micro(job.patch, px.patch + i, taps, w, sums + i * kPanelWidth, first);
-            if (last)
-              finish<T>(plan, px, i, smaller(i + kMicroPixels, px.count), k0, channels, bias, sums + i * kPanelWidth);
-          }
-        }
-        taps_done += taps.count;
+        run_slice<T>(plan, job, slice);
+        slice.taps_before += slice.taps.count;
       }
     }
   }

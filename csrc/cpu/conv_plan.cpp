@@ -19,6 +19,13 @@ int64_t aligned(int64_t bytes) { return ceil_div(bytes, 64) * 64; }
 
 }  // namespace
 
+int64_t ConvPlan::width_of_panel(int64_t panel) const { return panel + 1 < panels ? panel_width : last_width; }
+int64_t ConvPlan::taps() const { return p.weight.size[2] * p.weight.size[3]; }
+int64_t ConvPlan::panel_offset(int64_t group, int64_t panel) const {
+  const int64_t group_width = (panels - 1) * panel_width + last_width;
+  return (group * group_width + panel * panel_width) * group_in * taps();
+}
+
 AxisTaps next_axis_taps(const ConvPlan& plan, int axis, int32_t first) {
   const int64_t stride = plan.p.stride[axis], dilation = plan.p.dilation[axis];
   const int32_t extent = plan.tile[axis], total = static_cast<int32_t>(plan.p.weight.size[2 + axis]);

@@ -55,13 +55,11 @@ struct ConvPlan {
   // Byte offsets in one thread's scratch.
   int64_t patch_at, sums_at, rects_at, pixels_at;
 
-  int64_t width_of_panel(int64_t panel) const { return panel + 1 < panels ? panel_width : last_width; }
-  int64_t taps() const { return p.weight.size[2] * p.weight.size[3]; }
+  // Not inline: see isa.h.
+  int64_t width_of_panel(int64_t panel) const;
+  int64_t taps() const;
   // Where a panel's packed weights begin, in floats.
-  int64_t panel_offset(int64_t group, int64_t panel) const {
-    const int64_t group_width = (panels - 1) * panel_width + last_width;
-    return (group * group_width + panel * panel_width) * group_in * taps();
-  }
+  int64_t panel_offset(int64_t group, int64_t panel) const;
 };
 
 // The next group of taps of an axis from tap `first` on (0: rows, 1: columns).
