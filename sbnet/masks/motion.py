@@ -1,0 +1,60 @@
+"""Motion masks: what changed against a running background, for a camera that stands still."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class MotionMask:
+    """Pixels whose brightness left a running background by more than a threshold.
+
+    The first frame is all motion, and so is a cut: there the background starts again from the frame. Everything happens
+    on the frame's device, in memory that stays where it is; nothing is read on the host, so a CUDA graph can hold it.
+
+    Args:
+        size: (H, W) of the frames.
+        threshold: brightness difference that counts as motion, of a range of 1.
+        rate: share by which the background follows each frame; 1 compares with the frame before.
+        cut: mean difference over the frame from which on it counts as a cut.
+        smooth: side of the box, in pixels, over which brightness is averaged first (odd; against noise).
+        device: where the frames are.
+
+    >>> motion = MotionMask((400, 704))
+    >>> mask = motion(torch.rand(1, 3, 400, 704))  # [1, 400, 704] bool
+    """
+
+    def __init__(
+        self,
+        size: tuple[int, int],
+        threshold: float = 0.08,
+        rate: float = 0.5,
+        cut: float = 0.15,
+        smooth: int = 5,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if not 0 < rate <= 1:
+            raise ValueError(f"sbnet: MotionMask: rate: {rate}; more than 0 and at most 1 is wanted")
+        if smooth < 1 or smooth % 2 == 0:
+            raise ValueError(f"sbnet: MotionMask: smooth: {smooth}; an odd number of pixels is wanted")
+        self.threshold, self.rate, self.cut, self.smooth = threshold, rate, cut, smooth
+        self.background = torch.empty(1, *size, device=device)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the background: the next frame is all motion."""
+        self.background.fill_(torch.inf)  # an infinite difference is a cut
+
+    @torch.no_grad()
+    def __call__(self, frame: Tensor) -> Tensor:
+        """[1,H,W] bool: where `frame` ([1,3,H,W] floating, 0 to 1) moved; the background then follows it."""
+        side = self.smooth
+        brightness = frame.mean(1, dtype=torch.float32)
+        brightness = F.avg_pool2d(brightness, side, 1, side // 2, count_include_pad=False)
+        change = (brightness - self.background).abs_()
+        is_cut = change.mean() > self.cut
+        mask = (change > self.threshold) | is_cut
+        followed = torch.lerp(self.background, brightness, self.rate)
+        self.background.copy_(torch.where(is_cut, brightness, followed))
+        return mask
