@@ -16,7 +16,15 @@ from sbnet import ActiveBlocks, BlockGrid, reference
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
 COPIES = [*FLOATS, torch.float64, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 ACTIVATIONS = [None, "relu", "relu6", "leaky_relu", "silu", "gelu", "hardswish"]
-LAYOUTS = ["contiguous", "channels_last", "channel_slice", "plane_slice", "batch_slice", "permuted"]
+LAYOUTS = [
+    "contiguous",
+    "channels_last",
+    "channel_slice",
+    "odd_channel_slice",
+    "plane_slice",
+    "batch_slice",
+    "permuted",
+]
 
 
 def tensor(shape, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
@@ -30,21 +38,27 @@ def tensor(shape, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Te
 
 
 def laid_out(x: Tensor, layout: str) -> Tensor:
-    """The values of x [N,C,H,W] in another layout; the *_slice ones are views into a larger buffer."""
+    """The values of x [N,C,H,W] in another layout; the *_slice ones are views into a larger buffer, NaN around them."""
     n, c, h, w = x.shape
+    fill = float("nan") if x.dtype.is_floating_point else 1
+
+    def buffer(*shape: int) -> Tensor:
+        return x.new_full(shape, fill)
+
     if layout == "contiguous":
         return x.contiguous()
     if layout == "channels_last":
         return x.contiguous(memory_format=torch.channels_last)
     if layout == "channel_slice":  # one operand of a channels_last torch.cat
-        buffer = x.new_zeros(n, h, w, c + 11).permute(0, 3, 1, 2)
-        view = buffer[:, 8 : 8 + c]
+        view = buffer(n, h, w, c + 16).permute(0, 3, 1, 2)[:, 8 : 8 + c]
+    elif layout == "odd_channel_slice":  # ... off every vector boundary
+        view = buffer(n, h, w, c + 11).permute(0, 3, 1, 2)[:, 3 : 3 + c]
     elif layout == "plane_slice":
-        view = x.new_zeros(n, c, h + 5, w + 6)[:, :, 2 : 2 + h, 3 : 3 + w]
+        view = buffer(n, c, h + 5, w + 6)[:, :, 2 : 2 + h, 3 : 3 + w]
     elif layout == "batch_slice":
-        view = x.new_zeros(2 * n, h, w, c).permute(0, 3, 1, 2)[::2]
+        view = buffer(2 * n, h, w, c).permute(0, 3, 1, 2)[::2]
     elif layout == "permuted":  # neither NCHW nor NHWC: columns outermost
-        view = x.new_zeros(w, n, c, h).permute(1, 2, 3, 0)
+        view = buffer(w, n, c, h).permute(1, 2, 3, 0)
     else:
         raise ValueError(layout)
     return view.copy_(x)
@@ -81,7 +95,7 @@ def one_block(grid: BlockGrid, batch: int, device: str) -> ActiveBlocks:
 
 
 def assert_bitwise(got: Tensor, want: Tensor, what: str = "") -> None:
-    """Same shape, dtype and bits (NaN equals NaN, -0 does not equal 0)."""
+    """Same shape, dtype and bits (a NaN equals that NaN only, -0 does not equal 0)."""
     assert got.shape == want.shape, f"{what}: shape {tuple(got.shape)}, wanted {tuple(want.shape)}"
     assert got.dtype == want.dtype, f"{what}: {got.dtype}, wanted {want.dtype}"
     a, b = got.detach().contiguous(), want.detach().contiguous()
@@ -113,15 +127,14 @@ def rms(x: Tensor) -> float:
 def assert_as_accurate_as_torch(got: Tensor, torchs: Tensor, exact: Tensor, what: str = "") -> None:
     """The project's error measure: rms error against float64 <= 2 x that of PyTorch's own run in the same dtype + 1 ulp.
 
-    A few wrong elements drown in an rms, so the largest error is held to 4 x PyTorch's largest + 4 ulp as well, and NaN
-    and infinities must stand where PyTorch has them.
+    A few wrong elements drown in an rms, so the largest error is held to 4 x PyTorch's largest + 4 ulp as well. NaN must
+    stand where the exact result has it and nowhere else. (Elements that overflow in PyTorch's run are not judged.)
     """
     assert got.shape == exact.shape, f"{what}: shape {tuple(got.shape)}, wanted {tuple(exact.shape)}"
     assert got.dtype == torchs.dtype, f"{what}: {got.dtype}, wanted {torchs.dtype}"
     got, torchs, exact = got.detach(), torchs.detach(), exact.detach()
-    finite = torchs.isfinite()
-    assert_bitwise(got.isnan(), torchs.isnan(), f"{what}: NaN")
-    assert_bitwise(got[got.isinf()], torchs[torchs.isinf()], f"{what}: infinities")
+    assert_bitwise(got.isnan(), exact.isnan(), f"{what}: NaN")
+    finite = torchs.isfinite() & exact.isfinite()
     zero = torch.zeros((), dtype=torch.float64, device=got.device)
     exact = torch.where(finite, exact.double(), zero)
     mine = (torch.where(finite, got.double(), zero) - exact).abs()
