@@ -1,0 +1,292 @@
+// Block-sparse 3x3 convolution for Hopper: y = activation(conv(x) + bias + residual) on the active blocks of y.
+//
+// Stride 1, padding 1, fp16 or bf16 with fp32 sums, channel-last. Persistent CTAs, one per SM, read the number of
+// active blocks on the device. The input patch of a tile (with its halo, 64 channels at a time) is loaded once by
+// TMA, zeros outside the plane, and serves all nine taps; see conv3x3_compute.cuh.
+//
+//   warps 0-15  four warpgroups: WGMMA and epilogue         conv3x3_compute.cuh
+//   warp 16     schedule and input patches                  conv3x3_load.cuh
+//   warp 17     weights
+//   warps 18-19 zero the fringe
+#include "cuda/sm90/conv3x3.h"
+
+#include <atomic>
+
+#include "cuda/sm90/conv3x3_compute.cuh"
+#include "cuda/sm90/conv3x3_load.cuh"
+
+namespace sbnet::sm90 {
+namespace {
+
+constexpr const char* kOp = "sparse_conv2d";
+
+template <class C>
+__global__ void __launch_bounds__(kThreads, 1)
+    conv3x3_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Args a) {
+  extern __shared__ __align__(1024) uint8_t shared[];
+  const uint32_t smem = smem_address(shared);
+  if (threadIdx.x == 0) SBNET_STAMP(0);
+  auto* tiles = reinterpret_cast<typename C::Tile*>(shared + C::kTilesAt);
+  const int warp = __shfl_sync(0xffffffff, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
+  grid_dependency_release();  // the next kernel's prologue may overlap this one; it waits where this one does
+  if (lane == 0 && warp >= 16) {
+    auto init = [&](int at, int n, int arrivals) {
+#pragma unroll
+      for (int i = 0; i < n; ++i) mbar_init(smem + at + 8 * i, arrivals);
+    };
+    if (warp == 16) {
+      init(C::kPatchFull, C::kPatchStages, 1);
+      init(C::kPatchEmpty, C::kPatchStages, 4 * C::kGroup);
+      init(C::kExchangeFull, 1, 1);
+      init(C::kExchangeDone, 1, 2);
+      prefetch_map(&maps.x);
+    } else if (warp == 17) {
+      init(C::kWeightFull, C::kWeightStages, 1);
+      prefetch_map(&maps.w);
+    } else if (warp == 18) {
+      init(C::kWeightEmpty, C::kWeightStages, 4 * C::kGroup);
+      prefetch_map(&maps.y);
+    } else {
+      init(C::kTileFull, C::kTileSlots, 1);
+      init(C::kTileEmpty, C::kTileSlots, 4 * C::kGroup + (C::kResident ? 0 : 1));
+      init(C::kResidualFull, kConsumers, 1);
+    }
+    fence_mbar_init();
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) SBNET_STAMP(1);
+  if (a.log_cluster) cluster_arrive();  // who sends partial sums waits for it
+  // Every role calls grid_dependency_wait() before it touches global memory: so every CTA has waited when it exits.
+  if (warp < 16) {  // 640 threads start with 96 registers each
+    registers_up<112>();
+    consume<C>(a, maps, smem, tiles);
+  } else {
+    registers_down<32>();
+    if (warp == 16) produce_patches<C>(a, &maps.x, smem, tiles);
+    else if (warp == 17 && lane == 0) produce_weights<C>(&maps.w, smem, tiles);
+    else if (warp >= 18 && a.fringe) zero_fringe<typename C::T>(a);
+  }
+}
+
+// ---------------------------------------------------------------- host
+
+using EncodeFn = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
+                              const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
+                              CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+EncodeFn encode_function() {  // from the driver at run time: no link to libcuda
+  static const EncodeFn fn = [] {
+    void* p = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    const cudaError_t e =
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &p, 12000, cudaEnableDefault, &found);
+    return e == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<EncodeFn>(p) : nullptr;
+  }();
+  return fn;
+}
+
+// Strides of a dimension of size 1 may be anything: give TMA one that it takes.
+Plane plane_of(const TensorView& t) {
+  Plane p{t.data, t.stride[0], t.stride[2], t.stride[3]};
+  if (t.size[3] == 1) p.x = t.size[1];
+  if (t.size[2] == 1) p.y = p.x * t.size[3];
+  if (t.size[0] == 1) p.n = p.y * t.size[2];
+  return p;
+}
+
+Status make_map(CUtensorMap* m, DType dtype, const char* name, int rank, void* data, const cuuint64_t* size,
+                const cuuint64_t* stride_bytes, const cuuint32_t* box) {
+  const cuuint32_t ones[4] = {1, 1, 1, 1};
+  const EncodeFn encode = encode_function();
+  if (!encode) return make_status(Code::kDeviceError, "%s: the driver has no cuTensorMapEncodeTiled", kOp);
+  const CUresult r =
+      encode(m, dtype == DType::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, rank, data,
+             size, stride_bytes, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (r != CUDA_SUCCESS)
+    return make_status(Code::kDeviceError, "%s: %s: cuTensorMapEncodeTiled failed with code %d", kOp, name,
+                       static_cast<int>(r));
+  return ok_status();
+}
+
+Status plane_map(CUtensorMap* m, const char* name, const TensorView& t, int box_x, int box_y) {
+  const Plane p = plane_of(t);
+  const cuuint64_t size[4] = {cuuint64_t(t.size[1]), cuuint64_t(t.size[3]), cuuint64_t(t.size[2]),
+                              cuuint64_t(t.size[0])};
+  const cuuint64_t stride[3] = {cuuint64_t(p.x) * 2, cuuint64_t(p.y) * 2, cuuint64_t(p.n) * 2};
+  const cuuint32_t box[4] = {64, cuuint32_t(box_x), cuuint32_t(box_y), 1};
+  return make_map(m, t.dtype, name, 4, p.data, size, stride, box);
+}
+
+template <class C>
+struct Geometry {
+  int per_row, per_block, ktiles;
+  int64_t tiles;  // if every slot of the list is active
+  explicit Geometry(const Conv2dParams& p)
+      : per_row(p.active.grid.size[1] / C::kUnitWidth),
+        per_block(p.active.grid.size[0] / C::kUnitHeight * per_row),
+        ktiles(static_cast<int>((p.weight.size[0] + 63) / 64)),
+        tiles((p.active.capacity * per_block + C::kUnits - 1) / C::kUnits * ktiles) {}
+};
+
+template <class C>
+cudaLaunchConfig_t launch_config(int clusters, int cluster, cudaStream_t stream, cudaLaunchAttribute (&attributes)[2]) {
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = static_cast<unsigned>(clusters * cluster);
+  config.blockDim = kThreads;
+  config.dynamicSmemBytes = C::kShared;
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = 2;
+  return config;
+}
+
+// How many clusters of 2^log_cluster CTAs the device holds at once; sets the kernel's attributes on first use.
+template <class C>
+Status clusters_that_fit(const DeviceInfo& device, int log_cluster, int* clusters) {
+  static std::atomic<int> known[kMaxDevices][4];  // + 1
+  const bool cached = device.index < kMaxDevices;
+  int n = cached ? known[device.index][log_cluster].load(std::memory_order_acquire) - 1 : -1;
+  if (n < 0) {
+    SBNET_CUDA_TRY(kOp, cudaFuncSetAttribute(conv3x3_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kShared));
+    if (log_cluster == 0) {
+      n = device.sm_count;
+    } else {
+      cudaLaunchAttribute attributes[2];
+      cudaLaunchConfig_t config = launch_config<C>(device.sm_count >> log_cluster, 1 << log_cluster, nullptr, attributes);
+      SBNET_CUDA_TRY(kOp, cudaOccupancyMaxActiveClusters(&n, conv3x3_kernel<C>, &config));
+    }
+    if (cached) known[device.index][log_cluster].store(n + 1, std::memory_order_release);
+  }
+  *clusters = n;
+  return ok_status();
+}
+
+#ifdef SBNET_TUNE
+int tuned_cluster = -1;
+#endif
+
+template <class C>
+Status launch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
+  const Geometry<C> geometry(p);
+  const int slices = static_cast<int>((p.x.size[1] + 63) / 64);
+  const bool fringe = p.fringe.pixels && p.fringe.capacity > 0;
+  if (p.x.size[0] == 0 || (geometry.tiles == 0 && !fringe)) return ok_status();
+
+  // Clusters exist to share left-over tiles. Small MIG slices may not hold large ones.
+  int log_cluster = C::kResident ? 0 : 1, clusters = 0;
+#ifdef SBNET_TUNE
+  if (!C::kResident && tuned_cluster >= 0) log_cluster = tuned_cluster;
+#endif
+  SBNET_TRY(clusters_that_fit<C>(device, log_cluster, &clusters));
+  while (log_cluster > 0 && (clusters << log_cluster) * 10 < device.sm_count * 9)
+    SBNET_TRY(clusters_that_fit<C>(device, --log_cluster, &clusters));
+  if (!fringe && geometry.tiles < clusters) clusters = static_cast<int>(geometry.tiles);
+
+  Maps maps;
+  const TensorView& residual = p.residual.data ? p.residual : p.y;
+  SBNET_TRY(plane_map(&maps.x, "x", p.x, C::kSquare ? 18 : 10, C::kCells ? 1 : 18));
+  SBNET_TRY(plane_map(&maps.y, "out", p.y, 8, C::kUnitHeight));
+  SBNET_TRY(plane_map(&maps.y_pair, "out", p.y, 8, C::kCells ? 1 : 2));
+  SBNET_TRY(plane_map(&maps.residual, "residual", residual, 8, C::kUnitHeight));
+  const cuuint64_t w_size[3] = {cuuint64_t(p.x.size[1]), 9, cuuint64_t(p.weight.size[0])};
+  const cuuint64_t w_stride[2] = {w_size[0] * 2, w_size[0] * 18};
+  const cuuint32_t w_box[3] = {64, 1, 64};
+  SBNET_TRY(make_map(&maps.w, p.x.dtype, "weight", 3, p.weight.data, w_size, w_stride, w_box));
+
+  Args a = {};
+  a.y = plane_of(p.y);
+  if (p.residual.data) a.residual = plane_of(p.residual);
+  a.bias = p.bias;
+  a.bias_f32 = p.bias_dtype == DType::kF32;
+  a.blocks = p.active.indices;
+  a.count = p.active.count;
+  a.capacity = static_cast<int>(p.active.capacity);
+  if (fringe) {
+    a.fringe = p.fringe.pixels;
+    a.fringe_count = p.fringe.count;
+    a.fringe_capacity = static_cast<int>(p.fringe.capacity);
+  }
+  a.N = static_cast<int>(p.y.size[0]);
+  a.K = static_cast<int>(p.y.size[1]);
+  a.H = static_cast<int>(p.y.size[2]);
+  a.W = static_cast<int>(p.y.size[3]);
+  a.slices = slices;
+  a.grid_h = p.active.grid.count[0];
+  a.grid_w = p.active.grid.count[1];
+  a.block_h = p.active.grid.size[0];
+  a.block_w = p.active.grid.size[1];
+  a.log_cluster = log_cluster;
+  a.ktiles = FastDiv(geometry.ktiles);
+  a.units_per_block = FastDiv(geometry.per_block);
+  a.units_per_row = FastDiv(geometry.per_row);
+  a.clusters = FastDiv(clusters);
+  a.plane_h = FastDiv(a.H);
+  a.plane_w = FastDiv(a.W);
+  a.activation = p.activation;
+  a.low = p.activation == Activation::kNone ? -INFINITY : 0.f;
+  a.high = p.activation == Activation::kRelu6 ? 6.f : INFINITY;
+  a.slope = p.activation_param;
+
+  cudaLaunchAttribute attributes[2];
+  const cudaLaunchConfig_t config = launch_config<C>(clusters, 1 << log_cluster, stream, attributes);
+  SBNET_CUDA_TRY(kOp, cudaLaunchKernelEx(&config, conv3x3_kernel<C>, maps, a));
+  return ok_status();
+}
+
+// The table of cases: block sides and channel counts -> tile shape, weights resident or streamed.
+template <class T>
+Status dispatch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
+  const int64_t C = p.x.size[1], K = p.weight.size[0];
+  const bool resident = C <= 64 && K <= 64;
+  const int h = p.active.grid.size[0], w = p.active.grid.size[1];
+  if (h % 16 != 0) {
+    if (resident) return launch<Config<T, Shape::kCells, true, 4>>(p, device, stream);
+    return launch<Config<T, Shape::kCells, false, 4>>(p, device, stream);
+  }
+  if (resident && C <= 32) return launch<Config<T, Shape::kStrip, true, 2>>(p, device, stream);
+  if (resident) return launch<Config<T, Shape::kStrip, true, 4>>(p, device, stream);
+  if (w % 16 != 0) return launch<Config<T, Shape::kStrip, false, 4>>(p, device, stream);
+  return launch<Config<T, Shape::kSquare, false, 4>>(p, device, stream);
+}
+
+bool plane_fits(const TensorView& t) {
+  if (reinterpret_cast<uintptr_t>(t.data) % 16 || t.stride[1] != 1) return false;
+  const Plane p = plane_of(t);
+  for (const int64_t s : {p.n, p.y, p.x})
+    if (s <= 0 || s % 8 || s >= (int64_t{1} << 39)) return false;
+  for (int d = 0; d < 4; ++d)
+    if (t.size[d] >= INT32_MAX / 2) return false;
+  return true;
+}
+
+}  // namespace
+
+bool conv3x3_takes(const Conv2dParams& p) {
+  const BlockGrid& grid = p.active.grid;
+  const int64_t C = p.x.size[1], K = p.weight.size[0];
+  if (p.x.dtype != DType::kF16 && p.x.dtype != DType::kBF16) return false;
+  if (p.weight.size[2] != 3 || p.weight.size[3] != 3 || p.groups != 1 || C % 8 || K % 8) return false;
+  for (int d = 0; d < 2; ++d)
+    if (p.stride[d] != 1 || p.padding[d] != 1 || p.dilation[d] != 1 || grid.size[d] % 8) return false;
+  const int64_t* w = p.weight.stride;
+  if (w[1] != 1 || w[3] != C || w[2] != 3 * C || w[0] != 9 * C || reinterpret_cast<uintptr_t>(p.weight.data) % 16)
+    return false;
+  if (!plane_fits(p.x) || !plane_fits(p.y) || (p.residual.data && !plane_fits(p.residual))) return false;
+  // Tiles and units are counted in 31 bits, with room for a scheduler that looks ahead.
+  const int64_t per_block = int64_t{grid.size[0] / 8} * (grid.size[1] / 8);
+  return p.active.capacity < INT32_MAX && p.fringe.capacity < INT32_MAX &&
+         p.active.capacity * per_block < (1 << 30) / ((K + 63) / 64);
+}
+
+int64_t conv3x3_workspace_bytes(const Conv2dParams&, const DeviceInfo&) { return 0; }
+
+Status conv3x3(const Conv2dParams& p, const DeviceInfo& device, void*, CUstream_st* stream) {
+  return p.x.dtype == DType::kBF16 ? dispatch<__nv_bfloat16>(p, device, stream) : dispatch<__half>(p, device, stream);
+}
+
+}  // namespace sbnet::sm90

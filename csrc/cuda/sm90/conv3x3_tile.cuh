@@ -1,0 +1,138 @@
+// What the parts of the Hopper 3x3 convolution share: tile shapes, shared memory layout, arguments, the tile record.
+#pragma once
+#include "core/conv.h"
+#include "cuda/common.cuh"
+#include "cuda/sm90/ptx.cuh"
+
+namespace sbnet::sm90 {
+
+// A tile is up to 256 output pixels x 64 output channels. One warpgroup computes 64 channels x 128 pixels: 16 groups
+// of 8 neighbouring pixels, a fixed distance apart in its input patch, which is all that a WGMMA descriptor can say.
+enum class Shape {
+  kSquare,  // 16x16 pixels, one shared patch, a warpgroup per 8-pixel column
+  kStrip,   // 16x8 pixels per warpgroup, each with its own patch
+  kCells,   // two 8x8 cells per warpgroup, possibly of different blocks: their patch rows alternate
+};
+
+constexpr int kConsumers = 4;             // warpgroups
+constexpr int kThreads = 640;             // + patch producer, weight producer, two warps that zero the fringe
+constexpr int kSharedLimit = 227 * 1024;  // per CTA
+constexpr int kMaxCluster = 8;
+constexpr int kTap = 64 * 128;        // bytes of one tap's weights: 64 output x 64 input channels
+constexpr int kStaging = 128 * 128;   // bytes of a warpgroup's output: 128 pixels x 64 channels
+
+// What the patch producer tells the other warps about a tile.
+template <int kUnits>
+struct TileRecord {
+  int4 unit[kUnits];  // n, y, x of each square, strip or cell; n < 0: nothing there
+  int k0;             // first output channel
+  int v0, v1;         // taps to compute, counted slice by slice (9 per 64 input channels); v1 = 0: no more tiles
+  int slice, tap;     // ring positions: patches and taps used by earlier tiles of this CTA
+  int parts, part;    // 2, 4 or 8 parts: that many CTAs of the cluster share the taps of this tile
+  int guard;          // the staging memory may still be in use for the partial sums of an earlier tile
+};
+
+#ifdef SBNET_TUNE
+__device__ long long stamps[256 * 16];
+#define SBNET_STAMP(i) (stamps[blockIdx.x * 16 + (i)] = clock64())
+#else
+#define SBNET_STAMP(i)
+#endif
+
+template <class T_, Shape kShape_, bool kResident_, int kSteps_>
+struct Config {
+  using T = T_;
+  static constexpr Shape kShape = kShape_;
+  static constexpr bool kResident = kResident_;  // all weights (C, K <= 64) stay in shared memory
+  static constexpr int kSteps = kSteps_;         // WGMMA steps of 16 channels per slice (fewer if C < 64)
+  static constexpr bool kSquare = kShape == Shape::kSquare, kCells = kShape == Shape::kCells;
+  static constexpr int kGroup = kResident ? 1 : 2;                   // warpgroups per tile
+  static constexpr int kGroups = kConsumers / kGroup;                // tiles in flight
+  static constexpr int kUnitsPerWarpgroup = kCells ? 2 : 1;
+  static constexpr int kUnits = kSquare ? 1 : kGroup * kUnitsPerWarpgroup;  // per tile
+  static constexpr int kUnitHeight = kCells ? 8 : 16, kUnitWidth = kSquare ? 16 : 8;
+  static constexpr int kRowPitch = kSquare ? 18 : kCells ? 20 : 10;  // pixels of patch from one row to the next
+  static constexpr int kGroupStride = (kSquare ? 18 : 10) * 128;     // bytes from one group of 8 pixels to the next
+  static constexpr int kHalf = kSquare ? 8 * 128 : (kCells ? 20 : 18) * 10 * 128;  // to the second warpgroup's pixels
+  static constexpr int kPatch = kSquare ? 18 * 18 * 128 : kGroup * kHalf;          // bytes that TMA delivers
+  static constexpr int kPatchPitch = kSquare ? (kPatch + 1023) / 1024 * 1024 : kPatch;
+  static constexpr int kPatchStages = !kResident ? 2 : kCells ? 3 : 4;
+  // A warpgroup that works alone holds its tile's record through its epilogue: the next one needs a record of its own.
+  static constexpr int kTileSlots = kResident ? 8 : 4;
+  static constexpr int kRest = 1024;  // tile records and barriers
+  static constexpr int kWeightRoom = (kSharedLimit - kRest - kConsumers * kStaging - kPatchStages * kPatchPitch) / kTap;
+  static constexpr int kWeightStages = kResident ? 9 : kWeightRoom < 10 ? kWeightRoom : 10;
+
+  static constexpr int kWeightsAt = kConsumers * kStaging;
+  static constexpr int kPatchesAt = kWeightsAt + kWeightStages * kTap;
+  static constexpr int kTilesAt = kPatchesAt + kPatchStages * kPatchPitch;
+  static constexpr int kPatchFull = kTilesAt + kTileSlots * static_cast<int>(sizeof(TileRecord<kUnits>));  // barriers from here on
+  static constexpr int kPatchEmpty = kPatchFull + 8 * kPatchStages;
+  static constexpr int kWeightFull = kPatchEmpty + 8 * kPatchStages;
+  static constexpr int kWeightEmpty = kWeightFull + 8 * kWeightStages;
+  static constexpr int kTileFull = kWeightEmpty + 8 * kWeightStages;
+  static constexpr int kTileEmpty = kTileFull + 8 * kTileSlots;
+  static constexpr int kResidualFull = kTileEmpty + 8 * kTileSlots;
+  static constexpr int kExchangeFull = kResidualFull + 8 * kConsumers;
+  static constexpr int kExchangeDone = kExchangeFull + 8;
+  using Tile = TileRecord<kUnits>;
+  static constexpr int kShared = kExchangeDone + 8;
+  static_assert(kShared <= kSharedLimit && kWeightStages >= 3);
+};
+
+struct Maps {  // TMA: input patches, weights of a tap, units of output and residual, pairs of output groups
+  CUtensorMap x, w, y, residual, y_pair;
+};
+
+struct Plane {  // channel-last: channels are adjacent
+  void* data;
+  int64_t n, y, x;  // strides in elements
+};
+
+struct Args {
+  Plane y, residual;  // residual.data null for none
+  const void* bias;   // [K] of T or float, or null
+  const int32_t* blocks;  // [capacity, 3] (n, i, j)
+  const int32_t* count;
+  const int32_t *fringe, *fringe_count;  // linear pixel indices to zero, or null
+  int capacity, fringe_capacity;
+  int N, H, W, K, slices;
+  int grid_h, grid_w, block_h, block_w;
+  int log_cluster;
+  FastDiv ktiles, units_per_block, units_per_row, clusters, plane_h, plane_w;
+  Activation activation;
+  float low, high, slope;  // none, relu, relu6 are clamps; leaky_relu has a slope
+  bool bias_f32;
+};
+
+__device__ __forceinline__ bool is_clamp(Activation a) { return a <= Activation::kRelu6; }
+
+// In place on V values; NaN passes through. kClamp: a.activation is none, relu or relu6.
+template <bool kClamp, int V>
+__device__ __forceinline__ void activate(const Args& a, float (&v)[V]) {
+  if constexpr (kClamp) {
+#pragma unroll
+    for (int e = 0; e < V; ++e) v[e] = min_nan(max_nan(v[e], a.low), a.high);
+  } else if (a.activation == Activation::kLeakyRelu) {
+#pragma unroll
+    for (int e = 0; e < V; ++e) v[e] = v[e] > 0.f ? v[e] : v[e] * a.slope;
+  } else if (a.activation == Activation::kSilu) {
+#pragma unroll
+    for (int e = 0; e < V; ++e) v[e] = __fdividef(v[e], 1.f + __expf(-v[e]));
+  } else if (a.activation == Activation::kGelu) {
+#pragma unroll
+    for (int e = 0; e < V; ++e) v[e] = 0.5f * v[e] * (1.f + erff(v[e] * 0.70710678f));
+  } else {  // hardswish
+#pragma unroll
+    for (int e = 0; e < V; ++e) v[e] = v[e] * min_nan(max_nan(v[e] + 3.f, 0.f), 6.f) * (1.f / 6.f);
+  }
+}
+
+template <class T>
+__device__ __forceinline__ float load_bias(const Args& a, int channel) {
+  if (!a.bias || channel >= a.K) return 0.f;
+  if (a.bias_f32) return load_float(static_cast<const float*>(a.bias) + channel);
+  return unpack<T>(load_half(static_cast<const T*>(a.bias) + channel)).x;
+}
+
+}  // namespace sbnet::sm90
