@@ -6,8 +6,8 @@ namespace sbnet {
 
 Status validate(const FringeParams& p) {
   constexpr const char* kOp = "fringe";
-  SBNET_CHECK(p.batch >= 0 && p.height >= 1 && p.width >= 1 && p.height <= INT32_MAX && p.width <= INT32_MAX,
-              "%s: size: batch %lld, plane %lldx%lld; sizes of at least 1 are wanted", kOp,
+  SBNET_CHECK(p.batch >= 0 && p.height >= 1 && p.width >= 1 && p.height <= (1 << 29) && p.width <= (1 << 29),
+              "%s: size: batch %lld, plane %lldx%lld; sides of 1 to 2^29 are wanted", kOp,
               static_cast<long long>(p.batch), static_cast<long long>(p.height), static_cast<long long>(p.width));
   SBNET_CHECK(p.height * p.width <= INT32_MAX && p.batch <= INT32_MAX / (p.height * p.width),
               "%s: size: %lld planes of %lldx%lld; less than 2^31 pixels are wanted", kOp,
@@ -16,6 +16,9 @@ Status validate(const FringeParams& p) {
     SBNET_CHECK(p.kernel[d] >= 1 && p.stride[d] >= 1 && p.dilation[d] >= 1 && p.padding[d] >= 0,
                 "%s: kernel_size, stride, dilation, padding: %d, %d, %d, %d; at least 1, 1, 1, 0 is wanted", kOp,
                 p.kernel[d], p.stride[d], p.dilation[d], p.padding[d]);
+    SBNET_CHECK(int64_t{p.kernel[d]} * p.dilation[d] <= (1 << 29) && p.padding[d] <= (1 << 29),
+                "%s: kernel_size, dilation, padding: %d, %d, %d; a reach of at most 2^29 is wanted", kOp, p.kernel[d],
+                p.dilation[d], p.padding[d]);
     const int64_t in = d == 0 ? p.height : p.width, out = d == 0 ? p.out_height : p.out_width;
     const int64_t reach = in + 2 * int64_t{p.padding[d]} - int64_t{p.dilation[d]} * (p.kernel[d] - 1) - 1;
     SBNET_CHECK(reach >= 0 && out == reach / p.stride[d] + 1,

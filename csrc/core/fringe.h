@@ -1,6 +1,7 @@
 // The fringe of a tensor: the pixels that a consumer's active blocks read and no active block of the producer writes.
 // They must read as zero; a producing layer zeroes them while it writes its blocks (FringeView in core/conv.h).
 #pragma once
+#include "core/fastdiv.h"
 #include "core/types.h"
 
 namespace sbnet {
@@ -18,34 +19,50 @@ struct FringeParams {
 
 SBNET_EXPORT Status validate(const FringeParams& p);
 
-// Does an active block of the consumer read row/column coordinate v? Calls visit(block) for each block coordinate along
-// dimension `dim` that reads it, until visit returns true.
-template <class Visit>
-SBNET_HOST_DEVICE bool any_reader(const FringeParams& p, int dim, int64_t v, Visit visit) {
-  const int64_t limit = dim == 0 ? p.out_height : p.out_width;
-  int64_t last = -1;
-  for (int32_t tap = 0; tap < p.kernel[dim]; ++tap) {
-    const int64_t t = v + p.padding[dim] - static_cast<int64_t>(tap) * p.dilation[dim];
-    if (t < 0) break;
-    const int64_t out = t / p.stride[dim];
-    if (out * p.stride[dim] != t || out >= limit) continue;
-    const int64_t block = out / p.consumer.grid.size[dim];
-    if (block != last && visit(block)) return true;
-    last = block;
+// The membership test that both devices share.
+class FringeTest {
+ public:
+  explicit FringeTest(const FringeParams& p) : p_(p) {
+    for (int d = 0; d < 2; ++d) {
+      mine_[d] = FastDiv(p.producer.grid.size[d]);
+      theirs_[d] = FastDiv(p.consumer.grid.size[d]);
+      stride_[d] = FastDiv(p.stride[d]);
+    }
   }
-  return false;
-}
 
-// Is pixel (n, y, x) of the tensor in the fringe?
-SBNET_HOST_DEVICE inline bool in_fringe(const FringeParams& p, int64_t n, int64_t y, int64_t x) {
-  const BlockGrid &mine = p.producer.grid, &theirs = p.consumer.grid;
-  const int64_t own = (n * mine.count[0] + y / mine.size[0]) * mine.count[1] + x / mine.size[1];
-  if (p.producer.block_map[own] >= 0) return false;
-  return any_reader(p, 0, y, [&](int64_t i) {
-    return any_reader(
-        p, 1, x, [&](int64_t j) { return p.consumer.block_map[(n * theirs.count[0] + i) * theirs.count[1] + j] >= 0; });
-  });
-}
+  // Is pixel (n, y, x) of the tensor in the fringe?
+  SBNET_HOST_DEVICE bool operator()(int n, int y, int x) const {
+    const BlockGrid &mine = p_.producer.grid, &theirs = p_.consumer.grid;
+    const int64_t own = (static_cast<int64_t>(n) * mine.count[0] + mine_[0].quotient(y)) * mine.count[1];
+    if (p_.producer.block_map[own + mine_[1].quotient(x)] >= 0) return false;
+    const int32_t* map = p_.consumer.block_map + static_cast<int64_t>(n) * theirs.count[0] * theirs.count[1];
+    return any_reader(0, y, [&](int i) {
+      return any_reader(1, x, [&](int j) { return map[static_cast<int64_t>(i) * theirs.count[1] + j] >= 0; });
+    });
+  }
+
+ private:
+  // Calls visit(block) for each block along dimension d whose outputs read coordinate v, until visit returns true.
+  template <class Visit>
+  SBNET_HOST_DEVICE bool any_reader(int d, int v, Visit visit) const {
+    const int limit = static_cast<int>(d == 0 ? p_.out_height : p_.out_width);
+    int last = -1;
+    for (int tap = 0; tap < p_.kernel[d]; ++tap) {
+      const int t = v + p_.padding[d] - tap * p_.dilation[d];
+      if (t < 0) break;
+      uint32_t out, rest;
+      stride_[d].divmod(t, &out, &rest);
+      if (rest || static_cast<int>(out) >= limit) continue;
+      const int block = static_cast<int>(theirs_[d].quotient(out));
+      if (block != last && visit(block)) return true;
+      last = block;
+    }
+    return false;
+  }
+
+  FringeParams p_;
+  FastDiv mine_[2], theirs_[2], stride_[2];
+};
 
 }  // namespace sbnet
 

@@ -1,19 +1,16 @@
 // sparse_gather and sparse_scatter on CUDA: copies between blocks of a plane and rows of a packed stack.
 //
-//   copy_kernel       any layouts; walks the stack linearly in vectors of up to 16 bytes
-//   transpose_kernel  channels_last on one side, NCHW on the other: 32-word tiles through shared memory
-//   add_kernel        scatter-add, plain or atomic
-//   overlap_kernel    scatter-add of overlapping blocks without atomics: each pixel sums the blocks over it
+//   copy_kernel     any layouts; walks the stack linearly in vectors of up to 16 bytes
+//   add_kernel      scatter-add, plain or atomic
+//   overlap_kernel  scatter-add of overlapping blocks without atomics: each pixel sums the blocks over it
+//
+// blocks_transpose.cu has the copies between channels_last and NCHW.
 //
 // Rows of the index list that are no block of the grid read as zeros (gather) or are skipped (scatter).
-#include "core/blocks.h"
-#include "cuda/common.cuh"
+#include "cuda/blocks_copy.cuh"
 
 namespace sbnet {
 namespace {
-
-constexpr int kThreads = 256;
-constexpr int kUnroll = 4;
 
 // The block of the stack as a 3-D array [d0, d1, d2] of vectors in memory order, and where its vectors lie on the
 // plane. channels_last: (row, column, channel); NCHW: (channel, row, column). All units are vectors.
@@ -92,11 +89,6 @@ __global__ void __launch_bounds__(kThreads) copy_kernel(const CopyArgs a) {
 __device__ __forceinline__ void atomic_add(float* p, float v) { atomicAdd(p, v); }
 __device__ __forceinline__ void atomic_add(__half* p, __half v) { atomicAdd(p, v); }
 __device__ __forceinline__ void atomic_add(__nv_bfloat16* p, __nv_bfloat16 v) { atomicAdd(p, v); }
-
-template <class T, int kVec>
-struct alignas(sizeof(T) * kVec) Pack {
-  T v[kVec];
-};
 
 template <class T, int kVec, bool kAtomic>
 __global__ void __launch_bounds__(kThreads) add_kernel(const CopyArgs a) {
@@ -182,123 +174,6 @@ __global__ void __launch_bounds__(kThreads) overlap_kernel(const OverlapArgs a) 
   }
 }
 
-// One side of a transposed copy. For the stack n is the slot and (y, x) lie within the block.
-struct Side {
-  char* data;
-  int64_t stride_n, stride_c, stride_y, stride_x;  // elements
-};
-
-constexpr int kTilePixels = 256;
-constexpr int kTileWords = 32;  // 128 bytes of channels
-
-struct TransposeArgs {
-  Side pixel_major, channel_major;     // channel stride 1; pixels next to each other
-  bool plane_is_pixel_major, vectors;  // vectors: 16-byte accesses are aligned on the pixel-major side
-  const int32_t *indices, *count;
-  int capacity, rows, batch, channels, height, width;
-  BlockGrid grid;
-  int area, pieces, piece_pixels, chunks;  // a block = pieces of pixels x chunks of channels
-  FastDiv block_width;
-  bool zero_tail;
-};
-
-template <class T, bool kGather>
-__global__ void __launch_bounds__(kThreads) transpose_kernel(const TransposeArgs a) {
-  constexpr int kPerWord = 4 / sizeof(T);
-  constexpr int kTileChannels = kTileWords * kPerWord;
-  __shared__ uint32_t tile[kTilePixels][kTileWords + 1];  // the odd pitch keeps both directions free of conflicts
-  __shared__ int64_t pixel_offset[kTilePixels], channel_offset[kTilePixels];
-  grid_dependency_wait();
-  grid_dependency_release();
-  const int count = clamped_count(a.count, min(a.capacity, a.rows));
-  const int64_t per_block = static_cast<int64_t>(a.pieces) * a.chunks;
-  const int64_t total = (kGather && a.zero_tail ? a.rows : count) * per_block;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  constexpr int kWarps = kThreads / 32;
-
-  for (int64_t t = blockIdx.x; t < total; t += gridDim.x) {
-    const int slot = static_cast<int>(t / per_block), within = static_cast<int>(t % per_block);
-    const int first_pixel = within / a.chunks * a.piece_pixels, c0 = within % a.chunks * kTileChannels;
-    const int pixels = min(a.piece_pixels, a.area - first_pixel), channels = min(kTileChannels, a.channels - c0);
-    BlockIndex b = {0, 0, 0};
-    const bool known = slot < count && load_block(a.indices, slot, a.batch, a.grid, &b);
-    if (!kGather && !known) continue;
-
-    __syncthreads();  // the tile before this one has been read
-    for (int p = threadIdx.x; p < pixels; p += kThreads) {
-      uint32_t row, column;
-      a.block_width.divmod(first_pixel + p, &row, &column);
-      const int y = a.grid.offset[0] + b.i * a.grid.stride[0] + static_cast<int>(row);
-      const int x = a.grid.offset[1] + b.j * a.grid.stride[1] + static_cast<int>(column);
-      const bool inside = known && static_cast<unsigned>(y) < static_cast<unsigned>(a.height) &&
-                          static_cast<unsigned>(x) < static_cast<unsigned>(a.width);
-      const Side& plane = a.plane_is_pixel_major ? a.pixel_major : a.channel_major;
-      const Side& stack = a.plane_is_pixel_major ? a.channel_major : a.pixel_major;
-      const int64_t on_plane =
-          inside ? b.n * plane.stride_n + y * plane.stride_y + x * plane.stride_x : static_cast<int64_t>(-1);
-      const int64_t on_stack = slot * stack.stride_n + row * stack.stride_y + column * stack.stride_x;
-      pixel_offset[p] = a.plane_is_pixel_major ? on_plane : on_stack;
-      channel_offset[p] = a.plane_is_pixel_major ? on_stack : on_plane;
-    }
-    __syncthreads();
-
-    T* const pixel_side = reinterpret_cast<T*>(a.pixel_major.data) + c0;
-    T* const channel_side = reinterpret_cast<T*>(a.channel_major.data) + c0 * a.channel_major.stride_c;
-    // A tile goes pixel-major -> shared -> channel-major when the reading side is the pixel-major one, else backwards.
-    const bool from_pixels = a.plane_is_pixel_major == kGather;
-    for (int half = 0; half < 2; ++half) {
-      const bool load = half == 0;
-      if (from_pixels == load) {  // this half works on the pixel-major side
-        if (a.vectors) {
-          for (int e = threadIdx.x; e < pixels * 8; e += kThreads) {
-            const int p = e / 8, w = e % 8 * 4;
-            if (w * kPerWord >= channels) continue;
-            uint4* at = reinterpret_cast<uint4*>(pixel_side + pixel_offset[p] + w * kPerWord);
-            uint32_t* s = &tile[p][w];
-            if (load) {
-              const uint4 v = pixel_offset[p] < 0 ? uint4{} : *at;
-              s[0] = v.x, s[1] = v.y, s[2] = v.z, s[3] = v.w;
-            } else if (pixel_offset[p] >= 0) {
-              *at = uint4{s[0], s[1], s[2], s[3]};
-            }
-          }
-        } else {
-          for (int p = warp; p < pixels; p += kWarps) {
-            for (int c = lane; c < channels; c += 32) {
-              T* at = pixel_side + pixel_offset[p] + c;
-              T* s = reinterpret_cast<T*>(tile[p]) + c;
-              if (load)
-                *s = pixel_offset[p] < 0 ? T{} : *at;
-              else if (pixel_offset[p] >= 0)
-                *at = *s;
-            }
-          }
-        }
-      } else {  // the channel-major side: lanes over pixels
-        for (int w = warp; w * kPerWord < channels; w += kWarps) {
-          T* const row = channel_side + static_cast<int64_t>(w) * kPerWord * a.channel_major.stride_c;
-          for (int p = lane; p < pixels; p += 32) {
-            const int64_t offset = channel_offset[p];
-            T word[kPerWord];
-            if (load) {
-#pragma unroll
-              for (int h = 0; h < kPerWord; ++h)
-                word[h] = offset < 0 || w * kPerWord + h >= channels ? T{} : row[offset + h * a.channel_major.stride_c];
-              tile[p][w] = *reinterpret_cast<uint32_t*>(word);
-            } else if (offset >= 0) {
-              *reinterpret_cast<uint32_t*>(word) = tile[p][w];
-#pragma unroll
-              for (int h = 0; h < kPerWord; ++h)
-                if (w * kPerWord + h < channels) row[offset + h * a.channel_major.stride_c] = word[h];
-            }
-          }
-        }
-      }
-      if (load) __syncthreads();
-    }
-  }
-}
-
 // ------------------------------------------------------------------ host side
 
 // Widest vector (in bytes) that never straddles an edge or an alignment boundary.
@@ -342,16 +217,6 @@ CopyArgs copy_args(const BlockCopyParams& p, bool channels_last, int64_t vector)
   return a;
 }
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-template <class Kernel, class Args>
-cudaError_t launch(const DeviceInfo& device, Kernel kernel, int64_t ctas, int per_sm, cudaStream_t stream,
-                   const Args& args) {
-  const int64_t most = static_cast<int64_t>(device.sm_count) * per_sm;
-  return launch_dependent(device, kernel, dim3(static_cast<unsigned>(ctas < most ? ctas : most)), dim3(kThreads), 0,
-                          stream, args);
-}
-
 template <class V>
 cudaError_t launch_copy(const BlockCopyParams& p, const DeviceInfo& device, bool channels_last, int64_t vector,
                         cudaStream_t stream) {
@@ -389,37 +254,6 @@ cudaError_t launch_add(const BlockCopyParams& p, const DeviceInfo& device, bool 
   return launch(device, kernel, ceil_div(p.blocks.size[0] * a.block.divisor, kThreads), 8, stream, a);
 }
 
-template <class T>
-cudaError_t launch_transpose(const BlockCopyParams& p, const DeviceInfo& device, bool plane_is_pixel_major,
-                             cudaStream_t stream) {
-  const auto side = [](const TensorView& t) {
-    return Side{static_cast<char*>(t.data), t.stride[0], t.stride[1], t.stride[2], t.stride[3]};
-  };
-  const TensorView& pixel_major = plane_is_pixel_major ? p.plane : p.blocks;
-  TransposeArgs a = {};
-  a.pixel_major = side(pixel_major);
-  a.channel_major = side(plane_is_pixel_major ? p.blocks : p.plane);
-  a.plane_is_pixel_major = plane_is_pixel_major;
-  constexpr int64_t kVec = 16 / sizeof(T);
-  a.vectors = reinterpret_cast<uintptr_t>(pixel_major.data) % 16 == 0 && pixel_major.size[1] % kVec == 0 &&
-              pixel_major.stride[0] % kVec == 0 && pixel_major.stride[2] % kVec == 0 &&
-              pixel_major.stride[3] % kVec == 0;
-  a.indices = p.active.indices, a.count = p.active.count;
-  a.capacity = static_cast<int>(p.active.capacity), a.rows = static_cast<int>(p.blocks.size[0]);
-  a.batch = static_cast<int>(p.plane.size[0]), a.channels = static_cast<int>(p.plane.size[1]);
-  a.height = static_cast<int>(p.plane.size[2]), a.width = static_cast<int>(p.plane.size[3]);
-  a.grid = p.active.grid;
-  a.area = a.grid.size[0] * a.grid.size[1];
-  a.pieces = static_cast<int>(ceil_div(a.area, kTilePixels));
-  a.piece_pixels = static_cast<int>(ceil_div(a.area, a.pieces));
-  a.chunks = static_cast<int>(ceil_div(a.channels, kTileWords * 4 / static_cast<int64_t>(sizeof(T))));
-  a.block_width = FastDiv(a.grid.size[1]);
-  a.zero_tail = p.zero_tail;
-  const int64_t tiles = p.blocks.size[0] * a.pieces * a.chunks;
-  return p.direction == CopyDirection::kGather ? launch(device, transpose_kernel<T, true>, tiles, 5, stream, a)
-                                               : launch(device, transpose_kernel<T, false>, tiles, 5, stream, a);
-}
-
 cudaError_t dispatch(const BlockCopyParams& p, const DeviceInfo& device, cudaStream_t stream) {
   const bool blocks_channels_last = p.blocks.stride[1] == 1;
   if (p.add) {
@@ -435,8 +269,7 @@ cudaError_t dispatch(const BlockCopyParams& p, const DeviceInfo& device, cudaStr
   const int64_t item = dtype_size(p.plane.dtype);
   const bool transposed = blocks_channels_last ? p.plane.stride[3] == 1 && p.plane.size[1] > 1
                                                : p.plane.stride[1] == 1 && p.plane.stride[3] != 1;
-  if (transposed && item == 4) return launch_transpose<uint32_t>(p, device, !blocks_channels_last, stream);
-  if (transposed && item == 2) return launch_transpose<uint16_t>(p, device, !blocks_channels_last, stream);
+  if (transposed && (item == 4 || item == 2)) return launch_block_transpose(p, device, !blocks_channels_last, stream);
   const int bytes = vector_bytes(p, blocks_channels_last);
   switch (bytes) {
     case 16:

@@ -1,4 +1,4 @@
-// Shared by all CUDA files: launch checks, device facts, exact division by constants, dtype conversion.
+// Shared by all CUDA files: launch checks, device facts, the list of active blocks, dtype conversion.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -6,6 +6,7 @@
 
 #include <atomic>
 
+#include "core/fastdiv.h"
 #include "core/types.h"
 
 namespace sbnet {
@@ -41,24 +42,6 @@ inline Status current_device(const char* op, DeviceInfo* out) {
   *out = {device, static_cast<int>(packed & 0xffffffff), static_cast<int>(packed >> 32)};
   return ok_status();
 }
-
-// q = n / d for 0 <= n < 2^31 without the integer division sequence: exact for every n and d in range.
-struct FastDiv {
-  uint32_t divisor = 1, multiplier = 0, shift = 0;
-  FastDiv() = default;
-  explicit FastDiv(int64_t d) : divisor(static_cast<uint32_t>(d)) {
-    if (d <= 1) return;
-    while ((1ull << shift) < divisor) ++shift;
-    multiplier = static_cast<uint32_t>(((1ull << 32) * ((1ull << shift) - divisor)) / divisor + 1);
-  }
-  __device__ __forceinline__ uint32_t quotient(uint32_t n) const {
-    return divisor == 1 ? n : (__umulhi(n, multiplier) + n) >> shift;
-  }
-  __device__ __forceinline__ void divmod(uint32_t n, uint32_t* q, uint32_t* r) const {
-    *q = quotient(n);
-    *r = n - *q * divisor;
-  }
-};
 
 __device__ __forceinline__ int clamped_count(const int32_t* count, int capacity) {
   return min(max(__ldg(count), 0), capacity);

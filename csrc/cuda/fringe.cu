@@ -11,8 +11,11 @@ constexpr int kChunk = 4096;  // pixels of one CTA
 constexpr int kWords = kChunk / 32;
 
 struct FringeArgs {
-  FringeParams p;
-  int pixels;          // of the batch
+  FringeTest in_fringe;
+  FastDiv width, height;
+  int pixels;  // of the batch
+  int64_t capacity;
+  int32_t *list, *count;
   uint32_t* words;     // [chunks, kWords]
   int32_t* per_chunk;  // [chunks]
 };
@@ -31,16 +34,16 @@ __global__ void __launch_bounds__(kThreads) mark_kernel(const __grid_constant__ 
   __shared__ int scratch[kThreads / 32];
   grid_dependency_release();
   grid_dependency_wait();
-  const FringeParams& p = a.p;
   const int first = blockIdx.x * kChunk;
-  const unsigned width = static_cast<unsigned>(p.width), height = static_cast<unsigned>(p.height);
   int mine = 0;
   for (int k = threadIdx.x; k < kChunk; k += kThreads) {
     const unsigned pixel = static_cast<unsigned>(first) + k;
     bool hit = false;
     if (pixel < static_cast<unsigned>(a.pixels)) {
-      const unsigned row = pixel / width;
-      hit = in_fringe(p, row / height, row % height, pixel - row * width);
+      uint32_t row, n, y, x;
+      a.width.divmod(pixel, &row, &x);
+      a.height.divmod(row, &n, &y);
+      hit = a.in_fringe(n, y, x);
     }
     const unsigned ballot = __ballot_sync(0xffffffff, hit);
     if (threadIdx.x % 32 == 0) {
@@ -65,7 +68,7 @@ __global__ void __launch_bounds__(kThreads) list_kernel(const __grid_constant__ 
   }
   before = sum_over_cta(before, scratch);
   total = sum_over_cta(total, scratch);
-  const int64_t capacity = a.p.capacity;
+  const int64_t capacity = a.capacity;
   if (static_cast<int>(blockIdx.x) < chunks) {
     const uint32_t* words = a.words + static_cast<int64_t>(blockIdx.x) * kWords;
     static_assert(kWords == 4 * 32, "one warp scans the words of a chunk, four words a lane");
@@ -87,13 +90,13 @@ __global__ void __launch_bounds__(kThreads) list_kernel(const __grid_constant__ 
       const uint32_t word = words[k / 32];
       if (!(word >> (k % 32) & 1)) continue;
       const int64_t slot = start[k / 32] + __popc(word & ((1u << (k % 32)) - 1));
-      if (slot < capacity) a.p.pixels[slot] = blockIdx.x * kChunk + k;
+      if (slot < capacity) a.list[slot] = blockIdx.x * kChunk + k;
     }
   }
   for (int64_t k = total + static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; k < capacity;
        k += static_cast<int64_t>(gridDim.x) * kThreads)
-    a.p.pixels[k] = -1;
-  if (blockIdx.x == 0 && threadIdx.x == 0) *a.p.count = static_cast<int>(total < capacity ? total : capacity);
+    a.list[k] = -1;
+  if (blockIdx.x == 0 && threadIdx.x == 0) *a.count = static_cast<int>(total < capacity ? total : capacity);
 }
 
 }  // namespace
@@ -106,7 +109,15 @@ sbnet::Status sbnet_fringe_cuda(const sbnet::FringeParams* params, void* workspa
   DeviceInfo device;
   SBNET_TRY(current_device(kOp, &device));
   const cudaStream_t stream = static_cast<cudaStream_t>(stream_handle);
-  FringeArgs a = {*params, static_cast<int>(params->batch * params->height * params->width), nullptr, nullptr};
+  FringeArgs a = {FringeTest(*params),
+                  FastDiv(params->width),
+                  FastDiv(params->height),
+                  static_cast<int>(params->batch * params->height * params->width),
+                  params->capacity,
+                  params->pixels,
+                  params->count,
+                  nullptr,
+                  nullptr};
   const int chunks = static_cast<int>((static_cast<int64_t>(a.pixels) + kChunk - 1) / kChunk);
   a.words = static_cast<uint32_t*>(workspace);
   a.per_chunk = static_cast<int32_t*>(workspace) + static_cast<int64_t>(chunks) * kWords;
