@@ -64,8 +64,16 @@ Status validate(const Conv2dParams& p) {
   }
   SBNET_TRY(check_plane(kOp, "x", p.x));
   SBNET_TRY(check_plane(kOp, "out", p.y));
+  bool residual_is_out = p.residual.data == p.y.data;
+  for (int d = 0; d < 4; ++d) {
+    SBNET_CHECK(p.y.stride[d] > 0 || p.y.size[d] <= 1,
+                "%s: out: an expanded tensor (stride 0 in dimension %d); a tensor of its own memory is wanted", kOp, d);
+    residual_is_out = residual_is_out && (p.residual.stride[d] == p.y.stride[d] || p.y.size[d] <= 1);
+  }
   SBNET_CHECK(!N || !p.active.capacity || !may_overlap(p.x, p.y),
               "%s: out: shares memory with x; a separate tensor is wanted", kOp);
+  SBNET_CHECK(!p.residual.data || residual_is_out || !may_overlap(p.residual, p.y),
+              "%s: residual: shares memory with out; out itself or a separate tensor is wanted", kOp);
   SBNET_TRY(check_active(kOp, p.active));
   SBNET_TRY(check_tiling(kOp, p.active.grid, out[2], out[3]));
   if (p.fringe.pixels)

@@ -95,11 +95,16 @@ Tensor sparse_conv2d(Tensor x, Tensor weight, std::optional<Tensor> bias, std::o
   const char* op = "sparse_conv2d";
   check_rank(op, "x", x, 4);
   check_rank(op, "weight", weight, 4);
-  SBNET_TORCH_CHECK(stride.size() == 2 && padding.size() == 2 && dilation.size() == 2, "sbnet::", op,
-                    ": stride, padding, dilation: pairs are wanted");
+  // Sizes of y before validate() has seen the numbers: 32 bits each, so that nothing overflows.
+  int32_t strides[2], paddings[2], dilations[2];
+  to_pair(op, "stride", stride, strides);
+  to_pair(op, "padding", padding, paddings);
+  to_pair(op, "dilation", dilation, dilations);
   int64_t side[2];
   for (int d = 0; d < 2; ++d) {
-    SBNET_TORCH_CHECK(stride[d] >= 1, "sbnet::", op, ": stride: ", stride[d], "; at least 1 is wanted");
+    SBNET_TORCH_CHECK(strides[d] >= 1 && dilations[d] >= 1 && paddings[d] >= 0, "sbnet::", op,
+                      ": stride, dilation, padding: ", strides[d], ", ", dilations[d], ", ", paddings[d],
+                      "; at least 1, 1, 0 is wanted");
     const int64_t reach = x.size(2 + d) + 2 * padding[d] - dilation[d] * (weight.size(2 + d) - 1) - 1;
     SBNET_TORCH_CHECK(reach >= 0, "sbnet::", op, ": x: side ", x.size(2 + d), " with padding ", padding[d],
                       " is smaller than the kernel's reach");
