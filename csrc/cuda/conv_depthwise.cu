@@ -21,22 +21,25 @@ struct DepthwisePlan {
   FringePlan fringe;
   int32_t strips_per_block;
   int32_t log2_slice_threads;
-  bool vector_x, vector_y, vector_residual;
+  bool vector_y, vector_residual;
 };
 
 // The input word at (row, column) of the plane, zeros outside.
-template <class T>
-__device__ __forceinline__ uint4 read_word(const Conv2dParams& p, const DepthwisePlan& plan, const T* x, int row,
-                                           int column, const int (&channel)[kLanes<T>]) {
-  const bool in = static_cast<unsigned>(row) < static_cast<unsigned>(p.x.size[2]) &&
-                  static_cast<unsigned>(column) < static_cast<unsigned>(p.x.size[3]);
-  uint4 word{0, 0, 0, 0};
-  if (!in) return word;
+template <class T, bool kWords>
+__device__ __forceinline__ uint4 read_word(const Conv2dParams& p, const T* x, int row, int column,
+                                           const int (&channel)[kLanes<T>]) {
+  const bool in = (static_cast<unsigned>(row) < static_cast<unsigned>(p.x.size[2])) &
+                  (static_cast<unsigned>(column) < static_cast<unsigned>(p.x.size[3]));
   const T* from = x + row * p.x.stride[2] + column * p.x.stride[3];
-  if (plan.vector_x) return __ldg(reinterpret_cast<const uint4*>(from + channel[0]));
-  T* part = reinterpret_cast<T*>(&word);
+  uint4 word{0, 0, 0, 0};
+  if constexpr (kWords) {
+    if (in) word = __ldg(reinterpret_cast<const uint4*>(from + channel[0]));
+  } else {
+    T* part = reinterpret_cast<T*>(&word);
 #pragma unroll
-  for (int e = 0; e < kLanes<T>; ++e) part[e] = from[channel[e] * p.x.stride[1]];
+    for (int e = 0; e < kLanes<T>; ++e)
+      if (in) part[e] = from[channel[e] * p.x.stride[1]];
+  }
   return word;
 }
 template <class T>
@@ -59,7 +62,8 @@ __device__ __forceinline__ void add_products(const float* weight, const float (&
 }
 
 // kSize: 3 for 3x3 with stride and dilation 1, whose loops unroll so that all loads are under way at once; 0 for any.
-template <class T, int kSize>
+// kWords: x is channels_last and has as many channels as y, so that its channels come in 16-byte words too.
+template <class T, int kSize, bool kWords>
 __global__ void __launch_bounds__(kThreads, 2)
     conv_depthwise_kernel(const __grid_constant__ Conv2dParams p, const __grid_constant__ DepthwisePlan plan) {
   constexpr int kL = kLanes<T>, kSlice = kSliceThreads * kL;
@@ -123,7 +127,7 @@ __global__ void __launch_bounds__(kThreads, 2)
         uint4 words[kStrip + kSize - 1];
 #pragma unroll
         for (int j = 0; j < kStrip + kSize - 1; ++j)
-          words[j] = read_word<T>(p, plan, x, row0 + r, column0 + j, channel);
+          words[j] = read_word<T, kWords>(p, x, row0 + r, column0 + j, channel);
 #pragma unroll
         for (int j = 0; j < kStrip + kSize - 1; ++j) {
           float v[kL];
@@ -138,7 +142,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll 4
         for (int j = 0; j < kStrip + S - 1; ++j) {
           float v[kL];
-          unpack<T>(read_word<T>(p, plan, x, row0 + r * p.dilation[0], column0 + j, channel), v);
+          unpack<T>(read_word<T, kWords>(p, x, row0 + r * p.dilation[0], column0 + j, channel), v);
 #pragma unroll
           for (int i = 0; i < kStrip; ++i)
             if (static_cast<unsigned>(j - i) < static_cast<unsigned>(S))
@@ -153,8 +157,8 @@ __global__ void __launch_bounds__(kThreads, 2)
           for (int i = 0; i < kStrip; ++i) {
             if (i >= pixels) continue;  // coordinates past the plane's edge might overflow
             float v[kL];
-            unpack<T>(read_word<T>(p, plan, x, row0 + r * p.dilation[0], column0 + i * p.stride[1] + s * p.dilation[1],
-                                   channel),
+            unpack<T>(read_word<T, kWords>(p, x, row0 + r * p.dilation[0],
+                                           column0 + i * p.stride[1] + s * p.dilation[1], channel),
                       v);
             add_products(weight + (r * S + s) * kSlice, v, sums[i]);
           }
@@ -162,24 +166,24 @@ __global__ void __launch_bounds__(kThreads, 2)
       }
     }
 
-    int64_t y_offset = pixel_offset(p.y, pixel), residual_offset = pixel_offset(p.residual, pixel);
+    const Output first = output_of(p, pixel);
+    Output to[kStrip];
 #pragma unroll
     for (int i = 0; i < kStrip; ++i) {
-      if (i >= pixels) break;
+      to[i] =
+          i < pixels ? Output{first.y + i * p.y.stride[3], first.residual + i * p.residual.stride[3]} : Output{-1, 0};
 #pragma unroll
       for (int e = 0; e < kL; ++e) sums[i][e] += bias[e];
-      finish_outputs<T>(p, plan.vector_y, plan.vector_residual, sums[i], y_offset, residual_offset, k, K);
-      y_offset += p.y.stride[3];
-      residual_offset += p.residual.stride[3];
     }
+    finish_outputs<T>(p, plan.vector_y, plan.vector_residual, sums, to, k, K);
   }
   grid_dependency_release();
 }
 
-template <class T, int kSize>
+template <class T, int kSize, bool kWords>
 Status launch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
   static OccupancyCache cache;
-  constexpr auto kernel = conv_depthwise_kernel<T, kSize>;
+  constexpr auto kernel = conv_depthwise_kernel<T, kSize, kWords>;
   constexpr int kSlice = kSliceThreads * kLanes<T>;
   const int64_t K = p.weight.size[0], taps = p.weight.size[2] * p.weight.size[3];
   // A block wider than the plane is the only one of its row: no more strips than the plane has.
@@ -199,7 +203,6 @@ Status launch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stre
   plan.log2_slice_threads = 0;
   while ((1 << plan.log2_slice_threads) < kSliceThreads && (int64_t{kLanes<T>} << plan.log2_slice_threads) < K)
     ++plan.log2_slice_threads;
-  plan.vector_x = K == p.groups && K % kLanes<T> == 0 && channels_vectorize(p.x);
   plan.vector_y = channels_vectorize(p.y);
   plan.vector_residual = p.residual.data && channels_vectorize(p.residual);
 
@@ -218,9 +221,11 @@ Status launch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stre
 
 template <class T>
 Status launch_type(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
+  const bool words = p.weight.size[0] == p.groups && p.groups % kLanes<T> == 0 && channels_vectorize(p.x);
   bool plain3x3 = true;
   for (int d = 0; d < 2; ++d) plain3x3 &= p.weight.size[2 + d] == 3 && p.stride[d] == 1 && p.dilation[d] == 1;
-  return plain3x3 ? launch<T, 3>(p, device, stream) : launch<T, 0>(p, device, stream);
+  if (!words) return launch<T, 0, false>(p, device, stream);
+  return plain3x3 ? launch<T, 3, true>(p, device, stream) : launch<T, 0, true>(p, device, stream);
 }
 
 }  // namespace

@@ -9,37 +9,42 @@ namespace sbnet {
 template <class T>
 constexpr int kLanes = 16 / sizeof(T);
 
-// The switch stays outside the loop, so that a tile pays for it once per vector. NaN passes through every case: the
-// comparisons are false for it.
-template <int kN>
-__device__ __forceinline__ void activate(Activation activation, float param, float (&v)[kN]) {
+template <int kRows, int kN, class F>
+__device__ __forceinline__ void each(float (&v)[kRows][kN], F f) {
+#pragma unroll
+  for (int i = 0; i < kRows; ++i)
+#pragma unroll
+    for (int e = 0; e < kN; ++e) v[i][e] = f(v[i][e]);
+}
+// max and min that pass NaN on.
+__device__ __forceinline__ float max_nan(float a, float b) {
+  float r;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+  return r;
+}
+__device__ __forceinline__ float min_nan(float a, float b) {
+  float r;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+  return r;
+}
+// The switch stays outside the loop: one for many values.
+template <int kRows, int kN>
+__device__ __forceinline__ void activate(Activation activation, float param, float (&v)[kRows][kN]) {
   switch (activation) {
     case Activation::kNone:
-      break;
+      return;
     case Activation::kRelu:
-#pragma unroll
-      for (int e = 0; e < kN; ++e) v[e] = v[e] < 0.f ? 0.f : v[e];
-      break;
+      return each(v, [](float x) { return max_nan(x, 0.f); });
     case Activation::kRelu6:
-#pragma unroll
-      for (int e = 0; e < kN; ++e) v[e] = v[e] < 0.f ? 0.f : v[e] > 6.f ? 6.f : v[e];
-      break;
+      return each(v, [](float x) { return min_nan(max_nan(x, 0.f), 6.f); });
     case Activation::kLeakyRelu:
-#pragma unroll
-      for (int e = 0; e < kN; ++e) v[e] = v[e] < 0.f ? v[e] * param : v[e];
-      break;
+      return each(v, [=](float x) { return x < 0.f ? x * param : x; });
     case Activation::kSilu:
-#pragma unroll
-      for (int e = 0; e < kN; ++e) v[e] = v[e] / (1.f + expf(-v[e]));
-      break;
+      return each(v, [](float x) { return x / (1.f + expf(-x)); });
     case Activation::kGelu:
-#pragma unroll
-      for (int e = 0; e < kN; ++e) v[e] = 0.5f * v[e] * (1.f + erff(v[e] * 0.70710678118654752f));
-      break;
+      return each(v, [](float x) { return 0.5f * x * (1.f + erff(x * 0.70710678118654752f)); });
     case Activation::kHardswish:
-#pragma unroll
-      for (int e = 0; e < kN; ++e) v[e] = v[e] * fminf(fmaxf(v[e] + 3.f, 0.f), 6.f) * (1.f / 6.f);
-      break;
+      return each(v, [](float x) { return x * min_nan(max_nan(x + 3.f, 0.f), 6.f) * (1.f / 6.f); });
   }
 }
 
@@ -59,45 +64,62 @@ inline bool channels_vectorize(const TensorView& t) {
   return true;
 }
 
-// y[pixel, k ... k+kN) = act(v + residual), as far as k_end. kN is a multiple of kLanes<T>; the offsets, in elements,
-// are those of channel 0 of the pixel. Each thread reads its residual before it writes: the two may be one tensor.
-template <class T, int kN>
+// Where a pixel's channels begin in y and residual, in elements; y < 0: nowhere.
+struct alignas(16) Output {
+  int64_t y, residual;
+};
+
+// y[pixel, k ... k+kN) = act(v + residual) for kRows pixels, as far as channel k_end. kN is a multiple of kLanes<T>.
+// Several pixels at once, so that their loads are under way together. A thread reads its residual before it writes y:
+// the two may be one tensor.
+template <class T, int kRows, int kN>
 __device__ __forceinline__ void finish_outputs(const Conv2dParams& p, bool vector_y, bool vector_residual,
-                                               float (&v)[kN], int64_t y_offset, int64_t residual_offset, int64_t k,
+                                               float (&v)[kRows][kN], const Output (&to)[kRows], int64_t k,
                                                int64_t k_end) {
-  constexpr int kL = kLanes<T>;
+  constexpr int kL = kLanes<T>, kWords = kN / kL;
   const bool whole = k + kN <= k_end && k % kL == 0;
   if (p.residual.data) {
-    const T* residual = static_cast<const T*>(p.residual.data) + residual_offset + k * p.residual.stride[1];
+    const T* residual = static_cast<const T*>(p.residual.data) + k * p.residual.stride[1];
     if (vector_residual && whole) {
+      uint4 words[kRows][kWords];
 #pragma unroll
-      for (int e = 0; e < kN; e += kL) {
-        const uint4 word = *reinterpret_cast<const uint4*>(residual + e);
-        const T* part = reinterpret_cast<const T*>(&word);
+      for (int i = 0; i < kRows; ++i)
 #pragma unroll
-        for (int i = 0; i < kL; ++i) v[e + i] += to_float(part[i]);
-      }
+        for (int w = 0; w < kWords; ++w) {
+          words[i][w] = uint4{0, 0, 0, 0};
+          if (to[i].y >= 0) words[i][w] = reinterpret_cast<const uint4*>(residual + to[i].residual)[w];
+        }
+#pragma unroll
+      for (int i = 0; i < kRows; ++i)
+#pragma unroll
+        for (int e = 0; e < kN; ++e) v[i][e] += to_float(reinterpret_cast<const T*>(&words[i][e / kL])[e % kL]);
     } else {
 #pragma unroll
-      for (int e = 0; e < kN; ++e)
-        if (k + e < k_end) v[e] += to_float(residual[e * p.residual.stride[1]]);
+      for (int i = 0; i < kRows; ++i)
+#pragma unroll
+        for (int e = 0; e < kN; ++e)
+          if (to[i].y >= 0 && k + e < k_end) v[i][e] += to_float(residual[to[i].residual + e * p.residual.stride[1]]);
     }
   }
   activate(p.activation, p.activation_param, v);
-  T* y = static_cast<T*>(p.y.data) + y_offset + k * p.y.stride[1];
+  T* y = static_cast<T*>(p.y.data) + k * p.y.stride[1];
   if (vector_y && whole) {
 #pragma unroll
-    for (int e = 0; e < kN; e += kL) {
-      uint4 word;
-      T* part = reinterpret_cast<T*>(&word);
+    for (int i = 0; i < kRows; ++i)
 #pragma unroll
-      for (int i = 0; i < kL; ++i) part[i] = from_float<T>(v[e + i]);
-      *reinterpret_cast<uint4*>(y + e) = word;
-    }
+      for (int w = 0; w < kWords; ++w) {
+        uint4 word;
+        T* part = reinterpret_cast<T*>(&word);
+#pragma unroll
+        for (int e = 0; e < kL; ++e) part[e] = from_float<T>(v[i][w * kL + e]);
+        if (to[i].y >= 0) reinterpret_cast<uint4*>(y + to[i].y)[w] = word;
+      }
   } else {
 #pragma unroll
-    for (int e = 0; e < kN; ++e)
-      if (k + e < k_end) y[e * p.y.stride[1]] = from_float<T>(v[e]);
+    for (int i = 0; i < kRows; ++i)
+#pragma unroll
+      for (int e = 0; e < kN; ++e)
+        if (to[i].y >= 0 && k + e < k_end) y[to[i].y + e * p.y.stride[1]] = from_float<T>(v[i][e]);
   }
 }
 

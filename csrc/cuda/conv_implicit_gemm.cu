@@ -23,7 +23,7 @@ struct Shared {
   static constexpr int kSums = kTileM * kPitch * 4;
   static constexpr int kSources = kStages * kStageBytes;  // byte offset of the Source table
   static constexpr int kBytes = kSources + kTileM * static_cast<int>(sizeof(Source));
-  static_assert(kSums + kTileM * static_cast<int>(sizeof(longlong2)) <= kSources, "the epilogue reuses the stages");
+  static_assert(kSums + kTileM * static_cast<int>(sizeof(Output)) <= kSources, "the epilogue reuses the stages");
   static_assert(kBytes <= 99 * 1024, "the least that a device since sm_80 has");
 };
 
@@ -33,67 +33,85 @@ __device__ __forceinline__ uint32_t pack(T low, T high) {
          static_cast<uint32_t>(reinterpret_cast<const uint16_t&>(high)) << 16;
 }
 
-// Fetches one stage after another: thread t takes word t%8 of rows t/8, t/8 + 16, ...
-// kVector: words of x are whole (channels_last, C/groups a multiple of kLanes): a word has one tap, shared by all rows.
-// Otherwise every element is decoded on its own and goes through registers.
-template <class T, int kTileN, bool kVector>
+// How a stage is filled. Words: 16 bytes of channels of one tap by cp.async. Elements: one by one through registers.
+enum class Fetch {
+  kWords,     // x and weight channels_last, C/groups a multiple of kLanes
+  kWordsOfX,  // the same x, other weight strides
+  kElements,  // any
+};
+
+// Fetches one stage after another: thread t takes word t%8 of rows t/8, t/8 + 16, ... of both operands.
+template <class T, int kTileN, Fetch kFetch>
 struct Loader {
+  static constexpr int kPassesM = kTileM / kRowsPerPass, kPassesN = kTileN / kRowsPerPass;
+  static constexpr int kPassBytes = kRowsPerPass * kRowBytes;
   const Conv2dParams& p;
   const GemmPlan& plan;
-  const Source* sources;
-  const T* x;       // the group's first channel
-  const T* weight;  // the tile's first output channel
-  int channels;     // output channels that the tile has
-  int word, row0;
+  const Source* sources;  // of row0
+  const T* x;             // the group's first channel
+  const T* weight;        // of the tile's output channel row0
+  int64_t weight_pass;    // bytes to the next pass's output channel
+  int channels;           // output channels of the tile from row0 on
+  int word;
   uint32_t slot;  // byte offset of (row0, word) in an operand's stage
+  Tap tap;        // of the words being fetched
+  bool issue;     // false past the last step
 
   __device__ __forceinline__ Loader(const Conv2dParams& p, const GemmPlan& plan, const Source* sources)
-      : p(p), plan(plan), sources(sources), word(threadIdx.x % 8), row0(threadIdx.x / 8) {
+      : p(p), plan(plan), sources(sources + threadIdx.x / 8), word(threadIdx.x % 8) {
+    const int row0 = threadIdx.x / 8;
     slot = row0 * kRowBytes + ((word ^ (row0 % 8)) << 4);
+    weight_pass = p.weight.stride[0] * kRowsPerPass * static_cast<int>(sizeof(T));
   }
   __device__ __forceinline__ void begin_tile(int group, int64_t k, int channels_) {
+    const int row0 = threadIdx.x / 8;
     x = static_cast<const T*>(p.x.data) + group * p.weight.size[1] * p.x.stride[1];
-    weight = static_cast<const T*>(p.weight.data) + k * p.weight.stride[0];
-    channels = channels_;
+    weight = static_cast<const T*>(p.weight.data) + (k + row0) * p.weight.stride[0];
+    channels = channels_ - row0;
   }
 
+  // Decodes this thread's word of a step; every fetch of the step uses it.
+  __device__ __forceinline__ void seek(int step, bool issue_) {
+    issue = issue_;
+    if constexpr (kFetch != Fetch::kElements) tap = tap_of(p, plan.reduction, step * 8 + word);
+  }
   // A quarter of a stage, so that the fetches mix with the multiplications of the stage before.
   __device__ __forceinline__ void fetch(int step, uint32_t stage, char* stage_pointer, int quarter) const {
-    if constexpr (kVector) {
-      fetch_words(tap_of(p, plan.reduction, step * 8 + word), stage, stage_pointer, quarter);
-    } else if (quarter == 0) {
-      constexpr int kPairs = kLanes<T> / 2;
+    if constexpr (kFetch == Fetch::kElements) {
+      if (quarter || !issue) return;
 #pragma unroll 1
-      for (int pair = 0; pair < kPairs; ++pair)
+      for (int pair = 0; pair < kLanes<T> / 2; ++pair)
         fetch_pair((step * 8 + word) * kLanes<T> + pair * 2, stage_pointer, pair);
+    } else {
+      fetch_x(stage, quarter);
+      fetch_weight(stage, stage_pointer, quarter);
     }
   }
 
  private:
-  __device__ __forceinline__ void fetch_words(const Tap& tap, uint32_t stage, char* stage_pointer, int quarter) const {
-    constexpr int kPerQuarterM = kTileM / kRowsPerPass / 4, kPerQuarterN = kTileN / kRowsPerPass / 4;
+  __device__ __forceinline__ void fetch_x(uint32_t stage, int quarter) const {
+    const char* from = reinterpret_cast<const char*>(x + tap.x_offset);
 #pragma unroll
-    for (int i = 0; i < kPerQuarterM; ++i) {
-      const int pass = quarter * kPerQuarterM + i;
-      const Source source = sources[row0 + pass * kRowsPerPass];
-      cp_async_16(stage + slot + pass * kRowsPerPass * kRowBytes, x + source.offset + tap.x_offset,
-                  reads_plane(p, source, tap));
+    for (int pass = quarter * (kPassesM / 4); pass < (quarter + 1) * (kPassesM / 4); ++pass) {
+      const Source source = load_source(sources + pass * kRowsPerPass);
+      cp_async_16(stage + slot + pass * kPassBytes, from + source.offset, reads_plane(p, source, tap), issue);
     }
+  }
+  __device__ __forceinline__ void fetch_weight(uint32_t stage, char* stage_pointer, int quarter) const {
+    const char* from = reinterpret_cast<const char*>(weight + tap.weight_offset);
 #pragma unroll
-    for (int i = 0; i < kPerQuarterN; ++i) {
-      const int pass = quarter * kPerQuarterN + i, n = row0 + pass * kRowsPerPass;
-      const uint32_t at = kTileM * kRowBytes + slot + pass * kRowsPerPass * kRowBytes;
-      const T* from = weight + n * p.weight.stride[0] + tap.weight_offset;
-      const bool in = tap.in && n < channels;
-      if (plan.vector_weight) {
-        cp_async_16(stage + at, from, in);
+    for (int pass = quarter * (kPassesN / 4); pass < (quarter + 1) * (kPassesN / 4); ++pass) {
+      const uint32_t at = kTileM * kRowBytes + slot + pass * kPassBytes;
+      const bool in = tap.in & (pass * kRowsPerPass < channels);
+      if constexpr (kFetch == Fetch::kWords) {
+        cp_async_16(stage + at, from + pass * weight_pass, in, issue);
       } else {
         uint4 elements{0, 0, 0, 0};
         T* part = reinterpret_cast<T*>(&elements);
 #pragma unroll
         for (int e = 0; e < kLanes<T>; ++e)
-          if (in) part[e] = from[e * p.weight.stride[1]];
-        *reinterpret_cast<uint4*>(stage_pointer + at) = elements;
+          if (issue & in) part[e] = reinterpret_cast<const T*>(from + pass * weight_pass)[e * p.weight.stride[1]];
+        if (issue) *reinterpret_cast<uint4*>(stage_pointer + at) = elements;
       }
     }
   }
@@ -102,21 +120,23 @@ struct Loader {
   __device__ __forceinline__ void fetch_pair(int element, char* stage_pointer, int pair) const {
     const Tap low = tap_of(p, plan.reduction, element), high = tap_of(p, plan.reduction, element + 1);
     const T zero = from_float<T>(0.f);
+    char* to = stage_pointer + slot + pair * 4;
+    const auto at = [](const T* from, int64_t bytes) {
+      return *reinterpret_cast<const T*>(reinterpret_cast<const char*>(from) + bytes);
+    };
 #pragma unroll
-    for (int pass = 0; pass < kTileM / kRowsPerPass; ++pass) {
-      const Source source = sources[row0 + pass * kRowsPerPass];
-      const T a = reads_plane(p, source, low) ? x[source.offset + low.x_offset] : zero;
-      const T b = reads_plane(p, source, high) ? x[source.offset + high.x_offset] : zero;
-      *reinterpret_cast<uint32_t*>(stage_pointer + slot + pair * 4 + pass * kRowsPerPass * kRowBytes) = pack(a, b);
+    for (int pass = 0; pass < kPassesM; ++pass) {
+      const Source source = load_source(sources + pass * kRowsPerPass);
+      const T a = reads_plane(p, source, low) ? at(x + low.x_offset, source.offset) : zero;
+      const T b = reads_plane(p, source, high) ? at(x + high.x_offset, source.offset) : zero;
+      *reinterpret_cast<uint32_t*>(to + pass * kPassBytes) = pack(a, b);
     }
 #pragma unroll
-    for (int pass = 0; pass < kTileN / kRowsPerPass; ++pass) {
-      const int n = row0 + pass * kRowsPerPass;
-      const T* from = weight + n * p.weight.stride[0];
-      const T a = low.in && n < channels ? from[low.weight_offset] : zero;
-      const T b = high.in && n < channels ? from[high.weight_offset] : zero;
-      *reinterpret_cast<uint32_t*>(stage_pointer + kTileM * kRowBytes + slot + pair * 4 +
-                                   pass * kRowsPerPass * kRowBytes) = pack(a, b);
+    for (int pass = 0; pass < kPassesN; ++pass) {
+      const bool in = pass * kRowsPerPass < channels;
+      const T a = in && low.in ? at(weight + low.weight_offset, pass * weight_pass) : zero;
+      const T b = in && high.in ? at(weight + high.weight_offset, pass * weight_pass) : zero;
+      *reinterpret_cast<uint32_t*>(to + kTileM * kRowBytes + pass * kPassBytes) = pack(a, b);
     }
   }
 };
@@ -183,8 +203,8 @@ struct WarpTile {
   }
 };
 
-template <class T, int kTileN, bool kVector>
-__global__ void __launch_bounds__(kThreads, kTileN == 128 || !kVector || sizeof(T) == 4 ? 2 : 3)
+template <class T, int kTileN, Fetch kFetch>
+__global__ void __launch_bounds__(kThreads, kTileN == 128 || kFetch != Fetch::kWords || sizeof(T) == 4 ? 2 : 3)
     conv_implicit_gemm_kernel(const __grid_constant__ Conv2dParams p, const __grid_constant__ GemmPlan plan) {
   using Smem = Shared<kTileN>;
   extern __shared__ __align__(128) char smem[];
@@ -192,7 +212,7 @@ __global__ void __launch_bounds__(kThreads, kTileN == 128 || !kVector || sizeof(
   const uint32_t stages = shared_address(smem);
   Source* sources = reinterpret_cast<Source*>(smem + Smem::kSources);
   float* staged = reinterpret_cast<float*>(smem);
-  longlong2* outputs = reinterpret_cast<longlong2*>(smem + Smem::kSums);  // offsets in y and residual, y < 0: none
+  Output* outputs = reinterpret_cast<Output*>(smem + Smem::kSums);
 
   grid_dependency_wait();
   clear_fringe<T>(p, plan.fringe, int64_t{blockIdx.x} * kThreads + threadIdx.x, int64_t{gridDim.x} * kThreads);
@@ -203,7 +223,7 @@ __global__ void __launch_bounds__(kThreads, kTileN == 128 || !kVector || sizeof(
       (plan.reduction.units * plan.reduction.unit_channels + kRowBytes / static_cast<int>(sizeof(T)) - 1) /
       (kRowBytes / static_cast<int>(sizeof(T)));
   const int group_outputs = static_cast<int>(p.weight.size[0]) / p.groups;
-  Loader<T, kTileN, kVector> loader(p, plan, sources);
+  Loader<T, kTileN, kFetch> loader(p, plan, sources);
   WarpTile<T, kTileN> work(warp, lane);
 
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
@@ -218,36 +238,42 @@ __global__ void __launch_bounds__(kThreads, kTileN == 128 || !kVector || sizeof(
     loader.begin_tile(group, k, static_cast<int>(min(k_end - k, int64_t{kTileN})));
 #pragma unroll
     for (int s = 0; s < kStages - 1; ++s) {
-      if (s < steps)
-        for (int quarter = 0; quarter < 4; ++quarter)
-          loader.fetch(s, stages + s * Smem::kStageBytes, smem + s * Smem::kStageBytes, quarter);
+      loader.seek(s, s < steps);
+#pragma unroll
+      for (int quarter = 0; quarter < 4; ++quarter)
+        loader.fetch(s, stages + s * Smem::kStageBytes, smem + s * Smem::kStageBytes, quarter);
       cp_async_commit();
     }
     work.clear();
+    typename WarpTile<T, kTileN>::Operands operands[2];
+    cp_async_wait<kStages - 2>();
+    __syncthreads();
+    work.load(stages, 0, &operands[0]);
     int read = 0, write = kStages - 1;
     for (int step = 0; step < steps; ++step) {
-      cp_async_wait<kStages - 2>();
-      __syncthreads();  // stage `read` has landed for all threads, and all are done with stage `write`
-      const uint32_t stage = stages + read * Smem::kStageBytes;
-      typename WarpTile<T, kTileN>::Operands operands[2];
-      work.load(stage, 0, &operands[0]);
+      loader.seek(step + kStages - 1, step + kStages - 1 < steps);
+      const int next = read + 1 == kStages ? 0 : read + 1;
 #pragma unroll
       for (int half = 0; half < 4; ++half) {
-        if (half < 3) work.load(stage, half + 1, &operands[(half + 1) % 2]);
-        if (step + kStages - 1 < steps)
-          loader.fetch(step + kStages - 1, stages + write * Smem::kStageBytes, smem + write * Smem::kStageBytes, half);
+        loader.fetch(step + kStages - 1, stages + write * Smem::kStageBytes, smem + write * Smem::kStageBytes, half);
+        if (half < 3) {
+          work.load(stages + read * Smem::kStageBytes, half + 1, &operands[(half + 1) % 2]);
+        } else {  // the next stage's first operands, while this stage's last are multiplied
+          cp_async_commit();
+          cp_async_wait<kStages - 2>();
+          __syncthreads();  // stage `next` has landed for all threads, and all are done with stage `read`
+          work.load(stages + next * Smem::kStageBytes, 0, &operands[0]);
+        }
         work.multiply(operands[half % 2]);
       }
-      cp_async_commit();
-      read = read + 1 == kStages ? 0 : read + 1;
-      write = write + 1 == kStages ? 0 : write + 1;
+      write = read;
+      read = next;
     }
     if (tile + gridDim.x >= tiles) grid_dependency_release();
 
     __syncthreads();  // the stages are free: the sums take their place, so that stores go out in 16-byte words
     work.stage_sums(staged, Smem::kPitch, warp, lane);
-    outputs[threadIdx.x] =
-        pixel.n < 0 ? longlong2{-1, 0} : longlong2{pixel_offset(p.y, pixel), pixel_offset(p.residual, pixel)};
+    outputs[threadIdx.x] = output_of(p, pixel);
     __syncthreads();
     constexpr int kWords = kTileN / 8;  // eight channels per thread and pass
     const int channel = threadIdx.x % kWords * 8;
@@ -255,26 +281,31 @@ __global__ void __launch_bounds__(kThreads, kTileN == 128 || !kVector || sizeof(
       float bias[8];
 #pragma unroll
       for (int e = 0; e < 8; ++e) bias[e] = k + channel + e < k_end ? bias_at<T>(p, k + channel + e) : 0.f;
-#pragma unroll 2
-      for (int row = threadIdx.x / kWords; row < kTileM; row += kThreads / kWords) {
-        const longlong2 to = outputs[row];
-        if (to.x < 0) continue;
-        float v[8];
+      constexpr int kRows = 4, kRowStep = kThreads / kWords;
+#pragma unroll 1
+      for (int row = threadIdx.x / kWords; row < kTileM; row += kRows * kRowStep) {
+        float v[kRows][8];
+        Output to[kRows];
 #pragma unroll
-        for (int e = 0; e < 8; ++e) v[e] = staged[row * Smem::kPitch + channel + e] + bias[e];
-        finish_outputs<T>(p, plan.vector_y, plan.vector_residual, v, to.x, to.y, k + channel, k_end);
+        for (int i = 0; i < kRows; ++i) {
+          to[i] = outputs[row + i * kRowStep];
+          const float* from = staged + (row + i * kRowStep) * Smem::kPitch + channel;
+#pragma unroll
+          for (int e = 0; e < 8; ++e) v[i][e] = from[e] + bias[e];
+        }
+        finish_outputs<T>(p, plan.vector_y, plan.vector_residual, v, to, k + channel, k_end);
       }
     }
     __syncthreads();
   }
 }
 
-template <class T, int kTileN, bool kVector>
+template <class T, int kTileN, Fetch kFetch>
 Status launch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
   static OccupancyCache cache;
-  constexpr auto kernel = conv_implicit_gemm_kernel<T, kTileN, kVector>;
+  constexpr auto kernel = conv_implicit_gemm_kernel<T, kTileN, kFetch>;
   constexpr size_t kSmem = Shared<kTileN>::kBytes;
-  const GemmPlan plan(p, kVector ? kLanes<T> : 1, kTileN);
+  const GemmPlan plan(p, kFetch == Fetch::kElements ? 1 : kLanes<T>, kTileN);
   const int64_t tiles = plan.most_tiles(p, kTileM);
   SBNET_CHECK(tiles <= INT32_MAX / 2, "%s: active: %lld tiles; at most 2^30 are wanted", kConvOp,
               static_cast<long long>(tiles));
@@ -285,25 +316,34 @@ Status launch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stre
   return ok_status();
 }
 
-bool vector_x(const Conv2dParams& p) {
+bool words_of_x(const Conv2dParams& p) {
   return channels_vectorize(p.x) && p.weight.size[1] % (16 / dtype_size(p.x.dtype)) == 0;
 }
 
-// The wide tile reads x half as often; the narrow one is for few output channels, and where it wastes fewer of them.
-bool wide_tile(const Conv2dParams& p) {
+// The wide tile reads x half as often. The narrow one is for few output channels and for few tiles: the device should
+// have several waves of them, more so as the list is seldom full.
+bool wide_tile(const Conv2dParams& p, const DeviceInfo& device) {
   const int64_t outputs = p.weight.size[0] / p.groups;
-  return (outputs + 63) / 64 % 2 == 0;
+  return (outputs + 63) / 64 % 2 == 0 && GemmPlan(p, 1, 128).most_tiles(p, kTileM) >= 4 * device.sm_count;
 }
 
 template <class T>
+Status launch_words(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
+  return wide_tile(p, device) ? launch<T, 128, Fetch::kWords>(p, device, stream)
+                              : launch<T, 64, Fetch::kWords>(p, device, stream);
+}
+template <class T>
 Status launch_half(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
-  if (!vector_x(p)) return launch<T, 64, false>(p, device, stream);
-  return wide_tile(p) ? launch<T, 128, true>(p, device, stream) : launch<T, 64, true>(p, device, stream);
+  if (!words_of_x(p)) return launch<T, 64, Fetch::kElements>(p, device, stream);
+  if (!channels_vectorize(p.weight)) return launch<T, 64, Fetch::kWordsOfX>(p, device, stream);
+  return launch_words<T>(p, device, stream);
 }
 
 }  // namespace
 
-bool implicit_gemm_takes(const Conv2dParams& p) { return p.x.dtype != DType::kF32 || (p.allow_tf32 && vector_x(p)); }
+bool implicit_gemm_takes(const Conv2dParams& p) {
+  return p.x.dtype != DType::kF32 || (p.allow_tf32 && words_of_x(p) && channels_vectorize(p.weight));
+}
 
 Status launch_implicit_gemm(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
   switch (p.x.dtype) {
@@ -312,7 +352,7 @@ Status launch_implicit_gemm(const Conv2dParams& p, const DeviceInfo& device, cud
     case DType::kBF16:
       return launch_half<__nv_bfloat16>(p, device, stream);
     default:
-      return wide_tile(p) ? launch<float, 128, true>(p, device, stream) : launch<float, 64, true>(p, device, stream);
+      return launch_words<float>(p, device, stream);
   }
 }
 

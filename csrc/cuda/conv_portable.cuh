@@ -11,7 +11,7 @@ namespace sbnet::portable {
 
 constexpr const char* kConvOp = "sparse_conv2d";
 
-// Tensor cores: float16, bfloat16, and float32 as tf32 (channels_last x with C/groups a multiple of 4).
+// Tensor cores: float16, bfloat16, and float32 as tf32 (channels_last x and weight with C/groups a multiple of 4).
 bool implicit_gemm_takes(const Conv2dParams& p);
 Status launch_implicit_gemm(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream);
 // float32 in float32.
@@ -70,16 +70,22 @@ __device__ __forceinline__ Pixel locate_pixel(const Conv2dParams& p, const Pixel
 
 // Where a pixel's receptive field begins: tap (r,s) reads row + r*dilation, column + s*dilation.
 struct alignas(16) Source {
-  int64_t offset;   // of (n, first channel, row, column) in x, in elements; may lie before x
+  int64_t offset;   // of (n, first channel, row, column) in x, in bytes; may lie before x
   int row, column;  // far outside of every plane for an empty entry
 };
 __device__ __forceinline__ Source source_of(const Conv2dParams& p, const Pixel& pixel) {
   if (pixel.n < 0) return {0, -(1 << 30), -(1 << 30)};
   const int row = pixel.row * p.stride[0] - p.padding[0], column = pixel.column * p.stride[1] - p.padding[1];
-  return {pixel.n * p.x.stride[0] + row * p.x.stride[2] + column * p.x.stride[3], row, column};
+  return {(pixel.n * p.x.stride[0] + row * p.x.stride[2] + column * p.x.stride[3]) * dtype_size(p.x.dtype), row,
+          column};
 }
 __device__ __forceinline__ int64_t pixel_offset(const TensorView& t, const Pixel& pixel) {
   return pixel.n * t.stride[0] + pixel.row * t.stride[2] + pixel.column * t.stride[3];
+}
+
+__device__ __forceinline__ Output output_of(const Conv2dParams& p, const Pixel& pixel) {
+  if (pixel.n < 0) return {-1, 0};
+  return {pixel_offset(p.y, pixel), pixel_offset(p.residual, pixel)};
 }
 
 // The reduction runs over (r, s, c), c fastest, in units of one channel or of one 16-byte word of channels.
@@ -109,9 +115,16 @@ __device__ __forceinline__ Tap tap_of(const Conv2dParams& p, const Reduction& re
           r * p.weight.stride[2] + s * p.weight.stride[3] + c * p.weight.stride[1], row, column,
           unit < reduction.units};
 }
+// No short circuit: a branch would keep the fetches from mixing with the multiplications.
 __device__ __forceinline__ bool reads_plane(const Conv2dParams& p, const Source& source, const Tap& tap) {
-  return tap.in && static_cast<unsigned>(source.row + tap.row) < static_cast<unsigned>(p.x.size[2]) &&
-         static_cast<unsigned>(source.column + tap.column) < static_cast<unsigned>(p.x.size[3]);
+  return tap.in & (static_cast<unsigned>(source.row + tap.row) < static_cast<unsigned>(p.x.size[2])) &
+         (static_cast<unsigned>(source.column + tap.column) < static_cast<unsigned>(p.x.size[3]));
+}
+// A Source in one shared-memory access.
+__device__ __forceinline__ Source load_source(const Source* from) {
+  const int4 v = *reinterpret_cast<const int4*>(from);
+  return {static_cast<int64_t>(static_cast<uint64_t>(static_cast<uint32_t>(v.y)) << 32 | static_cast<uint32_t>(v.x)),
+          v.z, v.w};
 }
 
 // A GEMM launch: tiles of kTileM list entries by kTileN output channels of one group, channels fastest, so that the
@@ -121,14 +134,13 @@ struct GemmPlan {
   Reduction reduction;
   FastDiv column_tiles, tiles_per_group;
   FringePlan fringe;
-  bool vector_weight = false, vector_y = false, vector_residual = false;
+  bool vector_y = false, vector_residual = false;
 
   GemmPlan(const Conv2dParams& p, int channels_per_unit, int tile_n)
       : list(p),
         reduction(p, channels_per_unit),
         tiles_per_group((p.weight.size[0] / p.groups + tile_n - 1) / tile_n),
         fringe(p),
-        vector_weight(channels_vectorize(p.weight)),
         vector_y(channels_vectorize(p.y)),
         vector_residual(p.residual.data && channels_vectorize(p.residual)) {
     column_tiles = FastDiv(int64_t{tiles_per_group.divisor} * p.groups);

@@ -15,6 +15,9 @@ constexpr int kThreads = 128;  // 16 x 8 threads; also one per pixel of the tile
 constexpr int kTileM = 128, kTileN = 64;
 constexpr int kDepth = 16;  // reduction elements per stage
 constexpr int kStages = 3;
+// Sums are gathered in runs of this many stages (128 elements) and then added up: over a long reduction, one running
+// sum loses several times as much as PyTorch does.
+constexpr int kRun = 8;
 // Rows of 4 words more than a multiple of 32: two-way bank conflicts at most for cp.async, none for the 16-byte reads.
 constexpr int kPitchM = kTileM + 4, kPitchN = kTileN + 4;
 
@@ -34,16 +37,17 @@ __device__ __forceinline__ void fetch(const Conv2dParams& p, const Reduction& re
     const Tap tap = tap_of(p, reduction, first + d);
 #pragma unroll
     for (int row = row0; row < kTileM; row += kThreads / kDepth) {
-      const Source source = sources[row];
-      cp_async_4(shared_address(&stage->x[d][row]), x + source.offset + tap.x_offset, reads_plane(p, source, tap));
+      const Source source = load_source(sources + row);
+      cp_async_4(shared_address(&stage->x[d][row]), reinterpret_cast<const char*>(x + tap.x_offset) + source.offset,
+                 reads_plane(p, source, tap));
     }
   } else {
     const Source source = sources[threadIdx.x];
-#pragma unroll 4
+#pragma unroll 2
     for (int d = 0; d < kDepth; ++d) {
       const Tap tap = tap_of(p, reduction, first + d);
-      cp_async_4(shared_address(&stage->x[d][threadIdx.x]), x + source.offset + tap.x_offset,
-                 reads_plane(p, source, tap));
+      cp_async_4(shared_address(&stage->x[d][threadIdx.x]),
+                 reinterpret_cast<const char*>(x + tap.x_offset) + source.offset, reads_plane(p, source, tap));
     }
   }
   const int d = threadIdx.x % kDepth, row0 = threadIdx.x / kDepth;
@@ -55,11 +59,11 @@ __device__ __forceinline__ void fetch(const Conv2dParams& p, const Reduction& re
 }
 
 template <bool kChannelsLast>
-__global__ void __launch_bounds__(kThreads, 4)
+__global__ void __launch_bounds__(kThreads, 3)
     conv_simt_kernel(const __grid_constant__ Conv2dParams p, const __grid_constant__ GemmPlan plan) {
   __shared__ __align__(16) Stage stages[kStages];
   __shared__ Source sources[kTileM];
-  __shared__ longlong2 outputs[kTileM];  // offsets in y and residual, y < 0: none
+  __shared__ Output outputs[kTileM];
 
   grid_dependency_wait();
   clear_fringe<float>(p, plan.fringe, int64_t{blockIdx.x} * kThreads + threadIdx.x, int64_t{gridDim.x} * kThreads);
@@ -78,8 +82,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     const Pixel pixel = locate_pixel(p, plan.list, int64_t{tile_m} * kTileM + threadIdx.x, count);
     __syncthreads();  // the tile before is done with the tables and the stages
     sources[threadIdx.x] = source_of(p, pixel);
-    outputs[threadIdx.x] =
-        pixel.n < 0 ? longlong2{-1, 0} : longlong2{pixel_offset(p.y, pixel), pixel_offset(p.residual, pixel)};
+    outputs[threadIdx.x] = output_of(p, pixel);
     __syncthreads();
 
     const float* x = static_cast<const float*>(p.x.data) + group * p.weight.size[1] * p.x.stride[1];
@@ -90,7 +93,7 @@ __global__ void __launch_bounds__(kThreads, 4)
       if (s < steps) fetch<kChannelsLast>(p, plan.reduction, sources, x, weight, channels, s, &stages[s]);
       cp_async_commit();
     }
-    float sums[8][8] = {};
+    float sums[8][8] = {}, run[8][8] = {};
     int read = 0, write = kStages - 1;
     for (int step = 0; step < steps; ++step) {
       cp_async_wait<kStages - 2>();
@@ -109,7 +112,16 @@ __global__ void __launch_bounds__(kThreads, 4)
 #pragma unroll
         for (int i = 0; i < 8; ++i)
 #pragma unroll
-          for (int j = 0; j < 8; ++j) sums[i][j] = fmaf(a[i], b[j], sums[i][j]);
+          for (int j = 0; j < 8; ++j) run[i][j] = fmaf(a[i], b[j], run[i][j]);
+      }
+      if (step % kRun == kRun - 1 || step == steps - 1) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+#pragma unroll
+          for (int j = 0; j < 8; ++j) {
+            sums[i][j] += run[i][j];
+            run[i][j] = 0.f;
+          }
       }
       read = read + 1 == kStages ? 0 : read + 1;
       write = write + 1 == kStages ? 0 : write + 1;
@@ -124,13 +136,16 @@ __global__ void __launch_bounds__(kThreads, 4)
 #pragma unroll
       for (int e = 0; e < 4; ++e) bias[e] = channel + e < k_end ? bias_at<float>(p, channel + e) : 0.f;
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const longlong2 to = outputs[m0 + i % 4 + i / 4 * 64];
-        if (to.x < 0) continue;
-        float v[4];
+      for (int i = 0; i < 8; i += 4) {
+        float v[4][4];
+        Output to[4];
 #pragma unroll
-        for (int e = 0; e < 4; ++e) v[e] = sums[i][j + e] + bias[e];
-        finish_outputs<float>(p, plan.vector_y, plan.vector_residual, v, to.x, to.y, channel, k_end);
+        for (int r = 0; r < 4; ++r) {
+          to[r] = outputs[m0 + r + i * 16];
+#pragma unroll
+          for (int e = 0; e < 4; ++e) v[r][e] = sums[i + r][j + e] + bias[e];
+        }
+        finish_outputs<float>(p, plan.vector_y, plan.vector_residual, v, to, channel, k_end);
       }
     }
   }

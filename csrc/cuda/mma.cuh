@@ -12,8 +12,16 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
 }
 
 // Copies 16 (4) bytes from global to shared memory past the registers; writes zeros where !in, and reads nothing then.
-__device__ __forceinline__ void cp_async_16(uint32_t shared, const void* global, bool in) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(in ? 16 : 0) : "memory");
+// Does nothing where !issue: a predicate, so that a pipeline's tail needs no branch.
+__device__ __forceinline__ void cp_async_16(uint32_t shared, const void* global, bool in, bool issue = true) {
+  asm volatile(
+      "{\n"
+      ".reg .pred issue;\n"
+      "setp.ne.b32 issue, %3, 0;\n"
+      "@issue cp.async.cg.shared.global [%0], [%1], 16, %2;\n"
+      "}" ::"r"(shared),
+      "l"(global), "r"(in ? 16 : 0), "r"(static_cast<int>(issue))
+      : "memory");
 }
 __device__ __forceinline__ void cp_async_4(uint32_t shared, const void* global, bool in) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(global), "r"(in ? 4 : 0) : "memory");
