@@ -88,6 +88,7 @@ static void copy_slots(float* to, int64_t slot, const T* from, int64_t step, int
     return;
   }
   from += ch.first * channel_stride;
+  if (channel_stride == 1 && step == ch.count && slot == ch.count) return load_row(to, from, 1, count * ch.count);
   if (channel_stride == 1) {
     for (int64_t i = 0; i < count; ++i, to += slot, from += step) {
       __builtin_prefetch(from + ch.count);  // the next chunk of this pixel
@@ -110,9 +111,11 @@ static __attribute__((noinline)) void fill_patch(const ConvPlan& plan, const Con
                                                  const AxisTaps& columns, const PatchChannels& ch, float* patch) {
   const TensorView& x = plan.p.x;
   const int64_t slot = plan.patch_channels, H = x.size[2], W = x.size[3];
-  const int64_t row_step = plan.p.stride[0], column_step = plan.p.stride[1];
-  const int64_t top = rect.row * row_step - plan.p.padding[0], left = rect.column * column_step - plan.p.padding[1];
-  const int64_t unused_rows = plan.tile[0] - rect.height, unused_columns = plan.tile[1] - rect.width;
+  const int64_t row_step = rows.input_step, column_step = columns.input_step;
+  const int64_t top = rect.row * plan.p.stride[0] - plan.p.padding[0];
+  const int64_t left = rect.column * plan.p.stride[1] - plan.p.padding[1];
+  const int64_t unused_rows = (plan.tile[0] - rect.height) * rows.output_step;
+  const int64_t unused_columns = (plan.tile[1] - rect.width) * columns.output_step;
   const T* image = static_cast<const T*>(x.data) + rect.n * x.stride[0];
   for (int v = 0; v < rows.segments; ++v)
     for (int64_t i = 0; i < rows.segment[v].count - unused_rows; ++i) {
@@ -140,8 +143,9 @@ static __attribute__((noinline)) void fill_patch(const ConvPlan& plan, const Con
 
 // ---- Microkernels: kMicroPixels pixels x V vectors of output channels, sums in registers.
 
+// What a microkernel walks: `count` runs of `channels` neighbouring floats of a pixel's patch.
 struct Taps {
-  int64_t count, channels;                      // input channels in the chunk (1 for depthwise)
+  int64_t count, channels;
   int64_t offset[kMaxAxisTaps * kMaxAxisTaps];  // of each tap from a pixel's first, in floats
 };
 
@@ -268,14 +272,17 @@ static void list_pixels(const ConvPlan& plan, const ConvJob& job) {
 
 static void locate_pixels(const ConvPlan& plan, ConvPixels& px, const AxisTaps& rows, const AxisTaps& columns) {
   for (int32_t i = 0; i < px.count; ++i)
-    px.patch[i] = ((int64_t{px.rect[i]} * rows.slots + px.row[i]) * columns.slots + px.column[i]) * plan.patch_channels;
+    px.patch[i] = ((px.rect[i] * int64_t{rows.slots} + px.row[i] * rows.output_step) * columns.slots +
+                   px.column[i] * columns.output_step) *
+                  plan.patch_channels;
   for (int32_t i = px.count; i % kMicroPixels; ++i) px.patch[i] = px.patch[px.count - 1];
 }
 
 // A slice: some input channels and taps, for all pixels and output channels of the job.
 struct Slice {
   Taps taps;
-  int64_t c0, taps_before;  // first input channel; taps of earlier slices of these channels
+  int64_t c0, channels;
+  int64_t tap_count, taps_before;  // taps_before: in earlier slices of these channels
   bool first, last;
 };
 
@@ -285,7 +292,7 @@ static void run_slice(const ConvPlan& plan, const ConvJob& job, const Slice& sli
   for (int64_t j = 0; j < job.panels; ++j) {
     const int64_t panel = job.first_panel + j, width = plan.width_of_panel(panel), k = panel * kPanelWidth;
     const int64_t channels = smaller(width, plan.group_out - k), k0 = job.group * plan.group_out + k;
-    const int64_t before = slice.c0 * plan.taps() + slice.taps_before * slice.taps.channels;
+    const int64_t before = slice.c0 * plan.taps() + slice.taps_before * slice.channels;
     const float* w = job.weights + plan.panel_offset(job.group, panel) + before * width;
     float* sums = job.sums + j * kTileCapacity * kPanelWidth;
     const Microkernel micro = plan.depthwise ? microkernel_of<true>(width) : microkernel_of<false>(width);
@@ -298,6 +305,20 @@ static void run_slice(const ConvPlan& plan, const ConvJob& job, const Slice& sli
   }
 }
 
+// Taps of a row whose channels follow each other in the patch make one run: 7x7x3 is 7 runs of 21.
+static Taps list_taps(const ConvPlan& plan, const AxisTaps& rows, const AxisTaps& columns, int64_t channels) {
+  bool joined = !plan.depthwise && channels == plan.patch_channels;
+  for (int32_t s = 1; s < columns.taps; ++s) joined &= columns.tap_slot[s] == columns.tap_slot[s - 1] + 1;
+  Taps taps;
+  taps.count = 0;
+  taps.channels = joined ? columns.taps * channels : channels;
+  for (int32_t r = 0; r < rows.taps; ++r)
+    for (int32_t s = 0; s < (joined ? 1 : columns.taps); ++s)
+      taps.offset[taps.count++] =
+          (int64_t{rows.tap_slot[r]} * columns.slots + columns.tap_slot[s]) * plan.patch_channels;
+  return taps;
+}
+
 template <class T>
 static void run(const ConvPlan& plan, const ConvJob& job) {
   const int64_t R = plan.p.weight.size[2], S = plan.p.weight.size[3];
@@ -305,8 +326,8 @@ static void run(const ConvPlan& plan, const ConvJob& job) {
   AxisTaps rows, columns;
   Slice slice;
   for (slice.c0 = 0; slice.c0 < plan.group_in; slice.c0 += plan.chunk) {
-    slice.taps.channels = smaller(plan.chunk, plan.group_in - slice.c0);
-    PatchChannels ch{job.group * plan.group_in + slice.c0, slice.taps.channels, 1};
+    slice.channels = smaller(plan.chunk, plan.group_in - slice.c0);
+    PatchChannels ch{job.group * plan.group_in + slice.c0, slice.channels, 1};
     if (plan.depthwise) {
       ch.first = job.first_panel * kPanelWidth;
       ch.count = smaller(kPanelWidth, plan.group_out - ch.first);
@@ -317,20 +338,16 @@ static void run(const ConvPlan& plan, const ConvJob& job) {
       rows = next_axis_taps(plan, 0, r0);
       for (int32_t s0 = 0; s0 < S; s0 += columns.taps) {
         columns = next_axis_taps(plan, 1, s0);
-        slice.taps.count = 0;
-        for (int32_t r = 0; r < rows.taps; ++r)
-          for (int32_t s = 0; s < columns.taps; ++s)
-            slice.taps.offset[slice.taps.count++] =
-                (int64_t{rows.tap_slot[r]} * columns.slots + columns.tap_slot[s]) * plan.patch_channels;
+        slice.taps = list_taps(plan, rows, columns, ch.count);
         slice.first = slice.c0 == 0 && slice.taps_before == 0;
-        slice.last =
-            slice.c0 + slice.taps.channels == plan.group_in && slice.taps_before + slice.taps.count == plan.taps();
+        slice.tap_count = int64_t{rows.taps} * columns.taps;
+        slice.last = slice.c0 + slice.channels == plan.group_in && slice.taps_before + slice.tap_count == plan.taps();
         locate_pixels(plan, *job.pixels, rows, columns);
         for (int64_t q = 0; q < job.rect_count; ++q)
           fill_patch<T>(plan, job.rects[q], rows, columns, ch,
                         job.patch + q * rows.slots * columns.slots * plan.patch_channels);
         run_slice<T>(plan, job, slice);
-        slice.taps_before += slice.taps.count;
+        slice.taps_before += slice.tap_count;
       }
     }
   }

@@ -32,6 +32,19 @@ AxisTaps next_axis_taps(const ConvPlan& plan, int axis, int32_t first) {
   const int32_t max_slots = std::max(96, 2 * extent);
   AxisTaps a{};
   a.first = first;
+  const int32_t row_taps = std::min(total - first, kMaxAxisTaps);
+  if (dilation == 1 && row_taps >= stride && (extent - 1) * stride + row_taps <= max_slots) {
+    a.taps = row_taps;
+    a.slots = static_cast<int32_t>((extent - 1) * stride + row_taps);
+    a.segments = 1;
+    a.output_step = stride;
+    a.input_step = 1;
+    for (int32_t t = 0; t < row_taps; ++t) a.tap_slot[t] = t;
+    a.segment[0] = {0, a.slots, first};
+    return a;
+  }
+  a.output_step = 1;
+  a.input_step = stride;
   // Inputs of equal remainder modulo the stride form a phase; within a phase neighbours in the patch are one output
   // apart. A tap extends the last segment of its phase unless it lies further away than a whole extent.
   int64_t end[kMaxAxisTaps];  // of each segment, in units of the stride

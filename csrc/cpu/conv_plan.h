@@ -22,14 +22,17 @@ struct ConvRect {
   int32_t height, width;
 };
 
-// Taps [first, first+taps) of one axis, and the input coordinates they read for `extent` outputs. Outputs of one tap
-// lie side by side in the patch whatever the stride: output o of tap t is slot tap_slot[t] + o.
+// Taps [first, first+taps) of one axis, and the input coordinates that they read for `extent` outputs. Output o of tap
+// t is patch slot tap_slot[t] + o * output_step. Without dilation, and with as many taps as the stride, every
+// coordinate is read: the slots are simply the inputs in a row. Otherwise each segment keeps only what is read, every
+// stride-th.
 struct AxisTaps {
   int32_t first, taps, slots, segments;
+  int64_t output_step, input_step;
   int32_t tap_slot[kMaxAxisTaps];
   struct Segment {
     int32_t slot, count;  // slots [slot, slot+count) hold ...
-    int64_t coordinate;   // ... inputs coordinate + i*stride, counted from the first output's first tap
+    int64_t coordinate;   // ... inputs coordinate + i*input_step, counted from the first output's first tap
   } segment[kMaxAxisTaps];
 };
 
