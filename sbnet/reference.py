@@ -140,6 +140,14 @@ def sparse_conv2d(
     return torch.where(active.pixel_mask(y.shape[2:]), y, torch.zeros_like(y))
 
 
+def sparse_fill(x: Tensor, active: ActiveBlocks, value: float = 0.0) -> Tensor:
+    return torch.where(active.pixel_mask(x.shape[2:]), x, torch.full_like(x, value))
+
+
+def sparse_fill_(x: Tensor, active: ActiveBlocks, value: float = 0.0) -> Tensor:
+    return x.copy_(sparse_fill(x, active, value))
+
+
 def fringe(
     active: ActiveBlocks,
     consumer: ActiveBlocks,

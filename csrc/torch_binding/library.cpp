@@ -17,6 +17,8 @@ STABLE_TORCH_LIBRARY(sbnet, m) {
   m.def(
       "sparse_scatter_(Tensor blocks, Tensor indices, Tensor count, Tensor block_map, Tensor(a!) base, SymInt[] grid, "
       "bool add, bool atomic, bool transpose) -> ()");
+  m.def("sparse_fill(Tensor x, Tensor block_map, SymInt[] grid, float value) -> Tensor");
+  m.def("sparse_fill_(Tensor(a!) x, Tensor block_map, SymInt[] grid, float value) -> ()");
   m.def(
       "fringe(Tensor producer_map, Tensor consumer_map, SymInt[] size, SymInt[] producer_grid, "
       "SymInt[] consumer_size, SymInt[] consumer_grid, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, "

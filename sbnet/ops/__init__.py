@@ -2,6 +2,7 @@
 
 from sbnet.ops.blocks import reduce_mask, sparse_gather, sparse_scatter, sparse_scatter_
 from sbnet.ops.conv import sparse_conv2d, sparse_conv2d_
+from sbnet.ops.fill import sparse_fill, sparse_fill_
 from sbnet.ops.fringe import fringe
 
 __all__ = [
@@ -9,6 +10,8 @@ __all__ = [
     "reduce_mask",
     "sparse_conv2d",
     "sparse_conv2d_",
+    "sparse_fill",
+    "sparse_fill_",
     "sparse_gather",
     "sparse_scatter",
     "sparse_scatter_",

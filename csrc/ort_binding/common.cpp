@@ -1,0 +1,414 @@
+#include "ort_binding/common.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <thread>
+
+#include "core/fill.h"
+#include "core/grid.h"
+
+namespace sbnet::ort {
+
+Api api;
+
+void check(OrtStatus* status) {
+  if (!status) return;
+  const std::string text = api.GetErrorMessage(status);
+  api.ReleaseStatus(status);
+  raise(text);
+}
+
+// ---- attributes
+
+namespace {
+
+int32_t to_int32(const char* op, const char* name, int64_t v) {
+  if (v < INT32_MIN || v > INT32_MAX) raise("sbnet::", op, ": ", name, ": ", v, " does not fit 32 bits");
+  return static_cast<int32_t>(v);
+}
+
+}  // namespace
+
+int64_t Attributes::integer(const char* name, int64_t otherwise) const {
+  int64_t v = otherwise;
+  get(name, &v);
+  return v;
+}
+
+bool Attributes::flag(const char* name, bool otherwise) const {
+  const int64_t v = integer(name, otherwise);
+  if (v != 0 && v != 1) raise("sbnet::", op_, ": ", name, ": ", v, "; 0 or 1 is wanted");
+  return v == 1;
+}
+
+float Attributes::real(const char* name, float otherwise) const {
+  float v = otherwise;
+  get(name, &v);
+  return v;
+}
+
+std::string Attributes::text(const char* name, const char* otherwise) const {
+  std::string v = otherwise;
+  get(name, &v);
+  return v;
+}
+
+std::optional<Pair> Attributes::pair(const std::string& name) const {
+  std::vector<int64_t> v;
+  if (!get(name.c_str(), &v)) return std::nullopt;
+  if (v.size() != 2) raise("sbnet::", op_, ": ", name, ": ", v.size(), " numbers; 2 are wanted");
+  return Pair{to_int32(op_, name.c_str(), v[0]), to_int32(op_, name.c_str(), v[1])};
+}
+
+Pair Attributes::pair(const char* name, int32_t otherwise) const {
+  return pair(std::string(name)).value_or(Pair{otherwise, otherwise});
+}
+
+Pair Attributes::required_pair(const std::string& name) const {
+  const std::optional<Pair> v = pair(name);
+  if (!v) raise("sbnet::", op_, ": ", name, ": the attribute is missing; two ints are wanted");
+  return *v;
+}
+
+namespace {
+
+// A missing attribute and one of another type both come back as an error here; shape inference, which sees every node
+// first, tells them apart.
+class KernelAttributes final : public Attributes {
+ public:
+  KernelAttributes(const char* op, const OrtKernelInfo* info) : Attributes(op), info_(info) {}
+
+ private:
+  bool get(const char* name, int64_t* out) const override {
+    return succeeded(api.KernelInfoGetAttribute_int64(info_, name, out));
+  }
+  bool get(const char* name, float* out) const override {
+    return succeeded(api.KernelInfoGetAttribute_float(info_, name, out));
+  }
+  bool get(const char* name, std::string* out) const override {
+    size_t size = 0;
+    if (!succeeded(api.KernelInfoGetAttribute_string(info_, name, nullptr, &size)) || !size) return false;
+    std::string text(size, '\0');
+    check(api.KernelInfoGetAttribute_string(info_, name, text.data(), &size));
+    *out = text.c_str();
+    return true;
+  }
+  bool get(const char* name, std::vector<int64_t>* out) const override {
+    size_t size = 0;
+    if (!succeeded(api.KernelInfoGetAttributeArray_int64(info_, name, nullptr, &size))) return false;
+    out->resize(size);
+    if (size) check(api.KernelInfoGetAttributeArray_int64(info_, name, out->data(), &size));
+    return true;
+  }
+  const OrtKernelInfo* info_;
+};
+
+class ShapeAttributes final : public Attributes {
+ public:
+  ShapeAttributes(const char* op, const OrtShapeInferContext* context) : Attributes(op), context_(context) {}
+
+ private:
+  size_t read(const char* name, AttributeType type, const char* wanted, void* data, size_t bytes) const {
+    const OrtOpAttr* attribute = nullptr;
+    if (!succeeded(api.ShapeInferContext_GetAttribute(context_, name, &attribute)) || !attribute) return 0;
+    size_t size = 0;
+    if (!succeeded(api.ReadOpAttr(attribute, type, data, bytes, &size)))
+      raise("sbnet::", op(), ": ", name, ": ", wanted, " wanted");
+    return std::max<size_t>(size, 1);  // a list may be empty
+  }
+  bool get(const char* name, int64_t* out) const override { return read(name, kInt, "an int is", out, 8) > 0; }
+  bool get(const char* name, float* out) const override { return read(name, kReal, "a float is", out, 4) > 0; }
+  bool get(const char* name, std::string* out) const override {
+    char text[256] = {};
+    if (!read(name, kString, "a short string is", text, sizeof(text) - 1)) return false;
+    *out = text;
+    return true;
+  }
+  bool get(const char* name, std::vector<int64_t>* out) const override {
+    int64_t numbers[64];
+    const size_t bytes = read(name, kInts, "a list of ints is", numbers, sizeof(numbers));
+    if (!bytes) return false;
+    out->assign(numbers, numbers + bytes / 8);
+    return true;
+  }
+  const OrtShapeInferContext* context_;
+};
+
+}  // namespace
+
+std::unique_ptr<Attributes> attributes_of(const char* op, const OrtKernelInfo* info) {
+  return std::make_unique<KernelAttributes>(op, info);
+}
+std::unique_ptr<Attributes> attributes_of(const char* op, const OrtShapeInferContext* context) {
+  return std::make_unique<ShapeAttributes>(op, context);
+}
+
+GridAttributes::GridAttributes(const Attributes& a, const std::string& prefix)
+    : op_(a.op()),
+      size_(a.required_pair(prefix + "bsize")),
+      stride_(a.pair(prefix + "bstride").value_or(size_)),
+      offset_(a.pair(prefix + "boffset").value_or(Pair{0, 0})),
+      count_(a.pair(prefix + "bcount")) {
+  check(check_grid(op_, grid(0, 0)));
+}
+
+BlockGrid GridAttributes::grid(int64_t rows, int64_t columns) const {
+  BlockGrid g;
+  for (int d = 0; d < 2; ++d) {
+    g.size[d] = size_[d], g.stride[d] = stride_[d], g.offset[d] = offset_[d];
+    g.count[d] = count_ ? (*count_)[d] : to_int32(op_, "bcount", d == 0 ? rows : columns);
+  }
+  return g;
+}
+
+int64_t GridAttributes::blocks(int d, int64_t side) const {
+  if (count_) return (*count_)[d];
+  if (stride_[d] != size_[d] || offset_[d] != 0)
+    raise("sbnet::", op_, ": bcount: the attribute is missing; it is wanted where blocks do not tile the plane");
+  return (side + size_[d] - 1) / size_[d];
+}
+
+BlockGrid GridAttributes::over(int64_t height, int64_t width) const {
+  return grid(blocks(0, height), blocks(1, width));
+}
+BlockGrid GridAttributes::counted(int64_t rows, int64_t columns) const { return grid(rows, columns); }
+
+// ---- shapes
+
+Dims ShapeContext::input(size_t index) const {
+  size_t inputs = 0;
+  check(api.ShapeInferContext_GetInputCount(context_, &inputs));
+  if (index >= inputs) return {};
+  OrtTensorTypeAndShapeInfo* info = nullptr;  // belongs to the context
+  check(api.ShapeInferContext_GetInputTypeShape(context_, index, &info));
+  if (!info) return {};
+  size_t rank = 0;
+  check(api.GetDimensionsCount(info, &rank));
+  std::vector<int64_t> values(rank);
+  std::vector<const char*> symbols(rank, nullptr);
+  if (rank) {
+    check(api.GetDimensions(info, values.data(), rank));
+    check(api.GetSymbolicDimensions(info, symbols.data(), rank));
+  }
+  Dims dims(rank);
+  for (size_t d = 0; d < rank; ++d) {
+    dims[d].value = values[d];
+    if (values[d] < 0 && symbols[d]) dims[d].symbol = symbols[d];
+  }
+  return dims;
+}
+
+Dims ShapeContext::input(size_t index, size_t rank) const {
+  Dims dims = input(index);
+  if (!dims.empty() && dims.size() != rank)
+    raise("sbnet::", name_, ": ", inputs_[index].name, ": a tensor of ", dims.size(), " dimensions; ", rank,
+          " are wanted");
+  return dims;
+}
+
+void ShapeContext::output(size_t index, const Dims& dims) {
+  // ORT takes equal symbols for equal sizes: what has no name gets one that nothing else has.
+  static std::atomic<uint64_t> next{0};
+  std::vector<int64_t> values;
+  std::vector<std::string> names;
+  for (const Dim& d : dims) {
+    values.push_back(d.value);
+    names.push_back(d.known()          ? ""
+                    : d.symbol.empty() ? "sbnet_" + std::to_string(next.fetch_add(1, std::memory_order_relaxed))
+                                       : d.symbol);
+  }
+  std::vector<const char*> symbols;
+  for (const std::string& s : names) symbols.push_back(s.c_str());
+  OrtTensorTypeAndShapeInfo* info = nullptr;
+  check(api.CreateTensorTypeAndShapeInfo(&info));
+  const auto release = [](OrtTensorTypeAndShapeInfo* i) { api.ReleaseTensorTypeAndShapeInfo(i); };
+  const std::unique_ptr<OrtTensorTypeAndShapeInfo, decltype(release)> owner(info, release);
+  check(api.SetTensorElementType(info, op_->GetOutputType(op_, index)));
+  check(api.SetDimensions(info, values.data(), values.size()));
+  check(api.SetSymbolicDimensions(info, symbols.data(), symbols.size()));
+  check(api.ShapeInferContext_SetOutputTypeShape(context_, index, info));
+}
+
+// ---- values
+
+namespace {
+
+DType to_dtype(const char* op, const char* argument, int32_t type) {
+  switch (type) {
+    case kFloat:
+      return DType::kF32;
+    case kFloat16:
+      return DType::kF16;
+    case kBFloat16:
+      return DType::kBF16;
+    case kDouble:
+      return DType::kF64;
+    case kBool:
+      return DType::kBool;
+    case kUInt8:
+      return DType::kU8;
+    case kInt32:
+      return DType::kI32;
+    case kInt64:
+      return DType::kI64;
+    default:
+      raise("sbnet::", op, ": ", argument, ": unsupported element type ", type);
+  }
+}
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  std::string text = "[";
+  for (size_t d = 0; d < shape.size(); ++d) text += (d ? "," : "") + std::to_string(shape[d]);
+  return text + "]";
+}
+
+}  // namespace
+
+int64_t Tensor::elements() const {
+  int64_t n = 1;
+  for (const int64_t d : shape) n *= d;
+  return n;
+}
+
+Tensor Context::input(size_t index) const {
+  Tensor t;
+  t.name = inputs_[index].name;
+  size_t count = 0;
+  check(api.KernelContext_GetInputCount(context_, &count));
+  const OrtValue* value = nullptr;
+  if (index < count) check(api.KernelContext_GetInput(context_, index, &value));
+  if (!value) {
+    if (inputs_[index].characteristic == kRequired) raise("sbnet::", op_, ": ", t.name, ": the input is missing");
+    return t;
+  }
+  OrtTensorTypeAndShapeInfo* info = nullptr;
+  check(api.GetTensorTypeAndShape(value, &info));
+  const auto release = [](OrtTensorTypeAndShapeInfo* i) { api.ReleaseTensorTypeAndShapeInfo(i); };
+  const std::unique_ptr<OrtTensorTypeAndShapeInfo, decltype(release)> owner(info, release);
+  int32_t type = 0;
+  size_t rank = 0;
+  check(api.GetTensorElementType(info, &type));
+  check(api.GetDimensionsCount(info, &rank));
+  t.shape.resize(rank);
+  if (rank) check(api.GetDimensions(info, t.shape.data(), rank));
+  t.dtype = to_dtype(op_, t.name, type);
+  void* data = nullptr;
+  check(api.GetTensorMutableData(const_cast<OrtValue*>(value), &data));
+  t.data = data;
+  t.present = true;
+  return t;
+}
+
+Tensor Context::input(size_t index, size_t rank) const {
+  Tensor t = input(index);
+  if (t.present && t.shape.size() != rank)
+    raise("sbnet::", op_, ": ", t.name, ": a tensor of ", t.shape.size(), " dimensions; ", rank, " are wanted");
+  return t;
+}
+
+const int32_t* Context::int32(const Tensor& t, const std::vector<int64_t>& shape) const {
+  if (t.dtype != DType::kI32 || t.shape != shape)
+    raise("sbnet::", op_, ": ", t.name, ": ", dtype_name(t.dtype), shape_text(t.shape), "; int32", shape_text(shape),
+          " is wanted");
+  return static_cast<const int32_t*>(t.data);
+}
+
+void* Context::output(size_t index, const std::vector<int64_t>& shape) {
+  size_t count = 0;
+  check(api.KernelContext_GetOutputCount(context_, &count));
+  OrtValue* value = nullptr;
+  if (index < count) check(api.KernelContext_GetOutput(context_, index, shape.data(), shape.size(), &value));
+  if (!value) raise("sbnet::", op_, ": output ", index, " is missing; all outputs of the op need a name");
+  if (!memory_) check(api.GetTensorMemoryInfo(value, &memory_));
+  void* data = nullptr;
+  check(api.GetTensorMutableData(value, &data));
+  return data;
+}
+
+void Context::copy(void* to, const void* from, int64_t bytes) const {
+  if (to == from || !bytes) return;
+#ifdef SBNET_WITH_CUDA
+  if (cuda_) return check(sbnet_copy_cuda(to, from, bytes, stream()));
+#endif
+  std::memcpy(to, from, static_cast<size_t>(bytes));
+}
+
+void* Context::stream() const {
+  void* stream = nullptr;
+  check(api.KernelContext_GetGPUComputeStream(context_, &stream));
+  return stream;
+}
+
+// ORT does not tell how many threads its pool has. Cutting the work into at most as many ranges as there are cores
+// bounds how many run at once, which is what kernels size their scratch by.
+Parallel Context::parallel() const {
+  static const int32_t threads = std::clamp<int32_t>(static_cast<int32_t>(std::thread::hardware_concurrency()), 1, 256);
+  const auto run = [](void* pool, int64_t n, int64_t grain, void (*body)(void*, int64_t, int64_t), void* arg) {
+    struct Job {
+      void (*body)(void*, int64_t, int64_t);
+      void* arg;
+      int64_t n, ranges;
+    };
+    const int64_t ranges = std::clamp<int64_t>(n / std::max<int64_t>(grain, 1), 1, threads);
+    Job job{body, arg, n, ranges};
+    const auto range = [](void* p, size_t k) {
+      const Job& j = *static_cast<const Job*>(p);
+      const int64_t i = static_cast<int64_t>(k), each = j.n / j.ranges, more = j.n % j.ranges;
+      const int64_t begin = i * each + std::min(i, more);
+      j.body(j.arg, begin, begin + each + (i < more ? 1 : 0));
+    };
+    const OrtKernelContext* context = static_cast<const Context*>(pool)->context_;
+    if (!succeeded(api.KernelContext_ParallelFor(context, range, static_cast<size_t>(ranges), 0, &job)))
+      for (int64_t k = 0; k < ranges; ++k) range(&job, static_cast<size_t>(k));
+  };
+  return Parallel{run, const_cast<Context*>(this), threads};
+}
+
+Workspace::Workspace(const Context& c, int64_t bytes) {
+  if (bytes <= 0) return;
+  check(api.KernelContext_GetAllocator(c.get(), c.memory(), &allocator_));
+  const size_t size = static_cast<size_t>(bytes);
+  // ORT leaves freeing the scratch buffer to us; the plain allocator knows no stream.
+  OrtStatus* status = c.cuda() ? api.KernelContext_GetScratchBuffer(c.get(), c.memory(), size, &data_)
+                               : api.AllocatorAlloc(allocator_, size, &data_);
+  if (!status && data_) return;
+  api.ReleaseAllocator(allocator_);
+  check(status);
+  raise("sbnet::", c.op(), ": no memory for a workspace of ", bytes, " bytes");
+}
+
+Workspace::~Workspace() {
+  if (data_) succeeded(api.AllocatorFree(allocator_, data_));
+  if (allocator_) api.ReleaseAllocator(allocator_);
+}
+
+TensorView plane_view(void* data, const std::vector<int64_t>& s, DType dtype, bool channels_first) {
+  // Unsigned: sizes of an empty tensor may be anything.
+  const auto times = [](int64_t a, int64_t b) {
+    return static_cast<int64_t>((static_cast<uint64_t>(a) * static_cast<uint64_t>(b)) & INT64_MAX);
+  };
+  const int64_t last = s[3], area = times(s[2], s[3]), image = times(s[1], area);
+  if (channels_first) return {data, {s[0], s[1], s[2], s[3]}, {image, area, last, 1}, dtype};
+  return {data, {s[0], s[3], s[1], s[2]}, {image, 1, area, last}, dtype};
+}
+
+TensorView plane_view(const Tensor& t, bool channels_first) {
+  return plane_view(const_cast<void*>(t.data), t.shape, t.dtype, channels_first);
+}
+
+ActiveInputs active_inputs(const Context& c, const ActivePositions& at, const GridAttributes& attributes,
+                           const int64_t* plane) {
+  const Tensor indices = c.input(at.indices, 2), count = c.input(at.count), map = c.input(at.block_map, 3);
+  ActiveInputs a = {};
+  a.batch = map.shape[0];
+  a.view.capacity = indices.shape[0];
+  a.view.grid = plane ? attributes.over(plane[0], plane[1]) : attributes.counted(map.shape[1], map.shape[2]);
+  a.view.indices = c.int32(indices, {a.view.capacity, 3});
+  a.view.count = c.int32(count, {1});
+  a.view.block_map = c.int32(map, {a.batch, a.view.grid.count[0], a.view.grid.count[1]});
+  return a;
+}
+
+}  // namespace sbnet::ort

@@ -1,0 +1,301 @@
+// ONNX Runtime <-> core: attributes, values and shapes to params, Status to OrtStatus, and the OrtCustomOp struct of an
+// op made from its tables. Every binding file includes this alone.
+//
+// An op is a struct with
+//   kName, kInputs, kOutputs   name and element type (or type variable) of every argument
+//   kTypes                     the types that the variables stand for; one kernel each
+//   kInPlace                   the input whose memory output 0 may take over, or -1
+//   Op(const Attributes&)      reads and checks the attributes, at session creation
+//   infer(ShapeContext&)       output shapes, symbolic dimensions included
+//   compute(Context&)          fills the core's params and calls its kernel
+#pragma once
+#include <array>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "core/types.h"
+#include "ort_binding/ort_abi.h"
+
+namespace sbnet::ort {
+
+extern Api api;  // set by RegisterCustomOps, before anything else here can be called
+
+template <class... Parts>
+[[noreturn]] void raise(const Parts&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  throw std::runtime_error(text.str());
+}
+inline void check(const Status& s) {
+  if (!s.ok()) raise("sbnet::", s.message);
+}
+inline bool succeeded(OrtStatus* status) {
+  if (status) api.ReleaseStatus(status);
+  return !status;
+}
+void check(OrtStatus* status);
+
+// No exception leaves the library: ORT gets its text as a status.
+template <class F>
+OrtStatus* guarded(const F& body) noexcept {
+  try {
+    body();
+    return nullptr;
+  } catch (const std::exception& e) {
+    return api.CreateStatus(kInvalidArgument, e.what());
+  }
+}
+
+// ---- tables
+
+constexpr int32_t kT = -1, kBias = -2;  // type variables
+
+struct Argument {
+  const char* name;
+  int32_t type;
+  Characteristic characteristic = kRequired;
+  MemoryType memory = kDefaultMemory;
+};
+struct Types {
+  ElementType t, bias;
+  int32_t operator()(int32_t type) const { return type == kT ? t : type == kBias ? bias : type; }
+};
+
+// ---- attributes
+
+using Pair = std::array<int32_t, 2>;
+
+class Attributes {
+ public:
+  explicit Attributes(const char* op) : op_(op) {}
+  virtual ~Attributes() = default;
+  const char* op() const { return op_; }
+
+  int64_t integer(const char* name, int64_t otherwise) const;
+  bool flag(const char* name, bool otherwise) const;
+  float real(const char* name, float otherwise) const;
+  std::string text(const char* name, const char* otherwise) const;
+  std::optional<Pair> pair(const std::string& name) const;
+  Pair pair(const char* name, int32_t otherwise) const;
+  Pair required_pair(const std::string& name) const;
+
+ protected:  // false: there is no such attribute
+  virtual bool get(const char* name, int64_t* out) const = 0;
+  virtual bool get(const char* name, float* out) const = 0;
+  virtual bool get(const char* name, std::string* out) const = 0;
+  virtual bool get(const char* name, std::vector<int64_t>* out) const = 0;
+
+ private:
+  const char* op_;
+};
+
+// bsize, and bstride, boffset, bcount where they are given. Without bstride and boffset the grid tiles its plane, and
+// bcount, if not given either, follows from the plane: that keeps height and width dynamic.
+class GridAttributes {
+ public:
+  explicit GridAttributes(const Attributes& a, const std::string& prefix = "");
+  BlockGrid over(int64_t height, int64_t width) const;     // on a plane
+  BlockGrid counted(int64_t rows, int64_t columns) const;  // of as many blocks as a block map has, unless bcount
+  int64_t blocks(int d, int64_t side) const;               // bcount[d] on a plane of that side
+  bool fixed(int d) const { return count_ && (*count_)[d] >= 0; }
+  int32_t size(int d) const { return size_[d]; }
+
+ private:
+  BlockGrid grid(int64_t rows, int64_t columns) const;
+  const char* op_;
+  Pair size_, stride_, offset_;
+  std::optional<Pair> count_;
+};
+
+// ---- shapes, at session creation
+
+struct Dim {
+  int64_t value = -1;  // -1: not known
+  std::string symbol;
+  Dim() = default;
+  Dim(int64_t v) : value(v) {}  // NOLINT: numbers are dimensions
+  bool known() const { return value >= 0; }
+  // f(value), or a symbol of its own.
+  template <class F>
+  Dim map(const F& f) const {
+    return known() ? Dim(f(value)) : Dim();
+  }
+};
+using Dims = std::vector<Dim>;
+
+class ShapeContext {
+ public:
+  ShapeContext(const OrtCustomOp* op, const char* name, const Argument* inputs, OrtShapeInferContext* context)
+      : op_(op), name_(name), inputs_(inputs), context_(context) {}
+  // Empty where the rank is not known (ORT says rank 0 then). Another rank is an error.
+  Dims input(size_t index, size_t rank) const;
+  Dims input(size_t index) const;
+  void output(size_t index, const Dims& dims);
+  const char* op() const { return name_; }
+
+ private:
+  const OrtCustomOp* op_;
+  const char* name_;
+  const Argument* inputs_;
+  OrtShapeInferContext* context_;
+};
+
+// ---- values, at every run
+
+struct Tensor {
+  const char* name;
+  const void* data = nullptr;
+  DType dtype = DType::kF32;
+  std::vector<int64_t> shape;
+  bool present = false;
+  int64_t elements() const;
+  int64_t bytes() const { return elements() * dtype_size(dtype); }
+};
+
+class Context {
+ public:
+  Context(const char* op, const Argument* inputs, OrtKernelContext* context, bool cuda)
+      : op_(op), inputs_(inputs), context_(context), cuda_(cuda) {}
+  bool cuda() const { return cuda_; }
+  const char* op() const { return op_; }
+
+  Tensor input(size_t index) const;  // present is false for an optional input that is not given
+  Tensor input(size_t index, size_t rank) const;
+  const int32_t* int32(const Tensor& t, const std::vector<int64_t>& shape) const;  // of exactly this shape
+  void* output(size_t index, const std::vector<int64_t>& shape);
+  void copy(void* to, const void* from, int64_t bytes) const;
+  Parallel parallel() const;
+  void* stream() const;
+  const OrtMemoryInfo* memory() const { return memory_; }  // of the first output made
+  const OrtKernelContext* get() const { return context_; }
+
+ private:
+  const char* op_;
+  const Argument* inputs_;
+  OrtKernelContext* context_;
+  bool cuda_;
+  const OrtMemoryInfo* memory_ = nullptr;
+};
+
+// Scratch from ORT's allocator, given back on leaving the scope; on CUDA it is tied to the run's stream, so that no
+// other stream is handed the memory while kernels of this one still use it. Make an output first: it says where.
+class Workspace {
+ public:
+  Workspace(const Context& context, int64_t bytes);
+  ~Workspace();
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+  void* data() const { return data_; }
+
+ private:
+  OrtAllocator* allocator_ = nullptr;
+  void* data_ = nullptr;
+};
+
+// An NHWC value as kernels see it: NCHW-shaped. `channels_first`: the value itself is NCHW.
+TensorView plane_view(const Tensor& t, bool channels_first = false);
+TensorView plane_view(void* data, const std::vector<int64_t>& shape, DType dtype, bool channels_first = false);
+
+// The inputs indices, count and block_map, at these positions.
+struct ActivePositions {
+  size_t indices, count, block_map;
+};
+struct ActiveInputs {
+  ActiveView view;
+  int64_t batch;
+};
+// The grid has the block map's counts (`plane` null) or those of a plane (height, width).
+ActiveInputs active_inputs(const Context& c, const ActivePositions& at, const GridAttributes& grid,
+                           const int64_t* plane);
+
+// ---- the OrtCustomOp of an op
+
+std::unique_ptr<Attributes> attributes_of(const char* op, const OrtKernelInfo* info);
+std::unique_ptr<Attributes> attributes_of(const char* op, const OrtShapeInferContext* context);
+
+template <class Op>
+class OrtOp final : public OrtCustomOp {
+ public:
+  OrtOp(const Types& types, bool cuda) : OrtCustomOp{}, types_(types), cuda_(cuda) {
+    version = kApiVersion;
+    GetName = [](const OrtCustomOp*) { return Op::kName; };
+    GetExecutionProviderType = [](const OrtCustomOp* op) {
+      return self(op).cuda_ ? "CUDAExecutionProvider" : "CPUExecutionProvider";
+    };
+    GetInputType = [](const OrtCustomOp* op, size_t k) { return self(op).types_(Op::kInputs[k].type); };
+    GetInputTypeCount = [](const OrtCustomOp*) { return std::size(Op::kInputs); };
+    GetOutputType = [](const OrtCustomOp* op, size_t k) { return self(op).types_(Op::kOutputs[k].type); };
+    GetOutputTypeCount = [](const OrtCustomOp*) { return std::size(Op::kOutputs); };
+    GetInputCharacteristic = [](const OrtCustomOp*, size_t k) -> int32_t { return Op::kInputs[k].characteristic; };
+    GetOutputCharacteristic = [](const OrtCustomOp*, size_t k) -> int32_t { return Op::kOutputs[k].characteristic; };
+    GetInputMemoryType = [](const OrtCustomOp*, size_t k) -> int32_t { return Op::kInputs[k].memory; };
+    GetVariadicInputMinArity = GetVariadicOutputMinArity = [](const OrtCustomOp*) { return 0; };
+    GetVariadicInputHomogeneity = GetVariadicOutputHomogeneity = [](const OrtCustomOp*) { return 0; };
+    GetStartVersion = [](const OrtCustomOp*) { return 1; };
+    GetEndVersion = [](const OrtCustomOp*) { return 0x7fffffff; };
+    CreateKernelV2 = [](const OrtCustomOp* op, const void*, const OrtKernelInfo* info, void** kernel) {
+      return guarded([&] { *kernel = new Kernel{Op(*attributes_of(Op::kName, info)), self(op).cuda_}; });
+    };
+    KernelDestroy = [](void* kernel) { delete static_cast<Kernel*>(kernel); };
+    KernelComputeV2 = [](void* kernel, OrtKernelContext* context) {
+      return guarded([&] {
+        const Kernel& k = *static_cast<const Kernel*>(kernel);
+        Context c(Op::kName, Op::kInputs, context, k.cuda);
+        k.op.compute(c);
+      });
+    };
+    InferOutputShapeFn = [](const OrtCustomOp* op, OrtShapeInferContext* context) {
+      return guarded([&] {
+        ShapeContext shapes(op, Op::kName, Op::kInputs, context);
+        Op(*attributes_of(Op::kName, context)).infer(shapes);
+      });
+    };
+    if constexpr (Op::kInPlace >= 0) {
+      GetMayInplace = [](int** inputs, int** outputs) -> size_t {
+        static int input = Op::kInPlace, output = 0;
+        *inputs = &input;
+        *outputs = &output;
+        return 1;
+      };
+      ReleaseMayInplace = [](int*, int*) {};
+    }
+  }
+
+ private:
+  struct Kernel {
+    Op op;
+    bool cuda;
+  };
+  static const OrtOp& self(const OrtCustomOp* op) { return *static_cast<const OrtOp*>(op); }
+  Types types_;
+  bool cuda_;
+};
+
+// The op for every type and execution provider. The structs live as long as the process: sessions point at them.
+template <class Op>
+void add_op(OrtCustomOpDomain* domain) {
+  for (const Types& types : Op::kTypes) {
+    check(api.CustomOpDomain_Add(domain, new OrtOp<Op>(types, false)));
+#ifdef SBNET_WITH_CUDA
+    check(api.CustomOpDomain_Add(domain, new OrtOp<Op>(types, true)));
+#endif
+  }
+}
+
+void add_blocks_ops(OrtCustomOpDomain* domain);
+void add_conv_ops(OrtCustomOpDomain* domain);
+void add_fill_ops(OrtCustomOpDomain* domain);
+void add_fringe_ops(OrtCustomOpDomain* domain);
+
+}  // namespace sbnet::ort
+
+#ifdef SBNET_WITH_CUDA
+#define SBNET_ORT_ON_DEVICE(context, on_cpu, on_cuda) ((context).cuda() ? (on_cuda) : (on_cpu))
+#else
+#define SBNET_ORT_ON_DEVICE(context, on_cpu, on_cuda) (on_cpu)
+#endif
