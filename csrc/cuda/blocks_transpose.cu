@@ -1,9 +1,9 @@
 // The fused transpose of sparse_gather and sparse_scatter: one side is channels_last, the other NCHW.
 //
-// A CTA moves tiles of pixels x channels through shared memory: 256 pixels x 32 words, or for larger blocks 512 x 16 or
-// 1024 x 8, so that a tile holds the whole block: then the rows of the NCHW side follow each other without a gap and no
-// part of a memory sector is left to another CTA. Both sides are accessed in vectors: 16 bytes of channels on one, as
-// many pixels of one channel as alignment allows on the other.
+// A CTA moves tiles of pixels x channels through shared memory: up to 368 pixels x 32 words, or for larger blocks 715 x
+// 16 or 1351 x 8, so that a tile holds the whole block: then the rows of the NCHW side follow each other without a gap
+// and no part of a memory sector is left to another CTA. Both sides are accessed in vectors: 16 bytes of channels on
+// one, as many pixels of one channel as alignment allows on the other.
 #include "cuda/blocks_copy.cuh"
 
 namespace sbnet {
@@ -16,8 +16,9 @@ struct Side {
   bool plane;
 };
 
-constexpr int kTilePixels = 256, kTileWords = 32;  // the widest shape; the others hold as much
-constexpr int kTileBuffer = 1024 * (8 + 1);        // words of the largest tile, see TransposeArgs::pitch
+constexpr int kTileBuffer = 12160;  // words: four CTAs fit a multiprocessor
+constexpr int kTileWords = 32;      // of a pixel at most
+constexpr int most_pixels(int words) { return kTileBuffer / (words + 1); }
 constexpr int kWarps = kThreads / 32;
 
 struct TransposeArgs {
@@ -41,9 +42,9 @@ struct Tile {
 
 // Offset of pixel p of the tile on one side, or -1 if it lies off the plane.
 __device__ __forceinline__ int64_t pixel_offset(const TransposeArgs& a, const Side& side, const Tile& t, int p) {
+  if (!side.plane) return t.slot * side.stride_n + (t.first_pixel + p) * side.stride_x;  // the stack is packed
   uint32_t row, column;
   a.block_width.divmod(t.first_pixel + p, &row, &column);
-  if (!side.plane) return t.slot * side.stride_n + row * side.stride_y + column * side.stride_x;
   const int y = a.grid.offset[0] + t.block.i * a.grid.stride[0] + static_cast<int>(row);
   const int x = a.grid.offset[1] + t.block.j * a.grid.stride[1] + static_cast<int>(column);
   const bool inside = t.known && static_cast<unsigned>(y) < static_cast<unsigned>(a.height) &&
@@ -105,10 +106,13 @@ __device__ __forceinline__ void move_pixels(const TransposeArgs& a, const Tile& 
 template <class T, int kVec, bool kLoad>
 __device__ __forceinline__ void move_channels(const TransposeArgs& a, const Tile& t, uint32_t* tile) {
   constexpr int kPerWord = 4 / sizeof(T);
-  constexpr int kWords = kVec == 1 ? 1 : 4, kGroups = 32 / kWords;  // of a warp: rows of 64 bytes or more
+  constexpr int kWords = kVec == 1               ? 1
+                         : kVec * sizeof(T) == 8 ? 2
+                                                 : 4,
+                kGroups = 32 / kWords;  // of a warp: rows of 64 bytes or more
   constexpr int kAhead = !kLoad ? 1 : kVec == 8 ? 2 : 4;
-  const int lane = threadIdx.x % 32, across = (t.channels + kPerWord * kWords - 1) / (kPerWord * kWords);
-  const int steps = across * ((t.pixels + kGroups * kVec - 1) / (kGroups * kVec));
+  const int lane = threadIdx.x % 32, log_across = 31 - __clz(a.words / kWords);  // words is a power of two
+  const int steps = (t.pixels + kGroups * kVec - 1) / (kGroups * kVec) << log_across;
   T* const base = reinterpret_cast<T*>(a.channels.data) + t.first_channel * a.channels.stride_c;
   for (int first = threadIdx.x / 32; first < steps; first += kWarps * kAhead) {
     Pack<T, kVec> value[kAhead][kPerWord];
@@ -117,7 +121,8 @@ __device__ __forceinline__ void move_channels(const TransposeArgs& a, const Tile
 #pragma unroll
       for (int u = 0; u < kAhead; ++u) {
         const int step = first + u * kWarps;
-        const int p = (step / across * kGroups + lane / kWords) * kVec, w = step % across * kWords + lane % kWords;
+        const int p = ((step >> log_across) * kGroups + lane / kWords) * kVec;
+        const int w = (step & ((1 << log_across) - 1)) * kWords + lane % kWords;
         const int c = w * kPerWord;
         if (step >= steps || p >= t.pixels || c >= t.channels) continue;
         uint32_t* s = tile + p * a.pitch + w;
@@ -223,12 +228,11 @@ cudaError_t launch_transpose(const BlockCopyParams& p, const DeviceInfo& device,
   };
   while (vec > 1 && !fits(vec)) vec = vec > 4 ? 4 : 1;
 
-  int64_t tile_pixels = kTilePixels;
   a.words = kTileWords;
-  for (; a.words > 8 && a.area > tile_pixels && a.area <= kTilePixels * 4; a.words /= 2) tile_pixels *= 2;
+  while (a.words > 8 && a.area > most_pixels(a.words) && a.area <= most_pixels(8)) a.words /= 2;
   a.pitch = a.words + 1;
   a.chunks = static_cast<int>(ceil_div(a.depth, a.words * 4 / static_cast<int64_t>(sizeof(T))));
-  a.pieces = static_cast<int>(ceil_div(a.area, tile_pixels));
+  a.pieces = static_cast<int>(ceil_div(a.area, most_pixels(a.words) / kWide * kWide));
   // Few blocks: smaller pieces, so that every multiprocessor has one.
   while (p.blocks.size[0] * a.pieces * a.chunks < device.sm_count && a.area > a.pieces * 64) ++a.pieces;
   a.piece_pixels = static_cast<int>(ceil_div(ceil_div(a.area, a.pieces), kWide) * kWide);

@@ -6,8 +6,8 @@
 namespace sbnet {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kChunk = 4096;  // pixels of one CTA
+constexpr int kThreads = 1024;
+constexpr int kChunk = 2048;  // pixels of one CTA
 constexpr int kWords = kChunk / 32;
 
 struct FringeArgs {
@@ -71,19 +71,19 @@ __global__ void __launch_bounds__(kThreads) list_kernel(const __grid_constant__ 
   const int64_t capacity = a.capacity;
   if (static_cast<int>(blockIdx.x) < chunks) {
     const uint32_t* words = a.words + static_cast<int64_t>(blockIdx.x) * kWords;
-    static_assert(kWords == 4 * 32, "one warp scans the words of a chunk, four words a lane");
+    constexpr int kOwn = kWords / 32;  // words a lane of the one warp that scans them
     if (threadIdx.x < 32) {
-      int own[4], sum = 0;
-      for (int w = 0; w < 4; ++w) {
+      int own[kOwn], sum = 0;
+      for (int w = 0; w < kOwn; ++w) {
         own[w] = sum;
-        sum += __popc(words[threadIdx.x * 4 + w]);
+        sum += __popc(words[threadIdx.x * kOwn + w]);
       }
       int scan = sum;
       for (int step = 1; step < 32; step *= 2) {
         const int left = __shfl_up_sync(0xffffffff, scan, step);
         if (static_cast<int>(threadIdx.x) >= step) scan += left;
       }
-      for (int w = 0; w < 4; ++w) start[threadIdx.x * 4 + w] = before + scan - sum + own[w];
+      for (int w = 0; w < kOwn; ++w) start[threadIdx.x * kOwn + w] = before + scan - sum + own[w];
     }
     __syncthreads();
     for (int k = threadIdx.x; k < kChunk; k += kThreads) {
