@@ -15,7 +15,7 @@ namespace sbnet {
 
 enum class DType : int32_t { kF32, kF16, kBF16, kF64, kBool, kU8, kI8, kI16, kI32, kI64 };
 
-constexpr int64_t dtype_size(DType t) {
+SBNET_HOST_DEVICE constexpr int64_t dtype_size(DType t) {
   switch (t) {
     case DType::kF64:
     case DType::kI64:
