@@ -21,8 +21,9 @@ struct Shared {
   static constexpr int kStageBytes = (kTileM + kTileN) * kRowBytes;
   static constexpr int kPitch = kTileN + 8;  // floats per pixel of the staged sums: conflict-free for the mma layout
   static constexpr int kSums = kTileM * kPitch * 4;
-  static constexpr int kSources = kStages * kStageBytes;  // byte offset of the Source table
-  static constexpr int kBytes = kSources + kTileM * static_cast<int>(sizeof(Source));
+  static constexpr int kSources = kStages * kStageBytes;                              // byte offset of the Source table
+  static constexpr int kTaps = kSources + kTileM * static_cast<int>(sizeof(Source));  // TapTables, if any
+  static constexpr int kBytes = kTaps;
   static_assert(kSums + kTileM * static_cast<int>(sizeof(Output)) <= kSources, "the epilogue reuses the stages");
   static_assert(kBytes <= 99 * 1024, "the least that a device since sm_80 has");
 };
@@ -40,10 +41,17 @@ enum class Fetch {
   kElements,  // any
 };
 
+// Fetch::kElements decodes the reduction elements of a stage once for all rows.
+struct TapTable {
+  static constexpr int kElements = kRowBytes / 2;  // of 16 bits: float32 does not come here
+  Source x[kElements];                             // as a Source's distance; no plane has the row of a dead element
+  int64_t weight[kElements];                       // in bytes, < 0 for a dead element
+};
+
 // Fetches one stage after another: thread t takes word t%8 of rows t/8, t/8 + 16, ... of both operands.
 template <class T, int kTileN, Fetch kFetch>
 struct Loader {
-  static constexpr int kPassesM = kTileM / kRowsPerPass, kPassesN = kTileN / kRowsPerPass;
+  static constexpr int kPassesN = kTileN / kRowsPerPass;
   static constexpr int kPassBytes = kRowsPerPass * kRowBytes;
   const Conv2dParams& p;
   const GemmPlan& plan;
@@ -56,14 +64,19 @@ struct Loader {
   uint32_t slot;  // byte offset of (row0, word) in an operand's stage
   Tap tap;        // of the words being fetched
   bool issue;     // false past the last step
+  // Fetch::kElements: thread t takes row t of x, so that the lanes of a warp read neighbouring pixels.
+  Source own;
+  TapTable* tables;  // one per stage
 
-  __device__ __forceinline__ Loader(const Conv2dParams& p, const GemmPlan& plan, const Source* sources)
-      : p(p), plan(plan), sources(sources + threadIdx.x / 8), word(threadIdx.x % 8) {
+  __device__ __forceinline__ Loader(const Conv2dParams& p, const GemmPlan& plan, const Source* sources,
+                                    TapTable* tables)
+      : p(p), plan(plan), sources(sources + threadIdx.x / 8), word(threadIdx.x % 8), tables(tables) {
     const int row0 = threadIdx.x / 8;
     slot = row0 * kRowBytes + ((word ^ (row0 % 8)) << 4);
     weight_pass = p.weight.stride[0] * kRowsPerPass * static_cast<int>(sizeof(T));
   }
-  __device__ __forceinline__ void begin_tile(int group, int64_t k, int channels_) {
+  __device__ __forceinline__ void begin_tile(int group, int64_t k, int channels_, const Source& own_) {
+    own = own_;
     const int row0 = threadIdx.x / 8;
     x = static_cast<const T*>(p.x.data) + group * p.weight.size[1] * p.x.stride[1];
     weight = static_cast<const T*>(p.weight.data) + (k + row0) * p.weight.stride[0];
@@ -75,13 +88,23 @@ struct Loader {
     issue = issue_;
     if constexpr (kFetch != Fetch::kElements) tap = tap_of(p, plan.reduction, step * 8 + word);
   }
-  // A quarter of a stage, so that the fetches mix with the multiplications of the stage before.
-  __device__ __forceinline__ void fetch(int step, uint32_t stage, char* stage_pointer, int quarter) const {
+  // Fills the table of a step. A barrier stands between this and the step's fetch.
+  __device__ __forceinline__ void tabulate(int step, int slot_) const {
     if constexpr (kFetch == Fetch::kElements) {
-      if (quarter || !issue) return;
-#pragma unroll 1
-      for (int pair = 0; pair < kLanes<T> / 2; ++pair)
-        fetch_pair((step * 8 + word) * kLanes<T> + pair * 2, stage_pointer, pair);
+      const int i = threadIdx.x;
+      if (i >= TapTable::kElements) return;
+      const Tap t = tap_of(p, plan.reduction, step * TapTable::kElements + i);
+      const int size = static_cast<int>(sizeof(T));
+      tables[slot_].x[i] = {t.x_offset * size, t.in ? t.row : -(1 << 30), t.column};
+      tables[slot_].weight[i] = t.in ? t.weight_offset * size : -1;
+    }
+  }
+  // A quarter of a stage, so that the fetches mix with the multiplications of the stage before.
+  __device__ __forceinline__ void fetch(int slot_, uint32_t stage, char* stage_pointer, int quarter) const {
+    if constexpr (kFetch == Fetch::kElements) {
+      if (!issue) return;
+      fetch_x_elements(tables[slot_], stage_pointer, quarter);
+      fetch_weight_elements(tables[slot_], stage_pointer, quarter);
     } else {
       fetch_x(stage, quarter);
       fetch_weight(stage, stage_pointer, quarter);
@@ -90,6 +113,7 @@ struct Loader {
 
  private:
   __device__ __forceinline__ void fetch_x(uint32_t stage, int quarter) const {
+    constexpr int kPassesM = kTileM / kRowsPerPass;
     const char* from = reinterpret_cast<const char*>(x + tap.x_offset);
 #pragma unroll
     for (int pass = quarter * (kPassesM / 4); pass < (quarter + 1) * (kPassesM / 4); ++pass) {
@@ -116,27 +140,36 @@ struct Loader {
     }
   }
 
-  // Two neighbouring elements of the reduction for all rows.
-  __device__ __forceinline__ void fetch_pair(int element, char* stage_pointer, int pair) const {
-    const Tap low = tap_of(p, plan.reduction, element), high = tap_of(p, plan.reduction, element + 1);
-    const T zero = from_float<T>(0.f);
-    char* to = stage_pointer + slot + pair * 4;
-    const auto at = [](const T* from, int64_t bytes) {
-      return *reinterpret_cast<const T*>(reinterpret_cast<const char*>(from) + bytes);
-    };
+  static __device__ __forceinline__ T load(const T* from, int64_t bytes, bool in) {
+    return in ? *reinterpret_cast<const T*>(reinterpret_cast<const char*>(from) + bytes) : from_float<T>(0.f);
+  }
+  // Two words of the thread's own row.
+  __device__ __forceinline__ void fetch_x_elements(const TapTable& table, char* stage_pointer, int quarter) const {
 #pragma unroll
-    for (int pass = 0; pass < kPassesM; ++pass) {
-      const Source source = load_source(sources + pass * kRowsPerPass);
-      const T a = reads_plane(p, source, low) ? at(x + low.x_offset, source.offset) : zero;
-      const T b = reads_plane(p, source, high) ? at(x + high.x_offset, source.offset) : zero;
-      *reinterpret_cast<uint32_t*>(to + pass * kPassBytes) = pack(a, b);
+    for (int w = quarter * 2; w < quarter * 2 + 2; ++w) {
+      uint4 elements;
+      T* part = reinterpret_cast<T*>(&elements);
+#pragma unroll
+      for (int e = 0; e < kLanes<T>; ++e) {
+        const Source t = load_source(table.x + w * kLanes<T> + e);
+        const bool in = (static_cast<unsigned>(own.row + t.row) < static_cast<unsigned>(p.x.size[2])) &
+                        (static_cast<unsigned>(own.column + t.column) < static_cast<unsigned>(p.x.size[3]));
+        part[e] = load(x, own.offset + t.offset, in);
+      }
+      *reinterpret_cast<uint4*>(stage_pointer + threadIdx.x * kRowBytes + ((w ^ threadIdx.x % 8) << 4)) = elements;
     }
+  }
+  // Two elements of the thread's word of every row.
+  __device__ __forceinline__ void fetch_weight_elements(const TapTable& table, char* stage_pointer, int quarter) const {
+    const int element = word * kLanes<T> + quarter * 2;
+    const int64_t low = table.weight[element], high = table.weight[element + 1];
+    char* to = stage_pointer + kTileM * kRowBytes + slot + quarter * 4;
 #pragma unroll
     for (int pass = 0; pass < kPassesN; ++pass) {
       const bool in = pass * kRowsPerPass < channels;
-      const T a = in && low.in ? at(weight + low.weight_offset, pass * weight_pass) : zero;
-      const T b = in && high.in ? at(weight + high.weight_offset, pass * weight_pass) : zero;
-      *reinterpret_cast<uint32_t*>(to + kTileM * kRowBytes + pass * kPassBytes) = pack(a, b);
+      const int64_t row = pass * weight_pass;
+      *reinterpret_cast<uint32_t*>(to + pass * kPassBytes) =
+          pack(load(weight, row + low, in & (low >= 0)), load(weight, row + high, in & (high >= 0)));
     }
   }
 };
@@ -223,7 +256,7 @@ __global__ void __launch_bounds__(kThreads, kTileN == 128 || kFetch != Fetch::kW
       (plan.reduction.units * plan.reduction.unit_channels + kRowBytes / static_cast<int>(sizeof(T)) - 1) /
       (kRowBytes / static_cast<int>(sizeof(T)));
   const int group_outputs = static_cast<int>(p.weight.size[0]) / p.groups;
-  Loader<T, kTileN, kFetch> loader(p, plan, sources);
+  Loader<T, kTileN, kFetch> loader(p, plan, sources, reinterpret_cast<TapTable*>(smem + Smem::kTaps));
   WarpTile<T, kTileN> work(warp, lane);
 
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
@@ -232,10 +265,12 @@ __global__ void __launch_bounds__(kThreads, kTileN == 128 || kFetch != Fetch::kW
     plan.tiles_per_group.divmod(tile_n, &group, &tile_n);
     const int64_t k_end = int64_t{group + 1} * group_outputs, k = k_end - group_outputs + tile_n * kTileN;
     const Pixel pixel = locate_pixel(p, plan.list, int64_t{tile_m} * kTileM + threadIdx.x, count);
-    sources[threadIdx.x] = source_of(p, pixel);
+    const Source source = source_of<T>(p, pixel);
+    sources[threadIdx.x] = source;
+    for (int s = 0; s < kStages; ++s) loader.tabulate(s, s);
     __syncthreads();
 
-    loader.begin_tile(group, k, static_cast<int>(min(k_end - k, int64_t{kTileN})));
+    loader.begin_tile(group, k, static_cast<int>(min(k_end - k, int64_t{kTileN})), source);
 #pragma unroll
     for (int s = 0; s < kStages - 1; ++s) {
       loader.seek(s, s < steps);
@@ -252,10 +287,11 @@ __global__ void __launch_bounds__(kThreads, kTileN == 128 || kFetch != Fetch::kW
     int read = 0, write = kStages - 1;
     for (int step = 0; step < steps; ++step) {
       loader.seek(step + kStages - 1, step + kStages - 1 < steps);
+      loader.tabulate(step + kStages, read);
       const int next = read + 1 == kStages ? 0 : read + 1;
 #pragma unroll
       for (int half = 0; half < 4; ++half) {
-        loader.fetch(step + kStages - 1, stages + write * Smem::kStageBytes, smem + write * Smem::kStageBytes, half);
+        loader.fetch(write, stages + write * Smem::kStageBytes, smem + write * Smem::kStageBytes, half);
         if (half < 3) {
           work.load(stages + read * Smem::kStageBytes, half + 1, &operands[(half + 1) % 2]);
         } else {  // the next stage's first operands, while this stage's last are multiplied
@@ -304,7 +340,7 @@ template <class T, int kTileN, Fetch kFetch>
 Status launch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
   static OccupancyCache cache;
   constexpr auto kernel = conv_implicit_gemm_kernel<T, kTileN, kFetch>;
-  constexpr size_t kSmem = Shared<kTileN>::kBytes;
+  constexpr size_t kSmem = Shared<kTileN>::kBytes + (kFetch == Fetch::kElements ? kStages * sizeof(TapTable) : 0);
   const GemmPlan plan(p, kFetch == Fetch::kElements ? 1 : kLanes<T>, kTileN);
   const int64_t tiles = plan.most_tiles(p, kTileM);
   SBNET_CHECK(tiles <= INT32_MAX / 2, "%s: active: %lld tiles; at most 2^30 are wanted", kConvOp,

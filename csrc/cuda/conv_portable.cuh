@@ -73,10 +73,11 @@ struct alignas(16) Source {
   int64_t offset;   // of (n, first channel, row, column) in x, in bytes; may lie before x
   int row, column;  // far outside of every plane for an empty entry
 };
+template <class T>
 __device__ __forceinline__ Source source_of(const Conv2dParams& p, const Pixel& pixel) {
   if (pixel.n < 0) return {0, -(1 << 30), -(1 << 30)};
   const int row = pixel.row * p.stride[0] - p.padding[0], column = pixel.column * p.stride[1] - p.padding[1];
-  return {(pixel.n * p.x.stride[0] + row * p.x.stride[2] + column * p.x.stride[3]) * dtype_size(p.x.dtype), row,
+  return {(pixel.n * p.x.stride[0] + row * p.x.stride[2] + column * p.x.stride[3]) * static_cast<int>(sizeof(T)), row,
           column};
 }
 __device__ __forceinline__ int64_t pixel_offset(const TensorView& t, const Pixel& pixel) {

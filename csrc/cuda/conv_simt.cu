@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kThreads, 3)
     const int64_t k_end = int64_t{group + 1} * group_outputs, k = k_end - group_outputs + tile_n * kTileN;
     const Pixel pixel = locate_pixel(p, plan.list, int64_t{tile_m} * kTileM + threadIdx.x, count);
     __syncthreads();  // the tile before is done with the tables and the stages
-    sources[threadIdx.x] = source_of(p, pixel);
+    sources[threadIdx.x] = source_of<float>(p, pixel);
     outputs[threadIdx.x] = output_of(p, pixel);
     __syncthreads();
 
