@@ -12,6 +12,7 @@ from sbnet.ops.common import (
     check_active,
     empty4,
     is_channels_last,
+    mark_written,
     refuse_gradient,
     require_active,
     require_tensor,
@@ -164,6 +165,7 @@ def sparse_scatter_(
     arguments = _scatter_arguments("sparse_scatter_", blocks, active, base, grid)
     refuse_gradient("sparse_scatter_", "sparse_scatter", blocks, base)
     _ops.sparse_scatter_(*arguments, add, atomic, transpose)
+    mark_written(base)
     return base
 
 

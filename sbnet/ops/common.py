@@ -14,7 +14,7 @@ from sbnet.blocks import ActiveBlocks
 
 def is_channels_last(x: Tensor) -> bool:
     """Channels lie next to each other and the tensor is not (also) contiguous. Keep in step with torch_binding/."""
-    return x.stride(1) == 1 and not x.is_contiguous()
+    return bool(x.stride(1) == 1) and not x.is_contiguous()  # bool: with dynamic shapes the comparison is symbolic
 
 
 def empty4(like: Tensor, size: Sequence[int], channels_last: bool) -> Tensor:
@@ -57,6 +57,12 @@ def refuse_gradient(op: str, instead: str, *tensors: Tensor | None) -> None:
             f"sbnet::{op}: works in place and has no gradient, but an input requires one; use {instead}, "
             "or torch.no_grad()"
         )
+
+
+def mark_written(x: Tensor) -> None:
+    """Tells autograd that an in-place op wrote x, so that a backward pass that saved it earlier raises."""
+    if not torch.compiler.is_compiling() and not x.is_inference():
+        torch.autograd.graph.increment_version(x)
 
 
 def require_tensor(op: str, argument: str, value: Any) -> None:

@@ -14,6 +14,7 @@ from sbnet.ops.common import (
     check_active,
     empty4,
     is_channels_last,
+    mark_written,
     refuse_gradient,
     require_active,
     require_tensor,
@@ -123,6 +124,7 @@ def sparse_conv2d_(
         None if fringe is None else fringe.pixels,
         None if fringe is None else fringe.count,
     )
+    mark_written(out)
 
 
 def _arguments(
