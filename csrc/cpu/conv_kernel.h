@@ -210,13 +210,14 @@ using Microkernel = void (*)(const float*, const int64_t*, const Taps&, const fl
 template <bool kDepthwise>
 static Microkernel microkernel_of(int64_t width) {
   static_assert(kVectors == 2 || kVectors == 4, "the switch below");
+  constexpr int kThreeVectors = kVectors < 3 ? kVectors : 3;  // never reached with panels of two
   switch (width / kLanes) {
     case 1:
       return microkernel<1, kDepthwise>;
     case 2:
       return microkernel<2, kDepthwise>;
     case 3:
-      return microkernel < kVectors == 4 ? 3 : 2, kDepthwise > ;
+      return microkernel<kThreeVectors, kDepthwise>;
     default:
       return microkernel<kVectors, kDepthwise>;
   }
