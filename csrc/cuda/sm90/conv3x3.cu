@@ -19,6 +19,9 @@ namespace sbnet::sm90 {
 namespace {
 
 constexpr const char* kOp = "sparse_conv2d";
+#ifdef SBNET_TUNE
+int tuned_cluster = -1, tuned_pdl = 1;
+#endif
 
 template <class C>
 __global__ void __launch_bounds__(kThreads, 1)
@@ -38,7 +41,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       init(C::kPatchFull, C::kPatchStages, 1);
       init(C::kPatchEmpty, C::kPatchStages, 4 * C::kGroup);
       init(C::kExchangeFull, 1, 1);
-      init(C::kExchangeDone, 1, 2);
+      init(C::kExchangeDone, 1, 4);
       prefetch_map(&maps.x);
     } else if (warp == 17) {
       init(C::kWeightFull, C::kWeightStages, 1);
@@ -142,6 +145,9 @@ cudaLaunchConfig_t launch_config(int clusters, int cluster, cudaStream_t stream,
   config.stream = stream;
   config.attrs = attributes;
   config.numAttrs = 2;
+#ifdef SBNET_TUNE
+  config.numAttrs = 1 + tuned_pdl;
+#endif
   return config;
 }
 
@@ -166,9 +172,6 @@ Status clusters_that_fit(const DeviceInfo& device, int log_cluster, int* cluster
   return ok_status();
 }
 
-#ifdef SBNET_TUNE
-int tuned_cluster = -1;
-#endif
 
 template <class C>
 Status launch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
@@ -185,7 +188,7 @@ Status launch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stre
   SBNET_TRY(clusters_that_fit<C>(device, log_cluster, &clusters));
   while (log_cluster > 0 && (clusters << log_cluster) * 10 < device.sm_count * 9)
     SBNET_TRY(clusters_that_fit<C>(device, --log_cluster, &clusters));
-  if (!fringe && geometry.tiles < clusters) clusters = static_cast<int>(geometry.tiles);
+  if (!fringe && geometry.tiles * 2 < clusters) clusters = static_cast<int>(geometry.tiles * 2);
 
   Maps maps;
   const TensorView& residual = p.residual.data ? p.residual : p.y;
@@ -193,6 +196,7 @@ Status launch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stre
   SBNET_TRY(plane_map(&maps.y, "out", p.y, 8, C::kUnitHeight));
   SBNET_TRY(plane_map(&maps.y_pair, "out", p.y, 8, C::kCells ? 1 : 2));
   SBNET_TRY(plane_map(&maps.residual, "residual", residual, 8, C::kUnitHeight));
+  SBNET_TRY(plane_map(&maps.residual_pair, "residual", residual, 8, C::kCells ? 1 : 2));
   const cuuint64_t w_size[3] = {cuuint64_t(p.x.size[1]), 9, cuuint64_t(p.weight.size[0])};
   const cuuint64_t w_stride[2] = {w_size[0] * 2, w_size[0] * 18};
   const cuuint32_t w_box[3] = {64, 1, 64};

@@ -7,73 +7,31 @@ namespace sbnet::sm90 {
 // Named barriers: 0 is __syncthreads, 1-4 one warpgroup each, 5 and 6 whose turn it is.
 constexpr int kBarWarpgroup = 1, kBarTurn = 5;
 
-// `parts` CTAs of the cluster computed some taps each of one tile, and each finishes an equal share of its pixels: all
-// send their sums to whose pixels they are, who adds them up, part 0 first. Pixels go by pairs of groups of 8; a pair
-// of one part takes 8 KB, [group][thread] of 16 bytes in the order of the registers, and the eight that a CTA receives
-// fill exactly its staging memory. The 256 threads of group 0 do this, once per launch at most. Kept small: what runs
-// once per launch runs out of a cold instruction cache.
+// The two CTAs of a cluster computed half of the taps each of the same pixels. Warpgroup h of the pair belongs to CTA h
+// in the end: the other CTA sends it its sums (`groups` groups of 8 pixels), into the staging memory of warpgroups 2
+// and 3, which have not used theirs yet. Once per launch at most.
 template <class C>
-__device__ __forceinline__ void finish_shared(const Args& a, const Maps& maps, const float (&acc)[64], uint32_t smem,
-                                              const typename C::Tile& tile, float bias0, float bias1, bool live) {
-  using T = typename C::T;
-  const int t = threadIdx.x, half = t >> 7, lane = t & 31, w4 = t >> 5 & 3, i8 = lane & 7, mat = lane >> 3;
-  const int part = tile.part, pairs = 8 / tile.parts, rank0 = static_cast<int>(cluster_rank()) - part;
-  cluster_wait();  // all CTAs have started; every thread arrived when it started itself
-  const uint32_t slot = smem + part * pairs * 8192 + t * 16;
+__device__ __forceinline__ void send_sums(const float (&acc)[64], uint32_t smem, int groups) {
+  const uint32_t peer = cluster_rank() ^ 1;
+  cluster_wait();  // the peer has started; every thread arrived when it started itself
+  const uint32_t to = map_to_rank(smem + 2 * kStaging + (threadIdx.x & 127) * 16, peer);
+  const uint32_t bar = map_to_rank(smem + C::kExchangeFull, peer);
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    const int owner = rank0 + j / pairs;
-    const uint32_t to = map_to_rank(slot + j % pairs * 8192, owner), bar = map_to_rank(smem + C::kExchangeFull, owner);
-    store_async(to, bar, acc[j * 8], acc[j * 8 + 1], acc[j * 8 + 2], acc[j * 8 + 3]);
-    store_async(to + 4096, bar, acc[j * 8 + 4], acc[j * 8 + 5], acc[j * 8 + 6], acc[j * 8 + 7]);
+  for (int g = 0; g < 16; ++g) {
+    if (g == 8 && groups == 8) break;
+    store_async(to + g * 2048, bar, acc[g * 4], acc[g * 4 + 1], acc[g * 4 + 2], acc[g * 4 + 3]);
   }
-  if (t == 0) mbar_expect(smem + C::kExchangeFull, kConsumers * kStaging);
+}
+template <class C>
+__device__ __forceinline__ void receive_sums(float (&acc)[64], uint32_t smem, int groups) {
+  const uint32_t from = smem + 2 * kStaging + (threadIdx.x & 127) * 16;
+  if ((threadIdx.x & 127) == 0) mbar_expect(smem + C::kExchangeFull, groups * 2048);
   mbar_wait(smem + C::kExchangeFull, 0);
-
-  const uint32_t own = smem + part * pairs * 8192 + half * 2048;  // a pair that has been read makes room for its result
-  for (int j = 0; j < pairs; ++j) {
-    const int row = (part * pairs + j) * (C::kCells ? 1 : 2);
-    float v[8] = {bias0, bias0, bias1, bias1, bias0, bias0, bias1, bias1};
-    if (a.residual.data) {
 #pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        const int4 at = tile.unit[C::kSquare ? 0 : C::kCells ? half * 2 + (e >> 2) : half];
-        const int y = at.y + row + (C::kCells ? 0 : e >> 2), x = at.z + (C::kSquare ? half * 8 : 0) + (lane & 3) * 2 + (e & 1);
-        const int k = tile.k0 + w4 * 16 + (lane >> 2) + (e & 2) * 4;
-        if (at.x >= 0 && y < a.H && x < a.W && k < a.K)
-          v[e] += unpack<T>(load_half(static_cast<const T*>(a.residual.data) + at.x * a.residual.n + y * a.residual.y +
-                                      x * a.residual.x + k)).x;
-      }
-    }
-    float sum[8] = {};
-    for (int p = 0; p < tile.parts; ++p) {
-      const uint32_t from = smem + (p * pairs + j) * 8192 + t * 16;
-      const float4 b = load_shared(from), c = load_shared(from + 4096);
-      sum[0] += b.x, sum[1] += b.y, sum[2] += b.z, sum[3] += b.w;
-      sum[4] += c.x, sum[5] += c.y, sum[6] += c.z, sum[7] += c.w;
-    }
-#pragma unroll
-    for (int e = 0; e < 8; ++e) v[e] += sum[e];
-    if (is_clamp(a.activation)) activate<true>(a, v);
-    else activate<false>(a, v);
-    bar_sync(kBarWarpgroup + half, 128);
-    stmatrix_trans(own + j * 8192 + (mat >> 1) * 1024 + i8 * 128 + (((w4 * 2 + (mat & 1)) ^ i8) << 4),
-                   pack<T>(v[0], v[1]), pack<T>(v[2], v[3]), pack<T>(v[4], v[5]), pack<T>(v[6], v[7]));
-    fence_async_proxy();
-    bar_sync(kBarWarpgroup + half, 128);
-    if ((t & 127) == 0 && live) {
-#pragma unroll
-      for (int u = 0; u < C::kUnitsPerWarpgroup; ++u) {
-        const int4 at = tile.unit[C::kSquare ? 0 : half * C::kUnitsPerWarpgroup + u];
-        if (at.x >= 0)
-          tma_store(&maps.y_pair, own + j * 8192 + u * 1024, tile.k0, at.z + (C::kSquare ? half * 8 : 0), at.y + row, at.x);
-      }
-    }
-  }
-  if ((t & 127) == 0) {  // the staging memory is free for whole tiles
-    tma_store_commit();
-    tma_store_wait_read();
-    mbar_arrive(smem + C::kExchangeDone);
+  for (int g = 0; g < 16; ++g) {
+    if (g == 8 && groups == 8) break;
+    const float4 v = load_shared(from + g * 2048);
+    acc[g * 4] += v.x, acc[g * 4 + 1] += v.y, acc[g * 4 + 2] += v.z, acc[g * 4 + 3] += v.w;
   }
 }
 
@@ -87,7 +45,7 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, const ty
   const bool leader = tid == 0, has_residual = a.residual.data != nullptr;
   const uint32_t staging = smem + wg * kStaging, residual_full = smem + C::kResidualFull + 8 * wg;
   const uint32_t weights = wgmma_operand(smem + C::kWeightsAt);
-  const uint32_t pixels = wgmma_operand(smem + C::kPatchesAt + half * C::kHalf);
+  const uint32_t patches = wgmma_operand(smem + C::kPatchesAt);
   // Staging holds [pixel][64 channels], 128-byte swizzle; pixels of a unit lie together. stmatrix writes two groups of
   // 8 pixels x 16 channels at once: this lane's row address.
   const int i8 = lane & 7, mat = lane >> 3;
@@ -104,29 +62,40 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, const ty
     const int slot = i % C::kTileSlots;
     mbar_wait(smem + C::kTileFull + 8 * slot, (i / C::kTileSlots) & 1);
     const typename C::Tile& tile = tiles[slot];
-    const int v0 = tile.v0, v1 = tile.v1, k0 = tile.k0, parts = C::kResident ? 1 : tile.parts;
+    const int v0 = tile.v0, v1 = tile.v1, k0 = tile.k0;
     if (v1 == 0) break;
-    const int4 at = tile.unit[C::kSquare ? 0 : half * C::kUnitsPerWarpgroup];
-    bool live = at.x >= 0 && at.z + (C::kSquare ? half * 8 : 0) < a.W;
-    if (C::kCells) live = live || tile.unit[half * 2 + 1].x >= 0;
+    // Whole and shared tiles: a half (a strip, a pair of cells) per warpgroup. Narrow ones: half of a half each.
+    const Work work = C::kResident ? Work::kWhole : tile.work;
+    const bool narrow = work == Work::kNarrow;
+    const int side = narrow ? tile.side : half, row0 = narrow ? half * (C::kCells ? 4 : 8) : 0;
+    const int4 at = tile.unit[C::kSquare ? 0 : side * C::kUnitsPerWarpgroup];
+    bool live = at.x >= 0 && at.z + (C::kSquare ? side * 8 : 0) < a.W && at.y + row0 < a.H;
+    if (C::kCells) live = live || tile.unit[side * 2 + 1].x >= 0;
+    const bool owner = work == Work::kWhole || half == static_cast<int>(cluster_rank()), finish = live && owner;
     const int channel = k0 + w4 * 16 + (lane >> 2);
     const float bias0 = load_bias<T>(a, channel), bias1 = load_bias<T>(a, channel + 8);
-    auto for_each_unit = [&](auto&& f) {
+    auto for_each_box = [&](auto&& f) {  // staging address, x, y, n; narrow tiles: a pair of groups of 8 pixels each
 #pragma unroll
       for (int u = 0; u < C::kUnitsPerWarpgroup; ++u) {
-        const int4 p = tile.unit[C::kSquare ? 0 : half * C::kUnitsPerWarpgroup + u];
-        f(staging + u * 8192, p.z + (C::kSquare ? half * 8 : 0), p.y, p.x);
+        const int4 p = tile.unit[C::kSquare ? 0 : side * C::kUnitsPerWarpgroup + u];
+        const int x = p.z + (C::kSquare ? side * 8 : 0);
+        f(staging + u * 8192, x, p.y + row0, p.x);
+        if (!C::kResident && narrow)
+          for (int j = 1; j < 4; ++j)
+            f(staging + u * 8192 + j * (C::kCells ? 1024 : 2048), x, p.y + row0 + j * (C::kCells ? 1 : 2), p.x);
       }
     };
     // The leader makes sure that the staging memory is free and fetches the residual into it, under the main loop.
     auto prepare_staging = [&] {
       tma_store_wait_read();
       if (!C::kResident && tile.guard) mbar_wait(smem + C::kExchangeDone, 0);
-      if (!has_residual) return;
-      mbar_expect(residual_full, kStaging);
-      for_each_unit([&](uint32_t to, int x, int y, int n) { tma_load(to, &maps.residual, residual_full, k0, x, y, n); });
+      if (!has_residual || !finish) return;
+      mbar_expect(residual_full, narrow ? kStaging / 2 : kStaging);
+      const CUtensorMap* map = narrow ? &maps.residual_pair : &maps.residual;
+      for_each_box([&](uint32_t to, int x, int y, int n) { tma_load(to, map, residual_full, k0, x, y, n); });
     };
-    const int prepare_at = parts > 1 ? -1 : tile.guard ? v1 - 1 : min(v0 + 2, v1 - 1);
+    const int prepare_at = tile.guard ? v1 - 1 : min(v0 + 2, v1 - 1);
+    const uint32_t pixels = patches + ((side * C::kHalf + (narrow ? half * 8 * C::kGroupStride : 0)) >> 4);
 
     float acc[64];  // the first tap overwrites it
     int slice = tile.slice, weight = C::kResident ? 0 : tile.tap % C::kWeightStages;
@@ -165,7 +134,7 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, const ty
     if (!C::kResident) bar_sync(kBarTurn + group, 512);
     if (threadIdx.x == 0 && i == 0) SBNET_STAMP(4);
     if (!live) main_loop(std::integral_constant<int, 0>());
-    else if (!C::kCells && a.H - at.y <= 8) main_loop(std::integral_constant<int, 64>());
+    else if (narrow || (!C::kCells && a.H - at.y <= 8)) main_loop(std::integral_constant<int, 64>());
     else main_loop(std::integral_constant<int, 128>());
     if (!C::kResident) bar_arrive(kBarTurn + 1 - group, 512);
     wgmma_wait<0>();
@@ -175,9 +144,14 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, const ty
       mbar_arrive(smem + C::kPatchEmpty + 8 * (slice % C::kPatchStages));
     }
 
-    if (!C::kResident && parts > 1) {
-      finish_shared<C>(a, maps, acc, smem, tile, bias0, bias1, live);
-    } else {
+    if (!C::kResident && work != Work::kWhole) {
+      if (live && owner) receive_sums<C>(acc, smem, narrow ? 8 : 16);
+      else if (live) send_sums<C>(acc, smem, narrow ? 8 : 16);
+      __syncwarp();
+      if (owner && lane == 0) mbar_arrive(smem + C::kExchangeDone);
+      if (threadIdx.x == 0 && i == 0) SBNET_STAMP(6);
+    }
+    if (finish) {
       if (has_residual) mbar_wait(residual_full, residual_phase), residual_phase ^= 1;
       else bar_sync(kBarWarpgroup + wg, 128);
       auto epilogue = [&](auto clamp) {
@@ -205,9 +179,10 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, const ty
       if (threadIdx.x == 0 && i == 0) SBNET_STAMP(7);
       fence_async_proxy();
       bar_sync(kBarWarpgroup + wg, 128);
-      if (leader && live) {
-        for_each_unit([&](uint32_t from, int x, int y, int n) {
-          if (n >= 0) tma_store(&maps.y, from, k0, x, y, n);
+      if (leader) {
+        const CUtensorMap* map = narrow ? &maps.y_pair : &maps.y;
+        for_each_box([&](uint32_t from, int x, int y, int n) {
+          if (n >= 0) tma_store(map, from, k0, x, y, n);
         });
         tma_store_commit();
       }

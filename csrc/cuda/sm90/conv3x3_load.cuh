@@ -6,9 +6,9 @@ namespace sbnet::sm90 {
 
 // Warp 16: walks this CTA's tiles, tells the other warps about each and loads its input patches.
 //
-// Cluster c of the launch computes tiles c, c + clusters, ... Its CTAs first share what is left over when the
-// tiles are dealt out evenly (each such tile is cut along its taps: the partial sums meet under the cover of the
-// whole tiles that follow), then take whole tiles in turn. Nothing but the count decides who computes what.
+// Cluster c of the launch computes tiles c, c + clusters, ... If their number is odd, its two CTAs share the first (the
+// sums are exchanged under the cover of the whole tiles that follow); then they take whole tiles in turn. When there
+// are fewer tiles than half the clusters, cluster c gets a half of tile c / 2. Nothing but the count decides.
 template <class C>
 __device__ void produce_patches(const Args& a, const CUtensorMap* map_x, uint32_t smem, typename C::Tile* tiles) {
   constexpr unsigned kAll = 0xffffffff;
@@ -20,9 +20,10 @@ __device__ void produce_patches(const Args& a, const CUtensorMap* map_x, uint32_
   int first = 0, loaded = 0, count = 0;
   uint32_t row, sub_y, sub_x;
   int4 unit;
+  constexpr int kBatch = 32 / C::kUnits - 1;  // tiles per look-up; the last lanes look up the one to take a half of
   auto aim = [&](int m) {
     uint32_t sub;
-    const uint32_t tile = cluster + (m + lane / C::kUnits) * clusters;
+    const uint32_t tile = lane / C::kUnits == kBatch ? cluster / 2 : cluster + (m + lane / C::kUnits) * clusters;
     a.units_per_block.divmod(a.ktiles.quotient(tile) * C::kUnits + lane % C::kUnits, &row, &sub);
     a.units_per_row.divmod(sub, &sub_y, &sub_x);
     first = m;
@@ -49,27 +50,19 @@ __device__ void produce_patches(const Args& a, const CUtensorMap* map_x, uint32_
 
   const int units = count * static_cast<int>(a.units_per_block.divisor);
   const int total = (units + C::kUnits - 1) / C::kUnits * static_cast<int>(a.ktiles.divisor);
-  const int own = total > cluster ? static_cast<int>(a.clusters.quotient(total - cluster - 1)) + 1 : 0;
+  const bool narrow = !C::kResident && ctas == 2 && total * 2 <= clusters;
+  const int own = narrow ? cluster < total * 2 : total > cluster ? a.clusters.quotient(total - cluster - 1) + 1 : 0;
   const int shared = own & (ctas - 1);
-  int made = 0, slice = 0, tap = 0, next = shared + rank;
+  int made = 0, slice = 0, tap = 0;
   bool exchanged = false;
-  for (bool share = shared > 0;; share = false) {
-    int m = next, v0 = 0, v1 = taps, parts = 1, part = 0;
-    if (share) {  // parts of less than two taps are not worth the exchange
-      const int per_tile = ctas >> (32 - __clz(shared - 1));
-      m = rank / per_tile, part = rank % per_tile, parts = per_tile;
-      while (parts > 1 && parts * 2 > taps) parts /= 2;
-      if (m >= shared || part >= parts) continue;
-      v0 = taps * part / parts, v1 = taps * (part + 1) / parts;
-    } else {
-      if (m >= own) break;
-      next += ctas;
-    }
-    if (m >= first + 32 / C::kUnits) {
+  for (int m = shared ? 0 : rank; m < own; m += m < shared ? shared + rank : ctas) {
+    const bool share = m < shared;
+    const int v0 = share && rank ? taps / 2 : 0, v1 = share && !rank ? taps / 2 : taps;
+    if (m >= first + kBatch) {
       aim(m);
       locate();
     }
-    const bool mine = lane / C::kUnits == m - first;
+    const bool mine = lane / C::kUnits == (narrow ? kBatch : m - first);
     if (!__any_sync(kAll, mine && unit.x >= 0)) continue;
     const int slot = made % C::kTileSlots;
     if (lane == 0) mbar_wait(smem + C::kTileEmpty + 8 * slot, ((made / C::kTileSlots) & 1) ^ 1);
@@ -77,10 +70,12 @@ __device__ void produce_patches(const Args& a, const CUtensorMap* map_x, uint32_
     typename C::Tile& tile = tiles[slot];
     if (mine) tile.unit[lane % C::kUnits] = unit;
     if (lane == 0) {
-      const uint32_t t = cluster + m * clusters;
+      const uint32_t t = narrow ? cluster / 2 : cluster + m * clusters;
       tile.k0 = static_cast<int>(t - a.ktiles.quotient(t) * a.ktiles.divisor) * 64;
-      tile.v0 = v0, tile.v1 = v1, tile.slice = slice, tile.tap = tap, tile.parts = parts, tile.part = part;
-      tile.guard = exchanged && made <= C::kGroups;
+      tile.v0 = v0, tile.v1 = v1, tile.slice = slice, tile.tap = tap;
+      tile.work = !share ? Work::kWhole : narrow ? Work::kNarrow : Work::kShared;
+      tile.side = cluster & 1;
+      tile.guard = exchanged && made == 1;
     }
     __syncwarp();
     if (lane == 0) mbar_arrive(smem + C::kTileFull + 8 * slot);
@@ -107,7 +102,7 @@ __device__ void produce_patches(const Args& a, const CUtensorMap* map_x, uint32_
       }
     }
     tap += v1 - v0;
-    exchanged = exchanged || parts > 1;
+    exchanged = exchanged || share;
     ++made;
   }
   for (int g = 0; g < C::kGroups; ++g, ++made) {

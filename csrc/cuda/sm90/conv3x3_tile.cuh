@@ -17,9 +17,14 @@ enum class Shape {
 constexpr int kConsumers = 4;             // warpgroups
 constexpr int kThreads = 640;             // + patch producer, weight producer, two warps that zero the fringe
 constexpr int kSharedLimit = 227 * 1024;  // per CTA
-constexpr int kMaxCluster = 8;
 constexpr int kTap = 64 * 128;        // bytes of one tap's weights: 64 output x 64 input channels
 constexpr int kStaging = 128 * 128;   // bytes of a warpgroup's output: 128 pixels x 64 channels
+
+enum class Work {
+  kWhole,
+  kShared,  // the two CTAs of the cluster compute half of the taps each and finish one warpgroup's half each
+  kNarrow,  // so few tiles that halves are shared: the two warpgroups take half of the half's pixels each
+};
 
 // What the patch producer tells the other warps about a tile.
 template <int kUnits>
@@ -28,8 +33,9 @@ struct TileRecord {
   int k0;             // first output channel
   int v0, v1;         // taps to compute, counted slice by slice (9 per 64 input channels); v1 = 0: no more tiles
   int slice, tap;     // ring positions: patches and taps used by earlier tiles of this CTA
-  int parts, part;    // 2, 4 or 8 parts: that many CTAs of the cluster share the taps of this tile
-  int guard;          // the staging memory may still be in use for the partial sums of an earlier tile
+  Work work;
+  int side;           // narrow: which half
+  int guard;          // warpgroups 2 and 3: their staging memory may still hold an earlier tile's incoming sums
 };
 
 #ifdef SBNET_TUNE
@@ -80,8 +86,8 @@ struct Config {
   static_assert(kShared <= kSharedLimit && kWeightStages >= 3);
 };
 
-struct Maps {  // TMA: input patches, weights of a tap, units of output and residual, pairs of output groups
-  CUtensorMap x, w, y, residual, y_pair;
+struct Maps {  // TMA: input patches, weights of a tap, units of output and residual, and pairs of groups of them
+  CUtensorMap x, w, y, residual, y_pair, residual_pair;
 };
 
 struct Plane {  // channel-last: channels are adjacent
