@@ -197,5 +197,6 @@ def compose(frame: np.ndarray, active: np.ndarray, grid: BlockGrid, output: np.n
     )
     inside = active[rows][:, columns]
     shown = np.where(inside[..., None], frame, frame // 3)
-    shown[inside & (edge_y[:, None] | edge_x)] = OUTLINE
+    outline = inside & (edge_y[:, None] | edge_x)
+    shown[outline] = shown[outline] // 2 + OUTLINE // 2
     return np.concatenate([shown, output], axis=0 if width > 1.5 * height else 1)

@@ -68,7 +68,7 @@ def compare(result: Tensor, net: nn.Sequential, x: Tensor, active: ActiveBlocks)
         active: active blocks of the plane.
     """
     # Every run starts from the parameters that the run in x's dtype has.
-    own = copy.deepcopy(net).to(x.device, x.dtype, memory_format=torch.channels_last)
+    own = copy.deepcopy(net).to(x.device, x.dtype)
     exact = masked_oracle(copy.deepcopy(own).double(), x.double(), active)
     ours, torchs = result.double() - exact, masked_oracle(own, x, active).double() - exact
     rms = exact.square().mean().sqrt().item()

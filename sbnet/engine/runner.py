@@ -22,6 +22,8 @@ ACTIVATIONS: dict[type[nn.Module], str] = {
     nn.Hardswish: "hardswish",
 }
 
+Geometry = tuple[Pair, Pair, Pair]  # kernel size, padding, dilation
+
 
 @dataclass
 class _Layer:
@@ -36,8 +38,8 @@ class _Layer:
     negative_slope: float
 
     @property
-    def geometry(self) -> tuple[Pair, Pair, Pair]:
-        """What decides which pixels are read: kernel size, padding, dilation."""
+    def geometry(self) -> Geometry:
+        """What decides which pixels the layer reads."""
         kernel = self.weight.shape[2], self.weight.shape[3]
         return kernel, self.padding, self.dilation
 
@@ -261,17 +263,18 @@ class MaskedConvNet:
             mask = self.mask_source(x)
         assert mask is not None
         active = self.active = reduce_mask(mask, self.grid)
-        fringes: dict[tuple[Pair, Pair, Pair], Fringe] = {}
-        for at, (layer, out) in enumerate(zip(self._layers, self._buffers, strict=True)):
-            if at + 1 < len(self._layers):
-                # Zero what the next layer reads beside the active blocks.
-                geometry = kernel, padding, dilation = self._layers[at + 1].geometry
+        fringes: dict[Geometry, Fringe | None] = {((1, 1), (0, 0), (1, 1)): None}  # reads no pixel beside its own
+        consumers: list[_Layer | None] = [*self._layers[1:], None]
+        for layer, consumer, out in zip(self._layers, consumers, self._buffers, strict=True):
+            if consumer is None:
+                # Zero what the call before wrote and this one does not: what a 1x1 layer on its blocks would read.
+                stale: Fringe | None = fringe(active, self._previous, self.size, 1)
+            else:
+                # Zero what the consumer reads beside the active blocks.
+                kernel, padding, dilation = geometry = consumer.geometry
                 if geometry not in fringes:
                     fringes[geometry] = fringe(active, active, self.size, kernel, padding=padding, dilation=dilation)
                 stale = fringes[geometry]
-            else:
-                # Zero what the call before wrote and this one does not: what a 1x1 layer on its blocks would read.
-                stale = fringe(active, self._previous, self.size, 1)
             sparse_conv2d_(
                 x,
                 layer.weight,

@@ -1,0 +1,130 @@
+"""The masked runner against the masked contract in plain PyTorch."""
+
+import pytest
+import torch
+from torch import nn
+
+import sbnet
+from sbnet.engine import DenseConvNet, MaskedConvNet, compare, masked_oracle
+
+SIZE = (37, 53)
+
+
+def conv(inputs: int, outputs: int, kernel: int = 3, **options) -> nn.Conv2d:
+    padding = options.get("dilation", 1) * (kernel - 1) // 2
+    return nn.Conv2d(inputs, outputs, kernel, padding=padding, **options)
+
+
+def networks() -> dict[str, nn.Sequential]:
+    return {
+        "chain": nn.Sequential(conv(3, 16), nn.ReLU(inplace=True), conv(16, 16), nn.ReLU(), conv(16, 5)),
+        "mixed": nn.Sequential(
+            nn.Sequential(conv(3, 8, 5, bias=False), nn.SiLU()),
+            conv(8, 8, 1),
+            conv(8, 12, 3, dilation=2, groups=4),
+            nn.LeakyReLU(0.2),
+            conv(12, 8, 1),
+            nn.Hardswish(),
+        ),
+        "one layer": nn.Sequential(conv(3, 4)),
+    }
+
+
+def masks(batch: int, device: str):
+    """Random masks, and all or nothing between them: a stale output or buffer would show."""
+    for density in (0.002, 1.0, 0.0, 0.002, 0.01, 0.002):
+        yield (torch.rand(batch, *SIZE) < density).to(device)
+
+
+@pytest.mark.parametrize("name", networks())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("batch", [1, 2])
+def test_every_call_keeps_the_masked_contract(name, dtype, batch, device):
+    net = networks()[name].eval()
+    runner = MaskedConvNet(net, SIZE, 8, batch=batch, device=device, dtype=dtype)
+    for mask in masks(batch, device):
+        x = torch.randn(batch, 3, *SIZE, device=device).to(dtype)
+        y = runner(x, mask)
+        active = sbnet.reduce_mask(mask, runner.grid)
+        assert torch.equal(runner.active.block_map, active.block_map)
+        agreement = compare(y, net, x, active)
+        assert agreement.holds, agreement
+        outside = ~active.pixel_mask(SIZE).expand_as(y)
+        assert not y[outside].any()
+
+
+def test_the_result_is_the_same_bits_each_time(device):
+    net = networks()["chain"].eval()
+    runner = MaskedConvNet(net, SIZE, 8, device=device)
+    x, mask = torch.randn(1, 3, *SIZE, device=device), torch.rand(1, *SIZE, device=device) < 0.01
+    first = runner(x, mask).clone()
+    runner(x, ~mask)
+    assert torch.equal(runner(x, mask), first)
+
+
+def test_mask_source(device):
+    net = networks()["chain"].eval()
+    runner = MaskedConvNet(net, SIZE, 8, device=device, mask_source=lambda x: x[:, 0] > 3)
+    x = torch.randn(1, 3, *SIZE, device=device)
+    y = runner(x)
+    assert compare(y, net, x, sbnet.reduce_mask(x[:, 0] > 3, runner.grid)).holds
+    with pytest.raises(ValueError, match="mask_source"):
+        runner(x, x[:, 0] > 3)
+
+
+def test_dense_runner_is_the_network(device):
+    for name, net in networks().items():
+        x = torch.randn(1, 3, *SIZE, device=device)
+        want = net.to(device)(x)
+        torch.testing.assert_close(DenseConvNet(net, SIZE, device=device)(x), want, msg=name)
+
+
+def test_parameters_are_copied(device):
+    net = networks()["one layer"].eval()
+    runner = MaskedConvNet(net, SIZE, 8, device=device)
+    x, mask = torch.randn(1, 3, *SIZE, device=device), torch.ones(1, *SIZE, dtype=torch.bool, device=device)
+    before = runner(x, mask).clone()
+    net[0].weight.data.zero_()
+    assert torch.equal(runner(x, mask), before)
+
+
+@pytest.mark.parametrize(
+    ("net", "message"),
+    [
+        (nn.Sequential(), "no layers"),
+        (nn.Sequential(nn.ReLU(), conv(3, 4)), "layer 0 is ReLU"),
+        (nn.Sequential(conv(3, 4), nn.MaxPool2d(2)), "layer 1 is MaxPool2d"),
+        (nn.Sequential(conv(3, 4), nn.ReLU(), nn.ReLU()), "layer 2 is ReLU"),
+        (nn.Sequential(nn.Conv2d(3, 4, 3)), "keeps the plane's size"),
+        (nn.Sequential(nn.Conv2d(3, 4, 3, stride=2, padding=1)), "stride 1"),
+        (nn.Sequential(nn.Conv2d(3, 4, 4, padding="same")), "keeps the plane's size"),
+        (nn.Sequential(conv(3, 4, padding_mode="reflect")), "zero padding"),
+        (nn.Sequential(conv(3, 4), nn.GELU("tanh")), "exact GELU"),
+    ],
+)
+def test_networks_that_are_no_chain_are_refused(net, message):
+    with pytest.raises(ValueError, match=message):
+        MaskedConvNet(net, SIZE)
+
+
+def test_bad_calls_are_named():
+    runner = MaskedConvNet(networks()["one layer"], SIZE)
+    x, mask = torch.zeros(1, 3, *SIZE), torch.zeros(1, *SIZE, dtype=torch.bool)
+    with pytest.raises(ValueError, match="x: .*float64"):
+        runner(x.double(), mask)
+    with pytest.raises(ValueError, match="x: .*36, 53"):
+        runner(x[:, :, 1:], mask)
+    with pytest.raises(ValueError, match="mask: .*uint8"):
+        runner(x, mask.byte())
+    with pytest.raises(ValueError, match="mask: missing"):
+        runner(x)
+
+
+def test_compare_sees_a_wrong_pixel():
+    net = networks()["chain"].eval()
+    x = torch.randn(1, 3, *SIZE)
+    active = sbnet.reduce_mask(torch.rand(1, *SIZE) < 0.01, sbnet.BlockGrid.cover(SIZE, 8))
+    right = masked_oracle(net, x, active)
+    assert compare(right, net, x, active).holds
+    for wrong in (right + 1e-3, right * float("nan")):
+        assert not compare(wrong, net, x, active).holds

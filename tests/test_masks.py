@@ -1,0 +1,77 @@
+"""Masks from video."""
+
+import pytest
+import torch
+
+from sbnet.masks import MotionMask
+
+
+def frame(device: str, square: int | None = None) -> torch.Tensor:
+    """A grey picture, with a white 8x8 square at column `square`."""
+    picture = torch.full((1, 3, 32, 48), 0.5, device=device)
+    if square is not None:
+        picture[..., 8:16, square : square + 8] = 1.0
+    return picture
+
+
+def test_first_frame_is_all_motion_and_a_still_scene_none(device):
+    motion = MotionMask((32, 48), device=device)
+    first = motion(frame(device))
+    assert first.shape == (1, 32, 48)
+    assert first.dtype == torch.bool
+    assert first.all()
+    assert not motion(frame(device)).any()
+
+
+def test_what_moves_is_marked_where_it_was_and_where_it_is(device):
+    motion = MotionMask((32, 48), device=device)
+    motion(frame(device, 4))
+    mask = motion(frame(device, 30))
+    assert mask[0, 12, 6]
+    assert mask[0, 12, 34]
+    assert not mask[0, 12, 20]
+    assert not mask[0, 28].any()
+
+
+def test_a_cut_is_all_motion_once(device):
+    motion = MotionMask((32, 48), device=device)
+    motion(frame(device))
+    assert motion(frame(device) * 0).all()
+    assert not motion(frame(device) * 0).any()
+
+
+def test_reset_and_the_background_stays_in_place(device):
+    motion = MotionMask((32, 48), device=device)
+    address = motion.background.data_ptr()
+    motion(frame(device))
+    motion(frame(device, 4))
+    motion.reset()
+    assert motion(frame(device)).all()
+    assert motion.background.data_ptr() == address
+
+
+def test_half_precision_frames(device):
+    motion = MotionMask((32, 48), device=device)
+    motion(frame(device).half())
+    assert not motion(frame(device).half()).any()
+
+
+@pytest.mark.parametrize(("arguments", "named"), [({"rate": 0.0}, "rate"), ({"smooth": 4}, "smooth")])
+def test_bad_arguments_are_named(arguments, named):
+    with pytest.raises(ValueError, match=named):
+        MotionMask((32, 48), **arguments)
+
+
+@pytest.mark.gpu
+def test_motion_in_a_cuda_graph():
+    motion, eager = MotionMask((32, 48), device="cuda"), MotionMask((32, 48), device="cuda")
+    x = frame("cuda")
+    motion(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        mask = motion(x)
+    motion.reset()
+    for square in (None, 4, 6, 30, None, None):
+        x.copy_(frame("cuda", square))
+        graph.replay()
+        assert torch.equal(mask, eager(frame("cuda", square)))

@@ -1,0 +1,80 @@
+"""The package and its documents: what is installed, and that what README says is true."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import sbnet
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_public_names_exist_and_are_documented():
+    for name in sbnet.__all__:
+        assert hasattr(sbnet, name)
+        if callable(getattr(sbnet, name)):
+            assert getattr(sbnet, name).__doc__, name
+
+
+def test_models_and_export_are_installed():
+    import sbnet.export
+    import sbnet.models
+
+    assert sbnet.export.__doc__
+    assert sbnet.models.contour_net()
+
+
+def test_contours_of_an_edge():
+    """A vertical edge: strong there, nowhere else, and its double angle points left (a vertical line)."""
+    from sbnet.models import contour_net, paint_contours
+
+    x = torch.zeros(1, 3, 24, 32)
+    x[..., 16:] = 0.8
+    y = contour_net()(x)
+    strength, cosine, sine = y[0, :, 12]
+    assert strength[15:17].min() > 0.1
+    assert strength[4:12].max() < 1e-3
+    assert (cosine[15:17] < -0.3 * strength[15:17]).all()
+    assert sine[15:17].abs().max() < 1e-3
+    picture = paint_contours(y)
+    assert picture.shape == (1, 24, 32, 3)
+    assert picture.dtype == torch.uint8
+    assert picture[0, 12, 15:17].max() > 100
+    with pytest.raises(ValueError, match="depth"):
+        contour_net(0)
+
+
+def test_build_info():
+    facts = sbnet.build_info()
+    assert facts["version"] in (sbnet.__version__, "0")
+    assert set(facts) >= {"version", "compiler", "cuda", "archs"}
+
+
+def code_blocks(document: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / document).read_text(), re.M | re.S)
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/contracts.md"])
+def test_examples_run(document):
+    blocks = code_blocks(document, "python")
+    assert blocks
+    for block in blocks:
+        subprocess.run([sys.executable, "-c", block], check=True, cwd=ROOT)
+
+
+@pytest.mark.parametrize("document", sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("*.md")))
+def test_links_lead_somewhere(document):
+    text = (ROOT / document).read_text()
+    for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
+        assert (ROOT / document).parent.joinpath(link).exists(), link
+
+
+def test_make_targets_of_the_readme_exist():
+    named = set(re.findall(r"\bmake ([a-z]+)", "\n".join(code_blocks("README.md", "sh"))))
+    assert {"demo", "test"} <= named
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
+    assert named <= targets
