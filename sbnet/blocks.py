@@ -88,6 +88,9 @@ class BlockGrid:
         op = "BlockGrid.conv_input"
         k, s = to_pair(kernel_size, f"{op}: kernel_size"), to_pair(stride, f"{op}: stride")
         p, d = to_pair(padding, f"{op}: padding"), to_pair(dilation, f"{op}: dilation")
+        for name, pair in (("kernel_size", k), ("stride", s), ("dilation", d)):
+            if min(pair) < 1:
+                raise ValueError(f"sbnet::{op}: {name}: {pair}; at least 1 is wanted")
         size, step, offset = (
             tuple(f(a) for a in range(2))
             for f in (
@@ -137,6 +140,8 @@ class ActiveBlocks:
 
     def with_grid(self, grid: BlockGrid) -> ActiveBlocks:
         """The same blocks on another grid of as many blocks (what a convolution reads, another plane's resolution)."""
+        if not isinstance(grid, BlockGrid):
+            raise TypeError(f"sbnet::ActiveBlocks.with_grid: grid: {type(grid).__name__}; an sbnet.BlockGrid is wanted")
         if grid.bcount != self.grid.bcount:
             raise ValueError(
                 f"sbnet::ActiveBlocks.with_grid: grid: bcount {grid.bcount}; that of the blocks, {self.grid.bcount}, "

@@ -56,8 +56,6 @@ def reduce_mask(
         raise TypeError(f"sbnet::{op}: grid: {type(grid).__name__}; an sbnet.BlockGrid is wanted")
     if capacity is None:
         capacity = mask.shape[0] * grid.bcount[0] * grid.bcount[1]
-    elif capacity < 0:
-        raise ValueError(f"sbnet::{op}: capacity: {capacity}; 0 or more is wanted")
     return ActiveBlocks(*_ops.reduce_mask(mask, grid.numbers(), tol, avgpool, capacity), grid)
 
 

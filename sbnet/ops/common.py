@@ -52,7 +52,7 @@ def check_active(op: str, active: ActiveBlocks) -> None:
 
 def refuse_gradient(op: str, instead: str, *tensors: Tensor | None) -> None:
     """In-place ops record no gradient: refuse tensors that want one instead of dropping it."""
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+    if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors):
         raise RuntimeError(
             f"sbnet::{op}: works in place and has no gradient, but an input requires one; use {instead}, "
             "or torch.no_grad()"

@@ -1,0 +1,438 @@
+"""Bad input: an exception that names the op and the argument, never a crash or a wrong result."""
+
+import re
+
+import pytest
+import torch
+from helpers import random_active, run_python
+
+from sbnet import (
+    ActiveBlocks,
+    BlockGrid,
+    fringe,
+    reduce_mask,
+    sparse_conv2d,
+    sparse_conv2d_,
+    sparse_gather,
+    sparse_scatter,
+    sparse_scatter_,
+)
+
+OPS = torch.ops.sbnet
+ERRORS = (RuntimeError, ValueError, TypeError)
+GRID = BlockGrid.cover((16, 24), 8)
+
+
+def refused(pattern, function, *arguments, **options):
+    with pytest.raises(ERRORS) as raised:
+        function(*arguments, **options)
+    text = str(raised.value)
+    assert re.search(pattern, text, re.DOTALL), f"{text!r} does not match {pattern!r}"
+
+
+def zeros(*shape, device="cpu", dtype=torch.float32):
+    return torch.zeros(shape, device=device, dtype=dtype)
+
+
+# ---- grids
+@pytest.mark.parametrize(
+    ("arguments", "pattern"),
+    [
+        ((0, 1, 0, 1), "BlockGrid: bsize"),
+        (((4, -1), 1, 0, 1), "BlockGrid: bsize"),
+        ((1, 0, 0, 1), "BlockGrid: bstride"),
+        ((1, (1, -3), 0, 1), "BlockGrid: bstride"),
+        ((1, 1, 0, -1), "BlockGrid: bcount"),
+        (((1, 2, 3), 1, 0, 1), "BlockGrid: bsize"),
+        ((1, (), 0, 1), "BlockGrid: bstride"),
+        ((1, 1, None, 1), "BlockGrid: boffset"),
+        ((1.5, 1, 0, 1), "BlockGrid: bsize"),
+        (("16", 1, 0, 1), "BlockGrid: bsize"),
+        ((1, 1, 0, (2.0, 2)), "BlockGrid: bcount"),
+    ],
+)
+def test_grids(arguments, pattern):
+    refused(pattern, BlockGrid, *arguments)
+
+
+def test_cover():
+    refused("BlockGrid.cover: bsize", BlockGrid.cover, (16, 16), 0)
+    refused("BlockGrid.cover: bsize", BlockGrid.cover, (16, 16), None)
+    refused("BlockGrid.cover: size", BlockGrid.cover, (16, 16, 3), 4)
+    refused("BlockGrid", BlockGrid.cover, (-16, 16), 4)
+    refused("BlockGrid.conv_input: kernel_size", GRID.conv_input, (3, 3, 3))
+    refused("BlockGrid", GRID.conv_input, 0)
+    refused("BlockGrid", GRID.conv_input, 3, 0)
+
+
+# ---- reduce_mask
+@pytest.mark.parametrize(
+    ("mask", "options", "pattern"),
+    [
+        (None, {}, "mask: NoneType"),
+        ([[1]], {}, "mask: list"),
+        (zeros(16, 24), {}, r"mask: shape \(16, 24\)"),
+        (zeros(1, 3, 16, 24), {}, r"mask: shape \(1, 3, 16, 24\)"),
+        (zeros(1, 16, 24, 3), {}, "mask: shape"),
+        (zeros(1, 1, 1, 16, 24), {}, "mask: shape"),
+        (zeros(1, 16, 24, dtype=torch.int32), {}, "mask: dtype int32"),
+        (zeros(1, 16, 24, dtype=torch.int64), {}, "mask: dtype int64"),
+        (zeros(1, 16, 24, dtype=torch.complex64), {}, "mask: unsupported dtype"),
+        (zeros(1, 16, 24), {"grid": None}, "grid: NoneType"),
+        (zeros(1, 16, 24), {"grid": (8, 8, 0, 2)}, "grid: tuple"),
+        (zeros(1, 16, 24), {"capacity": -1}, "capacity: -1"),
+        (zeros(1, 16, 24), {"capacity": 2**40}, "capacity: 1099511627776"),
+        (zeros(1, 16, 24), {"capacity": "many"}, "capacity"),
+        (zeros(1, 16, 24), {"tol": None}, "tol"),
+        (zeros(1, 16, 24), {"tol": "0.5"}, "tol"),
+        (zeros(1, 16, 24), {"grid": BlockGrid(8, 8, 0, (2**31 - 1, 2**31 - 1))}, "grid"),
+        (zeros(1, 16, 24), {"grid": BlockGrid(8, 8, 0, 2**20)}, "grid: .*2\\^29"),
+        (zeros(1, 16, 24), {"grid": BlockGrid(8, 8, 2**40, 2)}, "grid: .*32 bits"),
+        (zeros(1, 16, 24), {"grid": BlockGrid(8, 8, -(2**31), 2)}, "grid"),
+        (zeros(1, 16, 24), {"grid": BlockGrid(2**31 - 1, 8, 0, 2)}, "grid"),
+    ],
+)
+def test_reduce_mask(device, mask, options, pattern):
+    mask = mask.to(device) if isinstance(mask, torch.Tensor) else mask
+    refused("reduce_mask.*" + pattern, reduce_mask, mask, **{"grid": GRID, **options})
+
+
+# ---- gather and scatter
+def test_gather(device):
+    active = random_active(GRID, 2, 0.5, device)
+    x = zeros(2, 3, 16, 24, device=device)
+    op = "sparse_gather.*"
+    refused(op + "x: NoneType", sparse_gather, None, active)
+    refused(op + "x: a tensor of 3 dimensions", sparse_gather, x[0], active)
+    refused(op + "active: NoneType", sparse_gather, x, None)
+    refused(op + "active: Tensor", sparse_gather, x, active.indices)
+    refused(op + "x: unsupported dtype", sparse_gather, x.to(torch.complex64), active)
+    refused(op + "block_map", sparse_gather, x[:1], active)  # another batch
+    refused("grid", sparse_gather, x, active, grid=BlockGrid.cover((16, 16), 8))
+    refused("grid", sparse_gather, x, active, grid=7)
+    refused(op + "tail: 'junk'", sparse_gather, x, active, tail="junk")
+    refused(op + "grid", sparse_gather, x, active, grid=BlockGrid(2**30, 1, 0, GRID.bcount))
+    refused(op + "transpose", sparse_gather, x, active, "yes")
+
+
+def test_scatter(device):
+    active = random_active(GRID, 2, 0.5, device)
+    base, blocks = zeros(2, 3, 16, 24, device=device), zeros(12, 3, 8, 8, device=device)
+    for form, name in ((sparse_scatter, "sparse_scatter"), (sparse_scatter_, "sparse_scatter_?")):
+        op = f"sbnet::{name}.*"
+        refused(op + "blocks: NoneType", form, None, active, base)
+        refused(op + "base: NoneType", form, blocks, active, None)
+        refused(op + "active: BlockGrid", form, blocks, GRID, base)
+        refused(op + "base: a tensor of 3 dimensions", form, blocks, active, base[0])
+        refused(op + "blocks: a tensor of 5 dimensions", form, blocks[None], active, base)
+        refused(op + "blocks: dtype float16", form, blocks.half(), active, base)
+        refused(op + r"blocks: shape \[12,4,8,8\]", form, zeros(12, 4, 8, 8, device=device), active, base)
+        refused(op + r"blocks: shape \[12,3,8,9\]", form, zeros(12, 3, 8, 9, device=device), active, base)
+        refused(op + r"blocks: shape \[12,3,7,8\]", form, zeros(12, 3, 7, 8, device=device), active, base)
+        refused(op + "blocks: 13 rows", form, zeros(13, 3, 8, 8, device=device), active, base)
+        refused(op + "block_map", form, blocks, active, base[:1])
+        refused("grid", form, blocks, active, base, BlockGrid(8, 8, 0, (2, 4)))
+        overlapping = BlockGrid((10, 8), (8, 8), 0, GRID.bcount)
+        refused(op + "overlap.*add=True", form, zeros(12, 3, 10, 8, device=device), active, base, overlapping)
+        for dtype in (torch.float64, torch.int32, torch.bool):
+            refused(op + "add: dtype", form, blocks.to(dtype), active, base.to(dtype), add=True)
+    refused("sparse_scatter.*base: an expanded tensor", sparse_scatter_, blocks, active, base[:, :1].expand(2, 3, 16, 24))
+    refused("sparse_scatter.*base: an expanded tensor", sparse_scatter_, blocks, active, base[:1].expand(2, 3, 16, 24))
+    inside = zeros(12 * 3 * 64, device=device)
+    refused(
+        "sparse_scatter.*shares memory", sparse_scatter_, inside.view(12, 3, 8, 8), active, inside.view(2, 3, 16, 24)
+    )
+
+
+def test_lists_of_the_wrong_kind(device):
+    active = random_active(GRID, 2, 0.5, device)
+    x, grid = zeros(2, 3, 16, 24, device=device), GRID
+    make = ActiveBlocks
+    i, c, t, m = active.indices, active.count, active.total, active.block_map
+    for bad, pattern in (
+        (make(i.long(), c, t, m, grid), "indices"),
+        (make(i.float(), c, t, m, grid), "indices"),
+        (make(i[:, :2], c, t, m, grid), "indices"),
+        (make(i.T, c, t, m, grid), "indices"),
+        (make(i.flatten(), c, t, m, grid), "indices"),
+        (make(torch.cat([i, i], 1)[:, ::2], c, t, m, grid), "indices"),
+        (make(i, c.long(), t, m, grid), "count"),
+        (make(i, c[:0], t, m, grid), "count"),
+        (make(i, torch.cat([c, c]), t, m, grid), "count"),
+        (make(i, c, t, m.long(), grid), "block_map"),
+        (make(i, c, t, m[..., :1], grid), "block_map"),
+        (make(i, c, t, m[:1], grid), "block_map"),
+    ):
+        refused(f"sparse_gather.*{pattern}", sparse_gather, x, bad)
+        refused(f"sparse_scatter.*{pattern}", sparse_scatter, zeros(12, 3, 8, 8, device=device), bad, x)
+
+
+# ---- convolution
+def conv_arguments(device, **changes):
+    arguments = {
+        "x": zeros(2, 4, 16, 24, device=device),
+        "weight": zeros(6, 4, 3, 3, device=device),
+        "bias": zeros(6, device=device),
+        "active": random_active(GRID, 2, 0.5, device),
+        "padding": 1,
+        "residual": zeros(2, 6, 16, 24, device=device),
+        "out": zeros(2, 6, 16, 24, device=device),
+    }
+    return {**arguments, **{k: v(arguments) if callable(v) else v for k, v in changes.items()}}
+
+
+CONV = [
+    ({"x": None}, "x: NoneType"),
+    ({"x": lambda a: a["x"][0]}, "x: a tensor of 3"),
+    ({"x": lambda a: a["x"].double()}, "x: dtype float64|weight"),
+    ({"x": lambda a: a["x"].int()}, "x: dtype int32"),
+    ({"x": lambda a: a["x"][:1]}, "out|residual|block_map"),
+    ({"x": lambda a: a["x"][..., :0]}, "x"),
+    ({"weight": None}, "weight: NoneType"),
+    ({"weight": lambda a: a["weight"][0]}, "weight: a tensor of 3"),
+    ({"weight": lambda a: a["weight"].half()}, "weight: dtype float16"),
+    ({"weight": lambda a: a["weight"][:, :3]}, "weight: 3 input channels"),
+    ({"weight": lambda a: a["weight"][..., :0]}, "weight|active"),
+    ({"weight": lambda a: a["weight"][:0], "bias": None}, "weight|out"),
+    ({"weight": lambda a: zeros(6, 4, 99, 99, device=a["x"].device)}, "x"),
+    ({"bias": 3.0}, "bias"),
+    ({"bias": lambda a: a["bias"][:5]}, "bias"),
+    ({"bias": lambda a: a["bias"][None]}, "bias"),
+    ({"bias": lambda a: a["bias"].double()}, "bias: dtype float64"),
+    ({"bias": lambda a: a["bias"].half()}, "bias: dtype float16"),
+    ({"active": None}, "active: NoneType"),
+    ({"active": lambda a: random_active(BlockGrid(8, 4, 0, (4, 6)), 2, 0.5, a["x"].device)}, "active: block grid"),
+    ({"active": lambda a: random_active(BlockGrid(8, 8, -1, (2, 3)), 2, 0.5, a["x"].device)}, "active: block grid"),
+    ({"active": lambda a: random_active(BlockGrid(8, 8, 0, (3, 3)), 2, 0.5, a["x"].device)}, "active: block grid"),
+    ({"active": lambda a: random_active(BlockGrid.cover((8, 12), 8), 2, 0.5, a["x"].device)}, "active: block grid"),
+    ({"stride": 2}, "out|residual|active"),
+    ({"stride": 0}, "stride"),
+    ({"stride": (1, -1)}, "stride"),
+    ({"stride": (1, 1, 1)}, "stride"),
+    ({"stride": 1.5}, "stride"),
+    ({"stride": None}, "stride"),
+    ({"stride": 2**40}, "stride"),
+    ({"padding": -1}, "padding|out"),
+    ({"padding": 2**40}, "padding"),
+    ({"padding": 2**31 - 1}, "padding|out|active"),
+    ({"padding": "same"}, "padding"),
+    ({"dilation": 0}, "dilation"),
+    ({"dilation": -(2**31)}, "dilation"),
+    ({"dilation": 2**62}, "dilation"),
+    ({"dilation": 30}, "x"),
+    ({"groups": 0}, "groups"),
+    ({"groups": -2}, "groups"),
+    ({"groups": 3}, "groups"),
+    ({"groups": 2}, "weight"),
+    ({"groups": 2**40}, "groups"),
+    ({"activation": "swish"}, "activation: 'swish'"),
+    ({"activation": 3}, "activation: 3"),
+    ({"residual": 1}, "residual"),
+    ({"residual": lambda a: a["residual"].half()}, "residual: dtype float16"),
+    ({"residual": lambda a: a["residual"][..., :23]}, "residual: shape"),
+    ({"residual": lambda a: a["residual"][:, :1]}, "residual: shape"),
+]
+
+
+@pytest.mark.parametrize("form", [sparse_conv2d, sparse_conv2d_])
+@pytest.mark.parametrize(("changes", "pattern"), CONV, ids=[f"{next(iter(c))}-{n}" for n, (c, _) in enumerate(CONV)])
+def test_conv(device, form, changes, pattern):
+    arguments = conv_arguments(device, **changes)
+    positional = [arguments.pop(k) for k in ("x", "weight", "bias", "active")]
+    out = arguments.pop("out")
+    positional += [out] if form is sparse_conv2d_ else []
+    refused(f"sparse_conv2d.*({pattern})", form, *positional, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("changes", "pattern"),
+    [
+        ({"out": None}, "out: NoneType"),
+        ({"out": lambda a: a["out"][0]}, "out: a tensor of 3"),
+        ({"out": lambda a: a["out"].half()}, "out: dtype float16"),
+        ({"out": lambda a: a["out"][:, :5]}, r"out: shape \[2,5,16,24\]"),
+        ({"out": lambda a: a["out"][:, :, :-1]}, "out: shape"),
+        ({"fringe": 3}, "fringe: int"),
+        ({"fringe": lambda a: (a["out"], a["out"])}, "fringe: tuple"),
+    ],
+)
+def test_conv_in_place(device, changes, pattern):
+    arguments = conv_arguments(device, **changes)
+    positional = [arguments.pop(k) for k in ("x", "weight", "bias", "active", "out")]
+    refused(f"sparse_conv2d_?.*{pattern}", sparse_conv2d_, *positional, **arguments)
+
+
+# ---- fringe
+def test_fringe(device):
+    active = random_active(GRID, 2, 0.5, device)
+    refused("fringe.*active: NoneType", fringe, None, active, (16, 24), 3)
+    refused("fringe.*consumer|fringe.*active: int", fringe, active, 3, (16, 24), 3)
+    refused("fringe.*size", fringe, active, active, (16, 24, 3), 3, 1, 1)
+    refused("fringe.*size", fringe, active, active, (-16, 24), 3, 1, 1)
+    refused("fringe.*size", fringe, active, active, (2**31, 2**31), 3, 1, 1)
+    refused("fringe.*tiling grid|fringe.*active", fringe, active, active, (16, 25), 3, 1, 1)  # another plane's grid
+    refused("fringe.*tiling grid|fringe.*active", fringe, active, active, (17, 24), 3, 1, 1)
+    refused("fringe.*kernel_size", fringe, active, active, (16, 24), 0, 1, 1)
+    refused("fringe.*kernel_size", fringe, active, active, (16, 24), None, 1, 1)
+    refused("fringe.*stride", fringe, active, active, (16, 24), 3, 0, 1)
+    refused("fringe.*padding", fringe, active, active, (16, 24), 3, 1, -1)
+    refused("fringe.*dilation", fringe, active, active, (16, 24), 3, 1, 1, 0)
+    refused("fringe.*capacity: -1", fringe, active, active, (16, 24), 3, 1, 1, capacity=-1)
+    refused("fringe.*capacity", fringe, active, active, (16, 24), 3, 1, 1, capacity=2**40)
+    one = random_active(GRID, 1, 0.5, device)
+    refused("fringe.*consumer", fringe, active, one, (16, 24), 3, 1, 1)
+    refused("fringe.*consumer", fringe, one, active, (16, 24), 3, 1, 1)
+
+
+# ---- devices
+@pytest.mark.gpu
+def test_device_mixes():
+    cpu, cuda = random_active(GRID, 2, 0.5), random_active(GRID, 2, 0.5, "cuda")
+    x = zeros(2, 4, 16, 24)
+    for x_, active in ((x, cuda), (x.cuda(), cpu)):
+        refused("sparse_gather.*indices: .*device", sparse_gather, x_, active)
+        blocks = zeros(12, 4, 8, 8, device=x_.device)
+        refused("sparse_scatter.*device", sparse_scatter, blocks, active, x_)
+        weight = zeros(4, 4, 3, 3, device=x_.device)
+        refused("sparse_conv2d.*indices: .*device", sparse_conv2d, x_, weight, None, active, padding=1)
+    refused("sparse_scatter.*blocks: .*device", sparse_scatter, zeros(12, 4, 8, 8), cuda, x.cuda())
+    weight, bias = zeros(4, 4, 3, 3), zeros(4)
+    refused("sparse_conv2d.*weight: .*device", sparse_conv2d, x.cuda(), weight, None, cuda, padding=1)
+    refused("sparse_conv2d.*bias: .*device", sparse_conv2d, x.cuda(), weight.cuda(), bias, cuda, padding=1)
+    refused(
+        "sparse_conv2d.*residual: .*device", sparse_conv2d, x.cuda(), weight.cuda(), None, cuda, padding=1, residual=x
+    )
+    refused("sparse_conv2d_.*out: .*device", sparse_conv2d_, x.cuda(), weight.cuda(), None, cuda, x.clone(), padding=1)
+    refused("fringe.*device", fringe, cuda, cpu, (16, 24), 3, 1, 1)
+
+
+def test_meta_tensors_run_no_kernel():
+    """The meta device has shapes only: the fake implementations answer."""
+    mask = torch.zeros(2, 16, 24, device="meta")
+    active = reduce_mask(mask, GRID)
+    assert sparse_gather(torch.zeros(2, 3, 16, 24, device="meta"), active).shape == (12, 3, 8, 8)
+
+
+# ---- torch.ops.sbnet.* called directly, as an exported program or another language would
+HUGE = [2**31, 2**62, -(2**62), -1]
+
+
+def test_raw_grids(device):
+    active = random_active(GRID, 2, 0.5, device)
+    lists = (active.indices, active.count, active.block_map)
+    x, blocks = zeros(2, 3, 16, 24, device=device), zeros(12, 3, 8, 8, device=device)
+    weight = zeros(4, 3, 3, 3, device=device)
+    grids = [[], [8], GRID.numbers()[:7], [*GRID.numbers(), 1], [0] * 8, [-1] * 8, [2**31 - 1] * 8]
+    for at in range(8):
+        for value in (*HUGE, 2**31 - 1, -(2**31)):
+            numbers = GRID.numbers()
+            numbers[at] = value
+            if not (at in (4, 5) and value == -1):  # an offset of -1 is a fine grid
+                grids.append(numbers)
+    for grid in grids:
+        refused("reduce_mask.*grid", OPS.reduce_mask, x[:, 0], grid, 0.5, False, 10)
+        refused("sparse_gather.*(grid|block_map)", OPS.sparse_gather, x, *lists, grid, False, True)
+        refused("sparse_scatter.*(grid|block)", OPS.sparse_scatter, blocks, *lists, x, grid, True, False, False)
+        refused("sparse_scatter.*(grid|block)", OPS.sparse_scatter_, blocks, *lists, x.clone(), grid, True, True, False)
+        conv = ([1, 1], [1, 1], [1, 1], 1, "none", 0.0, False)
+        refused("sparse_conv2d.*(grid|active)", OPS.sparse_conv2d, x, weight, None, None, *lists, grid, *conv)
+
+
+@pytest.mark.parametrize("value", [*HUGE, 2**31 - 1, 2**29 + 1])
+def test_raw_capacities(device, value):
+    x = zeros(2, 16, 24, device=device)
+    refused("reduce_mask.*capacity", OPS.reduce_mask, x, GRID.numbers(), 0.5, False, value)
+    active, g = random_active(GRID, 2, 0.5, device), GRID.numbers()
+    if value > 2**31 - 1 or value < 0:
+        arguments = (active.block_map, active.block_map, [16, 24], g, [16, 24], g, [3, 3], [1, 1], [1, 1], [1, 1], value)
+        refused("fringe.*capacity", OPS.fringe, *arguments)
+
+
+@pytest.mark.parametrize("name", ["stride", "padding", "dilation"])
+@pytest.mark.parametrize("value", [[], [1], [1, 1, 1], *([v, 1] for v in HUGE), [1, -5], [1, 2**31 - 1]], ids=str)
+def test_raw_convolutions(device, name, value):
+    active = random_active(GRID, 2, 0.5, device)
+    x, weight, out = zeros(2, 3, 16, 24, device=device), zeros(4, 3, 3, 3, device=device), zeros(2, 4, 16, 24, device=device)
+    geometry = {"stride": [1, 1], "padding": [1, 1], "dilation": [1, 1], name: value}
+    rest = (active.grid.numbers(), *geometry.values(), 1, "none", 0.0, False)
+    lists = (active.indices, active.count)
+    anything = f"sparse_conv2d.*({name}|x|out|active)"
+    refused(anything, OPS.sparse_conv2d, x, weight, None, None, *lists, active.block_map, *rest)
+    refused(f"sparse_conv2d.*({name}|x|out|active)", OPS.sparse_conv2d_, x, weight, None, None, *lists, *rest, out, None, None)
+    if len(value) == 2 or name != "dilation":
+        g = active.grid.numbers()
+        arguments = (active.block_map, active.block_map, [16, 24], g, [16, 24], g, [3, 3], *geometry.values(), 100)
+        refused("fringe", OPS.fringe, *arguments)
+
+
+def test_raw_activation_and_fringe(device):
+    active = random_active(GRID, 2, 0.5, device)
+    x, weight, out = zeros(2, 3, 16, 24, device=device), zeros(4, 3, 3, 3, device=device), zeros(2, 4, 16, 24, device=device)
+    head = (x, weight, None, None, active.indices, active.count, active.grid.numbers(), [1, 1], [1, 1], [1, 1], 1)
+    refused("sparse_conv2d_.*activation: 'tanh'", OPS.sparse_conv2d_, *head, "tanh", 0.0, False, out, None, None)
+    refused("sparse_conv2d_.*activation", OPS.sparse_conv2d_, *head, "", 0.0, False, out, None, None)
+    pixels = torch.zeros(5, dtype=torch.int32, device=device)
+    tail = ("none", 0.0, False, out)
+    refused("sparse_conv2d_.*fringe", OPS.sparse_conv2d_, *head, *tail, pixels, None)
+    refused("sparse_conv2d_.*fringe", OPS.sparse_conv2d_, *head, *tail, None, pixels[:1])
+    refused("sparse_conv2d_.*fringe", OPS.sparse_conv2d_, *head, *tail, pixels.long(), pixels[:1])
+    refused("sparse_conv2d_.*fringe", OPS.sparse_conv2d_, *head, *tail, pixels, pixels)
+
+
+# ---- SBNET_DEBUG
+DEBUG = """
+import torch, sbnet
+from sbnet import *
+grid = BlockGrid.cover((16, 24), 8)
+active = reduce_mask(torch.ones(2, 16, 24, device="{device}"), grid)
+{change}
+x = torch.zeros(2, 4, 16, 24, device="{device}")
+weight = torch.zeros(4, 4, 3, 3, device="{device}")
+for name, call in dict(
+    sparse_gather=lambda: sparse_gather(x, active),
+    sparse_scatter=lambda: sparse_scatter(torch.zeros(12, 4, 8, 8, device="{device}"), active, x),
+    sparse_scatter_=lambda: sparse_scatter_(torch.zeros(12, 4, 8, 8, device="{device}"), active, x),
+    sparse_conv2d=lambda: sparse_conv2d(x, weight, None, active, padding=1),
+    sparse_conv2d_=lambda: sparse_conv2d_(x, weight, None, active, x.clone(), padding=1),
+).items():
+    try:
+        call()
+        print(name, "passed")
+    except IndexError as error:
+        assert f"sbnet::{{name}}: active:" in str(error), error
+        print(name, "raised")
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "debug", "outcome"),
+    [
+        ("", "1", "passed"),
+        ("active.indices[3, 1] = 2", "1", "raised"),
+        ("active.indices[0, 0] = -1", "1", "raised"),
+        ("active.count.fill_(13)", "1", "raised"),
+        ("active.count.fill_(-1)", "1", "raised"),
+        ("active.count.fill_(3); active.indices[3] = 99", "1", "passed"),  # past the count anything may stand
+        ("active.indices[3, 1] = 2; active.count.fill_(13)", "0", "passed"),
+        ("active.indices[3, 1] = 2; active.count.fill_(13)", "", "passed"),
+    ],
+)
+def test_debug_checks_what_the_device_holds(device, change, debug, outcome):
+    result = run_python(DEBUG.format(device=device, change=change), SBNET_DEBUG=debug)
+    assert result.returncode == 0, result.stderr[-2000:]
+    names = ["sparse_gather", "sparse_scatter", "sparse_scatter_", "sparse_conv2d", "sparse_conv2d_"]
+    assert result.stdout.split("\n")[:5] == [f"{n} {outcome}" for n in names]
+
+
+def test_a_missing_library_says_what_to_do(tmp_path):
+    """An unbuilt checkout on the path."""
+    import shutil
+    from pathlib import Path
+
+    import sbnet
+
+    shutil.copytree(Path(sbnet.__file__).parent, tmp_path / "sbnet", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    result = run_python(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import sbnet")
+    assert result.returncode == 1
+    assert "ImportError: sbnet:" in result.stderr
+    assert "pip install" in result.stderr
