@@ -35,10 +35,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> reduce_mask(Tensor mask, Grid grid, d
   return {indices, count, total, block_map};
 }
 
-// Keep in step with sbnet/ops/blocks.py: a plane is channels_last if its channels lie next to each other and it is not
-// (also) contiguous.
-bool is_channels_last(const Tensor& t) { return t.stride(1) == 1 && !t.is_contiguous(); }
-
 void run(const Call& call, const BlockCopyParams& p) {
   const Parallel parallel = call.parallel();
   check(SBNET_ON_DEVICE(call, sbnet_block_copy_cpu(&p, &parallel), sbnet_block_copy_cuda(&p, call.stream())));

@@ -74,6 +74,9 @@ inline TensorView view4(const char* op, const char* argument, const Tensor& t) {
   return v;
 }
 
+// The memory format that an op's result follows. Keep in step with is_channels_last in sbnet/ops/common.py.
+inline bool is_channels_last(const Tensor& t) { return t.stride(1) == 1 && t.stride(3) != 1; }
+
 // Where a call runs: the device of its first tensor, on which all others must lie.
 class Call {
  public:

@@ -112,7 +112,7 @@ Tensor sparse_conv2d(Tensor x, Tensor weight, std::optional<Tensor> bias, std::o
   const BlockGrid blocks = to_grid(op, grid);  // checked before y is made, whose size these numbers decide
   check(check_grid(op, blocks));
   check(check_tiling(op, blocks, side[0], side[1]));
-  const bool channels_last = x.stride(1) == 1 && !x.is_contiguous();
+  const bool channels_last = is_channels_last(x);
   const int64_t N = x.size(0), K = weight.size(0);
   const int64_t nchw[4] = {N, K, side[0], side[1]}, nhwc[4] = {N, side[0], side[1], K};
   Tensor y = torch::stable::new_zeros(x, {channels_last ? nhwc : nchw, 4});

@@ -13,8 +13,11 @@ from sbnet.blocks import ActiveBlocks
 
 
 def is_channels_last(x: Tensor) -> bool:
-    """Channels lie next to each other and the tensor is not (also) contiguous. Keep in step with torch_binding/."""
-    return bool(x.stride(1) == 1) and not x.is_contiguous()  # bool: with dynamic shapes the comparison is symbolic
+    """Channels lie next to each other and columns do not. Keep in step with torch_binding/common.h.
+
+    Strides alone, without is_contiguous(): torch 2.11 cannot decide that with dynamic shapes.
+    """
+    return bool(x.stride(1) == 1) and bool(x.stride(3) != 1)
 
 
 def empty4(like: Tensor, size: Sequence[int], channels_last: bool) -> Tensor:

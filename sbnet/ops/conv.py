@@ -245,7 +245,7 @@ def _sparse_conv2d_backward(ctx: Any, grad: Tensor) -> tuple:
         if need_x:
             grad_x = scatter(grad_x, x, in_grid)
     if need_bias and bias is not None:
-        grad_bias = grad_blocks.sum((0, 2, 3), dtype=torch.float32).to(bias.dtype)
+        grad_bias = grad_blocks.sum((0, 2, 3), dtype=torch.float64).to(bias.dtype)
     if need_residual and residual is not None:
         grad_residual = scatter(grad_blocks, residual, ctx.grid)
     return grad_x, grad_weight, grad_bias, grad_residual, *[None] * 11

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sbnet.blocks import ActiveBlocks
-from sbnet.ops.common import check_active, refuse_gradient, require_active, require_tensor
+from sbnet.ops.common import check_active, mark_written, refuse_gradient, require_active, require_tensor
 
 _ops = torch.ops.sbnet
 
@@ -35,6 +35,7 @@ def sparse_fill_(x: Tensor, active: ActiveBlocks, value: float = 0.0) -> Tensor:
     arguments = _arguments("sparse_fill_", x, active)
     refuse_gradient("sparse_fill_", "sparse_fill", x)
     _ops.sparse_fill_(*arguments, value)
+    mark_written(x)
     return x
 
 
