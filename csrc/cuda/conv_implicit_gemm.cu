@@ -37,7 +37,7 @@ __device__ __forceinline__ uint32_t pack(T low, T high) {
 // How a stage is filled. Words: 16 bytes of channels of one tap by cp.async. Elements: one by one through registers.
 enum class Fetch {
   kWords,     // x and weight channels_last, C/groups a multiple of kLanes
-  kWordsOfX,  // the same x, other weight strides
+  kWordsOfX,  // x channels_last, other weight strides, or small groups that are merged
   kElements,  // any
 };
 
@@ -78,7 +78,7 @@ struct Loader {
   __device__ __forceinline__ void begin_tile(int group, int64_t k, int channels_, const Source& own_) {
     own = own_;
     const int row0 = threadIdx.x / 8;
-    x = static_cast<const T*>(p.x.data) + group * p.weight.size[1] * p.x.stride[1];
+    x = static_cast<const T*>(p.x.data) + int64_t{group} * plan.group_inputs * p.x.stride[1];
     weight = static_cast<const T*>(p.weight.data) + (k + row0) * p.weight.stride[0];
     channels = channels_ - row0;
   }
@@ -130,11 +130,17 @@ struct Loader {
       if constexpr (kFetch == Fetch::kWords) {
         cp_async_16(stage + at, from + pass * weight_pass, in, issue);
       } else {
+        // Of merged groups, an output channel has weights for its own group's input channels alone.
+        const uint32_t own_group = plan.single_outputs.quotient(threadIdx.x / 8 + pass * kRowsPerPass);
         uint4 elements{0, 0, 0, 0};
         T* part = reinterpret_cast<T*>(&elements);
 #pragma unroll
-        for (int e = 0; e < kLanes<T>; ++e)
-          if (issue & in) part[e] = reinterpret_cast<const T*>(from + pass * weight_pass)[e * p.weight.stride[1]];
+        for (int e = 0; e < kLanes<T>; ++e) {
+          const bool same = plan.single_inputs.quotient(tap.channel + e) == own_group;
+          const int64_t channel = e - static_cast<int64_t>(own_group) * plan.single_inputs.divisor;
+          if (issue & in & same)
+            part[e] = reinterpret_cast<const T*>(from + pass * weight_pass)[channel * p.weight.stride[1]];
+        }
         if (issue) *reinterpret_cast<uint4*>(stage_pointer + at) = elements;
       }
     }
@@ -255,7 +261,6 @@ __global__ void __launch_bounds__(kThreads, kTileN == 128 || kFetch != Fetch::kW
   const int steps =
       (plan.reduction.units * plan.reduction.unit_channels + kRowBytes / static_cast<int>(sizeof(T)) - 1) /
       (kRowBytes / static_cast<int>(sizeof(T)));
-  const int group_outputs = static_cast<int>(p.weight.size[0]) / p.groups;
   Loader<T, kTileN, kFetch> loader(p, plan, sources, reinterpret_cast<TapTable*>(smem + Smem::kTaps));
   WarpTile<T, kTileN> work(warp, lane);
 
@@ -263,7 +268,7 @@ __global__ void __launch_bounds__(kThreads, kTileN == 128 || kFetch != Fetch::kW
     uint32_t tile_m, tile_n, group;
     plan.column_tiles.divmod(tile, &tile_m, &tile_n);
     plan.tiles_per_group.divmod(tile_n, &group, &tile_n);
-    const int64_t k_end = int64_t{group + 1} * group_outputs, k = k_end - group_outputs + tile_n * kTileN;
+    const int64_t k_end = int64_t{group + 1} * plan.group_outputs, k = k_end - plan.group_outputs + tile_n * kTileN;
     const Pixel pixel = locate_pixel(p, plan.list, int64_t{tile_m} * kTileM + threadIdx.x, count);
     const Source source = source_of<T>(p, pixel);
     sources[threadIdx.x] = source;
@@ -337,11 +342,11 @@ __global__ void __launch_bounds__(kThreads, kTileN == 128 || kFetch != Fetch::kW
 }
 
 template <class T, int kTileN, Fetch kFetch>
-Status launch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
+Status launch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream, int merged = 1) {
   static OccupancyCache cache;
   constexpr auto kernel = conv_implicit_gemm_kernel<T, kTileN, kFetch>;
   constexpr size_t kSmem = Shared<kTileN>::kBytes + (kFetch == Fetch::kElements ? kStages * sizeof(TapTable) : 0);
-  const GemmPlan plan(p, kFetch == Fetch::kElements ? 1 : kLanes<T>, kTileN);
+  const GemmPlan plan(p, kFetch == Fetch::kElements ? 1 : kLanes<T>, kTileN, merged);
   const int64_t tiles = plan.most_tiles(p, kTileM);
   SBNET_CHECK(tiles <= INT32_MAX / 2, "%s: active: %lld tiles; at most 2^30 are wanted", kConvOp,
               static_cast<long long>(tiles));
@@ -352,8 +357,21 @@ Status launch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stre
   return ok_status();
 }
 
-bool words_of_x(const Conv2dParams& p) {
-  return channels_vectorize(p.x) && p.weight.size[1] % (16 / dtype_size(p.x.dtype)) == 0;
+// Are 16-byte words of x's channels whole, and within one group of `channels` input channels?
+bool words_of_x(const Conv2dParams& p, int64_t channels) {
+  return channels_vectorize(p.x) && channels % (16 / dtype_size(p.x.dtype)) == 0;
+}
+
+// How many small groups to compute as one, so that they fill a narrow tile: most of its products are with zeros, but
+// single groups would leave most of the tile empty. 1 where that does not help. (An infinity or NaN in x thus reaches
+// the outputs of the groups merged with its own.)
+int groups_to_merge(const Conv2dParams& p) {
+  const int64_t outputs = p.weight.size[0] / p.groups;
+  int merged = 1;
+  if (outputs <= 16 && p.weight.size[1] <= 64)
+    for (int m = 2; m <= p.groups && m * outputs <= 64; ++m)
+      if (p.groups % m == 0 && words_of_x(p, m * p.weight.size[1])) merged = m;
+  return merged;
 }
 
 // The wide tile reads x half as often. The narrow one is for few output channels and for few tiles: the device should
@@ -370,7 +388,9 @@ Status launch_words(const Conv2dParams& p, const DeviceInfo& device, cudaStream_
 }
 template <class T>
 Status launch_half(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
-  if (!words_of_x(p)) return launch<T, 64, Fetch::kElements>(p, device, stream);
+  const int merged = groups_to_merge(p);
+  if (merged > 1) return launch<T, 64, Fetch::kWordsOfX>(p, device, stream, merged);
+  if (!words_of_x(p, p.weight.size[1])) return launch<T, 64, Fetch::kElements>(p, device, stream);
   if (!channels_vectorize(p.weight)) return launch<T, 64, Fetch::kWordsOfX>(p, device, stream);
   return launch_words<T>(p, device, stream);
 }
@@ -378,7 +398,7 @@ Status launch_half(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t
 }  // namespace
 
 bool implicit_gemm_takes(const Conv2dParams& p) {
-  return p.x.dtype != DType::kF32 || (p.allow_tf32 && words_of_x(p) && channels_vectorize(p.weight));
+  return p.x.dtype != DType::kF32 || (p.allow_tf32 && words_of_x(p, p.weight.size[1]) && channels_vectorize(p.weight));
 }
 
 Status launch_implicit_gemm(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {

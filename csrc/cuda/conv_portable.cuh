@@ -94,16 +94,16 @@ struct Reduction {
   FastDiv units_per_tap, taps_per_row;
   int32_t units, unit_channels;
 
-  Reduction(const Conv2dParams& p, int channels_per_unit)
-      : units_per_tap(p.weight.size[1] / channels_per_unit),
+  Reduction(const Conv2dParams& p, int64_t channels, int channels_per_unit)
+      : units_per_tap(channels / channels_per_unit),
         taps_per_row(p.weight.size[3]),
-        units(static_cast<int32_t>(p.weight.size[2] * p.weight.size[3] * (p.weight.size[1] / channels_per_unit))),
+        units(static_cast<int32_t>(p.weight.size[2] * p.weight.size[3] * (channels / channels_per_unit))),
         unit_channels(channels_per_unit) {}
 };
 // One unit as offsets from a Source and from an output channel's weights. Units past the end have in == false.
 struct Tap {
   int64_t x_offset, weight_offset;
-  int row, column;
+  int row, column, channel;
   bool in;
 };
 __device__ __forceinline__ Tap tap_of(const Conv2dParams& p, const Reduction& reduction, int unit) {
@@ -113,7 +113,10 @@ __device__ __forceinline__ Tap tap_of(const Conv2dParams& p, const Reduction& re
   c *= reduction.unit_channels;
   const int row = r * p.dilation[0], column = s * p.dilation[1];
   return {row * p.x.stride[2] + column * p.x.stride[3] + c * p.x.stride[1],
-          r * p.weight.stride[2] + s * p.weight.stride[3] + c * p.weight.stride[1], row, column,
+          r * p.weight.stride[2] + s * p.weight.stride[3] + c * p.weight.stride[1],
+          row,
+          column,
+          static_cast<int>(c),
           unit < reduction.units};
 }
 // No short circuit: a branch would keep the fetches from mixing with the multiplications.
@@ -129,22 +132,29 @@ __device__ __forceinline__ Source load_source(const Source* from) {
 }
 
 // A GEMM launch: tiles of kTileM list entries by kTileN output channels of one group, channels fastest, so that the
-// CTAs that share a tile of x run at the same time.
+// CTAs that share a tile of x run at the same time. A kernel may treat `merged` neighbouring groups as one, whose
+// weights are a block-diagonal matrix.
 struct GemmPlan {
   PixelList list;
+  int32_t group_inputs, group_outputs;  // channels of a merged group
   Reduction reduction;
   FastDiv column_tiles, tiles_per_group;
+  FastDiv single_inputs, single_outputs;  // a channel of a merged group -> its own group
   FringePlan fringe;
-  bool vector_y = false, vector_residual = false;
+  bool vector_y, vector_residual;
 
-  GemmPlan(const Conv2dParams& p, int channels_per_unit, int tile_n)
+  GemmPlan(const Conv2dParams& p, int channels_per_unit, int tile_n, int merged = 1)
       : list(p),
-        reduction(p, channels_per_unit),
-        tiles_per_group((p.weight.size[0] / p.groups + tile_n - 1) / tile_n),
+        group_inputs(static_cast<int32_t>(p.weight.size[1]) * merged),
+        group_outputs(static_cast<int32_t>(p.weight.size[0]) / p.groups * merged),
+        reduction(p, group_inputs, channels_per_unit),
+        tiles_per_group((group_outputs + tile_n - 1) / tile_n),
+        single_inputs(p.weight.size[1]),
+        single_outputs(p.weight.size[0] / p.groups),
         fringe(p),
         vector_y(channels_vectorize(p.y)),
         vector_residual(p.residual.data && channels_vectorize(p.residual)) {
-    column_tiles = FastDiv(int64_t{tiles_per_group.divisor} * p.groups);
+    column_tiles = FastDiv(int64_t{tiles_per_group.divisor} * (p.groups / merged));
   }
   // The tiles of a full list: an upper bound of the work, known to the host.
   int64_t most_tiles(const Conv2dParams& p, int tile_m) const {

@@ -71,21 +71,20 @@ __global__ void __launch_bounds__(kThreads, 3)
   const int count = clamped_count(p.active.count, static_cast<int>(p.active.capacity));
   const int tiles = static_cast<int>(plan.list.tiles(count, kTileM)) * static_cast<int>(plan.column_tiles.divisor);
   const int steps = (plan.reduction.units + kDepth - 1) / kDepth;
-  const int group_outputs = static_cast<int>(p.weight.size[0]) / p.groups;
   const int m0 = threadIdx.x / 8 * 4, n0 = threadIdx.x % 8 * 4;  // rows m0..+4 and 64 + m0..+4, channels likewise by 32
 
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     uint32_t tile_m, tile_n, group;
     plan.column_tiles.divmod(tile, &tile_m, &tile_n);
     plan.tiles_per_group.divmod(tile_n, &group, &tile_n);
-    const int64_t k_end = int64_t{group + 1} * group_outputs, k = k_end - group_outputs + tile_n * kTileN;
+    const int64_t k_end = int64_t{group + 1} * plan.group_outputs, k = k_end - plan.group_outputs + tile_n * kTileN;
     const Pixel pixel = locate_pixel(p, plan.list, int64_t{tile_m} * kTileM + threadIdx.x, count);
     __syncthreads();  // the tile before is done with the tables and the stages
     sources[threadIdx.x] = source_of<float>(p, pixel);
     outputs[threadIdx.x] = output_of(p, pixel);
     __syncthreads();
 
-    const float* x = static_cast<const float*>(p.x.data) + group * p.weight.size[1] * p.x.stride[1];
+    const float* x = static_cast<const float*>(p.x.data) + int64_t{group} * plan.group_inputs * p.x.stride[1];
     const float* weight = static_cast<const float*>(p.weight.data) + k * p.weight.stride[0];
     const int channels = static_cast<int>(min(k_end - k, int64_t{kTileN}));
 #pragma unroll
