@@ -87,16 +87,16 @@ def _convolution(name: str, conv: nn.Conv2d, device: torch.device, dtype: torch.
 
 def _capture(run: Callable[[], Tensor], device: torch.device) -> tuple[torch.cuda.CUDAGraph, Tensor]:
     """A CUDA graph of `run`, and the tensor that each replay writes."""
-    torch.cuda.synchronize(device)
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):  # libraries set themselves up outside the capture
-        for _ in range(3):
-            run()
-    torch.cuda.current_stream(device).wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = run()
+    with torch.cuda.device(device):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # libraries set themselves up outside the capture
+            for _ in range(3):
+                run()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = run()
     return graph, out
 
 
@@ -104,7 +104,7 @@ def _check(name: str, given: Tensor | None, wanted: Tensor) -> None:
     """Is an argument of a call what the runner was built for?"""
     if given is None:
         raise ValueError(f"sbnet: MaskedConvNet: {name}: missing; {tuple(wanted.shape)} {wanted.dtype} is wanted")
-    if given.shape != wanted.shape or given.dtype != wanted.dtype or given.device.type != wanted.device.type:
+    if given.shape != wanted.shape or given.dtype != wanted.dtype or given.device != wanted.device:
         raise ValueError(
             f"sbnet: MaskedConvNet: {name}: {tuple(given.shape)} {given.dtype} on {given.device}; "
             f"{tuple(wanted.shape)} {wanted.dtype} on {wanted.device} is wanted"
@@ -143,8 +143,9 @@ class DenseConvNet:
         """The network's output, [N,K,H,W]; on CUDA the next call overwrites it."""
         if self._graph is None:
             return self._run(x)
-        self._x.copy_(x)
-        self._graph.replay()
+        with torch.cuda.device(self.device):
+            self._x.copy_(x)
+            self._graph.replay()
         return self._out
 
     def _run(self, x: Tensor) -> Tensor:
@@ -252,10 +253,11 @@ class MaskedConvNet:
             )
         if self._graph is None:
             return self._run(x, mask)
-        self._x.copy_(x)
-        if mask is not None:
-            self._mask.copy_(mask)
-        self._graph.replay()
+        with torch.cuda.device(self.device):
+            self._x.copy_(x)
+            if mask is not None:
+                self._mask.copy_(mask)
+            self._graph.replay()
         return self._buffers[-1]
 
     def _run(self, x: Tensor, mask: Tensor | None) -> Tensor:
