@@ -74,30 +74,38 @@ Pair Attributes::required_pair(const std::string& name) const {
 
 namespace {
 
-// A missing attribute and one of another type both come back as an error here; shape inference, which sees every node
-// first, tells them apart.
 class KernelAttributes final : public Attributes {
  public:
   KernelAttributes(const char* op, const OrtKernelInfo* info) : Attributes(op), info_(info) {}
 
  private:
+  // Asking for a list finds an attribute of any type (and an empty list where it is of another).
+  bool exists(const char* name, size_t* numbers) const {
+    return succeeded(api.KernelInfoGetAttributeArray_int64(info_, name, nullptr, numbers));
+  }
+  bool found(OrtStatus* status, const char* name, const char* wanted) const {
+    size_t numbers = 0;
+    if (succeeded(status)) return true;
+    if (exists(name, &numbers)) raise("sbnet::", op(), ": ", name, ": ", wanted, " wanted");
+    return false;
+  }
   bool get(const char* name, int64_t* out) const override {
-    return succeeded(api.KernelInfoGetAttribute_int64(info_, name, out));
+    return found(api.KernelInfoGetAttribute_int64(info_, name, out), name, "an int is");
   }
   bool get(const char* name, float* out) const override {
-    return succeeded(api.KernelInfoGetAttribute_float(info_, name, out));
+    return found(api.KernelInfoGetAttribute_float(info_, name, out), name, "a float is");
   }
   bool get(const char* name, std::string* out) const override {
     size_t size = 0;
-    if (!succeeded(api.KernelInfoGetAttribute_string(info_, name, nullptr, &size)) || !size) return false;
-    std::string text(size, '\0');
+    if (!found(api.KernelInfoGetAttribute_string(info_, name, nullptr, &size), name, "a string is")) return false;
+    std::string text(size + 1, '\0');
     check(api.KernelInfoGetAttribute_string(info_, name, text.data(), &size));
     *out = text.c_str();
     return true;
   }
   bool get(const char* name, std::vector<int64_t>* out) const override {
     size_t size = 0;
-    if (!succeeded(api.KernelInfoGetAttributeArray_int64(info_, name, nullptr, &size))) return false;
+    if (!exists(name, &size)) return false;
     out->resize(size);
     if (size) check(api.KernelInfoGetAttributeArray_int64(info_, name, out->data(), &size));
     return true;
@@ -208,6 +216,22 @@ Dims ShapeContext::input(size_t index, size_t rank) const {
   return dims;
 }
 
+// ORT infers with the op of one type for all: T is what the inputs that are of type T have.
+int32_t ShapeContext::element_type(int32_t type) const {
+  if (type >= 0) return type;
+  size_t inputs = 0;
+  check(api.ShapeInferContext_GetInputCount(context_, &inputs));
+  for (size_t k = 0; k < inputs; ++k) {
+    OrtTensorTypeAndShapeInfo* info = nullptr;
+    if (inputs_[k].type != type) continue;
+    check(api.ShapeInferContext_GetInputTypeShape(context_, k, &info));
+    int32_t found = 0;
+    if (info) check(api.GetTensorElementType(info, &found));
+    if (found) return found;
+  }
+  raise("sbnet::", name_, ": the element type of the output does not follow from the inputs");
+}
+
 void ShapeContext::output(size_t index, const Dims& dims) {
   // ORT takes equal symbols for equal sizes: what has no name gets one that nothing else has.
   static std::atomic<uint64_t> next{0};
@@ -225,7 +249,7 @@ void ShapeContext::output(size_t index, const Dims& dims) {
   check(api.CreateTensorTypeAndShapeInfo(&info));
   const auto release = [](OrtTensorTypeAndShapeInfo* i) { api.ReleaseTensorTypeAndShapeInfo(i); };
   const std::unique_ptr<OrtTensorTypeAndShapeInfo, decltype(release)> owner(info, release);
-  check(api.SetTensorElementType(info, op_->GetOutputType(op_, index)));
+  check(api.SetTensorElementType(info, element_type(outputs_[index].type)));
   check(api.SetDimensions(info, values.data(), values.size()));
   check(api.SetSymbolicDimensions(info, symbols.data(), symbols.size()));
   check(api.ShapeInferContext_SetOutputTypeShape(context_, index, info));

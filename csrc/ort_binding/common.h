@@ -130,8 +130,8 @@ using Dims = std::vector<Dim>;
 
 class ShapeContext {
  public:
-  ShapeContext(const OrtCustomOp* op, const char* name, const Argument* inputs, OrtShapeInferContext* context)
-      : op_(op), name_(name), inputs_(inputs), context_(context) {}
+  ShapeContext(const char* name, const Argument* inputs, const Argument* outputs, OrtShapeInferContext* context)
+      : name_(name), inputs_(inputs), outputs_(outputs), context_(context) {}
   // Empty where the rank is not known (ORT says rank 0 then). Another rank is an error.
   Dims input(size_t index, size_t rank) const;
   Dims input(size_t index) const;
@@ -139,9 +139,10 @@ class ShapeContext {
   const char* op() const { return name_; }
 
  private:
-  const OrtCustomOp* op_;
+  int32_t element_type(int32_t type) const;
   const char* name_;
   const Argument* inputs_;
+  const Argument* outputs_;
   OrtShapeInferContext* context_;
 };
 
@@ -249,9 +250,9 @@ class OrtOp final : public OrtCustomOp {
         k.op.compute(c);
       });
     };
-    InferOutputShapeFn = [](const OrtCustomOp* op, OrtShapeInferContext* context) {
+    InferOutputShapeFn = [](const OrtCustomOp*, OrtShapeInferContext* context) {
       return guarded([&] {
-        ShapeContext shapes(op, Op::kName, Op::kInputs, context);
+        ShapeContext shapes(Op::kName, Op::kInputs, Op::kOutputs, context);
         Op(*attributes_of(Op::kName, context)).infer(shapes);
       });
     };

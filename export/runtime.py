@@ -1,0 +1,136 @@
+"""Runs exported models: a session with sbnet's ops, torch tensors in and out, parity with the module."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sbnet import _library
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+    Path = str | os.PathLike[str]
+
+
+def library_path() -> str:
+    """libsbnet.so: what ONNX Runtime registers as a custom op library, from any language."""
+    return str(_library.KERNEL_LIBRARY)
+
+
+def _onnxruntime() -> Any:
+    try:
+        import onnxruntime
+    except ImportError as e:
+        raise ImportError(
+            "sbnet.export: ONNX Runtime is missing: pip install onnxruntime (CPU) or onnxruntime-gpu (CUDA)"
+        ) from e
+    return onnxruntime
+
+
+def default_providers() -> list[str]:
+    """CUDA first where this machine, ONNX Runtime and libsbnet.so all have it; the CPU last."""
+    usable = (
+        "CUDAExecutionProvider" in _onnxruntime().get_available_providers()
+        and torch.cuda.is_available()
+        and bool(_library.build_info()["cuda"])
+    )
+    return [*(["CUDAExecutionProvider"] if usable else []), "CPUExecutionProvider"]
+
+
+def session(
+    path: Path | bytes,
+    providers: Sequence[str | tuple[str, dict[str, Any]]] | None = None,
+    cuda_graph: bool = False,
+    options: ort.SessionOptions | None = None,
+) -> ort.InferenceSession:
+    """An onnxruntime.InferenceSession of a model with sbnet's ops.
+
+    Args:
+        path: file, or the bytes of a model.
+        providers: execution providers; default: CUDA where it is usable, then the CPU.
+        cuda_graph: capture the first run as a CUDA graph and replay it from then on. Inputs and outputs must stay where
+            they are: call `run` with the same tensors (their values may change, masks included) and with `outputs`.
+        options: session options to start from.
+
+    >>> y, = sbnet.export.run(sbnet.export.session("m.onnx"), [x, mask])
+    """
+    onnxruntime = _onnxruntime()
+    chosen = [p if isinstance(p, tuple) else (p, {}) for p in (default_providers() if providers is None else providers)]
+    names = [name for name, _ in chosen]
+    if cuda_graph and "CUDAExecutionProvider" not in names:
+        raise ValueError(f"sbnet.export.session: cuda_graph: providers {names}; CUDAExecutionProvider is wanted")
+    if "CUDAExecutionProvider" in names and hasattr(onnxruntime, "preload_dlls"):
+        onnxruntime.preload_dlls()  # cuDNN and cuBLAS of torch's or pip's nvidia-* packages
+    if cuda_graph:
+        chosen = [
+            (name, {**given, "enable_cuda_graph": "1"} if name == "CUDAExecutionProvider" else given)
+            for name, given in chosen
+        ]
+    options = options if options is not None else onnxruntime.SessionOptions()
+    options.register_custom_ops_library(library_path())
+    model = path if isinstance(path, bytes) else os.fspath(path)
+    return onnxruntime.InferenceSession(model, options, providers=chosen)
+
+
+def run(
+    session: ort.InferenceSession, inputs: Sequence[Tensor], outputs: Sequence[Tensor] | None = None
+) -> list[Tensor]:
+    """Runs a session on torch tensors, without copies where they are contiguous and on the session's device.
+
+    Args:
+        inputs: one tensor a model input, in the model's order.
+        outputs: contiguous tensors to write, one a model output; default: ORT allocates them.
+
+    Returns:
+        The outputs, on the device of the session.
+    """
+    wanted = session.get_inputs()
+    if len(inputs) != len(wanted):
+        raise ValueError(f"sbnet.export.run: inputs: {len(inputs)} tensors; {[v.name for v in wanted]} are wanted")
+    device = "cuda" if "CUDAExecutionProvider" in session.get_providers() else "cpu"
+    binding = session.io_binding()
+    keep = [t.detach().to(device).contiguous() for t in inputs]
+    for value, t in zip(wanted, keep, strict=True):
+        binding.bind_input(value.name, *_buffer(t))
+    for k, value in enumerate(session.get_outputs()):
+        if outputs is None or not outputs[k].numel():  # nothing to write: ORT refuses null pointers
+            binding.bind_output(value.name, device)
+        else:
+            binding.bind_output(value.name, *_buffer(outputs[k]))
+    if device == "cuda":
+        torch.cuda.current_stream().synchronize()  # ORT's stream does not wait for torch's
+    session.run_with_iobinding(binding)
+    if outputs is not None:
+        return list(outputs)
+    made = binding.get_outputs()
+    tensors = [torch.from_dlpack(v) for v in made]
+    return [t.view(torch.bool) if v.data_type() == "tensor(bool)" else t for t, v in zip(tensors, made, strict=True)]
+
+
+# TensorProto.DataType
+ELEMENT_TYPES = {
+    torch.float32: 1,
+    torch.uint8: 2,
+    torch.int8: 3,
+    torch.int16: 5,
+    torch.int32: 6,
+    torch.int64: 7,
+    torch.bool: 9,
+    torch.float16: 10,
+    torch.float64: 11,
+    torch.bfloat16: 16,
+}
+
+
+def _buffer(t: Tensor) -> tuple[str, int, int, list[int], int]:
+    """What IOBinding wants to know of memory that it is to use in place."""
+    if not t.is_contiguous() or t.dtype not in ELEMENT_TYPES:
+        raise ValueError(
+            f"sbnet.export.run: a {t.dtype} tensor of strides {t.stride()}; a contiguous real one is wanted"
+        )
+    return t.device.type, t.device.index or 0, ELEMENT_TYPES[t.dtype], list(t.shape), t.data_ptr()
