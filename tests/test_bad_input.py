@@ -136,7 +136,9 @@ def test_scatter(device):
         refused(op + "overlap.*add=True", form, zeros(12, 3, 10, 8, device=device), active, base, overlapping)
         for dtype in (torch.float64, torch.int32, torch.bool):
             refused(op + "add: dtype", form, blocks.to(dtype), active, base.to(dtype), add=True)
-    refused("sparse_scatter.*base: an expanded tensor", sparse_scatter_, blocks, active, base[:, :1].expand(2, 3, 16, 24))
+    refused(
+        "sparse_scatter.*base: an expanded tensor", sparse_scatter_, blocks, active, base[:, :1].expand(2, 3, 16, 24)
+    )
     refused("sparse_scatter.*base: an expanded tensor", sparse_scatter_, blocks, active, base[:1].expand(2, 3, 16, 24))
     inside = zeros(12 * 3 * 64, device=device)
     refused(
@@ -344,7 +346,19 @@ def test_raw_capacities(device, value):
     refused("reduce_mask.*capacity", OPS.reduce_mask, x, GRID.numbers(), 0.5, False, value)
     active, g = random_active(GRID, 2, 0.5, device), GRID.numbers()
     if value > 2**31 - 1 or value < 0:
-        arguments = (active.block_map, active.block_map, [16, 24], g, [16, 24], g, [3, 3], [1, 1], [1, 1], [1, 1], value)
+        arguments = (
+            active.block_map,
+            active.block_map,
+            [16, 24],
+            g,
+            [16, 24],
+            g,
+            [3, 3],
+            [1, 1],
+            [1, 1],
+            [1, 1],
+            value,
+        )
         refused("fringe.*capacity", OPS.fringe, *arguments)
 
 
@@ -352,13 +366,29 @@ def test_raw_capacities(device, value):
 @pytest.mark.parametrize("value", [[], [1], [1, 1, 1], *([v, 1] for v in HUGE), [1, -5], [1, 2**31 - 1]], ids=str)
 def test_raw_convolutions(device, name, value):
     active = random_active(GRID, 2, 0.5, device)
-    x, weight, out = zeros(2, 3, 16, 24, device=device), zeros(4, 3, 3, 3, device=device), zeros(2, 4, 16, 24, device=device)
+    x, weight, out = (
+        zeros(2, 3, 16, 24, device=device),
+        zeros(4, 3, 3, 3, device=device),
+        zeros(2, 4, 16, 24, device=device),
+    )
     geometry = {"stride": [1, 1], "padding": [1, 1], "dilation": [1, 1], name: value}
     rest = (active.grid.numbers(), *geometry.values(), 1, "none", 0.0, False)
     lists = (active.indices, active.count)
     anything = f"sparse_conv2d.*({name}|x|out|active)"
     refused(anything, OPS.sparse_conv2d, x, weight, None, None, *lists, active.block_map, *rest)
-    refused(f"sparse_conv2d.*({name}|x|out|active)", OPS.sparse_conv2d_, x, weight, None, None, *lists, *rest, out, None, None)
+    refused(
+        f"sparse_conv2d.*({name}|x|out|active)",
+        OPS.sparse_conv2d_,
+        x,
+        weight,
+        None,
+        None,
+        *lists,
+        *rest,
+        out,
+        None,
+        None,
+    )
     if len(value) == 2 or name != "dilation":
         g = active.grid.numbers()
         arguments = (active.block_map, active.block_map, [16, 24], g, [16, 24], g, [3, 3], *geometry.values(), 100)
@@ -367,7 +397,11 @@ def test_raw_convolutions(device, name, value):
 
 def test_raw_activation_and_fringe(device):
     active = random_active(GRID, 2, 0.5, device)
-    x, weight, out = zeros(2, 3, 16, 24, device=device), zeros(4, 3, 3, 3, device=device), zeros(2, 4, 16, 24, device=device)
+    x, weight, out = (
+        zeros(2, 3, 16, 24, device=device),
+        zeros(4, 3, 3, 3, device=device),
+        zeros(2, 4, 16, 24, device=device),
+    )
     head = (x, weight, None, None, active.indices, active.count, active.grid.numbers(), [1, 1], [1, 1], [1, 1], 1)
     refused("sparse_conv2d_.*activation: 'tanh'", OPS.sparse_conv2d_, *head, "tanh", 0.0, False, out, None, None)
     refused("sparse_conv2d_.*activation", OPS.sparse_conv2d_, *head, "", 0.0, False, out, None, None)
@@ -431,7 +465,9 @@ def test_a_missing_library_says_what_to_do(tmp_path):
 
     import sbnet
 
-    shutil.copytree(Path(sbnet.__file__).parent, tmp_path / "sbnet", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    shutil.copytree(
+        Path(sbnet.__file__).parent, tmp_path / "sbnet", ignore=shutil.ignore_patterns("*.so", "__pycache__")
+    )
     result = run_python(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import sbnet")
     assert result.returncode == 1
     assert "ImportError: sbnet:" in result.stderr

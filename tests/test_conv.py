@@ -83,7 +83,9 @@ def check(device, *, out_layout="channels_last", activation=None, residual=None,
 @pytest.mark.parametrize("kernel", [1, 2, 3, 4, 5, 7, (1, 7), (7, 1)], ids=str)
 def test_kernels_and_strides(device, kernel, stride, dtype):
     padding = tuple(k // 2 for k in pair(kernel))
-    check(device, dtype=dtype, kernel=kernel, stride=stride, padding=padding, channels=12, filters=10, activation="relu")
+    check(
+        device, dtype=dtype, kernel=kernel, stride=stride, padding=padding, channels=12, filters=10, activation="relu"
+    )
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -134,8 +136,20 @@ def test_channels(device, channels, filters, kernel, dtype):
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize(
     ("channels", "filters", "groups"),
-    [(8, 8, 2), (12, 18, 3), (64, 64, 4), (96, 32, 32), (10, 20, 5), (3, 3, 3), (16, 16, 16), (64, 64, 64), (40, 40, 40)]
-    + [(17, 34, 17), (8, 32, 8), (24, 72, 24)],  # depthwise with a multiplier
+    [
+        (8, 8, 2),
+        (12, 18, 3),
+        (64, 64, 4),
+        (96, 32, 32),
+        (10, 20, 5),
+        (3, 3, 3),
+        (16, 16, 16),
+        (64, 64, 64),
+        (40, 40, 40),
+        (17, 34, 17),
+        (8, 32, 8),
+        (24, 72, 24),
+    ],  # depthwise with a multiplier
     ids=str,
 )
 def test_groups_and_depthwise(device, channels, filters, groups, dtype):
@@ -151,7 +165,9 @@ def test_groups_and_depthwise(device, channels, filters, groups, dtype):
 @pytest.mark.parametrize("batch", [1, 3])
 def test_densities(device, batch, density, dtype):
     for channels, kernel in ((16, 3), (16, 1), (3, 3)):
-        y = check(device, dtype=dtype, batch=batch, density=density, channels=channels, kernel=kernel, padding=kernel // 2)
+        y = check(
+            device, dtype=dtype, batch=batch, density=density, channels=channels, kernel=kernel, padding=kernel // 2
+        )
         assert density != 0 or not y.any()
 
 
@@ -274,8 +290,8 @@ def test_a_residual_that_half_overlaps_out_is_refused(device):
 def test_an_expanded_out_is_refused(device):
     x, weight, bias, active, options = make(device, channels=16, filters=16)
     for shape in ((1, 16, 21, 26), (2, 1, 21, 26), (2, 16, 21, 1)):
+        out = torch.zeros(shape, device=device).expand(2, 16, 21, 26)
         with pytest.raises(RuntimeError, match="sparse_conv2d.*out: an expanded tensor"):
-            out = torch.zeros(shape, device=device).expand(2, 16, 21, 26)
             sparse_conv2d_(x, weight, bias, active, out, **options)
 
 
@@ -394,9 +410,25 @@ def test_hopper_planes_and_blocks(device, size, block, dtype):
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize(
     ("channels", "filters"),
-    [(8, 8), (8, 64), (64, 8), (16, 24), (24, 16), (32, 32), (40, 72), (56, 56), (64, 64), (72, 64), (96, 96), (128, 128)]
+    [
+        (8, 8),
+        (8, 64),
+        (64, 8),
+        (16, 24),
+        (24, 16),
+        (32, 32),
+        (40, 72),
+        (56, 56),
+        (64, 64),
+        (72, 64),
+        (96, 96),
+        (128, 128),
+    ]
     + [(136, 120), (128, 256), (256, 64)]
-    + [pytest.param(*ck, marks=pytest.mark.gpu) for ck in ((256, 256), (512, 512), (512, 8), (8, 512), (384, 264), (200, 328))],
+    + [
+        pytest.param(*ck, marks=pytest.mark.gpu)
+        for ck in ((256, 256), (512, 512), (512, 8), (8, 512), (384, 264), (200, 328))
+    ],
     ids=str,
 )
 def test_hopper_channels(device, channels, filters, dtype):
@@ -437,7 +469,9 @@ def test_hopper_benchmark_shapes(shape, dtype):
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize(("channels", "kernel", "stride", "groups"), [(64, 3, 1, 1), (24, 3, 2, 1), (24, 5, 1, 24), (24, 1, 1, 1)])
+@pytest.mark.parametrize(
+    ("channels", "kernel", "stride", "groups"), [(64, 3, 1, 1), (24, 3, 2, 1), (24, 5, 1, 24), (24, 1, 1, 1)]
+)
 def test_same_bits_each_time(device, channels, kernel, stride, groups, dtype):
     x, weight, bias, active, options = make(
         device,
@@ -508,7 +542,9 @@ def test_indices_that_name_no_block_are_skipped(device, case):
     mixed = [row for two in zip(good, bad * 9, strict=False) for row in two]
     clean = ActiveBlocks.from_indices(torch.tensor(good, dtype=torch.int32, device=device), active.grid, 2)
     junk = torch.tensor(mixed, dtype=torch.int32, device=device)
-    hostile = ActiveBlocks(junk, torch.tensor([len(mixed)]).int().to(device), active.total, active.block_map, active.grid)
+    hostile = ActiveBlocks(
+        junk, torch.tensor([len(mixed)]).int().to(device), active.total, active.block_map, active.grid
+    )
     want = sparse_conv2d(x, weight, bias, clean, **options)
     assert_bitwise(sparse_conv2d(x, weight, bias, hostile, **options), want)
 
@@ -562,7 +598,9 @@ def test_same_bits_with_any_number_of_cpu_threads(threads):
     before = torch.get_num_threads()
     try:
         for channels, groups in ((24, 1), (24, 24), (3, 1)):
-            x, weight, bias, active, options = make("cpu", channels=channels, filters=24 if channels == 24 else 5, groups=groups)
+            x, weight, bias, active, options = make(
+                "cpu", channels=channels, filters=24 if channels == 24 else 5, groups=groups
+            )
             torch.set_num_threads(2)
             want = sparse_conv2d(x, weight, bias, active, **options)
             torch.set_num_threads(threads)

@@ -93,16 +93,34 @@ def op_samples(device):
         ],
         "sparse_conv2d_": [
             (x, weight, None, None, *lists[:2], g, *CONV, "none", 0.0, False, torch.zeros_like(residual), None, None),
-            (last, weight, bias, residual, *lists[:2], g, *CONV, "relu", 0.0, False, torch.zeros_like(residual))
-            + (edge.pixels, edge.count),
+            (
+                last,
+                weight,
+                bias,
+                residual,
+                *lists[:2],
+                g,
+                *CONV,
+                "relu",
+                0.0,
+                False,
+                0 * residual,
+                edge.pixels,
+                edge.count,
+            ),
         ],
         "sparse_fill": [(x, active.block_map, g, 0.0), (grad(last), active.block_map, g, -1.5)],
-        "sparse_fill_": [(x.clone(), active.block_map, g, 0.0), (laid_out(x, "channels_last"), active.block_map, g, 2.0)],
+        "sparse_fill_": [
+            (x.clone(), active.block_map, g, 0.0),
+            (laid_out(x, "channels_last"), active.block_map, g, 2.0),
+        ],
     }
 
 
 def test_every_registered_op_has_samples():
-    registered = {n.split("::")[1].split(".")[0] for n in torch._C._dispatch_get_all_op_names() if n.startswith("sbnet::")}
+    registered = {
+        n.split("::")[1].split(".")[0] for n in torch._C._dispatch_get_all_op_names() if n.startswith("sbnet::")
+    }
     assert registered == set(op_samples("cpu"))
 
 
@@ -301,7 +319,9 @@ def plain_gather(active):
 
     def gather(x):
         rows = [
-            F.pad(x, (60, 60, 60, 60))[n, :, 60 + y : 60 + y + active.grid.bsize[0], 60 + z : 60 + z + active.grid.bsize[1]]
+            F.pad(x, (60, 60, 60, 60))[
+                n, :, 60 + y : 60 + y + active.grid.bsize[0], 60 + z : 60 + z + active.grid.bsize[1]
+            ]
             for n, i, j in active.indices[: int(active.count)].tolist()
             for y, z in [[active.grid.boffset[a] + v * active.grid.bstride[a] for a, v in enumerate((i, j))]]
         ]
@@ -404,7 +424,9 @@ def test_conv_gradient_in_half(device, dtype, activation):
 
     got = grads_of(form(sparse_conv2d), tensors, dtype, upstream)
     exact = grads_of(form(reference.sparse_conv2d), tensors, torch.float64, upstream)
-    for a, b in zip(got, exact, strict=True):  # a relu at 0 flips with the last bit: a bound on the whole, not PyTorch's
+    for a, b in zip(
+        got, exact, strict=True
+    ):  # a relu at 0 flips with the last bit: a bound on the whole, not PyTorch's
         assert a.dtype == dtype
         error = (a.double() - b).square().mean().sqrt() / b.square().mean().sqrt()
         assert float(error) < 20 * torch.finfo(dtype).eps
@@ -555,6 +577,8 @@ def test_cuda_graph_with_changing_masks(dtype):
 def busy_calls(device="cuda"):
     grid = BlockGrid.cover((50, 88), 16)
     active = random_active(grid, 2, 0.5, device)
+    halved = random_active(BlockGrid.cover((25, 44), 8), 2, 0.5, device)
+    odd = random_active(BlockGrid.cover((50, 88), 10), 2, 0.5, device)
     halo = grid.conv_input(3, 1, 1)
     calls = {}
     for dtype in FLOATS:
@@ -575,16 +599,16 @@ def busy_calls(device="cuda"):
                 "scatter": lambda x=x, b=blocks: sparse_scatter(b, active, x),
                 "scatter_": lambda out=out, b=blocks: sparse_scatter_(b, active, out),
                 "scatter add overlap": lambda out=out, b=wide: sparse_scatter_(b, active, out, halo, add=True),
-                "scatter add atomic": lambda out=out, b=wide: sparse_scatter_(b, active, out, halo, add=True, atomic=True),
+                "scatter add atomic": lambda out=out, b=wide: sparse_scatter_(
+                    b, active, out, halo, add=True, atomic=True
+                ),
                 "conv": lambda x=x, w=weight: sparse_conv2d(x, w, None, active, padding=1),
-                "conv_": lambda x=x, w=weight, o=out, e=edge: sparse_conv2d_(x, w, None, active, o, padding=1, fringe=e),
+                "conv_": lambda x=x, w=weight, o=out, e=edge: sparse_conv2d_(
+                    x, w, None, active, o, padding=1, fringe=e
+                ),
                 "conv depthwise": lambda x=x, w=depthwise: sparse_conv2d(x, w, None, active, padding=1, groups=64),
-                "conv stride 2": lambda x=x, w=weight, a=random_active(BlockGrid.cover((25, 44), 8), 2, 0.5, device): (
-                    sparse_conv2d(x, w, None, a, padding=1, stride=2)
-                ),
-                "conv odd blocks": lambda x=x, w=weight, a=random_active(BlockGrid.cover((50, 88), 10), 2, 0.5, device): (
-                    sparse_conv2d(x, w, None, a, padding=1)
-                ),
+                "conv stride 2": lambda x=x, w=weight, a=halved: sparse_conv2d(x, w, None, a, padding=1, stride=2),
+                "conv odd blocks": lambda x=x, w=weight, a=odd: sparse_conv2d(x, w, None, a, padding=1),
             }.items()
         }
     return calls
@@ -723,7 +747,9 @@ def test_cpu_and_cuda_agree():
         assert_bitwise(sums[1].cpu(), sums[0], f"overlapping add {add_dtype}")
     model = Chain()
     with torch.no_grad():
-        torch.testing.assert_close(model.cuda()(x.cuda(), mask.cuda())[0].cpu(), Chain()(x, mask)[0], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            model.cuda()(x.cuda(), mask.cuda())[0].cpu(), Chain()(x, mask)[0], rtol=1e-4, atol=1e-4
+        )
 
 
 @pytest.mark.gpu

@@ -164,5 +164,7 @@ def test_the_fringe_is_zeroed_with_no_active_block(device):
         edge = fringe(producer, consumer, (24, 24), 3, 1, 1)
         sparse_conv2d_(x, tensor((8, 8, 3, 3), dtype, device), None, producer, out, padding=1, fringe=edge)
         assert_bitwise(out, torch.zeros_like(out))
-        sparse_conv2d_(x, tensor((8, 8, 3, 3), dtype, device), None, producer.trim(), out.fill_(9), padding=1, fringe=edge)
+        sparse_conv2d_(
+            x, tensor((8, 8, 3, 3), dtype, device), None, producer.trim(), out.fill_(9), padding=1, fringe=edge
+        )
         assert_bitwise(out, torch.zeros_like(out), "capacity 0")

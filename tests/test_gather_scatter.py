@@ -321,7 +321,9 @@ def test_fewer_rows_than_capacity(device, add):
     active = random_active(BlockGrid.cover((16, 16), 4), 1, 1.0, device)
     base = tensor((1, 8, 16, 16), torch.float32, device)
     blocks = tensor((7, 8, 4, 4), torch.float32, device)
-    assert_bitwise(sparse_scatter(blocks, active, base, add=add), reference.sparse_scatter(blocks, active, base, add=add))
+    assert_bitwise(
+        sparse_scatter(blocks, active, base, add=add), reference.sparse_scatter(blocks, active, base, add=add)
+    )
     wide = BlockGrid((6, 6), (4, 4), (-1, -1), (4, 4))
     blocks = tensor((7, 8, 6, 6), torch.float32, device)
     torchs = reference.sparse_scatter(blocks, active, base, wide, add=True)
@@ -392,6 +394,13 @@ def test_count_zero_and_empty_batch(device):
         assert trimmed.capacity == 0
         assert sparse_gather(x, trimmed).shape == (0, 8, 4, 4)
         assert_bitwise(sparse_scatter(blocks[:0], trimmed, x), x)
+    for batch, count in ((0, (4, 4)), (2, (4, 0)), (2, (0, 4))):  # overlapping blocks, were there any
+        active = random_active(BlockGrid(6, 4, -1, count), batch, 1.0, device)
+        x = tensor((batch, 8, 16, 16), torch.float32, device).requires_grad_()
+        blocks = sparse_gather(x, active)
+        assert_bitwise(sparse_scatter(blocks.detach(), active, x.detach(), add=True), x)
+        blocks.sum().backward()
+        assert_bitwise(x.grad, torch.zeros_like(x))
     none = ActiveBlocks.from_indices(torch.empty(0, 3, dtype=torch.int32, device=device), BlockGrid(4, 4, 0, 0), 2)
     assert sparse_gather(tensor((2, 8, 16, 16), torch.float32, device), none).shape == (0, 8, 4, 4)
 

@@ -52,7 +52,8 @@ Status validate(const BlockCopyParams& p) {
                 "%s: grid: blocks of size (%d,%d) at stride (%d,%d) overlap; overwriting needs blocks that do not "
                 "(use add=True)",
                 op, g.size[0], g.size[1], g.stride[0], g.stride[1]);
-    SBNET_CHECK(!p.add || p.atomic || !g.overlaps() || p.active.block_map,
+    const bool no_blocks = p.plane.size[0] == 0 || g.count[0] == 0 || g.count[1] == 0;
+    SBNET_CHECK(!p.add || p.atomic || !g.overlaps() || no_blocks || p.active.block_map,
                 "%s: atomic: False with overlapping blocks needs a block map", op);
     for (int d = 0; d < 4; ++d)
       SBNET_CHECK(p.plane.stride[d] > 0 || p.plane.size[d] <= 1,
