@@ -53,8 +53,9 @@ def reduce_mask(
     indices = torch.full((limit, 3), -1, dtype=torch.int32)
     if rows:
         indices[: len(rows)] = torch.tensor(rows, dtype=torch.int32)
-    tensors = (indices, torch.tensor([len(rows)]).int(), torch.tensor([total]).int(), block_map)
-    return ActiveBlocks(*(t.to(mask.device) for t in tensors), grid)
+    count, wanted = torch.tensor([len(rows)]).int(), torch.tensor([total]).int()
+    device = mask.device
+    return ActiveBlocks(indices.to(device), count.to(device), wanted.to(device), block_map.to(device), grid)
 
 
 def _listed(active: ActiveBlocks) -> Iterator[tuple[int, int, int, int]]:

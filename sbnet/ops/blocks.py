@@ -56,7 +56,8 @@ def reduce_mask(
         raise TypeError(f"sbnet::{op}: grid: {type(grid).__name__}; an sbnet.BlockGrid is wanted")
     if capacity is None:
         capacity = mask.shape[0] * grid.bcount[0] * grid.bcount[1]
-    return ActiveBlocks(*_ops.reduce_mask(mask, grid.numbers(), tol, avgpool, capacity), grid)
+    indices, count, total, block_map = _ops.reduce_mask(mask, grid.numbers(), tol, avgpool, capacity)
+    return ActiveBlocks(indices, count, total, block_map, grid)
 
 
 @torch.library.register_fake("sbnet::reduce_mask")
