@@ -53,7 +53,11 @@ class Node:
     def proto(self, names: Sequence[str] | None = None, outputs: Sequence[str] | None = None) -> onnx.NodeProto:
         names = names or [f"x{k}" if t is not None else "" for k, t in enumerate(self.inputs)]
         outputs = outputs or [f"y{k}" for k in range(len(self.outputs()))]
-        return helper.make_node(self.op, names, outputs, domain="sbnet", **self.attributes)
+        node = helper.make_node(self.op, names, outputs, domain="sbnet")
+        for name, value in self.attributes.items():
+            ints = onnx.AttributeProto.INTS if value == [] else None  # an empty list has no type of its own
+            node.attribute.append(helper.make_attribute(name, value, attr_type=ints))
+        return node
 
     def model(self, dynamic: bool = False) -> bytes:
         """Every given input is a graph input; `dynamic`: of unknown sizes."""

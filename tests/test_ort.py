@@ -356,7 +356,12 @@ def test_shapes_are_inferred():
     assert s.get_outputs()[0].shape == ["N", "H", "W", 16]
     node = samples()["reduce_mask"]
     made = [(o.shape, o.type) for o in session(node.model()).get_outputs()]
-    assert made == [([9, 3], "tensor(int32)"), ([1], "tensor(int32)"), ([1], "tensor(int32)"), ([2, 3, 4], "tensor(int32)")]
+    assert made == [
+        ([9, 3], "tensor(int32)"),
+        ([1], "tensor(int32)"),
+        ([1], "tensor(int32)"),
+        ([2, 3, 4], "tensor(int32)"),
+    ]
     assert session(samples()["sparse_gather"].model()).get_outputs()[0].shape == [24, 8, 4, 4]
 
 
@@ -441,7 +446,10 @@ MALFORMED = {
     "count of two": (lambda: with_input("sparse_gather", 2, torch.zeros(2, dtype=torch.int32)), r"count: int32\[2\]"),
     "batch": (lambda: with_input("sparse_gather", 0, torch.zeros(3, 12, 15, 8)), r"block_map: 2 images"),
     "int64 indices": (lambda: with_input("sparse_gather", 1, torch.zeros(24, 3, dtype=torch.int64)), r"int64"),
-    "half weight": (lambda: with_input("sparse_conv2d", 1, torch.zeros(8, 3, 3, 8).half()), r"no kernel def matches|sparse_conv2d"),
+    "half weight": (
+        lambda: with_input("sparse_conv2d", 1, torch.zeros(8, 3, 3, 8).half()),
+        r"no kernel def matches|sparse_conv2d",
+    ),
     "double mask": (lambda: with_input("reduce_mask", 0, torch.zeros(1, 4, 4).double()), r"double"),
     "more rows than capacity": (lambda: with_input("sparse_scatter", 0, torch.zeros(25, 4, 4, 8)), r"25 rows"),
 }
