@@ -61,9 +61,9 @@ __device__ __forceinline__ void add_products(const float* weight, const float (&
   }
 }
 
-// kSize: 3 for 3x3 with stride and dilation 1, whose loops unroll so that all loads are under way at once; 0 for any.
-// kWords: x is channels_last and has as many channels as y, so that its channels come in 16-byte words too.
-template <class T, int kSize, bool kWords>
+// kSize, kStride: of a square kernel with dilation 1, so that a kernel row's loads are all under way at once; 0 for
+// any. kWords: x is channels_last and has as many channels as y, so that its channels come in 16-byte words too.
+template <class T, int kSize, int kStride, bool kWords>
 __global__ void __launch_bounds__(kThreads, 2)
     conv_depthwise_kernel(const __grid_constant__ Conv2dParams p, const __grid_constant__ DepthwisePlan plan) {
   constexpr int kL = kLanes<T>, kSlice = kSliceThreads * kL;
@@ -122,19 +122,21 @@ __global__ void __launch_bounds__(kThreads, 2)
       for (int e = 0; e < kL; ++e) sums[i][e] = 0.f;
 
     if constexpr (kSize > 0) {
-#pragma unroll
+      constexpr int kColumns = (kStrip - 1) * kStride + kSize;
+#pragma unroll(kSize == 3 ? 3 : 1)
       for (int r = 0; r < kSize; ++r) {
-        uint4 words[kStrip + kSize - 1];
+        uint4 words[kColumns];
 #pragma unroll
-        for (int j = 0; j < kStrip + kSize - 1; ++j)
-          words[j] = read_word<T, kWords>(p, x, row0 + r, column0 + j, channel);
+        for (int j = 0; j < kColumns; ++j) words[j] = read_word<T, kWords>(p, x, row0 + r, column0 + j, channel);
 #pragma unroll
-        for (int j = 0; j < kStrip + kSize - 1; ++j) {
+        for (int j = 0; j < kColumns; ++j) {
           float v[kL];
           unpack<T>(words[j], v);
 #pragma unroll
-          for (int i = 0; i < kStrip; ++i)
-            if (j - i >= 0 && j - i < kSize) add_products(weight + (r * kSize + j - i) * kSlice, v, sums[i]);
+          for (int i = 0; i < kStrip; ++i) {
+            const int s = j - i * kStride;
+            if (s >= 0 && s < kSize) add_products(weight + (r * kSize + s) * kSlice, v, sums[i]);
+          }
         }
       }
     } else if (p.stride[1] == 1 && p.dilation[1] == 1) {
@@ -180,10 +182,10 @@ __global__ void __launch_bounds__(kThreads, 2)
   grid_dependency_release();
 }
 
-template <class T, int kSize, bool kWords>
+template <class T, int kSize, int kStride, bool kWords>
 Status launch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
   static OccupancyCache cache;
-  constexpr auto kernel = conv_depthwise_kernel<T, kSize, kWords>;
+  constexpr auto kernel = conv_depthwise_kernel<T, kSize, kStride, kWords>;
   constexpr int kSlice = kSliceThreads * kLanes<T>;
   const int64_t K = p.weight.size[0], taps = p.weight.size[2] * p.weight.size[3];
   // A block wider than the plane is the only one of its row: no more strips than the plane has.
@@ -222,10 +224,21 @@ Status launch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stre
 template <class T>
 Status launch_type(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
   const bool words = p.weight.size[0] == p.groups && p.groups % kLanes<T> == 0 && channels_vectorize(p.x);
-  bool plain3x3 = true;
-  for (int d = 0; d < 2; ++d) plain3x3 &= p.weight.size[2 + d] == 3 && p.stride[d] == 1 && p.dilation[d] == 1;
-  if (!words) return launch<T, 0, false>(p, device, stream);
-  return plain3x3 ? launch<T, 3, true>(p, device, stream) : launch<T, 0, true>(p, device, stream);
+  if (!words) return launch<T, 0, 0, false>(p, device, stream);
+  const bool square =
+      p.weight.size[2] == p.weight.size[3] && p.stride[0] == p.stride[1] && p.dilation[0] == 1 && p.dilation[1] == 1;
+  switch (square ? p.weight.size[2] * 10 + p.stride[0] : 0) {
+    case 31:
+      return launch<T, 3, 1, true>(p, device, stream);
+    case 32:
+      return launch<T, 3, 2, true>(p, device, stream);
+    case 51:
+      return launch<T, 5, 1, true>(p, device, stream);
+    case 71:
+      return launch<T, 7, 1, true>(p, device, stream);
+    default:
+      return launch<T, 0, 0, true>(p, device, stream);
+  }
 }
 
 }  // namespace

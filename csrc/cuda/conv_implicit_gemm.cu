@@ -18,12 +18,16 @@ constexpr int kRowsPerPass = kThreads / 8;  // eight threads fetch a row
 
 template <int kTileN>
 struct Shared {
-  static constexpr int kStageBytes = (kTileM + kTileN) * kRowBytes;
+  // All stages of x, then all of the weights: the epilogue takes the place of x, and leaves the weights of the narrow
+  // tile alone.
+  static constexpr int kStageX = kTileM * kRowBytes, kStageWeight = kTileN * kRowBytes;
+  static constexpr int kWeights = kStages * kStageX;
   static constexpr int kPitch = kTileN + 8;  // floats per pixel of the staged sums: conflict-free for the mma layout
   static constexpr int kSums = kTileM * kPitch * 4;
-  static constexpr int kSources = kStages * kStageBytes;                              // byte offset of the Source table
+  static constexpr int kSources = kWeights + kStages * kStageWeight;                  // byte offset of the Source table
   static constexpr int kTaps = kSources + kTileM * static_cast<int>(sizeof(Source));  // TapTables, if any
   static constexpr int kBytes = kTaps;
+  static constexpr bool kKeepsWeights = kSums + kTileM * static_cast<int>(sizeof(Output)) <= kWeights;
   static_assert(kSums + kTileM * static_cast<int>(sizeof(Output)) <= kSources, "the epilogue reuses the stages");
   static_assert(kBytes <= 99 * 1024, "the least that a device since sm_80 has");
 };
@@ -51,6 +55,7 @@ struct TapTable {
 // Fetches one stage after another: thread t takes word t%8 of rows t/8, t/8 + 16, ... of both operands.
 template <class T, int kTileN, Fetch kFetch>
 struct Loader {
+  using Smem = Shared<kTileN>;
   static constexpr int kPassesN = kTileN / kRowsPerPass;
   static constexpr int kPassBytes = kRowsPerPass * kRowBytes;
   const Conv2dParams& p;
@@ -61,9 +66,10 @@ struct Loader {
   int64_t weight_pass;    // bytes to the next pass's output channel
   int channels;           // output channels of the tile from row0 on
   int word;
-  uint32_t slot;  // byte offset of (row0, word) in an operand's stage
-  Tap tap;        // of the words being fetched
-  bool issue;     // false past the last step
+  uint32_t at;               // byte offset of (row0, word) in an operand's stage
+  Tap tap;                   // of the words being fetched
+  bool issue;                // false past the last step
+  bool issue_weight = true;  // false also where the stages hold the weights already
   // Fetch::kElements: thread t takes row t of x, so that the lanes of a warp read neighbouring pixels.
   Source own;
   TapTable* tables;  // one per stage
@@ -72,7 +78,7 @@ struct Loader {
                                     TapTable* tables)
       : p(p), plan(plan), sources(sources + threadIdx.x / 8), word(threadIdx.x % 8), tables(tables) {
     const int row0 = threadIdx.x / 8;
-    slot = row0 * kRowBytes + ((word ^ (row0 % 8)) << 4);
+    at = row0 * kRowBytes + ((word ^ (row0 % 8)) << 4);
     weight_pass = p.weight.stride[0] * kRowsPerPass * static_cast<int>(sizeof(T));
   }
   __device__ __forceinline__ void begin_tile(int group, int64_t k, int channels_, const Source& own_) {
@@ -84,51 +90,52 @@ struct Loader {
   }
 
   // Decodes this thread's word of a step; every fetch of the step uses it.
-  __device__ __forceinline__ void seek(int step, bool issue_) {
+  __device__ __forceinline__ void seek(int step, bool issue_, bool fresh) {
     issue = issue_;
+    issue_weight = issue_ & fresh;
     if constexpr (kFetch != Fetch::kElements) tap = tap_of(p, plan.reduction, step * 8 + word);
   }
   // Fills the table of a step. A barrier stands between this and the step's fetch.
-  __device__ __forceinline__ void tabulate(int step, int slot_) const {
+  __device__ __forceinline__ void tabulate(int step, int slot) const {
     if constexpr (kFetch == Fetch::kElements) {
       const int i = threadIdx.x;
       if (i >= TapTable::kElements) return;
       const Tap t = tap_of(p, plan.reduction, step * TapTable::kElements + i);
       const int size = static_cast<int>(sizeof(T));
-      tables[slot_].x[i] = {t.x_offset * size, t.in ? t.row : -(1 << 30), t.column};
-      tables[slot_].weight[i] = t.in ? t.weight_offset * size : -1;
+      tables[slot].x[i] = {t.x_offset * size, t.in ? t.row : -(1 << 30), t.column};
+      tables[slot].weight[i] = t.in ? t.weight_offset * size : -1;
     }
   }
   // A quarter of a stage, so that the fetches mix with the multiplications of the stage before.
-  __device__ __forceinline__ void fetch(int slot_, uint32_t stage, char* stage_pointer, int quarter) const {
+  __device__ __forceinline__ void fetch(int slot, char* smem, int quarter) const {
+    char* to_x = smem + slot * Smem::kStageX;
+    char* to_weight = smem + Smem::kWeights + slot * Smem::kStageWeight;
     if constexpr (kFetch == Fetch::kElements) {
-      if (!issue) return;
-      fetch_x_elements(tables[slot_], stage_pointer, quarter);
-      fetch_weight_elements(tables[slot_], stage_pointer, quarter);
+      if (issue) fetch_x_elements(tables[slot], to_x, quarter);
+      if (issue_weight) fetch_weight_elements(tables[slot], to_weight, quarter);
     } else {
-      fetch_x(stage, quarter);
-      fetch_weight(stage, stage_pointer, quarter);
+      fetch_x(shared_address(to_x), quarter);
+      fetch_weight(to_weight, quarter);
     }
   }
 
  private:
-  __device__ __forceinline__ void fetch_x(uint32_t stage, int quarter) const {
+  __device__ __forceinline__ void fetch_x(uint32_t to, int quarter) const {
     constexpr int kPassesM = kTileM / kRowsPerPass;
     const char* from = reinterpret_cast<const char*>(x + tap.x_offset);
 #pragma unroll
     for (int pass = quarter * (kPassesM / 4); pass < (quarter + 1) * (kPassesM / 4); ++pass) {
       const Source source = load_source(sources + pass * kRowsPerPass);
-      cp_async_16(stage + slot + pass * kPassBytes, from + source.offset, reads_plane(p, source, tap), issue);
+      cp_async_16(to + at + pass * kPassBytes, from + source.offset, reads_plane(p, source, tap), issue);
     }
   }
-  __device__ __forceinline__ void fetch_weight(uint32_t stage, char* stage_pointer, int quarter) const {
+  __device__ __forceinline__ void fetch_weight(char* to, int quarter) const {
     const char* from = reinterpret_cast<const char*>(weight + tap.weight_offset);
 #pragma unroll
     for (int pass = quarter * (kPassesN / 4); pass < (quarter + 1) * (kPassesN / 4); ++pass) {
-      const uint32_t at = kTileM * kRowBytes + slot + pass * kPassBytes;
       const bool in = tap.in & (pass * kRowsPerPass < channels);
       if constexpr (kFetch == Fetch::kWords) {
-        cp_async_16(stage + at, from + pass * weight_pass, in, issue);
+        cp_async_16(shared_address(to) + at + pass * kPassBytes, from + pass * weight_pass, in, issue_weight);
       } else {
         // Of merged groups, an output channel has weights for its own group's input channels alone.
         const uint32_t own_group = plan.single_outputs.quotient(threadIdx.x / 8 + pass * kRowsPerPass);
@@ -138,10 +145,10 @@ struct Loader {
         for (int e = 0; e < kLanes<T>; ++e) {
           const bool same = plan.single_inputs.quotient(tap.channel + e) == own_group;
           const int64_t channel = e - static_cast<int64_t>(own_group) * plan.single_inputs.divisor;
-          if (issue & in & same)
+          if (issue_weight & in & same)
             part[e] = reinterpret_cast<const T*>(from + pass * weight_pass)[channel * p.weight.stride[1]];
         }
-        if (issue) *reinterpret_cast<uint4*>(stage_pointer + at) = elements;
+        if (issue_weight) *reinterpret_cast<uint4*>(to + at + pass * kPassBytes) = elements;
       }
     }
   }
@@ -150,7 +157,7 @@ struct Loader {
     return in ? *reinterpret_cast<const T*>(reinterpret_cast<const char*>(from) + bytes) : from_float<T>(0.f);
   }
   // Two words of the thread's own row.
-  __device__ __forceinline__ void fetch_x_elements(const TapTable& table, char* stage_pointer, int quarter) const {
+  __device__ __forceinline__ void fetch_x_elements(const TapTable& table, char* to, int quarter) const {
 #pragma unroll
     for (int w = quarter * 2; w < quarter * 2 + 2; ++w) {
       uint4 elements;
@@ -162,14 +169,14 @@ struct Loader {
                         (static_cast<unsigned>(own.column + t.column) < static_cast<unsigned>(p.x.size[3]));
         part[e] = load(x, own.offset + t.offset, in);
       }
-      *reinterpret_cast<uint4*>(stage_pointer + threadIdx.x * kRowBytes + ((w ^ threadIdx.x % 8) << 4)) = elements;
+      *reinterpret_cast<uint4*>(to + threadIdx.x * kRowBytes + ((w ^ threadIdx.x % 8) << 4)) = elements;
     }
   }
   // Two elements of the thread's word of every row.
-  __device__ __forceinline__ void fetch_weight_elements(const TapTable& table, char* stage_pointer, int quarter) const {
+  __device__ __forceinline__ void fetch_weight_elements(const TapTable& table, char* to, int quarter) const {
     const int element = word * kLanes<T> + quarter * 2;
     const int64_t low = table.weight[element], high = table.weight[element + 1];
-    char* to = stage_pointer + kTileM * kRowBytes + slot + quarter * 4;
+    to += at + quarter * 4;
 #pragma unroll
     for (int pass = 0; pass < kPassesN; ++pass) {
       const bool in = pass * kRowsPerPass < channels;
@@ -193,7 +200,7 @@ struct WarpTile {
   __device__ __forceinline__ WarpTile(int warp, int lane) {
     a_row = ((warp % 2) * 64 + lane % 16) * kRowBytes;
     a_word = lane / 16;
-    b_row = (kTileM + (warp / 2) * (kTileN / 2) + lane / 16 * 8 + lane % 8) * kRowBytes;
+    b_row = ((warp / 2) * (kTileN / 2) + lane / 16 * 8 + lane % 8) * kRowBytes;
     b_word = lane / 8 % 2;
   }
   __device__ __forceinline__ void clear() {
@@ -205,14 +212,17 @@ struct WarpTile {
         for (int e = 0; e < 4; ++e) sums[m][n][e] = 0.f;
   }
   // `half` counts pairs of words: 32 bytes of the reduction.
-  __device__ __forceinline__ void load(uint32_t stage, int half, Operands* o) const {
+  __device__ __forceinline__ void load(uint32_t smem, int slot, int half, Operands* o) const {
+    using Smem = Shared<kTileN>;
+    const uint32_t x = smem + slot * Smem::kStageX + a_row;
+    const uint32_t weight = smem + Smem::kWeights + slot * Smem::kStageWeight + b_row;
     const uint32_t swizzle = threadIdx.x % 8;  // the row of every address is this modulo 8
 #pragma unroll
     for (int m = 0; m < kM; ++m)
-      load_matrix_x4(stage + a_row + m * 16 * kRowBytes + (((half * 2 + a_word) ^ swizzle) << 4), o->a[m]);
+      load_matrix_x4(x + m * 16 * kRowBytes + (((half * 2 + a_word) ^ swizzle) << 4), o->a[m]);
 #pragma unroll
     for (int n = 0; n < kN / 2; ++n)
-      load_matrix_x4(stage + b_row + n * 16 * kRowBytes + (((half * 2 + b_word) ^ swizzle) << 4), o->b[n]);
+      load_matrix_x4(weight + n * 16 * kRowBytes + (((half * 2 + b_word) ^ swizzle) << 4), o->b[n]);
     if constexpr (sizeof(T) == 4) {  // the tensor core would cut the low bits off, a bias towards zero
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
@@ -248,7 +258,7 @@ __global__ void __launch_bounds__(kThreads, kTileN == 128 || kFetch != Fetch::kW
   using Smem = Shared<kTileN>;
   extern __shared__ __align__(128) char smem[];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const uint32_t stages = shared_address(smem);
+  const uint32_t shared = shared_address(smem);
   Source* sources = reinterpret_cast<Source*>(smem + Smem::kSources);
   float* staged = reinterpret_cast<float*>(smem);
   Output* outputs = reinterpret_cast<Output*>(smem + Smem::kSums);
@@ -264,6 +274,10 @@ __global__ void __launch_bounds__(kThreads, kTileN == 128 || kFetch != Fetch::kW
   Loader<T, kTileN, kFetch> loader(p, plan, sources, reinterpret_cast<TapTable*>(smem + Smem::kTaps));
   WarpTile<T, kTileN> work(warp, lane);
 
+  // A short reduction over the only columns: every step has its own stage, and all tiles the same weights.
+  const bool keep_weights = Smem::kKeepsWeights && steps <= kStages && plan.column_tiles.divisor == 1;
+  bool fresh = true;
+
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     uint32_t tile_m, tile_n, group;
     plan.column_tiles.divmod(tile, &tile_m, &tile_n);
@@ -278,38 +292,38 @@ __global__ void __launch_bounds__(kThreads, kTileN == 128 || kFetch != Fetch::kW
     loader.begin_tile(group, k, static_cast<int>(min(k_end - k, int64_t{kTileN})), source);
 #pragma unroll
     for (int s = 0; s < kStages - 1; ++s) {
-      loader.seek(s, s < steps);
+      loader.seek(s, s < steps, fresh);
 #pragma unroll
-      for (int quarter = 0; quarter < 4; ++quarter)
-        loader.fetch(s, stages + s * Smem::kStageBytes, smem + s * Smem::kStageBytes, quarter);
+      for (int quarter = 0; quarter < 4; ++quarter) loader.fetch(s, smem, quarter);
       cp_async_commit();
     }
     work.clear();
     typename WarpTile<T, kTileN>::Operands operands[2];
     cp_async_wait<kStages - 2>();
     __syncthreads();
-    work.load(stages, 0, &operands[0]);
+    work.load(shared, 0, 0, &operands[0]);
     int read = 0, write = kStages - 1;
     for (int step = 0; step < steps; ++step) {
-      loader.seek(step + kStages - 1, step + kStages - 1 < steps);
+      loader.seek(step + kStages - 1, step + kStages - 1 < steps, fresh);
       loader.tabulate(step + kStages, read);
       const int next = read + 1 == kStages ? 0 : read + 1;
 #pragma unroll
       for (int half = 0; half < 4; ++half) {
-        loader.fetch(write, stages + write * Smem::kStageBytes, smem + write * Smem::kStageBytes, half);
+        loader.fetch(write, smem, half);
         if (half < 3) {
-          work.load(stages + read * Smem::kStageBytes, half + 1, &operands[(half + 1) % 2]);
+          work.load(shared, read, half + 1, &operands[(half + 1) % 2]);
         } else {  // the next stage's first operands, while this stage's last are multiplied
           cp_async_commit();
           cp_async_wait<kStages - 2>();
           __syncthreads();  // stage `next` has landed for all threads, and all are done with stage `read`
-          work.load(stages + next * Smem::kStageBytes, 0, &operands[0]);
+          work.load(shared, next, 0, &operands[0]);
         }
         work.multiply(operands[half % 2]);
       }
       write = read;
       read = next;
     }
+    fresh = !keep_weights;
     if (tile + gridDim.x >= tiles) grid_dependency_release();
 
     __syncthreads();  // the stages are free: the sums take their place, so that stores go out in 16-byte words
