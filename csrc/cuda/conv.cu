@@ -1,4 +1,5 @@
 // The CUDA entry of sparse_conv2d: which kernel serves which convolution.
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
@@ -33,11 +34,17 @@ Path choose(const Conv2dParams& p, [[maybe_unused]] const DeviceInfo& device) {
   return Path::kSimt;
 }
 
+// What the kernels count in 32 or 64 bits, beyond what every backend asks for.
 Status check_limits(const Conv2dParams& p) {
   SBNET_TRY(validate(p));
   const double reduction = static_cast<double>(p.weight.size[1]) * p.weight.size[2] * p.weight.size[3];
   SBNET_CHECK(reduction < INT32_MAX / 2, "%s: weight: %.0f elements per output channel; less than 2^30 is wanted",
               portable::kConvOp, reduction);
+  const double entries = static_cast<double>(p.active.capacity) *
+                         std::min<int64_t>(p.active.grid.size[0], p.y.size[2]) *
+                         std::min<int64_t>(p.active.grid.size[1], p.y.size[3]);
+  SBNET_CHECK(entries < 1e15, "%s: active: room for %.0f pixels; less than 10^15 are wanted", portable::kConvOp,
+              entries);
   return ok_status();
 }
 
