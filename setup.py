@@ -50,8 +50,9 @@ class BuildKernels(Command):
         generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"] if ninja else ["-G", "Unix Makefiles"]
         build_dir = ROOT / "build" / f"cuda-{cuda}"
         cache = build_dir / "CMakeCache.txt"
-        if cache.exists() and f"CMAKE_GENERATOR:INTERNAL={generator[1]}\n" not in cache.read_text():
-            shutil.rmtree(build_dir)
+        must_hold = f"CMAKE_GENERATOR:INTERNAL={generator[1]}\n", f"CMAKE_HOME_DIRECTORY:INTERNAL={ROOT / 'csrc'}\n"
+        if cache.exists() and not all(line in cache.read_text() for line in must_hold):
+            shutil.rmtree(build_dir)  # another generator, or a tree that was moved: CMake would refuse
         configure = [cmake, "-S", ROOT / "csrc", "-B", build_dir, *generator]
         subprocess.check_call([*configure, *(f"-D{k}={v}" for k, v in options.items())])
         subprocess.check_call([cmake, "--build", build_dir, "--parallel", str(os.cpu_count() or 1)])
