@@ -8,10 +8,9 @@
 //   warp 16     schedule and input patches                  conv3x3_load.cuh
 //   warp 17     weights
 //   warps 18-19 zero the fringe
-#include "cuda/sm90/conv3x3.h"
-
 #include <atomic>
 
+#include "cuda/sm90/conv3x3.h"
 #include "cuda/sm90/conv3x3_compute.cuh"
 #include "cuda/sm90/conv3x3_load.cuh"
 
@@ -19,16 +18,12 @@ namespace sbnet::sm90 {
 namespace {
 
 constexpr const char* kOp = "sparse_conv2d";
-#ifdef SBNET_TUNE
-int tuned_cluster = -1, tuned_pdl = 1;
-#endif
 
 template <class C>
 __global__ void __launch_bounds__(kThreads, 1)
     conv3x3_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Args a) {
   extern __shared__ __align__(1024) uint8_t shared[];
   const uint32_t smem = smem_address(shared);
-  if (threadIdx.x == 0) SBNET_STAMP(0);
   auto* tiles = reinterpret_cast<typename C::Tile*>(shared + C::kTilesAt);
   const int warp = __shfl_sync(0xffffffff, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
   grid_dependency_release();  // the next kernel's prologue may overlap this one; it waits where this one does
@@ -57,7 +52,6 @@ __global__ void __launch_bounds__(kThreads, 1)
     fence_mbar_init();
   }
   __syncthreads();
-  if (threadIdx.x == 0) SBNET_STAMP(1);
   if (a.log_cluster) cluster_arrive();  // who sends partial sums waits for it
   // Every role calls grid_dependency_wait() before it touches global memory: so every CTA has waited when it exits.
   if (warp < 16) {  // 640 threads start with 96 registers each
@@ -65,9 +59,12 @@ __global__ void __launch_bounds__(kThreads, 1)
     consume<C>(a, maps, smem, tiles);
   } else {
     registers_down<32>();
-    if (warp == 16) produce_patches<C>(a, &maps.x, smem, tiles);
-    else if (warp == 17 && lane == 0) produce_weights<C>(&maps.w, smem, tiles);
-    else if (warp >= 18 && a.fringe) zero_fringe<typename C::T>(a);
+    if (warp == 16)
+      produce_patches<C>(a, maps, smem, tiles);
+    else if (warp == 17 && lane == 0)
+      produce_weights<C>(&maps.w, smem, tiles);
+    else if (warp >= 18 && a.fringe)
+      zero_fringe<typename C::T>(a);
   }
 }
 
@@ -145,9 +142,6 @@ cudaLaunchConfig_t launch_config(int clusters, int cluster, cudaStream_t stream,
   config.stream = stream;
   config.attrs = attributes;
   config.numAttrs = 2;
-#ifdef SBNET_TUNE
-  config.numAttrs = 1 + tuned_pdl;
-#endif
   return config;
 }
 
@@ -158,12 +152,14 @@ Status clusters_that_fit(const DeviceInfo& device, int log_cluster, int* cluster
   const bool cached = device.index < kMaxDevices;
   int n = cached ? known[device.index][log_cluster].load(std::memory_order_acquire) - 1 : -1;
   if (n < 0) {
-    SBNET_CUDA_TRY(kOp, cudaFuncSetAttribute(conv3x3_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kShared));
+    SBNET_CUDA_TRY(kOp,
+                   cudaFuncSetAttribute(conv3x3_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kShared));
     if (log_cluster == 0) {
       n = device.sm_count;
     } else {
       cudaLaunchAttribute attributes[2];
-      cudaLaunchConfig_t config = launch_config<C>(device.sm_count >> log_cluster, 1 << log_cluster, nullptr, attributes);
+      cudaLaunchConfig_t config =
+          launch_config<C>(device.sm_count >> log_cluster, 1 << log_cluster, nullptr, attributes);
       SBNET_CUDA_TRY(kOp, cudaOccupancyMaxActiveClusters(&n, conv3x3_kernel<C>, &config));
     }
     if (cached) known[device.index][log_cluster].store(n + 1, std::memory_order_release);
@@ -171,7 +167,6 @@ Status clusters_that_fit(const DeviceInfo& device, int log_cluster, int* cluster
   *clusters = n;
   return ok_status();
 }
-
 
 template <class C>
 Status launch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
@@ -182,9 +177,6 @@ Status launch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stre
 
   // Clusters exist to share left-over tiles. Small MIG slices may not hold large ones.
   int log_cluster = C::kResident ? 0 : 1, clusters = 0;
-#ifdef SBNET_TUNE
-  if (!C::kResident && tuned_cluster >= 0) log_cluster = tuned_cluster;
-#endif
   SBNET_TRY(clusters_that_fit<C>(device, log_cluster, &clusters));
   while (log_cluster > 0 && (clusters << log_cluster) * 10 < device.sm_count * 9)
     SBNET_TRY(clusters_that_fit<C>(device, --log_cluster, &clusters));

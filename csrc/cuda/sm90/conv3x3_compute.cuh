@@ -98,62 +98,79 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, const ty
     const uint32_t pixels = patches + ((side * C::kHalf + (narrow ? half * 8 * C::kGroupStride : 0)) >> 4);
 
     float acc[64];  // the first tap overwrites it
-    int slice = tile.slice, weight = C::kResident ? 0 : tile.tap % C::kWeightStages;
-    int weight_phase = C::kResident ? 0 : tile.tap / C::kWeightStages & 1;
+    uint32_t stage = tile.slice % C::kPatchStages, phase = tile.slice / C::kPatchStages & 1;
+    uint32_t weight = C::kResident ? 0 : tile.tap % C::kWeightStages;
+    uint32_t weight_phase = C::kResident ? 0 : tile.tap / C::kWeightStages & 1;
+    uint32_t read_weight = 0,
+             read_patch = 0;  // barriers of the stages that the tap before the last one issued has read
+    auto release = [&] {
+      if (lane != 0) return;
+      if (!C::kResident && read_weight) mbar_arrive(read_weight);
+      if (read_patch) mbar_arrive(read_patch);
+    };
     auto main_loop = [&](auto width) {  // width 0: nothing to compute, but the rings turn on
       constexpr int kWidth = decltype(width)::value;
-      int q = v0 % 9, shift = (q / 3 * C::kRowPitch + q % 3) * 8;
-      bool new_slice = true;
+      const bool await_weights = !C::kResident || i == group;  // resident weights: with the first tile only
+      uint32_t q = v0 % 9u;
+      mbar_wait(smem + C::kPatchFull + 8 * stage, phase);
+      if (await_weights) mbar_wait(smem + C::kWeightFull + 8 * weight, weight_phase);
 #pragma unroll 1
-      for (int v = v0; v < v1; ++v) {
-        if (new_slice) mbar_wait(smem + C::kPatchFull + 8 * (slice % C::kPatchStages), slice / C::kPatchStages & 1);
-        mbar_wait(smem + C::kWeightFull + 8 * weight, weight_phase);
+      for (int v = v0;;) {
         if constexpr (kWidth > 0) {
+          // tap (q / 3, q % 3) lies so many pixels of 128 bytes into the patch
           const uint32_t dw = weights + weight * (kTap >> 4);
-          const uint32_t dp = pixels + slice % C::kPatchStages * (C::kPatchPitch >> 4) + shift;
+          const uint32_t dp = pixels + stage * (C::kPatchPitch >> 4) + q * 8 + (q * 11 >> 5) * ((C::kRowPitch - 3) * 8);
           wgmma_fence();
 #pragma unroll
           for (int k = 0; k < C::kSteps; ++k)
             wgmma<T, kWidth>(acc, wgmma_layout(1024) | (dw + k * 2), wgmma_layout(C::kGroupStride) | (dp + k * 2),
                              (v - v0) | k);
           wgmma_commit();
-          wgmma_wait<1>();
-        }
-        if (lane == 0 && v > v0) {  // the previous tap has been read
-          if (!C::kResident) mbar_arrive(smem + C::kWeightEmpty + 8 * (weight ? weight - 1 : C::kWeightStages - 1));
-          if (new_slice) mbar_arrive(smem + C::kPatchEmpty + 8 * ((slice - 1) % C::kPatchStages));
         }
         if (leader && v == prepare_at) prepare_staging();
-        if (v + 1 == v1) break;
+        // Ask whether the next weights have come while this tap computes, but wait for them only when the previous
+        // tap's memory has been given back.
+        const uint32_t weight_now = smem + C::kWeightEmpty + 8 * weight;
+        const bool more = ++v < v1;
         if (++weight == C::kWeightStages) weight = 0, weight_phase ^= 1;
-        new_slice = ++q == 9;
-        shift += q == 3 || q == 6 ? (C::kRowPitch - 2) * 8 : 8;
-        if (new_slice) q = 0, shift = 0, ++slice;
+        const bool ready = !await_weights || mbar_test(smem + C::kWeightFull + 8 * weight, weight_phase);
+        if constexpr (kWidth > 0) wgmma_wait<1>();
+        release();
+        read_weight = weight_now;
+        read_patch = q == 8 || !more ? smem + C::kPatchEmpty + 8 * stage : 0;
+        if (!more) break;
+        if (++q == 9) {
+          q = 0;
+          if (++stage == C::kPatchStages) stage = 0, phase ^= 1;
+          mbar_wait(smem + C::kPatchFull + 8 * stage, phase);
+        }
+        if (!ready) mbar_wait(smem + C::kWeightFull + 8 * weight, weight_phase);
       }
     };
     if (!C::kResident) bar_sync(kBarTurn + group, 512);
-    if (threadIdx.x == 0 && i == 0) SBNET_STAMP(4);
-    if (!live) main_loop(std::integral_constant<int, 0>());
-    else if (narrow || (!C::kCells && a.H - at.y <= 8)) main_loop(std::integral_constant<int, 64>());
-    else main_loop(std::integral_constant<int, 128>());
+    if (!live)
+      main_loop(std::integral_constant<int, 0>());
+    else if (narrow || (!C::kCells && a.H - at.y <= 8))
+      main_loop(std::integral_constant<int, 64>());
+    else
+      main_loop(std::integral_constant<int, 128>());
     if (!C::kResident) bar_arrive(kBarTurn + 1 - group, 512);
     wgmma_wait<0>();
-    if (threadIdx.x == 0 && i == 0) SBNET_STAMP(5);
-    if (lane == 0) {
-      if (!C::kResident) mbar_arrive(smem + C::kWeightEmpty + 8 * weight);
-      mbar_arrive(smem + C::kPatchEmpty + 8 * (slice % C::kPatchStages));
-    }
+    release();
 
     if (!C::kResident && work != Work::kWhole) {
-      if (live && owner) receive_sums<C>(acc, smem, narrow ? 8 : 16);
-      else if (live) send_sums<C>(acc, smem, narrow ? 8 : 16);
+      if (live && owner)
+        receive_sums<C>(acc, smem, narrow ? 8 : 16);
+      else if (live)
+        send_sums<C>(acc, smem, narrow ? 8 : 16);
       __syncwarp();
       if (owner && lane == 0) mbar_arrive(smem + C::kExchangeDone);
-      if (threadIdx.x == 0 && i == 0) SBNET_STAMP(6);
     }
     if (finish) {
-      if (has_residual) mbar_wait(residual_full, residual_phase), residual_phase ^= 1;
-      else bar_sync(kBarWarpgroup + wg, 128);
+      if (has_residual)
+        mbar_wait(residual_full, residual_phase), residual_phase ^= 1;
+      else
+        bar_sync(kBarWarpgroup + wg, 128);
       auto epilogue = [&](auto clamp) {
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
@@ -174,9 +191,10 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, const ty
           stmatrix_trans(row, pack<T>(v[0], v[1]), pack<T>(v[2], v[3]), pack<T>(v[4], v[5]), pack<T>(v[6], v[7]));
         }
       };
-      if (is_clamp(a.activation)) epilogue(std::true_type());
-      else epilogue(std::false_type());
-      if (threadIdx.x == 0 && i == 0) SBNET_STAMP(7);
+      if (is_clamp(a.activation))
+        epilogue(std::true_type());
+      else
+        epilogue(std::false_type());
       fence_async_proxy();
       bar_sync(kBarWarpgroup + wg, 128);
       if (leader) {
@@ -190,9 +208,7 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, const ty
     __syncwarp();
     if (lane == 0) mbar_arrive(smem + C::kTileEmpty + 8 * slot);
   }
-  if (threadIdx.x == 0) SBNET_STAMP(11);
   if (leader) tma_store_wait_read();
-  if (threadIdx.x == 0) SBNET_STAMP(12);
 }
 
 }  // namespace sbnet::sm90

@@ -17,8 +17,8 @@ enum class Shape {
 constexpr int kConsumers = 4;             // warpgroups
 constexpr int kThreads = 640;             // + patch producer, weight producer, two warps that zero the fringe
 constexpr int kSharedLimit = 227 * 1024;  // per CTA
-constexpr int kTap = 64 * 128;        // bytes of one tap's weights: 64 output x 64 input channels
-constexpr int kStaging = 128 * 128;   // bytes of a warpgroup's output: 128 pixels x 64 channels
+constexpr int kTap = 64 * 128;            // bytes of one tap's weights: 64 output x 64 input channels
+constexpr int kStaging = 128 * 128;       // bytes of a warpgroup's output: 128 pixels x 64 channels
 
 enum class Work {
   kWhole,
@@ -29,21 +29,14 @@ enum class Work {
 // What the patch producer tells the other warps about a tile.
 template <int kUnits>
 struct TileRecord {
-  int4 unit[kUnits];  // n, y, x of each square, strip or cell; n < 0: nothing there
-  int k0;             // first output channel
-  int v0, v1;         // taps to compute, counted slice by slice (9 per 64 input channels); v1 = 0: no more tiles
-  int slice, tap;     // ring positions: patches and taps used by earlier tiles of this CTA
+  int4 unit[kUnits];    // n, y, x of each square, strip or cell; n < 0: nothing there
+  int k0;               // first output channel
+  int v0, v1;           // taps to compute, counted slice by slice (9 per 64 input channels); v1 = 0: no more tiles
+  uint32_t slice, tap;  // ring positions: patches and taps used by earlier tiles of this CTA
   Work work;
-  int side;           // narrow: which half
-  int guard;          // warpgroups 2 and 3: their staging memory may still hold an earlier tile's incoming sums
+  int side;   // narrow: which half
+  int guard;  // warpgroups 2 and 3: their staging memory may still hold an earlier tile's incoming sums
 };
-
-#ifdef SBNET_TUNE
-__device__ long long stamps[256 * 16];
-#define SBNET_STAMP(i) (stamps[blockIdx.x * 16 + (i)] = clock64())
-#else
-#define SBNET_STAMP(i)
-#endif
 
 template <class T_, Shape kShape_, bool kResident_, int kSteps_>
 struct Config {
@@ -52,8 +45,8 @@ struct Config {
   static constexpr bool kResident = kResident_;  // all weights (C, K <= 64) stay in shared memory
   static constexpr int kSteps = kSteps_;         // WGMMA steps of 16 channels per slice (fewer if C < 64)
   static constexpr bool kSquare = kShape == Shape::kSquare, kCells = kShape == Shape::kCells;
-  static constexpr int kGroup = kResident ? 1 : 2;                   // warpgroups per tile
-  static constexpr int kGroups = kConsumers / kGroup;                // tiles in flight
+  static constexpr int kGroup = kResident ? 1 : 2;     // warpgroups per tile
+  static constexpr int kGroups = kConsumers / kGroup;  // tiles in flight
   static constexpr int kUnitsPerWarpgroup = kCells ? 2 : 1;
   static constexpr int kUnits = kSquare ? 1 : kGroup * kUnitsPerWarpgroup;  // per tile
   static constexpr int kUnitHeight = kCells ? 8 : 16, kUnitWidth = kSquare ? 16 : 8;
@@ -72,7 +65,8 @@ struct Config {
   static constexpr int kWeightsAt = kConsumers * kStaging;
   static constexpr int kPatchesAt = kWeightsAt + kWeightStages * kTap;
   static constexpr int kTilesAt = kPatchesAt + kPatchStages * kPatchPitch;
-  static constexpr int kPatchFull = kTilesAt + kTileSlots * static_cast<int>(sizeof(TileRecord<kUnits>));  // barriers from here on
+  static constexpr int kPatchFull =
+      kTilesAt + kTileSlots * static_cast<int>(sizeof(TileRecord<kUnits>));  // barriers from here on
   static constexpr int kPatchEmpty = kPatchFull + 8 * kPatchStages;
   static constexpr int kWeightFull = kPatchEmpty + 8 * kPatchStages;
   static constexpr int kWeightEmpty = kWeightFull + 8 * kWeightStages;
@@ -96,8 +90,8 @@ struct Plane {  // channel-last: channels are adjacent
 };
 
 struct Args {
-  Plane y, residual;  // residual.data null for none
-  const void* bias;   // [K] of T or float, or null
+  Plane y, residual;      // residual.data null for none
+  const void* bias;       // [K] of T or float, or null
   const int32_t* blocks;  // [capacity, 3] (n, i, j)
   const int32_t* count;
   const int32_t *fringe, *fringe_count;  // linear pixel indices to zero, or null

@@ -18,23 +18,29 @@ __device__ __forceinline__ uint32_t smem_address(const void* p) {
 __device__ __forceinline__ void mbar_init(uint32_t bar, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
 }
-__device__ __forceinline__ void fence_mbar_init() {
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
+__device__ __forceinline__ void fence_mbar_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 __device__ __forceinline__ void mbar_expect(uint32_t bar, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
 __device__ __forceinline__ void mbar_arrive(uint32_t bar, uint32_t arrivals = 1) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
 }
+// Has the phase completed already? Never waits.
+__device__ __forceinline__ bool mbar_test(uint32_t bar, uint32_t parity) {
+  uint32_t done;
+  asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
+               : "=r"(done)
+               : "r"(bar), "r"(parity)
+               : "memory");
+  return done;
+}
 __device__ __forceinline__ void mbar_wait(uint32_t bar, uint32_t parity) {
   uint32_t done;
   do {
-    asm volatile(
-        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
-        : "=r"(done)
-        : "r"(bar), "r"(parity)
-        : "memory");
+    asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
+                 : "=r"(done)
+                 : "r"(bar), "r"(parity)
+                 : "memory");
   } while (!done);
 }
 
@@ -44,9 +50,11 @@ __device__ __forceinline__ uint32_t cluster_rank() {
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
   return r;
 }
-// With fence_mbar_init() before: after cluster_wait() the mbarriers of all CTAs of the cluster are ready. (The releasing
-// form would flush this CTA's memory traffic for 3,000 cycles.)
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+// With fence_mbar_init() before: after cluster_wait() the mbarriers of all CTAs of the cluster are ready. (The
+// releasing form would flush this CTA's memory traffic for 3,000 cycles.)
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
 // The address in CTA `rank` of the cluster of what lies at `address` in this one.
 __device__ __forceinline__ uint32_t map_to_rank(uint32_t address, uint32_t rank) {
@@ -57,10 +65,9 @@ __device__ __forceinline__ uint32_t map_to_rank(uint32_t address, uint32_t rank)
 // Stores 16 bytes into another CTA's shared memory and counts them on that CTA's barrier. No fence is needed on
 // either side: who waits for the barrier sees the data.
 __device__ __forceinline__ void store_async(uint32_t to, uint32_t bar, float a, float b, float c, float d) {
-  asm volatile(
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(to), "r"(bar),
-      "f"(a), "f"(b), "f"(c), "f"(d)
-      : "memory");
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(to),
+               "r"(bar), "f"(a), "f"(b), "f"(c), "f"(d)
+               : "memory");
 }
 __device__ __forceinline__ float4 load_shared(uint32_t from) {
   float4 v;
@@ -95,14 +102,15 @@ __device__ __forceinline__ void prefetch_map(const CUtensorMap* m) {
 }
 __device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap* m, uint32_t bar, int c, int x, int y, int n) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
-      ::"r"(to), "l"(m), "r"(bar), "r"(c), "r"(x), "r"(y), "r"(n)
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
+      "[%2];" ::"r"(to),
+      "l"(m), "r"(bar), "r"(c), "r"(x), "r"(y), "r"(n)
       : "memory");
 }
 __device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap* m, uint32_t bar, int c, int tap, int k) {
   asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
-          to),
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::
+          "r"(to),
       "l"(m), "r"(bar), "r"(c), "r"(tap), "r"(k)
       : "memory");
 }
@@ -159,8 +167,10 @@ __device__ __forceinline__ uint32_t pack(float a, float b) {
 }
 template <class T>
 __device__ __forceinline__ float2 unpack(uint32_t v) {
-  if constexpr (std::is_same_v<T, __half>) return __half22float2(*reinterpret_cast<const __half2*>(&v));
-  else return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&v));
+  if constexpr (std::is_same_v<T, __half>)
+    return __half22float2(*reinterpret_cast<const __half2*>(&v));
+  else
+    return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&v));
 }
 __device__ __forceinline__ void stmatrix_trans(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
@@ -190,30 +200,30 @@ __device__ constexpr uint64_t wgmma_layout(uint32_t stride) {
   return static_cast<uint64_t>(stride >> 4 | 1u << 30) << 32;
 }
 
-#define SBNET_F8(i) \
-  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
-#define SBNET_WGMMA_N64(TYPE)                                                                              \
-  asm volatile(                                                                                            \
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                                                         \
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE                                          \
-      " {"                                                                                                 \
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                             \
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "                  \
-      "%32, %33, p, 1, 1, 0, 0;\n}\n"                                                                      \
-      : SBNET_F8(0), SBNET_F8(8), SBNET_F8(16), SBNET_F8(24)                                               \
+#define SBNET_F8(i)                                                                                           \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
+      "+f"(d[i + 7])
+#define SBNET_WGMMA_N64(TYPE)                                                             \
+  asm volatile(                                                                           \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                                        \
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE                         \
+      " {"                                                                                \
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "            \
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, " \
+      "%32, %33, p, 1, 1, 0, 0;\n}\n"                                                     \
+      : SBNET_F8(0), SBNET_F8(8), SBNET_F8(16), SBNET_F8(24)                              \
       : "l"(a), "l"(b), "r"(accumulate))
-#define SBNET_WGMMA_N128(TYPE)                                                                             \
-  asm volatile(                                                                                            \
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                                         \
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE                                         \
-      " {"                                                                                                 \
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                             \
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                   \
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                   \
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "                  \
-      "%64, %65, p, 1, 1, 0, 0;\n}\n"                                                                      \
-      : SBNET_F8(0), SBNET_F8(8), SBNET_F8(16), SBNET_F8(24), SBNET_F8(32), SBNET_F8(40), SBNET_F8(48),    \
-        SBNET_F8(56)                                                                                       \
+#define SBNET_WGMMA_N128(TYPE)                                                                                       \
+  asm volatile(                                                                                                      \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                                                   \
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE                                                   \
+      " {"                                                                                                           \
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                       \
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                             \
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                             \
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "                            \
+      "%64, %65, p, 1, 1, 0, 0;\n}\n"                                                                                \
+      : SBNET_F8(0), SBNET_F8(8), SBNET_F8(16), SBNET_F8(24), SBNET_F8(32), SBNET_F8(40), SBNET_F8(48), SBNET_F8(56) \
       : "l"(a), "l"(b), "r"(accumulate))
 
 // d[64 x N] (+)= A[64 x 16] * B[N x 16]^T; N = 64 uses the first half of d only.
@@ -221,11 +231,15 @@ template <class T, int N>
 __device__ __forceinline__ void wgmma(float (&d)[64], uint64_t a, uint64_t b, int accumulate) {
   static_assert(N == 64 || N == 128);
   if constexpr (std::is_same_v<T, __half>) {
-    if constexpr (N == 64) SBNET_WGMMA_N64("f16");
-    else SBNET_WGMMA_N128("f16");
+    if constexpr (N == 64)
+      SBNET_WGMMA_N64("f16");
+    else
+      SBNET_WGMMA_N128("f16");
   } else {
-    if constexpr (N == 64) SBNET_WGMMA_N64("bf16");
-    else SBNET_WGMMA_N128("bf16");
+    if constexpr (N == 64)
+      SBNET_WGMMA_N64("bf16");
+    else
+      SBNET_WGMMA_N128("bf16");
   }
 }
 #undef SBNET_F8
