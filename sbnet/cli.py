@@ -62,7 +62,7 @@ def _one_line_errors() -> Any:
 def _size(text: str) -> tuple[int, int]:
     height, _, width = text.lower().partition("x")
     if not (height.isdecimal() and width.isdecimal() and 1 <= int(height) <= 16384 and 1 <= int(width) <= 16384):
-        raise typer.BadParameter(f"{text!r}; HEIGHTxWIDTH in pixels, such as 400x704, is wanted")
+        raise typer.BadParameter(f"{text!r}; HEIGHTxWIDTH in pixels, such as 400x704, is wanted", param_hint="--size")
     return int(height), int(width)
 
 

@@ -60,7 +60,7 @@ def _open(path: Path) -> tuple[Any, Any]:
         container = av.open(str(path))
     except (av.error.FFmpegError, OSError) as error:
         raise VideoError(f"{path}: not a video that FFmpeg can read ({_reason(error)})") from None
-    if not container.streams.video:
+    if not container.streams.video or container.format.name == "tty":  # FFmpeg films text files
         container.close()
         raise VideoError(f"{path}: has no video stream")
     return container, container.streams.video[0]

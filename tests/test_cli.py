@@ -80,8 +80,8 @@ def test_a_wrong_result_fails(clip, tmp_path, monkeypatch):
 
 
 def broken(tmp_path: Path, kind: str) -> Path:
-    path = tmp_path / f"{kind}.mp4"
-    if kind == "text":
+    path = tmp_path / (f"{kind}.mp4" if kind != "letter" else "letter.txt")
+    if kind in ("text", "letter"):
         path.write_text("not a video\n" * 100)
     elif kind == "empty":
         path.touch()
@@ -90,7 +90,7 @@ def broken(tmp_path: Path, kind: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", ["missing", "text", "empty", "folder"])
+@pytest.mark.parametrize("kind", ["missing", "text", "letter", "empty", "folder"])
 def test_what_is_no_video_gives_one_line(kind, tmp_path):
     result = invoke("run", broken(tmp_path, kind), "-o", tmp_path / "o")
     assert result.exit_code == 1
