@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor
 
 from sbnet import _library
@@ -134,3 +136,86 @@ def _buffer(t: Tensor) -> tuple[str, int, int, list[int], int]:
             f"sbnet.export.run: a {t.dtype} tensor of strides {t.stride()}; a contiguous real one is wanted"
         )
     return t.device.type, t.device.index or 0, ELEMENT_TYPES[t.dtype], list(t.shape), t.data_ptr()
+
+
+@dataclass(frozen=True)
+class OutputError:
+    """How far ONNX Runtime's output is from torch's."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    largest: float
+    rms: float
+    rms_of_torch: float
+    equal: bool  # bit for bit, NaN equal to NaN
+
+
+def verify(
+    path: Path | bytes,
+    module: torch.nn.Module,
+    inputs: Sequence[Any],
+    providers: Sequence[str | tuple[str, dict[str, Any]]] | None = None,
+    quiet: bool = False,
+) -> list[OutputError]:
+    """Runs a model in ONNX Runtime and the module in torch on the same inputs; prints and returns the error per output.
+
+    Args:
+        path: the model.
+        module: what it was exported from; runs where its parameters are.
+        inputs: arguments of the module, tensors or pytrees of them, as given to `to_onnx`.
+        providers: of `session`.
+        quiet: print nothing.
+    """
+    s = session(path, providers)
+    tensors = [t for t in pytree.tree_leaves(tuple(inputs)) if isinstance(t, Tensor)]
+    got = run(s, tensors)
+    training = module.training
+    with torch.no_grad():
+        try:
+            wanted = [t for t in pytree.tree_leaves(module.eval()(*inputs)) if isinstance(t, Tensor)]
+        finally:
+            module.train(training)
+    if len(got) != len(wanted):
+        raise ValueError(f"sbnet.export.verify: the model has {len(got)} outputs, the module {len(wanted)}")
+    errors = []
+    for value, g, w in zip(s.get_outputs(), got, wanted, strict=True):
+        if g.shape != w.shape or g.dtype != w.dtype:
+            raise ValueError(
+                f"sbnet.export.verify: {value.name}: {g.dtype} {tuple(g.shape)}; torch's {w.dtype} {tuple(w.shape)} is "
+                "wanted"
+            )
+        a, b = g.to(w.device).double(), w.double()
+        difference = torch.where(a.isnan() & b.isnan() | (a == b), 0.0, (a - b).abs())
+        errors.append(
+            OutputError(
+                value.name,
+                tuple(w.shape),
+                w.dtype,
+                float(difference.max()) if difference.numel() else 0.0,
+                _rms(difference),
+                _rms(b),
+                not bool(difference.any()),
+            )
+        )
+    if not quiet:
+        _print(errors, s.get_providers()[0])
+    return errors
+
+
+def _rms(x: Tensor) -> float:
+    return float(x.square().mean().sqrt()) if x.numel() else 0.0
+
+
+def _print(errors: Sequence[OutputError], provider: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"ONNX Runtime ({provider}) against torch")
+    for column in ("output", "shape", "dtype", "largest error", "rms error", "rms of torch"):
+        table.add_column(column, justify="left" if column in ("output", "dtype") else "right")
+    for e in errors:
+        shape, dtype = "x".join(map(str, e.shape)), str(e.dtype).removeprefix("torch.")
+        numbers = ("same bits", "0") if e.equal else (f"{e.largest:.3g}", f"{e.rms:.3g}")
+        table.add_row(e.name, shape, dtype, *numbers, f"{e.rms_of_torch:.3g}")
+    Console().print(table)

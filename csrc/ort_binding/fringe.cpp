@@ -7,9 +7,9 @@ namespace {
 
 struct Fringe {
   static constexpr const char* kName = "fringe";
-  // `size` (height, width) of the tensor stays on the CPU: shapes are host data.
+  // dynamic_size, (height, width) where the attribute size is not given, stays on the CPU: shapes are host data.
   static constexpr Argument kInputs[] = {
-      {"producer_map", kInt32}, {"consumer_map", kInt32}, {"size", kInt64, kOptional, kCpuInput}};
+      {"producer_map", kInt32}, {"consumer_map", kInt32}, {"dynamic_size", kInt64, kOptional, kCpuInput}};
   static constexpr Argument kOutputs[] = {{"pixels", kInt32}, {"count", kInt32}};
   static constexpr Types kTypes[] = {{kInt32, kInt32}};
   static constexpr int kInPlace = -1;
@@ -54,7 +54,7 @@ struct Fringe {
     } else if (size) {
       p.height = (*size)[0], p.width = (*size)[1];
     } else {
-      raise("sbnet::", kName, ": size: missing; (height, width) as attribute or third input is wanted");
+      raise("sbnet::", kName, ": size: missing; (height, width) as attribute, or dynamic_size, is wanted");
     }
     const int64_t plane[2] = {p.height, p.width};
     int64_t out[2];

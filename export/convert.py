@@ -1,0 +1,155 @@
+"""torch modules to ONNX files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from sbnet.export import layout, schemas, translate
+
+NEWEST_OPSET = 26  # the newest that ONNX Runtime 1.31 runs
+INLINE_BYTES = 1 << 30  # a protobuf ends at 2 GB
+
+
+class ExportError(ValueError):
+    """A module that cannot become an ONNX model, and why."""
+
+
+def to_onnx(
+    module: nn.Module,
+    args: Sequence[Any],
+    path: str | os.PathLike[str],
+    dynamic: Any = None,
+    *,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    opset_version: int = 20,
+    external_data: bool | None = None,
+) -> Path:
+    """Writes `module(*args)` as an ONNX model with ops of the domain `sbnet`, and checks it.
+
+    Run it with `sbnet.export.session`, or with ONNX Runtime in any language once `library_path()` is registered.
+
+    Args:
+        module: exported in eval mode. Ops that work in place (names that end in _) have no ONNX form.
+        args: example inputs, tensors or pytrees of them (ActiveBlocks).
+        path: the file.
+        dynamic: `dynamic_shapes` of torch.export: for each input, {dimension: torch.export.Dim}. Batch, height and
+            width may be dynamic where grids are made by BlockGrid.cover and capacities are left out.
+        input_names, output_names: names in the file.
+        opset_version: of the standard ops, 18 to 26.
+        external_data: weights in a second file, `path`.data; default: past 1 GiB, as a model file cannot exceed 2 GB.
+
+    Returns:
+        path.
+
+    Raises:
+        ExportError: what cannot be exported, and what to use instead.
+
+    >>> x, mask = torch.rand(1, 3, 400, 704), torch.rand(1, 400, 704) > 0.99
+    >>> sbnet.export.to_onnx(net, (x, mask), "net.onnx")
+    """
+    if not 18 <= opset_version <= NEWEST_OPSET:
+        raise ExportError(f"sbnet.export.to_onnx: opset_version: {opset_version}; 18 to {NEWEST_OPSET} is wanted")
+    path = Path(path)
+    was_training = module.training
+    module.eval()
+    try:
+        program = torch.export.export(
+            module,
+            tuple(args),
+            dynamic_shapes=dynamic,
+            strict=False,
+            prefer_deferred_runtime_asserts_over_guards=True,  # guards of the kind "not one block" are no constraints
+        )
+        for graph_module in program.graph_module.modules():
+            if isinstance(graph_module, torch.fx.GraphModule):
+                _check(graph_module.graph)
+        exported = torch.onnx.export(
+            program,
+            dynamo=True,
+            dynamic_shapes=dynamic,
+            input_names=input_names,
+            output_names=output_names,
+            custom_translation_table=translate.table(),
+            opset_version=opset_version,
+            verbose=False,
+        )
+    finally:
+        module.train(was_training)
+    assert exported is not None
+    layout.optimise(exported.model)
+    _save(exported.model, path, external_data)
+    check(path)
+    return path
+
+
+def check(path: str | os.PathLike[str]) -> None:
+    """onnx.checker with sbnet's schemas, and strict shape inference. Raises what they raise."""
+    import onnx
+
+    schemas.register()
+    onnx.checker.check_model(os.fspath(path), full_check=True, check_custom_domain=True)
+
+
+def _save(model: Any, path: Path, external_data: bool | None) -> None:
+    import onnx_ir as ir
+
+    if external_data is None:
+        weights = (v.const_value for v in model.graph.initializers.values())
+        external_data = sum(w.nbytes for w in weights if w is not None) > INLINE_BYTES
+    ir.save(model, path, external_data=path.name + ".data" if external_data else None)
+
+
+# ---- what has no ONNX form
+
+
+def _check(graph: torch.fx.Graph) -> None:
+    for node in graph.nodes:
+        target = node.target
+        if not isinstance(target, torch._ops.OpOverload) or target.namespace != "sbnet":
+            continue
+        name = target._schema.name.split("::")[1]
+        if target._schema.is_mutable:
+            raise ExportError(
+                f"sbnet.export.to_onnx: {name} works in place and has no ONNX form; use {name.rstrip('_')} "
+                f"(ONNX Runtime reuses memory by itself).{_where(node)}"
+            )
+        arguments = {
+            a.name: v for a, v in zip(target._schema.arguments, node.args, strict=False)
+        } | dict(node.kwargs)
+        if name == "reduce_mask":
+            _check_reduce_mask(node, arguments)
+
+
+def _value(v: Any) -> Any:
+    return v.meta["val"] if isinstance(v, torch.fx.Node) else v
+
+
+def _check_reduce_mask(node: torch.fx.Node, arguments: dict[str, Any]) -> None:
+    """Attributes are numbers: a dynamic block count or capacity must be the one that the op derives by itself."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    mask, grid, capacity = _value(arguments["mask"]), [_value(v) for v in arguments["grid"]], _value(arguments["capacity"])
+    for d in range(2):
+        size, count = grid[d], grid[6 + d]
+        if not isinstance(count, int) and not statically_known_true(count == -(-mask.shape[1 + d] // size)):
+            raise ExportError(
+                f"sbnet.export.to_onnx: reduce_mask: grid: a block count {count} that depends on a dynamic dimension; "
+                f"BlockGrid.cover of the mask's own height and width is wanted.{_where(node)}"
+            )
+    if not isinstance(capacity, int) and not statically_known_true(capacity == mask.shape[0] * grid[6] * grid[7]):
+        raise ExportError(
+            f"sbnet.export.to_onnx: reduce_mask: capacity: {capacity} depends on a dynamic dimension; a number, or None "
+            f"for all blocks, is wanted.{_where(node)}"
+        )
+
+
+def _where(node: torch.fx.Node) -> str:
+    lines = (node.meta.get("stack_trace") or "").strip().splitlines()
+    return " Called at:\n" + "\n".join(lines[-4:]) if lines else ""

@@ -1,0 +1,261 @@
+"""onnx.defs schemas of the domain `sbnet`: what onnx.checker and onnx.shape_inference know of the ops.
+
+The ops themselves are csrc/ort_binding/; names, order and types here are theirs (tests/test_export.py holds them
+together).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnx
+from onnx import TensorProto
+from onnx.defs import OpSchema
+from onnx.shape_inference import InferenceContext, InferenceError
+
+from sbnet.ops.conv import ACTIVATIONS
+
+DOMAIN = "sbnet"
+VERSION = 1
+
+Dim = int | str | None
+Dims = list[Dim]
+
+FLOATS = ("tensor(float)", "tensor(float16)", "tensor(bfloat16)")
+MASKS = ("tensor(bool)", "tensor(uint8)", *FLOATS)
+INT32, INT64 = "tensor(int32)", "tensor(int64)"
+REQUIRED = object()
+
+
+@dataclass(frozen=True)
+class Op:
+    """One op. Inputs whose name ends in ? are optional; `infer` gets the node and returns the shapes of the outputs."""
+
+    name: str
+    doc: str
+    inputs: Sequence[tuple[str, str]]
+    outputs: Sequence[tuple[str, str]]
+    attributes: dict[str, tuple[OpSchema.AttrType, Any]]
+    types: dict[str, tuple[str, ...]]
+    infer: Callable[[NodeView], list[Dims | None]] = field(repr=False)
+
+
+class NodeView:
+    """A node under shape inference."""
+
+    def __init__(self, op: Op, context: InferenceContext) -> None:
+        self.op, self.context = op, context
+
+    def shape(self, index: int, rank: int) -> Dims | None:
+        """Dimensions of an input, None where not even the rank is known. A wrong rank is an error."""
+        if index >= self.context.get_num_inputs() or not self.context.has_input(index):
+            return None
+        kind = self.context.get_input_type(index)
+        if kind is None or not kind.tensor_type.HasField("shape"):
+            return None
+        dims: Dims = [
+            d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in kind.tensor_type.shape.dim
+        ]
+        if len(dims) != rank:
+            name = self.op.inputs[index][0].rstrip("?")
+            raise InferenceError(f"sbnet::{self.op.name}: {name}: {len(dims)} dimensions; {rank} are wanted")
+        return dims
+
+    def attribute(self, name: str, otherwise: Any = None) -> Any:
+        value = self.context.get_attribute(name)
+        return otherwise if value is None else onnx.helper.get_attribute_value(value)
+
+    def element_type(self, index: int) -> int:
+        return self.context.get_input_type(index).tensor_type.elem_type
+
+
+def _scaled(dim: Dim, f: Callable[[int], int]) -> Dim:
+    return f(dim) if isinstance(dim, int) else None
+
+
+def _reduce_mask(node: NodeView) -> list[Dims | None]:
+    mask = node.shape(0, 3) or [None] * 3
+    size, count = node.attribute("bsize"), node.attribute("bcount")
+    blocks = count or [_scaled(mask[1 + d], lambda v, d=d: -(-v // size[d])) for d in range(2)]  # type: ignore[misc]
+    block_map = [mask[0], *blocks]
+    rows: Dim = node.attribute("capacity", -1)
+    if rows == -1:
+        known = [d for d in block_map if isinstance(d, int)]
+        rows = known[0] * known[1] * known[2] if len(known) == 3 else None
+    return [[rows, 3], [1], [1], block_map]
+
+
+def _sparse_gather(node: NodeView) -> list[Dims | None]:
+    x, indices = node.shape(0, 4) or [None] * 4, node.shape(1, 2) or [None] * 2
+    bh, bw = node.attribute("bsize")
+    return [[indices[0], x[3], bh, bw] if node.attribute("transpose", 0) else [indices[0], bh, bw, x[3]]]
+
+
+def _like(index: int) -> Callable[[NodeView], list[Dims | None]]:
+    return lambda node: [node.shape(index, 4)]
+
+
+def _fringe(node: NodeView) -> list[Dims | None]:
+    block_map, size = node.shape(0, 3), node.attribute("size")
+    pixels: Dim = node.attribute("capacity", -1)
+    if pixels == -1:
+        batch = block_map[0] if block_map else None
+        pixels = batch * size[0] * size[1] if isinstance(batch, int) and size else None
+    return [[pixels], [1]]
+
+
+def _sparse_conv2d(node: NodeView) -> list[Dims | None]:
+    x, weight = node.shape(0, 4), node.shape(1, 4)
+    like = node.shape(9, 4) or node.shape(6, 4) or [None] * 4
+    stride, padding, dilation = (node.attribute(n, [v, v]) for n, v in (("stride", 1), ("padding", 0), ("dilation", 1)))
+    y: Dims = [x[0] if x else None, None, None, weight[0] if weight else None]
+    for d in range(2):
+        side, taps = (x[1 + d], weight[1 + d]) if x and weight else (None, None)
+        if isinstance(taps, int):
+            reach = dilation[d] * (taps - 1)
+            same = stride[d] == 1 and 2 * padding[d] == reach
+            y[1 + d] = side if same else _scaled(side, lambda v, d=d, r=reach: (v + 2 * padding[d] - r - 1) // stride[d] + 1)  # type: ignore[misc]  # fmt: skip
+    return [[have if isinstance(have, int) or other is None else other for have, other in zip(y, like, strict=True)]]
+
+
+_I, _Is, _F, _S = (OpSchema.AttrType.INT, OpSchema.AttrType.INTS, OpSchema.AttrType.FLOAT, OpSchema.AttrType.STRING)
+_GRID: dict[str, tuple[OpSchema.AttrType, Any]] = {"bsize": (_Is, REQUIRED), "bstride": (_Is, None), "boffset": (_Is, None), "bcount": (_Is, None)}
+_LISTS = [("indices", INT32), ("count", INT32), ("block_map", INT32)]
+_GEOMETRY = {"stride": (_Is, None), "padding": (_Is, None), "dilation": (_Is, None)}
+
+OPS = {
+    op.name: op
+    for op in (
+        Op(
+            "reduce_mask",
+            "The blocks of a grid in which a mask [N,H,W] exceeds tol, as a list and as a map.",
+            [("mask", "T")],
+            [("indices", INT32), ("count", INT32), ("total", INT32), ("block_map", INT32)],
+            {**_GRID, "tol": (_F, 0.5), "avgpool": (_I, 0), "capacity": (_I, -1)},
+            {"T": MASKS},
+            _reduce_mask,
+        ),
+        Op(
+            "sparse_gather",
+            "The active blocks of x [N,H,W,C] as a stack [rows,bh,bw,C]; transpose=1: [rows,C,bh,bw].",
+            [("x", "T"), *_LISTS],
+            [("blocks", "T")],
+            {**_GRID, "transpose": (_I, 0), "zero_tail": (_I, 1)},
+            {"T": FLOATS},
+            _sparse_gather,
+        ),
+        Op(
+            "sparse_scatter",
+            "base [N,H,W,C] with the active blocks overwritten by, or increased by, the stack's.",
+            [("blocks", "T"), *_LISTS, ("base", "T")],
+            [("y", "T")],
+            {**_GRID, "add": (_I, 0), "atomic": (_I, 0), "transpose": (_I, 0)},
+            {"T": FLOATS},
+            _like(4),
+        ),
+        Op(
+            "sparse_fill",
+            "where(active, x, value) of x [N,H,W,C].",
+            [("x", "T"), ("block_map", INT32)],
+            [("y", "T")],
+            {**_GRID, "value": (_F, 0.0)},
+            {"T": FLOATS},
+            _like(0),
+        ),
+        Op(
+            "fringe",
+            "Pixels of a tensor that a consumer's active blocks read and no active block of the producer writes.",
+            [("producer_map", INT32), ("consumer_map", INT32), ("dynamic_size?", INT64)],
+            [("pixels", INT32), ("count", INT32)],
+            {
+                **{f"producer_{name}": value for name, value in _GRID.items()},
+                **{f"consumer_{name}": value for name, value in _GRID.items()},
+                "kernel_size": (_Is, REQUIRED),
+                **_GEOMETRY,
+                "size": (_Is, None),
+                "capacity": (_I, -1),
+            },
+            {},
+            _fringe,
+        ),
+        Op(
+            "sparse_conv2d",
+            "activation(conv2d(x, weight) + bias + residual) on the active blocks of y [N,Ho,Wo,K]. Elsewhere y is base; "
+            "without base: 0 in the fringe, with zero_outside=1 everywhere, else undefined.",
+            [
+                ("x", "T"),
+                ("weight", "T"),
+                *_LISTS,
+                ("bias?", "B"),
+                ("residual?", "T"),
+                ("fringe_pixels?", INT32),
+                ("fringe_count?", INT32),
+                ("base?", "T"),
+            ],
+            [("y", "T")],
+            {
+                **_GRID,
+                **_GEOMETRY,
+                "groups": (_I, 1),
+                "activation": (_S, ACTIVATIONS[0]),
+                "negative_slope": (_F, 0.01),
+                "allow_tf32": (_I, 0),
+                "zero_outside": (_I, 0),
+            },
+            {"T": FLOATS, "B": FLOATS},
+            _sparse_conv2d,
+        ),
+    )
+}
+
+
+def _infer(op: Op) -> Callable[[InferenceContext], None]:
+    def infer(context: InferenceContext) -> None:
+        node = NodeView(op, context)
+        for k, ((_, kind), dims) in enumerate(zip(op.outputs, op.infer(node), strict=True)):
+            element = TensorProto.INT32 if kind == INT32 else node.element_type(0)
+            context.set_output_type(k, onnx.helper.make_tensor_type_proto(element, dims))
+
+    return infer
+
+
+def _schema(op: Op) -> OpSchema:
+    option = OpSchema.FormalParameterOption
+    attributes = []
+    for name, (kind, default) in op.attributes.items():
+        if default is None or default is REQUIRED:
+            attributes.append(OpSchema.Attribute(name, kind, required=default is REQUIRED))
+        else:
+            attributes.append(OpSchema.Attribute(name, onnx.helper.make_attribute(name, default)))
+    schema = OpSchema(
+        op.name,
+        DOMAIN,
+        VERSION,
+        op.doc,
+        inputs=[
+            OpSchema.FormalParameter(
+                name.rstrip("?"), kind, param_option=option.Optional if name.endswith("?") else option.Single
+            )
+            for name, kind in op.inputs
+        ],
+        outputs=[OpSchema.FormalParameter(name, kind) for name, kind in op.outputs],
+        type_constraints=[(name, list(kinds), "") for name, kinds in op.types.items()],
+        attributes=attributes,
+    )
+    schema.set_type_and_shape_inference_function(_infer(op))
+    return schema
+
+
+def register() -> dict[str, OpSchema]:
+    """Registers the schemas with onnx.defs, once a process, and returns them by name."""
+    if not _registered:
+        for op in OPS.values():
+            schema = _schema(op)
+            onnx.defs.register_schema(schema)
+            _registered[op.name] = onnx.defs.get_schema(op.name, VERSION, DOMAIN)
+    return _registered
+
+
+_registered: dict[str, OpSchema] = {}

@@ -1,0 +1,175 @@
+"""torch.ops.sbnet.* as nodes of the domain `sbnet`, one function an op.
+
+torch's ops are NCHW-shaped, ONNX's NHWC: each function puts Transposes around its node. layout.py removes those that
+meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from onnxscript import opset18 as onnx_ops
+from onnxscript import values
+
+from sbnet.export import schemas
+
+TO_NHWC, TO_NCHW = [0, 2, 3, 1], [0, 3, 1, 2]
+
+Value = Any  # an onnxscript tensor under construction
+
+
+def _node(name: str) -> Callable[..., Any]:
+    opset = values.Opset(schemas.DOMAIN, schemas.VERSION)
+    return values.Op(opset, name, schemas.register()[name])
+
+
+def _last(x: Value | None) -> Value | None:
+    return None if x is None else onnx_ops.Transpose(x, perm=TO_NHWC)
+
+
+def _first(x: Value) -> Value:
+    return onnx_ops.Transpose(x, perm=TO_NCHW)
+
+
+def _fixed(numbers: Sequence[Any]) -> bool:
+    return all(isinstance(v, int) for v in numbers)
+
+
+def grid_attributes(grid: Sequence[Any], prefix: str = "", counted: bool = True) -> dict[str, list[int]]:
+    """Attributes of a grid. A grid that tiles its plane needs no more than bsize: where the count depends on a dynamic
+    height or width, it must be one (or `counted`: the op reads the count off its block map)."""
+    size, stride, offset, count = (list(grid[2 * k : 2 * k + 2]) for k in range(4))
+    if not _fixed([*size, *stride, *offset]):
+        raise ValueError("sbnet.export: block sizes, strides and offsets that depend on a dynamic dimension; ints wanted")
+    attributes = {prefix + "bsize": size}
+    if stride != size or offset != [0, 0]:
+        attributes |= {prefix + "bstride": stride, prefix + "boffset": offset}
+        if counted:
+            if not _fixed(count):
+                raise ValueError(
+                    f"sbnet.export: a grid of block size {size}, stride {stride} and offset {offset} whose count depends "
+                    "on a dynamic height or width; a tiling grid (BlockGrid.cover) is wanted there"
+                )
+            attributes[prefix + "bcount"] = count
+    return attributes
+
+
+def reduce_mask(mask: Value, grid: Sequence[Any], tol: float, avgpool: bool, capacity: Any) -> Any:
+    attributes = grid_attributes(grid)
+    if isinstance(capacity, int) and not (_fixed(grid) and _is_all(mask, grid, capacity)):
+        attributes["capacity"] = capacity  # type: ignore[assignment]
+    if _fixed(grid):
+        attributes["bcount"] = list(grid[6:])
+    return _node("reduce_mask")(mask, **attributes, tol=float(tol), avgpool=int(avgpool))
+
+
+def _is_all(mask: Value, grid: Sequence[int], capacity: int) -> bool:
+    shape = getattr(mask, "shape", None)
+    batch = shape[0] if shape is not None else None
+    return isinstance(batch, int) and capacity == batch * grid[6] * grid[7]
+
+
+def sparse_gather(
+    x: Value, indices: Value, count: Value, block_map: Value, grid: Sequence[Any], transpose: bool, zero_tail: bool
+) -> Value:
+    attributes = grid_attributes(grid, counted=False)
+    return _first(_node("sparse_gather")(_last(x), indices, count, block_map, **attributes, zero_tail=int(zero_tail)))
+
+
+def sparse_scatter(
+    blocks: Value,
+    indices: Value,
+    count: Value,
+    block_map: Value,
+    base: Value,
+    grid: Sequence[Any],
+    add: bool,
+    atomic: bool,
+    transpose: bool,
+) -> Value:
+    attributes = grid_attributes(grid, counted=False)
+    node = _node("sparse_scatter")
+    return _first(
+        node(_last(blocks), indices, count, block_map, _last(base), **attributes, add=int(add), atomic=int(atomic))
+    )
+
+
+def sparse_fill(x: Value, block_map: Value, grid: Sequence[Any], value: float) -> Value:
+    return _first(_node("sparse_fill")(_last(x), block_map, **grid_attributes(grid), value=float(value)))
+
+
+def fringe(
+    producer_map: Value,
+    consumer_map: Value,
+    size: Sequence[Any],
+    producer_grid: Sequence[Any],
+    consumer_size: Sequence[Any],
+    consumer_grid: Sequence[Any],
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    capacity: Any,
+) -> Any:
+    attributes: dict[str, Any] = {
+        **grid_attributes(producer_grid, "producer_"),
+        **grid_attributes(consumer_grid, "consumer_"),
+        "kernel_size": list(kernel_size),
+        "stride": list(stride),
+        "padding": list(padding),
+        "dilation": list(dilation),
+    }
+    if isinstance(capacity, int):
+        attributes["capacity"] = capacity
+    if _fixed(size):
+        return _node("fringe")(producer_map, consumer_map, **attributes, size=list(size))
+    parts = [onnx_ops.Constant(value_ints=[v]) if isinstance(v, int) else onnx_ops.Reshape(v, [1]) for v in size]
+    return _node("fringe")(producer_map, consumer_map, onnx_ops.Concat(*parts, axis=0), **attributes)
+
+
+def sparse_conv2d(
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    residual: Value | None,
+    indices: Value,
+    count: Value,
+    block_map: Value,
+    grid: Sequence[Any],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    activation: str,
+    activation_param: float,
+    allow_tf32: bool,
+) -> Value:
+    return _first(
+        _node("sparse_conv2d")(
+            _last(x),
+            _last(weight),
+            indices,
+            count,
+            block_map,
+            bias,
+            _last(residual),
+            **grid_attributes(grid),
+            stride=list(stride),
+            padding=list(padding),
+            dilation=list(dilation),
+            groups=groups,
+            activation=activation,
+            negative_slope=float(activation_param),
+            allow_tf32=int(allow_tf32),
+            zero_outside=1,  # layout.py relaxes it where nothing reads outside the active blocks
+        )
+    )
+
+
+def table() -> dict[Any, Callable[..., Any]]:
+    """custom_translation_table of torch.onnx.export: every functional op of torch.ops.sbnet."""
+    ops = torch.ops.sbnet
+    functions = (reduce_mask, sparse_gather, sparse_scatter, sparse_fill, fringe, sparse_conv2d)
+    return {getattr(ops, f.__name__).default: f for f in functions}
