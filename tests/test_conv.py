@@ -301,7 +301,7 @@ def test_an_expanded_out_is_refused(device):
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize(
     ("channels", "groups", "kernel", "stride", "block"),
-    [(16, 1, 3, 1, 8), (16, 16, 3, 1, 8), (16, 1, 1, 1, 8), (5, 1, 3, 2, 5)],
+    [(16, 1, 3, 1, 8), (16, 4, 3, 1, 8), (16, 16, 3, 1, 8), (16, 1, 1, 1, 8), (5, 1, 3, 2, 5)],
 )
 def test_activations(device, channels, groups, kernel, stride, block, dtype, activation, residual):
     """NaN in x must come out of every pixel that reads it, through every activation, and nowhere else."""

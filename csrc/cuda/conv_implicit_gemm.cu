@@ -252,6 +252,30 @@ struct WarpTile {
   }
 };
 
+// Merged groups multiply the inputs of each other's channels by zero, which is not zero for an infinity or NaN: an
+// output that is not finite is summed again over its own group alone.
+template <class T>
+__device__ __noinline__ float own_group_sum(const Conv2dParams& p, const GemmPlan& plan, const Source& source,
+                                            int64_t k) {
+  const int64_t group = plan.single_outputs.quotient(static_cast<uint32_t>(k));
+  const char* x = static_cast<const char*>(p.x.data) + source.offset;
+  const T* weight = static_cast<const T*>(p.weight.data) + k * p.weight.stride[0];
+  float sum = 0.f;
+  for (int r = 0; r < p.weight.size[2]; ++r) {
+    for (int s = 0; s < p.weight.size[3]; ++s) {
+      const int row = r * p.dilation[0], column = s * p.dilation[1];
+      if (static_cast<unsigned>(source.row + row) >= static_cast<unsigned>(p.x.size[2]) ||
+          static_cast<unsigned>(source.column + column) >= static_cast<unsigned>(p.x.size[3]))
+        continue;
+      const T* pixel = reinterpret_cast<const T*>(x) + row * p.x.stride[2] + column * p.x.stride[3];
+      for (int64_t c = 0; c < p.weight.size[1]; ++c)
+        sum += to_float(pixel[(group * p.weight.size[1] + c) * p.x.stride[1]]) *
+               to_float(weight[c * p.weight.stride[1] + r * p.weight.stride[2] + s * p.weight.stride[3]]);
+    }
+  }
+  return sum;
+}
+
 template <class T, int kTileN, Fetch kFetch>
 __global__ void __launch_bounds__(kThreads, kTileN == 128 || kFetch != Fetch::kWords || sizeof(T) == 4 ? 2 : 3)
     conv_implicit_gemm_kernel(const __grid_constant__ Conv2dParams p, const __grid_constant__ GemmPlan plan) {
@@ -347,6 +371,17 @@ __global__ void __launch_bounds__(kThreads, kTileN == 128 || kFetch != Fetch::kW
           const float* from = staged + (row + i * kRowStep) * Smem::kPitch + channel;
 #pragma unroll
           for (int e = 0; e < 8; ++e) v[i][e] = from[e] + bias[e];
+          if constexpr (kFetch == Fetch::kWordsOfX) {
+            if (plan.group_outputs != static_cast<int>(plan.single_outputs.divisor) && to[i].y >= 0) {
+#pragma unroll 1
+              for (int e = 0; e < 8; ++e)
+                if (!isfinite(from[e]) && k + channel + e < k_end)
+                  staged[(row + i * kRowStep) * Smem::kPitch + channel + e] =
+                      own_group_sum<T>(p, plan, sources[row + i * kRowStep], k + channel + e);
+#pragma unroll
+              for (int e = 0; e < 8; ++e) v[i][e] = from[e] + bias[e];
+            }
+          }
         }
         finish_outputs<T>(p, plan.vector_y, plan.vector_residual, v, to, k + channel, k_end);
       }
@@ -377,8 +412,7 @@ bool words_of_x(const Conv2dParams& p, int64_t channels) {
 }
 
 // How many small groups to compute as one, so that they fill a narrow tile: most of its products are with zeros, but
-// single groups would leave most of the tile empty. 1 where that does not help. (An infinity or NaN in x thus reaches
-// the outputs of the groups merged with its own.)
+// single groups would leave most of the tile empty. 1 where that does not help.
 int groups_to_merge(const Conv2dParams& p) {
   const int64_t outputs = p.weight.size[0] / p.groups;
   int merged = 1;
