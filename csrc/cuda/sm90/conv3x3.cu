@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else {
     registers_down<32>();
     if (warp == 16)
-      produce_patches<C>(a, maps, smem, tiles);
+      produce_patches<C>(a, &maps.x, smem, tiles);
     else if (warp == 17 && lane == 0)
       produce_weights<C>(&maps.w, smem, tiles);
     else if (warp >= 18 && a.fringe)

@@ -171,6 +171,7 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, const ty
         mbar_wait(residual_full, residual_phase), residual_phase ^= 1;
       else
         bar_sync(kBarWarpgroup + wg, 128);
+      const uint32_t low = pack<T>(a.low, a.low), high = pack<T>(a.high, a.high);
       auto epilogue = [&](auto clamp) {
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
@@ -187,8 +188,15 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, const ty
               v[2 * e] += f.x, v[2 * e + 1] += f.y;
             }
           }
-          activate<decltype(clamp)::value>(a, v);
-          stmatrix_trans(row, pack<T>(v[0], v[1]), pack<T>(v[2], v[3]), pack<T>(v[4], v[5]), pack<T>(v[6], v[7]));
+          constexpr bool kClamp = decltype(clamp)::value;
+          if constexpr (!kClamp) activate(a, v);
+          uint32_t packed[4];
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            packed[e] = pack<T>(v[2 * e], v[2 * e + 1]);
+            if constexpr (kClamp) packed[e] = clamp_pair<T>(packed[e], low, high);  // same as before rounding
+          }
+          stmatrix_trans(row, packed[0], packed[1], packed[2], packed[3]);
         }
       };
       if (is_clamp(a.activation))

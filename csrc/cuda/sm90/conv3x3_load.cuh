@@ -4,24 +4,13 @@
 
 namespace sbnet::sm90 {
 
-// Resident weights: the first taps are loaded at once, the others behind the first patch, which would otherwise queue
-// behind all 72 KB.
-constexpr int kEarlyTaps = 3;
-template <class C>
-__device__ __forceinline__ void load_resident_weights(const CUtensorMap* map_w, uint32_t smem, int begin, int end) {
-  for (int q = begin; q < end; ++q) {
-    mbar_expect(smem + C::kWeightFull + 8 * q, kTap);
-    tma_load(smem + C::kWeightsAt + q * kTap, map_w, smem + C::kWeightFull + 8 * q, 0, q, 0);
-  }
-}
-
 // Warp 16: walks this CTA's tiles, tells the other warps about each and loads its input patches.
 //
 // Cluster c of the launch computes tiles c, c + clusters, ... If their number is odd, its two CTAs share the first (the
 // sums are exchanged under the cover of the whole tiles that follow); then they take whole tiles in turn. When there
 // are fewer tiles than half the clusters, cluster c gets a half of tile c / 2. Nothing but the count decides.
 template <class C>
-__device__ void produce_patches(const Args& a, const Maps& maps, uint32_t smem, typename C::Tile* tiles) {
+__device__ void produce_patches(const Args& a, const CUtensorMap* map_x, uint32_t smem, typename C::Tile* tiles) {
   constexpr unsigned kAll = 0xffffffff;
   const int lane = threadIdx.x & 31, ctas = 1 << a.log_cluster, rank = blockIdx.x & (ctas - 1);
   const int cluster = blockIdx.x >> a.log_cluster, clusters = gridDim.x >> a.log_cluster, taps = a.slices * 9;
@@ -100,17 +89,16 @@ __device__ void produce_patches(const Args& a, const Maps& maps, uint32_t smem, 
         __syncwarp();
         for (int r = lane; r < C::kGroup * 20; r += 32) {
           const int4 at = tile.unit[r / 20 * 2 + r % 2];
-          tma_load(to + r * 10 * 128, &maps.x, full, c * 64, at.z - 1, at.y - 1 + r % 20 / 2, at.x);
+          tma_load(to + r * 10 * 128, map_x, full, c * 64, at.z - 1, at.y - 1 + r % 20 / 2, at.x);
         }
       } else if (lane == 0) {
 #pragma unroll
         for (int u = 0; u < C::kUnits; ++u) {
           const int4 at = tile.unit[u];
-          tma_load(to + u * C::kHalf, &maps.x, full, c * 64, at.z - 1, at.y - 1, at.x);
+          tma_load(to + u * C::kHalf, map_x, full, c * 64, at.z - 1, at.y - 1, at.x);
         }
       }
     }
-    if (C::kResident && made == 0 && lane == 0) load_resident_weights<C>(&maps.w, smem, kEarlyTaps, 9);
     tap += v1 - v0;
     exchanged = exchanged || share;
     ++made;
@@ -125,14 +113,16 @@ __device__ void produce_patches(const Args& a, const Maps& maps, uint32_t smem, 
   }
 }
 
-// Warp 17, one lane: the weights of one tap after the other, or the first of the resident ones.
+// Warp 17, one lane: the weights of one tap after the other; with resident weights all nine, once.
 template <class C>
 __device__ void produce_weights(const CUtensorMap* map_w, uint32_t smem, const typename C::Tile* tiles) {
   grid_dependency_wait();
   if constexpr (C::kResident) {
-    load_resident_weights<C>(map_w, smem, 0, kEarlyTaps);
-    for (int q = 0; q < kEarlyTaps; ++q)
-      mbar_wait(smem + C::kWeightFull + 8 * q, 0);  // never exit with loads in flight
+    for (int q = 0; q < 9; ++q) {
+      mbar_expect(smem + C::kWeightFull + 8 * q, kTap);
+      tma_load(smem + C::kWeightsAt + q * kTap, map_w, smem + C::kWeightFull + 8 * q, 0, q, 0);
+    }
+    for (int q = 0; q < 9; ++q) mbar_wait(smem + C::kWeightFull + 8 * q, 0);  // never exit with loads in flight
   } else {
     int stage = 0, phase = 1;
     for (int i = 0;; ++i) {

@@ -107,13 +107,10 @@ struct Args {
 
 __device__ __forceinline__ bool is_clamp(Activation a) { return a <= Activation::kRelu6; }
 
-// In place on V values; NaN passes through. kClamp: a.activation is none, relu or relu6.
-template <bool kClamp, int V>
+// The activations that are not, in place; NaN passes through.
+template <int V>
 __device__ __forceinline__ void activate(const Args& a, float (&v)[V]) {
-  if constexpr (kClamp) {
-#pragma unroll
-    for (int e = 0; e < V; ++e) v[e] = min_nan(max_nan(v[e], a.low), a.high);
-  } else if (a.activation == Activation::kLeakyRelu) {
+  if (a.activation == Activation::kLeakyRelu) {
 #pragma unroll
     for (int e = 0; e < V; ++e) v[e] = v[e] > 0.f ? v[e] : v[e] * a.slope;
   } else if (a.activation == Activation::kSilu) {

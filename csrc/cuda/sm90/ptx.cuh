@@ -172,6 +172,18 @@ __device__ __forceinline__ float2 unpack(uint32_t v) {
   else
     return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&v));
 }
+// min(max(v, low), high) of pairs; NaN stays.
+template <class T>
+__device__ __forceinline__ uint32_t clamp_pair(uint32_t v, uint32_t low, uint32_t high) {
+  if constexpr (std::is_same_v<T, __half>) {
+    asm("max.NaN.f16x2 %0, %0, %1;" : "+r"(v) : "r"(low));
+    asm("min.NaN.f16x2 %0, %0, %1;" : "+r"(v) : "r"(high));
+  } else {
+    asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(v) : "r"(low));
+    asm("min.NaN.bf16x2 %0, %0, %1;" : "+r"(v) : "r"(high));
+  }
+  return v;
+}
 __device__ __forceinline__ void stmatrix_trans(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
                "r"(c), "r"(d)
