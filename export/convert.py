@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import nn
 
 from sbnet.export import layout, schemas, translate
@@ -61,7 +64,7 @@ def to_onnx(
     module.eval()
     try:
         program = torch.export.export(
-            module,
+            _with_flat_outputs(module),
             tuple(args),
             dynamic_shapes=dynamic,
             strict=False,
@@ -87,6 +90,19 @@ def to_onnx(
     _save(exported.model, path, external_data)
     check(path)
     return path
+
+
+def _with_flat_outputs(module: nn.Module) -> nn.Module:
+    """The module, returning its tensors alone: a grid of dynamic sizes, as an ActiveBlocks holds one, cannot be part of
+    an exported program's output."""
+    flat = copy.copy(module)  # parameters are shared, names stay
+
+    @functools.wraps(module.forward)
+    def forward(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        return tuple(pytree.tree_leaves(module.forward(*args, **kwargs)))
+
+    flat.forward = forward  # type: ignore[method-assign]
+    return flat
 
 
 def check(path: str | os.PathLike[str]) -> None:
@@ -120,9 +136,7 @@ def _check(graph: torch.fx.Graph) -> None:
                 f"sbnet.export.to_onnx: {name} works in place and has no ONNX form; use {name.rstrip('_')} "
                 f"(ONNX Runtime reuses memory by itself).{_where(node)}"
             )
-        arguments = {
-            a.name: v for a, v in zip(target._schema.arguments, node.args, strict=False)
-        } | dict(node.kwargs)
+        arguments = {a.name: v for a, v in zip(target._schema.arguments, node.args, strict=False)} | dict(node.kwargs)
         if name == "reduce_mask":
             _check_reduce_mask(node, arguments)
 
@@ -135,7 +149,11 @@ def _check_reduce_mask(node: torch.fx.Node, arguments: dict[str, Any]) -> None:
     """Attributes are numbers: a dynamic block count or capacity must be the one that the op derives by itself."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-    mask, grid, capacity = _value(arguments["mask"]), [_value(v) for v in arguments["grid"]], _value(arguments["capacity"])
+    mask, grid, capacity = (
+        _value(arguments["mask"]),
+        [_value(v) for v in arguments["grid"]],
+        _value(arguments["capacity"]),
+    )
     for d in range(2):
         size, count = grid[d], grid[6 + d]
         if not isinstance(count, int) and not statically_known_true(count == -(-mask.shape[1 + d] // size)):
@@ -145,8 +163,8 @@ def _check_reduce_mask(node: torch.fx.Node, arguments: dict[str, Any]) -> None:
             )
     if not isinstance(capacity, int) and not statically_known_true(capacity == mask.shape[0] * grid[6] * grid[7]):
         raise ExportError(
-            f"sbnet.export.to_onnx: reduce_mask: capacity: {capacity} depends on a dynamic dimension; a number, or None "
-            f"for all blocks, is wanted.{_where(node)}"
+            f"sbnet.export.to_onnx: reduce_mask: capacity: {capacity} depends on a dynamic dimension; a number, or "
+            f"None for all blocks, is wanted.{_where(node)}"
         )
 
 

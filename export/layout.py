@@ -85,12 +85,12 @@ def fold_constants(graph: ir.Graph) -> None:
             continue
         old = value.const_value
         array = np.ascontiguousarray(old.numpy().transpose(perm))
-        new = ir.Value(name=f"{value.name}_{''.join(map(str, perm))}", const_value=None)
-        new.const_value = ir.Tensor(array, dtype=old.dtype, name=new.name)
+        name = f"{value.name}_{''.join(map(str, perm))}"
+        new = ir.Value(name=name, const_value=ir.Tensor(array, dtype=old.dtype, name=name))
         new.dtype, new.shape = old.dtype, ir.Shape(array.shape)
-        if new.name not in graph.initializers:
+        if name not in graph.initializers:
             graph.register_initializer(new)
-        _replace(graph, node.outputs[0], graph.initializers[new.name])
+        _replace(graph, node.outputs[0], graph.initializers[name])
     drop_unused(graph)
 
 
@@ -230,9 +230,7 @@ def _reader(node: ir.Node, index: int, conv: ir.Node) -> Any:
     if node.domain != DOMAIN or node.op_type not in at:
         return "all"
     block_map, inside = at[node.op_type]
-    same_blocks = (
-        node.inputs[block_map] is conv.inputs[4] and _tiles(node) is not None and _tiles(node) == _tiles(conv)
-    )
+    same_blocks = node.inputs[block_map] is conv.inputs[4] and _tiles(node) is not None and _tiles(node) == _tiles(conv)
     if index in inside:
         return None if same_blocks else "all"
     if node.op_type != "sparse_conv2d" or index != 0:

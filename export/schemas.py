@@ -116,12 +116,18 @@ def _sparse_conv2d(node: NodeView) -> list[Dims | None]:
         if isinstance(taps, int):
             reach = dilation[d] * (taps - 1)
             same = stride[d] == 1 and 2 * padding[d] == reach
-            y[1 + d] = side if same else _scaled(side, lambda v, d=d, r=reach: (v + 2 * padding[d] - r - 1) // stride[d] + 1)  # type: ignore[misc]  # fmt: skip
+            extra, step = 2 * padding[d] - reach, stride[d]
+            y[1 + d] = side if same else (side + extra - 1) // step + 1 if isinstance(side, int) else None
     return [[have if isinstance(have, int) or other is None else other for have, other in zip(y, like, strict=True)]]
 
 
 _I, _Is, _F, _S = (OpSchema.AttrType.INT, OpSchema.AttrType.INTS, OpSchema.AttrType.FLOAT, OpSchema.AttrType.STRING)
-_GRID: dict[str, tuple[OpSchema.AttrType, Any]] = {"bsize": (_Is, REQUIRED), "bstride": (_Is, None), "boffset": (_Is, None), "bcount": (_Is, None)}
+_GRID: dict[str, tuple[OpSchema.AttrType, Any]] = {
+    "bsize": (_Is, REQUIRED),
+    "bstride": (_Is, None),
+    "boffset": (_Is, None),
+    "bcount": (_Is, None),
+}
 _LISTS = [("indices", INT32), ("count", INT32), ("block_map", INT32)]
 _GEOMETRY = {"stride": (_Is, None), "padding": (_Is, None), "dilation": (_Is, None)}
 
@@ -182,8 +188,8 @@ OPS = {
         ),
         Op(
             "sparse_conv2d",
-            "activation(conv2d(x, weight) + bias + residual) on the active blocks of y [N,Ho,Wo,K]. Elsewhere y is base; "
-            "without base: 0 in the fringe, with zero_outside=1 everywhere, else undefined.",
+            "activation(conv2d(x, weight) + bias + residual) on the active blocks of y [N,Ho,Wo,K]. Elsewhere y is "
+            "base; without base: 0 in the fringe, with zero_outside=1 everywhere, else undefined.",
             [
                 ("x", "T"),
                 ("weight", "T"),

@@ -42,15 +42,17 @@ def grid_attributes(grid: Sequence[Any], prefix: str = "", counted: bool = True)
     height or width, it must be one (or `counted`: the op reads the count off its block map)."""
     size, stride, offset, count = (list(grid[2 * k : 2 * k + 2]) for k in range(4))
     if not _fixed([*size, *stride, *offset]):
-        raise ValueError("sbnet.export: block sizes, strides and offsets that depend on a dynamic dimension; ints wanted")
+        raise ValueError(
+            "sbnet.export: block sizes, strides and offsets that depend on a dynamic dimension; ints wanted"
+        )
     attributes = {prefix + "bsize": size}
     if stride != size or offset != [0, 0]:
         attributes |= {prefix + "bstride": stride, prefix + "boffset": offset}
         if counted:
             if not _fixed(count):
                 raise ValueError(
-                    f"sbnet.export: a grid of block size {size}, stride {stride} and offset {offset} whose count depends "
-                    "on a dynamic height or width; a tiling grid (BlockGrid.cover) is wanted there"
+                    f"sbnet.export: a grid of block size {size}, stride {stride} and offset {offset} whose count "
+                    "depends on a dynamic height or width; a tiling grid (BlockGrid.cover) is wanted there"
                 )
             attributes[prefix + "bcount"] = count
     return attributes
@@ -125,7 +127,8 @@ def fringe(
         attributes["capacity"] = capacity
     if _fixed(size):
         return _node("fringe")(producer_map, consumer_map, **attributes, size=list(size))
-    parts = [onnx_ops.Constant(value_ints=[v]) if isinstance(v, int) else onnx_ops.Reshape(v, [1]) for v in size]
+    parts: list[Any] = [onnx_ops.Constant(value_ints=[v] if isinstance(v, int) else [1]) for v in size]
+    parts = [p if isinstance(v, int) else onnx_ops.Reshape(v, p) for v, p in zip(size, parts, strict=True)]
     return _node("fringe")(producer_map, consumer_map, onnx_ops.Concat(*parts, axis=0), **attributes)
 
 

@@ -1,7 +1,7 @@
 """Random models against ONNX Runtime: python tests/fuzz_ort.py [models] [seed]. Run by test_ort.py in its own process.
 
-Each model is a valid one-node model with a few changes: attributes dropped, absurd or of another type; inputs missing, of
-other sizes, ranks and types; lists full of garbage. It must run or be refused by an ONNX Runtime error. Inputs and
+Each model is a valid one-node model with a few changes: attributes dropped, absurd or of another type; inputs missing,
+of other sizes, ranks and types; lists full of garbage. It must run or be refused by an ONNX Runtime error. Inputs and
 outputs lie against pages that may not be touched, so that an access out of bounds ends the process.
 """
 

@@ -471,7 +471,8 @@ def test_indices_out_of_range_are_skipped(device):
     node = samples(device)["sparse_scatter"]
     good = random_active(BlockGrid.cover((12, 15), 4), 2, 1.0, device)
     bad = good.indices.clone()
-    bad[::3] = torch.tensor([[-1, 0, 0], [2, 0, 0], [0, 3, 0], [0, 0, 4], [1 << 30, 1, 1], [0, -7, 0], [0, 0, -1], [9, 9, 9]], dtype=torch.int32, device=device)  # fmt: skip
+    nowhere = [[-1, 0, 0], [2, 0, 0], [0, 3, 0], [0, 0, 4], [1 << 30, 1, 1], [0, -7, 0], [0, 0, -1], [9, 9, 9]]
+    bad[::3] = torch.tensor(nowhere, dtype=torch.int32, device=device)
     count = torch.tensor([1 << 30], dtype=torch.int32, device=device)
     node.inputs[1:4] = [bad, count, good.block_map]
     node.attributes |= {"add": 0}
