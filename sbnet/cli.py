@@ -197,7 +197,7 @@ def _closing_table(title: str, report: Report) -> Table:
     rows = [
         ("frames", str(report.frames), ""),
         ("mean density", f"{report.mean_density:.1%}", "active blocks"),
-        ("dense", f"{report.median_dense_ms:.3g} ms", f"median of {len(report.dense_ms)} frames"),
+        ("dense", f"{report.mean_dense_ms:.3g} ms", f"mean of {len(report.dense_ms)} frames"),
         ("masked", f"{report.mean_masked_ms:.3g} ms", "mean of all frames, motion mask included"),
         ("speed-up", f"{report.speed_up:.2f}x", ""),
         ("largest difference", f"{worst.largest:.2g}", f"from the masked oracle, {len(report.checks)} frames checked"),
