@@ -63,13 +63,15 @@ def to_onnx(
     was_training = module.training
     module.eval()
     try:
-        program = torch.export.export(
-            _with_flat_outputs(module),
-            tuple(args),
-            dynamic_shapes=dynamic,
-            strict=False,
-            prefer_deferred_runtime_asserts_over_guards=True,  # guards of the kind "not one block" are no constraints
-        )
+        # An example batch of 1 must not make a dynamic batch 1, nor "not one block" a constraint on the plane.
+        with torch.fx.experimental._config.patch(backed_size_oblivious=dynamic is not None):
+            program = torch.export.export(
+                _with_flat_outputs(module),
+                tuple(args),
+                dynamic_shapes=dynamic,
+                strict=False,
+                prefer_deferred_runtime_asserts_over_guards=True,
+            )
         for graph_module in program.graph_module.modules():
             if isinstance(graph_module, torch.fx.GraphModule):
                 _check(graph_module.graph)
