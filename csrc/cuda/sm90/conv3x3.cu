@@ -9,6 +9,7 @@
 //   warp 17     weights
 //   warps 18-19 zero the fringe
 #include <atomic>
+#include <cmath>
 
 #include "cuda/sm90/conv3x3.h"
 #include "cuda/sm90/conv3x3_compute.cuh"
