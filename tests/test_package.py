@@ -59,11 +59,11 @@ def code_blocks(document: str, language: str) -> list[str]:
 
 
 @pytest.mark.parametrize("document", ["README.md", "docs/contracts.md"])
-def test_examples_run(document):
+def test_examples_run(document, tmp_path):
     blocks = code_blocks(document, "python")
     assert blocks
     for block in blocks:
-        subprocess.run([sys.executable, "-c", block], check=True, cwd=ROOT)
+        subprocess.run([sys.executable, "-c", block], check=True, cwd=tmp_path)
 
 
 @pytest.mark.parametrize("document", sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("*.md")))
