@@ -42,6 +42,7 @@ class Node:
     op: str
     inputs: list[Tensor | None]
     attributes: dict[str, Any] = field(default_factory=dict)
+    dropped: int | None = None  # an output without a name
 
     def outputs(self) -> list[int]:
         """Element types of the outputs."""
@@ -52,7 +53,7 @@ class Node:
 
     def proto(self, names: Sequence[str] | None = None, outputs: Sequence[str] | None = None) -> onnx.NodeProto:
         names = names or [f"x{k}" if t is not None else "" for k, t in enumerate(self.inputs)]
-        outputs = outputs or [f"y{k}" for k in range(len(self.outputs()))]
+        outputs = outputs or ["" if k == self.dropped else f"y{k}" for k in range(len(self.outputs()))]
         node = helper.make_node(self.op, names, outputs, domain="sbnet")
         for name, value in self.attributes.items():
             ints = onnx.AttributeProto.INTS if value == [] else None  # an empty list has no type of its own
@@ -66,7 +67,7 @@ class Node:
             for k, t in enumerate(self.inputs)
             if t is not None
         ]
-        made = [value_info(f"y{k}", e, None) for k, e in enumerate(self.outputs())]
+        made = [value_info(f"y{k}", e, None) for k, e in enumerate(self.outputs()) if k != self.dropped]
         return model([self.proto()], given, made)
 
     def run(self, device: str = "cpu", dynamic: bool = False) -> list[Tensor]:

@@ -410,6 +410,12 @@ def with_input(op, at, value):
     return node
 
 
+def without_output(op, at):
+    node = samples()[op]
+    node.dropped = at
+    return node
+
+
 MALFORMED = {
     "attribute missing": (lambda: broken("sparse_conv2d", drop=["bsize"]), r"sparse_conv2d: bsize: .*missing"),
     "three numbers": (lambda: broken("sparse_conv2d", padding=[1, 1, 1]), r"padding: 3 numbers; 2 are wanted"),
@@ -445,6 +451,7 @@ MALFORMED = {
     ),
     "count of two": (lambda: with_input("sparse_gather", 2, torch.zeros(2, dtype=torch.int32)), r"count: int32\[2\]"),
     "batch": (lambda: with_input("sparse_gather", 0, torch.zeros(3, 12, 15, 8)), r"block_map: 2 images"),
+    "output without a name": (lambda: without_output("reduce_mask", 2), r"output 2 is (missing|marked single)"),
     "int64 indices": (lambda: with_input("sparse_gather", 1, torch.zeros(24, 3, dtype=torch.int64)), r"int64"),
     "half weight": (
         lambda: with_input("sparse_conv2d", 1, torch.zeros(8, 3, 3, 8).half()),
