@@ -52,17 +52,18 @@ class Layer:
     def flops(self, pixels: float) -> float:
         return 2 * 9 * self.shape[3] ** 2 * pixels
 
-    def dense_forms(self) -> dict[str, Any]:
+    def dense_forms(self, compiled: bool) -> dict[str, Any]:
         x, weight, bias = self.x, self.weight, self.bias
         forms = {"F.conv2d + relu_": lambda: F.conv2d(x, weight, bias, padding=1).relu_()}
         if x.is_cuda:
             forms["cudnn_convolution_relu"] = lambda: torch.cudnn_convolution_relu(
                 x, weight, bias, [1, 1], [1, 1], [1, 1], 1
             )
-            compiled = torch.compile(
-                lambda a, b, c: F.conv2d(a, b, c, padding=1).relu(), mode="max-autotune-no-cudagraphs"
-            )
-            forms["torch.compile"] = lambda: compiled(x, weight, bias)
+            if compiled:
+                run = torch.compile(
+                    lambda a, b, c: F.conv2d(a, b, c, padding=1).relu(), mode="max-autotune-no-cudagraphs"
+                )
+                forms["torch.compile"] = lambda: run(x, weight, bias)
         return forms
 
     def sparse(self, active: sbnet.ActiveBlocks, fringe: sbnet.Fringe | None, residual: bool = False) -> None:
@@ -160,6 +161,7 @@ def main() -> None:
     parser.add_argument(
         "--masks", nargs="+", default=["random", "topleft", "real"], choices=["random", "topleft", "real"]
     )
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True, help="torch.compile baseline")
     parser.add_argument("--quick", action="store_true", help="one small case")
     options = parser.parse_args()
     device = options.device
@@ -180,7 +182,7 @@ def main() -> None:
     for shape in repeat_shapes:
         layer = Layer(shape, dtype, device)
         grid = sbnet.BlockGrid.cover(shape[1:3], 16)
-        dense = layer.dense_forms()
+        dense = layer.dense_forms(options.compile)
         total = shape[0] * grid.bcount[0] * grid.bcount[1]
         for density in densities:
             if "random" in options.masks:
@@ -201,16 +203,16 @@ def main() -> None:
             layer = Layer(shape, torch.bfloat16, device)
             for density in (1.0, 0.1):
                 active = random_active(layer.size, grid, max(1, round(total * density)), device)
-                add("random", layer, active, layer.dense_forms(), residual=False)
+                add("random", layer, active, layer.dense_forms(options.compile), residual=False)
     if "real" in options.masks and not options.quick:
         for name, mask in real_masks().items():
             for channels in (64, 128):
                 layer = Layer((1, *mask.shape[1:], channels), dtype, device)
                 active = sbnet.reduce_mask(mask.to(device), sbnet.BlockGrid.cover(mask.shape[1:], 16))
-                add(name, layer, active, layer.dense_forms(), residual=False)
+                add(name, layer, active, layer.dense_forms(options.compile), residual=False)
     show("sparse_conv2d_, 3x3, bias + ReLU, fringe zeroed", rows)
     if not options.quick:
-        print(save("conv", device, rows))
+        print(save("conv", device, rows, {"torch.compile among the dense forms": options.compile}))
 
 
 if __name__ == "__main__":

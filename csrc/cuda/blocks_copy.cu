@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(kThreads) overlap_kernel(const OverlapArgs a) 
       bool touched = false;
       for (int i = i0; i < i1; ++i) {
         for (int j = j0; j < j1; ++j) {
-          const int slot = __ldg(map + static_cast<int64_t>(i) * a.grid.count[1] + j);
+          const int slot = map[static_cast<int64_t>(i) * a.grid.count[1] + j];
           if (slot < 0 || slot >= count || c >= a.channels) continue;
           if (!touched) sum = static_cast<float>(out[c * a.plane_stride[1]]);
           touched = true;

@@ -43,8 +43,10 @@ inline Status current_device(const char* op, DeviceInfo* out) {
   return ok_status();
 }
 
+// Plain loads, here and wherever a kernel may start before the one that writes its inputs has ended: the compiler takes
+// __ldg for a load of constant memory and may move it above grid_dependency_wait().
 __device__ __forceinline__ int clamped_count(const int32_t* count, int capacity) {
-  return min(max(__ldg(count), 0), capacity);
+  return min(max(*count, 0), capacity);
 }
 
 // Is row `slot` of the index list a block of this grid and batch? Rows that are not are skipped, never followed.
@@ -54,7 +56,7 @@ struct BlockIndex {
 __device__ __forceinline__ bool load_block(const int32_t* indices, int64_t slot, int batch, const BlockGrid& grid,
                                            BlockIndex* b) {
   const int32_t* row = indices + slot * 3;
-  *b = {__ldg(row), __ldg(row + 1), __ldg(row + 2)};
+  *b = {row[0], row[1], row[2]};
   return static_cast<unsigned>(b->n) < static_cast<unsigned>(batch) &&
          static_cast<unsigned>(b->i) < static_cast<unsigned>(grid.count[0]) &&
          static_cast<unsigned>(b->j) < static_cast<unsigned>(grid.count[1]);

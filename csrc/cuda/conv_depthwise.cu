@@ -33,7 +33,7 @@ __device__ __forceinline__ uint4 read_word(const Conv2dParams& p, const T* x, in
   const T* from = x + row * p.x.stride[2] + column * p.x.stride[3];
   uint4 word{0, 0, 0, 0};
   if constexpr (kWords) {
-    if (in) word = __ldg(reinterpret_cast<const uint4*>(from + channel[0]));
+    if (in) word = *reinterpret_cast<const uint4*>(from + channel[0]);
   } else {
     T* part = reinterpret_cast<T*>(&word);
 #pragma unroll

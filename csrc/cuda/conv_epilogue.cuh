@@ -51,7 +51,7 @@ __device__ __forceinline__ void activate(Activation activation, float param, flo
 template <class T>
 __device__ __forceinline__ float bias_at(const Conv2dParams& p, int64_t k) {
   if (!p.bias) return 0.f;
-  return p.bias_dtype == DType::kF32 ? __ldg(static_cast<const float*>(p.bias) + k)
+  return p.bias_dtype == DType::kF32 ? static_cast<const float*>(p.bias)[k]
                                      : to_float(static_cast<const T*>(p.bias)[k]);
 }
 
@@ -146,11 +146,11 @@ template <class T>
 __device__ __forceinline__ void clear_fringe(const Conv2dParams& p, const FringePlan& plan, int64_t thread,
                                              int64_t threads) {
   if (!p.fringe.pixels) return;
-  const int64_t count = min(static_cast<int64_t>(max(__ldg(p.fringe.count), 0)), p.fringe.capacity);
+  const int64_t count = min(static_cast<int64_t>(max(*p.fringe.count, 0)), p.fringe.capacity);
   const int64_t plane_pixels = p.y.size[0] * p.y.size[2] * p.y.size[3];
   const int lane = static_cast<int>(thread) & ((1 << plan.log2_threads) - 1);
   for (int64_t i = thread >> plan.log2_threads; i < count; i += threads >> plan.log2_threads) {
-    const int32_t pixel = __ldg(p.fringe.pixels + i);
+    const int32_t pixel = p.fringe.pixels[i];
     if (pixel < 0 || pixel >= plane_pixels) continue;
     uint32_t n, row, column;
     plan.width.divmod(pixel, &row, &column);
