@@ -110,7 +110,8 @@ def run(
     if outputs is not None:
         return list(outputs)
     made = binding.get_outputs()
-    tensors = [torch.from_dlpack(v) for v in made]
+    # OrtValues of ONNX Runtime before 1.26 know no DLPack
+    tensors = [torch.from_dlpack(v) if hasattr(v, "__dlpack__") else torch.from_numpy(v.numpy()) for v in made]
     return [t.view(torch.bool) if v.data_type() == "tensor(bool)" else t for t, v in zip(tensors, made, strict=True)]
 
 

@@ -12,6 +12,7 @@
 namespace sbnet::ort {
 
 Api api;
+bool infers_absent_inputs = false;
 
 void check(OrtStatus* status) {
   if (!status) return;

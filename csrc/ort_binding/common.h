@@ -23,7 +23,9 @@
 
 namespace sbnet::ort {
 
-extern Api api;  // set by RegisterCustomOps, before anything else here can be called
+// Set by RegisterCustomOps, before anything else here can be called.
+extern Api api;
+extern bool infers_absent_inputs;  // before 1.24, shape inference follows a null pointer at an optional input left out
 
 template <class... Parts>
 [[noreturn]] void raise(const Parts&... parts) {
@@ -250,12 +252,14 @@ class OrtOp final : public OrtCustomOp {
         k.op.compute(c);
       });
     };
-    InferOutputShapeFn = [](const OrtCustomOp*, OrtShapeInferContext* context) {
-      return guarded([&] {
-        ShapeContext shapes(Op::kName, Op::kInputs, Op::kOutputs, context);
-        Op(*attributes_of(Op::kName, context)).infer(shapes);
-      });
-    };
+    if (infers_absent_inputs || !has_optional_inputs()) {
+      InferOutputShapeFn = [](const OrtCustomOp*, OrtShapeInferContext* context) {
+        return guarded([&] {
+          ShapeContext shapes(Op::kName, Op::kInputs, Op::kOutputs, context);
+          Op(*attributes_of(Op::kName, context)).infer(shapes);
+        });
+      };
+    }
     if constexpr (Op::kInPlace >= 0) {
       GetMayInplace = [](int** inputs, int** outputs) -> size_t {
         static int input = Op::kInPlace, output = 0;
@@ -272,6 +276,11 @@ class OrtOp final : public OrtCustomOp {
     Op op;
     bool cuda;
   };
+  static constexpr bool has_optional_inputs() {
+    for (const Argument& a : Op::kInputs)
+      if (a.characteristic == kOptional) return true;
+    return false;
+  }
   static const OrtOp& self(const OrtCustomOp* op) { return *static_cast<const OrtOp*>(op); }
   Types types_;
   bool cuda_;

@@ -1,4 +1,6 @@
 // RegisterCustomOps: what ONNX Runtime calls when it is given libsbnet.so as a custom op library.
+#include <cstdio>
+
 #include "ort_binding/common.h"
 
 extern "C" SBNET_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) {
@@ -15,7 +17,10 @@ extern "C" SBNET_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* options,
   static const Api loaded = api = load_api(slots);
   static_cast<void>(loaded);
   return guarded([&] {
-    static OrtCustomOpDomain* const domain = [] {
+    static OrtCustomOpDomain* const domain = [&] {
+      int major = 0, minor = 0;
+      std::sscanf(base->GetVersionString(), "%d.%d", &major, &minor);
+      infers_absent_inputs = major > 1 || minor >= 24;
       OrtCustomOpDomain* made = nullptr;
       check(api.CreateCustomOpDomain("sbnet", &made));
       add_blocks_ops(made);
