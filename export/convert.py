@@ -64,7 +64,7 @@ def to_onnx(
     module.eval()
     try:
         # An example batch of 1 must not make a dynamic batch 1, nor "not one block" a constraint on the plane.
-        with torch.fx.experimental._config.patch(backed_size_oblivious=dynamic is not None):
+        with torch.fx.experimental._config.patch(backed_size_oblivious=dynamic is not None):  # type: ignore[attr-defined]
             program = torch.export.export(
                 _with_flat_outputs(module),
                 tuple(args),
