@@ -10,6 +10,7 @@ against a float32 convolution of the same inputs before it is timed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import os
 from pathlib import Path
@@ -179,37 +180,38 @@ def main() -> None:
         dtype_name = str(layer.x.dtype).removeprefix("torch.")
         rows.append({**head, "dtype": dtype_name, **case, **time_case(timer, layer, active, dense, **case)})
 
-    for shape in repeat_shapes:
-        layer = Layer(shape, dtype, device)
-        grid = sbnet.BlockGrid.cover(shape[1:3], 16)
-        dense = layer.dense_forms(options.compile)
-        total = shape[0] * grid.bcount[0] * grid.bcount[1]
-        for density in densities:
-            if "random" in options.masks:
-                active = random_active(layer.size, grid, max(1, round(total * density)), device)
-                add("random", layer, active, dense, residual=False)
-            if "topleft" in options.masks and density < 1:
-                add("topleft", layer, top_left(layer.size, grid, density, device), dense, residual=False)
-        if "random" in options.masks and device == "cuda" and not options.quick:
-            for density in (1.0, 0.1):
-                count = max(1, round(total * density))
-                add("random", layer, random_active(layer.size, grid, count, device), dense, residual=True)
-                for block in ((8, 16), (8, 8)):
-                    small = sbnet.BlockGrid.cover(shape[1:3], block)
-                    finer = count * 256 // (block[0] * block[1])
-                    whole = shape[0] * small.bcount[0] * small.bcount[1]
-                    active = random_active(layer.size, small, min(finer, whole), device)
+    with contextlib.suppress(KeyboardInterrupt):  # what was measured is kept
+        for shape in repeat_shapes:
+            layer = Layer(shape, dtype, device)
+            grid = sbnet.BlockGrid.cover(shape[1:3], 16)
+            dense = layer.dense_forms(options.compile)
+            total = shape[0] * grid.bcount[0] * grid.bcount[1]
+            for density in densities:
+                if "random" in options.masks:
+                    active = random_active(layer.size, grid, max(1, round(total * density)), device)
                     add("random", layer, active, dense, residual=False)
-            layer = Layer(shape, torch.bfloat16, device)
-            for density in (1.0, 0.1):
-                active = random_active(layer.size, grid, max(1, round(total * density)), device)
-                add("random", layer, active, layer.dense_forms(options.compile), residual=False)
-    if "real" in options.masks and not options.quick:
-        for name, mask in real_masks().items():
-            for channels in (64, 128):
-                layer = Layer((1, *mask.shape[1:], channels), dtype, device)
-                active = sbnet.reduce_mask(mask.to(device), sbnet.BlockGrid.cover(mask.shape[1:], 16))
-                add(name, layer, active, layer.dense_forms(options.compile), residual=False)
+                if "topleft" in options.masks and density < 1:
+                    add("topleft", layer, top_left(layer.size, grid, density, device), dense, residual=False)
+            if "random" in options.masks and device == "cuda" and not options.quick:
+                for density in (1.0, 0.1):
+                    count = max(1, round(total * density))
+                    add("random", layer, random_active(layer.size, grid, count, device), dense, residual=True)
+                    for block in ((8, 16), (8, 8)):
+                        small = sbnet.BlockGrid.cover(shape[1:3], block)
+                        finer = count * 256 // (block[0] * block[1])
+                        whole = shape[0] * small.bcount[0] * small.bcount[1]
+                        active = random_active(layer.size, small, min(finer, whole), device)
+                        add("random", layer, active, dense, residual=False)
+                layer = Layer(shape, torch.bfloat16, device)
+                for density in (1.0, 0.1):
+                    active = random_active(layer.size, grid, max(1, round(total * density)), device)
+                    add("random", layer, active, layer.dense_forms(options.compile), residual=False)
+        if "real" in options.masks and not options.quick:
+            for name, mask in real_masks().items():
+                for channels in (64, 128):
+                    layer = Layer((1, *mask.shape[1:], channels), dtype, device)
+                    active = sbnet.reduce_mask(mask.to(device), sbnet.BlockGrid.cover(mask.shape[1:], 16))
+                    add(name, layer, active, layer.dense_forms(options.compile), residual=False)
     show("sparse_conv2d_, 3x3, bias + ReLU, fringe zeroed", rows)
     if not options.quick:
         print(save("conv", device, rows, {"torch.compile among the dense forms": options.compile}))

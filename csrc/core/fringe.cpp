@@ -39,8 +39,8 @@ Status validate(const FringeParams& p) {
 
 }  // namespace sbnet
 
-// CUDA: one bit a pixel, then a count for each 2048 of them.
+// CPU: one byte a pixel. CUDA: one bit a pixel, then a count for each 2048 of them.
 int64_t sbnet_fringe_workspace_bytes(const sbnet::FringeParams* p) {
   const int64_t chunks = (p->batch * p->height * p->width + 2047) / 2048;
-  return chunks * (256 + 4) + 16;
+  return chunks * 2048 + 16;
 }
