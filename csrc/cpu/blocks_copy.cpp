@@ -42,6 +42,42 @@ struct RowView {
   int64_t stride_c, stride_x;  // elements
 };
 
+// out[j][i] = in[i][j]; pitches in elements. Tiles of 16 x 16 keep the cache lines of both sides at hand.
+template <class T>
+void transpose(const T* in, int64_t in_pitch, T* out, int64_t out_pitch, int64_t rows, int64_t columns) {
+  constexpr int64_t kTile = 16;
+  for (int64_t j0 = 0; j0 < columns; j0 += kTile) {
+    const int64_t j1 = j0 + kTile < columns ? j0 + kTile : columns;
+    for (int64_t i0 = 0; i0 < rows; i0 += kTile) {
+      const int64_t i1 = i0 + kTile < rows ? i0 + kTile : rows;
+      int64_t j = j0;
+      if constexpr (sizeof(T) == 4) {  // four vectors of four at a time
+        typedef uint32_t Quad __attribute__((vector_size(16)));
+        for (; j + 4 <= j1; j += 4) {
+          int64_t i = i0;
+          for (; i + 4 <= i1; i += 4) {
+            Quad a[4];
+            for (int r = 0; r < 4; ++r) std::memcpy(&a[r], in + (i + r) * in_pitch + j, 16);
+            const Quad low01 = __builtin_shufflevector(a[0], a[1], 0, 4, 1, 5);
+            const Quad low23 = __builtin_shufflevector(a[2], a[3], 0, 4, 1, 5);
+            const Quad high01 = __builtin_shufflevector(a[0], a[1], 2, 6, 3, 7);
+            const Quad high23 = __builtin_shufflevector(a[2], a[3], 2, 6, 3, 7);
+            const Quad b[4] = {__builtin_shufflevector(low01, low23, 0, 1, 4, 5),
+                               __builtin_shufflevector(low01, low23, 2, 3, 6, 7),
+                               __builtin_shufflevector(high01, high23, 0, 1, 4, 5),
+                               __builtin_shufflevector(high01, high23, 2, 3, 6, 7)};
+            for (int r = 0; r < 4; ++r) std::memcpy(out + (j + r) * out_pitch + i, &b[r], 16);
+          }
+          for (; i < i1; ++i)
+            for (int r = 0; r < 4; ++r) out[(j + r) * out_pitch + i] = in[i * in_pitch + j + r];
+        }
+      }
+      for (; j < j1; ++j)
+        for (int64_t i = i0; i < i1; ++i) out[j * out_pitch + i] = in[i * in_pitch + j];
+    }
+  }
+}
+
 // Copies [channels] x [columns] elements between two row views. T carries the element's size, not its type.
 template <class T>
 void copy_row(RowView from, RowView to, int64_t channels, int64_t columns) {
@@ -63,19 +99,13 @@ void copy_row(RowView from, RowView to, int64_t channels, int64_t columns) {
                   static_cast<size_t>(columns) * sizeof(T));
     return;
   }
-  // A transpose: 16 x 16 tiles keep the cache lines of both sides at hand.
   const T* in = reinterpret_cast<const T*>(from.data);
   T* out = reinterpret_cast<T*>(to.data);
-  constexpr int64_t kTile = 16;
-  for (int64_t c0 = 0; c0 < channels; c0 += kTile) {
-    const int64_t c1 = c0 + kTile < channels ? c0 + kTile : channels;
-    for (int64_t x0 = 0; x0 < columns; x0 += kTile) {
-      const int64_t x1 = x0 + kTile < columns ? x0 + kTile : columns;
-      for (int64_t c = c0; c < c1; ++c)
-        for (int64_t x = x0; x < x1; ++x)
-          out[c * to.stride_c + x * to.stride_x] = in[c * from.stride_c + x * from.stride_x];
-    }
-  }
+  if (from.stride_c == 1 && to.stride_x == 1) return transpose(in, from.stride_x, out, to.stride_c, columns, channels);
+  if (from.stride_x == 1 && to.stride_c == 1) return transpose(in, from.stride_c, out, to.stride_x, channels, columns);
+  for (int64_t c = 0; c < channels; ++c)
+    for (int64_t x = 0; x < columns; ++x)
+      out[c * to.stride_c + x * to.stride_x] = in[c * from.stride_c + x * from.stride_x];
 }
 
 template <class T>
@@ -93,10 +123,48 @@ RowView view(const TensorView& t, int64_t n, int64_t y, int64_t x) {
           t.stride[1], t.stride[3]};
 }
 
+// Both sides NCHW: a unit is one channel of one block, whose rows lie close together; those of its channels are a plane
+// apart.
+template <class T>
+void move_channels(const BlockCopyParams& p, const Parallel& parallel, int64_t slots) {
+  const bool gather = p.direction == CopyDirection::kGather;
+  const int64_t height = p.active.grid.size[0], width = p.active.grid.size[1];
+  const int64_t channels = p.plane.size[1], count = clamped_count(p);
+  const int64_t grain = 1 + 32768 / (height * width * static_cast<int64_t>(sizeof(T)));
+  parallel_for(parallel, slots * channels, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t u = begin; u < end; ++u) {
+      const int64_t slot = u / channels, c = u % channels;
+      // The columns are those of any row on the plane.
+      BlockRow at = block_row(p, slot, 0, count);
+      for (int64_t row = 1; row < height && at.inside0 == at.inside1; ++row) at = block_row(p, slot, row, count);
+      const bool known = at.inside0 < at.inside1;
+      const int64_t top =
+          known ? p.active.grid.offset[0] + int64_t{p.active.indices[slot * 3 + 1]} * p.active.grid.stride[0] : 0;
+      T* stack = static_cast<T*>(p.blocks.data) + slot * p.blocks.stride[0] + c * p.blocks.stride[1];
+      T* plane = static_cast<T*>(p.plane.data) + at.n * p.plane.stride[0] + c * p.plane.stride[1] + at.x;
+      const size_t bytes = static_cast<size_t>(at.inside1 - at.inside0) * sizeof(T);
+      for (int64_t row = 0; row < height; ++row) {
+        const int64_t y = top + row;
+        const bool inside = known && y >= 0 && y < p.plane.size[2];
+        T* in_stack = stack + row * p.blocks.stride[2];
+        T* in_plane = plane + y * p.plane.stride[2];
+        if (!gather) {
+          if (inside) std::memcpy(in_plane + at.inside0, in_stack + at.inside0, bytes);
+          continue;
+        }
+        if (!inside || at.inside0 > 0 || at.inside1 < width)
+          std::memset(in_stack, 0, static_cast<size_t>(width) * sizeof(T));
+        if (inside) std::memcpy(in_stack + at.inside0, in_plane + at.inside0, bytes);
+      }
+    }
+  });
+}
+
 template <class T>
 void gather(const BlockCopyParams& p, const Parallel& parallel) {
   const int64_t rows = p.active.grid.size[0], width = p.active.grid.size[1], channels = p.plane.size[1];
   const int64_t count = clamped_count(p), slots = p.zero_tail ? p.blocks.size[0] : count;
+  if (p.plane.stride[3] == 1 && p.blocks.stride[3] == 1) return move_channels<T>(p, parallel, slots);
   const int64_t grain = 1 + 32768 / (width * channels * static_cast<int64_t>(sizeof(T)) + 1);
   parallel_for(parallel, slots * rows, grain, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
@@ -115,6 +183,7 @@ void gather(const BlockCopyParams& p, const Parallel& parallel) {
 template <class T>
 void scatter(const BlockCopyParams& p, const Parallel& parallel) {
   const int64_t rows = p.active.grid.size[0], channels = p.plane.size[1], count = clamped_count(p);
+  if (p.plane.stride[3] == 1 && p.blocks.stride[3] == 1) return move_channels<T>(p, parallel, count);
   const int64_t grain = 1 + 32768 / (p.active.grid.size[1] * channels * static_cast<int64_t>(sizeof(T)) + 1);
   parallel_for(parallel, count * rows, grain, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
