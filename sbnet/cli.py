@@ -238,8 +238,16 @@ def gather_info() -> dict[str, Any]:
 
 
 @app.command()
-def info(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def info(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    ort_library: Annotated[
+        bool, typer.Option("--ort-library", help="Print the path that ONNX Runtime registers, and nothing else.")
+    ] = False,
+) -> None:
     """Print versions, build flags, devices and library paths."""
+    if ort_library:
+        typer.echo(str(_library.KERNEL_LIBRARY))
+        return
     facts = gather_info()
     if as_json:
         typer.echo(json.dumps(facts, indent=2))

@@ -414,48 +414,49 @@ def test_raw_activation_and_fringe(device):
 
 
 # ---- SBNET_DEBUG
+CHANGES = {  # what is done to a list of 12 blocks: do the ops raise where SBNET_DEBUG=1?
+    "pass": False,
+    "active.indices[3, 1] = 2": True,
+    "active.indices[0, 0] = -1": True,
+    "active.count.fill_(13)": True,
+    "active.count.fill_(-1)": True,
+    "active.count.fill_(3); active.indices[3] = 99": False,  # past the count anything may stand
+}
 DEBUG = """
 import torch, sbnet
 from sbnet import *
 grid = BlockGrid.cover((16, 24), 8)
-active = reduce_mask(torch.ones(2, 16, 24, device="{device}"), grid)
-{change}
 x = torch.zeros(2, 4, 16, 24, device="{device}")
 weight = torch.zeros(4, 4, 3, 3, device="{device}")
-for name, call in dict(
-    sparse_gather=lambda: sparse_gather(x, active),
-    sparse_scatter=lambda: sparse_scatter(torch.zeros(12, 4, 8, 8, device="{device}"), active, x),
-    sparse_scatter_=lambda: sparse_scatter_(torch.zeros(12, 4, 8, 8, device="{device}"), active, x),
-    sparse_conv2d=lambda: sparse_conv2d(x, weight, None, active, padding=1),
-    sparse_conv2d_=lambda: sparse_conv2d_(x, weight, None, active, x.clone(), padding=1),
-).items():
-    try:
-        call()
-        print(name, "passed")
-    except IndexError as error:
-        assert f"sbnet::{{name}}: active:" in str(error), error
-        print(name, "raised")
+blocks = torch.zeros(12, 4, 8, 8, device="{device}")
+for change in {changes}:
+    active = reduce_mask(torch.ones(2, 16, 24, device="{device}"), grid)
+    exec(change)
+    for name, call in dict(
+        sparse_gather=lambda: sparse_gather(x, active),
+        sparse_scatter=lambda: sparse_scatter(blocks, active, x),
+        sparse_scatter_=lambda: sparse_scatter_(blocks, active, x),
+        sparse_conv2d=lambda: sparse_conv2d(x, weight, None, active, padding=1),
+        sparse_conv2d_=lambda: sparse_conv2d_(x, weight, None, active, x.clone(), padding=1),
+        sparse_fill=lambda: sparse_fill(x, active),
+    ).items():
+        try:
+            call()
+            print(change, name, "passed", sep="|")
+        except IndexError as error:
+            assert f"sbnet::{{name}}: active:" in str(error), error
+            print(change, name, "raised", sep="|")
 """
 
 
-@pytest.mark.parametrize(
-    ("change", "debug", "outcome"),
-    [
-        ("", "1", "passed"),
-        ("active.indices[3, 1] = 2", "1", "raised"),
-        ("active.indices[0, 0] = -1", "1", "raised"),
-        ("active.count.fill_(13)", "1", "raised"),
-        ("active.count.fill_(-1)", "1", "raised"),
-        ("active.count.fill_(3); active.indices[3] = 99", "1", "passed"),  # past the count anything may stand
-        ("active.indices[3, 1] = 2; active.count.fill_(13)", "0", "passed"),
-        ("active.indices[3, 1] = 2; active.count.fill_(13)", "", "passed"),
-    ],
-)
-def test_debug_checks_what_the_device_holds(device, change, debug, outcome):
-    result = run_python(DEBUG.format(device=device, change=change), SBNET_DEBUG=debug)
+@pytest.mark.parametrize("debug", ["1", "0", ""])
+def test_debug_checks_what_the_device_holds(device, debug):
+    result = run_python(DEBUG.format(device=device, changes=list(CHANGES)), SBNET_DEBUG=debug)
     assert result.returncode == 0, result.stderr[-2000:]
-    names = ["sparse_gather", "sparse_scatter", "sparse_scatter_", "sparse_conv2d", "sparse_conv2d_"]
-    assert result.stdout.split("\n")[:5] == [f"{n} {outcome}" for n in names]
+    outcomes = [line.split("|") for line in result.stdout.splitlines()]
+    assert len(outcomes) == 6 * len(CHANGES)
+    for change, name, outcome in outcomes:
+        assert outcome == ("raised" if debug == "1" and CHANGES[change] else "passed"), (change, name)
 
 
 def test_a_missing_library_says_what_to_do(tmp_path):

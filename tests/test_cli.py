@@ -179,6 +179,7 @@ def test_info():
     text = invoke("info").output
     assert sbnet.__version__ in text
     assert "libsbnet.so" in text
+    assert Path(invoke("info", "--ort-library").output.strip()).samefile(facts["libraries"][0])
 
 
 @pytest.mark.gpu

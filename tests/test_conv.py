@@ -401,6 +401,8 @@ def test_tf32_by_the_switch_only():
 @pytest.mark.parametrize("block", [8, 16, (8, 16), (16, 8), 24, 32, (8, 32), (64, 8)], ids=str)
 @pytest.mark.parametrize("size", [(50, 88), (37, 45), (64, 64), (7, 5)], ids=str)
 def test_hopper_planes_and_blocks(device, size, block, dtype):
+    if device == "cpu" and (dtype == torch.bfloat16 or size == (64, 64)):
+        pytest.skip("slow on a CPU, which treats all of these alike")
     for density in (0.3, 1.0):
         case = {"dtype": dtype, "size": size, "block": block, "density": density}
         check(device, **case, channels=64, filters=64, activation="relu")

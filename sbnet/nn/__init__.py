@@ -1,1 +1,0 @@
-"""Modules that own parameters and call sbnet's ops."""
