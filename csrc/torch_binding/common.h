@@ -163,3 +163,13 @@ inline Tensor workspace(const Tensor& like, int64_t bytes) {
 #else
 #define SBNET_ON_DEVICE(call, on_cpu, on_cuda) (on_cpu)
 #endif
+
+// Registers a family's ops: `register_ops(m)` serves every device, the functions it names choose by their tensors.
+#ifdef SBNET_WITH_CUDA
+#define SBNET_TORCH_IMPL(register_ops)                          \
+  STABLE_TORCH_LIBRARY_IMPL(sbnet, CPU, m) { register_ops(m); } \
+  STABLE_TORCH_LIBRARY_IMPL(sbnet, CUDA, m) { register_ops(m); }
+#else
+#define SBNET_TORCH_IMPL(register_ops) \
+  STABLE_TORCH_LIBRARY_IMPL(sbnet, CPU, m) { register_ops(m); }
+#endif

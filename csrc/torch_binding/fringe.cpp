@@ -51,7 +51,4 @@ void register_ops(torch::stable::detail::StableLibrary& m) { m.impl("fringe", TO
 }  // namespace
 }  // namespace sbnet::binding
 
-STABLE_TORCH_LIBRARY_IMPL(sbnet, CPU, m) { sbnet::binding::register_ops(m); }
-#ifdef SBNET_WITH_CUDA
-STABLE_TORCH_LIBRARY_IMPL(sbnet, CUDA, m) { sbnet::binding::register_ops(m); }
-#endif
+SBNET_TORCH_IMPL(sbnet::binding::register_ops)
