@@ -1,0 +1,125 @@
+"""Every kernel family on small shapes, in a few seconds: what to run under a memory or race checker.
+
+compute-sanitizer --tool memcheck  python tests/sanitize.py
+compute-sanitizer --tool racecheck python tests/sanitize.py
+compute-sanitizer --tool synccheck python tests/sanitize.py
+
+Results are compared with sbnet.reference. `--device cpu` runs the same cases there (for a sanitized build), and
+`--only conv` those of one family.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+
+import torch
+
+import sbnet
+from sbnet import BlockGrid, reference
+
+
+def some_active(size: tuple[int, int, int], grid: BlockGrid, density: float, device: str) -> sbnet.ActiveBlocks:
+    return sbnet.reduce_mask(torch.rand(size, device=device) < density, grid)
+
+
+def reduce_mask(device: str) -> None:
+    grids = {
+        (2, 37, 45): BlockGrid.cover((37, 45), 16),
+        (1, 64, 96): BlockGrid((3, 4), (2, 3), (-1, -2), (9, 9)),
+        (1, 128, 128): BlockGrid((96, 64), (8, 8), (0, 0), (3, 3)),
+    }
+    for dtype, (size, grid), average in itertools.product(
+        (torch.bool, torch.float16, torch.float32, torch.float64), grids.items(), (False, True)
+    ):
+        mask = (torch.rand(size, device=device) > 0.97).to(dtype)
+        for capacity in (None, 7):
+            got = sbnet.reduce_mask(mask, grid, 0.01, average, capacity)
+            want = reference.reduce_mask(mask, grid, 0.01, average, capacity)
+            for name in ("indices", "count", "total", "block_map"):
+                assert torch.equal(getattr(got, name), getattr(want, name)), (name, dtype, size, average, capacity)
+
+
+def copies(device: str) -> None:
+    grids = (
+        BlockGrid((16, 16), (16, 16), (0, 0), (3, 3)),
+        BlockGrid((18, 18), (16, 16), (-1, -1), (3, 3)),
+        BlockGrid((5, 7), (5, 9), (-2, 1), (8, 5)),
+        BlockGrid((40, 24), (40, 24), (0, 0), (1, 2)),
+    )
+    for dtype, channels, channels_last, grid in itertools.product(
+        (torch.float16, torch.float32, torch.uint8), (64, 17), (False, True), grids
+    ):
+        x = (torch.randn(2, channels, 40, 48, device=device) * 9).to(dtype)
+        x = x.contiguous(memory_format=torch.channels_last) if channels_last else x
+        active = some_active((2, 40, 48), grid, 0.01, device)
+        for transpose in (False, True):
+            stack = sbnet.sparse_gather(x, active, transpose)
+            assert torch.equal(stack, reference.sparse_gather(x, active))
+            base = torch.full_like(x, 3)
+            if not grid.overlaps:
+                assert torch.equal(
+                    sbnet.sparse_scatter(stack, active, base), reference.sparse_scatter(stack, active, base)
+                )
+            if dtype.is_floating_point:
+                want = reference.sparse_scatter(stack.double(), active, base.double(), add=True)
+                for atomic in (False, True):
+                    got = sbnet.sparse_scatter(stack, active, base, add=True, atomic=atomic)
+                    assert float((got - want).norm() / want.norm()) < 2e-3
+
+
+def fringe_and_fill(device: str) -> None:
+    for size, block in (((37, 45), 8), ((64, 64), 16), ((50, 88), 16)):
+        active = some_active((1, *size), BlockGrid.cover(size, block), 0.005, device)
+        got, want = (op(active, active, size, 3, 1, 1) for op in (sbnet.fringe, reference.fringe))
+        assert torch.equal(got.pixels, want.pixels)
+        x = torch.randn(1, 17, *size, device=device)
+        assert torch.equal(sbnet.sparse_fill(x, active, 2.0), reference.sparse_fill(x, active, 2.0))
+
+
+def conv(device: str) -> None:
+    cases = (  # dtype, kernel, stride, groups, channels, block
+        (torch.float16, 3, 1, 1, 64, 16),
+        (torch.float16, 3, 1, 1, 128, 16),
+        (torch.bfloat16, 3, 1, 1, 128, 8),
+        (torch.bfloat16, 1, 1, 1, 64, 16),
+        (torch.float16, 3, 2, 1, 24, 16),
+        (torch.float32, 3, 1, 1, 16, 10),
+        (torch.float16, 3, 1, 8, 32, 16),
+        (torch.float16, 3, 1, 64, 64, 16),
+        (torch.float16, 7, 2, 1, 3, 16),
+    )
+    for dtype, kernel, stride, groups, channels, block in cases:
+        size, filters = (50, 60), channels if groups > 1 else 64
+        x = torch.randn(1, channels, *size, device=device).to(dtype).contiguous(memory_format=torch.channels_last)
+        weight = torch.randn(filters, channels // groups, kernel, kernel, device=device)
+        weight = (weight / (channels * kernel**2 / groups) ** 0.5).to(dtype)
+        geometry = {"stride": stride, "padding": kernel // 2, "groups": groups}
+        pairs = [(v, v) for v in (kernel, stride, kernel // 2, 1)]
+        out = sbnet.conv_output_size(size, *pairs)
+        active = some_active((1, *out), BlockGrid.cover(out, block), 0.005, device)
+        got = sbnet.sparse_conv2d(x, weight, None, active, activation="relu", **geometry)
+        want = reference.sparse_conv2d(x.float(), weight.float(), None, active, activation="relu", **geometry)
+        error = float((got.float() - want).norm() / want.norm())
+        assert error < 1e-2, (dtype, kernel, stride, groups, channels, block, error)
+
+
+def main() -> None:
+    families = {f.__name__: f for f in (reduce_mask, copies, fringe_and_fill, conv)}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--only", choices=families)
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    for name, family in families.items():
+        if options.only in (None, name):
+            start = time.monotonic()
+            family(options.device)
+            if options.device == "cuda":
+                torch.cuda.synchronize()
+            print(f"{name}: right, {time.monotonic() - start:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
