@@ -26,10 +26,13 @@ Run = Callable[[], Any]
 
 
 class Timer:
-    """Times functions on one device: `Timer(device).interleaved({"name": fn, ...})` -> {"name": microseconds}."""
+    """Times functions on one device: `Timer(device).interleaved({"name": fn, ...})` -> {"name": microseconds}.
 
-    def __init__(self, device: str, rounds: int = 9):
-        self.cuda, self.rounds = device == "cuda", rounds
+    captured: on CUDA, time a graph of the function; False for functions that replay graphs of their own.
+    """
+
+    def __init__(self, device: str, rounds: int = 9, captured: bool = True):
+        self.cuda, self.rounds, self.captured = device == "cuda", rounds, captured
 
     def interleaved(self, runs: dict[str, Run], repeat: int = 20) -> dict[str, float]:
         """Medians over `rounds` rounds in which every function runs once after the other."""
@@ -44,7 +47,9 @@ class Timer:
         return self.interleaved({"it": run}, repeat)["it"]
 
     def _prepare(self, run: Run, repeat: int) -> Callable[[], float]:
-        return self._graph(run, repeat) if self.cuda else self._wall(run, repeat)
+        if not self.cuda:
+            return self._wall(run, repeat)
+        return self._events(self._graph(run, repeat) if self.captured else self._eager(run, repeat), repeat)
 
     @staticmethod
     def _wall(run: Run, repeat: int) -> Callable[[], float]:
@@ -59,7 +64,16 @@ class Timer:
         return timed
 
     @staticmethod
-    def _graph(run: Run, repeat: int) -> Callable[[], float]:
+    def _eager(run: Run, repeat: int) -> Run:
+        def calls() -> None:
+            for _ in range(repeat):
+                run()
+
+        calls()
+        return calls
+
+    @staticmethod
+    def _graph(run: Run, repeat: int) -> Run:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -73,11 +87,14 @@ class Timer:
         for _ in range(2):
             graph.replay()
         torch.cuda.synchronize()
+        return graph.replay
 
+    @staticmethod
+    def _events(run: Run, repeat: int) -> Callable[[], float]:
         def timed() -> float:
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
-            graph.replay()
+            run()
             end.record()
             end.synchronize()
             return start.elapsed_time(end) * 1e3 / repeat
