@@ -21,6 +21,7 @@ from rich.table import Table
 
 import sbnet
 from sbnet import _library, video
+from sbnet.engine.chain import MaskedChain
 from sbnet.engine.video_job import Report, VideoJob
 
 app = typer.Typer(
@@ -129,6 +130,9 @@ def run(
     threshold: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Brightness change, of 1, that counts as motion.")
     ] = 0.08,
+    onnx: Annotated[
+        Path | None, typer.Option(help="Let ONNX Runtime run this model of `sbnet export` (same size, block, dtype).")
+    ] = None,
 ) -> None:
     """Find contours where a video moves: a motion mask, then a network on the active blocks only.
 
@@ -145,7 +149,7 @@ def run(
         target = output or Path(f"{source.stem}-sbnet.mp4")
         if target.exists() and target.samefile(source):
             raise CommandError(f"--output {target}: is the video itself; another name is wanted")
-        report = _process(source, target, info, plane, frames, block, threshold, chosen, getattr(torch, kind))
+        report = _process(source, target, info, plane, frames, block, threshold, chosen, getattr(torch, kind), onnx)
     title = f"{source.name}, {plane[0]}x{plane[1]}, blocks of {block}x{block}, {kind} on {_device_name(chosen)}"
     console.print(_closing_table(title, report))
     console.print(f"wrote {escape(str(target))}", soft_wrap=True)
@@ -165,6 +169,7 @@ def _process(
     threshold: float,
     device: torch.device,
     dtype: torch.dtype,
+    onnx: Path | None,
 ) -> Report:
     # Not at the top: `sbnet info` has to work in a checkout where models/ is not yet installed as sbnet.models.
     from sbnet.models import contour_net, paint_contours
@@ -173,7 +178,17 @@ def _process(
     first = next(frames, None)
     if first is None:
         raise video.VideoError(f"{source}: has no frames")
-    job = VideoJob(contour_net(), plane, block, threshold, device, dtype)
+    if onnx is not None and not onnx.is_file():
+        raise CommandError(f"--onnx {onnx}: no such file")
+    try:
+        job = VideoJob(contour_net(), plane, block, threshold, device, dtype, onnx)
+    except ImportError as error:
+        raise CommandError(f"--onnx: {error}") from None
+    except Exception as error:
+        if onnx is None:
+            raise
+        # onnxruntime raises classes of its own for models that it refuses
+        raise CommandError(f"--onnx {onnx}: {str(error).splitlines()[0]}") from None
     expected = min(info.frames, limit or info.frames) or limit
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with video.open_writer(target, info.rate) as writer, Progress(*columns, console=console) as progress:
@@ -235,6 +250,39 @@ def gather_info() -> dict[str, Any]:
         "cuda": _cuda_obstacle() or "usable",
         "libraries": [str(_library.KERNEL_LIBRARY), str(_library.TORCH_LIBRARY)],
     }
+
+
+@app.command()
+def export(
+    output: Annotated[Path, typer.Option("--output", "-o", help="The ONNX file to write.")],
+    model: Annotated[str, typer.Argument(help="A network of sbnet.models: contours.")] = "contours",
+    size: Annotated[str, typer.Option(metavar="HEIGHTxWIDTH", help="Size of the frames.")] = "400x704",
+    block: Annotated[int, typer.Option(min=1, max=1024, help="Side of a block, in pixels.")] = 16,
+    dtype: Annotated[Dtype, typer.Option(help="auto: float32.")] = Dtype.auto,
+) -> None:
+    """Write a masked network as an ONNX model and compare ONNX Runtime's result with PyTorch's.
+
+    Its inputs are x [1,3,H,W] and mask [1,H,W], its outputs y [1,K,H,W] and block_map. ONNX Runtime needs the library
+    that `sbnet info --ort-library` names.
+    """
+    from sbnet.models import contour_net
+
+    height, width = _size(size)
+    with _one_line_errors():
+        if model != "contours":
+            raise CommandError(f"{model}: no such network; contours is wanted")
+        try:
+            from sbnet import export as onnx_export
+
+            to_onnx, verify = onnx_export.to_onnx, onnx_export.verify
+            kind = torch.float32 if dtype is Dtype.auto else getattr(torch, dtype.value)
+            chain = MaskedChain(contour_net(), block, kind).eval()
+            inputs = torch.rand(1, 3, height, width, dtype=kind), torch.rand(1, height, width) > 0.999
+            to_onnx(chain, inputs, output, input_names=["x", "mask"], output_names=["y", "block_map"])
+            verify(output, chain, inputs, ["CPUExecutionProvider"])
+        except (ImportError, OSError) as error:
+            raise CommandError(str(error)) from None
+    console.print(f"wrote {escape(str(output))}", soft_wrap=True)
 
 
 @app.command()

@@ -170,6 +170,38 @@ def test_cuda_obstacles(built, driver, message, monkeypatch):
     assert message in cli._cuda_obstacle()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_export_and_run_in_onnx_runtime(clip, tmp_path, dtype):
+    pytest.importorskip("onnxruntime")
+    model = tmp_path / "contours.onnx"
+    result = invoke("export", "-o", model, "--size", "50x64", "--block", 8, "--dtype", dtype)
+    assert result.exit_code == 0, result.output
+    assert model.exists()
+    options = "--device", "cpu", "--block", 8, "--dtype", dtype, "--size", "50x64", "--onnx", model
+    result = invoke("run", clip, "-o", tmp_path / "pictures", *options)
+    assert result.exit_code == 0, result.output
+    assert "2 frames checked" in " ".join(result.output.split())
+    assert len(list((tmp_path / "pictures").iterdir())) == 12
+
+
+def test_onnx_models_that_do_not_fit(clip, tmp_path):
+    pytest.importorskip("onnxruntime")
+    model = tmp_path / "contours.onnx"
+    assert invoke("export", "-o", model, "--size", "50x64", "--block", 8).exit_code == 0
+    run = "run", clip, "-o", tmp_path / "pictures", "--device", "cpu", "--onnx"
+    (tmp_path / "no.onnx").write_bytes(b"not a model")
+    for arguments, text in (
+        ((model, "--size", "48x64"), "48, 64"),
+        ((model, "--size", "50x64", "--block", 16), "block size"),
+        ((tmp_path / "no.onnx",), "no.onnx"),
+        ((tmp_path / "missing.onnx",), "no such file"),
+    ):
+        result = invoke(*run, *arguments)
+        assert result.exit_code == 1, (arguments, result.output)
+        assert text in result.output + result.stderr
+    assert invoke("export", "resnet", "-o", model).exit_code == 1
+
+
 def test_info():
     facts = json.loads(invoke("info", "--json").output)
     assert facts["sbnet"] == sbnet.__version__

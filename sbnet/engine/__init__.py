@@ -1,6 +1,8 @@
 """Runs networks on active blocks."""
 
+from sbnet.engine.chain import MaskedChain
+from sbnet.engine.onnx_net import OnnxConvNet
 from sbnet.engine.oracle import Agreement, compare, masked_oracle
 from sbnet.engine.runner import DenseConvNet, MaskedConvNet
 
-__all__ = ["Agreement", "DenseConvNet", "MaskedConvNet", "compare", "masked_oracle"]
+__all__ = ["Agreement", "DenseConvNet", "MaskedChain", "MaskedConvNet", "OnnxConvNet", "compare", "masked_oracle"]

@@ -44,7 +44,7 @@ class _Layer:
         return kernel, self.padding, self.dilation
 
 
-def _layers(net: nn.Sequential, device: torch.device, dtype: torch.dtype) -> list[_Layer]:
+def chain_layers(net: nn.Sequential, device: torch.device, dtype: torch.dtype) -> list[_Layer]:
     """The layers of a chain, parameters copied."""
     layers: list[_Layer] = []
     for name, module in net.named_modules(remove_duplicate=False):
@@ -129,7 +129,7 @@ class DenseConvNet:
         allow_tf32: bool = False,
     ) -> None:
         self.device = torch.device(device)
-        self._layers = _layers(net, self.device, dtype)
+        self._layers = chain_layers(net, self.device, dtype)
         self._graph: torch.cuda.CUDAGraph | None = None
         if self.device.type == "cuda":
             channels = self._layers[0].weight.shape[1] * self._layers[0].groups
@@ -206,7 +206,7 @@ class MaskedConvNet:
         self.grid = BlockGrid.cover(self.size, block)
         self.allow_tf32 = allow_tf32
         self.mask_source = mask_source
-        self._layers = _layers(net, self.device, dtype)
+        self._layers = chain_layers(net, self.device, dtype)
         first = self._layers[0]
         self._x = self._buffer(batch, first.weight.shape[1] * first.groups, dtype)
         self._mask = torch.zeros(batch, *self.size, dtype=torch.bool, device=self.device)

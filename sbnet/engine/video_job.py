@@ -6,11 +6,13 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sbnet.engine.onnx_net import OnnxConvNet
 from sbnet.engine.oracle import Agreement, compare
 from sbnet.engine.runner import DenseConvNet, MaskedConvNet
 from sbnet.masks import MotionMask
@@ -59,6 +61,7 @@ class VideoJob:
         block: side of a block.
         threshold: of `MotionMask`.
         device, dtype: where and in what to run.
+        onnx: an ONNX model of the same chain (`sbnet export`) that ONNX Runtime runs instead of the masked runner.
     """
 
     def __init__(
@@ -69,11 +72,16 @@ class VideoJob:
         threshold: float = 0.08,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        onnx: Path | None = None,
     ) -> None:
         self.net, self.device, self.dtype = net, torch.device(device), dtype
         self.report = Report()
         self.motion = MotionMask(size, threshold, device=self.device)
-        self.masked = MaskedConvNet(net, size, block, device=device, dtype=dtype, mask_source=self.motion)
+        self.masked: MaskedConvNet | OnnxConvNet
+        if onnx is None:
+            self.masked = MaskedConvNet(net, size, block, device=device, dtype=dtype, mask_source=self.motion)
+        else:
+            self.masked = OnnxConvNet(onnx, size, block, self.motion, device)
         self.dense = DenseConvNet(net, size, device=device, dtype=dtype)
         x = self._input(np.zeros((*size, 3), np.uint8))
         self.motion.reset()

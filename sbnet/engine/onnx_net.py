@@ -1,0 +1,73 @@
+"""A chain that `sbnet export` wrote, run by ONNX Runtime behind MaskedConvNet's interface."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sbnet.blocks import ActiveBlocks, BlockGrid, to_pair
+from sbnet.ops import reduce_mask
+
+
+class OnnxConvNet:
+    """Runs an exported `MaskedChain`: inputs x and mask, outputs the result and its block map.
+
+    Args:
+        path: the model.
+        size: (H, W) of the frames.
+        block: block size that the model was exported with.
+        mask_source: makes the mask from x.
+        device: CUDA or CPU: which execution provider runs it.
+
+    Raises:
+        ValueError: the model has other inputs, sizes or blocks.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        size: Sequence[int],
+        block: int | Sequence[int],
+        mask_source: Callable[[Tensor], Tensor],
+        device: torch.device | str = "cpu",
+    ) -> None:
+        from sbnet import export  # needs onnxruntime, an extra
+
+        self.device, self.mask_source = torch.device(device), mask_source
+        self.grid = BlockGrid.cover(to_pair(size, "OnnxConvNet: size"), block)
+        cuda = ["CUDAExecutionProvider"] if self.device.type == "cuda" else []
+        self._session = export.session(path, [*cuda, "CPUExecutionProvider"])
+        self._run = export.run
+        names = [value.name for value in self._session.get_inputs()]
+        outputs = self._session.get_outputs()
+        if names != ["x", "mask"] or len(outputs) != 2:
+            raise ValueError(
+                f"{path}: inputs {names} and {len(outputs)} outputs; a model of `sbnet export`, inputs x and mask and "
+                "outputs y and block_map, is wanted"
+            )
+        for value, wanted in zip(self._session.get_inputs(), ((1, 3, *size), (1, *size)), strict=True):
+            fixed = [(have, want) for have, want in zip(value.shape, wanted, strict=False) if isinstance(have, int)]
+            if len(value.shape) != len(wanted) or any(have != want for have, want in fixed):
+                raise ValueError(f"{path}: {value.name} has shape {value.shape}; {list(wanted)} is wanted")
+        self._block_map = torch.full((1, *self.grid.bcount), -1, dtype=torch.int32)
+
+    @property
+    def active(self) -> ActiveBlocks:
+        """Active blocks of the last call."""
+        one = BlockGrid((1, 1), (1, 1), (0, 0), self.grid.bcount)
+        return reduce_mask(self._block_map >= 0, one).with_grid(self.grid)
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [1,3,H,W] -> [1,K,H,W], zeros outside the active blocks."""
+        output, block_map = self._run(self._session, [x, self.mask_source(x)])
+        if tuple(block_map.shape[1:]) != self.grid.bcount:
+            raise ValueError(
+                f"the model has {tuple(block_map.shape[1:])} blocks a frame, {self.grid.bcount} of size "
+                f"{self.grid.bsize} are wanted: give the block size that it was exported with"
+            )
+        self._block_map = block_map
+        return output
