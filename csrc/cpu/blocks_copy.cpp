@@ -123,75 +123,48 @@ RowView view(const TensorView& t, int64_t n, int64_t y, int64_t x) {
           t.stride[1], t.stride[3]};
 }
 
-// Both sides NCHW: a unit is one channel of one block, whose rows lie close together; those of its channels are a plane
-// apart.
+// Gather and scatter without add. A unit of work is a band of rows and a run of channels of one block, chosen so that
+// both sides are walked in long stretches: one row of all channels between channels_last sides, one channel between
+// NCHW sides, a cache line of channels where the copy transposes.
 template <class T>
-void move_channels(const BlockCopyParams& p, const Parallel& parallel, int64_t slots) {
+void move(const BlockCopyParams& p, const Parallel& parallel) {
   const bool gather = p.direction == CopyDirection::kGather;
-  const int64_t height = p.active.grid.size[0], width = p.active.grid.size[1];
-  const int64_t channels = p.plane.size[1], count = clamped_count(p);
-  const int64_t grain = 1 + 32768 / (height * width * static_cast<int64_t>(sizeof(T)));
-  parallel_for(parallel, slots * channels, grain, [&](int64_t begin, int64_t end) {
+  const int64_t height = p.active.grid.size[0], width = p.active.grid.size[1], channels = p.plane.size[1];
+  const int64_t count = clamped_count(p), slots = gather && p.zero_tail ? p.blocks.size[0] : count;
+  const bool both_nhwc = p.plane.stride[1] == 1 && p.blocks.stride[1] == 1;
+  const bool both_nchw = p.plane.stride[3] == 1 && p.blocks.stride[3] == 1;
+  const int64_t run = both_nhwc ? channels : both_nchw ? 1 : 64 / static_cast<int64_t>(sizeof(T));
+  const int64_t band = both_nhwc ? 1 : height < 64 ? height : 64;
+  const int64_t runs = (channels + run - 1) / run, bands = (height + band - 1) / band;
+  const int64_t grain = 1 + 32768 / (run * band * width * static_cast<int64_t>(sizeof(T)));
+  parallel_for(parallel, slots * runs * bands, grain, [&](int64_t begin, int64_t end) {
     for (int64_t u = begin; u < end; ++u) {
-      const int64_t slot = u / channels, c = u % channels;
-      // The columns are those of any row on the plane.
-      BlockRow at = block_row(p, slot, 0, count);
-      for (int64_t row = 1; row < height && at.inside0 == at.inside1; ++row) at = block_row(p, slot, row, count);
-      const bool known = at.inside0 < at.inside1;
-      const int64_t top =
-          known ? p.active.grid.offset[0] + int64_t{p.active.indices[slot * 3 + 1]} * p.active.grid.stride[0] : 0;
-      T* stack = static_cast<T*>(p.blocks.data) + slot * p.blocks.stride[0] + c * p.blocks.stride[1];
-      T* plane = static_cast<T*>(p.plane.data) + at.n * p.plane.stride[0] + c * p.plane.stride[1] + at.x;
-      const size_t bytes = static_cast<size_t>(at.inside1 - at.inside0) * sizeof(T);
-      for (int64_t row = 0; row < height; ++row) {
-        const int64_t y = top + row;
-        const bool inside = known && y >= 0 && y < p.plane.size[2];
-        T* in_stack = stack + row * p.blocks.stride[2];
-        T* in_plane = plane + y * p.plane.stride[2];
-        if (!gather) {
-          if (inside) std::memcpy(in_plane + at.inside0, in_stack + at.inside0, bytes);
-          continue;
-        }
-        if (!inside || at.inside0 > 0 || at.inside1 < width)
-          std::memset(in_stack, 0, static_cast<size_t>(width) * sizeof(T));
-        if (inside) std::memcpy(in_stack + at.inside0, in_plane + at.inside0, bytes);
+      const int64_t slot = u / bands / runs, row0 = u % bands * band, c0 = u / bands % runs * run;
+      const int64_t row1 = row0 + band < height ? row0 + band : height,
+                    depth = channels - c0 < run ? channels - c0 : run;
+      // Which columns lie on the plane is the same for every row that does.
+      int64_t row = row0;
+      BlockRow at = block_row(p, slot, row, count);
+      while (at.inside0 == at.inside1 && ++row < row1) at = block_row(p, slot, row, count);
+      const bool any = at.inside0 < at.inside1;
+      const int64_t first = any ? row : row1;
+      const int64_t last = any ? (p.plane.size[2] - at.y < row1 - row ? row + p.plane.size[2] - at.y : row1) : row1;
+      const auto stack = [&](int64_t r, int64_t x) {
+        RowView v = view<T>(p.blocks, slot, r, x);
+        v.data += c0 * v.stride_c * static_cast<int64_t>(sizeof(T));
+        return v;
+      };
+      for (int64_t r = row0; gather && r < row1; ++r) {
+        const bool inside = r >= first && r < last;
+        if (!inside || at.inside0 > 0) zero_row<T>(stack(r, 0), depth, inside ? at.inside0 : width);
+        if (inside && at.inside1 < width) zero_row<T>(stack(r, at.inside1), depth, width - at.inside1);
       }
-    }
-  });
-}
-
-template <class T>
-void gather(const BlockCopyParams& p, const Parallel& parallel) {
-  const int64_t rows = p.active.grid.size[0], width = p.active.grid.size[1], channels = p.plane.size[1];
-  const int64_t count = clamped_count(p), slots = p.zero_tail ? p.blocks.size[0] : count;
-  if (p.plane.stride[3] == 1 && p.blocks.stride[3] == 1) return move_channels<T>(p, parallel, slots);
-  const int64_t grain = 1 + 32768 / (width * channels * static_cast<int64_t>(sizeof(T)) + 1);
-  parallel_for(parallel, slots * rows, grain, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) {
-      const int64_t slot = r / rows, row = r % rows;
-      const BlockRow at = block_row(p, slot, row, count);
-      const auto stack = [&](int64_t x) { return view<T>(p.blocks, slot, row, x); };
-      zero_row<T>(stack(0), channels, at.inside0);
-      if (at.inside0 < at.inside1)
-        copy_row<T>(view<T>(p.plane, at.n, at.y, at.x + at.inside0), stack(at.inside0), channels,
-                    at.inside1 - at.inside0);
-      zero_row<T>(stack(at.inside1), channels, width - at.inside1);
-    }
-  });
-}
-
-template <class T>
-void scatter(const BlockCopyParams& p, const Parallel& parallel) {
-  const int64_t rows = p.active.grid.size[0], channels = p.plane.size[1], count = clamped_count(p);
-  if (p.plane.stride[3] == 1 && p.blocks.stride[3] == 1) return move_channels<T>(p, parallel, count);
-  const int64_t grain = 1 + 32768 / (p.active.grid.size[1] * channels * static_cast<int64_t>(sizeof(T)) + 1);
-  parallel_for(parallel, count * rows, grain, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) {
-      const int64_t slot = r / rows, row = r % rows;
-      const BlockRow at = block_row(p, slot, row, count);
-      if (at.inside0 < at.inside1)
-        copy_row<T>(view<T>(p.blocks, slot, row, at.inside0), view<T>(p.plane, at.n, at.y, at.x + at.inside0), channels,
-                    at.inside1 - at.inside0);
+      for (int64_t r = first; r < last; ++r) {
+        RowView plane = view<T>(p.plane, at.n, at.y + r - first, at.x + at.inside0);
+        plane.data += c0 * plane.stride_c * static_cast<int64_t>(sizeof(T));
+        const RowView own = stack(r, at.inside0);
+        copy_row<T>(gather ? plane : own, gather ? own : plane, depth, at.inside1 - at.inside0);
+      }
     }
   });
 }
@@ -271,14 +244,6 @@ void add(const BlockCopyParams& p, const Parallel& parallel) {
     overlap_add<T>(p, parallel);
   else
     scatter_add<T>(p, parallel);
-}
-
-template <class T>
-void move(const BlockCopyParams& p, const Parallel& parallel) {
-  if (p.direction == CopyDirection::kGather)
-    gather<T>(p, parallel);
-  else
-    scatter<T>(p, parallel);
 }
 
 }  // namespace
