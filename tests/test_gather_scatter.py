@@ -35,7 +35,7 @@ def covering(size, bsize, bstride, boffset=(0, 0)):
     return BlockGrid(bsize, bstride, boffset, tuple(count))
 
 
-# (H, W, C), block size, stride, offset: the list of shared/spec/sbnet.md, then some of ours
+# (H, W, C), block size, stride, offset: the list that the reference release tests, then some of ours
 SHAPES = [
     ((2, 3, 2), (2, 3), (3, 4), (0, 0)),
     ((5, 5, 1), (3, 3), (1, 1), (0, 0)),
