@@ -66,7 +66,7 @@ Status validate(const BlockCopyParams& p) {
 
 }  // namespace sbnet
 
-// One byte a block, then one 32-bit word of ballot bits per 32 blocks (CUDA uses the words, the CPU the bytes).
+// One byte a block: is it active? Rounded up, since CUDA reads 16 of them at a time.
 int64_t sbnet_reduce_mask_workspace_bytes(const sbnet::ReduceMaskParams* p) {
   const int64_t blocks = p->size[0] * p->grid.count[0] * p->grid.count[1];
   return (blocks + 1023) / 1024 * 1024 + 16;
