@@ -52,9 +52,12 @@ def session(
 ) -> ort.InferenceSession:
     """An onnxruntime.InferenceSession of a model with sbnet's ops.
 
+    float32 keeps float32 accuracy on CUDA, as in torch: `use_tf32`, on by default in ONNX Runtime, is off unless the
+    provider's options ask for it.
+
     Args:
         path: file, or the bytes of a model.
-        providers: execution providers; default: CUDA where it is usable, then the CPU.
+        providers: execution providers, by name or as (name, options); default: CUDA where it is usable, then the CPU.
         cuda_graph: capture the first run as a CUDA graph and replay it from then on. Inputs and outputs must stay where
             they are: call `run` with the same tensors (their values may change, masks included) and with `outputs`.
         options: session options to start from.
@@ -68,11 +71,11 @@ def session(
         raise ValueError(f"sbnet.export.session: cuda_graph: providers {names}; CUDAExecutionProvider is wanted")
     if "CUDAExecutionProvider" in names and hasattr(onnxruntime, "preload_dlls"):
         onnxruntime.preload_dlls()  # cuDNN and cuBLAS of torch's or pip's nvidia-* packages
-    if cuda_graph:
-        chosen = [
-            (name, {**given, "enable_cuda_graph": "1"} if name == "CUDAExecutionProvider" else given)
-            for name, given in chosen
-        ]
+    graph = {"enable_cuda_graph": "1"} if cuda_graph else {}
+    chosen = [
+        (name, {"use_tf32": "0", **given, **graph} if name == "CUDAExecutionProvider" else given)
+        for name, given in chosen
+    ]
     options = options if options is not None else onnxruntime.SessionOptions()
     options.register_custom_ops_library(library_path())
     model = path if isinstance(path, bytes) else os.fspath(path)
