@@ -3,7 +3,7 @@
 #   make demo    a street clip, computed only where something moves: out/bikes.mp4
 #   make test    the test suite (ARGS="tests/test_cli.py -x" goes to pytest)
 #   make wheel   dist/sbnet-*.whl
-#   make bench   benchmarks/bench_*.py, results in benchmarks/results/
+#   make bench   sbnet bench (ARGS="conv --quick")
 #   make lint    ruff, mypy, clang-format
 #
 # SBNET_CUDA=auto|0|1 and SBNET_CUDA_ARCHS="80 90a" choose what is built (CONTRIBUTING.md).
@@ -38,7 +38,7 @@ wheel: $(VENV)/toolchain
 	$(PIP) wheel -v --no-build-isolation --no-deps --wheel-dir dist .
 
 bench: $(BUILT)
-	set -e; for script in benchmarks/bench_*.py; do $(BIN)/python $$script; done
+	$(BIN)/sbnet bench $(ARGS)
 
 lint: $(VENV)/linters
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""The command `sbnet`: run a network on the moving blocks of a video, and tell what is installed."""
+"""The command `sbnet`: run a network on the moving blocks of a video, export it, measure, tell what is installed."""
 
 from __future__ import annotations
 
@@ -283,6 +283,69 @@ def export(
         except (ImportError, OSError) as error:
             raise CommandError(str(error)) from None
     console.print(f"wrote {escape(str(output))}", soft_wrap=True)
+
+
+class Group(str, enum.Enum):
+    all = "all"
+    ops = "ops"
+    conv = "conv"
+    block = "block"
+    network = "network"
+
+
+@app.command()
+def bench(
+    group: Annotated[Group, typer.Argument(help="What to measure.")] = Group.all,
+    device: Annotated[Device, typer.Option(help="auto: a GPU if there is one that works.")] = Device.auto,
+    only: Annotated[str, typer.Option(help="Cases whose titles hold all of these words.")] = "",
+    quick: Annotated[bool, typer.Option("--quick", help="A few cases: under a minute on a CPU.")] = False,
+    cold: Annotated[bool, typer.Option("--cold", help="Flush the caches before each call.")] = False,
+    eager: Annotated[bool, typer.Option("--eager", help="On CUDA, without CUDA graphs.")] = False,
+    compiled: Annotated[
+        bool, typer.Option("--compile/--no-compile", help="On CUDA, torch.compile among the dense forms.")
+    ] = True,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds that a median is taken of.")] = 7,
+    time_budget: Annotated[float | None, typer.Option(min=0, help="Start no case after so many seconds.")] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Result file (.json); a .csv of the same name goes beside it.")
+    ] = Path("bench.json"),
+    resume: Annotated[bool, typer.Option("--resume", help="Keep what --output holds, measure the rest.")] = False,
+    list_cases: Annotated[
+        bool, typer.Option("--list", help="Print the titles of the cases, and nothing else.")
+    ] = False,
+    compare: Annotated[
+        tuple[Path, Path] | None, typer.Option(metavar="BEFORE AFTER", help="Compare two result files instead.")
+    ] = None,
+    threshold: Annotated[float, typer.Option(min=0, help="Share that counts as slower, with --compare.")] = 0.1,
+    docs: Annotated[
+        bool, typer.Option("--docs", help="Make docs/benchmarks.md and its plots from benchmarks/results/ instead.")
+    ] = False,
+) -> None:
+    """Measure ops, layers and networks against what one would run instead. Every result is checked before it is timed.
+
+    Ctrl-C keeps what was measured. Exits with 1 at a wrong result, or where --compare finds a slower case.
+    """
+    from sbnet.benchmarks import command
+
+    with _one_line_errors():
+        try:
+            if docs:
+                command.make_documents(console)
+            elif compare is not None:
+                if command.compare(*compare, threshold, console):
+                    raise typer.Exit(1)
+            else:
+                chosen = "cuda" if _pick_device(device).type == "cuda" else "cpu"
+                groups = [g.value for g in Group if g is not Group.all] if group is Group.all else [group.value]
+                setting = command.Setting(chosen, "quick" if quick else "full", compiled)
+                if list_cases:
+                    for case in command.cases(setting, groups, only):
+                        typer.echo(case.title)
+                    return
+                timer = command.Timer(chosen, rounds, eager=eager, cold=cold)
+                command.measure(setting, timer, groups, only, time_budget, output, resume, console)
+        except command.BenchError as error:
+            raise CommandError(str(error)) from None
 
 
 @app.command()

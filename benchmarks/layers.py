@@ -1,0 +1,123 @@
+"""One convolution layer with its dense forms and its exact result: what convolution benchmarks share."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import sbnet
+from sbnet.benchmarks.registry import Setting, Side, WrongResult, close
+
+Shape = tuple[int, int, int, int]
+
+
+class Layer:
+    """A 3x3 layer, C to C channels, bias and ReLU. shape: (N, H, W, C)."""
+
+    def __init__(self, shape: Shape, dtype: torch.dtype, setting: Setting):
+        n, h, w, c = shape
+        device, last = setting.device, torch.channels_last
+        self.size, self.dtype, self.channels = (n, h, w), dtype, c
+        self.x = torch.randn(n, c, h, w, device=device, dtype=dtype).contiguous(memory_format=last)
+        self.weight = (torch.randn(c, c, 3, 3, device=device) / (9 * c) ** 0.5).to(dtype).contiguous(memory_format=last)
+        self.bias = torch.randn(c, device=device, dtype=dtype)
+        self.residual = torch.randn_like(self.x)
+        self.out = torch.empty_like(self.x)
+        self._compiled = (
+            torch.compile(self.plain, mode="max-autotune-no-cudagraphs") if self._compiles(setting) else None
+        )
+
+    @staticmethod
+    def _compiles(setting: Setting) -> bool:
+        return setting.cuda and setting.compiled and setting.level == "full"
+
+    def plain(self, x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None = None) -> Tensor:
+        y = F.conv2d(x, weight, bias, padding=1)
+        return (y if residual is None else y.add_(residual)).relu_()
+
+    @functools.cached_property
+    def exact(self) -> Tensor:
+        """Before residual and ReLU; float64 for float32, float32 for the halves."""
+        wide = torch.float64 if self.dtype == torch.float32 else torch.float32
+        return F.conv2d(self.x.to(wide), self.weight.to(wide), self.bias.to(wide), padding=1)
+
+    @functools.cached_property
+    def torchs(self) -> Tensor:
+        return F.conv2d(self.x, self.weight, self.bias, padding=1)
+
+    def dense(self, residual: bool = False) -> dict[str, Side]:
+        """Every dense form of the layer: the fastest is the baseline."""
+        x, weight, bias, added = self.x, self.weight, self.bias, self.residual if residual else None
+        plain = "F.conv2d, oneDNN" if x.device.type == "cpu" else "F.conv2d"
+        forms = {plain: Side(lambda: self.plain(x, weight, bias, added))}
+        if x.is_cuda:
+            geometry = [1, 1], [1, 1], [1, 1], 1
+            forms["fused cuDNN"] = Side(
+                (lambda: torch.cudnn_convolution_relu(x, weight, bias, *geometry))
+                if added is None
+                else (lambda: torch.cudnn_convolution_add_relu(x, weight, added, 1.0, bias, *geometry))
+            )
+            if self._compiled is not None:
+                forms["torch.compile"] = Side(lambda: self._compiled(x, weight, bias, added))
+        return forms
+
+    def sparse(self, active: sbnet.ActiveBlocks, fringe: sbnet.Fringe | None, residual: bool = False) -> Tensor:
+        added = self.residual if residual else None
+        sbnet.sparse_conv2d_(
+            self.x, self.weight, self.bias, active, self.out,
+            padding=1, activation="relu", fringe=fringe, residual=added,
+        )  # fmt: skip
+        return self.out
+
+    def gather_conv_scatter(self, active: sbnet.ActiveBlocks, out: Tensor) -> Tensor:
+        """The paper's way: haloed blocks as a batch, a dense convolution of them, blocks back."""
+        haloed = active.with_grid(active.grid.conv_input(3, 1, 1))
+        stack = sbnet.sparse_gather(self.x, haloed, tail="undefined")
+        if stack.is_cuda:
+            done = torch.cudnn_convolution_relu(stack, self.weight, self.bias, [1, 1], [0, 0], [1, 1], 1)
+        else:
+            done = F.conv2d(stack, self.weight, self.bias).relu_()
+        sbnet.sparse_scatter_(done, active, out)
+        return out
+
+    def check(
+        self, got: Tensor, inside: Tensor | None = None, zero: Tensor | None = None, residual: bool = False
+    ) -> float:
+        """got against the exact layer on the pixels `inside` (all); 0 on `zero`; NaN (untouched) elsewhere."""
+        added = (lambda y: y + self.residual.to(y.dtype)) if residual else lambda y: y
+        error = close(got, added(self.torchs).relu(), added(self.exact).relu(), inside)
+        if zero is not None and inside is not None:
+            if not bool((torch.where(zero, got, 0) == 0).all()):
+                raise WrongResult("the fringe is not zero")
+            if not bool((got.isnan() | inside | zero).all()):
+                raise WrongResult("pixels outside of the active blocks and the fringe were written")
+        return error
+
+    def flops(self, pixels: float) -> float:
+        return 2 * 9 * self.channels**2 * pixels
+
+    def bytes(self, active: sbnet.ActiveBlocks, residual: bool = False) -> float:
+        """Haloed blocks read, blocks written (and the residual read), the weight once."""
+        bh, bw = active.grid.bsize
+        blocks, planes = int(active.count), 3 if residual else 2
+        written = blocks * bh * bw * (planes - 1)
+        # neighbours share halos: no more is read than the plane holds
+        read = min(blocks * (bh + 2) * (bw + 2), self.x[:, 0].numel())
+        return ((read + written) * self.channels + self.weight.numel()) * self.x.element_size()
+
+
+def fringe_mask(fringe: sbnet.Fringe, like: Tensor) -> Tensor:
+    """[N,1,H,W] bool: the pixels of a fringe."""
+    flags = torch.zeros_like(like).flatten()
+    flags[fringe.pixels[: int(fringe.count)].long()] = True
+    return flags.view_as(like)
+
+
+def facts(shape: Shape, dtype: torch.dtype, mask: str, block: Any, **more: Any) -> dict[str, Any]:
+    sides = list(block) if isinstance(block, tuple) else [block, block]
+    short = str(dtype).removeprefix("torch.")
+    return {"size": list(shape[:3]), "channels": shape[3], "dtype": short, "mask": mask, "block": sides, **more}
