@@ -2,7 +2,16 @@
 
 from sbnet.engine.chain import MaskedChain
 from sbnet.engine.onnx_net import OnnxConvNet
-from sbnet.engine.oracle import Agreement, compare, masked_oracle
+from sbnet.engine.oracle import Agreement, compare, masked_oracle, plane_masks
 from sbnet.engine.runner import DenseConvNet, MaskedConvNet
 
-__all__ = ["Agreement", "DenseConvNet", "MaskedChain", "MaskedConvNet", "OnnxConvNet", "compare", "masked_oracle"]
+__all__ = [
+    "Agreement",
+    "DenseConvNet",
+    "MaskedChain",
+    "MaskedConvNet",
+    "OnnxConvNet",
+    "compare",
+    "masked_oracle",
+    "plane_masks",
+]

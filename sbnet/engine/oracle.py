@@ -3,34 +3,83 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from sbnet.blocks import ActiveBlocks
+from sbnet.blocks import ActiveBlocks, Pair, to_pair
+
+PixelMasks = Mapping[Pair, Tensor]  # (H, W) of a plane: [N,1,H,W] bool
+
+
+def plane_masks(mask: Tensor, planes: Sequence[tuple[int, int, int | Sequence[int]]]) -> dict[Pair, Tensor]:
+    """The pixels of each plane that the contract computes: M of docs/contracts.md.
+
+    Args:
+        mask: [N,H,W] bool, on the network's input.
+        planes: (height, width, block size) of each plane.
+
+    Returns:
+        {(height, width): [N,1,height,width] bool}.
+    """
+    masks = {}
+    for height, width, block in planes:
+        on_plane = F.adaptive_max_pool2d(mask.float()[:, None], (height, width))
+        bh, bw = to_pair(block, "plane_masks: block")
+        blocks = F.max_pool2d(F.pad(on_plane, (0, -width % bw, 0, -height % bh)), (bh, bw))
+        pixels = blocks.repeat_interleave(bh, 2).repeat_interleave(bw, 3)[:, :, :height, :width]
+        masks[height, width] = pixels > 0
+    return masks
+
+
+class _MaskEveryOp(TorchFunctionMode):
+    """After every call of PyTorch that gives a spatial tensor, zero its inactive pixels."""
+
+    def __init__(self, mask_of: Callable[[Pair], Tensor | None]) -> None:
+        super().__init__()
+        self.mask_of = mask_of
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if not isinstance(out, Tensor) or out.dim() != 4 or not out.is_floating_point():
+            return out
+        mask = self.mask_of((out.shape[2], out.shape[3]))
+        if mask is None:
+            return out
+        zeroed = torch.where(mask, out, torch.zeros_like(out))
+        # An op in place is followed by others that know its argument, not its result.
+        return out.copy_(zeroed) if args and out is args[0] else zeroed
 
 
 @torch.no_grad()
-def masked_oracle(net: nn.Sequential, x: Tensor, active: ActiveBlocks) -> Tensor:
-    """What the masked contract says `net` gives: after every layer, everything outside the active blocks is 0.
+def masked_oracle(net: Callable[[Tensor], Any], x: Tensor, active: ActiveBlocks | PixelMasks) -> Any:
+    """What the masked contract says `net` gives: after every op with a spatial output, what is not active is 0.
 
     Args:
-        net: layers that keep the plane's size, nested in nn.Sequential or not.
+        net: a dense network in eval mode, before anything is fused: any module whose feature maps are [N,C,H,W].
         x: [N,C,H,W], read as it is.
-        active: active blocks of the H x W plane.
+        active: active blocks of the plane where all feature maps are of one size; else the pixel masks of all planes
+            that the network has (`plane_masks`). What global pooling leaves, 1 x 1, is not masked.
 
     Returns:
-        [N,K,H,W] of x's dtype.
+        What the network returns.
     """
-    mask = active.pixel_mask(x.shape[2:])
+
+    def mask_of(size: Pair) -> Tensor | None:
+        if isinstance(active, ActiveBlocks):
+            return active.pixel_mask(size)
+        if size not in active and size != (1, 1):
+            raise ValueError(f"sbnet: masked_oracle: a feature map of {size}; masks were given for {sorted(active)}")
+        return active.get(size)
+
     x = x.clone()  # a first layer that works in place must not change the caller's input
-    for _, layer in net.named_modules(remove_duplicate=False):
-        if isinstance(layer, nn.Sequential):
-            continue
-        x = layer(x)
-        x = torch.where(mask, x, torch.zeros_like(x))
-    return x
+    with _MaskEveryOp(mask_of):
+        return net(x)
 
 
 @dataclass(frozen=True)
@@ -56,16 +105,16 @@ class Agreement:
 
 
 @torch.no_grad()
-def compare(result: Tensor, net: nn.Sequential, x: Tensor, active: ActiveBlocks) -> Agreement:
+def compare(result: Tensor, net: nn.Module, x: Tensor, active: ActiveBlocks | PixelMasks) -> Agreement:
     """How far `result` is from what the masked contract says `net` gives for `x`.
 
     The networks are copied, and run in float64: minutes of work for a large one.
 
     Args:
-        result: [N,K,H,W].
+        result: of the network's output shape.
         net: as for `masked_oracle`, any dtype.
         x: [N,C,H,W] of the result's dtype.
-        active: active blocks of the plane.
+        active: as for `masked_oracle`.
     """
     # Every run starts from the parameters that the run in x's dtype has.
     own = copy.deepcopy(net).to(x.device, x.dtype)

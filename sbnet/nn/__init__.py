@@ -1,0 +1,20 @@
+"""Modules that own parameters and run on active blocks: PyTorch's layers with one more argument, parameter names kept.
+
+Every module takes `active`, the active blocks of the plane it writes, and gives zeros elsewhere (docs/contracts.md, the
+masked contract). Without it (`active=None`) it is PyTorch's dense layer: one set of parameters serves both.
+"""
+
+from sbnet.nn.blocks import SparseBasicBlock, SparseBottleneck, SparseProjection
+from sbnet.nn.fold import fold_batch_norm
+from sbnet.nn.layers import SparseAvgPool2d, SparseBatchNorm2d, SparseConv2d, SparseMaxPool2d
+
+__all__ = [
+    "SparseAvgPool2d",
+    "SparseBasicBlock",
+    "SparseBatchNorm2d",
+    "SparseBottleneck",
+    "SparseConv2d",
+    "SparseMaxPool2d",
+    "SparseProjection",
+    "fold_batch_norm",
+]

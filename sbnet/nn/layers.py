@@ -1,0 +1,139 @@
+"""Convolution, batch normalisation and pools on active blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sbnet.blocks import ActiveBlocks
+from sbnet.ops import sparse_conv2d, sparse_fill
+from sbnet.reference import activate
+
+
+class SparseConv2d(nn.Conv2d):
+    """nn.Conv2d computed on active blocks of its output, with the residual and the activation that follow it.
+
+    Arguments and parameters of nn.Conv2d; zero padding, given in pixels.
+
+    >>> conv = SparseConv2d(64, 64, 3, padding=1)
+    >>> y = conv(x, active, activation="relu")  # [N,64,H,W], zeros outside the active blocks
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.padding_mode != "zeros" or isinstance(self.padding, str):
+            raise ValueError(
+                f"sbnet.nn.SparseConv2d: padding={self.padding!r}, padding_mode={self.padding_mode!r}; zeros, given in "
+                "pixels, are wanted"
+            )
+
+    def geometry(self) -> dict[str, Any]:
+        """The keyword arguments of `sbnet.sparse_conv2d` that are the layer's."""
+        return {"stride": self.stride, "padding": self.padding, "dilation": self.dilation, "groups": self.groups}
+
+    def forward(
+        self,
+        x: Tensor,
+        active: ActiveBlocks | None = None,
+        *,
+        activation: str | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """act(conv(x) + residual): x [N,C,H,W], residual [N,K,H_out,W_out], active of the H_out x W_out plane."""
+        if active is not None:
+            return sparse_conv2d(
+                x, self.weight, self.bias, active, activation=activation, residual=residual, **self.geometry()
+            )
+        y = super().forward(x)
+        return activate(y if residual is None else y + residual, activation)
+
+
+class SparseBatchNorm2d(nn.BatchNorm2d):
+    """nn.BatchNorm2d whose statistics, in training, are those of the active pixels.
+
+    Running statistics are kept as PyTorch keeps them (momentum, unbiased variance), and left alone by a batch without
+    an active pixel. Arguments, parameters and buffers of nn.BatchNorm2d.
+    """
+
+    def forward(self, x: Tensor, active: ActiveBlocks | None = None) -> Tensor:
+        """x [N,C,H,W], its active blocks -> the same shape, zeros outside of them."""
+        if active is None:
+            return super().forward(x)
+        if not self.training and self.running_mean is not None:
+            y = F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
+            return sparse_fill(y, active)
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        inside = active.pixel_mask(x.shape[2:])
+        pixels = inside.sum().to(dtype)
+        some = pixels.clamp(min=1)
+        values = torch.where(inside, x.to(dtype), 0.0)  # what lies outside may be anything, NaN too
+        mean = values.sum((0, 2, 3)) / some
+        centred = torch.where(inside, values - mean[:, None, None], 0.0)
+        variance = centred.square().sum((0, 2, 3)) / some
+        if self.training and self.track_running_stats:
+            self._follow(mean, variance, pixels)
+        scale = torch.rsqrt(variance + self.eps)
+        y = centred * (scale if self.weight is None else scale * self.weight.to(dtype))[:, None, None]
+        if self.bias is not None:
+            y = torch.where(inside, y + self.bias.to(dtype)[:, None, None], 0.0)
+        return y.to(x.dtype)
+
+    @torch.no_grad()
+    def _follow(self, mean: Tensor, variance: Tensor, pixels: Tensor) -> None:
+        """Moves the running statistics. Nothing is read on the host."""
+        assert self.num_batches_tracked is not None
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        self.num_batches_tracked.add_(1)
+        factor = 1 / self.num_batches_tracked if self.momentum is None else pixels.new_tensor(self.momentum)
+        factor = torch.where(pixels > 0, factor, 0.0)
+        unbiased = variance * pixels / (pixels - 1).clamp(min=1)
+        for running, now in ((self.running_mean, mean), (self.running_var, unbiased)):
+            running.lerp_(now.to(running.dtype), factor.to(running.dtype))
+
+
+class SparseMaxPool2d(nn.MaxPool2d):
+    """nn.MaxPool2d on active blocks of its output. Inactive pixels of x are what they hold: zeros."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.return_indices:
+            raise ValueError("sbnet.nn.SparseMaxPool2d: return_indices: True; there are none on active blocks")
+
+    def geometry(self) -> dict[str, Any]:
+        """The keyword arguments of `sbnet.sparse_max_pool2d`."""
+        return {
+            "kernel_size": self.kernel_size,
+            "stride": self.stride,
+            "padding": self.padding,
+            "dilation": self.dilation,
+            "ceil_mode": self.ceil_mode,
+        }
+
+    def forward(self, x: Tensor, active: ActiveBlocks | None = None) -> Tensor:
+        """x [N,C,H,W], active blocks of the plane it writes."""
+        y = super().forward(x)
+        return y if active is None else sparse_fill(y, active)
+
+
+class SparseAvgPool2d(nn.AvgPool2d):
+    """nn.AvgPool2d on active blocks of its output. Inactive pixels of a window count, as the zeros they hold."""
+
+    def geometry(self) -> dict[str, Any]:
+        """The keyword arguments of `sbnet.sparse_avg_pool2d`."""
+        return {
+            "kernel_size": self.kernel_size,
+            "stride": self.stride,
+            "padding": self.padding,
+            "ceil_mode": self.ceil_mode,
+            "count_include_pad": self.count_include_pad,
+            "divisor_override": self.divisor_override,
+        }
+
+    def forward(self, x: Tensor, active: ActiveBlocks | None = None) -> Tensor:
+        """x [N,C,H,W], active blocks of the plane it writes."""
+        y = super().forward(x)
+        return y if active is None else sparse_fill(y, active)
