@@ -1,5 +1,14 @@
 """Ready networks."""
 
 from sbnet.models.contours import contour_net, paint_contours
+from sbnet.models.resnet import SparseResNet, resnet18, resnet34, resnet50, sbnet_resnet
 
-__all__ = ["contour_net", "paint_contours"]
+__all__ = [
+    "SparseResNet",
+    "contour_net",
+    "paint_contours",
+    "resnet18",
+    "resnet34",
+    "resnet50",
+    "sbnet_resnet",
+]

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sbnet.blocks import ActiveBlocks
+from sbnet.blocks import ActiveBlocks, Fringe
 from sbnet.ops import sparse_conv2d, sparse_fill
 from sbnet.reference import activate
 
@@ -117,6 +117,14 @@ class SparseMaxPool2d(nn.MaxPool2d):
         """x [N,C,H,W], active blocks of the plane it writes."""
         y = super().forward(x)
         return y if active is None else sparse_fill(y, active)
+
+    def run_(self, x: Tensor, active: ActiveBlocks, out: Tensor, fringe: Fringe | None) -> None:
+        y, inside = super().forward(x), active.pixel_mask(out.shape[2:])
+        out.copy_(torch.where(inside, y, out))
+        if fringe is not None:
+            flat = out.movedim(1, 3).reshape(-1, out.shape[1])
+            flat[fringe.pixels[: int(fringe.count)].long()] = 0
+            out.copy_(flat.view(out.movedim(1, 3).shape).movedim(3, 1))
 
 
 class SparseAvgPool2d(nn.AvgPool2d):

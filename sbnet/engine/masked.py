@@ -1,0 +1,156 @@
+"""Runs a network of sbnet.nn on the active blocks of each frame: planned buffers, one CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sbnet.blocks import ActiveBlocks, Fringe
+from sbnet.engine.planner import Plan, Plane, Step, plan
+from sbnet.engine.pyramid import mask_pyramid
+from sbnet.nn.layers import SparseConv2d
+from sbnet.ops import fringe, sparse_conv2d_
+
+
+class MaskedRunner:
+    """Runs a network under the masked contract (docs/contracts.md), on active blocks only.
+
+    A call turns a pixel mask into the active blocks and fringes of every plane, runs each layer on those, and clears of
+    its outputs what the call before wrote and this one does not. No feature map is allocated, copied or cleared after
+    construction. On CUDA a call copies frame and mask to where a CUDA graph reads them and replays it: the host waits
+    for nothing.
+
+    Args:
+        module: holds the layers, parameters where and in the dtype that they are to run; normalisations folded.
+        example: [N,C,H,W], a frame's shape, dtype and device.
+        planes: (height, width, block size) of every plane that is written.
+        call: what to run: a method of `module` that takes x and one ActiveBlocks a plane. Default: the module.
+        tail: dense ops on what `call` returns, in the same CUDA graph.
+        allow_tf32: float32 on CUDA may use tf32 tensor cores.
+        mask_source: makes the mask from x, in the CUDA graph; calls then take x alone. Building the graph calls it a
+            few times on zeros: one with a memory wants a reset afterwards.
+
+    Attributes:
+        active: active blocks of the last call, one list a plane.
+        plan: its steps, fringes and buffers.
+
+    Raises:
+        ValueError: the network does something else than call layers of sbnet.nn.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        example: Tensor,
+        planes: Sequence[Plane],
+        *,
+        call: Callable[..., Any] | None = None,
+        tail: Callable[[Any], Any] | None = None,
+        allow_tf32: bool = False,
+        mask_source: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        n, c, h, w = example.shape
+        self.device, self.planes, self.allow_tf32 = example.device, list(planes), allow_tf32
+        self.mask_source, self.tail = mask_source, tail
+        self.plan: Plan = plan(call or module, module, (n, c, h, w), self.planes)
+        flat = [torch.zeros(size, dtype=example.dtype, device=self.device) for size in self.plan.buffers]
+        self._tensors = [_view(flat[b], s.shape) for b, s in zip(self.plan.buffer_of, self.plan.steps, strict=True)]
+        self._x = _view(torch.zeros_like(example).flatten(), (n, c, h, w))
+        self._mask = torch.zeros(n, h, w, dtype=torch.bool, device=self.device)
+        # Of each output: what the call before wrote. The lists stay where they are, only their block maps follow.
+        self.active = mask_pyramid(self._mask, self.planes)[0]
+        self._previous = {p: self.active[p] for p in {self.plan.steps[t - 1].plane for t in self.plan.outputs}}
+        self._graph: torch.cuda.CUDAGraph | None = None
+        if self.device.type == "cuda":
+            self._graph, self._out = capture(lambda: self._run(self._x, self._mask), self.device)
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor, mask: Tensor | None = None) -> Any:
+        """What the network returns. The next call overwrites it.
+
+        Args:
+            x: like the example; channels_last for speed.
+            mask: [N,H,W] bool: blocks with a set pixel are active. Left out where there is a mask_source.
+        """
+        _check("x", x, self._x)
+        if self.mask_source is None:
+            _check("mask", mask, self._mask)
+        elif mask is not None:
+            raise ValueError("sbnet: mask: given, but the runner has a mask_source; one of them is wanted")
+        if self._graph is None:
+            return self._run(x, mask)
+        with torch.cuda.device(self.device):
+            self._x.copy_(x)
+            if mask is not None:
+                self._mask.copy_(mask)
+            self._graph.replay()
+        return self._out
+
+    def _run(self, x: Tensor, mask: Tensor | None) -> Any:
+        if self.mask_source is not None:
+            mask = self.mask_source(x)
+        assert mask is not None
+        self.active, fringes = mask_pyramid(mask, self.planes, fringes=self.plan.fringes)
+        stale = {p: fringe(self.active[p], old, self.planes[p][:2], 1) for p, old in self._previous.items()}
+        tensors = [x, *self._tensors]
+        for at, step in enumerate(self.plan.steps, 1):
+            clear = stale[step.plane] if at in self.plan.outputs else None
+            if step.fringe is not None:
+                clear = fringes[step.fringe]
+            run_step(step, tensors, tensors[at], self.active[step.plane], clear, self.allow_tf32)
+        for p, old in self._previous.items():
+            old.block_map.copy_(self.active[p].block_map)
+        found = [tensors[t] for t in self.plan.outputs]
+        result = tuple(found) if self.plan.many else found[0]
+        return result if self.tail is None else self.tail(result)
+
+
+def run_step(
+    step: Step, tensors: list[Tensor], out: Tensor, active: ActiveBlocks, clear: Fringe | None, allow_tf32: bool
+) -> None:
+    """Writes the active blocks of `out` and zeroes the pixels of `clear`."""
+    layer: Any = step.layer
+    x = tensors[step.source]
+    if isinstance(layer, SparseConv2d):
+        residual = None if step.residual is None else tensors[step.residual]
+        sparse_conv2d_(
+            x, layer.weight, layer.bias, active, out,
+            residual=residual, fringe=clear, allow_tf32=allow_tf32, **layer.geometry(), **step.options,
+        )  # fmt: skip
+    else:
+        layer.run_(x, active, out, clear)
+
+
+def _view(flat: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
+    """The first elements of a buffer as an NCHW-shaped channels_last tensor."""
+    n, c, h, w = shape
+    return flat[: n * c * h * w].view(n, h, w, c).permute(0, 3, 1, 2)
+
+
+def capture(run: Callable[[], Any], device: torch.device) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """A CUDA graph of `run`, and what each replay writes."""
+    with torch.cuda.device(device), torch.no_grad():
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # libraries set themselves up outside the capture
+            for _ in range(3):
+                run()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = run()
+    return graph, out
+
+
+def _check(name: str, given: Tensor | None, wanted: Tensor) -> None:
+    """Is an argument of a call what the runner was built for?"""
+    if given is None:
+        raise ValueError(f"sbnet: {name}: missing; {tuple(wanted.shape)} {wanted.dtype} is wanted")
+    if given.shape != wanted.shape or given.dtype != wanted.dtype or given.device != wanted.device:
+        raise ValueError(
+            f"sbnet: {name}: {tuple(given.shape)} {given.dtype} on {given.device}; {tuple(wanted.shape)} "
+            f"{wanted.dtype} on {wanted.device} is wanted"
+        )
