@@ -22,17 +22,16 @@ from sbnet.models import contour_net
 def cases(setting: Setting) -> Iterator[Case]:
     size = setting.pick((40, 56), (200, 352), (400, 704))
     densities = setting.pick((0.1,), (0.05, 0.25), (0.01, 0.05, 0.1, 0.25, 0.5, 1.0))
-    chains = {"four 3x3, 64 channels": (four_layers, 64), "contour_net": (contour_net, 3)}
-    for network, (build, channels) in chains.items():
+    for network, (build, channels) in CHAINS.items():
         for density in densities:
             facts = {"network": network, "size": list(size), "dtype": short(setting.dtype), "mask": "random"}
             facts["wanted density"] = density
             yield Case("network", "network", facts, partial(chain, setting, build, (1, channels, *size), density))
 
 
-def four_layers() -> nn.Sequential:
+def four_layers(count: int = 4) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for _ in range(4):
+    for _ in range(count):
         layers += [nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(inplace=True)]
     return nn.Sequential(*layers).eval()
 
@@ -58,3 +57,10 @@ def chain(setting: Setting, build: Callable[[], nn.Sequential], shape: tuple[int
     notes = {"blocks": blocks, "density": blocks / masked.active.capacity}
     sides = {"masked": Side(lambda: masked(x, mask), "ours", "own"), "dense": Side(lambda: dense(x), "dense", "own")}
     return Work(sides, check, notes=notes)
+
+
+# name -> builder, input channels
+CHAINS: dict[str, tuple[Callable[[], nn.Sequential], int]] = {
+    "four 3x3, 64 channels": (four_layers, 64),
+    "contour_net": (contour_net, 3),
+}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import sbnet
-from sbnet.benchmarks import masks
+from sbnet.benchmarks import masks, peers
 from sbnet.benchmarks.layers import Layer, Shape, facts, fringe_mask
 from sbnet.benchmarks.registry import Case, Setting, Side, Work
 
@@ -36,7 +36,7 @@ PAPER: dict[Shape, float] = {
     (1, 100, 176, 64): 1.34,
     (1, 50, 88, 96): 0.88,
 }
-SPARSITIES = (0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
+SPARSITIES = {"top-left": (0.0, 0.3, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99), "random": (0.6, 0.8, 0.9, 0.95)}
 TINY: Shape = (1, 40, 56, 16)
 
 
@@ -62,7 +62,7 @@ def paper_grid(setting: Setting) -> Iterator[Case]:
     for dtype in (torch.float32, torch.float16) if setting.cuda else (torch.float32,):
         for shape, figure in shapes.items():
             for mask in setting.pick(("top-left",), ("top-left",), ("top-left", "random")):
-                for sparsity in setting.pick((0.9,), (0.9,), SPARSITIES):
+                for sparsity in setting.pick((0.9,), (0.9,), SPARSITIES[mask]):
                     paper = figure if (mask, sparsity) == ("top-left", 0.9) else None
                     yield case(setting, "conv 3x3, SBNet's grid", shape, mask, 1 - sparsity, 16, dtype, paper=paper)
 
@@ -119,13 +119,18 @@ def work(
 
     sides = {
         "sparse": Side(lambda: layer.sparse(active, fringe, residual), "ours"),
-        "sparse with index building": Side(lambda: layer.sparse(*index(), residual), "indexed"),
+        "indexed": Side(lambda: layer.sparse(*index(), residual), "indexed"),
         **layer.dense(residual),
     }
     if not residual:
         sides["gather-conv-scatter"] = Side(lambda: layer.gather_conv_scatter(trimmed, scattered), "peer")
 
+        if density < 1:
+            sides |= peers.spconv_sides(layer, inside)
+
     def check(side: str, got: Tensor) -> float:
+        if side.startswith("spconv"):
+            return peers.check_spconv(layer, inside, got)
         if sides[side].kind == "dense":
             return layer.check(got, residual=residual)
         return layer.check(got, inside, zero if sides[side].kind != "peer" else torch.zeros_like(zero), residual)

@@ -53,7 +53,7 @@ def measure(
             whole = measuring.run(chosen, session, timer, budget, told, lambda: session.save(output))
         except WrongResult as wrong:
             raise BenchError(f"wrong result: {wrong}") from None
-    report.show(session, console)
+    report.show(session, console if console.is_terminal else Console(width=140, highlight=False))
     report.write_csv(session, output.with_suffix(".csv"))
     console.print(f"wrote {escape(str(output))} and {escape(output.with_suffix('.csv').name)}", soft_wrap=True)
     if not whole:
@@ -86,4 +86,12 @@ def compare(before: Path, after: Path, threshold: float, console: Console) -> bo
 
 def make_documents(console: Console) -> None:
     """docs/benchmarks.md and its plots."""
-    raise BenchError("not yet")
+    from sbnet.benchmarks import document
+
+    if not (document.RESULTS.is_dir() and document.DOCS.is_dir()):
+        raise BenchError("--docs: works in a checkout, where benchmarks/results/ and docs/ are")
+    try:
+        written = document.write()
+    except ImportError as error:
+        raise BenchError(f"--docs: {error}: pip install 'sbnet[bench]'") from None
+    console.print(f"wrote {escape(str(written[0]))} and {len(written) - 1} plots", soft_wrap=True)

@@ -85,7 +85,15 @@ def measure(case: Case, timer: Timer, limits: dict[str, Any]) -> Row:
     torch.manual_seed(0)
     work = case.make()
     with torch.no_grad():
-        errors = {name: work.check(name, side.run()) for name, side in work.sides.items()}
+        wrong, errors = {}, {}
+        for name, side in work.sides.items():
+            try:
+                errors[name] = work.check(name, side.run())
+            except WrongResult as found:
+                if side.kind != "peer":
+                    raise WrongResult(f"{name}: {found}") from None
+                wrong[name] = str(found)  # somebody else's fault: that side gets no time
+        work.sides = {name: side for name, side in work.sides.items() if name not in wrong}
         times = timer.medians(work.sides)
     ours = only(work, "ours")
     us = times[ours][0]
@@ -104,10 +112,12 @@ def measure(case: Case, timer: Timer, limits: dict[str, Any]) -> Row:
         row["x dense"] = times[best][0] / us
         for name, side in work.sides.items():
             if side.kind == "indexed":
-                row["x dense, indexed"] = times[best][0] / times[name][0]
+                row["x indexed"] = times[best][0] / times[name][0]
     row["ours"] = ours
+    if wrong:
+        row["wrong"] = wrong
     if case.paper is not None:
-        row["paper x dense"] = case.paper
+        row["x paper"] = case.paper
     return row
 
 

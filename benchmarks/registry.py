@@ -63,6 +63,7 @@ class Side:
     clock:
         "graph": on CUDA, many calls in one CUDA graph (or eager with `--eager`); a plain loop on the CPU.
         "own": replays graphs of its own; CUDA events around it.
+        "eager": cannot be captured (it allocates or waits); CUDA events around many calls.
         "wall": waits for its result, as ONNX Runtime does; host clock.
     """
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from sbnet.benchmarks.measure import Row, Session, key
 from sbnet.benchmarks.registry import format_fact
 
-FIGURES = ("us", "dense us", "x dense", "x dense, indexed", "paper x dense", "TFLOP/s", "GB/s", "of floor")
+FIGURES = ("us", "dense us", "x dense", "x indexed", "x paper", "of floor", "TFLOP/s", "GB/s", "spread us")
 
 
 def by_name(rows: Iterable[Row]) -> dict[str, list[Row]]:
@@ -27,12 +27,13 @@ def by_name(rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 
 FACTS = "density", "blocks", "fringe"
+HIDDEN = "TFLOP/s", "GB/s", "fringe", "blocks", "spread us"  # of tables; CSV has them
 
 
 def flat(row: Row) -> dict[str, Any]:
     """A row in columns: facts, notes, figures, then the time of every side."""
     notes = {k: v for k, v in row.items() if k in FACTS}
-    peers = {f"{name}, us": us for name, us in row["us"].items() if name not in (row["ours"], row.get("dense form"))}
+    peers = {f"{name} us": us for name, us in row["us"].items() if name not in (row["ours"], row.get("dense form"))}
     figures = dict(row) | {"us": row["us"][row["ours"]]}
     if "dense form" in row:
         figures["dense us"] = row["us"][row["dense form"]]
@@ -60,22 +61,27 @@ def compact(rows: list[Row], hidden: Iterable[str]) -> tuple[dict[str, Any], lis
 
 
 def table(name: str, rows: list[Row]) -> Table:
-    """A rich table of rows of one name."""
-    shared, names, lines = compact(rows, ("TFLOP/s", "GB/s", "fringe", "blocks"))
+    """A rich table of rows of one name; facts that tell rows apart share a column."""
+    shared, names, lines = compact(rows, (*HIDDEN, "dense us"))
+    facts = [names.index(name) for name in names if any(name in row["facts"] for row in rows)]
+    figures = [at for at in range(len(names)) if at not in facts]
     title = ", ".join([name, *(f"{fact} {format_fact(v)}" for fact, v in shared.items())])
     made = Table(title=escape(title), title_justify="left")
-    for column in names:
-        made.add_column(column, justify="right")
+    made.add_column(" ".join(names[at] for at in facts), no_wrap=True)
+    for at in figures:
+        made.add_column(names[at], justify="right")
     for line in lines:
-        made.add_row(*map(escape, line))
+        made.add_row(*map(escape, [" ".join(line[at] for at in facts), *(line[at] for at in figures)]))
     return made
 
 
 def show(session: Session, console: Console) -> None:
     """Everything that was measured, and under what conditions."""
-    width = max(console.width, 110)
     for name, rows in by_name(session.rows).items():
-        console.print(table(name, rows), width=width)
+        console.print(table(name, rows))
+    for row in session.rows:
+        for side, fault in row.get("wrong", {}).items():
+            console.print(f"[red]wrong[/] {escape(row['name'])}: {escape(side)}, not timed: {escape(fault)}")
     for title, lack in session.skipped.items():
         console.print(f"[yellow]skipped[/] {escape(title)}: {escape(lack)}")
     facts = {**session.environment, **session.conditions}

@@ -53,7 +53,7 @@ class Timer:
         if not self.cuda or side.clock == "wall":
             return self._wall(side.run)
         repeat = 1 if self.cold or side.clock == "own" else self.repeat
-        if side.clock == "own" or self.eager:
+        if side.clock in ("own", "eager") or self.eager:
             run: Run = functools.partial(_several, side.run, repeat)
         else:
             run = _graph(side.run, repeat)
