@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -17,8 +18,7 @@ from sbnet.benchmarks.registry import Case, Setting, Side, Work, short
 
 
 def cases(setting: Setting) -> Iterator[Case]:
-    single, half = torch.float32, torch.float16
-    cuda = setting.cuda
+    single, cuda = torch.float32, setting.cuda
     small: Size = setting.pick((1, 40, 56), (1, 400, 704), (1, 400, 704))
     masks = [(small, single, False), (small, torch.bool, False), (small, single, True)]
     if setting.level == "full":
@@ -28,22 +28,27 @@ def cases(setting: Setting) -> Iterator[Case]:
         facts = {"size": list(size), "dtype": short(dtype), "pool": "average" if avgpool else "max"}
         yield Case("reduce_mask, 16x16", "ops", facts, partial(reduction, setting.device, size, dtype, avgpool))
 
-    sizes = setting.pick([((1, 40, 56), 5)], [((1, 400, 704), 110)], [((1, 400, 704), 50), ((1, 800, 704), 2200)])
-    if cuda and setting.level == "full":
-        sizes[-1] = ((4, 1024, 1024), 10_000)
-    for size, blocks in sizes:
-        for channels_last in setting.pick((True, False), (True,), (True, False)):
-            for block in setting.pick((16, 18), (18,), (16, 18)):
-                for channels in setting.pick((8,), (64,), (64, 256)):
-                    for dtype in (half, single) if cuda else (single,):
-                        for transpose in (False, True):
-                            for op in ("sparse_gather", "sparse_scatter_"):
-                                facts = {
-                                    "size": list(size), "blocks": blocks, "block": block, "channels": channels,
-                                    "dtype": short(dtype), "layout": "NHWC" if channels_last else "NCHW",
-                                    "transpose": transpose,
-                                }  # fmt: skip
-                                yield Case(op, "ops", facts, partial(copy, setting.device, op, facts))
+    few, many = setting.pick(((1, 40, 56), 5), ((1, 400, 704), 110), ((1, 400, 704), 50)), ((1, 800, 704), 2200)
+    if cuda:
+        many = (4, 1024, 1024), 10_000
+    layouts = (True, False) if setting.level == "tiny" else (True,)
+    yield from copies(setting, *few, setting.pick((8,), (64,), (64,)), layouts)
+    if setting.level == "full":
+        yield from copies(setting, *many, (64, 256), (True, False))
+
+
+def copies(
+    setting: Setting, size: Size, blocks: int, channels: tuple[int, ...], layouts: tuple[bool, ...]
+) -> Iterator[Case]:
+    """Blocks of 16 as they tile the plane; blocks of 18 are what a 3x3 convolution's blocks of 16 read."""
+    dtypes = (torch.float16, torch.float32) if setting.cuda else (torch.float32,)
+    every = itertools.product(layouts, (16, 18), channels, dtypes, (False, True), ("sparse_gather", "sparse_scatter_"))
+    for channels_last, block, c, dtype, transpose, op in every:
+        facts = {
+            "size": list(size), "blocks": blocks, "block": block, "channels": c, "dtype": short(dtype),
+            "layout": "NHWC" if channels_last else "NCHW", "transpose": transpose,
+        }  # fmt: skip
+        yield Case(op, "ops", facts, partial(copy, setting.device, op, facts))
 
 
 def reduction(device: str, size: Size, dtype: torch.dtype, avgpool: bool) -> Work:
@@ -80,7 +85,7 @@ def copy(device: str, op: str, facts: dict[str, Any]) -> Work:
     x = torch.randn(n, facts["channels"], h, w, device=device, dtype=dtype).contiguous(memory_format=memory)
     transpose, block = facts["transpose"], facts["block"]
     tiling = sbnet.BlockGrid.cover((h, w), block)
-    # what a 3x3 convolution's blocks of 16 read: 18, overlapping; a scatter writes a tiling
+    # a gather's may overlap, a scatter writes a tiling
     halo = sbnet.BlockGrid.cover((h, w), 16).conv_input(3, 1, 1) if block == 18 else tiling
     grid = halo if op == "sparse_gather" else tiling
     active = random_active((n, h, w), grid, facts["blocks"], device).trim()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,8 @@ def cases(setting: Setting) -> Iterator[Case]:
     densities = setting.pick((0.1,), (0.05, 0.25), (0.01, 0.05, 0.1, 0.25, 0.5, 1.0))
     for network, (build, channels) in CHAINS.items():
         for density in densities:
-            facts = {"network": network, "size": list(size), "dtype": short(setting.dtype), "mask": "random"}
+            facts: dict[str, Any] = {"network": network, "size": list(size)}
+            facts |= {"dtype": short(setting.dtype), "mask": "random"}
             facts["wanted density"] = density
             yield Case("network", "network", facts, partial(chain, setting, build, (1, channels, *size), density))
 

@@ -33,7 +33,8 @@ def cases(setting: Setting) -> Iterator[Case]:
     densities = setting.pick((0.1,), (0.1,), (0.05, 0.1, 0.25, 0.5, 1.0))
     for network in setting.pick((LAYER, *CHAINS), ("contour_net",), (LAYER, *CHAINS)):
         for density in densities:
-            facts = {"network": network, "size": list(size), "dtype": short(setting.dtype), "mask": "random"}
+            facts: dict[str, Any] = {"network": network, "size": list(size)}
+            facts |= {"dtype": short(setting.dtype), "mask": "random"}
             facts["wanted density"] = density
             group = "conv" if network == LAYER else "network"
             yield Case("ONNX Runtime", group, facts, partial(work, setting, network, size, density))

@@ -61,8 +61,8 @@ class Layer:
                 if added is None
                 else (lambda: torch.cudnn_convolution_add_relu(x, weight, added, 1.0, bias, *geometry))
             )
-            if self._compiled is not None:
-                forms["torch.compile"] = Side(lambda: self._compiled(x, weight, bias, added))
+            if (compiled := self._compiled) is not None:
+                forms["torch.compile"] = Side(lambda: compiled(x, weight, bias, added))
         return forms
 
     def sparse(self, active: sbnet.ActiveBlocks, fringe: sbnet.Fringe | None, residual: bool = False) -> Tensor:
