@@ -30,4 +30,11 @@ def build_info() -> dict[str, str]:
     return dict(item.split("=", 1) for item in function().decode().split(";"))
 
 
+def cpu_isa() -> str:
+    """The instruction set of the CPU's convolutions: generic, avx2, avx512, amx (bfloat16) or amx-fp16."""
+    function = ctypes.CDLL(str(KERNEL_LIBRARY)).sbnet_cpu_isa
+    function.restype = ctypes.c_char_p
+    return str(function().decode())
+
+
 _load()

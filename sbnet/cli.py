@@ -247,6 +247,7 @@ def gather_info() -> dict[str, Any]:
         "build": sbnet.build_info(),
         "devices": ["cpu", *(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))],
         "cpu_threads": torch.get_num_threads(),
+        "cpu_instructions": _library.cpu_isa(),
         "cuda": _cuda_obstacle() or "usable",
         "libraries": [str(_library.KERNEL_LIBRARY), str(_library.TORCH_LIBRARY)],
     }

@@ -572,12 +572,16 @@ def test_x_may_hold_nan_where_no_active_block_reads(device):
 
 
 # ---- instruction sets of the CPU
-@pytest.mark.parametrize("isa", ["generic", "avx2", "avx512"])
+@pytest.mark.parametrize("isa", ["generic", "avx2", "avx512", "amx"])
 def test_instruction_sets(isa):
     """SBNET_ISA lowers the choice that the processor allows."""
     code = """
-import itertools, torch
+import itertools, os, torch
 import test_conv as t
+from sbnet import _library
+levels = ["generic", "avx2", "avx512", "amx", "amx-fp16"]
+used, wanted = (levels.index(v) for v in (_library.cpu_isa(), os.environ["SBNET_ISA"]))
+assert used <= wanted + (wanted == 3), (used, wanted)
 torch.manual_seed(0)
 for dtype, (c, k, r, s, g) in itertools.product(
     [torch.float32, torch.float16, torch.bfloat16],
@@ -593,6 +597,25 @@ print("done")
     result = run_python(code, SBNET_ISA=isa)
     assert result.returncode == 0, result.stderr[-2000:]
     assert result.stdout.strip() == "done"
+
+
+@pytest.mark.parametrize("block", [8, 10, (4, 17), 64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_runs_of_pixels(dtype, block):
+    """Matrix units take pixels of a row in runs and channels in whole products: widths and channels that fill neither."""
+    for channels, filters, kernel, stride, dilation, groups in (
+        (20, 16, 3, 1, 1, 1),
+        (40, 33, 3, 2, 1, 1),
+        (70, 48, 1, 2, 1, 1),
+        (33, 7, 5, 1, 2, 1),
+        (72, 66, 3, 1, 1, 3),
+        (24, 20, 9, 1, 1, 1),
+        (130, 16, 2, 3, 3, 1),
+    ):
+        case = {"channels": channels, "filters": filters, "kernel": kernel, "stride": stride, "dilation": dilation}
+        case |= {"groups": groups, "padding": kernel // 2, "block": block, "size": (27, 35), "dtype": dtype}
+        check("cpu", residual="channel_slice", **case)
+        check("cpu", layout="contiguous", out_layout="channel_slice", **case)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])

@@ -1,4 +1,4 @@
-// sparse_conv2d on the CPU: checks, the list of jobs, threads, the fringe. The arithmetic is in conv_kernel.h.
+// sparse_conv2d on the CPU: checks, the list of jobs, threads, the fringe. The arithmetic is in conv_fma.h.
 #include <algorithm>
 #include <new>
 
@@ -10,9 +10,24 @@ namespace {
 
 constexpr int64_t kJobsPerThread = 4;  // enough for the threads to finish together, few enough to share patches
 
-const ConvKernels& kernels() {
+#if defined(SBNET_AMX)
+// Matrix units want 16-bit elements, about a whole product of channels and rows of pixels that are not too short.
+bool suits_amx(const Conv2dParams& p, Isa isa) {
+  const bool has_type = p.x.dtype == DType::kBF16 ? isa >= Isa::kAmx : p.x.dtype == DType::kF16 && isa >= Isa::kAmxFp16;
+  return has_type && p.weight.size[1] >= 20 && std::min<int64_t>(p.active.grid.size[1], p.y.size[3]) >= 8;
+}
+#endif
+
+const ConvKernels& kernels(const Conv2dParams& p) {
+  (void)p;
 #if defined(__x86_64__)
-  switch (chosen_isa()) {
+  const Isa isa = chosen_isa();
+#if defined(SBNET_AMX)
+  if (suits_amx(p, isa)) return kConvKernelsAmx;
+#endif
+  switch (isa) {
+    case Isa::kAmxFp16:
+    case Isa::kAmx:
     case Isa::kAvx512:
       return kConvKernelsAvx512;
     case Isa::kAvx2:
@@ -75,7 +90,7 @@ void run_jobs(const ConvPlan& plan, const ConvKernels& kernel, char* workspace, 
   const int64_t blocks = std::clamp<int64_t>(*plan.p.active.count, 0, plan.p.active.capacity);
   if (!blocks) return;
   const int64_t threads = std::max(parallel.threads, 1), wanted = threads * kJobsPerThread;
-  float* weights = reinterpret_cast<float*>(workspace + plan.weights_at);
+  void* weights = workspace + plan.weights_at;
   parallel_for(parallel, plan.groups * ceil_div(plan.group_out, plan.lanes), 1,
                [&](int64_t begin, int64_t end) { kernel.pack_weights(plan, weights, begin, end); });
 
@@ -96,7 +111,7 @@ void run_jobs(const ConvPlan& plan, const ConvKernels& kernel, char* workspace, 
     ConvRect* list = reinterpret_cast<ConvRect*>(scratch + plan.rects_at);
     ConvJob job{};
     job.weights = weights;
-    job.patch = reinterpret_cast<float*>(scratch + plan.patch_at);
+    job.patch = scratch + plan.patch_at;
     job.sums = reinterpret_cast<float*>(scratch + plan.sums_at);
     job.rects = list;
     job.pixels = reinterpret_cast<ConvPixels*>(scratch + plan.pixels_at);
@@ -120,15 +135,14 @@ void run_jobs(const ConvPlan& plan, const ConvKernels& kernel, char* workspace, 
 
 extern "C" int64_t sbnet_sparse_conv2d_workspace_bytes_cpu(const sbnet::Conv2dParams* p, int32_t threads) {
   if (!sbnet::validate(*p).ok()) return 0;
-  const sbnet::ConvKernels& kernel = sbnet::kernels();
-  return sbnet::make_conv_plan(*p, kernel.lanes, kernel.vectors, threads).total_bytes;
+  return sbnet::make_conv_plan(*p, sbnet::kernels(*p).shape, threads).total_bytes;
 }
 
 extern "C" sbnet::Status sbnet_sparse_conv2d_cpu(const sbnet::Conv2dParams* p, void* workspace,
                                                  const sbnet::Parallel* parallel) {
   SBNET_TRY(sbnet::validate(*p));
-  const sbnet::ConvKernels& kernel = sbnet::kernels();
-  const sbnet::ConvPlan plan = sbnet::make_conv_plan(*p, kernel.lanes, kernel.vectors, parallel->threads);
+  const sbnet::ConvKernels& kernel = sbnet::kernels(*p);
+  const sbnet::ConvPlan plan = sbnet::make_conv_plan(*p, kernel.shape, parallel->threads);
   sbnet::run_jobs(plan, kernel, static_cast<char*>(workspace), *parallel);
   sbnet::zero_fringe(*p, *parallel);
   return sbnet::ok_status();

@@ -6,9 +6,10 @@
 #define SBNET_ISA conv_avx2
 #define SBNET_LANES 8
 #define SBNET_VECTORS 2
-#include "cpu/conv_kernel.h"
+#include "cpu/conv_fma.h"
 
 namespace sbnet {
-const ConvKernels kConvKernelsAvx2 = {SBNET_LANES, SBNET_VECTORS, conv_avx2::pack_weights, conv_avx2::run_job};
+const ConvKernels kConvKernelsAvx2 = {
+    {SBNET_LANES, SBNET_VECTORS, 1, 4, 0}, conv_avx2::pack_weights, conv_avx2::run_job};
 }  // namespace sbnet
 #endif

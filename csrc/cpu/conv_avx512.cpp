@@ -6,9 +6,10 @@
 #define SBNET_ISA conv_avx512
 #define SBNET_LANES 16
 #define SBNET_VECTORS 4
-#include "cpu/conv_kernel.h"
+#include "cpu/conv_fma.h"
 
 namespace sbnet {
-const ConvKernels kConvKernelsAvx512 = {SBNET_LANES, SBNET_VECTORS, conv_avx512::pack_weights, conv_avx512::run_job};
+const ConvKernels kConvKernelsAvx512 = {
+    {SBNET_LANES, SBNET_VECTORS, 1, 4, 0}, conv_avx512::pack_weights, conv_avx512::run_job};
 }  // namespace sbnet
 #endif

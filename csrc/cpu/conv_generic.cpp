@@ -6,8 +6,9 @@
 #else
 #define SBNET_VECTORS 2
 #endif
-#include "cpu/conv_kernel.h"
+#include "cpu/conv_fma.h"
 
 namespace sbnet {
-const ConvKernels kConvKernelsGeneric = {SBNET_LANES, SBNET_VECTORS, conv_generic::pack_weights, conv_generic::run_job};
+const ConvKernels kConvKernelsGeneric = {
+    {SBNET_LANES, SBNET_VECTORS, 1, 4, 0}, conv_generic::pack_weights, conv_generic::run_job};
 }  // namespace sbnet

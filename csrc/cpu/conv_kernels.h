@@ -7,9 +7,9 @@ namespace sbnet {
 // One tile and some of its output channels.
 struct ConvJob {
   int64_t group, first_panel, panels;
-  const float* weights;  // packed, of the whole layer
-  float* patch;          // [rects][slots][patch_channels]
-  float* sums;           // [panels][kTileCapacity][panel width]
+  const void* weights;  // packed, of the whole layer
+  void* patch;          // [rects][slots][patch_channels]
+  float* sums;          // [panels][plan.sum_rows][panel width]
   const ConvRect* rects;
   int64_t rect_count;
   struct ConvPixels* pixels;
@@ -25,10 +25,10 @@ struct ConvPixels {
 };
 
 struct ConvKernels {
-  int32_t lanes, vectors;
+  ConvShape shape;
   // Packs the weights of vectors [begin, end) of groups x ceil(group_out / lanes) output channels: per panel [chunk]
-  // [tap][channel of the chunk][output channel of the panel], float32, zeros in the tail lanes.
-  void (*pack_weights)(const ConvPlan& plan, float* packed, int64_t begin, int64_t end);
+  // [tap][channels of the chunk x output channels of the panel], zeros in the tail lanes.
+  void (*pack_weights)(const ConvPlan& plan, void* packed, int64_t begin, int64_t end);
   void (*run_job)(const ConvPlan& plan, const ConvJob& job);
 };
 
@@ -36,6 +36,9 @@ extern const ConvKernels kConvKernelsGeneric;
 #if defined(__x86_64__)
 extern const ConvKernels kConvKernelsAvx2;
 extern const ConvKernels kConvKernelsAvx512;
+#endif
+#if defined(SBNET_AMX)
+extern const ConvKernels kConvKernelsAmx;  // 16-bit elements only
 #endif
 
 }  // namespace sbnet

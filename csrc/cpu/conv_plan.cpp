@@ -23,7 +23,11 @@ int64_t ConvPlan::width_of_panel(int64_t panel) const { return panel + 1 < panel
 int64_t ConvPlan::taps() const { return p.weight.size[2] * p.weight.size[3]; }
 int64_t ConvPlan::panel_offset(int64_t group, int64_t panel) const {
   const int64_t group_width = (panels - 1) * panel_width + last_width;
-  return (group * group_width + panel * panel_width) * group_in * taps();
+  return (group * group_width + panel * panel_width) * stored_in * taps();
+}
+
+int32_t pixels_per_run(const ConvPlan& plan, int32_t most) {
+  return static_cast<int32_t>(ceil_div(plan.tile[1], ceil_div(plan.tile[1], most)));
 }
 
 AxisTaps next_axis_taps(const ConvPlan& plan, int axis, int32_t first) {
@@ -78,7 +82,7 @@ AxisTaps next_axis_taps(const ConvPlan& plan, int axis, int32_t first) {
   return a;
 }
 
-ConvPlan make_conv_plan(const Conv2dParams& p, int32_t lanes, int32_t vectors, int32_t threads) {
+ConvPlan make_conv_plan(const Conv2dParams& p, const ConvShape& shape, int32_t threads) {
   ConvPlan plan{};
   plan.p = p;
   const int64_t C = p.x.size[1], K = p.weight.size[0];
@@ -86,10 +90,11 @@ ConvPlan make_conv_plan(const Conv2dParams& p, int32_t lanes, int32_t vectors, i
   plan.groups = plan.depthwise ? 1 : p.groups;
   plan.group_in = plan.depthwise ? 1 : C / p.groups;
   plan.group_out = K / plan.groups;
-  plan.lanes = lanes;
-  plan.panel_width = lanes * vectors;
+  plan.stored_in = ceil_div(plan.group_in, shape.depth) * shape.depth;
+  plan.lanes = shape.lanes;
+  plan.panel_width = shape.lanes * shape.vectors;
   plan.panels = ceil_div(plan.group_out, plan.panel_width);
-  plan.last_width = ceil_div(plan.group_out - (plan.panels - 1) * plan.panel_width, lanes) * lanes;
+  plan.last_width = ceil_div(plan.group_out - (plan.panels - 1) * plan.panel_width, shape.lanes) * shape.lanes;
   plan.job_panels = plan.depthwise ? 1 : std::min(plan.panels, std::max<int64_t>(1, kJobChannels / plan.panel_width));
 
   const int32_t* block = p.active.grid.size;
@@ -112,19 +117,31 @@ ConvPlan make_conv_plan(const Conv2dParams& p, int32_t lanes, int32_t vectors, i
       1, std::min<int64_t>(kTilePixels / (plan.tile[0] * plan.tile[1]), kSharedSlots / plan.rect_slots));
 
   const int64_t slice_taps = taps[0] * taps[1];
-  const int64_t fits = kWeightSliceBytes / (slice_taps * std::min<int64_t>(plan.panel_width, plan.group_out) * 4);
-  const int64_t most = std::clamp<int64_t>(std::min({fits, kMaxChunk, kMaxProducts / slice_taps}), 1, plan.group_in);
-  plan.chunk = ceil_div(plan.group_in, ceil_div(plan.group_in, most));
-  if (plan.chunk > 4) plan.chunk = std::min(plan.group_in, ceil_div(plan.chunk, 4) * 4);
+  const int64_t fits =
+      kWeightSliceBytes / (slice_taps * std::min<int64_t>(plan.panel_width, plan.group_out) * shape.element_bytes);
+  const int64_t most = std::min({fits, kMaxChunk, kMaxProducts / slice_taps});
+  if (shape.depth > 1) {
+    plan.chunk = std::clamp<int64_t>(most / shape.depth, 1, plan.stored_in / shape.depth) * shape.depth;
+  } else {
+    plan.chunk = ceil_div(plan.group_in, ceil_div(plan.group_in, std::clamp<int64_t>(most, 1, plan.group_in)));
+    if (plan.chunk > 4) plan.chunk = std::min(plan.group_in, ceil_div(plan.chunk, 4) * 4);
+  }
   plan.patch_channels = plan.depthwise ? plan.panel_width : plan.chunk;
+  plan.sum_rows = kTileCapacity;
+  if (shape.row_pixels) {
+    const int64_t run = pixels_per_run(plan, shape.row_pixels);
+    plan.sum_rows = plan.rects_per_tile * plan.tile[0] * ceil_div(plan.tile[1], run) * run;
+  }
 
   plan.patch_at = 0;
-  plan.sums_at = aligned(plan.rects_per_tile * plan.rect_slots * plan.patch_channels * 4);
-  plan.rects_at = plan.sums_at + plan.job_panels * kTileCapacity * plan.panel_width * 4;
+  // Runs are as long at the end of a row as elsewhere: what they read beyond the patch is not used.
+  const int64_t patch_slots = plan.rects_per_tile * plan.rect_slots + shape.row_pixels * p.stride[1];
+  plan.sums_at = aligned(patch_slots * plan.patch_channels * shape.element_bytes);
+  plan.rects_at = plan.sums_at + plan.job_panels * plan.sum_rows * plan.panel_width * 4;
   plan.pixels_at = aligned(plan.rects_at + plan.rects_per_tile * static_cast<int64_t>(sizeof(ConvRect)));
   plan.scratch_bytes = aligned(plan.pixels_at + static_cast<int64_t>(sizeof(ConvPixels)));
   plan.weights_at = 64;  // after the job counter
-  plan.scratch_at = plan.weights_at + aligned(plan.panel_offset(plan.groups, 0) * 4);
+  plan.scratch_at = plan.weights_at + aligned(plan.panel_offset(plan.groups, 0) * shape.element_bytes);
   plan.total_bytes = plan.scratch_at + std::max(threads, 1) * plan.scratch_bytes;
   return plan;
 }

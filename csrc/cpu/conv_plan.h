@@ -3,8 +3,8 @@
 //
 // A tile is at most kTilePixels output pixels: a part of one big block, or several small blocks ("rects"). For a tile,
 //   for each chunk of input channels, for each group of kernel taps:
-//     copy the input that these taps read into a patch (float32, zero-padded, channels innermost),
-//     for each panel of output channels: add its products to the accumulators, kMicroPixels pixels at a time.
+//     copy the input that these taps read into a patch (zero-padded, channels innermost; float32, or 16 bits for AMX),
+//     for each panel of output channels: add its products to the float32 accumulators, some pixels at a time.
 // Chunk and tap group are sized so that patch and weight slice stay in the L1 cache.
 #pragma once
 #include "core/conv.h"
@@ -43,7 +43,8 @@ struct ConvPlan {
   int64_t group_in;        // input channels summed per output channel
   int64_t group_out;       // output channels per group
   int64_t chunk;           // input channels per chunk, at most
-  int64_t patch_channels;  // floats per patch slot: chunk, or the panel width for depthwise
+  int64_t stored_in;       // group_in, filled up to whole products
+  int64_t patch_channels;  // elements per patch slot: chunk, or the panel width for depthwise
   int32_t lanes;           // floats per vector
   int32_t panel_width;     // output channels per panel
   int64_t panels;          // per group
@@ -53,6 +54,7 @@ struct ConvPlan {
   int64_t tiles[2];        // tiles per block
   int64_t rects_per_tile;  // small blocks share a tile
   int64_t rect_slots;      // patch slots per rect, at most
+  int64_t sum_rows;        // accumulators per panel of a job, in pixels
   // Byte offsets and sizes in the workspace.
   int64_t weights_at, scratch_at, scratch_bytes, total_bytes;
   // Byte offsets in one thread's scratch.
@@ -61,14 +63,25 @@ struct ConvPlan {
   // Not inline: see isa.h.
   int64_t width_of_panel(int64_t panel) const;
   int64_t taps() const;
-  // Where a panel's packed weights begin, in floats.
+  // Where a panel's packed weights begin, in elements.
   int64_t panel_offset(int64_t group, int64_t panel) const;
 };
 
 // The next group of taps of an axis from tap `first` on (0: rows, 1: columns).
 AxisTaps next_axis_taps(const ConvPlan& plan, int axis, int32_t first);
 
-// For validated params; `lanes` floats per vector, `vectors` vectors per panel.
-ConvPlan make_conv_plan(const Conv2dParams& p, int32_t lanes, int32_t vectors, int32_t threads);
+// How an instruction set wants the work cut.
+struct ConvShape {
+  int32_t lanes, vectors;  // floats per vector, vectors per panel of output channels
+  int32_t depth;           // input channels that one product sums
+  int32_t element_bytes;   // of patches and packed weights
+  int32_t row_pixels;      // > 0: accumulators are kept in runs of at most so many neighbours of a pixel row
+};
+
+// Neighbours in a row that a matrix of at most `most` rows takes: equal parts of the tile's width.
+int32_t pixels_per_run(const ConvPlan& plan, int32_t most);
+
+// For validated params.
+ConvPlan make_conv_plan(const Conv2dParams& p, const ConvShape& shape, int32_t threads);
 
 }  // namespace sbnet

@@ -1,21 +1,37 @@
 // Which instruction set CPU kernels run with: chosen once, at the first call, from what the processor and the
-// operating system support. The environment variable SBNET_ISA=generic|avx2|avx512 lowers the choice (tests run every
-// path on one machine); a set that the machine lacks is never chosen.
+// operating system support. The environment variable SBNET_ISA=generic|avx2|avx512|amx lowers the choice (tests run
+// every path on one machine); a set that the machine lacks is never chosen.
 //
 // A file compiled for a higher set must not define anything with external linkage that baseline code may also define
 // (inline functions, templates of std): the linker keeps one copy, perhaps the one that faults on an older processor.
 // Kernel headers therefore live in a namespace named after the set, and use builtins instead of std templates.
 #pragma once
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace sbnet {
 
-enum class Isa { kGeneric, kAvx2, kAvx512 };
+enum class Isa { kGeneric, kAvx2, kAvx512, kAmx, kAmxFp16 };  // kAmx multiplies bfloat16, kAmxFp16 float16 too
+
+#if defined(__x86_64__)
+// Above AVX-512: the matrix registers, which a process must ask the kernel for (before Linux 5.16: never granted).
+inline Isa detect_amx() {
+  constexpr unsigned kTiles = 1u << 24, kBf16 = 1u << 22, kFp16 = 1u << 21;
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (kTiles | kBf16)) != (kTiles | kBf16)) return Isa::kAvx512;
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  if (syscall(SYS_arch_prctl, kRequestPermission, kTileData) != 0) return Isa::kAvx512;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & kFp16) ? Isa::kAmxFp16 : Isa::kAmx;
+}
+#endif
 
 inline Isa detect_isa() {
 #if defined(__x86_64__)
@@ -24,7 +40,7 @@ inline Isa detect_isa() {
   if (!f16c || !__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return Isa::kGeneric;
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl"))
-    return Isa::kAvx512;
+    return detect_amx();
   return Isa::kAvx2;
 #else
   return Isa::kGeneric;
@@ -36,8 +52,10 @@ inline Isa chosen_isa() {
     const Isa best = detect_isa();
     const char* wish = std::getenv("SBNET_ISA");
     if (!wish) return best;
-    if (!std::strcmp(wish, "generic")) return Isa::kGeneric;
-    if (!std::strcmp(wish, "avx2") && best >= Isa::kAvx2) return Isa::kAvx2;
+    const std::pair<const char*, Isa> names[] = {
+        {"generic", Isa::kGeneric}, {"avx2", Isa::kAvx2}, {"avx512", Isa::kAvx512}, {"amx", Isa::kAmxFp16}};
+    for (const auto& [name, isa] : names)
+      if (!std::strcmp(wish, name)) return std::min(isa, best);
     return best;
   }();
   return isa;
