@@ -602,7 +602,7 @@ print("done")
 @pytest.mark.parametrize("block", [8, 10, (4, 17), 64], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_runs_of_pixels(dtype, block):
-    """Matrix units take pixels of a row in runs and channels in whole products: widths and channels that fill neither."""
+    """Matrix units take pixels of a row in runs and channels in whole products: sizes that fill neither."""
     for channels, filters, kernel, stride, dilation, groups in (
         (20, 16, 3, 1, 1, 1),
         (40, 33, 3, 2, 1, 1),
