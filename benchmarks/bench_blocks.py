@@ -28,13 +28,11 @@ def cases(setting: Setting) -> Iterator[Case]:
         facts = {"size": list(size), "dtype": short(dtype), "pool": "average" if avgpool else "max"}
         yield Case("reduce_mask, 16x16", "ops", facts, partial(reduction, setting.device, size, dtype, avgpool))
 
-    few, many = setting.pick(((1, 40, 56), 5), ((1, 400, 704), 110), ((1, 400, 704), 50)), ((1, 800, 704), 2200)
-    if cuda:
-        many = (4, 1024, 1024), 10_000
     layouts = (True, False) if setting.level == "tiny" else (True,)
-    yield from copies(setting, *few, setting.pick((8,), (64,), (64,)), layouts)
+    yield from copies(setting, small, setting.pick(5, 110, 50), setting.pick((8,), (64,), (64,)), layouts)
     if setting.level == "full":
-        yield from copies(setting, *many, (64, 256), (True, False))
+        far: tuple[Size, int] = ((4, 1024, 1024), 10_000) if cuda else ((1, 800, 704), 2200)  # far larger than caches
+        yield from copies(setting, far[0], far[1], (64, 256), (True, False))
 
 
 def copies(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ Figures are speed-ups over dense on the same device, so they say how well each u
 
 def document(sessions: dict[str, Session]) -> str:
     """The text of docs/benchmarks.md; sessions by the stem of their file."""
-    parts = [HEAD, *paper_table(sessions.values())]
+    parts = [HEAD, *glance(sessions.values()), *paper_table(sessions.values())]
     for stem, session in sessions.items():
         parts.append(f"## {heading(session)}\n\n{conditions(stem, session)}\n")
         for name, rows in by_name(sorted(session.rows, key=lambda row: GROUPS.index(row["group"]))).items():
@@ -70,7 +71,7 @@ def conditions(stem: str, session: Session) -> str:
 
 
 def markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    rule = ["---:"] * len(head)
+    rule = ["---", *["---:"] * (len(head) - 1)]
     return "\n".join(f"| {' | '.join(line)} |" for line in [head, rule, *lines]) + "\n"
 
 
@@ -109,6 +110,26 @@ def sweep(rows: list[Row], shared: dict[str, Any]) -> tuple[list[str], list[list
 def _pair(row: Row) -> str:
     indexed = f" ({cell(row['x indexed'])})" if "x indexed" in row else ""
     return cell(row["x dense"]) + indexed
+
+
+def glance(sessions: Iterable[Session]) -> list[str]:
+    """Speed-ups at a tenth of the blocks and at all of them: median, least and most."""
+    lines = []
+    for session in sessions:
+        for name, rows in by_name(session.rows).items():
+            found = [row for row in rows if row["group"] != "ops" and "density" in row and "x dense" in row]
+            tenth = [row["x dense"] for row in found if 0.08 < row["density"] < 0.12]
+            whole = [row["x dense"] for row in found if row["density"] > 0.99]
+            if tenth or whole:
+                lines.append([heading(session), name, _spread(tenth), _spread(whole)])
+    head = ["measured on", "what", "x dense, a tenth of the blocks", "x dense, all blocks"]
+    return [f"## At a glance\n\nMedian (least to most) of the cases below.\n\n{markdown(head, lines)}"] if lines else []
+
+
+def _spread(values: list[float]) -> str:
+    if not values:
+        return ""
+    return f"{cell(statistics.median(values))} ({cell(min(values))} to {cell(max(values))})"
 
 
 def paper_table(sessions: Iterable[Session]) -> list[str]:
