@@ -396,7 +396,7 @@ def test_tf32_by_the_switch_only():
     assert float(error) < 1e-6
 
 
-# ---- the fast case on Hopper: 3x3, stride 1, padding 1, sides and channels multiples of 8, fp16 and bf16
+# ---- the first fast case on Hopper: 3x3, stride 1, padding 1, sides and channels multiples of 8, fp16 and bf16
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize("block", [8, 16, (8, 16), (16, 8), 24, 32, (8, 32), (64, 8)], ids=str)
 @pytest.mark.parametrize("size", [(50, 88), (37, 45), (64, 64), (7, 5)], ids=str)
@@ -470,6 +470,82 @@ def test_hopper_benchmark_shapes(shape, dtype):
         assert not bool(y[~mask].any())
 
 
+# ---- its other fast cases: 1x1 of stride 1 and 2, 3x3 of stride 2
+FAST = {"1x1": (1, 1), "1x1 stride 2": (1, 2), "3x3 stride 2": (3, 2)}
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("block", [8, 16, (8, 16), (16, 8), 24, 32, (64, 8), 4, (12, 20)], ids=str)
+@pytest.mark.parametrize("size", [(50, 88), (37, 45), (7, 5), (1, 1)], ids=str)
+@pytest.mark.parametrize("case", FAST)
+def test_fast_planes_and_blocks(device, case, size, block, dtype):
+    if device == "cpu" and (dtype == torch.bfloat16 or pair(block)[0] > 8):
+        pytest.skip("slow on a CPU, which treats all of these alike")
+    kernel, stride = FAST[case]
+    options = {"dtype": dtype, "size": size, "block": block, "kernel": kernel, "stride": stride, "padding": kernel // 2}
+    for density in (0.3, 1.0):
+        check(device, **options, density=density, channels=64, filters=64, activation="relu")
+        check(device, **options, density=density, channels=16, filters=136, residual="channels_last", activation="silu")
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize(
+    ("channels", "filters"),
+    [(8, 8), (8, 64), (24, 96), (96, 24), (48, 48), (64, 64), (72, 200), (128, 128), (136, 320)]
+    + [pytest.param(*ck, marks=pytest.mark.gpu) for ck in ((64, 256), (384, 96), (512, 64), (2048, 8), (1024, 264))],
+    ids=str,
+)
+@pytest.mark.parametrize("case", FAST)
+def test_fast_channels(device, case, channels, filters, dtype):
+    if device == "cpu" and channels * filters > 10_000:
+        pytest.skip("large for a CPU")
+    kernel, stride = FAST[case]
+    for batch, size in ((1, (37, 45)), (2, (150, 170))) if device == "cuda" else ((1, (19, 27)),):
+        options = {"dtype": dtype, "kernel": kernel, "stride": stride, "padding": kernel // 2, "batch": batch}
+        options |= {"size": size, "channels": channels, "filters": filters, "block": 16}
+        check(device, **options, activation="relu", density=0.5)
+        check(device, **options, residual="channels_last", density=0.2, bias=False)
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("layout", ["channel_slice", "odd_channel_slice", "plane_slice", "batch_slice"])
+@pytest.mark.parametrize("case", FAST)
+def test_fast_views(device, case, layout, dtype):
+    kernel, stride = FAST[case]
+    options = {"dtype": dtype, "kernel": kernel, "stride": stride, "padding": kernel // 2, "size": (37, 45)}
+    check(device, **options, block=16, channels=16, filters=64, layout=layout, out_layout="channel_slice")
+    check(device, **options, block=8, channels=72, filters=80, layout=layout, residual="channel_slice")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("case", FAST)
+def test_fast_cases_equal_the_portable_kernel(case, dtype):
+    """The same list, whatever stands in it: rows that are no blocks, counts too large, NaN where nobody looks."""
+    kernel, stride = FAST[case]
+    for channels, filters, block in ((64, 64, 16), (24, 96, 8), (200, 136, 16)):
+        x, weight, bias, active, options = make(
+            "cuda", dtype=dtype, kernel=kernel, stride=stride, padding=kernel // 2, block=block, density=0.5,
+            channels=channels, filters=filters, size=(75, 91),
+        )  # fmt: skip
+        junk = active.indices.clone()
+        junk[::3, 1] = 10**6
+        junk[1::5, 0] = -1
+        hostile = ActiveBlocks(
+            junk, torch.full_like(active.count, 2**31 - 1), active.total, active.block_map, active.grid
+        )
+        x[0, :, 9, 9] = float("nan")
+        fast = sparse_conv2d(x, weight, bias, hostile, **options)
+        # the portable kernel takes what TMA cannot: an offset of one element
+        other = torch.empty(x.numel() + 1, dtype=dtype, device="cuda")[1:].view(x.permute(0, 2, 3, 1).shape)
+        portable = sparse_conv2d(
+            other.copy_(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2), weight, bias, hostile, **options
+        )
+        assert_bitwise(fast.isnan(), portable.isnan())
+        assert_bitwise(fast == 0, portable == 0)
+        torch.testing.assert_close(fast, portable, equal_nan=True, rtol=0, atol=4 * torch.finfo(dtype).eps)
+
+
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize(
     ("channels", "kernel", "stride", "groups"), [(64, 3, 1, 1), (24, 3, 2, 1), (24, 5, 1, 24), (24, 1, 1, 1)]
@@ -499,6 +575,7 @@ def test_same_bits_each_time(device, channels, kernel, stride, groups, dtype):
 # ---- what stands in the lists
 CASES = [(16, 16, 3, 1, 1, torch.float16), (16, 16, 3, 1, 1, torch.float32), (16, 16, 3, 1, 16, torch.float32)]
 CASES += [(5, 7, 3, 2, 1, torch.float16), (16, 16, 3, 1, 16, torch.bfloat16), (24, 24, 1, 1, 1, torch.bfloat16)]
+CASES += [(16, 80, 1, 2, 1, torch.float16), (16, 16, 3, 2, 1, torch.bfloat16), (72, 72, 3, 2, 1, torch.float16)]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -7,6 +7,7 @@
 #include "cuda/common.cuh"
 #include "cuda/conv_portable.cuh"
 #ifdef SBNET_SM90
+#include "cuda/sm90/conv1x1.h"
 #include "cuda/sm90/conv3x3.h"
 #endif
 
@@ -22,12 +23,15 @@ namespace {
   return only;
 }
 
-enum class Path { kHopper3x3, kDepthwise, kImplicitGemm, kSimt };
+enum class Path { kHopper3x3, kHopper1x1, kDepthwise, kImplicitGemm, kSimt };
 
 // The first row that takes the convolution serves it; the last takes all.
 Path choose(const Conv2dParams& p, [[maybe_unused]] const DeviceInfo& device) {
 #ifdef SBNET_SM90
-  if (device.capability == 90 && !portable_only() && sm90::conv3x3_takes(p)) return Path::kHopper3x3;
+  if (device.capability == 90 && !portable_only()) {
+    if (sm90::conv3x3_takes(p)) return Path::kHopper3x3;
+    if (sm90::conv1x1_takes(p)) return Path::kHopper1x1;
+  }
 #endif
   if (portable::depthwise_takes(p)) return Path::kDepthwise;
   if (portable::implicit_gemm_takes(p)) return Path::kImplicitGemm;
@@ -77,6 +81,8 @@ sbnet::Status sbnet_sparse_conv2d_cuda(const sbnet::Conv2dParams* p, void* works
 #ifdef SBNET_SM90
     case Path::kHopper3x3:
       return sm90::conv3x3(*p, device, workspace, stream);
+    case Path::kHopper1x1:
+      return sm90::conv1x1(*p, device, stream);
 #endif
     case Path::kDepthwise:
       return portable::launch_depthwise(*p, device, stream);

@@ -1,6 +1,6 @@
 // Block-sparse 3x3 convolution for Hopper: y = activation(conv(x) + bias + residual) on the active blocks of y.
 //
-// Stride 1, padding 1, fp16 or bf16 with fp32 sums, channel-last. Persistent CTAs, one per SM, read the number of
+// Stride 1 or 2, padding 1, fp16 or bf16 with fp32 sums, channel-last. Persistent CTAs, one per SM, read the number of
 // active blocks on the device. The input patch of a tile (with its halo, 64 channels at a time) is loaded once by
 // TMA, zeros outside the plane, and serves all nine taps; see conv3x3_compute.cuh.
 //
@@ -9,16 +9,14 @@
 //   warp 17     weights
 //   warps 18-19 zero the fringe
 #include <atomic>
-#include <cmath>
 
 #include "cuda/sm90/conv3x3.h"
 #include "cuda/sm90/conv3x3_compute.cuh"
 #include "cuda/sm90/conv3x3_load.cuh"
+#include "cuda/sm90/conv_host.cuh"
 
 namespace sbnet::sm90 {
 namespace {
-
-constexpr const char* kOp = "sparse_conv2d";
 
 template <class C>
 __global__ void __launch_bounds__(kThreads, 1)
@@ -71,54 +69,6 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 // ---------------------------------------------------------------- host
 
-using EncodeFn = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
-                              const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
-                              CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
-EncodeFn encode_function() {  // from the driver at run time: no link to libcuda
-  static const EncodeFn fn = [] {
-    void* p = nullptr;
-    cudaDriverEntryPointQueryResult found;
-    const cudaError_t e =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &p, 12000, cudaEnableDefault, &found);
-    return e == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<EncodeFn>(p) : nullptr;
-  }();
-  return fn;
-}
-
-// Strides of a dimension of size 1 may be anything: give TMA one that it takes.
-Plane plane_of(const TensorView& t) {
-  Plane p{t.data, t.stride[0], t.stride[2], t.stride[3]};
-  if (t.size[3] == 1) p.x = t.size[1];
-  if (t.size[2] == 1) p.y = p.x * t.size[3];
-  if (t.size[0] == 1) p.n = p.y * t.size[2];
-  return p;
-}
-
-Status make_map(CUtensorMap* m, DType dtype, const char* name, int rank, void* data, const cuuint64_t* size,
-                const cuuint64_t* stride_bytes, const cuuint32_t* box) {
-  const cuuint32_t ones[4] = {1, 1, 1, 1};
-  const EncodeFn encode = encode_function();
-  if (!encode) return make_status(Code::kDeviceError, "%s: the driver has no cuTensorMapEncodeTiled", kOp);
-  const CUresult r =
-      encode(m, dtype == DType::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, rank, data,
-             size, stride_bytes, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (r != CUDA_SUCCESS)
-    return make_status(Code::kDeviceError, "%s: %s: cuTensorMapEncodeTiled failed with code %d", kOp, name,
-                       static_cast<int>(r));
-  return ok_status();
-}
-
-Status plane_map(CUtensorMap* m, const char* name, const TensorView& t, int box_x, int box_y) {
-  const Plane p = plane_of(t);
-  const cuuint64_t size[4] = {cuuint64_t(t.size[1]), cuuint64_t(t.size[3]), cuuint64_t(t.size[2]),
-                              cuuint64_t(t.size[0])};
-  const cuuint64_t stride[3] = {cuuint64_t(p.x) * 2, cuuint64_t(p.y) * 2, cuuint64_t(p.n) * 2};
-  const cuuint32_t box[4] = {64, cuuint32_t(box_x), cuuint32_t(box_y), 1};
-  return make_map(m, t.dtype, name, 4, p.data, size, stride, box);
-}
-
 template <class C>
 struct Geometry {
   int per_row, per_block, ktiles;
@@ -126,7 +76,7 @@ struct Geometry {
   explicit Geometry(const Conv2dParams& p)
       : per_row(p.active.grid.size[1] / C::kUnitWidth),
         per_block(p.active.grid.size[0] / C::kUnitHeight * per_row),
-        ktiles(static_cast<int>((p.weight.size[0] + 63) / 64)),
+        ktiles(static_cast<int>((p.weight.size[0] + C::kTileChannels - 1) / C::kTileChannels)),
         tiles((p.active.capacity * per_block + C::kUnits - 1) / C::kUnits * ktiles) {}
 };
 
@@ -173,11 +123,11 @@ template <class C>
 Status launch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
   const Geometry<C> geometry(p);
   const int slices = static_cast<int>((p.x.size[1] + 63) / 64);
-  const bool fringe = p.fringe.pixels && p.fringe.capacity > 0;
+  const bool fringe = has_fringe(p);
   if (p.x.size[0] == 0 || (geometry.tiles == 0 && !fringe)) return ok_status();
 
   // Clusters exist to share left-over tiles. Small MIG slices may not hold large ones.
-  int log_cluster = C::kResident ? 0 : 1, clusters = 0;
+  int log_cluster = C::kTurns && !C::kResident ? 1 : 0, clusters = 0;
   SBNET_TRY(clusters_that_fit<C>(device, log_cluster, &clusters));
   while (log_cluster > 0 && (clusters << log_cluster) * 10 < device.sm_count * 9)
     SBNET_TRY(clusters_that_fit<C>(device, --log_cluster, &clusters));
@@ -185,49 +135,24 @@ Status launch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stre
 
   Maps maps;
   const TensorView& residual = p.residual.data ? p.residual : p.y;
-  SBNET_TRY(plane_map(&maps.x, "x", p.x, C::kSquare ? 18 : 10, C::kCells ? 1 : 18));
+  SBNET_TRY(plane_map(&maps.x, "x", p.x, C::kPatchWidth, C::kCells ? 1 : C::kPatchHeight, C::kStride));
   SBNET_TRY(plane_map(&maps.y, "out", p.y, 8, C::kUnitHeight));
   SBNET_TRY(plane_map(&maps.y_pair, "out", p.y, 8, C::kCells ? 1 : 2));
   SBNET_TRY(plane_map(&maps.residual, "residual", residual, 8, C::kUnitHeight));
   SBNET_TRY(plane_map(&maps.residual_pair, "residual", residual, 8, C::kCells ? 1 : 2));
   const cuuint64_t w_size[3] = {cuuint64_t(p.x.size[1]), 9, cuuint64_t(p.weight.size[0])};
   const cuuint64_t w_stride[2] = {w_size[0] * 2, w_size[0] * 18};
-  const cuuint32_t w_box[3] = {64, 1, 64};
+  const cuuint32_t w_box[3] = {64, 1, C::kTileChannels};
   SBNET_TRY(make_map(&maps.w, p.x.dtype, "weight", 3, p.weight.data, w_size, w_stride, w_box));
 
   Args a = {};
-  a.y = plane_of(p.y);
-  if (p.residual.data) a.residual = plane_of(p.residual);
-  a.bias = p.bias;
-  a.bias_f32 = p.bias_dtype == DType::kF32;
-  a.blocks = p.active.indices;
-  a.count = p.active.count;
-  a.capacity = static_cast<int>(p.active.capacity);
-  if (fringe) {
-    a.fringe = p.fringe.pixels;
-    a.fringe_count = p.fringe.count;
-    a.fringe_capacity = static_cast<int>(p.fringe.capacity);
-  }
-  a.N = static_cast<int>(p.y.size[0]);
-  a.K = static_cast<int>(p.y.size[1]);
-  a.H = static_cast<int>(p.y.size[2]);
-  a.W = static_cast<int>(p.y.size[3]);
+  fill_common(p, &a);
   a.slices = slices;
-  a.grid_h = p.active.grid.count[0];
-  a.grid_w = p.active.grid.count[1];
-  a.block_h = p.active.grid.size[0];
-  a.block_w = p.active.grid.size[1];
   a.log_cluster = log_cluster;
   a.ktiles = FastDiv(geometry.ktiles);
   a.units_per_block = FastDiv(geometry.per_block);
   a.units_per_row = FastDiv(geometry.per_row);
   a.clusters = FastDiv(clusters);
-  a.plane_h = FastDiv(a.H);
-  a.plane_w = FastDiv(a.W);
-  a.activation = p.activation;
-  a.low = p.activation == Activation::kNone ? -INFINITY : 0.f;
-  a.high = p.activation == Activation::kRelu6 ? 6.f : INFINITY;
-  a.slope = p.activation_param;
 
   cudaLaunchAttribute attributes[2];
   const cudaLaunchConfig_t config = launch_config<C>(clusters, 1 << log_cluster, stream, attributes);
@@ -235,10 +160,33 @@ Status launch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stre
   return ok_status();
 }
 
+// Few enough tiles share the device better in halves and quarters; many take the least traffic.
+template <class C>
+bool many_tiles(const Conv2dParams& p, const DeviceInfo& device) {
+  return Geometry<C>(p).tiles >= 6 * device.sm_count;
+}
+
+// Stride 2 reads 4 input pixels an output: where it can, one patch serves 128 output channels.
+template <class T>
+Status dispatch_stride2(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
+  using Wide = Config<T, Shape::kSquare, false, 4, 2, true>;
+  const int64_t C = p.x.size[1], K = p.weight.size[0];
+  const bool resident = C <= 64 && K <= 64;
+  const int h = p.active.grid.size[0], w = p.active.grid.size[1];
+  if (h % 16 != 0 || w % 16 != 0) {
+    if (resident) return launch<Config<T, Shape::kCells, true, 4, 2>>(p, device, stream);
+    return launch<Config<T, Shape::kCells, false, 4, 2>>(p, device, stream);
+  }
+  if (resident) return launch<Config<T, Shape::kSquare, true, 4, 2>>(p, device, stream);
+  if ((K + 63) / 64 % 2 == 0 && many_tiles<Wide>(p, device)) return launch<Wide>(p, device, stream);
+  return launch<Config<T, Shape::kSquare, false, 4, 2>>(p, device, stream);
+}
+
 // The table of cases: block sides and channel counts -> tile shape, weights resident or streamed.
 template <class T>
 Status dispatch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
   const int64_t C = p.x.size[1], K = p.weight.size[0];
+  if (p.stride[0] == 2) return dispatch_stride2<T>(p, device, stream);
   const bool resident = C <= 64 && K <= 64;
   const int h = p.active.grid.size[0], w = p.active.grid.size[1];
   if (h % 16 != 0) {
@@ -251,16 +199,6 @@ Status dispatch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t st
   return launch<Config<T, Shape::kSquare, false, 4>>(p, device, stream);
 }
 
-bool plane_fits(const TensorView& t) {
-  if (reinterpret_cast<uintptr_t>(t.data) % 16 || t.stride[1] != 1) return false;
-  const Plane p = plane_of(t);
-  for (const int64_t s : {p.n, p.y, p.x})
-    if (s <= 0 || s % 8 || s >= (int64_t{1} << 39)) return false;
-  for (int d = 0; d < 4; ++d)
-    if (t.size[d] >= INT32_MAX / 2) return false;
-  return true;
-}
-
 }  // namespace
 
 bool conv3x3_takes(const Conv2dParams& p) {
@@ -269,10 +207,9 @@ bool conv3x3_takes(const Conv2dParams& p) {
   if (p.x.dtype != DType::kF16 && p.x.dtype != DType::kBF16) return false;
   if (p.weight.size[2] != 3 || p.weight.size[3] != 3 || p.groups != 1 || C % 8 || K % 8) return false;
   for (int d = 0; d < 2; ++d)
-    if (p.stride[d] != 1 || p.padding[d] != 1 || p.dilation[d] != 1 || grid.size[d] % 8) return false;
-  const int64_t* w = p.weight.stride;
-  if (w[1] != 1 || w[3] != C || w[2] != 3 * C || w[0] != 9 * C || reinterpret_cast<uintptr_t>(p.weight.data) % 16)
-    return false;
+    if (p.padding[d] != 1 || p.dilation[d] != 1 || grid.size[d] % 8) return false;
+  if (p.stride[0] != p.stride[1] || p.stride[0] > 2) return false;
+  if (!weights_packed(p.weight)) return false;
   if (!plane_fits(p.x) || !plane_fits(p.y) || (p.residual.data && !plane_fits(p.residual))) return false;
   // Tiles and units are counted in 31 bits, with room for a scheduler that looks ahead.
   const int64_t per_block = int64_t{grid.size[0] / 8} * (grid.size[1] / 8);

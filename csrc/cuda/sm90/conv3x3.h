@@ -1,4 +1,4 @@
-// The fast Hopper path of the block-sparse convolution: 3x3, stride 1, padding 1, fp16 and bf16 (TMA + WGMMA).
+// The fast Hopper path of the block-sparse convolution: 3x3, stride 1 or 2, padding 1, fp16 and bf16 (TMA + WGMMA).
 #pragma once
 #include "core/conv.h"
 

@@ -44,7 +44,8 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, const ty
   const int wg = __shfl_sync(0xffffffff, threadIdx.x >> 7, 0), group = wg / C::kGroup, half = wg % C::kGroup;
   const bool leader = tid == 0, has_residual = a.residual.data != nullptr;
   const uint32_t staging = smem + wg * kStaging, residual_full = smem + C::kResidualFull + 8 * wg;
-  const uint32_t weights = wgmma_operand(smem + C::kWeightsAt);
+  const int channel0 = C::kWide ? half / 2 * 64 : 0;  // of the tile's
+  const uint32_t weights = wgmma_operand(smem + C::kWeightsAt + channel0 * 128);
   const uint32_t patches = wgmma_operand(smem + C::kPatchesAt);
   // Staging holds [pixel][64 channels], 128-byte swizzle; pixels of a unit lie together. stmatrix writes two groups of
   // 8 pixels x 16 channels at once: this lane's row address.
@@ -56,18 +57,18 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, const ty
   // Two groups take turns (ping-pong): one's epilogue runs under the other's main loop. A group may start issuing a
   // tile only when the other has issued all of the previous one: a group that is away in its epilogue could miss a
   // whole turn of the rings, and the parities of their barriers would alias.
-  if (!C::kResident && group == 1) bar_arrive(kBarTurn, 512);
+  if (C::kTurns && group == 1) bar_arrive(kBarTurn, 512);
   grid_dependency_wait();
   for (int i = group;; i += C::kGroups) {
     const int slot = i % C::kTileSlots;
     mbar_wait(smem + C::kTileFull + 8 * slot, (i / C::kTileSlots) & 1);
     const typename C::Tile& tile = tiles[slot];
-    const int v0 = tile.v0, v1 = tile.v1, k0 = tile.k0;
+    const int v0 = tile.v0, v1 = tile.v1, k0 = tile.k0 + channel0;
     if (v1 == 0) break;
     // Whole and shared tiles: a half (a strip, a pair of cells) per warpgroup. Narrow ones: half of a half each.
     const Work work = C::kResident ? Work::kWhole : tile.work;
     const bool narrow = work == Work::kNarrow;
-    const int side = narrow ? tile.side : half, row0 = narrow ? half * (C::kCells ? 4 : 8) : 0;
+    const int side = narrow ? tile.side : C::kWide ? half & 1 : half, row0 = narrow ? half * (C::kCells ? 4 : 8) : 0;
     const int4 at = tile.unit[C::kSquare ? 0 : side * C::kUnitsPerWarpgroup];
     bool live = at.x >= 0 && at.z + (C::kSquare ? side * 8 : 0) < a.W && at.y + row0 < a.H;
     if (C::kCells) live = live || tile.unit[side * 2 + 1].x >= 0;
@@ -117,9 +118,11 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, const ty
 #pragma unroll 1
       for (int v = v0;;) {
         if constexpr (kWidth > 0) {
-          // tap (q / 3, q % 3) lies so many pixels of 128 bytes into the patch
-          const uint32_t dw = weights + weight * (kTap >> 4);
-          const uint32_t dp = pixels + stage * (C::kPatchPitch >> 4) + q * 8 + (q * 11 >> 5) * ((C::kRowPitch - 3) * 8);
+          // the tap lies so many pixels of 128 bytes into the patch
+          const uint32_t shift = C::kStride == 1 ? q + (q * 11 >> 5) * (C::kRowPitch - 3)
+                                                 : (kRightTaps >> q & 1) + (kLowerTaps >> q & 1) * C::kRowPitch;
+          const uint32_t dw = weights + weight * (C::kTap >> 4);
+          const uint32_t dp = pixels + stage * (C::kPatchPitch >> 4) + shift * 8;
           wgmma_fence();
 #pragma unroll
           for (int k = 0; k < C::kSteps; ++k)
@@ -137,24 +140,25 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, const ty
         if constexpr (kWidth > 0) wgmma_wait<1>();
         release();
         read_weight = weight_now;
-        read_patch = q == 8 || !more ? smem + C::kPatchEmpty + 8 * stage : 0;
+        const bool last = C::kStride == 1 ? q == 8 : kLastTaps >> q & 1;
+        read_patch = last || !more ? smem + C::kPatchEmpty + 8 * stage : 0;
         if (!more) break;
-        if (++q == 9) {
-          q = 0;
+        if (++q == 9) q = 0;
+        if (last) {
           if (++stage == C::kPatchStages) stage = 0, phase ^= 1;
           mbar_wait(smem + C::kPatchFull + 8 * stage, phase);
         }
         if (!ready) mbar_wait(smem + C::kWeightFull + 8 * weight, weight_phase);
       }
     };
-    if (!C::kResident) bar_sync(kBarTurn + group, 512);
+    if (C::kTurns) bar_sync(kBarTurn + group, 512);
     if (!live)
       main_loop(std::integral_constant<int, 0>());
     else if (narrow || (!C::kCells && a.H - at.y <= 8))
       main_loop(std::integral_constant<int, 64>());
     else
       main_loop(std::integral_constant<int, 128>());
-    if (!C::kResident) bar_arrive(kBarTurn + 1 - group, 512);
+    if (C::kTurns) bar_arrive(kBarTurn + 1 - group, 512);
     wgmma_wait<0>();
     release();
 
@@ -171,38 +175,7 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, const ty
         mbar_wait(residual_full, residual_phase), residual_phase ^= 1;
       else
         bar_sync(kBarWarpgroup + wg, 128);
-      const uint32_t low = pack<T>(a.low, a.low), high = pack<T>(a.high, a.high);
-      auto epilogue = [&](auto clamp) {
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const uint32_t row = lane_row + j * (C::kCells ? 1024 : 2048);
-          float v[8];
-#pragma unroll
-          for (int e = 0; e < 8; ++e) v[e] = acc[j * 8 + e] + (e & 2 ? bias1 : bias0);
-          if (has_residual) {
-            uint32_t r[4];
-            ldmatrix_trans(row, r);
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-              const float2 f = unpack<T>(r[e]);
-              v[2 * e] += f.x, v[2 * e + 1] += f.y;
-            }
-          }
-          constexpr bool kClamp = decltype(clamp)::value;
-          if constexpr (!kClamp) activate(a, v);
-          uint32_t packed[4];
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            packed[e] = pack<T>(v[2 * e], v[2 * e + 1]);
-            if constexpr (kClamp) packed[e] = clamp_pair<T>(packed[e], low, high);  // same as before rounding
-          }
-          stmatrix_trans(row, packed[0], packed[1], packed[2], packed[3]);
-        }
-      };
-      if (is_clamp(a.activation))
-        epilogue(std::true_type());
-      else
-        epilogue(std::false_type());
+      finish_tile<T>(a, acc, bias0, bias1, lane_row, C::kCells ? 1024 : 2048);
       fence_async_proxy();
       bar_sync(kBarWarpgroup + wg, 128);
       if (leader) {

@@ -29,18 +29,9 @@ __device__ void produce_patches(const Args& a, const CUtensorMap* map_x, uint32_
     first = m;
   };
   auto locate = [&] {
-    int n = -1, i = 0, j = 0;
-    if (row < static_cast<uint32_t>(a.capacity)) {
-      const int32_t* p = a.blocks + static_cast<int64_t>(row) * 3;
-      n = load_int(p), i = load_int(p + 1), j = load_int(p + 2);
-    }
+    const int4 block = load_row(a, row);
     count = min(max(loaded, 0), a.capacity);
-    const bool valid = row < static_cast<uint32_t>(count) && static_cast<uint32_t>(n) < static_cast<uint32_t>(a.N) &&
-                       static_cast<uint32_t>(i) < static_cast<uint32_t>(a.grid_h) &&
-                       static_cast<uint32_t>(j) < static_cast<uint32_t>(a.grid_w);
-    unit = valid ? make_int4(n, i * a.block_h + sub_y * C::kUnitHeight, j * a.block_w + sub_x * C::kUnitWidth, 0)
-                 : make_int4(-1, 0, 0, 0);
-    if (unit.y >= a.H || unit.z >= a.W) unit.x = -1;  // a block may reach over the edge of the plane
+    unit = unit_of_block(a, block, row < static_cast<uint32_t>(count), sub_y * C::kUnitHeight, sub_x * C::kUnitWidth);
   };
   aim(0);
   grid_dependency_wait();
@@ -70,15 +61,23 @@ __device__ void produce_patches(const Args& a, const CUtensorMap* map_x, uint32_
     if (mine) tile.unit[lane % C::kUnits] = unit;
     if (lane == 0) {
       const uint32_t t = narrow ? cluster / 2 : cluster + m * clusters;
-      tile.k0 = static_cast<int>(t - a.ktiles.quotient(t) * a.ktiles.divisor) * 64;
+      tile.k0 = static_cast<int>(t - a.ktiles.quotient(t) * a.ktiles.divisor) * C::kTileChannels;
       tile.v0 = v0, tile.v1 = v1, tile.slice = slice, tile.tap = tap;
       tile.work = !share ? Work::kWhole : narrow ? Work::kNarrow : Work::kShared;
       tile.side = cluster & 1;
       tile.guard = exchanged && made == 1;
     }
     __syncwarp();
-    if (lane == 0) mbar_arrive(smem + C::kTileFull + 8 * slot);
-    for (int c = v0 / 9; c * 9 < v1; ++c, ++slice) {
+    if (lane == 0) {
+      // Groups that do not take turns must not ask for a patch before its stage's last one has landed and been read:
+      // with fewer stages than groups the parities of the barrier would alias.
+      if (!C::kTurns && C::kPatchStages < C::kGroups)
+        mbar_wait(smem + C::kPatchEmpty + 8 * (slice % C::kPatchStages), ((slice / C::kPatchStages) & 1) ^ 1);
+      mbar_arrive(smem + C::kTileFull + 8 * slot);
+    }
+    for (int patch = C::first_patch(v0); C::first_tap(patch) < v1; ++patch, ++slice) {
+      const int c = C::kStride == 1 ? patch : patch / 4;  // parity: of the patch's rows and columns
+      const int above = C::kStride == 1 ? 1 : patch % 4 < 2, left = C::kStride == 1 ? 1 : patch % 2 == 0;
       const int stage = slice % C::kPatchStages, phase = (slice / C::kPatchStages) & 1;
       const uint32_t full = smem + C::kPatchFull + 8 * stage, to = smem + C::kPatchesAt + stage * C::kPatchPitch;
       if (lane == 0) {
@@ -87,15 +86,17 @@ __device__ void produce_patches(const Args& a, const CUtensorMap* map_x, uint32_
       }
       if constexpr (C::kCells) {  // TMA cannot leave gaps between rows: a box per row
         __syncwarp();
-        for (int r = lane; r < C::kGroup * 20; r += 32) {
-          const int4 at = tile.unit[r / 20 * 2 + r % 2];
-          tma_load(to + r * 10 * 128, map_x, full, c * 64, at.z - 1, at.y - 1 + r % 20 / 2, at.x);
+        constexpr int kRows = 2 * C::kPatchHeight;
+        for (int r = lane; r < C::kGroup * kRows; r += 32) {
+          const int4 at = tile.unit[r / kRows * 2 + r % 2];
+          tma_load(to + r * C::kPatchWidth * 128, map_x, full, c * 64, at.z * C::kStride - left,
+                   (at.y + r % kRows / 2) * C::kStride - above, at.x);
         }
       } else if (lane == 0) {
 #pragma unroll
         for (int u = 0; u < C::kUnits; ++u) {
           const int4 at = tile.unit[u];
-          tma_load(to + u * C::kHalf, map_x, full, c * 64, at.z - 1, at.y - 1, at.x);
+          tma_load(to + u * C::kHalf, map_x, full, c * 64, at.z * C::kStride - left, at.y * C::kStride - above, at.x);
         }
       }
     }
@@ -119,8 +120,8 @@ __device__ void produce_weights(const CUtensorMap* map_w, uint32_t smem, const t
   grid_dependency_wait();
   if constexpr (C::kResident) {
     for (int q = 0; q < 9; ++q) {
-      mbar_expect(smem + C::kWeightFull + 8 * q, kTap);
-      tma_load(smem + C::kWeightsAt + q * kTap, map_w, smem + C::kWeightFull + 8 * q, 0, q, 0);
+      mbar_expect(smem + C::kWeightFull + 8 * q, C::kTap);
+      tma_load(smem + C::kWeightsAt + q * C::kTap, map_w, smem + C::kWeightFull + 8 * q, 0, C::kernel_tap(q), 0);
     }
     for (int q = 0; q < 9; ++q) mbar_wait(smem + C::kWeightFull + 8 * q, 0);  // never exit with loads in flight
   } else {
@@ -134,37 +135,10 @@ __device__ void produce_weights(const CUtensorMap* map_w, uint32_t smem, const t
       for (int v = v0; v < v1; ++v) {
         const uint32_t full = smem + C::kWeightFull + 8 * stage;
         mbar_wait(smem + C::kWeightEmpty + 8 * stage, phase);
-        mbar_expect(full, kTap);
-        tma_load(smem + C::kWeightsAt + stage * kTap, map_w, full, v / 9 * 64, v % 9, k0);
+        mbar_expect(full, C::kTap);
+        tma_load(smem + C::kWeightsAt + stage * C::kTap, map_w, full, v / 9 * 64, C::kernel_tap(v % 9), k0);
         if (++stage == C::kWeightStages) stage = 0, phase ^= 1;
       }
-    }
-  }
-}
-
-// Warps 18 and 19 of every CTA: zero the K channels of the listed pixels, eight lanes to a pixel. The pixels are dealt
-// out one to each team before any gets a second: a short list must not become the launch's longest job.
-template <class T>
-__device__ void zero_fringe(const Args& a) {
-  grid_dependency_wait();
-  const int lane = threadIdx.x & 31, member = lane & 7,
-            count = min(max(load_int(a.fringe_count), 0), a.fringe_capacity);
-  const int team = (blockIdx.x * 2 + (threadIdx.x / 32 & 1)) * 4 + lane / 8, teams = gridDim.x * 8;
-  for (int64_t base = 0; base < count; base += teams * 8) {
-    const int64_t at = base + member * teams + team;
-    int64_t offset = -1;
-    if (at < count) {
-      uint32_t line, x, n, y;
-      const int pixel = load_int(a.fringe + at);
-      a.plane_w.divmod(pixel, &line, &x);
-      a.plane_h.divmod(line, &n, &y);
-      if (pixel >= 0 && n < static_cast<uint32_t>(a.N)) offset = n * a.y.n + y * a.y.y + x * a.y.x;
-    }
-    for (int m = 0; m < 8; ++m) {
-      const int64_t to = __shfl_sync(0xffffffff, offset, m, 8);
-      if (to < 0) continue;
-      uint4* p = reinterpret_cast<uint4*>(static_cast<T*>(a.y.data) + to);
-      for (int c = member; c < a.K / 8; c += 8) p[c] = make_uint4(0, 0, 0, 0);
     }
   }
 }

@@ -1,8 +1,6 @@
 // What the parts of the Hopper 3x3 convolution share: tile shapes, shared memory layout, arguments, the tile record.
 #pragma once
-#include "core/conv.h"
-#include "cuda/common.cuh"
-#include "cuda/sm90/ptx.cuh"
+#include "cuda/sm90/conv_args.cuh"
 
 namespace sbnet::sm90 {
 
@@ -17,7 +15,6 @@ enum class Shape {
 constexpr int kConsumers = 4;             // warpgroups
 constexpr int kThreads = 640;             // + patch producer, weight producer, two warps that zero the fringe
 constexpr int kSharedLimit = 227 * 1024;  // per CTA
-constexpr int kTap = 64 * 128;            // bytes of one tap's weights: 64 output x 64 input channels
 constexpr int kStaging = 128 * 128;       // bytes of a warpgroup's output: 128 pixels x 64 channels
 
 enum class Work {
@@ -38,24 +35,37 @@ struct TileRecord {
   int guard;  // warpgroups 2 and 3: their staging memory may still hold an earlier tile's incoming sums
 };
 
-template <class T_, Shape kShape_, bool kResident_, int kSteps_>
+// Stride 2: the patch is four, one per parity of input row and column, in the order odd-odd (4 taps), odd-even (2),
+// even-odd (2), even-even (1). Tap q of that order is tap kTapOrder[q] of the kernel.
+constexpr uint64_t kTapOrder = 0x453718620;
+constexpr uint32_t kRightTaps = 0x8A, kLowerTaps = 0x2C;  // bit q: one pixel right of, below its patch's origin
+constexpr uint32_t kLastTaps = 0x1A8;                     // bit q: its patch's last
+constexpr uint32_t kFirstTaps = 0x8640;                   // nibble p: patch p's first
+
+template <class T_, Shape kShape_, bool kResident_, int kSteps_, int kStride_ = 1, bool kWide_ = false>
 struct Config {
   using T = T_;
   static constexpr Shape kShape = kShape_;
   static constexpr bool kResident = kResident_;  // all weights (C, K <= 64) stay in shared memory
   static constexpr int kSteps = kSteps_;         // WGMMA steps of 16 channels per slice (fewer if C < 64)
+  static constexpr int kStride = kStride_;
+  static constexpr bool kWide = kWide_;  // all four warpgroups on one tile, of 128 output channels
   static constexpr bool kSquare = kShape == Shape::kSquare, kCells = kShape == Shape::kCells;
-  static constexpr int kGroup = kResident ? 1 : 2;     // warpgroups per tile
+  static constexpr int kGroup = kWide ? 4 : kResident && kStride == 1 ? 1 : 2;  // warpgroups per tile
+  static constexpr bool kTurns = kGroup == 2;                                   // two groups take turns
+  static constexpr int kTileChannels = kWide ? 128 : 64, kTap = kTileChannels * 128;
   static constexpr int kGroups = kConsumers / kGroup;  // tiles in flight
   static constexpr int kUnitsPerWarpgroup = kCells ? 2 : 1;
   static constexpr int kUnits = kSquare ? 1 : kGroup * kUnitsPerWarpgroup;  // per tile
   static constexpr int kUnitHeight = kCells ? 8 : 16, kUnitWidth = kSquare ? 16 : 8;
-  static constexpr int kRowPitch = kSquare ? 18 : kCells ? 20 : 10;  // pixels of patch from one row to the next
-  static constexpr int kGroupStride = (kSquare ? 18 : 10) * 128;     // bytes from one group of 8 pixels to the next
-  static constexpr int kHalf = kSquare ? 8 * 128 : (kCells ? 20 : 18) * 10 * 128;  // to the second warpgroup's pixels
-  static constexpr int kPatch = kSquare ? 18 * 18 * 128 : kGroup * kHalf;          // bytes that TMA delivers
+  static constexpr int kHalo = kStride == 1 ? 2 : 1;  // pixels that a patch has beyond its unit's
+  static constexpr int kPatchWidth = kUnitWidth + kHalo, kPatchHeight = kUnitHeight + kHalo;
+  static constexpr int kRowPitch = (kCells ? 2 : 1) * kPatchWidth;  // pixels of patch from one row to the next
+  static constexpr int kGroupStride = kPatchWidth * 128;            // bytes from one group of 8 pixels to the next
+  static constexpr int kHalf = kSquare ? 8 * 128 : kPatchHeight * kRowPitch * 128;  // to the second warpgroup's pixels
+  static constexpr int kPatch = kSquare ? kPatchHeight * kPatchWidth * 128 : kGroup * kHalf;  // bytes that TMA delivers
   static constexpr int kPatchPitch = kSquare ? (kPatch + 1023) / 1024 * 1024 : kPatch;
-  static constexpr int kPatchStages = !kResident ? 2 : kCells ? 3 : 4;
+  static constexpr int kPatchStages = kGroup > 1 ? 2 : kCells ? 3 : 4;
   // A warpgroup that works alone holds its tile's record through its epilogue: the next one needs a record of its own.
   static constexpr int kTileSlots = kResident ? 8 : 4;
   static constexpr int kRest = 1024;  // tile records and barriers
@@ -76,60 +86,26 @@ struct Config {
   static constexpr int kExchangeFull = kResidualFull + 8 * kConsumers;
   static constexpr int kExchangeDone = kExchangeFull + 8;
   using Tile = TileRecord<kUnits>;
+
+  // Taps are counted in the order of computing, slice by slice; patches likewise.
+  static __device__ __forceinline__ int first_patch(int tap) {  // a patch begins at `tap`, or one of stride 1 has it
+    return kStride == 1 ? tap / 9 : tap / 9 * 4 + (tap % 9 != 0);
+  }
+  static __device__ __forceinline__ int first_tap(int patch) {
+    return kStride == 1 ? patch * 9 : patch / 4 * 9 + (kFirstTaps >> patch % 4 * 4 & 15);
+  }
+  static __device__ __forceinline__ int kernel_tap(int q) { return kStride == 1 ? q : kTapOrder >> q * 4 & 15; }
   static constexpr int kShared = kExchangeDone + 8;
-  static_assert(kShared <= kSharedLimit && kWeightStages >= 3);
+  static_assert(kShared <= kSharedLimit && kWeightStages >= 3 && (kSquare || !kWide));
 };
 
 struct Maps {  // TMA: input patches, weights of a tap, units of output and residual, and pairs of groups of them
   CUtensorMap x, w, y, residual, y_pair, residual_pair;
 };
 
-struct Plane {  // channel-last: channels are adjacent
-  void* data;
-  int64_t n, y, x;  // strides in elements
+struct Args : CommonArgs {
+  int slices, log_cluster;
+  FastDiv ktiles, units_per_block, units_per_row, clusters;
 };
-
-struct Args {
-  Plane y, residual;      // residual.data null for none
-  const void* bias;       // [K] of T or float, or null
-  const int32_t* blocks;  // [capacity, 3] (n, i, j)
-  const int32_t* count;
-  const int32_t *fringe, *fringe_count;  // linear pixel indices to zero, or null
-  int capacity, fringe_capacity;
-  int N, H, W, K, slices;
-  int grid_h, grid_w, block_h, block_w;
-  int log_cluster;
-  FastDiv ktiles, units_per_block, units_per_row, clusters, plane_h, plane_w;
-  Activation activation;
-  float low, high, slope;  // none, relu, relu6 are clamps; leaky_relu has a slope
-  bool bias_f32;
-};
-
-__device__ __forceinline__ bool is_clamp(Activation a) { return a <= Activation::kRelu6; }
-
-// The activations that are not, in place; NaN passes through.
-template <int V>
-__device__ __forceinline__ void activate(const Args& a, float (&v)[V]) {
-  if (a.activation == Activation::kLeakyRelu) {
-#pragma unroll
-    for (int e = 0; e < V; ++e) v[e] = v[e] > 0.f ? v[e] : v[e] * a.slope;
-  } else if (a.activation == Activation::kSilu) {
-#pragma unroll
-    for (int e = 0; e < V; ++e) v[e] = __fdividef(v[e], 1.f + __expf(-v[e]));
-  } else if (a.activation == Activation::kGelu) {
-#pragma unroll
-    for (int e = 0; e < V; ++e) v[e] = 0.5f * v[e] * (1.f + erff(v[e] * 0.70710678f));
-  } else {  // hardswish
-#pragma unroll
-    for (int e = 0; e < V; ++e) v[e] = v[e] * min_nan(max_nan(v[e] + 3.f, 0.f), 6.f) * (1.f / 6.f);
-  }
-}
-
-template <class T>
-__device__ __forceinline__ float load_bias(const Args& a, int channel) {
-  if (!a.bias || channel >= a.K) return 0.f;
-  if (a.bias_f32) return load_float(static_cast<const float*>(a.bias) + channel);
-  return unpack<T>(load_half(static_cast<const T*>(a.bias) + channel)).x;
-}
 
 }  // namespace sbnet::sm90

@@ -114,6 +114,13 @@ __device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap* m, uint
       "l"(m), "r"(bar), "r"(c), "r"(tap), "r"(k)
       : "memory");
 }
+__device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap* m, uint32_t bar, int c, int k) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
+          to),
+      "l"(m), "r"(bar), "r"(c), "r"(k)
+      : "memory");
+}
 __device__ __forceinline__ void tma_store(const CUtensorMap* m, uint32_t from, int c, int x, int y, int n) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(m),
                "r"(from), "r"(c), "r"(x), "r"(y), "r"(n)

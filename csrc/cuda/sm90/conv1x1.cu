@@ -1,0 +1,361 @@
+// Block-sparse 1x1 convolution for Hopper: y = activation(x w^T + bias + residual) on the active blocks of y.
+//
+// Stride 1 or 2, fp16 or bf16 with fp32 sums, channel-last. It is bound by memory, so all is about bytes under way. A
+// tile is 128 pixels (cells of 8x8 or 4x4, from any blocks) x up to 256 output channels. One to four warpgroups form a
+// group, 64 channels each of one tile; a CTA holds two groups if it has warpgroups for them. Each has a producer warp
+// and a ring of input slices (64 channels of the tile's pixels) of its own. A CTA keeps to its output channels, so
+// that their weights stay in shared memory if they fit; otherwise they come slice by slice with the input.
+//
+//   warps 0-15   WGMMA and epilogue
+//   warps 16-17  a producer per group: schedule, input
+//   warps 18-19  zero the fringe; 18 loads resident weights before
+#include "cuda/sm90/conv1x1.h"
+#include "cuda/sm90/conv_host.cuh"
+
+namespace sbnet::sm90 {
+namespace {
+
+constexpr int kThreads = 640;
+constexpr int kWarpgroups = 4, kMaxGroups = 2, kMaxStages = 8, kTileSlots = 4, kMaxUnits = 8, kMaxResident = 32;
+constexpr int kSlab = 64 * 128;  // bytes of 64 output x 64 input channels of weights
+constexpr int kSharedLimit = 227 * 1024;
+
+// Shared memory: control, then what the host lays out.
+constexpr int kFull = 0, kEmpty = kFull + 8 * kMaxGroups * kMaxStages;
+constexpr int kTileFull = kEmpty + 8 * kMaxGroups * kMaxStages, kTileEmpty = kTileFull + 8 * kMaxGroups * kTileSlots;
+constexpr int kResidualFull = kTileEmpty + 8 * kMaxGroups * kTileSlots;
+constexpr int kWeightFull = kResidualFull + 8 * kWarpgroups, kBarriersEnd = kWeightFull + 8 * kMaxResident;
+constexpr int kUnitsAt = (kBarriersEnd + 15) / 16 * 16;
+constexpr int kControl = 4096;
+static_assert(kUnitsAt + kMaxGroups * kTileSlots * kMaxUnits * 16 <= kControl);
+
+struct Maps1x1 {
+  CUtensorMap x, w, y, residual;
+};
+
+struct Args1x1 : CommonArgs {
+  int stride, slices;
+  int wide, groups;         // warpgroups per group, groups per CTA
+  int units, cell, side;    // cells of a tile; bytes of 64 channels of one, its side in pixels
+  int stages, stage_bytes;  // of a group's ring
+  int weights_at, ring_at;  // staging lies at kControl
+  bool resident;
+  FastDiv ktiles, units_per_block, units_per_row;
+};
+
+// Tile j of group g of this CTA: pixels of tile column + columns * (g + groups * j) of the list.
+struct Schedule {
+  int ktile, column, columns;
+  __device__ __forceinline__ explicit Schedule(const Args1x1& a) {
+    column = a.ktiles.quotient(blockIdx.x);
+    ktile = blockIdx.x - column * a.ktiles.divisor;
+    columns = a.ktiles.quotient(gridDim.x);
+  }
+};
+
+// Warp 16 + g: walks the tiles of group g, tells its warpgroups about each and loads its input.
+__device__ void produce(const Args1x1& a, const Maps1x1& maps, uint32_t smem, int4* units, int group) {
+  const int lane = threadIdx.x & 31, log_units = __ffs(a.units) - 1, batch = 32 >> log_units;
+  const Schedule at(a);
+  const int first_tile = at.column + at.columns * group, step = at.columns * a.groups;
+  const int member = lane & (a.units - 1);
+
+  // Each lane finds a unit of the next tiles; the rows of the first ones are asked for together with the count.
+  int first = 0, count = 0;
+  uint32_t row, sub_y, sub_x;
+  auto aim = [&](int j) {
+    uint32_t sub;
+    const uint32_t tile = first_tile + (j + (lane >> log_units)) * step;
+    a.units_per_block.divmod(tile * a.units + member, &row, &sub);
+    a.units_per_row.divmod(sub, &sub_y, &sub_x);
+    first = j;
+  };
+  int4 unit;
+  auto resolve = [&](int4 block) {
+    unit = unit_of_block(a, block, row < static_cast<uint32_t>(count), sub_y * a.side, sub_x * a.side);
+  };
+  aim(0);
+  grid_dependency_wait();
+  const int loaded = load_int(a.count);
+  const int4 block = load_row(a, row);
+  count = min(max(loaded, 0), a.capacity);
+  resolve(block);
+
+  const int total = (count * static_cast<int>(a.units_per_block.divisor) + a.units - 1) / a.units;
+  const int ring = a.ring_at + group * a.stages * a.stage_bytes, k0 = at.ktile * a.wide * 64;
+  const int expected = a.units * a.cell + (a.resident ? 0 : a.wide * kSlab);
+  int made = 0, stage = 0, phase = 1;
+  for (int j = 0, tile = first_tile; tile < total; ++j, tile += step) {
+    if (j >= first + batch) {
+      aim(j);
+      resolve(load_row(a, row));
+    }
+    const bool mine = (lane >> log_units) == j - first;
+    const unsigned live = __ballot_sync(0xffffffff, mine && unit.x >= 0);
+    if (!live) continue;
+    const int slot = group * kTileSlots + made % kTileSlots;
+    if (lane == 0) mbar_wait(smem + kTileEmpty + 8 * slot, ((made / kTileSlots) & 1) ^ 1);
+    __syncwarp();
+    if (mine) units[slot * kMaxUnits + member] = unit;
+    __syncwarp();
+    if (lane == 0) mbar_arrive(smem + kTileFull + 8 * slot);
+    for (int c = 0; c < a.slices; ++c) {
+      const uint32_t full = smem + kFull + 8 * (group * kMaxStages + stage), to = smem + ring + stage * a.stage_bytes;
+      if (lane == 0) {
+        mbar_wait(smem + kEmpty + 8 * (group * kMaxStages + stage), phase);
+        mbar_expect(full, expected);
+        if (!a.resident)
+          for (int s = 0; s < a.wide; ++s)
+            tma_load(to + a.units * a.cell + s * kSlab, &maps.w, full, c * 64, k0 + s * 64);
+      }
+      __syncwarp();
+      // Cells that are not there come as zeros.
+      if (mine) tma_load(to + member * a.cell, &maps.x, full, c * 64, unit.z * a.stride, unit.y * a.stride, unit.x);
+      if (++stage == a.stages) stage = 0, phase ^= 1;
+    }
+    ++made;
+  }
+  if (lane == 0) {
+    const int slot = group * kTileSlots + made % kTileSlots;
+    mbar_wait(smem + kTileEmpty + 8 * slot, ((made / kTileSlots) & 1) ^ 1);
+    units[slot * kMaxUnits].w = 1;  // no more tiles
+    mbar_arrive(smem + kTileFull + 8 * slot);
+  }
+}
+
+// Warp 18, one lane.
+__device__ void load_weights(const Args1x1& a, const CUtensorMap* map, uint32_t smem) {
+  const int k0 = Schedule(a).ktile * a.wide * 64;
+  for (int c = 0; c < a.slices; ++c) {
+    const uint32_t full = smem + kWeightFull + 8 * c;
+    mbar_expect(full, a.wide * kSlab);
+    for (int s = 0; s < a.wide; ++s)
+      tma_load(smem + a.weights_at + (c * a.wide + s) * kSlab, map, full, c * 64, k0 + s * 64);
+  }
+}
+
+// Warps 0-15. A warpgroup computes D[64 channels, pixels] = W[64 channels, C] * X[pixels, C]^T.
+template <class T, int kPixels>
+__device__ void consume(const Args1x1& a, const Maps1x1& maps, uint32_t smem, const int4* units) {
+  const int tid = threadIdx.x & 127, lane = tid & 31, w4 = __shfl_sync(0xffffffff, tid >> 5, 0);
+  const int wg = __shfl_sync(0xffffffff, threadIdx.x >> 7, 0), group = wg / a.wide, member = wg - group * a.wide;
+  if (group >= a.groups) return;
+  const bool leader = tid == 0, has_residual = a.residual.data != nullptr;
+  constexpr int kStaging = kPixels * 128;
+  const uint32_t staging = smem + kControl + wg * kStaging, residual_full = smem + kResidualFull + 8 * wg;
+  const uint32_t ring = smem + a.ring_at + group * a.stages * a.stage_bytes;
+  const uint32_t slabs = wgmma_operand((a.resident ? smem + a.weights_at : ring + kPixels * 128) + member * kSlab);
+  const uint32_t pixels = wgmma_operand(ring);
+  const int i8 = lane & 7, mat = lane >> 3;  // stmatrix: two groups of 8 pixels x 16 channels
+  const uint32_t lane_row = staging + (mat >> 1) * 1024 + i8 * 128 + (((w4 * 2 + (mat & 1)) ^ i8) << 4);
+  const int k0 = (Schedule(a).ktile * a.wide + member) * 64, channel = k0 + w4 * 16 + (lane >> 2);
+  const bool idle = k0 >= a.K;  // the last of the channels may leave a warpgroup without any
+  grid_dependency_wait();
+  const float bias0 = load_bias<T>(a, channel), bias1 = load_bias<T>(a, channel + 8);
+
+  int stage = 0, phase = 0, residual_phase = 0;
+  for (int i = 0;; ++i) {
+    const int slot = group * kTileSlots + i % kTileSlots;
+    mbar_wait(smem + kTileFull + 8 * slot, (i / kTileSlots) & 1);
+    const int4* tile = units + slot * kMaxUnits;
+    if (tile[0].w) break;
+    if (leader && !idle) {  // staging memory must be free; it takes the residual under the main loop
+      tma_store_wait_read();
+      if (has_residual) {
+        mbar_expect(residual_full, kPixels * 128);
+        for (int u = 0; u < a.units; ++u)
+          tma_load(staging + u * a.cell, &maps.residual, residual_full, k0, tile[u].z, tile[u].y, tile[u].x);
+      }
+    }
+    float acc[64];
+    uint32_t read = 0;  // barrier of the stage that the slice before the last one issued has read
+    for (int c = 0; c < a.slices; ++c) {
+      const uint32_t empty = smem + kEmpty + 8 * (group * kMaxStages + stage);
+      if (a.resident && i == 0) mbar_wait(smem + kWeightFull + 8 * c, 0);
+      mbar_wait(smem + kFull + 8 * (group * kMaxStages + stage), phase);
+      const uint32_t dp = pixels + stage * (a.stage_bytes >> 4);
+      const uint32_t dw = slabs + (a.resident ? c * a.wide * (kSlab >> 4) : stage * (a.stage_bytes >> 4));
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+        wgmma<T, kPixels>(acc, wgmma_layout(1024) | (dw + k * 2), wgmma_layout(1024) | (dp + k * 2), c | k);
+      wgmma_commit();
+      wgmma_wait<1>();
+      if (lane == 0 && read) mbar_arrive(read);
+      read = empty;
+      if (++stage == a.stages) stage = 0, phase ^= 1;
+    }
+    wgmma_wait<0>();
+    if (lane == 0) mbar_arrive(read);
+
+    if (!idle) {
+      if (has_residual)
+        mbar_wait(residual_full, residual_phase), residual_phase ^= 1;
+      else
+        bar_sync(1 + wg, 128);
+      finish_tile<T, kPixels>(a, acc, bias0, bias1, lane_row, 2048);
+      fence_async_proxy();
+      bar_sync(1 + wg, 128);
+      if (leader) {
+        for (int u = 0; u < a.units; ++u)
+          if (tile[u].x >= 0) tma_store(&maps.y, staging + u * a.cell, k0, tile[u].z, tile[u].y, tile[u].x);
+        tma_store_commit();
+      }
+    }
+    __syncwarp();
+    if (lane == 0) mbar_arrive(smem + kTileEmpty + 8 * slot);
+  }
+  if (leader) tma_store_wait_read();
+}
+
+template <class T, int kPixels>
+__global__ void __launch_bounds__(kThreads, 1)
+    conv1x1_kernel(const __grid_constant__ Maps1x1 maps, const __grid_constant__ Args1x1 a) {
+  extern __shared__ __align__(1024) uint8_t shared[];
+  const uint32_t smem = smem_address(shared);
+  int4* units = reinterpret_cast<int4*>(shared + kUnitsAt);
+  const int warp = __shfl_sync(0xffffffff, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
+  grid_dependency_release();  // the next kernel's prologue may overlap this one; it waits where this one does
+  if (lane == 0) {
+    for (int at = kFull + 8 * warp; at < kBarriersEnd; at += 8 * (kThreads / 32)) {
+      const bool by_warps = (at >= kEmpty && at < kTileFull) || (at >= kTileEmpty && at < kResidualFull);
+      mbar_init(smem + at, by_warps ? 4 * a.wide : 1);
+    }
+    fence_mbar_init();
+  }
+  __syncthreads();
+  // Every role calls grid_dependency_wait() before it touches global memory: so every CTA has waited when it exits.
+  if (warp < 16) {  // 640 threads start with 96 registers each
+    registers_up<112>();
+    consume<T, kPixels>(a, maps, smem, units);
+  } else {
+    registers_down<32>();
+    if (warp < 18) {
+      if (warp - 16 < a.groups) produce(a, maps, smem, units, warp - 16);
+    } else {
+      grid_dependency_wait();
+      const bool loads_weights = warp == 18 && lane == 0 && a.resident;
+      if (loads_weights) load_weights(a, &maps.w, smem);
+      __syncwarp();
+      if (a.fringe) zero_fringe<T>(a);
+      if (loads_weights)  // never exit with loads in flight
+        for (int c = 0; c < a.slices; ++c) mbar_wait(smem + kWeightFull + 8 * c, 0);
+    }
+  }
+}
+
+// ---------------------------------------------------------------- host
+
+int cell_side(const BlockGrid& grid) {
+  const int sides = grid.size[0] | grid.size[1];
+  return sides % 8 == 0 ? 8 : sides % 4 == 0 ? 4 : 0;
+}
+
+// How a launch is cut: tile sizes and shared memory.
+struct Plan {
+  int64_t tiles;  // of pixels, if every slot of the list is active
+  int pixels, ktiles, shared;
+};
+
+Plan plan(const Conv2dParams& p, const DeviceInfo& device, Args1x1* a) {
+  const int slabs = static_cast<int>((p.weight.size[0] + 63) / 64), cell = cell_side(p.active.grid);
+  const int per_row = p.active.grid.size[1] / cell, per_block = p.active.grid.size[0] / cell * per_row;
+  a->slices = static_cast<int>((p.x.size[1] + 63) / 64);
+  a->side = cell;
+  a->cell = cell * cell * 128;
+  a->units_per_block = FastDiv(per_block);
+  a->units_per_row = FastDiv(per_row);
+
+  // Wide tiles read the input less often, narrow ones spread a short list over the device. How long the list is only
+  // the device knows: an eighth of what there is room for is the guess.
+  Plan plan;
+  plan.pixels = 128;
+  plan.ktiles = (slabs + kWarpgroups - 1) / kWarpgroups;
+  a->wide = (slabs + plan.ktiles - 1) / plan.ktiles;
+  auto count_tiles = [&] {
+    a->units = plan.pixels / (cell * cell);
+    plan.tiles = (p.active.capacity * per_block + a->units - 1) / a->units;
+    plan.ktiles = (slabs + a->wide - 1) / a->wide;
+    return plan.tiles * plan.ktiles / 8;
+  };
+  while (count_tiles() < device.sm_count && a->wide > 1) a->wide = (a->wide + 1) / 2;
+  if (count_tiles() * 2 < device.sm_count) plan.pixels = 64, count_tiles();
+  a->ktiles = FastDiv(plan.ktiles);
+
+  // Resident weights if there is room, then two groups; two stages at least.
+  const int slice = plan.pixels * 128, weights = a->slices * a->wide * kSlab;
+  auto lay_out = [&](int groups, bool resident) {
+    a->groups = groups;
+    a->resident = resident;
+    a->weights_at = kControl + groups * a->wide * slice;
+    a->ring_at = a->weights_at + (resident ? weights : 0);
+    a->stage_bytes = slice + (resident ? 0 : a->wide * kSlab);
+    a->stages = (kSharedLimit - a->ring_at) / a->stage_bytes / groups;
+    if (a->stages > kMaxStages) a->stages = kMaxStages;
+    return a->stages >= 2;
+  };
+  bool done = false;
+  for (int groups = a->wide <= 2 ? 2 : 1; groups > 0 && !done; --groups)
+    done = a->slices <= kMaxResident && lay_out(groups, true);
+  for (int groups = a->wide <= 2 ? 2 : 1; groups > 0 && !done; --groups) done = lay_out(groups, false);
+  plan.shared = a->ring_at + a->groups * a->stages * a->stage_bytes;
+  return plan;
+}
+
+template <class T, int kPixels>
+Status launch(const Plan& plan, const Maps1x1& maps, const Args1x1& a, const DeviceInfo& device, cudaStream_t stream) {
+  static std::atomic<bool> prepared[kMaxDevices];
+  constexpr auto kernel = conv1x1_kernel<T, kPixels>;
+  if (device.index >= kMaxDevices || !prepared[device.index].load(std::memory_order_acquire)) {
+    SBNET_CUDA_TRY(kOp, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedLimit));
+    if (device.index < kMaxDevices) prepared[device.index].store(true, std::memory_order_release);
+  }
+  int64_t columns = plan.ktiles < device.sm_count ? device.sm_count / plan.ktiles : 1;
+  if (!a.fringe && plan.tiles < columns) columns = plan.tiles;
+  SBNET_CUDA_TRY(kOp, launch_dependent(device, kernel, dim3(static_cast<unsigned>(columns * plan.ktiles)),
+                                       dim3(kThreads), plan.shared, stream, maps, a));
+  return ok_status();
+}
+
+}  // namespace
+
+bool conv1x1_takes(const Conv2dParams& p) {
+  const int64_t C = p.x.size[1], K = p.weight.size[0];
+  if (p.x.dtype != DType::kF16 && p.x.dtype != DType::kBF16) return false;
+  if (p.weight.size[2] != 1 || p.weight.size[3] != 1 || p.groups != 1 || C % 8 || K % 8) return false;
+  for (int d = 0; d < 2; ++d)
+    if (p.padding[d] != 0 || p.stride[d] > 2) return false;
+  if (p.stride[0] != p.stride[1] || !cell_side(p.active.grid) || !weights_packed(p.weight)) return false;
+  if (!plane_fits(p.x) || !plane_fits(p.y) || (p.residual.data && !plane_fits(p.residual))) return false;
+  // Tiles and units are counted in 31 bits, with room for a scheduler that looks ahead.
+  const int64_t per_block = int64_t{p.active.grid.size[0] / 4} * (p.active.grid.size[1] / 4);
+  return p.active.capacity < INT32_MAX && p.fringe.capacity < INT32_MAX &&
+         p.active.capacity * per_block < (1 << 30) / ((K + 63) / 64);
+}
+
+Status conv1x1(const Conv2dParams& p, const DeviceInfo& device, CUstream_st* stream) {
+  Args1x1 a = {};
+  fill_common(p, &a);
+  const Plan cut = plan(p, device, &a);
+  if (p.x.size[0] == 0 || (cut.tiles == 0 && !a.fringe)) return ok_status();
+  a.stride = p.stride[0];
+
+  Maps1x1 maps;
+  const TensorView& residual = p.residual.data ? p.residual : p.y;
+  SBNET_TRY(plane_map(&maps.x, "x", p.x, a.side, a.side, a.stride));
+  SBNET_TRY(plane_map(&maps.y, "out", p.y, a.side, a.side));
+  SBNET_TRY(plane_map(&maps.residual, "residual", residual, a.side, a.side));
+  const cuuint64_t w_size[2] = {cuuint64_t(p.x.size[1]), cuuint64_t(p.weight.size[0])};
+  const cuuint64_t w_stride[1] = {w_size[0] * 2};
+  const cuuint32_t w_box[2] = {64, 64};
+  SBNET_TRY(make_map(&maps.w, p.x.dtype, "weight", 2, p.weight.data, w_size, w_stride, w_box));
+
+  const bool bf16 = p.x.dtype == DType::kBF16;
+  if (cut.pixels == 128)
+    return bf16 ? launch<__nv_bfloat16, 128>(cut, maps, a, device, stream)
+                : launch<__half, 128>(cut, maps, a, device, stream);
+  return bf16 ? launch<__nv_bfloat16, 64>(cut, maps, a, device, stream)
+              : launch<__half, 64>(cut, maps, a, device, stream);
+}
+
+}  // namespace sbnet::sm90

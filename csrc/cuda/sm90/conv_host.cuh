@@ -1,0 +1,112 @@
+// Host side of the Hopper convolutions: tensor maps, and Conv2dParams to CommonArgs.
+#pragma once
+#include <cmath>
+
+#include "cuda/sm90/conv_args.cuh"
+
+namespace sbnet::sm90 {
+
+constexpr const char* kOp = "sparse_conv2d";
+
+using EncodeFn = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
+                              const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
+                              CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+inline EncodeFn encode_function() {  // from the driver at run time: no link to libcuda
+  static const EncodeFn fn = [] {
+    void* p = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    const cudaError_t e =
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &p, 12000, cudaEnableDefault, &found);
+    return e == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<EncodeFn>(p) : nullptr;
+  }();
+  return fn;
+}
+
+// Strides of a dimension of size 1 may be anything: give TMA one that it takes.
+inline Plane plane_of(const TensorView& t) {
+  Plane p{t.data, t.stride[0], t.stride[2], t.stride[3]};
+  if (t.size[3] == 1) p.x = t.size[1];
+  if (t.size[2] == 1) p.y = p.x * t.size[3];
+  if (t.size[0] == 1) p.n = p.y * t.size[2];
+  return p;
+}
+
+// `step`: elements from one that is copied to the next, per dimension; null for ones.
+inline Status make_map(CUtensorMap* m, DType dtype, const char* name, int rank, void* data, const cuuint64_t* size,
+                       const cuuint64_t* stride_bytes, const cuuint32_t* box, const cuuint32_t* step = nullptr,
+                       CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B) {
+  const cuuint32_t ones[4] = {1, 1, 1, 1};
+  const EncodeFn encode = encode_function();
+  if (!encode) return make_status(Code::kDeviceError, "%s: the driver has no cuTensorMapEncodeTiled", kOp);
+  const CUresult r =
+      encode(m, dtype == DType::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, rank, data,
+             size, stride_bytes, box, step ? step : ones, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (r != CUDA_SUCCESS)
+    return make_status(Code::kDeviceError, "%s: %s: cuTensorMapEncodeTiled failed with code %d", kOp, name,
+                       static_cast<int>(r));
+  return ok_status();
+}
+
+// Boxes of 64 channels x box_x x box_y pixels, of which the plane holds only every `step`-th in either direction.
+inline Status plane_map(CUtensorMap* m, const char* name, const TensorView& t, int box_x, int box_y, int step = 1) {
+  const Plane p = plane_of(t);
+  const cuuint64_t size[4] = {cuuint64_t(t.size[1]), cuuint64_t(t.size[3]), cuuint64_t(t.size[2]),
+                              cuuint64_t(t.size[0])};
+  const cuuint64_t stride[3] = {cuuint64_t(p.x) * 2, cuuint64_t(p.y) * 2, cuuint64_t(p.n) * 2};
+  const cuuint32_t box[4] = {64, cuuint32_t((box_x - 1) * step + 1), cuuint32_t((box_y - 1) * step + 1), 1};
+  const cuuint32_t steps[4] = {1, cuuint32_t(step), cuuint32_t(step), 1};
+  return make_map(m, t.dtype, name, 4, p.data, size, stride, box, steps);
+}
+
+// Can TMA copy boxes of 64 channels of t?
+inline bool plane_fits(const TensorView& t) {
+  if (reinterpret_cast<uintptr_t>(t.data) % 16 || t.stride[1] != 1) return false;
+  const Plane p = plane_of(t);
+  for (const int64_t s : {p.n, p.y, p.x})
+    if (s <= 0 || s % 8 || s >= (int64_t{1} << 39)) return false;
+  for (int d = 0; d < 4; ++d)
+    if (t.size[d] >= INT32_MAX / 2) return false;
+  return true;
+}
+
+// Are the weights one run of K x R x S x C, for 16-byte accesses?
+inline bool weights_packed(const TensorView& w) {
+  const int64_t C = w.size[1], S = w.size[3], R = w.size[2];
+  return (w.stride[1] == 1 || C == 1) && (w.stride[3] == C || S == 1) && (w.stride[2] == S * C || R == 1) &&
+         (w.stride[0] == R * S * C || w.size[0] == 1) && reinterpret_cast<uintptr_t>(w.data) % 16 == 0;
+}
+
+inline bool has_fringe(const Conv2dParams& p) { return p.fringe.pixels && p.fringe.capacity > 0; }
+
+inline void fill_common(const Conv2dParams& p, CommonArgs* a) {
+  a->y = plane_of(p.y);
+  if (p.residual.data) a->residual = plane_of(p.residual);
+  a->bias = p.bias;
+  a->bias_f32 = p.bias_dtype == DType::kF32;
+  a->blocks = p.active.indices;
+  a->count = p.active.count;
+  a->capacity = static_cast<int>(p.active.capacity);
+  if (has_fringe(p)) {
+    a->fringe = p.fringe.pixels;
+    a->fringe_count = p.fringe.count;
+    a->fringe_capacity = static_cast<int>(p.fringe.capacity);
+  }
+  a->N = static_cast<int>(p.y.size[0]);
+  a->K = static_cast<int>(p.y.size[1]);
+  a->H = static_cast<int>(p.y.size[2]);
+  a->W = static_cast<int>(p.y.size[3]);
+  a->grid_h = p.active.grid.count[0];
+  a->grid_w = p.active.grid.count[1];
+  a->block_h = p.active.grid.size[0];
+  a->block_w = p.active.grid.size[1];
+  a->plane_h = FastDiv(a->H);
+  a->plane_w = FastDiv(a->W);
+  a->activation = p.activation;
+  a->low = p.activation == Activation::kNone ? -INFINITY : 0.f;
+  a->high = p.activation == Activation::kRelu6 ? 6.f : INFINITY;
+  a->slope = p.activation_param;
+}
+
+}  // namespace sbnet::sm90
