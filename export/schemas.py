@@ -6,6 +6,7 @@ together).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,7 +32,8 @@ REQUIRED = object()
 
 @dataclass(frozen=True)
 class Op:
-    """One op. Inputs whose name ends in ? are optional; `infer` gets the node and returns the shapes of the outputs."""
+    """One op. Inputs whose name ends in ? are optional, an output whose name ends in * stands for any number of them;
+    `infer` gets the node and returns the shapes of the outputs."""
 
     name: str
     doc: str
@@ -104,6 +106,27 @@ def _fringe(node: NodeView) -> list[Dims | None]:
         batch = block_map[0] if block_map else None
         pixels = batch * size[0] * size[1] if isinstance(batch, int) and size else None
     return [[pixels], [1]]
+
+
+def _mask_pyramid(node: NodeView) -> list[Dims | None]:
+    mask, bsizes = node.shape(0, 3), node.attribute("bsizes")
+    sizes = node.attribute("sizes") or [None] * len(bsizes)
+    batch = mask[0] if mask else None
+
+    def product(*dims: Dim) -> Dim:
+        numbers = [d for d in dims if isinstance(d, int)]
+        return math.prod(numbers) if len(numbers) == len(dims) else None
+
+    lists: list[Dims | None] = []
+    for k in range(0, len(bsizes), 2):
+        rows, columns = (_scaled(sizes[k + d], lambda v, d=k + d: -(-v // bsizes[d])) for d in range(2))  # type: ignore[misc]
+        lists += [[product(batch, rows, columns), 3], [1], [1], [batch, rows, columns]]
+    fringes, at = node.attribute("fringes", []), 0
+    while at + 1 < len(fringes):
+        k = 2 * fringes[at]
+        lists += [[product(batch, *sizes[k : k + 2])], [1]]
+        at += 2 + 9 * fringes[at + 1]
+    return lists
 
 
 def _sparse_conv2d(node: NodeView) -> list[Dims | None]:
@@ -187,6 +210,15 @@ OPS = {
             _fringe,
         ),
         Op(
+            "mask_pyramid",
+            "The active blocks of every plane of a network and the fringes of its tensors, from one mask [N,H,W].",
+            [("mask", "T"), ("dynamic_sizes?", INT64)],
+            [("lists*", INT32)],
+            {"bsizes": (_Is, REQUIRED), "sizes": (_Is, None), "tol": (_F, 0.5), "fringes": (_Is, None)},
+            {"T": MASKS},
+            _mask_pyramid,
+        ),
+        Op(
             "sparse_conv2d",
             "activation(conv2d(x, weight) + bias + residual) on the active blocks of y [N,Ho,Wo,K]. Elsewhere y is "
             "base; without base: 0 in the fringe, with zero_outside=1 everywhere, else undefined.",
@@ -220,7 +252,13 @@ OPS = {
 def _infer(op: Op) -> Callable[[InferenceContext], None]:
     def infer(context: InferenceContext) -> None:
         node = NodeView(op, context)
-        for k, ((_, kind), dims) in enumerate(zip(op.outputs, op.infer(node), strict=True)):
+        shapes = op.infer(node)
+        outputs = list(op.outputs)
+        if outputs[0][0].endswith("*"):
+            outputs *= context.get_num_outputs()
+        if len(outputs) != len(shapes):
+            raise InferenceError(f"sbnet::{op.name}: {len(outputs)} outputs; {len(shapes)} are wanted")
+        for k, ((_, kind), dims) in enumerate(zip(outputs, shapes, strict=True)):
             element = TensorProto.INT32 if kind == INT32 else node.element_type(0)
             context.set_output_type(k, onnx.helper.make_tensor_type_proto(element, dims))
 
@@ -246,7 +284,12 @@ def _schema(op: Op) -> OpSchema:
             )
             for name, kind in op.inputs
         ],
-        outputs=[OpSchema.FormalParameter(name, kind) for name, kind in op.outputs],
+        outputs=[
+            OpSchema.FormalParameter(
+                name.rstrip("*"), kind, param_option=option.Variadic if name.endswith("*") else option.Single
+            )
+            for name, kind in op.outputs
+        ],
         type_constraints=[(name, list(kinds), "") for name, kinds in op.types.items()],
         attributes=attributes,
     )

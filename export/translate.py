@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from onnxscript import evaluator, ir, values
 from onnxscript import opset18 as onnx_ops
-from onnxscript import values
 
 from sbnet.export import schemas
 
@@ -127,9 +127,44 @@ def fringe(
         attributes["capacity"] = capacity
     if _fixed(size):
         return _node("fringe")(producer_map, consumer_map, **attributes, size=list(size))
-    parts: list[Any] = [onnx_ops.Constant(value_ints=[v] if isinstance(v, int) else [1]) for v in size]
-    parts = [p if isinstance(v, int) else onnx_ops.Reshape(v, p) for v, p in zip(size, parts, strict=True)]
-    return _node("fringe")(producer_map, consumer_map, onnx_ops.Concat(*parts, axis=0), **attributes)
+    return _node("fringe")(producer_map, consumer_map, _shape(size), **attributes)
+
+
+def mask_pyramid(mask: Value, planes: Sequence[Any], tol: float, fringes: Sequence[Any]) -> list[Value]:
+    sizes = [v for k in range(0, len(planes), 4) for v in planes[k : k + 2]]
+    bsizes = [v for k in range(0, len(planes), 4) for v in planes[k + 2 : k + 4]]
+    if not _fixed([*bsizes, *fringes]):
+        raise ValueError(
+            "sbnet.export: mask_pyramid: blocks or fringes that depend on a dynamic dimension; ints wanted"
+        )
+    attributes: dict[str, Any] = {"bsizes": bsizes, "tol": float(tol)}
+    if fringes:
+        attributes["fringes"] = list(fringes)
+    inputs = [mask]
+    if _fixed(sizes):
+        attributes["sizes"] = sizes
+    else:
+        inputs.append(_shape(sizes))
+    count, at = len(bsizes) // 2 * 4, 0
+    while at < len(fringes):
+        count, at = count + 2, at + 2 + 9 * fringes[at + 1]
+    # values.Op knows no variadic outputs: the node is made by hand, on the list that the exporter's recorder keeps
+    recorder: Any = evaluator.default()
+    made = [ir.Attr(k, *_typed(v)) for k, v in attributes.items()]
+    node = ir.Node(schemas.DOMAIN, "mask_pyramid", inputs, made, num_outputs=count, version=schemas.VERSION)
+    recorder.nodes.append(node)
+    return list(node.outputs)
+
+
+def _typed(value: Any) -> tuple[ir.AttributeType, Any]:
+    return (ir.AttributeType.FLOAT if isinstance(value, float) else ir.AttributeType.INTS), value
+
+
+def _shape(sizes: Sequence[Any]) -> Value:
+    """One int64 tensor of numbers of which some are known at run time only."""
+    parts: list[Any] = [onnx_ops.Constant(value_ints=[v] if isinstance(v, int) else [1]) for v in sizes]
+    parts = [p if isinstance(v, int) else onnx_ops.Reshape(v, p) for v, p in zip(sizes, parts, strict=True)]
+    return onnx_ops.Concat(*parts, axis=0)
 
 
 def sparse_conv2d(
@@ -174,5 +209,5 @@ def sparse_conv2d(
 def table() -> dict[Any, Callable[..., Any]]:
     """custom_translation_table of torch.onnx.export: every functional op of torch.ops.sbnet."""
     ops = torch.ops.sbnet
-    functions = (reduce_mask, sparse_gather, sparse_scatter, sparse_fill, fringe, sparse_conv2d)
+    functions = (reduce_mask, sparse_gather, sparse_scatter, sparse_fill, fringe, mask_pyramid, sparse_conv2d)
     return {getattr(ops, f.__name__).default: f for f in functions}

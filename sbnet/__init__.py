@@ -1,9 +1,10 @@
 """sbnet: run convolutional networks on the active blocks of an image only."""
 
 from sbnet import _library, reference
-from sbnet.blocks import ActiveBlocks, BlockGrid, Fringe, conv_output_size, same_padding
+from sbnet.blocks import ActiveBlocks, BlockGrid, Fringe, MaskPyramid, conv_output_size, same_padding
 from sbnet.ops import (
     fringe,
+    mask_pyramid,
     reduce_mask,
     sparse_conv2d,
     sparse_conv2d_,
@@ -21,10 +22,12 @@ __all__ = [
     "ActiveBlocks",
     "BlockGrid",
     "Fringe",
+    "MaskPyramid",
     "__version__",
     "build_info",
     "conv_output_size",
     "fringe",
+    "mask_pyramid",
     "reduce_mask",
     "reference",
     "same_padding",

@@ -198,6 +198,20 @@ class Fringe:
     count: Tensor
 
 
+@dataclass(frozen=True)
+class MaskPyramid:
+    """The active blocks of every plane of a network and the fringes of its tensors: what `mask_pyramid` returns. A
+    pytree.
+
+    Attributes:
+        planes: ActiveBlocks of each plane that was asked for, in that order.
+        fringes: Fringe of each tensor that was asked for, in that order.
+    """
+
+    planes: tuple[ActiveBlocks, ...]
+    fringes: tuple[Fringe, ...]
+
+
 def _register(cls: type, fields: tuple[str, ...]) -> None:
     def flatten(value: Any) -> tuple[list[Any], Any]:
         return [getattr(value, f) for f in fields], getattr(value, "grid", None)
@@ -222,3 +236,4 @@ def _register(cls: type, fields: tuple[str, ...]) -> None:
 
 _register(ActiveBlocks, ("indices", "count", "total", "block_map"))
 _register(Fringe, ("pixels", "count"))
+_register(MaskPyramid, ("planes", "fringes"))

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sbnet.blocks import ActiveBlocks, BlockGrid, Fringe, conv_output_size, to_pair
+from sbnet.blocks import ActiveBlocks, BlockGrid, Fringe, MaskPyramid, conv_output_size, to_pair
 
 
 def _block(grid: BlockGrid, i: int, j: int, size: Sequence[int]) -> tuple[slice, slice, slice, slice]:
@@ -176,3 +176,28 @@ def fringe(
     pixels[:count] = found[:count]
     device = active.count.device
     return Fringe(pixels.to(device), torch.tensor([count]).int().to(device))
+
+
+def mask_pyramid(
+    mask: Tensor,
+    planes: Sequence[Sequence[int]],
+    tol: float = 0.5,
+    fringes: Sequence[tuple[int, Sequence[Sequence[int]]]] = (),
+) -> MaskPyramid:
+    if mask.dim() == 4:
+        mask = mask.squeeze(1) if mask.shape[1] == 1 else mask.squeeze(3)
+    compare = torch.float64 if mask.dtype == torch.float64 else torch.float32
+    pixels = (mask.to(compare) > torch.tensor(tol, dtype=compare)).float()[:, None]
+    actives = []
+    for height, width, block in planes:
+        pooled = F.adaptive_max_pool2d(pixels, (height, width)) if len(mask) else pixels.new_zeros(0, 1, height, width)
+        actives.append(reduce_mask(pooled, BlockGrid.cover((height, width), block)))
+    edges = []
+    for k, consumers in fringes:
+        size = planes[k][:2]
+        found = [fringe(actives[k], actives[reader], size, *geometry) for reader, *geometry in consumers]
+        read = torch.cat([f.pixels[: int(f.count)] for f in found]).unique().int()
+        listed = torch.full((len(mask) * size[0] * size[1],), -1, dtype=torch.int32, device=mask.device)
+        listed[: len(read)] = read
+        edges.append(Fringe(listed, torch.tensor([len(read)], dtype=torch.int32, device=mask.device)))
+    return MaskPyramid(tuple(actives), tuple(edges))

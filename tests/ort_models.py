@@ -46,6 +46,8 @@ class Node:
 
     def outputs(self) -> list[int]:
         """Element types of the outputs."""
+        if self.op == "mask_pyramid":
+            return [onnx.TensorProto.INT32] * (4 * 2 + 2)  # of the sample below
         if self.op in ("reduce_mask", "fringe"):
             return [onnx.TensorProto.INT32] * {"reduce_mask": 4, "fringe": 2}[self.op]
         first = self.inputs[0] if self.inputs else None
@@ -120,6 +122,16 @@ def samples(device: str = "cpu") -> dict[str, Node]:
         Node("sparse_scatter", [blocks, *lists, x], {**grid_attributes(grid), "add": 1, "atomic": 0, "transpose": 0}),
         Node("sparse_fill", [x, active.block_map], {"bsize": [4, 4], "value": 2.5}),
         Node("fringe", [active.block_map, active.block_map], {**maps, "size": [12, 15], "capacity": 40}),
+        Node(
+            "mask_pyramid",
+            [mask],
+            {
+                "bsizes": [4, 4, 4, 2],
+                "sizes": [12, 15, 6, 8],
+                "tol": 0.5,
+                "fringes": [0, 2, 0, 3, 3, 1, 1, 1, 1, 1, 1, 1, 3, 3, 2, 2, 1, 1, 1, 1],
+            },
+        ),
         Node(
             "sparse_conv2d",
             conv,

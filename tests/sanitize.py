@@ -15,6 +15,7 @@ import itertools
 import time
 
 import torch
+import torch.utils._pytree as pytree
 
 import sbnet
 from sbnet import BlockGrid, reference
@@ -78,6 +79,18 @@ def fringe_and_fill(device: str) -> None:
         assert torch.equal(sbnet.sparse_fill(x, active, 2.0), reference.sparse_fill(x, active, 2.0))
 
 
+def pyramid(device: str) -> None:
+    for dtype, (height, width) in itertools.product((torch.bool, torch.float32), ((128, 192), (93, 155))):
+        mask = (torch.rand(2, height, width, device=device) < 0.0005).to(dtype)
+        half = ((height + 1) // 2, (width + 1) // 2)
+        planes = [(height, width, 16), (*half, 8), (11, 17, 4), (1, 1, 1)]
+        fringes = [(0, [(1, 3, 2, 1), (1, 1, 2)]), (1, [(1, 7, 1, 3)])]
+        got = sbnet.mask_pyramid(mask, planes, 0.5, fringes)
+        want = reference.mask_pyramid(mask, planes, 0.5, fringes)
+        for mine, theirs in zip(pytree.tree_leaves(got), pytree.tree_leaves(want), strict=True):
+            assert torch.equal(mine, theirs), (dtype, height, width)
+
+
 def conv(device: str) -> None:
     cases = (  # dtype, kernel, stride, groups, channels, block
         (torch.float16, 3, 1, 1, 64, 16),
@@ -108,7 +121,7 @@ def conv(device: str) -> None:
 
 
 def main() -> None:
-    families = {f.__name__: f for f in (reduce_mask, copies, fringe_and_fill, conv)}
+    families = {f.__name__: f for f in (reduce_mask, copies, fringe_and_fill, pyramid, conv)}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--only", choices=families)

@@ -10,6 +10,7 @@ from sbnet import (
     ActiveBlocks,
     BlockGrid,
     fringe,
+    mask_pyramid,
     reduce_mask,
     sparse_conv2d,
     sparse_conv2d_,
@@ -95,6 +96,63 @@ def test_cover():
 def test_reduce_mask(device, mask, options, pattern):
     mask = mask.to(device) if isinstance(mask, torch.Tensor) else mask
     refused("reduce_mask.*" + pattern, reduce_mask, mask, **{"grid": GRID, **options})
+
+
+# ---- mask_pyramid
+PLANES = [(16, 24, 8), (8, 12, 4)]
+
+
+@pytest.mark.parametrize(
+    ("mask", "planes", "fringes", "pattern"),
+    [
+        (None, PLANES, (), "mask: NoneType"),
+        (zeros(16, 24), PLANES, (), r"mask: shape \(16, 24\)"),
+        (zeros(1, 3, 16, 24), PLANES, (), "mask: shape"),
+        (zeros(1, 16, 24, dtype=torch.int32), PLANES, (), "mask: dtype int32"),
+        (zeros(1, 0, 24), PLANES, (), "mask: 0 x 24"),
+        (zeros(1, 16, 24), 3, (), "planes: int"),
+        (zeros(1, 16, 24), [8], (), r"planes\[0\]: int"),
+        (zeros(1, 16, 24), [(16, 24)], (), r"planes\[0\]: \(16, 24\)"),
+        (zeros(1, 16, 24), [(0, 24, 8)], (), "planes: plane 0 of 0x24"),
+        (zeros(1, 16, 24), [(2**30, 24, 8)], (), "planes: plane 0 of 1073741824x24"),
+        (zeros(1, 16, 24), [(2**16, 2**16, 2**10)], (), "less than 2\\^31 pixels"),
+        (zeros(1, 16, 24), PLANES * 9, (), "planes: 72 numbers"),
+        (zeros(1, 16, 24), PLANES, 3, "fringes: int"),
+        (zeros(1, 16, 24), PLANES, [3], r"fringes\[0\]: 3"),
+        (zeros(1, 16, 24), PLANES, [(2, [(0, 3)])], r"fringes\[0\]: plane 2; an index"),
+        (zeros(1, 16, 24), PLANES, [(0, [(2, 3)])], r"fringes\[0\]: plane 2; an index"),
+        (zeros(1, 16, 24), PLANES, [(0, [(-1, 3)])], r"fringes\[0\]: plane -1; an index"),
+        (zeros(1, 16, 24), PLANES, [(0, [(0,)])], "consumer"),
+        (zeros(1, 16, 24), PLANES, [(0, [(0, None)])], "kernel_size"),
+        (zeros(1, 16, 24), PLANES, [(0, [(0, (3, 3, 3))])], "kernel_size"),
+        (zeros(1, 16, 24), PLANES, [(0, [])], "fringes: fringe 0 is cut short"),
+        (zeros(1, 16, 24), PLANES, [(0, [(0, 3)])], "consumer: output side 16 does not follow"),
+        (zeros(1, 16, 24), PLANES, [(0, [(0, 0, 1, 1)])], "kernel_size"),
+        (zeros(1, 16, 24), PLANES, [(0, [(0, 3, 1, -1)])], "-1; 0 to 2"),
+        (zeros(1, 16, 24), PLANES, [(0, [(0, 3, 2**31, 1)])], "2147483648; 0 to 2"),
+        (zeros(1, 16, 24), PLANES, [(0, [(0, 3, 1, 1)])] * 21, "at most 20 fringes"),
+        (zeros(1, 16, 24), PLANES, [(0, [(0, 3, 1, 1)] * 33)], "32 consumers"),
+    ],
+)
+def test_mask_pyramid(device, mask, planes, fringes, pattern):
+    mask = mask.to(device) if isinstance(mask, torch.Tensor) else mask
+    refused("mask_pyramid.*" + pattern, mask_pyramid, mask, planes, 0.5, fringes)
+
+
+@pytest.mark.parametrize(
+    ("planes", "fringes"),
+    [
+        ([1], []),
+        ([16, 24, 8], []),
+        ([16, 24, 8, 8], [0]),
+        ([16, 24, 8, 8], [0, 1, 0, 3]),
+        ([16, 24, 8, 8], [0, 2**40]),
+        ([16, 24, 8, 8], [5, 1, 0, 3, 3, 1, 1, 1, 1, 1, 1]),
+        ([16, 24, 8, 8], [0, 1, 5, 3, 3, 1, 1, 1, 1, 1, 1]),
+    ],
+)
+def test_raw_pyramid(device, planes, fringes):
+    refused("mask_pyramid.*(planes|fringes)", OPS.mask_pyramid, zeros(1, 16, 24, device=device), planes, 0.5, fringes)
 
 
 # ---- gather and scatter

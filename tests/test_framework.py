@@ -85,6 +85,15 @@ def op_samples(device):
             (active.block_map, active.block_map, [20, 27], g, [20, 27], g, [3, 3], [1, 1], [1, 1], [1, 1], 1080),
             (active.block_map, active.block_map, [20, 27], g, [20, 27], g, [1, 5], [1, 1], [0, 4], [1, 2], 7),
         ],
+        "mask_pyramid": [
+            (torch.rand(2, 20, 27, device=device), [20, 27, 8, 8, 10, 14, 4, 8], 0.97, []),
+            (
+                torch.rand(2, 20, 27, device=device) > 0.95,
+                [20, 27, 8, 8, 10, 14, 8, 8],
+                0.5,
+                [0, 2, 0, 3, 3, 1, 1, 1, 1, 1, 1, 1, 3, 3, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 5, 1, 1, 0, 2, 1, 1],
+            ),
+        ],
         "sparse_conv2d": [
             (x, weight, None, None, *lists, g, *CONV, "none", 0.0, False),
             (last, weight, bias, residual, *lists, g, *CONV, "relu", 0.0, False),
@@ -594,6 +603,9 @@ def busy_calls(device="cuda"):
                 "reduce_mask": lambda mask=mask: reduce_mask(mask, grid, 0.9),
                 "reduce_mask average": lambda mask=mask: reduce_mask(mask, halo, 0.5, True),
                 "fringe": lambda: fringe(active, active, (50, 88), 3, 1, 1),
+                "mask_pyramid": lambda mask=mask: sbnet.mask_pyramid(
+                    mask, [(50, 88, 16), (25, 44, 8)], 0.9, [(0, [(0, 3, 1, 1), (1, 3, 2, 1)])]
+                ),
                 "gather": lambda x=x: sparse_gather(x, active, grid=halo),
                 "gather transpose": lambda x=x: sparse_gather(x, active, True),
                 "scatter": lambda x=x, b=blocks: sparse_scatter(b, active, x),

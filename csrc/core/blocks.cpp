@@ -4,15 +4,17 @@
 
 namespace sbnet {
 
+Status check_mask(const char* op, DType dtype, const int64_t size[3], const int64_t stride[3]) {
+  const bool known = is_compute_dtype(dtype) || dtype == DType::kF64 || dtype == DType::kBool || dtype == DType::kU8;
+  SBNET_CHECK(known, "%s: mask: dtype %s; bool, uint8, float16, bfloat16, float32 or float64 is wanted", op,
+              dtype_name(dtype));
+  return check_plane(op, "mask",
+                     {nullptr, {size[0], 1, size[1], size[2]}, {stride[0], 1, stride[1], stride[2]}, dtype});
+}
+
 Status validate(const ReduceMaskParams& p) {
   constexpr const char* kOp = "reduce_mask";
-  const bool known = is_compute_dtype(p.mask_dtype) || p.mask_dtype == DType::kF64 || p.mask_dtype == DType::kBool ||
-                     p.mask_dtype == DType::kU8;
-  SBNET_CHECK(known, "%s: mask: dtype %s; bool, uint8, float16, bfloat16, float32 or float64 is wanted", kOp,
-              dtype_name(p.mask_dtype));
-  TensorView plane{
-      nullptr, {p.size[0], 1, p.size[1], p.size[2]}, {p.stride[0], 1, p.stride[1], p.stride[2]}, p.mask_dtype};
-  SBNET_TRY(check_plane(kOp, "mask", plane));
+  SBNET_TRY(check_mask(kOp, p.mask_dtype, p.size, p.stride));
   SBNET_TRY(check_grid(kOp, p.grid));
   const int64_t per_image = int64_t{p.grid.count[0]} * p.grid.count[1];
   SBNET_CHECK(per_image == 0 || p.size[0] <= (INT32_MAX / 4) / per_image,

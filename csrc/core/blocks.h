@@ -33,6 +33,7 @@ struct BlockCopyParams {
 };
 
 SBNET_EXPORT Status validate(const ReduceMaskParams& p);
+Status check_mask(const char* op, DType dtype, const int64_t size[3], const int64_t stride[3]);
 SBNET_EXPORT Status validate(const BlockCopyParams& p);
 
 }  // namespace sbnet

@@ -1,17 +1,24 @@
 // The fringe of a tensor: the pixels that a consumer's active blocks read and no active block of the producer writes.
 // They must read as zero; a producing layer zeroes them while it writes its blocks (FringeView in core/conv.h).
+//
+// All devices work on words of 32 pixels of a row, bit k for pixel x0 + k: a block settles up to 32 pixels at once.
 #pragma once
 #include "core/fastdiv.h"
 #include "core/types.h"
 
 namespace sbnet {
 
+// How a layer reads its input: output o reads coordinates o*stride - padding + tap*dilation.
+struct Window {
+  int32_t kernel[2], stride[2], padding[2], dilation[2];
+};
+
 struct FringeParams {
-  ActiveView producer;                                    // tiling grid of the tensor's own plane; needs block_map
-  ActiveView consumer;                                    // tiling grid of the consumer's output plane; needs block_map
-  int64_t batch, height, width;                           // of the tensor
-  int64_t out_height, out_width;                          // of the consumer's output
-  int32_t kernel[2], stride[2], padding[2], dilation[2];  // of the consumer
+  ActiveView producer;            // tiling grid of the tensor's own plane; needs block_map
+  ActiveView consumer;            // tiling grid of the consumer's output plane; needs block_map
+  int64_t batch, height, width;   // of the tensor
+  int64_t out_height, out_width;  // of the consumer's output
+  Window window;                  // of the consumer
   int64_t capacity;
   int32_t* pixels;  // [capacity] out: linear indices (n*height + y)*width + x, ascending, then -1
   int32_t* count;   // [1] out: min(fringe pixels, capacity)
@@ -19,50 +26,148 @@ struct FringeParams {
 
 SBNET_EXPORT Status validate(const FringeParams& p);
 
-// The membership test that both devices share.
-class FringeTest {
- public:
-  explicit FringeTest(const FringeParams& p) : p_(p) {
+// Can a plane of `batch` images be listed by pixel?
+Status check_listable(const char* op, int64_t batch, int64_t height, int64_t width);
+// Does an in_size plane read through this window give an out_size plane?
+Status check_window(const char* op, const Window& w, const int64_t in_size[2], const int64_t out_size[2]);
+
+// A plane and its tiling grid.
+struct TiledPlane {
+  int32_t size[2], count[2];
+  FastDiv block[2];
+  TiledPlane() = default;
+  TiledPlane(int64_t height, int64_t width, const int32_t block_size[2])
+      : size{static_cast<int32_t>(height), static_cast<int32_t>(width)} {
     for (int d = 0; d < 2; ++d) {
-      mine_[d] = FastDiv(p.producer.grid.size[d]);
-      theirs_[d] = FastDiv(p.consumer.grid.size[d]);
-      stride_[d] = FastDiv(p.stride[d]);
+      block[d] = FastDiv(block_size[d]);
+      count[d] = static_cast<int32_t>((int64_t{size[d]} + block_size[d] - 1) / block_size[d]);
     }
   }
-
-  // Is pixel (n, y, x) of the tensor in the fringe?
-  SBNET_HOST_DEVICE bool operator()(int n, int y, int x) const {
-    const BlockGrid &mine = p_.producer.grid, &theirs = p_.consumer.grid;
-    const int64_t own = (static_cast<int64_t>(n) * mine.count[0] + mine_[0].quotient(y)) * mine.count[1];
-    if (p_.producer.block_map[own + mine_[1].quotient(x)] >= 0) return false;
-    const int32_t* map = p_.consumer.block_map + static_cast<int64_t>(n) * theirs.count[0] * theirs.count[1];
-    return any_reader(0, y, [&](int i) {
-      return any_reader(1, x, [&](int j) { return map[static_cast<int64_t>(i) * theirs.count[1] + j] >= 0; });
-    });
-  }
-
- private:
-  // Calls visit(block) for each block along dimension d whose outputs read coordinate v, until visit returns true.
-  template <class Visit>
-  SBNET_HOST_DEVICE bool any_reader(int d, int v, Visit visit) const {
-    const int limit = static_cast<int>(d == 0 ? p_.out_height : p_.out_width);
-    int last = -1;
-    for (int tap = 0; tap < p_.kernel[d]; ++tap) {
-      const int t = v + p_.padding[d] - tap * p_.dilation[d];
-      if (t < 0) break;
-      uint32_t out, rest;
-      stride_[d].divmod(t, &out, &rest);
-      if (rest || static_cast<int>(out) >= limit) continue;
-      const int block = static_cast<int>(theirs_[d].quotient(out));
-      if (block != last && visit(block)) return true;
-      last = block;
-    }
-    return false;
-  }
-
-  FringeParams p_;
-  FastDiv mine_[2], theirs_[2], stride_[2];
+  SBNET_HOST_DEVICE int side(int d) const { return static_cast<int>(block[d].divisor); }
+  SBNET_HOST_DEVICE int words() const { return (size[1] + 31) / 32; }  // of a row of pixels
 };
+
+// A Window as the functions below take it.
+struct Reader {
+  int32_t kernel[2], padding[2], dilation[2];
+  FastDiv stride[2];
+  Reader() = default;
+  explicit Reader(const Window& w) {
+    for (int d = 0; d < 2; ++d) {
+      kernel[d] = w.kernel[d], padding[d] = w.padding[d], dilation[d] = w.dilation[d];
+      stride[d] = FastDiv(w.stride[d]);
+    }
+  }
+  // Do neighbouring outputs read neighbouring or common coordinates, all of them?
+  SBNET_HOST_DEVICE bool without_gaps(int d) const {
+    return kernel[d] >= static_cast<int>(stride[d].divisor) && (dilation[d] == 1 || kernel[d] == 1);
+  }
+};
+
+// The active blocks of one image: bit k of (i, j, n) is block (i, j + k), k < n <= 32.
+struct MapLookup {
+  const int32_t* map;  // [rows, columns] slot or -1
+  int columns;
+  SBNET_HOST_DEVICE uint32_t operator()(int i, int j, int n) const {
+    const int32_t* at = map + static_cast<int64_t>(i) * columns + j;
+    uint32_t bits = 0;
+    for (int k = 0; k < n; ++k) bits |= static_cast<uint32_t>(at[k] >= 0) << k;
+    return bits;
+  }
+};
+
+SBNET_HOST_DEVICE inline int lowest_bit(uint32_t bits) {
+#ifdef __CUDA_ARCH__
+  return __ffs(static_cast<int>(bits)) - 1;
+#else
+  return __builtin_ctz(bits);
+#endif
+}
+SBNET_HOST_DEVICE inline int lesser(int a, int b) { return a < b ? a : b; }
+
+// Bits [first, last) of a word; both ends may lie outside.
+SBNET_HOST_DEVICE inline uint32_t bit_range(int first, int last) {
+  if (first < 0) first = 0;
+  if (last > 32) last = 32;
+  return first < last ? ~0u >> (32 - (last - first)) << first : 0;
+}
+
+// The pixels of a word that lie inside the plane and in none of its active blocks.
+template <class Active>
+SBNET_HOST_DEVICE uint32_t unwritten(const TiledPlane& plane, const Active& active, int y, int x0) {
+  const int first = static_cast<int>(plane.block[1].quotient(x0)), block = plane.side(1);
+  const int last = lesser(static_cast<int>(plane.block[1].quotient(x0 + 31)), plane.count[1] - 1);
+  uint32_t bits = bit_range(0, plane.size[1] - x0);
+  uint32_t written = active(static_cast<int>(plane.block[0].quotient(y)), first, last - first + 1);
+  for (; written; written &= written - 1) {
+    const int start = (first + lowest_bit(written)) * block - x0;
+    bits &= ~bit_range(start, start + block);
+  }
+  return bits;
+}
+
+// The columns of a word that block column j of the consumer's plane reads.
+SBNET_HOST_DEVICE inline uint32_t columns_read(const TiledPlane& out, const Reader& r, int j, int x0) {
+  const int stride = static_cast<int>(r.stride[1].divisor), first = j * out.side(1);
+  const int last = lesser(first + out.side(1), out.size[1]) - 1;
+  const int begin = first * stride - r.padding[1] - x0, end = last * stride - r.padding[1] - x0;
+  if (r.without_gaps(1)) return bit_range(begin, end + r.kernel[1]);
+  uint32_t bits = 0;
+  for (int tap = 0; tap < r.kernel[1]; ++tap) {
+    int64_t at = begin + tap * r.dilation[1];
+    if (at >= 32) break;
+    if (at < 0) at += (-at + stride - 1) / stride * stride;
+    for (; at < 32 && at <= end + tap * r.dilation[1]; at += stride) bits |= 1u << at;
+  }
+  return bits;
+}
+
+// Blocks (i, j0 ... j0 + n) of the consumer's plane, united over all i whose outputs read row y.
+template <class Active>
+SBNET_HOST_DEVICE uint32_t blocks_reading_row(const TiledPlane& out, const Reader& r, const Active& active, int y,
+                                              int j0, int n) {
+  const int reach = y + r.padding[0];
+  if (r.without_gaps(0)) {
+    const int low = reach - r.kernel[0] + 1;
+    const int first = low > 0 ? static_cast<int>(r.stride[0].quotient(low - 1)) + 1 : 0;
+    const int last = lesser(static_cast<int>(r.stride[0].quotient(reach)), out.size[0] - 1);
+    if (first > last) return 0;
+    const int top = static_cast<int>(out.block[0].quotient(first));
+    const int bottom = static_cast<int>(out.block[0].quotient(last));
+    uint32_t found = active(top, j0, n) | active(bottom, j0, n);
+    for (int i = top + 1; i < bottom; ++i) found |= active(i, j0, n);
+    return found;
+  }
+  uint32_t found = 0;
+  int previous = -1;
+  for (int tap = 0; tap < r.kernel[0]; ++tap) {
+    const int t = reach - tap * r.dilation[0];
+    if (t < 0) break;
+    uint32_t o, rest;
+    r.stride[0].divmod(t, &o, &rest);
+    if (rest || static_cast<int>(o) >= out.size[0]) continue;
+    const int i = static_cast<int>(out.block[0].quotient(o));
+    if (i != previous) found |= active(i, j0, n);
+    previous = i;
+  }
+  return found;
+}
+
+// Those of the `wanted` pixels of a word that active blocks of the consumer's plane read.
+template <class Active>
+SBNET_HOST_DEVICE uint32_t read_by(const TiledPlane& out, const Reader& r, const Active& active, int y, int x0,
+                                   uint32_t wanted) {
+  if (!wanted) return 0;
+  const int high = x0 + 31 + r.padding[1], low = x0 + r.padding[1] - (r.kernel[1] - 1) * r.dilation[1];
+  const int first = low > 0 ? static_cast<int>(out.block[1].quotient(r.stride[1].quotient(low))) : 0;
+  const int last = lesser(static_cast<int>(out.block[1].quotient(r.stride[1].quotient(high))), out.count[1] - 1);
+  uint32_t found = 0;
+  for (int j0 = first; j0 <= last; j0 += 32) {
+    uint32_t readers = blocks_reading_row(out, r, active, y, j0, lesser(last - j0 + 1, 32));
+    for (; readers; readers &= readers - 1) found |= columns_read(out, r, j0 + lowest_bit(readers), x0);
+  }
+  return found & wanted;
+}
 
 }  // namespace sbnet
 

@@ -1,24 +1,10 @@
 // reduce_mask on the CPU: one byte a block in parallel, then one pass that numbers the active ones.
 #include "core/blocks.h"
-#include "cpu/half.h"
+#include "cpu/mask.h"
 
 namespace sbnet {
 namespace {
 
-inline float as_float(uint8_t v) { return v; }
-inline float as_float(float v) { return v; }
-inline float as_float(Half v) { return to_float(v); }
-inline float as_float(BFloat16 v) { return to_float(v); }
-
-// Decided in float32, as torch compares: a float32 0.1 is not above tol = 0.1.
-template <class T>
-bool above(T v, double tol) {
-  return as_float(v) > static_cast<float>(tol);
-}
-template <>
-bool above<double>(double v, double tol) {
-  return v > tol;
-}
 template <class T>
 double value(T v) {
   return as_float(v);

@@ -3,7 +3,7 @@
 // No atomics, no flags that must be reset and no look-back: each CTA of compact_kernel counts the bytes before its own
 // range by itself. That repeats reads (a few KB from L2) but leaves no state, fixes the order and never waits.
 #include "core/blocks.h"
-#include "cuda/common.cuh"
+#include "cuda/mask.cuh"
 
 namespace sbnet {
 namespace {
@@ -22,21 +22,6 @@ struct PoolArgs {
   int lanes;  // threads that share a block: a power of two up to 32, or the whole CTA
   double tol;
   uint8_t* active;  // [blocks]
-};
-
-// Whether a pixel counts is decided in float32, as torch compares: a float32 0.1 is not above tol = 0.1.
-template <class T>
-__device__ __forceinline__ bool above(T v, double tol) {
-  return static_cast<float>(v) > static_cast<float>(tol);
-}
-template <>
-__device__ __forceinline__ bool above<double>(double v, double tol) {
-  return v > tol;
-}
-
-template <class T, int kVec>
-struct alignas(sizeof(T) * kVec) Pack {
-  T v[kVec];
 };
 
 template <class T, int kVec, bool kAverage>

@@ -73,6 +73,12 @@ Pair Attributes::required_pair(const std::string& name) const {
   return *v;
 }
 
+std::vector<int64_t> Attributes::integers(const char* name) const {
+  std::vector<int64_t> v;
+  get(name, &v);
+  return v;
+}
+
 namespace {
 
 class KernelAttributes final : public Attributes {
@@ -250,7 +256,9 @@ void ShapeContext::output(size_t index, const Dims& dims) {
   check(api.CreateTensorTypeAndShapeInfo(&info));
   const auto release = [](OrtTensorTypeAndShapeInfo* i) { api.ReleaseTensorTypeAndShapeInfo(i); };
   const std::unique_ptr<OrtTensorTypeAndShapeInfo, decltype(release)> owner(info, release);
-  check(api.SetTensorElementType(info, element_type(outputs_[index].type)));
+  size_t argument = 0;
+  while (argument < index && outputs_[argument].characteristic != kVariadic) ++argument;
+  check(api.SetTensorElementType(info, element_type(outputs_[argument].type)));
   check(api.SetDimensions(info, values.data(), values.size()));
   check(api.SetSymbolicDimensions(info, symbols.data(), symbols.size()));
   check(api.ShapeInferContext_SetOutputTypeShape(context_, index, info));
@@ -340,11 +348,14 @@ const int32_t* Context::int32(const Tensor& t, const std::vector<int64_t>& shape
   return static_cast<const int32_t*>(t.data);
 }
 
-void* Context::output(size_t index, const std::vector<int64_t>& shape) {
+size_t Context::outputs() const {
   size_t count = 0;
   check(api.KernelContext_GetOutputCount(context_, &count));
+  return count;
+}
+void* Context::output(size_t index, const std::vector<int64_t>& shape) {
   OrtValue* value = nullptr;
-  if (index < count) check(api.KernelContext_GetOutput(context_, index, shape.data(), shape.size(), &value));
+  if (index < outputs()) check(api.KernelContext_GetOutput(context_, index, shape.data(), shape.size(), &value));
   if (!value) raise("sbnet::", op_, ": output ", index, " is missing; all outputs of the op need a name");
   if (!memory_) check(api.GetTensorMemoryInfo(value, &memory_));
   void* data = nullptr;

@@ -60,7 +60,7 @@ constexpr int32_t kT = -1, kBias = -2;  // type variables
 struct Argument {
   const char* name;
   int32_t type;
-  Characteristic characteristic = kRequired;
+  Characteristic characteristic = kRequired;  // a variadic output is the last one and stands for any number
   MemoryType memory = kDefaultMemory;
 };
 struct Types {
@@ -85,6 +85,7 @@ class Attributes {
   std::optional<Pair> pair(const std::string& name) const;
   Pair pair(const char* name, int32_t otherwise) const;
   Pair required_pair(const std::string& name) const;
+  std::vector<int64_t> integers(const char* name) const;  // empty where it is not given
 
  protected:  // false: there is no such attribute
   virtual bool get(const char* name, int64_t* out) const = 0;
@@ -170,6 +171,7 @@ class Context {
   Tensor input(size_t index) const;  // present is false for an optional input that is not given
   Tensor input(size_t index, size_t rank) const;
   const int32_t* int32(const Tensor& t, const std::vector<int64_t>& shape) const;  // of exactly this shape
+  size_t outputs() const;
   void* output(size_t index, const std::vector<int64_t>& shape);
   void copy(void* to, const void* from, int64_t bytes) const;
   Parallel parallel() const;
@@ -237,8 +239,8 @@ class OrtOp final : public OrtCustomOp {
     GetInputCharacteristic = [](const OrtCustomOp*, size_t k) -> int32_t { return Op::kInputs[k].characteristic; };
     GetOutputCharacteristic = [](const OrtCustomOp*, size_t k) -> int32_t { return Op::kOutputs[k].characteristic; };
     GetInputMemoryType = [](const OrtCustomOp*, size_t k) -> int32_t { return Op::kInputs[k].memory; };
-    GetVariadicInputMinArity = GetVariadicOutputMinArity = [](const OrtCustomOp*) { return 0; };
-    GetVariadicInputHomogeneity = GetVariadicOutputHomogeneity = [](const OrtCustomOp*) { return 0; };
+    GetVariadicInputMinArity = GetVariadicOutputMinArity = [](const OrtCustomOp*) { return 1; };
+    GetVariadicInputHomogeneity = GetVariadicOutputHomogeneity = [](const OrtCustomOp*) { return 1; };
     GetStartVersion = [](const OrtCustomOp*) { return 1; };
     GetEndVersion = [](const OrtCustomOp*) { return 0x7fffffff; };
     CreateKernelV2 = [](const OrtCustomOp* op, const void*, const OrtKernelInfo* info, void** kernel) {
@@ -301,6 +303,7 @@ void add_blocks_ops(OrtCustomOpDomain* domain);
 void add_conv_ops(OrtCustomOpDomain* domain);
 void add_fill_ops(OrtCustomOpDomain* domain);
 void add_fringe_ops(OrtCustomOpDomain* domain);
+void add_pyramid_ops(OrtCustomOpDomain* domain);
 
 }  // namespace sbnet::ort
 

@@ -60,7 +60,8 @@ struct Fringe {
     int64_t out[2];
     for (int d = 0; d < 2; ++d) {
       const size_t e = static_cast<size_t>(d);
-      p.kernel[d] = kernel[e], p.stride[d] = stride[e], p.padding[d] = padding[e], p.dilation[d] = dilation[e];
+      p.window.kernel[d] = kernel[e], p.window.stride[d] = stride[e], p.window.padding[d] = padding[e],
+      p.window.dilation[d] = dilation[e];
       if (plane[d] < 1 || plane[d] > INT32_MAX || kernel[e] < 1 || stride[e] < 1)
         raise("sbnet::", kName, ": size, kernel_size, stride: ", plane[d], ", ", kernel[e], ", ", stride[e],
               "; at least 1 is wanted");

@@ -68,7 +68,7 @@ enum ElementType : int32_t {
   kDouble = 11,
   kBFloat16 = 16
 };
-enum Characteristic : int32_t { kRequired = 0, kOptional = 1 };
+enum Characteristic : int32_t { kRequired = 0, kOptional = 1, kVariadic = 2 };
 enum MemoryType : int32_t { kDefaultMemory = 0, kCpuInput = -2 };
 enum AttributeType : int32_t { kInt = 1, kInts = 2, kReal = 3, kString = 5 };
 

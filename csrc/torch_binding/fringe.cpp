@@ -19,10 +19,10 @@ std::tuple<Tensor, Tensor> fringe(Tensor producer_map, Tensor consumer_map, Ints
   p.batch = producer_map.size(0);
   p.height = size[0], p.width = size[1];
   p.out_height = consumer_size[0], p.out_width = consumer_size[1];
-  to_pair(op, "kernel_size", kernel, p.kernel);
-  to_pair(op, "stride", stride, p.stride);
-  to_pair(op, "padding", padding, p.padding);
-  to_pair(op, "dilation", dilation, p.dilation);
+  to_pair(op, "kernel_size", kernel, p.window.kernel);
+  to_pair(op, "stride", stride, p.window.stride);
+  to_pair(op, "padding", padding, p.window.padding);
+  to_pair(op, "dilation", dilation, p.window.dilation);
   p.capacity = capacity;
   // Only the maps are read: the lists need not travel with them.
   int32_t unused = 0;

@@ -23,6 +23,7 @@ STABLE_TORCH_LIBRARY(sbnet, m) {
       "fringe(Tensor producer_map, Tensor consumer_map, SymInt[] size, SymInt[] producer_grid, "
       "SymInt[] consumer_size, SymInt[] consumer_grid, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, "
       "SymInt[] dilation, SymInt capacity) -> (Tensor pixels, Tensor count)");
+  m.def("mask_pyramid(Tensor mask, SymInt[] planes, float tol, SymInt[] fringes) -> Tensor[]");
   m.def(
       "sparse_conv2d(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor indices, Tensor count, "
       "Tensor block_map, SymInt[] grid, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, "

@@ -4,9 +4,11 @@ from sbnet.ops.blocks import reduce_mask, sparse_gather, sparse_scatter, sparse_
 from sbnet.ops.conv import sparse_conv2d, sparse_conv2d_
 from sbnet.ops.fill import sparse_fill, sparse_fill_
 from sbnet.ops.fringe import fringe
+from sbnet.ops.pyramid import mask_pyramid
 
 __all__ = [
     "fringe",
+    "mask_pyramid",
     "reduce_mask",
     "sparse_conv2d",
     "sparse_conv2d_",

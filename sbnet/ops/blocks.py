@@ -13,6 +13,7 @@ from sbnet.ops.common import (
     empty4,
     is_channels_last,
     mark_written,
+    mask_planes,
     refuse_gradient,
     require_active,
     require_tensor,
@@ -44,14 +45,7 @@ def reduce_mask(
     >>> active = reduce_mask(torch.rand(1, 400, 704) > 0.999, BlockGrid.cover((400, 704), 16))
     """
     op = "reduce_mask"
-    require_tensor(op, "mask", mask)
-    shape = tuple(mask.shape)
-    if mask.dim() == 4 and mask.shape[1] == 1:
-        mask = mask.squeeze(1)
-    elif mask.dim() == 4 and mask.shape[3] == 1:
-        mask = mask.squeeze(3)
-    if mask.dim() != 3:
-        raise ValueError(f"sbnet::{op}: mask: shape {shape}; [N,H,W], [N,H,W,1] or [N,1,H,W] is wanted")
+    mask = mask_planes(op, mask)
     if not isinstance(grid, BlockGrid):
         raise TypeError(f"sbnet::{op}: grid: {type(grid).__name__}; an sbnet.BlockGrid is wanted")
     if capacity is None:

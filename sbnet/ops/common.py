@@ -76,3 +76,16 @@ def require_tensor(op: str, argument: str, value: Any) -> None:
 def require_active(op: str, value: Any) -> None:
     if not isinstance(value, ActiveBlocks):
         raise TypeError(f"sbnet::{op}: active: {type(value).__name__}; an sbnet.ActiveBlocks is wanted")
+
+
+def mask_planes(op: str, mask: Any) -> Tensor:
+    """A mask of any shape that ops take as [N,H,W]."""
+    require_tensor(op, "mask", mask)
+    shape = tuple(mask.shape)
+    if mask.dim() == 4 and mask.shape[1] == 1:
+        mask = mask.squeeze(1)
+    elif mask.dim() == 4 and mask.shape[3] == 1:
+        mask = mask.squeeze(3)
+    if mask.dim() != 3:
+        raise ValueError(f"sbnet::{op}: mask: shape {shape}; [N,H,W], [N,H,W,1] or [N,1,H,W] is wanted")
+    return mask
