@@ -66,6 +66,9 @@ def conditions(stem: str, session: Session) -> str:
     rates = limits.pop("matrix TFLOP/s", {})
     facts |= limits | {f"matrix TFLOP/s, {dtype}": rate for dtype, rate in rates.items()}
     facts |= {k: v for k, v in session.conditions.items() if k in ("rounds", "torch.compile")}
+    others = [row["others"] for row in session.rows if "others" in row]
+    if others:
+        facts["other processes' share of the processor time, median"] = statistics.median(others)
     listed = ", ".join(f"{name} {cell(value)}" for name, value in facts.items())
     return f"{listed}. [Results](../benchmarks/results/{stem}.json)"
 

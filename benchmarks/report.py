@@ -15,7 +15,7 @@ from rich.table import Table
 from sbnet.benchmarks.measure import Row, Session, key
 from sbnet.benchmarks.registry import format_fact
 
-FIGURES = ("us", "dense us", "x dense", "x indexed", "x paper", "of floor", "TFLOP/s", "GB/s", "spread us")
+FIGURES = ("us", "dense us", "x dense", "x indexed", "x paper", "of floor", "TFLOP/s", "GB/s", "spread us", "others")
 
 
 def by_name(rows: Iterable[Row]) -> dict[str, list[Row]]:
@@ -27,7 +27,7 @@ def by_name(rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 
 FACTS = "density", "blocks", "fringe"
-HIDDEN = "TFLOP/s", "GB/s", "fringe", "blocks", "spread us"  # of tables; CSV has them
+HIDDEN = "TFLOP/s", "GB/s", "fringe", "blocks", "spread us", "others"  # of tables; CSV has them
 
 
 def flat(row: Row) -> dict[str, Any]:
