@@ -55,6 +55,10 @@ def key(row: Row) -> str:
     return json.dumps([row["group"], row["name"], row["facts"]], sort_keys=True)
 
 
+def key_of(case: Case) -> str:
+    return key({"group": case.group, "name": case.name, "facts": case.facts})
+
+
 def rounded(value: Any) -> Any:
     """Five significant digits: files that can be read."""
     if isinstance(value, float):
@@ -155,10 +159,11 @@ def run(
     lacks something is noted in `skipped`. A wrong result ends the run with WrongResult, rows kept.
     """
     begin = time.monotonic()
+    cases = list(cases)
     have = {key(row) for row in session.rows}
     try:
         for case in cases:
-            if key({"group": case.group, "name": case.name, "facts": case.facts}) in have:
+            if key_of(case) in have:
                 continue
             if budget is not None and time.monotonic() - begin > budget:
                 return False
@@ -178,6 +183,8 @@ def run(
     except KeyboardInterrupt:
         return False
     finally:
+        place = {key_of(case): at for at, case in enumerate(cases)}
+        session.rows.sort(key=lambda row: place.get(key(row), -1))  # a resumed run fills gaps
         save()
     return True
 

@@ -130,9 +130,9 @@ def test_the_time_budget_and_resuming():
     every = [case(name, ran=ran) for name in "abc"]
     assert not measure.run(every, done, ONCE, budget=-1)
     assert not ran
-    assert measure.run(every[:2], done, ONCE)
+    assert measure.run(every[1:], done, ONCE)
     assert measure.run(every, done, ONCE)
-    assert ran == ["a", "b", "c"]
+    assert ran == ["b", "c", "a"]
     assert [row["name"] for row in done.rows] == ["a", "b", "c"]
 
 
@@ -166,7 +166,7 @@ def test_command_measures_filters_and_resumes(tmp_path, monkeypatch):
         assert word in result.output
     assert invoke("ops", *options, "--only", "reduce_mask", "--resume").exit_code == 0
     rows = Session.load(path).rows
-    assert [row["facts"]["dtype"] for row in rows] == ["bool", "float32", "float32"]
+    assert [row["facts"]["dtype"] for row in rows] == ["float32", "bool", "float32"]
     lines = list(csv.DictReader(path.with_suffix(".csv").open()))
     assert len(lines) == 3
     assert lines[0]["size"] == "1x400x704"
