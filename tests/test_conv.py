@@ -517,6 +517,38 @@ def test_fast_views(device, case, layout, dtype):
     check(device, **options, block=8, channels=72, filters=80, layout=layout, residual="channel_slice")
 
 
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("block", [8, 16, (8, 16), 24, 32, 10], ids=str)
+@pytest.mark.parametrize("filters", [8, 24, 64, 72])
+@pytest.mark.parametrize("size", [(50, 88), (37, 48), (8, 7), (1, 8)], ids=str)
+def test_fast_stem(device, size, filters, block, dtype):
+    """7x7, stride 2, three channels; rows of x begin at multiples of 16 bytes or the portable kernel takes it."""
+    if device == "cpu" and (dtype == torch.bfloat16 or filters > 8):
+        pytest.skip("slow on a CPU, which treats all of these alike")
+    options = {"dtype": dtype, "size": size, "block": block, "kernel": 7, "stride": 2, "padding": 3}
+    for density in (0.3, 1.0):
+        check(device, **options, density=density, channels=3, filters=filters, activation="relu")
+    check(device, **options, channels=3, filters=filters, activation="gelu", bias=False, out_layout="channel_slice")
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_fast_stem_reads_no_pixel_too_many(device, activation, dtype):
+    """NaN beside every receptive field, and in a pixel that 16 outputs read."""
+    x, weight, bias, active, options = make(
+        device, dtype=dtype, channels=3, filters=64, kernel=7, stride=2, padding=3, size=(64, 64), density=0.4
+    )
+    options["activation"] = activation
+    reads = torch.nn.functional.conv_transpose2d(
+        active.pixel_mask((32, 32)).float(), torch.ones(1, 1, 7, 7, device=device), None, 2, 3, 1
+    )
+    x[:, 1, 20, 21] = float("nan")
+    clean = torch.where(reads > 0, x, 0).contiguous(memory_format=torch.channels_last)
+    dirty = torch.where(reads > 0, x, float("nan")).to(dtype).contiguous(memory_format=torch.channels_last)
+    y = sparse_conv2d(dirty, weight, bias, active, **options)
+    assert_conv(y, clean, weight, bias, active, torch.zeros((), dtype=dtype, device=device), **options)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize("case", FAST)
@@ -575,7 +607,12 @@ def test_same_bits_each_time(device, channels, kernel, stride, groups, dtype):
 # ---- what stands in the lists
 CASES = [(16, 16, 3, 1, 1, torch.float16), (16, 16, 3, 1, 1, torch.float32), (16, 16, 3, 1, 16, torch.float32)]
 CASES += [(5, 7, 3, 2, 1, torch.float16), (16, 16, 3, 1, 16, torch.bfloat16), (24, 24, 1, 1, 1, torch.bfloat16)]
-CASES += [(16, 80, 1, 2, 1, torch.float16), (16, 16, 3, 2, 1, torch.bfloat16), (72, 72, 3, 2, 1, torch.float16)]
+CASES += [
+    (3, 64, 7, 2, 1, torch.float16),
+    (16, 80, 1, 2, 1, torch.float16),
+    (16, 16, 3, 2, 1, torch.bfloat16),
+    (72, 72, 3, 2, 1, torch.float16),
+]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -9,6 +9,7 @@
 #ifdef SBNET_SM90
 #include "cuda/sm90/conv1x1.h"
 #include "cuda/sm90/conv3x3.h"
+#include "cuda/sm90/conv_stem.h"
 #endif
 
 namespace sbnet {
@@ -23,7 +24,7 @@ namespace {
   return only;
 }
 
-enum class Path { kHopper3x3, kHopper1x1, kDepthwise, kImplicitGemm, kSimt };
+enum class Path { kHopper3x3, kHopper1x1, kHopperStem, kDepthwise, kImplicitGemm, kSimt };
 
 // The first row that takes the convolution serves it; the last takes all.
 Path choose(const Conv2dParams& p, [[maybe_unused]] const DeviceInfo& device) {
@@ -31,6 +32,7 @@ Path choose(const Conv2dParams& p, [[maybe_unused]] const DeviceInfo& device) {
   if (device.capability == 90 && !portable_only()) {
     if (sm90::conv3x3_takes(p)) return Path::kHopper3x3;
     if (sm90::conv1x1_takes(p)) return Path::kHopper1x1;
+    if (sm90::conv_stem_takes(p)) return Path::kHopperStem;
   }
 #endif
   if (portable::depthwise_takes(p)) return Path::kDepthwise;
@@ -83,6 +85,8 @@ sbnet::Status sbnet_sparse_conv2d_cuda(const sbnet::Conv2dParams* p, void* works
       return sm90::conv3x3(*p, device, workspace, stream);
     case Path::kHopper1x1:
       return sm90::conv1x1(*p, device, stream);
+    case Path::kHopperStem:
+      return sm90::conv_stem(*p, device, stream);
 #endif
     case Path::kDepthwise:
       return portable::launch_depthwise(*p, device, stream);

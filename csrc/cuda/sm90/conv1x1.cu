@@ -16,7 +16,7 @@ namespace sbnet::sm90 {
 namespace {
 
 constexpr int kThreads = 640;
-constexpr int kWarpgroups = 4, kMaxGroups = 2, kMaxStages = 8, kTileSlots = 4, kMaxUnits = 8, kMaxResident = 32;
+constexpr int kWarpgroups = 4, kMaxGroups = 2, kMaxStages = 16, kTileSlots = 4, kMaxUnits = 8, kMaxResident = 32;
 constexpr int kSlab = 64 * 128;  // bytes of 64 output x 64 input channels of weights
 constexpr int kSharedLimit = 227 * 1024;
 
@@ -24,7 +24,7 @@ constexpr int kSharedLimit = 227 * 1024;
 constexpr int kFull = 0, kEmpty = kFull + 8 * kMaxGroups * kMaxStages;
 constexpr int kTileFull = kEmpty + 8 * kMaxGroups * kMaxStages, kTileEmpty = kTileFull + 8 * kMaxGroups * kTileSlots;
 constexpr int kResidualFull = kTileEmpty + 8 * kMaxGroups * kTileSlots;
-constexpr int kWeightFull = kResidualFull + 8 * kWarpgroups, kBarriersEnd = kWeightFull + 8 * kMaxResident;
+constexpr int kWeightFull = kResidualFull + 2 * 8 * kWarpgroups, kBarriersEnd = kWeightFull + 8 * kMaxResident;
 constexpr int kUnitsAt = (kBarriersEnd + 15) / 16 * 16;
 constexpr int kControl = 4096;
 static_assert(kUnitsAt + kMaxGroups * kTileSlots * kMaxUnits * 16 <= kControl);
@@ -39,6 +39,7 @@ struct Args1x1 : CommonArgs {
   int units, cell, side;    // cells of a tile; bytes of 64 channels of one, its side in pixels
   int stages, stage_bytes;  // of a group's ring
   int weights_at, ring_at;  // staging lies at kControl
+  int buffers;              // of a warpgroup's output: with a residual two, to fetch the next tile's early
   bool resident;
   FastDiv ktiles, units_per_block, units_per_row;
 };
@@ -142,31 +143,38 @@ __device__ void consume(const Args1x1& a, const Maps1x1& maps, uint32_t smem, co
   if (group >= a.groups) return;
   const bool leader = tid == 0, has_residual = a.residual.data != nullptr;
   constexpr int kStaging = kPixels * 128;
-  const uint32_t staging = smem + kControl + wg * kStaging, residual_full = smem + kResidualFull + 8 * wg;
+  const uint32_t buffers = smem + kControl + wg * a.buffers * kStaging;
+  const uint32_t residual_full = smem + kResidualFull + 16 * wg;
   const uint32_t ring = smem + a.ring_at + group * a.stages * a.stage_bytes;
   const uint32_t slabs = wgmma_operand((a.resident ? smem + a.weights_at : ring + kPixels * 128) + member * kSlab);
   const uint32_t pixels = wgmma_operand(ring);
   const int i8 = lane & 7, mat = lane >> 3;  // stmatrix: two groups of 8 pixels x 16 channels
-  const uint32_t lane_row = staging + (mat >> 1) * 1024 + i8 * 128 + (((w4 * 2 + (mat & 1)) ^ i8) << 4);
+  const uint32_t lane_row = (mat >> 1) * 1024 + i8 * 128 + (((w4 * 2 + (mat & 1)) ^ i8) << 4);
   const int k0 = (Schedule(a).ktile * a.wide + member) * 64, channel = k0 + w4 * 16 + (lane >> 2);
   const bool idle = k0 >= a.K;  // the last of the channels may leave a warpgroup without any
   grid_dependency_wait();
   const float bias0 = load_bias<T>(a, channel), bias1 = load_bias<T>(a, channel + 8);
 
-  int stage = 0, phase = 0, residual_phase = 0;
+  auto tile_full = [&](int i) { return smem + kTileFull + 8 * (group * kTileSlots + i % kTileSlots); };
+  auto tile_of = [&](int i) { return units + (group * kTileSlots + i % kTileSlots) * kMaxUnits; };
+  // The leader, as soon as it knows of tile i: earlier stores have left the staging memory, the residual goes there.
+  auto fetch_residual = [&](int i) {
+    tma_store_wait_read();
+    if (!has_residual) return;
+    const uint32_t full = residual_full + 8 * (i & 1), to = buffers + (i & 1) * kStaging;
+    const int4* tile = tile_of(i);
+    mbar_expect(full, kStaging);
+    for (int u = 0; u < a.units; ++u)
+      tma_load(to + u * a.cell, &maps.residual, full, k0, tile[u].z, tile[u].y, tile[u].x);
+  };
+
+  int stage = 0, phase = 0, fetched = -1;
   for (int i = 0;; ++i) {
-    const int slot = group * kTileSlots + i % kTileSlots;
-    mbar_wait(smem + kTileFull + 8 * slot, (i / kTileSlots) & 1);
-    const int4* tile = units + slot * kMaxUnits;
+    mbar_wait(tile_full(i), (i / kTileSlots) & 1);
+    const int4* tile = tile_of(i);
     if (tile[0].w) break;
-    if (leader && !idle) {  // staging memory must be free; it takes the residual under the main loop
-      tma_store_wait_read();
-      if (has_residual) {
-        mbar_expect(residual_full, kPixels * 128);
-        for (int u = 0; u < a.units; ++u)
-          tma_load(staging + u * a.cell, &maps.residual, residual_full, k0, tile[u].z, tile[u].y, tile[u].x);
-      }
-    }
+    const uint32_t staging = buffers + (has_residual ? (i & 1) * kStaging : 0);
+    if (leader && !idle && fetched < i) fetch_residual(i);
     float acc[64];
     uint32_t read = 0;  // barrier of the stage that the slice before the last one issued has read
     for (int c = 0; c < a.slices; ++c) {
@@ -185,15 +193,20 @@ __device__ void consume(const Args1x1& a, const Maps1x1& maps, uint32_t smem, co
       read = empty;
       if (++stage == a.stages) stage = 0, phase ^= 1;
     }
+    if (leader && !idle && has_residual && mbar_test(tile_full(i + 1), ((i + 1) / kTileSlots) & 1) &&
+        !tile_of(i + 1)[0].w) {
+      fetch_residual(i + 1);
+      fetched = i + 1;
+    }
     wgmma_wait<0>();
     if (lane == 0) mbar_arrive(read);
 
     if (!idle) {
       if (has_residual)
-        mbar_wait(residual_full, residual_phase), residual_phase ^= 1;
+        mbar_wait(residual_full + 8 * (i & 1), i / 2 & 1);
       else
         bar_sync(1 + wg, 128);
-      finish_tile<T, kPixels>(a, acc, bias0, bias1, lane_row, 2048);
+      finish_tile<T, kPixels>(a, acc, bias0, bias1, staging + lane_row, 2048);
       fence_async_proxy();
       bar_sync(1 + wg, 128);
       if (leader) {
@@ -203,7 +216,7 @@ __device__ void consume(const Args1x1& a, const Maps1x1& maps, uint32_t smem, co
       }
     }
     __syncwarp();
-    if (lane == 0) mbar_arrive(smem + kTileEmpty + 8 * slot);
+    if (lane == 0) mbar_arrive(smem + kTileEmpty + 8 * (group * kTileSlots + i % kTileSlots));
   }
   if (leader) tma_store_wait_read();
 }
@@ -267,37 +280,48 @@ Plan plan(const Conv2dParams& p, const DeviceInfo& device, Args1x1* a) {
   a->units_per_row = FastDiv(per_row);
 
   // Wide tiles read the input less often, narrow ones spread a short list over the device. How long the list is only
-  // the device knows: an eighth of what there is room for is the guess.
+  // the device knows: an eighth of what there is room for is the guess. Tiles of 64 pixels leave room for a deep ring;
+  // in short lists with residuals two groups hide each other's latency better than a wide one.
+  const bool residual = p.residual.data;
   Plan plan;
-  plan.pixels = 128;
-  plan.ktiles = (slabs + kWarpgroups - 1) / kWarpgroups;
-  a->wide = (slabs + plan.ktiles - 1) / plan.ktiles;
   auto count_tiles = [&] {
     a->units = plan.pixels / (cell * cell);
     plan.tiles = (p.active.capacity * per_block + a->units - 1) / a->units;
     plan.ktiles = (slabs + a->wide - 1) / a->wide;
+    a->ktiles = FastDiv(plan.ktiles);
     return plan.tiles * plan.ktiles / 8;
   };
-  while (count_tiles() < device.sm_count && a->wide > 1) a->wide = (a->wide + 1) / 2;
-  if (count_tiles() * 2 < device.sm_count) plan.pixels = 64, count_tiles();
-  a->ktiles = FastDiv(plan.ktiles);
+  auto widest = [&](int most) {
+    plan.ktiles = (slabs + most - 1) / most;
+    a->wide = (slabs + plan.ktiles - 1) / plan.ktiles;
+    plan.pixels = a->wide == 1 && !residual ? 128 : 64;
+    return count_tiles();
+  };
+  if (widest(kWarpgroups) < device.sm_count * 4 && residual) widest(2);
+  while (count_tiles() < device.sm_count / 2 && a->wide > 1) a->wide = (a->wide + 1) / 2;
+  if (count_tiles() < device.sm_count / 2) plan.pixels = 64;
 
-  // Resident weights if there is room, then two groups; two stages at least.
-  const int slice = plan.pixels * 128, weights = a->slices * a->wide * kSlab;
+  a->buffers = residual ? 2 : 1;
   auto lay_out = [&](int groups, bool resident) {
+    count_tiles();
+    const int slice = plan.pixels * 128, weights = a->wide * kSlab;
     a->groups = groups;
     a->resident = resident;
-    a->weights_at = kControl + groups * a->wide * slice;
-    a->ring_at = a->weights_at + (resident ? weights : 0);
-    a->stage_bytes = slice + (resident ? 0 : a->wide * kSlab);
+    a->weights_at = kControl + groups * a->wide * slice * a->buffers;
+    a->ring_at = a->weights_at + (resident ? a->slices * weights : 0);
+    a->stage_bytes = slice + (resident ? 0 : weights);
     a->stages = (kSharedLimit - a->ring_at) / a->stage_bytes / groups;
     if (a->stages > kMaxStages) a->stages = kMaxStages;
-    return a->stages >= 2;
+    return a->stages * slice >= 32 * 1024;
   };
-  bool done = false;
-  for (int groups = a->wide <= 2 ? 2 : 1; groups > 0 && !done; --groups)
-    done = a->slices <= kMaxResident && lay_out(groups, true);
-  for (int groups = a->wide <= 2 ? 2 : 1; groups > 0 && !done; --groups) done = lay_out(groups, false);
+  // Two groups if they fit beside resident weights, or one; otherwise weights come with the input, which larger tiles
+  // make worth it.
+  const bool resident = a->slices <= kMaxResident && ((a->wide <= 2 && lay_out(2, true)) || lay_out(1, true));
+  if (!resident) {
+    if (a->wide > 2) a->wide = 2;
+    if (count_tiles() >= device.sm_count / 2) plan.pixels = 128;
+    lay_out(1, false);
+  }
   plan.shared = a->ring_at + a->groups * a->stages * a->stage_bytes;
   return plan;
 }

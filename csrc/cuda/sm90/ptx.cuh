@@ -69,6 +69,11 @@ __device__ __forceinline__ void store_async(uint32_t to, uint32_t bar, float a, 
                "r"(bar), "f"(a), "f"(b), "f"(c), "f"(d)
                : "memory");
 }
+__device__ __forceinline__ uint32_t load_shared_word(uint32_t from) {
+  uint32_t v;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(from) : "memory");
+  return v;
+}
 __device__ __forceinline__ float4 load_shared(uint32_t from) {
   float4 v;
   asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -196,6 +201,11 @@ __device__ __forceinline__ void stmatrix_trans(uint32_t address, uint32_t a, uin
                "r"(c), "r"(d)
                : "memory");
 }
+__device__ __forceinline__ void stmatrix(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
+               "r"(c), "r"(d)
+               : "memory");
+}
 __device__ __forceinline__ void ldmatrix_trans(uint32_t address, uint32_t (&r)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -261,6 +271,26 @@ __device__ __forceinline__ void wgmma(float (&d)[64], uint64_t a, uint64_t b, in
       SBNET_WGMMA_N128("bf16");
   }
 }
+#define SBNET_WGMMA_REGISTERS_N64(TYPE)                                                   \
+  asm volatile(                                                                           \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"                                        \
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE                         \
+      " {"                                                                                \
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "            \
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, " \
+      "{%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}\n"                                       \
+      : SBNET_F8(0), SBNET_F8(8), SBNET_F8(16), SBNET_F8(24)                              \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))
+
+// d[64 x 64] (+)= A[64 x 16] * B[64 x 16]^T with A in registers: as mma.sync's fragments, a warp's 16 rows each.
+template <class T>
+__device__ __forceinline__ void wgmma_registers(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+  if constexpr (std::is_same_v<T, __half>)
+    SBNET_WGMMA_REGISTERS_N64("f16");
+  else
+    SBNET_WGMMA_REGISTERS_N64("bf16");
+}
+#undef SBNET_WGMMA_REGISTERS_N64
 #undef SBNET_F8
 #undef SBNET_WGMMA_N64
 #undef SBNET_WGMMA_N128
