@@ -3,7 +3,11 @@
 // A CTA moves tiles of pixels x channels through shared memory: up to 368 pixels x 32 words, or for larger blocks 715 x
 // 16 or 1351 x 8, so that a tile holds the whole block: then the rows of the NCHW side follow each other without a gap
 // and no part of a memory sector is left to another CTA. Both sides are accessed in vectors: 16 bytes of channels on
-// one, as many pixels of one channel as alignment allows on the other.
+// one, as many pixels of one channel as alignment allows on the other. Where a channel of a block in an NCHW stack is
+// no multiple of 16 bytes, a few channels together are: they are one run of memory, moved 16 bytes at a time all the
+// same.
+#include <algorithm>
+
 #include "cuda/blocks_copy.cuh"
 
 namespace sbnet {
@@ -30,7 +34,9 @@ struct TransposeArgs {
   int area, pieces, piece_pixels, chunks;  // a block = pieces of pixels x chunks of channels
   int words;                               // channels of a tile, in words of 4 bytes
   int pitch;  // words + 1 from pixel to pixel: odd, so that neither direction has many bank conflicts
-  FastDiv block_width;
+  FastDiv block_width, block_area;
+  int run_channels, run_vectors;  // channels that are whole vectors of 16 bytes together, and how many they are
+  int run_sets;                   // of eight runs, in a tile
   bool zero_tail;
 };
 
@@ -157,6 +163,54 @@ __device__ __forceinline__ void move_channels(const TransposeArgs& a, const Tile
   }
 }
 
+// The same where the tile holds whole blocks of a stack: vectors of the run that `run_channels` channels are; one may
+// end a channel and begin the next. A warp takes four vectors of eight runs at a time, so that few lanes meet in one
+// bank.
+template <class T, bool kLoad>
+__device__ __forceinline__ void move_runs(const TransposeArgs& a, const Tile& t, uint32_t* tile) {
+  constexpr int kVec = 16 / sizeof(T), kPerWord = 4 / sizeof(T), kAhead = kLoad ? 3 : 2;
+  constexpr int kPitch = (kTileWords + 1) * kPerWord;  // elements from pixel to pixel, a constant: fewer additions
+  using Vector = Pack<T, kVec>;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int run = warp % a.run_sets * 8 + lane / 4, stride = kWarps / a.run_sets * 4;
+  if (run * a.run_channels >= t.channels) return;
+  T* const column = reinterpret_cast<T*>(tile) + run * a.run_channels;
+  auto* const vectors = reinterpret_cast<Vector*>(reinterpret_cast<T*>(a.channels.data) + t.slot * a.channels.stride_n +
+                                                  static_cast<int64_t>(t.first_channel) * a.area) +
+                        run * a.run_vectors;
+  for (int first = warp / a.run_sets * 4 + lane % 4; first < a.run_vectors; first += stride * kAhead) {
+    Vector value[kAhead];
+#pragma unroll
+    for (int u = 0; u < kAhead && kLoad; ++u)
+      if (first + u * stride < a.run_vectors) value[u] = vectors[first + u * stride];
+#pragma unroll
+    for (int u = 0; u < kAhead; ++u) {
+      const int v = first + u * stride;
+      if (v >= a.run_vectors) break;
+      uint32_t c, p;
+      a.block_area.divmod(v * kVec, &c, &p);
+      T* s = column + p * kPitch + c;
+      const int left = a.area - static_cast<int>(p);  // pixels to the end of the channel
+      const auto move = [&](T* at, int k) {
+        if (kLoad)
+          at[k * kPitch] = value[u].v[k];
+        else
+          value[u].v[k] = at[k * kPitch];
+      };
+      if (left >= kVec) {
+#pragma unroll
+        for (int k = 0; k < kVec; ++k) move(s, k);
+      } else {
+        T* const next = s - (a.area * kPitch - 1);
+#pragma unroll
+        for (int k = 0; k < kVec; ++k) move(k < left ? s : next, k);
+      }
+      if (!kLoad) vectors[v] = value[u];
+    }
+  }
+}
+
+// kVec: pixels of an access on the channels side; 0: runs of channels.
 template <class T, int kVec, bool kGather>
 __global__ void __launch_bounds__(kThreads, 4) transpose_kernel(const __grid_constant__ TransposeArgs a) {
   __shared__ uint32_t tile[kTileBuffer];
@@ -178,7 +232,11 @@ __global__ void __launch_bounds__(kThreads, 4) transpose_kernel(const __grid_con
     t.known = t.slot < count && load_block(a.indices, t.slot, a.batch, a.grid, &t.block);
     if (!kGather && !t.known) continue;
     // Reading side -> tile -> writing side.
-    if (a.pixels.plane == kGather) {
+    if constexpr (kVec == 0) {
+      kGather ? move_pixels_wide<T, true>(a, t, tile) : move_runs<T, true>(a, t, tile);
+      __syncthreads();
+      kGather ? move_runs<T, false>(a, t, tile) : move_pixels_wide<T, false>(a, t, tile);
+    } else if (a.pixels.plane == kGather) {
       a.wide ? move_pixels_wide<T, true>(a, t, tile) : move_pixels<T, true>(a, t, tile);
       __syncthreads();
       move_channels<T, kVec, false>(a, t, tile);
@@ -210,6 +268,7 @@ cudaError_t launch_transpose(const BlockCopyParams& p, const DeviceInfo& device,
   a.grid = g;
   a.area = g.size[0] * g.size[1];
   a.block_width = FastDiv(g.size[1]);
+  a.block_area = FastDiv(a.area);
   a.zero_tail = p.zero_tail;
 
   const auto aligned = [](const TensorView& t, int64_t v, std::initializer_list<int> strides) {
@@ -239,7 +298,14 @@ cudaError_t launch_transpose(const BlockCopyParams& p, const DeviceInfo& device,
   a.pieces = static_cast<int>(ceil_div(a.area, a.piece_pixels));
   const int64_t tiles = p.blocks.size[0] * a.pieces * a.chunks;
   const bool gather = p.direction == CopyDirection::kGather;
+  a.run_channels = 1;
+  while (static_cast<int64_t>(a.run_channels) * a.area % kWide) a.run_channels *= 2;
+  a.run_vectors = static_cast<int>(static_cast<int64_t>(a.run_channels) * a.area / kWide);
+  a.run_sets = std::max(1, a.words * 4 / static_cast<int>(sizeof(T)) / a.run_channels / 8);
+  const bool runs = plane_is_pixels && (vec < kWide || (sizeof(T) == 2 && !gather)) && a.area >= kWide &&
+                    a.words == kTileWords && a.wide && a.pieces == 1 && aligned(channels, kWide, {0});
   const auto go = [&](auto kernel) { return launch(device, kernel, tiles, 4, stream, a); };
+  if (runs) return go(gather ? transpose_kernel<T, 0, true> : transpose_kernel<T, 0, false>);
   if constexpr (kWide == 8) {
     if (vec == 8) return go(gather ? transpose_kernel<T, 8, true> : transpose_kernel<T, 8, false>);
   }
