@@ -23,7 +23,7 @@ def spconv_sides(layer: Layer, inside: Tensor) -> dict[str, Side]:
     except ImportError:
         return {}
     n, h, w = layer.size
-    conv = spconv.SubMConv2d(layer.channels, layer.channels, 3, bias=True, indice_key="3x3")
+    conv = spconv.SubMConv2d(layer.x.shape[1], layer.x.shape[1], 3, bias=True, indice_key="3x3")
     conv = conv.to(layer.x.device, layer.dtype)
     with torch.no_grad():
         conv.weight.copy_(layer.weight.permute(0, 2, 3, 1))  # [K,R,S,C]

@@ -507,6 +507,15 @@ def test_fast_channels(device, case, channels, filters, dtype):
         check(device, **options, residual="channels_last", density=0.2, bias=False)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("residual", [None, "channels_last"])
+@pytest.mark.parametrize(("channels", "filters"), [(512, 2048), (1024, 256), (1024, 192), (512, 128), (256, 1024)])
+def test_fast_1x1_of_many_channels_and_tiles(channels, filters, residual):
+    """Where shared memory does not hold the weights they are streamed, and all fits only just."""
+    case = {"dtype": torch.float16, "kernel": 1, "padding": 0, "size": (190, 190), "block": 16, "batch": 1}
+    check("cuda", **case, channels=channels, filters=filters, residual=residual, density=0.9, activation="relu")
+
+
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize("layout", ["channel_slice", "odd_channel_slice", "plane_slice", "batch_slice"])
 @pytest.mark.parametrize("case", FAST)

@@ -1,53 +1,26 @@
 // Block-sparse 1x1 convolution for Hopper: y = activation(x w^T + bias + residual) on the active blocks of y.
 //
 // Stride 1 or 2, fp16 or bf16 with fp32 sums, channel-last. It is bound by memory, so all is about bytes under way. A
-// tile is 128 pixels (cells of 8x8 or 4x4, from any blocks) x up to 256 output channels. One to four warpgroups form a
-// group, 64 channels each of one tile; a CTA holds two groups if it has warpgroups for them. Each has a producer warp
-// and a ring of input slices (64 channels of the tile's pixels) of its own. A CTA keeps to its output channels, so
+// tile is 64 or 128 pixels (cells of 8x8 or 4x4, of any blocks) x up to 256 output channels. One to four warpgroups
+// form a group, 64 channels each of one tile; a CTA holds two groups if it has warpgroups for them. Each has a producer
+// warp and a ring of input slices (64 channels of the tile's pixels) of its own. A CTA keeps to its output channels, so
 // that their weights stay in shared memory if they fit; otherwise they come slice by slice with the input.
 //
 //   warps 0-15   WGMMA and epilogue
 //   warps 16-17  a producer per group: schedule, input
 //   warps 18-19  zero the fringe; 18 loads resident weights before
 #include "cuda/sm90/conv1x1.h"
-#include "cuda/sm90/conv_host.cuh"
+#include "cuda/sm90/conv1x1_plan.cuh"
 
 namespace sbnet::sm90 {
 namespace {
 
-constexpr int kThreads = 640;
-constexpr int kWarpgroups = 4, kMaxGroups = 2, kMaxStages = 16, kTileSlots = 4, kMaxUnits = 8, kMaxResident = 32;
-constexpr int kSlab = 64 * 128;  // bytes of 64 output x 64 input channels of weights
-constexpr int kSharedLimit = 227 * 1024;
-
-// Shared memory: control, then what the host lays out.
-constexpr int kFull = 0, kEmpty = kFull + 8 * kMaxGroups * kMaxStages;
-constexpr int kTileFull = kEmpty + 8 * kMaxGroups * kMaxStages, kTileEmpty = kTileFull + 8 * kMaxGroups * kTileSlots;
-constexpr int kResidualFull = kTileEmpty + 8 * kMaxGroups * kTileSlots;
-constexpr int kWeightFull = kResidualFull + 2 * 8 * kWarpgroups, kBarriersEnd = kWeightFull + 8 * kMaxResident;
-constexpr int kUnitsAt = (kBarriersEnd + 15) / 16 * 16;
-constexpr int kControl = 4096;
-static_assert(kUnitsAt + kMaxGroups * kTileSlots * kMaxUnits * 16 <= kControl);
-
-struct Maps1x1 {
-  CUtensorMap x, w, y, residual;
-};
-
-struct Args1x1 : CommonArgs {
-  int stride, slices;
-  int wide, groups;         // warpgroups per group, groups per CTA
-  int units, cell, side;    // cells of a tile; bytes of 64 channels of one, its side in pixels
-  int stages, stage_bytes;  // of a group's ring
-  int weights_at, ring_at;  // staging lies at kControl
-  int buffers;              // of a warpgroup's output: with a residual two, to fetch the next tile's early
-  bool resident;
-  FastDiv ktiles, units_per_block, units_per_row;
-};
+using namespace one;
 
 // Tile j of group g of this CTA: pixels of tile column + columns * (g + groups * j) of the list.
 struct Schedule {
   int ktile, column, columns;
-  __device__ __forceinline__ explicit Schedule(const Args1x1& a) {
+  __device__ __forceinline__ explicit Schedule(const Args& a) {
     column = a.ktiles.quotient(blockIdx.x);
     ktile = blockIdx.x - column * a.ktiles.divisor;
     columns = a.ktiles.quotient(gridDim.x);
@@ -55,7 +28,7 @@ struct Schedule {
 };
 
 // Warp 16 + g: walks the tiles of group g, tells its warpgroups about each and loads its input.
-__device__ void produce(const Args1x1& a, const Maps1x1& maps, uint32_t smem, int4* units, int group) {
+__device__ void produce(const Args& a, const Maps& maps, uint32_t smem, int4* units, int group) {
   const int lane = threadIdx.x & 31, log_units = __ffs(a.units) - 1, batch = 32 >> log_units;
   const Schedule at(a);
   const int first_tile = at.column + at.columns * group, step = at.columns * a.groups;
@@ -111,7 +84,7 @@ __device__ void produce(const Args1x1& a, const Maps1x1& maps, uint32_t smem, in
       }
       __syncwarp();
       // Cells that are not there come as zeros.
-      if (mine) tma_load(to + member * a.cell, &maps.x, full, c * 64, unit.z * a.stride, unit.y * a.stride, unit.x);
+      if (mine) tma_load(to + member * a.cell, &maps.x, full, c * 64, unit.z, unit.y, unit.x);
       if (++stage == a.stages) stage = 0, phase ^= 1;
     }
     ++made;
@@ -125,7 +98,7 @@ __device__ void produce(const Args1x1& a, const Maps1x1& maps, uint32_t smem, in
 }
 
 // Warp 18, one lane.
-__device__ void load_weights(const Args1x1& a, const CUtensorMap* map, uint32_t smem) {
+__device__ void load_weights(const Args& a, const CUtensorMap* map, uint32_t smem) {
   const int k0 = Schedule(a).ktile * a.wide * 64;
   for (int c = 0; c < a.slices; ++c) {
     const uint32_t full = smem + kWeightFull + 8 * c;
@@ -137,9 +110,23 @@ __device__ void load_weights(const Args1x1& a, const CUtensorMap* map, uint32_t 
 
 // Warps 0-15. A warpgroup computes D[64 channels, pixels] = W[64 channels, C] * X[pixels, C]^T.
 template <class T, int kPixels>
-__device__ void consume(const Args1x1& a, const Maps1x1& maps, uint32_t smem, const int4* units) {
+__device__ void consume(const Args& a, const Maps& maps, uint32_t smem, uint8_t* shared, const int4* units) {
   const int tid = threadIdx.x & 127, lane = tid & 31, w4 = __shfl_sync(0xffffffff, tid >> 5, 0);
   const int wg = __shfl_sync(0xffffffff, threadIdx.x >> 7, 0), group = wg / a.wide, member = wg - group * a.wide;
+  if (a.weight) {
+    grid_dependency_wait();
+    const int first = Schedule(a).ktile * a.wide * 64;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < a.slices * a.wide * 64 * 8; i += kWarpgroups * 128) {
+      const int word = i % 8, row = i / 8 % 64, slab = i / (64 * 8), slice = slab / a.wide;
+      const int k = first + (slab - slice * a.wide) * 64 + row, c = slice * 8 + word;
+      const uint4* from = a.weight + static_cast<int64_t>(k) * (a.C / 8) + c;
+      put_weights(shared + a.weights_at + slab * kSlab, row, word,
+                  k < a.K && c < a.C / 8 ? *from : make_uint4(0, 0, 0, 0));
+    }
+    fence_async_proxy();
+    bar_sync(1 + kWarpgroups, kWarpgroups * 128);
+  }
   if (group >= a.groups) return;
   const bool leader = tid == 0, has_residual = a.residual.data != nullptr;
   constexpr int kStaging = kPixels * 128;
@@ -179,7 +166,7 @@ __device__ void consume(const Args1x1& a, const Maps1x1& maps, uint32_t smem, co
     uint32_t read = 0;  // barrier of the stage that the slice before the last one issued has read
     for (int c = 0; c < a.slices; ++c) {
       const uint32_t empty = smem + kEmpty + 8 * (group * kMaxStages + stage);
-      if (a.resident && i == 0) mbar_wait(smem + kWeightFull + 8 * c, 0);
+      if (a.resident && !a.weight && i == 0) mbar_wait(smem + kWeightFull + 8 * c, 0);
       mbar_wait(smem + kFull + 8 * (group * kMaxStages + stage), phase);
       const uint32_t dp = pixels + stage * (a.stage_bytes >> 4);
       const uint32_t dw = slabs + (a.resident ? c * a.wide * (kSlab >> 4) : stage * (a.stage_bytes >> 4));
@@ -223,7 +210,7 @@ __device__ void consume(const Args1x1& a, const Maps1x1& maps, uint32_t smem, co
 
 template <class T, int kPixels>
 __global__ void __launch_bounds__(kThreads, 1)
-    conv1x1_kernel(const __grid_constant__ Maps1x1 maps, const __grid_constant__ Args1x1 a) {
+    conv1x1_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Args a) {
   extern __shared__ __align__(1024) uint8_t shared[];
   const uint32_t smem = smem_address(shared);
   int4* units = reinterpret_cast<int4*>(shared + kUnitsAt);
@@ -240,14 +227,14 @@ __global__ void __launch_bounds__(kThreads, 1)
   // Every role calls grid_dependency_wait() before it touches global memory: so every CTA has waited when it exits.
   if (warp < 16) {  // 640 threads start with 96 registers each
     registers_up<112>();
-    consume<T, kPixels>(a, maps, smem, units);
+    consume<T, kPixels>(a, maps, smem, shared, units);
   } else {
     registers_down<32>();
     if (warp < 18) {
       if (warp - 16 < a.groups) produce(a, maps, smem, units, warp - 16);
     } else {
       grid_dependency_wait();
-      const bool loads_weights = warp == 18 && lane == 0 && a.resident;
+      const bool loads_weights = warp == 18 && lane == 0 && a.resident && !a.weight;
       if (loads_weights) load_weights(a, &maps.w, smem);
       __syncwarp();
       if (a.fringe) zero_fringe<T>(a);
@@ -259,75 +246,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 // ---------------------------------------------------------------- host
 
-int cell_side(const BlockGrid& grid) {
-  const int sides = grid.size[0] | grid.size[1];
-  return sides % 8 == 0 ? 8 : sides % 4 == 0 ? 4 : 0;
-}
-
-// How a launch is cut: tile sizes and shared memory.
-struct Plan {
-  int64_t tiles;  // of pixels, if every slot of the list is active
-  int pixels, ktiles, shared;
-};
-
-Plan plan(const Conv2dParams& p, const DeviceInfo& device, Args1x1* a) {
-  const int slabs = static_cast<int>((p.weight.size[0] + 63) / 64), cell = cell_side(p.active.grid);
-  const int per_row = p.active.grid.size[1] / cell, per_block = p.active.grid.size[0] / cell * per_row;
-  a->slices = static_cast<int>((p.x.size[1] + 63) / 64);
-  a->side = cell;
-  a->cell = cell * cell * 128;
-  a->units_per_block = FastDiv(per_block);
-  a->units_per_row = FastDiv(per_row);
-
-  // Wide tiles read the input less often, narrow ones spread a short list over the device. How long the list is only
-  // the device knows: an eighth of what there is room for is the guess. Tiles of 64 pixels leave room for a deep ring;
-  // in short lists with residuals two groups hide each other's latency better than a wide one.
-  const bool residual = p.residual.data;
-  Plan plan;
-  auto count_tiles = [&] {
-    a->units = plan.pixels / (cell * cell);
-    plan.tiles = (p.active.capacity * per_block + a->units - 1) / a->units;
-    plan.ktiles = (slabs + a->wide - 1) / a->wide;
-    a->ktiles = FastDiv(plan.ktiles);
-    return plan.tiles * plan.ktiles / 8;
-  };
-  auto widest = [&](int most) {
-    plan.ktiles = (slabs + most - 1) / most;
-    a->wide = (slabs + plan.ktiles - 1) / plan.ktiles;
-    plan.pixels = a->wide == 1 && !residual ? 128 : 64;
-    return count_tiles();
-  };
-  if (widest(kWarpgroups) < device.sm_count * 4 && residual) widest(2);
-  while (count_tiles() < device.sm_count / 2 && a->wide > 1) a->wide = (a->wide + 1) / 2;
-  if (count_tiles() < device.sm_count / 2) plan.pixels = 64;
-
-  a->buffers = residual ? 2 : 1;
-  auto lay_out = [&](int groups, bool resident) {
-    count_tiles();
-    const int slice = plan.pixels * 128, weights = a->wide * kSlab;
-    a->groups = groups;
-    a->resident = resident;
-    a->weights_at = kControl + groups * a->wide * slice * a->buffers;
-    a->ring_at = a->weights_at + (resident ? a->slices * weights : 0);
-    a->stage_bytes = slice + (resident ? 0 : weights);
-    a->stages = (kSharedLimit - a->ring_at) / a->stage_bytes / groups;
-    if (a->stages > kMaxStages) a->stages = kMaxStages;
-    return a->stages * slice >= 32 * 1024;
-  };
-  // Two groups if they fit beside resident weights, or one; otherwise weights come with the input, which larger tiles
-  // make worth it.
-  const bool resident = a->slices <= kMaxResident && ((a->wide <= 2 && lay_out(2, true)) || lay_out(1, true));
-  if (!resident) {
-    if (a->wide > 2) a->wide = 2;
-    if (count_tiles() >= device.sm_count / 2) plan.pixels = 128;
-    lay_out(1, false);
-  }
-  plan.shared = a->ring_at + a->groups * a->stages * a->stage_bytes;
-  return plan;
-}
-
 template <class T, int kPixels>
-Status launch(const Plan& plan, const Maps1x1& maps, const Args1x1& a, const DeviceInfo& device, cudaStream_t stream) {
+Status launch(const Plan& plan, const Maps& maps, const Args& a, const DeviceInfo& device, cudaStream_t stream) {
   static std::atomic<bool> prepared[kMaxDevices];
   constexpr auto kernel = conv1x1_kernel<T, kPixels>;
   if (device.index >= kMaxDevices || !prepared[device.index].load(std::memory_order_acquire)) {
@@ -358,15 +278,16 @@ bool conv1x1_takes(const Conv2dParams& p) {
 }
 
 Status conv1x1(const Conv2dParams& p, const DeviceInfo& device, CUstream_st* stream) {
-  Args1x1 a = {};
+  Args a = {};
   fill_common(p, &a);
-  const Plan cut = plan(p, device, &a);
+  const Plan cut = plan_launch(p, device, &a);
   if (p.x.size[0] == 0 || (cut.tiles == 0 && !a.fringe)) return ok_status();
-  a.stride = p.stride[0];
+  a.C = static_cast<int>(p.x.size[1]);
+  if (a.resident && weights_by_hand(a.C)) a.weight = static_cast<const uint4*>(p.weight.data);
 
-  Maps1x1 maps;
+  Maps maps;
   const TensorView& residual = p.residual.data ? p.residual : p.y;
-  SBNET_TRY(plane_map(&maps.x, "x", p.x, a.side, a.side, a.stride));
+  SBNET_TRY(plane_map(&maps.x, "x", p.x, a.side, a.side, p.stride[0]));
   SBNET_TRY(plane_map(&maps.y, "out", p.y, a.side, a.side));
   SBNET_TRY(plane_map(&maps.residual, "residual", residual, a.side, a.side));
   const cuuint64_t w_size[2] = {cuuint64_t(p.x.size[1]), cuuint64_t(p.weight.size[0])};

@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       init(C::kPatchEmpty, C::kPatchStages, 4 * C::kGroup);
       init(C::kExchangeFull, 1, 1);
       init(C::kExchangeDone, 1, 4);
-      prefetch_map(&maps.x);
+      prefetch_map(maps.x);
     } else if (warp == 17) {
       init(C::kWeightFull, C::kWeightStages, 1);
       prefetch_map(&maps.w);
@@ -55,13 +55,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   // Every role calls grid_dependency_wait() before it touches global memory: so every CTA has waited when it exits.
   if (warp < 16) {  // 640 threads start with 96 registers each
     registers_up<112>();
-    consume<C>(a, maps, smem, tiles);
+    consume<C>(a, maps, smem, shared, tiles);
   } else {
     registers_down<32>();
     if (warp == 16)
-      produce_patches<C>(a, &maps.x, smem, tiles);
+      produce_patches<C>(a, maps.x, smem, tiles);
     else if (warp == 17 && lane == 0)
-      produce_weights<C>(&maps.w, smem, tiles);
+      produce_weights<C>(a, &maps.w, smem, tiles);
     else if (warp >= 18 && a.fringe)
       zero_fringe<typename C::T>(a);
   }
@@ -135,7 +135,9 @@ Status launch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stre
 
   Maps maps;
   const TensorView& residual = p.residual.data ? p.residual : p.y;
-  SBNET_TRY(plane_map(&maps.x, "x", p.x, C::kPatchWidth, C::kCells ? 1 : C::kPatchHeight, C::kStride));
+  for (int view = 0; view < C::kStride * C::kStride; ++view)  // odd rows and columns first, see conv3x3_tile.cuh
+    SBNET_TRY(plane_map(&maps.x[view], "x", p.x, C::kPatchWidth, C::kCells ? 1 : C::kPatchHeight, C::kStride,
+                        C::kStride == 2 && view < 2, C::kStride == 2 && view % 2 == 0));
   SBNET_TRY(plane_map(&maps.y, "out", p.y, 8, C::kUnitHeight));
   SBNET_TRY(plane_map(&maps.y_pair, "out", p.y, 8, C::kCells ? 1 : 2));
   SBNET_TRY(plane_map(&maps.residual, "residual", residual, 8, C::kUnitHeight));
@@ -147,6 +149,8 @@ Status launch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stre
 
   Args a = {};
   fill_common(p, &a);
+  if (C::kResident && weights_by_hand(p.x.size[1])) a.weight = static_cast<const uint4*>(p.weight.data);
+  a.C = static_cast<int>(p.x.size[1]);
   a.slices = slices;
   a.log_cluster = log_cluster;
   a.ktiles = FastDiv(geometry.ktiles);
@@ -209,6 +213,7 @@ bool conv3x3_takes(const Conv2dParams& p) {
   for (int d = 0; d < 2; ++d)
     if (p.padding[d] != 1 || p.dilation[d] != 1 || grid.size[d] % 8) return false;
   if (p.stride[0] != p.stride[1] || p.stride[0] > 2) return false;
+  if (p.stride[0] == 2 && (p.x.size[2] < 2 || p.x.size[3] < 2)) return false;  // no odd rows or columns
   if (!weights_packed(p.weight)) return false;
   if (!plane_fits(p.x) || !plane_fits(p.y) || (p.residual.data && !plane_fits(p.residual))) return false;
   // Tiles and units are counted in 31 bits, with room for a scheduler that looks ahead.

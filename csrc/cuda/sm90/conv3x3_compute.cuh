@@ -4,8 +4,8 @@
 
 namespace sbnet::sm90 {
 
-// Named barriers: 0 is __syncthreads, 1-4 one warpgroup each, 5 and 6 whose turn it is.
-constexpr int kBarWarpgroup = 1, kBarTurn = 5;
+// Named barriers: 0 is __syncthreads, 1-4 one warpgroup each, 5 and 6 whose turn it is, 7 all warpgroups.
+constexpr int kBarWarpgroup = 1, kBarTurn = 5, kBarAll = 7;
 
 // The two CTAs of a cluster computed half of the taps each of the same pixels. Warpgroup h of the pair belongs to CTA h
 // in the end: the other CTA sends it its sums (`groups` groups of 8 pixels), into the staging memory of warpgroups 2
@@ -38,7 +38,8 @@ __device__ __forceinline__ void receive_sums(float (&acc)[64], uint32_t smem, in
 // Warps 0-15. A warpgroup computes D[64 channels, pixels] += W[64 channels, 64 c of a tap] * X[pixels, 64 c]^T for
 // its 128 pixels. All nine taps read one haloed patch in place: tap (r, s) only moves the descriptor.
 template <class C>
-__device__ void consume(const Args& a, const Maps& maps, uint32_t smem, const typename C::Tile* tiles) {
+__device__ void consume(const Args& a, const Maps& maps, uint32_t smem, uint8_t* shared,
+                        const typename C::Tile* tiles) {
   using T = typename C::T;
   const int tid = threadIdx.x & 127, lane = tid & 31, w4 = __shfl_sync(0xffffffff, tid >> 5, 0);
   const int wg = __shfl_sync(0xffffffff, threadIdx.x >> 7, 0), group = wg / C::kGroup, half = wg % C::kGroup;
@@ -59,6 +60,17 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, const ty
   // whole turn of the rings, and the parities of their barriers would alias.
   if (C::kTurns && group == 1) bar_arrive(kBarTurn, 512);
   grid_dependency_wait();
+  if (C::kResident && a.weight) {
+#pragma unroll
+    for (int i = threadIdx.x; i < 9 * 64 * 8; i += kConsumers * 128) {
+      const int word = i % 8, row = i / 8 % 64, q = i / (64 * 8);
+      const bool there = row < a.K && word < a.C / 8;
+      const uint4* from = a.weight + (row * 9 + C::kernel_tap(q)) * (a.C / 8) + word;
+      put_weights(shared + C::kWeightsAt + q * C::kTap, row, word, there ? *from : make_uint4(0, 0, 0, 0));
+    }
+    fence_async_proxy();
+    bar_sync(kBarAll, kConsumers * 128);
+  }
   for (int i = group;; i += C::kGroups) {
     const int slot = i % C::kTileSlots;
     mbar_wait(smem + C::kTileFull + 8 * slot, (i / C::kTileSlots) & 1);
@@ -106,12 +118,15 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, const ty
              read_patch = 0;  // barriers of the stages that the tap before the last one issued has read
     auto release = [&] {
       if (lane != 0) return;
-      if (!C::kResident && read_weight) mbar_arrive(read_weight);
+      if (!C::kResident && read_weight) {
+        mbar_arrive(read_weight);
+      }
       if (read_patch) mbar_arrive(read_patch);
     };
     auto main_loop = [&](auto width) {  // width 0: nothing to compute, but the rings turn on
       constexpr int kWidth = decltype(width)::value;
-      const bool await_weights = !C::kResident || i == group;  // resident weights: with the first tile only
+      const bool await_weights =
+          !C::kResident || (i == group && !a.weight);  // resident weights: with the first tile only
       uint32_t q = v0 % 9u;
       mbar_wait(smem + C::kPatchFull + 8 * stage, phase);
       if (await_weights) mbar_wait(smem + C::kWeightFull + 8 * weight, weight_phase);

@@ -10,7 +10,7 @@ namespace sbnet::sm90 {
 // sums are exchanged under the cover of the whole tiles that follow); then they take whole tiles in turn. When there
 // are fewer tiles than half the clusters, cluster c gets a half of tile c / 2. Nothing but the count decides.
 template <class C>
-__device__ void produce_patches(const Args& a, const CUtensorMap* map_x, uint32_t smem, typename C::Tile* tiles) {
+__device__ void produce_patches(const Args& a, const CUtensorMap* maps_x, uint32_t smem, typename C::Tile* tiles) {
   constexpr unsigned kAll = 0xffffffff;
   const int lane = threadIdx.x & 31, ctas = 1 << a.log_cluster, rank = blockIdx.x & (ctas - 1);
   const int cluster = blockIdx.x >> a.log_cluster, clusters = gridDim.x >> a.log_cluster, taps = a.slices * 9;
@@ -40,7 +40,7 @@ __device__ void produce_patches(const Args& a, const CUtensorMap* map_x, uint32_
 
   const int units = count * static_cast<int>(a.units_per_block.divisor);
   const int total = (units + C::kUnits - 1) / C::kUnits * static_cast<int>(a.ktiles.divisor);
-  const bool narrow = !C::kResident && ctas == 2 && total * 2 <= clusters;
+  const bool narrow = C::kTurns && !C::kResident && ctas == 2 && total * 2 <= clusters;
   const int own = narrow ? cluster < total * 2 : total > cluster ? a.clusters.quotient(total - cluster - 1) + 1 : 0;
   const int shared = own & (ctas - 1);
   int made = 0, slice = 0, tap = 0;
@@ -76,7 +76,8 @@ __device__ void produce_patches(const Args& a, const CUtensorMap* map_x, uint32_
       mbar_arrive(smem + C::kTileFull + 8 * slot);
     }
     for (int patch = C::first_patch(v0); C::first_tap(patch) < v1; ++patch, ++slice) {
-      const int c = C::kStride == 1 ? patch : patch / 4;  // parity: of the patch's rows and columns
+      const int c = C::kStride == 1 ? patch : patch / 4;
+      const CUtensorMap* map_x = maps_x + (C::kStride == 1 ? 0 : patch % 4);
       const int above = C::kStride == 1 ? 1 : patch % 4 < 2, left = C::kStride == 1 ? 1 : patch % 2 == 0;
       const int stage = slice % C::kPatchStages, phase = (slice / C::kPatchStages) & 1;
       const uint32_t full = smem + C::kPatchFull + 8 * stage, to = smem + C::kPatchesAt + stage * C::kPatchPitch;
@@ -89,14 +90,13 @@ __device__ void produce_patches(const Args& a, const CUtensorMap* map_x, uint32_
         constexpr int kRows = 2 * C::kPatchHeight;
         for (int r = lane; r < C::kGroup * kRows; r += 32) {
           const int4 at = tile.unit[r / kRows * 2 + r % 2];
-          tma_load(to + r * C::kPatchWidth * 128, map_x, full, c * 64, at.z * C::kStride - left,
-                   (at.y + r % kRows / 2) * C::kStride - above, at.x);
+          tma_load(to + r * C::kPatchWidth * 128, map_x, full, c * 64, at.z - left, at.y + r % kRows / 2 - above, at.x);
         }
       } else if (lane == 0) {
 #pragma unroll
         for (int u = 0; u < C::kUnits; ++u) {
           const int4 at = tile.unit[u];
-          tma_load(to + u * C::kHalf, map_x, full, c * 64, at.z * C::kStride - left, at.y * C::kStride - above, at.x);
+          tma_load(to + u * C::kHalf, map_x, full, c * 64, at.z - left, at.y - above, at.x);
         }
       }
     }
@@ -116,9 +116,10 @@ __device__ void produce_patches(const Args& a, const CUtensorMap* map_x, uint32_
 
 // Warp 17, one lane: the weights of one tap after the other; with resident weights all nine, once.
 template <class C>
-__device__ void produce_weights(const CUtensorMap* map_w, uint32_t smem, const typename C::Tile* tiles) {
+__device__ void produce_weights(const Args& a, const CUtensorMap* map_w, uint32_t smem, const typename C::Tile* tiles) {
   grid_dependency_wait();
   if constexpr (C::kResident) {
+    if (a.weight) return;
     for (int q = 0; q < 9; ++q) {
       mbar_expect(smem + C::kWeightFull + 8 * q, C::kTap);
       tma_load(smem + C::kWeightsAt + q * C::kTap, map_w, smem + C::kWeightFull + 8 * q, 0, C::kernel_tap(q), 0);

@@ -65,7 +65,8 @@ struct Config {
   static constexpr int kHalf = kSquare ? 8 * 128 : kPatchHeight * kRowPitch * 128;  // to the second warpgroup's pixels
   static constexpr int kPatch = kSquare ? kPatchHeight * kPatchWidth * 128 : kGroup * kHalf;  // bytes that TMA delivers
   static constexpr int kPatchPitch = kSquare ? (kPatch + 1023) / 1024 * 1024 : kPatch;
-  static constexpr int kPatchStages = kGroup > 1 ? 2 : kCells ? 3 : 4;
+  // Stride 2: the patch of a single tap is done with before the next could come.
+  static constexpr int kPatchStages = kResident ? (kGroup > 1 ? 2 : kCells ? 3 : 4) : kStride == 2 ? 3 : 2;
   // A warpgroup that works alone holds its tile's record through its epilogue: the next one needs a record of its own.
   static constexpr int kTileSlots = kResident ? 8 : 4;
   static constexpr int kRest = 1024;  // tile records and barriers
@@ -100,11 +101,11 @@ struct Config {
 };
 
 struct Maps {  // TMA: input patches, weights of a tap, units of output and residual, and pairs of groups of them
-  CUtensorMap x, w, y, residual, y_pair, residual_pair;
+  CUtensorMap x[4], w, y, residual, y_pair, residual_pair;
 };
 
 struct Args : CommonArgs {
-  int slices, log_cluster;
+  int C, slices, log_cluster;
   FastDiv ktiles, units_per_block, units_per_row, clusters;
 };
 

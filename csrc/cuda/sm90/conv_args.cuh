@@ -15,6 +15,7 @@ struct Plane {  // channel-last: channels are adjacent
 struct CommonArgs {
   Plane y, residual;      // residual.data null for none
   const void* bias;       // [K] of T or float, or null
+  const uint4* weight;    // if the consumers are to copy it, or null
   const int32_t* blocks;  // [capacity, 3] (n, i, j)
   const int32_t* count;
   const int32_t *fringe, *fringe_count;  // linear pixel indices to zero, or null
@@ -47,6 +48,14 @@ __device__ __forceinline__ int4 unit_of_block(const CommonArgs& a, int4 block, b
       valid ? make_int4(block.x, block.y * a.block_h + dy, block.z * a.block_w + dx, 0) : make_int4(-1, 0, 0, 0);
   if (unit.y >= a.H || unit.z >= a.W) unit.x = -1;  // a block may reach over the edge of the plane
   return unit;
+}
+
+// ---------------------------------------------------------------- weights
+// TMA takes some ten cycles for a row of less than 64 channels: where the weights stay in shared memory, the consumers
+// copy such rows themselves. A word is 16 bytes; the swizzle is WGMMA's.
+inline bool weights_by_hand(int64_t channels) { return channels % 64 != 0; }
+__device__ __forceinline__ void put_weights(uint8_t* slab, int row, int word, uint4 v) {
+  *reinterpret_cast<uint4*>(slab + row * 128 + ((word ^ (row & 7)) << 4)) = v;
 }
 
 // ---------------------------------------------------------------- epilogue

@@ -32,32 +32,32 @@ inline Plane plane_of(const TensorView& t) {
   return p;
 }
 
-// `step`: elements from one that is copied to the next, per dimension; null for ones.
 inline Status make_map(CUtensorMap* m, DType dtype, const char* name, int rank, void* data, const cuuint64_t* size,
-                       const cuuint64_t* stride_bytes, const cuuint32_t* box, const cuuint32_t* step = nullptr,
+                       const cuuint64_t* stride_bytes, const cuuint32_t* box,
                        CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B) {
   const cuuint32_t ones[4] = {1, 1, 1, 1};
   const EncodeFn encode = encode_function();
   if (!encode) return make_status(Code::kDeviceError, "%s: the driver has no cuTensorMapEncodeTiled", kOp);
   const CUresult r =
       encode(m, dtype == DType::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, rank, data,
-             size, stride_bytes, box, step ? step : ones, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+             size, stride_bytes, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (r != CUDA_SUCCESS)
     return make_status(Code::kDeviceError, "%s: %s: cuTensorMapEncodeTiled failed with code %d", kOp, name,
                        static_cast<int>(r));
   return ok_status();
 }
 
-// Boxes of 64 channels x box_x x box_y pixels, of which the plane holds only every `step`-th in either direction.
-inline Status plane_map(CUtensorMap* m, const char* name, const TensorView& t, int box_x, int box_y, int step = 1) {
+// Boxes of 64 channels x box_x x box_y pixels of every `step`-th row and column, from (first_y, first_x) on.
+inline Status plane_map(CUtensorMap* m, const char* name, const TensorView& t, int box_x, int box_y, int step = 1,
+                        int first_y = 0, int first_x = 0) {
   const Plane p = plane_of(t);
-  const cuuint64_t size[4] = {cuuint64_t(t.size[1]), cuuint64_t(t.size[3]), cuuint64_t(t.size[2]),
-                              cuuint64_t(t.size[0])};
-  const cuuint64_t stride[3] = {cuuint64_t(p.x) * 2, cuuint64_t(p.y) * 2, cuuint64_t(p.n) * 2};
-  const cuuint32_t box[4] = {64, cuuint32_t((box_x - 1) * step + 1), cuuint32_t((box_y - 1) * step + 1), 1};
-  const cuuint32_t steps[4] = {1, cuuint32_t(step), cuuint32_t(step), 1};
-  return make_map(m, t.dtype, name, 4, p.data, size, stride, box, steps);
+  const cuuint64_t size[4] = {cuuint64_t(t.size[1]), cuuint64_t((t.size[3] - first_x + step - 1) / step),
+                              cuuint64_t((t.size[2] - first_y + step - 1) / step), cuuint64_t(t.size[0])};
+  const cuuint64_t stride[3] = {cuuint64_t(p.x) * 2 * step, cuuint64_t(p.y) * 2 * step, cuuint64_t(p.n) * 2};
+  const cuuint32_t box[4] = {64, cuuint32_t(box_x), cuuint32_t(box_y), 1};
+  return make_map(m, t.dtype, name, 4, static_cast<uint16_t*>(p.data) + first_y * p.y + first_x * p.x, size, stride,
+                  box);
 }
 
 // Can TMA copy boxes of 64 channels of t?
@@ -65,7 +65,7 @@ inline bool plane_fits(const TensorView& t) {
   if (reinterpret_cast<uintptr_t>(t.data) % 16 || t.stride[1] != 1) return false;
   const Plane p = plane_of(t);
   for (const int64_t s : {p.n, p.y, p.x})
-    if (s <= 0 || s % 8 || s >= (int64_t{1} << 39)) return false;
+    if (s <= 0 || s % 8 || s >= (int64_t{1} << 38)) return false;
   for (int d = 0; d < 4; ++d)
     if (t.size[d] >= INT32_MAX / 2) return false;
   return true;

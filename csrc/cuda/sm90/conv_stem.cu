@@ -267,7 +267,7 @@ Status conv_stem(const Conv2dParams& p, const DeviceInfo& device, CUstream_st* s
   const cuuint64_t size[3] = {cuuint64_t(p.x.size[3]) * 3, cuuint64_t(p.x.size[2]), cuuint64_t(p.x.size[0])};
   const cuuint64_t stride[2] = {cuuint64_t(x.y) * 2, cuuint64_t(x.n) * 2};
   const cuuint32_t box[3] = {72, kPatch, 1};
-  SBNET_TRY(make_map(&maps.x, p.x.dtype, "x", 3, x.data, size, stride, box, nullptr, CU_TENSOR_MAP_SWIZZLE_NONE));
+  SBNET_TRY(make_map(&maps.x, p.x.dtype, "x", 3, x.data, size, stride, box, CU_TENSOR_MAP_SWIZZLE_NONE));
   SBNET_TRY(plane_map(&maps.y, "out", p.y, kCell, kCell));
   return p.x.dtype == DType::kBF16 ? launch<__nv_bfloat16>(p, maps, a, device, stream)
                                    : launch<__half>(p, maps, a, device, stream);
