@@ -41,7 +41,7 @@ def measure(
         before = load(output)
         if (before.environment["device"], before.conditions) != (session.environment["device"], session.conditions):
             raise BenchError(f"--resume {output}: was measured on another device or otherwise; another file is wanted")
-        session = before
+        session = measuring.resume(before, session)
     text = TextColumn("{task.description}")
     with Progress(text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console) as progress:
         task = progress.add_task("", total=len(chosen))

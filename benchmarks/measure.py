@@ -17,10 +17,11 @@ from typing import Any
 import torch
 
 import sbnet
-from sbnet.benchmarks.registry import Case, Setting, Skip, Work, WrongResult
+from sbnet.benchmarks.registry import Case, Setting, Skip, Work, WrongResult, short
 from sbnet.benchmarks.timing import Timer, ceilings, floor_us
 
 Row = dict[str, Any]
+_RATES = "copy GB/s", "cached copy GB/s", "launch us", "cache MB"
 
 
 @dataclass
@@ -103,7 +104,7 @@ def measure(case: Case, timer: Timer, limits: dict[str, Any]) -> Row:
         machine, own = _cpu_seconds() - machine, time.process_time() - own
     ours = only(work, "ours")
     us = times[ours][0]
-    row = {"group": case.group, "name": case.name, "facts": case.facts, **work.notes}
+    row = {"group": case.group, "name": case.name, "facts": case.facts, **work.notes, "ours": ours}
     row |= {"us": {name: t for name, (t, _) in times.items()}, "spread us": times[ours][1], "error": errors[ours]}
     if not timer.cuda:  # a machine that has other work measures badly
         row["others"] = max(0.0, 1 - own / machine) if machine else 0.0
@@ -112,8 +113,8 @@ def measure(case: Case, timer: Timer, limits: dict[str, Any]) -> Row:
     if work.bytes:
         row["GB/s"] = work.bytes / us / 1e3
     if work.flops or work.bytes:
-        row["floor us"] = floor_us(work.flops, work.bytes, work.dtype, limits, timer.cold)
-        row["of floor"] = row["floor us"] / us
+        row["needs"] = {"flops": work.flops, "bytes": work.bytes, "dtype": short(work.dtype)}
+        put_floor(row, limits, timer.cold)
     dense = [name for name, side in work.sides.items() if side.kind == "dense"]
     if dense:
         row["dense form"] = best = min(dense, key=lambda name: times[name][0])
@@ -121,12 +122,29 @@ def measure(case: Case, timer: Timer, limits: dict[str, Any]) -> Row:
         for name, side in work.sides.items():
             if side.kind == "indexed":
                 row["x indexed"] = times[best][0] / times[name][0]
-    row["ours"] = ours
     if wrong:
         row["wrong"] = wrong
     if case.paper is not None:
         row["x paper"] = case.paper
     return row
+
+
+def put_floor(row: Row, limits: dict[str, Any], cold: bool) -> None:
+    """What its operations and bytes take at least, and the share of the time that this is."""
+    if "needs" in row:
+        row["floor us"] = floor_us(**row["needs"], limits=limits, cold=cold)
+        row["of floor"] = row["floor us"] / row["us"][row["ours"]]
+
+
+def resume(before: Session, now: Session) -> Session:
+    """A session to be continued. Ceilings are the better ones of both: a slow moment of the machine is no ceiling."""
+    a, b = before.limits, now.limits
+    rates = {dtype: max(rate, b["matrix TFLOP/s"][dtype]) for dtype, rate in a["matrix TFLOP/s"].items()}
+    before.limits = {k: min(v, b[k]) if k == "launch us" else max(v, b[k]) for k, v in a.items() if k in _RATES}
+    before.limits["matrix TFLOP/s"] = rates
+    for row in before.rows:
+        put_floor(row, before.limits, before.conditions["cache"] == "cold")
+    return before
 
 
 def _cpu_seconds() -> float:

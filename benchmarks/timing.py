@@ -167,10 +167,10 @@ def _copy_rate(timer: Timer, device: str, size: int) -> float:
     return 8e-3 * size / timer.best(run)
 
 
-def floor_us(flops: float, size: float, dtype: torch.dtype, limits: dict[str, Any], cold: bool) -> float:
+def floor_us(flops: float, bytes: float, dtype: str, limits: dict[str, Any], cold: bool) -> float:
     """The least time: the larger of operations over the matrix rate and bytes over bandwidth, plus a launch."""
-    fits = not cold and size < limits["cache MB"] * 1e6 / 2
+    fits = not cold and bytes < limits["cache MB"] * 1e6 / 2
     bandwidth = limits["cached copy GB/s" if fits else "copy GB/s"]
-    rate = limits["matrix TFLOP/s"].get(short(dtype))
+    rate = limits["matrix TFLOP/s"].get(dtype)
     compute = flops / rate / 1e6 if rate else 0.0
-    return max(compute, size / bandwidth / 1e3) + limits["launch us"]
+    return max(compute, bytes / bandwidth / 1e3) + limits["launch us"]

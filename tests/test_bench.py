@@ -81,9 +81,9 @@ def test_a_row_has_times_ratios_and_the_floor():
 
 
 def test_floor_knows_the_cache():
-    assert floor_us(0, 2e5, torch.float32, LIMITS, cold=False) == pytest.approx(101)
-    assert floor_us(0, 2e5, torch.float32, LIMITS, cold=True) == pytest.approx(201)
-    assert floor_us(0, 2e6, torch.float32, LIMITS, cold=False) == pytest.approx(2001)
+    assert floor_us(0, 2e5, "float32", LIMITS, cold=False) == pytest.approx(101)
+    assert floor_us(0, 2e5, "float32", LIMITS, cold=True) == pytest.approx(201)
+    assert floor_us(0, 2e6, "float32", LIMITS, cold=False) == pytest.approx(2001)
 
 
 @pytest.mark.parametrize("wrong", ["ours", "ours, indexed", "dense"])
@@ -134,6 +134,16 @@ def test_the_time_budget_and_resuming():
     assert measure.run(every, done, ONCE)
     assert ran == ["b", "c", "a"]
     assert [row["name"] for row in done.rows] == ["a", "b", "c"]
+
+
+def test_a_resumed_session_has_the_better_ceilings():
+    row = measure.measure(case(), ONCE, LIMITS)
+    before, now = session(row), session()
+    now.limits = {**LIMITS, "matrix TFLOP/s": {"float32": 2.0}, "copy GB/s": 0.5, "launch us": 0.5}
+    limits = measure.resume(before, now).limits
+    assert (limits["matrix TFLOP/s"]["float32"], limits["copy GB/s"], limits["launch us"]) == (2.0, 1.0, 0.5)
+    assert before.rows[0]["floor us"] == 1.0
+    assert before.rows[0]["of floor"] == 1.0 / row["us"]["ours"]
 
 
 def test_what_is_missing_is_noted():
