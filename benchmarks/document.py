@@ -85,7 +85,8 @@ def section(name: str, rows: list[Row]) -> str:
     if len({row["facts"].get("sparsity") for row in rows}) > 2 and all("x dense" in row for row in rows):
         head, lines = sweep(rows, shared)
         facts.append("x dense (indexed) by sparsity")
-    return f"### {name}\n\n{'; '.join(filter(None, facts))}\n\n{markdown(head, lines)}"
+    stated = "; ".join(filter(None, facts))
+    return "\n\n".join(filter(None, [f"### {name}", stated, markdown(head, lines)]))
 
 
 def layers(rows: list[Row]) -> dict[str, list[Row]]:
