@@ -504,3 +504,19 @@ def test_stack_of_more_than_2_to_32_elements():
             assert_bitwise(blocks[row], x[0, :, i : i + 64, j : j + 64], f"row {row}")
         del blocks
     torch.cuda.empty_cache()
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "channel_slice", "plane_slice"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.uint8], ids=str)
+def test_large_scatter(device, dtype, layout, transpose):
+    """Enough bytes for the CPU to write past its caches: whole lines, parts of lines, neighbours on one line."""
+    channels = 72 * 4 // torch.empty(0, dtype=dtype).element_size()
+    x = laid_out(tensor((1, channels, 212, 600), dtype, device), layout)
+    for block in (16, (18, 18), (7, 21)):
+        active = random_active(BlockGrid.cover((212, 600), block), 1, 0.97, device)
+        stack = sparse_gather(x, active, transpose)
+        base = poison(x.shape, dtype, device, layout)
+        want = torch.where(active.pixel_mask((212, 600)), x, base)
+        sparse_scatter_(stack, active, base, transpose=transpose)
+        assert_bitwise(base, want, f"block {block}")

@@ -3,6 +3,7 @@
 
 #include "core/blocks.h"
 #include "cpu/half.h"
+#include "cpu/stream.h"
 
 namespace sbnet {
 namespace {
@@ -43,13 +44,19 @@ struct RowView {
 };
 
 // out[j][i] = in[i][j]; pitches in elements. Tiles of 16 x 16 keep the cache lines of both sides at hand.
-template <class T>
+// kStream: where that writes whole lines, past the caches.
+template <bool kStream, class T>
 void transpose(const T* in, int64_t in_pitch, T* out, int64_t out_pitch, int64_t rows, int64_t columns) {
-  constexpr int64_t kTile = 16;
+  constexpr int64_t kTile = 16, kItem = sizeof(T);
+  const bool on_lines = kStream && kItem == 4 && is_line(out) && out_pitch * kItem % kLine == 0;
+  alignas(64) T lines[kTile * kTile];  // a tile on its way: streamed lines are to be written in one go
   for (int64_t j0 = 0; j0 < columns; j0 += kTile) {
     const int64_t j1 = j0 + kTile < columns ? j0 + kTile : columns;
     for (int64_t i0 = 0; i0 < rows; i0 += kTile) {
       const int64_t i1 = i0 + kTile < rows ? i0 + kTile : rows;
+      const bool stream = on_lines && i1 - i0 == kTile;
+      T* const to = stream ? lines : out + j0 * out_pitch + i0;
+      const int64_t pitch = stream ? kTile : out_pitch;
       int64_t j = j0;
       if constexpr (sizeof(T) == 4) {  // four vectors of four at a time
         typedef uint32_t Quad __attribute__((vector_size(16)));
@@ -57,7 +64,11 @@ void transpose(const T* in, int64_t in_pitch, T* out, int64_t out_pitch, int64_t
           int64_t i = i0;
           for (; i + 4 <= i1; i += 4) {
             Quad a[4];
-            for (int r = 0; r < 4; ++r) std::memcpy(&a[r], in + (i + r) * in_pitch + j, 16);
+            for (int r = 0; r < 4; ++r) {
+              const T* at = in + (i + r) * in_pitch + j;
+              std::memcpy(&a[r], at, 16);
+              if (kStream && j % kTile == 0) __builtin_prefetch(at + rows * in_pitch, 0, 2);  // the run after this one
+            }
             const Quad low01 = __builtin_shufflevector(a[0], a[1], 0, 4, 1, 5);
             const Quad low23 = __builtin_shufflevector(a[2], a[3], 0, 4, 1, 5);
             const Quad high01 = __builtin_shufflevector(a[0], a[1], 2, 6, 3, 7);
@@ -66,43 +77,44 @@ void transpose(const T* in, int64_t in_pitch, T* out, int64_t out_pitch, int64_t
                                __builtin_shufflevector(low01, low23, 2, 3, 6, 7),
                                __builtin_shufflevector(high01, high23, 0, 1, 4, 5),
                                __builtin_shufflevector(high01, high23, 2, 3, 6, 7)};
-            for (int r = 0; r < 4; ++r) std::memcpy(out + (j + r) * out_pitch + i, &b[r], 16);
+            for (int r = 0; r < 4; ++r) std::memcpy(to + (j - j0 + r) * pitch + i - i0, &b[r], 16);
           }
           for (; i < i1; ++i)
-            for (int r = 0; r < 4; ++r) out[(j + r) * out_pitch + i] = in[i * in_pitch + j + r];
+            for (int r = 0; r < 4; ++r) to[(j - j0 + r) * pitch + i - i0] = in[i * in_pitch + j + r];
         }
       }
       for (; j < j1; ++j)
-        for (int64_t i = i0; i < i1; ++i) out[j * out_pitch + i] = in[i * in_pitch + j];
+        for (int64_t i = i0; i < i1; ++i) to[(j - j0) * pitch + i - i0] = in[i * in_pitch + j];
+      for (j = j0; stream && j < j1; ++j) stream_line(out + j * out_pitch + i0, lines + (j - j0) * kTile);
     }
   }
 }
 
 // Copies [channels] x [columns] elements between two row views. T carries the element's size, not its type.
-template <class T>
+template <bool kStream, class T>
 void copy_row(RowView from, RowView to, int64_t channels, int64_t columns) {
+  const auto copy = [](char* out, const char* in, int64_t bytes) {
+    kStream ? stream_copy(out, in, bytes) : static_cast<void>(std::memcpy(out, in, static_cast<size_t>(bytes)));
+  };
+  constexpr int64_t kItem = sizeof(T);
   if (from.stride_c == 1 && to.stride_c == 1) {
-    if (from.stride_x == channels && to.stride_x == channels) {
-      std::memcpy(to.data, from.data, static_cast<size_t>(columns * channels) * sizeof(T));
-      return;
-    }
+    if (from.stride_x == channels && to.stride_x == channels)
+      return copy(to.data, from.data, columns * channels * kItem);
     for (int64_t x = 0; x < columns; ++x)
-      std::memcpy(to.data + x * to.stride_x * static_cast<int64_t>(sizeof(T)),
-                  from.data + x * from.stride_x * static_cast<int64_t>(sizeof(T)),
-                  static_cast<size_t>(channels) * sizeof(T));
+      copy(to.data + x * to.stride_x * kItem, from.data + x * from.stride_x * kItem, channels * kItem);
     return;
   }
   if (from.stride_x == 1 && to.stride_x == 1) {
     for (int64_t c = 0; c < channels; ++c)
-      std::memcpy(to.data + c * to.stride_c * static_cast<int64_t>(sizeof(T)),
-                  from.data + c * from.stride_c * static_cast<int64_t>(sizeof(T)),
-                  static_cast<size_t>(columns) * sizeof(T));
+      copy(to.data + c * to.stride_c * kItem, from.data + c * from.stride_c * kItem, columns * kItem);
     return;
   }
   const T* in = reinterpret_cast<const T*>(from.data);
   T* out = reinterpret_cast<T*>(to.data);
-  if (from.stride_c == 1 && to.stride_x == 1) return transpose(in, from.stride_x, out, to.stride_c, columns, channels);
-  if (from.stride_x == 1 && to.stride_c == 1) return transpose(in, from.stride_c, out, to.stride_x, channels, columns);
+  if (from.stride_c == 1 && to.stride_x == 1)
+    return transpose<kStream>(in, from.stride_x, out, to.stride_c, columns, channels);
+  if (from.stride_x == 1 && to.stride_c == 1)
+    return transpose<kStream>(in, from.stride_c, out, to.stride_x, channels, columns);
   for (int64_t c = 0; c < channels; ++c)
     for (int64_t x = 0; x < columns; ++x)
       out[c * to.stride_c + x * to.stride_x] = in[c * from.stride_c + x * from.stride_x];
@@ -125,21 +137,26 @@ RowView view(const TensorView& t, int64_t n, int64_t y, int64_t x) {
 
 // Gather and scatter without add. A unit of work is a band of rows and a run of channels of one block, chosen so that
 // both sides are walked in long stretches: one row of all channels between channels_last sides, one channel between
-// NCHW sides, a cache line of channels where the copy transposes.
-template <class T>
+// NCHW sides, four cache lines of channels where the copy transposes.
+template <bool kStream, class T>
 void move(const BlockCopyParams& p, const Parallel& parallel) {
   const bool gather = p.direction == CopyDirection::kGather;
   const int64_t height = p.active.grid.size[0], width = p.active.grid.size[1], channels = p.plane.size[1];
   const int64_t count = clamped_count(p), slots = gather && p.zero_tail ? p.blocks.size[0] : count;
   const bool both_nhwc = p.plane.stride[1] == 1 && p.blocks.stride[1] == 1;
   const bool both_nchw = p.plane.stride[3] == 1 && p.blocks.stride[3] == 1;
-  const int64_t run = both_nhwc ? channels : both_nchw ? 1 : 64 / static_cast<int64_t>(sizeof(T));
+  const int64_t run = both_nhwc ? channels : both_nchw ? 1 : 4 * kLine / static_cast<int64_t>(sizeof(T));
   const int64_t band = both_nhwc ? 1 : height < 64 ? height : 64;
   const int64_t runs = (channels + run - 1) / run, bands = (height + band - 1) / band;
+  // Neighbouring blocks of an NCHW map share its pages and lines: some take turns at each channel.
+  const int64_t together = p.plane.stride[1] == 1 ? 1 : gather ? 32 : 8;
   const int64_t grain = 1 + 32768 / (run * band * width * static_cast<int64_t>(sizeof(T)));
   parallel_for(parallel, slots * runs * bands, grain, [&](int64_t begin, int64_t end) {
     for (int64_t u = begin; u < end; ++u) {
-      const int64_t slot = u / bands / runs, row0 = u % bands * band, c0 = u / bands % runs * run;
+      const int64_t group = u / (together * runs * bands), within = u - group * together * runs * bands;
+      const int64_t slots_here = slots - group * together < together ? slots - group * together : together;
+      const int64_t slot = group * together + within / bands % slots_here;
+      const int64_t row0 = within % bands * band, c0 = within / bands / slots_here * run;
       const int64_t row1 = row0 + band < height ? row0 + band : height,
                     depth = channels - c0 < run ? channels - c0 : run;
       // Which columns lie on the plane is the same for every row that does.
@@ -163,10 +180,22 @@ void move(const BlockCopyParams& p, const Parallel& parallel) {
         RowView plane = view<T>(p.plane, at.n, at.y + r - first, at.x + at.inside0);
         plane.data += c0 * plane.stride_c * static_cast<int64_t>(sizeof(T));
         const RowView own = stack(r, at.inside0);
-        copy_row<T>(gather ? plane : own, gather ? own : plane, depth, at.inside1 - at.inside0);
+        copy_row<kStream, T>(gather ? plane : own, gather ? own : plane, depth, at.inside1 - at.inside0);
       }
     }
+    if (kStream) stream_fence();
   });
+}
+
+// A gather's stack is usually fresh memory, whose pages the system has just cleared in the cache: streaming slows it.
+template <class T>
+void move(const BlockCopyParams& p, const Parallel& parallel) {
+  const int64_t block = p.plane.size[1] * p.active.grid.size[0] * p.active.grid.size[1];
+  const int64_t bytes = clamped_count(p) * block * static_cast<int64_t>(sizeof(T));
+  if (p.direction == CopyDirection::kScatter && bytes >= kStreamBytes)
+    move<true, T>(p, parallel);
+  else
+    move<false, T>(p, parallel);
 }
 
 template <class T>
