@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from sbnet.blocks import ActiveBlocks, conv_output_size
 from sbnet.engine.masked import MaskedRunner
 from sbnet.engine.planner import Plane
-from sbnet.engine.pyramid import mask_pyramid
 from sbnet.nn import (
     SparseBasicBlock,
     SparseBatchNorm2d,
@@ -23,6 +22,7 @@ from sbnet.nn import (
     fold_batch_norm,
 )
 from sbnet.nn.blocks import convolve, rectify
+from sbnet.ops import mask_pyramid
 
 # Block sizes of the planes at stride 2, 4, 8, 16, 32: multiples of 8, which Hopper's kernels want, and small where a
 # block covers much of the image.
@@ -122,7 +122,7 @@ class SparseResNet(nn.Module):
         """x [N,3,H,W]; mask [N,H,W], bool or float with a threshold of 0.5, or None for the dense network."""
         if mask is None:
             return self.head(self.features(x))
-        return self.head(self.features(x, *mask_pyramid(mask, self.planes(x.shape[2:]))[0]))
+        return self.head(self.features(x, *mask_pyramid(mask, self.planes(x.shape[2:])).planes))
 
     def capture(self, example: Tensor, **options: Any) -> MaskedRunner:
         """A callable (frame, mask [N,H,W] bool) -> what the network returns, for frames like the example.
@@ -135,7 +135,6 @@ class SparseResNet(nn.Module):
             options: allow_tf32, mask_source: of `MaskedRunner`.
         """
         own = fold_batch_norm(self).requires_grad_(False).to(example.device, example.dtype)
-        own.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         planes = own.planes(example.shape[2:])
         return MaskedRunner(own, example, planes, call=own.features, tail=own.head, **options)
 

@@ -1,24 +1,37 @@
-"""A chain of convolutions under the masked contract as one nn.Module of functional ops: what is exported."""
+"""A chain of convolutions that keep the plane's size, as layers of sbnet.nn: what the demo runs and exports."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sbnet.blocks import BlockGrid
-from sbnet.engine.runner import chain_layers
-from sbnet.ops import reduce_mask, sparse_conv2d
+from sbnet.blocks import ActiveBlocks, BlockGrid, to_pair
+from sbnet.nn.layers import SparseConv2d
+from sbnet.ops import reduce_mask
+
+ACTIVATIONS: dict[type[nn.Module], str] = {
+    nn.ReLU: "relu",
+    nn.ReLU6: "relu6",
+    nn.LeakyReLU: "leaky_relu",
+    nn.SiLU: "silu",
+    nn.GELU: "gelu",
+    nn.Hardswish: "hardswish",
+}
 
 
 class MaskedChain(nn.Module):
-    """`MaskedConvNet` without buffers: for torch.export, ONNX and torch.compile.
+    """An nn.Sequential of convolutions, each with an activation after it or none, on active blocks of its one plane.
 
     Args:
-        net: as for `MaskedConvNet`. Parameters are copied.
+        net: nn.Sequential of nn.Conv2d (stride 1, padding that keeps the size) and activations. Parameters are copied.
         block: block size, an int or (height, width).
         dtype: of parameters and inputs.
+
+    Raises:
+        ValueError: the network is no such chain.
 
     >>> chain = MaskedChain(nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU()))
     >>> y, block_map = chain(torch.rand(1, 3, 400, 704), torch.rand(1, 400, 704) > 0.999)
@@ -27,24 +40,64 @@ class MaskedChain(nn.Module):
     def __init__(self, net: nn.Sequential, block: int | Sequence[int] = 16, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.block = block
-        self.layers = chain_layers(net, torch.device("cpu"), dtype)
-        for at, layer in enumerate(self.layers):
-            self.register_buffer(f"weight{at}", layer.weight)
-            self.register_buffer(f"bias{at}", layer.bias)
+        self.convolutions = nn.ModuleList()
+        self.options: list[dict[str, Any]] = []  # of each convolution: its activation
+        for name, module in net.named_modules(remove_duplicate=False):
+            if type(module) is nn.Sequential:
+                continue
+            if isinstance(module, nn.Conv2d):
+                self.convolutions.append(_convolution(name, module))
+                self.options.append({"activation": None})
+            elif type(module) in ACTIVATIONS and self.options and self.options[-1]["activation"] is None:
+                if isinstance(module, nn.GELU) and module.approximate != "none":
+                    raise ValueError(f"sbnet: network: layer {name} is {module}; the exact GELU is wanted")
+                self.options[-1] = {"activation": ACTIVATIONS[type(module)]}
+                if isinstance(module, nn.LeakyReLU):
+                    self.options[-1]["negative_slope"] = module.negative_slope
+            else:
+                raise ValueError(
+                    f"sbnet: network: layer {name} is {module}; a chain of convolutions, each with at most one of "
+                    f"{', '.join(kind.__name__ for kind in ACTIVATIONS)} after it, is wanted"
+                )
+        if not self.options:
+            raise ValueError("sbnet: network: no layers; at least one convolution is wanted")
+        self.requires_grad_(False).to(dtype)
+
+    def features(self, x: Tensor, active: ActiveBlocks | None = None) -> Tensor:
+        """x [N,C,H,W] -> [N,K,H,W]: zeros outside the active blocks, or dense."""
+        for conv, options in zip(self.convolutions, self.options, strict=True):
+            x = conv(x, active, **options)
+        return x
 
     def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """x [N,C,H,W], mask [N,H,W] bool -> [N,K,H,W], zeros outside the active blocks, and their block map."""
         active = reduce_mask(mask, BlockGrid.cover((x.shape[2], x.shape[3]), self.block))
-        for at, layer in enumerate(self.layers):
-            x = sparse_conv2d(
-                x,
-                self.get_buffer(f"weight{at}"),
-                None if layer.bias is None else self.get_buffer(f"bias{at}"),
-                active,
-                padding=layer.padding,
-                dilation=layer.dilation,
-                groups=layer.groups,
-                activation=layer.activation,
-                negative_slope=layer.negative_slope,
-            )
-        return x, active.block_map
+        return self.features(x, active), active.block_map
+
+    @property
+    def inputs(self) -> int:
+        """Channels of x."""
+        first: Any = self.convolutions[0]
+        return first.in_channels
+
+
+def _convolution(name: str, conv: nn.Conv2d) -> SparseConv2d:
+    kernel, dilation = to_pair(conv.kernel_size, "kernel_size"), to_pair(conv.dilation, "dilation")
+    same = tuple((k - 1) * d // 2 for k, d in zip(kernel, dilation, strict=True))
+    given = conv.padding if conv.padding != "same" else same
+    if (
+        tuple(conv.stride) != (1, 1)
+        or given != same
+        or conv.padding_mode != "zeros"
+        or any((k - 1) * d % 2 for k, d in zip(kernel, dilation, strict=True))
+    ):
+        raise ValueError(
+            f"sbnet: network: layer {name} is {conv}; stride 1 and zero padding that keeps the plane's size are wanted"
+        )
+    own = SparseConv2d(
+        conv.in_channels, conv.out_channels, kernel, 1, (same[0], same[1]), dilation, conv.groups,
+        conv.bias is not None, device=conv.weight.device, dtype=conv.weight.dtype,
+    )  # fmt: skip
+    own.load_state_dict(conv.state_dict())
+    own.weight.data = own.weight.data.contiguous(memory_format=torch.channels_last)
+    return own

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,9 +11,16 @@ from torch import Tensor, nn
 
 from sbnet.blocks import ActiveBlocks, Fringe
 from sbnet.engine.planner import Plan, Plane, Step, plan
-from sbnet.engine.pyramid import mask_pyramid
 from sbnet.nn.layers import SparseConv2d
-from sbnet.ops import fringe, sparse_conv2d_
+from sbnet.ops import fringe, mask_pyramid, sparse_conv2d_, sparse_fill_
+
+
+@dataclass(frozen=True)
+class Lists:
+    """What a runner makes of a mask: active blocks of each plane, and what each step is to zero beside them."""
+
+    active: tuple[ActiveBlocks, ...]
+    clear: list[Fringe | None]
 
 
 class MaskedRunner:
@@ -61,7 +69,7 @@ class MaskedRunner:
         self._x = _view(torch.zeros_like(example).flatten(), (n, c, h, w))
         self._mask = torch.zeros(n, h, w, dtype=torch.bool, device=self.device)
         # Of each output: what the call before wrote. The lists stay where they are, only their block maps follow.
-        self.active = mask_pyramid(self._mask, self.planes)[0]
+        self.active: tuple[ActiveBlocks, ...] = mask_pyramid(self._mask, self.planes).planes
         self._previous = {p: self.active[p] for p in {self.plan.steps[t - 1].plane for t in self.plan.outputs}}
         self._graph: torch.cuda.CUDAGraph | None = None
         if self.device.type == "cuda":
@@ -93,19 +101,31 @@ class MaskedRunner:
         if self.mask_source is not None:
             mask = self.mask_source(x)
         assert mask is not None
-        self.active, fringes = mask_pyramid(mask, self.planes, fringes=self.plan.fringes)
-        stale = {p: fringe(self.active[p], old, self.planes[p][:2], 1) for p, old in self._previous.items()}
-        tensors = [x, *self._tensors]
-        for at, step in enumerate(self.plan.steps, 1):
-            clear = stale[step.plane] if at in self.plan.outputs else None
-            if step.fringe is not None:
-                clear = fringes[step.fringe]
-            run_step(step, tensors, tensors[at], self.active[step.plane], clear, self.allow_tf32)
-        for p, old in self._previous.items():
-            old.block_map.copy_(self.active[p].block_map)
-        found = [tensors[t] for t in self.plan.outputs]
-        result = tuple(found) if self.plan.many else found[0]
+        lists = self.lists(mask)
+        self.active = lists.active
+        result = self.layers(x, lists)
         return result if self.tail is None else self.tail(result)
+
+    def lists(self, mask: Tensor) -> Lists:
+        """All that depends on the mask."""
+        made = mask_pyramid(mask, self.planes, fringes=self.plan.fringes)
+        active = made.planes
+        clear = [None if step.fringe is None else made.fringes[step.fringe] for step in self.plan.steps]
+        for plane, old in self._previous.items():
+            stale = fringe(active[plane], old, self.planes[plane][:2], 1)
+            for output in self.plan.outputs:
+                if self.plan.steps[output - 1].plane == plane:
+                    clear[output - 1] = stale
+            old.block_map.copy_(active[plane].block_map)
+        return Lists(active, clear)
+
+    def layers(self, x: Tensor, lists: Lists) -> Any:
+        """Runs the layers on active blocks."""
+        tensors = [x, *self._tensors]
+        for step, out, pixels in zip(self.plan.steps, self._tensors, lists.clear, strict=True):
+            run_step(step, tensors, out, lists.active[step.plane], pixels, self.allow_tf32)
+        found = [tensors[t] for t in self.plan.outputs]
+        return tuple(found) if self.plan.many else found[0]
 
 
 def run_step(
@@ -121,7 +141,9 @@ def run_step(
             residual=residual, fringe=clear, allow_tf32=allow_tf32, **layer.geometry(), **step.options,
         )  # fmt: skip
     else:
-        layer.run_(x, active, out, clear)
+        # There is no pool on active blocks yet: the whole plane, then zeros wherever it is not active.
+        out.copy_(layer(x))
+        sparse_fill_(out, active)
 
 
 def _view(flat: Tensor, shape: tuple[int, int, int, int]) -> Tensor:

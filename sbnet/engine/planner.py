@@ -50,6 +50,7 @@ class Plan:
     """A network ready to run.
 
     Attributes:
+        shape: of the input.
         steps: in order.
         outputs: tensors that the network returns; zero everywhere outside their active blocks.
         many: does it return a tuple (or one tensor)?
@@ -58,6 +59,7 @@ class Plan:
         buffer_of: of each step.
     """
 
+    shape: Shape
     steps: list[Step]
     outputs: list[int]
     many: bool
@@ -74,7 +76,7 @@ def plan(call: Callable[..., Any], module: nn.Module, shape: Shape, planes: Sequ
     """
     steps, outputs, many = _trace(call, module, shape, planes)
     fringes = _fringes(steps, outputs)
-    return Plan(steps, outputs, many, fringes, *_buffers(steps, outputs))
+    return Plan(shape, steps, outputs, many, fringes, *_buffers(steps, outputs))
 
 
 # ---- tracing

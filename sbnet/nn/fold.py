@@ -33,6 +33,9 @@ def fold_batch_norm(module: Module) -> Module:
         for name, child in parent.named_children():
             if isinstance(child, SparseBatchNorm2d):
                 setattr(parent, name, _as_convolution(child))
+    for parameter in folded.parameters():
+        if parameter.dim() == 4:  # as kernels read weights
+            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
     return folded
 
 
@@ -66,6 +69,6 @@ def _as_convolution(norm: SparseBatchNorm2d) -> SparseConv2d:
 
 def _set(conv: SparseConv2d, weight: torch.Tensor, bias: torch.Tensor) -> SparseConv2d:
     old = conv.weight
-    conv.weight = nn.Parameter(weight.to(old.dtype, memory_format=torch.channels_last), old.requires_grad)
+    conv.weight = nn.Parameter(weight.to(old.dtype), old.requires_grad)
     conv.bias = nn.Parameter(bias.to(old.dtype), old.requires_grad)
     return conv

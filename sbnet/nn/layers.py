@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sbnet.blocks import ActiveBlocks, Fringe
+from sbnet.blocks import ActiveBlocks
 from sbnet.ops import sparse_conv2d, sparse_fill
 from sbnet.reference import activate
 
@@ -40,15 +40,17 @@ class SparseConv2d(nn.Conv2d):
         active: ActiveBlocks | None = None,
         *,
         activation: str | None = None,
+        negative_slope: float = 0.01,
         residual: Tensor | None = None,
     ) -> Tensor:
         """act(conv(x) + residual): x [N,C,H,W], residual [N,K,H_out,W_out], active of the H_out x W_out plane."""
         if active is not None:
             return sparse_conv2d(
-                x, self.weight, self.bias, active, activation=activation, residual=residual, **self.geometry()
-            )
+                x, self.weight, self.bias, active,
+                activation=activation, negative_slope=negative_slope, residual=residual, **self.geometry(),
+            )  # fmt: skip
         y = super().forward(x)
-        return activate(y if residual is None else y + residual, activation)
+        return activate(y if residual is None else y + residual, activation, negative_slope)
 
 
 class SparseBatchNorm2d(nn.BatchNorm2d):
@@ -117,14 +119,6 @@ class SparseMaxPool2d(nn.MaxPool2d):
         """x [N,C,H,W], active blocks of the plane it writes."""
         y = super().forward(x)
         return y if active is None else sparse_fill(y, active)
-
-    def run_(self, x: Tensor, active: ActiveBlocks, out: Tensor, fringe: Fringe | None) -> None:
-        y, inside = super().forward(x), active.pixel_mask(out.shape[2:])
-        out.copy_(torch.where(inside, y, out))
-        if fringe is not None:
-            flat = out.movedim(1, 3).reshape(-1, out.shape[1])
-            flat[fringe.pixels[: int(fringe.count)].long()] = 0
-            out.copy_(flat.view(out.movedim(1, 3).shape).movedim(3, 1))
 
 
 class SparseAvgPool2d(nn.AvgPool2d):

@@ -1,0 +1,72 @@
+"""Bottleneck blocks (1x1, 3x3, 1x1, shortcut) at SBNet's sizes and at ResNet-50's, against dense cuDNN.
+
+SBNet's figures are for the block alone, lists of active blocks at hand; "mask and layers" starts at the pixel mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+from sbnet.benchmarks import masks, planned
+from sbnet.benchmarks.registry import Case, Setting, Side, Work, short
+from sbnet.engine import MaskedRunner
+from sbnet.nn import SparseBottleneck, fold_batch_norm
+
+SIZES = [(400, 704), (200, 352), (100, 176), (50, 88)]
+SBNET: list[tuple[int, float | None]] = [
+    (96, 8.22),
+    (192, 6.27),
+    (256, 3.73),
+    (384, 1.64),
+]  # channels, the paper's speed-up over dense at 90 %
+RESNET = (256, 512, 1024, 2048)
+
+
+def cases(setting: Setting) -> Iterator[Case]:
+    networks: dict[str, list[tuple[int, float | None]]] = {"SBNet": SBNET, "ResNet-50": [(c, None) for c in RESNET]}
+    sizes = setting.pick([(20, 36)], SIZES[1:2], SIZES)
+    batches = (1, 8) if setting.cuda and setting.level == "full" else (1,)
+    for network, channels in networks.items():
+        at = setting.pick([0], [1], [0, 1, 2, 3])
+        for (c, paper), size in zip([channels[k] for k in at], sizes, strict=True):
+            if not setting.cuda and c > 512:
+                continue
+            for batch in batches:
+                for density in setting.pick((0.1,), (0.1,), (0.1, 1.0)):
+                    facts = {"of": network, "size": [batch, *size], "channels": c, "dtype": short(setting.dtype)}
+                    facts |= {"mask": "top-left", "wanted density": density}
+                    shape = batch, c, *size
+                    known = paper if density == 0.1 and batch == 1 else None
+                    yield Case("residual block", "block", facts, partial(work, setting, shape, density), known)
+
+
+def block_size(size: tuple[int, int]) -> int:
+    """Small maps in small blocks: they would be few, and a corner of the mask would fill one."""
+    return 16 if min(size) >= 100 else 8
+
+
+def work(setting: Setting, shape: tuple[int, int, int, int], density: float) -> Work:
+    batch, channels, *size = shape
+    device, dtype, block = setting.device, setting.dtype, block_size((size[0], size[1]))
+    net = SparseBottleneck(channels, channels // 4).eval()
+    for name, parameter in net.named_parameters():
+        if name.endswith("bias"):  # of a normalisation
+            parameter.data.uniform_(-0.5, 0.5)
+    net = net.to(device, dtype)
+    x = torch.rand(shape, device=device).to(dtype).contiguous(memory_format=torch.channels_last)
+    mask = masks.pixels("top-left", (batch, size[0], size[1]), density, device)
+    folded = fold_batch_norm(net).requires_grad_(False)
+    planes = [(size[0], size[1], block)]
+    runner = MaskedRunner(folded, x, planes)
+    lists = runner.lists(mask)
+    flops, size_bytes = planned.flops_and_bytes(runner, lists)
+    sides = {
+        "masked": Side(lambda: runner.layers(x, lists), "ours"),
+        "mask and layers": Side(lambda: runner.layers(x, runner.lists(mask)), "indexed"),
+        **planned.dense_sides(runner, x, setting),
+    }
+    notes = {"density": planned.densities(lists)[0], "blocks": int(lists.active[0].count), "block size": block}
+    return Work(sides, planned.contract(net, x, mask, planes), flops, size_bytes, dtype, notes)
