@@ -11,7 +11,7 @@ from torch import nn
 
 from sbnet.engine import compare, plane_masks
 from sbnet.models import SparseResNet, resnet18, resnet34, resnet50, sbnet_resnet
-from sbnet.nn import SparseBasicBlock, SparseBottleneck, SparseConv2d
+from sbnet.nn import SparseBasicBlock, SparseBottleneck, SparseConv2d, fold_batch_norm
 
 SIZE = (75, 106)
 SMALL = (4, 8, 12, 16)  # planes
@@ -251,3 +251,21 @@ def test_training_overfits(device):
     with torch.no_grad():
         run = net.eval().capture(x)
         assert (run(x, mask).argmax(1) == label).all()
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_network_in_onnx_runtime(batch, tmp_path):
+    """One file, frame and mask in, logits out: the same as PyTorch's call of the folded network."""
+    pytest.importorskip("onnxruntime")
+    export = pytest.importorskip("sbnet.export")
+    net = fold_batch_norm(lively(resnet18(weights=0, classes=10)))
+    frame, mask = torch.randn(batch, 3, 64, 96), torch.zeros(batch, 64, 96, dtype=torch.bool)
+    mask[:, 20:30, 40:60] = True
+    path = export.to_onnx(net, (frame, mask), tmp_path / "resnet18.onnx")
+    for now in (mask, ~mask, torch.zeros_like(mask), torch.ones_like(mask)):
+        (error,) = export.verify(path, net, (frame, now), ["CPUExecutionProvider"], quiet=True)
+        assert error.rms <= 1e-5 * error.rms_of_torch, error
+    session = export.session(path, ["CPUExecutionProvider"])
+    (got,) = export.run(session, [frame, mask])
+    agreement = compare(got, net, frame, plane_masks(mask, net.planes((64, 96))))
+    assert agreement.holds, agreement
