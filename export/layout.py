@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from sbnet.export import pyramid
 from sbnet.export.schemas import DOMAIN, VERSION
 from sbnet.export.translate import TO_NCHW, TO_NHWC
 
@@ -258,13 +259,17 @@ def relax_zeros(graph: ir.Graph) -> None:
             continue
         readers = {_reader(user, index, conv): user for user, index in out.uses()}
         keys = [k for k in readers if k is not None]
-        if "all" in keys or len(keys) > 1 or out.shape is None:
+        if "all" in keys or out.shape is None:
             continue
         if keys:
-            # The consumer's mask must not itself be made from this tensor.
-            if id(conv) in _ancestors(readers[keys[0]].inputs[4]):
+            # A consumer's mask must not itself be made from this tensor.
+            if any(id(conv) in _ancestors(readers[key].inputs[4]) for key in keys):
                 continue
-            pixels, count = _fringe(graph, conv, readers[keys[0]], keys[0], fringes)
+            windows = [(readers[key].inputs[4], key[1], key[2:]) for key in keys]
+            found = pyramid.fringe(conv.inputs[4], _tiles(conv) or (), list(out.shape)[1:3], windows)
+            if found is None and len(keys) > 1:
+                continue
+            pixels, count = found or _fringe(graph, conv, readers[keys[0]], keys[0], fringes)
             conv.resize_inputs(9)
             conv.replace_input_with(7, pixels)
             conv.replace_input_with(8, count)

@@ -263,6 +263,43 @@ def test_zeros_only_where_they_are_read(device, tmp_path):
         assert_bitwise(export.run(s, inputs)[0], module(*inputs).detach())
 
 
+class TwoPlanes(nn.Module):
+    """A tensor that a 3x3 and a 1x1 convolution of stride 2 read, and one that its own plane reads with a halo."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.size = size
+        self.weights = nn.ParameterList(tensor((8, 8, k, k), torch.float32, "cpu") / 8 for k in (3, 3, 3, 1))
+
+    def forward(self, x, mask):
+        (height, width), (first, second, down, short) = self.size, self.weights
+        planes = [(height, width, 8), ((height + 1) // 2, (width + 1) // 2, 4)]
+        fine, coarse = sbnet.mask_pyramid(mask, planes).planes
+        y = sbnet.sparse_conv2d(x, first, None, fine, padding=1, activation="relu")
+        y = sbnet.sparse_conv2d(y, second, None, fine, padding=1)
+        z = sbnet.sparse_conv2d(y, down, None, coarse, stride=2, padding=1)
+        return sbnet.sparse_conv2d(y, short, None, coarse, stride=2, residual=z)
+
+
+@pytest.mark.parametrize("room", [20, 0])
+def test_fringes_of_a_pyramid_are_listed_by_it(device, room, tmp_path, monkeypatch):
+    """One node lists all blocks and fringes; without room the one that has a form of its own is a node, the union of
+    two readers is not: that tensor is filled."""
+    monkeypatch.setattr(export.pyramid, "MOST_FRINGES", room)
+    size = (37, 50)
+    module = TwoPlanes(size).to(device)
+    x, mask = tensor((2, 8, *size), torch.float32, device), torch.rand(2, *size, device=device) > 0.995
+    path = export.to_onnx(module, (x, mask), tmp_path / "m.onnx")
+    assert ops_of(path).count("mask_pyramid") == 1
+    assert ops_of(path).count("fringe") == (0 if room else 1)
+    filled = [bool(z) for z in attributes_of(path, "sparse_conv2d", "zero_outside")]
+    assert filled == [False, not room, False, True]
+    s = export.session(path, [PROVIDER[device]])
+    for threshold in (-1.0, 0.995, 0.9, 2.0, 0.99):  # what a run leaves behind must not show in the next one
+        inputs = x, torch.rand(2, *size, device=device) > threshold
+        assert_bitwise(export.run(s, inputs)[0], module(*inputs).detach())
+
+
 def test_a_mask_made_from_the_features_themselves(device, tmp_path):
     """The fringe of a tensor cannot be known before it, where its consumer's mask is made from it."""
 
