@@ -35,8 +35,13 @@ static void pack_tap(const T* from, int64_t k_stride, int64_t c_stride, int64_t 
   for (int64_t c0 = 0; c0 < channels; c0 += kDepth, to += width * kDepth, from += kDepth * c_stride) {
     __builtin_memset(to, 0, kProductWeights * sizeof(T));
     const int64_t depth = smaller(kDepth, channels - c0);
-    for (int64_t k = 0; k < used; ++k)
-      for (int64_t c = 0; c < depth; ++c) to[c / 2 * (2 * kLanes) + 2 * k + c % 2] = from[k * k_stride + c * c_stride];
+    for (int64_t k = 0; k < used; ++k) {
+      const T* row = from + k * k_stride;
+      if (c_stride == 1 && depth == kDepth)
+        for (int64_t c = 0; c < kDepth; c += 2) __builtin_memcpy(to + c * kLanes + 2 * k, row + c, 2 * sizeof(T));
+      else
+        for (int64_t c = 0; c < depth; ++c) to[c / 2 * (2 * kLanes) + 2 * k + c % 2] = row[c * c_stride];
+    }
   }
 }
 

@@ -20,18 +20,22 @@ SBNET_INLINE void put_row(float* to, const T* from, int64_t count) {
   load_row(to, from, 1, count);
 }
 
-// One tap and one chunk of kLanes output channels: a transpose. Whole cache lines are written.
+// One tap and one chunk of kLanes output channels: a transpose. Whole cache lines are written. Where input channels are
+// neighbours, squares of kLanes x kLanes go through a buffer: each line of the weights, whose rows may all fall into
+// one set of the cache, is then read at once.
 template <class T>
 static void pack_tap(const T* from, int64_t k_stride, int64_t c_stride, int64_t used, int64_t channels, float* to,
                      int64_t width, int64_t lane) {
   to += lane;
-  for (int64_t c = 0; c < channels; ++c, to += width, from += c_stride) {
-    alignas(64) float lanes[kLanes] = {};
-    if (used == kLanes)
-      for (int64_t k = 0; k < kLanes; ++k) lanes[k] = widen(from[k * k_stride]);
-    else
-      for (int64_t k = 0; k < used; ++k) lanes[k] = widen(from[k * k_stride]);
-    store(to, load(lanes));
+  for (int64_t c0 = 0; c0 < channels; c0 += kLanes) {
+    const int64_t count = smaller(kLanes, channels - c0);
+    alignas(64) float square[kLanes][kLanes + 1] = {};
+    for (int64_t k = 0; k < used; ++k) load_row(square[k], from + k * k_stride + c0 * c_stride, c_stride, count);
+    for (int64_t c = 0; c < count; ++c, to += width) {
+      alignas(64) float lanes[kLanes];
+      for (int64_t k = 0; k < kLanes; ++k) lanes[k] = square[k][c];
+      store(to, load(lanes));
+    }
   }
 }
 
