@@ -53,18 +53,18 @@ def test_every_op_has_a_schema_and_a_translation():
 
 
 def test_schemas_are_those_of_the_library():
-    """Names, order and optionality of inputs and outputs, as csrc/ort_binding has them."""
+    """Names, order and kind of inputs and outputs, as csrc/ort_binding has them."""
     sources = Path(__file__).parent.parent / "csrc" / "ort_binding"
     if not sources.is_dir():
         pytest.skip("no source tree")
     text = "\n".join(p.read_text() for p in sorted(sources.glob("*.cpp")))
-    tables = {}
+    tables, marks = {}, {"": "", "kOptional": "?", "kVariadic": "*"}
     for block in re.split(r"\nstruct ", text)[1:]:
         name = re.search(r'kName = "(\w+)"', block)
         if name:
             found = [re.search(rf"{k}\[\] = \{{(.*?)\}};", block, re.S)[1] for k in ("kInputs", "kOutputs")]
-            entries = [re.findall(r'\{"(\w+)", \w+(, kOptional)?', t) for t in found]
-            tables[name[1]] = [[n + ("?" if o else "") for n, o in e] for e in entries]
+            entries = [re.findall(r'\{"(\w+)", \w+(?:, (kOptional|kVariadic))?', t) for t in found]
+            tables[name[1]] = [[n + marks[kind] for n, kind in e] for e in entries]
     assert tables == {op.name: [[n for n, _ in op.inputs], [n for n, _ in op.outputs]] for op in schemas.OPS.values()}
     for op in schemas.OPS.values():
         for attribute in op.attributes:
