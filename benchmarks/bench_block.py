@@ -23,6 +23,7 @@ SBNET: list[tuple[int, float | None]] = [
     (384, 1.64),
 ]  # channels, the paper's speed-up over dense at 90 %
 RESNET = (256, 512, 1024, 2048)
+SPARSITIES = (0.0, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 
 
 def cases(setting: Setting) -> Iterator[Case]:
@@ -35,12 +36,13 @@ def cases(setting: Setting) -> Iterator[Case]:
             if not setting.cuda and c > 512:
                 continue
             for batch in batches:
-                for density in setting.pick((0.1,), (0.1,), (0.1, 1.0)):
+                swept = SPARSITIES if network == "SBNet" and batch == 1 else (0.0, 0.9)
+                for sparsity in setting.pick((0.9,), (0.9,), swept):
                     facts = {"of": network, "size": [batch, *size], "channels": c, "dtype": short(setting.dtype)}
-                    facts |= {"mask": "top-left", "wanted density": density}
-                    shape = batch, c, *size
-                    known = paper if density == 0.1 and batch == 1 else None
-                    yield Case("residual block", "block", facts, partial(work, setting, shape, density), known)
+                    facts |= {"mask": "top-left", "sparsity": sparsity}
+                    made = partial(work, setting, (batch, c, *size), round(1 - sparsity, 4))
+                    known = paper if sparsity == 0.9 and batch == 1 else None
+                    yield Case("residual block", "block", facts, made, known)
 
 
 def block_size(size: tuple[int, int]) -> int:
