@@ -224,115 +224,137 @@ def _ancestors(value: ir.Value | None) -> set[int]:
     return found
 
 
-def _reader(node: ir.Node, index: int, conv: ir.Node) -> Any:
-    """What a user of conv's output reads of it: None (its active blocks alone), a fringe's key, or "all"."""
+# Layers: where they have their block map and take fringe_pixels (fringe_count follows).
+_LAYERS = {"sparse_conv2d": (4, 7), "sparse_max_pool2d": (3, 4), "sparse_avg_pool2d": (3, 4)}
+
+
+def _block_map(layer: ir.Node) -> ir.Value | None:
+    return layer.inputs[_LAYERS[layer.op_type][0]]
+
+
+def _window(layer: ir.Node) -> tuple[tuple[int, ...], ...] | None:
+    """kernel, stride, padding, dilation; None where they are not known or do not follow a convolution's geometry."""
+    if layer.op_type == "sparse_conv2d":
+        shape = layer.inputs[1].shape if layer.inputs[1] is not None else None
+        if shape is None or not isinstance(shape[1], int) or not isinstance(shape[2], int):
+            return None
+        kernel, default_stride = [shape[1], shape[2]], [1, 1]
+    else:
+        kernel = default_stride = _ints(layer, "kernel_size", ())
+        if "ceil_mode" in layer.attributes and layer.attributes["ceil_mode"].as_int():
+            return None
+    stride = _ints(layer, "stride", default_stride)
+    padding, dilation = _ints(layer, "padding", (0, 0)), _ints(layer, "dilation", (1, 1))
+    return tuple(kernel), tuple(stride), tuple(padding), tuple(dilation)
+
+
+def _reader(node: ir.Node, index: int, layer: ir.Node) -> Any:
+    """What a user of a layer's output reads of it: None (its active blocks alone), a fringe's key, or "all"."""
     # op: where it has its block map, which inputs it reads inside active blocks alone
-    at = {"sparse_conv2d": (4, (6,)), "sparse_gather": (3, (0,)), "sparse_fill": (1, (0,))}
+    at: dict[str, tuple[int, tuple[int, ...]]] = {op: (block_map, ()) for op, (block_map, _) in _LAYERS.items()}
+    at |= {"sparse_conv2d": (4, (6,)), "sparse_gather": (3, (0,)), "sparse_fill": (1, (0,))}
     if node.domain != DOMAIN or node.op_type not in at:
         return "all"
     block_map, inside = at[node.op_type]
-    same_blocks = node.inputs[block_map] is conv.inputs[4] and _tiles(node) is not None and _tiles(node) == _tiles(conv)
+    tiles = _tiles(node)
+    same_blocks = node.inputs[block_map] is _block_map(layer) and tiles is not None and tiles == _tiles(layer)
     if index in inside:
         return None if same_blocks else "all"
-    if node.op_type != "sparse_conv2d" or index != 0:
+    window = _window(node) if node.op_type in _LAYERS and index == 0 else None
+    if window is None:
         return "all"
-    weight = node.inputs[1]
-    shape = weight.shape if weight is not None else None
-    if shape is None or not isinstance(shape[1], int) or not isinstance(shape[2], int):
-        return "all"
-    kernel = [shape[1], shape[2]]
-    geometry = tuple(tuple(_ints(node, n, (v, v))) for n, v in (("stride", 1), ("padding", 0), ("dilation", 1)))
-    if same_blocks and kernel == [1, 1] and geometry == ((1, 1), (0, 0), (1, 1)):
+    if same_blocks and window == ((1, 1), (1, 1), (0, 0), (1, 1)):
         return None
-    return (id(node.inputs[4]), tuple(_tiles(node) or ()), tuple(kernel), *geometry)
+    return (id(node.inputs[block_map]), tuple(tiles or ()), *window)
 
 
 def relax_zeros(graph: ir.Graph) -> None:
-    """A convolution fills its output only where an op that is not block-sparse reads it. Consumers that read their own
-    blocks and a halo need zeros in the fringe alone, which the convolution clears as it goes."""
+    """A layer fills its output only where an op that is not block-sparse reads it. Consumers that read their own
+    blocks and a halo need zeros in the fringe alone, which the layer clears as it goes."""
     fringes: dict[Any, tuple[ir.Value, ir.Value]] = {}
-    for conv in list(graph):
-        if conv.domain != DOMAIN or conv.op_type != "sparse_conv2d" or "zero_outside" not in conv.attributes:
+    for layer in list(graph):
+        if layer.domain != DOMAIN or layer.op_type not in _LAYERS or "zero_outside" not in layer.attributes:
             continue
-        out = conv.outputs[0]
-        if not conv.attributes["zero_outside"].as_int() or out.is_graph_output() or len(conv.inputs) > 7:
+        out, at = layer.outputs[0], _LAYERS[layer.op_type][1]
+        if not layer.attributes["zero_outside"].as_int() or out.is_graph_output() or len(layer.inputs) > at:
             continue
-        readers = {_reader(user, index, conv): user for user, index in out.uses()}
+        readers = {_reader(user, index, layer): user for user, index in out.uses()}
         keys = [k for k in readers if k is not None]
         if "all" in keys or out.shape is None:
             continue
         if keys:
             # A consumer's mask must not itself be made from this tensor.
-            if any(id(conv) in _ancestors(readers[key].inputs[4]) for key in keys):
+            if any(id(layer) in _ancestors(_block_map(readers[key])) for key in keys):
                 continue
-            windows = [(readers[key].inputs[4], key[1], key[2:]) for key in keys]
-            found = pyramid.fringe(conv.inputs[4], _tiles(conv) or (), list(out.shape)[1:3], windows)
-            if found is None and len(keys) > 1:
+            plane = list(out.shape)[1:3]
+            windows = [(_block_map(readers[key]), key[1], key[2:]) for key in keys]
+            found = pyramid.fringe(_block_map(layer), _tiles(layer) or (), plane, windows)
+            sized = _window(layer) is not None or all(isinstance(d, int) for d in plane)
+            if found is None and (len(keys) > 1 or not sized):
                 continue
-            pixels, count = found or _fringe(graph, conv, readers[keys[0]], keys[0], fringes)
-            conv.resize_inputs(9)
-            conv.replace_input_with(7, pixels)
-            conv.replace_input_with(8, count)
-        conv.attributes["zero_outside"] = ir.AttrInt64("zero_outside", 0)
+            pixels, count = found or _fringe(graph, layer, readers[keys[0]], keys[0], fringes)
+            layer.resize_inputs(at + 2)
+            layer.replace_input_with(at, pixels)
+            layer.replace_input_with(at + 1, count)
+        layer.attributes["zero_outside"] = ir.AttrInt64("zero_outside", 0)
 
 
 def _fringe(
-    graph: ir.Graph, conv: ir.Node, reader: ir.Node, key: Any, made: dict[Any, tuple[ir.Value, ir.Value]]
+    graph: ir.Graph, layer: ir.Node, reader: ir.Node, key: Any, made: dict[Any, tuple[ir.Value, ir.Value]]
 ) -> tuple[ir.Value, ir.Value]:
-    shape = conv.outputs[0].shape
+    shape = layer.outputs[0].shape
     assert shape is not None
     plane = list(shape)[1:3]
-    key = (id(conv.inputs[4]), tuple(_tiles(conv) or ()), tuple(map(str, plane)), key)
+    key = (id(_block_map(layer)), tuple(_tiles(layer) or ()), tuple(map(str, plane)), key)
     if key in made:
         return made[key]
     _, consumer_bsize, kernel, stride, padding, dilation = key[3]
     attributes: dict[str, Any] = {
-        "producer_bsize": _tiles(conv),
+        "producer_bsize": _tiles(layer),
         "consumer_bsize": list(consumer_bsize),
         "kernel_size": list(kernel),
         "stride": list(stride),
         "padding": list(padding),
         "dilation": list(dilation),
     }
-    inputs = [conv.inputs[4], reader.inputs[4]]
+    inputs = [_block_map(layer), _block_map(reader)]
     if all(isinstance(d, int) for d in plane):
         attributes["size"] = plane
     else:
-        inputs.append(_plane_size(graph, conv))
+        inputs.append(_plane_size(graph, layer))
     node = ir.node(
-        "fringe", inputs, attributes, domain=DOMAIN, version=VERSION, num_outputs=2, name=f"fringe_of_{conv.name}"
+        "fringe", inputs, attributes, domain=DOMAIN, version=VERSION, num_outputs=2, name=f"fringe_of_{layer.name}"
     )
     batch = shape[0]
     pixels = batch * plane[0] * plane[1] if all(isinstance(d, int) for d in (batch, *plane)) else None
     for out, dim in zip(node.outputs, (pixels, 1), strict=True):
         out.dtype, out.shape = ir.DataType.INT32, ir.Shape([dim])
-    graph.insert_before(conv, node)
+    graph.insert_before(layer, node)
     made[key] = node.outputs[0], node.outputs[1]
     return made[key]
 
 
-def _plane_size(graph: ir.Graph, conv: ir.Node) -> ir.Value:
-    """(height, width) of conv's output, from its input's: known before the convolution runs."""
-    x, weight = conv.inputs[0], conv.inputs[1]
+def _plane_size(graph: ir.Graph, layer: ir.Node) -> ir.Value:
+    """(height, width) of a layer's output, from its input's: known before the layer runs."""
+    x, window = layer.inputs[0], _window(layer)
     assert x is not None
-    assert weight is not None
-    assert weight.shape is not None
-    stride, padding, dilation = (_ints(conv, n, (v, v)) for n, v in (("stride", 1), ("padding", 0), ("dilation", 1)))
-    reach = [2 * padding[d] - dilation[d] * (int(weight.shape[1 + d]) - 1) - 1 for d in range(2)]  # type: ignore[arg-type]
+    assert window is not None
+    kernel, stride, padding, dilation = window
+    reach = [2 * padding[d] - dilation[d] * (kernel[d] - 1) - 1 for d in range(2)]
     nodes = [ir.node("Shape", [x], {"start": 1, "end": 3})]
 
     def step(op: str, numbers: list[int]) -> None:
         constant = ir.node("Constant", [], {"value_ints": numbers})
         nodes.extend((constant, ir.node(op, [nodes[-1].outputs[0], constant.outputs[0]])))
 
-    if stride == [1, 1]:
+    if stride == (1, 1):
         if reach != [-1, -1]:
             step("Add", [r + 1 for r in reach])
     else:
         step("Add", reach)
-        step("Div", stride)
+        step("Div", list(stride))
         step("Add", [1, 1])
     for node in nodes:
         node.outputs[0].dtype, node.outputs[0].shape = ir.DataType.INT64, ir.Shape([2])
-    graph.insert_before(conv, nodes)
+    graph.insert_before(layer, nodes)
     return nodes[-1].outputs[0]

@@ -16,6 +16,7 @@ from onnx import TensorProto
 from onnx.defs import OpSchema
 from onnx.shape_inference import InferenceContext, InferenceError
 
+from sbnet.blocks import pool_output_size
 from sbnet.ops.conv import ACTIVATIONS
 
 DOMAIN = "sbnet"
@@ -144,6 +145,20 @@ def _sparse_conv2d(node: NodeView) -> list[Dims | None]:
     return [[have if isinstance(have, int) or other is None else other for have, other in zip(y, like, strict=True)]]
 
 
+def _sparse_pool2d(node: NodeView) -> list[Dims | None]:
+    x, base = node.shape(0, 4) or [None] * 4, node.shape(6, 4) or [None] * 4
+    kernel = node.attribute("kernel_size")
+    stride, padding, dilation = (
+        node.attribute(n, v) for n, v in (("stride", kernel), ("padding", [0, 0]), ("dilation", [1, 1]))
+    )
+    ceil = bool(node.attribute("ceil_mode", 0))
+    y: Dims = [x[0], None, None, x[3]]
+    for d in range(2):
+        window = (kernel[d], stride[d], padding[d], dilation[d], ceil)
+        y[1 + d] = _scaled(x[1 + d], lambda side, w=window: pool_output_size(side, *w)[0])  # type: ignore[misc]
+    return [[have if isinstance(have, int) or other is None else other for have, other in zip(y, base, strict=True)]]
+
+
 _I, _Is, _F, _S = (OpSchema.AttrType.INT, OpSchema.AttrType.INTS, OpSchema.AttrType.FLOAT, OpSchema.AttrType.STRING)
 _GRID: dict[str, tuple[OpSchema.AttrType, Any]] = {
     "bsize": (_Is, REQUIRED),
@@ -244,6 +259,30 @@ OPS = {
             },
             {"T": FLOATS, "B": FLOATS},
             _sparse_conv2d,
+        ),
+        *(
+            Op(
+                f"sparse_{kind}_pool2d",
+                f"{kind}_pool2d(x) on the active blocks of y [N,Ho,Wo,C]. Elsewhere y is base; without base: 0 in the "
+                "fringe, with zero_outside=1 everywhere, else undefined.",
+                [("x", "T"), *_LISTS, ("fringe_pixels?", INT32), ("fringe_count?", INT32), ("base?", "T")],
+                [("y", "T")],
+                {
+                    **_GRID,
+                    "kernel_size": (_Is, REQUIRED),
+                    "stride": (_Is, None),
+                    "padding": (_Is, None),
+                    **more,
+                    "ceil_mode": (_I, 0),
+                    "zero_outside": (_I, 0),
+                },
+                {"T": FLOATS},
+                _sparse_pool2d,
+            )
+            for kind, more in (
+                ("max", {"dilation": (_Is, None)}),
+                ("avg", {"count_include_pad": (_I, 1), "divisor_override": (_I, 0)}),
+            )
         ),
     )
 }

@@ -206,8 +206,74 @@ def sparse_conv2d(
     )
 
 
+def sparse_max_pool2d(
+    x: Value,
+    indices: Value,
+    count: Value,
+    block_map: Value,
+    grid: Sequence[Any],
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+) -> Value:
+    window = {"kernel_size": kernel_size, "stride": stride, "padding": padding, "dilation": dilation}
+    return _pool("sparse_max_pool2d", x, (indices, count, block_map), grid, window, ceil_mode)
+
+
+def sparse_avg_pool2d(
+    x: Value,
+    indices: Value,
+    count: Value,
+    block_map: Value,
+    grid: Sequence[Any],
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> Value:
+    window = {"kernel_size": kernel_size, "stride": stride, "padding": padding}
+    divisor = {"count_include_pad": int(count_include_pad), "divisor_override": divisor_override or 0}
+    return _pool("sparse_avg_pool2d", x, (indices, count, block_map), grid, window, ceil_mode, **divisor)
+
+
+def _pool(
+    name: str,
+    x: Value,
+    lists: Sequence[Value],
+    grid: Sequence[Any],
+    window: dict[str, Sequence[int]],
+    ceil_mode: bool,
+    **attributes: int,
+) -> Value:
+    return _first(
+        _node(name)(
+            _last(x),
+            *lists,
+            **grid_attributes(grid),
+            **{k: list(v) for k, v in window.items()},
+            ceil_mode=int(ceil_mode),
+            **attributes,
+            zero_outside=1,  # layout.py relaxes it where nothing reads outside the active blocks
+        )
+    )
+
+
 def table() -> dict[Any, Callable[..., Any]]:
     """custom_translation_table of torch.onnx.export: every functional op of torch.ops.sbnet."""
     ops = torch.ops.sbnet
-    functions = (reduce_mask, sparse_gather, sparse_scatter, sparse_fill, fringe, mask_pyramid, sparse_conv2d)
+    functions = (
+        reduce_mask,
+        sparse_gather,
+        sparse_scatter,
+        sparse_fill,
+        fringe,
+        mask_pyramid,
+        sparse_conv2d,
+        sparse_max_pool2d,
+        sparse_avg_pool2d,
+    )
     return {getattr(ops, f.__name__).default: f for f in functions}

@@ -1,16 +1,20 @@
 """sbnet: run convolutional networks on the active blocks of an image only."""
 
 from sbnet import _library, reference
-from sbnet.blocks import ActiveBlocks, BlockGrid, Fringe, MaskPyramid, conv_output_size, same_padding
+from sbnet.blocks import ActiveBlocks, BlockGrid, Fringe, MaskPyramid, conv_output_size, pool_output_size, same_padding
 from sbnet.ops import (
     fringe,
     mask_pyramid,
     reduce_mask,
+    sparse_avg_pool2d,
+    sparse_avg_pool2d_,
     sparse_conv2d,
     sparse_conv2d_,
     sparse_fill,
     sparse_fill_,
     sparse_gather,
+    sparse_max_pool2d,
+    sparse_max_pool2d_,
     sparse_scatter,
     sparse_scatter_,
 )
@@ -28,14 +32,19 @@ __all__ = [
     "conv_output_size",
     "fringe",
     "mask_pyramid",
+    "pool_output_size",
     "reduce_mask",
     "reference",
     "same_padding",
+    "sparse_avg_pool2d",
+    "sparse_avg_pool2d_",
     "sparse_conv2d",
     "sparse_conv2d_",
     "sparse_fill",
     "sparse_fill_",
     "sparse_gather",
+    "sparse_max_pool2d",
+    "sparse_max_pool2d_",
     "sparse_scatter",
     "sparse_scatter_",
 ]

@@ -32,6 +32,30 @@ def conv_output_size(size: Pair, kernel_size: Pair, stride: Pair, padding: Pair,
     return out[0], out[1]
 
 
+def pool_output_size(
+    size: int | Sequence[int],
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    ceil_mode: bool = False,
+) -> Pair:
+    """(H_out, W_out) of PyTorch's max_pool2d and avg_pool2d (dilation 1) over an H x W plane."""
+    op = "pool_output_size"
+    k = to_pair(kernel_size, f"{op}: kernel_size")
+    s = k if stride is None else to_pair(stride, f"{op}: stride")
+    p, d = to_pair(padding, f"{op}: padding"), to_pair(dilation, f"{op}: dilation")
+    plane = to_pair(size, f"{op}: size")
+    if not ceil_mode:
+        return conv_output_size(plane, k, s, p, d)
+    # The last window may reach past the padding, but must begin inside the plane or the padding before it.
+    out = [
+        torch.sym_min(-(-(plane[a] + 2 * p[a] - d[a] * (k[a] - 1) - 1) // s[a]) + 1, -(-(plane[a] + p[a]) // s[a]))
+        for a in range(2)
+    ]
+    return out[0], out[1]
+
+
 def same_padding(size: int, kernel_size: int, stride: int = 1, dilation: int = 1) -> Pair:
     """(before, after) padding of TensorFlow's SAME: output = ceil(size / stride), the odd pixel goes after."""
     total = max((-(-size // stride) - 1) * stride + dilation * (kernel_size - 1) + 1 - size, 0)

@@ -141,6 +141,33 @@ def sparse_conv2d(
     return torch.where(active.pixel_mask(y.shape[2:]), y, torch.zeros_like(y))
 
 
+def sparse_max_pool2d(
+    x: Tensor,
+    active: ActiveBlocks,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    ceil_mode: bool = False,
+) -> Tensor:
+    y = F.max_pool2d(x, kernel_size, stride, padding, dilation, ceil_mode)  # type: ignore[arg-type]
+    return torch.where(active.pixel_mask(y.shape[2:]), y, torch.zeros_like(y))
+
+
+def sparse_avg_pool2d(
+    x: Tensor,
+    active: ActiveBlocks,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Tensor:
+    y = F.avg_pool2d(x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)  # type: ignore[arg-type]
+    return torch.where(active.pixel_mask(y.shape[2:]), y, torch.zeros_like(y))
+
+
 def sparse_fill(x: Tensor, active: ActiveBlocks, value: float = 0.0) -> Tensor:
     return torch.where(active.pixel_mask(x.shape[2:]), x, torch.full_like(x, value))
 

@@ -78,12 +78,15 @@ def changed(rng: random.Random) -> Node:
         t.to(floating) if t is not None and t.dtype == torch.float32 and node.op != "reduce_mask" else t
         for t in node.inputs
     ]
-    if node.op == "sparse_conv2d":  # any subset of the optional inputs
-        for k in (5, 6, 7, 9):
+    # any subset of the optional inputs: those that stand alone, and where fringe_pixels and fringe_count are
+    optional = {"sparse_conv2d": ((5, 6, 9), 7), "sparse_max_pool2d": ((6,), 4), "sparse_avg_pool2d": ((6,), 4)}
+    if node.op in optional:
+        alone, fringe = optional[node.op]
+        for k in (*alone, fringe):
             if rng.random() < 0.5:
                 node.inputs[k] = None
         if rng.random() < 0.9:
-            node.inputs[8] = None if node.inputs[7] is None else node.inputs[8]
+            node.inputs[fringe + 1] = None if node.inputs[fringe] is None else node.inputs[fringe + 1]
     for _ in range(rng.choice([0, 1, 1, 1, 2, 3])):
         at = rng.randrange(len(node.inputs))
         t = node.inputs[at]

@@ -137,5 +137,13 @@ def samples(device: str = "cpu") -> dict[str, Node]:
             conv,
             {"bsize": [4, 4], "padding": [1, 1], "stride": [1, 1], "groups": 1, "activation": "leaky_relu"},
         ),
+        *(
+            Node(
+                f"sparse_{kind}_pool2d",
+                [x, *lists, edge.pixels, edge.count, like.clone()],
+                {"bsize": [4, 4], "kernel_size": [3, 3], "stride": [1, 1], "padding": [1, 1], "ceil_mode": 0, **more},
+            )
+            for kind, more in (("max", {"dilation": [1, 1]}), ("avg", {"count_include_pad": 1, "divisor_override": 7}))
+        ),
     ]
     return {node.op: node for node in nodes}

@@ -121,8 +121,26 @@ def conv(device: str) -> None:
         assert error < 1e-2, (dtype, kernel, stride, groups, channels, block, error)
 
 
+def pool(device: str) -> None:
+    windows = ((3, 2, 1), (2, 2, 0), (3, 1, 1), (5, 2, 2), (2, 12, 1))
+    for dtype, channels, channels_last, (kernel, stride, padding), ceil in itertools.product(
+        (torch.float16, torch.bfloat16, torch.float32), (64, 17), (False, True), windows, (False, True)
+    ):
+        size, x = (50, 61), torch.randn(2, channels, 50, 61, device=device).to(dtype)
+        x = x.contiguous(memory_format=torch.channels_last) if channels_last else x
+        out = sbnet.pool_output_size(size, kernel, stride, padding, 1, ceil)
+        active = some_active((2, *out), BlockGrid.cover(out, 8), 0.02, device)
+        edge = sbnet.fringe(active, active, out, 3, 1, 1)
+        for kind in ("max", "avg"):
+            name, window = f"sparse_{kind}_pool2d", {"kernel_size": kernel, "stride": stride, "padding": padding}
+            want = getattr(reference, name)(x.float(), active, **window, ceil_mode=ceil)
+            got = torch.zeros_like(want, dtype=dtype, memory_format=torch.preserve_format)
+            getattr(sbnet, name + "_")(x, active, got, **window, ceil_mode=ceil, fringe=edge)
+            torch.testing.assert_close(got.float(), want, rtol=1e-2, atol=1e-2)
+
+
 def main() -> None:
-    families = {f.__name__: f for f in (reduce_mask, copies, fringe_and_fill, pyramid, conv)}
+    families = {f.__name__: f for f in (reduce_mask, copies, fringe_and_fill, pyramid, conv, pool)}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--only", choices=families)

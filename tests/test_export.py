@@ -120,6 +120,11 @@ class OneOp(nn.Module):
                 half = ((height + 1) // 2, (width + 1) // 2)
                 fringes = [(0, [(1, 3, 2, 1), (0, 3, 1, 1)]), (1, [(1, 3, 1, 1)])]
                 return sbnet.mask_pyramid(mask, [(height, width, 8), (*half, 8)], 0.5, fringes)
+            case "sparse_max_pool2d":
+                return sbnet.sparse_max_pool2d(sbnet.sparse_max_pool2d(x, active, 3, 1, 1), active, (1, 5), 1, (0, 2))
+            case "sparse_avg_pool2d":
+                y = sbnet.sparse_avg_pool2d(x, active, (3, 1), 1, (1, 0), count_include_pad=False)
+                return sbnet.sparse_avg_pool2d(y, active, 3, 1, 1, divisor_override=4)
             case "sparse_conv2d":
                 y = sbnet.sparse_conv2d(x, self.weight, self.bias, active, padding=1, activation="silu")
                 return y, sbnet.sparse_conv2d(x, self.weight, None, active, padding=1, residual=y)

@@ -28,15 +28,20 @@ from sbnet import (
     fringe,
     reduce_mask,
     reference,
+    sparse_avg_pool2d,
+    sparse_avg_pool2d_,
     sparse_conv2d,
     sparse_conv2d_,
     sparse_gather,
+    sparse_max_pool2d,
+    sparse_max_pool2d_,
     sparse_scatter,
     sparse_scatter_,
 )
 
 OPS = torch.ops.sbnet
 CONV = ([1, 1], [1, 1], [1, 1], 1)
+WINDOW = ([3, 3], [1, 1], [1, 1])
 
 
 # ---- opcheck
@@ -54,6 +59,8 @@ def op_samples(device):
     wide = laid_out(tensor((active.capacity, 8, 10, 10), torch.float32, device), "channels_last")
     edge = fringe(active, active, (20, 27), 3, 1, 1)
     g, h = grid.numbers(), halo.numbers()
+    small = random_active(BlockGrid.cover((10, 14), 8), 2, 0.5, device)  # of half the plane, ceil_mode
+    small_lists, s = (small.indices, small.count, small.block_map), small.grid.numbers()
 
     def grad(t):
         return t.detach().clone().requires_grad_()
@@ -118,6 +125,24 @@ def op_samples(device):
                 edge.count,
             ),
         ],
+        "sparse_max_pool2d": [
+            (x, *lists, g, *WINDOW, [1, 1], False),
+            (grad(last), *lists, g, *WINDOW, [1, 1], True),
+            (grad(x), *small_lists, s, [2, 2], [2, 2], [0, 0], [1, 1], True),
+        ],
+        "sparse_max_pool2d_": [
+            (x, *lists[:2], g, *WINDOW, [1, 1], False, x.clone(), None, None),
+            (last, *lists[:2], g, *WINDOW, [1, 1], False, 0 * last, edge.pixels, edge.count),
+        ],
+        "sparse_avg_pool2d": [
+            (x, *lists, g, *WINDOW, False, True, None),
+            (grad(last), *lists, g, *WINDOW, False, False, None),
+            (grad(x), *small_lists, s, [2, 2], [2, 2], [0, 0], True, True, 3),
+        ],
+        "sparse_avg_pool2d_": [
+            (x, *lists[:2], g, *WINDOW, False, True, None, x.clone(), None, None),
+            (last, *lists[:2], g, *WINDOW, False, False, 7, 0 * last, edge.pixels, edge.count),
+        ],
         "sparse_fill": [(x, active.block_map, g, 0.0), (grad(last), active.block_map, g, -1.5)],
         "sparse_fill_": [
             (x.clone(), active.block_map, g, 0.0),
@@ -155,6 +180,8 @@ def test_fake_strides_match(device):
             "conv": lambda x, w, a: sparse_conv2d(x, w, None, a, padding=1),
             "conv to one channel": lambda x, w, a: sparse_conv2d(x, w[:1], None, a, padding=1),
             "scatter": lambda x, w, a: sparse_scatter(sparse_gather(x, a), a, x),
+            "max pool": lambda x, w, a: sparse_max_pool2d(x, a, 3, 1, 1),
+            "average pool": lambda x, w, a: sparse_avg_pool2d(x, a, 3, 1, 1),
         }
         for name, call in calls.items():
             real = call(x, weight, active)
@@ -201,6 +228,7 @@ class Chain(torch.nn.Module):
         active = reduce_mask(mask, grid, 0.9)
         blocks = F.conv2d(sparse_gather(x, active, grid=grid.conv_input(3, 1, 1)), self.first)
         y = sparse_scatter(blocks.relu(), active, x * 0)
+        y = sparse_max_pool2d(sparse_avg_pool2d(y, active, 3, 1, 1), active, 3, 1, 1)
         return sparse_conv2d(y, self.second, self.bias, active, padding=1, activation="relu", residual=x), active
 
 
@@ -210,7 +238,10 @@ class InPlace(Chain):
             active = reduce_mask(mask, BlockGrid.cover(x.shape[2:], 8), 0.9)
             edge = fringe(active, active, x.shape[2:], 3, 1, 1)
             first, second = torch.full_like(x, 7.0), torch.zeros_like(x)
-            sparse_conv2d_(x, self.first, None, active, first, padding=1, activation="relu", fringe=edge)
+            sparse_conv2d_(x, self.first, None, active, second, padding=1, activation="relu", fringe=edge)
+            sparse_max_pool2d_(second, active, first, 3, 1, 1, fringe=edge)
+            sparse_avg_pool2d_(first, active, second, 3, 1, 1, fringe=edge)
+            sparse_conv2d_(second, self.first, None, active, first, padding=1, activation="relu", fringe=edge)
             sparse_conv2d_(first, self.second, self.bias, active, second, padding=1, residual=x)
             return sparse_scatter_(sparse_gather(second, active), active, torch.zeros_like(x), add=True), active
 
@@ -552,6 +583,8 @@ def test_cuda_graph_with_changing_masks(dtype):
         edge = fringe(active, active, size, 3, 1, 1)
         sparse_conv2d_(x, model_weights[0], None, active, first, padding=1, activation="relu", fringe=edge)
         sparse_conv2d_(first, depthwise, None, active, second, padding=1, groups=64, fringe=edge)
+        sparse_max_pool2d_(second, active, third, 3, 1, 1, fringe=edge)
+        sparse_avg_pool2d_(third, active, second, 3, 1, 1, fringe=edge)
         sparse_conv2d_(second, model_weights[1], None, active, third, padding=1, residual=x)
         blocks = F.conv2d(sparse_gather(x, active, grid=grid.conv_input(3, 1, 1)), model_weights[2])
         y = sparse_scatter(blocks, active, torch.zeros_like(x))

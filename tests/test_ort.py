@@ -236,17 +236,56 @@ def test_conv_empty_and_full(device, density):
     assert_bitwise(nchw(got), sbnet.sparse_conv2d(x, weight, None, active, **options))
 
 
+# ---- pools
+POOLS = {
+    "3x3 stride 2": {"kernel_size": 3, "stride": 2, "padding": 1},
+    "2x2": {"kernel_size": 2},
+    "ceil": {"kernel_size": (3, 2), "stride": (2, 3), "padding": (1, 0), "ceil_mode": True},
+    "dilated": {"kernel_size": 3, "stride": 1, "padding": 1, "dilation": 2},
+    "divisor": {"kernel_size": 3, "stride": 1, "padding": 1, "divisor_override": 5},
+    "without padding": {"kernel_size": 3, "stride": 2, "padding": 1, "count_include_pad": False},
+}
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("name", POOLS)
+@pytest.mark.parametrize("kind", ["max", "avg"])
+def test_pool(device, kind, name, dtype):
+    """Bit for bit what torch.ops.sbnet computes: with zeros outside, and into a base with a fringe."""
+    options = POOLS[name]
+    if {"max": {"divisor_override", "count_include_pad"}, "avg": {"dilation"}}[kind] & set(options):
+        pytest.skip("not an option of this pool")
+    x = laid_out(tensor((2, 16, 21, 26), dtype, device), "channels_last")
+    size = {k: v for k, v in options.items() if k not in ("divisor_override", "count_include_pad")}
+    out = sbnet.pool_output_size((21, 26), **size)
+    active = random_active(BlockGrid.cover(out, (8, 6)), 2, 0.4, device)
+    single = {"ceil_mode", "divisor_override", "count_include_pad"}
+    attributes = {"bsize": [8, 6], **{k: int(v) if k in single else pair(v) for k, v in options.items()}}
+    op = f"sparse_{kind}_pool2d"
+    (got,) = Node(op, [nhwc(x), *lists(active)], {**attributes, "zero_outside": 1}).run(device, dynamic=True)
+    assert_bitwise(nchw(got), getattr(sbnet, op)(x, active, **options))
+    edge = sbnet.fringe(active, active, out, 3, 1, 1)
+    base = poison((2, 16, *out), dtype, device, "channels_last")
+    want = base.clone(memory_format=torch.preserve_format)
+    getattr(sbnet, op + "_")(x, active, want, **options, fringe=edge)
+    (got,) = Node(op, [nhwc(x), *lists(active), edge.pixels, edge.count, nhwc(base)], attributes).run(device)
+    assert_bitwise(nchw(got), want)
+
+
 # ---- memory: what may be written in place, and what must not
 def infos(named):
     return [value_info(n, export.runtime.ELEMENT_TYPES[t.dtype], list(t.shape)) for n, t in named.items()]
 
 
-@pytest.mark.parametrize("op", ["sparse_scatter", "sparse_conv2d", "sparse_fill"])
+IN_PLACE = {"sparse_scatter": 4, "sparse_conv2d": 9, "sparse_fill": 0, "sparse_max_pool2d": 6, "sparse_avg_pool2d": 6}
+
+
+@pytest.mark.parametrize("op", IN_PLACE)
 @pytest.mark.parametrize("base", ["graph input", "initializer", "intermediate", "intermediate used again"])
 def test_in_place_never_shows(device, op, base):
     """The tensor that an op may take over keeps its value for everyone else, run after run."""
     node = samples(device)[op]
-    at = {"sparse_scatter": 4, "sparse_conv2d": 9, "sparse_fill": 0}[op]
+    at = IN_PLACE[op]
     plain = node.run(device)[0]
     names = [f"x{k}" for k in range(len(node.inputs))]
     given = dict(zip(names, node.inputs, strict=True))

@@ -7,13 +7,6 @@ namespace sbnet {
 
 enum class Activation : int32_t { kNone, kRelu, kRelu6, kLeakyRelu, kSilu, kGelu, kHardswish };
 
-// Pixels of y to set to zero, as linear indices (n*H + row)*W + column of y's plane; see core/fringe.h.
-struct FringeView {
-  const int32_t* pixels;  // [capacity], null for none
-  const int32_t* count;   // [1], clamped to [0, capacity] by kernels
-  int64_t capacity;
-};
-
 struct Conv2dParams {
   TensorView x;         // [N, C, H, W], any strides
   TensorView weight;    // [K, C/groups, R, S], any strides; K,R,S,C memory order (channels_last) is the fast one

@@ -1,5 +1,5 @@
 // The fringe of a tensor: the pixels that a consumer's active blocks read and no active block of the producer writes.
-// They must read as zero; a producing layer zeroes them while it writes its blocks (FringeView in core/conv.h).
+// They must read as zero; a producing layer zeroes them while it writes its blocks (FringeView in core/types.h).
 //
 // All devices work on words of 32 pixels of a row, bit k for pixel x0 + k: a block settles up to 32 pixels at once.
 #pragma once

@@ -83,6 +83,13 @@ struct ActiveView {
   BlockGrid grid;
 };
 
+// Pixels of a layer's output to set to zero, as linear indices (n*H + row)*W + column of its plane; see core/fringe.h.
+struct FringeView {
+  const int32_t* pixels;  // [capacity], null for none
+  const int32_t* count;   // [1], clamped to [0, capacity] by kernels
+  int64_t capacity;
+};
+
 // How a CPU kernel runs in parallel: the binding hands in its framework's thread pool.
 struct Parallel {
   // Calls body(arg, begin, end) over disjoint ranges that cover [0, n), each at least `grain` long if n allows it;

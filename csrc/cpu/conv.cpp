@@ -3,6 +3,7 @@
 #include <new>
 
 #include "cpu/conv_kernels.h"
+#include "cpu/fringe.h"
 #include "cpu/isa.h"
 
 namespace sbnet {
@@ -57,33 +58,6 @@ bool find_rect(const ConvPlan& plan, int64_t index, ConvRect* rect) {
   rect->height = static_cast<int32_t>(height);
   rect->width = static_cast<int32_t>(width);
   return height > 0 && width > 0;
-}
-
-template <class T>
-void zero_pixels(const Conv2dParams& p, int64_t begin, int64_t end) {
-  const TensorView& y = p.y;
-  const int64_t K = y.size[1], H = y.size[2], W = y.size[3];
-  for (int64_t f = begin; f < end; ++f) {
-    const int64_t pixel = p.fringe.pixels[f];
-    if (pixel < 0 || pixel >= y.size[0] * H * W) continue;
-    T* at =
-        static_cast<T*>(y.data) + pixel / (H * W) * y.stride[0] + pixel / W % H * y.stride[2] + pixel % W * y.stride[3];
-    if (y.stride[1] == 1)
-      std::fill_n(at, K, T{0});
-    else
-      for (int64_t k = 0; k < K; ++k) at[k * y.stride[1]] = T{0};
-  }
-}
-
-void zero_fringe(const Conv2dParams& p, const Parallel& parallel) {
-  if (!p.fringe.pixels) return;
-  const int64_t count = std::clamp<int64_t>(*p.fringe.count, 0, p.fringe.capacity);
-  parallel_for(parallel, count, 512, [&](int64_t begin, int64_t end) {
-    if (dtype_size(p.y.dtype) == 4)
-      zero_pixels<uint32_t>(p, begin, end);
-    else
-      zero_pixels<uint16_t>(p, begin, end);
-  });
 }
 
 void run_jobs(const ConvPlan& plan, const ConvKernels& kernel, char* workspace, const Parallel& parallel) {
@@ -144,6 +118,6 @@ extern "C" sbnet::Status sbnet_sparse_conv2d_cpu(const sbnet::Conv2dParams* p, v
   const sbnet::ConvKernels& kernel = sbnet::kernels(*p);
   const sbnet::ConvPlan plan = sbnet::make_conv_plan(*p, kernel.shape, parallel->threads);
   sbnet::run_jobs(plan, kernel, static_cast<char*>(workspace), *parallel);
-  sbnet::zero_fringe(*p, *parallel);
+  sbnet::zero_fringe(p->y, p->fringe, *parallel);
   return sbnet::ok_status();
 }

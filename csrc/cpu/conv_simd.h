@@ -1,5 +1,6 @@
-// Vectors, 16-bit conversions and activations of the CPU convolution. Included once by each conv_<isa>.cpp, which
-// defines SBNET_ISA (a namespace), SBNET_LANES and SBNET_VECTORS first; see isa.h for why.
+// Vectors, 16-bit conversions and activations of the CPU convolution; pooling uses the first two. Included once by each
+// conv_<isa>.cpp and pool_<isa>.cpp, which defines SBNET_ISA (a namespace), SBNET_LANES and SBNET_VECTORS first; see
+// isa.h for why.
 #pragma once
 #include "cpu/conv_kernels.h"
 

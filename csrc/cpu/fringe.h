@@ -1,8 +1,11 @@
-// Lists of marked pixels on the CPU, shared by fringe and mask_pyramid.
+// Lists of pixels on the CPU: made by fringe and mask_pyramid, cleared by the layers.
 #pragma once
 #include "core/fringe.h"
 
 namespace sbnet {
+
+// Sets the listed pixels of y, of any dtype of 2 or 4 bytes, to zero.
+void zero_fringe(const TensorView& y, const FringeView& fringe, const Parallel& parallel);
 
 // The set bits of a plane's words, in order: linear pixel indices, then -1.
 inline void list_pixels(const uint32_t* words, int64_t rows, int64_t width, int64_t capacity, int32_t* pixels,

@@ -1,13 +1,9 @@
-// What every convolution kernel does after its sums: bias, residual, activation, store; and the fringe's zeros.
+// What every convolution kernel does after its sums: bias, residual, activation, store.
 #pragma once
 #include "core/conv.h"
-#include "cuda/common.cuh"
+#include "cuda/layer.cuh"
 
 namespace sbnet {
-
-// Elements of T in a 16-byte access.
-template <class T>
-constexpr int kLanes = 16 / sizeof(T);
 
 template <int kRows, int kN, class F>
 __device__ __forceinline__ void each(float (&v)[kRows][kN], F f) {
@@ -53,15 +49,6 @@ __device__ __forceinline__ float bias_at(const Conv2dParams& p, int64_t k) {
   if (!p.bias) return 0.f;
   return p.bias_dtype == DType::kF32 ? static_cast<const float*>(p.bias)[k]
                                      : to_float(static_cast<const T*>(p.bias)[k]);
-}
-
-// May kLanes channels of `t`, the first a multiple of kLanes, be read or written as one 16-byte word?
-inline bool channels_vectorize(const TensorView& t) {
-  const int64_t lanes = 16 / dtype_size(t.dtype);
-  if (t.stride[1] != 1 || reinterpret_cast<uintptr_t>(t.data) % 16) return false;
-  for (int d : {0, 2, 3})
-    if (t.size[d] > 1 && t.stride[d] % lanes) return false;
-  return true;
 }
 
 // Where a pixel's channels begin in y and residual, in elements; y < 0: nowhere.
@@ -120,48 +107,6 @@ __device__ __forceinline__ void finish_outputs(const Conv2dParams& p, bool vecto
 #pragma unroll
       for (int e = 0; e < kN; ++e)
         if (to[i].y >= 0 && k + e < k_end) y[to[i].y + e * p.y.stride[1]] = from_float<T>(v[i][e]);
-  }
-}
-
-// How a launch spreads the fringe: 2^log2_threads neighbouring threads clear one pixel.
-struct FringePlan {
-  FastDiv height, width;
-  int log2_threads = 0;
-  bool vector = false;  // whole 16-byte words of channels
-
-  FringePlan() = default;
-  explicit FringePlan(const Conv2dParams& p) : height(p.y.size[2]), width(p.y.size[3]) {
-    const int64_t lanes = 16 / dtype_size(p.y.dtype);
-    vector = channels_vectorize(p.y) && p.y.size[1] % lanes == 0;
-    const int64_t stores = vector ? p.y.size[1] / lanes : p.y.size[1];
-    while (log2_threads < 5 && (1 << log2_threads) < stores) ++log2_threads;
-  }
-  // Threads that the whole list could use.
-  int64_t threads(const Conv2dParams& p) const { return p.fringe.pixels ? p.fringe.capacity << log2_threads : 0; }
-};
-
-// Clears this thread's share of the fringe; `thread` of `threads` counts over the whole grid. No pixel of the fringe is
-// an active one, so the order against the tiles does not matter.
-template <class T>
-__device__ __forceinline__ void clear_fringe(const Conv2dParams& p, const FringePlan& plan, int64_t thread,
-                                             int64_t threads) {
-  if (!p.fringe.pixels) return;
-  const int64_t count = min(static_cast<int64_t>(max(*p.fringe.count, 0)), p.fringe.capacity);
-  const int64_t plane_pixels = p.y.size[0] * p.y.size[2] * p.y.size[3];
-  const int lane = static_cast<int>(thread) & ((1 << plan.log2_threads) - 1);
-  for (int64_t i = thread >> plan.log2_threads; i < count; i += threads >> plan.log2_threads) {
-    const int32_t pixel = p.fringe.pixels[i];
-    if (pixel < 0 || pixel >= plane_pixels) continue;
-    uint32_t n, row, column;
-    plan.width.divmod(pixel, &row, &column);
-    plan.height.divmod(row, &n, &row);
-    T* y = static_cast<T*>(p.y.data) + n * p.y.stride[0] + row * p.y.stride[2] + column * p.y.stride[3];
-    if (plan.vector) {
-      for (int64_t k = lane * kLanes<T>; k < p.y.size[1]; k += kLanes<T> << plan.log2_threads)
-        *reinterpret_cast<uint4*>(y + k) = uint4{0, 0, 0, 0};
-    } else {
-      for (int64_t k = lane; k < p.y.size[1]; k += 1 << plan.log2_threads) y[k * p.y.stride[1]] = from_float<T>(0.f);
-    }
   }
 }
 

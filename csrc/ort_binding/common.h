@@ -303,6 +303,7 @@ void add_blocks_ops(OrtCustomOpDomain* domain);
 void add_conv_ops(OrtCustomOpDomain* domain);
 void add_fill_ops(OrtCustomOpDomain* domain);
 void add_fringe_ops(OrtCustomOpDomain* domain);
+void add_pool_ops(OrtCustomOpDomain* domain);
 void add_pyramid_ops(OrtCustomOpDomain* domain);
 
 }  // namespace sbnet::ort

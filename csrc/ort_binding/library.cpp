@@ -27,6 +27,7 @@ extern "C" SBNET_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* options,
       add_conv_ops(made);
       add_fill_ops(made);
       add_fringe_ops(made);
+      add_pool_ops(made);
       add_pyramid_ops(made);
       return made;
     }();

@@ -33,6 +33,21 @@ STABLE_TORCH_LIBRARY(sbnet, m) {
       "SymInt[] grid, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, "
       "str activation, float activation_param, bool allow_tf32, Tensor(a!) out, Tensor? fringe_pixels, "
       "Tensor? fringe_count) -> ()");
+  m.def(
+      "sparse_max_pool2d(Tensor x, Tensor indices, Tensor count, Tensor block_map, SymInt[] grid, "
+      "SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool ceil_mode) -> Tensor");
+  m.def(
+      "sparse_max_pool2d_(Tensor x, Tensor indices, Tensor count, SymInt[] grid, SymInt[] kernel_size, "
+      "SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool ceil_mode, Tensor(a!) out, Tensor? fringe_pixels, "
+      "Tensor? fringe_count) -> ()");
+  m.def(
+      "sparse_avg_pool2d(Tensor x, Tensor indices, Tensor count, Tensor block_map, SymInt[] grid, "
+      "SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, bool ceil_mode, bool count_include_pad, "
+      "int? divisor_override) -> Tensor");
+  m.def(
+      "sparse_avg_pool2d_(Tensor x, Tensor indices, Tensor count, SymInt[] grid, SymInt[] kernel_size, "
+      "SymInt[] stride, SymInt[] padding, bool ceil_mode, bool count_include_pad, int? divisor_override, "
+      "Tensor(a!) out, Tensor? fringe_pixels, Tensor? fringe_count) -> ()");
 }
 
 namespace sbnet::binding {

@@ -1,0 +1,53 @@
+// Block-sparse 2-D pooling: PyTorch's max_pool2d and avg_pool2d on the active blocks of the OUTPUT plane, nowhere else.
+// The border of a max pool is -inf; an average pool counts zeros there, or nothing (count_include_pad).
+#pragma once
+#include "core/types.h"
+
+namespace sbnet {
+
+enum class PoolKind : int32_t { kMax, kAverage };
+
+struct PoolParams {
+  PoolKind kind;
+  TensorView x;       // [N, C, H, W] float32, float16 or bfloat16, any strides
+  TensorView y;       // [N, C, Ho, Wo] of x.dtype, any strides; must not overlap x
+  ActiveView active;  // tiling grid of y's plane: offset 0, stride = size, count = ceil(plane / size)
+  FringeView fringe;
+  int32_t kernel[2], stride[2], padding[2];
+  int32_t dilation[2];       // 1 for averages
+  bool ceil_mode;            // a last window that reaches past the padding counts too, if it begins before it
+  bool count_include_pad;    // averages: padding counts in the divisor
+  int32_t divisor_override;  // averages: this instead of the window's pixels, unless 0
+};
+
+// A side of y, for numbers that validate() takes; below 1 where the plane is smaller than the kernel's reach.
+SBNET_EXPORT int64_t pool_output_side(int64_t side, int32_t kernel, int32_t stride, int32_t padding, int32_t dilation,
+                                      bool ceil_mode);
+// Kernel, stride, padding, dilation alone: what must hold before pool_output_side may be asked.
+SBNET_EXPORT Status check_pool_window(const PoolParams& p);
+// Shapes, dtypes, grid against plane, sizes within kernel limits. Everything a kernel relies on.
+SBNET_EXPORT Status validate(const PoolParams& p);
+
+inline const char* pool_name(PoolKind kind) {
+  return kind == PoolKind::kMax ? "sparse_max_pool2d" : "sparse_avg_pool2d";
+}
+
+// What the sum over the window that begins at (row, column), perhaps outside of the plane, is divided by.
+SBNET_HOST_DEVICE inline float pool_divisor(const PoolParams& p, int32_t row, int32_t column) {
+  if (p.divisor_override) return static_cast<float>(p.divisor_override);
+  const int32_t at[2] = {row, column};
+  float pixels = 1;
+  for (int d = 0; d < 2; ++d) {
+    const int32_t padding = p.count_include_pad ? p.padding[d] : 0, side = static_cast<int32_t>(p.x.size[2 + d]);
+    const int32_t begin = at[d] > -padding ? at[d] : -padding, end = at[d] + p.kernel[d];
+    pixels *= static_cast<float>((end < side + padding ? end : side + padding) - begin);
+  }
+  return pixels;
+}
+
+}  // namespace sbnet
+
+extern "C" {
+SBNET_EXPORT sbnet::Status sbnet_sparse_pool2d_cpu(const sbnet::PoolParams* p, const sbnet::Parallel* parallel);
+SBNET_EXPORT sbnet::Status sbnet_sparse_pool2d_cuda(const sbnet::PoolParams* p, void* stream);
+}
