@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sbnet.blocks import ActiveBlocks, Fringe
 from sbnet.engine.planner import Plan, Plane, Step, plan
 from sbnet.nn.layers import SparseConv2d
-from sbnet.ops import fringe, mask_pyramid, sparse_conv2d_, sparse_fill_
+from sbnet.ops import fringe, mask_pyramid, sparse_conv2d_
 
 
 @dataclass(frozen=True)
@@ -141,9 +141,7 @@ def run_step(
             residual=residual, fringe=clear, allow_tf32=allow_tf32, **layer.geometry(), **step.options,
         )  # fmt: skip
     else:
-        # There is no pool on active blocks yet: the whole plane, then zeros wherever it is not active.
-        out.copy_(layer(x))
-        sparse_fill_(out, active)
+        layer.run_(x, active, out, clear)
 
 
 def _view(flat: Tensor, shape: tuple[int, int, int, int]) -> Tensor:

@@ -8,8 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sbnet.blocks import ActiveBlocks
-from sbnet.ops import sparse_conv2d, sparse_fill
+from sbnet.blocks import ActiveBlocks, Fringe
+from sbnet.ops import (
+    sparse_avg_pool2d,
+    sparse_avg_pool2d_,
+    sparse_conv2d,
+    sparse_fill,
+    sparse_max_pool2d,
+    sparse_max_pool2d_,
+)
 from sbnet.reference import activate
 
 
@@ -117,8 +124,11 @@ class SparseMaxPool2d(nn.MaxPool2d):
 
     def forward(self, x: Tensor, active: ActiveBlocks | None = None) -> Tensor:
         """x [N,C,H,W], active blocks of the plane it writes."""
-        y = super().forward(x)
-        return y if active is None else sparse_fill(y, active)
+        return super().forward(x) if active is None else sparse_max_pool2d(x, active, **self.geometry())
+
+    def run_(self, x: Tensor, active: ActiveBlocks, out: Tensor, fringe: Fringe | None) -> None:
+        """Writes the active blocks of `out` and zeroes the pixels of `fringe`."""
+        sparse_max_pool2d_(x, active, out, **self.geometry(), fringe=fringe)
 
 
 class SparseAvgPool2d(nn.AvgPool2d):
@@ -137,5 +147,8 @@ class SparseAvgPool2d(nn.AvgPool2d):
 
     def forward(self, x: Tensor, active: ActiveBlocks | None = None) -> Tensor:
         """x [N,C,H,W], active blocks of the plane it writes."""
-        y = super().forward(x)
-        return y if active is None else sparse_fill(y, active)
+        return super().forward(x) if active is None else sparse_avg_pool2d(x, active, **self.geometry())
+
+    def run_(self, x: Tensor, active: ActiveBlocks, out: Tensor, fringe: Fringe | None) -> None:
+        """Writes the active blocks of `out` and zeroes the pixels of `fringe`."""
+        sparse_avg_pool2d_(x, active, out, **self.geometry(), fringe=fringe)
