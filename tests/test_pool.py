@@ -391,7 +391,9 @@ BAD_OUT = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "pattern"), BAD + BAD_OUT, ids=lambda v: v if isinstance(v, str) else next(iter(v), "none"))
+@pytest.mark.parametrize(
+    ("changes", "pattern"), BAD + BAD_OUT, ids=lambda v: v if isinstance(v, str) else next(iter(v), "none")
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_bad_input(device, kind, changes, pattern):
     arguments = {
