@@ -91,6 +91,18 @@ SBNET_INLINE void narrow8(Half* to, const float* from) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph(_mm256_loadu_ps(from), _MM_FROUND_TO_NEAREST_INT));
 }
 #endif
+#if defined(__AVX2__)
+SBNET_INLINE void narrow8(BFloat* to, const float* from) {
+  const __m256i u = _mm256_castps_si256(_mm256_loadu_ps(from)), high = _mm256_srli_epi32(u, 16);
+  const __m256i half = _mm256_add_epi32(_mm256_set1_epi32(0x7fff), _mm256_and_si256(high, _mm256_set1_epi32(1)));
+  const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(u, half), 16);
+  const __m256i magnitude = _mm256_and_si256(u, _mm256_set1_epi32(0x7fffffff));
+  const __m256i nan = _mm256_cmpgt_epi32(magnitude, _mm256_set1_epi32(0x7f800000));
+  const __m256i bits = _mm256_blendv_epi8(rounded, _mm256_or_si256(high, _mm256_set1_epi32(0x7fc0)), nan);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to),
+                   _mm_packus_epi32(_mm256_castsi256_si128(bits), _mm256_extracti128_si256(bits, 1)));
+}
+#endif
 
 template <class T>
 SBNET_INLINE void load_row(float* to, const T* from, int64_t stride, int64_t count) {
