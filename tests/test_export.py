@@ -268,6 +268,44 @@ def test_zeros_only_where_they_are_read(device, tmp_path):
         assert_bitwise(export.run(s, inputs)[0], module(*inputs).detach())
 
 
+@pytest.mark.parametrize("ceil_mode", [False, True])
+def test_pools_among_convolutions(device, ceil_mode, tmp_path):
+    """A pool reads a halo of its input and is read with one: fringes, no fills, but before a ceil_mode pool, whose last
+    windows no fringe describes."""
+
+    class Module(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weights = nn.ParameterList(tensor((8, 8, 3, 3), torch.float32, "cpu") / 8 for _ in range(2))
+
+        def forward(self, x, *masks):
+            fine, coarse = (
+                sbnet.reduce_mask(mask, BlockGrid.cover(mask.shape[1:], block))
+                for mask, block in zip(masks, (8, 4), strict=True)
+            )
+            y = sbnet.sparse_conv2d(x, self.weights[0], None, fine, padding=1)
+            y = sbnet.sparse_max_pool2d(y, coarse, 3, 2, 1, ceil_mode=ceil_mode)
+            y = sbnet.sparse_avg_pool2d(y, coarse, 3, 1, 1)
+            return sbnet.sparse_conv2d(y, self.weights[1], None, coarse, padding=1)
+
+    x = tensor((2, 8, 38, 51), torch.float32, device)
+    planes = [(38, 51), sbnet.pool_output_size((38, 51), 3, 2, 1, 1, ceil_mode)]
+
+    def inputs(threshold):
+        return x, *(torch.rand(2, *size, device=device) > threshold for size in planes)
+
+    module = Module().to(device)
+    path = export.to_onnx(module, inputs(0.99), tmp_path / "m.onnx")
+    assert ops_of(path).count("fringe") == (1 if ceil_mode else 2)  # both tensors of the coarse plane share one
+    assert attributes_of(path, "sparse_conv2d", "zero_outside") == [int(ceil_mode), 1]
+    assert attributes_of(path, "sparse_max_pool2d", "zero_outside") == [0]
+    assert attributes_of(path, "sparse_avg_pool2d", "zero_outside") == [0]
+    s = export.session(path, [PROVIDER[device]])
+    for threshold in (-1.0, 0.99, 0.97, 2.0, 0.99):  # what a run leaves behind must not show in the next one
+        given = inputs(threshold)
+        assert_bitwise(export.run(s, given)[0], module(*given).detach())
+
+
 class TwoPlanes(nn.Module):
     """A tensor that a 3x3 and a 1x1 convolution of stride 2 read, and one that its own plane reads with a halo."""
 
