@@ -722,6 +722,12 @@ print("done")
     assert result.stdout.strip() == "done"
 
 
+def test_depthwise_of_large_strides(device):
+    """No kernel made for one size and stride may serve another pair of them."""
+    for kernel, stride in ((2, 11), (2, 12), (1, 21), (4, 11), (6, 11)):
+        check(device, channels=16, filters=16, groups=16, kernel=kernel, stride=stride, padding=0, size=(60, 70))
+
+
 @pytest.mark.parametrize("block", [8, 10, (4, 17), 64], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_runs_of_pixels(dtype, block):

@@ -225,8 +225,9 @@ template <class T>
 Status launch_type(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
   const bool words = p.weight.size[0] == p.groups && p.groups % kLanes<T> == 0 && channels_vectorize(p.x);
   if (!words) return launch<T, 0, 0, false>(p, device, stream);
-  const bool square =
-      p.weight.size[2] == p.weight.size[3] && p.stride[0] == p.stride[1] && p.dilation[0] == 1 && p.dilation[1] == 1;
+  // Two digits, size and stride, name a kernel below.
+  const bool square = p.weight.size[2] == p.weight.size[3] && p.stride[0] == p.stride[1] && p.stride[0] < 10 &&
+                      p.dilation[0] == 1 && p.dilation[1] == 1;
   switch (square ? p.weight.size[2] * 10 + p.stride[0] : 0) {
     case 31:
       return launch<T, 3, 1, true>(p, device, stream);
