@@ -22,7 +22,8 @@ template <class C>
 __global__ void __launch_bounds__(kThreads, 1)
     conv3x3_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Args a) {
   extern __shared__ __align__(1024) uint8_t shared[];
-  const uint32_t smem = smem_address(shared);
+  uint32_t smem = smem_address(shared);
+  pin(smem);
   auto* tiles = reinterpret_cast<typename C::Tile*>(shared + C::kTilesAt);
   const int warp = __shfl_sync(0xffffffff, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
   grid_dependency_release();  // the next kernel's prologue may overlap this one; it waits where this one does
@@ -44,7 +45,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       init(C::kWeightEmpty, C::kWeightStages, 4 * C::kGroup);
       prefetch_map(&maps.y);
     } else {
-      init(C::kTileFull, C::kTileSlots, 1);
+      init(C::kTileFull, C::kTileSlots, C::kUnits);
       init(C::kTileEmpty, C::kTileSlots, 4 * C::kGroup + (C::kResident ? 0 : 1));
       init(C::kResidualFull, kConsumers, 1);
     }

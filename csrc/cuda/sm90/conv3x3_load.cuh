@@ -16,24 +16,30 @@ __device__ void produce_patches(const Args& a, const CUtensorMap* maps_x, uint32
   const int cluster = blockIdx.x >> a.log_cluster, clusters = gridDim.x >> a.log_cluster, taps = a.slices * 9;
 
   // Each lane finds one square, strip or cell of the cluster's next tiles. The rows of the first ones are asked for
-  // together with the count, which they turn out to need or not; their addresses before the previous kernel is done.
-  int first = 0, loaded = 0, count = 0;
-  uint32_t row, sub_y, sub_x;
-  int4 unit;
+  // together with the count, which they turn out to need or not; all that does not depend on them is computed before
+  // the previous kernel is done.
+  constexpr bool kAliases = !C::kTurns && C::kPatchStages < C::kGroups;
   constexpr int kBatch = 32 / C::kUnits - 1;  // tiles per look-up; the last lanes look up the one to take a half of
+  const int u = lane % C::kUnits;
+  int first = 0, loaded = 0, count = 0, k0, sub_y, sub_x, half_taps = taps / 2;
+  uint32_t row;
+  int4 unit;
   auto aim = [&](int m) {
-    uint32_t sub;
-    const uint32_t tile = lane / C::kUnits == kBatch ? cluster / 2 : cluster + (m + lane / C::kUnits) * clusters;
-    a.units_per_block.divmod(a.ktiles.quotient(tile) * C::kUnits + lane % C::kUnits, &row, &sub);
-    a.units_per_row.divmod(sub, &sub_y, &sub_x);
+    uint32_t t = lane / C::kUnits == kBatch ? cluster / 2 : cluster + (m + lane / C::kUnits) * clusters;
+    uint32_t ktile, sub, y, x;
+    a.ktiles.divmod(t, &t, &ktile);
+    a.units_per_block.divmod(t * C::kUnits + u, &row, &sub);
+    a.units_per_row.divmod(sub, &y, &x);
+    k0 = ktile * C::kTileChannels, sub_y = y * C::kUnitHeight, sub_x = x * C::kUnitWidth;
     first = m;
   };
   auto locate = [&] {
     const int4 block = load_row(a, row);
     count = min(max(loaded, 0), a.capacity);
-    unit = unit_of_block(a, block, row < static_cast<uint32_t>(count), sub_y * C::kUnitHeight, sub_x * C::kUnitWidth);
+    unit = unit_of_block(a, block, row < static_cast<uint32_t>(count), sub_y, sub_x);
   };
   aim(0);
+  pin(k0, sub_y, sub_x, half_taps);
   grid_dependency_wait();
   loaded = load_int(a.count);
   locate();
@@ -43,72 +49,71 @@ __device__ void produce_patches(const Args& a, const CUtensorMap* maps_x, uint32
   const bool narrow = C::kTurns && !C::kResident && ctas == 2 && total * 2 <= clusters;
   const int own = narrow ? cluster < total * 2 : total > cluster ? a.clusters.quotient(total - cluster - 1) + 1 : 0;
   const int shared = own & (ctas - 1);
-  int made = 0, slice = 0, tap = 0;
+  int made = 0, tap = 0;
+  uint32_t slice = 0;
   bool exchanged = false;
   for (int m = shared ? 0 : rank; m < own; m += m < shared ? shared + rank : ctas) {
     const bool share = m < shared;
-    const int v0 = share && rank ? taps / 2 : 0, v1 = share && !rank ? taps / 2 : taps;
+    const int v0 = share && rank ? half_taps : 0, v1 = share && !rank ? half_taps : taps;
     if (m >= first + kBatch) {
       aim(m);
       locate();
     }
     const bool mine = lane / C::kUnits == (narrow ? kBatch : m - first);
     if (!__any_sync(kAll, mine && unit.x >= 0)) continue;
-    const int slot = made % C::kTileSlots;
-    if (lane == 0) mbar_wait(smem + C::kTileEmpty + 8 * slot, ((made / C::kTileSlots) & 1) ^ 1);
-    __syncwarp();
+    const uint32_t slot = static_cast<uint32_t>(made) % C::kTileSlots, slice0 = slice;
     typename C::Tile& tile = tiles[slot];
-    if (mine) tile.unit[lane % C::kUnits] = unit;
-    if (lane == 0) {
-      const uint32_t t = narrow ? cluster / 2 : cluster + m * clusters;
-      tile.k0 = static_cast<int>(t - a.ktiles.quotient(t) * a.ktiles.divisor) * C::kTileChannels;
-      tile.v0 = v0, tile.v1 = v1, tile.slice = slice, tile.tap = tap;
-      tile.work = !share ? Work::kWhole : narrow ? Work::kNarrow : Work::kShared;
-      tile.side = cluster & 1;
-      tile.guard = exchanged && made == 1;
-    }
-    __syncwarp();
-    if (lane == 0) {
-      // Groups that do not take turns must not ask for a patch before its stage's last one has landed and been read:
-      // with fewer stages than groups the parities of the barrier would alias.
-      if (!C::kTurns && C::kPatchStages < C::kGroups)
-        mbar_wait(smem + C::kPatchEmpty + 8 * (slice % C::kPatchStages), ((slice / C::kPatchStages) & 1) ^ 1);
+    // A lane writes what it found of the tile and says so itself: no other lane has to vouch for it.
+    auto announce = [&] {
+      if (!mine) return;
+      mbar_wait(smem + C::kTileEmpty + 8 * slot, ((made / C::kTileSlots) & 1) ^ 1);
+      tile.unit[u] = unit;
+      if (u == 0) {
+        tile.k0 = k0, tile.v0 = v0, tile.v1 = v1, tile.slice = slice0, tile.tap = tap;
+        tile.work = !share ? Work::kWhole : narrow ? Work::kNarrow : Work::kShared;
+        tile.side = cluster & 1;
+        tile.guard = exchanged && made == 1;
+        // Groups that do not take turns must not ask for a patch before its stage's last one has landed and been read:
+        // with fewer stages than groups the parities of the barrier would alias.
+        if (kAliases)
+          mbar_wait(smem + C::kPatchEmpty + 8 * (slice0 % C::kPatchStages), (slice0 / C::kPatchStages & 1) ^ 1);
+      }
       mbar_arrive(smem + C::kTileFull + 8 * slot);
-    }
+    };
+    // The launch's first patch sets out before its tile is announced: the other warps wait for it longest.
+    const bool late = !C::kCells && !kAliases && made == 0;
+    if (!late) announce();
     for (int patch = C::first_patch(v0); C::first_tap(patch) < v1; ++patch, ++slice) {
       const int c = C::kStride == 1 ? patch : patch / 4;
       const CUtensorMap* map_x = maps_x + (C::kStride == 1 ? 0 : patch % 4);
       const int above = C::kStride == 1 ? 1 : patch % 4 < 2, left = C::kStride == 1 ? 1 : patch % 2 == 0;
-      const int stage = slice % C::kPatchStages, phase = (slice / C::kPatchStages) & 1;
+      const uint32_t stage = slice % C::kPatchStages, phase = slice / C::kPatchStages & 1;
       const uint32_t full = smem + C::kPatchFull + 8 * stage, to = smem + C::kPatchesAt + stage * C::kPatchPitch;
       if (lane == 0) {
         mbar_wait(smem + C::kPatchEmpty + 8 * stage, phase ^ 1);
         mbar_expect(full, C::kPatch);
       }
+      __syncwarp();
       if constexpr (C::kCells) {  // TMA cannot leave gaps between rows: a box per row
-        __syncwarp();
         constexpr int kRows = 2 * C::kPatchHeight;
         for (int r = lane; r < C::kGroup * kRows; r += 32) {
           const int4 at = tile.unit[r / kRows * 2 + r % 2];
           tma_load(to + r * C::kPatchWidth * 128, map_x, full, c * 64, at.z - left, at.y + r % kRows / 2 - above, at.x);
         }
-      } else if (lane == 0) {
-#pragma unroll
-        for (int u = 0; u < C::kUnits; ++u) {
-          const int4 at = tile.unit[u];
-          tma_load(to + u * C::kHalf, map_x, full, c * 64, at.z - left, at.y - above, at.x);
-        }
+      } else if (mine) {
+        tma_load(to + u * C::kHalf, map_x, full, c * 64, unit.z - left, unit.y - above, unit.x);
       }
+      if (late && slice == 0) announce();
     }
     tap += v1 - v0;
     exchanged = exchanged || share;
     ++made;
   }
   for (int g = 0; g < C::kGroups; ++g, ++made) {
-    if (lane == 0) {
+    if (lane < C::kUnits) {
       const int slot = made % C::kTileSlots;
       mbar_wait(smem + C::kTileEmpty + 8 * slot, ((made / C::kTileSlots) & 1) ^ 1);
-      tiles[slot].v1 = 0;
+      if (lane == 0) tiles[slot].v1 = 0;
       mbar_arrive(smem + C::kTileFull + 8 * slot);
     }
   }

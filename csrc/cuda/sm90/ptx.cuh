@@ -14,6 +14,12 @@ __device__ __forceinline__ uint32_t smem_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
+// The compiler must have these values in registers here: neither computed later nor found again some other way.
+template <class... V>
+__device__ __forceinline__ void pin(V&... v) {
+  (([&] { asm volatile("" : "+r"(v)); }()), ...);
+}
+
 // ---------------------------------------------------------------- mbarriers
 __device__ __forceinline__ void mbar_init(uint32_t bar, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
