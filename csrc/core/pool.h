@@ -32,17 +32,17 @@ inline const char* pool_name(PoolKind kind) {
   return kind == PoolKind::kMax ? "sparse_max_pool2d" : "sparse_avg_pool2d";
 }
 
-// What the sum over the window that begins at (row, column), perhaps outside of the plane, is divided by.
+// How many of a window's taps along dimension d count in an average; the window begins at `begin`, perhaps outside.
+SBNET_HOST_DEVICE inline float pool_extent(const PoolParams& p, int d, int32_t begin) {
+  const int32_t padding = p.count_include_pad ? p.padding[d] : 0, side = static_cast<int32_t>(p.x.size[2 + d]);
+  const int32_t first = begin > -padding ? begin : -padding, end = begin + p.kernel[d];
+  return static_cast<float>((end < side + padding ? end : side + padding) - first);
+}
+
+// What the sum over the window that begins at (row, column) is divided by.
 SBNET_HOST_DEVICE inline float pool_divisor(const PoolParams& p, int32_t row, int32_t column) {
-  if (p.divisor_override) return static_cast<float>(p.divisor_override);
-  const int32_t at[2] = {row, column};
-  float pixels = 1;
-  for (int d = 0; d < 2; ++d) {
-    const int32_t padding = p.count_include_pad ? p.padding[d] : 0, side = static_cast<int32_t>(p.x.size[2 + d]);
-    const int32_t begin = at[d] > -padding ? at[d] : -padding, end = at[d] + p.kernel[d];
-    pixels *= static_cast<float>((end < side + padding ? end : side + padding) - begin);
-  }
-  return pixels;
+  return p.divisor_override ? static_cast<float>(p.divisor_override)
+                            : pool_extent(p, 0, row) * pool_extent(p, 1, column);
 }
 
 }  // namespace sbnet

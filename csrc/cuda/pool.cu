@@ -69,7 +69,7 @@ struct Maximum {
     }
   }
   __device__ __forceinline__ void merge(const Maximum& other) { add(other.best); }
-  __device__ __forceinline__ Word<T, kN> finish(const PoolParams&, int, int) const { return best; }
+  __device__ __forceinline__ Word<T, kN> finish(float) const { return best; }
 };
 template <class T, int kN>
 struct Average {
@@ -85,8 +85,8 @@ struct Average {
 #pragma unroll
     for (int e = 0; e < kN; ++e) sum[e] += other.sum[e];
   }
-  __device__ __forceinline__ Word<T, kN> finish(const PoolParams& p, int row, int column) const {
-    const float divisor = pool_divisor(p, row, column), factor = 1.f / divisor;
+  __device__ __forceinline__ Word<T, kN> finish(float divisor) const {
+    const float factor = __fdividef(1.f, divisor);
     Word<T, kN> word;
 #pragma unroll
     for (int e = 0; e < kN; ++e)  // a product's last bit is far below that of a half
@@ -115,12 +115,13 @@ __device__ __forceinline__ void clip_taps(const PoolParams& p, int d, int begin,
 // kSize 0: a kernel of any size, stride and dilation; one output a thread.
 template <int kSize, int kStride>
 struct Tile {
-  static constexpr int kRows = kSize == 0 ? 1 : kStride == 1 ? 4 : 2;
+  static constexpr int kRows = kSize == 0 ? 1 : 2;
   static constexpr int kColumns = kSize == 0 ? 1 : 2;
+  static constexpr int kCtas = kSize == 3 && kStride == 1 ? 3 : 2;  // per SM: so many registers
 };
 
 template <class T, int kN, class Pool, int kSize, int kStride>
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kThreads, Tile<kSize, kStride>::kCtas)
     pool_kernel(const __grid_constant__ PoolParams p, const __grid_constant__ PoolPlan plan) {
   constexpr int kRows = Tile<kSize, kStride>::kRows, kColumns = Tile<kSize, kStride>::kColumns;
   using Channels = Word<T, kN>;
@@ -159,10 +160,15 @@ __global__ void __launch_bounds__(kThreads, 2)
     const T* x = static_cast<const T*>(p.x.data) + b.n * p.x.stride[0] + channel * p.x.stride[1];
     T* y = static_cast<T*>(p.y.data) + b.n * p.y.stride[0] + row * p.y.stride[2] + column * p.y.stride[3] +
            channel * p.y.stride[1];
+    float down_extent[kRows], across_extent[kColumns];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) down_extent[i] = pool_extent(p, 0, first_row + i * p.stride[0]);
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) across_extent[c] = pool_extent(p, 1, first_column + c * p.stride[1]);
     const auto write = [&](const Pool& output, int i, int c) {
       if (i < rows && c < columns)
-        *reinterpret_cast<Channels*>(y + i * p.y.stride[2] + c * p.y.stride[3]) =
-            output.finish(p, first_row + i * p.stride[0], first_column + c * p.stride[1]);
+        *reinterpret_cast<Channels*>(y + i * p.y.stride[2] + c * p.y.stride[3]) = output.finish(
+            p.divisor_override ? static_cast<float>(p.divisor_override) : down_extent[i] * across_extent[c]);
     };
     if constexpr (kSize > 0) {
       constexpr int kAcross = (kColumns - 1) * kStride + kSize;
