@@ -1,7 +1,7 @@
 """Clocks and ceilings.
 
 Functions that are compared run in turn in one process; figures are medians over rounds. On CUDA a function is captured
-many times into one graph, so that a figure holds no launch gap. Warm: operands stay in the caches where they fit. Cold:
+into one graph as often as takes a millisecond or two: a figure holds no launch gap, and the clock has settled. Warm: operands stay in the caches where they fit. Cold:
 before each call a buffer of twice the cache is overwritten, outside the time.
 """
 
@@ -19,6 +19,8 @@ from sbnet.benchmarks.registry import Side, short
 
 Run = Callable[[], Any]
 
+TURN_US, MOST_CALLS = 1500, 500  # of a captured function in a round
+
 
 class Timer:
     """Times sides of a case on one device.
@@ -26,7 +28,7 @@ class Timer:
     Args:
         device: "cpu" or "cuda".
         rounds: in each, every side runs once after the other.
-        repeat: calls a round; fewer for slow functions.
+        repeat: calls a round; fewer for slow functions, more in a graph of fast ones.
         eager: on CUDA, without graphs.
         cold: flush the caches before each call.
     """
@@ -59,6 +61,10 @@ class Timer:
             run: Run = functools.partial(_several, side.run, repeat)
         else:
             run = _graph(side.run, repeat)
+            once = self._events(run, repeat)()
+            if not self.cold and once * repeat < TURN_US:
+                repeat = min(MOST_CALLS, round(TURN_US / once))
+                run = _graph(side.run, repeat)
         run()
         return self._events(run, repeat)
 
