@@ -1,8 +1,9 @@
 """Clocks and ceilings.
 
 Functions that are compared run in turn in one process; figures are medians over rounds. On CUDA a function is captured
-into one graph as often as takes a millisecond or two: a figure holds no launch gap, and the clock has settled. Warm: operands stay in the caches where they fit. Cold:
-before each call a buffer of twice the cache is overwritten, outside the time.
+into one graph as often as takes a millisecond or two: a figure holds no launch gap, and the clock has settled. Warm:
+operands stay in the caches where they fit. Cold: before each call a buffer of twice the cache is overwritten, outside
+the time.
 """
 
 from __future__ import annotations
