@@ -4,8 +4,13 @@
 
 namespace sbnet::sm90 {
 
-// Named barriers: 0 is __syncthreads, 1-4 one warpgroup each, 5 and 6 whose turn it is, 7 all warpgroups.
-constexpr int kBarWarpgroup = 1, kBarTurn = 5, kBarAll = 7;
+// Named barriers: 0 is __syncthreads, 1-4 one warpgroup each, 5 and 6 whose turn it is, 7 all warpgroups, 8 the head
+// start.
+constexpr int kBarWarpgroup = 1, kBarTurn = 5, kBarAll = 7, kBarHeadStart = 8;
+
+// In a shared tile that nothing follows, the warpgroup that sends its sums away is so many taps ahead of the one that
+// waits for the other CTA's: 32 KB travel for 1,700 cycles, under the main loop of the latter.
+constexpr int kHeadStart = 5;
 
 // The two CTAs of a cluster computed half of the taps each of the same pixels. Warpgroup h of the pair belongs to CTA h
 // in the end: the other CTA sends it its sums (`groups` groups of 8 pixels), into the staging memory of warpgroups 2
@@ -107,6 +112,7 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, uint8_t*
       const CUtensorMap* map = narrow ? &maps.residual_pair : &maps.residual;
       for_each_box([&](uint32_t to, int x, int y, int n) { tma_load(to, map, residual_full, k0, x, y, n); });
     };
+    const int head_start = tile.alone && !owner ? min(v0 + kHeadStart, v1) - 1 : -1;
     const int prepare_at = tile.guard ? v1 - 1 : min(v0 + 2, v1 - 1);
     const uint32_t pixels = patches + ((side * C::kHalf + (narrow ? half * 8 * C::kGroupStride : 0)) >> 4);
 
@@ -146,6 +152,7 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, uint8_t*
           wgmma_commit();
         }
         if (leader && v == prepare_at) prepare_staging();
+        if (!C::kResident && v == head_start) bar_arrive(kBarHeadStart, 256);
         // Ask whether the next weights have come while this tap computes, but wait for them only when the previous
         // tap's memory has been given back.
         const uint32_t weight_now = smem + C::kWeightEmpty + 8 * weight;
@@ -167,6 +174,7 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, uint8_t*
       }
     };
     if (C::kTurns) bar_sync(kBarTurn + group, 512);
+    if (!C::kResident && tile.alone && owner) bar_sync(kBarHeadStart, 256);
     if (!live)
       main_loop(std::integral_constant<int, 0>());
     else if (narrow || (!C::kCells && a.H - at.y <= 8))

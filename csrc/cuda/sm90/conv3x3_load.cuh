@@ -72,6 +72,7 @@ __device__ void produce_patches(const Args& a, const CUtensorMap* maps_x, uint32
         tile.k0 = k0, tile.v0 = v0, tile.v1 = v1, tile.slice = slice0, tile.tap = tap;
         tile.work = !share ? Work::kWhole : narrow ? Work::kNarrow : Work::kShared;
         tile.side = cluster & 1;
+        tile.alone = share && !narrow && own == 1;
         tile.guard = exchanged && made == 1;
         // Groups that do not take turns must not ask for a patch before its stage's last one has landed and been read:
         // with fewer stages than groups the parities of the barrier would alias.

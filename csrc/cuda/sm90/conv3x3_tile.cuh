@@ -32,6 +32,7 @@ struct TileRecord {
   uint32_t slice, tap;  // ring positions: patches and taps used by earlier tiles of this CTA
   Work work;
   int side;   // narrow: which half
+  int alone;  // shared, and no tile follows
   int guard;  // warpgroups 2 and 3: their staging memory may still hold an earlier tile's incoming sums
 };
 
