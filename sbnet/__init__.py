@@ -5,6 +5,7 @@ from sbnet.blocks import ActiveBlocks, BlockGrid, Fringe, MaskPyramid, conv_outp
 from sbnet.ops import (
     fringe,
     mask_pyramid,
+    pack_conv_weight,
     reduce_mask,
     sparse_avg_pool2d,
     sparse_avg_pool2d_,
@@ -32,6 +33,7 @@ __all__ = [
     "conv_output_size",
     "fringe",
     "mask_pyramid",
+    "pack_conv_weight",
     "pool_output_size",
     "reduce_mask",
     "reference",

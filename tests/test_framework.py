@@ -112,8 +112,10 @@ def op_samples(device):
                 0 * residual,
                 edge.pixels,
                 edge.count,
+                OPS.pack_conv_weight(weight, 1),
             ),
         ],
+        "pack_conv_weight": [(weight, 1), (tensor((6, 1, 3, 5), torch.float16, device), 6)],
         "sparse_max_pool2d": [
             (x, *lists, g, *WINDOW, [1, 1], False),
             (grad(last), *lists, g, *WINDOW, [1, 1], True),

@@ -10,7 +10,35 @@ int64_t output_size(int64_t in, int64_t k, int64_t stride, int64_t padding, int6
   const int64_t reach = in + 2 * padding - dilation * (k - 1) - 1;
   return reach < 0 ? 0 : reach / stride + 1;
 }
+
+constexpr int64_t kTagBytes = 128, kMostLanes = 16;  // cpu/conv_plan.h, cpu/conv_simd.h
 }  // namespace
+
+Status validate(const ConvPackParams& p) {
+  constexpr const char* op = "pack_conv_weight";
+  const int64_t* size = p.weight.size;
+  SBNET_CHECK(is_compute_dtype(p.weight.dtype), "%s: weight: dtype %s; float32, float16 or bfloat16 is wanted", op,
+              dtype_name(p.weight.dtype));
+  SBNET_TRY(check_plane(op, "weight", p.weight));
+  double elements = 1;
+  for (int d = 0; d < 4; ++d) elements *= static_cast<double>(size[d]);
+  SBNET_CHECK(elements >= 1 && elements < 0x1p48,
+              "%s: weight: shape [%lld,%lld,%lld,%lld]; 1 to 2^48 elements are wanted", op,
+              static_cast<long long>(size[0]), static_cast<long long>(size[1]), static_cast<long long>(size[2]),
+              static_cast<long long>(size[3]));
+  SBNET_CHECK(p.groups >= 1 && size[0] % p.groups == 0, "%s: groups: %d; a divisor of K = %lld is wanted", op, p.groups,
+              static_cast<long long>(size[0]));
+  return ok_status();
+}
+
+// Instruction sets differ in how far they fill up channels. Whoever widens the elements, to 4 bytes, does not fill up
+// input channels; matrix units fill them up, but to no more than twice as many 2-byte elements.
+int64_t packed_bytes(const ConvPackParams& p) {
+  const int64_t* size = p.weight.size;
+  const int64_t groups = size[1] == 1 ? 1 : p.groups,
+                lanes = (size[0] / groups + kMostLanes - 1) / kMostLanes * kMostLanes;
+  return kTagBytes + groups * lanes * size[1] * size[2] * size[3] * 4;
+}
 
 Status validate(const Conv2dParams& p) {
   const int64_t N = p.x.size[0], C = p.x.size[1], H = p.x.size[2], W = p.x.size[3];

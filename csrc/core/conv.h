@@ -23,14 +23,29 @@ struct Conv2dParams {
   bool allow_tf32;         // float32 on CUDA may use tf32 tensor cores; default false
 };
 
+// Weights in the order in which kernels of a device read them, made once for many calls: a copy, of what the weights
+// are then. CUDA kernels read weights as they are.
+struct ConvPackParams {
+  TensorView weight;  // [K, C/groups, R, S], any strides
+  int32_t groups;
+};
+
 // Shapes, dtypes, grid against plane, sizes within kernel limits. Everything a kernel relies on.
 SBNET_EXPORT Status validate(const Conv2dParams& p);
+SBNET_EXPORT Status validate(const ConvPackParams& p);
+// Bytes that hold the weights packed for any processor.
+SBNET_EXPORT int64_t packed_bytes(const ConvPackParams& p);
 
 }  // namespace sbnet
 
 extern "C" {
-SBNET_EXPORT int64_t sbnet_sparse_conv2d_workspace_bytes_cpu(const sbnet::Conv2dParams* p, int32_t threads);
-SBNET_EXPORT sbnet::Status sbnet_sparse_conv2d_cpu(const sbnet::Conv2dParams* p, void* workspace,
+SBNET_EXPORT sbnet::Status sbnet_pack_conv_weight_cpu(const sbnet::ConvPackParams* p, void* packed,
+                                                      const sbnet::Parallel* parallel);
+// packed: null, or packed_bytes() of memory that pack_conv_weight filled from p->weight as it is now. One of another
+// shape, dtype, number of groups or instruction set is refused.
+SBNET_EXPORT int64_t sbnet_sparse_conv2d_workspace_bytes_cpu(const sbnet::Conv2dParams* p, const void* packed,
+                                                             int32_t threads);
+SBNET_EXPORT sbnet::Status sbnet_sparse_conv2d_cpu(const sbnet::Conv2dParams* p, const void* packed, void* workspace,
                                                    const sbnet::Parallel* parallel);
 // Workspace (device memory, uninitialised, 256-byte aligned, exclusive to this launch until it has finished).
 SBNET_EXPORT int64_t sbnet_sparse_conv2d_workspace_bytes_cuda(const sbnet::Conv2dParams* p);

@@ -1,5 +1,6 @@
 // sparse_conv2d on the CPU: checks, the list of jobs, threads, the fringe. The arithmetic is in conv_fma.h.
 #include <algorithm>
+#include <cstring>
 #include <new>
 
 #include "cpu/conv_kernels.h"
@@ -9,22 +10,25 @@
 namespace sbnet {
 namespace {
 
-constexpr int64_t kJobsPerThread = 4;  // enough for the threads to finish together, few enough to share patches
+constexpr int64_t kEnoughPixels = 128;  // of a tile: its work hides that its weights are read
+constexpr int64_t kJobsPerThread = 4;   // enough for the threads to finish together, few enough to share patches
 
 #if defined(SBNET_AMX)
-// Matrix units want 16-bit elements, about a whole product of channels and rows of pixels that are not too short.
-bool suits_amx(const Conv2dParams& p, Isa isa) {
-  const bool has_type = p.x.dtype == DType::kBF16 ? isa >= Isa::kAmx : p.x.dtype == DType::kF16 && isa >= Isa::kAmxFp16;
-  return has_type && p.weight.size[1] >= 20 && std::min<int64_t>(p.active.grid.size[1], p.y.size[3]) >= 8;
+// Matrix units want 16-bit elements and about a whole product of channels.
+bool suits_amx(const TensorView& weight, Isa isa) {
+  const bool has_type =
+      weight.dtype == DType::kBF16 ? isa >= Isa::kAmx : weight.dtype == DType::kF16 && isa >= Isa::kAmxFp16;
+  return has_type && weight.size[1] >= 20;
 }
 #endif
 
-const ConvKernels& kernels(const Conv2dParams& p) {
-  (void)p;
+// The weights alone decide: they may have been packed before planes and blocks are known.
+const ConvKernels& kernels(const TensorView& weight) {
+  (void)weight;
 #if defined(__x86_64__)
   const Isa isa = chosen_isa();
 #if defined(SBNET_AMX)
-  if (suits_amx(p, isa)) return kConvKernelsAmx;
+  if (suits_amx(weight, isa)) return kConvKernelsAmx;
 #endif
   switch (isa) {
     case Isa::kAmxFp16:
@@ -60,18 +64,29 @@ bool find_rect(const ConvPlan& plan, int64_t index, ConvRect* rect) {
   return height > 0 && width > 0;
 }
 
-void run_jobs(const ConvPlan& plan, const ConvKernels& kernel, char* workspace, const Parallel& parallel) {
+void pack(const ConvLayout& layout, const ConvKernels& kernel, void* packed, const Parallel& parallel) {
+  parallel_for(parallel, layout.groups * ceil_div(layout.group_out, layout.lanes), 1,
+               [&](int64_t begin, int64_t end) { kernel.pack_weights(layout, packed, begin, end); });
+}
+
+// `weights`: packed, or null: they are packed now, for this call.
+void run_jobs(const ConvPlan& plan, const ConvKernels& kernel, const void* weights, char* workspace,
+              const Parallel& parallel) {
   const int64_t blocks = std::clamp<int64_t>(*plan.p.active.count, 0, plan.p.active.capacity);
   if (!blocks) return;
   const int64_t threads = std::max(parallel.threads, 1), wanted = threads * kJobsPerThread;
-  void* weights = workspace + plan.weights_at;
-  parallel_for(parallel, plan.groups * ceil_div(plan.group_out, plan.lanes), 1,
-               [&](int64_t begin, int64_t end) { kernel.pack_weights(plan, weights, begin, end); });
+  if (!weights) {
+    pack(plan, kernel, workspace + plan.weights_at, parallel);
+    weights = workspace + plan.weights_at;
+  }
 
-  // Few tiles: split their output channels, so that every thread has work.
+  // Few tiles: split their output channels, so that every thread has work. Each tile reads all weights, so that small
+  // blocks share one even then.
   const int64_t rects = blocks * plan.tiles[0] * plan.tiles[1];
-  const int64_t per_tile = std::clamp<int64_t>(rects / wanted, 1, plan.rects_per_tile);
-  const int64_t tiles = ceil_div(rects, per_tile);
+  const int64_t sharing = std::min(ceil_div(kEnoughPixels, plan.tile[0] * plan.tile[1]), plan.rects_per_tile);
+  int64_t tiles = ceil_div(rects, std::clamp(rects / wanted, sharing, plan.rects_per_tile));
+  const int64_t per_tile = ceil_div(rects, tiles);
+  tiles = ceil_div(rects, per_tile);
   const int64_t splits =
       std::clamp<int64_t>(ceil_div(wanted, tiles * plan.groups), ceil_div(plan.panels, plan.job_panels), plan.panels);
   const int64_t job_panels = ceil_div(plan.panels, splits);
@@ -107,17 +122,38 @@ void run_jobs(const ConvPlan& plan, const ConvKernels& kernel, char* workspace, 
 }  // namespace
 }  // namespace sbnet
 
-extern "C" int64_t sbnet_sparse_conv2d_workspace_bytes_cpu(const sbnet::Conv2dParams* p, int32_t threads) {
-  if (!sbnet::validate(*p).ok()) return 0;
-  return sbnet::make_conv_plan(*p, sbnet::kernels(*p).shape, threads).total_bytes;
+extern "C" sbnet::Status sbnet_pack_conv_weight_cpu(const sbnet::ConvPackParams* p, void* packed,
+                                                    const sbnet::Parallel* parallel) {
+  SBNET_TRY(sbnet::validate(*p));
+  const sbnet::ConvKernels& kernel = sbnet::kernels(p->weight);
+  const sbnet::ConvLayout layout = sbnet::make_conv_layout(p->weight, p->groups, kernel.shape);
+  std::memcpy(packed, &layout.tag, sizeof(layout.tag));
+  sbnet::pack(layout, kernel, static_cast<char*>(packed) + sbnet::kTagBytes, *parallel);
+  return sbnet::ok_status();
 }
 
-extern "C" sbnet::Status sbnet_sparse_conv2d_cpu(const sbnet::Conv2dParams* p, void* workspace,
+extern "C" int64_t sbnet_sparse_conv2d_workspace_bytes_cpu(const sbnet::Conv2dParams* p, const void* packed,
+                                                           int32_t threads) {
+  if (!sbnet::validate(*p).ok()) return 0;
+  return sbnet::make_conv_plan(*p, sbnet::kernels(p->weight).shape, packed, threads).total_bytes;
+}
+
+extern "C" sbnet::Status sbnet_sparse_conv2d_cpu(const sbnet::Conv2dParams* p, const void* packed, void* workspace,
                                                  const sbnet::Parallel* parallel) {
   SBNET_TRY(sbnet::validate(*p));
-  const sbnet::ConvKernels& kernel = sbnet::kernels(*p);
-  const sbnet::ConvPlan plan = sbnet::make_conv_plan(*p, kernel.shape, parallel->threads);
-  sbnet::run_jobs(plan, kernel, static_cast<char*>(workspace), *parallel);
+  const sbnet::ConvKernels& kernel = sbnet::kernels(p->weight);
+  const sbnet::ConvPlan plan = sbnet::make_conv_plan(*p, kernel.shape, packed, parallel->threads);
+  if (packed) {
+    SBNET_CHECK(
+        !std::memcmp(packed, &plan.tag, sizeof(plan.tag)),
+        "sparse_conv2d: packed: made for a weight of another shape or dtype, other groups or another processor; "
+        "pack_conv_weight(weight, groups) of weight [%lld,%lld,%lld,%lld] %s, groups %d is wanted",
+        static_cast<long long>(p->weight.size[0]), static_cast<long long>(p->weight.size[1]),
+        static_cast<long long>(p->weight.size[2]), static_cast<long long>(p->weight.size[3]),
+        dtype_name(p->weight.dtype), p->groups);
+    packed = static_cast<const char*>(packed) + sbnet::kTagBytes;
+  }
+  sbnet::run_jobs(plan, kernel, packed, static_cast<char*>(workspace), *parallel);
   sbnet::zero_fringe(p->y, p->fringe, *parallel);
   return sbnet::ok_status();
 }

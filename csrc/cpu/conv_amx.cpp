@@ -124,8 +124,8 @@ static void run_slice(const ConvPlan& plan, const ConvJob& job, const Slice& sli
   for (int64_t j = 0; j < job.panels; ++j) {
     const int64_t panel = job.first_panel + j, width = plan.width_of_panel(panel), k = panel * kPanelWidth;
     const int64_t channels = smaller(width, plan.group_out - k), k0 = job.group * plan.group_out + k;
-    const int64_t before = slice.c0 * plan.taps() + slice.taps_before * whole_depths(slice.channels);
-    const T* w = static_cast<const T*>(job.weights) + plan.panel_offset(job.group, panel) + before * width;
+    const T* w = weights_of<T>(plan, job, slice, j);
+    const NextWeights next = next_weights<T>(plan, job, slice, j);
     float* sums = job.sums + j * plan.sum_rows * kPanelWidth;
     alignas(64) float bias[kPanelWidth];
     if (slice.last) load_bias<T>(plan.p, k0, channels, bias);
@@ -139,6 +139,7 @@ static void run_slice(const ConvPlan& plan, const ConvJob& job, const Slice& sli
       const T* patch = static_cast<const T*>(job.patch);
       const T* const x[2] = {patch + px.patch[begin[0]], patch + px.patch[begin[runs - 1]]};
       float* const to[2] = {sums, sums + run_rows * kPanelWidth};
+      fetch(next, begin[0], begin[runs], px.count);
       const int64_t pixel_bytes = output_step * plan.patch_channels * 2;
       if (width == kPanelWidth)
         (runs == 2 ? microkernel<T, 2, 2> : microkernel<T, 1, 2>)(x, pixel_bytes, slice.taps, w, to, slice.first);

@@ -129,13 +129,14 @@ static void run_slice(const ConvPlan& plan, const ConvJob& job, const Slice& sli
   for (int64_t j = 0; j < job.panels; ++j) {
     const int64_t panel = job.first_panel + j, width = plan.width_of_panel(panel), k = panel * kPanelWidth;
     const int64_t channels = smaller(width, plan.group_out - k), k0 = job.group * plan.group_out + k;
-    const int64_t before = slice.c0 * plan.taps() + slice.taps_before * slice.channels;
-    const float* w = static_cast<const float*>(job.weights) + plan.panel_offset(job.group, panel) + before * width;
+    const float* w = weights_of<T>(plan, job, slice, j);
+    const NextWeights next = next_weights<T>(plan, job, slice, j);
     float* sums = job.sums + j * plan.sum_rows * kPanelWidth;
     const Microkernel micro = plan.depthwise ? microkernel_of<true>(width) : microkernel_of<false>(width);
     alignas(64) float bias[kPanelWidth];
     if (slice.last) load_bias<T>(plan.p, k0, channels, bias);
     for (int64_t i = 0; i < px.count; i += kMicroPixels, sums += kMicroPixels * kPanelWidth) {
+      fetch(next, i, smaller(i + kMicroPixels, px.count), px.count);
       micro(static_cast<const float*>(job.patch), px.patch + i, slice.taps, w, sums, slice.first);
       if (slice.last) finish<T>(plan, px, i, smaller(i + kMicroPixels, px.count), k0, channels, bias, sums);
     }

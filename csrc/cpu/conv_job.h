@@ -91,12 +91,43 @@ static Taps list_taps(const ConvPlan& plan, const AxisTaps& rows, const AxisTaps
   return taps;
 }
 
+// A slice's weights for the j-th panel of the job.
+template <class T>
+SBNET_INLINE const Stored<T>* weights_of(const ConvPlan& plan, const ConvJob& job, const Slice& slice, int64_t j) {
+  const int64_t panel = job.first_panel + j;
+  const int64_t before = slice.c0 * plan.taps() + slice.taps_before * whole_depths(slice.channels);
+  return static_cast<const Stored<T>*>(job.weights) + plan.panel_offset(job.group, panel) +
+         before * plan.width_of_panel(panel);
+}
+
+// The weights that a job reads next: those of the next panel, or of the first one in the next slice. Few pixels do
+// little work on a slice; fetched from memory only when they are wanted, its weights would take as long as that work.
+struct NextWeights {
+  const char* at;
+  int64_t bytes;
+};
+
+template <class T>
+SBNET_INLINE NextWeights next_weights(const ConvPlan& plan, const ConvJob& job, const Slice& slice, int64_t j) {
+  const int64_t elements = slice.tap_count * whole_depths(slice.channels), step = sizeof(Stored<T>);
+  const int64_t next = j + 1 < job.panels ? j + 1 : 0, width = plan.width_of_panel(job.first_panel + next);
+  const Stored<T>* from = weights_of<T>(plan, job, slice, next) + (next ? 0 : elements * width);
+  return {reinterpret_cast<const char*>(from), elements * width * step};
+}
+
+// Fetches the share of pixels [begin, end) of `count` into the second cache: the first one is full of this slice.
+SBNET_INLINE void fetch(const NextWeights& next, int64_t begin, int64_t end, int64_t count) {
+  const int64_t lines = (next.bytes + 63) / 64;
+  for (int64_t line = lines * begin / count; line < lines * end / count; ++line)
+    __builtin_prefetch(next.at + line * 64, 0, 2);
+}
+
 template <class T>
 static void run_slice(const ConvPlan& plan, const ConvJob& job, const Slice& slice, int64_t output_step);
 
 template <class T>
 static void run(const ConvPlan& plan, const ConvJob& job) {
-  const int64_t R = plan.p.weight.size[2], S = plan.p.weight.size[3];
+  const int64_t R = plan.weight.size[2], S = plan.weight.size[3];
   list_pixels(plan, job);
   AxisTaps rows, columns;
   Slice slice;

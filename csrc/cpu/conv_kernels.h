@@ -7,7 +7,7 @@ namespace sbnet {
 // One tile and some of its output channels.
 struct ConvJob {
   int64_t group, first_panel, panels;
-  const void* weights;  // packed, of the whole layer
+  const void* weights;  // packed, of the whole layer, without their tag
   void* patch;          // [rects][slots][patch_channels]
   float* sums;          // [panels][plan.sum_rows][panel width]
   const ConvRect* rects;
@@ -28,7 +28,7 @@ struct ConvKernels {
   ConvShape shape;
   // Packs the weights of vectors [begin, end) of groups x ceil(group_out / lanes) output channels: per panel [chunk]
   // [tap][channels of the chunk x output channels of the panel], zeros in the tail lanes.
-  void (*pack_weights)(const ConvPlan& plan, void* packed, int64_t begin, int64_t end);
+  void (*pack_weights)(const ConvLayout& layout, void* packed, int64_t begin, int64_t end);
   void (*run_job)(const ConvPlan& plan, const ConvJob& job);
 };
 

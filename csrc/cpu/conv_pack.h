@@ -9,42 +9,45 @@ namespace SBNET_ISA {
 
 // All input channels and taps of kLanes output channels from k0 on.
 template <class T>
-static void pack_lanes(const ConvPlan& plan, int64_t group, int64_t k0, Stored<T>* packed) {
-  const TensorView& w = plan.p.weight;
-  const int64_t R = w.size[2], S = w.size[3], C = plan.group_in, panel = k0 / kPanelWidth;
-  const int64_t width = plan.width_of_panel(panel), used = smaller(kLanes, plan.group_out - k0);
-  const int64_t chunks = (C + plan.chunk - 1) / plan.chunk;
+static void pack_lanes(const ConvLayout& layout, int64_t group, int64_t k0, Stored<T>* packed) {
+  const TensorView& w = layout.weight;
+  const int64_t R = w.size[2], S = w.size[3], C = layout.group_in, panel = k0 / kPanelWidth;
+  const int64_t width = layout.width_of_panel(panel), used = smaller(kLanes, layout.group_out - k0);
+  const int64_t chunks = (C + layout.chunk - 1) / layout.chunk;
   const bool by_chunk = w.stride[1] != 1;  // follow the order of the weights in memory
-  const T* source = static_cast<const T*>(w.data) + (group * plan.group_out + k0) * w.stride[0];
-  Stored<T>* to = packed + plan.panel_offset(group, panel);
+  const T* source = static_cast<const T*>(w.data) + (group * layout.group_out + k0) * w.stride[0];
+  Stored<T>* to = packed + layout.panel_offset(group, panel);
   int64_t taps_done = 0;
-  AxisTaps rows, columns;
-  for (int32_t r0 = 0; r0 < R; r0 += rows.taps) {
-    rows = next_axis_taps(plan, 0, r0);
-    for (int32_t s0 = 0; s0 < S; s0 += columns.taps) {
-      columns = next_axis_taps(plan, 1, s0);
-      const int64_t taps = int64_t{rows.taps} * columns.taps;
+  for (int64_t r0 = 0; r0 < R; r0 += kMaxAxisTaps)
+    for (int64_t s0 = 0; s0 < S; s0 += kMaxAxisTaps) {
+      const int64_t columns = smaller(kMaxAxisTaps, S - s0), taps = smaller(kMaxAxisTaps, R - r0) * columns;
       for (int64_t i = 0; i < taps * chunks; ++i) {
-        const int64_t tap = by_chunk ? i % taps : i / chunks, c0 = (by_chunk ? i / taps : i % chunks) * plan.chunk;
-        const int64_t r = r0 + tap / columns.taps, s = s0 + tap % columns.taps;
-        const int64_t channels = smaller(plan.chunk, C - c0);
+        const int64_t tap = by_chunk ? i % taps : i / chunks, c0 = (by_chunk ? i / taps : i % chunks) * layout.chunk;
+        const int64_t r = r0 + tap / columns, s = s0 + tap % columns;
+        const int64_t channels = smaller(layout.chunk, C - c0);
         pack_tap(source + c0 * w.stride[1] + r * w.stride[2] + s * w.stride[3], w.stride[0], w.stride[1], used,
                  channels, to + (c0 * R * S + (taps_done + tap) * whole_depths(channels)) * width, width,
                  k0 % kPanelWidth);
       }
       taps_done += taps;
     }
-  }
 }
 
-static void pack_weights(const ConvPlan& plan, void* packed, int64_t begin, int64_t end) {
-  const int64_t per_group = (plan.group_out + kLanes - 1) / kLanes;
+static void pack_weights(const ConvLayout& layout, void* packed, int64_t begin, int64_t end) {
+  const int64_t per_group = (layout.group_out + kLanes - 1) / kLanes;
   for (int64_t i = begin; i < end; ++i) {
     const int64_t group = i / per_group, k0 = i % per_group * kLanes;
-    if (plan.p.weight.dtype == DType::kF16) pack_lanes<Half>(plan, group, k0, static_cast<Stored<Half>*>(packed));
-    if (plan.p.weight.dtype == DType::kBF16) pack_lanes<BFloat>(plan, group, k0, static_cast<Stored<BFloat>*>(packed));
-    if constexpr (kFloats)
-      if (plan.p.weight.dtype == DType::kF32) pack_lanes<float>(plan, group, k0, static_cast<Stored<float>*>(packed));
+    switch (layout.weight.dtype) {
+      case DType::kF16:
+        pack_lanes<Half>(layout, group, k0, static_cast<Stored<Half>*>(packed));
+        break;
+      case DType::kBF16:
+        pack_lanes<BFloat>(layout, group, k0, static_cast<Stored<BFloat>*>(packed));
+        break;
+      default:
+        if constexpr (kFloats) pack_lanes<float>(layout, group, k0, static_cast<Stored<float>*>(packed));
+        break;
+    }
   }
 }
 

@@ -14,7 +14,8 @@ namespace sbnet {
 constexpr int kMicroPixels = 6;
 constexpr int kTilePixels = 256;
 constexpr int kTileCapacity = (kTilePixels + kMicroPixels - 1) / kMicroPixels * kMicroPixels;
-constexpr int kMaxAxisTaps = 8;  // taps of one axis in a group
+constexpr int kMaxAxisTaps = 8;  // taps of one axis in a group: as many as are left, at most these
+constexpr int kTagBytes = 128;
 
 // Output pixels [row, row+height) x [column, column+width) of image n, inside the plane.
 struct ConvRect {
@@ -36,19 +37,50 @@ struct AxisTaps {
   } segment[kMaxAxisTaps];
 };
 
-struct ConvPlan {
+// How an instruction set wants the work cut.
+struct ConvShape {
+  int32_t lanes, vectors;  // floats per vector, vectors per panel of output channels
+  int32_t depth;           // input channels that one product sums
+  int32_t element_bytes;   // of patches and packed weights
+  int32_t row_pixels;      // > 0: accumulators are kept in runs of at most so many neighbours of a pixel row
+};
+
+// What packed weights were made for. They begin with it; equal tags are equal layouts.
+struct PackTag {
+  char name[8];
+  ConvShape shape;
+  DType dtype;
+  int32_t groups, reserved;
+  int64_t size[4];
+};
+static_assert(sizeof(PackTag) == 72 && sizeof(PackTag) <= kTagBytes, "compared byte by byte");
+
+// How weights are packed: it follows from the weights and the instruction set alone, not from planes and blocks.
+struct ConvLayout {
+  TensorView weight;
+  bool depthwise;       // one input channel per group: vectors run over output channels
+  int64_t groups;       // 1 for depthwise: its panels span the groups
+  int64_t group_in;     // input channels summed per output channel
+  int64_t group_out;    // output channels per group
+  int64_t chunk;        // input channels per chunk, at most
+  int64_t stored_in;    // group_in, filled up to whole products
+  int32_t lanes;        // floats per vector
+  int32_t panel_width;  // output channels per panel
+  int64_t panels;       // per group
+  int64_t last_width;   // of the last panel: a multiple of `lanes`
+  int64_t bytes;
+  PackTag tag;
+
+  // Not inline: see isa.h.
+  int64_t width_of_panel(int64_t panel) const;
+  int64_t taps() const;
+  // Where a panel's packed weights begin, in elements.
+  int64_t panel_offset(int64_t group, int64_t panel) const;
+};
+
+struct ConvPlan : ConvLayout {
   Conv2dParams p;
-  bool depthwise;          // one input channel per group: vectors run over output channels
-  int64_t groups;          // 1 for depthwise: its panels span the groups
-  int64_t group_in;        // input channels summed per output channel
-  int64_t group_out;       // output channels per group
-  int64_t chunk;           // input channels per chunk, at most
-  int64_t stored_in;       // group_in, filled up to whole products
   int64_t patch_channels;  // elements per patch slot: chunk, or the panel width for depthwise
-  int32_t lanes;           // floats per vector
-  int32_t panel_width;     // output channels per panel
-  int64_t panels;          // per group
-  int64_t last_width;      // of the last panel: a multiple of `lanes`
   int64_t job_panels;      // panels per job, at most
   int32_t tile[2];         // tile height and width
   int64_t tiles[2];        // tiles per block
@@ -59,29 +91,16 @@ struct ConvPlan {
   int64_t weights_at, scratch_at, scratch_bytes, total_bytes;
   // Byte offsets in one thread's scratch.
   int64_t patch_at, sums_at, rects_at, pixels_at;
-
-  // Not inline: see isa.h.
-  int64_t width_of_panel(int64_t panel) const;
-  int64_t taps() const;
-  // Where a panel's packed weights begin, in elements.
-  int64_t panel_offset(int64_t group, int64_t panel) const;
 };
 
 // The next group of taps of an axis from tap `first` on (0: rows, 1: columns).
 AxisTaps next_axis_taps(const ConvPlan& plan, int axis, int32_t first);
 
-// How an instruction set wants the work cut.
-struct ConvShape {
-  int32_t lanes, vectors;  // floats per vector, vectors per panel of output channels
-  int32_t depth;           // input channels that one product sums
-  int32_t element_bytes;   // of patches and packed weights
-  int32_t row_pixels;      // > 0: accumulators are kept in runs of at most so many neighbours of a pixel row
-};
-
 // Neighbours in a row that a matrix of at most `most` rows takes: equal parts of the tile's width.
 int32_t pixels_per_run(const ConvPlan& plan, int32_t most);
 
-// For validated params.
-ConvPlan make_conv_plan(const Conv2dParams& p, const ConvShape& shape, int32_t threads);
+// For validated params. `packed`: the weights have been packed before, the workspace holds none.
+ConvLayout make_conv_layout(const TensorView& weight, int32_t groups, const ConvShape& shape);
+ConvPlan make_conv_plan(const Conv2dParams& p, const ConvShape& shape, bool packed, int32_t threads);
 
 }  // namespace sbnet

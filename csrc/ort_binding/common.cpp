@@ -84,6 +84,12 @@ namespace {
 class KernelAttributes final : public Attributes {
  public:
   KernelAttributes(const char* op, const OrtKernelInfo* info) : Attributes(op), info_(info) {}
+  bool is_constant(size_t input) const override {
+    int constant = 0;
+    const OrtValue* value = nullptr;
+    check(api.KernelInfoGetConstantInput_tensor(info_, input, &constant, &value));
+    return constant && value;
+  }
 
  private:
   // Asking for a list finds an attribute of any type (and an empty list where it is of another).

@@ -85,7 +85,8 @@ class Attributes {
   std::optional<Pair> pair(const std::string& name) const;
   Pair pair(const char* name, int32_t otherwise) const;
   Pair required_pair(const std::string& name) const;
-  std::vector<int64_t> integers(const char* name) const;  // empty where it is not given
+  std::vector<int64_t> integers(const char* name) const;    // empty where it is not given
+  virtual bool is_constant(size_t) const { return false; }  // is this input the same at every run?
 
  protected:  // false: there is no such attribute
   virtual bool get(const char* name, int64_t* out) const = 0;

@@ -104,6 +104,8 @@ enum AttributeType : int32_t { kInt = 1, kInts = 2, kReal = 3, kString = 5 };
   F(KernelInfoGetAttributeArray_int64, 163, OrtStatus*, (const OrtKernelInfo*, const char*, int64_t*, size_t*))     \
   F(KernelContext_GetGPUComputeStream, 193, OrtStatus*, (const OrtKernelContext*, void**))                          \
   F(GetTensorMemoryInfo, 194, OrtStatus*, (const OrtValue*, const OrtMemoryInfo**))                                 \
+  F(KernelInfoGetConstantInput_tensor, 249, OrtStatus*,                                                             \
+    (const OrtKernelInfo*, size_t index, int* is_constant, const OrtValue**))                                       \
   F(KernelContext_GetAllocator, 253, OrtStatus*, (const OrtKernelContext*, const OrtMemoryInfo*, OrtAllocator**))   \
   F(ShapeInferContext_GetInputCount, 267, OrtStatus*, (const OrtShapeInferContext*, size_t*))                       \
   F(ShapeInferContext_GetInputTypeShape, 268, OrtStatus*,                                                           \

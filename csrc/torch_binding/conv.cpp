@@ -16,6 +16,16 @@ Activation to_activation(const char* op, const std::string& name) {
   raise("sbnet::", op, ": activation: '", name, "'; none, relu, relu6, leaky_relu, silu, gelu or hardswish is wanted");
 }
 
+// What pack_conv_weight made: nothing on CUDA, whose kernels read weights as they are.
+const void* packed_of(const Call& call, const Tensor& packed, const ConvPackParams& p) {
+  call.same_device("packed", packed);
+  const int64_t wanted = call.cuda() ? 0 : packed_bytes(p);
+  SBNET_TORCH_CHECK(packed.scalar_type() == ScalarType::Byte && packed.is_contiguous() && packed.numel() == wanted,
+                    "sbnet::", call.op(), ": packed: ", packed.numel(), " elements; pack_conv_weight(weight, groups), ",
+                    wanted, " bytes, is wanted");
+  return wanted ? packed.const_data_ptr() : nullptr;
+}
+
 struct ConvArguments {
   Tensor x, weight;
   std::optional<Tensor> bias, residual;
@@ -27,8 +37,8 @@ struct ConvArguments {
   bool allow_tf32;
 };
 
-void run(const char* op, ConvArguments a, const Tensor& out, const std::optional<Tensor>& fringe_pixels,
-         const std::optional<Tensor>& fringe_count) {
+void run(const char* op, ConvArguments a, const Tensor& out, const std::optional<Tensor>& fringe_pixels = {},
+         const std::optional<Tensor>& fringe_count = {}, const std::optional<Tensor>& packed_weight = {}) {
   const Call call(op, "x", a.x);
   call.same_device("weight", a.weight);
   call.same_device("out", out);
@@ -68,22 +78,24 @@ void run(const char* op, ConvArguments a, const Tensor& out, const std::optional
     p.fringe.count = call.int32("fringe", *fringe_count, 1);
   }
   check(validate(p));
+  const void* packed = packed_weight ? packed_of(call, *packed_weight, {p.weight, p.groups}) : nullptr;
   const Parallel parallel = call.parallel();
   const Tensor scratch =
-      workspace(a.x, SBNET_ON_DEVICE(call, sbnet_sparse_conv2d_workspace_bytes_cpu(&p, parallel.threads),
+      workspace(a.x, SBNET_ON_DEVICE(call, sbnet_sparse_conv2d_workspace_bytes_cpu(&p, packed, parallel.threads),
                                      sbnet_sparse_conv2d_workspace_bytes_cuda(&p)));
-  check(SBNET_ON_DEVICE(call, sbnet_sparse_conv2d_cpu(&p, scratch.data_ptr(), &parallel),
+  check(SBNET_ON_DEVICE(call, sbnet_sparse_conv2d_cpu(&p, packed, scratch.data_ptr(), &parallel),
                         sbnet_sparse_conv2d_cuda(&p, scratch.data_ptr(), call.stream())));
 }
 
 void sparse_conv2d_(Tensor x, Tensor weight, std::optional<Tensor> bias, std::optional<Tensor> residual, Tensor indices,
                     Tensor count, Ints grid, Ints stride, Ints padding, Ints dilation, int64_t groups,
                     std::string activation, double activation_param, bool allow_tf32, Tensor out,
-                    std::optional<Tensor> fringe_pixels, std::optional<Tensor> fringe_count) {
+                    std::optional<Tensor> fringe_pixels, std::optional<Tensor> fringe_count,
+                    std::optional<Tensor> packed) {
   run("sparse_conv2d_",
       {x, weight, bias, residual, indices, count, grid, stride, padding, dilation, groups, activation, activation_param,
        allow_tf32},
-      out, fringe_pixels, fringe_count);
+      out, fringe_pixels, fringe_count, packed);
 }
 
 // Zeros outside the active blocks; y has the memory format of x.
@@ -120,13 +132,26 @@ Tensor sparse_conv2d(Tensor x, Tensor weight, std::optional<Tensor> bias, std::o
   run(op,
       {x, weight, bias, residual, indices, count, grid, stride, padding, dilation, groups, activation, activation_param,
        allow_tf32},
-      y, std::nullopt, std::nullopt);
+      y);
   return y;
+}
+
+Tensor pack_conv_weight(Tensor weight, int64_t groups) {
+  const char* op = "pack_conv_weight";
+  const Call call(op, "weight", weight);
+  const ConvPackParams p = {view4(op, "weight", weight), to_int32(op, "groups", groups)};
+  check(validate(p));
+  const int64_t bytes = call.cuda() ? 0 : packed_bytes(p);
+  const Tensor packed = torch::stable::new_zeros(weight, {&bytes, 1}, ScalarType::Byte);  // gaps are equal too
+  const Parallel parallel = call.parallel();
+  if (!call.cuda()) check(sbnet_pack_conv_weight_cpu(&p, packed.data_ptr(), &parallel));
+  return packed;
 }
 
 void register_ops(torch::stable::detail::StableLibrary& m) {
   m.impl("sparse_conv2d", TORCH_BOX(&sparse_conv2d));
   m.impl("sparse_conv2d_", TORCH_BOX(&sparse_conv2d_));
+  m.impl("pack_conv_weight", TORCH_BOX(&pack_conv_weight));
 }
 
 }  // namespace

@@ -32,7 +32,8 @@ STABLE_TORCH_LIBRARY(sbnet, m) {
       "sparse_conv2d_(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor indices, Tensor count, "
       "SymInt[] grid, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, "
       "str activation, float activation_param, bool allow_tf32, Tensor(a!) out, Tensor? fringe_pixels, "
-      "Tensor? fringe_count) -> ()");
+      "Tensor? fringe_count, Tensor? packed=None) -> ()");
+  m.def("pack_conv_weight(Tensor weight, SymInt groups) -> Tensor");
   m.def(
       "sparse_max_pool2d(Tensor x, Tensor indices, Tensor count, Tensor block_map, SymInt[] grid, "
       "SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool ceil_mode) -> Tensor");

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sbnet.blocks import ActiveBlocks, Fringe
 from sbnet.engine.planner import Plan, Plane, Step, plan
 from sbnet.nn.layers import SparseConv2d
-from sbnet.ops import fringe, mask_pyramid, sparse_conv2d_
+from sbnet.ops import fringe, mask_pyramid, pack_conv_weight, sparse_conv2d_
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,32 @@ class Lists:
     clear: list[Fringe | None]
 
 
+class PackedWeight:
+    """A layer's weight as kernels read it: packed at the first call, and again once PyTorch has counted a write."""
+
+    def __init__(self, layer: SparseConv2d) -> None:
+        self._layer = layer
+        self._of: tuple[Tensor, int, int] | None = None  # the weight, its count of writes, its memory
+        self._packed: Tensor | None = None
+
+    def __call__(self) -> Tensor | None:
+        weight = self._layer.weight
+        if weight.is_inference():  # writes are not counted: each call packs
+            return None
+        written, at = weight._version, weight.data_ptr()
+        if self._of is None or self._of[0] is not weight or self._of[1:] != (written, at):
+            self._packed, self._of = pack_conv_weight(weight.detach(), self._layer.groups), (weight, written, at)
+        return self._packed
+
+
 class MaskedRunner:
     """Runs a network under the masked contract (docs/contracts.md), on active blocks only.
 
     A call turns a pixel mask into the active blocks and fringes of every plane, runs each layer on those, and clears of
     its outputs what the call before wrote and this one does not. No feature map is allocated, copied or cleared after
     construction. On CUDA a call copies frame and mask to where a CUDA graph reads them and replays it: the host waits
-    for nothing.
+    for nothing. A CPU keeps a second copy of the weights, packed as its kernels read them; a weight that was written is
+    packed anew at the next call, unless PyTorch did not count the write (through `.data` or NumPy).
 
     Args:
         module: holds the layers, parameters where and in the dtype that they are to run; normalisations folded.
@@ -64,6 +83,7 @@ class MaskedRunner:
         self.device, self.planes, self.allow_tf32 = example.device, list(planes), allow_tf32
         self.mask_source, self.tail = mask_source, tail
         self.plan: Plan = plan(call or module, module, (n, c, h, w), self.planes)
+        self._packed = [PackedWeight(s.layer) if isinstance(s.layer, SparseConv2d) else None for s in self.plan.steps]
         flat = [torch.zeros(size, dtype=example.dtype, device=self.device) for size in self.plan.buffers]
         self._tensors = [_view(flat[b], s.shape) for b, s in zip(self.plan.buffer_of, self.plan.steps, strict=True)]
         self._x = _view(torch.zeros_like(example).flatten(), (n, c, h, w))
@@ -122,14 +142,21 @@ class MaskedRunner:
     def layers(self, x: Tensor, lists: Lists) -> Any:
         """Runs the layers on active blocks."""
         tensors = [x, *self._tensors]
-        for step, out, pixels in zip(self.plan.steps, self._tensors, lists.clear, strict=True):
-            run_step(step, tensors, out, lists.active[step.plane], pixels, self.allow_tf32)
+        for step, out, pixels, packed in zip(self.plan.steps, self._tensors, lists.clear, self._packed, strict=True):
+            weight = None if packed is None else packed()
+            run_step(step, tensors, out, lists.active[step.plane], pixels, self.allow_tf32, weight)
         found = [tensors[t] for t in self.plan.outputs]
         return tuple(found) if self.plan.many else found[0]
 
 
 def run_step(
-    step: Step, tensors: list[Tensor], out: Tensor, active: ActiveBlocks, clear: Fringe | None, allow_tf32: bool
+    step: Step,
+    tensors: list[Tensor],
+    out: Tensor,
+    active: ActiveBlocks,
+    clear: Fringe | None,
+    allow_tf32: bool,
+    packed: Tensor | None = None,
 ) -> None:
     """Writes the active blocks of `out` and zeroes the pixels of `clear`."""
     layer: Any = step.layer
@@ -138,7 +165,7 @@ def run_step(
         residual = None if step.residual is None else tensors[step.residual]
         sparse_conv2d_(
             x, layer.weight, layer.bias, active, out,
-            residual=residual, fringe=clear, allow_tf32=allow_tf32, **layer.geometry(), **step.options,
+            residual=residual, fringe=clear, allow_tf32=allow_tf32, packed=packed, **layer.geometry(), **step.options,
         )  # fmt: skip
     else:
         layer.run_(x, active, out, clear)

@@ -100,12 +100,15 @@ def sparse_conv2d_(
     residual: Tensor | None = None,
     fringe: Fringe | None = None,
     allow_tf32: bool = False,
+    packed: Tensor | None = None,
 ) -> None:
     """As `sparse_conv2d`, writing the active blocks of `out`, zeroing the pixels of `fringe` and leaving the rest.
 
     Args:
         out: [N,K,H_out,W_out] of x's dtype, any layout; must not share memory with x. `residual` may be `out` itself.
         fringe: from `sbnet.fringe`, or None.
+        packed: `pack_conv_weight(weight, groups)`, made since the weight was last written; or None: a CPU then packs
+            the weight for this call.
     """
     op = "sparse_conv2d_"
     require_tensor(op, "out", out)
@@ -123,8 +126,38 @@ def sparse_conv2d_(
         out,
         None if fringe is None else fringe.pixels,
         None if fringe is None else fringe.count,
+        packed,
     )
     mark_written(out)
+
+
+def pack_conv_weight(weight: Tensor, groups: int = 1) -> Tensor:
+    """A weight in the order in which this device's kernels read it, for many calls of `sparse_conv2d_`.
+
+    A copy of what the weight holds now, for this processor: make it anew after the weight has been written, and do not
+    store it. `sparse_conv2d_` refuses one of another shape, dtype, number of groups or instruction set; other values it
+    cannot tell.
+
+    Args:
+        weight: [K,C/groups,R,S] float32, float16 or bfloat16, any layout.
+        groups: of the convolution.
+
+    Returns:
+        [bytes] uint8; empty on CUDA, whose kernels read weights as they are.
+
+    >>> packed = sbnet.pack_conv_weight(weight)
+    >>> sbnet.sparse_conv2d_(x, weight, bias, active, out, padding=1, packed=packed)
+    """
+    require_tensor("pack_conv_weight", "weight", weight)
+    return _ops.pack_conv_weight(weight, groups)
+
+
+@torch.library.register_fake("sbnet::pack_conv_weight")
+def _pack_conv_weight_fake(weight: Tensor, groups: int) -> Tensor:
+    k, c, r, s = weight.shape
+    groups = 1 if c == 1 else groups
+    size = 128 + groups * ((k // groups + 15) // 16 * 16) * c * r * s * 4  # packed_bytes in csrc/core/conv.cpp
+    return weight.new_empty(0 if weight.is_cuda else size, dtype=torch.uint8)
 
 
 def _arguments(
