@@ -140,6 +140,15 @@ def whole_tiles(device: str) -> None:
     right("whole_tiles", x, weight, active, padding=1)
 
 
+def conv1x1_wide(device: str) -> None:
+    """A list with room for many tiles that holds few."""
+    for channels, block in itertools.product((128, 320), (4, 16)):
+        x = torch.randn(1, channels, 136, 160, device=device).half().contiguous(memory_format=torch.channels_last)
+        weight = (torch.randn(1024, channels, 1, 1, device=device) / channels**0.5).half()
+        active = some_active((1, 136, 160), BlockGrid.cover((136, 160), block), 0.001, device)
+        right("conv1x1_wide", x, weight, active)
+
+
 def pool(device: str) -> None:
     windows = ((3, 2, 1), (2, 2, 0), (3, 1, 1), (5, 2, 2), (2, 12, 1))
     for dtype, channels, channels_last, (kernel, stride, padding), ceil in itertools.product(
@@ -160,7 +169,7 @@ def pool(device: str) -> None:
 
 
 def main() -> None:
-    families = {f.__name__: f for f in (reduce_mask, copies, fringe_and_fill, pyramid, pool, whole_tiles)}
+    families = {f.__name__: f for f in (reduce_mask, copies, fringe_and_fill, pyramid, pool, whole_tiles, conv1x1_wide)}
     families |= {name: functools.partial(conv, name) for name in CONVS}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")

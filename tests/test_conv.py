@@ -516,6 +516,21 @@ def test_fast_1x1_of_many_channels_and_tiles(channels, filters, residual):
     check("cuda", **case, channels=channels, filters=filters, residual=residual, density=0.9, activation="relu")
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("block", [16, (8, 24), 4, (12, 20)], ids=str)
+@pytest.mark.parametrize(("channels", "filters"), [(64, 256), (256, 512), (320, 256), (512, 768), (1024, 256)], ids=str)
+def test_fast_1x1_of_256_channels_at_a_time(channels, filters, block, stride, dtype):
+    """Planes that have room for many tiles, and lists that are long, short, of one block, empty."""
+    case = {"dtype": dtype, "kernel": 1, "padding": 0, "stride": stride, "block": block, "batch": 1}
+    case |= {"channels": channels, "filters": filters, "size": (stride * 260 - 1, stride * 275)}
+    check("cuda", **case, density=0.6, activation="relu")
+    check("cuda", **case, density=0.02, activation="silu", residual="channels_last", out_layout="channel_slice")
+    check("cuda", **case, density="one", bias=False, layout="channel_slice")
+    check("cuda", **case, density=0.0, activation="relu6")
+
+
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize("layout", ["channel_slice", "odd_channel_slice", "plane_slice", "batch_slice"])
 @pytest.mark.parametrize("case", FAST)

@@ -10,103 +10,13 @@
 //   warps 16-17  a producer per group: schedule, input
 //   warps 18-19  zero the fringe; 18 loads resident weights before
 #include "cuda/sm90/conv1x1.h"
-#include "cuda/sm90/conv1x1_plan.cuh"
+#include "cuda/sm90/conv1x1_load.cuh"
+#include "cuda/sm90/conv1x1_wide.h"
 
 namespace sbnet::sm90 {
 namespace {
 
 using namespace one;
-
-// Tile j of group g of this CTA: pixels of tile column + columns * (g + groups * j) of the list.
-struct Schedule {
-  int ktile, column, columns;
-  __device__ __forceinline__ explicit Schedule(const Args& a) {
-    column = a.ktiles.quotient(blockIdx.x);
-    ktile = blockIdx.x - column * a.ktiles.divisor;
-    columns = a.ktiles.quotient(gridDim.x);
-  }
-};
-
-// Warp 16 + g: walks the tiles of group g, tells its warpgroups about each and loads its input.
-__device__ void produce(const Args& a, const Maps& maps, uint32_t smem, int4* units, int group) {
-  const int lane = threadIdx.x & 31, log_units = __ffs(a.units) - 1, batch = 32 >> log_units;
-  const Schedule at(a);
-  const int first_tile = at.column + at.columns * group, step = at.columns * a.groups;
-  const int member = lane & (a.units - 1);
-
-  // Each lane finds a unit of the next tiles; the rows of the first ones are asked for together with the count.
-  int first = 0, count = 0;
-  uint32_t row, sub_y, sub_x;
-  auto aim = [&](int j) {
-    uint32_t sub;
-    const uint32_t tile = first_tile + (j + (lane >> log_units)) * step;
-    a.units_per_block.divmod(tile * a.units + member, &row, &sub);
-    a.units_per_row.divmod(sub, &sub_y, &sub_x);
-    first = j;
-  };
-  int4 unit;
-  auto resolve = [&](int4 block) {
-    unit = unit_of_block(a, block, row < static_cast<uint32_t>(count), sub_y * a.side, sub_x * a.side);
-  };
-  aim(0);
-  grid_dependency_wait();
-  const int loaded = load_int(a.count);
-  const int4 block = load_row(a, row);
-  count = min(max(loaded, 0), a.capacity);
-  resolve(block);
-
-  const int total = (count * static_cast<int>(a.units_per_block.divisor) + a.units - 1) / a.units;
-  const int ring = a.ring_at + group * a.stages * a.stage_bytes, k0 = at.ktile * a.wide * 64;
-  const int expected = a.units * a.cell + (a.resident ? 0 : a.wide * kSlab);
-  int made = 0, stage = 0, phase = 1;
-  for (int j = 0, tile = first_tile; tile < total; ++j, tile += step) {
-    if (j >= first + batch) {
-      aim(j);
-      resolve(load_row(a, row));
-    }
-    const bool mine = (lane >> log_units) == j - first;
-    const unsigned live = __ballot_sync(0xffffffff, mine && unit.x >= 0);
-    if (!live) continue;
-    const int slot = group * kTileSlots + made % kTileSlots;
-    if (lane == 0) mbar_wait(smem + kTileEmpty + 8 * slot, ((made / kTileSlots) & 1) ^ 1);
-    __syncwarp();
-    if (mine) units[slot * kMaxUnits + member] = unit;
-    __syncwarp();
-    if (lane == 0) mbar_arrive(smem + kTileFull + 8 * slot);
-    for (int c = 0; c < a.slices; ++c) {
-      const uint32_t full = smem + kFull + 8 * (group * kMaxStages + stage), to = smem + ring + stage * a.stage_bytes;
-      if (lane == 0) {
-        mbar_wait(smem + kEmpty + 8 * (group * kMaxStages + stage), phase);
-        mbar_expect(full, expected);
-        if (!a.resident)
-          for (int s = 0; s < a.wide; ++s)
-            tma_load(to + a.units * a.cell + s * kSlab, &maps.w, full, c * 64, k0 + s * 64);
-      }
-      __syncwarp();
-      // Cells that are not there come as zeros.
-      if (mine) tma_load(to + member * a.cell, &maps.x, full, c * 64, unit.z, unit.y, unit.x);
-      if (++stage == a.stages) stage = 0, phase ^= 1;
-    }
-    ++made;
-  }
-  if (lane == 0) {
-    const int slot = group * kTileSlots + made % kTileSlots;
-    mbar_wait(smem + kTileEmpty + 8 * slot, ((made / kTileSlots) & 1) ^ 1);
-    units[slot * kMaxUnits].w = 1;  // no more tiles
-    mbar_arrive(smem + kTileFull + 8 * slot);
-  }
-}
-
-// Warp 18, one lane.
-__device__ void load_weights(const Args& a, const CUtensorMap* map, uint32_t smem) {
-  const int k0 = Schedule(a).ktile * a.wide * 64;
-  for (int c = 0; c < a.slices; ++c) {
-    const uint32_t full = smem + kWeightFull + 8 * c;
-    mbar_expect(full, a.wide * kSlab);
-    for (int s = 0; s < a.wide; ++s)
-      tma_load(smem + a.weights_at + (c * a.wide + s) * kSlab, map, full, c * 64, k0 + s * 64);
-  }
-}
 
 // Warps 0-15. A warpgroup computes D[64 channels, pixels] = W[64 channels, C] * X[pixels, C]^T.
 template <class T, int kPixels>
@@ -117,9 +27,9 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, uint8_t*
     grid_dependency_wait();
     const int first = Schedule(a).ktile * a.wide * 64;
 #pragma unroll 4
-    for (int i = threadIdx.x; i < a.slices * a.wide * 64 * 8; i += kWarpgroups * 128) {
-      const int word = i % 8, row = i / 8 % 64, slab = i / (64 * 8), slice = slab / a.wide;
-      const int k = first + (slab - slice * a.wide) * 64 + row, c = slice * 8 + word;
+    for (int i = threadIdx.x; i < a.slices * a.slabs * 64 * 8; i += kWarpgroups * 128) {
+      const int word = i % 8, row = i / 8 % 64, slab = i / (64 * 8), slice = slab / a.slabs;
+      const int k = first + (slab - slice * a.slabs) * 64 + row, c = slice * 8 + word;
       const uint4* from = a.weight + static_cast<int64_t>(k) * (a.C / 8) + c;
       put_weights(shared + a.weights_at + slab * kSlab, row, word,
                   k < a.K && c < a.C / 8 ? *from : make_uint4(0, 0, 0, 0));
@@ -278,6 +188,7 @@ bool conv1x1_takes(const Conv2dParams& p) {
 }
 
 Status conv1x1(const Conv2dParams& p, const DeviceInfo& device, CUstream_st* stream) {
+  if (conv1x1_wide_pays(p, device)) return conv1x1_wide(p, device, stream);
   Args a = {};
   fill_common(p, &a);
   const Plan cut = plan_launch(p, device, &a);
@@ -290,10 +201,7 @@ Status conv1x1(const Conv2dParams& p, const DeviceInfo& device, CUstream_st* str
   SBNET_TRY(plane_map(&maps.x, "x", p.x, a.side, a.side, p.stride[0]));
   SBNET_TRY(plane_map(&maps.y, "out", p.y, a.side, a.side));
   SBNET_TRY(plane_map(&maps.residual, "residual", residual, a.side, a.side));
-  const cuuint64_t w_size[2] = {cuuint64_t(p.x.size[1]), cuuint64_t(p.weight.size[0])};
-  const cuuint64_t w_stride[1] = {w_size[0] * 2};
-  const cuuint32_t w_box[2] = {64, 64};
-  SBNET_TRY(make_map(&maps.w, p.x.dtype, "weight", 2, p.weight.data, w_size, w_stride, w_box));
+  SBNET_TRY(weight_map(&maps.w, p));
 
   const bool bf16 = p.x.dtype == DType::kBF16;
   if (cut.pixels == 128)

@@ -24,7 +24,7 @@ struct CommonArgs {
   int grid_h, grid_w, block_h, block_w;
   FastDiv plane_h, plane_w;
   Activation activation;
-  float low, high, slope;  // none, relu, relu6 are clamps; leaky_relu has a slope
+  float low, slope;  // what relu and none raise their sums to; leaky_relu's slope
   bool bias_f32;
 };
 
@@ -59,12 +59,15 @@ __device__ __forceinline__ void put_weights(uint8_t* slab, int row, int word, ui
 }
 
 // ---------------------------------------------------------------- epilogue
-__device__ __forceinline__ bool is_clamp(Activation a) { return a <= Activation::kRelu6; }
+__device__ __forceinline__ bool is_max(Activation a) { return a <= Activation::kRelu; }
 
-// The activations that are not, in place; NaN passes through.
+// The activations that are more than a maximum, in place; NaN passes through.
 template <int V>
 __device__ __forceinline__ void activate(const CommonArgs& a, float (&v)[V]) {
-  if (a.activation == Activation::kLeakyRelu) {
+  if (a.activation == Activation::kRelu6) {
+#pragma unroll
+    for (int e = 0; e < V; ++e) v[e] = min_nan(max_nan(v[e], 0.f), 6.f);
+  } else if (a.activation == Activation::kLeakyRelu) {
 #pragma unroll
     for (int e = 0; e < V; ++e) v[e] = v[e] > 0.f ? v[e] : v[e] * a.slope;
   } else if (a.activation == Activation::kSilu) {
@@ -86,24 +89,43 @@ __device__ __forceinline__ float load_bias(const CommonArgs& a, int channel) {
   return unpack<T>(load_half(static_cast<const T*>(a.bias) + channel)).x;
 }
 
+// A bool that the compiler may know.
+template <bool kValue>
+struct Known {
+  __device__ constexpr operator bool() const { return kValue; }
+};
+
 // Eight sums v of a thread become four packed outputs: + what `packed` holds, if that is a residual; activation;
-// rounding. kClamp: the activation is one, which rounding first does not change.
-template <class T, bool kClamp>
-__device__ __forceinline__ void finish_sums(const CommonArgs& a, float (&v)[8], bool has_residual, uint32_t low,
-                                            uint32_t high, uint32_t (&packed)[4]) {
-  if (has_residual) {
+// rounding. simple: the activation is a maximum, which rounding first does not change.
+template <class T, class Simple, class Residual>
+__device__ __forceinline__ void finish_sums(const CommonArgs& a, Simple simple, Residual residual, float (&v)[8],
+                                            uint32_t low, uint32_t (&packed)[4]) {
+  if (residual) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const float2 f = unpack<T>(packed[e]);
       v[2 * e] += f.x, v[2 * e + 1] += f.y;
     }
   }
-  if constexpr (!kClamp) activate(a, v);
+  if (!simple) activate(a, v);
 #pragma unroll
   for (int e = 0; e < 4; ++e) {
     packed[e] = pack<T>(v[2 * e], v[2 * e + 1]);
-    if constexpr (kClamp) packed[e] = clamp_pair<T>(packed[e], low, high);
+    if (simple) packed[e] = max_pair<T>(packed[e], low);
   }
+}
+
+// run(simple, residual), each in one piece where speed counts: an epilogue that asks at every step, and jumps over what
+// it does not need, takes several times as long.
+template <class F>
+__device__ __forceinline__ void for_epilogue(const CommonArgs& a, F&& run) {
+  const bool residual = a.residual.data != nullptr;
+  if (!is_max(a.activation))
+    run(Known<false>(), residual);
+  else if (residual)
+    run(Known<true>(), Known<true>());
+  else
+    run(Known<true>(), Known<false>());
 }
 
 // A warpgroup's 64 output channels x kPixels of sums become its staged output, a warp's 16 channels x 16 pixels at a
@@ -112,9 +134,8 @@ __device__ __forceinline__ void finish_sums(const CommonArgs& a, float (&v)[8], 
 template <class T, int kPixels = 128>
 __device__ __forceinline__ void finish_tile(const CommonArgs& a, const float (&acc)[64], float bias0, float bias1,
                                             uint32_t lane_row, int step) {
-  const bool has_residual = a.residual.data != nullptr;
-  const uint32_t low = pack<T>(a.low, a.low), high = pack<T>(a.high, a.high);
-  auto run = [&](auto clamp) {
+  const uint32_t low = pack<T>(a.low, a.low);
+  for_epilogue(a, [&](auto simple, auto residual) {
 #pragma unroll
     for (int j = 0; j < kPixels / 16; ++j) {
       const uint32_t row = lane_row + j * step;
@@ -122,15 +143,11 @@ __device__ __forceinline__ void finish_tile(const CommonArgs& a, const float (&a
       uint32_t packed[4];
 #pragma unroll
       for (int e = 0; e < 8; ++e) v[e] = acc[j * 8 + e] + (e & 2 ? bias1 : bias0);
-      if (has_residual) ldmatrix_trans(row, packed);
-      finish_sums<T, decltype(clamp)::value>(a, v, has_residual, low, high, packed);
+      if (residual) ldmatrix_trans(row, packed);
+      finish_sums<T>(a, simple, residual, v, low, packed);
       stmatrix_trans(row, packed[0], packed[1], packed[2], packed[3]);
     }
-  };
-  if (is_clamp(a.activation))
-    run(std::true_type());
-  else
-    run(std::false_type());
+  });
 }
 
 // ---------------------------------------------------------------- fringe

@@ -105,7 +105,6 @@ inline void fill_common(const Conv2dParams& p, CommonArgs* a) {
   a->plane_w = FastDiv(a->W);
   a->activation = p.activation;
   a->low = p.activation == Activation::kNone ? -INFINITY : 0.f;
-  a->high = p.activation == Activation::kRelu6 ? 6.f : INFINITY;
   a->slope = p.activation_param;
 }
 

@@ -125,7 +125,7 @@ __device__ void consume(const ArgsStem& a, const CUtensorMap* map, uint32_t smem
   const uint32_t weights = wgmma_operand(smem + kWeightsAt), staging = smem + kStagingAt + wg * kSlab;
   const int i8 = lane & 7, mat = lane >> 3;  // stmatrix: 16 pixels x 16 channels
   const uint32_t lane_row = staging + (w4 * 16 + (mat & 1) * 8 + i8) * 128;
-  const uint32_t low = pack<T>(a.low, a.low), high = pack<T>(a.high, a.high);
+  const uint32_t low = pack<T>(a.low, a.low);
 
   int stage = 0, phase = 0;
   while (true) {
@@ -166,7 +166,7 @@ __device__ void consume(const ArgsStem& a, const CUtensorMap* map, uint32_t smem
     if (tid == 0) tma_store_wait_read();  // the staging memory is free
     wgmma_wait<0>();
     bar_sync(1 + wg, 128);
-    auto finish = [&](auto clamp) {
+    auto finish = [&](auto simple) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {  // 16 channels
         float v[8];
@@ -177,14 +177,14 @@ __device__ void consume(const ArgsStem& a, const CUtensorMap* map, uint32_t smem
 #pragma unroll
           for (int e = 0; e < 4; ++e) v[h * 4 + e] = acc[j * 8 + h * 4 + e] + (e % 2 ? b.y : b.x);
         }
-        finish_sums<T, decltype(clamp)::value>(a, v, false, low, high, packed);
+        finish_sums<T>(a, simple, Known<false>(), v, low, packed);
         stmatrix(lane_row + ((j * 2 + (mat >> 1) ^ i8) << 4), packed[0], packed[1], packed[2], packed[3]);
       }
     };
-    if (is_clamp(a.activation))
-      finish(std::true_type());
+    if (is_max(a.activation))
+      finish(Known<true>());
     else
-      finish(std::false_type());
+      finish(Known<false>());
     fence_async_proxy();
     bar_sync(1 + wg, 128);
     if (tid == 0) {

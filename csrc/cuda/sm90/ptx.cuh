@@ -75,6 +75,10 @@ __device__ __forceinline__ void store_async(uint32_t to, uint32_t bar, float a, 
                "r"(bar), "f"(a), "f"(b), "f"(c), "f"(d)
                : "memory");
 }
+// Counts on the barrier at `bar` of CTA `rank` of the cluster.
+__device__ __forceinline__ void mbar_arrive_at(uint32_t bar, uint32_t rank) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(map_to_rank(bar, rank)) : "memory");
+}
 __device__ __forceinline__ uint32_t load_shared_word(uint32_t from) {
   uint32_t v;
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(from) : "memory");
@@ -132,14 +136,26 @@ __device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap* m, uint
       "l"(m), "r"(bar), "r"(c), "r"(k)
       : "memory");
 }
+// To the same place in every CTA of the cluster whose bit is set, counted on the barrier in the same place there.
+__device__ __forceinline__ void tma_multicast(uint32_t to, const CUtensorMap* m, uint32_t bar, int c, int k,
+                                              uint32_t ctas) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+      "[%1, {%3, %4}], [%2], %5;" ::"r"(to),
+      "l"(m), "r"(bar), "r"(c), "r"(k), "h"(static_cast<uint16_t>(ctas))
+      : "memory");
+}
 __device__ __forceinline__ void tma_store(const CUtensorMap* m, uint32_t from, int c, int x, int y, int n) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(m),
                "r"(from), "r"(c), "r"(x), "r"(y), "r"(n)
                : "memory");
 }
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// All committed stores have read their shared memory.
-__device__ __forceinline__ void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+// All committed stores but the last kPending groups have read their shared memory.
+template <int kPending = 0>
+__device__ __forceinline__ void tma_store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
 
 // ---------------------------------------------------------------- loads that must not pass grid_dependency_wait()
 // (__ldg may: the compiler takes it for a load of constant memory.)
@@ -190,16 +206,13 @@ __device__ __forceinline__ float2 unpack(uint32_t v) {
   else
     return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&v));
 }
-// min(max(v, low), high) of pairs; NaN stays.
+// max(v, low) of pairs; NaN stays.
 template <class T>
-__device__ __forceinline__ uint32_t clamp_pair(uint32_t v, uint32_t low, uint32_t high) {
-  if constexpr (std::is_same_v<T, __half>) {
+__device__ __forceinline__ uint32_t max_pair(uint32_t v, uint32_t low) {
+  if constexpr (std::is_same_v<T, __half>)
     asm("max.NaN.f16x2 %0, %0, %1;" : "+r"(v) : "r"(low));
-    asm("min.NaN.f16x2 %0, %0, %1;" : "+r"(v) : "r"(high));
-  } else {
+  else
     asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(v) : "r"(low));
-    asm("min.NaN.bf16x2 %0, %0, %1;" : "+r"(v) : "r"(high));
-  }
   return v;
 }
 __device__ __forceinline__ void stmatrix_trans(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
@@ -214,6 +227,12 @@ __device__ __forceinline__ void stmatrix(uint32_t address, uint32_t a, uint32_t 
 }
 __device__ __forceinline__ void ldmatrix_trans(uint32_t address, uint32_t (&r)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+__device__ __forceinline__ void ldmatrix(uint32_t address, uint32_t (&r)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(address)
                : "memory");
@@ -260,6 +279,24 @@ __device__ constexpr uint64_t wgmma_layout(uint32_t stride) {
       "%64, %65, p, 1, 1, 0, 0;\n}\n"                                                                                \
       : SBNET_F8(0), SBNET_F8(8), SBNET_F8(16), SBNET_F8(24), SBNET_F8(32), SBNET_F8(40), SBNET_F8(48), SBNET_F8(56) \
       : "l"(a), "l"(b), "r"(accumulate))
+#define SBNET_WGMMA_N256(TYPE)                                                                                        \
+  asm volatile(                                                                                                       \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"                                                                   \
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32." TYPE "." TYPE                                                    \
+      " {"                                                                                                            \
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                        \
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                              \
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                              \
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "                              \
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                              \
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "                              \
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "                  \
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "             \
+      "%128, %129, p, 1, 1, 0, 0;\n}\n"                                                                               \
+      : SBNET_F8(0), SBNET_F8(8), SBNET_F8(16), SBNET_F8(24), SBNET_F8(32), SBNET_F8(40), SBNET_F8(48), SBNET_F8(56), \
+        SBNET_F8(64), SBNET_F8(72), SBNET_F8(80), SBNET_F8(88), SBNET_F8(96), SBNET_F8(104), SBNET_F8(112),           \
+        SBNET_F8(120)                                                                                                 \
+      : "l"(a), "l"(b), "r"(accumulate))
 
 // d[64 x N] (+)= A[64 x 16] * B[N x 16]^T; N = 64 uses the first half of d only.
 template <class T, int N>
@@ -276,6 +313,13 @@ __device__ __forceinline__ void wgmma(float (&d)[64], uint64_t a, uint64_t b, in
     else
       SBNET_WGMMA_N128("bf16");
   }
+}
+template <class T>
+__device__ __forceinline__ void wgmma_n256(float (&d)[128], uint64_t a, uint64_t b, int accumulate) {
+  if constexpr (std::is_same_v<T, __half>)
+    SBNET_WGMMA_N256("f16");
+  else
+    SBNET_WGMMA_N256("bf16");
 }
 #define SBNET_WGMMA_REGISTERS_N64(TYPE)                                                   \
   asm volatile(                                                                           \
@@ -300,5 +344,6 @@ __device__ __forceinline__ void wgmma_registers(float (&d)[32], const uint32_t (
 #undef SBNET_F8
 #undef SBNET_WGMMA_N64
 #undef SBNET_WGMMA_N128
+#undef SBNET_WGMMA_N256
 
 }  // namespace sbnet::sm90

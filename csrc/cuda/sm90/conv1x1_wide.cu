@@ -1,0 +1,333 @@
+// The Hopper 1x1 convolution where products count, not bytes: many tiles, K a multiple of 256.
+//
+// What limits products is shared memory, 128 bytes a cycle: WGMMA reads (64 + N) * 32 bytes of operands in N / 2
+// cycles, 128 a cycle for N = 64, 96 for 128, 80 for 256. So here a warpgroup computes a tile of 64 pixels (a cell of
+// 8x8, or four of 4x4) x 256 output channels; two warpgroups to a CTA, half of all registers are sums. Each has its own
+// tiles, so that one's epilogue runs under the other's products. Weights that fit stay in shared memory. Others come
+// with the input, a slice of 64 input channels for both warpgroups and both CTAs of a cluster, round and round. The
+// second warpgroup's tiles begin and end half a round later than the first one's.
+//
+//   warps 0-7    WGMMA and epilogue
+//   warps 8-9    schedule, input, streamed weights; resident weights: a warp for each warpgroup's tiles
+//   warps 10-11  zero the fringe; 10 loads resident weights before
+#include <atomic>
+
+#include "cuda/sm90/conv1x1_load.cuh"
+#include "cuda/sm90/conv1x1_wide.h"
+
+namespace sbnet::sm90 {
+namespace {
+
+using namespace one;
+
+constexpr int kEnd = 1, kSkipAndEnd = 2;  // in the w of a tile that is none
+constexpr int kWideThreads = 384, kConsumers = kWideWarps * 32;
+
+// A warp's 16 pixels x 64 of the channels become its staged output; residuals lie where outputs go.
+template <class T, class Simple, class Residual>
+__device__ __forceinline__ void finish_rows(const Args& a, Simple simple, Residual residual, const float* acc,
+                                            const float2 (&bias)[8], uint32_t staging) {
+  const uint32_t low = pack<T>(a.low, a.low);
+  const int lane = threadIdx.x & 31, i8 = lane & 7, mat = lane >> 3;
+  const uint32_t row = staging + ((mat & 1) * 8 + i8) * 128;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const uint32_t at = row + (((j * 2 + (mat >> 1)) ^ i8) << 4);
+    float v[8];
+    uint32_t packed[4];
+#pragma unroll
+    for (int e = 0; e < 8; ++e) v[e] = acc[j * 8 + e] + (e & 1 ? bias[j * 2 + e / 4].y : bias[j * 2 + e / 4].x);
+    if (residual) ldmatrix(at, packed);
+    finish_sums<T>(a, simple, residual, v, low, packed);
+    stmatrix(at, packed[0], packed[1], packed[2], packed[3]);
+  }
+}
+
+// Warp 8 with streamed weights. Tile m of this CTA is warpgroup m % 2's, and under way in half rounds m and m + 1.
+__device__ __forceinline__ void produce_streamed(const Args& a, const Maps& maps, uint32_t smem, int4* units) {
+  const Schedule at(a);
+  const int ctas = 1 << a.log_cluster, rank = blockIdx.x & (ctas - 1), k0 = at.ktile * kWideChannels;
+  Finder finder(a);
+  const int lane = finder.lane;
+  // The CTAs of a cluster have neighbouring tiles, and as many of them, the last one perhaps of nothing.
+  auto tile_of = [&](int m, int r) { return ((at.column + at.columns * (m >> 1)) * ctas + r) * 2 + (m & 1); };
+  int first = 0;
+  finder.aim(tile_of(finder.ahead(), rank));
+  const int total = finder.begin();
+
+  auto announce = [&](int m) {
+    if (m >= first + finder.batch()) {  // those under way are still needed
+      first = m - 2;
+      finder.aim(tile_of(first + finder.ahead(), rank));
+      finder.find();
+    }
+    int4 unit = finder.unit;
+    if (tile_of(m, 0) >= total) unit.w = m > 0 && tile_of(m - 1, 0) < total ? kSkipAndEnd : kEnd;
+    announce_tile(smem, units, m & 1, m / 2, finder.ahead() == m - first, finder.member, unit);
+  };
+  int stage = 0, phase = 1;
+  announce(0);
+  announce(1);
+  for (int h = 0;; ++h) {
+    const bool ends = h > 0 && tile_of(h - 1, 0) < total, begins = tile_of(h, 0) < total;
+    if (!ends && !begins) break;
+    const int which = first + finder.ahead(), half = a.slices / 2;
+    const bool mine = (ends && which == h - 1) || (begins && which == h);
+    for (int c = h & 1 ? half : 0; c < (h & 1 ? a.slices : half); ++c) {
+      const uint32_t full = smem + kFull + 8 * stage, to = smem + a.ring_at + stage * a.stage_bytes;
+      if (lane == 0) {
+        mbar_wait(smem + kEmpty + 8 * stage, phase);
+        mbar_expect(full, (ends + begins + a.slabs) * kSlab);
+        for (int s = rank; s < a.slabs; s += ctas)
+          tma_multicast(to + (2 + s) * kSlab, &maps.w, full, c * 64, k0 + s * 64, (1 << ctas) - 1);
+      }
+      __syncwarp();
+      if (mine)  // cells that are not there come as zeros
+        tma_load(to + (which & 1) * kSlab + finder.member * a.cell, &maps.x, full, c * 64, finder.unit.z, finder.unit.y,
+                 finder.unit.x);
+      if (++stage == a.stages) stage = 0, phase ^= 1;
+    }
+    if (begins) announce(h + 2);
+  }
+  // Never exit while another CTA of the cluster may still report here what it has read.
+  for (int s = 0; s < a.stages; ++s) {
+    if (lane == 0) mbar_wait(smem + kEmpty + 8 * stage, phase);
+    if (++stage == a.stages) stage = 0, phase ^= 1;
+  }
+}
+
+// Warps 0-7. A warpgroup computes D[64 pixels, 256 channels] = X[64 pixels, C] * W[256 channels, C]^T; each of its
+// warps finishes, stores and fetches the residual of its own 16 pixels.
+template <class T>
+__device__ void consume(const Args& a, const Maps& maps, uint32_t smem, uint8_t* shared, const int4* units) {
+  const int lane = threadIdx.x & 31, warp = __shfl_sync(0xffffffff, threadIdx.x >> 5, 0), w4 = warp & 3;
+  const int wg = warp >> 2, ring = a.resident ? wg : 0;
+  const int k0 = Schedule(a).ktile * kWideChannels, ctas = 1 << a.log_cluster;
+  const float2* biases = reinterpret_cast<const float2*>(shared + kBiasAt);
+  grid_dependency_wait();
+  reinterpret_cast<float*>(shared + kBiasAt)[threadIdx.x] = load_bias<T>(a, k0 + threadIdx.x);
+  bar_sync(1, kConsumers);
+
+  const bool has_residual = a.residual.data != nullptr;
+  const uint32_t staging = smem + kWideControl + warp * a.buffers * kRows;
+  const uint32_t residual_full = smem + kResidualFull + 8 * warp;
+  const uint32_t ring_at = smem + a.ring_at + ring * a.stages * a.stage_bytes;
+  const uint32_t pixels = wgmma_operand(ring_at + (a.resident ? 0 : wg * kSlab));
+  const uint32_t weights = wgmma_operand(a.resident ? smem + a.weights_at : ring_at + 2 * kSlab);
+  const uint32_t weight_step = a.slabs * (kSlab >> 4), stage_step = a.stage_bytes >> 4;
+
+  int stage = 0, phase = 0;
+  auto await = [&] { mbar_wait(smem + kFull + 8 * (ring * kMaxStages + stage), phase); };
+  auto advance = [&] {
+    if (++stage == a.stages) stage = 0, phase ^= 1;
+  };
+  auto release = [&](uint32_t empty) {  // in every CTA that may load into it
+    if (ctas > 1 && lane < ctas) mbar_arrive_at(empty, lane);
+    if (ctas == 1 && lane == 0) mbar_arrive(empty);
+  };
+  auto skip = [&](int slices) {
+    for (; slices > 0; --slices) {
+      await();
+      __syncwarp();
+      release(smem + kEmpty + 8 * stage);
+      advance();
+    }
+  };
+  for (int i = 0;; ++i) {
+    const int slot = wg * kTileSlots + i % kTileSlots;
+    mbar_wait(smem + kTileFull + 8 * slot, (i / kTileSlots) & 1);
+    const int4* tile = units + slot * kMaxUnits;
+    const int end = tile[0].w;
+    if (!a.resident && i == 0 && wg == 1 && end != kEnd) skip(a.slices / 2);
+    if (end == kSkipAndEnd) skip(wg == 0 ? a.slices / 2 : a.slices - a.slices / 2);
+    if (end) break;
+    // Two rows of a cell of 8x8, or a cell of 4x4.
+    int4 at = tile[a.side == 8 ? 0 : w4];
+    if (a.side == 8) at.y += w4 * 2;
+    __syncwarp();
+    if (lane == 0) {
+      mbar_arrive(smem + kTileEmpty + 8 * slot);
+      if (has_residual) {
+        tma_store_wait_read();
+        mbar_expect(residual_full, kWideChannels / 64 * kRows);
+        for (int q = 0; q < kWideChannels / 64; ++q)
+          tma_load(staging + q * kRows, &maps.residual, residual_full, k0 + q * 64, at.z, at.y, at.x);
+      }
+    }
+
+    float acc[128];
+    uint32_t read = 0;  // barrier of the stage that the slice before the last one issued has read
+    for (int c = 0; c < a.slices; ++c) {
+      if (a.resident && i == 0) mbar_wait(smem + kWeightFull + 8 * c, 0);
+      await();
+      const uint32_t dp = pixels + stage * stage_step;
+      const uint32_t dw = weights + (a.resident ? c * weight_step : stage * stage_step);
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+        wgmma_n256<T>(acc, wgmma_layout(1024) | (dp + k * 2), wgmma_layout(1024) | (dw + k * 2), c | k);
+      wgmma_commit();
+      wgmma_wait<1>();
+      if (read) release(read);
+      read = smem + kEmpty + 8 * (ring * kMaxStages + stage);
+      advance();
+    }
+    wgmma_wait<0>();
+    release(read);
+
+    for_epilogue(a, [&](auto simple, auto residual) {
+      if (residual) mbar_wait(residual_full, i & 1);
+#pragma unroll
+      for (int q = 0; q < kWideChannels / 64; ++q) {
+        const uint32_t rows = staging + (residual ? q : q & 1) * kRows;
+        float2 bias[8];
+#pragma unroll
+        for (int j = 0; j < 8; ++j) bias[j] = biases[q * 32 + j * 4 + (lane & 3)];
+        if (!residual) {
+          if (lane == 0) tma_store_wait_read<1>();
+          __syncwarp();
+        }
+        finish_rows<T>(a, simple, residual, acc + q * 32, bias, rows);
+        fence_async_proxy();
+        __syncwarp();
+        if (lane == 0) {
+          if (at.x >= 0) tma_store(&maps.y, rows, k0 + q * 64, at.z, at.y, at.x);
+          tma_store_commit();
+        }
+      }
+    });
+  }
+  if (lane == 0) tma_store_wait_read();
+}
+
+template <class T>
+__global__ void __launch_bounds__(kWideThreads, 1)
+    conv1x1_wide_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Args a) {
+  extern __shared__ __align__(1024) uint8_t shared[];
+  const uint32_t smem = smem_address(shared);
+  int4* units = reinterpret_cast<int4*>(shared + kUnitsAt);
+  const int warp = __shfl_sync(0xffffffff, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
+  grid_dependency_release();  // the next kernel's prologue may overlap this one; it waits where this one does
+  if (lane == 0) {
+    for (int at = kFull + 8 * warp; at < kBarriersEnd; at += 8 * (kWideThreads / 32)) {
+      const bool of_ring = at >= kEmpty && at < kTileFull, of_tile = at >= kTileEmpty && at < kResidualFull;
+      const int readers = a.resident ? 4 : 8 << a.log_cluster;  // warps
+      mbar_init(smem + at, of_ring ? readers : of_tile ? 4 : 1);
+    }
+    fence_mbar_init();
+  }
+  __syncthreads();
+  if (a.log_cluster) {
+    cluster_arrive();
+    cluster_wait();
+  }
+  // Every role calls grid_dependency_wait() before it touches global memory: so every CTA has waited when it exits.
+  if (warp < 8) {  // 384 threads start with 168 registers each
+    registers_up<216>();
+    consume<T>(a, maps, smem, shared, units);
+  } else {
+    registers_down<40>();
+    if (warp < 10) {
+      if (a.resident)
+        produce(a, maps, smem, units, warp - 8);
+      else if (warp == 8)
+        produce_streamed(a, maps, smem, units);
+      else
+        grid_dependency_wait();
+    } else {
+      grid_dependency_wait();
+      const bool loads_weights = warp == 10 && lane == 0 && a.resident;
+      if (loads_weights) load_weights(a, &maps.w, smem);
+      __syncwarp();
+      if (a.fringe) zero_fringe<T>(a);
+      if (loads_weights)  // never exit with loads in flight
+        for (int c = 0; c < a.slices; ++c) mbar_wait(smem + kWeightFull + 8 * c, 0);
+    }
+  }
+}
+
+// ---------------------------------------------------------------- host
+
+template <class T>
+cudaLaunchConfig_t launch_config(int ctas, int log_cluster, int shared, cudaStream_t stream,
+                                 cudaLaunchAttribute (&attributes)[2]) {
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim = {1u << log_cluster, 1, 1};
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = static_cast<unsigned>(ctas);
+  config.blockDim = kWideThreads;
+  config.dynamicSmemBytes = shared;
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = 2;
+  return config;
+}
+
+// How many clusters the device holds at once; sets the kernel's attributes on first use.
+template <class T>
+Status clusters_that_fit(const DeviceInfo& device, int log_cluster, int* clusters) {
+  static std::atomic<int> known[kMaxDevices][4];  // + 1
+  const bool cached = device.index < kMaxDevices;
+  int n = cached ? known[device.index][log_cluster].load(std::memory_order_acquire) - 1 : -1;
+  if (n < 0) {
+    SBNET_CUDA_TRY(
+        kOp, cudaFuncSetAttribute(conv1x1_wide_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedLimit));
+    n = device.sm_count;
+    if (log_cluster) {
+      cudaLaunchAttribute attributes[2];
+      cudaLaunchConfig_t config = launch_config<T>(device.sm_count >> log_cluster << log_cluster, log_cluster,
+                                                   kSharedLimit, nullptr, attributes);
+      SBNET_CUDA_TRY(kOp, cudaOccupancyMaxActiveClusters(&n, conv1x1_wide_kernel<T>, &config));
+    }
+    if (cached) known[device.index][log_cluster].store(n + 1, std::memory_order_release);
+  }
+  *clusters = n;
+  return ok_status();
+}
+
+template <class T>
+Status launch(const Conv2dParams& p, Plan plan, Args a, const DeviceInfo& device, cudaStream_t stream) {
+  Maps maps;
+  const TensorView& residual = p.residual.data ? p.residual : p.y;
+  const int rows = 16 / a.side;  // of a warp
+  SBNET_TRY(plane_map(&maps.x, "x", p.x, a.side, a.side, p.stride[0]));
+  SBNET_TRY(plane_map(&maps.y, "out", p.y, a.side, rows));
+  SBNET_TRY(plane_map(&maps.residual, "residual", residual, a.side, rows));
+  SBNET_TRY(weight_map(&maps.w, p));
+
+  int clusters = 0;
+  SBNET_TRY(clusters_that_fit<T>(device, a.log_cluster, &clusters));
+  while (a.log_cluster > 0 && (clusters << a.log_cluster) * 10 < device.sm_count * 9)  // small MIG slices
+    SBNET_TRY(clusters_that_fit<T>(device, --a.log_cluster, &clusters));
+  int64_t columns = plan.ktiles < clusters ? clusters / plan.ktiles : 1;
+  if (!a.fringe && plan.tiles < columns) columns = plan.tiles;
+  cudaLaunchAttribute attributes[2];
+  const cudaLaunchConfig_t config = launch_config<T>(static_cast<int>(columns * plan.ktiles) << a.log_cluster,
+                                                     a.log_cluster, plan.shared, stream, attributes);
+  SBNET_CUDA_TRY(kOp, cudaLaunchKernelEx(&config, conv1x1_wide_kernel<T>, maps, a));
+  return ok_status();
+}
+
+}  // namespace
+
+bool conv1x1_wide_pays(const Conv2dParams& p, const DeviceInfo& device) {
+  if (p.x.size[1] % 64 || p.weight.size[0] % kWideChannels) return false;
+  Args a = {};
+  const Plan plan = plan_wide(p, &a);
+  // Few tiles share the device better if they are small. A residual leaves a ring beside resident weights no room.
+  return plan.tiles * plan.ktiles >= 6 * device.sm_count && !(a.resident && p.residual.data);
+}
+
+Status conv1x1_wide(const Conv2dParams& p, const DeviceInfo& device, CUstream_st* stream) {
+  Args a = {};
+  fill_common(p, &a);
+  a.C = static_cast<int>(p.x.size[1]);
+  const Plan plan = plan_wide(p, &a);
+  if (p.x.size[0] == 0 || (plan.tiles == 0 && !a.fringe)) return ok_status();
+  return p.x.dtype == DType::kBF16 ? launch<__nv_bfloat16>(p, plan, a, device, stream)
+                                   : launch<__half>(p, plan, a, device, stream);
+}
+
+}  // namespace sbnet::sm90
