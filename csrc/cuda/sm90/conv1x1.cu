@@ -129,7 +129,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (lane == 0) {
     for (int at = kFull + 8 * warp; at < kBarriersEnd; at += 8 * (kThreads / 32)) {
       const bool by_warps = (at >= kEmpty && at < kTileFull) || (at >= kTileEmpty && at < kResidualFull);
-      mbar_init(smem + at, by_warps ? 4 * a.wide : 1);
+      const bool by_units = at >= kTileFull && at < kTileEmpty;
+      mbar_init(smem + at, by_warps ? 4 * a.wide : by_units ? a.units : 1);
     }
     fence_mbar_init();
   }

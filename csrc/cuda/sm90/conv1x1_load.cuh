@@ -48,15 +48,12 @@ struct Finder {
   }
 };
 
-// All lanes: tells group `group` of its tile `made`, of which each lane that is `mine` knows a unit.
-__device__ __forceinline__ void announce_tile(uint32_t smem, int4* units, int group, int made, bool mine, int member,
-                                              int4 unit) {
+// Tells group `group` a unit of its tile `made`. The lane that found it says so itself: none has to vouch for another.
+__device__ __forceinline__ void announce_unit(uint32_t smem, int4* units, int group, int made, int member, int4 unit) {
   const int slot = group * kTileSlots + made % kTileSlots;
-  if ((threadIdx.x & 31) == 0) mbar_wait(smem + kTileEmpty + 8 * slot, ((made / kTileSlots) & 1) ^ 1);
-  __syncwarp();
-  if (mine) units[slot * kMaxUnits + member] = unit;
-  __syncwarp();
-  if ((threadIdx.x & 31) == 0) mbar_arrive(smem + kTileFull + 8 * slot);
+  mbar_wait(smem + kTileEmpty + 8 * slot, ((made / kTileSlots) & 1) ^ 1);
+  units[slot * kMaxUnits + member] = unit;
+  mbar_arrive(smem + kTileFull + 8 * slot);
 }
 
 // The producer warp of a group: walks the tiles of group g, tells its warpgroups about each and loads its input.
@@ -81,7 +78,7 @@ __device__ __forceinline__ void produce(const Args& a, const Maps& maps, uint32_
     const bool mine = finder.ahead() == j - first;
     const unsigned live = __ballot_sync(0xffffffff, mine && unit.x >= 0);
     if (!live) continue;
-    announce_tile(smem, units, group, made, mine, member, unit);
+    if (mine) announce_unit(smem, units, group, made, member, unit);
     for (int c = 0; c < a.slices; ++c) {
       const uint32_t full = smem + kFull + 8 * (group * kMaxStages + stage), to = smem + ring + stage * a.stage_bytes;
       if (lane == 0) {
@@ -98,7 +95,7 @@ __device__ __forceinline__ void produce(const Args& a, const Maps& maps, uint32_
     }
     ++made;
   }
-  announce_tile(smem, units, group, made, lane == 0, 0, make_int4(0, 0, 0, 1));  // no more tiles
+  if (lane < a.units) announce_unit(smem, units, group, made, lane, make_int4(0, 0, 0, 1));  // no more tiles
 }
 
 // One lane: resident weights.

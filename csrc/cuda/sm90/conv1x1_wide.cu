@@ -61,9 +61,10 @@ __device__ __forceinline__ void produce_streamed(const Args& a, const Maps& maps
       finder.aim(tile_of(first + finder.ahead(), rank));
       finder.find();
     }
+    if (finder.ahead() != m - first) return;
     int4 unit = finder.unit;
     if (tile_of(m, 0) >= total) unit.w = m > 0 && tile_of(m - 1, 0) < total ? kSkipAndEnd : kEnd;
-    announce_tile(smem, units, m & 1, m / 2, finder.ahead() == m - first, finder.member, unit);
+    announce_unit(smem, units, m & 1, m / 2, finder.member, unit);
   };
   int stage = 0, phase = 1;
   announce(0);
@@ -212,7 +213,8 @@ __global__ void __launch_bounds__(kWideThreads, 1)
     for (int at = kFull + 8 * warp; at < kBarriersEnd; at += 8 * (kWideThreads / 32)) {
       const bool of_ring = at >= kEmpty && at < kTileFull, of_tile = at >= kTileEmpty && at < kResidualFull;
       const int readers = a.resident ? 4 : 8 << a.log_cluster;  // warps
-      mbar_init(smem + at, of_ring ? readers : of_tile ? 4 : 1);
+      const bool announced = at >= kTileFull && at < kTileEmpty;
+      mbar_init(smem + at, of_ring ? readers : of_tile ? 4 : announced ? a.units : 1);
     }
     fence_mbar_init();
   }
