@@ -16,7 +16,7 @@ from sbnet.engine.masked import Lists
 from sbnet.engine.planner import Plane, Step, geometry
 from sbnet.nn import SparseConv2d
 
-MASKED = ("masked", "mask and layers", "layers")  # sides whose results are the contract's
+MASKED = ("masked", "masked, in place", "mask and layers", "layers")  # sides whose results are the contract's
 
 
 def dense_sides(runner: MaskedRunner, x: Tensor, setting: Setting, compiled: bool = False) -> dict[str, Side]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sbnet.export.runtime import OutputError, default_providers, library_path, run, session, verify
+from sbnet.export.runtime import Bound, OutputError, default_providers, library_path, run, session, verify
 
 if TYPE_CHECKING:
     from sbnet.export.convert import ExportError, check, to_onnx
 
 __all__ = [
+    "Bound",
     "ExportError",
     "OutputError",
     "check",

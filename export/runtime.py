@@ -82,6 +82,31 @@ def session(
     return onnxruntime.InferenceSession(model, options, providers=chosen)
 
 
+class Bound:
+    """A session with its inputs and outputs bound: a call runs it on what the tensors hold, and binds nothing anew.
+
+    Args:
+        session: of `session`.
+        inputs: one contiguous tensor a model input, in the model's order, on the session's device.
+        outputs: contiguous tensors to write, one a model output.
+
+    >>> call = Bound(session("m.onnx", cuda_graph=True), [x, mask], [y])
+    >>> y, = call()  # after new values were copied into x and mask
+    """
+
+    def __init__(self, session: ort.InferenceSession, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        self._session, self._tensors = session, (list(inputs), list(outputs))
+        self._cuda = _device(session) == "cuda"
+        self._binding = _bind(session, inputs, outputs)
+
+    def __call__(self) -> list[Tensor]:
+        """The outputs, written when it returns."""
+        if self._cuda:
+            torch.cuda.current_stream().synchronize()  # ORT's stream does not wait for torch's
+        self._session.run_with_iobinding(self._binding)
+        return self._tensors[1]
+
+
 def run(
     session: ort.InferenceSession, inputs: Sequence[Tensor], outputs: Sequence[Tensor] | None = None
 ) -> list[Tensor]:
@@ -94,19 +119,9 @@ def run(
     Returns:
         The outputs, on the device of the session.
     """
-    wanted = session.get_inputs()
-    if len(inputs) != len(wanted):
-        raise ValueError(f"sbnet.export.run: inputs: {len(inputs)} tensors; {[v.name for v in wanted]} are wanted")
-    device = "cuda" if "CUDAExecutionProvider" in session.get_providers() else "cpu"
-    binding = session.io_binding()
+    device = _device(session)
     keep = [t.detach().to(device).contiguous() for t in inputs]
-    for value, t in zip(wanted, keep, strict=True):
-        binding.bind_input(value.name, *_buffer(t))
-    for k, value in enumerate(session.get_outputs()):
-        if outputs is None or not outputs[k].numel():  # nothing to write: ORT refuses null pointers
-            binding.bind_output(value.name, device)
-        else:
-            binding.bind_output(value.name, *_buffer(outputs[k]))
+    binding = _bind(session, keep, outputs)
     if device == "cuda":
         torch.cuda.current_stream().synchronize()  # ORT's stream does not wait for torch's
     session.run_with_iobinding(binding)
@@ -116,6 +131,29 @@ def run(
     # OrtValues of ONNX Runtime before 1.26 know no DLPack
     tensors = [torch.from_dlpack(v) if hasattr(v, "__dlpack__") else torch.from_numpy(v.numpy()) for v in made]
     return [t.view(torch.bool) if v.data_type() == "tensor(bool)" else t for t, v in zip(tensors, made, strict=True)]
+
+
+def _device(session: ort.InferenceSession) -> str:
+    return "cuda" if "CUDAExecutionProvider" in session.get_providers() else "cpu"
+
+
+def _bind(session: ort.InferenceSession, inputs: Sequence[Tensor], outputs: Sequence[Tensor] | None) -> Any:
+    wanted = session.get_inputs()
+    if len(inputs) != len(wanted):
+        raise ValueError(f"sbnet.export.run: inputs: {len(inputs)} tensors; {[v.name for v in wanted]} are wanted")
+    device, binding = _device(session), session.io_binding()
+    for value, t in zip(wanted, inputs, strict=True):
+        if t.device.type != device:
+            raise ValueError(
+                f"sbnet.export.run: {value.name}: on {t.device}; the session's device, {device}, is wanted"
+            )
+        binding.bind_input(value.name, *_buffer(t))
+    for k, value in enumerate(session.get_outputs()):
+        if outputs is None or not outputs[k].numel():  # nothing to write: ORT refuses null pointers
+            binding.bind_output(value.name, device)
+        else:
+            binding.bind_output(value.name, *_buffer(outputs[k]))
+    return binding
 
 
 # TensorProto.DataType

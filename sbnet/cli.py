@@ -21,7 +21,6 @@ from rich.table import Table
 
 import sbnet
 from sbnet import _library, video
-from sbnet.engine.chain import MaskedChain
 from sbnet.engine.video_job import Report, VideoJob
 
 app = typer.Typer(
@@ -256,33 +255,38 @@ def gather_info() -> dict[str, Any]:
 @app.command()
 def export(
     output: Annotated[Path, typer.Option("--output", "-o", help="The ONNX file to write.")],
-    model: Annotated[str, typer.Argument(help="A network of sbnet.models: contours.")] = "contours",
+    model: Annotated[
+        str, typer.Argument(help="A network of sbnet.models: contours, resnet18, resnet34, resnet50 or sbnet.")
+    ] = "contours",
+    weights: Annotated[
+        str, typer.Option(metavar="SEED|FILE", help="Of a residual network: a seed, or a state dict (torchvision's).")
+    ] = "0",
+    classes: Annotated[
+        int | None, typer.Option(min=0, help="Of a residual network; 0: its last feature map.", show_default="its own")
+    ] = None,
     size: Annotated[str, typer.Option(metavar="HEIGHTxWIDTH", help="Size of the frames.")] = "400x704",
-    block: Annotated[int, typer.Option(min=1, max=1024, help="Side of a block, in pixels.")] = 16,
+    batch: Annotated[int, typer.Option(min=1, help="Frames a call.")] = 1,
+    block: Annotated[
+        int | None,
+        typer.Option(min=1, max=1024, help="Side of a block, in pixels.", show_default="16; a residual network's own"),
+    ] = None,
     dtype: Annotated[Dtype, typer.Option(help="auto: float32.")] = Dtype.auto,
 ) -> None:
     """Write a masked network as an ONNX model and compare ONNX Runtime's result with PyTorch's.
 
-    Its inputs are x [1,3,H,W] and mask [1,H,W], its outputs y [1,K,H,W] and block_map. ONNX Runtime needs the library
-    that `sbnet info --ort-library` names.
+    Its inputs are x [N,3,H,W] and mask [N,H,W], its outputs y and, for contours, block_map. ONNX Runtime needs the
+    library that `sbnet info --ort-library` names.
     """
-    from sbnet.models import contour_net
-
-    height, width = _size(size)
+    frames = _size(size)
     with _one_line_errors():
-        if model != "contours":
-            raise CommandError(f"{model}: no such network; contours is wanted")
         try:
-            from sbnet import export as onnx_export
+            from sbnet.export import networks
 
-            to_onnx, verify = onnx_export.to_onnx, onnx_export.verify
             kind = torch.float32 if dtype is Dtype.auto else getattr(torch, dtype.value)
-            chain = MaskedChain(contour_net(), block, kind).eval()
-            inputs = torch.rand(1, 3, height, width, dtype=kind), torch.rand(1, height, width) > 0.999
-            to_onnx(chain, inputs, output, input_names=["x", "mask"], output_names=["y", "block_map"])
-            verify(output, chain, inputs, ["CPUExecutionProvider"])
-        except (ImportError, OSError) as error:
-            raise CommandError(str(error)) from None
+            seed = int(weights) if weights.isdecimal() else weights
+            networks.write(*networks.build(model, seed, block, classes, kind), output, frames, batch)
+        except (ImportError, OSError, ValueError) as error:
+            raise CommandError(str(error).splitlines()[0]) from None
     console.print(f"wrote {escape(str(output))}", soft_wrap=True)
 
 

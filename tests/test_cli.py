@@ -202,6 +202,42 @@ def test_onnx_models_that_do_not_fit(clip, tmp_path):
     assert invoke("export", "resnet", "-o", model).exit_code == 1
 
 
+@pytest.mark.parametrize("name", ["resnet18", "resnet34", "resnet50", "sbnet"])
+def test_every_residual_network_can_be_exported(name, tmp_path):
+    """Weights by seed or from a file give the same model, whose result is PyTorch's."""
+    pytest.importorskip("onnxruntime")
+    from sbnet import export, models
+
+    model, size = tmp_path / "net.onnx", ("--size", "40x56", "--batch", 2)
+    result = invoke("export", name, "-o", model, *size, "--weights", 3)
+    assert result.exit_code == 0, result.output + result.stderr
+    assert "wrote" in result.output
+    net = models.RESNETS[name](3).eval()
+    x, mask = torch.randn(2, 3, 40, 56), torch.zeros(2, 40, 56, dtype=torch.bool)
+    mask[:, 8:20, 30:50] = True
+    session = export.session(model, ["CPUExecutionProvider"])
+    assert [v.name for v in session.get_inputs()] == ["x", "mask"]
+    with torch.no_grad():
+        for given in (mask, ~mask):
+            (got,) = export.run(session, [x, given])
+            want = net(x, given)
+            assert got.shape == want.shape
+            assert (got - want).norm() <= 1e-5 * want.norm()
+    if name != "resnet18":
+        return
+    torch.save(net.state_dict(), tmp_path / "weights.pt")
+    again = tmp_path / "again.onnx"
+    assert invoke("export", name, "-o", again, *size, "--weights", tmp_path / "weights.pt").exit_code == 0
+    assert again.read_bytes() == model.read_bytes()
+    result = invoke("export", name, "-o", again, *size, "--weights", tmp_path / "weights.pt", "--classes", 7)
+    assert result.exit_code == 1
+    assert "weights.pt" in result.output + result.stderr
+    (tmp_path / "text").write_text("no weights")
+    assert invoke("export", name, "-o", again, "--weights", tmp_path / "text").exit_code == 1
+    assert invoke("export", name, "-o", again, *size, "--block", 8, "--classes", 0).exit_code == 0
+    assert export.session(again, ["CPUExecutionProvider"]).get_outputs()[0].shape == [2, 512, 2, 2]
+
+
 def test_info():
     facts = json.loads(invoke("info", "--json").output)
     assert facts["sbnet"] == sbnet.__version__

@@ -474,6 +474,25 @@ def test_other_errors(tmp_path):
         _ = export.nothing
 
 
+def test_bound_tensors(device, tmp_path):
+    """A call runs on what the bound tensors hold by then; only tensors that can be read in place are taken."""
+    module = Chain().to(device)
+    x, mask = plane_inputs(device)
+    x = x.contiguous()
+    path = export.to_onnx(module, (x, mask), tmp_path / "m.onnx")
+    s, y = export.session(path, [PROVIDER[device]]), torch.full((2, 24, 16, 20), float("nan"), device=device)
+    call = export.Bound(s, [x, mask], [y])
+    for density in (0.03, 1.0, 0.0):
+        x.normal_()
+        mask.copy_(torch.rand_like(x[:, 0]) < density)
+        assert call()[0] is y
+        assert_bitwise(y, module(x, mask).detach())
+    with pytest.raises(ValueError, match="contiguous"):
+        export.Bound(s, [x.mT, mask], [y])
+    with pytest.raises(ValueError, match="on meta"):
+        export.Bound(s, [x.to("meta"), mask], [y])
+
+
 def test_training_mode_is_kept(tmp_path):
     module = Chain().train()
     export.to_onnx(module, plane_inputs("cpu"), tmp_path / "m.onnx")

@@ -46,9 +46,10 @@ class MaskedRunner:
 
     A call turns a pixel mask into the active blocks and fringes of every plane, runs each layer on those, and clears of
     its outputs what the call before wrote and this one does not. No feature map is allocated, copied or cleared after
-    construction. On CUDA a call copies frame and mask to where a CUDA graph reads them and replays it: the host waits
-    for nothing. A CPU keeps a second copy of the weights, packed as its kernels read them; a weight that was written is
-    packed anew at the next call, unless PyTorch did not count the write (through `.data` or NumPy).
+    construction. On CUDA a call copies frame and mask to where a CUDA graph reads them, unless they are there already,
+    and replays it: the host waits for nothing. A CPU keeps a second copy of the weights, packed as its kernels read
+    them; a weight that was written is packed anew at the next call, unless PyTorch did not count the write (through
+    `.data` or NumPy).
 
     Args:
         module: holds the layers, parameters where and in the dtype that they are to run; normalisations folded.
@@ -61,6 +62,8 @@ class MaskedRunner:
             few times on zeros: one with a memory wants a reset afterwards.
 
     Attributes:
+        frame, mask: where the CUDA graph reads its inputs. `run(run.frame, run.mask)` copies nothing: who makes frames
+            on the device writes them there.
         active: active blocks of the last call, one list a plane.
         plan: its steps, fringes and buffers.
 
@@ -86,14 +89,16 @@ class MaskedRunner:
         self._packed = [PackedWeight(s.layer) if isinstance(s.layer, SparseConv2d) else None for s in self.plan.steps]
         flat = [torch.zeros(size, dtype=example.dtype, device=self.device) for size in self.plan.buffers]
         self._tensors = [_view(flat[b], s.shape) for b, s in zip(self.plan.buffer_of, self.plan.steps, strict=True)]
-        self._x = _view(torch.zeros_like(example).flatten(), (n, c, h, w))
-        self._mask = torch.zeros(n, h, w, dtype=torch.bool, device=self.device)
+        self.frame = _view(torch.zeros_like(example).flatten(), (n, c, h, w))
+        self.mask = torch.zeros(n, h, w, dtype=torch.bool, device=self.device)
         # Of each output: what the call before wrote. The lists stay where they are, only their block maps follow.
-        self.active: tuple[ActiveBlocks, ...] = mask_pyramid(self._mask, self.planes).planes
+        self.active: tuple[ActiveBlocks, ...] = mask_pyramid(self.mask, self.planes).planes
         self._previous = {p: self.active[p] for p in {self.plan.steps[t - 1].plane for t in self.plan.outputs}}
         self._graph: torch.cuda.CUDAGraph | None = None
+        self._aside: torch.cuda.Stream | None = None
         if self.device.type == "cuda":
-            self._graph, self._out = capture(lambda: self._run(self._x, self._mask), self.device)
+            self._aside = torch.cuda.Stream(self.device)
+            self._graph, self._out = capture(lambda: self._run(self.frame, self.mask), self.device)
 
     @torch.no_grad()
     def __call__(self, x: Tensor, mask: Tensor | None = None) -> Any:
@@ -103,17 +108,18 @@ class MaskedRunner:
             x: like the example; channels_last for speed.
             mask: [N,H,W] bool: blocks with a set pixel are active. Left out where there is a mask_source.
         """
-        _check("x", x, self._x)
+        _check("x", x, self.frame)
         if self.mask_source is None:
-            _check("mask", mask, self._mask)
+            _check("mask", mask, self.mask)
         elif mask is not None:
             raise ValueError("sbnet: mask: given, but the runner has a mask_source; one of them is wanted")
         if self._graph is None:
             return self._run(x, mask)
         with torch.cuda.device(self.device):
-            self._x.copy_(x)
-            if mask is not None:
-                self._mask.copy_(mask)
+            if x is not self.frame:
+                self.frame.copy_(x)
+            if mask is not None and mask is not self.mask:
+                self.mask.copy_(mask)
             self._graph.replay()
         return self._out
 
@@ -121,28 +127,44 @@ class MaskedRunner:
         if self.mask_source is not None:
             mask = self.mask_source(x)
         assert mask is not None
-        lists = self.lists(mask)
+        lists = self._fresh(mask)
         self.active = lists.active
-        result = self.layers(x, lists)
+        if self._aside is None:
+            self._stale(lists)
+        else:  # a branch of the graph beside the layers: only those that write outputs wait for it
+            self._aside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._aside):
+                self._stale(lists)
+        result = self.layers(x, lists, self._aside)
         return result if self.tail is None else self.tail(result)
 
     def lists(self, mask: Tensor) -> Lists:
         """All that depends on the mask."""
+        lists = self._fresh(mask)
+        self._stale(lists)
+        return lists
+
+    def _fresh(self, mask: Tensor) -> Lists:
+        """What this call's mask says alone."""
         made = mask_pyramid(mask, self.planes, fringes=self.plan.fringes)
-        active = made.planes
-        clear = [None if step.fringe is None else made.fringes[step.fringe] for step in self.plan.steps]
+        return Lists(made.planes, [None if s.fringe is None else made.fringes[s.fringe] for s in self.plan.steps])
+
+    def _stale(self, lists: Lists) -> None:
+        """Adds what outputs hold of the call before, and remembers this one."""
         for plane, old in self._previous.items():
-            stale = fringe(active[plane], old, self.planes[plane][:2], 1)
+            stale = fringe(lists.active[plane], old, self.planes[plane][:2], 1)
             for output in self.plan.outputs:
                 if self.plan.steps[output - 1].plane == plane:
-                    clear[output - 1] = stale
-            old.block_map.copy_(active[plane].block_map)
-        return Lists(active, clear)
+                    lists.clear[output - 1] = stale
+            old.block_map.copy_(lists.active[plane].block_map)
 
-    def layers(self, x: Tensor, lists: Lists) -> Any:
-        """Runs the layers on active blocks."""
+    def layers(self, x: Tensor, lists: Lists, aside: torch.cuda.Stream | None = None) -> Any:
+        """Runs the layers on active blocks. Those that write outputs wait for `aside`, if given."""
         tensors = [x, *self._tensors]
-        for step, out, pixels, packed in zip(self.plan.steps, self._tensors, lists.clear, self._packed, strict=True):
+        steps = zip(self.plan.steps, self._tensors, lists.clear, self._packed, strict=True)
+        for at, (step, out, pixels, packed) in enumerate(steps, 1):
+            if aside is not None and at in self.plan.outputs:
+                torch.cuda.current_stream().wait_stream(aside)
             weight = None if packed is None else packed()
             run_step(step, tensors, out, lists.active[step.plane], pixels, self.allow_tf32, weight)
         found = [tensors[t] for t in self.plan.outputs]
