@@ -16,6 +16,7 @@ from sbnet.engine.masked import Lists
 from sbnet.engine.planner import Plane, Step, geometry
 from sbnet.nn import SparseConv2d
 
+MOST_PIXELS = 2**20  # of a batch: beyond, PyTorch's ops one by one take twice the fused ones' time, and much of ours
 MASKED = ("masked", "masked, in place", "mask and layers", "layers")  # sides whose results are the contract's
 
 
@@ -28,7 +29,9 @@ def dense_sides(runner: MaskedRunner, x: Tensor, setting: Setting, compiled: boo
             tensors.append(step(s, tensors))
         return tensors[runner.plan.outputs[0]]
 
-    forms = {"PyTorch": Side(lambda: all_steps(_plain, x))}
+    forms = {}
+    if not x.is_cuda or x[:, 0].numel() <= MOST_PIXELS:
+        forms["PyTorch"] = Side(lambda: all_steps(_plain, x))
     if x.is_cuda:
         forms["fused cuDNN"] = Side(lambda: all_steps(_fused, x))
         if compiled and setting.compiled:

@@ -62,7 +62,7 @@ class Side:
         "peer": another sparse way.
     clock:
         "graph": on CUDA, many calls in one CUDA graph (or eager with `--eager`); a plain loop on the CPU.
-        "own": replays graphs of its own; CUDA events around it.
+        "own": replays graphs of its own; CUDA events around many calls in a row, launches included.
         "eager": cannot be captured (it allocates or waits); CUDA events around many calls.
         "wall": waits for its result, as ONNX Runtime does; host clock.
     """

@@ -57,7 +57,7 @@ class Timer:
         side.run()
         if not self.cuda or side.clock == "wall":
             return self._wall(side.run)
-        repeat = 1 if self.cold or side.clock == "own" else self.repeat
+        repeat = 1 if self.cold else self.repeat
         if side.clock in ("own", "eager") or self.eager:
             run: Run = functools.partial(_several, side.run, repeat)
         else:
