@@ -53,7 +53,8 @@ def session(
     """An onnxruntime.InferenceSession of a model with sbnet's ops.
 
     float32 keeps float32 accuracy on CUDA, as in torch: `use_tf32`, on by default in ONNX Runtime, is off unless the
-    provider's options ask for it.
+    provider's options ask for it. (It stays on where all floating inputs are float16 or bfloat16: off, it would keep
+    ONNX Runtime's own convolutions of halves off the tensor cores, too.)
 
     Args:
         path: file, or the bytes of a model.
@@ -72,14 +73,23 @@ def session(
     if "CUDAExecutionProvider" in names and hasattr(onnxruntime, "preload_dlls"):
         onnxruntime.preload_dlls()  # cuDNN and cuBLAS of torch's or pip's nvidia-* packages
     graph = {"enable_cuda_graph": "1"} if cuda_graph else {}
-    chosen = [
-        (name, {"use_tf32": "0", **given, **graph} if name == "CUDAExecutionProvider" else given)
-        for name, given in chosen
-    ]
     options = options if options is not None else onnxruntime.SessionOptions()
     options.register_custom_ops_library(library_path())
     model = path if isinstance(path, bytes) else os.fspath(path)
-    return onnxruntime.InferenceSession(model, options, providers=chosen)
+
+    def made(use_tf32: str) -> Any:
+        cuda = {"use_tf32": use_tf32}
+        providers = [(n, {**cuda, **given, **graph} if n == "CUDAExecutionProvider" else given) for n, given in chosen]
+        return onnxruntime.InferenceSession(model, options, providers=providers)
+
+    found = made("0")
+    return made("1") if "CUDAExecutionProvider" in names and _halves(found) else found
+
+
+def _halves(session: ort.InferenceSession) -> bool:
+    """Are all floating inputs of a model float16 or bfloat16, at least one?"""
+    floating = {value.type for value in session.get_inputs() if "float" in value.type}
+    return bool(floating) and floating <= {"tensor(float16)", "tensor(bfloat16)"}
 
 
 class Bound:
