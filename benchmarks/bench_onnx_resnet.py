@@ -110,4 +110,7 @@ def work(setting: Setting, size: tuple[int, int, int], kind: str, density: float
         "torch dense": Side(torch_dense, "peer", "wall"),
         **{name: bound(call) for name, call in at.dense.items()},
     }
-    return Work(sides, check, notes={"densities": planned.densities(at.run.lists(at.run.mask))})
+    import onnxruntime
+
+    notes = {"densities": planned.densities(at.run.lists(at.run.mask)), "onnxruntime": onnxruntime.__version__}
+    return Work(sides, check, notes=notes)
