@@ -83,7 +83,8 @@ def session(
         return onnxruntime.InferenceSession(model, options, providers=providers)
 
     found = made("0")
-    return made("1") if "CUDAExecutionProvider" in names and _halves(found) else found
+    open_choice = any(n == "CUDAExecutionProvider" and "use_tf32" not in given for n, given in chosen)
+    return made("1") if open_choice and _halves(found) else found
 
 
 def _halves(session: ort.InferenceSession) -> bool:

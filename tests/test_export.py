@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -491,6 +492,39 @@ def test_bound_tensors(device, tmp_path):
         export.Bound(s, [x.mT, mask], [y])
     with pytest.raises(ValueError, match="on meta"):
         export.Bound(s, [x.to("meta"), mask], [y])
+
+
+@pytest.mark.parametrize(
+    ("types", "given", "want"),
+    [
+        (["tensor(float)", "tensor(bool)"], {}, "0"),
+        (["tensor(float16)", "tensor(bool)"], {}, "1"),
+        (["tensor(bfloat16)"], {}, "1"),
+        (["tensor(float16)", "tensor(float)"], {}, "0"),
+        (["tensor(int32)"], {}, "0"),
+        (["tensor(float16)"], {"use_tf32": "0"}, "0"),
+        (["tensor(float)"], {"use_tf32": "1"}, "1"),
+    ],
+)
+def test_use_tf32(types, given, want, monkeypatch):
+    """Off for float32's sake; off, it would keep convolutions of halves off the tensor cores."""
+
+    class Session:
+        def __init__(self, model, options, providers):
+            self.options = dict(providers)["CUDAExecutionProvider"]
+
+        def get_inputs(self):
+            return [SimpleNamespace(type=t) for t in types]
+
+    class Options:
+        def register_custom_ops_library(self, path):
+            pass
+
+    monkeypatch.setattr(
+        export.runtime, "_onnxruntime", lambda: SimpleNamespace(InferenceSession=Session, SessionOptions=Options)
+    )
+    made = export.session(b"", [("CUDAExecutionProvider", given)], cuda_graph=True)
+    assert made.options == {"use_tf32": want, "enable_cuda_graph": "1"}
 
 
 def test_training_mode_is_kept(tmp_path):
