@@ -1,0 +1,214 @@
+"""sparse_conv2d where Hopper has kernels of its own: shapes at their edges, and against the portable kernel."""
+
+import pytest
+import torch
+from conv_cases import HALF, check, make, pair
+from helpers import ACTIVATIONS, assert_as_accurate_as_torch, assert_bitwise, assert_conv, dense_conv2d
+
+from sbnet import ActiveBlocks, sparse_conv2d
+
+
+# ---- the first fast case on Hopper: 3x3, stride 1, padding 1, sides and channels multiples of 8, fp16 and bf16
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("block", [8, 16, (8, 16), (16, 8), 24, 32, (8, 32), (64, 8)], ids=str)
+@pytest.mark.parametrize("size", [(50, 88), (37, 45), (64, 64), (7, 5)], ids=str)
+def test_hopper_planes_and_blocks(device, size, block, dtype):
+    if device == "cpu" and (dtype == torch.bfloat16 or size == (64, 64)):
+        pytest.skip("slow on a CPU, which treats all of these alike")
+    for density in (0.3, 1.0):
+        case = {"dtype": dtype, "size": size, "block": block, "density": density}
+        check(device, **case, channels=64, filters=64, activation="relu")
+    check(device, **case, channels=16, filters=40, residual="channels_last", activation="silu")
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize(
+    ("channels", "filters"),
+    [
+        (8, 8),
+        (8, 64),
+        (64, 8),
+        (16, 24),
+        (24, 16),
+        (32, 32),
+        (40, 72),
+        (56, 56),
+        (64, 64),
+        (72, 64),
+        (96, 96),
+        (128, 128),
+    ]
+    + [(136, 120), (128, 256), (256, 64)]
+    + [
+        pytest.param(*ck, marks=pytest.mark.gpu)
+        for ck in ((256, 256), (512, 512), (512, 8), (8, 512), (384, 264), (200, 328))
+    ],
+    ids=str,
+)
+def test_hopper_channels(device, channels, filters, dtype):
+    if device == "cpu" and channels * filters > 40_000:
+        pytest.skip("large for a CPU")
+    case = {"dtype": dtype, "size": (37, 45), "block": 16, "channels": channels, "filters": filters}
+    check(device, **case, activation="relu", density=0.5)
+    check(device, **case, residual="channels_last", density=0.2)
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("batch", [1, 2, 8])
+def test_hopper_views(device, batch, dtype):
+    """TMA descriptors from real strides: slices, cat operands, clipped batches."""
+    for layout in ("channel_slice", "odd_channel_slice", "plane_slice", "batch_slice"):
+        case = {"dtype": dtype, "size": (37, 45), "block": 16, "batch": batch, "layout": layout}
+        check(device, **case, channels=16, filters=64, out_layout="channel_slice", residual="channel_slice")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1, 400, 704, 64), (1, 200, 352, 128), (1, 100, 176, 256), (1, 50, 88, 512), (8, 128, 128, 256)], ids=str
+)
+def test_hopper_benchmark_shapes(shape, dtype):
+    n, h, w, c = shape
+    for density in (0.05, 1.0):
+        x, weight, bias, active, options = make(
+            "cuda", dtype=dtype, channels=c, filters=c, size=(h, w), block=16, batch=n, density=density
+        )
+        y = sparse_conv2d(x, weight, bias, active, activation="relu", **options)
+        # float64 of the whole plane would take seconds: judge against float32 instead, 2,000 times finer than half
+        mask = active.pixel_mask((h, w)).expand_as(y)
+        exact = dense_conv2d(x, weight, bias, torch.float32, activation="relu", **options)
+        torchs = dense_conv2d(x, weight, bias, dtype, activation="relu", **options)
+        assert_as_accurate_as_torch(y[mask], torchs[mask], exact[mask])
+        assert not bool(y[~mask].any())
+
+
+# ---- its other fast cases: 1x1 of stride 1 and 2, 3x3 of stride 2
+FAST = {"1x1": (1, 1), "1x1 stride 2": (1, 2), "3x3 stride 2": (3, 2)}
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("block", [8, 16, (8, 16), (16, 8), 24, 32, (64, 8), 4, (12, 20)], ids=str)
+@pytest.mark.parametrize("size", [(50, 88), (37, 45), (7, 5), (1, 1)], ids=str)
+@pytest.mark.parametrize("case", FAST)
+def test_fast_planes_and_blocks(device, case, size, block, dtype):
+    if device == "cpu" and (dtype == torch.bfloat16 or pair(block)[0] > 8):
+        pytest.skip("slow on a CPU, which treats all of these alike")
+    kernel, stride = FAST[case]
+    options = {"dtype": dtype, "size": size, "block": block, "kernel": kernel, "stride": stride, "padding": kernel // 2}
+    for density in (0.3, 1.0):
+        check(device, **options, density=density, channels=64, filters=64, activation="relu")
+        check(device, **options, density=density, channels=16, filters=136, residual="channels_last", activation="silu")
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize(
+    ("channels", "filters"),
+    [(8, 8), (8, 64), (24, 96), (96, 24), (48, 48), (64, 64), (72, 200), (128, 128), (136, 320)]
+    + [pytest.param(*ck, marks=pytest.mark.gpu) for ck in ((64, 256), (384, 96), (512, 64), (2048, 8), (1024, 264))],
+    ids=str,
+)
+@pytest.mark.parametrize("case", FAST)
+def test_fast_channels(device, case, channels, filters, dtype):
+    if device == "cpu" and channels * filters > 10_000:
+        pytest.skip("large for a CPU")
+    kernel, stride = FAST[case]
+    for batch, size in ((1, (37, 45)), (2, (150, 170))) if device == "cuda" else ((1, (19, 27)),):
+        options = {"dtype": dtype, "kernel": kernel, "stride": stride, "padding": kernel // 2, "batch": batch}
+        options |= {"size": size, "channels": channels, "filters": filters, "block": 16}
+        check(device, **options, activation="relu", density=0.5)
+        check(device, **options, residual="channels_last", density=0.2, bias=False)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("residual", [None, "channels_last"])
+@pytest.mark.parametrize(("channels", "filters"), [(512, 2048), (1024, 256), (1024, 192), (512, 128), (256, 1024)])
+def test_fast_1x1_of_many_channels_and_tiles(channels, filters, residual):
+    """Where shared memory does not hold the weights they are streamed, and all fits only just."""
+    case = {"dtype": torch.float16, "kernel": 1, "padding": 0, "size": (190, 190), "block": 16, "batch": 1}
+    check("cuda", **case, channels=channels, filters=filters, residual=residual, density=0.9, activation="relu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("block", [16, (8, 24), 4, (12, 20)], ids=str)
+@pytest.mark.parametrize(("channels", "filters"), [(64, 256), (256, 512), (320, 256), (512, 768), (1024, 256)], ids=str)
+def test_fast_1x1_of_256_channels_at_a_time(channels, filters, block, stride, dtype):
+    """Planes that have room for many tiles, and lists that are long, short, of one block, empty."""
+    case = {"dtype": dtype, "kernel": 1, "padding": 0, "stride": stride, "block": block, "batch": 1}
+    case |= {"channels": channels, "filters": filters, "size": (stride * 260 - 1, stride * 275)}
+    check("cuda", **case, density=0.6, activation="relu")
+    check("cuda", **case, density=0.02, activation="silu", residual="channels_last", out_layout="channel_slice")
+    check("cuda", **case, density="one", bias=False, layout="channel_slice")
+    check("cuda", **case, density=0.0, activation="relu6")
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("layout", ["channel_slice", "odd_channel_slice", "plane_slice", "batch_slice"])
+@pytest.mark.parametrize("case", FAST)
+def test_fast_views(device, case, layout, dtype):
+    kernel, stride = FAST[case]
+    options = {"dtype": dtype, "kernel": kernel, "stride": stride, "padding": kernel // 2, "size": (37, 45)}
+    check(device, **options, block=16, channels=16, filters=64, layout=layout, out_layout="channel_slice")
+    check(device, **options, block=8, channels=72, filters=80, layout=layout, residual="channel_slice")
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("block", [8, 16, (8, 16), 24, 32, 10], ids=str)
+@pytest.mark.parametrize("filters", [8, 24, 64, 72])
+@pytest.mark.parametrize("size", [(50, 88), (37, 48), (8, 7), (1, 8)], ids=str)
+def test_fast_stem(device, size, filters, block, dtype):
+    """7x7, stride 2, three channels; rows of x begin at multiples of 16 bytes or the portable kernel takes it."""
+    if device == "cpu" and (dtype == torch.bfloat16 or filters > 8):
+        pytest.skip("slow on a CPU, which treats all of these alike")
+    options = {"dtype": dtype, "size": size, "block": block, "kernel": 7, "stride": 2, "padding": 3}
+    for density in (0.3, 1.0):
+        check(device, **options, density=density, channels=3, filters=filters, activation="relu")
+    check(device, **options, channels=3, filters=filters, activation="gelu", bias=False, out_layout="channel_slice")
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_fast_stem_reads_no_pixel_too_many(device, activation, dtype):
+    """NaN beside every receptive field, and in a pixel that 16 outputs read."""
+    x, weight, bias, active, options = make(
+        device, dtype=dtype, channels=3, filters=64, kernel=7, stride=2, padding=3, size=(64, 64), density=0.4
+    )
+    options["activation"] = activation
+    reads = torch.nn.functional.conv_transpose2d(
+        active.pixel_mask((32, 32)).float(), torch.ones(1, 1, 7, 7, device=device), None, 2, 3, 1
+    )
+    x[:, 1, 20, 21] = float("nan")
+    clean = torch.where(reads > 0, x, 0).contiguous(memory_format=torch.channels_last)
+    dirty = torch.where(reads > 0, x, float("nan")).to(dtype).contiguous(memory_format=torch.channels_last)
+    y = sparse_conv2d(dirty, weight, bias, active, **options)
+    assert_conv(y, clean, weight, bias, active, torch.zeros((), dtype=dtype, device=device), **options)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("case", FAST)
+def test_fast_cases_equal_the_portable_kernel(case, dtype):
+    """The same list, whatever stands in it: rows that are no blocks, counts too large, NaN where nobody looks."""
+    kernel, stride = FAST[case]
+    for channels, filters, block in ((64, 64, 16), (24, 96, 8), (200, 136, 16)):
+        x, weight, bias, active, options = make(
+            "cuda", dtype=dtype, kernel=kernel, stride=stride, padding=kernel // 2, block=block, density=0.5,
+            channels=channels, filters=filters, size=(75, 91),
+        )  # fmt: skip
+        junk = active.indices.clone()
+        junk[::3, 1] = 10**6
+        junk[1::5, 0] = -1
+        hostile = ActiveBlocks(
+            junk, torch.full_like(active.count, 2**31 - 1), active.total, active.block_map, active.grid
+        )
+        x[0, :, 9, 9] = float("nan")
+        fast = sparse_conv2d(x, weight, bias, hostile, **options)
+        # the portable kernel takes what TMA cannot: an offset of one element
+        other = torch.empty(x.numel() + 1, dtype=dtype, device="cuda")[1:].view(x.permute(0, 2, 3, 1).shape)
+        portable = sparse_conv2d(
+            other.copy_(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2), weight, bias, hostile, **options
+        )
+        assert_bitwise(fast.isnan(), portable.isnan())
+        assert_bitwise(fast == 0, portable == 0)
+        torch.testing.assert_close(fast, portable, equal_nan=True, rtol=0, atol=4 * torch.finfo(dtype).eps)
