@@ -10,7 +10,7 @@ from test_nn import lively
 from torch import nn
 
 from sbnet.engine import compare, plane_masks
-from sbnet.models import SparseResNet, resnet18, resnet34, resnet50, sbnet_resnet
+from sbnet.models import RESNETS, SparseResNet, resnet18, resnet34, resnet50, sbnet_resnet
 from sbnet.nn import SparseBasicBlock, SparseBottleneck, SparseConv2d, fold_batch_norm
 
 SIZE = (75, 106)
@@ -269,19 +269,24 @@ def test_training_overfits(device):
         assert (run(x, mask).argmax(1) == label).all()
 
 
-@pytest.mark.parametrize("batch", [1, 2])
-def test_a_network_in_onnx_runtime(batch, tmp_path):
-    """One file, frame and mask in, logits out: the same as PyTorch's call of the folded network."""
+@pytest.mark.parametrize("name", RESNETS)
+def test_networks_in_onnx_runtime(device, name, tmp_path):
+    """One file, frame and mask in, logits out: within the contract, as PyTorch's call of the folded network."""
     pytest.importorskip("onnxruntime")
     export = pytest.importorskip("sbnet.export")
-    net = fold_batch_norm(lively(resnet18(weights=0, classes=10)))
-    frame, mask = torch.randn(batch, 3, 64, 96), torch.zeros(batch, 64, 96, dtype=torch.bool)
+    provider = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}[device]
+    if provider not in export.default_providers():
+        pytest.skip("needs onnxruntime-gpu")
+    net = fold_batch_norm(lively(RESNETS[name](0, classes=10))).to(device)
+    frame, mask = torch.randn(2, 3, 64, 96, device=device), torch.zeros(2, 64, 96, dtype=torch.bool, device=device)
     mask[:, 20:30, 40:60] = True
-    path = export.to_onnx(net, (frame, mask), tmp_path / "resnet18.onnx")
-    for now in (mask, ~mask, torch.zeros_like(mask), torch.ones_like(mask)):
-        (error,) = export.verify(path, net, (frame, now), ["CPUExecutionProvider"], quiet=True)
-        assert error.rms <= 1e-5 * error.rms_of_torch, error
-    session = export.session(path, ["CPUExecutionProvider"])
-    (got,) = export.run(session, [frame, mask])
-    agreement = compare(got, net, frame, plane_masks(mask, net.planes((64, 96))))
-    assert agreement.holds, agreement
+    for dtype in (torch.float32,) if device == "cpu" else (torch.float32, torch.float16):
+        net, frame = net.to(dtype), frame.to(dtype)
+        path = export.to_onnx(net, (frame, mask), tmp_path / f"{name}.onnx")
+        for now in (mask, ~mask, torch.zeros_like(mask), torch.ones_like(mask)):
+            (error,) = export.verify(path, net, (frame, now), [provider], quiet=True)
+            assert error.rms <= (1e-5 if dtype == torch.float32 else 2e-3) * error.rms_of_torch, error
+        session = export.session(path, [provider])
+        (got,) = export.run(session, [frame, mask])
+        agreement = compare(got, net, frame, plane_masks(mask, net.planes((64, 96))))
+        assert agreement.holds, agreement
