@@ -105,14 +105,27 @@ def copy(device: str, op: str, facts: dict[str, Any]) -> Work:
         return base
 
     def check(side: str, got: Tensor) -> float:
+        if side == "rows by PyTorch":
+            return registry.same(got, whole_blocks(x, block))
         if side != op:
             return registry.same(got, stack)
         registry.same(got.isnan(), ~where.expand_as(got))  # the rest was left alone
         return registry.same(got, x, where)
 
     sides = {op: Side(scatter, "ours"), "copy of its size": Side(lambda: spare.copy_(stack))}
+    every = len(stack) == tiling.bcount[0] * tiling.bcount[1]
+    if device == "cpu" and every and not transpose and memory == torch.contiguous_format:
+        # The same rows written by PyTorch's own copy: what rows of a plane cost, a line or two each, its pitch apart.
+        to = whole_blocks(base, block)
+        rows = stack.unflatten(0, tiling.bcount)[: to.shape[0], : to.shape[1]]
+        sides["rows by PyTorch"] = Side(lambda: to.copy_(rows), "peer")
     inside = 2 * int(where.sum()) * facts["channels"] * x.element_size()  # blocks that the plane clips write less
     return Work(sides, check, bytes=inside, dtype=dtype, notes=notes)
+
+
+def whole_blocks(x: Tensor, block: int) -> Tensor:
+    """[rows of blocks, blocks in a row, C, block, block]: blocks of the first image, clipped ones left out."""
+    return x[0].unfold(1, block, block).unfold(2, block, block).permute(1, 2, 0, 3, 4)
 
 
 def windows(x: Tensor, active: sbnet.ActiveBlocks) -> Tensor:

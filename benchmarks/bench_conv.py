@@ -74,9 +74,10 @@ def common_layers(setting: Setting) -> Iterator[Case]:
             yield case(setting, name, shape, "random", density)
         if setting.level != "quick":
             yield case(setting, name, shape, "random", 0.1, residual=True)
-        if setting.cuda and setting.level == "full":
-            for density in (1.0, 0.1):
-                yield case(setting, name, shape, "random", density, dtype=torch.bfloat16)
+        if setting.level == "full":
+            for dtype in (torch.bfloat16,) if setting.cuda else (torch.float16, torch.bfloat16):
+                for density in (1.0, 0.1):
+                    yield case(setting, name, shape, "random", density, dtype=dtype)
 
 
 def block_sizes(setting: Setting) -> Iterator[Case]:

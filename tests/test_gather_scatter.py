@@ -513,7 +513,7 @@ def test_large_scatter(device, dtype, layout, transpose):
     """Enough bytes for the CPU to write past its caches: whole lines, parts of lines, neighbours on one line."""
     channels = 72 * 4 // torch.empty(0, dtype=dtype).element_size()
     x = laid_out(tensor((1, channels, 212, 600), dtype, device), layout)
-    for block in (16, (18, 18), (7, 21)):
+    for block in (16, (18, 18), (7, 21), (3, 530), (40, 26)):
         active = random_active(BlockGrid.cover((212, 600), block), 1, 0.97, device)
         stack = sparse_gather(x, active, transpose)
         base = poison(x.shape, dtype, device, layout)

@@ -4,6 +4,7 @@
 #include "core/blocks.h"
 #include "cpu/half.h"
 #include "cpu/stream.h"
+#include "cpu/transpose.h"
 
 namespace sbnet {
 namespace {
@@ -43,78 +44,58 @@ struct RowView {
   int64_t stride_c, stride_x;  // elements
 };
 
-// out[j][i] = in[i][j]; pitches in elements. Tiles of 16 x 16 keep the cache lines of both sides at hand.
-// kStream: where that writes whole lines, past the caches.
-template <bool kStream, class T>
-void transpose(const T* in, int64_t in_pitch, T* out, int64_t out_pitch, int64_t rows, int64_t columns) {
-  constexpr int64_t kTile = 16, kItem = sizeof(T);
-  const bool on_lines = kStream && kItem == 4 && is_line(out) && out_pitch * kItem % kLine == 0;
-  alignas(64) T lines[kTile * kTile];  // a tile on its way: streamed lines are to be written in one go
-  for (int64_t j0 = 0; j0 < columns; j0 += kTile) {
-    const int64_t j1 = j0 + kTile < columns ? j0 + kTile : columns;
-    for (int64_t i0 = 0; i0 < rows; i0 += kTile) {
-      const int64_t i1 = i0 + kTile < rows ? i0 + kTile : rows;
-      const bool stream = on_lines && i1 - i0 == kTile;
-      T* const to = stream ? lines : out + j0 * out_pitch + i0;
-      const int64_t pitch = stream ? kTile : out_pitch;
-      int64_t j = j0;
-      if constexpr (sizeof(T) == 4) {  // four vectors of four at a time
-        typedef uint32_t Quad __attribute__((vector_size(16)));
-        for (; j + 4 <= j1; j += 4) {
-          int64_t i = i0;
-          for (; i + 4 <= i1; i += 4) {
-            Quad a[4];
-            for (int r = 0; r < 4; ++r) {
-              const T* at = in + (i + r) * in_pitch + j;
-              std::memcpy(&a[r], at, 16);
-              if (kStream && j % kTile == 0) __builtin_prefetch(at + rows * in_pitch, 0, 2);  // the run after this one
-            }
-            const Quad low01 = __builtin_shufflevector(a[0], a[1], 0, 4, 1, 5);
-            const Quad low23 = __builtin_shufflevector(a[2], a[3], 0, 4, 1, 5);
-            const Quad high01 = __builtin_shufflevector(a[0], a[1], 2, 6, 3, 7);
-            const Quad high23 = __builtin_shufflevector(a[2], a[3], 2, 6, 3, 7);
-            const Quad b[4] = {__builtin_shufflevector(low01, low23, 0, 1, 4, 5),
-                               __builtin_shufflevector(low01, low23, 2, 3, 6, 7),
-                               __builtin_shufflevector(high01, high23, 0, 1, 4, 5),
-                               __builtin_shufflevector(high01, high23, 2, 3, 6, 7)};
-            for (int r = 0; r < 4; ++r) std::memcpy(to + (j - j0 + r) * pitch + i - i0, &b[r], 16);
-          }
-          for (; i < i1; ++i)
-            for (int r = 0; r < 4; ++r) to[(j - j0 + r) * pitch + i - i0] = in[i * in_pitch + j + r];
-        }
-      }
-      for (; j < j1; ++j)
-        for (int64_t i = i0; i < i1; ++i) to[(j - j0) * pitch + i - i0] = in[i * in_pitch + j];
-      for (j = j0; stream && j < j1; ++j) stream_line(out + j * out_pitch + i0, lines + (j - j0) * kTile);
-    }
+// A block's rows are short: a call of memcpy for each would take longer than the copy.
+inline void copy_short(char* out, const char* in, int64_t bytes) {
+  if (bytes < 16 || bytes > 512) {
+    std::memcpy(out, in, static_cast<size_t>(bytes));
+    return;
   }
+  int64_t at = 0;
+  for (; at + 16 <= bytes; at += 16) std::memcpy(out + at, in + at, 16);
+  std::memcpy(out + bytes - 16, in + bytes - 16, 16);
+}
+
+// kStream: where that writes whole lines, and not just one of three, past the caches.
+template <bool kStream>
+void copy_run(char* out, const char* in, int64_t bytes) {
+  if (kStream && (bytes >= 4 * kLine || (is_line(out) && bytes % kLine == 0)))
+    stream_copy(out, in, bytes);
+  else
+    copy_short(out, in, bytes);
 }
 
 // Copies [channels] x [columns] elements between two row views. T carries the element's size, not its type.
 template <bool kStream, class T>
 void copy_row(RowView from, RowView to, int64_t channels, int64_t columns) {
-  const auto copy = [](char* out, const char* in, int64_t bytes) {
-    kStream ? stream_copy(out, in, bytes) : static_cast<void>(std::memcpy(out, in, static_cast<size_t>(bytes)));
-  };
   constexpr int64_t kItem = sizeof(T);
   if (from.stride_c == 1 && to.stride_c == 1) {
     if (from.stride_x == channels && to.stride_x == channels)
-      return copy(to.data, from.data, columns * channels * kItem);
+      return copy_run<kStream>(to.data, from.data, columns * channels * kItem);
     for (int64_t x = 0; x < columns; ++x)
-      copy(to.data + x * to.stride_x * kItem, from.data + x * from.stride_x * kItem, channels * kItem);
+      copy_run<kStream>(to.data + x * to.stride_x * kItem, from.data + x * from.stride_x * kItem, channels * kItem);
     return;
   }
   if (from.stride_x == 1 && to.stride_x == 1) {
     for (int64_t c = 0; c < channels; ++c)
-      copy(to.data + c * to.stride_c * kItem, from.data + c * from.stride_c * kItem, columns * kItem);
+      copy_run<kStream>(to.data + c * to.stride_c * kItem, from.data + c * from.stride_c * kItem, columns * kItem);
     return;
   }
   const T* in = reinterpret_cast<const T*>(from.data);
   T* out = reinterpret_cast<T*>(to.data);
-  if (from.stride_c == 1 && to.stride_x == 1)
-    return transpose<kStream>(in, from.stride_x, out, to.stride_c, columns, channels);
-  if (from.stride_x == 1 && to.stride_c == 1)
-    return transpose<kStream>(in, from.stride_c, out, to.stride_x, channels, columns);
+  const bool first_to_last = from.stride_x == 1 && to.stride_c == 1;
+  if (first_to_last || (from.stride_c == 1 && to.stride_x == 1)) {
+    int64_t at[kPixels];
+    const int64_t step = first_to_last ? to.stride_x : from.stride_x;
+    for (int64_t x = 0; x < columns && x < kPixels; ++x) at[x] = x * step;
+    for (int64_t x = 0; x < columns; x += kPixels) {
+      const int64_t pixels = columns - x < kPixels ? columns - x : kPixels;
+      if (first_to_last)
+        to_channels_last<kStream>(in + x, from.stride_c, out + x * step, at, pixels, channels, kTile);
+      else
+        to_channels_first<kStream>(out + x, to.stride_c, in + x * step, at, pixels, pixels, channels);
+    }
+    return;
+  }
   for (int64_t c = 0; c < channels; ++c)
     for (int64_t x = 0; x < columns; ++x)
       out[c * to.stride_c + x * to.stride_x] = in[c * from.stride_c + x * from.stride_x];
@@ -130,57 +111,143 @@ void zero_row(RowView to, int64_t channels, int64_t columns) {
 }
 
 template <class T>
-RowView view(const TensorView& t, int64_t n, int64_t y, int64_t x) {
-  return {reinterpret_cast<char*>(static_cast<T*>(t.data) + n * t.stride[0] + y * t.stride[2] + x * t.stride[3]),
-          t.stride[1], t.stride[3]};
+RowView view(const TensorView& t, int64_t n, int64_t y, int64_t x, int64_t c = 0) {
+  T* at = static_cast<T*>(t.data) + n * t.stride[0] + c * t.stride[1] + y * t.stride[2] + x * t.stride[3];
+  return {reinterpret_cast<char*>(at), t.stride[1], t.stride[3]};
 }
 
-// Gather and scatter without add. A unit of work is a band of rows and a run of channels of one block, chosen so that
-// both sides are walked in long stretches: one row of all channels between channels_last sides, one channel between
-// NCHW sides, four cache lines of channels where the copy transposes.
+// The part of a block that lies on the plane: rows [row0, row1) and columns [column0, column1) of the block, the first
+// of them at (n, y, x). None where the slot names no block.
+struct BlockPart {
+  int64_t n, y, x, row0, row1, column0, column1;
+  bool whole(const BlockGrid& g) const { return row1 - row0 == g.size[0] && column1 - column0 == g.size[1]; }
+};
+
+BlockPart block_part(const BlockCopyParams& p, int64_t slot, int64_t count) {
+  const BlockGrid& g = p.active.grid;
+  for (int64_t row = 0; row < g.size[0]; ++row) {
+    const BlockRow at = block_row(p, slot, row, count);
+    if (at.inside0 == at.inside1) continue;
+    const int64_t room = p.plane.size[2] - at.y, rows = g.size[0] - row < room ? g.size[0] - row : room;
+    return {at.n, at.y, at.x + at.inside0, row, row + rows, at.inside0, at.inside1};
+  }
+  return {};
+}
+
+constexpr int64_t kTogether = 64;
+
+// Between NCHW planes and stacks. Neighbouring blocks share pages and lines of the plane: some take turns at each
+// channel. Where rows are whole lines that go past the caches, they take turns at each row.
+template <bool kStream, class T>
+void move_planes(const BlockCopyParams& p, const Parallel& parallel) {
+  constexpr int64_t kItem = sizeof(T), kRun = 16;
+  const bool gather = p.direction == CopyDirection::kGather;
+  const int64_t height = p.active.grid.size[0], width = p.active.grid.size[1], channels = p.plane.size[1];
+  const int64_t count = clamped_count(p), slots = gather && p.zero_tail ? p.blocks.size[0] : count;
+  const bool by_rows = kStream && width * kItem % kLine == 0;
+  const int64_t together = gather ? kTogether : by_rows ? 16 : 8;
+  const int64_t runs = (channels + kRun - 1) / kRun, groups = (slots + together - 1) / together;
+  const int64_t grain = 1 + 32768 / (together * kRun * height * width * kItem);
+  parallel_for(parallel, groups * runs, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t u = begin; u < end; ++u) {
+      const int64_t s0 = u / runs * together, here = slots - s0 < together ? slots - s0 : together;
+      const int64_t c0 = u % runs * kRun, c1 = c0 + kRun < channels ? c0 + kRun : channels;
+      BlockPart parts[kTogether];
+      for (int64_t s = 0; s < here; ++s) parts[s] = block_part(p, s0 + s, count);
+      const auto copy_rows = [&](int64_t s, int64_t c, int64_t begin_row, int64_t end_row) {
+        const BlockPart& part = parts[s];
+        const int64_t first = begin_row < part.row0 ? part.row0 : begin_row;
+        const int64_t last = end_row < part.row1 ? end_row : part.row1;
+        const int64_t bytes = (part.column1 - part.column0) * kItem;
+        if (first >= last) return;
+        char* plane = view<T>(p.plane, part.n, part.y + first - part.row0, part.x, c).data;
+        char* block = view<T>(p.blocks, s0 + s, first, part.column0, c).data;
+        for (int64_t r = first; r < last; ++r) {
+          gather ? copy_run<false>(block, plane, bytes) : copy_run<kStream>(plane, block, bytes);
+          plane += p.plane.stride[2] * kItem;
+          block += p.blocks.stride[2] * kItem;
+        }
+      };
+      for (int64_t c = c0; c < c1; ++c) {
+        for (int64_t r = 0; by_rows && r < height; ++r)
+          for (int64_t s = 0; s < here; ++s) copy_rows(s, c, r, r + 1);
+        for (int64_t s = 0; !by_rows && s < here; ++s) {
+          for (int64_t r = 0; gather && !parts[s].whole(p.active.grid) && r < height; ++r)
+            zero_row<T>(view<T>(p.blocks, s0 + s, r, 0, c), 1, width);
+          copy_rows(s, c, 0, height);
+        }
+      }
+    }
+    if (kStream) stream_fence();
+  });
+}
+
+// A whole block inside the plane whose copy transposes; `at`: its pixels on the side that has channels last. Where the
+// plane is that side, pixels follow each other across rows: a width of 18 leaves no parts of vectors over.
+template <bool kStream, class T>
+void transpose_block(const BlockCopyParams& p, T* plane, T* block, const int64_t* at, int64_t channels) {
+  const int64_t width = p.active.grid.size[1], pixels = p.active.grid.size[0] * width;
+  const bool gather = p.direction == CopyDirection::kGather;
+  if (p.plane.stride[1] == 1) {
+    if (gather)
+      to_channels_first<kStream>(block, p.blocks.stride[1], plane, at, pixels, pixels, channels);
+    else
+      to_channels_last<kStream>(block, p.blocks.stride[1], plane, at, pixels, channels, 2 * kTile);
+    return;
+  }
+  for (int64_t done = 0; done < pixels; done += width, at += width, plane += p.plane.stride[2]) {
+    if (gather)
+      to_channels_last<kStream>(plane, p.plane.stride[1], block, at, width, channels, p.plane.stride[2]);
+    else
+      to_channels_first<kStream>(plane, p.plane.stride[1], block, at, width, pixels - done, channels);
+  }
+}
+
+// Gather and scatter without add. A unit of work is one row of all channels between channels_last sides, four cache
+// lines of channels of a band of rows where the copy transposes.
 template <bool kStream, class T>
 void move(const BlockCopyParams& p, const Parallel& parallel) {
   const bool gather = p.direction == CopyDirection::kGather;
   const int64_t height = p.active.grid.size[0], width = p.active.grid.size[1], channels = p.plane.size[1];
   const int64_t count = clamped_count(p), slots = gather && p.zero_tail ? p.blocks.size[0] : count;
   const bool both_nhwc = p.plane.stride[1] == 1 && p.blocks.stride[1] == 1;
-  const bool both_nchw = p.plane.stride[3] == 1 && p.blocks.stride[3] == 1;
-  const int64_t run = both_nhwc ? channels : both_nchw ? 1 : 4 * kLine / static_cast<int64_t>(sizeof(T));
-  const int64_t band = both_nhwc ? 1 : height < 64 ? height : 64;
+  if (!both_nhwc && p.plane.stride[3] == 1 && p.blocks.stride[3] == 1) return move_planes<kStream, T>(p, parallel);
+  const bool plane_last = p.plane.stride[1] == 1;
+  const TensorView &last = plane_last ? p.plane : p.blocks, &first = plane_last ? p.blocks : p.plane;
+  const bool by_block = !both_nhwc && last.stride[1] == 1 && first.stride[3] == 1 && height * width <= kPixels &&
+                        (!plane_last || p.blocks.stride[2] == width);
+  const int64_t run = both_nhwc ? channels : 4 * kLine / static_cast<int64_t>(sizeof(T));
+  const int64_t band = both_nhwc ? 1 : height < 64 || by_block ? height : 64;
   const int64_t runs = (channels + run - 1) / run, bands = (height + band - 1) / band;
-  // Neighbouring blocks of an NCHW map share its pages and lines: some take turns at each channel.
-  const int64_t together = p.plane.stride[1] == 1 ? 1 : gather ? 32 : 8;
+  // Neighbouring blocks of an NCHW map share its pages and lines: some take turns at each run of channels.
+  const int64_t together = plane_last ? 1 : gather ? 32 : 8;
   const int64_t grain = 1 + 32768 / (run * band * width * static_cast<int64_t>(sizeof(T)));
   parallel_for(parallel, slots * runs * bands, grain, [&](int64_t begin, int64_t end) {
+    int64_t at[kPixels];  // of a block, where channels come last
+    for (int64_t i = 0; by_block && i < height * width; ++i)
+      at[i] = i / width * last.stride[2] + i % width * last.stride[3];
     for (int64_t u = begin; u < end; ++u) {
       const int64_t group = u / (together * runs * bands), within = u - group * together * runs * bands;
-      const int64_t slots_here = slots - group * together < together ? slots - group * together : together;
-      const int64_t slot = group * together + within / bands % slots_here;
-      const int64_t row0 = within % bands * band, c0 = within / bands / slots_here * run;
-      const int64_t row1 = row0 + band < height ? row0 + band : height,
-                    depth = channels - c0 < run ? channels - c0 : run;
-      // Which columns lie on the plane is the same for every row that does.
-      int64_t row = row0;
-      BlockRow at = block_row(p, slot, row, count);
-      while (at.inside0 == at.inside1 && ++row < row1) at = block_row(p, slot, row, count);
-      const bool any = at.inside0 < at.inside1;
-      const int64_t first = any ? row : row1;
-      const int64_t last = any ? (p.plane.size[2] - at.y < row1 - row ? row + p.plane.size[2] - at.y : row1) : row1;
-      const auto stack = [&](int64_t r, int64_t x) {
-        RowView v = view<T>(p.blocks, slot, r, x);
-        v.data += c0 * v.stride_c * static_cast<int64_t>(sizeof(T));
-        return v;
-      };
-      for (int64_t r = row0; gather && r < row1; ++r) {
-        const bool inside = r >= first && r < last;
-        if (!inside || at.inside0 > 0) zero_row<T>(stack(r, 0), depth, inside ? at.inside0 : width);
-        if (inside && at.inside1 < width) zero_row<T>(stack(r, at.inside1), depth, width - at.inside1);
+      const int64_t here = slots - group * together < together ? slots - group * together : together;
+      const int64_t slot = group * together + within / bands % here;
+      const int64_t row0 = within % bands * band, c0 = within / bands / here * run;
+      const int64_t row1 = row0 + band < height ? row0 + band : height;
+      const int64_t depth = channels - c0 < run ? channels - c0 : run;
+      const BlockPart part = block_part(p, slot, count);
+      if (by_block && part.whole(p.active.grid)) {
+        char *plane = view<T>(p.plane, part.n, part.y, part.x, c0).data, *own = view<T>(p.blocks, slot, 0, 0, c0).data;
+        transpose_block<kStream>(p, reinterpret_cast<T*>(plane), reinterpret_cast<T*>(own), at, depth);
+        continue;
       }
-      for (int64_t r = first; r < last; ++r) {
-        RowView plane = view<T>(p.plane, at.n, at.y + r - first, at.x + at.inside0);
-        plane.data += c0 * plane.stride_c * static_cast<int64_t>(sizeof(T));
-        const RowView own = stack(r, at.inside0);
-        copy_row<kStream, T>(gather ? plane : own, gather ? own : plane, depth, at.inside1 - at.inside0);
+      for (int64_t r = row0; r < row1; ++r) {
+        const bool inside = r >= part.row0 && r < part.row1;
+        const int64_t begin_x = inside ? part.column0 : width, end_x = inside ? part.column1 : width;
+        if (gather && begin_x > 0) zero_row<T>(view<T>(p.blocks, slot, r, 0, c0), depth, begin_x);
+        if (gather && end_x < width) zero_row<T>(view<T>(p.blocks, slot, r, end_x, c0), depth, width - end_x);
+        if (!inside) continue;
+        const RowView plane = view<T>(p.plane, part.n, part.y + r - part.row0, part.x, c0);
+        const RowView own = view<T>(p.blocks, slot, r, begin_x, c0);
+        copy_row<kStream, T>(gather ? plane : own, gather ? own : plane, depth, end_x - begin_x);
       }
     }
     if (kStream) stream_fence();
