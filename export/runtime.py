@@ -84,7 +84,10 @@ def session(
 
     found = made("0")
     open_choice = any(n == "CUDAExecutionProvider" and "use_tf32" not in given for n, given in chosen)
-    return made("1") if open_choice and _halves(found) else found
+    if not (open_choice and _halves(found)):
+        return found
+    del found  # its copy of the weights, before there is another
+    return made("1")
 
 
 def _halves(session: ort.InferenceSession) -> bool:
@@ -149,19 +152,21 @@ def _device(session: ort.InferenceSession) -> str:
 
 
 def _bind(session: ort.InferenceSession, inputs: Sequence[Tensor], outputs: Sequence[Tensor] | None) -> Any:
-    wanted = session.get_inputs()
-    if len(inputs) != len(wanted):
-        raise ValueError(f"sbnet.export.run: inputs: {len(inputs)} tensors; {[v.name for v in wanted]} are wanted")
+    wanted, made = session.get_inputs(), session.get_outputs()
+    for kind, given, values in (("inputs", inputs, wanted), ("outputs", outputs, made)):
+        if given is not None and len(given) != len(values):
+            names = [v.name for v in values]
+            raise ValueError(f"sbnet.export: {kind}: {len(given)} tensors; {names} are wanted")
     device, binding = _device(session), session.io_binding()
     for value, t in zip(wanted, inputs, strict=True):
         if t.device.type != device:
-            raise ValueError(
-                f"sbnet.export.run: {value.name}: on {t.device}; the session's device, {device}, is wanted"
-            )
+            raise ValueError(f"sbnet.export: {value.name}: on {t.device}; the session's device, {device}, is wanted")
         binding.bind_input(value.name, *_buffer(t))
-    for k, value in enumerate(session.get_outputs()):
+    for k, value in enumerate(made):
         if outputs is None or not outputs[k].numel():  # nothing to write: ORT refuses null pointers
             binding.bind_output(value.name, device)
+        elif outputs[k].device.type not in (device, "cpu"):
+            raise ValueError(f"sbnet.export: {value.name}: to {outputs[k].device}; {device} or cpu is wanted")
         else:
             binding.bind_output(value.name, *_buffer(outputs[k]))
     return binding
@@ -185,9 +190,7 @@ ELEMENT_TYPES = {
 def _buffer(t: Tensor) -> tuple[str, int, int, list[int], int]:
     """What IOBinding wants to know of memory that it is to use in place."""
     if not t.is_contiguous() or t.dtype not in ELEMENT_TYPES:
-        raise ValueError(
-            f"sbnet.export.run: a {t.dtype} tensor of strides {t.stride()}; a contiguous real one is wanted"
-        )
+        raise ValueError(f"sbnet.export: a {t.dtype} tensor of strides {t.stride()}; a contiguous real one is wanted")
     return t.device.type, t.device.index or 0, ELEMENT_TYPES[t.dtype], list(t.shape), t.data_ptr()
 
 

@@ -492,6 +492,10 @@ def test_bound_tensors(device, tmp_path):
         export.Bound(s, [x.mT, mask], [y])
     with pytest.raises(ValueError, match="on meta"):
         export.Bound(s, [x.to("meta"), mask], [y])
+    with pytest.raises(ValueError, match="to meta"):
+        export.Bound(s, [x, mask], [y.to("meta")])
+    with pytest.raises(ValueError, match="outputs: 2 tensors"):
+        export.Bound(s, [x, mask], [y, y])
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,9 @@ extern "C" sbnet::Status sbnet_pack_conv_weight_cpu(const sbnet::ConvPackParams*
   SBNET_TRY(sbnet::validate(*p));
   const sbnet::ConvKernels& kernel = sbnet::kernels(p->weight);
   const sbnet::ConvLayout layout = sbnet::make_conv_layout(p->weight, p->groups, kernel.shape);
+  SBNET_CHECK(sbnet::kTagBytes + layout.bytes <= sbnet::packed_bytes(*p),
+              "pack_conv_weight: %lld bytes are needed where packed_bytes() makes room for %lld",
+              static_cast<long long>(sbnet::kTagBytes + layout.bytes), static_cast<long long>(sbnet::packed_bytes(*p)));
   std::memcpy(packed, &layout.tag, sizeof(layout.tag));
   sbnet::pack(layout, kernel, static_cast<char*>(packed) + sbnet::kTagBytes, *parallel);
   return sbnet::ok_status();
