@@ -14,9 +14,10 @@ def spconv_sides(layer: Layer, inside: Tensor) -> dict[str, Side]:
     """SubMConv2d of spconv on the pixels of the active blocks, with and without building its indices; {} without it.
 
     Its result differs from ours by contract: it reads 0 outside of the active pixels, ours reads x as it is. Not on a
-    CPU: there the threads of spconv 2.3.8 add to the same rows at once, and some sums come out wrong.
+    CPU: there the threads of spconv 2.3.8 add to the same rows at once, and some sums come out wrong. It has no
+    bfloat16.
     """
-    if not layer.x.is_cuda:
+    if not layer.x.is_cuda or layer.dtype == torch.bfloat16:
         return {}
     try:
         import spconv.pytorch as spconv

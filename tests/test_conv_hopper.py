@@ -5,7 +5,7 @@ import torch
 from conv_cases import HALF, check, make, pair
 from helpers import ACTIVATIONS, assert_as_accurate_as_torch, assert_bitwise, assert_conv, dense_conv2d
 
-from sbnet import ActiveBlocks, sparse_conv2d
+from sbnet import ActiveBlocks, BlockGrid, reduce_mask, sparse_conv2d, sparse_conv2d_
 
 
 # ---- the first fast case on Hopper: 3x3, stride 1, padding 1, sides and channels multiples of 8, fp16 and bf16
@@ -120,12 +120,38 @@ def test_fast_channels(device, case, channels, filters, dtype):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("side", [190, 270])
 @pytest.mark.parametrize("residual", [None, "channels_last"])
 @pytest.mark.parametrize(("channels", "filters"), [(512, 2048), (1024, 256), (1024, 192), (512, 128), (256, 1024)])
-def test_fast_1x1_of_many_channels_and_tiles(channels, filters, residual):
+def test_fast_1x1_of_many_channels_and_tiles(channels, filters, residual, side):
     """Where shared memory does not hold the weights they are streamed, and all fits only just."""
-    case = {"dtype": torch.float16, "kernel": 1, "padding": 0, "size": (190, 190), "block": 16, "batch": 1}
+    case = {"dtype": torch.float16, "kernel": 1, "padding": 0, "size": (side, side), "block": 16, "batch": 1}
     check("cuda", **case, channels=channels, filters=filters, residual=residual, density=0.9, activation="relu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", FAST)
+@pytest.mark.parametrize("residual", [False, True])
+def test_fast_plans_of_all_widths(case, residual):
+    """How a launch is cut follows from channels and room in the list: each cut is launched, on an empty list."""
+    kernel, stride = FAST[case]
+    widths = (8, 64, 128, 192, 256, 320, 512, 1024, 2048)
+    for blocks in (4, 24, 64):  # a side
+        grid = BlockGrid.cover((blocks * 8, blocks * 8), 8)
+        active = reduce_mask(torch.zeros(1, blocks * 8, blocks * 8, device="cuda"), grid)
+        for channels in widths:
+            x = empty(channels, blocks * 8 * stride)
+            for filters in widths:
+                weight, y = empty(channels, kernel, filters), empty(filters, blocks * 8).fill_(7)
+                added = empty(filters, blocks * 8) if residual else None
+                sparse_conv2d_(x, weight, None, active, y, stride=stride, padding=kernel // 2, residual=added)
+                assert bool((y == 7).all()), f"{channels} to {filters} channels, {blocks}x{blocks} blocks"
+
+
+def empty(channels, side, count=1):
+    """[count, channels, side, side] of float16 on the GPU."""
+    shape = (count, channels, side, side)
+    return torch.empty(shape, dtype=torch.float16, device="cuda", memory_format=torch.channels_last)
 
 
 @pytest.mark.gpu

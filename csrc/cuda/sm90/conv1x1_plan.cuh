@@ -113,6 +113,7 @@ inline Plan plan_launch(const Conv2dParams& p, const DeviceInfo& device, Args* a
     if (count_tiles() >= device.sm_count / 2) plan.pixels = 128;
     lay_out(1, false);
     if (a->stages < 3) {  // two buffers of large tiles leave too little
+      plan.pixels = 64;
       lay_out(1, false);
     }
   }
@@ -134,7 +135,7 @@ inline Plan plan_wide(const Conv2dParams& p, Args* a) {
   // Two warpgroups, each with tiles of 64 pixels of its own. With resident weights each has its own ring of input too.
   const bool residual = p.residual.data;
   const int weights = a->slabs * kSlab;
-  a->resident = a->slices <= 4;
+  a->resident = a->slices <= (residual ? 2 : 4);
   a->groups = 2;
   a->wide = 1;
   a->units = 64 / (cell * cell);
