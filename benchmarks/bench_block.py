@@ -24,6 +24,7 @@ SBNET: list[tuple[int, float | None]] = [
 ]  # channels, the paper's speed-up over dense at 90 %
 RESNET = (256, 512, 1024, 2048)
 SPARSITIES = (0.0, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
+OTHER_MASKS: list[tuple[str, float | None]] = [("random", 0.9), ("motion", None), ("LiDAR", None)]
 
 
 def cases(setting: Setting) -> Iterator[Case]:
@@ -37,12 +38,15 @@ def cases(setting: Setting) -> Iterator[Case]:
                 continue
             for batch in batches:
                 swept = SPARSITIES if network == "SBNet" and batch == 1 else (0.0, 0.9)
-                for sparsity in setting.pick((0.9,), (0.9,), swept):
+                rectangles = [("top-left", sparsity) for sparsity in setting.pick((0.9,), (0.9,), swept)]
+                others = OTHER_MASKS if network == "SBNet" and batch == 1 else []
+                for mask, sparsity in rectangles + setting.pick(OTHER_MASKS[:1], [], others):
                     facts = {"of": network, "size": [batch, *size], "channels": c, "dtype": short(setting.dtype)}
-                    facts |= {"mask": "top-left", "sparsity": sparsity}
-                    made = partial(work, setting, (batch, c, *size), round(1 - sparsity, 4))
-                    known = paper if sparsity == 0.9 and batch == 1 else None
-                    yield Case("residual block", "block", facts, made, known)
+                    facts |= {"mask": mask} | ({} if sparsity is None else {"sparsity": sparsity})
+                    made = partial(work, setting, (batch, c, *size), mask, round(1 - (sparsity or 0), 4))
+                    known = paper if (mask, sparsity, batch) == ("top-left", 0.9, 1) else None
+                    name = "residual block" + (", real masks" if sparsity is None else "")
+                    yield Case(name, "block", facts, made, known)
 
 
 def block_size(size: tuple[int, int]) -> int:
@@ -50,7 +54,7 @@ def block_size(size: tuple[int, int]) -> int:
     return 16 if min(size) >= 100 else 8
 
 
-def work(setting: Setting, shape: tuple[int, int, int, int], density: float) -> Work:
+def work(setting: Setting, shape: tuple[int, int, int, int], kind: str, density: float) -> Work:
     batch, channels, *size = shape
     device, dtype, block = setting.device, setting.dtype, block_size((size[0], size[1]))
     net = SparseBottleneck(channels, channels // 4).eval()
@@ -59,7 +63,7 @@ def work(setting: Setting, shape: tuple[int, int, int, int], density: float) -> 
             parameter.data.uniform_(-0.5, 0.5)
     net = net.to(device, dtype)
     x = torch.rand(shape, device=device).to(dtype).contiguous(memory_format=torch.channels_last)
-    mask = masks.pixels("top-left", (batch, size[0], size[1]), density, device)
+    mask = masks.pixels(kind, (batch, size[0], size[1]), density, device, block)
     folded = fold_batch_norm(net).requires_grad_(False)
     planes = [(size[0], size[1], block)]
     runner = MaskedRunner(folded, x, planes)
