@@ -82,6 +82,31 @@ def test_hopper_benchmark_shapes(shape, dtype):
         assert not bool(y[~mask].any())
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("block", [8, 16])
+def test_hopper_lists_of_all_lengths(block, residual):
+    """How tiles are dealt out, whole, shared or in halves, follows from their number: every way is right."""
+    side, channels = 192, 128
+    case = {"channels": channels, "filters": channels, "size": (side, side), "block": block, "batch": 1}
+    x, weight, bias, _, options = make("cuda", dtype=torch.float16, **case)
+    options |= {"activation": "relu", "residual": torch.rand_like(x) if residual else None}
+    exact = dense_conv2d(x, weight, bias, torch.float32, **options)
+    torchs = dense_conv2d(x, weight, bias, torch.float16, **options)
+    grid = BlockGrid.cover((side, side), block)
+    cells = BlockGrid((1, 1), (1, 1), (0, 0), grid.bcount)
+    blocks = grid.bcount[0] * grid.bcount[1]
+    for count in range(1, blocks + 1, blocks // 24 - 1):
+        chosen = torch.zeros(blocks, dtype=torch.bool, device="cuda")
+        chosen[torch.randperm(blocks, device="cuda")[:count]] = True
+        active = reduce_mask(chosen.view(1, *grid.bcount), cells).with_grid(grid)
+        y = torch.full_like(x, float("nan"))
+        sparse_conv2d_(x, weight, bias, active, y, **options)
+        mask = active.pixel_mask((side, side)).expand_as(y)
+        assert_as_accurate_as_torch(y[mask], torchs[mask], exact[mask])
+        assert bool(y[~mask].isnan().all()), f"{count} blocks: others were written"
+
+
 # ---- its other fast cases: 1x1 of stride 1 and 2, 3x3 of stride 2
 FAST = {"1x1": (1, 1), "1x1 stride 2": (1, 2), "3x3 stride 2": (3, 2)}
 

@@ -7,8 +7,9 @@ namespace sbnet::sm90 {
 // Warp 16: walks this CTA's tiles, tells the other warps about each and loads its input patches.
 //
 // Cluster c of the launch computes tiles c, c + clusters, ... If their number is odd, its two CTAs share the first (the
-// sums are exchanged under the cover of the whole tiles that follow); then they take whole tiles in turn. When there
-// are fewer tiles than half the clusters, cluster c gets a half of tile c / 2. Nothing but the count decides.
+// sums are exchanged under the cover of the whole tiles that follow); then they take whole tiles in turn. When all have
+// an even number and at most half of the clusters would have one more, twice as many share halves instead: clusters 2t
+// and 2t + 1 those of tile t, and cluster t takes the one more in its place. Nothing but the count decides.
 template <class C>
 __device__ void produce_patches(const Args& a, const CUtensorMap* maps_x, uint32_t smem, typename C::Tile* tiles) {
   constexpr unsigned kAll = 0xffffffff;
@@ -46,14 +47,17 @@ __device__ void produce_patches(const Args& a, const CUtensorMap* maps_x, uint32
 
   const int units = count * static_cast<int>(a.units_per_block.divisor);
   const int total = (units + C::kUnits - 1) / C::kUnits * static_cast<int>(a.ktiles.divisor);
-  const bool narrow = C::kTurns && !C::kResident && ctas == 2 && total * 2 <= clusters;
-  const int own = narrow ? cluster < total * 2 : total > cluster ? a.clusters.quotient(total - cluster - 1) + 1 : 0;
-  const int shared = own & (ctas - 1);
-  int made = 0, tap = 0;
+  const int each = a.clusters.quotient(total), more = total - each * clusters;
+  const bool halves = C::kTurns && !C::kResident && ctas == 2 && each % 2 == 0 && more * 2 <= clusters;
+  const int begin = halves && cluster < more, end = begin + each + (!halves && cluster < more);
+  const int shared = halves ? cluster < more * 2 : (end - begin) & (ctas - 1);
+  int made = 0, tap = 0, next = begin + (halves ? 0 : shared) + rank;
   uint32_t slice = 0;
   bool exchanged = false;
-  for (int m = shared ? 0 : rank; m < own; m += m < shared ? shared + rank : ctas) {
-    const bool share = m < shared;
+  for (bool share = shared; share || next < end; share = false) {
+    const bool narrow = share && halves;
+    const int m = share ? 0 : next;
+    if (!share) next += ctas;
     const int v0 = share && rank ? half_taps : 0, v1 = share && !rank ? half_taps : taps;
     if (m >= first + kBatch) {
       aim(m);
@@ -72,7 +76,7 @@ __device__ void produce_patches(const Args& a, const CUtensorMap* maps_x, uint32
         tile.k0 = k0, tile.v0 = v0, tile.v1 = v1, tile.slice = slice0, tile.tap = tap;
         tile.work = !share ? Work::kWhole : narrow ? Work::kNarrow : Work::kShared;
         tile.side = cluster & 1;
-        tile.alone = share && !narrow && own == 1;
+        tile.alone = share && !narrow && end == 1;
         tile.guard = exchanged && made == 1;
         // Groups that do not take turns must not ask for a patch before its stage's last one has landed and been read:
         // with fewer stages than groups the parities of the barrier would alias.
