@@ -178,6 +178,28 @@ def test_block_sizes(device, kind, block, dtype):
         check(device, kind, pool, dtype=dtype, block=block, size=(37, 45))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize(
+    ("channels", "block", "size", "batch"),
+    [
+        (64, 8, (420, 410), 3),  # whole blocks
+        (72, (16, 32), (420, 410), 2),  # blocks cut, and words of channels: 9 or 18 into parts of 8 at most
+        (1024, 7, (45, 38), 1),
+        (64, 61, (420, 410), 2),
+        (256, 1, (45, 38), 2),
+        (24, (3, 200), (420, 410), 3),
+        (8, (1, 33), (420, 410), 3),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_tiles(kind, channels, block, size, batch, dtype):
+    """CUDA cuts blocks into tiles, more of them where the list is short."""
+    for pool in (window(3, 2, 1), window(3, 1, 1), window(2), window(3, 2, (0, 1), ceil_mode=True)):
+        check("cuda", kind, pool, dtype=dtype, channels=channels, block=block, size=size, batch=batch)
+
+
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("channels", [1, 3, 4, 8, 17, 24, 35, 64, 256])
 @pytest.mark.parametrize("kind", KINDS)

@@ -53,13 +53,16 @@ __device__ __forceinline__ int clamped_count(const int32_t* count, int capacity)
 struct BlockIndex {
   int n, i, j;
 };
+__device__ __forceinline__ bool is_block(const BlockIndex& b, int batch, const BlockGrid& grid) {
+  return static_cast<unsigned>(b.n) < static_cast<unsigned>(batch) &&
+         static_cast<unsigned>(b.i) < static_cast<unsigned>(grid.count[0]) &&
+         static_cast<unsigned>(b.j) < static_cast<unsigned>(grid.count[1]);
+}
 __device__ __forceinline__ bool load_block(const int32_t* indices, int64_t slot, int batch, const BlockGrid& grid,
                                            BlockIndex* b) {
   const int32_t* row = indices + slot * 3;
   *b = {row[0], row[1], row[2]};
-  return static_cast<unsigned>(b->n) < static_cast<unsigned>(batch) &&
-         static_cast<unsigned>(b->i) < static_cast<unsigned>(grid.count[0]) &&
-         static_cast<unsigned>(b->j) < static_cast<unsigned>(grid.count[1]);
+  return is_block(*b, batch, grid);
 }
 
 template <class T>

@@ -43,22 +43,32 @@ struct FringePlan {
 // an active one, so the order against the tiles does not matter.
 template <class T, class Params>
 __device__ __forceinline__ void clear_fringe(const Params& p, const FringePlan& plan, int64_t thread, int64_t threads) {
+  constexpr int kBatch = 4;
   if (!p.fringe.pixels) return;
   const int64_t count = min(static_cast<int64_t>(max(*p.fringe.count, 0)), p.fringe.capacity);
   const int64_t plane_pixels = p.y.size[0] * p.y.size[2] * p.y.size[3];
   const int lane = static_cast<int>(thread) & ((1 << plan.log2_threads) - 1);
-  for (int64_t i = thread >> plan.log2_threads; i < count; i += threads >> plan.log2_threads) {
-    const int32_t pixel = p.fringe.pixels[i];
-    if (pixel < 0 || pixel >= plane_pixels) continue;
-    uint32_t n, row, column;
-    plan.width.divmod(pixel, &row, &column);
-    plan.height.divmod(row, &n, &row);
-    T* y = static_cast<T*>(p.y.data) + n * p.y.stride[0] + row * p.y.stride[2] + column * p.y.stride[3];
-    if (plan.vector) {
-      for (int64_t k = lane * kLanes<T>; k < p.y.size[1]; k += kLanes<T> << plan.log2_threads)
-        *reinterpret_cast<uint4*>(y + k) = uint4{0, 0, 0, 0};
-    } else {
-      for (int64_t k = lane; k < p.y.size[1]; k += 1 << plan.log2_threads) y[k * p.y.stride[1]] = from_float<T>(0.f);
+  const int64_t step = threads >> plan.log2_threads;
+  for (int64_t first = thread >> plan.log2_threads; first < count; first += kBatch * step) {
+    int32_t pixels[kBatch];  // loaded together: no load may move above a store
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      const int64_t i = first + b * step;
+      pixels[b] = i < count ? p.fringe.pixels[i] : -1;
+    }
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      if (pixels[b] < 0 || pixels[b] >= plane_pixels) continue;
+      uint32_t n, row, column;
+      plan.width.divmod(pixels[b], &row, &column);
+      plan.height.divmod(row, &n, &row);
+      T* y = static_cast<T*>(p.y.data) + n * p.y.stride[0] + row * p.y.stride[2] + column * p.y.stride[3];
+      if (plan.vector) {
+        for (int64_t k = lane * kLanes<T>; k < p.y.size[1]; k += kLanes<T> << plan.log2_threads)
+          *reinterpret_cast<uint4*>(y + k) = uint4{0, 0, 0, 0};
+      } else {
+        for (int64_t k = lane; k < p.y.size[1]; k += 1 << plan.log2_threads) y[k * p.y.stride[1]] = from_float<T>(0.f);
+      }
     }
   }
 }
