@@ -103,6 +103,7 @@ CONVS = {  # dtype, kernel, stride, groups, channels, block
     "conv3x3_stride2": (torch.float16, 3, 2, 1, 24, 16),
     "conv3x3_stride2_squares": (torch.bfloat16, 3, 2, 1, 128, 8),
     "conv_portable": (torch.float32, 3, 1, 1, 16, 10),
+    "conv_portable_elements": (torch.float32, 3, 1, 1, 17, 10),
     "conv_grouped": (torch.float16, 3, 1, 8, 32, 16),
     "conv_depthwise": (torch.float16, 3, 1, 64, 64, 16),
     "conv_stem": (torch.float16, 7, 2, 1, 3, 16),

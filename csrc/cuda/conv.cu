@@ -24,7 +24,7 @@ namespace {
   return only;
 }
 
-enum class Path { kHopper3x3, kHopper1x1, kHopperStem, kDepthwise, kImplicitGemm, kSimt };
+enum class Path { kHopper3x3, kHopper1x1, kHopperStem, kDepthwise, kImplicitGemm, kSimtWords, kSimt };
 
 // The first row that takes the convolution serves it; the last takes all.
 Path choose(const Conv2dParams& p, [[maybe_unused]] const DeviceInfo& device) {
@@ -37,6 +37,7 @@ Path choose(const Conv2dParams& p, [[maybe_unused]] const DeviceInfo& device) {
 #endif
   if (portable::depthwise_takes(p)) return Path::kDepthwise;
   if (portable::implicit_gemm_takes(p)) return Path::kImplicitGemm;
+  if (portable::simt_words_takes(p)) return Path::kSimtWords;
   return Path::kSimt;
 }
 
@@ -92,6 +93,8 @@ sbnet::Status sbnet_sparse_conv2d_cuda(const sbnet::Conv2dParams* p, void* works
       return portable::launch_depthwise(*p, device, stream);
     case Path::kImplicitGemm:
       return portable::launch_implicit_gemm(*p, device, stream);
+    case Path::kSimtWords:
+      return portable::launch_simt_words(*p, device, stream);
     default:
       return portable::launch_simt(*p, device, stream);
   }

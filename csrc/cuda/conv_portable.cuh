@@ -14,6 +14,9 @@ constexpr const char* kConvOp = "sparse_conv2d";
 // Tensor cores: float16, bfloat16, and float32 as tf32 (channels_last x and weight with C/groups a multiple of 4).
 bool implicit_gemm_takes(const Conv2dParams& p);
 Status launch_implicit_gemm(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream);
+// float32 in float32, x and weight in 16-byte words of channels.
+bool simt_words_takes(const Conv2dParams& p);
+Status launch_simt_words(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream);
 // float32 in float32.
 Status launch_simt(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream);
 // One input channel per group.

@@ -3,6 +3,8 @@
 // Three tf32 products per multiplication would be faster, but the tensor core cuts its sums off instead of rounding
 // them, and over the long reductions of 3x3 layers that error passes twice that of PyTorch's float32.
 //
+// This kernel fetches element by element: NCHW, odd channels; conv_simt_words.cu has the fast case.
+//
 // A CTA owns 128 entries of the pixel list and 64 output channels of one group, a thread 8 x 8 of them. Operands lie in
 // shared memory reduction-major, so cp.async transposes them element by element.
 #include "cuda/conv_portable.cuh"
