@@ -150,6 +150,15 @@ def conv1x1_wide(device: str) -> None:
         right("conv1x1_wide", x, weight, active)
 
 
+def conv3x3_stride2_of_many_tiles(device: str) -> None:
+    """As conv1x1_wide."""
+    for channels, filters, dtype in ((64, 1088, torch.float16), (136, 1024, torch.bfloat16)):
+        x = torch.randn(1, channels, 150, 160, device=device).to(dtype).contiguous(memory_format=torch.channels_last)
+        weight = (torch.randn(filters, channels, 3, 3, device=device) / (9 * channels) ** 0.5).to(dtype)
+        active = some_active((1, 75, 80), BlockGrid.cover((75, 80), 16), 0.002, device)
+        right("conv3x3_stride2_of_many_tiles", x, weight, active, stride=2, padding=1)
+
+
 def pool(device: str) -> None:
     windows = ((3, 2, 1), (2, 2, 0), (3, 1, 1), (5, 2, 2), (2, 12, 1))
     for dtype, channels, channels_last, (kernel, stride, padding), ceil in itertools.product(
@@ -170,7 +179,8 @@ def pool(device: str) -> None:
 
 
 def main() -> None:
-    families = {f.__name__: f for f in (reduce_mask, copies, fringe_and_fill, pyramid, pool, whole_tiles, conv1x1_wide)}
+    plain = (reduce_mask, copies, fringe_and_fill, pyramid, pool, whole_tiles, conv1x1_wide)
+    families = {f.__name__: f for f in (*plain, conv3x3_stride2_of_many_tiles)}
     families |= {name: functools.partial(conv, name) for name in CONVS}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")

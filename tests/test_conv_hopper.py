@@ -3,9 +3,17 @@
 import pytest
 import torch
 from conv_cases import HALF, check, make, pair
-from helpers import ACTIVATIONS, assert_as_accurate_as_torch, assert_bitwise, assert_conv, dense_conv2d
+from helpers import (
+    ACTIVATIONS,
+    assert_as_accurate_as_torch,
+    assert_bitwise,
+    assert_conv,
+    dense_conv2d,
+    poison,
+    random_active,
+)
 
-from sbnet import ActiveBlocks, BlockGrid, reduce_mask, sparse_conv2d, sparse_conv2d_
+from sbnet import ActiveBlocks, BlockGrid, fringe, reduce_mask, sparse_conv2d, sparse_conv2d_
 
 
 # ---- the first fast case on Hopper: 3x3, stride 1, padding 1, sides and channels multiples of 8, fp16 and bf16
@@ -194,6 +202,54 @@ def test_fast_1x1_of_256_channels_at_a_time(channels, filters, block, stride, dt
     check("cuda", **case, density=0.0, activation="relu6")
 
 
+# 3x3 of stride 2 with so many tiles, of 16x8 pixels x 64 or 128 channels, that two warpgroups take them in turn.
+MANY = {"kernel": 3, "stride": 2, "padding": 1, "batch": 3, "size": (259, 282)}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("block", [16, 8, (16, 8), (32, 24)], ids=str)
+@pytest.mark.parametrize(
+    ("channels", "filters"), [(64, 64), (8, 120), (72, 200), (128, 256), (192, 320), (320, 128)], ids=str
+)
+def test_fast_3x3_stride2_of_many_tiles(channels, filters, block, dtype):
+    """Lists that are long, short, of one block, empty; rounds with a middle and without."""
+    case = {"dtype": dtype, "block": block, "channels": channels, "filters": filters, **MANY}
+    check("cuda", **case, density=0.6, activation="relu")
+    check("cuda", **case, density=1.0, activation="relu", residual="channels_last")
+    check("cuda", **case, density=0.02, activation="silu", residual="channels_last", out_layout="channel_slice")
+    check("cuda", **case, density="one", bias=False, layout="channel_slice")
+    check("cuda", **case, density=0.0, activation="relu6")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_fast_3x3_stride2_of_many_tiles_on_two_streams(dtype):
+    """With a fringe, lists of three lengths, at once: what is wanted, and the bits of one call after the other."""
+    calls = []
+    for density in (0.01, 0.3, 1.0):
+        case = {"dtype": dtype, "channels": 64, "filters": 256, "block": 16, "density": density, **MANY}
+        x, weight, bias, active, options = make("cuda", **case)
+        size = (130, 141)
+        edge = fringe(active, random_active(active.grid, 3, 0.5, "cuda"), size, 3, 1, 1)
+        out = [poison((3, 256, *size), dtype, "cuda", "channels_last") for _ in range(3)]
+        calls.append((x, weight, bias, active, edge, out, options | {"activation": "relu"}))
+    for stream in (streams := [torch.cuda.Stream() for _ in range(2)]):
+        stream.wait_stream(torch.cuda.current_stream())
+    for x, weight, bias, active, edge, out, options in calls:
+        for i, stream in enumerate(streams):
+            with torch.cuda.stream(stream):
+                sparse_conv2d_(x, weight, bias, active, out[i], fringe=edge, **options)
+    torch.cuda.synchronize()
+    for x, weight, bias, active, edge, out, options in calls:
+        sparse_conv2d_(x, weight, bias, active, out[2], fringe=edge, **options)
+        outside = torch.full((3, 1, 130, 141), float("nan"), device="cuda", dtype=dtype)
+        outside.flatten()[edge.pixels[: int(edge.count)].long()] = 0
+        assert_conv(out[2], x, weight, bias, active, outside, **options)
+        for i in range(2):
+            assert_bitwise(out[i], out[2])
+
+
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize("layout", ["channel_slice", "odd_channel_slice", "plane_slice", "batch_slice"])
 @pytest.mark.parametrize("case", FAST)
@@ -242,10 +298,12 @@ def test_fast_stem_reads_no_pixel_too_many(device, activation, dtype):
 def test_fast_cases_equal_the_portable_kernel(case, dtype):
     """The same list, whatever stands in it: rows that are no blocks, counts too large, NaN where nobody looks."""
     kernel, stride = FAST[case]
-    for channels, filters, block in ((64, 64, 16), (24, 96, 8), (200, 136, 16)):
+    for channels, filters, block, size in (
+        (64, 64, 16, (75, 91)), (24, 96, 8, (75, 91)), (200, 136, 16, (75, 91)), (96, 256, 16, (259, 282))
+    ):  # fmt: skip
         x, weight, bias, active, options = make(
             "cuda", dtype=dtype, kernel=kernel, stride=stride, padding=kernel // 2, block=block, density=0.5,
-            channels=channels, filters=filters, size=(75, 91),
+            channels=channels, filters=filters, size=size,
         )  # fmt: skip
         junk = active.indices.clone()
         junk[::3, 1] = 10**6

@@ -1,8 +1,9 @@
 // Block-sparse 3x3 convolution for Hopper: y = activation(conv(x) + bias + residual) on the active blocks of y.
 //
-// Stride 1 or 2, padding 1, fp16 or bf16 with fp32 sums, channel-last. Persistent CTAs, one per SM, read the number of
-// active blocks on the device. The input patch of a tile (with its halo, 64 channels at a time) is loaded once by
-// TMA, zeros outside the plane, and serves all nine taps; see conv3x3_compute.cuh.
+// Stride 1 (and 2 for few tiles of many channels, the rest of which is conv3x3_stride2.cu's), padding 1, fp16 or bf16
+// with fp32 sums, channel-last. Persistent CTAs, one per SM, read the number of active blocks on the device. The input
+// patch of a tile (with its halo, 64 channels at a time) is loaded once by TMA, zeros outside the plane, and serves all
+// nine taps; see conv3x3_compute.cuh.
 //
 //   warps 0-15  four warpgroups: WGMMA and epilogue         conv3x3_compute.cuh
 //   warp 16     schedule and input patches                  conv3x3_load.cuh
@@ -13,6 +14,7 @@
 #include "cuda/sm90/conv3x3.h"
 #include "cuda/sm90/conv3x3_compute.cuh"
 #include "cuda/sm90/conv3x3_load.cuh"
+#include "cuda/sm90/conv3x3_stride2.h"
 #include "cuda/sm90/conv_host.cuh"
 
 namespace sbnet::sm90 {
@@ -77,7 +79,7 @@ struct Geometry {
   explicit Geometry(const Conv2dParams& p)
       : per_row(p.active.grid.size[1] / C::kUnitWidth),
         per_block(p.active.grid.size[0] / C::kUnitHeight * per_row),
-        ktiles(static_cast<int>((p.weight.size[0] + C::kTileChannels - 1) / C::kTileChannels)),
+        ktiles(static_cast<int>((p.weight.size[0] + 63) / 64)),
         tiles((p.active.capacity * per_block + C::kUnits - 1) / C::kUnits * ktiles) {}
 };
 
@@ -143,10 +145,7 @@ Status launch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stre
   SBNET_TRY(plane_map(&maps.y_pair, "out", p.y, 8, C::kCells ? 1 : 2));
   SBNET_TRY(plane_map(&maps.residual, "residual", residual, 8, C::kUnitHeight));
   SBNET_TRY(plane_map(&maps.residual_pair, "residual", residual, 8, C::kCells ? 1 : 2));
-  const cuuint64_t w_size[3] = {cuuint64_t(p.x.size[1]), 9, cuuint64_t(p.weight.size[0])};
-  const cuuint64_t w_stride[2] = {w_size[0] * 2, w_size[0] * 18};
-  const cuuint32_t w_box[3] = {64, 1, C::kTileChannels};
-  SBNET_TRY(make_map(&maps.w, p.x.dtype, "weight", 3, p.weight.data, w_size, w_stride, w_box));
+  SBNET_TRY(tap_map(&maps.w, p, 64));
 
   Args a = {};
   fill_common(p, &a);
@@ -165,33 +164,11 @@ Status launch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stre
   return ok_status();
 }
 
-// Few enough tiles share the device better in halves and quarters; many take the least traffic.
-template <class C>
-bool many_tiles(const Conv2dParams& p, const DeviceInfo& device) {
-  return Geometry<C>(p).tiles >= 6 * device.sm_count;
-}
-
-// Stride 2 reads 4 input pixels an output: where it can, one patch serves 128 output channels.
-template <class T>
-Status dispatch_stride2(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
-  using Wide = Config<T, Shape::kSquare, false, 4, 2, true>;
-  const int64_t C = p.x.size[1], K = p.weight.size[0];
-  const bool resident = C <= 64 && K <= 64;
-  const int h = p.active.grid.size[0], w = p.active.grid.size[1];
-  if (h % 16 != 0 || w % 16 != 0) {
-    if (resident) return launch<Config<T, Shape::kCells, true, 4, 2>>(p, device, stream);
-    return launch<Config<T, Shape::kCells, false, 4, 2>>(p, device, stream);
-  }
-  if (resident) return launch<Config<T, Shape::kSquare, true, 4, 2>>(p, device, stream);
-  if ((K + 63) / 64 % 2 == 0 && many_tiles<Wide>(p, device)) return launch<Wide>(p, device, stream);
-  return launch<Config<T, Shape::kSquare, false, 4, 2>>(p, device, stream);
-}
-
 // The table of cases: block sides and channel counts -> tile shape, weights resident or streamed.
 template <class T>
 Status dispatch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
   const int64_t C = p.x.size[1], K = p.weight.size[0];
-  if (p.stride[0] == 2) return dispatch_stride2<T>(p, device, stream);
+  if (p.stride[0] == 2) return launch<Config<T, Shape::kSquare, false, 4, 2>>(p, device, stream);
   const bool resident = C <= 64 && K <= 64;
   const int h = p.active.grid.size[0], w = p.active.grid.size[1];
   if (h % 16 != 0) {
@@ -226,6 +203,7 @@ bool conv3x3_takes(const Conv2dParams& p) {
 int64_t conv3x3_workspace_bytes(const Conv2dParams&, const DeviceInfo&) { return 0; }
 
 Status conv3x3(const Conv2dParams& p, const DeviceInfo& device, void*, CUstream_st* stream) {
+  if (p.stride[0] == 2 && conv3x3_stride2_pays(p, device)) return conv3x3_stride2(p, device, stream);
   return p.x.dtype == DType::kBF16 ? dispatch<__nv_bfloat16>(p, device, stream) : dispatch<__half>(p, device, stream);
 }
 

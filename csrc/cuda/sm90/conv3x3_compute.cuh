@@ -50,8 +50,7 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, uint8_t*
   const int wg = __shfl_sync(0xffffffff, threadIdx.x >> 7, 0), group = wg / C::kGroup, half = wg % C::kGroup;
   const bool leader = tid == 0, has_residual = a.residual.data != nullptr;
   const uint32_t staging = smem + wg * kStaging, residual_full = smem + C::kResidualFull + 8 * wg;
-  const int channel0 = C::kWide ? half / 2 * 64 : 0;  // of the tile's
-  const uint32_t weights = wgmma_operand(smem + C::kWeightsAt + channel0 * 128);
+  const uint32_t weights = wgmma_operand(smem + C::kWeightsAt);
   const uint32_t patches = wgmma_operand(smem + C::kPatchesAt);
   // Staging holds [pixel][64 channels], 128-byte swizzle; pixels of a unit lie together. stmatrix writes two groups of
   // 8 pixels x 16 channels at once: this lane's row address.
@@ -80,12 +79,12 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, uint8_t*
     const int slot = i % C::kTileSlots;
     mbar_wait(smem + C::kTileFull + 8 * slot, (i / C::kTileSlots) & 1);
     const typename C::Tile& tile = tiles[slot];
-    const int v0 = tile.v0, v1 = tile.v1, k0 = tile.k0 + channel0;
+    const int v0 = tile.v0, v1 = tile.v1, k0 = tile.k0;
     if (v1 == 0) break;
     // Whole and shared tiles: a half (a strip, a pair of cells) per warpgroup. Narrow ones: half of a half each.
     const Work work = C::kResident ? Work::kWhole : tile.work;
     const bool narrow = work == Work::kNarrow;
-    const int side = narrow ? tile.side : C::kWide ? half & 1 : half, row0 = narrow ? half * (C::kCells ? 4 : 8) : 0;
+    const int side = narrow ? tile.side : half, row0 = narrow ? half * (C::kCells ? 4 : 8) : 0;
     const int4 at = tile.unit[C::kSquare ? 0 : side * C::kUnitsPerWarpgroup];
     bool live = at.x >= 0 && at.z + (C::kSquare ? side * 8 : 0) < a.W && at.y + row0 < a.H;
     if (C::kCells) live = live || tile.unit[side * 2 + 1].x >= 0;

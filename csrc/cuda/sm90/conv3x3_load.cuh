@@ -31,7 +31,7 @@ __device__ void produce_patches(const Args& a, const CUtensorMap* maps_x, uint32
     a.ktiles.divmod(t, &t, &ktile);
     a.units_per_block.divmod(t * C::kUnits + u, &row, &sub);
     a.units_per_row.divmod(sub, &y, &x);
-    k0 = ktile * C::kTileChannels, sub_y = y * C::kUnitHeight, sub_x = x * C::kUnitWidth;
+    k0 = ktile * 64, sub_y = y * C::kUnitHeight, sub_x = x * C::kUnitWidth;
     first = m;
   };
   auto locate = [&] {

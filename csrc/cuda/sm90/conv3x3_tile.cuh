@@ -1,5 +1,6 @@
 // What the parts of the Hopper 3x3 convolution share: tile shapes, shared memory layout, arguments, the tile record.
 #pragma once
+#include "cuda/sm90/conv3x3_taps.cuh"
 #include "cuda/sm90/conv_args.cuh"
 
 namespace sbnet::sm90 {
@@ -36,25 +37,17 @@ struct TileRecord {
   int guard;  // warpgroups 2 and 3: their staging memory may still hold an earlier tile's incoming sums
 };
 
-// Stride 2: the patch is four, one per parity of input row and column, in the order odd-odd (4 taps), odd-even (2),
-// even-odd (2), even-even (1). Tap q of that order is tap kTapOrder[q] of the kernel.
-constexpr uint64_t kTapOrder = 0x453718620;
-constexpr uint32_t kRightTaps = 0x8A, kLowerTaps = 0x2C;  // bit q: one pixel right of, below its patch's origin
-constexpr uint32_t kLastTaps = 0x1A8;                     // bit q: its patch's last
-constexpr uint32_t kFirstTaps = 0x8640;                   // nibble p: patch p's first
-
-template <class T_, Shape kShape_, bool kResident_, int kSteps_, int kStride_ = 1, bool kWide_ = false>
+template <class T_, Shape kShape_, bool kResident_, int kSteps_, int kStride_ = 1>
 struct Config {
   using T = T_;
   static constexpr Shape kShape = kShape_;
   static constexpr bool kResident = kResident_;  // all weights (C, K <= 64) stay in shared memory
   static constexpr int kSteps = kSteps_;         // WGMMA steps of 16 channels per slice (fewer if C < 64)
   static constexpr int kStride = kStride_;
-  static constexpr bool kWide = kWide_;  // all four warpgroups on one tile, of 128 output channels
   static constexpr bool kSquare = kShape == Shape::kSquare, kCells = kShape == Shape::kCells;
-  static constexpr int kGroup = kWide ? 4 : kResident && kStride == 1 ? 1 : 2;  // warpgroups per tile
-  static constexpr bool kTurns = kGroup == 2;                                   // two groups take turns
-  static constexpr int kTileChannels = kWide ? 128 : 64, kTap = kTileChannels * 128;
+  static constexpr int kGroup = kResident ? 1 : 2;  // warpgroups per tile
+  static constexpr bool kTurns = kGroup == 2;       // two groups take turns
+  static constexpr int kTap = 64 * 128;
   static constexpr int kGroups = kConsumers / kGroup;  // tiles in flight
   static constexpr int kUnitsPerWarpgroup = kCells ? 2 : 1;
   static constexpr int kUnits = kSquare ? 1 : kGroup * kUnitsPerWarpgroup;  // per tile
@@ -67,7 +60,7 @@ struct Config {
   static constexpr int kPatch = kSquare ? kPatchHeight * kPatchWidth * 128 : kGroup * kHalf;  // bytes that TMA delivers
   static constexpr int kPatchPitch = kSquare ? (kPatch + 1023) / 1024 * 1024 : kPatch;
   // Stride 2: the patch of a single tap is done with before the next could come.
-  static constexpr int kPatchStages = kResident ? (kGroup > 1 ? 2 : kCells ? 3 : 4) : kStride == 2 ? 3 : 2;
+  static constexpr int kPatchStages = kResident ? (kCells ? 3 : 4) : kStride == 2 ? 3 : 2;
   // A warpgroup that works alone holds its tile's record through its epilogue: the next one needs a record of its own.
   static constexpr int kTileSlots = kResident ? 8 : 4;
   static constexpr int kRest = 1024;  // tile records and barriers
@@ -98,7 +91,7 @@ struct Config {
   }
   static __device__ __forceinline__ int kernel_tap(int q) { return kStride == 1 ? q : kTapOrder >> q * 4 & 15; }
   static constexpr int kShared = kExchangeDone + 8;
-  static_assert(kShared <= kSharedLimit && kWeightStages >= 3 && (kSquare || !kWide));
+  static_assert(kShared <= kSharedLimit && kWeightStages >= 3 && (kSquare || kStride == 1));
 };
 
 struct Maps {  // TMA: input patches, weights of a tap, units of output and residual, and pairs of groups of them

@@ -151,15 +151,15 @@ __device__ __forceinline__ void finish_tile(const CommonArgs& a, const float (&a
 }
 
 // ---------------------------------------------------------------- fringe
-// Two warps of every CTA, an even one first: zero the K channels of the listed pixels, eight lanes to a pixel. The
-// pixels are dealt out one to each team before any gets a second: a short list must not become the launch's longest
-// job.
-template <class T>
+// kWarps (one or two) warps of every CTA, an even one first: zero the K channels of the listed pixels, eight lanes to a
+// pixel. The pixels are dealt out one to each team before any gets a second: a short list must not become the launch's
+// longest job.
+template <class T, int kWarps = 2>
 __device__ void zero_fringe(const CommonArgs& a) {
   grid_dependency_wait();
   const int lane = threadIdx.x & 31, member = lane & 7,
             count = min(max(load_int(a.fringe_count), 0), a.fringe_capacity);
-  const int team = (blockIdx.x * 2 + (threadIdx.x / 32 & 1)) * 4 + lane / 8, teams = gridDim.x * 8;
+  const int team = (blockIdx.x * kWarps + threadIdx.x / 32 % kWarps) * 4 + lane / 8, teams = gridDim.x * kWarps * 4;
   for (int64_t base = 0; base < count; base += teams * 8) {
     const int64_t at = base + member * teams + team;
     int64_t offset = -1;

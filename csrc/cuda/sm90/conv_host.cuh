@@ -71,6 +71,14 @@ inline bool plane_fits(const TensorView& t) {
   return true;
 }
 
+// Boxes of 64 channels of a tap x `rows` output channels of 3x3 weights.
+inline Status tap_map(CUtensorMap* m, const Conv2dParams& p, int rows) {
+  const cuuint64_t size[3] = {cuuint64_t(p.x.size[1]), 9, cuuint64_t(p.weight.size[0])};
+  const cuuint64_t stride[2] = {size[0] * 2, size[0] * 18};
+  const cuuint32_t box[3] = {64, 1, cuuint32_t(rows)};
+  return make_map(m, p.x.dtype, "weight", 3, p.weight.data, size, stride, box);
+}
+
 // Are the weights one run of K x R x S x C, for 16-byte accesses?
 inline bool weights_packed(const TensorView& w) {
   const int64_t C = w.size[1], S = w.size[3], R = w.size[2];

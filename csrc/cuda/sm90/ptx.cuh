@@ -145,6 +145,14 @@ __device__ __forceinline__ void tma_multicast(uint32_t to, const CUtensorMap* m,
       "l"(m), "r"(bar), "r"(c), "r"(k), "h"(static_cast<uint16_t>(ctas))
       : "memory");
 }
+__device__ __forceinline__ void tma_multicast(uint32_t to, const CUtensorMap* m, uint32_t bar, int c, int tap, int k,
+                                              uint32_t ctas) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+      "[%1, {%3, %4, %5}], [%2], %6;" ::"r"(to),
+      "l"(m), "r"(bar), "r"(c), "r"(tap), "r"(k), "h"(static_cast<uint16_t>(ctas))
+      : "memory");
+}
 __device__ __forceinline__ void tma_store(const CUtensorMap* m, uint32_t from, int c, int x, int y, int n) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(m),
                "r"(from), "r"(c), "r"(x), "r"(y), "r"(n)
