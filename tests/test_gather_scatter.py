@@ -15,6 +15,7 @@ from helpers import (
     laid_out,
     poison,
     random_active,
+    run_python,
     tensor,
 )
 
@@ -151,6 +152,33 @@ def test_spec_380x480_round_trip(device, channels, dtype):
         base = poison(x.shape, dtype, device, "channels_last")
         sparse_scatter_(blocks, active, base, transpose=transpose)
         assert_bitwise(base, torch.where(mask, x, torch.full_like(x, float("nan"))))
+
+
+def check_neighbours(device):
+    """Rows of neighbours, of which a CPU moves many at a time: halos, tilings, gaps, clipped ones."""
+    torch.manual_seed(0)
+    for bsize, bstride, boffset in ((18, 16, -1), (18, 18, -5), (10, 4, -4), (7, 9, 2), (25, 300, 0)):
+        active = random_active(covering((19, 300), *[(v, v) for v in (bsize, bstride, boffset)]), 1, 0.9, device)
+        for dtype, channels in ((torch.uint8, 70), (torch.float16, 40), (torch.float32, 21), (torch.float64, 9)):
+            for layout in ("contiguous", "channels_last"):
+                x = laid_out(tensor((1, channels, 19, 300), dtype, device), layout)
+                for transpose in (False, True):
+                    blocks = sparse_gather(x, active, transpose)
+                    assert_bitwise(blocks, reference.sparse_gather(x, active))
+                    if bstride >= bsize:
+                        base = poison(x.shape, dtype, device, layout)
+                        want = reference.sparse_scatter(blocks, active, base)
+                        assert_bitwise(sparse_scatter_(blocks, active, base, transpose=transpose), want)
+
+
+def test_neighbours(device):
+    check_neighbours(device)
+
+
+def test_every_instruction_set_copies():
+    """A CPU's baseline build, whatever this machine has beyond it."""
+    run = run_python("import test_gather_scatter as t; t.check_neighbours('cpu')", SBNET_ISA="generic")
+    assert run.returncode == 0, run.stderr
 
 
 def test_spec_huge_blocks(device):
@@ -390,6 +418,9 @@ def test_count_zero_and_empty_batch(device):
         assert not blocks.any()
         for add in (False, True):
             assert_bitwise(sparse_scatter(blocks + 1, active, x, add=add), x)
+        other = laid_out(x, "channels_last")
+        assert_bitwise(sparse_scatter(blocks + 1, active, other, transpose=True), x)
+        assert_bitwise(sparse_scatter(laid_out(blocks + 1, "channels_last"), active, x, transpose=True), x)
         trimmed = active.trim()
         assert trimmed.capacity == 0
         assert sparse_gather(x, trimmed).shape == (0, 8, 4, 4)
