@@ -91,9 +91,14 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, const in
   if (all && wg == 1) skip(round.half);
   for (int i = 0; i < tiles; ++i) {
     mbar_wait(smem + C::kTileFull + 8 * wg, i & 1);
-    const int4 at = units[wg];
-    __syncwarp();
-    if (lane == 0) mbar_arrive(smem + C::kTileEmpty + 8 * wg);
+    int4 at = {};
+    if (lane == 0) {  // alone: nobody else has to have read it before it says so
+      at = units[wg];
+      mbar_arrive(smem + C::kTileEmpty + 8 * wg);
+    }
+    at.x = __shfl_sync(0xffffffff, at.x, 0);
+    at.y = __shfl_sync(0xffffffff, at.y, 0);
+    at.z = __shfl_sync(0xffffffff, at.z, 0);
     if (at.x < 0) {
       skip(round.taps);
       continue;
@@ -294,8 +299,7 @@ int64_t wide_tiles(const Conv2dParams& p, int height) {
 template <class T, int kHeight>
 Status dispatch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
   const bool few = wide_tiles(p, kHeight) < (kHeight == 16 ? 3 : 1) * device.sm_count;
-  const bool untried = kHeight == 8 && p.residual.data;  // wide tiles of 8 rows have not been run with a residual
-  if (slabs(p) % 2 || few || untried) return launch<Config<T, kHeight, 1>>(p, device, stream);
+  if (slabs(p) % 2 || few) return launch<Config<T, kHeight, 1>>(p, device, stream);
   return launch<Config<T, kHeight, 2>>(p, device, stream);
 }
 template <class T>
