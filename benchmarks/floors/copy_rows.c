@@ -2,8 +2,12 @@
  * buffer in the L1 cache and a map of NCHW rows, or a stack of blocks, and do nothing else. A transposed copy makes the
  * accesses of two of them: it takes as long as the slower one at least, and as both where they do not overlap.
  *
- *   cc -O3 -march=native benchmarks/floors/copy_rows.c -o /tmp/copy_rows && /tmp/copy_rows
+ * Then both sides' accesses together, in the order of csrc/cpu, by two threads: the scatter of all rows of 18x18
+ * blocks, and 50 blocks that stay in the caches.
+ *
+ *   cc -O3 -march=native -fopenmp benchmarks/floors/copy_rows.c -o /tmp/copy_rows && /tmp/copy_rows
  */
+#include <immintrin.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -83,7 +87,77 @@ INLINE void measure(int channels, int b) {
   free(map), free(stack), free(other);
 }
 
+/* `floats` a multiple of LINE; past the caches, to a whole line each. */
+INLINE void stream(float* memory, const float* buffer, int floats) {
+  for (int i = 0; i < floats; i += 4) _mm_stream_ps(memory + i, _mm_loadu_ps(buffer + i));
+}
+
+enum { B = 18, ACROSS = W / B, DOWN = H / B, MOST = 352, SOME = 50 };
+
+/* channels_last blocks to rows of an NCHW map: windows of neighbouring pixels, all channels, then the next window. */
+INLINE void scatter_rows(float* map, const float* stack, int channels, int window, int streamed) {
+#pragma omp parallel for schedule(static) num_threads(2)
+  for (int i = 0; i < DOWN; ++i) {
+    float lines[MOST * LINE] __attribute__((aligned(64)));
+    for (int r = 0; r < B; ++r)
+      for (int x = 0; x + window <= W; x += window)
+        for (int c = 0; c < channels; c += LINE) {
+          for (int p = 0; p < window; ++p) {
+            const long block = (long)i * (ACROSS + 1) + (x + p) / B, pixel = r * B + (x + p) % B;
+            const float* from = stack + (block * B * B + pixel) * channels + c;
+            __builtin_prefetch(from + LINE, 0, 2);
+            move((float*)from, lines + p * LINE, LINE, 0);
+          }
+          for (int k = 0; k < LINE; ++k) {
+            float* to = map + ((long)(c + k) * H + i * B + r) * W + x;
+            streamed ? stream(to, lines + k * window, window) : move(to, lines + k * window, window, 1);
+          }
+        }
+    _mm_sfence();
+  }
+}
+
+/* channels_last map to NCHW blocks, `apart` pixels from one to the next. */
+INLINE void gather_some(float* map, float* stack, int channels, int b, long apart) {
+#pragma omp parallel for schedule(static) num_threads(2)
+  for (int s = 0; s < SOME; ++s) {
+    float lines[B * B * LINE] __attribute__((aligned(64)));
+    for (int c = 0; c < channels; c += LINE) {
+      for (int p = 0; p < b * b; ++p)
+        move(map + (s * apart + p / b * W + p % b) * channels + c, lines + p * LINE, LINE, 0);
+      for (int k = 0; k < LINE; ++k) move(stack + ((long)s * channels + c + k) * b * b, lines + k * b * b, b * b, 1);
+    }
+  }
+}
+
+INLINE void copy_halves(float* to, const float* from, size_t floats) {
+#pragma omp parallel for schedule(static) num_threads(2)
+  for (int half = 0; half < 2; ++half) memcpy(to + half * (floats / 2), from + half * (floats / 2), floats / 2 * 4);
+}
+
+INLINE void measure_both(int channels) {
+  const size_t floats = (size_t)channels * (DOWN + 1) * (ACROSS + 1) * B * B;
+  float *map = aligned_alloc(64, 4l * channels * H * W), *stack = aligned_alloc(64, 4 * floats);
+  float* other = aligned_alloc(64, 4 * floats);
+  if (!map || !stack || !other) exit(1);
+  memset(map, 1, 4l * channels * H * W), memset(stack, 1, 4 * floats), memset(other, 1, 4 * floats);
+  BEST(copy, copy_halves(other, stack, (size_t)channels * DOWN * ACROSS * B * B))
+  BEST(narrow, scatter_rows(map, stack, channels, 64, 1))
+  BEST(wide, scatter_rows(map, stack, channels, MOST, 1))
+  BEST(plain, scatter_rows(map, stack, channels, 64, 0))
+  printf("%3d channels, 18x18, two threads: copy %.1f ms; scatter by 64 pixels %.1f, by %d %.1f, plain stores %.1f\n",
+         channels, copy, narrow, MOST, wide, plain);
+  for (int b = 16; b <= B; b += 2) {
+    const size_t some = (size_t)SOME * channels * b * b;
+    BEST(cached, for (int k = 0; k < 20; ++k) copy_halves(other, stack, some))
+    BEST(gather, for (int k = 0; k < 20; ++k) gather_some(map, stack, channels, b, 7019))
+    printf("  %d blocks of %dx%d: copy %.3f ms, gather %.3f\n", SOME, b, b, cached / 20, gather / 20);
+  }
+  free(map), free(stack), free(other);
+}
+
 int main(void) {
   measure(64, 16), measure(64, 18), measure(256, 16), measure(256, 18);
+  measure_both(64), measure_both(256);
   return 0;
 }
