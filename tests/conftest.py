@@ -31,3 +31,11 @@ def _fixed_seed_and_full_float32():
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     yield
     torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.fixture(autouse=True)
+def _device_memory_for_other_processes():
+    """What PyTorch keeps for later is missing in the workers beside this one (pytest -n)."""
+    yield
+    if torch.cuda.is_initialized() and torch.cuda.memory_reserved() > 2**31:
+        torch.cuda.empty_cache()
