@@ -10,8 +10,6 @@
 //   warps 0-7    WGMMA and epilogue
 //   warps 8-9    schedule, input, streamed weights; resident weights: a warp for each warpgroup's tiles
 //   warps 10-11  zero the fringe; 10 loads resident weights before
-#include <atomic>
-
 #include "cuda/sm90/conv1x1_load.cuh"
 #include "cuda/sm90/conv1x1_wide.h"
 
@@ -251,45 +249,6 @@ __global__ void __launch_bounds__(kWideThreads, 1)
 // ---------------------------------------------------------------- host
 
 template <class T>
-cudaLaunchConfig_t launch_config(int ctas, int log_cluster, int shared, cudaStream_t stream,
-                                 cudaLaunchAttribute (&attributes)[2]) {
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim = {1u << log_cluster, 1, 1};
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = static_cast<unsigned>(ctas);
-  config.blockDim = kWideThreads;
-  config.dynamicSmemBytes = shared;
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = 2;
-  return config;
-}
-
-// How many clusters the device holds at once; sets the kernel's attributes on first use.
-template <class T>
-Status clusters_that_fit(const DeviceInfo& device, int log_cluster, int* clusters) {
-  static std::atomic<int> known[kMaxDevices][4];  // + 1
-  const bool cached = device.index < kMaxDevices;
-  int n = cached ? known[device.index][log_cluster].load(std::memory_order_acquire) - 1 : -1;
-  if (n < 0) {
-    SBNET_CUDA_TRY(
-        kOp, cudaFuncSetAttribute(conv1x1_wide_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedLimit));
-    n = device.sm_count;
-    if (log_cluster) {
-      cudaLaunchAttribute attributes[2];
-      cudaLaunchConfig_t config = launch_config<T>(device.sm_count >> log_cluster << log_cluster, log_cluster,
-                                                   kSharedLimit, nullptr, attributes);
-      SBNET_CUDA_TRY(kOp, cudaOccupancyMaxActiveClusters(&n, conv1x1_wide_kernel<T>, &config));
-    }
-    if (cached) known[device.index][log_cluster].store(n + 1, std::memory_order_release);
-  }
-  *clusters = n;
-  return ok_status();
-}
-
-template <class T>
 Status launch(const Conv2dParams& p, Plan plan, Args a, const DeviceInfo& device, cudaStream_t stream) {
   Maps maps;
   const TensorView& residual = p.residual.data ? p.residual : p.y;
@@ -300,15 +259,12 @@ Status launch(const Conv2dParams& p, Plan plan, Args a, const DeviceInfo& device
   SBNET_TRY(weight_map(&maps.w, p));
 
   int clusters = 0;
-  SBNET_TRY(clusters_that_fit<T>(device, a.log_cluster, &clusters));
-  while (a.log_cluster > 0 && (clusters << a.log_cluster) * 10 < device.sm_count * 9)  // small MIG slices
-    SBNET_TRY(clusters_that_fit<T>(device, --a.log_cluster, &clusters));
+  SBNET_TRY(clusters_that_fit<conv1x1_wide_kernel<T>>(device, kWideThreads, kSharedLimit, &a.log_cluster, &clusters));
   int64_t columns = plan.ktiles < clusters ? clusters / plan.ktiles : 1;
   if (!a.fringe && plan.tiles < columns) columns = plan.tiles;
-  cudaLaunchAttribute attributes[2];
-  const cudaLaunchConfig_t config = launch_config<T>(static_cast<int>(columns * plan.ktiles) << a.log_cluster,
-                                                     a.log_cluster, plan.shared, stream, attributes);
-  SBNET_CUDA_TRY(kOp, cudaLaunchKernelEx(&config, conv1x1_wide_kernel<T>, maps, a));
+  const ClusterLaunch launch((columns * plan.ktiles) << a.log_cluster, kWideThreads, plan.shared, a.log_cluster,
+                             stream);
+  SBNET_CUDA_TRY(kOp, cudaLaunchKernelEx(&launch.config, conv1x1_wide_kernel<T>, maps, a));
   return ok_status();
 }
 

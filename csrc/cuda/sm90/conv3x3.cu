@@ -9,8 +9,6 @@
 //   warp 16     schedule and input patches                  conv3x3_load.cuh
 //   warp 17     weights
 //   warps 18-19 zero the fringe
-#include <atomic>
-
 #include "cuda/sm90/conv3x3.h"
 #include "cuda/sm90/conv3x3_compute.cuh"
 #include "cuda/sm90/conv3x3_load.cuh"
@@ -84,56 +82,15 @@ struct Geometry {
 };
 
 template <class C>
-cudaLaunchConfig_t launch_config(int clusters, int cluster, cudaStream_t stream, cudaLaunchAttribute (&attributes)[2]) {
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = static_cast<unsigned>(clusters * cluster);
-  config.blockDim = kThreads;
-  config.dynamicSmemBytes = C::kShared;
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = 2;
-  return config;
-}
-
-// How many clusters of 2^log_cluster CTAs the device holds at once; sets the kernel's attributes on first use.
-template <class C>
-Status clusters_that_fit(const DeviceInfo& device, int log_cluster, int* clusters) {
-  static std::atomic<int> known[kMaxDevices][4];  // + 1
-  const bool cached = device.index < kMaxDevices;
-  int n = cached ? known[device.index][log_cluster].load(std::memory_order_acquire) - 1 : -1;
-  if (n < 0) {
-    SBNET_CUDA_TRY(kOp,
-                   cudaFuncSetAttribute(conv3x3_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kShared));
-    if (log_cluster == 0) {
-      n = device.sm_count;
-    } else {
-      cudaLaunchAttribute attributes[2];
-      cudaLaunchConfig_t config =
-          launch_config<C>(device.sm_count >> log_cluster, 1 << log_cluster, nullptr, attributes);
-      SBNET_CUDA_TRY(kOp, cudaOccupancyMaxActiveClusters(&n, conv3x3_kernel<C>, &config));
-    }
-    if (cached) known[device.index][log_cluster].store(n + 1, std::memory_order_release);
-  }
-  *clusters = n;
-  return ok_status();
-}
-
-template <class C>
 Status launch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
   const Geometry<C> geometry(p);
   const int slices = static_cast<int>((p.x.size[1] + 63) / 64);
   const bool fringe = has_fringe(p);
   if (p.x.size[0] == 0 || (geometry.tiles == 0 && !fringe)) return ok_status();
 
-  // Clusters exist to share left-over tiles. Small MIG slices may not hold large ones.
+  // Clusters exist to share left-over tiles.
   int log_cluster = C::kTurns && !C::kResident ? 1 : 0, clusters = 0;
-  SBNET_TRY(clusters_that_fit<C>(device, log_cluster, &clusters));
-  while (log_cluster > 0 && (clusters << log_cluster) * 10 < device.sm_count * 9)
-    SBNET_TRY(clusters_that_fit<C>(device, --log_cluster, &clusters));
+  SBNET_TRY(clusters_that_fit<conv3x3_kernel<C>>(device, kThreads, C::kShared, &log_cluster, &clusters));
   if (!fringe && geometry.tiles * 2 < clusters) clusters = static_cast<int>(geometry.tiles * 2);
 
   Maps maps;
@@ -158,9 +115,8 @@ Status launch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stre
   a.units_per_row = FastDiv(geometry.per_row);
   a.clusters = FastDiv(clusters);
 
-  cudaLaunchAttribute attributes[2];
-  const cudaLaunchConfig_t config = launch_config<C>(clusters, 1 << log_cluster, stream, attributes);
-  SBNET_CUDA_TRY(kOp, cudaLaunchKernelEx(&config, conv3x3_kernel<C>, maps, a));
+  const ClusterLaunch launch(clusters << log_cluster, kThreads, C::kShared, log_cluster, stream);
+  SBNET_CUDA_TRY(kOp, cudaLaunchKernelEx(&launch.config, conv3x3_kernel<C>, maps, a));
   return ok_status();
 }
 

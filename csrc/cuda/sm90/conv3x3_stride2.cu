@@ -10,7 +10,6 @@
 //   warp 10     weights
 //   warp 11     zeroes the fringe
 #include <algorithm>
-#include <atomic>
 
 #include "cuda/sm90/conv3x3_stride2.h"
 #include "cuda/sm90/conv3x3_stride2_load.cuh"
@@ -208,44 +207,6 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 // ---------------------------------------------------------------- host
 
-template <class C>
-cudaLaunchConfig_t launch_config(int ctas, int log_cluster, cudaStream_t stream, cudaLaunchAttribute (&attributes)[2]) {
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim = {1u << log_cluster, 1, 1};
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = static_cast<unsigned>(ctas);
-  config.blockDim = kThreads;
-  config.dynamicSmemBytes = C::kShared;
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = 2;
-  return config;
-}
-
-// How many clusters the device holds at once; sets the kernel's attributes on first use.
-template <class C>
-Status clusters_that_fit(const DeviceInfo& device, int log_cluster, int* clusters) {
-  static std::atomic<int> known[kMaxDevices][2];  // + 1
-  const bool cached = device.index < kMaxDevices;
-  int n = cached ? known[device.index][log_cluster].load(std::memory_order_acquire) - 1 : -1;
-  if (n < 0) {
-    SBNET_CUDA_TRY(
-        kOp, cudaFuncSetAttribute(conv3x3_stride2_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kShared));
-    n = device.sm_count;
-    if (log_cluster) {
-      cudaLaunchAttribute attributes[2];
-      cudaLaunchConfig_t config =
-          launch_config<C>(device.sm_count >> log_cluster << log_cluster, log_cluster, nullptr, attributes);
-      SBNET_CUDA_TRY(kOp, cudaOccupancyMaxActiveClusters(&n, conv3x3_stride2_kernel<C>, &config));
-    }
-    if (cached) known[device.index][log_cluster].store(n + 1, std::memory_order_release);
-  }
-  *clusters = n;
-  return ok_status();
-}
-
 int64_t slabs(const Conv2dParams& p) { return (p.weight.size[0] + 63) / 64; }
 int strips_per_row(const Conv2dParams& p) {  // that lie inside the plane
   return static_cast<int>((std::min<int64_t>(p.active.grid.size[1], p.y.size[3]) + kStripWidth - 1) / kStripWidth);
@@ -279,16 +240,12 @@ Status launch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stre
   a.units_per_row = FastDiv(strips_per_row(p));
 
   int clusters = 0;
-  SBNET_TRY(clusters_that_fit<C>(device, a.log_cluster, &clusters));
-  if ((clusters << a.log_cluster) * 10 < device.sm_count * 9)  // small MIG slices
-    SBNET_TRY(clusters_that_fit<C>(device, --a.log_cluster, &clusters));
+  SBNET_TRY(clusters_that_fit<conv3x3_stride2_kernel<C>>(device, kThreads, C::kShared, &a.log_cluster, &clusters));
   int64_t columns = ktiles < clusters ? clusters / ktiles : 1;
   const int64_t most = (strips + (1 << a.log_cluster) - 1) >> a.log_cluster;
   if (!a.fringe && most < columns) columns = most;
-  cudaLaunchAttribute attributes[2];
-  const cudaLaunchConfig_t config =
-      launch_config<C>(static_cast<int>(columns * ktiles) << a.log_cluster, a.log_cluster, stream, attributes);
-  SBNET_CUDA_TRY(kOp, cudaLaunchKernelEx(&config, conv3x3_stride2_kernel<C>, maps, a));
+  const ClusterLaunch launch((columns * ktiles) << a.log_cluster, kThreads, C::kShared, a.log_cluster, stream);
+  SBNET_CUDA_TRY(kOp, cudaLaunchKernelEx(&launch.config, conv3x3_stride2_kernel<C>, maps, a));
   return ok_status();
 }
 

@@ -1,5 +1,6 @@
 // Host side of the Hopper convolutions: tensor maps, and Conv2dParams to CommonArgs.
 #pragma once
+#include <atomic>
 #include <cmath>
 
 #include "cuda/sm90/conv_args.cuh"
@@ -114,6 +115,48 @@ inline void fill_common(const Conv2dParams& p, CommonArgs* a) {
   a->activation = p.activation;
   a->low = p.activation == Activation::kNone ? -INFINITY : 0.f;
   a->slope = p.activation_param;
+}
+
+// A launch in clusters of 2^log_cluster CTAs, which may begin before the kernel ahead of it has ended.
+struct ClusterLaunch {
+  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchConfig_t config = {};
+  ClusterLaunch(int64_t ctas, int threads, int shared, int log_cluster, cudaStream_t stream) {
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim = {1u << log_cluster, 1, 1};
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[1].val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = static_cast<unsigned>(ctas);
+    config.blockDim = threads;
+    config.dynamicSmemBytes = shared;
+    config.stream = stream;
+    config.attrs = attributes;
+    config.numAttrs = 2;
+  }
+  ClusterLaunch(const ClusterLaunch&) = delete;  // config points at attributes
+};
+
+// How many clusters of 2^log_cluster CTAs of kKernel the device holds at once; in smaller ones where so large ones
+// leave a tenth of it idle (small MIG slices). Sets the kernel's attributes on first use.
+template <auto kKernel>
+Status clusters_that_fit(const DeviceInfo& device, int threads, int shared, int* log_cluster, int* clusters) {
+  static std::atomic<int> known[kMaxDevices][2];  // + 1
+  const bool cached = device.index < kMaxDevices;
+  for (;; --*log_cluster) {
+    int n = cached ? known[device.index][*log_cluster].load(std::memory_order_acquire) - 1 : -1;
+    if (n < 0) {
+      SBNET_CUDA_TRY(kOp, cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+      n = device.sm_count;
+      if (*log_cluster) {
+        const ClusterLaunch whole(device.sm_count >> *log_cluster << *log_cluster, threads, shared, *log_cluster,
+                                  nullptr);
+        SBNET_CUDA_TRY(kOp, cudaOccupancyMaxActiveClusters(&n, kKernel, &whole.config));
+      }
+      if (cached) known[device.index][*log_cluster].store(n + 1, std::memory_order_release);
+    }
+    *clusters = n;
+    if (*log_cluster == 0 || (n << *log_cluster) * 10 >= device.sm_count * 9) return ok_status();
+  }
 }
 
 }  // namespace sbnet::sm90
