@@ -168,8 +168,8 @@ def test_fast_1x1_of_many_channels_and_tiles(channels, filters, residual, side):
 def test_fast_plans_of_all_widths(case, residual):
     """How a launch is cut follows from channels and room in the list: each cut is launched, on an empty list."""
     kernel, stride = FAST[case]
-    widths = (8, 64, 128, 192, 256, 320, 512, 1024, 2048)
-    for blocks in (4, 24, 64):  # a side
+    widths = (2048, 1024, 512, 320, 256, 192, 128, 64, 8)  # the largest first: its memory serves the others
+    for blocks in (64, 24, 4):  # a side
         grid = BlockGrid.cover((blocks * 8, blocks * 8), 8)
         active = reduce_mask(torch.zeros(1, blocks * 8, blocks * 8, device="cuda"), grid)
         for channels in widths:
@@ -179,6 +179,8 @@ def test_fast_plans_of_all_widths(case, residual):
                 added = empty(filters, blocks * 8) if residual else None
                 sparse_conv2d_(x, weight, None, active, y, stride=stride, padding=kernel // 2, residual=added)
                 assert bool((y == 7).all()), f"{channels} to {filters} channels, {blocks}x{blocks} blocks"
+                del y, added
+            del x
 
 
 def empty(channels, side, count=1):
@@ -220,6 +222,19 @@ def test_fast_3x3_stride2_of_many_tiles(channels, filters, block, dtype):
     check("cuda", **case, density=0.02, activation="silu", residual="channels_last", out_layout="channel_slice")
     check("cuda", **case, density="one", bias=False, layout="channel_slice")
     check("cuda", **case, density=0.0, activation="relu6")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("filters", [64, 128])
+@pytest.mark.parametrize("block", [8, 16])
+def test_fast_3x3_stride2_same_bits_each_time(block, filters):
+    """The shortest products: a tile's epilogue soon meets the memory that the last one's is stored from."""
+    case = {"dtype": torch.float16, "channels": 8, "filters": filters, "block": block, "density": 1.0, **MANY}
+    x, weight, bias, active, options = make("cuda", **case)
+    first = sparse_conv2d(x, weight, bias, active, **options)
+    assert_conv(first, x, weight, bias, active, first.new_zeros(()), **options)
+    for _ in range(30):
+        assert_bitwise(sparse_conv2d(x, weight, bias, active, **options), first)
 
 
 @pytest.mark.gpu

@@ -90,6 +90,7 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, const in
   if (all && wg == 1) skip(round.half);
   for (int i = 0; i < tiles; ++i) {
     mbar_wait(smem + C::kTileFull + 8 * wg, i & 1);
+    __syncwarp();  // all have seen this tile's phase before the next may begin
     int4 at = {};
     if (lane == 0) {  // alone: nobody else has to have read it before it says so
       at = units[wg];
@@ -148,8 +149,8 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, const in
           mbar_wait(residual_full, residual_phase);
           if (buffer || C::kParts == 1) residual_phase ^= 1;
         } else {
-          if (leader) tma_store_wait_read<1>();
-          bar_sync(1 + wg, 128);
+          if (leader) tma_store_wait_read<C::kParts == 1 ? 0 : 1>();  // who last read this buffer: the store before the
+          bar_sync(1 + wg, 128);                                      // last one, or the only one
         }
         finish_part<T>(a, simple, residual, acc[slab] + rows * 32, bias[slab * 2], bias[slab * 2 + 1],
                        lane_row + buffer * kPart, 2048);
