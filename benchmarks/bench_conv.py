@@ -75,7 +75,8 @@ def common_layers(setting: Setting) -> Iterator[Case]:
         if setting.level != "quick":
             yield case(setting, name, shape, "random", 0.1, residual=True)
         if setting.level == "full":
-            for dtype in (torch.bfloat16,) if setting.cuda else (torch.float16, torch.bfloat16):
+            others = (torch.bfloat16, torch.float32) if setting.cuda else (torch.float16, torch.bfloat16)
+            for dtype in others:
                 for density in (1.0, 0.1):
                     yield case(setting, name, shape, "random", density, dtype=dtype)
 

@@ -135,7 +135,7 @@ inline Plan plan_wide(const Conv2dParams& p, Args* a) {
   // Two warpgroups, each with tiles of 64 pixels of its own. With resident weights each has its own ring of input too.
   const bool residual = p.residual.data;
   const int weights = a->slabs * kSlab;
-  a->resident = a->slices <= (residual ? 2 : 4);
+  a->resident = a->slices <= (residual ? 2 : 4);  // four and residuals would leave a ring two stages
   a->groups = 2;
   a->wide = 1;
   a->units = 64 / (cell * cell);

@@ -274,7 +274,8 @@ bool conv1x1_wide_pays(const Conv2dParams& p, const DeviceInfo& device) {
   if (p.x.size[1] % 64 || p.weight.size[0] % kWideChannels) return false;
   Args a = {};
   const Plan plan = plan_wide(p, &a);
-  // Few tiles share the device better if they are small. A residual leaves a ring beside resident weights no room.
+  // Few tiles share the device better if they are small. Residuals beside resident weights are the other kernel's,
+  // which has them a tile ahead.
   return plan.tiles * plan.ktiles >= 6 * device.sm_count && !(a.resident && p.residual.data);
 }
 
