@@ -289,7 +289,7 @@ def test_pools_among_convolutions(device, ceil_mode, tmp_path):
             y = sbnet.sparse_avg_pool2d(y, coarse, 3, 1, 1)
             return sbnet.sparse_conv2d(y, self.weights[1], None, coarse, padding=1)
 
-    x = tensor((2, 8, 38, 51), torch.float32, device)
+    x = tensor((2, 8, 38, 51), torch.float32, device).to(memory_format=torch.channels_last)
     planes = [(38, 51), sbnet.pool_output_size((38, 51), 3, 2, 1, 1, ceil_mode)]
 
     def inputs(threshold):
@@ -332,7 +332,8 @@ def test_fringes_of_a_pyramid_are_listed_by_it(device, room, tmp_path, monkeypat
     monkeypatch.setattr(export.pyramid, "MOST_FRINGES", room)
     size = (37, 50)
     module = TwoPlanes(size).to(device)
-    x, mask = tensor((2, 8, *size), torch.float32, device), torch.rand(2, *size, device=device) > 0.995
+    x = tensor((2, 8, *size), torch.float32, device).to(memory_format=torch.channels_last)
+    mask = torch.rand(2, *size, device=device) > 0.995
     path = export.to_onnx(module, (x, mask), tmp_path / "m.onnx")
     assert ops_of(path).count("mask_pyramid") == 1
     assert ops_of(path).count("fringe") == (0 if room else 1)
@@ -487,7 +488,7 @@ def test_bound_tensors(device, tmp_path):
         x.normal_()
         mask.copy_(torch.rand_like(x[:, 0]) < density)
         assert call()[0] is y
-        assert_bitwise(y, module(x, mask).detach())
+        assert_bitwise(y, module(x.to(memory_format=torch.channels_last), mask).detach())  # as inside the graph
     with pytest.raises(ValueError, match="contiguous"):
         export.Bound(s, [x.mT, mask], [y])
     with pytest.raises(ValueError, match="on meta"):
