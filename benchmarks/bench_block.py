@@ -51,7 +51,7 @@ def cases(setting: Setting) -> Iterator[Case]:
 
 def block_size(size: tuple[int, int]) -> int:
     """Small maps in small blocks: they would be few, and a corner of the mask would fill one."""
-    return 16 if min(size) >= 100 else 8
+    return 16 if min(size) >= 200 else 8
 
 
 def work(setting: Setting, shape: tuple[int, int, int, int], kind: str, density: float) -> Work:

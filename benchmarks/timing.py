@@ -1,7 +1,8 @@
 """Clocks and ceilings.
 
-Functions that are compared run in turn in one process; figures are medians over rounds. On CUDA a function is captured
-into one graph as often as takes a millisecond or two: a figure holds no launch gap, and the clock has settled. Warm:
+Functions that are compared run in turn in one process, in another order each round: a GPU at its power limit is slower
+after a hungry neighbour. Figures are medians over rounds. On CUDA a function is captured into one graph as often as
+takes a millisecond or two: a figure holds no launch gap, and the clock has settled. Warm:
 operands stay in the caches where they fit. Cold: before each call a buffer of twice the cache is overwritten, outside
 the time.
 """
@@ -9,6 +10,7 @@ the time.
 from __future__ import annotations
 
 import functools
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -43,9 +45,10 @@ class Timer:
         """name -> [median, spread] in microseconds; the spread is half the distance of the quartiles."""
         prepared = {name: self._prepare(side) for name, side in sides.items()}
         times: dict[str, list[float]] = {name: [] for name in sides}
+        shuffler = random.Random(0)
         for _ in range(self.rounds):
-            for name, timed in prepared.items():
-                times[name].append(timed())
+            for name in shuffler.sample(list(prepared), len(prepared)):
+                times[name].append(prepared[name]())
         return {name: _median_and_spread(values) for name, values in times.items()}
 
     def best(self, run: Run) -> float:

@@ -143,9 +143,9 @@ def whole_tiles(device: str) -> None:
 
 def conv1x1_wide(device: str) -> None:
     """A list with room for many tiles that holds few."""
-    for channels, block in itertools.product((128, 320), (4, 16)):
+    for (channels, filters), block in itertools.product(((128, 1024), (320, 1024), (512, 896), (640, 896)), (4, 16)):
         x = torch.randn(1, channels, 136, 160, device=device).half().contiguous(memory_format=torch.channels_last)
-        weight = (torch.randn(1024, channels, 1, 1, device=device) / channels**0.5).half()
+        weight = (torch.randn(filters, channels, 1, 1, device=device) / channels**0.5).half()
         active = some_active((1, 136, 160), BlockGrid.cover((136, 160), block), 0.001, device)
         right("conv1x1_wide", x, weight, active)
 

@@ -193,8 +193,12 @@ def empty(channels, side, count=1):
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("block", [16, (8, 24), 4, (12, 20)], ids=str)
-@pytest.mark.parametrize(("channels", "filters"), [(64, 256), (256, 512), (320, 256), (512, 768), (1024, 256)], ids=str)
-def test_fast_1x1_of_256_channels_at_a_time(channels, filters, block, stride, dtype):
+@pytest.mark.parametrize(
+    ("channels", "filters"),
+    [(64, 256), (256, 512), (320, 256), (512, 768), (1024, 256), (384, 128), (512, 128), (576, 384)],
+    ids=str,
+)
+def test_fast_1x1_of_wide_tiles(channels, filters, block, stride, dtype):
     """Planes that have room for many tiles, and lists that are long, short, of one block, empty."""
     case = {"dtype": dtype, "kernel": 1, "padding": 0, "stride": stride, "block": block, "batch": 1}
     case |= {"channels": channels, "filters": filters, "size": (stride * 260 - 1, stride * 275)}

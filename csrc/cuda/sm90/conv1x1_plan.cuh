@@ -20,9 +20,9 @@ constexpr int kControl = 4096;
 constexpr int kBiasAt = kUnitsAt + kMaxGroups * kTileSlots * kMaxUnits * 16;
 static_assert(kBiasAt <= kControl);
 // conv1x1_wide.cu
-constexpr int kWideChannels = 256, kWideControl = 3072, kWideWarps = 8;
+constexpr int kMaxWideChannels = 256, kWideControl = 3072, kWideWarps = 8;
 constexpr int kRows = 16 * 128;  // bytes of a warp's 16 pixels x 64 channels: what it stages at a time
-static_assert(kBiasAt + kWideChannels * 4 <= kWideControl);
+static_assert(kBiasAt + kMaxWideChannels * 4 <= kWideControl);
 
 struct Maps {
   CUtensorMap x, w, y, residual;
@@ -121,7 +121,7 @@ inline Plan plan_launch(const Conv2dParams& p, const DeviceInfo& device, Args* a
   return plan;
 }
 
-// conv1x1_wide.cu: C a multiple of 64, K of 256.
+// conv1x1_wide.cu: C a multiple of 64, K of 128.
 inline Plan plan_wide(const Conv2dParams& p, Args* a) {
   const int cell = cell_side(p.active.grid), per_row = p.active.grid.size[1] / cell;
   const int per_block = p.active.grid.size[0] / cell * per_row;
@@ -130,17 +130,17 @@ inline Plan plan_wide(const Conv2dParams& p, Args* a) {
   a->cell = cell * cell * 128;
   a->units_per_block = FastDiv(per_block);
   a->units_per_row = FastDiv(per_row);
-  a->slabs = kWideChannels / 64;
+  a->slabs = p.weight.size[0] % kMaxWideChannels ? 2 : 4;
 
   // Two warpgroups, each with tiles of 64 pixels of its own. With resident weights each has its own ring of input too.
   const bool residual = p.residual.data;
   const int weights = a->slabs * kSlab;
-  a->resident = a->slices <= (residual ? 2 : 4);  // four and residuals would leave a ring two stages
+  a->resident = a->slices * a->slabs <= (residual ? 8 : 16);  // 16 and residuals would leave a ring two stages
   a->groups = 2;
   a->wide = 1;
   a->units = 64 / (cell * cell);
   a->log_cluster = a->resident ? 0 : 1;
-  a->buffers = residual ? 4 : 2;
+  a->buffers = residual ? a->slabs : 2;
   a->weights_at = kWideControl + kWideWarps * a->buffers * kRows;
   a->ring_at = a->weights_at + (a->resident ? a->slices * weights : 0);
   a->stage_bytes = a->resident ? kSlab : 2 * kSlab + weights;
@@ -149,7 +149,7 @@ inline Plan plan_wide(const Conv2dParams& p, Args* a) {
 
   Plan plan = {};
   plan.tiles = (p.active.capacity * per_block + a->units - 1) / a->units;
-  plan.ktiles = static_cast<int>(p.weight.size[0] / kWideChannels);
+  plan.ktiles = static_cast<int>(p.weight.size[0] / (a->slabs * 64));
   a->ktiles = FastDiv(plan.ktiles);
   plan.shared = a->ring_at + rings * a->stages * a->stage_bytes;
   return plan;

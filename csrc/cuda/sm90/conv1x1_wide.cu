@@ -1,11 +1,11 @@
-// The Hopper 1x1 convolution where products count, not bytes: many tiles, K a multiple of 256.
+// The Hopper 1x1 convolution where products count, not bytes: many tiles, K a multiple of 256, or of 128 with C >= 384.
 //
 // What limits products is shared memory, 128 bytes a cycle: WGMMA reads (64 + N) * 32 bytes of operands in N / 2
 // cycles, 128 a cycle for N = 64, 96 for 128, 80 for 256. So here a warpgroup computes a tile of 64 pixels (a cell of
-// 8x8, or four of 4x4) x 256 output channels; two warpgroups to a CTA, half of all registers are sums. Each has its own
-// tiles, so that one's epilogue runs under the other's products. Weights that fit stay in shared memory. Others come
-// with the input, a slice of 64 input channels for both warpgroups and both CTAs of a cluster, round and round. The
-// second warpgroup's tiles begin and end half a round later than the first one's.
+// 8x8, or four of 4x4) x 256 (or 128) output channels; two warpgroups to a CTA, half of all registers are sums. Each
+// has its own tiles, so that one's epilogue runs under the other's products. Weights that fit stay in shared memory.
+// Others come with the input, a slice of 64 input channels for both warpgroups and both CTAs of a cluster, round and
+// round. The second warpgroup's tiles begin and end half a round later than the first one's.
 //
 //   warps 0-7    WGMMA and epilogue
 //   warps 8-9    schedule, input, streamed weights; resident weights: a warp for each warpgroup's tiles
@@ -44,7 +44,7 @@ __device__ __forceinline__ void finish_rows(const Args& a, Simple simple, Residu
 // Warp 8 with streamed weights. Tile m of this CTA is warpgroup m % 2's, and under way in half rounds m and m + 1.
 __device__ __forceinline__ void produce_streamed(const Args& a, const Maps& maps, uint32_t smem, int4* units) {
   const Schedule at(a);
-  const int ctas = 1 << a.log_cluster, rank = blockIdx.x & (ctas - 1), k0 = at.ktile * kWideChannels;
+  const int ctas = 1 << a.log_cluster, rank = blockIdx.x & (ctas - 1), k0 = at.ktile * a.slabs * 64;
   Finder finder(a);
   const int lane = finder.lane;
   // The CTAs of a cluster have neighbouring tiles, and as many of them, the last one perhaps of nothing.
@@ -95,16 +95,17 @@ __device__ __forceinline__ void produce_streamed(const Args& a, const Maps& maps
   }
 }
 
-// Warps 0-7. A warpgroup computes D[64 pixels, 256 channels] = X[64 pixels, C] * W[256 channels, C]^T; each of its
-// warps finishes, stores and fetches the residual of its own 16 pixels.
-template <class T>
+// Warps 0-7. A warpgroup computes D[64 pixels, kChannels] = X[64 pixels, C] * W[kChannels, C]^T; each of its warps
+// finishes, stores and fetches the residual of its own 16 pixels.
+template <class T, int kChannels>
 __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, uint8_t* shared, const int4* units) {
   const int lane = threadIdx.x & 31, warp = __shfl_sync(0xffffffff, threadIdx.x >> 5, 0), w4 = warp & 3;
   const int wg = warp >> 2, ring = a.resident ? wg : 0;
-  const int k0 = Schedule(a).ktile * kWideChannels, ctas = 1 << a.log_cluster;
+  const int k0 = Schedule(a).ktile * kChannels, ctas = 1 << a.log_cluster;
   const float2* biases = reinterpret_cast<const float2*>(shared + kBiasAt);
   grid_dependency_wait();
-  reinterpret_cast<float*>(shared + kBiasAt)[threadIdx.x] = load_bias<T>(a, k0 + threadIdx.x);
+  if (threadIdx.x < kChannels)
+    reinterpret_cast<float*>(shared + kBiasAt)[threadIdx.x] = load_bias<T>(a, k0 + threadIdx.x);
   bar_sync(1, kConsumers);
 
   const bool has_residual = a.residual.data != nullptr;
@@ -148,13 +149,13 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, uint8_t*
       mbar_arrive(smem + kTileEmpty + 8 * slot);
       if (has_residual) {
         tma_store_wait_read();
-        mbar_expect(residual_full, kWideChannels / 64 * kRows);
-        for (int q = 0; q < kWideChannels / 64; ++q)
+        mbar_expect(residual_full, kChannels / 64 * kRows);
+        for (int q = 0; q < kChannels / 64; ++q)
           tma_load(staging + q * kRows, &maps.residual, residual_full, k0 + q * 64, at.z, at.y, at.x);
       }
     }
 
-    float acc[128];
+    float acc[kChannels / 2];
     uint32_t read = 0;  // barrier of the stage that the slice before the last one issued has read
     for (int c = 0; c < a.slices; ++c) {
       if (a.resident && i == 0) mbar_wait(smem + kWeightFull + 8 * c, 0);
@@ -164,7 +165,7 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, uint8_t*
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < 4; ++k)
-        wgmma_n256<T>(acc, wgmma_layout(1024) | (dp + k * 2), wgmma_layout(1024) | (dw + k * 2), c | k);
+        wgmma<T, kChannels>(acc, wgmma_layout(1024) | (dp + k * 2), wgmma_layout(1024) | (dw + k * 2), c | k);
       wgmma_commit();
       wgmma_wait<1>();
       if (read) release(read);
@@ -177,7 +178,7 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, uint8_t*
     for_epilogue(a, [&](auto simple, auto residual) {
       if (residual) mbar_wait(residual_full, i & 1);
 #pragma unroll
-      for (int q = 0; q < kWideChannels / 64; ++q) {
+      for (int q = 0; q < kChannels / 64; ++q) {
         const uint32_t rows = staging + (residual ? q : q & 1) * kRows;
         float2 bias[8];
 #pragma unroll
@@ -199,7 +200,7 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, uint8_t*
   if (lane == 0) tma_store_wait_read();
 }
 
-template <class T>
+template <class T, int kChannels>
 __global__ void __launch_bounds__(kWideThreads, 1)
     conv1x1_wide_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Args a) {
   extern __shared__ __align__(1024) uint8_t shared[];
@@ -224,7 +225,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   // Every role calls grid_dependency_wait() before it touches global memory: so every CTA has waited when it exits.
   if (warp < 8) {  // 384 threads start with 168 registers each
     registers_up<216>();
-    consume<T>(a, maps, smem, shared, units);
+    consume<T, kChannels>(a, maps, smem, shared, units);
   } else {
     registers_down<40>();
     if (warp < 10) {
@@ -248,7 +249,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
 
 // ---------------------------------------------------------------- host
 
-template <class T>
+template <class T, int kChannels>
 Status launch(const Conv2dParams& p, Plan plan, Args a, const DeviceInfo& device, cudaStream_t stream) {
   Maps maps;
   const TensorView& residual = p.residual.data ? p.residual : p.y;
@@ -258,20 +259,23 @@ Status launch(const Conv2dParams& p, Plan plan, Args a, const DeviceInfo& device
   SBNET_TRY(plane_map(&maps.residual, "residual", residual, a.side, rows));
   SBNET_TRY(weight_map(&maps.w, p));
 
+  constexpr auto kernel = conv1x1_wide_kernel<T, kChannels>;
   int clusters = 0;
-  SBNET_TRY(clusters_that_fit<conv1x1_wide_kernel<T>>(device, kWideThreads, kSharedLimit, &a.log_cluster, &clusters));
+  SBNET_TRY(clusters_that_fit<kernel>(device, kWideThreads, kSharedLimit, &a.log_cluster, &clusters));
   int64_t columns = plan.ktiles < clusters ? clusters / plan.ktiles : 1;
   if (!a.fringe && plan.tiles < columns) columns = plan.tiles;
   const ClusterLaunch launch((columns * plan.ktiles) << a.log_cluster, kWideThreads, plan.shared, a.log_cluster,
                              stream);
-  SBNET_CUDA_TRY(kOp, cudaLaunchKernelEx(&launch.config, conv1x1_wide_kernel<T>, maps, a));
+  SBNET_CUDA_TRY(kOp, cudaLaunchKernelEx(&launch.config, kernel, maps, a));
   return ok_status();
 }
 
 }  // namespace
 
 bool conv1x1_wide_pays(const Conv2dParams& p, const DeviceInfo& device) {
-  if (p.x.size[1] % 64 || p.weight.size[0] % kWideChannels) return false;
+  const int64_t C = p.x.size[1], K = p.weight.size[0];
+  // 128 channels a tile pay where a tile's input is much: there a single group, as in conv1x1.cu, stops loading.
+  if (C % 64 || K % 128 || (K % kMaxWideChannels && C < 384)) return false;
   Args a = {};
   const Plan plan = plan_wide(p, &a);
   // Few tiles share the device better if they are small. Residuals beside resident weights are the other kernel's,
@@ -285,8 +289,12 @@ Status conv1x1_wide(const Conv2dParams& p, const DeviceInfo& device, CUstream_st
   a.C = static_cast<int>(p.x.size[1]);
   const Plan plan = plan_wide(p, &a);
   if (p.x.size[0] == 0 || (plan.tiles == 0 && !a.fringe)) return ok_status();
-  return p.x.dtype == DType::kBF16 ? launch<__nv_bfloat16>(p, plan, a, device, stream)
-                                   : launch<__half>(p, plan, a, device, stream);
+  const bool bf16 = p.x.dtype == DType::kBF16;
+  if (a.slabs * 64 < kMaxWideChannels)
+    return bf16 ? launch<__nv_bfloat16, 128>(p, plan, a, device, stream)
+                : launch<__half, 128>(p, plan, a, device, stream);
+  return bf16 ? launch<__nv_bfloat16, kMaxWideChannels>(p, plan, a, device, stream)
+              : launch<__half, kMaxWideChannels>(p, plan, a, device, stream);
 }
 
 }  // namespace sbnet::sm90

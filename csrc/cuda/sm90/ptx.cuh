@@ -322,8 +322,9 @@ __device__ __forceinline__ void wgmma(float (&d)[64], uint64_t a, uint64_t b, in
       SBNET_WGMMA_N128("bf16");
   }
 }
-template <class T>
-__device__ __forceinline__ void wgmma_n256(float (&d)[128], uint64_t a, uint64_t b, int accumulate) {
+template <class T, int N>
+__device__ __forceinline__ void wgmma(float (&d)[128], uint64_t a, uint64_t b, int accumulate) {
+  static_assert(N == 256);
   if constexpr (std::is_same_v<T, __half>)
     SBNET_WGMMA_N256("f16");
   else
