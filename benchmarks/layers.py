@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import sbnet
-from sbnet.benchmarks.registry import Setting, Side, WrongResult, close
+from sbnet.benchmarks.registry import Setting, Side, WrongResult, close, short
 
 Shape = tuple[int, int, int, int]
 
@@ -130,5 +130,4 @@ def fringe_mask(fringe: sbnet.Fringe, like: Tensor) -> Tensor:
 
 def facts(shape: Shape, dtype: torch.dtype, mask: str, block: Any, **more: Any) -> dict[str, Any]:
     sides = list(block) if isinstance(block, tuple) else [block, block]
-    short = str(dtype).removeprefix("torch.")
-    return {"size": list(shape[:3]), "channels": shape[3], "dtype": short, "mask": mask, "block": sides, **more}
+    return {"size": list(shape[:3]), "channels": shape[3], "dtype": short(dtype), "mask": mask, "block": sides, **more}

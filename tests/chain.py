@@ -2,10 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from helpers import (
-    assert_same_active,
-    laid_out,
-)
+from helpers import assert_same_active, laid_out
 
 from sbnet import (
     BlockGrid,

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import assert_bitwise, assert_conv, laid_out, poison, random_active, tensor
+from helpers import FLOATS, assert_bitwise, assert_conv, laid_out, poison, random_active, tensor
 
 from sbnet import BlockGrid, Fringe, conv_output_size, fringe, reference, sparse_conv2d, sparse_conv2d_
 
@@ -107,7 +107,7 @@ LAYERS = [  # C, K, kernel, stride, padding, dilation, groups, block
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last", "channel_slice", "plane_slice"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
 def test_conv_zeroes_the_fringe_and_nothing_else(device, layer, dtype, layout):
     channels, filters, k, s, p, d, groups, block = layer

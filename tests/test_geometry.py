@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import assert_as_accurate_as_torch, assert_bitwise, random_active
+from helpers import FLOATS, assert_as_accurate_as_torch, assert_bitwise, random_active
 
 from sbnet import (
     ActiveBlocks,
@@ -116,7 +116,7 @@ HAND = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("name", HAND)
 def test_hand_cases(device, name, layout, dtype):

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import assert_as_accurate_as_torch, assert_bitwise, random_active
+from helpers import FLOATS, assert_as_accurate_as_torch, assert_bitwise, random_active
 from torch import nn
 
 import sbnet
@@ -22,7 +22,6 @@ from sbnet.nn import (
 )
 
 SIZE, BLOCK, OUT_BLOCK = (37, 53), 8, 4
-DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
 def lively(module: nn.Module, device: str = "cpu", dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -75,7 +74,7 @@ def test_residual_blocks_keep_the_masked_contract(name, folded, preactivation, d
         assert not y[~masks[size].expand_as(y)].any()
 
 
-@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+@pytest.mark.parametrize("dtype", FLOATS[1:], ids=str)
 @pytest.mark.parametrize("preactivation", [False, True], ids=["post", "pre"])
 def test_residual_blocks_in_half_precision(preactivation, dtype, device):
     block = lively(SparseBottleneck(32, 8, preactivation=preactivation), device, dtype)

@@ -36,7 +36,7 @@ def dense(kind, x, window):
     return getattr(F, f"{kind}_pool2d")(wide, **window).to(x.dtype)
 
 
-def output_size(kind, size, window):
+def output_size(size, window):
     names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
     return pool_output_size(size, **{k: window[k] for k in names if k in window})
 
@@ -80,7 +80,7 @@ def check(
         x = tensor((batch, channels, *size), dtype, device)
     x = laid_out(x, layout)
     batch, channels = x.shape[:2]
-    out = output_size(kind, x.shape[2:], window)
+    out = output_size(x.shape[2:], window)
     grid = BlockGrid.cover(out, block)
     active = one_block(grid, batch, device) if density == "one" else random_active(grid, batch, density, device)
     functional, mutating = ops(kind)
@@ -337,7 +337,7 @@ def test_gradient(device, kind, pool, layout):
     """Ties go to the first, as in PyTorch: a third of the values are equal."""
     x = tensor((2, 6, 20, 27), torch.float32, device)
     x = laid_out(torch.where(torch.rand_like(x) < 0.5, x, x.round()), layout)
-    out = output_size(kind, (20, 27), pool)
+    out = output_size((20, 27), pool)
     active = random_active(BlockGrid.cover(out, (5, 8)), 2, 0.6, device)
     upstream = tensor((2, 6, *out), torch.float32, device)
     op, plain = ops(kind)[0], getattr(reference, f"sparse_{kind}_pool2d")
