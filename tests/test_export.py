@@ -151,6 +151,59 @@ def test_op(device, op, dtype, tmp_path):
         same_as_torch(path, module, plane_inputs(device, dtype, density=density), device)
 
 
+class EveryArgument(nn.Module):
+    """Each argument of each op away from its default, and from its neighbour on the other axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(tensor((12, 4, 3, 2)) / 5)
+        self.bias = nn.Parameter(tensor((12,)))
+
+    def forward(self, x, mask):
+        scale = x[:, 0].abs()
+        grid = BlockGrid((7, 5), (4, 6), (-2, 1), (9, 6))  # overlaps down the plane, leaves gaps across it
+        most = sbnet.reduce_mask(scale, grid, 2.0, capacity=30)
+        average = sbnet.reduce_mask(scale, grid, 0.8, avgpool=True)
+        active = sbnet.reduce_mask(mask, BlockGrid.cover(x.shape[2:], (8, 4)), 0.25)
+        stack = sbnet.sparse_gather(x, most, tail="undefined")
+        rows = torch.arange(30, device=x.device) < most.count
+        stack = torch.where(rows[:, None, None, None], stack, 0.0)
+        halo = sbnet.sparse_gather(x, active, True, grid=active.grid.conv_input(3, 1, 1))
+        wide = {"stride": (1, 2), "padding": (3, 1), "dilation": (3, 1), "groups": 2}
+        out = sbnet.conv_output_size(x.shape[2:], (3, 2), *list(wide.values())[:3])
+        lists = sbnet.mask_pyramid(mask, [(*out, (5, 3)), (*out, 6)], 0.25, [(0, [(1, (3, 5), 1, (1, 2)), (0, 1)])])
+        leaky = {"activation": "leaky_relu", "negative_slope": 0.3}
+        y = sbnet.sparse_conv2d(x, self.weight, self.bias, lists.planes[0], **wide, **leaky)
+        largest = (3, 2), (2, 1), (1, 0), (1, 2), True
+        mean = (3, 2), (2, 1), (1, 0), True
+        size = [sbnet.pool_output_size(x.shape[2:], *a) for a in (largest, (*mean[:3], 1, True))]
+        pools = [sbnet.reduce_mask(scale[:, : s[0], : s[1]], BlockGrid.cover(s, (4, 7)), 1.5) for s in size]
+        seen = sbnet.fringe(active, lists.planes[0], x.shape[2:], (3, 2), *list(wide.values())[:3], capacity=300)
+        return (
+            most,
+            average,
+            active,
+            stack,
+            halo,
+            sbnet.sparse_scatter(stack, most, x, add=True),
+            sbnet.sparse_fill(x, active, float("inf")),
+            lists,
+            y,
+            sbnet.sparse_max_pool2d(x, pools[0], *largest),
+            sbnet.sparse_avg_pool2d(x, pools[1], *mean, False),
+            sbnet.sparse_avg_pool2d(x, pools[1], *mean, True, 5),
+            seen,
+        )
+
+
+def test_every_argument_arrives(device, tmp_path):
+    module = EveryArgument().to(device)
+    x, _ = plane_inputs(device)
+    mask = torch.rand(2, *x.shape[2:], device=device).pow(60)  # pixels between 0.25 and 0.5 too
+    path = export.to_onnx(module, (x, mask), tmp_path / "m.onnx")
+    same_as_torch(path, module, (x, mask), device)
+
+
 @pytest.mark.parametrize("op", sorted(schemas.OPS))
 def test_op_of_dynamic_batch_height_and_width(device, op, tmp_path):
     module = OneOp(op, torch.float32).to(device)

@@ -120,6 +120,28 @@ def test_scatter_adds(device, shape, dtype, layout, atomic):
         assert_bitwise(got, torchs, "blocks that do not overlap")
 
 
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize(("dtype", "base"), [(torch.float16, 2048.0), (torch.bfloat16, 256.0)], ids=str)
+def test_overlapping_blocks_are_rounded_once(device, dtype, base, layout):
+    """A one that is added to `base` is lost in rounding; the four of an inner pixel together are not."""
+    active = random_active(BlockGrid(2, 1, (0, 0), (4, 4)), 1, 1.0, device)
+    blocks = laid_out(torch.ones(active.capacity, 3, 2, 2, dtype=dtype, device=device), layout)
+    plane = laid_out(torch.full((1, 3, 5, 5), base, dtype=dtype, device=device), layout)
+    got = sparse_scatter(blocks, active, plane, add=True)
+    assert (got[:, :, 1:4, 1:4] == base + 4).all()
+    assert (got[:, :, 0, 0] == base).all()
+
+
+def test_overlapping_blocks_are_added_in_raster_order(device):
+    """2^24 + 1 + 1 - 2^24 in float32 is 0 in this order alone: the ones are lost before the last block comes."""
+    active = random_active(BlockGrid(2, 1, (0, 0), (2, 2)), 1, 1.0, device)
+    values = torch.tensor([2.0**24, 1.0, 1.0, -(2.0**24)], device=device)
+    for order, want in (([0, 1, 2, 3], 0.0), ([0, 3, 1, 2], 2.0), ([0, 1, 3, 2], 1.0), ([1, 2, 0, 3], 2.0)):
+        blocks = values[order].view(4, 1, 1, 1).expand(4, 1, 2, 2).contiguous()
+        got = sparse_scatter(blocks, active, torch.zeros(1, 1, 3, 3, device=device), add=True)
+        assert float(got[0, 0, 1, 1]) == want, order
+
+
 @pytest.mark.parametrize("atomic", [False, True])
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 def test_spec_overlapping_add_200x300(device, layout, atomic):

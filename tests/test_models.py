@@ -9,9 +9,17 @@ from helpers import assert_as_accurate_as_torch
 from test_nn import lively
 from torch import nn
 
-from sbnet.engine import compare, plane_masks
+from sbnet import mask_pyramid
+from sbnet.engine import MaskedRunner, compare, masked_oracle, plane_masks
 from sbnet.models import RESNETS, SparseResNet, resnet18, resnet34, resnet50, sbnet_resnet
-from sbnet.nn import SparseBasicBlock, SparseBottleneck, SparseConv2d, fold_batch_norm
+from sbnet.nn import (
+    SparseAvgPool2d,
+    SparseBasicBlock,
+    SparseBottleneck,
+    SparseConv2d,
+    SparseMaxPool2d,
+    fold_batch_norm,
+)
 
 SIZE = (75, 106)
 SMALL = (4, 8, 12, 16)  # planes
@@ -180,6 +188,65 @@ def test_weights_by_seed_by_state_dict_and_from_a_file(tmp_path):
         assert all(torch.equal(found[k], one[k]) for k in found)
 
 
+class Assorted(nn.Module):
+    """What ResNets lack: average pools, dilation, groups, readers of several windows, outputs that are read again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = SparseConv2d(3, 8, 3, padding=1)
+        self.wide = SparseConv2d(8, 8, (5, 3), padding=(4, 1), dilation=(2, 1), groups=2)
+        self.largest = SparseMaxPool2d(3, 2, 1, dilation=2)
+        self.mean = SparseAvgPool2d((3, 2), 2, (1, 0), ceil_mode=True, count_include_pad=False)
+        self.last = SparseConv2d(8, 6, 3, padding=1)
+        self.point = SparseConv2d(6, 6, 1)
+
+    def forward(self, x, fine=None, largest=None, mean=None):
+        a = self.first(x, fine, activation="leaky_relu", negative_slope=0.2)
+        b = self.wide(a, fine, activation="silu", residual=a)
+        c = self.mean(b, mean)
+        d = self.last(c, mean)
+        return self.largest(a, largest), b, self.point(d, mean, activation="relu", residual=d)
+
+    def planes(self):
+        found = self(torch.zeros(1, 3, *SIZE))
+        return [(*t.shape[2:], block) for t, block in zip([found[k] for k in (1, 0, 2)], (8, (4, 6), 5), strict=True)]
+
+
+def test_networks_of_other_layers(device):
+    net = Assorted().requires_grad_(False).to(device)
+    planes = Assorted().planes()
+    run = MaskedRunner(net, torch.zeros(2, 3, *SIZE, device=device), planes)
+    for mask in random_masks(device):
+        for tensor, buffer in zip(run._tensors, run.plan.buffer_of, strict=True):
+            if buffer not in {run.plan.buffer_of[t - 1] for t in run.plan.outputs}:
+                tensor.fill_(float("nan"))  # a pixel that is read and that nobody writes would show
+        x = torch.randn(2, 3, *SIZE, device=device)
+        want = masked_oracle(copy.deepcopy(net).double(), x.double(), plane_masks(mask, planes))
+        for got, exact in zip(run(x, mask), want, strict=True):
+            torch.testing.assert_close(got, exact.float(), rtol=1e-3, atol=1e-4)
+
+
+class TwoBlockSizes(nn.Module):
+    """A residual of 4x4 blocks, read where 8x8 blocks are written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = SparseConv2d(3, 4, 1), SparseConv2d(3, 4, 1)
+
+    def forward(self, x, small, large):
+        return self.second(x, large, residual=self.first(x, small))
+
+
+def test_a_residual_of_other_blocks(device):
+    net = TwoBlockSizes().requires_grad_(False).to(device)
+    planes = [(*SIZE, 4), (*SIZE, 8)]
+    run = MaskedRunner(net, torch.zeros(2, 3, *SIZE, device=device), planes)
+    for mask in random_masks(device):
+        run._tensors[0].fill_(float("nan"))
+        x = torch.randn(2, 3, *SIZE, device=device)
+        torch.testing.assert_close(run(x, mask), net(x, *mask_pyramid(mask, planes).planes))
+
+
 def test_buffers_are_shared_and_outputs_are_not():
     net = SparseResNet(SparseBottleneck, (2, 2, 2, 2), SMALL, classes=0).eval()
     run = net.capture(torch.zeros(1, 3, 128, 128))
@@ -193,8 +260,6 @@ def test_buffers_are_shared_and_outputs_are_not():
 
 def test_what_has_no_form_on_active_blocks_is_named():
     net = SparseResNet(SparseBasicBlock, (1,), (4,), classes=0)
-    from sbnet.engine import MaskedRunner
-
     x = torch.zeros(1, 3, *SIZE)
     with pytest.raises(ValueError, match="fold_batch_norm"):
         MaskedRunner(net, x, net.planes(SIZE), call=net.features)

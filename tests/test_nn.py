@@ -117,7 +117,20 @@ def test_the_stacked_form_is_the_dense_block_on_active_pixels_and_x_elsewhere(ki
         assert torch.equal(y[~inside.expand_as(y)], x[~inside.expand_as(y)])
 
 
-@pytest.mark.parametrize("layer", [SparseMaxPool2d(3, 2, 1), SparseAvgPool2d(3, 2, 1), SparseConv2d(8, 12, 3, 2, 1)])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        SparseMaxPool2d(3, 2, 1),
+        SparseMaxPool2d((2, 3), (1, 2), (1, 0), (2, 1)),
+        SparseMaxPool2d(2, ceil_mode=True),
+        SparseAvgPool2d(3, 2, 1),
+        SparseAvgPool2d((3, 2), (2, 1), (1, 0), count_include_pad=False),
+        SparseAvgPool2d(2, 3, 1, ceil_mode=True, divisor_override=3),
+        SparseConv2d(8, 12, 3, 2, 1),
+        SparseConv2d(8, 12, (3, 2), (1, 3), (2, 0), (2, 1), groups=4, bias=False),
+    ],
+    ids=str,
+)
 def test_layers_are_pytorchs_on_active_blocks(layer, device):
     layer = layer.to(device)
     x = torch.randn(2, 8, *SIZE, device=device)
@@ -125,6 +138,45 @@ def test_layers_are_pytorchs_on_active_blocks(layer, device):
     active = random_active(BlockGrid.cover(want.shape[2:], BLOCK), 2, 0.4, device)
     inside = active.pixel_mask(want.shape[2:])
     torch.testing.assert_close(layer(x, active), torch.where(inside, want, 0.0))
+
+
+@pytest.mark.parametrize("activation", ["relu", "leaky_relu"])
+def test_what_follows_a_convolution(activation, device):
+    """The residual, the activation and its parameter reach the op, as they reach the dense form."""
+    layer = SparseConv2d(8, 12, 3, padding=1, device=device)
+    x, residual = (torch.randn(2, c, *SIZE, device=device) for c in (8, 12))
+    options = {"activation": activation, "negative_slope": 0.3, "residual": residual}
+    active = random_active(BlockGrid.cover(SIZE, BLOCK), 2, 0.4, device)
+    y = F.conv2d(x, layer.weight, layer.bias, padding=1) + residual
+    want = F.relu(y) if activation == "relu" else F.leaky_relu(y, 0.3)
+    torch.testing.assert_close(layer(x, **options), want)
+    torch.testing.assert_close(layer(x, active, **options), torch.where(active.pixel_mask(SIZE), want, 0.0))
+
+
+class Normalised(nn.Module):
+    folds = (("conv", "norm"),)
+
+    def __init__(self, bias: bool, affine: bool) -> None:
+        super().__init__()
+        self.conv, self.norm = SparseConv2d(5, 8, 3, bias=bias), SparseBatchNorm2d(8, eps=0.3, affine=affine)
+
+    def forward(self, x):
+        return self.norm(self.conv(x))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("affine", [False, True])
+def test_folding_takes_bias_and_epsilon_along(bias, affine):
+    net = Normalised(bias, affine)
+    net.norm.running_mean.uniform_(-1, 1)
+    net.norm.running_var.uniform_(0.1, 1)
+    if affine:
+        nn.init.normal_(net.norm.weight)
+        nn.init.normal_(net.norm.bias)
+    folded = fold_batch_norm(net)
+    assert isinstance(folded.norm, nn.Identity)
+    x = torch.randn(1, 5, 9, 9)
+    torch.testing.assert_close(folded(x), net.eval()(x), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])
@@ -158,12 +210,22 @@ def test_batch_norm_takes_its_statistics_from_active_pixels(momentum, affine, de
         torch.testing.assert_close(norm.state_dict()[name], value, rtol=1e-4, atol=1e-5)
 
 
-def test_batch_norm_of_nothing_leaves_the_running_statistics(device):
-    norm = SparseBatchNorm2d(4, device=device)
-    y = norm(torch.randn(1, 4, *SIZE, device=device), random_active(BlockGrid.cover(SIZE, 8), 1, 0.0, device))
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_batch_norm_of_nothing_leaves_the_running_statistics(momentum, device):
+    """A batch without an active pixel changes nothing: neither what was, nor the mean over all that come (None)."""
+    norm, other = (SparseBatchNorm2d(4, momentum=momentum, device=device) for _ in range(2))
+    nothing = random_active(BlockGrid.cover(SIZE, 8), 1, 0.0, device)
+    y = norm(torch.randn(1, 4, *SIZE, device=device), nothing)
     assert not y.any()
     assert torch.equal(norm.running_mean, torch.zeros(4, device=device))
     assert torch.equal(norm.running_var, torch.ones(4, device=device))
+    active = random_active(BlockGrid.cover(SIZE, 8), 1, 0.5, device)
+    for _ in range(2):
+        x = torch.randn(1, 4, *SIZE, device=device) + 3
+        for m, lists in ((norm, active), (norm, nothing), (other, active)):
+            m(x, lists)
+    for name, value in other.state_dict().items():
+        assert torch.equal(norm.state_dict()[name], value), name
 
 
 def test_the_oracle_masks_after_every_op():

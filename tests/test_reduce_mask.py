@@ -102,6 +102,14 @@ def test_float32_tenth_is_not_above_tenth(device):
     assert int(reduce_mask(mask, BlockGrid.cover((4, 4), 4), 0.0999999).count) == 1
 
 
+def test_an_average_is_compared_in_float32(device):
+    """The mean of two float32 tenths is one, and not above a tol of 0.1, whatever the sum is computed in."""
+    mask = torch.full((1, 4, 4), 0.1, device=device)
+    for dtype in (torch.float32, torch.float64):
+        assert int(reduce_mask(mask.to(dtype), BlockGrid.cover((4, 4), (1, 2)), 0.1, True).count) == 0
+        assert int(reduce_mask(mask.to(dtype), BlockGrid.cover((4, 4), (1, 2)), 0.0999999, True).count) == 8
+
+
 def test_uint8_counts_in_its_own_units(device):
     mask = torch.tensor([[[0, 1, 127, 255]]], dtype=torch.uint8, device=device)
     grid = BlockGrid.cover((1, 4), 1)

@@ -23,6 +23,7 @@ Plane = tuple[int, int, int | Sequence[int]]  # height, width, block size
 Shape = tuple[int, int, int, int]  # N, C, H, W
 Consumer = tuple[int, Pair, Pair, Pair, Pair]  # plane that it writes, kernel size, stride, padding, dilation
 
+POINTWISE = ((1, 1), (1, 1), (0, 0), (1, 1))  # the geometry of a layer that reads the pixels it writes
 INPUT = 0  # the network's input is tensor 0; it has no plane, and the caller's buffer
 
 
@@ -174,7 +175,9 @@ def _fringes(steps: list[Step], outputs: list[int]) -> list[tuple[int, tuple[Con
         if at in outputs:
             continue  # zero everywhere already
         consumers = {(s.plane, *geometry(s.layer)) for s in steps if s.source == at}
-        consumers.discard((step.plane, (1, 1), (1, 1), (0, 0), (1, 1)))  # reads its own pixels
+        # a residual is read at the pixels that are written: others than its own, where blocks are of another size
+        consumers |= {(s.plane, *POINTWISE) for s in steps if s.residual == at}
+        consumers.discard((step.plane, *POINTWISE))
         if consumers:
             step.fringe = found.setdefault((step.plane, tuple(sorted(consumers))), len(found))
     return list(found)

@@ -63,8 +63,8 @@ class SparseConv2d(nn.Conv2d):
 class SparseBatchNorm2d(nn.BatchNorm2d):
     """nn.BatchNorm2d whose statistics, in training, are those of the active pixels.
 
-    Running statistics are kept as PyTorch keeps them (momentum, unbiased variance), and left alone by a batch without
-    an active pixel. Arguments, parameters and buffers of nn.BatchNorm2d.
+    Running statistics are kept as PyTorch keeps them (momentum, unbiased variance). A batch without an active pixel
+    leaves them alone and is not counted. Arguments, parameters and buffers of nn.BatchNorm2d.
     """
 
     def forward(self, x: Tensor, active: ActiveBlocks | None = None) -> Tensor:
@@ -96,8 +96,9 @@ class SparseBatchNorm2d(nn.BatchNorm2d):
         assert self.num_batches_tracked is not None
         assert self.running_mean is not None
         assert self.running_var is not None
-        self.num_batches_tracked.add_(1)
-        factor = 1 / self.num_batches_tracked if self.momentum is None else pixels.new_tensor(self.momentum)
+        self.num_batches_tracked.add_(pixels > 0)
+        mean_of_all = self.momentum is None
+        factor = 1 / self.num_batches_tracked.clamp(min=1) if mean_of_all else pixels.new_tensor(self.momentum)
         factor = torch.where(pixels > 0, factor, 0.0)
         unbiased = variance * pixels / (pixels - 1).clamp(min=1)
         for running, now in ((self.running_mean, mean), (self.running_var, unbiased)):
