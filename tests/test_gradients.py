@@ -197,6 +197,11 @@ def test_a_float32_bias_gets_a_float32_gradient(device):
     y = sparse_conv2d(x, weight, bias, active, activation="relu6", **options)
     y.sum().backward()
     assert bias.grad.dtype == torch.float32
+    # the sum over all pixels is not rounded to half on its way: 51 * 43 = 2193 is odd and past 2048
+    weight, bias = torch.ones(1, 1, 1, 1, dtype=x.dtype, device=device), torch.zeros(1, device=device).requires_grad_()
+    active = random_active(BlockGrid.cover((51, 43), 8), 1, 1.0, device)
+    sparse_conv2d(torch.ones(1, 1, 51, 43, dtype=x.dtype, device=device), weight, bias, active).sum().backward()
+    assert float(bias.grad) == 51 * 43
 
 
 def test_gradient_under_capacity_overflow(device):

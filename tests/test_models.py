@@ -197,7 +197,7 @@ class Assorted(nn.Module):
         self.wide = SparseConv2d(8, 8, (5, 3), padding=(4, 1), dilation=(2, 1), groups=2)
         self.largest = SparseMaxPool2d(3, 2, 1, dilation=2)
         self.mean = SparseAvgPool2d((3, 2), 2, (1, 0), ceil_mode=True, count_include_pad=False)
-        self.last = SparseConv2d(8, 6, 3, padding=1)
+        self.last, self.more = SparseConv2d(8, 6, 3, padding=1), SparseConv2d(8, 6, 1)
         self.point = SparseConv2d(6, 6, 1)
 
     def forward(self, x, fine=None, largest=None, mean=None):
@@ -205,7 +205,8 @@ class Assorted(nn.Module):
         b = self.wide(a, fine, activation="silu", residual=a)
         c = self.mean(b, mean)
         d = self.last(c, mean)
-        return self.largest(a, largest), b, self.point(d, mean, activation="relu", residual=d)
+        e = self.more(c, mean, residual=d)  # not in the place of d, which is read once more
+        return self.largest(a, largest), b, self.point(e, mean, activation="relu", residual=d)
 
     def planes(self):
         found = self(torch.zeros(1, 3, *SIZE))
