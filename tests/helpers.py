@@ -157,7 +157,8 @@ def dense_conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dt
     """act(F.conv2d + bias + residual) of the whole plane, all in `dtype`."""
     activation, residual = options.pop("activation", None), options.pop("residual", None)
     slope = options.pop("negative_slope", 0.01)
-    # oneDNN's grouped half convolutions crash on some CPUs (torch 2.13): float32, rounded, stands for PyTorch's run
+    # oneDNN's half convolutions, grouped or strided, crash or give NaN on some CPUs (torch 2.13): float32, rounded,
+    # stands for PyTorch's run
     compute = torch.float32 if x.device.type == "cpu" and dtype.itemsize == 2 else dtype
     with torch.no_grad():
         x, weight = x.to(compute).contiguous(), weight.to(compute).contiguous()
