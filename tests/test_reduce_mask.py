@@ -4,6 +4,7 @@ import pytest
 import torch
 from helpers import assert_bitwise, assert_same_active
 
+import sbnet
 from sbnet import BlockGrid, reduce_mask, reference
 
 MASK_DTYPES = [torch.bool, torch.uint8, torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -100,6 +101,14 @@ def test_float32_tenth_is_not_above_tenth(device):
     mask = torch.full((1, 4, 4), 0.1, device=device)
     assert int(reduce_mask(mask, BlockGrid.cover((4, 4), 4), 0.1).count) == 0
     assert int(reduce_mask(mask, BlockGrid.cover((4, 4), 4), 0.0999999).count) == 1
+
+
+def test_a_float64_mask_is_compared_in_float64(device):
+    """What float32 cannot tell from tol is above it."""
+    mask = torch.full((1, 4, 4), 0.7 + 1e-10, dtype=torch.float64, device=device)
+    assert int(reduce_mask(mask, BlockGrid.cover((4, 4), 4), 0.7).count) == 1
+    assert int(sbnet.mask_pyramid(mask, [(4, 4, 4)], 0.7).planes[0].count) == 1
+    assert int(reduce_mask(mask.float(), BlockGrid.cover((4, 4), 4), 0.7).count) == 0
 
 
 def test_an_average_is_compared_in_float32(device):
