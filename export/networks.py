@@ -41,7 +41,9 @@ def build(
     given = {"classes": classes, "blocks": block}
     try:
         net = RESNETS[name](weights, **{k: v for k, v in given.items() if v is not None})
-    except (RuntimeError, pickle.UnpicklingError) as error:  # a file that holds something else
+    except pickle.UnpicklingError as error:
+        raise ValueError(f"{weights}: not a state dict that torch.load reads") from error
+    except RuntimeError as error:  # a file that holds something else
         raise ValueError(f"{weights}: {' '.join(str(error).split())[:200]}") from error
     return fold_batch_norm(net).requires_grad_(False).to(dtype), ["y"]
 

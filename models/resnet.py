@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sbnet.blocks import ActiveBlocks, conv_output_size
-from sbnet.engine.masked import MaskedRunner
+from sbnet.engine.masked import MaskedRunner, check_example
 from sbnet.engine.planner import Plane
 from sbnet.nn import (
     SparseBasicBlock,
@@ -135,6 +135,7 @@ class SparseResNet(nn.Module):
             example: [N,3,H,W] on the network's device, float32, float16 or bfloat16.
             options: allow_tf32, mask_source: of `MaskedRunner`.
         """
+        check_example(example)
         own = fold_batch_norm(self).requires_grad_(False).to(example.device, example.dtype)
         planes = own.planes(example.shape[2:])
         return MaskedRunner(own, example, planes, call=own.features, tail=own.head, **options)

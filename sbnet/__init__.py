@@ -1,5 +1,8 @@
 """sbnet: run convolutional networks on the active blocks of an image only."""
 
+import importlib
+from typing import Any
+
 from sbnet import _library, reference
 from sbnet.blocks import ActiveBlocks, BlockGrid, Fringe, MaskPyramid, conv_output_size, pool_output_size, same_padding
 from sbnet.ops import (
@@ -22,6 +25,19 @@ from sbnet.ops import (
 from sbnet.version import __version__
 
 build_info = _library.build_info
+_SUBPACKAGES = ("engine", "export", "masks", "models", "nn")  # loaded at first use
+
+
+def __getattr__(name: str) -> Any:
+    """`import sbnet; sbnet.nn.SparseConv2d` works, and `import sbnet` alone stays light."""
+    if name not in _SUBPACKAGES:
+        raise AttributeError(f"module 'sbnet' has no attribute {name!r}")
+    return importlib.import_module(f"sbnet.{name}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_SUBPACKAGES})
+
 
 __all__ = [
     "ActiveBlocks",

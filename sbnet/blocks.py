@@ -23,12 +23,27 @@ def to_pair(value: int | Sequence[int], name: str) -> Pair:
     return pair[0], pair[1]
 
 
-def conv_output_size(size: Pair, kernel_size: Pair, stride: Pair, padding: Pair, dilation: Pair) -> Pair:
+def to_window(op: str, **pairs: Any) -> list[Pair]:
+    """Arguments of a convolution or pool as pairs; steps of 0 are refused."""
+    found = [to_pair(value, f"{op}: {name}") for name, value in pairs.items()]
+    for name, pair in zip(pairs, found, strict=True):
+        if name in ("stride", "dilation", "kernel_size") and any(isinstance(v, int) and v < 1 for v in pair):
+            raise ValueError(f"sbnet::{op}: {name}: {pair}; at least 1 is wanted")
+    return found
+
+
+def conv_output_size(
+    size: int | Sequence[int],
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+) -> Pair:
     """(H_out, W_out) of a convolution over an H x W plane, torch's convention (symmetric padding)."""
-    out = [
-        (n + 2 * p - d * (k - 1) - 1) // s + 1
-        for n, k, s, p, d in zip(size, kernel_size, stride, padding, dilation, strict=True)
-    ]
+    plane, *window = to_window(
+        "conv_output_size", size=size, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation
+    )
+    out = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in zip(plane, *window, strict=True)]
     return out[0], out[1]
 
 
@@ -41,11 +56,10 @@ def pool_output_size(
     ceil_mode: bool = False,
 ) -> Pair:
     """(H_out, W_out) of PyTorch's max_pool2d and avg_pool2d (dilation 1) over an H x W plane."""
-    op = "pool_output_size"
-    k = to_pair(kernel_size, f"{op}: kernel_size")
-    s = k if stride is None else to_pair(stride, f"{op}: stride")
-    p, d = to_pair(padding, f"{op}: padding"), to_pair(dilation, f"{op}: dilation")
-    plane = to_pair(size, f"{op}: size")
+    stride = kernel_size if stride is None else stride
+    plane, k, s, p, d = to_window(
+        "pool_output_size", size=size, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation
+    )
     if not ceil_mode:
         return conv_output_size(plane, k, s, p, d)
     # The last window may reach past the padding, but must begin inside the plane or the padding before it.
@@ -58,6 +72,8 @@ def pool_output_size(
 
 def same_padding(size: int, kernel_size: int, stride: int = 1, dilation: int = 1) -> Pair:
     """(before, after) padding of TensorFlow's SAME: output = ceil(size / stride), the odd pixel goes after."""
+    if stride < 1:
+        raise ValueError(f"sbnet::same_padding: stride: {stride}; at least 1 is wanted")
     total = max((-(-size // stride) - 1) * stride + dilation * (kernel_size - 1) + 1 - size, 0)
     return total // 2, total - total // 2
 
@@ -98,6 +114,8 @@ class BlockGrid:
         bh, bw = to_pair(bsize, "BlockGrid.cover: bsize")
         if min(bh, bw) < 1:
             raise ValueError(f"sbnet::BlockGrid.cover: bsize: {(bh, bw)}; at least 1 is wanted")
+        if any(isinstance(v, int) and v < 0 for v in (height, width)):
+            raise ValueError(f"sbnet::BlockGrid.cover: size: {(height, width)}; at least 0 is wanted")
         return cls((bh, bw), (bh, bw), (0, 0), (-(-height // bh), -(-width // bw)))
 
     def conv_input(
@@ -110,11 +128,7 @@ class BlockGrid:
         """The grid of what a convolution reads to write the blocks of this grid (same bcount). Chains of convolutions
         compose: apply it from the last one backwards. `padding` is the padding before (top, left)."""
         op = "BlockGrid.conv_input"
-        k, s = to_pair(kernel_size, f"{op}: kernel_size"), to_pair(stride, f"{op}: stride")
-        p, d = to_pair(padding, f"{op}: padding"), to_pair(dilation, f"{op}: dilation")
-        for name, pair in (("kernel_size", k), ("stride", s), ("dilation", d)):
-            if min(pair) < 1:
-                raise ValueError(f"sbnet::{op}: {name}: {pair}; at least 1 is wanted")
+        k, s, p, d = to_window(op, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation)
         size, step, offset = (
             tuple(f(a) for a in range(2))
             for f in (
@@ -177,9 +191,9 @@ class ActiveBlocks:
         """The list cut to its count. Reads the count on the host: one device synchronisation (free on CPU)."""
         return ActiveBlocks(self.indices[: max(int(self.count), 0)], self.count, self.total, self.block_map, self.grid)
 
-    def pixel_mask(self, size: Sequence[int]) -> Tensor:
+    def pixel_mask(self, size: int | Sequence[int]) -> Tensor:
         """[N, 1, H, W] bool: pixels of an H x W plane that lie in an active block."""
-        height, width = size
+        height, width = to_pair(size, "ActiveBlocks.pixel_mask: size")
         blocks = (self.block_map >= 0).to(torch.int8)
         (bh, bw), (sh, sw), (oh, ow), (ch, cw) = (
             self.grid.bsize,
@@ -195,7 +209,29 @@ class ActiveBlocks:
 
     @staticmethod
     def from_indices(indices: Tensor, grid: BlockGrid, batch: int) -> ActiveBlocks:
-        """A list of one's own: indices [rows, 3] int32 (n, i, j), all of them blocks of the grid, none twice."""
+        """A list of one's own: indices [rows, 3] int32 or int64 (n, i, j), all of them blocks of the grid, none twice.
+
+        On the CPU both is checked; on CUDA, where it would make the host wait, it is taken on trust.
+        """
+        op = "ActiveBlocks.from_indices"
+        if not isinstance(indices, Tensor) or indices.dim() != 2 or indices.shape[1] != 3:
+            came = tuple(indices.shape) if isinstance(indices, Tensor) else type(indices).__name__
+            raise ValueError(f"sbnet::{op}: indices: {came}; a tensor [rows, 3] of (n, i, j) is wanted")
+        if indices.dtype not in (torch.int32, torch.int64):
+            raise ValueError(f"sbnet::{op}: indices: {indices.dtype}; int32 or int64 is wanted")
+        if not isinstance(grid, BlockGrid):
+            raise TypeError(f"sbnet::{op}: grid: {type(grid).__name__}; an sbnet.BlockGrid is wanted")
+        indices = indices.to(torch.int32)
+        if indices.device.type == "cpu" and not torch.compiler.is_compiling():
+            limit = torch.tensor([batch, *grid.bcount])
+            bad = ((indices < 0) | (indices >= limit)).any(1).nonzero()
+            if len(bad):
+                row = tuple(indices[int(bad[0])].tolist())
+                raise IndexError(
+                    f"sbnet::{op}: indices: {row}; a block (n, i, j) below {tuple(limit.tolist())} is wanted"
+                )
+            if len(torch.unique(indices, dim=0)) < len(indices):
+                raise ValueError(f"sbnet::{op}: indices: a block more than once; each of them once is wanted")
         n, i, j = indices.long().unbind(1)
         block_map = indices.new_full((batch, *grid.bcount), -1)
         block_map[n, i, j] = torch.arange(len(indices), dtype=torch.int32, device=indices.device)
@@ -261,3 +297,5 @@ def _register(cls: type, fields: tuple[str, ...]) -> None:
 _register(ActiveBlocks, ("indices", "count", "total", "block_map"))
 _register(Fringe, ("pixels", "count"))
 _register(MaskPyramid, ("planes", "fringes"))
+# torch.load(weights_only=True), and with it torch.export.load of programs that take or return them.
+torch.serialization.add_safe_globals([ActiveBlocks, BlockGrid, Fringe, MaskPyramid])

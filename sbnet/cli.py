@@ -54,7 +54,7 @@ class CommandError(Exception):
 def _one_line_errors() -> Any:
     try:
         yield
-    except (CommandError, video.VideoError) as error:
+    except (CommandError, video.VideoError, OSError) as error:  # OSError: a file that cannot be written
         errors.print(f"[red]sbnet: error:[/] {escape(str(error))}", soft_wrap=True)
         raise typer.Exit(1) from None
 
@@ -282,6 +282,8 @@ def export(
         try:
             from sbnet.export import networks
 
+            if model == "contours" and (weights != "0" or classes is not None):
+                raise CommandError("contours: has no --weights and no --classes; a residual network is wanted")
             kind = torch.float32 if dtype is Dtype.auto else getattr(torch, dtype.value)
             seed = int(weights) if weights.isdecimal() else weights
             networks.write(*networks.build(model, seed, block, classes, kind), output, frames, batch)

@@ -116,7 +116,9 @@ def activate(x: Tensor, activation: str | None, negative_slope: float = 0.01) ->
         return x
     if activation == "leaky_relu":
         return F.leaky_relu(x, negative_slope)
-    return getattr(F, activation)(x)  # type: ignore[arg-type]
+    if activation not in ("relu", "relu6", "silu", "gelu", "hardswish"):
+        raise ValueError(f"sbnet: activation: {activation!r}; None or one of sparse_conv2d's is wanted")
+    return getattr(F, activation)(x)
 
 
 def sparse_conv2d(

@@ -4,23 +4,34 @@ import re
 
 import pytest
 import torch
+import torch.utils._pytree as pytree
 from helpers import random_active, run_python
 
 from sbnet import (
     ActiveBlocks,
     BlockGrid,
+    conv_output_size,
     fringe,
     mask_pyramid,
+    pool_output_size,
     reduce_mask,
+    same_padding,
+    sparse_avg_pool2d,
+    sparse_avg_pool2d_,
     sparse_conv2d,
     sparse_conv2d_,
+    sparse_fill,
+    sparse_fill_,
     sparse_gather,
+    sparse_max_pool2d,
+    sparse_max_pool2d_,
     sparse_scatter,
     sparse_scatter_,
 )
+from sbnet.nn import SparseBatchNorm2d
 
 OPS = torch.ops.sbnet
-ERRORS = (RuntimeError, ValueError, TypeError)
+ERRORS = (RuntimeError, ValueError, TypeError, IndexError)
 GRID = BlockGrid.cover((16, 24), 8)
 
 
@@ -246,7 +257,7 @@ CONV = [
     ({"x": lambda a: a["x"][0]}, "x: a tensor of 3"),
     ({"x": lambda a: a["x"].double()}, "x: dtype float64|weight"),
     ({"x": lambda a: a["x"].int()}, "x: dtype int32"),
-    ({"x": lambda a: a["x"][:1]}, "out|residual|block_map"),
+    ({"x": lambda a: a["x"][:1]}, "active: blocks of 2 images; those of x, 1"),
     ({"x": lambda a: a["x"][..., :0]}, "x"),
     ({"weight": None}, "weight: NoneType"),
     ({"weight": lambda a: a["weight"][0]}, "weight: a tensor of 3"),
@@ -322,6 +333,56 @@ def test_conv_in_place(device, changes, pattern):
     refused(f"sparse_conv2d_?.*{pattern}", sparse_conv2d_, *positional, **arguments)
 
 
+# ---- what no kernel would notice: images without blocks, blocks without images
+@pytest.mark.parametrize("images", [0, 1, 3])
+def test_active_blocks_of_another_batch(device, images):
+    active = random_active(GRID, 2, 0.5, device)
+    x, weight = zeros(images, 4, 16, 24, device=device), zeros(4, 4, 3, 3, device=device)
+    text = f"active: blocks of 2 images; those of x, {images}"
+    refused(f"sparse_conv2d: {text}", sparse_conv2d, x, weight, None, active, padding=1)
+    refused(f"sparse_conv2d_: {text}", sparse_conv2d_, x, weight, None, active, x.clone(), padding=1)
+    for pool, pool_ in ((sparse_max_pool2d, sparse_max_pool2d_), (sparse_avg_pool2d, sparse_avg_pool2d_)):
+        refused(f"{pool.__name__}: {text}", pool, x, active, 3, 1, 1)
+        refused(f"{pool_.__name__}: {text}", pool_, x, active, x.clone(), 3, 1, 1)
+
+
+def test_batch_statistics_of_other_pixels(device):
+    """They know of the blocks only what the mask of pixels says, which broadcasts."""
+    norm, active = SparseBatchNorm2d(4, device=device), random_active(GRID, 2, 0.5, device)
+    x = zeros(2, 4, 16, 24, device=device)
+    refused("SparseBatchNorm2d: active: 2 images", norm, x[:1], active)
+    refused("SparseBatchNorm2d: active: 2 images", norm, x[..., :16], active)
+    refused("SparseBatchNorm2d: active: Tensor", norm, x, x[:, 0] > 0)
+    refused("SparseBatchNorm2d: x: .*int32", norm, x.int(), active)
+    refused("SparseBatchNorm2d: x: ", norm, x[:, :3], active)
+
+
+def test_lists_of_ones_own():
+    def make(rows, **changes):
+        given = {"indices": torch.tensor(rows), "grid": GRID, "batch": 2, **changes}
+        return ActiveBlocks.from_indices(**given)
+
+    assert make([[1, 1, 2], [0, 0, 0]]).indices.dtype == torch.int32
+    for rows in ([[0, -1, 0]], [[0, 2, 0]], [[2, 0, 0]], [[0, 0, 0], [0, 0, 3]]):
+        refused(r"from_indices: indices: \(.*below \(2, 2, 3\)", make, rows)
+    refused("from_indices: indices: a block more than once", make, [[1, 1, 2], [0, 0, 0], [1, 1, 2]])
+    refused("from_indices: indices: torch.float32", make, [[0.0, 0, 0]])
+    refused(r"from_indices: indices: \(3,\)", make, [0, 0, 0])
+    refused("from_indices: indices: list", make, [[0, 0, 0]], indices=[[0, 0, 0]])
+    refused("from_indices: grid: int", make, [[0, 0, 0]], grid=8)
+    refused("pixel_mask: size", make([[0, 0, 0]]).pixel_mask, (16.0, 24))
+
+
+def test_sizes():
+    for function in (conv_output_size, pool_output_size):
+        refused(f"{function.__name__}: stride: ", function, (16, 24), 3, 0)
+        refused(f"{function.__name__}: kernel_size: ", function, (16, 24), 0, 1)
+        refused(f"{function.__name__}: size: ", function, (16, 24, 3), 3, 1)
+    assert conv_output_size((16, 24), 3, 2, 1) == (8, 12)
+    refused("same_padding: stride: 0", same_padding, 16, 3, 0)
+    refused(r"cover: size: \(-16, 24\)", BlockGrid.cover, (-16, 24), 8)
+
+
 # ---- fringe
 def test_fringe(device):
     active = random_active(GRID, 2, 0.5, device)
@@ -371,6 +432,29 @@ def test_meta_tensors_run_no_kernel():
     mask = torch.zeros(2, 16, 24, device="meta")
     active = reduce_mask(mask, GRID)
     assert sparse_gather(torch.zeros(2, 3, 16, 24, device="meta"), active).shape == (12, 3, 8, 8)
+
+
+def test_meta_tensors_among_others():
+    """The fake implementations would answer, with memory of a real device that nobody wrote."""
+    active, x, weight = random_active(GRID, 2, 0.5), zeros(2, 4, 16, 24), zeros(4, 4, 3, 3)
+    blocks, aside = zeros(12, 4, 8, 8), pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), active)
+    refused("sparse_conv2d: tensors on cpu and meta", sparse_conv2d, x, weight.to("meta"), None, active, padding=1)
+    refused("sparse_conv2d_: tensors on", sparse_conv2d_, x, weight.to("meta"), None, active, x.clone(), padding=1)
+    for function, *arguments in (
+        (sparse_conv2d, x, weight, None, aside),
+        (sparse_gather, x, aside),
+        (sparse_scatter, blocks, aside, x),
+        (sparse_scatter_, blocks, aside, x),
+        (sparse_fill, x, aside),
+        (sparse_fill_, x, aside),
+        (sparse_max_pool2d, x, aside, 3, 1, 1),
+        (sparse_max_pool2d_, x, aside, x.clone(), 3, 1, 1),
+        (sparse_avg_pool2d, x, aside, 3, 1, 1),
+        (sparse_avg_pool2d_, x, aside, x.clone(), 3, 1, 1),
+        (fringe, active, aside, (16, 24), 3, 1, 1),
+    ):
+        options = {"padding": 1} if function is sparse_conv2d else {}
+        refused(f"sbnet::{function.__name__}: tensors on cpu and meta", function, *arguments, **options)
 
 
 # ---- torch.ops.sbnet.* called directly, as an exported program or another language would

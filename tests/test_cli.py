@@ -126,7 +126,7 @@ def test_demo_clip_not_installed(tmp_path, monkeypatch):
     assert "sbnet[demo]" in result.output
 
 
-@pytest.mark.parametrize("target", ["o.txt", "self", "folder.mp4", "file/o"])
+@pytest.mark.parametrize("target", ["o.txt", "self", "folder.mp4", "file/o", "/proc/o.mp4"])
 def test_outputs_that_cannot_be(target, clip, tmp_path):
     (tmp_path / "folder.mp4").mkdir()
     (tmp_path / "file").touch()
@@ -233,7 +233,12 @@ def test_every_residual_network_can_be_exported(name, tmp_path):
     assert result.exit_code == 1
     assert "weights.pt" in result.output + result.stderr
     (tmp_path / "text").write_text("no weights")
-    assert invoke("export", name, "-o", again, "--weights", tmp_path / "text").exit_code == 1
+    result = invoke("export", name, "-o", again, "--weights", tmp_path / "text")
+    assert result.exit_code == 1
+    assert "not a state dict" in result.output + result.stderr
+    result = invoke("export", "-o", again, "--weights", 3)
+    assert result.exit_code == 1
+    assert "contours: has no --weights" in result.output + result.stderr
     assert invoke("export", name, "-o", again, *size, "--block", 8, "--classes", 0).exit_code == 0
     assert export.session(again, ["CPUExecutionProvider"]).get_outputs()[0].shape == [2, 512, 2, 2]
 

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 import sbnet
-from sbnet.engine import DenseConvNet, MaskedConvNet, compare, masked_oracle
+from sbnet.engine import DenseConvNet, MaskedConvNet, compare, masked_oracle, plane_masks
+from sbnet.models import resnet18
 
 SIZE = (37, 53)
 
@@ -128,3 +129,31 @@ def test_compare_sees_a_wrong_pixel():
     assert compare(right, net, x, active).holds
     for wrong in (right + 1e-3, right * float("nan")):
         assert not compare(wrong, net, x, active).holds
+
+
+def test_what_is_compared_is_the_output():
+    """Another shape would broadcast, another dtype be held to the wrong tolerance."""
+    net, x = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1)), torch.rand(1, 3, 16, 24)
+    active = sbnet.reduce_mask(torch.ones(1, 16, 24), sbnet.BlockGrid.cover((16, 24), 8))
+    for bad in (torch.zeros(1, 1, 16, 24), torch.zeros(1, 4, 16, 24).half()):
+        with pytest.raises(ValueError, match="compare: result: "):
+            compare(bad, net, x, active)
+    with pytest.raises(TypeError, match="masked_oracle: active: Tensor"):
+        masked_oracle(net, x, torch.ones(1, 16, 24))
+    with pytest.raises(ValueError, match="plane_masks: mask: shape"):
+        plane_masks(torch.ones(16, 24), [(16, 24, 8)])
+
+
+def test_bad_examples_and_masks_are_named():
+    net = resnet18(weights=0).eval()
+    for bad in (None, (1, 3, 64, 64), torch.zeros(3, 64, 64), torch.zeros(1, 3, 64, 64).byte()):
+        with pytest.raises(ValueError, match="sbnet: example: "):
+            net.capture(bad)
+    chain = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1))
+    runner = MaskedConvNet(chain, (16, 24), mask_source=lambda x: None)
+    with pytest.raises(TypeError, match="mask: NoneType"):
+        runner(torch.rand(1, 3, 16, 24))
+    with pytest.raises(TypeError, match="network: NoneType"):
+        MaskedConvNet(None, (16, 24))
+    with pytest.raises(ValueError, match="activation: 'swish'"):
+        sbnet.nn.SparseConv2d(3, 4, 3)(torch.rand(1, 3, 16, 24), activation="swish")

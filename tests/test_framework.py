@@ -289,3 +289,37 @@ def test_deep_copies_and_pickles():
     assert_same_active(copy.deepcopy(active), active)
     assert_same_active(pickle.loads(pickle.dumps(active)), active)
     assert isinstance(active, ActiveBlocks)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_autocast_casts_what_pytorchs_convolution_does(device, dtype):
+    """Layers of PyTorch before and after give and want halves."""
+    grid = BlockGrid.cover((24, 32), 8)
+    active = random_active(grid, 2, 0.5, device)
+    x, weight = torch.randn(2, 8, 24, 32, device=device), torch.randn(8, 8, 3, 3, device=device)
+    bias, residual = torch.randn(8, device=device), torch.randn(2, 8, 24, 32, device=device)
+    with torch.autocast(device, dtype):
+        before = torch.nn.functional.conv2d(x, weight, padding=1)
+        got = sparse_conv2d(before, weight, bias, active, padding=1, residual=residual)
+        compiled = torch.compile(
+            lambda: sparse_conv2d(before, weight, bias, active, padding=1, residual=residual),
+            fullgraph=True, backend="aot_eager",
+        )()  # fmt: skip
+    assert before.dtype == got.dtype == dtype
+    want = sparse_conv2d(before, weight.to(dtype), bias, active, padding=1, residual=residual.to(dtype))
+    assert_bitwise(got, want)
+    assert_bitwise(compiled, want)
+    assert sparse_conv2d(x, weight, bias, active, padding=1).dtype == torch.float32
+
+
+def test_active_blocks_load_with_weights_only():
+    """torch.export.load reads the example inputs of a program that way."""
+    active = sbnet.reduce_mask(torch.rand(1, 24, 32), BlockGrid.cover((24, 32), 8))
+    pyramid = sbnet.mask_pyramid(torch.rand(1, 24, 32), [(24, 32, 8)], fringes=[(0, [(0, 3, 1, 1)])])
+    file = io.BytesIO()
+    torch.save((active, pyramid), file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)
+    assert loaded[0].grid == active.grid
+    for got, want in zip(pytree.tree_leaves(loaded), pytree.tree_leaves((active, pyramid)), strict=True):
+        assert_bitwise(got, want)

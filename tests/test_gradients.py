@@ -226,13 +226,15 @@ def test_gradient_of_nothing_active(device):
         assert not weight.grad.any()
 
 
-def test_second_derivative(device):
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_second_derivative(device, activation):
     """A gradient penalty: d/dw of |dy/dx|^2."""
     active, (x, weight, _, _), options = conv_case(device, torch.float32, *CONVS[0], "channels_last")
 
     def penalty(op, dtype):
         a, w = (t.detach().to(dtype).requires_grad_() for t in (x, weight))
-        (slope,) = torch.autograd.grad(op(a, w, None, active, **options).square().sum(), a, create_graph=True)
+        y = op(a, w, None, active, activation=activation, **options)
+        (slope,) = torch.autograd.grad(y.square().sum(), a, create_graph=True)
         return torch.autograd.grad(slope.square().sum(), w)[0]
 
     got, torchs = penalty(sparse_conv2d, torch.float32), penalty(reference.sparse_conv2d, torch.float32)

@@ -62,6 +62,26 @@ def test_bad_arguments_are_named(arguments, named):
         MotionMask((32, 48), **arguments)
 
 
+def test_a_frame_with_nan_is_a_cut_and_forgotten(device):
+    motion = MotionMask((32, 48), device=device)
+    motion(frame(device))
+    broken = frame(device)
+    broken[0, 0, 20, 20] = torch.nan
+    assert motion(broken).all()
+    assert motion(frame(device)).all()  # the background starts again
+    assert not motion(frame(device)).any()
+    assert motion(frame(device, 16)).any()
+
+
+def test_bad_frames_are_named():
+    motion = MotionMask((32, 48))
+    for bad in (frame("cpu")[0], frame("cpu")[..., :47], frame("cpu").byte(), frame("cpu").expand(2, 3, 32, 48)):
+        with pytest.raises(ValueError, match="MotionMask: frame: "):
+            motion(bad)
+    with pytest.raises(TypeError, match="MotionMask: size"):
+        MotionMask((32.0, 48.0))
+
+
 @pytest.mark.gpu
 def test_motion_in_a_cuda_graph():
     motion, eager = MotionMask((32, 48), device="cuda"), MotionMask((32, 48), device="cuda")

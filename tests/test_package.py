@@ -28,6 +28,19 @@ def test_models_and_export_are_installed():
     assert sbnet.models.contour_net()
 
 
+def test_subpackages_are_there_at_first_use():
+    """And not before: `import sbnet` alone loads neither networks nor exporters."""
+    code = """
+import sys, sbnet
+assert not {"sbnet.nn", "sbnet.engine", "sbnet.models", "sbnet.export"} & set(sys.modules)
+for name in ("engine", "export", "masks", "models", "nn"):
+    assert name in dir(sbnet)
+    assert getattr(sbnet, name).__name__ == f"sbnet.{name}"
+assert not hasattr(sbnet, "nonsense")
+"""
+    subprocess.run([sys.executable, "-P", "-c", code], check=True)
+
+
 def test_contours_of_an_edge():
     """A vertical edge: strong there, nowhere else, and its double angle points left (a vertical line)."""
     from sbnet.models import contour_net, paint_contours

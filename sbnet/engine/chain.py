@@ -39,10 +39,13 @@ class MaskedChain(nn.Module):
 
     def __init__(self, net: nn.Sequential, block: int | Sequence[int] = 16, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
+        if not isinstance(net, nn.Module):
+            raise TypeError(f"sbnet: network: {type(net).__name__}; an nn.Sequential is wanted")
         self.block = block
         self.convolutions = nn.ModuleList()
         self.options: list[dict[str, Any]] = []  # of each convolution: its activation
-        for name, module in net.named_modules(remove_duplicate=False):
+        for path, module in net.named_modules(remove_duplicate=False):
+            name = path or "(the whole)"
             if type(module) is nn.Sequential:
                 continue
             if isinstance(module, nn.Conv2d):

@@ -82,6 +82,7 @@ class MaskedRunner:
         allow_tf32: bool = False,
         mask_source: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
+        check_example(example)
         n, c, h, w = example.shape
         self.device, self.planes, self.allow_tf32 = example.device, list(planes), allow_tf32
         self.mask_source, self.tail = mask_source, tail
@@ -125,9 +126,8 @@ class MaskedRunner:
 
     def _run(self, x: Tensor, mask: Tensor | None) -> Any:
         if self.mask_source is not None:
-            mask = self.mask_source(x)
-        assert mask is not None
-        lists = self._fresh(mask)
+            mask = self.mask_source(x)  # what it gave is mask_pyramid's to judge
+        lists = self._fresh(mask)  # type: ignore[arg-type]
         self.active = lists.active
         if self._aside is None:
             self._stale(lists)
@@ -212,6 +212,13 @@ def capture(run: Callable[[], Any], device: torch.device) -> tuple[torch.cuda.CU
         with torch.cuda.graph(graph):
             out = run()
     return graph, out
+
+
+def check_example(example: Any) -> None:
+    """Is it a frame?"""
+    if not isinstance(example, Tensor) or example.dim() != 4 or not example.is_floating_point():
+        came = f"{tuple(example.shape)} {example.dtype}" if isinstance(example, Tensor) else type(example).__name__
+        raise ValueError(f"sbnet: example: {came}; a floating tensor [N,C,H,W] is wanted")
 
 
 def _check(name: str, given: Tensor | None, wanted: Tensor) -> None:

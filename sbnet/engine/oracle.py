@@ -27,6 +27,8 @@ def plane_masks(mask: Tensor, planes: Sequence[tuple[int, int, int | Sequence[in
     Returns:
         {(height, width): [N,1,height,width] bool}.
     """
+    if mask.dim() != 3:
+        raise ValueError(f"sbnet: plane_masks: mask: shape {tuple(mask.shape)}; [N,H,W] is wanted")
     masks = {}
     for height, width, block in planes:
         on_plane = F.adaptive_max_pool2d(mask.float()[:, None], (height, width))
@@ -69,6 +71,11 @@ def masked_oracle(net: Callable[[Tensor], Any], x: Tensor, active: ActiveBlocks 
     Returns:
         What the network returns.
     """
+
+    if not isinstance(active, (ActiveBlocks, Mapping)):
+        raise TypeError(
+            f"sbnet: masked_oracle: active: {type(active).__name__}; an sbnet.ActiveBlocks, or plane_masks(), is wanted"
+        )
 
     def mask_of(size: Pair) -> Tensor | None:
         if isinstance(active, ActiveBlocks):
@@ -119,6 +126,10 @@ def compare(result: Tensor, net: nn.Module, x: Tensor, active: ActiveBlocks | Pi
     # Every run starts from the parameters that the run in x's dtype has.
     own = copy.deepcopy(net).to(x.device, x.dtype)
     exact = masked_oracle(copy.deepcopy(own).double(), x.double(), active)
+    if result.shape != exact.shape or result.dtype != x.dtype:
+        raise ValueError(
+            f"sbnet: compare: result: {tuple(result.shape)} {result.dtype}; {tuple(exact.shape)} {x.dtype} is wanted"
+        )
     ours, torchs = result.double() - exact, masked_oracle(own, x, active).double() - exact
     rms = exact.square().mean().sqrt().item()
     return Agreement(

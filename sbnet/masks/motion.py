@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sbnet.blocks import to_pair
+
 
 class MotionMask:
     """Pixels whose brightness left a running background by more than a threshold.
@@ -39,7 +41,7 @@ class MotionMask:
         if smooth < 1 or smooth % 2 == 0:
             raise ValueError(f"sbnet: MotionMask: smooth: {smooth}; an odd number of pixels is wanted")
         self.threshold, self.rate, self.cut, self.smooth = threshold, rate, cut, smooth
-        self.background = torch.empty(1, *size, device=device)
+        self.background = torch.empty(1, *to_pair(size, "MotionMask: size"), device=device)
         self.reset()
 
     def reset(self) -> None:
@@ -49,11 +51,16 @@ class MotionMask:
     @torch.no_grad()
     def __call__(self, frame: Tensor) -> Tensor:
         """[1,H,W] bool: where `frame` ([1,3,H,W] floating, 0 to 1) moved; the background then follows it."""
+        wanted = (1, 3, *self.background.shape[1:])
+        if tuple(frame.shape) != wanted or not frame.is_floating_point():
+            raise ValueError(
+                f"sbnet: MotionMask: frame: {tuple(frame.shape)} {frame.dtype}; {wanted}, floating, 0 to 1, is wanted"
+            )
         side = self.smooth
         brightness = frame.mean(1, dtype=torch.float32)
         brightness = F.avg_pool2d(brightness, side, 1, side // 2, count_include_pad=False)
         change = (brightness - self.background).abs_()
-        is_cut = change.mean() > self.cut
+        is_cut = ~(change.mean() <= self.cut)  # a frame with NaN is one, too: the background must not keep it
         mask = (change > self.threshold) | is_cut
         followed = torch.lerp(self.background, brightness, self.rate)
         self.background.copy_(torch.where(is_cut, brightness, followed))

@@ -20,6 +20,7 @@ def fold_batch_norm(module: Module) -> Module:
     Every module with a `folds` attribute, pairs of names (convolution, normalisation after it), has the second of each
     pair folded into the first, in float64. One that follows no convolution (the first of a pre-activation block)
     becomes a depthwise 1x1 convolution, which takes the activation along. Results differ from the module's by rounding.
+    Layers of PyTorch itself (nn.BatchNorm2d, nn.Conv2d) stay as they are.
 
     >>> fast = fold_batch_norm(SparseBasicBlock(64, 64))
     """

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sbnet.blocks import ActiveBlocks, Fringe
+from sbnet.blocks import ActiveBlocks, BlockGrid, Fringe
 from sbnet.ops import (
     sparse_avg_pool2d,
     sparse_avg_pool2d_,
@@ -74,6 +74,7 @@ class SparseBatchNorm2d(nn.BatchNorm2d):
         if not self.training and self.running_mean is not None:
             y = F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
             return sparse_fill(y, active)
+        self._check(x, active)
         dtype = torch.promote_types(x.dtype, torch.float32)
         inside = active.pixel_mask(x.shape[2:])
         pixels = inside.sum().to(dtype)
@@ -89,6 +90,17 @@ class SparseBatchNorm2d(nn.BatchNorm2d):
         if self.bias is not None:
             y = torch.where(inside, y + self.bias.to(dtype)[:, None, None], 0.0)
         return y.to(x.dtype)
+
+    def _check(self, x: Tensor, active: ActiveBlocks) -> None:
+        """What the statistics of a batch would take without a word: they know the shape of x alone."""
+        op = "sbnet.nn.SparseBatchNorm2d"
+        if not isinstance(active, ActiveBlocks):
+            raise TypeError(f"{op}: active: {type(active).__name__}; an sbnet.ActiveBlocks is wanted")
+        if x.dim() != 4 or x.shape[1] != self.num_features or not x.is_floating_point():
+            raise ValueError(f"{op}: x: {tuple(x.shape)} {x.dtype}; [N,{self.num_features},H,W], floating, is wanted")
+        wanted = BlockGrid.cover(x.shape[2:], active.grid.bsize)
+        if active.batch != x.shape[0] or active.grid != wanted:
+            raise ValueError(f"{op}: active: {active.batch} images, {active.grid}; {x.shape[0]}, {wanted} are wanted")
 
     @torch.no_grad()
     def _follow(self, mean: Tensor, variance: Tensor, pixels: Tensor) -> None:

@@ -15,6 +15,7 @@ from sbnet.ops.common import (
     mark_written,
     mask_planes,
     refuse_gradient,
+    refuse_meta_mix,
     require_active,
     require_tensor,
     zeros4,
@@ -97,6 +98,7 @@ def sparse_gather(
 def _sparse_gather_fake(
     x: Tensor, indices: Tensor, count: Tensor, block_map: Tensor, grid: list[int], transpose: bool, zero_tail: bool
 ) -> Tensor:
+    refuse_meta_mix("sparse_gather", x, indices, count, block_map)
     return empty4(x, (indices.shape[0], x.shape[1], grid[0], grid[1]), is_channels_last(x) != transpose)
 
 
@@ -186,12 +188,13 @@ def _sparse_scatter_fake(
     atomic: bool,
     transpose: bool,
 ) -> Tensor:
+    refuse_meta_mix("sparse_scatter", blocks, indices, count, block_map, base)
     return torch.empty_like(base)
 
 
 @torch.library.register_fake("sbnet::sparse_scatter_")
 def _sparse_scatter_in_place_fake(*arguments: Any) -> None:
-    return None
+    refuse_meta_mix("sparse_scatter_", *arguments)
 
 
 def _sparse_scatter_setup(ctx: Any, inputs: tuple, output: Tensor) -> None:

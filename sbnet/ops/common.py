@@ -78,6 +78,20 @@ def require_active(op: str, value: Any) -> None:
         raise TypeError(f"sbnet::{op}: active: {type(value).__name__}; an sbnet.ActiveBlocks is wanted")
 
 
+def require_batch(op: str, x: Tensor, active: ActiveBlocks) -> None:
+    """Images past the list's would be skipped, blocks of images past x's as well: neither is what anybody meant."""
+    if x.dim() == 4 and x.shape[0] != active.batch:  # another rank is the op's to refuse
+        raise ValueError(f"sbnet::{op}: active: blocks of {active.batch} images; those of x, {x.shape[0]}, are wanted")
+
+
+def refuse_meta_mix(op: str, *arguments: Any) -> None:
+    """For fake implementations, which answer, with memory that nobody wrote, where one tensor of several is meta."""
+    devices = {t.device for t in arguments if isinstance(t, Tensor)}
+    if len(devices) > 1 and any(device.type == "meta" for device in devices):
+        names = " and ".join(sorted(map(str, devices)))
+        raise RuntimeError(f"sbnet::{op}: tensors on {names}; one device is wanted")
+
+
 def mask_planes(op: str, mask: Any) -> Tensor:
     """A mask of any shape that ops take as [N,H,W]."""
     require_tensor(op, "mask", mask)

@@ -16,7 +16,9 @@ from sbnet.ops.common import (
     is_channels_last,
     mark_written,
     refuse_gradient,
+    refuse_meta_mix,
     require_active,
+    require_batch,
     require_tensor,
     zeros4,
 )
@@ -45,7 +47,7 @@ def sparse_conv2d(
     """Convolution computed on active blocks of the OUTPUT plane only; zeros elsewhere.
 
     Equals where(active, act(F.conv2d(x, weight, bias, ...) + residual), 0). x is read as it is: the op knows nothing of
-    masks on x.
+    masks on x. Under torch.autocast it casts what F.conv2d would cast.
 
     Args:
         x: [N,C,H,W] float32, float16 or bfloat16, any layout; channels_last is the fast one.
@@ -65,6 +67,7 @@ def sparse_conv2d(
         RuntimeError, ValueError, TypeError: wrong shapes, dtypes, devices or grid.
     """
     op = "sparse_conv2d"
+    x, weight, residual = _autocast(x, weight, residual)
     common = _arguments(op, x, weight, bias, active, residual)
     x, weight, bias, residual, indices, count, grid = common
     return _ops.sparse_conv2d(
@@ -160,12 +163,23 @@ def _pack_conv_weight_fake(weight: Tensor, groups: int) -> Tensor:
     return weight.new_empty(0 if weight.is_cuda else size, dtype=torch.uint8)
 
 
+def _autocast(*tensors: Any) -> tuple[Any, ...]:
+    """x, weight and residual in autocast's dtype, where it is on."""
+    device = tensors[0].device.type if isinstance(tensors[0], Tensor) else ""
+    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    eligible = (torch.float32, torch.float16, torch.bfloat16)
+    return tuple(t.to(dtype) if isinstance(t, Tensor) and t.dtype in eligible else t for t in tensors)
+
+
 def _arguments(
     op: str, x: Tensor, weight: Tensor, bias: Tensor | None, active: ActiveBlocks, residual: Tensor | None
 ) -> tuple:
     require_tensor(op, "x", x)
     require_tensor(op, "weight", weight)
     require_active(op, active)
+    require_batch(op, x, active)
     check_active(op, active)
     return x, weight, bias, residual, active.indices, active.count, active.grid.numbers()
 
@@ -204,13 +218,14 @@ def _sparse_conv2d_fake(
     activation_param: float,
     allow_tf32: bool,
 ) -> Tensor:
-    size = conv_output_size(x.shape[2:], weight.shape[2:], stride, padding, dilation)  # type: ignore[arg-type]
+    refuse_meta_mix("sparse_conv2d", x, weight, bias, residual, indices, count, block_map)
+    size = conv_output_size(x.shape[2:], weight.shape[2:], stride, padding, dilation)
     return empty4(x, (x.shape[0], weight.shape[0], *size), is_channels_last(x))
 
 
 @torch.library.register_fake("sbnet::sparse_conv2d_")
 def _sparse_conv2d_in_place_fake(*arguments: Any) -> None:
-    return None
+    refuse_meta_mix("sparse_conv2d_", *arguments)
 
 
 def _sparse_conv2d_setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
@@ -229,6 +244,9 @@ def activation_backward(name: str, grad: Tensor, z: Tensor, param: float) -> Ten
         case "leaky_relu":
             return _aten.leaky_relu_backward(grad, z, param, False)
         case "silu":
+            if torch.is_grad_enabled():  # aten::silu_backward itself has no gradient
+                s = z.sigmoid()
+                return grad * s * (1 + z * (1 - s))
             return _aten.silu_backward(grad, z)
         case "gelu":
             return _aten.gelu_backward(grad, z)

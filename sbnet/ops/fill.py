@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 from sbnet.blocks import ActiveBlocks
-from sbnet.ops.common import check_active, mark_written, refuse_gradient, require_active, require_tensor
+from sbnet.ops.common import (
+    check_active,
+    mark_written,
+    refuse_gradient,
+    refuse_meta_mix,
+    require_active,
+    require_tensor,
+)
 
 _ops = torch.ops.sbnet
 
@@ -48,12 +55,13 @@ def _arguments(op: str, x: Tensor, active: ActiveBlocks) -> tuple[Tensor, Tensor
 
 @torch.library.register_fake("sbnet::sparse_fill")
 def _sparse_fill_fake(x: Tensor, block_map: Tensor, grid: list[int], value: float) -> Tensor:
+    refuse_meta_mix("sparse_fill", x, block_map)
     return torch.empty_like(x)
 
 
 @torch.library.register_fake("sbnet::sparse_fill_")
 def _sparse_fill_in_place_fake(x: Tensor, block_map: Tensor, grid: list[int], value: float) -> None:
-    return None
+    refuse_meta_mix("sparse_fill_", x, block_map)
 
 
 def _sparse_fill_setup(ctx: Any, inputs: tuple, output: Tensor) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sbnet.blocks import ActiveBlocks, Fringe, conv_output_size, to_pair
-from sbnet.ops.common import require_active
+from sbnet.blocks import ActiveBlocks, Fringe, conv_output_size, to_window
+from sbnet.ops.common import refuse_meta_mix, require_active
 
 
 def fringe(
@@ -39,10 +39,10 @@ def fringe(
     op = "fringe"
     require_active(op, active)
     require_active(op, consumer)
-    height, width = to_pair(size, f"{op}: size")
-    k, s = to_pair(kernel_size, f"{op}: kernel_size"), to_pair(stride, f"{op}: stride")
-    p, d = to_pair(padding, f"{op}: padding"), to_pair(dilation, f"{op}: dilation")
-    out = conv_output_size((height, width), k, s, p, d) if min(s) > 0 else (0, 0)
+    (height, width), k, s, p, d = to_window(
+        op, size=size, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation
+    )
+    out = conv_output_size((height, width), k, s, p, d)
     if capacity is None:
         capacity = active.batch * height * width
     return Fringe(
@@ -76,6 +76,7 @@ def _fringe_fake(
     dilation: list[int],
     capacity: int,
 ) -> tuple[Tensor, Tensor]:
+    refuse_meta_mix("fringe", producer_map, consumer_map)
     return (
         producer_map.new_empty((capacity,), dtype=torch.int32),
         producer_map.new_empty((1,), dtype=torch.int32),

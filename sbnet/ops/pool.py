@@ -15,7 +15,9 @@ from sbnet.ops.common import (
     is_channels_last,
     mark_written,
     refuse_gradient,
+    refuse_meta_mix,
     require_active,
+    require_batch,
     require_tensor,
 )
 
@@ -151,6 +153,7 @@ def sparse_avg_pool2d_(
 def _arguments(op: str, x: Tensor, active: ActiveBlocks) -> tuple[Any, ...]:
     require_tensor(op, "x", x)
     require_active(op, active)
+    require_batch(op, x, active)
     check_active(op, active)
     return x, active.indices, active.count, active.grid.numbers()
 
@@ -193,6 +196,7 @@ def _sparse_max_pool2d_fake(
     dilation: list[int],
     ceil_mode: bool,
 ) -> Tensor:
+    refuse_meta_mix("sparse_max_pool2d", x, indices, count, block_map)
     return _fake(x, kernel_size, stride, padding, dilation, ceil_mode)
 
 
@@ -210,17 +214,18 @@ def _sparse_avg_pool2d_fake(
     count_include_pad: bool,
     divisor_override: int | None,
 ) -> Tensor:
+    refuse_meta_mix("sparse_avg_pool2d", x, indices, count, block_map)
     return _fake(x, kernel_size, stride, padding, [1, 1], ceil_mode)
 
 
 @torch.library.register_fake("sbnet::sparse_max_pool2d_")
 def _sparse_max_pool2d_in_place_fake(*arguments: Any) -> None:
-    return None
+    refuse_meta_mix("sparse_max_pool2d_", *arguments)
 
 
 @torch.library.register_fake("sbnet::sparse_avg_pool2d_")
 def _sparse_avg_pool2d_in_place_fake(*arguments: Any) -> None:
-    return None
+    refuse_meta_mix("sparse_avg_pool2d_", *arguments)
 
 
 def _setup(ctx: Any, inputs: tuple, output: Tensor) -> None:

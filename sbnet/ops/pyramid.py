@@ -48,7 +48,7 @@ def mask_pyramid(
         if len(_items(op, f"planes[{k}]", plane)) != 3:
             raise ValueError(f"sbnet::{op}: planes[{k}]: {plane}; (height, width, block size) is wanted")
         size = to_pair(tuple(plane[:2]), f"{op}: planes[{k}]")
-        grids.append(BlockGrid.cover(size, plane[2]))
+        grids.append(BlockGrid.cover(size, to_pair(plane[2], f"{op}: planes[{k}]: block size")))
         numbers += [*size, *grids[-1].bsize]
     wanted = []
     for k, request in enumerate(_items(op, "fringes", fringes)):
