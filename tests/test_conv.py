@@ -51,6 +51,18 @@ def test_padding_and_dilation(device, kernel, padding, dilation, stride, dtype):
     check(device, dtype=dtype, kernel=kernel, padding=padding, dilation=dilation, stride=stride, filters=16)
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize(
+    ("kernel", "dilation", "stride"),
+    [((11, 9), 1, 1), ((11, 3), 2, 1), ((3, 19), (1, 2), (2, 3)), ((17, 1), 3, 2), (9, 1, 2)],
+    ids=str,
+)
+def test_kernels_of_many_taps(device, kernel, dilation, stride, dtype):
+    """More taps on an axis than a CPU kernel takes at a time (8)."""
+    padding = tuple((k - 1) * d // 2 for k, d in zip(pair(kernel), pair(dilation), strict=True))
+    check(device, dtype=dtype, kernel=kernel, padding=padding, dilation=dilation, stride=stride, filters=16)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_a_kernel_larger_than_the_plane(device, dtype):
     check(device, dtype=dtype, size=(3, 4), kernel=7, padding=3, block=4, density=1.0)
