@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import nn
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from sbnet.export import layout, schemas, translate
 
@@ -53,12 +54,15 @@ def to_onnx(
 
     Raises:
         ExportError: what cannot be exported, and what to use instead.
+        TypeError: module is none.
 
     >>> x, mask = torch.rand(1, 3, 400, 704), torch.rand(1, 400, 704) > 0.99
     >>> sbnet.export.to_onnx(net, (x, mask), "net.onnx")
     """
     if not 18 <= opset_version <= NEWEST_OPSET:
         raise ExportError(f"sbnet.export.to_onnx: opset_version: {opset_version}; 18 to {NEWEST_OPSET} is wanted")
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"sbnet.export.to_onnx: module: {type(module).__name__}; an nn.Module is wanted")
     path = Path(path)
     was_training = module.training
     module.eval()
@@ -85,6 +89,11 @@ def to_onnx(
             opset_version=opset_version,
             verbose=False,
         )
+    except GuardOnDataDependentSymNode as e:
+        raise ExportError(
+            "sbnet.export.to_onnx: a size follows from a value, as after ActiveBlocks.trim() or .item(); a fixed "
+            f"capacity (reduce_mask's argument) is wanted. {e}"
+        ) from e
     finally:
         module.train(was_training)
     assert exported is not None
@@ -139,6 +148,11 @@ def _check(graph: torch.fx.Graph) -> None:
                 f"(ONNX Runtime reuses memory by itself).{_where(node)}"
             )
         arguments = {a.name: v for a, v in zip(target._schema.arguments, node.args, strict=False)} | dict(node.kwargs)
+        if name in ("reduce_mask", "mask_pyramid") and _value(arguments["mask"]).dtype == torch.float64:
+            raise ExportError(
+                f"sbnet.export.to_onnx: {name}: mask: torch.float64; bool, uint8, float16, bfloat16 or float32 is "
+                f"wanted.{_where(node)}"
+            )
         if name == "reduce_mask":
             _check_reduce_mask(node, arguments)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,9 @@ def default_providers() -> list[str]:
     return [*(["CUDAExecutionProvider"] if usable else []), "CPUExecutionProvider"]
 
 
+_with_ops: weakref.WeakSet[ort.SessionOptions] = weakref.WeakSet()
+
+
 def session(
     path: Path | bytes,
     providers: Sequence[str | tuple[str, dict[str, Any]]] | None = None,
@@ -61,20 +65,27 @@ def session(
         providers: execution providers, by name or as (name, options); default: CUDA where it is usable, then the CPU.
         cuda_graph: capture the first run as a CUDA graph and replay it from then on. Inputs and outputs must stay where
             they are: call `run` with the same tensors (their values may change, masks included) and with `outputs`.
-        options: session options to start from.
+        options: session options to start from; sbnet's ops are added to them.
+
+    Raises:
+        ValueError: none of the providers is there; a CUDA graph without CUDA.
 
     >>> y, = sbnet.export.run(sbnet.export.session("m.onnx"), [x, mask])
     """
     onnxruntime = _onnxruntime()
     chosen = [p if isinstance(p, tuple) else (p, {}) for p in (default_providers() if providers is None else providers)]
-    names = [name for name, _ in chosen]
+    names, known = [name for name, _ in chosen], onnxruntime.get_available_providers()
+    if not set(names) & set(known):
+        raise ValueError(f"sbnet.export.session: providers: {names}; this ONNX Runtime has {known}")
     if cuda_graph and "CUDAExecutionProvider" not in names:
         raise ValueError(f"sbnet.export.session: cuda_graph: providers {names}; CUDAExecutionProvider is wanted")
     if "CUDAExecutionProvider" in names and hasattr(onnxruntime, "preload_dlls"):
         onnxruntime.preload_dlls()  # cuDNN and cuBLAS of torch's or pip's nvidia-* packages
     graph = {"enable_cuda_graph": "1"} if cuda_graph else {}
     options = options if options is not None else onnxruntime.SessionOptions()
-    options.register_custom_ops_library(library_path())
+    if options not in _with_ops:  # a library goes into options once
+        options.register_custom_ops_library(library_path())
+        _with_ops.add(options)
     model = path if isinstance(path, bytes) else os.fspath(path)
 
     def made(use_tf32: str) -> Any:
@@ -133,6 +144,9 @@ def run(
     Returns:
         The outputs, on the device of the session.
     """
+    wrong = [type(t).__name__ for t in inputs if not isinstance(t, Tensor)]
+    if wrong:
+        raise TypeError(f"sbnet.export.run: inputs: {', '.join(wrong)}; tensors in the model's order are wanted")
     device = _device(session)
     keep = [t.detach().to(device).contiguous() for t in inputs]
     binding = _bind(session, keep, outputs)

@@ -525,8 +525,44 @@ def test_other_errors(tmp_path):
     path = export.to_onnx(Chain(), plane_inputs("cpu"), tmp_path / "m.onnx")
     with pytest.raises(ValueError, match="inputs: 1 tensors"):
         export.run(export.session(path), [torch.zeros(1)])
+    with pytest.raises(TypeError, match="inputs: ndarray, ndarray; tensors in the model's order are wanted"):
+        export.run(export.session(path), [t.numpy() for t in plane_inputs("cpu")])
+    with pytest.raises(ValueError, match=r"providers: \['Other'\]; this ONNX Runtime has"):
+        export.session(path, ["Other"])
+    with pytest.raises(TypeError, match="module: function; an nn.Module is wanted"):
+        export.to_onnx(lambda x: x, plane_inputs("cpu"), tmp_path / "m.onnx")
     with pytest.raises(AttributeError, match="no attribute"):
         _ = export.nothing
+
+
+@pytest.mark.parametrize(
+    "lists",
+    [
+        lambda mask: sbnet.reduce_mask(mask.double(), BlockGrid.cover(mask.shape[1:], 8)),
+        lambda mask: sbnet.mask_pyramid(mask.double(), [(*mask.shape[1:], 8)]).planes[0],
+    ],
+    ids=["reduce_mask", "mask_pyramid"],
+)
+def test_masks_of_doubles_are_refused(lists, tmp_path):
+    module = module_of(lambda x, mask: sbnet.sparse_fill(x, lists(mask)))
+    with pytest.raises(export.ExportError, match="mask: torch.float64; bool, uint8"):
+        export.to_onnx(module, plane_inputs("cpu"), tmp_path / "m.onnx")
+
+
+def test_sizes_that_follow_from_values_are_refused(tmp_path):
+    def trimmed(x, mask):
+        return sbnet.sparse_gather(x, sbnet.reduce_mask(mask, BlockGrid.cover(x.shape[2:], 8)).trim())
+
+    with pytest.raises(export.ExportError, match="a fixed capacity"):
+        export.to_onnx(module_of(trimmed), plane_inputs("cpu"), tmp_path / "m.onnx")
+
+
+def test_session_options_serve_many_sessions(tmp_path):
+    import onnxruntime
+
+    path, options = export.to_onnx(Chain(), plane_inputs("cpu"), tmp_path / "m.onnx"), onnxruntime.SessionOptions()
+    for _ in range(2):
+        assert export.run(export.session(path, ["CPUExecutionProvider"], options=options), plane_inputs("cpu"))
 
 
 def test_bound_tensors(device, tmp_path):
@@ -578,9 +614,10 @@ def test_use_tf32(types, given, want, monkeypatch):
         def register_custom_ops_library(self, path):
             pass
 
-    monkeypatch.setattr(
-        export.runtime, "_onnxruntime", lambda: SimpleNamespace(InferenceSession=Session, SessionOptions=Options)
+    runtime = SimpleNamespace(
+        InferenceSession=Session, SessionOptions=Options, get_available_providers=lambda: ["CUDAExecutionProvider"]
     )
+    monkeypatch.setattr(export.runtime, "_onnxruntime", lambda: runtime)
     made = export.session(b"", [("CUDAExecutionProvider", given)], cuda_graph=True)
     assert made.options == {"use_tf32": want, "enable_cuda_graph": "1"}
 
