@@ -80,6 +80,28 @@ def test_dense_runner_is_the_network(device):
         torch.testing.assert_close(DenseConvNet(net, SIZE, device=device)(x), want, rtol=1e-4, atol=1e-5)
 
 
+def test_normalisations_are_folded_and_dropout_left_out(device):
+    norms = nn.BatchNorm2d(8, eps=0.1), nn.BatchNorm2d(6, affine=False)
+    for norm in norms:
+        norm.running_mean.normal_()
+        norm.running_var.uniform_(0.1, 3)
+    nn.init.normal_(norms[0].weight)
+    nn.init.normal_(norms[0].bias)
+    net = nn.Sequential(
+        conv(3, 8), nn.Identity(), norms[0], nn.ReLU(), nn.Dropout(),
+        conv(8, 6, bias=False), norms[1], nn.SiLU(), conv(6, 4),
+    )  # fmt: skip
+    net = net.eval().to(device)
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    runner = MaskedConvNet(net, SIZE, 8, device=device)
+    x = torch.randn(1, 3, *SIZE, device=device)
+    for density in (0.01, 1.0):
+        mask = torch.rand(1, *SIZE, device=device) < density
+        assert compare(runner(x, mask), net, x, sbnet.reduce_mask(mask, runner.grid)).holds
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
 def test_parameters_are_copied(device):
     net = networks()["one layer"].eval()
     runner = MaskedConvNet(net, SIZE, 8, device=device)
@@ -101,6 +123,10 @@ def test_parameters_are_copied(device):
         (nn.Sequential(nn.Conv2d(3, 4, 4, padding="same")), "keeps the plane's size"),
         (nn.Sequential(conv(3, 4, padding_mode="reflect")), "zero padding"),
         (nn.Sequential(conv(3, 4), nn.GELU("tanh")), "exact GELU"),
+        (nn.Sequential(nn.BatchNorm2d(3), conv(3, 4)), "layer 0 is BatchNorm2d.*MaskedRunner"),
+        (nn.Sequential(conv(3, 4), nn.ReLU(), nn.BatchNorm2d(4)), "layer 2 is BatchNorm2d"),
+        (nn.Sequential(conv(3, 4), nn.BatchNorm2d(3)), "running statistics of 4 channels"),
+        (nn.Sequential(conv(3, 4), nn.BatchNorm2d(4, track_running_stats=False)), "running statistics"),
     ],
 )
 def test_networks_that_are_no_chain_are_refused(net, message):

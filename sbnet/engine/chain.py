@@ -1,4 +1,8 @@
-"""A chain of convolutions that keep the plane's size, as layers of sbnet.nn: what the demo runs and exports."""
+"""A chain of convolutions that keep the plane's size, as layers of sbnet.nn: what the demo runs and exports.
+
+It computes what the chain does in eval mode: normalisations are folded into the convolutions before them, and what does
+nothing then (dropout, nn.Identity) is left out.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from sbnet.blocks import ActiveBlocks, BlockGrid, to_pair
 from sbnet.nn.layers import SparseConv2d
@@ -20,13 +25,16 @@ ACTIVATIONS: dict[type[nn.Module], str] = {
     nn.GELU: "gelu",
     nn.Hardswish: "hardswish",
 }
+NOTHING = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d)  # in eval mode
 
 
 class MaskedChain(nn.Module):
-    """An nn.Sequential of convolutions, each with an activation after it or none, on active blocks of its one plane.
+    """An nn.Sequential of convolutions, each with a normalisation and an activation after it or none, on active blocks
+    of its one plane.
 
     Args:
-        net: nn.Sequential of nn.Conv2d (stride 1, padding that keeps the size) and activations. Parameters are copied.
+        net: nn.Sequential of nn.Conv2d (stride 1, padding that keeps the size), nn.BatchNorm2d with running statistics,
+            which is folded, and activations; dropout and nn.Identity are left out. Parameters are copied.
         block: block size, an int or (height, width).
         dtype: of parameters and inputs.
 
@@ -46,12 +54,15 @@ class MaskedChain(nn.Module):
         self.options: list[dict[str, Any]] = []  # of each convolution: its activation
         for path, module in net.named_modules(remove_duplicate=False):
             name = path or "(the whole)"
-            if type(module) is nn.Sequential:
+            if type(module) in (nn.Sequential, *NOTHING):
                 continue
+            bare = bool(self.options) and self.options[-1]["activation"] is None
             if isinstance(module, nn.Conv2d):
                 self.convolutions.append(_convolution(name, module))
                 self.options.append({"activation": None})
-            elif type(module) in ACTIVATIONS and self.options and self.options[-1]["activation"] is None:
+            elif isinstance(module, nn.BatchNorm2d) and bare:
+                _fold(name, self.convolutions[-1], module)
+            elif type(module) in ACTIVATIONS and bare:
                 if isinstance(module, nn.GELU) and module.approximate != "none":
                     raise ValueError(f"sbnet: network: layer {name} is {module}; the exact GELU is wanted")
                 self.options[-1] = {"activation": ACTIVATIONS[type(module)]}
@@ -59,8 +70,9 @@ class MaskedChain(nn.Module):
                     self.options[-1]["negative_slope"] = module.negative_slope
             else:
                 raise ValueError(
-                    f"sbnet: network: layer {name} is {module}; a chain of convolutions, each with at most one of "
-                    f"{', '.join(kind.__name__ for kind in ACTIVATIONS)} after it, is wanted"
+                    f"sbnet: network: layer {name} is {module}; a chain of convolutions, each with at most a "
+                    f"BatchNorm2d and one of {', '.join(kind.__name__ for kind in ACTIVATIONS)} after it, is wanted "
+                    "(other networks: layers of sbnet.nn and sbnet.engine.MaskedRunner)"
                 )
         if not self.options:
             raise ValueError("sbnet: network: no layers; at least one convolution is wanted")
@@ -82,6 +94,18 @@ class MaskedChain(nn.Module):
         """Channels of x."""
         first: Any = self.convolutions[0]
         return first.in_channels
+
+
+def _fold(name: str, conv: Any, norm: nn.BatchNorm2d) -> None:
+    mean, variance = norm.running_mean, norm.running_var
+    if mean is None or variance is None or norm.num_features != conv.out_channels:
+        raise ValueError(
+            f"sbnet: network: layer {name} is {norm}; running statistics of {conv.out_channels} channels are wanted"
+        )
+    conv.weight, conv.bias = fuse_conv_bn_weights(
+        conv.weight, conv.bias, mean, variance, norm.eps, norm.weight, norm.bias
+    )
+    conv.weight.data = conv.weight.data.contiguous(memory_format=torch.channels_last)
 
 
 def _convolution(name: str, conv: nn.Conv2d) -> SparseConv2d:

@@ -70,8 +70,9 @@ class MaskedConvNet:
     host waits for nothing.
 
     Args:
-        net: nn.Sequential of nn.Conv2d (stride 1, padding that keeps the size), each with an activation after it or
-            none. Parameters are copied: later changes of the module are not seen.
+        net: nn.Sequential of nn.Conv2d (stride 1, padding that keeps the size), each with a normalisation and an
+            activation after it or none, as it is in eval mode. Parameters are copied: later changes of the module are
+            not seen.
         size: (H, W) of the input, and of every plane.
         block: block size, an int or (height, width).
         batch: images a call.
