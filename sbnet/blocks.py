@@ -187,6 +187,13 @@ class ActiveBlocks:
             )
         return ActiveBlocks(self.indices, self.count, self.total, self.block_map, grid)
 
+    def to(self, device: torch.device | str) -> ActiveBlocks:
+        """The same list on another device."""
+        indices, count, total, block_map = (
+            t.to(device) for t in (self.indices, self.count, self.total, self.block_map)
+        )
+        return ActiveBlocks(indices, count, total, block_map, self.grid)
+
     def trim(self) -> ActiveBlocks:
         """The list cut to its count. Reads the count on the host: one device synchronisation (free on CPU)."""
         return ActiveBlocks(self.indices[: max(int(self.count), 0)], self.count, self.total, self.block_map, self.grid)

@@ -91,6 +91,15 @@ def test_conv_input():
     assert BlockGrid((2, 3), (4, 5), (1, -2), 5).conv_input(1, 2) == BlockGrid((3, 5), (8, 10), (2, -4), 5)
 
 
+def test_a_list_moves_to_another_device_whole(device):
+    active = random_active(BlockGrid.cover((40, 56), 8), batch=2)
+    moved = active.to(device)
+    assert moved.grid == active.grid
+    for name in ("indices", "count", "total", "block_map"):
+        assert getattr(moved, name).device.type == device
+        assert torch.equal(getattr(moved, name).cpu(), getattr(active, name))
+
+
 def test_with_grid_wants_as_many_blocks():
     active = random_active(BlockGrid.cover((8, 8), 4))
     assert active.with_grid(BlockGrid(6, 4, -1, 2)).grid.bsize == (6, 6)

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from sbnet.blocks import ActiveBlocks, BlockGrid, to_pair
+from sbnet.nn.fold import fold_pair
 from sbnet.nn.layers import SparseConv2d
 from sbnet.ops import reduce_mask
 
@@ -61,7 +61,7 @@ class MaskedChain(nn.Module):
                 self.convolutions.append(_convolution(name, module))
                 self.options.append({"activation": None})
             elif isinstance(module, nn.BatchNorm2d) and bare:
-                _fold(name, self.convolutions[-1], module)
+                self.convolutions[-1] = _normalised(name, self.convolutions[-1], module)
             elif type(module) in ACTIVATIONS and bare:
                 if isinstance(module, nn.GELU) and module.approximate != "none":
                     raise ValueError(f"sbnet: network: layer {name} is {module}; the exact GELU is wanted")
@@ -96,16 +96,12 @@ class MaskedChain(nn.Module):
         return first.in_channels
 
 
-def _fold(name: str, conv: Any, norm: nn.BatchNorm2d) -> None:
-    mean, variance = norm.running_mean, norm.running_var
-    if mean is None or variance is None or norm.num_features != conv.out_channels:
+def _normalised(name: str, conv: Any, norm: nn.BatchNorm2d) -> SparseConv2d:
+    if norm.running_mean is None or norm.num_features != conv.out_channels:
         raise ValueError(
             f"sbnet: network: layer {name} is {norm}; running statistics of {conv.out_channels} channels are wanted"
         )
-    conv.weight, conv.bias = fuse_conv_bn_weights(
-        conv.weight, conv.bias, mean, variance, norm.eps, norm.weight, norm.bias
-    )
-    conv.weight.data = conv.weight.data.contiguous(memory_format=torch.channels_last)
+    return fold_pair(conv, norm)
 
 
 def _convolution(name: str, conv: nn.Conv2d) -> SparseConv2d:

@@ -28,19 +28,19 @@ def fold_batch_norm(module: Module) -> Module:
     for parent in list(folded.modules()):
         for conv, norm in getattr(parent, "folds", ()):
             if isinstance(getattr(parent, norm, None), SparseBatchNorm2d):
-                setattr(parent, conv, _folded(getattr(parent, conv), getattr(parent, norm)))
+                setattr(parent, conv, fold_pair(getattr(parent, conv), getattr(parent, norm)))
                 setattr(parent, norm, nn.Identity())
     for parent in list(folded.modules()):
         for name, child in parent.named_children():
             if isinstance(child, SparseBatchNorm2d):
                 setattr(parent, name, _as_convolution(child))
     for parameter in folded.parameters():
-        if parameter.dim() == 4:  # as kernels read weights
+        if parameter.dim() == 4:  # of convolutions without a normalisation, too
             parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
     return folded
 
 
-def _affine(norm: SparseBatchNorm2d) -> tuple[torch.Tensor, torch.Tensor]:
+def _affine(norm: nn.BatchNorm2d) -> tuple[torch.Tensor, torch.Tensor]:
     """(scale, shift) [C] float64: what the normalisation multiplies by and adds."""
     if norm.running_mean is None or norm.running_var is None:
         raise ValueError("sbnet.nn.fold_batch_norm: a normalisation without running statistics cannot be folded")
@@ -51,7 +51,8 @@ def _affine(norm: SparseBatchNorm2d) -> tuple[torch.Tensor, torch.Tensor]:
     return scale, shift if norm.bias is None else shift + norm.bias.double()
 
 
-def _folded(conv: SparseConv2d, norm: SparseBatchNorm2d) -> SparseConv2d:
+def fold_pair(conv: SparseConv2d, norm: nn.BatchNorm2d) -> SparseConv2d:
+    """A convolution that does what conv and the normalisation after it do in eval mode."""
     scale, shift = _affine(norm)
     if conv.bias is not None:
         shift = shift + conv.bias.double() * scale
@@ -70,6 +71,7 @@ def _as_convolution(norm: SparseBatchNorm2d) -> SparseConv2d:
 
 def _set(conv: SparseConv2d, weight: torch.Tensor, bias: torch.Tensor) -> SparseConv2d:
     old = conv.weight
-    conv.weight = nn.Parameter(weight.to(old.dtype), old.requires_grad)
+    weight = weight.to(old.dtype, memory_format=torch.channels_last)  # as kernels read it
+    conv.weight = nn.Parameter(weight, old.requires_grad)
     conv.bias = nn.Parameter(bias.to(old.dtype), old.requires_grad)
     return conv
