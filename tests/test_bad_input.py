@@ -434,6 +434,17 @@ def test_meta_tensors_run_no_kernel():
     assert sparse_gather(torch.zeros(2, 3, 16, 24, device="meta"), active).shape == (12, 3, 8, 8)
 
 
+def test_shapes_that_do_not_fit_are_refused_without_values():
+    """While a graph is traced, not when it runs."""
+    x = torch.zeros(2, 8, 16, 24, device="meta")
+    active = reduce_mask(x[:, 0], GRID)
+    for shape, groups in (((4, 3, 3, 3), 1), ((6, 8, 3, 3), 3), ((3, 4, 3, 3), 2)):
+        call = x, torch.zeros(shape, device="meta"), None, active
+        refused("sparse_conv2d: weight: .* groups; x has 8 channels", sparse_conv2d, *call, padding=1, groups=groups)
+    weight = torch.zeros(6, 4, 3, 3, device="meta")
+    assert sparse_conv2d(x, weight, None, active, padding=1, groups=2).shape == (2, 6, 16, 24)
+
+
 def test_meta_tensors_among_others():
     """The fake implementations would answer, with memory of a real device that nobody wrote."""
     active, x, weight = random_active(GRID, 2, 0.5), zeros(2, 4, 16, 24), zeros(4, 4, 3, 3)

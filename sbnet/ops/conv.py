@@ -219,6 +219,10 @@ def _sparse_conv2d_fake(
     allow_tf32: bool,
 ) -> Tensor:
     refuse_meta_mix("sparse_conv2d", x, weight, bias, residual, indices, count, block_map)
+    torch._check(
+        weight.shape[1] * groups == x.shape[1] and weight.shape[0] % groups == 0,
+        lambda: f"sbnet::sparse_conv2d: weight: {tuple(weight.shape)} in {groups} groups; x has {x.shape[1]} channels",
+    )
     size = conv_output_size(x.shape[2:], weight.shape[2:], stride, padding, dilation)
     return empty4(x, (x.shape[0], weight.shape[0], *size), is_channels_last(x))
 
