@@ -50,7 +50,7 @@ def cases(setting: Setting) -> Iterator[Case]:
 
 
 def block_size(size: tuple[int, int]) -> int:
-    """Small maps in small blocks: they would be few, and a corner of the mask would fill one."""
+    """Small maps in small blocks: they would be few, reach over the plane, and a corner of the mask would fill one."""
     return 16 if min(size) >= 200 else 8
 
 

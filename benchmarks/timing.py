@@ -10,7 +10,6 @@ the time.
 from __future__ import annotations
 
 import functools
-import random
 import statistics
 import time
 from collections.abc import Callable
@@ -45,9 +44,8 @@ class Timer:
         """name -> [median, spread] in microseconds; the spread is half the distance of the quartiles."""
         prepared = {name: self._prepare(side) for name, side in sides.items()}
         times: dict[str, list[float]] = {name: [] for name in sides}
-        shuffler = random.Random(0)
-        for _ in range(self.rounds):
-            for name in shuffler.sample(list(prepared), len(prepared)):
+        for turn in range(self.rounds):
+            for name in _order(list(prepared), turn):
                 times[name].append(prepared[name]())
         return {name: _median_and_spread(values) for name, values in times.items()}
 
@@ -112,6 +110,13 @@ class Timer:
             return statistics.median(start.elapsed_time(end) for start, end in pairs) * 1e3 / calls
 
         return timed
+
+
+def _order(names: list[str], turn: int) -> list[str]:
+    """Rotated, forwards and backwards by turns: each comes first as often as the others, and after each of them."""
+    at = turn // 2 % max(len(names), 1)
+    rotated = names[at:] + names[:at]
+    return rotated[::-1] if turn % 2 else rotated
 
 
 def _several(run: Run, repeat: int) -> None:

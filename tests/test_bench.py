@@ -2,6 +2,7 @@
 
 import copy
 import csv
+import functools
 import json
 from pathlib import Path
 
@@ -41,6 +42,15 @@ def test_every_benchmark(device, case):
         pytest.skip(str(lack))
     assert row["us"][row["ours"]] > 0
     json.dumps(row)
+
+
+def test_sides_run_once_a_round_in_changing_order():
+    ran = []
+    sides = {name: Side(functools.partial(ran.append, name)) for name in "abc"}
+    found = Timer("cpu", rounds=6, repeat=1).medians(sides)
+    rounds = ["".join(ran[at : at + 3]) for at in range(len(ran) - 18, len(ran), 3)]
+    assert found.keys() == sides.keys()
+    assert set(rounds) == {"abc", "acb", "bac", "bca", "cab", "cba"}
 
 
 @pytest.mark.parametrize("level", ["tiny", "quick", "full"])
