@@ -113,7 +113,7 @@ class Timer:
 
 
 def _order(names: list[str], turn: int) -> list[str]:
-    """Rotated, forwards and backwards by turns: each comes first as often as the others, and after each of them."""
+    """Rotated, forwards and backwards by turns: each comes first as often as the others, none always after the same."""
     at = turn // 2 % max(len(names), 1)
     rotated = names[at:] + names[:at]
     return rotated[::-1] if turn % 2 else rotated
