@@ -47,7 +47,5 @@ SBNET_EXPORT int64_t sbnet_sparse_conv2d_workspace_bytes_cpu(const sbnet::Conv2d
                                                              int32_t threads);
 SBNET_EXPORT sbnet::Status sbnet_sparse_conv2d_cpu(const sbnet::Conv2dParams* p, const void* packed, void* workspace,
                                                    const sbnet::Parallel* parallel);
-// Workspace (device memory, uninitialised, 256-byte aligned, exclusive to this launch until it has finished).
-SBNET_EXPORT int64_t sbnet_sparse_conv2d_workspace_bytes_cuda(const sbnet::Conv2dParams* p);
-SBNET_EXPORT sbnet::Status sbnet_sparse_conv2d_cuda(const sbnet::Conv2dParams* p, void* workspace, void* stream);
+SBNET_EXPORT sbnet::Status sbnet_sparse_conv2d_cuda(const sbnet::Conv2dParams* p, void* stream);
 }

@@ -1,6 +1,5 @@
 // The plain structs that cross from a binding to a kernel. No torch, ORT or CUDA headers here.
 #pragma once
-#include <cstddef>
 #include <cstdint>
 
 #include "core/status.h"

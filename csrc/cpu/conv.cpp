@@ -1,4 +1,5 @@
-// sparse_conv2d on the CPU: checks, the list of jobs, threads, the fringe. The arithmetic is in conv_fma.h.
+// sparse_conv2d on the CPU: checks, the list of jobs, threads, the fringe. The arithmetic is in conv_fma.h and
+// conv_amx.cpp.
 #include <algorithm>
 #include <cstring>
 #include <new>

@@ -112,7 +112,7 @@ static __attribute__((noinline)) void microkernel(const T* const (&x)[2], int64_
   if constexpr (G == 2 && V == 2) SBNET_TILE_STORE(3, sums[1] + kLanes, kSumBytes);
 }
 
-// A run: neighbouring pixels of one row of a rect. The sums of run i are rows i * rows_per_run and on.
+// A run: neighbouring pixels of one row of a rect. The sums of run i are rows i * run_rows and on.
 template <class T>
 static void run_slice(const ConvPlan& plan, const ConvJob& job, const Slice& slice, int64_t output_step) {
   const ConvPixels& px = *job.pixels;

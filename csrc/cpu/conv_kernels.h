@@ -20,7 +20,7 @@ struct ConvJob {
 struct ConvPixels {
   int32_t count;
   int32_t rect[kTileCapacity], row[kTileCapacity], column[kTileCapacity];  // row, column: within the rect
-  int64_t patch[kTileCapacity];                                            // first tap's first float in the patch
+  int64_t patch[kTileCapacity];                                            // first tap's first element in the patch
   int64_t y[kTileCapacity], residual[kTileCapacity];                       // element offsets of channel 0
 };
 

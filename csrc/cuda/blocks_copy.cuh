@@ -8,11 +8,6 @@ namespace sbnet {
 constexpr int kThreads = 256;
 constexpr int kUnroll = 4;  // independent loads a thread has under way
 
-template <class T, int kVec>
-struct alignas(sizeof(T) * kVec) Pack {
-  T v[kVec];
-};
-
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 template <class Kernel, class Args>

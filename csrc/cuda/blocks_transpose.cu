@@ -20,7 +20,7 @@ struct Side {
   bool plane;
 };
 
-constexpr int kTileBuffer = 12160;  // words: four CTAs fit a multiprocessor
+constexpr int kTileBuffer = 12160;  // words: four CTAs fit a multiprocessor of sm_90, three of sm_80
 constexpr int kTileWords = 32;      // of a pixel at most
 constexpr int most_pixels(int words) { return kTileBuffer / (words + 1); }
 constexpr int kWarps = kThreads / 32;

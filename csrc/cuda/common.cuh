@@ -65,6 +65,12 @@ __device__ __forceinline__ bool load_block(const int32_t* indices, int64_t slot,
   return is_block(*b, batch, grid);
 }
 
+// kVec values in one access.
+template <class T, int kVec>
+struct alignas(sizeof(T) * kVec) Pack {
+  T v[kVec];
+};
+
 template <class T>
 __device__ __forceinline__ float to_float(T v) {
   return static_cast<float>(v);
@@ -72,6 +78,18 @@ __device__ __forceinline__ float to_float(T v) {
 template <class T>
 __device__ __forceinline__ T from_float(float v) {
   return static_cast<T>(v);
+}
+
+// max and min that pass NaN on.
+__device__ __forceinline__ float max_nan(float a, float b) {
+  float r;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+  return r;
+}
+__device__ __forceinline__ float min_nan(float a, float b) {
+  float r;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+  return r;
 }
 
 // Launches with programmatic dependent launch where the device has it (sm_90 on): the kernel must call

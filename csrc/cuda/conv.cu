@@ -60,18 +60,7 @@ Status check_limits(const Conv2dParams& p) {
 
 extern "C" {
 
-int64_t sbnet_sparse_conv2d_workspace_bytes_cuda(const sbnet::Conv2dParams* p) {
-#ifdef SBNET_SM90
-  sbnet::DeviceInfo device;
-  if (sbnet::validate(*p).ok() && sbnet::current_device(sbnet::portable::kConvOp, &device).ok() &&
-      sbnet::choose(*p, device) == sbnet::Path::kHopper3x3)
-    return sbnet::sm90::conv3x3_workspace_bytes(*p, device);
-#endif
-  (void)p;
-  return 0;
-}
-
-sbnet::Status sbnet_sparse_conv2d_cuda(const sbnet::Conv2dParams* p, void* workspace, void* stream_handle) {
+sbnet::Status sbnet_sparse_conv2d_cuda(const sbnet::Conv2dParams* p, void* stream_handle) {
   using namespace sbnet;
   SBNET_TRY(check_limits(*p));
   const bool fringe = p->fringe.pixels && p->fringe.capacity > 0;
@@ -79,11 +68,10 @@ sbnet::Status sbnet_sparse_conv2d_cuda(const sbnet::Conv2dParams* p, void* works
   DeviceInfo device;
   SBNET_TRY(current_device(portable::kConvOp, &device));
   const auto stream = static_cast<cudaStream_t>(stream_handle);
-  (void)workspace;
   switch (choose(*p, device)) {
 #ifdef SBNET_SM90
     case Path::kHopper3x3:
-      return sm90::conv3x3(*p, device, workspace, stream);
+      return sm90::conv3x3(*p, device, stream);
     case Path::kHopper1x1:
       return sm90::conv1x1(*p, device, stream);
     case Path::kHopperStem:

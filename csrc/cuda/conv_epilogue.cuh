@@ -12,17 +12,6 @@ __device__ __forceinline__ void each(float (&v)[kRows][kN], F f) {
 #pragma unroll
     for (int e = 0; e < kN; ++e) v[i][e] = f(v[i][e]);
 }
-// max and min that pass NaN on.
-__device__ __forceinline__ float max_nan(float a, float b) {
-  float r;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
-  return r;
-}
-__device__ __forceinline__ float min_nan(float a, float b) {
-  float r;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
-  return r;
-}
 // The switch stays outside the loop: one for many values.
 template <int kRows, int kN>
 __device__ __forceinline__ void activate(Activation activation, float param, float (&v)[kRows][kN]) {

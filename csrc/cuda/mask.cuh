@@ -14,9 +14,4 @@ __device__ __forceinline__ bool above<double>(double v, double tol) {
   return v > tol;
 }
 
-template <class T, int kVec>
-struct alignas(sizeof(T) * kVec) Pack {
-  T v[kVec];
-};
-
 }  // namespace sbnet

@@ -72,9 +72,6 @@ constexpr int kStripThreads = 256;
 template <class T>
 __device__ __forceinline__ uint32_t strip_word(const StripArgs& a, int n, int strip, int word) {
   constexpr int kVec = 16 / sizeof(T), kLanes = 32 / kVec;  // values of a load, lanes of a row
-  struct alignas(16) Pack {
-    T v[kVec];
-  };
   const int lane = threadIdx.x % 32, y_end = min((strip + 1) * a.strip, a.height);
   const T* image = static_cast<const T*>(a.mask) + n * a.stride[0];
   uint32_t bits = 0;
@@ -83,7 +80,7 @@ __device__ __forceinline__ uint32_t strip_word(const StripArgs& a, int n, int st
     if (x < a.width) {
 #pragma unroll 8
       for (int y = strip * a.strip + lane / kLanes; y < y_end; y += 32 / kLanes) {
-        const Pack p = *reinterpret_cast<const Pack*>(image + y * a.stride[1] + x);
+        const auto p = *reinterpret_cast<const Pack<T, kVec>*>(image + y * a.stride[1] + x);
 #pragma unroll
         for (int e = 0; e < kVec; ++e) bits |= static_cast<uint32_t>(above(p.v[e], a.tol)) << e;
       }

@@ -153,11 +153,9 @@ struct SparseConv2d {
 
     const Parallel parallel = c.parallel();
     const void* packed = c.cuda() ? nullptr : constant_weight.packed(p);
-    const Workspace scratch(
-        c, SBNET_ORT_ON_DEVICE(c, sbnet_sparse_conv2d_workspace_bytes_cpu(&p, packed, parallel.threads),
-                               sbnet_sparse_conv2d_workspace_bytes_cuda(&p)));
+    const Workspace scratch(c, c.cuda() ? 0 : sbnet_sparse_conv2d_workspace_bytes_cpu(&p, packed, parallel.threads));
     check(SBNET_ORT_ON_DEVICE(c, sbnet_sparse_conv2d_cpu(&p, packed, scratch.data(), &parallel),
-                              sbnet_sparse_conv2d_cuda(&p, scratch.data(), c.stream())));
+                              sbnet_sparse_conv2d_cuda(&p, c.stream())));
     if (!zero_outside) return;
     FillParams f = {};
     f.x = f.y = p.y;

@@ -57,7 +57,7 @@ namespace sbnet::ort {
 
 constexpr uint32_t kApiVersion = 18;
 
-enum ErrorCode : int32_t { kFail = 1, kInvalidArgument = 2, kNotImplemented = 9 };
+enum ErrorCode : int32_t { kInvalidArgument = 2, kNotImplemented = 9 };
 enum ElementType : int32_t {
   kFloat = 1,
   kUInt8 = 2,

@@ -81,10 +81,9 @@ void run(const char* op, ConvArguments a, const Tensor& out, const std::optional
   const void* packed = packed_weight ? packed_of(call, *packed_weight, {p.weight, p.groups}) : nullptr;
   const Parallel parallel = call.parallel();
   const Tensor scratch =
-      workspace(a.x, SBNET_ON_DEVICE(call, sbnet_sparse_conv2d_workspace_bytes_cpu(&p, packed, parallel.threads),
-                                     sbnet_sparse_conv2d_workspace_bytes_cuda(&p)));
+      workspace(a.x, call.cuda() ? 0 : sbnet_sparse_conv2d_workspace_bytes_cpu(&p, packed, parallel.threads));
   check(SBNET_ON_DEVICE(call, sbnet_sparse_conv2d_cpu(&p, packed, scratch.data_ptr(), &parallel),
-                        sbnet_sparse_conv2d_cuda(&p, scratch.data_ptr(), call.stream())));
+                        sbnet_sparse_conv2d_cuda(&p, call.stream())));
 }
 
 void sparse_conv2d_(Tensor x, Tensor weight, std::optional<Tensor> bias, std::optional<Tensor> residual, Tensor indices,

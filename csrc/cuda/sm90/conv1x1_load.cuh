@@ -4,7 +4,10 @@
 
 namespace sbnet::sm90::one {
 
-// Tile j of group g of this CTA: pixels of tile column + columns * (g + groups * j) of the list.
+constexpr int kEnd = 1, kSkipAndEnd = 2;  // in the w of a tile that is none; the latter of wide tiles alone
+
+// Tile j of group g of this CTA: pixels of tile column + columns * (g + groups * j) of the list (streamed wide tiles
+// have an order of their own).
 struct Schedule {
   int ktile, column, columns;
   __device__ __forceinline__ explicit Schedule(const Args& a) {
@@ -95,7 +98,7 @@ __device__ __forceinline__ void produce(const Args& a, const Maps& maps, uint32_
     }
     ++made;
   }
-  if (lane < a.units) announce_unit(smem, units, group, made, lane, make_int4(0, 0, 0, 1));  // no more tiles
+  if (lane < a.units) announce_unit(smem, units, group, made, lane, make_int4(0, 0, 0, kEnd));
 }
 
 // One lane: resident weights.

@@ -35,8 +35,8 @@ struct Args : CommonArgs {
   int log_cluster;          // CTAs that share streamed weights
   int units, cell, side;    // cells of a tile; bytes of 64 channels of one, its side in pixels
   int stages, stage_bytes;  // of a group's ring
-  int weights_at, ring_at;  // staging lies at kControl
-  int buffers;              // of output, a warpgroup's (with a residual two, to fetch the next tile's early); a warp's
+  int weights_at, ring_at;  // staging lies before them, behind the control block
+  int buffers;  // of output: a warpgroup's (with a residual two, to fetch the next tile's early); wide: a warp's
   bool resident;
   FastDiv ktiles, units_per_block, units_per_row;
 };
@@ -135,9 +135,8 @@ inline Plan plan_wide(const Conv2dParams& p, Args* a) {
   // Two warpgroups, each with tiles of 64 pixels of its own. With resident weights each has its own ring of input too.
   const bool residual = p.residual.data;
   const int weights = a->slabs * kSlab;
-  a->resident = a->slices * a->slabs <= (residual ? 8 : 16);  // 16 and residuals would leave a ring two stages
+  a->resident = a->slices * a->slabs <= (residual ? 8 : 16);  // 4 x 4 and residuals would leave a ring two stages
   a->groups = 2;
-  a->wide = 1;
   a->units = 64 / (cell * cell);
   a->log_cluster = a->resident ? 0 : 1;
   a->buffers = residual ? a->slabs : 2;

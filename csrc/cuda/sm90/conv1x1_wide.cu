@@ -2,10 +2,10 @@
 //
 // What limits products is shared memory, 128 bytes a cycle: WGMMA reads (64 + N) * 32 bytes of operands in N / 2
 // cycles, 128 a cycle for N = 64, 96 for 128, 80 for 256. So here a warpgroup computes a tile of 64 pixels (a cell of
-// 8x8, or four of 4x4) x 256 (or 128) output channels; two warpgroups to a CTA, half of all registers are sums. Each
-// has its own tiles, so that one's epilogue runs under the other's products. Weights that fit stay in shared memory.
-// Others come with the input, a slice of 64 input channels for both warpgroups and both CTAs of a cluster, round and
-// round. The second warpgroup's tiles begin and end half a round later than the first one's.
+// 8x8, or four of 4x4) x 256 (or 128) output channels; two warpgroups to a CTA, up to half of all registers are sums.
+// Each has its own tiles, so that one's epilogue runs under the other's products. Weights that fit stay in shared
+// memory. Others come with the input, a slice of 64 input channels for both warpgroups and both CTAs of a cluster,
+// round and round. The second warpgroup's tiles begin and end half a round later than the first one's.
 //
 //   warps 0-7    WGMMA and epilogue
 //   warps 8-9    schedule, input, streamed weights; resident weights: a warp for each warpgroup's tiles
@@ -18,7 +18,6 @@ namespace {
 
 using namespace one;
 
-constexpr int kEnd = 1, kSkipAndEnd = 2;  // in the w of a tile that is none
 constexpr int kWideThreads = 384, kConsumers = kWideWarps * 32;
 
 // A warp's 16 pixels x 64 of the channels become its staged output; residuals lie where outputs go.

@@ -156,9 +156,7 @@ bool conv3x3_takes(const Conv2dParams& p) {
          p.active.capacity * per_block < (1 << 30) / ((K + 63) / 64);
 }
 
-int64_t conv3x3_workspace_bytes(const Conv2dParams&, const DeviceInfo&) { return 0; }
-
-Status conv3x3(const Conv2dParams& p, const DeviceInfo& device, void*, CUstream_st* stream) {
+Status conv3x3(const Conv2dParams& p, const DeviceInfo& device, CUstream_st* stream) {
   if (p.stride[0] == 2 && conv3x3_stride2_pays(p, device)) return conv3x3_stride2(p, device, stream);
   return p.x.dtype == DType::kBF16 ? dispatch<__nv_bfloat16>(p, device, stream) : dispatch<__half>(p, device, stream);
 }

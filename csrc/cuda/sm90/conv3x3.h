@@ -13,11 +13,9 @@ namespace sm90 {
 // alignment. Whatever it declines is the portable kernel's.
 bool conv3x3_takes(const Conv2dParams& p);
 
-// Device scratch that conv3x3 needs; 0: partial sums travel through the shared memory of a thread block cluster.
-int64_t conv3x3_workspace_bytes(const Conv2dParams& p, const DeviceInfo& device);
-
-// Launches on `stream` of the current device, which `device` describes. Needs conv3x3_takes(p).
-Status conv3x3(const Conv2dParams& p, const DeviceInfo& device, void* workspace, CUstream_st* stream);
+// Launches on `stream` of the current device, which `device` describes. Needs conv3x3_takes(p), no workspace: partial
+// sums travel through the shared memory of a thread block cluster.
+Status conv3x3(const Conv2dParams& p, const DeviceInfo& device, CUstream_st* stream);
 
 }  // namespace sm90
 }  // namespace sbnet

@@ -184,18 +184,6 @@ __device__ __forceinline__ uint32_t load_half(const void* p) {  // 16 bits of ei
   return v;
 }
 
-// ---------------------------------------------------------------- NaN-keeping clamp
-__device__ __forceinline__ float max_nan(float a, float b) {
-  float r;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
-  return r;
-}
-__device__ __forceinline__ float min_nan(float a, float b) {
-  float r;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
-  return r;
-}
-
 // ---------------------------------------------------------------- 16-bit pairs, transposing shared memory access
 template <class T>
 __device__ __forceinline__ uint32_t pack(float a, float b) {
