@@ -168,7 +168,7 @@ def test_fast_1x1_of_many_channels_and_tiles(channels, filters, residual, side):
 def test_fast_plans_of_all_widths(case, residual):
     """How a launch is cut follows from channels and room in the list: each cut is launched, on an empty list."""
     kernel, stride = FAST[case]
-    widths = (2048, 1024, 512, 320, 256, 192, 128, 64, 8)  # the largest first: its memory serves the others
+    widths = (2048, 1024, 512, 384, 320, 256, 192, 128, 64, 8)  # the largest first: its memory serves the others
     for blocks in (64, 24, 4):  # a side
         grid = BlockGrid.cover((blocks * 8, blocks * 8), 8)
         active = reduce_mask(torch.zeros(1, blocks * 8, blocks * 8, device="cuda"), grid)

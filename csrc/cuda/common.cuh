@@ -109,6 +109,18 @@ cudaError_t launch_dependent(const DeviceInfo& device, void (*kernel)(Params...)
   config.numAttrs = device.capability >= 90 ? 1 : 0;
   return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
 }
+
+// Lets kKernel's launches have `bytes` of dynamic shared memory. The driver is asked once for each device.
+template <auto kKernel>
+Status allow_shared(const char* op, const DeviceInfo& device, int bytes) {
+  static std::atomic<bool> allowed[kMaxDevices];
+  const bool cached = device.index < kMaxDevices;
+  if (cached && allowed[device.index].load(std::memory_order_relaxed)) return ok_status();
+  SBNET_CUDA_TRY(op, cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  if (cached) allowed[device.index].store(true, std::memory_order_relaxed);
+  return ok_status();
+}
+
 __device__ __forceinline__ void grid_dependency_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -211,11 +211,7 @@ Status launch(const PoolParams& p, const DeviceInfo& device, cudaStream_t stream
   constexpr auto kernel = pool_tiles_kernel<T, Pool, kSize, kStride>;
   const char* op = pool_name(p.kind);
   const TilePlan plan(p, device);
-  static std::atomic<bool> prepared[kMaxDevices];
-  if (device.index >= kMaxDevices || !prepared[device.index].load(std::memory_order_relaxed)) {
-    SBNET_CUDA_TRY(op, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostBytes));
-    if (device.index < kMaxDevices) prepared[device.index].store(true, std::memory_order_relaxed);
-  }
+  SBNET_TRY(allow_shared<kernel>(op, device, kMostBytes));
   const int teams = kThreads >> plan.log2_team, bytes = teams * 2 * plan.patch_words * 16;
   int shared = 0;  // of an SM, of which each CTA takes another KB
   SBNET_CUDA_TRY(op, cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device.index));

@@ -159,12 +159,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 template <class T, int kPixels>
 Status launch(const Plan& plan, const Maps& maps, const Args& a, const DeviceInfo& device, cudaStream_t stream) {
-  static std::atomic<bool> prepared[kMaxDevices];
   constexpr auto kernel = conv1x1_kernel<T, kPixels>;
-  if (device.index >= kMaxDevices || !prepared[device.index].load(std::memory_order_acquire)) {
-    SBNET_CUDA_TRY(kOp, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedLimit));
-    if (device.index < kMaxDevices) prepared[device.index].store(true, std::memory_order_release);
-  }
+  SBNET_TRY(allow_shared<kernel>(kOp, device, kSharedLimit));
   int64_t columns = plan.ktiles < device.sm_count ? device.sm_count / plan.ktiles : 1;
   if (!a.fringe && plan.tiles < columns) columns = plan.tiles;
   SBNET_CUDA_TRY(kOp, launch_dependent(device, kernel, dim3(static_cast<unsigned>(columns * plan.ktiles)),

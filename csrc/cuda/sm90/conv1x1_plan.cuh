@@ -8,7 +8,6 @@ namespace sbnet::sm90::one {
 constexpr int kThreads = 640;
 constexpr int kWarpgroups = 4, kMaxGroups = 2, kMaxStages = 16, kTileSlots = 4, kMaxUnits = 8, kMaxResident = 32;
 constexpr int kSlab = 64 * 128;  // bytes of 64 output x 64 input channels of weights
-constexpr int kSharedLimit = 227 * 1024;
 
 // Shared memory: control, then what the host lays out.
 constexpr int kFull = 0, kEmpty = kFull + 8 * kMaxGroups * kMaxStages;

@@ -140,11 +140,11 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, uint8_t*
     if (!a.resident && i == 0 && wg == 1 && end != kEnd) skip(a.slices / 2);
     if (end == kSkipAndEnd) skip(wg == 0 ? a.slices / 2 : a.slices - a.slices / 2);
     if (end) break;
-    // Two rows of a cell of 8x8, or a cell of 4x4.
-    int4 at = tile[a.side == 8 ? 0 : w4];
-    if (a.side == 8) at.y += w4 * 2;
     __syncwarp();
-    if (lane == 0) {
+    int4 at = {};
+    if (lane == 0) {  // the lane that reports the tile as read is the one that reads it
+      at = tile[a.side == 8 ? 0 : w4];
+      if (a.side == 8) at.y += w4 * 2;  // two rows of a cell of 8x8; or a cell of 4x4
       mbar_arrive(smem + kTileEmpty + 8 * slot);
       if (has_residual) {
         tma_store_wait_read();

@@ -35,7 +35,7 @@ struct Config {
   static constexpr int kTileEmpty = kTileFull + 8 * kWarpgroups;
   static constexpr int kResidualFull = kTileEmpty + 8 * kWarpgroups;
   static constexpr int kShared = kResidualFull + 8 * kWarpgroups;
-  static_assert(kShared <= 227 * 1024);
+  static_assert(kShared <= kSharedLimit);
 };
 
 struct Maps {

@@ -13,10 +13,9 @@ enum class Shape {
   kCells,   // two 8x8 cells per warpgroup, possibly of different blocks: their patch rows alternate
 };
 
-constexpr int kConsumers = 4;             // warpgroups
-constexpr int kThreads = 640;             // + patch producer, weight producer, two warps that zero the fringe
-constexpr int kSharedLimit = 227 * 1024;  // per CTA
-constexpr int kStaging = 128 * 128;       // bytes of a warpgroup's output: 128 pixels x 64 channels
+constexpr int kConsumers = 4;        // warpgroups
+constexpr int kThreads = 640;        // + patch producer, weight producer, two warps that zero the fringe
+constexpr int kStaging = 128 * 128;  // bytes of a warpgroup's output: 128 pixels x 64 channels
 
 enum class Work {
   kWhole,

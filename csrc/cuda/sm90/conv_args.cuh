@@ -7,6 +7,8 @@
 
 namespace sbnet::sm90 {
 
+constexpr int kSharedLimit = 227 * 1024;  // bytes of shared memory a CTA may have
+
 struct Plane {  // channel-last: channels are adjacent
   void* data;
   int64_t n, y, x;  // strides in elements

@@ -223,12 +223,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 template <class T>
 Status launch(const Conv2dParams& p, const MapsStem& maps, const ArgsStem& a, const DeviceInfo& device,
               cudaStream_t stream) {
-  static std::atomic<bool> prepared[kMaxDevices];
-  if (device.index >= kMaxDevices || !prepared[device.index].load(std::memory_order_acquire)) {
-    SBNET_CUDA_TRY(kOp,
-                   cudaFuncSetAttribute(conv_stem_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
-    if (device.index < kMaxDevices) prepared[device.index].store(true, std::memory_order_release);
-  }
+  SBNET_TRY(allow_shared<conv_stem_kernel<T>>(kOp, device, kShared));
   const int64_t cells = p.active.capacity * a.units_per_block.divisor;
   const unsigned ctas = static_cast<unsigned>(!a.fringe && cells < device.sm_count ? cells : device.sm_count);
   SBNET_CUDA_TRY(kOp,
