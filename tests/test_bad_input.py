@@ -346,6 +346,25 @@ def test_active_blocks_of_another_batch(device, images):
         refused(f"{pool_.__name__}: {text}", pool_, x, active, x.clone(), 3, 1, 1)
 
 
+def test_ops_called_past_python_know_the_batch(device):
+    """As exported programs call them."""
+    active, x = random_active(GRID, 2, 0.5, device), zeros(1, 4, 16, 24, device=device)
+    lists = active.indices, active.count, active.block_map, GRID.numbers()
+    text = "block_map: 2 images; those of x, 1, are wanted"
+    conv = zeros(4, 4, 3, 3, device=device), None, None, *lists, [1, 1], [1, 1], [1, 1], 1, "none", 0.0, False
+    refused(text, OPS.sparse_conv2d, x, *conv)
+    refused(text, OPS.sparse_max_pool2d, x, *lists, [3, 3], [1, 1], [1, 1], [1, 1], False)
+    refused(text, OPS.sparse_avg_pool2d, x, *lists, [3, 3], [1, 1], [1, 1], False, True, None)
+
+
+def test_out_in_the_weight(device):
+    out = zeros(2, 4, 16, 24, device=device)
+    weight = out.view(-1)[:144].view(4, 3, 3, 4).permute(0, 3, 1, 2)
+    active = random_active(GRID, 2, 0.5, device)
+    text = "out: shares memory with weight"
+    refused(text, sparse_conv2d_, torch.ones_like(out), weight, None, active, out, padding=1)
+
+
 def test_batch_statistics_of_other_pixels(device):
     """They know of the blocks only what the mask of pixels says, which broadcasts."""
     norm, active = SparseBatchNorm2d(4, device=device), random_active(GRID, 2, 0.5, device)

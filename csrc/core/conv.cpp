@@ -100,6 +100,8 @@ Status validate(const Conv2dParams& p) {
   }
   SBNET_CHECK(!N || !p.active.capacity || !may_overlap(p.x, p.y),
               "%s: out: shares memory with x; a separate tensor is wanted", kOp);
+  SBNET_CHECK(!N || !p.active.capacity || !may_overlap(p.weight, p.y),
+              "%s: out: shares memory with weight; a separate tensor is wanted", kOp);
   SBNET_CHECK(!p.residual.data || residual_is_out || !may_overlap(p.residual, p.y),
               "%s: residual: shares memory with out; out itself or a separate tensor is wanted", kOp);
   SBNET_TRY(check_active(kOp, p.active));

@@ -67,6 +67,13 @@ inline void check_rank(const char* op, const char* argument, const Tensor& t, in
                     " are wanted");
 }
 
+// Ops whose kernels do not read the block map: it still says of how many images the list is.
+inline void check_batch(const char* op, const Tensor& block_map, const Tensor& x) {
+  check_rank(op, "block_map", block_map, 3);
+  SBNET_TORCH_CHECK(block_map.size(0) == x.size(0), "sbnet::", op, ": block_map: ", block_map.size(0),
+                    " images; those of x, ", x.size(0), ", are wanted");
+}
+
 inline TensorView view4(const char* op, const char* argument, const Tensor& t) {
   check_rank(op, argument, t, 4);
   TensorView v{t.data_ptr(), {}, {}, to_dtype(op, argument, t)};

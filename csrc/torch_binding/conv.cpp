@@ -99,11 +99,11 @@ void sparse_conv2d_(Tensor x, Tensor weight, std::optional<Tensor> bias, std::op
 
 // Zeros outside the active blocks; y has the memory format of x.
 Tensor sparse_conv2d(Tensor x, Tensor weight, std::optional<Tensor> bias, std::optional<Tensor> residual,
-                     Tensor indices, Tensor count, Tensor /*block_map: for the gradient*/, Ints grid, Ints stride,
-                     Ints padding, Ints dilation, int64_t groups, std::string activation, double activation_param,
-                     bool allow_tf32) {
+                     Tensor indices, Tensor count, Tensor block_map, Ints grid, Ints stride, Ints padding,
+                     Ints dilation, int64_t groups, std::string activation, double activation_param, bool allow_tf32) {
   const char* op = "sparse_conv2d";
   check_rank(op, "x", x, 4);
+  check_batch(op, block_map, x);
   check_rank(op, "weight", weight, 4);
   // Sizes of y before validate() has seen the numbers: 32 bits each, so that nothing overflows.
   int32_t strides[2], paddings[2], dilations[2];

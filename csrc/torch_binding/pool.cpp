@@ -50,8 +50,9 @@ void run(const char* op, PoolParams p, const Tensor& x, const Tensor& indices, c
 
 // Zeros outside the active blocks; y has the memory format of x.
 Tensor run_functional(const char* op, const PoolParams& p, const Tensor& x, const Tensor& indices, const Tensor& count,
-                      const Ints& grid) {
+                      const Tensor& block_map, const Ints& grid) {
   check_rank(op, "x", x, 4);
+  check_batch(op, block_map, x);
   check(check_pool_window(p));
   int64_t side[2];
   for (int d = 0; d < 2; ++d) {
@@ -71,11 +72,11 @@ Tensor run_functional(const char* op, const PoolParams& p, const Tensor& x, cons
   return y;
 }
 
-Tensor sparse_max_pool2d(Tensor x, Tensor indices, Tensor count, Tensor /*block_map: for the gradient*/, Ints grid,
-                         Ints kernel, Ints stride, Ints padding, Ints dilation, bool ceil_mode) {
+Tensor sparse_max_pool2d(Tensor x, Tensor indices, Tensor count, Tensor block_map, Ints grid, Ints kernel, Ints stride,
+                         Ints padding, Ints dilation, bool ceil_mode) {
   const char* op = "sparse_max_pool2d";
   return run_functional(op, geometry(op, PoolKind::kMax, kernel, stride, padding, dilation, ceil_mode), x, indices,
-                        count, grid);
+                        count, block_map, grid);
 }
 
 void sparse_max_pool2d_(Tensor x, Tensor indices, Tensor count, Ints grid, Ints kernel, Ints stride, Ints padding,
@@ -86,11 +87,11 @@ void sparse_max_pool2d_(Tensor x, Tensor indices, Tensor count, Ints grid, Ints 
       fringe_pixels, fringe_count);
 }
 
-Tensor sparse_avg_pool2d(Tensor x, Tensor indices, Tensor count, Tensor /*block_map*/, Ints grid, Ints kernel,
-                         Ints stride, Ints padding, bool ceil_mode, bool count_include_pad, Divisor divisor) {
+Tensor sparse_avg_pool2d(Tensor x, Tensor indices, Tensor count, Tensor block_map, Ints grid, Ints kernel, Ints stride,
+                         Ints padding, bool ceil_mode, bool count_include_pad, Divisor divisor) {
   const char* op = "sparse_avg_pool2d";
   return run_functional(op, average_geometry(op, kernel, stride, padding, ceil_mode, count_include_pad, divisor), x,
-                        indices, count, grid);
+                        indices, count, block_map, grid);
 }
 
 void sparse_avg_pool2d_(Tensor x, Tensor indices, Tensor count, Ints grid, Ints kernel, Ints stride, Ints padding,
