@@ -150,6 +150,25 @@ def conv1x1_wide(device: str) -> None:
         right("conv1x1_wide", x, weight, active)
 
 
+def conv1x1_of_all_blocks(device: str) -> None:
+    """Blocks reach over the plane: taken as one row of pixels, by each of the 1x1 kernels."""
+    for channels, filters, block in ((64, 72, 8), (512, 896, 16), (320, 1024, 4), (1536, 128, 8), (1536, 128, 4)):
+        size = (50, 44) if channels == 1536 else (134, 132)
+        x = torch.randn(1, channels, *size, device=device).half().contiguous(memory_format=torch.channels_last)
+        weight = (torch.randn(filters, channels, 1, 1, device=device) / channels**0.5).half()
+        active = some_active((1, *size), BlockGrid.cover(size, block), 1.0, device)
+        right("conv1x1_of_all_blocks", x, weight, active)
+
+
+def conv1x1_split(device: str) -> None:
+    """Jobs of two and four CTAs, and whole ones."""
+    for filters, density, block in ((128, 0.002, 8), (512, 0.02, 8), (640, 1.0, 8), (256, 0.002, 4)):
+        x = torch.randn(1, 1536, 64, 64, device=device).half().contiguous(memory_format=torch.channels_last)
+        weight = (torch.randn(filters, 1536, 1, 1, device=device) / 40).half()
+        active = some_active((1, 64, 64), BlockGrid.cover((64, 64), block), density, device)
+        right("conv1x1_split", x, weight, active)
+
+
 def conv3x3_stride2_of_many_tiles(device: str) -> None:
     """As conv1x1_wide."""
     for channels, filters, dtype in ((64, 1088, torch.float16), (136, 1024, torch.bfloat16)):
@@ -180,7 +199,8 @@ def pool(device: str) -> None:
 
 def main() -> None:
     plain = (reduce_mask, copies, fringe_and_fill, pyramid, pool, whole_tiles, conv1x1_wide)
-    families = {f.__name__: f for f in (*plain, conv3x3_stride2_of_many_tiles)}
+    many = (conv1x1_of_all_blocks, conv1x1_split, conv3x3_stride2_of_many_tiles)
+    families = {f.__name__: f for f in (*plain, *many)}
     families |= {name: functools.partial(conv, name) for name in CONVS}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")

@@ -95,20 +95,24 @@ def test_hopper_benchmark_shapes(shape, dtype):
 @pytest.mark.parametrize("block", [8, 16])
 def test_hopper_lists_of_all_lengths(block, residual):
     """How tiles are dealt out, whole, shared or in halves, follows from their number: every way is right."""
-    side, channels = 192, 128
-    case = {"channels": channels, "filters": channels, "size": (side, side), "block": block, "batch": 1}
+    check_lists_of_all_lengths(192, block, residual, channels=128, filters=128)
+
+
+def check_lists_of_all_lengths(side, block, residual, **case):
+    case |= {"size": (side, side), "block": block, "batch": 1}
     x, weight, bias, _, options = make("cuda", dtype=torch.float16, **case)
-    options |= {"activation": "relu", "residual": torch.rand_like(x) if residual else None}
+    empty_out = torch.full_like(dense_conv2d(x, weight, bias, torch.float16, **options), float("nan"))
+    options |= {"activation": "relu", "residual": torch.rand_like(empty_out) if residual else None}
     exact = dense_conv2d(x, weight, bias, torch.float32, **options)
     torchs = dense_conv2d(x, weight, bias, torch.float16, **options)
     grid = BlockGrid.cover((side, side), block)
     cells = BlockGrid((1, 1), (1, 1), (0, 0), grid.bcount)
     blocks = grid.bcount[0] * grid.bcount[1]
-    for count in range(1, blocks + 1, blocks // 24 - 1):
+    for count in range(1, blocks + 1, max(blocks // 24 - 1, 1)):
         chosen = torch.zeros(blocks, dtype=torch.bool, device="cuda")
         chosen[torch.randperm(blocks, device="cuda")[:count]] = True
         active = reduce_mask(chosen.view(1, *grid.bcount), cells).with_grid(grid)
-        y = torch.full_like(x, float("nan"))
+        y = empty_out.clone()
         sparse_conv2d_(x, weight, bias, active, y, **options)
         mask = active.pixel_mask((side, side)).expand_as(y)
         assert_as_accurate_as_torch(y[mask], torchs[mask], exact[mask])
@@ -206,6 +210,44 @@ def test_fast_1x1_of_wide_tiles(channels, filters, block, stride, dtype):
     check("cuda", **case, density=0.02, activation="silu", residual="channels_last", out_layout="channel_slice")
     check("cuda", **case, density="one", bias=False, layout="channel_slice")
     check("cuda", **case, density=0.0, activation="relu6")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize(("block", "side"), [(8, 96), ((4, 8), 84), (16, 136)], ids=str)
+@pytest.mark.parametrize(("channels", "filters"), [(1536, 384), (2048, 128)])
+def test_fast_1x1_split_over_channels(channels, filters, block, side, residual):
+    """Few tiles of many channels are split between two or four CTAs: that, too, follows from their number."""
+    case = {"channels": channels, "filters": filters, "kernel": 1, "padding": 0}
+    check_lists_of_all_lengths(side, block, residual, **case)
+
+
+@pytest.mark.gpu
+def test_fast_1x1_split_over_channels_same_bits_each_time():
+    case = {"channels": 2048, "filters": 256, "kernel": 1, "padding": 0, "size": (40, 40), "block": 8}
+    x, weight, bias, active, options = make("cuda", dtype=torch.float16, density=0.3, **case)
+    want = sparse_conv2d(x, weight, bias, active, **options)
+    for _ in range(20):
+        assert torch.equal(sparse_conv2d(x, weight, bias, active, **options), want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("block", [8, 4, (12, 20), (8, 16)], ids=str)
+@pytest.mark.parametrize("size", [(50, 88), (37, 45)], ids=str)
+@pytest.mark.parametrize(
+    ("channels", "filters", "batch"),
+    [(64, 64, 1), (384, 96, 3), (512, 128, 8), (256, 1024, 8), (320, 256, 8), (2048, 256, 2), (2048, 512, 8)],
+    ids=str,
+)
+def test_fast_1x1_of_all_blocks_that_reach_over_the_plane(channels, filters, batch, size, block, dtype):
+    """A full list is taken as one row of pixels there, if x, out and residual are one; one block less is not full."""
+    case = {"dtype": dtype, "kernel": 1, "padding": 0, "block": block, "batch": batch, "size": size}
+    case |= {"channels": channels, "filters": filters}
+    check("cuda", **case, density=1.0, activation="relu")
+    check("cuda", **case, density=1.0, activation="silu", residual="channels_last", out_layout="channel_slice")
+    check("cuda", **case, density=1.0, layout="plane_slice")
+    check("cuda", **case, density=0.98, residual="channels_last", bias=False)
 
 
 # 3x3 of stride 2 with so many tiles, of 16x8 pixels x 64 or 128 channels, that two warpgroups take them in turn.

@@ -11,6 +11,7 @@
 //   warps 18-19  zero the fringe; 18 loads resident weights before
 #include "cuda/sm90/conv1x1.h"
 #include "cuda/sm90/conv1x1_load.cuh"
+#include "cuda/sm90/conv1x1_split.h"
 #include "cuda/sm90/conv1x1_wide.h"
 
 namespace sbnet::sm90 {
@@ -62,14 +63,14 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, uint8_t*
     const int4* tile = tile_of(i);
     mbar_expect(full, kStaging);
     for (int u = 0; u < a.units; ++u)
-      tma_load(to + u * a.cell, &maps.residual, full, k0, tile[u].z, tile[u].y, tile[u].x);
+      tma_load(to + u * a.cell, &maps.of[tile[u].w / kFlat].residual, full, k0, tile[u].z, tile[u].y, tile[u].x);
   };
 
   int stage = 0, phase = 0, fetched = -1;
   for (int i = 0;; ++i) {
     mbar_wait(tile_full(i), (i / kTileSlots) & 1);
     const int4* tile = tile_of(i);
-    if (tile[0].w) break;
+    if (tile[0].w & kEnd) break;
     const uint32_t staging = buffers + (has_residual ? (i & 1) * kStaging : 0);
     if (leader && !idle && fetched < i) fetch_residual(i);
     float acc[64];
@@ -91,7 +92,7 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, uint8_t*
       if (++stage == a.stages) stage = 0, phase ^= 1;
     }
     if (leader && !idle && has_residual && mbar_test(tile_full(i + 1), ((i + 1) / kTileSlots) & 1) &&
-        !tile_of(i + 1)[0].w) {
+        !(tile_of(i + 1)[0].w & kEnd)) {
       fetch_residual(i + 1);
       fetched = i + 1;
     }
@@ -108,7 +109,8 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, uint8_t*
       bar_sync(1 + wg, 128);
       if (leader) {
         for (int u = 0; u < a.units; ++u)
-          if (tile[u].x >= 0) tma_store(&maps.y, staging + u * a.cell, k0, tile[u].z, tile[u].y, tile[u].x);
+          if (tile[u].x >= 0)
+            tma_store(&maps.of[tile[u].w / kFlat].y, staging + u * a.cell, k0, tile[u].z, tile[u].y, tile[u].x);
         tma_store_commit();
       }
     }
@@ -186,6 +188,7 @@ bool conv1x1_takes(const Conv2dParams& p) {
 
 Status conv1x1(const Conv2dParams& p, const DeviceInfo& device, CUstream_st* stream) {
   if (conv1x1_wide_pays(p, device)) return conv1x1_wide(p, device, stream);
+  if (conv1x1_split_takes(p)) return conv1x1_split(p, device, stream);
   Args a = {};
   fill_common(p, &a);
   const Plan cut = plan_launch(p, device, &a);
@@ -193,14 +196,10 @@ Status conv1x1(const Conv2dParams& p, const DeviceInfo& device, CUstream_st* str
   SBNET_CHECK(a.stages >= 2, "%s: the plan for %d input channels has %d stages; a ring wants 2 (a bug)", kOp,
               static_cast<int>(p.x.size[1]), a.stages);
   if (p.x.size[0] == 0 || (cut.tiles == 0 && !a.fringe)) return ok_status();
-  a.C = static_cast<int>(p.x.size[1]);
   if (a.resident && weights_by_hand(a.C)) a.weight = static_cast<const uint4*>(p.weight.data);
 
   Maps maps;
-  const TensorView& residual = p.residual.data ? p.residual : p.y;
-  SBNET_TRY(plane_map(&maps.x, "x", p.x, a.side, a.side, p.stride[0]));
-  SBNET_TRY(plane_map(&maps.y, "out", p.y, a.side, a.side));
-  SBNET_TRY(plane_map(&maps.residual, "residual", residual, a.side, a.side));
+  SBNET_TRY(plane_maps(&maps, p, a, a.side, a.side * a.side));
   SBNET_TRY(weight_map(&maps.w, p));
 
   const bool bf16 = p.x.dtype == DType::kBF16;

@@ -4,7 +4,8 @@
 
 namespace sbnet::sm90::one {
 
-constexpr int kEnd = 1, kSkipAndEnd = 2;  // in the w of a tile that is none; the latter of wide tiles alone
+// In the w of a unit. Of a tile that is none: kEnd, or, of wide tiles alone, kSkipAndEnd.
+constexpr int kEnd = 1, kSkipAndEnd = 2, kFlat = 4;
 
 // Tile j of group g of this CTA: pixels of tile column + columns * (g + groups * j) of the list (streamed wide tiles
 // have an order of their own).
@@ -19,11 +20,12 @@ struct Schedule {
 };
 
 // Each lane of a producer warp finds one unit (cell) of one of the next tiles: unit lane % a.units of the tile that it
-// is aimed at.
+// is aimed at. Where the list is taken as flat, a unit is the pixels from (0, 0, z) on, kFlat.
 struct Finder {
   const Args& a;
   int lane, log_units, member, count = 0;
-  uint32_t row, sub_y, sub_x;
+  bool flat = false;
+  uint32_t index, row, sub_y, sub_x;
   int4 unit;
   __device__ __forceinline__ explicit Finder(const Args& args) : a(args) {
     lane = threadIdx.x & 31, log_units = __ffs(a.units) - 1, member = lane & (a.units - 1);
@@ -32,10 +34,16 @@ struct Finder {
   __device__ __forceinline__ int batch() const { return 32 >> log_units; }
   __device__ __forceinline__ void aim(uint32_t tile) {
     uint32_t sub;
-    a.units_per_block.divmod(tile * a.units + member, &row, &sub);
+    index = tile * a.units + member;
+    a.units_per_block.divmod(index, &row, &sub);
     a.units_per_row.divmod(sub, &sub_y, &sub_x);
   }
   __device__ __forceinline__ void resolve(int4 block) {
+    if (flat) {
+      const uint32_t pixel = index * (a.side * a.side);
+      unit = make_int4(pixel < static_cast<uint32_t>(a.pixels) ? 0 : -1, 0, pixel, kFlat);
+      return;
+    }
     unit = unit_of_block(a, block, row < static_cast<uint32_t>(count), sub_y * a.side, sub_x * a.side);
   }
   __device__ __forceinline__ void find() { resolve(load_row(a, row)); }
@@ -46,8 +54,11 @@ struct Finder {
     const int loaded = load_int(a.count);
     const int4 block = load_row(a, row);
     count = min(max(loaded, 0), a.capacity);
+    flat = loaded == a.flat_count;
     resolve(block);
-    return (count * static_cast<int>(a.units_per_block.divisor) + a.units - 1) / a.units;
+    const int cell = a.side * a.side;
+    const int cells = flat ? (a.pixels + cell - 1) / cell : count * static_cast<int>(a.units_per_block.divisor);
+    return (cells + a.units - 1) / a.units;
   }
 };
 
@@ -93,7 +104,7 @@ __device__ __forceinline__ void produce(const Args& a, const Maps& maps, uint32_
       }
       __syncwarp();
       // Cells that are not there come as zeros.
-      if (mine) tma_load(to + member * a.cell, &maps.x, full, c * 64, unit.z, unit.y, unit.x);
+      if (mine) tma_load(to + member * a.cell, &maps.of[finder.flat].x, full, c * 64, unit.z, unit.y, unit.x);
       if (++stage == a.stages) stage = 0, phase ^= 1;
     }
     ++made;

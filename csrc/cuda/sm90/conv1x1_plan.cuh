@@ -1,5 +1,5 @@
-// How a launch of a Hopper 1x1 convolution is cut: its arguments, tiles and shared memory. See conv1x1.cu and
-// conv1x1_wide.cu.
+// How a launch of a Hopper 1x1 convolution is cut: its arguments, tiles and shared memory. See conv1x1.cu,
+// conv1x1_wide.cu and conv1x1_split.cu.
 #pragma once
 #include "cuda/sm90/conv_host.cuh"
 
@@ -23,12 +23,18 @@ constexpr int kMaxWideChannels = 256, kWideControl = 3072, kWideWarps = 8;
 constexpr int kRows = 16 * 128;  // bytes of a warp's 16 pixels x 64 channels: what it stages at a time
 static_assert(kBiasAt + kMaxWideChannels * 4 <= kWideControl);
 
+// Boxes of a cell: of the plane, or, where every block is active, of the pixels in a row.
+struct PlaneMaps {
+  CUtensorMap x, y, residual;
+};
 struct Maps {
-  CUtensorMap x, w, y, residual;
+  CUtensorMap w;
+  PlaneMaps of[2];  // [flat]
 };
 
 struct Args : CommonArgs {
   int C, slices;
+  int flat_count, pixels;   // of a list of all blocks, -1 if it is not to be taken as flat; N * H * W
   int wide, groups;         // warpgroups per group, groups per CTA
   int slabs;                // of 64 output channels, of a tile
   int log_cluster;          // CTAs that share streamed weights
@@ -38,12 +44,61 @@ struct Args : CommonArgs {
   int buffers;  // of output: a warpgroup's (with a residual two, to fetch the next tile's early); wide: a warp's
   bool resident;
   FastDiv ktiles, units_per_block, units_per_row;
+  FastDiv ctas;  // of the launch, if they share jobs
 };
 
 // ---------------------------------------------------------------- host
 inline int cell_side(const BlockGrid& grid) {
   const int sides = grid.size[0] | grid.size[1];
   return sides % 8 == 0 ? 8 : sides % 4 == 0 ? 4 : 0;
+}
+
+// A list that counts as many rows as there are blocks is taken as one row of pixels, cut without regard to blocks,
+// where cells would reach over the edge of the plane and all pixels lie in a row.
+inline bool in_a_row(const TensorView& t) {
+  const Plane p = plane_of(t);
+  return p.y == p.x * t.size[3] && p.n == p.y * t.size[2];
+}
+inline void allow_flat(const Conv2dParams& p, Args* a) {
+  const double pixels = static_cast<double>(a->N) * a->H * a->W;
+  const bool reaches_over = a->H % a->side || a->W % a->side;
+  const bool rows = in_a_row(p.x) && in_a_row(p.y) && (!p.residual.data || in_a_row(p.residual));
+  const double blocks = static_cast<double>(a->N) * a->grid_h * a->grid_w;
+  a->flat_count = -1;
+  if (!reaches_over || p.stride[0] != 1 || !rows || pixels >= INT32_MAX / 2 || blocks > a->capacity) return;
+  a->flat_count = static_cast<int>(blocks);
+  a->pixels = static_cast<int>(pixels);
+}
+inline Status flat_map(CUtensorMap* m, const char* name, const TensorView& t, int box) {
+  const cuuint64_t step = cuuint64_t(plane_of(t).x) * 2, pixels = cuuint64_t(t.size[0]) * t.size[2] * t.size[3];
+  const cuuint64_t size[4] = {cuuint64_t(t.size[1]), pixels, 1, 1}, stride[3] = {step, step * pixels, step * pixels};
+  const cuuint32_t boxes[4] = {64, cuuint32_t(box), 1, 1};
+  return make_map(m, t.dtype, name, 4, t.data, size, stride, boxes);
+}
+// Boxes of x are cells; those of output and residual `rows` of a cell, or `row` pixels of a flat plane.
+inline Status plane_maps(Maps* maps, const Conv2dParams& p, const Args& a, int rows, int row) {
+  const TensorView& residual = p.residual.data ? p.residual : p.y;
+  SBNET_TRY(plane_map(&maps->of[0].x, "x", p.x, a.side, a.side, p.stride[0]));
+  SBNET_TRY(plane_map(&maps->of[0].y, "out", p.y, a.side, rows));
+  SBNET_TRY(plane_map(&maps->of[0].residual, "residual", residual, a.side, rows));
+  if (a.flat_count < 0) return ok_status();
+  SBNET_TRY(flat_map(&maps->of[1].x, "x", p.x, a.side * a.side));
+  SBNET_TRY(flat_map(&maps->of[1].y, "out", p.y, row));
+  return flat_map(&maps->of[1].residual, "residual", residual, row);
+}
+
+// Cells, slices of channels. Returns how many cells a block has.
+inline int cut_cells(const Conv2dParams& p, Args* a) {
+  const int cell = cell_side(p.active.grid), per_row = p.active.grid.size[1] / cell;
+  const int per_block = p.active.grid.size[0] / cell * per_row;
+  a->C = static_cast<int>(p.x.size[1]);
+  a->slices = (a->C + 63) / 64;
+  a->side = cell;
+  a->cell = cell * cell * 128;
+  a->units_per_block = FastDiv(per_block);
+  a->units_per_row = FastDiv(per_row);
+  allow_flat(p, a);
+  return per_block;
 }
 
 // How a launch is cut: tile sizes and shared memory.
@@ -60,13 +115,8 @@ inline Status weight_map(CUtensorMap* map, const Conv2dParams& p) {
 }
 
 inline Plan plan_launch(const Conv2dParams& p, const DeviceInfo& device, Args* a) {
-  const int slabs = static_cast<int>((p.weight.size[0] + 63) / 64), cell = cell_side(p.active.grid);
-  const int per_row = p.active.grid.size[1] / cell, per_block = p.active.grid.size[0] / cell * per_row;
-  a->slices = static_cast<int>((p.x.size[1] + 63) / 64);
-  a->side = cell;
-  a->cell = cell * cell * 128;
-  a->units_per_block = FastDiv(per_block);
-  a->units_per_row = FastDiv(per_row);
+  const int slabs = static_cast<int>((p.weight.size[0] + 63) / 64);
+  const int per_block = cut_cells(p, a), cell = a->side;
 
   // Wide tiles read the input less often, narrow ones spread a short list over the device. How long the list is only
   // the device knows: an eighth of what there is room for is the guess. Tiles of 64 pixels leave room for a deep ring;
@@ -122,13 +172,7 @@ inline Plan plan_launch(const Conv2dParams& p, const DeviceInfo& device, Args* a
 
 // conv1x1_wide.cu: C a multiple of 64, K of 128.
 inline Plan plan_wide(const Conv2dParams& p, Args* a) {
-  const int cell = cell_side(p.active.grid), per_row = p.active.grid.size[1] / cell;
-  const int per_block = p.active.grid.size[0] / cell * per_row;
-  a->slices = static_cast<int>(p.x.size[1] / 64);
-  a->side = cell;
-  a->cell = cell * cell * 128;
-  a->units_per_block = FastDiv(per_block);
-  a->units_per_row = FastDiv(per_row);
+  const int per_block = cut_cells(p, a), cell = a->side;
   a->slabs = p.weight.size[0] % kMaxWideChannels ? 2 : 4;
 
   // Two warpgroups, each with tiles of 64 pixels of its own. With resident weights each has its own ring of input too.

@@ -11,6 +11,7 @@
 //   warps 8-9    schedule, input, streamed weights; resident weights: a warp for each warpgroup's tiles
 //   warps 10-11  zero the fringe; 10 loads resident weights before
 #include "cuda/sm90/conv1x1_load.cuh"
+#include "cuda/sm90/conv1x1_split.h"
 #include "cuda/sm90/conv1x1_wide.h"
 
 namespace sbnet::sm90 {
@@ -20,26 +21,6 @@ using namespace one;
 
 constexpr int kWideThreads = 384, kConsumers = kWideWarps * 32;
 
-// A warp's 16 pixels x 64 of the channels become its staged output; residuals lie where outputs go.
-template <class T, class Simple, class Residual>
-__device__ __forceinline__ void finish_rows(const Args& a, Simple simple, Residual residual, const float* acc,
-                                            const float2 (&bias)[8], uint32_t staging) {
-  const uint32_t low = pack<T>(a.low, a.low);
-  const int lane = threadIdx.x & 31, i8 = lane & 7, mat = lane >> 3;
-  const uint32_t row = staging + ((mat & 1) * 8 + i8) * 128;
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    const uint32_t at = row + (((j * 2 + (mat >> 1)) ^ i8) << 4);
-    float v[8];
-    uint32_t packed[4];
-#pragma unroll
-    for (int e = 0; e < 8; ++e) v[e] = acc[j * 8 + e] + (e & 1 ? bias[j * 2 + e / 4].y : bias[j * 2 + e / 4].x);
-    if (residual) ldmatrix(at, packed);
-    finish_sums<T>(a, simple, residual, v, low, packed);
-    stmatrix(at, packed[0], packed[1], packed[2], packed[3]);
-  }
-}
-
 // Warp 8 with streamed weights. Tile m of this CTA is warpgroup m % 2's, and under way in half rounds m and m + 1.
 __device__ __forceinline__ void produce_streamed(const Args& a, const Maps& maps, uint32_t smem, int4* units) {
   const Schedule at(a);
@@ -47,7 +28,7 @@ __device__ __forceinline__ void produce_streamed(const Args& a, const Maps& maps
   Finder finder(a);
   const int lane = finder.lane;
   // The CTAs of a cluster have neighbouring tiles, and as many of them, the last one perhaps of nothing.
-  auto tile_of = [&](int m, int r) { return ((at.column + at.columns * (m >> 1)) * ctas + r) * 2 + (m & 1); };
+  auto tile_of = [&](int m, int r) { return (at.column + at.columns * m) * ctas + r; };
   int first = 0;
   finder.aim(tile_of(finder.ahead(), rank));
   const int total = finder.begin();
@@ -81,8 +62,8 @@ __device__ __forceinline__ void produce_streamed(const Args& a, const Maps& maps
       }
       __syncwarp();
       if (mine)  // cells that are not there come as zeros
-        tma_load(to + (which & 1) * kSlab + finder.member * a.cell, &maps.x, full, c * 64, finder.unit.z, finder.unit.y,
-                 finder.unit.x);
+        tma_load(to + (which & 1) * kSlab + finder.member * a.cell, &maps.of[finder.flat].x, full, c * 64,
+                 finder.unit.z, finder.unit.y, finder.unit.x);
       if (++stage == a.stages) stage = 0, phase ^= 1;
     }
     if (begins) announce(h + 2);
@@ -136,7 +117,7 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, uint8_t*
     const int slot = wg * kTileSlots + i % kTileSlots;
     mbar_wait(smem + kTileFull + 8 * slot, (i / kTileSlots) & 1);
     const int4* tile = units + slot * kMaxUnits;
-    const int end = tile[0].w;
+    const int end = tile[0].w & (kEnd | kSkipAndEnd);
     if (!a.resident && i == 0 && wg == 1 && end != kEnd) skip(a.slices / 2);
     if (end == kSkipAndEnd) skip(wg == 0 ? a.slices / 2 : a.slices - a.slices / 2);
     if (end) break;
@@ -144,13 +125,13 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, uint8_t*
     int4 at = {};
     if (lane == 0) {  // the lane that reports the tile as read is the one that reads it
       at = tile[a.side == 8 ? 0 : w4];
-      if (a.side == 8) at.y += w4 * 2;  // two rows of a cell of 8x8; or a cell of 4x4
+      if (a.side == 8) (at.w ? at.z : at.y) += w4 * (at.w ? 16 : 2);  // of a cell of 8x8 two rows; or a cell of 4x4
       mbar_arrive(smem + kTileEmpty + 8 * slot);
       if (has_residual) {
         tma_store_wait_read();
         mbar_expect(residual_full, kChannels / 64 * kRows);
         for (int q = 0; q < kChannels / 64; ++q)
-          tma_load(staging + q * kRows, &maps.residual, residual_full, k0 + q * 64, at.z, at.y, at.x);
+          tma_load(staging + q * kRows, &maps.of[at.w / kFlat].residual, residual_full, k0 + q * 64, at.z, at.y, at.x);
       }
     }
 
@@ -190,7 +171,7 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, uint8_t*
         fence_async_proxy();
         __syncwarp();
         if (lane == 0) {
-          if (at.x >= 0) tma_store(&maps.y, rows, k0 + q * 64, at.z, at.y, at.x);
+          if (at.x >= 0) tma_store(&maps.of[at.w / kFlat].y, rows, k0 + q * 64, at.z, at.y, at.x);
           tma_store_commit();
         }
       }
@@ -251,11 +232,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
 template <class T, int kChannels>
 Status launch(const Conv2dParams& p, Plan plan, Args a, const DeviceInfo& device, cudaStream_t stream) {
   Maps maps;
-  const TensorView& residual = p.residual.data ? p.residual : p.y;
-  const int rows = 16 / a.side;  // of a warp
-  SBNET_TRY(plane_map(&maps.x, "x", p.x, a.side, a.side, p.stride[0]));
-  SBNET_TRY(plane_map(&maps.y, "out", p.y, a.side, rows));
-  SBNET_TRY(plane_map(&maps.residual, "residual", residual, a.side, rows));
+  SBNET_TRY(plane_maps(&maps, p, a, 16 / a.side, 16));  // of output and residual, a warp's
   SBNET_TRY(weight_map(&maps.w, p));
 
   constexpr auto kernel = conv1x1_wide_kernel<T, kChannels>;
@@ -277,15 +254,17 @@ bool conv1x1_wide_pays(const Conv2dParams& p, const DeviceInfo& device) {
   if (C % 64 || K % 128 || (K % kMaxWideChannels && C < 384)) return false;
   Args a = {};
   const Plan plan = plan_wide(p, &a);
-  // Few tiles share the device better if they are small. Residuals beside resident weights are the other kernel's,
-  // which has them a tile ahead.
-  return plan.tiles * plan.ktiles >= 6 * device.sm_count && !(a.resident && p.residual.data);
+  // Residuals beside resident weights are the other kernel's, which has them a tile ahead.
+  if (a.resident && p.residual.data) return false;
+  // Few tiles share the device better if they are small, or split; but 128 channels at a time, with weights that stay,
+  // cost no more when the list is short.
+  const bool small = a.resident && a.slabs == 2;
+  return plan.tiles * plan.ktiles * 2 >= device.sm_count * (small ? 2 : conv1x1_split_takes(p) ? 3 : 12);
 }
 
 Status conv1x1_wide(const Conv2dParams& p, const DeviceInfo& device, CUstream_st* stream) {
   Args a = {};
   fill_common(p, &a);
-  a.C = static_cast<int>(p.x.size[1]);
   const Plan plan = plan_wide(p, &a);
   if (p.x.size[0] == 0 || (plan.tiles == 0 && !a.fringe)) return ok_status();
   const bool bf16 = p.x.dtype == DType::kBF16;

@@ -152,6 +152,27 @@ __device__ __forceinline__ void finish_tile(const CommonArgs& a, const float (&a
   });
 }
 
+// A warp's 16 pixels x 8 * kGroups (at most 64) output channels of sums become its staged output, rows of 128 bytes;
+// residuals lie where outputs go.
+template <class T, class Simple, class Residual, int kGroups>
+__device__ __forceinline__ void finish_rows(const CommonArgs& a, Simple simple, Residual residual, const float* acc,
+                                            const float2 (&bias)[kGroups], uint32_t staging) {
+  const uint32_t low = pack<T>(a.low, a.low);
+  const int lane = threadIdx.x & 31, i8 = lane & 7, mat = lane >> 3;
+  const uint32_t row = staging + ((mat & 1) * 8 + i8) * 128;
+#pragma unroll
+  for (int j = 0; j < kGroups / 2; ++j) {
+    const uint32_t at = row + (((j * 2 + (mat >> 1)) ^ i8) << 4);
+    float v[8];
+    uint32_t packed[4];
+#pragma unroll
+    for (int e = 0; e < 8; ++e) v[e] = acc[j * 8 + e] + (e & 1 ? bias[j * 2 + e / 4].y : bias[j * 2 + e / 4].x);
+    if (residual) ldmatrix(at, packed);
+    finish_sums<T>(a, simple, residual, v, low, packed);
+    stmatrix(at, packed[0], packed[1], packed[2], packed[3]);
+  }
+}
+
 // ---------------------------------------------------------------- fringe
 // kWarps (one or two) warps of every CTA, an even one first: zero the K channels of the listed pixels, eight lanes to a
 // pixel. The pixels are dealt out one to each team before any gets a second: a short list must not become the launch's

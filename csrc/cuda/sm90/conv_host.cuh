@@ -140,7 +140,7 @@ struct ClusterLaunch {
 // leave a tenth of it idle (small MIG slices). Sets the kernel's attributes on first use.
 template <auto kKernel>
 Status clusters_that_fit(const DeviceInfo& device, int threads, int shared, int* log_cluster, int* clusters) {
-  static std::atomic<int> known[kMaxDevices][2];  // + 1
+  static std::atomic<int> known[kMaxDevices][3];  // + 1; clusters of up to four
   const bool cached = device.index < kMaxDevices;
   for (;; --*log_cluster) {
     int n = cached ? known[device.index][*log_cluster].load(std::memory_order_acquire) - 1 : -1;
