@@ -63,7 +63,7 @@ def build(folder: Path, compiler: str, headers: Path) -> Path:
         units[-1].write_text(text)
     paths = [f"-I{p}" for p in (folder, ROOT / "tests/emulator", ROOT / "csrc", headers)]
 
-    flags = "-std=c++17 -O1 -fPIC -fvisibility=hidden -w -Wno-psabi".split()
+    flags = ["-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-w", "-Wno-psabi"]
 
     def compiled(unit: Path) -> str:
         out = str(folder / f"{unit.stem}.o")
