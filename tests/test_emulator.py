@@ -1,7 +1,7 @@
 """The Hopper convolution kernels on the CPU: their own source, run by tests/emulator, warps in random order.
 
-For machines without such a GPU. It finds what is computed wrongly, waits that are missing or never end, and memory that
-is not the kernel's own; tests marked gpu run the same kernels where they belong.
+For machines without such a GPU. It finds what is computed wrongly, waits that are missing or never end, and shared
+memory that is not the kernel's own; tests marked gpu run the same kernels where they belong.
 """
 
 import ctypes

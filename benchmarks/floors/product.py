@@ -20,6 +20,8 @@ from sbnet.benchmarks.layers import Layer, Shape
 from sbnet.benchmarks.registry import Setting, Side
 from sbnet.benchmarks.timing import Timer
 
+POINTWISE: list[tuple[Shape, int]] = [((1, 1024, 1024, 128), 512), ((1, 50, 88, 2048), 512)]  # 1x1, all blocks
+
 
 def bound(shape: Shape, density: float, timer: Timer, filters: int = 0, kernel: int = 3, stride: int = 1) -> dict:
     """One layer at one density in blocks of 16x16, random as the benchmark's: as many whole blocks."""
@@ -55,6 +57,8 @@ def main() -> None:
         for shape in SHAPES:
             for density in (1.0, 0.1, 0.05):
                 print(json.dumps(bound(shape, density, timer)), flush=True)
+        for shape, filters in POINTWISE:
+            print(json.dumps(bound(shape, 1.0, timer, filters, kernel=1)), flush=True)
 
 
 if __name__ == "__main__":
