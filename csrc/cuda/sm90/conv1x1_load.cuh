@@ -54,7 +54,7 @@ struct Finder {
     const int loaded = load_int(a.count);
     const int4 block = load_row(a, row);
     count = min(max(loaded, 0), a.capacity);
-    flat = loaded == a.flat_count;
+    flat = a.flat_count >= 0 && loaded == a.flat_count;
     resolve(block);
     const int cell = a.side * a.side;
     const int cells = flat ? (a.pixels + cell - 1) / cell : count * static_cast<int>(a.units_per_block.divisor);

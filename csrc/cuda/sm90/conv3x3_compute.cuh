@@ -88,8 +88,6 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, uint8_t*
     const int4 at = tile.unit[C::kSquare ? 0 : side * C::kUnitsPerWarpgroup];
     bool live = at.x >= 0 && at.z + (C::kSquare ? side * 8 : 0) < a.W && at.y + row0 < a.H;
     if (C::kCells) live = live || tile.unit[side * 2 + 1].x >= 0;
-    const int top = C::kCells ? min(at.y, tile.unit[side * 2 + 1].y) : at.y;
-    const bool lower_half_outside = a.H - top <= C::kUnitHeight / 2;
     const bool owner = work == Work::kWhole || half == static_cast<int>(cluster_rank()), finish = live && owner;
     const int channel = k0 + w4 * 16 + (lane >> 2);
     const float bias0 = load_bias<T>(a, channel), bias1 = load_bias<T>(a, channel + 8);
@@ -160,7 +158,10 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, uint8_t*
         const bool more = ++v < v1;
         if (++weight == C::kWeightStages) weight = 0, weight_phase ^= 1;
         const bool ready = !await_weights || mbar_test(smem + C::kWeightFull + 8 * weight, weight_phase);
-        if constexpr (kWidth > 0) wgmma_wait<1>();
+        if constexpr (kWidth > 0)
+          wgmma_wait<1>();
+        else
+          __syncwarp();  // no lane may miss a turn of the rings, as nothing else keeps them together
         release();
         read_weight = weight_now;
         const bool last = C::kStride == 1 ? q == 8 : kLastTaps >> q & 1;
@@ -178,7 +179,7 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, uint8_t*
     if (!C::kResident && tile.alone && owner) bar_sync(kBarHeadStart, 256);
     if (!live)
       main_loop(std::integral_constant<int, 0>());
-    else if (narrow || lower_half_outside)
+    else if (narrow || (!C::kCells && a.H - at.y <= 8))
       main_loop(std::integral_constant<int, 64>());
     else
       main_loop(std::integral_constant<int, 128>());

@@ -148,8 +148,8 @@ Status clusters_that_fit(const DeviceInfo& device, int threads, int shared, int*
       SBNET_CUDA_TRY(kOp, cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
       n = device.sm_count;
       if (*log_cluster) {
-        const ClusterLaunch whole(device.sm_count >> *log_cluster << *log_cluster, threads, shared, *log_cluster,
-                                  nullptr);
+        const int fit = device.sm_count >> *log_cluster;
+        const ClusterLaunch whole((fit > 0 ? fit : 1) << *log_cluster, threads, shared, *log_cluster, nullptr);
         SBNET_CUDA_TRY(kOp, cudaOccupancyMaxActiveClusters(&n, kKernel, &whole.config));
       }
       if (cached) known[device.index][*log_cluster].store(n + 1, std::memory_order_release);

@@ -75,12 +75,6 @@ __device__ __forceinline__ void store_async(uint32_t to, uint32_t bar, float a, 
                "r"(bar), "f"(a), "f"(b), "f"(c), "f"(d)
                : "memory");
 }
-// Copies into another CTA's shared memory, counted on that CTA's barrier. `from` lies in this one.
-__device__ __forceinline__ void bulk_copy(uint32_t to, uint32_t from, uint32_t bytes, uint32_t bar) {
-  asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-               "r"(from), "r"(bytes), "r"(bar)
-               : "memory");
-}
 // Counts on the barrier at `bar` of CTA `rank` of the cluster.
 __device__ __forceinline__ void mbar_arrive_at(uint32_t bar, uint32_t rank) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(map_to_rank(bar, rank)) : "memory");
@@ -89,9 +83,6 @@ __device__ __forceinline__ uint32_t load_shared_word(uint32_t from) {
   uint32_t v;
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(from) : "memory");
   return v;
-}
-__device__ __forceinline__ void store_shared(uint32_t to, float a, float b, float c, float d) {
-  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }
 __device__ __forceinline__ float4 load_shared(uint32_t from) {
   float4 v;
