@@ -13,16 +13,16 @@
 #endif
 
 namespace sbnet {
-namespace {
 
-// SBNET_CONV=portable keeps every call off the device-specific kernels: tests compare the two.
-[[maybe_unused]] bool portable_only() {
+bool portable_only() {
   static const bool only = [] {
     const char* value = std::getenv("SBNET_CONV");
     return value && !std::strcmp(value, "portable");
   }();
   return only;
 }
+
+namespace {
 
 enum class Path { kHopper3x3, kHopper1x1, kHopperStem, kDepthwise, kImplicitGemm, kSimtWords, kSimt };
 

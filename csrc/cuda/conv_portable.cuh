@@ -7,6 +7,13 @@
 #include "cuda/common.cuh"
 #include "cuda/conv_epilogue.cuh"
 
+namespace sbnet {
+
+// SBNET_CONV=portable keeps every call off the device-specific kernels: tests compare the two.
+bool portable_only();
+
+}  // namespace sbnet
+
 namespace sbnet::portable {
 
 constexpr const char* kConvOp = "sparse_conv2d";

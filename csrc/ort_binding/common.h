@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "core/types.h"
+#include "core/conv.h"
 #include "ort_binding/ort_abi.h"
 
 namespace sbnet::ort {
@@ -219,6 +219,8 @@ struct ActiveInputs {
 ActiveInputs active_inputs(const Context& c, const ActivePositions& at, const GridAttributes& grid,
                            const int64_t* plane);
 
+Activation to_activation(const char* op, const std::string& name);  // conv.cpp
+
 // ---- the OrtCustomOp of an op
 
 std::unique_ptr<Attributes> attributes_of(const char* op, const OrtKernelInfo* info);
@@ -301,6 +303,7 @@ void add_op(OrtCustomOpDomain* domain) {
 }
 
 void add_blocks_ops(OrtCustomOpDomain* domain);
+void add_bottleneck_ops(OrtCustomOpDomain* domain);
 void add_conv_ops(OrtCustomOpDomain* domain);
 void add_fill_ops(OrtCustomOpDomain* domain);
 void add_fringe_ops(OrtCustomOpDomain* domain);

@@ -6,7 +6,6 @@
 #include "ort_binding/common.h"
 
 namespace sbnet::ort {
-namespace {
 
 Activation to_activation(const char* op, const std::string& name) {
   constexpr const char* kNames[] = {"none", "relu", "relu6", "leaky_relu", "silu", "gelu", "hardswish"};
@@ -14,6 +13,8 @@ Activation to_activation(const char* op, const std::string& name) {
     if (name == kNames[k]) return static_cast<Activation>(k);
   raise("sbnet::", op, ": activation: '", name, "'; none, relu, relu6, leaky_relu, silu, gelu or hardswish is wanted");
 }
+
+namespace {
 
 // A constant weight as the CPU's kernels read it: packed by the first run, for all that follow.
 class ConstantWeight {

@@ -24,6 +24,7 @@ extern "C" SBNET_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* options,
       OrtCustomOpDomain* made = nullptr;
       check(api.CreateCustomOpDomain("sbnet", &made));
       add_blocks_ops(made);
+      add_bottleneck_ops(made);
       add_conv_ops(made);
       add_fill_ops(made);
       add_fringe_ops(made);

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "core/types.h"
+#include "core/conv.h"
 
 // Raises a RuntimeError in Python: "sbnet::op: argument: what came; what is wanted".
 #define SBNET_TORCH_CHECK(condition, ...)                   \
@@ -155,6 +155,8 @@ inline ActiveView to_active(const Call& call, const Tensor& indices, const Tenso
   if (block_map) a.block_map = call.int32("block_map", *block_map, batch * a.grid.count[0] * a.grid.count[1]);
   return a;
 }
+
+Activation to_activation(const char* op, const std::string& name);  // conv.cpp
 
 inline Tensor empty_int32(const Tensor& like, std::initializer_list<int64_t> size) {
   return torch::stable::new_empty(like, {size.begin(), size.size()}, ScalarType::Int);

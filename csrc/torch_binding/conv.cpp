@@ -4,10 +4,6 @@
 #include "torch_binding/common.h"
 
 namespace sbnet::binding {
-namespace {
-
-using Ints = std::vector<int64_t>;
-using torch::headeronly::MemoryFormat;
 
 Activation to_activation(const char* op, const std::string& name) {
   const char* names[] = {"none", "relu", "relu6", "leaky_relu", "silu", "gelu", "hardswish"};
@@ -15,6 +11,11 @@ Activation to_activation(const char* op, const std::string& name) {
     if (name == names[k]) return static_cast<Activation>(k);
   raise("sbnet::", op, ": activation: '", name, "'; none, relu, relu6, leaky_relu, silu, gelu or hardswish is wanted");
 }
+
+namespace {
+
+using Ints = std::vector<int64_t>;
+using torch::headeronly::MemoryFormat;
 
 // What pack_conv_weight made: nothing on CUDA, whose kernels read weights as they are.
 const void* packed_of(const Call& call, const Tensor& packed, const ConvPackParams& p) {

@@ -33,6 +33,14 @@ STABLE_TORCH_LIBRARY(sbnet, m) {
       "SymInt[] grid, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, "
       "str activation, float activation_param, bool allow_tf32, Tensor(a!) out, Tensor? fringe_pixels, "
       "Tensor? fringe_count, Tensor? packed=None) -> ()");
+  m.def(
+      "sparse_bottleneck2d(Tensor x, Tensor weight1, Tensor weight2, Tensor weight3, Tensor? bias1, Tensor? bias2, "
+      "Tensor? bias3, Tensor indices, Tensor count, Tensor block_map, SymInt[] grid, str activation, "
+      "float activation_param, bool allow_tf32) -> Tensor");
+  m.def(
+      "sparse_bottleneck2d_(Tensor x, Tensor weight1, Tensor weight2, Tensor weight3, Tensor? bias1, Tensor? bias2, "
+      "Tensor? bias3, Tensor indices, Tensor count, Tensor block_map, SymInt[] grid, str activation, "
+      "float activation_param, bool allow_tf32, Tensor(a!) out, Tensor? fringe_pixels, Tensor? fringe_count) -> ()");
   m.def("pack_conv_weight(Tensor weight, SymInt groups) -> Tensor");
   m.def(
       "sparse_max_pool2d(Tensor x, Tensor indices, Tensor count, Tensor block_map, SymInt[] grid, "
