@@ -32,11 +32,12 @@ def fields(kind, names: str):
     return [(name, kind) for name in names.split()]
 
 
-class Conv(ctypes.Structure):  # as in entry.cpp
+class Case(ctypes.Structure):  # as in entry.cpp
     _fields_ = [
         *fields(ctypes.c_int32, "kernel multiprocessors seed bfloat16 n h w c k r stride ho wo"),
         *fields(ctypes.c_int32, "block_h block_w activation"),
-        *fields(ctypes.c_void_p, "x weight bias residual y indices count fringe fringe_count"),
+        *fields(ctypes.c_void_p, "x weight weight2 weight3 bias bias2 bias3 residual y"),
+        *fields(ctypes.c_void_p, "indices count block_map fringe fringe_count"),
         *fields(ctypes.c_int64, "capacity fringe_capacity"),
     ]
 
@@ -52,7 +53,10 @@ def build(folder: Path, compiler: str, headers: Path) -> Path:
     common = (ROOT / "csrc/cuda/common.cuh").read_text()
     common = re.sub(r'asm\("(max|min)\.NaN.*\);', r"r = a != a ? a : b != b ? b : \1(a, b);", common)
     (folder / "cuda/common.cuh").write_text('#include "machine.h"\n' + common)
-    units = [ROOT / "tests/emulator/entry.cpp"]
+    units = [
+        ROOT / "tests/emulator/entry.cpp",
+        *(ROOT / f"csrc/core/{name}.cpp" for name in ("bottleneck", "conv", "grid")),
+    ]
     for source in sources():
         text = source.read_text()
         text, found = re.subn(
@@ -66,7 +70,7 @@ def build(folder: Path, compiler: str, headers: Path) -> Path:
     flags = ["-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-w", "-Wno-psabi"]
 
     def compiled(unit: Path) -> str:
-        out = str(folder / f"{unit.stem}.o")
+        out = str(folder / f"{unit.parent.name}_{unit.stem}.o")
         subprocess.run([compiler, *flags, *paths, "-c", str(unit), "-o", out], check=True)
         return out
 
@@ -86,7 +90,7 @@ def cuda_headers() -> Path | None:
 
 @pytest.fixture(scope="session")
 def emulated(tmp_path_factory):
-    """emulate_conv of the library, which the first process that wants it builds for all."""
+    """The library, which the first process that wants it builds for all."""
     compiler, headers = shutil.which("g++"), cuda_headers()
     if not compiler or not headers:
         pytest.skip("needs g++ and the headers of the CUDA toolkit")
@@ -98,46 +102,58 @@ def emulated(tmp_path_factory):
         if not library.exists():
             shutil.rmtree(folder, ignore_errors=True)
             build(folder, compiler, headers)
-    return ctypes.CDLL(str(library)).emulate_conv
+    return ctypes.CDLL(str(library))
 
 
-def emulate(function, which: str, seed: int, multiprocessors: int, activation, residual, **case) -> bool:
-    """Runs a case and checks it. False: that kernel does not take it."""
+def launch(function, active, edge, tensors: dict, **values) -> bool:
+    """False: the kernel does not take it."""
+    tensors |= {"indices": active.indices, "count": active.count, "block_map": active.block_map}
+    tensors |= {"fringe": edge.pixels, "fringe_count": edge.count}
+    x, y = tensors["x"], tensors["y"]
+    case = Case(
+        bfloat16=x.dtype == torch.bfloat16, n=x.shape[0], h=x.shape[2], w=x.shape[3], c=x.shape[1], ho=y.shape[2],
+        wo=y.shape[3], block_h=active.grid.bsize[0], block_w=active.grid.bsize[1], capacity=len(active.indices),
+        fringe_capacity=len(edge.pixels), **values,
+        **{name: None if v is None else v.data_ptr() for name, v in tensors.items()},
+    )  # fmt: skip
+    message = ctypes.create_string_buffer(4096)
+    result = function(ctypes.byref(case), message, ctypes.c_int64(len(message)))
+    assert result < 2, message.value.decode()
+    return result == 0
+
+
+def judge(y, active, edge, torchs, exact) -> None:
+    """Right on active blocks, zeros on the fringe, NaN as before elsewhere."""
+    size = y.shape[2:]
+    mask = active.pixel_mask(size).expand(y.shape)
+    assert_as_accurate_as_torch(y[mask], torchs[mask], exact[mask])
+    zeros = torch.zeros(y[:, 0].numel(), dtype=torch.bool)
+    zeros[edge.pixels[: int(edge.count)].long()] = True
+    zeros = zeros.view(-1, 1, *size).expand(y.shape)
+    assert bool((y[zeros] == 0).all()), "the fringe"
+    assert bool((y.isnan() | mask | zeros).all()), "other pixels were written"
+
+
+def emulate(library, which: str, seed: int, multiprocessors: int, activation, residual, **case) -> bool:
+    """Runs a convolution and checks it. False: that kernel does not take it."""
     x, weight, bias, active, options = make("cpu", **case)
-    size = conv_output_size(
-        x.shape[2:], weight.shape[2:], *([options[k]] * 2 for k in ("stride", "padding", "dilation"))
-    )
+    geometry = [[options[k]] * 2 for k in ("stride", "padding", "dilation")]
+    size = conv_output_size(x.shape[2:], weight.shape[2:], *geometry)
     shape = (x.shape[0], weight.shape[0], *size)
     options |= {"activation": activation, "residual": None}
     if residual:
         options["residual"] = tensor(shape, x.dtype).contiguous(memory_format=torch.channels_last)
     weight = weight.contiguous(memory_format=torch.channels_last)
     edge, y = fringe(active, active, size, 3, 1, 1), poison(shape, x.dtype, "cpu", "channels_last")
-    held = {
-        "x": x, "weight": weight, "bias": bias, "residual": options["residual"], "y": y, "indices": active.indices,
-        "count": active.count, "fringe": edge.pixels, "fringe_count": edge.count,
-    }  # fmt: skip
-    conv = Conv(
-        kernel=KERNELS[which], multiprocessors=multiprocessors, seed=seed, bfloat16=x.dtype == torch.bfloat16,
-        n=x.shape[0], h=x.shape[2], w=x.shape[3], c=x.shape[1], k=weight.shape[0], r=weight.shape[2],
-        stride=options["stride"], ho=size[0], wo=size[1], block_h=active.grid.bsize[0], block_w=active.grid.bsize[1],
-        activation=ACTIVATIONS[activation], capacity=len(active.indices), fringe_capacity=len(edge.pixels),
-        **{name: None if v is None else v.data_ptr() for name, v in held.items()},
-    )  # fmt: skip
-    message = ctypes.create_string_buffer(4096)
-    result = function(ctypes.byref(conv), message, ctypes.c_int64(len(message)))
-    if result == 1:
+    if not launch(
+        library.emulate_conv, active, edge,
+        {"x": x, "weight": weight, "bias": bias, "residual": options["residual"], "y": y},
+        kernel=KERNELS[which], multiprocessors=multiprocessors, seed=seed, k=weight.shape[0], r=weight.shape[2],
+        stride=options["stride"], activation=ACTIVATIONS[activation],
+    ):  # fmt: skip
         return False
-    assert result == 0, message.value.decode()
-    mask = active.pixel_mask(size).expand(shape)
     exact = dense_conv2d(x, weight, bias, torch.float32, **options)
-    torchs = dense_conv2d(x, weight, bias, x.dtype, **options)
-    assert_as_accurate_as_torch(y[mask], torchs[mask], exact[mask])
-    zeros = torch.zeros(shape[0] * size[0] * size[1], dtype=torch.bool)
-    zeros[edge.pixels[: int(edge.count)].long()] = True
-    zeros = zeros.view(shape[0], 1, *size).expand(shape)
-    assert bool((y[zeros] == 0).all()), "the fringe"
-    assert bool((y.isnan() | mask | zeros).all()), "other pixels were written"
+    judge(y, active, edge, dense_conv2d(x, weight, bias, x.dtype, **options), exact)
     return True
 
 
@@ -182,6 +198,37 @@ def test_hopper_kernels_without_one(emulated, kernel, seed):
             raise AssertionError(f"{more} {case}: {error}") from error
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_hopper_bottleneck_without_one(emulated, seed):
+    rng = random.Random(f"bottleneck {seed}")
+    for _ in range(8):
+        block, size = rng.choice([8, 8, 16, (8, 16), 24]), (rng.randint(1, 36), rng.randint(1, 36))
+        channels, width = rng.choice([16, 40, 96, 192, 256, 384, 512]), rng.choice([8, 24, 32, 48, 64, 96, 104, 128])
+        activation, dtype = rng.choice(list(ACTIVATIONS)), rng.choice([torch.float16, torch.bfloat16])
+        seed, multiprocessors = rng.randrange(2**31), rng.choice([1, 2, 3, 6])
+        torch.manual_seed(seed)
+        grid = {"size": size, "block": block, "density": rng.choice([0.0, 0.2, 0.5, 0.8, 1.0, 1.0]), "dtype": dtype}
+        x, _, _, active, _ = make("cpu", channels=channels, batch=rng.choice([1, 2]), **grid)
+        shapes = [(width, channels, 1, 1), (width, width, 3, 3), (channels, width, 1, 1)]
+        weights = [tensor(shape, dtype) / (shape[1] * shape[2] ** 2) ** 0.5 for shape in shapes]
+        weights = [w.contiguous(memory_format=torch.channels_last) for w in weights]
+        biases = [tensor(shape[:1], dtype) if rng.random() < 0.8 else None for shape in shapes]
+        edge, y = fringe(active, active, size, 3, 1, 1), poison(x.shape, dtype, "cpu", "channels_last")
+        tensors = {"x": x, "y": y, **dict(zip(("weight", "weight2", "weight3"), weights, strict=True))}
+        tensors |= dict(zip(("bias", "bias2", "bias3"), biases, strict=True))
+        assert launch(
+            emulated.emulate_bottleneck, active, edge, tensors, multiprocessors=multiprocessors, seed=seed, k=width,
+            activation=ACTIVATIONS[activation],
+        )  # fmt: skip
+
+        def chain(dtype, x=x, weights=weights, biases=biases, active=active, size=size, activation=activation):
+            h = dense_conv2d(x, weights[0], biases[0], dtype, activation=activation) * active.pixel_mask(size)
+            h = dense_conv2d(h, weights[1], biases[1], dtype, activation=activation, padding=1)
+            return dense_conv2d(h, weights[2], biases[2], dtype, activation=activation, residual=x)
+
+        judge(y, active, edge, chain(dtype), chain(torch.float32))
+
+
 def test_all_hopper_kernels_are_emulated():
-    stems = {"conv1x1", "conv1x1_wide", "conv1x1_split", "conv3x3", "conv3x3_stride2", "conv_stem"}
+    stems = {"bottleneck", "conv1x1", "conv1x1_wide", "conv1x1_split", "conv3x3", "conv3x3_stride2", "conv_stem"}
     assert {source.stem for source in sources()} == stems

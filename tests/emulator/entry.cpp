@@ -2,6 +2,7 @@
 #include <cstdio>
 
 #include "cuda/common.cuh"
+#include "cuda/sm90/bottleneck.h"
 #include "cuda/sm90/conv1x1.h"
 #include "cuda/sm90/conv1x1_split.h"
 #include "cuda/sm90/conv1x1_wide.h"
@@ -23,52 +24,71 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** function, unsig
   return cudaSuccess;
 }
 
-// Channel-last tensors, packed: x [n, h, w, c], weight [k, r, r, c], bias [k], residual (or null) and y [n, ho, wo, k].
-// `kernel`: of those below. Returns 0, or 1 if the kernel does not take it, or 2 and what went wrong.
-struct Conv {
+// Channel-last tensors, packed: x [n, h, w, c], y [n, ho, wo, k], weight [k, r, r, c], bias [k], residual (or null) as
+// y. `kernel`: of those below. Returns 0, or 1 if the kernel does not take it, or 2 and what went wrong.
+struct Case {
   int32_t kernel, multiprocessors, seed, bfloat16;
   int32_t n, h, w, c, k, r, stride, ho, wo, block_h, block_w, activation;
-  void *x, *weight, *bias, *residual, *y;
-  const int32_t *indices, *count, *fringe, *fringe_count;
+  void *x, *weight[3], *bias[3], *residual, *y;  // a bottleneck block has three of weight and bias; k is its width
+  const int32_t *indices, *count, *block_map, *fringe, *fringe_count;
   int64_t capacity, fringe_capacity;
+
+  sbnet::DType dtype() const { return bfloat16 ? sbnet::DType::kBF16 : sbnet::DType::kF16; }
+  sbnet::TensorView view(void* data, int64_t n, int64_t c, int64_t h, int64_t w) const {
+    return {data, {n, c, h, w}, {h * w * c, 1, w * c, c}, dtype()};
+  }
+  sbnet::ActiveView active() const {
+    return {
+        indices,
+        count,
+        block_map,
+        capacity,
+        {{block_h, block_w}, {block_h, block_w}, {0, 0}, {(ho + block_h - 1) / block_h, (wo + block_w - 1) / block_w}}};
+  }
+  sbnet::DeviceInfo device() const {  // launches remember what they asked a device
+    emulator::multiprocessors = multiprocessors;
+    emulator::random.seed(seed);
+    return {multiprocessors, multiprocessors, 90};
+  }
 };
 
-__attribute__((visibility("default"))) int emulate_conv(const Conv* conv, char* message, int64_t room) {
+static int told(const sbnet::Status& status, char* message, int64_t room) {
+  std::snprintf(message, room, "%s", status.message);
+  return status.ok() ? 0 : 2;
+}
+
+__attribute__((visibility("default"))) int emulate_bottleneck(const Case* given, char* message, int64_t room) {
   using namespace sbnet;
-  const Conv& v = *conv;
-  const DType dtype = v.bfloat16 ? DType::kBF16 : DType::kF16;
-  auto view = [&](void* data, int64_t n, int64_t c, int64_t h, int64_t w) {
-    return TensorView{data, {n, c, h, w}, {h * w * c, 1, w * c, c}, dtype};
-  };
+  const Case& v = *given;
+  BottleneckParams p = {};
+  p.x = v.view(v.x, v.n, v.c, v.h, v.w), p.y = v.view(v.y, v.n, v.c, v.h, v.w);
+  p.weight[0] = v.view(v.weight[0], v.k, v.c, 1, 1), p.weight[1] = v.view(v.weight[1], v.k, v.k, 3, 3);
+  p.weight[2] = v.view(v.weight[2], v.c, v.k, 1, 1);
+  for (int i = 0; i < 3; ++i) p.bias[i] = v.bias[i];
+  p.bias_dtype = v.dtype(), p.active = v.active(), p.fringe = {v.fringe, v.fringe_count, v.fringe_capacity};
+  p.activation = static_cast<Activation>(v.activation), p.activation_param = 0.01f;
+  if (!sm90::bottleneck_takes(p)) return 1;
+  return told(sm90::bottleneck(p, v.device(), nullptr), message, room);
+}
+
+__attribute__((visibility("default"))) int emulate_conv(const Case* given, char* message, int64_t room) {
+  using namespace sbnet;
+  const Case& v = *given;
   Conv2dParams p = {};
-  p.x = view(v.x, v.n, v.c, v.h, v.w), p.weight = view(v.weight, v.k, v.c, v.r, v.r);
-  p.bias = v.bias, p.bias_dtype = dtype, p.y = view(v.y, v.n, v.k, v.ho, v.wo);
-  if (v.residual) p.residual = view(v.residual, v.n, v.k, v.ho, v.wo);
-  p.active = {v.indices, v.count, nullptr, v.capacity, {{v.block_h, v.block_w}, {v.block_h, v.block_w}, {0, 0}, {}}};
-  p.active.grid.count[0] = (v.ho + v.block_h - 1) / v.block_h;
-  p.active.grid.count[1] = (v.wo + v.block_w - 1) / v.block_w;
-  p.fringe = {v.fringe, v.fringe_count, v.fringe_capacity};
+  p.x = v.view(v.x, v.n, v.c, v.h, v.w), p.weight = v.view(v.weight[0], v.k, v.c, v.r, v.r);
+  p.bias = v.bias[0], p.bias_dtype = v.dtype(), p.y = v.view(v.y, v.n, v.k, v.ho, v.wo);
+  if (v.residual) p.residual = v.view(v.residual, v.n, v.k, v.ho, v.wo);
+  p.active = v.active(), p.fringe = {v.fringe, v.fringe_count, v.fringe_capacity};
   p.groups = 1, p.activation = static_cast<Activation>(v.activation), p.activation_param = 0.01f;
   for (int d = 0; d < 2; ++d) p.stride[d] = v.stride, p.padding[d] = v.r / 2, p.dilation[d] = 1;
 
-  const DeviceInfo device = {v.multiprocessors, v.multiprocessors, 90};  // launches remember what they asked a device
-  emulator::multiprocessors = v.multiprocessors;
-  emulator::random.seed(v.seed);
-  Status status = ok_status();
-  if (v.kernel == 0 && sm90::conv1x1_takes(p))
-    status = sm90::conv1x1(p, device, nullptr);
-  else if (v.kernel == 1 && sm90::conv1x1_takes(p))
-    status = sm90::conv1x1_wide(p, device, nullptr);
-  else if (v.kernel == 2 && sm90::conv1x1_takes(p) && sm90::conv1x1_split_takes(p))
-    status = sm90::conv1x1_split(p, device, nullptr);
-  else if (v.kernel == 3 && sm90::conv3x3_takes(p))
-    status = sm90::conv3x3(p, device, nullptr);
-  else if (v.kernel == 4 && sm90::conv_stem_takes(p))
-    status = sm90::conv_stem(p, device, nullptr);
-  else
-    return 1;
-  if (status.ok()) return 0;
-  std::snprintf(message, room, "%s", status.message);
-  return 2;
+  const DeviceInfo device = v.device();
+  if (v.kernel == 0 && sm90::conv1x1_takes(p)) return told(sm90::conv1x1(p, device, nullptr), message, room);
+  if (v.kernel == 1 && sm90::conv1x1_takes(p)) return told(sm90::conv1x1_wide(p, device, nullptr), message, room);
+  if (v.kernel == 2 && sm90::conv1x1_takes(p) && sm90::conv1x1_split_takes(p))
+    return told(sm90::conv1x1_split(p, device, nullptr), message, room);
+  if (v.kernel == 3 && sm90::conv3x3_takes(p)) return told(sm90::conv3x3(p, device, nullptr), message, room);
+  if (v.kernel == 4 && sm90::conv_stem_takes(p)) return told(sm90::conv_stem(p, device, nullptr), message, room);
+  return 1;
 }
 }

@@ -84,11 +84,16 @@ __device__ __forceinline__ void activate(const CommonArgs& a, float (&v)[V]) {
   }
 }
 
+// Of `channels` values of T or float, or null; 0 past the end.
+template <class T>
+__device__ __forceinline__ float load_bias(const void* bias, bool is_f32, int channel, int channels) {
+  if (!bias || channel >= channels) return 0.f;
+  if (is_f32) return load_float(static_cast<const float*>(bias) + channel);
+  return unpack<T>(load_half(static_cast<const T*>(bias) + channel)).x;
+}
 template <class T>
 __device__ __forceinline__ float load_bias(const CommonArgs& a, int channel) {
-  if (!a.bias || channel >= a.K) return 0.f;
-  if (a.bias_f32) return load_float(static_cast<const float*>(a.bias) + channel);
-  return unpack<T>(load_half(static_cast<const T*>(a.bias) + channel)).x;
+  return load_bias<T>(a.bias, a.bias_f32, channel, a.K);
 }
 
 // A bool that the compiler may know.

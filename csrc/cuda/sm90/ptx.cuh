@@ -253,70 +253,46 @@ __device__ constexpr uint64_t wgmma_layout(uint32_t stride) {
 #define SBNET_F8(i)                                                                                           \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
       "+f"(d[i + 7])
-#define SBNET_WGMMA_N64(TYPE)                                                             \
-  asm volatile(                                                                           \
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                                        \
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE                         \
-      " {"                                                                                \
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "            \
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, " \
-      "%32, %33, p, 1, 1, 0, 0;\n}\n"                                                     \
-      : SBNET_F8(0), SBNET_F8(8), SBNET_F8(16), SBNET_F8(24)                              \
-      : "l"(a), "l"(b), "r"(accumulate))
-#define SBNET_WGMMA_N128(TYPE)                                                                                       \
-  asm volatile(                                                                                                      \
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                                                   \
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE                                                   \
-      " {"                                                                                                           \
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                       \
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                             \
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                             \
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "                            \
-      "%64, %65, p, 1, 1, 0, 0;\n}\n"                                                                                \
-      : SBNET_F8(0), SBNET_F8(8), SBNET_F8(16), SBNET_F8(24), SBNET_F8(32), SBNET_F8(40), SBNET_F8(48), SBNET_F8(56) \
-      : "l"(a), "l"(b), "r"(accumulate))
-#define SBNET_WGMMA_N256(TYPE)                                                                                        \
-  asm volatile(                                                                                                       \
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"                                                                   \
-      "wgmma.mma_async.sync.aligned.m64n256k16.f32." TYPE "." TYPE                                                    \
-      " {"                                                                                                            \
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                        \
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                              \
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                              \
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "                              \
-      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                              \
-      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "                              \
-      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "                  \
-      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "             \
-      "%128, %129, p, 1, 1, 0, 0;\n}\n"                                                                               \
-      : SBNET_F8(0), SBNET_F8(8), SBNET_F8(16), SBNET_F8(24), SBNET_F8(32), SBNET_F8(40), SBNET_F8(48), SBNET_F8(56), \
-        SBNET_F8(64), SBNET_F8(72), SBNET_F8(80), SBNET_F8(88), SBNET_F8(96), SBNET_F8(104), SBNET_F8(112),           \
-        SBNET_F8(120)                                                                                                 \
-      : "l"(a), "l"(b), "r"(accumulate))
+#define SBNET_F16(i) SBNET_F8(i), SBNET_F8(i + 8)
+#define SBNET_F32(i) SBNET_F16(i), SBNET_F16(i + 16)
+#define SBNET_R8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define SBNET_R16 SBNET_R8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define SBNET_R24 SBNET_R16 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define SBNET_R32 SBNET_R24 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define SBNET_R48 SBNET_R32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define SBNET_R64 SBNET_R48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define SBNET_R128                                                                             \
+  SBNET_R64                                                                                    \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81" \
+  ", %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99" \
+  ", %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114" \
+  ", %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+// N / 2 sums of a thread, then a, b, accumulate.
+#define SBNET_WGMMA(N, TYPE, SUMS, A, B, P, ...)                                                                 \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " P ", 0;\nwgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPE \
+               "." TYPE " {" SUMS "}, " A ", " B ", p, 1, 1, 0, 0;\n}\n"                                         \
+               : __VA_ARGS__                                                                                     \
+               : "l"(a), "l"(b), "r"(accumulate))
+#define SBNET_WGMMA_OF(TYPE)                                                                                     \
+  if constexpr (N == 16) SBNET_WGMMA("16", TYPE, SBNET_R8, "%8", "%9", "%10", SBNET_F8(0));                      \
+  if constexpr (N == 32) SBNET_WGMMA("32", TYPE, SBNET_R16, "%16", "%17", "%18", SBNET_F16(0));                  \
+  if constexpr (N == 48) SBNET_WGMMA("48", TYPE, SBNET_R24, "%24", "%25", "%26", SBNET_F16(0), SBNET_F8(16));    \
+  if constexpr (N == 64) SBNET_WGMMA("64", TYPE, SBNET_R32, "%32", "%33", "%34", SBNET_F32(0));                  \
+  if constexpr (N == 96) SBNET_WGMMA("96", TYPE, SBNET_R48, "%48", "%49", "%50", SBNET_F32(0), SBNET_F16(32));   \
+  if constexpr (N == 128) SBNET_WGMMA("128", TYPE, SBNET_R64, "%64", "%65", "%66", SBNET_F32(0), SBNET_F32(32)); \
+  if constexpr (N == 256)                                                                                        \
+  SBNET_WGMMA("256", TYPE, SBNET_R128, "%128", "%129", "%130", SBNET_F32(0), SBNET_F32(32), SBNET_F32(64),       \
+              SBNET_F32(96))
 
-// d[64 x N] (+)= A[64 x 16] * B[N x 16]^T; N = 64 uses the first half of d only.
-template <class T, int N>
-__device__ __forceinline__ void wgmma(float (&d)[64], uint64_t a, uint64_t b, int accumulate) {
-  static_assert(N == 64 || N == 128);
+// d[64 x N] (+)= A[64 x 16] * B[N x 16]^T, in the first N / 2 of d.
+template <class T, int N, int kSums>
+__device__ __forceinline__ void wgmma(float (&d)[kSums], uint64_t a, uint64_t b, int accumulate) {
+  static_assert((N == 16 || N == 32 || N == 48 || N == 64 || N == 96 || N == 128 || N == 256) && N / 2 <= kSums);
   if constexpr (std::is_same_v<T, __half>) {
-    if constexpr (N == 64)
-      SBNET_WGMMA_N64("f16");
-    else
-      SBNET_WGMMA_N128("f16");
+    SBNET_WGMMA_OF("f16");
   } else {
-    if constexpr (N == 64)
-      SBNET_WGMMA_N64("bf16");
-    else
-      SBNET_WGMMA_N128("bf16");
+    SBNET_WGMMA_OF("bf16");
   }
-}
-template <class T, int N>
-__device__ __forceinline__ void wgmma(float (&d)[128], uint64_t a, uint64_t b, int accumulate) {
-  static_assert(N == 256);
-  if constexpr (std::is_same_v<T, __half>)
-    SBNET_WGMMA_N256("f16");
-  else
-    SBNET_WGMMA_N256("bf16");
 }
 #define SBNET_WGMMA_REGISTERS_N64(TYPE)                                                   \
   asm volatile(                                                                           \
@@ -338,9 +314,17 @@ __device__ __forceinline__ void wgmma_registers(float (&d)[32], const uint32_t (
     SBNET_WGMMA_REGISTERS_N64("bf16");
 }
 #undef SBNET_WGMMA_REGISTERS_N64
+#undef SBNET_WGMMA_OF
+#undef SBNET_WGMMA
+#undef SBNET_R128
+#undef SBNET_R64
+#undef SBNET_R48
+#undef SBNET_R32
+#undef SBNET_R24
+#undef SBNET_R16
+#undef SBNET_R8
+#undef SBNET_F32
+#undef SBNET_F16
 #undef SBNET_F8
-#undef SBNET_WGMMA_N64
-#undef SBNET_WGMMA_N128
-#undef SBNET_WGMMA_N256
 
 }  // namespace sbnet::sm90
