@@ -225,7 +225,13 @@ def _ancestors(value: ir.Value | None) -> set[int]:
 
 
 # Layers: where they have their block map and take fringe_pixels (fringe_count follows).
-_LAYERS = {"sparse_conv2d": (4, 7), "sparse_max_pool2d": (3, 4), "sparse_avg_pool2d": (3, 4)}
+_LAYERS = {
+    "sparse_conv2d": (4, 7),
+    "sparse_bottleneck2d": (6, 10),
+    "sparse_max_pool2d": (3, 4),
+    "sparse_avg_pool2d": (3, 4),
+}
+_PIXEL = ((1, 1), (1, 1), (0, 0), (1, 1))
 
 
 def _block_map(layer: ir.Node) -> ir.Value | None:
@@ -234,6 +240,8 @@ def _block_map(layer: ir.Node) -> ir.Value | None:
 
 def _window(layer: ir.Node) -> tuple[tuple[int, ...], ...] | None:
     """kernel, stride, padding, dilation; None where they are not known or do not follow a convolution's geometry."""
+    if layer.op_type == "sparse_bottleneck2d":  # its 3x3 convolution reads zeros outside the active blocks, not x
+        return _PIXEL
     if layer.op_type == "sparse_conv2d":
         shape = layer.inputs[1].shape if layer.inputs[1] is not None else None
         if shape is None or not isinstance(shape[1], int) or not isinstance(shape[2], int):
@@ -263,7 +271,7 @@ def _reader(node: ir.Node, index: int, layer: ir.Node) -> Any:
     window = _window(node) if node.op_type in _LAYERS and index == 0 else None
     if window is None:
         return "all"
-    if same_blocks and window == ((1, 1), (1, 1), (0, 0), (1, 1)):
+    if same_blocks and window == _PIXEL:
         return None
     return (id(node.inputs[block_map]), tuple(tiles or ()), *window)
 

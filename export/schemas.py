@@ -260,6 +260,31 @@ OPS = {
             {"T": FLOATS, "B": FLOATS},
             _sparse_conv2d,
         ),
+        Op(
+            "sparse_bottleneck2d",
+            "1x1, 3x3 and 1x1 convolution of x [N,H,W,C], an activation after each, the shortcut x before the last, on "
+            "the active blocks. Elsewhere y is base; without base: 0 in the fringe, with zero_outside=1 everywhere, "
+            "else undefined.",
+            [
+                ("x", "T"),
+                *((f"weight{k}", "T") for k in (1, 2, 3)),
+                *_LISTS,
+                *((f"bias{k}?", "B") for k in (1, 2, 3)),
+                ("fringe_pixels?", INT32),
+                ("fringe_count?", INT32),
+                ("base?", "T"),
+            ],
+            [("y", "T")],
+            {
+                **_GRID,
+                "activation": (_S, "relu"),
+                "negative_slope": (_F, 0.01),
+                "allow_tf32": (_I, 0),
+                "zero_outside": (_I, 0),
+            },
+            {"T": FLOATS, "B": FLOATS},
+            _like(0),
+        ),
         *(
             Op(
                 f"sparse_{kind}_pool2d",

@@ -206,6 +206,43 @@ def sparse_conv2d(
     )
 
 
+def sparse_bottleneck2d(
+    x: Value,
+    weight1: Value,
+    weight2: Value,
+    weight3: Value,
+    bias1: Value | None,
+    bias2: Value | None,
+    bias3: Value | None,
+    indices: Value,
+    count: Value,
+    block_map: Value,
+    grid: Sequence[Any],
+    activation: str,
+    activation_param: float,
+    allow_tf32: bool,
+) -> Value:
+    return _first(
+        _node("sparse_bottleneck2d")(
+            _last(x),
+            _last(weight1),
+            _last(weight2),
+            _last(weight3),
+            indices,
+            count,
+            block_map,
+            bias1,
+            bias2,
+            bias3,
+            **grid_attributes(grid),
+            activation=activation,
+            negative_slope=float(activation_param),
+            allow_tf32=int(allow_tf32),
+            zero_outside=1,  # layout.py relaxes it where nothing reads outside the active blocks
+        )
+    )
+
+
 def sparse_max_pool2d(
     x: Value,
     indices: Value,
@@ -273,6 +310,7 @@ def table() -> dict[Any, Callable[..., Any]]:
         fringe,
         mask_pyramid,
         sparse_conv2d,
+        sparse_bottleneck2d,
         sparse_max_pool2d,
         sparse_avg_pool2d,
     )

@@ -143,6 +143,23 @@ def sparse_conv2d(
     return torch.where(active.pixel_mask(y.shape[2:]), y, torch.zeros_like(y))
 
 
+def sparse_bottleneck2d(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None] | None,
+    active: ActiveBlocks,
+    *,
+    activation: str | None = "relu",
+    negative_slope: float = 0.01,
+    allow_tf32: bool = False,
+) -> Tensor:
+    bias = biases or [None] * 3
+    act = {"activation": activation, "negative_slope": negative_slope}
+    y = sparse_conv2d(x, weights[0], bias[0], active, **act)  # type: ignore[arg-type]
+    y = sparse_conv2d(y, weights[1], bias[1], active, padding=1, **act)  # type: ignore[arg-type]
+    return sparse_conv2d(y, weights[2], bias[2], active, residual=x, **act)  # type: ignore[arg-type]
+
+
 def sparse_max_pool2d(
     x: Tensor,
     active: ActiveBlocks,

@@ -110,6 +110,7 @@ def samples(device: str = "cpu") -> dict[str, Node]:
     lists = [active.indices, active.count, active.block_map]
     x = nhwc(tensor((2, 8, 12, 15), torch.float32, device))
     weight = nhwc(tensor((8, 8, 3, 3), torch.float32, device))
+    narrow = [nhwc(tensor(s, torch.float32, device)) / 4 for s in ((4, 8, 1, 1), (4, 4, 3, 3), (8, 4, 1, 1))]
     edge = sbnet.fringe(active, active, (12, 15), 3, 1, 1)
     bias, like = tensor((8,), torch.float32, device), tensor((2, 12, 15, 8), torch.float32, device)
     blocks = tensor((active.capacity, 4, 4, 8), torch.float32, device)
@@ -136,6 +137,11 @@ def samples(device: str = "cpu") -> dict[str, Node]:
             "sparse_conv2d",
             conv,
             {"bsize": [4, 4], "padding": [1, 1], "stride": [1, 1], "groups": 1, "activation": "leaky_relu"},
+        ),
+        Node(
+            "sparse_bottleneck2d",
+            [x, *narrow, *lists, bias[:4], bias[4:], bias, edge.pixels, edge.count, like.clone()],
+            {"bsize": [4, 4], "activation": "leaky_relu", "negative_slope": 0.2, "allow_tf32": 0},
         ),
         *(
             Node(

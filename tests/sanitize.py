@@ -197,8 +197,27 @@ def pool(device: str) -> None:
             torch.testing.assert_close(got.float(), want, rtol=1e-2, atol=1e-2)
 
 
+def bottleneck(device: str) -> None:
+    """In one kernel where there is one: blocks of 8 and 16, cut off and whole, few and many; and else as layers."""
+    for dtype, (channels, width), block, density in itertools.product(
+        (torch.float16, torch.bfloat16, torch.float32), ((256, 64), (64, 24), (20, 5)), (8, 16, 5), (0.005, 1.0)
+    ):
+        size = (50, 44)
+        x = torch.randn(1, channels, *size, device=device).to(dtype).contiguous(memory_format=torch.channels_last)
+        shapes = (width, channels, 1, 1), (width, width, 3, 3), (channels, width, 1, 1)
+        weights = [(torch.randn(s, device=device) / (s[1] * s[2] * s[3]) ** 0.5).to(dtype) for s in shapes]
+        active = some_active((1, *size), BlockGrid.cover(size, block), density, device)
+        edge = sbnet.fringe(active, active, size, 3, 1, 1)
+        got = torch.zeros_like(x)
+        sbnet.sparse_bottleneck2d_(x, weights, None, active, got, fringe=edge)
+        with torch.backends.cudnn.flags(enabled=False):  # racecheck finds hazards in cuDNN's kernels
+            want = reference.sparse_bottleneck2d(x.float(), [w.float() for w in weights], None, active)
+        error = float((got.float() - want).norm() / want.norm())
+        assert error < 1e-2, (dtype, channels, block, density, error)
+
+
 def main() -> None:
-    plain = (reduce_mask, copies, fringe_and_fill, pyramid, pool, whole_tiles, conv1x1_wide)
+    plain = (reduce_mask, copies, fringe_and_fill, pyramid, pool, bottleneck, whole_tiles, conv1x1_wide)
     many = (conv1x1_of_all_blocks, conv1x1_split, conv3x3_stride2_of_many_tiles)
     families = {f.__name__: f for f in (*plain, *many)}
     families |= {name: functools.partial(conv, name) for name in CONVS}

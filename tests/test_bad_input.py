@@ -18,6 +18,8 @@ from sbnet import (
     same_padding,
     sparse_avg_pool2d,
     sparse_avg_pool2d_,
+    sparse_bottleneck2d,
+    sparse_bottleneck2d_,
     sparse_conv2d,
     sparse_conv2d_,
     sparse_fill,
@@ -333,6 +335,109 @@ def test_conv_in_place(device, changes, pattern):
     refused(f"sparse_conv2d_?.*{pattern}", sparse_conv2d_, *positional, **arguments)
 
 
+# ---- bottleneck
+def bottleneck_arguments(device, **changes):
+    arguments = {
+        "x": zeros(2, 4, 16, 24, device=device),
+        "weights": [zeros(*s, device=device) for s in ((3, 4, 1, 1), (3, 3, 3, 3), (4, 3, 1, 1))],
+        "biases": [zeros(n, device=device) for n in (3, 3, 4)],
+        "active": random_active(GRID, 2, 0.5, device),
+        "out": zeros(2, 4, 16, 24, device=device),
+    }
+    return {**arguments, **{k: v(arguments) if callable(v) else v for k, v in changes.items()}}
+
+
+def but(name, k, change):
+    """The sequence with one member changed."""
+    return {name: lambda a: [change(t) if j == k else t for j, t in enumerate(a[name])]}
+
+
+BOTTLENECK = [
+    ({"x": None}, "x: NoneType"),
+    ({"x": lambda a: a["x"][0]}, "x: a tensor of 3"),
+    ({"x": lambda a: a["x"].double()}, "x: dtype float64"),
+    ({"x": lambda a: a["x"].half()}, r"weights\[0\]: dtype float32; the dtype of x, float16"),
+    ({"x": lambda a: a["x"][:1]}, "active: blocks of 2 images; those of x, 1"),
+    ({"x": lambda a: a["x"][:, :3]}, r"weights\[0\]: shape \[3,4,1,1\]; \[3,3,1,1\] is wanted"),
+    ({"x": lambda a: a["x"][..., :0]}, "x, weight"),
+    ({"weights": None}, "weights: NoneType"),
+    ({"weights": lambda a: a["weights"][:2]}, "weights: 2 of them; three"),
+    ({"weights": lambda a: a["weights"][1]}, "weights: Tensor; three"),
+    (but("weights", 1, lambda t: None), r"weights\[1\]: NoneType"),
+    (but("weights", 1, lambda t: t.half()), r"weights\[1\]: dtype float16"),
+    (but("weights", 0, lambda t: t[0]), r"weights\[0\]: a tensor of 3"),
+    (but("weights", 1, lambda t: t[..., :1, :1]), r"weights\[1\]: shape \[3,3,1,1\]; \[3,3,3,3\]"),
+    (but("weights", 2, lambda t: t[:, :2]), r"weights\[2\]: shape \[4,2,1,1\]; \[4,3,1,1\]"),
+    (but("weights", 0, lambda t: t[:0]), r"weights\[1\]: shape|biases\[0\]"),
+    ({"biases": 3.0}, "biases: float; three"),
+    ({"biases": lambda a: a["biases"][:2]}, "biases: 2 of them; three"),
+    (but("biases", 2, lambda t: 1), r"biases\[2\]: int"),
+    (but("biases", 1, lambda t: t[:2]), r"biases\[1\]: a tensor of 1 dimensions and 2 elements; \[3\]"),
+    (but("biases", 2, lambda t: t[None]), r"biases\[2\]: a tensor of 2"),
+    (but("biases", 2, lambda t: t.double()), r"biases\[2\]: dtype float64; that of the biases before, float32"),
+    ({"biases": lambda a: [b.double() for b in a["biases"]]}, r"biases\[0\]: dtype float64"),
+    ({"biases": lambda a: [None, a["biases"][1].half(), None]}, r"biases\[1\]: dtype float16"),
+    ({"active": None}, "active: NoneType"),
+    ({"active": lambda a: random_active(BlockGrid(8, 4, 0, (4, 6)), 2, 0.5, a["x"].device)}, "active: block grid"),
+    ({"active": lambda a: random_active(BlockGrid.cover((8, 12), 8), 2, 0.5, a["x"].device)}, "active: block grid"),
+    ({"activation": "swish"}, "activation: 'swish'"),
+    ({"activation": 3}, "activation: 3"),
+]
+BOTTLENECK_OUT = [
+    ({"out": None}, "out: NoneType"),
+    ({"out": lambda a: a["out"][0]}, "out: a tensor of 3"),
+    ({"out": lambda a: a["out"].half()}, "out: dtype float16"),
+    ({"out": lambda a: a["out"][:, :3]}, r"out: shape \[2,3,16,24\]"),
+    ({"out": lambda a: a["out"][:1].expand(2, 4, 16, 24)}, "out: an expanded tensor"),
+    ({"out": lambda a: a["x"]}, "out: shares memory with x"),
+    ({"out": lambda a: a["x"].view(2, 4, 24, 16).transpose(2, 3)}, "out: shares memory with x"),
+    (
+        {"weights": lambda a: [*a["weights"][:2], a["out"].view(-1)[:12].view(4, 3, 1, 1)]},
+        r"out: shares memory with weights\[2\]",
+    ),
+    ({"fringe": 3}, "fringe: int"),
+]
+
+
+@pytest.mark.parametrize("form", [sparse_bottleneck2d, sparse_bottleneck2d_])
+@pytest.mark.parametrize(
+    ("changes", "pattern"),
+    [*BOTTLENECK, *BOTTLENECK_OUT],
+    ids=[f"{next(iter(c))}-{n}" for n, (c, _) in enumerate([*BOTTLENECK, *BOTTLENECK_OUT])],
+)
+def test_bottleneck(device, form, changes, pattern):
+    arguments = bottleneck_arguments(device, **changes)
+    positional = [arguments.pop(k) for k in ("x", "weights", "biases", "active")]
+    out = arguments.pop("out")
+    if form is sparse_bottleneck2d and (changes, pattern) in BOTTLENECK_OUT:
+        pytest.skip("of the form in place")
+    positional += [out] if form is sparse_bottleneck2d_ else []
+    refused(f"sbnet::sparse_bottleneck2d_?: .*({pattern})", form, *positional, **arguments)
+
+
+def test_raw_bottleneck(device):
+    """Past Python: the batch, the activation, the map and the fringe."""
+    a = bottleneck_arguments(device)
+    active, tensors = a["active"], (a["x"], *a["weights"], *a["biases"])
+    lists = active.indices, active.count, active.block_map
+    rest = GRID.numbers(), "relu", 0.0, False
+    op, op_ = OPS.sparse_bottleneck2d, OPS.sparse_bottleneck2d_
+    refused("block_map: 2 images; those of x, 1", op, a["x"][:1], *tensors[1:], *lists, *rest)
+    refused("sparse_bottleneck2d.*block_map", op, *tensors, *lists[:2], active.block_map[..., :1], *rest)
+    refused("sparse_bottleneck2d.*activation: 'tanh'", op, *tensors, *lists, GRID.numbers(), "tanh", 0.0, False)
+    pixels = torch.zeros(5, dtype=torch.int32, device=device)
+    for fringe_ in ((pixels, None), (None, pixels[:1]), (pixels.long(), pixels[:1]), (pixels, pixels)):
+        refused("sparse_bottleneck2d_.*fringe", op_, *tensors, *lists, *rest, a["out"], *fringe_)
+    for numbers in ([], GRID.numbers()[:7], [0] * 8, [2**31 - 1] * 8):
+        refused("sparse_bottleneck2d.*(grid|active|block_map)", op, *tensors, *lists, numbers, *rest[1:])
+    aside = [t.to("meta") for t in a["weights"]]
+    refused("sparse_bottleneck2d: tensors on", sparse_bottleneck2d, a["x"], aside, None, active)
+    refused("sparse_bottleneck2d_: tensors on", sparse_bottleneck2d_, a["x"], aside, None, active, a["out"])
+    x, aside = a["x"].to("meta"), [*aside[:2], aside[2][:3]]
+    meta = pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), active)
+    refused(r"sparse_bottleneck2d: weights\[2\]: \(3, 3, 1, 1\)", sparse_bottleneck2d, x, aside, None, meta)
+
+
 # ---- what no kernel would notice: images without blocks, blocks without images
 @pytest.mark.parametrize("images", [0, 1, 3])
 def test_active_blocks_of_another_batch(device, images):
@@ -344,6 +449,9 @@ def test_active_blocks_of_another_batch(device, images):
     for pool, pool_ in ((sparse_max_pool2d, sparse_max_pool2d_), (sparse_avg_pool2d, sparse_avg_pool2d_)):
         refused(f"{pool.__name__}: {text}", pool, x, active, 3, 1, 1)
         refused(f"{pool_.__name__}: {text}", pool_, x, active, x.clone(), 3, 1, 1)
+    three = zeros(4, 4, 1, 1, device=device), weight, zeros(4, 4, 1, 1, device=device)
+    refused(f"sparse_bottleneck2d: {text}", sparse_bottleneck2d, x, three, None, active)
+    refused(f"sparse_bottleneck2d_: {text}", sparse_bottleneck2d_, x, three, None, active, x.clone())
 
 
 def test_ops_called_past_python_know_the_batch(device):
@@ -600,6 +708,7 @@ from sbnet import *
 grid = BlockGrid.cover((16, 24), 8)
 x = torch.zeros(2, 4, 16, 24, device="{device}")
 weight = torch.zeros(4, 4, 3, 3, device="{device}")
+small = torch.zeros(4, 4, 1, 1, device="{device}")
 blocks = torch.zeros(12, 4, 8, 8, device="{device}")
 for change in {changes}:
     active = reduce_mask(torch.ones(2, 16, 24, device="{device}"), grid)
@@ -610,6 +719,7 @@ for change in {changes}:
         sparse_scatter_=lambda: sparse_scatter_(blocks, active, x),
         sparse_conv2d=lambda: sparse_conv2d(x, weight, None, active, padding=1),
         sparse_conv2d_=lambda: sparse_conv2d_(x, weight, None, active, x.clone(), padding=1),
+        sparse_bottleneck2d=lambda: sparse_bottleneck2d(x, (small, weight, small), None, active),
         sparse_fill=lambda: sparse_fill(x, active),
     ).items():
         try:
@@ -626,7 +736,7 @@ def test_debug_checks_what_the_device_holds(device, debug):
     result = run_python(DEBUG.format(device=device, changes=list(CHANGES)), SBNET_DEBUG=debug)
     assert result.returncode == 0, result.stderr[-2000:]
     outcomes = [line.split("|") for line in result.stdout.splitlines()]
-    assert len(outcomes) == 6 * len(CHANGES)
+    assert len(outcomes) == 7 * len(CHANGES)
     for change, name, outcome in outcomes:
         assert outcome == ("raised" if debug == "1" and CHANGES[change] else "passed"), (change, name)
 

@@ -126,6 +126,10 @@ class OneOp(nn.Module):
             case "sparse_avg_pool2d":
                 y = sbnet.sparse_avg_pool2d(x, active, (3, 1), 1, (1, 0), count_include_pad=False)
                 return sbnet.sparse_avg_pool2d(y, active, 3, 1, 1, divisor_override=4)
+            case "sparse_bottleneck2d":
+                narrow = self.weight[:8, :, :1, :1], self.weight[:8], self.weight[:8, :, 1:2, 1:2]
+                y = sbnet.sparse_bottleneck2d(x, narrow, [self.bias[:8], None, self.bias[4:]], active)
+                return y, sbnet.sparse_bottleneck2d(y, narrow, None, active, activation="silu")
             case "sparse_conv2d":
                 y = sbnet.sparse_conv2d(x, self.weight, self.bias, active, padding=1, activation="silu")
                 return y, sbnet.sparse_conv2d(x, self.weight, None, active, padding=1, residual=y)

@@ -22,6 +22,7 @@ from sbnet import (
     Fringe,
     fringe,
     sparse_avg_pool2d,
+    sparse_bottleneck2d,
     sparse_conv2d,
     sparse_gather,
     sparse_max_pool2d,
@@ -44,6 +45,8 @@ def op_samples(device):
     last = laid_out(x, "channels_last")
     weight, bias = tensor((6, 8, 3, 3), torch.float32, device), tensor((6,), torch.float32, device)
     residual = laid_out(tensor((2, 6, 20, 27), torch.float32, device), "channels_last")
+    bottleneck = [tensor(s, torch.float32, device) / 6 for s in ((4, 8, 1, 1), (4, 4, 3, 3), (8, 4, 1, 1))]
+    bias8 = tensor((8,), torch.float32, device)
     blocks = tensor((active.capacity, 8, 8, 8), torch.float32, device)
     wide = laid_out(tensor((active.capacity, 8, 10, 10), torch.float32, device), "channels_last")
     edge = fringe(active, active, (20, 27), 3, 1, 1)
@@ -115,6 +118,16 @@ def op_samples(device):
                 OPS.pack_conv_weight(weight, 1),
             ),
         ],
+        "sparse_bottleneck2d": [
+            (x, *bottleneck, None, None, None, *lists, g, "relu", 0.0, False),
+            (last, *bottleneck, bias8[4:], None, bias8, *lists, g, "leaky_relu", 0.2, False),
+            (grad(last), *map(grad, bottleneck), None, grad(bias8[:4]), grad(bias8), *lists, g, "silu", 0.0, False),
+            (x, grad(bottleneck[0]), *bottleneck[1:], None, None, None, *lists, g, "relu", 0.0, False),
+        ],
+        "sparse_bottleneck2d_": [
+            (x, *bottleneck, None, None, None, *lists, g, "relu", 0.0, False, 0 * x, None, None),
+            (last, *bottleneck, None, None, bias8, *lists, g, "gelu", 0.0, False, 0 * last, edge.pixels, edge.count),
+        ],
         "pack_conv_weight": [(weight, 1), (tensor((6, 1, 3, 5), torch.float16, device), 6)],
         "sparse_max_pool2d": [
             (x, *lists, g, *WINDOW, [1, 1], False),
@@ -171,6 +184,12 @@ def test_fake_strides_match(device):
             "conv": lambda x, w, a: sparse_conv2d(x, w, None, a, padding=1),
             "conv to one channel": lambda x, w, a: sparse_conv2d(x, w[:1], None, a, padding=1),
             "scatter": lambda x, w, a: sparse_scatter(sparse_gather(x, a), a, x),
+            "bottleneck": lambda x, w, a: sparse_bottleneck2d(
+                x,
+                (w[:2, :, :1, :1], w[:2, :1].expand(2, 2, 3, 3), w[:1, :1, :1, :1].expand(x.shape[1], 2, 1, 1)),
+                None,
+                a,
+            ),
             "max pool": lambda x, w, a: sparse_max_pool2d(x, a, 3, 1, 1),
             "average pool": lambda x, w, a: sparse_avg_pool2d(x, a, 3, 1, 1),
         }

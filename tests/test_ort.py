@@ -236,6 +236,33 @@ def test_conv_empty_and_full(device, density):
     assert_bitwise(nchw(got), sbnet.sparse_conv2d(x, weight, None, active, **options))
 
 
+# ---- sparse_bottleneck2d
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("activation", ["relu", "leaky_relu"])
+def test_bottleneck(device, activation, dtype):
+    """Bit for bit what torch.ops.sbnet computes: with zeros outside, and into a base with a fringe."""
+    x = laid_out(tensor((2, 64, 21, 26), dtype, device), "channels_last")
+    shapes = (16, 64, 1, 1), (16, 16, 3, 3), (64, 16, 1, 1)
+    weights = [laid_out(tensor(s, dtype, device) / 9, "channels_last") for s in shapes]
+    biases = [tensor(s[:1], dtype, device) for s in shapes]
+    active = random_active(BlockGrid.cover((21, 26), 8), 2, 0.4, device)
+    options = {"activation": activation, "negative_slope": 0.25}
+    for b in (biases, [None, biases[1], None], [t.float() for t in biases]):
+        inputs = [nhwc(x), *map(nhwc, weights), *lists(active), *b]
+        while inputs[-1] is None:
+            inputs.pop()
+        node = Node("sparse_bottleneck2d", inputs, {"bsize": [8, 8], **options, "zero_outside": 1})
+        (got,) = node.run(device, dynamic=True)
+        assert_bitwise(nchw(got), sbnet.sparse_bottleneck2d(x, weights, b, active, **options))
+    edge = sbnet.fringe(active, active, (21, 26), 3, 1, 1)
+    base = poison(x.shape, dtype, device, "channels_last")
+    want = base.clone(memory_format=torch.preserve_format)
+    sbnet.sparse_bottleneck2d_(x, weights, biases, active, want, **options, fringe=edge)
+    inputs = [nhwc(x), *map(nhwc, weights), *lists(active), *biases, edge.pixels, edge.count, nhwc(base)]
+    (got,) = Node("sparse_bottleneck2d", inputs, {"bsize": [8, 8], **options}).run(device)
+    assert_bitwise(nchw(got), want)
+
+
 # ---- pools
 POOLS = {
     "3x3 stride 2": {"kernel_size": 3, "stride": 2, "padding": 1},
@@ -277,7 +304,14 @@ def infos(named):
     return [value_info(n, export.runtime.ELEMENT_TYPES[t.dtype], list(t.shape)) for n, t in named.items()]
 
 
-IN_PLACE = {"sparse_scatter": 4, "sparse_conv2d": 9, "sparse_fill": 0, "sparse_max_pool2d": 6, "sparse_avg_pool2d": 6}
+IN_PLACE = {
+    "sparse_scatter": 4,
+    "sparse_conv2d": 9,
+    "sparse_bottleneck2d": 12,
+    "sparse_fill": 0,
+    "sparse_max_pool2d": 6,
+    "sparse_avg_pool2d": 6,
+}
 
 
 @pytest.mark.parametrize("op", IN_PLACE)
@@ -483,6 +517,15 @@ MALFORMED = {
     "bias length": (lambda: with_input("sparse_conv2d", 5, torch.zeros(7)), r"bias: 7 elements; 8"),
     "residual shape": (lambda: with_input("sparse_conv2d", 6, torch.zeros(2, 12, 14, 8)), r"residual: shape"),
     "fringe count": (lambda: with_input("sparse_conv2d", 8, torch.zeros(2, dtype=torch.int32)), r"fringe_count"),
+    "width": (
+        lambda: with_input("sparse_bottleneck2d", 2, torch.zeros(4, 3, 3, 5)),
+        r"weights\[1\]: shape \[4,5,3,3\]",
+    ),
+    "a bias of three": (lambda: with_input("sparse_bottleneck2d", 8, torch.zeros(3)), r"bias2: 3 elements; 4"),
+    "base of a bottleneck": (
+        lambda: with_input("sparse_bottleneck2d", 12, torch.zeros(2, 12, 15, 7)),
+        r"shape \[2,7,12,15\]",
+    ),
     "pixels alone": (lambda: with_input("sparse_conv2d", 8, None), r"pixels and count go together"),
     "base shape": (lambda: with_input("sparse_conv2d", 9, torch.zeros(2, 12, 15, 7)), r"shape \[2,7,12,15\]"),
     "base and zeros": (lambda: broken("sparse_conv2d", zero_outside=1), r"base: not with zero_outside"),

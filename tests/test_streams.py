@@ -22,6 +22,8 @@ from sbnet import (
     reduce_mask,
     sparse_avg_pool2d,
     sparse_avg_pool2d_,
+    sparse_bottleneck2d,
+    sparse_bottleneck2d_,
     sparse_conv2d,
     sparse_conv2d_,
     sparse_gather,
@@ -39,6 +41,9 @@ def test_cuda_graph_with_changing_masks(dtype):
     size = (50, 88)
     model_weights = [tensor((64, 64, 3, 3), dtype, "cuda") / 24 for _ in range(3)]
     depthwise = tensor((64, 1, 3, 3), dtype, "cuda") / 3
+    bottleneck = [
+        t.contiguous() for t in (model_weights[0][..., :1, :1], model_weights[1], model_weights[2][..., :1, :1])
+    ]
     x = laid_out(tensor((2, 64, *size), dtype, "cuda"), "channels_last")
     mask = torch.zeros(2, *size, device="cuda")
     grid = BlockGrid.cover(size, 16)
@@ -51,6 +56,8 @@ def test_cuda_graph_with_changing_masks(dtype):
         sparse_conv2d_(first, depthwise, None, active, second, padding=1, groups=64, fringe=edge)
         sparse_max_pool2d_(second, active, third, 3, 1, 1, fringe=edge)
         sparse_avg_pool2d_(third, active, second, 3, 1, 1, fringe=edge)
+        sparse_bottleneck2d_(second, bottleneck, None, active, third, fringe=edge)
+        sparse_bottleneck2d_(third, bottleneck, None, active, second)
         sparse_conv2d_(second, model_weights[1], None, active, third, padding=1, residual=x)
         blocks = F.conv2d(sparse_gather(x, active, grid=grid.conv_input(3, 1, 1)), model_weights[2])
         y = sparse_scatter(blocks, active, torch.zeros_like(x))
@@ -93,6 +100,7 @@ def busy_calls(device="cuda"):
         x = laid_out(tensor((2, 64, 50, 88), dtype, device), "channels_last")
         weight = laid_out(tensor((64, 64, 3, 3), dtype, device), "channels_last")
         depthwise, out = tensor((64, 1, 3, 3), dtype, device), torch.empty_like(x)
+        bottleneck = [weight[:16, :, :1, :1], weight[:16, :16], weight[:, :16, :1, :1]]
         mask, blocks = torch.rand(2, 50, 88, device=device), tensor((active.capacity, 64, 16, 16), dtype, device)
         wide = tensor((active.capacity, 64, 18, 18), dtype, device)
         edge = fringe(active, active, (50, 88), 3, 1, 1)
@@ -119,6 +127,11 @@ def busy_calls(device="cuda"):
                 ),
                 "conv depthwise": lambda x=x, w=depthwise: sparse_conv2d(x, w, None, active, padding=1, groups=64),
                 "conv stride 2": lambda x=x, w=weight, a=halved: sparse_conv2d(x, w, None, a, padding=1, stride=2),
+                "bottleneck": lambda x=x, w=bottleneck: sparse_bottleneck2d(x, w, None, active),
+                "bottleneck odd blocks": lambda x=x, w=bottleneck: sparse_bottleneck2d(x, w, None, odd),
+                "bottleneck_": lambda x=x, w=bottleneck, o=out, e=edge: sparse_bottleneck2d_(
+                    x, w, None, active, o, fringe=e
+                ),
                 "max pool": lambda x=x, a=halved: sparse_max_pool2d(x, a, 3, 2, 1),
                 "max pool_": lambda x=x, o=out, e=edge: sparse_max_pool2d_(x, active, o, 3, 1, 1, fringe=e),
                 "average pool": lambda x=x, a=halved: sparse_avg_pool2d(x, a, 2),

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sbnet.blocks import ActiveBlocks, Fringe
+from sbnet.blocks import ActiveBlocks, Fringe, to_pair
 from sbnet.engine.planner import Plan, Plane, Step, plan
 from sbnet.nn.layers import SparseConv2d
-from sbnet.ops import fringe, mask_pyramid, pack_conv_weight, sparse_conv2d_
+from sbnet.ops import fringe, mask_pyramid, pack_conv_weight, sparse_bottleneck2d_, sparse_conv2d_
 
 
 @dataclass(frozen=True)
@@ -86,10 +87,12 @@ class MaskedRunner:
         n, c, h, w = example.shape
         self.device, self.planes, self.allow_tf32 = example.device, list(planes), allow_tf32
         self.mask_source, self.tail = mask_source, tail
-        self.plan: Plan = plan(call or module, module, (n, c, h, w), self.planes)
+        fuse = partial(one_kernel, example)
+        self.plan: Plan = plan(call or module, module, (n, c, h, w), self.planes, fuse)
         self._packed = [PackedWeight(s.layer) if isinstance(s.layer, SparseConv2d) else None for s in self.plan.steps]
         flat = [torch.zeros(size, dtype=example.dtype, device=self.device) for size in self.plan.buffers]
-        self._tensors = [_view(flat[b], s.shape) for b, s in zip(self.plan.buffer_of, self.plan.steps, strict=True)]
+        placed = zip(self.plan.buffer_of, self.plan.steps, strict=True)
+        self._tensors = [example[:0] if b is None else _view(flat[b], s.shape) for b, s in placed]
         self.frame = _view(torch.zeros_like(example).flatten(), (n, c, h, w))
         self.mask = torch.zeros(n, h, w, dtype=torch.bool, device=self.device)
         # Of each output: what the call before wrote. The lists stay where they are, only their block maps follow.
@@ -163,12 +166,38 @@ class MaskedRunner:
         tensors = [x, *self._tensors]
         steps = zip(self.plan.steps, self._tensors, lists.clear, self._packed, strict=True)
         for at, (step, out, pixels, packed) in enumerate(steps, 1):
+            if at in self.plan.bottlenecks or at - 1 in self.plan.bottlenecks:
+                continue  # run with the last step of the block
             if aside is not None and at in self.plan.outputs:
                 torch.cuda.current_stream().wait_stream(aside)
+            active = lists.active[step.plane]
+            if at - 2 in self.plan.bottlenecks:
+                run_bottleneck(self.plan.steps[at - 3 : at], tensors, out, active, pixels, self.allow_tf32)
+                continue
             weight = None if packed is None else packed()
-            run_step(step, tensors, out, lists.active[step.plane], pixels, self.allow_tf32, weight)
+            run_step(step, tensors, out, active, pixels, self.allow_tf32, weight)
         found = [tensors[t] for t in self.plan.outputs]
         return tuple(found) if self.plan.many else found[0]
+
+
+def one_kernel(example: Tensor, first: Step, last: Step, plane: Plane) -> bool:
+    """Has this device one kernel for such a bottleneck block? (csrc/cuda/sm90/bottleneck.h)"""
+    width, channels, block = first.shape[1], last.shape[1], to_pair(plane[2], "plan: block size")
+    if example.device.type != "cuda" or torch.cuda.get_device_capability(example.device) != (9, 0):
+        return False
+    fits = channels <= 512 and width <= 128 and not any(v % 8 for v in (channels, width, *block))
+    return fits and example.dtype in (torch.float16, torch.bfloat16)
+
+
+def run_bottleneck(
+    steps: Sequence[Step], tensors: list[Tensor], out: Tensor, active: ActiveBlocks, clear: Fringe | None, tf32: bool
+) -> None:
+    """run_step of three steps at once."""
+    layers: list[Any] = [s.layer for s in steps]
+    sparse_bottleneck2d_(
+        tensors[steps[0].source], [m.weight for m in layers], [m.bias for m in layers], active, out,
+        fringe=clear, allow_tf32=tf32, **steps[0].options,
+    )  # fmt: skip
 
 
 def run_step(

@@ -57,7 +57,8 @@ class Plan:
         many: does it return a tuple (or one tensor)?
         fringes: (plane, its consumers), each wanted by at least one step.
         buffers: elements of each buffer.
-        buffer_of: of each step.
+        buffer_of: of each step; None where a step's tensor is never written.
+        bottlenecks: numbers (from 1) of steps that, with the two after them, are a bottleneck block run as one.
     """
 
     shape: Shape
@@ -66,18 +67,30 @@ class Plan:
     many: bool
     fringes: list[tuple[int, tuple[Consumer, ...]]]
     buffers: list[int]
-    buffer_of: list[int]
+    buffer_of: list[int | None]
+    bottlenecks: list[int]
 
 
-def plan(call: Callable[..., Any], module: nn.Module, shape: Shape, planes: Sequence[Plane]) -> Plan:
+def plan(
+    call: Callable[..., Any],
+    module: nn.Module,
+    shape: Shape,
+    planes: Sequence[Plane],
+    one_kernel: Callable[[Step, Step, Plane], bool] = lambda *_: False,
+) -> Plan:
     """Plans `call(x, *active)`, a method of `module` (or the module), for x of this shape and one list a plane.
+
+    one_kernel: for the first and the last step of a bottleneck block and its plane, should the block be run as one?
 
     Raises:
         ValueError: it does something else than call layers of sbnet.nn on active blocks.
     """
     steps, outputs, many = _trace(call, module, shape, planes)
-    fringes = _fringes(steps, outputs)
-    return Plan(shape, steps, outputs, many, fringes, *_buffers(steps, outputs))
+    found = [at for at in range(1, len(steps) - 1) if _is_bottleneck(at, steps, outputs, shape)]
+    bottlenecks = [at for at in found if one_kernel(steps[at - 1], steps[at + 1], planes[steps[at].plane])]
+    inner = {number for at in bottlenecks for number in (at, at + 1)}
+    fringes = _fringes(steps, outputs, inner)
+    return Plan(shape, steps, outputs, many, fringes, *_buffers(steps, outputs, inner), bottlenecks)
 
 
 # ---- tracing
@@ -165,15 +178,33 @@ def geometry(layer: Layer) -> tuple[Pair, Pair, Pair, Pair]:
     return kernel, stride, padding, dilation
 
 
+def _is_bottleneck(at: int, steps: list[Step], outputs: list[int], shape: Shape) -> bool:
+    """Are step `at` (from 1) and the next two 1x1, 3x3, 1x1 + shortcut, which nobody looks into?"""
+    first, middle, last = steps[at - 1 : at + 2]
+    kinds = [POINTWISE, ((3, 3), (1, 1), (1, 1), (1, 1)), POINTWISE]
+    block = (first, middle, last)
+    return (
+        all(isinstance(s.layer, SparseConv2d) and s.layer.groups == 1 for s in block)
+        and [geometry(s.layer) for s in block] == kinds
+        and first.plane == middle.plane == last.plane
+        and first.options == middle.options == last.options
+        and [s.residual for s in block] == [None, None, first.source]
+        and [middle.source, last.source] == [at, at + 1]
+        and [shape, *(s.shape for s in steps)][first.source] == last.shape
+        and all([s.source for s in steps].count(n) == 1 for n in (at, at + 1))
+        and not any(n in outputs or n in [s.residual for s in steps] for n in (at, at + 1))
+    )
+
+
 # ---- fringes
 
 
-def _fringes(steps: list[Step], outputs: list[int]) -> list[tuple[int, tuple[Consumer, ...]]]:
+def _fringes(steps: list[Step], outputs: list[int], inner: set[int]) -> list[tuple[int, tuple[Consumer, ...]]]:
     """Gives each step its fringe; steps whose tensors have a plane and readers in common share one."""
     found: dict[tuple[int, tuple[Consumer, ...]], int] = {}
     for at, step in enumerate(steps, 1):
-        if at in outputs:
-            continue  # zero everywhere already
+        if at in outputs or at in inner:
+            continue  # zero everywhere already, or nowhere
         consumers = {(s.plane, *geometry(s.layer)) for s in steps if s.source == at}
         # a residual is read at the pixels that are written: others than its own, where blocks are of another size
         consumers |= {(s.plane, *POINTWISE) for s in steps if s.residual == at}
@@ -186,7 +217,7 @@ def _fringes(steps: list[Step], outputs: list[int]) -> list[tuple[int, tuple[Con
 # ---- buffers
 
 
-def _buffers(steps: list[Step], outputs: list[int]) -> tuple[list[int], list[int]]:
+def _buffers(steps: list[Step], outputs: list[int], inner: set[int]) -> tuple[list[int], list[int | None]]:
     """(elements of each buffer, buffer of each step)."""
     last = {at: at for at in range(len(steps) + 1)}  # step number (from 1) that reads a tensor last
     for at, step in enumerate(steps, 1):
@@ -196,15 +227,20 @@ def _buffers(steps: list[Step], outputs: list[int]) -> tuple[list[int], list[int
     for output in outputs:
         last[output] = len(steps) + 1
     sizes: list[int] = []
-    chosen: list[int] = []
+    chosen: list[int | None] = []
     busy: dict[int, int] = {}  # buffer: the tensor in it
     for at, step in enumerate(steps, 1):
+        if at in inner:
+            chosen.append(None)
+            continue
         wanted = step.shape[0] * step.shape[1] * step.shape[2] * step.shape[3]
         for buffer in [b for b, tensor in busy.items() if last[tensor] < at]:
             del busy[buffer]
         free = sorted((b for b in range(len(sizes)) if b not in busy), key=sizes.__getitem__)
         fitting = [b for b in free if sizes[b] >= wanted]
-        candidates = [*_in_place(step, at, steps, last, chosen), *fitting, *free[::-1], len(sizes)]
+        # a block run as one reads around the pixels that it writes
+        in_place = [] if at - 1 in inner else _in_place(step, at, steps, last, chosen)
+        candidates = [*in_place, *fitting, *free[::-1], len(sizes)]
         # An output's buffer holds what the call before left: nobody else writes it.
         buffer = len(sizes) if last[at] > len(steps) else candidates[0]
         if buffer == len(sizes):
@@ -215,9 +251,10 @@ def _buffers(steps: list[Step], outputs: list[int]) -> tuple[list[int], list[int
     return sizes, chosen
 
 
-def _in_place(step: Step, at: int, steps: list[Step], last: dict[int, int], chosen: list[int]) -> list[int]:
+def _in_place(step: Step, at: int, steps: list[Step], last: dict[int, int], chosen: list[int | None]) -> list[int]:
     """The residual's buffer, where this step is the last to read it: the sum may take its place, pixel by pixel."""
     residual = step.residual
     if not residual or residual == step.source or last[residual] != at or steps[residual - 1].shape != step.shape:
         return []
-    return [chosen[residual - 1]]
+    buffer = chosen[residual - 1]
+    return [] if buffer is None else [buffer]

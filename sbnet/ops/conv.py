@@ -67,7 +67,7 @@ def sparse_conv2d(
         RuntimeError, ValueError, TypeError: wrong shapes, dtypes, devices or grid.
     """
     op = "sparse_conv2d"
-    x, weight, residual = _autocast(x, weight, residual)
+    x, weight, residual = autocast(x, weight, residual)
     common = _arguments(op, x, weight, bias, active, residual)
     x, weight, bias, residual, indices, count, grid = common
     return _ops.sparse_conv2d(
@@ -81,7 +81,7 @@ def sparse_conv2d(
         grid,
         *_geometry(op, stride, padding, dilation),
         groups,
-        _activation(op, activation),
+        activation_name(op, activation),
         negative_slope,
         allow_tf32,
     )
@@ -123,7 +123,7 @@ def sparse_conv2d_(
         *common,
         *_geometry(op, stride, padding, dilation),
         groups,
-        _activation(op, activation),
+        activation_name(op, activation),
         negative_slope,
         allow_tf32,
         out,
@@ -163,7 +163,7 @@ def _pack_conv_weight_fake(weight: Tensor, groups: int) -> Tensor:
     return weight.new_empty(0 if weight.is_cuda else size, dtype=torch.uint8)
 
 
-def _autocast(*tensors: Any) -> tuple[Any, ...]:
+def autocast(*tensors: Any) -> tuple[Any, ...]:
     """x, weight and residual in autocast's dtype, where it is on."""
     device = tensors[0].device.type if isinstance(tensors[0], Tensor) else ""
     if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
@@ -192,7 +192,7 @@ def _geometry(op: str, stride: Any, padding: Any, dilation: Any) -> tuple[list[i
     )
 
 
-def _activation(op: str, name: str | None) -> str:
+def activation_name(op: str, name: str | None) -> str:
     if name is None:
         return "none"
     if name not in ACTIVATIONS:
