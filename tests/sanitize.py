@@ -202,6 +202,8 @@ def bottleneck(device: str) -> None:
     for dtype, (channels, width), block, density in itertools.product(
         (torch.float16, torch.bfloat16, torch.float32), ((256, 64), (64, 24), (20, 5)), (8, 16, 5), (0.005, 1.0)
     ):
+        if dtype == torch.float32 and block != 8:
+            continue  # layers, which have cases of their own
         size = (50, 44)
         x = torch.randn(1, channels, *size, device=device).to(dtype).contiguous(memory_format=torch.channels_last)
         shapes = (width, channels, 1, 1), (width, width, 3, 3), (channels, width, 1, 1)

@@ -326,6 +326,41 @@ def test_zeros_only_where_they_are_read(device, tmp_path):
         assert_bitwise(export.run(s, inputs)[0], module(*inputs).detach())
 
 
+def test_bottlenecks_among_convolutions(device, tmp_path):
+    """A bottleneck reads its active blocks alone: what feeds it on the same blocks needs neither fills nor fringes."""
+
+    class Module(nn.Module):
+        def __init__(self):
+            super().__init__()
+            shapes = (8, 8, 3, 3), (4, 8, 1, 1), (4, 4, 3, 3), (8, 4, 1, 1)
+            self.weights = nn.ParameterList(tensor(s, torch.float32, "cpu") / 6 for s in shapes)
+
+        def forward(self, x, mask, finer):
+            active = sbnet.reduce_mask(mask, BlockGrid.cover(x.shape[2:], 8))
+            other = sbnet.reduce_mask(finer, BlockGrid.cover(x.shape[2:], 4))
+            conv, *three = self.weights
+            y = sbnet.sparse_conv2d(x, conv, None, active, padding=1)
+            y = sbnet.sparse_bottleneck2d(y, three, None, active)
+            y = sbnet.sparse_bottleneck2d(y, three, None, active)
+            y = sbnet.sparse_bottleneck2d(y, three, None, other)
+            return sbnet.sparse_conv2d(y, conv, None, other, padding=1)
+
+    def inputs(threshold):
+        x = tensor((2, 8, 38, 51), torch.float32, device).to(memory_format=torch.channels_last)
+        return x, *(torch.rand(2, 38, 51, device=device) > threshold for _ in range(2))
+
+    module = Module().to(device)
+    path = export.to_onnx(module, inputs(0.99), tmp_path / "m.onnx")
+    assert attributes_of(path, "sparse_conv2d", "zero_outside") == [0, 1]
+    assert attributes_of(path, "sparse_bottleneck2d", "zero_outside") == [0, 0, 0]
+    nodes = [n for n in onnx.load(path).graph.node if n.op_type == "sparse_bottleneck2d"]
+    assert [len(n.input) > 10 and bool(n.input[10]) for n in nodes] == [False, True, True]
+    s = export.session(path, [PROVIDER[device]])
+    for threshold in (-1.0, 0.99, 0.97, 2.0, 0.99):  # what a run leaves behind must not show in the next one
+        given = inputs(threshold)
+        assert_bitwise(export.run(s, given)[0], module(*given).detach())
+
+
 @pytest.mark.parametrize("ceil_mode", [False, True])
 def test_pools_among_convolutions(device, ceil_mode, tmp_path):
     """A pool reads a halo of its input and is read with one: fringes, no fills, but before a ceil_mode pool, whose last
