@@ -130,6 +130,23 @@ def test_empty_batch(device):
     sparse_bottleneck2d_(x, weights, biases, active, torch.empty_like(x))
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("blocks", [1, 3, 8, (5, 16), (40, 4)], ids=str)
+def test_what_the_workspace_held_is_not_read(device, blocks, dtype):
+    """PyTorch fills new memory with NaN on request. (On a CPU it would be new pages, all zeros, most of the time.)"""
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.utils.deterministic.fill_uninitialized_memory
+        for density in ("one", 0.1, 0.5, 0.9):
+            x = tensor((2, 16, 23, 37), dtype, device).to(memory_format=torch.channels_last)
+            grid = BlockGrid.cover((23, 37), blocks)
+            active = one_block(grid, 2, device) if density == "one" else random_active(grid, 2, density, device)
+            weights, biases = block(16, 8, dtype, device)
+            assert bool(sparse_bottleneck2d(x, weights, biases, active).isfinite().all())
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 # ---- layouts and options
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("out_layout", LAYOUTS)

@@ -14,15 +14,15 @@ struct BottleneckParams {
   const void* bias[3];   // [width], [width], [C] contiguous; each may be null
   DType bias_dtype;      // x.dtype or float32, of all
   TensorView y;          // [N, C, H, W] of x.dtype, any strides; must not overlap x or a weight
-  ActiveView active;     // tiling grid of the plane, with block_map
+  ActiveView active;     // tiling grid of the plane, with block_map: where h1 is 0 is the map's to say
   FringeView fringe;     // of y
   Activation activation;
   float activation_param;
   bool allow_tf32;
 };
 
-// Its three layers; h1 and h2 lie at the beginning of `workspace`, channel-last. h1 must be cleared before the first
-// layer runs. Without a workspace (null) the layers serve to be validated.
+// Its three layers; h1 and h2 lie at the beginning of `workspace`, channel-last. h1 must hold zeros around the
+// active blocks when the second layer runs. Without a workspace (null) the layers serve to be validated.
 void bottleneck_layers(const BottleneckParams& p, void* workspace, Conv2dParams (&layers)[3]);
 // Bytes of h1, those of h2, a multiple of 256.
 int64_t bottleneck_plane_bytes(const BottleneckParams& p);
