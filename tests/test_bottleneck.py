@@ -97,7 +97,10 @@ def test_blocks(device, size, blocks, dtype):
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize(("channels", "width"), [(1, 1), (8, 3), (17, 5), (24, 40), (64, 16), (256, 64), (512, 128)])
+@pytest.mark.parametrize(
+    ("channels", "width"),
+    [(1, 1), (8, 3), (17, 5), (24, 40), (64, 16), (192, 48), (256, 64), (136, 72), (328, 96), (512, 128)],
+)
 def test_channels(device, channels, width, dtype):
     for blocks in (8, 16):
         check(device, dtype=dtype, channels=channels, width=width, blocks=blocks)
@@ -114,7 +117,7 @@ def test_densities(device, batch, density, dtype):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("channels", "width"), [(256, 64), (512, 128), (72, 24)])
+@pytest.mark.parametrize(("channels", "width"), [(72, 24), (192, 48), (256, 64), (384, 96), (512, 128)])
 def test_many_tiles(channels, width, dtype):
     """More than a GPU has SMs, and lists with more room than blocks."""
     for blocks, density in ((8, 1.0), (8, 0.1), (16, 0.5), ((8, 24), 0.5)):

@@ -198,12 +198,15 @@ def test_hopper_kernels_without_one(emulated, kernel, seed):
             raise AssertionError(f"{more} {case}: {error}") from error
 
 
-@pytest.mark.parametrize("seed", range(3))
+# Weights that stay, copied by hand or by TMA, for three teams and two; weights in a ring, for two teams and one.
+BOTTLENECKS = [(96, 24), (40, 32), (192, 48), (64, 64), (256, 64), (384, 56), (320, 32), (128, 96), (136, 104), (512, 128)]
+
+
+@pytest.mark.parametrize("seed", range(4))
 def test_hopper_bottleneck_without_one(emulated, seed):
     rng = random.Random(f"bottleneck {seed}")
-    for _ in range(8):
+    for channels, width in BOTTLENECKS:
         block, size = rng.choice([8, 8, 16, (8, 16), 24]), (rng.randint(1, 36), rng.randint(1, 36))
-        channels, width = rng.choice([16, 40, 96, 192, 256, 384, 512]), rng.choice([8, 24, 32, 48, 64, 96, 104, 128])
         activation, dtype = rng.choice(list(ACTIVATIONS)), rng.choice([torch.float16, torch.bfloat16])
         seed, multiprocessors = rng.randrange(2**31), rng.choice([1, 2, 3, 6])
         torch.manual_seed(seed)

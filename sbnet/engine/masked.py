@@ -181,12 +181,21 @@ class MaskedRunner:
 
 
 def one_kernel(example: Tensor, first: Step, last: Step, plane: Plane) -> bool:
-    """Has this device one kernel for such a bottleneck block? (csrc/cuda/sm90/bottleneck.h)"""
-    width, channels, block = first.shape[1], last.shape[1], to_pair(plane[2], "plan: block size")
-    if example.device.type != "cuda" or torch.cuda.get_device_capability(example.device) != (9, 0):
+    """Has this device one kernel for such a bottleneck block (csrc/cuda/sm90/bottleneck.h), and is it the faster way?
+
+    With more than 96 hidden channels it computes more than the three layers do: those win once all blocks are more than
+    some ten cells of 8x8 a multiprocessor (docs/performance.md).
+    """
+    (height, width, of), hidden, channels = plane, first.shape[1], last.shape[1]
+    block, device = to_pair(of, "plan: block size"), example.device
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         return False
-    fits = channels <= 512 and width <= 128 and not any(v % 8 for v in (channels, width, *block))
-    return fits and example.dtype in (torch.float16, torch.bfloat16)
+    if channels > 512 or hidden > 128 or any(v % 8 for v in (channels, hidden, *block)):
+        return False
+    if example.dtype not in (torch.float16, torch.bfloat16):
+        return False
+    cells = example.shape[0] * -(-height // 8) * -(-width // 8)
+    return hidden <= 96 or cells <= 16 * torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def run_bottleneck(

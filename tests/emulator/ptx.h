@@ -133,6 +133,9 @@ inline int load_int(const int32_t* p) { return *p; }
 inline float load_float(const void* p) { return *static_cast<const float*>(p); }
 inline uint32_t load_half(const void* p) { return *static_cast<const uint16_t*>(p); }
 
+// ---------------------------------------------------------------- a store
+inline void store_words(void* to, uint4 v) { std::memcpy(to, &v, 16); }
+
 // ---------------------------------------------------------------- 16-bit pairs, matrices of them
 template <class T>
 uint16_t bits_of(float v) {

@@ -184,6 +184,12 @@ __device__ __forceinline__ uint32_t load_half(const void* p) {  // 16 bits of ei
   return v;
 }
 
+// ---------------------------------------------------------------- a store that stays whole
+// (Of a uint4 put together from registers the compiler may make four stores.)
+__device__ __forceinline__ void store_words(void* to, uint4 v) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+
 // ---------------------------------------------------------------- 16-bit pairs, transposing shared memory access
 template <class T>
 __device__ __forceinline__ uint32_t pack(float a, float b) {
