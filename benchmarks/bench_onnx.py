@@ -97,7 +97,7 @@ def session(setting: Setting, module: nn.Module, inputs: tuple[Tensor, ...], **o
     from sbnet import export
 
     with tempfile.TemporaryDirectory() as folder:
-        path = export.to_onnx(module, inputs, Path(folder) / "model.onnx")
+        path = export.to_onnx(module, inputs, Path(folder) / "model.onnx", fuse_bottlenecks=setting.cuda)
         if not setting.cuda:
             return export.session(path, ["CPUExecutionProvider"])
         return export.session(path, [("CUDAExecutionProvider", options), "CPUExecutionProvider"], cuda_graph=True)

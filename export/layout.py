@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from sbnet.export import pyramid
+from sbnet.export import bottleneck, pyramid
 from sbnet.export.schemas import DOMAIN, VERSION
 from sbnet.export.translate import TO_NCHW, TO_NHWC
 
@@ -20,7 +20,7 @@ UNARY = {
 BINARY = {"Add", "Div", "Max", "Min", "Mul", "Pow", "Sub"}
 
 
-def optimise(model: ir.Model) -> None:
+def optimise(model: ir.Model, fuse_bottlenecks: bool = False) -> None:
     """All passes, in place."""
     graph = model.graph
     fold_constants(graph)
@@ -28,6 +28,8 @@ def optimise(model: ir.Model) -> None:
     while cancel(graph) + sink(graph):
         share(graph)
     fold_into_stacks(graph)
+    if fuse_bottlenecks:
+        bottleneck.fuse(graph)
     relax_zeros(graph)
     drop_unused(graph)
     graph.sort()

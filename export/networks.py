@@ -48,11 +48,22 @@ def build(
     return fold_batch_norm(net).requires_grad_(False).to(dtype), ["y"]
 
 
-def write(module: nn.Module, names: list[str], path: Path, size: tuple[int, int], batch: int = 1) -> None:
-    """Writes what `build` returned for frames of `size`, and prints how far ONNX Runtime is from PyTorch on the CPU."""
+def write(
+    module: nn.Module,
+    names: list[str],
+    path: Path,
+    size: tuple[int, int],
+    batch: int = 1,
+    *,
+    fuse_bottlenecks: bool = False,
+) -> None:
+    """Writes what `build` returned for frames of `size`, and prints how far ONNX Runtime is from PyTorch on the CPU.
+
+    fuse_bottlenecks: see `to_onnx`.
+    """
     dtype = next(module.parameters()).dtype
     mask = torch.zeros(batch, *size, dtype=torch.bool)
     mask[:, size[0] // 4 : size[0] // 2, size[1] // 4 : size[1] // 2] = True
     inputs = torch.rand(batch, 3, *size).to(dtype), mask
-    to_onnx(module, inputs, path, input_names=["x", "mask"], output_names=names)
+    to_onnx(module, inputs, path, input_names=["x", "mask"], output_names=names, fuse_bottlenecks=fuse_bottlenecks)
     verify(path, module, inputs, ["CPUExecutionProvider"])

@@ -200,7 +200,10 @@ def pool(device: str) -> None:
 def bottleneck(device: str) -> None:
     """In one kernel where there is one: blocks of 8 and 16, cut off and whole, few and many; and else as layers."""
     for dtype, (channels, width), block, density in itertools.product(
-        (torch.float16, torch.bfloat16, torch.float32), ((256, 64), (136, 96), (64, 24), (20, 5)), (8, 16, 5), (0.005, 1.0)
+        (torch.float16, torch.bfloat16, torch.float32),
+        ((256, 64), (136, 96), (64, 24), (20, 5)),
+        (8, 16, 5),
+        (0.005, 1.0),
     ):
         if dtype == torch.float32 and block != 8:
             continue  # layers, which have cases of their own

@@ -14,6 +14,7 @@ from sbnet.blocks import ActiveBlocks, Fringe, to_pair
 from sbnet.engine.planner import Plan, Plane, Step, plan
 from sbnet.nn.layers import SparseConv2d
 from sbnet.ops import fringe, mask_pyramid, pack_conv_weight, sparse_bottleneck2d_, sparse_conv2d_
+from sbnet.ops.bottleneck import one_kernel_takes
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,7 @@ class MaskedRunner:
 
 
 def one_kernel(example: Tensor, first: Step, last: Step, plane: Plane) -> bool:
-    """Has this device one kernel for such a bottleneck block (csrc/cuda/sm90/bottleneck.h), and is it the faster way?
+    """Has this device one kernel for such a bottleneck block, and is it the faster way?
 
     With more than 96 hidden channels it computes more than the three layers do: those win once all blocks are more than
     some ten cells of 8x8 a multiprocessor (docs/performance.md).
@@ -190,9 +191,7 @@ def one_kernel(example: Tensor, first: Step, last: Step, plane: Plane) -> bool:
     block, device = to_pair(of, "plan: block size"), example.device
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         return False
-    if channels > 512 or hidden > 128 or any(v % 8 for v in (channels, hidden, *block)):
-        return False
-    if example.dtype not in (torch.float16, torch.bfloat16):
+    if example.dtype not in (torch.float16, torch.bfloat16) or not one_kernel_takes(channels, hidden, block):
         return False
     cells = example.shape[0] * -(-height // 8) * -(-width // 8)
     return hidden <= 96 or cells <= 16 * torch.cuda.get_device_properties(device).multi_processor_count

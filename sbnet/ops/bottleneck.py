@@ -25,6 +25,11 @@ from sbnet.ops.conv import activation_name, autocast
 _ops = torch.ops.sbnet
 
 
+def one_kernel_takes(channels: int, hidden: int, block: Sequence[int]) -> bool:
+    """Has Hopper one kernel for such a block, in float16 or bfloat16? (csrc/cuda/sm90/bottleneck.h)"""
+    return 0 < channels <= 512 and 0 < hidden <= 128 and not any(v % 8 for v in (channels, hidden, *block))
+
+
 def sparse_bottleneck2d(
     x: Tensor,
     weights: Sequence[Tensor],
