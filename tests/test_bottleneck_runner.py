@@ -1,5 +1,7 @@
 """Bottleneck blocks that a runner runs as one op: the same result, and what they need not write is not there."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -75,6 +77,34 @@ def test_blocks_that_somebody_looks_into_run_step_by_step(always):
     planes = [(24, 24, 8)]
     runner = MaskedRunner(fold_batch_norm(Peeking().eval()), torch.zeros(1, 3, 24, 24), planes)
     assert runner.plan.bottlenecks == []
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "channels", "hidden", "block", "batch", "fused"),
+    [
+        ((9, 0), torch.float16, 256, 64, 16, 8, True),
+        ((9, 0), torch.bfloat16, 512, 96, (8, 24), 8, True),
+        ((9, 0), torch.float16, 512, 128, 8, 1, True),
+        ((9, 0), torch.float16, 512, 128, 8, 8, False),  # wide, and more than 16 cells a multiprocessor
+        ((9, 0), torch.float32, 256, 64, 16, 1, False),
+        ((9, 0), torch.float16, 256, 64, 12, 1, False),
+        ((9, 0), torch.float16, 250, 64, 16, 1, False),
+        ((9, 0), torch.float16, 520, 64, 16, 1, False),
+        ((9, 0), torch.float16, 512, 136, 8, 1, False),
+        ((8, 0), torch.float16, 256, 64, 16, 1, False),
+    ],
+)
+def test_where_one_kernel_pays(monkeypatch, capability, dtype, channels, hidden, block, batch, fused):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
+    example = SimpleNamespace(device=torch.device("cuda"), dtype=dtype, shape=(batch, 3, 800, 1408))
+    first, last = SimpleNamespace(shape=(batch, hidden, 200, 352)), SimpleNamespace(shape=(batch, channels, 200, 352))
+    assert masked.one_kernel(example, first, last, (200, 352, block)) == fused
+
+
+def test_elsewhere_than_on_cuda():
+    step = SimpleNamespace(shape=(1, 64, 24, 24))
+    assert not masked.one_kernel(torch.zeros(1, dtype=torch.float16), step, step, (24, 24, 8))
 
 
 @pytest.mark.gpu
