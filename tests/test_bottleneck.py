@@ -227,6 +227,25 @@ def test_a_nan_spreads_no_further_than_the_windows_that_see_it(device):
     assert_bitwise(y.isnan(), seen.expand_as(y).contiguous(), "NaN")
 
 
+@pytest.mark.parametrize(("channels", "width"), [(96, 24), (64, 40), (64, 32), (192, 48), (512, 104)])
+@pytest.mark.parametrize("where", ["h1", "x"])
+def test_an_infinity_reaches_no_more_than_in_three_convolutions(device, where, channels, width):
+    """Kernels whose width is padded multiply zeros with what lies in the other channels."""
+    x = torch.ones(1, channels, 16, 16, dtype=torch.float16, device=device).to(memory_format=torch.channels_last)
+    weights = [w.abs() for w in block(channels, width, torch.float16, device)[0]]
+    if where == "h1":
+        weights[0][0] = 2000.0  # channel 0 of h1 overflows
+    else:
+        x[0, 1, 5, 6] = float("inf")  # all channels of h1 there, 6 after the activation
+    weights[1][:, 0] *= -1.0
+    active = random_active(BlockGrid.cover((16, 16), 8), 1, 1.0, device)
+    activation = "relu" if where == "h1" else "relu6"
+    want = chain(x, weights, [None] * 3, active, activation)
+    got = sparse_bottleneck2d(x, weights, None, active, activation=activation)
+    assert bool(want.isfinite().all())
+    torch.testing.assert_close(got, want, rtol=1e-2, atol=1e-2)
+
+
 # ---- fringe, lists
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("layout", ["channels_last", "contiguous", "odd_channel_slice"])

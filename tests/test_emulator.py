@@ -243,6 +243,27 @@ def test_hopper_bottleneck_without_one(emulated, seed):
         judge(y, active, edge, chain(dtype), chain(torch.float32))
 
 
+@pytest.mark.parametrize(("channels", "width"), [(96, 24), (64, 40), (192, 48), (512, 104)])
+def test_hopper_bottleneck_of_infinities(emulated, channels, width):
+    """A channel of h1 that overflows must not meet the zeros of the channels that pad it."""
+    size = (12, 16)
+    x, _, _, active, _ = make("cpu", channels=channels, size=size, block=8, density=1.0, dtype=torch.float16)
+    x.fill_(1.0)
+    shapes = [(width, channels, 1, 1), (width, width, 3, 3), (channels, width, 1, 1)]
+    weights = [tensor(shape, torch.float16).abs() / (shape[1] * shape[2] ** 2) ** 0.5 for shape in shapes]
+    weights = [w.contiguous(memory_format=torch.channels_last) for w in weights]
+    weights[0][0] = 2000.0
+    weights[1][:, 0] *= -1.0
+    edge, y = fringe(active, active, size, 3, 1, 1), poison(x.shape, torch.float16, "cpu", "channels_last")
+    tensors = {"x": x, "y": y, **dict(zip(("weight", "weight2", "weight3"), weights, strict=True))}
+    tensors |= dict.fromkeys(("bias", "bias2", "bias3"))
+    assert launch(
+        emulated.emulate_bottleneck, active, edge, tensors, multiprocessors=2, seed=0, k=width,
+        activation=ACTIVATIONS["relu"],
+    )  # fmt: skip
+    assert bool(y.isfinite().all())
+
+
 def test_all_hopper_kernels_are_emulated():
     stems = {"bottleneck", "conv1x1", "conv1x1_wide", "conv1x1_split", "conv3x3", "conv3x3_stride2", "conv_stem"}
     assert {source.stem for source in sources()} == stems

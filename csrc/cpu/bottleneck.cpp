@@ -16,8 +16,9 @@ void clear_around_blocks(const TensorView& h1, const ActiveView& active, const P
     for (int64_t r = begin; r < end; ++r) {
       const int64_t n = r / rows, i = r % rows;
       const auto is_active = [&](int64_t row, int64_t column) {
-        return row >= 0 && row < rows && column >= 0 && column < columns &&
-               active.block_map[(n * rows + row) * columns + column] >= 0;
+        if (row < 0 || row >= rows || column < 0 || column >= columns) return false;
+        const int32_t slot = active.block_map[(n * rows + row) * columns + column];
+        return slot >= 0 && slot < *active.count;  // rows past the count are not computed
       };
       for (int64_t j = 0; j < columns; ++j) {
         if (is_active(i, j)) continue;

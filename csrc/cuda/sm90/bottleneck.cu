@@ -89,7 +89,8 @@ bool bottleneck_takes(const BottleneckParams& p) {
   for (int d = 0; d < 2; ++d)
     if (p.active.grid.size[d] % 8) return false;
   const int64_t per_block = int64_t{p.active.grid.size[0] / 8} * (p.active.grid.size[1] / 8);
-  return p.active.capacity < INT32_MAX && p.fringe.capacity < INT32_MAX && p.active.capacity * per_block < 1 << 30;
+  return p.active.capacity < INT32_MAX && p.fringe.capacity < INT32_MAX && per_block < 1 << 30 &&
+         p.active.capacity * per_block < 1 << 30;
 }
 
 Status bottleneck(const BottleneckParams& p, const DeviceInfo& device, CUstream_st* stream) {

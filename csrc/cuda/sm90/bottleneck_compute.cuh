@@ -64,6 +64,15 @@ __device__ __forceinline__ void finish_pairs(const Args& a, Simple simple, Resid
   finish_sums<T>(a, simple, residual, v, pack<T>(a.low, a.low), packed);
 }
 
+// Of 16 channels, from 16 * group on, those past the width become 0: they are sums of products with zeros, which are
+// NaN where h1 or x is infinite, and would be factors of every output.
+template <int kN>
+__device__ __forceinline__ void zero_past_width(const Args& a, int group, uint32_t (&packed)[4]) {
+  if (Widths<kN>::kFlat || a.width >= group * 16 + 16) return;
+  packed[2] = packed[3] = 0;
+  if (a.width <= group * 16) packed[0] = packed[1] = 0;
+}
+
 // run(simple): see finish_sums.
 template <class F>
 __device__ __forceinline__ void by_activation(const Args& a, F&& run) {
@@ -147,6 +156,7 @@ __device__ __forceinline__ void compute_h1(const Args& a, const Place<kN>& at, c
         if ((g + at.part) * 64 + at.w4 * 16 >= kPatchPixels) continue;
         uint32_t packed[4];
         finish_pairs<T>(a, simple, Known<false>(), acc[g] + j * 8, b, packed);
+        zero_past_width<kN>(a, j, packed);
         if (!keep[g][0]) packed[0] = packed[2] = 0;
         if (!keep[g][1]) packed[1] = packed[3] = 0;
         const uint32_t word = (j & 3) * 2 + (at.mat >> 1);
@@ -187,6 +197,7 @@ __device__ __forceinline__ void compute_h2(const Args& a, const Place<kN>& at, W
       uint32_t packed[4];
       const int group = at.part * (kShare / 16) + j;
       finish_pairs<T>(a, simple, Known<false>(), acc + j * 8, Bias(bias + group * 16), packed);
+      zero_past_width<kN>(a, group, packed);
       stmatrix(swizzled(at.h + group / 4 * kSlice + at.row * 128, (group & 3) * 2 + (at.mat >> 1)), packed[0],
                packed[1], packed[2], packed[3]);
     }

@@ -182,7 +182,7 @@ bool conv1x1_takes(const Conv2dParams& p) {
   if (!plane_fits(p.x) || !plane_fits(p.y) || (p.residual.data && !plane_fits(p.residual))) return false;
   // Tiles and units are counted in 31 bits, with room for a scheduler that looks ahead.
   const int64_t per_block = int64_t{p.active.grid.size[0] / 4} * (p.active.grid.size[1] / 4);
-  return p.active.capacity < INT32_MAX && p.fringe.capacity < INT32_MAX &&
+  return p.active.capacity < INT32_MAX && p.fringe.capacity < INT32_MAX && per_block < 1 << 30 &&
          p.active.capacity * per_block < (1 << 30) / ((K + 63) / 64);
 }
 

@@ -152,7 +152,7 @@ bool conv3x3_takes(const Conv2dParams& p) {
   if (!plane_fits(p.x) || !plane_fits(p.y) || (p.residual.data && !plane_fits(p.residual))) return false;
   // Tiles and units are counted in 31 bits, with room for a scheduler that looks ahead.
   const int64_t per_block = int64_t{grid.size[0] / 8} * (grid.size[1] / 8);
-  return p.active.capacity < INT32_MAX && p.fringe.capacity < INT32_MAX &&
+  return p.active.capacity < INT32_MAX && p.fringe.capacity < INT32_MAX && per_block < 1 << 30 &&
          p.active.capacity * per_block < (1 << 30) / ((K + 63) / 64);
 }
 

@@ -246,7 +246,8 @@ bool conv_stem_takes(const Conv2dParams& p) {
   for (int d = 0; d < 4; ++d)
     if (p.x.size[d] >= INT32_MAX / 8) return false;
   const int64_t per_block = int64_t{p.active.grid.size[0] / kCell} * (p.active.grid.size[1] / kCell);
-  return p.active.capacity < INT32_MAX && p.fringe.capacity < INT32_MAX && p.active.capacity * per_block < 1 << 30;
+  return p.active.capacity < INT32_MAX && p.fringe.capacity < INT32_MAX && per_block < 1 << 30 &&
+         p.active.capacity * per_block < 1 << 30;
 }
 
 Status conv_stem(const Conv2dParams& p, const DeviceInfo& device, CUstream_st* stream) {
