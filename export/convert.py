@@ -50,8 +50,8 @@ def to_onnx(
         opset_version: of the standard ops, 18 to 26.
         external_data: weights in a second file, `path`.data; default: past 1 GiB, as a model file cannot exceed 2 GB.
         fuse_bottlenecks: blocks of 1x1, 3x3, 1x1 convolution and shortcut become sparse_bottleneck2d where Hopper GPUs
-            have one kernel for it (float16 or bfloat16) and it has up to 96 hidden channels. Elsewhere such a model
-            gives the same results, more slowly.
+            have one kernel for it (float16 or bfloat16) and it has up to 96 hidden channels. Elsewhere the op
+            is its three convolutions, on a CPU without packed weights.
 
     Returns:
         path.
