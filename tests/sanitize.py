@@ -143,7 +143,7 @@ def whole_tiles(device: str) -> None:
 
 def conv1x1_wide(device: str) -> None:
     """A list with room for many tiles that holds few."""
-    for (channels, filters), block in itertools.product(((128, 1024), (320, 1024), (512, 896), (640, 896)), (4, 16)):
+    for (channels, filters), block in itertools.product(((128, 1024), (64, 1280), (320, 1024), (512, 896)), (4, 16)):
         x = torch.randn(1, channels, 136, 160, device=device).half().contiguous(memory_format=torch.channels_last)
         weight = (torch.randn(filters, channels, 1, 1, device=device) / channels**0.5).half()
         active = some_active((1, 136, 160), BlockGrid.cover((136, 160), block), 0.001, device)
@@ -152,7 +152,9 @@ def conv1x1_wide(device: str) -> None:
 
 def conv1x1_of_all_blocks(device: str) -> None:
     """Blocks reach over the plane: taken as one row of pixels, by each of the 1x1 kernels."""
-    for channels, filters, block in ((64, 72, 8), (512, 896, 16), (320, 1024, 4), (1536, 128, 8), (1536, 128, 4)):
+    wide = ((64, 72, 8), (512, 896, 16), (320, 1024, 4))
+    split = ((1536, 128, 8), (1536, 128, 4), (1536, 1024, 8))  # of the last one a multiprocessor has a single job
+    for channels, filters, block in wide + split:
         size = (50, 44) if channels == 1536 else (134, 132)
         x = torch.randn(1, channels, *size, device=device).half().contiguous(memory_format=torch.channels_last)
         weight = (torch.randn(filters, channels, 1, 1, device=device) / channels**0.5).half()

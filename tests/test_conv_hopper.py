@@ -199,7 +199,10 @@ def empty(channels, side, count=1):
 @pytest.mark.parametrize("block", [16, (8, 24), 4, (12, 20)], ids=str)
 @pytest.mark.parametrize(
     ("channels", "filters"),
-    [(64, 256), (256, 512), (320, 256), (512, 768), (1024, 256), (384, 128), (512, 128), (576, 384)],
+    [
+        *[(64, 256), (128, 512), (64, 1024), (256, 512), (320, 256), (512, 768), (1024, 256)],
+        *[(384, 128), (512, 128), (576, 384)],
+    ],
     ids=str,
 )
 def test_fast_1x1_of_wide_tiles(channels, filters, block, stride, dtype):
@@ -248,6 +251,19 @@ def test_fast_1x1_of_all_blocks_that_reach_over_the_plane(channels, filters, bat
     check("cuda", **case, density=1.0, activation="silu", residual="channels_last", out_layout="channel_slice")
     check("cuda", **case, density=1.0, layout="plane_slice")
     check("cuda", **case, density=0.98, residual="channels_last", bias=False)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("activation", [None, "relu", "gelu"])
+@pytest.mark.parametrize("size", [(50, 88), (48, 96), (70, 80), (61, 93), (75, 84)], ids=str)
+def test_fast_1x1_of_all_blocks_in_one_job_each(size, activation, dtype):
+    """A full list of 4,225 to 6,336 pixels, 512 filters: jobs of 144 or 192 pixels; one block less is cut otherwise."""
+    case = {"dtype": dtype, "kernel": 1, "padding": 0, "block": 8, "batch": 1, "size": size, "activation": activation}
+    case |= {"channels": 2048, "filters": 512}
+    check("cuda", **case, density=1.0)
+    check("cuda", **case, density=1.0, bias=False, out_layout="channel_slice")
+    check("cuda", **case, density=0.98)
 
 
 # 3x3 of stride 2 with so many tiles, of 16x8 pixels x 64 or 128 channels, that two warpgroups take them in turn.

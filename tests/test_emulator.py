@@ -162,7 +162,7 @@ def some(rng: random.Random, kernel: str) -> dict:
     few, stride = rng.choice([8, 24, 64, 72, 128, 192]), 1
     sizes = {
         "1x1": ([8, 24, 64, 72, 256, 384], [8, 40, 64, 136, 200, 264]),
-        "1x1 wide": ([64, 128, 320, 512], [128, 256, 384]),
+        "1x1 wide": ([64, 128, 192, 320, 512], [128, 256, 384, 512, 1024]),
         "1x1 split": ([1536, 1600], [128, 256, 384]),
         "3x3": ([few], [8, 40, 64, 72, 128]),
         "3x3 stride 2": ([few], [8, 64, 72, 128]),
@@ -181,6 +181,17 @@ def some(rng: random.Random, kernel: str) -> dict:
         "kernel": {"s": 7, "3": 3, "1": 1}[kernel[0]], "padding": {"s": 3, "3": 1, "1": 0}[kernel[0]],
         "dtype": rng.choice([torch.float16, torch.bfloat16]),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [(17, 16), (12, 24), (19, 20), (16, 24)])  # 272, 288: 144 each; 380, 384: 192
+@pytest.mark.parametrize(("density", "batch", "multiprocessors"), [(1.0, 1, 4), (0.6, 1, 4), (1.0, 2, 8)])
+def test_jobs_that_are_larger_if_all_blocks_are_active(emulated, size, density, batch, multiprocessors):
+    """1x1 split: one for each multiprocessor (of a batch of 2: one image's pixels run on into the next one's)."""
+    torch.manual_seed(sum(size))
+    case = {"channels": 1536, "filters": 256, "batch": batch, "block": 16, "stride": 1, "kernel": 1, "padding": 0}
+    for seed, dtype in enumerate([torch.float16, torch.bfloat16]):
+        more = {"seed": seed, "multiprocessors": multiprocessors, "activation": "silu", "residual": False}
+        assert emulate(emulated, "1x1 split", density=density, size=size, dtype=dtype, **more, **case)
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -17,6 +17,7 @@
 #include <ucontext.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <deque>
@@ -166,9 +167,9 @@ void copy_later(Cta& cta, Barrier& barrier, int64_t bytes, F&& copy) {
 // ---------------------------------------------------------------- tensor maps
 struct Map {  // what cuTensorMapEncodeTiled was given
   uint8_t* data;
-  int64_t stride[3];  // bytes
-  int32_t size[4];
-  uint16_t box[4];
+  int64_t stride[4];  // bytes
+  int32_t size[5];
+  uint16_t box[5];
   bool swizzle;
 };
 static_assert(sizeof(Map) <= sizeof(CUtensorMap));
@@ -180,7 +181,7 @@ inline Map map_of(const CUtensorMap* m) {
 inline CUresult encode(CUtensorMap* out, CUtensorMapDataType, cuuint32_t rank, void* data, const cuuint64_t* size,
                        const cuuint64_t* stride, const cuuint32_t* box, const cuuint32_t*, CUtensorMapInterleave,
                        CUtensorMapSwizzle swizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
-  Map m = {static_cast<uint8_t*>(data), {}, {1, 1, 1, 1}, {1, 1, 1, 1}, swizzle == CU_TENSOR_MAP_SWIZZLE_128B};
+  Map m = {static_cast<uint8_t*>(data), {}, {1, 1, 1, 1, 1}, {1, 1, 1, 1, 1}, swizzle == CU_TENSOR_MAP_SWIZZLE_128B};
   for (cuuint32_t d = 0; d < rank; ++d) {
     if (box[d] > 256 || (d + 1 < rank && stride[d] % 16)) return CUDA_ERROR_INVALID_VALUE;
     m.size[d] = static_cast<int32_t>(size[d]), m.box[d] = static_cast<uint16_t>(box[d]);
@@ -189,28 +190,32 @@ inline CUresult encode(CUtensorMap* out, CUtensorMapDataType, cuuint32_t rank, v
   std::memcpy(out, &m, sizeof(m));
   return CUDA_SUCCESS;
 }
+using At = std::array<int, 5>;
 // f(offset in shared memory, global address or null, bytes there) for the box's words of 16 bytes.
 template <class F>
-void for_box(const Map& m, uint32_t offset, const int (&at)[4], F&& f) {
-  for (int n = 0; n < m.box[3]; ++n)
-    for (int y = 0; y < m.box[2]; ++y)
-      for (int x = 0; x < m.box[1]; ++x)
-        for (int c = 0; c < m.box[0]; c += 8, offset += 16) {
-          const int i[4] = {at[0] + c, at[1] + x, at[2] + y, at[3] + n};
-          bool inside = true;
-          for (int d = 0; d < 4; ++d) inside = inside && i[d] >= 0 && i[d] < m.size[d];
-          uint8_t* global = m.data + i[0] * 2 + i[1] * m.stride[0] + i[2] * m.stride[1] + i[3] * m.stride[2];
-          f(m.swizzle ? swizzled(offset) : offset, inside ? global : nullptr, min(8, m.size[0] - i[0]) * 2);
-        }
+void for_box(const Map& m, uint32_t offset, const At& at, F&& f) {
+  const int rows = m.box[1] * m.box[2] * m.box[3] * m.box[4];
+  for (int row = 0; row < rows; ++row)
+    for (int c = 0; c < m.box[0]; c += 8, offset += 16) {
+      int rest = row;
+      bool inside = at[0] + c >= 0 && at[0] + c < m.size[0];
+      uint8_t* global = m.data + (at[0] + c) * 2;
+      for (int d = 1; d < 5; rest /= m.box[d++]) {
+        const int i = at[d] + rest % m.box[d];
+        inside = inside && i >= 0 && i < m.size[d];
+        global += i * m.stride[d - 1];
+      }
+      f(m.swizzle ? swizzled(offset) : offset, inside ? global : nullptr, min(8, m.size[0] - at[0] - c) * 2);
+    }
 }
-inline void load_box(uint32_t to, const CUtensorMap* map, uint32_t bar, int c0, int c1, int c2, int c3) {
+inline void load_box(uint32_t to, const CUtensorMap* map, uint32_t bar, const At& at) {
   const Map m = map_of(map);
-  const int64_t bytes = int64_t{2} * m.box[0] * m.box[1] * m.box[2] * m.box[3];
+  const int64_t bytes = int64_t{2} * m.box[0] * m.box[1] * m.box[2] * m.box[3] * m.box[4];
   if (to % 128 || (to & kOffset) + bytes > kSharedBytes) fail("a box to no place in shared memory");
   Cta& cta = cta_at(to);
   Barrier& barrier = barrier_at(bar);
   copy_later(cta, barrier, bytes, [=, &cta] {
-    for_box(m, to & kOffset, {c0, c1, c2, c3}, [&](uint32_t offset, const uint8_t* global, int there) {
+    for_box(m, to & kOffset, at, [&](uint32_t offset, const uint8_t* global, int there) {
       std::memset(cta.shared + offset, 0, 16);
       if (global) std::memcpy(cta.shared + offset, global, there);
     });

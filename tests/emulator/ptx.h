@@ -90,29 +90,38 @@ inline void fence_async_proxy() {}
 // ---------------------------------------------------------------- bulk tensor copies
 inline void prefetch_map(const CUtensorMap*) {}
 inline void tma_load(uint32_t to, const CUtensorMap* m, uint32_t bar, int c, int x, int y, int n) {
-  emulator::load_box(to, m, bar, c, x, y, n);
+  emulator::load_box(to, m, bar, {c, x, y, n});
 }
 inline void tma_load(uint32_t to, const CUtensorMap* m, uint32_t bar, int c, int tap, int k) {
-  emulator::load_box(to, m, bar, c, tap, k, 0);
+  emulator::load_box(to, m, bar, {c, tap, k, 0});
 }
 inline void tma_load(uint32_t to, const CUtensorMap* m, uint32_t bar, int c, int k) {
-  emulator::load_box(to, m, bar, c, k, 0, 0);
+  emulator::load_box(to, m, bar, {c, k, 0, 0});
 }
 inline void tma_multicast(uint32_t to, const CUtensorMap* m, uint32_t bar, int c, int tap, int k, uint32_t ctas) {
   for (uint32_t rank = 0; ctas >> rank; ++rank)
-    if (ctas >> rank & 1) emulator::load_box(map_to_rank(to, rank), m, map_to_rank(bar, rank), c, tap, k, 0);
+    if (ctas >> rank & 1) emulator::load_box(map_to_rank(to, rank), m, map_to_rank(bar, rank), {c, tap, k, 0});
 }
 inline void tma_multicast(uint32_t to, const CUtensorMap* m, uint32_t bar, int c, int k, uint32_t ctas) {
   tma_multicast(to, m, bar, c, k, 0, ctas);
 }
-inline void tma_store(const CUtensorMap* map, uint32_t from, int c, int x, int y, int n) {
+inline void tma_load(uint32_t to, const CUtensorMap* m, uint32_t bar, int c, int slab, int x, int y, int n) {
+  emulator::load_box(to, m, bar, {c, slab, x, y, n});
+}
+inline void store_box(const CUtensorMap* map, uint32_t from, const emulator::At& at) {
   const emulator::Map m = emulator::map_of(map);
   const uint8_t* shared = emulator::self->cta->shared;
   emulator::self->stores.push_back([=] {
-    emulator::for_box(m, from & emulator::kOffset, {c, x, y, n}, [&](uint32_t offset, uint8_t* global, int bytes) {
+    emulator::for_box(m, from & emulator::kOffset, at, [&](uint32_t offset, uint8_t* global, int bytes) {
       if (global) std::memcpy(global, shared + offset, bytes);
     });
   });
+}
+inline void tma_store(const CUtensorMap* m, uint32_t from, int c, int x, int y, int n) {
+  store_box(m, from, {c, x, y, n});
+}
+inline void tma_store(const CUtensorMap* m, uint32_t from, int c, int slab, int x, int y, int n) {
+  store_box(m, from, {c, slab, x, y, n});
 }
 inline void tma_store_commit() {
   emulator::self->committed_stores.push_back(std::exchange(emulator::self->stores, {}));

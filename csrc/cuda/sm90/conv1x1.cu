@@ -198,8 +198,11 @@ Status conv1x1(const Conv2dParams& p, const DeviceInfo& device, CUstream_st* str
   if (p.x.size[0] == 0 || (cut.tiles == 0 && !a.fringe)) return ok_status();
   if (a.resident && weights_by_hand(a.C)) a.weight = static_cast<const uint4*>(p.weight.data);
 
-  Maps maps;
-  SBNET_TRY(plane_maps(&maps, p, a, a.side, a.side * a.side));
+  Maps maps = {};
+  const int pixels = a.side * a.side;
+  SBNET_TRY(input_maps(&maps, p, a));
+  SBNET_TRY(box_maps(&maps, &PlaneMaps::y, "out", p.y, a, a.side, pixels));
+  if (p.residual.data) SBNET_TRY(box_maps(&maps, &PlaneMaps::residual, "residual", p.residual, a, a.side, pixels));
   SBNET_TRY(weight_map(&maps.w, p));
 
   const bool bf16 = p.x.dtype == DType::kBF16;

@@ -6,43 +6,45 @@
 namespace sbnet::sm90::one {
 
 constexpr int kThreads = 640;
-constexpr int kWarpgroups = 4, kMaxGroups = 2, kMaxStages = 16, kTileSlots = 4, kMaxUnits = 8, kMaxResident = 32;
+constexpr int kWarpgroups = 4, kMaxWarps = 4 * kWarpgroups, kMaxGroups = 2, kMaxStages = 16, kTileSlots = 4,
+              kMaxUnits = 8, kMaxResident = 32;
 constexpr int kSlab = 64 * 128;  // bytes of 64 output x 64 input channels of weights
 
 // Shared memory: control, then what the host lays out.
 constexpr int kFull = 0, kEmpty = kFull + 8 * kMaxGroups * kMaxStages;
 constexpr int kTileFull = kEmpty + 8 * kMaxGroups * kMaxStages, kTileEmpty = kTileFull + 8 * kMaxGroups * kTileSlots;
 constexpr int kResidualFull = kTileEmpty + 8 * kMaxGroups * kTileSlots;
-constexpr int kWeightFull = kResidualFull + 2 * 8 * kWarpgroups, kBarriersEnd = kWeightFull + 8 * kMaxResident;
+constexpr int kWeightFull = kResidualFull + 8 * kMaxWarps, kBarriersEnd = kWeightFull + 8 * kMaxResident;
 constexpr int kUnitsAt = (kBarriersEnd + 15) / 16 * 16;
 constexpr int kControl = 4096;
 constexpr int kBiasAt = kUnitsAt + kMaxGroups * kTileSlots * kMaxUnits * 16;
 static_assert(kBiasAt <= kControl);
 // conv1x1_wide.cu
-constexpr int kMaxWideChannels = 256, kWideControl = 3072, kWideWarps = 8;
+constexpr int kWideControl = 3072;
 constexpr int kRows = 16 * 128;  // bytes of a warp's 16 pixels x 64 channels: what it stages at a time
-static_assert(kBiasAt + kMaxWideChannels * 4 <= kWideControl);
+static_assert(kBiasAt + 256 * 4 <= kWideControl);
 
 // Boxes of a cell: of the plane, or, where every block is active, of the pixels in a row.
 struct PlaneMaps {
   CUtensorMap x, y, residual;
 };
 struct Maps {
-  CUtensorMap w;
-  PlaneMaps of[2];  // [flat]
+  CUtensorMap w, row;  // row: conv1x1_row.cuh
+  PlaneMaps of[2];     // [flat]
 };
 
 struct Args : CommonArgs {
   int C, slices;
-  int flat_count, pixels;   // of a list of all blocks, -1 if it is not to be taken as flat; N * H * W
-  int wide, groups;         // warpgroups per group, groups per CTA
-  int slabs;                // of 64 output channels, of a tile
-  int log_cluster;          // CTAs that share streamed weights
-  int units, cell, side;    // cells of a tile; bytes of 64 channels of one, its side in pixels
-  int stages, stage_bytes;  // of a group's ring
-  int weights_at, ring_at;  // staging lies before them, behind the control block
+  int flat_count, pixels;               // of a list of all blocks, -1 if it is not to be taken as flat; N * H * W
+  int wide, groups;                     // warpgroups per group, groups per CTA
+  int slabs;                            // of 64 output channels, of a tile
+  int log_cluster;                      // CTAs that share streamed weights
+  int units, cell, side;                // cells of a tile; bytes of 64 channels of one, its side in pixels
+  int stages, stage_bytes;              // of a group's ring
+  int staging_at, weights_at, ring_at;  // in this order, behind the control block
   int buffers;  // of output: a warpgroup's (with a residual two, to fetch the next tile's early); wide: a warp's
   bool resident;
+  bool pairs;  // a warp stores 128 channels at a time
   FastDiv ktiles, units_per_block, units_per_row;
   FastDiv ctas;  // of the launch, if they share jobs
 };
@@ -59,13 +61,13 @@ inline bool in_a_row(const TensorView& t) {
   const Plane p = plane_of(t);
   return p.y == p.x * t.size[3] && p.n == p.y * t.size[2];
 }
-inline void allow_flat(const Conv2dParams& p, Args* a) {
+inline void allow_flat(const Conv2dParams& p, Args* a, bool always = false) {
   const double pixels = static_cast<double>(a->N) * a->H * a->W;
-  const bool reaches_over = a->H % a->side || a->W % a->side;
+  const bool pays = always || a->H % a->side || a->W % a->side;
   const bool rows = in_a_row(p.x) && in_a_row(p.y) && (!p.residual.data || in_a_row(p.residual));
   const double blocks = static_cast<double>(a->N) * a->grid_h * a->grid_w;
   a->flat_count = -1;
-  if (!reaches_over || p.stride[0] != 1 || !rows || pixels >= INT32_MAX / 2 || blocks > a->capacity) return;
+  if (!pays || p.stride[0] != 1 || !rows || pixels >= INT32_MAX / 2 || blocks > a->capacity) return;
   a->flat_count = static_cast<int>(blocks);
   a->pixels = static_cast<int>(pixels);
 }
@@ -75,16 +77,29 @@ inline Status flat_map(CUtensorMap* m, const char* name, const TensorView& t, in
   const cuuint32_t boxes[4] = {64, cuuint32_t(box), 1, 1};
   return make_map(m, t.dtype, name, 4, t.data, size, stride, boxes);
 }
-// Boxes of x are cells; those of output and residual `rows` of a cell, or `row` pixels of a flat plane.
-inline Status plane_maps(Maps* maps, const Conv2dParams& p, const Args& a, int rows, int row) {
-  const TensorView& residual = p.residual.data ? p.residual : p.y;
-  SBNET_TRY(plane_map(&maps->of[0].x, "x", p.x, a.side, a.side, p.stride[0]));
-  SBNET_TRY(plane_map(&maps->of[0].y, "out", p.y, a.side, rows));
-  SBNET_TRY(plane_map(&maps->of[0].residual, "residual", residual, a.side, rows));
-  if (a.flat_count < 0) return ok_status();
-  SBNET_TRY(flat_map(&maps->of[1].x, "x", p.x, a.side * a.side));
-  SBNET_TRY(flat_map(&maps->of[1].y, "out", p.y, row));
-  return flat_map(&maps->of[1].residual, "residual", residual, row);
+// One of PlaneMaps: boxes of 64 channels of `rows` rows of a cell, or of `row` pixels of a flat plane.
+inline Status box_maps(Maps* maps, CUtensorMap PlaneMaps::* which, const char* name, const TensorView& t, const Args& a,
+                       int rows, int row, int step = 1) {
+  SBNET_TRY(plane_map(&(maps->of[0].*which), name, t, a.side, rows, step));
+  return a.flat_count < 0 ? ok_status() : flat_map(&(maps->of[1].*which), name, t, row);
+}
+// Whole cells of the input.
+inline Status input_maps(Maps* maps, const Conv2dParams& p, const Args& a) {
+  return box_maps(maps, &PlaneMaps::x, "x", p.x, a, a.side, a.side * a.side, p.stride[0]);
+}
+// Of 128 channels: a pixel's lie side by side, in two rows of shared memory. Where memory is what takes time, boxes of
+// 64 channels, 128 bytes of a pixel, take 5 % longer.
+inline Status pair_maps(Maps* maps, CUtensorMap PlaneMaps::* which, const char* name, const TensorView& t,
+                        const Args& a, int rows, int row) {
+  const Plane p = plane_of(t);
+  auto encode = [&](CUtensorMap* m, int64_t w, int64_t h, int64_t n, int box_x, int box_y) {
+    const cuuint64_t size[5] = {64, cuuint64_t(t.size[1] / 64), cuuint64_t(w), cuuint64_t(h), cuuint64_t(n)};
+    const cuuint64_t stride[4] = {128, cuuint64_t(p.x) * 2, cuuint64_t(p.y) * 2, cuuint64_t(p.n) * 2};
+    const cuuint32_t box[5] = {64, 2, cuuint32_t(box_x), cuuint32_t(box_y), 1};
+    return make_map(m, t.dtype, name, 5, t.data, size, stride, box);
+  };
+  SBNET_TRY(encode(&(maps->of[0].*which), t.size[3], t.size[2], t.size[0], a.side, rows));
+  return a.flat_count < 0 ? ok_status() : encode(&(maps->of[1].*which), a.pixels, 1, 1, row, 1);
 }
 
 // Cells, slices of channels. Returns how many cells a block has.
@@ -147,6 +162,7 @@ inline Plan plan_launch(const Conv2dParams& p, const DeviceInfo& device, Args* a
     a->groups = groups;
     a->slabs = a->wide;
     a->resident = resident;
+    a->staging_at = kControl;
     a->weights_at = kControl + groups * a->wide * slice * a->buffers;
     a->ring_at = a->weights_at + (resident ? a->slices * weights : 0);
     a->stage_bytes = slice + (resident ? 0 : weights);
@@ -170,23 +186,27 @@ inline Plan plan_launch(const Conv2dParams& p, const DeviceInfo& device, Args* a
   return plan;
 }
 
-// conv1x1_wide.cu: C a multiple of 64, K of 128.
+// conv1x1_wide.cu, which says what is chosen: C a multiple of 64, K of 128.
 inline Plan plan_wide(const Conv2dParams& p, Args* a) {
   const int per_block = cut_cells(p, a), cell = a->side;
-  a->slabs = p.weight.size[0] % kMaxWideChannels ? 2 : 4;
-
-  // Two warpgroups, each with tiles of 64 pixels of its own. With resident weights each has its own ring of input too.
+  const int64_t K = p.weight.size[0];
   const bool residual = p.residual.data;
-  const int weights = a->slabs * kSlab;
+  a->slabs = K % 256 ? 2 : 4;
   a->resident = a->slices * a->slabs <= (residual ? 8 : 16);  // 4 x 4 and residuals would leave a ring two stages
-  a->groups = 2;
+  a->wide = a->slabs == 4 && (a->resident || residual) ? 2 : 1;
+  a->pairs = a->wide == 2 && a->slices <= 2;
+  if (a->pairs && !residual && K % 512 == 0) a->wide = 4, a->slabs = 8;
+  a->groups = a->wide == 4 ? 1 : 2;
   a->units = 64 / (cell * cell);
   a->log_cluster = a->resident ? 0 : 1;
-  a->buffers = residual ? a->slabs : 2;
-  a->weights_at = kWideControl + kWideWarps * a->buffers * kRows;
+
+  const int weights = a->slabs * kSlab;
+  a->buffers = residual ? a->slabs / a->wide : a->wide == 2 && !a->pairs ? 1 : 2;
+  a->staging_at = kWideControl + (a->wide == 4 ? 1024 : 0);  // twice as many biases
+  a->weights_at = a->staging_at + 4 * a->groups * a->wide * a->buffers * kRows;
   a->ring_at = a->weights_at + (a->resident ? a->slices * weights : 0);
   a->stage_bytes = a->resident ? kSlab : 2 * kSlab + weights;
-  const int rings = a->resident ? 2 : 1, most = (kSharedLimit - a->ring_at) / a->stage_bytes / rings;
+  const int rings = a->resident ? a->groups : 1, most = (kSharedLimit - a->ring_at) / a->stage_bytes / rings;
   a->stages = most < kMaxStages ? most : kMaxStages;
 
   Plan plan = {};

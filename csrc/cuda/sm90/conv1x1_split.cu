@@ -5,23 +5,22 @@
 // each takes whole ones, and two neighbours share the weights by multicast. The jobs left over, with a short list all
 // of them, are split: two or four CTAs of a cluster sum a part of the input channels each, send the others their sums
 // of the output channels that those finish, and finish their own. A CTA has at most one such job in a launch, so that
-// memory for sums is written once and nobody has to be asked whether it is free.
+// memory for sums is written once and nobody has to be asked whether it is free. (A full list that is little more than
+// a job for each CTA is cut otherwise: conv1x1_row.cuh.)
 //
 //   warps 0-7    WGMMA, exchange of sums, epilogue
 //   warp 8       schedule, input, weights
 //   warps 10-11  zero the fringe
-#include "cuda/sm90/conv1x1_load.cuh"
+#include "cuda/sm90/conv1x1_row.cuh"
 #include "cuda/sm90/conv1x1_split.h"
+#include "cuda/sm90/conv1x1_sums.cuh"
 
 namespace sbnet::sm90 {
 namespace {
 
 using namespace one;
 
-constexpr int kSplitThreads = 384, kSplitChannels = 128, kMaxLogSplit = 2, kMates = 2;
-constexpr int kSums = 64 * kSplitChannels * 4;  // bytes of a warpgroup's
-constexpr int kStagingAt = kWideControl, kSumsAt = kStagingAt + kWideWarps * kRows;
-constexpr int kSumsOfOthers = kSums * 3 / 4;  // at most, for a warpgroup
+constexpr int kSplitThreads = 384, kMaxLogSplit = 2, kMates = 2;
 constexpr int kRingAt = kSumsAt + 2 * kSumsOfOthers, kStage = 4 * kSlab;
 constexpr int kStages = (kSharedLimit - kRingAt) / kStage, kSplitShared = kRingAt + kStages * kStage;
 static_assert(kRingAt % 1024 == 0 && kStages >= 4 && kStages <= kMaxStages);
@@ -29,6 +28,8 @@ static_assert(kRingAt % 1024 == 0 && kStages >= 4 && kStages <= kMaxStages);
 // The w of a unit, besides kEnd and kFlat: kAlone if the weights are not shared, log2 of the CTAs that share the job,
 // its output channels.
 constexpr int kAlone = 2, kSplitShift = 3, kChannelsShift = 5;
+// Instead: this launch is one of conv1x1_row.cuh.
+constexpr int kRowFlag = 1 << 30;
 
 struct Job {
   bool live, alone;
@@ -61,6 +62,7 @@ struct Jobs {
 };
 
 // Warp 8.
+template <int kRow>
 __device__ __forceinline__ void produce_split(const Args& a, const Maps& maps, uint32_t smem, int4* units) {
   Finder finder(a);
   const int lane = finder.lane, wg = finder.ahead() & 1, rank = a.log_cluster ? cluster_rank() : 0;
@@ -68,6 +70,12 @@ __device__ __forceinline__ void produce_split(const Args& a, const Maps& maps, u
   const int job = blockIdx.x >> a.log_cluster, guess = a.ktiles.quotient(job >> 1) * 4 + (job & 1) * 2 + finder.ahead();
   finder.aim(guess);
   const Jobs jobs(a, finder.begin());
+  if constexpr (kRow != 0) {
+    if (finder.flat) {
+      if (finder.ahead() < 2) announce_unit(smem, units, wg, 0, finder.member, make_int4(0, 0, 0, kRowFlag));
+      return produce_row<kRow>(a, maps, smem);
+    }
+  }
   int first = 0, stage = 0, phase = 1, i = 0;
   for (;; ++i) {
     const Job job = jobs.at(i);
@@ -115,108 +123,9 @@ __device__ __forceinline__ void produce_split(const Args& a, const Maps& maps, u
   }
 }
 
-// A warp's 16 pixels of the output: where each lies.
-struct WarpPixels {
-  const Args& a;
-  int4 first;
-  int log_row;  // pixels of a row: 8 or 4, or 16 of a flat plane
-  __device__ __forceinline__ WarpPixels(const Args& args, int4 unit, int w4) : a(args), first(unit) {
-    const bool flat = unit.w & kFlat;
-    log_row = flat ? 4 : a.side == 8 ? 3 : 2;
-    if (a.side == 8) (flat ? first.z : first.y) += w4 * (flat ? 16 : 2);
-  }
-  // Elements from the plane's beginning; negative: nowhere.
-  __device__ __forceinline__ int64_t offset(const Plane& p, int i) const {
-    const bool flat = first.w & kFlat;
-    const int y = first.y + (i >> log_row), x = first.z + (i & ((1 << log_row) - 1));
-    if (first.x < 0 || y >= a.H || x >= (flat ? a.pixels : a.W)) return -1;
-    return first.x * p.n + y * p.y + x * p.x;
-  }
-};
-
-// Sums are finished 32 channels at a time: of a warp's 16 pixels a lane holds two words of 16 bytes, of four to a
-// pixel.
-constexpr int kChannels = 32, kWords = 2;
-struct Words {
-  uint4 of[kWords];
-};
-template <class F>
-__device__ __forceinline__ void for_words(F&& f) {  // i, pixel, word of the pixel
-  const int lane = threadIdx.x & 31;
-#pragma unroll
-  for (int i = 0; i < kWords; ++i) f(i, lane / 4 + i * 8, lane % 4);
-}
-template <class T>
-__device__ __forceinline__ Words fetch_residual(const Args& a, const WarpPixels& pixels, int channel) {
-  Words held = {};
-  for_words([&](int i, int pixel, int word) {
-    const int64_t at = pixels.offset(a.residual, pixel);
-    if (at >= 0)
-      held.of[i] = *reinterpret_cast<const uint4*>(static_cast<const T*>(a.residual.data) + at + channel + word * 8);
-  });
-  return held;
-}
-// Sums of the channels from `channel` on: bias, residual, activation, store.
-template <class T>
-__device__ __forceinline__ void finish(const Args& a, const WarpPixels& pixels, int channel, const float* sums,
-                                       const float2 (&bias)[kChannels / 8], const Words& added, uint8_t* staging) {
-  auto staged = [&](int pixel, int word) {
-    return reinterpret_cast<uint4*>(staging + pixel * 128 + ((word ^ (pixel & 7)) << 4));
-  };
-  __syncwarp();  // what was staged before has been read
-  if (a.residual.data) {
-    for_words([&](int i, int pixel, int word) { *staged(pixel, word) = added.of[i]; });
-    __syncwarp();
-  }
-  for_epilogue(
-      a, [&](auto simple, auto residual) { finish_rows<T>(a, simple, residual, sums, bias, smem_address(staging)); });
-  __syncwarp();
-  for_words([&](int, int pixel, int word) {
-    const int64_t at = pixels.offset(a.y, pixel);
-    if (at >= 0) *reinterpret_cast<uint4*>(static_cast<T*>(a.y.data) + at + channel + word * 8) = *staged(pixel, word);
-  });
-}
-
-// The first sums become this CTA's share of the job's, 16 / kParts groups of 8 channels: those of all kParts CTAs, in
-// their order.
-template <int kParts>
-__device__ __forceinline__ void exchange(uint32_t smem, float (&acc)[64]) {
-  constexpr int kShare = 64 / kParts, kBytes = kSums / kParts;
-  const int wg = threadIdx.x >> 7, tid = threadIdx.x & 127, rank = cluster_rank(), part = rank & (kParts - 1);
-  const uint32_t full = smem + kResidualFull + 8 * wg, from = smem + kSumsAt + wg * kSumsOfOthers + tid * 16;
-  if (tid == 0) mbar_expect(full, (kParts - 1) * kBytes);
-#pragma unroll
-  for (int o = 0; o < kParts; ++o) {
-    if (o == part) continue;
-    const int slot = part - (part > o);
-    const uint32_t to = map_to_rank(from + slot * kBytes, rank - part + o), bar = map_to_rank(full, rank - part + o);
-#pragma unroll
-    for (int v = 0; v < kShare; v += 4)
-      store_async(to + v * 512, bar, acc[o * kShare + v], acc[o * kShare + v + 1], acc[o * kShare + v + 2],
-                  acc[o * kShare + v + 3]);
-  }
-#pragma unroll
-  for (int o = 1; o < kParts; ++o)
-    if (o == part)
-#pragma unroll
-      for (int e = 0; e < kShare; ++e) acc[e] = acc[o * kShare + e];
-  mbar_wait(full, 0);
-#pragma unroll
-  for (int v = 0; v < kShare; v += 4) {
-    float4 sum = make_float4(0, 0, 0, 0);
-#pragma unroll
-    for (int o = 0; o < kParts; ++o) {
-      const float4 mine = make_float4(acc[v], acc[v + 1], acc[v + 2], acc[v + 3]);
-      const float4 more = o == part ? mine : load_shared(from + (o - (o > part)) * kBytes + v * 512);
-      sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
-    }
-    acc[v] = sum.x, acc[v + 1] = sum.y, acc[v + 2] = sum.z, acc[v + 3] = sum.w;
-  }
-}
-
 // Warps 0-7. A warpgroup computes D[64 pixels, 128 channels] = X[64 pixels, C] * W[128 channels, C]^T.
-template <class T>
-__device__ void consume(const Args& a, uint32_t smem, uint8_t* shared, const int4* units) {
+template <class T, int kRow>
+__device__ void consume(const Args& a, const Maps& maps, uint32_t smem, uint8_t* shared, const int4* units) {
   const int lane = threadIdx.x & 31, warp = __shfl_sync(0xffffffff, threadIdx.x >> 5, 0), w4 = warp & 3, wg = warp >> 2;
   const int rank = a.log_cluster ? cluster_rank() : 0;
   uint8_t* staging = shared + kStagingAt + warp * kRows;
@@ -236,6 +145,8 @@ __device__ void consume(const Args& a, uint32_t smem, uint8_t* shared, const int
     unit = make_int4(__shfl_sync(0xffffffff, unit.x, 0), __shfl_sync(0xffffffff, unit.y, 0),
                      __shfl_sync(0xffffffff, unit.z, 0), __shfl_sync(0xffffffff, unit.w, 0));
     if (unit.w & kEnd) break;
+    if constexpr (kRow != 0)
+      if (unit.w & kRowFlag) return consume_row<T, kRow>(a, maps, smem);
     const bool alone = unit.w & kAlone;
     const int log_split = unit.w >> kSplitShift & 3, part = rank & ((1 << log_split) - 1);
     const int k0 = (unit.w >> kChannelsShift) * kSplitChannels;
@@ -296,7 +207,7 @@ __device__ void consume(const Args& a, uint32_t smem, uint8_t* shared, const int
   }
 }
 
-template <class T>
+template <class T, int kRow>
 __global__ void __launch_bounds__(kSplitThreads, 1)
     conv1x1_split_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Args a) {
   extern __shared__ __align__(1024) uint8_t shared[];
@@ -304,7 +215,11 @@ __global__ void __launch_bounds__(kSplitThreads, 1)
   int4* units = reinterpret_cast<int4*>(shared + kUnitsAt);
   const int warp = __shfl_sync(0xffffffff, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
   grid_dependency_release();  // the next kernel's prologue may overlap this one; it waits where this one does
-  if (threadIdx.x == 0) prefetch_map(&maps.w), prefetch_map(&maps.of[0].x);
+  if (threadIdx.x == 0) {
+    prefetch_map(&maps.w);
+    prefetch_map(&maps.of[0].x);
+    if (kRow != 0) prefetch_map(&maps.row), prefetch_map(&maps.of[1].y);
+  }
   if (lane == 0) {
     for (int at = kFull + 8 * warp; at < kBarriersEnd; at += 8 * (kSplitThreads / 32)) {
       const bool of_ring = at >= kEmpty && at < kTileFull, of_tile = at >= kTileEmpty && at < kResidualFull;
@@ -321,11 +236,11 @@ __global__ void __launch_bounds__(kSplitThreads, 1)
   // Every role calls grid_dependency_wait() before it touches global memory: so every CTA has waited when it exits.
   if (warp < 8) {  // 384 threads start with 168 registers each
     registers_up<216>();
-    consume<T>(a, smem, shared, units);
+    consume<T, kRow>(a, maps, smem, shared, units);
   } else {
     registers_down<40>();
     if (warp == 8) {
-      produce_split(a, maps, smem, units);
+      produce_split<kRow>(a, maps, smem, units);
     } else {
       grid_dependency_wait();
       if (warp >= 10 && a.fringe) zero_fringe<T>(a);
@@ -335,18 +250,31 @@ __global__ void __launch_bounds__(kSplitThreads, 1)
 
 // ---------------------------------------------------------------- host
 
-template <class T>
+// kRow: pixels of a job if all blocks are active, where that is one for each CTA; or 0.
+template <class T, int kRow>
 Status launch(const Conv2dParams& p, Args a, const DeviceInfo& device, cudaStream_t stream) {
+  constexpr auto kernel = conv1x1_split_kernel<T, kRow>;
+  int clusters = 0, log_cluster = a.log_cluster;
+  SBNET_TRY(clusters_that_fit<kernel>(device, kSplitThreads, kSplitShared, &log_cluster, &clusters));
+  const int ctas = clusters << log_cluster;
   Maps maps = {};
+  if constexpr (kRow != 0) {
+    static_assert(Row<kRow>::kShared <= kSplitShared);
+    if (!log_cluster || !row_pays(p, a, kRow, ctas)) return launch<T, kRow == 144 ? 192 : 0>(p, a, device, stream);
+    SBNET_TRY(row_maps(&maps, p, a, kRow));
+  }
   SBNET_TRY(weight_map(&maps.w, p));
-  SBNET_TRY(plane_maps(&maps, p, a, a.side, a.side * a.side));
-  constexpr auto kernel = conv1x1_split_kernel<T>;
-  int clusters = 0;
-  SBNET_TRY(clusters_that_fit<kernel>(device, kSplitThreads, kSplitShared, &a.log_cluster, &clusters));
-  a.ctas = FastDiv(clusters << a.log_cluster);
-  const ClusterLaunch launch(a.ctas.divisor, kSplitThreads, kSplitShared, a.log_cluster, stream);
+  SBNET_TRY(input_maps(&maps, p, a));
+  a.log_cluster = log_cluster;
+  a.ctas = FastDiv(ctas);
+  const ClusterLaunch launch(ctas, kSplitThreads, kSplitShared, log_cluster, stream);
   SBNET_CUDA_TRY(kOp, cudaLaunchKernelEx(&launch.config, kernel, maps, a));
   return ok_status();
+}
+
+template <class T>
+Status launch_of(const Conv2dParams& p, const Args& a, const DeviceInfo& device, cudaStream_t stream) {
+  return row_takes(p, a) ? launch<T, 144>(p, a, device, stream) : launch<T, 0>(p, a, device, stream);
 }
 
 }  // namespace
@@ -361,12 +289,14 @@ Status conv1x1_split(const Conv2dParams& p, const DeviceInfo& device, CUstream_s
   Args a = {};
   fill_common(p, &a);
   cut_cells(p, &a);
+  allow_flat(p, &a, true);
   a.units = 64 / (a.side * a.side);
   a.ktiles = FastDiv(p.weight.size[0] / kSplitChannels);
   a.log_cluster = kMaxLogSplit;
   SBNET_CHECK(a.slices >> kMaxLogSplit, "%s: %d input channels are too few to be split (a bug)", kOp, a.C);
   if (p.x.size[0] == 0 || (p.active.capacity == 0 && !a.fringe)) return ok_status();
-  return p.x.dtype == DType::kBF16 ? launch<__nv_bfloat16>(p, a, device, stream) : launch<__half>(p, a, device, stream);
+  return p.x.dtype == DType::kBF16 ? launch_of<__nv_bfloat16>(p, a, device, stream)
+                                   : launch_of<__half>(p, a, device, stream);
 }
 
 }  // namespace sbnet::sm90

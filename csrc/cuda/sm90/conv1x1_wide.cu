@@ -1,15 +1,22 @@
 // The Hopper 1x1 convolution where products count, not bytes: many tiles, K a multiple of 256, or of 128 with C >= 384.
 //
 // What limits products is shared memory, 128 bytes a cycle: WGMMA reads (64 + N) * 32 bytes of operands in N / 2
-// cycles, 128 a cycle for N = 64, 96 for 128, 80 for 256. So here a warpgroup computes a tile of 64 pixels (a cell of
-// 8x8, or four of 4x4) x 256 (or 128) output channels; two warpgroups to a CTA, up to half of all registers are sums.
-// Each has its own tiles, so that one's epilogue runs under the other's products. Weights that fit stay in shared
-// memory. Others come with the input, a slice of 64 input channels for both warpgroups and both CTAs of a cluster,
-// round and round. The second warpgroup's tiles begin and end half a round later than the first one's.
+// cycles, 128 a cycle for N = 64, 96 for 128, 80 for 256. A tile is 64 pixels (a cell of 8x8, or four of 4x4) x 128,
+// 256 or 512 output channels. One, two or four warpgroups share a tile; two groups of them have tiles of their own, so
+// that one's epilogue runs under the other's products (of four warpgroups there is one group, whose warpgroups may be a
+// slice or two apart). Weights that fit stay in shared memory. Others come with the input, a slice of 64 input channels
+// for both groups and both CTAs of a cluster, round and round; the second group's tiles then begin and end half a round
+// later than the first one's. By input channels, and output channels as a multiple of:
 //
-//   warps 0-7    WGMMA and epilogue
-//   warps 8-9    schedule, input, streamed weights; resident weights: a warp for each warpgroup's tiles
-//   warps 10-11  zero the fringe; 10 loads resident weights before
+//   weights                       channels of a warpgroup, warpgroups to a tile
+//   stay, up to 128, 512          128, four (without a residual): the input is read once
+//   stay, up to 256, 256          128, two
+//   streamed, 256                 256, one; with a residual 128, two: more hide its latency
+//   either, 128                   128, one
+//
+//   warps 0-7 or 0-15   WGMMA and epilogue
+//   the next two        schedule, input, streamed weights; resident weights: a warp for each group's tiles
+//   the last two        zero the fringe; the first of them loads resident weights before
 #include "cuda/sm90/conv1x1_load.cuh"
 #include "cuda/sm90/conv1x1_split.h"
 #include "cuda/sm90/conv1x1_wide.h"
@@ -19,9 +26,15 @@ namespace {
 
 using namespace one;
 
-constexpr int kWideThreads = 384, kConsumers = kWideWarps * 32;
+// Groups of kWidth warpgroups, 64 pixels x kChannels each, and a warpgroup of others.
+template <int kWidth>
+constexpr int kGroups = kWidth == 4 ? 1 : 2;
+template <int kWidth>
+constexpr int kConsumers = kGroups<kWidth> * kWidth * 128;
+template <int kWidth>
+constexpr int kWideThreads = kConsumers<kWidth> + 128;
 
-// Warp 8 with streamed weights. Tile m of this CTA is warpgroup m % 2's, and under way in half rounds m and m + 1.
+// The producer of streamed weights. Tile m of this CTA is group m % 2's, and under way in half rounds m and m + 1.
 __device__ __forceinline__ void produce_streamed(const Args& a, const Maps& maps, uint32_t smem, int4* units) {
   const Schedule at(a);
   const int ctas = 1 << a.log_cluster, rank = blockIdx.x & (ctas - 1), k0 = at.ktile * a.slabs * 64;
@@ -75,25 +88,26 @@ __device__ __forceinline__ void produce_streamed(const Args& a, const Maps& maps
   }
 }
 
-// Warps 0-7. A warpgroup computes D[64 pixels, kChannels] = X[64 pixels, C] * W[kChannels, C]^T; each of its warps
-// finishes, stores and fetches the residual of its own 16 pixels.
-template <class T, int kChannels>
+// A warpgroup computes D[64 pixels, kChannels] = X[64 pixels, C] * W[kChannels, C]^T; each of its warps finishes,
+// stores and fetches the residual of its own 16 pixels, kSlabs * 64 channels at a time.
+template <class T, int kChannels, int kWidth, int kSlabs>
 __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, uint8_t* shared, const int4* units) {
   const int lane = threadIdx.x & 31, warp = __shfl_sync(0xffffffff, threadIdx.x >> 5, 0), w4 = warp & 3;
-  const int wg = warp >> 2, ring = a.resident ? wg : 0;
-  const int k0 = Schedule(a).ktile * kChannels, ctas = 1 << a.log_cluster;
-  const float2* biases = reinterpret_cast<const float2*>(shared + kBiasAt);
+  const int wg = warp / (4 * kWidth), member = (warp >> 2) % kWidth, ring = a.resident ? wg : 0;
+  const int first = Schedule(a).ktile * kChannels * kWidth, k0 = first + member * kChannels, ctas = 1 << a.log_cluster;
+  const float2* biases = reinterpret_cast<const float2*>(shared + kBiasAt) + member * kChannels / 2;
   grid_dependency_wait();
-  if (threadIdx.x < kChannels)
-    reinterpret_cast<float*>(shared + kBiasAt)[threadIdx.x] = load_bias<T>(a, k0 + threadIdx.x);
-  bar_sync(1, kConsumers);
+  if (threadIdx.x < kChannels * kWidth)
+    reinterpret_cast<float*>(shared + kBiasAt)[threadIdx.x] = load_bias<T>(a, first + threadIdx.x);
+  bar_sync(1, kConsumers<kWidth>);
 
   const bool has_residual = a.residual.data != nullptr;
-  const uint32_t staging = smem + kWideControl + warp * a.buffers * kRows;
+  const uint32_t staging = smem + a.staging_at + warp * a.buffers * kRows;
   const uint32_t residual_full = smem + kResidualFull + 8 * warp;
   const uint32_t ring_at = smem + a.ring_at + ring * a.stages * a.stage_bytes;
   const uint32_t pixels = wgmma_operand(ring_at + (a.resident ? 0 : wg * kSlab));
-  const uint32_t weights = wgmma_operand(a.resident ? smem + a.weights_at : ring_at + 2 * kSlab);
+  const uint32_t weights =
+      wgmma_operand((a.resident ? smem + a.weights_at : ring_at + 2 * kSlab) + member * kChannels / 64 * kSlab);
   const uint32_t weight_step = a.slabs * (kSlab >> 4), stage_step = a.stage_bytes >> 4;
 
   int stage = 0, phase = 0;
@@ -130,8 +144,13 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, uint8_t*
       if (has_residual) {
         tma_store_wait_read();
         mbar_expect(residual_full, kChannels / 64 * kRows);
-        for (int q = 0; q < kChannels / 64; ++q)
-          tma_load(staging + q * kRows, &maps.of[at.w / kFlat].residual, residual_full, k0 + q * 64, at.z, at.y, at.x);
+        const CUtensorMap* map = &maps.of[at.w / kFlat].residual;
+        for (int q = 0; q < kChannels / 64; q += kSlabs) {
+          if constexpr (kSlabs == 1)
+            tma_load(staging + q * kRows, map, residual_full, k0 + q * 64, at.z, at.y, at.x);
+          else
+            tma_load(staging + q * kRows, map, residual_full, 0, k0 / 64 + q, at.z, at.y, at.x);
+        }
       }
     }
 
@@ -159,19 +178,26 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, uint8_t*
       if (residual) mbar_wait(residual_full, i & 1);
 #pragma unroll
       for (int q = 0; q < kChannels / 64; ++q) {
-        const uint32_t rows = staging + (residual ? q : q & 1) * kRows;
+        const int slab = q % kSlabs, box = q / kSlabs;
+        const uint32_t rows = staging + (residual ? box : box & (a.buffers / kSlabs - 1)) * kSlabs * kRows;
         float2 bias[8];
 #pragma unroll
         for (int j = 0; j < 8; ++j) bias[j] = biases[q * 32 + j * 4 + (lane & 3)];
-        if (!residual) {
-          if (lane == 0) tma_store_wait_read<1>();
+        if (!residual && slab == 0) {
+          if (lane == 0) a.buffers / kSlabs == 2 ? tma_store_wait_read<1>() : tma_store_wait_read();
           __syncwarp();
         }
-        finish_rows<T>(a, simple, residual, acc + q * 32, bias, rows);
+        finish_rows<T, kSlabs>(a, simple, residual, acc + q * 32, bias, rows, slab);
+        if (slab != kSlabs - 1) continue;
         fence_async_proxy();
         __syncwarp();
         if (lane == 0) {
-          if (at.x >= 0) tma_store(&maps.of[at.w / kFlat].y, rows, k0 + q * 64, at.z, at.y, at.x);
+          const CUtensorMap* map = &maps.of[at.w / kFlat].y;
+          if constexpr (kSlabs == 1) {
+            if (at.x >= 0) tma_store(map, rows, k0 + q * 64, at.z, at.y, at.x);
+          } else {
+            if (at.x >= 0) tma_store(map, rows, 0, k0 / 64 + q - slab, at.z, at.y, at.x);
+          }
           tma_store_commit();
         }
       }
@@ -180,8 +206,8 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, uint8_t*
   if (lane == 0) tma_store_wait_read();
 }
 
-template <class T, int kChannels>
-__global__ void __launch_bounds__(kWideThreads, 1)
+template <class T, int kChannels, int kWidth, int kSlabs>
+__global__ void __launch_bounds__(kWideThreads<kWidth>, 1)
     conv1x1_wide_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Args a) {
   extern __shared__ __align__(1024) uint8_t shared[];
   const uint32_t smem = smem_address(shared);
@@ -189,11 +215,11 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   const int warp = __shfl_sync(0xffffffff, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
   grid_dependency_release();  // the next kernel's prologue may overlap this one; it waits where this one does
   if (lane == 0) {
-    for (int at = kFull + 8 * warp; at < kBarriersEnd; at += 8 * (kWideThreads / 32)) {
+    for (int at = kFull + 8 * warp; at < kBarriersEnd; at += 8 * (kWideThreads<kWidth> / 32)) {
       const bool of_ring = at >= kEmpty && at < kTileFull, of_tile = at >= kTileEmpty && at < kResidualFull;
-      const int readers = a.resident ? 4 : 8 << a.log_cluster;  // warps
+      const int readers = a.resident ? 4 * kWidth : 8 * kWidth << a.log_cluster;  // warps
       const bool announced = at >= kTileFull && at < kTileEmpty;
-      mbar_init(smem + at, of_ring ? readers : of_tile ? 4 : announced ? a.units : 1);
+      mbar_init(smem + at, of_ring ? readers : of_tile ? 4 * kWidth : announced ? a.units : 1);
     }
     fence_mbar_init();
   }
@@ -203,21 +229,22 @@ __global__ void __launch_bounds__(kWideThreads, 1)
     cluster_wait();
   }
   // Every role calls grid_dependency_wait() before it touches global memory: so every CTA has waited when it exits.
-  if (warp < 8) {  // 384 threads start with 168 registers each
-    registers_up<216>();
-    consume<T, kChannels>(a, maps, smem, shared, units);
+  const int other = warp - kConsumers<kWidth> / 32;
+  if (other < 0) {  // 384 threads start with 168 registers each, 640 with 96
+    registers_up<kWidth == 1 ? 216 : 112>();
+    consume<T, kChannels, kWidth, kSlabs>(a, maps, smem, shared, units);
   } else {
-    registers_down<40>();
-    if (warp < 10) {
-      if (a.resident)
-        produce(a, maps, smem, units, warp - 8);
-      else if (warp == 8)
+    registers_down<kWidth == 1 ? 40 : 32>();
+    if (other < 2) {
+      if (a.resident && other < kGroups<kWidth>)
+        produce(a, maps, smem, units, other);
+      else if (!a.resident && other == 0)
         produce_streamed(a, maps, smem, units);
       else
         grid_dependency_wait();
     } else {
       grid_dependency_wait();
-      const bool loads_weights = warp == 10 && lane == 0 && a.resident;
+      const bool loads_weights = other == 2 && lane == 0 && a.resident;
       if (loads_weights) load_weights(a, &maps.w, smem);
       __syncwarp();
       if (a.fringe) zero_fringe<T>(a);
@@ -229,21 +256,37 @@ __global__ void __launch_bounds__(kWideThreads, 1)
 
 // ---------------------------------------------------------------- host
 
-template <class T, int kChannels>
-Status launch(const Conv2dParams& p, Plan plan, Args a, const DeviceInfo& device, cudaStream_t stream) {
-  Maps maps;
-  SBNET_TRY(plane_maps(&maps, p, a, 16 / a.side, 16));  // of output and residual, a warp's
+template <class T, int kChannels, int kWidth, int kSlabs>
+Status launch(const Conv2dParams& p, const Plan& plan, Args a, const DeviceInfo& device, cudaStream_t stream) {
+  Maps maps = {};
+  SBNET_TRY(input_maps(&maps, p, a));
+  auto of_warps = [&](CUtensorMap PlaneMaps::* which, const char* name, const TensorView& t) {
+    return kSlabs == 1 ? box_maps(&maps, which, name, t, a, 16 / a.side, 16)
+                       : pair_maps(&maps, which, name, t, a, 16 / a.side, 16);
+  };
+  SBNET_TRY(of_warps(&PlaneMaps::y, "out", p.y));
+  if (p.residual.data) SBNET_TRY(of_warps(&PlaneMaps::residual, "residual", p.residual));
   SBNET_TRY(weight_map(&maps.w, p));
 
-  constexpr auto kernel = conv1x1_wide_kernel<T, kChannels>;
+  constexpr auto kernel = conv1x1_wide_kernel<T, kChannels, kWidth, kSlabs>;
   int clusters = 0;
-  SBNET_TRY(clusters_that_fit<kernel>(device, kWideThreads, kSharedLimit, &a.log_cluster, &clusters));
+  SBNET_TRY(clusters_that_fit<kernel>(device, kWideThreads<kWidth>, kSharedLimit, &a.log_cluster, &clusters));
   int64_t columns = plan.ktiles < clusters ? clusters / plan.ktiles : 1;
   if (!a.fringe && plan.tiles < columns) columns = plan.tiles;
-  const ClusterLaunch launch((columns * plan.ktiles) << a.log_cluster, kWideThreads, plan.shared, a.log_cluster,
+  const ClusterLaunch launch((columns * plan.ktiles) << a.log_cluster, kWideThreads<kWidth>, plan.shared, a.log_cluster,
                              stream);
   SBNET_CUDA_TRY(kOp, cudaLaunchKernelEx(&launch.config, kernel, maps, a));
   return ok_status();
+}
+
+template <class T>
+Status launch_of(const Conv2dParams& p, const Plan& plan, const Args& a, const DeviceInfo& device,
+                 cudaStream_t stream) {
+  if (a.wide == 4) return launch<T, 128, 4, 2>(p, plan, a, device, stream);
+  if (a.pairs) return launch<T, 128, 2, 2>(p, plan, a, device, stream);
+  if (a.wide == 2) return launch<T, 128, 2, 1>(p, plan, a, device, stream);
+  if (a.slabs == 2) return launch<T, 128, 1, 1>(p, plan, a, device, stream);
+  return launch<T, 256, 1, 1>(p, plan, a, device, stream);
 }
 
 }  // namespace
@@ -251,15 +294,14 @@ Status launch(const Conv2dParams& p, Plan plan, Args a, const DeviceInfo& device
 bool conv1x1_wide_pays(const Conv2dParams& p, const DeviceInfo& device) {
   const int64_t C = p.x.size[1], K = p.weight.size[0];
   // 128 channels a tile pay where a tile's input is much: there a single group, as in conv1x1.cu, stops loading.
-  if (C % 64 || K % 128 || (K % kMaxWideChannels && C < 384)) return false;
+  if (C % 64 || K % 128 || (K % 256 && C < 384)) return false;
   Args a = {};
   const Plan plan = plan_wide(p, &a);
-  // Residuals beside resident weights are the other kernel's, which has them a tile ahead.
-  if (a.resident && p.residual.data) return false;
   // Few tiles share the device better if they are small, or split; but 128 channels at a time, with weights that stay,
-  // cost no more when the list is short.
+  // cost no more when the list is short. With a residual, large ones pay earlier.
   const bool small = a.resident && a.slabs == 2;
-  return plan.tiles * plan.ktiles * 2 >= device.sm_count * (small ? 2 : conv1x1_split_takes(p) ? 3 : 12);
+  const int least = small ? 2 : conv1x1_split_takes(p) ? 3 : p.residual.data ? 8 : 12;
+  return plan.tiles * plan.ktiles * (a.slabs == 8 ? 2 : 1) * 2 >= device.sm_count * least;
 }
 
 Status conv1x1_wide(const Conv2dParams& p, const DeviceInfo& device, CUstream_st* stream) {
@@ -267,12 +309,8 @@ Status conv1x1_wide(const Conv2dParams& p, const DeviceInfo& device, CUstream_st
   fill_common(p, &a);
   const Plan plan = plan_wide(p, &a);
   if (p.x.size[0] == 0 || (plan.tiles == 0 && !a.fringe)) return ok_status();
-  const bool bf16 = p.x.dtype == DType::kBF16;
-  if (a.slabs * 64 < kMaxWideChannels)
-    return bf16 ? launch<__nv_bfloat16, 128>(p, plan, a, device, stream)
-                : launch<__half, 128>(p, plan, a, device, stream);
-  return bf16 ? launch<__nv_bfloat16, kMaxWideChannels>(p, plan, a, device, stream)
-              : launch<__half, kMaxWideChannels>(p, plan, a, device, stream);
+  return p.x.dtype == DType::kBF16 ? launch_of<__nv_bfloat16>(p, plan, a, device, stream)
+                                   : launch_of<__half>(p, plan, a, device, stream);
 }
 
 }  // namespace sbnet::sm90

@@ -138,8 +138,8 @@ __device__ __forceinline__ void for_epilogue(const CommonArgs& a, F&& run) {
 // A warpgroup's 64 output channels x kPixels of sums become its staged output, a warp's 16 channels x 16 pixels at a
 // time. `lane_row` is this lane's row for the first of them, `step` the bytes to the next; residuals lie where outputs
 // go.
-template <class T, int kPixels = 128>
-__device__ __forceinline__ void finish_tile(const CommonArgs& a, const float (&acc)[64], float bias0, float bias1,
+template <class T, int kPixels = 128, int kSums>
+__device__ __forceinline__ void finish_tile(const CommonArgs& a, const float (&acc)[kSums], float bias0, float bias1,
                                             uint32_t lane_row, int step) {
   const uint32_t low = pack<T>(a.low, a.low);
   for_epilogue(a, [&](auto simple, auto residual) {
@@ -157,17 +157,16 @@ __device__ __forceinline__ void finish_tile(const CommonArgs& a, const float (&a
   });
 }
 
-// A warp's 16 pixels x 8 * kGroups (at most 64) output channels of sums become its staged output, rows of 128 bytes;
-// residuals lie where outputs go.
-template <class T, class Simple, class Residual, int kGroups>
+// A warp's 16 pixels x 8 * kGroups (at most 64) output channels of sums become its staged output, rows of 128 bytes,
+// kSlabs to a pixel, of which these are number `slab`; residuals lie where outputs go.
+template <class T, int kSlabs = 1, class Simple, class Residual, int kGroups>
 __device__ __forceinline__ void finish_rows(const CommonArgs& a, Simple simple, Residual residual, const float* acc,
-                                            const float2 (&bias)[kGroups], uint32_t staging) {
+                                            const float2 (&bias)[kGroups], uint32_t staging, int slab = 0) {
   const uint32_t low = pack<T>(a.low, a.low);
-  const int lane = threadIdx.x & 31, i8 = lane & 7, mat = lane >> 3;
-  const uint32_t row = staging + ((mat & 1) * 8 + i8) * 128;
+  const int lane = threadIdx.x & 31, i8 = lane & 7, mat = lane >> 3, row = ((mat & 1) * 8 + i8) * kSlabs + slab;
 #pragma unroll
   for (int j = 0; j < kGroups / 2; ++j) {
-    const uint32_t at = row + (((j * 2 + (mat >> 1)) ^ i8) << 4);
+    const uint32_t at = staging + row * 128 + (((j * 2 + (mat >> 1)) ^ (row & 7)) << 4);
     float v[8];
     uint32_t packed[4];
 #pragma unroll

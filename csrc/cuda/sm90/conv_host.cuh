@@ -36,7 +36,7 @@ inline Plane plane_of(const TensorView& t) {
 inline Status make_map(CUtensorMap* m, DType dtype, const char* name, int rank, void* data, const cuuint64_t* size,
                        const cuuint64_t* stride_bytes, const cuuint32_t* box,
                        CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B) {
-  const cuuint32_t ones[4] = {1, 1, 1, 1};
+  const cuuint32_t ones[5] = {1, 1, 1, 1, 1};
   const EncodeFn encode = encode_function();
   if (!encode) return make_status(Code::kDeviceError, "%s: the driver has no cuTensorMapEncodeTiled", kOp);
   const CUresult r =

@@ -158,6 +158,20 @@ __device__ __forceinline__ void tma_store(const CUtensorMap* m, uint32_t from, i
                "r"(from), "r"(c), "r"(x), "r"(y), "r"(n)
                : "memory");
 }
+// Boxes of a plane whose channels are in slabs of 64.
+__device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap* m, uint32_t bar, int c, int slab, int x, int y,
+                                         int n) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], "
+      "[%2];" ::"r"(to),
+      "l"(m), "r"(bar), "r"(c), "r"(slab), "r"(x), "r"(y), "r"(n)
+      : "memory");
+}
+__device__ __forceinline__ void tma_store(const CUtensorMap* m, uint32_t from, int c, int slab, int x, int y, int n) {
+  asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(m),
+               "r"(from), "r"(c), "r"(slab), "r"(x), "r"(y), "r"(n)
+               : "memory");
+}
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // All committed stores but the last kPending groups have read their shared memory.
 template <int kPending = 0>
@@ -267,6 +281,11 @@ __device__ constexpr uint64_t wgmma_layout(uint32_t stride) {
 #define SBNET_R32 SBNET_R24 ", %24, %25, %26, %27, %28, %29, %30, %31"
 #define SBNET_R48 SBNET_R32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define SBNET_R64 SBNET_R48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define SBNET_R72 SBNET_R64 ", %64, %65, %66, %67, %68, %69, %70, %71"
+#define SBNET_R96                                                                              \
+  SBNET_R72                                                                                    \
+  ", %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89" \
+  ", %90, %91, %92, %93, %94, %95"
 #define SBNET_R128                                                                             \
   SBNET_R64                                                                                    \
   ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81" \
@@ -286,6 +305,10 @@ __device__ constexpr uint64_t wgmma_layout(uint32_t stride) {
   if constexpr (N == 64) SBNET_WGMMA("64", TYPE, SBNET_R32, "%32", "%33", "%34", SBNET_F32(0));                  \
   if constexpr (N == 96) SBNET_WGMMA("96", TYPE, SBNET_R48, "%48", "%49", "%50", SBNET_F32(0), SBNET_F16(32));   \
   if constexpr (N == 128) SBNET_WGMMA("128", TYPE, SBNET_R64, "%64", "%65", "%66", SBNET_F32(0), SBNET_F32(32)); \
+  if constexpr (N == 144)                                                                                        \
+    SBNET_WGMMA("144", TYPE, SBNET_R72, "%72", "%73", "%74", SBNET_F32(0), SBNET_F32(32), SBNET_F8(64));         \
+  if constexpr (N == 192)                                                                                        \
+    SBNET_WGMMA("192", TYPE, SBNET_R96, "%96", "%97", "%98", SBNET_F32(0), SBNET_F32(32), SBNET_F32(64));        \
   if constexpr (N == 256)                                                                                        \
   SBNET_WGMMA("256", TYPE, SBNET_R128, "%128", "%129", "%130", SBNET_F32(0), SBNET_F32(32), SBNET_F32(64),       \
               SBNET_F32(96))
@@ -293,7 +316,8 @@ __device__ constexpr uint64_t wgmma_layout(uint32_t stride) {
 // d[64 x N] (+)= A[64 x 16] * B[N x 16]^T, in the first N / 2 of d.
 template <class T, int N, int kSums>
 __device__ __forceinline__ void wgmma(float (&d)[kSums], uint64_t a, uint64_t b, int accumulate) {
-  static_assert((N == 16 || N == 32 || N == 48 || N == 64 || N == 96 || N == 128 || N == 256) && N / 2 <= kSums);
+  static_assert((N == 16 || N == 32 || N == 48 || N == 64 || N == 96 || N == 128 || N == 144 || N == 192 || N == 256) &&
+                N / 2 <= kSums);
   if constexpr (std::is_same_v<T, __half>) {
     SBNET_WGMMA_OF("f16");
   } else {
@@ -323,6 +347,8 @@ __device__ __forceinline__ void wgmma_registers(float (&d)[32], const uint32_t (
 #undef SBNET_WGMMA_OF
 #undef SBNET_WGMMA
 #undef SBNET_R128
+#undef SBNET_R96
+#undef SBNET_R72
 #undef SBNET_R64
 #undef SBNET_R48
 #undef SBNET_R32
