@@ -34,6 +34,8 @@ class Case(NamedTuple):
 BOTTLENECK = (8, 50, 88)  # SBNet's smallest, 384 / 96 channels, its rectangle in the corner
 FEW_TILES = [
     ((1, 50, 88), 2048, 512),
+    ((1, 70, 80), 2048, 512),
+    ((1, 64, 72), 2048, 512),
     ((1, 32, 32), 2048, 512),
     ((8, 32, 32), 2048, 512),
     ((1, 100, 176), 1024, 256),
@@ -51,6 +53,7 @@ CASES = [
     Case((1, 1024, 1024, 128), 512),
     Case((1, 65536, 16, 128), 512),  # the same pixels, a tile one run of memory
     Case((1, 1024, 1024, 256), 1024),
+    Case((1, 1024, 1024, 1024), 256),
     Case((1, 65536, 16, 64), 256),
     Case((1, 1024, 1024, 64), 128),
     Case((1, 1024, 1024, 128), 128),
@@ -65,6 +68,11 @@ CASES = [
     Case((1, 256, 256, 512), 128),
     Case((8, 100, 176, 512), 128),
     Case((4, 512, 512, 256), 384, stride=2),
+    Case((4, 512, 512, 256), 512, stride=2),
+    Case((16, 256, 256, 512), 1024, stride=2),
+    Case((8, 400, 704, 64), 256, residual=True),
+    Case((8, 200, 352, 128), 512, residual=True, mask="top-left", block=8),
+    Case((8, 100, 176, 256), 1024, residual=True, mask="top-left", block=8),
     *(Case((*size, c), k, mask="top-left", block=8) for size, c, k in FEW_TILES),
     Case((1, 50, 88, 512), 2048, residual=True, mask="top-left", block=8),
     Case((8, 50, 88, 2048), 512, mask="top-left", block=8),
