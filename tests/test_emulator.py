@@ -183,12 +183,20 @@ def some(rng: random.Random, kernel: str) -> dict:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("size", [(17, 16), (12, 24), (19, 20), (16, 24)])  # 272, 288: 144 each; 380, 384: 192
-@pytest.mark.parametrize(("density", "batch", "multiprocessors"), [(1.0, 1, 4), (0.6, 1, 4), (1.0, 2, 8)])
+@pytest.mark.parametrize(
+    ("size", "density", "batch", "multiprocessors"),
+    [
+        *[(size, 1.0, 1, 4) for size in ((17, 16), (12, 24), (19, 20), (16, 24))],  # 272, 288: 144 each; 380, 384: 192
+        *[(size, 1.0, 2, 8) for size in ((17, 16), (19, 20))],  # one image's pixels run on into the next one's
+        ((31, 28), 1.0, 1, 12),  # ten jobs for twelve
+        ((19, 23), 1.0, 1, 6),  # six, in clusters of two
+        ((19, 20), 0.6, 1, 4),
+    ],
+)
 def test_jobs_that_are_larger_if_all_blocks_are_active(emulated, size, density, batch, multiprocessors):
-    """1x1 split: one for each multiprocessor (of a batch of 2: one image's pixels run on into the next one's)."""
+    """1x1 split: one for each multiprocessor, if there are as many blocks as the plane has."""
     torch.manual_seed(sum(size))
-    case = {"channels": 1536, "filters": 256, "batch": batch, "block": 16, "stride": 1, "kernel": 1, "padding": 0}
+    case = {"channels": 1536, "filters": 256, "batch": batch, "block": 8, "stride": 1, "kernel": 1, "padding": 0}
     for seed, dtype in enumerate([torch.float16, torch.bfloat16]):
         more = {"seed": seed, "multiprocessors": multiprocessors, "activation": "silu", "residual": False}
         assert emulate(emulated, "1x1 split", density=density, size=size, dtype=dtype, **more, **case)
