@@ -65,7 +65,7 @@ def conditions(stem: str, session: Session) -> str:
     limits = dict(session.limits)
     rates = limits.pop("matrix TFLOP/s", {})
     facts |= limits | {f"matrix TFLOP/s, {dtype}": rate for dtype, rate in rates.items()}
-    facts |= {k: v for k, v in session.conditions.items() if k in ("rounds", "torch.compile")}
+    facts |= {k: v for k, v in session.conditions.items() if k in ("rounds", "torch.compile", "settle ms")}
     others = [row["others"] for row in session.rows if "others" in row]
     if others:
         facts["other processes' share of the processor time, median"] = statistics.median(others)

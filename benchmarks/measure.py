@@ -82,6 +82,8 @@ def start(setting: Setting, timer: Timer) -> Session:
         "rounds": timer.rounds,
         "torch.compile": setting.compiled and setting.cuda,
     }
+    if timer.settle:
+        conditions["settle ms"] = round(timer.settle * 1e3)
     return Session(found, conditions, ceilings(setting.device, [torch.float32, *halves], setting.level == "tiny"))
 
 

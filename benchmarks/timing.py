@@ -1,10 +1,13 @@
 """Clocks and ceilings.
 
-Functions that are compared run in turn in one process, in another order each round: a GPU at its power limit is slower
-after a hungry neighbour. Figures are medians over rounds. On CUDA a function is captured into one graph as often as
-takes a millisecond or two: a figure holds no launch gap, and the clock has settled. Warm:
+Functions that are compared run in turn in one process, in another order each round. Figures are medians over rounds. On
+CUDA a function is captured into one graph as often as takes a millisecond or two: a figure holds no launch gap. Warm:
 operands stay in the caches where they fit. Cold: before each call a buffer of twice the cache is overwritten, outside
 the time.
+
+A GPU at its power limit takes some 100 ms to find the clock that a load allows. Turns of a few milliseconds are timed
+at the clock that the mixture of all sides leads to, which favours the hungry ones; with `settle` a side runs alone for
+so long before each of its turns, and is timed at its own clock.
 """
 
 from __future__ import annotations
@@ -33,11 +36,21 @@ class Timer:
         repeat: calls a round; fewer for slow functions, more in a graph of fast ones.
         eager: on CUDA, without graphs.
         cold: flush the caches before each call.
+        settle: seconds that a side runs alone before each turn that is timed (CUDA, warm).
     """
 
-    def __init__(self, device: str, rounds: int = 9, repeat: int = 20, eager: bool = False, cold: bool = False):
+    def __init__(
+        self,
+        device: str,
+        rounds: int = 9,
+        repeat: int = 20,
+        eager: bool = False,
+        cold: bool = False,
+        settle: float = 0.0,
+    ):
         self.cuda, self.rounds, self.repeat = device == "cuda", rounds, repeat
         self.eager, self.cold = eager, cold
+        self.settle = settle if self.cuda and not cold else 0.0
         self._flushed = torch.empty(2 * cache_bytes(device) if cold else 0, dtype=torch.uint8, device=device)
 
     def medians(self, sides: dict[str, Side]) -> dict[str, list[float]]:
@@ -97,6 +110,10 @@ class Timer:
         turns = max(1, self.repeat // 4) if self.cold else 1
 
         def timed() -> float:
+            settled = time.perf_counter() + self.settle
+            while time.perf_counter() < settled:
+                run()
+                torch.cuda.synchronize()
             pairs = []
             for _ in range(turns):
                 start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

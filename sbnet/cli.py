@@ -317,6 +317,9 @@ def bench(
         bool, typer.Option("--compile/--no-compile", help="On CUDA, torch.compile among the dense forms.")
     ] = True,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds that a median is taken of.")] = 7,
+    settle: Annotated[
+        float, typer.Option(min=0, help="On CUDA, ms that a side runs alone before each of its turns: steady clocks.")
+    ] = 0.0,
     time_budget: Annotated[float | None, typer.Option(min=0, help="Start no case after so many seconds.")] = None,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Result file (.json); a .csv of the same name goes beside it.")
@@ -354,7 +357,7 @@ def bench(
                     for case in command.cases(setting, groups, only):
                         typer.echo(case.title)
                     return
-                timer = command.Timer(chosen, rounds, eager=eager, cold=cold)
+                timer = command.Timer(chosen, rounds, eager=eager, cold=cold, settle=settle / 1e3)
                 command.measure(setting, timer, groups, only, time_budget, output, resume, console)
         except command.BenchError as error:
             raise CommandError(str(error)) from None

@@ -4,6 +4,7 @@ import copy
 import csv
 import functools
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,14 @@ def test_sides_run_once_a_round_in_changing_order():
     rounds = ["".join(ran[at : at + 3]) for at in range(len(ran) - 18, len(ran), 3)]
     assert found.keys() == sides.keys()
     assert set(rounds) == {"abc", "acb", "bac", "bca", "cab", "cba"}
+
+
+@pytest.mark.gpu
+def test_a_side_runs_alone_before_each_turn_that_is_timed():
+    x = torch.zeros(1, device="cuda")
+    side, start = {"neg": Side(lambda: torch.neg(x))}, time.perf_counter()
+    Timer("cuda", rounds=3, repeat=1, settle=0.1).medians(side)
+    assert time.perf_counter() - start >= 0.3
 
 
 @pytest.mark.parametrize("level", ["tiny", "quick", "full"])

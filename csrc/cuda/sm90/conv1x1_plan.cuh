@@ -56,7 +56,7 @@ inline int cell_side(const BlockGrid& grid) {
 }
 
 // A list that counts as many rows as there are blocks is taken as one row of pixels, cut without regard to blocks,
-// where cells would reach over the edge of the plane and all pixels lie in a row.
+// where cells would reach over the edge of the plane (or `always`) and all pixels lie in a row.
 inline bool in_a_row(const TensorView& t) {
   const Plane p = plane_of(t);
   return p.y == p.x * t.size[3] && p.n == p.y * t.size[2];
@@ -122,10 +122,10 @@ struct Plan {
   int pixels, ktiles, shared;
 };
 
-inline Status weight_map(CUtensorMap* map, const Conv2dParams& p) {
+inline Status weight_map(CUtensorMap* map, const Conv2dParams& p, int rows = 64) {
   const cuuint64_t size[2] = {cuuint64_t(p.x.size[1]), cuuint64_t(p.weight.size[0])};
   const cuuint64_t stride[1] = {size[0] * 2};
-  const cuuint32_t box[2] = {64, 64};
+  const cuuint32_t box[2] = {64, cuuint32_t(rows)};
   return make_map(map, p.x.dtype, "weight", 2, p.weight.data, size, stride, box);
 }
 

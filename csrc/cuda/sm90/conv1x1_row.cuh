@@ -1,6 +1,6 @@
 // Part of conv1x1_split.cu: a list of all blocks that is a little more than a job for each CTA. Jobs of 128 pixels x
-// 128 output channels would leave most CTAs idle while the last ones are done; cut as one row of pixels they may be as
-// much larger as makes them one for each: kPixels x 128 channels. Two neighbours share the pixels by multicast.
+// 128 output channels would take a second, split round; cut as one row of pixels they may be as much larger as makes
+// them one for each: kPixels x 128 channels. Two neighbours share the pixels by multicast.
 #pragma once
 #include "cuda/sm90/conv1x1_load.cuh"
 

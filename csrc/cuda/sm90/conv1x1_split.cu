@@ -259,9 +259,11 @@ Status launch(const Conv2dParams& p, Args a, const DeviceInfo& device, cudaStrea
   const int ctas = clusters << log_cluster;
   Maps maps = {};
   if constexpr (kRow != 0) {
-    static_assert(Row<kRow>::kShared <= kSplitShared);
+    static_assert(Row<kRow>::kShared <= kSplitShared && kRowChannels == kSplitChannels);
     if (!log_cluster || !row_pays(p, a, kRow, ctas)) return launch<T, kRow == 144 ? 192 : 0>(p, a, device, stream);
     SBNET_TRY(row_maps(&maps, p, a, kRow));
+  } else {
+    allow_flat(p, &a);  // no larger jobs: as elsewhere
   }
   SBNET_TRY(weight_map(&maps.w, p));
   SBNET_TRY(input_maps(&maps, p, a));

@@ -61,8 +61,12 @@ __device__ __forceinline__ void finish(const Args& a, const WarpPixels& pixels, 
     for_words([&](int i, int pixel, int word) { *staged(pixel, word) = added.of[i]; });
     __syncwarp();
   }
-  for_epilogue(
-      a, [&](auto simple, auto residual) { finish_rows<T>(a, simple, residual, sums, bias, smem_address(staging)); });
+  float biased[kChannels];
+#pragma unroll
+  for (int e = 0; e < kChannels; ++e) biased[e] = sums[e] + (e & 1 ? bias[e / 4].y : bias[e / 4].x);
+  for_epilogue(a, [&](auto simple, auto residual) {
+    finish_rows<T, kChannels / 8>(a, simple, residual, biased, smem_address(staging));
+  });
   __syncwarp();
   for_words([&](int, int pixel, int word) {
     const int64_t at = pixels.offset(a.y, pixel);

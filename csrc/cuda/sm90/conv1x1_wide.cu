@@ -6,13 +6,13 @@
 // that one's epilogue runs under the other's products (of four warpgroups there is one group, whose warpgroups may be a
 // slice or two apart). Weights that fit stay in shared memory. Others come with the input, a slice of 64 input channels
 // for both groups and both CTAs of a cluster, round and round; the second group's tiles then begin and end half a round
-// later than the first one's. By input channels, and output channels as a multiple of:
+// later than the first one's. By input channels C and what divides the output channels K:
 //
-//   weights                       channels of a warpgroup, warpgroups to a tile
-//   stay, up to 128, 512          128, four (without a residual): the input is read once
-//   stay, up to 256, 256          128, two
-//   streamed, 256                 256, one; with a residual 128, two: more hide its latency
-//   either, 128                   128, one
+//   weights                                           channels of a warpgroup, warpgroups to a tile
+//   stay, C up to 128, K by 512, no residual          128, four: the input is read once
+//   stay, C up to 256 (128 with a residual), K by 256 128, two
+//   streamed, K by 256                                256, one; with a residual 128, two: more hide its latency
+//   either, K by 128                                  128, one
 //
 //   warps 0-7 or 0-15   WGMMA and epilogue
 //   the next two        schedule, input, streamed weights; resident weights: a warp for each group's tiles
@@ -34,10 +34,16 @@ constexpr int kConsumers = kGroups<kWidth> * kWidth * 128;
 template <int kWidth>
 constexpr int kWideThreads = kConsumers<kWidth> + 128;
 
+// Output channels of a box of weights: streamed ones come as one from each CTA of the cluster.
+__host__ __device__ __forceinline__ int weight_rows(const Args& a) {
+  return a.resident ? 64 : (a.slabs * 64) >> a.log_cluster;
+}
+
 // The producer of streamed weights. Tile m of this CTA is group m % 2's, and under way in half rounds m and m + 1.
 __device__ __forceinline__ void produce_streamed(const Args& a, const Maps& maps, uint32_t smem, int4* units) {
   const Schedule at(a);
   const int ctas = 1 << a.log_cluster, rank = blockIdx.x & (ctas - 1), k0 = at.ktile * a.slabs * 64;
+  const int share = weight_rows(a);
   Finder finder(a);
   const int lane = finder.lane;
   // The CTAs of a cluster have neighbouring tiles, and as many of them, the last one perhaps of nothing.
@@ -70,8 +76,7 @@ __device__ __forceinline__ void produce_streamed(const Args& a, const Maps& maps
       if (lane == 0) {
         mbar_wait(smem + kEmpty + 8 * stage, phase);
         mbar_expect(full, (ends + begins + a.slabs) * kSlab);
-        for (int s = rank; s < a.slabs; s += ctas)
-          tma_multicast(to + (2 + s) * kSlab, &maps.w, full, c * 64, k0 + s * 64, (1 << ctas) - 1);
+        tma_multicast(to + 2 * kSlab + rank * share * 128, &maps.w, full, c * 64, k0 + rank * share, (1 << ctas) - 1);
       }
       __syncwarp();
       if (mine)  // cells that are not there come as zeros
@@ -101,6 +106,7 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, uint8_t*
     reinterpret_cast<float*>(shared + kBiasAt)[threadIdx.x] = load_bias<T>(a, first + threadIdx.x);
   bar_sync(1, kConsumers<kWidth>);
 
+  constexpr int kBoxes = kWidth == 1 ? 2 : 1;  // of output under way at once, unless there is a residual
   const bool has_residual = a.residual.data != nullptr;
   const uint32_t staging = smem + a.staging_at + warp * a.buffers * kRows;
   const uint32_t residual_full = smem + kResidualFull + 8 * warp;
@@ -137,8 +143,10 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, uint8_t*
     if (end) break;
     __syncwarp();
     int4 at = {};
+    const CUtensorMap* to = nullptr;
     if (lane == 0) {  // the lane that reports the tile as read is the one that reads it
       at = tile[a.side == 8 ? 0 : w4];
+      to = &maps.of[at.w / kFlat].y;
       if (a.side == 8) (at.w ? at.z : at.y) += w4 * (at.w ? 16 : 2);  // of a cell of 8x8 two rows; or a cell of 4x4
       mbar_arrive(smem + kTileEmpty + 8 * slot);
       if (has_residual) {
@@ -154,7 +162,13 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, uint8_t*
       }
     }
 
+    // Sums begin with the bias: what comes after the products is on the way to the next tile's.
     float acc[kChannels / 2];
+#pragma unroll
+    for (int e = 0; e < kChannels / 2; e += 4) {
+      const float2 bias = biases[e + (lane & 3)];
+      acc[e] = acc[e + 2] = bias.x, acc[e + 1] = acc[e + 3] = bias.y;
+    }
     uint32_t read = 0;  // barrier of the stage that the slice before the last one issued has read
     for (int c = 0; c < a.slices; ++c) {
       if (a.resident && i == 0) mbar_wait(smem + kWeightFull + 8 * c, 0);
@@ -164,7 +178,7 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, uint8_t*
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < 4; ++k)
-        wgmma<T, kChannels>(acc, wgmma_layout(1024) | (dp + k * 2), wgmma_layout(1024) | (dw + k * 2), c | k);
+        wgmma<T, kChannels>(acc, wgmma_layout(1024) | (dp + k * 2), wgmma_layout(1024) | (dw + k * 2), 1);
       wgmma_commit();
       wgmma_wait<1>();
       if (read) release(read);
@@ -179,24 +193,20 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, uint8_t*
 #pragma unroll
       for (int q = 0; q < kChannels / 64; ++q) {
         const int slab = q % kSlabs, box = q / kSlabs;
-        const uint32_t rows = staging + (residual ? box : box & (a.buffers / kSlabs - 1)) * kSlabs * kRows;
-        float2 bias[8];
-#pragma unroll
-        for (int j = 0; j < 8; ++j) bias[j] = biases[q * 32 + j * 4 + (lane & 3)];
+        const uint32_t rows = staging + (residual ? box : box % kBoxes) * kSlabs * kRows;
         if (!residual && slab == 0) {
-          if (lane == 0) a.buffers / kSlabs == 2 ? tma_store_wait_read<1>() : tma_store_wait_read();
+          if (lane == 0) tma_store_wait_read<kBoxes - 1>();
           __syncwarp();
         }
-        finish_rows<T, kSlabs>(a, simple, residual, acc + q * 32, bias, rows, slab);
+        finish_rows<T, 8, kSlabs>(a, simple, residual, acc + q * 32, rows, slab);
         if (slab != kSlabs - 1) continue;
         fence_async_proxy();
         __syncwarp();
         if (lane == 0) {
-          const CUtensorMap* map = &maps.of[at.w / kFlat].y;
           if constexpr (kSlabs == 1) {
-            if (at.x >= 0) tma_store(map, rows, k0 + q * 64, at.z, at.y, at.x);
+            if (at.x >= 0) tma_store(to, rows, k0 + q * 64, at.z, at.y, at.x);
           } else {
-            if (at.x >= 0) tma_store(map, rows, 0, k0 / 64 + q - slab, at.z, at.y, at.x);
+            if (at.x >= 0) tma_store(to, rows, 0, k0 / 64 + q - slab, at.z, at.y, at.x);
           }
           tma_store_commit();
         }
@@ -266,11 +276,11 @@ Status launch(const Conv2dParams& p, const Plan& plan, Args a, const DeviceInfo&
   };
   SBNET_TRY(of_warps(&PlaneMaps::y, "out", p.y));
   if (p.residual.data) SBNET_TRY(of_warps(&PlaneMaps::residual, "residual", p.residual));
-  SBNET_TRY(weight_map(&maps.w, p));
 
   constexpr auto kernel = conv1x1_wide_kernel<T, kChannels, kWidth, kSlabs>;
   int clusters = 0;
   SBNET_TRY(clusters_that_fit<kernel>(device, kWideThreads<kWidth>, kSharedLimit, &a.log_cluster, &clusters));
+  SBNET_TRY(weight_map(&maps.w, p, weight_rows(a)));
   int64_t columns = plan.ktiles < clusters ? clusters / plan.ktiles : 1;
   if (!a.fringe && plan.tiles < columns) columns = plan.tiles;
   const ClusterLaunch launch((columns * plan.ktiles) << a.log_cluster, kWideThreads<kWidth>, plan.shared, a.log_cluster,

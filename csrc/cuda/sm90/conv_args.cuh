@@ -157,11 +157,11 @@ __device__ __forceinline__ void finish_tile(const CommonArgs& a, const float (&a
   });
 }
 
-// A warp's 16 pixels x 8 * kGroups (at most 64) output channels of sums become its staged output, rows of 128 bytes,
-// kSlabs to a pixel, of which these are number `slab`; residuals lie where outputs go.
-template <class T, int kSlabs = 1, class Simple, class Residual, int kGroups>
-__device__ __forceinline__ void finish_rows(const CommonArgs& a, Simple simple, Residual residual, const float* acc,
-                                            const float2 (&bias)[kGroups], uint32_t staging, int slab = 0) {
+// A warp's 16 pixels x 8 * kGroups (at most 64) output channels of sums, bias and all, become its staged output, rows
+// of 128 bytes, kSlabs to a pixel, of which these are number `slab`; residuals lie where outputs go.
+template <class T, int kGroups, int kSlabs = 1, class Simple, class Residual>
+__device__ __forceinline__ void finish_rows(const CommonArgs& a, Simple simple, Residual residual, const float* sums,
+                                            uint32_t staging, int slab = 0) {
   const uint32_t low = pack<T>(a.low, a.low);
   const int lane = threadIdx.x & 31, i8 = lane & 7, mat = lane >> 3, row = ((mat & 1) * 8 + i8) * kSlabs + slab;
 #pragma unroll
@@ -170,7 +170,7 @@ __device__ __forceinline__ void finish_rows(const CommonArgs& a, Simple simple, 
     float v[8];
     uint32_t packed[4];
 #pragma unroll
-    for (int e = 0; e < 8; ++e) v[e] = acc[j * 8 + e] + (e & 1 ? bias[j * 2 + e / 4].y : bias[j * 2 + e / 4].x);
+    for (int e = 0; e < 8; ++e) v[e] = sums[j * 8 + e];
     if (residual) ldmatrix(at, packed);
     finish_sums<T>(a, simple, residual, v, low, packed);
     stmatrix(at, packed[0], packed[1], packed[2], packed[3]);
