@@ -6,8 +6,8 @@ operands stay in the caches where they fit. Cold: before each call a buffer of t
 the time.
 
 A GPU at its power limit takes some 100 ms to find the clock that a load allows. Turns of a few milliseconds are timed
-at the clock that the mixture of all sides leads to, which favours the hungry ones; with `settle` a side runs alone for
-so long before each of its turns, and is timed at its own clock.
+at the clock that the mixture of all sides leads to; with `settle` a side runs alone for so long before each of its
+turns, and is timed at its own clock.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class Timer:
         eager: on CUDA, without graphs.
         cold: flush the caches before each call.
         settle: seconds that a side runs alone before each turn that is timed (CUDA, warm).
+        rest: seconds of nothing before each turn, whose clock is then at its highest (the same).
     """
 
     def __init__(
@@ -47,10 +48,11 @@ class Timer:
         eager: bool = False,
         cold: bool = False,
         settle: float = 0.0,
+        rest: float = 0.0,
     ):
         self.cuda, self.rounds, self.repeat = device == "cuda", rounds, repeat
         self.eager, self.cold = eager, cold
-        self.settle = settle if self.cuda and not cold else 0.0
+        self.settle, self.rest = (settle, rest) if self.cuda and not cold else (0.0, 0.0)
         self._flushed = torch.empty(2 * cache_bytes(device) if cold else 0, dtype=torch.uint8, device=device)
 
     def medians(self, sides: dict[str, Side]) -> dict[str, list[float]]:
@@ -114,6 +116,7 @@ class Timer:
             while time.perf_counter() < settled:
                 run()
                 torch.cuda.synchronize()
+            time.sleep(self.rest)
             pairs = []
             for _ in range(turns):
                 start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

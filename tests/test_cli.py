@@ -20,6 +20,7 @@ runner = CliRunner()
 @pytest.fixture(scope="session")
 def clip(tmp_path_factory) -> Path:
     """Twelve frames, 49x63 pixels padded to even sides: a bright square walks over a dark floor."""
+    pytest.importorskip("av")
     path = tmp_path_factory.mktemp("clip") / "square.mp4"
     with video.VideoWriter(path, Fraction(10)) as writer:
         for step in range(12):

@@ -1,13 +1,15 @@
 """Times of the layers that builds were compared by (docs/performance.md): run it with one build and the other, in turn.
 
 float16, bias, ReLU and fringe; every result is checked. A layer's lists and its dense form run in turn in CUDA graphs,
-warm.
+warm; --settle and --rest (ms, see benchmarks/timing.py) choose the clock. --only takes numbers of CASES.
 
-    python benchmarks/floors/builds.py
+    python benchmarks/floors/builds.py --settle 250 --only 5 30
+    ncu --profile-from-start off --section SourceCounters python benchmarks/floors/builds.py --profile --only 5
 """
 
 from __future__ import annotations
 
+import argparse
 import functools
 import json
 from typing import NamedTuple
@@ -85,8 +87,8 @@ CASES = [
 ]
 
 
-def times(case: Case, timer: Timer) -> dict[str, float]:
-    """{"dense": us, "1.0": us with all blocks, "0.3", "0.1": us with a part}."""
+def times(case: Case, timer: Timer, profile: bool = False) -> dict[str, float]:
+    """{"dense": us, "1.0": us with all blocks, "0.3", "0.1": us with a part}; nothing if a profiler looks on."""
     layer = Layer(case.shape, torch.float16, Setting("cuda", compiled=False), case.filters, case.kernel, case.stride)
     size = layer.size[1:]
     sides = {"dense": layer.dense(case.residual)["fused cuDNN"]}
@@ -97,16 +99,32 @@ def times(case: Case, timer: Timer) -> dict[str, float]:
         layer.out.fill_(float("nan"))
         layer.check(layer.sparse(active, fringe, case.residual), active.pixel_mask(size), residual=case.residual)
         sides[str(density)] = Side(functools.partial(layer.sparse, active, fringe, case.residual), "ours")
-    return {name: round(median, 2) for name, (median, _) in timer.medians(sides).items()}
+    if not profile:
+        return {name: round(median, 2) for name, (median, _) in timer.medians(sides).items()}
+    for name in ("dense", "1.0"):
+        sides[name].run()
+        torch.cuda.synchronize()
+        torch.cuda.profiler.start()
+        sides[name].run()
+        torch.cuda.synchronize()
+        torch.cuda.profiler.stop()
+    return {}
 
 
 def main() -> None:
     """Prints one line of JSON a layer."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--settle", type=float, default=0.0, help="ms")
+    parser.add_argument("--rest", type=float, default=0.0, help="ms")
+    parser.add_argument("--only", type=int, nargs="+", default=range(len(CASES)), help="numbers of cases")
+    parser.add_argument("--profile", action="store_true", help="one call of dense and of ours, for a profiler")
+    chosen = parser.parse_args()
+    torch.backends.cudnn.benchmark = True
     print(json.dumps({"device": torch.cuda.get_device_name(), "torch": torch.__version__}))
-    timer = Timer("cuda", rounds=7, repeat=4)
+    timer = Timer("cuda", rounds=7, repeat=4, settle=chosen.settle / 1e3, rest=chosen.rest / 1e3)
     with torch.no_grad():
-        for case in CASES:
-            print(json.dumps({**case._asdict(), "us": times(case, timer)}), flush=True)
+        for case in (CASES[i] for i in chosen.only):
+            print(json.dumps({**case._asdict(), "us": times(case, timer, chosen.profile)}), flush=True)
 
 
 if __name__ == "__main__":
