@@ -79,11 +79,21 @@ def test_examples_run(document, tmp_path):
         subprocess.run([sys.executable, "-c", block], check=True, cwd=tmp_path)
 
 
-@pytest.mark.parametrize("document", sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("*.md")))
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")]
+
+
+@pytest.mark.parametrize("document", sorted(page.relative_to(ROOT).as_posix() for page in PAGES))
 def test_links_lead_somewhere(document):
-    text = (ROOT / document).read_text()
-    for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
-        assert (ROOT / document).parent.joinpath(link).exists(), link
+    def anchor(heading: str) -> str:
+        return re.sub(r"[^\w\- ]", "", heading.lstrip("#").strip().lower()).replace(" ", "-")
+
+    page = ROOT / document
+    for target, section in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", page.read_text()):
+        file = page.parent / target if target else page
+        assert file.exists(), target
+        if section:
+            headings = [line for line in file.read_text().splitlines() if line.startswith("#")]
+            assert section in map(anchor, headings), f"{target}#{section}"
 
 
 def test_make_targets_of_the_readme_exist():
