@@ -53,7 +53,7 @@ class Layer:
     def exact(self) -> Tensor:
         """Before residual and ReLU; float64 for float32, float32 for the halves."""
         wide = torch.float64 if self.dtype == torch.float32 else torch.float32
-        with torch.backends.cudnn.flags(benchmark=False, allow_tf32=False):  # runs once: nothing to be tuned
+        with torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=False):  # runs once: not tuned
             return F.conv2d(self.x.to(wide), self.weight.to(wide), self.bias.to(wide), self.stride, self.padding)
 
     @functools.cached_property

@@ -17,7 +17,7 @@ _SHARED = ("bsize", "bstride", "boffset", "bcount", "activation", "negative_slop
 def fuse(graph: ir.Graph) -> None:
     """Bottleneck blocks that Hopper has one kernel for, and that nobody looks into, each become one op.
 
-    Only where the kernel gains with any number of blocks: up to 96 hidden channels (docs/performance.md).
+    Only where the kernel gains with any number of blocks: up to 96 hidden channels (docs/performance/residual.md).
     """
     for last in list(graph):
         block = _block(last)

@@ -3,8 +3,8 @@
 import copy
 import csv
 import functools
+import itertools
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -56,10 +56,12 @@ def test_sides_run_once_a_round_in_changing_order():
 
 @pytest.mark.gpu
 def test_a_side_runs_alone_before_each_turn_that_is_timed():
-    x = torch.zeros(1, device="cuda")
-    side, start = {"neg": Side(lambda: torch.neg(x))}, time.perf_counter()
-    Timer("cuda", rounds=3, repeat=1, settle=0.1).medians(side)
-    assert time.perf_counter() - start >= 0.3
+    ran = []
+    sides = {name: Side(functools.partial(ran.append, name), clock="eager") for name in "ab"}
+    Timer("cuda", rounds=2, repeat=1, settle=0.05).medians(sides)
+    turns = [(name, len(list(calls))) for name, calls in itertools.groupby(ran)][-3:]
+    assert [name for name, _ in turns] == ["a", "b", "a"]  # b twice: the second round goes backwards
+    assert min(calls for _, calls in turns) > 10
 
 
 @pytest.mark.parametrize("level", ["tiny", "quick", "full"])

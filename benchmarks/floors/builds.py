@@ -1,4 +1,4 @@
-"""Times of the layers that builds were compared by (docs/performance.md): run it with one build and the other, in turn.
+"""Times of the layers that builds were compared by (docs/performance/): run it with one build and the other, in turn.
 
 float16, bias, ReLU and fringe; every result is checked. A layer's lists and its dense form run in turn in CUDA graphs,
 warm; --settle and --rest (ms, see benchmarks/timing.py) choose the clock. --only takes numbers of CASES.
@@ -87,8 +87,8 @@ CASES = [
 ]
 
 
-def times(case: Case, timer: Timer, profile: bool = False) -> dict[str, float]:
-    """{"dense": us, "1.0": us with all blocks, "0.3", "0.1": us with a part}; nothing if a profiler looks on."""
+def sides_of(case: Case) -> dict[str, Side]:
+    """ "dense", and "1.0" (all blocks), "0.3" and "0.1" (a part), whose results are checked."""
     layer = Layer(case.shape, torch.float16, Setting("cuda", compiled=False), case.filters, case.kernel, case.stride)
     size = layer.size[1:]
     sides = {"dense": layer.dense(case.residual)["fused cuDNN"]}
@@ -99,8 +99,11 @@ def times(case: Case, timer: Timer, profile: bool = False) -> dict[str, float]:
         layer.out.fill_(float("nan"))
         layer.check(layer.sparse(active, fringe, case.residual), active.pixel_mask(size), residual=case.residual)
         sides[str(density)] = Side(functools.partial(layer.sparse, active, fringe, case.residual), "ours")
-    if not profile:
-        return {name: round(median, 2) for name, (median, _) in timer.medians(sides).items()}
+    return sides
+
+
+def profile(sides: dict[str, Side]) -> None:
+    """One call of dense and of ours with all blocks, each the second, for a profiler to look at."""
     for name in ("dense", "1.0"):
         sides[name].run()
         torch.cuda.synchronize()
@@ -108,11 +111,10 @@ def times(case: Case, timer: Timer, profile: bool = False) -> dict[str, float]:
         sides[name].run()
         torch.cuda.synchronize()
         torch.cuda.profiler.stop()
-    return {}
 
 
 def main() -> None:
-    """Prints one line of JSON a layer."""
+    """Prints one line of JSON a layer, its times in microseconds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--settle", type=float, default=0.0, help="ms")
     parser.add_argument("--rest", type=float, default=0.0, help="ms")
@@ -124,7 +126,12 @@ def main() -> None:
     timer = Timer("cuda", rounds=7, repeat=4, settle=chosen.settle / 1e3, rest=chosen.rest / 1e3)
     with torch.no_grad():
         for case in (CASES[i] for i in chosen.only):
-            print(json.dumps({**case._asdict(), "us": times(case, timer, chosen.profile)}), flush=True)
+            sides = sides_of(case)
+            if chosen.profile:
+                profile(sides)
+                continue
+            us = {name: round(median, 2) for name, (median, _) in timer.medians(sides).items()}
+            print(json.dumps({**case._asdict(), "us": us}), flush=True)
 
 
 if __name__ == "__main__":

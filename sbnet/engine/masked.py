@@ -185,7 +185,7 @@ def one_kernel(example: Tensor, first: Step, last: Step, plane: Plane) -> bool:
     """Has this device one kernel for such a bottleneck block, and is it the faster way?
 
     With more than 96 hidden channels what it computes twice outweighs the launches that it saves, where tiles may be
-    many: such blocks are run as layers above 16 cells of 8x8 a multiprocessor (docs/performance.md).
+    many: such blocks are run as layers above 16 cells of 8x8 a multiprocessor (docs/performance/residual.md).
     """
     (height, width, of), hidden, channels = plane, first.shape[1], last.shape[1]
     block, device = to_pair(of, "plan: block size"), example.device
