@@ -6,6 +6,7 @@ one CUDA graph. "in place": frame and mask are where the graph reads them.
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -72,14 +73,17 @@ def work(
 
 
 def host_time(call: Callable[[], Any]) -> float:
-    """Microseconds that a call keeps the host: the median of 50, the device idle before each."""
+    """Microseconds that a call keeps the host: the median of 200 in a row, the device idle before each.
+
+    20 go before them: a processor that has slept takes several times as long.
+    """
     times = []
-    for _ in range(50):
+    for _ in range(220):
         torch.cuda.synchronize()
         start = time.perf_counter()
         call()
         times.append((time.perf_counter() - start) * 1e6)
-    return sorted(times)[25]
+    return statistics.median(times[20:])
 
 
 def _megabytes(buffers: list[int], dtype: torch.dtype) -> float:

@@ -63,6 +63,31 @@ def test_the_result_is_the_same_bits_each_time(device):
     assert torch.equal(runner(x, mask), first)
 
 
+def test_runners_record_no_gradients(device):
+    net = networks()["chain"].eval()
+    masked, dense = MaskedConvNet(net, SIZE, 8, device=device), DenseConvNet(net, SIZE, device=device)
+    x = torch.randn(1, 3, *SIZE, device=device)
+    mask = torch.rand(1, *SIZE, device=device) < 0.01
+    wants = masked(x, mask).clone(), dense(x).clone()
+    for got, want in zip((masked(x.requires_grad_(), mask), dense(x)), wants, strict=True):
+        assert not got.requires_grad
+        assert torch.equal(got, want)
+
+
+@pytest.mark.gpu
+def test_a_runner_on_a_device_that_is_not_the_current_one():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+    net = networks()["chain"].eval()
+    masked, dense = MaskedConvNet(net, SIZE, 8, device="cuda:1"), DenseConvNet(net, SIZE, device="cuda:1")
+    for mask in masks(1, "cuda:1"):
+        x = torch.randn(1, 3, *SIZE, device="cuda:1")
+        assert torch.cuda.current_device() == 0
+        y, whole = masked(x, mask), dense(x)
+        assert compare(y, net, x, sbnet.reduce_mask(mask, masked.grid)).holds
+        torch.testing.assert_close(whole, net.to("cuda:1")(x), rtol=1e-4, atol=1e-5)
+
+
 def test_mask_source(device):
     net = networks()["chain"].eval()
     runner = MaskedConvNet(net, SIZE, 8, device=device, mask_source=lambda x: x[:, 0] > 3)

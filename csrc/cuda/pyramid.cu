@@ -4,7 +4,7 @@
 //   plane_kernel  the lists of active blocks; in other CTAs, the bits of the fringes, 32 pixels a thread
 //   pixel_kernel  the lists of the fringes, where there are any
 // (One launch of one cluster with barriers in between was measured, too: sixteen CTAs are too few,
-// docs/performance.md.)
+// docs/performance/copies.md.)
 #include "core/pyramid.h"
 #include "cuda/bitlist.cuh"
 #include "cuda/mask.cuh"

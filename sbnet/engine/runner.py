@@ -41,16 +41,15 @@ class DenseConvNet:
             with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=allow_tf32):
                 self._graph, self._out = capture(lambda: self._run(self._x), self.device)
 
-    @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
         """The network's output, [N,K,H,W]; on CUDA the next call overwrites it."""
         if self._graph is None:
             return self._run(x)
-        with torch.cuda.device(self.device):
-            self._x.copy_(x)
-            self._graph.replay()
+        self._x.copy_(x.detach())
+        self._graph.replay()
         return self._out
 
+    @torch.no_grad()
     def _run(self, x: Tensor) -> Tensor:
         layers: Any = self._chain.convolutions
         for layer, options in zip(layers, self._chain.options, strict=True):
