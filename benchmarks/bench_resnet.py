@@ -62,7 +62,8 @@ def work(
     compiled = size[0] == 1
     notes: dict[str, Any] = {"densities": planned.densities(lists), "buffers MB": _megabytes(run.plan.buffers, dtype)}
     if setting.cuda:
-        notes["host us"] = host_time(lambda: run(x, mask))
+        notes["host us"] = host_time(lambda: run(x, mask), in_a_row=20)
+        notes["host us after a wait"] = host_time(lambda: run(x, mask), in_a_row=1)
     sides = {
         "masked": Side(lambda: run(x, mask), "ours", "own"),
         "masked, in place": Side(lambda: run(run.frame, run.mask), "peer", "own"),
@@ -72,18 +73,19 @@ def work(
     return Work(sides, planned.contract(net, x, mask, run.planes), flops, size_bytes, dtype, notes)
 
 
-def host_time(call: Callable[[], Any]) -> float:
-    """Microseconds that a call keeps the host: the median of 200 in a row, the device idle before each.
+def host_time(call: Callable[[], Any], in_a_row: int) -> float:
+    """Microseconds that a call keeps the host: the median, the device idle before so many calls in a row.
 
-    20 go before them: a processor that has slept takes several times as long.
+    With one in a row it is a call after a wait, which costs a processor that has slept several times as much.
     """
     times = []
-    for _ in range(220):
-        torch.cuda.synchronize()
+    for k in range(200):
+        if k % in_a_row == 0:
+            torch.cuda.synchronize()
         start = time.perf_counter()
         call()
         times.append((time.perf_counter() - start) * 1e6)
-    return statistics.median(times[20:])
+    return statistics.median(times)
 
 
 def _megabytes(buffers: list[int], dtype: torch.dtype) -> float:
