@@ -54,6 +54,8 @@ class CommandError(Exception):
 def _one_line_errors() -> Any:
     try:
         yield
+    except BrokenPipeError:  # as after `| head`: typer ends quietly
+        raise
     except (CommandError, video.VideoError, OSError) as error:  # OSError: a file that cannot be written
         errors.print(f"[red]sbnet: error:[/] {escape(str(error))}", soft_wrap=True)
         raise typer.Exit(1) from None

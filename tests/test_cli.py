@@ -262,6 +262,17 @@ def test_run_on_a_gpu(clip, tmp_path):
     assert result.exit_code == 0, result.output
 
 
+def test_a_reader_that_leaves_early():
+    """`sbnet bench --list | head`"""
+    code = "from sbnet.cli import app; app()"
+    child = subprocess.Popen(
+        [sys.executable, "-P", "-c", code, "bench", "--list"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    child.stdout.close()
+    assert b"Broken pipe" not in child.stderr.read()
+    assert child.wait() == 1
+
+
 def test_the_installed_command():
     command = Path(sys.executable).parent / "sbnet"
     if not command.exists():
