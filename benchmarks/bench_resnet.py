@@ -74,7 +74,7 @@ def work(
 
 
 def host_time(call: Callable[[], Any], in_a_row: int) -> float:
-    """Microseconds that a call keeps the host: the median, the device idle before so many calls in a row.
+    """Microseconds that a call keeps the host: the median of 200, the device idle before so many calls in a row.
 
     With one in a row it is a call after a wait, which costs a processor that has slept several times as much.
     """

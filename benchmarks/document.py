@@ -58,7 +58,8 @@ def heading(session: Session) -> str:
     e, c = session.environment, session.conditions
     clock = "" if c["clock"] == "wall" else f", {c['clock']}"
     settled = f", {c['settle ms']} ms alone before each turn" if "settle ms" in c else ""
-    return f"{e['device']}{clock}, {c['cache']} caches{settled}"
+    compiled = ", torch.compile among the dense forms" if c.get("torch.compile") else ""
+    return f"{e['device']}{clock}, {c['cache']} caches{settled}{compiled}"
 
 
 def conditions(stem: str, session: Session) -> str:
@@ -66,7 +67,7 @@ def conditions(stem: str, session: Session) -> str:
     limits = dict(session.limits)
     rates = limits.pop("matrix TFLOP/s", {})
     facts |= limits | {f"matrix TFLOP/s, {dtype}": rate for dtype, rate in rates.items()}
-    facts |= {k: v for k, v in session.conditions.items() if k in ("rounds", "torch.compile")}
+    facts |= {k: v for k, v in session.conditions.items() if k == "rounds"}
     others = [row["others"] for row in session.rows if "others" in row]
     if others:
         facts["other processes' share of the processor time, median"] = statistics.median(others)

@@ -265,12 +265,11 @@ def test_run_on_a_gpu(clip, tmp_path):
 def test_a_reader_that_leaves_early():
     """`sbnet bench --list | head`"""
     code = "from sbnet.cli import app; app()"
-    child = subprocess.Popen(
-        [sys.executable, "-P", "-c", code, "bench", "--list"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    child.stdout.close()
-    assert b"Broken pipe" not in child.stderr.read()
-    assert child.wait() == 1
+    command = [sys.executable, "-P", "-c", code, "bench", "--list"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        child.stdout.close()
+        assert b"Broken pipe" not in child.stderr.read()
+    assert child.returncode == 1
 
 
 def test_the_installed_command():

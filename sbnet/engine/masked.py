@@ -119,8 +119,7 @@ class MaskedRunner:
             raise ValueError("sbnet: mask: given, but the runner has a mask_source; one of them is wanted")
         if self._graph is None:
             return self._run(x, mask)
-        # Two copies and a replay, each of which goes to the tensors' device by itself: guards of gradients and of the
-        # device would be a sixth of the host's time.
+        # Each goes to the tensors' device by itself and records nothing: guards would only cost the host time.
         if x is not self.frame:
             self.frame.copy_(x.detach())
         if mask is not None and mask is not self.mask:
