@@ -1,0 +1,272 @@
+// Products with block-sparse weights by fused multiply-adds of float32 vectors; matmul_kernels.h describes the order.
+// Included once by each matmul_<isa>.cpp, which defines SBNET_ISA, SBNET_LANES and SBNET_VECTORS first.
+#pragma once
+#include "cpu/masked/conv_simd.h"
+#include "cpu/weights/matmul_kernels.h"
+
+namespace sbnet {
+namespace SBNET_ISA {
+
+#define SBNET_UNROLL _Pragma("GCC unroll 16")
+
+constexpr int kGroup = SBNET_GROUP;            // rows of a microkernel: with two vectors each they fill the registers
+constexpr int kSquare = kGroup == 12 ? 8 : 4;  // input features of a weight gradient's microkernel
+
+SBNET_INLINE bool has_gate(const BlocksparseMatmulParams& p, int64_t block) { return !p.gate || p.gate[block] != 0; }
+
+// An entry of a look-up table, if it names an input block and a stored block.
+SBNET_INLINE bool entry_at(const BlocksparseMatmulParams& p, const MatmulTask& task, int64_t i, int64_t* in,
+                           int64_t* block) {
+  *in = task.entries[2 * i];
+  *block = task.entries[2 * i + 1];
+  return *in >= 0 && *in < task.in_blocks && *block >= 0 && *block < p.layout.shape.blocks && has_gate(p, *block);
+}
+
+// ---- Packing
+
+template <class T>
+static void pack_block(const T* from, int64_t size, bool transposed, float gate, float* to) {
+  for (int64_t i = 0; i < size; ++i, to += size) {
+    load_row(to, transposed ? from + i : from + i * size, transposed ? size : 1, size);
+    // In the weights' own dtype, as PyTorch's weight * gate: a product is rounded once.
+    if (gate != 1.0f)
+      for (int64_t k = 0; k < size; ++k) {
+        T rounded;
+        narrow(&rounded, to[k] * gate);
+        to[k] = widen(rounded);
+      }
+  }
+}
+
+template <class T>
+static void pack_weights_of(const BlocksparseMatmulParams& p, float* packed, int64_t begin, int64_t end) {
+  const int64_t size = p.layout.shape.block_size;
+  for (int64_t b = begin; b < end; ++b)
+    if (has_gate(p, b))
+      pack_block(static_cast<const T*>(p.weight) + b * size * size, size, p.transposed, p.gate ? p.gate[b] : 1.0f,
+                 packed + b * size * size);
+}
+
+// Rows first ... first + rows of the tile as one panel [feature][kRows], zeros for rows that are none and for features
+// beyond the last.
+template <class T>
+static void pack_panel(const TensorView& t, const int64_t* rows, int64_t count, int64_t height, int64_t features,
+                       float* to) {
+  const T* data = static_cast<const T*>(t.data);
+  const int64_t stride = t.stride[1], F = t.size[1];
+  constexpr int64_t kChunk = 64;
+  alignas(64) float chunk[kGroup][kChunk];
+  for (int64_t f = 0; f < features; f += kChunk) {
+    const int64_t wide = smaller(kChunk, features - f), inside = larger(0, smaller(wide, F - f));
+    for (int64_t i = 0; i < height; ++i) {
+      const int64_t used = i < count && rows[i] >= 0 ? inside : 0;
+      if (used) load_row(chunk[i], data + rows[i] + f * stride, stride, used);
+      for (int64_t c = used; c < wide; ++c) chunk[i][c] = 0;
+    }
+    for (int64_t c = 0; c < wide; ++c, to += height)
+      for (int64_t i = 0; i < height; ++i) to[i] = chunk[i][c];
+  }
+}
+
+// ---- Microkernels: R rows x V vectors of output features, sums in registers.
+
+struct Entries {
+  const float* x[kMatmulDepth / 8];  // an input block of the panel, [feature][R]
+  const float* w[kMatmulDepth / 8];  // its weights, rows block_size apart
+  int64_t depth[kMatmulDepth / 8];   // features of the block that there are: padding is never read
+  int64_t count;
+};
+
+template <int R, int V>
+static __attribute__((noinline)) void add_entries(const Entries& entries, int64_t size, float* sums, bool first) {
+  Vec sum[R][V];
+  SBNET_UNROLL for (int i = 0; i < R; ++i) SBNET_UNROLL for (int v = 0; v < V; ++v) sum[i][v] = Vec{};
+  for (int64_t e = 0; e < entries.count; ++e) {
+    const float *x = entries.x[e], *w = entries.w[e];
+    for (int64_t c = 0; c < entries.depth[e]; ++c, x += R, w += size) {
+      Vec weight[V];
+      SBNET_UNROLL for (int v = 0; v < V; ++v) weight[v] = load(w + v * kLanes);
+      SBNET_UNROLL for (int i = 0; i < R; ++i) {
+        const Vec input = splat(x[i]);
+        SBNET_UNROLL for (int v = 0; v < V; ++v) sum[i][v] += input * weight[v];
+      }
+    }
+  }
+  SBNET_UNROLL for (int i = 0; i < R; ++i) SBNET_UNROLL for (int v = 0; v < V; ++v) {
+    float* to = sums + (i * V + v) * kLanes;
+    store(to, first ? sum[i][v] : load(to) + sum[i][v]);
+  }
+}
+
+template <class T>
+static void load_bias(const BlocksparseMatmulParams& p, int64_t first, int64_t count, float* bias) {
+  if (!p.bias)
+    __builtin_memset(bias, 0, count * 4);
+  else if (p.bias_dtype == DType::kF32)
+    load_row(bias, static_cast<const float*>(p.bias) + first, 1, count);
+  else
+    load_row(bias, static_cast<const T*>(p.bias) + first, 1, count);
+}
+
+// y = activation(sums + bias) for `rows` rows of sums [R][V * kLanes].
+template <class T>
+static void finish(const BlocksparseMatmulParams& p, const int64_t* rows, int64_t count, int64_t k, int64_t width,
+                   int64_t stride, const float* bias, float* sums) {
+  for (int64_t i = 0; i < count; ++i) {
+    float* row = sums + i * stride;
+    for (int64_t v = 0; v < stride; v += kLanes)
+      store(row + v, activate(p.activation, p.activation_param, load(row + v) + load(bias + v)));
+    if (rows[i] >= 0) store_row(static_cast<T*>(p.y.data) + rows[i] + k * p.y.stride[1], p.y.stride[1], row, width);
+  }
+}
+
+// One panel of output features for all rows of the tile.
+template <class T, int V>
+static void multiply_panel(const BlocksparseMatmulParams& p, const MatmulTask& task, int64_t out, int64_t column,
+                           int64_t begin, int64_t end) {
+  constexpr int64_t kWidth = V * kLanes;
+  const int64_t size = p.layout.shape.block_size, features = task.in_blocks * size, k = out * size + column;
+  const int64_t width = smaller(kWidth, task.out_features - k);
+  if (width <= 0) return;
+  alignas(64) float bias[kWidth], sums[kGroup * kWidth];
+  __builtin_memset(bias, 0, sizeof(bias));
+  load_bias<T>(p, k, width, bias);
+  for (int64_t r = 0; r < task.rows; r += kGroup) {
+    const int64_t count = smaller(kGroup, task.rows - r), height = count > 4 ? kGroup : count > 1 ? 4 : 1;
+    const float* x = task.x + r * features;
+    bool first = true;
+    Entries entries;
+    entries.count = 0;
+    for (int64_t i = begin; i <= end; ++i) {
+      int64_t in, block;
+      if (i < end && entry_at(p, task, i, &in, &block)) {
+        entries.x[entries.count] = x + in * size * height;
+        entries.depth[entries.count] = smaller(size, task.in_features - in * size);
+        entries.w[entries.count++] = task.weight + block * size * size + column;
+      }
+      if (i < end && (entries.count + 1) * size <= kMatmulDepth) continue;
+      if (i == end && !entries.count && !first) break;
+      if (height == kGroup)
+        add_entries<kGroup, V>(entries, size, sums, first);
+      else if (height == 4)
+        add_entries<4, V>(entries, size, sums, first);
+      else
+        add_entries<1, V>(entries, size, sums, first);
+      first = false;
+      entries.count = 0;
+    }
+    finish<T>(p, task.y_rows + r, count, k, width, kWidth, bias, sums);
+  }
+}
+
+template <class T>
+static void multiply_of(const BlocksparseMatmulParams& p, const MatmulTask& task) {
+  const int64_t size = p.layout.shape.block_size, features = task.in_blocks * size;
+  for (int64_t r = 0; r < task.rows; r += kGroup) {
+    const int64_t count = smaller(kGroup, task.rows - r), height = count > 4 ? kGroup : count > 1 ? 4 : 1;
+    pack_panel<T>(p.x, task.x_rows + r, count, height, features, task.x + r * features);
+  }
+  for (int64_t out = task.first_block; out < task.end_block; ++out) {
+    const int64_t blocks = p.layout.shape.blocks;
+    const int64_t begin = larger(0, smaller(task.start[out], blocks));
+    const int64_t end = larger(begin, smaller(task.start[out + 1], blocks));
+    if (size == kLanes)
+      multiply_panel<T, 1>(p, task, out, 0, begin, end);
+    else
+      for (int64_t column = 0; column < size; column += 2 * kLanes)
+        multiply_panel<T, 2>(p, task, out, column, begin, end);
+  }
+}
+
+// ---- Weight gradient
+
+// sums[c][k] += x[row][c] dy[row][k] over `rows` rows, for kSquare features c and V vectors of k.
+template <int V>
+static __attribute__((noinline)) void add_rows(const float* x, const float* dy, int64_t rows, int64_t size, float* sums,
+                                               bool first) {
+  Vec sum[kSquare][V];
+  SBNET_UNROLL for (int i = 0; i < kSquare; ++i) SBNET_UNROLL for (int v = 0; v < V; ++v) sum[i][v] = Vec{};
+  for (int64_t r = 0; r < rows; ++r, x += size, dy += size) {
+    Vec right[V];
+    SBNET_UNROLL for (int v = 0; v < V; ++v) right[v] = load(dy + v * kLanes);
+    SBNET_UNROLL for (int i = 0; i < kSquare; ++i) {
+      const Vec left = splat(x[i]);
+      SBNET_UNROLL for (int v = 0; v < V; ++v) sum[i][v] += left * right[v];
+    }
+  }
+  SBNET_UNROLL for (int i = 0; i < kSquare; ++i) SBNET_UNROLL for (int v = 0; v < V; ++v) {
+    float* to = sums + i * size + v * kLanes;
+    store(to, first ? sum[i][v] : load(to) + sum[i][v]);
+  }
+}
+
+// [rows][size] features from f on, zeros for what is not there.
+template <class T>
+static void pack_rows(const TensorView& t, const int64_t* rows, int64_t count, int64_t f, int64_t size, float* to) {
+  const int64_t inside = larger(0, smaller(size, t.size[1] - f));
+  const T* data = static_cast<const T*>(t.data) + f * t.stride[1];
+  for (int64_t i = 0; i < count; ++i, to += size) {
+    const int64_t used = rows[i] >= 0 ? inside : 0;
+    if (used) load_row(to, data + rows[i], t.stride[1], used);
+    for (int64_t c = used; c < size; ++c) to[c] = 0;
+  }
+}
+
+template <class T>
+static void weight_grad_of(const BlocksparseWeightGradParams& p, const WeightGradTask& task) {
+  const BlockLayoutShape& shape = p.layout.shape;
+  const int64_t size = shape.block_size;
+  for (int64_t b = task.first_block; b < task.end_block; ++b) {
+    const int64_t c = p.layout.coords[2 * b], k = p.layout.coords[2 * b + 1];
+    __builtin_memset(task.sums, 0, size * size * 4);
+    bool first = true;
+    for (int32_t pair = 0; pair < p.pairs; ++pair) {
+      const TensorView &x = p.x[pair], &dy = p.dy[pair];
+      const bool stored = c >= 0 && c < shape.block_rows && k >= 0 && k < shape.block_columns;
+      for (int64_t r = 0; r < (stored ? task.rows[pair] : 0); r += kMatmulDepth) {
+        const int64_t count = smaller(kMatmulDepth, task.rows[pair] - r);
+        list_rows(x, dy, p.active, r, count, task.x_rows, task.dy_rows);
+        pack_rows<T>(x, task.x_rows, count, c * size, size, task.x);
+        pack_rows<T>(dy, task.dy_rows, count, k * size, size, task.dy);
+        for (int64_t i = 0; i < size; i += kSquare)
+          if (size == kLanes)
+            add_rows<1>(task.x + i, task.dy, count, size, task.sums + i * size, first);
+          else
+            for (int64_t j = 0; j < size; j += 2 * kLanes)
+              add_rows<2>(task.x + i, task.dy + j, count, size, task.sums + i * size + j, first);
+        first = false;
+      }
+    }
+    if (p.dw_dtype == DType::kF32)
+      store_row(static_cast<float*>(p.dw) + b * size * size, 1, task.sums, size * size);
+    else
+      store_row(static_cast<T*>(p.dw) + b * size * size, 1, task.sums, size * size);
+  }
+}
+
+// ---- The table
+
+#define SBNET_BY_DTYPE(dtype, call) \
+  switch (dtype) {                  \
+    case DType::kF16:               \
+      return call<Half>;            \
+    case DType::kBF16:              \
+      return call<BFloat>;          \
+    default:                        \
+      return call<float>;           \
+  }
+
+static auto pick_pack(DType t) -> decltype(MatmulKernels::pack_weights) { SBNET_BY_DTYPE(t, pack_weights_of); }
+static auto pick_multiply(DType t) -> decltype(MatmulKernels::multiply) { SBNET_BY_DTYPE(t, multiply_of); }
+static auto pick_grad(DType t) -> decltype(MatmulKernels::weight_grad) { SBNET_BY_DTYPE(t, weight_grad_of); }
+
+static void pack_weights(const BlocksparseMatmulParams& p, float* packed, int64_t begin, int64_t end) {
+  pick_pack(p.x.dtype)(p, packed, begin, end);
+}
+static void multiply(const BlocksparseMatmulParams& p, const MatmulTask& task) { pick_multiply(p.x.dtype)(p, task); }
+static void weight_grad(const BlocksparseWeightGradParams& p, const WeightGradTask& task) {
+  pick_grad(p.x[0].dtype)(p, task);
+}
+
+}  // namespace SBNET_ISA
+}  // namespace sbnet

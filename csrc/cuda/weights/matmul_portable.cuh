@@ -1,0 +1,85 @@
+// What the portable kernels of products with block-sparse weights share, and which of them takes what.
+#pragma once
+#include "core/weights/matmul.h"
+#include "core/weights/rows.h"
+#include "cuda/common.cuh"
+
+namespace sbnet {
+namespace portable {
+
+constexpr const char* kMatmulOp = "blocksparse_matmul";
+constexpr const char* kWeightGradOp = "blocksparse_weight_grad";
+
+// The parameters as kernels read them. With gates, weight and entries are copies in the workspace: gates multiplied
+// in, blocks with gate 0 left out, so that `end` is not where the next output block begins.
+struct MatmulArgs {
+  BlocksparseMatmulParams p;
+  const int32_t *start, *end, *entries;
+};
+
+// The entries of one output block.
+struct EntryList {
+  const int2* at;
+  int count, in_blocks, blocks;
+
+  __device__ __forceinline__ EntryList(const MatmulArgs& a, int64_t out) {
+    blocks = static_cast<int>(a.p.layout.shape.blocks);
+    in_blocks = static_cast<int>(a.p.in_blocks());
+    const int first = min(max(a.start[out], 0), blocks);
+    at = reinterpret_cast<const int2*>(a.entries) + first;
+    count = min(max(a.end[out] - first, 0), blocks - first);
+  }
+  // (input block, stored block), or (-1, -1) beyond the end and for what names no block.
+  __device__ __forceinline__ int2 operator[](int i) const {
+    int2 e = make_int2(-1, -1);
+    if (i < count) e = at[i];
+    const bool in = static_cast<unsigned>(e.x) < static_cast<unsigned>(in_blocks) &&
+                    static_cast<unsigned>(e.y) < static_cast<unsigned>(blocks);
+    return in ? e : make_int2(-1, -1);
+  }
+};
+
+// Rows there are: of active blocks, as many as their count says.
+__device__ __forceinline__ int64_t row_count(const TensorView& t, const ActiveView& active) {
+  if (!active.indices) return row_capacity(t, active);
+  return static_cast<int64_t>(clamped_count(active.count, static_cast<int>(active.capacity))) * active.grid.size[0] *
+         active.grid.size[1];
+}
+
+__device__ __forceinline__ int64_t offset_of_row(const TensorView& t, const ActiveView& active, int64_t row,
+                                                 int64_t rows) {
+  return row < rows ? row_offset(t, row_pixel(t, active, row)) : -1;
+}
+
+// May 16-byte words of features be read, the first at a multiple of a word?
+inline bool features_vectorize(const TensorView& t) {
+  const int64_t lanes = 16 / dtype_size(t.dtype);
+  if (t.stride[1] != 1 || reinterpret_cast<uintptr_t>(t.data) % 16 || t.size[1] % lanes) return false;
+  for (int d : {0, 2, 3})
+    if (t.size[d] > 1 && t.stride[d] % lanes) return false;
+  return true;
+}
+
+// A float32 product on tensor cores is one in tf32.
+inline bool suits_mma(DType dtype, bool allow_tf32) { return dtype != DType::kF32 || allow_tf32; }
+
+Status launch_matmul_mma(const MatmulArgs& a, const DeviceInfo& device, cudaStream_t stream);
+Status launch_matmul_simt(const MatmulArgs& a, const DeviceInfo& device, cudaStream_t stream);
+Status launch_weight_grad_mma(const BlocksparseWeightGradParams& p, const DeviceInfo& device, cudaStream_t stream);
+Status launch_weight_grad_simt(const BlocksparseWeightGradParams& p, const DeviceInfo& device, cudaStream_t stream);
+
+// Calls f(T{}) with the element type of `dtype`.
+template <class F>
+auto by_dtype(DType dtype, const F& f) {
+  switch (dtype) {
+    case DType::kF16:
+      return f(__half{});
+    case DType::kBF16:
+      return f(__nv_bfloat16{});
+    default:
+      return f(float{});
+  }
+}
+
+}  // namespace portable
+}  // namespace sbnet

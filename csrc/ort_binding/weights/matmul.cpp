@@ -1,0 +1,163 @@
+#include "core/weights/matmul.h"
+
+#include <mutex>
+
+#include "ort_binding/common.h"
+
+namespace sbnet::ort {
+namespace {
+
+// The tables of a layout on the kernel's device, made from its coords once: of constant coords by the first run, for
+// all that follow (CUDA graphs are captured by a later one).
+class Tables {
+ public:
+  Tables() = default;
+  Tables(const Tables&) = delete;
+  ~Tables() {  // waits for the kernels that read them
+#ifdef SBNET_WITH_CUDA
+    sbnet_block_layout_free_cuda(device_);
+#endif
+  }
+  struct Result {
+    BlockLayoutView view;
+    const int32_t* plan;
+    int64_t plan_words;
+  };
+  Result get(const Context& c, const BlockLayoutShape& shape, const int32_t* coords, bool transposed) {
+    std::call_once(once_, [&] { make(c, shape, coords, transposed); });
+    const int64_t own = block_layout_words(shape);
+    return {block_layout_view(shape, at_), words_ > own ? at_ + own : nullptr, words_ - own};
+  }
+
+ private:
+  void make(const Context& c, const BlockLayoutShape& shape, const int32_t* coords, bool transposed) {
+    const int64_t own = block_layout_words(shape);
+    host_.resize(static_cast<size_t>(own));
+    check(make_block_layout(shape, coords, host_.data()));
+    if (c.cuda()) {
+      const MatmulPass pass = transposed ? MatmulPass::kInputGradient : MatmulPass::kForward;
+      const BlockLayoutView view = block_layout_view(shape, host_.data());
+      std::vector<int32_t> plan(static_cast<size_t>(blocksparse_plan_words(view, pass)));
+      if (!plan.empty()) make_blocksparse_plan(view, pass, plan.data());
+      host_.insert(host_.end(), plan.begin(), plan.end());
+    }
+    words_ = static_cast<int64_t>(host_.size());
+    at_ = host_.data();
+#ifdef SBNET_WITH_CUDA
+    if (c.cuda()) {
+      check(sbnet_block_layout_upload_cuda(host_.data(), words_, &device_));
+      at_ = device_;
+    }
+#endif
+  }
+
+  std::once_flag once_;
+  std::vector<int32_t> host_;
+  int32_t* device_ = nullptr;
+  const int32_t* at_ = nullptr;
+  int64_t words_ = 0;
+};
+
+struct BlocksparseMatmul {
+  static constexpr const char* kName = "blocksparse_matmul";
+  enum Position { kX, kWeight, kCoords, kBiasInput, kGate };
+  static constexpr Argument kInputs[] = {{"x", kT},
+                                         {"weight", kT},
+                                         {"coords", kInt32, kRequired, kCpuInput},
+                                         {"bias", kBias, kOptional},
+                                         {"gate", kFloat, kOptional}};
+  static constexpr Argument kOutputs[] = {{"y", kT}};
+  static constexpr Types kTypes[] = {
+      {kFloat, kFloat}, {kFloat16, kFloat16}, {kFloat16, kFloat}, {kBFloat16, kBFloat16}, {kBFloat16, kFloat}};
+  static constexpr int kInPlace = -1;
+
+  int64_t in_features, out_features;
+  bool transposed, allow_tf32;
+  Activation activation;
+  float negative_slope;
+  bool constant_coords;
+  std::shared_ptr<Tables> constant_tables = std::make_shared<Tables>();
+
+  explicit BlocksparseMatmul(const Attributes& a)
+      : in_features(a.integer("in_features", 0)),
+        out_features(a.integer("out_features", 0)),
+        transposed(a.flag("transposed", false)),
+        allow_tf32(a.flag("allow_tf32", false)),
+        activation(to_activation(kName, a.text("activation", "none"))),
+        negative_slope(a.real("negative_slope", 0.01f)),
+        constant_coords(a.is_constant(kCoords)) {
+    if (in_features < 1 || out_features < 1)
+      raise("sbnet::", kName, ": in_features, out_features: expected 1 or more, got ", in_features, " and ",
+            out_features);
+  }
+
+  int64_t outputs() const { return transposed ? in_features : out_features; }
+
+  void infer(ShapeContext& s) const {
+    Dims y = s.input(kX);
+    s.input(kWeight, 3);
+    s.input(kCoords, 2);
+    if (y.empty()) return;
+    y.back() = outputs();
+    s.output(0, y);
+  }
+
+  void compute(Context& c) const {
+    const Tensor x = c.input(kX), weight = c.input(kWeight, 3), coords = c.input(kCoords, 2),
+                 bias = c.input(kBiasInput, 1), gate = c.input(kGate, 1);
+    const int64_t inputs = transposed ? out_features : in_features, size = weight.shape[1];
+    if (x.shape.empty() || x.shape.back() != inputs)
+      raise("sbnet::", kName, ": x: expected ", inputs, " features last, got ",
+            x.shape.empty() ? int64_t{0} : x.shape.back());
+    if (weight.shape[2] != size || !is_weight_block_size(size))
+      raise("sbnet::", kName, ": weight: expected square blocks of 8, 16, 32, 64 or 128, got ", size, " x ",
+            weight.shape[2]);
+    const int64_t blocks = weight.shape[0];
+    const BlockLayoutShape shape = {
+        (in_features + size - 1) / size, (out_features + size - 1) / size, blocks, in_features, out_features,
+        static_cast<int32_t>(size)};
+    check(validate(kName, shape));
+    Tables of_this_run;
+    Tables& tables = constant_coords ? *constant_tables : of_this_run;
+    const Tables::Result found = tables.get(c, shape, c.int32(coords, {blocks, 2}), transposed);
+    BlocksparseMatmulParams p = {};
+    p.layout = found.view;
+    p.plan = found.plan;
+    p.plan_words = found.plan_words;
+    p.transposed = transposed;
+    p.weight = weight.data;
+    if (bias.present) {
+      if (bias.shape[0] != outputs())
+        raise("sbnet::", kName, ": bias: expected ", outputs(), " elements, got ", bias.shape[0]);
+      p.bias = bias.data;
+      p.bias_dtype = bias.dtype;
+    }
+    if (gate.present) {
+      if (gate.shape[0] != blocks)
+        raise("sbnet::", kName, ": gate: expected ", blocks, " elements, got ", gate.shape[0]);
+      p.gate = static_cast<const float*>(gate.data);
+    }
+    p.activation = activation;
+    p.activation_param = negative_slope;
+    p.allow_tf32 = allow_tf32;
+    const int64_t rows = x.elements() / inputs;
+    p.x = {const_cast<void*>(x.data), {1, inputs, 1, rows}, {0, 1, 0, inputs}, x.dtype};
+    p.y = {nullptr, {1, outputs(), 1, rows}, {0, 1, 0, outputs()}, x.dtype};
+    check(validate(p));  // before an output of an absurd size is asked for
+    std::vector<int64_t> y = x.shape;
+    y.back() = outputs();
+    p.y.data = c.output(0, y);
+    const Parallel parallel = c.parallel();
+    const Workspace scratch(c,
+                            SBNET_ORT_ON_DEVICE(c, sbnet_blocksparse_matmul_workspace_bytes_cpu(&p, parallel.threads),
+                                                sbnet_blocksparse_matmul_workspace_bytes_cuda(&p)));
+    check(SBNET_ORT_ON_DEVICE(c, sbnet_blocksparse_matmul_cpu(&p, scratch.data(), &parallel),
+                              sbnet_blocksparse_matmul_cuda(&p, scratch.data(), c.stream())));
+  }
+};
+
+}  // namespace
+
+void add_blocksparse_ops(const Runtime& runtime) { add_op<BlocksparseMatmul>(runtime); }
+
+}  // namespace sbnet::ort

@@ -1,0 +1,34 @@
+"""Block-sparse products in an exported model: the layout as a file should say it."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from sbnet.export.schemas import DOMAIN
+
+
+def name_coords(graph: ir.Graph) -> None:
+    """torch's op takes the tables of a layout, which begin with the coords of its blocks; ONNX's takes coords alone,
+    [blocks, 2]: every processor makes the tables that it wants. Layers of one layout share one initializer."""
+    made: dict[tuple[int, int], ir.Value] = {}
+    for node in list(graph):
+        if node.domain != DOMAIN or node.op_type != "blocksparse_matmul":
+            continue
+        weight, tables = node.inputs[1], node.inputs[2]
+        assert weight is not None
+        assert tables is not None
+        assert weight.shape is not None
+        if tables.const_value is None:
+            raise ValueError("sbnet.export: blocksparse_matmul: expected a constant layout, got one that is computed")
+        blocks = weight.shape[0]
+        assert isinstance(blocks, int)
+        key = id(tables), blocks
+        if key not in made:
+            coords = np.ascontiguousarray(tables.const_value.numpy()[: 2 * blocks].reshape(blocks, 2))
+            name = f"coords_{len(made)}"
+            value = ir.Value(name=name, const_value=ir.tensor(coords, name=name))
+            value.type, value.shape = ir.TensorType(ir.DataType.INT32), ir.Shape([blocks, 2])
+            graph.register_initializer(value)
+            made[key] = value
+        node.replace_input_with(2, made[key])

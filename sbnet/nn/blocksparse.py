@@ -1,0 +1,170 @@
+"""A linear layer with block-sparse weights."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sbnet.ops import BlockLayout, blocksparse_matmul
+
+
+class BlockSparseLinear(nn.Module):
+    """nn.Linear of which only some blocks of the weight are stored.
+
+    Features need not be multiples of the block. state_dict carries the pattern (`coords`) beside weight and bias, and
+    loads into a layer of another pattern, which then takes it over.
+
+    Args:
+        in_features, out_features, bias: as in nn.Linear.
+        density: stored share of the blocks, drawn at random, if there is no layout; at least one block.
+        block_size: 8, 16, 32, 64 or 128.
+        layout: a `BlockLayout`, or [CB, KB] of 0 and 1 (rows: blocks of inputs).
+        allow_tf32: float32 on CUDA may use tf32 tensor cores.
+
+    >>> layer = BlockSparseLinear(1024, 4096, density=0.25)
+    >>> y = layer(torch.randn(8, 1024))
+    """
+
+    coords: Tensor
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        density: float = 0.5,
+        block_size: int = 32,
+        layout: Any = None,
+        *,
+        allow_tf32: bool = False,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if layout is None:
+            layout = random_mask(in_features, out_features, density, block_size)
+        if not isinstance(layout, BlockLayout):
+            layout = BlockLayout(layout, block_size, in_features=in_features, out_features=out_features)
+        if layout.shape != (in_features, out_features):
+            raise ValueError(
+                f"BlockSparseLinear: layout: expected {in_features} x {out_features} features, got "
+                f"{layout.in_features} x {layout.out_features}"
+            )
+        self.in_features, self.out_features, self.allow_tf32 = in_features, out_features, allow_tf32
+        self.layout = layout
+        self.weight = nn.Parameter(torch.empty(layout.weight_shape, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
+        self.register_buffer("coords", layout.coords.to(device) if device is not None else layout.coords.clone())
+        self.reset_parameters()
+
+    @property
+    def block_size(self) -> int:
+        return self.layout.block_size
+
+    @property
+    def density(self) -> float:
+        return self.layout.density
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """nn.Linear's own initial values, for as many inputs as an output has on average."""
+        bound = 1 / math.sqrt(max(1.0, self.in_features * self.density))
+        dense = torch.empty(self.layout.shape).uniform_(-bound, bound)
+        self.weight.copy_(self.layout.from_dense(dense))
+        if self.bias is not None:
+            self.bias.uniform_(-bound, bound)
+
+    @classmethod
+    def from_linear(
+        cls,
+        linear: nn.Linear,
+        density: float = 0.5,
+        block_size: int = 32,
+        layout: Any = None,
+        *,
+        by: str = "magnitude",
+        allow_tf32: bool = False,
+    ) -> BlockSparseLinear:
+        """The blocks of a trained layer that are kept, with their values.
+
+        Args:
+            layout: the blocks to keep, or None.
+            by: without a layout: "magnitude" (those of largest norm) or "random".
+        """
+        dense = linear.weight.detach().t()
+        if layout is None and by == "magnitude":
+            layout = BlockLayout.from_magnitude(dense, block_size, density)
+        elif by not in ("magnitude", "random"):
+            raise ValueError(f"BlockSparseLinear.from_linear: by: expected 'magnitude' or 'random', got {by!r}")
+        self = cls(
+            linear.in_features, linear.out_features, linear.bias is not None, density, block_size, layout,
+            allow_tf32=allow_tf32, device=linear.weight.device, dtype=linear.weight.dtype,
+        )  # fmt: skip
+        with torch.no_grad():
+            self.weight.copy_(self.layout.from_dense(dense))
+            if self.bias is not None:
+                self.bias.copy_(linear.bias)
+        self.weight.requires_grad_(linear.weight.requires_grad)
+        return self.train(linear.training)
+
+    def to_linear(self) -> nn.Linear:
+        """A dense layer of the same values."""
+        linear = nn.Linear(
+            self.in_features, self.out_features, self.bias is not None, self.weight.device, self.weight.dtype
+        )
+        with torch.no_grad():
+            linear.weight.copy_(self.layout.to_dense(self.weight).t())
+            if self.bias is not None:
+                linear.bias.copy_(self.bias)
+        return linear
+
+    @torch.no_grad()
+    def set_layout(self, layout: BlockLayout) -> None:
+        """Another pattern of the same features: blocks in both keep their values, new ones are zero."""
+        if layout.shape != self.layout.shape:
+            raise ValueError(f"BlockSparseLinear.set_layout: expected {self.layout.shape}, got {layout.shape}")
+        weight = layout.from_dense(self.layout.to_dense(self.weight))
+        self._adopt(layout)
+        self.weight.copy_(weight)
+
+    def _adopt(self, layout: BlockLayout) -> None:
+        self.layout = layout
+        self.coords = layout.coords.to(self.coords.device, copy=True)
+        if self.weight.shape != layout.weight_shape:
+            self.weight.data = self.weight.data.new_empty(layout.weight_shape)
+            self.weight.grad = None
+
+    def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any, **kwargs: Any) -> None:
+        coords, weight = state_dict.get(f"{prefix}coords"), state_dict.get(f"{prefix}weight")
+        if coords is not None and weight is not None and weight.dim() == 3:
+            size = weight.shape[1]
+            shape = (-(-self.in_features // size), -(-self.out_features // size))
+            features = {"in_features": self.in_features, "out_features": self.out_features}
+            layout = BlockLayout.from_coords(coords, shape, size, **features)
+            if layout != self.layout:
+                self._adopt(layout)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., in_features] -> [..., out_features]."""
+        return blocksparse_matmul(x, self.weight, self.layout, bias=self.bias, allow_tf32=self.allow_tf32)
+
+    def extra_repr(self) -> str:
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
+            f"block_size={self.block_size}, density={self.density:.3g}"
+        )
+
+
+def random_mask(in_features: int, out_features: int, density: float, block_size: int) -> Tensor:
+    """[CB, KB] with the share `density` of the blocks set, at least one."""
+    if not 0 <= density <= 1:
+        raise ValueError(f"BlockSparseLinear: density: expected 0 to 1, got {density}")
+    rows, columns = -(-in_features // block_size), -(-out_features // block_size)
+    count = max(1, round(density * rows * columns))
+    mask = torch.zeros(rows * columns, dtype=torch.bool)
+    mask[torch.randperm(rows * columns)[:count]] = True
+    return mask.view(rows, columns)

@@ -1,0 +1,1 @@
+"""Ops on block-sparse weights."""

@@ -1,0 +1,52 @@
+"""What is done to block-sparse weights beside products, in PyTorch's own ops."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sbnet.ops import BlockLayout
+from sbnet.ops.weights.layout import split_blocks
+from sbnet.ops.weights.matmul import to_matrix
+
+CHUNK_ELEMENTS = 1 << 24  # of a dense gradient that is there at once
+
+
+def l2_normalize(weight: Tensor, layout: BlockLayout, gain: Tensor | None = None, epsilon: float = 1e-12) -> Tensor:
+    """weight * gain / sqrt(max(sum of squares, epsilon)), the sum over all stored weights of an output feature.
+
+    weight [blocks, bs, bs], gain [K] or None. Computed in float32, returned in weight's dtype. Differentiable.
+    """
+    _, columns = layout.index(weight.device)
+    squares = weight.float().square().sum(1)
+    sums = squares.new_zeros(layout.block_columns, layout.block_size).index_add(0, columns, squares)
+    scale = sums.clamp(min=epsilon).rsqrt()
+    if gain is not None:
+        if gain.shape != (layout.out_features,):
+            raise ValueError(f"l2_normalize: gain: expected [{layout.out_features}], got {list(gain.shape)}")
+        padding = layout.block_columns * layout.block_size - layout.out_features
+        scale = scale * torch.nn.functional.pad(gain.float(), (0, padding)).view_as(scale)
+    return (weight * scale[columns][:, None, :]).to(weight.dtype)
+
+
+def block_reduced_full_dw(
+    x: Tensor, dy: Tensor, layout: BlockLayout, *, norm: str = "max", feature_axis: int = 1
+) -> Tensor:
+    """[CB, KB] float32: the norm of every block of the dense gradient x^T dy, stored or not.
+
+    Says where a block would help if it were there. x [..., C] and dy [..., K]; norm "max" or "l2". The dense gradient
+    is never there as a whole.
+    """
+    if norm not in ("max", "l2"):
+        raise ValueError(f"block_reduced_full_dw: norm: expected 'max' or 'l2', got {norm!r}")
+    left, right = (
+        to_matrix("block_reduced_full_dw", "x", x, feature_axis),
+        to_matrix("block_reduced_full_dw", "dy", dy, feature_axis),
+    )
+    size = layout.block_size
+    step = max(1, CHUNK_ELEMENTS // (layout.out_features * size)) * size
+    parts = []
+    for c in range(0, layout.in_features, step):
+        blocks = split_blocks(left[:, c : c + step].t() @ right, size).float()
+        parts.append(blocks.abs().amax((2, 3)) if norm == "max" else blocks.square().sum((2, 3)).sqrt())
+    return torch.cat(parts)

@@ -1,0 +1,107 @@
+"""From dense models to block-sparse ones: by patterns of names, or everywhere at one density."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from sbnet.nn.blocksparse import BlockSparseLinear
+
+OPTIONS = ("density", "block_size", "layout", "by", "allow_tf32")
+
+
+def patch(model: nn.Module, patterns: Mapping[str, Mapping[str, Any]]) -> nn.Module:
+    """Replaces, in place, the nn.Linear layers whose names match a pattern by block-sparse ones of their values.
+
+    Args:
+        model: any module.
+        patterns: regular expression (of a whole name, as named_modules has it) -> keyword arguments of
+            `BlockSparseLinear.from_linear`; the first that matches counts.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: a pattern that matches nothing, or something that is no nn.Linear; an unknown option.
+
+    >>> patch(model, {r"encoder\\..*\\.intermediate\\.dense": {"density": 0.25, "block_size": 32}})
+    """
+    patcher = BlockSparseModelPatcher()
+    for pattern, options in patterns.items():
+        patcher.add_pattern(pattern, options)
+    return patcher.patch_model(model)
+
+
+def prune(
+    model: nn.Module, density: float, block_size: int = 32, by: str = "magnitude", exclude: str | None = None
+) -> nn.Module:
+    """Replaces, in place, every nn.Linear of a model by one that keeps the share `density` of its blocks.
+
+    Args:
+        by: "magnitude" or "random".
+        exclude: a regular expression of whole names that stay dense; by default none.
+
+    >>> prune(model, density=0.25, exclude="classifier")
+    """
+    named = model.named_modules(remove_duplicate=False)
+    names = [n for n, m in named if n and isinstance(m, nn.Linear)]
+    chosen = [n for n in names if exclude is None or not re.fullmatch(exclude, n)]
+    if not chosen:
+        raise ValueError(f"prune: expected an nn.Linear that is not excluded, got {', '.join(names) or 'none'}")
+    options = {"density": density, "block_size": block_size, "by": by}
+    return patch(model, {re.escape(name): options for name in chosen})
+
+
+class BlockSparseModelPatcher:
+    """Patterns first, the model later: what pytorch_block_sparse's class of this name does.
+
+    >>> patcher = BlockSparseModelPatcher()
+    >>> patcher.add_pattern(r".*\\.fc1", {"density": 0.5})
+    >>> patcher.patch_model(model)
+    """
+
+    def __init__(self) -> None:
+        self.patterns: list[tuple[str, dict[str, Any]]] = []
+
+    def add_pattern(self, pattern: str, patch_info: Mapping[str, Any]) -> None:
+        """A regular expression of whole module names, and the options of the layers that it matches."""
+        unknown = sorted(set(patch_info) - set(OPTIONS))
+        if unknown:
+            raise ValueError(f"patch: {pattern!r}: expected options {', '.join(OPTIONS)}, got {', '.join(unknown)}")
+        re.compile(pattern)
+        self.patterns.append((pattern, dict(patch_info)))
+
+    def get_patchable_layers(self, model: nn.Module) -> list[str]:
+        """Names of all nn.Linear layers, as patterns see them."""
+        return [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+
+    def patch_model(self, model: nn.Module) -> nn.Module:
+        """Replaces every layer that a pattern matches; the first match counts."""
+        # A layer that two names share is one layer in the patched model too.
+        modules = dict(model.named_modules(remove_duplicate=False))
+        chosen: dict[str, dict[str, Any]] = {}
+        for pattern, options in self.patterns:
+            names = [n for n in modules if n and re.fullmatch(pattern, n)]
+            if not names:
+                raise ValueError(
+                    f"patch: {pattern!r}: expected the name of a layer, got no match; nn.Linear layers are "
+                    f"{', '.join(self.get_patchable_layers(model)) or 'none'}"
+                )
+            for name in names:
+                if not isinstance(modules[name], nn.Linear):
+                    raise ValueError(
+                        f"patch: {pattern!r}: expected an nn.Linear, got {name}, a {type(modules[name]).__name__}"
+                    )
+                chosen.setdefault(name, options)
+        made: dict[nn.Module, nn.Module] = {}
+        for name, options in chosen.items():
+            linear = modules[name]
+            assert isinstance(linear, nn.Linear)
+            if linear not in made:
+                made[linear] = BlockSparseLinear.from_linear(linear, **options)
+            parent, _, child = name.rpartition(".")
+            setattr(modules[parent], child, made[linear])
+        return model
