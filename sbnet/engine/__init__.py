@@ -1,10 +1,13 @@
 """Runs networks on active blocks."""
 
+from sbnet.engine.accuracy import accuracy
 from sbnet.engine.chain import MaskedChain
+from sbnet.engine.explain import explain
 from sbnet.engine.masked import MaskedRunner
 from sbnet.engine.onnx_net import OnnxConvNet
 from sbnet.engine.oracle import Agreement, compare, masked_oracle, plane_masks
 from sbnet.engine.runner import DenseConvNet, MaskedConvNet
+from sbnet.engine.sparsify import SparseRun, sparsify
 
 __all__ = [
     "Agreement",
@@ -13,7 +16,11 @@ __all__ = [
     "MaskedConvNet",
     "MaskedRunner",
     "OnnxConvNet",
+    "SparseRun",
+    "accuracy",
     "compare",
+    "explain",
     "masked_oracle",
     "plane_masks",
+    "sparsify",
 ]

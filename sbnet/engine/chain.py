@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sbnet.blocks import ActiveBlocks, BlockGrid, to_pair
+from sbnet.active import ActiveBlocks, BlockGrid
+from sbnet.geometry import to_pair
 from sbnet.nn.fold import fold_pair
 from sbnet.nn.layers import SparseConv2d
 from sbnet.ops import reduce_mask

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
-from sbnet.blocks import ActiveBlocks, Fringe, to_pair
+from sbnet.active import ActiveBlocks, Fringe
 from sbnet.engine.planner import Plan, Plane, Step, plan
+from sbnet.geometry import to_pair
 from sbnet.nn.layers import SparseConv2d
 from sbnet.ops import fringe, mask_pyramid, pack_conv_weight, sparse_bottleneck2d_, sparse_conv2d_
-from sbnet.ops.bottleneck import one_kernel_takes
+from sbnet.ops.common import set_pixels
+from sbnet.select import bottleneck_in_one_kernel
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,9 @@ class MaskedRunner:
     construction. On CUDA a call copies frame and mask to where a CUDA graph reads them, unless they are there already,
     and replays it: the host waits for nothing. A CPU keeps a second copy of the weights, packed as its kernels read
     them; a weight that was written is packed anew at the next call, unless PyTorch did not count the write (through
-    `.data` or NumPy).
+    `.data` or NumPy). The same holds for results: one that the caller wrote into is cleared as a whole before the next
+    call. A call that raises, or is interrupted, spoils no later one. Calls from several threads wait for one another;
+    as each overwrites the result of the one before, threads that share a runner want `copy=True`.
 
     Args:
         module: holds the layers, parameters where and in the dtype that they are to run; normalisations folded.
@@ -101,24 +107,48 @@ class MaskedRunner:
         self._previous = {p: self.active[p] for p in {self.plan.steps[t - 1].plane for t in self.plan.outputs}}
         self._graph: torch.cuda.CUDAGraph | None = None
         self._aside: torch.cuda.Stream | None = None
+        self._lock = threading.Lock()
         if self.device.type == "cuda":
             self._aside = torch.cuda.Stream(self.device)
             self._graph, self._out = capture(lambda: self._run(self.frame, self.mask), self.device)
+        self._written = self._writes()
 
-    def __call__(self, x: Tensor, mask: Tensor | None = None) -> Any:
-        """What the network returns. The next call overwrites it.
+    def __call__(self, x: Tensor, mask: Tensor | None = None, *, copy: bool = False) -> Any:
+        """What the network returns. The next call overwrites it, unless it is a copy.
 
         Args:
             x: like the example; channels_last for speed.
-            mask: [N,H,W] bool: blocks with a set pixel are active. Left out where there is a mask_source.
+            mask: [N,H,W] or [N,1,H,W]; bool, or set where greater than 0.5: blocks with a set pixel are active. Left
+                out where there is a mask_source.
+            copy: return tensors of their own memory, which no later call writes.
         """
         _check("x", x, self.frame)
         if self.mask_source is None:
+            if mask is not None and mask is not self.mask:
+                mask = set_pixels("MaskedRunner", mask)
             _check("mask", mask, self.mask)
         elif mask is not None:
             raise ValueError("sbnet: mask: given, but the runner has a mask_source; one of them is wanted")
-        if self._graph is None:
-            return self._run(x, mask)
+        with self._lock:
+            result = self._call(x, mask)
+            return pytree.tree_map_only(Tensor, torch.clone, result) if copy else result
+
+    def _call(self, x: Tensor, mask: Tensor | None) -> Any:
+        if self._writes() != self._written:  # by the caller, anywhere
+            for output in self.plan.outputs:
+                self._tensors[output - 1].zero_()
+        try:
+            return self._run(x, mask) if self._graph is None else self._replay(x, mask)
+        finally:
+            self._written = self._writes()
+
+    def _writes(self) -> list[int]:
+        """How often each output was written, as far as PyTorch counts it."""
+        outputs = [self._tensors[output - 1] for output in self.plan.outputs]
+        return [0 if t.is_inference() else t._version for t in outputs]
+
+    def _replay(self, x: Tensor, mask: Tensor | None) -> Any:
+        assert self._graph is not None
         # Each goes to the tensors' device by itself and records nothing: guards would only cost the host time.
         if x is not self.frame:
             self.frame.copy_(x.detach())
@@ -135,11 +165,14 @@ class MaskedRunner:
         self.active = lists.active
         if self._aside is None:
             self._stale(lists)
+            result = self.layers(x, lists)
+            self._remember(lists)
         else:  # a branch of the graph beside the layers: only those that write outputs wait for it
             self._aside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._aside):
                 self._stale(lists)
-        result = self.layers(x, lists, self._aside)
+                self._remember(lists)  # a replayed graph comes to its end
+            result = self.layers(x, lists, self._aside)
         return result if self.tail is None else self.tail(result)
 
     def lists(self, mask: Tensor) -> Lists:
@@ -154,12 +187,17 @@ class MaskedRunner:
         return Lists(made.planes, [None if s.fringe is None else made.fringes[s.fringe] for s in self.plan.steps])
 
     def _stale(self, lists: Lists) -> None:
-        """Adds what outputs hold of the call before, and remembers this one."""
+        """Adds what outputs hold of the call before. Until `_remember`, they may hold blocks of both."""
         for plane, old in self._previous.items():
             stale = fringe(lists.active[plane], old, self.planes[plane][:2], 1)
             for output in self.plan.outputs:
                 if self.plan.steps[output - 1].plane == plane:
                     lists.clear[output - 1] = stale
+            torch.maximum(old.block_map, lists.active[plane].block_map, out=old.block_map)
+
+    def _remember(self, lists: Lists) -> None:
+        """The layers ran: outputs hold the blocks of this call alone."""
+        for plane, old in self._previous.items():
             old.block_map.copy_(lists.active[plane].block_map)
 
     def layers(self, x: Tensor, lists: Lists, aside: torch.cuda.Stream | None = None) -> Any:
@@ -185,13 +223,13 @@ def one_kernel(example: Tensor, first: Step, last: Step, plane: Plane) -> bool:
     """Has this device one kernel for such a bottleneck block, and is it the faster way?
 
     With more than 96 hidden channels what it computes twice outweighs the launches that it saves, where tiles may be
-    many: such blocks are run as layers above 16 cells of 8x8 a multiprocessor (docs/performance/residual.md).
+    many: such blocks are run as layers above 16 cells of 8x8 a multiprocessor (docs/kernels/bottleneck.md).
     """
     (height, width, of), hidden, channels = plane, first.shape[1], last.shape[1]
     block, device = to_pair(of, "plan: block size"), example.device
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         return False
-    if example.dtype not in (torch.float16, torch.bfloat16) or not one_kernel_takes(channels, hidden, block):
+    if example.dtype not in (torch.float16, torch.bfloat16) or not bottleneck_in_one_kernel(channels, hidden, block):
         return False
     cells = example.shape[0] * -(-height // 8) * -(-width // 8)
     return hidden <= 96 or cells <= 16 * torch.cuda.get_device_properties(device).multi_processor_count

@@ -8,8 +8,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sbnet.blocks import ActiveBlocks, BlockGrid, to_pair
+from sbnet.active import ActiveBlocks, BlockGrid
+from sbnet.geometry import to_pair
 from sbnet.ops import reduce_mask
+from sbnet.ops.common import set_pixels
 
 
 class OnnxConvNet:
@@ -63,7 +65,7 @@ class OnnxConvNet:
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
         """x [1,3,H,W] -> [1,K,H,W], zeros outside the active blocks."""
-        output, block_map = self._run(self._session, [x, self.mask_source(x)])
+        output, block_map = self._run(self._session, [x, set_pixels("OnnxConvNet", self.mask_source(x))])
         if tuple(block_map.shape[1:]) != self.grid.bcount:
             raise ValueError(
                 f"the model has {tuple(block_map.shape[1:])} blocks a frame, {self.grid.bcount} of size "

@@ -12,7 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from sbnet.blocks import ActiveBlocks, Pair, to_pair
+from sbnet.active import ActiveBlocks
+from sbnet.geometry import Pair, to_pair
+from sbnet.ops.common import set_pixels
 
 PixelMasks = Mapping[Pair, Tensor]  # (H, W) of a plane: [N,1,H,W] bool
 
@@ -21,14 +23,13 @@ def plane_masks(mask: Tensor, planes: Sequence[tuple[int, int, int | Sequence[in
     """The pixels of each plane that the contract computes: M of docs/contracts.md.
 
     Args:
-        mask: [N,H,W] bool, on the network's input.
+        mask: [N,H,W] or [N,1,H,W], on the network's input; bool, or set where greater than 0.5.
         planes: (height, width, block size) of each plane.
 
     Returns:
         {(height, width): [N,1,height,width] bool}.
     """
-    if mask.dim() != 3:
-        raise ValueError(f"sbnet: plane_masks: mask: shape {tuple(mask.shape)}; [N,H,W] is wanted")
+    mask = set_pixels("plane_masks", mask)
     masks = {}
     for height, width, block in planes:
         on_plane = F.adaptive_max_pool2d(mask.float()[:, None], (height, width))

@@ -10,12 +10,12 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import fx, nn
 
-from sbnet.blocks import Pair, conv_output_size, to_pair
+from sbnet.geometry import Pair, conv_output_size, to_pair
 from sbnet.nn.layers import SparseAvgPool2d, SparseConv2d, SparseMaxPool2d
 
 Layer = SparseConv2d | SparseMaxPool2d | SparseAvgPool2d
@@ -98,7 +98,7 @@ def plan(
 
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, Layer)
+        return isinstance(m, (*get_args(Layer), nn.BatchNorm2d))
 
 
 class _Root(nn.Module):
@@ -113,9 +113,6 @@ class _Root(nn.Module):
 def _trace(
     call: Callable[..., Any], module: nn.Module, shape: Shape, planes: Sequence[Plane]
 ) -> tuple[list[Step], list[int], bool]:
-    for name, m in module.named_modules():
-        if isinstance(m, nn.BatchNorm2d):
-            raise ValueError(f"sbnet: plan: {name}: {m}; normalisations are wanted folded (fold_batch_norm)")
     root = _Root(call, module, len(planes))
     try:
         graph = _Tracer().trace(root)
@@ -130,6 +127,9 @@ def _trace(
                 tensors[node] = INPUT
         elif node.op == "call_function" and node.target is operator.getitem and isinstance(node.args[1], int):
             lists[node] = node.args[1]
+        elif node.op == "call_module" and isinstance(root.get_submodule(node.target), nn.BatchNorm2d):
+            name, norm = node.target.removeprefix("module."), root.get_submodule(node.target)
+            raise ValueError(f"sbnet: plan: {name}: {norm}; normalisations are wanted folded (fold_batch_norm)")
         elif node.op == "call_module":
             step = _step(node, root.get_submodule(node.target), tensors, lists, [shape, *(s.shape for s in steps)])
             height, width = planes[step.plane][:2]
@@ -165,7 +165,7 @@ def _step(node: fx.Node, layer: Any, tensors: dict[Any, int], lists: dict[Any, i
         shape = n, layer.out_channels, *conv_output_size((height, width), kernel, stride, padding, dilation)
     else:
         meta = torch.empty(shapes[source], device="meta")
-        shape = tuple(layer(meta).shape)  # type: ignore[assignment]
+        shape = tuple(layer(meta, None).shape)  # type: ignore[assignment]
     options = {k: v for k, v in given.items() if k not in ("x", "active", "residual")}
     return Step(layer, source, lists[given["active"]], shape, None if residual is None else tensors[residual], options)
 

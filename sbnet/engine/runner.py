@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sbnet.blocks import ActiveBlocks, BlockGrid, to_pair
+from sbnet.active import ActiveBlocks, BlockGrid
 from sbnet.engine.chain import MaskedChain
 from sbnet.engine.masked import MaskedRunner, capture
+from sbnet.geometry import to_pair
 from sbnet.reference import activate
 
 
@@ -116,14 +117,16 @@ class MaskedConvNet:
         """Active blocks of the last call, of every plane."""
         return self._runner.active[0]
 
-    def __call__(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor, mask: Tensor | None = None, *, copy: bool = False) -> Tensor:
         """The network's output under the masked contract.
 
         Args:
             x: [N,C,H,W] of the runner's dtype, channels_last for speed.
-            mask: [N,H,W] bool: blocks with a set pixel are active. Left out where there is a mask_source.
+            mask: [N,H,W] or [N,1,H,W]; bool, or set where greater than 0.5: blocks with a set pixel are active. Left
+                out where there is a mask_source.
+            copy: return a tensor of its own memory.
 
         Returns:
-            [N,K,H,W] channels_last, zeros outside the active blocks. The next call overwrites it.
+            [N,K,H,W] channels_last, zeros outside the active blocks. The next call overwrites it, unless it is a copy.
         """
-        return self._runner(x, mask)
+        return self._runner(x, mask, copy=copy)

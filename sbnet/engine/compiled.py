@@ -1,0 +1,67 @@
+"""A network planned for inputs of one shape: an executor, and on CUDA one graph of all that a call does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sbnet.engine.capture import cuda_graph
+from sbnet.engine.executor import Executor
+from sbnet.graph.constants import Constants
+from sbnet.graph.plan import Plan
+
+
+class Compiled:
+    """`__call__(inputs, mask)` gives the flat outputs; the next call overwrites them.
+
+    Args:
+        plan, constants: of the network.
+        make_mask: (inputs, mask or None) -> mask [N,H,W]: margins, sources of masks.
+        allow_tf32: float32 on CUDA may use tf32 tensor cores.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        constants: Constants,
+        make_mask: Callable[[Sequence[Any], Tensor | None], Tensor],
+        masked_calls: bool,
+        allow_tf32: bool = False,
+    ) -> None:
+        self.plan, self.constants, self.make_mask = plan, constants, make_mask
+        self.executor = Executor(plan, constants, allow_tf32)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        if constants.device.type != "cuda":
+            return
+        self.inputs = [None if v is None else _static(v, constants.device) for v in plan.graph.inputs]
+        n, _, h, w = self.executor.shape
+        self.mask = torch.zeros(n, h, w, dtype=torch.bool, device=constants.device) if masked_calls else None
+        self.graph, self.outputs = cuda_graph(lambda: self._run(self.inputs, self.mask), constants.device)
+        self.executor.forget()
+
+    def __call__(self, inputs: Sequence[Any], mask: Tensor | None) -> list[Any]:
+        executor = self.executor
+        if self.constants.stale():
+            executor.refresh()
+        if self.graph is None or executor.whole_frame:  # what a graph holds computes the mask's pixels alone
+            return self._run(inputs, mask)
+        for own, given in zip(self.inputs, inputs, strict=True):
+            if own is not None and own is not given:
+                own.copy_(given.detach())
+        if self.mask is not None and mask is not self.mask:
+            self.mask.copy_(mask)  # type: ignore[arg-type]
+        self.graph.replay()
+        return self.outputs
+
+    def _run(self, inputs: Sequence[Any], mask: Tensor | None) -> list[Any]:
+        return self.executor(inputs, self.make_mask(inputs, mask))
+
+
+def _static(value: Any, device: torch.device) -> Tensor:
+    if len(value.shape) != 4:
+        return torch.zeros(value.shape, dtype=value.dtype, device=device)
+    n, c, h, w = value.shape
+    return torch.zeros(n, h, w, c, dtype=value.dtype, device=device).permute(0, 3, 1, 2)

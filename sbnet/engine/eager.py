@@ -1,0 +1,126 @@
+"""`with sbnet.masked(mask, block=16)`: the layers of any eager module on active blocks, differentiable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from sbnet.active import ActiveBlocks
+from sbnet.engine.sparsify import FLOATS
+from sbnet.geometry import Pair, to_pair
+from sbnet.masks.grow import grow
+from sbnet.ops import mask_pyramid, sparse_avg_pool2d, sparse_conv2d, sparse_fill, sparse_max_pool2d
+from sbnet.ops.common import mask_planes
+
+# Compute nothing: what they give has been masked, or is the network's input.
+MOVES = {
+    "chunk", "split", "contiguous", "clone", "detach", "view", "reshape", "flatten", "permute", "transpose", "expand",
+    "unbind", "narrow", "__getitem__", "unsqueeze", "squeeze", "to", "cpu", "cuda", "requires_grad_", "dropout",
+    "float", "half", "double", "type", "movedim", "unflatten", "view_as", "reshape_as", "expand_as", "__get__",
+    "__set__", "backward", "register_hook", "retain_grad", "size", "stride", "bfloat16", "swapaxes", "select",
+}  # fmt: skip
+
+
+class masked(TorchFunctionMode):
+    """Inside, every op of PyTorch with a feature map [N,C,H,W] as its result computes or keeps active blocks alone.
+
+    Convolutions and pools run the sparse ops; any other op runs dense and its result is masked, so that the masked
+    contract holds (docs/contracts.md). Gradients flow. For training and fine-tuning under masks and for debugging: a
+    planned run (`sparsify`) is faster. Statistics of normalisations in training are those of the whole masked plane.
+
+    Args:
+        mask: [N,H,W] of any dtype, on the pixels of the network's input.
+        block: block size of every plane.
+        margin: pixels by which the mask is grown.
+
+    >>> with sbnet.masked(mask, block=16):
+    ...     loss = criterion(model(x), y)
+    >>> loss.backward()
+    """
+
+    def __init__(self, mask: Tensor, block: int | Sequence[int] = 16, margin: int = 0) -> None:
+        super().__init__()
+        self.mask = grow(mask_planes("masked", mask), margin)
+        self.block = to_pair(block, "masked: block")
+        self._lists: dict[Pair, ActiveBlocks] = {}
+
+    def active(self, size: Sequence[int]) -> ActiveBlocks:
+        """The active blocks of a plane of (height, width)."""
+        key = int(size[0]), int(size[1])
+        if key not in self._lists:
+            self._lists[key] = mask_pyramid(self.mask, [(*key, self.block)]).planes[0]
+        return self._lists[key]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        sparse = _SPARSE.get(func)
+        if sparse is not None:
+            found = sparse(self, *args, **kwargs)
+            if found is not None:
+                return found
+        out = func(*args, **kwargs)
+        if name in MOVES or not isinstance(out, Tensor) or not self._is_map(out):
+            return out
+        kept = sparse_fill(out, self.active(out.shape[2:]))
+        # An op in place is followed by others that know its argument, not its result.
+        return out.copy_(kept) if args and out is args[0] else kept
+
+    def _is_map(self, x: Any) -> bool:
+        return (
+            isinstance(x, Tensor) and x.dim() == 4 and x.dtype in FLOATS and x.shape[0] == self.mask.shape[0]
+            and x.shape[2] * x.shape[3] > 1
+        )  # fmt: skip
+
+    def _conv2d(
+        self, input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
+        dilation: Any = 1, groups: int = 1,
+    ) -> Tensor | None:  # fmt: skip
+        size = _size(input, weight.shape[2:], stride, padding, dilation) if self._is_map(input) else None
+        if size is None:
+            return None
+        geometry = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+        return sparse_conv2d(input, weight, bias, self.active(size), **geometry)
+
+    def _max_pool2d(
+        self, input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
+        ceil_mode: bool = False, return_indices: bool = False,
+    ) -> Tensor | None:  # fmt: skip
+        size = _size(input, kernel_size, stride or kernel_size, padding, dilation) if self._is_map(input) else None
+        if size is None or ceil_mode or return_indices:
+            return None
+        return sparse_max_pool2d(input, self.active(size), kernel_size, stride, padding, dilation)
+
+    def _avg_pool2d(
+        self, input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False,
+        count_include_pad: bool = True, divisor_override: int | None = None,
+    ) -> Tensor | None:  # fmt: skip
+        size = _size(input, kernel_size, stride or kernel_size, padding, 1) if self._is_map(input) else None
+        if size is None or ceil_mode:
+            return None
+        options = count_include_pad, divisor_override
+        return sparse_avg_pool2d(input, self.active(size), kernel_size, stride, padding, False, *options)
+
+
+def _size(x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any) -> Pair | None:
+    """(height, width) of what a window gives; None where it is one pixel or padded by name."""
+    if isinstance(padding, str):
+        return None
+    pairs = [to_pair(_one(v), "masked: window") for v in (kernel, stride, padding, dilation)]
+    sides = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in zip(x.shape[2:], *pairs, strict=True)]
+    return (sides[0], sides[1]) if sides[0] * sides[1] > 1 else None
+
+
+def _one(value: Any) -> Any:
+    return value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value
+
+
+_SPARSE: dict[Any, Any] = {
+    torch.conv2d: masked._conv2d, F.conv2d: masked._conv2d, F.max_pool2d: masked._max_pool2d,
+    F.avg_pool2d: masked._avg_pool2d,
+}  # fmt: skip

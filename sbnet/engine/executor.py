@@ -1,0 +1,170 @@
+"""Runs a planned graph on the active blocks of each frame, in buffers planned once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from sbnet.active import ActiveBlocks, Fringe
+from sbnet.engine.lists import all_pixels, lists_of
+from sbnet.engine.steps import WRITTEN, Context, copy, run
+from sbnet.graph.axes import Axes
+from sbnet.graph.constants import Constants
+from sbnet.graph.functional import whole
+from sbnet.graph.ir import Node, Value
+from sbnet.graph.passes.storage import store
+from sbnet.graph.plan import Plan
+from sbnet.ops import fringe, sparse_fill_
+
+Get = Callable[[Value], Tensor]
+
+
+class Executor:
+    """A plan with memory: `__call__(inputs, mask)` gives the flat list of outputs, which the next call overwrites.
+
+    No feature map of a planned node is allocated, copied or cleared after construction.
+
+    Args:
+        plan: for tensors of these shapes.
+        constants: of its graph.
+        allow_tf32: float32 on CUDA may use tf32 tensor cores.
+
+    Attributes:
+        active: lists of the last call: one a plane, or, exact, one a demand.
+        whole_frame: the next call computes all pixels (the cached contract's first frame).
+    """
+
+    def __init__(self, plan: Plan, constants: Constants, allow_tf32: bool = False) -> None:
+        self.plan, self.device, self.nodes = plan, constants.device, plan.graph.nodes
+        self.context = Context(constants, {}, allow_tf32, plan.mode == "cached")
+        self.storage = store(plan, WRITTEN)
+        self.lists = lists_of(plan, self.storage)
+        if self.device.type == "cpu":
+            self.context.pack(self.nodes)
+        self.buffers = [torch.zeros(n, dtype=dtype, device=self.device) for dtype, n in self.storage.buffers]
+        self.tensors = {value: self._part(value) for value in self.storage.place}
+        self.shape = next(v.shape for v in plan.graph.inputs if v is not None)
+        empty = torch.zeros(self.shape[0], *self.shape[2:], dtype=torch.bool, device=self.device)
+        self.active, _ = self.lists(empty)
+        kept = sorted({r.plane for r in self.storage.roots if r.kept}) if plan.mode == "masked" else []
+        self.previous = {p: self.active[p] for p in kept}
+        self.whole_frame = plan.mode == "cached"
+        self.kept_dense: dict[Value, Tensor] = {}  # cached: what dense nodes gave for the frame before
+
+    def _part(self, value: Value) -> Tensor:
+        root, start = self.storage.place[value]
+        n, c, h, w = root.shape
+        found = self.buffers[root.buffer][: n * c * h * w].view(n, h, w, c).permute(0, 3, 1, 2)
+        return found[:, start : start + value.shape[1]]
+
+    def refresh(self) -> None:
+        """Takes parameters as they are now."""
+        self.context.constants.refresh()
+        self.repack()
+
+    def repack(self) -> None:
+        if self.device.type == "cpu":
+            self.context.pack(self.nodes)
+
+    def forget(self) -> None:
+        """Nothing that a call before left, ended or not, is taken for clean."""
+        for buffer in self.buffers:
+            buffer.zero_()
+        for old in self.previous.values():
+            old.block_map.fill_(-1)
+        self.whole_frame = self.plan.mode == "cached"
+        self.kept_dense.clear()
+
+    @torch.no_grad()
+    def __call__(self, inputs: Sequence[Any], mask: Tensor) -> list[Any]:
+        try:
+            return self._run(inputs, all_pixels(mask) if self.whole_frame else mask)
+        except BaseException:
+            self.forget()
+            raise
+
+    def _run(self, inputs: Sequence[Any], mask: Tensor) -> list[Any]:
+        active, fringes = self.lists(mask)
+        self.active = active
+        stale = self._stale(active)
+        constants, outputs = self.context.constants, self.plan.graph.outputs
+        env: dict[Value, Any] = {v: x for v, x in zip(self.plan.graph.inputs, inputs, strict=True) if v is not None}
+        env.update(self.tensors)
+
+        def get(value: Value) -> Tensor:
+            return constants[value] if value.constant else env[value]
+
+        for node in self.nodes:
+            self.step(node, env, get, active, fringes, stale)
+        self.whole_frame = False
+        return [get(v) if isinstance(v, Value) else v for v in outputs]
+
+    def _stale(self, active: Sequence[ActiveBlocks]) -> dict[int, Fringe]:
+        """By plane: what kept tensors hold of the call before and this one does not write. Remembers this one."""
+        found = {}
+        for plane, old in self.previous.items():
+            found[plane] = fringe(active[plane], old, self.plan.planes[plane][:2], 1)
+            old.block_map.copy_(active[plane].block_map)
+        return found
+
+    def step(
+        self, node: Node, env: dict[Value, Any], get: Get,
+        active: Sequence[ActiveBlocks], fringes: Sequence[Fringe], stale: dict[int, Fringe],
+    ) -> None:  # fmt: skip
+        """Runs one node."""
+        spot = self.storage.place.get(node.output)
+        if node.kind == "slice":
+            if spot is None:
+                start = node.options["start"]
+                env[node.output] = get(node.args[0])[:, start : start + node.output.shape[1]]
+            return
+        if spot is None:
+            self._dense(node, env, get, active)
+            return
+        root = spot[0]
+        clear = stale.get(root.plane) if root.kept else None if root.fringe is None else fringes[root.fringe]
+        blocks = active[self.lists.of(node.output)]
+        if node.kind == "cat":
+            for value, start in self.storage.copies[node]:
+                target, base = self.tensors[node.output], start - spot[1]
+                copy(get(value), target[:, base : base + value.shape[1]], blocks, clear)
+            return
+        run(node, get, self.tensors[node.output], blocks, clear, self.context)
+
+    def _dense(self, node: Node, env: dict[Value, Any], get: Get, active: Sequence[ActiveBlocks]) -> None:
+        """An op of PyTorch on whole tensors; what it gives is masked."""
+
+        def value(v: Any) -> Any:
+            return get(v) if isinstance(v, Value) else v
+
+        args, kwargs = pytree.tree_map(value, (node.args, node.kwargs))
+        params = {name: get(v) for name, v in node.params.items()}
+        found = node.target(*args, **kwargs) if node.kind == "aten" else whole(node, args, params)
+        for v, tensor in zip(node.outputs, found if node.options.get("many") else [found], strict=True):
+            spatial = v.size is not None and v.dtype.is_floating_point and not node.moves
+            if spatial and self.plan.mode == "masked":
+                tensor = masked(tensor, v.axes, active[self.lists.of(v)])  # type: ignore[arg-type]
+            elif spatial and self.plan.mode == "cached":
+                tensor = self._cached(v, tensor, active[self.lists.of(v)])
+            env[v] = tensor
+
+    def _cached(self, value: Value, tensor: Tensor, active: ActiveBlocks) -> Tensor:
+        old = self.kept_dense.get(value)
+        if old is None:
+            self.kept_dense[value] = old = tensor.clone()
+        assert value.axes is not None
+        assert value.axes.size is not None
+        return old.copy_(torch.where(value.axes.arrange(active.pixel_mask(value.axes.size)), tensor, old))
+
+
+def masked(x: Tensor, axes: Axes, active: ActiveBlocks) -> Tensor:
+    """x where its pixels are active, else 0: in place where x is packed as feature maps are."""
+    if axes.is_planes and x.dtype in (torch.float32, torch.float16, torch.bfloat16):
+        packed = x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)
+        return sparse_fill_(x if packed else x.contiguous(), active)
+    assert axes.size is not None
+    return torch.where(axes.arrange(active.pixel_mask(axes.size)), x, torch.zeros_like(x))

@@ -1,0 +1,124 @@
+"""`sbnet.explain`: what of a network runs on active blocks, what dense, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sbnet.engine.profile import kind
+from sbnet.engine.sparsify import SparseRun, sparsify
+from sbnet.engine.steps import WRITTEN
+from sbnet.graph.ir import Node
+
+ADVICE = {
+    "arrangement": "a view of the feature map",
+    "global": "reads the whole plane; its input is kept clean for it",
+}
+GLOBAL = {"adaptive_avg_pool2d", "mean", "adaptive_max_pool2d", "amax", "group_norm", "instance_norm", "flatten"}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One node of a plan.
+
+    Attributes:
+        path: of the module that called it.
+        kind: what it is: conv, max_pool, pixel, or the name of PyTorch's op.
+        planned: does it run on active blocks?
+        shape: of what it gives.
+        multiply_adds: of a dense run.
+        share: of all nodes' time at a full mask, measured.
+        why: of a dense node.
+        line: in the source.
+    """
+
+    path: str
+    kind: str
+    planned: bool
+    shape: tuple[int, ...]
+    multiply_adds: int
+    share: float
+    why: str
+    line: str
+
+
+class Explanation(list[Layer]):
+    """Layers in order; printed as a table with a summary."""
+
+    @property
+    def planned_share(self) -> float:
+        """Of the multiply-adds on planes: those that run on active blocks."""
+        total = sum(layer.multiply_adds for layer in self)
+        return sum(layer.multiply_adds for layer in self if layer.planned) / total if total else 1.0
+
+    def __str__(self) -> str:
+        width = max((len(layer.path) for layer in self), default=4)
+        lines = [f"{'module':<{width}}  {'op':<18} {'runs':<7} {'shape':<20} {'time':>6}  why, where"]
+        for layer in self:
+            runs = "sparse" if layer.planned else "dense"
+            shape = "x".join(map(str, layer.shape))
+            why = "; ".join(filter(None, (layer.why, "" if layer.planned else layer.line)))
+            lines.append(f"{layer.path:<{width}}  {layer.kind:<18} {runs:<7} {shape:<20} {layer.share:>6.1%}  {why}")
+        dense = [layer for layer in self if not layer.planned]
+        lines.append(
+            f"{len(self) - len(dense)} of {len(self)} nodes run on active blocks, with {self.planned_share:.1%} of the "
+            "convolutions' multiply-adds; dense nodes take "
+            f"{sum(layer.share for layer in dense):.1%} of the time at a full mask"
+        )
+        return "\n".join(lines)
+
+
+def explain(model: Any, example: Any = None, **options: Any) -> Explanation:
+    """A table of a network's nodes: planned or dense, why, and each one's share of the time at a full mask, measured.
+
+    Args:
+        model: as for `sparsify`, or a run that it returned.
+        example, options: as for `sparsify`.
+
+    >>> print(sbnet.explain(model, torch.rand(1, 3, 384, 640)))
+    """
+    run = model if isinstance(model, SparseRun) else sparsify(model, example, **options)
+    x = run.example[0]
+    full = torch.ones(x.shape[0], *x.shape[2:], dtype=torch.bool, device=x.device)
+    times = [ms for _, _, ms in run.profile(*run.example, full, calls=3)]
+    total = sum(times) or 1.0
+    found = Explanation()
+    for node, ms in zip(run.plan.graph.nodes, times, strict=True):
+        if node.moves or node.kind == "slice":
+            continue
+        planned = node.kind in WRITTEN or node.kind == "cat"
+        found.append(
+            Layer(
+                node.path,
+                kind(node),
+                planned,
+                node.output.shape,
+                _multiply_adds(node),
+                ms / total,
+                "" if planned else _why(node),
+                node.line,
+            )
+        )
+    return found
+
+
+def _multiply_adds(node: Node) -> int:
+    """Of convolutions with a plane."""
+    weight = node.params.get("weight") if node.kind in ("conv", "conv_transpose") else None
+    if node.kind == "aten" and "conv" in kind(node) and node.output.size is not None:
+        weight = node.args[1]
+    if weight is None:
+        return 0
+    n, k, h, w = node.output.shape
+    per_output = weight.shape[1] * weight.shape[2] * weight.shape[3]
+    return n * k * h * w * per_output
+
+
+def _why(node: Node) -> str:
+    if node.output.size is None:
+        return "no plane: a few numbers a sample" if not any(v.size for v in node.inputs()) else ADVICE["global"]
+    if kind(node) in GLOBAL:
+        return ADVICE["global"]
+    return node.reason or "no op on active blocks yet"

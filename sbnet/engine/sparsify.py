@@ -1,0 +1,301 @@
+"""`sbnet.sparsify`: any convolutional network on active blocks, in one call."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor, nn
+
+from sbnet.active import ActiveBlocks
+from sbnet.engine.compiled import Compiled
+from sbnet.graph.capture import capture
+from sbnet.graph.constants import Constants
+from sbnet.graph.ir import Graph
+from sbnet.graph.passes import optimise
+from sbnet.graph.plan import Plan, Plane, plan
+from sbnet.masks.grow import grow
+from sbnet.ops.common import mask_planes
+
+MODES = ("masked", "exact", "cached")
+MOST_SHAPES = 8  # plans that a run keeps, one a shape of inputs
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def sparsify(
+    model: nn.Module | str | os.PathLike[str],
+    example: Any,
+    *,
+    mode: str = "masked",
+    block: Any = "auto",
+    margin: int = 0,
+    out: Sequence[str] = (),
+    mask_source: Callable[[Tensor], Tensor] | None = None,
+    allow_tf32: bool = False,
+) -> SparseRun:
+    """A callable `run(x, mask)` that computes `model(x)` on the active blocks of a mask only.
+
+    The network is captured by torch.export and planned: normalisations are folded, activations and sums fused, feature
+    maps lie in buffers that are never cleared. What has no sparse form runs dense, on whole planes (`sbnet.explain`).
+    Parameters are shared with the model: one that is written in place is seen at the next call. On CUDA a call is one
+    CUDA graph and waits for nothing.
+
+    Args:
+        model: an nn.Module, run in eval mode, or an ONNX file.
+        example: its input, a tensor [N,C,H,W] or a tuple of inputs the first of which the mask is of; float32, float16
+            or bfloat16, on the device and in the dtype of the model.
+        mode: "masked": what is not active is 0 for every layer (networks trained so); "exact": the dense result on the
+            mask, the halo computed as well; "cached": outside the mask the frame before (docs/contracts.md).
+        block: block size of every plane, {(height, width): block size}, or "auto".
+        margin: pixels by which masks are grown.
+        out: names of submodules: what they return is returned, {name: result}, instead of the model's result.
+        mask_source: makes the mask from x; calls then take no mask.
+        allow_tf32: float32 on CUDA may use tf32 tensor cores.
+
+    Raises:
+        ValueError: the network cannot be captured; one line says where and why.
+
+    >>> run = sbnet.sparsify(torchvision.models.resnet18(weights="DEFAULT"), torch.rand(1, 3, 384, 640))
+    >>> logits = run(frame, mask)  # mask [N,384,640], any dtype
+    """
+    return SparseRun(
+        model, example, mode=mode, block=block, margin=margin, out=out, mask_source=mask_source, allow_tf32=allow_tf32
+    )
+
+
+class SparseRun:
+    """What `sparsify` returns. One thread at a time runs it, others wait; `clone()` is for a thread of its own.
+
+    Attributes:
+        planes: (height, width, block size) of every plane of the last inputs' shape.
+        active: active blocks of the last call, one list a plane.
+        density: the share of active blocks in the finest plane of the last call. Reading it waits for the device.
+    """
+
+    def __init__(self, model: Any, example: Any, **options: Any) -> None:
+        if options["mode"] not in MODES:
+            raise ValueError(f"sbnet: sparsify: mode: expected one of {', '.join(MODES)}, got {options['mode']!r}")
+        self.model, self.options = model, options
+        self.example = tuple(example) if isinstance(example, (tuple, list)) else (example,)
+        _check_example(self.example)
+        self.margin, self.mask_source = int(options["margin"]), options["mask_source"]
+        if self.margin < 0:
+            raise ValueError(f"sbnet: sparsify: margin: expected at least 0, got {self.margin}")
+        self._module = _tapped(model, options["out"])
+        self._lock = threading.RLock()
+        self._shapes: OrderedDict[Any, tuple[Graph, Plan, Constants]] = OrderedDict()
+        self._compiled: dict[Any, Compiled] = {}
+        self._last = self._for(self.example)
+
+    # ---- calls
+
+    def __call__(
+        self,
+        *args: Any,
+        mask: Tensor | None = None,
+        margin: int | None = None,
+        copy: bool = False,
+        keyframe: bool = False,
+    ) -> Any:
+        """What the network returns, outside the mask as the mode's contract says. The next call overwrites it.
+
+        Args:
+            args: the network's inputs and then, unless it is given by name or made by a mask_source, the mask [N,H,W]
+                or [N,1,H,W] of any dtype: set where it is true, not 0, or a float greater than 0.5.
+            margin: pixels by which this mask is grown, instead of the run's own.
+            copy: return tensors that later calls leave alone.
+            keyframe: cached mode: compute the whole frame, as after a cut in a video.
+        """
+        if mask is None and self.mask_source is None:
+            if len(args) != len(self.example) + 1:
+                raise ValueError(
+                    f"sbnet: run: expected {len(self.example)} inputs and a mask, got {len(args)} arguments"
+                )
+            *args, mask = args  # type: ignore[assignment]
+        elif mask is not None and self.mask_source is not None:
+            raise ValueError("sbnet: run: mask: expected none, as there is a mask_source, got one")
+        with self._lock:
+            compiled = self._for(args, margin)
+            self._last = compiled
+            if keyframe:
+                compiled.executor.whole_frame = self.options["mode"] == "cached"
+            flat = compiled(args, None if mask is None else self._planes_of(mask, args[0]))
+            if copy:
+                flat = [v.clone() if isinstance(v, Tensor) else v for v in flat]
+            return pytree.tree_unflatten(flat, self._spec)
+
+    def _planes_of(self, mask: Tensor, x: Tensor) -> Tensor:
+        mask = mask_planes("run", mask)
+        if mask.shape[1:] != x.shape[2:] or mask.shape[0] not in (1, x.shape[0]):
+            raise ValueError(
+                f"sbnet: run: mask: expected [{x.shape[0]},{x.shape[2]},{x.shape[3]}], got {tuple(mask.shape)}"
+            )
+        if mask.dtype != torch.bool:
+            mask = mask > 0.5 if mask.is_floating_point() else mask != 0
+        return mask.to(x.device, non_blocking=True).expand(x.shape[0], -1, -1)
+
+    def _mask(self, margin: int, inputs: Sequence[Any], mask: Tensor | None) -> Tensor:
+        """The mask that the planes' lists are made of: inside the CUDA graph, where there is one."""
+        if self.mask_source is not None and mask is None:
+            mask = self.mask_source(inputs[0])
+            if not isinstance(mask, Tensor):
+                raise TypeError(f"sbnet: run: mask: expected a tensor from mask_source, got {type(mask).__name__}")
+            mask = self._planes_of(mask, inputs[0])
+        assert mask is not None
+        return grow(mask, margin) if margin else mask
+
+    def _for(self, inputs: Sequence[Any], margin: int | None = None) -> Compiled:
+        """The network planned for inputs of these shapes."""
+        key = tuple((v.shape, v.dtype, v.device) if isinstance(v, Tensor) else v for v in inputs)
+        margin = self.margin if margin is None else margin
+        compiled = self._compiled.get((key, margin))
+        if compiled is not None:
+            self._spec = compiled.plan.graph.out_spec
+            return compiled
+        if key not in self._shapes:
+            _check_example(inputs)
+            self._shapes[key] = self._planned(inputs)
+            while len(self._shapes) > MOST_SHAPES:
+                old, _ = self._shapes.popitem(last=False)
+                self._compiled = {k: v for k, v in self._compiled.items() if k[0] != old}
+        graph, planned, constants = self._shapes[key]
+        make_mask = partial(self._mask, margin)
+        made = Compiled(planned, constants, make_mask, self.mask_source is None, self.options["allow_tf32"])
+        self._compiled[key, margin] = made
+        self._spec = graph.out_spec
+        return made
+
+    def _planned(self, inputs: Sequence[Any]) -> tuple[Graph, Plan, Constants]:
+        if isinstance(self._module, nn.Module):
+            graph = optimise(capture(self._module, inputs))
+        else:
+            from sbnet.graph.onnx import read_onnx
+
+            graph = optimise(read_onnx(self._module, inputs))
+        planned = plan(graph, self.options["block"], self.options["mode"], inputs[0].device.type)
+        return graph, planned, Constants(graph, inputs[0].device, inputs[0].dtype)
+
+    # ---- what a run tells
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the last inputs' shape."""
+        return self._last.plan
+
+    @property
+    def planes(self) -> list[Plane]:
+        return self._last.plan.planes
+
+    @property
+    def active(self) -> tuple[ActiveBlocks, ...]:
+        return self._last.executor.active
+
+    @property
+    def density(self) -> float:
+        finest = self.active[0]
+        return float((finest.block_map >= 0).float().mean())
+
+    def __repr__(self) -> str:
+        name = type(self.model).__name__ if isinstance(self.model, nn.Module) else str(self.model)
+        nodes = self.plan.graph.nodes
+        dense = sum(node.kind == "aten" and not node.moves for node in nodes)
+        shape = "x".join(map(str, self._last.executor.shape))
+        counts = f"{len(nodes)} nodes, {dense} dense, {len(self.planes)} planes"
+        return f"<sbnet.{self.options['mode']} {name} on {shape}: {counts}>"
+
+    def profile(self, *args: Any, calls: int = 5) -> list[tuple[str, str, float]]:
+        """(module path, kind, ms) of each node, the median of some calls; node by node, so that the sum is more than a
+        call takes. Arguments as for a call."""
+        from sbnet.engine.profile import profile
+
+        with self._lock:
+            *inputs, mask = args
+            wanted = self._mask(self.margin, inputs, self._planes_of(mask, inputs[0]))
+            return profile(self._for(inputs).executor, inputs, wanted, calls)
+
+    # ---- more of them
+
+    def clone(self) -> SparseRun:
+        """Another run of the same plans and weights, with buffers of its own: for another thread or stream."""
+        other = object.__new__(SparseRun)
+        other.__dict__.update(self.__dict__)
+        other._lock, other._compiled = threading.RLock(), {}
+        with self._lock:
+            other._shapes = OrderedDict(self._shapes)
+        other._last = other._for(self.example)
+        return other
+
+    def reset(self) -> None:
+        """Cached mode: the next frame is computed whole."""
+        with self._lock:
+            for compiled in self._compiled.values():
+                compiled.executor.forget()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"model": self.model, "example": self.example, "options": self.options}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["model"], state["example"], **state["options"])  # type: ignore[misc]
+
+    def export(self, path: str | os.PathLike[str], **options: Any) -> Any:
+        """Writes this graph and plan as an ONNX model of inputs and mask; options are those of `export.to_onnx`."""
+        from sbnet.export import to_onnx
+        from sbnet.graph.functional import PlannedModule
+
+        if self.options["mode"] != "masked":
+            raise ValueError(f'sbnet: export: expected a run of mode "masked", got {self.options["mode"]!r}')
+        _, planned, constants = self._shapes[next(iter(self._shapes))]
+        x = self.example[0]
+        mask = torch.zeros(x.shape[0], *x.shape[2:], dtype=torch.bool, device=x.device)
+        names = ["x", *(f"x{k}" for k in range(1, len(self.example))), "mask"]
+        options = {"input_names": names, **options}
+        return to_onnx(PlannedModule(planned, constants, self.margin).eval(), (*self.example, mask), path, **options)
+
+
+def _check_example(inputs: Sequence[Any]) -> None:
+    x = inputs[0] if inputs else None
+    if not isinstance(x, Tensor) or x.dim() != 4 or x.dtype not in FLOATS:
+        came = f"{tuple(x.shape)} {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"sbnet: sparsify: example: expected [N,C,H,W] float32, float16 or bfloat16, got {came}")
+
+
+class _Taps(nn.Module):
+    """A module that returns what some of its parts return."""
+
+    def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
+        super().__init__()
+        self.module, self.names = module, list(names)
+
+    def forward(self, *args: Any) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        hooks = [
+            self.module.get_submodule(name).register_forward_hook(
+                lambda _, __, out, name=name: found.__setitem__(name, out)
+            )
+            for name in self.names
+        ]
+        try:
+            self.module(*args)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return {name: found[name] for name in self.names}
+
+
+def _tapped(model: Any, names: Sequence[str]) -> Any:
+    if isinstance(model, (str, os.PathLike)):
+        return model
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"sbnet: sparsify: model: expected an nn.Module or an ONNX file, got {type(model).__name__}")
+    for name in names:
+        try:
+            model.get_submodule(name)
+        except AttributeError:
+            raise ValueError(f"sbnet: sparsify: out: {name}: no such submodule") from None
+    return _Taps(model, names) if names else model

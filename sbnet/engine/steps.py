@@ -1,0 +1,148 @@
+"""How a planned node runs: written into memory that it is given, on active blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sbnet.active import ActiveBlocks, Fringe
+from sbnet.graph.constants import Constants
+from sbnet.graph.ir import Node, Value
+from sbnet.graph.passes.fuse import run_steps
+from sbnet.ops import (
+    pack_conv_weight,
+    sparse_avg_pool2d_,
+    sparse_conv2d_,
+    sparse_fill_,
+    sparse_gather,
+    sparse_max_pool2d_,
+    sparse_scatter_,
+)
+
+WRITTEN = {"conv", "pointwise", "max_pool", "avg_pool", "pixel"}  # kinds that write into memory they are given
+
+
+@dataclass
+class Context:
+    """What steps share.
+
+    Attributes:
+        constants: of the graph.
+        packed: weights as the CPU's kernels read them, by node.
+        allow_tf32: float32 on CUDA may use tf32 tensor cores.
+        keep: what is not active stays as it is (the cached contract).
+    """
+
+    constants: Constants
+    packed: dict[Node, Tensor]
+    allow_tf32: bool = False
+    keep: bool = False
+
+    def pack(self, nodes: list[Node]) -> None:
+        """Packs the weights of convolutions anew."""
+        for node in nodes:
+            if node.kind in ("conv", "pointwise"):
+                self.packed[node] = pack_conv_weight(self.weight(node), node.options["groups"])
+
+    def weight(self, node: Node) -> Tensor:
+        """Of a convolution, or of the depthwise one that a pointwise node is."""
+        return self.constants[node.params["weight"]]
+
+    def bias(self, node: Node) -> Tensor | None:
+        return self.constants[node.params["bias"]] if "bias" in node.params else None
+
+
+Get = Callable[[Value], Tensor]
+
+
+def run(node: Node, get: Get, out: Tensor, active: ActiveBlocks, clear: Fringe | None, context: Context) -> None:
+    """Writes the active blocks of `out` and zeroes the pixels of `clear`."""
+    RUN[node.kind](node, get, out, active, clear, context)
+
+
+def _conv(node: Node, get: Get, out: Tensor, active: ActiveBlocks, clear: Fringe | None, context: Context) -> None:
+    o = node.options
+    residual = node.params.get("residual")
+    sparse_conv2d_(
+        get(node.args[0]), context.weight(node), context.bias(node), active, out,
+        stride=o["stride"], padding=o["padding"], dilation=o["dilation"], groups=o["groups"],
+        activation=o.get("activation"), negative_slope=o.get("negative_slope", 0.01),
+        residual=None if residual is None else get(residual), fringe=clear, allow_tf32=context.allow_tf32,
+        packed=context.packed.get(node),
+    )  # fmt: skip
+
+
+def _max_pool(node: Node, get: Get, out: Tensor, active: ActiveBlocks, clear: Fringe | None, _: Context) -> None:
+    sparse_max_pool2d_(get(node.args[0]), active, out, **node.options, fringe=clear)
+
+
+def _avg_pool(node: Node, get: Get, out: Tensor, active: ActiveBlocks, clear: Fringe | None, _: Context) -> None:
+    sparse_avg_pool2d_(get(node.args[0]), active, out, **node.options, fringe=clear)
+
+
+def _pixel(node: Node, get: Get, out: Tensor, active: ActiveBlocks, clear: Fringe | None, context: Context) -> None:
+    """On a CPU the active blocks are gathered, which costs a copy; elsewhere that would wait for the count."""
+    tensors = [context.constants[v] if v.constant else get(v) for v in node.args]
+    steps = node.options["steps"]
+    if out.device.type != "cpu":
+        y = run_steps(steps, tensors)
+        out.copy_(
+            torch.where(active.pixel_mask(out.shape[2:]), y, out) if context.keep else sparse_fill_(_own(y), active)
+        )
+        return
+    rows = active.trim()
+    if rows.capacity == active.capacity:
+        out.copy_(run_steps(steps, tensors))
+    elif rows.capacity:
+        stacks = [_stack(t, v, rows) for t, v in zip(tensors, node.args, strict=True)]
+        sparse_scatter_(run_steps(steps, stacks), rows, out)
+    if clear is not None:
+        zero(out, clear)
+
+
+def _own(x: Tensor) -> Tensor:
+    return x if x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last) else x.contiguous()
+
+
+def _stack(tensor: Tensor, value: Value, rows: ActiveBlocks) -> Tensor:
+    """Blocks of a feature map; of one number a sample and channel, that of each block's sample."""
+    if value.plane is not None and not value.constant:
+        return sparse_gather(tensor, rows, tail="undefined")
+    if value.constant or tensor.dim() != 4 or tensor.shape[0] == 1:
+        return tensor
+    return tensor[rows.indices[:, 0].long()]
+
+
+def zero(out: Tensor, pixels: Fringe) -> None:
+    """Zeroes pixels of a feature map on a CPU; on CUDA none are left, as all of it was written."""
+    if out.device.type == "cpu":
+        h, w = out.shape[2:]
+        at = pixels.pixels[: int(pixels.count)].long()
+        out[at // (h * w), :, at // w % h, at % w] = 0
+
+
+def copy(x: Tensor, out: Tensor, active: ActiveBlocks, clear: Fringe | None) -> None:
+    """out = x on the active blocks."""
+    rows = active.trim() if out.device.type == "cpu" else active
+    if rows.capacity:
+        sparse_scatter_(sparse_gather(x, rows, tail="undefined"), rows, out)
+    if clear is not None:
+        zero_any(out, clear)
+
+
+def zero_any(out: Tensor, pixels: Fringe) -> None:
+    """`zero`, on CUDA too, without a look at the count."""
+    if out.device.type == "cpu":
+        zero(out, pixels)
+        return
+    (n, _), (h, w) = out.shape[:2], out.shape[2:]
+    listed = torch.arange(pixels.pixels.shape[0], device=out.device) < pixels.count
+    clean = torch.zeros(n * h * w + 1, dtype=torch.bool, device=out.device)
+    clean[torch.where(listed, pixels.pixels, n * h * w).long()] = True
+    out.masked_fill_(clean[:-1].view(n, 1, h, w), 0)
+
+
+RUN = {"conv": _conv, "pointwise": _conv, "max_pool": _max_pool, "avg_pool": _avg_pool, "pixel": _pixel}

@@ -1,0 +1,227 @@
+"""Makes nodes from calls of ops: a rule per op says what the planner knows of it (rules.py, pixelwise.py); an op
+without a rule, or one its rule declines, stays a dense node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from sbnet.graph.axes import REARRANGING, Axes, infer, op_name
+from sbnet.graph.ir import Node, Value
+
+
+@dataclass
+class Call:
+    """One op of the program, as a rule sees it."""
+
+    target: Any
+    name: str
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+    made: Any  # a fake of what it returns
+    label: str
+    path: str
+    line: str
+
+    def argument(self, name: str, otherwise: Any = None) -> Any:
+        """An argument by name, given or not."""
+        for k, argument in enumerate(self.target._schema.arguments):
+            if argument.name == name:
+                if k < len(self.args):
+                    return self.args[k]
+                return self.kwargs.get(name, argument.default_value if argument.has_default_value() else otherwise)
+        return otherwise
+
+
+Rule = Callable[["Builder", Call], Any]
+RULES: dict[str, Rule] = {}
+ANY: list[Rule] = []  # tried after an op's own rule
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Registers a rule for ops of these names. It returns a value, or None to decline."""
+
+    def register(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+class Builder:
+    """Makes nodes from calls of ops, in order. Both front ends, torch.export and ONNX, use it."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+
+    def read(self, target: Any, args: Any, kwargs: dict[str, Any], made: Any, label: str, path: str, line: str) -> Any:
+        """What a call gives: a Value, or a list of them and of Nones."""
+        target = functional(target)
+        call = Call(target, op_name(target), args, kwargs, made, label, path, line)
+        values = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Value)]
+        if all(v.constant for v in values):
+            return self._constant(call)
+        found = RULES[call.name](self, call) if call.name in RULES else None
+        if found is None and call.name in REARRANGING:
+            found = self._rearranged(call)
+        if found is None and ANY:
+            found = ANY[0](self, call)
+        return self.dense(call) if found is None else found
+
+    def _constant(self, call: Call) -> Any:
+        if not isinstance(call.made, Tensor):
+            return self.dense(call) if isinstance(call.made, (tuple, list)) else call.made
+        node = Node("const", call.args, [], call.kwargs, call.target, path=call.path)
+        node.outputs.append(_value(call.label, call.made, producer=node, constant=True))
+        return node.output
+
+    def dense(self, call: Call, reason: str = "") -> Any:
+        """A node that runs on whole tensors."""
+        many = isinstance(call.made, (tuple, list))
+        node = Node("aten", call.args, [], call.kwargs, call.target, path=call.path, line=call.line)
+        node.reason = reason or f"no rule for {call.name}"
+        made = list(call.made) if many else [call.made]
+        if not all(isinstance(v, Tensor) for v in made):
+            made = [v if isinstance(v, Tensor) else torch.empty(0, device="meta") for v in made]
+        for k, tensor in enumerate(made):
+            axes = infer(call.target, call.args, call.kwargs, tensor, _axes_of)
+            node.outputs.append(_value(f"{call.label}_{k}" if many else call.label, tensor, axes, producer=node))
+        if many:
+            node.options["many"] = True
+        self.nodes.append(node)
+        return node.outputs if many else node.output
+
+    def add(self, kind: str, call: Call, args: Sequence[Value], shape: Sequence[int], **more: Any) -> Value:
+        """A planned node that gives a feature map [N,C,H,W]."""
+        node = Node(kind, list(args), [], path=call.path, line=call.line, **more)
+        node.outputs.append(_map(call.label, shape, args[0].dtype, node))
+        self.nodes.append(node)
+        return node.output
+
+    # ---- arrangements of a feature map
+
+    def arranged(self, value: Value, axes: Axes, call: Call) -> Value:
+        """A feature map in other axes: a permute and a view."""
+        if value.axes == axes:
+            return value
+        assert value.axes is not None
+        order = [[d[0] for d in value.axes.dims].index(atom) for dim in axes.dims for atom in dim]
+        lengths = [value.shape[k] for k in order]
+        shape = [product(n for _, n in dim) for dim in axes.dims]
+        moved = self._move(value, torch.ops.aten.permute.default, order, lengths, call)
+        if shape != lengths:
+            moved = self._move(moved, torch.ops.aten.reshape.default, shape, shape, call)
+        moved.axes, moved.view_of = axes, value
+        return moved
+
+    def _move(self, value: Value, target: Any, how: list[int], shape: list[int], call: Call) -> Value:
+        node = Node("aten", [value, how], [], target=target, path=call.path, line=call.line, reason="arrangement")
+        node.outputs.append(Value(f"{call.label}_{len(self.nodes)}", tuple(shape), value.dtype, producer=node))
+        self.nodes.append(node)
+        return node.output
+
+    def _rearranged(self, call: Call) -> Value | None:
+        """A view of a feature map that keeps its axes whole is the same feature map."""
+        x = call.args[0]
+        source = feature_map(x)
+        if source is None or not isinstance(call.made, Tensor):
+            return None
+        axes = infer(call.target, call.args, call.kwargs, call.made, _axes_of)
+        if axes is None or source.axes is None:
+            return None
+        whole = sorted(atom for dim in axes.dims for atom in dim if atom[1] != 1)
+        if whole != sorted(dim[0] for dim in source.axes.dims if dim[0][1] != 1):
+            return None
+        if axes.is_planes and tuple(call.made.shape) == source.shape:
+            return source
+        atoms = {atom for dim in axes.dims for atom in dim}
+        if atoms != {dim[0] for dim in source.axes.dims}:
+            return None
+        return self.arranged(source, axes, call)
+
+
+def feature_map(value: Any) -> Value | None:
+    """The feature map [N,C,H,W] that a value is, or is an arrangement of."""
+    if not isinstance(value, Value) or value.constant:
+        return None
+    if value.view_of is not None:
+        return value.view_of
+    return value if value.plane is not None and value.dtype.is_floating_point else None
+
+
+def functional(target: Any) -> Any:
+    """The op that returns what `target` writes in place; of a view, which memory formats may forbid, a reshape."""
+    if target in (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default):
+        return torch.ops.aten.reshape.default
+    schema = getattr(target, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return target
+    packet = getattr(torch.ops.aten, op_name(target), None)
+    overload = getattr(packet, target._overloadname, None)
+    if overload is None:
+        raise ValueError(f"sbnet: {target} works in place and has no form that does not")
+    return overload
+
+
+def _axes_of(value: Any) -> Axes | None:
+    return value.axes if isinstance(value, Value) else None
+
+
+def product(lengths: Any) -> int:
+    total = 1
+    for n in lengths:
+        total *= n
+    return total
+
+
+def _value(label: str, made: Tensor, axes: Axes | None = None, **more: Any) -> Value:
+    return Value(label, tuple(int(n) for n in made.shape), made.dtype, axes, **more)
+
+
+def _map(label: str, shape: Sequence[int], dtype: torch.dtype, node: Node) -> Value:
+    return Value(label, tuple(shape), dtype, Axes.planes(shape), producer=node)
+
+
+def is_map(made: Any) -> bool:
+    return (
+        isinstance(made, Tensor) and made.dim() == 4 and made.shape[2] * made.shape[3] > 1 and made.is_floating_point()
+    )
+
+
+def plain(value: Any) -> Value | None:
+    """A feature map as it is, not one of its arrangements."""
+    return value if isinstance(value, Value) and feature_map(value) is value else None
+
+
+def single(value: Any) -> Any:
+    return value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value
+
+
+def order(value: Value) -> list[list[str]]:
+    assert value.axes is not None
+    return [[name if name in "NHW" else "C" for name, _ in dim] for dim in value.axes.dims]
+
+
+def back(b: Builder, call: Call, value: Value, like: Value) -> Value:
+    """A new feature map, arranged as the argument was from which it was made."""
+    if feature_map(like) is like:
+        return value
+    assert value.axes is not None
+    assert like.axes is not None
+    atoms = dict(zip("NCHW", (dim[0] for dim in value.axes.dims), strict=True))
+    dims = tuple(tuple(atoms[name if name in "NHW" else "C"] for name, _ in dim) for dim in like.axes.dims)
+    return b.arranged(value, Axes(dims), call)
+
+
+def is_channels(value: Value, axis: int) -> bool:
+    dim = value.axes.dims[axis] if value.axes is not None else ()
+    return len(dim) == 1 and dim[0][0] not in ("N", "H", "W")
+
+
+def weights(weight: Value, bias: Value | None) -> dict[str, Value]:
+    return {"weight": weight} if bias is None else {"weight": weight, "bias": bias}

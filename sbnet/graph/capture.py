@@ -1,0 +1,175 @@
+"""nn.Module -> Graph, by torch.export without decompositions: each ATen op meets its rule, or stays a dense node."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor, fx, nn
+
+from sbnet.graph import pixelwise, rules
+from sbnet.graph.axes import Axes, op_name
+from sbnet.graph.builder import Builder
+from sbnet.graph.ir import Graph, Value
+
+# The argument itself, in eval mode or for whoever asks only for values.
+SAME = {"dropout", "feature_dropout", "alpha_dropout", "alias", "detach", "contiguous", "lift_fresh", "positive"}
+COPIES = {"clone", "lift_fresh_copy"}
+CHECKS = {"_assert_tensor_metadata", "_assert_async", "_assert_scalar", "sym_constrain_range_for_size"}
+RANDOM = {"rand", "randn", "randint", "randperm", "bernoulli", "normal", "uniform", "rand_like", "randn_like"}
+
+
+class CaptureError(ValueError):
+    """A network that cannot be captured, and why: one line."""
+
+
+class _WritesAView(Exception):
+    """Something is written in place of which another arrangement is read later."""
+
+
+def capture(module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any] | None = None) -> Graph:
+    """The graph of `module(*args, **kwargs)` in eval mode; parameters are shared with it.
+
+    Raises:
+        CaptureError: torch.export cannot follow the network.
+    """
+    program = _program(module, args, kwargs or {})
+    try:
+        return _Reader(program).graph.link()
+    except _WritesAView:
+        return _Reader(program.run_decompositions({})).graph.link()
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """The module in eval mode, for a while."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
+
+
+def _program(module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    try:
+        with evaluating(module), torch.no_grad():
+            return torch.export.export(module, tuple(args), kwargs, strict=False)
+    except Exception as error:  # torch.export raises what it meets, in the network's code or its own
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise CaptureError(f"sbnet: {type(module).__name__}: torch.export cannot follow it: {reason[:300]}") from error
+
+
+class _Reader:
+    """Reads an exported program into a graph."""
+
+    def __init__(self, program: Any) -> None:
+        self.program = program
+        self.values: dict[fx.Node, Any] = {}  # what each fx node stands for now
+        self.memory: dict[fx.Node, int] = {}  # fx nodes that may share memory have one number
+        self.builder = Builder()
+        self.order = {node: k for k, node in enumerate(program.graph.nodes)}
+        signature = program.graph_signature
+        stored = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+        stored |= signature.inputs_to_lifted_tensor_constants
+        inputs: list[Value | None] = []
+        for node in program.graph.nodes:
+            if node.op == "placeholder":
+                value = self._placeholder(node, stored)
+                if node.name not in stored and not (isinstance(value, Value) and value.constant):
+                    inputs.append(value if isinstance(value, Value) else None)
+                self.values[node], self.memory[node] = value, self.order[node]
+            elif node.op == "get_attr":
+                self.values[node] = getattr(program.graph_module, str(node.target))
+            elif node.op == "call_function":
+                self._call(node)
+            elif node.op == "output":
+                flat = list(pytree.tree_leaves(self._resolved(node.args[0])))
+        mutated = len(signature.output_specs) - len(signature.user_outputs)
+        spec = program.call_spec.out_spec
+        self.graph = Graph(inputs, flat[mutated:], spec, self.builder.nodes)
+
+    def _placeholder(self, node: fx.Node, stored: dict[str, str]) -> Any:
+        if node.name in stored:
+            tensor = self.program.state_dict.get(stored[node.name])
+            if tensor is None:
+                tensor = self.program.constants[stored[node.name]]
+            return Value(stored[node.name], tuple(tensor.shape), tensor.dtype, tensor=tensor, constant=True)
+        made = node.meta.get("val")
+        if not isinstance(made, Tensor):
+            return made
+        planes = made.dim() == 4 and made.is_floating_point()
+        return Value(node.name, tuple(made.shape), made.dtype, Axes.planes(made.shape) if planes else None)
+
+    def _resolved(self, tree: Any) -> Any:
+        return fx.node.map_arg(tree, lambda n: self.values[n])
+
+    def _call(self, node: fx.Node) -> None:
+        name = op_name(node.target)
+        if name in CHECKS:
+            self.values[node] = None
+            return
+        args, kwargs = self._resolved(node.args), self._resolved(dict(node.kwargs))
+        if node.target is operator.getitem and not isinstance(args[0], Value):
+            self.values[node] = args[0][args[1]]
+            self.memory[node] = self.memory.get(node.args[0], self.order[node])  # type: ignore[arg-type]
+            return
+        schema = getattr(node.target, "_schema", None)
+        first = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
+        same = name in SAME and isinstance(args[0], Value)
+        if (same or name in COPIES) and not (name == "dropout" and len(args) > 2 and args[2]):
+            self.values[node] = args[0]
+            self.memory[node] = self.memory[first] if same and first is not None else self.order[node]
+            return
+        if name in RANDOM:
+            raise CaptureError(
+                f"sbnet: {_path(node) or 'the network'}: {name} is random; a network in eval mode is wanted"
+            )
+        made = node.meta.get("val")
+        outputs = self.builder.read(node.target, args, kwargs, made, node.name, _path(node), _line(node))
+        self.values[node] = outputs
+        shares = first is not None and schema is not None and any(r.alias_info is not None for r in schema.returns)
+        self.memory[node] = self.memory.get(first, -1) if shares and first is not None else self.order[node]
+        if schema is not None and schema.is_mutable:
+            self._written(node, schema, outputs)
+
+    def _written(self, node: fx.Node, schema: Any, new: Any) -> None:
+        """After an op in place, whoever knows its argument reads its result."""
+        for argument, given in zip(schema.arguments, node.args, strict=False):
+            if argument.alias_info is None or not argument.alias_info.is_write or not isinstance(given, fx.Node):
+                continue
+            old = self.values[given]
+            if isinstance(old, Value) and old.tensor is not None:
+                raise CaptureError(
+                    f"sbnet: {_path(node)}: {old.name} is written by the network; one without a memory is wanted"
+                )
+            for other, number in self.memory.items():
+                if number != self.memory[given] or other is node:
+                    continue
+                later = any(self.order[user] > self.order[node] for user in other.users)
+                if self.values[other] is old:
+                    self.values[other] = new
+                elif later:
+                    raise _WritesAView
+            self.memory[node] = self.memory[given]
+
+
+def _path(node: fx.Node) -> str:
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return stack[-1][0] if stack else ""
+
+
+def _line(node: fx.Node) -> str:
+    frames = [f for f in (node.meta.get("stack_trace") or "").splitlines() if f.strip().startswith("File")]
+    own = [f for f in frames if "/torch/nn/" not in f] or frames
+    return (
+        own[-1].strip().removeprefix("File ").replace('"', "").replace(", line ", ":").split(", in")[0] if own else ""
+    )
+
+
+RULES = rules, pixelwise  # imported for what they register

@@ -1,0 +1,70 @@
+"""Constants of a graph: computed once, and again where a parameter was written since."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from sbnet.graph.ir import Graph, Value
+
+
+class Constants:
+    """What the constants of a graph hold.
+
+    Args:
+        graph: optimised; nodes are not changed afterwards.
+        device, dtype: of feature maps; weights of planned nodes are made in it.
+    """
+
+    def __init__(self, graph: Graph, device: torch.device, dtype: torch.dtype) -> None:
+        self.device, self.dtype = device, dtype
+        self.nodes = graph.constants()
+        self.weights = {id(v) for n in graph.nodes if n.kind != "aten" for v in n.params.values() if v.constant}
+        self.wanted = {id(v): v for n in graph.nodes for v in n.inputs() if v.constant}
+        self.wanted |= {id(v): v for v in graph.outputs if isinstance(v, Value) and v.constant}
+        leaves = {id(v): v for n in [*graph.nodes, *self.nodes] for v in n.inputs() if v.tensor is not None}
+        self.leaves = list(leaves.values())
+        self.held: dict[int, Tensor] = {}
+        self._written: list[tuple[int, int]] = []
+        self.refresh()
+
+    def __getitem__(self, value: Value) -> Tensor:
+        return self.held[id(value)]
+
+    def stale(self) -> bool:
+        """Was a parameter written, as PyTorch counts, since they were made?"""
+        return self._written != [(v.tensor._version, v.tensor.data_ptr()) for v in self.leaves]  # type: ignore[union-attr]
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Makes all of them; tensors that were handed out keep their memory."""
+        made: dict[int, Any] = {}
+
+        def value(v: Any) -> Any:
+            if not isinstance(v, Value):
+                return v
+            return made[id(v)] if id(v) in made else v.tensor.detach().to(self.device)  # type: ignore[union-attr]
+
+        for node in self.nodes:
+            args, kwargs = pytree.tree_map(value, (node.args, node.kwargs))
+            found = node.target(*args, **kwargs)
+            made[id(node.output)] = found.to(self.device) if isinstance(found, Tensor) else found
+        for key, v in self.wanted.items():
+            found = value(v)
+            if key in self.weights and found.is_floating_point():
+                found = found.to(self.dtype)
+                if found.dim() == 4:
+                    found = found.contiguous(memory_format=torch.channels_last)
+            if key in self.held:
+                self.held[key].copy_(found)
+            else:
+                self.held[key] = found
+        # A tensor made in inference mode counts no writes: what is made of it is made once.
+        self._written = [] if any(v.tensor.is_inference() for v in self.leaves) else [  # type: ignore[union-attr]
+            (v.tensor._version, v.tensor.data_ptr()) for v in self.leaves  # type: ignore[union-attr]
+        ]  # fmt: skip
+        if any(v.tensor.is_inference() for v in self.leaves):  # type: ignore[union-attr]
+            self.leaves = []

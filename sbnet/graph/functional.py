@@ -1,0 +1,121 @@
+"""A planned graph as an nn.Module of functional ops: what export writes down, and what gradients flow through."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import torch.utils._pytree as pytree
+from torch import Tensor, nn
+
+from sbnet.active import ActiveBlocks
+from sbnet.graph.axes import Axes
+from sbnet.graph.constants import Constants
+from sbnet.graph.ir import Node, Value
+from sbnet.graph.passes.fuse import run_steps
+from sbnet.graph.plan import Plan
+from sbnet.masks.grow import grow
+from sbnet.ops import mask_pyramid, sparse_avg_pool2d, sparse_conv2d, sparse_fill, sparse_max_pool2d
+from sbnet.reference import activate
+
+MOST_PLANES = 16  # of one call of mask_pyramid
+
+
+class PlannedModule(nn.Module):
+    """`forward(*inputs, mask)` computes what the plan says under the masked contract; weights are copies.
+
+    >>> planned = PlannedModule(plan, constants)
+    >>> y = planned(x, mask)
+    """
+
+    def __init__(self, plan: Plan, constants: Constants, margin: int = 0) -> None:
+        super().__init__()
+        self.plan, self.margin = plan, margin
+        self.names: dict[int, str] = {}
+        for k, (key, value) in enumerate(constants.wanted.items()):
+            held = constants.held[key]
+            if isinstance(held, Tensor):
+                self.names[key] = f"constant_{k}"
+                self.register_buffer(self.names[key], held.detach().clone())
+            assert value.constant
+
+    def forward(self, *args: Any) -> Any:
+        """What the network returns for inputs, the last of which is the mask [N,H,W]."""
+        *inputs, mask = args
+        mask = grow(mask, self.margin) if self.margin else mask
+        planes = self.plan.planes
+        active: list[ActiveBlocks] = []
+        for at in range(0, len(planes), MOST_PLANES):
+            active += mask_pyramid(mask, planes[at : at + MOST_PLANES]).planes
+        graph = self.plan.graph
+        env: dict[Value, Any] = {v: x for v, x in zip(graph.inputs, inputs, strict=True) if v is not None}
+
+        def get(value: Any) -> Any:
+            if not isinstance(value, Value):
+                return value
+            return getattr(self, self.names[id(value)]) if value.constant else env[value]
+
+        for node in graph.nodes:
+            args, kwargs = pytree.tree_map(get, (node.args, node.kwargs))
+            params = {name: get(value) for name, value in node.params.items()}
+            blocks = active[self.plan.plane(node.output)] if node.output.size is not None else None
+            found = apply(node, args, kwargs, params, blocks)
+            for value, tensor in zip(node.outputs, found if node.options.get("many") else [found], strict=True):
+                if node.kind == "aten" and value.size is not None and value.dtype.is_floating_point and not node.moves:
+                    tensor = masked(tensor, value.axes, active[self.plan.plane(value)])  # type: ignore[arg-type]
+                env[value] = tensor
+        return pytree.tree_unflatten([get(v) for v in graph.outputs], graph.out_spec)
+
+
+def masked(x: Tensor, axes: Axes, active: ActiveBlocks) -> Tensor:
+    """x where its pixels are active, else 0."""
+    if axes.is_planes and x.dtype in (torch.float32, torch.float16, torch.bfloat16):
+        return sparse_fill(x, active)
+    assert axes.size is not None
+    return torch.where(axes.arrange(active.pixel_mask(axes.size)), x, torch.zeros_like(x))
+
+
+def apply(node: Node, args: Any, kwargs: dict[str, Any], params: dict[str, Tensor], active: ActiveBlocks | None) -> Any:
+    """What a node gives; planned ones are zero outside the active blocks."""
+    if node.kind == "aten":
+        return node.target(*args, **kwargs)
+    assert active is not None
+    o, x = node.options, args[0]
+    match node.kind:
+        case "conv" | "pointwise":
+            return sparse_conv2d(
+                x, params["weight"], params.get("bias"), active,
+                stride=o["stride"], padding=o["padding"], dilation=o["dilation"], groups=o["groups"],
+                activation=o.get("activation"), negative_slope=o.get("negative_slope", 0.01),
+                residual=params.get("residual"),
+            )  # fmt: skip
+        case "max_pool":
+            return sparse_max_pool2d(x, active, **o)
+        case "avg_pool":
+            return sparse_avg_pool2d(x, active, **o)
+        case "slice":
+            return x[:, o["start"] : o["start"] + node.output.shape[1]]
+        case "cat":
+            return sparse_fill(torch.cat(list(args), 1), active)
+    return sparse_fill(whole(node, args, params), active)
+
+
+def whole(node: Node, args: Any, params: dict[str, Tensor]) -> Tensor:
+    """A planned node's op on whole planes, by PyTorch."""
+    o, x = node.options, args[0]
+    match node.kind:
+        case "pixel":
+            return run_steps(o["steps"], list(args))
+        case "resize":
+            size = None if o["scale"] else o["size"]
+            return F.interpolate(x, size, o["scale"], o["mode"], o["align_corners"])
+        case "pixel_shuffle":
+            return F.pixel_shuffle(x, o["factor"])
+        case "conv_transpose":
+            y = F.conv_transpose2d(
+                x, params["weight"], params.get("bias"), o["stride"], o["padding"], o["output_padding"],
+                o["groups"], o["dilation"],
+            )  # fmt: skip
+            return activate(y, o.get("activation"), o.get("negative_slope", 0.01))
+    raise AssertionError(node.kind)

@@ -1,0 +1,28 @@
+"""Passes: each a function Graph -> Graph. `optimise` runs those that every backend wants, in order."""
+
+from sbnet.graph.ir import Graph
+from sbnet.graph.passes.fold import fold_affine, merge_branches
+from sbnet.graph.passes.fuse import fuse_activations, fuse_pixels, fuse_residuals, join_slices, lower_affine
+
+PASSES = (fold_affine, merge_branches, fuse_residuals, fuse_activations, lower_affine, fuse_pixels, join_slices)
+
+
+def optimise(graph: Graph) -> Graph:
+    """Folds and fuses, in place."""
+    graph.link()
+    for one in PASSES:
+        graph = one(graph).link()
+    return graph
+
+
+__all__ = [
+    "PASSES",
+    "fold_affine",
+    "fuse_activations",
+    "fuse_pixels",
+    "fuse_residuals",
+    "join_slices",
+    "lower_affine",
+    "merge_branches",
+    "optimise",
+]

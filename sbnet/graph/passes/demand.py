@@ -1,0 +1,108 @@
+"""The exact contract: which pixels of every feature map the mask's pixels of the outputs depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sbnet.graph.ir import Node, Value
+from sbnet.graph.plan import POINTWISE, WHOLE, Plan, Window, reads
+
+Term = tuple[int, Window | str]  # of which demand, through which window
+OUTPUT = -1  # stands for the mask itself, brought to the plane
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Pixels of a plane: the union of what is read to compute others. The terms name earlier demands."""
+
+    size: tuple[int, int]
+    terms: tuple[Term, ...]
+
+
+@dataclass
+class Demands:
+    """Of a plan. `of` says which demand is a value's."""
+
+    demands: list[Demand] = field(default_factory=list)
+    of: dict[Value, int] = field(default_factory=dict)
+
+
+def demands(plan: Plan) -> Demands:
+    """Goes backwards through the graph: every value's demand from those of its readers."""
+    found, known = Demands(), dict[Demand, int]()
+    graph = plan.graph
+    whole: set[Value] = set()  # no plane, but read: it needs all pixels of its sample
+    for node in reversed(graph.nodes):
+        for value in node.outputs:
+            terms: set[Term] = set()
+            if graph.is_output(value):
+                terms.add((OUTPUT, POINTWISE if value.size is not None else WHOLE))
+            for user in value.users:
+                terms |= _terms(found, whole, user, value)
+            if value.size is None:
+                whole.add(value)
+                continue
+            if any(window == WHOLE for _, window in terms) or value.plane is None:
+                terms = {(OUTPUT, WHOLE)}
+            demand = Demand(value.size, tuple(sorted(terms, key=repr)))
+            if len(demand.terms) == 1:
+                at, window = demand.terms[0]
+                if window == POINTWISE and at != OUTPUT and found.demands[at].size == value.size:
+                    found.of[value] = at  # what its only reader needs
+                    continue
+            found.of[value] = known.setdefault(demand, len(found.demands))
+            if found.of[value] == len(found.demands):
+                found.demands.append(demand)
+    return found
+
+
+def _terms(found: Demands, whole: set[Value], user: Node, value: Value) -> set[Term]:
+    terms: set[Term] = set()
+    for window in reads(user, value):
+        for out in user.outputs:
+            if user.kind == "aten" or out in whole or window == WHOLE:
+                terms.add((OUTPUT, WHOLE))
+            else:
+                terms.add((found.of[out], window))
+    return terms
+
+
+def pixels(demands: Sequence[Demand], mask: Tensor) -> list[Tensor]:
+    """[N,1,height,width] float, 0 or 1, of each demand, for a mask [N,H,W] of the outputs."""
+    mask = mask.float()[:, None]
+    made: list[Tensor] = []
+    for demand in demands:
+        union: Tensor | None = None
+        for at, window in demand.terms:
+            one = _read(demand.size, mask if at == OUTPUT else made[at], window, at == OUTPUT)
+            union = one if union is None else torch.maximum(union, one)
+        made.append(mask.new_zeros(mask.shape[0], 1, *demand.size) if union is None else union)
+    return made
+
+
+def _read(size: tuple[int, int], wanted: Tensor, window: Window | str, is_mask: bool) -> Tensor:
+    """Pixels of a plane of this size that the wanted pixels read."""
+    if window == WHOLE:
+        return wanted.amax((2, 3), keepdim=True).expand(-1, -1, *size)
+    assert not isinstance(window, str)
+    if is_mask:
+        return F.adaptive_max_pool2d(wanted, size)
+    (r, s), stride, padding, dilation = window
+    if window == POINTWISE:
+        return wanted
+    reach = [d * (k - 1) for k, d in zip((r, s), dilation, strict=True)]
+    if stride == (1, 1) and all(2 * p <= e for p, e in zip(padding, reach, strict=True)):
+        # a pixel is read if one of those that its window, mirrored, covers is wanted
+        before = [e - p for e, p in zip(reach, padding, strict=True)]
+        padded = F.pad(wanted, (before[1], before[1], before[0], before[0]))
+        return F.max_pool2d(padded, (r, s), 1, 0, dilation)
+    kernel = wanted.new_ones(1, 1, r, s)
+    plain = [(n - 1) * t - 2 * p + e + 1 for n, t, p, e in zip(wanted.shape[2:], stride, padding, reach, strict=True)]
+    extra = [max(n - m, 0) for n, m in zip(size, plain, strict=True)]
+    spread = F.conv_transpose2d(wanted, kernel, None, stride, padding, 0, 1, dilation)
+    return (F.pad(spread, (0, extra[1], 0, extra[0]))[:, :, : size[0], : size[1]] > 0).float()

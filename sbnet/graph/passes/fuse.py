@@ -1,0 +1,189 @@
+"""What follows a convolution runs in its epilogue; what follows nothing of the kind becomes as few nodes as can be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from sbnet.graph.ir import Graph, Node, Ref, Step, Value, computed, only_user
+from sbnet.graph.passes.fold import plain, skip
+from sbnet.reference import activate
+
+
+def fuse_residuals(graph: Graph) -> Graph:
+    """conv(x) + y, where nobody else reads the convolution's result, is one node, in the sum's place."""
+    for node in list(graph.nodes):
+        if node.kind != "add":
+            continue
+        for at in (1, 0):  # the second operand is the shortcut in most networks' code; the later one in the graph wins
+            conv, other = node.args[at].producer, node.args[1 - at]
+            if conv is None or conv.kind != "conv" or not plain(conv) or only_user(node.args[at], graph) is not node:
+                continue
+            rival = other.producer
+            both = rival is not None and rival.kind == "conv" and plain(rival) and only_user(other, graph) is node
+            if both and graph.nodes.index(rival) > graph.nodes.index(conv):  # type: ignore[arg-type]
+                continue
+            fused = Node("conv", conv.args, [node.output], options=conv.options, path=conv.path, line=conv.line)
+            fused.params = {**conv.params, "residual": other}
+            graph.swap(node, fused, conv)
+            break
+    return graph
+
+
+def fuse_activations(graph: Graph) -> Graph:
+    """An activation of a convolution's result, or of a sum or affine function, that nobody else reads."""
+    for node in list(graph.nodes):
+        if node.kind != "act":
+            continue
+        before = node.args[0].producer
+        if before is None or before.kind not in ("conv", "conv_transpose", "affine", "add"):
+            continue
+        if before.options.get("activation") is not None or only_user(node.args[0], graph) is not node:
+            continue
+        before.options = {**before.options, **node.options}
+        skip(graph, node, before)
+    return graph
+
+
+def lower_affine(graph: Graph) -> Graph:
+    """What is left of affine functions, sums and activations: pointwise nodes, act(x * scale + shift + y)."""
+    for node in graph.nodes:
+        if node.kind == "add":
+            node.params = {"residual": node.args[1]}
+            node.args = [node.args[0]]
+        if node.kind in ("affine", "add", "act"):
+            params, x = node.params, node.args[0]
+            node.kind, channels = "pointwise", x.shape[1]
+            node.params = {"weight": _identity_weight(channels, x, params.get("scale"))}
+            node.params |= {
+                new: params[old] for new, old in (("bias", "shift"), ("residual", "residual")) if old in params
+            }
+            geometry = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": channels}
+            node.options = {**geometry, **node.options}
+    return graph
+
+
+def fuse_pixels(graph: Graph) -> Graph:
+    """Pixel nodes after one another are one; pointwise ones between them join."""
+    todo = [node for node in graph.nodes if node.kind == "pixel"]
+    while todo:
+        node = todo.pop(0)
+        if any(node is n for n in graph.nodes) and _join(graph, node):
+            todo.insert(0, node.output.producer)  # type: ignore[arg-type]
+    return graph
+
+
+def join_slices(graph: Graph) -> Graph:
+    """Operands of a concatenation that are neighbouring slices of one feature map are that map, where they are all of
+    it: it can then be written where the concatenation wants it."""
+    for node in graph.nodes:
+        if node.kind != "cat":
+            continue
+        args: list[Value] = []
+        at = 0
+        while at < len(node.args):
+            source, end, covered = node.args[at], at + 1, 0
+            part = source.producer
+            if part is not None and part.kind == "slice" and part.options["start"] == 0:
+                end, whole = at, part.args[0]
+                while end < len(node.args) and _continues(node.args[end], whole, covered):
+                    covered += node.args[end].shape[1]
+                    end += 1
+                source, end = (whole, end) if covered == whole.shape[1] else (source, at + 1)
+            args.append(source)
+            at = end
+        node.args = args
+    return graph
+
+
+def _continues(value: Value, whole: Value, start: int) -> bool:
+    part = value.producer
+    return part is not None and part.kind == "slice" and part.args[0] is whole and part.options["start"] == start
+
+
+def as_pixel(node: Node) -> tuple[list[Value], list[Step]]:
+    """A pointwise node as the steps of a pixel node."""
+    if node.kind == "pixel":
+        return list(node.args), list(node.options["steps"])
+    args = list({id(v): v for v in [node.args[0], *node.params.values()]}.values())
+    refs = {name: Ref(next(k for k, a in enumerate(args) if a is v)) for name, v in node.params.items()}
+    options = {k: v for k, v in node.options.items() if k in ("activation", "negative_slope")}
+    return args, [Step(pointwise, (Ref(0), refs["weight"], refs.get("bias"), refs.get("residual")), options)]
+
+
+def pointwise(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    activation: str | None = None,
+    negative_slope: float = 0.01,
+) -> Tensor:
+    """act(x * weight + bias + residual), one number a channel."""
+    x = x * weight.to(x.dtype).reshape(-1, 1, 1)
+    if bias is not None:
+        x = x + bias.to(x.dtype)[:, None, None]
+    if residual is not None:
+        x = x + residual
+    return activate(x, activation, negative_slope)
+
+
+def _join(graph: Graph, node: Node) -> bool:
+    """Takes one node before `node`, which alone reads it, into it."""
+    for value in node.args:
+        before = value.producer
+        if before is None or before.kind not in ("pixel", "pointwise") or only_user(value, graph) is not node:
+            continue
+        if before.output.shape != node.output.shape:
+            continue
+        args, steps = as_pixel(before)
+        kept = [v for v in node.args if v is not value]
+        merged = list({id(v): v for v in [*args, *kept]}.values())
+
+        def place(v: Value, merged: list[Value] = merged) -> int:
+            return next(k for k, m in enumerate(merged) if m is v)
+
+        moved = [_shifted(s, 0, {k: Ref(place(v)) for k, v in enumerate(args)}) for s in steps]
+        last = Ref(len(steps) - 1, step=True)
+        own = {k: last if v is value else Ref(place(v)) for k, v in enumerate(node.args)}
+        moved += [_shifted(s, len(steps), own) for s in node.options["steps"]]
+        joined = Node("pixel", merged, node.outputs, options={"steps": moved}, path=node.path, line=node.line)
+        graph.swap(node, joined, before)
+        return True
+    return False
+
+
+def _shifted(step: Step, by: int, places: dict[int, Ref]) -> Step:
+    def swap(v: Any) -> Any:
+        if not isinstance(v, Ref):
+            return v
+        return Ref(v.at + by, True) if v.step else places[v.at]
+
+    args, kwargs = pytree.tree_map(swap, (step.args, step.kwargs))
+    return Step(step.target, args, kwargs)
+
+
+def run_steps(steps: list[Step], tensors: list[Any]) -> Tensor:
+    """What a pixel node computes, on planes, stacks of blocks, or anything else [N,C,H,W]."""
+    found: list[Any] = []
+    for step in steps:
+
+        def value(v: Any) -> Any:
+            return v if not isinstance(v, Ref) else found[v.at] if v.step else tensors[v.at]
+
+        args, kwargs = pytree.tree_map(value, (step.args, step.kwargs))
+        found.append(step.target(*args, **kwargs))
+    return found[-1]
+
+
+def _identity_weight(channels: int, like: Value, scale: Value | None) -> Value:
+    """The weight of the depthwise 1x1 convolution that a pointwise node is."""
+
+    def made(scale: Tensor | None) -> Tensor:
+        ones = torch.ones(channels, dtype=torch.float64)
+        return (ones if scale is None else scale.double()).reshape(-1, 1, 1, 1)
+
+    return computed(f"{like.name}.identity", like, made, scale, shape=(channels, 1, 1, 1))

@@ -1,0 +1,224 @@
+"""Where feature maps lie: concatenations written in place, buffers that tensors take turns in, fringes.
+
+A root is a feature map with memory of its own; a part of it (an operand of a concatenation, a slice) is a range of its
+channels. A tensor keeps its root's buffer from the node that writes it first to the last one that reads it; then others
+may have it. What a root's consumers read beside its active blocks is its fringe, which every node that writes into the
+root clears in the same launch: a buffer may hold anything before. A root of which all pixels may be read (a dense node
+does, and so does whoever takes an output) keeps a buffer of its own, clean outside the active blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from sbnet.graph.ir import Node, Value
+from sbnet.graph.plan import POINTWISE, WHOLE, Plan, Window, reads
+
+Consumer = tuple[int, Window]  # plane that it writes, what it reads
+
+
+@dataclass(eq=False)
+class Root:
+    """Memory of one feature map, or of several side by side in channels.
+
+    Attributes:
+        shape: [N,C,H,W] of the whole.
+        parts: values in it, with the channel where each begins.
+        writers: indices of the nodes that write into it.
+        first, last: nodes that write it first and read it last; past the end where the caller reads it.
+        kept: clean outside the active blocks between calls, in a buffer that nobody else has.
+        fringe: index into `Storage.fringes`, or None.
+        buffer: index into `Storage.buffers`.
+    """
+
+    shape: tuple[int, ...]
+    plane: int
+    parts: list[tuple[Value, int]] = field(default_factory=list)
+    writers: list[int] = field(default_factory=list)
+    first: int = 0
+    last: int = 0
+    kept: bool = False
+    fringe: int | None = None
+    buffer: int = -1
+
+
+@dataclass
+class Storage:
+    """The memory of a plan.
+
+    Attributes:
+        place: of each value that lies in a root: the root, and its first channel there.
+        copies: of each concatenation: operands (and where they go) that are copied into it.
+        fringes: (plane, consumers): what roots share.
+        buffers: (dtype, elements) of each.
+    """
+
+    place: dict[Value, tuple[Root, int]]
+    copies: dict[Node, list[tuple[Value, int]]]
+    roots: list[Root]
+    fringes: list[tuple[int, tuple[Consumer, ...]]]
+    buffers: list[tuple[torch.dtype, int]]
+
+
+def store(plan: Plan, written: set[str]) -> Storage:
+    """Finds a place for what planned nodes write.
+
+    Args:
+        written: kinds of nodes that write into memory they are given.
+    """
+    nodes = plan.graph.nodes
+    roots: list[Root] = []
+    place: dict[Value, tuple[Root, int]] = {}
+    for node in nodes:
+        if node.kind in written or node.kind == "cat":
+            root = Root(node.output.shape, plan.plane(node.output), [(node.output, 0)])
+            roots.append(root)
+            place[node.output] = root, 0
+    copies = _concatenations(plan, place, roots)
+    for node in nodes:
+        if node.kind == "slice" and node.args[0] in place:
+            root, start = place[node.args[0]]
+            place[node.output] = root, start + node.options["start"]
+            root.parts.append((node.output, start + node.options["start"]))
+    roots = [root for root in roots if root.parts]
+    for at, node in enumerate(nodes):
+        if node.kind in written or copies.get(node):
+            place[node.output][0].writers.append(at)
+    _lives(plan, roots)
+    fringes: dict[tuple[int, tuple[Consumer, ...]], int] = {}
+    if plan.mode == "masked":
+        for root in roots:
+            consumers = set() if root.kept else _consumers(plan, root)
+            if consumers:
+                root.fringe = fringes.setdefault((root.plane, tuple(sorted(consumers))), len(fringes))
+    buffers = _buffers(plan, roots, place)
+    return Storage(place, copies, roots, list(fringes), buffers)
+
+
+def _concatenations(
+    plan: Plan, place: dict[Value, tuple[Root, int]], roots: list[Root]
+) -> dict[Node, list[tuple[Value, int]]]:
+    """Operands are written where the concatenation wants them; where they cannot be, they are copied."""
+    copies: dict[Node, list[tuple[Value, int]]] = {}
+    for node in reversed(plan.graph.nodes):  # from the last on: a dense block's last one holds all before it
+        if node.kind != "cat":
+            continue
+        own, base = place[node.output]
+        start = _adjacent(node.args, place)
+        if start is not None:  # the operands lie side by side already
+            root, at = start
+            _move(own, root, at - base, place)
+            copies[node] = []
+            continue
+        at, missing = base, []
+        for value in node.args:
+            if _may_move(value, node, own, at, place, plan):
+                _move(place[value][0], own, at, place)
+            else:
+                missing.append((value, at))
+            at += value.shape[1]
+        copies[node] = missing
+    return copies
+
+
+def _adjacent(values: list[Value], place: dict[Value, tuple[Root, int]]) -> tuple[Root, int] | None:
+    found = [place.get(v) for v in values]
+    if found[0] is None:
+        return None
+    root, first = found[0]
+    if len(root.parts) < 2:
+        return None
+    at = first
+    for value, spot in zip(values, found, strict=True):
+        if spot is None or spot[0] is not root or spot[1] != at:
+            return None
+        at += value.shape[1]
+    return root, first
+
+
+def _may_move(value: Value, node: Node, into: Root, at: int, place: dict[Value, tuple[Root, int]], plan: Plan) -> bool:
+    spot = place.get(value)
+    if spot is None or spot[1] != 0 or spot[0] is into or spot[0].shape != value.shape:
+        return False  # lies elsewhere already, or is a dense node's, or the network's input
+    if sum(v is value for v in node.args) > 1 or value.dtype != node.output.dtype:
+        return False
+    wide = 4 if value.dtype.itemsize == 4 else 8  # what a vector of 16 bytes holds
+    return at % wide == 0 and into.shape[1] % wide == 0
+
+
+def _move(old: Root, new: Root, at: int, place: dict[Value, tuple[Root, int]]) -> None:
+    for value, start in old.parts:
+        place[value] = new, start + at
+        new.parts.append((value, start + at))
+    old.parts = []
+
+
+def _lives(plan: Plan, roots: list[Root]) -> None:
+    nodes = plan.graph.nodes
+    at_of = {id(node): k for k, node in enumerate(nodes)}
+    for root in roots:
+        root.first = min(root.writers)
+        root.last = max(root.writers)
+        for value, _ in root.parts:
+            for user in value.users:
+                root.last = max(root.last, at_of[id(user)])
+                root.kept = root.kept or WHOLE in reads(user, value)
+                if user.moves:  # a view of the memory: it lives as long as the root
+                    root.last = len(nodes)
+            if plan.graph.is_output(value):
+                root.kept, root.last = True, len(nodes)
+        root.kept = root.kept or plan.mode == "cached"
+        if root.kept:
+            root.last = len(nodes)
+
+
+def _consumers(plan: Plan, root: Root) -> set[Consumer]:
+    found: set[Consumer] = set()
+    for value, _ in root.parts:
+        for user in value.users:
+            if user.kind == "slice":
+                continue
+            for window in reads(user, value):
+                assert window != WHOLE
+                found.add((plan.plane(user.output), window))  # type: ignore[arg-type]
+    found.discard((root.plane, POINTWISE))
+    return found
+
+
+def _buffers(plan: Plan, roots: list[Root], place: dict[Value, tuple[Root, int]]) -> list[tuple[torch.dtype, int]]:
+    """Gives each root its buffer, in the order in which they are first written."""
+    sizes: list[tuple[torch.dtype, int]] = []
+    busy: dict[int, Root] = {}
+    for root in sorted(roots, key=lambda r: r.first):
+        wanted = root.shape[0] * root.shape[1] * root.shape[2] * root.shape[3]
+        dtype = root.parts[0][0].dtype
+        taken_over = _in_place(plan, root, place)
+        for buffer in [b for b, other in busy.items() if other.last < root.first]:
+            del busy[buffer]
+        free = [b for b in range(len(sizes)) if b not in busy and sizes[b][0] == dtype]
+        free.sort(key=lambda b: sizes[b][1])
+        fitting = [b for b in free if sizes[b][1] >= wanted]
+        candidates = [*fitting, *free[::-1], len(sizes)]
+        if taken_over is not None and not root.kept:
+            candidates.insert(0, taken_over)
+        buffer = len(sizes) if root.kept else candidates[0]
+        if buffer == len(sizes):
+            sizes.append((dtype, 0))
+        sizes[buffer] = dtype, max(sizes[buffer][1], wanted)
+        root.buffer = buffer
+        busy[buffer] = root
+    return sizes
+
+
+def _in_place(plan: Plan, root: Root, place: dict[Value, tuple[Root, int]]) -> int | None:
+    """The residual's buffer, where the node that writes the root is the last to read it: the sum takes its place."""
+    node = plan.graph.nodes[root.first]
+    residual = node.params.get("residual")
+    if node.kind != "conv" or len(root.writers) > 1 or residual is None or residual is node.args[0]:
+        return None
+    spot = place.get(residual)
+    if spot is None or spot[0].shape != root.shape or spot[0].last != root.first or spot[0].kept:
+        return None
+    return spot[0].buffer

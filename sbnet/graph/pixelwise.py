@@ -1,0 +1,182 @@
+"""Rules of ops that look at one pixel at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from sbnet.graph.builder import ANY, Builder, Call, back, feature_map, is_channels, order, plain, product, rule, weights
+from sbnet.graph.ir import Ref, Step, Value, computed
+
+
+@rule("linear")
+def _linear(b: Builder, call: Call) -> Value | None:
+    raw, weight, bias = call.args[0], call.args[1], call.argument("bias")
+    x = feature_map(raw)
+    if x is None or not is_channels(raw, -1) or not weight.constant:
+        return None
+    k, c = weight.shape
+    kernel = computed(f"{weight.name}.1x1", weight, lambda w: w[:, :, None, None], weight, shape=(k, c, 1, 1))
+    n, _, h, w = x.shape
+    options = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1}
+    made = b.add("conv", call, [x], (n, k, h, w), options=options, params=weights(kernel, bias))
+    return back(b, call, made, raw)
+
+
+def channel_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """layer_norm over the channels of each pixel of x [N,C,H,W]."""
+    return F.layer_norm(x.permute(0, 2, 3, 1), x.shape[1:2], weight, bias, eps).permute(0, 3, 1, 2)
+
+
+@rule("layer_norm")
+def _layer_norm(b: Builder, call: Call) -> Value | None:
+    raw, x = call.args[0], feature_map(call.args[0])
+    if x is None or not is_channels(raw, -1) or list(call.args[1]) != [x.shape[1]]:
+        return None
+    weight, bias = call.argument("weight"), call.argument("bias")
+    args = [x, *(v for v in (weight, bias) if v is not None)]
+    refs = [Ref(0), None if weight is None else Ref(1), None if bias is None else Ref(len(args) - 1)]
+    step = Step(channel_norm, (*refs, call.argument("eps")), {})
+    return back(b, call, b.add("pixel", call, args, x.shape, options={"steps": [step]}), raw)
+
+
+@rule("batch_norm")
+def _batch_norm(b: Builder, call: Call) -> Value | None:
+    x, mean, var = call.args[0], call.argument("running_mean"), call.argument("running_var")
+    if plain(x) is None or call.argument("training") or mean is None:
+        return None
+    weight, bias, eps = call.argument("weight"), call.argument("bias"), call.argument("eps")
+    name = mean.name.removesuffix(".running_mean")
+
+    def scale(var: Tensor, weight: Tensor | None) -> Tensor:
+        found = torch.rsqrt(var.double() + eps)
+        return found if weight is None else found * weight.double()
+
+    def shift(mean: Tensor, bias: Tensor | None, scale: Tensor) -> Tensor:
+        found = -mean.double() * scale
+        return found if bias is None else found + bias.double()
+
+    factor = computed(f"{name}.scale", mean, scale, var, weight)
+    offset = computed(f"{name}.shift", mean, shift, mean, bias, factor)
+    return b.add("affine", call, [x], x.shape, params={"scale": factor, "shift": offset})
+
+
+ACTIVATIONS = {"relu": "relu", "relu6": "relu6", "silu": "silu", "hardswish": "hardswish"}
+
+
+def activation(call: Call) -> dict[str, Any] | None:
+    """Options of an activation that layers do by themselves."""
+    if call.name in ACTIVATIONS:
+        return {"activation": ACTIVATIONS[call.name]}
+    if call.name == "gelu" and call.argument("approximate") == "none":
+        return {"activation": "gelu"}
+    if call.name == "leaky_relu":
+        return {"activation": "leaky_relu", "negative_slope": float(call.argument("negative_slope"))}
+    if call.name == "hardtanh" and (call.argument("min_val"), call.argument("max_val")) == (0, 6):
+        return {"activation": "relu6"}
+    if call.name == "clamp" and (call.argument("min"), call.argument("max")) == (0, 6):
+        return {"activation": "relu6"}
+    return None
+
+
+PIXELWISE = {
+    "add", "sub", "rsub", "mul", "div", "pow", "exp", "log", "sqrt", "rsqrt", "abs", "neg", "reciprocal", "square",
+    "sigmoid", "hardsigmoid", "tanh", "hardtanh", "elu", "selu", "celu", "gelu", "softplus", "mish", "log_sigmoid",
+    "relu", "relu6", "silu", "hardswish", "leaky_relu", "clamp", "clamp_min", "clamp_max", "maximum", "minimum",
+    "addcmul", "addcdiv", "lerp", "prelu", "threshold", "hardshrink", "softshrink", "sin", "cos", "erf",
+}  # fmt: skip
+
+
+def pixelwise(b: Builder, call: Call) -> Value | None:
+    """An elementwise op of feature maps, and of what is one number a channel, a sample or in all."""
+    over_channels = call.name in ("softmax", "log_softmax")
+    if call.name not in PIXELWISE and not over_channels:
+        return None
+    raws = [v for v in pytree.tree_leaves((call.args, call.kwargs)) if isinstance(v, Value)]
+    raw = next((v for v in raws if feature_map(v) is not None and v.shape == tuple(call.made.shape)), None)
+    x = feature_map(raw)
+    if raw is None or x is None or not call.made.is_floating_point() or call.made.dtype != x.dtype:
+        return None
+    if over_channels and not is_channels(raw, call.args[1]):
+        return None
+    operands = {}
+    for v in raws:
+        found = _operand(b, call, v, raw, x)
+        if found is None:
+            return None
+        operands[id(v)] = found
+    simple = _simple(b, call, x, [operands[id(v)] for v in raws])
+    if simple is None:
+        order = list({id(v): v for v in [x, *operands.values()]}.values())
+        refs = {key: Ref(next(k for k, o in enumerate(order) if o is v)) for key, v in operands.items()}
+
+        def swap(v: Any) -> Any:
+            return refs[id(v)] if isinstance(v, Value) else v
+
+        args, kwargs = pytree.tree_map(swap, (tuple(call.args), dict(call.kwargs)))
+        if over_channels:
+            args = (args[0], 1, *args[2:])
+        simple = b.add("pixel", call, order, x.shape, options={"steps": [Step(call.target, args, kwargs)]})
+    return back(b, call, simple, raw)
+
+
+def _operand(b: Builder, call: Call, v: Value, raw: Value, x: Value) -> Value | None:
+    """What stands for an operand beside a feature map [N,C,H,W]."""
+    own = feature_map(v)
+    if own is not None:
+        aligned = order(v) == order(raw) and own.shape[0] == x.shape[0] and own.shape[2:] == x.shape[2:]
+        return own if aligned and own.shape[1] in (1, x.shape[1]) else None
+    if product(v.shape) == 1:
+        return v
+    if call.name == "prelu":
+        return v
+    shape = (1,) * (len(raw.shape) - len(v.shape)) + tuple(v.shape)
+    if len(shape) != len(raw.shape) or raw.axes is None:
+        return None
+    full = [(len(dim) == 1 and n == 1) or n == m for dim, n, m in zip(raw.axes.dims, shape, raw.shape, strict=True)]
+    kinds = [dim[0][0] if dim[0][0] in "NHW" else "C" for dim, n in zip(raw.axes.dims, shape, strict=True) if n != 1]
+    if not all(full) or any(len(dim) > 1 for dim, n in zip(raw.axes.dims, shape, strict=True) if n != 1):
+        return None
+    if set(kinds) <= {"C"} and v.constant:
+        channels = product(v.shape)
+        return computed(f"{v.name}.c11", v, lambda t: t.reshape(-1, 1, 1), v, shape=(channels, 1, 1))
+    if kinds in (["C"], ["N"], ["N", "C"]) and feature_map(raw) is raw:  # gates: [N,C,1,1]
+        return v
+    return None
+
+
+def _simple(b: Builder, call: Call, x: Value, operands: list[Value]) -> Value | None:
+    """An activation, a sum of two feature maps, or an affine function of one."""
+    options = activation(call)
+    if options is not None:
+        return b.add("act", call, [x], x.shape, options=options)
+    maps = [v for v in operands if not v.constant]
+    if call.name == "add" and len(maps) == 2 and call.argument("alpha") == 1 and maps[0].shape == maps[1].shape:
+        return b.add("add", call, maps, x.shape)
+    if call.name not in ("add", "sub", "mul", "div") or len(maps) != 1 or len(operands) > 2 or call.args[0] is None:
+        return None
+    other = next((v for v in operands if v.constant), None)
+    number = next((v for v in call.args[:2] if isinstance(v, (int, float))), None)
+    first = isinstance(call.args[0], Value) and not call.args[0].constant
+    if (other is None and number is None) or (not first and call.name in ("sub", "div")):
+        return None
+    if call.argument("alpha", 1) != 1 or call.argument("rounding_mode") is not None:
+        return None
+    channels = x.shape[1]
+    signs = {"add": lambda t: t, "sub": lambda t: -t, "mul": lambda t: t, "div": lambda t: 1 / t}
+
+    def per_channel(t: Tensor | float) -> Tensor:
+        t = torch.as_tensor(t, dtype=torch.float64).to(getattr(t, "device", "cpu"))
+        return signs[call.name](t).reshape(-1).expand(channels)
+
+    like = Value("number", (channels,), x.dtype, constant=True)
+    values = computed(f"{call.label}.{call.name}", like, per_channel, other if other is not None else number)
+    name = "shift" if call.name in ("add", "sub") else "scale"
+    return b.add("affine", call, [x], x.shape, params={name: values})
+
+
+ANY.append(pixelwise)

@@ -1,0 +1,107 @@
+"""A graph with its planes: what every backend walks. Where tensors lie in memory is storage.py's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sbnet.geometry import Pair, conv_output_size, to_pair
+from sbnet.graph.ir import Graph, Node, Value
+
+Plane = tuple[int, int, Pair]  # height, width, block size
+Window = tuple[Pair, Pair, Pair, Pair]  # kernel size, stride, padding, dilation
+POINTWISE: Window = ((1, 1), (1, 1), (0, 0), (1, 1))  # of what reads the pixels that it writes
+WHOLE = "whole"  # of what may read any pixel
+
+
+@dataclass
+class Plan:
+    """A network and how it is cut.
+
+    Attributes:
+        planes: (height, width, block size) of every plane that planned nodes write, largest first.
+        mode: "masked", "exact" or "cached".
+    """
+
+    graph: Graph
+    planes: list[Plane]
+    mode: str = "masked"
+
+    def __post_init__(self) -> None:
+        self.index = {(height, width): k for k, (height, width, _) in enumerate(self.planes)}
+
+    def plane(self, value: Value) -> int:
+        """The index of a spatial value's plane."""
+        assert value.size is not None
+        return self.index[value.size]
+
+
+def plan(graph: Graph, block: Any = "auto", mode: str = "masked", device: str = "cpu") -> Plan:
+    """Gives each plane of the network its block size.
+
+    Args:
+        block: an int or (height, width) for all planes, {(height, width) of a plane: block size}, or "auto".
+    """
+    sizes = {v.size: None for node in graph.nodes for v in node.outputs if v.size is not None}
+    first = next((v.size for v in graph.inputs if v is not None and v.size is not None), None)
+    if first is None:
+        raise ValueError("sbnet: sparsify: example: expected an input [N,C,H,W], got none")
+    planes = []
+    for size in sorted(sizes, key=lambda s: (-s[0] * s[1], s)):
+        planes.append((*size, _block(block, size, first, device)))
+    return Plan(graph, planes, mode)
+
+
+# By how many pixels of the input a pixel of the plane is wide: blocks of some 16 to 64 input pixels.
+AUTO = {"cpu": ((1, 16), (2, 16), (4, 8), (8, 4)), "cuda": ((1, 16), (2, 16), (4, 16), (8, 8))}
+
+
+def _block(block: Any, size: Pair, first: Pair, device: str) -> Pair:
+    if block == "auto":
+        scale = max(1, round(first[0] / size[0]))
+        fitting = [b for least, b in AUTO[device] if scale >= least]
+        return fitting[-1], fitting[-1]
+    if isinstance(block, Mapping):
+        given = block.get(size, block.get(None, "auto"))
+        return _block(given, size, first, device)
+    if isinstance(block, str):
+        raise ValueError(f'sbnet: sparsify: block: expected an int, a pair, a mapping or "auto", got {block!r}')
+    pair = to_pair(block, "sparsify: block")
+    if min(pair) < 1:
+        raise ValueError(f"sbnet: sparsify: block: expected at least 1, got {block!r}")
+    return pair
+
+
+def reads(node: Node, value: Value) -> list[Window | str]:
+    """What a node's active blocks read of a value: windows, or WHOLE."""
+    found: list[Window | str] = []
+    if node.kind in ("slice", "cat"):
+        return [POINTWISE]
+    for v in node.params.values():
+        if v is value:
+            found.append(POINTWISE)
+    if not any(v is value for v in _leaves(node.args)):
+        return found
+    if node.kind == "conv":
+        kernel = node.params["weight"].shape[2:]
+        options = node.options
+        return [*found, ((kernel[0], kernel[1]), options["stride"], options["padding"], options["dilation"])]
+    if node.kind in ("max_pool", "avg_pool"):
+        options = node.options
+        dilation = options.get("dilation", (1, 1))
+        follows = conv_output_size(
+            value.shape[2:], options["kernel_size"], options["stride"], options["padding"], dilation
+        )
+        if follows != node.output.shape[2:]:  # ceil_mode: windows that reach past the plane
+            return [*found, WHOLE]
+        return [*found, (options["kernel_size"], options["stride"], options["padding"], dilation)]
+    if node.kind in ("pointwise", "pixel"):
+        return [*found, POINTWISE]
+    return [*found, WHOLE]
+
+
+def _leaves(args: Any) -> Sequence[Any]:
+    import torch.utils._pytree as pytree
+
+    return pytree.tree_leaves(args)

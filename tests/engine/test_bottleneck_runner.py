@@ -1,0 +1,120 @@
+"""Bottleneck blocks that a runner runs as one op: the same result, and what they need not write is not there."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from sbnet.engine import MaskedRunner, compare, masked, masked_oracle, plane_masks
+from sbnet.nn import SparseBottleneck, SparseConv2d, fold_batch_norm
+
+
+class Blocks(nn.Module):
+    """A 1x1 convolution and two bottleneck blocks."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = SparseConv2d(3, 32, 1)
+        self.blocks = nn.ModuleList(SparseBottleneck(32, 8) for _ in range(2))
+
+    def forward(self, x, active=None):
+        x = self.first(x, active)
+        for block in self.blocks:
+            x = block(x, active)
+        return x
+
+
+@pytest.fixture
+def always(monkeypatch):
+    monkeypatch.setattr(masked, "one_kernel", lambda *_: True)
+
+
+def network():
+    net = Blocks().eval()
+    for name, parameter in net.named_parameters():
+        if name.endswith("bias"):
+            parameter.data.uniform_(-0.5, 0.5)
+    return net
+
+
+@pytest.mark.parametrize("density", [0.0, 0.02, 1.0])
+def test_blocks_run_as_one(always, density):
+    net, planes = network(), [(37, 45, 8)]
+    runner = MaskedRunner(fold_batch_norm(net), torch.zeros(2, 3, 37, 45), planes)
+    assert runner.plan.bottlenecks == [2, 5]
+    assert [b is None for b in runner.plan.buffer_of] == [False, True, True, False, True, True, False]
+    assert len(runner.plan.buffers) == 3  # of the first layer and the two blocks: an output has its own
+    for seed in (1, 2):  # a mask after another: nothing is left of the one before
+        torch.manual_seed(seed)
+        x, mask = torch.randn(2, 3, 37, 45), torch.rand(2, 37, 45) < density
+        want = masked_oracle(net, x, plane_masks(mask, planes))
+        torch.testing.assert_close(runner(x, mask), want)
+
+
+def test_the_same_steps_one_by_one(always, monkeypatch):
+    net, planes = network(), [(24, 24, 8)]
+    x, mask = torch.randn(1, 3, 24, 24), torch.rand(1, 24, 24) < 0.05
+    together = MaskedRunner(fold_batch_norm(net), x, planes)
+    monkeypatch.setattr(masked, "one_kernel", lambda *_: False)
+    apart = MaskedRunner(fold_batch_norm(net), x, planes)
+    assert not apart.plan.bottlenecks
+    assert len(apart.plan.fringes) > len(together.plan.fringes)
+    torch.testing.assert_close(together(x, mask), apart(x, mask))
+
+
+class Peeking(Blocks):
+    """Returns what lies within a block."""
+
+    def forward(self, x, active=None):
+        x = self.first(x, active)
+        middle = self.blocks[0].conv1(x, active, activation="relu")
+        y = self.blocks[0].conv2(middle, active, activation="relu")
+        return self.blocks[0].conv3(y, active, activation="relu", residual=x), middle
+
+
+def test_blocks_that_somebody_looks_into_run_step_by_step(always):
+    planes = [(24, 24, 8)]
+    runner = MaskedRunner(fold_batch_norm(Peeking().eval()), torch.zeros(1, 3, 24, 24), planes)
+    assert runner.plan.bottlenecks == []
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "channels", "hidden", "block", "batch", "fused"),
+    [
+        ((9, 0), torch.float16, 256, 64, 16, 8, True),
+        ((9, 0), torch.bfloat16, 512, 96, (8, 24), 8, True),
+        ((9, 0), torch.float16, 512, 128, 8, 1, True),
+        ((9, 0), torch.float16, 512, 128, 8, 8, False),  # wide, and more than 16 cells a multiprocessor
+        ((9, 0), torch.float32, 256, 64, 16, 1, False),
+        ((9, 0), torch.float16, 256, 64, 12, 1, False),
+        ((9, 0), torch.float16, 250, 64, 16, 1, False),
+        ((9, 0), torch.float16, 520, 64, 16, 1, False),
+        ((9, 0), torch.float16, 512, 136, 8, 1, False),
+        ((8, 0), torch.float16, 256, 64, 16, 1, False),
+    ],
+)
+def test_where_one_kernel_pays(monkeypatch, capability, dtype, channels, hidden, block, batch, fused):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
+    example = SimpleNamespace(device=torch.device("cuda"), dtype=dtype, shape=(batch, 3, 800, 1408))
+    first, last = SimpleNamespace(shape=(batch, hidden, 200, 352)), SimpleNamespace(shape=(batch, channels, 200, 352))
+    assert masked.one_kernel(example, first, last, (200, 352, block)) == fused
+
+
+def test_elsewhere_than_on_cuda():
+    step = SimpleNamespace(shape=(1, 64, 24, 24))
+    assert not masked.one_kernel(torch.zeros(1, dtype=torch.float16), step, step, (24, 24, 8))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("density", [0.02, 1.0])
+def test_on_hopper(density, dtype):
+    planes = [(100, 90, 8)]
+    net = network().to("cuda", dtype)
+    x = torch.randn(2, 3, 100, 90, device="cuda").to(dtype).contiguous(memory_format=torch.channels_last)
+    mask = torch.rand(2, 100, 90, device="cuda") < density
+    runner = MaskedRunner(fold_batch_norm(net), x, planes)
+    assert bool(runner.plan.bottlenecks) == (torch.cuda.get_device_capability() == (9, 0))
+    assert compare(runner(x, mask), net, x, plane_masks(mask, planes)).holds

@@ -1,0 +1,316 @@
+"""`sparsify` on networks of many shapes, against the contracts in plain PyTorch."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+import sbnet
+from sbnet.graph.oracle import CachedOracle, PlaneMasks, exact_pixels, masked_oracle
+from support.networks import NETWORKS, Residual, UNet, Yolo, conv, lively
+
+SIZE = (40, 56)
+
+
+def network(name: str, device: str = "cpu") -> nn.Module:
+    return lively(NETWORKS[name]()).to(device)
+
+
+def frames(device: str = "cpu", batch: int = 2, dtype: torch.dtype = torch.float32):
+    """Frames, channels_last as the engine's feature maps, and masks, one after another: what an earlier call left in a
+    buffer would show."""
+    for density in (0.002, 1.0, 0.0, 0.0005):
+        x = torch.randn(batch, 3, *SIZE, device=device).to(dtype, memory_format=torch.channels_last)
+        yield x, torch.rand(batch, *SIZE, device=device) < density
+
+
+def poison(run) -> None:
+    """Memory that nobody promises to have cleared holds NaN: whoever reads it shows."""
+    executor = run._last.executor
+    clean = {root.buffer for root in executor.storage.roots if root.kept}
+    for k, buffer in enumerate(executor.buffers):
+        if k not in clean:
+            buffer.fill_(float("nan"))
+
+
+def rms(x: Tensor) -> float:
+    return float(x.double().square().mean().sqrt()) if x.numel() else 0.0
+
+
+def assert_holds(got, torchs, exact, what: str = "") -> None:
+    """rms error against float64 <= 2 x PyTorch's own + 1 ulp, for each tensor of a result."""
+    for k, (g, t, e) in enumerate(zip(tree_leaves(got), tree_leaves(torchs), tree_leaves(exact), strict=True)):
+        assert g.shape == e.shape
+        assert g.isfinite().all(), f"{what}: output {k} is not finite"
+        limit = 2 * rms(t.double() - e) + torch.finfo(g.dtype).eps * rms(e)
+        assert rms(g.double() - e) <= limit, f"{what}: output {k}: {rms(g.double() - e):.3g}, limit {limit:.3g}"
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_masked_contract(name, device):
+    net = network(name, device)
+    exact, run = copy.deepcopy(net).double(), None
+    for x, mask in frames(device):
+        run = run or sbnet.sparsify(net, x, block=4)
+        poison(run)
+        masks = PlaneMasks(mask, 4)
+        assert_holds(run(x, mask), masked_oracle(net, [x], masks), masked_oracle(exact, [x.double()], masks), name)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_exact_contract(name, device):
+    net = network(name, device)
+    exact, run, judged = copy.deepcopy(net).double(), None, []
+    for x, mask in frames(device):
+        mask[0] = False
+        run = run or sbnet.sparsify(net, x, block=4, mode="exact")
+        poison(run)
+        with torch.no_grad():
+            for results in zip(*map(tree_leaves, (run(x, mask), net(x), exact(x.double()))), strict=True):
+                inside = mask.any((1, 2)).view(-1, *[1] * (results[0].dim() - 1))
+                if results[0].dim() == 4:
+                    inside = exact_pixels(results[0], mask)
+                judged.append([r[inside.expand_as(r)] for r in results])
+    assert_holds(*map(torch.cat, zip(*judged, strict=True)), name)  # of all frames: some have few pixels
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_cached_contract(name, device):
+    net = network(name, device)
+    theirs, exact, run = CachedOracle(net), CachedOracle(copy.deepcopy(net).double()), None
+    for at, (x, mask) in enumerate(frames(device)):
+        run = run or sbnet.sparsify(net, x, block=4, mode="cached")
+        if at == 3:
+            theirs.reset(), exact.reset()
+        got = run(x, mask, keyframe=at == 3)
+        masks = PlaneMasks(mask, 4)
+        assert_holds(got, theirs([x], masks), exact([x.double()], masks), f"{name}, frame {at}")
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_full_mask_is_the_dense_network(name):
+    net, x = network(name), torch.randn(1, 3, *SIZE)
+    with torch.no_grad():
+        dense, exact = net(x), copy.deepcopy(net).double()(x.double())
+    assert_holds(sbnet.sparsify(net, x)(x, torch.ones(1, *SIZE)), dense, exact, name)
+
+
+@pytest.mark.parametrize("name", ["U-Net, bilinear", "YOLO-like", "MobileNet with gates", "ConvNeXt"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision(name, dtype, device):
+    net = network(name, device).to(dtype)
+    exact, run = copy.deepcopy(net).double(), None
+    for x, mask in frames(device, 1, dtype):
+        run = run or sbnet.sparsify(net, x, block=8)
+        masks = PlaneMasks(mask, 8)
+        want = masked_oracle(exact, [x.double()], masks)
+        assert_holds(run(x, mask), masked_oracle(net, [x], masks), want, name)
+
+
+def planned_share(run) -> float:
+    """Of the convolutions: those that run on active blocks."""
+    nodes = run.plan.graph.nodes
+    dense = [n for n in nodes if n.kind == "aten" and "conv" in str(n.target) and n.output.size is not None]
+    return 1 - len(dense) / sum(n.kind in ("conv", "conv_transpose") or n in dense for n in nodes)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_convolutions_are_planned(name):
+    run = sbnet.sparsify(network(name), torch.zeros(1, 3, *SIZE))
+    assert planned_share(run) == 1
+
+
+def test_what_is_folded_and_fused():
+    run = sbnet.sparsify(network("RepVGG"), torch.zeros(1, 3, *SIZE))
+    assert [n.kind for n in run.plan.graph.nodes] == ["conv", "conv"]
+    run = sbnet.sparsify(network("ResNet"), torch.zeros(1, 3, *SIZE))
+    assert [n.kind for n in run.plan.graph.nodes[:-3]] == ["conv", "max_pool", *["conv"] * 5]
+    run = sbnet.sparsify(network("DenseNet"), torch.zeros(1, 3, *SIZE))
+    assert not any(run._last.executor.storage.copies.values())  # all concatenations lie where they are written
+
+
+# ---- manners
+
+
+def test_masks_of_any_dtype_and_shape():
+    net, x = lively(conv(3, 8)), torch.randn(2, 3, *SIZE)
+    run = sbnet.sparsify(net, x, block=8)
+    mask = torch.rand(2, *SIZE) < 0.01
+    want = run(x, mask, copy=True)
+    for other in (mask.float(), mask.byte(), mask.long() * 255, mask[:, None], mask.half()[..., None]):
+        assert torch.equal(run(x, other), want)
+    assert torch.equal(run(x, mask=mask), want)
+    assert torch.equal(run(x, mask[:1])[0], want[0])  # one mask for all samples
+    for bad, message in ((mask[:, 1:], "mask: expected"), (mask.repeat(2, 1, 1), "mask: expected")):
+        with pytest.raises(ValueError, match=message):
+            run(x, bad)
+    with pytest.raises(ValueError, match="1 inputs and a mask"):
+        run(x)
+
+
+def test_margins_grow_the_mask():
+    net, x = lively(conv(3, 8)), torch.randn(1, 3, *SIZE)
+    mask = torch.zeros(1, *SIZE, dtype=torch.bool)
+    mask[0, 20, 30] = True
+    run = sbnet.sparsify(net, x, block=1, margin=3)
+    assert int(run.active[0].count) == 0
+    for margin, wide in ((None, 7), (0, 1), (5, 11)):
+        run(x, mask, margin=margin)
+        assert int(run.active[0].count) == wide**2
+    wider = F.max_pool2d(mask.float(), 9, 1, 4) > 0
+    assert torch.equal(sbnet.masks.grow(mask, 4), wider)
+
+
+def test_another_shape_is_planned_anew():
+    net = lively(UNet("nearest"))
+    run = sbnet.sparsify(net, torch.zeros(1, 3, *SIZE), block=4)
+    for size in ((40, 56), (24, 32), (40, 56)):
+        x, mask = torch.randn(2, 3, *size), torch.rand(2, *size) < 0.01
+        masks = PlaneMasks(mask, 4)
+        exact = masked_oracle(copy.deepcopy(net).double(), [x.double()], masks)
+        assert_holds(run(x, mask), masked_oracle(net, [x], masks), exact)
+        assert run.planes[0][:2] == size
+
+
+def test_parameters_written_in_place_are_seen():
+    net, x = lively(Residual()), torch.randn(1, 3, *SIZE)
+    run, mask = sbnet.sparsify(net, x), torch.ones(1, *SIZE)
+    run(x, mask)
+    with torch.no_grad():
+        net.stem[0].weight.mul_(2)
+        net.stem[1].running_mean.add_(0.5)
+        net.fc.bias.add_(1)
+        want, exact = net(x), copy.deepcopy(net).double()(x.double())
+    assert_holds(run(x, mask), want, exact)
+
+
+def test_after_an_exception_the_next_call_is_right():
+    net, x = lively(Yolo()), torch.randn(1, 3, *SIZE)
+    run = sbnet.sparsify(net, x, block=4)
+    masks = [torch.rand(1, *SIZE) < 0.01 for _ in range(2)]
+    want = run(x, masks[1], copy=True)
+    run(x, masks[0])
+    executor, plain = run._last.executor, run._last.executor.step
+
+    def fails(node, *args):
+        if node is executor.nodes[-2]:
+            raise KeyboardInterrupt
+        plain(node, *args)
+
+    executor.step = fails
+    with pytest.raises(KeyboardInterrupt):
+        run(x, torch.ones(1, *SIZE))
+    del executor.step
+    for got, right in zip(run(x, masks[1]), want, strict=True):
+        assert torch.equal(got, right)
+
+
+def test_clones_and_threads():
+    net, x = lively(Yolo()), torch.randn(1, 3, *SIZE)
+    run = sbnet.sparsify(net, x, block=4)
+    masks = [torch.rand(1, *SIZE) < 0.02 for _ in range(4)]
+    want = [run(x, mask, copy=True) for mask in masks]
+    wrong: list[int] = []
+
+    def work(own, k: int) -> None:
+        for _ in range(5):
+            got = own(x, masks[k], copy=True)
+            wrong.extend(k for a, b in zip(got, want[k], strict=True) if not torch.equal(a, b))
+
+    runs = [run, run, run.clone(), run.clone()]
+    threads = [threading.Thread(target=work, args=(own, k)) for k, own in enumerate(runs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert run.clone()._last.constants is run._last.constants
+
+
+def test_pickles_and_representation():
+    net, x = lively(Residual()), torch.randn(1, 3, *SIZE)
+    run, mask = sbnet.sparsify(net, x, block=4), torch.rand(1, *SIZE) < 0.01
+    assert torch.equal(pickle.loads(pickle.dumps(run))(x, mask), run(x, mask))
+    assert repr(run) == "<sbnet.masked Residual on 1x3x40x56: 10 nodes, 2 dense, 3 planes>"
+    assert 0 < run.density < 1
+    assert {kind for _, kind, _ in run.profile(x, mask, calls=1)} >= {"conv", "max_pool", "linear"}
+
+
+def test_outputs_of_submodules():
+    net, x = lively(Yolo()), torch.randn(1, 3, *SIZE)
+    run = sbnet.sparsify(net, x, out=("one", "two.first"))
+    found = run(x, torch.ones(1, *SIZE))
+    assert list(found) == ["one", "two.first"]
+    with torch.no_grad():
+        torch.testing.assert_close(found["one"], net.one(net.stem(x)), rtol=1e-4, atol=1e-4)
+    with pytest.raises(ValueError, match="out: nothing: no such submodule"):
+        sbnet.sparsify(net, x, out=["nothing"])
+
+
+class Recurrent(nn.Module):
+    """An image and a state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Conv2d(3 + 8, 8, 3, padding=1)
+
+    def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        state = torch.tanh(self.mix(torch.cat([x, state], 1)))
+        return state[:, :4].relu(), state
+
+
+def test_several_inputs():
+    net = lively(Recurrent())
+    x, state, mask = torch.randn(2, 3, *SIZE), torch.randn(2, 8, *SIZE), torch.rand(2, *SIZE) < 0.01
+    run, masks = sbnet.sparsify(net, (x, state), block=4), PlaneMasks(mask, 4)
+    exact = masked_oracle(copy.deepcopy(net).double(), [x.double(), state.double()], masks)
+    assert_holds(run(x, state, mask), masked_oracle(net, [x, state], masks), exact)
+
+
+def test_mask_sources():
+    net, x = lively(conv(3, 8)), torch.randn(1, 3, *SIZE)
+    run = sbnet.sparsify(net, x, block=8, mask_source=lambda frame: frame.amax(1) > 3)
+    assert torch.equal(run(x), sbnet.sparsify(net, x, block=8)(x, x.amax(1) > 3))
+    with pytest.raises(ValueError, match="mask_source"):
+        run(x, mask=torch.ones(1, *SIZE))
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) if x.sum() > 0 else x
+
+
+class Noisy(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.rand_like(x)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: sbnet.sparsify(Branches().eval(), torch.zeros(1, 3, 8, 8)), "torch.export cannot follow it"),
+        (lambda: sbnet.sparsify(Noisy().eval(), torch.zeros(1, 3, 8, 8)), "rand_like is random"),
+        (lambda: sbnet.sparsify(conv(3, 4), torch.zeros(3, 8, 8)), "example: expected"),
+        (lambda: sbnet.sparsify(conv(3, 4).double(), torch.zeros(1, 3, 8, 8).double()), "example: expected"),
+        (lambda: sbnet.sparsify(conv(3, 4), torch.zeros(1, 3, 8, 8), mode="dense"), "mode: expected"),
+        (lambda: sbnet.sparsify(conv(3, 4), torch.zeros(1, 3, 8, 8), block=0), "block: expected"),
+        (lambda: sbnet.sparsify(conv(3, 4), torch.zeros(1, 3, 8, 8), block="best"), "block: expected"),
+        (lambda: sbnet.sparsify(conv(3, 4), torch.zeros(1, 3, 8, 8), margin=-1), "margin: expected"),
+    ],
+)
+def test_errors_are_one_line(make, message):
+    with pytest.raises(ValueError, match=message) as error:
+        make()
+    assert len(str(error.value)) < 500
+    assert "\n" not in str(error.value)
