@@ -1,7 +1,7 @@
 # Everything a person needs, on a machine with Python >= 3.10 and a C++ compiler; the rest comes from pip into .venv.
 #
 #   make demo    a street clip, computed only where something moves: out/bikes.mp4
-#   make test    the test suite (ARGS="tests/test_cli.py -x" goes to pytest)
+#   make test    the test suite (ARGS="tests/apps/test_cli.py -x" goes to pytest)
 #   make wheel   dist/sbnet-*.whl
 #   make bench   sbnet bench (ARGS="conv --quick")
 #   make lint    ruff, mypy, clang-format

@@ -7,7 +7,7 @@ from typing import Any
 import onnx_ir as ir
 
 from sbnet.export.schemas import DOMAIN, VERSION
-from sbnet.ops.bottleneck import one_kernel_takes
+from sbnet.select import bottleneck_in_one_kernel
 
 _HALVES = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 _LIST = (2, 3, 4)  # a sparse_conv2d's inputs: indices, count, block_map
@@ -17,7 +17,7 @@ _SHARED = ("bsize", "bstride", "boffset", "bcount", "activation", "negative_slop
 def fuse(graph: ir.Graph) -> None:
     """Bottleneck blocks that Hopper has one kernel for, and that nobody looks into, each become one op.
 
-    Only where the kernel gains with any number of blocks: up to 96 hidden channels (docs/performance/residual.md).
+    Only where the kernel gains with any number of blocks: up to 96 hidden channels (docs/kernels/bottleneck.md).
     """
     for last in list(graph):
         block = _block(last)
@@ -56,7 +56,9 @@ def _block(last: ir.Node) -> tuple[ir.Node, ir.Node, ir.Node] | None:
     halves = last.outputs[0].dtype in _HALVES
     if len({bias.dtype for bias in (_input(node, 5) for node in block) if bias is not None}) > 1:
         return None
-    return block if halves and hidden <= 96 and one_kernel_takes(channels, hidden, _value(last, "bsize")) else None
+    return (
+        block if halves and hidden <= 96 and bottleneck_in_one_kernel(channels, hidden, _value(last, "bsize")) else None
+    )
 
 
 def _only_feeds(node: ir.Node) -> ir.Node | None:

@@ -14,7 +14,7 @@ import torch.utils._pytree as pytree
 from torch import nn
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from sbnet.export import layout, schemas, translate
+from sbnet.export import memory_format, schemas, translate
 
 NEWEST_OPSET = 26  # the newest that ONNX Runtime 1.31 runs
 INLINE_BYTES = 1 << 30  # a protobuf ends at 2 GB
@@ -101,7 +101,7 @@ def to_onnx(
     finally:
         module.train(was_training)
     assert exported is not None
-    layout.optimise(exported.model, fuse_bottlenecks)
+    memory_format.optimise(exported.model, fuse_bottlenecks)
     _save(exported.model, path, external_data)
     check(path)
     return path

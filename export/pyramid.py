@@ -7,10 +7,10 @@ from typing import Any
 
 import onnx_ir as ir
 
-from sbnet.blocks import conv_output_size
 from sbnet.export.schemas import DOMAIN
+from sbnet.geometry import conv_output_size
 
-# As many as csrc/core/pyramid.h has room for.
+# As many as csrc/core/lists/pyramid.h has room for.
 MOST_FRINGES, MOST_CONSUMERS = 20, 32
 
 Window = tuple[tuple[int, ...], ...]  # kernel size, stride, padding, dilation

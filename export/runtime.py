@@ -115,6 +115,9 @@ class Bound:
         inputs: one contiguous tensor a model input, in the model's order, on the session's device.
         outputs: contiguous tensors to write, one a model output.
 
+    Raises:
+        RuntimeError: (a call) a tensor's memory is not the one that was bound, as after `x.data = y`.
+
     >>> call = Bound(session("m.onnx", cuda_graph=True), [x, mask], [y])
     >>> y, = call()  # after new values were copied into x and mask
     """
@@ -123,13 +126,22 @@ class Bound:
         self._session, self._tensors = session, (list(inputs), list(outputs))
         self._cuda = _device(session) == "cuda"
         self._binding = _bind(session, inputs, outputs)
+        self._memory = self._places()
 
     def __call__(self) -> list[Tensor]:
         """The outputs, written when it returns."""
+        if self._places() != self._memory:
+            raise RuntimeError(
+                "sbnet.export.Bound: a tensor has other memory than when it was bound; values copied into it "
+                "(x.copy_(y)), or a new Bound, are wanted"
+            )
         if self._cuda:
             torch.cuda.current_stream().synchronize()  # ORT's stream does not wait for torch's
         self._session.run_with_iobinding(self._binding)
         return self._tensors[1]
+
+    def _places(self) -> list[int]:
+        return [t.data_ptr() for tensors in self._tensors for t in tensors]
 
 
 def run(

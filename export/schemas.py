@@ -1,6 +1,6 @@
 """onnx.defs schemas of the domain `sbnet`: what onnx.checker and onnx.shape_inference know of the ops.
 
-The ops themselves are csrc/ort_binding/; names, order and types here are theirs (tests/test_export.py holds them
+The ops themselves are csrc/ort_binding/; names, order and types here are theirs (tests/export/test_export.py holds them
 together).
 """
 
@@ -16,8 +16,8 @@ from onnx import TensorProto
 from onnx.defs import OpSchema
 from onnx.shape_inference import InferenceContext, InferenceError
 
-from sbnet.blocks import pool_output_size
-from sbnet.ops.conv import ACTIVATIONS
+from sbnet.geometry import pool_output_size
+from sbnet.ops.masked.conv import ACTIVATIONS
 
 DOMAIN = "sbnet"
 VERSION = 1
@@ -51,17 +51,19 @@ class NodeView:
     def __init__(self, op: Op, context: InferenceContext) -> None:
         self.op, self.context = op, context
 
-    def shape(self, index: int, rank: int) -> Dims | None:
-        """Dimensions of an input, None where not even the rank is known. A wrong rank is an error."""
+    def any_shape(self, index: int) -> Dims | None:
+        """Dimensions of an input, None where not even the rank is known."""
         if index >= self.context.get_num_inputs() or not self.context.has_input(index):
             return None
         kind = self.context.get_input_type(index)
         if kind is None or not kind.tensor_type.HasField("shape"):
             return None
-        dims: Dims = [
-            d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in kind.tensor_type.shape.dim
-        ]
-        if len(dims) != rank:
+        return [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in kind.tensor_type.shape.dim]
+
+    def shape(self, index: int, rank: int) -> Dims | None:
+        """As any_shape. A wrong rank is an error."""
+        dims = self.any_shape(index)
+        if dims is not None and len(dims) != rank:
             name = self.op.inputs[index][0].rstrip("?")
             raise InferenceError(f"sbnet::{self.op.name}: {name}: {len(dims)} dimensions; {rank} are wanted")
         return dims
@@ -157,6 +159,14 @@ def _sparse_pool2d(node: NodeView) -> list[Dims | None]:
         window = (kernel[d], stride[d], padding[d], dilation[d], ceil)
         y[1 + d] = _scaled(x[1 + d], lambda side, w=window: pool_output_size(side, *w)[0])  # type: ignore[misc]
     return [[have if isinstance(have, int) or other is None else other for have, other in zip(y, base, strict=True)]]
+
+
+def _blocksparse_matmul(node: NodeView) -> list[Dims | None]:
+    x = node.any_shape(0)
+    node.shape(1, 3)
+    if not x:
+        return [None]
+    return [[*x[:-1], node.attribute("in_features" if node.attribute("transposed", 0) else "out_features")]]
 
 
 _I, _Is, _F, _S = (OpSchema.AttrType.INT, OpSchema.AttrType.INTS, OpSchema.AttrType.FLOAT, OpSchema.AttrType.STRING)
@@ -308,6 +318,24 @@ OPS = {
                 ("max", {"dilation": (_Is, None)}),
                 ("avg", {"count_include_pad": (_I, 1), "divisor_override": (_I, 0)}),
             )
+        ),
+        Op(
+            "blocksparse_matmul",
+            "activation(x W + bias), x [..., in_features], W [in_features, out_features] zero but for square blocks, "
+            "weight [blocks,size,size] each [input, output], at (block row, block column) coords [blocks,2] "
+            "(best a constant: its tables are made once). Each block is multiplied by its gate. transposed: x W^T.",
+            [("x", "T"), ("weight", "T"), ("coords", INT32), ("bias?", "B"), ("gate?", "tensor(float)")],
+            [("y", "T")],
+            {
+                "in_features": (_I, REQUIRED),
+                "out_features": (_I, REQUIRED),
+                "transposed": (_I, 0),
+                "activation": (_S, ACTIVATIONS[0]),
+                "negative_slope": (_F, 0.01),
+                "allow_tf32": (_I, 0),
+            },
+            {"T": FLOATS, "B": FLOATS},
+            _blocksparse_matmul,
         ),
     )
 }

@@ -1,7 +1,7 @@
 """torch.ops.sbnet.* as nodes of the domain `sbnet`, one function an op.
 
-torch's ops are NCHW-shaped, ONNX's NHWC: each function puts Transposes around its node. layout.py removes those that
-meet.
+torch's ops are NCHW-shaped, ONNX's NHWC: each function puts Transposes around its node. memory_format.py removes those
+that meet.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def sparse_conv2d(
             activation=activation,
             negative_slope=float(activation_param),
             allow_tf32=int(allow_tf32),
-            zero_outside=1,  # layout.py relaxes it where nothing reads outside the active blocks
+            zero_outside=1,  # memory_format.py relaxes it where nothing reads outside the active blocks
         )
     )
 
@@ -238,7 +238,7 @@ def sparse_bottleneck2d(
             activation=activation,
             negative_slope=float(activation_param),
             allow_tf32=int(allow_tf32),
-            zero_outside=1,  # layout.py relaxes it where nothing reads outside the active blocks
+            zero_outside=1,  # memory_format.py relaxes it where nothing reads outside the active blocks
         )
     )
 
@@ -294,8 +294,35 @@ def _pool(
             **{k: list(v) for k, v in window.items()},
             ceil_mode=int(ceil_mode),
             **attributes,
-            zero_outside=1,  # layout.py relaxes it where nothing reads outside the active blocks
+            zero_outside=1,  # memory_format.py relaxes it where nothing reads outside the active blocks
         )
+    )
+
+
+def blocksparse_matmul(
+    x: Value,
+    weight: Value,
+    gate: Value | None,
+    bias: Value | None,
+    tables: Value,
+    layout: Sequence[Any],
+    transposed: bool,
+    activation: str,
+    activation_param: float,
+    allow_tf32: bool,
+) -> Value:
+    return _node("blocksparse_matmul")(
+        x,
+        weight,
+        tables,  # blocksparse.py puts the coords there
+        bias,
+        gate,
+        in_features=layout[3],
+        out_features=layout[4],
+        transposed=int(transposed),
+        activation=activation,
+        negative_slope=float(activation_param),
+        allow_tf32=int(allow_tf32),
     )
 
 
@@ -313,5 +340,6 @@ def table() -> dict[Any, Callable[..., Any]]:
         sparse_bottleneck2d,
         sparse_max_pool2d,
         sparse_avg_pool2d,
+        blocksparse_matmul,
     )
     return {getattr(ops, f.__name__).default: f for f in functions}

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sbnet.blocks import ActiveBlocks, conv_output_size
+from sbnet.active import ActiveBlocks
 from sbnet.engine.masked import MaskedRunner, check_example
 from sbnet.engine.planner import Plane
+from sbnet.geometry import conv_output_size
 from sbnet.nn import (
     SparseBasicBlock,
     SparseBatchNorm2d,
@@ -21,7 +22,7 @@ from sbnet.nn import (
     SparseMaxPool2d,
     fold_batch_norm,
 )
-from sbnet.nn.blocks import convolve, rectify
+from sbnet.nn.residual import convolve, rectify
 from sbnet.ops import mask_pyramid
 
 # Block sizes of the planes at stride 2, 4, 8, 16, 32: multiples of 8, which Hopper's kernels want, and small where a
@@ -120,7 +121,7 @@ class SparseResNet(nn.Module):
         return x if self.fc is None else self.fc(x.mean((2, 3)))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """x [N,3,H,W]; mask [N,H,W], bool or float with a threshold of 0.5, or None for the dense network."""
+        """x [N,3,H,W]; mask [N,H,W] or [N,1,H,W], bool or set where greater than 0.5, or None for the dense network."""
         if mask is None:
             return self.head(self.features(x))
         return self.head(self.features(x, *mask_pyramid(mask, self.planes(x.shape[2:])).planes))

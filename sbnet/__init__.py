@@ -4,8 +4,12 @@ import importlib
 from typing import Any
 
 from sbnet import _library, reference
-from sbnet.blocks import ActiveBlocks, BlockGrid, Fringe, MaskPyramid, conv_output_size, pool_output_size, same_padding
+from sbnet.active import ActiveBlocks, BlockGrid, Fringe, MaskPyramid
+from sbnet.geometry import conv_output_size, pool_output_size, same_padding
 from sbnet.ops import (
+    BlockLayout,
+    blocksparse_matmul,
+    blocksparse_weight_grad,
     fringe,
     mask_pyramid,
     pack_conv_weight,
@@ -27,26 +31,32 @@ from sbnet.ops import (
 from sbnet.version import __version__
 
 build_info = _library.build_info
-_SUBPACKAGES = ("engine", "export", "masks", "models", "nn")  # loaded at first use
+_SUBPACKAGES = ("engine", "export", "graph", "masks", "models", "nn", "weights")  # loaded at first use
+_ENGINE = {"accuracy": "accuracy", "explain": "explain", "masked": "eager", "sparsify": "sparsify"}  # likewise
 
 
 def __getattr__(name: str) -> Any:
     """`import sbnet; sbnet.nn.SparseConv2d` works, and `import sbnet` alone stays light."""
+    if name in _ENGINE:
+        return getattr(importlib.import_module(f"sbnet.engine.{_ENGINE[name]}"), name)
     if name not in _SUBPACKAGES:
         raise AttributeError(f"module 'sbnet' has no attribute {name!r}")
     return importlib.import_module(f"sbnet.{name}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_SUBPACKAGES})
+    return sorted({*globals(), *_SUBPACKAGES, *_ENGINE})
 
 
 __all__ = [
     "ActiveBlocks",
     "BlockGrid",
+    "BlockLayout",
     "Fringe",
     "MaskPyramid",
     "__version__",
+    "blocksparse_matmul",
+    "blocksparse_weight_grad",
     "build_info",
     "conv_output_size",
     "fringe",

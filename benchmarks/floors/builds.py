@@ -1,7 +1,7 @@
-"""Times of the layers that builds were compared by (docs/performance/): run it with one build and the other, in turn.
+"""Times of the layers that builds were compared by (docs/log/): run it with one build and the other, in turn.
 
 float16, bias, ReLU and fringe; every result is checked. A layer's lists and its dense form run in turn in CUDA graphs,
-warm; --settle and --rest (ms, see benchmarks/timing.py) choose the clock. --only takes numbers of CASES.
+warm; --settle and --rest (ms, see benchmarks/harness/timing.py) choose the clock. --only takes numbers of CASES.
 
     python benchmarks/floors/builds.py --settle 250 --only 5 30
     ncu --profile-from-start off --section SourceCounters python benchmarks/floors/builds.py --profile --only 5
@@ -17,10 +17,10 @@ from typing import NamedTuple
 import torch
 
 import sbnet
-from sbnet.benchmarks import masks
-from sbnet.benchmarks.layers import Layer, Shape
-from sbnet.benchmarks.registry import Setting, Side
-from sbnet.benchmarks.timing import Timer
+from sbnet.benchmarks.harness import masks
+from sbnet.benchmarks.harness.layers import Layer, Shape
+from sbnet.benchmarks.harness.registry import Setting, Side
+from sbnet.benchmarks.harness.timing import Timer
 
 
 class Case(NamedTuple):

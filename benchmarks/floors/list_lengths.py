@@ -14,10 +14,10 @@ import json
 import torch
 
 import sbnet
-from sbnet.benchmarks.layers import Layer, Shape
-from sbnet.benchmarks.masks import random_active
-from sbnet.benchmarks.registry import Setting, Side
-from sbnet.benchmarks.timing import Timer
+from sbnet.benchmarks.harness.layers import Layer, Shape
+from sbnet.benchmarks.harness.masks import random_active
+from sbnet.benchmarks.harness.registry import Setting, Side
+from sbnet.benchmarks.harness.timing import Timer
 
 # On 66 pairs of CTAs: lists around whole and half numbers of tiles for each.
 LENGTHS: dict[Shape, tuple[int, ...]] = {

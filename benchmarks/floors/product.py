@@ -15,10 +15,10 @@ import math
 
 import torch
 
-from sbnet.benchmarks.bench_conv import SHAPES
-from sbnet.benchmarks.layers import Layer, Shape
-from sbnet.benchmarks.registry import Setting, Side
-from sbnet.benchmarks.timing import Timer
+from sbnet.benchmarks.cases.masked.conv import SHAPES
+from sbnet.benchmarks.harness.layers import Layer, Shape
+from sbnet.benchmarks.harness.registry import Setting, Side
+from sbnet.benchmarks.harness.timing import Timer
 
 POINTWISE: list[tuple[Shape, int]] = [((1, 1024, 1024, 128), 512), ((1, 50, 88, 2048), 512)]  # 1x1, all blocks
 

@@ -85,10 +85,11 @@ bool boxes_apart(const TensorView& a, const TensorView& b) {
 bool may_overlap(const TensorView& a, const TensorView& b) {
   int64_t bytes[2];
   const TensorView* views[2] = {&a, &b};
+  for (int d = 0; d < 4; ++d)
+    if (a.size[d] == 0 || b.size[d] == 0) return false;
   for (int v = 0; v < 2; ++v) {
     int64_t last = 0;
     for (int d = 0; d < 4; ++d) {
-      if (views[v]->size[d] == 0) return false;
       last += (views[v]->size[d] - 1) * views[v]->stride[d];
     }
     bytes[v] = (last + 1) * dtype_size(views[v]->dtype);

@@ -1,6 +1,7 @@
 // The plain structs that cross from a binding to a kernel. No torch, ORT or CUDA headers here.
 #pragma once
 #include <cstdint>
+#include <initializer_list>
 
 #include "core/status.h"
 
@@ -58,6 +59,17 @@ constexpr const char* dtype_name(DType t) {
 // The dtypes that arithmetic kernels take.
 constexpr bool is_compute_dtype(DType t) { return t == DType::kF32 || t == DType::kF16 || t == DType::kBF16; }
 
+// The product of sizes, none of them negative; INT64_MAX where it is larger than that, which no tensor is.
+inline int64_t size_product(std::initializer_list<int64_t> sizes) {
+  int64_t product = 1;
+  bool too_large = false;
+  for (const int64_t size : sizes) {
+    if (size == 0) return 0;  // whatever the others are
+    too_large = __builtin_mul_overflow(product, size, &product) || too_large;
+  }
+  return too_large || product < 0 ? INT64_MAX : product;
+}
+
 // A 4-D tensor, logically NCHW whatever its memory order; strides in elements.
 struct TensorView {
   void* data;
@@ -82,7 +94,8 @@ struct ActiveView {
   BlockGrid grid;
 };
 
-// Pixels of a layer's output to set to zero, as linear indices (n*H + row)*W + column of its plane; see core/fringe.h.
+// Pixels of a layer's output to set to zero, as linear indices (n*H + row)*W + column of its plane; see
+// core/lists/fringe.h.
 struct FringeView {
   const int32_t* pixels;  // [capacity], null for none
   const int32_t* count;   // [1], clamped to [0, capacity] by kernels

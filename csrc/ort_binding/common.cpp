@@ -6,18 +6,17 @@
 #include <memory>
 #include <thread>
 
-#include "core/fill.h"
 #include "core/grid.h"
+#include "core/masked/fill.h"
 
 namespace sbnet::ort {
 
-Api api;
-bool infers_absent_inputs = false;
+thread_local const Api* api = nullptr;
 
 void check(OrtStatus* status) {
   if (!status) return;
-  const std::string text = api.GetErrorMessage(status);
-  api.ReleaseStatus(status);
+  const std::string text = api->GetErrorMessage(status);
+  api->ReleaseStatus(status);
   raise(text);
 }
 
@@ -87,14 +86,14 @@ class KernelAttributes final : public Attributes {
   bool is_constant(size_t input) const override {
     int constant = 0;
     const OrtValue* value = nullptr;
-    check(api.KernelInfoGetConstantInput_tensor(info_, input, &constant, &value));
+    check(api->KernelInfoGetConstantInput_tensor(info_, input, &constant, &value));
     return constant && value;
   }
 
  private:
   // Asking for a list finds an attribute of any type (and an empty list where it is of another).
   bool exists(const char* name, size_t* numbers) const {
-    return succeeded(api.KernelInfoGetAttributeArray_int64(info_, name, nullptr, numbers));
+    return succeeded(api->KernelInfoGetAttributeArray_int64(info_, name, nullptr, numbers));
   }
   bool found(OrtStatus* status, const char* name, const char* wanted) const {
     size_t numbers = 0;
@@ -103,16 +102,16 @@ class KernelAttributes final : public Attributes {
     return false;
   }
   bool get(const char* name, int64_t* out) const override {
-    return found(api.KernelInfoGetAttribute_int64(info_, name, out), name, "an int is");
+    return found(api->KernelInfoGetAttribute_int64(info_, name, out), name, "an int is");
   }
   bool get(const char* name, float* out) const override {
-    return found(api.KernelInfoGetAttribute_float(info_, name, out), name, "a float is");
+    return found(api->KernelInfoGetAttribute_float(info_, name, out), name, "a float is");
   }
   bool get(const char* name, std::string* out) const override {
     size_t size = 0;
-    if (!found(api.KernelInfoGetAttribute_string(info_, name, nullptr, &size), name, "a string is")) return false;
+    if (!found(api->KernelInfoGetAttribute_string(info_, name, nullptr, &size), name, "a string is")) return false;
     std::string text(size + 1, '\0');
-    check(api.KernelInfoGetAttribute_string(info_, name, text.data(), &size));
+    check(api->KernelInfoGetAttribute_string(info_, name, text.data(), &size));
     *out = text.c_str();
     return true;
   }
@@ -120,7 +119,7 @@ class KernelAttributes final : public Attributes {
     size_t size = 0;
     if (!exists(name, &size)) return false;
     out->resize(size);
-    if (size) check(api.KernelInfoGetAttributeArray_int64(info_, name, out->data(), &size));
+    if (size) check(api->KernelInfoGetAttributeArray_int64(info_, name, out->data(), &size));
     return true;
   }
   const OrtKernelInfo* info_;
@@ -131,28 +130,44 @@ class ShapeAttributes final : public Attributes {
   ShapeAttributes(const char* op, const OrtShapeInferContext* context) : Attributes(op), context_(context) {}
 
  private:
-  size_t read(const char* name, AttributeType type, const char* wanted, void* data, size_t bytes) const {
+  const OrtOpAttr* find(const char* name) const {
     const OrtOpAttr* attribute = nullptr;
-    if (!succeeded(api.ShapeInferContext_GetAttribute(context_, name, &attribute)) || !attribute) return 0;
-    size_t size = 0;
-    if (!succeeded(api.ReadOpAttr(attribute, type, data, bytes, &size)))
-      raise("sbnet::", op(), ": ", name, ": ", wanted, " wanted");
-    return std::max<size_t>(size, 1);  // a list may be empty
+    return succeeded(api->ShapeInferContext_GetAttribute(context_, name, &attribute)) ? attribute : nullptr;
   }
-  bool get(const char* name, int64_t* out) const override { return read(name, kInt, "an int is", out, 8) > 0; }
-  bool get(const char* name, float* out) const override { return read(name, kReal, "a float is", out, 4) > 0; }
+  // A list or string, of any length. False: there is no such attribute.
+  template <class Items>
+  bool read(const char* name, AttributeType type, const char* wanted, Items* items) const {
+    const OrtOpAttr* attribute = find(name);
+    if (!attribute) return false;
+    constexpr size_t kItem = sizeof(items->front());
+    size_t bytes = 0;
+    items->resize(64);
+    if (succeeded(api->ReadOpAttr(attribute, type, items->data(), items->size() * kItem, &bytes))) {
+      items->resize(bytes / kItem);
+      return true;
+    }
+    items->resize(bytes / kItem);  // what it would have written
+    if (!bytes || !succeeded(api->ReadOpAttr(attribute, type, items->data(), bytes, &bytes)))
+      raise("sbnet::", op(), ": ", name, ": ", wanted, " wanted");
+    return true;
+  }
+  template <class T>
+  bool read_one(const char* name, AttributeType type, const char* wanted, T* out) const {
+    const OrtOpAttr* attribute = find(name);
+    size_t bytes = 0;
+    if (attribute && !succeeded(api->ReadOpAttr(attribute, type, out, sizeof(*out), &bytes)))
+      raise("sbnet::", op(), ": ", name, ": ", wanted, " wanted");
+    return attribute;
+  }
+  bool get(const char* name, int64_t* out) const override { return read_one(name, kInt, "an int is", out); }
+  bool get(const char* name, float* out) const override { return read_one(name, kReal, "a float is", out); }
   bool get(const char* name, std::string* out) const override {
-    char text[256] = {};
-    if (!read(name, kString, "a short string is", text, sizeof(text) - 1)) return false;
-    *out = text;
+    if (!read(name, kString, "a string is", out)) return false;
+    out->resize(std::strlen(out->c_str()));
     return true;
   }
   bool get(const char* name, std::vector<int64_t>* out) const override {
-    int64_t numbers[64];
-    const size_t bytes = read(name, kInts, "a list of ints is", numbers, sizeof(numbers));
-    if (!bytes) return false;
-    out->assign(numbers, numbers + bytes / 8);
-    return true;
+    return read(name, kInts, "a list of ints is", out);
   }
   const OrtShapeInferContext* context_;
 };
@@ -200,18 +215,18 @@ BlockGrid GridAttributes::counted(int64_t rows, int64_t columns) const { return 
 
 Dims ShapeContext::input(size_t index) const {
   size_t inputs = 0;
-  check(api.ShapeInferContext_GetInputCount(context_, &inputs));
+  check(api->ShapeInferContext_GetInputCount(context_, &inputs));
   if (index >= inputs) return {};
   OrtTensorTypeAndShapeInfo* info = nullptr;  // belongs to the context
-  check(api.ShapeInferContext_GetInputTypeShape(context_, index, &info));
+  check(api->ShapeInferContext_GetInputTypeShape(context_, index, &info));
   if (!info) return {};
   size_t rank = 0;
-  check(api.GetDimensionsCount(info, &rank));
+  check(api->GetDimensionsCount(info, &rank));
   std::vector<int64_t> values(rank);
   std::vector<const char*> symbols(rank, nullptr);
   if (rank) {
-    check(api.GetDimensions(info, values.data(), rank));
-    check(api.GetSymbolicDimensions(info, symbols.data(), rank));
+    check(api->GetDimensions(info, values.data(), rank));
+    check(api->GetSymbolicDimensions(info, symbols.data(), rank));
   }
   Dims dims(rank);
   for (size_t d = 0; d < rank; ++d) {
@@ -233,13 +248,13 @@ Dims ShapeContext::input(size_t index, size_t rank) const {
 int32_t ShapeContext::element_type(int32_t type) const {
   if (type >= 0) return type;
   size_t inputs = 0;
-  check(api.ShapeInferContext_GetInputCount(context_, &inputs));
+  check(api->ShapeInferContext_GetInputCount(context_, &inputs));
   for (size_t k = 0; k < inputs; ++k) {
     OrtTensorTypeAndShapeInfo* info = nullptr;
     if (inputs_[k].type != type) continue;
-    check(api.ShapeInferContext_GetInputTypeShape(context_, k, &info));
+    check(api->ShapeInferContext_GetInputTypeShape(context_, k, &info));
     int32_t found = 0;
-    if (info) check(api.GetTensorElementType(info, &found));
+    if (info) check(api->GetTensorElementType(info, &found));
     if (found) return found;
   }
   raise("sbnet::", name_, ": the element type of the output does not follow from the inputs");
@@ -259,15 +274,15 @@ void ShapeContext::output(size_t index, const Dims& dims) {
   std::vector<const char*> symbols;
   for (const std::string& s : names) symbols.push_back(s.c_str());
   OrtTensorTypeAndShapeInfo* info = nullptr;
-  check(api.CreateTensorTypeAndShapeInfo(&info));
-  const auto release = [](OrtTensorTypeAndShapeInfo* i) { api.ReleaseTensorTypeAndShapeInfo(i); };
+  check(api->CreateTensorTypeAndShapeInfo(&info));
+  const auto release = [](OrtTensorTypeAndShapeInfo* i) { api->ReleaseTensorTypeAndShapeInfo(i); };
   const std::unique_ptr<OrtTensorTypeAndShapeInfo, decltype(release)> owner(info, release);
   size_t argument = 0;
   while (argument < index && outputs_[argument].characteristic != kVariadic) ++argument;
-  check(api.SetTensorElementType(info, element_type(outputs_[argument].type)));
-  check(api.SetDimensions(info, values.data(), values.size()));
-  check(api.SetSymbolicDimensions(info, symbols.data(), symbols.size()));
-  check(api.ShapeInferContext_SetOutputTypeShape(context_, index, info));
+  check(api->SetTensorElementType(info, element_type(outputs_[argument].type)));
+  check(api->SetDimensions(info, values.data(), values.size()));
+  check(api->SetSymbolicDimensions(info, symbols.data(), symbols.size()));
+  check(api->ShapeInferContext_SetOutputTypeShape(context_, index, info));
 }
 
 // ---- values
@@ -307,7 +322,7 @@ std::string shape_text(const std::vector<int64_t>& shape) {
 
 int64_t Tensor::elements() const {
   int64_t n = 1;
-  for (const int64_t d : shape) n *= d;
+  for (const int64_t d : shape) n = size_product({n, d});
   return n;
 }
 
@@ -315,26 +330,26 @@ Tensor Context::input(size_t index) const {
   Tensor t;
   t.name = inputs_[index].name;
   size_t count = 0;
-  check(api.KernelContext_GetInputCount(context_, &count));
+  check(api->KernelContext_GetInputCount(context_, &count));
   const OrtValue* value = nullptr;
-  if (index < count) check(api.KernelContext_GetInput(context_, index, &value));
+  if (index < count) check(api->KernelContext_GetInput(context_, index, &value));
   if (!value) {
     if (inputs_[index].characteristic == kRequired) raise("sbnet::", op_, ": ", t.name, ": the input is missing");
     return t;
   }
   OrtTensorTypeAndShapeInfo* info = nullptr;
-  check(api.GetTensorTypeAndShape(value, &info));
-  const auto release = [](OrtTensorTypeAndShapeInfo* i) { api.ReleaseTensorTypeAndShapeInfo(i); };
+  check(api->GetTensorTypeAndShape(value, &info));
+  const auto release = [](OrtTensorTypeAndShapeInfo* i) { api->ReleaseTensorTypeAndShapeInfo(i); };
   const std::unique_ptr<OrtTensorTypeAndShapeInfo, decltype(release)> owner(info, release);
   int32_t type = 0;
   size_t rank = 0;
-  check(api.GetTensorElementType(info, &type));
-  check(api.GetDimensionsCount(info, &rank));
+  check(api->GetTensorElementType(info, &type));
+  check(api->GetDimensionsCount(info, &rank));
   t.shape.resize(rank);
-  if (rank) check(api.GetDimensions(info, t.shape.data(), rank));
+  if (rank) check(api->GetDimensions(info, t.shape.data(), rank));
   t.dtype = to_dtype(op_, t.name, type);
   void* data = nullptr;
-  check(api.GetTensorMutableData(const_cast<OrtValue*>(value), &data));
+  check(api->GetTensorMutableData(const_cast<OrtValue*>(value), &data));
   t.data = data;
   t.present = true;
   return t;
@@ -356,16 +371,16 @@ const int32_t* Context::int32(const Tensor& t, const std::vector<int64_t>& shape
 
 size_t Context::outputs() const {
   size_t count = 0;
-  check(api.KernelContext_GetOutputCount(context_, &count));
+  check(api->KernelContext_GetOutputCount(context_, &count));
   return count;
 }
 void* Context::output(size_t index, const std::vector<int64_t>& shape) {
   OrtValue* value = nullptr;
-  if (index < outputs()) check(api.KernelContext_GetOutput(context_, index, shape.data(), shape.size(), &value));
+  if (index < outputs()) check(api->KernelContext_GetOutput(context_, index, shape.data(), shape.size(), &value));
   if (!value) raise("sbnet::", op_, ": output ", index, " is missing; all outputs of the op need a name");
-  if (!memory_) check(api.GetTensorMemoryInfo(value, &memory_));
+  if (!memory_) check(api->GetTensorMemoryInfo(value, &memory_));
   void* data = nullptr;
-  check(api.GetTensorMutableData(value, &data));
+  check(api->GetTensorMutableData(value, &data));
   return data;
 }
 
@@ -379,7 +394,7 @@ void Context::copy(void* to, const void* from, int64_t bytes) const {
 
 void* Context::stream() const {
   void* stream = nullptr;
-  check(api.KernelContext_GetGPUComputeStream(context_, &stream));
+  check(api->KernelContext_GetGPUComputeStream(context_, &stream));
   return stream;
 }
 
@@ -402,7 +417,7 @@ Parallel Context::parallel() const {
       j.body(j.arg, begin, begin + each + (i < more ? 1 : 0));
     };
     const OrtKernelContext* context = static_cast<const Context*>(pool)->context_;
-    if (!succeeded(api.KernelContext_ParallelFor(context, range, static_cast<size_t>(ranges), 0, &job)))
+    if (!succeeded(api->KernelContext_ParallelFor(context, range, static_cast<size_t>(ranges), 0, &job)))
       for (int64_t k = 0; k < ranges; ++k) range(&job, static_cast<size_t>(k));
   };
   return Parallel{run, const_cast<Context*>(this), threads};
@@ -410,28 +425,24 @@ Parallel Context::parallel() const {
 
 Workspace::Workspace(const Context& c, int64_t bytes) {
   if (bytes <= 0) return;
-  check(api.KernelContext_GetAllocator(c.get(), c.memory(), &allocator_));
+  check(api->KernelContext_GetAllocator(c.get(), c.memory(), &allocator_));
   const size_t size = static_cast<size_t>(bytes);
   // ORT leaves freeing the scratch buffer to us; the plain allocator knows no stream.
-  OrtStatus* status = c.cuda() ? api.KernelContext_GetScratchBuffer(c.get(), c.memory(), size, &data_)
-                               : api.AllocatorAlloc(allocator_, size, &data_);
+  OrtStatus* status = c.cuda() ? api->KernelContext_GetScratchBuffer(c.get(), c.memory(), size, &data_)
+                               : api->AllocatorAlloc(allocator_, size, &data_);
   if (!status && data_) return;
-  api.ReleaseAllocator(allocator_);
+  api->ReleaseAllocator(allocator_);
   check(status);
   raise("sbnet::", c.op(), ": no memory for a workspace of ", bytes, " bytes");
 }
 
 Workspace::~Workspace() {
-  if (data_) succeeded(api.AllocatorFree(allocator_, data_));
-  if (allocator_) api.ReleaseAllocator(allocator_);
+  if (data_) succeeded(api->AllocatorFree(allocator_, data_));
+  if (allocator_) api->ReleaseAllocator(allocator_);
 }
 
 TensorView plane_view(void* data, const std::vector<int64_t>& s, DType dtype, bool channels_first) {
-  // Unsigned: sizes of an empty tensor may be anything.
-  const auto times = [](int64_t a, int64_t b) {
-    return static_cast<int64_t>((static_cast<uint64_t>(a) * static_cast<uint64_t>(b)) & INT64_MAX);
-  };
-  const int64_t last = s[3], area = times(s[2], s[3]), image = times(s[1], area);
+  const int64_t last = s[3], area = size_product({s[2], s[3]}), image = size_product({s[1], area});
   if (channels_first) return {data, {s[0], s[1], s[2], s[3]}, {image, area, last, 1}, dtype};
   return {data, {s[0], s[3], s[1], s[2]}, {image, 1, area, last}, dtype};
 }

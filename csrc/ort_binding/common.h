@@ -18,14 +18,29 @@
 #include <string>
 #include <vector>
 
-#include "core/conv.h"
+#include "core/masked/conv.h"
 #include "ort_binding/ort_abi.h"
 
 namespace sbnet::ort {
 
-// Set by RegisterCustomOps, before anything else here can be called.
-extern Api api;
-extern bool infers_absent_inputs;  // before 1.24, shape inference follows a null pointer at an optional input left out
+// A copy of ONNX Runtime that registered the ops: a process may hold several, of one version or another.
+struct Runtime {
+  Api api;
+  bool infers_absent_inputs;  // before 1.24, shape inference follows a null pointer at an optional input left out
+  OrtCustomOpDomain* domain;  // sessions point at it and its ops: they live as long as the process
+};
+// Of the runtime that called into the library, on this thread.
+extern thread_local const Api* api;
+class Calling {
+ public:
+  explicit Calling(const Runtime& runtime) : before_(api) { api = &runtime.api; }
+  ~Calling() { api = before_; }
+  Calling(const Calling&) = delete;
+  Calling& operator=(const Calling&) = delete;
+
+ private:
+  const Api* before_;
+};
 
 template <class... Parts>
 [[noreturn]] void raise(const Parts&... parts) {
@@ -37,19 +52,20 @@ inline void check(const Status& s) {
   if (!s.ok()) raise("sbnet::", s.message);
 }
 inline bool succeeded(OrtStatus* status) {
-  if (status) api.ReleaseStatus(status);
+  if (status) api->ReleaseStatus(status);
   return !status;
 }
 void check(OrtStatus* status);
 
 // No exception leaves the library: ORT gets its text as a status.
 template <class F>
-OrtStatus* guarded(const F& body) noexcept {
+OrtStatus* guarded(const Runtime& runtime, const F& body) noexcept {
+  const Calling calling(runtime);
   try {
     body();
     return nullptr;
   } catch (const std::exception& e) {
-    return api.CreateStatus(kInvalidArgument, e.what());
+    return api->CreateStatus(kInvalidArgument, e.what());
   }
 }
 
@@ -229,7 +245,8 @@ std::unique_ptr<Attributes> attributes_of(const char* op, const OrtShapeInferCon
 template <class Op>
 class OrtOp final : public OrtCustomOp {
  public:
-  OrtOp(const Types& types, bool cuda) : OrtCustomOp{}, types_(types), cuda_(cuda) {
+  OrtOp(const Runtime& runtime, const Types& types, bool cuda)
+      : OrtCustomOp{}, runtime_(runtime), types_(types), cuda_(cuda) {
     version = kApiVersion;
     GetName = [](const OrtCustomOp*) { return Op::kName; };
     GetExecutionProviderType = [](const OrtCustomOp* op) {
@@ -247,19 +264,21 @@ class OrtOp final : public OrtCustomOp {
     GetStartVersion = [](const OrtCustomOp*) { return 1; };
     GetEndVersion = [](const OrtCustomOp*) { return 0x7fffffff; };
     CreateKernelV2 = [](const OrtCustomOp* op, const void*, const OrtKernelInfo* info, void** kernel) {
-      return guarded([&] { *kernel = new Kernel{Op(*attributes_of(Op::kName, info)), self(op).cuda_}; });
+      return guarded(self(op).runtime_, [&] {
+        *kernel = new Kernel{Op(*attributes_of(Op::kName, info)), self(op).cuda_, self(op).runtime_};
+      });
     };
     KernelDestroy = [](void* kernel) { delete static_cast<Kernel*>(kernel); };
     KernelComputeV2 = [](void* kernel, OrtKernelContext* context) {
-      return guarded([&] {
-        const Kernel& k = *static_cast<const Kernel*>(kernel);
+      const Kernel& k = *static_cast<const Kernel*>(kernel);
+      return guarded(k.runtime, [&] {
         Context c(Op::kName, Op::kInputs, context, k.cuda);
         k.op.compute(c);
       });
     };
-    if (infers_absent_inputs || !has_optional_inputs()) {
-      InferOutputShapeFn = [](const OrtCustomOp*, OrtShapeInferContext* context) {
-        return guarded([&] {
+    if (runtime.infers_absent_inputs || !has_optional_inputs()) {
+      InferOutputShapeFn = [](const OrtCustomOp* op, OrtShapeInferContext* context) {
+        return guarded(self(op).runtime_, [&] {
           ShapeContext shapes(Op::kName, Op::kInputs, Op::kOutputs, context);
           Op(*attributes_of(Op::kName, context)).infer(shapes);
         });
@@ -280,6 +299,7 @@ class OrtOp final : public OrtCustomOp {
   struct Kernel {
     Op op;
     bool cuda;
+    const Runtime& runtime;
   };
   static constexpr bool has_optional_inputs() {
     for (const Argument& a : Op::kInputs)
@@ -287,28 +307,31 @@ class OrtOp final : public OrtCustomOp {
     return false;
   }
   static const OrtOp& self(const OrtCustomOp* op) { return *static_cast<const OrtOp*>(op); }
+  const Runtime& runtime_;
   Types types_;
   bool cuda_;
 };
 
-// The op for every type and execution provider. The structs live as long as the process: sessions point at them.
+// The op for every type and execution provider.
 template <class Op>
-void add_op(OrtCustomOpDomain* domain) {
+void add_op(const Runtime& runtime) {
   for (const Types& types : Op::kTypes) {
-    check(api.CustomOpDomain_Add(domain, new OrtOp<Op>(types, false)));
+    check(api->CustomOpDomain_Add(runtime.domain, new OrtOp<Op>(runtime, types, false)));
 #ifdef SBNET_WITH_CUDA
-    check(api.CustomOpDomain_Add(domain, new OrtOp<Op>(types, true)));
+    check(api->CustomOpDomain_Add(runtime.domain, new OrtOp<Op>(runtime, types, true)));
 #endif
   }
 }
 
-void add_blocks_ops(OrtCustomOpDomain* domain);
-void add_bottleneck_ops(OrtCustomOpDomain* domain);
-void add_conv_ops(OrtCustomOpDomain* domain);
-void add_fill_ops(OrtCustomOpDomain* domain);
-void add_fringe_ops(OrtCustomOpDomain* domain);
-void add_pool_ops(OrtCustomOpDomain* domain);
-void add_pyramid_ops(OrtCustomOpDomain* domain);
+void add_reduce_mask_ops(const Runtime& runtime);
+void add_gather_scatter_ops(const Runtime& runtime);
+void add_blocksparse_ops(const Runtime& runtime);
+void add_bottleneck_ops(const Runtime& runtime);
+void add_conv_ops(const Runtime& runtime);
+void add_fill_ops(const Runtime& runtime);
+void add_fringe_ops(const Runtime& runtime);
+void add_pool_ops(const Runtime& runtime);
+void add_pyramid_ops(const Runtime& runtime);
 
 }  // namespace sbnet::ort
 

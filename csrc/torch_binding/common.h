@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "core/conv.h"
+#include "core/masked/conv.h"
 
 // Raises a RuntimeError in Python: "sbnet::op: argument: what came; what is wanted".
 #define SBNET_TORCH_CHECK(condition, ...)                   \
@@ -143,6 +143,9 @@ inline void to_pair(const char* op, const char* argument, const std::vector<int6
   for (int d = 0; d < 2; ++d) out[d] = to_int32(op, argument, v[d]);
 }
 
+// Entries of a block map.
+inline int64_t blocks_of(const BlockGrid& g, int64_t batch) { return size_product({batch, g.count[0], g.count[1]}); }
+
 // block_map may be absent where an op does not need it.
 inline ActiveView to_active(const Call& call, const Tensor& indices, const Tensor& count, const Tensor* block_map,
                             const std::vector<int64_t>& grid, int64_t batch) {
@@ -150,9 +153,9 @@ inline ActiveView to_active(const Call& call, const Tensor& indices, const Tenso
   ActiveView a{};
   a.capacity = indices.size(0);
   a.grid = to_grid(call.op(), grid);
-  a.indices = call.int32("indices", indices, a.capacity * 3);
+  a.indices = call.int32("indices", indices, size_product({a.capacity, 3}));
   a.count = call.int32("count", count, 1);
-  if (block_map) a.block_map = call.int32("block_map", *block_map, batch * a.grid.count[0] * a.grid.count[1]);
+  if (block_map) a.block_map = call.int32("block_map", *block_map, blocks_of(a.grid, batch));
   return a;
 }
 

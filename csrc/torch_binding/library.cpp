@@ -57,6 +57,14 @@ STABLE_TORCH_LIBRARY(sbnet, m) {
       "sparse_avg_pool2d_(Tensor x, Tensor indices, Tensor count, SymInt[] grid, SymInt[] kernel_size, "
       "SymInt[] stride, SymInt[] padding, bool ceil_mode, bool count_include_pad, int? divisor_override, "
       "Tensor(a!) out, Tensor? fringe_pixels, Tensor? fringe_count) -> ()");
+  // Block-sparse weights. `layout` is block rows, block columns, blocks, in_features, out_features, block_size, and the
+  // words of three plans; `shape` its first six numbers. Matrices are [rows, features].
+  m.def("block_layout_tables(Tensor coords, SymInt[] shape) -> Tensor");
+  m.def("blocksparse_plan(Tensor tables, SymInt[] shape, int purpose) -> Tensor");
+  m.def(
+      "blocksparse_matmul(Tensor x, Tensor weight, Tensor? gate, Tensor? bias, Tensor tables, SymInt[] layout, "
+      "bool transposed, str activation, float activation_param, bool allow_tf32) -> Tensor");
+  m.def("blocksparse_weight_grad(Tensor[] x, Tensor[] dy, Tensor tables, SymInt[] layout, bool allow_tf32) -> Tensor");
 }
 
 namespace sbnet::binding {

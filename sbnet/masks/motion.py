@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sbnet.blocks import to_pair
+from sbnet.geometry import to_pair
 
 
 class MotionMask:

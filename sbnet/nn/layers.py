@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import warnings
+from types import EllipsisType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sbnet.blocks import ActiveBlocks, BlockGrid, Fringe
+from sbnet.active import ActiveBlocks, BlockGrid, Fringe
 from sbnet.ops import (
     sparse_avg_pool2d,
     sparse_avg_pool2d_,
@@ -18,6 +21,27 @@ from sbnet.ops import (
     sparse_max_pool2d_,
 )
 from sbnet.reference import activate
+
+# `active` of a layer: active blocks, or None for the dense layer. Left out, it is dense, too, but says so once.
+Active = ActiveBlocks | None | EllipsisType
+
+
+def given(active: Active, layer: nn.Module) -> ActiveBlocks | None:
+    """`active`, with a warning where it was left out: who forgets it waits for a speed that never comes."""
+    if isinstance(active, EllipsisType):
+        if not torch.compiler.is_compiling():
+            _say_dense(type(layer).__name__)
+        return None
+    return active
+
+
+@functools.cache  # once a kind of layer
+def _say_dense(layer: str) -> None:
+    warnings.warn(
+        f"sbnet.nn.{layer}: called without active blocks, it runs dense; `active` is wanted, or active=None where "
+        "dense is meant",
+        stacklevel=6,
+    )
 
 
 class SparseConv2d(nn.Conv2d):
@@ -44,16 +68,17 @@ class SparseConv2d(nn.Conv2d):
     def forward(
         self,
         x: Tensor,
-        active: ActiveBlocks | None = None,
+        active: Active = ...,
         *,
         activation: str | None = None,
         negative_slope: float = 0.01,
         residual: Tensor | None = None,
     ) -> Tensor:
         """act(conv(x) + residual): x [N,C,H,W], residual [N,K,H_out,W_out], active of the H_out x W_out plane."""
-        if active is not None:
+        blocks = given(active, self)
+        if blocks is not None:
             return sparse_conv2d(
-                x, self.weight, self.bias, active,
+                x, self.weight, self.bias, blocks,
                 activation=activation, negative_slope=negative_slope, residual=residual, **self.geometry(),
             )  # fmt: skip
         y = super().forward(x)
@@ -67,16 +92,17 @@ class SparseBatchNorm2d(nn.BatchNorm2d):
     leaves them alone and is not counted. Arguments, parameters and buffers of nn.BatchNorm2d.
     """
 
-    def forward(self, x: Tensor, active: ActiveBlocks | None = None) -> Tensor:
+    def forward(self, x: Tensor, active: Active = ...) -> Tensor:
         """x [N,C,H,W], its active blocks -> the same shape, zeros outside of them."""
-        if active is None:
+        blocks = given(active, self)
+        if blocks is None:
             return super().forward(x)
         if not self.training and self.running_mean is not None:
             y = F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
-            return sparse_fill(y, active)
-        self._check(x, active)
+            return sparse_fill(y, blocks)
+        self._check(x, blocks)
         dtype = torch.promote_types(x.dtype, torch.float32)
-        inside = active.pixel_mask(x.shape[2:])
+        inside = blocks.pixel_mask(x.shape[2:])
         pixels = inside.sum().to(dtype)
         some = pixels.clamp(min=1)
         values = torch.where(inside, x.to(dtype), 0.0)  # what lies outside may be anything, NaN too
@@ -135,9 +161,10 @@ class SparseMaxPool2d(nn.MaxPool2d):
             "ceil_mode": self.ceil_mode,
         }
 
-    def forward(self, x: Tensor, active: ActiveBlocks | None = None) -> Tensor:
+    def forward(self, x: Tensor, active: Active = ...) -> Tensor:
         """x [N,C,H,W], active blocks of the plane it writes."""
-        return super().forward(x) if active is None else sparse_max_pool2d(x, active, **self.geometry())
+        blocks = given(active, self)
+        return super().forward(x) if blocks is None else sparse_max_pool2d(x, blocks, **self.geometry())
 
     def run_(self, x: Tensor, active: ActiveBlocks, out: Tensor, fringe: Fringe | None) -> None:
         """Writes the active blocks of `out` and zeroes the pixels of `fringe`."""
@@ -158,9 +185,10 @@ class SparseAvgPool2d(nn.AvgPool2d):
             "divisor_override": self.divisor_override,
         }
 
-    def forward(self, x: Tensor, active: ActiveBlocks | None = None) -> Tensor:
+    def forward(self, x: Tensor, active: Active = ...) -> Tensor:
         """x [N,C,H,W], active blocks of the plane it writes."""
-        return super().forward(x) if active is None else sparse_avg_pool2d(x, active, **self.geometry())
+        blocks = given(active, self)
+        return super().forward(x) if blocks is None else sparse_avg_pool2d(x, blocks, **self.geometry())
 
     def run_(self, x: Tensor, active: ActiveBlocks, out: Tensor, fringe: Fringe | None) -> None:
         """Writes the active blocks of `out` and zeroes the pixels of `fringe`."""

@@ -1,14 +1,20 @@
 """torch.ops.sbnet.*, one file a family: typed wrapper, fake implementation and gradient side by side."""
 
-from sbnet.ops.blocks import reduce_mask, sparse_gather, sparse_scatter, sparse_scatter_
-from sbnet.ops.bottleneck import sparse_bottleneck2d, sparse_bottleneck2d_
-from sbnet.ops.conv import pack_conv_weight, sparse_conv2d, sparse_conv2d_
-from sbnet.ops.fill import sparse_fill, sparse_fill_
-from sbnet.ops.fringe import fringe
-from sbnet.ops.pool import sparse_avg_pool2d, sparse_avg_pool2d_, sparse_max_pool2d, sparse_max_pool2d_
-from sbnet.ops.pyramid import mask_pyramid
+from sbnet.ops.lists.fringe import fringe
+from sbnet.ops.lists.pyramid import mask_pyramid
+from sbnet.ops.lists.reduce_mask import reduce_mask
+from sbnet.ops.masked.bottleneck import sparse_bottleneck2d, sparse_bottleneck2d_
+from sbnet.ops.masked.conv import pack_conv_weight, sparse_conv2d, sparse_conv2d_
+from sbnet.ops.masked.fill import sparse_fill, sparse_fill_
+from sbnet.ops.masked.gather_scatter import sparse_gather, sparse_scatter, sparse_scatter_
+from sbnet.ops.masked.pool import sparse_avg_pool2d, sparse_avg_pool2d_, sparse_max_pool2d, sparse_max_pool2d_
+from sbnet.ops.weights.layout import BlockLayout
+from sbnet.ops.weights.matmul import blocksparse_matmul, blocksparse_weight_grad
 
 __all__ = [
+    "BlockLayout",
+    "blocksparse_matmul",
+    "blocksparse_weight_grad",
     "fringe",
     "mask_pyramid",
     "pack_conv_weight",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sbnet import _library
-from sbnet.blocks import ActiveBlocks
+from sbnet.active import ActiveBlocks, BlockGrid
 
 
 def is_channels_last(x: Tensor) -> bool:
@@ -76,6 +76,8 @@ def require_tensor(op: str, argument: str, value: Any) -> None:
 def require_active(op: str, value: Any) -> None:
     if not isinstance(value, ActiveBlocks):
         raise TypeError(f"sbnet::{op}: active: {type(value).__name__}; an sbnet.ActiveBlocks is wanted")
+    if not isinstance(value.grid, BlockGrid):
+        raise TypeError(f"sbnet::{op}: active: grid: {type(value.grid).__name__}; an sbnet.BlockGrid is wanted")
 
 
 def require_batch(op: str, x: Tensor, active: ActiveBlocks) -> None:
@@ -93,8 +95,12 @@ def refuse_meta_mix(op: str, *arguments: Any) -> None:
 
 
 def mask_planes(op: str, mask: Any) -> Tensor:
-    """A mask of any shape that ops take as [N,H,W]."""
+    """A mask of any shape and dtype that ops take as [N,H,W], in a dtype that kernels read."""
     require_tensor(op, "mask", mask)
+    if mask.is_complex():
+        raise ValueError(f"sbnet::{op}: mask: {mask.dtype}; bool, integers or real floats are wanted")
+    if mask.dtype in (torch.int8, torch.int16, torch.int32, torch.int64):
+        mask = mask.double()
     shape = tuple(mask.shape)
     if mask.dim() == 4 and mask.shape[1] == 1:
         mask = mask.squeeze(1)
@@ -103,3 +109,9 @@ def mask_planes(op: str, mask: Any) -> Tensor:
     if mask.dim() != 3:
         raise ValueError(f"sbnet::{op}: mask: shape {shape}; [N,H,W], [N,H,W,1] or [N,1,H,W] is wanted")
     return mask
+
+
+def set_pixels(op: str, mask: Any) -> Tensor:
+    """The same as [N,H,W] bool: pixels greater than 0.5, as `mask_pyramid` and `reduce_mask` have it by default."""
+    mask = mask_planes(op, mask)
+    return mask if mask.dtype == torch.bool else mask > 0.5

@@ -1,0 +1,68 @@
+"""Whole networks through the engine against the same networks dense.
+
+A masked call starts at a pixel mask and holds everything: reduce_mask, fringe, layers, clearing of the output. The
+dense side is channels_last, fused cuDNN in a CUDA graph on a GPU, ReLU in place on a CPU.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sbnet.benchmarks.harness import masks
+from sbnet.benchmarks.harness.registry import Case, Setting, Side, Work, WrongResult, close, short
+from sbnet.engine import DenseConvNet, MaskedConvNet, compare
+from sbnet.models import contour_net
+
+
+def cases(setting: Setting) -> Iterator[Case]:
+    size = setting.pick((40, 56), (200, 352), (400, 704))
+    densities = setting.pick((0.1,), (0.05, 0.25), (0.01, 0.05, 0.1, 0.25, 0.5, 1.0))
+    for network, (build, channels) in CHAINS.items():
+        for density in densities:
+            facts: dict[str, Any] = {"network": network, "size": list(size)}
+            facts |= {"dtype": short(setting.dtype), "mask": "random"}
+            facts["wanted density"] = density
+            yield Case("network", "network", facts, partial(chain, setting, build, (1, channels, *size), density))
+
+
+def four_layers(count: int = 4) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for _ in range(count):
+        layers += [nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(inplace=True)]
+    return nn.Sequential(*layers).eval()
+
+
+def chain(setting: Setting, build: Callable[[], nn.Sequential], shape: tuple[int, ...], density: float) -> Work:
+    net, device, dtype, size = build(), setting.device, setting.dtype, shape[2:]
+    x = torch.rand(shape, device=device).to(dtype).contiguous(memory_format=torch.channels_last)
+    masked = MaskedConvNet(net, size, 16, device=device, dtype=dtype)
+    dense = DenseConvNet(net, size, device=device, dtype=dtype)
+    mask = masks.pixels("random", (1, shape[2], shape[3]), density, device)
+
+    def check(side: str, got: Tensor) -> float:
+        if side == "dense":
+            own = copy.deepcopy(net).to(device, dtype)  # PyTorch's own run, then the same parameters in float64
+            return close(got, own(x), own.double()(x.double()))
+        agreement = compare(got, net, x, masked.active)
+        if not agreement.holds:
+            raise WrongResult(str(agreement))
+        return agreement.error
+
+    masked(x, mask)
+    blocks = int(masked.active.count)
+    notes = {"blocks": blocks, "density": blocks / masked.active.capacity}
+    sides = {"masked": Side(lambda: masked(x, mask), "ours", "own"), "dense": Side(lambda: dense(x), "dense", "own")}
+    return Work(sides, check, notes=notes)
+
+
+# name -> builder, input channels
+CHAINS: dict[str, tuple[Callable[[], nn.Sequential], int]] = {
+    "four 3x3, 64 channels": (four_layers, 64),
+    "contour_net": (contour_net, 3),
+}

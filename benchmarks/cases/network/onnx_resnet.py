@@ -1,0 +1,116 @@
+"""SparseResNet-50 without its head in ONNX Runtime, against its dense form there and against itself in PyTorch.
+
+Each time is that of a call whose frame and mask are on the device already, until its output is there, by the host's
+clock. ONNX Runtime replays CUDA graphs on bound tensors, PyTorch what `capture` gives; both take and give NHWC.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sbnet.benchmarks.cases.network.onnx import require, session
+from sbnet.benchmarks.cases.network.resnet import rectangle
+from sbnet.benchmarks.harness import planned
+from sbnet.benchmarks.harness.registry import Case, Setting, Side, Work, short
+from sbnet.engine.masked import MaskedRunner, capture
+from sbnet.models import resnet50
+from sbnet.nn import fold_batch_norm
+
+OURS = ("ORT sparse", "torch masked")
+
+
+def cases(setting: Setting) -> Iterator[Case]:
+    large = [(1, 1024, 1024), (8, 1024, 1024), (1, 2048, 2048)]
+    for size in setting.pick([(1, 64, 64)], [(1, 256, 256)], large if setting.cuda else [(1, 512, 512)]):
+        for kind, density in setting.pick([("top-left", 0.1)], [("top-left", 0.1)], [("top-left", 0.1), ("all", 1.0)]):
+            facts = {"of": "SparseResNet-50, no head", "size": list(size), "dtype": short(setting.dtype)}
+            facts |= {"mask": kind, "wanted density": density}
+            make = partial(work, setting, size, kind, density)
+            yield Case("residual network, ONNX Runtime", "network", facts, make)
+
+
+class Nhwc(nn.Module):
+    """A network between NHWC tensors: what stands at the boundary of its model cancels."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.net(x.permute(0, 3, 1, 2), mask).permute(0, 2, 3, 1)
+
+
+class Models:
+    """The network in PyTorch and in sessions, with the tensors that they read and write."""
+
+    def __init__(self, setting: Setting, size: tuple[int, int, int]) -> None:
+        require(setting)
+        from sbnet import export
+
+        device, dtype = setting.device, setting.dtype
+        self.net = resnet50(weights=0, classes=0).eval()
+        own = fold_batch_norm(self.net).to(dtype)
+        x, mask = torch.rand(size[0], *size[1:], 3).to(dtype), torch.zeros(size, dtype=torch.bool)
+        self.run: MaskedRunner = self.net.to(device).capture(x.permute(0, 3, 1, 2).to(device))
+        self.run.frame.copy_(x.permute(0, 3, 1, 2))
+        self.nhwc = self.run.frame.permute(0, 2, 3, 1)
+        y = self.run(self.run.frame, self.run.mask).permute(0, 2, 3, 1)
+        searched = {"cudnn_conv_algo_search": "EXHAUSTIVE"} if setting.cuda else {}
+        sparse = session(setting, Nhwc(own), (x, mask))
+        dense = {"ORT dense": session(setting, Nhwc(own), (x,), **searched)}
+        if setting.cuda:
+            dense["ORT dense, prefer_nhwc"] = session(setting, Nhwc(own), (x,), prefer_nhwc="1", **searched)
+        self.sparse = export.Bound(sparse, [self.nhwc, self.run.mask], [torch.empty_like(y)])
+        self.dense = {k: export.Bound(s, [self.nhwc], [torch.empty_like(y)]) for k, s in dense.items()}
+        self.torch_dense = planned.dense_sides(self.run, self.run.frame, Setting(device, setting.level, False))
+        if setting.cuda:
+            form = self.torch_dense["fused cuDNN"].run
+            with torch.backends.cudnn.flags(enabled=True, benchmark=True):
+                self.graph, self.whole = capture(form, self.run.device)
+
+
+@functools.lru_cache(maxsize=1)
+def models(setting: Setting, size: tuple[int, int, int]) -> Models:
+    """Cases that follow each other share sessions: a mask is an input."""
+    return Models(setting, size)
+
+
+def work(setting: Setting, size: tuple[int, int, int], kind: str, density: float) -> Work:
+    at = models(setting, size)
+    at.run.mask.copy_(rectangle(kind, size, density, setting.device))
+
+    def done(y: Tensor) -> Tensor:
+        if setting.cuda:
+            torch.cuda.synchronize()
+        return y
+
+    def torch_dense() -> Tensor:
+        if not setting.cuda:
+            return at.torch_dense["PyTorch"].run()
+        at.graph.replay()
+        return done(at.whole)
+
+    held = planned.contract(at.net, at.run.frame, at.run.mask, at.run.planes)
+
+    def check(side: str, got: Tensor) -> float:
+        return held("masked" if side in OURS else "dense", got)
+
+    def bound(call: Any) -> Side:
+        return Side(lambda: call()[0].permute(0, 3, 1, 2), "dense", "wall")
+
+    sides = {
+        "ORT sparse": Side(bound(at.sparse).run, "ours", "wall"),
+        "torch masked": Side(lambda: done(at.run(at.run.frame, at.run.mask)), "peer", "wall"),
+        "torch dense": Side(torch_dense, "peer", "wall"),
+        **{name: bound(call) for name, call in at.dense.items()},
+    }
+    import onnxruntime
+
+    notes = {"densities": planned.densities(at.run.lists(at.run.mask)), "onnxruntime": onnxruntime.__version__}
+    return Work(sides, check, notes=notes)

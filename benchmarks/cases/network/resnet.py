@@ -1,0 +1,92 @@
+"""SparseResNet-50 without its head: one rectangle of a large frame, and the whole frame.
+
+A masked call is what `capture` gives: frame and mask copied in, active blocks and fringes of all planes, every layer,
+one CUDA graph. "in place": frame and mask are where the graph reads them.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sbnet.benchmarks.harness import masks, planned
+from sbnet.benchmarks.harness.registry import Case, Setting, Side, Work, short
+from sbnet.models import resnet50
+
+# Blocks that follow the mask more closely in the coarse planes, where one of 8x8 covers a sixteenth or a quarter of the
+# frame. A CPU computes them nearly as fast; Hopper's kernels want multiples of 8.
+SMALL = (16, 8, 4, 4, 4)
+
+
+def cases(setting: Setting) -> Iterator[Case]:
+    large = [(1, 1024, 1024), (8, 1024, 1024), (1, 2048, 2048), (8, 2048, 2048)]
+    sizes = large if setting.cuda else [(1, 512, 512)]
+    for size in setting.pick([(1, 64, 64)], sizes[:1], sizes):
+        kinds = setting.pick(
+            [("top-left", 0.1)], [("top-left", 0.1)], [("top-left", 0.1), ("centre", 0.1), ("all", 1.0)]
+        )
+        for kind, density in kinds:
+            facts = {"of": "SparseResNet-50, no head", "size": list(size), "dtype": short(setting.dtype)}
+            facts |= {"mask": kind, "wanted density": density}
+            for blocks in (None,) if setting.cuda or kind == "all" else (None, SMALL):
+                more = {} if blocks is None else {"block": "-".join(map(str, blocks))}
+                run = partial(work, setting, size, kind, density, blocks)
+                yield Case("residual network", "network", facts | more, run)
+
+
+def rectangle(kind: str, size: tuple[int, int, int], density: float, device: str) -> Tensor:
+    """[N,H,W] bool: one rectangle of this share of the frame, in the corner or in the middle."""
+    mask = masks.pixels("top-left", size, density, device)
+    if kind != "centre":
+        return mask
+    return mask.roll([(s - round(s * density**0.5)) // 2 for s in size[1:]], (1, 2))
+
+
+def work(
+    setting: Setting, size: tuple[int, int, int], kind: str, density: float, blocks: tuple[int, ...] | None
+) -> Work:
+    device, dtype = setting.device, setting.dtype
+    net = resnet50(weights=0, classes=0, **({} if blocks is None else {"blocks": blocks})).eval().to(device)
+    x = torch.rand(size[0], 3, *size[1:], device=device).to(dtype).contiguous(memory_format=torch.channels_last)
+    mask = rectangle(kind, size, density, device)
+    run = net.capture(x)
+    run(x, mask)  # copies both to where "in place" reads them
+    lists = run.lists(mask)
+    flops, size_bytes = planned.flops_and_bytes(run, lists)
+    compiled = size[0] == 1
+    notes: dict[str, Any] = {"densities": planned.densities(lists), "buffers MB": _megabytes(run.plan.buffers, dtype)}
+    if setting.cuda:
+        notes["host us"] = host_time(lambda: run(x, mask), in_a_row=20)
+        notes["host us after a wait"] = host_time(lambda: run(x, mask), in_a_row=1)
+    sides = {
+        "masked": Side(lambda: run(x, mask), "ours", "own"),
+        "masked, in place": Side(lambda: run(run.frame, run.mask), "peer", "own"),
+        "layers": Side(lambda: run.layers(x, lists), "peer"),
+        **planned.dense_sides(run, x, setting, compiled),
+    }
+    return Work(sides, planned.contract(net, x, mask, run.planes), flops, size_bytes, dtype, notes)
+
+
+def host_time(call: Callable[[], Any], in_a_row: int) -> float:
+    """Microseconds that a call keeps the host: the median of 200, the device idle before so many calls in a row.
+
+    With one in a row it is a call after a wait, which costs a processor that has slept several times as much.
+    """
+    times = []
+    for k in range(200):
+        if k % in_a_row == 0:
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        call()
+        times.append((time.perf_counter() - start) * 1e6)
+    return statistics.median(times)
+
+
+def _megabytes(buffers: list[int], dtype: torch.dtype) -> float:
+    return sum(buffers) * dtype.itemsize / 1e6

@@ -1,0 +1,97 @@
+"""What `sbnet bench` does with its options."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from sbnet.benchmarks.harness import measure as measuring
+from sbnet.benchmarks.harness import report
+from sbnet.benchmarks.harness.measure import Row, Session
+from sbnet.benchmarks.harness.registry import Case, Setting, WrongResult, cases
+from sbnet.benchmarks.harness.timing import Timer
+
+__all__ = ["BenchError", "Setting", "Timer", "cases", "compare", "make_documents", "measure"]
+
+
+class BenchError(Exception):
+    """What the person at the keyboard has to know, in a line."""
+
+
+def measure(
+    setting: Setting,
+    timer: Timer,
+    groups: Sequence[str],
+    only: str,
+    budget: float | None,
+    output: Path,
+    resume: bool,
+    console: Console,
+) -> None:
+    """Measures, shows tables, writes JSON and CSV."""
+    chosen = list(cases(setting, groups, only))
+    if not chosen:
+        raise BenchError(f"no case of {', '.join(groups)} has all of {only!r} in its title; --list prints the titles")
+    session = measuring.start(setting, timer)
+    if resume and output.exists():
+        before = load(output)
+        if (before.environment["device"], before.conditions) != (session.environment["device"], session.conditions):
+            raise BenchError(f"--resume {output}: was measured on another device or otherwise; another file is wanted")
+        session = measuring.resume(before, session)
+    text = TextColumn("{task.description}")
+    with Progress(text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console) as progress:
+        task = progress.add_task("", total=len(chosen))
+
+        def told(case: Case, row: Row | None) -> None:
+            progress.update(task, advance=1, description=escape(case.title[:80]))
+
+        try:
+            whole = measuring.run(chosen, session, timer, budget, told, lambda: session.save(output))
+        except WrongResult as wrong:
+            raise BenchError(f"wrong result: {wrong}") from None
+    report.show(session, console if console.is_terminal else Console(width=140, highlight=False))
+    report.write_csv(session, output.with_suffix(".csv"))
+    console.print(f"wrote {escape(str(output))} and {escape(output.with_suffix('.csv').name)}", soft_wrap=True)
+    if not whole:
+        console.print("stopped before the last case: `--resume` measures the rest")
+
+
+def load(path: Path) -> Session:
+    try:
+        return Session.load(path)
+    except (OSError, ValueError, TypeError) as error:
+        raise BenchError(f"{path}: is no result file of sbnet bench ({error})") from None
+
+
+def compare(before: Path, after: Path, threshold: float, console: Console) -> bool:
+    """Shows what became slower or faster by more than the threshold; True if anything became slower."""
+    old, new = load(before), load(after)
+    for name in ("device", "clock", "cache"):
+        a, b = ({**s.environment, **s.conditions}[name] for s in (old, new))
+        if a != b:
+            raise BenchError(f"{before} has {name} {a}, {after} has {b}: they cannot be compared")
+    changes = report.changes(old.rows, new.rows)
+    if not changes:
+        raise BenchError(f"{before} and {after} have no case in common")
+    slower = [change for change in changes if change.factor > 1 + threshold]
+    faster = [change for change in changes if change.factor < 1 / (1 + threshold)]
+    console.print(report.change_table([*slower, *faster]))
+    console.print(f"{len(changes)} cases compared: {len(slower)} slower, {len(faster)} faster by over {threshold:.0%}")
+    return bool(slower)
+
+
+def make_documents(console: Console) -> None:
+    """docs/benchmarks.md and its plots."""
+    from sbnet.benchmarks.harness import document
+
+    if not (document.RESULTS.is_dir() and document.DOCS.is_dir()):
+        raise BenchError("--docs: works in a checkout, where benchmarks/results/ and docs/ are")
+    try:
+        written = document.write()
+    except ImportError as error:
+        raise BenchError(f"--docs: {error}: pip install 'sbnet[bench]'") from None
+    console.print(f"wrote {escape(str(written[0]))} and {len(written) - 1} plots", soft_wrap=True)

@@ -1,0 +1,191 @@
+"""docs/benchmarks.md and its plots, made from results/*.json: no figure in it is typed by hand."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from sbnet.benchmarks.harness.measure import Row, Session, key
+from sbnet.benchmarks.harness.registry import GROUPS, format_fact
+from sbnet.benchmarks.harness.report import HIDDEN, by_name, cell, compact
+
+HERE = Path(__file__).resolve().parents[1]
+RESULTS = HERE / "results"
+DOCS = HERE.parent / "docs"
+
+HEAD = """\
+# Benchmarks
+
+<!-- Made by `sbnet bench --docs` from benchmarks/results/*.json: edit those, or harness/document.py, not this. -->
+
+Every result was checked before it was timed (rms error against a wider type at most twice PyTorch's own; copies bit for
+bit). The sides of a case run in turn in one process; figures are medians, in microseconds. **x dense** is against the
+fastest dense form of the same layer: `F.conv2d` (oneDNN on a CPU), fused cuDNN and, where it says so, `torch.compile`,
+channels_last. **indexed** starts at the pixel mask: blocks and fringe are listed anew in every call. **of floor** is
+the share of the least time that the active part could take on that machine: the larger of its operations over the rate
+of a matrix product and its bytes over that of a copy, both measured in the same run, and a launch.
+"gather-conv-scatter" is the paper's way with our copies and the dense library's convolution. How to measure:
+`sbnet bench --help`, [benchmarks/](../benchmarks/README.md).
+"""
+
+PAPER = """\
+## Beside the SBNet paper
+
+Ren et al., *SBNet: Sparse Blocks Network for Fast Inference*, [arXiv 1801.02108](https://arxiv.org/abs/1801.02108),
+measured on a GTX 1080 Ti in float32, mask at the top left, 90 % sparsity, index building left out: so are ours here.
+Figures are speed-ups over dense on the same device, so they say how well each uses its machine, not which is faster.
+"""
+
+
+def document(sessions: dict[str, Session]) -> str:
+    """The text of docs/benchmarks.md; sessions by the stem of their file."""
+    parts = [HEAD, *glance(sessions.values()), *paper_table(sessions.values())]
+    for stem, session in sessions.items():
+        parts.append(f"## {heading(session)}\n\n{conditions(stem, session)}\n")
+        for name, rows in by_name(sorted(session.rows, key=lambda row: GROUPS.index(row["group"]))).items():
+            parts.append(section(name, rows))
+            if name in swept(session):
+                parts.append(f"![{name}: speed-up, fraction of the floor, break-even]({plot_file(stem, name)})\n")
+        for title, lack in session.skipped.items():
+            parts.append(f"Skipped: {title}: {lack}.\n")
+    return "\n".join(parts)
+
+
+def heading(session: Session) -> str:
+    e, c = session.environment, session.conditions
+    clock = "" if c["clock"] == "wall" else f", {c['clock']}"
+    settled = f", {c['settle ms']} ms alone before each turn" if "settle ms" in c else ""
+    compiled = ", torch.compile among the dense forms" if c.get("torch.compile") else ""
+    return f"{e['device']}{clock}, {c['cache']} caches{settled}{compiled}"
+
+
+def conditions(stem: str, session: Session) -> str:
+    facts = {k: v for k, v in session.environment.items() if k != "device"}
+    limits = dict(session.limits)
+    rates = limits.pop("matrix TFLOP/s", {})
+    facts |= limits | {f"matrix TFLOP/s, {dtype}": rate for dtype, rate in rates.items()}
+    facts |= {k: v for k, v in session.conditions.items() if k == "rounds"}
+    others = [row["others"] for row in session.rows if "others" in row]
+    if others:
+        facts["other processes' share of the processor time, median"] = statistics.median(others)
+    listed = ", ".join(f"{name} {cell(value)}" for name, value in facts.items())
+    return f"{listed}. [Results](../benchmarks/results/{stem}.json)"
+
+
+def markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [head, rule, *lines]) + "\n"
+
+
+def section(name: str, rows: list[Row]) -> str:
+    """A heading, what all rows share, and a table; one row a layer where sparsity is swept."""
+    shared, head, lines = compact(rows, HIDDEN)
+    facts = [", ".join(f"{fact} {format_fact(v)}" for fact, v in shared.items())]
+    if len({row["facts"].get("sparsity") for row in rows}) > 2 and all("x dense" in row for row in rows):
+        head, lines = sweep(rows, shared)
+        facts.append("x dense (indexed) by sparsity")
+    stated = "; ".join(filter(None, facts))
+    return "\n\n".join(filter(None, [f"### {name}", stated, markdown(head, lines)]))
+
+
+def layers(rows: list[Row]) -> dict[str, list[Row]]:
+    """Rows that differ in sparsity alone, by what they share."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        rest = {k: v for k, v in row["facts"].items() if k != "sparsity"}
+        found.setdefault(key({**row, "facts": rest}), []).append(row)
+    return found
+
+
+def sweep(rows: list[Row], shared: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """One line a layer, its x dense (indexed) by sparsity."""
+    rows = [row for row in rows if "sparsity" in row["facts"]]
+    steps = sorted({row["facts"]["sparsity"] for row in rows})
+    facts = list(dict.fromkeys(k for row in rows for k in row["facts"] if k not in (*shared, "sparsity")))
+    lines = []
+    for same in layers(rows).values():
+        at = {row["facts"]["sparsity"]: row for row in same}
+        figures = [_pair(at[step]) if step in at else "" for step in steps]
+        lines.append([*(cell(same[0]["facts"].get(fact)) for fact in facts), *figures])
+    return [*facts, *(f"{step:g}" for step in steps)], lines
+
+
+def _pair(row: Row) -> str:
+    indexed = f" ({cell(row['x indexed'])})" if "x indexed" in row else ""
+    return cell(row["x dense"]) + indexed
+
+
+def glance(sessions: Iterable[Session]) -> list[str]:
+    """Speed-ups at a tenth of the blocks and at all of them: median, least and most."""
+    lines = []
+    for session in sessions:
+        for name, rows in by_name(session.rows).items():
+            found = [row for row in rows if row["group"] != "ops" and "density" in row and "x dense" in row]
+            tenth = [row["x dense"] for row in found if 0.08 < row["density"] < 0.12]
+            whole = [row["x dense"] for row in found if row["density"] > 0.99]
+            if tenth or whole:
+                lines.append([heading(session), name, _spread(tenth), _spread(whole)])
+    head = ["measured on", "what", "x dense, a tenth of the blocks", "x dense, all blocks"]
+    return [f"## At a glance\n\nMedian (least to most) of the cases below.\n\n{markdown(head, lines)}"] if lines else []
+
+
+def _spread(values: list[float]) -> str:
+    if not values:
+        return ""
+    return f"{cell(statistics.median(values))} ({cell(min(values))} to {cell(max(values))})"
+
+
+def paper_table(sessions: Iterable[Session]) -> list[str]:
+    """Our figures beside the paper's, one column a device and dtype."""
+    cases: dict[tuple[str, str], dict[str, str]] = {}
+    names: dict[str, None] = {}
+    for session in sessions:
+        for row in session.rows:
+            if "x paper" not in row:
+                continue
+            facts = row["facts"]
+            case = row["name"], f"{format_fact(facts['size'])}x{facts['channels']}"
+            column = f"{heading(session)}, {facts['dtype']}"
+            names[column] = None
+            cases.setdefault(case, {"paper": cell(row["x paper"])})[column] = cell(row["x dense"])
+    if not cases:
+        return []
+    head = ["layer", "size", "the paper", *names]
+    lines = [[*case, figures["paper"], *(figures.get(name, "") for name in names)] for case, figures in cases.items()]
+    return [PAPER, markdown(head, lines)]
+
+
+def swept(session: Session) -> dict[str, list[list[Row]]]:
+    """By name: layers measured at three sparsities or more, each from dense to sparse."""
+    found: dict[str, list[list[Row]]] = {}
+    for rows in layers([row for row in session.rows if "sparsity" in row["facts"] and "density" in row]).values():
+        if len(rows) > 2:
+            found.setdefault(rows[0]["name"], []).append(sorted(rows, key=lambda row: -row["density"]))
+    return found
+
+
+def plot_file(stem: str, name: str) -> str:
+    return f"plots/{stem}-{re.sub('[^a-z0-9]+', '-', name.lower())}.svg"
+
+
+def load_results(folder: Path = RESULTS) -> dict[str, Session]:
+    return {path.stem: Session.load(path) for path in sorted(folder.glob("*.json"))}
+
+
+def write(folder: Path = DOCS) -> list[Path]:
+    """Writes benchmarks.md and plots/*.svg."""
+    from sbnet.benchmarks.harness import plots
+
+    sessions = load_results()
+    written = [folder / "benchmarks.md"]
+    written[0].write_text(document(sessions))
+    for stem, session in sessions.items():
+        for name in swept(session):
+            path = folder / plot_file(stem, name)
+            path.parent.mkdir(exist_ok=True)
+            plots.draw(name, session, path)
+            written.append(path)
+    return written

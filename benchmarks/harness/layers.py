@@ -1,0 +1,134 @@
+"""One convolution layer with its dense forms and its exact result: what convolution benchmarks share."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import sbnet
+from sbnet.benchmarks.harness.registry import Setting, Side, WrongResult, close, short
+
+Shape = tuple[int, int, int, int]
+
+
+class Layer:
+    """A layer with bias and ReLU. shape: (N, H, W, C) of its input; filters: its output channels, C if not given.
+
+    It is padded by half its kernel. `size` is (N, H, W) of its output.
+    """
+
+    def __init__(
+        self, shape: Shape, dtype: torch.dtype, setting: Setting, filters: int = 0, kernel: int = 3, stride: int = 1
+    ):
+        n, h, w, c = shape
+        device, last = setting.device, torch.channels_last
+        self.dtype, self.kernel, self.stride, self.padding = dtype, kernel, stride, kernel // 2
+        filters = filters or c
+        self.x = torch.randn(n, c, h, w, device=device, dtype=dtype).contiguous(memory_format=last)
+        weight = torch.randn(filters, c, kernel, kernel, device=device) / (kernel**2 * c) ** 0.5
+        self.weight = weight.to(dtype).contiguous(memory_format=last)
+        self.bias = torch.randn(filters, device=device, dtype=dtype)
+        pairs = [(v, v) for v in (kernel, stride, self.padding, 1)]
+        ho, wo = sbnet.conv_output_size((h, w), *pairs)
+        self.size = (n, ho, wo)
+        self.residual = torch.randn(n, filters, ho, wo, device=device, dtype=dtype).contiguous(memory_format=last)
+        self.out = torch.empty_like(self.residual)
+        self._compiled = (
+            torch.compile(self.plain, mode="max-autotune-no-cudagraphs") if self._compiles(setting) else None
+        )
+
+    @staticmethod
+    def _compiles(setting: Setting) -> bool:
+        return setting.cuda and setting.compiled and setting.level == "full"
+
+    def plain(self, x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None = None) -> Tensor:
+        y = F.conv2d(x, weight, bias, self.stride, self.padding)
+        return (y if residual is None else y.add_(residual)).relu_()
+
+    @functools.cached_property
+    def exact(self) -> Tensor:
+        """Before residual and ReLU; float64 for float32, float32 for the halves."""
+        wide = torch.float64 if self.dtype == torch.float32 else torch.float32
+        with torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=False):  # runs once: not tuned
+            return F.conv2d(self.x.to(wide), self.weight.to(wide), self.bias.to(wide), self.stride, self.padding)
+
+    @functools.cached_property
+    def torchs(self) -> Tensor:
+        return F.conv2d(self.x, self.weight, self.bias, self.stride, self.padding)
+
+    def dense(self, residual: bool = False) -> dict[str, Side]:
+        """Every dense form of the layer: the fastest is the baseline."""
+        x, weight, bias, added = self.x, self.weight, self.bias, self.residual if residual else None
+        plain = "F.conv2d, oneDNN" if x.device.type == "cpu" else "F.conv2d"
+        forms = {plain: Side(lambda: self.plain(x, weight, bias, added))}
+        if x.is_cuda:
+            geometry = [self.stride] * 2, [self.padding] * 2, [1, 1], 1
+            forms["fused cuDNN"] = Side(
+                (lambda: torch.cudnn_convolution_relu(x, weight, bias, *geometry))
+                if added is None
+                else (lambda: torch.cudnn_convolution_add_relu(x, weight, added, 1.0, bias, *geometry))
+            )
+            if (compiled := self._compiled) is not None:
+                forms["torch.compile"] = Side(lambda: compiled(x, weight, bias, added))
+        return forms
+
+    def sparse(self, active: sbnet.ActiveBlocks, fringe: sbnet.Fringe | None, residual: bool = False) -> Tensor:
+        added = self.residual if residual else None
+        sbnet.sparse_conv2d_(
+            self.x, self.weight, self.bias, active, self.out,
+            stride=self.stride, padding=self.padding, activation="relu", fringe=fringe, residual=added,
+        )  # fmt: skip
+        return self.out
+
+    def gather_conv_scatter(self, active: sbnet.ActiveBlocks, out: Tensor) -> Tensor:
+        """The paper's way: haloed blocks as a batch, a dense convolution of them, blocks back."""
+        haloed = active.with_grid(active.grid.conv_input(self.kernel, self.stride, self.padding))
+        stack = sbnet.sparse_gather(self.x, haloed, tail="undefined")
+        if stack.is_cuda:
+            done = torch.cudnn_convolution_relu(stack, self.weight, self.bias, [self.stride] * 2, [0, 0], [1, 1], 1)
+        else:
+            done = F.conv2d(stack, self.weight, self.bias, self.stride).relu_()
+        sbnet.sparse_scatter_(done, active, out)
+        return out
+
+    def check(
+        self, got: Tensor, inside: Tensor | None = None, zero: Tensor | None = None, residual: bool = False
+    ) -> float:
+        """got against the exact layer on the pixels `inside` (all); 0 on `zero`; NaN (untouched) elsewhere."""
+        added = (lambda y: y + self.residual.to(y.dtype)) if residual else lambda y: y
+        error = close(got, added(self.torchs).relu(), added(self.exact).relu(), inside)
+        if zero is not None and inside is not None:
+            if not bool((torch.where(zero, got, 0) == 0).all()):
+                raise WrongResult("the fringe is not zero")
+            if not bool((got.isnan() | inside | zero).all()):
+                raise WrongResult("pixels outside of the active blocks and the fringe were written")
+        return error
+
+    def flops(self, pixels: float) -> float:
+        return 2 * self.weight.numel() * pixels
+
+    def bytes(self, active: sbnet.ActiveBlocks, residual: bool = False) -> float:
+        """Input of the blocks with its halo read, blocks written (and the residual read), the weight once."""
+        grid = active.grid.conv_input(self.kernel, self.stride, self.padding)
+        blocks, (bh, bw), (ih, iw) = int(active.count), active.grid.bsize, grid.bsize
+        # neighbours share halos: no more is read than the plane holds; a kernel narrower than its stride skips pixels
+        skipped = min(self.kernel / self.stride, 1) ** 2
+        read = min(blocks * ih * iw, self.x[:, 0].numel()) * skipped * self.x.shape[1]
+        written = blocks * bh * bw * (2 if residual else 1) * self.out.shape[1]
+        return (read + written + self.weight.numel()) * self.x.element_size()
+
+
+def fringe_mask(fringe: sbnet.Fringe, like: Tensor) -> Tensor:
+    """[N,1,H,W] bool: the pixels of a fringe."""
+    flags = torch.zeros_like(like).flatten()
+    flags[fringe.pixels[: int(fringe.count)].long()] = True
+    return flags.view_as(like)
+
+
+def facts(shape: Shape, dtype: torch.dtype, mask: str, block: Any, **more: Any) -> dict[str, Any]:
+    sides = list(block) if isinstance(block, tuple) else [block, block]
+    return {"size": list(shape[:3]), "channels": shape[3], "dtype": short(dtype), "mask": mask, "block": sides, **more}

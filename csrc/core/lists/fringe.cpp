@@ -1,0 +1,58 @@
+#include "core/lists/fringe.h"
+
+#include "core/grid.h"
+
+namespace sbnet {
+
+Status check_listable(const char* op, int64_t batch, int64_t height, int64_t width) {
+  SBNET_CHECK(batch >= 0 && height >= 1 && width >= 1 && height <= (1 << 29) && width <= (1 << 29),
+              "%s: size: batch %lld, plane %lldx%lld; sides of 1 to 2^29 are wanted", op, static_cast<long long>(batch),
+              static_cast<long long>(height), static_cast<long long>(width));
+  SBNET_CHECK(height * width <= INT32_MAX && batch <= INT32_MAX / (height * width),
+              "%s: size: %lld planes of %lldx%lld; less than 2^31 pixels are wanted", op, static_cast<long long>(batch),
+              static_cast<long long>(height), static_cast<long long>(width));
+  SBNET_CHECK(batch * height <= (1 << 30), "%s: size: %lld planes of %lld rows; at most 2^30 rows are wanted", op,
+              static_cast<long long>(batch), static_cast<long long>(height));
+  return ok_status();
+}
+
+Status check_window(const char* op, const Window& w, const int64_t in_size[2], const int64_t out_size[2]) {
+  for (int d = 0; d < 2; ++d) {
+    SBNET_CHECK(w.kernel[d] >= 1 && w.stride[d] >= 1 && w.dilation[d] >= 1 && w.padding[d] >= 0,
+                "%s: kernel_size, stride, dilation, padding: %d, %d, %d, %d; at least 1, 1, 1, 0 is wanted", op,
+                w.kernel[d], w.stride[d], w.dilation[d], w.padding[d]);
+    SBNET_CHECK(int64_t{w.kernel[d]} * w.dilation[d] <= (1 << 29) && w.padding[d] <= (1 << 29),
+                "%s: kernel_size, dilation, padding: %d, %d, %d; a reach of at most 2^29 is wanted", op, w.kernel[d],
+                w.dilation[d], w.padding[d]);
+    const int64_t reach = in_size[d] + 2 * int64_t{w.padding[d]} - int64_t{w.dilation[d]} * (w.kernel[d] - 1) - 1;
+    SBNET_CHECK(reach >= 0 && out_size[d] == reach / w.stride[d] + 1,
+                "%s: consumer: output side %lld does not follow from input side %lld, kernel_size %d, stride %d, "
+                "padding %d, dilation %d",
+                op, static_cast<long long>(out_size[d]), static_cast<long long>(in_size[d]), w.kernel[d], w.stride[d],
+                w.padding[d], w.dilation[d]);
+  }
+  return ok_status();
+}
+
+Status validate(const FringeParams& p) {
+  constexpr const char* kOp = "fringe";
+  SBNET_TRY(check_listable(kOp, p.batch, p.height, p.width));
+  const int64_t size[2] = {p.height, p.width}, out_size[2] = {p.out_height, p.out_width};
+  SBNET_TRY(check_window(kOp, p.window, size, out_size));
+  SBNET_TRY(check_active(kOp, p.producer));
+  SBNET_TRY(check_active(kOp, p.consumer));
+  SBNET_TRY(check_tiling(kOp, p.producer.grid, p.height, p.width));
+  SBNET_TRY(check_tiling(kOp, p.consumer.grid, p.out_height, p.out_width));
+  SBNET_CHECK(p.batch == 0 || (p.producer.block_map && p.consumer.block_map), "%s: active: block map missing", kOp);
+  SBNET_CHECK(p.capacity >= 0 && p.capacity <= INT32_MAX, "%s: capacity: %lld; 0 to 2^31 - 1 is wanted", kOp,
+              static_cast<long long>(p.capacity));
+  return ok_status();
+}
+
+}  // namespace sbnet
+
+// The words of the plane, then (CUDA) a count for each 32 of them.
+int64_t sbnet_fringe_workspace_bytes(const sbnet::FringeParams* p) {
+  const int64_t words = p->batch * p->height * ((p->width + 31) / 32);
+  return (words + words / 32 + 1) * 4;
+}

@@ -1,0 +1,76 @@
+// The active blocks and the fringes of every plane of a network from one pixel mask: the pyramid of the `masked`
+// contract. A block of an H x W plane is active iff the mask, max-pooled adaptively to H x W, is set in one of its
+// pixels: iff a pixel above tol lies in one rectangle of the mask (pyramid_span).
+#pragma once
+#include "core/lists/fringe.h"
+
+namespace sbnet {
+
+constexpr int kMaxPyramidPlanes = 16, kMaxPyramidFringes = 20, kMaxPyramidConsumers = 32;
+
+struct PyramidPlane {
+  TiledPlane tiles;
+  int32_t* indices;    // [N*blocks, 3] out: (n, i, j) in raster order, then -1
+  int32_t* count;      // [1] out
+  int32_t* total;      // [1] out: the count again, since nothing is cut
+  int32_t* block_map;  // [N, tiles.count[0], tiles.count[1]] out: slot or -1
+};
+
+struct PyramidConsumer {
+  int32_t plane;  // of its output
+  Window window;
+};
+
+// The fringe of a tensor on `plane` for all of its consumers together.
+struct PyramidFringe {
+  int32_t plane, first_consumer, consumers;
+  int32_t* pixels;  // [N*H*W] out: linear indices, ascending, then -1
+  int32_t* count;   // [1] out
+};
+
+struct PyramidParams {
+  const void* mask;  // [N, H, W], any strides
+  DType mask_dtype;  // bool, uint8, float16, bfloat16, float32, float64
+  int64_t size[3], stride[3];
+  double tol;  // a pixel is set iff it is greater; compared in float32 (float64 masks: in float64)
+  int32_t planes, fringes;
+  PyramidPlane plane[kMaxPyramidPlanes];
+  PyramidFringe fringe[kMaxPyramidFringes];
+  PyramidConsumer consumer[kMaxPyramidConsumers];
+
+  int64_t blocks(int k) const { return size_product({size[0], plane[k].tiles.count[0], plane[k].tiles.count[1]}); }
+  int64_t pixels(int k) const { return size_product({size[0], plane[k].tiles.size[0], plane[k].tiles.size[1]}); }
+};
+
+// Fills the planes and fringes of p from the numbers that bindings take. `planes`: height, width, block height, block
+// width of each. `fringes`: of each, its plane and how many consumers follow, nine numbers each: plane, kernel_size,
+// stride, padding, dilation (pairs).
+SBNET_EXPORT Status read_pyramid(PyramidParams* p, const int64_t* planes, int64_t plane_numbers, const int64_t* fringes,
+                                 int64_t fringe_numbers);
+SBNET_EXPORT Status validate(const PyramidParams& p);
+
+// What blocks i of a plane see of the mask along dimension d: coordinates [begin, end).
+struct Span {
+  int begin, end;
+};
+SBNET_HOST_DEVICE inline Span pyramid_span(const TiledPlane& plane, int d, int i, int mask_side) {
+  const int first = i * plane.side(d), side = plane.size[d];
+  const int last = lesser(first + plane.side(d), side);
+  if (mask_side <= 0xffff && side <= 0xffff)  // the same in 32 bits
+    return {static_cast<int>(static_cast<uint32_t>(first) * mask_side / side),
+            static_cast<int>((static_cast<uint32_t>(last) * mask_side + side - 1) / side)};
+  return {static_cast<int>(static_cast<int64_t>(first) * mask_side / side),
+          static_cast<int>((static_cast<int64_t>(last) * mask_side + side - 1) / side)};
+}
+
+// Rows of the mask that no block's rectangle separates: kernels reduce strips of so many rows first. At most 64.
+int pyramid_strip(const PyramidParams& p);
+
+}  // namespace sbnet
+
+extern "C" {
+SBNET_EXPORT int64_t sbnet_mask_pyramid_workspace_bytes(const sbnet::PyramidParams* p);
+SBNET_EXPORT sbnet::Status sbnet_mask_pyramid_cpu(const sbnet::PyramidParams* p, void* workspace,
+                                                  const sbnet::Parallel* parallel);
+SBNET_EXPORT sbnet::Status sbnet_mask_pyramid_cuda(const sbnet::PyramidParams* p, void* workspace, void* stream);
+}

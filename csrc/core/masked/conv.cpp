@@ -1,0 +1,115 @@
+#include "core/masked/conv.h"
+
+#include "core/grid.h"
+
+namespace sbnet {
+namespace {
+constexpr const char* kOp = "sparse_conv2d";
+
+int64_t output_size(int64_t in, int64_t k, int64_t stride, int64_t padding, int64_t dilation) {
+  const int64_t reach = in + 2 * padding - dilation * (k - 1) - 1;
+  return reach < 0 ? 0 : reach / stride + 1;
+}
+
+constexpr int64_t kTagBytes = 128, kMostLanes = 16;  // cpu/masked/conv_plan.h, cpu/masked/conv_simd.h
+}  // namespace
+
+Status validate(const ConvPackParams& p) {
+  constexpr const char* op = "pack_conv_weight";
+  const int64_t* size = p.weight.size;
+  SBNET_CHECK(is_compute_dtype(p.weight.dtype), "%s: weight: dtype %s; float32, float16 or bfloat16 is wanted", op,
+              dtype_name(p.weight.dtype));
+  SBNET_TRY(check_plane(op, "weight", p.weight));
+  double elements = 1;
+  for (int d = 0; d < 4; ++d) elements *= static_cast<double>(size[d]);
+  SBNET_CHECK(elements >= 1 && elements < 0x1p48,
+              "%s: weight: shape [%lld,%lld,%lld,%lld]; 1 to 2^48 elements are wanted", op,
+              static_cast<long long>(size[0]), static_cast<long long>(size[1]), static_cast<long long>(size[2]),
+              static_cast<long long>(size[3]));
+  SBNET_CHECK(p.groups >= 1 && size[0] % p.groups == 0, "%s: groups: %d; a divisor of K = %lld is wanted", op, p.groups,
+              static_cast<long long>(size[0]));
+  return ok_status();
+}
+
+// Instruction sets differ in how far they fill up channels. Whoever widens the elements, to 4 bytes, does not fill up
+// input channels; matrix units fill them up, but to no more than twice as many 2-byte elements.
+int64_t packed_bytes(const ConvPackParams& p) {
+  const int64_t* size = p.weight.size;
+  const int64_t groups = size[1] == 1 ? 1 : p.groups,
+                lanes = (size[0] / groups + kMostLanes - 1) / kMostLanes * kMostLanes;
+  return kTagBytes + groups * lanes * size[1] * size[2] * size[3] * 4;
+}
+
+Status validate(const Conv2dParams& p) {
+  const int64_t N = p.x.size[0], C = p.x.size[1], H = p.x.size[2], W = p.x.size[3];
+  const int64_t K = p.weight.size[0];
+  SBNET_CHECK(is_compute_dtype(p.x.dtype), "%s: x: dtype %s; float32, float16 or bfloat16 is wanted", kOp,
+              dtype_name(p.x.dtype));
+  SBNET_CHECK(p.weight.dtype == p.x.dtype, "%s: weight: dtype %s; the dtype of x, %s, is wanted", kOp,
+              dtype_name(p.weight.dtype), dtype_name(p.x.dtype));
+  SBNET_CHECK(!p.bias || p.bias_dtype == p.x.dtype || p.bias_dtype == DType::kF32,
+              "%s: bias: dtype %s; the dtype of x, %s, or float32 is wanted", kOp, dtype_name(p.bias_dtype),
+              dtype_name(p.x.dtype));
+  for (int d = 0; d < 2; ++d) {
+    SBNET_CHECK(p.stride[d] >= 1 && p.dilation[d] >= 1, "%s: stride, dilation: %d, %d; at least 1 is wanted", kOp,
+                p.stride[d], p.dilation[d]);
+    SBNET_CHECK(p.padding[d] >= 0 && p.padding[d] < (1 << 24), "%s: padding: %d; 0 or more is wanted", kOp,
+                p.padding[d]);
+    SBNET_CHECK(p.weight.size[2 + d] >= 1 && p.weight.size[2 + d] < (1 << 15),
+                "%s: weight: kernel side %lld; 1 to 32767 is wanted", kOp,
+                static_cast<long long>(p.weight.size[2 + d]));
+    SBNET_CHECK(p.stride[d] < (1 << 15) && p.dilation[d] < (1 << 15),
+                "%s: stride, dilation: %d, %d; less than 32768 is wanted", kOp, p.stride[d], p.dilation[d]);
+  }
+  SBNET_CHECK(C >= 1 && K >= 1 && H >= 1 && W >= 1, "%s: x, weight: C %lld, K %lld, plane %lldx%lld; none may be 0",
+              kOp, static_cast<long long>(C), static_cast<long long>(K), static_cast<long long>(H),
+              static_cast<long long>(W));
+  SBNET_CHECK(p.groups >= 1 && C % p.groups == 0 && K % p.groups == 0,
+              "%s: groups: %d; a divisor of C = %lld and K = %lld is wanted", kOp, p.groups, static_cast<long long>(C),
+              static_cast<long long>(K));
+  SBNET_CHECK(p.weight.size[1] == C / p.groups, "%s: weight: %lld input channels; C/groups = %lld is wanted", kOp,
+              static_cast<long long>(p.weight.size[1]), static_cast<long long>(C / p.groups));
+  SBNET_CHECK(p.activation >= Activation::kNone && p.activation <= Activation::kHardswish,
+              "%s: activation: unknown code %d", kOp, static_cast<int>(p.activation));
+
+  const int64_t out[4] = {N, K, output_size(H, p.weight.size[2], p.stride[0], p.padding[0], p.dilation[0]),
+                          output_size(W, p.weight.size[3], p.stride[1], p.padding[1], p.dilation[1])};
+  SBNET_CHECK(out[2] >= 1 && out[3] >= 1, "%s: x: plane %lldx%lld is smaller than the kernel's reach", kOp,
+              static_cast<long long>(H), static_cast<long long>(W));
+  const TensorView* tensors[2] = {&p.y, &p.residual};
+  const char* names[2] = {"out", "residual"};
+  for (int t = 0; t < 2; ++t) {
+    if (t == 1 && !p.residual.data) continue;
+    const TensorView& v = *tensors[t];
+    SBNET_CHECK(v.dtype == p.x.dtype, "%s: %s: dtype %s; the dtype of x, %s, is wanted", kOp, names[t],
+                dtype_name(v.dtype), dtype_name(p.x.dtype));
+    for (int d = 0; d < 4; ++d)
+      SBNET_CHECK(v.size[d] == out[d],
+                  "%s: %s: shape [%lld,%lld,%lld,%lld]; [%lld,%lld,%lld,%lld] (N, K, H_out, W_out) is wanted", kOp,
+                  names[t], static_cast<long long>(v.size[0]), static_cast<long long>(v.size[1]),
+                  static_cast<long long>(v.size[2]), static_cast<long long>(v.size[3]), static_cast<long long>(out[0]),
+                  static_cast<long long>(out[1]), static_cast<long long>(out[2]), static_cast<long long>(out[3]));
+  }
+  SBNET_TRY(check_plane(kOp, "x", p.x));
+  SBNET_TRY(check_plane(kOp, "out", p.y));
+  bool residual_is_out = p.residual.data == p.y.data;
+  for (int d = 0; d < 4; ++d) {
+    SBNET_CHECK(p.y.stride[d] > 0 || p.y.size[d] <= 1,
+                "%s: out: an expanded tensor (stride 0 in dimension %d); a tensor of its own memory is wanted", kOp, d);
+    residual_is_out = residual_is_out && (p.residual.stride[d] == p.y.stride[d] || p.y.size[d] <= 1);
+  }
+  SBNET_CHECK(!N || !p.active.capacity || !may_overlap(p.x, p.y),
+              "%s: out: shares memory with x; a separate tensor is wanted", kOp);
+  SBNET_CHECK(!N || !p.active.capacity || !may_overlap(p.weight, p.y),
+              "%s: out: shares memory with weight; a separate tensor is wanted", kOp);
+  SBNET_CHECK(!p.residual.data || residual_is_out || !may_overlap(p.residual, p.y),
+              "%s: residual: shares memory with out; out itself or a separate tensor is wanted", kOp);
+  SBNET_TRY(check_active(kOp, p.active));
+  SBNET_TRY(check_tiling(kOp, p.active.grid, out[2], out[3]));
+  if (p.fringe.pixels)
+    SBNET_CHECK(p.fringe.count && p.fringe.capacity >= 0 && size_product({N, out[2], out[3]}) <= INT32_MAX,
+                "%s: fringe: needs a count and a plane of less than 2^31 pixels", kOp);
+  return ok_status();
+}
+
+}  // namespace sbnet

@@ -1,0 +1,50 @@
+// Block-sparse 2-D convolution: parameters, validation, workspace.
+//   y = activation(conv2d(x, weight) + bias + residual) on the active blocks of the OUTPUT plane, nowhere else.
+#pragma once
+#include "core/activation.h"
+#include "core/types.h"
+
+namespace sbnet {
+
+struct Conv2dParams {
+  TensorView x;         // [N, C, H, W], any strides
+  TensorView weight;    // [K, C/groups, R, S], any strides; K,R,S,C memory order (channels_last) is the fast one
+  const void* bias;     // [K] contiguous or null
+  DType bias_dtype;     // x.dtype or float32
+  TensorView residual;  // [N, K, Ho, Wo] of x.dtype, any strides; data null for none. May alias y.
+  TensorView y;         // [N, K, Ho, Wo] of x.dtype, any strides; must not overlap x
+  ActiveView active;    // tiling grid of y's plane: offset 0, stride = size, count = ceil(plane / size)
+  FringeView fringe;
+  int32_t stride[2], padding[2], dilation[2];
+  int32_t groups;
+  Activation activation;
+  float activation_param;  // leaky_relu: negative slope
+  bool allow_tf32;         // float32 on CUDA may use tf32 tensor cores; default false
+};
+
+// Weights in the order in which kernels of a device read them, made once for many calls: a copy, of what the weights
+// are then. CUDA kernels read weights as they are.
+struct ConvPackParams {
+  TensorView weight;  // [K, C/groups, R, S], any strides
+  int32_t groups;
+};
+
+// Shapes, dtypes, grid against plane, sizes within kernel limits. Everything a kernel relies on.
+SBNET_EXPORT Status validate(const Conv2dParams& p);
+SBNET_EXPORT Status validate(const ConvPackParams& p);
+// Bytes that hold the weights packed for any processor.
+SBNET_EXPORT int64_t packed_bytes(const ConvPackParams& p);
+
+}  // namespace sbnet
+
+extern "C" {
+SBNET_EXPORT sbnet::Status sbnet_pack_conv_weight_cpu(const sbnet::ConvPackParams* p, void* packed,
+                                                      const sbnet::Parallel* parallel);
+// packed: null, or packed_bytes() of memory that pack_conv_weight filled from p->weight as it is now. One of another
+// shape, dtype, number of groups or instruction set is refused.
+SBNET_EXPORT int64_t sbnet_sparse_conv2d_workspace_bytes_cpu(const sbnet::Conv2dParams* p, const void* packed,
+                                                             int32_t threads);
+SBNET_EXPORT sbnet::Status sbnet_sparse_conv2d_cpu(const sbnet::Conv2dParams* p, const void* packed, void* workspace,
+                                                   const sbnet::Parallel* parallel);
+SBNET_EXPORT sbnet::Status sbnet_sparse_conv2d_cuda(const sbnet::Conv2dParams* p, void* stream);
+}

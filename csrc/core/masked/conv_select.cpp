@@ -1,0 +1,209 @@
+#include "core/masked/conv_select.h"
+
+#include <cstdio>
+#include <initializer_list>
+
+#include "core/memory.h"
+
+namespace sbnet {
+namespace {
+
+constexpr int kMaxDepthwiseTaps = 128, kStemCell = 8;
+constexpr int kMaxBottleneckChannels = 512, kMaxBottleneckWidth = 128;
+
+bool is_half(DType t) { return t == DType::kF16 || t == DType::kBF16; }
+
+// Tiles and units are counted in 31 bits, with room for a scheduler that looks ahead.
+bool tiles_fit(const ActiveView& active, const FringeView& fringe, int cell, int64_t channel_tiles) {
+  const int64_t per_block = int64_t{active.grid.size[0] / cell} * (active.grid.size[1] / cell);
+  return active.capacity < INT32_MAX && fringe.capacity < INT32_MAX && per_block < 1 << 30 &&
+         active.capacity * per_block < (1 << 30) / channel_tiles;
+}
+
+const char* half_planes_decline(const Conv2dParams& p) {
+  if (!is_half(p.x.dtype)) return "dtype is neither float16 nor bfloat16";
+  if (p.groups != 1) return "groups";
+  if (p.x.size[1] % 8) return "input channels are no multiple of 8";
+  if (p.weight.size[0] % 8) return "output channels are no multiple of 8";
+  if (!weights_packed(p.weight)) return "weights are not packed channels-last and 16-byte aligned";
+  if (!tma_reads(p.x) || !tma_reads(p.y) || (p.residual.data && !tma_reads(p.residual)))
+    return "a tensor is not channels-last with 16-byte aligned pixels";
+  if (p.stride[0] != p.stride[1] || p.stride[0] > 2) return "stride is neither 1 nor 2";
+  return nullptr;
+}
+
+const char* hopper_3x3_declines(const Conv2dParams& p) {
+  const BlockGrid& grid = p.active.grid;
+  if (p.weight.size[2] != 3 || p.weight.size[3] != 3) return "kernel is not 3x3";
+  if (const char* why = half_planes_decline(p)) return why;
+  for (int d = 0; d < 2; ++d) {
+    if (p.padding[d] != 1) return "padding is not 1";
+    if (p.dilation[d] != 1) return "dilation is not 1";
+    if (grid.size[d] % 8) return "block sides are no multiples of 8";
+  }
+  if (p.stride[0] == 2 && (p.x.size[2] < 2 || p.x.size[3] < 2)) return "a plane of one row or column";
+  return tiles_fit(p.active, p.fringe, 8, (p.weight.size[0] + 63) / 64) ? nullptr : "too many tiles to count";
+}
+
+const char* hopper_1x1_declines(const Conv2dParams& p) {
+  if (p.weight.size[2] != 1 || p.weight.size[3] != 1) return "kernel is not 1x1";
+  if (const char* why = half_planes_decline(p)) return why;
+  if (p.padding[0] || p.padding[1]) return "padding is not 0";
+  if (!conv1x1_cell(p.active.grid)) return "block sides are no multiples of 4";
+  return tiles_fit(p.active, p.fringe, 4, (p.weight.size[0] + 63) / 64) ? nullptr : "too many tiles to count";
+}
+
+const char* hopper_stem_declines(const Conv2dParams& p) {
+  if (p.weight.size[2] != 7 || p.weight.size[3] != 7) return "kernel is not 7x7";
+  if (!is_half(p.x.dtype)) return "dtype is neither float16 nor bfloat16";
+  if (p.x.size[1] != 3 || p.groups != 1) return "input channels are not 3";
+  if (p.weight.size[0] > 64 || p.weight.size[0] % 8) return "output channels are no multiple of 8 up to 64";
+  if (p.residual.data) return "a residual";
+  if (!weights_packed(p.weight)) return "weights are not packed channels-last and 16-byte aligned";
+  for (int d = 0; d < 2; ++d) {
+    if (p.stride[d] != 2 || p.padding[d] != 3 || p.dilation[d] != 1) return "not stride 2, padding 3, dilation 1";
+    if (p.active.grid.size[d] % kStemCell) return "block sides are no multiples of 8";
+  }
+  const PixelStrides x = pixel_strides(p.x);
+  if (reinterpret_cast<uintptr_t>(p.x.data) % 16 || p.x.stride[1] != 1 || x.x != 3 || !tma_reads(p.y))
+    return "a tensor is not channels-last with 16-byte aligned rows";
+  for (const int64_t s : {x.n, x.y})
+    if (s <= 0 || s % 8 || s >= (int64_t{1} << 39)) return "rows of the input are not 16-byte aligned";
+  for (int d = 0; d < 4; ++d)
+    if (p.x.size[d] >= INT32_MAX / 8) return "a side too long to count";
+  return tiles_fit(p.active, p.fringe, kStemCell, 1) ? nullptr : "too many tiles to count";
+}
+
+const char* depthwise_declines(const Conv2dParams& p) {
+  if (p.weight.size[1] != 1 || (p.groups == 1 && p.weight.size[0] > 8)) return "more than one input channel a group";
+  if (p.weight.size[2] * p.weight.size[3] > kMaxDepthwiseTaps) return "more than 128 taps";
+  return (p.weight.size[0] + 31) / 32 < 65536 ? nullptr : "too many channels to count";
+}
+
+const char* implicit_gemm_declines(const Conv2dParams& p) {
+  if (p.x.dtype != DType::kF32) return nullptr;
+  if (!p.allow_tf32) return "float32 without allow_tf32";
+  const bool words = channels_vectorize(p.x) && p.weight.size[1] % 4 == 0 && channels_vectorize(p.weight);
+  return words ? nullptr : "channels are no 16-byte words";
+}
+
+const char* simt_words_decline(const Conv2dParams& p) {
+  const bool words = channels_vectorize(p.x) && channels_vectorize(p.weight) && p.weight.size[1] % 4 == 0;
+  return words ? nullptr : "channels are no 16-byte words";
+}
+
+const char* never(const Conv2dParams&) { return nullptr; }
+
+}  // namespace
+
+const ConvKernelRow kConvTable[kConvKernels] = {
+    {ConvKernel::kHopper3x3, "Hopper 3x3", 90, hopper_3x3_declines},
+    {ConvKernel::kHopper1x1, "Hopper 1x1", 90, hopper_1x1_declines},
+    {ConvKernel::kHopperStem, "Hopper stem", 90, hopper_stem_declines},
+    {ConvKernel::kDepthwise, "depthwise", 0, depthwise_declines},
+    {ConvKernel::kImplicitGemm, "implicit GEMM", 0, implicit_gemm_declines},
+    {ConvKernel::kSimtWords, "float32 in words", 0, simt_words_decline},
+    {ConvKernel::kSimt, "float32", 0, never},
+};
+
+const ConvKernelRow& select_conv(const Conv2dParams& p, int32_t capability) {
+  for (const ConvKernelRow& row : kConvTable)
+    if ((!row.capability || row.capability == capability) && !row.declines(p)) return row;
+  return kConvTable[kConvKernels - 1];
+}
+
+const char* hopper_bottleneck_declines(const BottleneckParams& p) {
+  const int64_t C = p.x.size[1], width = p.weight[0].size[0];
+  if (!is_half(p.x.dtype)) return "dtype is neither float16 nor bfloat16";
+  if (C % 8 || C > kMaxBottleneckChannels) return "channels are no multiple of 8 up to 512";
+  if (width % 8 || width > kMaxBottleneckWidth) return "hidden channels are no multiple of 8 up to 128";
+  if (!p.active.block_map) return "no block map";
+  for (const TensorView& w : p.weight)
+    if (!weights_packed(w)) return "weights are not packed channels-last and 16-byte aligned";
+  if (!tma_reads(p.x) || !tma_reads(p.y)) return "a tensor is not channels-last with 16-byte aligned pixels";
+  if (p.active.grid.size[0] % 8 || p.active.grid.size[1] % 8) return "block sides are no multiples of 8";
+  return tiles_fit(p.active, p.fringe, 8, 1) ? nullptr : "too many tiles to count";
+}
+
+int conv1x1_cell(const BlockGrid& grid) {
+  const int sides = grid.size[0] | grid.size[1];
+  return sides % 8 == 0 ? 8 : sides % 4 == 0 ? 4 : 0;
+}
+
+namespace {
+
+TensorView channels_last(DType dtype, int64_t n, int64_t c, int64_t h, int64_t w) {
+  // Asked about, never read: any aligned address that is not null.
+  return {reinterpret_cast<void*>(uintptr_t{1} << 20), {n, c, h, w}, {h * w * c, 1, w * c, c}, dtype};
+}
+
+}  // namespace
+}  // namespace sbnet
+
+extern "C" {
+
+sbnet::Status sbnet_select_conv2d(const SbnetConvQuery* q, char* text, int64_t room) {
+  using namespace sbnet;
+  constexpr int64_t kLongest = int64_t{1} << 20;  // so that no product below overflows
+  const int64_t numbers[] = {q->batch,       q->channels,  q->height,    q->width,     q->out_channels,
+                             q->kernel[0],   q->kernel[1], q->stride[0], q->stride[1], q->dilation[0],
+                             q->dilation[1], q->groups,    q->block[0],  q->block[1]};
+  for (const int64_t v : numbers)
+    SBNET_CHECK(v > 0 && v < kLongest, "select_conv2d: expected sizes from 1 to 2^20, got %lld",
+                static_cast<long long>(v));
+  SBNET_CHECK(q->dtype >= 0 && is_compute_dtype(static_cast<DType>(q->dtype)),
+              "select_conv2d: dtype: expected float32, float16 or bfloat16");
+  SBNET_CHECK(q->channels % q->groups == 0 && q->out_channels % q->groups == 0,
+              "select_conv2d: groups: expected a divisor of %lld and %lld channels, got %lld",
+              static_cast<long long>(q->channels), static_cast<long long>(q->out_channels),
+              static_cast<long long>(q->groups));
+  Conv2dParams p = {};
+  const DType dtype = static_cast<DType>(q->dtype);
+  int64_t out[2];
+  const int64_t in[2] = {q->height, q->width};
+  for (int d = 0; d < 2; ++d) {
+    SBNET_CHECK(q->padding[d] >= 0 && q->padding[d] < kLongest, "select_conv2d: padding: expected 0 to 2^20, got %lld",
+                static_cast<long long>(q->padding[d]));
+    const int64_t span = in[d] + 2 * q->padding[d] - q->dilation[d] * (q->kernel[d] - 1) - 1;
+    SBNET_CHECK(span >= 0, "select_conv2d: the kernel is larger than the padded plane");
+    out[d] = span / q->stride[d] + 1;
+    p.stride[d] = static_cast<int32_t>(q->stride[d]), p.padding[d] = static_cast<int32_t>(q->padding[d]);
+    p.dilation[d] = static_cast<int32_t>(q->dilation[d]);
+    BlockGrid& g = p.active.grid;
+    g.size[d] = g.stride[d] = static_cast<int32_t>(q->block[d]);
+    g.count[d] = static_cast<int32_t>((out[d] + q->block[d] - 1) / q->block[d]);
+  }
+  p.groups = static_cast<int32_t>(q->groups);
+  p.x = channels_last(dtype, q->batch, q->channels, in[0], in[1]);
+  p.y = channels_last(dtype, q->batch, q->out_channels, out[0], out[1]);
+  if (q->residual) p.residual = p.y;
+  p.weight = channels_last(dtype, q->out_channels, q->channels / q->groups, q->kernel[0], q->kernel[1]);
+  p.allow_tf32 = q->allow_tf32 != 0;
+  p.active.capacity = q->batch * p.active.grid.count[0] * p.active.grid.count[1];
+  const ConvKernelRow& chosen = select_conv(p, static_cast<int32_t>(q->capability));
+  int64_t used = snprintf(text, static_cast<size_t>(room), "%s", chosen.name);
+  for (const ConvKernelRow& row : kConvTable) {
+    if (row.kernel == chosen.kernel || used >= room) break;
+    const bool elsewhere = row.capability && row.capability != q->capability;
+    used += snprintf(text + used, static_cast<size_t>(room - used), "\n%s: %s", row.name,
+                     elsewhere ? "not this device" : row.declines(p));
+  }
+  return ok_status();
+}
+
+int32_t sbnet_select_bottleneck2d(int64_t channels, int64_t hidden, int64_t block_h, int64_t block_w) {
+  using namespace sbnet;
+  for (const int64_t v : {channels, hidden, block_h, block_w})
+    if (v < 1 || v > 1 << 20) return 0;
+  static const int32_t map = -1;
+  BottleneckParams p = {};
+  p.x = p.y = channels_last(DType::kF16, 1, channels, block_h, block_w);
+  p.weight[0] = channels_last(DType::kF16, hidden, channels, 1, 1);
+  p.weight[1] = channels_last(DType::kF16, hidden, hidden, 3, 3);
+  p.weight[2] = channels_last(DType::kF16, channels, hidden, 1, 1);
+  p.active.block_map = &map;
+  p.active.capacity = 1;
+  for (int d = 0; d < 2; ++d) p.active.grid.size[d] = static_cast<int32_t>(d ? block_w : block_h);
+  return !hopper_bottleneck_declines(p);
+}
+}

@@ -1,0 +1,44 @@
+// Which CUDA kernel serves a layer, and why no faster one does: the one table that launchers, runner, exporter and
+// `sbnet info --layer` ask. It looks at host facts only (shapes, strides, alignment), so machines without a GPU have
+// the answer too.
+#pragma once
+#include "core/masked/bottleneck.h"
+#include "core/masked/conv.h"
+
+namespace sbnet {
+
+enum class ConvKernel : int32_t { kHopper3x3, kHopper1x1, kHopperStem, kDepthwise, kImplicitGemm, kSimtWords, kSimt };
+
+struct ConvKernelRow {
+  ConvKernel kernel;
+  const char* name;
+  int32_t capability;                              // the one compute capability it is made for; 0: any
+  const char* (*declines)(const Conv2dParams& p);  // why it does not take p, which is valid; null: it does
+};
+
+// First match wins; the last row accepts everything.
+constexpr int kConvKernels = 7;
+extern const ConvKernelRow kConvTable[kConvKernels];
+
+// capability: of the device, as 90; 0 keeps to the portable kernels.
+const ConvKernelRow& select_conv(const Conv2dParams& p, int32_t capability);
+
+// Why the Hopper kernel of whole bottleneck blocks does not take p; null: it does.
+const char* hopper_bottleneck_declines(const BottleneckParams& p);
+
+// Side of the square cells that 1x1 tiles are made of; 0 where blocks cannot be cut into any.
+int conv1x1_cell(const BlockGrid& grid);
+
+}  // namespace sbnet
+
+extern "C" {
+// A layer by numbers, its tensors packed channels-last and aligned, all blocks of its output plane in the list.
+struct SbnetConvQuery {
+  int64_t dtype, batch, channels, height, width, out_channels, kernel[2], stride[2], padding[2], dilation[2], groups,
+      block[2], residual, allow_tf32, capability;
+};
+// Writes the name of the kernel and a line "name: reason" for each one above it in the table.
+SBNET_EXPORT sbnet::Status sbnet_select_conv2d(const SbnetConvQuery* query, char* text, int64_t room);
+// 1: one kernel takes a bottleneck block of these channels, hidden channels and blocks in 16-bit floats on Hopper.
+SBNET_EXPORT int32_t sbnet_select_bottleneck2d(int64_t channels, int64_t hidden, int64_t block_h, int64_t block_w);
+}

@@ -1,0 +1,127 @@
+// mask_pyramid on the CPU: the mask is read once, into a byte for each column of a strip of rows; a block then searches
+// the bytes of its rectangle. Lists follow in one pass a plane, and fringes by words as in fringe.cpp.
+#include "core/lists/pyramid.h"
+
+#include <cstring>
+
+#include "cpu/lists/fringe.h"
+#include "cpu/lists/mask.h"
+
+namespace sbnet {
+namespace {
+
+template <class T>
+void reduce_strips(const PyramidParams& p, int strip, uint8_t* bytes, const Parallel& parallel) {
+  const int64_t width = p.size[2], strips = (p.size[1] + strip - 1) / strip;
+  parallel_for(parallel, p.size[0] * strips, 1 + 16384 / (width * strip), [&](int64_t begin, int64_t end) {
+    for (int64_t s = begin; s < end; ++s) {
+      uint8_t* out = bytes + s * width;
+      std::memset(out, 0, static_cast<size_t>(width));
+      const int64_t y0 = s % strips * strip, y1 = y0 + strip < p.size[1] ? y0 + strip : p.size[1];
+      for (int64_t y = y0; y < y1; ++y) {
+        const T* row = static_cast<const T*>(p.mask) + s / strips * p.stride[0] + y * p.stride[1];
+        if (p.stride[2] == 1)
+          for (int64_t x = 0; x < width; ++x) out[x] |= above(row[x], p.tol);
+        else
+          for (int64_t x = 0; x < width; ++x) out[x] |= above(row[x * p.stride[2]], p.tol);
+      }
+    }
+  });
+}
+
+// Is anything set in the strips' bytes of image n, rows and columns as spans of the mask?
+bool any_set(const PyramidParams& p, const uint8_t* bytes, int strip, int64_t n, Span rows, Span columns) {
+  const int64_t strips = (p.size[1] + strip - 1) / strip;
+  for (int64_t s = rows.begin / strip; s * strip < rows.end; ++s)
+    if (std::memchr(bytes + (n * strips + s) * p.size[2] + columns.begin, 1,
+                    static_cast<size_t>(columns.end - columns.begin)))
+      return true;
+  return false;
+}
+
+void list_plane(const PyramidParams& p, const PyramidPlane& plane, const uint8_t* bytes, int strip, uint8_t* active,
+                const Parallel& parallel) {
+  const TiledPlane& t = plane.tiles;
+  parallel_for(parallel, p.size[0] * t.count[0], 1 + 256 / t.count[1], [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const Span rows = pyramid_span(t, 0, static_cast<int>(r % t.count[0]), static_cast<int>(p.size[1]));
+      for (int j = 0; j < t.count[1]; ++j)
+        active[r * t.count[1] + j] =
+            any_set(p, bytes, strip, r / t.count[0], rows, pyramid_span(t, 1, j, static_cast<int>(p.size[2])));
+    }
+  });
+  int32_t count = 0;
+  int64_t b = 0;
+  for (int32_t n = 0; n < p.size[0]; ++n)
+    for (int32_t i = 0; i < t.count[0]; ++i)
+      for (int32_t j = 0; j < t.count[1]; ++j, ++b) {
+        plane.block_map[b] = active[b] ? count : -1;
+        if (!active[b]) continue;
+        int32_t* row = plane.indices + int64_t{count++} * 3;
+        row[0] = n, row[1] = i, row[2] = j;
+      }
+  *plane.count = *plane.total = count;
+  for (int64_t k = int64_t{count} * 3; k < b * 3; ++k) plane.indices[k] = -1;
+}
+
+void list_fringe(const PyramidParams& p, const PyramidFringe& fringe, uint32_t* words, const Parallel& parallel) {
+  const TiledPlane& mine = p.plane[fringe.plane].tiles;
+  const int64_t rows = p.size[0] * mine.size[0], words_per_row = mine.words();
+  Reader readers[kMaxPyramidConsumers];
+  for (int k = 0; k < fringe.consumers; ++k) readers[k] = Reader(p.consumer[fringe.first_consumer + k].window);
+  const auto lookup = [&](int plane, int64_t n) {
+    const TiledPlane& t = p.plane[plane].tiles;
+    return MapLookup{p.plane[plane].block_map + n * t.count[0] * t.count[1], t.count[1]};
+  };
+  parallel_for(parallel, rows, 1 + 4096 / mine.size[1], [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const int64_t n = r / mine.size[0];
+      const int y = static_cast<int>(r % mine.size[0]);
+      for (int w = 0; w < words_per_row; ++w) {
+        const uint32_t wanted = unwritten(mine, lookup(fringe.plane, n), y, w * 32);
+        uint32_t found = 0;
+        for (int k = 0; k < fringe.consumers; ++k) {
+          const int out = p.consumer[fringe.first_consumer + k].plane;
+          found |= read_by(p.plane[out].tiles, readers[k], lookup(out, n), y, w * 32, wanted & ~found);
+        }
+        words[r * words_per_row + w] = found;
+      }
+    }
+  });
+  list_pixels(words, rows, mine.size[1], rows * mine.size[1], fringe.pixels, fringe.count);
+}
+
+}  // namespace
+}  // namespace sbnet
+
+sbnet::Status sbnet_mask_pyramid_cpu(const sbnet::PyramidParams* params, void* workspace,
+                                     const sbnet::Parallel* parallel) {
+  using namespace sbnet;
+  const PyramidParams& p = *params;
+  SBNET_TRY(validate(p));
+  const int strip = pyramid_strip(p);
+  uint8_t* bytes = static_cast<uint8_t*>(workspace);
+  switch (p.mask_dtype) {
+    case DType::kF16:
+      reduce_strips<Half>(p, strip, bytes, *parallel);
+      break;
+    case DType::kBF16:
+      reduce_strips<BFloat16>(p, strip, bytes, *parallel);
+      break;
+    case DType::kF32:
+      reduce_strips<float>(p, strip, bytes, *parallel);
+      break;
+    case DType::kF64:
+      reduce_strips<double>(p, strip, bytes, *parallel);
+      break;
+    default:
+      reduce_strips<uint8_t>(p, strip, bytes, *parallel);
+      break;
+  }
+  const int64_t strip_words = p.size[0] * ((p.size[1] + strip - 1) / strip) * ((p.size[2] + 31) / 32) * 8;
+  uint8_t* active = bytes + strip_words * 4;
+  for (int k = 0; k < p.planes; ++k) list_plane(p, p.plane[k], bytes, strip, active, *parallel);
+  for (int k = 0; k < p.fringes; ++k)  // the scratch of the planes has served
+    list_fringe(p, p.fringe[k], static_cast<uint32_t*>(workspace), *parallel);
+  return ok_status();
+}

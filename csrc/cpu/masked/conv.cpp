@@ -1,0 +1,164 @@
+// sparse_conv2d on the CPU: checks, the list of jobs, threads, the fringe. The arithmetic is in conv_fma.h and
+// conv_amx.cpp.
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include "cpu/lists/fringe.h"
+#include "cpu/masked/conv_kernels.h"
+#include "cpu/simd/isa.h"
+
+namespace sbnet {
+namespace {
+
+constexpr int64_t kEnoughPixels = 128;  // of a tile: its work hides that its weights are read
+constexpr int64_t kJobsPerThread = 4;   // enough for the threads to finish together, few enough to share patches
+
+#if defined(SBNET_AMX)
+// Matrix units want 16-bit elements and about a whole product of channels.
+bool suits_amx(const TensorView& weight, Isa isa) {
+  const bool has_type =
+      weight.dtype == DType::kBF16 ? isa >= Isa::kAmx : weight.dtype == DType::kF16 && isa >= Isa::kAmxFp16;
+  return has_type && weight.size[1] >= 20;
+}
+#endif
+
+// The weights alone decide: they may have been packed before planes and blocks are known.
+const ConvKernels& kernels(const TensorView& weight) {
+  (void)weight;
+#if defined(__x86_64__)
+  const Isa isa = chosen_isa();
+#if defined(SBNET_AMX)
+  if (suits_amx(weight, isa)) return kConvKernelsAmx;
+#endif
+  switch (isa) {
+    case Isa::kAmxFp16:
+    case Isa::kAmx:
+    case Isa::kAvx512:
+      return kConvKernelsAvx512;
+    case Isa::kAvx2:
+      return kConvKernelsAvx2;
+    case Isa::kGeneric:
+      break;
+  }
+#endif
+  return kConvKernelsGeneric;
+}
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Rect `index` counts the tiles of the active blocks, block by block; false where it is empty or its block is bad.
+bool find_rect(const ConvPlan& plan, int64_t index, ConvRect* rect) {
+  const int64_t per_block = plan.tiles[0] * plan.tiles[1], tile = index % per_block;
+  const int32_t* block = plan.p.active.indices + 3 * (index / per_block);
+  const BlockGrid& grid = plan.p.active.grid;
+  const int64_t n = block[0], i = block[1], j = block[2];
+  if (n < 0 || n >= plan.p.y.size[0] || i < 0 || i >= grid.count[0] || j < 0 || j >= grid.count[1]) return false;
+  const int64_t down = tile / plan.tiles[1] * plan.tile[0], right = tile % plan.tiles[1] * plan.tile[1];
+  rect->n = n;
+  rect->row = i * grid.size[0] + down;
+  rect->column = j * grid.size[1] + right;
+  const int64_t height = std::min({int64_t{plan.tile[0]}, grid.size[0] - down, plan.p.y.size[2] - rect->row});
+  const int64_t width = std::min({int64_t{plan.tile[1]}, grid.size[1] - right, plan.p.y.size[3] - rect->column});
+  rect->height = static_cast<int32_t>(height);
+  rect->width = static_cast<int32_t>(width);
+  return height > 0 && width > 0;
+}
+
+void pack(const ConvLayout& layout, const ConvKernels& kernel, void* packed, const Parallel& parallel) {
+  parallel_for(parallel, layout.groups * ceil_div(layout.group_out, layout.lanes), 1,
+               [&](int64_t begin, int64_t end) { kernel.pack_weights(layout, packed, begin, end); });
+}
+
+// `weights`: packed, or null: they are packed now, for this call.
+void run_jobs(const ConvPlan& plan, const ConvKernels& kernel, const void* weights, char* workspace,
+              const Parallel& parallel) {
+  const int64_t blocks = std::clamp<int64_t>(*plan.p.active.count, 0, plan.p.active.capacity);
+  if (!blocks) return;
+  const int64_t threads = std::max(parallel.threads, 1), wanted = threads * kJobsPerThread;
+  if (!weights) {
+    pack(plan, kernel, workspace + plan.weights_at, parallel);
+    weights = workspace + plan.weights_at;
+  }
+
+  // Few tiles: split their output channels, so that every thread has work. Each tile reads all weights, so that small
+  // blocks share one even then.
+  const int64_t rects = blocks * plan.tiles[0] * plan.tiles[1];
+  const int64_t sharing = std::min(ceil_div(kEnoughPixels, plan.tile[0] * plan.tile[1]), plan.rects_per_tile);
+  int64_t tiles = ceil_div(rects, std::clamp(rects / wanted, sharing, plan.rects_per_tile));
+  const int64_t per_tile = ceil_div(rects, tiles);
+  tiles = ceil_div(rects, per_tile);
+  const int64_t splits =
+      std::clamp<int64_t>(ceil_div(wanted, tiles * plan.groups), ceil_div(plan.panels, plan.job_panels), plan.panels);
+  const int64_t job_panels = ceil_div(plan.panels, splits);
+  const int64_t jobs_per_group = ceil_div(plan.panels, job_panels), jobs_per_tile = plan.groups * jobs_per_group;
+
+  // Worker w owns scratch area w and takes jobs until none is left: blocks differ in cost (borders, clipping), and a
+  // pool may start its ranges late.
+  int64_t* next = new (workspace) int64_t{0};
+  parallel_for(parallel, threads, 1, [&](int64_t begin, int64_t) {
+    char* scratch = workspace + plan.scratch_at + begin * plan.scratch_bytes;
+    ConvRect* list = reinterpret_cast<ConvRect*>(scratch + plan.rects_at);
+    ConvJob job{};
+    job.weights = weights;
+    job.patch = scratch + plan.patch_at;
+    job.sums = reinterpret_cast<float*>(scratch + plan.sums_at);
+    job.rects = list;
+    job.pixels = reinterpret_cast<ConvPixels*>(scratch + plan.pixels_at);
+    for (;;) {
+      const int64_t j = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED);
+      if (j >= tiles * jobs_per_tile) return;
+      const int64_t tile = j / jobs_per_tile, unit = j % jobs_per_tile;
+      job.group = unit / jobs_per_group;
+      job.first_panel = unit % jobs_per_group * job_panels;
+      job.panels = std::min(job_panels, plan.panels - job.first_panel);
+      job.rect_count = 0;
+      for (int64_t r = tile * per_tile; r < std::min(rects, (tile + 1) * per_tile); ++r)
+        job.rect_count += find_rect(plan, r, list + job.rect_count);
+      if (job.rect_count) kernel.run_job(plan, job);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace sbnet
+
+extern "C" sbnet::Status sbnet_pack_conv_weight_cpu(const sbnet::ConvPackParams* p, void* packed,
+                                                    const sbnet::Parallel* parallel) {
+  SBNET_TRY(sbnet::validate(*p));
+  const sbnet::ConvKernels& kernel = sbnet::kernels(p->weight);
+  const sbnet::ConvLayout layout = sbnet::make_conv_layout(p->weight, p->groups, kernel.shape);
+  SBNET_CHECK(sbnet::kTagBytes + layout.bytes <= sbnet::packed_bytes(*p),
+              "pack_conv_weight: %lld bytes are needed where packed_bytes() makes room for %lld",
+              static_cast<long long>(sbnet::kTagBytes + layout.bytes), static_cast<long long>(sbnet::packed_bytes(*p)));
+  std::memcpy(packed, &layout.tag, sizeof(layout.tag));
+  sbnet::pack(layout, kernel, static_cast<char*>(packed) + sbnet::kTagBytes, *parallel);
+  return sbnet::ok_status();
+}
+
+extern "C" int64_t sbnet_sparse_conv2d_workspace_bytes_cpu(const sbnet::Conv2dParams* p, const void* packed,
+                                                           int32_t threads) {
+  if (!sbnet::validate(*p).ok()) return 0;
+  return sbnet::make_conv_plan(*p, sbnet::kernels(p->weight).shape, packed, threads).total_bytes;
+}
+
+extern "C" sbnet::Status sbnet_sparse_conv2d_cpu(const sbnet::Conv2dParams* p, const void* packed, void* workspace,
+                                                 const sbnet::Parallel* parallel) {
+  SBNET_TRY(sbnet::validate(*p));
+  const sbnet::ConvKernels& kernel = sbnet::kernels(p->weight);
+  const sbnet::ConvPlan plan = sbnet::make_conv_plan(*p, kernel.shape, packed, parallel->threads);
+  if (packed) {
+    SBNET_CHECK(
+        !std::memcmp(packed, &plan.tag, sizeof(plan.tag)),
+        "sparse_conv2d: packed: made for a weight of another shape or dtype, other groups or another processor; "
+        "pack_conv_weight(weight, groups) of weight [%lld,%lld,%lld,%lld] %s, groups %d is wanted",
+        static_cast<long long>(p->weight.size[0]), static_cast<long long>(p->weight.size[1]),
+        static_cast<long long>(p->weight.size[2]), static_cast<long long>(p->weight.size[3]),
+        dtype_name(p->weight.dtype), p->groups);
+    packed = static_cast<const char*>(packed) + sbnet::kTagBytes;
+  }
+  if (p->x.size[0])  // blocks of no image, which a count may claim, are as large as anybody likes
+    sbnet::run_jobs(plan, kernel, packed, static_cast<char*>(workspace), *parallel);
+  sbnet::zero_fringe(p->y, p->fringe, *parallel);
+  return sbnet::ok_status();
+}

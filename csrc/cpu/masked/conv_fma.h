@@ -1,0 +1,161 @@
+// The convolution with fused multiply-adds of float32 vectors: its order of weights and its microkernels. conv_plan.h
+// describes the loop order. Included once by each conv_<isa>.cpp.
+#pragma once
+#include "cpu/masked/conv_simd.h"
+
+namespace sbnet {
+namespace SBNET_ISA {
+
+template <class T>
+using Stored = float;
+constexpr int64_t kDepth = 1;
+constexpr bool kFloats = true;
+
+template <class T>
+SBNET_INLINE void put(float* to, T from) {
+  *to = widen(from);
+}
+template <class T>
+SBNET_INLINE void put_row(float* to, const T* from, int64_t count) {
+  load_row(to, from, 1, count);
+}
+
+// One tap and one chunk of kLanes output channels: a transpose. Whole cache lines are written. Where input channels are
+// neighbours, squares of kLanes x kLanes go through a buffer: each line of the weights, whose rows may all fall into
+// one set of the cache, is then read at once.
+template <class T>
+static void pack_tap(const T* from, int64_t k_stride, int64_t c_stride, int64_t used, int64_t channels, float* to,
+                     int64_t width, int64_t lane) {
+  to += lane;
+  for (int64_t c0 = 0; c0 < channels; c0 += kLanes) {
+    const int64_t count = smaller(kLanes, channels - c0);
+    alignas(64) float square[kLanes][kLanes + 1] = {};
+    for (int64_t k = 0; k < used; ++k) load_row(square[k], from + k * k_stride + c0 * c_stride, c_stride, count);
+    for (int64_t c = 0; c < count; ++c, to += width) {
+      alignas(64) float lanes[kLanes];
+      for (int64_t k = 0; k < kLanes; ++k) lanes[k] = square[k][c];
+      store(to, load(lanes));
+    }
+  }
+}
+
+}  // namespace SBNET_ISA
+}  // namespace sbnet
+
+#include "cpu/masked/conv_job.h"
+
+namespace sbnet {
+namespace SBNET_ISA {
+
+// ---- Microkernels: kMicroPixels pixels x V vectors of output channels, sums in registers.
+
+#define SBNET_UNROLL _Pragma("GCC unroll 8")
+
+// One input channel: a broadcast input times a row of weights.
+template <int V>
+SBNET_INLINE void add_channel(Vec (&sum)[kMicroPixels][V], const float* const (&x)[kMicroPixels], int64_t at,
+                              const float* w) {
+  Vec weight[V];
+  SBNET_UNROLL for (int v = 0; v < V; ++v) weight[v] = load(w + v * kLanes);
+  SBNET_UNROLL for (int i = 0; i < kMicroPixels; ++i) {
+    const Vec input = splat(x[i][at]);
+    SBNET_UNROLL for (int v = 0; v < V; ++v) sum[i][v] += input * weight[v];
+  }
+}
+
+// Depthwise: every lane has its own input channel.
+template <int V>
+SBNET_INLINE void add_lanes(Vec (&sum)[kMicroPixels][V], const float* const (&x)[kMicroPixels], int64_t at,
+                            const float* w) {
+  SBNET_UNROLL for (int v = 0; v < V; ++v) {
+    const Vec weight = load(w + v * kLanes);
+    SBNET_UNROLL for (int i = 0; i < kMicroPixels; ++i) sum[i][v] += load(x[i] + at + v * kLanes) * weight;
+  }
+}
+
+// sums[pixel][V*kLanes], pixels `kPanelWidth` apart: += or, for the first slice, =. A slice is summed from zero and
+// then added: two short chains of roundings instead of one long one.
+template <int V, bool kDepthwise>
+static __attribute__((noinline)) void microkernel(const float* patch, const int64_t* pixels, const Taps& taps,
+                                                  const float* w, float* sums, bool first) {
+  const float* const x[kMicroPixels] = {patch + pixels[0], patch + pixels[1], patch + pixels[2],
+                                        patch + pixels[3], patch + pixels[4], patch + pixels[5]};
+  Vec sum[kMicroPixels][V];
+  SBNET_UNROLL for (int i = 0; i < kMicroPixels; ++i) SBNET_UNROLL for (int v = 0; v < V; ++v) sum[i][v] = Vec{};
+  constexpr int kStep = V * kLanes;
+  for (int64_t t = 0; t < taps.count; ++t) {
+    int64_t at = taps.offset[t];
+    if (kDepthwise) {
+      add_lanes<V>(sum, x, at, w);
+      w += kStep;
+      continue;
+    }
+    int64_t c = taps.channels;
+    for (; c >= 4; c -= 4, at += 4, w += 4 * kStep) {
+      add_channel<V>(sum, x, at, w);
+      add_channel<V>(sum, x, at + 1, w + kStep);
+      add_channel<V>(sum, x, at + 2, w + 2 * kStep);
+      add_channel<V>(sum, x, at + 3, w + 3 * kStep);
+    }
+    for (; c > 0; --c, ++at, w += kStep) add_channel<V>(sum, x, at, w);
+  }
+  SBNET_UNROLL for (int i = 0; i < kMicroPixels; ++i) SBNET_UNROLL for (int v = 0; v < V; ++v) {
+    float* to = sums + i * kPanelWidth + v * kLanes;
+    store(to, first ? sum[i][v] : load(to) + sum[i][v]);
+  }
+}
+
+using Microkernel = void (*)(const float*, const int64_t*, const Taps&, const float*, float*, bool);
+
+template <bool kDepthwise>
+static Microkernel microkernel_of(int64_t width) {
+  static_assert(kVectors == 2 || kVectors == 4, "the switch below");
+  constexpr int kThreeVectors = kVectors < 3 ? kVectors : 3;  // never reached with panels of two
+  switch (width / kLanes) {
+    case 1:
+      return microkernel<1, kDepthwise>;
+    case 2:
+      return microkernel<2, kDepthwise>;
+    case 3:
+      return microkernel<kThreeVectors, kDepthwise>;
+    default:
+      return microkernel<kVectors, kDepthwise>;
+  }
+}
+
+template <class T>
+static void run_slice(const ConvPlan& plan, const ConvJob& job, const Slice& slice, int64_t) {
+  const ConvPixels& px = *job.pixels;
+  for (int64_t j = 0; j < job.panels; ++j) {
+    const int64_t panel = job.first_panel + j, width = plan.width_of_panel(panel), k = panel * kPanelWidth;
+    const int64_t channels = smaller(width, plan.group_out - k), k0 = job.group * plan.group_out + k;
+    const float* w = weights_of<T>(plan, job, slice, j);
+    const NextWeights next = next_weights<T>(plan, job, slice, j);
+    float* sums = job.sums + j * plan.sum_rows * kPanelWidth;
+    const Microkernel micro = plan.depthwise ? microkernel_of<true>(width) : microkernel_of<false>(width);
+    alignas(64) float bias[kPanelWidth];
+    if (slice.last) load_bias<T>(plan.p, k0, channels, bias);
+    for (int64_t i = 0; i < px.count; i += kMicroPixels, sums += kMicroPixels * kPanelWidth) {
+      fetch(next, i, smaller(i + kMicroPixels, px.count), px.count);
+      micro(static_cast<const float*>(job.patch), px.patch + i, slice.taps, w, sums, slice.first);
+      if (slice.last) finish<T>(plan, px, i, smaller(i + kMicroPixels, px.count), k0, channels, bias, sums);
+    }
+  }
+}
+
+static void run_job(const ConvPlan& plan, const ConvJob& job) {
+  switch (plan.p.x.dtype) {
+    case DType::kF16:
+      run<Half>(plan, job);
+      break;
+    case DType::kBF16:
+      run<BFloat>(plan, job);
+      break;
+    default:
+      run<float>(plan, job);
+      break;
+  }
+}
+
+}  // namespace SBNET_ISA
+}  // namespace sbnet

@@ -1,0 +1,163 @@
+// One job of the CPU convolution: the pixels of its tile, slice by slice of channels and taps. The instruction set
+// declares run_slice before it includes this. Its sums of a panel are rows of kPanelWidth floats.
+#pragma once
+#include "cpu/masked/conv_pack.h"
+
+namespace sbnet {
+namespace SBNET_ISA {
+
+// ---- Epilogue: y = activation(sums + bias + residual) for some pixels and one panel.
+
+template <class T>
+static __attribute__((noinline)) void finish(const ConvPlan& plan, const ConvPixels& pixels, int64_t begin, int64_t end,
+                                             int64_t k0, int64_t channels, const float* bias, const float* sums) {
+  const Conv2dParams& p = plan.p;
+  alignas(64) float row[kPanelWidth], residual[kPanelWidth] = {};
+  for (int64_t i = begin; i < end; ++i, sums += kPanelWidth) {
+    if (p.residual.data)
+      load_row(residual, static_cast<const T*>(p.residual.data) + pixels.residual[i] + k0 * p.residual.stride[1],
+               p.residual.stride[1], channels);
+    for (int64_t v = 0; v < channels; v += kLanes)
+      store(row + v, activate(p.activation, p.activation_param, load(sums + v) + load(bias + v) + load(residual + v)));
+    store_row(static_cast<T*>(p.y.data) + pixels.y[i] + k0 * p.y.stride[1], p.y.stride[1], row, channels);
+  }
+}
+
+template <class T>
+static void load_bias(const Conv2dParams& p, int64_t k0, int64_t channels, float* bias) {
+  __builtin_memset(bias, 0, kPanelWidth * 4);
+  if (!p.bias) return;
+  if (p.bias_dtype == DType::kF32)
+    load_row(bias, static_cast<const float*>(p.bias) + k0, 1, channels);
+  else
+    load_row(bias, static_cast<const T*>(p.bias) + k0, 1, channels);
+}
+
+// ---- One job.
+
+static void list_pixels(const ConvPlan& plan, const ConvJob& job) {
+  ConvPixels& px = *job.pixels;
+  const TensorView &y = plan.p.y, &residual = plan.p.residual;
+  px.count = 0;
+  for (int64_t q = 0; q < job.rect_count; ++q) {
+    const ConvRect& rect = job.rects[q];
+    for (int32_t r = 0; r < rect.height; ++r)
+      for (int32_t c = 0; c < rect.width; ++c, ++px.count) {
+        const int64_t row = rect.row + r, column = rect.column + c;
+        px.rect[px.count] = static_cast<int32_t>(q);
+        px.row[px.count] = r;
+        px.column[px.count] = c;
+        px.y[px.count] = rect.n * y.stride[0] + row * y.stride[2] + column * y.stride[3];
+        if (residual.data)
+          px.residual[px.count] = rect.n * residual.stride[0] + row * residual.stride[2] + column * residual.stride[3];
+      }
+  }
+}
+
+static void locate_pixels(const ConvPlan& plan, ConvPixels& px, const AxisTaps& rows, const AxisTaps& columns) {
+  for (int32_t i = 0; i < px.count; ++i)
+    px.patch[i] = ((px.rect[i] * int64_t{rows.slots} + px.row[i] * rows.output_step) * columns.slots +
+                   px.column[i] * columns.output_step) *
+                  plan.patch_channels;
+  for (int32_t i = px.count; i % kMicroPixels; ++i) px.patch[i] = px.patch[px.count - 1];
+}
+
+// What a microkernel walks: `count` runs of `channels` neighbouring elements of a pixel's patch.
+struct Taps {
+  int64_t count, channels;
+  int64_t offset[kMaxAxisTaps * kMaxAxisTaps];  // of each tap from a pixel's first, in elements
+};
+
+// A slice: some input channels and taps, for all pixels and output channels of the job.
+struct Slice {
+  Taps taps;
+  int64_t c0, channels;
+  int64_t tap_count, taps_before;  // taps_before: in earlier slices of these channels
+  bool first, last;
+};
+
+// Taps of a row whose channels follow each other in the patch make one run: 7x7x3 is 7 runs of 21.
+static Taps list_taps(const ConvPlan& plan, const AxisTaps& rows, const AxisTaps& columns, int64_t channels) {
+  channels = whole_depths(channels);
+  bool joined = !plan.depthwise && channels == plan.patch_channels;
+  for (int32_t s = 1; s < columns.taps; ++s) joined &= columns.tap_slot[s] == columns.tap_slot[s - 1] + 1;
+  Taps taps;
+  taps.count = 0;
+  taps.channels = joined ? columns.taps * channels : channels;
+  for (int32_t r = 0; r < rows.taps; ++r)
+    for (int32_t s = 0; s < (joined ? 1 : columns.taps); ++s)
+      taps.offset[taps.count++] =
+          (int64_t{rows.tap_slot[r]} * columns.slots + columns.tap_slot[s]) * plan.patch_channels;
+  return taps;
+}
+
+// A slice's weights for the j-th panel of the job.
+template <class T>
+SBNET_INLINE const Stored<T>* weights_of(const ConvPlan& plan, const ConvJob& job, const Slice& slice, int64_t j) {
+  const int64_t panel = job.first_panel + j;
+  const int64_t before = slice.c0 * plan.taps() + slice.taps_before * whole_depths(slice.channels);
+  return static_cast<const Stored<T>*>(job.weights) + plan.panel_offset(job.group, panel) +
+         before * plan.width_of_panel(panel);
+}
+
+// The weights that a job reads next: those of the next panel, or of the first one in the next slice. Few pixels do
+// little work on a slice; fetched from memory only when they are wanted, its weights would take as long as that work.
+struct NextWeights {
+  const char* at;
+  int64_t bytes;
+};
+
+template <class T>
+SBNET_INLINE NextWeights next_weights(const ConvPlan& plan, const ConvJob& job, const Slice& slice, int64_t j) {
+  const int64_t elements = slice.tap_count * whole_depths(slice.channels), step = sizeof(Stored<T>);
+  const int64_t next = j + 1 < job.panels ? j + 1 : 0, width = plan.width_of_panel(job.first_panel + next);
+  const Stored<T>* from = weights_of<T>(plan, job, slice, next) + (next ? 0 : elements * width);
+  return {reinterpret_cast<const char*>(from), elements * width * step};
+}
+
+// Fetches the share of pixels [begin, end) of `count` into the second cache: the first one is full of this slice.
+SBNET_INLINE void fetch(const NextWeights& next, int64_t begin, int64_t end, int64_t count) {
+  const int64_t lines = (next.bytes + 63) / 64;
+  for (int64_t line = lines * begin / count; line < lines * end / count; ++line)
+    __builtin_prefetch(next.at + line * 64, 0, 2);
+}
+
+template <class T>
+static void run_slice(const ConvPlan& plan, const ConvJob& job, const Slice& slice, int64_t output_step);
+
+template <class T>
+static void run(const ConvPlan& plan, const ConvJob& job) {
+  const int64_t R = plan.weight.size[2], S = plan.weight.size[3];
+  list_pixels(plan, job);
+  AxisTaps rows, columns;
+  Slice slice;
+  for (slice.c0 = 0; slice.c0 < plan.group_in; slice.c0 += plan.chunk) {
+    slice.channels = smaller(plan.chunk, plan.group_in - slice.c0);
+    PatchChannels ch{job.group * plan.group_in + slice.c0, slice.channels, 1};
+    if (plan.depthwise) {
+      ch.first = job.first_panel * kPanelWidth;
+      ch.count = smaller(kPanelWidth, plan.group_out - ch.first);
+      ch.multiplier = plan.group_out / plan.p.groups;
+    }
+    slice.taps_before = 0;
+    for (int32_t r0 = 0; r0 < R; r0 += rows.taps) {
+      rows = next_axis_taps(plan, 0, r0);
+      for (int32_t s0 = 0; s0 < S; s0 += columns.taps) {
+        columns = next_axis_taps(plan, 1, s0);
+        slice.taps = list_taps(plan, rows, columns, ch.count);
+        slice.first = slice.c0 == 0 && slice.taps_before == 0;
+        slice.tap_count = int64_t{rows.taps} * columns.taps;
+        slice.last = slice.c0 + slice.channels == plan.group_in && slice.taps_before + slice.tap_count == plan.taps();
+        locate_pixels(plan, *job.pixels, rows, columns);
+        for (int64_t q = 0; q < job.rect_count; ++q)
+          fill_patch<T>(plan, job.rects[q], rows, columns, ch,
+                        static_cast<Stored<T>*>(job.patch) + q * rows.slots * columns.slots * plan.patch_channels);
+        run_slice<T>(plan, job, slice, columns.output_step);
+        slice.taps_before += slice.tap_count;
+      }
+    }
+  }
+}
+
+}  // namespace SBNET_ISA
+}  // namespace sbnet

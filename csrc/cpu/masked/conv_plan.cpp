@@ -1,0 +1,155 @@
+#include "cpu/masked/conv_plan.h"
+
+#include <algorithm>
+
+#include "cpu/masked/conv_kernels.h"
+
+namespace sbnet {
+namespace {
+
+constexpr int64_t kWeightSliceBytes = 20 * 1024;  // about half of L1: a chunk's weights for one panel
+constexpr int64_t kMaxChunk = 64;
+constexpr int64_t kMaxProducts = 512;  // per slice and pixel: bounds the chain of float32 roundings
+constexpr int64_t kJobChannels = 256;  // output channels per job: bounds the accumulators to 256 KiB
+constexpr int32_t kMaxTileWidth = 32;
+constexpr int64_t kSharedSlots = 1024;  // patch slots up to which small blocks share a tile
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t aligned(int64_t bytes) { return ceil_div(bytes, 64) * 64; }
+
+}  // namespace
+
+int64_t ConvLayout::width_of_panel(int64_t panel) const { return panel + 1 < panels ? panel_width : last_width; }
+int64_t ConvLayout::taps() const { return weight.size[2] * weight.size[3]; }
+int64_t ConvLayout::panel_offset(int64_t group, int64_t panel) const {
+  const int64_t group_width = (panels - 1) * panel_width + last_width;
+  return (group * group_width + panel * panel_width) * stored_in * taps();
+}
+
+int32_t pixels_per_run(const ConvPlan& plan, int32_t most) {
+  return static_cast<int32_t>(ceil_div(plan.tile[1], ceil_div(plan.tile[1], most)));
+}
+
+AxisTaps next_axis_taps(const ConvPlan& plan, int axis, int32_t first) {
+  const int64_t stride = plan.p.stride[axis], dilation = plan.p.dilation[axis];
+  const int32_t extent = plan.tile[axis], total = static_cast<int32_t>(plan.weight.size[2 + axis]);
+  AxisTaps a{};
+  a.first = first;
+  a.taps = std::min(total - first, kMaxAxisTaps);
+  if (dilation == 1 && a.taps >= stride) {
+    a.slots = static_cast<int32_t>((extent - 1) * stride + a.taps);
+    a.segments = 1;
+    a.output_step = stride;
+    a.input_step = 1;
+    for (int32_t t = 0; t < a.taps; ++t) a.tap_slot[t] = t;
+    a.segment[0] = {0, a.slots, first};
+    return a;
+  }
+  a.output_step = 1;
+  a.input_step = stride;
+  // Inputs of equal remainder modulo the stride form a phase; within a phase neighbours in the patch are one output
+  // apart. A tap extends the last segment of its phase unless it lies further away than a whole extent.
+  int64_t end[kMaxAxisTaps];  // of each segment, in units of the stride
+  for (int32_t t = first; t < first + a.taps; ++t) {
+    const int64_t q = t * dilation / stride, phase = t * dilation % stride;
+    int s = a.segments - 1;
+    while (s >= 0 && a.segment[s].coordinate % stride != phase) --s;
+    const bool extends = s >= 0 && q <= end[s];
+    const int32_t added = extends ? static_cast<int32_t>(q + extent - end[s]) : extent;
+    if (!extends) {
+      s = a.segments++;
+      a.segment[s] = {0, extent, q * stride + phase};
+      end[s] = q + extent;
+    } else {
+      a.segment[s].count += added;
+      end[s] = q + extent;
+    }
+    a.slots += added;
+  }
+  for (int s = 1; s < a.segments; ++s) a.segment[s].slot = a.segment[s - 1].slot + a.segment[s - 1].count;
+  for (int32_t t = 0; t < a.taps; ++t) {
+    const int64_t at = (first + t) * dilation;
+    for (int s = 0; s < a.segments; ++s) {
+      const int64_t ahead = at - a.segment[s].coordinate;
+      if (ahead >= 0 && ahead % stride == 0 && ahead / stride + extent <= a.segment[s].count)
+        a.tap_slot[t] = a.segment[s].slot + static_cast<int32_t>(ahead / stride);
+    }
+  }
+  return a;
+}
+
+ConvLayout make_conv_layout(const TensorView& weight, int32_t groups, const ConvShape& shape) {
+  ConvLayout l{};
+  l.weight = weight;
+  l.depthwise = groups > 1 && weight.size[1] == 1;
+  l.groups = l.depthwise ? 1 : groups;
+  l.group_in = weight.size[1];
+  l.group_out = weight.size[0] / l.groups;
+  l.stored_in = ceil_div(l.group_in, shape.depth) * shape.depth;
+  l.lanes = shape.lanes;
+  l.panel_width = shape.lanes * shape.vectors;
+  l.panels = ceil_div(l.group_out, l.panel_width);
+  l.last_width = ceil_div(l.group_out - (l.panels - 1) * l.panel_width, shape.lanes) * shape.lanes;
+  l.bytes = aligned(l.panel_offset(l.groups, 0) * shape.element_bytes);
+
+  const int64_t slice_taps =
+      std::min<int64_t>(weight.size[2], kMaxAxisTaps) * std::min<int64_t>(weight.size[3], kMaxAxisTaps);
+  const int64_t fits =
+      kWeightSliceBytes / (slice_taps * std::min<int64_t>(l.panel_width, l.group_out) * shape.element_bytes);
+  const int64_t most = std::min({fits, kMaxChunk, kMaxProducts / slice_taps});
+  if (shape.depth > 1) {
+    l.chunk = std::clamp<int64_t>(most / shape.depth, 1, l.stored_in / shape.depth) * shape.depth;
+  } else {
+    l.chunk = ceil_div(l.group_in, ceil_div(l.group_in, std::clamp<int64_t>(most, 1, l.group_in)));
+    if (l.chunk > 4) l.chunk = std::min(l.group_in, ceil_div(l.chunk, 4) * 4);
+  }
+  l.tag = PackTag{{'s', 'b', 'n', 'e', 't', 'w', '1'}, shape, weight.dtype, groups, 0, {}};
+  std::copy(weight.size, weight.size + 4, l.tag.size);
+  return l;
+}
+
+ConvPlan make_conv_plan(const Conv2dParams& p, const ConvShape& shape, bool packed, int32_t threads) {
+  ConvPlan plan{};
+  static_cast<ConvLayout&>(plan) = make_conv_layout(p.weight, p.groups, shape);
+  plan.p = p;
+  plan.job_panels = plan.depthwise ? 1 : std::min(plan.panels, std::max<int64_t>(1, kJobChannels / plan.panel_width));
+
+  const int32_t* block = p.active.grid.size;
+  const int64_t side[2] = {std::min<int64_t>(block[0], p.y.size[2]), std::min<int64_t>(block[1], p.y.size[3])};
+  plan.tiles[1] = ceil_div(side[1], kMaxTileWidth);
+  plan.tile[1] = static_cast<int32_t>(ceil_div(side[1], plan.tiles[1]));
+  plan.tiles[0] = ceil_div(side[0], kTilePixels / plan.tile[1]);
+  plan.tile[0] = static_cast<int32_t>(ceil_div(side[0], plan.tiles[0]));
+
+  int64_t slots[2] = {0, 0};
+  for (int axis = 0; axis < 2; ++axis)
+    for (int32_t t = 0; t < p.weight.size[2 + axis];) {
+      const AxisTaps a = next_axis_taps(plan, axis, t);
+      slots[axis] = std::max<int64_t>(slots[axis], a.slots);
+      t += a.taps;
+    }
+  plan.rect_slots = slots[0] * slots[1];
+  plan.rects_per_tile = std::max<int64_t>(
+      1, std::min<int64_t>(kTilePixels / (plan.tile[0] * plan.tile[1]), kSharedSlots / plan.rect_slots));
+
+  plan.patch_channels = plan.depthwise ? plan.panel_width : plan.chunk;
+  plan.sum_rows = kTileCapacity;
+  if (shape.row_pixels) {
+    const int64_t run = pixels_per_run(plan, shape.row_pixels);
+    plan.sum_rows = plan.rects_per_tile * plan.tile[0] * ceil_div(plan.tile[1], run) * run;
+  }
+
+  plan.patch_at = 0;
+  // Runs are as long at the end of a row as elsewhere: what they read beyond the patch is not used.
+  const int64_t patch_slots = plan.rects_per_tile * plan.rect_slots + shape.row_pixels * p.stride[1];
+  plan.sums_at = aligned(patch_slots * plan.patch_channels * shape.element_bytes);
+  plan.rects_at = plan.sums_at + plan.job_panels * plan.sum_rows * plan.panel_width * 4;
+  plan.pixels_at = aligned(plan.rects_at + plan.rects_per_tile * static_cast<int64_t>(sizeof(ConvRect)));
+  plan.scratch_bytes = aligned(plan.pixels_at + static_cast<int64_t>(sizeof(ConvPixels)));
+  plan.weights_at = 64;  // after the job counter
+  plan.scratch_at = plan.weights_at + (packed ? 0 : plan.bytes);
+  plan.total_bytes = plan.scratch_at + std::max(threads, 1) * plan.scratch_bytes;
+  return plan;
+}
+
+}  // namespace sbnet

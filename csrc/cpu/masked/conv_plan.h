@@ -1,0 +1,106 @@
+// How the CPU convolution cuts its work. Nothing here depends on the thread count except the number of scratch areas:
+// the order in which a pixel's products are summed, and so its bits, never changes.
+//
+// A tile is at most kTilePixels output pixels: a part of one big block, or several small blocks ("rects"). For a tile,
+//   for each chunk of input channels, for each group of kernel taps:
+//     copy the input that these taps read into a patch (zero-padded, channels innermost; float32, or 16 bits for AMX),
+//     for each panel of output channels: add its products to the float32 accumulators, some pixels at a time.
+// Chunk and tap group are sized so that patch and weight slice stay in the L1 cache.
+#pragma once
+#include "core/masked/conv.h"
+
+namespace sbnet {
+
+constexpr int kMicroPixels = 6;
+constexpr int kTilePixels = 256;
+constexpr int kTileCapacity = (kTilePixels + kMicroPixels - 1) / kMicroPixels * kMicroPixels;
+constexpr int kMaxAxisTaps = 8;  // taps of one axis in a group: as many as are left, at most these
+constexpr int kTagBytes = 128;
+
+// Output pixels [row, row+height) x [column, column+width) of image n, inside the plane.
+struct ConvRect {
+  int64_t n, row, column;
+  int32_t height, width;
+};
+
+// Taps [first, first+taps) of one axis, and the input coordinates that they read for `extent` outputs. Output o of tap
+// t is patch slot tap_slot[t] + o * output_step. Without dilation, and with as many taps as the stride, every
+// coordinate is read: the slots are simply the inputs in a row. Otherwise each segment keeps only what is read, every
+// stride-th.
+struct AxisTaps {
+  int32_t first, taps, slots, segments;
+  int64_t output_step, input_step;
+  int32_t tap_slot[kMaxAxisTaps];
+  struct Segment {
+    int32_t slot, count;  // slots [slot, slot+count) hold ...
+    int64_t coordinate;   // ... inputs coordinate + i*input_step, counted from the first output's first tap
+  } segment[kMaxAxisTaps];
+};
+
+// How an instruction set wants the work cut.
+struct ConvShape {
+  int32_t lanes, vectors;  // floats per vector, vectors per panel of output channels
+  int32_t depth;           // input channels that one product sums
+  int32_t element_bytes;   // of patches and packed weights
+  int32_t row_pixels;      // > 0: accumulators are kept in runs of at most so many neighbours of a pixel row
+};
+
+// What packed weights were made for. They begin with it; equal tags are equal layouts.
+struct PackTag {
+  char name[8];
+  ConvShape shape;
+  DType dtype;
+  int32_t groups, reserved;
+  int64_t size[4];
+};
+static_assert(sizeof(PackTag) == 72 && sizeof(PackTag) <= kTagBytes, "compared byte by byte");
+
+// How weights are packed: it follows from the weights and the instruction set alone, not from planes and blocks.
+struct ConvLayout {
+  TensorView weight;
+  bool depthwise;       // one input channel per group: vectors run over output channels
+  int64_t groups;       // 1 for depthwise: its panels span the groups
+  int64_t group_in;     // input channels summed per output channel
+  int64_t group_out;    // output channels per group
+  int64_t chunk;        // input channels per chunk, at most
+  int64_t stored_in;    // group_in, filled up to whole products
+  int32_t lanes;        // floats per vector
+  int32_t panel_width;  // output channels per panel
+  int64_t panels;       // per group
+  int64_t last_width;   // of the last panel: a multiple of `lanes`
+  int64_t bytes;
+  PackTag tag;
+
+  // Not inline: see isa.h.
+  int64_t width_of_panel(int64_t panel) const;
+  int64_t taps() const;
+  // Where a panel's packed weights begin, in elements.
+  int64_t panel_offset(int64_t group, int64_t panel) const;
+};
+
+struct ConvPlan : ConvLayout {
+  Conv2dParams p;
+  int64_t patch_channels;  // elements per patch slot: chunk, or the panel width for depthwise
+  int64_t job_panels;      // panels per job, at most
+  int32_t tile[2];         // tile height and width
+  int64_t tiles[2];        // tiles per block
+  int64_t rects_per_tile;  // small blocks share a tile
+  int64_t rect_slots;      // patch slots per rect, at most
+  int64_t sum_rows;        // accumulators per panel of a job, in pixels
+  // Byte offsets and sizes in the workspace.
+  int64_t weights_at, scratch_at, scratch_bytes, total_bytes;
+  // Byte offsets in one thread's scratch.
+  int64_t patch_at, sums_at, rects_at, pixels_at;
+};
+
+// The next group of taps of an axis from tap `first` on (0: rows, 1: columns).
+AxisTaps next_axis_taps(const ConvPlan& plan, int axis, int32_t first);
+
+// Neighbours in a row that a matrix of at most `most` rows takes: equal parts of the tile's width.
+int32_t pixels_per_run(const ConvPlan& plan, int32_t most);
+
+// For validated params. `packed`: the weights have been packed before, the workspace holds none.
+ConvLayout make_conv_layout(const TensorView& weight, int32_t groups, const ConvShape& shape);
+ConvPlan make_conv_plan(const Conv2dParams& p, const ConvShape& shape, bool packed, int32_t threads);
+
+}  // namespace sbnet

@@ -1,0 +1,77 @@
+// The CUDA entry of sparse_conv2d: which kernel serves which convolution.
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "core/masked/conv_select.h"
+#include "cuda/common.cuh"
+#include "cuda/masked/conv_portable.cuh"
+#ifdef SBNET_SM90
+#include "cuda/sm90/conv/conv1x1.h"
+#include "cuda/sm90/conv/conv3x3.h"
+#include "cuda/sm90/conv/conv_stem.h"
+#endif
+
+namespace sbnet {
+
+int32_t select_capability([[maybe_unused]] const DeviceInfo& device) {
+#ifdef SBNET_SM90
+  static const bool portable_only = [] {
+    const char* value = std::getenv("SBNET_CONV");
+    return value && !std::strcmp(value, "portable");
+  }();
+  return portable_only ? 0 : device.capability;
+#else
+  return 0;
+#endif
+}
+
+namespace {
+
+// What the kernels count in 32 or 64 bits, beyond what every backend asks for.
+Status check_limits(const Conv2dParams& p) {
+  SBNET_TRY(validate(p));
+  const double reduction = static_cast<double>(p.weight.size[1]) * p.weight.size[2] * p.weight.size[3];
+  SBNET_CHECK(reduction < INT32_MAX / 2, "%s: weight: %.0f elements per output channel; less than 2^30 is wanted",
+              portable::kConvOp, reduction);
+  const double entries = static_cast<double>(p.active.capacity) *
+                         std::min<int64_t>(p.active.grid.size[0], p.y.size[2]) *
+                         std::min<int64_t>(p.active.grid.size[1], p.y.size[3]);
+  SBNET_CHECK(entries < 1e15, "%s: active: room for %.0f pixels; less than 10^15 are wanted", portable::kConvOp,
+              entries);
+  return ok_status();
+}
+
+}  // namespace
+}  // namespace sbnet
+
+extern "C" {
+
+sbnet::Status sbnet_sparse_conv2d_cuda(const sbnet::Conv2dParams* p, void* stream_handle) {
+  using namespace sbnet;
+  SBNET_TRY(check_limits(*p));
+  const bool fringe = p->fringe.pixels && p->fringe.capacity > 0;
+  if (!p->y.size[0] || (!p->active.capacity && !fringe)) return ok_status();
+  DeviceInfo device;
+  SBNET_TRY(current_device(portable::kConvOp, &device));
+  const auto stream = static_cast<cudaStream_t>(stream_handle);
+  switch (select_conv(*p, select_capability(device)).kernel) {
+#ifdef SBNET_SM90
+    case ConvKernel::kHopper3x3:
+      return sm90::conv3x3(*p, device, stream);
+    case ConvKernel::kHopper1x1:
+      return sm90::conv1x1(*p, device, stream);
+    case ConvKernel::kHopperStem:
+      return sm90::conv_stem(*p, device, stream);
+#endif
+    case ConvKernel::kDepthwise:
+      return portable::launch_depthwise(*p, device, stream);
+    case ConvKernel::kImplicitGemm:
+      return portable::launch_implicit_gemm(*p, device, stream);
+    case ConvKernel::kSimtWords:
+      return portable::launch_simt_words(*p, device, stream);
+    default:
+      return portable::launch_simt(*p, device, stream);
+  }
+}
+}

@@ -1,0 +1,258 @@
+// Depthwise convolution: one input channel per group, K/C output channels each. Bound by memory, so no tensor cores.
+//
+// A thread computes a strip of neighbouring pixels in one row of a block for one 16-byte word of output channels. With
+// stride and dilation 1 it reads each input column once and adds it to every pixel of the strip that sees it. A CTA
+// keeps to one slice of channels, whose weights wait in shared memory as float32.
+#include "cuda/masked/conv_portable.cuh"
+
+namespace sbnet::portable {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kStrip = 4;         // pixels
+constexpr int kSliceThreads = 8;  // threads side by side along the channels
+constexpr int kMaxTaps = 128;
+
+struct DepthwisePlan {
+  FastDiv multiplier;    // output channel -> input channel
+  FastDiv block_strips;  // strip index -> slot, strip of the block
+  FastDiv strips_per_row;
+  FastDiv kernel_width;
+  FringePlan fringe;
+  int32_t strips_per_block;
+  int32_t log2_slice_threads;
+  bool vector_y, vector_residual;
+};
+
+// The input word at (row, column) of the plane, zeros outside.
+template <class T, bool kWords>
+__device__ __forceinline__ uint4 read_word(const Conv2dParams& p, const T* x, int row, int column,
+                                           const int (&channel)[kLanes<T>]) {
+  const bool in = (static_cast<unsigned>(row) < static_cast<unsigned>(p.x.size[2])) &
+                  (static_cast<unsigned>(column) < static_cast<unsigned>(p.x.size[3]));
+  const T* from = x + row * p.x.stride[2] + column * p.x.stride[3];
+  uint4 word{0, 0, 0, 0};
+  if constexpr (kWords) {
+    if (in) word = *reinterpret_cast<const uint4*>(from + channel[0]);
+  } else {
+    T* part = reinterpret_cast<T*>(&word);
+#pragma unroll
+    for (int e = 0; e < kLanes<T>; ++e)
+      if (in) part[e] = from[channel[e] * p.x.stride[1]];
+  }
+  return word;
+}
+template <class T>
+__device__ __forceinline__ void unpack(const uint4& word, float (&v)[kLanes<T>]) {
+  const T* part = reinterpret_cast<const T*>(&word);
+#pragma unroll
+  for (int e = 0; e < kLanes<T>; ++e) v[e] = to_float(part[e]);
+}
+
+template <int kN>
+__device__ __forceinline__ void add_products(const float* weight, const float (&v)[kN], float (&sums)[kN]) {
+#pragma unroll
+  for (int e = 0; e < kN; e += 4) {
+    const float4 w = *reinterpret_cast<const float4*>(weight + e);
+    sums[e] = fmaf(v[e], w.x, sums[e]);
+    sums[e + 1] = fmaf(v[e + 1], w.y, sums[e + 1]);
+    sums[e + 2] = fmaf(v[e + 2], w.z, sums[e + 2]);
+    sums[e + 3] = fmaf(v[e + 3], w.w, sums[e + 3]);
+  }
+}
+
+// kSize, kStride: of a square kernel with dilation 1, so that a kernel row's loads are all under way at once; 0 for
+// any. kWords: x is channels_last and has as many channels as y, so that its channels come in 16-byte words too.
+template <class T, int kSize, int kStride, bool kWords>
+__global__ void __launch_bounds__(kThreads, 2)
+    conv_depthwise_kernel(const __grid_constant__ Conv2dParams p, const __grid_constant__ DepthwisePlan plan) {
+  constexpr int kL = kLanes<T>, kSlice = kSliceThreads * kL;
+  extern __shared__ __align__(16) float weights[];  // [taps][slice]
+  const int R = kSize ? kSize : static_cast<int>(p.weight.size[2]);
+  const int S = kSize ? kSize : static_cast<int>(p.weight.size[3]);
+  const int K = static_cast<int>(p.weight.size[0]), slice = blockIdx.y * kSlice;
+
+  grid_dependency_wait();
+  clear_fringe<T>(p, plan.fringe, (int64_t{blockIdx.y} * gridDim.x + blockIdx.x) * kThreads + threadIdx.x,
+                  int64_t{gridDim.x} * gridDim.y * kThreads);
+  for (int i = threadIdx.x; i < R * S * kSlice; i += kThreads) {
+    const int k = slice + i % kSlice;
+    uint32_t r, s;
+    plan.kernel_width.divmod(i / kSlice, &r, &s);
+    weights[i] = k < K ? to_float(static_cast<const T*>(
+                             p.weight.data)[k * p.weight.stride[0] + r * p.weight.stride[2] + s * p.weight.stride[3]])
+                       : 0.f;
+  }
+  __syncthreads();
+
+  const int count = clamped_count(p.active.count, static_cast<int>(p.active.capacity));
+  const int lane = threadIdx.x & ((1 << plan.log2_slice_threads) - 1);
+  const int k = slice + lane * kL;
+  if (k >= K) return;
+  const float* weight = weights + lane * kL;
+  float bias[kL];
+  int channel[kL];  // input channels of the output channels
+#pragma unroll
+  for (int e = 0; e < kL; ++e) {
+    const int output = min(k + e, K - 1);
+    bias[e] = bias_at<T>(p, output);
+    channel[e] = plan.multiplier.quotient(output);
+  }
+
+  const BlockGrid& grid = p.active.grid;
+  const int strips = count * plan.strips_per_block;
+  const int stride = (gridDim.x * kThreads) >> plan.log2_slice_threads;
+  for (int strip = (blockIdx.x * kThreads + threadIdx.x) >> plan.log2_slice_threads; strip < strips; strip += stride) {
+    uint32_t slot, rest, row, column;
+    plan.block_strips.divmod(strip, &slot, &rest);
+    plan.strips_per_row.divmod(rest, &row, &column);
+    BlockIndex b;
+    if (!load_block(p.active.indices, slot, static_cast<int>(p.y.size[0]), grid, &b)) continue;
+    const int column_in_block = column * kStrip;
+    const Pixel pixel{b.n, b.i * grid.size[0] + static_cast<int>(row), b.j * grid.size[1] + column_in_block};
+    const int pixels = min(min(kStrip, grid.size[1] - column_in_block), static_cast<int>(p.y.size[3]) - pixel.column);
+    if (pixel.row >= p.y.size[2] || pixels <= 0) continue;
+
+    const T* x = static_cast<const T*>(p.x.data) + pixel.n * p.x.stride[0];
+    const int row0 = pixel.row * p.stride[0] - p.padding[0], column0 = pixel.column * p.stride[1] - p.padding[1];
+    float sums[kStrip][kL];
+#pragma unroll
+    for (int i = 0; i < kStrip; ++i)
+#pragma unroll
+      for (int e = 0; e < kL; ++e) sums[i][e] = 0.f;
+
+    if constexpr (kSize > 0) {
+      constexpr int kColumns = (kStrip - 1) * kStride + kSize;
+#pragma unroll(kSize == 3 ? 3 : 1)
+      for (int r = 0; r < kSize; ++r) {
+        uint4 words[kColumns];
+#pragma unroll
+        for (int j = 0; j < kColumns; ++j) words[j] = read_word<T, kWords>(p, x, row0 + r, column0 + j, channel);
+#pragma unroll
+        for (int j = 0; j < kColumns; ++j) {
+          float v[kL];
+          unpack<T>(words[j], v);
+#pragma unroll
+          for (int i = 0; i < kStrip; ++i) {
+            const int s = j - i * kStride;
+            if (s >= 0 && s < kSize) add_products(weight + (r * kSize + s) * kSlice, v, sums[i]);
+          }
+        }
+      }
+    } else if (p.stride[1] == 1 && p.dilation[1] == 1) {
+      for (int r = 0; r < R; ++r) {
+#pragma unroll 4
+        for (int j = 0; j < kStrip + S - 1; ++j) {
+          float v[kL];
+          unpack<T>(read_word<T, kWords>(p, x, row0 + r * p.dilation[0], column0 + j, channel), v);
+#pragma unroll
+          for (int i = 0; i < kStrip; ++i)
+            if (static_cast<unsigned>(j - i) < static_cast<unsigned>(S))
+              add_products(weight + (r * S + j - i) * kSlice, v, sums[i]);
+        }
+      }
+    } else {
+      for (int r = 0; r < R; ++r) {
+#pragma unroll 2
+        for (int s = 0; s < S; ++s) {
+#pragma unroll
+          for (int i = 0; i < kStrip; ++i) {
+            if (i >= pixels) continue;  // coordinates past the plane's edge might overflow
+            float v[kL];
+            unpack<T>(read_word<T, kWords>(p, x, row0 + r * p.dilation[0],
+                                           column0 + i * p.stride[1] + s * p.dilation[1], channel),
+                      v);
+            add_products(weight + (r * S + s) * kSlice, v, sums[i]);
+          }
+        }
+      }
+    }
+
+    const Output first = output_of(p, pixel);
+    Output to[kStrip];
+#pragma unroll
+    for (int i = 0; i < kStrip; ++i) {
+      to[i] =
+          i < pixels ? Output{first.y + i * p.y.stride[3], first.residual + i * p.residual.stride[3]} : Output{-1, 0};
+#pragma unroll
+      for (int e = 0; e < kL; ++e) sums[i][e] += bias[e];
+    }
+    finish_outputs<T>(p, plan.vector_y, plan.vector_residual, sums, to, k, K);
+  }
+  grid_dependency_release();
+}
+
+template <class T, int kSize, int kStride, bool kWords>
+Status launch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
+  static OccupancyCache cache;
+  constexpr auto kernel = conv_depthwise_kernel<T, kSize, kStride, kWords>;
+  constexpr int kSlice = kSliceThreads * kLanes<T>;
+  const int64_t K = p.weight.size[0], taps = p.weight.size[2] * p.weight.size[3];
+  // A block wider than the plane is the only one of its row: no more strips than the plane has.
+  const int64_t rows = std::min<int64_t>(p.active.grid.size[0], p.y.size[2]);
+  const int64_t strips_per_row = (std::min<int64_t>(p.active.grid.size[1], p.y.size[3]) + kStrip - 1) / kStrip;
+  const int64_t strips = p.active.capacity * rows * strips_per_row;
+  SBNET_CHECK(strips <= INT32_MAX / 2, "%s: active: %lld strips of pixels; at most 2^30 are wanted", kConvOp,
+              static_cast<long long>(strips));
+
+  DepthwisePlan plan;
+  plan.multiplier = FastDiv(K / p.groups);
+  plan.strips_per_row = FastDiv(strips_per_row);
+  plan.block_strips = FastDiv(rows * strips_per_row);
+  plan.kernel_width = FastDiv(p.weight.size[3]);
+  plan.fringe = FringePlan(p);
+  plan.strips_per_block = static_cast<int32_t>(rows * strips_per_row);
+  plan.log2_slice_threads = 0;
+  while ((1 << plan.log2_slice_threads) < kSliceThreads && (int64_t{kLanes<T>} << plan.log2_slice_threads) < K)
+    ++plan.log2_slice_threads;
+  plan.vector_y = channels_vectorize(p.y);
+  plan.vector_residual = p.residual.data && channels_vectorize(p.residual);
+
+  const size_t smem = taps * kSlice * sizeof(float);
+  const unsigned slices = static_cast<unsigned>((K + kSlice - 1) / kSlice);
+  int ctas = 0;
+  // The most shared memory that any kernel size asks for, so that the count of CTAs does not depend on the call.
+  SBNET_TRY(prepare_kernel(device, kernel, kThreads, kSize ? smem : kMaxTaps * kSlice * sizeof(float), &cache, &ctas));
+  const int64_t strips_per_cta = kThreads >> plan.log2_slice_threads;
+  const unsigned most = persistent_grid(device, ctas, (strips + strips_per_cta - 1) / strips_per_cta * slices,
+                                        plan.fringe.threads(p), kThreads);
+  const dim3 grid((most + slices - 1) / slices, slices);
+  SBNET_CUDA_TRY(kConvOp, launch_dependent(device, kernel, grid, dim3(kThreads), smem, stream, p, plan));
+  return ok_status();
+}
+
+template <class T>
+Status launch_type(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
+  const bool words = p.weight.size[0] == p.groups && p.groups % kLanes<T> == 0 && channels_vectorize(p.x);
+  if (!words) return launch<T, 0, 0, false>(p, device, stream);
+  // Two digits, size and stride, name a kernel below.
+  const bool square = p.weight.size[2] == p.weight.size[3] && p.stride[0] == p.stride[1] && p.stride[0] < 10 &&
+                      p.dilation[0] == 1 && p.dilation[1] == 1;
+  switch (square ? p.weight.size[2] * 10 + p.stride[0] : 0) {
+    case 31:
+      return launch<T, 3, 1, true>(p, device, stream);
+    case 32:
+      return launch<T, 3, 2, true>(p, device, stream);
+    case 51:
+      return launch<T, 5, 1, true>(p, device, stream);
+    case 71:
+      return launch<T, 7, 1, true>(p, device, stream);
+    default:
+      return launch<T, 0, 0, true>(p, device, stream);
+  }
+}
+
+}  // namespace
+
+Status launch_depthwise(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
+  switch (p.x.dtype) {
+    case DType::kF16:
+      return launch_type<__half>(p, device, stream);
+    case DType::kBF16:
+      return launch_type<__nv_bfloat16>(p, device, stream);
+    default:
+      return launch_type<float>(p, device, stream);
+  }
+}
+
+}  // namespace sbnet::portable

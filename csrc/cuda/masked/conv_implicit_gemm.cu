@@ -1,0 +1,281 @@
+// Convolution as a GEMM on the tensor cores of every device since sm_80: y[pixels, K] = x[pixels, R*S*C] w[K, R*S*C]^T,
+// whose left operand is gathered from x by the tile loader and never stored.
+//
+// A CTA owns 128 entries of the pixel list and kTileN output channels of one group. A pipeline stage holds 128 bytes of
+// the reduction per pixel and per output channel: eight 16-byte words, each from one kernel tap, stored at word
+// position w ^ (row % 8), which keeps both cp.async and ldmatrix free of bank conflicts.
+#include "cuda/masked/conv_implicit_gemm_load.cuh"
+
+namespace sbnet::portable {
+namespace {
+
+// The warp's quadrant of the tile: 64 pixels by kTileN/2 channels.
+template <class T, int kTileN>
+struct WarpTile {
+  static constexpr int kM = 4, kN = kTileN / 16;  // 16-pixel and 8-channel pieces
+  struct Operands {
+    uint32_t a[kM][4], b[kN / 2][4];
+  };
+  float sums[kM][kN][4];
+  uint32_t a_row, b_row, a_word, b_word;  // this lane's ldmatrix row in bytes, and its word's distance from the first
+
+  __device__ __forceinline__ WarpTile(int warp, int lane) {
+    a_row = ((warp % 2) * 64 + lane % 16) * kRowBytes;
+    a_word = lane / 16;
+    b_row = ((warp / 2) * (kTileN / 2) + lane / 16 * 8 + lane % 8) * kRowBytes;
+    b_word = lane / 8 % 2;
+  }
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int n = 0; n < kN; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sums[m][n][e] = 0.f;
+  }
+  // `half` counts pairs of words: 32 bytes of the reduction.
+  __device__ __forceinline__ void load(uint32_t smem, int slot, int half, Operands* o) const {
+    using Smem = Shared<kTileN>;
+    const uint32_t x = smem + slot * Smem::kStageX + a_row;
+    const uint32_t weight = smem + Smem::kWeights + slot * Smem::kStageWeight + b_row;
+    const uint32_t swizzle = threadIdx.x % 8;  // the row of every address is this modulo 8
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+      load_matrix_x4(x + m * 16 * kRowBytes + (((half * 2 + a_word) ^ swizzle) << 4), o->a[m]);
+#pragma unroll
+    for (int n = 0; n < kN / 2; ++n)
+      load_matrix_x4(weight + n * 16 * kRowBytes + (((half * 2 + b_word) ^ swizzle) << 4), o->b[n]);
+    if constexpr (sizeof(T) == 4) {  // the tensor core would cut the low bits off, a bias towards zero
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+#pragma unroll
+        for (int m = 0; m < kM; ++m) o->a[m][e] = round_to_tf32(o->a[m][e]);
+#pragma unroll
+        for (int n = 0; n < kN / 2; ++n) o->b[n][e] = round_to_tf32(o->b[n][e]);
+      }
+    }
+  }
+  __device__ __forceinline__ void multiply(const Operands& o) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int n = 0; n < kN; ++n) mma_16x8<T>(sums[m][n], o.a[m], o.b[n / 2][n % 2 * 2], o.b[n / 2][n % 2 * 2 + 1]);
+  }
+  __device__ __forceinline__ void stage_sums(float* to, int pitch, int warp, int lane) const {
+    float* base = to + ((warp % 2) * 64 + lane / 4) * pitch + (warp / 2) * (kTileN / 2) + lane % 4 * 2;
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int n = 0; n < kN; ++n)
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+          *reinterpret_cast<float2*>(base + (m * 16 + h * 8) * pitch + n * 8) =
+              float2{sums[m][n][h * 2], sums[m][n][h * 2 + 1]};
+  }
+};
+
+// Merged groups multiply the inputs of each other's channels by zero, which is not zero for an infinity or NaN: an
+// output that is not finite is summed again over its own group alone.
+template <class T>
+__device__ __noinline__ float own_group_sum(const Conv2dParams& p, const GemmPlan& plan, const Source& source,
+                                            int64_t k) {
+  const int64_t group = plan.single_outputs.quotient(static_cast<uint32_t>(k));
+  const char* x = static_cast<const char*>(p.x.data) + source.offset;
+  const T* weight = static_cast<const T*>(p.weight.data) + k * p.weight.stride[0];
+  float sum = 0.f;
+  for (int r = 0; r < p.weight.size[2]; ++r) {
+    for (int s = 0; s < p.weight.size[3]; ++s) {
+      const int row = r * p.dilation[0], column = s * p.dilation[1];
+      if (static_cast<unsigned>(source.row + row) >= static_cast<unsigned>(p.x.size[2]) ||
+          static_cast<unsigned>(source.column + column) >= static_cast<unsigned>(p.x.size[3]))
+        continue;
+      const T* pixel = reinterpret_cast<const T*>(x) + row * p.x.stride[2] + column * p.x.stride[3];
+      for (int64_t c = 0; c < p.weight.size[1]; ++c)
+        sum += to_float(pixel[(group * p.weight.size[1] + c) * p.x.stride[1]]) *
+               to_float(weight[c * p.weight.stride[1] + r * p.weight.stride[2] + s * p.weight.stride[3]]);
+    }
+  }
+  return sum;
+}
+
+template <class T, int kTileN, Fetch kFetch>
+__global__ void __launch_bounds__(kThreads, kTileN == 128 || kFetch != Fetch::kWords || sizeof(T) == 4 ? 2 : 3)
+    conv_implicit_gemm_kernel(const __grid_constant__ Conv2dParams p, const __grid_constant__ GemmPlan plan) {
+  using Smem = Shared<kTileN>;
+  extern __shared__ __align__(128) char smem[];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const uint32_t shared = shared_address(smem);
+  Source* sources = reinterpret_cast<Source*>(smem + Smem::kSources);
+  float* staged = reinterpret_cast<float*>(smem);
+  Output* outputs = reinterpret_cast<Output*>(smem + Smem::kSums);
+
+  grid_dependency_wait();
+  clear_fringe<T>(p, plan.fringe, int64_t{blockIdx.x} * kThreads + threadIdx.x, int64_t{gridDim.x} * kThreads);
+
+  const int count = clamped_count(p.active.count, static_cast<int>(p.active.capacity));
+  const int tiles = static_cast<int>(plan.list.tiles(count, kTileM)) * static_cast<int>(plan.column_tiles.divisor);
+  const int steps =
+      (plan.reduction.units * plan.reduction.unit_channels + kRowBytes / static_cast<int>(sizeof(T)) - 1) /
+      (kRowBytes / static_cast<int>(sizeof(T)));
+  Loader<T, kTileN, kFetch> loader(p, plan, sources, reinterpret_cast<TapTable*>(smem + Smem::kTaps));
+  WarpTile<T, kTileN> work(warp, lane);
+
+  // A short reduction over the only columns: every step has its own stage, and all tiles the same weights.
+  const bool keep_weights = Smem::kKeepsWeights && steps <= kStages && plan.column_tiles.divisor == 1;
+  bool fresh = true;
+
+  for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    uint32_t tile_m, tile_n, group;
+    plan.column_tiles.divmod(tile, &tile_m, &tile_n);
+    plan.tiles_per_group.divmod(tile_n, &group, &tile_n);
+    const int64_t k_end = int64_t{group + 1} * plan.group_outputs, k = k_end - plan.group_outputs + tile_n * kTileN;
+    const Pixel pixel = locate_pixel(p, plan.list, int64_t{tile_m} * kTileM + threadIdx.x, count);
+    const Source source = source_of<T>(p, pixel);
+    sources[threadIdx.x] = source;
+    for (int s = 0; s < kStages; ++s) loader.tabulate(s, s);
+    __syncthreads();
+
+    loader.begin_tile(group, k, static_cast<int>(min(k_end - k, int64_t{kTileN})), source);
+#pragma unroll
+    for (int s = 0; s < kStages - 1; ++s) {
+      loader.seek(s, s < steps, fresh);
+#pragma unroll
+      for (int quarter = 0; quarter < 4; ++quarter) loader.fetch(s, smem, quarter);
+      cp_async_commit();
+    }
+    work.clear();
+    typename WarpTile<T, kTileN>::Operands operands[2];
+    cp_async_wait<kStages - 2>();
+    __syncthreads();
+    work.load(shared, 0, 0, &operands[0]);
+    int read = 0, write = kStages - 1;
+    for (int step = 0; step < steps; ++step) {
+      loader.seek(step + kStages - 1, step + kStages - 1 < steps, fresh);
+      loader.tabulate(step + kStages, read);
+      const int next = read + 1 == kStages ? 0 : read + 1;
+#pragma unroll
+      for (int half = 0; half < 4; ++half) {
+        loader.fetch(write, smem, half);
+        if (half < 3) {
+          work.load(shared, read, half + 1, &operands[(half + 1) % 2]);
+        } else {  // the next stage's first operands, while this stage's last are multiplied
+          cp_async_commit();
+          cp_async_wait<kStages - 2>();
+          __syncthreads();  // stage `next` has landed for all threads, and all are done with stage `read`
+          work.load(shared, next, 0, &operands[0]);
+        }
+        work.multiply(operands[half % 2]);
+      }
+      write = read;
+      read = next;
+    }
+    fresh = !keep_weights;
+    if (tile + gridDim.x >= tiles) grid_dependency_release();
+
+    __syncthreads();  // the stages are free: the sums take their place, so that stores go out in 16-byte words
+    work.stage_sums(staged, Smem::kPitch, warp, lane);
+    outputs[threadIdx.x] = output_of(p, pixel);
+    __syncthreads();
+    constexpr int kWords = kTileN / 8;  // eight channels per thread and pass
+    const int channel = threadIdx.x % kWords * 8;
+    if (k + channel < k_end) {
+      float bias[8];
+#pragma unroll
+      for (int e = 0; e < 8; ++e) bias[e] = k + channel + e < k_end ? bias_at<T>(p, k + channel + e) : 0.f;
+      constexpr int kRows = 4, kRowStep = kThreads / kWords;
+#pragma unroll 1
+      for (int row = threadIdx.x / kWords; row < kTileM; row += kRows * kRowStep) {
+        float v[kRows][8];
+        Output to[kRows];
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) {
+          to[i] = outputs[row + i * kRowStep];
+          const float* from = staged + (row + i * kRowStep) * Smem::kPitch + channel;
+#pragma unroll
+          for (int e = 0; e < 8; ++e) v[i][e] = from[e] + bias[e];
+          if constexpr (kFetch == Fetch::kWordsOfX) {
+            if (plan.group_outputs != static_cast<int>(plan.single_outputs.divisor) && to[i].y >= 0) {
+#pragma unroll 1
+              for (int e = 0; e < 8; ++e)
+                if (!isfinite(from[e]) && k + channel + e < k_end)
+                  staged[(row + i * kRowStep) * Smem::kPitch + channel + e] =
+                      own_group_sum<T>(p, plan, sources[row + i * kRowStep], k + channel + e);
+#pragma unroll
+              for (int e = 0; e < 8; ++e) v[i][e] = from[e] + bias[e];
+            }
+          }
+        }
+        finish_outputs<T>(p, plan.vector_y, plan.vector_residual, v, to, k + channel, k_end);
+      }
+    }
+    __syncthreads();
+  }
+}
+
+template <class T, int kTileN, Fetch kFetch>
+Status launch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream, int merged = 1) {
+  static OccupancyCache cache;
+  constexpr auto kernel = conv_implicit_gemm_kernel<T, kTileN, kFetch>;
+  constexpr size_t kSmem = Shared<kTileN>::kBytes + (kFetch == Fetch::kElements ? kStages * sizeof(TapTable) : 0);
+  const GemmPlan plan(p, kFetch == Fetch::kElements ? 1 : kLanes<T>, kTileN, merged);
+  const int64_t tiles = plan.most_tiles(p, kTileM);
+  SBNET_CHECK(tiles <= INT32_MAX / 2, "%s: active: %lld tiles; at most 2^30 are wanted", kConvOp,
+              static_cast<long long>(tiles));
+  int ctas = 0;
+  SBNET_TRY(prepare_kernel(device, kernel, kThreads, kSmem, &cache, &ctas));
+  const unsigned grid = persistent_grid(device, ctas, tiles, plan.fringe.threads(p), kThreads);
+  SBNET_CUDA_TRY(kConvOp, launch_dependent(device, kernel, dim3(grid), dim3(kThreads), kSmem, stream, p, plan));
+  return ok_status();
+}
+
+// Are 16-byte words of x's channels whole, and within one group of `channels` input channels?
+bool words_of_x(const Conv2dParams& p, int64_t channels) {
+  return channels_vectorize(p.x) && channels % (16 / dtype_size(p.x.dtype)) == 0;
+}
+
+// How many small groups to compute as one, so that they fill a narrow tile: most of its products are with zeros, but
+// single groups would leave most of the tile empty. 1 where that does not help.
+int groups_to_merge(const Conv2dParams& p) {
+  const int64_t outputs = p.weight.size[0] / p.groups;
+  int merged = 1;
+  if (outputs <= 16 && p.weight.size[1] <= 64)
+    for (int m = 2; m <= p.groups && m * outputs <= 64; ++m)
+      if (p.groups % m == 0 && words_of_x(p, m * p.weight.size[1])) merged = m;
+  return merged;
+}
+
+// The wide tile reads x half as often. The narrow one is for few output channels and for few tiles: the device should
+// have several waves of them, more so as the list is seldom full.
+bool wide_tile(const Conv2dParams& p, const DeviceInfo& device) {
+  const int64_t outputs = p.weight.size[0] / p.groups;
+  return (outputs + 63) / 64 % 2 == 0 && GemmPlan(p, 1, 128).most_tiles(p, kTileM) >= 4 * device.sm_count;
+}
+
+template <class T>
+Status launch_words(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
+  return wide_tile(p, device) ? launch<T, 128, Fetch::kWords>(p, device, stream)
+                              : launch<T, 64, Fetch::kWords>(p, device, stream);
+}
+template <class T>
+Status launch_half(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
+  const int merged = groups_to_merge(p);
+  if (merged > 1) return launch<T, 64, Fetch::kWordsOfX>(p, device, stream, merged);
+  if (!words_of_x(p, p.weight.size[1])) return launch<T, 64, Fetch::kElements>(p, device, stream);
+  if (!channels_vectorize(p.weight)) return launch<T, 64, Fetch::kWordsOfX>(p, device, stream);
+  return launch_words<T>(p, device, stream);
+}
+
+}  // namespace
+
+Status launch_implicit_gemm(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
+  switch (p.x.dtype) {
+    case DType::kF16:
+      return launch_half<__half>(p, device, stream);
+    case DType::kBF16:
+      return launch_half<__nv_bfloat16>(p, device, stream);
+    default:
+      return launch_words<float>(p, device, stream);
+  }
+}
+
+}  // namespace sbnet::portable

@@ -1,0 +1,126 @@
+// The producer warps of the Hopper 1x1 convolutions: which tiles a CTA computes, their input, the weights.
+#pragma once
+#include "cuda/sm90/conv/conv1x1_plan.cuh"
+
+namespace sbnet::sm90::conv1x1_detail {
+
+// In the w of a unit. Of a tile that is none: kEnd, or, of wide tiles alone, kSkipAndEnd.
+constexpr int kEnd = 1, kSkipAndEnd = 2, kFlat = 4;
+
+// Tile j of group g of this CTA: pixels of tile column + columns * (g + groups * j) of the list (streamed wide tiles
+// have an order of their own).
+struct Schedule {
+  int ktile, column, columns;
+  __device__ __forceinline__ explicit Schedule(const Args& a) {
+    const int cluster = blockIdx.x >> a.log_cluster;
+    column = a.ktiles.quotient(cluster);
+    ktile = cluster - column * a.ktiles.divisor;
+    columns = a.ktiles.quotient(gridDim.x >> a.log_cluster);
+  }
+};
+
+// Each lane of a producer warp finds one unit (cell) of one of the next tiles: unit lane % a.units of the tile that it
+// is aimed at. Where the list is taken as flat, a unit is the pixels from (0, 0, z) on, kFlat.
+struct Finder {
+  const Args& a;
+  int lane, log_units, member, count = 0;
+  bool flat = false;
+  uint32_t index, row, sub_y, sub_x;
+  int4 unit;
+  __device__ __forceinline__ explicit Finder(const Args& args) : a(args) {
+    lane = threadIdx.x & 31, log_units = __ffs(a.units) - 1, member = lane & (a.units - 1);
+  }
+  __device__ __forceinline__ int ahead() const { return lane >> log_units; }
+  __device__ __forceinline__ int batch() const { return 32 >> log_units; }
+  __device__ __forceinline__ void aim(uint32_t tile) {
+    uint32_t sub;
+    index = tile * a.units + member;
+    a.units_per_block.divmod(index, &row, &sub);
+    a.units_per_row.divmod(sub, &sub_y, &sub_x);
+  }
+  __device__ __forceinline__ void resolve(int4 block) {
+    if (flat) {
+      const uint32_t pixel = index * (a.side * a.side);
+      unit = make_int4(pixel < static_cast<uint32_t>(a.pixels) ? 0 : -1, 0, pixel, kFlat);
+      return;
+    }
+    unit = unit_of_block(a, block, row < static_cast<uint32_t>(count), sub_y * a.side, sub_x * a.side);
+  }
+  __device__ __forceinline__ void find() { resolve(load_row(a, row)); }
+  // Once, after the first aim(): the rows of the first tiles are asked for together with the count. Returns how many
+  // tiles the list has.
+  __device__ __forceinline__ int begin() {
+    grid_dependency_wait();
+    const int loaded = load_int(a.count);
+    const int4 block = load_row(a, row);
+    count = min(max(loaded, 0), a.capacity);
+    flat = a.flat_count >= 0 && loaded == a.flat_count;
+    resolve(block);
+    const int cell = a.side * a.side;
+    const int cells = flat ? (a.pixels + cell - 1) / cell : count * static_cast<int>(a.units_per_block.divisor);
+    return (cells + a.units - 1) / a.units;
+  }
+};
+
+// Tells group `group` a unit of its tile `made`. The lane that found it says so itself: none has to vouch for another.
+__device__ __forceinline__ void announce_unit(uint32_t smem, int4* units, int group, int made, int member, int4 unit) {
+  const int slot = group * kTileSlots + made % kTileSlots;
+  mbar_wait(smem + kTileEmpty + 8 * slot, ((made / kTileSlots) & 1) ^ 1);
+  units[slot * kMaxUnits + member] = unit;
+  mbar_arrive(smem + kTileFull + 8 * slot);
+}
+
+// The producer warp of a group: walks the tiles of group g, tells its warpgroups about each and loads its input.
+__device__ __forceinline__ void produce(const Args& a, const Maps& maps, uint32_t smem, int4* units, int group) {
+  const Schedule at(a);
+  const int first_tile = at.column + at.columns * group, step = at.columns * a.groups;
+  Finder finder(a);
+  const int lane = finder.lane, member = finder.member;
+  int first = 0;
+  finder.aim(first_tile + finder.ahead() * step);
+  const int total = finder.begin();
+  const int ring = a.ring_at + group * a.stages * a.stage_bytes, k0 = at.ktile * a.slabs * 64;
+  const int expected = a.units * a.cell + (a.resident ? 0 : a.slabs * kSlab);
+  int made = 0, stage = 0, phase = 1;
+  for (int j = 0, tile = first_tile; tile < total; ++j, tile += step) {
+    if (j >= first + finder.batch()) {
+      finder.aim(tile + finder.ahead() * step);
+      finder.find();
+      first = j;
+    }
+    const int4 unit = finder.unit;
+    const bool mine = finder.ahead() == j - first;
+    const unsigned live = __ballot_sync(0xffffffff, mine && unit.x >= 0);
+    if (!live) continue;
+    if (mine) announce_unit(smem, units, group, made, member, unit);
+    for (int c = 0; c < a.slices; ++c) {
+      const uint32_t full = smem + kFull + 8 * (group * kMaxStages + stage), to = smem + ring + stage * a.stage_bytes;
+      if (lane == 0) {
+        mbar_wait(smem + kEmpty + 8 * (group * kMaxStages + stage), phase);
+        mbar_expect(full, expected);
+        if (!a.resident)
+          for (int s = 0; s < a.slabs; ++s)
+            tma_load(to + a.units * a.cell + s * kSlab, &maps.w, full, c * 64, k0 + s * 64);
+      }
+      __syncwarp();
+      // Cells that are not there come as zeros.
+      if (mine) tma_load(to + member * a.cell, &maps.of[finder.flat].x, full, c * 64, unit.z, unit.y, unit.x);
+      if (++stage == a.stages) stage = 0, phase ^= 1;
+    }
+    ++made;
+  }
+  if (lane < a.units) announce_unit(smem, units, group, made, lane, make_int4(0, 0, 0, kEnd));
+}
+
+// One lane: resident weights.
+__device__ __forceinline__ void load_weights(const Args& a, const CUtensorMap* map, uint32_t smem) {
+  const int k0 = Schedule(a).ktile * a.slabs * 64;
+  for (int c = 0; c < a.slices; ++c) {
+    const uint32_t full = smem + kWeightFull + 8 * c;
+    mbar_expect(full, a.slabs * kSlab);
+    for (int s = 0; s < a.slabs; ++s)
+      tma_load(smem + a.weights_at + (c * a.slabs + s) * kSlab, map, full, c * 64, k0 + s * 64);
+  }
+}
+
+}  // namespace sbnet::sm90::conv1x1_detail

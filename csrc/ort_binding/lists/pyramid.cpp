@@ -1,0 +1,117 @@
+#include "core/lists/pyramid.h"
+
+#include "ort_binding/common.h"
+
+namespace sbnet::ort {
+namespace {
+
+struct MaskPyramid {
+  static constexpr const char* kName = "mask_pyramid";
+  // dynamic_sizes, the heights and widths where the attribute sizes is not given, stays on the CPU.
+  static constexpr Argument kInputs[] = {{"mask", kT}, {"dynamic_sizes", kInt64, kOptional, kCpuInput}};
+  // indices, count, total, block_map of each plane, then pixels, count of each fringe.
+  static constexpr Argument kOutputs[] = {{"lists", kInt32, kVariadic}};
+  static constexpr Types kTypes[] = {
+      {kBool, kBool}, {kUInt8, kUInt8}, {kFloat, kFloat}, {kFloat16, kFloat16}, {kBFloat16, kBFloat16}};
+  static constexpr int kInPlace = -1;
+
+  std::vector<int64_t> bsizes, sizes, fringes;
+  float tol;
+
+  explicit MaskPyramid(const Attributes& a)
+      : bsizes(a.integers("bsizes")),
+        sizes(a.integers("sizes")),
+        fringes(a.integers("fringes")),
+        tol(a.real("tol", 0.5f)) {
+    if (bsizes.empty() || bsizes.size() % 2)
+      raise("sbnet::", kName, ": bsizes: ", bsizes.size(), " numbers; a pair for each plane is wanted");
+    if (!sizes.empty()) check_sizes(sizes.size());
+    PyramidParams p = {};
+    read(&p, std::vector<int64_t>(bsizes.size(), 1));
+  }
+
+  void check_sizes(size_t numbers) const {
+    if (numbers != bsizes.size())
+      raise("sbnet::", kName, ": sizes: ", numbers, " numbers; height and width of each plane, ", bsizes.size(),
+            ", are wanted");
+  }
+  void read(PyramidParams* p, const std::vector<int64_t>& at) const {
+    std::vector<int64_t> planes;
+    for (size_t k = 0; k < at.size(); k += 2) planes.insert(planes.end(), {at[k], at[k + 1], bsizes[k], bsizes[k + 1]});
+    check(read_pyramid(p, planes.data(), static_cast<int64_t>(planes.size()), fringes.data(),
+                       static_cast<int64_t>(fringes.size())));
+  }
+
+  void infer(ShapeContext& s) const {
+    const Dims mask = s.input(0, 3);
+    const Dim batch = mask.empty() ? Dim() : mask[0];
+    PyramidParams p = {};
+    read(&p, sizes.empty() ? std::vector<int64_t>(bsizes.size(), 1) : sizes);
+    size_t at = 0;
+    p.size[0] = batch.value;
+    const auto of_batch = [&](int64_t each) { return sizes.empty() || !batch.known() ? Dim() : Dim(each); };
+    for (int k = 0; k < p.planes; ++k) {
+      const int32_t* blocks = p.plane[k].tiles.count;
+      s.output(at++, {of_batch(p.blocks(k)), 3});
+      s.output(at++, {1});
+      s.output(at++, {1});
+      s.output(at++, {batch, sizes.empty() ? Dim() : Dim(blocks[0]), sizes.empty() ? Dim() : Dim(blocks[1])});
+    }
+    for (int k = 0; k < p.fringes; ++k) {
+      if (p.fringe[k].plane >= p.planes)
+        raise("sbnet::", kName, ": fringes: plane ", p.fringe[k].plane, "; one of the ", p.planes, " is wanted");
+      s.output(at++, {of_batch(p.pixels(p.fringe[k].plane))});
+      s.output(at++, {1});
+    }
+  }
+
+  void compute(Context& c) const {
+    const Tensor mask = c.input(0, 3), given = c.input(1);
+    std::vector<int64_t> at = sizes;
+    if (given.present) {
+      const int64_t* numbers = static_cast<const int64_t*>(given.data);
+      at.assign(numbers, numbers + given.elements());
+    }
+    if (at.empty())
+      raise("sbnet::", kName,
+            ": sizes: missing; height and width of each plane as attribute, or dynamic_sizes, are "
+            "wanted");
+    check_sizes(at.size());
+    PyramidParams p = {};
+    p.mask = mask.data;
+    p.mask_dtype = mask.dtype;
+    for (size_t d = 0; d < 3; ++d) p.size[d] = mask.shape[d];
+    p.stride[0] = size_product({mask.shape[1], mask.shape[2]}), p.stride[1] = mask.shape[2], p.stride[2] = 1;
+    p.tol = tol;
+    read(&p, at);
+    check(validate(p));
+    const size_t wanted = static_cast<size_t>(4 * p.planes + 2 * p.fringes);
+    if (c.outputs() != wanted)
+      raise("sbnet::", kName, ": ", c.outputs(), " outputs; four a plane and two a fringe, ", wanted, ", are wanted");
+    size_t index = 0;
+    const auto list = [&](const std::vector<int64_t>& shape) {
+      return static_cast<int32_t*>(c.output(index++, shape));
+    };
+    for (int k = 0; k < p.planes; ++k) {
+      PyramidPlane& plane = p.plane[k];
+      plane.indices = list({p.blocks(k), 3});
+      plane.count = list({1});
+      plane.total = list({1});
+      plane.block_map = list({p.size[0], plane.tiles.count[0], plane.tiles.count[1]});
+    }
+    for (int k = 0; k < p.fringes; ++k) {
+      p.fringe[k].pixels = list({p.pixels(p.fringe[k].plane)});
+      p.fringe[k].count = list({1});
+    }
+    const Workspace scratch(c, sbnet_mask_pyramid_workspace_bytes(&p));
+    const Parallel parallel = c.parallel();
+    check(SBNET_ORT_ON_DEVICE(c, sbnet_mask_pyramid_cpu(&p, scratch.data(), &parallel),
+                              sbnet_mask_pyramid_cuda(&p, scratch.data(), c.stream())));
+  }
+};
+
+}  // namespace
+
+void add_pyramid_ops(const Runtime& runtime) { add_op<MaskPyramid>(runtime); }
+
+}  // namespace sbnet::ort

@@ -1,0 +1,44 @@
+#include "core/masked/fill.h"
+
+#include "ort_binding/common.h"
+
+namespace sbnet::ort {
+namespace {
+
+struct SparseFill {
+  static constexpr const char* kName = "sparse_fill";
+  static constexpr Argument kInputs[] = {{"x", kT}, {"block_map", kInt32}};
+  static constexpr Argument kOutputs[] = {{"y", kT}};
+  static constexpr Types kTypes[] = {{kFloat, kFloat}, {kFloat16, kFloat16}, {kBFloat16, kBFloat16}};
+  static constexpr int kInPlace = 0;
+
+  GridAttributes grid;
+  float value;
+
+  explicit SparseFill(const Attributes& a) : grid(a), value(a.real("value", 0.0f)) {}
+
+  void infer(ShapeContext& s) const {
+    s.input(1, 3);
+    const Dims x = s.input(0, 4);
+    if (!x.empty()) s.output(0, x);
+  }
+
+  void compute(Context& c) const {
+    const Tensor x = c.input(0, 4), map = c.input(1, 3);
+    FillParams p = {};
+    p.x = p.y = plane_view(x);
+    p.grid = grid.over(x.shape[1], x.shape[2]);
+    p.block_map = c.int32(map, {x.shape[0], p.grid.count[0], p.grid.count[1]});
+    p.value = value;
+    check(validate(p));
+    p.y.data = c.output(0, x.shape);
+    const Parallel parallel = c.parallel();
+    check(SBNET_ORT_ON_DEVICE(c, sbnet_sparse_fill_cpu(&p, &parallel), sbnet_sparse_fill_cuda(&p, c.stream())));
+  }
+};
+
+}  // namespace
+
+void add_fill_ops(const Runtime& runtime) { add_op<SparseFill>(runtime); }
+
+}  // namespace sbnet::ort

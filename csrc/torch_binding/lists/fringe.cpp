@@ -1,0 +1,54 @@
+#include "core/lists/fringe.h"
+
+#include "torch_binding/common.h"
+
+namespace sbnet::binding {
+namespace {
+
+using Ints = std::vector<int64_t>;
+
+std::tuple<Tensor, Tensor> fringe(Tensor producer_map, Tensor consumer_map, Ints size, Ints producer_grid,
+                                  Ints consumer_size, Ints consumer_grid, Ints kernel, Ints stride, Ints padding,
+                                  Ints dilation, int64_t capacity) {
+  const char* op = "fringe";
+  const Call call(op, "producer_map", producer_map);
+  check_rank(op, "producer_map", producer_map, 3);
+  SBNET_TORCH_CHECK(size.size() == 2 && consumer_size.size() == 2, "sbnet::", op,
+                    ": size, consumer_size: (height, width) is wanted");
+  FringeParams p = {};
+  p.batch = producer_map.size(0);
+  p.height = size[0], p.width = size[1];
+  p.out_height = consumer_size[0], p.out_width = consumer_size[1];
+  to_pair(op, "kernel_size", kernel, p.window.kernel);
+  to_pair(op, "stride", stride, p.window.stride);
+  to_pair(op, "padding", padding, p.window.padding);
+  to_pair(op, "dilation", dilation, p.window.dilation);
+  p.capacity = capacity;
+  // Only the maps are read: the lists need not travel with them.
+  int32_t unused = 0;
+  const auto map_only = [&](const char* argument, const Tensor& map, const Ints& grid) {
+    ActiveView a{};
+    a.grid = to_grid(op, grid);
+    a.block_map = call.int32(argument, map, blocks_of(a.grid, p.batch));
+    a.count = &unused;
+    return a;
+  };
+  p.producer = map_only("producer_map", producer_map, producer_grid);
+  p.consumer = map_only("consumer_map", consumer_map, consumer_grid);
+  check(validate(p));
+  Tensor pixels = empty_int32(producer_map, {capacity}), count = empty_int32(producer_map, {1});
+  p.pixels = static_cast<int32_t*>(pixels.data_ptr());
+  p.count = static_cast<int32_t*>(count.data_ptr());
+  const Tensor scratch = workspace(producer_map, sbnet_fringe_workspace_bytes(&p));
+  const Parallel parallel = call.parallel();
+  check(SBNET_ON_DEVICE(call, sbnet_fringe_cpu(&p, scratch.data_ptr(), &parallel),
+                        sbnet_fringe_cuda(&p, scratch.data_ptr(), call.stream())));
+  return {pixels, count};
+}
+
+void register_ops(torch::stable::detail::StableLibrary& m) { m.impl("fringe", TORCH_BOX(&fringe)); }
+
+}  // namespace
+}  // namespace sbnet::binding
+
+SBNET_TORCH_IMPL(sbnet::binding::register_ops)

@@ -1,0 +1,50 @@
+#include "core/lists/pyramid.h"
+
+#include "torch_binding/common.h"
+
+namespace sbnet::binding {
+namespace {
+
+using Ints = std::vector<int64_t>;
+
+std::vector<Tensor> mask_pyramid(Tensor mask, Ints planes, double tol, Ints fringes) {
+  const char* op = "mask_pyramid";
+  const Call call(op, "mask", mask);
+  check_rank(op, "mask", mask, 3);
+  PyramidParams p = {};
+  p.mask = mask.const_data_ptr();
+  p.mask_dtype = to_dtype(op, "mask", mask);
+  for (int d = 0; d < 3; ++d) p.size[d] = mask.size(d), p.stride[d] = mask.stride(d);
+  p.tol = tol;
+  check(read_pyramid(&p, planes.data(), static_cast<int64_t>(planes.size()), fringes.data(),
+                     static_cast<int64_t>(fringes.size())));
+  check(validate(p));
+  std::vector<Tensor> lists;
+  const auto list = [&](std::initializer_list<int64_t> size) {
+    lists.push_back(empty_int32(mask, size));
+    return static_cast<int32_t*>(lists.back().data_ptr());
+  };
+  for (int k = 0; k < p.planes; ++k) {
+    PyramidPlane& plane = p.plane[k];
+    plane.indices = list({p.blocks(k), 3});
+    plane.count = list({1});
+    plane.total = list({1});
+    plane.block_map = list({p.size[0], plane.tiles.count[0], plane.tiles.count[1]});
+  }
+  for (int k = 0; k < p.fringes; ++k) {
+    p.fringe[k].pixels = list({p.pixels(p.fringe[k].plane)});
+    p.fringe[k].count = list({1});
+  }
+  const Tensor scratch = workspace(mask, sbnet_mask_pyramid_workspace_bytes(&p));
+  const Parallel parallel = call.parallel();
+  check(SBNET_ON_DEVICE(call, sbnet_mask_pyramid_cpu(&p, scratch.data_ptr(), &parallel),
+                        sbnet_mask_pyramid_cuda(&p, scratch.data_ptr(), call.stream())));
+  return lists;
+}
+
+void register_ops(torch::stable::detail::StableLibrary& m) { m.impl("mask_pyramid", TORCH_BOX(&mask_pyramid)); }
+
+}  // namespace
+}  // namespace sbnet::binding
+
+SBNET_TORCH_IMPL(sbnet::binding::register_ops)

@@ -1,0 +1,42 @@
+#include "core/lists/reduce_mask.h"
+
+#include "torch_binding/common.h"
+
+namespace sbnet::binding {
+namespace {
+
+using Grid = std::vector<int64_t>;
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> reduce_mask(Tensor mask, Grid grid, double tol, bool avgpool,
+                                                       int64_t capacity) {
+  const char* op = "reduce_mask";
+  const Call call(op, "mask", mask);
+  check_rank(op, "mask", mask, 3);
+  ReduceMaskParams p = {};
+  p.mask = mask.const_data_ptr();
+  p.mask_dtype = to_dtype(op, "mask", mask);
+  for (int d = 0; d < 3; ++d) p.size[d] = mask.size(d), p.stride[d] = mask.stride(d);
+  p.grid = to_grid(op, grid);
+  p.tol = tol;
+  p.avgpool = avgpool;
+  p.capacity = capacity;
+  check(validate(p));
+  Tensor indices = empty_int32(mask, {capacity, 3}), count = empty_int32(mask, {1}), total = empty_int32(mask, {1}),
+         block_map = empty_int32(mask, {mask.size(0), p.grid.count[0], p.grid.count[1]});
+  p.indices = static_cast<int32_t*>(indices.data_ptr());
+  p.count = static_cast<int32_t*>(count.data_ptr());
+  p.total = static_cast<int32_t*>(total.data_ptr());
+  p.block_map = static_cast<int32_t*>(block_map.data_ptr());
+  const Tensor scratch = workspace(mask, sbnet_reduce_mask_workspace_bytes(&p));
+  const Parallel parallel = call.parallel();
+  check(SBNET_ON_DEVICE(call, sbnet_reduce_mask_cpu(&p, scratch.data_ptr(), &parallel),
+                        sbnet_reduce_mask_cuda(&p, scratch.data_ptr(), call.stream())));
+  return {indices, count, total, block_map};
+}
+
+void register_ops(torch::stable::detail::StableLibrary& m) { m.impl("reduce_mask", TORCH_BOX(&reduce_mask)); }
+
+}  // namespace
+}  // namespace sbnet::binding
+
+SBNET_TORCH_IMPL(sbnet::binding::register_ops)

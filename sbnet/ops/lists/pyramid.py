@@ -1,0 +1,122 @@
+"""mask_pyramid: the active blocks and fringes of every plane of a network, from one mask in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sbnet.active import ActiveBlocks, BlockGrid, Fringe, MaskPyramid
+from sbnet.geometry import to_pair
+from sbnet.ops.common import mask_planes
+
+Plane = Sequence[Any]  # height, width, block size
+Consumer = Sequence[Any]  # plane, kernel_size, stride = 1, padding = 0, dilation = 1
+
+
+def mask_pyramid(
+    mask: Tensor,
+    planes: Sequence[Plane],
+    tol: float = 0.5,
+    fringes: Sequence[tuple[int, Sequence[Consumer]]] = (),
+) -> MaskPyramid:
+    """The active blocks of every plane of a network, and the fringes of its tensors, as the `masked` contract has them.
+
+    A block of an H x W plane is active iff the pixel mask (mask > tol), adaptively max-pooled to H x W, is set in it.
+    Equals reduce_mask of that on BlockGrid.cover((H, W), block), and fringe() of each consumer, united.
+
+    Args:
+        mask: [N,H,W], [N,H,W,1] or [N,1,H,W]; bool, integers or floating: pixels of the network's input.
+        planes: (height, width, block size) of each plane, at most 16; may be larger than the mask.
+        tol: a pixel is set iff it is greater (NaN is not); compared in float32 (float64 masks: float64).
+        fringes: (plane, consumers) of each tensor whose fringe is wanted, at most 20, where a consumer is
+            (plane of its output, kernel_size[, stride[, padding[, dilation]]]); planes are indices into `planes`. The
+            pixels are those that any of the consumers reads. At most 32 consumers in all.
+
+    Returns:
+        MaskPyramid with as many ActiveBlocks and Fringes, lists large enough for everything; nothing is read on the
+        host.
+
+    >>> pyramid = mask_pyramid(mask, [(200, 352, 16), (100, 176, 16)], fringes=[(0, [(1, 3, 2, 1), (1, 1, 2)])])
+    """
+    op = "mask_pyramid"
+    mask = mask_planes(op, mask)
+    numbers: list[int] = []
+    grids = []
+    for k, plane in enumerate(_items(op, "planes", planes)):
+        if len(_items(op, f"planes[{k}]", plane)) != 3:
+            raise ValueError(f"sbnet::{op}: planes[{k}]: {plane}; (height, width, block size) is wanted")
+        size = to_pair(tuple(plane[:2]), f"{op}: planes[{k}]")
+        grids.append(BlockGrid.cover(size, to_pair(plane[2], f"{op}: planes[{k}]: block size")))
+        numbers += [*size, *grids[-1].bsize]
+    wanted = []
+    for k, request in enumerate(_items(op, "fringes", fringes)):
+        wanted += _fringe_numbers(f"{op}: fringes[{k}]", request, len(grids))
+    lists = torch.ops.sbnet.mask_pyramid(mask, numbers, tol, wanted)
+    left = iter(lists)
+    actives = tuple(ActiveBlocks(next(left), next(left), next(left), next(left), grid) for grid in grids)
+    return MaskPyramid(actives, tuple(Fringe(pixels, next(left)) for pixels in left))
+
+
+def _items(op: str, name: str, value: Any) -> Sequence[Any]:
+    if not isinstance(value, (tuple, list)):
+        raise TypeError(f"sbnet::{op}: {name}: {type(value).__name__}; a sequence is wanted")
+    return value
+
+
+def _fringe_numbers(name: str, request: Any, planes: int) -> list[int]:
+    """What the op takes: plane, number of consumers, then plane, kernel_size, stride, padding, dilation of each."""
+
+    def plane_index(value: Any) -> int:
+        if not isinstance(value, int) or not 0 <= value < planes:
+            raise ValueError(f"sbnet::{name}: plane {value!r}; an index of one of the {planes} planes is wanted")
+        return value
+
+    if not isinstance(request, (tuple, list)) or len(request) != 2 or not isinstance(request[1], (tuple, list)):
+        raise ValueError(f"sbnet::{name}: {request!r}; (plane, consumers) is wanted")
+    numbers = [plane_index(request[0]), len(request[1])]
+    for consumer in request[1]:
+        if not isinstance(consumer, (tuple, list)) or not 2 <= len(consumer) <= 5:
+            raise ValueError(
+                f"sbnet::{name}: consumer {consumer!r}; (plane, kernel_size[, stride[, padding[, dilation]]]) is wanted"
+            )
+        geometry = (*consumer[1:], *(None, 1, 0, 1)[len(consumer) - 1 :])
+        numbers.append(plane_index(consumer[0]))
+        for part, value in zip(("kernel_size", "stride", "padding", "dilation"), geometry, strict=True):
+            numbers += to_pair(value, f"{name}: {part}")
+    return numbers
+
+
+@torch.library.register_fake("sbnet::mask_pyramid")
+def _mask_pyramid_fake(mask: Tensor, planes: list[int], tol: float, fringes: list[int]) -> list[Tensor]:
+    batch = mask.shape[0]
+    torch._check(
+        len(planes) % 4 == 0 and all(v >= 1 for v in planes),
+        lambda: f"sbnet::mask_pyramid: planes: {planes}; height, width and block size, at least 1, of each are wanted",
+    )
+    at = 0
+    while at < len(fringes):
+        torch._check(
+            len(fringes) - at >= 2 and fringes[at + 1] >= 1 and 0 <= fringes[at] < len(planes) // 4,
+            lambda: (
+                f"sbnet::mask_pyramid: fringes: {fringes}; an index of a plane, the number of its consumers and "
+                "nine numbers for each of those are wanted"
+            ),
+        )
+        at += 2 + 9 * fringes[at + 1]
+
+    def made(*shape: Any) -> Tensor:
+        return mask.new_empty(shape, dtype=torch.int32)
+
+    lists = []
+    for height, width, bh, bw in zip(*(planes[k::4] for k in range(4)), strict=True):
+        rows, columns = -(-height // bh), -(-width // bw)
+        lists += [made(batch * rows * columns, 3), made(1), made(1), made(batch, rows, columns)]
+    at = 0
+    while at < len(fringes):
+        height, width = planes[4 * fringes[at] : 4 * fringes[at] + 2]
+        lists += [made(batch * height * width), made(1)]
+        at += 2 + 9 * fringes[at + 1]
+    return lists

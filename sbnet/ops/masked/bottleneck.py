@@ -1,0 +1,196 @@
+"""A bottleneck block in one op: 1x1, 3x3 and 1x1 convolution and the shortcut, on the active blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sbnet.active import ActiveBlocks, Fringe
+from sbnet.ops.common import (
+    check_active,
+    empty4,
+    is_channels_last,
+    mark_written,
+    refuse_gradient,
+    refuse_meta_mix,
+    require_active,
+    require_batch,
+    require_tensor,
+)
+from sbnet.ops.masked.conv import activation_name, autocast
+
+_ops = torch.ops.sbnet
+
+
+def sparse_bottleneck2d(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None] | None,
+    active: ActiveBlocks,
+    *,
+    activation: str | None = "relu",
+    negative_slope: float = 0.01,
+    allow_tf32: bool = False,
+) -> Tensor:
+    """A residual block of three convolutions computed on active blocks only; zeros elsewhere.
+
+    Equals, with conv for `sparse_conv2d` on the same active blocks and one activation for all,
+    conv(conv(conv(x, weights[0], biases[0]), weights[1], biases[1], padding=1), weights[2], biases[2], residual=x): the
+    3x3 convolution reads zeros outside the active blocks. Of x the active blocks alone are read. Hopper does it in one
+    kernel where it can. Under torch.autocast it casts what F.conv2d would cast.
+
+    Args:
+        x: [N,C,H,W] float32, float16 or bfloat16, any layout; channels_last is the fast one.
+        weights: [width,C,1,1], [width,width,3,3] and [C,width,1,1] of x's dtype; kept in channels_last memory they are
+            used without a copy.
+        biases: [width], [width] and [C], all of x's dtype or all float32, each or all may be None.
+        active: active blocks of the plane (the tiling grid of H x W).
+        activation: None, "relu", "relu6", "leaky_relu", "silu", "gelu" (exact) or "hardswish"; NaN passes through.
+        negative_slope: of leaky_relu.
+        allow_tf32: float32 on CUDA may use tf32 tensor cores (10-bit mantissa).
+
+    Returns:
+        [N,C,H,W] in x's memory format. Differentiable with respect to x, weights and biases; the backward pass computes
+        the layers between anew.
+
+    Raises:
+        RuntimeError, ValueError, TypeError: wrong shapes, dtypes, devices or grid.
+
+    >>> active = reduce_mask(mask, BlockGrid.cover(x.shape[2:], 8))
+    >>> y = sparse_bottleneck2d(x, (reduce, spatial, expand), None, active)
+    """
+    op = "sparse_bottleneck2d"
+    three = _three(op, "weights", weights)
+    x, *three = autocast(x, *three)
+    return _ops.sparse_bottleneck2d(
+        *_arguments(op, x, three, biases, active), activation_name(op, activation), negative_slope, allow_tf32
+    )
+
+
+def sparse_bottleneck2d_(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None] | None,
+    active: ActiveBlocks,
+    out: Tensor,
+    *,
+    activation: str | None = "relu",
+    negative_slope: float = 0.01,
+    fringe: Fringe | None = None,
+    allow_tf32: bool = False,
+) -> None:
+    """As `sparse_bottleneck2d`, writing the active blocks of `out`, zeroing the fringe's pixels and leaving the rest.
+
+    Args:
+        out: [N,C,H,W] of x's dtype, any layout; must not share memory with x or a weight.
+        fringe: from `sbnet.fringe`, or None.
+    """
+    op = "sparse_bottleneck2d_"
+    require_tensor(op, "out", out)
+    arguments = _arguments(op, x, _three(op, "weights", weights), biases, active)
+    if fringe is not None and not isinstance(fringe, Fringe):
+        raise TypeError(f"sbnet::{op}: fringe: {type(fringe).__name__}; an sbnet.Fringe or None is wanted")
+    refuse_gradient(op, "sparse_bottleneck2d", *arguments[:7], out)
+    _ops.sparse_bottleneck2d_(
+        *arguments,
+        activation_name(op, activation),
+        negative_slope,
+        allow_tf32,
+        out,
+        None if fringe is None else fringe.pixels,
+        None if fringe is None else fringe.count,
+    )
+    mark_written(out)
+
+
+def _three(op: str, argument: str, values: Any) -> list[Any]:
+    if not isinstance(values, Sequence) or len(values) != 3:
+        what = f"{len(values)} of them" if isinstance(values, Sequence) else type(values).__name__
+        raise ValueError(f"sbnet::{op}: {argument}: {what}; three, for 1x1, 3x3 and 1x1, are wanted")
+    return list(values)
+
+
+def _arguments(op: str, x: Tensor, weights: list[Tensor], biases: Any, active: ActiveBlocks) -> tuple[Any, ...]:
+    require_tensor(op, "x", x)
+    for k, weight in enumerate(weights):
+        require_tensor(op, f"weights[{k}]", weight)
+    bias = [None] * 3 if biases is None else _three(op, "biases", biases)
+    for k, values in enumerate(bias):
+        if values is not None:
+            require_tensor(op, f"biases[{k}]", values)
+    require_active(op, active)
+    require_batch(op, x, active)
+    check_active(op, active)
+    return x, *weights, *bias, active.indices, active.count, active.block_map, active.grid.numbers()
+
+
+# ---- fake implementations and gradients
+@torch.library.register_fake("sbnet::sparse_bottleneck2d")
+def _sparse_bottleneck2d_fake(
+    x: Tensor,
+    weight1: Tensor,
+    weight2: Tensor,
+    weight3: Tensor,
+    bias1: Tensor | None,
+    bias2: Tensor | None,
+    bias3: Tensor | None,
+    indices: Tensor,
+    count: Tensor,
+    block_map: Tensor,
+    grid: list[int],
+    activation: str,
+    activation_param: float,
+    allow_tf32: bool,
+) -> Tensor:
+    op, weights = "sparse_bottleneck2d", (weight1, weight2, weight3)
+    refuse_meta_mix(op, x, *weights, bias1, bias2, bias3, indices, count, block_map)
+    channels, width = x.shape[1], weight1.shape[0]
+    for k, wanted in enumerate(((width, channels, 1, 1), (width, width, 3, 3), (channels, width, 1, 1))):
+        torch._check(
+            all(have == want for have, want in zip(weights[k].shape, wanted, strict=True)),
+            lambda k=k, wanted=wanted: f"sbnet::{op}: weights[{k}]: {tuple(weights[k].shape)}; {wanted} is wanted",
+        )
+    return empty4(x, x.shape, is_channels_last(x))
+
+
+@torch.library.register_fake("sbnet::sparse_bottleneck2d_")
+def _sparse_bottleneck2d_in_place_fake(*arguments: Any) -> None:
+    refuse_meta_mix("sparse_bottleneck2d_", *arguments)
+
+
+def _setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    *tensors, ctx.grid, ctx.activation, ctx.param, ctx.allow_tf32 = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple:
+    """Through the three convolutions, computed anew."""
+    *tensors, indices, count, block_map = ctx.saved_tensors
+    again = torch.is_grad_enabled()  # somebody wants the gradient of the gradient
+    with torch.enable_grad():
+        # aliases: one tensor may be given twice, and each gets a gradient of its own
+        given: list[Any] = [
+            None if t is None else t.view_as(t) if again else t.detach().requires_grad_(needed)
+            for t, needed in zip(tensors, ctx.needs_input_grad, strict=False)
+        ]
+        x, *layers = given
+
+        def conv(t: Tensor | None, k: int, residual: Tensor | None = None) -> Tensor:
+            padding = [1, 1] if k == 1 else [0, 0]
+            geometry = [1, 1], padding, [1, 1], 1, ctx.activation, ctx.param, ctx.allow_tf32
+            lists = indices, count, block_map, ctx.grid
+            return _ops.sparse_conv2d(t, layers[k], layers[3 + k], residual, *lists, *geometry)
+
+        y = conv(conv(conv(x, 0), 1), 2, x)
+        wanted = [k for k, needed in enumerate(ctx.needs_input_grad[:7]) if needed]
+        found = torch.autograd.grad(y, [given[k] for k in wanted], grad, create_graph=again)
+    grads: list[Tensor | None] = [None] * 14
+    for k, gradient in zip(wanted, found, strict=True):
+        grads[k] = gradient
+    return tuple(grads)
+
+
+torch.library.register_autograd("sbnet::sparse_bottleneck2d", _backward, setup_context=_setup)

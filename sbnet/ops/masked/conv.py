@@ -1,0 +1,318 @@
+"""Block-sparse 2-D convolution: act(conv2d(x, weight) + bias + residual) on the active blocks of the output plane."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sbnet.active import ActiveBlocks, Fringe
+from sbnet.geometry import conv_output_size, to_pair
+from sbnet.ops.common import (
+    check_active,
+    empty4,
+    is_channels_last,
+    mark_written,
+    refuse_gradient,
+    refuse_meta_mix,
+    require_active,
+    require_batch,
+    require_tensor,
+    zeros4,
+)
+
+_ops = torch.ops.sbnet
+_aten = torch.ops.aten
+
+ACTIVATIONS = ("none", "relu", "relu6", "leaky_relu", "silu", "gelu", "hardswish")
+
+
+def sparse_conv2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    active: ActiveBlocks,
+    *,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    activation: str | None = None,
+    negative_slope: float = 0.01,
+    residual: Tensor | None = None,
+    allow_tf32: bool = False,
+) -> Tensor:
+    """Convolution computed on active blocks of the OUTPUT plane only; zeros elsewhere.
+
+    Equals where(active, act(F.conv2d(x, weight, bias, ...) + residual), 0). x is read as it is: the op knows nothing of
+    masks on x. Under torch.autocast it casts what F.conv2d would cast.
+
+    Args:
+        x: [N,C,H,W] float32, float16 or bfloat16, any layout; channels_last is the fast one.
+        weight: [K,C/groups,R,S] of x's dtype; kept in channels_last memory it is used without a copy.
+        bias: [K] of x's dtype or float32, or None.
+        active: active blocks of the output plane (the tiling grid of H_out x W_out).
+        stride, padding, dilation, groups: as in F.conv2d.
+        activation: None, "relu", "relu6", "leaky_relu", "silu", "gelu" (exact) or "hardswish"; NaN passes through.
+        negative_slope: of leaky_relu.
+        residual: [N,K,H_out,W_out] added before the activation, or None.
+        allow_tf32: float32 on CUDA may use tf32 tensor cores (10-bit mantissa).
+
+    Returns:
+        [N,K,H_out,W_out] in x's memory format. Differentiable with respect to x, weight, bias and residual.
+
+    Raises:
+        RuntimeError, ValueError, TypeError: wrong shapes, dtypes, devices or grid.
+    """
+    op = "sparse_conv2d"
+    x, weight, residual = autocast(x, weight, residual)
+    common = _arguments(op, x, weight, bias, active, residual)
+    x, weight, bias, residual, indices, count, grid = common
+    return _ops.sparse_conv2d(
+        x,
+        weight,
+        bias,
+        residual,
+        indices,
+        count,
+        active.block_map,
+        grid,
+        *_geometry(op, stride, padding, dilation),
+        groups,
+        activation_name(op, activation),
+        negative_slope,
+        allow_tf32,
+    )
+
+
+def sparse_conv2d_(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    active: ActiveBlocks,
+    out: Tensor,
+    *,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    activation: str | None = None,
+    negative_slope: float = 0.01,
+    residual: Tensor | None = None,
+    fringe: Fringe | None = None,
+    allow_tf32: bool = False,
+    packed: Tensor | None = None,
+) -> None:
+    """As `sparse_conv2d`, writing the active blocks of `out`, zeroing the pixels of `fringe` and leaving the rest.
+
+    Args:
+        out: [N,K,H_out,W_out] of x's dtype, any layout; must not share memory with x. `residual` may be `out` itself.
+        fringe: from `sbnet.fringe`, or None.
+        packed: `pack_conv_weight(weight, groups)`, made since the weight was last written; or None: a CPU then packs
+            the weight for this call.
+    """
+    op = "sparse_conv2d_"
+    require_tensor(op, "out", out)
+    common = _arguments(op, x, weight, bias, active, residual)
+    if fringe is not None and not isinstance(fringe, Fringe):
+        raise TypeError(f"sbnet::{op}: fringe: {type(fringe).__name__}; an sbnet.Fringe or None is wanted")
+    refuse_gradient(op, "sparse_conv2d", x, weight, bias, residual, out)
+    _ops.sparse_conv2d_(
+        *common,
+        *_geometry(op, stride, padding, dilation),
+        groups,
+        activation_name(op, activation),
+        negative_slope,
+        allow_tf32,
+        out,
+        None if fringe is None else fringe.pixels,
+        None if fringe is None else fringe.count,
+        packed,
+    )
+    mark_written(out)
+
+
+def pack_conv_weight(weight: Tensor, groups: int = 1) -> Tensor:
+    """A weight in the order in which this device's kernels read it, for many calls of `sparse_conv2d_`.
+
+    A copy of what the weight holds now, for this processor: make it anew after the weight has been written, and do not
+    store it. `sparse_conv2d_` refuses one of another shape, dtype, number of groups or instruction set; other values it
+    cannot tell.
+
+    Args:
+        weight: [K,C/groups,R,S] float32, float16 or bfloat16, any layout.
+        groups: of the convolution.
+
+    Returns:
+        [bytes] uint8; empty on CUDA, whose kernels read weights as they are.
+
+    >>> packed = sbnet.pack_conv_weight(weight)
+    >>> sbnet.sparse_conv2d_(x, weight, bias, active, out, padding=1, packed=packed)
+    """
+    require_tensor("pack_conv_weight", "weight", weight)
+    return _ops.pack_conv_weight(weight, groups)
+
+
+@torch.library.register_fake("sbnet::pack_conv_weight")
+def _pack_conv_weight_fake(weight: Tensor, groups: int) -> Tensor:
+    k, c, r, s = weight.shape
+    torch._check(
+        groups >= 1 and k % groups == 0,
+        lambda: f"sbnet::pack_conv_weight: groups: {groups}; a divisor of K = {k} is wanted",
+    )
+    groups = 1 if c == 1 else groups
+    size = 128 + groups * ((k // groups + 15) // 16 * 16) * c * r * s * 4  # packed_bytes in csrc/core/masked/conv.cpp
+    return weight.new_empty(0 if weight.is_cuda else size, dtype=torch.uint8)
+
+
+def autocast(*tensors: Any) -> tuple[Any, ...]:
+    """x, weight and residual in autocast's dtype, where it is on."""
+    device = tensors[0].device.type if isinstance(tensors[0], Tensor) else ""
+    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    eligible = (torch.float32, torch.float16, torch.bfloat16)
+    return tuple(t.to(dtype) if isinstance(t, Tensor) and t.dtype in eligible else t for t in tensors)
+
+
+def _arguments(
+    op: str, x: Tensor, weight: Tensor, bias: Tensor | None, active: ActiveBlocks, residual: Tensor | None
+) -> tuple:
+    require_tensor(op, "x", x)
+    require_tensor(op, "weight", weight)
+    require_active(op, active)
+    require_batch(op, x, active)
+    check_active(op, active)
+    return x, weight, bias, residual, active.indices, active.count, active.grid.numbers()
+
+
+def _geometry(op: str, stride: Any, padding: Any, dilation: Any) -> tuple[list[int], list[int], list[int]]:
+    return (
+        list(to_pair(stride, f"{op}: stride")),
+        list(to_pair(padding, f"{op}: padding")),
+        list(to_pair(dilation, f"{op}: dilation")),
+    )
+
+
+def activation_name(op: str, name: str | None) -> str:
+    if name is None:
+        return "none"
+    if name not in ACTIVATIONS:
+        raise ValueError(f"sbnet::{op}: activation: {name!r}; None or one of {', '.join(ACTIVATIONS[1:])} is wanted")
+    return name
+
+
+@torch.library.register_fake("sbnet::sparse_conv2d")
+def _sparse_conv2d_fake(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    indices: Tensor,
+    count: Tensor,
+    block_map: Tensor,
+    grid: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+    activation: str,
+    activation_param: float,
+    allow_tf32: bool,
+) -> Tensor:
+    refuse_meta_mix("sparse_conv2d", x, weight, bias, residual, indices, count, block_map)
+    torch._check(
+        groups >= 1 and weight.shape[1] * groups == x.shape[1] and weight.shape[0] % groups == 0,
+        lambda: f"sbnet::sparse_conv2d: weight: {tuple(weight.shape)} in {groups} groups; x has {x.shape[1]} channels",
+    )
+    size = conv_output_size(x.shape[2:], weight.shape[2:], stride, padding, dilation)
+    return empty4(x, (x.shape[0], weight.shape[0], *size), is_channels_last(x))
+
+
+@torch.library.register_fake("sbnet::sparse_conv2d_")
+def _sparse_conv2d_in_place_fake(*arguments: Any) -> None:
+    refuse_meta_mix("sparse_conv2d_", *arguments)
+
+
+def _sparse_conv2d_setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    x, weight, bias, residual, indices, count, block_map, *rest = inputs
+    ctx.save_for_backward(x, weight, bias, residual, indices, count, block_map)
+    ctx.grid, ctx.stride, ctx.padding, ctx.dilation, ctx.groups, ctx.activation, ctx.param, _ = rest
+
+
+def activation_backward(name: str, grad: Tensor, z: Tensor, param: float) -> Tensor:
+    """Gradient of activation `name` at pre-activation z."""
+    match name:
+        case "relu":
+            return _aten.threshold_backward(grad, z, 0)
+        case "relu6":
+            return _aten.hardtanh_backward(grad, z, 0, 6)
+        case "leaky_relu":
+            return _aten.leaky_relu_backward(grad, z, param, False)
+        case "silu":
+            if torch.is_grad_enabled():  # aten::silu_backward itself has no gradient
+                s = z.sigmoid()
+                return grad * s * (1 + z * (1 - s))
+            return _aten.silu_backward(grad, z)
+        case "gelu":
+            return _aten.gelu_backward(grad, z)
+        case "hardswish":
+            return _aten.hardswish_backward(grad, z)
+    return grad
+
+
+def _sparse_conv2d_backward(ctx: Any, grad: Tensor) -> tuple:
+    """On the stack of blocks: gather x with its halo, differentiate PyTorch's VALID convolution, scatter-add."""
+    x, weight, bias, residual, *active = ctx.saved_tensors
+    if 1 in weight.shape:
+        # PyTorch's backward reads the memory format off the strides, and refuses those of a dimension of one element
+        # that are not packed. contiguous() keeps them; two views do not.
+        weight = weight.contiguous().view(-1).view(weight.shape)
+    (bh, bw, _, _, _, _, *bcount), (sh, sw), (ph, pw), (dh, dw) = ctx.grid, ctx.stride, ctx.padding, ctx.dilation
+    r, s = weight.shape[2:]
+    in_grid = [(bh - 1) * sh + (r - 1) * dh + 1, (bw - 1) * sw + (s - 1) * dw + 1, bh * sh, bw * sw, -ph, -pw, *bcount]
+
+    def gather(t: Tensor, grid: list[int]) -> Tensor:
+        return _ops.sparse_gather(t, *active, grid, False, True)
+
+    def scatter(blocks: Tensor, like: Tensor, grid: list[int]) -> Tensor:
+        base = zeros4(blocks, like.shape, is_channels_last(like))
+        return _ops.sparse_scatter(blocks, *active, base, grid, True, False, False)
+
+    grad_blocks, x_blocks = gather(grad, ctx.grid), gather(x, in_grid)
+    if ctx.activation != "none":
+        z = F.conv2d(
+            x_blocks, weight, None if bias is None else bias.to(x.dtype), ctx.stride, 0, ctx.dilation, ctx.groups
+        )
+        if residual is not None:
+            z = z + gather(residual, ctx.grid)
+        grad_blocks = activation_backward(ctx.activation, grad_blocks, z, ctx.param)
+    need_x, need_weight, need_bias, need_residual = ctx.needs_input_grad[:4]
+    grad_x = grad_weight = grad_bias = grad_residual = None
+    if need_x or need_weight:
+        grad_x, grad_weight, _ = _aten.convolution_backward(
+            grad_blocks,
+            x_blocks,
+            weight,
+            None,
+            ctx.stride,
+            [0, 0],
+            ctx.dilation,
+            False,
+            [0, 0],
+            ctx.groups,
+            [need_x, need_weight, False],
+        )
+        if need_x:
+            grad_x = scatter(grad_x, x, in_grid)
+    if need_bias and bias is not None:
+        grad_bias = grad_blocks.sum((0, 2, 3), dtype=torch.float64).to(bias.dtype)
+    if need_residual and residual is not None:
+        grad_residual = scatter(grad_blocks, residual, ctx.grid)
+    return grad_x, grad_weight, grad_bias, grad_residual, *[None] * 11
+
+
+torch.library.register_autograd("sbnet::sparse_conv2d", _sparse_conv2d_backward, setup_context=_sparse_conv2d_setup)

@@ -1,0 +1,253 @@
+"""Block-sparse 2-D pooling: PyTorch's max_pool2d and avg_pool2d on the active blocks of the output plane."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sbnet.active import ActiveBlocks, Fringe
+from sbnet.geometry import pool_output_size, to_pair
+from sbnet.ops.common import (
+    check_active,
+    empty4,
+    is_channels_last,
+    mark_written,
+    refuse_gradient,
+    refuse_meta_mix,
+    require_active,
+    require_batch,
+    require_tensor,
+)
+
+_ops = torch.ops.sbnet
+_aten = torch.ops.aten
+
+
+def sparse_max_pool2d(
+    x: Tensor,
+    active: ActiveBlocks,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    ceil_mode: bool = False,
+) -> Tensor:
+    """Max pooling computed on active blocks of the OUTPUT plane only; zeros elsewhere.
+
+    Equals where(active, F.max_pool2d(x, ...), 0): the border is -inf, NaN passes through. x is read as it is.
+
+    Args:
+        x: [N,C,H,W] float32, float16 or bfloat16, any layout; channels_last is the fast one.
+        active: active blocks of the output plane (the tiling grid of `sbnet.pool_output_size`).
+        kernel_size, stride, padding, dilation, ceil_mode: as in F.max_pool2d; stride None is the kernel size.
+
+    Returns:
+        [N,C,H_out,W_out] in x's memory format. Differentiable: of equal values the first gets the
+        gradient, as in PyTorch.
+
+    Raises:
+        RuntimeError, ValueError, TypeError: wrong shapes, dtypes, devices or grid.
+
+    >>> active = reduce_mask(mask, BlockGrid.cover(pool_output_size((112, 112), 3, 2, 1), 8))
+    >>> y = sparse_max_pool2d(x, active, 3, 2, 1)
+    """
+    op = "sparse_max_pool2d"
+    x, *lists, grid = _arguments(op, x, active)
+    return _ops.sparse_max_pool2d(
+        x,
+        *lists,
+        active.block_map,
+        grid,
+        *_window(op, kernel_size, stride, padding),
+        list(to_pair(dilation, f"{op}: dilation")),
+        ceil_mode,
+    )
+
+
+def sparse_max_pool2d_(
+    x: Tensor,
+    active: ActiveBlocks,
+    out: Tensor,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    ceil_mode: bool = False,
+    *,
+    fringe: Fringe | None = None,
+) -> None:
+    """As `sparse_max_pool2d`, writing the active blocks of `out`, zeroing the pixels of `fringe` and leaving the rest.
+
+    Args:
+        out: [N,C,H_out,W_out] of x's dtype, any layout; must not share memory with x.
+        fringe: from `sbnet.fringe`, or None.
+    """
+    op = "sparse_max_pool2d_"
+    arguments = _arguments(op, x, active)
+    edge = _output(op, x, out, fringe)
+    _ops.sparse_max_pool2d_(
+        *arguments,
+        *_window(op, kernel_size, stride, padding),
+        list(to_pair(dilation, f"{op}: dilation")),
+        ceil_mode,
+        out,
+        *edge,
+    )
+    mark_written(out)
+
+
+def sparse_avg_pool2d(
+    x: Tensor,
+    active: ActiveBlocks,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Tensor:
+    """Average pooling computed on active blocks of the OUTPUT plane only; zeros elsewhere.
+
+    Equals where(active, F.avg_pool2d(x, ...), 0). Arguments, result and errors are those of `sparse_max_pool2d` and
+    F.avg_pool2d; sums are float32.
+
+    >>> y = sparse_avg_pool2d(x, active, 2)
+    """
+    op = "sparse_avg_pool2d"
+    x, *lists, grid = _arguments(op, x, active)
+    window = _window(op, kernel_size, stride, padding)
+    return _ops.sparse_avg_pool2d(
+        x, *lists, active.block_map, grid, *window, ceil_mode, count_include_pad, divisor_override
+    )
+
+
+def sparse_avg_pool2d_(
+    x: Tensor,
+    active: ActiveBlocks,
+    out: Tensor,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+    *,
+    fringe: Fringe | None = None,
+) -> None:
+    """As `sparse_avg_pool2d`, writing the active blocks of `out`, zeroing the pixels of `fringe` and leaving the rest.
+
+    Args:
+        out: [N,C,H_out,W_out] of x's dtype, any layout; must not share memory with x.
+        fringe: from `sbnet.fringe`, or None.
+    """
+    op = "sparse_avg_pool2d_"
+    arguments = _arguments(op, x, active)
+    edge = _output(op, x, out, fringe)
+    window = _window(op, kernel_size, stride, padding)
+    _ops.sparse_avg_pool2d_(*arguments, *window, ceil_mode, count_include_pad, divisor_override, out, *edge)
+    mark_written(out)
+
+
+def _arguments(op: str, x: Tensor, active: ActiveBlocks) -> tuple[Any, ...]:
+    require_tensor(op, "x", x)
+    require_active(op, active)
+    require_batch(op, x, active)
+    check_active(op, active)
+    return x, active.indices, active.count, active.grid.numbers()
+
+
+def _window(op: str, kernel_size: Any, stride: Any, padding: Any) -> tuple[list[int], list[int], list[int]]:
+    kernel = list(to_pair(kernel_size, f"{op}: kernel_size"))
+    return (
+        kernel,
+        kernel if stride is None else list(to_pair(stride, f"{op}: stride")),
+        list(to_pair(padding, f"{op}: padding")),
+    )
+
+
+def _output(op: str, x: Tensor, out: Tensor, fringe: Fringe | None) -> tuple[Tensor | None, Tensor | None]:
+    require_tensor(op, "out", out)
+    if fringe is not None and not isinstance(fringe, Fringe):
+        raise TypeError(f"sbnet::{op}: fringe: {type(fringe).__name__}; an sbnet.Fringe or None is wanted")
+    refuse_gradient(op, op.rstrip("_"), x, out)
+    return (None, None) if fringe is None else (fringe.pixels, fringe.count)
+
+
+# ---- fake implementations and gradients
+def _fake(
+    x: Tensor, kernel: list[int], stride: list[int], padding: list[int], dilation: list[int], ceil: bool
+) -> Tensor:
+    size = pool_output_size(x.shape[2:], kernel, stride, padding, dilation, ceil)
+    return empty4(x, (x.shape[0], x.shape[1], *size), is_channels_last(x))
+
+
+@torch.library.register_fake("sbnet::sparse_max_pool2d")
+def _sparse_max_pool2d_fake(
+    x: Tensor,
+    indices: Tensor,
+    count: Tensor,
+    block_map: Tensor,
+    grid: list[int],
+    kernel_size: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    ceil_mode: bool,
+) -> Tensor:
+    refuse_meta_mix("sparse_max_pool2d", x, indices, count, block_map)
+    return _fake(x, kernel_size, stride, padding, dilation, ceil_mode)
+
+
+@torch.library.register_fake("sbnet::sparse_avg_pool2d")
+def _sparse_avg_pool2d_fake(
+    x: Tensor,
+    indices: Tensor,
+    count: Tensor,
+    block_map: Tensor,
+    grid: list[int],
+    kernel_size: list[int],
+    stride: list[int],
+    padding: list[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> Tensor:
+    refuse_meta_mix("sparse_avg_pool2d", x, indices, count, block_map)
+    return _fake(x, kernel_size, stride, padding, [1, 1], ceil_mode)
+
+
+@torch.library.register_fake("sbnet::sparse_max_pool2d_")
+def _sparse_max_pool2d_in_place_fake(*arguments: Any) -> None:
+    refuse_meta_mix("sparse_max_pool2d_", *arguments)
+
+
+@torch.library.register_fake("sbnet::sparse_avg_pool2d_")
+def _sparse_avg_pool2d_in_place_fake(*arguments: Any) -> None:
+    refuse_meta_mix("sparse_avg_pool2d_", *arguments)
+
+
+def _setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    x, _indices, _count, block_map, grid, *window = inputs
+    ctx.save_for_backward(x, block_map)
+    ctx.grid, ctx.window = grid, window
+
+
+def _max_backward(ctx: Any, grad: Tensor) -> tuple:
+    """PyTorch's own backward of the whole plane, whose ties and NaN are the rule, on the gradient of active blocks."""
+    x, block_map = ctx.saved_tensors
+    grad = _ops.sparse_fill(grad, block_map, ctx.grid, 0.0)
+    _, at = _aten.max_pool2d_with_indices(x, *ctx.window)
+    return _aten.max_pool2d_with_indices_backward(grad, x, *ctx.window, at), *[None] * 9
+
+
+def _avg_backward(ctx: Any, grad: Tensor) -> tuple:
+    x, block_map = ctx.saved_tensors
+    grad = _ops.sparse_fill(grad, block_map, ctx.grid, 0.0)
+    return _aten.avg_pool2d_backward(grad, x, *ctx.window), *[None] * 10
+
+
+torch.library.register_autograd("sbnet::sparse_max_pool2d", _max_backward, setup_context=_setup)
+torch.library.register_autograd("sbnet::sparse_avg_pool2d", _avg_backward, setup_context=_setup)

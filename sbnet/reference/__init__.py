@@ -1,0 +1,37 @@
+"""Every op in plain PyTorch, readable as its definition: the oracle that tests compare kernels with.
+
+Same arguments and results as the ops of the same names. Slow on purpose: one Python step a block.
+"""
+
+from sbnet.reference.lists import fringe, mask_pyramid, reduce_mask
+from sbnet.reference.masked import (
+    activate,
+    sparse_avg_pool2d,
+    sparse_bottleneck2d,
+    sparse_conv2d,
+    sparse_fill,
+    sparse_fill_,
+    sparse_gather,
+    sparse_max_pool2d,
+    sparse_scatter,
+    sparse_scatter_,
+)
+from sbnet.reference.weights import blocksparse_matmul, blocksparse_weight_grad
+
+__all__ = [
+    "activate",
+    "blocksparse_matmul",
+    "blocksparse_weight_grad",
+    "fringe",
+    "mask_pyramid",
+    "reduce_mask",
+    "sparse_avg_pool2d",
+    "sparse_bottleneck2d",
+    "sparse_conv2d",
+    "sparse_fill",
+    "sparse_fill_",
+    "sparse_gather",
+    "sparse_max_pool2d",
+    "sparse_scatter",
+    "sparse_scatter_",
+]

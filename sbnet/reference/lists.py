@@ -1,0 +1,110 @@
+"""Lists of active blocks and fringes, as their definitions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sbnet.active import ActiveBlocks, BlockGrid, Fringe, MaskPyramid
+from sbnet.geometry import conv_output_size, to_pair
+
+
+def block_slices(grid: BlockGrid, i: int, j: int, size: Sequence[int]) -> tuple[slice, slice, slice, slice]:
+    """Block (i, j) clipped to an H x W plane: (rows, columns) of the plane and (rows, columns) of the block."""
+    spans = []
+    for a, at in enumerate((i, j)):
+        start = grid.boffset[a] + at * grid.bstride[a]
+        first, last = max(start, 0), min(start + grid.bsize[a], size[a])
+        last = max(first, last)
+        spans.append((slice(first, last), slice(first - start, last - start)))
+    return spans[0][0], spans[1][0], spans[0][1], spans[1][1]
+
+
+def reduce_mask(
+    mask: Tensor, grid: BlockGrid, tol: float = 0.5, avgpool: bool = False, capacity: int | None = None
+) -> ActiveBlocks:
+    if mask.dim() == 4:
+        mask = mask.squeeze(1) if mask.shape[1] == 1 else mask.squeeze(3)
+    compare = torch.float64 if mask.dtype == torch.float64 else torch.float32
+    threshold = torch.tensor(tol, dtype=compare)
+    rows = []
+    block_map = torch.full((mask.shape[0], *grid.bcount), -1, dtype=torch.int32)
+    limit = block_map.numel() if capacity is None else capacity
+    total = 0
+    for n in range(mask.shape[0]):
+        for i in range(grid.bcount[0]):
+            for j in range(grid.bcount[1]):
+                y, x, _, _ = block_slices(grid, i, j, mask.shape[1:])
+                pixels = mask[n, y, x].cpu()
+                if avgpool:
+                    mean = pixels.double().sum() / (grid.bsize[0] * grid.bsize[1])
+                    active = bool(mean.float() > torch.tensor(tol).float())
+                else:
+                    active = bool((pixels.to(compare) > threshold).any())
+                if active and total < limit:
+                    block_map[n, i, j] = total
+                    rows.append((n, i, j))
+                total += active
+    indices = torch.full((limit, 3), -1, dtype=torch.int32)
+    if rows:
+        indices[: len(rows)] = torch.tensor(rows, dtype=torch.int32)
+    count, wanted = torch.tensor([len(rows)]).int(), torch.tensor([total]).int()
+    device = mask.device
+    return ActiveBlocks(indices.to(device), count.to(device), wanted.to(device), block_map.to(device), grid)
+
+
+def fringe(
+    active: ActiveBlocks,
+    consumer: ActiveBlocks,
+    size: Sequence[int],
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    capacity: int | None = None,
+) -> Fringe:
+    """A pixel is read iff the gradient of a sum over the consumer's active pixels, all weights one, reaches it."""
+    height, width = to_pair(size, "size")
+    k, s = to_pair(kernel_size, "kernel_size"), to_pair(stride, "stride")
+    p, d = to_pair(padding, "padding"), to_pair(dilation, "dilation")
+    x = torch.zeros(active.batch, 1, height, width, requires_grad=True)
+    with torch.enable_grad():
+        y = F.conv2d(x, torch.ones(1, 1, *k), None, s, p, d)
+        written = consumer.pixel_mask(conv_output_size((height, width), k, s, p, d)).cpu()
+        (reads,) = torch.autograd.grad((y * written).sum(), x)
+    hit = (reads > 0) & ~active.pixel_mask((height, width)).cpu()
+    found = hit.flatten().nonzero().flatten().int()
+    limit = hit.numel() if capacity is None else capacity
+    pixels = torch.full((limit,), -1, dtype=torch.int32)
+    count = min(len(found), limit)
+    pixels[:count] = found[:count]
+    device = active.count.device
+    return Fringe(pixels.to(device), torch.tensor([count]).int().to(device))
+
+
+def mask_pyramid(
+    mask: Tensor,
+    planes: Sequence[Sequence[int]],
+    tol: float = 0.5,
+    fringes: Sequence[tuple[int, Sequence[Sequence[int]]]] = (),
+) -> MaskPyramid:
+    if mask.dim() == 4:
+        mask = mask.squeeze(1) if mask.shape[1] == 1 else mask.squeeze(3)
+    compare = torch.float64 if mask.dtype == torch.float64 else torch.float32
+    pixels = (mask.to(compare) > torch.tensor(tol, dtype=compare)).float()[:, None]
+    actives = []
+    for height, width, block in planes:
+        pooled = F.adaptive_max_pool2d(pixels, (height, width)) if len(mask) else pixels.new_zeros(0, 1, height, width)
+        actives.append(reduce_mask(pooled, BlockGrid.cover((height, width), block)))
+    edges = []
+    for k, consumers in fringes:
+        size = planes[k][:2]
+        found = [fringe(actives[k], actives[reader], size, *geometry) for reader, *geometry in consumers]
+        read = torch.cat([f.pixels[: int(f.count)] for f in found]).unique().int()
+        listed = torch.full((len(mask) * size[0] * size[1],), -1, dtype=torch.int32, device=mask.device)
+        listed[: len(read)] = read
+        edges.append(Fringe(listed, torch.tensor([len(read)], dtype=torch.int32, device=mask.device)))
+    return MaskPyramid(tuple(actives), tuple(edges))

@@ -1,0 +1,149 @@
+"""Layers on active blocks, as their definitions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sbnet.active import ActiveBlocks, BlockGrid
+from sbnet.reference.lists import block_slices
+
+
+def _listed(active: ActiveBlocks) -> Iterator[tuple[int, int, int, int]]:
+    """(row, n, i, j) for each row within the count that names a block."""
+    count = min(max(int(active.count), 0), active.capacity)
+    for row, (n, i, j) in enumerate(active.indices[:count].tolist()):
+        if 0 <= n < active.batch and 0 <= i < active.grid.bcount[0] and 0 <= j < active.grid.bcount[1]:
+            yield row, n, i, j
+
+
+def sparse_gather(
+    x: Tensor, active: ActiveBlocks, transpose: bool = False, *, grid: BlockGrid | None = None, tail: str = "zero"
+) -> Tensor:
+    active = active if grid is None else active.with_grid(grid)
+    blocks = x.new_zeros(active.capacity, x.shape[1], *active.grid.bsize)
+    for row, n, i, j in _listed(active):
+        y, xs, by, bx = block_slices(active.grid, i, j, x.shape[2:])
+        blocks[row, :, by, bx] = x[n, :, y, xs]
+    return blocks
+
+
+def sparse_scatter(
+    blocks: Tensor,
+    active: ActiveBlocks,
+    base: Tensor,
+    grid: BlockGrid | None = None,
+    add: bool = False,
+    atomic: bool = False,
+    transpose: bool = False,
+) -> Tensor:
+    active = active if grid is None else active.with_grid(grid)
+    out = base.clone()
+    for row, n, i, j in _listed(active):
+        if row >= blocks.shape[0]:
+            continue
+        y, x, by, bx = block_slices(active.grid, i, j, base.shape[2:])
+        if add:
+            out[n, :, y, x] += blocks[row, :, by, bx]
+        else:
+            out[n, :, y, x] = blocks[row, :, by, bx]
+    return out
+
+
+def sparse_scatter_(
+    blocks: Tensor,
+    active: ActiveBlocks,
+    base: Tensor,
+    grid: BlockGrid | None = None,
+    add: bool = False,
+    atomic: bool = False,
+    transpose: bool = False,
+) -> Tensor:
+    return base.copy_(sparse_scatter(blocks, active, base, grid, add, atomic, transpose))
+
+
+def activate(x: Tensor, activation: str | None, negative_slope: float = 0.01) -> Tensor:
+    if activation in (None, "none"):
+        return x
+    if activation == "leaky_relu":
+        return F.leaky_relu(x, negative_slope)
+    if activation not in ("relu", "relu6", "silu", "gelu", "hardswish"):
+        raise ValueError(f"sbnet: activation: {activation!r}; None or one of sparse_conv2d's is wanted")
+    return getattr(F, activation)(x)
+
+
+def sparse_conv2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    active: ActiveBlocks,
+    *,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    activation: str | None = None,
+    negative_slope: float = 0.01,
+    residual: Tensor | None = None,
+    allow_tf32: bool = False,
+) -> Tensor:
+    y = F.conv2d(x, weight, None if bias is None else bias.to(x.dtype), stride, padding, dilation, groups)  # type: ignore[arg-type]
+    if residual is not None:
+        y = y + residual
+    y = activate(y, activation, negative_slope)
+    return torch.where(active.pixel_mask(y.shape[2:]), y, torch.zeros_like(y))
+
+
+def sparse_bottleneck2d(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None] | None,
+    active: ActiveBlocks,
+    *,
+    activation: str | None = "relu",
+    negative_slope: float = 0.01,
+    allow_tf32: bool = False,
+) -> Tensor:
+    bias = biases or [None] * 3
+    act = {"activation": activation, "negative_slope": negative_slope}
+    y = sparse_conv2d(x, weights[0], bias[0], active, **act)  # type: ignore[arg-type]
+    y = sparse_conv2d(y, weights[1], bias[1], active, padding=1, **act)  # type: ignore[arg-type]
+    return sparse_conv2d(y, weights[2], bias[2], active, residual=x, **act)  # type: ignore[arg-type]
+
+
+def sparse_max_pool2d(
+    x: Tensor,
+    active: ActiveBlocks,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    ceil_mode: bool = False,
+) -> Tensor:
+    y = F.max_pool2d(x, kernel_size, stride, padding, dilation, ceil_mode)  # type: ignore[arg-type]
+    return torch.where(active.pixel_mask(y.shape[2:]), y, torch.zeros_like(y))
+
+
+def sparse_avg_pool2d(
+    x: Tensor,
+    active: ActiveBlocks,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Tensor:
+    y = F.avg_pool2d(x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)  # type: ignore[arg-type]
+    return torch.where(active.pixel_mask(y.shape[2:]), y, torch.zeros_like(y))
+
+
+def sparse_fill(x: Tensor, active: ActiveBlocks, value: float = 0.0) -> Tensor:
+    return torch.where(active.pixel_mask(x.shape[2:]), x, torch.full_like(x, value))
+
+
+def sparse_fill_(x: Tensor, active: ActiveBlocks, value: float = 0.0) -> Tensor:
+    return x.copy_(sparse_fill(x, active, value))

@@ -1,0 +1,153 @@
+"""Which kernel serves a layer: asked of the table that the launchers use (csrc/core/masked/conv_select.h)."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sbnet import _library
+from sbnet.geometry import to_pair
+
+_DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+_NAMES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The kernel that serves a layer, and why those above it in the table do not.
+
+    Attributes:
+        kernel: its name.
+        declined: (name, reason) of each kernel that would come first.
+    """
+
+    kernel: str
+    declined: tuple[tuple[str, str], ...]
+
+
+_QUERY: list[Any] = [  # SbnetConvQuery
+    *((name, ctypes.c_int64) for name in ("dtype", "batch", "channels", "height", "width", "out_channels")),
+    *((name, ctypes.c_int64 * 2) for name in ("kernel", "stride", "padding", "dilation")),
+    ("groups", ctypes.c_int64),
+    ("block", ctypes.c_int64 * 2),
+    *((name, ctypes.c_int64) for name in ("residual", "allow_tf32", "capability")),
+]
+
+
+class _Query(ctypes.Structure):
+    _fields_ = _QUERY
+
+
+class _Status(ctypes.Structure):
+    _fields_ = [("code", ctypes.c_int32), ("message", ctypes.c_char * 508)]
+
+
+@functools.cache
+def _kernels() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(_library.KERNEL_LIBRARY))
+    library.sbnet_select_conv2d.restype = _Status
+    library.sbnet_select_conv2d.argtypes = [ctypes.POINTER(_Query), ctypes.c_char_p, ctypes.c_int64]
+    library.sbnet_select_bottleneck2d.argtypes = [ctypes.c_int64] * 4
+    return library
+
+
+def conv2d_kernel(
+    shape: Sequence[int],
+    out_channels: int,
+    kernel_size: int | Sequence[int],
+    block: int | Sequence[int],
+    *,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    dtype: torch.dtype = torch.float16,
+    residual: bool = False,
+    allow_tf32: bool = False,
+    capability: int = 90,
+) -> Selection:
+    """The CUDA kernel of sparse_conv2d on packed channels_last tensors, all blocks in the list. Needs no GPU.
+
+    Args:
+        shape: of x, (N, C, H, W).
+        block: sides of a block of the output plane, in pixels.
+        capability: compute capability of the device, as 80 or 90.
+
+    Raises:
+        ValueError: sizes that make no convolution.
+
+    >>> conv2d_kernel((1, 64, 400, 704), 64, 3, 16, padding=1).kernel
+    'Hopper 3x3'
+    """
+    op = "conv2d_kernel"
+    if dtype not in _DTYPES:
+        raise ValueError(f"sbnet::{op}: dtype: expected float32, float16 or bfloat16, got {dtype}")
+    n, c, h, w = shape
+    pairs = {
+        name: (ctypes.c_int64 * 2)(*to_pair(value, f"{op}: {name}"))
+        for name, value in dict(
+            kernel=kernel_size, stride=stride, padding=padding, dilation=dilation, block=block
+        ).items()
+    }
+    query = _Query(
+        dtype=_DTYPES[dtype], batch=n, channels=c, height=h, width=w, out_channels=out_channels, groups=groups,
+        residual=residual, allow_tf32=allow_tf32, capability=capability, **pairs,
+    )  # fmt: skip
+    text = ctypes.create_string_buffer(2048)
+    status = _kernels().sbnet_select_conv2d(ctypes.byref(query), text, len(text))
+    if status.code:
+        raise ValueError(f"sbnet::{status.message.decode()}")
+    chosen, *rest = text.value.decode().split("\n")
+    declined = [tuple(line.split(": ", 1)) for line in rest]
+    return Selection(chosen, tuple((name, why) for name, why in declined))
+
+
+def bottleneck_in_one_kernel(channels: int, hidden: int, block: Sequence[int]) -> bool:
+    """Has Hopper one kernel for a residual block of these channels, in float16 or bfloat16?"""
+    return bool(_kernels().sbnet_select_bottleneck2d(channels, hidden, *block))
+
+
+_LAYER = re.compile(
+    r"conv (?P<kernel>\d+)x(?P<kernel_w>\d+) (?P<c>\d+)->(?P<k>\d+) (?P<h>\d+)x(?P<w>\d+)"
+    r"(?: (?P<dtype>fp32|tf32|fp16|bf16))?(?: block (?P<block>\d+)(?:x(?P<block_w>\d+))?)?"
+    r"(?: stride (?P<stride>\d+))?(?: dilation (?P<dilation>\d+))?(?: groups (?P<groups>\d+))?(?: batch (?P<n>\d+))?"
+)
+
+
+def layer_kernel(text: str, capability: int = 90) -> Selection:
+    """conv2d_kernel() of a layer in words.
+
+    "conv 3x3 64->64 400x704 fp16 block 16 stride 1 dilation 1 groups 1 batch 1": what follows the size may be left out;
+    the padding keeps the plane's size at stride 1.
+
+    Raises:
+        ValueError: other words.
+
+    >>> layer_kernel("conv 1x1 64->256 100x176 bf16 block 8").kernel
+    'Hopper 1x1'
+    """
+    found = _LAYER.fullmatch(" ".join(text.split()))
+    if not found:
+        wanted = "conv 3x3 64->64 400x704 fp16 block 16 stride 1 dilation 1 groups 1 batch 1"
+        raise ValueError(f"layer: expected words as {wanted!r}, got {text[:80]!r}")
+    v = {key: int(value) for key, value in found.groupdict().items() if value and key != "dtype"}
+    name, block, dilation = found["dtype"] or "fp16", v.get("block", 16), v.get("dilation", 1)
+    return conv2d_kernel(
+        (v.get("n", 1), v["c"], v["h"], v["w"]),
+        v["k"],
+        (v["kernel"], v["kernel_w"]),
+        (block, v.get("block_w", block)),
+        stride=v.get("stride", 1),
+        padding=(dilation * (v["kernel"] - 1) // 2, dilation * (v["kernel_w"] - 1) // 2),
+        dilation=dilation,
+        groups=v.get("groups", 1),
+        dtype=_NAMES[name],
+        allow_tf32=name == "tf32",
+        capability=capability,
+    )

@@ -1,0 +1,103 @@
+"""The package and its documents: what is installed, and that what README says is true."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import sbnet
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_public_names_exist_and_are_documented():
+    for name in sbnet.__all__:
+        assert hasattr(sbnet, name)
+        if callable(getattr(sbnet, name)):
+            assert getattr(sbnet, name).__doc__, name
+
+
+def test_models_and_export_are_installed():
+    import sbnet.export
+    import sbnet.models
+
+    assert sbnet.export.__doc__
+    assert sbnet.models.contour_net()
+
+
+def test_subpackages_are_there_at_first_use():
+    """And not before: `import sbnet` alone loads neither networks nor exporters."""
+    code = """
+import sys, sbnet
+assert not {"sbnet.nn", "sbnet.engine", "sbnet.models", "sbnet.export"} & set(sys.modules)
+for name in ("engine", "export", "masks", "models", "nn"):
+    assert name in dir(sbnet)
+    assert getattr(sbnet, name).__name__ == f"sbnet.{name}"
+assert not hasattr(sbnet, "nonsense")
+"""
+    subprocess.run([sys.executable, "-P", "-c", code], check=True)
+
+
+def test_contours_of_an_edge():
+    """A vertical edge: strong there, nowhere else, and its double angle points left (a vertical line)."""
+    from sbnet.models import contour_net, paint_contours
+
+    x = torch.zeros(1, 3, 24, 32)
+    x[..., 16:] = 0.8
+    y = contour_net()(x)
+    strength, cosine, sine = y[0, :, 12]
+    assert strength[15:17].min() > 0.1
+    assert strength[4:12].max() < 1e-3
+    assert (cosine[15:17] < -0.3 * strength[15:17]).all()
+    assert sine[15:17].abs().max() < 1e-3
+    picture = paint_contours(y)
+    assert picture.shape == (1, 24, 32, 3)
+    assert picture.dtype == torch.uint8
+    assert picture[0, 12, 15:17].max() > 100
+    with pytest.raises(ValueError, match="depth"):
+        contour_net(0)
+
+
+def test_build_info():
+    facts = sbnet.build_info()
+    assert facts["version"] in (sbnet.__version__, "0")
+    assert set(facts) >= {"version", "compiler", "cuda", "archs"}
+
+
+def code_blocks(document: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / document).read_text(), re.M | re.S)
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/contracts.md"])
+def test_examples_run(document, tmp_path):
+    blocks = code_blocks(document, "python")
+    assert blocks
+    for block in blocks:
+        subprocess.run([sys.executable, "-c", block], check=True, cwd=tmp_path)
+
+
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")]
+
+
+@pytest.mark.parametrize("document", sorted(page.relative_to(ROOT).as_posix() for page in PAGES))
+def test_links_lead_somewhere(document):
+    def anchor(heading: str) -> str:
+        return re.sub(r"[^\w\- ]", "", heading.lstrip("#").strip().lower()).replace(" ", "-")
+
+    page = ROOT / document
+    for target, section in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", page.read_text()):
+        file = page.parent / target if target else page
+        assert file.exists(), target
+        if section:
+            headings = [line for line in file.read_text().splitlines() if line.startswith("#")]
+            assert section in map(anchor, headings), f"{target}#{section}"
+
+
+def test_make_targets_of_the_readme_exist():
+    named = set(re.findall(r"\bmake ([a-z]+)", "\n".join(code_blocks("README.md", "sh"))))
+    assert {"demo", "test"} <= named
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
+    assert named <= targets

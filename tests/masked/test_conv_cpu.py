@@ -1,0 +1,98 @@
+"""sparse_conv2d on the CPU: instruction sets, runs of pixels, threads."""
+
+import pytest
+import torch
+
+from sbnet import sparse_conv2d
+from support.conv_cases import check, make
+from support.helpers import assert_bitwise, run_python
+
+
+# ---- instruction sets of the CPU
+@pytest.mark.parametrize("isa", ["generic", "avx2", "avx512", "amx"])
+def test_instruction_sets(isa):
+    """SBNET_ISA lowers the choice that the processor allows."""
+    code = """
+import itertools, os, torch
+import support.conv_cases as t
+from sbnet import _library
+levels = ["generic", "avx2", "avx512", "amx", "amx-fp16"]
+used, wanted = (levels.index(v) for v in (_library.cpu_isa(), os.environ["SBNET_ISA"]))
+assert used <= wanted + (wanted == 3), (used, wanted)
+torch.manual_seed(0)
+for dtype, (c, k, r, s, g) in itertools.product(
+    [torch.float32, torch.float16, torch.bfloat16],
+    [(16, 16, 3, 1, 1), (64, 40, 3, 1, 1), (17, 33, 3, 2, 1), (3, 5, 5, 1, 1), (64, 64, 1, 1, 1), (1, 1, 3, 1, 1),
+     (24, 24, 3, 1, 24), (9, 18, 5, 2, 9), (12, 20, 3, 1, 4)]):
+    for activation in ("relu", "silu", "gelu"):
+        t.check("cpu", dtype=dtype, channels=c, filters=k, kernel=r, stride=s, groups=g, padding=r // 2,
+                activation=activation, residual="channel_slice", layout="channel_slice")
+        t.check("cpu", dtype=dtype, channels=c, filters=k, kernel=r, stride=s, groups=g, padding=r // 2, block=(5, 7),
+                activation=activation, layout="contiguous", out_layout="plane_slice")
+print("done")
+"""
+    result = run_python(code, SBNET_ISA=isa)
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert result.stdout.strip() == "done"
+
+
+@pytest.mark.parametrize("block", [8, 10, (4, 17), 64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_runs_of_pixels(dtype, block):
+    """Matrix units take pixels of a row in runs and channels in whole products: sizes that fill neither."""
+    for channels, filters, kernel, stride, dilation, groups in (
+        (20, 16, 3, 1, 1, 1),
+        (40, 33, 3, 2, 1, 1),
+        (70, 48, 1, 2, 1, 1),
+        (33, 7, 5, 1, 2, 1),
+        (72, 66, 3, 1, 1, 3),
+        (24, 20, 9, 1, 1, 1),
+        (130, 16, 2, 3, 3, 1),
+    ):
+        case = {"channels": channels, "filters": filters, "kernel": kernel, "stride": stride, "dilation": dilation}
+        case |= {"groups": groups, "padding": kernel // 2, "block": block, "size": (27, 35), "dtype": dtype}
+        check("cpu", residual="channel_slice", **case)
+        check("cpu", layout="contiguous", out_layout="channel_slice", **case)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_same_bits_with_any_number_of_cpu_threads(threads):
+    before = torch.get_num_threads()
+    try:
+        for channels, groups in ((24, 1), (24, 24), (3, 1)):
+            x, weight, bias, active, options = make(
+                "cpu", channels=channels, filters=24 if channels == 24 else 5, groups=groups
+            )
+            torch.set_num_threads(2)
+            want = sparse_conv2d(x, weight, bias, active, **options)
+            torch.set_num_threads(threads)
+            assert_bitwise(sparse_conv2d(x, weight, bias, active, **options), want)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("isa", ["generic", "avx2", "avx512"])
+def test_exp_and_erf_keep_their_last_places(isa):
+    """Through a convolution that multiplies by 1: silu shows exp, gelu shows erf, over all magnitudes."""
+    code = """
+import torch, sbnet
+x = torch.cat([torch.linspace(-87, 100, 400_001), torch.logspace(-30, 2, 50_001), -torch.logspace(-30, 1.9, 50_001)])
+x = torch.cat([x, torch.tensor([0.0, -0.0, 1.0, -1.0, 4.0, 1e30, -1e30])])
+plane = torch.nn.functional.pad(x, (0, -len(x) % 1024)).view(1, 1, -1, 1024)
+active = sbnet.reduce_mask(torch.ones(1, *plane.shape[2:]), sbnet.BlockGrid.cover(plane.shape[2:], 64))
+eps = torch.finfo(torch.float32).eps
+for name, function, scale in (
+    ("silu", torch.nn.functional.silu, lambda v, y: y.abs()),
+    ("gelu", torch.nn.functional.gelu, lambda v, y: torch.maximum(y.abs(), v.abs() / 2)),
+):
+    y = sbnet.sparse_conv2d(plane, torch.ones(1, 1, 1, 1), None, active, activation=name).flatten()[: len(x)].double()
+    want = function(x.double())
+    inside = (x > -80) & (x < 1e29) if name == "silu" else x.abs() < 1e29
+    worst = ((y - want).abs() / (scale(x.double(), want) + 1e-38))[inside].max() / eps
+    assert worst < 3, (name, float(worst))
+    assert y[-2] == float(x[-2]) and y[-1] == 0, name
+print("done")
+"""
+    result = run_python(code, SBNET_ISA=isa)
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert result.stdout.strip() == "done"

@@ -1,0 +1,227 @@
+"""The Hopper convolution kernels on the CPU: their own source, run by tests/tools/emulator, warps in random order.
+
+For machines without such a GPU. It finds what is computed wrongly, waits that are missing or never end, and shared
+memory that is not the kernel's own; tests marked gpu run the same kernels where they belong.
+"""
+
+import ctypes
+import random
+
+import pytest
+import torch
+
+from sbnet import conv_output_size, fringe
+from support.conv_cases import make
+from support.emulator import CSRC, TOOLS, emulated_library
+from support.helpers import assert_as_accurate_as_torch, dense_conv2d, poison, tensor
+
+KERNELS = {"1x1": 0, "1x1 wide": 1, "1x1 split": 2, "3x3": 3, "3x3 stride 2": 3, "stem": 4}
+ACTIVATIONS = {None: 0, "relu": 1, "leaky_relu": 3, "silu": 4}
+CASES = 12  # for each seed
+
+
+def fields(kind, names: str):
+    return [(name, kind) for name in names.split()]
+
+
+class Case(ctypes.Structure):  # as in entry.cpp
+    _fields_ = [
+        *fields(ctypes.c_int32, "kernel multiprocessors seed bfloat16 n h w c k r stride ho wo"),
+        *fields(ctypes.c_int32, "block_h block_w activation"),
+        *fields(ctypes.c_void_p, "x weight weight2 weight3 bias bias2 bias3 residual y"),
+        *fields(ctypes.c_void_p, "indices count block_map fringe fringe_count"),
+        *fields(ctypes.c_int64, "capacity fringe_capacity"),
+    ]
+
+
+@pytest.fixture(scope="session")
+def emulated(tmp_path_factory):
+    core = [
+        CSRC / f"core/{name}.cpp"
+        for name in ("masked/bottleneck", "masked/conv", "masked/conv_select", "grid", "memory")
+    ]
+    kernels = sorted((CSRC / "cuda/sm90/conv").glob("*.cu"))
+    return emulated_library(tmp_path_factory, "conv", kernels, [TOOLS / "entry.cpp", *core])
+
+
+def launch(function, active, edge, tensors: dict, **values) -> bool:
+    """False: the kernel does not take it."""
+    tensors |= {"indices": active.indices, "count": active.count, "block_map": active.block_map}
+    tensors |= {"fringe": edge.pixels, "fringe_count": edge.count}
+    x, y = tensors["x"], tensors["y"]
+    case = Case(
+        bfloat16=x.dtype == torch.bfloat16, n=x.shape[0], h=x.shape[2], w=x.shape[3], c=x.shape[1], ho=y.shape[2],
+        wo=y.shape[3], block_h=active.grid.bsize[0], block_w=active.grid.bsize[1], capacity=len(active.indices),
+        fringe_capacity=len(edge.pixels), **values,
+        **{name: None if v is None else v.data_ptr() for name, v in tensors.items()},
+    )  # fmt: skip
+    message = ctypes.create_string_buffer(4096)
+    result = function(ctypes.byref(case), message, ctypes.c_int64(len(message)))
+    assert result < 2, message.value.decode()
+    return result == 0
+
+
+def judge(y, active, edge, torchs, exact) -> None:
+    """Right on active blocks, zeros on the fringe, NaN as before elsewhere."""
+    size = y.shape[2:]
+    mask = active.pixel_mask(size).expand(y.shape)
+    assert_as_accurate_as_torch(y[mask], torchs[mask], exact[mask])
+    zeros = torch.zeros(y[:, 0].numel(), dtype=torch.bool)
+    zeros[edge.pixels[: int(edge.count)].long()] = True
+    zeros = zeros.view(-1, 1, *size).expand(y.shape)
+    assert bool((y[zeros] == 0).all()), "the fringe"
+    assert bool((y.isnan() | mask | zeros).all()), "other pixels were written"
+
+
+def emulate(library, which: str, seed: int, multiprocessors: int, activation, residual, **case) -> bool:
+    """Runs a convolution and checks it. False: that kernel does not take it."""
+    x, weight, bias, active, options = make("cpu", **case)
+    geometry = [[options[k]] * 2 for k in ("stride", "padding", "dilation")]
+    size = conv_output_size(x.shape[2:], weight.shape[2:], *geometry)
+    shape = (x.shape[0], weight.shape[0], *size)
+    options |= {"activation": activation, "residual": None}
+    if residual:
+        options["residual"] = tensor(shape, x.dtype).contiguous(memory_format=torch.channels_last)
+    weight = weight.contiguous(memory_format=torch.channels_last)
+    edge, y = fringe(active, active, size, 3, 1, 1), poison(shape, x.dtype, "cpu", "channels_last")
+    if not launch(
+        library.emulate_conv, active, edge,
+        {"x": x, "weight": weight, "bias": bias, "residual": options["residual"], "y": y},
+        kernel=KERNELS[which], multiprocessors=multiprocessors, seed=seed, k=weight.shape[0], r=weight.shape[2],
+        stride=options["stride"], activation=ACTIVATIONS[activation],
+    ):  # fmt: skip
+        return False
+    exact = dense_conv2d(x, weight, bias, torch.float32, **options)
+    judge(y, active, edge, dense_conv2d(x, weight, bias, x.dtype, **options), exact)
+    return True
+
+
+def some(rng: random.Random, kernel: str) -> dict:
+    """A small convolution that `kernel` may take."""
+    few, stride = rng.choice([8, 24, 64, 72, 128, 192]), 1
+    sizes = {
+        "1x1": ([8, 24, 64, 72, 256, 384], [8, 40, 64, 136, 200, 264]),
+        "1x1 wide": ([64, 128, 192, 320, 512], [128, 256, 384, 512, 1024]),
+        "1x1 split": ([1536, 1600], [128, 256, 384]),
+        "3x3": ([few], [8, 40, 64, 72, 128]),
+        "3x3 stride 2": ([few], [8, 64, 72, 128]),
+        "stem": ([3], [8, 24, 64]),
+    }  # fmt: skip
+    blocks = {"stem": [8, 10, 16], "3x3": [8, 16, (8, 16), (16, 8)], "3x3 stride 2": [8, 16, (8, 16)]}
+    size = (rng.randint(1, 40), rng.randint(1, 40))
+    if kernel in ("3x3 stride 2", "stem") or (kernel in ("1x1", "1x1 wide") and rng.random() < 0.3):
+        stride = 2
+    if kernel == "stem":
+        size = (size[0] * 2, size[1] // 8 * 8 + 8)
+    return {
+        "channels": rng.choice(sizes[kernel][0]), "filters": rng.choice(sizes[kernel][1]), "size": size,
+        "batch": rng.choice([1, 1, 2]), "block": rng.choice(blocks.get(kernel, [8, 8, 16, (8, 16), 4, (4, 12)])),
+        "density": rng.choice([0.0, 0.1, 0.4, 0.8, 0.95, 1.0, 1.0]), "stride": stride,
+        "kernel": {"s": 7, "3": 3, "1": 1}[kernel[0]], "padding": {"s": 3, "3": 1, "1": 0}[kernel[0]],
+        "dtype": rng.choice([torch.float16, torch.bfloat16]),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("size", "density", "batch", "multiprocessors"),
+    [
+        *[(size, 1.0, 1, 4) for size in ((17, 16), (12, 24), (19, 20), (16, 24))],  # 272, 288: 144 each; 380, 384: 192
+        *[(size, 1.0, 2, 8) for size in ((17, 16), (19, 20))],  # one image's pixels run on into the next one's
+        ((31, 28), 1.0, 1, 12),  # ten jobs for twelve
+        ((19, 23), 1.0, 1, 6),  # six, in clusters of two
+        ((19, 20), 0.6, 1, 4),
+    ],
+)
+def test_jobs_that_are_larger_if_all_blocks_are_active(emulated, size, density, batch, multiprocessors):
+    """1x1 split: one for each multiprocessor, if there are as many blocks as the plane has."""
+    torch.manual_seed(sum(size))
+    case = {"channels": 1536, "filters": 256, "batch": batch, "block": 8, "stride": 1, "kernel": 1, "padding": 0}
+    for seed, dtype in enumerate([torch.float16, torch.bfloat16]):
+        more = {"seed": seed, "multiprocessors": multiprocessors, "activation": "silu", "residual": False}
+        assert emulate(emulated, "1x1 split", density=density, size=size, dtype=dtype, **more, **case)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_hopper_kernels_without_one(emulated, kernel, seed):
+    rng, taken = random.Random(f"{kernel} {seed}"), 0
+    while taken < CASES:
+        case = some(rng, kernel)
+        more = {"activation": rng.choice(list(ACTIVATIONS)), "residual": kernel != "stem" and rng.random() < 0.4}
+        more |= {"seed": rng.randrange(2**31), "multiprocessors": rng.choice([1, 2, 4, 6, 12])}
+        torch.manual_seed(more["seed"])
+        try:
+            taken += emulate(emulated, kernel, **more, **case)
+        except AssertionError as error:
+            raise AssertionError(f"{more} {case}: {error}") from error
+
+
+# Weights that stay, copied by hand or by TMA, for three teams and two; weights in a ring, for two teams and one.
+BOTTLENECKS = [
+    (96, 24),
+    (40, 32),
+    (192, 48),
+    (64, 64),
+    (256, 64),
+    (384, 56),
+    (320, 32),
+    (128, 96),
+    (136, 104),
+    (512, 128),
+]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_hopper_bottleneck_without_one(emulated, seed):
+    rng = random.Random(f"bottleneck {seed}")
+    for channels, width in BOTTLENECKS:
+        block, size = rng.choice([8, 8, 16, (8, 16), 24]), (rng.randint(1, 36), rng.randint(1, 36))
+        activation, dtype = rng.choice(list(ACTIVATIONS)), rng.choice([torch.float16, torch.bfloat16])
+        seed, multiprocessors = rng.randrange(2**31), rng.choice([1, 2, 3, 6])
+        torch.manual_seed(seed)
+        grid = {"size": size, "block": block, "density": rng.choice([0.0, 0.2, 0.5, 0.8, 1.0, 1.0]), "dtype": dtype}
+        x, _, _, active, _ = make("cpu", channels=channels, batch=rng.choice([1, 2]), **grid)
+        shapes = [(width, channels, 1, 1), (width, width, 3, 3), (channels, width, 1, 1)]
+        weights = [tensor(shape, dtype) / (shape[1] * shape[2] ** 2) ** 0.5 for shape in shapes]
+        weights = [w.contiguous(memory_format=torch.channels_last) for w in weights]
+        biases = [tensor(shape[:1], dtype) if rng.random() < 0.8 else None for shape in shapes]
+        edge, y = fringe(active, active, size, 3, 1, 1), poison(x.shape, dtype, "cpu", "channels_last")
+        tensors = {"x": x, "y": y, **dict(zip(("weight", "weight2", "weight3"), weights, strict=True))}
+        tensors |= dict(zip(("bias", "bias2", "bias3"), biases, strict=True))
+        assert launch(
+            emulated.emulate_bottleneck, active, edge, tensors, multiprocessors=multiprocessors, seed=seed, k=width,
+            activation=ACTIVATIONS[activation],
+        )  # fmt: skip
+
+        def chain(dtype, x=x, weights=weights, biases=biases, active=active, size=size, activation=activation):
+            h = dense_conv2d(x, weights[0], biases[0], dtype, activation=activation) * active.pixel_mask(size)
+            h = dense_conv2d(h, weights[1], biases[1], dtype, activation=activation, padding=1)
+            return dense_conv2d(h, weights[2], biases[2], dtype, activation=activation, residual=x)
+
+        judge(y, active, edge, chain(dtype), chain(torch.float32))
+
+
+@pytest.mark.parametrize(("channels", "width"), [(96, 24), (64, 40), (192, 48), (512, 104)])
+def test_hopper_bottleneck_of_infinities(emulated, channels, width):
+    """A channel of h1 that overflows must not meet the zeros of the channels that pad it."""
+    size = (12, 16)
+    x, _, _, active, _ = make("cpu", channels=channels, size=size, block=8, density=1.0, dtype=torch.float16)
+    x.fill_(1.0)
+    shapes = [(width, channels, 1, 1), (width, width, 3, 3), (channels, width, 1, 1)]
+    weights = [tensor(shape, torch.float16).abs() / (shape[1] * shape[2] ** 2) ** 0.5 for shape in shapes]
+    weights = [w.contiguous(memory_format=torch.channels_last) for w in weights]
+    weights[0][0] = 2000.0
+    weights[1][:, 0] *= -1.0
+    edge, y = fringe(active, active, size, 3, 1, 1), poison(x.shape, torch.float16, "cpu", "channels_last")
+    tensors = {"x": x, "y": y, **dict(zip(("weight", "weight2", "weight3"), weights, strict=True))}
+    tensors |= dict.fromkeys(("bias", "bias2", "bias3"))
+    assert launch(
+        emulated.emulate_bottleneck, active, edge, tensors, multiprocessors=2, seed=0, k=width,
+        activation=ACTIVATIONS["relu"],
+    )  # fmt: skip
+    assert bool(y.isfinite().all())
+
+
+def test_all_hopper_kernels_are_emulated():
+    stems = {"bottleneck", "conv1x1", "conv1x1_wide", "conv1x1_split", "conv3x3", "conv3x3_stride2", "conv_stem"}
+    assert {p.stem for p in (CSRC / "cuda/sm90/conv").glob("*.cu")} == stems

@@ -1,0 +1,82 @@
+"""sbnet.select: which kernel serves a layer, as the launchers' own table says."""
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from sbnet.apps import cli
+from sbnet.select import bottleneck_in_one_kernel, conv2d_kernel, layer_kernel
+
+CASES = {
+    "conv 3x3 64->64 400x704 fp16 block 16": "Hopper 3x3",
+    "conv 3x3 64->64 400x704 bf16 block 16 stride 2": "Hopper 3x3",
+    "conv 1x1 256->64 100x176 fp16 block 4": "Hopper 1x1",
+    "conv 7x7 3->64 400x704 fp16 block 8 stride 2": "Hopper stem",
+    "conv 3x3 64->64 400x704 fp16 block 16 groups 64": "depthwise",
+    "conv 3x3 60->64 400x704 fp16 block 16": "implicit GEMM",
+    "conv 3x3 64->64 400x704 fp16 block 10": "implicit GEMM",
+    "conv 3x3 64->64 400x704 fp16 block 16 dilation 2": "implicit GEMM",
+    "conv 3x3 64->64 400x704 tf32 block 16": "implicit GEMM",
+    "conv 3x3 64->64 400x704 fp32 block 16": "float32 in words",
+    "conv 3x3 3->64 400x704 fp32 block 16": "float32",
+}
+
+
+@pytest.mark.parametrize("layer", CASES)
+def test_the_kernel_of_a_layer(layer):
+    assert layer_kernel(layer).kernel == CASES[layer]
+
+
+def test_each_kernel_above_says_why_it_does_not_serve():
+    found = layer_kernel("conv 3x3 60->64 400x704 fp16 block 16")
+    assert dict(found.declined)["Hopper 3x3"] == "input channels are no multiple of 8"
+    assert dict(found.declined)["Hopper 1x1"] == "kernel is not 1x1"
+    assert [name for name, _ in found.declined] == ["Hopper 3x3", "Hopper 1x1", "Hopper stem", "depthwise"]
+
+
+def test_hopper_kernels_are_hoppers_alone():
+    found = layer_kernel("conv 3x3 64->64 400x704 fp16 block 16", capability=80)
+    assert found.kernel == "implicit GEMM"
+    assert dict(found.declined)["Hopper 3x3"] == "not this device"
+
+
+def test_a_residual_keeps_the_stem_kernel_away():
+    shape = dict(stride=2, padding=3)
+    assert conv2d_kernel((1, 3, 64, 64), 64, 7, 8, **shape).kernel == "Hopper stem"
+    assert conv2d_kernel((1, 3, 64, 64), 64, 7, 8, residual=True, **shape).kernel == "implicit GEMM"
+
+
+@pytest.mark.parametrize(
+    ("channels", "hidden", "block", "one"),
+    [(512, 128, 8, True), (520, 128, 8, False), (512, 136, 8, False), (60, 64, 8, False), (64, 64, 12, False)],
+)
+def test_bottleneck_blocks(channels, hidden, block, one):
+    assert bottleneck_in_one_kernel(channels, hidden, (block, block)) is one
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: layer_kernel("conv 3x3 64 400x704"), "expected words as"),
+        (lambda: conv2d_kernel((1, 64, 8, 8), 64, 3, 0), "expected sizes from 1 to 2\\^20, got 0"),
+        (lambda: conv2d_kernel((1, 64, 8, 8), 64, 3, 8, groups=5), "groups: expected a divisor"),
+        (lambda: conv2d_kernel((1, 64, 8, 8), 64, 30, 8), "larger than the padded plane"),
+        (lambda: conv2d_kernel((1, 64, 8, 8), 64, 3, 8, padding=-1), "padding: expected 0 to 2\\^20, got -1"),
+        (lambda: conv2d_kernel((1, 2**40, 8, 8), 64, 3, 8), "expected sizes from 1 to 2\\^20"),
+        (lambda: conv2d_kernel((1, 64, 8, 8), 64, 3, 8, dtype=torch.int8), "dtype: expected float32"),
+    ],
+)
+def test_what_makes_no_layer_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_the_command_prints_kernel_and_reasons():
+    runner = CliRunner()
+    shown = runner.invoke(cli.app, ["info", "--layer", "conv 3x3 60->64 400x704 fp16 block 16"])
+    assert shown.exit_code == 0
+    assert shown.output.splitlines()[:2] == [
+        "implicit GEMM",
+        "  not Hopper 3x3: input channels are no multiple of 8",
+    ]
+    assert runner.invoke(cli.app, ["info", "--layer", "pool"]).exit_code == 2

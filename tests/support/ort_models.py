@@ -1,0 +1,175 @@
+"""Models of one sbnet node, and what torch says they should return. Shared by test_ort.py and fuzz_ort.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnx
+import onnxruntime
+import torch
+from onnx import helper
+from torch import Tensor
+
+import sbnet
+from sbnet import BlockGrid, BlockLayout, export
+from sbnet.export.runtime import ELEMENT_TYPES
+from support.helpers import random_active, tensor
+
+PROVIDER = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+
+
+def nhwc(x: Tensor) -> Tensor:
+    """[N,C,H,W] -> [N,H,W,C], packed: what ONNX ops take."""
+    return x.permute(0, 2, 3, 1).contiguous()
+
+
+def nchw(x: Tensor) -> Tensor:
+    """[N,H,W,C] -> [N,C,H,W] in channels_last memory."""
+    return x.permute(0, 3, 1, 2)
+
+
+def grid_attributes(grid: BlockGrid, count: bool = True) -> dict[str, Any]:
+    values = {"bsize": grid.bsize, "bstride": grid.bstride, "boffset": grid.boffset}
+    return {k: list(v) for k, v in ({**values, "bcount": grid.bcount} if count else values).items()}
+
+
+@dataclass
+class Node:
+    """One sbnet node: inputs (None: not given) and attributes."""
+
+    op: str
+    inputs: list[Tensor | None]
+    attributes: dict[str, Any] = field(default_factory=dict)
+    dropped: int | None = None  # an output without a name
+
+    def outputs(self) -> list[int]:
+        """Element types of the outputs."""
+        if self.op == "mask_pyramid":
+            return [onnx.TensorProto.INT32] * (4 * 2 + 2)  # of the sample below
+        if self.op in ("reduce_mask", "fringe"):
+            return [onnx.TensorProto.INT32] * {"reduce_mask": 4, "fringe": 2}[self.op]
+        first = self.inputs[0] if self.inputs else None
+        return [ELEMENT_TYPES[torch.float32 if first is None else first.dtype]]
+
+    def proto(self, names: Sequence[str] | None = None, outputs: Sequence[str] | None = None) -> onnx.NodeProto:
+        names = names or [f"x{k}" if t is not None else "" for k, t in enumerate(self.inputs)]
+        outputs = outputs or ["" if k == self.dropped else f"y{k}" for k in range(len(self.outputs()))]
+        node = helper.make_node(self.op, names, outputs, domain="sbnet")
+        for name, value in self.attributes.items():
+            ints = onnx.AttributeProto.INTS if value == [] else None  # an empty list has no type of its own
+            node.attribute.append(helper.make_attribute(name, value, attr_type=ints))
+        return node
+
+    def model(self, dynamic: bool = False) -> bytes:
+        """Every given input is a graph input; `dynamic`: of unknown sizes."""
+        given = [
+            value_info(f"x{k}", ELEMENT_TYPES[t.dtype], [f"d{k}_{d}" for d in range(t.dim())] if dynamic else t.shape)
+            for k, t in enumerate(self.inputs)
+            if t is not None
+        ]
+        made = [value_info(f"y{k}", e, None) for k, e in enumerate(self.outputs()) if k != self.dropped]
+        return model([self.proto()], given, made)
+
+    def run(self, device: str = "cpu", dynamic: bool = False) -> list[Tensor]:
+        return export.run(session(self.model(dynamic), device), [t for t in self.inputs if t is not None])
+
+
+def value_info(name: str, element_type: int, shape: Sequence[int | str] | None) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, element_type, shape)
+
+
+def model(
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Sequence[onnx.ValueInfoProto],
+    outputs: Sequence[onnx.ValueInfoProto],
+    initializers: Sequence[onnx.TensorProto] = (),
+) -> bytes:
+    graph = helper.make_graph(list(nodes), "g", list(inputs), list(outputs), list(initializers))
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("sbnet", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9).SerializeToString()
+
+
+def session(model: bytes, device: str = "cpu") -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 2
+    options.log_severity_level = 4  # the errors that tests provoke are exceptions as well
+    return export.session(model, [PROVIDER[device]], options=options)
+
+
+def is_ort_error(e: BaseException) -> bool:
+    """Did ORT refuse or fail the model? (Runs with I/O binding raise a plain RuntimeError.)"""
+    return type(e).__module__.startswith("onnxruntime") or str(e).startswith("Error in execution: ")
+
+
+def samples(device: str = "cpu") -> dict[str, Node]:
+    """One small, valid node of every op."""
+    grid = BlockGrid.cover((12, 15), 4)
+    active = random_active(grid, 2, 0.5, device)
+    lists = [active.indices, active.count, active.block_map]
+    x = nhwc(tensor((2, 8, 12, 15), torch.float32, device))
+    weight = nhwc(tensor((8, 8, 3, 3), torch.float32, device))
+    narrow = [nhwc(tensor(s, torch.float32, device)) / 4 for s in ((4, 8, 1, 1), (4, 4, 3, 3), (8, 4, 1, 1))]
+    edge = sbnet.fringe(active, active, (12, 15), 3, 1, 1)
+    bias, like = tensor((8,), torch.float32, device), tensor((2, 12, 15, 8), torch.float32, device)
+    blocks = tensor((active.capacity, 4, 4, 8), torch.float32, device)
+    mask = torch.rand(2, 12, 15, device=device) > 0.9
+    maps = {"producer_bsize": [4, 4], "consumer_bsize": [4, 4], "kernel_size": [3, 3], "padding": [1, 1]}
+    layout = BlockLayout(torch.rand(4, 3) < 0.6, 8, in_features=29, out_features=21)
+    matrix, gates = tensor((2, 5, 29), torch.float32, device), torch.rand(layout.blocks, device=device)
+    blocks_of_weights = tensor(layout.weight_shape, torch.float32, device)
+    conv = [x, weight, *lists, bias, like, edge.pixels, edge.count, like.clone()]
+    nodes = [
+        Node("reduce_mask", [mask], {"bsize": [4, 4], "tol": 0.5, "avgpool": 0, "capacity": 9}),
+        Node("sparse_gather", [x, *lists], {**grid_attributes(grid), "transpose": 1, "zero_tail": 1}),
+        Node("sparse_scatter", [blocks, *lists, x], {**grid_attributes(grid), "add": 1, "atomic": 0, "transpose": 0}),
+        Node("sparse_fill", [x, active.block_map], {"bsize": [4, 4], "value": 2.5}),
+        Node("fringe", [active.block_map, active.block_map], {**maps, "size": [12, 15], "capacity": 40}),
+        Node(
+            "mask_pyramid",
+            [mask],
+            {
+                "bsizes": [4, 4, 4, 2],
+                "sizes": [12, 15, 6, 8],
+                "tol": 0.5,
+                "fringes": [0, 2, 0, 3, 3, 1, 1, 1, 1, 1, 1, 1, 3, 3, 2, 2, 1, 1, 1, 1],
+            },
+        ),
+        Node(
+            "sparse_conv2d",
+            conv,
+            {"bsize": [4, 4], "padding": [1, 1], "stride": [1, 1], "groups": 1, "activation": "leaky_relu"},
+        ),
+        Node(
+            "sparse_bottleneck2d",
+            [x, *narrow, *lists, bias[:4], bias[4:], bias, edge.pixels, edge.count, like.clone()],
+            {"bsize": [4, 4], "activation": "leaky_relu", "negative_slope": 0.2, "allow_tf32": 0},
+        ),
+        *(
+            Node(
+                f"sparse_{kind}_pool2d",
+                [x, *lists, edge.pixels, edge.count, like.clone()],
+                {"bsize": [4, 4], "kernel_size": [3, 3], "stride": [1, 1], "padding": [1, 1], "ceil_mode": 0, **more},
+            )
+            for kind, more in (("max", {"dilation": [1, 1]}), ("avg", {"count_include_pad": 1, "divisor_override": 7}))
+        ),
+        Node(
+            "blocksparse_matmul",
+            [matrix, blocks_of_weights, layout.coords, tensor((21,), torch.float32, device), gates],
+            {"in_features": 29, "out_features": 21, "activation": "leaky_relu", "negative_slope": 0.2},
+        ),
+    ]
+    return {node.op: node for node in nodes}
+
+
+def torch_ops() -> set[str]:
+    """Names of torch.ops.sbnet, without those that ORT does by itself (in-place twins by MayInplace, packing weights,
+    tables of layouts) and gradients."""
+    names = {n.split("::")[1] for n in torch._C._dispatch_get_all_op_names() if n.startswith("sbnet::")}
+    return {n for n in names if not (n.endswith("_") and n[:-1] in names)} - {
+        "pack_conv_weight",
+        "block_layout_tables",
+        "blocksparse_plan",
+        "blocksparse_weight_grad",
+    }

@@ -1,0 +1,86 @@
+// What test_emulator.py calls.
+#include <cstdio>
+
+#include "core/masked/conv_select.h"
+#include "cuda/common.cuh"
+#include "cuda/sm90/conv/bottleneck.h"
+#include "cuda/sm90/conv/conv1x1.h"
+#include "cuda/sm90/conv/conv1x1_split.h"
+#include "cuda/sm90/conv/conv1x1_wide.h"
+#include "cuda/sm90/conv/conv3x3.h"
+#include "cuda/sm90/conv/conv_stem.h"
+#include "machine.h"
+
+extern "C" {
+
+// Channel-last tensors, packed: x [n, h, w, c], y [n, ho, wo, k], weight [k, r, r, c], bias [k], residual (or null) as
+// y. `kernel`: of those below. Returns 0, or 1 if the kernel does not take it, or 2 and what went wrong.
+struct Case {
+  int32_t kernel, multiprocessors, seed, bfloat16;
+  int32_t n, h, w, c, k, r, stride, ho, wo, block_h, block_w, activation;
+  void *x, *weight[3], *bias[3], *residual, *y;  // a bottleneck block has three of weight and bias; k is its width
+  const int32_t *indices, *count, *block_map, *fringe, *fringe_count;
+  int64_t capacity, fringe_capacity;
+
+  sbnet::DType dtype() const { return bfloat16 ? sbnet::DType::kBF16 : sbnet::DType::kF16; }
+  sbnet::TensorView view(void* data, int64_t n, int64_t c, int64_t h, int64_t w) const {
+    return {data, {n, c, h, w}, {h * w * c, 1, w * c, c}, dtype()};
+  }
+  sbnet::ActiveView active() const {
+    return {
+        indices,
+        count,
+        block_map,
+        capacity,
+        {{block_h, block_w}, {block_h, block_w}, {0, 0}, {(ho + block_h - 1) / block_h, (wo + block_w - 1) / block_w}}};
+  }
+  sbnet::DeviceInfo device() const {  // launches remember what they asked a device
+    emulator::multiprocessors = multiprocessors;
+    emulator::random.seed(seed);
+    return {multiprocessors, multiprocessors, 90};
+  }
+};
+
+static int told(const sbnet::Status& status, char* message, int64_t room) {
+  std::snprintf(message, room, "%s", status.message);
+  return status.ok() ? 0 : 2;
+}
+
+__attribute__((visibility("default"))) int emulate_bottleneck(const Case* given, char* message, int64_t room) {
+  using namespace sbnet;
+  const Case& v = *given;
+  BottleneckParams p = {};
+  p.x = v.view(v.x, v.n, v.c, v.h, v.w), p.y = v.view(v.y, v.n, v.c, v.h, v.w);
+  p.weight[0] = v.view(v.weight[0], v.k, v.c, 1, 1), p.weight[1] = v.view(v.weight[1], v.k, v.k, 3, 3);
+  p.weight[2] = v.view(v.weight[2], v.c, v.k, 1, 1);
+  for (int i = 0; i < 3; ++i) p.bias[i] = v.bias[i];
+  p.bias_dtype = v.dtype(), p.active = v.active(), p.fringe = {v.fringe, v.fringe_count, v.fringe_capacity};
+  p.activation = static_cast<Activation>(v.activation), p.activation_param = 0.01f;
+  if (hopper_bottleneck_declines(p)) return 1;
+  return told(sm90::bottleneck(p, v.device(), nullptr), message, room);
+}
+
+__attribute__((visibility("default"))) int emulate_conv(const Case* given, char* message, int64_t room) {
+  using namespace sbnet;
+  const Case& v = *given;
+  Conv2dParams p = {};
+  p.x = v.view(v.x, v.n, v.c, v.h, v.w), p.weight = v.view(v.weight[0], v.k, v.c, v.r, v.r);
+  p.bias = v.bias[0], p.bias_dtype = v.dtype(), p.y = v.view(v.y, v.n, v.k, v.ho, v.wo);
+  if (v.residual) p.residual = v.view(v.residual, v.n, v.k, v.ho, v.wo);
+  p.active = v.active(), p.fringe = {v.fringe, v.fringe_count, v.fringe_capacity};
+  p.groups = 1, p.activation = static_cast<Activation>(v.activation), p.activation_param = 0.01f;
+  for (int d = 0; d < 2; ++d) p.stride[d] = v.stride, p.padding[d] = v.r / 2, p.dilation[d] = 1;
+
+  const DeviceInfo device = v.device();
+  const ConvKernel chosen = select_conv(p, 90).kernel;
+  const bool pointwise = chosen == ConvKernel::kHopper1x1;
+  if (v.kernel == 0 && pointwise) return told(sm90::conv1x1(p, device, nullptr), message, room);
+  if (v.kernel == 1 && pointwise) return told(sm90::conv1x1_wide(p, device, nullptr), message, room);
+  if (v.kernel == 2 && pointwise && sm90::conv1x1_split_takes(p))
+    return told(sm90::conv1x1_split(p, device, nullptr), message, room);
+  if (v.kernel == 3 && chosen == ConvKernel::kHopper3x3) return told(sm90::conv3x3(p, device, nullptr), message, room);
+  if (v.kernel == 4 && chosen == ConvKernel::kHopperStem)
+    return told(sm90::conv_stem(p, device, nullptr), message, room);
+  return 1;
+}
+}

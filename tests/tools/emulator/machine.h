@@ -1,0 +1,391 @@
+// A GPU of sorts on the CPU, for tests of csrc/cuda/sm90 where there is none: it runs the kernels' own source.
+//
+// A thread of a kernel is a fiber. Warps run in random order, a CTA cluster at a time, their lanes one after the other
+// until each must wait; copies (TMA, st.async) and products (WGMMA) happen some time after they were asked for, as late
+// as the kernel's waits allow, in random order. So a wait that is missing shows in the result, one that never ends is
+// reported with who waits where, and so are bytes or arrivals that do not add up. Not modelled: clocks, proxies and
+// fences, memory that a kernel launched ahead still reads.
+//
+// ptx.h stands for csrc/cuda/sm90/ptx.cuh; test_emulator.py says how a kernel is built.
+#pragma once
+#define cudaLaunchKernelEx cuda_runtimes_own  // a template that wants nvcc
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#undef cudaLaunchKernelEx
+#include <ucontext.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#ifndef __grid_constant__
+#define __grid_constant__
+#endif
+#ifndef __launch_bounds__
+#define __launch_bounds__(...)
+#endif
+using std::max;
+using std::min;
+
+namespace emulator {
+
+constexpr uint32_t kSharedBytes = 227 * 1024;
+constexpr int kRankShift = 20;  // a shared-window address: the CTA's rank in its cluster, an offset
+constexpr uint32_t kOffset = (1u << kRankShift) - 1;
+
+using Action = std::function<void()>;
+using Group = std::vector<Action>;
+
+struct Barrier {  // an mbarrier
+  int count = 0, pending = 0, phase = 0;
+  int64_t bytes = 0;  // still expected
+  bool initialised = false;
+  void settle();
+};
+struct Meeting {  // of threads, at a named or a cluster barrier
+  int arrived = 0;
+  unsigned generation = 0;
+};
+struct Warp {
+  Meeting meeting;
+  uint64_t given[32][4], taken[2][32][4];
+};
+struct Cluster;
+struct Cta {
+  std::vector<uint8_t> memory = std::vector<uint8_t>(kSharedBytes + 1024);
+  uint8_t* shared = memory.data() + (1024 - reinterpret_cast<uintptr_t>(memory.data()) % 1024) % 1024;
+  uint32_t rank = 0, block = 0;
+  int running = 0;  // threads
+  std::map<uint32_t, Barrier> barriers;
+  Meeting named[16];
+  std::vector<Warp> warps;
+  Cluster* cluster = nullptr;
+};
+struct Cluster {
+  std::vector<Cta> ctas;
+  int threads;  // of a CTA
+  Meeting meeting;
+};
+struct Fiber {
+  ucontext_t context;
+  std::vector<uint8_t> stack = std::vector<uint8_t>(96 << 10);
+  Cta* cta;
+  uint32_t thread;
+  bool done = false;
+  std::string waits;
+  Group products, stores;                         // asked for, not yet committed
+  std::deque<Group> committed, committed_stores;  // not yet done
+  unsigned cluster_generation = 0;
+  std::string name() const { return "CTA " + std::to_string(cta->rank) + ", warp " + std::to_string(thread / 32); }
+};
+
+inline Fiber* self;  // null while none runs
+inline ucontext_t scheduler;
+inline std::string failure;  // what was wrong first
+inline std::mt19937 random(1);
+inline int64_t progress;
+inline Group copies, slow_copies;  // on their way; the slow ones until nothing else goes on
+inline unsigned grid_size;
+inline int multiprocessors = 4;
+
+inline bool one_in(unsigned n) { return random() % n == 0; }
+inline void yield() { swapcontext(&self->context, &scheduler); }
+// Ends the launch: a fiber that fails never runs again.
+inline void fail(const std::string& what) {
+  if (failure.empty()) failure = what + (self ? ", in " + self->name() : "");
+  while (self) yield();
+}
+inline void Barrier::settle() {
+  if (pending < 0) fail("more arrivals than a barrier has");
+  if (pending == 0 && bytes == 0) pending = count, phase ^= 1;
+}
+template <class F>
+void wait_until(const std::string& what, F&& ready) {
+  self->waits = what;
+  while (!ready()) yield();
+  ++progress;
+  self->waits.clear();
+}
+inline void meet(Meeting& m, int threads, const char* what) {
+  const unsigned generation = m.generation;
+  ++progress;
+  if (++m.arrived == threads)
+    m.arrived = 0, ++m.generation;
+  else
+    wait_until(what, [&] { return m.generation != generation; });
+}
+
+// ---------------------------------------------------------------- shared memory
+inline Cta& cta_at(uint32_t address) {
+  Cta& cta = self->cta->cluster->ctas[address >> kRankShift];
+  if (!cta.running) fail("shared memory of a CTA that has ended");
+  return cta;
+}
+inline uint8_t* shared_at(uint32_t address) {
+  if ((address & kOffset) + 16 > kSharedBytes) fail("outside of shared memory");
+  return cta_at(address).shared + (address & kOffset);
+}
+inline Barrier& barrier_at(uint32_t address) {
+  Barrier& b = cta_at(address).barriers[address & kOffset];
+  if (!b.initialised) fail("a barrier that nobody initialised, at " + std::to_string(address & kOffset));
+  return b;
+}
+inline uint32_t swizzled(uint32_t offset) { return offset ^ (offset >> 7 & 7) << 4; }
+
+// The lanes of a warp hand in four words each and get those of all.
+using Words = const uint64_t (*)[4];
+inline Words exchange(uint64_t a = 0, uint64_t b = 0, uint64_t c = 0, uint64_t d = 0) {
+  Warp& w = self->cta->warps[self->thread / 32];
+  const unsigned generation = w.meeting.generation;
+  uint64_t* mine = w.given[self->thread % 32];
+  mine[0] = a, mine[1] = b, mine[2] = c, mine[3] = d;
+  if (w.meeting.arrived == 31) std::memcpy(w.taken[generation & 1], w.given, sizeof(w.given));
+  meet(w.meeting, 32, "its warp");
+  return w.taken[generation & 1];
+}
+
+// Bytes that come into shared memory of `cta` some time and are counted on `barrier` then.
+template <class F>
+void copy_later(Cta& cta, Barrier& barrier, int64_t bytes, F&& copy) {
+  (one_in(16) ? slow_copies : copies).push_back([=, &cta, &barrier] {
+    if (!cta.running) fail("a copy into a CTA that has ended");
+    copy();
+    barrier.bytes -= bytes;
+    barrier.settle();
+  });
+}
+
+// ---------------------------------------------------------------- tensor maps
+struct Map {  // what cuTensorMapEncodeTiled was given
+  uint8_t* data;
+  int64_t stride[4];  // bytes
+  int32_t size[5];
+  uint16_t box[5];
+  bool swizzle;
+};
+static_assert(sizeof(Map) <= sizeof(CUtensorMap));
+inline Map map_of(const CUtensorMap* m) {
+  Map map;
+  std::memcpy(&map, m, sizeof(map));
+  return map;
+}
+inline CUresult encode(CUtensorMap* out, CUtensorMapDataType, cuuint32_t rank, void* data, const cuuint64_t* size,
+                       const cuuint64_t* stride, const cuuint32_t* box, const cuuint32_t*, CUtensorMapInterleave,
+                       CUtensorMapSwizzle swizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
+  Map m = {static_cast<uint8_t*>(data), {}, {1, 1, 1, 1, 1}, {1, 1, 1, 1, 1}, swizzle == CU_TENSOR_MAP_SWIZZLE_128B};
+  for (cuuint32_t d = 0; d < rank; ++d) {
+    if (box[d] > 256 || (d + 1 < rank && stride[d] % 16)) return CUDA_ERROR_INVALID_VALUE;
+    m.size[d] = static_cast<int32_t>(size[d]), m.box[d] = static_cast<uint16_t>(box[d]);
+    if (d + 1 < rank) m.stride[d] = static_cast<int64_t>(stride[d]);
+  }
+  std::memcpy(out, &m, sizeof(m));
+  return CUDA_SUCCESS;
+}
+using At = std::array<int, 5>;
+// f(offset in shared memory, global address or null, bytes there) for the box's words of 16 bytes.
+template <class F>
+void for_box(const Map& m, uint32_t offset, const At& at, F&& f) {
+  const int rows = m.box[1] * m.box[2] * m.box[3] * m.box[4];
+  for (int row = 0; row < rows; ++row)
+    for (int c = 0; c < m.box[0]; c += 8, offset += 16) {
+      int rest = row;
+      bool inside = at[0] + c >= 0 && at[0] + c < m.size[0];
+      uint8_t* global = m.data + (at[0] + c) * 2;
+      for (int d = 1; d < 5; rest /= m.box[d++]) {
+        const int i = at[d] + rest % m.box[d];
+        inside = inside && i >= 0 && i < m.size[d];
+        global += i * m.stride[d - 1];
+      }
+      f(m.swizzle ? swizzled(offset) : offset, inside ? global : nullptr, min(8, m.size[0] - at[0] - c) * 2);
+    }
+}
+inline void load_box(uint32_t to, const CUtensorMap* map, uint32_t bar, const At& at) {
+  const Map m = map_of(map);
+  const int64_t bytes = int64_t{2} * m.box[0] * m.box[1] * m.box[2] * m.box[3] * m.box[4];
+  if (to % 128 || (to & kOffset) + bytes > kSharedBytes) fail("a box to no place in shared memory");
+  Cta& cta = cta_at(to);
+  Barrier& barrier = barrier_at(bar);
+  copy_later(cta, barrier, bytes, [=, &cta] {
+    for_box(m, to & kOffset, at, [&](uint32_t offset, const uint8_t* global, int there) {
+      std::memset(cta.shared + offset, 0, 16);
+      if (global) std::memcpy(cta.shared + offset, global, there);
+    });
+  });
+}
+
+// ---------------------------------------------------------------- launches
+inline const Action* kernel_body;
+inline void run_fiber() {
+  (*kernel_body)();
+  self->done = true;
+  --self->cta->running;
+  ++progress;
+  yield();
+}
+
+inline void do_first(std::deque<Group>& groups) {
+  for (auto& action : groups.front()) action();
+  groups.pop_front();
+  ++progress;
+}
+
+inline void do_last(Group& actions) {
+  const Action action = std::move(actions.back());
+  actions.pop_back();
+  action();
+  ++progress;
+}
+
+inline void run_cluster(unsigned first_block, int ctas, int threads, const Action& body) {
+  Cluster cluster;
+  cluster.ctas.resize(ctas), cluster.threads = threads, kernel_body = &body, copies.clear(), slow_copies.clear();
+  std::vector<Fiber> fibers(static_cast<size_t>(ctas) * threads);
+  for (size_t i = 0; i < fibers.size(); ++i) {
+    Fiber& f = fibers[i];
+    f.cta = &cluster.ctas[i / threads], f.thread = static_cast<uint32_t>(i % threads);
+    getcontext(&f.context);
+    f.context.uc_stack.ss_sp = f.stack.data(), f.context.uc_stack.ss_size = f.stack.size();
+    makecontext(&f.context, run_fiber, 0);
+  }
+  for (int rank = 0; rank < ctas; ++rank) {
+    Cta& cta = cluster.ctas[rank];
+    std::memset(cta.shared, 0xff, kSharedBytes);  // NaN
+    cta.rank = rank, cta.block = first_block + rank, cta.running = threads, cta.warps.resize((threads + 31) / 32),
+    cta.cluster = &cluster;
+  }
+  std::vector<Fiber*> warps;  // the first fiber of each
+  for (size_t i = 0; i < fibers.size(); i += 32) warps.push_back(&fibers[i]);
+  size_t left = fibers.size();
+  int idle = 0;
+  while (left || !copies.empty() || !slow_copies.empty()) {
+    const int64_t before = progress;
+    std::shuffle(warps.begin(), warps.end(), random);
+    const bool lazy = one_in(3);  // most warps rest for this round
+    for (Fiber* first : warps) {
+      if (lazy && !one_in(4)) continue;
+      for (Fiber* f = first; f < first + 32; ++f) {
+        if (!f->done) {
+          self = f;
+          swapcontext(&scheduler, &f->context);
+          self = nullptr;
+          if (!failure.empty()) return;
+          left -= f->done;
+        }
+        if (!f->committed_stores.empty() && (f->done || one_in(30))) do_first(f->committed_stores);
+        if (!f->committed.empty() && one_in(10)) do_first(f->committed);
+      }
+    }
+    std::shuffle(copies.begin(), copies.end(), random);
+    for (size_t n = copies.empty() ? 0 : random() % (copies.size() + 1); n > 0; --n) do_last(copies);
+    if (idle > 3 && !slow_copies.empty()) {
+      std::swap(slow_copies[random() % slow_copies.size()], slow_copies.back());
+      do_last(slow_copies);
+    }
+    idle = progress == before ? idle + 1 : 0;
+    if (idle < 50) continue;
+    std::map<std::string, int> waiting;
+    for (Fiber& f : fibers)
+      if (!f.done) ++waiting[f.name() + " for " + f.waits];
+    std::string all;
+    for (auto& [who, count] : waiting) all += "\n" + std::to_string(count) + " threads of " + who;
+    return fail("nothing goes on; there wait" + all);
+  }
+  for (Fiber& f : fibers) {
+    while (!f.committed_stores.empty()) do_first(f.committed_stores);
+    if (!f.stores.empty() || !f.committed.empty()) fail("a store not committed or a product not waited for");
+  }
+  for (Cta& cta : cluster.ctas)
+    for (auto& [address, barrier] : cta.barriers)
+      if (barrier.bytes) fail("bytes still expected at " + std::to_string(address));
+}
+
+template <class Value>
+struct Index {
+  struct {
+    operator unsigned() const { return Value()(); }
+  } x;
+};
+struct Thread {
+  unsigned operator()() const { return self->thread; }
+};
+struct Block {
+  unsigned operator()() const { return self->cta->block; }
+};
+struct Grid {
+  unsigned operator()() const { return grid_size; }
+};
+
+}  // namespace emulator
+
+// ---------------------------------------------------------------- what nvcc would know
+inline emulator::Index<emulator::Thread> threadIdx;
+inline emulator::Index<emulator::Block> blockIdx;
+inline emulator::Index<emulator::Grid> gridDim;
+
+inline unsigned cluster_size(const cudaLaunchConfig_t* config) {
+  for (unsigned i = 0; i < config->numAttrs; ++i)
+    if (config->attrs[i].id == cudaLaunchAttributeClusterDimension) return config->attrs[i].val.clusterDim.x;
+  return 1;
+}
+template <class... Params, class... Args>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params...), const Args&... args) {
+  const unsigned ctas = cluster_size(config);
+  emulator::grid_size = config->gridDim.x;
+  if (config->gridDim.x % ctas || config->dynamicSmemBytes > emulator::kSharedBytes) return cudaErrorInvalidValue;
+  emulator::failure.clear();
+  for (unsigned block = 0; block < config->gridDim.x && emulator::failure.empty(); block += ctas)
+    emulator::run_cluster(block, ctas, config->blockDim.x, [&] { kernel(args...); });
+  return emulator::failure.empty() ? cudaSuccess : cudaErrorLaunchFailure;
+}
+template <class... Params>
+cudaError_t cudaFuncSetAttribute(void (*)(Params...), cudaFuncAttribute, int) {
+  return cudaSuccess;
+}
+template <class... Params>
+cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, void (*)(Params...), const cudaLaunchConfig_t* config) {
+  *clusters = emulator::multiprocessors / static_cast<int>(cluster_size(config));
+  return cudaSuccess;
+}
+
+inline void __syncthreads() {
+  emulator::meet(emulator::self->cta->named[0], emulator::self->cta->cluster->threads, "__syncthreads");
+}
+inline void __syncwarp() { emulator::exchange(); }
+inline unsigned __ballot_sync(unsigned, bool vote) {
+  const emulator::Words votes = emulator::exchange(vote);
+  unsigned all = 0;
+  for (int lane = 0; lane < 32; ++lane) all |= static_cast<unsigned>(votes[lane][0]) << lane;
+  return all;
+}
+inline bool __any_sync(unsigned mask, bool vote) { return __ballot_sync(mask, vote); }
+template <class T>
+T __shfl_sync(unsigned, T value, int from, int width = 32) {
+  static_assert(sizeof(T) <= 8);
+  uint64_t word = 0;
+  std::memcpy(&word, &value, sizeof(T));
+  const int lane = static_cast<int>(emulator::self->thread % 32);
+  word = emulator::exchange(word)[lane / width * width + from % width][0];
+  std::memcpy(&value, &word, sizeof(T));
+  return value;
+}
+inline int __ffs(int v) { return __builtin_ffs(v); }
+inline int __popc(unsigned v) { return __builtin_popcount(v); }
+template <class T>
+T __ldg(const T* p) {
+  return *p;
+}
+inline float __fdividef(float a, float b) { return a / b; }
+inline float __expf(float v) { return std::exp(v); }
+inline size_t __cvta_generic_to_shared(const void* p) {
+  const emulator::Cta& cta = *emulator::self->cta;
+  return static_cast<size_t>(cta.rank) << emulator::kRankShift | (static_cast<const uint8_t*>(p) - cta.shared);
+}

@@ -1,0 +1,246 @@
+"""Every kernel family on small shapes, in a few seconds: what to run under a memory or race checker.
+
+compute-sanitizer --tool memcheck  python tests/tools/sanitize.py
+compute-sanitizer --tool racecheck python tests/tools/sanitize.py
+compute-sanitizer --tool synccheck python tests/tools/sanitize.py
+
+Results are compared with sbnet.reference. `--device cpu` runs the same cases there (for a sanitized build), and
+`--only conv` those of the families whose names begin so: racecheck wants a family a process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import time
+
+import torch
+import torch.utils._pytree as pytree
+
+import sbnet
+from sbnet import BlockGrid, reference
+
+
+def some_active(size: tuple[int, int, int], grid: BlockGrid, density: float, device: str) -> sbnet.ActiveBlocks:
+    mask = torch.rand(size, device=device) < density
+    mask[0, 0, 0] = True
+    return sbnet.reduce_mask(mask, grid)
+
+
+def reduce_mask(device: str) -> None:
+    grids = {
+        (2, 37, 45): BlockGrid.cover((37, 45), 16),
+        (1, 64, 96): BlockGrid((3, 4), (2, 3), (-1, -2), (9, 9)),
+        (1, 128, 128): BlockGrid((96, 64), (8, 8), (0, 0), (3, 3)),
+    }
+    for dtype, (size, grid), average in itertools.product(
+        (torch.bool, torch.float16, torch.float32, torch.float64), grids.items(), (False, True)
+    ):
+        mask = (torch.rand(size, device=device) > 0.97).to(dtype)
+        for capacity in (None, 7):
+            got = sbnet.reduce_mask(mask, grid, 0.01, average, capacity)
+            want = reference.reduce_mask(mask, grid, 0.01, average, capacity)
+            for name in ("indices", "count", "total", "block_map"):
+                assert torch.equal(getattr(got, name), getattr(want, name)), (name, dtype, size, average, capacity)
+
+
+def copies(device: str) -> None:
+    grids = (
+        BlockGrid((16, 16), (16, 16), (0, 0), (3, 3)),
+        BlockGrid((18, 18), (16, 16), (-1, -1), (3, 3)),
+        BlockGrid((5, 7), (5, 9), (-2, 1), (8, 5)),
+        BlockGrid((40, 24), (40, 24), (0, 0), (1, 2)),
+    )
+    for dtype, channels, channels_last, grid in itertools.product(
+        (torch.float16, torch.float32, torch.uint8), (64, 17), (False, True), grids
+    ):
+        x = (torch.randn(2, channels, 40, 48, device=device) * 9).to(dtype)
+        x = x.contiguous(memory_format=torch.channels_last) if channels_last else x
+        active = some_active((2, 40, 48), grid, 0.01, device)
+        for transpose in (False, True):
+            stack = sbnet.sparse_gather(x, active, transpose)
+            assert torch.equal(stack, reference.sparse_gather(x, active))
+            base = torch.full_like(x, 3)
+            if not grid.overlaps:
+                assert torch.equal(
+                    sbnet.sparse_scatter(stack, active, base), reference.sparse_scatter(stack, active, base)
+                )
+            if dtype.is_floating_point:
+                want = reference.sparse_scatter(stack.double(), active, base.double(), add=True)
+                for atomic in (False, True):
+                    got = sbnet.sparse_scatter(stack, active, base, add=True, atomic=atomic)
+                    assert float((got - want).norm() / want.norm()) < 2e-3
+
+
+def fringe_and_fill(device: str) -> None:
+    for size, block in (((37, 45), 8), ((64, 64), 16), ((50, 88), 16)):
+        active = some_active((1, *size), BlockGrid.cover(size, block), 0.005, device)
+        got, want = (op(active, active, size, 3, 1, 1) for op in (sbnet.fringe, reference.fringe))
+        assert torch.equal(got.pixels, want.pixels)
+        x = torch.randn(1, 17, *size, device=device)
+        assert torch.equal(sbnet.sparse_fill(x, active, 2.0), reference.sparse_fill(x, active, 2.0))
+
+
+def pyramid(device: str) -> None:
+    for dtype, (height, width) in itertools.product((torch.bool, torch.float32), ((128, 192), (93, 155))):
+        mask = (torch.rand(2, height, width, device=device) < 0.0005).to(dtype)
+        half = ((height + 1) // 2, (width + 1) // 2)
+        planes = [(height, width, 16), (*half, 8), (11, 17, 4), (1, 1, 1)]
+        fringes = [(0, [(1, 3, 2, 1), (1, 1, 2)]), (1, [(1, 7, 1, 3)])]
+        got = sbnet.mask_pyramid(mask, planes, 0.5, fringes)
+        want = reference.mask_pyramid(mask, planes, 0.5, fringes)
+        for mine, theirs in zip(pytree.tree_leaves(got), pytree.tree_leaves(want), strict=True):
+            assert torch.equal(mine, theirs), (dtype, height, width)
+
+
+CONVS = {  # dtype, kernel, stride, groups, channels, block
+    "conv3x3_c64": (torch.float16, 3, 1, 1, 64, 16),
+    "conv3x3_c128": (torch.float16, 3, 1, 1, 128, 16),
+    "conv3x3_squares": (torch.bfloat16, 3, 1, 1, 128, 8),
+    "conv1x1": (torch.bfloat16, 1, 1, 1, 64, 16),
+    "conv1x1_stride2": (torch.float16, 1, 2, 1, 1024, 4),
+    "conv3x3_stride2": (torch.float16, 3, 2, 1, 24, 16),
+    "conv3x3_stride2_squares": (torch.bfloat16, 3, 2, 1, 128, 8),
+    "conv_portable": (torch.float32, 3, 1, 1, 16, 10),
+    "conv_portable_elements": (torch.float32, 3, 1, 1, 17, 10),
+    "conv_grouped": (torch.float16, 3, 1, 8, 32, 16),
+    "conv_depthwise": (torch.float16, 3, 1, 64, 64, 16),
+    "conv_stem": (torch.float16, 7, 2, 1, 3, 16),
+    "conv_stem_cells": (torch.bfloat16, 7, 2, 1, 3, 10),
+}
+
+
+def conv(name: str, device: str) -> None:
+    dtype, kernel, stride, groups, channels, block = CONVS[name]
+    size, filters = (50, 64), channels if groups > 1 else 64
+    x = torch.randn(1, channels, *size, device=device).to(dtype).contiguous(memory_format=torch.channels_last)
+    weight = torch.randn(filters, channels // groups, kernel, kernel, device=device)
+    weight = (weight / (channels * kernel**2 / groups) ** 0.5).to(dtype)
+    geometry = {"stride": stride, "padding": kernel // 2, "groups": groups}
+    pairs = [(v, v) for v in (kernel, stride, kernel // 2, 1)]
+    out = sbnet.conv_output_size(size, *pairs)
+    active = some_active((1, *out), BlockGrid.cover(out, block), 0.005, device)
+    right(name, x, weight, active, **geometry)
+
+
+def right(name: str, x: torch.Tensor, weight: torch.Tensor, active: sbnet.ActiveBlocks, **geometry: int) -> None:
+    got = sbnet.sparse_conv2d(x, weight, None, active, activation="relu", **geometry)
+    with torch.backends.cudnn.flags(enabled=False):  # racecheck finds hazards in cuDNN's kernels
+        want = reference.sparse_conv2d(x.float(), weight.float(), None, active, activation="relu", **geometry)
+    error = float((got.float() - want).norm() / want.norm())
+    assert error < 1e-2, (name, error)
+
+
+def whole_tiles(device: str) -> None:
+    """A tile for each SM: in conv3x3_c128 CTAs share tiles through st.async, where racecheck comes to no end."""
+    sms = torch.cuda.get_device_properties(0).multi_processor_count if device == "cuda" else 2
+    x = torch.randn(1, 128, 16, 16 * sms, device=device).half().contiguous(memory_format=torch.channels_last)
+    weight = (torch.randn(128, 128, 3, 3, device=device) / 34).half()
+    active = some_active((1, 16, 16 * sms), BlockGrid.cover((16, 16 * sms), 16), 1.0, device)
+    right("whole_tiles", x, weight, active, padding=1)
+
+
+def conv1x1_wide(device: str) -> None:
+    """A list with room for many tiles that holds few."""
+    for (channels, filters), block in itertools.product(((128, 1024), (64, 1280), (320, 1024), (512, 896)), (4, 16)):
+        x = torch.randn(1, channels, 136, 160, device=device).half().contiguous(memory_format=torch.channels_last)
+        weight = (torch.randn(filters, channels, 1, 1, device=device) / channels**0.5).half()
+        active = some_active((1, 136, 160), BlockGrid.cover((136, 160), block), 0.001, device)
+        right("conv1x1_wide", x, weight, active)
+
+
+def conv1x1_of_all_blocks(device: str) -> None:
+    """Blocks reach over the plane: taken as one row of pixels, by each of the 1x1 kernels."""
+    wide = ((64, 72, 8), (512, 896, 16), (320, 1024, 4))
+    split = ((1536, 128, 8), (1536, 128, 4), (1536, 1024, 8))  # of the last one a multiprocessor has a single job
+    for channels, filters, block in wide + split:
+        size = (50, 44) if channels == 1536 else (134, 132)
+        x = torch.randn(1, channels, *size, device=device).half().contiguous(memory_format=torch.channels_last)
+        weight = (torch.randn(filters, channels, 1, 1, device=device) / channels**0.5).half()
+        active = some_active((1, *size), BlockGrid.cover(size, block), 1.0, device)
+        right("conv1x1_of_all_blocks", x, weight, active)
+
+
+def conv1x1_split(device: str) -> None:
+    """Jobs of two and four CTAs, and whole ones."""
+    for filters, density, block in ((128, 0.002, 8), (512, 0.02, 8), (640, 1.0, 8), (256, 0.002, 4)):
+        x = torch.randn(1, 1536, 64, 64, device=device).half().contiguous(memory_format=torch.channels_last)
+        weight = (torch.randn(filters, 1536, 1, 1, device=device) / 40).half()
+        active = some_active((1, 64, 64), BlockGrid.cover((64, 64), block), density, device)
+        right("conv1x1_split", x, weight, active)
+
+
+def conv3x3_stride2_of_many_tiles(device: str) -> None:
+    """As conv1x1_wide."""
+    for channels, filters, dtype in ((64, 1088, torch.float16), (136, 1024, torch.bfloat16)):
+        x = torch.randn(1, channels, 150, 160, device=device).to(dtype).contiguous(memory_format=torch.channels_last)
+        weight = (torch.randn(filters, channels, 3, 3, device=device) / (9 * channels) ** 0.5).to(dtype)
+        active = some_active((1, 75, 80), BlockGrid.cover((75, 80), 16), 0.002, device)
+        right("conv3x3_stride2_of_many_tiles", x, weight, active, stride=2, padding=1)
+
+
+def pool(device: str) -> None:
+    windows = ((3, 2, 1), (2, 2, 0), (3, 1, 1), (5, 2, 2), (2, 12, 1))
+    for dtype, channels, channels_last, (kernel, stride, padding), ceil in itertools.product(
+        (torch.float16, torch.bfloat16, torch.float32), (64, 17), (False, True), windows, (False, True)
+    ):
+        size = (26, 31)
+        x = torch.randn(1, channels, *size, device=device).to(dtype)
+        x = x.contiguous(memory_format=torch.channels_last) if channels_last else x
+        out = sbnet.pool_output_size(size, kernel, stride, padding, 1, ceil)
+        active = some_active((1, *out), BlockGrid.cover(out, 8), 0.02, device)
+        edge = sbnet.fringe(active, active, out, 3, 1, 1)
+        for kind in ("max", "avg"):
+            name, window = f"sparse_{kind}_pool2d", {"kernel_size": kernel, "stride": stride, "padding": padding}
+            want = getattr(reference, name)(x.float(), active, **window, ceil_mode=ceil)
+            got = torch.zeros_like(want, dtype=dtype, memory_format=torch.preserve_format)
+            getattr(sbnet, name + "_")(x, active, got, **window, ceil_mode=ceil, fringe=edge)
+            torch.testing.assert_close(got.float(), want, rtol=1e-2, atol=1e-2)
+
+
+def bottleneck(device: str) -> None:
+    """In one kernel where there is one: blocks of 8 and 16, cut off and whole, few and many; and else as layers."""
+    for dtype, (channels, width), block, density in itertools.product(
+        (torch.float16, torch.bfloat16, torch.float32),
+        ((256, 64), (136, 96), (64, 24), (20, 5)),
+        (8, 16, 5),
+        (0.005, 1.0),
+    ):
+        if dtype == torch.float32 and block != 8:
+            continue  # layers, which have cases of their own
+        size = (50, 44)
+        x = torch.randn(1, channels, *size, device=device).to(dtype).contiguous(memory_format=torch.channels_last)
+        shapes = (width, channels, 1, 1), (width, width, 3, 3), (channels, width, 1, 1)
+        weights = [(torch.randn(s, device=device) / (s[1] * s[2] * s[3]) ** 0.5).to(dtype) for s in shapes]
+        active = some_active((1, *size), BlockGrid.cover(size, block), density, device)
+        edge = sbnet.fringe(active, active, size, 3, 1, 1)
+        got = torch.zeros_like(x)
+        sbnet.sparse_bottleneck2d_(x, weights, None, active, got, fringe=edge)
+        with torch.backends.cudnn.flags(enabled=False):  # racecheck finds hazards in cuDNN's kernels
+            want = reference.sparse_bottleneck2d(x.float(), [w.float() for w in weights], None, active)
+        error = float((got.float() - want).norm() / want.norm())
+        assert error < 1e-2, (dtype, channels, block, density, error)
+
+
+def main() -> None:
+    plain = (reduce_mask, copies, fringe_and_fill, pyramid, pool, bottleneck, whole_tiles, conv1x1_wide)
+    many = (conv1x1_of_all_blocks, conv1x1_split, conv3x3_stride2_of_many_tiles)
+    families = {f.__name__: f for f in (*plain, *many)}
+    families |= {name: functools.partial(conv, name) for name in CONVS}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--only", default="", metavar="PREFIX", help=", ".join(families))
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    for name, family in families.items():
+        if name.startswith(options.only):
+            start = time.monotonic()
+            family(options.device)
+            if options.device == "cuda":
+                torch.cuda.synchronize()
+            print(f"{name}: right, {time.monotonic() - start:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
