@@ -78,7 +78,8 @@ void* Call::stream() const {
   }();
   SBNET_TORCH_CHECK(getter, "sbnet::", op_, ": this torch has no CUDA");
   void* stream = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(getter(device_, &stream));
+  // Compared by hand: torch's macros for it have changed their names between releases.
+  SBNET_TORCH_CHECK(getter(device_, &stream) == 0, "sbnet::", op_, ": torch has no current stream of device ", device_);
   return stream;
 }
 
