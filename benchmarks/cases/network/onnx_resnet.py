@@ -29,7 +29,11 @@ def cases(setting: Setting) -> Iterator[Case]:
     large = [(1, 1024, 1024), (8, 1024, 1024), (1, 2048, 2048)]
     for size in setting.pick([(1, 64, 64)], [(1, 256, 256)], large if setting.cuda else [(1, 512, 512)]):
         for kind, density in setting.pick([("top-left", 0.1)], [("top-left", 0.1)], [("top-left", 0.1), ("all", 1.0)]):
-            facts = {"of": "SparseResNet-50, no head", "size": list(size), "dtype": short(setting.dtype)}
+            facts: dict[str, object] = {
+                "of": "SparseResNet-50, no head",
+                "size": list(size),
+                "dtype": short(setting.dtype),
+            }
             facts |= {"mask": kind, "wanted density": density}
             make = partial(work, setting, size, kind, density)
             yield Case("residual network, ONNX Runtime", "network", facts, make)

@@ -32,7 +32,11 @@ def cases(setting: Setting) -> Iterator[Case]:
             [("top-left", 0.1)], [("top-left", 0.1)], [("top-left", 0.1), ("centre", 0.1), ("all", 1.0)]
         )
         for kind, density in kinds:
-            facts = {"of": "SparseResNet-50, no head", "size": list(size), "dtype": short(setting.dtype)}
+            facts: dict[str, object] = {
+                "of": "SparseResNet-50, no head",
+                "size": list(size),
+                "dtype": short(setting.dtype),
+            }
             facts |= {"mask": kind, "wanted density": density}
             for blocks in (None,) if setting.cuda or kind == "all" else (None, SMALL):
                 more = {} if blocks is None else {"block": "-".join(map(str, blocks))}
