@@ -25,6 +25,7 @@
 #include <map>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #ifndef __grid_constant__
@@ -377,6 +378,11 @@ T __shfl_sync(unsigned, T value, int from, int width = 32) {
   std::memcpy(&value, &word, sizeof(T));
   return value;
 }
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, int lanes) {
+  return __shfl_sync(mask, value, static_cast<int>(emulator::self->thread % 32) ^ lanes);
+}
+inline int atomicAdd(int* to, int v) { return std::exchange(*to, *to + v); }
 inline int __ffs(int v) { return __builtin_ffs(v); }
 inline int __popc(unsigned v) { return __builtin_popcount(v); }
 template <class T>
@@ -385,6 +391,7 @@ T __ldg(const T* p) {
 }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float __expf(float v) { return std::exp(v); }
+inline float __log2f(float v) { return std::log2(v); }
 inline size_t __cvta_generic_to_shared(const void* p) {
   const emulator::Cta& cta = *emulator::self->cta;
   return static_cast<size_t>(cta.rank) << emulator::kRankShift | (static_cast<const uint8_t*>(p) - cta.shared);

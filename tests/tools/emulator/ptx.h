@@ -276,7 +276,8 @@ void wgmma(float (&d)[kSums], uint64_t a, uint64_t b, int accumulate, bool a_tra
       accumulate);
 }
 template <class T, int N = 64, int kSums>
-void wgmma_registers(float (&d)[kSums], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+void wgmma_registers(float (&d)[kSums], const uint32_t (&a)[4], uint64_t b, int accumulate,
+                     bool b_transposed = false) {
   static_assert(N / 2 <= kSums);
   const emulator::Words given = emulator::exchange(a[0], a[1], a[2], a[3]);
   const int quad = static_cast<int>(emulator::self->thread % 32 / 4 * 4);
@@ -288,7 +289,7 @@ void wgmma_registers(float (&d)[kSums], const uint32_t (&a)[4], uint64_t b, int 
         const uint32_t pair = static_cast<uint32_t>(words[k % 8 / 2 * 4 + h + k / 8 * 2]);
         return value_of<T>(k % 2 ? pair >> 16 : pair);
       },
-      b, false, accumulate);
+      b, b_transposed, accumulate);
 }
 
 }  // namespace sbnet::sm90

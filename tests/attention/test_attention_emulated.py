@@ -1,0 +1,113 @@
+"""The Hopper kernels of block-sparse attention on the CPU: their own source, run by tests/tools/emulator."""
+
+import ctypes
+
+import pytest
+import torch
+
+from support.attention_structs import Case
+from support.emulator import CSRC, TOOLS, emulated_library
+from support.helpers import assert_as_accurate_as_torch
+
+pytestmark = pytest.mark.slow  # the compiler's time
+
+
+@pytest.fixture(scope="session")
+def emulated(tmp_path_factory):
+    core = [CSRC / f"core/attention/{name}.cpp" for name in ("attention", "layout")]
+    kernels = sorted((CSRC / "cuda/sm90/attention").glob("*.cu"))
+    return emulated_library(tmp_path_factory, "attention", kernels, [TOOLS / "entry_attention.cpp", *core])
+
+
+def call(function, params, multiprocessors, seed) -> None:
+    message = ctypes.create_string_buffer(4096)
+    result = function(ctypes.byref(params), multiprocessors, seed, message, ctypes.c_int64(len(message)))
+    assert result == 0, message.value.decode() or "not taken"
+
+
+def tensors(batch, heads, q_length, k_length, dim, kv_heads=None, dtype=torch.float16, between=False):
+    """q, k, v; between: heads beside each other, as views of (B, T, H, D)."""
+    shapes = [(heads, q_length), *[(kv_heads or heads, k_length)] * 2]
+    if between:
+        return [torch.randn(batch, t, h, dim).to(dtype).transpose(1, 2) for h, t in shapes]
+    return [torch.randn(batch, h, t, dim).to(dtype) for h, t in shapes]
+
+
+def check_forward(library, case: Case, multiprocessors=2, seed=1) -> None:
+    call(library.emulate_attention, case.params(), multiprocessors, seed)
+    out, lse = case.reference(torch.float64)
+    assert_as_accurate_as_torch(case.out, case.reference(case.q.dtype)[0], out)
+    torch.testing.assert_close(case.lse.double(), lse, atol=2e-3, rtol=0)
+    empty = ~case.visible().any(-1)
+    assert (case.out[empty] == 0).all()
+    assert (case.lse[empty] == -torch.inf).all()
+
+
+def random_blocks(batches, heads, rows, columns, density):
+    """With a row and a column that have none."""
+    blocks = torch.rand(batches, heads, rows, columns) < density
+    blocks[..., rows // 2, :] = False
+    blocks[..., columns // 2] = False
+    return blocks
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_causal(emulated, dim):
+    check_forward(emulated, Case(*tensors(1, 2, 200, 200, dim), diagonal=0))
+    check_forward(emulated, Case(*tensors(2, 1, 77, 140, dim, dtype=torch.bfloat16, between=True), diagonal=63))
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_band_prefix_and_stride(emulated, dim):
+    check_forward(emulated, Case(*tensors(1, 1, 230, 230, dim), diagonal=0, band=50))
+    check_forward(emulated, Case(*tensors(1, 1, 150, 200, dim), diagonal=-20, prefix=70))
+    check_forward(emulated, Case(*tensors(1, 1, 200, 200, dim), diagonal=0, band=40, stride=24))
+    check_forward(emulated, Case(*tensors(1, 1, 150, 250, dim), diagonal=40, band=8, stride=100))
+
+
+def test_phases(emulated):
+    check_forward(emulated, Case(*tensors(1, 2, 240, 240, 64, between=True), diagonal=0, phases=3))
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("block", [16, 32, 64, 128])
+def test_blocks(emulated, block, dim):
+    rows, columns = -(-200 // block), -(-300 // block)
+    blocks = random_blocks(2, 2, rows, columns, 0.5)
+    check_forward(emulated, Case(*tensors(2, 2, 200, 300, dim, kv_heads=1), blocks=blocks, block=block))
+    check_forward(emulated, Case(*tensors(1, 1, 200, 300, dim), blocks=blocks[:1, :1], block=block, diagonal=100))
+
+
+@pytest.mark.parametrize("block", [16, 32, 64, 128])
+def test_element_masks(emulated, block):
+    q_length, k_length = 150, 270
+    rows, columns = -(-q_length // block), -(-k_length // block)
+    blocks = random_blocks(1, 2, rows, columns, 0.7)
+    masks = torch.rand(3, block, block) < 0.5
+    index = torch.randint(-1, 5, (2, rows, columns), dtype=torch.int32)
+    case = Case(*tensors(1, 2, q_length, k_length, 64), blocks=blocks, block=block, masks=masks, mask_index=index)
+    check_forward(emulated, case)
+
+
+def ragged(case_blocks=None, dim=64, **rule):
+    """Past a sequence's own end there is NaN."""
+    q, k, v = tensors(3, 2, 150, 200, dim)
+    q_lengths, k_lengths = torch.tensor([150, 0, 61], dtype=torch.int32), torch.tensor([133, 200, 1], dtype=torch.int32)
+    for b in range(3):
+        q[b, :, q_lengths[b] :] = float("nan")
+        k[b, :, k_lengths[b] :] = v[b, :, k_lengths[b] :] = float("nan")
+    return Case(q, k, v, q_lengths=q_lengths, k_lengths=k_lengths, **rule)
+
+
+def test_lengths(emulated):
+    check_forward(emulated, ragged())
+    check_forward(emulated, ragged(dim=128, diagonal=20))
+    check_forward(emulated, ragged(blocks=random_blocks(1, 2, 5, 7, 0.6), block=32))
+    check_forward(emulated, ragged(diagonal=3, phases=2))
+
+
+def test_random_schedules(emulated):
+    blocks = random_blocks(1, 2, 5, 5, 0.6)
+    for seed in range(4):
+        check_forward(emulated, Case(*tensors(1, 2, 300, 300, 64), diagonal=0), 1 + seed, seed)
+        check_forward(emulated, Case(*tensors(1, 2, 300, 300, 64), blocks=blocks), 1 + seed, seed)

@@ -1,0 +1,165 @@
+"""The structs of csrc/core/attention as ctypes, for tests that call kernels without a framework."""
+
+import ctypes
+import math
+
+import torch
+
+DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+NO_DIAGONAL, NO_BAND = 1 << 30, 2**31 - 1
+
+
+def fields(kind, names: str):
+    return [(name, kind) for name in names.split()]
+
+
+class Tensor(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), *fields(ctypes.c_int64, "batch_stride head_stride stride")]
+
+
+class Rule(ctypes.Structure):
+    _fields_ = fields(ctypes.c_int32, "diagonal band prefix stride phases")
+
+
+class Layout(ctypes.Structure):
+    _fields_ = [
+        ("rule", Rule),
+        *fields(ctypes.c_int32, "block q_blocks k_blocks batches heads"),
+        *fields(ctypes.c_void_p, "rows columns mask_index masks"),
+        ("mask_count", ctypes.c_int32),
+    ]
+
+
+class Dropout(ctypes.Structure):
+    _fields_ = [("p", ctypes.c_float), ("seed", ctypes.c_void_p)]
+
+
+class Params(ctypes.Structure):
+    _fields_ = [
+        ("dtype", ctypes.c_int32),
+        ("batch", ctypes.c_int64),
+        *fields(ctypes.c_int32, "heads kv_heads q_length k_length head_dim"),
+        ("scale", ctypes.c_float),
+        *fields(Tensor, "q k v out"),
+        ("lse", ctypes.c_void_p),
+        ("layout", Layout),
+        *fields(ctypes.c_void_p, "q_lengths k_lengths"),
+        ("dropout", Dropout),
+    ]
+
+
+class BackwardParams(ctypes.Structure):
+    _fields_ = [
+        ("forward", Params),
+        ("grad_out", Tensor),
+        ("grad_lse", ctypes.c_void_p),
+        *fields(Tensor, "grad_q grad_k grad_v"),
+        ("deterministic", ctypes.c_bool),
+    ]
+
+
+def pack_bits(rows: torch.Tensor) -> torch.Tensor:
+    """bool [..., n] as int32 words, bit k % 32 of word k / 32."""
+    n = rows.shape[-1]
+    padded = torch.nn.functional.pad(rows.long(), (0, -n % 32)).view(*rows.shape[:-1], -1, 32)
+    words = (padded << torch.arange(32, device=rows.device)).sum(-1)
+    return torch.where(words >= 2**31, words - 2**32, words).int().contiguous()
+
+
+class Case:
+    """A problem: tensors (B, H, T, D) of any strides, blocks bool [1 or B, 1 or H, q_blocks, k_blocks] or None."""
+
+    def __init__(self, q, k, v, *, blocks=None, block=64, masks=None, mask_index=None, diagonal=NO_DIAGONAL,
+                 band=NO_BAND, prefix=0, stride=0, phases=1, scale=None, q_lengths=None, k_lengths=None):  # fmt: skip
+        self.q, self.k, self.v = q, k, v
+        self.scale = scale or q.shape[-1] ** -0.5
+        self.blocks, self.block, self.masks, self.mask_index = blocks, block, masks, mask_index
+        self.rule = {"diagonal": diagonal, "band": band, "prefix": prefix, "stride": stride, "phases": phases}
+        self.q_lengths, self.k_lengths = q_lengths, k_lengths
+        batch, heads, q_length, _ = q.shape
+        poison = float("nan")
+        self.out = torch.full_like(q, poison, memory_format=torch.preserve_format)
+        self.lse = torch.full((batch, heads, q_length), poison, device=q.device)
+
+    def params(self) -> Params:
+        """Keeps what it points at."""
+        (batch, heads, q_length, dim), (kv_heads, k_length) = self.q.shape, self.k.shape[1:3]
+        phases = self.rule["phases"]
+        layout = Layout(
+            rule=Rule(**self.rule),
+            block=self.block,
+            q_blocks=-(-q_length // phases // self.block),
+            k_blocks=-(-k_length // phases // self.block),
+            batches=1,
+            heads=1,
+        )
+        if self.blocks is not None:
+            self.rows, self.columns = pack_bits(self.blocks), pack_bits(self.blocks.transpose(-1, -2).contiguous())
+            layout.batches, layout.heads = self.blocks.shape[:2]
+            layout.rows, layout.columns = self.rows.data_ptr(), self.columns.data_ptr()
+        if self.masks is not None:
+            self.mask_words = pack_bits(self.masks)
+            layout.masks, layout.mask_index = self.mask_words.data_ptr(), self.mask_index.data_ptr()
+            layout.mask_count = len(self.masks)
+        return Params(
+            dtype=DTYPES[self.q.dtype], batch=batch, heads=heads, kv_heads=kv_heads, q_length=q_length,
+            k_length=k_length, head_dim=dim, scale=self.scale, q=view(self.q), k=view(self.k), v=view(self.v),
+            out=view(self.out), lse=self.lse.data_ptr(), layout=layout, q_lengths=pointer(self.q_lengths),
+            k_lengths=pointer(self.k_lengths), dropout=Dropout(),
+        )  # fmt: skip
+
+    def visible(self) -> torch.Tensor:
+        """bool [B, H, T, T], from the definitions of layout.h."""
+        batch, heads, q_length, _ = self.q.shape
+        k_length, r, device = self.k.shape[2], self.rule, self.q.device
+        q, k = torch.arange(q_length, device=device)[:, None], torch.arange(k_length, device=device)[None]
+        same = q % r["phases"] == k % r["phases"]
+        q, k = q // r["phases"], k // r["phases"]
+        distance = q + r["diagonal"] - k
+        near = distance < r["band"]
+        if r["stride"]:
+            near |= distance % r["stride"] == 0
+        see = ((k < r["prefix"]) | ((distance >= 0) & near)) & same
+        see = see[None, None].expand(batch, heads, -1, -1).clone()
+        if self.blocks is not None:
+            see &= self.blocks[:, :, q[:, 0] // self.block][:, :, :, k[0] // self.block]
+        if self.masks is not None:
+            of = self.mask_index[:, q[:, 0] // self.block][:, :, k[0] // self.block].long()
+            count = len(self.masks)
+            bits = self.masks[of.clamp(0, count - 1), (q % self.block)[None], (k % self.block)[None]]
+            see &= (bits | (of < 0) | (of >= count))[None]
+        if self.k_lengths is not None:
+            see &= (torch.arange(k_length, device=device) < self.k_lengths[:, None])[:, None, None]
+        if self.q_lengths is not None:
+            see &= (torch.arange(q_length, device=device) < self.q_lengths[:, None])[:, None, :, None]
+        return see
+
+    def reference(self, dtype, grad_out=None, grad_lse=None):
+        """(out, lse), or with grad_out the gradients of q, k, v too; computed densely in dtype."""
+        leaves = [torch.nan_to_num(t.detach()).to(dtype).requires_grad_() for t in (self.q, self.k, self.v)]
+        group = self.q.shape[1] // self.k.shape[1]
+        q, k, v = leaves[0], *(t.repeat_interleave(group, 1) for t in leaves[1:])
+        see = self.visible()
+        some = see.any(-1)
+        scores = (q @ k.transpose(-1, -2) * self.scale).masked_fill(~see, -math.inf)
+        lse = torch.where(some, scores.masked_fill(~some[..., None], 0).float().logsumexp(-1), -math.inf)
+        if dtype == torch.float64:
+            lse = torch.where(some, scores.masked_fill(~some[..., None], 0).logsumexp(-1), -math.inf)
+        weights = scores.masked_fill(~some[..., None], 0).softmax(-1) * some[..., None]
+        out = weights @ v
+        if grad_out is None:
+            return out.detach(), lse.detach()
+        outputs, grads = [out], [torch.nan_to_num(grad_out).to(dtype) * some[..., None]]
+        if grad_lse is not None:
+            outputs.append(lse.masked_fill(~some, 0))
+            grads.append(grad_lse.to(lse.dtype) * some)
+        return out.detach(), lse.detach(), *torch.autograd.grad(outputs, leaves, grads)
+
+
+def view(t: torch.Tensor) -> Tensor:
+    assert t.stride(-1) == 1
+    return Tensor(t.data_ptr(), *t.stride()[:3])
+
+
+def pointer(t: torch.Tensor | None) -> int | None:
+    return None if t is None else t.data_ptr()
