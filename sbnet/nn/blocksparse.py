@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import torch
@@ -80,7 +81,7 @@ class BlockSparseLinear(nn.Module):
     @classmethod
     def from_linear(
         cls,
-        linear: nn.Linear,
+        linear: nn.Module,
         density: float = 0.5,
         block_size: int = 32,
         layout: Any = None,
@@ -91,23 +92,26 @@ class BlockSparseLinear(nn.Module):
         """The blocks of a trained layer that are kept, with their values.
 
         Args:
+            linear: an nn.Linear, or transformers' Conv1D, the linear layer of GPT-2.
             layout: the blocks to keep, or None.
             by: without a layout: "magnitude" (those of largest norm) or "random".
         """
-        dense = linear.weight.detach().t()
+        dense, bias = dense_weights(linear)
         if layout is None and by == "magnitude":
             layout = BlockLayout.from_magnitude(dense, block_size, density)
         elif by not in ("magnitude", "random"):
             raise ValueError(f"BlockSparseLinear.from_linear: by: expected 'magnitude' or 'random', got {by!r}")
         self = cls(
-            linear.in_features, linear.out_features, linear.bias is not None, density, block_size, layout,
-            allow_tf32=allow_tf32, device=linear.weight.device, dtype=linear.weight.dtype,
+            dense.shape[0], dense.shape[1], bias is not None, density, block_size, layout,
+            allow_tf32=allow_tf32, device=dense.device, dtype=dense.dtype,
         )  # fmt: skip
         with torch.no_grad():
             self.weight.copy_(self.layout.from_dense(dense))
-            if self.bias is not None:
-                self.bias.copy_(linear.bias)
-        self.weight.requires_grad_(linear.weight.requires_grad)
+            if self.bias is not None and bias is not None:
+                self.bias.copy_(bias)
+        trained = linear.weight
+        assert isinstance(trained, Tensor)
+        self.weight.requires_grad_(trained.requires_grad)
         return self.train(linear.training)
 
     def to_linear(self) -> nn.Linear:
@@ -157,6 +161,22 @@ class BlockSparseLinear(nn.Module):
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
             f"block_size={self.block_size}, density={self.density:.3g}"
         )
+
+
+def is_linear(module: nn.Module) -> bool:
+    """An nn.Linear, or transformers' Conv1D, whose weight is [C, K]."""
+    transformers = sys.modules.get("transformers.pytorch_utils")
+    return isinstance(module, nn.Linear) or (transformers is not None and isinstance(module, transformers.Conv1D))
+
+
+def dense_weights(linear: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """W [C, K] and the bias of what is_linear accepts."""
+    if not is_linear(linear):
+        raise TypeError(f"BlockSparseLinear.from_linear: linear: expected an nn.Linear, got {type(linear).__name__}")
+    weight, bias = linear.weight, linear.bias
+    assert isinstance(weight, Tensor)
+    assert bias is None or isinstance(bias, Tensor)
+    return weight.detach().t() if isinstance(linear, nn.Linear) else weight.detach(), bias
 
 
 def random_mask(in_features: int, out_features: int, density: float, block_size: int) -> Tensor:

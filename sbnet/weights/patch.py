@@ -8,13 +8,14 @@ from typing import Any
 
 from torch import nn
 
-from sbnet.nn.blocksparse import BlockSparseLinear
+from sbnet.nn.blocksparse import BlockSparseLinear, is_linear
 
 OPTIONS = ("density", "block_size", "layout", "by", "allow_tf32")
 
 
 def patch(model: nn.Module, patterns: Mapping[str, Mapping[str, Any]]) -> nn.Module:
-    """Replaces, in place, the nn.Linear layers whose names match a pattern by block-sparse ones of their values.
+    """Replaces, in place, the nn.Linear layers (and GPT-2's Conv1D, which are linear too) whose names match a pattern
+    by block-sparse ones of their values.
 
     Args:
         model: any module.
@@ -47,7 +48,7 @@ def prune(
     >>> prune(model, density=0.25, exclude="classifier")
     """
     named = model.named_modules(remove_duplicate=False)
-    names = [n for n, m in named if n and isinstance(m, nn.Linear)]
+    names = [n for n, m in named if n and is_linear(m)]
     chosen = [n for n in names if exclude is None or not re.fullmatch(exclude, n)]
     if not chosen:
         raise ValueError(f"prune: expected an nn.Linear that is not excluded, got {', '.join(names) or 'none'}")
@@ -75,8 +76,8 @@ class BlockSparseModelPatcher:
         self.patterns.append((pattern, dict(patch_info)))
 
     def get_patchable_layers(self, model: nn.Module) -> list[str]:
-        """Names of all nn.Linear layers, as patterns see them."""
-        return [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+        """Names of all linear layers, as patterns see them."""
+        return [name for name, module in model.named_modules() if is_linear(module)]
 
     def patch_model(self, model: nn.Module) -> nn.Module:
         """Replaces every layer that a pattern matches; the first match counts."""
@@ -91,7 +92,7 @@ class BlockSparseModelPatcher:
                     f"{', '.join(self.get_patchable_layers(model)) or 'none'}"
                 )
             for name in names:
-                if not isinstance(modules[name], nn.Linear):
+                if not is_linear(modules[name]):
                     raise ValueError(
                         f"patch: {pattern!r}: expected an nn.Linear, got {name}, a {type(modules[name]).__name__}"
                     )
@@ -99,7 +100,6 @@ class BlockSparseModelPatcher:
         made: dict[nn.Module, nn.Module] = {}
         for name, options in chosen.items():
             linear = modules[name]
-            assert isinstance(linear, nn.Linear)
             if linear not in made:
                 made[linear] = BlockSparseLinear.from_linear(linear, **options)
             parent, _, child = name.rpartition(".")

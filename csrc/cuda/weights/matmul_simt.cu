@@ -12,6 +12,9 @@ namespace portable {
 namespace {
 
 constexpr int kThreads = 128, kRows = 64, kDepth = 16, kWide = 4;
+// Sums are gathered in runs of this many features and then added up: over a long reduction, one running sum loses
+// several times as much as PyTorch does.
+constexpr int kRun = 4 * kDepth;
 
 template <class T, int kCols>
 __global__ void __launch_bounds__(kThreads) matmul_simt_kernel(const MatmulArgs a, int64_t tiles, int column_tiles) {
@@ -38,7 +41,7 @@ __global__ void __launch_bounds__(kThreads) matmul_simt_kernel(const MatmulArgs 
       x_row[tid] = offset_of_row(a.p.x, a.p.active, first_row + tid, rows);
       y_row[tid] = offset_of_row(a.p.y, a.p.active, first_row + tid, rows);
     }
-    float sum[kTall][kWide] = {};
+    float sum[kTall][kWide] = {}, run[kTall][kWide] = {};
     const int depth = entries.count << size_bits;
     for (int d0 = 0; d0 < depth; d0 += kDepth) {
       __syncthreads();
@@ -67,9 +70,17 @@ __global__ void __launch_bounds__(kThreads) matmul_simt_kernel(const MatmulArgs 
         for (int i = 0; i < kTall; ++i) {
           const float v = left[d][row0 + i * kRowStep];
 #pragma unroll
-          for (int k = 0; k < kWide; ++k) sum[i][k] = fmaf(v, w[k], sum[i][k]);
+          for (int k = 0; k < kWide; ++k) run[i][k] = fmaf(v, w[k], run[i][k]);
         }
       }
+      if ((d0 + kDepth) % kRun && d0 + kDepth < depth) continue;
+#pragma unroll
+      for (int i = 0; i < kTall; ++i)
+#pragma unroll
+        for (int k = 0; k < kWide; ++k) {
+          sum[i][k] += run[i][k];
+          run[i][k] = 0.f;
+        }
     }
     __syncthreads();  // y_row, where no stage has passed
 #pragma unroll
