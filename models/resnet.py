@@ -4,6 +4,7 @@ narrow bottlenecks of SBNet (Ren et al., arXiv 1801.02108). Parameter names are 
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -148,11 +149,25 @@ Weights = int | str | os.PathLike[str] | Mapping[str, Tensor] | None
 def _with_weights(net: SparseResNet, seed_or_file: Weights) -> SparseResNet:
     if seed_or_file is None or isinstance(seed_or_file, int):
         return net
-    loaded = isinstance(seed_or_file, Mapping)
-    state = dict(seed_or_file if loaded else torch.load(seed_or_file, map_location="cpu", weights_only=True))  # type: ignore[arg-type]
-    if net.fc is None:
-        state = {k: v for k, v in state.items() if not k.startswith("fc.")}
-    net.load_state_dict(state)
+    found, name = seed_or_file, "weights"
+    if not isinstance(found, Mapping):
+        name = os.fspath(found)
+        try:
+            found = torch.load(name, map_location="cpu", weights_only=True)
+        except (pickle.UnpicklingError, EOFError, RuntimeError, ValueError, LookupError, AttributeError):
+            # whatever torch.load makes of bytes that are something else
+            raise ValueError(f"{name}: expected a state dict that torch.load reads, got something else") from None
+    if not isinstance(found, Mapping):
+        raise ValueError(f"{name}: expected a state dict, got {type(found).__name__}")
+    odd = [type(k).__name__ for k in found if not isinstance(k, str)]
+    if odd:
+        raise ValueError(f"{name}: expected a state dict with names as keys, got a key of type {odd[0]}")
+    state = {k: v for k, v in found.items() if net.fc is not None or not k.startswith("fc.")}
+    try:
+        net.load_state_dict(state)
+    except RuntimeError as error:  # a line for each tensor that does not fit
+        first, *others = [line.strip() for line in str(error).splitlines()]
+        raise ValueError(f"{name}: {' '.join([first, *others])[:240]}") from None
     return net
 
 

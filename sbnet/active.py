@@ -135,7 +135,10 @@ class ActiveBlocks:
 
     def pixel_mask(self, size: int | Sequence[int]) -> Tensor:
         """[N, 1, H, W] bool: pixels of an H x W plane that lie in an active block."""
-        height, width = to_pair(size, "ActiveBlocks.pixel_mask: size")
+        op = "ActiveBlocks.pixel_mask"
+        height, width = to_pair(size, f"{op}: size")
+        if not isinstance(self.grid, BlockGrid):
+            raise TypeError(f"sbnet::{op}: grid: {type(self.grid).__name__}; an sbnet.BlockGrid is wanted")
         blocks = (self.block_map >= 0).to(torch.int8)
         (bh, bw), (sh, sw), (oh, ow), (ch, cw) = (
             self.grid.bsize,

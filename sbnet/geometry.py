@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,9 +15,9 @@ def to_pair(value: int | Sequence[int], name: str) -> Pair:
     """(v, v) of an int, or the two ints of a sequence. `name` is what an error names: "op: argument"."""
     pair = tuple(value) if isinstance(value, (tuple, list, torch.Size)) else (value, value)
     if len(pair) != 2:
-        raise ValueError(f"sbnet::{name}: {pair}; an int or two ints are wanted")
+        raise ValueError(f"sbnet::{name}: {reprlib.repr(pair)}; an int or two ints are wanted")
     if not all(isinstance(v, (int, torch.SymInt)) for v in pair):
-        raise TypeError(f"sbnet::{name}: {value!r}; an int or two ints are wanted")
+        raise TypeError(f"sbnet::{name}: {reprlib.repr(value)}; an int or two ints are wanted")
     return pair[0], pair[1]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -292,7 +293,9 @@ def capture(run: Callable[[], Any], device: torch.device) -> tuple[torch.cuda.CU
 def check_example(example: Any) -> None:
     """Is it a frame?"""
     if not isinstance(example, Tensor) or example.dim() != 4 or not example.is_floating_point():
-        came = f"{tuple(example.shape)} {example.dtype}" if isinstance(example, Tensor) else type(example).__name__
+        came = type(example).__name__
+        if isinstance(example, Tensor):
+            came = f"{reprlib.repr(tuple(example.shape))} {example.dtype}"
         raise ValueError(f"sbnet: example: {came}; a floating tensor [N,C,H,W] is wanted")
 
 

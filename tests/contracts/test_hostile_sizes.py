@@ -158,6 +158,8 @@ def test_a_list_without_a_grid():
     ):
         with pytest.raises(TypeError, match=f"{op.__name__}: active: grid: NoneType"):
             op(*arguments)
+    with pytest.raises(TypeError, match="pixel_mask: grid: NoneType"):
+        bare.pixel_mask((16, 24))
 
 
 def test_meta_tensors_and_zeros():

@@ -140,6 +140,49 @@ def test_forgotten_active_blocks_are_pointed_out_once(layer):
         sbnet.models.resnet18(weights=0, classes=0).eval()(torch.randn(1, 3, 32, 32))
 
 
+@pytest.mark.parametrize(
+    ("held", "message"),
+    [
+        ([1, 2], "expected a state dict, got list"),
+        ({1: torch.zeros(1)}, "got a key of type int"),
+        ({0: torch.zeros(1), "fc.bias": 1}, "got a key of type int"),
+        ({"conv1.weight": torch.zeros(3)}, "Error.s. in loading state_dict"),
+        (b"", "torch.load reads"),
+        (b"root:x:0:0:root:/root:/bin/bash\n", "torch.load reads"),
+        (b"PK\x03\x04 no archive", "torch.load reads"),
+        (bytes(range(256)), "torch.load reads"),
+    ],
+    ids=["list", "int key", "two keys", "other network", "empty", "passwd", "archive", "bytes"],
+)
+def test_weights_that_are_something_else(held, message, tmp_path):
+    """One line that names the file, whatever it holds."""
+    path = tmp_path / "weights.pt"
+    path.write_bytes(held) if isinstance(held, bytes) else torch.save(held, path)
+    with pytest.raises(ValueError, match=message) as caught:
+        sbnet.models.resnet18(weights=path, classes=0)
+    text = str(caught.value)
+    assert text.startswith(str(path))
+    assert "\n" not in text
+    assert len(text) < len(str(path)) + 300
+
+
+def test_errors_are_short_whatever_was_given():
+    x = torch.randn(1, 4, 16, 16)
+    active = random_active(BlockGrid.cover((16, 16), 8))
+    calls = [
+        lambda: sbnet.sparse_conv2d(x, x[:, :, :1, :1], None, active, activation="x" * 100_000),
+        lambda: sbnet.sparse_max_pool2d(x, active, list(range(10_000))),
+        lambda: sbnet.sparse_max_pool2d(x, active, "3" * 10_000),
+        lambda: sbnet.sparse_gather(x, active, tail="zero" * 10_000),
+        lambda: MaskedRunner(nn.Identity(), torch.zeros([1] * 60), [(16, 16, 8)]),
+        lambda: sbnet.models.resnet18(weights={f"layer{k}": x for k in range(5000)}),
+    ]
+    for call in calls:
+        with pytest.raises((ValueError, TypeError)) as caught:
+            call()
+        assert len(str(caught.value)) < 400
+
+
 def test_the_module_is_the_command():
     result = run_python(
         "import runpy, sys; sys.argv = ['sbnet', '--help']; runpy.run_module('sbnet', run_name='__main__')"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -201,7 +202,9 @@ def activation_name(op: str, name: str | None) -> str:
     if name is None:
         return "none"
     if name not in ACTIVATIONS:
-        raise ValueError(f"sbnet::{op}: activation: {name!r}; None or one of {', '.join(ACTIVATIONS[1:])} is wanted")
+        raise ValueError(
+            f"sbnet::{op}: activation: {reprlib.repr(name)}; None or one of {', '.join(ACTIVATIONS[1:])} is wanted"
+        )
     return name
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ def sparse_gather(
     require_tensor(op, "x", x)
     require_active(op, active)
     if tail not in ("zero", "undefined"):
-        raise ValueError(f"sbnet::{op}: tail: {tail!r}; 'zero' or 'undefined' is wanted")
+        raise ValueError(f"sbnet::{op}: tail: {reprlib.repr(tail)}; 'zero' or 'undefined' is wanted")
     if grid is not None:
         active = active.with_grid(grid)
     check_active(op, active)
