@@ -1,7 +1,8 @@
 # Everything a person needs, on a machine with Python >= 3.10 and a C++ compiler; the rest comes from pip into .venv.
 #
 #   make demo    a street clip, computed only where something moves: out/bikes.mp4
-#   make test    the test suite (ARGS="tests/apps/test_cli.py -x" goes to pytest)
+#   make test    the test suite but for its slow tests (ARGS="tests/apps/test_cli.py -x" goes to pytest)
+#   make test-all  all of it, with one network of every family of torchvision and timm
 #   make wheel   dist/sbnet-*.whl
 #   make bench   sbnet bench (ARGS="conv --quick")
 #   make lint    ruff, mypy, clang-format
@@ -24,12 +25,18 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 BUILT := $(VENV)/built-$(shell echo "$(SBNET_CUDA) $(SBNET_CUDA_ARCHS)" | tr -c 'a-z0-9\n' '-')
 SOURCES := $(shell find csrc -type f) setup.py pyproject.toml sbnet/version.py
 
-.PHONY: demo test build wheel bench lint clean
+.PHONY: demo test test-all build wheel bench lint clean
 
 demo: $(BUILT)
 	$(BIN)/sbnet run --output out/bikes.mp4
 
 test: $(BUILT)
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+# torchvision's and timm's code alone: their weights are random here, and torchvision's own ops are not called.
+test-all: $(BUILT)
+	$(PIP) install -q --no-deps torchvision timm
+	$(PIP) install -q huggingface_hub safetensors pyyaml pillow
 	$(BIN)/python -m pytest $(ARGS)
 
 build: $(BUILT)

@@ -10,6 +10,7 @@ import torch
 from sbnet.engine.profile import kind
 from sbnet.engine.sparsify import SparseRun, sparsify
 from sbnet.engine.steps import WRITTEN
+from sbnet.graph.cost import multiply_adds
 from sbnet.graph.ir import Node
 
 ADVICE = {
@@ -95,25 +96,13 @@ def explain(model: Any, example: Any = None, **options: Any) -> Explanation:
                 kind(node),
                 planned,
                 node.output.shape,
-                _multiply_adds(node),
+                multiply_adds(node),
                 ms / total,
                 "" if planned else _why(node),
                 node.line,
             )
         )
     return found
-
-
-def _multiply_adds(node: Node) -> int:
-    """Of convolutions with a plane."""
-    weight = node.params.get("weight") if node.kind in ("conv", "conv_transpose") else None
-    if node.kind == "aten" and "conv" in kind(node) and node.output.size is not None:
-        weight = node.args[1]
-    if weight is None:
-        return 0
-    n, k, h, w = node.output.shape
-    per_output = weight.shape[1] * weight.shape[2] * weight.shape[3]
-    return n * k * h * w * per_output
 
 
 def _why(node: Node) -> str:

@@ -1,0 +1,28 @@
+"""What a network's convolutions cost, and how much of it is planned."""
+
+from __future__ import annotations
+
+from sbnet.graph.axes import op_name
+from sbnet.graph.ir import Graph, Node
+
+CONVOLUTIONS = ("conv", "conv_transpose")
+
+
+def multiply_adds(node: Node) -> int:
+    """Of a convolution with a plane, computed dense; 0 of anything else."""
+    transposed = node.kind == "conv_transpose"
+    weight = node.params.get("weight") if node.kind in CONVOLUTIONS else None
+    if node.kind == "aten" and "conv" in op_name(node.target) and node.output.size is not None:
+        weight = node.args[1]
+        transposed = "transpose" in op_name(node.target)
+    if weight is None:
+        return 0
+    # A weight is [K,C/groups,R,S], a transposed convolution's [C,K/groups,R,S] for each pixel of its input.
+    n, k, h, w = (node.args[0] if transposed else node.output).shape
+    return n * k * h * w * weight.shape[1] * weight.shape[2] * weight.shape[3]
+
+
+def planned_share(graph: Graph, planned: set[str]) -> float:
+    """Of the convolutions' multiply-adds: those of nodes of the `planned` kinds. 1 without convolutions."""
+    total = sum(multiply_adds(node) for node in graph.nodes)
+    return sum(multiply_adds(node) for node in graph.nodes if node.kind in planned) / total if total else 1.0

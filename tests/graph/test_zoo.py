@@ -1,0 +1,64 @@
+"""`sparsify` on one network of every family of torchvision and timm (`support/zoo.py`), held to the contracts."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+import sbnet
+from sbnet.engine.steps import WRITTEN
+from sbnet.graph.cost import planned_share
+from sbnet.graph.oracle import PlaneMasks, exact_pixels, masked_oracle
+from support import zoo
+from support.contract import assert_holds, poison
+
+pytestmark = pytest.mark.skipif(not zoo.available(), reason="torchvision and timm are not installed")
+
+names = pytest.mark.parametrize(
+    "name", [name if name in zoo.QUICK else pytest.param(name, marks=pytest.mark.slow) for name in zoo.NAMES]
+)
+BLOCK = 4
+
+
+@names
+def test_the_masked_contract_and_the_planned_share(name):
+    net, x = zoo.build(name), zoo.example(name)
+    run = sbnet.sparsify(net, x, block=BLOCK)
+    exact = copy.deepcopy(net).double()
+    for density in (1.0, 0.001):  # what the full mask left in buffers would show
+        mask = torch.rand(1, *x.shape[2:]) < density
+        poison(run)
+        got = run(x, mask, copy=True)
+    masks = PlaneMasks(mask, BLOCK)
+    assert_holds(got, masked_oracle(net, [x], masks), masked_oracle(exact, [x.double()], masks), name)
+    assert planned_share(run.plan.graph, WRITTEN) >= 0.8
+
+
+EXACT = (
+    "torchvision resnet50", "torchvision mobilenet_v2", "torchvision fcn_resnet50", "torchvision vgg16_bn",
+    "torchvision fasterrcnn_mobilenet_v3_large_fpn", "timm hrnet_w18_small", "timm repvgg_a0", "timm darknet53",
+    "timm res2net50_14w_8s", "torchvision squeezenet1_1",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in zoo.QUICK else pytest.param(name, marks=pytest.mark.slow) for name in EXACT]
+)
+def test_the_exact_contract(name):
+    net, x = zoo.build(name), zoo.example(name)
+    run = sbnet.sparsify(net, x, block=BLOCK, mode="exact")
+    mask = torch.zeros(1, *x.shape[2:], dtype=torch.bool)
+    mask[:, 30:40, 20:34] = True
+    poison(run)
+    with torch.no_grad():
+        results = [run(x, mask), net(x), copy.deepcopy(net).double()(x.double())]
+    judged: list[list[torch.Tensor]] = [[], [], []]
+    for tensors in zip(*map(tree_leaves, results), strict=True):
+        planes = tensors[0].dim() == 4 and tensors[0].shape[2] * tensors[0].shape[3] > 1
+        inside = exact_pixels(tensors[0], mask) if planes else torch.ones(1, *[1] * (tensors[0].dim() - 1)) > 0
+        for own, tensor in zip(judged, tensors, strict=True):
+            own.append(tensor[inside.expand_as(tensor)])
+    assert_holds(*judged, name)
