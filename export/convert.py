@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import os
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ def to_onnx(
     opset_version: int = 20,
     external_data: bool | None = None,
     fuse_bottlenecks: bool = False,
+    accept: Callable[[Path], object] = lambda path: None,
 ) -> Path:
     """Writes `module(*args)` as an ONNX model with ops of the domain `sbnet`, and checks it.
 
@@ -52,6 +54,7 @@ def to_onnx(
         fuse_bottlenecks: blocks of 1x1, 3x3, 1x1 convolution and shortcut become sparse_bottleneck2d where Hopper GPUs
             have one kernel for it (float16 or bfloat16) and it has up to 96 hidden channels. Elsewhere the op
             is its three convolutions, on a CPU without packed weights.
+        accept: called with the checked model before it takes its place; what it raises leaves `path` as it was.
 
     Returns:
         path.
@@ -68,6 +71,9 @@ def to_onnx(
     if not isinstance(module, nn.Module):
         raise TypeError(f"sbnet.export.to_onnx: module: {type(module).__name__}; an nn.Module is wanted")
     path = Path(path)
+    if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+        what = "is a folder" if path.is_dir() else "its folder is missing or cannot be written"
+        raise ExportError(f"sbnet.export.to_onnx: path: {path}: {what}; expected a file that can be written")
     was_training = module.training
     module.eval()
     try:
@@ -102,8 +108,7 @@ def to_onnx(
         module.train(was_training)
     assert exported is not None
     memory_format.optimise(exported.model, fuse_bottlenecks)
-    _save(exported.model, path, external_data)
-    check(path)
+    _save(exported.model, path, external_data, accept)
     return path
 
 
@@ -128,13 +133,24 @@ def check(path: str | os.PathLike[str]) -> None:
     onnx.checker.check_model(os.fspath(path), full_check=True, check_custom_domain=True)
 
 
-def _save(model: Any, path: Path, external_data: bool | None) -> None:
+def _save(model: Any, path: Path, external_data: bool | None, accept: Callable[[Path], object]) -> None:
+    """Writes and checks the model in a folder beside its place, then moves it there: a file is whole or not there."""
     import onnx_ir as ir
 
     if external_data is None:
         weights = (v.const_value for v in model.graph.initializers.values())
         external_data = sum(w.nbytes for w in weights if w is not None) > INLINE_BYTES
-    ir.save(model, path, external_data=path.name + ".data" if external_data else None)
+    data = path.with_name(path.name + ".data")
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        part = Path(folder) / path.name
+        ir.save(model, part, external_data=data.name if external_data else None)
+        check(part)
+        accept(part)
+        if external_data:
+            part.with_name(data.name).replace(data)
+        part.replace(path)
+    if not external_data:
+        data.unlink(missing_ok=True)  # of a model that stood here before
 
 
 # ---- what has no ONNX form

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 import pickle
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
+from sbnet.active import BlockGrid
 from sbnet.engine.chain import MaskedChain
-from sbnet.export.convert import to_onnx
-from sbnet.export.runtime import verify
+from sbnet.engine.oracle import compare, plane_masks
+from sbnet.export.convert import ExportError, to_onnx
+from sbnet.export.runtime import run, session, verify
 from sbnet.models import RESNETS, contour_net
 from sbnet.nn import fold_batch_norm
+from sbnet.ops import reduce_mask
 
 NAMES = ("contours", *RESNETS)
 
@@ -49,21 +54,41 @@ def build(
 
 
 def write(
-    module: nn.Module,
-    names: list[str],
-    path: Path,
-    size: tuple[int, int],
-    batch: int = 1,
-    *,
-    fuse_bottlenecks: bool = False,
+    module: nn.Module, names: list[str], path: Path, size: tuple[int, int], batch: int = 1, **options: Any
 ) -> None:
     """Writes what `build` returned for frames of `size`, and prints how far ONNX Runtime is from PyTorch on the CPU.
 
-    fuse_bottlenecks: see `to_onnx`.
+    Args:
+        options: of `to_onnx`.
+
+    Raises:
+        ExportError: it is further from the masked oracle than the contract allows; `path` is as it was.
     """
     dtype = next(module.parameters()).dtype
     mask = torch.zeros(batch, *size, dtype=torch.bool)
     mask[:, size[0] // 4 : size[0] // 2, size[1] // 4 : size[1] // 2] = True
     inputs = torch.rand(batch, 3, *size).to(dtype), mask
-    to_onnx(module, inputs, path, input_names=["x", "mask"], output_names=names, fuse_bottlenecks=fuse_bottlenecks)
+    accept = partial(_hold, module, inputs)
+    to_onnx(module, inputs, path, input_names=["x", "mask"], output_names=names, accept=accept, **options)
+
+
+def _hold(module: Any, inputs: tuple[torch.Tensor, torch.Tensor], path: Path) -> None:
+    """Is the model's result within the contract's error of the masked oracle, and its block map PyTorch's?"""
     verify(path, module, inputs, ["CPUExecutionProvider"])
+    x, mask = inputs
+    with torch.no_grad():
+        got, *block_map = run(session(path, ["CPUExecutionProvider"]), [x, mask])
+        if block_map:  # of the demo's network
+            grid = BlockGrid.cover((x.shape[2], x.shape[3]), module.block)
+            dense, pixels = module.dense(), reduce_mask(mask, grid)
+            same = torch.equal(block_map[0], pixels.block_map)
+            found = compare(got, dense, x, pixels)
+        else:
+            same = True
+            found = compare(got, module, x, plane_masks(mask, module.planes((x.shape[2], x.shape[3]))))
+    if not (found.holds and same):
+        raise ExportError(
+            f"sbnet.export: {path.name}: ONNX Runtime's result differs: expected an rms error of at most "
+            f"{2 * found.torch_error + found.ulp:.3g} (twice PyTorch's own), got {found.error:.3g}"
+            f"{'' if same else ', and other blocks'}"
+        )

@@ -31,8 +31,8 @@ def measure(
     output: Path,
     resume: bool,
     console: Console,
-) -> None:
-    """Measures, shows tables, writes JSON and CSV."""
+) -> bool:
+    """Measures, shows tables, writes JSON and CSV; True if every result was right."""
     chosen = list(cases(setting, groups, only))
     if not chosen:
         raise BenchError(f"no case of {', '.join(groups)} has all of {only!r} in its title; --list prints the titles")
@@ -58,6 +58,7 @@ def measure(
     console.print(f"wrote {escape(str(output))} and {escape(output.with_suffix('.csv').name)}", soft_wrap=True)
     if not whole:
         console.print("stopped before the last case: `--resume` measures the rest")
+    return not any("wrong" in row for row in session.rows)
 
 
 def load(path: Path) -> Session:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import enum
-import importlib.metadata
-import itertools
 import json
-import platform
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,13 +12,11 @@ import torch
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-import sbnet
 from sbnet import _library
-from sbnet.apps import video
-from sbnet.apps.video_job import Report, VideoJob
+from sbnet.apps import machine, video
+from sbnet.apps.run import CommandError, Order, closing_table, process
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -47,10 +41,6 @@ class Dtype(str, enum.Enum):
     bfloat16 = "bfloat16"
 
 
-class CommandError(Exception):
-    """Something the person at the keyboard can put right; the message is one line."""
-
-
 @contextmanager
 def _one_line_errors() -> Any:
     try:
@@ -72,40 +62,10 @@ def _size(text: str) -> tuple[int, int]:
 def _pick_device(wanted: Device) -> torch.device:
     if wanted is Device.cpu:
         return torch.device("cpu")
-    obstacle = _cuda_obstacle()
+    obstacle = machine.cuda_obstacle()
     if wanted is Device.cuda and obstacle:
         raise CommandError(f"--device cuda: {obstacle}")
     return torch.device("cpu" if obstacle else "cuda")
-
-
-def _driver_version() -> int | None:
-    """The newest CUDA that the installed driver serves, 1000*major + 10*minor; None without a driver."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return None
-    version = ctypes.c_int(0)
-    return version.value if driver.cuDriverGetVersion(ctypes.byref(version)) == 0 else None
-
-
-def _cuda_obstacle() -> str:
-    """Why CUDA cannot be used, in a line; empty where it can."""
-    built = sbnet.build_info()["cuda"]
-    if not built:
-        return "this sbnet was built for the CPU only (see SBNET_CUDA in CONTRIBUTING.md)"
-    driver = _driver_version()
-    if driver is None:
-        return "no CUDA driver was found (libcuda.so.1)"
-    if driver // 1000 < int(built.split(".")[0]):
-        return (
-            f"the CUDA driver is too old: it serves CUDA {driver // 1000}.{driver % 1000 // 10}, "
-            f"and the kernels were built with CUDA {built}"
-        )
-    if torch.version.cuda is None:
-        return f"this PyTorch ({torch.__version__}) was built for the CPU only"
-    if not torch.cuda.is_available():
-        return "PyTorch sees no CUDA device"
-    return ""
 
 
 @app.command()
@@ -139,7 +99,8 @@ def run(
     """Find contours where a video moves: a motion mask, then a network on the active blocks only.
 
     Writes each frame with its active blocks outlined beside the output, and closes with the times of the dense and of
-    the masked network and the largest difference from the masked oracle. Exits with 1 if that is out of tolerance.
+    the masked network and the largest difference from the masked oracle. Exits with 1 if that is out of tolerance, or
+    if the film ended early.
     """
     plane = None if size is None else _size(size)
     with _one_line_errors():
@@ -150,109 +111,19 @@ def run(
         kind = {Dtype.auto: "float16" if chosen.type == "cuda" else "float32"}.get(dtype, dtype.value)
         target = output or Path(f"{source.stem}-sbnet.mp4")
         if target.exists() and target.samefile(source):
-            raise CommandError(f"--output {target}: is the video itself; another name is wanted")
-        report = _process(source, target, info, plane, frames, block, threshold, chosen, getattr(torch, kind), onnx)
-    title = f"{source.name}, {plane[0]}x{plane[1]}, blocks of {block}x{block}, {kind} on {_device_name(chosen)}"
-    console.print(_closing_table(title, report))
+            raise CommandError(f"--output {target}: is the video itself; expected another name")
+        order = Order(source, target, plane, frames, block, threshold, chosen, getattr(torch, kind), onnx)
+        report, fault = process(order, info, console)
+    console.print(closing_table(order, report))
     console.print(f"wrote {escape(str(target))}", soft_wrap=True)
-    if not all(check.holds for check in report.checks):
-        errors.print("[red]sbnet: error:[/] the result is out of tolerance: it differs from the masked oracle by more")
-        errors.print("than twice PyTorch's own error")
-        raise typer.Exit(1)
-
-
-def _process(
-    source: Path,
-    target: Path,
-    info: video.VideoInfo,
-    plane: tuple[int, int],
-    limit: int | None,
-    block: int,
-    threshold: float,
-    device: torch.device,
-    dtype: torch.dtype,
-    onnx: Path | None,
-) -> Report:
-    # Not at the top: `sbnet info` has to work in a checkout where models/ is not yet installed as sbnet.models.
-    from sbnet.models import contour_net, paint_contours
-
-    frames = video.read_frames(source, plane, limit)
-    first = next(frames, None)
-    if first is None:
-        raise video.VideoError(f"{source}: has no frames")
-    if onnx is not None and not onnx.is_file():
-        raise CommandError(f"--onnx {onnx}: no such file")
-    try:
-        job = VideoJob(contour_net(), plane, block, threshold, device, dtype, onnx)
-    except ImportError as error:
-        raise CommandError(f"--onnx: {error}") from None
-    except Exception as error:
-        if onnx is None:
-            raise
-        # onnxruntime raises classes of its own for models that it refuses
-        raise CommandError(f"--onnx {onnx}: {str(error).splitlines()[0]}") from None
-    expected = min(info.frames, limit or info.frames) or limit
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with video.open_writer(target, info.rate) as writer, Progress(*columns, console=console) as progress:
-        task = progress.add_task(escape(source.name), total=expected)
-        for frame in itertools.chain([first], frames):
-            output, active = job.step(frame)
-            picture = paint_contours(output)[0].cpu().numpy()
-            writer.write(video.compose(frame, active, job.masked.grid, picture))
-            progress.advance(task)
-        progress.update(task, total=job.report.frames)
-    return job.report
-
-
-def _closing_table(title: str, report: Report) -> Table:
-    worst = max(report.checks, key=lambda check: check.largest)
-    ratio = max(check.error / check.torch_error if check.torch_error else 0.0 for check in report.checks)
-    table = Table(title=escape(title), title_justify="left", show_header=False)
-    table.add_column(style="bold")
-    table.add_column(justify="right")
-    table.add_column(style="dim")
-    rows = [
-        ("frames", str(report.frames), ""),
-        ("mean density", f"{report.mean_density:.1%}", "active blocks"),
-        ("dense", f"{report.mean_dense_ms:.3g} ms", f"mean of {len(report.dense_ms)} frames"),
-        ("masked", f"{report.mean_masked_ms:.3g} ms", "mean of all frames, motion mask included"),
-        ("speed-up", f"{report.speed_up:.2f}x", ""),
-        ("largest difference", f"{worst.largest:.2g}", f"from the masked oracle, {len(report.checks)} frames checked"),
-        ("rms error", f"{ratio:.2f}x", "of PyTorch's own, 2x is allowed"),
-    ]
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"CPU, {torch.get_num_threads()} threads"
-
-
-def _installed(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def gather_info() -> dict[str, Any]:
-    """Versions, build flags, devices and library paths, as `sbnet info --json` prints them."""
-    packages = ("numpy", "onnxruntime", "onnxruntime-gpu", "av")
-    return {
-        "sbnet": sbnet.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        **{package: version for package in packages if (version := _installed(package))},
-        "build": sbnet.build_info(),
-        "devices": ["cpu", *(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))],
-        "cpu_threads": torch.get_num_threads(),
-        "cpu_instructions": _library.cpu_isa(),
-        "cuda": _cuda_obstacle() or "usable",
-        "libraries": [str(_library.KERNEL_LIBRARY), str(_library.TORCH_LIBRARY)],
-    }
+    with _one_line_errors():
+        if not all(check.holds for check in report.checks):
+            raise CommandError(
+                "the result is out of tolerance: it differs from the masked oracle by more than twice PyTorch's own "
+                "error"
+            )
+        if fault:
+            raise CommandError(fault)
 
 
 @app.command()
@@ -362,7 +233,8 @@ def bench(
                         typer.echo(case.title)
                     return
                 timer = command.Timer(chosen, rounds, eager=eager, cold=cold, settle=settle / 1e3)
-                command.measure(setting, timer, groups, only, time_budget, output, resume, console)
+                if not command.measure(setting, timer, groups, only, time_budget, output, resume, console):
+                    raise CommandError("some results are wrong")
         except command.BenchError as error:
             raise CommandError(str(error)) from None
 
@@ -399,7 +271,7 @@ def info(
     if ort_library:
         typer.echo(str(_library.KERNEL_LIBRARY))
         return
-    facts = gather_info()
+    facts = machine.gather_info()
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
         return

@@ -1,8 +1,9 @@
-"""Frames from video files, and pictures or videos of what was computed on them. Needs the extra `video`."""
+"""Frames from video files, and the picture of what was computed on one. Needs the extra `video`."""
 
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -13,7 +14,6 @@ import numpy as np
 
 from sbnet.active import BlockGrid
 
-VIDEO_SUFFIXES = (".mp4", ".mkv", ".mov", ".avi", ".gif")
 OUTLINE = np.array([255, 220, 60], np.uint8)
 
 
@@ -21,7 +21,8 @@ class VideoError(Exception):
     """A video that cannot be read or written; the message is for the person who named it."""
 
 
-def _av() -> Any:
+def pyav() -> Any:
+    """PyAV, an extra."""
     try:
         import av
     except ImportError:
@@ -44,7 +45,7 @@ def demo_clip() -> Path:
 
 @dataclass(frozen=True)
 class VideoInfo:
-    """What a file says of its first video stream. frames: 0 where it does not say."""
+    """What a file says of its first video stream, as it is shown: upright. frames: 0 where it does not say."""
 
     height: int
     width: int
@@ -53,20 +54,25 @@ class VideoInfo:
 
 
 def _open(path: Path) -> tuple[Any, Any]:
-    av = _av()
+    av = pyav()
+    if re.match("[A-Za-z][A-Za-z0-9+.-]+:/", str(path)):
+        raise VideoError(f"{path}: is a URL; expected a video file")
+    if path.is_dir():
+        raise VideoError(f"{path}: is a folder; expected a video file")
     if not path.is_file():
-        raise VideoError(f"{path}: no such file")
+        raise VideoError(f"{path}: {'not a regular file' if path.exists() else 'no such file'}")
     try:
         container = av.open(str(path))
     except (av.error.FFmpegError, OSError) as error:
-        raise VideoError(f"{path}: not a video that FFmpeg can read ({_reason(error)})") from None
+        raise VideoError(f"{path}: not a video that FFmpeg can read ({reason(error)})") from None
     if not container.streams.video or container.format.name == "tty":  # FFmpeg films text files
         container.close()
         raise VideoError(f"{path}: has no video stream")
     return container, container.streams.video[0]
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
+    """What the system says of a file, without its name."""
     return getattr(error, "strerror", None) or str(error)
 
 
@@ -76,107 +82,60 @@ def video_info(path: Path) -> VideoInfo:
     with container:
         if not (stream.height and stream.width):
             raise VideoError(f"{path}: not a video that FFmpeg can read (no frame size)")
-        return VideoInfo(stream.height, stream.width, Fraction(stream.average_rate or 25), stream.frames)
+        size = stream.height, stream.width
+        if _quarter_turns(_first_frame(container, stream)) % 2:
+            size = size[::-1]
+        return VideoInfo(*size, Fraction(stream.average_rate or 25), stream.frames)
+
+
+def _first_frame(container: Any, stream: Any) -> Any:
+    try:
+        return next(container.decode(stream), None)
+    except (pyav().error.FFmpegError, OSError):
+        return None  # read_frames meets it again, and says so
+
+
+def _quarter_turns(frame: Any) -> int:
+    """Counter-clockwise, from how the frame is stored to how it is shown: phones film sideways, and say so."""
+    return round(getattr(frame, "rotation", 0) / 90) % 4
 
 
 def read_frames(path: Path, size: tuple[int, int] | None = None, limit: int | None = None) -> Iterator[np.ndarray]:
-    """Frames as [H,W,3] uint8 RGB, scaled to `size` (H, W) if given, at most `limit` of them."""
+    """Frames as they are shown, [H,W,3] uint8 RGB, scaled to `size` (H, W) if given, at most `limit` of them.
+
+    Raises:
+        VideoError: after the last good frame of a film that cannot be decoded further or ends before its time.
+    """
     container, stream = _open(path)
     stream.thread_type = "AUTO"
-    scale = {} if size is None else {"height": size[0], "width": size[1]}
     with container:
         frames = container.decode(stream)
-        count = 0
+        count, end = 0, 0.0
         while limit is None or count < limit:
             try:
                 frame = next(frames)
             except StopIteration:
+                if _ends_early(stream, count, end):
+                    whole = f"{stream.frames} frames"
+                    raise VideoError(f"{path}: ends after {count} of {whole}: the file is not complete") from None
                 break
-            except (_av().error.FFmpegError, OSError) as error:
-                raise VideoError(f"{path}: cannot be decoded after {count} frames ({_reason(error)})") from None
-            yield frame.to_ndarray(format="rgb24", **scale)
+            except (pyav().error.FFmpegError, OSError) as error:
+                raise VideoError(f"{path}: cannot be decoded after {count} frames ({reason(error)})") from None
+            turns = _quarter_turns(frame)
+            scale = {}
+            if size is not None:
+                scale = dict(zip(("width", "height") if turns % 2 else ("height", "width"), size, strict=True))
+            yield np.ascontiguousarray(np.rot90(frame.to_ndarray(format="rgb24", **scale), turns))
             count += 1
+            end = frame.time or 0.0
 
 
-class VideoWriter:
-    """Writes pictures [H,W,3] uint8 of one size into a video file. A context manager."""
-
-    def __init__(self, path: Path, rate: Fraction) -> None:
-        self.path, self.rate = path, rate
-        self._av = _av()
-        if path.is_dir():
-            raise VideoError(f"{path}: is a folder; a file name is wanted")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._container = self._av.open(str(path), "w")
-        except (self._av.error.FFmpegError, OSError) as error:
-            raise VideoError(f"{path}: cannot be written ({_reason(error)})") from None
-        self._stream: Any = None
-
-    def _start(self, height: int, width: int) -> None:
-        if self.path.suffix == ".gif":
-            codec, pixels = "gif", "rgb8"
-        else:
-            codec, pixels = ("libx264" if "libx264" in self._av.codecs_available else "mpeg4"), "yuv420p"
-        self._stream = self._container.add_stream(codec, rate=self.rate)
-        self._stream.height, self._stream.width, self._stream.pix_fmt = height, width, pixels
-        if codec == "libx264":
-            self._stream.options = {"preset": "veryfast", "crf": "20"}
-        elif codec == "mpeg4":
-            self._stream.bit_rate = 4 * height * width * int(self.rate) // 10
-
-    def write(self, picture: np.ndarray) -> None:
-        # The video formats halve the colour planes: one black row or column where a side is odd.
-        even = np.pad(picture, [(0, picture.shape[0] % 2), (0, picture.shape[1] % 2), (0, 0)])
-        if self._stream is None:
-            self._start(*even.shape[:2])
-        frame = self._av.VideoFrame.from_ndarray(np.ascontiguousarray(even), format="rgb24")
-        self._container.mux(self._stream.encode(frame))
-
-    def __enter__(self) -> VideoWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._stream is not None:
-            self._container.mux(self._stream.encode())
-        self._container.close()
-
-
-class PictureWriter:
-    """Writes pictures as numbered PNG files into a folder. A context manager."""
-
-    def __init__(self, folder: Path) -> None:
-        try:
-            from PIL import Image
-        except ImportError:
-            raise VideoError("writing pictures needs Pillow: pip install 'sbnet[video]'") from None
-        self._image = Image
-        self.folder, self._count = folder, 0
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise VideoError(f"{folder}: cannot be written ({_reason(error)})") from None
-
-    def write(self, picture: np.ndarray) -> None:
-        self._image.fromarray(picture).save(self.folder / f"{self._count:05d}.png")
-        self._count += 1
-
-    def __enter__(self) -> PictureWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-
-def open_writer(path: Path, rate: Fraction) -> VideoWriter | PictureWriter:
-    """A video file where the name ends as one, else a folder of PNG files."""
-    if path.suffix.lower() in VIDEO_SUFFIXES:
-        return VideoWriter(path, rate)
-    if path.suffix and not path.is_dir():
-        raise VideoError(
-            f"{path}: a name that ends in {', '.join(VIDEO_SUFFIXES)}, or a folder (no ending) for PNG files, is wanted"
-        )
-    return PictureWriter(path)
+def _ends_early(stream: Any, count: int, last: float) -> bool:
+    """Did a film end before what its header promises, in frames and in time? Edited films hide frames, not time."""
+    if count >= stream.frames or not stream.duration or not stream.average_rate:
+        return False
+    promised = float(stream.duration * stream.time_base)
+    return last - float((stream.start_time or 0) * stream.time_base) < promised - 2.5 / float(stream.average_rate)
 
 
 def compose(frame: np.ndarray, active: np.ndarray, grid: BlockGrid, output: np.ndarray) -> np.ndarray:

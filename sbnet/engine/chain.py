@@ -29,6 +29,16 @@ ACTIVATIONS: dict[type[nn.Module], str] = {
 NOTHING = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d)  # in eval mode
 
 
+def activation_module(activation: str | None, negative_slope: float = 0.01) -> list[nn.Module]:
+    """The module that ACTIVATIONS names so, in place where it can be; none for None."""
+    for kind, name in ACTIVATIONS.items():
+        if name == activation:
+            if kind is nn.LeakyReLU:
+                return [nn.LeakyReLU(negative_slope, inplace=True)]
+            return [kind() if kind is nn.GELU else kind(inplace=True)]
+    return []
+
+
 class MaskedChain(nn.Module):
     """An nn.Sequential of convolutions, each with a normalisation and an activation after it or none, on active blocks
     of its one plane.
@@ -89,6 +99,19 @@ class MaskedChain(nn.Module):
         """x [N,C,H,W], mask [N,H,W] bool -> [N,K,H,W], zeros outside the active blocks, and their block map."""
         active = reduce_mask(mask, BlockGrid.cover((x.shape[2], x.shape[3]), self.block))
         return self.features(x, active), active.block_map
+
+    def dense(self) -> nn.Sequential:
+        """The same chain in PyTorch's own modules, normalisations folded, activations in place. Shares parameters."""
+        modules: list[nn.Module] = []
+        for conv, options in zip(self.convolutions, self.options, strict=True):
+            own: Any = conv
+            plain = nn.Conv2d(
+                own.in_channels, own.out_channels, own.kernel_size, own.stride, own.padding, own.dilation, own.groups,
+                own.bias is not None, device="meta",
+            )  # fmt: skip
+            plain.weight, plain.bias = own.weight, own.bias
+            modules += [plain, *activation_module(**options)]
+        return nn.Sequential(*modules).eval()
 
     @property
     def inputs(self) -> int:

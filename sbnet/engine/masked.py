@@ -72,7 +72,8 @@ class MaskedRunner:
 
     Attributes:
         frame, mask: where the CUDA graph reads its inputs. `run(run.frame, run.mask)` copies nothing: who makes frames
-            on the device writes them there.
+            on the device writes them there. A call with other tensors copies them there on CUDA alone: a CPU reads
+            what it is given.
         active: active blocks of the last call, one list a plane.
         plan: its steps, fringes and buffers.
 

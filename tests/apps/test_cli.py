@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 import sbnet
-from sbnet.apps import cli, video
+from sbnet.apps import cli, machine, video, writers
 
 runner = CliRunner()
 
@@ -22,7 +22,7 @@ def clip(tmp_path_factory) -> Path:
     """Twelve frames, 49x63 pixels padded to even sides: a bright square walks over a dark floor."""
     pytest.importorskip("av")
     path = tmp_path_factory.mktemp("clip") / "square.mp4"
-    with video.VideoWriter(path, Fraction(10)) as writer:
+    with writers.VideoWriter(path, Fraction(10)) as writer:
         for step in range(12):
             picture = np.full((49, 63, 3), 40, np.uint8)
             picture[16:32, 4 * step : 4 * step + 12] = 230
@@ -151,7 +151,7 @@ def test_bad_options_exit_with_2(option, clip):
 
 
 def test_cuda_asked_for_and_not_there(clip, monkeypatch):
-    monkeypatch.setattr(cli, "_cuda_obstacle", lambda: "no CUDA driver was found (libcuda.so.1)")
+    monkeypatch.setattr(machine, "cuda_obstacle", lambda: "no CUDA driver was found (libcuda.so.1)")
     result = invoke("run", clip, "--device", "cuda")
     assert result.exit_code == 1
     assert "--device cuda: no CUDA driver" in result.output
@@ -167,8 +167,8 @@ def test_cuda_asked_for_and_not_there(clip, monkeypatch):
 )
 def test_cuda_obstacles(built, driver, message, monkeypatch):
     monkeypatch.setattr(sbnet, "build_info", lambda: {"cuda": built})
-    monkeypatch.setattr(cli, "_driver_version", lambda: driver)
-    assert message in cli._cuda_obstacle()
+    monkeypatch.setattr(machine, "driver_version", lambda: driver)
+    assert message in machine.cuda_obstacle()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

@@ -1,0 +1,74 @@
+"""What this machine has: versions, devices, and why CUDA cannot be used where it cannot."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import platform
+from typing import Any
+
+import torch
+
+import sbnet
+from sbnet import _library
+
+
+def driver_version() -> int | None:
+    """The newest CUDA that the installed driver serves, 1000*major + 10*minor; None without a driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    version = ctypes.c_int(0)
+    return version.value if driver.cuDriverGetVersion(ctypes.byref(version)) == 0 else None
+
+
+def cuda_obstacle() -> str:
+    """Why CUDA cannot be used, in a line; empty where it can."""
+    built = sbnet.build_info()["cuda"]
+    if not built:
+        return "this sbnet was built for the CPU only (see SBNET_CUDA in CONTRIBUTING.md)"
+    driver = driver_version()
+    if driver is None:
+        return "no CUDA driver was found (libcuda.so.1)"
+    if driver // 1000 < int(built.split(".")[0]):
+        return (
+            f"the CUDA driver is too old: it serves CUDA {driver // 1000}.{driver % 1000 // 10}, "
+            f"and the kernels were built with CUDA {built}"
+        )
+    if torch.version.cuda is None:
+        return f"this PyTorch ({torch.__version__}) was built for the CPU only"
+    if not torch.cuda.is_available():
+        return "PyTorch sees no CUDA device"
+    return ""
+
+
+def device_name(device: torch.device) -> str:
+    """As titles name it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU, {torch.get_num_threads()} threads"
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def gather_info() -> dict[str, Any]:
+    """Versions, build flags, devices and library paths, as `sbnet info --json` prints them."""
+    packages = ("numpy", "onnxruntime", "onnxruntime-gpu", "av")
+    return {
+        "sbnet": sbnet.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        **{package: version for package in packages if (version := _installed(package))},
+        "build": sbnet.build_info(),
+        "devices": ["cpu", *(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))],
+        "cpu_threads": torch.get_num_threads(),
+        "cpu_instructions": _library.cpu_isa(),
+        "cuda": cuda_obstacle() or "usable",
+        "libraries": [str(_library.KERNEL_LIBRARY), str(_library.TORCH_LIBRARY)],
+    }
