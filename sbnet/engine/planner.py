@@ -117,7 +117,9 @@ def _trace(
     try:
         graph = _Tracer().trace(root)
     except (TypeError, fx.proxy.TraceError) as e:
-        raise ValueError(f"sbnet: plan: a network that does nothing but call layers of sbnet.nn is wanted: {e}") from e
+        norms = any(isinstance(m, nn.BatchNorm2d) for m in module.modules())
+        wanted = "normalisations folded (fold_batch_norm)" if norms else "nothing but calls of layers of sbnet.nn"
+        raise ValueError(f"sbnet: plan: {type(module).__name__}: expected {wanted}: {e}") from e
     steps: list[Step] = []
     tensors: dict[Any, int] = {}  # nodes that are feature maps
     lists: dict[Any, int] = {}  # nodes that are a plane's active blocks

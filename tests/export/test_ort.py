@@ -583,7 +583,7 @@ def test_fuzz():
     script = Path(__file__).parents[1] / "tools/fuzz_ort.py"
     root = Path(sbnet.__file__).parent.parent
     code = (
-        f"import sys; sys.path[:0] = [{str(root)!r}, {str(script.parent)!r}]; "
+        f"import sys; sys.path[:0] = [{str(root)!r}, {str(script.parents[1])!r}]; "
         f"import runpy; sys.argv = ['fuzz_ort.py', '1200']; runpy.run_path({str(script)!r}, run_name='__main__')"
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=300)

@@ -1,6 +1,7 @@
 """pack_conv_weight: the bits of a convolution do not depend on when its weight was packed, and no pack goes stale."""
 
 import threading
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -63,8 +64,9 @@ def test_packed_or_not(device, name, dtype, layout):
 @pytest.mark.parametrize("isa", ["generic", "avx2", "avx512", "amx"])
 def test_instruction_sets(isa):
     """Each packs in its own order; a pack of another one is refused, or read just as well."""
-    code = """
-import sys, torch, test_pack as t
+    code = f"""
+import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
+import torch, test_pack as t
 torch.manual_seed(0)
 for name in t.CONVS:
     for dtype in t.FLOATS:
