@@ -6,6 +6,12 @@
 #   make wheel   dist/sbnet-*.whl
 #   make bench   sbnet bench (ARGS="conv --quick")
 #   make lint    ruff, mypy, clang-format
+#   make check   what to run before a commit: lint and the fast tests, some two minutes on two cores
+#
+# For releases and nightly runs:
+#   make sanitize       the CPU's kernels under AddressSanitizer and UndefinedBehaviorSanitizer
+#   make minimum        the tests on the oldest Python, torch and ONNX Runtime that are served (PYTHON310=python3.10)
+#   make release-check  lint, and that tests/gpu_record.json is of this commit's kernels and Python
 #
 # SBNET_CUDA=auto|0|1 and SBNET_CUDA_ARCHS="80 90a" choose what is built (CONTRIBUTING.md).
 
@@ -25,7 +31,14 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 BUILT := $(VENV)/built-$(shell echo "$(SBNET_CUDA) $(SBNET_CUDA_ARCHS)" | tr -c 'a-z0-9\n' '-')
 SOURCES := $(shell find csrc -type f) setup.py pyproject.toml sbnet/version.py
 
-.PHONY: demo test test-all build wheel bench lint clean
+# The oldest versions that are served.
+MINIMUM := torch==2.10.0 onnxruntime==1.18.0 onnx==1.17.0 "numpy<2"
+PYTHON310 ?= python3.10
+FAST := tests/lists tests/masked/test_select.py tests/masked/test_fill.py tests/masked/test_conv.py tests/weights \
+        tests/graph tests/engine tests/nn tests/contracts/test_bad_input.py tests/contracts/test_hostile_sizes.py \
+        tests/apps/test_package.py tests/apps/test_gpu_record.py
+
+.PHONY: demo test test-all build wheel bench lint check sanitize minimum release-check clean
 
 demo: $(BUILT)
 	$(BIN)/sbnet run --output out/bikes.mp4
@@ -52,6 +65,22 @@ lint: $(VENV)/linters
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' | xargs $(BIN)/clang-format --dry-run -Werror
+
+check: lint $(BUILT)
+	$(BIN)/python -m pytest -m "not slow and not gpu" --ignore tests/weights/test_matmul_emulated.py $(FAST) $(ARGS)
+
+sanitize: $(BUILT)
+	tests/tools/sanitize.sh $(BIN)/python $(ARGS)
+
+# Needs an index that serves these versions; torch 2.10 comes with its CUDA libraries there, some 3 GB.
+minimum: wheel
+	$(PYTHON310) -m venv --clear build/minimum
+	build/minimum/bin/python -m pip install -q dist/sbnet-*.whl pytest hypothesis onnxscript av pillow $(MINIMUM)
+	build/minimum/bin/python -P -m pytest -m "not slow and not gpu" tests/lists tests/masked/test_conv.py \
+		tests/contracts tests/engine tests/graph tests/export $(ARGS)
+
+release-check: lint
+	SBNET_RELEASE=1 $(BIN)/python -m pytest tests/apps/test_gpu_record.py
 
 clean:
 	rm -rf build dist out *.egg-info sbnet/*.so $(VENV)/built-*
