@@ -43,6 +43,22 @@ def check_forward(library, case: Case, multiprocessors=2, seed=1) -> None:
     assert (case.lse[empty] == -torch.inf).all()
 
 
+def check(library, case: Case, multiprocessors=2, seed=1, grad_lse=False) -> None:
+    """Forward, and backward in both forms."""
+    check_forward(library, case, multiprocessors, seed)
+    grad_out = torch.randn(case.q.shape).to(case.q.dtype)
+    if case.q_lengths is not None:
+        for b, length in enumerate(case.q_lengths):
+            grad_out[b, :, length:] = float("nan")
+    grads = torch.randn(case.lse.shape) if grad_lse else None
+    exact, torchs = (case.reference(dtype, grad_out, grads)[2:] for dtype in (torch.float64, case.q.dtype))
+    for deterministic in (False, True):
+        params = case.backward(grad_out, grads, deterministic)
+        call(library.emulate_attention_backward, params, multiprocessors, seed)
+        for ours, theirs, reference in zip(case.grads, torchs, exact, strict=True):
+            assert_as_accurate_as_torch(ours, theirs, reference)
+
+
 def random_blocks(batches, heads, rows, columns, density):
     """With a row and a column that have none."""
     blocks = torch.rand(batches, heads, rows, columns) < density
@@ -53,20 +69,20 @@ def random_blocks(batches, heads, rows, columns, density):
 
 @pytest.mark.parametrize("dim", [64, 128])
 def test_causal(emulated, dim):
-    check_forward(emulated, Case(*tensors(1, 2, 200, 200, dim), diagonal=0))
-    check_forward(emulated, Case(*tensors(2, 1, 77, 140, dim, dtype=torch.bfloat16, between=True), diagonal=63))
+    check(emulated, Case(*tensors(1, 2, 200, 200, dim), diagonal=0), grad_lse=True)
+    check(emulated, Case(*tensors(2, 1, 77, 140, dim, dtype=torch.bfloat16, between=True), diagonal=63))
 
 
 @pytest.mark.parametrize("dim", [64, 128])
 def test_band_prefix_and_stride(emulated, dim):
-    check_forward(emulated, Case(*tensors(1, 1, 230, 230, dim), diagonal=0, band=50))
-    check_forward(emulated, Case(*tensors(1, 1, 150, 200, dim), diagonal=-20, prefix=70))
-    check_forward(emulated, Case(*tensors(1, 1, 200, 200, dim), diagonal=0, band=40, stride=24))
-    check_forward(emulated, Case(*tensors(1, 1, 150, 250, dim), diagonal=40, band=8, stride=100))
+    check(emulated, Case(*tensors(1, 1, 230, 230, dim), diagonal=0, band=50))
+    check(emulated, Case(*tensors(1, 1, 150, 200, dim), diagonal=-20, prefix=70))
+    check(emulated, Case(*tensors(1, 1, 200, 200, dim), diagonal=0, band=40, stride=24))
+    check(emulated, Case(*tensors(1, 1, 150, 250, dim), diagonal=40, band=8, stride=100))
 
 
 def test_phases(emulated):
-    check_forward(emulated, Case(*tensors(1, 2, 240, 240, 64, between=True), diagonal=0, phases=3))
+    check(emulated, Case(*tensors(1, 2, 240, 240, 64, between=True), diagonal=0, phases=3))
 
 
 @pytest.mark.parametrize("dim", [64, 128])
@@ -74,8 +90,8 @@ def test_phases(emulated):
 def test_blocks(emulated, block, dim):
     rows, columns = -(-200 // block), -(-300 // block)
     blocks = random_blocks(2, 2, rows, columns, 0.5)
-    check_forward(emulated, Case(*tensors(2, 2, 200, 300, dim, kv_heads=1), blocks=blocks, block=block))
-    check_forward(emulated, Case(*tensors(1, 1, 200, 300, dim), blocks=blocks[:1, :1], block=block, diagonal=100))
+    check(emulated, Case(*tensors(2, 2, 200, 300, dim, kv_heads=1), blocks=blocks, block=block))
+    check(emulated, Case(*tensors(1, 1, 200, 300, dim), blocks=blocks[:1, :1], block=block, diagonal=100))
 
 
 @pytest.mark.parametrize("block", [16, 32, 64, 128])
@@ -86,7 +102,7 @@ def test_element_masks(emulated, block):
     masks = torch.rand(3, block, block) < 0.5
     index = torch.randint(-1, 5, (2, rows, columns), dtype=torch.int32)
     case = Case(*tensors(1, 2, q_length, k_length, 64), blocks=blocks, block=block, masks=masks, mask_index=index)
-    check_forward(emulated, case)
+    check(emulated, case)
 
 
 def ragged(case_blocks=None, dim=64, **rule):
@@ -100,14 +116,14 @@ def ragged(case_blocks=None, dim=64, **rule):
 
 
 def test_lengths(emulated):
-    check_forward(emulated, ragged())
-    check_forward(emulated, ragged(dim=128, diagonal=20))
-    check_forward(emulated, ragged(blocks=random_blocks(1, 2, 5, 7, 0.6), block=32))
-    check_forward(emulated, ragged(diagonal=3, phases=2))
+    check(emulated, ragged())
+    check(emulated, ragged(dim=128, diagonal=20))
+    check(emulated, ragged(blocks=random_blocks(1, 2, 5, 7, 0.6), block=32))
+    check(emulated, ragged(diagonal=3, phases=2))
 
 
 def test_random_schedules(emulated):
     blocks = random_blocks(1, 2, 5, 5, 0.6)
     for seed in range(4):
-        check_forward(emulated, Case(*tensors(1, 2, 300, 300, 64), diagonal=0), 1 + seed, seed)
-        check_forward(emulated, Case(*tensors(1, 2, 300, 300, 64), blocks=blocks), 1 + seed, seed)
+        check(emulated, Case(*tensors(1, 2, 300, 300, 64), diagonal=0), 1 + seed, seed)
+        check(emulated, Case(*tensors(1, 2, 300, 300, 64), blocks=blocks), 1 + seed, seed)

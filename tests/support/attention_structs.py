@@ -108,6 +108,15 @@ class Case:
             k_lengths=pointer(self.k_lengths), dropout=Dropout(),
         )  # fmt: skip
 
+    def backward(self, grad_out, grad_lse=None, deterministic=False) -> BackwardParams:
+        """Of the outputs as they are; the gradients in self.grads."""
+        self.grads = [torch.full_like(t, float("nan")) for t in (self.q, self.k, self.v)]
+        names = ("grad_q", "grad_k", "grad_v")
+        return BackwardParams(
+            forward=self.params(), grad_out=view(grad_out), grad_lse=pointer(grad_lse), deterministic=deterministic,
+            **{name: view(t) for name, t in zip(names, self.grads, strict=True)},
+        )  # fmt: skip
+
     def visible(self) -> torch.Tensor:
         """bool [B, H, T, T], from the definitions of layout.h."""
         batch, heads, q_length, _ = self.q.shape

@@ -33,4 +33,18 @@ __attribute__((visibility("default"))) int emulate_attention(const sbnet::Attent
       [&] { return sm90::block_attention_workspace_bytes(*p); },
       [&](void* workspace, const DeviceInfo& device) { return sm90::block_attention(*p, workspace, device, nullptr); });
 }
+
+__attribute__((visibility("default"))) int emulate_attention_backward(const sbnet::AttentionBackwardParams* p,
+                                                                      int multiprocessors, int seed, char* message,
+                                                                      int64_t room) {
+  using namespace sbnet;
+  const Status valid = validate(*p);
+  if (!valid.ok()) return std::snprintf(message, room, "%s", valid.message), 2;
+  return emulate(
+      sm90::block_attention_backward_takes(*p), multiprocessors, seed, message, room,
+      [&] { return sm90::block_attention_backward_workspace_bytes(*p); },
+      [&](void* workspace, const DeviceInfo& device) {
+        return sm90::block_attention_backward(*p, workspace, device, nullptr);
+      });
+}
 }

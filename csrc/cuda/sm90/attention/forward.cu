@@ -31,8 +31,6 @@ ForwardPlan forward_plan(const AttentionParams& p) {
   return plan;
 }
 
-namespace {
-
 // Strides that TMA takes: multiples of 16 bytes (validated), not 0 where there is more than one, below 2^40 bytes.
 bool strides_fit(const AttentionTensor& t, int64_t batch, int64_t heads, int64_t length) {
   const auto fits = [](int64_t stride, int64_t count) {
@@ -40,8 +38,6 @@ bool strides_fit(const AttentionTensor& t, int64_t batch, int64_t heads, int64_t
   };
   return fits(t.batch_stride, batch) && fits(t.head_stride, heads) && fits(t.stride, length);
 }
-
-}  // namespace
 
 bool takes_shapes(const AttentionParams& p) {
   const bool half = p.dtype == DType::kF16 || p.dtype == DType::kBF16;

@@ -86,11 +86,10 @@ __device__ __forceinline__ void produce_forward(const ForwardArgs& a, const Forw
     Unit u;
     u.plane = set * a.together + rest - index * planes;
     u.at = plane_at(a, u.plane);
-    const int64_t list_plane = a.lists.plane(u.at.b, u.at.h, u.at.j);
-    u.tile = a.lists.tile_at(list_plane, index);
-    u.list = list_plane * a.lists.tiles + u.tile;
-    const int2 counts = a.lists.counts[u.list];
-    u.masked = counts.x, u.full = counts.y;
+    const int64_t first = a.lists.plane(u.at.b, u.at.h, u.at.j) * a.lists.tiles;
+    const int4 record = a.lists.records[first + index];
+    u.tile = record.x, u.masked = record.y, u.full = record.z;
+    u.list = first + u.tile;
     return u;
   };
   Unit u = unit_of(claim());

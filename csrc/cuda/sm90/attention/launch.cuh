@@ -50,6 +50,10 @@ struct ForwardPlan {
 };
 ForwardPlan forward_plan(const AttentionParams& p);
 
+// Strides that TMA takes; all that the kernels want of a problem but the size of their lists.
+bool strides_fit(const AttentionTensor& t, int64_t batch, int64_t heads, int64_t length);
+bool takes_shapes(const AttentionParams& p);
+
 // forward_d64.cu, forward_d128.cu
 Status launch_forward_d64(const AttentionParams& p, const ForwardPlan& plan, const Lists& lists,
                           const DeviceInfo& device, cudaStream_t stream);

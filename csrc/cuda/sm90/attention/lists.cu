@@ -68,7 +68,10 @@ __global__ void __launch_bounds__(kThreads) attention_lists_kernel(const ListArg
     bool all = true;
     for (int r = 0; piece >= 0 && r < row_cells; ++r) {
       const int row = row0 + r * c.cell_rows;
-      if (row >= row_end) break;  // whatever they see, their results are zeros
+      if (row >= row_end) {  // queries' results are zeros whatever they see; keys must not count
+        all &= !c.transposed;
+        break;
+      }
       for (int s = 0; s < column_cells; ++s) {
         const int column = column0 + s * c.cell_columns;
         const Cell cell =
@@ -79,8 +82,6 @@ __global__ void __launch_bounds__(kThreads) attention_lists_kernel(const ListArg
         all &= cell.all;
       }
     }
-    // Where queries are columns, those past the end would be keys' too.
-    if (c.transposed) all &= column0 + c.columns <= column_end;
     const uint32_t before = (1u << lane) - 1;
     const uint32_t masked_lanes = __ballot_sync(~0u, bits && !all), full_lanes = __ballot_sync(~0u, bits && all);
     const uint32_t entry = static_cast<uint32_t>(piece) << kEntryShift | bits;
@@ -88,7 +89,10 @@ __global__ void __launch_bounds__(kThreads) attention_lists_kernel(const ListArg
     if (bits && all) entries[l.capacity - 1 - full - __popc(full_lanes & before)] = entry;
     masked += __popc(masked_lanes), full += __popc(full_lanes);
   }
-  if (lane == 0) l.counts[unit] = make_int2(masked, full);
+  if (lane > 0) return;
+  l.counts[unit] = make_int2(masked, full);
+  if (!l.sorted)
+    l.records[plane * l.tiles + (l.from_last ? l.tiles - 1 - tile : tile)] = make_int4(tile, masked, full, 0);
 }
 
 // A CTA a plane: a tile's place is the number of those that come before it.
@@ -103,16 +107,15 @@ __global__ void __launch_bounds__(kSortThreads) attention_order_kernel(const Lis
       const int n = counts[other].x + counts[other].y;
       place += n > length || (n == length && other < t);
     }
-    l.order[int64_t{blockIdx.x} * l.tiles + place] = t;
+    l.records[int64_t{blockIdx.x} * l.tiles + place] = make_int4(t, counts[t].x, counts[t].y, 0);
   }
 }
 
 constexpr int32_t kMostSorted = 2048;  // tiles; the work grows with their square
 
 int64_t counts_at() { return 256; }
-int64_t order_at(const Lists& l) { return counts_at() + round_up(l.planes() * l.tiles * 8); }
-bool is_sorted(const AttentionParams& p, const Lists& l) { return p.layout.rows && l.tiles <= kMostSorted; }
-int64_t entries_at(const Lists& l) { return order_at(l) + round_up(l.planes() * l.tiles * 4); }
+int64_t records_at(const Lists& l) { return counts_at() + round_up(l.planes() * l.tiles * 8); }
+int64_t entries_at(const Lists& l) { return records_at(l) + round_up(l.planes() * l.tiles * 16); }
 
 }  // namespace
 
@@ -126,6 +129,7 @@ Lists plan_lists(const AttentionParams& p, const Cut& cut) {
   l.batches = lengths ? static_cast<int32_t>(p.batch) : p.layout.batches;
   l.heads = p.layout.heads;
   l.phases = lengths ? p.layout.rule.phases : 1;
+  l.sorted = p.layout.rows && l.tiles <= kMostSorted;
   l.from_last = !cut.transposed;  // the longest first, where there is a diagonal
   return l;
 }
@@ -144,13 +148,13 @@ Status make_lists(const char* op, const AttentionParams& p, const Cut& cut, void
   uint8_t* at = static_cast<uint8_t*>(workspace);
   l.next = reinterpret_cast<int32_t*>(at);
   l.counts = reinterpret_cast<int2*>(at + counts_at());
-  l.order = is_sorted(p, l) ? reinterpret_cast<int32_t*>(at + order_at(l)) : nullptr;
+  l.records = reinterpret_cast<int4*>(at + records_at(l));
   l.entries = reinterpret_cast<uint32_t*>(at + entries_at(l));
   const ListArgs args = {l, cut, p.layout, p.q_lengths, p.k_lengths, p.q_length, p.k_length};
   const int64_t units = l.planes() * l.tiles;
   SBNET_CUDA_TRY(op, launch_dependent(device, attention_lists_kernel, dim3((units + kWarps - 1) / kWarps),
                                       dim3(kThreads), 0, stream, args));
-  if (l.order)
+  if (l.sorted)
     SBNET_CUDA_TRY(
         op, launch_dependent(device, attention_order_kernel, dim3(l.planes()), dim3(kSortThreads), 0, stream, l));
   *out = l;

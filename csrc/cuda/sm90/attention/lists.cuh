@@ -23,17 +23,14 @@ struct Cut {
 struct Lists {
   int32_t* next;      // of the kernel's units, one after the other; zero when it starts
   int2* counts;       // [planes, tiles]: entries that need the mask, entries that do not
-  int32_t* order;     // [planes, tiles]: tiles, the longest first; null: as they are, or from the last on
+  int4* records;      // [planes, tiles]: a tile and its counts, the longest tiles first
   uint32_t* entries;  // [planes, tiles, capacity]
   int32_t tiles, capacity;
   int32_t batches, heads, phases;  // 1: shared
-  bool from_last;
+  bool sorted, from_last;          // not sorted: from the last tile on, or from the first
 
   __device__ __forceinline__ int64_t plane(int b, int h, int j) const {
     return (int64_t{batches > 1 ? b : 0} * heads + (heads > 1 ? h : 0)) * phases + (phases > 1 ? j : 0);
-  }
-  __device__ __forceinline__ int tile_at(int64_t plane, int i) const {
-    return order ? order[plane * tiles + i] : from_last ? tiles - 1 - i : i;
   }
   int64_t planes() const { return int64_t{batches} * heads * phases; }
 };
