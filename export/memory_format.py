@@ -11,6 +11,7 @@ import onnx_ir as ir
 from sbnet.export import blocksparse, bottleneck, pyramid
 from sbnet.export.schemas import DOMAIN, VERSION
 from sbnet.export.translate import TO_NCHW, TO_NHWC
+from sbnet.geometry import Window
 
 # Work on each element alone: a Transpose may go on either side.
 UNARY = {
@@ -234,15 +235,15 @@ _LAYERS = {
     "sparse_max_pool2d": (3, 4),
     "sparse_avg_pool2d": (3, 4),
 }
-_PIXEL = ((1, 1), (1, 1), (0, 0), (1, 1))
+_PIXEL = Window.conv(1)
 
 
 def _block_map(layer: ir.Node) -> ir.Value | None:
     return layer.inputs[_LAYERS[layer.op_type][0]]
 
 
-def _window(layer: ir.Node) -> tuple[tuple[int, ...], ...] | None:
-    """kernel, stride, padding, dilation; None where they are not known or do not follow a convolution's geometry."""
+def _window(layer: ir.Node) -> Window | None:
+    """What a layer's active blocks read of its first input; None where that is not known."""
     if layer.op_type == "sparse_bottleneck2d":  # its 3x3 convolution reads zeros outside the active blocks, not x
         return _PIXEL
     if layer.op_type == "sparse_conv2d":
@@ -251,12 +252,9 @@ def _window(layer: ir.Node) -> tuple[tuple[int, ...], ...] | None:
             return None
         kernel, default_stride = [shape[1], shape[2]], [1, 1]
     else:
-        kernel = default_stride = _ints(layer, "kernel_size", ())
-        if "ceil_mode" in layer.attributes and layer.attributes["ceil_mode"].as_int():
-            return None
+        kernel = default_stride = list(_ints(layer, "kernel_size", ()))
     stride = _ints(layer, "stride", default_stride)
-    padding, dilation = _ints(layer, "padding", (0, 0)), _ints(layer, "dilation", (1, 1))
-    return tuple(kernel), tuple(stride), tuple(padding), tuple(dilation)
+    return Window.conv(kernel, stride, _ints(layer, "padding", (0, 0)), _ints(layer, "dilation", (1, 1)))
 
 
 def _reader(node: ir.Node, index: int, layer: ir.Node) -> Any:
@@ -276,7 +274,7 @@ def _reader(node: ir.Node, index: int, layer: ir.Node) -> Any:
         return "all"
     if same_blocks and window == _PIXEL:
         return None
-    return (id(node.inputs[block_map]), tuple(tiles or ()), *window)
+    return (id(node.inputs[block_map]), tuple(tiles or ()), window)
 
 
 def relax_zeros(graph: ir.Graph) -> None:
@@ -298,9 +296,10 @@ def relax_zeros(graph: ir.Graph) -> None:
             if any(id(layer) in _ancestors(_block_map(readers[key])) for key in keys):
                 continue
             plane = list(out.shape)[1:3]
-            windows = [(_block_map(readers[key]), key[1], key[2:]) for key in keys]
+            windows = [(_block_map(readers[key]), key[1], _plane(readers[key]), key[2]) for key in keys]
             found = pyramid.fringe(_block_map(layer), _tiles(layer) or (), plane, windows)
-            sized = _window(layer) is not None or all(isinstance(d, int) for d in plane)
+            layers = [layer, *(readers[key] for key in keys)]
+            sized = all(_fixed(_plane(node)) for node in layers) or all(_follows(node) for node in layers)
             if found is None and (len(keys) > 1 or not sized):
                 continue
             pixels, count = found or _fringe(graph, layer, readers[keys[0]], keys[0], fringes)
@@ -315,29 +314,26 @@ def _fringe(
 ) -> tuple[ir.Value, ir.Value]:
     shape = layer.outputs[0].shape
     assert shape is not None
-    plane = list(shape)[1:3]
+    plane, written = _plane(layer), _plane(reader)
     key = (id(_block_map(layer)), tuple(_tiles(layer) or ()), tuple(map(str, plane)), key)
     if key in made:
         return made[key]
-    _, consumer_bsize, kernel, stride, padding, dilation = key[3]
+    _, consumer_bsize, window = key[3]
     attributes: dict[str, Any] = {
         "producer_bsize": _tiles(layer),
         "consumer_bsize": list(consumer_bsize),
-        "kernel_size": list(kernel),
-        "stride": list(stride),
-        "padding": list(padding),
-        "dilation": list(dilation),
+        "window": window.numbers(),
     }
     inputs = [_block_map(layer), _block_map(reader)]
-    if all(isinstance(d, int) for d in plane):
-        attributes["size"] = plane
+    if _fixed([*plane, *written]):
+        attributes["size"] = [*plane, *written]
     else:
-        inputs.append(_plane_size(graph, layer))
+        inputs.append(_plane_sizes(graph, layer, reader))
     node = ir.node(
         "fringe", inputs, attributes, domain=DOMAIN, version=VERSION, num_outputs=2, name=f"fringe_of_{layer.name}"
     )
     batch = shape[0]
-    pixels = batch * plane[0] * plane[1] if all(isinstance(d, int) for d in (batch, *plane)) else None
+    pixels = batch * plane[0] * plane[1] if _fixed([batch, *plane]) else None
     for out, dim in zip(node.outputs, (pixels, 1), strict=True):
         out.dtype, out.shape = ir.DataType.INT32, ir.Shape([dim])
     graph.insert_before(layer, node)
@@ -345,27 +341,48 @@ def _fringe(
     return made[key]
 
 
-def _plane_size(graph: ir.Graph, layer: ir.Node) -> ir.Value:
-    """(height, width) of a layer's output, from its input's: known before the layer runs."""
-    x, window = layer.inputs[0], _window(layer)
+def _plane(layer: ir.Node) -> list[Any]:
+    """Height and width of what a layer writes."""
+    shape = layer.outputs[0].shape
+    return [None, None] if shape is None else list(shape)[1:3]
+
+
+def _fixed(sides: Sequence[Any]) -> bool:
+    return all(isinstance(side, int) for side in sides)
+
+
+def _follows(layer: ir.Node) -> bool:
+    """Can the plane that a layer writes be computed from the one that it reads?"""
+    ceil = "ceil_mode" in layer.attributes and layer.attributes["ceil_mode"].as_int()
+    return _window(layer) is not None and not ceil
+
+
+def _plane_sizes(graph: ir.Graph, layer: ir.Node, reader: ir.Node) -> ir.Value:
+    """(height, width) of a layer's output and of its reader's, from the layer's input: known before it runs."""
+    x = layer.inputs[0]
     assert x is not None
-    assert window is not None
-    kernel, stride, padding, dilation = window
-    reach = [2 * padding[d] - dilation[d] * (kernel[d] - 1) - 1 for d in range(2)]
     nodes = [ir.node("Shape", [x], {"start": 1, "end": 3})]
 
     def step(op: str, numbers: list[int]) -> None:
         constant = ir.node("Constant", [], {"value_ints": numbers})
         nodes.extend((constant, ir.node(op, [nodes[-1].outputs[0], constant.outputs[0]])))
 
-    if stride == (1, 1):
-        if reach != [-1, -1]:
-            step("Add", [r + 1 for r in reach])
-    else:
-        step("Add", reach)
-        step("Div", list(stride))
-        step("Add", [1, 1])
+    sizes = []
+    for node in (layer, reader):
+        window = _window(node)
+        assert window is not None
+        # twice the padding less the kernel's reach: lo is minus the padding
+        reach = [-lo - hi - 1 for lo, hi in zip(window.lo, window.hi, strict=True)]
+        if window.num == (1, 1):
+            if reach != [-1, -1]:
+                step("Add", [r + 1 for r in reach])
+        else:
+            step("Add", reach)
+            step("Div", list(window.num))
+            step("Add", [1, 1])
+        sizes.append(nodes[-1].outputs[0])
+    nodes.append(ir.node("Concat", sizes, {"axis": 0}))
     for node in nodes:
-        node.outputs[0].dtype, node.outputs[0].shape = ir.DataType.INT64, ir.Shape([2])
+        node.outputs[0].dtype, node.outputs[0].shape = ir.DataType.INT64, ir.Shape([4 if node is nodes[-1] else 2])
     graph.insert_before(layer, nodes)
     return nodes[-1].outputs[0]

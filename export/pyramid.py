@@ -8,20 +8,18 @@ from typing import Any
 import onnx_ir as ir
 
 from sbnet.export.schemas import DOMAIN
-from sbnet.geometry import conv_output_size
+from sbnet.geometry import Window
+from sbnet.ops.lists.pyramid import CONSUMER_NUMBERS
 
-# As many as csrc/core/lists/pyramid.h has room for.
-MOST_FRINGES, MOST_CONSUMERS = 20, 32
-
-Window = tuple[tuple[int, ...], ...]  # kernel size, stride, padding, dilation
-Reader = tuple[ir.Value | None, Sequence[int], Window]  # block map and block size of what it writes, what it reads
+# Block map, block size and (height, width) of what it writes, what it reads
+Reader = tuple[ir.Value | None, Sequence[int], Sequence[Any], Window]
 
 
 def fringe(
     block_map: ir.Value | None, tiles: Sequence[int], size: Sequence[Any], readers: Sequence[Reader]
 ) -> tuple[ir.Value, ir.Value] | None:
     """(pixels, count) of the fringe of a tensor, listed by the mask_pyramid that made its block map; None where the
-    readers' masks come from elsewhere, a size is dynamic or the node is full.
+    readers' masks come from elsewhere or a size is dynamic.
 
     Args:
         block_map: of the tensor.
@@ -30,19 +28,19 @@ def fringe(
         readers: who reads the tensor beside its active blocks: their union is listed.
     """
     node = _pyramid_of(block_map)
-    if node is None or any(_pyramid_of(map_) is not node for map_, _, _ in readers):
+    if node is None or any(_pyramid_of(map_) is not node for map_, *_ in readers):
         return None
     assert block_map is not None
     plane = _plane(node, block_map)
     if _facts(node, plane) != (tuple(size), tuple(tiles)):
         return None
     consumers = []
-    for map_, block, window in readers:
+    for map_, block, written, window in readers:
         assert map_ is not None
         at = _plane(node, map_)
-        if _facts(node, at) != (conv_output_size(tuple(size), *window), tuple(block)):  # type: ignore[arg-type]
+        if _facts(node, at) != (tuple(written), tuple(block)):
             return None
-        consumers.append([at, *(number for pair in window for number in pair)])
+        consumers.append([at, *window.numbers()])
     wanted = [plane, len(consumers), *(number for consumer in sorted(consumers) for number in consumer)]
     return _listed(node, wanted)
 
@@ -64,17 +62,15 @@ def _facts(node: ir.Node, plane: int) -> tuple[tuple[int, ...], tuple[int, ...]]
     return tuple(node.attributes["sizes"].as_ints()[at]), tuple(node.attributes["bsizes"].as_ints()[at])
 
 
-def _listed(node: ir.Node, wanted: list[int]) -> tuple[ir.Value, ir.Value] | None:
+def _listed(node: ir.Node, wanted: list[int]) -> tuple[ir.Value, ir.Value]:
     """The outputs of a fringe; added to the node if it does not list it yet."""
     numbers = list(node.attributes["fringes"].as_ints()) if "fringes" in node.attributes else []
-    output, at, fringes, consumers = 2 * len(node.attributes["bsizes"].as_ints()), 0, 0, 0
+    output, at = 2 * len(node.attributes["bsizes"].as_ints()), 0
     while at < len(numbers):
-        length = 2 + 9 * numbers[at + 1]
+        length = 2 + CONSUMER_NUMBERS * numbers[at + 1]
         if numbers[at : at + length] == wanted:
             return node.outputs[output], node.outputs[output + 1]
-        output, at, fringes, consumers = output + 2, at + length, fringes + 1, consumers + numbers[at + 1]
-    if fringes == MOST_FRINGES or consumers + wanted[1] > MOST_CONSUMERS:
-        return None
+        output, at = output + 2, at + length
     node.attributes["fringes"] = ir.AttrInt64s("fringes", numbers + wanted)
     node.resize_outputs(output + 2)
     batch = node.inputs[0].shape[0] if node.inputs[0] is not None and node.inputs[0].shape is not None else None

@@ -17,6 +17,7 @@ from onnx.defs import OpSchema
 from onnx.shape_inference import InferenceContext, InferenceError
 
 from sbnet.geometry import pool_output_size
+from sbnet.ops.lists.pyramid import CONSUMER_NUMBERS
 from sbnet.ops.masked.conv import ACTIVATIONS
 
 DOMAIN = "sbnet"
@@ -128,7 +129,7 @@ def _mask_pyramid(node: NodeView) -> list[Dims | None]:
     while at + 1 < len(fringes):
         k = 2 * fringes[at]
         lists += [[product(batch, *sizes[k : k + 2])], [1]]
-        at += 2 + 9 * fringes[at + 1]
+        at += 2 + CONSUMER_NUMBERS * fringes[at + 1]
     return lists
 
 
@@ -226,8 +227,7 @@ OPS = {
             {
                 **{f"producer_{name}": value for name, value in _GRID.items()},
                 **{f"consumer_{name}": value for name, value in _GRID.items()},
-                "kernel_size": (_Is, REQUIRED),
-                **_GEOMETRY,
+                "window": (_Is, REQUIRED),
                 "size": (_Is, None),
                 "capacity": (_I, -1),
             },

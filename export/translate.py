@@ -14,6 +14,7 @@ from onnxscript import evaluator, ir, values
 from onnxscript import opset18 as onnx_ops
 
 from sbnet.export import schemas
+from sbnet.ops.lists.pyramid import CONSUMER_NUMBERS
 
 TO_NHWC, TO_NCHW = [0, 2, 3, 1], [0, 3, 1, 2]
 
@@ -109,25 +110,22 @@ def fringe(
     producer_grid: Sequence[Any],
     consumer_size: Sequence[Any],
     consumer_grid: Sequence[Any],
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
+    window: Sequence[int],
     capacity: Any,
 ) -> Any:
+    if not _fixed(window):
+        raise ValueError("sbnet.export: fringe: expected a window of ints, got one that depends on a dynamic dimension")
     attributes: dict[str, Any] = {
         **grid_attributes(producer_grid, "producer_"),
         **grid_attributes(consumer_grid, "consumer_"),
-        "kernel_size": list(kernel_size),
-        "stride": list(stride),
-        "padding": list(padding),
-        "dilation": list(dilation),
+        "window": list(window),
     }
     if isinstance(capacity, int):
         attributes["capacity"] = capacity
-    if _fixed(size):
-        return _node("fringe")(producer_map, consumer_map, **attributes, size=list(size))
-    return _node("fringe")(producer_map, consumer_map, _shape(size), **attributes)
+    sides = [*size, *consumer_size]
+    if _fixed(sides):
+        return _node("fringe")(producer_map, consumer_map, **attributes, size=sides)
+    return _node("fringe")(producer_map, consumer_map, _shape(sides), **attributes)
 
 
 def mask_pyramid(mask: Value, planes: Sequence[Any], tol: float, fringes: Sequence[Any]) -> list[Value]:
@@ -147,7 +145,7 @@ def mask_pyramid(mask: Value, planes: Sequence[Any], tol: float, fringes: Sequen
         inputs.append(_shape(sizes))
     count, at = len(bsizes) // 2 * 4, 0
     while at < len(fringes):
-        count, at = count + 2, at + 2 + 9 * fringes[at + 1]
+        count, at = count + 2, at + 2 + CONSUMER_NUMBERS * fringes[at + 1]
     # values.Op knows no variadic outputs: the node is made by hand, on the list that the exporter's recorder keeps
     recorder: Any = evaluator.default()
     made = [ir.Attr(k, *_typed(v)) for k, v in attributes.items()]

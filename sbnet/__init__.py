@@ -5,7 +5,7 @@ from typing import Any
 
 from sbnet import _library, reference
 from sbnet.active import ActiveBlocks, BlockGrid, Fringe, MaskPyramid
-from sbnet.geometry import conv_output_size, pool_output_size, same_padding
+from sbnet.geometry import Window, conv_output_size, pool_output_size, same_padding
 from sbnet.ops import (
     BlockLayout,
     blocksparse_matmul,
@@ -54,6 +54,7 @@ __all__ = [
     "BlockLayout",
     "Fringe",
     "MaskPyramid",
+    "Window",
     "__version__",
     "blocksparse_matmul",
     "blocksparse_weight_grad",

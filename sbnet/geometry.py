@@ -4,11 +4,54 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 Pair = tuple[int, int]
+
+
+@dataclass(frozen=True, order=True)
+class Window:
+    """Which coordinates of its input a layer reads, along each axis for output o: from floor((o*num + lo) / den) to
+    floor((o*num + hi) / den), every step-th of them, as far as they lie in the plane.
+
+    >>> Window.conv(3, stride=2, padding=1)
+    Window(num=(2, 2), den=(1, 1), lo=(-1, -1), hi=(1, 1), step=(1, 1))
+    """
+
+    num: Pair
+    den: Pair
+    lo: Pair
+    hi: Pair
+    step: Pair
+
+    @classmethod
+    def conv(
+        cls,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1,
+        op: str = "Window.conv",
+    ) -> Window:
+        """Of a convolution or pool. `op` is whom errors name."""
+        k, s, p, d = to_window(op, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation)
+        if min(p) < 0:
+            raise ValueError(f"sbnet::{op}: padding: expected at least 0, got {p}")
+        hi = ((k[0] - 1) * d[0] - p[0], (k[1] - 1) * d[1] - p[1])
+        step = (d[0] if k[0] > 1 else 1, d[1] if k[1] > 1 else 1)
+        return cls(s, (1, 1), (-p[0], -p[1]), hi, step)
+
+    def numbers(self) -> list[int]:
+        """The ten numbers that torch.ops.sbnet.* and ONNX attributes take."""
+        return [*self.num, *self.den, *self.lo, *self.hi, *self.step]
+
+
+def as_window(op: str, window: Any, stride: Any = 1, padding: Any = 0, dilation: Any = 1) -> Window:
+    """A Window as it is, or that of a convolution whose kernel size came in its place."""
+    return window if isinstance(window, Window) else Window.conv(window, stride, padding, dilation, op)
 
 
 def to_pair(value: int | Sequence[int], name: str) -> Pair:

@@ -6,6 +6,7 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
+#include <algorithm>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "core/masked/conv.h"
+#include "core/window.h"
 
 // Raises a RuntimeError in Python: "sbnet::op: argument: what came; what is wanted".
 #define SBNET_TORCH_CHECK(condition, ...)                   \
@@ -141,6 +143,16 @@ inline BlockGrid to_grid(const char* op, const std::vector<int64_t>& v) {
 inline void to_pair(const char* op, const char* argument, const std::vector<int64_t>& v, int32_t out[2]) {
   SBNET_TORCH_CHECK(v.size() == 2, "sbnet::", op, ": ", argument, ": ", v.size(), " numbers; 2 are wanted");
   for (int d = 0; d < 2; ++d) out[d] = to_int32(op, argument, v[d]);
+}
+
+inline Window to_window(const char* op, const std::vector<int64_t>& v) {
+  SBNET_TORCH_CHECK(v.size() == kWindowNumbers, "sbnet::", op, ": window: expected ", kWindowNumbers,
+                    " numbers (num, den, lo, hi, step), got ", v.size());
+  int64_t numbers[kWindowNumbers];
+  std::copy(v.begin(), v.end(), numbers);
+  Window window = {};
+  check(read_window(op, numbers, &window));
+  return window;
 }
 
 // Entries of a block map.

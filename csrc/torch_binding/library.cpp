@@ -3,7 +3,8 @@
 
 #include "torch_binding/common.h"
 
-// `grid` is always bsize, bstride, boffset, bcount (eight numbers). Ops that end in _ write the tensor marked (a!).
+// `grid` is always bsize, bstride, boffset, bcount (eight numbers), `window` num, den, lo, hi, step (ten). Ops that end
+// in _ write the tensor marked (a!).
 STABLE_TORCH_LIBRARY(sbnet, m) {
   m.def(
       "reduce_mask(Tensor mask, SymInt[] grid, float tol, bool avgpool, SymInt capacity) "
@@ -21,8 +22,8 @@ STABLE_TORCH_LIBRARY(sbnet, m) {
   m.def("sparse_fill_(Tensor(a!) x, Tensor block_map, SymInt[] grid, float value) -> ()");
   m.def(
       "fringe(Tensor producer_map, Tensor consumer_map, SymInt[] size, SymInt[] producer_grid, "
-      "SymInt[] consumer_size, SymInt[] consumer_grid, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, "
-      "SymInt[] dilation, SymInt capacity) -> (Tensor pixels, Tensor count)");
+      "SymInt[] consumer_size, SymInt[] consumer_grid, SymInt[] window, SymInt capacity) "
+      "-> (Tensor pixels, Tensor count)");
   m.def("mask_pyramid(Tensor mask, SymInt[] planes, float tol, SymInt[] fringes) -> Tensor[]");
   m.def(
       "sparse_conv2d(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor indices, Tensor count, "

@@ -15,13 +15,13 @@ from typing import Any, get_args
 import torch
 from torch import fx, nn
 
-from sbnet.geometry import Pair, conv_output_size, to_pair
+from sbnet.geometry import Pair, Window, conv_output_size, to_pair
 from sbnet.nn.layers import SparseAvgPool2d, SparseConv2d, SparseMaxPool2d
 
 Layer = SparseConv2d | SparseMaxPool2d | SparseAvgPool2d
 Plane = tuple[int, int, int | Sequence[int]]  # height, width, block size
 Shape = tuple[int, int, int, int]  # N, C, H, W
-Consumer = tuple[int, Pair, Pair, Pair, Pair]  # plane that it writes, kernel size, stride, padding, dilation
+Consumer = tuple[int, Window]  # plane that it writes, what it reads
 
 POINTWISE = ((1, 1), (1, 1), (0, 0), (1, 1))  # the geometry of a layer that reads the pixels it writes
 INPUT = 0  # the network's input is tensor 0; it has no plane, and the caller's buffer
@@ -207,10 +207,10 @@ def _fringes(steps: list[Step], outputs: list[int], inner: set[int]) -> list[tup
     for at, step in enumerate(steps, 1):
         if at in outputs or at in inner:
             continue  # zero everywhere already, or nowhere
-        consumers = {(s.plane, *geometry(s.layer)) for s in steps if s.source == at}
+        consumers = {(s.plane, Window.conv(*geometry(s.layer))) for s in steps if s.source == at}
         # a residual is read at the pixels that are written: others than its own, where blocks are of another size
-        consumers |= {(s.plane, *POINTWISE) for s in steps if s.residual == at}
-        consumers.discard((step.plane, *POINTWISE))
+        consumers |= {(s.plane, Window.conv(*POINTWISE)) for s in steps if s.residual == at}
+        consumers.discard((step.plane, Window.conv(*POINTWISE)))
         if consumers:
             step.fringe = found.setdefault((step.plane, tuple(sorted(consumers))), len(found))
     return list(found)

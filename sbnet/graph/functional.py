@@ -19,8 +19,6 @@ from sbnet.masks.grow import grow
 from sbnet.ops import mask_pyramid, sparse_avg_pool2d, sparse_conv2d, sparse_fill, sparse_max_pool2d
 from sbnet.reference import activate
 
-MOST_PLANES = 16  # of one call of mask_pyramid
-
 
 class PlannedModule(nn.Module):
     """`forward(*inputs, mask)` computes what the plan says under the masked contract; weights are copies.
@@ -44,10 +42,7 @@ class PlannedModule(nn.Module):
         """What the network returns for inputs, the last of which is the mask [N,H,W]."""
         *inputs, mask = args
         mask = grow(mask, self.margin) if self.margin else mask
-        planes = self.plan.planes
-        active: list[ActiveBlocks] = []
-        for at in range(0, len(planes), MOST_PLANES):
-            active += mask_pyramid(mask, planes[at : at + MOST_PLANES]).planes
+        active = mask_pyramid(mask, self.plan.planes).planes
         graph = self.plan.graph
         env: dict[Value, Any] = {v: x for v, x in zip(graph.inputs, inputs, strict=True) if v is not None}
 

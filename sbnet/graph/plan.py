@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sbnet.geometry import Pair, conv_output_size, to_pair
+from sbnet.geometry import Pair, Window, to_pair
 from sbnet.graph.ir import Graph, Node, Value
 
 Plane = tuple[int, int, Pair]  # height, width, block size
-Window = tuple[Pair, Pair, Pair, Pair]  # kernel size, stride, padding, dilation
-POINTWISE: Window = ((1, 1), (1, 1), (0, 0), (1, 1))  # of what reads the pixels that it writes
+POINTWISE = Window.conv(1)  # of what reads the pixels that it writes
 WHOLE = "whole"  # of what may read any pixel
 
 
@@ -83,19 +82,13 @@ def reads(node: Node, value: Value) -> list[Window | str]:
             found.append(POINTWISE)
     if not any(v is value for v in _leaves(node.args)):
         return found
+    options = node.options
     if node.kind == "conv":
-        kernel = node.params["weight"].shape[2:]
-        options = node.options
-        return [*found, ((kernel[0], kernel[1]), options["stride"], options["padding"], options["dilation"])]
+        kernel = tuple(node.params["weight"].shape[2:])
+        return [*found, Window.conv(kernel, options["stride"], options["padding"], options["dilation"])]
     if node.kind in ("max_pool", "avg_pool"):
-        options = node.options
         dilation = options.get("dilation", (1, 1))
-        follows = conv_output_size(
-            value.shape[2:], options["kernel_size"], options["stride"], options["padding"], dilation
-        )
-        if follows != node.output.shape[2:]:  # ceil_mode: windows that reach past the plane
-            return [*found, WHOLE]
-        return [*found, (options["kernel_size"], options["stride"], options["padding"], dilation)]
+        return [*found, Window.conv(options["kernel_size"], options["stride"], options["padding"], dilation)]
     if node.kind in ("pointwise", "pixel"):
         return [*found, POINTWISE]
     return [*found, WHOLE]

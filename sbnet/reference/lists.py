@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sbnet.active import ActiveBlocks, BlockGrid, Fringe, MaskPyramid
-from sbnet.geometry import conv_output_size, to_pair
+from sbnet.geometry import Window, as_window, conv_output_size, to_pair
 
 
 def block_slices(grid: BlockGrid, i: int, j: int, size: Sequence[int]) -> tuple[slice, slice, slice, slice]:
@@ -60,22 +60,22 @@ def fringe(
     active: ActiveBlocks,
     consumer: ActiveBlocks,
     size: Sequence[int],
-    kernel_size: int | Sequence[int],
+    window: Window | int | Sequence[int],
     stride: int | Sequence[int] = 1,
     padding: int | Sequence[int] = 0,
     dilation: int | Sequence[int] = 1,
     capacity: int | None = None,
+    *,
+    consumer_size: Sequence[int] | None = None,
 ) -> Fringe:
-    """A pixel is read iff the gradient of a sum over the consumer's active pixels, all weights one, reaches it."""
+    """A pixel is read iff an active pixel of the consumer reads its row and its column."""
     height, width = to_pair(size, "size")
-    k, s = to_pair(kernel_size, "kernel_size"), to_pair(stride, "stride")
-    p, d = to_pair(padding, "padding"), to_pair(dilation, "dilation")
-    x = torch.zeros(active.batch, 1, height, width, requires_grad=True)
-    with torch.enable_grad():
-        y = F.conv2d(x, torch.ones(1, 1, *k), None, s, p, d)
-        written = consumer.pixel_mask(conv_output_size((height, width), k, s, p, d)).cpu()
-        (reads,) = torch.autograd.grad((y * written).sum(), x)
-    hit = (reads > 0) & ~active.pixel_mask((height, width)).cpu()
+    out = consumer_size or conv_output_size((height, width), window, stride, padding, dilation)  # type: ignore[arg-type]
+    reads = as_window("fringe", window, stride, padding, dilation)
+    rows, columns = (_reads(reads, axis, (height, width)[axis], out[axis]) for axis in range(2))
+    written = consumer.pixel_mask(out).cpu()[:, 0].float()
+    read = torch.einsum("yo,nop,xp->nyx", rows, written, columns) > 0
+    hit = read & ~active.pixel_mask((height, width)).cpu()[:, 0]
     found = hit.flatten().nonzero().flatten().int()
     limit = hit.numel() if capacity is None else capacity
     pixels = torch.full((limit,), -1, dtype=torch.int32)
@@ -83,6 +83,17 @@ def fringe(
     pixels[:count] = found[:count]
     device = active.count.device
     return Fringe(pixels.to(device), torch.tensor([count]).int().to(device))
+
+
+def _reads(window: Window, axis: int, side: int, out: int) -> Tensor:
+    """[side, out] float: does output o read this coordinate?"""
+    found = torch.zeros(side, out)
+    num, den, lo, hi, step = (pair[axis] for pair in (window.num, window.den, window.lo, window.hi, window.step))
+    for o in range(out):
+        for at in range((o * num + lo) // den, (o * num + hi) // den + 1, step):
+            if 0 <= at < side:
+                found[at, o] = 1
+    return found
 
 
 def mask_pyramid(
@@ -102,7 +113,10 @@ def mask_pyramid(
     edges = []
     for k, consumers in fringes:
         size = planes[k][:2]
-        found = [fringe(actives[k], actives[reader], size, *geometry) for reader, *geometry in consumers]
+        found = [
+            fringe(actives[k], actives[reader], size, *geometry, consumer_size=planes[reader][:2])
+            for reader, *geometry in consumers
+        ]
         read = torch.cat([f.pixels[: int(f.count)] for f in found]).unique().int()
         listed = torch.full((len(mask) * size[0] * size[1],), -1, dtype=torch.int32, device=mask.device)
         listed[: len(read)] = read

@@ -7,6 +7,7 @@ import torch.utils._pytree as pytree
 from sbnet import (
     ActiveBlocks,
     BlockGrid,
+    Window,
     conv_output_size,
     fringe,
     mask_pyramid,
@@ -97,6 +98,10 @@ def test_reduce_mask(device, mask, options, pattern):
 PLANES = [(16, 24, 8), (8, 12, 4)]
 
 
+def window(num=1, den=1, lo=0, hi=0, step=1):
+    return Window(*((v, v) for v in (num, den, lo, hi, step)))
+
+
 @pytest.mark.parametrize(
     ("mask", "planes", "fringes", "pattern"),
     [
@@ -111,7 +116,6 @@ PLANES = [(16, 24, 8), (8, 12, 4)]
         (zeros(1, 16, 24), [(0, 24, 8)], (), "planes: plane 0 of 0x24"),
         (zeros(1, 16, 24), [(2**30, 24, 8)], (), "planes: plane 0 of 1073741824x24"),
         (zeros(1, 16, 24), [(2**16, 2**16, 2**10)], (), "less than 2\\^31 pixels"),
-        (zeros(1, 16, 24), PLANES * 9, (), "planes: 72 numbers"),
         (zeros(1, 16, 24), PLANES, 3, "fringes: int"),
         (zeros(1, 16, 24), PLANES, [3], r"fringes\[0\]: 3"),
         (zeros(1, 16, 24), PLANES, [(2, [(0, 3)])], r"fringes\[0\]: plane 2; an index"),
@@ -121,12 +125,18 @@ PLANES = [(16, 24, 8), (8, 12, 4)]
         (zeros(1, 16, 24), PLANES, [(0, [(0, None)])], "kernel_size"),
         (zeros(1, 16, 24), PLANES, [(0, [(0, (3, 3, 3))])], "kernel_size"),
         (zeros(1, 16, 24), PLANES, [(0, [])], "fringes: fringe 0 is cut short"),
-        (zeros(1, 16, 24), PLANES, [(0, [(0, 3)])], "consumer: output side 16 does not follow"),
         (zeros(1, 16, 24), PLANES, [(0, [(0, 0, 1, 1)])], "kernel_size"),
-        (zeros(1, 16, 24), PLANES, [(0, [(0, 3, 1, -1)])], "-1; 0 to 2"),
-        (zeros(1, 16, 24), PLANES, [(0, [(0, 3, 2**31, 1)])], "2147483648; 0 to 2"),
-        (zeros(1, 16, 24), PLANES, [(0, [(0, 3, 1, 1)])] * 21, "at most 20 fringes"),
-        (zeros(1, 16, 24), PLANES, [(0, [(0, 3, 1, 1)] * 33)], "32 consumers"),
+        (zeros(1, 16, 24), PLANES, [(0, [(0, 3, 1, -1)])], "padding"),
+        (zeros(1, 16, 24), PLANES, [(0, [(0, 3, 2**31, 1)])], "window: expected numbers of 32 bits, got 2147483648"),
+        (zeros(1, 16, 24), PLANES, [(0, [(0, 3, 1, 1)] * 65537)], "at most 65536 consumers"),
+        (zeros(1, 16, 24), PLANES * 32769, (), "at most 65536 planes"),
+        (zeros(1, 16, 24), PLANES, [(0, [(0, window(num=0))])], "num, den, step: expected at least 1"),
+        (zeros(1, 16, 24), PLANES, [(0, [(0, window(den=-1))])], "num, den, step: expected at least 1"),
+        (zeros(1, 16, 24), PLANES, [(0, [(0, window(hi=-1))])], "expected lo of at most hi"),
+        (zeros(1, 16, 24), PLANES, [(0, [(0, window(den=2, step=2))])], "expected a step of 1"),
+        (zeros(1, 16, 24), PLANES, [(0, [(0, window(hi=2**30))])], "a reach of at most 2"),
+        (zeros(1, 16, 24), PLANES, [(0, [(0, window(num=2**28))])], "coordinates below 2"),
+        (zeros(1, 16, 24), PLANES, [(0, [(0, window(den=2**28))])], "coordinates below 2"),
     ],
 )
 def test_mask_pyramid(device, mask, planes, fringes, pattern):
@@ -142,8 +152,8 @@ def test_mask_pyramid(device, mask, planes, fringes, pattern):
         ([16, 24, 8, 8], [0]),
         ([16, 24, 8, 8], [0, 1, 0, 3]),
         ([16, 24, 8, 8], [0, 2**40]),
-        ([16, 24, 8, 8], [5, 1, 0, 3, 3, 1, 1, 1, 1, 1, 1]),
-        ([16, 24, 8, 8], [0, 1, 5, 3, 3, 1, 1, 1, 1, 1, 1]),
+        ([16, 24, 8, 8], [5, 1, 0, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1]),
+        ([16, 24, 8, 8], [0, 1, 5, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1]),
     ],
 )
 def test_raw_pyramid(device, planes, fringes):

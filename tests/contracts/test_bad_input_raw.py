@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from sbnet import Window
 from support.helpers import random_active, run_python
 from support.refusals import GRID, OPS, refused, zeros
 
@@ -44,10 +45,7 @@ def test_raw_capacities(device, value):
             g,
             [16, 24],
             g,
-            [3, 3],
-            [1, 1],
-            [1, 1],
-            [1, 1],
+            Window.conv(3, 1, 1).numbers(),
             value,
         )
         refused("fringe.*capacity", OPS.fringe, *arguments)
@@ -80,10 +78,15 @@ def test_raw_convolutions(device, name, value):
         None,
         None,
     )
-    if len(value) == 2 or name != "dilation":
-        g = active.grid.numbers()
-        arguments = (active.block_map, active.block_map, [16, 24], g, [16, 24], g, [3, 3], *geometry.values(), 100)
-        refused("fringe", OPS.fringe, *arguments)
+
+
+@pytest.mark.parametrize(
+    "numbers", [[], [1] * 9, [1] * 11, *([*[1] * k, v, *[1] * (9 - k)] for k in range(10) for v in HUGE[:3])], ids=str
+)
+def test_raw_windows(device, numbers):
+    active, g = random_active(GRID, 2, 0.5, device), GRID.numbers()
+    call = active.block_map, active.block_map, [16, 24], g, [16, 24], g, numbers, 100
+    refused("fringe: window", OPS.fringe, *call)
 
 
 def test_raw_activation_and_fringe(device):

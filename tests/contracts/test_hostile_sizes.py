@@ -37,7 +37,7 @@ def test_a_fringe_whose_block_map_overflows(device):
     grid, plane, one = [1, 1, 1, 1, 0, 0, *COUNTS], list(COUNTS), [1, 1]
     wrapped = int32(IMAGES, 1, 1, device=device)
     for maps in ((wrapped, wrapped), (int32(IMAGES, 1, WRAPPED, device=device),) * 2):
-        call = *maps, plane, grid, plane, grid, one, one, [0, 0], one, 4
+        call = *maps, plane, grid, plane, grid, [*one, *one, 0, 0, 0, 0, *one], 4
         refused("fringe: .*", OPS.fringe, *call)
 
 
@@ -174,7 +174,7 @@ def test_meta_tensors_and_zeros():
     refused("pack_conv_weight: groups: 3", sbnet.pack_conv_weight, weight, 3)
     for planes in ([16, 24, 0, 8], [16, 24, 8, 0], [0, 24, 8, 8], [16, 24, 8]):
         refused("mask_pyramid: planes: ", OPS.mask_pyramid, x[:, 0], planes, 0.5, [])
-    for fringes in ([0], [0, 0], [1, 1, *[1] * 9], [-1, 1, *[1] * 9]):
+    for fringes in ([0], [0, 0], [1, 1, *[1] * 11], [-1, 1, *[1] * 11]):
         refused("mask_pyramid: fringes: ", OPS.mask_pyramid, x[:, 0], [16, 24, 8, 8], 0.5, fringes)
 
 

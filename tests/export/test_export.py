@@ -371,8 +371,7 @@ def test_bottlenecks_among_convolutions(device, tmp_path):
 
 @pytest.mark.parametrize("ceil_mode", [False, True])
 def test_pools_among_convolutions(device, ceil_mode, tmp_path):
-    """A pool reads a halo of its input and is read with one: fringes, no fills, but before a ceil_mode pool, whose last
-    windows no fringe describes."""
+    """A pool reads a halo of its input and is read with one: fringes, no fills."""
 
     class Module(nn.Module):
         def __init__(self):
@@ -397,8 +396,8 @@ def test_pools_among_convolutions(device, ceil_mode, tmp_path):
 
     module = Module().to(device)
     path = export.to_onnx(module, inputs(0.99), tmp_path / "m.onnx")
-    assert ops_of(path).count("fringe") == (1 if ceil_mode else 2)  # both tensors of the coarse plane share one
-    assert attributes_of(path, "sparse_conv2d", "zero_outside") == [int(ceil_mode), 1]
+    assert ops_of(path).count("fringe") == 2  # both tensors of the coarse plane share one
+    assert attributes_of(path, "sparse_conv2d", "zero_outside") == [0, 1]
     assert attributes_of(path, "sparse_max_pool2d", "zero_outside") == [0]
     assert attributes_of(path, "sparse_avg_pool2d", "zero_outside") == [0]
     s = export.session(path, [PROVIDER[device]])
@@ -425,20 +424,17 @@ class TwoPlanes(nn.Module):
         return sbnet.sparse_conv2d(y, short, None, coarse, stride=2, residual=z)
 
 
-@pytest.mark.parametrize("room", [20, 0])
-def test_fringes_of_a_pyramid_are_listed_by_it(device, room, tmp_path, monkeypatch):
-    """One node lists all blocks and fringes; without room the one that has a form of its own is a node, the union of
-    two readers is not: that tensor is filled."""
-    monkeypatch.setattr(export.pyramid, "MOST_FRINGES", room)
+def test_fringes_of_a_pyramid_are_listed_by_it(device, tmp_path):
+    """One node lists all blocks and fringes, the union of two readers too."""
     size = (37, 50)
     module = TwoPlanes(size).to(device)
     x = tensor((2, 8, *size), torch.float32, device).to(memory_format=torch.channels_last)
     mask = torch.rand(2, *size, device=device) > 0.995
     path = export.to_onnx(module, (x, mask), tmp_path / "m.onnx")
     assert ops_of(path).count("mask_pyramid") == 1
-    assert ops_of(path).count("fringe") == (0 if room else 1)
+    assert ops_of(path).count("fringe") == 0
     filled = [bool(z) for z in attributes_of(path, "sparse_conv2d", "zero_outside")]
-    assert filled == [False, not room, False, True]
+    assert filled == [False, False, False, True]
     s = export.session(path, [PROVIDER[device]])
     for threshold in (-1.0, 0.995, 0.9, 2.0, 0.99):  # what a run leaves behind must not show in the next one
         inputs = x, torch.rand(2, *size, device=device) > threshold

@@ -147,14 +147,14 @@ def test_fringe(device):
         consumer = random_active(BlockGrid.cover(out, 5), 2, 0.3, device)
         want = sbnet.fringe(active, consumer, (23, 31), k, s, p, d)
         attributes = {"producer_bsize": [4, 6], "consumer_bsize": [5, 5]}
-        attributes |= {"kernel_size": k, "stride": s, "padding": p, "dilation": d}
+        attributes["window"] = sbnet.Window.conv(k, s, p, d).numbers()
         maps = [active.block_map, consumer.block_map]
-        static = Node("fringe", maps, {**attributes, "size": [23, 31]}).run(device)
-        dynamic = Node("fringe", [*maps, torch.tensor([23, 31])], attributes)
+        static = Node("fringe", maps, {**attributes, "size": [23, 31, *out]}).run(device)
+        dynamic = Node("fringe", [*maps, torch.tensor([23, 31, *out])], attributes)
         for got in (static, dynamic.run(device, dynamic=True)) if device == "cpu" else (static,):
             assert_bitwise(got[0], want.pixels)
             assert_bitwise(got[1], want.count)
-        cut = Node("fringe", maps, {**attributes, "size": [23, 31], "capacity": 5}).run(device)
+        cut = Node("fringe", maps, {**attributes, "size": [23, 31, *out], "capacity": 5}).run(device)
         assert_bitwise(cut[0], want.pixels[:5])
 
 
@@ -358,7 +358,8 @@ def two_convs(element_type=TensorProto.FLOAT):
     """mask -> blocks -> conv, fringe -> conv -> fill, of any batch, height and width."""
     nodes = [
         helper.make_node("reduce_mask", ["mask"], ["i", "c", "t", "b"], domain="sbnet", bsize=[8, 8]),
-        helper.make_node("Shape", ["x"], ["size"], start=1, end=3),
+        helper.make_node("Shape", ["x"], ["plane"], start=1, end=3),
+        helper.make_node("Concat", ["plane", "plane"], ["size"], axis=0),
         helper.make_node(
             "fringe",
             ["b", "b", "size"],
@@ -366,8 +367,7 @@ def two_convs(element_type=TensorProto.FLOAT):
             domain="sbnet",
             producer_bsize=[8, 8],
             consumer_bsize=[8, 8],
-            kernel_size=[3, 3],
-            padding=[1, 1],
+            window=sbnet.Window.conv(3, 1, 1).numbers(),
         ),
         helper.make_node(
             "sparse_conv2d",
@@ -514,8 +514,11 @@ MALFORMED = {
     "other bcount": (lambda: broken("sparse_gather", bcount=[5, 5]), r"block_map: .*is wanted"),
     "overlap without add": (lambda: broken("sparse_scatter", add=0, bstride=[2, 2]), r"overlap"),
     "size missing": (lambda: broken("fringe", drop=["size"]), r"size: missing"),
-    "other size": (lambda: broken("fringe", size=[40, 40]), r"producer_map: .*is wanted"),
-    "kernel too large": (lambda: broken("fringe", kernel_size=[50, 3]), r"does not follow|is wanted"),
+    "other size": (lambda: broken("fringe", size=[40, 40, 40, 40]), r"producer_map: .*is wanted"),
+    "three sizes": (lambda: broken("fringe", size=[12, 15, 12]), r"size: expected height and width.*got 3"),
+    "size 0": (lambda: broken("fringe", size=[12, 15, 0, 15]), r"size: expected 1 to 2\^29, got 0"),
+    "window of five": (lambda: broken("fringe", window=[1] * 5), r"window: expected 10 numbers .*got 5"),
+    "window too far": (lambda: broken("fringe", window=[1, 1, 1, 1, 0, 0, 1 << 30, 0, 1, 1]), r"window: lo, hi"),
     "rank of x": (lambda: with_input("sparse_conv2d", 0, torch.zeros(2, 12, 15)), r"x: .*dimensions; 4"),
     "channels": (lambda: with_input("sparse_conv2d", 1, torch.zeros(8, 3, 3, 5)), r"weight: 5 input channels"),
     "kernel beyond x": (lambda: with_input("sparse_conv2d", 1, torch.zeros(8, 33, 3, 8)), r"kernel's reach"),

@@ -48,8 +48,8 @@ def network_numbers(size: tuple[int, int]) -> tuple[list[int], list[int], list[i
     numbers = []
     for plane, consumers in fringes:
         numbers += [plane, len(consumers)]
-        for at, *pairs in consumers:
-            numbers += [at, *(v for pair in pairs for v in pair)]
+        for at, window in consumers:
+            numbers += [at, *window.numbers()]
     return [b for *_, b in planes for b in (b, b)], [v for h, w, _ in planes for v in (h, w)], numbers
 
 
@@ -85,7 +85,7 @@ def fringe_heads(numbers: list[int]):
     at = 0
     while at < len(numbers):
         yield numbers[at]
-        at += 2 + 9 * numbers[at + 1]
+        at += 2 + 11 * numbers[at + 1]
 
 
 def test_bound_memory_that_moved_is_noticed():

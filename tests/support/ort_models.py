@@ -115,7 +115,7 @@ def samples(device: str = "cpu") -> dict[str, Node]:
     bias, like = tensor((8,), torch.float32, device), tensor((2, 12, 15, 8), torch.float32, device)
     blocks = tensor((active.capacity, 4, 4, 8), torch.float32, device)
     mask = torch.rand(2, 12, 15, device=device) > 0.9
-    maps = {"producer_bsize": [4, 4], "consumer_bsize": [4, 4], "kernel_size": [3, 3], "padding": [1, 1]}
+    maps = {"producer_bsize": [4, 4], "consumer_bsize": [4, 4], "window": sbnet.Window.conv(3, 1, 1).numbers()}
     layout = BlockLayout(torch.rand(4, 3) < 0.6, 8, in_features=29, out_features=21)
     matrix, gates = tensor((2, 5, 29), torch.float32, device), torch.rand(layout.blocks, device=device)
     blocks_of_weights = tensor(layout.weight_shape, torch.float32, device)
@@ -125,7 +125,7 @@ def samples(device: str = "cpu") -> dict[str, Node]:
         Node("sparse_gather", [x, *lists], {**grid_attributes(grid), "transpose": 1, "zero_tail": 1}),
         Node("sparse_scatter", [blocks, *lists, x], {**grid_attributes(grid), "add": 1, "atomic": 0, "transpose": 0}),
         Node("sparse_fill", [x, active.block_map], {"bsize": [4, 4], "value": 2.5}),
-        Node("fringe", [active.block_map, active.block_map], {**maps, "size": [12, 15], "capacity": 40}),
+        Node("fringe", [active.block_map, active.block_map], {**maps, "size": [12, 15, 12, 15], "capacity": 40}),
         Node(
             "mask_pyramid",
             [mask],
@@ -133,7 +133,7 @@ def samples(device: str = "cpu") -> dict[str, Node]:
                 "bsizes": [4, 4, 4, 2],
                 "sizes": [12, 15, 6, 8],
                 "tol": 0.5,
-                "fringes": [0, 2, 0, 3, 3, 1, 1, 1, 1, 1, 1, 1, 3, 3, 2, 2, 1, 1, 1, 1],
+                "fringes": [0, 2, *(v for k in (1, 2) for v in (k - 1, *sbnet.Window.conv(3, k, 1).numbers()))],
             },
         ),
         Node(

@@ -16,24 +16,6 @@ Status check_listable(const char* op, int64_t batch, int64_t height, int64_t wid
   return ok_status();
 }
 
-Status check_window(const char* op, const Window& w, const int64_t in_size[2], const int64_t out_size[2]) {
-  for (int d = 0; d < 2; ++d) {
-    SBNET_CHECK(w.kernel[d] >= 1 && w.stride[d] >= 1 && w.dilation[d] >= 1 && w.padding[d] >= 0,
-                "%s: kernel_size, stride, dilation, padding: %d, %d, %d, %d; at least 1, 1, 1, 0 is wanted", op,
-                w.kernel[d], w.stride[d], w.dilation[d], w.padding[d]);
-    SBNET_CHECK(int64_t{w.kernel[d]} * w.dilation[d] <= (1 << 29) && w.padding[d] <= (1 << 29),
-                "%s: kernel_size, dilation, padding: %d, %d, %d; a reach of at most 2^29 is wanted", op, w.kernel[d],
-                w.dilation[d], w.padding[d]);
-    const int64_t reach = in_size[d] + 2 * int64_t{w.padding[d]} - int64_t{w.dilation[d]} * (w.kernel[d] - 1) - 1;
-    SBNET_CHECK(reach >= 0 && out_size[d] == reach / w.stride[d] + 1,
-                "%s: consumer: output side %lld does not follow from input side %lld, kernel_size %d, stride %d, "
-                "padding %d, dilation %d",
-                op, static_cast<long long>(out_size[d]), static_cast<long long>(in_size[d]), w.kernel[d], w.stride[d],
-                w.padding[d], w.dilation[d]);
-  }
-  return ok_status();
-}
-
 Status validate(const FringeParams& p) {
   constexpr const char* kOp = "fringe";
   SBNET_TRY(check_listable(kOp, p.batch, p.height, p.width));

@@ -3,15 +3,9 @@
 //
 // All devices work on words of 32 pixels of a row, bit k for pixel x0 + k: a block settles up to 32 pixels at once.
 #pragma once
-#include "core/fastdiv.h"
-#include "core/types.h"
+#include "core/window.h"
 
 namespace sbnet {
-
-// How a layer reads its input: output o reads coordinates o*stride - padding + tap*dilation.
-struct Window {
-  int32_t kernel[2], stride[2], padding[2], dilation[2];
-};
 
 struct FringeParams {
   ActiveView producer;            // tiling grid of the tensor's own plane; needs block_map
@@ -28,8 +22,6 @@ SBNET_EXPORT Status validate(const FringeParams& p);
 
 // Can a plane of `batch` images be listed by pixel?
 Status check_listable(const char* op, int64_t batch, int64_t height, int64_t width);
-// Does an in_size plane read through this window give an out_size plane?
-Status check_window(const char* op, const Window& w, const int64_t in_size[2], const int64_t out_size[2]);
 
 // A plane and its tiling grid.
 struct TiledPlane {
@@ -45,23 +37,6 @@ struct TiledPlane {
   }
   SBNET_HOST_DEVICE int side(int d) const { return static_cast<int>(block[d].divisor); }
   SBNET_HOST_DEVICE int words() const { return (size[1] + 31) / 32; }  // of a row of pixels
-};
-
-// A Window as the functions below take it.
-struct Reader {
-  int32_t kernel[2], padding[2], dilation[2];
-  FastDiv stride[2];
-  Reader() = default;
-  explicit Reader(const Window& w) {
-    for (int d = 0; d < 2; ++d) {
-      kernel[d] = w.kernel[d], padding[d] = w.padding[d], dilation[d] = w.dilation[d];
-      stride[d] = FastDiv(w.stride[d]);
-    }
-  }
-  // Do neighbouring outputs read neighbouring or common coordinates, all of them?
-  SBNET_HOST_DEVICE bool without_gaps(int d) const {
-    return kernel[d] >= static_cast<int>(stride[d].divisor) && (dilation[d] == 1 || kernel[d] == 1);
-  }
 };
 
 // The active blocks of one image: bit k of (i, j, n) is block (i, j + k), k < n <= 32.
@@ -83,7 +58,6 @@ SBNET_HOST_DEVICE inline int lowest_bit(uint32_t bits) {
   return __builtin_ctz(bits);
 #endif
 }
-SBNET_HOST_DEVICE inline int lesser(int a, int b) { return a < b ? a : b; }
 
 // Bits [first, last) of a word; both ends may lie outside.
 SBNET_HOST_DEVICE inline uint32_t bit_range(int first, int last) {
@@ -108,16 +82,23 @@ SBNET_HOST_DEVICE uint32_t unwritten(const TiledPlane& plane, const Active& acti
 
 // The columns of a word that block column j of the consumer's plane reads.
 SBNET_HOST_DEVICE inline uint32_t columns_read(const TiledPlane& out, const Reader& r, int j, int x0) {
-  const int stride = static_cast<int>(r.stride[1].divisor), first = j * out.side(1);
-  const int last = lesser(first + out.side(1), out.size[1]) - 1;
-  const int begin = first * stride - r.padding[1] - x0, end = last * stride - r.padding[1] - x0;
-  if (r.without_gaps(1)) return bit_range(begin, end + r.kernel[1]);
+  const int first = j * out.side(1), last = lesser(first + out.side(1), out.size[1]) - 1;
+  if (r.without_gaps(1)) return bit_range(r.first_read(1, first) - x0, r.last_read(1, last) + 1 - x0);
   uint32_t bits = 0;
-  for (int tap = 0; tap < r.kernel[1]; ++tap) {
-    int64_t at = begin + tap * r.dilation[1];
+  if (r.dense(1)) {
+    const int end = lesser(last, r.last_reader(1, x0 + 31));
+    for (int o = greater(first, r.first_reader(1, x0)); o <= end; ++o)
+      bits |= bit_range(r.first_read(1, o) - x0, r.last_read(1, o) + 1 - x0);
+    return bits;
+  }
+  // Steps, of which den is 1: tap after tap, those that reach the word.
+  const int begin = r.first_read(1, first) - x0, end = r.first_read(1, last) - x0, scale = r.scale(1);
+  const int taps = static_cast<int>(r.step[1].quotient(static_cast<uint32_t>(r.hi[1] - r.lo[1])));
+  for (int tap = end >= 0 ? 0 : floor_quotient(r.step[1], -end - 1) + 1; tap <= taps; ++tap) {
+    int at = begin + tap * r.stride(1);
     if (at >= 32) break;
-    if (at < 0) at += (-at + stride - 1) / stride * stride;
-    for (; at < 32 && at <= end + tap * r.dilation[1]; at += stride) bits |= 1u << at;
+    if (at < 0) at += (floor_quotient(r.num[1], -at - 1) + 1) * scale;
+    for (; at < 32 && at <= end + tap * r.stride(1); at += scale) bits |= 1u << at;
   }
   return bits;
 }
@@ -126,26 +107,26 @@ SBNET_HOST_DEVICE inline uint32_t columns_read(const TiledPlane& out, const Read
 template <class Active>
 SBNET_HOST_DEVICE uint32_t blocks_reading_row(const TiledPlane& out, const Reader& r, const Active& active, int y,
                                               int j0, int n) {
-  const int reach = y + r.padding[0];
-  if (r.without_gaps(0)) {
-    const int low = reach - r.kernel[0] + 1;
-    const int first = low > 0 ? static_cast<int>(r.stride[0].quotient(low - 1)) + 1 : 0;
-    const int last = lesser(static_cast<int>(r.stride[0].quotient(reach)), out.size[0] - 1);
-    if (first > last) return 0;
+  const int first = greater(r.first_reader(0, y), 0), last = lesser(r.last_reader(0, y), out.size[0] - 1);
+  if (first > last) return 0;
+  if (r.dense(0)) {
     const int top = static_cast<int>(out.block[0].quotient(first));
     const int bottom = static_cast<int>(out.block[0].quotient(last));
     uint32_t found = active(top, j0, n) | active(bottom, j0, n);
     for (int i = top + 1; i < bottom; ++i) found |= active(i, j0, n);
     return found;
   }
+  // Steps, of which den is 1: the taps whose output lies in the plane.
   uint32_t found = 0;
   int previous = -1;
-  for (int tap = 0; tap < r.kernel[0]; ++tap) {
-    const int t = reach - tap * r.dilation[0];
+  const int taps = static_cast<int>(r.step[0].quotient(static_cast<uint32_t>(r.hi[0] - r.lo[0])));
+  const int reach = y - r.lo[0], beyond = reach - (out.size[0] - 1) * r.scale(0);
+  for (int tap = beyond <= 0 ? 0 : floor_quotient(r.step[0], beyond - 1) + 1; tap <= taps; ++tap) {
+    const int t = reach - tap * r.stride(0);
     if (t < 0) break;
     uint32_t o, rest;
-    r.stride[0].divmod(t, &o, &rest);
-    if (rest || static_cast<int>(o) >= out.size[0]) continue;
+    r.num[0].divmod(static_cast<uint32_t>(t), &o, &rest);
+    if (rest) continue;
     const int i = static_cast<int>(out.block[0].quotient(o));
     if (i != previous) found |= active(i, j0, n);
     previous = i;
@@ -158,9 +139,9 @@ template <class Active>
 SBNET_HOST_DEVICE uint32_t read_by(const TiledPlane& out, const Reader& r, const Active& active, int y, int x0,
                                    uint32_t wanted) {
   if (!wanted) return 0;
-  const int high = x0 + 31 + r.padding[1], low = x0 + r.padding[1] - (r.kernel[1] - 1) * r.dilation[1];
-  const int first = low > 0 ? static_cast<int>(out.block[1].quotient(r.stride[1].quotient(low))) : 0;
-  const int last = lesser(static_cast<int>(out.block[1].quotient(r.stride[1].quotient(high))), out.count[1] - 1);
+  const int high = lesser(r.last_reader(1, x0 + 31), out.size[1] - 1), low = greater(r.first_reader(1, x0), 0);
+  if (low > high) return 0;
+  const int first = static_cast<int>(out.block[1].quotient(low)), last = static_cast<int>(out.block[1].quotient(high));
   uint32_t found = 0;
   for (int j0 = first; j0 <= last; j0 += 32) {
     uint32_t readers = blocks_reading_row(out, r, active, y, j0, lesser(last - j0 + 1, 32));

@@ -18,18 +18,33 @@ int greatest_common_divisor(int a, int b) {
   return a;
 }
 
-bool fits(int64_t v) { return v >= 0 && v <= INT32_MAX; }
+constexpr int64_t kMost = 1 << 16;  // planes, fringes, consumers: more is a mistake
 
 }  // namespace
 
-Status read_pyramid(PyramidParams* p, const int64_t* planes, int64_t plane_numbers, const int64_t* fringes,
-                    int64_t fringe_numbers) {
-  SBNET_CHECK(plane_numbers % 4 == 0 && plane_numbers / 4 <= kMaxPyramidPlanes,
-              "%s: planes: %lld numbers; four a plane and at most %d planes are wanted", kOp,
-              static_cast<long long>(plane_numbers), kMaxPyramidPlanes);
-  p->planes = static_cast<int32_t>(plane_numbers / 4);
+Status count_pyramid(const PyramidNumbers& n, int64_t* planes, int64_t* fringes, int64_t* consumers) {
+  *planes = n.plane_numbers / 4, *fringes = *consumers = 0;
+  SBNET_CHECK(n.plane_numbers % 4 == 0 && *planes <= kMost,
+              "%s: planes: expected four numbers a plane and at most %lld planes, got %lld numbers", kOp,
+              static_cast<long long>(kMost), static_cast<long long>(n.plane_numbers));
+  constexpr int64_t kNumbers = 1 + kWindowNumbers;  // of a consumer
+  for (int64_t at = 0; at < n.fringe_numbers; at += 2 + kNumbers * n.fringes[at + 1], ++*fringes) {
+    const int64_t left = n.fringe_numbers - at - 2;
+    SBNET_CHECK(left >= 0 && n.fringes[at + 1] >= 1 && n.fringes[at + 1] <= left / kNumbers,
+                "%s: fringes: fringe %lld is cut short: expected a plane, the number of consumers (at least 1) and "
+                "eleven numbers for each of them",
+                kOp, static_cast<long long>(*fringes));
+    *consumers += n.fringes[at + 1];
+    SBNET_CHECK(*consumers <= kMost, "%s: fringes: expected at most %lld consumers, got more", kOp,
+                static_cast<long long>(kMost));
+  }
+  return ok_status();
+}
+
+Status read_pyramid(const PyramidNumbers& n, PyramidParams* p) {
+  p->planes = static_cast<int32_t>(n.plane_numbers / 4);
   for (int k = 0; k < p->planes; ++k) {
-    const int64_t* v = planes + 4 * k;
+    const int64_t* v = n.planes + 4 * k;
     SBNET_CHECK(v[0] >= 1 && v[1] >= 1 && v[2] >= 1 && v[3] >= 1 && v[0] <= (1 << 29) && v[1] <= (1 << 29) &&
                     v[2] <= (1 << 29) && v[3] <= (1 << 29),
                 "%s: planes: plane %d of %lldx%lld pixels in blocks of %lldx%lld; 1 to 2^29 is wanted", kOp, k,
@@ -38,33 +53,27 @@ Status read_pyramid(PyramidParams* p, const int64_t* planes, int64_t plane_numbe
     const int32_t block[2] = {static_cast<int32_t>(v[2]), static_cast<int32_t>(v[3])};
     p->plane[k].tiles = TiledPlane(v[0], v[1], block);
   }
+  const auto plane_index = [&](int64_t plane) {
+    SBNET_CHECK(plane >= 0 && plane < p->planes, "%s: fringes: fringe %d: expected one of the %d planes, got %lld", kOp,
+                p->fringes, p->planes, static_cast<long long>(plane));
+    return ok_status();
+  };
   p->fringes = 0;
   int consumers = 0;
-  for (int64_t at = 0; at < fringe_numbers; ++p->fringes) {
-    SBNET_CHECK(fringe_numbers - at >= 2 && fringes[at + 1] >= 1 && fringes[at + 1] <= (fringe_numbers - at - 2) / 9,
-                "%s: fringes: fringe %d is cut short; a plane, the number of consumers (at least 1) and nine numbers "
-                "for each of them are wanted",
-                kOp, p->fringes);
-    SBNET_CHECK(p->fringes < kMaxPyramidFringes && consumers + fringes[at + 1] <= kMaxPyramidConsumers,
-                "%s: fringes: at most %d fringes with %d consumers in all are wanted", kOp, kMaxPyramidFringes,
-                kMaxPyramidConsumers);
+  for (int64_t at = 0; at < n.fringe_numbers; ++p->fringes) {
     PyramidFringe& f = p->fringe[p->fringes];
-    f.consumers = static_cast<int32_t>(fringes[at + 1]);
+    SBNET_TRY(plane_index(n.fringes[at]));
+    f.plane = static_cast<int32_t>(n.fringes[at]);
+    f.consumers = static_cast<int32_t>(n.fringes[at + 1]);
     f.first_consumer = consumers;
-    for (int64_t k = 0; k < 2 + int64_t{9} * f.consumers; ++k)
-      SBNET_CHECK(fits(fringes[at + k]), "%s: fringes: fringe %d: %lld; 0 to 2^31 - 1 is wanted", kOp, p->fringes,
-                  static_cast<long long>(fringes[at + k]));
-    f.plane = static_cast<int32_t>(fringes[at]);
     at += 2;
-    for (int r = 0; r < f.consumers; ++r, at += 9) {
+    for (int r = 0; r < f.consumers; ++r, at += 1 + kWindowNumbers) {
       PyramidConsumer& consumer = p->consumer[consumers++];
-      consumer.plane = static_cast<int32_t>(fringes[at]);
-      for (int d = 0; d < 2; ++d) {
-        consumer.window.kernel[d] = static_cast<int32_t>(fringes[at + 1 + d]);
-        consumer.window.stride[d] = static_cast<int32_t>(fringes[at + 3 + d]);
-        consumer.window.padding[d] = static_cast<int32_t>(fringes[at + 5 + d]);
-        consumer.window.dilation[d] = static_cast<int32_t>(fringes[at + 7 + d]);
-      }
+      SBNET_TRY(plane_index(n.fringes[at]));
+      consumer.plane = static_cast<int32_t>(n.fringes[at]);
+      int64_t numbers[kWindowNumbers];
+      for (int k = 0; k < kWindowNumbers; ++k) numbers[k] = n.fringes[at + 1 + k];
+      SBNET_TRY(read_window(kOp, numbers, &consumer.window));
     }
   }
   return ok_status();
@@ -83,11 +92,6 @@ Status validate(const PyramidParams& p) {
   }
   for (int k = 0; k < p.fringes; ++k) {
     const PyramidFringe& f = p.fringe[k];
-    for (int r = -1; r < f.consumers; ++r) {
-      const int plane = r < 0 ? f.plane : p.consumer[f.first_consumer + r].plane;
-      SBNET_CHECK(plane >= 0 && plane < p.planes, "%s: fringes: fringe %d: plane %d; one of the %d planes is wanted",
-                  kOp, k, plane, p.planes);
-    }
     const TiledPlane& own = p.plane[f.plane].tiles;
     const int64_t size[2] = {own.size[0], own.size[1]};
     for (int r = 0; r < f.consumers; ++r) {
@@ -98,6 +102,12 @@ Status validate(const PyramidParams& p) {
     }
   }
   return ok_status();
+}
+
+int64_t pyramid_table_words(const PyramidParams& p) {
+  int64_t entries = p.planes + int64_t{2} * p.fringes + 4;
+  for (int k = 0; k < p.fringes; ++k) entries += p.fringe[k].consumers;
+  return entries * kPyramidTableEntry / 4;
 }
 
 int pyramid_strip(const PyramidParams& p) {
@@ -120,7 +130,7 @@ int pyramid_strip(const PyramidParams& p) {
 }  // namespace sbnet
 
 // CPU: a byte for each column of a strip and for each block, then the words of one fringe after the other. CUDA: the
-// same as words of bits, and a count for each 32 words of a fringe.
+// same as words of bits, a count for each 32 words of a fringe, and the tables.
 int64_t sbnet_mask_pyramid_workspace_bytes(const sbnet::PyramidParams* p) {
   const int64_t strip = sbnet::pyramid_strip(*p), strips = p->size[0] * ((p->size[1] + strip - 1) / strip);
   int64_t words = strips * ((p->size[2] + 31) / 32) * 8;
@@ -133,5 +143,5 @@ int64_t sbnet_mask_pyramid_workspace_bytes(const sbnet::PyramidParams* p) {
     const int64_t own = p->size[0] * t.size[0] * t.words();
     words += own + own / 32 + 1;
   }
-  return words * 4;
+  return (words + sbnet::pyramid_table_words(*p)) * 4;
 }

@@ -2,11 +2,11 @@
 // contract. A block of an H x W plane is active iff the mask, max-pooled adaptively to H x W, is set in one of its
 // pixels: iff a pixel above tol lies in one rectangle of the mask (pyramid_span).
 #pragma once
+#include <vector>
+
 #include "core/lists/fringe.h"
 
 namespace sbnet {
-
-constexpr int kMaxPyramidPlanes = 16, kMaxPyramidFringes = 20, kMaxPyramidConsumers = 32;
 
 struct PyramidPlane {
   TiledPlane tiles;
@@ -34,20 +34,47 @@ struct PyramidParams {
   int64_t size[3], stride[3];
   double tol;  // a pixel is set iff it is greater; compared in float32 (float64 masks: in float64)
   int32_t planes, fringes;
-  PyramidPlane plane[kMaxPyramidPlanes];
-  PyramidFringe fringe[kMaxPyramidFringes];
-  PyramidConsumer consumer[kMaxPyramidConsumers];
+  PyramidPlane* plane;        // [planes]; these arrays are the host's
+  PyramidFringe* fringe;      // [fringes]
+  PyramidConsumer* consumer;  // of all fringes, one after the other
 
   int64_t blocks(int k) const { return size_product({size[0], plane[k].tiles.count[0], plane[k].tiles.count[1]}); }
   int64_t pixels(int k) const { return size_product({size[0], plane[k].tiles.size[0], plane[k].tiles.size[1]}); }
 };
 
-// Fills the planes and fringes of p from the numbers that bindings take. `planes`: height, width, block height, block
-// width of each. `fringes`: of each, its plane and how many consumers follow, nine numbers each: plane, kernel_size,
-// stride, padding, dilation (pairs).
-SBNET_EXPORT Status read_pyramid(PyramidParams* p, const int64_t* planes, int64_t plane_numbers, const int64_t* fringes,
-                                 int64_t fringe_numbers);
+// The numbers that bindings take. `planes`: height, width, block height, block width of each. `fringes`: of each, its
+// plane and how many consumers follow, eleven numbers each: plane, then a window's.
+struct PyramidNumbers {
+  const int64_t* planes;
+  int64_t plane_numbers;
+  const int64_t* fringes;
+  int64_t fringe_numbers;
+};
+// Are there as many numbers as planes, fringes and consumers need? Then says how many of those.
+SBNET_EXPORT Status count_pyramid(const PyramidNumbers& n, int64_t* planes, int64_t* fringes, int64_t* consumers);
+// Fills p's arrays, which have room for as many.
+SBNET_EXPORT Status read_pyramid(const PyramidNumbers& n, PyramidParams* p);
 SBNET_EXPORT Status validate(const PyramidParams& p);
+
+// Params with their arrays: bindings keep one over a call.
+class PyramidTables {
+ public:
+  PyramidParams params = {};
+  Status read(const PyramidNumbers& n) {
+    int64_t planes = 0, fringes = 0, consumers = 0;
+    SBNET_TRY(count_pyramid(n, &planes, &fringes, &consumers));
+    plane_.resize(static_cast<size_t>(planes));
+    fringe_.resize(static_cast<size_t>(fringes));
+    consumer_.resize(static_cast<size_t>(consumers));
+    params.plane = plane_.data(), params.fringe = fringe_.data(), params.consumer = consumer_.data();
+    return read_pyramid(n, &params);
+  }
+
+ private:
+  std::vector<PyramidPlane> plane_;
+  std::vector<PyramidFringe> fringe_;
+  std::vector<PyramidConsumer> consumer_;
+};
 
 // What blocks i of a plane see of the mask along dimension d: coordinates [begin, end).
 struct Span {
@@ -62,6 +89,10 @@ SBNET_HOST_DEVICE inline Span pyramid_span(const TiledPlane& plane, int d, int i
   return {static_cast<int>(static_cast<int64_t>(first) * mask_side / side),
           static_cast<int>((static_cast<int64_t>(last) * mask_side + side - 1) / side)};
 }
+
+// CUDA: what the tables take in the workspace where they outgrow a launch's parameters; see cuda/lists/pyramid.cu.
+constexpr int64_t kPyramidTableEntry = 160;
+int64_t pyramid_table_words(const PyramidParams& p);
 
 // Rows of the mask that no block's rectangle separates: kernels reduce strips of so many rows first. At most 64.
 int pyramid_strip(const PyramidParams& p);

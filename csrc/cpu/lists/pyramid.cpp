@@ -67,27 +67,27 @@ void list_plane(const PyramidParams& p, const PyramidPlane& plane, const uint8_t
 void list_fringe(const PyramidParams& p, const PyramidFringe& fringe, uint32_t* words, const Parallel& parallel) {
   const TiledPlane& mine = p.plane[fringe.plane].tiles;
   const int64_t rows = p.size[0] * mine.size[0], words_per_row = mine.words();
-  Reader readers[kMaxPyramidConsumers];
-  for (int k = 0; k < fringe.consumers; ++k) readers[k] = Reader(p.consumer[fringe.first_consumer + k].window);
   const auto lookup = [&](int plane, int64_t n) {
     const TiledPlane& t = p.plane[plane].tiles;
     return MapLookup{p.plane[plane].block_map + n * t.count[0] * t.count[1], t.count[1]};
   };
-  parallel_for(parallel, rows, 1 + 4096 / mine.size[1], [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) {
-      const int64_t n = r / mine.size[0];
-      const int y = static_cast<int>(r % mine.size[0]);
-      for (int w = 0; w < words_per_row; ++w) {
-        const uint32_t wanted = unwritten(mine, lookup(fringe.plane, n), y, w * 32);
-        uint32_t found = 0;
-        for (int k = 0; k < fringe.consumers; ++k) {
-          const int out = p.consumer[fringe.first_consumer + k].plane;
-          found |= read_by(p.plane[out].tiles, readers[k], lookup(out, n), y, w * 32, wanted & ~found);
+  for (int k = 0; k < fringe.consumers; ++k) {
+    const PyramidConsumer& consumer = p.consumer[fringe.first_consumer + k];
+    const TiledPlane& out = p.plane[consumer.plane].tiles;
+    const Reader reader(consumer.window);
+    parallel_for(parallel, rows, 1 + 4096 / mine.size[1], [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        const int64_t n = r / mine.size[0];
+        const int y = static_cast<int>(r % mine.size[0]);
+        const MapLookup own = lookup(fringe.plane, n), theirs = lookup(consumer.plane, n);
+        for (int w = 0; w < words_per_row; ++w) {
+          uint32_t& word = words[r * words_per_row + w];
+          const uint32_t found = k ? word : 0, wanted = unwritten(mine, own, y, w * 32) & ~found;
+          word = found | read_by(out, reader, theirs, y, w * 32, wanted);
         }
-        words[r * words_per_row + w] = found;
       }
-    }
-  });
+    });
+  }
   list_pixels(words, rows, mine.size[1], rows * mine.size[1], fringe.pixels, fringe.count);
 }
 

@@ -3,6 +3,8 @@
 //   block_kernel  a bit for each block of each plane: is a bit of its rectangle set?
 //   plane_kernel  the lists of active blocks; in other CTAs, the bits of the fringes, 32 pixels a thread
 //   pixel_kernel  the lists of the fringes, where there are any
+// Tables of planes, fringes and consumers are launch parameters (Near); of larger networks they are written into the
+// workspace first, by table_kernel, which a CUDA graph captures as it does any other (Far).
 // (One launch of one cluster with barriers in between was measured, too: sixteen CTAs are too few,
 // docs/log/2026-11-22-copies.md.)
 #include "core/lists/pyramid.h"
@@ -45,25 +47,56 @@ struct Consumer {
   int plane;
   Reader reader;
 };
-struct PlanesArgs {
-  int planes, fringes, batch, list_ctas;
-  PlaneArgs plane[kMaxPyramidPlanes];
-  FringeArgs fringe[kMaxPyramidFringes];
-  Consumer consumer[kMaxPyramidConsumers];
+struct PixelArgs {
+  const uint32_t* bits;
+  const int32_t* per_warp;
+  int words, width, chunks;
+  int64_t capacity;
+  FastDiv words_per_row;
+  int32_t *pixels, *count;
 };
 
-struct PixelArgs {
-  int fringes;
-  struct {
-    const uint32_t* bits;
-    const int32_t* per_warp;
-    int words, width, chunks;
-    int64_t capacity;
-    FastDiv words_per_row;
-    int32_t *pixels, *count;
-  } fringe[kMaxPyramidFringes];
+struct Counts {
+  int planes, fringes, batch, list_ctas;
 };
-static_assert(sizeof(StripArgs) + sizeof(PlanesArgs) <= 4096 && sizeof(PixelArgs) <= 4096, "a kernel's parameters");
+constexpr int kNearPlanes = 12, kNearFringes = 20, kNearConsumers = 20;
+struct NearTables : Counts {
+  static constexpr bool kFar = false;
+  PlaneArgs plane[kNearPlanes];
+  FringeArgs fringe[kNearFringes];
+  Consumer consumer[kNearConsumers];
+};
+struct FarTables : Counts {  // in device memory, written by an earlier kernel: to be read after grid_dependency_wait()
+  static constexpr bool kFar = true;
+  const PlaneArgs* plane;
+  const FringeArgs* fringe;
+  const Consumer* consumer;
+};
+struct NearPixels {
+  static constexpr bool kFar = false;
+  PixelArgs fringe[kNearFringes];
+};
+struct FarPixels {
+  static constexpr bool kFar = true;
+  const PixelArgs* fringe;
+};
+static_assert(sizeof(StripArgs) + sizeof(NearTables) <= 4096 && sizeof(NearPixels) <= 4096, "a kernel's parameters");
+static_assert(sizeof(PlaneArgs) <= kPyramidTableEntry && sizeof(FringeArgs) <= kPyramidTableEntry &&
+                  sizeof(Consumer) <= kPyramidTableEntry && sizeof(PixelArgs) <= kPyramidTableEntry,
+              "the workspace");
+
+// Part of a table, as a launch's parameter.
+template <class T>
+struct TablePart {
+  static constexpr int kRoom = 3840 / sizeof(T);
+  T entry[kRoom];
+};
+template <class T>
+__global__ void table_kernel(const __grid_constant__ TablePart<T> part, T* to, int entries) {
+  grid_dependency_release();
+  grid_dependency_wait();
+  for (int k = threadIdx.x; k < entries; k += blockDim.x) to[k] = part.entry[k];
+}
 
 // ---- the mask
 
@@ -144,10 +177,12 @@ __device__ __forceinline__ bool any_set(const StripArgs& a, int n, Span rows, Sp
   return found;
 }
 
+template <class Tables>
 __global__ void __launch_bounds__(kBlockThreads)
-    block_kernel(const __grid_constant__ StripArgs a, const __grid_constant__ PlanesArgs planes) {
+    block_kernel(const __grid_constant__ StripArgs a, const __grid_constant__ Tables planes) {
   __shared__ uint32_t together;
   grid_dependency_release();
+  if constexpr (Tables::kFar) grid_dependency_wait();
   int u = blockIdx.x, k = 0;
   while (u >= block_ctas(planes.plane[k])) u -= block_ctas(planes.plane[k++]);
   const PlaneArgs& p = planes.plane[k];
@@ -211,7 +246,8 @@ __device__ __forceinline__ void list_plane(const PlaneArgs& p, int batch, int ch
 }
 
 // `unit`: 32 words of the fringe, one a lane.
-__device__ __forceinline__ void mark_fringe(const PlanesArgs& a, const FringeArgs& f, int unit) {
+template <class Tables>
+__device__ __forceinline__ void mark_fringe(const Tables& a, const FringeArgs& f, int unit) {
   const PlaneArgs& own = a.plane[f.plane];
   const int index = unit * 32 + static_cast<int>(threadIdx.x % 32);
   uint32_t found = 0;
@@ -228,8 +264,10 @@ __device__ __forceinline__ void mark_fringe(const PlanesArgs& a, const FringeArg
   store_counted(found, unit * 32, f.words, f.bits, f.per_warp);
 }
 
-__global__ void __launch_bounds__(kListThreads) plane_kernel(const __grid_constant__ PlanesArgs a) {
+template <class Tables>
+__global__ void __launch_bounds__(kListThreads) plane_kernel(const __grid_constant__ Tables a) {
   grid_dependency_release();
+  if constexpr (Tables::kFar) grid_dependency_wait();
   int u = blockIdx.x, k = 0;
   if (u < a.list_ctas) {
     int chunks = list_chunks(a.plane[0].words, 1);
@@ -249,11 +287,13 @@ __global__ void __launch_bounds__(kListThreads) plane_kernel(const __grid_consta
 
 // ---- lists of fringes
 
-__global__ void __launch_bounds__(kListThreads) pixel_kernel(const __grid_constant__ PixelArgs a) {
+template <class Tables>
+__global__ void __launch_bounds__(kListThreads) pixel_kernel(const __grid_constant__ Tables a) {
   grid_dependency_release();
+  if constexpr (Tables::kFar) grid_dependency_wait();
   int u = blockIdx.x, k = 0;
   while (u >= a.fringe[k].chunks) u -= a.fringe[k++].chunks;
-  const auto& f = a.fringe[k];
+  const PixelArgs& f = a.fringe[k];
   grid_dependency_wait();
   list_pixels(f.bits, f.per_warp, f.words, f.words_per_row, f.width, u, f.chunks, f.capacity, f.pixels, f.count);
 }
@@ -291,55 +331,115 @@ StripArgs strip_args(const PyramidParams& p, Scratch& scratch) {
   return a;
 }
 
-PlanesArgs planes_args(const PyramidParams& p, const StripArgs& strips, Scratch& scratch) {
-  PlanesArgs a = {};
-  a.planes = p.planes, a.fringes = p.fringes, a.batch = static_cast<int>(p.size[0]);
-  for (int k = 0; k < p.planes; ++k) {
-    const PyramidPlane& from = p.plane[k];
-    PlaneArgs& to = a.plane[k];
-    to.tiles = from.tiles;
-    to.words_per_row = (from.tiles.count[1] + 31) / 32;
-    to.words = a.batch * from.tiles.count[0] * to.words_per_row;
-    const Span rows = pyramid_span(from.tiles, 0, 0, strips.height);
-    const Span columns = pyramid_span(from.tiles, 1, 0, strips.width);
-    const int64_t search = int64_t{rows.end / strips.strip + 1} * (columns.end / 32 + 2);  // words, or a few more
-    to.threads = search <= 16 ? 1 : 32;
-    while (to.threads > 1 && to.threads < kBlockThreads && to.threads * 8 < search) to.threads *= 2;
-    to.bits = scratch.take(to.words);
-    to.indices = from.indices, to.count = from.count, to.total = from.total, to.block_map = from.block_map;
-    a.list_ctas += list_chunks(to.words, 1);
-  }
-  for (int k = 0; k < p.fringes; ++k) {
-    const PyramidFringe& from = p.fringe[k];
-    FringeArgs& to = a.fringe[k];
-    const TiledPlane& t = p.plane[from.plane].tiles;
-    to.plane = from.plane, to.first_consumer = from.first_consumer, to.consumers = from.consumers;
-    to.words = a.batch * t.size[0] * t.words();
-    to.bits = scratch.take(to.words);
-    to.per_warp = reinterpret_cast<int32_t*>(scratch.take((to.words + 31) / 32));
-    for (int r = from.first_consumer; r < from.first_consumer + from.consumers; ++r)
-      a.consumer[r] = {p.consumer[r].plane, Reader(p.consumer[r].window)};
-  }
-  return a;
+PlaneArgs plane_args(const PyramidParams& p, int k, const StripArgs& strips, Scratch& scratch) {
+  const PyramidPlane& from = p.plane[k];
+  PlaneArgs to = {};
+  to.tiles = from.tiles;
+  to.words_per_row = (from.tiles.count[1] + 31) / 32;
+  to.words = static_cast<int>(p.size[0]) * from.tiles.count[0] * to.words_per_row;
+  const Span rows = pyramid_span(from.tiles, 0, 0, strips.height);
+  const Span columns = pyramid_span(from.tiles, 1, 0, strips.width);
+  const int64_t search = int64_t{rows.end / strips.strip + 1} * (columns.end / 32 + 2);  // words, or a few more
+  to.threads = search <= 16 ? 1 : 32;
+  while (to.threads > 1 && to.threads < kBlockThreads && to.threads * 8 < search) to.threads *= 2;
+  to.bits = scratch.take(to.words);
+  to.indices = from.indices, to.count = from.count, to.total = from.total, to.block_map = from.block_map;
+  return to;
 }
 
-PixelArgs pixel_args(const PyramidParams& p, const PlanesArgs& planes) {
-  PixelArgs a = {};
-  a.fringes = p.fringes;
+FringeArgs fringe_args(const PyramidParams& p, int k, Scratch& scratch) {
+  const PyramidFringe& from = p.fringe[k];
+  const TiledPlane& t = p.plane[from.plane].tiles;
+  FringeArgs to = {from.plane, from.first_consumer, from.consumers};
+  to.words = static_cast<int>(p.size[0]) * t.size[0] * t.words();
+  to.bits = scratch.take(to.words);
+  to.per_warp = reinterpret_cast<int32_t*>(scratch.take((to.words + 31) / 32));
+  return to;
+}
+
+PixelArgs pixel_args(const PyramidParams& p, int k, const FringeArgs& from) {
+  const TiledPlane& t = p.plane[from.plane].tiles;
+  return {from.bits,
+          from.per_warp,
+          from.words,
+          t.size[1],
+          list_chunks(from.words, kPixelWords),
+          p.pixels(from.plane),
+          FastDiv(t.words()),
+          p.fringe[k].pixels,
+          p.fringe[k].count};
+}
+
+// Calls made(index, entry) for each plane, fringe, consumer and fringe's pixels, in this order.
+template <class Plane, class Fringe, class Reads, class Pixels>
+void make_tables(const PyramidParams& p, const StripArgs& strips, Scratch& scratch, const Plane& plane,
+                 const Fringe& fringe, const Reads& reads, const Pixels& pixels) {
+  for (int k = 0; k < p.planes; ++k) plane(k, plane_args(p, k, strips, scratch));
+  int consumers = 0;
   for (int k = 0; k < p.fringes; ++k) {
-    const FringeArgs& from = planes.fringe[k];
-    const TiledPlane& t = p.plane[from.plane].tiles;
-    a.fringe[k] = {from.bits,
-                   from.per_warp,
-                   from.words,
-                   t.size[1],
-                   list_chunks(from.words, kPixelWords),
-                   p.pixels(from.plane),
-                   FastDiv(t.words()),
-                   p.fringe[k].pixels,
-                   p.fringe[k].count};
+    const FringeArgs made = fringe_args(p, k, scratch);
+    fringe(k, made);
+    pixels(k, pixel_args(p, k, made));
+    for (int r = 0; r < made.consumers; ++r, ++consumers)
+      reads(consumers, Consumer{p.consumer[consumers].plane, Reader(p.consumer[consumers].window)});
   }
-  return a;
+}
+
+// A table on its way into device memory, a launch's parameters full at a time.
+template <class T>
+class Upload {
+ public:
+  Upload(const DeviceInfo& device, cudaStream_t stream, Scratch& scratch, int64_t entries)
+      : device_(device), stream_(stream) {
+    const uintptr_t at = reinterpret_cast<uintptr_t>(scratch.take(entries * kPyramidTableEntry / 4));
+    to_ = reinterpret_cast<T*>((at + 15) / 16 * 16);
+  }
+  const T* data() const { return to_; }
+  void add(const T& entry) {
+    part_.entry[held_++] = entry;
+    if (held_ == TablePart<T>::kRoom) flush();
+  }
+  cudaError_t flush() {
+    if (held_ && error_ == cudaSuccess)
+      error_ = launch_dependent(device_, table_kernel<T>, dim3(1), dim3(64), 0, stream_, part_, to_ + done_, held_);
+    done_ += held_, held_ = 0;
+    return error_;
+  }
+
+ private:
+  const DeviceInfo& device_;
+  cudaStream_t stream_;
+  TablePart<T> part_;
+  T* to_;
+  int held_ = 0, done_ = 0;
+  cudaError_t error_ = cudaSuccess;
+};
+
+constexpr const char* kOp = "mask_pyramid";
+
+// What the launches take of the tables.
+struct Grids {
+  int64_t blocks = 0, marks = 0, pixels = 0;  // CTAs of block_kernel, warps that mark fringes, CTAs of pixel_kernel
+  int lists = 0;                              // CTAs of plane_kernel that list blocks
+  void plane(const PlaneArgs& a) { blocks += block_ctas(a), lists += list_chunks(a.words, 1); }
+  void fringe(const FringeArgs& a) { marks += (a.words + 31) / 32, pixels += list_chunks(a.words, kPixelWords); }
+};
+
+template <class Tables, class Pixels>
+Status launch_all(const DeviceInfo& device, cudaStream_t stream, const StripArgs& strips, Tables& tables,
+                  const Pixels& pixels, const Grids& grids) {
+  tables.list_ctas = grids.lists;
+  const auto launch = [&](auto kernel, int64_t ctas, int threads, auto&&... args) {
+    return ctas ? launch_dependent(device, kernel, dim3(static_cast<unsigned>(ctas)), dim3(threads), 0, stream, args...)
+                : cudaSuccess;
+  };
+  constexpr int kStripWarps = kStripThreads / 32;
+  SBNET_CUDA_TRY(kOp, launch(strip_kernel, (strips.units + kStripWarps - 1) / kStripWarps, kStripThreads, strips));
+  SBNET_CUDA_TRY(kOp, launch(block_kernel<Tables>, grids.blocks, kBlockThreads, strips, tables));
+  SBNET_CUDA_TRY(kOp, launch(plane_kernel<Tables>, grids.lists + (grids.marks + kListWarps - 1) / kListWarps,
+                             kListThreads, tables));
+  SBNET_CUDA_TRY(kOp, launch(pixel_kernel<Pixels>, grids.pixels, kListThreads, pixels));
+  return ok_status();
 }
 
 }  // namespace
@@ -347,7 +447,6 @@ PixelArgs pixel_args(const PyramidParams& p, const PlanesArgs& planes) {
 
 sbnet::Status sbnet_mask_pyramid_cuda(const sbnet::PyramidParams* params, void* workspace, void* stream_handle) {
   using namespace sbnet;
-  constexpr const char* kOp = "mask_pyramid";
   const PyramidParams& p = *params;
   SBNET_TRY(validate(p));
   DeviceInfo device;
@@ -356,24 +455,32 @@ sbnet::Status sbnet_mask_pyramid_cuda(const sbnet::PyramidParams* params, void* 
   const cudaStream_t stream = static_cast<cudaStream_t>(stream_handle);
   Scratch scratch(workspace);
   const StripArgs strips = strip_args(p, scratch);
-  const PlanesArgs planes = planes_args(p, strips, scratch);
-  const auto launch = [&](auto kernel, int64_t ctas, int threads, auto&&... args) {
-    return ctas ? launch_dependent(device, kernel, dim3(static_cast<unsigned>(ctas)), dim3(threads), 0, stream, args...)
-                : cudaSuccess;
-  };
-  constexpr int kStripWarps = kStripThreads / 32;
-  SBNET_CUDA_TRY(kOp, launch(strip_kernel, (strips.units + kStripWarps - 1) / kStripWarps, kStripThreads, strips));
-  int64_t ctas = 0;
-  for (int k = 0; k < p.planes; ++k) ctas += block_ctas(planes.plane[k]);
-  SBNET_CUDA_TRY(kOp, launch(block_kernel, ctas, kBlockThreads, strips, planes));
-  int64_t warps = 0;
-  for (int k = 0; k < p.fringes; ++k) warps += (planes.fringe[k].words + 31) / 32;
-  SBNET_CUDA_TRY(kOp,
-                 launch(plane_kernel, planes.list_ctas + (warps + kListWarps - 1) / kListWarps, kListThreads, planes));
-  if (!p.fringes) return ok_status();
-  const PixelArgs pixels = pixel_args(p, planes);
-  ctas = 0;
-  for (int k = 0; k < p.fringes; ++k) ctas += pixels.fringe[k].chunks;
-  SBNET_CUDA_TRY(kOp, launch(pixel_kernel, ctas, kListThreads, pixels));
-  return ok_status();
+  int consumers = 0;
+  for (int k = 0; k < p.fringes; ++k) consumers += p.fringe[k].consumers;
+  Grids grids;
+  const Counts counts = {p.planes, p.fringes, static_cast<int>(p.size[0]), 0};
+  if (p.planes <= kNearPlanes && p.fringes <= kNearFringes && consumers <= kNearConsumers) {
+    NearTables tables = {counts, {}, {}, {}};
+    NearPixels pixels = {};
+    make_tables(
+        p, strips, scratch, [&](int k, const PlaneArgs& a) { grids.plane(tables.plane[k] = a); },
+        [&](int k, const FringeArgs& a) { grids.fringe(tables.fringe[k] = a); },
+        [&](int k, const Consumer& a) { tables.consumer[k] = a; },
+        [&](int k, const PixelArgs& a) { pixels.fringe[k] = a; });
+    return launch_all(device, stream, strips, tables, pixels, grids);
+  }
+  Upload<PlaneArgs> planes(device, stream, scratch, p.planes + 1);
+  Upload<FringeArgs> fringes(device, stream, scratch, p.fringes + 1);
+  Upload<Consumer> readers(device, stream, scratch, consumers + 1);
+  Upload<PixelArgs> lists(device, stream, scratch, p.fringes + 1);
+  make_tables(
+      p, strips, scratch, [&](int, const PlaneArgs& a) { grids.plane(a), planes.add(a); },
+      [&](int, const FringeArgs& a) { grids.fringe(a), fringes.add(a); },
+      [&](int, const Consumer& a) { readers.add(a); }, [&](int, const PixelArgs& a) { lists.add(a); });
+  SBNET_CUDA_TRY(kOp, planes.flush());
+  SBNET_CUDA_TRY(kOp, fringes.flush());
+  SBNET_CUDA_TRY(kOp, readers.flush());
+  SBNET_CUDA_TRY(kOp, lists.flush());
+  FarTables tables = {counts, planes.data(), fringes.data(), readers.data()};
+  return launch_all(device, stream, strips, tables, FarPixels{lists.data()}, grids);
 }

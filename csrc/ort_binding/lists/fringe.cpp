@@ -1,5 +1,7 @@
 #include "core/lists/fringe.h"
 
+#include <algorithm>
+
 #include "ort_binding/common.h"
 
 namespace sbnet::ort {
@@ -7,7 +9,8 @@ namespace {
 
 struct Fringe {
   static constexpr const char* kName = "fringe";
-  // dynamic_size, (height, width) where the attribute size is not given, stays on the CPU: shapes are host data.
+  // size: of the tensor and of the consumer's output. dynamic_size, where the attribute is not given, stays on the CPU:
+  // shapes are host data.
   static constexpr Argument kInputs[] = {
       {"producer_map", kInt32}, {"consumer_map", kInt32}, {"dynamic_size", kInt64, kOptional, kCpuInput}};
   static constexpr Argument kOutputs[] = {{"pixels", kInt32}, {"count", kInt32}};
@@ -15,20 +18,36 @@ struct Fringe {
   static constexpr int kInPlace = -1;
 
   GridAttributes producer, consumer;
-  Pair kernel, stride, padding, dilation;
-  std::optional<Pair> size;
+  Window window;
+  std::vector<int64_t> size;
   int64_t capacity;  // -1: all pixels
 
   explicit Fringe(const Attributes& a)
       : producer(a, "producer_"),
         consumer(a, "consumer_"),
-        kernel(a.required_pair("kernel_size")),
-        stride(a.pair("stride", 1)),
-        padding(a.pair("padding", 0)),
-        dilation(a.pair("dilation", 1)),
-        size(a.pair(std::string("size"))),
+        window(window_of(a)),
+        size(a.integers("size")),
         capacity(a.integer("capacity", -1)) {
     if (capacity < -1) raise("sbnet::", kName, ": capacity: ", capacity, "; 0 or more (or -1, all pixels) is wanted");
+    if (!size.empty()) check_size(size);
+  }
+  static Window window_of(const Attributes& a) {
+    const std::vector<int64_t> given = a.integers("window");
+    if (given.size() != kWindowNumbers)
+      raise("sbnet::", kName, ": window: expected ", kWindowNumbers, " numbers (num, den, lo, hi, step), got ",
+            given.size());
+    int64_t numbers[kWindowNumbers];
+    std::copy(given.begin(), given.end(), numbers);
+    Window w = {};
+    check(read_window(kName, numbers, &w));
+    return w;
+  }
+  static void check_size(const std::vector<int64_t>& at) {
+    if (at.size() != 4)
+      raise("sbnet::", kName, ": size: expected height and width of the tensor and of what the consumer writes, got ",
+            at.size(), " numbers");
+    for (const int64_t side : at)
+      if (side < 1 || side > (1 << 29)) raise("sbnet::", kName, ": size: expected 1 to 2^29, got ", side);
   }
 
   void infer(ShapeContext& s) const {
@@ -37,8 +56,8 @@ struct Fringe {
     Dim pixels;
     if (capacity >= 0)
       pixels = capacity;
-    else if (size && !map.empty() && map[0].known())
-      pixels = map[0].value * (*size)[0] * (*size)[1];
+    else if (!size.empty() && !map.empty() && map[0].known())
+      pixels = size_product({map[0].value, size[0], size[1]});
     s.output(0, {pixels});
     s.output(1, {1});
   }
@@ -47,27 +66,15 @@ struct Fringe {
     const Tensor producer_map = c.input(0, 3), consumer_map = c.input(1, 3), given = c.input(2);
     FringeParams p = {};
     p.batch = producer_map.shape[0];
+    std::vector<int64_t> at = size;
     if (given.present) {
-      if (given.shape != std::vector<int64_t>{2})
-        raise("sbnet::", kName, ": size: ", given.elements(), " numbers; 2 (height, width) are wanted");
-      p.height = static_cast<const int64_t*>(given.data)[0], p.width = static_cast<const int64_t*>(given.data)[1];
-    } else if (size) {
-      p.height = (*size)[0], p.width = (*size)[1];
-    } else {
-      raise("sbnet::", kName, ": size: missing; (height, width) as attribute, or dynamic_size, is wanted");
+      const int64_t* numbers = static_cast<const int64_t*>(given.data);
+      at.assign(numbers, numbers + given.elements());
     }
-    const int64_t plane[2] = {p.height, p.width};
-    int64_t out[2];
-    for (int d = 0; d < 2; ++d) {
-      const size_t e = static_cast<size_t>(d);
-      p.window.kernel[d] = kernel[e], p.window.stride[d] = stride[e], p.window.padding[d] = padding[e],
-      p.window.dilation[d] = dilation[e];
-      if (plane[d] < 1 || plane[d] > INT32_MAX || kernel[e] < 1 || stride[e] < 1)
-        raise("sbnet::", kName, ": size, kernel_size, stride: ", plane[d], ", ", kernel[e], ", ", stride[e],
-              "; at least 1 is wanted");
-      out[d] = (plane[d] + 2 * int64_t{padding[e]} - int64_t{dilation[e]} * (kernel[e] - 1) - 1) / stride[e] + 1;
-    }
-    p.out_height = out[0], p.out_width = out[1];
+    if (at.empty()) raise("sbnet::", kName, ": size: missing; expected it as attribute, or dynamic_size");
+    check_size(at);
+    p.height = at[0], p.width = at[1], p.out_height = at[2], p.out_width = at[3];
+    p.window = window;
     const auto map_only = [&](const Tensor& map, const GridAttributes& grid, int64_t height, int64_t width) {
       static const int32_t unused = 0;  // only the maps are read
       ActiveView a = {};

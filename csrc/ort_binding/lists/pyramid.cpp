@@ -26,8 +26,8 @@ struct MaskPyramid {
     if (bsizes.empty() || bsizes.size() % 2)
       raise("sbnet::", kName, ": bsizes: ", bsizes.size(), " numbers; a pair for each plane is wanted");
     if (!sizes.empty()) check_sizes(sizes.size());
-    PyramidParams p = {};
-    read(&p, std::vector<int64_t>(bsizes.size(), 1));
+    PyramidTables tables;
+    read(&tables, std::vector<int64_t>(bsizes.size(), 1));
   }
 
   void check_sizes(size_t numbers) const {
@@ -35,18 +35,19 @@ struct MaskPyramid {
       raise("sbnet::", kName, ": sizes: ", numbers, " numbers; height and width of each plane, ", bsizes.size(),
             ", are wanted");
   }
-  void read(PyramidParams* p, const std::vector<int64_t>& at) const {
+  void read(PyramidTables* tables, const std::vector<int64_t>& at) const {
     std::vector<int64_t> planes;
     for (size_t k = 0; k < at.size(); k += 2) planes.insert(planes.end(), {at[k], at[k + 1], bsizes[k], bsizes[k + 1]});
-    check(read_pyramid(p, planes.data(), static_cast<int64_t>(planes.size()), fringes.data(),
-                       static_cast<int64_t>(fringes.size())));
+    check(tables->read(
+        {planes.data(), static_cast<int64_t>(planes.size()), fringes.data(), static_cast<int64_t>(fringes.size())}));
   }
 
   void infer(ShapeContext& s) const {
     const Dims mask = s.input(0, 3);
     const Dim batch = mask.empty() ? Dim() : mask[0];
-    PyramidParams p = {};
-    read(&p, sizes.empty() ? std::vector<int64_t>(bsizes.size(), 1) : sizes);
+    PyramidTables tables;
+    read(&tables, sizes.empty() ? std::vector<int64_t>(bsizes.size(), 1) : sizes);
+    PyramidParams& p = tables.params;
     size_t at = 0;
     p.size[0] = batch.value;
     const auto of_batch = [&](int64_t each) { return sizes.empty() || !batch.known() ? Dim() : Dim(each); };
@@ -58,8 +59,6 @@ struct MaskPyramid {
       s.output(at++, {batch, sizes.empty() ? Dim() : Dim(blocks[0]), sizes.empty() ? Dim() : Dim(blocks[1])});
     }
     for (int k = 0; k < p.fringes; ++k) {
-      if (p.fringe[k].plane >= p.planes)
-        raise("sbnet::", kName, ": fringes: plane ", p.fringe[k].plane, "; one of the ", p.planes, " is wanted");
       s.output(at++, {of_batch(p.pixels(p.fringe[k].plane))});
       s.output(at++, {1});
     }
@@ -77,13 +76,14 @@ struct MaskPyramid {
             ": sizes: missing; height and width of each plane as attribute, or dynamic_sizes, are "
             "wanted");
     check_sizes(at.size());
-    PyramidParams p = {};
+    PyramidTables tables;
+    read(&tables, at);
+    PyramidParams& p = tables.params;
     p.mask = mask.data;
     p.mask_dtype = mask.dtype;
     for (size_t d = 0; d < 3; ++d) p.size[d] = mask.shape[d];
     p.stride[0] = size_product({mask.shape[1], mask.shape[2]}), p.stride[1] = mask.shape[2], p.stride[2] = 1;
     p.tol = tol;
-    read(&p, at);
     check(validate(p));
     const size_t wanted = static_cast<size_t>(4 * p.planes + 2 * p.fringes);
     if (c.outputs() != wanted)

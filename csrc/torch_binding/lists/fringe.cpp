@@ -8,8 +8,7 @@ namespace {
 using Ints = std::vector<int64_t>;
 
 std::tuple<Tensor, Tensor> fringe(Tensor producer_map, Tensor consumer_map, Ints size, Ints producer_grid,
-                                  Ints consumer_size, Ints consumer_grid, Ints kernel, Ints stride, Ints padding,
-                                  Ints dilation, int64_t capacity) {
+                                  Ints consumer_size, Ints consumer_grid, Ints window, int64_t capacity) {
   const char* op = "fringe";
   const Call call(op, "producer_map", producer_map);
   check_rank(op, "producer_map", producer_map, 3);
@@ -19,10 +18,7 @@ std::tuple<Tensor, Tensor> fringe(Tensor producer_map, Tensor consumer_map, Ints
   p.batch = producer_map.size(0);
   p.height = size[0], p.width = size[1];
   p.out_height = consumer_size[0], p.out_width = consumer_size[1];
-  to_pair(op, "kernel_size", kernel, p.window.kernel);
-  to_pair(op, "stride", stride, p.window.stride);
-  to_pair(op, "padding", padding, p.window.padding);
-  to_pair(op, "dilation", dilation, p.window.dilation);
+  p.window = to_window(op, window);
   p.capacity = capacity;
   // Only the maps are read: the lists need not travel with them.
   int32_t unused = 0;

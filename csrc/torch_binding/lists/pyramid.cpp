@@ -11,13 +11,14 @@ std::vector<Tensor> mask_pyramid(Tensor mask, Ints planes, double tol, Ints frin
   const char* op = "mask_pyramid";
   const Call call(op, "mask", mask);
   check_rank(op, "mask", mask, 3);
-  PyramidParams p = {};
+  PyramidTables tables;
+  check(tables.read(
+      {planes.data(), static_cast<int64_t>(planes.size()), fringes.data(), static_cast<int64_t>(fringes.size())}));
+  PyramidParams& p = tables.params;
   p.mask = mask.const_data_ptr();
   p.mask_dtype = to_dtype(op, "mask", mask);
   for (int d = 0; d < 3; ++d) p.size[d] = mask.size(d), p.stride[d] = mask.stride(d);
   p.tol = tol;
-  check(read_pyramid(&p, planes.data(), static_cast<int64_t>(planes.size()), fringes.data(),
-                     static_cast<int64_t>(fringes.size())));
   check(validate(p));
   std::vector<Tensor> lists;
   const auto list = [&](std::initializer_list<int64_t> size) {

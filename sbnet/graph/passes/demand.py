@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sbnet.geometry import Window
 from sbnet.graph.ir import Node, Value
-from sbnet.graph.plan import POINTWISE, WHOLE, Plan, Window, reads
+from sbnet.graph.plan import POINTWISE, WHOLE, Plan, reads
 
 Term = tuple[int, Window | str]  # of which demand, through which window
 OUTPUT = -1  # stands for the mask itself, brought to the plane
@@ -92,10 +93,13 @@ def _read(size: tuple[int, int], wanted: Tensor, window: Window | str, is_mask: 
     assert not isinstance(window, str)
     if is_mask:
         return F.adaptive_max_pool2d(wanted, size)
-    (r, s), stride, padding, dilation = window
     if window == POINTWISE:
         return wanted
-    reach = [d * (k - 1) for k, d in zip((r, s), dilation, strict=True)]
+    if window.den != (1, 1):
+        return _read_axis(_read_axis(wanted, window, 0, size[0]), window, 1, size[1])
+    stride, padding, dilation = window.num, tuple(-v for v in window.lo), window.step
+    reach = [hi - lo for lo, hi in zip(window.lo, window.hi, strict=True)]
+    r, s = (e // d + 1 for e, d in zip(reach, dilation, strict=True))
     if stride == (1, 1) and all(2 * p <= e for p, e in zip(padding, reach, strict=True)):
         # a pixel is read if one of those that its window, mirrored, covers is wanted
         before = [e - p for e, p in zip(reach, padding, strict=True)]
@@ -106,3 +110,15 @@ def _read(size: tuple[int, int], wanted: Tensor, window: Window | str, is_mask: 
     extra = [max(n - m, 0) for n, m in zip(size, plain, strict=True)]
     spread = F.conv_transpose2d(wanted, kernel, None, stride, padding, 0, 1, dilation)
     return (F.pad(spread, (0, extra[1], 0, extra[0]))[:, :, : size[0], : size[1]] > 0).float()
+
+
+def _read_axis(wanted: Tensor, window: Window, axis: int, side: int) -> Tensor:
+    """Along one axis: is one of the neighbouring outputs wanted that reach a coordinate? (Their step is 1.)"""
+    num, den, lo, hi = (pair[axis] for pair in (window.num, window.den, window.lo, window.hi))
+    out = wanted.shape[2 + axis]
+    at = torch.arange(side, device=wanted.device)
+    first = torch.div(at * den - hi - 1, num, rounding_mode="floor") + 1
+    last = torch.div((at + 1) * den - 1 - lo, num, rounding_mode="floor")
+    sums = F.pad(wanted.cumsum(2 + axis), (0, 0, 1, 0) if axis == 0 else (1, 0))
+    before, upto = (sums.index_select(2 + axis, v.clamp(0, out)) for v in (first, last + 1))
+    return (upto > before).float()

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from sbnet.geometry import Window
 from sbnet.graph.ir import Node, Value
-from sbnet.graph.plan import POINTWISE, WHOLE, Plan, Window, reads
+from sbnet.graph.plan import POINTWISE, WHOLE, Plan, reads
 
 Consumer = tuple[int, Window]  # plane that it writes, what it reads
 

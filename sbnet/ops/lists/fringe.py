@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sbnet.active import ActiveBlocks, Fringe
-from sbnet.geometry import conv_output_size, to_window
+from sbnet.geometry import Window, as_window, conv_output_size, to_pair
 from sbnet.ops.common import refuse_meta_mix, require_active
 
 
@@ -16,11 +16,13 @@ def fringe(
     active: ActiveBlocks,
     consumer: ActiveBlocks,
     size: Sequence[int],
-    kernel_size: int | Sequence[int],
+    window: Window | int | Sequence[int],
     stride: int | Sequence[int] = 1,
     padding: int | Sequence[int] = 0,
     dilation: int | Sequence[int] = 1,
     capacity: int | None = None,
+    *,
+    consumer_size: Sequence[int] | None = None,
 ) -> Fringe:
     """Pixels of an H x W tensor that the consumer's active blocks read and `active` does not cover.
 
@@ -31,8 +33,10 @@ def fringe(
         active: active blocks of the tensor (tiling grid of its plane).
         consumer: active blocks of the consumer's output (tiling grid of that plane).
         size: (H, W) of the tensor.
-        kernel_size, stride, padding, dilation: geometry of the consumer, a convolution or pool.
+        window: what the consumer reads; or the kernel size of a convolution or pool whose stride, padding and dilation
+            follow.
         capacity: most pixels to list; default: all of the tensor's, so that nothing can be cut.
+        consumer_size: (H, W) of the consumer's output; default: what a convolution makes. A Window needs it.
 
     Returns:
         Fringe with pixels [capacity] int32 and count [1] int32.
@@ -40,10 +44,14 @@ def fringe(
     op = "fringe"
     require_active(op, active)
     require_active(op, consumer)
-    (height, width), k, s, p, d = to_window(
-        op, size=size, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation
-    )
-    out = conv_output_size((height, width), k, s, p, d)
+    height, width = to_pair(tuple(size), f"{op}: size")
+    reads = as_window(op, window, stride, padding, dilation)
+    if consumer_size is not None:
+        out = to_pair(tuple(consumer_size), f"{op}: consumer_size")
+    elif isinstance(window, Window):
+        raise ValueError(f"sbnet::{op}: consumer_size: expected (height, width) with a Window, got None")
+    else:
+        out = conv_output_size((height, width), window, stride, padding, dilation)
     if capacity is None:
         capacity = active.batch * height * width
     return Fringe(
@@ -54,10 +62,7 @@ def fringe(
             active.grid.numbers(),
             list(out),
             consumer.grid.numbers(),
-            list(k),
-            list(s),
-            list(p),
-            list(d),
+            reads.numbers(),
             capacity,
         )
     )
@@ -71,10 +76,7 @@ def _fringe_fake(
     producer_grid: list[int],
     consumer_size: list[int],
     consumer_grid: list[int],
-    kernel_size: list[int],
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
+    window: list[int],
     capacity: int,
 ) -> tuple[Tensor, Tensor]:
     refuse_meta_mix("fringe", producer_map, consumer_map)

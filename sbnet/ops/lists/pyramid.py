@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from sbnet.active import ActiveBlocks, BlockGrid, Fringe, MaskPyramid
-from sbnet.geometry import to_pair
+from sbnet.geometry import Window, as_window, to_pair
 from sbnet.ops.common import mask_planes
 
 Plane = Sequence[Any]  # height, width, block size
-Consumer = Sequence[Any]  # plane, kernel_size, stride = 1, padding = 0, dilation = 1
+Consumer = Sequence[Any]  # plane, then a Window, or kernel_size, stride = 1, padding = 0, dilation = 1
+CONSUMER_NUMBERS = 11  # as the op takes it: plane, then a window's
 
 
 def mask_pyramid(
@@ -29,11 +30,11 @@ def mask_pyramid(
 
     Args:
         mask: [N,H,W], [N,H,W,1] or [N,1,H,W]; bool, integers or floating: pixels of the network's input.
-        planes: (height, width, block size) of each plane, at most 16; may be larger than the mask.
+        planes: (height, width, block size) of each plane; may be larger than the mask.
         tol: a pixel is set iff it is greater (NaN is not); compared in float32 (float64 masks: float64).
-        fringes: (plane, consumers) of each tensor whose fringe is wanted, at most 20, where a consumer is
-            (plane of its output, kernel_size[, stride[, padding[, dilation]]]); planes are indices into `planes`. The
-            pixels are those that any of the consumers reads. At most 32 consumers in all.
+        fringes: (plane, consumers) of each tensor whose fringe is wanted, where a consumer is (plane of its output,
+            Window) or, of a convolution or pool, (plane, kernel_size[, stride[, padding[, dilation]]]); planes are
+            indices into `planes`. The pixels are those that any of the consumers reads.
 
     Returns:
         MaskPyramid with as many ActiveBlocks and Fringes, lists large enough for everything; nothing is read on the
@@ -67,7 +68,7 @@ def _items(op: str, name: str, value: Any) -> Sequence[Any]:
 
 
 def _fringe_numbers(name: str, request: Any, planes: int) -> list[int]:
-    """What the op takes: plane, number of consumers, then plane, kernel_size, stride, padding, dilation of each."""
+    """What the op takes: plane, number of consumers, then plane and window of each."""
 
     def plane_index(value: Any) -> int:
         if not isinstance(value, int) or not 0 <= value < planes:
@@ -78,14 +79,13 @@ def _fringe_numbers(name: str, request: Any, planes: int) -> list[int]:
         raise ValueError(f"sbnet::{name}: {request!r}; (plane, consumers) is wanted")
     numbers = [plane_index(request[0]), len(request[1])]
     for consumer in request[1]:
-        if not isinstance(consumer, (tuple, list)) or not 2 <= len(consumer) <= 5:
+        alone = isinstance(consumer, (tuple, list)) and len(consumer) > 1 and isinstance(consumer[1], Window)
+        if not isinstance(consumer, (tuple, list)) or not 2 <= len(consumer) <= (2 if alone else 5):
             raise ValueError(
-                f"sbnet::{name}: consumer {consumer!r}; (plane, kernel_size[, stride[, padding[, dilation]]]) is wanted"
+                f"sbnet::{name}: expected consumers (plane, Window) or (plane, kernel_size[, stride[, padding[, "
+                f"dilation]]]), got {consumer!r}"
             )
-        geometry = (*consumer[1:], *(None, 1, 0, 1)[len(consumer) - 1 :])
-        numbers.append(plane_index(consumer[0]))
-        for part, value in zip(("kernel_size", "stride", "padding", "dilation"), geometry, strict=True):
-            numbers += to_pair(value, f"{name}: {part}")
+        numbers += [plane_index(consumer[0]), *as_window(name, *consumer[1:]).numbers()]
     return numbers
 
 
@@ -102,10 +102,10 @@ def _mask_pyramid_fake(mask: Tensor, planes: list[int], tol: float, fringes: lis
             len(fringes) - at >= 2 and fringes[at + 1] >= 1 and 0 <= fringes[at] < len(planes) // 4,
             lambda: (
                 f"sbnet::mask_pyramid: fringes: {fringes}; an index of a plane, the number of its consumers and "
-                "nine numbers for each of those are wanted"
+                "eleven numbers for each of those are wanted"
             ),
         )
-        at += 2 + 9 * fringes[at + 1]
+        at += 2 + CONSUMER_NUMBERS * fringes[at + 1]
 
     def made(*shape: Any) -> Tensor:
         return mask.new_empty(shape, dtype=torch.int32)
@@ -118,5 +118,5 @@ def _mask_pyramid_fake(mask: Tensor, planes: list[int], tol: float, fringes: lis
     while at < len(fringes):
         height, width = planes[4 * fringes[at] : 4 * fringes[at] + 2]
         lists += [made(batch * height * width), made(1)]
-        at += 2 + 9 * fringes[at + 1]
+        at += 2 + CONSUMER_NUMBERS * fringes[at + 1]
     return lists
