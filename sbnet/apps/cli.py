@@ -171,6 +171,43 @@ def export(
     console.print(f"wrote {escape(str(output))}", soft_wrap=True)
 
 
+@app.command()
+def sparsify(
+    model: Annotated[Path, typer.Argument(help="An ONNX model of standard ops; its first input is [N,C,H,W].")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The ONNX file to write.")],
+    mask_input: Annotated[str, typer.Option(help="Name of the new input, the mask [N,H,W].")] = "mask",
+    size: Annotated[
+        str | None, typer.Option(metavar="HEIGHTxWIDTH", help="Size of the frames.", show_default="the model's")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Frames a call.", show_default="the model's, or 1")] = None,
+    block: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Side of a block in every plane.", show_default="by the plane")
+    ] = None,
+    margin: Annotated[int, typer.Option(min=0, help="Pixels by which masks are grown.")] = 0,
+) -> None:
+    """Make a masked model of any ONNX convolutional network, and compare both in ONNX Runtime at a full mask.
+
+    What has no sparse form stays standard ONNX ops. ONNX Runtime needs the library that `sbnet info --ort-library`
+    names.
+    """
+    frames = None if size is None else _size(size)
+    with _one_line_errors():
+        try:
+            from sbnet.engine import explain
+            from sbnet.export import foreign
+
+            run, error = foreign.write(
+                model, output, frames, batch, mask_input=mask_input, block=block or "auto", margin=margin
+            )
+        except (ImportError, OSError, ValueError) as fault:
+            raise CommandError(str(fault).splitlines()[0].removeprefix("sbnet: ")) from None
+        console.print(str(explain(run)).splitlines()[-1], soft_wrap=True)
+        console.print(f"wrote {escape(str(output))}; at a full mask its rms difference from {escape(model.name)} is "
+                      f"{error:.2g} of the result's rms", soft_wrap=True)  # fmt: skip
+        if not error < 1e-3:
+            raise CommandError(f"{output}: differs from {model}")
+
+
 class Group(str, enum.Enum):
     all = "all"
     ops = "ops"

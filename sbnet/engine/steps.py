@@ -141,7 +141,7 @@ def zero_any(out: Tensor, pixels: Fringe) -> None:
     (n, _), (h, w) = out.shape[:2], out.shape[2:]
     listed = torch.arange(pixels.pixels.shape[0], device=out.device) < pixels.count
     clean = torch.zeros(n * h * w + 1, dtype=torch.bool, device=out.device)
-    clean[torch.where(listed, pixels.pixels, n * h * w).long()] = True
+    clean.index_fill_(0, torch.where(listed, pixels.pixels, n * h * w).long(), True)
     out.masked_fill_(clean[:-1].view(n, 1, h, w), 0)
 
 

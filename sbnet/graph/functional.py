@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -31,12 +32,13 @@ class PlannedModule(nn.Module):
         super().__init__()
         self.plan, self.margin = plan, margin
         self.names: dict[int, str] = {}
-        for k, (key, value) in enumerate(constants.wanted.items()):
+        for key, value in constants.wanted.items():
             held = constants.held[key]
             if isinstance(held, Tensor):
-                self.names[key] = f"constant_{k}"
+                self.names[key] = name = re.sub(r"\W", "_", value.name)
+                while hasattr(self, self.names[key]):
+                    self.names[key] = f"{name}_{len(self.names)}"
                 self.register_buffer(self.names[key], held.detach().clone())
-            assert value.constant
 
     def forward(self, *args: Any) -> Any:
         """What the network returns for inputs, the last of which is the mask [N,H,W]."""

@@ -13,14 +13,19 @@ from sbnet.graph.builder import ANY, Builder, Call, back, feature_map, is_channe
 from sbnet.graph.ir import Ref, Step, Value, computed
 
 
-@rule("linear")
+@rule("linear", "matmul")
 def _linear(b: Builder, call: Call) -> Value | None:
     raw, weight, bias = call.args[0], call.args[1], call.argument("bias")
     x = feature_map(raw)
-    if x is None or not is_channels(raw, -1) or not weight.constant:
+    if x is None or not is_channels(raw, -1) or not weight.constant or len(weight.shape) != 2:
         return None
-    k, c = weight.shape
-    kernel = computed(f"{weight.name}.1x1", weight, lambda w: w[:, :, None, None], weight, shape=(k, c, 1, 1))
+    transposed = call.name == "matmul"  # its weight is [inputs, outputs]
+    k, c = weight.shape[::-1] if transposed else weight.shape
+
+    def as_kernel(w: Tensor) -> Tensor:
+        return (w.t() if transposed else w)[:, :, None, None]
+
+    kernel = computed(f"{weight.name}.1x1", weight, as_kernel, weight, shape=(k, c, 1, 1))
     n, _, h, w = x.shape
     options = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1}
     made = b.add("conv", call, [x], (n, k, h, w), options=options, params=weights(kernel, bias))

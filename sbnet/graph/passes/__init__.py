@@ -2,9 +2,19 @@
 
 from sbnet.graph.ir import Graph
 from sbnet.graph.passes.fold import fold_affine, merge_branches
-from sbnet.graph.passes.fuse import fuse_activations, fuse_pixels, fuse_residuals, join_slices, lower_affine
+from sbnet.graph.passes.fuse import (
+    fuse_activations,
+    fuse_pixels,
+    fuse_residuals,
+    join_slices,
+    lower_affine,
+    recognise_activations,
+)
 
-PASSES = (fold_affine, merge_branches, fuse_residuals, fuse_activations, lower_affine, fuse_pixels, join_slices)
+PASSES = (
+    fold_affine, merge_branches, fuse_residuals, recognise_activations, fuse_activations, lower_affine, fuse_pixels,
+    join_slices,
+)  # fmt: skip
 
 
 def optimise(graph: Graph) -> Graph:
@@ -25,4 +35,5 @@ __all__ = [
     "lower_affine",
     "merge_branches",
     "optimise",
+    "recognise_activations",
 ]

@@ -106,10 +106,11 @@ def _read(size: tuple[int, int], wanted: Tensor, window: Window | str, is_mask: 
         padded = F.pad(wanted, (before[1], before[1], before[0], before[0]))
         return F.max_pool2d(padded, (r, s), 1, 0, dilation)
     kernel = wanted.new_ones(1, 1, r, s)
-    plain = [(n - 1) * t - 2 * p + e + 1 for n, t, p, e in zip(wanted.shape[2:], stride, padding, reach, strict=True)]
-    extra = [max(n - m, 0) for n, m in zip(size, plain, strict=True)]
-    spread = F.conv_transpose2d(wanted, kernel, None, stride, padding, 0, 1, dilation)
-    return (F.pad(spread, (0, extra[1], 0, extra[0]))[:, :, : size[0], : size[1]] > 0).float()
+    # All that windows cover from `padding` pixels before the plane on; cut to the plane.
+    spread = F.conv_transpose2d(wanted, kernel, None, stride, 0, 0, 1, dilation)[:, :, padding[0] :, padding[1] :]
+    spread = spread[:, :, : size[0], : size[1]]
+    missing = [n - m for n, m in zip(size, spread.shape[2:], strict=True)]  # pixels that no window reaches
+    return (F.pad(spread, (0, missing[1], 0, missing[0])) > 0).float()
 
 
 def _read_axis(wanted: Tensor, window: Window, axis: int, side: int) -> Tensor:

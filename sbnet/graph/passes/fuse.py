@@ -8,6 +8,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
+from sbnet.graph.axes import op_name
 from sbnet.graph.ir import Graph, Node, Ref, Step, Value, computed, only_user
 from sbnet.graph.passes.fold import plain, skip
 from sbnet.reference import activate
@@ -31,6 +32,32 @@ def fuse_residuals(graph: Graph) -> Graph:
             graph.swap(node, fused, conv)
             break
     return graph
+
+
+GATES = {"sigmoid": "silu", "hardsigmoid": "hardswish"}
+
+
+def recognise_activations(graph: Graph) -> Graph:
+    """x * sigmoid(x), as ONNX files and some people write it, is silu; x * hardsigmoid(x) is hardswish."""
+    for node in list(graph.nodes):
+        if _only_step(node) != "mul" or len(node.args) != 2:
+            continue
+        for x, gate in (node.args, node.args[::-1]):
+            before = gate.producer
+            name = None if before is None else GATES.get(_only_step(before))
+            if name is not None and before.args == [x] and only_user(gate, graph) is node:
+                act = Node("act", [x], node.outputs, options={"activation": name}, path=node.path, line=node.line)
+                graph.swap(node, act, before)
+                break
+    return graph
+
+
+def _only_step(node: Node) -> str:
+    """The name of a pixel node's only op of its arguments as they are; else nothing."""
+    steps = node.options["steps"] if node.kind == "pixel" else []
+    if len(steps) != 1 or steps[0].kwargs or not all(isinstance(v, Ref) for v in steps[0].args):
+        return ""
+    return op_name(steps[0].target)
 
 
 def fuse_activations(graph: Graph) -> Graph:
