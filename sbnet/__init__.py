@@ -7,7 +7,9 @@ from sbnet import _library, reference
 from sbnet.active import ActiveBlocks, BlockGrid, Fringe, MaskPyramid
 from sbnet.geometry import Window, conv_output_size, pool_output_size, same_padding
 from sbnet.ops import (
+    AttentionLayout,
     BlockLayout,
+    block_attention,
     blocksparse_matmul,
     blocksparse_weight_grad,
     fringe,
@@ -50,12 +52,14 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "ActiveBlocks",
+    "AttentionLayout",
     "BlockGrid",
     "BlockLayout",
     "Fringe",
     "MaskPyramid",
     "Window",
     "__version__",
+    "block_attention",
     "blocksparse_matmul",
     "blocksparse_weight_grad",
     "build_info",

@@ -1,5 +1,7 @@
 """torch.ops.sbnet.*, one file a family: typed wrapper, fake implementation and gradient side by side."""
 
+from sbnet.ops.attention.attention import block_attention
+from sbnet.ops.attention.layout import AttentionLayout
 from sbnet.ops.lists.fringe import fringe
 from sbnet.ops.lists.pyramid import mask_pyramid
 from sbnet.ops.lists.reduce_mask import reduce_mask
@@ -12,7 +14,9 @@ from sbnet.ops.weights.layout import BlockLayout
 from sbnet.ops.weights.matmul import blocksparse_matmul, blocksparse_weight_grad
 
 __all__ = [
+    "AttentionLayout",
     "BlockLayout",
+    "block_attention",
     "blocksparse_matmul",
     "blocksparse_weight_grad",
     "fringe",

@@ -3,6 +3,7 @@
 Same arguments and results as the ops of the same names. Slow on purpose: one Python step a block.
 """
 
+from sbnet.reference.attention import block_attention, dropout_kept
 from sbnet.reference.lists import fringe, mask_pyramid, reduce_mask
 from sbnet.reference.masked import (
     activate,
@@ -20,8 +21,10 @@ from sbnet.reference.weights import blocksparse_matmul, blocksparse_weight_grad
 
 __all__ = [
     "activate",
+    "block_attention",
     "blocksparse_matmul",
     "blocksparse_weight_grad",
+    "dropout_kept",
     "fringe",
     "mask_pyramid",
     "reduce_mask",

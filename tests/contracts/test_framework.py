@@ -20,6 +20,7 @@ from sbnet import (
     sparse_max_pool2d,
     sparse_scatter,
 )
+from support.attention_cases import attention_samples
 from support.chain import Chain, InPlace, assert_same_chain, chain_inputs
 from support.helpers import (
     assert_bitwise,
@@ -154,6 +155,7 @@ def op_samples(device):
             (laid_out(x, "channels_last"), active.block_map, g, 2.0),
         ],
         **weight_samples(device),
+        **attention_samples(device),
     }
 
 

@@ -50,6 +50,8 @@ Status validate(const AttentionBackwardParams& p) {
   const char* op = "block_attention_backward";
   SBNET_TRY(check_forward(op, p.forward));
   SBNET_CHECK(p.forward.lse || !p.forward.batch || !p.forward.q_length, "%s: lse: expected that of the forward", op);
+  SBNET_CHECK(p.forward.sums || p.forward.dtype != DType::kF32 || !p.forward.batch || !p.forward.q_length,
+              "%s: sums: expected those of the forward", op);
   SBNET_TRY(check_tensor(op, "grad_out", p.grad_out, p.forward.dtype, false));
   SBNET_TRY(check_tensor(op, "grad_q", p.grad_q, p.forward.dtype, true));
   SBNET_TRY(check_tensor(op, "grad_k", p.grad_k, p.forward.dtype, true));

@@ -28,6 +28,9 @@ struct AttentionParams {
   AttentionTensor q, k, v;
   AttentionTensor out;
   float* lse;  // [batch, heads, q_length] log of the sum of exponentials; -inf without keys. Backward reads it.
+  // [batch, heads, q_length, 2] or null: the largest scaled score of a query and its sum of exp(score - largest). The
+  // backward of float32 reads them: an lse of 10 is rounded by more than the scores are.
+  float* sums;
   AttentionLayout layout;
   const int32_t* q_lengths;  // [batch] on the device, null for none: queries from there on get zeros. Any value is
   const int32_t* k_lengths;  // clamped to [0, length]; keys from there on are invisible

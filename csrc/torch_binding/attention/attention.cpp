@@ -1,0 +1,220 @@
+#include "core/attention/attention.h"
+
+#include "torch_binding/common.h"
+
+namespace sbnet::binding {
+namespace {
+
+using Ints = std::vector<int64_t>;
+using MaybeTensor = std::optional<Tensor>;
+
+// [batch, heads, length, head_dim] as kernels read it: copied where elements of a head are apart or off 16 bytes.
+Tensor readable(const Call& call, const char* argument, const Tensor& t, const Tensor& q) {
+  call.same_device(argument, t);
+  check_rank(call.op(), argument, t, 4);
+  SBNET_TORCH_CHECK(t.scalar_type() == q.scalar_type(), "sbnet::", call.op(), ": ", argument, ": expected ",
+                    dtype_name(to_dtype(call.op(), "q", q)), ", the dtype of q, got ",
+                    dtype_name(to_dtype(call.op(), argument, t)));
+  const int64_t unit = 16 / dtype_size(to_dtype(call.op(), argument, t));
+  bool fits = t.size(3) <= 1 || t.stride(3) == 1;
+  for (int d = 0; d < 3; ++d) fits = fits && (t.size(d) <= 1 || t.stride(d) % (unit ? unit : 1) == 0);
+  fits = fits && reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0;
+  if (fits) return t;
+  if (!t.is_contiguous()) return torch::stable::contiguous(t);
+  const int64_t size[4] = {t.size(0), t.size(1), t.size(2), t.size(3)};
+  Tensor copy = torch::stable::new_empty(t, {size, 4});  // a contiguous view that starts off 16 bytes
+  torch::stable::copy_(copy, t);
+  return copy;
+}
+
+AttentionTensor view(const Tensor& t) {
+  AttentionTensor v = {t.data_ptr(), 0, 0, 0};
+  if (t.size(0) > 1) v.batch_stride = t.stride(0);
+  if (t.size(1) > 1) v.head_stride = t.stride(1);
+  if (t.size(2) > 1) v.stride = t.stride(2);
+  return v;
+}
+
+// Packed as t is: [batch, heads, length, head_dim], or with heads inside of positions. Keep in step with empty_like in
+// sbnet/ops/attention/attention.py.
+Tensor empty_as(const Tensor& t) {
+  const bool heads_inside = t.stride(1) < t.stride(2);
+  const int64_t size[4] = {t.size(0), t.size(heads_inside ? 2 : 1), t.size(heads_inside ? 1 : 2), t.size(3)};
+  const Tensor out = torch::stable::new_empty(t, {size, 4});
+  return heads_inside ? torch::stable::transpose(out, 1, 2) : out;
+}
+
+// Everything of a call but results: keeps the tensors alive that params point into.
+struct Problem {
+  Tensor q, k, v;
+  AttentionParams p = {};
+
+  Problem(const Call& call, const Tensor& q_in, const Tensor& k_in, const Tensor& v_in, const MaybeTensor& rows,
+          const MaybeTensor& columns, const MaybeTensor& mask_index, const MaybeTensor& masks,
+          const MaybeTensor& q_lengths, const MaybeTensor& k_lengths, const MaybeTensor& seed, const Ints& layout,
+          double scale, double dropout)
+      : q(readable(call, "q", q_in, q_in)), k(readable(call, "k", k_in, q_in)), v(readable(call, "v", v_in, q_in)) {
+    const char* op = call.op();
+    SBNET_TORCH_CHECK(k.size(0) == q.size(0) && k.size(3) == q.size(3), "sbnet::", op, ": k: expected a batch of ",
+                      q.size(0), " and a head dimension of ", q.size(3), ", got ", k.size(0), " and ", k.size(3));
+    for (int d = 0; d < 4; ++d)
+      SBNET_TORCH_CHECK(v.size(d) == k.size(d), "sbnet::", op, ": v: expected the shape of k, got ", v.size(d), " for ",
+                        k.size(d), " in dimension ", d);
+    p.dtype = to_dtype(op, "q", q);
+    p.batch = q.size(0);
+    p.heads = to_int32(op, "q", q.size(1)), p.kv_heads = to_int32(op, "k", k.size(1));
+    p.q_length = to_int32(op, "q", q.size(2)), p.k_length = to_int32(op, "k", k.size(2));
+    p.head_dim = to_int32(op, "q", q.size(3));
+    p.scale = static_cast<float>(scale);
+    p.q = view(q), p.k = view(k), p.v = view(v);
+    SBNET_TORCH_CHECK(layout.size() == 6, "sbnet::", op, ": layout: expected 6 numbers, got ", layout.size());
+    AttentionRule& rule = p.layout.rule;
+    int32_t* numbers[6] = {&rule.diagonal, &rule.band, &rule.prefix, &rule.stride, &rule.phases, &p.layout.block};
+    for (int i = 0; i < 6; ++i) *numbers[i] = to_int32(op, "layout", layout[i]);
+    SBNET_TORCH_CHECK(p.layout.block > 0 && rule.phases > 0, "sbnet::", op,
+                      ": layout: expected positive blocks, phases");
+    set_blocks(call, rows, columns, mask_index, masks);
+    if (q_lengths) p.q_lengths = call.int32("q_lengths", *q_lengths, p.batch);
+    if (k_lengths) p.k_lengths = call.int32("k_lengths", *k_lengths, p.batch);
+    p.dropout.p = static_cast<float>(dropout);
+    if (seed) {
+      call.same_device("seed", *seed);
+      SBNET_TORCH_CHECK(seed->scalar_type() == ScalarType::Long && seed->is_contiguous() && seed->numel() == 2,
+                        "sbnet::", op, ": seed: expected 2 contiguous int64 numbers, got ", seed->numel());
+      p.dropout.seed = static_cast<const int64_t*>(seed->const_data_ptr());
+    }
+  }
+
+ private:
+  void set_blocks(const Call& call, const MaybeTensor& rows, const MaybeTensor& columns, const MaybeTensor& mask_index,
+                  const MaybeTensor& masks) {
+    const char* op = call.op();
+    AttentionLayout& a = p.layout;
+    a.batches = a.heads = 1;
+    const auto blocks = [&](int32_t length) {
+      return static_cast<int32_t>((length / a.rule.phases + int64_t{a.block} - 1) / a.block);
+    };
+    a.q_blocks = blocks(p.q_length), a.k_blocks = blocks(p.k_length);
+    if (rows) {
+      check_rank(op, "rows", *rows, 4);
+      a.batches = to_int32(op, "rows", rows->size(0)), a.heads = to_int32(op, "rows", rows->size(1));
+      const int64_t planes = size_product({a.batches, a.heads});
+      a.rows = words(call, "rows", *rows, size_product({planes, a.q_blocks, a.row_words()}));
+      SBNET_TORCH_CHECK(columns, "sbnet::", op, ": columns: expected those of rows, got none");
+      a.columns = words(call, "columns", *columns, size_product({planes, a.k_blocks, a.column_words()}));
+    }
+    if (mask_index) {
+      a.mask_index = call.int32("mask_index", *mask_index, size_product({a.heads, a.q_blocks, a.k_blocks}));
+      SBNET_TORCH_CHECK(masks, "sbnet::", op, ": masks: expected those of mask_index, got none");
+      check_rank(op, "masks", *masks, 3);
+      a.mask_count = to_int32(op, "masks", masks->size(0));
+      a.masks = words(call, "masks", *masks, size_product({a.mask_count, a.block, a.mask_words()}));
+    }
+  }
+
+  // An empty tensor has no address; kernels take null for "every block".
+  static const uint32_t* words(const Call& call, const char* argument, const Tensor& t, int64_t count) {
+    static const uint32_t kNone[2] = {};
+    const int32_t* data = call.int32(argument, t, count);
+    return data ? reinterpret_cast<const uint32_t*>(data) : kNone;
+  }
+};
+
+std::tuple<Tensor, Tensor> pack_attention_blocks(Tensor blocks) {
+  const char* op = "pack_attention_blocks";
+  const Call call(op, "blocks", blocks);
+  check_rank(op, "blocks", blocks, 4);
+  SBNET_TORCH_CHECK(blocks.scalar_type() == ScalarType::Bool, "sbnet::", op, ": blocks: expected bool, got ",
+                    dtype_name(to_dtype(op, "blocks", blocks)));
+  if (!blocks.is_contiguous()) blocks = torch::stable::contiguous(blocks);
+  const int64_t B = blocks.size(0), H = blocks.size(1), Q = blocks.size(2), K = blocks.size(3);
+  const Tensor rows = empty_int32(blocks, {B, H, Q, (K + 31) / 32});
+  const Tensor columns = empty_int32(blocks, {B, H, K, (Q + 31) / 32});
+  PackAttentionBlocksParams p = {static_cast<const uint8_t*>(blocks.const_data_ptr()),
+                                 static_cast<uint32_t*>(rows.data_ptr()),
+                                 static_cast<uint32_t*>(columns.data_ptr()),
+                                 size_product({B, H}),
+                                 to_int32(op, "blocks", Q),
+                                 to_int32(op, "blocks", K)};
+  const Parallel parallel = call.parallel();
+  check(sbnet_pack_attention_blocks_cpu(&p, &parallel));
+  return {rows, columns};
+}
+
+// lse, and the numbers that a float32 backward reads besides it: [batch, heads, length, 2], else empty.
+std::tuple<Tensor, Tensor, Tensor> block_attention(Tensor q, Tensor k, Tensor v, MaybeTensor rows, MaybeTensor columns,
+                                                   MaybeTensor mask_index, MaybeTensor masks, MaybeTensor q_lengths,
+                                                   MaybeTensor k_lengths, MaybeTensor seed, Ints layout, double scale,
+                                                   double dropout, bool /*of the backward*/) {
+  const char* op = "block_attention";
+  const Call call(op, "q", q);
+  Problem problem(call, q, k, v, rows, columns, mask_index, masks, q_lengths, k_lengths, seed, layout, scale, dropout);
+  AttentionParams& p = problem.p;
+  const Tensor out = empty_as(q);
+  const int64_t size[4] = {q.size(0), q.size(1), q.size(2), 2}, none = 0;
+  const Tensor lse = torch::stable::new_empty(q, {size, 3}, ScalarType::Float);
+  const Tensor sums = p.dtype == DType::kF32 ? torch::stable::new_empty(q, {size, 4}, ScalarType::Float)
+                                             : torch::stable::new_empty(q, {&none, 1}, ScalarType::Float);
+  p.out = view(out);
+  p.lse = static_cast<float*>(lse.data_ptr());
+  if (p.dtype == DType::kF32) p.sums = static_cast<float*>(sums.data_ptr());
+  check(validate(p));
+  const Parallel parallel = call.parallel();
+  const Tensor scratch = workspace(q, sbnet_block_attention_workspace_bytes_cpu(&p, parallel.threads));
+  check(sbnet_block_attention_cpu(&p, scratch.data_ptr(), &parallel));
+  return {out, lse, sums};
+}
+
+std::tuple<Tensor, Tensor, Tensor> block_attention_backward(
+    Tensor grad_out, MaybeTensor grad_lse, Tensor out, Tensor lse, Tensor sums, Tensor q, Tensor k, Tensor v,
+    MaybeTensor rows, MaybeTensor columns, MaybeTensor mask_index, MaybeTensor masks, MaybeTensor q_lengths,
+    MaybeTensor k_lengths, MaybeTensor seed, Ints layout, double scale, double dropout, bool deterministic) {
+  const char* op = "block_attention_backward";
+  const Call call(op, "q", q);
+  Problem problem(call, q, k, v, rows, columns, mask_index, masks, q_lengths, k_lengths, seed, layout, scale, dropout);
+  AttentionBackwardParams b = {};
+  b.forward = problem.p;
+  AttentionParams& p = b.forward;
+  const int64_t statistics = size_product({p.batch, p.heads, p.q_length});
+  const auto floats = [&](const char* argument, const Tensor& t, int64_t count) {
+    call.same_device(argument, t);
+    SBNET_TORCH_CHECK(t.scalar_type() == ScalarType::Float && t.numel() == count, "sbnet::", op, ": ", argument,
+                      ": expected ", count, " float32 numbers, got ", t.numel());
+    return t.is_contiguous() ? t : torch::stable::contiguous(t);
+  };
+  out = readable(call, "out", out, q), grad_out = readable(call, "grad_out", grad_out, q);
+  for (int d = 0; d < 4; ++d)
+    SBNET_TORCH_CHECK(out.size(d) == q.size(d) && grad_out.size(d) == q.size(d), "sbnet::", op,
+                      ": out, grad_out: expected the shape of q, got ", out.size(d), " and ", grad_out.size(d), " for ",
+                      q.size(d), " in dimension ", d);
+  lse = floats("lse", lse, statistics);
+  p.out = view(out), b.grad_out = view(grad_out);
+  p.lse = static_cast<float*>(lse.data_ptr());
+  if (p.dtype == DType::kF32) {
+    sums = floats("sums", sums, size_product({statistics, 2}));
+    p.sums = static_cast<float*>(sums.data_ptr());
+  }
+  if (grad_lse) {
+    grad_lse = floats("grad_lse", *grad_lse, statistics);
+    b.grad_lse = static_cast<const float*>(grad_lse->const_data_ptr());
+  }
+  const Tensor grad_q = empty_as(q), grad_k = empty_as(k), grad_v = empty_as(v);
+  b.grad_q = view(grad_q), b.grad_k = view(grad_k), b.grad_v = view(grad_v);
+  b.deterministic = deterministic;
+  check(validate(b));
+  const Parallel parallel = call.parallel();
+  const Tensor scratch = workspace(q, sbnet_block_attention_backward_workspace_bytes_cpu(&b, parallel.threads));
+  check(sbnet_block_attention_backward_cpu(&b, scratch.data_ptr(), &parallel));
+  return {grad_q, grad_k, grad_v};
+}
+
+void register_ops(torch::stable::detail::StableLibrary& m) {
+  m.impl("pack_attention_blocks", TORCH_BOX(&pack_attention_blocks));
+  m.impl("block_attention", TORCH_BOX(&block_attention));
+  m.impl("block_attention_backward", TORCH_BOX(&block_attention_backward));
+}
+
+}  // namespace
+}  // namespace sbnet::binding
+
+STABLE_TORCH_LIBRARY_IMPL(sbnet, CPU, m) { sbnet::binding::register_ops(m); }
