@@ -11,6 +11,7 @@ from torch import Tensor
 
 import sbnet
 from sbnet.benchmarks.harness.registry import Setting, Side, WrongResult, close, short
+from sbnet.geometry import to_pair
 
 Shape = tuple[int, int, int, int]
 
@@ -18,22 +19,24 @@ Shape = tuple[int, int, int, int]
 class Layer:
     """A layer with bias and ReLU. shape: (N, H, W, C) of its input; filters: its output channels, C if not given.
 
-    It is padded by half its kernel. `size` is (N, H, W) of its output.
+    It is padded by half its kernel's reach. `size` is (N, H, W) of its output.
     """
 
     def __init__(
-        self, shape: Shape, dtype: torch.dtype, setting: Setting, filters: int = 0, kernel: int = 3, stride: int = 1
-    ):
+        self, shape: Shape, dtype: torch.dtype, setting: Setting, filters: int = 0, kernel: int | tuple[int, int] = 3,
+        stride: int = 1, dilation: int = 1, groups: int = 1,
+    ):  # fmt: skip
         n, h, w, c = shape
         device, last = setting.device, torch.channels_last
-        self.dtype, self.kernel, self.stride, self.padding = dtype, kernel, stride, kernel // 2
-        filters = filters or c
+        self.kernel = to_pair(kernel, "Layer: kernel")
+        self.padding = (self.kernel[0] // 2 * dilation, self.kernel[1] // 2 * dilation)
+        self.dtype, self.stride, self.dilation, self.groups = dtype, stride, dilation, groups
+        filters, fan_in = filters or c, c // groups * self.kernel[0] * self.kernel[1]
         self.x = torch.randn(n, c, h, w, device=device, dtype=dtype).contiguous(memory_format=last)
-        weight = torch.randn(filters, c, kernel, kernel, device=device) / (kernel**2 * c) ** 0.5
+        weight = torch.randn(filters, c // groups, *self.kernel, device=device) / fan_in**0.5
         self.weight = weight.to(dtype).contiguous(memory_format=last)
         self.bias = torch.randn(filters, device=device, dtype=dtype)
-        pairs = [(v, v) for v in (kernel, stride, self.padding, 1)]
-        ho, wo = sbnet.conv_output_size((h, w), *pairs)
+        ho, wo = sbnet.conv_output_size((h, w), self.kernel, (stride, stride), self.padding, (dilation, dilation))
         self.size = (n, ho, wo)
         self.residual = torch.randn(n, filters, ho, wo, device=device, dtype=dtype).contiguous(memory_format=last)
         self.out = torch.empty_like(self.residual)
@@ -45,8 +48,12 @@ class Layer:
     def _compiles(setting: Setting) -> bool:
         return setting.cuda and setting.compiled and setting.level == "full"
 
+    @property
+    def geometry(self) -> tuple[int, tuple[int, int], int, int]:
+        return self.stride, self.padding, self.dilation, self.groups
+
     def plain(self, x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None = None) -> Tensor:
-        y = F.conv2d(x, weight, bias, self.stride, self.padding)
+        y = F.conv2d(x, weight, bias, *self.geometry)
         return (y if residual is None else y.add_(residual)).relu_()
 
     @functools.cached_property
@@ -54,11 +61,11 @@ class Layer:
         """Before residual and ReLU; float64 for float32, float32 for the halves."""
         wide = torch.float64 if self.dtype == torch.float32 else torch.float32
         with torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=False):  # runs once: not tuned
-            return F.conv2d(self.x.to(wide), self.weight.to(wide), self.bias.to(wide), self.stride, self.padding)
+            return F.conv2d(self.x.to(wide), self.weight.to(wide), self.bias.to(wide), *self.geometry)
 
     @functools.cached_property
     def torchs(self) -> Tensor:
-        return F.conv2d(self.x, self.weight, self.bias, self.stride, self.padding)
+        return F.conv2d(self.x, self.weight, self.bias, *self.geometry)
 
     def dense(self, residual: bool = False) -> dict[str, Side]:
         """Every dense form of the layer: the fastest is the baseline."""
@@ -66,7 +73,7 @@ class Layer:
         plain = "F.conv2d, oneDNN" if x.device.type == "cpu" else "F.conv2d"
         forms = {plain: Side(lambda: self.plain(x, weight, bias, added))}
         if x.is_cuda:
-            geometry = [self.stride] * 2, [self.padding] * 2, [1, 1], 1
+            geometry = [self.stride] * 2, self.padding, [self.dilation] * 2, self.groups
             forms["fused cuDNN"] = Side(
                 (lambda: torch.cudnn_convolution_relu(x, weight, bias, *geometry))
                 if added is None
@@ -80,7 +87,8 @@ class Layer:
         added = self.residual if residual else None
         sbnet.sparse_conv2d_(
             self.x, self.weight, self.bias, active, self.out,
-            stride=self.stride, padding=self.padding, activation="relu", fringe=fringe, residual=added,
+            stride=self.stride, padding=self.padding, dilation=self.dilation, groups=self.groups, activation="relu",
+            fringe=fringe, residual=added,
         )  # fmt: skip
         return self.out
 
@@ -113,11 +121,11 @@ class Layer:
 
     def bytes(self, active: sbnet.ActiveBlocks, residual: bool = False) -> float:
         """Input of the blocks with its halo read, blocks written (and the residual read), the weight once."""
-        grid = active.grid.conv_input(self.kernel, self.stride, self.padding)
+        grid = active.grid.conv_input(self.kernel, self.stride, self.padding, self.dilation)
         blocks, (bh, bw), (ih, iw) = int(active.count), active.grid.bsize, grid.bsize
         # neighbours share halos: no more is read than the plane holds; a kernel narrower than its stride skips pixels
-        skipped = min(self.kernel / self.stride, 1) ** 2
-        read = min(blocks * ih * iw, self.x[:, 0].numel()) * skipped * self.x.shape[1]
+        read_share = min(self.kernel[0] / self.stride, 1) * min(self.kernel[1] / self.stride, 1)
+        read = min(blocks * ih * iw, self.x[:, 0].numel()) * read_share * self.x.shape[1]
         written = blocks * bh * bw * (2 if residual else 1) * self.out.shape[1]
         return (read + written + self.weight.numel()) * self.x.element_size()
 

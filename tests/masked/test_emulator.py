@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from sbnet import conv_output_size, fringe
-from support.conv_cases import make
+from support.conv_cases import make, pair
 from support.emulator import CSRC, TOOLS, emulated_library
 from support.helpers import assert_as_accurate_as_torch, dense_conv2d, poison, tensor
 
-KERNELS = {"1x1": 0, "1x1 wide": 1, "1x1 split": 2, "3x3": 3, "3x3 stride 2": 3, "stem": 4}
+KERNELS = {"1x1": 0, "1x1 wide": 1, "1x1 split": 2, "3x3": 3, "3x3 stride 2": 3, "stem": 4, "general": 5}
 ACTIVATIONS = {None: 0, "relu": 1, "leaky_relu": 3, "silu": 4}
 CASES = 12  # for each seed
 
@@ -26,7 +26,9 @@ def fields(kind, names: str):
 
 class Case(ctypes.Structure):  # as in entry.cpp
     _fields_ = [
-        *fields(ctypes.c_int32, "kernel multiprocessors seed bfloat16 n h w c k r stride ho wo"),
+        *fields(
+            ctypes.c_int32, "kernel multiprocessors seed bfloat16 n h w c k r s stride padding dilation groups ho wo"
+        ),
         *fields(ctypes.c_int32, "block_h block_w activation"),
         *fields(ctypes.c_void_p, "x weight weight2 weight3 bias bias2 bias3 residual y"),
         *fields(ctypes.c_void_p, "indices count block_map fringe fringe_count"),
@@ -88,7 +90,8 @@ def emulate(library, which: str, seed: int, multiprocessors: int, activation, re
         library.emulate_conv, active, edge,
         {"x": x, "weight": weight, "bias": bias, "residual": options["residual"], "y": y},
         kernel=KERNELS[which], multiprocessors=multiprocessors, seed=seed, k=weight.shape[0], r=weight.shape[2],
-        stride=options["stride"], activation=ACTIVATIONS[activation],
+        s=weight.shape[3], activation=ACTIVATIONS[activation],
+        **{name: options[name] for name in ("stride", "padding", "dilation", "groups")},
     ):  # fmt: skip
         return False
     exact = dense_conv2d(x, weight, bias, torch.float32, **options)
@@ -96,8 +99,27 @@ def emulate(library, which: str, seed: int, multiprocessors: int, activation, re
     return True
 
 
+def some_general(rng: random.Random) -> dict:
+    """Any small convolution: kernels, strides, dilations, groups, channels of all alignments, blocks."""
+    groups = rng.choice([1, 1, 1, 2, 5, 8])
+    inputs, outputs = rng.choice([1, 3, 4, 8, 16, 24, 60, 64, 80, 136]), rng.choice([1, 3, 8, 16, 20, 60, 64, 80, 96])
+    if groups > 1:
+        inputs, outputs = rng.choice([2, 3, 4, 8, 12, 24, 72]), rng.choice([1, 3, 4, 8, 16, 40])
+    kernel, dilation = rng.choice([1, 3, 3, 3, 5, 7, (1, 3), (3, 1), (2, 5)]), rng.choice([1, 1, 1, 2, 3, 4, 6, 12])
+    reach = tuple(dilation * (side - 1) + 1 for side in pair(kernel))
+    return {
+        "channels": groups * inputs, "filters": groups * outputs, "groups": groups, "kernel": kernel,
+        "size": (max(rng.randint(1, 40), reach[0]), max(rng.randint(1, 40), reach[1])), "dilation": dilation,
+        "padding": rng.randint(0, max(reach)), "stride": rng.choice([1, 1, 1, 2, 3]), "batch": rng.choice([1, 1, 2]),
+        "block": rng.choice([8, 10, 12, 16, 20, 24, (8, 16), (16, 8), (12, 20), 32, (40, 7)]),
+        "density": rng.choice([0.0, 0.1, 0.4, 0.8, 1.0, 1.0]), "dtype": rng.choice([torch.float16, torch.bfloat16]),
+    }  # fmt: skip
+
+
 def some(rng: random.Random, kernel: str) -> dict:
     """A small convolution that `kernel` may take."""
+    if kernel == "general":
+        return some_general(rng)
     few, stride = rng.choice([8, 24, 64, 72, 128, 192]), 1
     sizes = {
         "1x1": ([8, 24, 64, 72, 256, 384], [8, 40, 64, 136, 200, 264]),
@@ -224,4 +246,5 @@ def test_hopper_bottleneck_of_infinities(emulated, channels, width):
 
 def test_all_hopper_kernels_are_emulated():
     stems = {"bottleneck", "conv1x1", "conv1x1_wide", "conv1x1_split", "conv3x3", "conv3x3_stride2", "conv_stem"}
+    stems.add("conv_general")
     assert {p.stem for p in (CSRC / "cuda/sm90/conv").glob("*.cu")} == stems

@@ -13,9 +13,14 @@ CASES = {
     "conv 1x1 256->64 100x176 fp16 block 4": "Hopper 1x1",
     "conv 7x7 3->64 400x704 fp16 block 8 stride 2": "Hopper stem",
     "conv 3x3 64->64 400x704 fp16 block 16 groups 64": "depthwise",
-    "conv 3x3 60->64 400x704 fp16 block 16": "implicit GEMM",
-    "conv 3x3 64->64 400x704 fp16 block 10": "implicit GEMM",
-    "conv 3x3 64->64 400x704 fp16 block 16 dilation 2": "implicit GEMM",
+    "conv 3x3 60->64 400x704 fp16 block 16": "Hopper general",
+    "conv 3x3 64->3 400x704 fp16 block 16": "Hopper general",
+    "conv 3x3 1->64 400x704 fp16 block 16": "Hopper general",
+    "conv 3x3 64->64 400x704 fp16 block 10": "Hopper general",
+    "conv 3x3 64->64 400x704 fp16 block 16 dilation 2": "Hopper general",
+    "conv 5x5 64->64 400x704 bf16 block 16": "Hopper general",
+    "conv 3x3 256->256 100x176 fp16 block 16 groups 32": "Hopper general",
+    "conv 3x3 64->64 400x704 fp16 block 4": "implicit GEMM",
     "conv 3x3 64->64 400x704 tf32 block 16": "implicit GEMM",
     "conv 3x3 64->64 400x704 fp32 block 16": "float32 in words",
     "conv 3x3 3->64 400x704 fp32 block 16": "float32",
@@ -31,7 +36,7 @@ def test_each_kernel_above_says_why_it_does_not_serve():
     found = layer_kernel("conv 3x3 60->64 400x704 fp16 block 16")
     assert dict(found.declined)["Hopper 3x3"] == "input channels are no multiple of 8"
     assert dict(found.declined)["Hopper 1x1"] == "kernel is not 1x1"
-    assert [name for name, _ in found.declined] == ["Hopper 3x3", "Hopper 1x1", "Hopper stem", "depthwise"]
+    assert [name for name, _ in found.declined] == ["Hopper 3x3", "Hopper 1x1", "Hopper stem"]
 
 
 def test_hopper_kernels_are_hoppers_alone():
@@ -43,7 +48,7 @@ def test_hopper_kernels_are_hoppers_alone():
 def test_a_residual_keeps_the_stem_kernel_away():
     shape = dict(stride=2, padding=3)
     assert conv2d_kernel((1, 3, 64, 64), 64, 7, 8, **shape).kernel == "Hopper stem"
-    assert conv2d_kernel((1, 3, 64, 64), 64, 7, 8, residual=True, **shape).kernel == "implicit GEMM"
+    assert conv2d_kernel((1, 3, 64, 64), 64, 7, 8, residual=True, **shape).kernel == "Hopper general"
 
 
 @pytest.mark.parametrize(
@@ -76,7 +81,7 @@ def test_the_command_prints_kernel_and_reasons():
     shown = runner.invoke(cli.app, ["info", "--layer", "conv 3x3 60->64 400x704 fp16 block 16"])
     assert shown.exit_code == 0
     assert shown.output.splitlines()[:2] == [
-        "implicit GEMM",
+        "Hopper general",
         "  not Hopper 3x3: input channels are no multiple of 8",
     ]
     assert runner.invoke(cli.app, ["info", "--layer", "pool"]).exit_code == 2

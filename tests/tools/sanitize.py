@@ -106,6 +106,9 @@ CONVS = {  # dtype, kernel, stride, groups, channels, block
     "conv_portable_elements": (torch.float32, 3, 1, 1, 17, 10),
     "conv_grouped": (torch.float16, 3, 1, 8, 32, 16),
     "conv_depthwise": (torch.float16, 3, 1, 64, 64, 16),
+    "conv_general": (torch.float16, 5, 1, 1, 60, 10),
+    "conv_general_elements": (torch.bfloat16, 5, 2, 1, 3, 16),
+    "conv_general_groups": (torch.float16, 3, 1, 8, 64, 12),
     "conv_stem": (torch.float16, 7, 2, 1, 3, 16),
     "conv_stem_cells": (torch.bfloat16, 7, 2, 1, 3, 10),
 }

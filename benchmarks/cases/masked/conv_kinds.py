@@ -1,5 +1,6 @@
-"""sparse_conv2d_ of the other kinds that residual networks are made of: 1x1, stride 2, the 7x7 stem; and what SBNet's
-narrow bottlenecks consist of. Bias and ReLU, fringe zeroed, against the fastest dense form of the same layer.
+"""sparse_conv2d_ of the other kinds that residual networks are made of: 1x1, stride 2, the 7x7 stem; what SBNet's
+narrow bottlenecks consist of; and any other kernel, dilation, group, channel and block. Bias and ReLU, fringe zeroed,
+against the fastest dense form of the same layer.
 """
 
 from __future__ import annotations
@@ -7,6 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,46 +53,90 @@ KINDS: dict[str, tuple[int, int, list[tuple[Shape, int]]]] = {
 STAGES = [((400, 704), 96), ((200, 352), 192), ((100, 176), 256), ((50, 88), 384)]
 
 
+class Kind(NamedTuple):
+    """A layer. shape: (N, H, W, C) of its input."""
+
+    shape: Shape
+    filters: int
+    kernel: int | tuple[int, int] = 3
+    stride: int = 1
+    dilation: int = 1
+    groups: int = 1
+    block: int | tuple[int, int] = 16
+    residual: bool = False
+
+
+LARGE, MIDDLE, SMALL = (1, 400, 704), (1, 200, 352), (1, 100, 176)
+# What Hopper's special kernels do not serve, or not well: channels, kernels, dilation, groups, blocks.
+OTHERS: dict[str, list[Kind]] = {
+    "conv 3x3, channels": [
+        *(Kind((*LARGE, c), c) for c in (24, 40, 56, 72, 88)),
+        Kind((2, 384, 640, 96), 96),
+        Kind((1, 320, 320, 80), 80),
+        Kind((*MIDDLE, 160), 160),
+        Kind((1, 160, 160, 320), 320),
+    ],
+    "conv 3x3, channels no multiple of 8": [
+        Kind((*LARGE, 60), 60),
+        Kind((1, 720, 1280, 64), 3),
+        Kind((1, 720, 1280, 1), 64),
+    ],
+    "conv, kernels": [Kind((*LARGE, 64), 64, kernel) for kernel in (5, 7, (1, 3), (3, 1))],
+    "conv 3x3, dilation": [
+        Kind((*LARGE, 64), 64, dilation=2),
+        *(Kind((*SMALL, 256), 256, dilation=d) for d in (2, 4, 6, 12)),
+    ],
+    "conv 3x3, groups": [
+        Kind((*MIDDLE, 128), 128, groups=32),
+        Kind((*SMALL, 256), 256, groups=32),
+        Kind((1, 50, 88, 512), 512, groups=32),
+        Kind((*MIDDLE, 168), 168, groups=7),  # RegNetX-1.6GF
+        Kind((*SMALL, 448), 448, groups=8),  # RegNetY-8GF
+    ],
+    "conv 3x3, blocks": [Kind((*LARGE, 64), 64, block=b) for b in (10, 12, 20, 24, 32, (8, 16))],
+}
+
+
 def cases(setting: Setting) -> Iterator[Case]:
     for name, (kernel, stride, layers) in KINDS.items():
         tiny = ((1, 32, 48, layers[0][0][3]), 24)
         for shape, filters in setting.pick([tiny], layers[:1] if setting.cuda else [], layers if setting.cuda else []):
             for density in setting.pick((0.2,), (0.1,), (1.0, 0.1)):
-                yield case(setting, name, shape, filters, kernel, stride, density)
+                yield case(setting, name, Kind(shape, filters, kernel, stride), density)
     for (h, w), channels in setting.pick([], STAGES[:1], STAGES):
         width = channels // 4
-        for shape, filters, kernel in (
-            ((1, h, w, channels), width, 1),
-            ((1, h, w, width), width, 3),
-            ((1, h, w, width), channels, 1),
+        for kind in (
+            Kind((1, h, w, channels), width, 1),
+            Kind((1, h, w, width), width, 3),
+            Kind((1, h, w, width), channels, 1, residual=True),
         ):
             for density in setting.pick((), (0.1,), (1.0, 0.1)):
-                yield case(
-                    setting, "conv of SBNet's bottlenecks", shape, filters, kernel, 1, density, filters == channels
-                )
+                yield case(setting, "conv of SBNet's bottlenecks", kind, density)
+    for name, kinds in OTHERS.items():
+        small = [kinds[0]._replace(shape=(1, 32, 48, kinds[0].shape[3]))]
+        for kind in setting.pick(small, kinds[:1], kinds):
+            for density in setting.pick((0.2,), (0.1,), (1.0, 0.25, 0.1)):
+                yield case(setting, name, kind, density)
 
 
-def case(
-    setting: Setting, name: str, shape: Shape, filters: int, kernel: int, stride: int, density: float,
-    residual: bool = False,
-) -> Case:  # fmt: skip
-    more = {"filters": filters, "kernel": kernel, "residual": residual, "sparsity": round(1 - density, 4)}
-    described = facts(shape, setting.dtype, "random", 16, **more)
-    return Case(name, "conv", described, partial(work, setting, shape, filters, kernel, stride, density, residual))
+def case(setting: Setting, name: str, kind: Kind, density: float) -> Case:
+    more = {name: value for name, value in kind._asdict().items() if name in ("filters", "kernel", "residual")}
+    more |= {name: value for name, value in (("dilation", kind.dilation), ("groups", kind.groups)) if value > 1}
+    described = facts(kind.shape, setting.dtype, "random", kind.block, **more, sparsity=round(1 - density, 4))
+    return Case(name, "conv", described, partial(work, setting, kind, density))
 
 
 @functools.lru_cache(maxsize=1)
-def layer_of(setting: Setting, shape: Shape, filters: int, kernel: int, stride: int) -> Layer:
+def layer_of(setting: Setting, kind: Kind) -> Layer:
     """Cases that follow each other share a layer, and its exact result."""
-    return Layer(shape, setting.dtype, setting, filters, kernel, stride)
+    return Layer(kind.shape, setting.dtype, setting, kind.filters, kind.kernel, kind.stride, kind.dilation, kind.groups)
 
 
-def work(
-    setting: Setting, shape: Shape, filters: int, kernel: int, stride: int, density: float, residual: bool
-) -> Work:
-    layer = layer_of(setting, shape, filters, kernel, stride)
-    grid = sbnet.BlockGrid.cover(layer.size[1:], 16)
-    active = sbnet.reduce_mask(masks.pixels("random", layer.size, density, setting.device, 16), grid)
+def work(setting: Setting, kind: Kind, density: float) -> Work:
+    layer, residual = layer_of(setting, kind._replace(block=16, residual=False)), kind.residual
+    grid = sbnet.BlockGrid.cover(layer.size[1:], kind.block)
+    pixels = masks.pixels("random", layer.size, density, setting.device, kind.block)
+    active = sbnet.reduce_mask(pixels, grid)
     fringe = sbnet.fringe(active, active, layer.size[1:], 3, 1, 1)  # for a 3x3 layer that reads the output
     inside = active.pixel_mask(layer.size[1:])
     zero = fringe_mask(fringe, inside)

@@ -1,5 +1,6 @@
 #include "core/masked/conv_select.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <initializer_list>
 
@@ -9,6 +10,7 @@ namespace sbnet {
 namespace {
 
 constexpr int kMaxDepthwiseTaps = 128, kStemCell = 8;
+constexpr int kMaxGeneralTaps = 128, kLeastGeneralPixels = 36;
 constexpr int kMaxBottleneckChannels = 512, kMaxBottleneckWidth = 128;
 
 bool is_half(DType t) { return t == DType::kF16 || t == DType::kBF16; }
@@ -100,6 +102,7 @@ const ConvKernelRow kConvTable[kConvKernels] = {
     {ConvKernel::kHopper3x3, "Hopper 3x3", 90, hopper_3x3_declines},
     {ConvKernel::kHopper1x1, "Hopper 1x1", 90, hopper_1x1_declines},
     {ConvKernel::kHopperStem, "Hopper stem", 90, hopper_stem_declines},
+    {ConvKernel::kHopperGeneral, "Hopper general", 90, hopper_general_declines},
     {ConvKernel::kDepthwise, "depthwise", 0, depthwise_declines},
     {ConvKernel::kImplicitGemm, "implicit GEMM", 0, implicit_gemm_declines},
     {ConvKernel::kSimtWords, "float32 in words", 0, simt_words_decline},
@@ -110,6 +113,37 @@ const ConvKernelRow& select_conv(const Conv2dParams& p, int32_t capability) {
   for (const ConvKernelRow& row : kConvTable)
     if ((!row.capability || row.capability == capability) && !row.declines(p)) return row;
   return kConvTable[kConvKernels - 1];
+}
+
+// Sides in 16 bits, distances within an image in 32.
+bool sides_fit(const TensorView& t) {
+  const PixelStrides s = pixel_strides(t);
+  for (int d = 2; d < 4; ++d)
+    if (t.size[d] > UINT16_MAX) return false;
+  return s.y >= 0 && s.x >= 0 && s.y < 1 << 30 && s.x < 1 << 30;
+}
+
+const char* hopper_general_declines(const Conv2dParams& p) {
+  const TensorView& w = p.weight;
+  const int64_t inputs = w.size[1];
+  if (!is_half(p.x.dtype)) return "dtype is neither float16 nor bfloat16";
+  if (inputs == 1 && p.groups > 1) return "one input channel a group";
+  if (w.size[2] * w.size[3] > kMaxGeneralTaps) return "more than 128 taps";
+  if (p.x.stride[1] != 1 && p.x.size[1] > 1) return "the input's channels are not adjacent";
+  if (!sides_fit(p.x) || !sides_fit(p.y)) return "a plane too large to count";
+  if (w.stride[1] != 1 && inputs > 1) return "the weights' channels are not adjacent";
+  for (int d = 2; d < 4; ++d)
+    if (w.size[d] > 1 && (w.stride[d] < 0 || w.stride[d] * (w.size[d] - 1) >= 1 << 28)) return "weights too far apart";
+  if (w.size[0] >= 1 << 24 || p.x.size[1] >= 1 << 24) return "too many channels to count";
+  const int64_t height = std::min<int64_t>(p.active.grid.size[0], p.y.size[2]),
+                width = std::min<int64_t>(p.active.grid.size[1], p.y.size[3]);
+  if (height * width < kLeastGeneralPixels) return "blocks of few pixels";
+  // A tile has at least 16 channels of a group, or more small groups together; no way to cut a block is taken that
+  // makes more than a few times as many units as 8x8 pixels would.
+  const double columns = static_cast<double>(p.groups) * static_cast<double>((w.size[0] / p.groups + 15) / 16),
+               units = 8. * static_cast<double>((height + 7) / 8 * ((width + 7) / 8)) *
+                       static_cast<double>(p.active.capacity);
+  return units * columns < 1 << 30 && p.fringe.capacity < INT32_MAX ? nullptr : "too many tiles to count";
 }
 
 const char* hopper_bottleneck_declines(const BottleneckParams& p) {

@@ -7,7 +7,16 @@
 
 namespace sbnet {
 
-enum class ConvKernel : int32_t { kHopper3x3, kHopper1x1, kHopperStem, kDepthwise, kImplicitGemm, kSimtWords, kSimt };
+enum class ConvKernel : int32_t {
+  kHopper3x3,
+  kHopper1x1,
+  kHopperStem,
+  kHopperGeneral,
+  kDepthwise,
+  kImplicitGemm,
+  kSimtWords,
+  kSimt
+};
 
 struct ConvKernelRow {
   ConvKernel kernel;
@@ -17,11 +26,15 @@ struct ConvKernelRow {
 };
 
 // First match wins; the last row accepts everything.
-constexpr int kConvKernels = 7;
+constexpr int kConvKernels = 8;
 extern const ConvKernelRow kConvTable[kConvKernels];
 
 // capability: of the device, as 90; 0 keeps to the portable kernels.
 const ConvKernelRow& select_conv(const Conv2dParams& p, int32_t capability);
+
+// Why the general Hopper kernel does not take p; null: it does. It looks at p's tensors alone: p.y may be any plane
+// that a padding of p leads to (a phase of a transposed convolution), so p need not be valid.
+const char* hopper_general_declines(const Conv2dParams& p);
 
 // Why the Hopper kernel of whole bottleneck blocks does not take p; null: it does.
 const char* hopper_bottleneck_declines(const BottleneckParams& p);

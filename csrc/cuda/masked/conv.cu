@@ -9,6 +9,7 @@
 #ifdef SBNET_SM90
 #include "cuda/sm90/conv/conv1x1.h"
 #include "cuda/sm90/conv/conv3x3.h"
+#include "cuda/sm90/conv/conv_general.h"
 #include "cuda/sm90/conv/conv_stem.h"
 #endif
 
@@ -63,6 +64,8 @@ sbnet::Status sbnet_sparse_conv2d_cuda(const sbnet::Conv2dParams* p, void* strea
       return sm90::conv1x1(*p, device, stream);
     case ConvKernel::kHopperStem:
       return sm90::conv_stem(*p, device, stream);
+    case ConvKernel::kHopperGeneral:
+      return sm90::conv_general(*p, device, stream);
 #endif
     case ConvKernel::kDepthwise:
       return portable::launch_depthwise(*p, device, stream);

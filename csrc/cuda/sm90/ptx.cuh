@@ -279,6 +279,7 @@ __device__ constexpr uint64_t wgmma_layout(uint32_t stride) {
 #define SBNET_R16 SBNET_R8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define SBNET_R24 SBNET_R16 ", %16, %17, %18, %19, %20, %21, %22, %23"
 #define SBNET_R32 SBNET_R24 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define SBNET_R40 SBNET_R32 ", %32, %33, %34, %35, %36, %37, %38, %39"
 #define SBNET_R48 SBNET_R32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define SBNET_R64 SBNET_R48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define SBNET_R72 SBNET_R64 ", %64, %65, %66, %67, %68, %69, %70, %71"
@@ -303,6 +304,7 @@ __device__ constexpr uint64_t wgmma_layout(uint32_t stride) {
   if constexpr (N == 32) SBNET_WGMMA("32", TYPE, SBNET_R16, "%16", "%17", "%18", SBNET_F16(0));                  \
   if constexpr (N == 48) SBNET_WGMMA("48", TYPE, SBNET_R24, "%24", "%25", "%26", SBNET_F16(0), SBNET_F8(16));    \
   if constexpr (N == 64) SBNET_WGMMA("64", TYPE, SBNET_R32, "%32", "%33", "%34", SBNET_F32(0));                  \
+  if constexpr (N == 80) SBNET_WGMMA("80", TYPE, SBNET_R40, "%40", "%41", "%42", SBNET_F32(0), SBNET_F8(32));    \
   if constexpr (N == 96) SBNET_WGMMA("96", TYPE, SBNET_R48, "%48", "%49", "%50", SBNET_F32(0), SBNET_F16(32));   \
   if constexpr (N == 128) SBNET_WGMMA("128", TYPE, SBNET_R64, "%64", "%65", "%66", SBNET_F32(0), SBNET_F32(32)); \
   if constexpr (N == 144)                                                                                        \
@@ -316,7 +318,8 @@ __device__ constexpr uint64_t wgmma_layout(uint32_t stride) {
 // d[64 x N] (+)= A[64 x 16] * B[N x 16]^T, in the first N / 2 of d.
 template <class T, int N, int kSums>
 __device__ __forceinline__ void wgmma(float (&d)[kSums], uint64_t a, uint64_t b, int accumulate) {
-  static_assert((N == 16 || N == 32 || N == 48 || N == 64 || N == 96 || N == 128 || N == 144 || N == 192 || N == 256) &&
+  static_assert((N == 16 || N == 32 || N == 48 || N == 64 || N == 80 || N == 96 || N == 128 || N == 144 || N == 192 ||
+                 N == 256) &&
                 N / 2 <= kSums);
   if constexpr (std::is_same_v<T, __half>) {
     SBNET_WGMMA_OF("f16");
@@ -351,6 +354,7 @@ __device__ __forceinline__ void wgmma_registers(float (&d)[32], const uint32_t (
 #undef SBNET_R72
 #undef SBNET_R64
 #undef SBNET_R48
+#undef SBNET_R40
 #undef SBNET_R32
 #undef SBNET_R24
 #undef SBNET_R16

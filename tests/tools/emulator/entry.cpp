@@ -8,16 +8,17 @@
 #include "cuda/sm90/conv/conv1x1_split.h"
 #include "cuda/sm90/conv/conv1x1_wide.h"
 #include "cuda/sm90/conv/conv3x3.h"
+#include "cuda/sm90/conv/conv_general.h"
 #include "cuda/sm90/conv/conv_stem.h"
 #include "machine.h"
 
 extern "C" {
 
-// Channel-last tensors, packed: x [n, h, w, c], y [n, ho, wo, k], weight [k, r, r, c], bias [k], residual (or null) as
-// y. `kernel`: of those below. Returns 0, or 1 if the kernel does not take it, or 2 and what went wrong.
+// Channel-last tensors, packed: x [n, h, w, c], y [n, ho, wo, k], weight [k, r, s, c / groups], bias [k], residual (or
+// null) as y. `kernel`: of those below. Returns 0, or 1 if the kernel does not take it, or 2 and what went wrong.
 struct Case {
   int32_t kernel, multiprocessors, seed, bfloat16;
-  int32_t n, h, w, c, k, r, stride, ho, wo, block_h, block_w, activation;
+  int32_t n, h, w, c, k, r, s, stride, padding, dilation, groups, ho, wo, block_h, block_w, activation;
   void *x, *weight[3], *bias[3], *residual, *y;  // a bottleneck block has three of weight and bias; k is its width
   const int32_t *indices, *count, *block_map, *fringe, *fringe_count;
   int64_t capacity, fringe_capacity;
@@ -64,12 +65,12 @@ __attribute__((visibility("default"))) int emulate_conv(const Case* given, char*
   using namespace sbnet;
   const Case& v = *given;
   Conv2dParams p = {};
-  p.x = v.view(v.x, v.n, v.c, v.h, v.w), p.weight = v.view(v.weight[0], v.k, v.c, v.r, v.r);
+  p.x = v.view(v.x, v.n, v.c, v.h, v.w), p.weight = v.view(v.weight[0], v.k, v.c / v.groups, v.r, v.s);
   p.bias = v.bias[0], p.bias_dtype = v.dtype(), p.y = v.view(v.y, v.n, v.k, v.ho, v.wo);
   if (v.residual) p.residual = v.view(v.residual, v.n, v.k, v.ho, v.wo);
   p.active = v.active(), p.fringe = {v.fringe, v.fringe_count, v.fringe_capacity};
-  p.groups = 1, p.activation = static_cast<Activation>(v.activation), p.activation_param = 0.01f;
-  for (int d = 0; d < 2; ++d) p.stride[d] = v.stride, p.padding[d] = v.r / 2, p.dilation[d] = 1;
+  p.groups = v.groups, p.activation = static_cast<Activation>(v.activation), p.activation_param = 0.01f;
+  for (int d = 0; d < 2; ++d) p.stride[d] = v.stride, p.padding[d] = v.padding, p.dilation[d] = v.dilation;
 
   const DeviceInfo device = v.device();
   const ConvKernel chosen = select_conv(p, 90).kernel;
@@ -81,6 +82,7 @@ __attribute__((visibility("default"))) int emulate_conv(const Case* given, char*
   if (v.kernel == 3 && chosen == ConvKernel::kHopper3x3) return told(sm90::conv3x3(p, device, nullptr), message, room);
   if (v.kernel == 4 && chosen == ConvKernel::kHopperStem)
     return told(sm90::conv_stem(p, device, nullptr), message, room);
+  if (v.kernel == 5 && !hopper_general_declines(p)) return told(sm90::conv_general(p, device, nullptr), message, room);
   return 1;
 }
 }

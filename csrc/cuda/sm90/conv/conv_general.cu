@@ -1,0 +1,184 @@
+// Block-sparse convolution for Hopper where no special kernel serves: any kernel, stride, dilation, groups, numbers of
+// channels and blocks; fp16 and bf16 with fp32 sums, channel-last.
+//
+// Persistent CTAs. A tile is up to 256 positions of an input patch x 16 to 96 output channels. The patch is gathered
+// once, 64 channels at a time, by asynchronous copies of whatever width the layout allows; all taps that share it read
+// it in place, through WGMMA descriptors that a table of taps shifts. Steps of 16 input channels that are not there are
+// not computed.
+//
+//   warps 0-7  two warpgroups: the fringe's zeros, then WGMMA and epilogue of 128 positions each
+//   warp 8     schedule and patches    conv_general_load.cuh
+//   warp 9     weights
+#include "cuda/sm90/conv/conv_general.h"
+#include "cuda/sm90/conv/conv_general_finish.cuh"
+#include "cuda/sm90/conv/conv_general_host.cuh"
+#include "cuda/sm90/conv/conv_general_load.cuh"
+
+namespace sbnet::sm90 {
+namespace {
+
+using namespace general;
+
+// Warps 0-7.
+template <class C>
+__device__ void consume(const Args& a, uint32_t smem, uint8_t* shared) {
+  using T = typename C::T;
+  const int tid = threadIdx.x & 127, lane = tid & 31;
+  const int wg = __shfl_sync(0xffffffff, threadIdx.x >> 7, 0);
+  Place* places = reinterpret_cast<Place*>(shared + C::kPlacesAt) + wg * kPositions;
+  float* bias = reinterpret_cast<float*>(shared + C::kBiasAt) + wg * C::kOutputs;
+  const uint32_t weights = wgmma_operand(smem + C::kWeightsAt);
+  const uint32_t patches = wgmma_operand(smem + C::kWeightsAt + a.weight_stages * C::kTap) + wg * a.second * 8;
+  const uint64_t rows_of_weights = wgmma_layout(1024), rows_of_pixels = wgmma_layout(a.group_stride * 128);
+  grid_dependency_wait();
+  // While the first patch is on its way.
+  clear_fringe<T>(a.zeros, a.zeros_plan, int64_t{blockIdx.x} * 256 + threadIdx.x, int64_t{gridDim.x} * 256);
+  const uint32_t tiles = tiles_of(a, min(max(load_int(a.count), 0), a.capacity));
+
+  uint32_t patch = 0, patch_phase = 0, weight = 0, weight_phase = 0;
+  for (uint32_t tile = blockIdx.x, made = 0; tile < tiles; tile += gridDim.x, ++made) {
+    uint32_t first_unit, column_index;
+    a.columns.divmod(tile, &first_unit, &column_index);
+    const Column column(a, column_index);
+    const int k0 = column.chunk_k + column.k * C::kOutputs;
+    mbar_wait(smem + C::kPatchFull + 8 * patch, patch_phase);
+    bar_sync(1 + wg, 128);  // the places of the tile before are no longer read
+    places[tid] = place_of(
+        a, reinterpret_cast<const int4*>(shared + C::kRecordsAt) + made % kMaxPatchStages * kMaxUnits, wg, tid);
+    const float own_bias =
+        tid < C::kOutputs ? load_bias<T>(a, k0 + tid) : 0.f;  // on its way until the products are done
+
+    float acc[C::kChannelRows ? 1 : 2][C::kChannelRows ? 64 : C::kOutputs / 2];  // the first tap overwrites it
+    int accumulate = 0;
+    uint32_t read_weight = 0,
+             read_patch = 0;  // barriers of the stages that the tap before the last one issued has read
+    auto release = [&] {
+      if (lane == 0 && read_weight) mbar_arrive(read_weight);
+      if (lane == 0 && read_patch) mbar_arrive(read_patch);
+      read_weight = read_patch = 0;
+    };
+#pragma unroll 1
+    for (int slice = 0; slice < a.slices; ++slice) {
+      const int steps = slice + 1 < a.slices ? 4 : a.last_steps;
+      int tap = 0;
+#pragma unroll 1
+      for (int g = 0; g < a.groups; ++g) {
+        mbar_wait(smem + C::kPatchFull + 8 * patch, patch_phase);
+        const uint32_t pixels = patches + patch * (a.patch_bytes >> 4);
+#pragma unroll 1
+        for (const int end = a.group[g].end; tap < end;) {
+          mbar_wait(smem + C::kWeightFull + 8 * weight, weight_phase);
+          fence_async_proxy();  // of the copies, which were no TMA's
+          const uint32_t dp = pixels + a.tap[tap].shift * 8, dw = weights + weight * (C::kTap >> 4);
+          auto multiply = [&](int k) {
+            const uint64_t w = rows_of_weights | (dw + k * 2), x = rows_of_pixels | (dp + k * 2);
+            if constexpr (C::kChannelRows) {
+              wgmma<T, 128>(acc[0], w, x, accumulate | k);
+            } else {
+              wgmma<T, C::kOutputs>(acc[0], x, w, accumulate | k);
+              wgmma<T, C::kOutputs>(acc[1], x + a.group_stride * 64, w, accumulate | k);
+            }
+          };
+          wgmma_fence();
+          if (steps == 4) {
+#pragma unroll
+            for (int k = 0; k < 4; ++k) multiply(k);
+          } else {
+#pragma unroll 1
+            for (int k = 0; k < steps; ++k) multiply(k);
+          }
+          wgmma_commit();
+          wgmma_wait<1>();
+          release();
+          accumulate = 1;
+          read_weight = smem + C::kWeightEmpty + 8 * weight;
+          read_patch = ++tap == end ? smem + C::kPatchEmpty + 8 * patch : 0;
+          if (++weight == a.weight_stages) weight = 0, weight_phase ^= 1;
+        }
+        if (++patch == a.patch_stages) patch = 0, patch_phase ^= 1;
+        if (a.patch_stages == 1) {  // the next patch comes where this one is
+          wgmma_wait<0>();
+          release();
+        }
+      }
+    }
+    if (tid < C::kOutputs) bias[tid] = own_bias;
+    wgmma_wait<0>();
+    release();
+    bar_sync(1 + wg, 128);
+    finish<C>(a, column, k0, acc, smem, shared, places, bias);
+  }
+}
+
+template <class C>
+__global__ void __launch_bounds__(kThreads, C::kCtas) conv_general_kernel(const __grid_constant__ Args a) {
+  extern __shared__ __align__(1024) uint8_t shared[];
+  const uint32_t smem = smem_address(shared);
+  const int warp = __shfl_sync(0xffffffff, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
+  grid_dependency_release();  // the next kernel's prologue may overlap this one; it waits where this one does
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kMaxPatchStages; ++i)
+      mbar_init(smem + C::kPatchFull + 8 * i, 33), mbar_init(smem + C::kPatchEmpty + 8 * i, 8);
+    for (int i = 0; i < kMaxWeightStages; ++i)
+      mbar_init(smem + C::kWeightFull + 8 * i, 32), mbar_init(smem + C::kWeightEmpty + 8 * i, 8);
+    fence_mbar_init();
+  }
+  __syncthreads();
+  // Every role calls grid_dependency_wait() before it touches global memory: so every CTA has waited when it exits.
+  if (warp < 8)
+    consume<C>(a, smem, shared);
+  else if (warp == 8)
+    for_unit(a.x_word, [&](auto unit) { produce_patches<C, decltype(unit)::value>(a, smem, shared, lane); });
+  else
+    for_unit(a.w_word, [&](auto unit) { produce_weights<C, decltype(unit)::value>(a, smem, shared, lane); });
+}
+
+// ---------------------------------------------------------------- host
+
+template <class C>
+Status launch(const Conv2dParams& p, Args& a, const DeviceInfo& device, cudaStream_t stream) {
+  const Cut cut = cheapest_cut(p, {C::kOutputs, C::kTap, C::kWeightsAt});
+  cut.apply(p, &a);
+  const int64_t tiles = (p.active.capacity * a.units_per_block.divisor + a.units - 1) / a.units * a.columns.divisor;
+  if (tiles == 0 && !has_fringe(p)) return ok_status();
+  static std::atomic<bool> known[kMaxDevices];
+  if (device.index >= kMaxDevices || !known[device.index].load(std::memory_order_acquire)) {
+    SBNET_CUDA_TRY(
+        kOp, cudaFuncSetAttribute(conv_general_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedLimit));
+    SBNET_CUDA_TRY(kOp, cudaFuncSetAttribute(conv_general_kernel<C>, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                             cudaSharedmemCarveoutMaxShared));
+    if (device.index < kMaxDevices) known[device.index].store(true, std::memory_order_release);
+  }
+  const int64_t room = int64_t{device.sm_count} * (C::kCtas == 2 && cut.shared <= kHalfShared ? 2 : 1);
+  const ClusterLaunch launch(has_fringe(p) ? room : std::min(tiles, room), kThreads, static_cast<int>(cut.shared), 0,
+                             stream);
+  SBNET_CUDA_TRY(kOp, cudaLaunchKernelEx(&launch.config, conv_general_kernel<C>, a));
+  return ok_status();
+}
+
+template <class T>
+Status dispatch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
+  Args a = {};
+  fill_common(p, &a);
+  switch (choose_columns(p, &a)) {
+    case 16:
+      return launch<Config<T, 16>>(p, a, device, stream);
+    case 32:
+      return launch<Config<T, 32>>(p, a, device, stream);
+    case 64:
+      return launch<Config<T, 64>>(p, a, device, stream);
+    case 80:
+      return launch<Config<T, 80>>(p, a, device, stream);
+    default:
+      return launch<Config<T, 96>>(p, a, device, stream);
+  }
+}
+
+}  // namespace
+
+Status conv_general(const Conv2dParams& p, const DeviceInfo& device, CUstream_st* stream) {
+  if (p.y.size[0] == 0) return ok_status();
+  return p.x.dtype == DType::kBF16 ? dispatch<__nv_bfloat16>(p, device, stream) : dispatch<__half>(p, device, stream);
+}
+
+}  // namespace sbnet::sm90

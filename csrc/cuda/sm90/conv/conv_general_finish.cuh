@@ -1,0 +1,175 @@
+// The general Hopper convolution: where positions lie in the output, epilogue and stores.
+#pragma once
+#include "cuda/sm90/conv/conv_general_plan.cuh"
+
+namespace sbnet::sm90::general {
+
+// Where a position's first channel is in y, in elements, < 0 for nowhere; and which pixel it is.
+struct alignas(16) Place {
+  int64_t y;
+  int32_t n;
+  uint32_t pixel;  // row << 16 | column
+};
+
+// Where position `at` of warpgroup `wg` goes, given its tile's units.
+__device__ __forceinline__ Place place_of(const Args& a, const int4* units, int wg, int at) {
+  uint32_t row = at >> 3, column = at & 7;
+  int which = a.units == 1 ? 0 : wg;
+  if (a.shape == Shape::kLinear) {
+    a.pitch.divmod(at + (a.units == 1 ? wg * kPositions : 0), &row, &column);
+  } else if (a.shape == Shape::kCells) {
+    which = wg * 2 + (row & 1), row >>= 1;
+  } else if (a.units == 1) {
+    column += wg * 8;
+  }
+  const int4 unit = units[which];
+  if (static_cast<int>(row) >= unit.w >> 16 || static_cast<int>(column) >= (unit.w & 0xffff)) return {-1, 0, 0};
+  const uint32_t y = unit.y + row, x = unit.z + column;
+  return {unit.x * a.y.n + y * a.y.y + x * a.y.x, unit.x, y << 16 | x};
+}
+template <class T>
+__device__ __forceinline__ const T* residual_at(const Args& a, const Place& place, int k) {
+  return static_cast<const T*>(a.residual.data) + place.n * a.residual.n + (place.pixel >> 16) * a.residual.y +
+         (place.pixel & 0xffff) * a.residual.x + k * a.residual_c;
+}
+
+// Copies a word of 8 channels, of which `channels` are there, between shared and global memory. word: bytes that may be
+// copied at once; *_apart: elements from one channel to the next.
+__device__ __forceinline__ void copy_channels(void* to, int64_t to_apart, const void* from, int64_t from_apart,
+                                              int word, int channels) {
+  if (word == 16 && channels >= 8) {
+    *static_cast<uint4*>(to) = *static_cast<const uint4*>(from);
+    return;
+  }
+  auto* target = static_cast<uint16_t*>(to);
+  const auto* source = static_cast<const uint16_t*>(from);
+#pragma unroll 1
+  for (int e = 0; e < min(channels, 8);) {
+    if (word >= 8 && e + 4 <= channels)
+      *reinterpret_cast<uint2*>(target + e) = *reinterpret_cast<const uint2*>(source + e), e += 4;
+    else
+      target[e * to_apart] = source[e * from_apart], ++e;
+  }
+}
+
+template <class T>
+__device__ __forceinline__ bool is_nan(uint16_t bits) {
+  const float v = unpack<T>(bits).x;
+  return v != v;
+}
+// Merged groups multiply the inputs of each other's channels by zero, which is not zero for an infinity or NaN: what
+// came out as NaN is summed again over its own group alone.
+template <class T>
+__device__ __forceinline__ float own_group_output(const Args& a, Place place, int k) {
+  const int row = place.pixel >> 16, column = place.pixel & 0xffff;
+  const int group = k / static_cast<int>(a.group_outputs.divisor), inputs = a.group_inputs.divisor;
+  float v[1] = {load_bias<T>(a, k)};
+  for (int r = 0; r < a.kernel[0]; ++r) {
+    for (int s = 0; s < a.kernel[1]; ++s) {
+      const int y = row * a.stride[0] - a.padding[0] + r * a.dilation[0];
+      const int x = column * a.stride[1] - a.padding[1] + s * a.dilation[1];
+      if (static_cast<uint32_t>(y) >= static_cast<uint32_t>(a.x_h) ||
+          static_cast<uint32_t>(x) >= static_cast<uint32_t>(a.x_w))
+        continue;
+      const char* pixel = a.x + place.n * a.x_n + static_cast<int64_t>(y) * a.x_y + static_cast<int64_t>(x) * a.x_x;
+      const char* w = a.w + k * a.w_k + r * a.w_r + s * a.w_s;
+      for (int c = 0; c < inputs; ++c)
+        v[0] += unpack<T>(load_half(pixel + (group * inputs + c) * 2)).x * unpack<T>(load_half(w + c * 2)).x;
+    }
+  }
+  if (a.residual.data) v[0] += unpack<T>(load_half(residual_at<T>(a, place, k))).x;
+  if (is_max(a.activation))
+    v[0] = max_nan(v[0], a.low);
+  else
+    activate(a, v);
+  return v[0];
+}
+
+// The tile's sums become outputs, 64 positions at a time: through staged rows of 128 bytes, kSlabs to a position, as
+// the threads that have a position's channels are not those that should write them. Where channels are rows of the
+// product, all of a warpgroup share its staging memory; where positions are, a warp's 16 positions are its own.
+template <class C, class Acc>
+__device__ __forceinline__ void finish(const Args& a, const Column& column, int k0, Acc& acc, uint32_t smem,
+                                       uint8_t* shared, const Place* places, const float* bias) {
+  using T = typename C::T;
+  const int tid = threadIdx.x & 127, lane = tid & 31, wg = threadIdx.x >> 7;
+  const int w4 = __shfl_sync(0xffffffff, tid >> 5, 0);
+  constexpr bool kShare = C::kChannelRows;
+  constexpr int kMine = kShare ? 64 : 16, kTeam = kShare ? 128 : 32;  // positions and threads that share memory
+  const int member = kShare ? tid : lane, first = kShare ? 0 : w4 * 16;
+  const uint32_t staging = wg * C::kStaging + first * C::kSlabs * 128;
+  auto meet = [&] {
+    if constexpr (kShare)
+      bar_sync(1 + wg, 128);
+    else
+      __syncwarp();
+  };
+  // f(bytes from the beginning of shared memory, where its position goes, first channel) for this thread's words.
+  auto word_of_thread = [&](int half, int i, auto&& f) {
+    const int at = member + i * kTeam, position = at / C::kWords, word = at % C::kWords;
+    const int row = position * C::kSlabs + word / 8;
+    const Place place = places[half * 64 + first + position];
+    const int k = k0 + word * 8;
+    if (place.y >= 0 && k < column.k_end) f(staging + row * 128 + (((word ^ row) & 7) << 4), place, k);
+  };
+  auto for_words = [&](int half, auto&& f) {
+#pragma unroll 4
+    for (int i = 0; i < kMine * C::kWords / kTeam; ++i) word_of_thread(half, i, f);
+  };
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (half) meet();
+    if (a.residual.data) {
+      for_words(half, [&](uint32_t at, const Place& place, int k) {
+        copy_channels(shared + at, 1, residual_at<T>(a, place, k), a.residual_c, a.out_word, column.k_end - k);
+      });
+      meet();
+    }
+    for_epilogue(a, [&](auto simple, auto residual) {
+      if constexpr (kShare) {
+        const uint32_t low = pack<T>(a.low, a.low);
+        const int i8 = lane & 7, mat = lane >> 3;
+        const float bias0 = bias[w4 * 16 + (lane >> 2)], bias1 = bias[w4 * 16 + (lane >> 2) + 8];
+        const uint32_t lane_row = smem + staging + (mat >> 1) * 1024 + i8 * 128 + (((w4 * 2 + (mat & 1)) ^ i8) << 4);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          float v[8];
+          uint32_t packed[4];
+#pragma unroll
+          for (int e = 0; e < 8; ++e) v[e] = acc[0][half * 32 + j * 8 + e] + (e & 2 ? bias1 : bias0);
+          if (residual) ldmatrix_trans(lane_row + j * 2048, packed);
+          finish_sums<T>(a, simple, residual, v, low, packed);
+          stmatrix_trans(lane_row + j * 2048, packed[0], packed[1], packed[2], packed[3]);
+        }
+      } else {
+#pragma unroll
+        for (int e = 0; e < C::kOutputs / 2; e += 4) {
+          const float2 pair = *reinterpret_cast<const float2*>(bias + e * 2 + (lane & 3) * 2);
+          acc[half][e] += pair.x, acc[half][e + 1] += pair.y, acc[half][e + 2] += pair.x, acc[half][e + 3] += pair.y;
+        }
+        finish_rows<T, (C::kOutputs < 64 ? C::kOutputs : 64) / 8, C::kSlabs>(a, simple, residual, acc[half],
+                                                                             smem + staging);
+        if constexpr (C::kSlabs == 2)
+          finish_rows<T, (C::kOutputs - 64) / 8, 2>(a, simple, residual, acc[half] + 32, smem + staging, 1);
+      }
+    });
+    meet();
+    if (a.merged > 1) {
+#pragma unroll 1
+      for (int i = 0; i < kMine * C::kWords / kTeam; ++i)
+        word_of_thread(half, i, [&](uint32_t at, const Place& place, int k) {
+#pragma unroll 1
+          for (int e = 0; e < 8 && k + e < column.k_end; ++e) {
+            uint16_t* output = reinterpret_cast<uint16_t*>(shared + at) + e;
+            if (is_nan<T>(*output)) *output = pack<T>(own_group_output<T>(a, place, k + e), 0.f);
+          }
+        });
+    }
+    for_words(half, [&](uint32_t at, const Place& place, int k) {
+      copy_channels(static_cast<T*>(a.y.data) + place.y + k * a.y_c, a.y_c, shared + at, 1, a.out_word,
+                    column.k_end - k);
+    });
+  }
+}
+
+}  // namespace sbnet::sm90::general

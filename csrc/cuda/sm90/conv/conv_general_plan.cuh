@@ -1,0 +1,112 @@
+// The general Hopper convolution: tile shapes, shared memory layout, arguments.
+#pragma once
+#include "cuda/masked/layer.cuh"
+#include "cuda/sm90/conv/conv_args.cuh"
+#include "cuda/sm90/conv/ptx.cuh"
+
+namespace sbnet::sm90::general {
+
+constexpr int kThreads = 320;    // two warpgroups of consumers, a warp that loads patches, one that loads weights
+constexpr int kPositions = 128;  // of a warpgroup: 16 groups of 8 neighbouring ones, a fixed distance apart
+constexpr int kMaxTaps = 128, kMaxUnits = 4;
+constexpr int kMaxPatchStages = 3, kMaxWeightStages = 8;
+
+// The positions of a CTA's two warpgroups, and the units of the list that they stand for. A unit is a rectangle of
+// output pixels of one block, and has an input patch with its halo.
+enum class Shape : int32_t {
+  kStrips,  // columns of 8x16 pixels: both of one unit, or one of each of two
+  kCells,   // four units of 8x8, whose patch rows alternate in pairs
+  kLinear,  // the patch's pixels as they come: those of the halo are computed too, and dropped. One unit or two
+};
+
+struct Tap {
+  int32_t shift;   // pixels of the patch
+  int32_t weight;  // bytes from an output channel's first weight
+};
+struct Group {   // taps that share a patch
+  int32_t y, x;  // its first pixel, from that of the input on which the unit's first one stands
+  int32_t end;   // of its taps
+};
+
+template <class T_, int kOutputs_>
+struct Config {
+  using T = T_;
+  static constexpr int kOutputs = kOutputs_;  // channels of a tile
+  // Where they are 64, they are the rows of the product, and 128 positions its columns. Elsewhere the positions are
+  // rows, 64 at a time, so that no other number of channels has to be filled up to 64.
+  static constexpr bool kChannelRows = kOutputs == 64;
+  static constexpr int kSlabs = (kOutputs + 63) / 64, kWords = kOutputs / 8;  // of 16 bytes
+  static constexpr int kCtas =
+      kOutputs <= 64 ? 2 : 1;                  // on a multiprocessor: one's epilogue runs under another's products
+  static constexpr int kTap = kOutputs * 128;  // bytes of weights of 64 input channels
+  static constexpr int kStaging = 64 * 128 * kSlabs;  // bytes of a warpgroup's staged output, 64 positions at a time
+  static constexpr int kPlacesAt = 2 * kStaging;
+  static constexpr int kBiasAt = kPlacesAt + 2 * kPositions * 16;
+  static constexpr int kRecordsAt = kBiasAt + 2 * kOutputs * 4;
+  static constexpr int kPatchFull = kRecordsAt + kMaxPatchStages * kMaxUnits * 16;  // barriers from here on
+  static constexpr int kPatchEmpty = kPatchFull + 8 * kMaxPatchStages;
+  static constexpr int kWeightFull = kPatchEmpty + 8 * kMaxPatchStages;
+  static constexpr int kWeightEmpty = kWeightFull + 8 * kMaxWeightStages;
+  static constexpr int kBarriersEnd = kWeightEmpty + 8 * kMaxWeightStages;
+  static constexpr int kWeightsAt = (kBarriersEnd + 1023) / 1024 * 1024;  // then the patches
+};
+
+struct Args : CommonArgs {
+  const char *x, *w;  // bytes, as all strides here
+  int64_t x_n, w_k;
+  int32_t x_y, x_x, x_h, x_w, channels;
+  int32_t x_word, w_word, out_word;  // bytes that may be copied at once: 16, 8, 4 or 2
+  int32_t stride[2], padding[2], dilation[2], kernel[2], w_r, w_s;
+  int64_t y_c, residual_c;  // from one channel to the next, in elements
+  // Channels: chunks of inputs with outputs of their own, which are a group, or a few small ones side by side whose
+  // weights are then a block-diagonal matrix.
+  FastDiv columns, tiles_per_chunk, group_inputs, group_outputs;  // columns: tiles of output channels
+  int32_t chunk_inputs, chunk_outputs, merged;
+  int32_t slices, last_steps;  // of 64 input channels; steps of 16 in the last one
+  // Pixels
+  Shape shape;
+  int32_t units, unit_h, unit_w;  // of a CTA
+  FastDiv units_per_block, units_per_row;
+  FastDiv pitch;                                                // pixels from one row of the patch to the next
+  int32_t patch_h, patch_w, patch_bytes, group_stride, second;  // second: warpgroup 1's first position
+  int32_t patch_stages, weight_stages, groups;
+  struct {  // what clear_fringe() wants
+    FringeView fringe;
+    TensorView y;
+  } zeros;
+  FringePlan zeros_plan;
+  Group group[kMaxTaps];
+  Tap tap[kMaxTaps];
+};
+static_assert(sizeof(Args) <= 4096, "a kernel's parameters");
+
+// What a column of tiles computes.
+struct Column {
+  int first_input, inputs, k, k_end, chunk_k;
+  __device__ __forceinline__ Column(const Args& a, uint32_t column) {
+    uint32_t chunk, tile;
+    a.tiles_per_chunk.divmod(column, &chunk, &tile);
+    first_input = chunk * a.chunk_inputs, inputs = min(a.chunk_inputs, a.channels - first_input);
+    chunk_k = chunk * a.chunk_outputs, k_end = min(chunk_k + a.chunk_outputs, a.K);
+    k = tile;  // times the tile's width
+  }
+};
+
+__device__ __forceinline__ uint32_t tiles_of(const Args& a, int count) {
+  const uint32_t units = static_cast<uint32_t>(count) * a.units_per_block.divisor;
+  return (units + a.units - 1) / a.units * a.columns.divisor;
+}
+
+// Unit `at` of the list as (n, y, x, height << 16 | width) of the output plane; nothing of it is there: height 0.
+__device__ __forceinline__ int4 locate(const Args& a, uint32_t at, int count) {
+  uint32_t row, sub, sub_y, sub_x;
+  a.units_per_block.divmod(at, &row, &sub);
+  a.units_per_row.divmod(sub, &sub_y, &sub_x);
+  const int dy = sub_y * a.unit_h, dx = sub_x * a.unit_w;
+  int4 unit = unit_of_block(a, load_row(a, row), row < static_cast<uint32_t>(count), dy, dx);
+  if (unit.x >= 0)
+    unit.w = min(min(a.unit_h, a.block_h - dy), a.H - unit.y) << 16 | min(min(a.unit_w, a.block_w - dx), a.W - unit.z);
+  return unit;
+}
+
+}  // namespace sbnet::sm90::general

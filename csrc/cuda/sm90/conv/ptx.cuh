@@ -1,0 +1,21 @@
+// Asynchronous copies of a thread, beside the instructions of ../ptx.cuh.
+#pragma once
+#include "cuda/sm90/ptx.cuh"
+
+namespace sbnet::sm90 {
+
+// kBytes (4, 8 or 16) into shared memory, of which the last ones beyond `valid` become zero; from is not read for none.
+template <int kBytes>
+__device__ __forceinline__ void cp_async(uint32_t to, const void* from, int valid) {
+  if constexpr (kBytes == 16)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid) : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(to), "l"(from), "r"(valid), "n"(kBytes)
+                 : "memory");
+}
+// Arrives at `bar`, as one of the arrivals that it counts, when this thread's copies so far have landed.
+__device__ __forceinline__ void cp_async_arrive(uint32_t bar) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
+}
+
+}  // namespace sbnet::sm90
