@@ -6,7 +6,7 @@ import copy
 import functools
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import nn
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from sbnet.export import memory_format, schemas, translate
+from sbnet.export.clean import clean
 
 NEWEST_OPSET = 26  # the newest that ONNX Runtime 1.31 runs
 INLINE_BYTES = 1 << 30  # a protobuf ends at 2 GB
@@ -36,6 +37,7 @@ def to_onnx(
     opset_version: int = 20,
     external_data: bool | None = None,
     fuse_bottlenecks: bool = False,
+    facts: Mapping[str, str] | None = None,
     accept: Callable[[Path], object] = lambda path: None,
 ) -> Path:
     """Writes `module(*args)` as an ONNX model with ops of the domain `sbnet`, and checks it.
@@ -54,6 +56,7 @@ def to_onnx(
         fuse_bottlenecks: blocks of 1x1, 3x3, 1x1 convolution and shortcut become sparse_bottleneck2d where Hopper GPUs
             have one kernel for it (float16 or bfloat16) and it has up to 96 hidden channels. Elsewhere the op
             is its three convolutions, on a CPU without packed weights.
+        facts: written into the file's metadata as sbnet.NAME, beside version, blocks and threshold (say, input range).
         accept: called with the checked model before it takes its place; what it raises leaves `path` as it was.
 
     Returns:
@@ -97,6 +100,7 @@ def to_onnx(
             output_names=output_names,
             custom_translation_table=translate.table(),
             opset_version=opset_version,
+            optimize=False,  # it would fold weights, and name them val_1
             verbose=False,
         )
     except GuardOnDataDependentSymNode as e:
@@ -107,7 +111,10 @@ def to_onnx(
     finally:
         module.train(was_training)
     assert exported is not None
+    memory_format.fold_constants(exported.model.graph)
+    exported.optimize()
     memory_format.optimise(exported.model, fuse_bottlenecks)
+    clean(exported.model, facts or {})
     _save(exported.model, path, external_data, accept)
     return path
 
@@ -126,11 +133,29 @@ def _with_flat_outputs(module: nn.Module) -> nn.Module:
 
 
 def check(path: str | os.PathLike[str]) -> None:
-    """onnx.checker with sbnet's schemas, and strict shape inference. Raises what they raise."""
+    """onnx.checker with sbnet's schemas, and strict shape inference. Raises what they raise, and ExportError where a
+    model is of a newer sbnet than this one, or a node has an attribute that its op does not know."""
     import onnx
 
     schemas.register()
+    model = onnx.load(os.fspath(path), load_external_data=False)
+    for opset in model.opset_import:
+        if opset.domain == schemas.DOMAIN and opset.version > schemas.VERSION:
+            raise ExportError(f"{path}: opset sbnet: expected at most {schemas.VERSION}, got {opset.version}")
+    for node in model.graph.node:
+        if node.domain == schemas.DOMAIN and node.op_type in schemas.OPS:
+            _check_attributes(node, f"{path}: {node.name or node.op_type}")
     onnx.checker.check_model(os.fspath(path), full_check=True, check_custom_domain=True)
+
+
+def _check_attributes(node: Any, where: str) -> None:
+    known = {*schemas.OPS[node.op_type].attributes, "format"}
+    unknown = [a.name for a in node.attribute if a.name not in known]
+    if unknown:
+        raise ExportError(f"{where}: attributes: expected those of sbnet::{node.op_type}, got {', '.join(unknown)}")
+    for attribute in node.attribute:
+        if attribute.name == "format" and not 1 <= attribute.i <= schemas.FORMAT:
+            raise ExportError(f"{where}: format: expected 1 to {schemas.FORMAT}, got {attribute.i}: of a newer sbnet")
 
 
 def _save(model: Any, path: Path, external_data: bool | None, accept: Callable[[Path], object]) -> None:

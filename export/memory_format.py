@@ -22,7 +22,7 @@ BINARY = {"Add", "Div", "Max", "Min", "Mul", "Pow", "Sub"}
 
 
 def optimise(model: ir.Model, fuse_bottlenecks: bool = False) -> None:
-    """All passes, in place."""
+    """All passes behind `fold_constants`, in place."""
     graph = model.graph
     fold_constants(graph)
     blocksparse.name_coords(graph)
@@ -84,19 +84,32 @@ def drop_unused(graph: ir.Graph) -> None:
 
 def fold_constants(graph: ir.Graph) -> None:
     """Weights are stored the way the ops read them."""
+    made: dict[tuple[int, tuple[int, ...]], ir.Value] = {}
     for node in transposes(graph):
         value, perm = node.inputs[0], _perm(node)
         if value is None or value.const_value is None or value.is_graph_input() or perm is None:
             continue
-        old = value.const_value
-        array = np.ascontiguousarray(old.numpy().transpose(perm))
-        name = f"{value.name}_{''.join(map(str, perm))}"
-        new = ir.Value(name=name, const_value=ir.Tensor(array, dtype=old.dtype, name=name))
-        new.dtype, new.shape = old.dtype, ir.Shape(array.shape)
-        if name not in graph.initializers:
-            graph.register_initializer(new)
-        _replace(graph, node.outputs[0], graph.initializers[name])
+        key = id(value), tuple(perm)
+        if key not in made:
+            made[key] = _transposed(graph, value, perm)
+        _replace(graph, node.outputs[0], made[key])
     drop_unused(graph)
+
+
+def _transposed(graph: ir.Graph, value: ir.Value, perm: list[int]) -> ir.Value:
+    """An initializer; it has the name of the old one where nobody reads that in its own order."""
+    old = value.const_value
+    assert old is not None
+    array = np.ascontiguousarray(old.numpy().transpose(perm))
+    name = value.name or ""
+    if value.is_graph_output() or any(_perm(user) != perm for user, _ in value.uses()):
+        name += f"_{''.join(map(str, perm))}"
+    elif name in graph.initializers:
+        del graph.initializers[name]
+    new = ir.Value(name=name, const_value=ir.Tensor(array, dtype=old.dtype, name=name))
+    new.dtype, new.shape = old.dtype, ir.Shape(array.shape)
+    graph.register_initializer(new)
+    return new
 
 
 def share(graph: ir.Graph) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.export import Dim
 
 from sbnet.active import BlockGrid
 from sbnet.engine.chain import MaskedChain
@@ -54,11 +55,18 @@ def build(
 
 
 def write(
-    module: nn.Module, names: list[str], path: Path, size: tuple[int, int], batch: int = 1, **options: Any
+    module: nn.Module,
+    names: list[str],
+    path: Path,
+    size: tuple[int, int],
+    batch: int = 1,
+    dynamic: bool = False,
+    **options: Any,
 ) -> None:
     """Writes what `build` returned for frames of `size`, and prints how far ONNX Runtime is from PyTorch on the CPU.
 
     Args:
+        dynamic: batch, height and width of the frames are those of each call.
         options: of `to_onnx`.
 
     Raises:
@@ -68,8 +76,12 @@ def write(
     mask = torch.zeros(batch, *size, dtype=torch.bool)
     mask[:, size[0] // 4 : size[0] // 2, size[1] // 4 : size[1] // 2] = True
     inputs = torch.rand(batch, 3, *size).to(dtype), mask
+    if dynamic:
+        n, h, w = Dim("batch"), Dim("height"), Dim("width")
+        options["dynamic"] = {"x": {0: n, 2: h, 3: w}, "mask": {0: n, 1: h, 2: w}}
+    facts = {"input range": "0 to 1"} if isinstance(module, MaskedChain) else {}
     accept = partial(_hold, module, inputs)
-    to_onnx(module, inputs, path, input_names=["x", "mask"], output_names=names, accept=accept, **options)
+    to_onnx(module, inputs, path, input_names=["x", "mask"], output_names=names, facts=facts, accept=accept, **options)
 
 
 def _hold(module: Any, inputs: tuple[torch.Tensor, torch.Tensor], path: Path) -> None:

@@ -22,6 +22,7 @@ from sbnet.ops.masked.conv import ACTIVATIONS
 
 DOMAIN = "sbnet"
 VERSION = 1
+FORMAT = 1  # kFormat of csrc/ort_binding/common.h: what a node means, raised when an older library would misread it
 
 Dim = int | str | None
 Dims = list[Dim]
@@ -360,7 +361,7 @@ def _infer(op: Op) -> Callable[[InferenceContext], None]:
 def _schema(op: Op) -> OpSchema:
     option = OpSchema.FormalParameterOption
     attributes = []
-    for name, (kind, default) in op.attributes.items():
+    for name, (kind, default) in (op.attributes | {"format": (_I, FORMAT)}).items():
         if default is None or default is REQUIRED:
             attributes.append(OpSchema.Attribute(name, kind, required=default is REQUIRED))
         else:

@@ -20,197 +20,6 @@ void check(OrtStatus* status) {
   raise(text);
 }
 
-// ---- attributes
-
-namespace {
-
-int32_t to_int32(const char* op, const char* name, int64_t v) {
-  if (v < INT32_MIN || v > INT32_MAX) raise("sbnet::", op, ": ", name, ": ", v, " does not fit 32 bits");
-  return static_cast<int32_t>(v);
-}
-
-}  // namespace
-
-int64_t Attributes::integer(const char* name, int64_t otherwise) const {
-  int64_t v = otherwise;
-  get(name, &v);
-  return v;
-}
-
-bool Attributes::flag(const char* name, bool otherwise) const {
-  const int64_t v = integer(name, otherwise);
-  if (v != 0 && v != 1) raise("sbnet::", op_, ": ", name, ": ", v, "; 0 or 1 is wanted");
-  return v == 1;
-}
-
-float Attributes::real(const char* name, float otherwise) const {
-  float v = otherwise;
-  get(name, &v);
-  return v;
-}
-
-std::string Attributes::text(const char* name, const char* otherwise) const {
-  std::string v = otherwise;
-  get(name, &v);
-  return v;
-}
-
-std::optional<Pair> Attributes::pair(const std::string& name) const {
-  std::vector<int64_t> v;
-  if (!get(name.c_str(), &v)) return std::nullopt;
-  if (v.size() != 2) raise("sbnet::", op_, ": ", name, ": ", v.size(), " numbers; 2 are wanted");
-  return Pair{to_int32(op_, name.c_str(), v[0]), to_int32(op_, name.c_str(), v[1])};
-}
-
-Pair Attributes::pair(const char* name, int32_t otherwise) const {
-  return pair(std::string(name)).value_or(Pair{otherwise, otherwise});
-}
-
-Pair Attributes::required_pair(const std::string& name) const {
-  const std::optional<Pair> v = pair(name);
-  if (!v) raise("sbnet::", op_, ": ", name, ": the attribute is missing; two ints are wanted");
-  return *v;
-}
-
-std::vector<int64_t> Attributes::integers(const char* name) const {
-  std::vector<int64_t> v;
-  get(name, &v);
-  return v;
-}
-
-namespace {
-
-class KernelAttributes final : public Attributes {
- public:
-  KernelAttributes(const char* op, const OrtKernelInfo* info) : Attributes(op), info_(info) {}
-  bool is_constant(size_t input) const override {
-    int constant = 0;
-    const OrtValue* value = nullptr;
-    check(api->KernelInfoGetConstantInput_tensor(info_, input, &constant, &value));
-    return constant && value;
-  }
-
- private:
-  // Asking for a list finds an attribute of any type (and an empty list where it is of another).
-  bool exists(const char* name, size_t* numbers) const {
-    return succeeded(api->KernelInfoGetAttributeArray_int64(info_, name, nullptr, numbers));
-  }
-  bool found(OrtStatus* status, const char* name, const char* wanted) const {
-    size_t numbers = 0;
-    if (succeeded(status)) return true;
-    if (exists(name, &numbers)) raise("sbnet::", op(), ": ", name, ": ", wanted, " wanted");
-    return false;
-  }
-  bool get(const char* name, int64_t* out) const override {
-    return found(api->KernelInfoGetAttribute_int64(info_, name, out), name, "an int is");
-  }
-  bool get(const char* name, float* out) const override {
-    return found(api->KernelInfoGetAttribute_float(info_, name, out), name, "a float is");
-  }
-  bool get(const char* name, std::string* out) const override {
-    size_t size = 0;
-    if (!found(api->KernelInfoGetAttribute_string(info_, name, nullptr, &size), name, "a string is")) return false;
-    std::string text(size + 1, '\0');
-    check(api->KernelInfoGetAttribute_string(info_, name, text.data(), &size));
-    *out = text.c_str();
-    return true;
-  }
-  bool get(const char* name, std::vector<int64_t>* out) const override {
-    size_t size = 0;
-    if (!exists(name, &size)) return false;
-    out->resize(size);
-    if (size) check(api->KernelInfoGetAttributeArray_int64(info_, name, out->data(), &size));
-    return true;
-  }
-  const OrtKernelInfo* info_;
-};
-
-class ShapeAttributes final : public Attributes {
- public:
-  ShapeAttributes(const char* op, const OrtShapeInferContext* context) : Attributes(op), context_(context) {}
-
- private:
-  const OrtOpAttr* find(const char* name) const {
-    const OrtOpAttr* attribute = nullptr;
-    return succeeded(api->ShapeInferContext_GetAttribute(context_, name, &attribute)) ? attribute : nullptr;
-  }
-  // A list or string, of any length. False: there is no such attribute.
-  template <class Items>
-  bool read(const char* name, AttributeType type, const char* wanted, Items* items) const {
-    const OrtOpAttr* attribute = find(name);
-    if (!attribute) return false;
-    constexpr size_t kItem = sizeof(items->front());
-    size_t bytes = 0;
-    items->resize(64);
-    if (succeeded(api->ReadOpAttr(attribute, type, items->data(), items->size() * kItem, &bytes))) {
-      items->resize(bytes / kItem);
-      return true;
-    }
-    items->resize(bytes / kItem);  // what it would have written
-    if (!bytes || !succeeded(api->ReadOpAttr(attribute, type, items->data(), bytes, &bytes)))
-      raise("sbnet::", op(), ": ", name, ": ", wanted, " wanted");
-    return true;
-  }
-  template <class T>
-  bool read_one(const char* name, AttributeType type, const char* wanted, T* out) const {
-    const OrtOpAttr* attribute = find(name);
-    size_t bytes = 0;
-    if (attribute && !succeeded(api->ReadOpAttr(attribute, type, out, sizeof(*out), &bytes)))
-      raise("sbnet::", op(), ": ", name, ": ", wanted, " wanted");
-    return attribute;
-  }
-  bool get(const char* name, int64_t* out) const override { return read_one(name, kInt, "an int is", out); }
-  bool get(const char* name, float* out) const override { return read_one(name, kReal, "a float is", out); }
-  bool get(const char* name, std::string* out) const override {
-    if (!read(name, kString, "a string is", out)) return false;
-    out->resize(std::strlen(out->c_str()));
-    return true;
-  }
-  bool get(const char* name, std::vector<int64_t>* out) const override {
-    return read(name, kInts, "a list of ints is", out);
-  }
-  const OrtShapeInferContext* context_;
-};
-
-}  // namespace
-
-std::unique_ptr<Attributes> attributes_of(const char* op, const OrtKernelInfo* info) {
-  return std::make_unique<KernelAttributes>(op, info);
-}
-std::unique_ptr<Attributes> attributes_of(const char* op, const OrtShapeInferContext* context) {
-  return std::make_unique<ShapeAttributes>(op, context);
-}
-
-GridAttributes::GridAttributes(const Attributes& a, const std::string& prefix)
-    : op_(a.op()),
-      size_(a.required_pair(prefix + "bsize")),
-      stride_(a.pair(prefix + "bstride").value_or(size_)),
-      offset_(a.pair(prefix + "boffset").value_or(Pair{0, 0})),
-      count_(a.pair(prefix + "bcount")) {
-  check(check_grid(op_, grid(0, 0)));
-}
-
-BlockGrid GridAttributes::grid(int64_t rows, int64_t columns) const {
-  BlockGrid g;
-  for (int d = 0; d < 2; ++d) {
-    g.size[d] = size_[d], g.stride[d] = stride_[d], g.offset[d] = offset_[d];
-    g.count[d] = count_ ? (*count_)[d] : to_int32(op_, "bcount", d == 0 ? rows : columns);
-  }
-  return g;
-}
-
-int64_t GridAttributes::blocks(int d, int64_t side) const {
-  if (count_) return (*count_)[d];
-  if (stride_[d] != size_[d] || offset_[d] != 0)
-    raise("sbnet::", op_, ": bcount: the attribute is missing; it is wanted where blocks do not tile the plane");
-  return (side + size_[d] - 1) / size_[d];
-}
-
-BlockGrid GridAttributes::over(int64_t height, int64_t width) const {
-  return grid(blocks(0, height), blocks(1, width));
-}
-BlockGrid GridAttributes::counted(int64_t rows, int64_t columns) const { return grid(rows, columns); }
-
 // ---- shapes
 
 Dims ShapeContext::input(size_t index) const {
@@ -326,17 +135,8 @@ int64_t Tensor::elements() const {
   return n;
 }
 
-Tensor Context::input(size_t index) const {
-  Tensor t;
-  t.name = inputs_[index].name;
-  size_t count = 0;
-  check(api->KernelContext_GetInputCount(context_, &count));
-  const OrtValue* value = nullptr;
-  if (index < count) check(api->KernelContext_GetInput(context_, index, &value));
-  if (!value) {
-    if (inputs_[index].characteristic == kRequired) raise("sbnet::", op_, ": ", t.name, ": the input is missing");
-    return t;
-  }
+Tensor tensor_of(const char* op, const char* name, const OrtValue* value) {
+  Tensor t = {name};
   OrtTensorTypeAndShapeInfo* info = nullptr;
   check(api->GetTensorTypeAndShape(value, &info));
   const auto release = [](OrtTensorTypeAndShapeInfo* i) { api->ReleaseTensorTypeAndShapeInfo(i); };
@@ -347,12 +147,25 @@ Tensor Context::input(size_t index) const {
   check(api->GetDimensionsCount(info, &rank));
   t.shape.resize(rank);
   if (rank) check(api->GetDimensions(info, t.shape.data(), rank));
-  t.dtype = to_dtype(op_, t.name, type);
+  t.dtype = to_dtype(op, name, type);
   void* data = nullptr;
   check(api->GetTensorMutableData(const_cast<OrtValue*>(value), &data));
   t.data = data;
   t.present = true;
   return t;
+}
+
+Tensor Context::input(size_t index) const {
+  Tensor t = {inputs_[index].name};
+  size_t count = 0;
+  check(api->KernelContext_GetInputCount(context_, &count));
+  const OrtValue* value = nullptr;
+  if (index < count) check(api->KernelContext_GetInput(context_, index, &value));
+  if (!value) {
+    if (inputs_[index].characteristic == kRequired) raise("sbnet::", op_, ": ", t.name, ": the input is missing");
+    return t;
+  }
+  return tensor_of(op_, t.name, value);
 }
 
 Tensor Context::input(size_t index, size_t rank) const {

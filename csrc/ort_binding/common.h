@@ -28,6 +28,7 @@ struct Runtime {
   Api api;
   bool infers_absent_inputs;  // before 1.24, shape inference follows a null pointer at an optional input left out
   OrtCustomOpDomain* domain;  // sessions point at it and its ops: they live as long as the process
+  std::string* signatures = nullptr;  // of no runtime: ops are described here instead of being added
 };
 // Of the runtime that called into the library, on this thread.
 extern thread_local const Api* api;
@@ -71,6 +72,9 @@ OrtStatus* guarded(const Runtime& runtime, const F& body) noexcept {
 
 // ---- tables
 
+// Raised whenever a node that this library writes would be misread by an older one; every node says its own.
+constexpr int64_t kFormat = 1;
+
 constexpr int32_t kT = -1, kBias = -2;  // type variables
 
 struct Argument {
@@ -83,6 +87,19 @@ struct Types {
   ElementType t, bias;
   int32_t operator()(int32_t type) const { return type == kT ? t : type == kBias ? bias : type; }
 };
+
+// ---- values
+
+struct Tensor {
+  const char* name;
+  const void* data = nullptr;
+  DType dtype = DType::kF32;
+  std::vector<int64_t> shape = {};
+  bool present = false;
+  int64_t elements() const;
+  int64_t bytes() const { return elements() * dtype_size(dtype); }
+};
+Tensor tensor_of(const char* op, const char* name, const OrtValue* value);
 
 // ---- attributes
 
@@ -103,6 +120,8 @@ class Attributes {
   Pair required_pair(const std::string& name) const;
   std::vector<int64_t> integers(const char* name) const;    // empty where it is not given
   virtual bool is_constant(size_t) const { return false; }  // is this input the same at every run?
+  // Such an input of a kernel of the CPU; present is false for any other.
+  virtual Tensor constant_on_cpu(const char* name, size_t) const { return {name}; }
 
  protected:  // false: there is no such attribute
   virtual bool get(const char* name, int64_t* out) const = 0;
@@ -166,17 +185,7 @@ class ShapeContext {
   OrtShapeInferContext* context_;
 };
 
-// ---- values, at every run
-
-struct Tensor {
-  const char* name;
-  const void* data = nullptr;
-  DType dtype = DType::kF32;
-  std::vector<int64_t> shape;
-  bool present = false;
-  int64_t elements() const;
-  int64_t bytes() const { return elements() * dtype_size(dtype); }
-};
+// ---- a run
 
 class Context {
  public:
@@ -239,7 +248,7 @@ Activation to_activation(const char* op, const std::string& name);  // conv.cpp
 
 // ---- the OrtCustomOp of an op
 
-std::unique_ptr<Attributes> attributes_of(const char* op, const OrtKernelInfo* info);
+std::unique_ptr<Attributes> attributes_of(const char* op, const OrtKernelInfo* info, bool cuda);
 std::unique_ptr<Attributes> attributes_of(const char* op, const OrtShapeInferContext* context);
 
 template <class Op>
@@ -265,7 +274,8 @@ class OrtOp final : public OrtCustomOp {
     GetEndVersion = [](const OrtCustomOp*) { return 0x7fffffff; };
     CreateKernelV2 = [](const OrtCustomOp* op, const void*, const OrtKernelInfo* info, void** kernel) {
       return guarded(self(op).runtime_, [&] {
-        *kernel = new Kernel{Op(*attributes_of(Op::kName, info)), self(op).cuda_, self(op).runtime_};
+        const bool cuda = self(op).cuda_;
+        *kernel = new Kernel{Op(*attributes_of(Op::kName, info, cuda)), cuda, self(op).runtime_};
       });
     };
     KernelDestroy = [](void* kernel) { delete static_cast<Kernel*>(kernel); };
@@ -312,9 +322,18 @@ class OrtOp final : public OrtCustomOp {
   bool cuda_;
 };
 
-// The op for every type and execution provider.
+// One line, "op(x, weight, bias?) -> y: bsize, stride", of what an op takes and which attributes it reads.
+std::string signature(const char* op, const Argument* inputs, size_t input_count, const Argument* outputs,
+                      size_t output_count, void (*make)(const Attributes&));
+
+// The op for every type and execution provider; without a domain its signature alone.
 template <class Op>
 void add_op(const Runtime& runtime) {
+  if (runtime.signatures) {
+    *runtime.signatures += signature(Op::kName, Op::kInputs, std::size(Op::kInputs), Op::kOutputs,
+                                     std::size(Op::kOutputs), [](const Attributes& a) { Op{a}; });
+    return;
+  }
   for (const Types& types : Op::kTypes) {
     check(api->CustomOpDomain_Add(runtime.domain, new OrtOp<Op>(runtime, types, false)));
 #ifdef SBNET_WITH_CUDA

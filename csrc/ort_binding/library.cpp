@@ -6,6 +6,32 @@
 
 #include "ort_binding/common.h"
 
+namespace {
+
+void add_ops(const sbnet::ort::Runtime& runtime) {
+  sbnet::ort::add_reduce_mask_ops(runtime);
+  sbnet::ort::add_fringe_ops(runtime);
+  sbnet::ort::add_pyramid_ops(runtime);
+  sbnet::ort::add_gather_scatter_ops(runtime);
+  sbnet::ort::add_fill_ops(runtime);
+  sbnet::ort::add_conv_ops(runtime);
+  sbnet::ort::add_bottleneck_ops(runtime);
+  sbnet::ort::add_pool_ops(runtime);
+  sbnet::ort::add_blocksparse_ops(runtime);
+}
+
+}  // namespace
+
+// The ops of the library, a line each: what tests hold schemas and documents to.
+extern "C" SBNET_EXPORT const char* sbnet_ort_ops() {
+  static const std::string text = [] {
+    std::string made;
+    add_ops({{}, false, nullptr, &made});
+    return made;
+  }();
+  return text.c_str();
+}
+
 extern "C" SBNET_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) {
   using namespace sbnet::ort;
   const void* const* slots = base->GetApi(kApiVersion);
@@ -21,7 +47,7 @@ extern "C" SBNET_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* options,
   const std::lock_guard<std::mutex> lock(mutex);
   std::unique_ptr<Runtime>& found = runtimes[base];
   std::unique_ptr<Runtime> made;
-  if (!found) made = std::make_unique<Runtime>(Runtime{load_api(slots), false, nullptr});
+  if (!found) made = std::make_unique<Runtime>(Runtime{load_api(slots), false, nullptr, nullptr});
   Runtime& runtime = found ? *found : *made;
   return guarded(runtime, [&] {
     if (made) {
@@ -29,15 +55,7 @@ extern "C" SBNET_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* options,
       std::sscanf(base->GetVersionString(), "%d.%d", &major, &minor);
       runtime.infers_absent_inputs = major > 1 || minor >= 24;
       check(api->CreateCustomOpDomain("sbnet", &runtime.domain));
-      add_reduce_mask_ops(runtime);
-      add_fringe_ops(runtime);
-      add_pyramid_ops(runtime);
-      add_gather_scatter_ops(runtime);
-      add_fill_ops(runtime);
-      add_conv_ops(runtime);
-      add_bottleneck_ops(runtime);
-      add_pool_ops(runtime);
-      add_blocksparse_ops(runtime);
+      add_ops(runtime);
       found = std::move(made);
     }
     check(api->AddCustomOpDomain(options, runtime.domain));

@@ -149,6 +149,13 @@ def export(
         bool,
         typer.Option("--fuse-bottlenecks", help="Blocks of three convolutions as one op: for Hopper GPUs, in halves."),
     ] = False,
+    dynamic: Annotated[
+        bool, typer.Option("--dynamic", help="Batch, height and width of each call; --size and --batch: an example.")
+    ] = False,
+    opset: Annotated[int, typer.Option(min=18, max=26, help="Of the standard ops.")] = 20,
+    external_data: Annotated[
+        bool, typer.Option("--external-data", help="Weights in a second file, OUTPUT.data, as past 1 GiB anyway.")
+    ] = False,
 ) -> None:
     """Write a masked network as an ONNX model and compare ONNX Runtime's result with PyTorch's.
 
@@ -165,7 +172,10 @@ def export(
             kind = torch.float32 if dtype is Dtype.auto else getattr(torch, dtype.value)
             seed = int(weights) if weights.isdecimal() else weights
             built = networks.build(model, seed, block, classes, kind)
-            networks.write(*built, output, frames, batch, fuse_bottlenecks=fuse_bottlenecks)
+            networks.write(
+                *built, output, frames, batch, dynamic, fuse_bottlenecks=fuse_bottlenecks, opset_version=opset,
+                external_data=external_data or None,
+            )  # fmt: skip
         except (ImportError, OSError, ValueError) as error:
             raise CommandError(str(error).splitlines()[0]) from None
     console.print(f"wrote {escape(str(output))}", soft_wrap=True)

@@ -62,15 +62,16 @@ class Node:
             node.attribute.append(helper.make_attribute(name, value, attr_type=ints))
         return node
 
-    def model(self, dynamic: bool = False) -> bytes:
-        """Every given input is a graph input; `dynamic`: of unknown sizes."""
+    def model(self, dynamic: bool = False, constants: Sequence[int] = ()) -> bytes:
+        """Every given input is a graph input but the `constants`; `dynamic`: of unknown sizes."""
         given = [
             value_info(f"x{k}", ELEMENT_TYPES[t.dtype], [f"d{k}_{d}" for d in range(t.dim())] if dynamic else t.shape)
             for k, t in enumerate(self.inputs)
-            if t is not None
+            if t is not None and k not in constants
         ]
+        fixed = [onnx.numpy_helper.from_array(self.inputs[k].numpy(), f"x{k}") for k in constants]
         made = [value_info(f"y{k}", e, None) for k, e in enumerate(self.outputs()) if k != self.dropped]
-        return model([self.proto()], given, made)
+        return model([self.proto()], given, made, fixed)
 
     def run(self, device: str = "cpu", dynamic: bool = False) -> list[Tensor]:
         return export.run(session(self.model(dynamic), device), [t for t in self.inputs if t is not None])

@@ -34,8 +34,11 @@ SBNET_EXPORT Status validate(const BottleneckParams& p);
 
 extern "C" {
 // Workspaces are aligned as allocators do it: to 64 bytes on the CPU, to 256 on CUDA.
-SBNET_EXPORT int64_t sbnet_sparse_bottleneck2d_workspace_bytes_cpu(const sbnet::BottleneckParams* p, int32_t threads);
-SBNET_EXPORT sbnet::Status sbnet_sparse_bottleneck2d_cpu(const sbnet::BottleneckParams* p, void* workspace,
+// packed: of each weight null, or what pack_conv_weight made of it.
+SBNET_EXPORT int64_t sbnet_sparse_bottleneck2d_workspace_bytes_cpu(const sbnet::BottleneckParams* p,
+                                                                   const void* const (&packed)[3], int32_t threads);
+SBNET_EXPORT sbnet::Status sbnet_sparse_bottleneck2d_cpu(const sbnet::BottleneckParams* p,
+                                                         const void* const (&packed)[3], void* workspace,
                                                          const sbnet::Parallel* parallel);
 // 0 where one kernel does all.
 SBNET_EXPORT int64_t sbnet_sparse_bottleneck2d_workspace_bytes_cuda(const sbnet::BottleneckParams* p);

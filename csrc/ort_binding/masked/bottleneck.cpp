@@ -2,6 +2,7 @@
 
 #include "core/masked/fill.h"
 #include "ort_binding/common.h"
+#include "ort_binding/masked/packed_weight.h"
 
 namespace sbnet::ort {
 namespace {
@@ -41,13 +42,15 @@ struct SparseBottleneck2d {
   Activation activation;
   float negative_slope;
   bool allow_tf32, zero_outside;
+  PackedWeight packed_weights[3];
 
   explicit SparseBottleneck2d(const Attributes& a)
       : grid(a),
         activation(to_activation(kName, a.text("activation", "relu"))),
         negative_slope(a.real("negative_slope", 0.01f)),
         allow_tf32(a.flag("allow_tf32", false)),
-        zero_outside(a.flag("zero_outside", false)) {}
+        zero_outside(a.flag("zero_outside", false)),
+        packed_weights{{a, "weight1", kWeights, 1}, {a, "weight2", kWeights + 1, 1}, {a, "weight3", kWeights + 2, 1}} {}
 
   void infer(ShapeContext& s) const {
     Dims y = s.input(kX, 4);
@@ -100,10 +103,12 @@ struct SparseBottleneck2d {
     if (base.present) c.copy(p.y.data, base.data, base.bytes());
 
     const Parallel parallel = c.parallel();
-    const Workspace scratch(c,
-                            SBNET_ORT_ON_DEVICE(c, sbnet_sparse_bottleneck2d_workspace_bytes_cpu(&p, parallel.threads),
-                                                sbnet_sparse_bottleneck2d_workspace_bytes_cuda(&p)));
-    check(SBNET_ORT_ON_DEVICE(c, sbnet_sparse_bottleneck2d_cpu(&p, scratch.data(), &parallel),
+    const void* packed[3];
+    for (size_t k = 0; k < 3; ++k) packed[k] = packed_weights[k].data();
+    const Workspace scratch(
+        c, SBNET_ORT_ON_DEVICE(c, sbnet_sparse_bottleneck2d_workspace_bytes_cpu(&p, packed, parallel.threads),
+                               sbnet_sparse_bottleneck2d_workspace_bytes_cuda(&p)));
+    check(SBNET_ORT_ON_DEVICE(c, sbnet_sparse_bottleneck2d_cpu(&p, packed, scratch.data(), &parallel),
                               sbnet_sparse_bottleneck2d_cuda(&p, scratch.data(), c.stream())));
     if (!zero_outside) return;
     FillParams f = {};

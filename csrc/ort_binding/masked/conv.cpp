@@ -1,9 +1,8 @@
 #include "core/masked/conv.h"
 
-#include <mutex>
-
 #include "core/masked/fill.h"
 #include "ort_binding/common.h"
+#include "ort_binding/masked/packed_weight.h"
 
 namespace sbnet::ort {
 
@@ -15,27 +14,6 @@ Activation to_activation(const char* op, const std::string& name) {
 }
 
 namespace {
-
-// A constant weight as the CPU's kernels read it: packed by the first run, for all that follow.
-class ConstantWeight {
- public:
-  explicit ConstantWeight(bool constant) : constant_(constant) {}
-  const void* packed(const Conv2dParams& p) const {
-    if (!constant_) return nullptr;
-    std::call_once(once_, [&] {
-      const ConvPackParams weight = {p.weight, p.groups};
-      const Parallel alone = {nullptr, nullptr, 1};  // other runs may be waiting here
-      data_.reset(new char[static_cast<size_t>(packed_bytes(weight))]);
-      check(sbnet_pack_conv_weight_cpu(&weight, data_.get(), &alone));
-    });
-    return data_.get();
-  }
-
- private:
-  bool constant_;
-  mutable std::once_flag once_;
-  mutable std::unique_ptr<char[]> data_;
-};
 
 struct SparseConv2d {
   static constexpr const char* kName = "sparse_conv2d";
@@ -61,7 +39,7 @@ struct SparseConv2d {
   Activation activation;
   float negative_slope;
   bool allow_tf32, zero_outside;
-  ConstantWeight constant_weight;
+  PackedWeight packed_weight;
 
   explicit SparseConv2d(const Attributes& a)
       : grid(a),
@@ -73,7 +51,7 @@ struct SparseConv2d {
         negative_slope(a.real("negative_slope", 0.01f)),
         allow_tf32(a.flag("allow_tf32", false)),
         zero_outside(a.flag("zero_outside", false)),
-        constant_weight(a.is_constant(kWeight)) {
+        packed_weight(a, "weight", kWeight, groups) {
     for (size_t d = 0; d < 2; ++d)
       if (stride[d] < 1 || dilation[d] < 1)
         raise("sbnet::", kName, ": stride, dilation: ", stride[d], ", ", dilation[d], "; at least 1 is wanted");
@@ -153,7 +131,7 @@ struct SparseConv2d {
     if (base.present) c.copy(p.y.data, base.data, base.bytes());
 
     const Parallel parallel = c.parallel();
-    const void* packed = c.cuda() ? nullptr : constant_weight.packed(p);
+    const void* packed = packed_weight.data();
     const Workspace scratch(c, c.cuda() ? 0 : sbnet_sparse_conv2d_workspace_bytes_cpu(&p, packed, parallel.threads));
     check(SBNET_ORT_ON_DEVICE(c, sbnet_sparse_conv2d_cpu(&p, packed, scratch.data(), &parallel),
                               sbnet_sparse_conv2d_cuda(&p, c.stream())));

@@ -66,10 +66,11 @@ void run(const char* op, BottleneckArguments a, const Tensor& out, const std::op
   }
   check(validate(p));
   const Parallel parallel = call.parallel();
+  const void* const packed[3] = {nullptr, nullptr, nullptr};
   const Tensor scratch =
-      workspace(a.x, SBNET_ON_DEVICE(call, sbnet_sparse_bottleneck2d_workspace_bytes_cpu(&p, parallel.threads),
+      workspace(a.x, SBNET_ON_DEVICE(call, sbnet_sparse_bottleneck2d_workspace_bytes_cpu(&p, packed, parallel.threads),
                                      sbnet_sparse_bottleneck2d_workspace_bytes_cuda(&p)));
-  check(SBNET_ON_DEVICE(call, sbnet_sparse_bottleneck2d_cpu(&p, scratch.data_ptr(), &parallel),
+  check(SBNET_ON_DEVICE(call, sbnet_sparse_bottleneck2d_cpu(&p, packed, scratch.data_ptr(), &parallel),
                         sbnet_sparse_bottleneck2d_cuda(&p, scratch.data_ptr(), call.stream())));
 }
 
