@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "core/grid.h"
+#include "core/lists/fringe.h"
 #include "ort_binding/common.h"
 
 namespace sbnet::ort {
@@ -185,7 +186,7 @@ std::unique_ptr<Attributes> attributes_of(const char* op, const OrtShapeInferCon
 
 namespace {
 
-// Says 1, or a pair of ones, to whatever it is asked, and keeps the names.
+// Says 1, or a list of ones, to whatever has no default, and keeps the names.
 class RecordedAttributes final : public Attributes {
  public:
   explicit RecordedAttributes(const char* op) : Attributes(op) {}
@@ -202,8 +203,9 @@ class RecordedAttributes final : public Attributes {
   bool get(const char* name, std::string*) const override { return record(name), false; }
   bool get(const char* name, std::vector<int64_t>* out) const override {
     record(name);
-    const bool required = std::strstr(name, "bsize") || !std::strcmp(name, "kernel_size");
-    if (required) *out = {1, 1};
+    const bool window = !std::strcmp(name, "window");
+    const bool required = window || std::strstr(name, "bsize") || !std::strcmp(name, "kernel_size");
+    if (required) out->assign(window ? kWindowNumbers : 2, 1);
     return required;
   }
 };
