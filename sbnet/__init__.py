@@ -34,7 +34,13 @@ from sbnet.version import __version__
 
 build_info = _library.build_info
 _SUBPACKAGES = ("engine", "export", "graph", "masks", "models", "nn", "weights")  # loaded at first use
-_ENGINE = {"accuracy": "accuracy", "explain": "explain", "masked": "eager", "sparsify": "sparsify"}  # likewise
+_ENGINE = {  # likewise
+    "accuracy": "accuracy",
+    "explain": "explain",
+    "masked": "eager",
+    "sparsify": "sparsify",
+    "tune": "tune",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -8,6 +8,7 @@ from sbnet.engine.onnx_net import OnnxConvNet
 from sbnet.engine.oracle import Agreement, compare, masked_oracle, plane_masks
 from sbnet.engine.runner import DenseConvNet, MaskedConvNet
 from sbnet.engine.sparsify import SparseRun, sparsify
+from sbnet.engine.tune import tune
 
 __all__ = [
     "Agreement",
@@ -23,4 +24,5 @@ __all__ = [
     "masked_oracle",
     "plane_masks",
     "sparsify",
+    "tune",
 ]

@@ -31,7 +31,7 @@ class Compiled:
         masked_calls: bool,
         allow_tf32: bool = False,
     ) -> None:
-        self.plan, self.constants, self.make_mask = plan, constants, make_mask
+        self.plan, self.constants, self.make_mask, self.allow_tf32 = plan, constants, make_mask, allow_tf32
         self.executor = Executor(plan, constants, allow_tf32)
         self.graph: torch.cuda.CUDAGraph | None = None
         if constants.device.type != "cuda":

@@ -15,11 +15,12 @@ from torch import Tensor, nn
 
 from sbnet.active import ActiveBlocks
 from sbnet.engine.compiled import Compiled
+from sbnet.graph.blocks import is_tuning, predict, tuned
 from sbnet.graph.capture import capture
 from sbnet.graph.constants import Constants
 from sbnet.graph.ir import Graph
 from sbnet.graph.passes import optimise
-from sbnet.graph.plan import Plan, Plane, plan
+from sbnet.graph.plan import Plan, Plane, plan, spatial_sizes
 from sbnet.masks.grow import grow
 from sbnet.ops.common import mask_planes
 
@@ -35,6 +36,7 @@ def sparsify(
     mode: str = "masked",
     block: Any = "auto",
     margin: int = 0,
+    masks: Sequence[Tensor] = (),
     out: Sequence[str] = (),
     mask_source: Callable[[Tensor], Tensor] | None = None,
     allow_tf32: bool = False,
@@ -52,8 +54,10 @@ def sparsify(
             or bfloat16, on the device and in the dtype of the model.
         mode: "masked": what is not active is 0 for every layer (networks trained so); "exact": the dense result on the
             mask, the halo computed as well; "cached": outside the mask the frame before (docs/contracts.md).
-        block: block size of every plane, {(height, width): block size}, or "auto".
+        block: block size of every plane, {(height, width): block size}, what `sbnet.tune` gave or the file that it was
+            written to, or "auto": by the plane's share of the image, or predicted from `masks`.
         margin: pixels by which masks are grown.
+        masks: examples of masks [N,H,W], for block="auto".
         out: names of submodules: what they return is returned, {name: result}, instead of the model's result.
         mask_source: makes the mask from x; calls then take no mask.
         allow_tf32: float32 on CUDA may use tf32 tensor cores.
@@ -65,8 +69,9 @@ def sparsify(
     >>> logits = run(frame, mask)  # mask [N,384,640], any dtype
     """
     return SparseRun(
-        model, example, mode=mode, block=block, margin=margin, out=out, mask_source=mask_source, allow_tf32=allow_tf32
-    )
+        model, example, mode=mode, block=block, margin=margin, masks=masks, out=out, mask_source=mask_source,
+        allow_tf32=allow_tf32,
+    )  # fmt: skip
 
 
 class SparseRun:
@@ -178,8 +183,18 @@ class SparseRun:
             from sbnet.graph.onnx import read_onnx
 
             graph = optimise(read_onnx(self._module, inputs))
-        planned = plan(graph, self.options["block"], self.options["mode"], inputs[0].device.type)
+        planned = plan(graph, self._blocks(graph, inputs[0].device), self.options["mode"], inputs[0].device.type)
         return graph, planned, Constants(graph, inputs[0].device, inputs[0].dtype)
+
+    def _blocks(self, graph: Graph, device: torch.device) -> Any:
+        """Block sizes, as `plan` takes them."""
+        block, masks = self.options["block"], self.options["masks"]
+        if is_tuning(block):
+            return tuned(block, device)
+        if not isinstance(block, str) or block != "auto" or not len(masks):
+            return block
+        grown = [grow(mask_planes("sparsify", mask), self.margin) if self.margin else mask for mask in masks]
+        return predict(spatial_sizes(graph), grown, device.type)
 
     # ---- what a run tells
 

@@ -42,14 +42,19 @@ def plan(graph: Graph, block: Any = "auto", mode: str = "masked", device: str = 
     Args:
         block: an int or (height, width) for all planes, {(height, width) of a plane: block size}, or "auto".
     """
-    sizes = {v.size: None for node in graph.nodes for v in node.outputs if v.size is not None}
     first = next((v.size for v in graph.inputs if v is not None and v.size is not None), None)
     if first is None:
         raise ValueError("sbnet: sparsify: example: expected an input [N,C,H,W], got none")
     planes = []
-    for size in sorted(sizes, key=lambda s: (-s[0] * s[1], s)):
+    for size in spatial_sizes(graph):
         planes.append((*size, _block(block, size, first, device)))
     return Plan(graph, planes, mode)
+
+
+def spatial_sizes(graph: Graph) -> list[Pair]:
+    """(height, width) of every plane of a network, largest first."""
+    sizes = {v.size for node in graph.nodes for v in node.outputs if v.size is not None}
+    return sorted(sizes, key=lambda s: (-s[0] * s[1], s))
 
 
 # By how many pixels of the input a pixel of the plane is wide: blocks of some 16 to 64 input pixels.
