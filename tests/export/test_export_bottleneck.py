@@ -44,6 +44,12 @@ class Blocks(nn.Module):
                 return conv(conv(conv(y, 4, activation="silu"), 5), 6, y)
             case "another shortcut":
                 return conv(conv(conv(y, 4), 5), 6, torch.relu(y))
+            case "slope":
+                slope = {"activation": "leaky_relu", "negative_slope": 0.3}
+                return conv(conv(conv(y, 4, **slope), 5, **slope), 6, y, **slope)
+            case "another slope":
+                slopes = [{"activation": "leaky_relu", "negative_slope": s} for s in (0.3, 0.2, 0.3)]
+                return conv(conv(conv(y, 4, **slopes[0]), 5, **slopes[1]), 6, y, **slopes[2])
             case "dilation":
                 return conv(conv(conv(y, 4), 5, padding=2, dilation=2), 6, y)
             case "other blocks":
@@ -82,12 +88,24 @@ def test_two_blocks(device, tmp_path):
         assert_as_accurate_as_torch(got, want, exact(x.float(), mask).detach())
 
 
+def test_the_slope_goes_into_the_block(tmp_path):
+    module = Blocks(change="slope").half()
+    path = export.to_onnx(module, inputs(), tmp_path / "m.onnx", fuse_bottlenecks=True)
+    assert ops(path) == ["sparse_conv2d", "sparse_bottleneck2d", "sparse_bottleneck2d"]
+    x, mask = inputs()
+    (got,) = export.run(export.session(path, [PROVIDER["cpu"]]), (x, mask))
+    exact = copy.deepcopy(module).float()
+    assert_as_accurate_as_torch(got, module(x, mask).detach(), exact(x.float(), mask).detach())
+
+
 def test_only_where_it_is_asked_for(tmp_path):
     path = export.to_onnx(Blocks().half(), inputs(), tmp_path / "m.onnx")
     assert ops(path) == ["sparse_conv2d"] * 7
 
 
-@pytest.mark.parametrize("change", ["another activation", "another shortcut", "dilation", "other blocks", "read twice"])
+@pytest.mark.parametrize(
+    "change", ["another activation", "another shortcut", "another slope", "dilation", "other blocks", "read twice"]
+)
 def test_blocks_that_are_none(change, tmp_path):
     """The block before the one that is spoilt still becomes one op."""
     path = export.to_onnx(Blocks(change=change).half(), inputs(), tmp_path / "m.onnx", fuse_bottlenecks=True)

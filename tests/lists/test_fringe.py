@@ -60,6 +60,16 @@ def test_a_stride_2_consumer_reads_inactive_producer_blocks(device):
     assert_same_fringe(got, reference.fringe(producer, consumer, (16, 16), 3, 2, 1))
 
 
+@pytest.mark.parametrize(("k", "p", "d"), [((1, 71), (0, 35), 1), ((71, 71), 35, 1), ((1, 24), (0, 34), (1, 3))])
+def test_words_with_more_than_32_readers(device, k, p, d):
+    """Blocks of one column: over a hundred of them read the same 32 pixels."""
+    size = (9, 150) if k[0] == 1 else (80, 110)
+    producer, consumer = actives(size, (4, 4), (3, 1), k, 1, p, d, 0.02, device, batch=1)
+    got = fringe(producer, consumer, size, k, 1, p, d)
+    assert_same_fringe(got, reference.fringe(producer, consumer, size, k, 1, p, d))
+    assert int(got.count)
+
+
 @pytest.mark.parametrize(("producer_density", "consumer_density"), [(0, 0), (1, 0), (0, 1), (1, 1)])
 def test_all_and_nothing(device, producer_density, consumer_density):
     size = (20, 24)

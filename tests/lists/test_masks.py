@@ -82,6 +82,38 @@ def test_bad_frames_are_named():
         MotionMask((32.0, 48.0))
 
 
+def steady(**options) -> MotionMask:
+    """A mask that has seen a grey picture, and for which nothing is a cut."""
+    motion = MotionMask((32, 48), **{"cut": 1.0, **options})
+    motion(frame("cpu"))
+    return motion
+
+
+@pytest.mark.parametrize(
+    ("threshold", "change", "moved"), [(0.08, 0.085, True), (0.08, 0.075, False), (0.2, 0.15, False)]
+)
+def test_the_threshold_is_of_brightness(threshold, change, moved):
+    for sign in (1, -1):
+        mask = steady(threshold=threshold)(frame("cpu") + sign * change)
+        assert bool(mask.all() if moved else ~mask.any())  # at the border, too
+
+
+@pytest.mark.parametrize("rate", [0.25, 0.5, 1.0])
+def test_the_background_follows_by_its_rate(rate):
+    motion = steady(rate=rate)
+    motion(frame("cpu") + 0.2)
+    torch.testing.assert_close(motion.background, torch.full((1, 32, 48), 0.5 + 0.2 * rate))
+
+
+@pytest.mark.parametrize(("smooth", "pixels"), [(1, 1), (3, 9), (5, 0)])
+def test_brightness_is_averaged_over_a_box(smooth, pixels):
+    """One pixel that is 0.5 brighter: 0.5, 0.056, 0.02 over the box."""
+    picture = frame("cpu")
+    picture[0, :, 20, 30] += 0.5
+    mask = steady(smooth=smooth, threshold=0.05)(picture)
+    assert int(mask.sum()) == pixels
+
+
 @pytest.mark.gpu
 def test_motion_in_a_cuda_graph():
     motion, eager = MotionMask((32, 48), device="cuda"), MotionMask((32, 48), device="cuda")
