@@ -324,6 +324,32 @@ def blocksparse_matmul(
     )
 
 
+def blocksparse_conv1x1(
+    x: Value,
+    weight: Value,
+    gate: Value | None,
+    bias: Value | None,
+    tables: Value,
+    layout: Sequence[Any],
+    indices: Value,
+    count: Value,
+    block_map: Value,
+    grid: Sequence[Any],
+    activation: str,
+    activation_param: float,
+    allow_tf32: bool,
+) -> Value:
+    """The product of the stack of active blocks, scattered into zeros."""
+    ops: Any = onnx_ops
+    nhwc, attributes = _last(x), grid_attributes(grid, counted=False)
+    stack = _node("sparse_gather")(nhwc, indices, count, block_map, **attributes, zero_tail=1)
+    factor = (weight, gate, bias, tables, layout, False, activation, activation_param, allow_tf32)
+    plane = ops.Concat(ops.Shape(nhwc, end=3), ops.Constant(value_ints=[layout[4]]), axis=0)
+    zeros = ops.Expand(ops.CastLike(ops.Constant(value_float=0.0), nhwc), plane)
+    y = blocksparse_matmul(stack, *factor)
+    return _first(_node("sparse_scatter")(y, indices, count, block_map, zeros, **attributes, add=0, atomic=0))
+
+
 def table() -> dict[Any, Callable[..., Any]]:
     """custom_translation_table of torch.onnx.export: every functional op of torch.ops.sbnet."""
     ops = torch.ops.sbnet
@@ -339,5 +365,6 @@ def table() -> dict[Any, Callable[..., Any]]:
         sparse_max_pool2d,
         sparse_avg_pool2d,
         blocksparse_matmul,
+        blocksparse_conv1x1,
     )
     return {getattr(ops, f.__name__).default: f for f in functions}

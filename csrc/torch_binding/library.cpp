@@ -65,6 +65,10 @@ STABLE_TORCH_LIBRARY(sbnet, m) {
   m.def(
       "blocksparse_matmul(Tensor x, Tensor weight, Tensor? gate, Tensor? bias, Tensor tables, SymInt[] layout, "
       "bool transposed, str activation, float activation_param, bool allow_tf32) -> Tensor");
+  m.def(
+      "blocksparse_conv1x1(Tensor x, Tensor weight, Tensor? gate, Tensor? bias, Tensor tables, SymInt[] layout, "
+      "Tensor indices, Tensor count, Tensor block_map, SymInt[] grid, str activation, float activation_param, "
+      "bool allow_tf32) -> Tensor");
   m.def("blocksparse_weight_grad(Tensor[] x, Tensor[] dy, Tensor tables, SymInt[] layout, bool allow_tf32) -> Tensor");
   // Block-sparse attention. `layout` is diagonal, band, prefix, stride, phases, block_size; rows, columns, mask_index
   // and masks are AttentionLayout's of core/attention/layout.h.

@@ -1,4 +1,4 @@
-"""A linear layer with block-sparse weights."""
+"""Layers with block-sparse weights: linear, and 1x1 convolution on active blocks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sbnet.ops import BlockLayout, blocksparse_matmul
+from sbnet.nn.layers import Active, given
+from sbnet.ops import BlockLayout, blocksparse_conv1x1, blocksparse_matmul
 
 
 class BlockSparseLinear(nn.Module):
@@ -161,6 +162,42 @@ class BlockSparseLinear(nn.Module):
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
             f"block_size={self.block_size}, density={self.density:.3g}"
         )
+
+
+class BlockSparseConv1x1(BlockSparseLinear):
+    """A 1x1 nn.Conv2d of stride 1 of which only some blocks of the weight are stored, on active blocks of the plane.
+
+    Arguments and state are those of `BlockSparseLinear`, features being channels.
+
+    >>> conv = BlockSparseConv1x1(256, 1024, density=0.25)
+    >>> y = conv(x, active, activation="relu")  # [N,1024,H,W], zeros outside the active blocks
+    """
+
+    @classmethod
+    def from_conv(cls, conv: nn.Conv2d, density: float = 0.5, block_size: int = 32, **options: Any) -> Any:
+        """The blocks of a trained 1x1 convolution that are kept; options as in `from_linear`."""
+        if (conv.kernel_size, conv.stride, conv.padding, conv.groups) != ((1, 1), (1, 1), (0, 0), 1):
+            raise ValueError(
+                "BlockSparseConv1x1.from_conv: conv: expected a 1x1 convolution of stride 1, without padding, in one "
+                f"group, got kernel_size={conv.kernel_size}, stride={conv.stride}, padding={conv.padding}, "
+                f"groups={conv.groups}"
+            )
+        linear = nn.Linear(conv.in_channels, conv.out_channels, False, device="meta")
+        linear.weight = nn.Parameter(conv.weight.detach().flatten(1), conv.weight.requires_grad)
+        linear.bias = conv.bias  # type: ignore[assignment]
+        return cls.from_linear(linear.train(conv.training), density, block_size, **options)
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, active: Active = ..., *, activation: str | None = None, negative_slope: float = 0.01
+    ) -> Tensor:
+        """act(conv(x)): x [N,C,H,W] -> [N,K,H,W]."""
+        blocks = given(active, self)
+        options: dict[str, Any] = {"negative_slope": negative_slope, "allow_tf32": self.allow_tf32}
+        if blocks is not None:
+            return blocksparse_conv1x1(x, self.weight, self.layout, blocks, None, self.bias, activation, **options)
+        pixels = x.permute(0, 2, 3, 1)
+        y = blocksparse_matmul(pixels, self.weight, self.layout, None, self.bias, activation, **options)
+        return y.permute(0, 3, 1, 2)
 
 
 def is_linear(module: nn.Module) -> bool:

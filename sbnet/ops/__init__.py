@@ -10,6 +10,7 @@ from sbnet.ops.masked.conv import pack_conv_weight, sparse_conv2d, sparse_conv2d
 from sbnet.ops.masked.fill import sparse_fill, sparse_fill_
 from sbnet.ops.masked.gather_scatter import sparse_gather, sparse_scatter, sparse_scatter_
 from sbnet.ops.masked.pool import sparse_avg_pool2d, sparse_avg_pool2d_, sparse_max_pool2d, sparse_max_pool2d_
+from sbnet.ops.weights.conv1x1 import blocksparse_conv1x1
 from sbnet.ops.weights.layout import BlockLayout
 from sbnet.ops.weights.matmul import blocksparse_matmul, blocksparse_weight_grad
 
@@ -17,6 +18,7 @@ __all__ = [
     "AttentionLayout",
     "BlockLayout",
     "block_attention",
+    "blocksparse_conv1x1",
     "blocksparse_matmul",
     "blocksparse_weight_grad",
     "fringe",

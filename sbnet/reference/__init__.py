@@ -17,11 +17,12 @@ from sbnet.reference.masked import (
     sparse_scatter,
     sparse_scatter_,
 )
-from sbnet.reference.weights import blocksparse_matmul, blocksparse_weight_grad
+from sbnet.reference.weights import blocksparse_conv1x1, blocksparse_matmul, blocksparse_weight_grad
 
 __all__ = [
     "activate",
     "block_attention",
+    "blocksparse_conv1x1",
     "blocksparse_matmul",
     "blocksparse_weight_grad",
     "dropout_kept",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
+from sbnet.active import ActiveBlocks
 from sbnet.ops.weights.layout import BlockLayout
 from sbnet.reference.masked import activate
 
@@ -28,6 +30,24 @@ def blocksparse_matmul(
     y = rows @ (dense.T if transposed else dense)
     y = activate(y if bias is None else y + bias.to(y.dtype), activation, negative_slope)
     return y.movedim(-1, 0) if feature_axis == 0 else y
+
+
+def blocksparse_conv1x1(
+    x: Tensor,
+    weight: Tensor,
+    layout: BlockLayout,
+    active: ActiveBlocks,
+    gate: Tensor | None = None,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    *,
+    negative_slope: float = 0.01,
+) -> Tensor:
+    """The dense 1x1 convolution, on the active blocks."""
+    pixels = x.permute(0, 2, 3, 1)
+    y = blocksparse_matmul(pixels, weight, layout, gate, bias, activation, negative_slope=negative_slope)
+    y = y.permute(0, 3, 1, 2)
+    return torch.where(active.pixel_mask(x.shape[2:]), y, torch.zeros_like(y))
 
 
 def blocksparse_weight_grad(

@@ -50,7 +50,8 @@ def same_as_torch(path, module, inputs, device="cpu"):
 # ---- schemas
 def test_every_op_has_a_schema_and_a_translation():
     assert set(schemas.OPS) == torch_ops()
-    assert {op._schema.name.split("::")[1] for op in translate.table()} == torch_ops()
+    several = {"blocksparse_conv1x1"}  # gather, product and scatter
+    assert {op._schema.name.split("::")[1] for op in translate.table()} == torch_ops() | several
 
 
 def test_schemas_are_those_of_the_library():

@@ -166,11 +166,12 @@ def samples(device: str = "cpu") -> dict[str, Node]:
 
 def torch_ops() -> set[str]:
     """Names of torch.ops.sbnet, without those that ORT does by itself (in-place twins by MayInplace, packing weights,
-    tables of layouts) and gradients."""
+    tables of layouts), gradients, and what becomes several nodes."""
     names = {n.split("::")[1] for n in torch._C._dispatch_get_all_op_names() if n.startswith("sbnet::")}
     return {n for n in names if not (n.endswith("_") and n[:-1] in names)} - {
         "pack_conv_weight",
         "block_layout_tables",
         "blocksparse_plan",
         "blocksparse_weight_grad",
+        "blocksparse_conv1x1",  # gather, product and scatter
     }

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sbnet import BlockLayout
-from support.helpers import tensor
+from sbnet import BlockGrid, BlockLayout
+from support.helpers import random_active, tensor
 
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 
@@ -57,6 +57,10 @@ def weight_samples(device: str) -> dict[str, list[tuple]]:
     x, dy = tensor((5, 21), torch.float32, device), tensor((5, 29), torch.float32, device)
     bias, gate = tensor((29,), torch.float32, device), torch.rand(layout.blocks, device=device)
     shape = numbers[:6]
+    active = random_active(BlockGrid.cover((6, 9), 4), 2, 0.5, device)
+    lists = (active.indices, active.count, active.block_map, active.grid.numbers())
+    image = tensor((2, 21, 6, 9), torch.float32, device)
+    rows_last = image.contiguous(memory_format=torch.channels_last)
 
     def grad(t: Tensor) -> Tensor:
         return t.detach().clone().requires_grad_()
@@ -70,6 +74,11 @@ def weight_samples(device: str) -> dict[str, list[tuple]]:
             (x.t().contiguous().t(), weight, gate, bias, tables, numbers, False, "relu", 0.0, True),
             (x[:1], weight, gate, None, tables, numbers, *rest),
             (x[:0], weight, gate, None, tables, numbers, *rest),
+        ],
+        "blocksparse_conv1x1": [
+            (image, weight, None, None, tables, numbers, *lists, "none", 0.0, False),
+            (grad(image), grad(weight), grad(gate), grad(bias), tables, numbers, *lists, "silu", 0.0, False),
+            (rows_last, weight, gate, bias, tables, numbers, *lists, "relu", 0.0, True),
         ],
         "blocksparse_weight_grad": [
             ([x], [dy], tables, numbers, False),

@@ -1,5 +1,6 @@
 #include "core/weights/matmul.h"
 
+#include "core/grid.h"
 #include "torch_binding/common.h"
 
 namespace sbnet::binding {
@@ -108,37 +109,47 @@ Tensor blocksparse_plan(Tensor tables, Ints shape, int64_t pass) {
   return plan;
 }
 
-Tensor blocksparse_matmul(Tensor x, Tensor weight, std::optional<Tensor> gate, std::optional<Tensor> bias,
-                          Tensor tables, Ints layout_numbers, bool transposed, std::string activation,
-                          double activation_param, bool allow_tf32) {
-  const char* op = "blocksparse_matmul";
-  const Call call(op, "x", x);
-  const Layout layout = to_layout(op, layout_numbers);
-  const Tables found = to_tables(call, tables, layout, transposed ? MatmulPass::kInputGradient : MatmulPass::kForward);
-  BlocksparseMatmulParams p = {};
-  p.x = matrix(op, "x", x);
+// What multiplies rows that are pixels or a matrix: weights, tables and the epilogue.
+struct Factor {
+  Tensor weight;
+  std::optional<Tensor> gate, bias;
+  Tensor tables;
+  Ints layout;
+  bool transposed;
+  std::string activation;
+  double activation_param;
+  bool allow_tf32;
+};
+
+// p.x and p.active are there. Fills in the rest but y; `f` keeps the tensors that p points into.
+void set_factor(const Call& call, const Tensor& x, Factor& f, BlocksparseMatmulParams& p) {
+  const char* op = call.op();
+  const Layout layout = to_layout(op, f.layout);
+  const MatmulPass pass = f.transposed ? MatmulPass::kInputGradient : MatmulPass::kForward;
+  const Tables found = to_tables(call, f.tables, layout, pass);
   p.layout = found.view;
   p.plan = found.plan;
   p.plan_words = found.plan_words;
-  p.transposed = transposed;
-  weight = blocks_of(call, x, weight, layout.shape);
-  p.weight = weight.const_data_ptr();
-  if (gate) {
-    gate = per_feature(call, "gate", *gate, layout.shape.blocks);
-    SBNET_TORCH_CHECK(gate->scalar_type() == ScalarType::Float, "sbnet::", op, ": gate: expected float32, got ",
-                      dtype_name(to_dtype(op, "gate", *gate)));
-    p.gate = static_cast<const float*>(gate->const_data_ptr());
+  p.transposed = f.transposed;
+  f.weight = blocks_of(call, x, f.weight, layout.shape);
+  p.weight = f.weight.const_data_ptr();
+  if (f.gate) {
+    f.gate = per_feature(call, "gate", *f.gate, layout.shape.blocks);
+    SBNET_TORCH_CHECK(f.gate->scalar_type() == ScalarType::Float, "sbnet::", op, ": gate: expected float32, got ",
+                      dtype_name(to_dtype(op, "gate", *f.gate)));
+    p.gate = static_cast<const float*>(f.gate->const_data_ptr());
   }
-  if (bias) {
-    bias = per_feature(call, "bias", *bias, p.out_features());
-    p.bias = bias->const_data_ptr();
-    p.bias_dtype = to_dtype(op, "bias", *bias);
+  if (f.bias) {
+    f.bias = per_feature(call, "bias", *f.bias, p.out_features());
+    p.bias = f.bias->const_data_ptr();
+    p.bias_dtype = to_dtype(op, "bias", *f.bias);
   }
-  p.activation = to_activation(op, activation);
-  p.activation_param = static_cast<float>(activation_param);
-  p.allow_tf32 = allow_tf32;
-  const Tensor y = empty_matrix(x, x.size(0), p.out_features(), is_feature_major(x));
-  p.y = matrix(op, "out", y);
+  p.activation = to_activation(op, f.activation);
+  p.activation_param = static_cast<float>(f.activation_param);
+  p.allow_tf32 = f.allow_tf32;
+}
+
+void multiply(const Call& call, const Tensor& x, const BlocksparseMatmulParams& p) {
   check(validate(p));
   const Parallel parallel = call.parallel();
   const Tensor scratch =
@@ -146,6 +157,44 @@ Tensor blocksparse_matmul(Tensor x, Tensor weight, std::optional<Tensor> gate, s
                                    sbnet_blocksparse_matmul_workspace_bytes_cuda(&p)));
   check(SBNET_ON_DEVICE(call, sbnet_blocksparse_matmul_cpu(&p, scratch.data_ptr(), &parallel),
                         sbnet_blocksparse_matmul_cuda(&p, scratch.data_ptr(), call.stream())));
+}
+
+Tensor blocksparse_matmul(Tensor x, Tensor weight, std::optional<Tensor> gate, std::optional<Tensor> bias,
+                          Tensor tables, Ints layout, bool transposed, std::string activation, double activation_param,
+                          bool allow_tf32) {
+  const char* op = "blocksparse_matmul";
+  const Call call(op, "x", x);
+  Factor factor = {weight, gate, bias, tables, layout, transposed, activation, activation_param, allow_tf32};
+  BlocksparseMatmulParams p = {};
+  p.x = matrix(op, "x", x);
+  set_factor(call, x, factor, p);
+  const Tensor y = empty_matrix(x, x.size(0), p.out_features(), is_feature_major(x));
+  p.y = matrix(op, "out", y);
+  multiply(call, x, p);
+  return y;
+}
+
+// Zeros outside the active blocks; y has the memory format of x.
+Tensor blocksparse_conv1x1(Tensor x, Tensor weight, std::optional<Tensor> gate, std::optional<Tensor> bias,
+                           Tensor tables, Ints layout, Tensor indices, Tensor count, Tensor block_map, Ints grid,
+                           std::string activation, double activation_param, bool allow_tf32) {
+  const char* op = "blocksparse_conv1x1";
+  const Call call(op, "x", x);
+  Factor factor = {weight, gate, bias, tables, layout, false, activation, activation_param, allow_tf32};
+  BlocksparseMatmulParams p = {};
+  p.x = view4(op, "x", x);
+  check_batch(op, block_map, x);
+  p.active = to_active(call, indices, count, nullptr, grid, x.size(0));
+  check(check_grid(op, p.active.grid));  // before y is made, whose size these numbers decide
+  check(check_tiling(op, p.active.grid, x.size(2), x.size(3)));
+  set_factor(call, x, factor, p);
+  const bool channels_last = is_channels_last(x);
+  const int64_t N = x.size(0), H = x.size(2), W = x.size(3), K = p.out_features();
+  const int64_t nchw[4] = {N, K, H, W}, nhwc[4] = {N, H, W, K};
+  Tensor y = torch::stable::new_zeros(x, {channels_last ? nhwc : nchw, 4});
+  if (channels_last) y = torch::stable::transpose(torch::stable::transpose(y, 2, 3), 1, 2);
+  p.y = view4(op, "out", y);
+  multiply(call, x, p);
   return y;
 }
 
@@ -185,6 +234,7 @@ Tensor blocksparse_weight_grad(std::vector<Tensor> x, std::vector<Tensor> dy, Te
 
 void register_ops(torch::stable::detail::StableLibrary& m) {
   m.impl("blocksparse_matmul", TORCH_BOX(&blocksparse_matmul));
+  m.impl("blocksparse_conv1x1", TORCH_BOX(&blocksparse_conv1x1));
   m.impl("blocksparse_weight_grad", TORCH_BOX(&blocksparse_weight_grad));
 }
 

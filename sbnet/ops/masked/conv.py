@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,9 @@ from sbnet.ops.common import (
     require_tensor,
     zeros4,
 )
+
+if TYPE_CHECKING:
+    from sbnet.ops.weights.layout import BlockLayout
 
 _ops = torch.ops.sbnet
 _aten = torch.ops.aten
@@ -45,6 +48,7 @@ def sparse_conv2d(
     negative_slope: float = 0.01,
     residual: Tensor | None = None,
     allow_tf32: bool = False,
+    layout: BlockLayout | None = None,
 ) -> Tensor:
     """Convolution computed on active blocks of the OUTPUT plane only; zeros elsewhere.
 
@@ -61,6 +65,8 @@ def sparse_conv2d(
         negative_slope: of leaky_relu.
         residual: [N,K,H_out,W_out] added before the activation, or None.
         allow_tf32: float32 on CUDA may use tf32 tensor cores (10-bit mantissa).
+        layout: of block-sparse weights [blocks,bs,bs], for a 1x1 convolution of stride 1 without residual, see
+            `blocksparse_conv1x1`; or None.
 
     Returns:
         [N,K,H_out,W_out] in x's memory format. Differentiable with respect to x, weight, bias and residual.
@@ -69,6 +75,17 @@ def sparse_conv2d(
         RuntimeError, ValueError, TypeError: wrong shapes, dtypes, devices or grid.
     """
     op = "sparse_conv2d"
+    if layout is not None:
+        from sbnet.ops.weights.conv1x1 import blocksparse_conv1x1
+
+        if residual is not None or groups != 1 or _geometry(op, stride, padding, dilation) != ([1, 1], [0, 0], [1, 1]):
+            raise ValueError(
+                f"sbnet::{op}: layout: expected a 1x1 convolution of stride 1 in one group without residual, got "
+                f"stride={stride}, padding={padding}, dilation={dilation}, groups={groups}"
+                f"{'' if residual is None else ', a residual'}"
+            )
+        options: dict[str, Any] = {"negative_slope": negative_slope, "allow_tf32": allow_tf32}
+        return blocksparse_conv1x1(x, weight, layout, active, None, bias, activation, **options)
     x, weight, residual = autocast(x, weight, residual)
     common = _arguments(op, x, weight, bias, active, residual)
     x, weight, bias, residual, indices, count, grid = common

@@ -5,7 +5,7 @@
 // a CTA and, where there are fewer tiles than SMs, among the CTAs of a cluster; the sums meet in shared memory and are
 // added in a fixed order.
 //
-//   warp 0        producer: records of the plan, TMA
+//   warps 0-3     producers, a stage each in turn: records of the plan, TMA
 //   warps 4-7     WGMMA; adds the sums of all, bias, activation, TMA store
 //   warps 8-11    WGMMA
 #include "cuda/sm90/matmul/launch.cuh"
@@ -15,7 +15,6 @@ namespace sbnet::sm90::matmul {
 namespace {
 
 constexpr int kThreads = 384, kWeights = 64 * 64 * 2, kMostCtas = 4;  // of a cluster
-constexpr int kAhead = 8;                                             // records fetched ahead
 
 template <int kRows>
 struct Shared {
@@ -25,51 +24,42 @@ struct Shared {
   static constexpr int kControl = kSumsAt + kMostCtas * kSums, kFull = kControl + 16 * kStages;
   static constexpr int kEmpty = kFull + 8 * kStages, kSumsFull = kEmpty + 8 * kStages, kSumsEmpty = kSumsFull + 8;
   static constexpr int kBytes = kSumsEmpty + 8;
-  static_assert(kBytes <= 227 * 1024 && kRing % 1024 == 0 && kStage % 1024 == 0 && kStages % 2 == 0);
+  static_assert(kBytes <= 227 * 1024 && kRing % 1024 == 0 && kStage % 1024 == 0 && kStages % kProducers == 0);
 };
 
+// A warp loads every fourth stage.
 template <int kUnit, int kRows>
 __device__ __forceinline__ void produce(const TileArgs& a, const MatmulMaps& maps, uint32_t smem, uint8_t* shared) {
   using S = Shared<kRows>;
   constexpr int kIds = (64 / kUnit) * (64 / kUnit), kBox = kUnit * kUnit * 2;
-  const int lane = threadIdx.x & 31;
+  const int lane = threadIdx.x & 31, warp = __shfl_sync(~0u, threadIdx.x >> 5, 0);
   int4* control = reinterpret_cast<int4*>(shared + S::kControl);
-  Steps<kIds, true> steps(a, a.cluster > 1 ? static_cast<int>(cluster_rank()) : 0);
-  Step ahead[kAhead];
-#pragma unroll
-  for (Step& step : ahead) step = steps.next();
+  int stage = warp, phase = 1;
   grid_dependency_wait();
-  int stage = 0, phase = 1;
-  for (int ends = 0; ends < 2;) {  // one for each warpgroup
-#pragma unroll
-    for (int u = 0; u < kAhead; ++u) {
-      const Step step = ahead[u];
-      if (ends == 2) continue;
-      ahead[u] = steps.next();
-      const uint32_t mask = __ballot_sync(~0u, step.box >= 0), at = smem + S::kRing + stage * S::kStage;
-      const uint32_t full = smem + S::kFull + 8 * stage;
-      mbar_wait(smem + S::kEmpty + 8 * stage, phase);
-      if (lane == 0) {
-        control[stage] = make_int4(static_cast<int>(mask), step.flags, step.row, step.feature);
-        if (step.piece < 0) {
-          mbar_arrive(full);
-        } else {
-          mbar_expect(full, S::kInput + __popc(mask) * kBox);
-          tma_load(at, &maps.x, full, step.piece, step.row);
-        }
+  const int rank = a.cluster > 1 ? static_cast<int>(cluster_rank()) : 0;
+  for_steps<kIds, true, 2>(a, rank, warp, [&](const Step& step) {
+    const uint32_t mask = __ballot_sync(~0u, step.box >= 0), at = smem + S::kRing + stage * S::kStage;
+    const uint32_t full = smem + S::kFull + 8 * stage;
+    mbar_wait(smem + S::kEmpty + 8 * stage, phase);
+    if (lane == 0) {
+      control[stage] = make_int4(static_cast<int>(mask), step.flags, step.row, step.feature);
+      if (step.piece < 0) {
+        mbar_arrive(full);
+      } else {
+        mbar_expect(full, S::kInput + __popc(mask) * kBox);
+        tma_load(at, &maps.x, full, step.piece, step.row);
       }
-      __syncwarp();
-      if (step.box >= 0) {
-        const uint32_t to = at + S::kInput + lane * kBox;
-        if constexpr (kUnit == 64)
-          tma_load(to, &maps.weight, full, (step.box & 1) * 64, (step.box >> 2) * a.block_size + (step.box & 2) * 32);
-        else
-          tma_load(to, &maps.weight, full, 0, step.box * (kBox / 128));
-      }
-      ends += step.flags & kEnd ? 1 : 0;
-      if (++stage == S::kStages) stage = 0, phase ^= 1;
     }
-  }
+    __syncwarp();
+    if (step.box >= 0) {
+      const uint32_t to = at + S::kInput + lane * kBox;
+      if constexpr (kUnit == 64)
+        tma_load(to, &maps.weight, full, (step.box & 1) * 64, (step.box >> 2) * a.block_size + (step.box & 2) * 32);
+      else
+        tma_load(to, &maps.weight, full, 0, step.box * (kBox / 128));
+    }
+    if ((stage += kProducers) >= S::kStages) stage -= S::kStages, phase ^= 1;
+  });
 }
 
 // Adds the sums in `slots` (of kSums bytes each, as put_sums() left them) to this thread's.
@@ -110,16 +100,12 @@ __device__ __forceinline__ void consume(const TileArgs& a, const MatmulMaps& map
           for (int k = 0; k < 4; ++k)
             multiply_add<T, kRows, !kTransposed, false>(sums, wgmma_layout(1024) | (weights + at + k * kWeightStep),
                                                         wgmma_layout(1024) | (input + at + k * kInputStep));
+          wgmma_commit();
         } else {
           uint32_t pieces[4][4];
           load_piece<kUnit, kTransposed>(smem + S::kRing + S::kInput + stage * S::kStage, c.x, pieces);
-          wgmma_fence();
-#pragma unroll
-          for (int k = 0; k < 4; ++k)
-            if (has_products<kUnit>(c.x, k))
-              multiply_add<T, kRows>(sums, pieces[k], wgmma_layout(1024) | (input + at + k * kInputStep));
+          multiply_piece<T, kUnit, kRows>(sums, pieces, wgmma_layout(1024) | (input + at), c.x);
         }
-        wgmma_commit();
         wgmma_wait<0>();
       }
       __syncwarp();
@@ -196,7 +182,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   if (warp >= 4)
     consume<T, kUnit, kTransposed, kRows>(a, maps, smem, shared);
-  else if (warp == 0)
+  else
     produce<kUnit, kRows>(a, maps, smem, shared);
 }
 

@@ -109,49 +109,44 @@ class Tiles {
   bool skewed_;
 };
 
-// The steps of a CTA's tiles, one after the other; at the end kEnd, for ever. kParts: CTAs of a cluster share a tile's
-// records out, two by two, and every one makes the same number of steps; else each record is a step of all of them.
-template <int kIds, bool kShared>
-class Steps {
- public:
-  __device__ __forceinline__ Steps(const TileArgs& args, int rank)
-      : a(args), rank_(rank), tiles_(args, blockIdx.x / args.cluster, gridDim.x / args.cluster) {
-    open();
-  }
-  __device__ __forceinline__ Step next() {
-    if (left_ == 0) return {-1, -1, 0, 0, kEnd | kLast};
-    Step step = {-1, -1, tile_.row, tile_.feature, tile_.flags};
-    const int index = kShared ? (at_ >> 1) * 2 * a.cluster + rank_ * 2 + (at_ & 1) : at_;
-    if (index < tile_.records) {
-      const int32_t* record = a.plan + tile_.record + index * a.record_words;
-      const int lane = threadIdx.x & 31;
-      step.piece = max(__ldg(record), 0);
-      if (lane < kIds) step.box = __ldg(record + 1 + (kShared ? 0 : rank_ * kIds) + lane);
+constexpr int kProducers = 4;  // warps that load, a stage each in turn: one alone would be slower than WGMMA
+
+// The steps of a CTA's tiles, one after the other, and kEnds steps that tell the consumers to leave; put(step) for
+// every kProducers-th of them, from the `producer`-th on. kShared: CTAs of a cluster share a tile's records out, two by
+// two, and every one makes the same number of steps; else each record is a step of all of them.
+template <int kIds, bool kShared, int kEnds, class Put>
+__device__ __forceinline__ void for_steps(const TileArgs& a, int rank, int producer, Put&& put) {
+  const int lane = threadIdx.x & 31;
+  Tiles tiles(a, blockIdx.x / a.cluster, gridDim.x / a.cluster);
+  int before = 0;  // steps of the tiles before, modulo kProducers
+  for (bool more = true; more;) {
+    Tile tile = {0, 0, 0, 0, kEnd};
+    more = tiles.next(&tile);
+    const int per_round = kShared ? 2 * a.cluster : 1;  // records
+    const int rounds = max((tile.records + per_round - 1) / per_round, 1), ends = kShared ? 2 : 1;
+    const int count = more ? rounds * ends : kEnds;
+    const auto load = [&](int at) {
+      Step step = {-1, -1, tile.row, tile.feature, tile.flags};
+      const int index = kShared ? (at >> 1) * per_round + rank * 2 + (at & 1) : at;
+      if (index < tile.records) {
+        const int32_t* record = a.plan + tile.record + index * a.record_words;
+        step.piece = max(__ldg(record), 0);
+        if (lane < kIds) step.box = __ldg(record + 1 + (kShared ? 0 : rank * kIds) + lane);
+      }
+      if (at >= count - ends || !more) step.flags |= kLast;  // both warpgroups that share records out see the end
+      return step;
+    };
+    int at = (producer - before) & (kProducers - 1);
+    Step next = load(at);
+    while (at < count) {
+      const Step step = next;
+      at += kProducers;
+      next = load(at);  // before the wait for an empty stage
+      put(step);
     }
-    ++at_;
-    // Both warpgroups of a CTA that shares records out see the end of the tile.
-    if (left_ <= (kShared ? 2 : 1)) step.flags |= kLast;
-    if (--left_ == 0) open();
-    return step;
+    before = (before + count) & (kProducers - 1);
   }
-
- private:
-  __device__ __forceinline__ void open() {
-    at_ = 0;
-    if (!tiles_.next(&tile_))
-      left_ = 0;
-    else if (kShared)
-      left_ = 2 * max((tile_.records + 2 * a.cluster - 1) / (2 * a.cluster), 1);
-    else
-      left_ = max(tile_.records, 1);
-  }
-
-  const TileArgs& a;
-  const int rank_;
-  Tiles tiles_;
-  Tile tile_;
-  int at_, left_;
-};
+}
 
 // ---------------------------------------------------------------- weights of small blocks, as registers
 // Blocks of 16 and 32 come as they lie in memory, in rows of 128 bytes (which TMA copies at full speed, unlike rows of
@@ -184,11 +179,38 @@ __device__ __forceinline__ void load_piece(uint32_t boxes, uint32_t mask, uint32
       a[k][0] = a[k][1] = a[k][2] = a[k][3] = 0;
   }
 }
-// Has any warp of the slice a block in the k-th sixteenth of the piece?
-template <int kUnit>
-__device__ __forceinline__ bool has_products(uint32_t mask, int k) {
-  constexpr int kParts = 64 / kUnit;
-  return mask >> (k * 16 / kUnit * kParts) & ((1 << kParts) - 1);
+// sums += the fragments of a piece x the input at `input`, of those sixteenths of the piece in which the slice has a
+// block. Each choice of them is a run of its own: WGMMAs that branches part wait for each other.
+template <class T, int kUnit, int kN>
+__device__ __forceinline__ void multiply_piece(float (&sums)[kN / 2], const uint32_t (&a)[4][4], uint64_t input,
+                                               uint32_t mask) {
+  constexpr int kParts = 64 / kUnit, kBlocks = 64 / kUnit, kEach = 4 / kBlocks;
+  const auto run = [&](auto blocks) {
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      if (decltype(blocks)::value >> (k / kEach) & 1) multiply_add<T, kN>(sums, a[k], input + k * (32 >> 4));
+    wgmma_commit();
+  };
+  uint32_t blocks = 0;  // of the reduction
+#pragma unroll
+  for (int i = 0; i < kBlocks; ++i)
+    if (mask >> (i * kParts) & ((1 << kParts) - 1)) blocks |= 1u << i;
+  if constexpr (kBlocks == 2) {
+    if (blocks == 1) return run(std::integral_constant<int, 1>());
+    if (blocks == 2) return run(std::integral_constant<int, 2>());
+    run(std::integral_constant<int, 3>());
+  } else {  // one, two neighbours, or all
+    if (blocks == 1) return run(std::integral_constant<int, 1>());
+    if (blocks == 2) return run(std::integral_constant<int, 2>());
+    if (blocks == 4) return run(std::integral_constant<int, 4>());
+    if (blocks == 8) return run(std::integral_constant<int, 8>());
+    if (blocks == 3) return run(std::integral_constant<int, 3>());
+    if (blocks == 12) return run(std::integral_constant<int, 12>());
+    if (!(blocks & 8)) return run(std::integral_constant<int, 7>());
+    if (!(blocks & 1)) return run(std::integral_constant<int, 14>());
+    run(std::integral_constant<int, 15>());
+  }
 }
 
 // ---------------------------------------------------------------- finish

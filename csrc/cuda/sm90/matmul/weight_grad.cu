@@ -15,7 +15,8 @@ namespace {
 constexpr const char* kOp = "blocksparse_weight_grad";
 constexpr int kThreads = 384, kDepth = 64;  // rows of a stage
 constexpr int kBox = kDepth * 128, kStage = (2 + kUnitPieces) * kBox, kStages = 4;
-constexpr int kFull = kStages * kStage, kEmpty = kFull + 8 * kStages, kShared = kEmpty + 8 * kStages;
+constexpr int kStaging = 16 * 128;  // of a warp
+constexpr int kFull = kStages * kStage + 8 * kStaging, kEmpty = kFull + 8 * kStages, kShared = kEmpty + 8 * kStages;
 static_assert(kShared <= 227 * 1024);
 
 struct GradMaps {
@@ -68,28 +69,50 @@ __device__ __forceinline__ void produce(const GradArgs& a, const GradMaps& maps,
   }
 }
 
-// This thread's pairs of a piece: rows lane / 4 and 8 below of its warp's 16, 2 of every 8 columns.
+// The block of row `row` (of 128) and column `column` (of 64) of a piece, and where in it they are; -1: none is stored.
+__device__ __forceinline__ int64_t place(const GradArgs& a, const int32_t* blocks, int piece, int row, int column) {
+  const int size = a.block_size, columns = size >= 64 ? 1 : 64 / size;
+  const int part = row / size * columns + (size < 64 ? column / size : 0);
+  const int id = __ldg(blocks + piece % kUnitPieces * unit_blocks(size) + part);
+  if (static_cast<unsigned>(id) >= static_cast<unsigned>(a.blocks)) return -1;
+  const int within = size == 128 ? column + (__ldg(blocks - kUnitPieces + piece) & 64) : column & (size - 1);
+  return (static_cast<int64_t>(id) * size + (row & (size - 1))) * size + within;
+}
+
+// This warp's 16 rows of a piece. Halves go through 2 KB of shared memory of its own, 16 rows of 128 bytes, so that
+// whole words of 16 bytes are written.
 template <class T>
-__device__ __forceinline__ void store_piece(const GradArgs& a, const int32_t* blocks, int piece, const float* sums) {
-  const int size = a.block_size, lane = threadIdx.x & 31, wg = (threadIdx.x >> 7) - 1;
-  const int columns = size >= 64 ? 1 : 64 / size, row_mask = size - 1, count = unit_blocks(size);
+__device__ __forceinline__ void store_piece(const GradArgs& a, const int32_t* blocks, int piece, const float* sums,
+                                            uint32_t staging) {
+  const int lane = threadIdx.x & 31, first = (threadIdx.x >> 5) * 16 - 64;
+  if (a.f32) {
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int row = wg * 64 + (threadIdx.x >> 5 & 3) * 16 + lane / 4 + h * 8;
+    for (int h = 0; h < 2; ++h)
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const int column = j * 8 + lane % 4 * 2;  // of the piece
-      const int part = row / size * columns + (size < 64 ? column / size : 0);
-      const int id = __ldg(blocks + piece % kUnitPieces * count + part);
-      if (static_cast<unsigned>(id) >= static_cast<unsigned>(a.blocks)) continue;
-      const int within = size == 128 ? column + (__ldg(blocks - kUnitPieces + piece) & 64) : column & row_mask;
-      const int64_t at = (static_cast<int64_t>(id) * size + (row & row_mask)) * size + within;
-      const float low = sums[j * 4 + h * 2], high = sums[j * 4 + h * 2 + 1];
-      if (a.f32)
-        *reinterpret_cast<float2*>(static_cast<float*>(a.dw) + at) = make_float2(low, high);
-      else
-        *reinterpret_cast<uint32_t*>(static_cast<T*>(a.dw) + at) = pack<T>(low, high);
-    }
+      for (int j = 0; j < 8; ++j) {
+        const int64_t at = place(a, blocks, piece, first + lane / 4 + h * 8, j * 8 + lane % 4 * 2);
+        if (at >= 0)
+          *reinterpret_cast<float2*>(static_cast<float*>(a.dw) + at) =
+              make_float2(sums[j * 4 + h * 2], sums[j * 4 + h * 2 + 1]);
+      }
+    return;
+  }
+  const int i = lane & 7, mat = lane >> 3;
+  const uint32_t to = staging + ((mat & 1) * 8 + i) * 128;
+  __syncwarp();  // the piece before has been read
+#pragma unroll
+  for (int j = 0; j < 8; j += 2) {
+    const float* p = sums + j * 4;
+    stmatrix(to + (((j + (mat >> 1)) ^ i) << 4), pack<T>(p[0], p[1]), pack<T>(p[2], p[3]), pack<T>(p[4], p[5]),
+             pack<T>(p[6], p[7]));
+  }
+  __syncwarp();
+#pragma unroll
+  for (int q = 0; q < 4; ++q) {
+    const int row = q * 4 + lane / 8, word = lane & 7;
+    const int64_t at = place(a, blocks, piece, first + row, word * 8);
+    const float4 v = load_shared(staging + row * 128 + ((word ^ (row & 7)) << 4));
+    if (at >= 0) *reinterpret_cast<float4*>(static_cast<T*>(a.dw) + at) = v;
   }
 }
 
@@ -97,6 +120,7 @@ template <class T>
 __device__ __forceinline__ void consume(const GradArgs& a, uint32_t smem) {
   const int wg = __shfl_sync(~0u, threadIdx.x >> 7, 0) - 1, lane = threadIdx.x & 31;
   const uint32_t x = operand(smem + wg * kBox, kBox), dy = operand(smem + 2 * kBox, kBox);
+  const uint32_t staging = smem + kStages * kStage + ((threadIdx.x >> 5) - 4) * kStaging;
   grid_dependency_wait();
   Units units(a);
   int stage = 0, phase = 0;
@@ -124,7 +148,8 @@ __device__ __forceinline__ void consume(const GradArgs& a, uint32_t smem) {
     wgmma_wait<0>();
     if (held >= 0 && lane == 0) mbar_arrive(smem + kEmpty + 8 * held);
 #pragma unroll
-    for (int piece = 0; piece < kN / 64; ++piece) store_piece<T>(a, unit + 2 + kUnitPieces, piece, sums + piece * 32);
+    for (int piece = 0; piece < kN / 64; ++piece)
+      store_piece<T>(a, unit + 2 + kUnitPieces, piece, sums + piece * 32, staging);
   };
   while (const int32_t* unit = units.next()) {
     if (__shfl_sync(~0u, __ldg(unit + 1), 0) > 2)

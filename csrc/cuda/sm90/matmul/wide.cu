@@ -8,7 +8,7 @@
 // registers, where an absent neighbour is zeros and costs nothing to load. CTAs of a cluster have neighbouring slices
 // and the same rows: each loads its part of the input tile for both.
 //
-//   warp 0        producer: records of the plan, TMA
+//   warps 0-3     producers, a stage each: records of the plan, TMA
 //   warps 4-11    two warpgroups: WGMMA, bias, activation, TMA store
 #include "cuda/sm90/matmul/launch.cuh"
 #include "cuda/sm90/matmul/tiles.cuh"
@@ -22,64 +22,55 @@ constexpr int kStages = 4, kStaging = 64 * 128;  // a warpgroup has two staging 
 constexpr int kRing = 2 * kSlices * kStaging, kControl = kRing + kStages * kStage;
 constexpr int kFull = kControl + 16 * kStages, kEmpty = kFull + 8 * kStages, kShared = kEmpty + 8 * kStages;
 static_assert(kShared <= 227 * 1024 && kRing % 1024 == 0 && kStage % 1024 == 0);
-constexpr int kAhead = 4;  // records fetched ahead: an L2 round trip takes longer than a stage
+static_assert(kStages == kProducers);
 
 template <int kUnit>
 constexpr int kSliceBoxes = (64 / kUnit) * (64 / kUnit);
 
+// A warp's stage is its own: it alone loads it.
 template <int kUnit>
 __device__ __forceinline__ void produce(const TileArgs& a, const MatmulMaps& maps, uint32_t smem, uint8_t* shared) {
   constexpr int kIds = kSlices * kSliceBoxes<kUnit>, kBox = kUnit * kUnit * 2;
   const int lane = threadIdx.x & 31, rank = a.cluster > 1 ? static_cast<int>(cluster_rank()) : 0;
-  const uint32_t everyone = (1u << a.cluster) - 1;
-  int4* control = reinterpret_cast<int4*>(shared + kControl);
-  Steps<kIds, false> steps(a, rank);
-  Step ahead[kAhead];
-#pragma unroll
-  for (Step& step : ahead) step = steps.next();
+  const int stage = __shfl_sync(~0u, threadIdx.x >> 5, 0), box_rows = kRows / 2 / a.cluster;
+  const uint32_t everyone = (1u << a.cluster) - 1, at = smem + kRing + stage * kStage;
+  const uint32_t full = smem + kFull + 8 * stage, empty = smem + kEmpty + 8 * stage;
+  int4* control = reinterpret_cast<int4*>(shared + kControl) + stage;
+  bool last = false;
+  int phase = 1;
   grid_dependency_wait();
-  int stage = 0, phase = 1;
-  for (bool more = true; more;) {
-#pragma unroll
-    for (int u = 0; u < kAhead; ++u) {
-      const Step step = ahead[u];
-      if (!more) continue;
-      ahead[u] = steps.next();
-      const uint32_t mask = __ballot_sync(~0u, step.box >= 0), at = smem + kRing + stage * kStage;
-      const uint32_t full = smem + kFull + 8 * stage;
-      mbar_wait(smem + kEmpty + 8 * stage, phase);
-      if (lane == 0) {
-        control[stage] = make_int4(static_cast<int>(mask), step.flags, step.row, step.feature + rank * kSlices * 64);
-        const int boxes = (step.flags & kHalf ? 2 : 4) / a.cluster;  // of 64 rows, of this CTA
-        if (step.piece < 0) {
-          mbar_arrive(full);
-        } else {
-          mbar_expect(full, boxes * a.cluster * kSlice + __popc(mask) * kBox);
-          for (int i = rank * boxes; i < (rank + 1) * boxes; ++i) {
-            if (a.cluster == 1)
-              tma_load(at + i * kSlice, &maps.x, full, step.piece, step.row + i * 64);
-            else
-              tma_multicast(at + i * kSlice, &maps.x, full, step.piece, step.row + i * 64, everyone);
-          }
+  for_steps<kIds, false, 1>(a, rank, stage, [&](const Step& step) {
+    const uint32_t mask = __ballot_sync(~0u, step.box >= 0);
+    mbar_wait(empty, phase);
+    phase ^= 1;
+    if (lane == 0) {
+      *control = make_int4(static_cast<int>(mask), step.flags, step.row, step.feature + rank * kSlices * 64);
+      if (step.piece < 0) {
+        mbar_arrive(full);
+      } else {
+        const int boxes = step.flags & kHalf ? 1 : 2;  // of half a tile's rows, each CTA its part of them
+        mbar_expect(full, boxes * (kInput / 2) + __popc(mask) * kBox);
+        for (int i = 0; i < boxes; ++i) {
+          const int row = i * (kRows / 2) + rank * box_rows;
+          if (a.cluster == 1)
+            tma_load(at + row * 128, &maps.x, full, step.piece, step.row + row);
+          else
+            tma_multicast(at + row * 128, &maps.x, full, step.piece, step.row + row, everyone);
         }
       }
-      __syncwarp();
-      if (step.box >= 0) {
-        const uint32_t to = at + kInput + lane * kBox;
-        if constexpr (kUnit == 64)
-          tma_load(to, &maps.weight, full, (step.box & 1) * 64, (step.box >> 2) * a.block_size + (step.box & 2) * 32);
-        else
-          tma_load(to, &maps.weight, full, 0, step.box * (kBox / 128));
-      }
-      more = !(step.flags & kEnd);
-      if (++stage == kStages) stage = 0, phase ^= 1;
     }
-  }
-  // The neighbours signal here: leave when the last of them has.
-  for (int i = 1; i < kStages; ++i) {
-    mbar_wait(smem + kEmpty + 8 * stage, phase);
-    if (++stage == kStages) stage = 0, phase ^= 1;
-  }
+    __syncwarp();
+    if (step.box >= 0) {
+      const uint32_t to = at + kInput + lane * kBox;
+      if constexpr (kUnit == 64)
+        tma_load(to, &maps.weight, full, (step.box & 1) * 64, (step.box >> 2) * a.block_size + (step.box & 2) * 32);
+      else
+        tma_load(to, &maps.weight, full, 0, step.box * (kBox / 128));
+    }
+    last = step.flags & kEnd;
+  });
+  // The neighbours signal here: leave when the last of them has. (Nobody gives the end back.)
+  if (!last) mbar_wait(empty, phase);
 }
 
 template <class T, int kUnit, bool kTransposed>
@@ -140,12 +131,7 @@ __device__ __forceinline__ void consume(const TileArgs& a, const MatmulMaps& map
       } else {
         uint32_t pieces[4][4];
         load_piece<kUnit, kTransposed>(slice + stage * kStage, mask, pieces);
-        wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < 4; ++k)
-          if (has_products<kUnit>(mask, k))
-            multiply_add<T, kN>(sums, pieces[k], wgmma_layout(1024) | (input + at + k * kInputStep));
-        wgmma_commit();
+        multiply_piece<T, kUnit, kN>(sums, pieces, wgmma_layout(1024) | (input + at), mask);
         wgmma_wait<0>();
         release(stage);
       }
@@ -207,7 +193,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     consume<T, kUnit, kTransposed>(a, maps, smem, shared);
   } else {
     registers_down<88>();
-    if (warp == 0) produce<kUnit>(a, maps, smem, shared);
+    produce<kUnit>(a, maps, smem, shared);
   }
 }
 
@@ -222,7 +208,7 @@ Status launch_wide(const BlocksparseMatmulParams& p, const DeviceInfo& device, c
     SBNET_TRY(workers_of<kKernel>(kMatmulOp, device, kThreads, kShared, log_cluster, &workers));
     const TileArgs args = tile_args(p, plan, kRows, workers);
     MatmulMaps maps;
-    SBNET_TRY(make_maps(p, 64, 64, &maps));
+    SBNET_TRY(make_maps(p, kRows / 2 / plan.cluster, 64, &maps));
     const ClusterLaunch launch(int64_t{std::min(workers, args.units)} << log_cluster, kThreads, kShared, log_cluster,
                                stream);
     SBNET_CUDA_TRY(kMatmulOp, cudaLaunchKernelEx(&launch.config, kKernel, maps, args));
