@@ -137,7 +137,8 @@ std::tuple<Tensor, Tensor> pack_attention_blocks(Tensor blocks) {
                                  to_int32(op, "blocks", Q),
                                  to_int32(op, "blocks", K)};
   const Parallel parallel = call.parallel();
-  check(sbnet_pack_attention_blocks_cpu(&p, &parallel));
+  check(SBNET_ON_DEVICE(call, sbnet_pack_attention_blocks_cpu(&p, &parallel),
+                        sbnet_pack_attention_blocks_cuda(&p, call.stream())));
   return {rows, columns};
 }
 
@@ -160,8 +161,11 @@ std::tuple<Tensor, Tensor, Tensor> block_attention(Tensor q, Tensor k, Tensor v,
   if (p.dtype == DType::kF32) p.sums = static_cast<float*>(sums.data_ptr());
   check(validate(p));
   const Parallel parallel = call.parallel();
-  const Tensor scratch = workspace(q, sbnet_block_attention_workspace_bytes_cpu(&p, parallel.threads));
-  check(sbnet_block_attention_cpu(&p, scratch.data_ptr(), &parallel));
+  const Tensor scratch =
+      workspace(q, SBNET_ON_DEVICE(call, sbnet_block_attention_workspace_bytes_cpu(&p, parallel.threads),
+                                   sbnet_block_attention_workspace_bytes_cuda(&p)));
+  check(SBNET_ON_DEVICE(call, sbnet_block_attention_cpu(&p, scratch.data_ptr(), &parallel),
+                        sbnet_block_attention_cuda(&p, scratch.data_ptr(), call.stream())));
   return {out, lse, sums};
 }
 
@@ -203,8 +207,11 @@ std::tuple<Tensor, Tensor, Tensor> block_attention_backward(
   b.deterministic = deterministic;
   check(validate(b));
   const Parallel parallel = call.parallel();
-  const Tensor scratch = workspace(q, sbnet_block_attention_backward_workspace_bytes_cpu(&b, parallel.threads));
-  check(sbnet_block_attention_backward_cpu(&b, scratch.data_ptr(), &parallel));
+  const Tensor scratch =
+      workspace(q, SBNET_ON_DEVICE(call, sbnet_block_attention_backward_workspace_bytes_cpu(&b, parallel.threads),
+                                   sbnet_block_attention_backward_workspace_bytes_cuda(&b)));
+  check(SBNET_ON_DEVICE(call, sbnet_block_attention_backward_cpu(&b, scratch.data_ptr(), &parallel),
+                        sbnet_block_attention_backward_cuda(&b, scratch.data_ptr(), call.stream())));
   return {grad_q, grad_k, grad_v};
 }
 
@@ -217,4 +224,4 @@ void register_ops(torch::stable::detail::StableLibrary& m) {
 }  // namespace
 }  // namespace sbnet::binding
 
-STABLE_TORCH_LIBRARY_IMPL(sbnet, CPU, m) { sbnet::binding::register_ops(m); }
+SBNET_TORCH_IMPL(sbnet::binding::register_ops)

@@ -1,0 +1,101 @@
+// Block-sparse attention of float32, in float32. A CTA has 64 queries and 64 or 128 columns of the output.
+#include "cuda/attention/simt.cuh"
+
+namespace sbnet::portable {
+namespace simt {
+namespace {
+
+// The largest (the sum) over the 16 threads of a row.
+__device__ __forceinline__ float row_max(float v) {
+#pragma unroll
+  for (int d = 8; d; d /= 2) v = fmaxf(v, __shfl_xor_sync(~0u, v, d));
+  return v;
+}
+__device__ __forceinline__ float row_sum(float v) {
+#pragma unroll
+  for (int d = 8; d; d /= 2) v += __shfl_xor_sync(~0u, v, d);
+  return v;
+}
+
+template <int kColumns>
+__global__ void __launch_bounds__(kThreads) attention_simt_kernel(const AttentionParams p) {
+  extern __shared__ __align__(16) uint8_t shared[];
+  Buffers& b = *reinterpret_cast<Buffers*>(shared);
+  grid_dependency_wait();
+  const AttentionWork work(p, p.phase_q_length(), p.heads);
+  const AttentionSequence s(p, work.b, work.head, work.phase);
+  const Dropout dropout(p);
+  const int q0 = work.first, c0 = blockIdx.y * kColumns, dim = p.head_dim;
+  const Rows queries = {s.at<float>(p.q, s.h, q0), p.q.stride * s.phases, min(max(s.q_length - q0, 0), kTile)};
+  float sums[4][kColumns / 16] = {}, largest[4], total[4] = {};
+#pragma unroll
+  for (float& m : largest) m = -INFINITY;
+  const auto touched = [&](int t) { return tile_touched(p.layout, s.plane, q0, kTile, t * kTile); };
+  const int tiles = queries.count ? (s.k_length + kTile - 1) / kTile : 0;
+  for_touched<kThreads>(tiles, b.words, touched, [&](int t) {
+    const int k0 = t * kTile, count = min(s.k_length - k0, kTile);
+    fill_bits<kThreads>(p, s, dropout, q0, k0, b.seen, b.kept);
+    float score[4][4];
+    multiply(queries, {s.at<float>(p.k, s.kv_h, k0), p.k.stride * s.phases, count}, dim, b, score);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int r = thread_y() * 4 + i;
+      const uint64_t seen = b.seen[r], kept = dropout.on() ? b.kept[r] : ~uint64_t{0};
+      float top = -INFINITY;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        score[i][j] = seen >> (thread_x() + 16 * j) & 1 ? score[i][j] * p.scale : -INFINITY;
+        top = fmaxf(top, score[i][j]);
+      }
+      const float before = largest[i];
+      largest[i] = fmaxf(before, row_max(top));
+      const float base = largest[i] == -INFINITY ? 0.f : largest[i];
+      const float shrink = before == -INFINITY ? 0.f : expf(before - base);
+      float added = 0.f;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int c = thread_x() + 16 * j;
+        const float e = expf(score[i][j] - base);
+        added += e;
+        b.weights[r * kWeightPitch + c] = kept >> c & 1 ? e : 0.f;
+      }
+      total[i] = total[i] * shrink + row_sum(added);
+#pragma unroll
+      for (float& v : sums[i]) v *= shrink;
+    }
+    accumulate<kColumns>(b.weights, {s.at<float>(p.v, s.kv_h, k0), p.v.stride * s.phases, count}, dim, c0, b, sums);
+    __syncthreads();  // before the next tile's bits and weights
+  });
+  float factor[4];
+  const int rows = min(p.phase_q_length() - q0, kTile);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    factor[i] = total[i] == 0.f ? 0.f : dropout.keep / total[i];
+    const int r = thread_y() * 4 + i;
+    if (r >= rows || thread_x() || blockIdx.y) continue;
+    const int64_t row = s.row(p, q0 + r);
+    if (p.lse) p.lse[row] = total[i] == 0.f ? -INFINITY : largest[i] + logf(total[i]);
+    if (p.sums) p.sums[2 * row] = largest[i], p.sums[2 * row + 1] = total[i];
+  }
+  store<kColumns>(s.at<float>(p.out, s.h, q0), p.out.stride * s.phases, rows, dim, c0, factor, sums);
+}
+
+template <int kColumns>
+Status launch(const AttentionParams& p, const DeviceInfo& device, cudaStream_t stream) {
+  dim3 grid;
+  SBNET_TRY(
+      attention_grid(kAttentionOp, p, p.phase_q_length(), p.heads, (p.head_dim + kColumns - 1) / kColumns, &grid));
+  SBNET_TRY(allow_shared<attention_simt_kernel<kColumns>>(kAttentionOp, device, sizeof(Buffers)));
+  SBNET_CUDA_TRY(kAttentionOp, launch_dependent(device, attention_simt_kernel<kColumns>, grid, dim3(kThreads),
+                                                sizeof(Buffers), stream, p));
+  return ok_status();
+}
+
+}  // namespace
+}  // namespace simt
+
+Status launch_attention_simt(const AttentionParams& p, const DeviceInfo& device, cudaStream_t stream) {
+  return p.head_dim <= 64 ? simt::launch<64>(p, device, stream) : simt::launch<128>(p, device, stream);
+}
+
+}  // namespace sbnet::portable

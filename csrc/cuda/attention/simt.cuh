@@ -1,0 +1,122 @@
+// Tiles of float32 products by fused multiply-adds: 256 threads, of which (y, x) has rows 4y ... 4y + 3 and columns
+// x + 16j.
+#pragma once
+#include "cuda/attention/portable.cuh"
+
+namespace sbnet::portable::simt {
+
+constexpr int kThreads = 256;
+constexpr int kChunk = 32;  // dims of a step of scores; rows of a step of sums
+constexpr int kChunkPitch = kChunk + 1, kWeightPitch = kTile + 1;
+
+struct Buffers {
+  float left[kTile * kChunkPitch], right[kTile * kChunkPitch];  // chunks of both sides
+  float weights[kTile * kWeightPitch], grads[kTile * kWeightPitch];
+  float rows[kChunk * 128];  // of what goes by
+  uint64_t seen[kTile], kept[kTile];
+  QueryRow queries[kTile];
+  uint32_t words[kThreads / 32];
+};
+
+__device__ __forceinline__ int thread_y() { return threadIdx.x / 16; }
+__device__ __forceinline__ int thread_x() { return threadIdx.x % 16; }
+
+// 64 positions that lie `stride` apart; from `count` on they read as zeros.
+struct Rows {
+  const float* data;
+  int64_t stride;
+  int count;
+};
+
+__device__ __forceinline__ void load_chunk(const Rows& from, int dim, int d0, float* to) {
+  for (int i = threadIdx.x; i < kTile * kChunk / 4; i += kThreads) {
+    const int r = i / (kChunk / 4), d = i % (kChunk / 4) * 4;
+    float4 v = {0.f, 0.f, 0.f, 0.f};
+    if (r < from.count && d0 + d < dim) v = *reinterpret_cast<const float4*>(from.data + r * from.stride + d0 + d);
+    float* at = to + r * kChunkPitch + d;
+    at[0] = v.x, at[1] = v.y, at[2] = v.z, at[3] = v.w;
+  }
+}
+
+// s[i][j] = left row 4y + i . right row x + 16j. Sums of chunks are added up, in the order of delta_of().
+__device__ __forceinline__ void multiply(const Rows& left, const Rows& right, int dim, Buffers& b, float (&s)[4][4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+#pragma unroll
+    for (int j = 0; j < 4; ++j) s[i][j] = 0.f;
+  for (int d0 = 0; d0 < dim; d0 += kChunk) {
+    __syncthreads();
+    load_chunk(left, dim, d0, b.left);
+    load_chunk(right, dim, d0, b.right);
+    __syncthreads();
+    float part[4][4] = {};
+#pragma unroll 8
+    for (int d = 0; d < kChunk; ++d) {
+      float x[4], y[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        x[i] = b.left[(thread_y() * 4 + i) * kChunkPitch + d];
+        y[i] = b.right[(thread_x() + 16 * i) * kChunkPitch + d];
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) part[i][j] = fmaf(x[i], y[j], part[i][j]);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) s[i][j] += part[i][j];
+  }
+}
+
+// sums[i][j] += weights row 4y + i . column c0 + x + 16j of the rows that go by.
+template <int kColumns>
+__device__ __forceinline__ void accumulate(const float* weights, const Rows& rows, int dim, int c0, Buffers& b,
+                                           float (&sums)[4][kColumns / 16]) {
+  float part[4][kColumns / 16] = {};
+  for (int r0 = 0; r0 < kTile; r0 += kChunk) {
+    __syncthreads();
+    for (int i = threadIdx.x; i < kChunk * kColumns / 4; i += kThreads) {
+      const int r = r0 + i / (kColumns / 4), d = c0 + i % (kColumns / 4) * 4;
+      float4 v = {0.f, 0.f, 0.f, 0.f};
+      if (r < rows.count && d < dim) v = *reinterpret_cast<const float4*>(rows.data + r * rows.stride + d);
+      *reinterpret_cast<float4*>(b.rows + i * 4) = v;
+    }
+    __syncthreads();
+#pragma unroll 4
+    for (int r = 0; r < kChunk; ++r) {
+      float w[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) w[i] = weights[(thread_y() * 4 + i) * kWeightPitch + r0 + r];
+#pragma unroll
+      for (int j = 0; j < kColumns / 16; ++j) {
+        const float v = b.rows[r * kColumns + thread_x() + 16 * j];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) part[i][j] = fmaf(w[i], v, part[i][j]);
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+#pragma unroll
+    for (int j = 0; j < kColumns / 16; ++j) sums[i][j] += part[i][j];
+}
+
+// The first `count` of the 64 rows of a result, columns c0 ... of it.
+template <int kColumns>
+__device__ __forceinline__ void store(float* to, int64_t stride, int count, int dim, int c0, const float (&factor)[4],
+                                      const float (&sums)[4][kColumns / 16]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int r = thread_y() * 4 + i;
+    if (r >= count) continue;
+#pragma unroll
+    for (int j = 0; j < kColumns / 16; ++j) {
+      const int d = c0 + thread_x() + 16 * j;
+      if (d < dim) to[r * stride + d] = sums[i][j] * factor[i];
+    }
+  }
+}
+
+}  // namespace sbnet::portable::simt
