@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import sbnet
+from support import zoo
 
 ROOT = Path(__file__).parents[2]
 
@@ -71,12 +72,26 @@ def code_blocks(document: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / document).read_text(), re.M | re.S)
 
 
+# torchvision may be there for another build of PyTorch (support/zoo.py).
+TORCHVISION = f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r}); from support import zoo; zoo.torchvision()\n"
+
+
 @pytest.mark.parametrize("document", ["README.md", "docs/contracts.md"])
 def test_examples_run(document, tmp_path):
     blocks = code_blocks(document, "python")
     assert blocks
     for block in blocks:
+        if "import torchvision" in block:
+            if not zoo.available():
+                continue
+            block = TORCHVISION + block
         subprocess.run([sys.executable, "-c", block], check=True, cwd=tmp_path)
+
+
+def test_the_guide_runs_from_top_to_bottom(tmp_path):
+    blocks = code_blocks("docs/guide.md", "python")
+    assert len(blocks) > 6
+    subprocess.run([sys.executable, "-c", "\n".join(blocks)], check=True, cwd=tmp_path)
 
 
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from typing import Any
 
@@ -57,22 +58,20 @@ def available() -> bool:
 _library: list[Any] = []
 
 
-def _torchvision() -> Any:
+def torchvision() -> Any:
     """torchvision beside a PyTorch whose operators it was not built for: two of its ops need a name."""
     if not _library and not hasattr(torch.ops.torchvision, "nms"):
         _library.append(torch.library.Library("torchvision", "DEF"))
         for name in ("nms", "qnms"):
             _library[0].define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    import torchvision
-
-    return torchvision
+    return importlib.import_module("torchvision")
 
 
 def build(name: str) -> nn.Module:
     """A network of NAMES in eval mode."""
     torch.manual_seed(0)
     house, model = name.split()
-    vision = _torchvision()
+    vision = torchvision()
     if house == "timm":
         import timm
 
