@@ -11,6 +11,7 @@
 # For releases and nightly runs:
 #   make sanitize       the CPU's kernels under AddressSanitizer and UndefinedBehaviorSanitizer
 #   make minimum        the tests on the oldest Python, torch and ONNX Runtime that are served (PYTHON310=python3.10)
+#   make mutants        faults put into the code on purpose: which of them no test finds
 #   make release-check  lint, and that tests/gpu_record.json is of this commit's kernels and Python
 #
 # SBNET_CUDA=auto|0|1 and SBNET_CUDA_ARCHS="80 90a" choose what is built (CONTRIBUTING.md).
@@ -38,7 +39,7 @@ FAST := tests/lists tests/masked/test_select.py tests/masked/test_fill.py tests/
         tests/graph tests/engine tests/nn tests/contracts/test_bad_input.py tests/contracts/test_hostile_sizes.py \
         tests/apps/test_package.py tests/apps/test_gpu_record.py
 
-.PHONY: demo test test-all build wheel bench lint check sanitize minimum release-check clean
+.PHONY: demo test test-all build wheel bench lint check sanitize minimum mutants release-check clean
 
 demo: $(BUILT)
 	$(BIN)/sbnet run --output out/bikes.mp4
@@ -78,6 +79,9 @@ minimum: wheel
 	build/minimum/bin/python -m pip install -q dist/sbnet-*.whl pytest hypothesis onnxscript av pillow $(MINIMUM)
 	build/minimum/bin/python -m pytest -m "not slow and not gpu" tests/lists tests/masked/test_conv.py \
 		tests/contracts tests/engine tests/graph tests/export $(ARGS)
+
+mutants: $(BUILT)
+	$(BIN)/python tests/tools/mutants.py $(ARGS)
 
 release-check: lint
 	SBNET_RELEASE=1 $(BIN)/python -m pytest tests/apps/test_gpu_record.py

@@ -86,6 +86,20 @@ def test_pools_of_no_images_whose_work_overflows(device):
     sbnet.sparse_max_pool2d_(x, no_images(many, device).with_grid(grid), out, 256, 1, 128)
 
 
+@pytest.mark.parametrize("half", [2**13, 2**20, 2**27])
+@pytest.mark.parametrize("dilation", [1, 2])
+def test_windows_of_any_reach_take_no_time(half, dilation, device):
+    """All but the active block is the fringe of what reads the whole plane: no tap beyond it is looked at."""
+    mask, kernel = torch.zeros(1, 256, 256, device=device), 2 * half // dilation + 1
+    mask[0, 5, 5] = 1
+    active, start = sbnet.reduce_mask(mask, BlockGrid.cover((256, 256), 8)), time.monotonic()
+    listed = sbnet.fringe(active, active, (256, 256), kernel, 1, half, dilation)
+    window = (0, kernel, 1, half, dilation)
+    (again,) = sbnet.mask_pyramid(mask, [(256, 256, 8)], 0.5, [(0, [window])]).fringes
+    assert int(listed.count) == int(again.count) == (256**2 - 8**2 if dilation == 1 else int(listed.count))
+    assert time.monotonic() - start < 5
+
+
 # ---- reduce_mask on blocks that overlap
 OVERLAPS = {
     "halo": BlockGrid(18, 16, (-1, -1), (4, 5)),

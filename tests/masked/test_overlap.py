@@ -1,0 +1,56 @@
+"""Which tensors share memory: an op that writes one while it reads the other must refuse it, and no other."""
+
+import random
+
+import pytest
+import torch
+
+import sbnet
+from sbnet import BlockGrid
+
+ROOM = (3, 10, 12, 16)  # images, rows, columns, channels of the buffer
+
+
+def part(rng: random.Random, sizes: tuple[int, ...]) -> tuple[slice, ...]:
+    starts = [rng.randint(0, room - n) for n, room in zip(sizes, ROOM, strict=True)]
+    return tuple(slice(at, at + n) for n, at in zip(sizes, starts, strict=True))
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_slices_of_one_buffer(seed):
+    """Boxes of one channels_last buffer: refused where an element is in both, taken where one lies behind the other."""
+    rng = random.Random(seed)
+    sizes = (*(rng.randint(1, room) for room in ROOM[:3]), rng.choice([1, 2, 4, 8]))
+    apart = rng.randrange(4)  # more of a chance to be so in one dimension
+    sizes = tuple(max(1, n // 2) if d == apart else n for d, n in enumerate(sizes))
+    buffer, numbers = torch.zeros(ROOM), torch.arange(torch.tensor(ROOM).prod()).view(ROOM)
+    parts = [part(rng, sizes) for _ in range(2)]
+    if rng.random() < 0.4:  # neighbours that touch
+        first, second = (list(p) for p in parts)
+        second = list(first)
+        if first[apart].stop + sizes[apart] <= ROOM[apart]:
+            second[apart] = slice(first[apart].stop, first[apart].stop + sizes[apart])
+        parts = [tuple(first), tuple(second)]
+    x, out = (buffer[p].permute(0, 3, 1, 2) for p in parts)
+    shared = bool(torch.isin(numbers[parts[0]].flatten(), numbers[parts[1]].flatten()).any())
+    active = sbnet.reduce_mask(torch.ones(x.shape[0], *x.shape[2:]), BlockGrid.cover(x.shape[2:], 4))
+    weight = torch.zeros(x.shape[1], 1, 3, 3)
+    call = x, weight, None, active, out
+    if shared:
+        with pytest.raises(RuntimeError, match="shares memory|overlap"):
+            sbnet.sparse_conv2d_(*call, padding=1, groups=x.shape[1])
+        return
+    starts = [[s.start for s in p] for p in parts]
+    if any(all(a <= b for a, b in zip(*pair, strict=True)) for pair in (starts, starts[::-1])):
+        sbnet.sparse_conv2d_(*call, padding=1, groups=x.shape[1])  # else it may be refused: it would take more to see
+
+
+def test_halves_that_begin_within_an_element():
+    """Views of other bytes than a whole number of elements apart: taken for shared."""
+    raw = torch.zeros(4096, dtype=torch.uint8)
+    grid = BlockGrid.cover((4, 4), 4)
+    active = sbnet.reduce_mask(torch.ones(1, 4, 4), grid)
+    views = [raw[at : at + 1024].view(torch.float16).as_strided((1, 2, 4, 4), (512, 1, 64, 16)) for at in (0, 4)]
+    with pytest.raises(RuntimeError, match="shares memory|overlap"):  # channels 0, 1 and 2, 3 of pixels of 16: apart
+        sbnet.sparse_conv2d_(views[0], torch.zeros(2, 1, 3, 3).half(), None, active, views[0], padding=1, groups=2)
+    sbnet.sparse_conv2d_(views[0], torch.zeros(2, 1, 3, 3).half(), None, active, views[1], padding=1, groups=2)

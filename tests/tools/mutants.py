@@ -1,0 +1,176 @@
+"""Mutation testing: each fault of mutants.txt is put into a copy of the source, and the tests named there must find it.
+
+python tests/tools/mutants.py              all faults; ends with those that no test found, and with 1 if there are any
+python tests/tools/mutants.py --only fuse  those whose file, or whose text, has this word
+python tests/tools/mutants.py --list       what there is
+
+The copy is build/mutants; the checkout is not touched. Faults below csrc/ are built there with CMake (and ccache, where
+it is installed). A fault marked with `=` in the list changes nothing that a test could see; the line says why. One
+whose text is not in its file any more is reported and skipped: write it anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+LIST = Path(__file__).with_name("mutants.txt")
+COPY = ROOT / "build/mutants"
+LIBRARIES = ("libsbnet.so", "libsbnet_torch.so")
+
+
+@dataclass(frozen=True)
+class Mutant:
+    file: str
+    tests: tuple[str, ...]
+    old: str
+    new: str
+    equivalent: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.old.strip()!r} -> {self.new.strip()!r}"
+
+
+def read(text: str) -> list[Mutant]:
+    """The list: `@ file | tests` for the faults after it; a fault is `-` lines, `+` lines and perhaps `= why`."""
+    found: list[Mutant] = []
+    file, tests = "", ()
+    for block in text.split("\n\n"):
+        old, new, why = [], [], ""
+        for line in block.splitlines():
+            mark, rest = line[:1], line[2:]
+            if mark == "@":
+                file, _, words = (part.strip() for part in rest.partition("|"))
+                tests = tuple(shlex.split(words))
+            elif mark == "-":
+                old.append(rest)
+            elif mark == "+":
+                new.append(rest)
+            elif mark == "=":
+                why = rest
+            elif mark not in ("", "#"):
+                raise ValueError(f"{LIST.name}: expected a line of @, -, +, = or #, got {line!r}")
+        if old:
+            found.append(Mutant(file, tests, "\n".join(old), "\n".join(new), why))
+    return found
+
+
+def copy_source() -> None:
+    shutil.rmtree(COPY, ignore_errors=True)
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file() and not name.startswith("docs/plots/"):
+            (COPY / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, COPY / name)
+    for folder in ("models", "export", "benchmarks"):  # as they are installed
+        (COPY / "sbnet" / folder).symlink_to(COPY / folder)
+    for library in LIBRARIES:
+        shutil.copy2(ROOT / "sbnet" / library, COPY / "sbnet" / library)
+
+
+def build() -> bool:
+    """The copy's libraries from its csrc. False: it does not compile."""
+    folder = COPY / "build/dev-cpu"
+    if not (folder / "build.ninja").exists():
+        import torch
+
+        options = {"SBNET_VERSION": "0", "SBNET_TORCH_DIR": Path(torch.__file__).parent, "SBNET_CUDA": 0}
+        if shutil.which("ccache"):
+            options["CMAKE_CXX_COMPILER_LAUNCHER"] = "ccache"
+        command = ["cmake", "-S", COPY / "csrc", "-B", folder, "-G", "Ninja"]
+        subprocess.run([*command, *(f"-D{k}={v}" for k, v in options.items())], check=True, stdout=subprocess.DEVNULL)
+    environment = {**os.environ, "CCACHE_BASEDIR": str(COPY), "CCACHE_NOHASHDIR": "1"}
+    done = subprocess.run(["cmake", "--build", folder], env=environment, stdout=subprocess.DEVNULL, check=False)
+    for library in LIBRARIES:
+        if done.returncode == 0:
+            (COPY / "sbnet" / library).unlink()  # a process may have the old file mapped
+            shutil.copy2(folder / library, COPY / "sbnet" / library)
+    return done.returncode == 0
+
+
+def run(tests: tuple[str, ...], seconds: float) -> str:
+    """passed, failed or hung. In a fork of this process, which has imported what takes time and nothing of sbnet."""
+    child = os.fork()
+    if child == 0:
+        quiet = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(quiet, 1)
+        os.dup2(quiet, 2)
+        os.setsid()
+        os.chdir(COPY)
+        sys.path[:0] = [str(COPY)]
+        os.environ["PYTHONPATH"] = str(COPY)
+        import pytest
+
+        os._exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-m", "not gpu", *tests]))
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return "passed" if status == 0 else "failed"
+        time.sleep(0.05)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return "hung"
+
+
+def judge(mutant: Mutant, seconds: float) -> str:
+    """found, survived, gone (its text is not there once), or does not compile."""
+    path = COPY / mutant.file
+    text = path.read_text() if path.exists() else ""
+    if text.count(mutant.old) != 1:
+        return "gone"
+    native = mutant.file.startswith("csrc/")
+    path.write_text(text.replace(mutant.old, mutant.new))
+    try:
+        if native and not build():
+            return "does not compile"
+        return "survived" if run(mutant.tests, seconds) == "passed" else "found"
+    finally:
+        path.write_text(text)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", metavar="WORD")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--seconds", type=float, default=300, help="after which tests count as hung, and found")
+    options = parser.parse_args()
+    mutants = [m for m in read(LIST.read_text()) if options.only in f"{m.file} {m.old} {m.new}"]
+    if options.list:
+        print(*mutants, sep="\n")
+        return 0
+    for name in ("hypothesis", "numpy", "onnx", "pytest", "torch"):  # the forks have them, then
+        importlib.import_module(name)
+    copy_source()
+    if any(m.file.startswith("csrc/") for m in mutants) and not build():
+        raise SystemExit("csrc does not compile as it is")
+    for tests in dict.fromkeys(m.tests for m in mutants):
+        if run(tests, options.seconds) != "passed":
+            raise SystemExit(f"these tests do not pass as the code is: {' '.join(tests)}")
+    results: dict[str, list[Mutant]] = {}
+    for at, mutant in enumerate(mutants, 1):
+        start = time.monotonic()
+        result = judge(mutant, options.seconds)
+        if result == "survived" and mutant.equivalent:
+            result = "equivalent"
+        results.setdefault(result, []).append(mutant)
+        print(f"{at}/{len(mutants)} {result}, {time.monotonic() - start:.0f} s: {mutant}", flush=True)
+    print(", ".join(f"{len(found)} {result}" for result, found in results.items()))
+    for result in ("survived", "gone", "does not compile"):
+        for mutant in results.get(result, []):
+            print(f"{result}: {mutant}")
+    return int("survived" in results)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
