@@ -122,6 +122,16 @@ def test_lengths(emulated):
     check(emulated, ragged(diagonal=3, phases=2))
 
 
+@pytest.mark.parametrize("dim", [64, 128])
+def test_dropout(emulated, dim):
+    seed = torch.tensor([-(2**60) + 12345, 7 * 2**40 + 3])
+    options = {"dropout": 0.3, "seed": seed}
+    check(emulated, Case(*tensors(2, 2, 150, 150, dim, kv_heads=1), diagonal=0, **options))
+    blocks = random_blocks(1, 2, 5, 7, 0.6)
+    check(emulated, Case(*tensors(1, 2, 140, 200, dim), blocks=blocks, block=32, **options))
+    check(emulated, Case(*tensors(1, 1, 150, 150, dim), diagonal=0, phases=3, **options))
+
+
 def test_random_schedules(emulated):
     blocks = random_blocks(1, 2, 5, 5, 0.6)
     for seed in range(4):

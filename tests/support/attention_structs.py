@@ -70,12 +70,13 @@ class Case:
     """A problem: tensors (B, H, T, D) of any strides, blocks bool [1 or B, 1 or H, q_blocks, k_blocks] or None."""
 
     def __init__(self, q, k, v, *, blocks=None, block=64, masks=None, mask_index=None, diagonal=NO_DIAGONAL,
-                 band=NO_BAND, prefix=0, stride=0, phases=1, scale=None, q_lengths=None, k_lengths=None):  # fmt: skip
+                 band=NO_BAND, prefix=0, stride=0, phases=1, scale=None, q_lengths=None, k_lengths=None, dropout=0.0, seed=None):  # fmt: skip
         self.q, self.k, self.v = q, k, v
         self.scale = scale or q.shape[-1] ** -0.5
         self.blocks, self.block, self.masks, self.mask_index = blocks, block, masks, mask_index
         self.rule = {"diagonal": diagonal, "band": band, "prefix": prefix, "stride": stride, "phases": phases}
         self.q_lengths, self.k_lengths = q_lengths, k_lengths
+        self.dropout, self.seed = dropout, seed  # [2] int64
         batch, heads, q_length, _ = q.shape
         poison = float("nan")
         self.out = torch.full_like(q, poison, memory_format=torch.preserve_format)
@@ -105,7 +106,7 @@ class Case:
             dtype=DTYPES[self.q.dtype], batch=batch, heads=heads, kv_heads=kv_heads, q_length=q_length,
             k_length=k_length, head_dim=dim, scale=self.scale, q=view(self.q), k=view(self.k), v=view(self.v),
             out=view(self.out), lse=self.lse.data_ptr(), layout=layout, q_lengths=pointer(self.q_lengths),
-            k_lengths=pointer(self.k_lengths), dropout=Dropout(),
+            k_lengths=pointer(self.k_lengths), dropout=Dropout(self.dropout, pointer(self.seed)),
         )  # fmt: skip
 
     def backward(self, grad_out, grad_lse=None, deterministic=False) -> BackwardParams:
@@ -143,6 +144,18 @@ class Case:
             see &= (torch.arange(q_length, device=device) < self.q_lengths[:, None])[:, None, :, None]
         return see
 
+    def kept(self) -> torch.Tensor:
+        """bool [B, H, T, T]: attention.h's dropout_bits()."""
+        (batch, heads, q_length, _), k_length, phases = self.q.shape, self.k.shape[2], self.rule["phases"]
+        plane = torch.arange(batch * heads).view(batch, heads, 1, 1) * phases
+        q, k = torch.arange(q_length).view(-1, 1), torch.arange(k_length)
+        key, offset = (int(s) & (2**64 - 1) for s in self.seed.tolist())
+        key ^= offset * 0x9E3779B97F4A7C15 & (2**64 - 1)
+        words = philox(key, k // phases // 8, q // phases, plane + q % phases, torch.tensor(offset >> 32))
+        i = (k // phases % 8).expand_as(words[0])
+        word = torch.stack(words).gather(0, (i // 2)[None])[0]
+        return (word >> 16 * (i % 2) & 0xFFFF >= int(self.dropout * 65536 + 0.5)).to(self.q.device)
+
     def reference(self, dtype, grad_out=None, grad_lse=None):
         """(out, lse), or with grad_out the gradients of q, k, v too; computed densely in dtype."""
         leaves = [torch.nan_to_num(t.detach()).to(dtype).requires_grad_() for t in (self.q, self.k, self.v)]
@@ -155,6 +168,8 @@ class Case:
         if dtype == torch.float64:
             lse = torch.where(some, scores.masked_fill(~some[..., None], 0).logsumexp(-1), -math.inf)
         weights = scores.masked_fill(~some[..., None], 0).softmax(-1) * some[..., None]
+        if self.dropout:
+            weights = torch.where(self.kept(), weights / (1 - self.dropout), 0)
         out = weights @ v
         if grad_out is None:
             return out.detach(), lse.detach()
@@ -163,6 +178,23 @@ class Case:
             outputs.append(lse.masked_fill(~some, 0))
             grads.append(grad_lse.to(lse.dtype) * some)
         return out.detach(), lse.detach(), *torch.autograd.grad(outputs, leaves, grads)
+
+
+def philox(key: int, *counter: torch.Tensor) -> list[torch.Tensor]:
+    """Philox-4x32-10 (Salmon et al., 2011) on int64 tensors of 32-bit words."""
+
+    def product(a: int, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        low, high = a * (b & 0xFFFF), a * (b >> 16)  # each below 2^48
+        total = low + ((high & 0xFFFF) << 16)
+        return (high >> 16) + (total >> 32) & 0xFFFFFFFF, total & 0xFFFFFFFF
+
+    c = list(torch.broadcast_tensors(*counter))
+    k0, k1 = key & 0xFFFFFFFF, key >> 32
+    for _ in range(10):
+        (a1, a0), (b1, b0) = product(0xD2511F53, c[0]), product(0xCD9E8D57, c[2])
+        c = [b1 ^ c[1] ^ k0, b0, a1 ^ c[3] ^ k1, a0]
+        k0, k1 = k0 + 0x9E3779B9 & 0xFFFFFFFF, k1 + 0xBB67AE85 & 0xFFFFFFFF
+    return c
 
 
 def view(t: torch.Tensor) -> Tensor:

@@ -8,14 +8,15 @@ namespace sbnet::sm90 {
 namespace attention {
 
 // A table; reach: how many keys before it a query sees at most.
-//   blocks up to 64, or a reach up to 256   each warpgroup on its own
-//   the rest                                shared
-//   a reach up to 256, or deterministic     two passes
+//   blocks up to 64, a reach up to 256, dropout     each warpgroup on its own
+//   the rest                                        shared
+//   a reach up to 256, dropout, or deterministic    two passes
 BackwardPlan backward_plan(const AttentionBackwardParams& p) {
   const AttentionLayout& a = p.forward.layout;
   const int32_t keys = p.forward.phase_k_length();
   const int32_t reach = a.rows || a.rule.stride ? INT32_MAX : std::min(a.rule.band, keys);
-  return {!(reach <= 256 || (a.rows && a.block <= 64)), reach <= 256 || p.deterministic};
+  const bool drops = p.forward.dropout.p > 0;
+  return {!(reach <= 256 || drops || (a.rows && a.block <= 64)), reach <= 256 || drops || p.deterministic};
 }
 
 Cut backward_cut(const AttentionParams& p, const BackwardPlan& plan, bool of_queries) {
@@ -83,20 +84,22 @@ Status block_attention_backward(const AttentionBackwardParams& p, void* workspac
   BackwardSpace space = {};
   space.lse2 = take(sizes.rows), space.delta = take(sizes.rows), space.sums = take(sizes.sums);
   space.padded = sizes.padded, space.planes = sizes.planes;
-  const auto pass = [&](BackwardLaunch* launch, int64_t bytes, bool of_queries) {
-    Lists lists;
-    SBNET_TRY(make_lists(kBackwardOp, f, backward_cut(f, plan, of_queries), take(bytes), device, stream, &lists));
-    return launch(p, plan, space, lists, of_queries, device, stream);
+  const auto lists_of = [&](bool of_queries, int64_t bytes, Lists* lists) {
+    return make_lists(kBackwardOp, f, backward_cut(f, plan, of_queries), take(bytes), device, stream, lists);
   };
   const bool narrow = f.head_dim == 64;
+  Lists of_keys, of_queries;
   SBNET_TRY(prepare_backward(p, space, device, stream));
+  SBNET_TRY(lists_of(false, sizes.key_lists, &of_keys));
   if (!plan.two_passes) {
-    SBNET_TRY(pass(narrow ? launch_backward_d64 : launch_backward_d128, sizes.key_lists, false));
+    BackwardLaunch* launch = narrow ? launch_backward_d64 : launch_backward_d128;
+    SBNET_TRY(launch(p, plan, space, of_keys, false, device, stream));
     return finish_backward(p, space, device, stream);
   }
+  SBNET_TRY(lists_of(true, sizes.query_lists, &of_queries));
   BackwardLaunch* launch = narrow ? launch_backward_d64_passes : launch_backward_d128_passes;
-  SBNET_TRY(pass(launch, sizes.key_lists, false));
-  return pass(launch, sizes.query_lists, true);
+  SBNET_TRY(launch(p, plan, space, of_keys, false, device, stream));
+  return launch(p, plan, space, of_queries, true, device, stream);
 }
 
 }  // namespace sbnet::sm90

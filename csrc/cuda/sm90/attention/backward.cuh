@@ -145,6 +145,14 @@ __device__ __forceinline__ void consume_backward(const BackwardArgs& a, const Ba
           words.see(met, t.x + row, column0 + 32 * w, lane, seen[0][w], seen[1][w]);
         }
       }
+      uint32_t drop[2] = {0, 0};
+      if constexpr (C::kDropout) {
+        const Dropper dropper(a.dropout);
+        if constexpr (kQueries)
+          dropper.of_queries<kMet>(word.y, t.x + row, lane, [&](int column) { return column0 + column; }, drop);
+        else
+          dropper.of_keys(word.y, t.x + row, column0, lane, drop);
+      }
       if (past_end) clear_rows(s.ring + slot * C::kTileBytes, met_end - column0, kMet);
       issue_scores();
       const uint32_t first = slot;
@@ -160,6 +168,7 @@ __device__ __forceinline__ void consume_backward(const BackwardArgs& a, const Ba
         for (int i = 0; i < kMet / 2; ++i)
           if (!(seen[i >> 1 & 1][i >> 4] & (1u << ((i >> 2 & 3) * 8 + (i & 1))))) S[i] = -INFINITY;
       }
+      const auto kept = [&](int bit, int r, float v) { return drop[r] >> bit & 1 ? 0.f : v; };
       const uint32_t lse = s.rows + first * C::kRowBytes + (lane & 3) * 8;
       const uint32_t delta = s.rows + second * C::kRowBytes + (lane & 3) * 8;
 #pragma unroll
@@ -169,8 +178,12 @@ __device__ __forceinline__ void consume_backward(const BackwardArgs& a, const Ba
         S[4 * i + 1] = exp2_approx(fmaf(S[4 * i + 1], a.scale_log2, kQueries ? -l.x : -l.y));
         S[4 * i + 2] = exp2_approx(fmaf(S[4 * i + 2], a.scale_log2, kQueries ? -l.y : -l.x));
         S[4 * i + 3] = exp2_approx(fmaf(S[4 * i + 3], a.scale_log2, -l.y));
-        if constexpr (!kQueries)
+        if constexpr (C::kDropout && !kQueries) {
+          P[2 * i] = pack<T>(kept(2 * i, 0, S[4 * i]), kept(2 * i + 1, 0, S[4 * i + 1]));
+          P[2 * i + 1] = pack<T>(kept(2 * i, 1, S[4 * i + 2]), kept(2 * i + 1, 1, S[4 * i + 3]));
+        } else if constexpr (!kQueries) {
           P[2 * i] = pack<T>(S[4 * i], S[4 * i + 1]), P[2 * i + 1] = pack<T>(S[4 * i + 2], S[4 * i + 3]);
+        }
       }
       if constexpr (kQueries) {
         wgmma_wait<0>();
@@ -186,6 +199,10 @@ __device__ __forceinline__ void consume_backward(const BackwardArgs& a, const Ba
 #pragma unroll
       for (int i = 0; i < kMet / 8; ++i) {
         const float2 l = kQueries ? make_float2(delta0, delta1) : load_shared_pair(delta + i * 32);
+        if constexpr (C::kDropout) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) dP[4 * i + e] = kept(2 * i + (e & 1), e >> 1, dP[4 * i + e] * a.dropout.scale);
+        }
         const float2 p0 = C::kRounded ? unpack<T>(P[2 * i]) : make_float2(S[4 * i], S[4 * i + 1]);
         const float2 p1 = C::kRounded ? unpack<T>(P[2 * i + 1]) : make_float2(S[4 * i + 2], S[4 * i + 3]);
         dS[2 * i] = pack<T>(p0.x * (dP[4 * i] - l.x), p0.y * (dP[4 * i + 1] - (kQueries ? l.x : l.y)));
@@ -239,9 +256,12 @@ __device__ __forceinline__ void consume_backward(const BackwardArgs& a, const Ba
       const float* k = dK + 4 * n;
       stmatrix(to, pack<T>(k[0] * a.scale, k[1] * a.scale), pack<T>(k[2] * a.scale, k[3] * a.scale),
                pack<T>(k[4] * a.scale, k[5] * a.scale), pack<T>(k[6] * a.scale, k[7] * a.scale));
-      const float* v = dV + 4 * n;
-      if constexpr (!kQueries)
+      if constexpr (!kQueries) {
+        float v[8];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) v[i] = C::kDropout ? dV[4 * n + i] * a.dropout.scale : dV[4 * n + i];
         stmatrix(to + C::kOwnBytes, pack<T>(v[0], v[1]), pack<T>(v[2], v[3]), pack<T>(v[4], v[5]), pack<T>(v[6], v[7]));
+      }
     }
     fence_async_proxy();
     bar_sync(8 + consumer, 128);
@@ -269,6 +289,7 @@ __device__ __forceinline__ void attention_backward(const BackwardArgs& a, const 
     fence_mbar_init();
   }
   __syncthreads();
+  grid_dependency_release();
   grid_dependency_wait();
   if (warp >= 4) {
     registers_up<C::kRegisters>();

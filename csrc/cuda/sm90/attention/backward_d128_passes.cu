@@ -22,6 +22,10 @@ template <class T>
 using SharedQueries = BackwardConfig<T, 128, 128, 2, 1, 4, 0, Pass::kQueries>;
 template <class T>
 using AloneQueries = BackwardConfig<T, 128, 64, 1, 2, 4, 0, Pass::kQueries>;
+template <class T>
+using DropsKeys = BackwardConfig<T, 128, 64, 1, 2, 4, 0, Pass::kKeys, false, true>;
+template <class T>
+using DropsQueries = BackwardConfig<T, 128, 64, 1, 2, 4, 0, Pass::kQueries, false, true>;
 
 }  // namespace
 
@@ -34,6 +38,7 @@ Status launch_backward_d128_passes(const AttentionBackwardParams& p, const Backw
   };
   const auto of_type = [&](auto type) {
     using T = decltype(type);
+    if (p.forward.dropout.p > 0) return of_queries ? launch(DropsQueries<T>()) : launch(DropsKeys<T>());
     if (of_queries) return plan.shared ? launch(SharedQueries<T>()) : launch(AloneQueries<T>());
     return plan.shared ? launch(SharedKeys<T>()) : launch(AloneKeys<T>());
   };

@@ -10,7 +10,7 @@ constexpr const char* kBackwardOp = "block_attention_backward";
 // How the warpgroups' work is cut, by backward.cu.
 struct BackwardPlan {
   bool shared;      // pairs of warpgroups share tiles; else a warpgroup meets tiles of 64 on its own: blocks up to 64
-  bool two_passes;  // the same bits at every run; faster where lists are short
+  bool two_passes;  // the same bits at every run; faster where lists are short; with dropout
 };
 BackwardPlan backward_plan(const AttentionBackwardParams& p);
 
@@ -59,6 +59,7 @@ Status launch_backward(const AttentionBackwardParams& p, const BackwardSpace& sp
   a.padded = space.padded, a.stride_period = stride_period(f.layout.rule);
   const double fit = kCacheBytes / (10.0 * f.phase_q_length() * f.head_dim);
   a.together = fit < 1 ? 1 : fit < a.planes ? static_cast<int32_t>(fit) : a.planes;
+  a.dropout = dropout_args(f.dropout);
   a.scale = f.scale, a.scale_log2 = f.scale * 1.44269504f;
   const int64_t units = int64_t{a.planes} * lists.tiles, ctas = units < device.sm_count ? units : device.sm_count;
   SBNET_CUDA_TRY(kBackwardOp,

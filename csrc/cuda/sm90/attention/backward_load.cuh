@@ -1,5 +1,6 @@
 // What the backward kernels are made of, and their producer warps.
 #pragma once
+#include "cuda/sm90/attention/dropout.cuh"
 #include "cuda/sm90/attention/lists.cuh"
 #include "cuda/sm90/attention/ptx.cuh"
 
@@ -21,6 +22,7 @@ struct BackwardArgs {
   int32_t heads, kv_heads, q_length, k_length, padded;
   uint32_t stride_period;  // ones at multiples of the rule's stride
   float scale, scale_log2;
+  DropoutArgs dropout;
 };
 
 enum class Pass {
@@ -31,13 +33,15 @@ enum class Pass {
 };
 
 template <class T_, int kDim_, int kMet_, int kWarpgroups_, int kGroups_, int kStages_, int kBuffers_, Pass kPass_,
-          bool kRounded_ = false>
+          bool kRounded_ = false, bool kDropout_ = false>
 struct BackwardConfig {
   using T = T_;
   static constexpr int kDim = kDim_, kMet = kMet_, kWarpgroups = kWarpgroups_, kGroups = kGroups_;
   static constexpr int kStages = kStages_, kBuffers = kBuffers_;  // tiles met; of dS
   static constexpr Pass kPass = kPass_;
   static constexpr bool kRounded = kRounded_;  // dS from the 16-bit P, which saves registers
+  static constexpr bool kDropout = kDropout_;
+  static_assert(!kDropout || (!kRounded && kMet == 64));
   static constexpr bool kQueries = kPass == Pass::kQueries, kAdds = kPass == Pass::kBulk || kPass == Pass::kVector;
   static constexpr int kConsumers = kGroups * kWarpgroups, kThreads = 128 + kConsumers * 128;
   static constexpr int kOwn = 64 * kWarpgroups, kChunks = kDim / 64, kMetCells = kMet / 64;
@@ -155,11 +159,11 @@ __device__ __forceinline__ void produce_backward(const BackwardArgs& a, const Ba
     }
     __syncwarp();
     for (int i = 0; i < entries; ++i) {
-      push(1, entry, of_head);
-      if (i + 1 < entries) {
-        entry = next_entry(), of_head = head;
-        push(0, entry, of_head);
-      }
+      const int now = entry, now_head = of_head;
+      const bool more = i + 1 < entries;
+      if (more) entry = next_entry(), of_head = head;  // on its way while this one waits for its stage
+      push(1, now, now_head);
+      if (more) push(0, entry, of_head);
     }
   }
   mbar_wait(s.own_empty, own_phase);

@@ -8,6 +8,7 @@ namespace sbnet::sm90 {
 namespace attention {
 
 // A table, first match wins; reach: how many keys before it a query sees at most.
+//   dropout                            kAlone
 //   blocks of 128, heads of 128        kWide
 //   blocks                             kAlone
 //   reach or a phase of few keys       kSmall
@@ -18,7 +19,9 @@ ForwardPlan forward_plan(const AttentionParams& p) {
   const int32_t reach = a.rule.stride ? p.phase_k_length() : std::min(a.rule.band, p.phase_k_length());
   const bool narrow = p.head_dim == 64;
   ForwardPlan plan = {ForwardKind::kWide, {}};
-  if (a.rows)
+  if (p.dropout.p > 0)
+    plan.kind = ForwardKind::kAlone;
+  else if (a.rows)
     plan.kind = block == 128 && !narrow ? ForwardKind::kWide : ForwardKind::kAlone;
   else if (reach <= (narrow ? 1024 : 512))
     plan.kind = ForwardKind::kSmall;
@@ -41,10 +44,10 @@ bool strides_fit(const AttentionTensor& t, int64_t batch, int64_t heads, int64_t
 
 bool takes_shapes(const AttentionParams& p) {
   const bool half = p.dtype == DType::kF16 || p.dtype == DType::kBF16;
-  return half && (p.head_dim == 64 || p.head_dim == 128) && p.k_length > 0 && p.dropout.p == 0 &&
-         p.layout.block >= 16 && p.batch * p.heads * p.layout.rule.phases < (1 << 30) &&
-         strides_fit(p.q, p.batch, p.heads, p.q_length) && strides_fit(p.k, p.batch, p.kv_heads, p.k_length) &&
-         strides_fit(p.v, p.batch, p.kv_heads, p.k_length) && strides_fit(p.out, p.batch, p.heads, p.q_length);
+  return half && (p.head_dim == 64 || p.head_dim == 128) && p.k_length > 0 && p.layout.block >= 16 &&
+         p.batch * p.heads * p.layout.rule.phases < (1 << 30) && strides_fit(p.q, p.batch, p.heads, p.q_length) &&
+         strides_fit(p.k, p.batch, p.kv_heads, p.k_length) && strides_fit(p.v, p.batch, p.kv_heads, p.k_length) &&
+         strides_fit(p.out, p.batch, p.heads, p.q_length);
 }
 
 }  // namespace attention

@@ -125,7 +125,23 @@ __device__ __forceinline__ void consume_forward(const ForwardArgs& a, const Forw
       sum0 += s0 + u0, sum1 += s1 + u1;
       return grow;
     };
+    uint32_t drop[2] = {0, 0};
+    auto choose = [&](uint32_t stage) {  // the weights of this tile that are dropped
+      const uint32_t* words = s.entries + stage * C::kMostBoxes;
+      Dropper(a.dropout).of_queries<kKeys>(
+          t.y, q0, lane,
+          [&](int column) {
+            return static_cast<int>(words[column >> a.log_piece] >> kEntryShift << a.log_piece) +
+                   (column & ((1 << a.log_piece) - 1));
+          },
+          drop);
+    };
     auto convert = [&] {
+      if constexpr (C::kDropout) {
+#pragma unroll
+        for (int i = 0; i < kKeys / 2; ++i)
+          if (drop[i >> 1 & 1] >> (i / 4 * 2 + (i & 1)) & 1) S[i] = 0.f;
+      }
 #pragma unroll
       for (int i = 0; i < kKeys / 4; ++i) P[i] = pack<T>(S[2 * i], S[2 * i + 1]);
     };
@@ -142,6 +158,7 @@ __device__ __forceinline__ void consume_forward(const ForwardArgs& a, const Forw
       wgmma_wait<1>();
       pin_all(S);
       if constexpr (decltype(masked)::value) see(keys), mask();
+      if constexpr (C::kDropout) choose(keys);
       release(keys);
       const bool grow = softmax();
       pin_all(S);  // the exponentials run beneath P V, not after it
@@ -175,6 +192,7 @@ __device__ __forceinline__ void consume_forward(const ForwardArgs& a, const Forw
       mask();
       const int key = static_cast<int>(s.entries[slot * C::kMostBoxes] >> kEntryShift << a.log_piece);
       const int tail = k_end - key, tile_end = 1 << a.log_piece;
+      if constexpr (C::kDropout) choose(slot);
       release(slot);
       advance();
       if (a.k_lengths && tail < tile_end && key < a.k_length) {
@@ -217,7 +235,8 @@ __device__ __forceinline__ void consume_forward(const ForwardArgs& a, const Forw
       if (q0 < rows) lse[int64_t{q0} * phases] = some0 ? (max0 * a.scale + __log2f(sum0)) * kLn2 : -INFINITY;
       if (q0 + 8 < rows) lse[int64_t{q0 + 8} * phases] = some1 ? (max1 * a.scale + __log2f(sum1)) * kLn2 : -INFINITY;
     }
-    const float r0 = some0 ? 1.f / sum0 : 0.f, r1 = some1 ? 1.f / sum1 : 0.f;
+    const float kept = C::kDropout ? a.dropout.scale : 1.f;
+    const float r0 = some0 ? kept / sum0 : 0.f, r1 = some1 ? kept / sum1 : 0.f;
     if (a.q_lengths) {  // past the sequence's own end O may be NaN
 #pragma unroll
       for (int i = 0; i < kDim / 2; ++i)
@@ -259,6 +278,7 @@ __device__ __forceinline__ void attention_forward(const ForwardArgs& a, const Fo
     fence_mbar_init();
   }
   __syncthreads();
+  grid_dependency_release();
   grid_dependency_wait();
   if (warp >= 4) {
     registers_up<C::kRegisters>();

@@ -25,10 +25,13 @@ template <class T>
 using Alone = ForwardConfig<T, 128, 128, 2, 1, 1, 3, false>;
 template <class T>
 using Small = ForwardConfig<T, 128, 64, 3, 1, 1, 3, false>;
+template <class T>
+using Drops = ForwardConfig<T, 128, 128, 2, 1, 1, 3, false, true>;
 
 template <class T>
 Status launch_kind(const AttentionParams& p, const ForwardPlan& plan, const Lists& lists, const DeviceInfo& device,
                    cudaStream_t stream) {
+  if (p.dropout.p > 0) return launch<Drops<T>>(p, plan, lists, device, stream);
   switch (plan.kind) {
     case ForwardKind::kWide:
       return launch<Wide<T>>(p, plan, lists, device, stream);

@@ -1,5 +1,6 @@
 // What the forward kernel is made of, and its producer warps.
 #pragma once
+#include "cuda/sm90/attention/dropout.cuh"
 #include "cuda/sm90/attention/lists.cuh"
 #include "cuda/sm90/attention/ptx.cuh"
 
@@ -19,15 +20,17 @@ struct ForwardArgs {
   int32_t log_piece;       // of keys, in a box
   uint32_t stride_period;  // ones at multiples of the rule's stride
   float scale;             // times log2(e)
+  DropoutArgs dropout;
 };
 
 template <class T_, int kDim_, int kKeys_, int kGroups_, int kWarpgroups_, int kQueryStages_, int kStages_,
-          bool kTurns_>
+          bool kTurns_, bool kDropout_ = false>
 struct ForwardConfig {
   using T = T_;
   static constexpr int kDim = kDim_, kKeys = kKeys_, kGroups = kGroups_, kWarpgroups = kWarpgroups_;
   static constexpr int kQueryStages = kQueryStages_, kStages = kStages_;
   static constexpr bool kTurns = kTurns_;  // the warpgroups of a group take turns at the tensor cores
+  static constexpr bool kDropout = kDropout_;
   static constexpr int kConsumers = kGroups * kWarpgroups, kThreads = 128 + kConsumers * 128;
   static constexpr int kQueries = 64 * kWarpgroups, kChunks = kDim / 64, kMostBoxes = kKeys / 16;
   static constexpr int kQueryBytes = kQueries * kDim * 2, kTileBytes = kKeys * kDim * 2;

@@ -31,6 +31,11 @@ inline Status position_map(CUtensorMap* map, const char* op, const char* name, c
   return ok_status();
 }
 
+inline DropoutArgs dropout_args(const AttentionDropout& d) {
+  if (d.p == 0) return {nullptr, 0, 1.f};
+  return {d.seed, dropout_threshold(d.p), 1.f / (1.f - d.p)};
+}
+
 // Ones at multiples of the rule's stride.
 inline uint32_t stride_period(const AttentionRule& rule) {
   uint32_t ones = 0;
@@ -80,6 +85,7 @@ Status launch_forward(const AttentionParams& p, const ForwardPlan& plan, const L
   while (1 << a.log_piece < piece) ++a.log_piece;
   a.stride_period = stride_period(p.layout.rule);
   a.scale = p.scale * 1.44269504f;
+  a.dropout = dropout_args(p.dropout);
   const int64_t units = int64_t{a.planes} * lists.tiles;
   const int64_t ctas = units < device.sm_count ? units : device.sm_count;
   SBNET_CUDA_TRY(kForwardOp,
