@@ -41,7 +41,7 @@ class Params(ctypes.Structure):
         *fields(ctypes.c_int32, "heads kv_heads q_length k_length head_dim"),
         ("scale", ctypes.c_float),
         *fields(Tensor, "q k v out"),
-        ("lse", ctypes.c_void_p),
+        *fields(ctypes.c_void_p, "lse sums"),
         ("layout", Layout),
         *fields(ctypes.c_void_p, "q_lengths k_lengths"),
         ("dropout", Dropout),
@@ -70,7 +70,8 @@ class Case:
     """A problem: tensors (B, H, T, D) of any strides, blocks bool [1 or B, 1 or H, q_blocks, k_blocks] or None."""
 
     def __init__(self, q, k, v, *, blocks=None, block=64, masks=None, mask_index=None, diagonal=NO_DIAGONAL,
-                 band=NO_BAND, prefix=0, stride=0, phases=1, scale=None, q_lengths=None, k_lengths=None, dropout=0.0, seed=None):  # fmt: skip
+                 band=NO_BAND, prefix=0, stride=0, phases=1, scale=None, q_lengths=None, k_lengths=None, dropout=0.0,
+                 seed=None):  # fmt: skip
         self.q, self.k, self.v = q, k, v
         self.scale = scale or q.shape[-1] ** -0.5
         self.blocks, self.block, self.masks, self.mask_index = blocks, block, masks, mask_index

@@ -1,4 +1,4 @@
-// Which weights are dropped, by attention_dropped() of core/attention/attention.h. A call of Philox says so for a query
+// Which weights are dropped, by dropout_bits() of core/attention/attention.h. A call of Philox says so for a query
 // and 8 keys: the lanes of a warp that share them share the call.
 #pragma once
 #include "core/attention/attention.h"
