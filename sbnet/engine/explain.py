@@ -9,7 +9,7 @@ import torch
 
 from sbnet.engine.profile import kind
 from sbnet.engine.sparsify import SparseRun, sparsify
-from sbnet.engine.steps import WRITTEN
+from sbnet.engine.steps import PLANNED
 from sbnet.graph.cost import multiply_adds
 from sbnet.graph.ir import Node
 
@@ -89,7 +89,7 @@ def explain(model: Any, example: Any = None, **options: Any) -> Explanation:
     for node, ms in zip(run.plan.graph.nodes, times, strict=True):
         if node.moves or node.kind == "slice":
             continue
-        planned = node.kind in WRITTEN or node.kind == "cat"
+        planned = node.kind in PLANNED
         found.append(
             Layer(
                 node.path,

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from sbnet.active import ActiveBlocks
 from sbnet.engine.compiled import Compiled
+from sbnet.engine.steps import PLANNED
 from sbnet.graph.blocks import is_tuning, predict, tuned
 from sbnet.graph.capture import capture
 from sbnet.graph.constants import Constants
@@ -219,7 +220,7 @@ class SparseRun:
     def __repr__(self) -> str:
         name = type(self.model).__name__ if isinstance(self.model, nn.Module) else str(self.model)
         nodes = self.plan.graph.nodes
-        dense = sum(node.kind == "aten" and not node.moves for node in nodes)
+        dense = sum(node.kind not in PLANNED and not node.moves for node in nodes)
         shape = "x".join(map(str, self._last.executor.shape))
         counts = f"{len(nodes)} nodes, {dense} dense, {len(self.planes)} planes"
         return f"<sbnet.{self.options['mode']} {name} on {shape}: {counts}>"

@@ -23,6 +23,7 @@ from sbnet.ops import (
 )
 
 WRITTEN = {"conv", "pointwise", "max_pool", "avg_pool", "pixel"}  # kinds that write into memory they are given
+PLANNED = WRITTEN | {"cat", "slice"}  # and those that only say where something lies
 
 
 @dataclass

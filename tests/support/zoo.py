@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from typing import Any
 
 import torch
 from torch import nn
 
+from sbnet.benchmarks.harness.nets import torchvision
 from support.networks import lively
 
 TORCHVISION = (
@@ -53,18 +53,6 @@ QUICK = (
 
 def available() -> bool:
     return all(importlib.util.find_spec(name) is not None for name in ("torchvision", "timm"))
-
-
-_library: list[Any] = []
-
-
-def torchvision() -> Any:
-    """torchvision beside a PyTorch whose operators it was not built for: two of its ops need a name."""
-    if not _library and not hasattr(torch.ops.torchvision, "nms"):
-        _library.append(torch.library.Library("torchvision", "DEF"))
-        for name in ("nms", "qnms"):
-            _library[0].define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    return importlib.import_module("torchvision")
 
 
 def build(name: str) -> nn.Module:

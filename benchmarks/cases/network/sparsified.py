@@ -1,0 +1,64 @@
+"""Networks of other people's, through `sbnet.sparsify`, against their fastest dense form.
+
+A masked call starts at frame and pixel mask. On a CPU the dense forms are PyTorch channels_last, torch.compile, ONNX
+Runtime and OpenVINO; on CUDA, PyTorch in one CUDA graph and torch.compile.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import sbnet
+from sbnet.benchmarks.harness import dense, masks, nets
+from sbnet.benchmarks.harness.registry import Case, Setting, Side, Work, close, short
+from sbnet.graph.oracle import PlaneMasks, masked_oracle
+
+
+def cases(setting: Setting) -> Iterator[Case]:
+    size = setting.pick((64, 64), (192, 320), (720, 1280) if setting.cuda else (384, 640))
+    for name in setting.pick(("YOLOv8n-like",), ("mobilenet_v2", "U-Net"), tuple(nets.NETWORKS)):
+        for kind, density in setting.pick([("top-left", 0.1)], [("top-left", 0.1)], [("top-left", 0.1), ("all", 1.0)]):
+            facts: dict[str, Any] = {"network": name, "size": list(size), "dtype": short(setting.dtype)}
+            facts |= {"mask": kind, "wanted density": density}
+            yield Case("sparsified network", "network", facts, partial(work, setting, name, size, density))
+
+
+def work(setting: Setting, name: str, size: tuple[int, int], density: float) -> Work:
+    device, dtype = setting.device, setting.dtype
+    net = nets.build(name).to(device, dtype)
+    x = torch.rand(1, 3, *size, device=device).to(dtype).contiguous(memory_format=torch.channels_last)
+    mask = masks.pixels("top-left", (1, *size), density, device)
+    run = sbnet.sparsify(net, x, masks=[mask])
+    run(x, mask)
+    blocks = {plane[:2]: plane[2] for plane in run.planes}
+    notes = {"density": run.density, "blocks": [plane[2][0] for plane in run.planes]}
+    sides = {"masked": Side(lambda: run(x, mask), "ours", "own"), **_dense(setting, net, x)}
+
+    def check(side: str, got: Tensor) -> float:
+        if side != "masked":
+            with torch.no_grad():
+                return close(got, net(x), copy.deepcopy(net).double()(x.double()))
+        of = PlaneMasks(mask, blocks)
+        exact = masked_oracle(copy.deepcopy(net).double(), [x.double()], of)
+        return close(got, masked_oracle(net, [x], of), exact)
+
+    return Work(sides, check, dtype=dtype, notes=notes)
+
+
+def _dense(setting: Setting, net: nn.Module, x: Tensor) -> dict[str, Side]:
+    compiles = setting.compiled and setting.level == "full"
+    if not setting.cuda and setting.level != "tiny":
+        found = dense.forms(net, x, compiles)
+        return {name: Side(partial(form.run, form.prepare(x)), "dense", "own") for name, form in found.items()}
+    own = copy.deepcopy(net).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    sides = {"PyTorch": Side(torch.no_grad()(lambda: own(x)))}
+    if compiles:
+        compiled = torch.compile(own, mode="max-autotune-no-cudagraphs")
+        sides["torch.compile"] = Side(torch.no_grad()(lambda: compiled(x)))
+    return sides
