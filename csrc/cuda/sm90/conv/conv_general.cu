@@ -2,7 +2,7 @@
 // channels and blocks; fp16 and bf16 with fp32 sums, channel-last.
 //
 // Persistent CTAs. A tile is up to 256 positions of an input patch x 16 to 96 output channels. The patch is gathered
-// once, 64 channels at a time, by asynchronous copies of whatever width the layout allows; all taps that share it read
+// once, 64 channels at a time, by TMA or by copies of whatever width the layout allows; all taps that share it read
 // it in place, through WGMMA descriptors that a table of taps shifts. Steps of 16 input channels that are not there are
 // not computed.
 //
@@ -26,6 +26,7 @@ __device__ void consume(const Args& a, uint32_t smem, uint8_t* shared) {
   const int tid = threadIdx.x & 127, lane = tid & 31;
   const int wg = __shfl_sync(0xffffffff, threadIdx.x >> 7, 0);
   Place* places = reinterpret_cast<Place*>(shared + C::kPlacesAt) + wg * kPositions;
+  const bool by_hand = a.x_word || a.w_word;  // written by threads, not by TMA
   float* bias = reinterpret_cast<float*>(shared + C::kBiasAt) + wg * C::kOutputs;
   const uint32_t weights = wgmma_operand(smem + C::kWeightsAt);
   const uint32_t patches = wgmma_operand(smem + C::kWeightsAt + a.weight_stages * C::kTap) + wg * a.second * 8;
@@ -68,7 +69,7 @@ __device__ void consume(const Args& a, uint32_t smem, uint8_t* shared) {
 #pragma unroll 1
         for (const int end = a.group[g].end; tap < end;) {
           mbar_wait(smem + C::kWeightFull + 8 * weight, weight_phase);
-          fence_async_proxy();  // of the copies, which were no TMA's
+          if (by_hand) fence_async_proxy();
           const uint32_t dp = pixels + a.tap[tap].shift * 8, dw = weights + weight * (C::kTap >> 4);
           auto multiply = [&](int k) {
             const uint64_t w = rows_of_weights | (dw + k * 2), x = rows_of_pixels | (dp + k * 2);
@@ -111,16 +112,17 @@ __device__ void consume(const Args& a, uint32_t smem, uint8_t* shared) {
 }
 
 template <class C>
-__global__ void __launch_bounds__(kThreads, C::kCtas) conv_general_kernel(const __grid_constant__ Args a) {
+__global__ void __launch_bounds__(kThreads, C::kCtas)
+    conv_general_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Args a) {
   extern __shared__ __align__(1024) uint8_t shared[];
   const uint32_t smem = smem_address(shared);
   const int warp = __shfl_sync(0xffffffff, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
   grid_dependency_release();  // the next kernel's prologue may overlap this one; it waits where this one does
   if (threadIdx.x == 0) {
     for (int i = 0; i < kMaxPatchStages; ++i)
-      mbar_init(smem + C::kPatchFull + 8 * i, 33), mbar_init(smem + C::kPatchEmpty + 8 * i, 8);
+      mbar_init(smem + C::kPatchFull + 8 * i, a.x_word ? 33 : 1), mbar_init(smem + C::kPatchEmpty + 8 * i, 8);
     for (int i = 0; i < kMaxWeightStages; ++i)
-      mbar_init(smem + C::kWeightFull + 8 * i, 32), mbar_init(smem + C::kWeightEmpty + 8 * i, 8);
+      mbar_init(smem + C::kWeightFull + 8 * i, a.w_word ? 32 : 1), mbar_init(smem + C::kWeightEmpty + 8 * i, 8);
     fence_mbar_init();
   }
   __syncthreads();
@@ -128,17 +130,22 @@ __global__ void __launch_bounds__(kThreads, C::kCtas) conv_general_kernel(const 
   if (warp < 8)
     consume<C>(a, smem, shared);
   else if (warp == 8)
-    for_unit(a.x_word, [&](auto unit) { produce_patches<C, decltype(unit)::value>(a, smem, shared, lane); });
+    for_width(a.x_word,
+              [&](auto width) { produce_patches<C, decltype(width)::value>(a, &maps.x, smem, shared, lane); });
   else
-    for_unit(a.w_word, [&](auto unit) { produce_weights<C, decltype(unit)::value>(a, smem, shared, lane); });
+    for_width(a.w_word,
+              [&](auto width) { produce_weights<C, decltype(width)::value>(a, &maps.w, smem, shared, lane); });
 }
 
 // ---------------------------------------------------------------- host
 
 template <class C>
 Status launch(const Conv2dParams& p, Args& a, const DeviceInfo& device, cudaStream_t stream) {
-  const Cut cut = cheapest_cut(p, {C::kOutputs, C::kTap, C::kWeightsAt});
+  const Tile tile = {C::kOutputs, C::kTap, C::kWeightsAt};
+  const Cut cut = cheapest_cut(p, tile);
   cut.apply(p, &a);
+  Maps maps;
+  SBNET_TRY(make_maps(p, cut, tile, a, &maps));
   const int64_t tiles = (p.active.capacity * a.units_per_block.divisor + a.units - 1) / a.units * a.columns.divisor;
   if (tiles == 0 && !has_fringe(p)) return ok_status();
   static std::atomic<bool> known[kMaxDevices];
@@ -152,7 +159,7 @@ Status launch(const Conv2dParams& p, Args& a, const DeviceInfo& device, cudaStre
   const int64_t room = int64_t{device.sm_count} * (C::kCtas == 2 && cut.shared <= kHalfShared ? 2 : 1);
   const ClusterLaunch launch(has_fringe(p) ? room : std::min(tiles, room), kThreads, static_cast<int>(cut.shared), 0,
                              stream);
-  SBNET_CUDA_TRY(kOp, cudaLaunchKernelEx(&launch.config, conv_general_kernel<C>, a));
+  SBNET_CUDA_TRY(kOp, cudaLaunchKernelEx(&launch.config, conv_general_kernel<C>, maps, a));
   return ok_status();
 }
 

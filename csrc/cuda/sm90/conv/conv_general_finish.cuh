@@ -57,8 +57,8 @@ __device__ __forceinline__ bool is_nan(uint16_t bits) {
   const float v = unpack<T>(bits).x;
   return v != v;
 }
-// Merged groups multiply the inputs of each other's channels by zero, which is not zero for an infinity or NaN: what
-// came out as NaN is summed again over its own group alone.
+// Groups multiply inputs of each other by zero where they are computed together, or where one ends within a step of 16
+// channels. Of an infinity or NaN that is NaN: what came out as NaN is summed again over its own group alone.
 template <class T>
 __device__ __forceinline__ float own_group_output(const Args& a, Place place, int k) {
   const int row = place.pixel >> 16, column = place.pixel & 0xffff;
@@ -154,7 +154,7 @@ __device__ __forceinline__ void finish(const Args& a, const Column& column, int 
       }
     });
     meet();
-    if (a.merged > 1) {
+    if (a.mixed) {
 #pragma unroll 1
       for (int i = 0; i < kMine * C::kWords / kTeam; ++i)
         word_of_thread(half, i, [&](uint32_t at, const Place& place, int k) {

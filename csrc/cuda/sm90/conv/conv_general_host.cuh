@@ -9,6 +9,7 @@
 
 namespace sbnet::sm90::general {
 
+constexpr int kMaxBox = 256;             // of TMA, in pixels of a side
 constexpr int kHalfShared = 113 * 1024;  // bytes of shared memory that two CTAs on a multiprocessor may have each
 
 // The widest copies that addresses and distances of these bytes allow.
@@ -77,6 +78,11 @@ inline int choose_columns(const Conv2dParams& p, Args* a) {
     a->stride[d] = p.stride[d], a->padding[d] = p.padding[d], a->dilation[d] = p.dilation[d];
     a->kernel[d] = static_cast<int>(size[2 + d]);
   }
+  // By TMA where it can: rows of weights of one group, patches of pixels that are neighbours.
+  const bool boxes = p.stride[0] == 1 && p.stride[1] == 1 && tma_reads(p.x) && a->x_word == 16;
+  if (boxes) a->x_word = 0;
+  if (weights_packed(p.weight) && inputs % 8 == 0 && a->merged == 1) a->w_word = 0;
+  a->mixed = a->merged > 1 || (boxes && chunks > 1 && a->chunk_inputs % 16);
   a->zeros = {p.fringe, p.y}, a->zeros_plan = FringePlan(p);
   return chosen;
 }
@@ -112,7 +118,8 @@ struct Cut {
       : shape(shape), units(units), unit_h(unit_h), unit_w(unit_w), sharing(sharing) {
     const Taps rows(p, 0, sharing == Sharing::kAll), columns(p, 1, sharing != Sharing::kNone);
     patch_h = unit_h + rows.reach(), patch_w = unit_w + columns.reach();
-    if (patch_h * patch_w > 227 * 8 || (shape == Shape::kLinear && (unit_h - 1) * patch_w + unit_w > 256 / units))
+    if (patch_h * patch_w > 227 * 8 || std::max(patch_h, patch_w) > kMaxBox ||
+        (shape == Shape::kLinear && (unit_h - 1) * patch_w + unit_w > 256 / units))
       return;
     pitch = shape == Shape::kCells ? 2 * patch_w : patch_w;
     const int64_t unit_positions = patch_h * pitch;
@@ -151,6 +158,7 @@ struct Cut {
     a->shape = shape, a->units = units, a->unit_h = unit_h, a->unit_w = unit_w;
     a->units_per_block = FastDiv(down * across), a->units_per_row = FastDiv(across);
     a->pitch = FastDiv(pitch), a->patch_h = static_cast<int>(patch_h), a->patch_w = static_cast<int>(patch_w);
+    a->patch_rows = FastDiv(patch_h), a->positions = static_cast<int>(positions);
     a->patch_bytes = static_cast<int>(patch_bytes);
     a->group_stride = static_cast<int>(group_stride), a->second = static_cast<int>(second);
     a->patch_stages = patch_stages, a->weight_stages = weight_stages;
@@ -160,11 +168,19 @@ struct Cut {
         for (int r = y; r < rows.kernel; r += rows.period)
           for (int s = x; s < columns.kernel; s += columns.period)
             a->tap[tap++] = {static_cast<int>(r / rows.period * rows.step * pitch + s / columns.period * columns.step),
-                             r * a->w_r + s * a->w_s};
+                             a->w_word ? r * a->w_r + s * a->w_s : r * columns.kernel + s};
         a->group[a->groups++] = {y * p.dilation[0] - p.padding[0], x * p.dilation[1] - p.padding[1], tap};
       }
   }
 };
+
+inline Status make_maps(const Conv2dParams& p, const Cut& cut, const Tile& tile, const Args& a, Maps* maps) {
+  if (!a.x_word)
+    SBNET_TRY(plane_map(&maps->x, "x", p.x, static_cast<int>(cut.patch_w),
+                        cut.shape == Shape::kCells ? 1 : static_cast<int>(cut.patch_h)));
+  if (!a.w_word) SBNET_TRY(tap_map(&maps->w, p, tile.outputs));
+  return ok_status();
+}
 
 inline Cut cheapest_cut(const Conv2dParams& p, const Tile& tile) {
   const int block_h = static_cast<int>(std::min<int64_t>(p.active.grid.size[0], p.y.size[2])),

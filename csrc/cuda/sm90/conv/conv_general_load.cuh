@@ -4,50 +4,64 @@
 
 namespace sbnet::sm90::general {
 
-// A word of 16 bytes into shared memory, the first `valid` from memory and the rest zero, in copies of kUnit bytes.
-template <int kUnit>
-__device__ __forceinline__ void copy_word(uint8_t* shared, uint32_t to, const char* from, int valid) {
-  if constexpr (kUnit > 2) {
+// How operands come: by TMA, or in copies of so many bytes, or through registers where none is wide enough.
+constexpr int kTma = 0, kElements = 2;
+template <class F>
+__device__ __forceinline__ void for_width(int width, F&& run) {
+  if (width == kTma)
+    run(std::integral_constant<int, kTma>());
+  else if (width == 16)
+    run(std::integral_constant<int, 16>());
+  else if (width == 8)
+    run(std::integral_constant<int, 8>());
+  else if (width == 4)
+    run(std::integral_constant<int, 4>());
+  else
+    run(std::integral_constant<int, kElements>());
+}
+
+// kN words of 16 bytes into shared memory, `valid` bytes of each from memory and the rest zero; `to` 0: no word.
+template <int kWidth, int kN>
+__device__ __forceinline__ void copy_words(uint32_t smem, uint8_t* shared, const uint32_t (&to)[kN],
+                                           const char* const (&from)[kN], const int (&valid)[kN]) {
+  if constexpr (kWidth > kElements) {
 #pragma unroll
-    for (int at = 0; at < 16; at += kUnit) cp_async<kUnit>(to + at, from + at, min(max(valid - at, 0), kUnit));
+    for (int i = 0; i < kN; ++i)
+#pragma unroll
+      for (int at = 0; at < 16; at += kWidth)
+        if (to[i]) cp_async<kWidth>(smem + to[i] + at, from[i] + at, min(max(valid[i] - at, 0), kWidth));
   } else {
-    uint32_t v[4] = {};
+    uint32_t v[kN][4] = {};  // all on their way before the first is stored
 #pragma unroll
     for (int e = 0; e < 8; ++e)
-      if (e * 2 < valid) v[e / 2] |= load_half(from + e * 2) << e % 2 * 16;
-    *reinterpret_cast<uint4*>(shared) = make_uint4(v[0], v[1], v[2], v[3]);
+#pragma unroll
+      for (int i = 0; i < kN; ++i)
+        if (e * 2 < valid[i]) v[i][e / 2] |= load_half(from[i] + e * 2) << e % 2 * 16;
+#pragma unroll
+    for (int i = 0; i < kN; ++i)
+      if (to[i]) *reinterpret_cast<uint4*>(shared + to[i]) = make_uint4(v[i][0], v[i][1], v[i][2], v[i][3]);
   }
 }
 // The stage whose barrier this is has all that this thread gave to it.
-template <int kUnit>
+template <int kWidth>
 __device__ __forceinline__ void arrive(uint32_t bar) {
-  if constexpr (kUnit > 2)
+  if constexpr (kWidth > kElements)
     cp_async_arrive(bar);
   else
     mbar_arrive(bar);
-}
-template <class F>
-__device__ __forceinline__ void for_unit(int bytes, F&& run) {
-  if (bytes == 16)
-    run(std::integral_constant<int, 16>());
-  else if (bytes == 8)
-    run(std::integral_constant<int, 8>());
-  else if (bytes == 4)
-    run(std::integral_constant<int, 4>());
-  else
-    run(std::integral_constant<int, 2>());
 }
 // Words of a pixel, or an output channel, that `steps` products of 16 channels read: their binary logarithm.
 __device__ __forceinline__ int log_words(int steps) { return steps > 2 ? 3 : steps; }
 
 // Warp 8: patches, one group of taps of 64 channels after the other, zeros outside of the plane. Position p of a patch
 // has 128 bytes at p * 128, its 16-byte words swizzled as WGMMA expects.
-template <class C, int kUnit>
-__device__ void produce_patches(const Args& a, uint32_t smem, uint8_t* shared, int lane) {
+template <class C, int kWidth>
+__device__ void produce_patches(const Args& a, const CUtensorMap* map, uint32_t smem, uint8_t* shared, int lane) {
   grid_dependency_wait();
   const int count = min(max(load_int(a.count), 0), a.capacity);
   const uint32_t tiles = tiles_of(a, count);
   const int patches_at = C::kWeightsAt + a.weight_stages * C::kTap;
+  const bool pairs = a.shape == Shape::kCells;
   int stage = 0;
   uint32_t phase = 1;
   for (uint32_t tile = blockIdx.x, made = 0; tile < tiles; tile += gridDim.x, ++made) {
@@ -58,10 +72,6 @@ __device__ void produce_patches(const Args& a, uint32_t smem, uint8_t* shared, i
     int4 unit = {};
     if (lane < a.units) unit = locate(a, first_unit * a.units + lane, count);
     for (int slice = 0; slice < a.slices; ++slice) {
-      const int log = log_words(slice + 1 < a.slices ? 4 : a.last_steps), word = lane & ((1 << log) - 1);
-      const int channel = slice * 64 + word * 8, valid = min(max((column.inputs - channel) * 2, 0), 16);
-      const int first = lane >> log, step = 32 >> log;
-      const char* x = a.x + (column.first_input + channel) * 2;
       for (int g = 0; g < a.groups; ++g) {
         const Group group = a.group[g];
         const uint32_t full = smem + C::kPatchFull + 8 * stage, patch = patches_at + stage * a.patch_bytes;
@@ -70,27 +80,54 @@ __device__ void produce_patches(const Args& a, uint32_t smem, uint8_t* shared, i
           if (lane < a.units) units[lane] = unit;
           __syncwarp();
         }
-        if (lane == 0) mbar_arrive(full);  // for the record: copies vouch for themselves alone
-        for (int u = 0; u < a.units; ++u) {
-          const int4 of = units[u];
-          const int y0 = of.y * a.stride[0] + group.y, x0 = of.z * a.stride[1] + group.x;
-          uint32_t row = a.shape == Shape::kCells ? (u >> 1) * a.second + (u & 1) * a.patch_w : u * a.second;
-#pragma unroll 1
-          for (int i = 0; i < a.patch_h; ++i, row += a.pitch.divisor) {
-            const int y = y0 + i * a.stride[0];
-            const bool in_row = of.w && static_cast<uint32_t>(y) < static_cast<uint32_t>(a.x_h);
-            const char* from = x + of.x * a.x_n + static_cast<int64_t>(y) * a.x_y;
-#pragma unroll 4
-            for (int j = first; j < a.patch_w; j += step) {
-              const uint32_t position = row + j, to = patch + position * 128 + (((word ^ position) & 7) << 4);
-              const int at = x0 + j * a.stride[1];
-              const bool in = in_row && static_cast<uint32_t>(at) < static_cast<uint32_t>(a.x_w);
-              copy_word<kUnit>(shared + to, smem + to, in ? from + static_cast<int64_t>(at) * a.x_x : a.x,
-                               in ? valid : 0);
+        if constexpr (kWidth == kTma) {
+          if (lane == 0) mbar_expect(full, a.positions * 128);
+          __syncwarp();
+          const int channel = column.first_input + slice * 64;
+          if (pairs) {  // TMA cannot leave gaps between rows: a box a row
+            for (int i = lane; i < a.patch_h * a.units; i += 32) {
+              const int row = i / a.units, u = i % a.units;
+              const int4 of = units[u];
+              tma_load(smem + patch + ((u >> 1) * a.second + (row * 2 + (u & 1)) * a.patch_w) * 128, map, full, channel,
+                       of.z + group.x, of.y + group.y + row, of.x);
             }
+          } else if (lane < a.units) {
+            tma_load(smem + patch + lane * a.second * 128, map, full, channel, unit.z + group.x, unit.y + group.y,
+                     unit.x);
           }
+        } else {
+          constexpr int kN = 4;  // words at a time
+          const int log = log_words(slice + 1 < a.slices ? 4 : a.last_steps), word = lane & ((1 << log) - 1);
+          const int channel = slice * 64 + word * 8, there = min(max((column.inputs - channel) * 2, 0), 16);
+          const char* x = a.x + (column.first_input + channel) * 2;
+          if (lane == 0) mbar_arrive(full);  // for the record: copies vouch for themselves alone
+#pragma unroll 1
+          for (int first = lane >> log; first < a.positions; first += kN * (32 >> log)) {
+            uint32_t to[kN];
+            const char* from[kN];
+            int valid[kN];
+#pragma unroll
+            for (int i = 0; i < kN; ++i) {
+              const int position = first + i * (32 >> log);
+              uint32_t row, at, high;
+              a.pitch.divmod(position, &row, &at);
+              a.patch_rows.divmod(row, &high, &row);
+              const bool odd = pairs && static_cast<int>(at) >= a.patch_w;
+              const int4 of = units[min(static_cast<int>(pairs ? high * 2 + odd : high), kMaxUnits - 1)];
+              const int y = (of.y + static_cast<int>(row)) * a.stride[0] + group.y;
+              const int x_at = (of.z + static_cast<int>(odd ? at - a.patch_w : at)) * a.stride[1] + group.x;
+              const bool in = position < a.positions && of.w &&
+                              static_cast<uint32_t>(y) < static_cast<uint32_t>(a.x_h) &&
+                              static_cast<uint32_t>(x_at) < static_cast<uint32_t>(a.x_w);
+              to[i] = position < a.positions ? patch + position * 128 + (((word ^ position) & 7) << 4) : 0;
+              from[i] =
+                  in ? x + of.x * a.x_n + static_cast<int64_t>(y) * a.x_y + static_cast<int64_t>(x_at) * a.x_x : a.x;
+              valid[i] = in ? there : 0;
+            }
+            copy_words<kWidth>(smem, shared, to, from, valid);
+          }
+          arrive<kWidth>(full);
         }
-        arrive<kUnit>(full);
         if (++stage == a.patch_stages) stage = 0, phase ^= 1;
       }
     }
@@ -98,9 +135,10 @@ __device__ void produce_patches(const Args& a, uint32_t smem, uint8_t* shared, i
 }
 
 // Warp 9: weights, tap by tap of 64 input channels: a row of 128 bytes for each output channel of the tile.
-template <class C, int kUnit>
-__device__ void produce_weights(const Args& a, uint32_t smem, uint8_t* shared, int lane) {
+template <class C, int kWidth>
+__device__ void produce_weights(const Args& a, const CUtensorMap* map, uint32_t smem, uint8_t* shared, int lane) {
   grid_dependency_wait();
+  if (kWidth == kTma && lane != 0) return;
   const uint32_t tiles = tiles_of(a, min(max(load_int(a.count), 0), a.capacity));
   const int taps = a.group[a.groups - 1].end;
   int stage = 0;
@@ -111,47 +149,52 @@ __device__ void produce_weights(const Args& a, uint32_t smem, uint8_t* shared, i
     const Column column(a, column_index);
     const int k0 = column.chunk_k + column.k * C::kOutputs;
     for (int slice = 0; slice < a.slices; ++slice) {
-      const int log = log_words(slice + 1 < a.slices ? 4 : a.last_steps), word = lane & ((1 << log) - 1);
-      const int channel = slice * 64 + word * 8, first = lane >> log, step = 32 >> log;
-      const int valid = min(max((column.inputs - channel) * 2, 0), 16);
       for (int t = 0; t < taps; ++t) {
+        const uint32_t full = smem + C::kWeightFull + 8 * stage, slab = C::kWeightsAt + stage * C::kTap;
         mbar_wait(smem + C::kWeightEmpty + 8 * stage, phase);
-        const char* w = a.w + a.tap[t].weight;
-        const uint32_t slab = C::kWeightsAt + stage * C::kTap;
-        if (a.merged == 1) {
-          const char* from = w + channel * 2 + (k0 + first) * a.w_k;
-#pragma unroll 4
-          for (int n = first; n < C::kOutputs; n += step, from += step * a.w_k) {
-            const uint32_t to = slab + n * 128 + ((word ^ (n & 7)) << 4);
-            const bool in = k0 + n < column.k_end;
-            copy_word<kUnit>(shared + to, smem + to, in ? from : a.w, in ? valid : 0);
-          }
-        } else {  // an output channel has weights for its own group's inputs alone
+        if constexpr (kWidth == kTma) {
+          mbar_expect(full, C::kTap);
+          tma_load(smem + slab, map, full, slice * 64, a.tap[t].weight, k0);
+        } else {
+          constexpr int kN = 4;
+          const int log = log_words(slice + 1 < a.slices ? 4 : a.last_steps), word = lane & ((1 << log) - 1);
+          const int channel = slice * 64 + word * 8, there = min(max((column.inputs - channel) * 2, 0), 16);
+          const char* w = a.w + a.tap[t].weight;
 #pragma unroll 1
-          for (int n = first; n < C::kOutputs; n += step) {
-            const uint32_t to = slab + n * 128 + ((word ^ (n & 7)) << 4);
-            const int own = a.group_outputs.quotient(k0 + n - column.chunk_k) * a.group_inputs.divisor;
-            const char* from = w + (k0 + n) * a.w_k;
-            if constexpr (kUnit > 2) {
+          for (int first = lane >> log; first < C::kOutputs; first += kN * (32 >> log)) {
+            uint32_t to[kN];
+            const char* from[kN];
+            int valid[kN];
 #pragma unroll
-              for (int e = 0; e < 8; e += kUnit / 2) {
-                const int input = channel + e - own;  // of the group, whose inputs are whole units
-                const bool in = k0 + n < column.k_end && static_cast<uint32_t>(input) < a.group_inputs.divisor;
-                cp_async<kUnit>(smem + to + e * 2, in ? from + input * 2 : a.w, in ? kUnit : 0);
+            for (int i = 0; i < kN; ++i) {
+              const int n = first + i * (32 >> log);
+              const bool in = n < C::kOutputs && k0 + n < column.k_end;
+              to[i] = n < C::kOutputs ? slab + n * 128 + (((word ^ n) & 7) << 4) : 0;
+              from[i] = in ? w + channel * 2 + (k0 + n) * a.w_k : a.w;
+              valid[i] = in ? there : 0;
+            }
+            if (a.merged == 1) {
+              copy_words<kWidth>(smem, shared, to, from, valid);
+              continue;
+            }
+            for (int i = 0; i < kN; ++i) {  // an output channel has weights for its own group's inputs alone
+              const int n = first + i * (32 >> log);
+              if (n >= C::kOutputs) break;
+              const int own = a.group_outputs.quotient(k0 + n - column.chunk_k) * a.group_inputs.divisor;
+              const uint32_t at = slab + n * 128 + (((word ^ n) & 7) << 4);
+              const char* row = w + (k0 + n) * a.w_k;
+              for (int e = 0; e < 8; e += kWidth / 2) {
+                const int input = channel + e - own;  // of the group, whose inputs are whole copies
+                const bool mine = k0 + n < column.k_end && static_cast<uint32_t>(input) < a.group_inputs.divisor;
+                if constexpr (kWidth > kElements)
+                  cp_async<kWidth>(smem + at + e * 2, mine ? row + input * 2 : a.w, mine ? kWidth : 0);
+                else
+                  *reinterpret_cast<uint16_t*>(shared + at + e * 2) = mine ? load_half(row + input * 2) : 0;
               }
-            } else {
-              uint32_t v[4] = {};
-#pragma unroll
-              for (int e = 0; e < 8; ++e) {
-                const int input = channel + e - own;
-                if (k0 + n < column.k_end && static_cast<uint32_t>(input) < a.group_inputs.divisor)
-                  v[e / 2] |= load_half(from + input * 2) << e % 2 * 16;
-              }
-              *reinterpret_cast<uint4*>(shared + to) = make_uint4(v[0], v[1], v[2], v[3]);
             }
           }
+          arrive<kWidth>(full);
         }
-        arrive<kUnit>(smem + C::kWeightFull + 8 * stage);
         if (++stage == a.weight_stages) stage = 0, phase ^= 1;
       }
     }

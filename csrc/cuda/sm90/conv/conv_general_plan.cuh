@@ -21,7 +21,7 @@ enum class Shape : int32_t {
 
 struct Tap {
   int32_t shift;   // pixels of the patch
-  int32_t weight;  // bytes from an output channel's first weight
+  int32_t weight;  // bytes from an output channel's first weight; by TMA the tap's number
 };
 struct Group {   // taps that share a patch
   int32_t y, x;  // its first pixel, from that of the input on which the unit's first one stands
@@ -55,20 +55,22 @@ struct Args : CommonArgs {
   const char *x, *w;  // bytes, as all strides here
   int64_t x_n, w_k;
   int32_t x_y, x_x, x_h, x_w, channels;
-  int32_t x_word, w_word, out_word;  // bytes that may be copied at once: 16, 8, 4 or 2
+  int32_t x_word, w_word, out_word;  // bytes that may be copied at once: 16, 8, 4 or 2; 0: by TMA
   int32_t stride[2], padding[2], dilation[2], kernel[2], w_r, w_s;
   int64_t y_c, residual_c;  // from one channel to the next, in elements
   // Channels: chunks of inputs with outputs of their own, which are a group, or a few small ones side by side whose
   // weights are then a block-diagonal matrix.
   FastDiv columns, tiles_per_chunk, group_inputs, group_outputs;  // columns: tiles of output channels
   int32_t chunk_inputs, chunk_outputs, merged;
+  bool mixed;                  // products meet inputs of other groups, times zero
   int32_t slices, last_steps;  // of 64 input channels; steps of 16 in the last one
   // Pixels
   Shape shape;
   int32_t units, unit_h, unit_w;  // of a CTA
   FastDiv units_per_block, units_per_row;
-  FastDiv pitch;                                                // pixels from one row of the patch to the next
-  int32_t patch_h, patch_w, patch_bytes, group_stride, second;  // second: warpgroup 1's first position
+  FastDiv pitch;       // pixels from one row of the patch to the next
+  FastDiv patch_rows;  // of a unit, or of two that alternate
+  int32_t patch_h, patch_w, positions, patch_bytes, group_stride, second;  // second: warpgroup 1's first position
   int32_t patch_stages, weight_stages, groups;
   struct {  // what clear_fringe() wants
     FringeView fringe;
@@ -78,7 +80,10 @@ struct Args : CommonArgs {
   Group group[kMaxTaps];
   Tap tap[kMaxTaps];
 };
-static_assert(sizeof(Args) <= 4096, "a kernel's parameters");
+struct Maps {
+  CUtensorMap x, w;  // patches of a unit, or their rows; taps
+};
+static_assert(sizeof(Args) + sizeof(Maps) <= 4096, "a kernel's parameters");
 
 // What a column of tiles computes.
 struct Column {

@@ -59,10 +59,11 @@ inline Status plane_map(CUtensorMap* m, const char* name, const TensorView& t, i
                   box);
 }
 
-// Boxes of 64 channels of a tap x `rows` output channels of 3x3 weights.
+// Boxes of 64 channels of a tap x `rows` output channels of packed weights.
 inline Status tap_map(CUtensorMap* m, const Conv2dParams& p, int rows) {
-  const cuuint64_t size[3] = {cuuint64_t(p.x.size[1]), 9, cuuint64_t(p.weight.size[0])};
-  const cuuint64_t stride[2] = {size[0] * 2, size[0] * 18};
+  const cuuint64_t size[3] = {cuuint64_t(p.weight.size[1]), cuuint64_t(p.weight.size[2] * p.weight.size[3]),
+                              cuuint64_t(p.weight.size[0])};
+  const cuuint64_t stride[2] = {size[0] * 2, size[0] * size[1] * 2};
   const cuuint32_t box[3] = {64, 1, cuuint32_t(rows)};
   return make_map(m, p.x.dtype, "weight", 3, p.weight.data, size, stride, box);
 }
