@@ -167,7 +167,7 @@ template <class T>
 Status dispatch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
   Args a = {};
   fill_common(p, &a);
-  switch (choose_columns(p, &a)) {
+  switch (choose_columns(p, device, &a)) {
     case 16:
       return launch<Config<T, 16>>(p, a, device, stream);
     case 32:

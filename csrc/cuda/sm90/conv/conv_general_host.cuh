@@ -26,15 +26,24 @@ struct Width {
   int outputs, cycles;
 };
 constexpr Width kWidths[] = {{96, 48}, {80, 40}, {64, 32}, {32, 24}, {16, 20}};
-constexpr int64_t kTapCycles = 120;  // of a tile, however little there is to multiply
+constexpr double kNotOverlapped = 1.15;  // epilogues where a multiprocessor has a single CTA
+constexpr int64_t kTapCycles = 120;      // of a tile, however little there is to multiply
 inline int64_t tap_cycles(int steps, const Width& width) {
   return std::max<int64_t>(steps * 4 * width.cycles, kTapCycles);
 }
 
+// Cycles that `tiles` of `cycles` each take the device. (Two at a time on a multiprocessor take twice as long as one.)
+inline double device_cycles(const DeviceInfo& device, const Width& width, int64_t tiles, int64_t cycles) {
+  const int64_t rounds = (tiles + device.sm_count - 1) / device.sm_count;
+  return static_cast<double>(rounds * cycles) * (width.outputs > 64 ? kNotOverlapped : 1);
+}
+
 // Fills in all that concerns channels, and the tensors. Returns the width of tiles.
-inline int choose_columns(const Conv2dParams& p, Args* a) {
+inline int choose_columns(const Conv2dParams& p, const DeviceInfo& device, Args* a) {
   const int64_t inputs = p.weight.size[1], outputs = p.weight.size[0] / p.groups;
-  int64_t least = INT64_MAX;
+  const int64_t pixels = p.active.capacity * std::min<int64_t>(p.active.grid.size[0], p.y.size[2]) *
+                         std::min<int64_t>(p.active.grid.size[1], p.y.size[3]);
+  double least = 0;
   int chosen = 0;
   const int64_t most = inputs > 64 ? 1 : std::min<int64_t>(64 / inputs, p.groups);
   for (int64_t merged = 1; merged <= most; ++merged) {
@@ -42,8 +51,11 @@ inline int choose_columns(const Conv2dParams& p, Args* a) {
     const int last = static_cast<int>((inputs * merged - (slices - 1) * 64 + 15) / 16);
     for (const Width& w : kWidths) {
       const int64_t tiles = chunks * ((outputs * merged + w.outputs - 1) / w.outputs);
-      const int64_t cycles = tiles * ((slices - 1) * tap_cycles(4, w) + tap_cycles(last, w));
-      if (cycles >= least) continue;
+      // Of all blocks, and of a tenth, where few wide tiles would leave multiprocessors idle.
+      const int64_t of_tile = (slices - 1) * tap_cycles(4, w) + tap_cycles(last, w);
+      const double cycles = device_cycles(device, w, (pixels / 256 + 1) * tiles, of_tile) +
+                            4 * device_cycles(device, w, (pixels / 2560 + 1) * tiles, of_tile);
+      if (least > 0 && cycles >= least) continue;
       least = cycles, chosen = w.outputs;
       a->merged = static_cast<int>(merged);
       a->slices = static_cast<int>(slices), a->last_steps = last;
@@ -149,7 +161,9 @@ struct Cut {
     const int groups = rows.period * columns.period, taps = rows.kernel * columns.kernel;
     const double products = static_cast<double>(taps * tap_cycles(4, *width));
     const double loads = static_cast<double>(positions * 128 * groups + int64_t{taps} * tile.tap_bytes) / 24;
-    cycles = half ? std::max(products, loads) : patch_stages == 2 ? std::max(products, loads) * 1.15 : products + loads;
+    cycles = half                ? std::max(products, loads)
+             : patch_stages == 2 ? std::max(products, loads) * kNotOverlapped
+                                 : products + loads;
     cycles *= static_cast<double>(down * across) / static_cast<double>(units * block_h * block_w);
   }
 
