@@ -27,6 +27,7 @@ from sbnet.ops.common import mask_planes
 
 MODES = ("masked", "exact", "cached")
 MOST_SHAPES = 8  # plans that a run keeps, one a shape of inputs
+MOST_COMPILED = 8  # plans with memory, one a shape and margin
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -128,6 +129,8 @@ class SparseRun:
             raise ValueError("sbnet: run: mask: expected none, as there is a mask_source, got one")
         with self._lock:
             compiled = self._for(args, margin)
+            if compiled is not self._last and self.options["mode"] == "cached":
+                compiled.executor.forget()  # what it holds is older than the frame before
             self._last = compiled
             if keyframe:
                 compiled.executor.whole_frame = self.options["mode"] == "cached"
@@ -162,6 +165,7 @@ class SparseRun:
         margin = self.margin if margin is None else margin
         compiled = self._compiled.get((key, margin))
         if compiled is not None:
+            self._compiled[key, margin] = self._compiled.pop((key, margin))  # the last to go
             self._spec = compiled.plan.graph.out_spec
             return compiled
         if key not in self._shapes:
@@ -173,6 +177,8 @@ class SparseRun:
         graph, planned, constants = self._shapes[key]
         make_mask = partial(self._mask, margin)
         made = Compiled(planned, constants, make_mask, self.mask_source is None, self.options["allow_tf32"])
+        while len(self._compiled) >= MOST_COMPILED:
+            del self._compiled[next(iter(self._compiled))]
         self._compiled[key, margin] = made
         self._spec = graph.out_spec
         return made

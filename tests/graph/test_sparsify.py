@@ -75,6 +75,29 @@ def test_the_cached_contract(name, device):
         assert_holds(got, theirs([x], masks), exact([x.double()], masks), f"{name}, frame {at}")
 
 
+def test_a_cached_run_begins_anew_at_another_shape_or_margin(device):
+    net, mask = lively(UNet("nearest")).to(device), torch.zeros(1, *SIZE, device=device)
+    run = sbnet.sparsify(net, torch.zeros(1, 3, *SIZE, device=device), block=4, mode="cached")
+    other = torch.randn(1, 3, 24, 32, device=device)
+    run(other, mask[:, :24, :32])
+    for margin in (None, 2, None):  # an empty mask keeps what the frame before gave, and there is none
+        x = torch.randn(1, 3, *SIZE, device=device)
+        with torch.no_grad():
+            assert_holds(run(x, mask, margin=margin), net(x), copy.deepcopy(net).double()(x.double()))
+    kept = run(x, mask, copy=True)
+    assert torch.equal(run(torch.randn_like(x), mask), kept)
+    run(other, mask[:, :24, :32])
+    with torch.no_grad():
+        assert_holds(run(x, mask), net(x), copy.deepcopy(net).double()(x.double()))
+
+
+def test_memory_of_many_margins_is_bounded():
+    run, mask = sbnet.sparsify(lively(conv(3, 8)), torch.zeros(1, 3, *SIZE), block=4), torch.zeros(1, *SIZE)
+    for margin in range(20):
+        run(torch.zeros(1, 3, *SIZE), mask, margin=margin)
+    assert len(run._compiled) <= 8
+
+
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_full_mask_is_the_dense_network(name):
     net, x = network(name), torch.randn(1, 3, *SIZE)
