@@ -38,7 +38,12 @@ def forms(net: nn.Module, x: Tensor, compiled: bool = False) -> dict[str, Form]:
     if x.dtype == torch.float32:
         return wide
     own = _eager(net, x.dtype)
-    return {f"{PLAIN}, {str(x.dtype).removeprefix('torch.')}": own} | {f"{k}, float32": f for k, f in wide.items()}
+    return {of_dtype(x.dtype): own} | {f"{k}, float32": f for k, f in wide.items()}
+
+
+def of_dtype(dtype: torch.dtype) -> str:
+    """The name of PyTorch as it is, in a half type."""
+    return f"{PLAIN}, {str(dtype).removeprefix('torch.')}"
 
 
 def _forms(net: nn.Module, x: Tensor, compiled: bool) -> dict[str, Form]:

@@ -1,4 +1,4 @@
-"""docs/benchmarks.md and its plots, made from results/*.json: no figure in it is typed by hand."""
+"""docs/benchmarks.md and its plots, made from results/: no figure in it is typed by hand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DOCS = HERE.parent / "docs"
 HEAD = """\
 # Benchmarks
 
-<!-- Made by `sbnet bench --docs` from benchmarks/results/*.json: edit those, or harness/document.py, not this. -->
+<!-- Made by `sbnet bench --docs` from benchmarks/results/: edit those, or harness/document.py, not this. -->
 
 Every result was checked before it was timed (rms error against a wider type at most twice PyTorch's own; copies bit for
 bit). The sides of a case run in turn in one process; figures are medians, in microseconds. **x dense** is against the
@@ -72,7 +72,7 @@ def conditions(stem: str, session: Session) -> str:
     if others:
         facts["other processes' share of the processor time, median"] = statistics.median(others)
     listed = ", ".join(f"{name} {cell(value)}" for name, value in facts.items())
-    return f"{listed}. [Results](../benchmarks/results/{stem}.json)"
+    return f"{listed}. [Results](../benchmarks/results/{stem}.{'jsonl' if 'csrc' in session.environment else 'json'})"
 
 
 def markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
@@ -172,14 +172,16 @@ def plot_file(stem: str, name: str) -> str:
 
 
 def load_results(folder: Path = RESULTS) -> dict[str, Session]:
-    return {path.stem: Session.load(path) for path in sorted(folder.glob("*.json"))}
+    paths = [path for kind in ("json", "jsonl") for path in folder.glob(f"*.{kind}")]
+    return {path.stem: Session.load(path) for path in sorted(paths, key=lambda path: path.stem)}
 
 
 def write(folder: Path = DOCS) -> list[Path]:
-    """Writes benchmarks.md and plots/*.svg."""
-    from sbnet.benchmarks.harness import plots
+    """Writes benchmarks.md, plots/*.svg and the figures of README.md."""
+    from sbnet.benchmarks.harness import plots, readme
 
     sessions = load_results()
+    readme.write(folder.parent / "README.md", sessions.values())
     written = [folder / "benchmarks.md"]
     written[0].write_text(document(sessions))
     for stem, session in sessions.items():

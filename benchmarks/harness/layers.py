@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import sbnet
+from sbnet.benchmarks.harness import dense
 from sbnet.benchmarks.harness.registry import Setting, Side, WrongResult, close, short
 from sbnet.geometry import to_pair
 
@@ -31,6 +32,7 @@ class Layer:
         self.kernel = to_pair(kernel, "Layer: kernel")
         self.padding = (self.kernel[0] // 2 * dilation, self.kernel[1] // 2 * dilation)
         self.dtype, self.stride, self.dilation, self.groups = dtype, stride, dilation, groups
+        self._others = setting.level == "full"  # dense forms whose export takes longer than a small case
         filters, fan_in = filters or c, c // groups * self.kernel[0] * self.kernel[1]
         self.x = torch.randn(n, c, h, w, device=device, dtype=dtype).contiguous(memory_format=last)
         weight = torch.randn(filters, c // groups, *self.kernel, device=device) / fan_in**0.5
@@ -57,6 +59,18 @@ class Layer:
         return (y if residual is None else y.add_(residual)).relu_()
 
     @functools.cached_property
+    def _forms(self) -> dict[str, dense.Form]:
+        """Of a CPU, beside F.conv2d."""
+        filters, channels, *_ = self.weight.shape
+        conv = torch.nn.Conv2d(
+            channels * self.groups, filters, self.kernel, self.stride, self.padding, self.dilation, self.groups,
+            dtype=self.dtype,
+        ).eval()  # fmt: skip
+        conv.weight.data, conv.bias.data = self.weight, self.bias  # type: ignore[union-attr]
+        found = dense.forms(torch.nn.Sequential(conv, torch.nn.ReLU(inplace=True)).requires_grad_(False), self.x)
+        return {name: form for name, form in found.items() if name not in (dense.PLAIN, dense.of_dtype(self.dtype))}
+
+    @functools.cached_property
     def exact(self) -> Tensor:
         """Before residual and ReLU; float64 for float32, float32 for the halves."""
         wide = torch.float64 if self.dtype == torch.float32 else torch.float32
@@ -72,6 +86,8 @@ class Layer:
         x, weight, bias, added = self.x, self.weight, self.bias, self.residual if residual else None
         plain = "F.conv2d, oneDNN" if x.device.type == "cpu" else "F.conv2d"
         forms = {plain: Side(lambda: self.plain(x, weight, bias, added))}
+        if not x.is_cuda and added is None and self._others:
+            forms |= {name: Side(functools.partial(f.run, f.prepare(x))) for name, f in self._forms.items()}
         if x.is_cuda:
             geometry = [self.stride] * 2, self.padding, [self.dilation] * 2, self.groups
             forms["fused cuDNN"] = Side(

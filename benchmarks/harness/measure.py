@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import gc
 import json
 import os
@@ -18,7 +19,7 @@ import torch
 
 import sbnet
 from sbnet.benchmarks.harness.registry import Case, Setting, Skip, Work, WrongResult, short
-from sbnet.benchmarks.harness.timing import Timer, ceilings, floor_us
+from sbnet.benchmarks.harness.timing import Timer, ceilings, fault_us, floor_us, page_faults
 
 Row = dict[str, Any]
 _RATES = "copy GB/s", "cached copy GB/s", "launch us", "cache MB"
@@ -43,12 +44,20 @@ class Session:
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         spare = path.with_name(path.name + ".part")  # a file is whole or not there
-        spare.write_text(json.dumps(rounded(vars(self)), indent=1) + "\n")
+        head = {name: value for name, value in vars(self).items() if name != "rows"}
+        lines = [json.dumps(rounded(line)) for line in (head, *self.rows)]
+        spare.write_text("\n".join(lines) + "\n")
         spare.replace(path)
 
     @classmethod
     def load(cls, path: Path) -> Session:
-        return cls(**json.loads(path.read_text()))
+        """A file of lines: the session, then its rows; or one object, as older runs wrote it."""
+        text = path.read_text()
+        try:
+            return cls(**json.loads(text))
+        except json.JSONDecodeError:
+            head, *rows = map(json.loads, text.splitlines())
+            return cls(**head, rows=rows)
 
 
 def key(row: Row) -> str:
@@ -80,7 +89,7 @@ def start(setting: Setting, timer: Timer) -> Session:
         "clock": "wall" if not setting.cuda else "eager" if timer.eager else "CUDA graph",
         "cache": "cold" if timer.cold else "warm",
         "rounds": timer.rounds,
-        "torch.compile": setting.compiled and setting.cuda,
+        "torch.compile": setting.compiled and (setting.cuda or setting.level == "full"),
     }
     if timer.settle:
         conditions["settle ms"] = round(timer.settle * 1e3)
@@ -104,12 +113,17 @@ def measure(case: Case, timer: Timer, limits: dict[str, Any]) -> Row:
         machine, own = _cpu_seconds(), time.process_time()
         times = timer.medians(work.sides)
         machine, own = _cpu_seconds() - machine, time.process_time() - own
+        faults = {} if timer.cuda else {name: page_faults(side.run) for name, side in work.sides.items()}
     ours = only(work, "ours")
     us = times[ours][0]
     row = {"group": case.group, "name": case.name, "facts": case.facts, **work.notes, "ours": ours}
+    row["of"] = made_by(timer.cuda)
     row |= {"us": {name: t for name, (t, _) in times.items()}, "spread us": times[ours][1], "error": errors[ours]}
     if not timer.cuda:  # a machine that has other work measures badly
         row["others"] = max(0.0, 1 - own / machine) if machine else 0.0
+        # the share of a side's time that the system spends on handing out fresh memory
+        shares = {name: count * fault_us() / times[name][0] for name, count in faults.items()}
+        row["page faults"] = {name: share for name, share in shares.items() if share > 0.005}
     if work.flops:
         row["TFLOP/s"] = work.flops / us / 1e6
     if work.bytes:
@@ -209,12 +223,31 @@ def run(
     return True
 
 
+@functools.cache
+def made_by(cuda: bool) -> dict[str, Any]:
+    """What every row says for itself: hash of csrc, device, versions."""
+    name = torch.cuda.get_device_name() if cuda else processor()
+    return {"csrc": csrc_hash(), "device": name, "sbnet": sbnet.__version__, "torch": torch.__version__}
+
+
+def csrc_hash() -> str:
+    """git's hash of csrc/, with + where files differ from it; "not known" outside of a checkout."""
+    root = Path(__file__).resolve().parents[2]
+    try:
+        run = functools.partial(subprocess.run, cwd=root, capture_output=True, text=True, check=True)
+        changed = run(["git", "status", "--porcelain", "csrc"]).stdout.strip()
+        return run(["git", "rev-parse", "HEAD:csrc"]).stdout.strip()[:12] + ("+" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "not known"
+
+
 def environment(device: str) -> dict[str, Any]:
     """What a figure depends on."""
     facts: dict[str, Any] = {
         "date": datetime.date.today().isoformat(),
         "device": torch.cuda.get_device_name() if device == "cuda" else processor(),
         "sbnet": sbnet.__version__,
+        "csrc": csrc_hash(),
         "torch": torch.__version__,
         "python": platform.python_version(),
     }

@@ -15,7 +15,19 @@ from rich.table import Table
 from sbnet.benchmarks.harness.measure import Row, Session, key
 from sbnet.benchmarks.harness.registry import format_fact
 
-FIGURES = ("us", "dense us", "x dense", "x indexed", "x paper", "of floor", "TFLOP/s", "GB/s", "spread us", "others")
+FIGURES = (
+    "us",
+    "dense us",
+    "x dense",
+    "x indexed",
+    "x paper",
+    "of floor",
+    "faults",
+    "TFLOP/s",
+    "GB/s",
+    "spread us",
+    "others",
+)
 
 
 def by_name(rows: Iterable[Row]) -> dict[str, list[Row]]:
@@ -37,6 +49,8 @@ def flat(row: Row) -> dict[str, Any]:
     figures = dict(row) | {"us": row["us"][row["ours"]]}
     if "dense form" in row:
         figures["dense us"] = row["us"][row["dense form"]]
+        if row.get("page faults"):
+            figures["faults"] = row["page faults"].get(row["dense form"])
     return {**row["facts"], **notes, **{f: figures[f] for f in FIGURES if f in figures}, **peers}
 
 

@@ -236,7 +236,7 @@ def bench(
     cold: Annotated[bool, typer.Option("--cold", help="Flush the caches before each call.")] = False,
     eager: Annotated[bool, typer.Option("--eager", help="On CUDA, without CUDA graphs.")] = False,
     compiled: Annotated[
-        bool, typer.Option("--compile/--no-compile", help="On CUDA, torch.compile among the dense forms.")
+        bool, typer.Option("--compile/--no-compile", help="torch.compile among the dense forms.")
     ] = True,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds that a median is taken of.")] = 7,
     settle: Annotated[
@@ -244,8 +244,8 @@ def bench(
     ] = 0.0,
     time_budget: Annotated[float | None, typer.Option(min=0, help="Start no case after so many seconds.")] = None,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Result file (.json); a .csv of the same name goes beside it.")
-    ] = Path("bench.json"),
+        Path, typer.Option("--output", "-o", help="Result file (.jsonl); a .csv of the same name goes beside it.")
+    ] = Path("bench.jsonl"),
     resume: Annotated[bool, typer.Option("--resume", help="Keep what --output holds, measure the rest.")] = False,
     list_cases: Annotated[
         bool, typer.Option("--list", help="Print the titles of the cases, and nothing else.")
@@ -255,7 +255,8 @@ def bench(
     ] = None,
     threshold: Annotated[float, typer.Option(min=0, help="Share that counts as slower, with --compare.")] = 0.1,
     docs: Annotated[
-        bool, typer.Option("--docs", help="Make docs/benchmarks.md and its plots from benchmarks/results/ instead.")
+        bool,
+        typer.Option("--docs", help="Make docs/benchmarks.md and README's figures of benchmarks/results/ instead."),
     ] = False,
 ) -> None:
     """Measure ops, layers and networks against what one would run instead. Every result is checked before it is timed.

@@ -12,7 +12,8 @@ import torch
 from typer.testing import CliRunner
 
 from sbnet.apps import cli
-from sbnet.benchmarks.harness import command, document, measure, registry, report
+from sbnet.benchmarks.harness import command, document, measure, registry, report, timing
+from sbnet.benchmarks.harness import readme as figures
 from sbnet.benchmarks.harness.measure import Session
 from sbnet.benchmarks.harness.registry import Case, Setting, Side, Skip, Work, WrongResult
 from sbnet.benchmarks.harness.timing import Timer, floor_us
@@ -287,6 +288,81 @@ def test_the_document_is_made_of_the_results():
     assert document.document(sessions) == (folder / "benchmarks.md").read_text()
     plots = {document.plot_file(stem, name) for stem, s in sessions.items() for name in document.swept(s)}
     assert plots == {path.relative_to(folder).as_posix() for path in (folder / "plots").glob("*.svg")}
+
+
+def test_the_readmes_figures_are_made_of_the_results():
+    """README.md: `sbnet bench --docs` after a change of results or of readme.py."""
+    readme = Path(__file__).parents[2] / "README.md"
+    if not readme.exists():
+        pytest.skip("no source tree")
+    text, sessions = readme.read_text(), document.load_results(readme.parent / "benchmarks" / "results")
+    assert figures.made(text, sessions.values()) == text
+    stale = text.replace(" ms |", "1 ms |", 1)
+    assert stale != text
+    assert figures.made(stale, sessions.values()) == text
+    with pytest.raises(ValueError, match="expected the marks of 'cpu'"):
+        figures.made("no marks", sessions.values())
+
+
+def network_row(us: dict[str, float], density: float, name: str = "network") -> dict:
+    facts = {"network": "contour_net", "wanted density": density}
+    return {"group": "network", "name": name, "facts": facts, "us": us, "density": density}
+
+
+def test_dense_in_the_readme_is_the_fastest_form_of_all_rows():
+    rows = [
+        network_row({"masked": 1000.0, "dense": 9000.0}, 0.1),
+        network_row({"masked": 5000.0, "dense": 7000.0, "OpenVINO": 6500.0}, 1.0),
+        network_row({"ORT sparse": 1.0, "ORT dense": 4000.0}, 0.1, "ONNX Runtime"),
+        network_row({"ORT sparse": 1.0, "ORT dense": 6000.0}, 1.0, "ONNX Runtime"),
+    ]
+    done = session(*rows)
+    done.environment |= {"threads": 2, "torch": "t"}
+    assert figures.baseline(rows) == ("ONNX Runtime", 5000.0)
+    text = figures.cpu_table(done)
+    assert "| 10% | 1 ms | **5x** |" in text
+    assert "| 100% | 5 ms | **1x** |" in text
+    assert "dense is the faster of\nONNX Runtime, OpenVINO, PyTorch" in text
+    assert "the demo's network 5 ms (ONNX Runtime)" in text
+
+
+def test_the_gpus_range_is_over_every_row():
+    def row(ratio: float, density: float, **facts) -> dict:
+        return {"group": "conv", "name": "conv", "facts": facts, "x dense": ratio, "density": density}
+
+    a, b = session(row(3.0, 0.1), row(1.5, 1.0)), session(row(1.75, 0.1, dtype="float32"), row(9.0, 0.5))
+    assert "| conv | 1.75 to 3 (2) | 1.5 to 1.5 (1) |" in figures.gpu_table([a, b])
+    assert "warm L2" in figures.gpu_table([a, b])
+
+
+def test_results_are_lines_that_say_what_they_are_of(tmp_path):
+    row = measure.measure(case(), ONCE, LIMITS)
+    assert set(row["of"]) == {"csrc", "device", "sbnet", "torch"}
+    path = tmp_path / "r.jsonl"
+    session(row, row).save(path)
+    lines = path.read_text().splitlines()
+    assert len(lines) == 3
+    assert json.loads(lines[1])["of"] == row["of"]
+    assert Session.load(path).rows[1]["of"] == row["of"]
+    (tmp_path / "old.json").write_text(json.dumps(vars(session(row)), indent=1))  # as older runs wrote them
+    assert Session.load(tmp_path / "old.json").rows[0]["facts"] == row["facts"]
+
+
+def test_page_faults_are_counted_and_have_a_price():
+    kept = torch.zeros(2**24)
+    assert timing.page_faults(lambda: torch.ones(2**24)) > 1000
+    assert timing.page_faults(lambda: kept.fill_(1)) < 100
+    assert 0 < timing.fault_us() < 100
+    row = measure.measure(Case("a", "ops", {}, lambda: faulty()), ONCE, LIMITS)
+    assert set(row["page faults"]) <= {"ours", "dense"}
+    assert row["page faults"]["dense"] > row["page faults"].get("ours", 0)
+
+
+def faulty() -> Work:
+    """Ours writes where it wrote before, dense makes its output anew."""
+    kept = torch.zeros(2**24)
+    sides = {"ours": Side(lambda: kept.fill_(1), "ours"), "dense": Side(lambda: torch.ones(2**24))}
+    return Work(sides, lambda *_: 0.0)
 
 
 def test_command_needs_a_checkout_for_the_document(tmp_path, monkeypatch):

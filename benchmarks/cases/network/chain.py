@@ -1,12 +1,13 @@
 """Whole networks through the engine against the same networks dense.
 
 A masked call starts at a pixel mask and holds everything: reduce_mask, fringe, layers, clearing of the output. The
-dense side is channels_last, fused cuDNN in a CUDA graph on a GPU, ReLU in place on a CPU.
+dense side is channels_last, fused cuDNN in a CUDA graph on a GPU; on a CPU every form of harness/dense.py.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -14,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sbnet.benchmarks.harness import masks
+from sbnet.benchmarks.harness import dense, masks
 from sbnet.benchmarks.harness.registry import Case, Setting, Side, Work, WrongResult, close, short
 from sbnet.engine import DenseConvNet, MaskedConvNet, compare
+from sbnet.engine.chain import MaskedChain
 from sbnet.models import contour_net
 
 
@@ -39,14 +41,14 @@ def four_layers(count: int = 4) -> nn.Sequential:
 
 
 def chain(setting: Setting, build: Callable[[], nn.Sequential], shape: tuple[int, ...], density: float) -> Work:
-    net, device, dtype, size = build(), setting.device, setting.dtype, shape[2:]
+    device, dtype, size = setting.device, setting.dtype, shape[2:]
+    net, forms = dense_forms(setting, build, shape)
     x = torch.rand(shape, device=device).to(dtype).contiguous(memory_format=torch.channels_last)
     masked = MaskedConvNet(net, size, 16, device=device, dtype=dtype)
-    dense = DenseConvNet(net, size, device=device, dtype=dtype)
     mask = masks.pixels("random", (1, shape[2], shape[3]), density, device)
 
     def check(side: str, got: Tensor) -> float:
-        if side == "dense":
+        if side != "masked":
             own = copy.deepcopy(net).to(device, dtype)  # PyTorch's own run, then the same parameters in float64
             return close(got, own(x), own.double()(x.double()))
         agreement = compare(got, net, x, masked.active)
@@ -57,8 +59,25 @@ def chain(setting: Setting, build: Callable[[], nn.Sequential], shape: tuple[int
     masked(x, mask)
     blocks = int(masked.active.count)
     notes = {"blocks": blocks, "density": blocks / masked.active.capacity}
-    sides = {"masked": Side(lambda: masked(x, mask), "ours", "own"), "dense": Side(lambda: dense(x), "dense", "own")}
+    sides = {"masked": Side(lambda: masked(x, mask), "ours", "own")}
+    if setting.cuda:
+        graph = DenseConvNet(net, size, device=device, dtype=dtype)
+        sides["dense"] = Side(lambda: graph(x), "dense", "own")
+    for name, form in forms.items():
+        sides[name] = Side(partial(form.run, form.prepare(x)))
     return Work(sides, check, notes=notes)
+
+
+@functools.lru_cache(maxsize=1)
+def dense_forms(
+    setting: Setting, build: Callable[[], nn.Sequential], shape: tuple[int, ...]
+) -> tuple[nn.Sequential, dict[str, dense.Form]]:
+    """The network and its forms on a CPU (on CUDA: none): cases that follow each other share them."""
+    net = build()
+    if setting.cuda:
+        return net, {}
+    compiled = setting.compiled and setting.level == "full"
+    return net, dense.forms(MaskedChain(net).dense(), torch.rand(shape), compiled)
 
 
 # name -> builder, input channels

@@ -6,6 +6,7 @@ one CUDA graph. "in place": frame and mask are where the graph reads them.
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -15,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sbnet.benchmarks.harness import masks, planned
+from sbnet.benchmarks.harness import dense, masks, planned
 from sbnet.benchmarks.harness.registry import Case, Setting, Side, Work, short
 from sbnet.models import resnet50
+from sbnet.nn import fold_batch_norm
 
 # Blocks that follow the mask more closely in the coarse planes, where one of 8x8 covers a sixteenth or a quarter of the
 # frame. A CPU computes them nearly as fast; Hopper's kernels want multiples of 8.
@@ -75,7 +77,17 @@ def work(
         "layers": Side(lambda: run.layers(x, lists), "peer"),
         **planned.dense_sides(run, x, setting, compiled),
     }
+    if not setting.cuda and setting.level != "tiny":  # exporting it takes longer than the test
+        sides |= {k: Side(partial(f.run, f.prepare(x))) for k, f in dense_forms(setting, size).items()}
     return Work(sides, planned.contract(net, x, mask, run.planes), flops, size_bytes, dtype, notes)
+
+
+@functools.lru_cache(maxsize=1)
+def dense_forms(setting: Setting, size: tuple[int, int, int]) -> dict[str, dense.Form]:
+    """Cases that follow each other share them."""
+    net = fold_batch_norm(resnet50(weights=0, classes=0).eval()).requires_grad_(False)
+    example = torch.rand(size[0], 3, *size[1:])
+    return dense.forms(net, example, setting.compiled and setting.level == "full")
 
 
 def host_time(call: Callable[[], Any], in_a_row: int) -> float:

@@ -1,0 +1,110 @@
+"""README's figures, made from results/ as docs/benchmarks.md is: between two marks, none typed by hand."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from pathlib import Path
+
+from sbnet.benchmarks.harness.document import markdown
+from sbnet.benchmarks.harness.measure import Row, Session
+from sbnet.benchmarks.harness.report import cell
+
+START = "<!-- {}: made by `sbnet bench --docs` from benchmarks/results/; edit harness/readme.py, not this. -->"
+END = "<!-- end -->"
+NETWORKS = {"four 3x3, 64 channels": "four 3x3 layers, 64 channels", "contour_net": "the demo's network"}
+FORMS = {  # sides of recorded rows that run the whole network: what they are
+    "dense": "PyTorch",
+    "PyTorch": "PyTorch",
+    "torch.compile": "torch.compile",
+    "ORT dense": "ONNX Runtime",
+    "ONNX Runtime": "ONNX Runtime",
+    "OpenVINO": "OpenVINO",
+}
+
+
+def parts(sessions: Iterable[Session]) -> dict[str, str]:
+    """What stands between the marks of each name."""
+    sessions = list(sessions)
+    cpus = [s for s in sessions if "threads" in s.environment]
+    gpus = [s for s in sessions if "threads" not in s.environment]
+    return {"cpu": "\n".join(map(cpu_table, cpus)), "gpu": gpu_table(gpus)}
+
+
+def baseline(rows: list[Row]) -> tuple[str, float]:
+    """The fastest dense form of a network and its time, us: the median over all rows, as it depends on no mask."""
+    times: dict[str, list[float]] = {}
+    for row in rows:
+        for side, us in row["us"].items():
+            if side in FORMS:
+                times.setdefault(FORMS[side], []).append(us)
+    medians = {form: statistics.median(values) for form, values in times.items()}
+    best = min(medians, key=medians.__getitem__)
+    return best, medians[best]
+
+
+def cpu_table(session: Session) -> str:
+    e = session.environment
+    head, columns, said = ["active blocks"], [], []
+    for network, title in NETWORKS.items():
+        rows = [r for r in session.rows if r["group"] == "network" and r["facts"].get("network") == network]
+        masked = {r["facts"]["wanted density"]: r["us"]["masked"] for r in rows if r["name"] == "network"}
+        if not masked:
+            continue
+        form, dense = baseline(rows)
+        head += [title, "x dense"]
+        said.append(f"{title} {cell(dense / 1e3)} ms ({form})")
+        columns.append({density: (us / 1e3, dense / us) for density, us in masked.items()})
+    lines = []
+    for density in sorted({d for column in columns for d in column}):
+        line = [f"{density:.0%}"]
+        for column in columns:
+            ms, ratio = column.get(density, (None, None))
+            line += ["", ""] if ms is None else [f"{cell(ms)} ms", f"**{cell(ratio)}x**"]
+        lines.append(line)
+    forms = sorted({FORMS[side] for r in session.rows if r["group"] == "network" for side in r["us"] if side in FORMS})
+    return (
+        f"{markdown(head, lines)}\n"
+        f"400x704 in blocks of 16x16 chosen at random, float32, {e['threads']} cores of an {e['device']}, torch\n"
+        f"{e['torch']}, {e['date']}. Masked holds everything from the pixel mask on; dense is the faster of\n"
+        f"{', '.join(forms)}, median of all rows: {', '.join(said)}.\n"
+    )
+
+
+def density_of(row: Row) -> float:
+    return float(row.get("density", row["facts"].get("wanted density", -1.0)))
+
+
+def gpu_table(sessions: list[Session]) -> str:
+    """Least to most over ALL recorded rows of a name, every dtype, size and mask among them."""
+    lines = []
+    names = dict.fromkeys(row["name"] for s in sessions for row in s.rows if row["group"] != "ops")
+    for name in names:
+        rows = [row for s in sessions for row in s.rows if row["name"] == name and "x dense" in row]
+        tenth = [row["x dense"] for row in rows if 0.08 < density_of(row) < 0.12]
+        whole = [row["x dense"] for row in rows if density_of(row) > 0.99]
+        if tenth or whole:
+            lines.append([name, *(f"{cell(min(v))} to {cell(max(v))} ({len(v)})" if v else "" for v in (tenth, whole))])
+    devices, dates = ({s.environment[k] for s in sessions} for k in ("device", "date"))
+    caches = {s.conditions["cache"] for s in sessions}
+    return (
+        f"On an {' and an '.join(sorted(devices))}, {min(dates)} to {max(dates)}, CUDA graphs,\n"
+        f"{'/'.join(sorted(caches))} L2: times faster than the fastest dense form, least to most over all recorded\n"
+        f"rows of every size, dtype and mask (their number).\n\n"
+        f"{markdown(['', 'a tenth of the blocks', 'all blocks'], lines)}"
+    )
+
+
+def made(text: str, sessions: Iterable[Session]) -> str:
+    """A README with its figures made anew."""
+    for name, part in parts(sessions).items():
+        before, start, rest = text.partition(START.format(name))
+        _, end, after = rest.partition(END)
+        if not end:
+            raise ValueError(f"README.md: expected the marks of {name!r}, got none")
+        text = f"{before}{start}\n{part}{end}{after}"
+    return text
+
+
+def write(readme: Path, sessions: Iterable[Session]) -> None:
+    readme.write_text(made(readme.read_text(), sessions))
