@@ -244,6 +244,7 @@ def _ancestors(value: ir.Value | None) -> set[int]:
 # Layers: where they have their block map and take fringe_pixels (fringe_count follows).
 _LAYERS = {
     "sparse_conv2d": (4, 7),
+    "sparse_conv_transpose2d": (4, 7),
     "sparse_bottleneck2d": (6, 10),
     "sparse_max_pool2d": (3, 4),
     "sparse_avg_pool2d": (3, 4),
@@ -259,22 +260,24 @@ def _window(layer: ir.Node) -> Window | None:
     """What a layer's active blocks read of its first input; None where that is not known."""
     if layer.op_type == "sparse_bottleneck2d":  # its 3x3 convolution reads zeros outside the active blocks, not x
         return _PIXEL
-    if layer.op_type == "sparse_conv2d":
+    if layer.op_type in ("sparse_conv2d", "sparse_conv_transpose2d"):
         shape = layer.inputs[1].shape if layer.inputs[1] is not None else None
         if shape is None or not isinstance(shape[1], int) or not isinstance(shape[2], int):
             return None
         kernel, default_stride = [shape[1], shape[2]], [1, 1]
     else:
         kernel = default_stride = list(_ints(layer, "kernel_size", ()))
-    stride = _ints(layer, "stride", default_stride)
-    return Window.conv(kernel, stride, _ints(layer, "padding", (0, 0)), _ints(layer, "dilation", (1, 1)))
+    geometry = _ints(layer, "stride", default_stride), _ints(layer, "padding", (0, 0)), _ints(layer, "dilation", (1, 1))
+    transposed = layer.op_type == "sparse_conv_transpose2d"
+    return Window.conv_transpose(kernel, *geometry) if transposed else Window.conv(kernel, *geometry)
 
 
 def _reader(node: ir.Node, index: int, layer: ir.Node) -> Any:
     """What a user of a layer's output reads of it: None (its active blocks alone), a fringe's key, or "all"."""
     # op: where it has its block map, which inputs it reads inside active blocks alone
     at: dict[str, tuple[int, tuple[int, ...]]] = {op: (block_map, ()) for op, (block_map, _) in _LAYERS.items()}
-    at |= {"sparse_conv2d": (4, (6,)), "sparse_gather": (3, (0,)), "sparse_fill": (1, (0,))}
+    at |= {op: (4, (6,)) for op in ("sparse_conv2d", "sparse_conv_transpose2d")}
+    at |= {"sparse_gather": (3, (0,)), "sparse_fill": (1, (0,))}
     if node.domain != DOMAIN or node.op_type not in at:
         return "all"
     block_map, inside = at[node.op_type]
@@ -367,7 +370,7 @@ def _fixed(sides: Sequence[Any]) -> bool:
 def _follows(layer: ir.Node) -> bool:
     """Can the plane that a layer writes be computed from the one that it reads?"""
     ceil = "ceil_mode" in layer.attributes and layer.attributes["ceil_mode"].as_int()
-    return _window(layer) is not None and not ceil
+    return _window(layer) is not None and not ceil and layer.op_type != "sparse_conv_transpose2d"
 
 
 def _plane_sizes(graph: ir.Graph, layer: ir.Node, reader: ir.Node) -> ir.Value:

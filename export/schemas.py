@@ -16,7 +16,7 @@ from onnx import TensorProto
 from onnx.defs import OpSchema
 from onnx.shape_inference import InferenceContext, InferenceError
 
-from sbnet.geometry import pool_output_size
+from sbnet.geometry import conv_transpose_output_size, pool_output_size
 from sbnet.ops.lists.pyramid import CONSUMER_NUMBERS
 from sbnet.ops.masked.conv import ACTIVATIONS
 
@@ -149,6 +149,20 @@ def _sparse_conv2d(node: NodeView) -> list[Dims | None]:
     return [[have if isinstance(have, int) or other is None else other for have, other in zip(y, like, strict=True)]]
 
 
+def _sparse_conv_transpose2d(node: NodeView) -> list[Dims | None]:
+    x, weight = node.shape(0, 4), node.shape(1, 4)
+    like = node.shape(9, 4) or node.shape(6, 4) or [None] * 4
+    window = [node.attribute(n, [v, v]) for n, v in (("stride", 1), ("padding", 0), ("output_padding", 0))]
+    dilation, groups = node.attribute("dilation", [1, 1]), node.attribute("groups", 1)
+    y: Dims = [x[0] if x else None, None, None, _scaled(weight[3], lambda k: k * groups) if weight else None]
+    for d in range(2):
+        side, taps = (x[1 + d], weight[1 + d]) if x and weight else (None, None)
+        if isinstance(side, int) and isinstance(taps, int):
+            numbers = (*(v[d] for v in window), dilation[d])
+            y[1 + d] = conv_transpose_output_size(side, taps, *numbers)[0]
+    return [[have if isinstance(have, int) or other is None else other for have, other in zip(y, like, strict=True)]]
+
+
 def _sparse_pool2d(node: NodeView) -> list[Dims | None]:
     x, base = node.shape(0, 4) or [None] * 4, node.shape(6, 4) or [None] * 4
     kernel = node.attribute("kernel_size")
@@ -270,6 +284,34 @@ OPS = {
             },
             {"T": FLOATS, "B": FLOATS},
             _sparse_conv2d,
+        ),
+        Op(
+            "sparse_conv_transpose2d",
+            "activation(conv_transpose2d(x, weight) + bias + residual) on the active blocks of y [N,Ho,Wo,K]. "
+            "Elsewhere y is base; without base: 0 in the fringe, with zero_outside=1 everywhere, else undefined.",
+            [
+                ("x", "T"),
+                ("weight", "T"),
+                *_LISTS,
+                ("bias?", "B"),
+                ("residual?", "T"),
+                ("fringe_pixels?", INT32),
+                ("fringe_count?", INT32),
+                ("base?", "T"),
+            ],
+            [("y", "T")],
+            {
+                **_GRID,
+                **_GEOMETRY,
+                "output_padding": (_Is, None),
+                "groups": (_I, 1),
+                "activation": (_S, ACTIVATIONS[0]),
+                "negative_slope": (_F, 0.01),
+                "allow_tf32": (_I, 0),
+                "zero_outside": (_I, 0),
+            },
+            {"T": FLOATS, "B": FLOATS},
+            _sparse_conv_transpose2d,
         ),
         Op(
             "sparse_bottleneck2d",

@@ -204,6 +204,45 @@ def sparse_conv2d(
     )
 
 
+def sparse_conv_transpose2d(
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    residual: Value | None,
+    indices: Value,
+    count: Value,
+    block_map: Value,
+    grid: Sequence[Any],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    activation: str,
+    activation_param: float,
+    allow_tf32: bool,
+) -> Value:
+    window = {"stride": stride, "padding": padding, "output_padding": output_padding, "dilation": dilation}
+    return _first(
+        _node("sparse_conv_transpose2d")(
+            _last(x),
+            _last(weight),
+            indices,
+            count,
+            block_map,
+            bias,
+            _last(residual),
+            **grid_attributes(grid),
+            **{name: list(pair) for name, pair in window.items()},
+            groups=groups,
+            activation=activation,
+            negative_slope=float(activation_param),
+            allow_tf32=int(allow_tf32),
+            zero_outside=1,  # memory_format.py relaxes it where nothing reads outside the active blocks
+        )
+    )
+
+
 def sparse_bottleneck2d(
     x: Value,
     weight1: Value,
@@ -361,6 +400,7 @@ def table() -> dict[Any, Callable[..., Any]]:
         fringe,
         mask_pyramid,
         sparse_conv2d,
+        sparse_conv_transpose2d,
         sparse_bottleneck2d,
         sparse_max_pool2d,
         sparse_avg_pool2d,

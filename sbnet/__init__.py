@@ -5,7 +5,7 @@ from typing import Any
 
 from sbnet import _library, reference
 from sbnet.active import ActiveBlocks, BlockGrid, Fringe, MaskPyramid
-from sbnet.geometry import Window, conv_output_size, pool_output_size, same_padding
+from sbnet.geometry import Window, conv_output_size, conv_transpose_output_size, pool_output_size, same_padding
 from sbnet.ops import (
     AttentionLayout,
     BlockLayout,
@@ -23,6 +23,8 @@ from sbnet.ops import (
     sparse_bottleneck2d_,
     sparse_conv2d,
     sparse_conv2d_,
+    sparse_conv_transpose2d,
+    sparse_conv_transpose2d_,
     sparse_fill,
     sparse_fill_,
     sparse_gather,
@@ -72,6 +74,7 @@ __all__ = [
     "blocksparse_weight_grad",
     "build_info",
     "conv_output_size",
+    "conv_transpose_output_size",
     "fringe",
     "mask_pyramid",
     "pack_conv_weight",
@@ -85,6 +88,8 @@ __all__ = [
     "sparse_bottleneck2d_",
     "sparse_conv2d",
     "sparse_conv2d_",
+    "sparse_conv_transpose2d",
+    "sparse_conv_transpose2d_",
     "sparse_fill",
     "sparse_fill_",
     "sparse_gather",

@@ -44,6 +44,20 @@ class Window:
         step = (d[0] if k[0] > 1 else 1, d[1] if k[1] > 1 else 1)
         return cls(s, (1, 1), (-p[0], -p[1]), hi, step)
 
+    @classmethod
+    def conv_transpose(
+        cls,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1,
+        op: str = "Window.conv_transpose",
+    ) -> Window:
+        """Of a transposed convolution; coordinates between those that a dilated one reads are counted as read."""
+        k, s, p, d = to_window(op, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation)
+        lo = (p[0] - (k[0] - 1) * d[0] + s[0] - 1, p[1] - (k[1] - 1) * d[1] + s[1] - 1)
+        return cls((1, 1), s, (min(lo[0], p[0]), min(lo[1], p[1])), p, (1, 1))
+
     def numbers(self) -> list[int]:
         """The ten numbers that torch.ops.sbnet.* and ONNX attributes take."""
         return [*self.num, *self.den, *self.lo, *self.hi, *self.step]
@@ -85,6 +99,23 @@ def conv_output_size(
         "conv_output_size", size=size, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation
     )
     out = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in zip(plane, *window, strict=True)]
+    return out[0], out[1]
+
+
+def conv_transpose_output_size(
+    size: int | Sequence[int],
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    output_padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+) -> Pair:
+    """(H_out, W_out) of PyTorch's conv_transpose2d over an H x W plane."""
+    plane, k, s, p, op, d = to_window(
+        "conv_transpose_output_size", size=size, kernel_size=kernel_size, stride=stride, padding=padding,
+        output_padding=output_padding, dilation=dilation,
+    )  # fmt: skip
+    out = [(plane[a] - 1) * s[a] - 2 * p[a] + d[a] * (k[a] - 1) + op[a] + 1 for a in range(2)]
     return out[0], out[1]
 
 

@@ -347,6 +347,7 @@ void add_gather_scatter_ops(const Runtime& runtime);
 void add_blocksparse_ops(const Runtime& runtime);
 void add_bottleneck_ops(const Runtime& runtime);
 void add_conv_ops(const Runtime& runtime);
+void add_conv_transpose_ops(const Runtime& runtime);
 void add_fill_ops(const Runtime& runtime);
 void add_fringe_ops(const Runtime& runtime);
 void add_pool_ops(const Runtime& runtime);

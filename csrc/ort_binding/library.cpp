@@ -15,6 +15,7 @@ void add_ops(const sbnet::ort::Runtime& runtime) {
   sbnet::ort::add_gather_scatter_ops(runtime);
   sbnet::ort::add_fill_ops(runtime);
   sbnet::ort::add_conv_ops(runtime);
+  sbnet::ort::add_conv_transpose_ops(runtime);
   sbnet::ort::add_bottleneck_ops(runtime);
   sbnet::ort::add_pool_ops(runtime);
   sbnet::ort::add_blocksparse_ops(runtime);

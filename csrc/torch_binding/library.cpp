@@ -42,6 +42,15 @@ STABLE_TORCH_LIBRARY(sbnet, m) {
       "sparse_bottleneck2d_(Tensor x, Tensor weight1, Tensor weight2, Tensor weight3, Tensor? bias1, Tensor? bias2, "
       "Tensor? bias3, Tensor indices, Tensor count, Tensor block_map, SymInt[] grid, str activation, "
       "float activation_param, bool allow_tf32, Tensor(a!) out, Tensor? fringe_pixels, Tensor? fringe_count) -> ()");
+  m.def(
+      "sparse_conv_transpose2d(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor indices, Tensor count, "
+      "Tensor block_map, SymInt[] grid, SymInt[] stride, SymInt[] padding, SymInt[] output_padding, "
+      "SymInt[] dilation, SymInt groups, str activation, float activation_param, bool allow_tf32) -> Tensor");
+  m.def(
+      "sparse_conv_transpose2d_(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor indices, Tensor count, "
+      "SymInt[] grid, SymInt[] stride, SymInt[] padding, SymInt[] output_padding, SymInt[] dilation, SymInt groups, "
+      "str activation, float activation_param, bool allow_tf32, Tensor(a!) out, Tensor? fringe_pixels, "
+      "Tensor? fringe_count) -> ()");
   m.def("pack_conv_weight(Tensor weight, SymInt groups) -> Tensor");
   m.def(
       "sparse_max_pool2d(Tensor x, Tensor indices, Tensor count, Tensor block_map, SymInt[] grid, "

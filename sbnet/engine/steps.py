@@ -16,13 +16,15 @@ from sbnet.ops import (
     pack_conv_weight,
     sparse_avg_pool2d_,
     sparse_conv2d_,
+    sparse_conv_transpose2d_,
     sparse_fill_,
     sparse_gather,
     sparse_max_pool2d_,
     sparse_scatter_,
 )
 
-WRITTEN = {"conv", "pointwise", "max_pool", "avg_pool", "pixel"}  # kinds that write into memory they are given
+# Kinds that write into memory they are given.
+WRITTEN = {"conv", "conv_transpose", "pointwise", "max_pool", "avg_pool", "pixel"}
 PLANNED = WRITTEN | {"cat", "slice"}  # and those that only say where something lies
 
 
@@ -73,6 +75,15 @@ def _conv(node: Node, get: Get, out: Tensor, active: ActiveBlocks, clear: Fringe
         activation=o.get("activation"), negative_slope=o.get("negative_slope", 0.01),
         residual=None if residual is None else get(residual), fringe=clear, allow_tf32=context.allow_tf32,
         packed=context.packed.get(node),
+    )  # fmt: skip
+
+
+def _conv_transpose(
+    node: Node, get: Get, out: Tensor, active: ActiveBlocks, clear: Fringe | None, context: Context
+) -> None:
+    sparse_conv_transpose2d_(
+        get(node.args[0]), context.weight(node), context.bias(node), active, out, **node.options, fringe=clear,
+        allow_tf32=context.allow_tf32,
     )  # fmt: skip
 
 
@@ -146,4 +157,7 @@ def zero_any(out: Tensor, pixels: Fringe) -> None:
     out.masked_fill_(clean[:-1].view(n, 1, h, w), 0)
 
 
-RUN = {"conv": _conv, "pointwise": _conv, "max_pool": _max_pool, "avg_pool": _avg_pool, "pixel": _pixel}
+RUN = {
+    "conv": _conv, "conv_transpose": _conv_transpose, "pointwise": _conv, "max_pool": _max_pool, "avg_pool": _avg_pool,
+    "pixel": _pixel,
+}  # fmt: skip

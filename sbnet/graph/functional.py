@@ -17,8 +17,14 @@ from sbnet.graph.ir import Node, Value
 from sbnet.graph.passes.fuse import run_steps
 from sbnet.graph.plan import Plan
 from sbnet.masks.grow import grow
-from sbnet.ops import mask_pyramid, sparse_avg_pool2d, sparse_conv2d, sparse_fill, sparse_max_pool2d
-from sbnet.reference import activate
+from sbnet.ops import (
+    mask_pyramid,
+    sparse_avg_pool2d,
+    sparse_conv2d,
+    sparse_conv_transpose2d,
+    sparse_fill,
+    sparse_max_pool2d,
+)
 
 
 class PlannedModule(nn.Module):
@@ -87,6 +93,8 @@ def apply(node: Node, args: Any, kwargs: dict[str, Any], params: dict[str, Tenso
                 activation=o.get("activation"), negative_slope=o.get("negative_slope", 0.01),
                 residual=params.get("residual"),
             )  # fmt: skip
+        case "conv_transpose":
+            return sparse_conv_transpose2d(x, params["weight"], params.get("bias"), active, **o)
         case "max_pool":
             return sparse_max_pool2d(x, active, **o)
         case "avg_pool":
@@ -109,10 +117,4 @@ def whole(node: Node, args: Any, params: dict[str, Tensor]) -> Tensor:
             return F.interpolate(x, size, o["scale"], o["mode"], o["align_corners"])
         case "pixel_shuffle":
             return F.pixel_shuffle(x, o["factor"])
-        case "conv_transpose":
-            y = F.conv_transpose2d(
-                x, params["weight"], params.get("bias"), o["stride"], o["padding"], o["output_padding"],
-                o["groups"], o["dilation"],
-            )  # fmt: skip
-            return activate(y, o.get("activation"), o.get("negative_slope", 0.01))
     raise AssertionError(node.kind)

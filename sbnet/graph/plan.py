@@ -91,6 +91,9 @@ def reads(node: Node, value: Value) -> list[Window | str]:
     if node.kind == "conv":
         kernel = tuple(node.params["weight"].shape[2:])
         return [*found, Window.conv(kernel, options["stride"], options["padding"], options["dilation"])]
+    if node.kind == "conv_transpose":
+        kernel = tuple(node.params["weight"].shape[2:])
+        return [*found, Window.conv_transpose(kernel, options["stride"], options["padding"], options["dilation"])]
     if node.kind in ("max_pool", "avg_pool"):
         dilation = options.get("dilation", (1, 1))
         return [*found, Window.conv(options["kernel_size"], options["stride"], options["padding"], dilation)]

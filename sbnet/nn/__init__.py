@@ -6,7 +6,7 @@ masked contract). Without it (`active=None`) it is PyTorch's dense layer: one se
 
 from sbnet.nn.blocksparse import BlockSparseConv1x1, BlockSparseLinear
 from sbnet.nn.fold import fold_batch_norm
-from sbnet.nn.layers import SparseAvgPool2d, SparseBatchNorm2d, SparseConv2d, SparseMaxPool2d
+from sbnet.nn.layers import SparseAvgPool2d, SparseBatchNorm2d, SparseConv2d, SparseConvTranspose2d, SparseMaxPool2d
 from sbnet.nn.residual import SparseBasicBlock, SparseBottleneck, SparseProjection
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "SparseBatchNorm2d",
     "SparseBottleneck",
     "SparseConv2d",
+    "SparseConvTranspose2d",
     "SparseMaxPool2d",
     "SparseProjection",
     "fold_batch_norm",

@@ -16,6 +16,7 @@ from sbnet.ops import (
     sparse_avg_pool2d,
     sparse_avg_pool2d_,
     sparse_conv2d,
+    sparse_conv_transpose2d,
     sparse_fill,
     sparse_max_pool2d,
     sparse_max_pool2d_,
@@ -78,6 +79,40 @@ class SparseConv2d(nn.Conv2d):
         blocks = given(active, self)
         if blocks is not None:
             return sparse_conv2d(
+                x, self.weight, self.bias, blocks,
+                activation=activation, negative_slope=negative_slope, residual=residual, **self.geometry(),
+            )  # fmt: skip
+        y = super().forward(x)
+        return activate(y if residual is None else y + residual, activation, negative_slope)
+
+
+class SparseConvTranspose2d(nn.ConvTranspose2d):
+    """nn.ConvTranspose2d computed on active blocks of its output, with the residual and the activation that follow it.
+
+    Arguments and parameters of nn.ConvTranspose2d.
+
+    >>> up = SparseConvTranspose2d(64, 32, 2, stride=2)
+    >>> y = up(x, active, activation="relu")  # [N,32,2H,2W], zeros outside the active blocks
+    """
+
+    def geometry(self) -> dict[str, Any]:
+        """The keyword arguments of `sbnet.sparse_conv_transpose2d` that are the layer's."""
+        names = ("stride", "padding", "output_padding", "dilation", "groups")
+        return {name: getattr(self, name) for name in names}
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        active: Active = ...,
+        *,
+        activation: str | None = None,
+        negative_slope: float = 0.01,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """act(conv_transpose(x) + residual): x [N,C,H,W], active of the H_out x W_out plane that it writes."""
+        blocks = given(active, self)
+        if blocks is not None:
+            return sparse_conv_transpose2d(
                 x, self.weight, self.bias, blocks,
                 activation=activation, negative_slope=negative_slope, residual=residual, **self.geometry(),
             )  # fmt: skip

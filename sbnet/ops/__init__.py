@@ -7,6 +7,7 @@ from sbnet.ops.lists.pyramid import mask_pyramid
 from sbnet.ops.lists.reduce_mask import reduce_mask
 from sbnet.ops.masked.bottleneck import sparse_bottleneck2d, sparse_bottleneck2d_
 from sbnet.ops.masked.conv import pack_conv_weight, sparse_conv2d, sparse_conv2d_
+from sbnet.ops.masked.conv_transpose import sparse_conv_transpose2d, sparse_conv_transpose2d_
 from sbnet.ops.masked.fill import sparse_fill, sparse_fill_
 from sbnet.ops.masked.gather_scatter import sparse_gather, sparse_scatter, sparse_scatter_
 from sbnet.ops.masked.pool import sparse_avg_pool2d, sparse_avg_pool2d_, sparse_max_pool2d, sparse_max_pool2d_
@@ -31,6 +32,8 @@ __all__ = [
     "sparse_bottleneck2d_",
     "sparse_conv2d",
     "sparse_conv2d_",
+    "sparse_conv_transpose2d",
+    "sparse_conv_transpose2d_",
     "sparse_fill",
     "sparse_fill_",
     "sparse_gather",

@@ -97,6 +97,28 @@ def sparse_conv2d(
     return torch.where(active.pixel_mask(y.shape[2:]), y, torch.zeros_like(y))
 
 
+def sparse_conv_transpose2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    active: ActiveBlocks,
+    *,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    output_padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    activation: str | None = None,
+    negative_slope: float = 0.01,
+    residual: Tensor | None = None,
+    allow_tf32: bool = False,
+) -> Tensor:
+    own = None if bias is None else bias.to(x.dtype)
+    y = F.conv_transpose2d(x, weight, own, stride, padding, output_padding, groups, dilation)  # type: ignore[arg-type]
+    y = activate(y if residual is None else y + residual, activation, negative_slope)
+    return torch.where(active.pixel_mask(y.shape[2:]), y, torch.zeros_like(y))
+
+
 def sparse_bottleneck2d(
     x: Tensor,
     weights: Sequence[Tensor],

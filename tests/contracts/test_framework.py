@@ -12,6 +12,7 @@ from sbnet import (
     ActiveBlocks,
     BlockGrid,
     Fringe,
+    Window,
     fringe,
     sparse_avg_pool2d,
     sparse_bottleneck2d,
@@ -33,6 +34,7 @@ from support.weight_cases import weight_samples
 
 OPS = torch.ops.sbnet
 CONV = ([1, 1], [1, 1], [1, 1], 1)
+TRANSPOSED = ([1, 1], [1, 1], [0, 0], [1, 1], 1)
 WINDOW = ([3, 3], [1, 1], [1, 1])
 
 
@@ -46,6 +48,8 @@ def op_samples(device):
     x = tensor((2, 8, 20, 27), torch.float32, device)
     last = laid_out(x, "channels_last")
     weight, bias = tensor((6, 8, 3, 3), torch.float32, device), tensor((6,), torch.float32, device)
+    far = Window.conv((1, 5), 1, (0, 4), 2).numbers()
+    wide_out = tensor((8, 6, 3, 3), torch.float32, device)
     residual = laid_out(tensor((2, 6, 20, 27), torch.float32, device), "channels_last")
     bottleneck = [tensor(s, torch.float32, device) / 6 for s in ((4, 8, 1, 1), (4, 4, 3, 3), (8, 4, 1, 1))]
     bias8 = tensor((8,), torch.float32, device)
@@ -83,8 +87,8 @@ def op_samples(device):
             (wide, *lists, laid_out(x, "channels_last"), h, True, False, False),
         ],
         "fringe": [
-            (active.block_map, active.block_map, [20, 27], g, [20, 27], g, [3, 3], [1, 1], [1, 1], [1, 1], 1080),
-            (active.block_map, active.block_map, [20, 27], g, [20, 27], g, [1, 5], [1, 1], [0, 4], [1, 2], 7),
+            (active.block_map, active.block_map, [20, 27], g, [20, 27], g, Window.conv(3, 1, 1).numbers(), 1080),
+            (active.block_map, active.block_map, [20, 27], g, [20, 27], g, far, 7),
         ],
         "mask_pyramid": [
             (torch.rand(2, 20, 27, device=device), [20, 27, 8, 8, 10, 14, 4, 8], 0.97, []),
@@ -92,7 +96,10 @@ def op_samples(device):
                 torch.rand(2, 20, 27, device=device) > 0.95,
                 [20, 27, 8, 8, 10, 14, 8, 8],
                 0.5,
-                [0, 2, 0, 3, 3, 1, 1, 1, 1, 1, 1, 1, 3, 3, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 5, 1, 1, 0, 2, 1, 1],
+                [
+                    *(0, 2, 0, *Window.conv(3, 1, 1).numbers(), 1, *Window.conv(3, 2, 1).numbers()),
+                    *(1, 1, 1, *Window.conv((1, 5), 1, (0, 2)).numbers()),
+                ],
             ),
         ],
         "sparse_conv2d": [
@@ -100,6 +107,29 @@ def op_samples(device):
             (last, weight, bias, residual, *lists, g, *CONV, "relu", 0.0, False),
             (grad(last), grad(weight), grad(bias), grad(residual), *lists, g, *CONV, "silu", 0.0, False),
             (grad(x), weight, grad(bias), None, *lists, g, *CONV, "leaky_relu", 0.1, False),
+        ],
+        "sparse_conv_transpose2d": [
+            (x, wide_out, None, None, *lists, g, *TRANSPOSED, "none", 0.0, False),
+            (last, wide_out, bias, residual, *lists, g, *TRANSPOSED, "relu", 0.0, False),
+            (grad(last), grad(wide_out), grad(bias), grad(residual), *lists, g, *TRANSPOSED, "silu", 0.0, False),
+            (grad(x), wide_out, grad(bias), None, *lists, g, *TRANSPOSED, "leaky_relu", 0.1, False),
+        ],
+        "sparse_conv_transpose2d_": [
+            (
+                last,
+                wide_out,
+                bias,
+                residual,
+                *lists[:2],
+                g,
+                *TRANSPOSED,
+                "relu",
+                0.0,
+                False,
+                torch.zeros_like(residual),
+                edge.pixels,
+                edge.count,
+            ),
         ],
         "sparse_conv2d_": [
             (x, weight, None, None, *lists[:2], g, *CONV, "none", 0.0, False, torch.zeros_like(residual), None, None),

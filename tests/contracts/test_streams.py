@@ -93,6 +93,7 @@ def busy_calls(device="cuda"):
     grid = BlockGrid.cover((50, 88), 16)
     active = random_active(grid, 2, 0.5, device)
     halved = random_active(BlockGrid.cover((25, 44), 8), 2, 0.5, device)
+    doubled = random_active(BlockGrid.cover((100, 176), 16), 2, 0.5, device)
     odd = random_active(BlockGrid.cover((50, 88), 10), 2, 0.5, device)
     halo = grid.conv_input(3, 1, 1)
     calls = {}
@@ -127,6 +128,21 @@ def busy_calls(device="cuda"):
                 ),
                 "conv depthwise": lambda x=x, w=depthwise: sparse_conv2d(x, w, None, active, padding=1, groups=64),
                 "conv stride 2": lambda x=x, w=weight, a=halved: sparse_conv2d(x, w, None, a, padding=1, stride=2),
+                "conv transposed": lambda x=x, w=weight, a=doubled: sbnet.sparse_conv_transpose2d(
+                    x, w, None, a, stride=2, padding=1, output_padding=1
+                ),
+                "conv transposed_ by pixel": lambda x=x, w=weight, o=out, e=edge: sbnet.sparse_conv_transpose2d_(
+                    x[:, :, :25, :44],
+                    w[:, :, :2, :2],
+                    None,
+                    active,
+                    o,
+                    stride=2,
+                    dilation=2,
+                    padding=1,
+                    output_padding=1,
+                    fringe=e,
+                ),
                 "bottleneck": lambda x=x, w=bottleneck: sparse_bottleneck2d(x, w, None, active),
                 "bottleneck odd blocks": lambda x=x, w=bottleneck: sparse_bottleneck2d(x, w, None, odd),
                 "bottleneck_": lambda x=x, w=bottleneck, o=out, e=edge: sparse_bottleneck2d_(

@@ -157,6 +157,14 @@ class OneOp(nn.Module):
             case "sparse_conv2d":
                 y = sbnet.sparse_conv2d(x, self.weight, self.bias, active, padding=1, activation="silu")
                 return y, sbnet.sparse_conv2d(x, self.weight, None, active, padding=1, residual=y)
+            case "sparse_conv_transpose2d":
+                y = sbnet.sparse_conv_transpose2d(x, self.weight[:8], self.bias[:8], active, padding=1)
+                fine = sbnet.reduce_mask(
+                    mask.repeat_interleave(2, 1).repeat_interleave(2, 2),
+                    BlockGrid.cover((2 * x.shape[2], 2 * x.shape[3]), 8),
+                )
+                options = {"stride": 2, "padding": 1, "output_padding": 1, "activation": "silu"}
+                return y, sbnet.sparse_conv_transpose2d(y, self.weight[:8], None, fine, **options)
             case "blocksparse_matmul":
                 rows, blocks = torch.cat([x, x], 1).permute(0, 2, 3, 1), self.weight.flatten()[:256].view(4, 8, 8)
                 gate = self.bias[:4].float().abs()

@@ -382,7 +382,7 @@ def test_second_derivative_and_refusals(device):
 BAD = [
     ({"x": None}, "x: NoneType"),
     ({"x": lambda a: a["x"][0]}, "x: a tensor of 3"),
-    ({"x": lambda a: a["x"].double()}, "dtype float64"),
+    ({"x": lambda a: a["x"].double()}, "x: dtype: expected .*, got float64"),
     ({"x": lambda a: a["x"][..., :0]}, "x"),
     ({"x": lambda a: a["x"][:1]}, "out|block_map|active|gather"),
     ({"active": None}, "active: NoneType"),
@@ -405,9 +405,9 @@ BAD = [
 ]
 BAD_OUT = [
     ({"out": None}, "out: NoneType"),
-    ({"out": lambda a: a["out"].half()}, "out: dtype float16"),
-    ({"out": lambda a: a["out"][:, :3]}, r"out: shape \[2,3,10,13\]; \[2,4,10,13\]"),
-    ({"out": lambda a: a["out"][..., :12]}, r"out: shape \[2,4,10,12\]"),
+    ({"out": lambda a: a["out"].half()}, "out: dtype: expected .*, got float16"),
+    ({"out": lambda a: a["out"][:, :3]}, r"out: shape: expected \[2,4,10,13\] .*, got \[2,3,10,13\]"),
+    ({"out": lambda a: a["out"][..., :12]}, r"out: shape: expected .*, got \[2,4,10,12\]"),
     ({"out": lambda a: a["out"][:, :1].expand(2, 4, 10, 13)}, "out: an expanded tensor"),
     ({"fringe": 3}, "fringe: int"),
 ]

@@ -143,6 +143,18 @@ def samples(device: str = "cpu") -> dict[str, Node]:
             {"bsize": [4, 4], "padding": [1, 1], "stride": [1, 1], "groups": 1, "activation": "leaky_relu"},
         ),
         Node(
+            "sparse_conv_transpose2d",
+            conv,
+            {
+                "bsize": [4, 4],
+                "padding": [1, 1],
+                "stride": [1, 1],
+                "output_padding": [0, 0],
+                "groups": 1,
+                "activation": "leaky_relu",
+            },
+        ),
+        Node(
             "sparse_bottleneck2d",
             [x, *narrow, *lists, bias[:4], bias[4:], bias, edge.pixels, edge.count, like.clone()],
             {"bsize": [4, 4], "activation": "leaky_relu", "negative_slope": 0.2, "allow_tf32": 0},

@@ -202,6 +202,25 @@ def pool(device: str) -> None:
             torch.testing.assert_close(got.float(), want, rtol=1e-2, atol=1e-2)
 
 
+def conv_transpose(device: str) -> None:
+    """By phases, whose blocks may lie past their plane, and pixel by pixel."""
+    windows = ((2, 2, 0, 0, 8), (4, 2, 1, 0, 16), (3, 2, 1, 1, 8), (3, 3, 1, 0, 8), (1, 2, 0, 0, 8))
+    for dtype, (channels, filters), (kernel, stride, padding, extra, block) in itertools.product(
+        (torch.float16, torch.bfloat16, torch.float32), ((64, 24), (17, 5)), windows
+    ):
+        size, options = (13, 18), {"stride": stride, "padding": padding, "output_padding": extra}
+        x = torch.randn(1, channels, *size, device=device).to(dtype).contiguous(memory_format=torch.channels_last)
+        weight = (torch.randn(channels, filters, kernel, kernel, device=device) / channels**0.5).to(dtype)
+        out = sbnet.conv_transpose_output_size(size, kernel, **options)
+        active = some_active((1, *out), BlockGrid.cover(out, block), 0.5, device)
+        edge = sbnet.fringe(active, active, out, 3, 1, 1)
+        got = torch.zeros(1, filters, *out, device=device, dtype=dtype)
+        sbnet.sparse_conv_transpose2d_(x, weight, None, active, got, **options, fringe=edge)
+        with torch.backends.cudnn.flags(enabled=False):  # racecheck finds hazards in cuDNN's kernels
+            want = reference.sparse_conv_transpose2d(x.float(), weight.float(), None, active, **options)
+        torch.testing.assert_close(got.float(), want, rtol=2e-2, atol=2e-2)
+
+
 def bottleneck(device: str) -> None:
     """In one kernel where there is one: blocks of 8 and 16, cut off and whole, few and many; and else as layers."""
     for dtype, (channels, width), block, density in itertools.product(
@@ -227,7 +246,7 @@ def bottleneck(device: str) -> None:
 
 
 def main() -> None:
-    plain = (reduce_mask, copies, fringe_and_fill, pyramid, pool, bottleneck, whole_tiles, conv1x1_wide)
+    plain = (reduce_mask, copies, fringe_and_fill, pyramid, pool, conv_transpose, bottleneck, whole_tiles, conv1x1_wide)
     many = (conv1x1_of_all_blocks, conv1x1_split, conv3x3_stride2_of_many_tiles)
     families = {f.__name__: f for f in (*plain, *many)}
     families |= {name: functools.partial(conv, name) for name in CONVS}

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "core/grid.h"
+#include "core/layer.h"
 
 namespace sbnet {
 namespace {
@@ -55,7 +56,7 @@ Status status_of_layer(const Status& status, int layer) {
 }
 
 Status validate(const BottleneckParams& p) {
-  SBNET_TRY(check_plane(kOp, "x", p.x));
+  SBNET_TRY(check_input(kOp, p.x));
   SBNET_TRY(check_plane(kOp, "out", p.y));
   const int64_t C = p.x.size[1], width = p.weight[0].size[0];
   const int64_t shapes[3][4] = {{width, C, 1, 1}, {width, width, 3, 3}, {C, width, 1, 1}};

@@ -1,6 +1,7 @@
 #include "core/masked/conv.h"
 
 #include "core/grid.h"
+#include "core/layer.h"
 
 namespace sbnet {
 namespace {
@@ -43,8 +44,7 @@ int64_t packed_bytes(const ConvPackParams& p) {
 Status validate(const Conv2dParams& p) {
   const int64_t N = p.x.size[0], C = p.x.size[1], H = p.x.size[2], W = p.x.size[3];
   const int64_t K = p.weight.size[0];
-  SBNET_CHECK(is_compute_dtype(p.x.dtype), "%s: x: dtype %s; float32, float16 or bfloat16 is wanted", kOp,
-              dtype_name(p.x.dtype));
+  SBNET_TRY(check_input(kOp, p.x));
   SBNET_CHECK(p.weight.dtype == p.x.dtype, "%s: weight: dtype %s; the dtype of x, %s, is wanted", kOp,
               dtype_name(p.weight.dtype), dtype_name(p.x.dtype));
   SBNET_CHECK(!p.bias || p.bias_dtype == p.x.dtype || p.bias_dtype == DType::kF32,
@@ -76,40 +76,11 @@ Status validate(const Conv2dParams& p) {
                           output_size(W, p.weight.size[3], p.stride[1], p.padding[1], p.dilation[1])};
   SBNET_CHECK(out[2] >= 1 && out[3] >= 1, "%s: x: plane %lldx%lld is smaller than the kernel's reach", kOp,
               static_cast<long long>(H), static_cast<long long>(W));
-  const TensorView* tensors[2] = {&p.y, &p.residual};
-  const char* names[2] = {"out", "residual"};
-  for (int t = 0; t < 2; ++t) {
-    if (t == 1 && !p.residual.data) continue;
-    const TensorView& v = *tensors[t];
-    SBNET_CHECK(v.dtype == p.x.dtype, "%s: %s: dtype %s; the dtype of x, %s, is wanted", kOp, names[t],
-                dtype_name(v.dtype), dtype_name(p.x.dtype));
-    for (int d = 0; d < 4; ++d)
-      SBNET_CHECK(v.size[d] == out[d],
-                  "%s: %s: shape [%lld,%lld,%lld,%lld]; [%lld,%lld,%lld,%lld] (N, K, H_out, W_out) is wanted", kOp,
-                  names[t], static_cast<long long>(v.size[0]), static_cast<long long>(v.size[1]),
-                  static_cast<long long>(v.size[2]), static_cast<long long>(v.size[3]), static_cast<long long>(out[0]),
-                  static_cast<long long>(out[1]), static_cast<long long>(out[2]), static_cast<long long>(out[3]));
-  }
-  SBNET_TRY(check_plane(kOp, "x", p.x));
-  SBNET_TRY(check_plane(kOp, "out", p.y));
-  bool residual_is_out = p.residual.data == p.y.data;
-  for (int d = 0; d < 4; ++d) {
-    SBNET_CHECK(p.y.stride[d] > 0 || p.y.size[d] <= 1,
-                "%s: out: an expanded tensor (stride 0 in dimension %d); a tensor of its own memory is wanted", kOp, d);
-    residual_is_out = residual_is_out && (p.residual.stride[d] == p.y.stride[d] || p.y.size[d] <= 1);
-  }
-  SBNET_CHECK(!N || !p.active.capacity || !may_overlap(p.x, p.y),
-              "%s: out: shares memory with x; a separate tensor is wanted", kOp);
+  const LayerShape shape = {{out[0], out[1], out[2], out[3]}, "N, K, H_out, W_out"};
+  SBNET_TRY(check_layer(kOp, p.x, p.y, shape, p.active, p.fringe));
   SBNET_CHECK(!N || !p.active.capacity || !may_overlap(p.weight, p.y),
               "%s: out: shares memory with weight; a separate tensor is wanted", kOp);
-  SBNET_CHECK(!p.residual.data || residual_is_out || !may_overlap(p.residual, p.y),
-              "%s: residual: shares memory with out; out itself or a separate tensor is wanted", kOp);
-  SBNET_TRY(check_active(kOp, p.active));
-  SBNET_TRY(check_tiling(kOp, p.active.grid, out[2], out[3]));
-  if (p.fringe.pixels)
-    SBNET_CHECK(p.fringe.count && p.fringe.capacity >= 0 && size_product({N, out[2], out[3]}) <= INT32_MAX,
-                "%s: fringe: needs a count and a plane of less than 2^31 pixels", kOp);
-  return ok_status();
+  return p.residual.data ? check_residual(kOp, p.residual, p.y) : ok_status();
 }
 
 }  // namespace sbnet

@@ -6,6 +6,7 @@
 
 #include "cpu/lists/fringe.h"
 #include "cpu/masked/conv_kernels.h"
+#include "cpu/masked/conv_run.h"
 #include "cpu/simd/isa.h"
 
 namespace sbnet {
@@ -121,6 +122,17 @@ void run_jobs(const ConvPlan& plan, const ConvKernels& kernel, const void* weigh
 }
 
 }  // namespace
+
+int64_t conv_workspace_bytes(const Conv2dParams& p, int32_t threads) {
+  return make_conv_plan(p, kernels(p.weight).shape, false, threads).total_bytes;
+}
+
+void run_conv(const Conv2dParams& p, void* workspace, const Parallel& parallel) {
+  const ConvKernels& kernel = kernels(p.weight);
+  run_jobs(make_conv_plan(p, kernel.shape, false, parallel.threads), kernel, nullptr, static_cast<char*>(workspace),
+           parallel);
+}
+
 }  // namespace sbnet
 
 extern "C" sbnet::Status sbnet_pack_conv_weight_cpu(const sbnet::ConvPackParams* p, void* packed,

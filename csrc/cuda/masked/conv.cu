@@ -6,6 +6,7 @@
 #include "core/masked/conv_select.h"
 #include "cuda/common.cuh"
 #include "cuda/masked/conv_portable.cuh"
+#include "cuda/masked/conv_run.cuh"
 #ifdef SBNET_SM90
 #include "cuda/sm90/conv/conv1x1.h"
 #include "cuda/sm90/conv/conv3x3.h"
@@ -31,7 +32,6 @@ namespace {
 
 // What the kernels count in 32 or 64 bits, beyond what every backend asks for.
 Status check_limits(const Conv2dParams& p) {
-  SBNET_TRY(validate(p));
   const double reduction = static_cast<double>(p.weight.size[1]) * p.weight.size[2] * p.weight.size[3];
   SBNET_CHECK(reduction < INT32_MAX / 2, "%s: weight: %.0f elements per output channel; less than 2^30 is wanted",
               portable::kConvOp, reduction);
@@ -44,37 +44,43 @@ Status check_limits(const Conv2dParams& p) {
 }
 
 }  // namespace
+
+Status run_conv(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
+  SBNET_TRY(check_limits(p));
+  switch (select_conv(p, select_capability(device)).kernel) {
+#ifdef SBNET_SM90
+    case ConvKernel::kHopper3x3:
+      return sm90::conv3x3(p, device, stream);
+    case ConvKernel::kHopper1x1:
+      return sm90::conv1x1(p, device, stream);
+    case ConvKernel::kHopperStem:
+      return sm90::conv_stem(p, device, stream);
+    case ConvKernel::kHopperGeneral:
+      return sm90::conv_general(p, device, stream);
+#endif
+    case ConvKernel::kDepthwise:
+      return portable::launch_depthwise(p, device, stream);
+    case ConvKernel::kImplicitGemm:
+      return portable::launch_implicit_gemm(p, device, stream);
+    case ConvKernel::kSimtWords:
+      return portable::launch_simt_words(p, device, stream);
+    default:
+      return portable::launch_simt(p, device, stream);
+  }
+}
+
 }  // namespace sbnet
 
 extern "C" {
 
 sbnet::Status sbnet_sparse_conv2d_cuda(const sbnet::Conv2dParams* p, void* stream_handle) {
   using namespace sbnet;
+  SBNET_TRY(validate(*p));
   SBNET_TRY(check_limits(*p));
   const bool fringe = p->fringe.pixels && p->fringe.capacity > 0;
   if (!p->y.size[0] || (!p->active.capacity && !fringe)) return ok_status();
   DeviceInfo device;
   SBNET_TRY(current_device(portable::kConvOp, &device));
-  const auto stream = static_cast<cudaStream_t>(stream_handle);
-  switch (select_conv(*p, select_capability(device)).kernel) {
-#ifdef SBNET_SM90
-    case ConvKernel::kHopper3x3:
-      return sm90::conv3x3(*p, device, stream);
-    case ConvKernel::kHopper1x1:
-      return sm90::conv1x1(*p, device, stream);
-    case ConvKernel::kHopperStem:
-      return sm90::conv_stem(*p, device, stream);
-    case ConvKernel::kHopperGeneral:
-      return sm90::conv_general(*p, device, stream);
-#endif
-    case ConvKernel::kDepthwise:
-      return portable::launch_depthwise(*p, device, stream);
-    case ConvKernel::kImplicitGemm:
-      return portable::launch_implicit_gemm(*p, device, stream);
-    case ConvKernel::kSimtWords:
-      return portable::launch_simt_words(*p, device, stream);
-    default:
-      return portable::launch_simt(*p, device, stream);
-  }
+  return run_conv(*p, device, static_cast<cudaStream_t>(stream_handle));
 }
 }

@@ -1,20 +1,17 @@
 #include "core/masked/conv.h"
 
-#include "core/grid.h"
-#include "torch_binding/common.h"
+#include "torch_binding/masked/layer.h"
 
 namespace sbnet::binding {
 
 Activation to_activation(const char* op, const std::string& name) {
-  const char* names[] = {"none", "relu", "relu6", "leaky_relu", "silu", "gelu", "hardswish"};
-  for (int k = 0; k < 7; ++k)
-    if (name == names[k]) return static_cast<Activation>(k);
-  raise("sbnet::", op, ": activation: '", name, "'; none, relu, relu6, leaky_relu, silu, gelu or hardswish is wanted");
+  Activation activation = Activation::kNone;
+  check(read_activation(op, name.c_str(), &activation));
+  return activation;
 }
 
 namespace {
 
-using Ints = std::vector<int64_t>;
 using torch::headeronly::MemoryFormat;
 
 // What pack_conv_weight made: nothing on CUDA, whose kernels read weights as they are.
@@ -28,42 +25,30 @@ const void* packed_of(const Call& call, const Tensor& packed, const ConvPackPara
 }
 
 struct ConvArguments {
-  Tensor x, weight;
+  Tensor weight;
   std::optional<Tensor> bias, residual;
-  Tensor indices, count;
-  Ints grid, stride, padding, dilation;
+  Ints stride, padding, dilation;
   int64_t groups;
   std::string activation;
   double activation_param;
   bool allow_tf32;
 };
 
-void run(const char* op, ConvArguments a, const Tensor& out, const std::optional<Tensor>& fringe_pixels = {},
-         const std::optional<Tensor>& fringe_count = {}, const std::optional<Tensor>& packed_weight = {}) {
-  const Call call(op, "x", a.x);
+void run(const LayerCall& layer, ConvArguments a, const std::optional<Tensor>& packed_weight = {}) {
+  const char* op = layer.op;
+  const Call call(op, "x", layer.x);
   call.same_device("weight", a.weight);
-  call.same_device("out", out);
   Conv2dParams p = {};
-  p.x = view4(op, "x", a.x);
+  set_layer(call, layer, &p);
   check_rank(op, "weight", a.weight, 4);
   // Kernels want K,R,S,C order; weights kept in channels_last skip this copy.
   a.weight = torch::stable::contiguous(a.weight, MemoryFormat::ChannelsLast);
   p.weight = view4(op, "weight", a.weight);
-  if (a.bias) {
-    call.same_device("bias", *a.bias);
-    SBNET_TORCH_CHECK(a.bias->dim() == 1 && a.bias->size(0) == a.weight.size(0), "sbnet::", op, ": bias: a tensor of ",
-                      a.bias->dim(), " dimensions and ", a.bias->numel(), " elements; [", a.weight.size(0),
-                      "] is wanted");
-    if (!a.bias->is_contiguous()) a.bias = torch::stable::contiguous(*a.bias);
-    p.bias = a.bias->const_data_ptr();
-    p.bias_dtype = to_dtype(op, "bias", *a.bias);
-  }
-  p.y = view4(op, "out", out);
+  p.bias = bias_of(call, "bias", a.bias, a.weight.size(0), &p.bias_dtype);
   if (a.residual) {
     call.same_device("residual", *a.residual);
     p.residual = view4(op, "residual", *a.residual);
   }
-  p.active = to_active(call, a.indices, a.count, nullptr, a.grid, a.x.size(0));
   to_pair(op, "stride", a.stride, p.stride);
   to_pair(op, "padding", a.padding, p.padding);
   to_pair(op, "dilation", a.dilation, p.dilation);
@@ -71,20 +56,13 @@ void run(const char* op, ConvArguments a, const Tensor& out, const std::optional
   p.activation = to_activation(op, a.activation);
   p.activation_param = static_cast<float>(a.activation_param);
   p.allow_tf32 = a.allow_tf32;
-  SBNET_TORCH_CHECK(fringe_pixels.has_value() == fringe_count.has_value(), "sbnet::", op,
-                    ": fringe: pixels and count go together");
-  if (fringe_pixels) {
-    p.fringe.capacity = fringe_pixels->numel();
-    p.fringe.pixels = call.int32("fringe", *fringe_pixels, p.fringe.capacity);
-    p.fringe.count = call.int32("fringe", *fringe_count, 1);
-  }
-  check(validate(p));
+  check(op, validate(p));
   const void* packed = packed_weight ? packed_of(call, *packed_weight, {p.weight, p.groups}) : nullptr;
   const Parallel parallel = call.parallel();
   const Tensor scratch =
-      workspace(a.x, call.cuda() ? 0 : sbnet_sparse_conv2d_workspace_bytes_cpu(&p, packed, parallel.threads));
-  check(SBNET_ON_DEVICE(call, sbnet_sparse_conv2d_cpu(&p, packed, scratch.data_ptr(), &parallel),
-                        sbnet_sparse_conv2d_cuda(&p, call.stream())));
+      workspace(layer.x, call.cuda() ? 0 : sbnet_sparse_conv2d_workspace_bytes_cpu(&p, packed, parallel.threads));
+  check(op, SBNET_ON_DEVICE(call, sbnet_sparse_conv2d_cpu(&p, packed, scratch.data_ptr(), &parallel),
+                            sbnet_sparse_conv2d_cuda(&p, call.stream())));
 }
 
 void sparse_conv2d_(Tensor x, Tensor weight, std::optional<Tensor> bias, std::optional<Tensor> residual, Tensor indices,
@@ -92,10 +70,8 @@ void sparse_conv2d_(Tensor x, Tensor weight, std::optional<Tensor> bias, std::op
                     std::string activation, double activation_param, bool allow_tf32, Tensor out,
                     std::optional<Tensor> fringe_pixels, std::optional<Tensor> fringe_count,
                     std::optional<Tensor> packed) {
-  run("sparse_conv2d_",
-      {x, weight, bias, residual, indices, count, grid, stride, padding, dilation, groups, activation, activation_param,
-       allow_tf32},
-      out, fringe_pixels, fringe_count, packed);
+  run({"sparse_conv2d_", x, indices, count, grid, out, fringe_pixels, fringe_count},
+      {weight, bias, residual, stride, padding, dilation, groups, activation, activation_param, allow_tf32}, packed);
 }
 
 // Zeros outside the active blocks; y has the memory format of x.
@@ -104,7 +80,6 @@ Tensor sparse_conv2d(Tensor x, Tensor weight, std::optional<Tensor> bias, std::o
                      Ints dilation, int64_t groups, std::string activation, double activation_param, bool allow_tf32) {
   const char* op = "sparse_conv2d";
   check_rank(op, "x", x, 4);
-  check_batch(op, block_map, x);
   check_rank(op, "weight", weight, 4);
   // Sizes of y before validate() has seen the numbers: 32 bits each, so that nothing overflows.
   int32_t strides[2], paddings[2], dilations[2];
@@ -121,18 +96,9 @@ Tensor sparse_conv2d(Tensor x, Tensor weight, std::optional<Tensor> bias, std::o
                       " is smaller than the kernel's reach");
     side[d] = reach / stride[d] + 1;
   }
-  const BlockGrid blocks = to_grid(op, grid);  // checked before y is made, whose size these numbers decide
-  check(check_grid(op, blocks));
-  check(check_tiling(op, blocks, side[0], side[1]));
-  const bool channels_last = is_channels_last(x);
-  const int64_t N = x.size(0), K = weight.size(0);
-  const int64_t nchw[4] = {N, K, side[0], side[1]}, nhwc[4] = {N, side[0], side[1], K};
-  Tensor y = torch::stable::new_zeros(x, {channels_last ? nhwc : nchw, 4});
-  if (channels_last) y = torch::stable::transpose(torch::stable::transpose(y, 2, 3), 1, 2);
-  run(op,
-      {x, weight, bias, residual, indices, count, grid, stride, padding, dilation, groups, activation, activation_param,
-       allow_tf32},
-      y);
+  const Tensor y = zeros_for(op, x, weight.size(0), side, block_map, grid);
+  run({op, x, indices, count, grid, y},
+      {weight, bias, residual, stride, padding, dilation, groups, activation, activation_param, allow_tf32});
   return y;
 }
 

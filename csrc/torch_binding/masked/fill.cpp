@@ -1,6 +1,6 @@
 #include "core/masked/fill.h"
 
-#include "torch_binding/common.h"
+#include "torch_binding/masked/layer.h"
 
 namespace sbnet::binding {
 namespace {
@@ -16,7 +16,7 @@ void run(const char* op, const Tensor& x, const Tensor& block_map, const Grid& g
   p.block_map = call.int32("block_map", block_map, blocks_of(p.grid, x.size(0)));
   p.value = static_cast<float>(value);
   const Parallel parallel = call.parallel();
-  check(SBNET_ON_DEVICE(call, sbnet_sparse_fill_cpu(&p, &parallel), sbnet_sparse_fill_cuda(&p, call.stream())));
+  check(op, SBNET_ON_DEVICE(call, sbnet_sparse_fill_cpu(&p, &parallel), sbnet_sparse_fill_cuda(&p, call.stream())));
 }
 
 Tensor sparse_fill(Tensor x, Tensor block_map, Grid grid, double value) {

@@ -9,18 +9,9 @@ import torch
 from torch import Tensor
 
 from sbnet.active import ActiveBlocks, Fringe
-from sbnet.ops.common import (
-    check_active,
-    empty4,
-    is_channels_last,
-    mark_written,
-    refuse_gradient,
-    refuse_meta_mix,
-    require_active,
-    require_batch,
-    require_tensor,
-)
+from sbnet.ops.common import empty4, is_channels_last, mark_written, refuse_meta_mix, require_tensor
 from sbnet.ops.masked.conv import activation_name, autocast
+from sbnet.ops.masked.layer import layer_inputs, layer_output
 
 _ops = torch.ops.sbnet
 
@@ -89,19 +80,14 @@ def sparse_bottleneck2d_(
         fringe: from `sbnet.fringe`, or None.
     """
     op = "sparse_bottleneck2d_"
-    require_tensor(op, "out", out)
     arguments = _arguments(op, x, _three(op, "weights", weights), biases, active)
-    if fringe is not None and not isinstance(fringe, Fringe):
-        raise TypeError(f"sbnet::{op}: fringe: {type(fringe).__name__}; an sbnet.Fringe or None is wanted")
-    refuse_gradient(op, "sparse_bottleneck2d", *arguments[:7], out)
+    edge = layer_output(op, out, fringe, *arguments[:7])
     _ops.sparse_bottleneck2d_(
         *arguments,
         activation_name(op, activation),
         negative_slope,
         allow_tf32,
-        out,
-        None if fringe is None else fringe.pixels,
-        None if fringe is None else fringe.count,
+        *edge,
     )
     mark_written(out)
 
@@ -114,17 +100,14 @@ def _three(op: str, argument: str, values: Any) -> list[Any]:
 
 
 def _arguments(op: str, x: Tensor, weights: list[Tensor], biases: Any, active: ActiveBlocks) -> tuple[Any, ...]:
-    require_tensor(op, "x", x)
+    indices, count, grid = layer_inputs(op, x, active)
     for k, weight in enumerate(weights):
         require_tensor(op, f"weights[{k}]", weight)
     bias = [None] * 3 if biases is None else _three(op, "biases", biases)
     for k, values in enumerate(bias):
         if values is not None:
             require_tensor(op, f"biases[{k}]", values)
-    require_active(op, active)
-    require_batch(op, x, active)
-    check_active(op, active)
-    return x, *weights, *bias, active.indices, active.count, active.block_map, active.grid.numbers()
+    return x, *weights, *bias, indices, count, active.block_map, grid
 
 
 # ---- fake implementations and gradients

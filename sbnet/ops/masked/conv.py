@@ -11,19 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sbnet.active import ActiveBlocks, Fringe
-from sbnet.geometry import conv_output_size, to_pair
-from sbnet.ops.common import (
-    check_active,
-    empty4,
-    is_channels_last,
-    mark_written,
-    refuse_gradient,
-    refuse_meta_mix,
-    require_active,
-    require_batch,
-    require_tensor,
-    zeros4,
-)
+from sbnet.geometry import conv_output_size
+from sbnet.ops.common import empty4, is_channels_last, mark_written, refuse_meta_mix, require_tensor, zeros4
+from sbnet.ops.masked.layer import layer_inputs, layer_output, pairs
 
 if TYPE_CHECKING:
     from sbnet.ops.weights.layout import BlockLayout
@@ -78,7 +68,8 @@ def sparse_conv2d(
     if layout is not None:
         from sbnet.ops.weights.conv1x1 import blocksparse_conv1x1
 
-        if residual is not None or groups != 1 or _geometry(op, stride, padding, dilation) != ([1, 1], [0, 0], [1, 1]):
+        window = pairs(op, stride=stride, padding=padding, dilation=dilation)
+        if residual is not None or groups != 1 or window != [[1, 1], [0, 0], [1, 1]]:
             raise ValueError(
                 f"sbnet::{op}: layout: expected a 1x1 convolution of stride 1 in one group without residual, got "
                 f"stride={stride}, padding={padding}, dilation={dilation}, groups={groups}"
@@ -98,7 +89,7 @@ def sparse_conv2d(
         count,
         active.block_map,
         grid,
-        *_geometry(op, stride, padding, dilation),
+        *pairs(op, stride=stride, padding=padding, dilation=dilation),
         groups,
         activation_name(op, activation),
         negative_slope,
@@ -133,21 +124,16 @@ def sparse_conv2d_(
             the weight for this call.
     """
     op = "sparse_conv2d_"
-    require_tensor(op, "out", out)
     common = _arguments(op, x, weight, bias, active, residual)
-    if fringe is not None and not isinstance(fringe, Fringe):
-        raise TypeError(f"sbnet::{op}: fringe: {type(fringe).__name__}; an sbnet.Fringe or None is wanted")
-    refuse_gradient(op, "sparse_conv2d", x, weight, bias, residual, out)
+    edge = layer_output(op, out, fringe, x, weight, bias, residual)
     _ops.sparse_conv2d_(
         *common,
-        *_geometry(op, stride, padding, dilation),
+        *pairs(op, stride=stride, padding=padding, dilation=dilation),
         groups,
         activation_name(op, activation),
         negative_slope,
         allow_tf32,
-        out,
-        None if fringe is None else fringe.pixels,
-        None if fringe is None else fringe.count,
+        *edge,
         packed,
     )
     mark_written(out)
@@ -199,20 +185,9 @@ def autocast(*tensors: Any) -> tuple[Any, ...]:
 def _arguments(
     op: str, x: Tensor, weight: Tensor, bias: Tensor | None, active: ActiveBlocks, residual: Tensor | None
 ) -> tuple:
-    require_tensor(op, "x", x)
+    lists = layer_inputs(op, x, active)
     require_tensor(op, "weight", weight)
-    require_active(op, active)
-    require_batch(op, x, active)
-    check_active(op, active)
-    return x, weight, bias, residual, active.indices, active.count, active.grid.numbers()
-
-
-def _geometry(op: str, stride: Any, padding: Any, dilation: Any) -> tuple[list[int], list[int], list[int]]:
-    return (
-        list(to_pair(stride, f"{op}: stride")),
-        list(to_pair(padding, f"{op}: padding")),
-        list(to_pair(dilation, f"{op}: dilation")),
-    )
+    return x, weight, bias, residual, *lists
 
 
 def activation_name(op: str, name: str | None) -> str:

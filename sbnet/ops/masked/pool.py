@@ -10,17 +10,8 @@ from torch import Tensor
 
 from sbnet.active import ActiveBlocks, Fringe
 from sbnet.geometry import pool_output_size, to_pair
-from sbnet.ops.common import (
-    check_active,
-    empty4,
-    is_channels_last,
-    mark_written,
-    refuse_gradient,
-    refuse_meta_mix,
-    require_active,
-    require_batch,
-    require_tensor,
-)
+from sbnet.ops.common import empty4, is_channels_last, mark_written, refuse_meta_mix
+from sbnet.ops.masked.layer import layer_inputs, layer_output
 
 _ops = torch.ops.sbnet
 _aten = torch.ops.aten
@@ -55,7 +46,7 @@ def sparse_max_pool2d(
     >>> y = sparse_max_pool2d(x, active, 3, 2, 1)
     """
     op = "sparse_max_pool2d"
-    x, *lists, grid = _arguments(op, x, active)
+    *lists, grid = layer_inputs(op, x, active)
     return _ops.sparse_max_pool2d(
         x,
         *lists,
@@ -86,14 +77,13 @@ def sparse_max_pool2d_(
         fringe: from `sbnet.fringe`, or None.
     """
     op = "sparse_max_pool2d_"
-    arguments = _arguments(op, x, active)
-    edge = _output(op, x, out, fringe)
+    lists, edge = layer_inputs(op, x, active), layer_output(op, out, fringe, x)
     _ops.sparse_max_pool2d_(
-        *arguments,
+        x,
+        *lists,
         *_window(op, kernel_size, stride, padding),
         list(to_pair(dilation, f"{op}: dilation")),
         ceil_mode,
-        out,
         *edge,
     )
     mark_written(out)
@@ -117,7 +107,7 @@ def sparse_avg_pool2d(
     >>> y = sparse_avg_pool2d(x, active, 2)
     """
     op = "sparse_avg_pool2d"
-    x, *lists, grid = _arguments(op, x, active)
+    *lists, grid = layer_inputs(op, x, active)
     window = _window(op, kernel_size, stride, padding)
     return _ops.sparse_avg_pool2d(
         x, *lists, active.block_map, grid, *window, ceil_mode, count_include_pad, divisor_override
@@ -144,19 +134,10 @@ def sparse_avg_pool2d_(
         fringe: from `sbnet.fringe`, or None.
     """
     op = "sparse_avg_pool2d_"
-    arguments = _arguments(op, x, active)
-    edge = _output(op, x, out, fringe)
+    lists, edge = layer_inputs(op, x, active), layer_output(op, out, fringe, x)
     window = _window(op, kernel_size, stride, padding)
-    _ops.sparse_avg_pool2d_(*arguments, *window, ceil_mode, count_include_pad, divisor_override, out, *edge)
+    _ops.sparse_avg_pool2d_(x, *lists, *window, ceil_mode, count_include_pad, divisor_override, *edge)
     mark_written(out)
-
-
-def _arguments(op: str, x: Tensor, active: ActiveBlocks) -> tuple[Any, ...]:
-    require_tensor(op, "x", x)
-    require_active(op, active)
-    require_batch(op, x, active)
-    check_active(op, active)
-    return x, active.indices, active.count, active.grid.numbers()
 
 
 def _window(op: str, kernel_size: Any, stride: Any, padding: Any) -> tuple[list[int], list[int], list[int]]:
@@ -166,14 +147,6 @@ def _window(op: str, kernel_size: Any, stride: Any, padding: Any) -> tuple[list[
         kernel if stride is None else list(to_pair(stride, f"{op}: stride")),
         list(to_pair(padding, f"{op}: padding")),
     )
-
-
-def _output(op: str, x: Tensor, out: Tensor, fringe: Fringe | None) -> tuple[Tensor | None, Tensor | None]:
-    require_tensor(op, "out", out)
-    if fringe is not None and not isinstance(fringe, Fringe):
-        raise TypeError(f"sbnet::{op}: fringe: {type(fringe).__name__}; an sbnet.Fringe or None is wanted")
-    refuse_gradient(op, op.rstrip("_"), x, out)
-    return (None, None) if fringe is None else (fringe.pixels, fringe.count)
 
 
 # ---- fake implementations and gradients

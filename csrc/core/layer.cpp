@@ -1,0 +1,81 @@
+#include "core/layer.h"
+
+#include <cstring>
+
+#include "core/grid.h"
+
+namespace sbnet {
+namespace {
+
+Status check_shape(const char* op, const char* name, const TensorView& t, DType dtype, const LayerShape& shape) {
+  SBNET_CHECK(t.dtype == dtype, "%s: %s: dtype: expected that of x, %s, got %s", op, name, dtype_name(dtype),
+              dtype_name(t.dtype));
+  for (int d = 0; d < 4; ++d)
+    SBNET_CHECK(t.size[d] == shape.size[d],
+                "%s: %s: shape: expected [%lld,%lld,%lld,%lld] (%s), got [%lld,%lld,%lld,%lld]", op, name,
+                static_cast<long long>(shape.size[0]), static_cast<long long>(shape.size[1]),
+                static_cast<long long>(shape.size[2]), static_cast<long long>(shape.size[3]), shape.axes,
+                static_cast<long long>(t.size[0]), static_cast<long long>(t.size[1]), static_cast<long long>(t.size[2]),
+                static_cast<long long>(t.size[3]));
+  return check_plane(op, name, t);
+}
+
+}  // namespace
+
+Status check_input(const char* op, const TensorView& x) {
+  SBNET_CHECK(is_compute_dtype(x.dtype), "%s: x: dtype: expected float32, float16 or bfloat16, got %s", op,
+              dtype_name(x.dtype));
+  SBNET_TRY(check_plane(op, "x", x));
+  SBNET_CHECK(x.size[1] >= 1 && x.size[2] >= 1 && x.size[3] >= 1,
+              "%s: x: expected channels and a plane, got C %lld of %lldx%lld", op, static_cast<long long>(x.size[1]),
+              static_cast<long long>(x.size[2]), static_cast<long long>(x.size[3]));
+  return ok_status();
+}
+
+Status check_layer(const char* op, const TensorView& x, const TensorView& y, const LayerShape& shape,
+                   const ActiveView& active, const FringeView& fringe) {
+  SBNET_TRY(check_input(op, x));
+  SBNET_TRY(check_shape(op, "out", y, x.dtype, shape));
+  for (int d = 0; d < 4; ++d)
+    SBNET_CHECK(y.stride[d] > 0 || y.size[d] <= 1,
+                "%s: out: an expanded tensor (stride 0 in dimension %d); expected one of its own memory", op, d);
+  SBNET_CHECK(!x.size[0] || !active.capacity || !may_overlap(x, y),
+              "%s: out: shares memory with x; expected memory of its own", op);
+  SBNET_TRY(check_active(op, active));
+  SBNET_TRY(check_tiling(op, active.grid, shape.size[2], shape.size[3]));
+  if (fringe.pixels)
+    SBNET_CHECK(fringe.count && fringe.capacity >= 0 &&
+                    size_product({shape.size[0], shape.size[2], shape.size[3]}) <= INT32_MAX,
+                "%s: fringe: expected a count and a plane of less than 2^31 pixels", op);
+  return ok_status();
+}
+
+Status check_residual(const char* op, const TensorView& residual, const TensorView& y) {
+  const LayerShape shape = {{y.size[0], y.size[1], y.size[2], y.size[3]}, "that of out"};
+  SBNET_TRY(check_shape(op, "residual", residual, y.dtype, shape));
+  bool same = residual.data == y.data;
+  for (int d = 0; d < 4; ++d) same = same && (residual.stride[d] == y.stride[d] || y.size[d] <= 1);
+  SBNET_CHECK(same || !may_overlap(residual, y),
+              "%s: residual: shares memory with out; expected out itself or memory apart from it", op);
+  return ok_status();
+}
+
+Status read_activation(const char* op, const char* name, Activation* activation) {
+  constexpr const char* kNames[] = {"none", "relu", "relu6", "leaky_relu", "silu", "gelu", "hardswish"};
+  for (int k = 0; k < 7; ++k)
+    if (!std::strcmp(name, kNames[k])) {
+      *activation = static_cast<Activation>(k);
+      return ok_status();
+    }
+  return SBNET_INVALID("%s: activation: '%.64s'; none, relu, relu6, leaky_relu, silu, gelu or hardswish is wanted", op,
+                       name);
+}
+
+Status named(const char* op, const Status& status) {
+  const char* colon = std::strchr(status.message, ':');
+  if (status.ok() || !colon) return status;
+  const int rest = static_cast<int>(sizeof(status.message)) - 64;
+  return make_status(status.code, "%s%.*s", op, rest, colon);
+}
+
+}  // namespace sbnet

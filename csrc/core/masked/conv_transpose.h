@@ -1,0 +1,59 @@
+// Block-sparse transposed 2-D convolution ("deconvolution"): parameters, validation, and its phases.
+//   y = activation(conv_transpose2d(x, weight) + bias + residual) on the active blocks of the OUTPUT plane, nowhere
+//   else.
+#pragma once
+#include "core/masked/conv.h"
+
+namespace sbnet {
+
+struct ConvTransposeParams {
+  TensorView x;         // [N, C, H, W], any strides
+  TensorView weight;    // [C, K/groups, R, S], any strides
+  const void* bias;     // [K] contiguous or null
+  DType bias_dtype;     // x.dtype or float32
+  TensorView residual;  // [N, K, Ho, Wo] of x.dtype, any strides; data null for none. May alias y.
+  TensorView y;         // [N, K, Ho, Wo] of x.dtype, any strides; must not overlap x
+  ActiveView active;    // tiling grid of y's plane
+  FringeView fringe;
+  int32_t stride[2], padding[2], output_padding[2], dilation[2];
+  int32_t groups;
+  Activation activation;
+  float activation_param;
+  bool allow_tf32;
+};
+
+// Stride, padding, output padding, dilation against a kernel: what must hold before output_side may be asked.
+SBNET_EXPORT Status check_transpose_window(const ConvTransposeParams& p);
+// A side of y, below 1 where there is none.
+SBNET_EXPORT int64_t conv_transpose_output_side(const ConvTransposeParams& p, int d, int64_t side);
+SBNET_EXPORT Status validate(const ConvTransposeParams& p);
+
+// Along one axis, outputs phase, phase + stride, phase + 2 stride, ... read the same taps: number q of them reads
+// coordinates q + first + r*dilation through taps last_tap - r*tap_step, r < taps. That is a convolution of stride 1.
+struct TransposePhase {
+  int32_t taps, last_tap, tap_step, first, dilation;
+  int64_t side;  // outputs of this phase
+};
+TransposePhase transpose_phase(const ConvTransposeParams& p, int d, int32_t phase);
+
+constexpr int kMaxTransposeStride = 8;
+// Can all phases run as convolutions, on the same list of blocks?
+bool runs_by_phases(const ConvTransposeParams& p);
+// Elements of all phases' weights, which together are the weight's.
+int64_t transpose_weights(const ConvTransposeParams& p);
+// One phase, its weights [K, C/groups, taps, taps] in K,R,S,C order at `weights`; without the fringe. Its y is every
+// stride-th pixel of p's, so validate() has no say: blocks that hold no pixel of it lie past its grid.
+Conv2dParams phase_conv(const ConvTransposeParams& p, const TransposePhase& row, const TransposePhase& column,
+                        int32_t row_phase, int32_t column_phase, void* weights);
+
+}  // namespace sbnet
+
+extern "C" {
+SBNET_EXPORT int64_t sbnet_sparse_conv_transpose2d_workspace_bytes_cpu(const sbnet::ConvTransposeParams* p,
+                                                                       int32_t threads);
+SBNET_EXPORT sbnet::Status sbnet_sparse_conv_transpose2d_cpu(const sbnet::ConvTransposeParams* p, void* workspace,
+                                                             const sbnet::Parallel* parallel);
+SBNET_EXPORT int64_t sbnet_sparse_conv_transpose2d_workspace_bytes_cuda(const sbnet::ConvTransposeParams* p);
+SBNET_EXPORT sbnet::Status sbnet_sparse_conv_transpose2d_cuda(const sbnet::ConvTransposeParams* p, void* workspace,
+                                                              void* stream);
+}

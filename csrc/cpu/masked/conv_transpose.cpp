@@ -1,0 +1,179 @@
+// sparse_conv_transpose2d on the CPU: a convolution of stride 1 for each phase of the output, which multiplies no
+// zeros; where the stride does not divide the blocks, or a phase has no taps, pixel by pixel.
+#include "core/masked/conv_transpose.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cpu/lists/fringe.h"
+#include "cpu/masked/conv_run.h"
+#include "cpu/simd/half.h"
+
+namespace sbnet {
+namespace {
+
+constexpr int64_t kLine = 64, kChannels = 64;  // bytes, channels summed at once
+
+int64_t round_up(int64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
+
+// ---- by phases
+
+// f(convolution, row phase, column phase, their taps) for each phase that has pixels; weights follow one another.
+template <class F>
+void each_phase(const ConvTransposeParams& p, char* weights, const F& f) {
+  for (int32_t i = 0; i < p.stride[0]; ++i)
+    for (int32_t j = 0; j < p.stride[1]; ++j) {
+      const TransposePhase row = transpose_phase(p, 0, i), column = transpose_phase(p, 1, j);
+      if (!row.side || !column.side) continue;
+      f(phase_conv(p, row, column, i, j, weights), row, column);
+      weights += p.y.size[1] * (p.x.size[1] / p.groups) * row.taps * column.taps * dtype_size(p.x.dtype);
+    }
+}
+
+template <class T>
+void copy_weights(const ConvTransposeParams& p, const Conv2dParams& c, const TransposePhase& row,
+                  const TransposePhase& column, const Parallel& parallel) {
+  const int64_t channels = c.weight.size[1], per_group = p.weight.size[1];
+  const TensorView& w = p.weight;
+  parallel_for(
+      parallel, c.weight.size[0], 1 + 4096 / (channels * row.taps * column.taps), [&](int64_t begin, int64_t end) {
+        T* to = static_cast<T*>(c.weight.data) + begin * c.weight.stride[0];
+        for (int64_t k = begin; k < end; ++k)
+          for (int32_t r = 0; r < row.taps; ++r)
+            for (int32_t s = 0; s < column.taps; ++s) {
+              const T* from = static_cast<const T*>(w.data) + k / per_group * channels * w.stride[0] +
+                              k % per_group * w.stride[1] + (row.last_tap - int64_t{r} * row.tap_step) * w.stride[2] +
+                              (column.last_tap - int64_t{s} * column.tap_step) * w.stride[3];
+              for (int64_t channel = 0; channel < channels; ++channel) *to++ = from[channel * w.stride[0]];
+            }
+      });
+}
+
+void run_phases(const ConvTransposeParams& p, char* workspace, const Parallel& parallel) {
+  char* scratch = workspace + round_up(transpose_weights(p) * dtype_size(p.x.dtype));
+  each_phase(p, workspace, [&](const Conv2dParams& c, const TransposePhase& row, const TransposePhase& column) {
+    if (dtype_size(p.x.dtype) == 4)
+      copy_weights<uint32_t>(p, c, row, column, parallel);
+    else
+      copy_weights<uint16_t>(p, c, row, column, parallel);
+    run_conv(c, scratch, parallel);
+  });
+}
+
+// ---- pixel by pixel
+
+float activate(Activation activation, float param, float v) {
+  switch (activation) {
+    case Activation::kNone:
+      return v;
+    case Activation::kRelu:
+      return v < 0.f ? 0.f : v;
+    case Activation::kRelu6:
+      return v < 0.f ? 0.f : v > 6.f ? 6.f : v;
+    case Activation::kLeakyRelu:
+      return v < 0.f ? v * param : v;
+    case Activation::kSilu:
+      return v / (1.f + std::exp(-v));
+    case Activation::kGelu:
+      return 0.5f * v * (1.f + std::erf(v * 0.70710678118654752f));
+    case Activation::kHardswish: {
+      const float gate = v + 3.f;
+      return v * (gate < 0.f ? 0.f : gate > 6.f ? 6.f : gate) * (1.f / 6.f);
+    }
+  }
+  return v;
+}
+
+struct Pixel {
+  int64_t n, row, column;
+};
+
+// Channels [first, first + count) of one group of a pixel.
+template <class T>
+void run_pixel(const ConvTransposeParams& p, const Pixel& at, int64_t group, int64_t first, int64_t count) {
+  const int64_t channels = p.x.size[1] / p.groups, k0 = group * p.weight.size[1] + first;
+  double sums[kChannels] = {};
+  const T* x = static_cast<const T*>(p.x.data) + at.n * p.x.stride[0] + group * channels * p.x.stride[1];
+  const T* w =
+      static_cast<const T*>(p.weight.data) + group * channels * p.weight.stride[0] + first * p.weight.stride[1];
+  for (int64_t r = 0; r < p.weight.size[2]; ++r) {
+    const int64_t i = at.row + p.padding[0] - r * p.dilation[0];
+    if (i < 0 || i % p.stride[0] || i / p.stride[0] >= p.x.size[2]) continue;
+    for (int64_t s = 0; s < p.weight.size[3]; ++s) {
+      const int64_t j = at.column + p.padding[1] - s * p.dilation[1];
+      if (j < 0 || j % p.stride[1] || j / p.stride[1] >= p.x.size[3]) continue;
+      const T* pixel = x + i / p.stride[0] * p.x.stride[2] + j / p.stride[1] * p.x.stride[3];
+      const T* tap = w + r * p.weight.stride[2] + s * p.weight.stride[3];
+      for (int64_t c = 0; c < channels; ++c) {
+        const double v = to_float(pixel[c * p.x.stride[1]]);
+        for (int64_t k = 0; k < count; ++k)
+          sums[k] += v * to_float(tap[c * p.weight.stride[0] + k * p.weight.stride[1]]);
+      }
+    }
+  }
+  T* y = static_cast<T*>(p.y.data) + at.n * p.y.stride[0] + at.row * p.y.stride[2] + at.column * p.y.stride[3];
+  for (int64_t k = 0; k < count; ++k) {
+    float v = static_cast<float>(sums[k]);
+    if (p.bias)
+      v += p.bias_dtype == DType::kF32 ? static_cast<const float*>(p.bias)[k0 + k]
+                                       : to_float(static_cast<const T*>(p.bias)[k0 + k]);
+    if (p.residual.data)
+      v += to_float(
+          static_cast<const T*>(p.residual.data)[at.n * p.residual.stride[0] + (k0 + k) * p.residual.stride[1] +
+                                                 at.row * p.residual.stride[2] + at.column * p.residual.stride[3]]);
+    y[(k0 + k) * p.y.stride[1]] = from_float<T>(activate(p.activation, p.activation_param, v));
+  }
+}
+
+template <class T>
+void run_pixels(const ConvTransposeParams& p, const Parallel& parallel) {
+  const BlockGrid& grid = p.active.grid;
+  const int64_t blocks = std::clamp<int64_t>(*p.active.count, 0, p.active.capacity);
+  const int64_t height = std::min<int64_t>(grid.size[0], p.y.size[2]),
+                width = std::min<int64_t>(grid.size[1], p.y.size[3]);
+  parallel_for(parallel, blocks * height, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const int32_t* block = p.active.indices + 3 * (r / height);
+      const int64_t n = block[0], i = block[1], j = block[2];
+      if (n < 0 || n >= p.y.size[0] || i < 0 || i >= grid.count[0] || j < 0 || j >= grid.count[1]) continue;
+      const int64_t row = i * grid.size[0] + r % height;
+      if (row >= p.y.size[2]) continue;
+      const int64_t last = std::min(j * grid.size[1] + width, p.y.size[3]);
+      for (int64_t column = j * grid.size[1]; column < last; ++column)
+        for (int64_t group = 0; group < p.groups; ++group)
+          for (int64_t k = 0; k < p.weight.size[1]; k += kChannels)
+            run_pixel<T>(p, {n, row, column}, group, k, std::min(kChannels, p.weight.size[1] - k));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace sbnet
+
+int64_t sbnet_sparse_conv_transpose2d_workspace_bytes_cpu(const sbnet::ConvTransposeParams* p, int32_t threads) {
+  using namespace sbnet;
+  if (!validate(*p).ok() || !runs_by_phases(*p)) return 0;
+  int64_t most = 0;
+  each_phase(*p, nullptr, [&](const Conv2dParams& c, const TransposePhase&, const TransposePhase&) {
+    most = std::max(most, conv_workspace_bytes(c, threads));
+  });
+  return round_up(transpose_weights(*p) * dtype_size(p->x.dtype)) + most;
+}
+
+sbnet::Status sbnet_sparse_conv_transpose2d_cpu(const sbnet::ConvTransposeParams* params, void* workspace,
+                                                const sbnet::Parallel* parallel) {
+  using namespace sbnet;
+  const ConvTransposeParams& p = *params;
+  SBNET_TRY(validate(p));
+  if (!p.x.size[0]) return ok_status();  // blocks of no image, which a count may claim, have any size
+  if (runs_by_phases(p))
+    run_phases(p, static_cast<char*>(workspace), *parallel);
+  else if (p.x.dtype == DType::kF32)
+    run_pixels<float>(p, *parallel);
+  else if (p.x.dtype == DType::kF16)
+    run_pixels<Half>(p, *parallel);
+  else
+    run_pixels<BFloat16>(p, *parallel);
+  zero_fringe(p.y, p.fringe, *parallel);
+  return ok_status();
+}

@@ -1,0 +1,89 @@
+#include "core/masked/conv_transpose.h"
+
+#include "ort_binding/masked/layer.h"
+
+namespace sbnet::ort {
+namespace {
+
+struct SparseConvTranspose2d {
+  static constexpr const char* kName = "sparse_conv_transpose2d";
+  enum Position { kX, kWeight, kIndices, kCount, kBlockMap, kBiasInput, kResidual, kFringePixels, kFringeCount, kBase };
+  static constexpr Argument kInputs[] = {{"x", kT},
+                                         {"weight", kT},
+                                         {"indices", kInt32},
+                                         {"count", kInt32},
+                                         {"block_map", kInt32},
+                                         {"bias", kBias, kOptional},
+                                         {"residual", kT, kOptional},
+                                         {"fringe_pixels", kInt32, kOptional},
+                                         {"fringe_count", kInt32, kOptional},
+                                         {"base", kT, kOptional}};
+  static constexpr Argument kOutputs[] = {{"y", kT}};
+  static constexpr Types kTypes[] = {
+      {kFloat, kFloat}, {kFloat16, kFloat16}, {kFloat16, kFloat}, {kBFloat16, kBFloat16}, {kBFloat16, kFloat}};
+  static constexpr int kInPlace = kBase;
+
+  MaskedLayer layer;
+  ConvTransposeParams numbers = {};
+
+  explicit SparseConvTranspose2d(const Attributes& a) : layer(a, {kIndices, kFringePixels}) {
+    const Pair stride = a.pair("stride", 1), padding = a.pair("padding", 0),
+               output_padding = a.pair("output_padding", 0), dilation = a.pair("dilation", 1);
+    for (size_t d = 0; d < 2; ++d) {
+      numbers.stride[d] = stride[d], numbers.padding[d] = padding[d];
+      numbers.output_padding[d] = output_padding[d], numbers.dilation[d] = dilation[d];
+    }
+    const int64_t groups = a.integer("groups", 1);
+    if (groups < 1 || groups > INT32_MAX) raise("sbnet::", kName, ": groups: expected at least 1, got ", groups);
+    numbers.groups = static_cast<int32_t>(groups);
+    numbers.activation = to_activation(kName, a.text("activation", "none"));
+    numbers.activation_param = a.real("negative_slope", 0.01f);
+    numbers.allow_tf32 = a.flag("allow_tf32", false);
+  }
+
+  // Of an x of this side and a kernel of this many taps; the numbers are checked on the way.
+  int64_t output_side(int d, int64_t side, int64_t taps) const {
+    ConvTransposeParams p = numbers;
+    p.weight.size[2] = p.weight.size[3] = taps;
+    check(check_transpose_window(p));
+    const int64_t out = conv_transpose_output_side(p, d, side);
+    if (out < 1) raise("sbnet::", kName, ": x: expected a plane that gives pixels, got side ", side);
+    return out;
+  }
+
+  void infer(ShapeContext& s) const {
+    const Dims x = s.input(kX, 4), weight = s.input(kWeight, 4);
+    Dims y(4);
+    if (!x.empty()) y[0] = x[0];
+    if (!weight.empty()) y[3] = weight[3].map([&](int64_t k) { return size_product({k, numbers.groups}); });
+    for (size_t d = 0; d < 2; ++d)
+      if (!x.empty() && !weight.empty() && weight[1 + d].known())
+        y[1 + d] =
+            x[1 + d].map([&](int64_t side) { return output_side(static_cast<int>(d), side, weight[1 + d].value); });
+    layer.infer(s, y, s.input(kResidual, 4));
+  }
+
+  void compute(Context& c) const {
+    const Tensor x = c.input(kX, 4), weight = c.input(kWeight, 4), residual = c.input(kResidual, 4);
+    ConvTransposeParams p = numbers;
+    p.weight = plane_view(weight);
+    const int64_t channels = size_product({weight.shape[3], numbers.groups});
+    p.bias = bias_of(c, kBiasInput, channels, &p.bias_dtype);
+    if (residual.present) p.residual = plane_view(residual);
+    const std::vector<int64_t> shape = {x.shape[0], output_side(0, x.shape[1], weight.shape[1]),
+                                        output_side(1, x.shape[2], weight.shape[2]), channels};
+    layer.compute(c, p, shape, [&](const Parallel& parallel) {
+      const Workspace scratch(
+          c, SBNET_ORT_ON_DEVICE(c, sbnet_sparse_conv_transpose2d_workspace_bytes_cpu(&p, parallel.threads),
+                                 sbnet_sparse_conv_transpose2d_workspace_bytes_cuda(&p)));
+      return SBNET_ORT_ON_DEVICE(c, sbnet_sparse_conv_transpose2d_cpu(&p, scratch.data(), &parallel),
+                                 sbnet_sparse_conv_transpose2d_cuda(&p, scratch.data(), c.stream()));
+    });
+  }
+};
+
+}  // namespace
+
+void add_conv_transpose_ops(const Runtime& runtime) { add_op<SparseConvTranspose2d>(runtime); }
+
+}  // namespace sbnet::ort

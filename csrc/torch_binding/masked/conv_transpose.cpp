@@ -1,0 +1,94 @@
+#include "core/masked/conv_transpose.h"
+
+#include "torch_binding/masked/layer.h"
+
+namespace sbnet::binding {
+namespace {
+
+using Optional = std::optional<Tensor>;
+
+// Everything of a call but its list and output.
+struct TransposeArguments {
+  Tensor weight;
+  Optional bias, residual;
+  Ints stride, padding, output_padding, dilation;
+  int64_t groups;
+  std::string activation;
+  double activation_param;
+  bool allow_tf32;
+};
+
+ConvTransposeParams geometry(const char* op, const TransposeArguments& a) {
+  ConvTransposeParams p = {};
+  check_rank(op, "weight", a.weight, 4);
+  p.weight = view4(op, "weight", a.weight);
+  to_pair(op, "stride", a.stride, p.stride);
+  to_pair(op, "padding", a.padding, p.padding);
+  to_pair(op, "output_padding", a.output_padding, p.output_padding);
+  to_pair(op, "dilation", a.dilation, p.dilation);
+  p.groups = to_int32(op, "groups", a.groups);
+  check(op, check_transpose_window(p));
+  return p;
+}
+
+void run(const LayerCall& layer, TransposeArguments a) {
+  const char* op = layer.op;
+  const Call call(op, "x", layer.x);
+  call.same_device("weight", a.weight);
+  ConvTransposeParams p = geometry(op, a);
+  set_layer(call, layer, &p);
+  p.bias = bias_of(call, "bias", a.bias, size_product({p.weight.size[1], p.groups}), &p.bias_dtype);
+  if (a.residual) {
+    call.same_device("residual", *a.residual);
+    p.residual = view4(op, "residual", *a.residual);
+  }
+  p.activation = to_activation(op, a.activation);
+  p.activation_param = static_cast<float>(a.activation_param);
+  p.allow_tf32 = a.allow_tf32;
+  check(op, validate(p));
+  const Parallel parallel = call.parallel();
+  const Tensor scratch =
+      workspace(layer.x, SBNET_ON_DEVICE(call, sbnet_sparse_conv_transpose2d_workspace_bytes_cpu(&p, parallel.threads),
+                                         sbnet_sparse_conv_transpose2d_workspace_bytes_cuda(&p)));
+  check(op, SBNET_ON_DEVICE(call, sbnet_sparse_conv_transpose2d_cpu(&p, scratch.data_ptr(), &parallel),
+                            sbnet_sparse_conv_transpose2d_cuda(&p, scratch.data_ptr(), call.stream())));
+}
+
+void sparse_conv_transpose2d_(Tensor x, Tensor weight, Optional bias, Optional residual, Tensor indices, Tensor count,
+                              Ints grid, Ints stride, Ints padding, Ints output_padding, Ints dilation, int64_t groups,
+                              std::string activation, double activation_param, bool allow_tf32, Tensor out,
+                              Optional fringe_pixels, Optional fringe_count) {
+  run({"sparse_conv_transpose2d_", x, indices, count, grid, out, fringe_pixels, fringe_count},
+      {weight, bias, residual, stride, padding, output_padding, dilation, groups, activation, activation_param,
+       allow_tf32});
+}
+
+Tensor sparse_conv_transpose2d(Tensor x, Tensor weight, Optional bias, Optional residual, Tensor indices, Tensor count,
+                               Tensor block_map, Ints grid, Ints stride, Ints padding, Ints output_padding,
+                               Ints dilation, int64_t groups, std::string activation, double activation_param,
+                               bool allow_tf32) {
+  const char* op = "sparse_conv_transpose2d";
+  check_rank(op, "x", x, 4);
+  const TransposeArguments a = {weight,   bias,   residual,   stride,           padding,   output_padding,
+                                dilation, groups, activation, activation_param, allow_tf32};
+  const ConvTransposeParams p = geometry(op, a);
+  int64_t side[2];
+  for (int d = 0; d < 2; ++d) {
+    side[d] = conv_transpose_output_side(p, d, x.size(2 + d));
+    SBNET_TORCH_CHECK(side[d] >= 1, "sbnet::", op, ": x: expected a plane that gives pixels, got side ", x.size(2 + d));
+  }
+  const Tensor y =
+      zeros_for(op, x, size_product({p.weight.size[1], p.groups < 0 ? 0 : p.groups}), side, block_map, grid);
+  run({op, x, indices, count, grid, y}, a);
+  return y;
+}
+
+void register_ops(torch::stable::detail::StableLibrary& m) {
+  m.impl("sparse_conv_transpose2d", TORCH_BOX(&sparse_conv_transpose2d));
+  m.impl("sparse_conv_transpose2d_", TORCH_BOX(&sparse_conv_transpose2d_));
+}
+
+}  // namespace
+}  // namespace sbnet::binding
+
+SBNET_TORCH_IMPL(sbnet::binding::register_ops)

@@ -1,0 +1,180 @@
+"""Block-sparse transposed 2-D convolution: act(conv_transpose2d(x, weight) + bias + residual) on active blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sbnet.active import ActiveBlocks, Fringe
+from sbnet.geometry import conv_transpose_output_size
+from sbnet.ops.common import empty4, is_channels_last, mark_written, refuse_meta_mix, require_tensor
+from sbnet.ops.masked.conv import activation_backward, activation_name, autocast
+from sbnet.ops.masked.layer import layer_inputs, layer_output, pairs
+
+_ops = torch.ops.sbnet
+_aten = torch.ops.aten
+
+
+def sparse_conv_transpose2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    active: ActiveBlocks,
+    *,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    output_padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    activation: str | None = None,
+    negative_slope: float = 0.01,
+    residual: Tensor | None = None,
+    allow_tf32: bool = False,
+) -> Tensor:
+    """Transposed convolution ("deconvolution") computed on active blocks of the OUTPUT plane only; zeros elsewhere.
+
+    Equals where(active, act(F.conv_transpose2d(x, weight, bias, ...) + residual), 0). x is read as it is. Where the
+    strides divide the block sizes it is a convolution of stride 1 for each phase of the output, which multiplies no
+    zeros; elsewhere a slow form serves. Under torch.autocast it casts what F.conv_transpose2d would cast.
+
+    Args:
+        x: [N,C,H,W] float32, float16 or bfloat16, any layout; channels_last is the fast one.
+        weight: [C,K/groups,R,S] of x's dtype.
+        bias: [K] of x's dtype or float32, or None.
+        active: active blocks of the output plane (the tiling grid of `sbnet.conv_transpose_output_size`).
+        stride, padding, output_padding, dilation, groups: as in F.conv_transpose2d.
+        activation, negative_slope, residual, allow_tf32: as in `sparse_conv2d`.
+
+    Returns:
+        [N,K,H_out,W_out] in x's memory format. Differentiable with respect to x, weight, bias and residual.
+
+    Raises:
+        RuntimeError, ValueError, TypeError: wrong shapes, dtypes, devices or grid.
+
+    >>> active = reduce_mask(mask, BlockGrid.cover(conv_transpose_output_size((50, 88), 2, 2), 16))
+    >>> y = sparse_conv_transpose2d(x, weight, bias, active, stride=2)  # weight [C,K,2,2]
+    """
+    op = "sparse_conv_transpose2d"
+    x, weight, residual = autocast(x, weight, residual)
+    lists = _arguments(op, x, weight, active)
+    return _ops.sparse_conv_transpose2d(
+        x, weight, bias, residual, *lists[:2], active.block_map, lists[2],
+        *pairs(op, stride=stride, padding=padding, output_padding=output_padding, dilation=dilation),
+        groups, activation_name(op, activation), negative_slope, allow_tf32,
+    )  # fmt: skip
+
+
+def sparse_conv_transpose2d_(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    active: ActiveBlocks,
+    out: Tensor,
+    *,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    output_padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    activation: str | None = None,
+    negative_slope: float = 0.01,
+    residual: Tensor | None = None,
+    fringe: Fringe | None = None,
+    allow_tf32: bool = False,
+) -> None:
+    """As `sparse_conv_transpose2d`, writing the active blocks of `out`, zeroing the fringe's pixels, leaving the rest.
+
+    Args:
+        out: [N,K,H_out,W_out] of x's dtype, any layout; must not share memory with x. `residual` may be `out` itself.
+        fringe: from `sbnet.fringe`, or None.
+    """
+    op = "sparse_conv_transpose2d_"
+    lists, edge = _arguments(op, x, weight, active), layer_output(op, out, fringe, x, weight, bias, residual)
+    _ops.sparse_conv_transpose2d_(
+        x, weight, bias, residual, *lists,
+        *pairs(op, stride=stride, padding=padding, output_padding=output_padding, dilation=dilation),
+        groups, activation_name(op, activation), negative_slope, allow_tf32, *edge,
+    )  # fmt: skip
+    mark_written(out)
+
+
+def _arguments(op: str, x: Tensor, weight: Tensor, active: ActiveBlocks) -> tuple[Tensor, Tensor, list[int]]:
+    lists = layer_inputs(op, x, active)
+    require_tensor(op, "weight", weight)
+    return lists
+
+
+# ---- fake implementations and gradients
+
+
+@torch.library.register_fake("sbnet::sparse_conv_transpose2d")
+def _sparse_conv_transpose2d_fake(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    indices: Tensor,
+    count: Tensor,
+    block_map: Tensor,
+    grid: list[int],
+    stride: list[int],
+    padding: list[int],
+    output_padding: list[int],
+    dilation: list[int],
+    groups: int,
+    activation: str,
+    activation_param: float,
+    allow_tf32: bool,
+) -> Tensor:
+    refuse_meta_mix("sparse_conv_transpose2d", x, weight, bias, residual, indices, count, block_map)
+    torch._check(
+        groups >= 1 and weight.shape[0] == x.shape[1] and x.shape[1] % groups == 0,
+        lambda: (
+            f"sbnet::sparse_conv_transpose2d: weight: {tuple(weight.shape)} in {groups} groups; x has {x.shape[1]} "
+            "channels"
+        ),
+    )
+    size = conv_transpose_output_size(x.shape[2:], weight.shape[2:], stride, padding, output_padding, dilation)
+    return empty4(x, (x.shape[0], weight.shape[1] * groups, *size), is_channels_last(x))
+
+
+@torch.library.register_fake("sbnet::sparse_conv_transpose2d_")
+def _sparse_conv_transpose2d_in_place_fake(*arguments: Any) -> None:
+    refuse_meta_mix("sparse_conv_transpose2d_", *arguments)
+
+
+def _setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    x, weight, bias, residual, _indices, _count, block_map, *rest = inputs
+    ctx.save_for_backward(x, weight, bias, residual, block_map)
+    ctx.grid, *ctx.window, ctx.groups, ctx.activation, ctx.param, _ = rest
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple:
+    """PyTorch's own backward of the whole plane, on the gradient of active blocks."""
+    x, weight, bias, residual, block_map = ctx.saved_tensors
+    stride, padding, output_padding, dilation = ctx.window
+    grad = _ops.sparse_fill(grad, block_map, ctx.grid, 0.0)
+    if ctx.activation != "none":
+        own = None if bias is None else bias.to(x.dtype)
+        z = F.conv_transpose2d(x, weight, own, stride, padding, output_padding, ctx.groups, dilation)
+        z = z if residual is None else z + residual
+        grad = activation_backward(ctx.activation, grad, z, ctx.param)
+        if ctx.activation not in ("none", "relu", "relu6", "leaky_relu"):  # a product with z, which may be anything
+            grad = _ops.sparse_fill(grad, block_map, ctx.grid, 0.0)
+    need_x, need_weight, need_bias, need_residual = ctx.needs_input_grad[:4]
+    grad_x = grad_weight = grad_bias = None
+    if need_x or need_weight:
+        grad_x, grad_weight, _ = _aten.convolution_backward(
+            grad, x, weight, None, stride, padding, dilation, True, output_padding, ctx.groups,
+            [need_x, need_weight, False],
+        )  # fmt: skip
+    if need_bias and bias is not None:
+        grad_bias = grad.sum((0, 2, 3), dtype=torch.float64).to(bias.dtype)
+    return grad_x, grad_weight, grad_bias, grad if need_residual and residual is not None else None, *[None] * 12
+
+
+torch.library.register_autograd("sbnet::sparse_conv_transpose2d", _backward, setup_context=_setup)

@@ -1,0 +1,188 @@
+"""sparse_conv_transpose2d against PyTorch's, by its phases and pixel by pixel."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from sbnet import (
+    BlockGrid,
+    Window,
+    conv_transpose_output_size,
+    fringe,
+    reference,
+    sparse_conv_transpose2d,
+    sparse_conv_transpose2d_,
+)
+from support.helpers import assert_as_accurate_as_torch, assert_bitwise, random_active, tensor
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+# name: C, K, kernel, options, block. "by pixel": the stride does not divide the block, or a phase has no taps.
+CASES = {
+    "2x2 s2": (16, 24, 2, {"stride": 2}, 8),
+    "4x4 s2 p1": (16, 16, 4, {"stride": 2, "padding": 1}, 8),
+    "3x3 s2 p1 op1": (24, 8, 3, {"stride": 2, "padding": 1, "output_padding": 1}, (8, 4)),
+    "3x3 s1 p1": (16, 16, 3, {"padding": 1}, 8),
+    "5x3 s3 s2 d2": (8, 12, (5, 3), {"stride": (3, 2), "padding": (2, 1), "dilation": (1, 2)}, (6, 8)),
+    "4x4 s4": (8, 8, 4, {"stride": 4}, 8),
+    "6x6 s2 p2 groups": (16, 8, 6, {"stride": 2, "padding": 2, "groups": 4}, 16),
+    "depthwise": (16, 16, 4, {"stride": 2, "padding": 1, "groups": 16}, 8),
+    "odd channels": (5, 7, 3, {"stride": 2, "padding": 1}, 4),
+    "by pixel: block 10 of stride 4": (8, 8, 4, {"stride": 4}, 10),
+    "by pixel: stride 3 of block 8": (6, 4, 3, {"stride": 3, "groups": 2, "dilation": 2, "padding": 1}, 8),
+    "by pixel: no taps": (8, 8, 1, {"stride": 2}, 8),
+    "by pixel: dilation like stride": (8, 8, 3, {"stride": 2, "dilation": 2, "padding": 1, "output_padding": 1}, 8),
+    "padding beyond": (8, 8, 2, {"stride": 2, "padding": 5}, 8),
+}
+
+
+def pair(v):
+    return (v, v) if isinstance(v, int) else v
+
+
+def make(name, device, dtype, density=0.5, plane=(13, 17), memory_format=torch.channels_last):
+    channels, filters, kernel, options, block = CASES[name]
+    x = tensor((2, channels, *plane), dtype, device).to(memory_format=memory_format)
+    weight = tensor((channels, filters // options.get("groups", 1), *pair(kernel)), dtype, device) / 8
+    sizes = [options.get(k, v) for k, v in (("stride", 1), ("padding", 0), ("output_padding", 0), ("dilation", 1))]
+    out = conv_transpose_output_size(plane, kernel, *sizes)
+    active = random_active(BlockGrid.cover(out, block), 2, density, device)
+    return x, weight, tensor((filters,), dtype, device), active, out, options
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_as_accurate_as_pytorch_in_both_forms(device, name, dtype):
+    x, weight, bias, active, out, options = make(name, device, dtype)
+    residual = tensor((2, bias.shape[0], *out), dtype, device)
+    inside = active.pixel_mask(out)
+    for more in ({}, {"activation": "silu", "residual": residual}):
+        got = sparse_conv_transpose2d(x, weight, bias, active, **options, **more)
+        wide = {k: v.double() if isinstance(v, torch.Tensor) else v for k, v in more.items()}
+        exact = reference.sparse_conv_transpose2d(x.double(), weight.double(), bias.double(), active, **options, **wide)
+        theirs = reference.sparse_conv_transpose2d(x, weight, bias, active, **options, **more)
+        assert_as_accurate_as_torch(got, theirs, exact)
+        assert got.stride() == torch.empty_like(got, memory_format=torch.channels_last).stride()
+        into = torch.full_like(got, float("nan"))
+        assert sparse_conv_transpose2d_(x, weight, bias, active, into, **options, **more) is None
+        assert_bitwise(torch.where(inside, into, 0), got)
+        assert bool(into[~inside.expand_as(into)].isnan().all())
+
+
+@pytest.mark.parametrize("name", ["2x2 s2", "4x4 s2 p1", "by pixel: stride 3 of block 8"])
+def test_any_memory(device, name):
+    x, weight, bias, active, out, options = make(name, device, torch.float32, memory_format=torch.contiguous_format)
+    want = sparse_conv_transpose2d(x.to(memory_format=torch.channels_last), weight, bias, active, **options)
+    torch.testing.assert_close(sparse_conv_transpose2d(x, weight, bias, active, **options), want)
+    wide = torch.full((2, 3 * bias.shape[0], *out), float("nan"), device=device)
+    part = wide[:, bias.shape[0] : 2 * bias.shape[0]]
+    part.zero_()
+    weights = weight.transpose(2, 3).contiguous().transpose(2, 3)
+    sparse_conv_transpose2d_(x, weights, bias, active, part, **options)
+    torch.testing.assert_close(part, want)
+    assert bool(wide[:, : bias.shape[0]].isnan().all() & wide[:, 2 * bias.shape[0] :].isnan().all())
+    part.copy_(residual := torch.rand_like(part))
+    sparse_conv_transpose2d_(x, weight, bias, active, part, **options, residual=part)
+    inside = active.pixel_mask(out)
+    torch.testing.assert_close(part, torch.where(inside, want + residual, residual))
+
+
+@pytest.mark.parametrize("name", ["4x4 s2 p1", "by pixel: no taps"])
+@pytest.mark.parametrize("density", [0.0, 1.0])
+def test_the_fringe_is_zeroed_and_the_rest_left(device, name, density):
+    x, weight, bias, active, out, options = make(name, device, torch.float32, density)
+    reader = random_active(BlockGrid.cover(out, 4), 2, 0.3, device)
+    edge = fringe(active, reader, out, 3, 1, 1)
+    into = torch.full((2, bias.shape[0], *out), 7.0, device=device)
+    sparse_conv_transpose2d_(x, weight, bias, active, into, **options, fringe=edge)
+    want = torch.full_like(into, 7.0).permute(0, 2, 3, 1).reshape(-1, bias.shape[0])
+    want[edge.pixels[: int(edge.count)].long()] = 0
+    want = want.view(2, *out, -1).permute(0, 3, 1, 2)
+    got = sparse_conv_transpose2d(x, weight, bias, active, **options)
+    assert_bitwise(into, torch.where(active.pixel_mask(out), got, want))
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if n != "padding beyond"])
+def test_its_window_holds_what_it_reads(device, name):
+    """What lies outside the fringe of the window may be anything."""
+    x, weight, bias, active, out, options = make(name, device, torch.float32, 0.2)
+    plane = tuple(x.shape[2:])
+    taken = {k: options.get(k, v) for k, v in (("stride", 1), ("padding", 0), ("dilation", 1))}
+    window = Window.conv_transpose(tuple(weight.shape[2:]), **taken)
+    nobody = random_active(BlockGrid.cover(plane, 8), 2, 0.0, device)
+    read = fringe(nobody, active, plane, window, consumer_size=out)
+    keep = torch.zeros(2 * plane[0] * plane[1], dtype=torch.bool, device=device)
+    keep[read.pixels[: int(read.count)].long()] = True
+    dirty = torch.where(keep.view(2, 1, *plane), x, float("nan"))
+    got = sparse_conv_transpose2d(dirty, weight, bias, active, **options)
+    assert_bitwise(got, sparse_conv_transpose2d(x, weight, bias, active, **options))
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "gelu"])
+@pytest.mark.parametrize("name", ["3x3 s2 p1 op1", "6x6 s2 p2 groups", "by pixel: no taps"])
+def test_gradients(device, name, activation):
+    x, weight, bias, active, out, options = make(name, device, torch.float64, plane=(5, 6))
+    residual = tensor((2, bias.shape[0], *out), torch.float64, device)
+    upstream = torch.rand(2, bias.shape[0], *out, dtype=torch.float64, device=device)
+    options = {**options, "activation": activation}
+
+    def grads(op, dtype):
+        leaves = [t.detach().to(dtype).requires_grad_() for t in (x, weight, bias, residual)]
+        y = op(*leaves[:3], active, residual=leaves[3], **options)
+        return torch.autograd.grad((y * upstream.to(dtype)).sum(), leaves)
+
+    ours, torchs = (
+        grads(sparse_conv_transpose2d, torch.float32),
+        grads(reference.sparse_conv_transpose2d, torch.float32),
+    )
+    for got, theirs, exact in zip(ours, torchs, grads(reference.sparse_conv_transpose2d, torch.float64), strict=True):
+        assert_as_accurate_as_torch(got, theirs, exact)
+
+
+def test_lists_that_are_wrong_are_skipped(device):
+    x, weight, bias, active, _, options = make("2x2 s2", device, torch.float32, 1.0)
+    want = sparse_conv_transpose2d(x, weight, bias, active, **options)
+    active.indices[0] = torch.tensor([5, 0, 0], dtype=torch.int32)
+    active.indices[1] = torch.tensor([0, -1, 99], dtype=torch.int32)
+    active.count.fill_(2**30)
+    got = sparse_conv_transpose2d(x, weight, bias, active, **options)
+    bh, bw = active.grid.bsize
+    want[0, :, :bh, : 2 * bw] = 0
+    assert_bitwise(got, want)
+
+
+BAD = [
+    ({"stride": 0}, "stride, dilation: expected 1 to 32767, got 0"),
+    ({"padding": -1}, "padding: expected 0 to 2"),
+    ({"output_padding": 2}, "output_padding: expected less than stride or dilation, 2, 1, got 2"),
+    ({"groups": 3}, "groups: expected a divisor|weight|active|bias"),
+    ({"padding": 40}, "x: expected a plane"),
+    ({"activation": "tanh"}, "activation: 'tanh'"),
+    ({"weight": torch.zeros(4, 24, 2, 2)}, "weight: expected the 16 channels of x first, got 4"),
+    ({"weight": torch.zeros(16, 24, 2, 2).half()}, "weight: dtype: expected that of x"),
+    ({"weight": torch.zeros(16, 24, 2)}, "weight: a tensor of 3 dimensions"),
+    ({"bias": torch.zeros(5)}, "bias: a tensor of 1 dimensions and 5 elements"),
+    ({"residual": torch.zeros(2, 24, 5, 5)}, "residual: shape: expected"),
+    ({"x": None}, "x: NoneType"),
+    ({"active": 3}, "active: int"),
+]
+
+
+@pytest.mark.parametrize(("changes", "pattern"), BAD, ids=[p for _, p in BAD])
+def test_bad_input_names_the_op_that_was_called(device, changes, pattern):
+    x, weight, bias, active, out, _ = make("2x2 s2", device, torch.float32)
+    moved = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in changes.items()}
+    arguments = {"x": x, "weight": weight, "bias": bias, "active": active, "stride": 2, **moved}
+    errors = (RuntimeError, ValueError, TypeError)
+    with pytest.raises(errors, match=f"sbnet::sparse_conv_transpose2d: ({pattern})"):
+        sparse_conv_transpose2d(**arguments)
+    with pytest.raises(errors, match=f"sbnet::sparse_conv_transpose2d_: ({pattern}|out)"):
+        sparse_conv_transpose2d_(**arguments, out=torch.zeros(2, 24, *out, device=device))
+
+
+def test_it_is_what_pytorch_says():
+    """The oracle itself, once by hand."""
+    x = torch.tensor([[[[1.0, 2.0]]]])
+    y = F.conv_transpose2d(x, torch.tensor([[[[3.0, 5.0]]]]), stride=(1, 2))
+    active = random_active(BlockGrid.cover((1, 4), 4), 1, 1.0, "cpu")
+    assert_bitwise(sparse_conv_transpose2d(x, torch.tensor([[[[3.0, 5.0]]]]), None, active, stride=(1, 2)), y)
