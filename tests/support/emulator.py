@@ -30,7 +30,7 @@ def build(folder: Path, compiler: str, headers: Path, kernels: list[Path], units
         text, found = re.subn(
             r"extern __shared__ .*shared\[\];", "uint8_t* shared = emulator::self->cta->shared;", text
         )
-        assert found or "__shared__" not in text, source
+        assert found or "extern __shared__" not in text, source
         units.append(folder / f"{source.stem}.cpp")
         units[-1].write_text(text)
     paths = [f"-I{p}" for p in (folder, TOOLS, CSRC, headers)]

@@ -34,6 +34,11 @@
 #ifndef __launch_bounds__
 #define __launch_bounds__(...)
 #endif
+// The CTAs of a launch run one after the other: a shared variable is one that their threads, fibers of one thread, have
+// in common. (extern ones lie in Cta::memory.)
+#undef __shared__
+#define __shared__ static
+using std::isinf;
 using std::max;
 using std::min;
 
@@ -352,6 +357,11 @@ cudaError_t cudaFuncSetAttribute(void (*)(Params...), cudaFuncAttribute, int) {
   return cudaSuccess;
 }
 template <class... Params>
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* ctas, void (*)(Params...), int, size_t) {
+  *ctas = 1;
+  return cudaSuccess;
+}
+template <class... Params>
 cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, void (*)(Params...), const cudaLaunchConfig_t* config) {
   *clusters = emulator::multiprocessors / static_cast<int>(cluster_size(config));
   return cudaSuccess;
@@ -382,6 +392,33 @@ template <class T>
 T __shfl_xor_sync(unsigned mask, T value, int lanes) {
   return __shfl_sync(mask, value, static_cast<int>(emulator::self->thread % 32) ^ lanes);
 }
+inline int __syncthreads_or(int vote) {
+  static int any[2];
+  emulator::Meeting& m = emulator::self->cta->named[0];
+  const unsigned now = m.generation & 1;
+  if (m.arrived == 0) any[now] = 0;
+  any[now] |= vote;
+  __syncthreads();
+  return any[now] != 0;
+}
+inline int __reduce_add_sync(unsigned, int v) {
+  const emulator::Words all = emulator::exchange(static_cast<uint32_t>(v));
+  int sum = 0;
+  for (int lane = 0; lane < 32; ++lane) sum += static_cast<int>(all[lane][0]);
+  return sum;
+}
+inline unsigned __reduce_or_sync(unsigned, unsigned v) {
+  const emulator::Words all = emulator::exchange(v);
+  unsigned bits = 0;
+  for (int lane = 0; lane < 32; ++lane) bits |= static_cast<unsigned>(all[lane][0]);
+  return bits;
+}
+inline unsigned __dp4a(unsigned a, unsigned b, unsigned c) {
+  for (int k = 0; k < 32; k += 8) c += (a >> k & 255) * (b >> k & 255);
+  return c;
+}
+inline float __fdividef(float a, float b) { return a / b; }
+inline float __frcp_rn(float v) { return 1.f / v; }
 inline int atomicAdd(int* to, int v) { return std::exchange(*to, *to + v); }
 inline int __ffs(int v) { return __builtin_ffs(v); }
 inline int __popc(unsigned v) { return __builtin_popcount(v); }
@@ -389,7 +426,6 @@ template <class T>
 T __ldg(const T* p) {
   return *p;
 }
-inline float __fdividef(float a, float b) { return a / b; }
 inline float __expf(float v) { return std::exp(v); }
 inline float __log2f(float v) { return std::log2(v); }
 inline size_t __cvta_generic_to_shared(const void* p) {

@@ -3,8 +3,21 @@
 
 extern "C" {
 
-cudaError_t cudaDeviceGetAttribute(int*, cudaDeviceAttr, int) { return cudaErrorNotSupported; }
-cudaError_t cudaGetDevice(int*) { return cudaErrorNotSupported; }
+// The Hopper kernels are told their device; the others ask, and get one of capability 8.0.
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  *value = attribute == cudaDevAttrMultiProcessorCount       ? emulator::multiprocessors
+           : attribute == cudaDevAttrComputeCapabilityMajor ? 8
+                                                            : 0;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t) {
+  std::memcpy(to, from, bytes);
+  return cudaSuccess;
+}
 const char* cudaGetErrorString(cudaError_t error) {
   return error == cudaErrorLaunchFailure ? emulator::failure.c_str() : "refused by the emulator";
 }

@@ -1,0 +1,140 @@
+"""CUDA kernels that every GPU runs, on the CPU: their own source in tests/tools/emulator, warps in random order."""
+
+import ctypes
+import random
+
+import pytest
+import torch
+
+import sbnet
+from sbnet import BlockGrid, conv_output_size, reference
+from support.emulator import CSRC, TOOLS, emulated_library
+from support.helpers import assert_bitwise, laid_out, poison, random_active, tensor
+
+DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3, torch.bool: 4, torch.uint8: 5}
+FLOATS = [torch.float32, torch.float16, torch.bfloat16]
+SEEDS = range(6)
+
+
+@pytest.fixture(scope="session")
+def emulated(tmp_path_factory):
+    core = ["grid", "memory", "window", "lists/fringe", "lists/reduce_mask", "masked/fill", "masked/pool"]
+    kernels = ["lists/reduce_mask", "lists/fringe", "masked/fill", "masked/pool"]
+    return emulated_library(
+        tmp_path_factory, "simt", [CSRC / f"cuda/{name}.cu" for name in kernels],
+        [TOOLS / "entry_simt.cpp", *(CSRC / f"core/{name}.cpp" for name in core)],
+    )  # fmt: skip
+
+
+def run(library, name: str, seed: int, *arguments) -> None:
+    library.emulate_seed(seed)
+    message, given = ctypes.create_string_buffer(4096), []
+    for value in arguments:
+        if isinstance(value, torch.Tensor):
+            given.append(ctypes.c_void_p(value.data_ptr()))
+        elif isinstance(value, list):
+            long = any(isinstance(v, list) for v in value)  # [[...]]: 64 bits
+            numbers = value[0] if long else value
+            given.append(((ctypes.c_int64 if long else ctypes.c_int32) * len(numbers))(*numbers))
+        else:
+            given.append(value)
+    assert not getattr(library, f"emulate_{name}")(*given, message, ctypes.c_int64(4096)), message.value.decode()
+
+
+def shape_of(x: torch.Tensor) -> list[list[int]]:
+    return [[*x.shape, *x.stride()]]
+
+
+def int32(*shape: int) -> torch.Tensor:
+    return torch.full(shape, -7, dtype=torch.int32)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_reduce_mask(emulated, seed):
+    rng = random.Random(seed)
+    for dtype, average, case in zip(DTYPES, [False, True] * 3, range(6), strict=True):
+        torch.manual_seed(100 * seed + case)
+        size = rng.randint(1, 2), rng.randint(1, 70), rng.choice([rng.randint(1, 90), 64])
+        grid = rng.choice([
+            BlockGrid.cover(size[1:], rng.choice([1, 4, 16])), BlockGrid((5, 7), (3, 4), (-2, -3), (9, 11)),
+            BlockGrid((40, 48), (16, 16), (0, -16), (2, 4)), BlockGrid.cover(size[1:], (2, 64)),
+        ])  # fmt: skip
+        mask = (torch.rand(size) > 0.97).to(dtype)
+        blocks = size[0] * grid.bcount[0] * grid.bcount[1]
+        capacity = rng.choice([blocks, blocks + 5, blocks // 2])
+        tol = 0.02 if average else 0.5
+        got = [int32(capacity, 3), int32(1), int32(1), int32(size[0], *grid.bcount)]
+        run(
+            emulated, "reduce_mask", seed, mask, DTYPES[dtype], shape_of(mask), grid.numbers(), ctypes.c_double(tol),
+            int(average), ctypes.c_int64(capacity), *got,
+        )  # fmt: skip
+        want = reference.reduce_mask(mask, grid, tol, average, capacity)
+        for mine, name in zip(got, ("indices", "count", "total", "block_map"), strict=True):
+            assert_bitwise(mine, getattr(want, name), f"{name}: {dtype}, {size}, {grid}, {average}, {capacity}")
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_fringe(emulated, seed):
+    rng = random.Random(seed)
+    for case in range(4):
+        torch.manual_seed(100 * seed + case)
+        size, batch = (rng.randint(9, 60), rng.randint(9, 90)), rng.randint(1, 2)
+        k, s, d = rng.choice([1, 3, 5]), rng.choice([1, 2]), rng.choice([1, 2])
+        p = k // 2 * d
+        out = conv_output_size(size, k, s, p, d)
+        producer = random_active(BlockGrid.cover(size, rng.choice([4, 8])), batch, 0.2)
+        consumer = random_active(BlockGrid.cover(out, rng.choice([4, (3, 1)])), batch, 0.2)
+        capacity = rng.choice([batch * size[0] * size[1], 40])
+        pixels, count = int32(capacity), int32(1)
+        window = [s, s, 1, 1, -p, -p, d * (k - 1) - p, d * (k - 1) - p, d, d]
+        run(
+            emulated, "fringe", seed, producer.block_map, consumer.block_map, [[batch, *size, *out]],
+            producer.grid.numbers(), consumer.grid.numbers(), window, ctypes.c_int64(capacity), pixels, count,
+        )  # fmt: skip
+        want = reference.fringe(producer, consumer, size, k, s, p, d, capacity=capacity)
+        assert_bitwise(count, want.count)
+        assert_bitwise(pixels, want.pixels)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_fill(emulated, seed):
+    rng = random.Random(seed)
+    for dtype, layout in zip(FLOATS * 2, ["contiguous", "channels_last", "channel_slice"] * 2, strict=True):
+        size, channels = (rng.randint(3, 30), rng.randint(3, 40)), rng.choice([8, 16, 5])
+        x = laid_out(tensor((2, channels, *size), dtype), layout)
+        active = random_active(BlockGrid.cover(size, rng.choice([4, (3, 8)])), 2, 0.4)
+        y = poison(x.shape, dtype, "cpu", layout)
+        run(
+            emulated, "fill", seed, x, shape_of(x), y, shape_of(y), DTYPES[dtype], active.block_map,
+            active.grid.numbers(), ctypes.c_float(1.5),
+        )  # fmt: skip
+        assert_bitwise(y, reference.sparse_fill(x, active, 1.5))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_pool(emulated, seed):
+    rng = random.Random(seed)
+    for dtype, kind in zip(FLOATS * 2, ["avg", "avg", "avg", "max", "max", "max"], strict=True):
+        size, channels = (rng.randint(6, 24), rng.randint(6, 30)), rng.choice([8, 16, 5])
+        k, s = rng.choice([2, 3]), rng.choice([1, 2])
+        p, ceil, include = rng.randint(0, k // 2), rng.random() < 0.5, rng.random() < 0.5
+        x = laid_out(tensor((2, channels, *size), dtype), rng.choice(["contiguous", "channels_last"]))
+        out = sbnet.pool_output_size(size, k, s, p, 1, ceil)
+        active = random_active(BlockGrid.cover(out, 4), 2, 0.4)
+        edge = reference.fringe(active, active, out, 3, 1, 1)
+        y = poison((2, channels, *out), dtype, "cpu", rng.choice(["contiguous", "channels_last"]))
+        run(
+            emulated, "pool", seed, x, shape_of(x), y, shape_of(y), DTYPES[dtype], active.indices, active.count,
+            ctypes.c_int64(active.capacity), active.grid.numbers(), edge.pixels, edge.count,
+            ctypes.c_int64(len(edge.pixels)), [int(kind == "avg"), k, k, s, s, p, p, 1, 1, int(ceil), int(include)],
+        )  # fmt: skip
+        options = {"count_include_pad": include} if kind == "avg" else {}
+        want = getattr(reference, f"sparse_{kind}_pool2d")(x.float(), active, k, s, p, ceil_mode=ceil, **options)
+        inside = active.pixel_mask(out).expand_as(y)
+        near = {"rtol": 1e-6, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 1e-2, "atol": 1e-3}
+        torch.testing.assert_close(y[inside].float(), want[inside], **near)
+        zeros = torch.zeros(y[:, 0].numel(), dtype=torch.bool)
+        zeros[edge.pixels[: int(edge.count)].long()] = True
+        zeros = zeros.view(2, 1, *out).expand_as(y)
+        assert not y[zeros].any()
+        assert bool(y[~zeros & ~inside].isnan().all())

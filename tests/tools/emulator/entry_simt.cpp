@@ -1,0 +1,95 @@
+// What test_simt_emulated.py calls: ops whose kernels run on every GPU.
+#include <cstdio>
+
+#include "core/lists/fringe.h"
+#include "core/lists/reduce_mask.h"
+#include "core/masked/fill.h"
+#include "core/masked/pool.h"
+#include "cuda/common.cuh"
+#include "machine.h"
+
+namespace sbnet {
+// The kernels that go through shared memory are not emulated: the plain ones take every pool.
+bool pool_tiles_takes(const PoolParams&) { return false; }
+Status launch_pool_tiles(const PoolParams&, const DeviceInfo&, cudaStream_t) { return ok_status(); }
+}  // namespace sbnet
+
+namespace {
+sbnet::BlockGrid grid_of(const int32_t* v) {  // bsize, bstride, boffset, bcount
+  return {{v[0], v[1]}, {v[2], v[3]}, {v[4], v[5]}, {v[6], v[7]}};
+}
+sbnet::TensorView view_of(void* data, const int64_t* v, int32_t dtype) {  // sizes, strides
+  return {data, {v[0], v[1], v[2], v[3]}, {v[4], v[5], v[6], v[7]}, static_cast<sbnet::DType>(dtype)};
+}
+int told(const sbnet::Status& status, char* message, int64_t room) {
+  std::snprintf(message, room, "%s", status.message);
+  return !status.ok();
+}
+}  // namespace
+
+extern "C" {
+#define EMULATED __attribute__((visibility("default"))) int
+
+EMULATED emulate_seed(int32_t seed) {
+  emulator::multiprocessors = 3;
+  emulator::random.seed(seed);
+  return 0;
+}
+
+EMULATED emulate_reduce_mask(const void* mask, int32_t dtype, const int64_t* sizes, const int32_t* grid, double tol,
+                             int32_t avgpool, int64_t capacity, int32_t* indices, int32_t* count, int32_t* total,
+                             int32_t* block_map, char* message, int64_t room) {
+  using namespace sbnet;
+  ReduceMaskParams p = {};
+  p.mask = mask, p.mask_dtype = static_cast<DType>(dtype), p.grid = grid_of(grid), p.tol = tol;
+  for (int d = 0; d < 3; ++d) p.size[d] = sizes[d], p.stride[d] = sizes[3 + d];
+  p.avgpool = avgpool, p.capacity = capacity;
+  p.indices = indices, p.count = count, p.total = total, p.block_map = block_map;
+  std::vector<uint4> workspace(p.size[0] * p.grid.count[0] * p.grid.count[1] / 16 + 2);
+  return told(sbnet_reduce_mask_cuda(&p, workspace.data(), nullptr), message, room);
+}
+
+EMULATED emulate_fringe(const int32_t* producer, const int32_t* consumer, const int64_t* sizes, const int32_t* own,
+                        const int32_t* theirs, const int32_t* window, int64_t capacity, int32_t* pixels, int32_t* count,
+                        char* message, int64_t room) {
+  using namespace sbnet;
+  FringeParams p = {};
+  const int32_t none = 0;
+  p.producer = {nullptr, &none, producer, 0, grid_of(own)};
+  p.consumer = {nullptr, &none, consumer, 0, grid_of(theirs)};
+  p.batch = sizes[0], p.height = sizes[1], p.width = sizes[2], p.out_height = sizes[3], p.out_width = sizes[4];
+  for (int d = 0; d < 2; ++d) {
+    p.window.num[d] = window[d], p.window.den[d] = window[2 + d], p.window.lo[d] = window[4 + d];
+    p.window.hi[d] = window[6 + d], p.window.step[d] = window[8 + d];
+  }
+  p.capacity = capacity, p.pixels = pixels, p.count = count;
+  const int64_t words = p.batch * p.height * ((p.width + 31) / 32);
+  std::vector<int32_t> workspace(words + words / 32 + 1);
+  return told(sbnet_fringe_cuda(&p, workspace.data(), nullptr), message, room);
+}
+
+EMULATED emulate_fill(void* x, const int64_t* x_sizes, void* y, const int64_t* y_sizes, int32_t dtype,
+                      const int32_t* block_map, const int32_t* grid, float value, char* message, int64_t room) {
+  using namespace sbnet;
+  const FillParams p = {view_of(x, x_sizes, dtype), view_of(y, y_sizes, dtype), block_map, grid_of(grid), value};
+  return told(sbnet_sparse_fill_cuda(&p, nullptr), message, room);
+}
+
+EMULATED emulate_pool(void* x, const int64_t* x_sizes, void* y, const int64_t* y_sizes, int32_t dtype,
+                      const int32_t* indices, const int32_t* count, int64_t capacity, const int32_t* grid,
+                      const int32_t* pixels, const int32_t* pixel_count, int64_t fringe, const int32_t* options,
+                      char* message, int64_t room) {
+  using namespace sbnet;
+  PoolParams p = {};
+  p.kind = static_cast<PoolKind>(options[0]);
+  p.x = view_of(x, x_sizes, dtype), p.y = view_of(y, y_sizes, dtype);
+  p.active = {indices, count, nullptr, capacity, grid_of(grid)};
+  p.fringe = {pixels, pixel_count, fringe};
+  for (int d = 0; d < 2; ++d) {
+    p.kernel[d] = options[1 + d], p.stride[d] = options[3 + d], p.padding[d] = options[5 + d];
+    p.dilation[d] = options[7 + d];
+  }
+  p.ceil_mode = options[9], p.count_include_pad = options[10];
+  return told(sbnet_sparse_pool2d_cuda(&p, nullptr), message, room);
+}
+}
