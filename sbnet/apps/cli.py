@@ -225,6 +225,7 @@ class Group(str, enum.Enum):
     block = "block"
     network = "network"
     weights = "weights"
+    attention = "attention"
 
 
 @app.command()
