@@ -185,6 +185,19 @@ def _blocksparse_matmul(node: NodeView) -> list[Dims | None]:
     return [[*x[:-1], node.attribute("in_features" if node.attribute("transposed", 0) else "out_features")]]
 
 
+def _pack_attention_blocks(node: NodeView) -> list[Dims | None]:
+    batch, heads, rows, columns = node.shape(0, 4) or [None] * 4
+    words = [_scaled(n, lambda v: -(-v // 32)) for n in (columns, rows)]
+    return [[batch, heads, rows, words[0]], [batch, heads, columns, words[1]]]
+
+
+def _block_attention(node: NodeView) -> list[Dims | None]:
+    q = node.shape(0, 4)
+    node.shape(1, 4)
+    node.shape(2, 4)
+    return [q, q[:3]] if q else [None, None]
+
+
 _I, _Is, _F, _S = (OpSchema.AttrType.INT, OpSchema.AttrType.INTS, OpSchema.AttrType.FLOAT, OpSchema.AttrType.STRING)
 _GRID: dict[str, tuple[OpSchema.AttrType, Any]] = {
     "bsize": (_Is, REQUIRED),
@@ -380,6 +393,46 @@ OPS = {
             {"T": FLOATS, "B": FLOATS},
             _blocksparse_matmul,
         ),
+        Op(
+            "pack_attention_blocks",
+            "Active blocks [B,H,Q,K] as bits: of each row of blocks, 32 to a word, and of each column.",
+            [("blocks", "tensor(bool)")],
+            [("rows", INT32), ("columns", INT32)],
+            {},
+            {},
+            _pack_attention_blocks,
+        ),
+        Op(
+            "block_attention",
+            "softmax(scale q k^T) v over visible keys, q [B,H,T,D], k and v [B,H',S,D], H' a divisor of H; lse: the "
+            "log of the sum of exponentials. Key k is visible to query q if k < prefix, or if k <= q + diagonal and "
+            "either k > q + diagonal - band or (q + diagonal - k) % stride == 0, within each of `phases` interleaved "
+            "sequences; in a block that rows and columns (of pack_attention_blocks; none: all blocks) have, where "
+            "masks [masks,size,words] of bits, mask_index [H,Q,K] says which, show it; below the sequence's lengths.",
+            [
+                ("q", "T"),
+                ("k", "T"),
+                ("v", "T"),
+                ("rows?", INT32),
+                ("columns?", INT32),
+                ("mask_index?", INT32),
+                ("masks?", INT32),
+                ("q_lengths?", INT32),
+                ("k_lengths?", INT32),
+            ],
+            [("out", "T"), ("lse", "tensor(float)")],
+            {
+                "scale": (_F, REQUIRED),
+                "diagonal": (_I, 1 << 30),
+                "band": (_I, 2**31 - 1),
+                "prefix": (_I, 0),
+                "stride": (_I, 0),
+                "phases": (_I, 1),
+                "block_size": (_I, 64),
+            },
+            {"T": FLOATS},
+            _block_attention,
+        ),
     )
 }
 
@@ -388,13 +441,13 @@ def _infer(op: Op) -> Callable[[InferenceContext], None]:
     def infer(context: InferenceContext) -> None:
         node = NodeView(op, context)
         shapes = op.infer(node)
-        outputs = list(op.outputs)
+        outputs, fixed = list(op.outputs), {INT32: TensorProto.INT32, FLOATS[0]: TensorProto.FLOAT}
         if outputs[0][0].endswith("*"):
             outputs *= context.get_num_outputs()
         if len(outputs) != len(shapes):
             raise InferenceError(f"sbnet::{op.name}: {len(outputs)} outputs; {len(shapes)} are wanted")
         for k, ((_, kind), dims) in enumerate(zip(outputs, shapes, strict=True)):
-            element = TensorProto.INT32 if kind == INT32 else node.element_type(0)
+            element = fixed[kind] if kind in fixed else node.element_type(0)
             context.set_output_type(k, onnx.helper.make_tensor_type_proto(element, dims))
 
     return infer

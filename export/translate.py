@@ -389,6 +389,47 @@ def blocksparse_conv1x1(
     return _first(_node("sparse_scatter")(y, indices, count, block_map, zeros, **attributes, add=0, atomic=0))
 
 
+def pack_attention_blocks(blocks: Value) -> Any:
+    return _node("pack_attention_blocks")(blocks)
+
+
+def block_attention(
+    q: Value,
+    k: Value,
+    v: Value,
+    rows: Value | None,
+    columns: Value | None,
+    mask_index: Value | None,
+    masks: Value | None,
+    q_lengths: Value | None,
+    k_lengths: Value | None,
+    seed: Value | None,
+    rule: Sequence[int],
+    scale: float,
+    dropout: float,
+    deterministic: bool,
+) -> Any:
+    if dropout:
+        raise ValueError(
+            f"sbnet.export: block_attention: expected no dropout, got {dropout}; export the model in eval()"
+        )
+    names = ("diagonal", "band", "prefix", "stride", "phases", "block_size")
+    out, lse = _node("block_attention")(
+        q,
+        k,
+        v,
+        rows,
+        columns,
+        mask_index,
+        masks,
+        q_lengths,
+        k_lengths,
+        **dict(zip(names, rule, strict=True)),
+        scale=float(scale),
+    )
+    return out, lse, onnx_ops.Identity(lse)  # the third is the backward's alone: nothing reads it
+
+
 def table() -> dict[Any, Callable[..., Any]]:
     """custom_translation_table of torch.onnx.export: every functional op of torch.ops.sbnet."""
     ops = torch.ops.sbnet
@@ -405,6 +446,8 @@ def table() -> dict[Any, Callable[..., Any]]:
         sparse_max_pool2d,
         sparse_avg_pool2d,
         blocksparse_matmul,
+        pack_attention_blocks,
+        block_attention,
         blocksparse_conv1x1,
     )
     return {getattr(ops, f.__name__).default: f for f in functions}

@@ -79,17 +79,17 @@ STABLE_TORCH_LIBRARY(sbnet, m) {
       "Tensor indices, Tensor count, Tensor block_map, SymInt[] grid, str activation, float activation_param, "
       "bool allow_tf32) -> Tensor");
   m.def("blocksparse_weight_grad(Tensor[] x, Tensor[] dy, Tensor tables, SymInt[] layout, bool allow_tf32) -> Tensor");
-  // Block-sparse attention. `layout` is diagonal, band, prefix, stride, phases, block_size; rows, columns, mask_index
+  // Block-sparse attention. `rule` is diagonal, band, prefix, stride, phases, block_size; rows, columns, mask_index
   // and masks are AttentionLayout's of core/attention/layout.h.
   m.def("pack_attention_blocks(Tensor blocks) -> (Tensor rows, Tensor columns)");
   m.def(
       "block_attention(Tensor q, Tensor k, Tensor v, Tensor? rows, Tensor? columns, Tensor? mask_index, Tensor? masks, "
-      "Tensor? q_lengths, Tensor? k_lengths, Tensor? seed, SymInt[] layout, float scale, float dropout, "
+      "Tensor? q_lengths, Tensor? k_lengths, Tensor? seed, SymInt[] rule, float scale, float dropout, "
       "bool deterministic) -> (Tensor out, Tensor lse, Tensor sums)");
   m.def(
       "block_attention_backward(Tensor grad_out, Tensor? grad_lse, Tensor out, Tensor lse, Tensor sums, Tensor q, "
       "Tensor k, Tensor v, Tensor? rows, Tensor? columns, Tensor? mask_index, Tensor? masks, Tensor? q_lengths, "
-      "Tensor? k_lengths, Tensor? seed, SymInt[] layout, float scale, float dropout, bool deterministic) "
+      "Tensor? k_lengths, Tensor? seed, SymInt[] rule, float scale, float dropout, bool deterministic) "
       "-> (Tensor grad_q, Tensor grad_k, Tensor grad_v)");
 }
 

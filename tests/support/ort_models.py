@@ -48,10 +48,11 @@ class Node:
         """Element types of the outputs."""
         if self.op == "mask_pyramid":
             return [onnx.TensorProto.INT32] * (4 * 2 + 2)  # of the sample below
-        if self.op in ("reduce_mask", "fringe"):
-            return [onnx.TensorProto.INT32] * {"reduce_mask": 4, "fringe": 2}[self.op]
+        if self.op in ("reduce_mask", "fringe", "pack_attention_blocks"):
+            return [onnx.TensorProto.INT32] * (4 if self.op == "reduce_mask" else 2)
         first = self.inputs[0] if self.inputs else None
-        return [ELEMENT_TYPES[torch.float32 if first is None else first.dtype]]
+        made = ELEMENT_TYPES[torch.float32 if first is None else first.dtype]
+        return [made, onnx.TensorProto.FLOAT] if self.op == "block_attention" else [made]
 
     def proto(self, names: Sequence[str] | None = None, outputs: Sequence[str] | None = None) -> onnx.NodeProto:
         names = names or [f"x{k}" if t is not None else "" for k, t in enumerate(self.inputs)]
@@ -172,8 +173,20 @@ def samples(device: str = "cpu") -> dict[str, Node]:
             [matrix, blocks_of_weights, layout.coords, tensor((21,), torch.float32, device), gates],
             {"in_features": 29, "out_features": 21, "activation": "leaky_relu", "negative_slope": 0.2},
         ),
+        Node("pack_attention_blocks", [torch.rand(2, 1, 3, 40, device=device) < 0.5]),
+        attention_node(device),
     ]
     return {node.op: node for node in nodes}
+
+
+def attention_node(device: str) -> Node:
+    """Every input of block_attention, no number its default."""
+    q, k, v = (tensor((2, h, t, 16), torch.float32, device) for h, t in ((4, 24), (2, 40), (2, 40)))
+    mask = torch.rand(4, 24, 40) < 0.4
+    layout = sbnet.AttentionLayout.from_mask(mask, 8).tensors(q.device, 4, 24, 40)
+    lengths = [torch.tensor(n, dtype=torch.int32, device=device) for n in ([24, 9], [33, 40])]
+    rule = {"diagonal": 20, "band": 12, "prefix": 0, "stride": 3, "phases": 1, "block_size": 8, "scale": 0.3}
+    return Node("block_attention", [q, k, v, *layout, *lengths], rule)
 
 
 def torch_ops() -> set[str]:
@@ -185,5 +198,6 @@ def torch_ops() -> set[str]:
         "block_layout_tables",
         "blocksparse_plan",
         "blocksparse_weight_grad",
+        "block_attention_backward",
         "blocksparse_conv1x1",  # gather, product and scatter
     }
