@@ -26,6 +26,7 @@ class Block(nn.Module):
         self.b = SparseConv2d(8, 8, 3, padding=1, groups=groups)
         self.other = SparseConv2d(16, 16, 1) if change == "other input" else None
         self.more = SparseConv2d(8, 16, 1) if change == "second reader" else None
+        self.wide, self.narrow = SparseConv2d(16, 16, 1), SparseConv2d(16, 8, 1)
 
     def forward(self, x, coarse, fine):
         change = self.change
@@ -40,6 +41,12 @@ class Block(nn.Module):
         z = self.b(y, lists[1], residual=y if change == "residual of the second" else None, **options[1])
         if change == "second reader":
             return self.c(z, lists[2], residual=self.more(y, coarse), **options[2])
+        if change == "the last reads the input":
+            last = self.wide(x, coarse, residual=x, **options[2])
+            return last, self.c(z, coarse)
+        if change in ("added later", "the second added later"):
+            last = self.c(z, lists[2], residual=x, **options[2])
+            return self.narrow(last, coarse, residual=y if change == "added later" else z)
         if change == "read again":
             last = self.c(z, lists[2], residual=x, **options[2])
             return last, self.c(y, coarse)
@@ -64,6 +71,7 @@ def test_a_bottleneck_block_is_seen():
     "change",
     [
         "groups", "other input", "second reader", "read again", "no shortcut", "residual of the first",
+        "the last reads the input", "added later", "the second added later",
         "residual of the second", *(f"options of the {n}" for n in ("first", "second", "third")),
         *(f"plane of the {n}" for n in ("first", "second", "third")),
     ],
