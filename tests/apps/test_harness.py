@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.utils._pytree as pytree
 from torch import nn
 
 import sbnet
@@ -193,3 +194,19 @@ def test_a_masked_network_is_timed_from_the_mask_on(monkeypatch):
         else:
             assert calls == [], name
     assert isinstance(chain.four_layers(), nn.Sequential)
+
+
+@pytest.mark.parametrize("words", ["mask_pyramid", "fringe of 3x3", "reduce_mask", "sparse_fill", "gather", "scatter"])
+def test_every_side_of_a_list_or_copy_is_looked_at(words):
+    """Whatever a side returns, something else is refused."""
+
+    def spoilt(v):
+        return v + 1 if v.dtype not in (torch.bool,) else ~v
+
+    for case in registry.cases(Setting("cpu", "tiny"), ["ops"], words):
+        work = case.make()
+        for name, side in work.sides.items():
+            got = pytree.tree_map_only(torch.Tensor, torch.clone, side.run())
+            work.check(name, got)
+            with pytest.raises(WrongResult):
+                work.check(name, pytree.tree_map_only(torch.Tensor, spoilt, got))
