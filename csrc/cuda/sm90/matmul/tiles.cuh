@@ -48,6 +48,7 @@ class Tiles {
       : a(args), worker_(worker), workers_(workers) {
     const int64_t total = static_cast<int64_t>(entry(a.groups).y) * a.tiles, most = entry(1).y;
     skewed_ = a.items > workers && most * workers > 2 * total;
+    bands_ = skewed_ ? 1 : (a.tiles + a.band - 1) / a.band;
     if (skewed_) next_ = first_item(worker), end_ = first_item(worker + 1);
   }
   __device__ __forceinline__ bool next(Tile* tile) {
@@ -68,8 +69,10 @@ class Tiles {
       const int per_band = a.groups * (skewed_ ? a.tiles : a.band), band = item / per_band;
       const int first = band * a.band, width = skewed_ ? a.tiles : min(a.band, a.tiles - first);
       item -= band * per_band;
-      const int group = item / width, half_rows = a.tile_rows / 2;
-      tile->row = (first + item - group * width) * a.tile_rows + (part == 2 ? half_rows : 0);
+      // Every other band goes the other way, the last one down: the largest tiles do not meet in one worker.
+      const int place = item / width, group = (bands_ - 1 - band) & 1 ? a.groups - 1 - place : place;
+      const int half_rows = a.tile_rows / 2;
+      tile->row = (first + item - place * width) * a.tile_rows + (part == 2 ? half_rows : 0);
       if (tile->row >= a.rows) continue;  // the second half of the last tile
       tile->flags = part || a.rows - tile->row <= half_rows ? kHalf : 0;
       const int3 from = entry(group);
@@ -105,7 +108,7 @@ class Tiles {
   }
 
   const TileArgs& a;
-  int worker_, workers_, next_ = 0, end_ = 0;
+  int worker_, workers_, next_ = 0, end_ = 0, bands_;
   bool skewed_;
 };
 
