@@ -36,7 +36,7 @@ from sbnet.ops import (
 from sbnet.version import __version__
 
 build_info = _library.build_info
-_SUBPACKAGES = ("engine", "export", "graph", "masks", "models", "nn", "weights")  # loaded at first use
+_SUBPACKAGES = ("attention", "engine", "export", "graph", "masks", "models", "nn", "weights")  # loaded at first use
 _ENGINE = {  # likewise
     "accuracy": "accuracy",
     "explain": "explain",

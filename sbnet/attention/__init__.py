@@ -1,0 +1,7 @@
+"""Attention as others have it: the functions of sparse_attention, blocksparse's three ops, Hugging Face models."""
+
+from sbnet.attention.implementations import attention_impl, blocksparse_attention_impl
+from sbnet.attention.register import register_attention
+from sbnet.attention.transformer import BlocksparseTransformer
+
+__all__ = ["BlocksparseTransformer", "attention_impl", "blocksparse_attention_impl", "register_attention"]
