@@ -18,6 +18,7 @@ from onnx import TensorProto, helper
 
 import sbnet
 from sbnet import ActiveBlocks, BlockGrid, Fringe, conv_output_size, export, reference
+from sbnet.export import schemas
 from support.helpers import (
     ACTIVATIONS,
     FLOATS,
@@ -567,6 +568,20 @@ def test_malformed_models_are_errors(name, dynamic):
         node.run(dynamic=dynamic)
     assert is_ort_error(caught.value), repr(caught.value)
     assert re.search(text, str(caught.value)), str(caught.value)
+
+
+MAPS = [(op.name, at) for op in schemas.OPS.values() for at, (name, _) in enumerate(op.inputs) if "_map" in name]
+
+
+@pytest.mark.parametrize("images", [1, 3])
+@pytest.mark.parametrize(("op", "at"), MAPS)
+def test_a_block_map_of_another_batch(op, at, images):
+    """Where the kernel does not read the map it still says of how many images the list is."""
+    node = samples()[op]
+    node.inputs[at] = torch.full((images, *node.inputs[at].shape[1:]), -1, dtype=torch.int32)
+    with pytest.raises(Exception, match=r"_map: ") as caught:
+        node.run(dynamic=True)
+    assert is_ort_error(caught.value), repr(caught.value)
 
 
 def test_indices_out_of_range_are_skipped(device):
