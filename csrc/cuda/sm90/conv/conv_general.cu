@@ -58,9 +58,9 @@ __device__ void consume(const Args& a, uint32_t smem, uint8_t* shared) {
       if (lane == 0 && read_patch) mbar_arrive(read_patch);
       read_weight = read_patch = 0;
     };
-#pragma unroll 1
-    for (int slice = 0; slice < a.slices; ++slice) {
-      const int steps = slice + 1 < a.slices ? 4 : a.last_steps;
+    // Not a branch around single products: the compiler would then close a group of them at each, and wait for it.
+    auto multiply_slice = [&](auto count) {
+      constexpr int kSteps = decltype(count)::value;
       int tap = 0;
 #pragma unroll 1
       for (int g = 0; g < a.groups; ++g) {
@@ -68,10 +68,12 @@ __device__ void consume(const Args& a, uint32_t smem, uint8_t* shared) {
         const uint32_t pixels = patches + patch * (a.patch_bytes >> 4);
 #pragma unroll 1
         for (const int end = a.group[g].end; tap < end;) {
+          const uint32_t dp = pixels + a.tap[tap].shift * 8, dw = weights + weight * (C::kTap >> 4);
           mbar_wait(smem + C::kWeightFull + 8 * weight, weight_phase);
           if (by_hand) fence_async_proxy();
-          const uint32_t dp = pixels + a.tap[tap].shift * 8, dw = weights + weight * (C::kTap >> 4);
-          auto multiply = [&](int k) {
+          wgmma_fence();
+#pragma unroll
+          for (int k = 0; k < kSteps; ++k) {
             const uint64_t w = rows_of_weights | (dw + k * 2), x = rows_of_pixels | (dp + k * 2);
             if constexpr (C::kChannelRows) {
               wgmma<T, 128>(acc[0], w, x, accumulate | k);
@@ -79,14 +81,6 @@ __device__ void consume(const Args& a, uint32_t smem, uint8_t* shared) {
               wgmma<T, C::kOutputs>(acc[0], x, w, accumulate | k);
               wgmma<T, C::kOutputs>(acc[1], x + a.group_stride * 64, w, accumulate | k);
             }
-          };
-          wgmma_fence();
-          if (steps == 4) {
-#pragma unroll
-            for (int k = 0; k < 4; ++k) multiply(k);
-          } else {
-#pragma unroll 1
-            for (int k = 0; k < steps; ++k) multiply(k);
           }
           wgmma_commit();
           wgmma_wait<1>();
@@ -102,6 +96,18 @@ __device__ void consume(const Args& a, uint32_t smem, uint8_t* shared) {
           release();
         }
       }
+    };
+#pragma unroll 1
+    for (int slice = 0; slice < a.slices; ++slice) {
+      const int steps = slice + 1 < a.slices ? 4 : a.last_steps;
+      if (steps == 4)
+        multiply_slice(std::integral_constant<int, 4>());
+      else if (steps == 3)
+        multiply_slice(std::integral_constant<int, 3>());
+      else if (steps == 2)
+        multiply_slice(std::integral_constant<int, 2>());
+      else
+        multiply_slice(std::integral_constant<int, 1>());
     }
     if (tid < C::kOutputs) bias[tid] = own_bias;
     wgmma_wait<0>();
@@ -141,7 +147,7 @@ __global__ void __launch_bounds__(kThreads, C::kCtas)
 
 template <class C>
 Status launch(const Conv2dParams& p, Args& a, const DeviceInfo& device, cudaStream_t stream) {
-  const Tile tile = {C::kOutputs, C::kTap, C::kWeightsAt};
+  const Tile tile = {C::kOutputs, C::kTap, C::kWeightsAt, a.slices};
   const Cut cut = cheapest_cut(p, tile);
   cut.apply(p, &a);
   Maps maps;

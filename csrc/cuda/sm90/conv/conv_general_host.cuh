@@ -113,7 +113,7 @@ struct Taps {                // of one direction: kernel places 0, period, 2 * p
 
 // What a launch's instantiation says of it.
 struct Tile {
-  int outputs, tap_bytes, weights_at;
+  int outputs, tap_bytes, weights_at, slices;
 };
 
 // One way to cut the blocks into tiles.
@@ -141,7 +141,9 @@ struct Cut {
     const int64_t read = second + 15 * group_stride + 8 + rows.reach() * pitch + columns.reach();
     patch_bytes = (positions * 128 + 1023) / 1024 * 1024;
 
-    // Rings: for two CTAs on a multiprocessor if both find room, else for two patches if they do.
+    // Rings. Two CTAs on a multiprocessor hide each other's epilogues; but a tile of several patches needs room for
+    // two, so that the next one comes under the products of the last.
+    const int groups = rows.period * columns.period;
     const int64_t fixed = tile.weights_at + std::max<int64_t>(read * 128 - patch_bytes, 0);
     auto fits = [&](int64_t room, int patches, int weights) {
       patch_stages = patches;
@@ -149,8 +151,12 @@ struct Cut {
           std::clamp<int64_t>((room - fixed - patches * patch_bytes) / tile.tap_bytes, 0, kMaxWeightStages));
       return weight_stages >= weights;
     };
-    const bool half = tile.outputs <= 64 && (fits(kHalfShared, 2, 4) || fits(kHalfShared, 1, 3));
-    if (!half && !fits(kSharedLimit, 2, 3) && !fits(kSharedLimit, 1, 2)) return;
+    bool half =
+        tile.outputs <= 64 && (fits(kHalfShared, 2, 4) || (groups * tile.slices == 1 && fits(kHalfShared, 1, 3)));
+    if (!half && !fits(kSharedLimit, 2, 3)) {
+      half = tile.outputs <= 64 && fits(kHalfShared, 1, 3);
+      if (!half && !fits(kSharedLimit, 1, 2)) return;
+    }
     shared = fixed + weight_stages * tile.tap_bytes + patch_stages * patch_bytes;
 
     const int64_t block_h = std::min<int64_t>(p.active.grid.size[0], p.y.size[2]),
@@ -158,7 +164,7 @@ struct Cut {
     down = (block_h + unit_h - 1) / unit_h, across = (block_w + unit_w - 1) / unit_w;
     const auto width =
         std::find_if(std::begin(kWidths), std::end(kWidths), [&](const Width& w) { return w.outputs == tile.outputs; });
-    const int groups = rows.period * columns.period, taps = rows.kernel * columns.kernel;
+    const int taps = rows.kernel * columns.kernel;
     const double products = static_cast<double>(taps * tap_cycles(4, *width));
     const double loads = static_cast<double>(positions * 128 * groups + int64_t{taps} * tile.tap_bytes) / 24;
     cycles = half                ? std::max(products, loads)
