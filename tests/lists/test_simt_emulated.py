@@ -18,7 +18,7 @@ SEEDS = range(6)
 
 @pytest.fixture(scope="session")
 def emulated(tmp_path_factory):
-    core = ["grid", "memory", "window", "lists/fringe", "lists/reduce_mask", "masked/fill", "masked/pool"]
+    core = ["grid", "layer", "memory", "window", "lists/fringe", "lists/reduce_mask", "masked/fill", "masked/pool"]
     kernels = ["lists/reduce_mask", "lists/fringe", "masked/fill", "masked/pool"]
     return emulated_library(
         tmp_path_factory, "simt", [CSRC / f"cuda/{name}.cu" for name in kernels],

@@ -40,7 +40,7 @@ class Case(ctypes.Structure):  # as in entry.cpp
 def emulated(tmp_path_factory):
     core = [
         CSRC / f"core/{name}.cpp"
-        for name in ("masked/bottleneck", "masked/conv", "masked/conv_select", "grid", "memory")
+        for name in ("masked/bottleneck", "masked/conv", "masked/conv_select", "grid", "layer", "memory")
     ]
     kernels = sorted((CSRC / "cuda/sm90/conv").glob("*.cu"))
     return emulated_library(tmp_path_factory, "conv", kernels, [TOOLS / "entry.cpp", *core])
