@@ -21,6 +21,8 @@ VENV ?= .venv
 # Installed only where the environment has no torch yet. Any torch >= 2.10 will do; an exact release keeps `make`
 # repeatable, and where the index serves a CPU build of it that is the one pip takes.
 TORCH ?= torch==2.13.0
+# Processes that share the tests.
+JOBS ?= auto
 # Formatters change their mind between releases: exact ones.
 LINTERS := ruff==0.17.5 mypy==2.4.1 clang-format==23.1.5
 export SBNET_CUDA ?= auto
@@ -45,7 +47,7 @@ demo: $(BUILT)
 	$(BIN)/sbnet run --output out/bikes.mp4
 
 test: $(BUILT)
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) -m "not slow" $(ARGS)
 
 # torchvision's and timm's code alone: their weights are random here, and torchvision's own ops are not called.
 test-all: $(BUILT)

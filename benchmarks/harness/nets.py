@@ -21,10 +21,14 @@ def torchvision() -> Any:
     Raises:
         ImportError: it is not installed.
     """
-    if not _library and not hasattr(torch.ops.torchvision, "nms"):
-        _library.append(torch.library.Library("torchvision", "DEF"))
-        for name in ("nms", "qnms"):
-            _library[0].define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    try:
+        return importlib.import_module("torchvision")
+    except RuntimeError:  # torchvision::nms does not exist
+        if _library:
+            raise
+    _library.append(torch.library.Library("torchvision", "DEF"))
+    for name in ("nms", "qnms"):
+        _library[0].define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     return importlib.import_module("torchvision")
 
 

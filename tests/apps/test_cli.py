@@ -236,7 +236,7 @@ def test_every_residual_network_can_be_exported(name, tmp_path):
     (tmp_path / "text").write_text("no weights")
     result = invoke("export", name, "-o", again, "--weights", tmp_path / "text")
     assert result.exit_code == 1
-    assert "not a state dict" in result.output + result.stderr
+    assert "expected a state dict" in result.output + result.stderr
     result = invoke("export", "-o", again, "--weights", 3)
     assert result.exit_code == 1
     assert "contours: has no --weights" in result.output + result.stderr

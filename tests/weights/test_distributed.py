@@ -49,13 +49,15 @@ def worker(rank, store):
     dist.destroy_process_group()
 
 
-if __name__ == "__main__":
+def main():
     with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(worker, (os.path.join(folder, "store"),), nprocs=2, start_method="fork")
+        mp.start_processes(worker, (os.path.join(folder, "store"),), nprocs=2, start_method="spawn")
 """
 
 
-def test_two_processes_train_as_one():
-    result = run_python(CODE, OMP_NUM_THREADS="1")
+def test_two_processes_train_as_one(tmp_path):
+    (tmp_path / "training.py").write_text(CODE)  # a module of its own: spawned processes import it
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import training; training.main()"
+    result = run_python(code, OMP_NUM_THREADS="1")
     assert result.returncode == 0, result.stderr[-2000:]
     assert "equal" in result.stdout
