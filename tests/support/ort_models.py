@@ -1,4 +1,4 @@
-"""Models of one sbnet node, and what torch says they should return. Shared by test_ort.py and fuzz_ort.py."""
+"""Models of one sbnet node, and what torch says they should return. Shared by test_ort*.py and fuzz_ort.py."""
 
 from __future__ import annotations
 

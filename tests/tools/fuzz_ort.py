@@ -3,7 +3,7 @@
 Each model is a valid one-node model with a few changes: attributes dropped, absurd or of another type; inputs missing,
 of other sizes, ranks and types; lists full of garbage. It must run or be refused by an ONNX Runtime error. Inputs and
 outputs lie against pages that may not be touched, so that an access out of bounds ends the process (on CUDA:
-compute-sanitizer does that). test_ort.py runs it in a process of its own.
+compute-sanitizer does that). test_ort_sessions.py runs it in a process of its own.
 """
 
 from __future__ import annotations
