@@ -96,15 +96,15 @@ def changed(rng: random.Random) -> Node:
     for _ in range(rng.choice([0, 1, 1, 1, 2, 3])):
         at = rng.randrange(len(node.inputs))
         t = node.inputs[at]
-        name = rng.choice(list(node.attributes))
+        name = rng.choice(list(node.attributes) or ["capacity"])
         match rng.randrange(10):
             case 0:
-                node.attributes.pop(name)
+                node.attributes.pop(name, None)
                 node.attributes.setdefault("capacity", 5)
             case 1 | 2:
                 node.attributes[name] = rng.choice(VALUES)
             case 3:
-                now = node.attributes[name]
+                now = node.attributes.get(name)
                 node.attributes[name] = rng.choice(PAIRS) if isinstance(now, list) else rng.choice(INTS)
             case 4 if t is not None:
                 node.inputs[at] = reshaped(rng, t)
