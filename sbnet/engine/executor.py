@@ -53,7 +53,8 @@ class Executor:
         kept = sorted({r.plane for r in self.storage.roots if r.kept}) if plan.mode == "masked" else []
         self.previous = {p: self.active[p] for p in kept}
         self.whole_frame = plan.mode == "cached"
-        self.kept_dense: dict[Value, Tensor] = {}  # cached: what dense nodes gave for the frame before
+        # Cached: what dense nodes gave for the frame before. A CUDA graph writes there: it stays as long as this does.
+        self.kept_dense: dict[Value, Tensor] = {}
 
     def _part(self, value: Value) -> Tensor:
         root, start = self.storage.place[value]
@@ -76,8 +77,7 @@ class Executor:
             buffer.zero_()
         for old in self.previous.values():
             old.block_map.fill_(-1)
-        self.whole_frame = self.plan.mode == "cached"
-        self.kept_dense.clear()
+        self.whole_frame = self.plan.mode == "cached"  # which writes all of kept_dense
 
     @torch.no_grad()
     def __call__(self, inputs: Sequence[Any], mask: Tensor) -> list[Any]:

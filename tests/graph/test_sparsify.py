@@ -91,6 +91,19 @@ def test_a_cached_run_begins_anew_at_another_shape_or_margin(device):
         assert_holds(run(x, mask), net(x), copy.deepcopy(net).double()(x.double()))
 
 
+def test_a_cached_run_keeps_its_memory(device):
+    """A CUDA graph writes where its capture did, whatever was forgotten since."""
+    x, mask = torch.randn(1, 3, *SIZE, device=device), torch.zeros(1, *SIZE, device=device)
+    run = sbnet.sparsify(lively(UNet("nearest")).to(device), x, block=4, mode="cached")
+    run(x, mask)
+    executor = run._last.executor
+    kept = {value: tensor.data_ptr() for value, tensor in executor.kept_dense.items()}
+    assert kept  # resizing runs dense
+    run.reset()
+    run(x, mask)
+    assert {value: tensor.data_ptr() for value, tensor in executor.kept_dense.items()} == kept
+
+
 def test_memory_of_many_margins_is_bounded():
     run, mask = sbnet.sparsify(lively(conv(3, 8)), torch.zeros(1, 3, *SIZE), block=4), torch.zeros(1, *SIZE)
     for margin in range(20):
