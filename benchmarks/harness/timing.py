@@ -27,6 +27,7 @@ from sbnet.benchmarks.harness.registry import Side, short
 Run = Callable[[], Any]
 
 TURN_US, MOST_CALLS = 1500, 500  # of a captured function in a round
+LONG_US = 200_000  # a round of slow functions on CUDA has fewer calls
 
 
 class Timer:
@@ -77,10 +78,14 @@ class Timer:
             return self._wall(side.run)
         repeat = 1 if self.cold else self.repeat
         if side.clock in ("own", "eager") or self.eager:
+            repeat = min(repeat, max(1, round(LONG_US / self._events(side.run, 1)())))
             run: Run = functools.partial(_several, side.run, repeat)
         else:
             run = _graph(side.run, repeat)
             once = self._events(run, repeat)()
+            if once * repeat > 2 * LONG_US:
+                repeat = max(1, round(LONG_US / once))
+                run = _graph(side.run, repeat)
             if not self.cold and once * repeat < TURN_US:
                 repeat = min(MOST_CALLS, round(TURN_US / once))
                 run = _graph(side.run, repeat)
