@@ -1,7 +1,7 @@
 """Every layer of `conv_kinds.OTHERS` in a minute: dense forms and ours at three densities in turn.
 
-float16, CUDA graphs, warm, random blocks, bias, ReLU and fringe; every result is checked. `sbnet bench conv` times the
-same layers longer.
+float16 (and tf32), CUDA graphs, warm, random blocks, bias, ReLU and fringe; every result is checked. `sbnet bench conv`
+times the same layers longer.
 
     python benchmarks/floors/kinds.py [part of a table's name ...]
 """
@@ -14,14 +14,11 @@ import sys
 import torch
 
 import sbnet
-from sbnet.benchmarks.cases.masked.conv_kinds import OTHERS, Kind, layer_of
+from sbnet.benchmarks.cases.masked.conv_kinds import DENSITIES, OTHERS, Kind, kernel_of, layer_of
 from sbnet.benchmarks.harness import masks
 from sbnet.benchmarks.harness.layers import fringe_mask
 from sbnet.benchmarks.harness.registry import Setting, Side
 from sbnet.benchmarks.harness.timing import Timer
-from sbnet.select import conv2d_kernel
-
-DENSITIES = (1.0, 0.25, 0.1)
 
 
 def line(kind: Kind, timer: Timer) -> str:
@@ -39,14 +36,10 @@ def line(kind: Kind, timer: Timer) -> str:
     took = {name: median for name, (median, _) in timer.medians(sides).items()}
     fastest, ours = min(took[name] for name in dense), [took[str(density)] for density in DENSITIES]
     n, h, w, c = kind.shape
-    kernel = conv2d_kernel(
-        (n, c, h, w), kind.filters, kind.kernel, kind.block,
-        stride=kind.stride, padding=layer.padding, dilation=kind.dilation, groups=kind.groups,
-    ).kernel  # fmt: skip
     what = f"{n}x{h}x{w}, {c} to {kind.filters}, {layer.kernel[0]}x{layer.kernel[1]}"
     what += f", dilation {kind.dilation}" * (kind.dilation > 1) + f", {kind.groups} groups" * (kind.groups > 1)
     what += f", blocks of {kind.block}" * (kind.block != 16)
-    return f"| {what} | {kernel} | {fastest:.1f} | {' / '.join(f'{t:.1f}' for t in ours)} | " + (
+    return f"| {what} | {kernel_of(layer, kind)} | {fastest:.1f} | {' / '.join(f'{t:.1f}' for t in ours)} | " + (
         f"{' / '.join(f'{fastest / t:.2f}' for t in ours)} |"
     )
 

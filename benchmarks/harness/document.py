@@ -86,7 +86,9 @@ def section(name: str, rows: list[Row]) -> str:
     facts = [", ".join(f"{fact} {format_fact(v)}" for fact, v in shared.items())]
     if len({row["facts"].get("sparsity") for row in rows}) > 2 and all("x dense" in row for row in rows):
         head, lines = sweep(rows, shared)
-        facts.append("x dense (indexed) by sparsity")
+        facts.append(
+            "x dense (indexed) by sparsity" + (", / what is wanted" if any("wanted" in r for r in rows) else "")
+        )
     stated = "; ".join(filter(None, facts))
     return "\n\n".join(filter(None, [f"### {name}", stated, markdown(head, lines)]))
 
@@ -105,17 +107,20 @@ def sweep(rows: list[Row], shared: dict[str, Any]) -> tuple[list[str], list[list
     rows = [row for row in rows if "sparsity" in row["facts"]]
     steps = sorted({row["facts"]["sparsity"] for row in rows})
     facts = list(dict.fromkeys(k for row in rows for k in row["facts"] if k not in (*shared, "sparsity")))
+    served = ["served by"] if any("served by" in row for row in rows) else []
     lines = []
     for same in layers(rows).values():
         at = {row["facts"]["sparsity"]: row for row in same}
         figures = [_pair(at[step]) if step in at else "" for step in steps]
-        lines.append([*(cell(same[0]["facts"].get(fact)) for fact in facts), *figures])
-    return [*facts, *(f"{step:g}" for step in steps)], lines
+        named = [*(same[0]["facts"].get(fact) for fact in facts), *(same[0].get(note) for note in served)]
+        lines.append([*map(cell, named), *figures])
+    return [*facts, *served, *(f"{step:g}" for step in steps)], lines
 
 
 def _pair(row: Row) -> str:
     indexed = f" ({cell(row['x indexed'])})" if "x indexed" in row else ""
-    return cell(row["x dense"]) + indexed
+    wanted = f" / {cell(row['wanted'])}" if "wanted" in row else ""
+    return cell(row["x dense"]) + indexed + wanted
 
 
 def glance(sessions: Iterable[Session]) -> list[str]:

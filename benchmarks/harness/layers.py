@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -20,18 +21,20 @@ Shape = tuple[int, int, int, int]
 class Layer:
     """A layer with bias and ReLU. shape: (N, H, W, C) of its input; filters: its output channels, C if not given.
 
-    It is padded by half its kernel's reach. `size` is (N, H, W) of its output.
+    It is padded by half its kernel's reach. `size` is (N, H, W) of its output. tf32: float32 by products of tf32, in
+    every form.
     """
 
     def __init__(
         self, shape: Shape, dtype: torch.dtype, setting: Setting, filters: int = 0, kernel: int | tuple[int, int] = 3,
-        stride: int = 1, dilation: int = 1, groups: int = 1,
+        stride: int = 1, dilation: int = 1, groups: int = 1, tf32: bool = False,
     ):  # fmt: skip
         n, h, w, c = shape
         device, last = setting.device, torch.channels_last
         self.kernel = to_pair(kernel, "Layer: kernel")
         self.padding = (self.kernel[0] // 2 * dilation, self.kernel[1] // 2 * dilation)
         self.dtype, self.stride, self.dilation, self.groups = dtype, stride, dilation, groups
+        self.tf32 = tf32
         self._others = setting.level == "full"  # dense forms whose export takes longer than a small case
         filters, fan_in = filters or c, c // groups * self.kernel[0] * self.kernel[1]
         self.x = torch.randn(n, c, h, w, device=device, dtype=dtype).contiguous(memory_format=last)
@@ -54,8 +57,14 @@ class Layer:
     def geometry(self) -> tuple[int, tuple[int, int], int, int]:
         return self.stride, self.padding, self.dilation, self.groups
 
+    def _allowed(self) -> AbstractContextManager[None]:
+        """cuDNN as a dense form runs: it tries its ways, and may use tf32 where the layer does."""
+        cudnn = torch.backends.cudnn
+        return cudnn.flags(enabled=True, benchmark=cudnn.benchmark, allow_tf32=True) if self.tf32 else nullcontext()
+
     def plain(self, x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None = None) -> Tensor:
-        y = F.conv2d(x, weight, bias, *self.geometry)
+        with self._allowed():
+            y = F.conv2d(x, weight, bias, *self.geometry)
         return (y if residual is None else y.add_(residual)).relu_()
 
     @functools.cached_property
@@ -79,7 +88,15 @@ class Layer:
 
     @functools.cached_property
     def torchs(self) -> Tensor:
-        return F.conv2d(self.x, self.weight, self.bias, *self.geometry)
+        with self._allowed():
+            return F.conv2d(self.x, self.weight, self.bias, *self.geometry)
+
+    def _fused(self, added: Tensor | None) -> Tensor:
+        geometry = [self.stride] * 2, self.padding, [self.dilation] * 2, self.groups
+        with self._allowed():
+            if added is None:
+                return torch.cudnn_convolution_relu(self.x, self.weight, self.bias, *geometry)
+            return torch.cudnn_convolution_add_relu(self.x, self.weight, added, 1.0, self.bias, *geometry)
 
     def dense(self, residual: bool = False) -> dict[str, Side]:
         """Every dense form of the layer: the fastest is the baseline."""
@@ -89,12 +106,7 @@ class Layer:
         if not x.is_cuda and added is None and self._others:
             forms |= {name: Side(functools.partial(f.run, f.prepare(x))) for name, f in self._forms.items()}
         if x.is_cuda:
-            geometry = [self.stride] * 2, self.padding, [self.dilation] * 2, self.groups
-            forms["fused cuDNN"] = Side(
-                (lambda: torch.cudnn_convolution_relu(x, weight, bias, *geometry))
-                if added is None
-                else (lambda: torch.cudnn_convolution_add_relu(x, weight, added, 1.0, bias, *geometry))
-            )
+            forms["fused cuDNN"] = Side(functools.partial(self._fused, added))
             if (compiled := self._compiled) is not None:
                 forms["torch.compile"] = Side(lambda: compiled(x, weight, bias, added))
         return forms
@@ -104,7 +116,7 @@ class Layer:
         sbnet.sparse_conv2d_(
             self.x, self.weight, self.bias, active, self.out,
             stride=self.stride, padding=self.padding, dilation=self.dilation, groups=self.groups, activation="relu",
-            fringe=fringe, residual=added,
+            fringe=fringe, residual=added, allow_tf32=self.tf32,
         )  # fmt: skip
         return self.out
 

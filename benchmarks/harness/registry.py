@@ -77,7 +77,7 @@ class Work:
 
     check: takes a side's name and its result, returns the relative error, raises WrongResult.
     flops, bytes: what an ideal implementation of "ours" must compute, read and write; 0: no floor is given.
-    dtype: whose matrix rate bounds the flops.
+    dtype: whose matrix rate bounds the flops; "tf32": of float32 by products of tf32.
     notes: what is known only now (density, blocks); goes into the row.
     """
 
@@ -85,7 +85,7 @@ class Work:
     check: Callable[[str, Any], float]
     flops: float = 0.0
     bytes: float = 0.0
-    dtype: torch.dtype = torch.float32
+    dtype: torch.dtype | str = torch.float32
     notes: dict[str, Any] = field(default_factory=dict)
 
 
@@ -121,7 +121,7 @@ def format_fact(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def short(dtype: torch.dtype) -> str:
+def short(dtype: torch.dtype | str) -> str:
     return str(dtype).removeprefix("torch.")
 
 

@@ -38,7 +38,7 @@ def by_name(rows: Iterable[Row]) -> dict[str, list[Row]]:
     return tables
 
 
-FACTS = "density", "blocks", "fringe"
+FACTS = "density", "blocks", "fringe", "served by", "wanted"
 HIDDEN = "TFLOP/s", "GB/s", "fringe", "blocks", "spread us", "others"  # of tables; CSV has them
 
 

@@ -203,7 +203,8 @@ def cache_bytes(device: str) -> int:
 
 def ceilings(device: str, dtypes: list[torch.dtype], small: bool = False) -> dict[str, Any]:
     """What bounds any kernel, measured in this run: GB/s of a large copy and of one that stays in the cache, TFLOP/s of
-    a large matrix product by dtype, microseconds of a launch that does next to nothing."""
+    a large matrix product by dtype (of float32 also by products of tf32), microseconds of a launch that does next to
+    nothing."""
     cuda = device == "cuda"
     timer = Timer(device, rounds=3 if small else 5, repeat=5)
     large = 2**16 if small else 2**29 if cuda else 2**26
@@ -214,6 +215,10 @@ def ceilings(device: str, dtypes: list[torch.dtype], small: bool = False) -> dic
         a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
         product = functools.partial(torch.mm, a, b, out=torch.empty_like(a))
         matrix[short(dtype)] = 2e-6 * side**3 / timer.best(product)
+        if cuda and dtype == torch.float32:
+            torch.backends.cuda.matmul.allow_tf32 = True
+            matrix["tf32"] = 2e-6 * side**3 / timer.best(product)
+            torch.backends.cuda.matmul.allow_tf32 = False
     one = torch.zeros(1, device=device)
     return {
         "copy GB/s": rate,

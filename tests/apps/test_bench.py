@@ -5,6 +5,7 @@ import csv
 import functools
 import itertools
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -268,6 +269,10 @@ def test_document_of_a_sweep(tmp_path):
     assert "| conv | 1x2x8 | 2 |" in text  # beside the paper
     assert "| 0 | 0.5 | 0.9 |" in text
     assert "](plots/here-conv.svg)" in text
+    judged = sweep()
+    for row in judged.rows:
+        row |= {"served by": "a kernel", "wanted": 5.0}
+    assert re.search(r"\| a kernel \| 0\.8.* / 5 \|", document.document({"here": judged}))
     pytest.importorskip("matplotlib")
     from sbnet.benchmarks.harness import plots
 

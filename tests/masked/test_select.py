@@ -10,6 +10,10 @@ from sbnet.select import bottleneck_in_one_kernel, conv2d_kernel, layer_kernel
 CASES = {
     "conv 3x3 64->64 400x704 fp16 block 16": "Hopper 3x3",
     "conv 3x3 64->64 400x704 bf16 block 16 stride 2": "Hopper 3x3",
+    "conv 3x3 72->72 400x704 fp16 block 16": "Hopper general",
+    "conv 3x3 80->80 320x320 fp16 block 16": "Hopper 3x3",
+    "conv 3x3 104->104 400x704 fp16 block 16": "Hopper 3x3",
+    "conv 3x3 72->72 400x704 fp16 block 16 stride 2": "Hopper 3x3",
     "conv 1x1 256->64 100x176 fp16 block 4": "Hopper 1x1",
     "conv 7x7 3->64 400x704 fp16 block 8 stride 2": "Hopper stem",
     "conv 3x3 64->64 400x704 fp16 block 16 groups 64": "depthwise",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ import sbnet
 from sbnet.benchmarks.harness import masks
 from sbnet.benchmarks.harness.layers import Layer, Shape, facts, fringe_mask
 from sbnet.benchmarks.harness.registry import Case, Setting, Side, Work
+from sbnet.select import conv2d_kernel
 
 # name -> kernel, stride, [(N, H, W, C of the input), filters]
 KINDS: dict[str, tuple[int, int, list[tuple[Shape, int]]]] = {
@@ -64,6 +65,7 @@ class Kind(NamedTuple):
     groups: int = 1
     block: int | tuple[int, int] = 16
     residual: bool = False
+    tf32: bool = False
 
 
 LARGE, MIDDLE, SMALL = (1, 400, 704), (1, 200, 352), (1, 100, 176)
@@ -94,6 +96,18 @@ OTHERS: dict[str, list[Kind]] = {
         Kind((*SMALL, 448), 448, groups=8),  # RegNetY-8GF
     ],
     "conv 3x3, blocks": [Kind((*LARGE, 64), 64, block=b) for b in (10, 12, 20, 24, 32, (8, 16))],
+    "conv 3x3, tf32": [Kind((*LARGE, 64), 64, tf32=True), Kind((*SMALL, 256), 256, tf32=True)],
+}
+DENSITIES = 1.0, 0.25, 0.1
+# What is wanted of them on Hopper: so many times as fast as the fastest dense form, at these densities.
+WANTED: dict[str, tuple[float, float, float]] = {
+    "conv 3x3, channels": (1.0, 3.2, 6.0),
+    "conv 3x3, channels no multiple of 8": (1.0, 3.0, 5.0),
+    "conv, kernels": (1.0, 3.0, 6.0),
+    "conv 3x3, dilation": (1.0, 3.0, 5.0),
+    "conv 3x3, groups": (1.0, 2.5, 4.0),
+    "conv 3x3, blocks": (1.0, 3.0, 6.0),
+    "conv 3x3, tf32": (1.0, 3.0, 5.0),
 }
 
 
@@ -113,26 +127,46 @@ def cases(setting: Setting) -> Iterator[Case]:
             for density in setting.pick((), (0.1,), (1.0, 0.1)):
                 yield case(setting, "conv of SBNet's bottlenecks", kind, density)
     for name, kinds in OTHERS.items():
+        if not setting.cuda and kinds[0].tf32:
+            continue
         small = [kinds[0]._replace(shape=(1, 32, 48, kinds[0].shape[3]))]
         for kind in setting.pick(small, kinds[:1], kinds):
-            for density in setting.pick((0.2,), (0.1,), (1.0, 0.25, 0.1)):
-                yield case(setting, name, kind, density)
+            for density in setting.pick((0.2,), (0.1,), DENSITIES):
+                wanted = dict(zip(DENSITIES, WANTED[name], strict=True)).get(density) if setting.cuda else None
+                yield case(setting, name, kind, density, wanted)
 
 
-def case(setting: Setting, name: str, kind: Kind, density: float) -> Case:
+def case(setting: Setting, name: str, kind: Kind, density: float, wanted: float | None = None) -> Case:
     more = {name: value for name, value in kind._asdict().items() if name in ("filters", "kernel", "residual")}
     more |= {name: value for name, value in (("dilation", kind.dilation), ("groups", kind.groups)) if value > 1}
-    described = facts(kind.shape, setting.dtype, "random", kind.block, **more, sparsity=round(1 - density, 4))
-    return Case(name, "conv", described, partial(work, setting, kind, density))
+    more |= {"tf32": True} if kind.tf32 else {}
+    described = facts(kind.shape, dtype_of(setting, kind), "random", kind.block, **more, sparsity=round(1 - density, 4))
+    return Case(name, "conv", described, partial(work, setting, kind, density, wanted))
+
+
+def dtype_of(setting: Setting, kind: Kind) -> torch.dtype:
+    return torch.float32 if kind.tf32 else setting.dtype
+
+
+def kernel_of(layer: Layer, kind: Kind) -> str:
+    """The kernel that serves a layer on Hopper."""
+    n, h, w, c = kind.shape
+    return conv2d_kernel(
+        (n, c, h, w), kind.filters, kind.kernel, kind.block, stride=kind.stride, padding=layer.padding,
+        dilation=kind.dilation, groups=kind.groups, dtype=layer.dtype, residual=kind.residual, allow_tf32=kind.tf32,
+    ).kernel  # fmt: skip
 
 
 @functools.lru_cache(maxsize=1)
 def layer_of(setting: Setting, kind: Kind) -> Layer:
     """Cases that follow each other share a layer, and its exact result."""
-    return Layer(kind.shape, setting.dtype, setting, kind.filters, kind.kernel, kind.stride, kind.dilation, kind.groups)
+    return Layer(
+        kind.shape, dtype_of(setting, kind), setting, kind.filters, kind.kernel, kind.stride, kind.dilation,
+        kind.groups, kind.tf32,
+    )  # fmt: skip
 
 
-def work(setting: Setting, kind: Kind, density: float) -> Work:
+def work(setting: Setting, kind: Kind, density: float, wanted: float | None = None) -> Work:
     layer, residual = layer_of(setting, kind._replace(block=16, residual=False)), kind.residual
     grid = sbnet.BlockGrid.cover(layer.size[1:], kind.block)
     pixels = masks.pixels("random", layer.size, density, setting.device, kind.block)
@@ -150,5 +184,10 @@ def work(setting: Setting, kind: Kind, density: float) -> Work:
 
     blocks = int(active.count)
     area = float(torch.count_nonzero(inside))
-    notes = {"blocks": blocks, "density": blocks / active.capacity, "fringe": int(fringe.count)}
-    return Work(sides, check, layer.flops(area), layer.bytes(active, residual), layer.dtype, notes)
+    notes: dict[str, Any] = {"blocks": blocks, "density": blocks / active.capacity, "fringe": int(fringe.count)}
+    if setting.cuda:
+        notes["served by"] = kernel_of(layer, kind)
+    if wanted is not None:
+        notes["wanted"] = wanted
+    products = "tf32" if kind.tf32 else layer.dtype
+    return Work(sides, check, layer.flops(area), layer.bytes(active, residual), products, notes)

@@ -11,6 +11,9 @@ namespace {
 
 constexpr int kMaxDepthwiseTaps = 128, kStemCell = 8;
 constexpr int kMaxGeneralTaps = 128, kLeastGeneralPixels = 36;
+// Beyond 64 channels the 3x3 kernel fills up to the next 64. Up to so many the general one, which does not, is faster
+// where its tiles of 16x16 pixels are enough for several rounds of a device's multiprocessors.
+constexpr int kMostNarrowChannels = 96, kEnoughNarrowTiles = 800;
 constexpr int kMaxBottleneckChannels = 512, kMaxBottleneckWidth = 128;
 
 bool is_half(DType t) { return t == DType::kF16 || t == DType::kBF16; }
@@ -34,6 +37,14 @@ const char* half_planes_decline(const Conv2dParams& p) {
   return nullptr;
 }
 
+// More than 64 channels, but not many more.
+bool is_narrow(const Conv2dParams& p) {
+  const int64_t most = std::max(p.x.size[1], p.weight.size[0]);
+  const BlockGrid& grid = p.active.grid;
+  const double pixels = static_cast<double>(p.active.capacity) * grid.size[0] * grid.size[1];
+  return most > 64 && most <= kMostNarrowChannels && pixels >= 256. * kEnoughNarrowTiles;
+}
+
 const char* hopper_3x3_declines(const Conv2dParams& p) {
   const BlockGrid& grid = p.active.grid;
   if (p.weight.size[2] != 3 || p.weight.size[3] != 3) return "kernel is not 3x3";
@@ -44,6 +55,8 @@ const char* hopper_3x3_declines(const Conv2dParams& p) {
     if (grid.size[d] % 8) return "block sides are no multiples of 8";
   }
   if (p.stride[0] == 2 && (p.x.size[2] < 2 || p.x.size[3] < 2)) return "a plane of one row or column";
+  if (p.stride[0] == 1 && is_narrow(p) && !hopper_general_declines(p))
+    return "65 to 96 channels, which it fills up to 128";
   return tiles_fit(p.active, p.fringe, 8, (p.weight.size[0] + 63) / 64) ? nullptr : "too many tiles to count";
 }
 
