@@ -4,6 +4,7 @@
 #   make test    the test suite but for its slow tests (ARGS="tests/apps/test_cli.py -x" goes to pytest)
 #   make test-all  all of it, with one network of every family of torchvision and timm
 #   make wheel   dist/sbnet-*.whl
+#   make runtime dist/sbnet_runtime-*.whl, the kernels for ONNX Runtime without PyTorch
 #   make bench   sbnet bench (ARGS="conv --quick")
 #   make lint    ruff, mypy, clang-format
 #   make check   what to run before a commit: lint and the fast tests, some two minutes on two cores
@@ -32,7 +33,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # The stamp's name holds the build options: other options, another build.
 BUILT := $(VENV)/built-$(shell echo "$(SBNET_CUDA) $(SBNET_CUDA_ARCHS)" | tr -c 'a-z0-9\n' '-')
-SOURCES := $(shell find csrc -type f) setup.py pyproject.toml sbnet/version.py
+SOURCES := $(shell find csrc -type f -not -name '*.pyc') setup.py pyproject.toml sbnet/version.py sbnet/needs.py
 
 # The oldest versions that are served.
 MINIMUM := torch==2.10.0 onnxruntime==1.18.0 onnx==1.17.0 "numpy<2"
@@ -41,7 +42,7 @@ FAST := tests/lists tests/masked/test_select.py tests/masked/test_fill.py tests/
         tests/graph tests/engine tests/nn tests/contracts/test_bad_input.py tests/contracts/test_hostile_sizes.py \
         tests/apps/test_package.py tests/apps/test_gpu_record.py
 
-.PHONY: demo test test-all build wheel bench lint check sanitize minimum mutants release-check clean
+.PHONY: demo test test-all build wheel runtime bench lint check sanitize minimum mutants release-check clean
 
 demo: $(BUILT)
 	$(BIN)/sbnet run --output out/bikes.mp4
@@ -59,6 +60,9 @@ build: $(BUILT)
 
 wheel: $(VENV)/toolchain
 	$(PIP) wheel -v --no-build-isolation --no-deps --wheel-dir dist .
+
+runtime: $(VENV)/toolchain
+	$(PIP) wheel -v --no-build-isolation --no-deps --wheel-dir dist ./runtime
 
 bench: $(BUILT)
 	$(BIN)/sbnet bench $(ARGS)

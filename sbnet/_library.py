@@ -6,6 +6,8 @@ from pathlib import Path
 
 import torch
 
+from sbnet import needs
+
 HERE = Path(__file__).parent
 KERNEL_LIBRARY = HERE / "libsbnet.so"  # also what ONNX Runtime registers
 TORCH_LIBRARY = HERE / "libsbnet_torch.so"
@@ -20,7 +22,12 @@ def _load() -> None:
                 f"sbnet: {library} is missing: the package is not built. Install it with "
                 "'pip install --no-build-isolation .' (a source checkout on sys.path shadows an installed wheel)."
             )
-    torch.ops.load_library(str(TORCH_LIBRARY))
+    try:
+        torch.ops.load_library(str(TORCH_LIBRARY))
+    except OSError as fault:
+        lacking = [line for library in (KERNEL_LIBRARY, TORCH_LIBRARY) for line in needs.lacking(library)]
+        reason = "; ".join(line for line in lacking if "libtorch" not in line) or str(fault)
+        raise ImportError(f"sbnet: {TORCH_LIBRARY.name} cannot be loaded on this machine: {reason}") from fault
 
 
 def build_info() -> dict[str, str]:

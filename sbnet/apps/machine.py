@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import sbnet
-from sbnet import _library
+from sbnet import _library, needs
 
 
 def driver_version() -> int | None:
@@ -71,4 +71,5 @@ def gather_info() -> dict[str, Any]:
         "cpu_instructions": _library.cpu_isa(),
         "cuda": cuda_obstacle() or "usable",
         "libraries": [str(_library.KERNEL_LIBRARY), str(_library.TORCH_LIBRARY)],
+        "needs": [needs.summary(library) for library in (_library.KERNEL_LIBRARY, _library.TORCH_LIBRARY)],
     }
