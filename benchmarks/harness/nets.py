@@ -51,8 +51,14 @@ def _torchvision(name: str) -> nn.Module:
     return torchvision().models.get_model(name, weights=None)
 
 
-def _segmentation() -> nn.Module:
-    return First(torchvision().models.get_model("fcn_resnet50", weights=None, weights_backbone=None))
+def _segmentation(name: str) -> nn.Module:
+    return First(torchvision().models.get_model(name, weights=None, weights_backbone=None))
+
+
+def _fpn() -> nn.Module:
+    torchvision()
+    backbones = importlib.import_module("torchvision.models.detection.backbone_utils")
+    return Levels(backbones.resnet_fpn_backbone(backbone_name="resnet50", weights=None, norm_layer=nn.BatchNorm2d))
 
 
 def _timm(name: str) -> nn.Module:
@@ -69,6 +75,33 @@ class First(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return next(iter(self.net(x).values()))
+
+
+class Levels(nn.Module):
+    """All levels of a feature pyramid [N,C,...], side by side."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([level.flatten(2) for level in self.net(x).values()], 2)
+
+
+class SRVGG(nn.Module):
+    """Super-resolution by 4 with the layers and widths of Real-ESRGAN's network for animated video (Wang et al., 2021):
+    16 convolutions of 64 channels and their PReLUs, PixelShuffle, the enlarged input added."""
+
+    def __init__(self, width: int = 64, depth: int = 16, scale: int = 4) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [nn.Conv2d(3, width, 3, padding=1), nn.PReLU(width)]
+        for _ in range(depth):
+            layers += [nn.Conv2d(width, width, 3, padding=1), nn.PReLU(width)]
+        layers += [nn.Conv2d(width, 3 * scale * scale, 3, padding=1), nn.PixelShuffle(scale)]
+        self.body, self.scale = nn.Sequential(*layers), scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x) + F.interpolate(x, scale_factor=float(self.scale))
 
 
 def conv(i: int, o: int, k: int = 3, s: int = 1) -> nn.Sequential:
@@ -157,8 +190,14 @@ class Yolo(nn.Module):
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "mobilenet_v2": lambda: _torchvision("mobilenet_v2"),
     "vgg16_bn": lambda: _torchvision("vgg16_bn"),
-    "fcn_resnet50": _segmentation,
+    "fcn_resnet50": lambda: _segmentation("fcn_resnet50"),
     "U-Net": UNet,
     "repvgg_a0": lambda: _timm("repvgg_a0"),
     "YOLOv8n-like": Yolo,
+    "FPN-ResNet-50": _fpn,
+    "deeplabv3_resnet50": lambda: _segmentation("deeplabv3_resnet50"),
+    "mobilenet_v3_large": lambda: _torchvision("mobilenet_v3_large"),
+    "SRVGG": SRVGG,
 }
+ON_CPU = "mobilenet_v2", "vgg16_bn", "fcn_resnet50", "U-Net", "repvgg_a0", "YOLOv8n-like"
+ON_CUDA = "U-Net", "YOLOv8n-like", "FPN-ResNet-50", "mobilenet_v3_large", "SRVGG", "deeplabv3_resnet50"

@@ -132,11 +132,12 @@ def modules() -> list[str]:
 
 
 def cases(setting: Setting, groups: Iterable[str] = GROUPS, only: str = "") -> Iterator[Case]:
-    """Every case of these groups whose title contains all words of `only`."""
-    words = only.lower().split()
+    """Every case of these groups whose title contains all words of `only`, or of one of its parts between commas."""
+    choices = [part.split() for part in only.lower().split(",")]
     for module in modules():
         for case in importlib.import_module(module).cases(setting):
-            if case.group in groups and all(word in case.title.lower() for word in words):
+            title = case.title.lower()
+            if case.group in groups and any(all(word in title for word in words) for words in choices):
                 yield case
 
 

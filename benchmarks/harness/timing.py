@@ -172,6 +172,21 @@ def page_faults(run: Run) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 
+def host_time(call: Callable[[], Any], in_a_row: int) -> float:
+    """Microseconds that a call keeps the host: the median of 200, the device idle before so many calls in a row.
+
+    With one in a row it is a call after a wait, which costs a processor that has slept several times as much.
+    """
+    times = []
+    for k in range(200):
+        if k % in_a_row == 0:
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        call()
+        times.append((time.perf_counter() - start) * 1e6)
+    return statistics.median(times)
+
+
 @functools.cache
 def fault_us() -> float:
     """Microseconds of a page fault: the least of ten walks over fresh memory."""

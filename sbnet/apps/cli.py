@@ -233,7 +233,7 @@ class Group(str, enum.Enum):
 def bench(
     group: Annotated[Group, typer.Argument(help="What to measure.")] = Group.all,
     device: Annotated[Device, typer.Option(help="auto: a GPU if there is one that works.")] = Device.auto,
-    only: Annotated[str, typer.Option(help="Cases whose titles hold all of these words.")] = "",
+    only: Annotated[str, typer.Option(help="Cases whose titles hold all of these words; commas part choices.")] = "",
     quick: Annotated[bool, typer.Option("--quick", help="A few cases: under a minute on a CPU.")] = False,
     cold: Annotated[bool, typer.Option("--cold", help="Flush the caches before each call.")] = False,
     eager: Annotated[bool, typer.Option("--eager", help="On CUDA, without CUDA graphs.")] = False,

@@ -50,7 +50,7 @@ class Compiled:
             return self._run(inputs, mask)
         for own, given in zip(self.inputs, inputs, strict=True):
             if own is not None and own is not given:
-                own.copy_(given.detach())
+                own.copy_(given.detach() if given.requires_grad else given)
         if self.mask is not None and mask is not self.mask:
             self.mask.copy_(mask)  # type: ignore[arg-type]
         self.graph.replay()

@@ -137,7 +137,7 @@ class SparseRun:
             flat = compiled(args, None if mask is None else self._planes_of(mask, args[0]))
             if copy:
                 flat = [v.clone() if isinstance(v, Tensor) else v for v in flat]
-            return pytree.tree_unflatten(flat, self._spec)
+            return flat[0] if self._spec.is_leaf() else pytree.tree_unflatten(flat, self._spec)
 
     def _planes_of(self, mask: Tensor, x: Tensor) -> Tensor:
         mask = mask_planes("run", mask)
@@ -147,7 +147,9 @@ class SparseRun:
             )
         if mask.dtype != torch.bool:
             mask = mask > 0.5 if mask.is_floating_point() else mask != 0
-        return mask.to(x.device, non_blocking=True).expand(x.shape[0], -1, -1)
+        if mask.device != x.device:
+            mask = mask.to(x.device, non_blocking=True)
+        return mask if mask.shape[0] == x.shape[0] else mask.expand(x.shape[0], -1, -1)
 
     def _mask(self, margin: int, inputs: Sequence[Any], mask: Tensor | None) -> Tensor:
         """The mask that the planes' lists are made of: inside the CUDA graph, where there is one."""

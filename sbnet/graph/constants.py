@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -9,6 +10,8 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from sbnet.graph.ir import Graph, Value
+
+VERSION = operator.attrgetter("_version")
 
 
 class Constants:
@@ -26,9 +29,11 @@ class Constants:
         self.wanted = {id(v): v for n in graph.nodes for v in n.inputs() if v.constant}
         self.wanted |= {id(v): v for v in graph.outputs if isinstance(v, Value) and v.constant}
         leaves = {id(v): v for n in [*graph.nodes, *self.nodes] for v in n.inputs() if v.tensor is not None}
-        self.leaves = list(leaves.values())
+        self.leaves: list[Tensor] = [v.tensor for v in leaves.values()]  # type: ignore[misc]
+        if any(tensor.is_inference() for tensor in self.leaves):
+            self.leaves = []  # made in inference mode: writes are not counted, what is made of them is made once
         self.held: dict[int, Tensor] = {}
-        self._written: list[tuple[int, int]] = []
+        self._written: list[list[int]] = []
         self.refresh()
 
     def __getitem__(self, value: Value) -> Tensor:
@@ -36,7 +41,12 @@ class Constants:
 
     def stale(self) -> bool:
         """Was a parameter written, as PyTorch counts, since they were made?"""
-        return self._written != [(v.tensor._version, v.tensor.data_ptr()) for v in self.leaves]  # type: ignore[union-attr]
+        return self._written != self._writes()
+
+    def _writes(self) -> list[list[int]]:
+        """Of each parameter, how often it was written; where a call is no CUDA graph, where it lies too."""
+        written = list(map(VERSION, self.leaves))
+        return [written] if self.device.type == "cuda" else [written, list(map(Tensor.data_ptr, self.leaves))]
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -62,9 +72,4 @@ class Constants:
                 self.held[key].copy_(found)
             else:
                 self.held[key] = found
-        # A tensor made in inference mode counts no writes: what is made of it is made once.
-        self._written = [] if any(v.tensor.is_inference() for v in self.leaves) else [  # type: ignore[union-attr]
-            (v.tensor._version, v.tensor.data_ptr()) for v in self.leaves  # type: ignore[union-attr]
-        ]  # fmt: skip
-        if any(v.tensor.is_inference() for v in self.leaves):  # type: ignore[union-attr]
-            self.leaves = []
+        self._written = self._writes()

@@ -7,9 +7,7 @@ one CUDA graph. "in place": frame and mask are where the graph reads them.
 from __future__ import annotations
 
 import functools
-import statistics
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -18,6 +16,7 @@ from torch import Tensor
 
 from sbnet.benchmarks.harness import dense, masks, planned
 from sbnet.benchmarks.harness.registry import Case, Setting, Side, Work, short
+from sbnet.benchmarks.harness.timing import host_time
 from sbnet.models import resnet50
 from sbnet.nn import fold_batch_norm
 
@@ -88,21 +87,6 @@ def dense_forms(setting: Setting, size: tuple[int, int, int]) -> dict[str, dense
     net = fold_batch_norm(resnet50(weights=0, classes=0).eval()).requires_grad_(False)
     example = torch.rand(size[0], 3, *size[1:])
     return dense.forms(net, example, setting.compiled and setting.level == "full")
-
-
-def host_time(call: Callable[[], Any], in_a_row: int) -> float:
-    """Microseconds that a call keeps the host: the median of 200, the device idle before so many calls in a row.
-
-    With one in a row it is a call after a wait, which costs a processor that has slept several times as much.
-    """
-    times = []
-    for k in range(200):
-        if k % in_a_row == 0:
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        call()
-        times.append((time.perf_counter() - start) * 1e6)
-    return statistics.median(times)
 
 
 def _megabytes(buffers: list[int], dtype: torch.dtype) -> float:

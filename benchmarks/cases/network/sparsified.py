@@ -17,12 +17,15 @@ from torch import Tensor, nn
 import sbnet
 from sbnet.benchmarks.harness import dense, masks, nets
 from sbnet.benchmarks.harness.registry import Case, Setting, Side, Work, close, short
+from sbnet.benchmarks.harness.timing import host_time
 from sbnet.graph.oracle import PlaneMasks, masked_oracle
 
 
 def cases(setting: Setting) -> Iterator[Case]:
     size = setting.pick((64, 64), (192, 320), (720, 1280) if setting.cuda else (384, 640))
-    for name in setting.pick(("YOLOv8n-like",), ("mobilenet_v2", "U-Net"), tuple(nets.NETWORKS)):
+    for name in setting.pick(
+        ("YOLOv8n-like",), ("mobilenet_v2", "U-Net"), nets.ON_CUDA if setting.cuda else nets.ON_CPU
+    ):
         for kind, density in setting.pick([("top-left", 0.1)], [("top-left", 0.1)], [("top-left", 0.1), ("all", 1.0)]):
             facts: dict[str, Any] = {"network": name, "size": list(size), "dtype": short(setting.dtype)}
             facts |= {"mask": kind, "wanted density": density}
@@ -38,6 +41,8 @@ def work(setting: Setting, name: str, size: tuple[int, int], density: float) -> 
     run(x, mask)
     blocks = {plane[:2]: plane[2] for plane in run.planes}
     notes = {"density": run.density, "blocks": [plane[2][0] for plane in run.planes]}
+    if setting.cuda:
+        notes["host us"] = host_time(lambda: run(x, mask), in_a_row=20)
     sides = {"masked": Side(lambda: run(x, mask), "ours", "own"), **_dense(setting, net, x)}
 
     def check(side: str, got: Tensor) -> float:
@@ -59,6 +64,6 @@ def _dense(setting: Setting, net: nn.Module, x: Tensor) -> dict[str, Side]:
     own = copy.deepcopy(net).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     sides = {"PyTorch": Side(torch.no_grad()(lambda: own(x)))}
     if compiles:
-        compiled = torch.compile(own, mode="max-autotune-no-cudagraphs")
+        compiled = torch.compile(own)  # convolutions by cuDNN's benchmark; max-autotune takes minutes a network
         sides["torch.compile"] = Side(torch.no_grad()(lambda: compiled(x)))
     return sides
