@@ -139,7 +139,7 @@ def test_sparse_proj_tables():
 
 
 # ---- what users of the libraries before this one met
-def test_matrix_times_vector(device):
+def test_blocksparse_30_matrix_times_vector(device):
     """openai/blocksparse#30: with feature_axis 0 and one column the result was zeros."""
     mask = torch.tensor([[1, 0], [1, 1]])
     bsmm = BlocksparseMatMul(mask, block_size=8, feature_axis=0)
@@ -147,7 +147,7 @@ def test_matrix_times_vector(device):
     assert y.flatten().tolist() == [16.0] * 8 + [8.0] * 8
 
 
-def test_gradients_of_training(device):
+def test_triton_419_gradients_of_training(device):
     """triton#419: gradients of a rectangular product with blocks of 64 were wrong, even with a full layout."""
     for density in (1.0, 0.5):
         layout = random_layout(16, 12, 64, density)

@@ -44,7 +44,7 @@ def test_large(device, density):
 
 
 @pytest.mark.parametrize("size", [8, 16, 32, 64, 128])
-def test_features_that_fill_no_block(device, size):
+def test_pytorch_block_sparse_9_features_that_fill_no_block(device, size):
     """pytorch_block_sparse#9: any number of features. Padding never shows, and its gradient is zero."""
     linear = nn.Linear(100, 75).to(device)
     layer = BlockSparseLinear.from_linear(linear, 1.0, size)
@@ -55,7 +55,7 @@ def test_features_that_fill_no_block(device, size):
     assert (layer.weight.grad[padding] == 0).all()
 
 
-def test_first_steps(device):
+def test_pytorch_block_sparse_14_first_steps(device):
     """pytorch_block_sparse#14: the first thing that a user tries, a loss and its gradient."""
     model = nn.Sequential(BlockSparseLinear(128, 64)).to(device)
     loss = nn.functional.mse_loss(model(torch.randn(32, 128, device=device)), torch.randn(32, 64, device=device))
@@ -65,7 +65,7 @@ def test_first_steps(device):
 
 
 @pytest.mark.parametrize("size", [64, 128])
-def test_large_blocks(device, size):
+def test_pytorch_block_sparse_20_large_blocks(device, size):
     """pytorch_block_sparse#20: blocks of 64 and 128 gave wrong results."""
     layer = BlockSparseLinear(384, 256, density=0.5, block_size=size, device=device)
     x = torch.randn(70, 384, device=device)

@@ -27,7 +27,7 @@ FEW, CONSTANT, ONNX = "blocksparse_matmul, few rows", "blocksparse_matmul, 6.55 
 def cases(setting: Setting) -> Iterator[Case]:
     cuda = setting.cuda
     rows, side = setting.pick((64, 256), (4096, 4096) if cuda else (256, 1024), (4096, 4096) if cuda else (512, 2048))
-    sizes = setting.pick((64,), (128, 32) if cuda else (32,), (128, 64, 32, 16) if cuda else (64, 32, 16, 8))
+    sizes = setting.pick((64,), (128, 32) if cuda else (32,), (128, 64, 32, 16, 8) if cuda else (64, 32, 16, 8))
     densities = setting.pick((0.5,), (1.0, 0.25), (1.0, 0.5, 0.25, 0.1))
 
     def case(name: str, rows: int, inputs: int, outputs: int, size: int, density: float, dtype: torch.dtype) -> Case:
