@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import sbnet
-from sbnet import BlockGrid, conv_output_size, reference
+from sbnet import BlockGrid, Window, conv_output_size, reference
 from support.emulator import CSRC, TOOLS, emulated_library
 from support.helpers import assert_bitwise, laid_out, poison, random_active, tensor
 
@@ -18,8 +18,8 @@ SEEDS = range(6)
 
 @pytest.fixture(scope="session")
 def emulated(tmp_path_factory):
-    core = ["grid", "layer", "memory", "window", "lists/fringe", "lists/reduce_mask", "masked/fill", "masked/pool"]
-    kernels = ["lists/reduce_mask", "lists/fringe", "masked/fill", "masked/pool"]
+    kernels = ["lists/reduce_mask", "lists/fringe", "lists/pyramid", "masked/fill", "masked/pool"]
+    core = ["grid", "layer", "memory", "window", *kernels]
     return emulated_library(
         tmp_path_factory, "simt", [CSRC / f"cuda/{name}.cu" for name in kernels],
         [TOOLS / "entry_simt.cpp", *(CSRC / f"core/{name}.cpp" for name in core)],
@@ -94,6 +94,52 @@ def test_fringe(emulated, seed):
         want = reference.fringe(producer, consumer, size, k, s, p, d, capacity=capacity)
         assert_bitwise(count, want.count)
         assert_bitwise(pixels, want.pixels)
+
+
+def pyramid(emulated, seed: int, mask: torch.Tensor, planes: list, fringes: list) -> None:
+    """Bitwise what the reference lists; `planes` and `fringes` as `mask_pyramid` takes them, of Windows."""
+    want = reference.mask_pyramid(mask, planes, 0.5, fringes)
+    sides = [v for height, width, block in planes for v in (height, width, *block)]
+    reads = []
+    for plane, consumers in fringes:
+        reads += [plane, len(consumers), *(v for to, window in consumers for v in (to, *window.numbers()))]
+    lists = [t for a in want.planes for t in (a.indices, a.count, a.total, a.block_map)]
+    lists += [t for f in want.fringes for t in (f.pixels, f.count)]
+    got = [int32(*t.shape) for t in lists]
+    run(
+        emulated, "pyramid", seed, mask, DTYPES[mask.dtype], shape_of(mask), ctypes.c_double(0.5),
+        [sides], ctypes.c_int64(len(sides)), [reads], ctypes.c_int64(len(reads)), [[t.data_ptr() for t in got]],
+    )  # fmt: skip
+    for k, (mine, theirs) in enumerate(zip(got, lists, strict=True)):
+        assert_bitwise(mine, theirs, f"list {k} of {tuple(mask.shape)}, {planes}, {fringes}")
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_pyramid(emulated, seed):
+    """Planes of one stride and of another, smaller and larger than the mask, whose blocks cut it into all strips."""
+    rng = random.Random(seed)
+    for dtype in DTYPES:
+        torch.manual_seed(100 * seed + DTYPES[dtype])
+        size = rng.randint(1, 80), rng.choice([rng.randint(1, 90), 64])
+        planes = [
+            (rng.randint(1, 60), rng.randint(1, 70), rng.choice([(1, 1), (4, 4), (8, 3), (16, 64)])) for _ in range(2)
+        ]
+        planes += [(-(-size[0] // 2), -(-size[1] // 2), (8, 8)), (*size, rng.choice([(16, 16), (50, 40)]))]
+        fringes = [(3, [(2, Window.conv(3, 2, 1)), (3, Window.conv(3, 1, 1))]), (2, [(2, Window.conv(3, 1, 1))])]
+        mask = (torch.rand(rng.randint(1, 2), *size) > rng.choice([0.9, 0.99, 0.999])).to(dtype)
+        pyramid(emulated, seed, mask, planes, fringes)
+
+
+@pytest.mark.parametrize(
+    ("planes", "fringes", "consumers"), [(12, 20, 20), (13, 1, 1), (1, 21, 21), (1, 20, 21), (40, 50, 70)]
+)
+def test_pyramids_that_just_fit_into_a_launch_and_just_do_not(emulated, planes, fringes, consumers):
+    torch.manual_seed(planes)
+    sides = [(12 + k, 40 - k % 9, (4, 8)) for k in range(planes)]
+    reads = [(k % planes, [(k % planes, Window.conv(3, 1, 1))]) for k in range(fringes)]
+    for k in range(consumers - fringes):  # dilated ones: the fringe is wider for them
+        reads[k][1].append((reads[k][0], Window.conv(3, 1, 2, 2)))
+    pyramid(emulated, 0, torch.rand(1, 24, 48) > 0.98, sides, reads)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

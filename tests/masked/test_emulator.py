@@ -163,6 +163,16 @@ def test_jobs_that_are_larger_if_all_blocks_are_active(emulated, size, density, 
         assert emulate(emulated, "1x1 split", density=density, size=size, dtype=dtype, **more, **case)
 
 
+@pytest.mark.parametrize("height", [7, 8, 9, 24, 25])
+@pytest.mark.parametrize(("channels", "block"), [(24, (16, 8)), (64, 16), (72, (16, 8)), (72, 16)])
+def test_tiles_of_16_rows_at_the_lower_border(emulated, height, channels, block):
+    """A warpgroup computes 8 of its rows where no more are on the plane, 16 where there is a ninth."""
+    torch.manual_seed(height)
+    case = {"channels": channels, "filters": channels, "batch": 1, "block": block, "kernel": 3, "padding": 1}
+    more = {"seed": height, "multiprocessors": 2, "activation": None, "residual": height == 9, "stride": 1}
+    assert emulate(emulated, "3x3", density=1.0, size=(height, 20), dtype=torch.float16, **more, **case)
+
+
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_hopper_kernels_without_one(emulated, kernel, seed):

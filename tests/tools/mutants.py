@@ -124,7 +124,7 @@ def run(tests: tuple[str, ...], seconds: float) -> str:
 
 
 def judge(mutant: Mutant, seconds: float) -> str:
-    """found, survived, gone (its text is not there once), or does not compile."""
+    """found, survived, hung (the tests did not end), gone (its text is not there once), or does not compile."""
     path = COPY / mutant.file
     text = path.read_text() if path.exists() else ""
     if text.count(mutant.old) != 1:
@@ -134,7 +134,7 @@ def judge(mutant: Mutant, seconds: float) -> str:
     try:
         if native and not build():
             return "does not compile"
-        return "survived" if run(mutant.tests, seconds) == "passed" else "found"
+        return {"passed": "survived", "failed": "found", "hung": "hung"}[run(mutant.tests, seconds)]
     finally:
         path.write_text(text)
 
@@ -143,7 +143,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", metavar="WORD")
     parser.add_argument("--list", action="store_true")
-    parser.add_argument("--seconds", type=float, default=300, help="after which tests count as hung, and found")
+    parser.add_argument("--seconds", type=float, default=300, help="after which tests count as hung")
     options = parser.parse_args()
     mutants = [m for m in read(LIST.read_text()) if options.only in f"{m.file} {m.old} {m.new}"]
     if options.list:
@@ -166,7 +166,7 @@ def main() -> int:
         results.setdefault(result, []).append(mutant)
         print(f"{at}/{len(mutants)} {result}, {time.monotonic() - start:.0f} s: {mutant}", flush=True)
     print(", ".join(f"{len(found)} {result}" for result, found in results.items()))
-    for result in ("survived", "gone", "does not compile"):
+    for result in ("survived", "hung", "gone", "does not compile"):
         for mutant in results.get(result, []):
             print(f"{result}: {mutant}")
     return int("survived" in results)

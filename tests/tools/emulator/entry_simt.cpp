@@ -2,6 +2,7 @@
 #include <cstdio>
 
 #include "core/lists/fringe.h"
+#include "core/lists/pyramid.h"
 #include "core/lists/reduce_mask.h"
 #include "core/masked/fill.h"
 #include "core/masked/pool.h"
@@ -66,6 +67,27 @@ EMULATED emulate_fringe(const int32_t* producer, const int32_t* consumer, const 
   const int64_t words = p.batch * p.height * ((p.width + 31) / 32);
   std::vector<int32_t> workspace(words + words / 32 + 1);
   return told(sbnet_fringe_cuda(&p, workspace.data(), nullptr), message, room);
+}
+
+// out: indices, count, total and block map of each plane, then pixels and count of each fringe.
+EMULATED emulate_pyramid(const void* mask, int32_t dtype, const int64_t* sizes, double tol, const int64_t* planes,
+                         int64_t plane_numbers, const int64_t* fringes, int64_t fringe_numbers, const int64_t* out,
+                         char* message, int64_t room) {
+  using namespace sbnet;
+  PyramidTables tables;
+  const Status read = tables.read({planes, plane_numbers, fringes, fringe_numbers});
+  if (!read.ok()) return told(read, message, room);
+  PyramidParams& p = tables.params;
+  p.mask = mask, p.mask_dtype = static_cast<DType>(dtype), p.tol = tol;
+  for (int d = 0; d < 3; ++d) p.size[d] = sizes[d], p.stride[d] = sizes[3 + d];
+  const auto next = [&] { return reinterpret_cast<int32_t*>(*out++); };
+  for (int k = 0; k < p.planes; ++k) {
+    PyramidPlane& to = p.plane[k];
+    to.indices = next(), to.count = next(), to.total = next(), to.block_map = next();
+  }
+  for (int k = 0; k < p.fringes; ++k) p.fringe[k].pixels = next(), p.fringe[k].count = next();
+  std::vector<uint4> workspace(sbnet_mask_pyramid_workspace_bytes(&p) / 16 + 1);
+  return told(sbnet_mask_pyramid_cuda(&p, workspace.data(), nullptr), message, room);
 }
 
 EMULATED emulate_fill(void* x, const int64_t* x_sizes, void* y, const int64_t* y_sizes, int32_t dtype,

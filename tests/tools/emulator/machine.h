@@ -90,6 +90,7 @@ struct Fiber {
   std::string waits;
   Group products, stores;                         // asked for, not yet committed
   std::deque<Group> committed, committed_stores;  // not yet done
+  bool stores_awaited = true;                     // all of them, by the thread itself
   unsigned cluster_generation = 0;
   std::string name() const { return "CTA " + std::to_string(cta->rank) + ", warp " + std::to_string(thread / 32); }
 };
@@ -232,6 +233,7 @@ inline void load_box(uint32_t to, const CUtensorMap* map, uint32_t bar, const At
 inline const Action* kernel_body;
 inline void run_fiber() {
   (*kernel_body)();
+  if (!self->stores_awaited) fail("stores out of the shared memory of a CTA that ends without a wait for them");
   self->done = true;
   --self->cta->running;
   ++progress;
@@ -329,10 +331,14 @@ struct Block {
 struct Grid {
   unsigned operator()() const { return grid_size; }
 };
+struct Threads {
+  unsigned operator()() const { return self->cta->cluster->threads; }
+};
 
 }  // namespace emulator
 
 // ---------------------------------------------------------------- what nvcc would know
+inline emulator::Index<emulator::Threads> blockDim;
 inline emulator::Index<emulator::Thread> threadIdx;
 inline emulator::Index<emulator::Block> blockIdx;
 inline emulator::Index<emulator::Grid> gridDim;
@@ -420,6 +426,7 @@ inline unsigned __dp4a(unsigned a, unsigned b, unsigned c) {
 inline float __fdividef(float a, float b) { return a / b; }
 inline float __frcp_rn(float v) { return 1.f / v; }
 inline int atomicAdd(int* to, int v) { return std::exchange(*to, *to + v); }
+inline unsigned atomicOr(unsigned* to, unsigned v) { return std::exchange(*to, *to | v); }
 inline int __ffs(int v) { return __builtin_ffs(v); }
 inline int __popc(unsigned v) { return __builtin_popcount(v); }
 template <class T>

@@ -125,6 +125,7 @@ inline void tma_store(const CUtensorMap* m, uint32_t from, int c, int slab, int 
 }
 inline void tma_store_commit() {
   emulator::self->committed_stores.push_back(std::exchange(emulator::self->stores, {}));
+  emulator::self->stores_awaited = false;
 }
 // As late as allowed, unless the machine has come round to them.
 inline void finish_but(std::deque<emulator::Group>& groups, size_t pending) {
@@ -135,6 +136,7 @@ inline void finish_but(std::deque<emulator::Group>& groups, size_t pending) {
 template <int kPending = 0>
 void tma_store_wait_read() {
   finish_but(emulator::self->committed_stores, kPending);
+  if (kPending == 0) emulator::self->stores_awaited = true;
 }
 
 // ---------------------------------------------------------------- loads
