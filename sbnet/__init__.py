@@ -44,19 +44,22 @@ _ENGINE = {  # likewise
     "sparsify": "sparsify",
     "tune": "tune",
 }
+_APPS = {"Pipeline": "pipeline"}  # likewise
 
 
 def __getattr__(name: str) -> Any:
     """`import sbnet; sbnet.nn.SparseConv2d` works, and `import sbnet` alone stays light."""
     if name in _ENGINE:
         return getattr(importlib.import_module(f"sbnet.engine.{_ENGINE[name]}"), name)
+    if name in _APPS:
+        return getattr(importlib.import_module(f"sbnet.apps.{_APPS[name]}"), name)
     if name not in _SUBPACKAGES:
         raise AttributeError(f"module 'sbnet' has no attribute {name!r}")
     return importlib.import_module(f"sbnet.{name}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_SUBPACKAGES, *_ENGINE})
+    return sorted({*globals(), *_SUBPACKAGES, *_ENGINE, *_APPS})
 
 
 __all__ = [

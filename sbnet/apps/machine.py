@@ -73,3 +73,11 @@ def gather_info() -> dict[str, Any]:
         "libraries": [str(_library.KERNEL_LIBRARY), str(_library.TORCH_LIBRARY)],
         "needs": [needs.summary(library) for library in (_library.KERNEL_LIBRARY, _library.TORCH_LIBRARY)],
     }
+
+
+def kernel_of(layer: str, capability: int) -> str:
+    """Lines: the kernel of a layer, and why those before it in the table do not serve it."""
+    from sbnet.select import layer_kernel
+
+    found = layer_kernel(layer, capability)
+    return "\n".join([found.kernel, *(f"  not {name}: {why}" for name, why in found.declined)])

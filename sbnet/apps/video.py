@@ -53,7 +53,8 @@ class VideoInfo:
     frames: int
 
 
-def _open(path: Path) -> tuple[Any, Any]:
+def open_film(path: Path) -> tuple[Any, Any]:
+    """A film's container and its first video stream."""
     av = pyav()
     if re.match("[A-Za-z][A-Za-z0-9+.-]+:/", str(path)):
         raise VideoError(f"{path}: is a URL; expected a video file")
@@ -78,7 +79,7 @@ def reason(error: Exception) -> str:
 
 def video_info(path: Path) -> VideoInfo:
     """Size, rate and length of a video."""
-    container, stream = _open(path)
+    container, stream = open_film(path)
     with container:
         if not (stream.height and stream.width):
             raise VideoError(f"{path}: not a video that FFmpeg can read (no frame size)")
@@ -100,13 +101,22 @@ def _quarter_turns(frame: Any) -> int:
     return round(getattr(frame, "rotation", 0) / 90) % 4
 
 
+def upright(frame: Any, size: tuple[int, int] | None = None) -> np.ndarray:
+    """A decoded frame as it is shown, [H,W,3] uint8 RGB, scaled to `size` (H, W) if given."""
+    turns = _quarter_turns(frame)
+    scale = {}
+    if size is not None:
+        scale = dict(zip(("width", "height") if turns % 2 else ("height", "width"), size, strict=True))
+    return np.ascontiguousarray(np.rot90(frame.to_ndarray(format="rgb24", **scale), turns))
+
+
 def read_frames(path: Path, size: tuple[int, int] | None = None, limit: int | None = None) -> Iterator[np.ndarray]:
     """Frames as they are shown, [H,W,3] uint8 RGB, scaled to `size` (H, W) if given, at most `limit` of them.
 
     Raises:
         VideoError: after the last good frame of a film that cannot be decoded further or ends before its time.
     """
-    container, stream = _open(path)
+    container, stream = open_film(path)
     stream.thread_type = "AUTO"
     with container:
         frames = container.decode(stream)
@@ -121,11 +131,7 @@ def read_frames(path: Path, size: tuple[int, int] | None = None, limit: int | No
                 break
             except (pyav().error.FFmpegError, OSError) as error:
                 raise VideoError(f"{path}: cannot be decoded after {count} frames ({reason(error)})") from None
-            turns = _quarter_turns(frame)
-            scale = {}
-            if size is not None:
-                scale = dict(zip(("width", "height") if turns % 2 else ("height", "width"), size, strict=True))
-            yield np.ascontiguousarray(np.rot90(frame.to_ndarray(format="rgb24", **scale), turns))
+            yield upright(frame, size)
             count += 1
             end = frame.time or 0.0
 

@@ -1,6 +1,33 @@
 """Where masks come from."""
 
+from sbnet.masks.base import Mask, Still, as_mask
+from sbnet.masks.files import Recorded
 from sbnet.masks.grow import grow
-from sbnet.masks.motion import MotionMask
+from sbnet.masks.motion import Changed, MotionMask
+from sbnet.masks.named import open_mask
+from sbnet.masks.pixels import Alpha, Ink, Nodata, Occupied, Thumbnail, Tissue, everything, otsu
+from sbnet.masks.shapes import Boxes, Polygons, Tracks, fill_boxes, fill_polygons
 
-__all__ = ["MotionMask", "grow"]
+__all__ = [
+    "Alpha",
+    "Boxes",
+    "Changed",
+    "Ink",
+    "Mask",
+    "MotionMask",
+    "Nodata",
+    "Occupied",
+    "Polygons",
+    "Recorded",
+    "Still",
+    "Thumbnail",
+    "Tissue",
+    "Tracks",
+    "as_mask",
+    "everything",
+    "fill_boxes",
+    "fill_polygons",
+    "grow",
+    "open_mask",
+    "otsu",
+]

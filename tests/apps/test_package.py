@@ -76,7 +76,7 @@ def code_blocks(document: str, language: str) -> list[str]:
 TORCHVISION = f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r}); from support import zoo; zoo.torchvision()\n"
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/contracts.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/contracts.md", "docs/pipeline.md"])
 def test_examples_run(document, tmp_path):
     blocks = code_blocks(document, "python")
     assert blocks

@@ -1,0 +1,40 @@
+"""The values that options of the command `sbnet` take."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Device(str, enum.Enum):
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Dtype(str, enum.Enum):
+    auto = "auto"
+    float32 = "float32"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+
+
+class Mode(str, enum.Enum):
+    masked = "masked"
+    exact = "exact"
+    cached = "cached"
+    dense = "dense"
+
+
+class View(str, enum.Enum):
+    result = "result"
+    side = "side"
+
+
+class Group(str, enum.Enum):
+    all = "all"
+    ops = "ops"
+    conv = "conv"
+    block = "block"
+    network = "network"
+    weights = "weights"
+    attention = "attention"

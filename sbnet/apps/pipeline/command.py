@@ -1,0 +1,35 @@
+"""What `sbnet run --network` does: a pipeline with a progress bar, and its closing table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from sbnet.apps.pipeline.pipeline import Pipeline
+from sbnet.apps.pipeline.summary import Summary
+
+
+def run(pipeline: Pipeline, console: Console) -> Summary:
+    """Runs it under a bar that shows density and frames a second, and prints the table."""
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[now]}"),
+        TimeRemainingColumn(),
+    )  # fmt: skip
+    name = escape(pipeline.source.name)
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(f"{name}: setting up", total=pipeline.limit or pipeline.source.length or None, now="")
+
+        def told(summary: Summary, expected: int) -> None:
+            shares, times = summary.densities, summary.ms
+            now: dict[str, Any] = {}
+            if shares.count and times.mean:
+                now["now"] = f"{shares.mean:.0%} active, {1e3 / times.mean:.3g} networks/s"
+            progress.update(task, advance=1, description=f"{name}: running", **now)
+
+        summary = pipeline.run(told)
+        progress.update(task, total=summary.frames, completed=summary.frames)
+    console.print(summary.table())
+    return summary

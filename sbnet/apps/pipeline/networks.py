@@ -1,0 +1,158 @@
+"""Networks as a pipeline takes them: a model, what it wants of a frame, and what to make of its output."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import torch.utils._pytree as pytree
+from torch import Tensor, nn
+
+from sbnet.apps.pipeline.frames import Frame, PipelineError
+
+Finished = tuple[Any, list[dict[str, Any]]]  # picture [H,W,3] or [1,3,H,W], or None; records
+
+
+@dataclass
+class Network:
+    """A model for `Pipeline`, and what stands around it.
+
+    Attributes:
+        model: an nn.Module or an ONNX file; its input [1,C,H,W].
+        name: for people.
+        prepare: x [1,C,H,W], 0 to 1, as the model takes it, such as normalised.
+        finish: (output, frame) -> (picture or None, records). The picture is [H,W,3] uint8 or [1,3,H,W], 0 to 1, on any
+            device; a record is a dict that JSON holds, a box in it "box": [x0, y0, x1, y1] in pixels of the frame.
+        margin: pixels by which masks are grown, or "halo": as far as the network sees.
+        pad: pixels by which frames are widened on each side, their border repeated; `finish` gets what comes of it.
+        multiple: of which height and width are made a multiple, on the right and below, likewise.
+        read: reads a file of a source whose files are no pictures.
+        mode: if the order says none.
+        mask: likewise: a Mask, or what names one.
+    """
+
+    model: Any
+    name: str = "network"
+    prepare: Callable[[Tensor], Tensor] | None = None
+    finish: Callable[[Any, Frame], Finished] | None = None
+    margin: int | str = 0
+    pad: int = 0
+    multiple: int = 1
+    read: Callable[[Path], Any] | None = None
+    mode: str = "masked"
+    mask: Any = "motion"
+
+    def input(self, x: Tensor) -> Tensor:
+        """x widened and prepared."""
+        x = self.widened(x)
+        return x if self.prepare is None else self.prepare(x)
+
+    def widened(self, x: Tensor) -> Tensor:
+        """[N,C,H,W] with this network's border."""
+        height, width = x.shape[2:]
+        below, right = (-(n + 2 * self.pad) % self.multiple for n in (height, width))
+        if not (self.pad or below or right):
+            return x
+        sides = (self.pad, self.pad + right, self.pad, self.pad + below)
+        return F.pad(x.contiguous(memory_format=torch.channels_last), sides, mode="replicate")
+
+    def widened_mask(self, mask: Tensor) -> Tensor:
+        """[N,H,W] bool with the same border."""
+        height, width = mask.shape[1:]
+        below, right = (-(n + 2 * self.pad) % self.multiple for n in (height, width))
+        if not (self.pad or below or right):
+            return mask
+        return self.widened(mask[:, None].to(torch.uint8).float())[:, 0] > 0
+
+
+def picture_of(output: Any, frame: Frame) -> Finished:
+    """What to show of an output that nobody knows: its three channels, 0 to 1; of other feature maps, their size in
+    grey; of one vector, the largest entry as a record."""
+    leaves = [v for v in pytree.tree_leaves(output) if isinstance(v, Tensor)]
+    for found in leaves:
+        if found.dim() == 4 and found.shape[2] * found.shape[3] > 1:
+            if found.shape[1] == 3:
+                return found[:1], []
+            size = found[:1].float().square().mean(1, keepdim=True).sqrt()
+            return (size / size.amax().clamp(min=1e-20)).expand(-1, 3, -1, -1), []
+    for found in leaves:
+        if found.dim() == 2:
+            score, label = found[0].float().softmax(0).max(0)
+            return None, [{"class": int(label), "score": round(float(score), 6)}]
+    return None, []
+
+
+def _contours(**options: Any) -> Network:
+    from sbnet.models import contour_net, paint_contours
+
+    return Network(contour_net(), "contours", finish=lambda y, frame: (paint_contours(y)[0], []))
+
+
+# Name -> builder; each takes what follows the colon of "name:argument", if anything does.
+REGISTRY: dict[str, Callable[..., Network]] = {"contours": _contours}
+
+
+def open_network(given: Any) -> Network:
+    """The network that `given` is or names: a Network, an nn.Module, an ONNX file, a name of the registry
+    ("upscale:2"), or "module:callable", which returns any of these.
+
+    Raises:
+        PipelineError: there is no such thing, or a package that it needs is missing.
+    """
+    if isinstance(given, Network):
+        return given
+    if isinstance(given, nn.Module):
+        return Network(given, type(given).__name__)
+    if not isinstance(given, (str, os.PathLike)):
+        raise PipelineError(
+            f"network: expected an nn.Module, a Network, an ONNX file or a name, got {type(given).__name__}"
+        )
+    text = os.fspath(given)
+    path = Path(text)
+    if path.suffix.lower() == ".onnx":
+        if not path.is_file():
+            raise PipelineError(f"{path}: no such file")
+        return Network(text, path.stem)
+    name, _, rest = text.partition(":")
+    try:
+        if name in REGISTRY:
+            return REGISTRY[name](*([rest] if rest else []))
+        if rest:
+            return open_network(getattr(importlib.import_module(name), rest)())
+    except (ImportError, AttributeError) as error:
+        raise PipelineError(f"network {text}: {error}") from None
+    except ValueError as error:
+        raise PipelineError(f"network {text}: {str(error).removeprefix('sbnet: ')}") from None
+    raise PipelineError(f"network {text}: expected one of {', '.join(REGISTRY)}, module:callable or an ONNX file")
+
+
+def halo_of(run: Any) -> int:
+    """Pixels of the input that the network of a SparseRun sees beside a pixel.
+
+    Raises:
+        PipelineError: it sees the whole frame (a global pool, or a layer that is not planned).
+    """
+    from sbnet.graph.reach import reach
+
+    found = reach(run.plan)
+    if found is None:
+        raise PipelineError("margin: halo: the network sees the whole frame; expected a number of pixels")
+    return found
+
+
+def to_picture(found: Any) -> Tensor | Any:
+    """[H,W,3] uint8 of what `finish` gave: floats [1,3,H,W] are 0 to 1."""
+    if not isinstance(found, Tensor) or found.dim() == 3:
+        return found
+    return found[0].detach().movedim(0, 2).mul(255).add_(0.5).clamp_(0, 255).to(torch.uint8)
+
+
+def leaves(output: Any) -> Sequence[Tensor]:
+    """Floating tensors of an output."""
+    return [v for v in pytree.tree_leaves(output) if isinstance(v, Tensor) and v.is_floating_point()]

@@ -1,0 +1,200 @@
+"""`sbnet.Pipeline`: a source, a mask, a network and a sink, from the first frame to the last."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from fractions import Fraction
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sbnet.apps.machine import cuda_obstacle, device_name
+from sbnet.apps.pipeline.compute import Compute, Settings
+from sbnet.apps.pipeline.frames import Frame, PipelineError, Result
+from sbnet.apps.pipeline.networks import Network, open_network
+from sbnet.apps.pipeline.sinks import Sink, open_sink
+from sbnet.apps.pipeline.sources import Source, open_source
+from sbnet.apps.pipeline.stages import Ahead, Behind
+from sbnet.apps.pipeline.summary import Summary
+from sbnet.masks.base import Mask
+from sbnet.masks.named import open_mask
+
+MODES = ("masked", "exact", "cached", "dense")
+
+
+class Pipeline:
+    """Frames in, a network on what matters of each, results out. `run()` does it and tells what it measured.
+
+    Reading and writing have threads of their own, a few frames ahead of the network and behind it: memory does not grow
+    with the length of the source. Ctrl-C ends it; what was computed until then is a whole file.
+
+    Args:
+        source: a film, a stream's URL, a camera, a folder or glob of pictures, an array [N,H,W,C], or anything that
+            yields arrays [H,W,C] or tensors [C,H,W].
+        mask: which pixels matter: a Mask of `sbnet.masks`, what names one ("motion"), a function of frames, a tensor.
+            None: the network's own, or motion.
+        network: an nn.Module, a `Network`, an ONNX file, "module:callable", or a name ("contours").
+        sink: a film's path, a folder's (PNG files), a .jsonl's, a function of each `Result`, or a list of them.
+        mode: "masked", "exact", "cached" (sparsify's), or "dense": no mask at all. None: the network's own.
+        size: (height, width) that frames are scaled to.
+        block: block size, as `sparsify` takes it.
+        margin: pixels by which masks are grown; "halo": as far as the network sees. None: the network's own.
+        device: "auto", or PyTorch's name of one.
+        dtype: None: float32 on a CPU, and float16 on a GPU unless the network is an ONNX file.
+        limit: frames at most.
+        skip_broken: go on after a frame that cannot be read; otherwise it ends the run, with what was before.
+        compare: run the dense network as well on each so many frames; 0: never.
+        view: "result", or "side": in films and pictures, the frame with its active blocks beside the result.
+
+    Raises:
+        PipelineError: a source, mask, network or sink that is none; one line says why.
+
+    >>> summary = sbnet.Pipeline("street.mp4", "motion", "contours", "out.mp4").run()
+    >>> print(summary)
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        mask: Any = None,
+        network: Any = "contours",
+        sink: Any = None,
+        *,
+        mode: str | None = None,
+        size: tuple[int, int] | None = None,
+        block: Any = "auto",
+        margin: int | str | None = None,
+        device: str | torch.device = "auto",
+        dtype: torch.dtype | None = None,
+        limit: int | None = None,
+        skip_broken: bool = False,
+        compare: int = 50,
+        view: str = "result",
+    ) -> None:
+        self.network: Network = open_network(network)
+        self.mode = mode or self.network.mode
+        if self.mode not in MODES:
+            raise PipelineError(f"mode: expected one of {', '.join(MODES)}, got {mode!r}")
+        if view not in ("result", "side"):
+            raise PipelineError(f"view: expected 'result' or 'side', got {view!r}")
+        try:
+            self.mask: Mask = open_mask(self.network.mask if mask is None else mask)
+        except (ValueError, TypeError, OSError) as error:
+            raise PipelineError(str(error).removeprefix("sbnet: ")) from None
+        self.source: Source = open_source(source, size, self.network.read)
+        self.device = _device(device)
+        if dtype is None:
+            module = isinstance(self.network.model, torch.nn.Module)
+            dtype = torch.float16 if self.device.type == "cuda" and module else torch.float32
+        margin = self.network.margin if margin is None else margin
+        if margin != "halo" and (not isinstance(margin, int) or margin < 0):
+            raise PipelineError(f"margin: expected pixels or 'halo', got {margin!r}")
+        self.dtype, self.limit, self.skip_broken = dtype, limit, skip_broken
+        self.settings = Settings(self.mode, block, margin, self.device, dtype, compare)
+        self._sink, self._side = sink, view == "side"
+        self.summary: Summary | None = None
+
+    def run(self, told: Callable[[Summary, int], None] | None = None) -> Summary:
+        """Runs it to the end of the source.
+
+        Args:
+            told: called after each frame with the summary so far and the number of frames that are expected, or 0.
+        """
+        sink = open_sink(self._sink, self.source.rate or Fraction(25), self._side)
+        summary = self.summary = Summary("", self.mode)
+        self.mask.reset()
+        compute = Compute(self.network, self.mask, self.settings, summary)
+        expected = min(self.source.length, self.limit or self.source.length) or self.limit or 0
+        ahead = Ahead(self._loaded())
+        behind = Behind(lambda result: _write(sink, result, summary))
+        whole = False
+        try:
+            begin = time.perf_counter()
+            try:
+                for frame, x, ready in ahead:
+                    if frame.fault:
+                        if not self._goes_on(summary, frame):
+                            break
+                        continue
+                    if not summary.title:
+                        summary.title = self._title(frame)
+                    behind.put(compute(frame, x, ready))
+                    if told is not None:
+                        told(summary, expected)
+            except KeyboardInterrupt:
+                summary.interrupted = True
+            except (RuntimeError, MemoryError) as error:
+                if not _is_memory(error) or not summary.frames:
+                    raise
+                summary.fault = "too little memory; expected a smaller size"
+            behind.close()
+            summary.seconds = time.perf_counter() - begin - compute.aside
+            whole = summary.frames > 0
+        finally:
+            ahead.close()
+            if not whole:
+                with suppress(BaseException):  # what led here is what is raised
+                    behind.close()
+            sink.close(whole)
+        if not whole:
+            raise PipelineError(summary.fault or "; ".join(summary.broken) or f"{self.source.name}: has no frames")
+        summary.busy = {"read": ahead.busy, "compute": compute.busy, "write": behind.busy}
+        return summary
+
+    def _goes_on(self, summary: Summary, frame: Frame) -> bool:
+        what = f"{frame.name}: cannot be read ({frame.fault})"
+        if self.skip_broken:
+            summary.broke(what)
+            return True
+        summary.fault = what
+        return False
+
+    def _loaded(self) -> Iterator[tuple[Frame, Tensor | None, Any]]:
+        """Frames, and on CUDA their tensors, copied there by the thread that reads, on a stream of its own."""
+        frames = islice(iter(self.source), self.limit)
+        if self.device.type != "cuda":
+            for frame in frames:
+                yield frame, None, None
+            return
+        stream = torch.cuda.Stream(self.device)
+        for frame in frames:
+            if frame.fault:
+                yield frame, None, None
+                continue
+            with torch.cuda.stream(stream):
+                x = frame.tensor(self.device, self.dtype)
+                ready = torch.cuda.Event()
+                ready.record()
+            yield frame, x, ready
+
+    def _title(self, frame: Frame) -> str:
+        height, width = frame.picture().shape[:2]
+        kind = str(self.dtype).removeprefix("torch.")
+        return f"{self.source.name}, {height}x{width}: {self.network.name}, {kind} on {device_name(self.device)}"
+
+
+def _write(sink: Sink, result: Result, summary: Summary) -> None:
+    """In the thread behind: waits for the device, then for the disk."""
+    result.land()
+    summary.ms.add(result.ms)
+    summary.densities.add(result.density)
+    if summary.pictures is None or result.frame.index in summary.shown:
+        summary.pictures = result
+    sink.write(result)
+
+
+def _device(wanted: str | torch.device) -> torch.device:
+    if isinstance(wanted, str) and wanted == "auto":
+        return torch.device("cpu" if cuda_obstacle() else "cuda")
+    device = torch.device(wanted)
+    if device.type == "cuda" and (obstacle := cuda_obstacle()):
+        raise PipelineError(f"device cuda: {obstacle}")
+    return device
+
+
+def _is_memory(error: BaseException) -> bool:
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)

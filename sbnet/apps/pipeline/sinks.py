@@ -1,0 +1,163 @@
+"""Where results go: films, pictures, JSON lines, functions."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from sbnet.active import BlockGrid
+from sbnet.apps import video, writers
+from sbnet.apps.pipeline.frames import PipelineError, Result
+
+
+class Sink(Protocol):
+    """write(result) for every frame, in order; close(whole=False) after an error, True after the last frame."""
+
+    def write(self, result: Result) -> None: ...
+
+    def close(self, whole: bool) -> None: ...
+
+
+class Pictures:
+    """A film (.mp4, .mkv, .mov, .avi, .gif) or a folder of PNG files. An interrupted film holds the frames until then.
+
+    Args:
+        side_by_side: the frame with its active blocks outlined beside the result.
+    """
+
+    def __init__(self, path: Path, rate: Fraction, side_by_side: bool = False) -> None:
+        self._writer, self._side_by_side = writers.open_writer(path, rate), side_by_side
+        self._shape: tuple[int, ...] | None = None
+        self._path = path
+
+    def write(self, result: Result) -> None:
+        picture = result.frame.picture() if result.picture is None else result.picture
+        if self._side_by_side:
+            picture = beside(result, picture)
+        self._shape = self._shape or picture.shape
+        if isinstance(self._writer, writers.VideoWriter) and picture.shape != self._shape:
+            first, now = ("x".join(map(str, shape[:2])) for shape in (self._shape, picture.shape))
+            raise PipelineError(f"{self._path}: {result.frame.name}: expected a frame of {first}, got {now}")
+        self._writer.write(picture)
+
+    def close(self, whole: bool) -> None:
+        error = None if whole else PipelineError("not whole")
+        self._writer.__exit__(type(error) if error else None, error, None)
+
+
+def beside(result: Result, picture: np.ndarray) -> np.ndarray:
+    """The frame with its active blocks and, as high as it, the result."""
+    frame = result.frame.picture()
+    if result.active is None:
+        shown = frame
+    else:
+        grid = BlockGrid.cover(frame.shape[:2], result.block)
+        shown = np.split(video.compose(frame, result.active, grid, np.zeros_like(frame)), 2, _axis(frame))[0]
+    if picture.shape[:2] != frame.shape[:2]:
+        shown = _nearest(shown, picture.shape[:2])
+    return np.concatenate([shown, picture], _axis(frame))
+
+
+def _axis(frame: np.ndarray) -> int:
+    return 0 if frame.shape[1] > 1.5 * frame.shape[0] else 1
+
+
+def _nearest(picture: np.ndarray, size: Sequence[int]) -> np.ndarray:
+    rows, columns = (np.arange(n) * m // n for n, m in zip(size, picture.shape[:2], strict=True))
+    return picture[rows][:, columns]
+
+
+class JsonLines:
+    """One JSON object a line and frame: frame, name, time, density, ms, records."""
+
+    def __init__(self, path: Path) -> None:
+        if path.is_dir():
+            raise PipelineError(f"{path}: is a folder; expected the name of a file")
+        self._path, self._part = path, path.with_name(f".{path.name}.{os.getpid()}.part")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._part.open("x", encoding="utf-8")
+        except OSError as error:
+            raise PipelineError(f"{path}: cannot be written ({video.reason(error)})") from None
+
+    def write(self, result: Result) -> None:
+        frame = result.frame
+        line = {"frame": frame.index, "name": frame.name, "time": frame.time, "density": round(result.density, 6),
+                "ms": round(result.ms, 3), "records": result.records}  # fmt: skip
+        try:
+            self._file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise PipelineError(f"{self._path}: cannot be written ({video.reason(error)})") from None
+
+    def close(self, whole: bool) -> None:
+        try:
+            self._file.close()
+            if whole:
+                self._part.replace(self._path)
+        finally:
+            self._part.unlink(missing_ok=True)
+
+
+class Calls:
+    """A function of each Result."""
+
+    def __init__(self, function: Callable[[Result], Any]) -> None:
+        self._function = function
+
+    def write(self, result: Result) -> None:
+        self._function(result)
+
+    def close(self, whole: bool) -> None:
+        """A function holds nothing open."""
+
+
+class Many:
+    """Several sinks as one."""
+
+    def __init__(self, sinks: Sequence[Sink]) -> None:
+        self._sinks = list(sinks)
+
+    def write(self, result: Result) -> None:
+        for sink in self._sinks:
+            sink.write(result)
+
+    def close(self, whole: bool) -> None:
+        errors = []
+        for sink in self._sinks:
+            try:
+                sink.close(whole)
+            except Exception as error:  # the others have to be closed as well
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+
+def open_sink(given: Any, rate: Fraction, side_by_side: bool = False) -> Sink:
+    """The sink that `given` names or holds: a path (.jsonl: JSON lines), a function, a list of sinks, None."""
+    if given is None:
+        return Many([])
+    if isinstance(given, (list, tuple)):
+        opened: list[Sink] = []
+        try:
+            for one in given:
+                opened.append(open_sink(one, rate, side_by_side))
+        except BaseException:
+            Many(opened).close(False)
+            raise
+        return Many(opened)
+    if isinstance(given, (str, os.PathLike)):
+        path = Path(given)
+        if path.suffix.lower() in (".jsonl", ".ndjson"):
+            return JsonLines(path)
+        return Pictures(path, rate, side_by_side)
+    if hasattr(given, "write") and hasattr(given, "close"):
+        return given
+    if callable(given):
+        return Calls(given)
+    raise PipelineError(f"sink: expected a path, a function or a list of them, got {type(given).__name__}")

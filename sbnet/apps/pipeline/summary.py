@@ -1,0 +1,128 @@
+"""What a pipeline measured, in memory that does not grow with the film, and its closing table."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+POINTS = 1024  # of a curve
+NAMED = 20  # faults that are kept by name
+
+
+class Series:
+    """Mean of numbers as they come, and a curve of at most POINTS of their means."""
+
+    def __init__(self) -> None:
+        self.count, self.total, self.step = 0, 0.0, 1
+        self.curve: list[float] = []
+        self._sum, self._in = 0.0, 0
+
+    def add(self, value: float) -> None:
+        self.count, self.total = self.count + 1, self.total + value
+        self._sum, self._in = self._sum + value, self._in + 1
+        if self._in < self.step:
+            return
+        self.curve.append(self._sum / self._in)
+        self._sum, self._in = 0.0, 0
+        if len(self.curve) == POINTS:
+            self.curve = [(a + b) / 2 for a, b in zip(self.curve[::2], self.curve[1::2], strict=True)]
+            self.step *= 2
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.count if self.count else math.nan
+
+
+@dataclass
+class Summary:
+    """What `Pipeline.run` returns; print it.
+
+    Attributes:
+        title: source, size, network, device.
+        mode: the pipeline's.
+        densities, ms: of each frame: share of active blocks; time of mask and network.
+        dense_ms: of the dense network on some frames. dense_form: what ran it.
+        errors, largest: on those frames, rms and largest difference from the dense result, relative to its rms.
+        broken: "name: reason" of the first frames that could not be read. skipped: how many there were.
+        seconds: from the first frame on. busy: seconds that each stage worked; they overlap.
+        interrupted: ended by Ctrl-C. fault: what ended it early.
+        pictures: the Result that a report shows. shown: indices of frames that are worth it.
+    """
+
+    title: str
+    mode: str
+    densities: Series = field(default_factory=Series)
+    ms: Series = field(default_factory=Series)
+    dense_ms: Series = field(default_factory=Series)
+    dense_form: str = ""
+    errors: Series = field(default_factory=Series)
+    largest: float = 0.0
+    broken: list[str] = field(default_factory=list)
+    skipped: int = 0
+    seconds: float = 0.0
+    busy: dict[str, float] = field(default_factory=dict)
+    interrupted: bool = False
+    fault: str = ""
+    pictures: Any = None
+    shown: set[int] = field(default_factory=set)
+
+    @property
+    def frames(self) -> int:
+        return self.ms.count
+
+    @property
+    def fps(self) -> float:
+        """Frames a second from end to end."""
+        return self.frames / self.seconds if self.seconds else math.nan
+
+    @property
+    def speed_up(self) -> float:
+        """Dense over masked time of the network, mask included."""
+        return self.dense_ms.mean / self.ms.mean if self.dense_ms.count else math.nan
+
+    def broke(self, what: str) -> None:
+        self.skipped += 1
+        if len(self.broken) < NAMED:
+            self.broken.append(what)
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """(what, how much, of what) of the closing table."""
+        found = [("frames", str(self.frames), "ended by Ctrl-C" if self.interrupted else "")]
+        if self.skipped:
+            found.append(("broken frames", str(self.skipped), "skipped: " + "; ".join(self.broken)))
+        if self.mode != "dense":
+            found.append(("mean density", f"{self.densities.mean:.1%}", "active blocks"))
+        found.append(("frames a second", f"{self.fps:.3g}", "from reading to writing"))
+        if self.dense_ms.count:
+            what = f"mean of {self.dense_ms.count} frames, {self.dense_form}"
+            found.append(("dense", f"{self.dense_ms.mean:.3g} ms", what))
+        found.append((self.mode, f"{self.ms.mean:.3g} ms", "mean of all frames, mask included"))
+        if self.dense_ms.count:
+            found.append(("speed-up", f"{self.speed_up:.2f}x", "of the network"))
+        if self.errors.count:
+            where = "over the whole frame" if self.mode == "cached" else "on the mask"
+            found.append(("rms error", f"{self.errors.mean:.2%}", f"of the dense result's rms, {where}"))
+            found.append(("largest error", f"{self.largest:.2g}", "difference from the dense result"))
+        for stage, seconds in self.busy.items():
+            found.append((f"  {stage}", f"{seconds:.2f} s", "busy; the stages overlap"))
+        if self.fault:
+            found.append(("ended early", "", self.fault))
+        return found
+
+    def table(self) -> Table:
+        table = Table(title=escape(self.title), title_justify="left", show_header=False)
+        table.add_column(style="bold")
+        table.add_column(justify="right")
+        table.add_column(style="dim", overflow="fold")
+        for row in self.rows():
+            table.add_row(*map(escape, row))
+        return table
+
+    def __str__(self) -> str:
+        widths = [max(len(row[k]) for row in self.rows()) for k in (0, 1)]
+        lines = [f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c}".rstrip() for a, b, c in self.rows()]
+        return "\n".join([self.title, *lines])

@@ -1,0 +1,84 @@
+"""Masks by name, for command lines: "motion:12 & zones.json | ~static.png + 16"."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sbnet.masks.base import Mask, as_mask
+from sbnet.masks.files import Recorded
+from sbnet.masks.motion import Changed, MotionMask
+from sbnet.masks.pixels import Alpha, Ink, Nodata, Occupied, Tissue, everything
+from sbnet.masks.shapes import Polygons, Tracks
+
+
+def _motion(level: str = "20") -> Mask:
+    return MotionMask(threshold=float(level) / 255)
+
+
+def _changed(level: str = "0") -> Mask:
+    return Changed(float(level) / 255)
+
+
+NAMES: dict[str, Callable[..., Mask]] = {
+    "all": everything,
+    "motion": _motion,
+    "changed": _changed,
+    "tracks": lambda refresh="30": Tracks(refresh=int(refresh)),
+    "alpha": Alpha,
+    "nodata": lambda value="0": Nodata(float(value)),
+    "tissue": lambda scale="8": Tissue(int(scale)),
+    "ink": lambda threshold="0.15": Ink(float(threshold)),
+    "occupied": Occupied,
+}
+
+
+def open_mask(given: Any) -> Mask:
+    """A Mask, a function of frames, a tensor [H,W], or what names one.
+
+    A name is one of NAMES, with a number after a colon ("motion:12": levels of 255), a .json of polygons or COCO
+    annotations, a picture or a film of masks. `~` before it takes the rest of the frame, `+ 16` after it grows it by
+    pixels, `* 5` holds it for frames; `&` binds closer than `|`.
+
+    >>> mask = open_mask("motion & zones.json | ~static.png + 16")
+    """
+    if not isinstance(given, (str, Path)):
+        return as_mask(given)
+    mask: Mask | None = None
+    for term in str(given).split("|"):
+        joined: Mask | None = None
+        for factor in term.split("&"):
+            one = _one(factor.strip())
+            joined = one if joined is None else joined & one
+        assert joined is not None
+        mask = joined if mask is None else mask | joined
+    assert mask is not None
+    return mask
+
+
+def _one(text: str) -> Mask:
+    after = re.fullmatch(r"(.*?)\s*([+*])\s*(\d+)", text)
+    if after and not Path(text).exists():
+        inner = _one(after[1])
+        return inner.dilate(int(after[3])) if after[2] == "+" else inner.hold(int(after[3]))
+    if text.startswith("~"):
+        return ~_one(text[1:].strip())
+    name, _, rest = text.partition(":")
+    if name in NAMES:
+        try:
+            return NAMES[name](*([rest] if rest else []))
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"sbnet: mask: {text}: {str(error).removeprefix('sbnet: ')}") from None
+    path = Path(text)
+    if path.suffix.lower() == ".json":
+        if not path.is_file():
+            raise ValueError(f"sbnet: mask: {text}: no such file")
+        return Polygons(path)
+    if text and (path.exists() or any(c in text for c in "*?[")):
+        try:
+            return Recorded(text)
+        except Exception as error:
+            raise ValueError(f"sbnet: mask: {text}: {error}") from None
+    raise ValueError(f"sbnet: mask: expected one of {', '.join(NAMES)}, a .json, a picture or a film, got {text!r}")

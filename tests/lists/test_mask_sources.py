@@ -1,0 +1,199 @@
+"""Masks from polygons, boxes, files and pixels, and masks made of masks."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from sbnet import masks
+from sbnet.apps.pipeline import Frame
+
+
+def picture(size=(24, 32)) -> torch.Tensor:
+    return torch.zeros(1, 3, *size)
+
+
+def half(left: bool) -> masks.Mask:
+    pixels = torch.zeros(24, 32, dtype=torch.bool)
+    pixels[:, :16] = left
+    pixels[:, 16:] = not left
+    return masks.Still(pixels)
+
+
+def test_masks_compose():
+    x = picture()
+    a, b = half(True), masks.Boxes([[0, 0, 32, 8]])
+    assert (a | b)(x).sum() == 24 * 16 + 8 * 16
+    assert (a & b)(x).sum() == 8 * 16
+    assert torch.equal((~a)(x), half(False)(x))
+    assert torch.equal(a.dilate(3)(x), masks.grow(a(x), 3))
+    assert (a & (lambda x: x.amax(1) > 1))(x).sum() == 0
+    with pytest.raises(TypeError, match="mask: expected a Mask"):
+        masks.as_mask(3)
+    with pytest.raises(ValueError, match="mask: expected"):
+        masks.as_mask(lambda x: x[0, 0, 0])(x)
+
+
+def test_hold_keeps_for_so_many_frames():
+    boxes = masks.Boxes([[0, 0, 4, 4]])
+    held = boxes.hold(3)
+    assert held(picture()).sum() == 16
+    boxes.boxes = []
+    assert [int(held(picture()).sum()) for _ in range(4)] == [16, 16, 0, 0]
+    boxes.boxes = [[0, 0, 1, 1]]
+    held(picture())
+    boxes.boxes = ()
+    held.reset()
+    assert not held(picture()).any()
+
+
+def test_polygons_fill_what_lies_inside():
+    corners = [(4.0, 2.0), (20.0, 2.0), (20.0, 10.0), (4.0, 10.0)]
+    wanted = torch.zeros(24, 32, dtype=torch.bool)
+    wanted[2:10, 4:20] = True
+    assert torch.equal(masks.Polygons([corners])(picture())[0], wanted)
+    triangle = masks.fill_polygons([[(0, 0), (32, 0), (0, 24)]], (24, 32))
+    rows, columns = np.mgrid[:24, :32] + 0.5
+    assert np.array_equal(triangle.numpy(), columns / 32 + rows / 24 < 1)
+    assert torch.equal(
+        masks.fill_polygons([[(-9, -9), (99, -9), (99, 99), (-9, 99)]], (24, 32)), torch.ones(24, 32) > 0
+    )
+    with pytest.raises(ValueError, match="at least 3 corners"):
+        masks.Polygons([[(0, 0), (1, 1)]])
+
+
+def test_polygons_from_files(tmp_path):
+    square = [[4, 2], [20, 2], [20, 10], [4, 10]]
+    plain, coco, bad = tmp_path / "plain.json", tmp_path / "coco.json", tmp_path / "bad.json"
+    plain.write_text(json.dumps({"polygons": [square]}))
+    coco.write_text(json.dumps({
+        "images": [{"id": 1, "file_name": "a.png", "height": 48, "width": 64},
+                   {"id": 2, "file_name": "b.png", "height": 48, "width": 64}],
+        "annotations": [{"image_id": 1, "segmentation": [[8, 4, 40, 4, 40, 20, 8, 20]]},
+                        {"image_id": 2, "bbox": [0, 0, 8, 8], "segmentation": {"counts": [], "size": []}}],
+    }))  # fmt: skip
+    bad.write_text("{")
+    first = masks.open_mask(str(plain))(picture())
+    assert first.sum() == 16 * 8
+    both = masks.Polygons(coco)
+    assert both(picture()).sum() == 16 * 8 + 4 * 4  # drawn on frames of twice the size
+    both.see(Frame(0, None, "a.png"))
+    assert torch.equal(both(picture()), first)
+    with pytest.raises(ValueError, match="expected JSON"):
+        masks.Polygons(bad)
+    bad.write_text('[[["x"]]]')
+    with pytest.raises(ValueError, match=r"expected|could not"):
+        masks.Polygons(bad)
+
+
+def test_boxes_and_detections():
+    wanted = masks.Boxes([[1, 2, 5, 6]])(picture())
+    assert wanted[0, 2:6, 1:5].all()
+    assert wanted.sum() == 16
+    found = SimpleNamespace(xyxy=np.array([[1.2, 2.0, 4.8, 5.5]]))
+    assert torch.equal(masks.Boxes(found)(picture()), wanted)
+
+
+def test_tracks_follow_what_was_found():
+    tracks = masks.Tracks(margin=0.5, refresh=3)
+    assert tracks(picture()).all()
+    tracks.learn([{"box": [8, 8, 12, 12]}, {"class": 1}])
+    assert tracks(picture()).sum() == 64
+    tracks.learn([])
+    assert not tracks(picture()).any()
+    assert tracks(picture()).all()  # the fourth frame is whole again
+
+
+def test_what_pixels_are():
+    x = picture()
+    x[:, 1, 3:6, 2:9] = 0.5
+    assert masks.Nodata()(x).sum() == 21
+    assert masks.Occupied()(x).sum() == 21
+    x[:, :, 0] = float("nan")
+    assert masks.Nodata()(x).sum() == 21
+    page = torch.ones(1, 3, 64, 64)
+    page[:, :, 20:22, 10:50] = 0.1
+    ink = masks.Ink()(page)[0]
+    assert ink[20:22, 10:50].all()
+    assert not ink[40:].any()
+
+
+def test_tissue_is_what_is_stained():
+    slide = torch.full((1, 3, 64, 64), 0.93)
+    assert not masks.Tissue()(slide).any()
+    slide[:, :, 16:40, 8:32] = torch.tensor([0.7, 0.3, 0.6])[:, None, None]
+    assert torch.equal(masks.Tissue()(slide)[0], slide[0, 1] < 0.5)
+    values = torch.cat([torch.full((90,), 0.2), torch.full((10,), 0.8)])
+    assert 0.21 < float(masks.otsu(values)) < 0.8
+
+
+def test_alpha_comes_with_the_frame():
+    pixels = np.zeros((24, 32, 4), np.uint8)
+    pixels[4:8, 4:8, 3] = 200
+    mask = masks.Alpha()
+    mask.see(Frame(0, pixels))
+    assert mask(picture()).sum() == 16
+    mask.see(Frame(1, pixels[..., :3]))
+    assert mask(picture()).all()
+
+
+def test_a_small_network_says_where():
+    x = picture()
+    x[:, :, 8:12, 8:12] = 1
+    found = masks.Thumbnail(lambda small: small[:, :1], scale=4)(x)
+    assert torch.equal(found[0], x[0, 0] > 0)
+    with pytest.raises(ValueError, match="expected scores"):
+        masks.Thumbnail(lambda small: small[0])(x)
+
+
+def test_changed_compares_with_what_was_computed():
+    """A slow drift adds up until it counts; a threshold of 0 sees everything."""
+    mask, x = masks.Changed(0.1), picture()
+    assert mask(x).all()
+    assert not mask(x + 0.06).any()
+    assert mask(x + 0.12).all()  # 0.06 more than the frame before
+    assert not mask(x + 0.2).any()
+    strict = masks.Changed()
+    strict(x)
+    x[0, 2, 3, 4] = 1e-6
+    assert strict(x).sum() == 1
+
+
+def test_masks_from_pictures_and_films(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    for k in range(3):
+        one = np.zeros((12, 16), np.uint8)
+        one[k] = 255
+        image.fromarray(one).save(tmp_path / f"{k}.png")
+    still = masks.open_mask(str(tmp_path / "1.png"))
+    assert [int(still(picture())[0, 2:4].sum()) for _ in range(2)] == [64, 64]  # twice the size
+    recorded = masks.Recorded(tmp_path)
+    assert [recorded(picture())[0].any(1).nonzero()[0].item() for _ in range(4)] == [0, 2, 4, 4]
+    recorded.reset()
+    for index in (1, 2):  # a frame before them was broken
+        recorded.see(Frame(index, None))
+        assert recorded(picture())[0].any(1).nonzero()[0] == 2 * index
+
+
+def test_masks_by_name(tmp_path):
+    (tmp_path / "zone.json").write_text("[[[0, 0], [8, 0], [8, 8], [0, 8]]]")
+    zone = str(tmp_path / "zone.json")
+    x = picture()
+    assert masks.open_mask(zone)(x).sum() == 64
+    assert masks.open_mask(f"~{zone}")(x).sum() == 24 * 32 - 64
+    assert masks.open_mask(f"{zone} + 2")(x).sum() == 100
+    assert masks.open_mask(f"all & {zone} | {zone} + 2")(x).sum() == 100
+    held = masks.open_mask(f"motion:12 & {zone} * 2")
+    assert held(x).sum() == 64
+    for wrong in ("", "motion:x", "none.json", "motion &", "none.png"):
+        with pytest.raises(ValueError, match="mask"):
+            masks.open_mask(wrong)
+
+
+def test_motion_takes_frames_of_any_size():
+    motion = masks.MotionMask()
+    assert motion(picture()).all()
+    assert not motion(picture()).any()
+    assert motion(picture((16, 16))).all()
