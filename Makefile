@@ -4,7 +4,7 @@
 #   make test    the test suite but for its slow tests (ARGS="tests/apps/test_cli.py -x" goes to pytest)
 #   make test-all  all of it, with one network of every family of torchvision and timm
 #   make wheel   dist/sbnet-*.whl
-#   make runtime dist/sbnet_runtime-*.whl, the kernels for ONNX Runtime without PyTorch
+#   make runtime dist/sbnet_runtime-*.whl, the kernels for ONNX Runtime without PyTorch (docs/without_pytorch.md)
 #   make bench   sbnet bench (ARGS="conv --quick")
 #   make lint    ruff, mypy, clang-format
 #   make check   what to run before a commit: lint and the fast tests, some two minutes on two cores

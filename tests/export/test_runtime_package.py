@@ -1,6 +1,5 @@
 """sbnet-runtime, the wheel without PyTorch, and the library as CMake installs it."""
 
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sbnet import _library, needs, version
+from support.runtime_wheel import build_wheel
 
 ROOT = Path(__file__).parents[2]
 PATH = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
@@ -37,20 +37,7 @@ def run(*command: object, **options: object) -> str:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
     """The wheel, of the kernels that are there."""
-    if not all(map(importlib.util.find_spec, ("pip", "setuptools"))):
-        pytest.skip("needs pip and setuptools")
-    folder = tmp_path_factory.mktemp("runtime")
-    shutil.copytree(ROOT / "runtime", folder / "runtime", ignore=shutil.ignore_patterns("build", "*.egg-info"))
-    for name in ("csrc", "sbnet", "build"):
-        (folder / name).mkdir()
-    for name in ("csrc/kernel_build.py", "sbnet/needs.py", "sbnet/version.py"):
-        shutil.copy2(ROOT / name, folder / name)
-    run(
-        sys.executable, "-m", "pip", "wheel", "-q", "--no-index", "--no-build-isolation", "--no-deps",
-        "-w", folder / "dist", folder / "runtime", env=os.environ | {"SBNET_LIBRARY": str(_library.KERNEL_LIBRARY)},
-    )  # fmt: skip
-    (made,) = (folder / "dist").iterdir()
-    return made
+    return build_wheel(tmp_path_factory.mktemp("runtime"))
 
 
 def test_the_wheel(wheel, tmp_path):
