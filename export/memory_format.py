@@ -222,6 +222,10 @@ def _ints(node: ir.Node, name: str, otherwise: Sequence[int]) -> list[int]:
     return list(node.attributes[name].as_ints()) if name in node.attributes else list(otherwise)
 
 
+def _int(node: ir.Node, name: str) -> int:
+    return node.attributes[name].as_int() if name in node.attributes else 0
+
+
 def _tiles(node: ir.Node) -> list[int] | None:
     """bsize, where the node's blocks tile their plane."""
     size = _ints(node, "bsize", ())
@@ -248,6 +252,7 @@ _LAYERS = {
     "sparse_bottleneck2d": (6, 10),
     "sparse_max_pool2d": (3, 4),
     "sparse_avg_pool2d": (3, 4),
+    "sparse_resize2d": (3, 4),
 }
 _PIXEL = Window.conv(1)
 
@@ -260,6 +265,8 @@ def _window(layer: ir.Node) -> Window | None:
     """What a layer's active blocks read of its first input; None where that is not known."""
     if layer.op_type == "sparse_bottleneck2d":  # its 3x3 convolution reads zeros outside the active blocks, not x
         return _PIXEL
+    if layer.op_type == "sparse_resize2d":
+        return _resize_window(layer)
     if layer.op_type in ("sparse_conv2d", "sparse_conv_transpose2d"):
         shape = layer.inputs[1].shape if layer.inputs[1] is not None else None
         if shape is None or not isinstance(shape[1], int) or not isinstance(shape[2], int):
@@ -270,6 +277,17 @@ def _window(layer: ir.Node) -> Window | None:
     geometry = _ints(layer, "stride", default_stride), _ints(layer, "padding", (0, 0)), _ints(layer, "dilation", (1, 1))
     transposed = layer.op_type == "sparse_conv_transpose2d"
     return Window.conv_transpose(kernel, *geometry) if transposed else Window.conv(kernel, *geometry)
+
+
+def _resize_window(layer: ir.Node) -> Window | None:
+    x = layer.inputs[0]
+    size = [] if x is None or x.shape is None else list(x.shape)[1:3]
+    if len(size) != 2 or not _fixed([*size, *_plane(layer)]):
+        return None
+    ratios = tuple(layer.attributes[n].as_float() if n in layer.attributes else 0.0 for n in ("ratio_h", "ratio_w"))
+    mode = layer.attributes["mode"].as_string() if "mode" in layer.attributes else "nearest"
+    align_corners = bool(_int(layer, "align_corners"))
+    return Window.resize((size[0], size[1]), tuple(_plane(layer)), mode, align_corners, ratios)
 
 
 def _reader(node: ir.Node, index: int, layer: ir.Node) -> Any:
@@ -369,8 +387,8 @@ def _fixed(sides: Sequence[Any]) -> bool:
 
 def _follows(layer: ir.Node) -> bool:
     """Can the plane that a layer writes be computed from the one that it reads?"""
-    ceil = "ceil_mode" in layer.attributes and layer.attributes["ceil_mode"].as_int()
-    return _window(layer) is not None and not ceil and layer.op_type != "sparse_conv_transpose2d"
+    scaled = layer.op_type in ("sparse_conv_transpose2d", "sparse_resize2d")
+    return _window(layer) is not None and not _int(layer, "ceil_mode") and not scaled
 
 
 def _plane_sizes(graph: ir.Graph, layer: ir.Node, reader: ir.Node) -> ir.Value:

@@ -177,6 +177,16 @@ def _sparse_pool2d(node: NodeView) -> list[Dims | None]:
     return [[have if isinstance(have, int) or other is None else other for have, other in zip(y, base, strict=True)]]
 
 
+def _sparse_resize2d(node: NodeView) -> list[Dims | None]:
+    x, base = node.shape(0, 4) or [None] * 4, node.shape(6, 4) or [None] * 4
+    y: Dims = [x[0], *node.attribute("size", [None, None]), x[3]]
+    for d, name in enumerate(("ratio_h", "ratio_w")):
+        ratio = node.attribute(name, 0.0)
+        if y[1 + d] is None and ratio > 0:
+            y[1 + d] = _scaled(x[1 + d], lambda side, r=ratio: math.floor(side / r * (1 + 2**-22)))  # type: ignore[misc]
+    return [[have if isinstance(have, int) or other is None else other for have, other in zip(y, base, strict=True)]]
+
+
 def _blocksparse_matmul(node: NodeView) -> list[Dims | None]:
     x = node.any_shape(0)
     node.shape(1, 3)
@@ -374,6 +384,25 @@ OPS = {
                 ("max", {"dilation": (_Is, None)}),
                 ("avg", {"count_include_pad": (_I, 1), "divisor_override": (_I, 0)}),
             )
+        ),
+        Op(
+            "sparse_resize2d",
+            "x interpolated to size, or by 1 / ratio, on the active blocks of y [N,Ho,Wo,C]; nearest, nearest-exact, "
+            "bilinear or bicubic. Elsewhere y is base; without base: 0 in the fringe, with zero_outside=1 everywhere, "
+            "else undefined.",
+            [("x", "T"), *_LISTS, ("fringe_pixels?", INT32), ("fringe_count?", INT32), ("base?", "T")],
+            [("y", "T")],
+            {
+                **_GRID,
+                "size": (_Is, None),
+                "mode": (_S, "nearest"),
+                "align_corners": (_I, 0),
+                "ratio_h": (_F, 0.0),
+                "ratio_w": (_F, 0.0),
+                "zero_outside": (_I, 0),
+            },
+            {"T": FLOATS},
+            _sparse_resize2d,
         ),
         Op(
             "blocksparse_matmul",

@@ -336,6 +336,33 @@ def _pool(
     )
 
 
+def sparse_resize2d(
+    x: Value,
+    indices: Value,
+    count: Value,
+    block_map: Value,
+    grid: Sequence[Any],
+    output_size: Sequence[Any],
+    method: str,
+    align_corners: bool,
+    ratio_h: float,
+    ratio_w: float,
+) -> Value:
+    if not _fixed(output_size) and not (ratio_h > 0 and ratio_w > 0):
+        raise ValueError(
+            "sbnet.export: sparse_resize2d: a size that depends on a dynamic one; a scale_factor is wanted"
+        )
+    return _first(
+        _node("sparse_resize2d")(
+            _last(x), indices, count, block_map,
+            **grid_attributes(grid),
+            **({"size": list(output_size)} if _fixed(output_size) else {}),
+            mode=method, align_corners=int(align_corners), ratio_h=float(ratio_h), ratio_w=float(ratio_w),
+            zero_outside=1,  # memory_format.py relaxes it where nothing reads outside the active blocks
+        )
+    )  # fmt: skip
+
+
 def blocksparse_matmul(
     x: Value,
     weight: Value,
@@ -445,6 +472,7 @@ def table() -> dict[Any, Callable[..., Any]]:
         sparse_bottleneck2d,
         sparse_max_pool2d,
         sparse_avg_pool2d,
+        sparse_resize2d,
         blocksparse_matmul,
         pack_attention_blocks,
         block_attention,

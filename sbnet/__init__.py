@@ -5,7 +5,14 @@ from typing import Any
 
 from sbnet import _library, reference
 from sbnet.active import ActiveBlocks, BlockGrid, Fringe, MaskPyramid
-from sbnet.geometry import Window, conv_output_size, conv_transpose_output_size, pool_output_size, same_padding
+from sbnet.geometry import (
+    Window,
+    conv_output_size,
+    conv_transpose_output_size,
+    pool_output_size,
+    resize_output_size,
+    same_padding,
+)
 from sbnet.ops import (
     AttentionLayout,
     BlockLayout,
@@ -30,6 +37,8 @@ from sbnet.ops import (
     sparse_gather,
     sparse_max_pool2d,
     sparse_max_pool2d_,
+    sparse_resize2d,
+    sparse_resize2d_,
     sparse_scatter,
     sparse_scatter_,
 )
@@ -84,6 +93,7 @@ __all__ = [
     "pool_output_size",
     "reduce_mask",
     "reference",
+    "resize_output_size",
     "same_padding",
     "sparse_avg_pool2d",
     "sparse_avg_pool2d_",
@@ -98,6 +108,8 @@ __all__ = [
     "sparse_gather",
     "sparse_max_pool2d",
     "sparse_max_pool2d_",
+    "sparse_resize2d",
+    "sparse_resize2d_",
     "sparse_scatter",
     "sparse_scatter_",
 ]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -58,9 +61,50 @@ class Window:
         lo = (p[0] - (k[0] - 1) * d[0] + s[0] - 1, p[1] - (k[1] - 1) * d[1] + s[1] - 1)
         return cls((1, 1), s, (min(lo[0], p[0]), min(lo[1], p[1])), p, (1, 1))
 
+    @classmethod
+    @functools.cache
+    def resize(cls, size: Pair, out: Pair, mode: str, align_corners: bool = False, ratios: Any = (0.0, 0.0)) -> Window:
+        """Of an interpolation from a plane of `size` to one of `out`: the narrowest that holds what each output reads.
+
+        Args:
+            ratios: input pixels from an output to the next; 0 where the sizes say it.
+        """
+        axes = [_resize_axis(size[d], out[d], mode, align_corners, ratios[d]) for d in range(2)]
+        num, den, lo, hi = ((a, b) for a, b in zip(*axes, strict=True))
+        return cls(num, den, lo, hi, (1, 1))
+
     def numbers(self) -> list[int]:
         """The ten numbers that torch.ops.sbnet.* and ONNX attributes take."""
         return [*self.num, *self.den, *self.lo, *self.hi, *self.step]
+
+
+RESIZE_MODES = ("nearest", "nearest-exact", "bilinear", "bicubic")
+
+
+def _resize_axis(side: int, out: int, mode: str, align_corners: bool, ratio: float) -> tuple[int, int, int, int]:
+    """num, den, lo, hi of an interpolation along one axis, by the kernels' arithmetic (core/masked/resize.h)."""
+    exact = Fraction(ratio).limit_denominator(1024) if ratio else Fraction(side, out)
+    step = torch.tensor(ratio or side / out, dtype=torch.float32)
+    if align_corners:
+        exact = Fraction(side - 1, out - 1) if out > 1 else Fraction(0)
+        step = torch.tensor(float(exact), dtype=torch.float32)
+    outputs = torch.arange(out, dtype=torch.float32)
+    if mode.startswith("nearest"):
+        at = ((outputs + (0.5 if mode == "nearest-exact" else 0.0)) * step).floor().long()
+        first = last = at.clamp(0, side - 1)
+    else:
+        centre, shift = (outputs, 0.0) if align_corners else (outputs + 0.5, 0.5)
+        fused = (step.double() * centre.double() - shift).float()  # a GPU rounds once, a CPU twice
+        twice = step * centre - shift
+        low, high = torch.minimum(fused, twice), torch.maximum(fused, twice)
+        if mode == "bilinear":
+            first, last = low.clamp(min=0).floor().long(), high.clamp(min=0).ceil().long()
+        else:
+            first, last = low.floor().long() - 1, high.floor().long() + 2
+        first, last = first.clamp(0, side - 1), last.clamp(0, side - 1)
+    num, den = max(exact.numerator, 1), exact.denominator
+    o = torch.arange(out)
+    return num, den, int(((first + 1) * den - 1 - o * num).min()), int((last * den - o * num).max())
 
 
 def as_window(op: str, window: Any, stride: Any = 1, padding: Any = 0, dilation: Any = 1) -> Window:
@@ -140,6 +184,31 @@ def pool_output_size(
         for a in range(2)
     ]
     return out[0], out[1]
+
+
+def to_scales(value: float | Sequence[float], name: str) -> tuple[float, float]:
+    """Scales of both axes. `name` is what an error names: "op: argument"."""
+    pair = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
+    if len(pair) != 2 or not all(isinstance(v, (int, float)) and math.isfinite(v) and v > 0 for v in pair):
+        raise ValueError(f"sbnet::{name}: expected a number above 0 or two, got {reprlib.repr(value)}")
+    return float(pair[0]), float(pair[1])
+
+
+def resize_output_size(size: int | Sequence[int], scale_factor: float | Sequence[float]) -> Pair:
+    """(H_out, W_out) of F.interpolate with a scale factor over an H x W plane."""
+    plane = to_pair(size, "resize_output_size: size")
+    scales = to_scales(scale_factor, "resize_output_size: scale_factor")
+    out = [_scaled(n, s) for n, s in zip(plane, scales, strict=True)]
+    return out[0], out[1]
+
+
+def _scaled(side: int, scale: float) -> int:
+    """Symbolic sides stay exact integers where the scale or its reciprocal is one."""
+    if scale.is_integer():
+        return side * int(scale)
+    if (1 / scale).is_integer():
+        return side // int(1 / scale)
+    return int(torch.sym_int(side * scale)) if isinstance(side, int) else torch.sym_int(side * scale)
 
 
 def same_padding(size: int, kernel_size: int, stride: int = 1, dilation: int = 1) -> Pair:

@@ -353,6 +353,7 @@ void add_fill_ops(const Runtime& runtime);
 void add_fringe_ops(const Runtime& runtime);
 void add_pool_ops(const Runtime& runtime);
 void add_pyramid_ops(const Runtime& runtime);
+void add_resize_ops(const Runtime& runtime);
 
 }  // namespace sbnet::ort
 

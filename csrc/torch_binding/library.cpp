@@ -67,6 +67,13 @@ STABLE_TORCH_LIBRARY(sbnet, m) {
       "sparse_avg_pool2d_(Tensor x, Tensor indices, Tensor count, SymInt[] grid, SymInt[] kernel_size, "
       "SymInt[] stride, SymInt[] padding, bool ceil_mode, bool count_include_pad, int? divisor_override, "
       "Tensor(a!) out, Tensor? fringe_pixels, Tensor? fringe_count) -> ()");
+  // `ratio`: pixels of x from an output to the next, 0 where the sizes say it.
+  m.def(
+      "sparse_resize2d(Tensor x, Tensor indices, Tensor count, Tensor block_map, SymInt[] grid, SymInt[] output_size, "
+      "str method, bool align_corners, float ratio_h, float ratio_w) -> Tensor");
+  m.def(
+      "sparse_resize2d_(Tensor x, Tensor indices, Tensor count, SymInt[] grid, str method, bool align_corners, "
+      "float ratio_h, float ratio_w, Tensor(a!) out, Tensor? fringe_pixels, Tensor? fringe_count) -> ()");
   // Block-sparse weights. `layout` is block rows, block columns, blocks, in_features, out_features, block_size, and the
   // words of three plans; `shape` its first six numbers. Matrices are [rows, features].
   m.def("block_layout_tables(Tensor coords, SymInt[] shape) -> Tensor");

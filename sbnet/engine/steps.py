@@ -20,11 +20,12 @@ from sbnet.ops import (
     sparse_fill_,
     sparse_gather,
     sparse_max_pool2d_,
+    sparse_resize2d_,
     sparse_scatter_,
 )
 
 # Kinds that write into memory they are given.
-WRITTEN = {"conv", "conv_transpose", "pointwise", "max_pool", "avg_pool", "pixel"}
+WRITTEN = {"conv", "conv_transpose", "pointwise", "max_pool", "avg_pool", "resize", "pixel"}
 PLANNED = WRITTEN | {"cat", "slice"}  # and those that only say where something lies
 
 
@@ -95,6 +96,14 @@ def _avg_pool(node: Node, get: Get, out: Tensor, active: ActiveBlocks, clear: Fr
     sparse_avg_pool2d_(get(node.args[0]), active, out, **node.options, fringe=clear)
 
 
+def _resize(node: Node, get: Get, out: Tensor, active: ActiveBlocks, clear: Fringe | None, _: Context) -> None:
+    o = node.options
+    sparse_resize2d_(
+        get(node.args[0]), active, out, scale_factor=o["scale"], mode=o["mode"], align_corners=o["align_corners"],
+        fringe=clear,
+    )  # fmt: skip
+
+
 def _pixel(node: Node, get: Get, out: Tensor, active: ActiveBlocks, clear: Fringe | None, context: Context) -> None:
     """On a CPU the active blocks are gathered, which costs a copy; elsewhere that would wait for the count."""
     tensors = [context.constants[v] if v.constant else get(v) for v in node.args]
@@ -159,5 +168,5 @@ def zero_any(out: Tensor, pixels: Fringe) -> None:
 
 RUN = {
     "conv": _conv, "conv_transpose": _conv_transpose, "pointwise": _conv, "max_pool": _max_pool, "avg_pool": _avg_pool,
-    "pixel": _pixel,
+    "resize": _resize, "pixel": _pixel,
 }  # fmt: skip

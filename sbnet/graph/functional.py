@@ -24,6 +24,7 @@ from sbnet.ops import (
     sparse_conv_transpose2d,
     sparse_fill,
     sparse_max_pool2d,
+    sparse_resize2d,
 )
 
 
@@ -99,11 +100,19 @@ def apply(node: Node, args: Any, kwargs: dict[str, Any], params: dict[str, Tenso
             return sparse_max_pool2d(x, active, **o)
         case "avg_pool":
             return sparse_avg_pool2d(x, active, **o)
+        case "resize":
+            return sparse_resize2d(x, active, **resize_options(o))
         case "slice":
             return x[:, o["start"] : o["start"] + node.output.shape[1]]
         case "cat":
             return sparse_fill(torch.cat(list(args), 1), active)
     return sparse_fill(whole(node, args, params), active)
+
+
+def resize_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Of a resize node, as `sbnet.sparse_resize2d` takes them."""
+    by = {"size": options["size"]} if options["scale"] is None else {"scale_factor": options["scale"]}
+    return {**by, "mode": options["mode"], "align_corners": options["align_corners"]}
 
 
 def whole(node: Node, args: Any, params: dict[str, Tensor]) -> Tensor:
@@ -112,9 +121,6 @@ def whole(node: Node, args: Any, params: dict[str, Tensor]) -> Tensor:
     match node.kind:
         case "pixel":
             return run_steps(o["steps"], list(args))
-        case "resize":
-            size = None if o["scale"] else o["size"]
-            return F.interpolate(x, size, o["scale"], o["mode"], o["align_corners"])
         case "pixel_shuffle":
             return F.pixel_shuffle(x, o["factor"])
     raise AssertionError(node.kind)

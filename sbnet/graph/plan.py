@@ -97,6 +97,11 @@ def reads(node: Node, value: Value) -> list[Window | str]:
     if node.kind in ("max_pool", "avg_pool"):
         dilation = options.get("dilation", (1, 1))
         return [*found, Window.conv(options["kernel_size"], options["stride"], options["padding"], dilation)]
+    if node.kind == "resize":
+        assert value.plane is not None
+        ratios = (0.0, 0.0) if options["scale"] is None else tuple(1 / s for s in options["scale"])
+        resized = Window.resize(value.plane, options["size"], options["mode"], bool(options["align_corners"]), ratios)
+        return [*found, resized]
     if node.kind in ("pointwise", "pixel"):
         return [*found, POINTWISE]
     return [*found, WHOLE]

@@ -83,7 +83,10 @@ def _adaptive(b: Builder, call: Call) -> Value | None:
     return b.add("avg_pool", call, [x], call.made.shape, options=options)
 
 
-@rule("upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d")
+MODES = {"nearest": "nearest", "_upsample_nearest_exact": "nearest-exact"}
+
+
+@rule("upsample_nearest2d", "_upsample_nearest_exact2d", "upsample_bilinear2d", "upsample_bicubic2d")
 def _upsample(b: Builder, call: Call) -> Value | None:
     x = call.args[0]
     if plain(x) is None or not is_map(call.made):
@@ -96,8 +99,8 @@ def _upsample(b: Builder, call: Call) -> Value | None:
         "mode": call.name.removeprefix("upsample_").removesuffix("2d"),
         "align_corners": call.argument("align_corners"),
     }
-    if options["mode"] == "nearest":
-        options["align_corners"] = None
+    if "nearest" in options["mode"]:
+        options |= {"mode": MODES[options["mode"]], "align_corners": None}
     return b.add("resize", call, [x], call.made.shape, options=options)
 
 

@@ -7,7 +7,14 @@ masked contract). Without it (`active=None`) it is PyTorch's dense layer: one se
 from sbnet.nn.attention import BlockSparseAttention
 from sbnet.nn.blocksparse import BlockSparseConv1x1, BlockSparseLinear
 from sbnet.nn.fold import fold_batch_norm
-from sbnet.nn.layers import SparseAvgPool2d, SparseBatchNorm2d, SparseConv2d, SparseConvTranspose2d, SparseMaxPool2d
+from sbnet.nn.layers import (
+    SparseAvgPool2d,
+    SparseBatchNorm2d,
+    SparseConv2d,
+    SparseConvTranspose2d,
+    SparseMaxPool2d,
+    SparseUpsample,
+)
 from sbnet.nn.residual import SparseBasicBlock, SparseBottleneck, SparseProjection
 
 __all__ = [
@@ -22,5 +29,6 @@ __all__ = [
     "SparseConvTranspose2d",
     "SparseMaxPool2d",
     "SparseProjection",
+    "SparseUpsample",
     "fold_batch_norm",
 ]

@@ -20,6 +20,8 @@ from sbnet.ops import (
     sparse_fill,
     sparse_max_pool2d,
     sparse_max_pool2d_,
+    sparse_resize2d,
+    sparse_resize2d_,
 )
 from sbnet.reference import activate
 
@@ -228,3 +230,26 @@ class SparseAvgPool2d(nn.AvgPool2d):
     def run_(self, x: Tensor, active: ActiveBlocks, out: Tensor, fringe: Fringe | None) -> None:
         """Writes the active blocks of `out` and zeroes the pixels of `fringe`."""
         sparse_avg_pool2d_(x, active, out, **self.geometry(), fringe=fringe)
+
+
+class SparseUpsample(nn.Upsample):
+    """nn.Upsample of 2-D planes on active blocks of its output, up and down."""
+
+    def geometry(self) -> dict[str, Any]:
+        """The keyword arguments of `sbnet.sparse_resize2d`."""
+        return {
+            "size": self.size,
+            "scale_factor": self.scale_factor,
+            "mode": self.mode,
+            "align_corners": self.align_corners,
+        }
+
+    def forward(self, x: Tensor, active: Active = ...) -> Tensor:
+        """x [N,C,H,W], active blocks of the plane it writes."""
+        blocks = given(active, self)
+        return super().forward(x) if blocks is None else sparse_resize2d(x, blocks, **self.geometry())
+
+    def run_(self, x: Tensor, active: ActiveBlocks, out: Tensor, fringe: Fringe | None) -> None:
+        """Writes the active blocks of `out`, whose plane is `size` where that is given, and zeroes `fringe`."""
+        how = {name: value for name, value in self.geometry().items() if name != "size"}
+        sparse_resize2d_(x, active, out, **how, fringe=fringe)

@@ -11,6 +11,7 @@ from sbnet.ops.masked.conv_transpose import sparse_conv_transpose2d, sparse_conv
 from sbnet.ops.masked.fill import sparse_fill, sparse_fill_
 from sbnet.ops.masked.gather_scatter import sparse_gather, sparse_scatter, sparse_scatter_
 from sbnet.ops.masked.pool import sparse_avg_pool2d, sparse_avg_pool2d_, sparse_max_pool2d, sparse_max_pool2d_
+from sbnet.ops.masked.resize import sparse_resize2d, sparse_resize2d_
 from sbnet.ops.weights.conv1x1 import blocksparse_conv1x1
 from sbnet.ops.weights.layout import BlockLayout
 from sbnet.ops.weights.matmul import blocksparse_matmul, blocksparse_weight_grad
@@ -39,6 +40,8 @@ __all__ = [
     "sparse_gather",
     "sparse_max_pool2d",
     "sparse_max_pool2d_",
+    "sparse_resize2d",
+    "sparse_resize2d_",
     "sparse_scatter",
     "sparse_scatter_",
 ]

@@ -15,6 +15,7 @@ from sbnet.reference.masked import (
     sparse_fill_,
     sparse_gather,
     sparse_max_pool2d,
+    sparse_resize2d,
     sparse_scatter,
     sparse_scatter_,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "sparse_fill_",
     "sparse_gather",
     "sparse_max_pool2d",
+    "sparse_resize2d",
     "sparse_scatter",
     "sparse_scatter_",
 ]

@@ -163,6 +163,19 @@ def sparse_avg_pool2d(
     return torch.where(active.pixel_mask(y.shape[2:]), y, torch.zeros_like(y))
 
 
+def sparse_resize2d(
+    x: Tensor,
+    active: ActiveBlocks,
+    *,
+    size: int | Sequence[int] | None = None,
+    scale_factor: float | Sequence[float] | None = None,
+    mode: str = "nearest",
+    align_corners: bool | None = None,
+) -> Tensor:
+    y = F.interpolate(x, size, scale_factor, mode, align_corners)  # type: ignore[arg-type]
+    return torch.where(active.pixel_mask(y.shape[2:]), y, torch.zeros_like(y))
+
+
 def sparse_fill(x: Tensor, active: ActiveBlocks, value: float = 0.0) -> Tensor:
     return torch.where(active.pixel_mask(x.shape[2:]), x, torch.full_like(x, value))
 

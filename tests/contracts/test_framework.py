@@ -179,6 +179,15 @@ def op_samples(device):
             (x, *lists[:2], g, *WINDOW, False, True, None, x.clone(), None, None),
             (last, *lists[:2], g, *WINDOW, False, False, 7, 0 * last, edge.pixels, edge.count),
         ],
+        "sparse_resize2d": [
+            (x, *lists, g, [20, 27], "nearest", False, 0.0, 0.0),
+            (grad(last), *lists, g, [20, 27], "bilinear", True, 0.0, 0.0),
+            (grad(x), *small_lists, s, [10, 14], "bicubic", False, 2.0, 0.0),
+        ],
+        "sparse_resize2d_": [
+            (x, *lists[:2], g, "nearest-exact", False, 0.5, 0.0, 0 * x, None, None),
+            (last, *lists[:2], g, "bilinear", False, 0.0, 0.0, 0 * last, edge.pixels, edge.count),
+        ],
         "sparse_fill": [(x, active.block_map, g, 0.0), (grad(last), active.block_map, g, -1.5)],
         "sparse_fill_": [
             (x.clone(), active.block_map, g, 0.0),

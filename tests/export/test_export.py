@@ -50,6 +50,8 @@ ARGUMENTS = {
     "activation_param": ("negative_slope",),
     "planes": ("bsizes", "sizes", "dynamic_sizes"),
     "size": ("size", "dynamic_size"),
+    "output_size": ("size",),
+    "method": ("mode",),
     "consumer_size": (),  # of the plane that consumer_map tells
     "layout": ("in_features", "out_features"),
     "tables": ("coords",),
@@ -92,6 +94,12 @@ def test_samples_pass_the_checker(op, tmp_path):
 
 
 # ---- every op
+def doubled(mask, x):
+    """Active blocks of a plane twice as large."""
+    grid = BlockGrid.cover((2 * x.shape[2], 2 * x.shape[3]), 8)
+    return sbnet.reduce_mask(mask.repeat_interleave(2, 1).repeat_interleave(2, 2), grid)
+
+
 LAYOUT = sbnet.BlockLayout([[1, 1], [1, 1]], 8, in_features=16, out_features=10)
 
 
@@ -130,6 +138,9 @@ class OneOp(nn.Module):
             case "sparse_avg_pool2d":
                 y = sbnet.sparse_avg_pool2d(x, active, (3, 1), 1, (1, 0), count_include_pad=False)
                 return sbnet.sparse_avg_pool2d(y, active, 3, 1, 1, divisor_override=4)
+            case "sparse_resize2d":
+                y = sbnet.sparse_resize2d(x, active, scale_factor=1, mode="bicubic")
+                return y, sbnet.sparse_resize2d(y, doubled(mask, x), scale_factor=2, mode="bilinear")
             case "sparse_bottleneck2d":
                 narrow = self.weight[:8, :, :1, :1], self.weight[:8], self.weight[:8, :, 1:2, 1:2]
                 y = sbnet.sparse_bottleneck2d(x, narrow, [self.bias[:8], None, self.bias[4:]], active)
@@ -139,12 +150,8 @@ class OneOp(nn.Module):
                 return y, sbnet.sparse_conv2d(x, self.weight, None, active, padding=1, residual=y)
             case "sparse_conv_transpose2d":
                 y = sbnet.sparse_conv_transpose2d(x, self.weight[:8], self.bias[:8], active, padding=1)
-                fine = sbnet.reduce_mask(
-                    mask.repeat_interleave(2, 1).repeat_interleave(2, 2),
-                    BlockGrid.cover((2 * x.shape[2], 2 * x.shape[3]), 8),
-                )
                 options = {"stride": 2, "padding": 1, "output_padding": 1, "activation": "silu"}
-                return y, sbnet.sparse_conv_transpose2d(y, self.weight[:8], None, fine, **options)
+                return y, sbnet.sparse_conv_transpose2d(y, self.weight[:8], None, doubled(mask, x), **options)
             case "blocksparse_matmul":
                 rows, blocks = torch.cat([x, x], 1).permute(0, 2, 3, 1), self.weight.flatten()[:256].view(4, 8, 8)
                 gate = self.bias[:4].float().abs()

@@ -54,6 +54,7 @@ IN_PLACE = {
     "sparse_fill": 0,
     "sparse_max_pool2d": 6,
     "sparse_avg_pool2d": 6,
+    "sparse_resize2d": 6,
 }
 
 

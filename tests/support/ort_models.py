@@ -169,6 +169,11 @@ def samples(device: str = "cpu") -> dict[str, Node]:
             for kind, more in (("max", {"dilation": [1, 1]}), ("avg", {"count_include_pad": 1, "divisor_override": 7}))
         ),
         Node(
+            "sparse_resize2d",
+            [nhwc(tensor((2, 8, 6, 5), torch.float32, device)), *lists, edge.pixels, edge.count, like.clone()],
+            {"bsize": [4, 4], "size": [12, 15], "mode": "bilinear", "align_corners": 0, "ratio_h": 0.5, "ratio_w": 0.0},
+        ),
+        Node(
             "blocksparse_matmul",
             [matrix, blocks_of_weights, layout.coords, tensor((21,), torch.float32, device), gates],
             {"in_features": 29, "out_features": 21, "activation": "leaky_relu", "negative_slope": 0.2},

@@ -85,6 +85,7 @@ def changed(rng: random.Random) -> Node:
         "sparse_bottleneck2d": ((7, 8, 9, 12), 10),
         "sparse_max_pool2d": ((6,), 4),
         "sparse_avg_pool2d": ((6,), 4),
+        "sparse_resize2d": ((6,), 4),
     }
     if node.op in optional:
         alone, fringe = optional[node.op]

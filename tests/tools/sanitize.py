@@ -221,6 +221,26 @@ def conv_transpose(device: str) -> None:
         torch.testing.assert_close(got.float(), want, rtol=2e-2, atol=2e-2)
 
 
+def resize(device: str) -> None:
+    """Every mode, in words of channels and not, up and down."""
+    for dtype, channels, (mode, corners), scale in itertools.product(
+        (torch.float16, torch.bfloat16, torch.float32),
+        (64, 5),
+        (("nearest", None), ("bilinear", False), ("bicubic", True)),
+        (2, 0.7),
+    ):
+        x = torch.randn(1, channels, 13, 18, device=device).to(dtype).contiguous(memory_format=torch.channels_last)
+        how = {"scale_factor": scale, "mode": mode, "align_corners": corners}
+        out = sbnet.resize_output_size((13, 18), scale)
+        active = some_active((1, *out), BlockGrid.cover(out, 8), 0.5, device)
+        edge = sbnet.fringe(active, active, out, 3, 1, 1)
+        got = torch.zeros(1, channels, *out, device=device, dtype=dtype)
+        sbnet.sparse_resize2d_(x, active, got, **how, fringe=edge)
+        torch.testing.assert_close(
+            got.float(), reference.sparse_resize2d(x.float(), active, **how), rtol=2e-2, atol=2e-2
+        )
+
+
 def bottleneck(device: str) -> None:
     """In one kernel where there is one: blocks of 8 and 16, cut off and whole, few and many; and else as layers."""
     for dtype, (channels, width), block, density in itertools.product(
@@ -246,8 +266,8 @@ def bottleneck(device: str) -> None:
 
 
 def main() -> None:
-    plain = (reduce_mask, copies, fringe_and_fill, pyramid, pool, conv_transpose, bottleneck, whole_tiles, conv1x1_wide)
-    many = (conv1x1_of_all_blocks, conv1x1_split, conv3x3_stride2_of_many_tiles)
+    plain = (reduce_mask, copies, fringe_and_fill, pyramid, pool, conv_transpose, resize, bottleneck)
+    many = (whole_tiles, conv1x1_wide, conv1x1_of_all_blocks, conv1x1_split, conv3x3_stride2_of_many_tiles)
     families = {f.__name__: f for f in (*plain, *many)}
     families |= {name: functools.partial(conv, name) for name in CONVS}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -3,15 +3,10 @@
 #include <cstring>
 
 #include "core/masked/pool.h"
-#include "cuda/masked/layer.cuh"
+#include "cuda/masked/pixels.cuh"
 
 namespace sbnet {
 
-// kN channels of a pixel.
-template <class T, int kN>
-struct alignas(sizeof(T) * kN) Word {
-  T channel[kN];
-};
 template <class T, int kN>
 __device__ __forceinline__ Word<T, kN> fill_word(float v) {
   Word<T, kN> word;

@@ -1,0 +1,105 @@
+// How layers that compute each pixel by itself walk the active blocks: a thread takes an output pixel and a word of its
+// channels, straight from memory, whatever the layout.
+#pragma once
+#include <algorithm>
+
+#include "cuda/masked/layer.cuh"
+
+namespace sbnet {
+
+constexpr int kPixelThreads = 256;
+
+// kN channels of a pixel.
+template <class T, int kN>
+struct alignas(sizeof(T) * kN) Word {
+  T channel[kN];
+};
+
+struct PixelPlan {
+  int64_t block_items;  // pixels x words of a block
+  FastDiv block, inner, width;
+  bool channels_inner;  // neighbouring threads take the words of a pixel, else the pixels of a word
+  bool wide;            // too many items for 32 bits
+  FringePlan fringe;
+};
+
+// Runs body(n, row, column, word) for each pixel and word of the active blocks of p.y's plane, and clears the fringe.
+template <class T, class Params, class Body>
+__device__ __forceinline__ void for_pixels(const Params& p, const PixelPlan& plan, const Body& body) {
+  grid_dependency_wait();
+  grid_dependency_release();
+  const int64_t thread = int64_t{blockIdx.x} * kPixelThreads + threadIdx.x;
+  const int64_t threads = int64_t{gridDim.x} * kPixelThreads;
+  clear_fringe<T>(p, plan.fringe, thread, threads);
+
+  const BlockGrid& grid = p.active.grid;
+  const int64_t items = clamped_count(p.active.count, static_cast<int>(p.active.capacity)) * plan.block_items;
+  for (int64_t item = thread; item < items; item += threads) {
+    uint32_t slot, rest, pixel, word, row, column;
+    if (plan.wide) {
+      slot = static_cast<uint32_t>(item / plan.block_items);
+      rest = static_cast<uint32_t>(item - slot * plan.block_items);
+    } else {
+      plan.block.divmod(static_cast<uint32_t>(item), &slot, &rest);
+    }
+    plan.inner.divmod(rest, &pixel, &word);
+    if (!plan.channels_inner) {
+      const uint32_t t = pixel;
+      pixel = word, word = t;
+    }
+    plan.width.divmod(pixel, &row, &column);
+    BlockIndex b;
+    if (!load_block(p.active.indices, slot, static_cast<int>(p.y.size[0]), grid, &b)) continue;
+    row += b.i * grid.size[0], column += b.j * grid.size[1];
+    if (row < p.y.size[2] && column < p.y.size[3])
+      body(b.n, static_cast<int>(row), static_cast<int>(column), static_cast<int>(word));
+  }
+}
+
+// May x and y be read and written in 16-byte words of channels?
+template <class T, class Params>
+bool words_of_channels(const Params& p) {
+  return channels_vectorize(p.x) && channels_vectorize(p.y) && p.y.size[1] % kLanes<T> == 0;
+}
+
+// Launches kKernel(p, plan, more...), whose threads take `lanes` channels.
+template <auto kKernel, class Params, class... More>
+Status launch_pixels(const char* op, const Params& p, int lanes, const DeviceInfo& device, cudaStream_t stream,
+                     const More&... more) {
+  // A block larger than the plane is the only one of its direction: no more outputs than the plane has.
+  const int64_t height = std::min<int64_t>(p.active.grid.size[0], p.y.size[2]);
+  const int64_t width = std::min<int64_t>(p.active.grid.size[1], p.y.size[3]);
+  const int64_t words = p.y.size[1] / lanes;
+  const double block = static_cast<double>(height) * width * words;
+  SBNET_CHECK(block <= INT32_MAX / 2, "%s: active: blocks of %.0f words of channels; at most 2^30 are wanted", op,
+              block);
+
+  PixelPlan plan;
+  plan.block_items = static_cast<int64_t>(block);
+  plan.channels_inner = p.y.stride[1] <= p.y.stride[3];
+  plan.block = FastDiv(plan.block_items);
+  plan.inner = FastDiv(plan.channels_inner ? words : plan.block_items / words);
+  plan.width = FastDiv(width);
+  const int64_t most = p.active.capacity * plan.block_items;
+  plan.wide = most > INT32_MAX;
+  plan.fringe = FringePlan(p);
+
+  static std::atomic<int> ctas_per_sm[kMaxDevices];
+  int ctas = device.index < kMaxDevices ? ctas_per_sm[device.index].load(std::memory_order_relaxed) : 0;
+  if (!ctas) {
+    SBNET_CUDA_TRY(op, cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas, kKernel, kPixelThreads, 0));
+    if (device.index < kMaxDevices) ctas_per_sm[device.index].store(ctas, std::memory_order_relaxed);
+  }
+  const int64_t wanted = (std::max(most, plan.fringe.threads(p)) + kPixelThreads - 1) / kPixelThreads;
+  const dim3 ctas_used(static_cast<unsigned>(std::min<int64_t>(wanted, int64_t{ctas} * device.sm_count)));
+  SBNET_CUDA_TRY(op, launch_dependent(device, kKernel, ctas_used, dim3(kPixelThreads), 0, stream, p, plan, more...));
+  return ok_status();
+}
+
+// Has the launch anything to write?
+template <class Params>
+bool writes_nothing(const Params& p) {
+  return !p.y.size[0] || (!p.active.capacity && !(p.fringe.pixels && p.fringe.capacity > 0));
+}
+
+}  // namespace sbnet

@@ -1,0 +1,86 @@
+// sparse_resize2d on CUDA: a thread computes one output for a word of channels, straight from memory.
+#include "core/masked/resize.h"
+#include "cuda/masked/pixels.cuh"
+
+namespace sbnet {
+namespace {
+
+constexpr const char* kOp = "sparse_resize2d";
+
+struct ResizeAxes {
+  ResizeAxis row, column;
+};
+
+// kTaps each way: 1 of a nearest, 2 of a bilinear, 4 of a bicubic one.
+template <class T, int kN, int kTaps>
+__global__ void __launch_bounds__(kPixelThreads)
+    resize_kernel(const __grid_constant__ ResizeParams p, const __grid_constant__ PixelPlan plan,
+                  const __grid_constant__ ResizeAxes axes) {
+  using Channels = Word<T, kN>;
+  for_pixels<T>(p, plan, [&](int n, int row, int column, int word) {
+    const int64_t channel = int64_t{word} * kN;
+    const T* x = static_cast<const T*>(p.x.data) + n * p.x.stride[0] + channel * p.x.stride[1];
+    T* y = static_cast<T*>(p.y.data) + n * p.y.stride[0] + channel * p.y.stride[1] + row * p.y.stride[2] +
+           column * p.y.stride[3];
+    Channels out;
+    if constexpr (kTaps == 1) {
+      out = *reinterpret_cast<const Channels*>(x + axes.row.nearest(row) * p.x.stride[2] +
+                                               axes.column.nearest(column) * p.x.stride[3]);
+    } else {
+      int top[kTaps], left[kTaps];
+      float down[kTaps], across[kTaps], sums[kN] = {};
+      axes.row.taps(row, top, down);
+      axes.column.taps(column, left, across);
+#pragma unroll
+      for (int r = 0; r < kTaps; ++r) {
+        Channels read[kTaps];
+#pragma unroll
+        for (int s = 0; s < kTaps; ++s)
+          read[s] = *reinterpret_cast<const Channels*>(x + top[r] * p.x.stride[2] + left[s] * p.x.stride[3]);
+#pragma unroll
+        for (int s = 0; s < kTaps; ++s) {
+          const float weight = down[r] * across[s];
+#pragma unroll
+          for (int e = 0; e < kN; ++e) sums[e] = fmaf(weight, to_float(read[s].channel[e]), sums[e]);
+        }
+      }
+#pragma unroll
+      for (int e = 0; e < kN; ++e) out.channel[e] = from_float<T>(sums[e]);
+    }
+    *reinterpret_cast<Channels*>(y) = out;
+  });
+}
+
+template <class T, int kN>
+Status launch(const ResizeParams& p, const DeviceInfo& device, cudaStream_t stream) {
+  const ResizeAxes axes = {ResizeAxis(p, 0), ResizeAxis(p, 1)};
+  if (p.mode == ResizeMode::kBicubic) return launch_pixels<resize_kernel<T, kN, 4>>(kOp, p, kN, device, stream, axes);
+  if (p.mode == ResizeMode::kBilinear) return launch_pixels<resize_kernel<T, kN, 2>>(kOp, p, kN, device, stream, axes);
+  return launch_pixels<resize_kernel<T, kN, 1>>(kOp, p, kN, device, stream, axes);
+}
+
+template <class T>
+Status launch_type(const ResizeParams& p, const DeviceInfo& device, cudaStream_t stream) {
+  return words_of_channels<T>(p) ? launch<T, kLanes<T>>(p, device, stream) : launch<T, 1>(p, device, stream);
+}
+
+}  // namespace
+}  // namespace sbnet
+
+sbnet::Status sbnet_sparse_resize2d_cuda(const sbnet::ResizeParams* params, void* stream_handle) {
+  using namespace sbnet;
+  const ResizeParams& p = *params;
+  SBNET_TRY(validate(p));
+  if (writes_nothing(p)) return ok_status();
+  DeviceInfo device;
+  SBNET_TRY(current_device(kOp, &device));
+  const auto stream = static_cast<cudaStream_t>(stream_handle);
+  switch (p.x.dtype) {
+    case DType::kF16:
+      return launch_type<__half>(p, device, stream);
+    case DType::kBF16:
+      return launch_type<__nv_bfloat16>(p, device, stream);
+    default:
+      return launch_type<float>(p, device, stream);
+  }
+}

@@ -1,0 +1,191 @@
+"""sparse_resize2d against PyTorch's interpolation."""
+
+import pytest
+import torch
+
+from sbnet import BlockGrid, Window, fringe, reference, resize_output_size, sparse_resize2d, sparse_resize2d_
+from sbnet.geometry import to_scales
+from sbnet.nn import SparseUpsample
+from support.helpers import assert_as_accurate_as_torch, assert_bitwise, laid_out, random_active, tensor
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+PLANE = (9, 13)
+SIZES = {
+    "x2": {"scale_factor": 2},
+    "x3 and half": {"scale_factor": (3, 0.5)},
+    "x0.7": {"scale_factor": 0.7},
+    "up to 17x30": {"size": (17, 30)},
+    "to one": {"size": 1},
+    "same": {"size": PLANE},
+}
+MODES = {
+    "nearest": {"mode": "nearest"},
+    "nearest-exact": {"mode": "nearest-exact"},
+    "bilinear": {"mode": "bilinear"},
+    "bilinear corners": {"mode": "bilinear", "align_corners": True},
+    "bicubic": {"mode": "bicubic", "align_corners": False},
+    "bicubic corners": {"mode": "bicubic", "align_corners": True},
+}
+
+
+def output_size(by):
+    size = by.get("size")
+    return resize_output_size(PLANE, by["scale_factor"]) if size is None else (size, size) if size == 1 else size
+
+
+def make(by, device, dtype, channels=8, density=0.5, layout="channels_last", block=4):
+    out = output_size(by)
+    x = laid_out(tensor((2, channels, *PLANE), dtype, device), layout)
+    return x, random_active(BlockGrid.cover(out, block), 2, density, device), out
+
+
+def check(x, active, out, **how):
+    got = sparse_resize2d(x, active, **how)
+    exact, theirs = reference.sparse_resize2d(x.double(), active, **how), reference.sparse_resize2d(x, active, **how)
+    if how["mode"].startswith("nearest"):
+        assert_bitwise(got, theirs)
+    else:
+        assert_as_accurate_as_torch(got, theirs, exact)
+    inside = active.pixel_mask(out)
+    into = torch.full_like(got, float("nan"))
+    by = {k: v for k, v in how.items() if k != "size"}
+    assert sparse_resize2d_(x, active, into, **by) is None
+    assert_bitwise(torch.where(inside, into, 0), got)
+    assert bool(into[~inside.expand_as(into)].isnan().all())
+    return got
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("by", SIZES)
+def test_as_accurate_as_pytorch_in_both_forms(device, by, mode):
+    for dtype in DTYPES:
+        x, active, out = make(SIZES[by], device, dtype)
+        got = check(x, active, out, **SIZES[by], **MODES[mode])
+        assert got.stride() == torch.empty_like(got, memory_format=torch.channels_last).stride()
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channel_slice", "channels_last"])
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
+def test_any_memory_and_channels(device, mode, layout):
+    for channels in (1, 5, 16, 72):
+        x, active, out = make(SIZES["x2"], device, torch.float16, channels, 0.4, layout, (3, 16))
+        check(x, active, out, scale_factor=2, mode=mode)
+
+
+@pytest.mark.parametrize("density", [0.0, 1.0])
+@pytest.mark.parametrize("mode", ["nearest", "bicubic"])
+def test_the_fringe_is_zeroed_and_the_rest_left(device, mode, density):
+    x, active, out = make(SIZES["x2"], device, torch.float32, density=density)
+    reader = random_active(BlockGrid.cover(out, 4), 2, 0.3, device)
+    edge = fringe(active, reader, out, 3, 1, 1)
+    into = torch.full((2, 8, *out), 7.0, device=device)
+    sparse_resize2d_(x, active, into, scale_factor=2, mode=mode, fringe=edge)
+    want = torch.full_like(into, 7.0).permute(0, 2, 3, 1).reshape(-1, 8)
+    want[edge.pixels[: int(edge.count)].long()] = 0
+    want = want.view(2, *out, -1).permute(0, 3, 1, 2)
+    got = sparse_resize2d(x, active, scale_factor=2, mode=mode)
+    assert_bitwise(into, torch.where(active.pixel_mask(out), got, want))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("by", SIZES)
+def test_its_window_holds_what_it_reads(device, by, mode):
+    """What lies outside the fringe of the window may be anything."""
+    x, active, out = make(SIZES[by], device, torch.float32, density=0.2)
+    how, scale = MODES[mode], SIZES[by].get("scale_factor")
+    ratios = (0.0, 0.0) if scale is None else tuple(1 / s for s in to_scales(scale, "test"))
+    window = Window.resize(PLANE, tuple(out), how["mode"], how.get("align_corners", False), ratios)
+    nobody = random_active(BlockGrid.cover(PLANE, 4), 2, 0.0, device)
+    read = fringe(nobody, active, PLANE, window, consumer_size=out)
+    keep = torch.zeros(2 * PLANE[0] * PLANE[1], dtype=torch.bool, device=device)
+    keep[read.pixels[: int(read.count)].long()] = True
+    dirty = torch.where(keep.view(2, 1, *PLANE), x, float("nan"))
+    got = sparse_resize2d(dirty, active, **SIZES[by], **how)
+    assert_bitwise(got, sparse_resize2d(x, active, **SIZES[by], **how))
+
+
+def test_windows_are_no_wider_than_known_ones():
+    ones = {"num": (1, 1), "step": (1, 1)}
+    assert Window.resize((5, 6), (10, 12), "nearest") == Window(den=(2, 2), lo=(0, 0), hi=(0, 0), **ones)
+    assert Window.resize((5, 6), (10, 12), "bilinear") == Window(den=(2, 2), lo=(-1, -1), hi=(1, 1), **ones)
+    assert Window.resize((5, 6), (5, 6), "bilinear") == Window.conv(1)
+    assert Window.resize((8, 8), (4, 4), "nearest") == Window.conv(1, 2)
+    assert Window.resize((8, 8), (4, 4), "bilinear") == Window.conv(2, 2)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("by", ["x2", "x0.7", "up to 17x30"])
+def test_gradients(device, by, mode):
+    x, active, out = make(SIZES[by], device, torch.float64)
+    upstream = torch.rand(2, 8, *out, dtype=torch.float64, device=device)
+
+    def grad(op, dtype):
+        leaf = x.detach().to(dtype).requires_grad_()
+        y = op(leaf, active, **SIZES[by], **MODES[mode])
+        return torch.autograd.grad((y * upstream.to(dtype)).sum(), leaf)[0]
+
+    theirs, exact = (grad(reference.sparse_resize2d, dtype) for dtype in (torch.float32, torch.float64))
+    assert_as_accurate_as_torch(grad(sparse_resize2d, torch.float32), theirs, exact)
+
+
+def test_lists_that_are_wrong_are_skipped(device):
+    x, active, _ = make(SIZES["x2"], device, torch.float32, density=1.0)
+    want = sparse_resize2d(x, active, scale_factor=2)
+    active.indices[0] = torch.tensor([5, 0, 0], dtype=torch.int32)
+    active.indices[1] = torch.tensor([0, -1, 99], dtype=torch.int32)
+    active.count.fill_(2**30)
+    want[0, :, :4, :8] = 0
+    assert_bitwise(sparse_resize2d(x, active, scale_factor=2), want)
+
+
+BAD = [
+    ({"mode": "area"}, "mode: expected nearest"),
+    ({"size": 4}, "size, scale_factor: expected one"),
+    ({"scale_factor": 0}, "scale_factor: expected a number above 0"),
+    ({"scale_factor": float("nan")}, "scale_factor: expected a number above 0"),
+    ({"scale_factor": 1e-9}, "size: expected at least 1|active|scale_factor|out"),
+    ({"align_corners": True}, "align_corners: expected None of mode nearest"),
+    ({"x": None}, "x: NoneType"),
+    ({"x": torch.zeros(2, 8, 9)}, "x: expected 4 dimensions|x: a tensor of 3"),
+    ({"x": torch.zeros(3, 8, *PLANE)}, "active|block_map"),
+    ({"active": 3}, "active: int"),
+]
+
+
+@pytest.mark.parametrize(("changes", "pattern"), BAD, ids=[str(k) for k in range(len(BAD))])
+def test_bad_input_names_the_op_that_was_called(device, changes, pattern):
+    x, active, out = make(SIZES["x2"], device, torch.float32)
+    moved = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in changes.items()}
+    arguments = {"x": x, "active": active, "scale_factor": 2, **moved}
+    errors = (RuntimeError, ValueError, TypeError)
+    with pytest.raises(errors, match=f"sbnet::sparse_resize2d: ({pattern})"):
+        sparse_resize2d(**arguments)
+    if "size" not in arguments:
+        with pytest.raises(errors, match=f"sbnet::sparse_resize2d_: ({pattern})"):
+            sparse_resize2d_(**arguments, out=torch.zeros(2, 8, *out, device=device))
+
+
+def test_raw_numbers_are_refused():
+    x, active, out = make(SIZES["x2"], "cpu", torch.float32)
+    lists = (x, active.indices, active.count, active.block_map, active.grid.numbers())
+    op = torch.ops.sbnet.sparse_resize2d
+    for arguments, pattern in (
+        (([0, 5], "nearest", False, 0.0, 0.0), "size: expected at least 1"),
+        (([18], "nearest", False, 0.0, 0.0), "size"),
+        ((list(out), "nearest", False, -1.0, 0.0), "scale_factor: expected"),
+        ((list(out), "nearest", False, float("nan"), 0.0), "scale_factor: expected"),
+        ((list(out), "cubic", False, 0.0, 0.0), "mode: expected"),
+        ((list(out), "nearest", True, 0.0, 0.0), "align_corners: expected false"),
+        (([1 << 30, 26], "nearest", False, 0.0, 0.0), "active|size"),
+    ):
+        with pytest.raises(RuntimeError, match=f"sbnet::sparse_resize2d: ({pattern})"):
+            op(*lists, *arguments)
+    far = op(*lists, list(out), "bicubic", False, 1e6, 1e-6)  # no scale of these planes, but one that reads inside x
+    assert bool(far.isfinite().all())
+
+
+def test_the_module(device):
+    x, active, _ = make(SIZES["x2"], device, torch.float32)
+    layer = SparseUpsample(scale_factor=2, mode="bilinear")
+    assert_bitwise(layer(x, active), sparse_resize2d(x, active, scale_factor=2, mode="bilinear"))
+    assert_bitwise(layer(x, None), torch.nn.functional.interpolate(x, scale_factor=2, mode="bilinear"))
