@@ -24,3 +24,15 @@ def test_what_a_window_reads(window, size):
     wanted[1] = 1
     y.backward(wanted)
     assert torch.equal(_read(size, wanted, Window.conv(*window), False), (x.grad > 0).float())
+
+
+@pytest.mark.parametrize(
+    ("kernel", "padding"), [((1, 5), (0, 2)), ((5, 1), (1, 0)), ((3, 7), (0, 3)), ((7, 2), (3, 0))]
+)
+def test_windows_that_are_not_square(kernel, padding):
+    size = (14, 17)
+    x = torch.zeros(1, 1, *size, requires_grad=True)
+    y = F.conv2d(x, torch.ones(1, 1, *kernel), None, 1, padding)
+    wanted = (torch.rand_like(y) < 0.05).float()
+    y.backward(wanted)
+    assert torch.equal(_read(size, wanted, Window.conv(kernel, (1, 1), padding), False), (x.grad > 0).float())
