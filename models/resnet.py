@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sbnet.active import ActiveBlocks
-from sbnet.engine.masked import MaskedRunner, check_example
-from sbnet.engine.planner import Plane
+from sbnet.engine.masked import MaskedRunner, PlaneSpec, check_example
 from sbnet.geometry import conv_output_size
 from sbnet.nn import (
     SparseBasicBlock,
@@ -91,7 +90,7 @@ class SparseResNet(nn.Module):
             if isinstance(m, nn.Conv2d):
                 nn.init.kaiming_normal_(m.weight, mode="fan_out", nonlinearity="relu")
 
-    def planes(self, size: Sequence[int]) -> list[Plane]:
+    def planes(self, size: Sequence[int]) -> list[PlaneSpec]:
         """(height, width, block size) of every plane that the network writes, for an input of `size`."""
         found, plane = [], (size[0], size[1])
         for level, block in enumerate(self.blocks):

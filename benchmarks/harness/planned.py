@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,9 +13,9 @@ from torch import Tensor, nn
 
 from sbnet.benchmarks.harness.registry import Setting, Side, close
 from sbnet.engine import MaskedRunner, masked_oracle, plane_masks
-from sbnet.engine.masked import Lists
-from sbnet.engine.planner import Plane, Step, geometry
-from sbnet.nn import SparseConv2d
+from sbnet.engine.executor import Lists
+from sbnet.engine.masked import PlaneSpec
+from sbnet.graph.ir import Node
 
 MOST_PIXELS = 2**20  # of a batch: beyond, PyTorch's ops one by one take twice the fused ones' time, and much of ours
 MASKED = ("masked", "masked, in place", "mask and layers", "layers")  # sides whose results are the contract's
@@ -23,44 +24,50 @@ MASKED = ("masked", "masked, in place", "mask and layers", "layers")  # sides wh
 def dense_sides(runner: MaskedRunner, x: Tensor, setting: Setting, compiled: bool = False) -> dict[str, Side]:
     """The runner's layers on whole planes, in the same order: PyTorch's ops, cuDNN's fused ones, torch.compile."""
 
-    def all_steps(step: Callable[[Step, list[Tensor]], Tensor], x: Tensor) -> Tensor:
-        tensors = [x]
-        for s in runner.plan.steps:
-            tensors.append(step(s, tensors))
-        return tensors[runner.plan.outputs[0]]
+    graph = runner.plan.graph
+
+    def all_nodes(step: Callable[[Node, list[Any]], Tensor], x: Tensor) -> Tensor:
+        made = {graph.inputs[0]: x}
+        for node in graph.nodes:
+            values = (node.args[0], *(node.params.get(name) for name in ("weight", "bias", "residual")))
+            made[node.output] = step(node, [v.tensor if v is not None and v.constant else made.get(v) for v in values])
+        return made[graph.outputs[0]]
 
     forms = {}
     if not x.is_cuda or x[:, 0].numel() <= MOST_PIXELS:
-        forms["PyTorch"] = Side(lambda: all_steps(_plain, x))
+        forms["PyTorch"] = Side(lambda: all_nodes(_plain, x))
     if x.is_cuda:
-        forms["fused cuDNN"] = Side(lambda: all_steps(_fused, x))
+        forms["fused cuDNN"] = Side(lambda: all_nodes(_fused, x))
         if compiled and setting.compiled:
-            run = torch.compile(lambda x: all_steps(_plain, x), mode="max-autotune-no-cudagraphs")
+            run = torch.compile(lambda x: all_nodes(_plain, x), mode="max-autotune-no-cudagraphs")
             forms["torch.compile"] = Side(lambda: run(x))
     return forms
 
 
-def _plain(step: Step, tensors: list[Tensor]) -> Tensor:
-    layer: Any = step.layer
-    y = layer(tensors[step.source])
-    if step.residual is not None:
-        y = y.add_(tensors[step.residual])
-    return F.relu_(y) if step.options.get("activation") == "relu" else y
+def _plain(node: Node, tensors: list[Any]) -> Tensor:
+    (x, weight, bias, residual), o = tensors, node.options
+    if node.kind == "max_pool":
+        return F.max_pool2d(x, **o)
+    y = F.conv2d(x, weight, bias, *_geometry(node))
+    if residual is not None:
+        y = y.add_(residual)
+    return F.relu_(y) if o.get("activation") == "relu" else y
 
 
-def _fused(step: Step, tensors: list[Tensor]) -> Tensor:
-    layer: Any = step.layer
-    if not isinstance(layer, SparseConv2d) or step.options.get("activation") != "relu":
-        return _plain(step, tensors)
-    _, stride, padding, dilation = geometry(layer)
-    arguments = layer.bias, stride, padding, dilation, layer.groups
-    x = tensors[step.source]
-    if step.residual is None:
-        return torch.cudnn_convolution_relu(x, layer.weight, *arguments)
-    return torch.cudnn_convolution_add_relu(x, layer.weight, tensors[step.residual], 1.0, *arguments)
+def _fused(node: Node, tensors: list[Any]) -> Tensor:
+    (x, weight, bias, residual), o = tensors, node.options
+    if node.kind != "conv" or o.get("activation") != "relu":
+        return _plain(node, tensors)
+    if residual is None:
+        return torch.cudnn_convolution_relu(x, weight, bias, *_geometry(node))
+    return torch.cudnn_convolution_add_relu(x, weight, residual, 1.0, bias, *_geometry(node))
 
 
-def contract(net: nn.Module, x: Tensor, mask: Tensor, planes: list[Plane]) -> Callable[[str, Tensor], float]:
+def _geometry(node: Node) -> tuple[Any, ...]:
+    return tuple(node.options[name] for name in ("stride", "padding", "dilation", "groups"))
+
+
+def contract(net: nn.Module, x: Tensor, mask: Tensor, planes: list[PlaneSpec]) -> Callable[[str, Tensor], float]:
     """A check of masked and dense results: `net` in eval mode with normalisations; net(x) runs it dense.
 
     Halves are compared with float32, float32 with float64, by the project's error measure.
@@ -88,20 +95,16 @@ def flops_and_bytes(runner: MaskedRunner, lists: Lists) -> tuple[float, float]:
     """(floating-point operations, bytes) of an ideal implementation on the active blocks: every layer reads its input
     and its weight, and its residual, and writes its output, once."""
     flops = size = 0.0
-    steps: list[Any] = runner.plan.steps
-    inside = [float(a.pixel_mask(p[:2]).sum()) for a, p in zip(lists.active, runner.planes, strict=True)]
-    for step in steps:
-        layer = step.layer
-        pixels = inside[step.plane]
-        _, stride, _, _ = geometry(layer)
-        read = pixels * stride[0] * stride[1]
-        channels = runner.plan.shape[1] if not step.source else steps[step.source - 1].shape[1]
-        planes = step.shape[1] * (1 if step.residual is None else 2)
-        size += read * channels + pixels * planes
-        if isinstance(layer, SparseConv2d):
-            flops += 2 * pixels * layer.weight.numel()
-            size += layer.weight.numel()
-    return flops, size * steps[0].layer.weight.element_size()
+    plan = runner.plan
+    inside = [float(a.pixel_mask(p[:2]).sum()) for a, p in zip(lists.active, plan.planes, strict=True)]
+    for node in plan.graph.nodes:
+        pixels = inside[plan.plane(node.output)]
+        stride = node.options.get("stride", (1, 1))
+        planes = node.output.shape[1] * (1 if "residual" not in node.params else 2)
+        weights = sum(math.prod(v.shape) for name, v in node.params.items() if name.startswith("weight"))
+        flops += 2 * pixels * weights
+        size += pixels * stride[0] * stride[1] * node.args[0].shape[1] + pixels * planes + weights
+    return flops, size * runner.frame.element_size()
 
 
 def densities(lists: Lists) -> list[float]:

@@ -21,6 +21,7 @@ class Compiled:
         plan, constants: of the network.
         make_mask: (inputs, mask or None) -> mask [N,H,W]: margins, sources of masks.
         allow_tf32: float32 on CUDA may use tf32 tensor cores.
+        finish: what else is done to the outputs, in the CUDA graph.
     """
 
     def __init__(
@@ -30,20 +31,23 @@ class Compiled:
         make_mask: Callable[[Sequence[Any], Tensor | None], Tensor],
         masked_calls: bool,
         allow_tf32: bool = False,
+        finish: Callable[[list[Any]], Any] = list,
     ) -> None:
+        self.finish = finish
         self.plan, self.constants, self.make_mask, self.allow_tf32 = plan, constants, make_mask, allow_tf32
         self.executor = Executor(plan, constants, allow_tf32)
         self.graph: torch.cuda.CUDAGraph | None = None
         if constants.device.type != "cuda":
             return
-        self.inputs = [None if v is None else _static(v, constants.device) for v in plan.graph.inputs]
+        self.inputs = [None if v is None else static(v, constants.device) for v in plan.graph.inputs]
         n, _, h, w = self.executor.shape
         self.mask = torch.zeros(n, h, w, dtype=torch.bool, device=constants.device) if masked_calls else None
         self.graph, self.outputs = cuda_graph(lambda: self._run(self.inputs, self.mask), constants.device)
         self.executor.forget()
 
-    def __call__(self, inputs: Sequence[Any], mask: Tensor | None) -> list[Any]:
+    def __call__(self, inputs: Sequence[Any], mask: Tensor | None) -> Any:
         executor = self.executor
+        executor.inspect()
         if self.constants.stale():
             executor.refresh()
         if self.graph is None or executor.whole_frame:  # what a graph holds computes the mask's pixels alone
@@ -56,11 +60,12 @@ class Compiled:
         self.graph.replay()
         return self.outputs
 
-    def _run(self, inputs: Sequence[Any], mask: Tensor | None) -> list[Any]:
-        return self.executor(inputs, self.make_mask(inputs, mask))
+    @torch.no_grad()
+    def _run(self, inputs: Sequence[Any], mask: Tensor | None) -> Any:
+        return self.finish(self.executor(inputs, self.make_mask(inputs, mask)))
 
 
-def _static(value: Any, device: torch.device) -> Tensor:
+def static(value: Any, device: torch.device) -> Tensor:
     if len(value.shape) != 4:
         return torch.zeros(value.shape, dtype=value.dtype, device=device)
     n, c, h, w = value.shape

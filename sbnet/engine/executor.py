@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +22,21 @@ from sbnet.graph.plan import Plan
 from sbnet.ops import fringe, sparse_fill_
 
 Get = Callable[[Value], Tensor]
+
+
+@dataclass(frozen=True)
+class Lists:
+    """What a call makes of its mask.
+
+    Attributes:
+        active: one list a plane, or, exact, one a demand.
+        fringes: of the storage's.
+        stale: by plane, what kept tensors hold of the call before and this one does not write.
+    """
+
+    active: tuple[ActiveBlocks, ...]
+    fringes: Sequence[Fringe]
+    stale: dict[int, Fringe]
 
 
 class Executor:
@@ -53,6 +69,11 @@ class Executor:
         kept = sorted({r.plane for r in self.storage.roots if r.kept}) if plan.mode == "masked" else []
         self.previous = {p: self.active[p] for p in kept}
         self.whole_frame = plan.mode == "cached"
+        self._kept = [self.buffers[k] for k in sorted({r.buffer for r in self.storage.roots if r.kept})]
+        self._written = self._writes()
+        self._wait = {self.nodes[at] for root in self.storage.roots if root.kept for at in root.writers}
+        cuda = self.device.type == "cuda" and bool(self.previous)
+        self._aside = torch.cuda.Stream(self.device) if cuda else None
         # Cached: what dense nodes gave for the frame before. A CUDA graph writes there: it stays as long as this does.
         self.kept_dense: dict[Value, Tensor] = {}
 
@@ -78,19 +99,47 @@ class Executor:
         for old in self.previous.values():
             old.block_map.fill_(-1)
         self.whole_frame = self.plan.mode == "cached"  # which writes all of kept_dense
+        self._written = self._writes()
 
     @torch.no_grad()
     def __call__(self, inputs: Sequence[Any], mask: Tensor) -> list[Any]:
         try:
-            return self._run(inputs, all_pixels(mask) if self.whole_frame else mask)
+            lists = self._fresh(all_pixels(mask) if self.whole_frame else mask)
+            if self._aside is None:
+                self._stale(lists)
+            else:  # a branch of the CUDA graph beside the nodes: only those that write kept tensors wait for it
+                self._aside.wait_stream(torch.cuda.current_stream(self.device))
+                with torch.cuda.stream(self._aside):
+                    self._stale(lists)
+            outputs = self.layers(inputs, lists, self._aside)
+            self.whole_frame = False
+            return outputs
         except BaseException:
             self.forget()
             raise
 
-    def _run(self, inputs: Sequence[Any], mask: Tensor) -> list[Any]:
-        active, fringes = self.lists(mask)
-        self.active = active
-        stale = self._stale(active)
+    def _fresh(self, mask: Tensor) -> Lists:
+        """What this call's mask says alone."""
+        self.active, fringes = self.lists(mask)
+        return Lists(self.active, fringes, {})
+
+    def _stale(self, lists: Lists, remember: bool = True) -> None:
+        """Adds what kept tensors hold of the call before and this one does not write."""
+        for plane, old in self.previous.items():
+            lists.stale[plane] = fringe(lists.active[plane], old, self.plan.planes[plane][:2], 1)
+            if remember:
+                old.block_map.copy_(lists.active[plane].block_map)
+
+    @torch.no_grad()
+    def lists_of(self, mask: Tensor) -> Lists:
+        """All that depends on the mask; `layers` may run on it until the next call."""
+        lists = self._fresh(mask)
+        self._stale(lists, remember=False)
+        return lists
+
+    @torch.no_grad()
+    def layers(self, inputs: Sequence[Any], lists: Lists, aside: torch.cuda.Stream | None = None) -> list[Any]:
+        """Runs the nodes. Those that write kept tensors wait for `aside`, if given."""
         constants, outputs = self.context.constants, self.plan.graph.outputs
         env: dict[Value, Any] = {v: x for v, x in zip(self.plan.graph.inputs, inputs, strict=True) if v is not None}
         env.update(self.tensors)
@@ -99,22 +148,15 @@ class Executor:
             return constants[value] if value.constant else env[value]
 
         for node in self.nodes:
-            self.step(node, env, get, active, fringes, stale)
-        self.whole_frame = False
+            if aside is not None and node in self._wait:
+                torch.cuda.current_stream(self.device).wait_stream(aside)
+            self.step(node, env, get, lists)
+        if aside is not None:
+            torch.cuda.current_stream(self.device).wait_stream(aside)
+        self._written = self._writes()
         return [get(v) if isinstance(v, Value) else v for v in outputs]
 
-    def _stale(self, active: Sequence[ActiveBlocks]) -> dict[int, Fringe]:
-        """By plane: what kept tensors hold of the call before and this one does not write. Remembers this one."""
-        found = {}
-        for plane, old in self.previous.items():
-            found[plane] = fringe(active[plane], old, self.plan.planes[plane][:2], 1)
-            old.block_map.copy_(active[plane].block_map)
-        return found
-
-    def step(
-        self, node: Node, env: dict[Value, Any], get: Get,
-        active: Sequence[ActiveBlocks], fringes: Sequence[Fringe], stale: dict[int, Fringe],
-    ) -> None:  # fmt: skip
+    def step(self, node: Node, env: dict[Value, Any], get: Get, lists: Lists) -> None:
         """Runs one node."""
         spot = self.storage.place.get(node.output)
         if node.kind == "slice":
@@ -123,17 +165,27 @@ class Executor:
                 env[node.output] = get(node.args[0])[:, start : start + node.output.shape[1]]
             return
         if spot is None:
-            self._dense(node, env, get, active)
+            self._dense(node, env, get, lists.active)
             return
         root = spot[0]
-        clear = stale.get(root.plane) if root.kept else None if root.fringe is None else fringes[root.fringe]
-        blocks = active[self.lists.of(node.output)]
+        clear = (
+            lists.stale.get(root.plane) if root.kept else None if root.fringe is None else lists.fringes[root.fringe]
+        )
+        blocks = lists.active[self.lists.of(node.output)]
         if node.kind == "cat":
             for value, start in self.storage.copies[node]:
                 target, base = self.tensors[node.output], start - spot[1]
                 copy(get(value), target[:, base : base + value.shape[1]], blocks, clear)
             return
         run(node, get, self.tensors[node.output], blocks, clear, self.context)
+
+    def inspect(self) -> None:
+        """A result that the caller wrote into, as PyTorch counts, is not taken for clean."""
+        if self._written != self._writes():
+            self.forget()
+
+    def _writes(self) -> list[int]:
+        return [0 if buffer.is_inference() else buffer._version for buffer in self._kept]
 
     def _dense(self, node: Node, env: dict[Value, Any], get: Get, active: Sequence[ActiveBlocks]) -> None:
         """An op of PyTorch on whole tensors; what it gives is masked."""

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sbnet.active import ActiveBlocks, BlockGrid
+from sbnet.engine.capture import cuda_graph
 from sbnet.engine.chain import MaskedChain
-from sbnet.engine.masked import MaskedRunner, capture
+from sbnet.engine.masked import MaskedRunner
 from sbnet.geometry import to_pair
 from sbnet.reference import activate
 
@@ -40,7 +41,7 @@ class DenseConvNet:
             shape = batch, *to_pair(size, "DenseConvNet: size"), self._chain.inputs
             self._x = torch.zeros(shape, dtype=dtype, device=self.device).permute(0, 3, 1, 2)
             with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=allow_tf32):
-                self._graph, self._out = capture(lambda: self._run(self._x), self.device)
+                self._graph, self._out = cuda_graph(lambda: self._run(self._x), self.device)
 
     def __call__(self, x: Tensor) -> Tensor:
         """The network's output, [N,K,H,W]; on CUDA the next call overwrites it."""

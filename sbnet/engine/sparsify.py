@@ -192,7 +192,7 @@ class SparseRun:
             from sbnet.graph.onnx import read_onnx
 
             graph = optimise(read_onnx(self._module, inputs))
-        planned = plan(graph, self._blocks(graph, inputs[0].device), self.options["mode"], inputs[0].device.type)
+        planned = plan(graph, self._blocks(graph, inputs[0].device), self.options["mode"], inputs[0].device)
         return graph, planned, Constants(graph, inputs[0].device, inputs[0].dtype)
 
     def _blocks(self, graph: Graph, device: torch.device) -> Any:

@@ -15,6 +15,7 @@ from sbnet.graph.passes.fuse import run_steps
 from sbnet.ops import (
     pack_conv_weight,
     sparse_avg_pool2d_,
+    sparse_bottleneck2d_,
     sparse_conv2d_,
     sparse_conv_transpose2d_,
     sparse_fill_,
@@ -25,7 +26,7 @@ from sbnet.ops import (
 )
 
 # Kinds that write into memory they are given.
-WRITTEN = {"conv", "conv_transpose", "pointwise", "max_pool", "avg_pool", "resize", "pixel"}
+WRITTEN = {"conv", "bottleneck", "conv_transpose", "pointwise", "max_pool", "avg_pool", "resize", "pixel"}
 PLANNED = WRITTEN | {"cat", "slice"}  # and those that only say where something lies
 
 
@@ -48,8 +49,13 @@ class Context:
     def pack(self, nodes: list[Node]) -> None:
         """Packs the weights of convolutions anew."""
         for node in nodes:
-            if node.kind in ("conv", "pointwise"):
+            if node.kind in ("conv", "pointwise") and not self.unseen(node):
                 self.packed[node] = pack_conv_weight(self.weight(node), node.options["groups"])
+
+    def unseen(self, node: Node) -> bool:
+        """Is its weight a tensor of which PyTorch counts no writes? Then kernels read it as it is."""
+        weight = node.params["weight"].tensor
+        return weight is not None and weight.is_inference()
 
     def weight(self, node: Node) -> Tensor:
         """Of a convolution, or of the depthwise one that a pointwise node is."""
@@ -85,6 +91,16 @@ def _conv_transpose(
     sparse_conv_transpose2d_(
         get(node.args[0]), context.weight(node), context.bias(node), active, out, **node.options, fringe=clear,
         allow_tf32=context.allow_tf32,
+    )  # fmt: skip
+
+
+def _bottleneck(
+    node: Node, get: Get, out: Tensor, active: ActiveBlocks, clear: Fringe | None, context: Context
+) -> None:
+    held = {name: context.constants[value] for name, value in node.params.items()}
+    sparse_bottleneck2d_(
+        get(node.args[0]), [held[f"weight{k}"] for k in range(3)], [held.get(f"bias{k}") for k in range(3)], active,
+        out, fringe=clear, allow_tf32=context.allow_tf32, **node.options,
     )  # fmt: skip
 
 
@@ -168,5 +184,5 @@ def zero_any(out: Tensor, pixels: Fringe) -> None:
 
 RUN = {
     "conv": _conv, "conv_transpose": _conv_transpose, "pointwise": _conv, "max_pool": _max_pool, "avg_pool": _avg_pool,
-    "resize": _resize, "pixel": _pixel,
+    "resize": _resize, "pixel": _pixel, "bottleneck": _bottleneck,
 }  # fmt: skip

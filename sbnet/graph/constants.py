@@ -29,6 +29,8 @@ class Constants:
         self.wanted = {id(v): v for n in graph.nodes for v in n.inputs() if v.constant}
         self.wanted |= {id(v): v for v in graph.outputs if isinstance(v, Value) and v.constant}
         leaves = {id(v): v for n in [*graph.nodes, *self.nodes] for v in n.inputs() if v.tensor is not None}
+        self.owned = [v for v in leaves.values() if v.owner is not None]
+        self._values = list(leaves.values())
         self.leaves: list[Tensor] = [v.tensor for v in leaves.values()]  # type: ignore[misc]
         if any(tensor.is_inference() for tensor in self.leaves):
             self.leaves = []  # made in inference mode: writes are not counted, what is made of them is made once
@@ -43,14 +45,23 @@ class Constants:
         """Was a parameter written, as PyTorch counts, since they were made?"""
         return self._written != self._writes()
 
+    def _follow(self) -> None:
+        """Takes tensors that their modules have instead of others now."""
+        for value in self.owned:
+            value.tensor = getattr(*value.owner)  # type: ignore[misc]
+        if self.owned and self.leaves:
+            self.leaves = [value.tensor for value in self._values]  # type: ignore[misc]
+
     def _writes(self) -> list[list[int]]:
         """Of each parameter, how often it was written; where a call is no CUDA graph, where it lies too."""
-        written = list(map(VERSION, self.leaves))
-        return [written] if self.device.type == "cuda" else [written, list(map(Tensor.data_ptr, self.leaves))]
+        if self.device.type == "cuda":
+            return [list(map(VERSION, self.leaves))]
+        self._follow()
+        return [list(map(VERSION, self.leaves)), list(map(Tensor.data_ptr, self.leaves))]
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Makes all of them; tensors that were handed out keep their memory."""
+        """Makes all of them; what a CUDA graph reads keeps its memory."""
         made: dict[int, Any] = {}
 
         def value(v: Any) -> Any:
@@ -64,11 +75,12 @@ class Constants:
             made[id(node.output)] = found.to(self.device) if isinstance(found, Tensor) else found
         for key, v in self.wanted.items():
             found = value(v)
-            if key in self.weights and found.is_floating_point():
+            unseen = v.tensor is not None and v.tensor.is_inference()  # writes are not counted: read as it is
+            if key in self.weights and found.is_floating_point() and not unseen:
                 found = found.to(self.dtype)
                 if found.dim() == 4:
                     found = found.contiguous(memory_format=torch.channels_last)
-            if key in self.held:
+            if key in self.held and self.device.type == "cuda":
                 self.held[key].copy_(found)
             else:
                 self.held[key] = found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from sbnet.graph.axes import op_name
 from sbnet.graph.ir import Graph, Node
 
@@ -15,6 +17,9 @@ def multiply_adds(node: Node) -> int:
     if node.kind == "aten" and "conv" in op_name(node.target) and node.output.size is not None:
         weight = node.args[1]
         transposed = "transpose" in op_name(node.target)
+    if node.kind == "bottleneck":
+        n, _, h, w = node.output.shape
+        return sum(n * h * w * math.prod(v.shape) for name, v in node.params.items() if name.startswith("weight"))
     if weight is None:
         return 0
     # A weight is [K,C/groups,R,S], a transposed convolution's [C,K/groups,R,S] for each pixel of its input.

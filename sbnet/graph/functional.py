@@ -20,6 +20,7 @@ from sbnet.masks.grow import grow
 from sbnet.ops import (
     mask_pyramid,
     sparse_avg_pool2d,
+    sparse_bottleneck2d,
     sparse_conv2d,
     sparse_conv_transpose2d,
     sparse_fill,
@@ -94,6 +95,9 @@ def apply(node: Node, args: Any, kwargs: dict[str, Any], params: dict[str, Tenso
                 activation=o.get("activation"), negative_slope=o.get("negative_slope", 0.01),
                 residual=params.get("residual"),
             )  # fmt: skip
+        case "bottleneck":
+            weights, biases = ([params.get(f"{name}{k}") for k in range(3)] for name in ("weight", "bias"))
+            return sparse_bottleneck2d(x, weights, biases, active, **o)  # type: ignore[arg-type]
         case "conv_transpose":
             return sparse_conv_transpose2d(x, params["weight"], params.get("bias"), active, **o)
         case "max_pool":

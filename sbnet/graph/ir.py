@@ -39,6 +39,7 @@ class Value:
         axes: which dimensions are the plane's, or None.
         view_of: the feature map [N,C,H,W] of which this is another arrangement.
         tensor: of a parameter or buffer.
+        owner: the module and the name that the tensor has there, where another may come in its place.
         producer: the node that gives it; None of inputs, parameters and buffers.
         users: nodes that read it (`Graph.link`).
     """
@@ -49,6 +50,7 @@ class Value:
     axes: Axes | None = None
     view_of: Value | None = None
     tensor: Tensor | None = None
+    owner: tuple[torch.nn.Module, str] | None = None
     producer: Node | None = None
     constant: bool = False
     users: list[Node] = field(default_factory=list)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 from sbnet.geometry import Pair, Window, to_pair
 from sbnet.graph.ir import Graph, Node, Value
+from sbnet.graph.passes.bottleneck import fuse_bottlenecks
 
 Plane = tuple[int, int, Pair]  # height, width, block size
 POINTWISE = Window.conv(1)  # of what reads the pixels that it writes
@@ -21,23 +24,27 @@ class Plan:
     Attributes:
         planes: (height, width, block size) of every plane that planned nodes write, largest first.
         mode: "masked", "exact" or "cached".
+        lists: the planes' indices of values that share their size with a plane of other blocks.
     """
 
     graph: Graph
     planes: list[Plane]
     mode: str = "masked"
+    lists: dict[Value, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.index = {(height, width): k for k, (height, width, _) in enumerate(self.planes)}
 
     def plane(self, value: Value) -> int:
         """The index of a spatial value's plane."""
+        if value in self.lists:
+            return self.lists[value]
         assert value.size is not None
         return self.index[value.size]
 
 
-def plan(graph: Graph, block: Any = "auto", mode: str = "masked", device: str = "cpu") -> Plan:
-    """Gives each plane of the network its block size.
+def plan(graph: Graph, block: Any = "auto", mode: str = "masked", device: torch.device | str = "cpu") -> Plan:
+    """Gives each plane of the network its block size, and takes residual blocks together where one kernel serves them.
 
     Args:
         block: an int or (height, width) for all planes, {(height, width) of a plane: block size}, or "auto".
@@ -47,8 +54,8 @@ def plan(graph: Graph, block: Any = "auto", mode: str = "masked", device: str = 
         raise ValueError("sbnet: sparsify: example: expected an input [N,C,H,W], got none")
     planes = []
     for size in spatial_sizes(graph):
-        planes.append((*size, _block(block, size, first, device)))
-    return Plan(graph, planes, mode)
+        planes.append((*size, _block(block, size, first, torch.device(device).type)))
+    return fuse_bottlenecks(Plan(graph, planes, mode), torch.device(device))
 
 
 def spatial_sizes(graph: Graph) -> list[Pair]:
@@ -102,7 +109,7 @@ def reads(node: Node, value: Value) -> list[Window | str]:
         ratios = (0.0, 0.0) if options["scale"] is None else tuple(1 / s for s in options["scale"])
         resized = Window.resize(value.plane, options["size"], options["mode"], bool(options["align_corners"]), ratios)
         return [*found, resized]
-    if node.kind in ("pointwise", "pixel"):
+    if node.kind in ("pointwise", "pixel", "bottleneck"):  # whose 3x3 reads zeros outside the active blocks, not x
         return [*found, POINTWISE]
     return [*found, WHOLE]
 

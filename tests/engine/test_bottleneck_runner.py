@@ -1,13 +1,21 @@
 """Bottleneck blocks that a runner runs as one op: the same result, and what they need not write is not there."""
 
+import copy
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
-from sbnet.engine import MaskedRunner, compare, masked, masked_oracle, plane_masks
+import sbnet
+from sbnet.engine import MaskedRunner, compare, masked_oracle, plane_masks
+from sbnet.graph.oracle import PlaneMasks
+from sbnet.graph.oracle import masked_oracle as graph_oracle
+from sbnet.graph.passes import bottleneck
 from sbnet.nn import SparseBottleneck, SparseConv2d, fold_batch_norm
+from support.contract import assert_holds, poison
+from support.networks import lively
 
 
 class Blocks(nn.Module):
@@ -27,7 +35,11 @@ class Blocks(nn.Module):
 
 @pytest.fixture
 def always(monkeypatch):
-    monkeypatch.setattr(masked, "one_kernel", lambda *_: True)
+    monkeypatch.setattr(bottleneck, "one_kernel", lambda *_: True)
+
+
+def kinds(runner):
+    return [node.kind for node in runner.plan.graph.nodes]
 
 
 def network():
@@ -42,9 +54,8 @@ def network():
 def test_blocks_run_as_one(always, density):
     net, planes = network(), [(37, 45, 8)]
     runner = MaskedRunner(fold_batch_norm(net), torch.zeros(2, 3, 37, 45), planes)
-    assert runner.plan.bottlenecks == [2, 5]
-    assert [b is None for b in runner.plan.buffer_of] == [False, True, True, False, True, True, False]
-    assert len(runner.plan.buffers) == 3  # of the first layer and the two blocks: an output has its own
+    assert kinds(runner) == ["conv", "bottleneck", "bottleneck"]
+    assert len(runner.executor.buffers) == 3  # of the first layer and the two blocks: an output has its own
     for seed in (1, 2):  # a mask after another: nothing is left of the one before
         torch.manual_seed(seed)
         x, mask = torch.randn(2, 3, 37, 45), torch.rand(2, 37, 45) < density
@@ -56,11 +67,41 @@ def test_the_same_steps_one_by_one(always, monkeypatch):
     net, planes = network(), [(24, 24, 8)]
     x, mask = torch.randn(1, 3, 24, 24), torch.rand(1, 24, 24) < 0.05
     together = MaskedRunner(fold_batch_norm(net), x, planes)
-    monkeypatch.setattr(masked, "one_kernel", lambda *_: False)
+    monkeypatch.setattr(bottleneck, "one_kernel", lambda *_: False)
     apart = MaskedRunner(fold_batch_norm(net), x, planes)
-    assert not apart.plan.bottlenecks
-    assert len(apart.plan.fringes) > len(together.plan.fringes)
+    assert "bottleneck" not in kinds(apart)
+    assert len(apart.executor.storage.fringes) > len(together.executor.storage.fringes)
     torch.testing.assert_close(together(x, mask), apart(x, mask))
+
+
+class Plain(nn.Module):
+    """A residual block as people write it."""
+
+    def __init__(self):
+        super().__init__()
+        self.narrow, self.middle = nn.Conv2d(16, 8, 1), nn.Conv2d(8, 8, 3, padding=1)
+        self.wide, self.norms = nn.Conv2d(8, 16, 1), nn.ModuleList(nn.BatchNorm2d(c) for c in (8, 8, 16))
+
+    def forward(self, x):
+        y = F.relu(self.norms[0](self.narrow(x)))
+        y = F.relu(self.norms[1](self.middle(y)))
+        return F.relu(self.norms[2](self.wide(y)) + x)
+
+
+def test_blocks_of_other_peoples_networks(always, device):
+    """`sparsify` takes them together too, under the masked contract alone."""
+    net = lively(nn.Sequential(nn.Conv2d(3, 16, 1), Plain(), Plain())).to(device)
+    x = torch.randn(2, 3, 24, 40, device=device)
+    for mode in ("masked", "exact", "cached"):
+        run = sbnet.sparsify(net, x, block=8, mode=mode)
+        assert kinds(run) == (["conv", *["bottleneck"] * 2] if mode == "masked" else ["conv"] * 7)
+    run = sbnet.sparsify(net, x, block=8)
+    for density in (1.0, 0.01):
+        mask = torch.rand(2, 24, 40, device=device) < density
+        poison(run)
+        want = graph_oracle(net, [x], PlaneMasks(mask, 8))
+        exact = graph_oracle(copy.deepcopy(net).double(), [x.double()], PlaneMasks(mask, 8))
+        assert_holds(run(x, mask), want, exact)
 
 
 class Peeking(Blocks):
@@ -76,7 +117,7 @@ class Peeking(Blocks):
 def test_blocks_that_somebody_looks_into_run_step_by_step(always):
     planes = [(24, 24, 8)]
     runner = MaskedRunner(fold_batch_norm(Peeking().eval()), torch.zeros(1, 3, 24, 24), planes)
-    assert runner.plan.bottlenecks == []
+    assert "bottleneck" not in kinds(runner)
 
 
 @pytest.mark.parametrize(
@@ -97,14 +138,13 @@ def test_blocks_that_somebody_looks_into_run_step_by_step(always):
 def test_where_one_kernel_pays(monkeypatch, capability, dtype, channels, hidden, block, batch, fused):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
-    example = SimpleNamespace(device=torch.device("cuda"), dtype=dtype, shape=(batch, 3, 800, 1408))
-    first, last = SimpleNamespace(shape=(batch, hidden, 200, 352)), SimpleNamespace(shape=(batch, channels, 200, 352))
-    assert masked.one_kernel(example, first, last, (200, 352, block)) == fused
+    first, last = (SimpleNamespace(dtype=dtype, shape=(batch, c, 200, 352)) for c in (hidden, channels))
+    assert bottleneck.one_kernel(torch.device("cuda"), first, last, (200, 352, block)) == fused
 
 
 def test_elsewhere_than_on_cuda():
-    step = SimpleNamespace(shape=(1, 64, 24, 24))
-    assert not masked.one_kernel(torch.zeros(1, dtype=torch.float16), step, step, (24, 24, 8))
+    value = SimpleNamespace(dtype=torch.float16, shape=(1, 64, 24, 24))
+    assert not bottleneck.one_kernel(torch.device("cpu"), value, value, (24, 24, 8))
 
 
 @pytest.mark.gpu
@@ -116,5 +156,5 @@ def test_on_hopper(density, dtype):
     x = torch.randn(2, 3, 100, 90, device="cuda").to(dtype).contiguous(memory_format=torch.channels_last)
     mask = torch.rand(2, 100, 90, device="cuda") < density
     runner = MaskedRunner(fold_batch_norm(net), x, planes)
-    assert bool(runner.plan.bottlenecks) == (torch.cuda.get_device_capability() == (9, 0))
+    assert ("bottleneck" in kinds(runner)) == (torch.cuda.get_device_capability() == (9, 0))
     assert compare(runner(x, mask), net, x, plane_masks(mask, planes)).holds

@@ -15,7 +15,9 @@ import onnxruntime
 import torch
 
 from sbnet import export
-from sbnet.engine.planner import plan
+from sbnet.engine.steps import WRITTEN
+from sbnet.graph.layers import read_layers
+from sbnet.graph.passes.storage import store
 from sbnet.models import resnet18
 from sbnet.nn import fold_batch_norm
 from support.ort_models import samples, session
@@ -44,7 +46,7 @@ def network_numbers(size: tuple[int, int]) -> tuple[list[int], list[int], list[i
     """bsizes, sizes and fringes of mask_pyramid for a whole resnet18, as the exporter writes them."""
     net = fold_batch_norm(resnet18(weights=0, classes=0).eval())
     planes = net.planes(size)
-    fringes = plan(net.features, net, (1, 3, *size), planes).fringes
+    fringes = store(read_layers(net.features, net, torch.zeros(1, 3, *size), planes), WRITTEN).fringes
     numbers = []
     for plane, consumers in fringes:
         numbers += [plane, len(consumers)]

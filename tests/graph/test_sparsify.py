@@ -223,6 +223,15 @@ def test_after_an_exception_the_next_call_is_right():
         assert torch.equal(got, right)
 
 
+@pytest.mark.parametrize("mode", ["masked", "cached"])
+def test_a_caller_may_write_into_the_result(mode, device):
+    net, x = lively(conv(3, 8)).to(device), torch.randn(1, 3, *SIZE, device=device)
+    run, fresh = (sbnet.sparsify(net, x, block=8, mode=mode) for _ in range(2))
+    mask = torch.rand(1, *SIZE, device=device) < 0.01
+    run(x, ~mask).add_(1)
+    assert torch.equal(run(x, mask), fresh(x, mask))
+
+
 def test_clones_and_threads():
     net, x = lively(Yolo()), torch.randn(1, 3, *SIZE)
     run = sbnet.sparsify(net, x, block=4)

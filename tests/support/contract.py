@@ -21,8 +21,8 @@ def assert_holds(got, torchs, exact, what: str = "") -> None:
 
 
 def poison(run) -> None:
-    """Memory that nobody promises to have cleared holds NaN: whoever reads it shows."""
-    executor = run._last.executor
+    """Memory that nobody promises to have cleared holds NaN: whoever reads it shows. Of a run, or an executor."""
+    executor = run._last.executor if hasattr(run, "_last") else run
     clean = {root.buffer for root in executor.storage.roots if root.kept}
     for k, buffer in enumerate(executor.buffers):
         if k not in clean:

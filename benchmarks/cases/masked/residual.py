@@ -12,8 +12,7 @@ import torch
 
 from sbnet.benchmarks.harness import masks, planned
 from sbnet.benchmarks.harness.registry import Case, Setting, Side, Work, short
-from sbnet.engine import MaskedRunner
-from sbnet.engine.planner import Plane
+from sbnet.engine.masked import MaskedRunner, PlaneSpec
 from sbnet.nn import SparseBottleneck, fold_batch_norm
 
 SIZES = [(400, 704), (200, 352), (100, 176), (50, 88)]
@@ -66,7 +65,7 @@ def work(setting: Setting, shape: tuple[int, int, int, int], kind: str, density:
     x = torch.rand(shape, device=device).to(dtype).contiguous(memory_format=torch.channels_last)
     mask = masks.pixels(kind, (batch, size[0], size[1]), density, device, block)
     folded = fold_batch_norm(net).requires_grad_(False)
-    planes: list[Plane] = [(size[0], size[1], block)]
+    planes: list[PlaneSpec] = [(size[0], size[1], block)]
     runner = MaskedRunner(folded, x, planes)
     lists = runner.lists(mask)
     flops, size_bytes = planned.flops_and_bytes(runner, lists)

@@ -18,7 +18,8 @@ from sbnet.benchmarks.cases.network.onnx import require, session
 from sbnet.benchmarks.cases.network.resnet import rectangle
 from sbnet.benchmarks.harness import planned
 from sbnet.benchmarks.harness.registry import Case, Setting, Side, Work, short
-from sbnet.engine.masked import MaskedRunner, capture
+from sbnet.engine.capture import cuda_graph
+from sbnet.engine.masked import MaskedRunner
 from sbnet.models import resnet50
 from sbnet.nn import fold_batch_norm
 
@@ -76,7 +77,7 @@ class Models:
         if setting.cuda:
             form = self.torch_dense["fused cuDNN"].run
             with torch.backends.cudnn.flags(enabled=True, benchmark=True):
-                self.graph, self.whole = capture(form, self.run.device)
+                self.graph, self.whole = cuda_graph(form, self.run.device)
 
 
 @functools.lru_cache(maxsize=1)

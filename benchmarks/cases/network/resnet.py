@@ -66,7 +66,7 @@ def work(
     lists = run.lists(mask)
     flops, size_bytes = planned.flops_and_bytes(run, lists)
     compiled = size[0] == 1
-    notes: dict[str, Any] = {"densities": planned.densities(lists), "buffers MB": _megabytes(run.plan.buffers, dtype)}
+    notes: dict[str, Any] = {"densities": planned.densities(lists), "buffers MB": _megabytes(run.executor.buffers)}
     if setting.cuda:
         notes["host us"] = host_time(lambda: run(x, mask), in_a_row=20)
         notes["host us after a wait"] = host_time(lambda: run(x, mask), in_a_row=1)
@@ -89,5 +89,5 @@ def dense_forms(setting: Setting, size: tuple[int, int, int]) -> dict[str, dense
     return dense.forms(net, example, setting.compiled and setting.level == "full")
 
 
-def _megabytes(buffers: list[int], dtype: torch.dtype) -> float:
-    return sum(buffers) * dtype.itemsize / 1e6
+def _megabytes(buffers: list[Tensor]) -> float:
+    return sum(buffer.nbytes for buffer in buffers) / 1e6

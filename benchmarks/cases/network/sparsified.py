@@ -26,10 +26,12 @@ def cases(setting: Setting) -> Iterator[Case]:
     for name in setting.pick(
         ("YOLOv8n-like",), ("mobilenet_v2", "U-Net"), nets.ON_CUDA if setting.cuda else nets.ON_CPU
     ):
+        fit = 32 if name == "YOLOv8n-like" else 1  # what its frames' sides are multiples of
+        height, width = (-(-side // fit) * fit for side in size)
         for kind, density in setting.pick([("top-left", 0.1)], [("top-left", 0.1)], [("top-left", 0.1), ("all", 1.0)]):
-            facts: dict[str, Any] = {"network": name, "size": list(size), "dtype": short(setting.dtype)}
+            facts: dict[str, Any] = {"network": name, "size": [height, width], "dtype": short(setting.dtype)}
             facts |= {"mask": kind, "wanted density": density}
-            yield Case("sparsified network", "network", facts, partial(work, setting, name, size, density))
+            yield Case("sparsified network", "network", facts, partial(work, setting, name, (height, width), density))
 
 
 def work(setting: Setting, name: str, size: tuple[int, int], density: float) -> Work:
