@@ -3,6 +3,7 @@
 from sbnet.masks.base import Mask, Still, as_mask
 from sbnet.masks.files import Recorded
 from sbnet.masks.grow import grow
+from sbnet.masks.lidar import BirdsEye, read_points
 from sbnet.masks.motion import Changed, MotionMask
 from sbnet.masks.named import open_mask
 from sbnet.masks.pixels import Alpha, Ink, Nodata, Occupied, Thumbnail, Tissue, everything, otsu
@@ -10,6 +11,7 @@ from sbnet.masks.shapes import Boxes, Polygons, Tracks, fill_boxes, fill_polygon
 
 __all__ = [
     "Alpha",
+    "BirdsEye",
     "Boxes",
     "Changed",
     "Ink",
@@ -30,4 +32,5 @@ __all__ = [
     "grow",
     "open_mask",
     "otsu",
+    "read_points",
 ]

@@ -90,7 +90,7 @@ def test_exact_results_of_every_frame_in_order():
     assert seen == list(range(6))
     assert summary.frames == 6
     assert summary.errors.mean < 1e-5
-    assert summary.errors.count == 3  # frames 1, 2 and 4
+    assert summary.errors.count == 3  # frames 0, 2 and 4
 
 
 def test_cached_with_its_halo_is_the_dense_film():

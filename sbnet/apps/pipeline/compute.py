@@ -98,8 +98,8 @@ class Compute:
         result.active, result.block = self._blocks(run, x)
         clock.stop(result)
         self.mask.learn(result.records)
-        every = self.settings.compare
-        if every and (self._count == 1 or (self._count and self._count % every == 0)):
+        every, first = self.settings.compare, int(self.settings.mode == "cached")  # whose first frame is dense
+        if every and self._count >= first and (self._count - first) % every == 0:
             self._compare(given, output, mask, frame)
         return result
 

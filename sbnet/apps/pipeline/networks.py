@@ -94,8 +94,11 @@ def _contours(**options: Any) -> Network:
     return Network(contour_net(), "contours", finish=lambda y, frame: (paint_contours(y)[0], []))
 
 
-# Name -> builder; each takes what follows the colon of "name:argument", if anything does.
-REGISTRY: dict[str, Callable[..., Network]] = {"contours": _contours}
+def registry() -> dict[str, Callable[..., Network]]:
+    """Name -> builder; each takes what follows the colon of "name:argument", if anything does."""
+    from sbnet.apps.pipeline.trained import BUILDERS
+
+    return {"contours": _contours, **BUILDERS}
 
 
 def open_network(given: Any) -> Network:
@@ -120,16 +123,17 @@ def open_network(given: Any) -> Network:
             raise PipelineError(f"{path}: no such file")
         return Network(text, path.stem)
     name, _, rest = text.partition(":")
+    known = registry()
     try:
-        if name in REGISTRY:
-            return REGISTRY[name](*([rest] if rest else []))
+        if name in known:
+            return known[name](*([rest] if rest else []))
         if rest:
             return open_network(getattr(importlib.import_module(name), rest)())
     except (ImportError, AttributeError) as error:
         raise PipelineError(f"network {text}: {error}") from None
     except ValueError as error:
         raise PipelineError(f"network {text}: {str(error).removeprefix('sbnet: ')}") from None
-    raise PipelineError(f"network {text}: expected one of {', '.join(REGISTRY)}, module:callable or an ONNX file")
+    raise PipelineError(f"network {text}: expected one of {', '.join(known)}, module:callable or an ONNX file")
 
 
 def halo_of(run: Any) -> int:

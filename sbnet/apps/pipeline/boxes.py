@@ -1,0 +1,116 @@
+"""Boxes out of heat maps, and onto pictures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+COLOUR = np.array([255, 60, 60], np.uint8)
+CELL = 4  # pixels of the frame a pixel of CenterFace's maps
+UNCLIP = 1.6  # PaddleOCR: the detector marks the middle of a line; its box is widened by this
+Record = dict[str, Any]
+
+
+def boxes_of_faces(
+    heat: Tensor, scale: Tensor, offset: Tensor, size: tuple[int, ...], least: float, overlap: float = 0.3
+) -> list[Record]:
+    """{"box": [x0, y0, x1, y1], "score"} of each face, best first, by CenterFace's decoding.
+
+    Args:
+        heat, scale, offset: [1,1,h,w], [1,2,h,w] (logarithms of height and width), [1,2,h,w] (y and x).
+        size: (height, width) of the frame, to which boxes are cut.
+        overlap: intersection over union from which on the worse of two boxes goes.
+    """
+    heat, scale, offset = (v[0].float().cpu() for v in (heat, scale, offset))
+    rows, columns = torch.nonzero(heat[0] > least, as_tuple=True)
+    if not len(rows):
+        return []
+    high, wide = (scale[k, rows, columns].clamp(max=8).exp() * CELL for k in (0, 1))
+    y = (rows + offset[0, rows, columns] + 0.5) * CELL - high / 2
+    x = (columns + offset[1, rows, columns] + 0.5) * CELL - wide / 2
+    boxes = torch.stack([x, y, x + wide, y + high], 1).clamp(min=0)
+    boxes[:, 0::2].clamp_(max=size[1])
+    boxes[:, 1::2].clamp_(max=size[0])
+    scores = heat[0, rows, columns]
+    return [
+        {"box": [round(v, 1) for v in boxes[k].tolist()], "score": round(float(scores[k]), 4)}
+        for k in _best(boxes, scores, overlap)
+    ]
+
+
+def _best(boxes: Tensor, scores: Tensor, overlap: float) -> list[int]:
+    """Indices of boxes that no better one covers, best first."""
+    areas = (boxes[:, 2:] - boxes[:, :2]).prod(1)
+    left, kept = scores.argsort(descending=True), []
+    while len(left):
+        first, rest = int(left[0]), left[1:]
+        kept.append(first)
+        low = torch.maximum(boxes[first, :2], boxes[rest, :2])
+        high = torch.minimum(boxes[first, 2:], boxes[rest, 2:])
+        shared = (high - low).clamp(min=0).prod(1)
+        left = rest[shared < overlap * (areas[first] + areas[rest] - shared)]
+    return kept
+
+
+def boxes_of_text(scores: Tensor, size: tuple[int, ...], least: float, area: int = 16) -> list[Record]:
+    """{"box", "score"} of each connected area of scores [1,1,H,W] above `least`, widened as PaddleOCR does; from the
+    top of the page down. Areas of fewer than `area` pixels are dropped."""
+    found = scores[0, 0].float().cpu()[: size[0], : size[1]]
+    labels = label(found > least)
+    records = []
+    for index in range(1, int(labels.max()) + 1 if labels.numel() else 1):
+        rows, columns = torch.nonzero(labels == index, as_tuple=True)
+        if len(rows) < area:
+            continue
+        y0, y1, x0, x1 = (int(v) for v in (rows.min(), rows.max() + 1, columns.min(), columns.max() + 1))
+        wider = (y1 - y0) * (x1 - x0) * UNCLIP / (2 * (y1 - y0 + x1 - x0))
+        box = [max(0.0, x0 - wider), max(0.0, y0 - wider), min(size[1], x1 + wider), min(size[0], y1 + wider)]
+        score = float(found[rows, columns].mean())
+        records.append({"box": [round(float(v), 1) for v in box], "score": round(score, 4)})
+    return sorted(records, key=lambda r: (r["box"][1], r["box"][0]))
+
+
+def label(mask: Tensor) -> Tensor:
+    """[H,W] int64: 1, 2, ... on each area of set pixels that touch, corners too; 0 elsewhere."""
+    rows = mask.numpy()
+    edges = np.diff(np.pad(rows.astype(np.int8), [(0, 0), (1, 1)]), axis=1)
+    row, start = np.nonzero(edges == 1)  # runs of set pixels, row by row
+    end = np.nonzero(edges == -1)[1]
+    root = list(range(len(row)))
+
+    def find(k: int) -> int:
+        while root[k] != k:
+            root[k] = root[root[k]]
+            k = root[k]
+        return k
+
+    first = np.searchsorted(row, np.arange(mask.shape[0] + 1))
+    for y in range(1, mask.shape[0]):
+        above, here = first[y - 1], first[y]
+        while above < first[y] and here < first[y + 1]:
+            if start[above] <= end[here] and start[here] <= end[above]:
+                root[find(here)] = find(above)
+            if end[above] < end[here]:
+                above += 1
+            else:
+                here += 1
+    names = {r: k for k, r in enumerate(dict.fromkeys(find(k) for k in range(len(row))), 1)}
+    labels = np.zeros(mask.shape, np.int64)
+    for k in range(len(row)):
+        labels[row[k], start[k] : end[k]] = names[find(k)]
+    return torch.from_numpy(labels)
+
+
+def draw(picture: np.ndarray, records: list[Record]) -> np.ndarray:
+    """The picture with the outline of each box, 2 pixels wide."""
+    picture = picture.copy()
+    height, width = picture.shape[:2]
+    for record in records:
+        x0, y0, x1, y1 = (round(v) for v in record["box"])
+        x0, y0, x1, y1 = max(x0, 0), max(y0, 0), min(x1, width), min(y1, height)
+        picture[y0 : y0 + 2, x0:x1] = picture[max(y1 - 2, 0) : y1, x0:x1] = COLOUR
+        picture[y0:y1, x0 : x0 + 2] = picture[y0:y1, max(x1 - 2, 0) : x1] = COLOUR
+    return picture

@@ -1,0 +1,131 @@
+"""LiDAR scans as bird's-eye views: KITTI's and nuScenes' files, .pcd and .npy, rasterised."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+KITTI, NUSCENES = 4, 5  # float32 numbers a point: x, y, z, intensity; and the ring
+PCD = {("F", 4): "<f4", ("F", 8): "<f8", ("U", 1): "u1", ("U", 2): "<u2", ("U", 4): "<u4", ("I", 1): "i1",
+       ("I", 2): "<i2", ("I", 4): "<i4"}  # fmt: skip
+
+
+def read_points(path: str | os.PathLike[str]) -> np.ndarray:
+    """[P,4] float32: x, y, z in metres and intensity, of KITTI's .bin, nuScenes' .pcd.bin (intensities of 255 are made
+    0 to 1), .pcd (ascii or binary) or .npy ([P,3] or more). Points that are not finite are left out.
+
+    Raises:
+        ValueError: the file does not hold what its name says.
+    """
+    path = Path(path)
+    name = path.name.lower()
+    if name.endswith(".bin"):
+        wide = NUSCENES if name.endswith(".pcd.bin") else KITTI
+        numbers = np.fromfile(path, "<f4")
+        if numbers.size % wide:
+            raise ValueError(f"sbnet: read_points: {path}: expected {wide} numbers a point, got {numbers.size} in all")
+        points = numbers.reshape(-1, wide)[:, :4].copy()
+        if wide == NUSCENES:
+            points[:, 3] /= 255
+    elif name.endswith(".pcd"):
+        points = _read_pcd(path)
+    elif name.endswith(".npy"):
+        points = np.load(path, allow_pickle=False).astype(np.float32)
+        if points.ndim != 2 or points.shape[1] < 3:
+            raise ValueError(f"sbnet: read_points: {path}: expected [P,3] or more, got {points.shape}")
+    else:
+        raise ValueError(f"sbnet: read_points: {path}: expected a name that ends in .bin, .pcd or .npy")
+    if points.shape[1] == 3:
+        points = np.pad(points, [(0, 0), (0, 1)])
+    points = points[:, :4]
+    return np.ascontiguousarray(points[np.isfinite(points).all(1)])
+
+
+def _read_pcd(path: Path) -> np.ndarray:
+    data = path.read_bytes()
+    head: dict[str, list[str]] = {}
+    at = 0
+    while "DATA" not in head:
+        end = data.find(b"\n", at)
+        if end < 0 or end - at > 4096:
+            raise ValueError(f"sbnet: read_points: {path}: expected a PCD header with DATA, got none")
+        words = data[at:end].decode("ascii", "replace").split()
+        at = end + 1
+        if words and not words[0].startswith("#"):
+            head[words[0]] = words[1:]
+    try:
+        fields, count = head["FIELDS"], int(head["POINTS"][0])
+        counts = [int(n) for n in head.get("COUNT", ["1"] * len(fields))]
+        kinds = [PCD[kind, int(size)] for kind, size in zip(head["TYPE"], head["SIZE"], strict=True)]
+        columns = [fields.index(name) for name in ("x", "y", "z")]
+    except (KeyError, ValueError, IndexError) as error:
+        raise ValueError(f"sbnet: read_points: {path}: expected a PCD header with x, y, z ({error})") from None
+    if "intensity" in fields:
+        columns.append(fields.index("intensity"))
+    kind = head["DATA"][0] if head["DATA"] else ""
+    if kind == "binary":
+        row = np.dtype([(str(k), d, (n,)) for k, (d, n) in enumerate(zip(kinds, counts, strict=True))])
+        if len(data) - at < count * row.itemsize:
+            raise ValueError(
+                f"sbnet: read_points: {path}: expected {count} points, got {(len(data) - at) // row.itemsize}"
+            )
+        table = np.frombuffer(data, row, count, at)
+        return np.stack([table[str(c)][:, 0].astype(np.float32) for c in columns], 1)
+    if kind == "ascii":
+        starts = np.cumsum([0, *counts])
+        try:
+            rows = np.array([line.split() for line in data[at:].decode("ascii").splitlines() if line], np.float32)
+            return rows[:, [starts[c] for c in columns]]
+        except (ValueError, IndexError) as error:
+            raise ValueError(f"sbnet: read_points: {path}: expected a table of numbers ({error})") from None
+    raise ValueError(f"sbnet: read_points: {path}: DATA: expected ascii or binary, got {kind!r}")
+
+
+class BirdsEye:
+    """Scans as PIXOR sees them: `view(points)` gives [C,H,W] float32 of a grid on the ground. Channels: occupancy of
+    each slice of height, lowest first, and the mean intensity.
+
+    Args:
+        x, y, z: ranges in metres, ahead, to the left and up; rows run along x, columns along y.
+        cell, slice_height: of the grid, in metres.
+
+    >>> frame = sbnet.masks.BirdsEye()(sbnet.masks.read_points("000008.bin"))  # [36, 704, 800]
+    """
+
+    def __init__(
+        self,
+        x: tuple[float, float] = (0.0, 70.4),
+        y: tuple[float, float] = (-40.0, 40.0),
+        z: tuple[float, float] = (-2.5, 1.0),
+        cell: float = 0.1,
+        slice_height: float = 0.1,
+    ) -> None:
+        self.low = np.array([x[0], y[0], z[0]])
+        self.step = np.array([cell, cell, slice_height])
+        spans = np.array([x[1] - x[0], y[1] - y[0], z[1] - z[0]])
+        if (spans <= 0).any() or (self.step <= 0).any():
+            raise ValueError(f"sbnet: BirdsEye: expected ranges and cells above 0, got {x}, {y}, {z}, {cell}")
+        self.shape = tuple(round(n) for n in spans / self.step)  # rows, columns, slices
+
+    def __call__(self, points: np.ndarray) -> Tensor:
+        if points.ndim != 2 or points.shape[1] < 4:
+            raise ValueError(f"sbnet: BirdsEye: points: expected [P,4], got {points.shape}")
+        rows, columns, slices = self.shape
+        at = np.floor((points[:, :3] - self.low) / self.step)
+        inside = ((at >= 0) & (at < self.shape)).all(1)
+        row, column, level = at[inside].astype(np.int64).T
+        view = torch.zeros(slices + 1, rows, columns)
+        view[level, row, column] = 1
+        flat = torch.from_numpy(row * columns + column)
+        sums = torch.zeros(rows * columns).index_add_(0, flat, torch.from_numpy(points[inside, 3]))
+        hits = torch.zeros(rows * columns).index_add_(0, flat, torch.ones(len(flat)))
+        view[slices] = (sums / hits.clamp(min=1)).view(rows, columns)
+        return view
+
+    def read(self, path: str | os.PathLike[str]) -> Tensor:
+        """The view of a scan's file."""
+        return self(read_points(path))

