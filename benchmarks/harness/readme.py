@@ -76,22 +76,27 @@ def density_of(row: Row) -> float:
 
 
 def gpu_table(sessions: list[Session]) -> str:
-    """Least to most over ALL recorded rows of a name, every dtype, size and mask among them."""
+    """Least to most over ALL recorded rows of a name, every dtype, size and mask among them; cold beside warm."""
+    caches = sorted({s.conditions["cache"] for s in sessions}, reverse=True)  # warm first
     lines = []
     names = dict.fromkeys(row["name"] for s in sessions for row in s.rows if row["group"] != "ops")
     for name in names:
-        rows = [row for s in sessions for row in s.rows if row["name"] == name and "x dense" in row]
-        tenth = [row["x dense"] for row in rows if 0.08 < density_of(row) < 0.12]
-        whole = [row["x dense"] for row in rows if density_of(row) > 0.99]
-        if tenth or whole:
-            lines.append([name, *(f"{cell(min(v))} to {cell(max(v))} ({len(v)})" if v else "" for v in (tenth, whole))])
+        cells = []
+        for cache in caches:
+            of = [s for s in sessions if s.conditions["cache"] == cache]
+            rows = [row for s in of for row in s.rows if row["name"] == name and "x dense" in row]
+            tenth = [row["x dense"] for row in rows if 0.08 < density_of(row) < 0.12]
+            whole = [row["x dense"] for row in rows if density_of(row) > 0.99]
+            cells += [f"{cell(min(v))} to {cell(max(v))} ({len(v)})" if v else "" for v in (tenth, whole)]
+        if any(cells):
+            lines.append([name, *cells])
     devices, dates = ({s.environment[k] for s in sessions} for k in ("device", "date"))
-    caches = {s.conditions["cache"] for s in sessions}
+    head = [f"{what}, {cache} L2" for cache in caches for what in ("a tenth of the blocks", "all blocks")]
     return (
-        f"On an {' and an '.join(sorted(devices))}, {min(dates)} to {max(dates)}, CUDA graphs,\n"
-        f"{'/'.join(sorted(caches))} L2: times faster than the fastest dense form, least to most over all recorded\n"
-        f"rows of every size, dtype and mask (their number).\n\n"
-        f"{markdown(['', 'a tenth of the blocks', 'all blocks'], lines)}"
+        f"On an {' and an '.join(sorted(devices))}, {min(dates)} to {max(dates)}, CUDA graphs: times faster than the\n"
+        "fastest dense form, least to most over all recorded rows of every size, dtype and mask (their number). Warm:\n"
+        "one call after another; cold: the caches flushed before each.\n\n"
+        f"{markdown(['', *head], lines)}"
     )
 
 

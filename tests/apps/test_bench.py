@@ -337,7 +337,12 @@ def test_the_gpus_range_is_over_every_row():
 
     a, b = session(row(3.0, 0.1), row(1.5, 1.0)), session(row(1.75, 0.1, dtype="float32"), row(9.0, 0.5))
     assert "| conv | 1.75 to 3 (2) | 1.5 to 1.5 (1) |" in figures.gpu_table([a, b])
-    assert "warm L2" in figures.gpu_table([a, b])
+    assert "all blocks, warm L2" in figures.gpu_table([a, b])
+    cold = session(row(2.0, 0.1), row(1.25, 1.0))
+    cold.conditions["cache"] = "cold"
+    text = figures.gpu_table([cold, a, b])
+    assert "| conv | 1.75 to 3 (2) | 1.5 to 1.5 (1) | 2 to 2 (1) | 1.25 to 1.25 (1) |" in text
+    assert text.index("warm L2") < text.index("cold L2")
 
 
 def test_results_are_lines_that_say_what_they_are_of(tmp_path):

@@ -258,8 +258,13 @@ def test_info():
 
 @pytest.mark.gpu
 def test_run_on_a_gpu(clip, tmp_path):
-    result = invoke("run", clip, "-o", tmp_path / "o", "--device", "cuda")
+    target = tmp_path / "o.mp4"
+    result = invoke("run", clip, "-o", target, "--device", "cuda")
     assert result.exit_code == 0, result.output
+    said = " ".join(result.output.split())
+    assert "2 frames checked" in said
+    assert torch.cuda.get_device_name() in said
+    assert len(list(video.read_frames(target))) == 12
 
 
 def test_a_reader_that_leaves_early():

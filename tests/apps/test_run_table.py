@@ -94,12 +94,37 @@ def test_times_are_milliseconds_of_a_frame(job):
     assert [check.holds for check in job.report.checks] == [True, True]  # frames 0 and 1
 
 
-@pytest.mark.parametrize("wrong", [0, 1, None])
-def test_one_wrong_check_of_several_fails(wrong, tmp_path, monkeypatch):
-    monkeypatch.setattr(dense, "forms", lambda net, x: {"PyTorch": dense._eager(net, x.dtype)})
-    frames = [np.full((*SIZE, 3), 20 * k, np.uint8) for k in range(4)]
+@pytest.fixture
+def film(tmp_path, monkeypatch) -> Path:
+    """A bright square that walks, as if PyAV had read it."""
+    frames = [np.full((*SIZE, 3), 40, np.uint8) for _ in range(12)]
+    for k, frame in enumerate(frames):
+        frame[4:12, 2 * k : 2 * k + 8] = 230
     monkeypatch.setattr(video, "video_info", lambda _: video.VideoInfo(*SIZE, Fraction(10), len(frames)))
     monkeypatch.setattr(video, "read_frames", lambda *_: iter(frames))
+    (tmp_path / "film.mp4").touch()
+    return tmp_path / "film.mp4"
+
+
+def invoke(film: Path, *options: str):
+    return CliRunner().invoke(cli.app, ["run", str(film), "-o", str(film.parent / "o"), *options])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+def test_run_on_a_gpu_without_pyav(film, dtype):
+    result = invoke(film, "--device", "cuda", "--block", "8", "--dtype", dtype)
+    assert result.exit_code == 0, result.output
+    said = " ".join(result.output.split())
+    assert ("float16" if dtype == "auto" else "float32") in said
+    assert torch.cuda.get_device_name() in said
+    assert "2 frames checked" in said
+    assert len(list((film.parent / "o").iterdir())) == 12
+
+
+@pytest.mark.parametrize("wrong", [0, 1, None])
+def test_one_wrong_check_of_several_fails(wrong, film, monkeypatch):
+    monkeypatch.setattr(dense, "forms", lambda net, x: {"PyTorch": dense._eager(net, x.dtype)})
     checks = []
 
     def compare(*_):
@@ -107,8 +132,7 @@ def test_one_wrong_check_of_several_fails(wrong, tmp_path, monkeypatch):
         return checks[-1]
 
     monkeypatch.setattr(video_job, "compare", compare)
-    (tmp_path / "film.mp4").touch()
-    result = CliRunner().invoke(cli.app, ["run", str(tmp_path / "film.mp4"), "-o", str(tmp_path / "o"), "--device=cpu"])
+    result = invoke(film, "--device", "cpu")
     assert len(checks) == 2, result.output
     assert result.exit_code == (0 if wrong is None else 1), result.output
 

@@ -84,7 +84,7 @@ def two_activations(f, x):
 
 def chain_of_affines(f, x):
     y = F.max_pool2d(x, 3, 1, 1)
-    return torch.tanh(f[0](f[1](y))), F.relu(f[1](f[0](y))), torch.tanh(F.relu(f[0](y)))
+    return torch.tanh(f[0](f[1](y))), F.relu(f[1](f[0](y))), torch.tanh(F.relu(f[0](y))), f[0](f[2](x))
 
 
 def pixels_of_two(f, x):
@@ -128,7 +128,7 @@ NETWORKS = {
     "outputs that are read": lambda: Net(taken_and_read, layer(), layer()),
     "several users": lambda: Net(many_users, layer(), nn.BatchNorm2d(C), layer(), layer(), nn.BatchNorm2d(C)),
     "two activations": lambda: Net(two_activations, layer(), layer()),
-    "affine functions": lambda: Net(chain_of_affines, nn.BatchNorm2d(C), nn.BatchNorm2d(C)),
+    "affine functions": lambda: Net(chain_of_affines, nn.BatchNorm2d(C), nn.BatchNorm2d(C), layer()),
     "ops of pixels": lambda: Net(pixels_of_two, layer(), layer()),
     "branches": lambda: Net(
         branches, layer(), layer(k=1), layer(groups=2), layer(s=2), layer(k=2, s=2, p=0), nn.BatchNorm2d(C)
