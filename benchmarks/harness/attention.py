@@ -23,6 +23,7 @@ class Pattern(NamedTuple):
     block: int = 128  # of FlexAttention's block mask
     per_head: bool = False
     causal: bool = True
+    table: Tensor | None = None  # [heads, blocks, blocks] bool: all that decides
 
     def rows(self, head: int, length: int, device: str) -> Iterator[tuple[slice, Tensor]]:
         """Queries, and [queries, length] bool: which keys they see."""
@@ -62,4 +63,4 @@ def pattern(name: str, heads: int, length: int, device: str) -> Pattern:
     blocks |= torch.eye(length // block, dtype=torch.bool)
     table = blocks.to(device)
     layout = AttentionLayout.from_blocks(blocks, block)
-    return Pattern(layout, lambda b, h, q, k: table[h, q // block, k // block], block, per_head=True, causal=False)
+    return Pattern(layout, lambda b, h, q, k: table[h, q // block, k // block], block, True, False, table)

@@ -18,7 +18,7 @@ SEEDS = range(6)
 
 @pytest.fixture(scope="session")
 def emulated(tmp_path_factory):
-    kernels = ["lists/reduce_mask", "lists/fringe", "lists/pyramid", "masked/fill", "masked/pool"]
+    kernels = ["lists/reduce_mask", "lists/fringe", "lists/pyramid", "masked/fill", "masked/pool", "attention/layout"]
     core = ["grid", "layer", "memory", "window", *kernels]
     return emulated_library(
         tmp_path_factory, "simt", [CSRC / f"cuda/{name}.cu" for name in kernels],
@@ -184,3 +184,16 @@ def test_pool(emulated, seed):
         zeros = zeros.view(2, 1, *out).expand_as(y)
         assert not y[zeros].any()
         assert bool(y[~zeros & ~inside].isnan().all())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_pack_attention_blocks(emulated, seed):
+    """Rows of bytes that are aligned and rows that are not, tiles that are cut off; any byte but 0 counts."""
+    rng = random.Random(seed)
+    for planes, rows, columns in ((2, 300, 264), (1, 5, 8), (3, rng.randint(1, 270), rng.randint(1, 270))):
+        blocks = torch.randint(0, 256, (planes, rows, columns), dtype=torch.uint8) * (torch.rand(rows, columns) < 0.4)
+        got = int32(planes, rows, -(-columns // 32)), int32(planes, columns, -(-rows // 32))
+        run(emulated, "pack_attention_blocks", seed, blocks, *got, ctypes.c_int64(planes), rows, columns)
+        want = torch.ops.sbnet.pack_attention_blocks(blocks[None] != 0)
+        for mine, theirs in zip(got, want, strict=True):
+            assert_bitwise(mine, theirs[0])

@@ -19,7 +19,7 @@ import torch
 import torch.utils._pytree as pytree
 
 import sbnet
-from sbnet import BlockGrid, reference
+from sbnet import AttentionLayout, BlockGrid, reference
 
 
 def some_active(size: tuple[int, int, int], grid: BlockGrid, density: float, device: str) -> sbnet.ActiveBlocks:
@@ -265,9 +265,70 @@ def bottleneck(device: str) -> None:
         assert error < 1e-2, (dtype, channels, block, density, error)
 
 
+def attention(device: str) -> None:
+    """Forward and backward of every kernel: halves of 64 and 128 features (Hopper's own), of others, float32."""
+    lengths = torch.tensor([70, 200], dtype=torch.int32, device=device)
+    seed = torch.tensor([3, 4], device=device)
+    blocks = torch.rand(1, 2, 4, 4, device=device) < 0.6
+    layouts = [
+        (AttentionLayout.causal(), {}),
+        (AttentionLayout.local(70), {"k_lengths": lengths, "q_lengths": lengths}),
+        (AttentionLayout.strided(5), {"dropout_p": 0.2, "seed": seed}),
+        (AttentionLayout.fixed(40, 2, 1, 8), {"deterministic": True}),
+        (AttentionLayout.from_mask(torch.rand(2, 200, 200) < 0.2, 32), {}),
+        (AttentionLayout.from_tensor(blocks, 64), {"k_lengths": lengths, "dropout_p": 0.1, "seed": seed}),
+    ]
+    kinds = [(torch.float16, 64), (torch.float32, 72)]
+    if device == "cuda":
+        kinds += [(torch.bfloat16, 128), (torch.bfloat16, 40), (torch.float16, 200)]
+    for (layout, options), (dtype, dim) in itertools.product(layouts, kinds):
+        q, k, v, grad = (torch.randn(2, h, 200, dim, device=device) for h in (2, 1, 1, 2))
+        leaves = [t.to(dtype).requires_grad_() for t in (q, k, v)]
+        out = sbnet.block_attention(*leaves, layout, **options)
+        got = (out, *torch.autograd.grad(out, leaves, grad.to(out.dtype)))
+        wide = [t.detach().cpu().double().requires_grad_() for t in leaves]  # checkers are slow in others' kernels
+        options = {name: value for name, value in options.items() if name != "deterministic"}
+        exact = reference.block_attention(*wide, layout, **options)
+        for mine, theirs in zip(got, (exact, *torch.autograd.grad(exact, wide, grad.cpu().double())), strict=True):
+            error = float((mine.detach().cpu() - theirs).detach().norm() / theirs.detach().norm())
+            assert error < 2e-2, (layout, dtype, dim, error)
+
+
+def weights(device: str) -> None:
+    """Products of every block size, their weights' gradients, 1x1 convolutions on active blocks."""
+    for size, dtype, ragged in itertools.product(
+        (8, 16, 32, 64, 128), (torch.float16, torch.bfloat16, torch.float32), (0, 3)
+    ):
+        features = {"in_features": 3 * size - ragged, "out_features": 4 * size - ragged}
+        mask = torch.rand(3, 4) < 0.6
+        mask[0, 0] = True
+        layout = sbnet.BlockLayout(mask, size, **features)
+        weight = (torch.randn(layout.weight_shape, device=device) / (2 * size) ** 0.5).to(dtype).requires_grad_()
+        for rows in (13, 150):
+            x = torch.randn(rows, layout.in_features, device=device).to(dtype).requires_grad_()
+            got = sbnet.blocksparse_matmul(x, weight, layout)
+            grads = torch.autograd.grad(got, (x, weight), torch.ones_like(got))
+            wide = [t.detach().cpu().double().requires_grad_() for t in (x, weight)]
+            want = reference.blocksparse_matmul(*wide, layout)
+            exact = torch.autograd.grad(want, wide, torch.ones_like(want))
+            for mine, theirs in zip((got, *grads), (want, *exact), strict=True):
+                error = float((mine.detach().cpu() - theirs).detach().norm() / theirs.detach().norm())
+                assert error < 2e-2, (size, dtype, ragged, rows, error)
+        if ragged or size < 16:
+            continue
+        x = torch.randn(1, layout.in_features, 13, 18, device=device).to(dtype)
+        x = x.contiguous(memory_format=torch.channels_last)
+        active = some_active((1, 13, 18), BlockGrid.cover((13, 18), 4), 0.3, device)
+        got = sbnet.sparse_conv2d(x, weight.detach(), None, active, layout=layout)
+        dense = layout.to_dense(weight.detach()).t()[:, :, None, None].float()
+        with torch.backends.cudnn.flags(enabled=False):  # racecheck finds hazards in cuDNN's kernels
+            want = reference.sparse_conv2d(x.float(), dense, None, active)
+        assert float((got.float() - want).norm() / want.norm()) < 2e-2, ("conv1x1", size, dtype)
+
+
 def main() -> None:
-    plain = (reduce_mask, copies, fringe_and_fill, pyramid, pool, conv_transpose, resize, bottleneck)
-    many = (whole_tiles, conv1x1_wide, conv1x1_of_all_blocks, conv1x1_split, conv3x3_stride2_of_many_tiles)
+    plain = (reduce_mask, copies, fringe_and_fill, pyramid, pool, conv_transpose, resize, bottleneck, attention)
+    many = (weights, whole_tiles, conv1x1_wide, conv1x1_of_all_blocks, conv1x1_split, conv3x3_stride2_of_many_tiles)
     families = {f.__name__: f for f in (*plain, *many)}
     families |= {name: functools.partial(conv, name) for name in CONVS}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

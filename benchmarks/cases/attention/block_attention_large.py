@@ -2,21 +2,24 @@
 tokens against dense attention alone, and at 40960 bfloat16 ones.
 
 Dense is scaled_dot_product_attention by cuDNN and by flash attention, causal where the layout is. torch.compile of
-flex_attention gets a block mask: of 128, and in the forward of blocks of 64 of 64, with tiles to match. The backward
+flex_attention gets a block mask: of 128, for blocks of 64 of 64, with tiles to match. The backward
 is timed alone, from the output's gradient to those of q, k and v, and its deterministic form beside it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 import sbnet
 from sbnet.benchmarks.harness.attention import Pattern, pattern
@@ -77,10 +80,10 @@ def work(setting: Setting, backward: bool, facts: dict[str, Any], dtype: torch.d
         name = f"SDPA, {backend.name.split('_')[0].lower()}"
         forms[name] = partial(dense, backend, leaves, chosen.causal), "dense"
     if setting.cuda and setting.compiled and length == 8192:
-        forms["flex_attention"] = flex(leaves, chosen, backward), "peer"
+        forms["flex_attention"] = flex(leaves, chosen), "peer"
     sides = {name: Side(run, kind) for name, (run, kind) in forms.items()}
     if backward:
-        with torch._functorch.config.patch(donated_buffer=False):  # a compiled backward runs more than once
+        with compiling(chosen.block):
             for name, side in sides.items():
                 sides[name] = Side(partial(gradients, side.run(), leaves, grad), side.kind, "eager")
                 sides[name].run()
@@ -107,15 +110,47 @@ def dense(backend: SDPBackend, leaves: Parts, causal: bool) -> Tensor:
         return F.scaled_dot_product_attention(leaves[0], leaves[1], leaves[2], is_causal=causal)
 
 
-def flex(leaves: Parts, chosen: Pattern, backward: bool) -> Callable[[], Any]:
+def flex(leaves: Parts, chosen: Pattern) -> Callable[[], Any]:
     heads, length = leaves[0].shape[1:3]
-    size = 64 if chosen.block == 64 and not backward else 128
-    tiles = {"BLOCK_M": 64, "BLOCK_N": 64} if size == 64 else None
-    per_head = heads if chosen.per_head else None
-    blocks = create_block_mask(chosen.shown, None, per_head, length, length, device="cuda", BLOCK_SIZE=size)
+    tiles = {"BLOCK_M": 64, "BLOCK_N": 64} if chosen.block == 64 else None
+    if chosen.table is not None:  # create_block_mask would write out every pair
+        count, order = (
+            chosen.table.sum(-1).int()[None],
+            chosen.table.int().argsort(stable=True, descending=True).int()[None],
+        )
+        some = torch.zeros_like(count)  # blocks of which some pairs are visible
+        blocks = BlockMask.from_kv_blocks(some, order, count, order, chosen.block, chosen.shown)
+    else:
+        per_head = heads if chosen.per_head else None
+        blocks = create_block_mask(chosen.shown, None, per_head, length, length, device="cuda")
     torch._dynamo.reset()  # of the case before: more than eight forms of one function run uncompiled
     compiled: Any = torch.compile(flex_attention, dynamic=False)
     return lambda: compiled(*leaves, block_mask=blocks, kernel_options=tiles)
+
+
+@contextlib.contextmanager
+def compiling(block: int) -> Iterator[None]:
+    """A compiled backward that may run more than once; for blocks of 64 with tiles that divide them, as flex's own do
+    not, the fastest of four."""
+    from torch._inductor.template_heuristics.triton import CUDAConfigHeuristic as Heuristic
+
+    own = Heuristic.get_flex_attn_bwd_configs
+    shapes = ((64, 64, 3, 4), (64, 64, 2, 4), (32, 64, 3, 4), (64, 64, 2, 8))
+
+    def small(self: Any, *facts: Any) -> list[Any]:
+        tiles: Any = own(self, *facts)[0]
+        return [
+            dataclasses.replace(
+                tiles, block_m1=a, block_n1=b, block_m2=b, block_n2=a, num_stages=stages, num_warps=warps
+            )
+            for a, b, stages, warps in shapes
+        ]
+
+    with contextlib.ExitStack() as patches:
+        patches.enter_context(torch._functorch.config.patch(donated_buffer=False))
+        if block == 64:
+            patches.enter_context(mock.patch.object(Heuristic, "get_flex_attn_bwd_configs", small))
+        yield
 
 
 def gradients(out: Tensor, leaves: Parts, grad: Tensor) -> tuple[Tensor, ...]:

@@ -1,6 +1,7 @@
 // What test_simt_emulated.py calls: ops whose kernels run on every GPU.
 #include <cstdio>
 
+#include "core/attention/layout.h"
 #include "core/lists/fringe.h"
 #include "core/lists/pyramid.h"
 #include "core/lists/reduce_mask.h"
@@ -35,6 +36,12 @@ EMULATED emulate_seed(int32_t seed) {
   emulator::multiprocessors = 3;
   emulator::random.seed(seed);
   return 0;
+}
+
+EMULATED emulate_pack_attention_blocks(const uint8_t* blocks, uint32_t* rows, uint32_t* columns, int64_t planes,
+                                       int32_t q_blocks, int32_t k_blocks, char* message, int64_t room) {
+  const sbnet::PackAttentionBlocksParams p = {blocks, rows, columns, planes, q_blocks, k_blocks};
+  return told(sbnet_pack_attention_blocks_cuda(&p, nullptr), message, room);
 }
 
 EMULATED emulate_reduce_mask(const void* mask, int32_t dtype, const int64_t* sizes, const int32_t* grid, double tol,
