@@ -119,6 +119,9 @@ def run(
     compare: Annotated[
         int, typer.Option(min=0, help="With --network: the dense one runs on each so many frames; 0: never.")
     ] = 50,
+    report: Annotated[
+        Path | None, typer.Option(help="With --network: an .html page of the run, with pictures and curves.")
+    ] = None,
     skip_broken: Annotated[
         bool, typer.Option("--skip-broken", help="With --network: go on after frames that cannot be read.")
     ] = False,
@@ -151,11 +154,11 @@ def run(
             _pipeline(
                 path, output, network, margin, mask=mask, mode=mode and mode.value, size=plane, block=block or "auto",
                 device=_pick_device(device), dtype=None if dtype is Dtype.auto else getattr(torch, dtype.value),
-                limit=frames, skip_broken=skip_broken, compare=compare, view=view.value,
+                limit=frames, skip_broken=skip_broken, compare=compare, view=view.value, report=report,
             )  # fmt: skip
         return
-    if mask or mode or margin or skip_broken or (output and len(output) > 1):
-        raise typer.BadParameter("--mask, --mode, --margin, --skip-broken and several outputs want --network")
+    if mask or mode or margin or skip_broken or report or (output and len(output) > 1):
+        raise typer.BadParameter("--mask, --mode, --margin, --report, --skip-broken and several outputs want --network")
     with _one_line_errors():
         chosen = _pick_device(device)
         film = video.demo_clip() if path is None else Path(path)
@@ -166,11 +169,11 @@ def run(
         if target.exists() and target.samefile(film):
             raise CommandError(f"--output {target}: is the video itself; expected another name")
         order = Order(film, target, plane, frames, block or 16, threshold, chosen, getattr(torch, kind), onnx)
-        report, fault = process(order, info, console)
-    console.print(closing_table(order, report))
+        measured, fault = process(order, info, console)
+    console.print(closing_table(order, measured))
     console.print(f"wrote {escape(str(target))}", soft_wrap=True)
     with _one_line_errors():
-        if not all(check.holds for check in report.checks):
+        if not all(check.holds for check in measured.checks):
             raise CommandError(
                 "the result is out of tolerance: it differs from the masked oracle by more than twice PyTorch's own "
                 "error"

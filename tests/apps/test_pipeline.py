@@ -93,7 +93,7 @@ def test_exact_results_of_every_frame_in_order():
     assert summary.errors.count == 3  # frames 0, 2 and 4
 
 
-def test_cached_with_its_halo_is_the_dense_film():
+def test_cached_with_its_halo_is_the_dense_film(device):
     """Recomputing what changed, as far as the network sees, leaves nothing wrong anywhere."""
     net, apart = edges(), []
 
@@ -102,7 +102,9 @@ def test_cached_with_its_halo_is_the_dense_film():
             wanted = (255 * net(tensor(result.frame.pixels))[0].movedim(0, 2)).add(0.5).clamp(0, 255).byte()
         apart.append(int((torch.from_numpy(result.picture).int() - wanted.int()).abs().max()))
 
-    summary = run(frames(), see, net, mask="changed", mode="cached", margin="halo", block=4, compare=2).run()
+    order = {"mask": "changed", "mode": "cached", "margin": "halo", "block": 4, "compare": 2}
+    summary = run(frames(), see, net, device=device, dtype=torch.float32, **order).run()
+    assert len(apart) == 6
     assert max(apart) <= 1
     assert summary.densities.mean < 0.6
     assert summary.errors.mean < 1e-5

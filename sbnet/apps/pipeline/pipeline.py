@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from fractions import Fraction
+from html import escape
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from sbnet.apps.machine import cuda_obstacle, device_name
 from sbnet.apps.pipeline.compute import Compute, Settings
 from sbnet.apps.pipeline.frames import Frame, PipelineError, Result
 from sbnet.apps.pipeline.networks import Network, open_network
+from sbnet.apps.pipeline.report import write_report
 from sbnet.apps.pipeline.sinks import Sink, open_sink
 from sbnet.apps.pipeline.sources import Source, open_source
 from sbnet.apps.pipeline.stages import Ahead, Behind
@@ -48,6 +51,7 @@ class Pipeline:
         limit: frames at most.
         skip_broken: go on after a frame that cannot be read; otherwise it ends the run, with what was before.
         compare: run the dense network as well on each so many frames; 0: never.
+        report: an .html file to write: frame and result under a slider, density and ms as curves, the table.
         view: "result", or "side": in films and pictures, the frame with its active blocks beside the result.
 
     Raises:
@@ -74,6 +78,7 @@ class Pipeline:
         skip_broken: bool = False,
         compare: int = 50,
         view: str = "result",
+        report: str | Path | None = None,
     ) -> None:
         self.network: Network = open_network(network)
         self.mode = mode or self.network.mode
@@ -96,6 +101,7 @@ class Pipeline:
         self.dtype, self.limit, self.skip_broken = dtype, limit, skip_broken
         self.settings = Settings(self.mode, block, margin, self.device, dtype, compare)
         self._sink, self._side = sink, view == "side"
+        self.report = None if report is None else Path(report)
         self.summary: Summary | None = None
 
     def run(self, told: Callable[[Summary, int], None] | None = None) -> Summary:
@@ -143,7 +149,13 @@ class Pipeline:
         if not whole:
             raise PipelineError(summary.fault or "; ".join(summary.broken) or f"{self.source.name}: has no frames")
         summary.busy = {"read": ahead.busy, "compute": compute.busy, "write": behind.busy}
+        if self.report is not None:
+            write_report(summary, self.report)
         return summary
+
+    def _repr_html_(self) -> str:
+        """In a notebook: what the last run measured."""
+        return f"<p>{escape(self.source.name)}: not run</p>" if self.summary is None else self.summary._repr_html_()
 
     def _goes_on(self, summary: Summary, frame: Frame) -> bool:
         what = f"{frame.name}: cannot be read ({frame.fault})"

@@ -53,22 +53,28 @@ class Pictures:
 
 def beside(result: Result, picture: np.ndarray) -> np.ndarray:
     """The frame with its active blocks and, as high as it, the result."""
+    shown = blocks_on(result)
+    axis = _axis(shown)
+    if picture.shape[:2] != shown.shape[:2]:
+        shown = nearest(shown, picture.shape[:2])
+    return np.concatenate([shown, picture], axis)
+
+
+def blocks_on(result: Result) -> np.ndarray:
+    """The frame, active blocks outlined and the rest dimmed."""
     frame = result.frame.picture()
     if result.active is None:
-        shown = frame
-    else:
-        grid = BlockGrid.cover(frame.shape[:2], result.block)
-        shown = np.split(video.compose(frame, result.active, grid, np.zeros_like(frame)), 2, _axis(frame))[0]
-    if picture.shape[:2] != frame.shape[:2]:
-        shown = _nearest(shown, picture.shape[:2])
-    return np.concatenate([shown, picture], _axis(frame))
+        return frame
+    grid = BlockGrid.cover(frame.shape[:2], result.block)
+    return np.split(video.compose(frame, result.active, grid, np.zeros_like(frame)), 2, _axis(frame))[0]
 
 
 def _axis(frame: np.ndarray) -> int:
     return 0 if frame.shape[1] > 1.5 * frame.shape[0] else 1
 
 
-def _nearest(picture: np.ndarray, size: Sequence[int]) -> np.ndarray:
+def nearest(picture: np.ndarray, size: Sequence[int]) -> np.ndarray:
+    """Enlarged or made smaller to (height, width), pixels as they are."""
     rows, columns = (np.arange(n) * m // n for n, m in zip(size, picture.shape[:2], strict=True))
     return picture[rows][:, columns]
 

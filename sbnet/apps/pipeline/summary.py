@@ -32,6 +32,10 @@ class Series:
             self.curve = [(a + b) / 2 for a, b in zip(self.curve[::2], self.curve[1::2], strict=True)]
             self.step *= 2
 
+    def points(self) -> list[float]:
+        """The curve, and what is not yet on it."""
+        return [*self.curve, self._sum / self._in] if self._in else list(self.curve)
+
     @property
     def mean(self) -> float:
         return self.total / self.count if self.count else math.nan
@@ -121,6 +125,11 @@ class Summary:
         for row in self.rows():
             table.add_row(*map(escape, row))
         return table
+
+    def _repr_html_(self) -> str:
+        from sbnet.apps.pipeline.report import STYLE, body
+
+        return f"<style>{STYLE}</style>{body(self)}"
 
     def __str__(self) -> str:
         widths = [max(len(row[k]) for row in self.rows()) for k in (0, 1)]
