@@ -6,7 +6,6 @@ together).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,16 +15,13 @@ from onnx import TensorProto
 from onnx.defs import OpSchema
 from onnx.shape_inference import InferenceContext, InferenceError
 
-from sbnet.geometry import conv_transpose_output_size, pool_output_size
-from sbnet.ops.lists.pyramid import CONSUMER_NUMBERS
+from sbnet.export import shapes
+from sbnet.export.shapes import Dims, NodeView
 from sbnet.ops.masked.conv import ACTIVATIONS
 
 DOMAIN = "sbnet"
 VERSION = 1
 FORMAT = 1  # kFormat of csrc/ort_binding/common.h: what a node means, raised when an older library would misread it
-
-Dim = int | str | None
-Dims = list[Dim]
 
 FLOATS = ("tensor(float)", "tensor(float16)", "tensor(bfloat16)")
 MASKS = ("tensor(bool)", "tensor(uint8)", *FLOATS)
@@ -45,167 +41,6 @@ class Op:
     attributes: dict[str, tuple[OpSchema.AttrType, Any]]
     types: dict[str, tuple[str, ...]]
     infer: Callable[[NodeView], list[Dims | None]] = field(repr=False)
-
-
-class NodeView:
-    """A node under shape inference."""
-
-    def __init__(self, op: Op, context: InferenceContext) -> None:
-        self.op, self.context = op, context
-
-    def any_shape(self, index: int) -> Dims | None:
-        """Dimensions of an input, None where not even the rank is known."""
-        if index >= self.context.get_num_inputs() or not self.context.has_input(index):
-            return None
-        kind = self.context.get_input_type(index)
-        if kind is None or not kind.tensor_type.HasField("shape"):
-            return None
-        return [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in kind.tensor_type.shape.dim]
-
-    def shape(self, index: int, rank: int) -> Dims | None:
-        """As any_shape. A wrong rank is an error."""
-        dims = self.any_shape(index)
-        if dims is not None and len(dims) != rank:
-            name = self.op.inputs[index][0].rstrip("?")
-            raise InferenceError(f"sbnet::{self.op.name}: {name}: {len(dims)} dimensions; {rank} are wanted")
-        return dims
-
-    def attribute(self, name: str, otherwise: Any = None) -> Any:
-        value = self.context.get_attribute(name)
-        return otherwise if value is None else onnx.helper.get_attribute_value(value)
-
-    def element_type(self, index: int) -> int:
-        return self.context.get_input_type(index).tensor_type.elem_type
-
-
-def _scaled(dim: Dim, f: Callable[[int], int]) -> Dim:
-    return f(dim) if isinstance(dim, int) else None
-
-
-def _reduce_mask(node: NodeView) -> list[Dims | None]:
-    mask = node.shape(0, 3) or [None] * 3
-    size, count = node.attribute("bsize"), node.attribute("bcount")
-    blocks = count or [_scaled(mask[1 + d], lambda v, d=d: -(-v // size[d])) for d in range(2)]  # type: ignore[misc]
-    block_map = [mask[0], *blocks]
-    rows: Dim = node.attribute("capacity", -1)
-    if rows == -1:
-        known = [d for d in block_map if isinstance(d, int)]
-        rows = known[0] * known[1] * known[2] if len(known) == 3 else None
-    return [[rows, 3], [1], [1], block_map]
-
-
-def _sparse_gather(node: NodeView) -> list[Dims | None]:
-    x, indices = node.shape(0, 4) or [None] * 4, node.shape(1, 2) or [None] * 2
-    bh, bw = node.attribute("bsize")
-    return [[indices[0], x[3], bh, bw] if node.attribute("transpose", 0) else [indices[0], bh, bw, x[3]]]
-
-
-def _like(index: int) -> Callable[[NodeView], list[Dims | None]]:
-    return lambda node: [node.shape(index, 4)]
-
-
-def _fringe(node: NodeView) -> list[Dims | None]:
-    block_map, size = node.shape(0, 3), node.attribute("size")
-    pixels: Dim = node.attribute("capacity", -1)
-    if pixels == -1:
-        batch = block_map[0] if block_map else None
-        pixels = batch * size[0] * size[1] if isinstance(batch, int) and size else None
-    return [[pixels], [1]]
-
-
-def _mask_pyramid(node: NodeView) -> list[Dims | None]:
-    mask, bsizes = node.shape(0, 3), node.attribute("bsizes")
-    sizes = node.attribute("sizes") or [None] * len(bsizes)
-    batch = mask[0] if mask else None
-
-    def product(*dims: Dim) -> Dim:
-        numbers = [d for d in dims if isinstance(d, int)]
-        return math.prod(numbers) if len(numbers) == len(dims) else None
-
-    lists: list[Dims | None] = []
-    for k in range(0, len(bsizes), 2):
-        rows, columns = (_scaled(sizes[k + d], lambda v, d=k + d: -(-v // bsizes[d])) for d in range(2))  # type: ignore[misc]
-        lists += [[product(batch, rows, columns), 3], [1], [1], [batch, rows, columns]]
-    fringes, at = node.attribute("fringes", []), 0
-    while at + 1 < len(fringes):
-        k = 2 * fringes[at]
-        lists += [[product(batch, *sizes[k : k + 2])], [1]]
-        at += 2 + CONSUMER_NUMBERS * fringes[at + 1]
-    return lists
-
-
-def _sparse_conv2d(node: NodeView) -> list[Dims | None]:
-    x, weight = node.shape(0, 4), node.shape(1, 4)
-    like = node.shape(9, 4) or node.shape(6, 4) or [None] * 4
-    stride, padding, dilation = (node.attribute(n, [v, v]) for n, v in (("stride", 1), ("padding", 0), ("dilation", 1)))
-    y: Dims = [x[0] if x else None, None, None, weight[0] if weight else None]
-    for d in range(2):
-        side, taps = (x[1 + d], weight[1 + d]) if x and weight else (None, None)
-        if isinstance(taps, int):
-            reach = dilation[d] * (taps - 1)
-            same = stride[d] == 1 and 2 * padding[d] == reach
-            extra, step = 2 * padding[d] - reach, stride[d]
-            y[1 + d] = side if same else (side + extra - 1) // step + 1 if isinstance(side, int) else None
-    return [[have if isinstance(have, int) or other is None else other for have, other in zip(y, like, strict=True)]]
-
-
-def _sparse_conv_transpose2d(node: NodeView) -> list[Dims | None]:
-    x, weight = node.shape(0, 4), node.shape(1, 4)
-    like = node.shape(9, 4) or node.shape(6, 4) or [None] * 4
-    window = [node.attribute(n, [v, v]) for n, v in (("stride", 1), ("padding", 0), ("output_padding", 0))]
-    dilation, groups = node.attribute("dilation", [1, 1]), node.attribute("groups", 1)
-    y: Dims = [x[0] if x else None, None, None, _scaled(weight[3], lambda k: k * groups) if weight else None]
-    for d in range(2):
-        side, taps = (x[1 + d], weight[1 + d]) if x and weight else (None, None)
-        if isinstance(side, int) and isinstance(taps, int):
-            numbers = (*(v[d] for v in window), dilation[d])
-            y[1 + d] = conv_transpose_output_size(side, taps, *numbers)[0]
-    return [[have if isinstance(have, int) or other is None else other for have, other in zip(y, like, strict=True)]]
-
-
-def _sparse_pool2d(node: NodeView) -> list[Dims | None]:
-    x, base = node.shape(0, 4) or [None] * 4, node.shape(6, 4) or [None] * 4
-    kernel = node.attribute("kernel_size")
-    stride, padding, dilation = (
-        node.attribute(n, v) for n, v in (("stride", kernel), ("padding", [0, 0]), ("dilation", [1, 1]))
-    )
-    ceil = bool(node.attribute("ceil_mode", 0))
-    y: Dims = [x[0], None, None, x[3]]
-    for d in range(2):
-        window = (kernel[d], stride[d], padding[d], dilation[d], ceil)
-        y[1 + d] = _scaled(x[1 + d], lambda side, w=window: pool_output_size(side, *w)[0])  # type: ignore[misc]
-    return [[have if isinstance(have, int) or other is None else other for have, other in zip(y, base, strict=True)]]
-
-
-def _sparse_resize2d(node: NodeView) -> list[Dims | None]:
-    x, base = node.shape(0, 4) or [None] * 4, node.shape(6, 4) or [None] * 4
-    y: Dims = [x[0], *node.attribute("size", [None, None]), x[3]]
-    for d, name in enumerate(("ratio_h", "ratio_w")):
-        ratio = node.attribute(name, 0.0)
-        if y[1 + d] is None and ratio > 0:
-            y[1 + d] = _scaled(x[1 + d], lambda side, r=ratio: math.floor(side / r * (1 + 2**-22)))  # type: ignore[misc]
-    return [[have if isinstance(have, int) or other is None else other for have, other in zip(y, base, strict=True)]]
-
-
-def _blocksparse_matmul(node: NodeView) -> list[Dims | None]:
-    x = node.any_shape(0)
-    node.shape(1, 3)
-    if not x:
-        return [None]
-    return [[*x[:-1], node.attribute("in_features" if node.attribute("transposed", 0) else "out_features")]]
-
-
-def _pack_attention_blocks(node: NodeView) -> list[Dims | None]:
-    batch, heads, rows, columns = node.shape(0, 4) or [None] * 4
-    words = [_scaled(n, lambda v: -(-v // 32)) for n in (columns, rows)]
-    return [[batch, heads, rows, words[0]], [batch, heads, columns, words[1]]]
-
-
-def _block_attention(node: NodeView) -> list[Dims | None]:
-    q = node.shape(0, 4)
-    node.shape(1, 4)
-    node.shape(2, 4)
-    return [q, q[:3]] if q else [None, None]
 
 
 _I, _Is, _F, _S = (OpSchema.AttrType.INT, OpSchema.AttrType.INTS, OpSchema.AttrType.FLOAT, OpSchema.AttrType.STRING)
@@ -228,7 +63,7 @@ OPS = {
             [("indices", INT32), ("count", INT32), ("total", INT32), ("block_map", INT32)],
             {**_GRID, "tol": (_F, 0.5), "avgpool": (_I, 0), "capacity": (_I, -1)},
             {"T": MASKS},
-            _reduce_mask,
+            shapes.reduce_mask,
         ),
         Op(
             "sparse_gather",
@@ -237,7 +72,7 @@ OPS = {
             [("blocks", "T")],
             {**_GRID, "transpose": (_I, 0), "zero_tail": (_I, 1)},
             {"T": FLOATS},
-            _sparse_gather,
+            shapes.sparse_gather,
         ),
         Op(
             "sparse_scatter",
@@ -246,7 +81,7 @@ OPS = {
             [("y", "T")],
             {**_GRID, "add": (_I, 0), "atomic": (_I, 0), "transpose": (_I, 0)},
             {"T": FLOATS},
-            _like(4),
+            shapes.like(4),
         ),
         Op(
             "sparse_fill",
@@ -255,7 +90,7 @@ OPS = {
             [("y", "T")],
             {**_GRID, "value": (_F, 0.0)},
             {"T": FLOATS},
-            _like(0),
+            shapes.like(0),
         ),
         Op(
             "fringe",
@@ -270,7 +105,7 @@ OPS = {
                 "capacity": (_I, -1),
             },
             {},
-            _fringe,
+            shapes.fringe,
         ),
         Op(
             "mask_pyramid",
@@ -279,7 +114,7 @@ OPS = {
             [("lists*", INT32)],
             {"bsizes": (_Is, REQUIRED), "sizes": (_Is, None), "tol": (_F, 0.5), "fringes": (_Is, None)},
             {"T": MASKS},
-            _mask_pyramid,
+            shapes.mask_pyramid,
         ),
         Op(
             "sparse_conv2d",
@@ -306,7 +141,7 @@ OPS = {
                 "zero_outside": (_I, 0),
             },
             {"T": FLOATS, "B": FLOATS},
-            _sparse_conv2d,
+            shapes.sparse_conv2d,
         ),
         Op(
             "sparse_conv_transpose2d",
@@ -334,7 +169,7 @@ OPS = {
                 "zero_outside": (_I, 0),
             },
             {"T": FLOATS, "B": FLOATS},
-            _sparse_conv_transpose2d,
+            shapes.sparse_conv_transpose2d,
         ),
         Op(
             "sparse_bottleneck2d",
@@ -359,7 +194,7 @@ OPS = {
                 "zero_outside": (_I, 0),
             },
             {"T": FLOATS, "B": FLOATS},
-            _like(0),
+            shapes.like(0),
         ),
         *(
             Op(
@@ -378,7 +213,7 @@ OPS = {
                     "zero_outside": (_I, 0),
                 },
                 {"T": FLOATS},
-                _sparse_pool2d,
+                shapes.sparse_pool2d,
             )
             for kind, more in (
                 ("max", {"dilation": (_Is, None)}),
@@ -402,7 +237,7 @@ OPS = {
                 "zero_outside": (_I, 0),
             },
             {"T": FLOATS},
-            _sparse_resize2d,
+            shapes.sparse_resize2d,
         ),
         Op(
             "blocksparse_matmul",
@@ -420,7 +255,7 @@ OPS = {
                 "allow_tf32": (_I, 0),
             },
             {"T": FLOATS, "B": FLOATS},
-            _blocksparse_matmul,
+            shapes.blocksparse_matmul,
         ),
         Op(
             "pack_attention_blocks",
@@ -429,7 +264,7 @@ OPS = {
             [("rows", INT32), ("columns", INT32)],
             {},
             {},
-            _pack_attention_blocks,
+            shapes.pack_attention_blocks,
         ),
         Op(
             "block_attention",
@@ -460,7 +295,7 @@ OPS = {
                 "block_size": (_I, 64),
             },
             {"T": FLOATS},
-            _block_attention,
+            shapes.block_attention,
         ),
     )
 }

@@ -21,16 +21,16 @@ TO_NHWC, TO_NCHW = [0, 2, 3, 1], [0, 3, 1, 2]
 Value = Any  # an onnxscript tensor under construction
 
 
-def _node(name: str) -> Callable[..., Any]:
+def node(name: str) -> Callable[..., Any]:
     opset = values.Opset(schemas.DOMAIN, schemas.VERSION)
     return values.Op(opset, name, schemas.register()[name])
 
 
-def _last(x: Value | None) -> Value | None:
+def last(x: Value | None) -> Value | None:
     return None if x is None else onnx_ops.Transpose(x, perm=TO_NHWC)
 
 
-def _first(x: Value) -> Value:
+def first(x: Value) -> Value:
     return onnx_ops.Transpose(x, perm=TO_NCHW)
 
 
@@ -65,7 +65,7 @@ def reduce_mask(mask: Value, grid: Sequence[Any], tol: float, avgpool: bool, cap
         attributes["capacity"] = capacity  # type: ignore[assignment]
     if _fixed(grid):
         attributes["bcount"] = list(grid[6:])
-    return _node("reduce_mask")(mask, **attributes, tol=float(tol), avgpool=int(avgpool))
+    return node("reduce_mask")(mask, **attributes, tol=float(tol), avgpool=int(avgpool))
 
 
 def _is_all(mask: Value, grid: Sequence[int], capacity: int) -> bool:
@@ -78,7 +78,7 @@ def sparse_gather(
     x: Value, indices: Value, count: Value, block_map: Value, grid: Sequence[Any], transpose: bool, zero_tail: bool
 ) -> Value:
     attributes = grid_attributes(grid, counted=False)
-    return _first(_node("sparse_gather")(_last(x), indices, count, block_map, **attributes, zero_tail=int(zero_tail)))
+    return first(node("sparse_gather")(last(x), indices, count, block_map, **attributes, zero_tail=int(zero_tail)))
 
 
 def sparse_scatter(
@@ -92,15 +92,12 @@ def sparse_scatter(
     atomic: bool,
     transpose: bool,
 ) -> Value:
-    attributes = grid_attributes(grid, counted=False)
-    node = _node("sparse_scatter")
-    return _first(
-        node(_last(blocks), indices, count, block_map, _last(base), **attributes, add=int(add), atomic=int(atomic))
-    )
+    attributes = {**grid_attributes(grid, counted=False), "add": int(add), "atomic": int(atomic)}
+    return first(node("sparse_scatter")(last(blocks), indices, count, block_map, last(base), **attributes))
 
 
 def sparse_fill(x: Value, block_map: Value, grid: Sequence[Any], value: float) -> Value:
-    return _first(_node("sparse_fill")(_last(x), block_map, **grid_attributes(grid), value=float(value)))
+    return first(node("sparse_fill")(last(x), block_map, **grid_attributes(grid), value=float(value)))
 
 
 def fringe(
@@ -124,8 +121,8 @@ def fringe(
         attributes["capacity"] = capacity
     sides = [*size, *consumer_size]
     if _fixed(sides):
-        return _node("fringe")(producer_map, consumer_map, **attributes, size=sides)
-    return _node("fringe")(producer_map, consumer_map, _shape(sides), **attributes)
+        return node("fringe")(producer_map, consumer_map, **attributes, size=sides)
+    return node("fringe")(producer_map, consumer_map, _shape(sides), **attributes)
 
 
 def mask_pyramid(mask: Value, planes: Sequence[Any], tol: float, fringes: Sequence[Any]) -> list[Value]:
@@ -182,15 +179,15 @@ def sparse_conv2d(
     activation_param: float,
     allow_tf32: bool,
 ) -> Value:
-    return _first(
-        _node("sparse_conv2d")(
-            _last(x),
-            _last(weight),
+    return first(
+        node("sparse_conv2d")(
+            last(x),
+            last(weight),
             indices,
             count,
             block_map,
             bias,
-            _last(residual),
+            last(residual),
             **grid_attributes(grid),
             stride=list(stride),
             padding=list(padding),
@@ -223,15 +220,15 @@ def sparse_conv_transpose2d(
     allow_tf32: bool,
 ) -> Value:
     window = {"stride": stride, "padding": padding, "output_padding": output_padding, "dilation": dilation}
-    return _first(
-        _node("sparse_conv_transpose2d")(
-            _last(x),
-            _last(weight),
+    return first(
+        node("sparse_conv_transpose2d")(
+            last(x),
+            last(weight),
             indices,
             count,
             block_map,
             bias,
-            _last(residual),
+            last(residual),
             **grid_attributes(grid),
             **{name: list(pair) for name, pair in window.items()},
             groups=groups,
@@ -259,12 +256,12 @@ def sparse_bottleneck2d(
     activation_param: float,
     allow_tf32: bool,
 ) -> Value:
-    return _first(
-        _node("sparse_bottleneck2d")(
-            _last(x),
-            _last(weight1),
-            _last(weight2),
-            _last(weight3),
+    return first(
+        node("sparse_bottleneck2d")(
+            last(x),
+            last(weight1),
+            last(weight2),
+            last(weight3),
             indices,
             count,
             block_map,
@@ -323,9 +320,9 @@ def _pool(
     ceil_mode: bool,
     **attributes: int,
 ) -> Value:
-    return _first(
-        _node(name)(
-            _last(x),
+    return first(
+        node(name)(
+            last(x),
             *lists,
             **grid_attributes(grid),
             **{k: list(v) for k, v in window.items()},
@@ -352,9 +349,9 @@ def sparse_resize2d(
         raise ValueError(
             "sbnet.export: sparse_resize2d: a size that depends on a dynamic one; a scale_factor is wanted"
         )
-    return _first(
-        _node("sparse_resize2d")(
-            _last(x), indices, count, block_map,
+    return first(
+        node("sparse_resize2d")(
+            last(x), indices, count, block_map,
             **grid_attributes(grid),
             **({"size": list(output_size)} if _fixed(output_size) else {}),
             mode=method, align_corners=int(align_corners), ratio_h=float(ratio_h), ratio_w=float(ratio_w),
@@ -363,102 +360,10 @@ def sparse_resize2d(
     )  # fmt: skip
 
 
-def blocksparse_matmul(
-    x: Value,
-    weight: Value,
-    gate: Value | None,
-    bias: Value | None,
-    tables: Value,
-    layout: Sequence[Any],
-    transposed: bool,
-    activation: str,
-    activation_param: float,
-    allow_tf32: bool,
-) -> Value:
-    return _node("blocksparse_matmul")(
-        x,
-        weight,
-        tables,  # blocksparse.py puts the coords there
-        bias,
-        gate,
-        in_features=layout[3],
-        out_features=layout[4],
-        transposed=int(transposed),
-        activation=activation,
-        negative_slope=float(activation_param),
-        allow_tf32=int(allow_tf32),
-    )
-
-
-def blocksparse_conv1x1(
-    x: Value,
-    weight: Value,
-    gate: Value | None,
-    bias: Value | None,
-    tables: Value,
-    layout: Sequence[Any],
-    indices: Value,
-    count: Value,
-    block_map: Value,
-    grid: Sequence[Any],
-    activation: str,
-    activation_param: float,
-    allow_tf32: bool,
-) -> Value:
-    """The product of the stack of active blocks, scattered into zeros."""
-    ops: Any = onnx_ops
-    nhwc, attributes = _last(x), grid_attributes(grid, counted=False)
-    stack = _node("sparse_gather")(nhwc, indices, count, block_map, **attributes, zero_tail=1)
-    factor = (weight, gate, bias, tables, layout, False, activation, activation_param, allow_tf32)
-    plane = ops.Concat(ops.Shape(nhwc, end=3), ops.Constant(value_ints=[layout[4]]), axis=0)
-    zeros = ops.Expand(ops.CastLike(ops.Constant(value_float=0.0), nhwc), plane)
-    y = blocksparse_matmul(stack, *factor)
-    return _first(_node("sparse_scatter")(y, indices, count, block_map, zeros, **attributes, add=0, atomic=0))
-
-
-def pack_attention_blocks(blocks: Value) -> Any:
-    return _node("pack_attention_blocks")(blocks)
-
-
-def block_attention(
-    q: Value,
-    k: Value,
-    v: Value,
-    rows: Value | None,
-    columns: Value | None,
-    mask_index: Value | None,
-    masks: Value | None,
-    q_lengths: Value | None,
-    k_lengths: Value | None,
-    seed: Value | None,
-    rule: Sequence[int],
-    scale: float,
-    dropout: float,
-    deterministic: bool,
-) -> Any:
-    if dropout:
-        raise ValueError(
-            f"sbnet.export: block_attention: expected no dropout, got {dropout}; export the model in eval()"
-        )
-    names = ("diagonal", "band", "prefix", "stride", "phases", "block_size")
-    out, lse = _node("block_attention")(
-        q,
-        k,
-        v,
-        rows,
-        columns,
-        mask_index,
-        masks,
-        q_lengths,
-        k_lengths,
-        **dict(zip(names, rule, strict=True)),
-        scale=float(scale),
-    )
-    return out, lse, onnx_ops.Identity(lse)  # the third is the backward's alone: nothing reads it
-
-
 def table() -> dict[Any, Callable[..., Any]]:
     """custom_translation_table of torch.onnx.export: every functional op of torch.ops.sbnet."""
+    from sbnet.export import translate_weights as weights
+
     ops = torch.ops.sbnet
     functions = (
         reduce_mask,
@@ -473,9 +378,9 @@ def table() -> dict[Any, Callable[..., Any]]:
         sparse_max_pool2d,
         sparse_avg_pool2d,
         sparse_resize2d,
-        blocksparse_matmul,
-        pack_attention_blocks,
-        block_attention,
-        blocksparse_conv1x1,
+        weights.blocksparse_matmul,
+        weights.pack_attention_blocks,
+        weights.block_attention,
+        weights.blocksparse_conv1x1,
     )
     return {getattr(ops, f.__name__).default: f for f in functions}

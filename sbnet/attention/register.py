@@ -7,7 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from sbnet.ops.attention.attention import block_attention
-from sbnet.ops.attention.layout import NO_DIAGONAL, AttentionLayout, AttentionRule
+from sbnet.ops.attention.layout import AttentionLayout
+from sbnet.ops.attention.rule import NO_DIAGONAL, AttentionRule
 
 
 def register_attention(name: str, layout: AttentionLayout) -> None:

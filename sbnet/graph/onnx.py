@@ -134,7 +134,7 @@ class OnnxOp(nn.Module):
         super().__init__()
         from onnx import helper
 
-        from sbnet.graph.onnx_ops import OPS
+        from sbnet.graph.onnx_elementwise import OPS
 
         self.node, self.opset = node, opset
         self.options = {a.name: _plain(helper.get_attribute_value(a)) for a in node.attribute}
