@@ -2,6 +2,7 @@
 
 from sbnet.nn.blocksparse import BlockSparseLinear
 from sbnet.ops import BlockLayout, blocksparse_matmul, blocksparse_weight_grad
+from sbnet.weights import ew, lstm, norms
 from sbnet.weights.functional import block_reduced_full_dw, l2_normalize
 from sbnet.weights.matmul import BlocksparseMatMul, SparseProj
 from sbnet.weights.optimizer import SparseOptimizer
@@ -17,7 +18,10 @@ __all__ = [
     "block_reduced_full_dw",
     "blocksparse_matmul",
     "blocksparse_weight_grad",
+    "ew",
     "l2_normalize",
+    "lstm",
+    "norms",
     "patch",
     "prune",
 ]
