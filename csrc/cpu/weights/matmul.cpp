@@ -23,6 +23,8 @@ namespace {
 
 constexpr int64_t kTasksPerThread = 4;  // enough for the threads to finish together
 
+int64_t wanted_tasks(int32_t threads) { return std::max(threads, 1) * kTasksPerThread; }
+
 // Blocks of 8 do not fill a vector of AVX-512.
 const MatmulKernels& kernels(int64_t block_size) {
   (void)block_size;
@@ -56,7 +58,9 @@ Plan make_plan(const BlocksparseMatmulParams& p, int32_t threads) {
   const int64_t fit = std::clamp(kMatmulTileBytes / (features * 4) / group * group, group, kMatmulRows);
   const int64_t rows = ceil_div(row_capacity(p.x, p.active), group) * group;
   Plan plan = {};
-  plan.tile_rows = std::min(fit, rows);
+  // Two tiles a thread, where there are so many rows: tasks of few rows read the weights too often.
+  const int64_t share = ceil_div(ceil_div(rows, 2 * std::max(threads, 1)), group) * group;
+  plan.tile_rows = std::min(fit, share);
   plan.packs = p.transposed || p.gate || p.x.dtype != DType::kF32;
   plan.weights_at = 64;
   plan.scratch_at = plan.weights_at + (plan.packs ? lines(shape.blocks * shape.block_size * shape.block_size * 4) : 0);
@@ -96,7 +100,7 @@ void multiply(const BlocksparseMatmulParams& p, char* workspace, const Parallel&
     weight = packed;
   }
   const int64_t tiles = ceil_div(rows, plan.tile_rows), out = p.out_blocks();
-  const int64_t wanted = std::max(parallel.threads, 1) * kTasksPerThread;
+  const int64_t wanted = wanted_tasks(parallel.threads);
   const int64_t per_task = ceil_div(out, std::clamp<int64_t>(ceil_div(wanted, tiles), 1, out));
   const int64_t parts = ceil_div(out, per_task);
   run_tasks(tiles * parts, workspace, plan.scratch_at, plan.scratch_bytes, parallel, [&](int64_t t, char* scratch) {
@@ -130,8 +134,7 @@ void weight_grad(const BlocksparseWeightGradParams& p, char* workspace, const Pa
   const BlockLayoutShape& shape = p.layout.shape;
   const MatmulKernels& kernel = kernels(shape.block_size);
   const GradPlan plan = make_grad_plan(shape.block_size);
-  const int64_t wanted = std::max(parallel.threads, 1) * kTasksPerThread;
-  const int64_t per_task = ceil_div(shape.blocks, std::max<int64_t>(wanted, 1));
+  const int64_t per_task = ceil_div(shape.blocks, wanted_tasks(parallel.threads));
   if (!per_task) return;
   run_tasks(ceil_div(shape.blocks, per_task), workspace, 64, plan.scratch_bytes, parallel,
             [&](int64_t t, char* scratch) {

@@ -70,19 +70,23 @@ static void pack_panel(const TensorView& t, const int64_t* rows, int64_t count, 
 
 // ---- Microkernels: R rows x V vectors of output features, sums in registers.
 
+// Rows of the panel of a group, of which `left` are there.
+SBNET_INLINE int64_t group_height(int64_t left) { return left > 4 ? kGroup : left > 1 ? 4 : 1; }
+
 struct Entries {
-  const float* x[kMatmulDepth / 8];  // an input block of the panel, [feature][R]
+  int64_t first[kMatmulDepth / 8];   // feature of an input block
   const float* w[kMatmulDepth / 8];  // its weights, rows block_size apart
   int64_t depth[kMatmulDepth / 8];   // features of the block that there are: padding is never read
   int64_t count;
 };
 
 template <int R, int V>
-static __attribute__((noinline)) void add_entries(const Entries& entries, int64_t size, float* sums, bool first) {
+static __attribute__((noinline)) void add_entries(const Entries& entries, const float* panel, int64_t size, float* sums,
+                                                  bool first) {
   Vec sum[R][V];
   SBNET_UNROLL for (int i = 0; i < R; ++i) SBNET_UNROLL for (int v = 0; v < V; ++v) sum[i][v] = Vec{};
   for (int64_t e = 0; e < entries.count; ++e) {
-    const float *x = entries.x[e], *w = entries.w[e];
+    const float *x = panel + entries.first[e] * R, *w = entries.w[e];
     for (int64_t c = 0; c < entries.depth[e]; ++c, x += R, w += size) {
       Vec weight[V];
       SBNET_UNROLL for (int v = 0; v < V; ++v) weight[v] = load(w + v * kLanes);
@@ -120,7 +124,8 @@ static void finish(const BlocksparseMatmulParams& p, const int64_t* rows, int64_
   }
 }
 
-// One panel of output features for all rows of the tile.
+// One panel of output features for all rows of the tile. A run of entries serves all rows before the next one comes:
+// blocks of one column may lie far apart, in the same sets of a cache, which would not hold a whole column of them.
 template <class T, int V>
 static void multiply_panel(const BlocksparseMatmulParams& p, const MatmulTask& task, int64_t out, int64_t column,
                            int64_t begin, int64_t end) {
@@ -128,44 +133,43 @@ static void multiply_panel(const BlocksparseMatmulParams& p, const MatmulTask& t
   const int64_t size = p.layout.shape.block_size, features = task.in_blocks * size, k = out * size + column;
   const int64_t width = smaller(kWidth, task.out_features - k);
   if (width <= 0) return;
-  alignas(64) float bias[kWidth], sums[kGroup * kWidth];
+  alignas(64) float bias[kWidth], sums[(kMatmulRows + kGroup) * kWidth];
   __builtin_memset(bias, 0, sizeof(bias));
   load_bias<T>(p, k, width, bias);
-  for (int64_t r = 0; r < task.rows; r += kGroup) {
-    const int64_t count = smaller(kGroup, task.rows - r), height = count > 4 ? kGroup : count > 1 ? 4 : 1;
-    const float* x = task.x + r * features;
-    bool first = true;
-    Entries entries;
-    entries.count = 0;
-    for (int64_t i = begin; i <= end; ++i) {
-      int64_t in, block;
-      if (i < end && entry_at(p, task, i, &in, &block)) {
-        entries.x[entries.count] = x + in * size * height;
-        entries.depth[entries.count] = smaller(size, task.in_features - in * size);
-        entries.w[entries.count++] = task.weight + block * size * size + column;
-      }
-      if (i < end && (entries.count + 1) * size <= kMatmulDepth) continue;
-      if (i == end && !entries.count && !first) break;
-      if (height == kGroup)
-        add_entries<kGroup, V>(entries, size, sums, first);
-      else if (height == 4)
-        add_entries<4, V>(entries, size, sums, first);
-      else
-        add_entries<1, V>(entries, size, sums, first);
-      first = false;
-      entries.count = 0;
+  bool first = true;
+  Entries entries;
+  entries.count = 0;
+  for (int64_t i = begin; i <= end; ++i) {
+    int64_t in, block;
+    if (i < end && entry_at(p, task, i, &in, &block)) {
+      entries.first[entries.count] = in * size;
+      entries.depth[entries.count] = smaller(size, task.in_features - in * size);
+      entries.w[entries.count++] = task.weight + block * size * size + column;
     }
-    finish<T>(p, task.y_rows + r, count, k, width, kWidth, bias, sums);
+    if (i < end && (entries.count + 1) * size <= kMatmulDepth) continue;
+    if (i == end && !entries.count && !first) break;
+    for (int64_t r = 0; r < task.rows; r += kGroup) {
+      const int64_t height = group_height(task.rows - r);
+      const float* panel = task.x + r * features;
+      if (height == kGroup)
+        add_entries<kGroup, V>(entries, panel, size, sums + r * kWidth, first);
+      else if (height == 4)
+        add_entries<4, V>(entries, panel, size, sums + r * kWidth, first);
+      else
+        add_entries<1, V>(entries, panel, size, sums + r * kWidth, first);
+    }
+    first = false;
+    entries.count = 0;
   }
+  finish<T>(p, task.y_rows, task.rows, k, width, kWidth, bias, sums);
 }
 
 template <class T>
 static void multiply_of(const BlocksparseMatmulParams& p, const MatmulTask& task) {
   const int64_t size = p.layout.shape.block_size, features = task.in_blocks * size;
-  for (int64_t r = 0; r < task.rows; r += kGroup) {
-    const int64_t count = smaller(kGroup, task.rows - r), height = count > 4 ? kGroup : count > 1 ? 4 : 1;
-    pack_panel<T>(p.x, task.x_rows + r, count, height, features, task.x + r * features);
-  }
+  for (int64_t r = 0; r < task.rows; r += kGroup)
+    pack_panel<T>(p.x, task.x_rows + r, smaller(kGroup, task.rows - r), group_height(task.rows - r), features,
+                  task.x + r * features);
   for (int64_t out = task.first_block; out < task.end_block; ++out) {
     const int64_t blocks = p.layout.shape.blocks;
     const int64_t begin = larger(0, smaller(task.start[out], blocks));

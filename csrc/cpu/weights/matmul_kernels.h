@@ -11,9 +11,9 @@
 
 namespace sbnet {
 
-constexpr int64_t kMatmulRows = 192;             // of a tile, at most
-constexpr int64_t kMatmulTileBytes = 512 << 10;  // of its packed rows: half of a second-level cache
-constexpr int64_t kMatmulDepth = 256;            // products summed in a row: longer sums are added up from parts
+constexpr int64_t kMatmulRows = 192;           // of a tile, at most
+constexpr int64_t kMatmulTileBytes = 2 << 20;  // of its packed rows
+constexpr int64_t kMatmulDepth = 256;          // products summed in a row: longer sums are added up from parts
 
 // Inline functions of core stay out of kernels (cpu/simd/isa.h): what they compute comes in the tasks.
 struct MatmulTask {
