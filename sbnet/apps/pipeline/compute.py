@@ -45,7 +45,7 @@ class Compute:
         self.network, self.mask, self.settings, self.summary = network, mask, settings, summary
         model = network.model
         if isinstance(model, nn.Module):
-            model = _placed(model, settings.device, settings.dtype)
+            model = placed(model, settings.device, settings.dtype)
         self.model = model
         self.busy = self.aside = 0.0
         self.margin = 0
@@ -184,7 +184,7 @@ class _Clock:
             result.ms = (time.perf_counter() - self._at) * 1e3
 
 
-def _placed(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
+def placed(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
     """The model there and so, in eval mode; the caller's own stays as it is."""
     tensors = [*model.parameters(), *model.buffers()]
     fits = all(t.device == device and (t.dtype == dtype or not t.is_floating_point()) for t in tensors)

@@ -91,7 +91,7 @@ class Pipeline:
         except (ValueError, TypeError, OSError) as error:
             raise PipelineError(str(error).removeprefix("sbnet: ")) from None
         self.source: Source = open_source(source, size, self.network.read)
-        self.device = _device(device)
+        self.device = pick_device(device)
         if dtype is None:
             module = isinstance(self.network.model, torch.nn.Module)
             dtype = torch.float16 if self.device.type == "cuda" and module else torch.float32
@@ -199,7 +199,8 @@ def _write(sink: Sink, result: Result, summary: Summary) -> None:
     sink.write(result)
 
 
-def _device(wanted: str | torch.device) -> torch.device:
+def pick_device(wanted: str | torch.device) -> torch.device:
+    """ "auto" is a GPU where one works."""
     if isinstance(wanted, str) and wanted == "auto":
         return torch.device("cpu" if cuda_obstacle() else "cuda")
     device = torch.device(wanted)

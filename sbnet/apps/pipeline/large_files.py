@@ -1,0 +1,116 @@
+"""Pictures that are larger than memory, read and written by windows."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sbnet.apps.pipeline.frames import PipelineError
+
+KEPT = 256  # decoded segments of a TIFF file
+
+
+def _tifffile() -> Any:
+    try:
+        import tifffile
+    except ImportError:
+        raise PipelineError("TIFF files want tifffile: pip install 'sbnet[large]'") from None
+    return tifffile
+
+
+class LargeTiff:
+    """The first page of a TIFF file, tiled or in strips, as an array [H,W,C] that windows are read of:
+    `tiff[a:b, c:d]`.
+
+    Holds at most KEPT decoded segments.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        tifffile = _tifffile()
+        try:
+            self._file = tifffile.TiffFile(os.fspath(path))
+            self._page = self._file.pages[0]
+        except (OSError, ValueError, IndexError) as error:  # tifffile's own error is a ValueError
+            raise PipelineError(f"{path}: cannot be read ({error})") from None
+        page = self._page
+        if page.axes not in ("YX", "YXS") or page.planarconfig not in (None, 1):
+            raise PipelineError(f"{path}: expected rows of pixels of grey or colours, got axes {page.axes}")
+        channels = page.shape[2] if page.axes == "YXS" else 1
+        self.shape, self.dtype = (*page.shape[:2], channels), page.dtype
+        tiled = page.is_tiled
+        self._segment = (
+            (page.tilelength, page.tilewidth) if tiled else (page.rowsperstrip or self.shape[0], self.shape[1])
+        )
+        self._across = -(-self.shape[1] // self._segment[1])
+        self._decoded: OrderedDict[int, np.ndarray] = OrderedDict()
+
+    def _decode(self, index: int) -> np.ndarray:
+        found = self._decoded.pop(index, None)
+        if found is None:
+            page, handle = self._page, self._file.filehandle
+            handle.seek(page.dataoffsets[index])
+            data = handle.read(page.databytecounts[index])
+            segment = page.decode(data, index, jpegtables=page.jpegtables)[0] if data else None
+            high, wide = self._segment
+            found = np.zeros((high, wide, self.shape[2]), self.dtype) if segment is None else segment[0]
+            while len(self._decoded) >= KEPT:
+                self._decoded.popitem(last=False)
+        self._decoded[index] = found
+        return found
+
+    def __getitem__(self, at: tuple[slice, slice]) -> np.ndarray:
+        (top, bottom, _), (left, right, _) = (s.indices(n) for s, n in zip(at, self.shape, strict=False))
+        high, wide = self._segment
+        window = np.zeros((bottom - top, right - left, self.shape[2]), self.dtype)
+        for row in range(top // high, -(-bottom // high)):
+            for column in range(left // wide, -(-right // wide)):
+                segment = self._decode(row * self._across + column)
+                y, x = row * high, column * wide
+                a, b = max(top, y), min(bottom, y + segment.shape[0])
+                c, d = max(left, x), min(right, x + segment.shape[1])
+                window[a - top : b - top, c - left : d - left] = segment[a - y : b - y, c - x : d - x]
+        return window
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def open_large(given: Any) -> Any:
+    """What windows [H,W,C] are read of: an array, a .npy (mapped), a .tif or .tiff."""
+    if not isinstance(given, (str, os.PathLike)):
+        if getattr(given, "ndim", len(getattr(given, "shape", ()))) != 3:
+            raise PipelineError(f"picture: expected an array [H,W,C] or a file, got {type(given).__name__}")
+        return given
+    path = Path(given)
+    if not path.is_file():
+        raise PipelineError(f"{path}: no such file")
+    if path.suffix.lower() == ".npy":
+        try:
+            found = np.load(path, mmap_mode="r", allow_pickle=False)
+        except ValueError as error:
+            raise PipelineError(f"{path}: cannot be read ({error})") from None
+        return open_large(found if found.ndim == 3 else found[..., None])
+    if path.suffix.lower() in (".tif", ".tiff"):
+        return LargeTiff(path)
+    raise PipelineError(f"{path}: expected .npy, .tif or .tiff")
+
+
+def make_large(target: Any, shape: tuple[int, int, int]) -> np.ndarray:
+    """[H,W,K] float32 of zeros: in memory (None), or a .npy or .tif that is mapped."""
+    if target is None:
+        return np.zeros(shape, np.float32)
+    path = Path(target)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix.lower() == ".npy":
+            return np.lib.format.open_memmap(path, "w+", np.float32, shape)
+        if path.suffix.lower() in (".tif", ".tiff"):
+            return _tifffile().memmap(os.fspath(path), shape=shape, dtype=np.float32, bigtiff=True, metadata=None,
+                                      photometric="minisblack", planarconfig="contig")  # fmt: skip
+    except OSError as error:
+        raise PipelineError(f"{path}: cannot be written ({error.strerror})") from None
+    raise PipelineError(f"{path}: expected .npy, .tif or .tiff")
