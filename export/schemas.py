@@ -240,6 +240,23 @@ OPS = {
             shapes.sparse_resize2d,
         ),
         Op(
+            "sparse_pointwise",
+            "The steps of a program on the active blocks of x [N,H,W,C]; a, b, c, d: sides of x or 1. Elsewhere y is "
+            "base; without base: 0 in the fringe, with zero_outside=1 everywhere, else undefined.",
+            [
+                ("x", "T"),
+                *_LISTS,
+                *((f"{name}?", "T") for name in "abcd"),
+                ("fringe_pixels?", INT32),
+                ("fringe_count?", INT32),
+                ("base?", "T"),
+            ],
+            [("y", "T")],
+            {**_GRID, "program": (_S, ""), "zero_outside": (_I, 0)},
+            {"T": FLOATS},
+            shapes.like(0),
+        ),
+        Op(
             "blocksparse_matmul",
             "activation(x W + bias), x [..., in_features], W [in_features, out_features] zero but for square blocks, "
             "weight [blocks,size,size] each [input, output], at (block row, block column) coords [blocks,2] "

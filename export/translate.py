@@ -360,6 +360,25 @@ def sparse_resize2d(
     )  # fmt: skip
 
 
+def sparse_pointwise(
+    x: Value,
+    a: Value | None,
+    b: Value | None,
+    c: Value | None,
+    d: Value | None,
+    indices: Value,
+    count: Value,
+    block_map: Value,
+    grid: Sequence[Any],
+    program: str,
+) -> Value:
+    others = [last(v) for v in (a, b, c, d)]
+    while others and others[-1] is None:
+        others.pop()
+    attributes: dict[str, Any] = {**grid_attributes(grid), "program": program, "zero_outside": 1}
+    return first(node("sparse_pointwise")(last(x), indices, count, block_map, *others, **attributes))
+
+
 def table() -> dict[Any, Callable[..., Any]]:
     """custom_translation_table of torch.onnx.export: every functional op of torch.ops.sbnet."""
     from sbnet.export import translate_weights as weights
@@ -378,6 +397,7 @@ def table() -> dict[Any, Callable[..., Any]]:
         sparse_max_pool2d,
         sparse_avg_pool2d,
         sparse_resize2d,
+        sparse_pointwise,
         weights.blocksparse_matmul,
         weights.pack_attention_blocks,
         weights.block_attention,

@@ -47,6 +47,7 @@ _LAYERS = {
     "sparse_max_pool2d": (3, 4),
     "sparse_avg_pool2d": (3, 4),
     "sparse_resize2d": (3, 4),
+    "sparse_pointwise": (3, 8),
 }
 _PIXEL = Window.conv(1)
 
@@ -57,6 +58,8 @@ def _block_map(layer: ir.Node) -> ir.Value | None:
 
 def _window(layer: ir.Node) -> Window | None:
     """What a layer's active blocks read of its first input; None where that is not known."""
+    if layer.op_type == "sparse_pointwise":
+        return _PIXEL
     if layer.op_type == "sparse_bottleneck2d":  # its 3x3 convolution reads zeros outside the active blocks, not x
         return _PIXEL
     if layer.op_type == "sparse_resize2d":
@@ -89,7 +92,7 @@ def _reader(node: ir.Node, index: int, layer: ir.Node) -> Any:
     # op: where it has its block map, which inputs it reads inside active blocks alone
     at: dict[str, tuple[int, tuple[int, ...]]] = {op: (block_map, ()) for op, (block_map, _) in _LAYERS.items()}
     at |= {op: (4, (6,)) for op in ("sparse_conv2d", "sparse_conv_transpose2d")}
-    at |= {"sparse_gather": (3, (0,)), "sparse_fill": (1, (0,))}
+    at |= {"sparse_pointwise": (3, (4, 5, 6, 7)), "sparse_gather": (3, (0,)), "sparse_fill": (1, (0,))}
     if node.domain != DOMAIN or node.op_type not in at:
         return "all"
     block_map, inside = at[node.op_type]

@@ -5,8 +5,6 @@
 #include "core/grid.h"
 
 namespace sbnet {
-namespace {
-
 Status check_shape(const char* op, const char* name, const TensorView& t, DType dtype, const LayerShape& shape) {
   SBNET_CHECK(t.dtype == dtype, "%s: %s: dtype: expected that of x, %s, got %s", op, name, dtype_name(dtype),
               dtype_name(t.dtype));
@@ -19,8 +17,6 @@ Status check_shape(const char* op, const char* name, const TensorView& t, DType 
                 static_cast<long long>(t.size[3]));
   return check_plane(op, name, t);
 }
-
-}  // namespace
 
 Status check_input(const char* op, const TensorView& x) {
   SBNET_CHECK(is_compute_dtype(x.dtype), "%s: x: dtype: expected float32, float16 or bfloat16, got %s", op,

@@ -18,6 +18,9 @@ SBNET_EXPORT Status check_input(const char* op, const TensorView& x);
 // apart from x; the list against y's plane; the fringe. `shape` is that of y.
 SBNET_EXPORT Status check_layer(const char* op, const TensorView& x, const TensorView& y, const LayerShape& shape,
                                 const ActiveView& active, const FringeView& fringe);
+// Of a further tensor of a layer, called `name`: x's dtype and this shape.
+SBNET_EXPORT Status check_shape(const char* op, const char* name, const TensorView& t, DType dtype,
+                                const LayerShape& shape);
 // Of a further tensor of y's shape that is added to y: dtype and shape, and that it is y itself or apart from it.
 SBNET_EXPORT Status check_residual(const char* op, const TensorView& residual, const TensorView& y);
 // An activation by the name that both frameworks use.

@@ -74,6 +74,13 @@ STABLE_TORCH_LIBRARY(sbnet, m) {
   m.def(
       "sparse_resize2d_(Tensor x, Tensor indices, Tensor count, SymInt[] grid, str method, bool align_corners, "
       "float ratio_h, float ratio_w, Tensor(a!) out, Tensor? fringe_pixels, Tensor? fringe_count) -> ()");
+  // `program`: steps, see core/masked/pointwise.h. Sides of 1 of a, b, c and d stand for those of x.
+  m.def(
+      "sparse_pointwise(Tensor x, Tensor? a, Tensor? b, Tensor? c, Tensor? d, Tensor indices, Tensor count, "
+      "Tensor block_map, SymInt[] grid, str program) -> Tensor");
+  m.def(
+      "sparse_pointwise_(Tensor x, Tensor? a, Tensor? b, Tensor? c, Tensor? d, Tensor indices, Tensor count, "
+      "SymInt[] grid, str program, Tensor(a!) out, Tensor? fringe_pixels, Tensor? fringe_count) -> ()");
   // Block-sparse weights. `layout` is block rows, block columns, blocks, in_features, out_features, block_size, and the
   // words of three plans; `shape` its first six numbers. Matrices are [rows, features].
   m.def("block_layout_tables(Tensor coords, SymInt[] shape) -> Tensor");

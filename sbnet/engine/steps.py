@@ -21,9 +21,11 @@ from sbnet.ops import (
     sparse_fill_,
     sparse_gather,
     sparse_max_pool2d_,
+    sparse_pointwise_,
     sparse_resize2d_,
     sparse_scatter_,
 )
+from sbnet.ops.masked.pointwise import run_program
 
 # Kinds that write into memory they are given.
 WRITTEN = {"conv", "bottleneck", "conv_transpose", "pointwise", "max_pool", "avg_pool", "resize", "pixel"}
@@ -121,21 +123,30 @@ def _resize(node: Node, get: Get, out: Tensor, active: ActiveBlocks, clear: Frin
 
 
 def _pixel(node: Node, get: Get, out: Tensor, active: ActiveBlocks, clear: Fringe | None, context: Context) -> None:
-    """On a CPU the active blocks are gathered, which costs a copy; elsewhere that would wait for the count."""
-    tensors = [context.constants[v] if v.constant else get(v) for v in node.args]
-    steps = node.options["steps"]
+    """On a CPU PyTorch's vectorised functions run on gathered blocks, which costs a copy. Elsewhere that would wait for
+    the count: a program runs on the active blocks, and what has none on whole planes."""
+    values = [*node.args, *node.params.values()]
+    tensors = [context.constants[v] if v.constant else get(v) for v in values]
+    program = node.options.get("program")
+
+    def compute(tensors: list[Tensor]) -> Tensor:
+        return run_steps(node.options["steps"], tensors) if program is None else run_program(program, *tensors)
+
     if out.device.type != "cpu":
-        y = run_steps(steps, tensors)
+        if program is not None:
+            sparse_pointwise_(tensors[0], active, program, *tensors[1:], out=out, fringe=clear)
+            return
+        y = compute(tensors)
         out.copy_(
             torch.where(active.pixel_mask(out.shape[2:]), y, out) if context.keep else sparse_fill_(_own(y), active)
         )
         return
     rows = active.trim()
     if rows.capacity == active.capacity:
-        out.copy_(run_steps(steps, tensors))
+        out.copy_(compute(tensors))
     elif rows.capacity:
-        stacks = [_stack(t, v, rows) for t, v in zip(tensors, node.args, strict=True)]
-        sparse_scatter_(run_steps(steps, stacks), rows, out)
+        stacks = [_stack(t, v, rows) for t, v in zip(tensors, values, strict=True)]
+        sparse_scatter_(compute(stacks), rows, out)
     if clear is not None:
         zero(out, clear)
 

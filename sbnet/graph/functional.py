@@ -25,6 +25,7 @@ from sbnet.ops import (
     sparse_conv_transpose2d,
     sparse_fill,
     sparse_max_pool2d,
+    sparse_pointwise,
     sparse_resize2d,
 )
 
@@ -106,6 +107,8 @@ def apply(node: Node, args: Any, kwargs: dict[str, Any], params: dict[str, Tenso
             return sparse_avg_pool2d(x, active, **o)
         case "resize":
             return sparse_resize2d(x, active, **resize_options(o))
+        case "pixel" if "program" in o:
+            return sparse_pointwise(x, active, o["program"], *params.values())
         case "slice":
             return x[:, o["start"] : o["start"] + node.output.shape[1]]
         case "cat":

@@ -8,7 +8,7 @@ Kinds of nodes, and what they take beside `args` (the feature maps that they rea
     affine                 scale, shift: x * scale + shift, one number a channel
     add                    two feature maps
     act                    activation, slope
-    pixel                  steps: ops that look at one pixel alone, one after another (Step)
+    pixel                  steps: ops that look at one pixel alone, one after another (Step); or program, its params
     cat, slice             channels; slice: start
     aten                   target: any op of PyTorch, on whole tensors: a dense node
 

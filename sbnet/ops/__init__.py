@@ -10,6 +10,7 @@ from sbnet.ops.masked.conv import pack_conv_weight, sparse_conv2d, sparse_conv2d
 from sbnet.ops.masked.conv_transpose import sparse_conv_transpose2d, sparse_conv_transpose2d_
 from sbnet.ops.masked.fill import sparse_fill, sparse_fill_
 from sbnet.ops.masked.gather_scatter import sparse_gather, sparse_scatter, sparse_scatter_
+from sbnet.ops.masked.pointwise import sparse_pointwise, sparse_pointwise_
 from sbnet.ops.masked.pool import sparse_avg_pool2d, sparse_avg_pool2d_, sparse_max_pool2d, sparse_max_pool2d_
 from sbnet.ops.masked.resize import sparse_resize2d, sparse_resize2d_
 from sbnet.ops.weights.conv1x1 import blocksparse_conv1x1
@@ -40,6 +41,8 @@ __all__ = [
     "sparse_gather",
     "sparse_max_pool2d",
     "sparse_max_pool2d_",
+    "sparse_pointwise",
+    "sparse_pointwise_",
     "sparse_resize2d",
     "sparse_resize2d_",
     "sparse_scatter",

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sbnet.active import ActiveBlocks, BlockGrid
+from sbnet.ops.masked.pointwise import run_program
 from sbnet.reference.lists import block_slices
 
 
@@ -173,6 +174,11 @@ def sparse_resize2d(
     align_corners: bool | None = None,
 ) -> Tensor:
     y = F.interpolate(x, size, scale_factor, mode, align_corners)  # type: ignore[arg-type]
+    return torch.where(active.pixel_mask(y.shape[2:]), y, torch.zeros_like(y))
+
+
+def sparse_pointwise(x: Tensor, active: ActiveBlocks, program: str, *others: Tensor) -> Tensor:
+    y = run_program(program, x, *others)
     return torch.where(active.pixel_mask(y.shape[2:]), y, torch.zeros_like(y))
 
 

@@ -188,6 +188,13 @@ def op_samples(device):
             (x, *lists[:2], g, "nearest-exact", False, 0.5, 0.0, 0 * x, None, None),
             (last, *lists[:2], g, "bilinear", False, 0.0, 0.0, 0 * last, edge.pixels, edge.count),
         ],
+        "sparse_pointwise": [
+            (x, None, None, None, None, *lists, g, "mul 2; silu"),
+            (grad(last), grad(0 * last + 1), grad(bias8[None, :, None, None]), None, None, *lists, g, "mul a; prelu b"),
+        ],
+        "sparse_pointwise_": [
+            (last, x, None, None, None, *lists[:2], g, "add a; tanh", 0 * last, edge.pixels, edge.count),
+        ],
         "sparse_fill": [(x, active.block_map, g, 0.0), (grad(last), active.block_map, g, -1.5)],
         "sparse_fill_": [
             (x.clone(), active.block_map, g, 0.0),

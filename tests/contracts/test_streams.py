@@ -152,6 +152,10 @@ def busy_calls(device="cuda"):
                 "max pool_": lambda x=x, o=out, e=edge: sparse_max_pool2d_(x, active, o, 3, 1, 1, fringe=e),
                 "average pool": lambda x=x, a=halved: sparse_avg_pool2d(x, a, 2),
                 "average pool_": lambda x=x, o=out, e=edge: sparse_avg_pool2d_(x, active, o, 5, 1, 2, fringe=e),
+                "pointwise": lambda x=x: sbnet.sparse_pointwise(x, active, "save s; sigmoid; mul s"),
+                "pointwise_": lambda x=x, o=out, e=edge: sbnet.sparse_pointwise_(
+                    x, active, "mul a; clamp 0 1", x, out=o, fringe=e
+                ),
                 "resize": lambda x=x, a=doubled: sbnet.sparse_resize2d(x, a, scale_factor=2, mode="bilinear"),
                 "resize_": lambda x=x, o=out, e=edge: sbnet.sparse_resize2d_(x, active, o, mode="bicubic", fringe=e),
                 "conv odd blocks": lambda x=x, w=weight, a=odd: sparse_conv2d(x, w, None, a, padding=1),

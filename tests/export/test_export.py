@@ -138,6 +138,9 @@ class OneOp(nn.Module):
             case "sparse_avg_pool2d":
                 y = sbnet.sparse_avg_pool2d(x, active, (3, 1), 1, (1, 0), count_include_pad=False)
                 return sbnet.sparse_avg_pool2d(y, active, 3, 1, 1, divisor_override=4)
+            case "sparse_pointwise":
+                y = sbnet.sparse_pointwise(x, active, "mul a; add b; mish", self.bias[None, :8, None, None], x)
+                return y, sbnet.sparse_pointwise(y, active, "leaky_relu 0.3; rsub a", x)
             case "sparse_resize2d":
                 y = sbnet.sparse_resize2d(x, active, scale_factor=1, mode="bicubic")
                 return y, sbnet.sparse_resize2d(y, doubled(mask, x), scale_factor=2, mode="bilinear")

@@ -174,6 +174,11 @@ def samples(device: str = "cpu") -> dict[str, Node]:
             {"bsize": [4, 4], "size": [12, 15], "mode": "bilinear", "align_corners": 0, "ratio_h": 0.5, "ratio_w": 0.0},
         ),
         Node(
+            "sparse_pointwise",
+            [x, *lists, like, like[:1, :1, :1], like[:, :1, :1], like[..., :1], edge.pixels, edge.count, like.clone()],
+            {"bsize": [4, 4], "program": "mul a; add b; silu; mul c; sub d"},
+        ),
+        Node(
             "blocksparse_matmul",
             [matrix, blocks_of_weights, layout.coords, tensor((21,), torch.float32, device), gates],
             {"in_features": 29, "out_features": 21, "activation": "leaky_relu", "negative_slope": 0.2},

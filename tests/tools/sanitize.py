@@ -241,6 +241,21 @@ def resize(device: str) -> None:
         )
 
 
+def pointwise(device: str) -> None:
+    """Operands of every kind, in words of channels and not."""
+    for dtype, channels in itertools.product((torch.float16, torch.bfloat16, torch.float32), (64, 5)):
+        x, a = (torch.randn(1, channels, 13, 18, device=device).to(dtype) for _ in range(2))
+        others = a, a[:, :, :1, :1], a[:, :1], a[:, :1, :1, :1]
+        active = some_active((1, 13, 18), BlockGrid.cover((13, 18), 8), 0.5, device)
+        edge = sbnet.fringe(active, active, (13, 18), 3, 1, 1)
+        program = "mul a; save s; add b; tanh; mul c; save t; add d; mul s; add t"
+        for given in (x, x.contiguous(memory_format=torch.channels_last)):
+            got = torch.zeros_like(given)
+            sbnet.sparse_pointwise_(given, active, program, *others, out=got, fringe=edge)
+            want = reference.sparse_pointwise(given.float(), active, program, *(t.float() for t in others))
+            torch.testing.assert_close(got.float(), want, rtol=2e-2, atol=2e-2)
+
+
 def bottleneck(device: str) -> None:
     """In one kernel where there is one: blocks of 8 and 16, cut off and whole, few and many; and else as layers."""
     for dtype, (channels, width), block, density in itertools.product(
@@ -327,9 +342,9 @@ def weights(device: str) -> None:
 
 
 def main() -> None:
-    plain = (reduce_mask, copies, fringe_and_fill, pyramid, pool, conv_transpose, resize, bottleneck, attention)
-    many = (weights, whole_tiles, conv1x1_wide, conv1x1_of_all_blocks, conv1x1_split, conv3x3_stride2_of_many_tiles)
-    families = {f.__name__: f for f in (*plain, *many)}
+    plain = (reduce_mask, copies, fringe_and_fill, pyramid, pool, conv_transpose, resize, pointwise, bottleneck)
+    tiles = (whole_tiles, conv1x1_wide, conv1x1_of_all_blocks, conv1x1_split, conv3x3_stride2_of_many_tiles)
+    families = {f.__name__: f for f in (*plain, attention, weights, *tiles)}
     families |= {name: functools.partial(conv, name) for name in CONVS}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")

@@ -10,10 +10,11 @@ from sbnet.graph.passes.fuse import (
     lower_affine,
     recognise_activations,
 )
+from sbnet.graph.passes.program import write_programs
 
 PASSES = (
     fold_affine, merge_branches, fuse_residuals, recognise_activations, fuse_activations, lower_affine, fuse_pixels,
-    join_slices,
+    join_slices, write_programs,
 )  # fmt: skip
 
 
@@ -36,4 +37,5 @@ __all__ = [
     "merge_branches",
     "optimise",
     "recognise_activations",
+    "write_programs",
 ]

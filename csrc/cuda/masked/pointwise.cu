@@ -1,0 +1,99 @@
+// sparse_pointwise on CUDA: a thread runs the program on a word of channels. One kernel interprets every program: the
+// steps are the same for all threads, so that their branches are uniform.
+#include "core/masked/pointwise.h"
+#include "cuda/masked/pixels.cuh"
+
+namespace sbnet {
+namespace {
+
+constexpr const char* kOp = "sparse_pointwise";
+
+struct WordLoads {
+  bool whole[1 + kOperands];  // of x and the others: a word is one access
+};
+
+template <class T, int kN>
+__device__ __forceinline__ void load(const TensorView& t, bool whole, int64_t at, float (&values)[kN]) {
+  const T* from = static_cast<const T*>(t.data) + at;
+  if (whole) {
+    const Word<T, kN> word = *reinterpret_cast<const Word<T, kN>*>(from);
+#pragma unroll
+    for (int e = 0; e < kN; ++e) values[e] = to_float(word.channel[e]);
+  } else {
+#pragma unroll
+    for (int e = 0; e < kN; ++e) values[e] = to_float(from[e * t.stride[1]]);
+  }
+}
+
+template <class T, int kN>
+__global__ void __launch_bounds__(kPixelThreads)
+    pointwise_kernel(const __grid_constant__ PointwiseParams p, const __grid_constant__ PixelPlan plan,
+                     const __grid_constant__ WordLoads loads) {
+  for_pixels<T>(p, plan, [&](int n, int row, int column, int word) {
+    const auto offset = [&](const TensorView& t) {
+      return n * t.stride[0] + int64_t{word} * kN * t.stride[1] + row * t.stride[2] + column * t.stride[3];
+    };
+    float v[kN], o[kN] = {}, s[kN] = {}, t[kN] = {};
+    load<T>(p.x, loads.whole[0], offset(p.x), v);
+    for (int k = 0; k < p.steps; ++k) {
+      const PointwiseStep step = p.step[k];
+      const bool second = step.source == StepSource::kT;
+      if (step.code == StepCode::kSave) {
+#pragma unroll
+        for (int e = 0; e < kN; ++e) {
+          s[e] = second ? s[e] : v[e];
+          t[e] = second ? v[e] : t[e];
+        }
+        continue;
+      }
+      if (step.source >= StepSource::kS) {
+#pragma unroll
+        for (int e = 0; e < kN; ++e) o[e] = step.source == StepSource::kNumber ? step.p : second ? t[e] : s[e];
+      } else {
+        const int source = static_cast<int>(step.source);
+        const TensorView& from = source ? p.other[source - 1] : p.x;
+        load<T>(from, loads.whole[source], offset(from), o);
+      }
+      run_step(step, v, o);
+    }
+    Word<T, kN> out;
+#pragma unroll
+    for (int e = 0; e < kN; ++e) out.channel[e] = from_float<T>(v[e]);
+    *reinterpret_cast<Word<T, kN>*>(static_cast<T*>(p.y.data) + offset(p.y)) = out;
+  });
+}
+
+template <class T, int kN>
+Status launch(const PointwiseParams& p, const DeviceInfo& device, cudaStream_t stream) {
+  WordLoads loads;
+  loads.whole[0] = kN == 1 || channels_vectorize(p.x);
+  for (int k = 0; k < kOperands; ++k)
+    loads.whole[1 + k] = kN == 1 || (p.other[k].data && p.other[k].stride[1] == 1 && channels_vectorize(p.other[k]));
+  return launch_pixels<pointwise_kernel<T, kN>>(kOp, p, kN, device, stream, loads);
+}
+
+template <class T>
+Status launch_type(const PointwiseParams& p, const DeviceInfo& device, cudaStream_t stream) {
+  return words_of_channels<T>(p) ? launch<T, kLanes<T>>(p, device, stream) : launch<T, 1>(p, device, stream);
+}
+
+}  // namespace
+}  // namespace sbnet
+
+sbnet::Status sbnet_sparse_pointwise_cuda(const sbnet::PointwiseParams* params, void* stream_handle) {
+  using namespace sbnet;
+  const PointwiseParams& p = *params;
+  SBNET_TRY(validate(p));
+  if (writes_nothing(p)) return ok_status();
+  DeviceInfo device;
+  SBNET_TRY(current_device(kOp, &device));
+  const auto stream = static_cast<cudaStream_t>(stream_handle);
+  switch (p.x.dtype) {
+    case DType::kF16:
+      return launch_type<__half>(p, device, stream);
+    case DType::kBF16:
+      return launch_type<__nv_bfloat16>(p, device, stream);
+    default:
+      return launch_type<float>(p, device, stream);
+  }
+}

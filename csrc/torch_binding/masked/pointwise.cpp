@@ -1,0 +1,50 @@
+#include "core/masked/pointwise.h"
+
+#include "torch_binding/masked/layer.h"
+
+namespace sbnet::binding {
+namespace {
+
+using Others = const std::optional<Tensor> (&)[kOperands];
+using Other = std::optional<Tensor>;
+
+void run(const LayerCall& layer, Others others, const std::string& program) {
+  PointwiseParams p = {};
+  check(read_program(layer.op, program.c_str(), &p));
+  const Call call(layer.op, "x", layer.x);
+  set_layer(call, layer, &p);
+  for (int k = 0; k < kOperands; ++k) {
+    if (!others[k]) continue;
+    const char name[2] = {static_cast<char>('a' + k), 0};
+    call.same_device(name, *others[k]);
+    p.other[k] = view4(layer.op, name, *others[k]);
+    broadcast(p.y, &p.other[k]);
+  }
+  const Parallel parallel = call.parallel();
+  check(layer.op, SBNET_ON_DEVICE(call, sbnet_sparse_pointwise_cpu(&p, &parallel),
+                                  sbnet_sparse_pointwise_cuda(&p, call.stream())));
+}
+
+Tensor sparse_pointwise(Tensor x, Other a, Other b, Other c, Other d, Tensor indices, Tensor count, Tensor block_map,
+                        Ints grid, std::string program) {
+  const char* op = "sparse_pointwise";
+  check_rank(op, "x", x, 4);
+  const Tensor y = zeros_for(op, x, x.size(1), {x.size(2), x.size(3)}, block_map, grid);
+  run({op, x, indices, count, grid, y}, {a, b, c, d}, program);
+  return y;
+}
+
+void sparse_pointwise_(Tensor x, Other a, Other b, Other c, Other d, Tensor indices, Tensor count, Ints grid,
+                       std::string program, Tensor out, Other fringe_pixels, Other fringe_count) {
+  run({"sparse_pointwise_", x, indices, count, grid, out, fringe_pixels, fringe_count}, {a, b, c, d}, program);
+}
+
+void register_ops(torch::stable::detail::StableLibrary& m) {
+  m.impl("sparse_pointwise", TORCH_BOX(&sparse_pointwise));
+  m.impl("sparse_pointwise_", TORCH_BOX(&sparse_pointwise_));
+}
+
+}  // namespace
+}  // namespace sbnet::binding
+
+SBNET_TORCH_IMPL(sbnet::binding::register_ops)

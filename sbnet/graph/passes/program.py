@@ -1,0 +1,206 @@
+"""Pixel nodes as programs of sparse_pointwise, which runs them on active blocks in one pass."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+from sbnet.graph.axes import op_name
+from sbnet.graph.ir import Graph, Node, Ref, Step, Value, computed
+from sbnet.ops.masked.pointwise import MOST_STEPS, OPERANDS
+
+UNARY = {
+    "relu", "relu6", "silu", "hardswish", "sigmoid", "hardsigmoid", "tanh", "mish", "log_sigmoid", "abs", "neg", "exp",
+    "log", "sqrt", "rsqrt", "reciprocal", "square", "erf",
+}  # fmt: skip
+BINARY = {"add": "add", "sub": "sub", "rsub": "rsub", "mul": "mul", "div": "div", "maximum": "max", "minimum": "min"}
+SWAPPED = {"add": "add", "mul": "mul", "max": "max", "min": "min", "sub": "rsub", "rsub": "sub", "div": "rdiv"}
+
+
+class Unsupported(Exception):
+    """No program does this."""
+
+
+def write_programs(graph: Graph) -> Graph:
+    """`program` in the options of pixel nodes that have one; its operands are then params: a, b, c, d."""
+    for node in graph.nodes:
+        if node.kind != "pixel":
+            continue
+        try:
+            program, args = _Writer(node).write()
+        except Unsupported:
+            continue
+        node.args, node.options = args[:1], {"program": program}
+        node.params = dict(zip(OPERANDS, args[1:], strict=False))
+    return graph
+
+
+class _Writer:
+    """Puts steps into the order of a machine with one running value and two saved ones.
+
+    A lowered step is (name, operands, numbers); operands are Refs or numbers. What a step gives is saved where it is
+    read more than once, or later than by the step after it.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self.node, self.args = node, list(node.args)
+        shape = node.output.shape
+        full = [k for k, v in enumerate(self.args) if v.shape == shape and v.plane is not None and not v.constant]
+        if not full:
+            raise Unsupported
+        self.x = full[0]
+        self.others: list[Value] = []
+        self.names: dict[int, str] = {}
+        self.steps: list[tuple[str, list[Any], list[float]]] = []
+        self.slots: dict[str, int | None] = {"s": None, "t": None}
+
+    def write(self) -> tuple[str, list[Value]]:
+        done: dict[int, Ref] = {}  # where a step's result is, among the lowered ones
+        for k, step in enumerate(self.node.options["steps"]):
+            self._lower(step, done)
+            done[k] = Ref(len(self.steps) - 1, step=True)
+        uses = [0] * len(self.steps)
+        last = [0] * len(self.steps)
+        for k, (_, operands, _) in enumerate(self.steps):
+            for ref in operands:
+                if isinstance(ref, Ref) and ref.step:
+                    uses[ref.at] += 1
+                    last[ref.at] = k
+        lines: list[str] = []
+        running: Ref = Ref(self.x)
+        for k, (name, given, numbers) in enumerate(self.steps):
+            operands = list(given)
+            if len(operands) == 2 and operands[0] != running and operands[1] == running and name in SWAPPED:
+                name, operands = SWAPPED[name], operands[::-1]
+            if operands[0] != running:
+                lines.append(f"load {self._named(operands[0])}")
+            words = [self._named(o) for o in operands[1:]] + [f"{n:.9g}" for n in numbers]
+            if name != "load":
+                lines.append(" ".join([name, *words]))
+            running = Ref(k, step=True)
+            for slot, held in self.slots.items():
+                if held is not None and last[held] <= k:
+                    self.slots[slot] = None
+            if uses[k] > 1 or (uses[k] == 1 and last[k] != k + 1):
+                free = next((slot for slot, held in self.slots.items() if held is None), None)
+                if free is None:
+                    raise Unsupported
+                self.slots[free] = k
+                lines.append(f"save {free}")
+        if len(lines) > MOST_STEPS:
+            raise Unsupported
+        return "; ".join(lines), [self.args[self.x], *self.others]
+
+    def _named(self, operand: Any) -> str:
+        if not isinstance(operand, Ref):
+            return f"{operand:.9g}"
+        if operand.step:
+            found = next((slot for slot, held in self.slots.items() if held == operand.at), None)
+            if found is None:
+                raise Unsupported
+            return found
+        if operand.at == self.x:
+            return "x"
+        if operand.at not in self.names:
+            if len(self.others) == len(OPERANDS):
+                raise Unsupported
+            self.names[operand.at] = OPERANDS[len(self.others)]
+            self.others.append(self._operand(self.args[operand.at]))
+        return self.names[operand.at]
+
+    def _operand(self, value: Value) -> Value:
+        """Four dimensions, each the output's or 1."""
+        x = self.args[self.x]
+        if not value.constant and value.dtype != x.dtype:
+            raise Unsupported
+        shape = tuple(value.shape)
+        if len(shape) == 4 and all(n in (1, m) for n, m in zip(shape, x.shape, strict=True)):
+            return value
+        if not value.constant or math.prod(shape) not in (1, x.shape[1]):
+            raise Unsupported
+
+        def as_channels(t: Tensor) -> Tensor:
+            return t.reshape(1, -1, 1, 1)
+
+        return computed(f"{value.name}.1c11", value, as_channels, value, shape=(1, math.prod(shape), 1, 1))
+
+    def _lower(self, step: Step, done: dict[int, Ref]) -> None:
+        name, kwargs = op_name(step.target), dict(step.kwargs)
+        args = [done[a.at] if isinstance(a, Ref) and a.step else a for a in step.args]
+
+        def add(name: str, operands: list[Any], *numbers: float) -> Ref:
+            if not all(isinstance(v, (Ref, int, float)) for v in operands) or isinstance(operands[0], (int, float)):
+                raise Unsupported
+            self.steps.append((name, operands, [float(n) for n in numbers]))
+            return Ref(len(self.steps) - 1, step=True)
+
+        def option(at: int, key: str, otherwise: Any) -> Any:
+            return args[at] if len(args) > at else kwargs.get(key, otherwise)
+
+        if name == "pointwise":
+            self._affine(args, kwargs, add)
+        elif name in BINARY:
+            if kwargs.get("rounding_mode") is not None or option(2, "alpha", 1) != 1:
+                raise Unsupported
+            op, operands = BINARY[name], args[:2]
+            if isinstance(operands[0], (int, float)) and op in SWAPPED:
+                op, operands = SWAPPED[op], operands[::-1]
+            add(op, operands)
+        elif name in ("clamp", "hardtanh", "clamp_min", "clamp_max"):
+            low = option(1, "min_val" if name == "hardtanh" else "min", -1.0 if name == "hardtanh" else None)
+            high = option(2, "max_val" if name == "hardtanh" else "max", 1.0 if name == "hardtanh" else None)
+            if name == "clamp_max":
+                low, high = None, low if "max" not in kwargs else high
+            bounds = (-math.inf if low is None else low, math.inf if high is None else high)
+            if not all(isinstance(v, (int, float)) for v in bounds):
+                raise Unsupported
+            add("clamp", args[:1], *bounds)
+        elif name == "leaky_relu":
+            add("leaky_relu", args[:1], option(1, "negative_slope", 0.01))
+        elif name == "elu" and (option(2, "scale", 1), option(3, "input_scale", 1)) == (1, 1):
+            add("elu", args[:1], option(1, "alpha", 1.0))
+        elif name == "softplus":
+            add("softplus", args[:1], option(1, "beta", 1.0), option(2, "threshold", 20.0))
+        elif name == "gelu":
+            add("gelu" if option(1, "approximate", "none") == "none" else "gelu_tanh", args[:1])
+        elif name == "prelu":
+            add("prelu", args[:2])
+        elif name == "pow" and len(args) == 2 and args[1] in (2, 0.5):
+            add("square" if args[1] == 2 else "sqrt", args[:1])
+        elif name in UNARY and len(args) == 1 and not kwargs:
+            add(name, args)
+        else:
+            raise Unsupported
+
+    def _affine(self, args: list[Any], kwargs: dict[str, Any], add: Any) -> None:
+        """act(x * weight + bias + residual) of a pointwise node that joined."""
+        found, weight, bias, residual = args[0], *args[1:]
+        for ref in (weight, bias):
+            if isinstance(ref, Ref) and not (not ref.step and self.args[ref.at].constant):
+                raise Unsupported
+        if math.prod(self.args[weight.at].shape) != 1:
+            found = add("mul", [found, self._channels(weight)])
+        else:
+            found = add("mul", [found, weight])
+        if bias is not None:
+            found = add("add", [found, self._channels(bias)])
+        if residual is not None:
+            found = add("add", [found, residual])
+        activation = kwargs.get("activation")
+        if activation == "leaky_relu":
+            add("leaky_relu", [found], kwargs.get("negative_slope", 0.01))
+        elif activation not in (None, "none"):
+            add(activation, [found])
+
+    def _channels(self, ref: Ref) -> Ref:
+        """Of numbers a channel, in whatever shape they come: as an argument [1,C,1,1]."""
+        value = self.args[ref.at]
+
+        def as_channels(t: Tensor) -> Tensor:
+            return t.reshape(1, -1, 1, 1)
+
+        made = computed(f"{value.name}.1c11", value, as_channels, value, shape=(1, math.prod(value.shape), 1, 1))
+        self.args.append(made)
+        return Ref(len(self.args) - 1)

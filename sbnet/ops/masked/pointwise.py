@@ -1,0 +1,153 @@
+"""Sums, products, activations and gates on active blocks: a short program of steps in one pass over the pixels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sbnet.active import ActiveBlocks, Fringe
+from sbnet.ops.common import is_channels_last, mark_written, refuse_meta_mix, require_tensor
+from sbnet.ops.masked.layer import layer_inputs, layer_output
+
+_ops = torch.ops.sbnet
+OPERANDS = "abcd"
+MOST_STEPS = 24
+
+
+def sparse_pointwise(x: Tensor, active: ActiveBlocks, program: str, *others: Tensor) -> Tensor:
+    """Runs the steps of `program` on each element of the active blocks, in float32; zeros elsewhere.
+
+    A step works on what the one before it gave, at first x. `add`, `sub`, `rsub` (operand - v), `mul`, `div`, `rdiv`
+    (operand / v), `max`, `min`, `prelu` (slopes) and `load` take an operand: x, the others a, b, c, d, a number, or s
+    or t after `save s`, `save t`. `clamp` takes its bounds, `leaky_relu` and `elu` their slope or alpha, `softplus`
+    beta and threshold. `relu`, `relu6`, `silu`, `gelu`, `gelu_tanh`, `hardswish`, `sigmoid`, `hardsigmoid`, `tanh`,
+    `mish`, `log_sigmoid`, `abs`, `neg`, `exp`, `log`, `sqrt`, `rsqrt`, `reciprocal`, `square` and `erf` take none.
+
+    Args:
+        x: [N,C,H,W] float32, float16 or bfloat16, any layout; channels_last is the fast one.
+        active: active blocks of x's plane.
+        program: steps, separated by semicolons; at most 24.
+        others: a, b, c, d: of x's dtype, each side x's or 1: maps, [1,C,1,1] of channels, [N,C,1,1] gates.
+
+    Returns:
+        [N,C,H,W] in x's memory format. Differentiable with respect to x and the others.
+
+    Raises:
+        RuntimeError, ValueError, TypeError: wrong shapes, dtypes, devices, grid or program.
+
+    >>> gated = sparse_pointwise(x, active, "mul a; add b; hardswish", gate, shortcut)
+    """
+    op = "sparse_pointwise"
+    *lists, grid = layer_inputs(op, x, active)
+    return _ops.sparse_pointwise(x, *_operands(op, program, others), *lists, active.block_map, grid, program)
+
+
+def sparse_pointwise_(
+    x: Tensor, active: ActiveBlocks, program: str, *others: Tensor, out: Tensor, fringe: Fringe | None = None
+) -> None:
+    """As `sparse_pointwise`, writing the active blocks of `out`, zeroing the pixels of `fringe` and leaving the rest.
+
+    Args:
+        out: [N,C,H,W] of x's dtype, any layout; must not share memory with x or the others.
+        fringe: from `sbnet.fringe`, or None.
+    """
+    op = "sparse_pointwise_"
+    lists, edge = layer_inputs(op, x, active), layer_output(op, out, fringe, x, *others)
+    _ops.sparse_pointwise_(x, *_operands(op, program, others), *lists, program, *edge)
+    mark_written(out)
+
+
+def _operands(op: str, program: str, others: tuple[Tensor, ...]) -> list[Tensor | None]:
+    if not isinstance(program, str):
+        raise TypeError(f"sbnet::{op}: program: expected a string of steps, got {type(program).__name__}")
+    if len(others) > len(OPERANDS):
+        raise ValueError(f"sbnet::{op}: others: expected at most {len(OPERANDS)}, got {len(others)}")
+    for name, tensor in zip(OPERANDS, others, strict=False):
+        require_tensor(op, name, tensor)
+    return [*others, *[None] * (len(OPERANDS) - len(others))]
+
+
+STEPS = {
+    "load": lambda _, o: o, "add": torch.add, "sub": torch.sub, "rsub": lambda v, o: o - v, "mul": torch.mul,
+    "div": torch.div, "rdiv": lambda v, o: o / v, "max": torch.maximum, "min": torch.minimum,
+    "prelu": lambda v, o: torch.where(v > 0, v, v * o), "clamp": torch.clamp, "leaky_relu": F.leaky_relu,
+    "elu": F.elu, "softplus": F.softplus, "relu": F.relu, "relu6": F.relu6, "silu": F.silu, "gelu": F.gelu,
+    "gelu_tanh": lambda v: F.gelu(v, approximate="tanh"), "hardswish": F.hardswish, "sigmoid": torch.sigmoid,
+    "hardsigmoid": F.hardsigmoid, "tanh": torch.tanh, "mish": F.mish, "log_sigmoid": F.logsigmoid, "abs": torch.abs,
+    "neg": torch.neg, "exp": torch.exp, "log": torch.log, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt,
+    "reciprocal": torch.reciprocal, "square": torch.square, "erf": torch.erf,
+}  # fmt: skip
+BINARY = ("load", "add", "sub", "rsub", "mul", "div", "rdiv", "max", "min", "prelu")
+
+
+def run_program(program: str, x: Tensor, *others: Tensor | None) -> Tensor:
+    """What a program gives on whole planes, by PyTorch, in the tensors' own dtype."""
+    held: dict[str, Any] = {"x": x, **dict(zip(OPERANDS, others, strict=False))}
+    v = x
+    for step in filter(None, (part.split() for part in program.split(";"))):
+        name, *words = step
+        if name == "save":
+            held[words[0]] = v
+        elif name in BINARY:
+            o = held[words[0]] if words[0] in held else torch.full_like(v, float(words[0]))
+            v = STEPS[name](v, o)  # type: ignore[operator]
+        else:
+            v = STEPS[name](v, *map(float, words))  # type: ignore[operator]
+    return v.expand_as(x)
+
+
+# ---- fake implementations and gradients
+
+
+@torch.library.register_fake("sbnet::sparse_pointwise")
+def _sparse_pointwise_fake(
+    x: Tensor,
+    a: Tensor | None,
+    b: Tensor | None,
+    c: Tensor | None,
+    d: Tensor | None,
+    indices: Tensor,
+    count: Tensor,
+    block_map: Tensor,
+    grid: list[int],
+    program: str,
+) -> Tensor:
+    refuse_meta_mix("sparse_pointwise", x, a, b, c, d, indices, count, block_map)
+    format = torch.channels_last if is_channels_last(x) else torch.contiguous_format
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=format)
+
+
+@torch.library.register_fake("sbnet::sparse_pointwise_")
+def _sparse_pointwise_in_place_fake(*arguments: Any) -> None:
+    refuse_meta_mix("sparse_pointwise_", *arguments)
+
+
+def _setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    *tensors, _indices, _count, block_map, grid, program = inputs
+    ctx.save_for_backward(*tensors, block_map)
+    ctx.grid, ctx.program = grid, program
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple:
+    """PyTorch's own, of the program on the whole plane, on the gradient of active blocks."""
+    *tensors, block_map = ctx.saved_tensors
+    grad = _ops.sparse_fill(grad, block_map, ctx.grid, 0.0)
+    wanted = [k for k in range(len(tensors)) if ctx.needs_input_grad[k]]
+    with torch.enable_grad():
+        leaves = [None if t is None else t.detach().requires_grad_(k in wanted) for k, t in enumerate(tensors)]
+        y = run_program(ctx.program, *leaves)  # type: ignore[arg-type]
+    found = torch.autograd.grad(y, [leaves[k] for k in wanted], grad, allow_unused=True)  # type: ignore[arg-type]
+    grads: list[Tensor | None] = [None] * len(tensors)
+    for k, g in zip(wanted, found, strict=True):
+        grads[k] = torch.zeros_like(tensors[k]) if g is None else _active_only(g, tensors[0], block_map, ctx.grid)
+    return *grads, *[None] * 5
+
+
+def _active_only(grad: Tensor, x: Tensor, block_map: Tensor, grid: list[int]) -> Tensor:
+    return _ops.sparse_fill(grad, block_map, grid, 0.0) if grad.shape == x.shape else grad
+
+
+torch.library.register_autograd("sbnet::sparse_pointwise", _backward, setup_context=_setup)
