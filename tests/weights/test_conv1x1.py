@@ -117,6 +117,20 @@ def test_argument_of_sparse_conv2d(device):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("size", BLOCK_SIZES)
+def test_many_blocks(size):
+    """Several tiles for each CTA, blocks of pixels that lie in a tile in several ways, odd planes, slices of x."""
+    layout = random_layout(1024 // size, 512 // size, size, 0.3)
+    weight = weights_of(layout, torch.float16, "cuda")
+    x = laid_out(tensor((2, 1032, 130, 150), torch.float16, "cuda"), "channels_last")
+    bias = tensor((512,), torch.float16, "cuda")
+    for block, density in ((16, 0.5), (8, 0.3), ((4, 32), 0.5), ((16, 8), 1.0), ((2, 64), 0.2)):
+        active = random_active(BlockGrid.cover((130, 150), block), 2, density, "cuda")
+        y = check(layout, x[:, 8:], weight, active, None, bias, "relu")
+        assert_bitwise(blocksparse_conv1x1(x[:, 8:], weight, layout, active, None, bias, "relu"), y)
+
+
+@pytest.mark.gpu
 def test_captured_in_a_graph():
     """The list's count is read on the device: a new mask counts in the next replay."""
     layout = random_layout(2, 3, 32, 0.8)

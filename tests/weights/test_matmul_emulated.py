@@ -24,9 +24,9 @@ class Case(ctypes.Structure):  # as in entry_weights.cpp
         *fields(
             ctypes.c_int32, "kernel multiprocessors seed bfloat16 rows c k block_size blocks transposed activation"
         ),
-        *fields(ctypes.c_int32, "cluster"),
+        *fields(ctypes.c_int32, "cluster images height width block_h block_w capacity"),
         *fields(ctypes.c_int64, "x_stride y_stride"),
-        *fields(ctypes.c_void_p, "x y weight bias coords"),
+        *fields(ctypes.c_void_p, "x y weight bias coords indices count"),
     ]
 
 
@@ -125,6 +125,40 @@ def test_ctas_of_a_cluster_share_a_tile(emulated):
 def test_halves_of_tiles(emulated):
     multiply(emulated, WIDE, 64, rows=600, c=128, k=256, density=0.7, multiprocessors=4)
     multiply(emulated, WIDE, 64, rows=100, c=128, k=256, density=0.7, multiprocessors=4)
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["forward", "transposed"])
+@pytest.mark.parametrize("size", [128, 64, 32, 16])
+def test_active_blocks(emulated, size, transposed):
+    """Pixels of listed blocks, rows past the plane and past the list left alone, indices that are none passed over."""
+    c, k, (images, height, width) = 256, 384, (2, 20, 21)
+    coords = random_layout(c // size, k // size, 0.4)
+    weight = (torch.randn(len(coords), size, size) / 8).half()
+    w = dense(coords, weight, c // size, k // size)
+    w, inputs, outputs = (w.T, k, c) if transposed else (w, c, k)
+    for block_h, block_w in ((8, 8), (16, 16), (4, 32)):
+        grid = [images, -(-height // block_h), -(-width // block_w)]
+        listed = (torch.rand(grid) < 0.5).nonzero().int()
+        hostile = torch.tensor([[9, 0, 0], [0, -1, 0], [1, 0, 2**30]], dtype=torch.int32)
+        after = torch.zeros(4, 3, dtype=torch.int32)
+        indices = torch.cat([listed, hostile, after]).contiguous()
+        count = torch.tensor([len(listed) + len(hostile)], dtype=torch.int32)
+        x = strided(images * height * width, inputs, torch.float16, torch.randn(images * height * width, inputs))
+        y = strided(images * height * width, outputs, torch.float16)
+        run(
+            emulated, kernel=WIDE, multiprocessors=4, seed=1, rows=len(x), c=c, k=k, block_size=size,
+            blocks=len(coords), transposed=transposed, images=images, height=height, width=width, block_h=block_h,
+            block_w=block_w, capacity=len(indices), x=x, y=y, weight=weight, coords=coords, indices=indices,
+            count=count, x_stride=x.shape[1], y_stride=y.shape[1],
+        )  # fmt: skip
+        active = torch.zeros(images, grid[1] * block_h, grid[2] * block_w, dtype=torch.bool)
+        for n, i, j in listed.tolist():
+            active[n, i * block_h : (i + 1) * block_h, j * block_w : (j + 1) * block_w] = True
+        active = active[:, :height, :width].flatten()
+        assert_as_accurate_as_torch(
+            y[active, :outputs], x[active, :inputs] @ w, x[active, :inputs].double() @ w.double()
+        )
+        assert y[~active].isnan().all() and y[:, outputs:].isnan().all(), "wrote outside the active blocks"
 
 
 @pytest.mark.parametrize(("kernel", "rows"), [(WIDE, 520), (NARROW, 200)])

@@ -10,7 +10,7 @@ from sbnet import BlockLayout, blocksparse_matmul, blocksparse_weight_grad
 from support.helpers import assert_as_accurate_as_torch, assert_bitwise
 
 pytestmark = pytest.mark.gpu
-SIZES = [128, 64, 32, 16]
+SIZES = [128, 64, 32, 16, 8]
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,7 @@ def layouts(size: int) -> dict[str, BlockLayout]:
     holes = torch.rand(n(1024), n(1024)) < 0.5
     holes[:, 1::2] = False
     holes[n(1024) // 2] = False
-    odd = {"in_features": (n(640) + 1) * size, "out_features": (n(1536) + 1) * size - 8}
+    odd = {"in_features": (n(640) + 1) * size, "out_features": (n(1536) + 1) * size - (8 if size > 8 else 0)}
     return {
         "random": random_layout(n(640) + 1, n(1536) + 1, size, 0.3, **odd),
         "full": BlockLayout(torch.ones(n(512), n(768)), size),
@@ -110,13 +110,14 @@ def test_epilogue(activation):
         assert not bool(y[2:].isnan().any())
 
 
-def test_gates():
-    layout = random_layout(8, 8, 64, 0.6)
+@pytest.mark.parametrize("size", [64, 8])
+def test_gates(size):
+    layout = random_layout(8, 8, size, 0.6)
     gate = torch.rand(layout.blocks, device="cuda")
     gate[::3] = 0
     weight = weights(layout, torch.float16)
     for rows in (5, 300):
-        x = torch.randn(rows, 512, device="cuda").half()
+        x = torch.randn(rows, 8 * size, device="cuda").half()
         check(layout, weight, x, gate=gate)
         broken = weight.clone()
         broken[::3] = torch.nan

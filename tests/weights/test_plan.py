@@ -48,7 +48,7 @@ def tiles(plan: list[int], layout: BlockLayout, transposed: bool, slices: int, c
 
 
 @pytest.mark.parametrize("transposed", [False, True], ids=["forward", "transposed"])
-@pytest.mark.parametrize("density", [0.05, 0.5])
+@pytest.mark.parametrize("density", [0.02, 0.5])
 @pytest.mark.parametrize("size", SIZES)
 def test_every_box_once(size, density, transposed):
     layout = random_layout(1100 // size, 1500 // size, size, density)
@@ -62,8 +62,8 @@ def test_every_box_once(size, density, transposed):
             for right in range(0, size, 64):
                 o, i = (down, right) if transposed else (right, down)
                 wanted.append((block * 4 + down // 64 * 2 + right // 64, feature + o, reduction + i))
-    cluster = 2 if size < 64 and layout.density >= 0.2 else 1
-    wide, after = tiles(plan, layout, transposed, 2, cluster, 0)
+    cluster, slices = (2 if layout.density >= 0.05 else 1, 4) if size < 64 else (1, 2)
+    wide, after = tiles(plan, layout, transposed, slices, cluster, 0)
     narrow, _ = tiles(plan, layout, transposed, 1, 1, after)
     assert sorted(wide) == sorted(wanted)
     assert sorted(narrow) == sorted(wanted)
@@ -103,5 +103,26 @@ def test_same_layout_same_plan():
         assert plan_of(layout, of_pass) == plan_of(again, of_pass)
 
 
-def test_blocks_of_8_have_none():
-    assert plan_of(random_layout(9, 9, 8), FORWARD) == []
+@pytest.mark.parametrize("of_pass", [FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT])
+def test_blocks_of_8_by_fours(of_pass):
+    """The plan of the blocks of 16 that hold them; behind it, what each of those holds."""
+    layout = random_layout(9, 13, 8)
+    where = {tuple(at): block for block, at in enumerate(layout.coords.tolist())}
+    fours = sorted({(c // 2, k // 2) for c, k in where})
+    features = {"in_features": 72, "out_features": 104}
+    larger = BlockLayout.from_coords(torch.tensor(by_first_use(layout)), (5, 7), 16, **features)
+    plan = plan_of(layout, of_pass)
+    count = plan.pop()
+    assert count == len(fours) == larger.blocks
+    held, plan = plan[len(plan) - 4 * count :], plan[: len(plan) - 4 * count]
+    assert plan == plan_of(larger, of_pass)
+    for block, (c, k) in enumerate(larger.coords.tolist()):
+        corners = [(2 * c, 2 * k), (2 * c, 2 * k + 1), (2 * c + 1, 2 * k), (2 * c + 1, 2 * k + 1)]
+        assert held[4 * block : 4 * block + 4] == [where.get(at, -1) for at in corners]
+
+
+def by_first_use(layout: BlockLayout) -> list[tuple[int, int]]:
+    """Blocks of 16 by block rows, in each as its blocks of 8 come, row by row."""
+    blocks = sorted(layout.coords.tolist())
+    found = dict.fromkeys((c // 2, k // 2) for c, k in blocks)
+    return list(found)

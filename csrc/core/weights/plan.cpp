@@ -143,11 +143,44 @@ std::vector<int32_t> weight_grad_plan(const BlockLayoutView& host) {
   return words;
 }
 
+std::vector<int32_t> plan_of(const BlockLayoutView& host, MatmulPass pass);
+
+// Of blocks of 8: the plan of blocks of 16 that hold them, numbered by rows and columns; then what they hold.
+std::vector<int32_t> plan_of_fours(const BlockLayoutView& host, MatmulPass pass) {
+  BlockLayoutShape shape = planned_shape(host.shape);
+  std::vector<int32_t> coords, fours;
+  std::vector<int32_t> at(shape.block_columns);  // the four of each block column in this block row
+  for (int64_t row = 0; row < shape.block_rows; ++row) {
+    std::fill(at.begin(), at.end(), -1);
+    for (int64_t r = 2 * row; r < std::min(2 * row + 2, host.shape.block_rows); ++r)
+      for (int32_t e = host.row_start[r]; e < host.row_start[r + 1]; ++e) {
+        const int32_t column = host.row_entries[2 * e];
+        int32_t& four = at[column / 2];
+        if (four < 0) {
+          four = static_cast<int32_t>(fours.size() / 4);
+          fours.insert(fours.end(), 4, -1);
+          coords.push_back(static_cast<int32_t>(row)), coords.push_back(column / 2);
+        }
+        fours[4 * four + (r & 1) * 2 + (column & 1)] = host.row_entries[2 * e + 1];
+      }
+  }
+  shape.blocks = static_cast<int64_t>(fours.size() / 4);
+  std::vector<int32_t> tables(block_layout_words(shape));
+  if (!make_block_layout(shape, coords.data(), tables.data()).ok()) return {};  // of more blocks than there may be
+  BlockLayoutView view = block_layout_view(shape, tables.data());
+  view.shape.blocks = host.shape.blocks;
+  std::vector<int32_t> words = plan_of(view, pass);
+  if (words.empty() || static_cast<int64_t>(words.size() + fours.size()) >= kMostWords) return {};
+  words.insert(words.end(), fours.begin(), fours.end());
+  words.push_back(static_cast<int32_t>(fours.size() / 4));
+  return words;
+}
+
 std::vector<int32_t> plan_of(const BlockLayoutView& host, MatmulPass pass) {
   const BlockLayoutShape& s = host.shape;
   const int64_t most = int64_t{1} << 30;  // features: coordinates are int32
-  if (s.block_size < 16 || !s.blocks || s.blocks > (1 << 28) || s.in_features > most || s.out_features > most)
-    return {};
+  if (!s.blocks || s.blocks > (1 << 28) || s.in_features > most || s.out_features > most) return {};
+  if (s.block_size == 8) return plan_of_fours(host, pass);
   return pass == MatmulPass::kWeightGradient ? weight_grad_plan(host)
                                              : matmul_plan(host, pass == MatmulPass::kInputGradient);
 }

@@ -18,10 +18,19 @@
 //   [1]                    units; units of four pieces come first
 //   [units]: [1] first input feature, [1] pieces (2 or 4), [4] first output features (those without a block: past the
 //   end), [4][unit_blocks] the blocks of each piece, [input part][output part], or -1
+// Blocks of 8 go to these kernels by fours, as blocks of 16 that the call makes of them: the plan is that of the larger
+// blocks, and behind it lie the four blocks of each (or -1), [fours][upper, lower][left, right], and how many there
+// are.
 #pragma once
 #include "core/weights/layout.h"
 
 namespace sbnet {
+
+// The layout that a plan is of. `blocks` stays the number of those stored: kernels ask it for the density alone.
+inline BlockLayoutShape planned_shape(const BlockLayoutShape& s) {
+  if (s.block_size != 8) return s;
+  return {(s.block_rows + 1) / 2, (s.block_columns + 1) / 2, s.blocks, s.in_features, s.out_features, 16};
+}
 
 struct TilePlan {  // of one tile shape
   int32_t slices, cluster, unit, ids;
@@ -47,11 +56,14 @@ inline TilePlan tile_plan(const BlockLayoutShape& s, bool transposed, int slices
   t.groups = (features + group - 1) / group;
   return t;
 }
-// 128 output features a CTA. Small blocks at high density: two CTAs share their input by multicast, which halves what
-// the L2 cache is asked for; at low density the pair's union would only grow.
+SBNET_HOST_DEVICE constexpr int wide_slices(int32_t block_size) { return block_size < 64 ? 4 : 2; }
+// 128 output features a CTA, or 256 with small blocks, of which two CTAs share their input by multicast: that halves
+// what the L2 cache is asked for. At very low density the pair's union would only grow.
 inline TilePlan wide_plan(const BlockLayoutShape& s, bool transposed) {
-  const bool dense = s.blocks * 5 >= s.block_rows * s.block_columns;
-  return tile_plan(s, transposed, 2, s.block_size < 64 && dense ? 2 : 1, 0);
+  const int slices = wide_slices(s.block_size);
+  const bool dense = s.blocks * 20 >= s.block_rows * s.block_columns;
+  const bool pairs = s.block_size < 64 && dense && output_blocks(s, transposed) * s.block_size > 64 * slices;
+  return tile_plan(s, transposed, slices, pairs ? 2 : 1, 0);
 }
 // 64 output features a CTA, for few rows.
 inline TilePlan narrow_plan(const BlockLayoutShape& s, bool transposed) {

@@ -5,6 +5,7 @@
 #include "cuda/weights/matmul_portable.cuh"
 #ifdef SBNET_SM90
 #include "cuda/sm90/matmul/matmul.h"
+#include "cuda/weights/fours.cuh"
 #endif
 
 namespace sbnet {
@@ -84,7 +85,13 @@ Status apply_gates(MatmulArgs& a, void* workspace, const DeviceInfo& device, cud
 extern "C" {
 
 int64_t sbnet_blocksparse_matmul_workspace_bytes_cuda(const sbnet::BlocksparseMatmulParams* p) {
-  return sbnet::validate(*p).ok() ? sbnet::portable::GateBuffers(*p).bytes : 0;
+  if (!sbnet::validate(*p).ok()) return 0;
+  const int64_t gates = sbnet::portable::GateBuffers(*p).bytes;
+#ifdef SBNET_SM90
+  return std::max(gates, sbnet::sm90::fours_bytes(p->layout.shape, p->plan_words, p->x.dtype));
+#else
+  return gates;
+#endif
 }
 
 sbnet::Status sbnet_blocksparse_matmul_cuda(const sbnet::BlocksparseMatmulParams* p, void* workspace,
@@ -96,9 +103,23 @@ sbnet::Status sbnet_blocksparse_matmul_cuda(const sbnet::BlocksparseMatmulParams
   SBNET_TRY(current_device(portable::kMatmulOp, &device));
   const auto stream = static_cast<cudaStream_t>(stream_handle);
   portable::MatmulArgs a = {*p, nullptr, nullptr, nullptr};
+#ifdef SBNET_SM90
+  // Weights beyond the input features may be anything, NaN as well.
+  const bool hopper = select_capability(device) == 90 && p->in_features() % p->layout.shape.block_size == 0;
+  const bool aligned = reinterpret_cast<uintptr_t>(p->weight) % 16 == 0;
+  if (hopper && aligned && sm90::fours_bytes(p->layout.shape, p->plan_words, p->x.dtype)) {
+    BlocksparseMatmulParams fours = *p;
+    fours.layout.shape = planned_shape(p->layout.shape);
+    fours.weight = workspace;
+    if (sm90::blocksparse_matmul_takes(fours)) {
+      SBNET_TRY(sm90::pack_fours(*p, workspace, device, stream));
+      return sm90::blocksparse_matmul(fours, device, nullptr, stream);
+    }
+  }
+#endif
   SBNET_TRY(portable::apply_gates(a, workspace, device, stream));
 #ifdef SBNET_SM90
-  if (select_capability(device) == 90 && sm90::blocksparse_matmul_takes(a.p))
+  if (hopper && p->layout.shape.block_size > 8 && sm90::blocksparse_matmul_takes(a.p))
     return sm90::blocksparse_matmul(a.p, device, workspace, stream);
 #endif
   if (portable::suits_mma(p->x.dtype, p->allow_tf32) && portable::features_vectorize(p->x) &&
@@ -107,9 +128,18 @@ sbnet::Status sbnet_blocksparse_matmul_cuda(const sbnet::BlocksparseMatmulParams
   return portable::launch_matmul_simt(a, device, stream);
 }
 
-int64_t sbnet_blocksparse_weight_grad_workspace_bytes_cuda(const sbnet::BlocksparseWeightGradParams*) { return 0; }
+int64_t sbnet_blocksparse_weight_grad_workspace_bytes_cuda(const sbnet::BlocksparseWeightGradParams* p) {
+#ifdef SBNET_SM90
+  if (sbnet::validate(*p).ok()) {
+    const int64_t fours = sbnet::sm90::fours_bytes(p->layout.shape, p->plan_words, p->x[0].dtype);
+    return p->dw_dtype == sbnet::DType::kF32 ? 2 * fours : fours;
+  }
+#endif
+  (void)p;
+  return 0;
+}
 
-sbnet::Status sbnet_blocksparse_weight_grad_cuda(const sbnet::BlocksparseWeightGradParams* p, void*,
+sbnet::Status sbnet_blocksparse_weight_grad_cuda(const sbnet::BlocksparseWeightGradParams* p, void* workspace,
                                                  void* stream_handle) {
   using namespace sbnet;
   SBNET_TRY(validate(*p));
@@ -118,8 +148,18 @@ sbnet::Status sbnet_blocksparse_weight_grad_cuda(const sbnet::BlocksparseWeightG
   SBNET_TRY(current_device(portable::kWeightGradOp, &device));
   const auto stream = static_cast<cudaStream_t>(stream_handle);
 #ifdef SBNET_SM90
-  if (select_capability(device) == 90 && sm90::blocksparse_weight_grad_takes(*p))
-    return sm90::blocksparse_weight_grad(*p, device, nullptr, stream);
+  if (select_capability(device) == 90) {
+    BlocksparseWeightGradParams planned = *p;
+    const bool fours = sm90::fours_bytes(p->layout.shape, p->plan_words, p->x[0].dtype) > 0;
+    planned.layout.shape = planned_shape(p->layout.shape);
+    if (fours) planned.dw = workspace;
+    if (reinterpret_cast<uintptr_t>(p->dw) % 16 == 0 && sm90::blocksparse_weight_grad_takes(planned)) {
+      SBNET_TRY(sm90::blocksparse_weight_grad(planned, device, nullptr, stream));
+      return fours ? sm90::unpack_fours(*p, workspace, device, stream) : ok_status();
+    }
+  }
+#else
+  (void)workspace;
 #endif
   bool vectors = portable::suits_mma(p->x[0].dtype, p->allow_tf32);
   for (int i = 0; i < p->pairs; ++i)

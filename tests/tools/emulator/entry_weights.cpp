@@ -10,13 +10,15 @@
 extern "C" {
 
 // Rows of adjacent features, `stride` elements apart: x [rows, C], y [rows, K]; weight [blocks, size, size]; coords
-// [blocks, 2]. kernel: 0 wide, 1 narrow, 2 weight gradient (x and y are the inputs, weight the result).
+// [blocks, 2]. With `indices`, the pixels of active blocks: rows is images * height * width. kernel: 0 wide or quad, 1
+// narrow, 2 weight gradient (x and y are the inputs, weight the result).
 struct MatmulCase {
   int32_t kernel, multiprocessors, seed, bfloat16;
   int32_t rows, c, k, block_size, blocks, transposed, activation, cluster;
+  int32_t images, height, width, block_h, block_w, capacity;
   int64_t x_stride, y_stride;
   void *x, *y, *weight, *bias;
-  const int32_t* coords;
+  const int32_t *coords, *indices, *count;
 };
 
 __attribute__((visibility("default"))) int emulate_matmul(const MatmulCase* given, char* message, int64_t room) {
@@ -38,6 +40,11 @@ __attribute__((visibility("default"))) int emulate_matmul(const MatmulCase* give
   const DeviceInfo device = {v.multiprocessors, v.multiprocessors, 90};
   const DType dtype = v.bfloat16 ? DType::kBF16 : DType::kF16;
   auto matrix = [&](void* data, int64_t features, int64_t stride) {
+    if (v.indices)
+      return TensorView{data,
+                        {v.images, features, v.height, v.width},
+                        {stride * v.height * v.width, 1, stride * v.width, stride},
+                        dtype};
     return TensorView{data, {1, features, 1, v.rows}, {0, 1, 0, stride}, dtype};
   };
   bool takes;
@@ -54,10 +61,18 @@ __attribute__((visibility("default"))) int emulate_matmul(const MatmulCase* give
     p.weight = v.weight, p.bias = v.bias, p.bias_dtype = dtype, p.layout = layout;
     p.plan = reinterpret_cast<int32_t*>(plan.data()), p.plan_words = plan_words, p.transposed = v.transposed;
     p.activation = static_cast<Activation>(v.activation), p.activation_param = 0.01f;
+    if (v.indices) {
+      const BlockGrid grid = {{v.block_h, v.block_w},
+                              {v.block_h, v.block_w},
+                              {0, 0},
+                              {(v.height + v.block_h - 1) / v.block_h, (v.width + v.block_w - 1) / v.block_w}};
+      p.active = {v.indices, v.count, nullptr, v.capacity, grid};
+    }
     takes = sm90::blocksparse_matmul_takes(p);
     if (takes && status.ok())
-      status = v.kernel == 0 ? sm90::matmul::launch_wide(p, device, nullptr)
-                             : sm90::matmul::launch_narrow(p, device, nullptr);
+      status = v.kernel == 1            ? sm90::matmul::launch_narrow(p, device, nullptr)
+               : size < 64 || v.indices ? sm90::matmul::launch_quad(p, device, nullptr)
+                                        : sm90::matmul::launch_wide(p, device, nullptr);
   }
   std::snprintf(message, room, "%s", status.message);
   return !status.ok() ? 2 : takes ? 0 : 1;

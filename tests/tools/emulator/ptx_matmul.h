@@ -5,6 +5,10 @@
 namespace sbnet::sm90::matmul {
 
 inline void tma_store(const CUtensorMap* m, uint32_t from, int c, int row) { store_box(m, from, {c, row}); }
+inline void tma_multicast(uint32_t to, const CUtensorMap* m, uint32_t bar, int c, int x, int y, int n, uint32_t ctas) {
+  for (uint32_t rank = 0; ctas >> rank; ++rank)
+    if (ctas >> rank & 1) emulator::load_box(map_to_rank(to, rank), m, map_to_rank(bar, rank), {c, x, y, n});
+}
 inline uint32_t operand(uint32_t address, uint32_t next_64 = 0) {
   return (address & 0x3FFFF) >> 4 | next_64 >> 4 << 16;
 }

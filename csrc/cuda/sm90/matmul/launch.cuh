@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/weights/plan.h"
+#include "core/weights/rows.h"
 #include "cuda/sm90/conv/conv_host.cuh"
 #include "cuda/sm90/matmul/tiles.cuh"
 
@@ -81,7 +82,7 @@ inline TileArgs tile_args(const BlocksparseMatmulParams& p, const TilePlan& plan
   a.groups = static_cast<int>(plan.groups);
   a.group_features = plan.cta_features() * plan.cluster;
   a.block_size = p.layout.shape.block_size;
-  a.rows = static_cast<int>(rows_of(p.x));
+  a.rows = static_cast<int>(row_capacity(p.x, p.active));
   a.tile_rows = tile_rows;
   a.tiles = (a.rows + tile_rows - 1) / tile_rows;
   const int64_t bands = p.in_features() * 2 * a.rows / kBandBytes + 1;
@@ -120,25 +121,32 @@ Status workers_of(const char* op, const DeviceInfo& device, int threads, int sha
   return ok_status();
 }
 
+// f(a value of the element type, integral constant: transposed).
+template <class F>
+Status dispatch_types(const BlocksparseMatmulParams& p, F&& f) {
+  const auto directions = [&](auto type) {
+    return p.transposed ? f(type, std::true_type()) : f(type, std::false_type());
+  };
+  return p.x.dtype == DType::kBF16 ? directions(__nv_bfloat16()) : directions(__half());
+}
 // f(a value of the element type, integral constants: side of a box, transposed).
 template <class F>
 Status dispatch(const BlocksparseMatmulParams& p, F&& f) {
-  const auto directions = [&](auto type, auto unit) {
-    return p.transposed ? f(type, unit, std::true_type()) : f(type, unit, std::false_type());
-  };
-  const auto units = [&](auto type) {
+  return dispatch_types(p, [&](auto type, auto transposed) {
     const int size = p.layout.shape.block_size;
-    if (size == 16) return directions(type, std::integral_constant<int, 16>());
-    if (size == 32) return directions(type, std::integral_constant<int, 32>());
-    return directions(type, std::integral_constant<int, 64>());
-  };
-  return p.x.dtype == DType::kBF16 ? units(__nv_bfloat16()) : units(__half());
+    if (size == 16) return f(type, std::integral_constant<int, 16>(), transposed);
+    if (size == 32) return f(type, std::integral_constant<int, 32>(), transposed);
+    return f(type, std::integral_constant<int, 64>(), transposed);
+  });
 }
 
-// wide.cu, narrow.cu, weight_grad.cu
+// wide.cu, quad.cu, narrow.cu, weight_grad.cu
 Status launch_wide(const BlocksparseMatmulParams& p, const DeviceInfo& device, cudaStream_t stream);
+Status launch_quad(const BlocksparseMatmulParams& p, const DeviceInfo& device, cudaStream_t stream);
 Status launch_narrow(const BlocksparseMatmulParams& p, const DeviceInfo& device, cudaStream_t stream);
 Status launch_weight_grad(const BlocksparseWeightGradParams& p, const DeviceInfo& device, cudaStream_t stream);
+// Rows of a box of the quad kernel's input that lie side by side in a block; 0: the kernel cannot read such blocks.
+int quad_box_rows(const BlockGrid& grid, int most);
 // The most CTAs that share a tile of the narrow kernel, as a power of 2.
 int narrow_log_cluster(const BlocksparseMatmulParams& p, int sm_count);
 

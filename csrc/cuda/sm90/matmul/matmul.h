@@ -10,7 +10,8 @@ struct DeviceInfo;
 namespace sm90 {
 
 // Does the fast path take this problem (validated, on a device of capability 90)? Host facts only: shapes, strides,
-// alignment, density, whether there is a plan. Whatever it declines is the portable kernel's.
+// alignment, density, whether there is a plan. Whatever it declines is the portable kernel's. Weights beyond the input
+// features must be finite: x has only zeros against them.
 bool blocksparse_matmul_takes(const BlocksparseMatmulParams& p);
 bool blocksparse_weight_grad_takes(const BlocksparseWeightGradParams& p);
 

@@ -10,6 +10,14 @@ __device__ __forceinline__ void tma_store(const CUtensorMap* m, uint32_t from, i
                "r"(c), "r"(row)
                : "memory");
 }
+__device__ __forceinline__ void tma_multicast(uint32_t to, const CUtensorMap* m, uint32_t bar, int c, int x, int y,
+                                              int n, uint32_t ctas) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+      "[%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to),
+      "l"(m), "r"(bar), "r"(c), "r"(x), "r"(y), "r"(n), "h"(static_cast<uint16_t>(ctas))
+      : "memory");
+}
 __device__ __forceinline__ void store_shared(uint32_t to, float a, float b, float c, float d) {
   asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }
