@@ -169,22 +169,30 @@ Status launch(const Conv2dParams& p, Args& a, const DeviceInfo& device, cudaStre
   return ok_status();
 }
 
+template <class T, bool kWhole>
+Status launch_width(int outputs, const Conv2dParams& p, Args& a, const DeviceInfo& device, cudaStream_t stream) {
+  switch (outputs) {
+    case 16:
+      return launch<Config<T, 16, kWhole>>(p, a, device, stream);
+    case 32:
+      return launch<Config<T, 32, kWhole>>(p, a, device, stream);
+    case 64:
+      return launch<Config<T, 64, kWhole>>(p, a, device, stream);
+    case 80:
+      return launch<Config<T, 80, kWhole>>(p, a, device, stream);
+    default:
+      return launch<Config<T, 96, kWhole>>(p, a, device, stream);
+  }
+}
+
 template <class T>
 Status dispatch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
   Args a = {};
   fill_common(p, &a);
-  switch (choose_columns(p, device, &a)) {
-    case 16:
-      return launch<Config<T, 16>>(p, a, device, stream);
-    case 32:
-      return launch<Config<T, 32>>(p, a, device, stream);
-    case 64:
-      return launch<Config<T, 64>>(p, a, device, stream);
-    case 80:
-      return launch<Config<T, 80>>(p, a, device, stream);
-    default:
-      return launch<Config<T, 96>>(p, a, device, stream);
-  }
+  const int outputs = choose_columns(p, device, &a);
+  const bool whole = a.out_word == 16 && a.chunk_outputs % 8 == 0;
+  return whole ? launch_width<T, true>(outputs, p, a, device, stream)
+               : launch_width<T, false>(outputs, p, a, device, stream);
 }
 
 }  // namespace

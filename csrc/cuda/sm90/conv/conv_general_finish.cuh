@@ -1,5 +1,7 @@
 // The general Hopper convolution: where positions lie in the output, epilogue and stores.
 #pragma once
+#include <type_traits>
+
 #include "cuda/sm90/conv/conv_general_plan.cuh"
 
 namespace sbnet::sm90::general {
@@ -85,9 +87,23 @@ __device__ __forceinline__ float own_group_output(const Args& a, Place place, in
   return v[0];
 }
 
+// Is any of 8 elements NaN? Its exponent is all ones, and its mantissa is not zero.
+template <class T>
+__device__ __forceinline__ bool has_nan(uint4 v) {
+  constexpr uint32_t kInfinity = std::is_same_v<T, __half> ? 0x7c00u : 0x7f80u;
+  bool nan = false;
+#pragma unroll
+  for (const uint32_t pair : {v.x, v.y, v.z, v.w})
+    nan |= (pair & 0x7fffu) > kInfinity || (pair >> 16 & 0x7fffu) > kInfinity;
+  return nan;
+}
+
 // The tile's sums become outputs, 64 positions at a time: through staged rows of 128 bytes, kSlabs to a position, as
 // the threads that have a position's channels are not those that should write them. Where channels are rows of the
 // product, all of a warpgroup share its staging memory; where positions are, a warp's 16 positions are its own.
+//
+// The second 64 positions run the same instructions as the first, their sums moved: fetching code that runs once a tile
+// costs as much as running it.
 template <class C, class Acc>
 __device__ __forceinline__ void finish(const Args& a, const Column& column, int k0, Acc& acc, uint32_t smem,
                                        uint8_t* shared, const Place* places, const float* bias) {
@@ -96,6 +112,7 @@ __device__ __forceinline__ void finish(const Args& a, const Column& column, int 
   const int w4 = __shfl_sync(0xffffffff, tid >> 5, 0);
   constexpr bool kShare = C::kChannelRows;
   constexpr int kMine = kShare ? 64 : 16, kTeam = kShare ? 128 : 32;  // positions and threads that share memory
+  constexpr int kEach = kMine * C::kWords / kTeam;                    // words of a thread
   const int member = kShare ? tid : lane, first = kShare ? 0 : w4 * 16;
   const uint32_t staging = wg * C::kStaging + first * C::kSlabs * 128;
   auto meet = [&] {
@@ -104,24 +121,32 @@ __device__ __forceinline__ void finish(const Args& a, const Column& column, int 
     else
       __syncwarp();
   };
-  // f(bytes from the beginning of shared memory, where its position goes, first channel) for this thread's words.
-  auto word_of_thread = [&](int half, int i, auto&& f) {
-    const int at = member + i * kTeam, position = at / C::kWords, word = at % C::kWords;
-    const int row = position * C::kSlabs + word / 8;
-    const Place place = places[half * 64 + first + position];
-    const int k = k0 + word * 8;
-    if (place.y >= 0 && k < column.k_end) f(staging + row * 128 + (((word ^ row) & 7) << 4), place, k);
-  };
-  auto for_words = [&](int half, auto&& f) {
-#pragma unroll 4
-    for (int i = 0; i < kMine * C::kWords / kTeam; ++i) word_of_thread(half, i, f);
-  };
+#pragma unroll 1
+  for (int half = 0; half < 2; ++half, places += 64) {
+    // f(bytes from the beginning of shared memory, where its position goes, first channel) for a word of this thread.
+    auto word_of_thread = [&](int i, auto&& f) {
+      const int at = member + i * kTeam, position = at / C::kWords, word = at % C::kWords;
+      const int row = position * C::kSlabs + word / 8, k = k0 + word * 8;
+      const Place* place = places + first + position;
+      if (place->y >= 0 && k < column.k_end) f(staging + row * 128 + (((word ^ row) & 7) << 4), place, k);
+    };
+    auto for_words = [&](auto&& f) {
+      if constexpr (C::kWhole) {
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
+        for (int i = 0; i < kEach; ++i) word_of_thread(i, f);
+      } else {
+#pragma unroll 1
+        for (int i = 0; i < kEach; ++i) word_of_thread(i, f);
+      }
+    };
     if (half) meet();
     if (a.residual.data) {
-      for_words(half, [&](uint32_t at, const Place& place, int k) {
-        copy_channels(shared + at, 1, residual_at<T>(a, place, k), a.residual_c, a.out_word, column.k_end - k);
+      for_words([&](uint32_t at, const Place* place, int k) {
+        const T* from = residual_at<T>(a, *place, k);
+        if constexpr (C::kWhole)
+          *reinterpret_cast<uint4*>(shared + at) = *reinterpret_cast<const uint4*>(from);
+        else
+          copy_channels(shared + at, 1, from, a.residual_c, a.out_word, column.k_end - k);
       });
       meet();
     }
@@ -136,7 +161,7 @@ __device__ __forceinline__ void finish(const Args& a, const Column& column, int 
           float v[8];
           uint32_t packed[4];
 #pragma unroll
-          for (int e = 0; e < 8; ++e) v[e] = acc[0][half * 32 + j * 8 + e] + (e & 2 ? bias1 : bias0);
+          for (int e = 0; e < 8; ++e) v[e] = acc[0][j * 8 + e] + (e & 2 ? bias1 : bias0);
           if (residual) ldmatrix_trans(lane_row + j * 2048, packed);
           finish_sums<T>(a, simple, residual, v, low, packed);
           stmatrix_trans(lane_row + j * 2048, packed[0], packed[1], packed[2], packed[3]);
@@ -145,29 +170,45 @@ __device__ __forceinline__ void finish(const Args& a, const Column& column, int 
 #pragma unroll
         for (int e = 0; e < C::kOutputs / 2; e += 4) {
           const float2 pair = *reinterpret_cast<const float2*>(bias + e * 2 + (lane & 3) * 2);
-          acc[half][e] += pair.x, acc[half][e + 1] += pair.y, acc[half][e + 2] += pair.x, acc[half][e + 3] += pair.y;
+          acc[0][e] += pair.x, acc[0][e + 1] += pair.y, acc[0][e + 2] += pair.x, acc[0][e + 3] += pair.y;
         }
-        finish_rows<T, (C::kOutputs < 64 ? C::kOutputs : 64) / 8, C::kSlabs>(a, simple, residual, acc[half],
+        finish_rows<T, (C::kOutputs < 64 ? C::kOutputs : 64) / 8, C::kSlabs>(a, simple, residual, acc[0],
                                                                              smem + staging);
         if constexpr (C::kSlabs == 2)
-          finish_rows<T, (C::kOutputs - 64) / 8, 2>(a, simple, residual, acc[half] + 32, smem + staging, 1);
+          finish_rows<T, (C::kOutputs - 64) / 8, 2>(a, simple, residual, acc[0] + 32, smem + staging, 1);
       }
     });
-    meet();
-    if (a.mixed) {
-#pragma unroll 1
-      for (int i = 0; i < kMine * C::kWords / kTeam; ++i)
-        word_of_thread(half, i, [&](uint32_t at, const Place& place, int k) {
-#pragma unroll 1
-          for (int e = 0; e < 8 && k + e < column.k_end; ++e) {
-            uint16_t* output = reinterpret_cast<uint16_t*>(shared + at) + e;
-            if (is_nan<T>(*output)) *output = pack<T>(own_group_output<T>(a, place, k + e), 0.f);
-          }
-        });
+    if constexpr (kShare) {
+#pragma unroll
+      for (int e = 0; e < 32; ++e) acc[0][e] = acc[0][32 + e];
+    } else {
+#pragma unroll
+      for (int e = 0; e < C::kOutputs / 2; ++e) acc[0][e] = acc[1][e];
     }
-    for_words(half, [&](uint32_t at, const Place& place, int k) {
-      copy_channels(static_cast<T*>(a.y.data) + place.y + k * a.y_c, a.y_c, shared + at, 1, a.out_word,
-                    column.k_end - k);
+    meet();
+    if (!C::kWhole || a.mixed) {
+      bool nan = false;
+      if (a.mixed)
+        for_words(
+            [&](uint32_t at, const Place*, int) { nan |= has_nan<T>(*reinterpret_cast<const uint4*>(shared + at)); });
+      if (__any_sync(0xffffffff, nan)) {
+#pragma unroll 1
+        for (int i = 0; i < kEach; ++i)
+          word_of_thread(i, [&](uint32_t at, const Place* place, int k) {
+#pragma unroll 1
+            for (int e = 0; e < 8 && k + e < column.k_end; ++e) {
+              uint16_t* output = reinterpret_cast<uint16_t*>(shared + at) + e;
+              if (is_nan<T>(*output)) *output = pack<T>(own_group_output<T>(a, *place, k + e), 0.f);
+            }
+          });
+      }
+    }
+    for_words([&](uint32_t at, const Place* place, int k) {
+      T* to = static_cast<T*>(a.y.data) + place->y + (C::kWhole ? k : k * a.y_c);
+      if constexpr (C::kWhole)
+        *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(shared + at);
+      else
+        copy_channels(to, a.y_c, shared + at, 1, a.out_word, column.k_end - k);
     });
   }
 }

@@ -28,9 +28,10 @@ struct Group {   // taps that share a patch
   int32_t end;   // of its taps
 };
 
-template <class T_, int kOutputs_>
+template <class T_, int kOutputs_, bool kWhole_>
 struct Config {
   using T = T_;
+  static constexpr bool kWhole = kWhole_;     // outputs (and residuals) move in whole words of 16 bytes
   static constexpr int kOutputs = kOutputs_;  // channels of a tile
   // Where they are 64, they are the rows of the product, and 128 positions its columns. Elsewhere the positions are
   // rows, 64 at a time, so that no other number of channels has to be filled up to 64.
