@@ -55,6 +55,30 @@ def test_runs_of_pixels(dtype, block):
         check("cpu", layout="contiguous", out_layout="channel_slice", **case)
 
 
+@pytest.mark.parametrize("isa", ["avx2", "avx512"])
+def test_infinities_reach_the_outputs_that_read_them_and_no_others(isa):
+    """3x3 layers are computed from differences of inputs, in which an infinity must not become NaN."""
+    code = """
+import torch, torch.nn.functional as F
+import sbnet
+torch.manual_seed(0)
+x = torch.randn(1, 24, 21, 30)
+for value, (c, row, column) in zip([torch.inf, -torch.inf, torch.nan, 3e38, torch.inf, -torch.inf],
+                                   [(0, 0, 0), (7, 5, 6), (3, 10, 20), (4, 15, 3), (9, 18, 27), (10, 19, 28)]):
+    x[0, c, row, column] = value
+weight, bias = torch.randn(33, 24, 3, 3), torch.randn(33)
+active = sbnet.reduce_mask(torch.ones(1, 21, 30, dtype=torch.bool), sbnet.BlockGrid.cover((21, 30), (7, 8)))
+got, want = sbnet.sparse_conv2d(x, weight, bias, active, padding=1), F.conv2d(x, weight, bias, padding=1)
+assert want.isnan().any() and want.isposinf().any() and want.isneginf().any() and want.isfinite().any()
+for kind in (torch.isnan, torch.isposinf, torch.isneginf):
+    assert torch.equal(kind(got), kind(want)), kind
+print("done")
+"""
+    result = run_python(code, SBNET_ISA=isa)
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert result.stdout.strip() == "done"
+
+
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_same_bits_with_any_number_of_cpu_threads(threads):
     before = torch.get_num_threads()

@@ -33,12 +33,14 @@ Status validate(const ConvPackParams& p) {
 }
 
 // Instruction sets differ in how far they fill up channels. Whoever widens the elements, to 4 bytes, does not fill up
-// input channels; matrix units fill them up, but to no more than twice as many 2-byte elements.
+// input channels; matrix units fill them up, but to no more than twice as many 2-byte elements. Weights of 3x3 may be
+// kept in Winograd's form, too.
 int64_t packed_bytes(const ConvPackParams& p) {
   const int64_t* size = p.weight.size;
   const int64_t groups = size[1] == 1 ? 1 : p.groups,
                 lanes = (size[0] / groups + kMostLanes - 1) / kMostLanes * kMostLanes;
-  return kTagBytes + groups * lanes * size[1] * size[2] * size[3] * 4;
+  const bool winograd = size[2] == 3 && size[3] == 3 && groups == 1;
+  return kTagBytes + groups * lanes * size[1] * (size[2] * size[3] + (winograd ? 16 : 0)) * 4;
 }
 
 Status validate(const Conv2dParams& p) {

@@ -103,6 +103,7 @@ void run_jobs(const ConvPlan& plan, const ConvKernels& kernel, const void* weigh
     ConvJob job{};
     job.weights = weights;
     job.patch = scratch + plan.patch_at;
+    job.inputs = reinterpret_cast<float*>(scratch + plan.inputs_at);
     job.sums = reinterpret_cast<float*>(scratch + plan.sums_at);
     job.rects = list;
     job.pixels = reinterpret_cast<ConvPixels*>(scratch + plan.pixels_at);

@@ -9,7 +9,6 @@
 #include "cpu/masked/conv_fma.h"
 
 namespace sbnet {
-const ConvKernels kConvKernelsAvx2 = {
-    {SBNET_LANES, SBNET_VECTORS, 1, 4, 0}, conv_avx2::pack_weights, conv_avx2::run_job};
+const ConvKernels kConvKernelsAvx2 = {{SBNET_LANES, SBNET_VECTORS, 1, 4, 0}, conv_avx2::pack_all, conv_avx2::run_job};
 }  // namespace sbnet
 #endif

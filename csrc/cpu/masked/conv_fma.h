@@ -143,18 +143,39 @@ static void run_slice(const ConvPlan& plan, const ConvJob& job, const Slice& sli
   }
 }
 
+}  // namespace SBNET_ISA
+}  // namespace sbnet
+
+#include "cpu/masked/conv_winograd.h"
+
+namespace sbnet {
+namespace SBNET_ISA {
+
+template <class T>
+static void run_either(const ConvPlan& plan, const ConvJob& job) {
+  if (plan.by_winograd)
+    run_winograd<T>(plan, job);
+  else
+    run<T>(plan, job);
+}
+
 static void run_job(const ConvPlan& plan, const ConvJob& job) {
   switch (plan.p.x.dtype) {
     case DType::kF16:
-      run<Half>(plan, job);
+      run_either<Half>(plan, job);
       break;
     case DType::kBF16:
-      run<BFloat>(plan, job);
+      run_either<BFloat>(plan, job);
       break;
     default:
-      run<float>(plan, job);
+      run_either<float>(plan, job);
       break;
   }
+}
+
+static void pack_all(const ConvLayout& layout, void* packed, int64_t begin, int64_t end) {
+  pack_weights(layout, packed, begin, end);
+  if (layout.winograd) pack_winograd(layout, static_cast<float*>(packed), begin, end);
 }
 
 }  // namespace SBNET_ISA

@@ -9,7 +9,8 @@ struct ConvJob {
   int64_t group, first_panel, panels;
   const void* weights;  // packed, of the whole layer, without their tag
   void* patch;          // [rects][slots][patch_channels]
-  float* sums;          // [panels][plan.sum_rows][panel width]
+  float* inputs;        // Winograd's: [points][squares][input channels, in whole vectors]
+  float* sums;          // [panels][plan.sum_rows][panel width]; Winograd's: [points][squares][panel width]
   const ConvRect* rects;
   int64_t rect_count;
   struct ConvPixels* pixels;

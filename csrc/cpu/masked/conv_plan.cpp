@@ -13,6 +13,9 @@ constexpr int64_t kMaxProducts = 512;  // per slice and pixel: bounds the chain 
 constexpr int64_t kJobChannels = 256;  // output channels per job: bounds the accumulators to 256 KiB
 constexpr int32_t kMaxTileWidth = 32;
 constexpr int64_t kSharedSlots = 1024;  // patch slots up to which small blocks share a tile
+constexpr int64_t kLeastWinogradChannels = 16,
+                  kMostWinogradChannels = 512;  // its transforms pay; its inputs fit a cache
+constexpr int32_t kLeastWinogradSide = 4;       // of a tile: edges waste less
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t aligned(int64_t bytes) { return ceil_div(bytes, 64) * 64; }
@@ -24,6 +27,10 @@ int64_t ConvLayout::taps() const { return weight.size[2] * weight.size[3]; }
 int64_t ConvLayout::panel_offset(int64_t group, int64_t panel) const {
   const int64_t group_width = (panels - 1) * panel_width + last_width;
   return (group * group_width + panel * panel_width) * stored_in * taps();
+}
+
+int64_t ConvLayout::winograd_offset(int64_t panel) const {
+  return winograd_at + panel * panel_width * kWinogradPoints * group_in;
 }
 
 int32_t pixels_per_run(const ConvPlan& plan, int32_t most) {
@@ -91,6 +98,13 @@ ConvLayout make_conv_layout(const TensorView& weight, int32_t groups, const Conv
   l.panels = ceil_div(l.group_out, l.panel_width);
   l.last_width = ceil_div(l.group_out - (l.panels - 1) * l.panel_width, shape.lanes) * shape.lanes;
   l.bytes = aligned(l.panel_offset(l.groups, 0) * shape.element_bytes);
+  l.winograd = shape.depth == 1 && groups == 1 && weight.size[2] == 3 && weight.size[3] == 3 &&
+               l.group_in >= kLeastWinogradChannels && l.group_in <= kMostWinogradChannels &&
+               l.group_out >= kLeastWinogradChannels;
+  if (l.winograd) {
+    l.winograd_at = l.bytes / shape.element_bytes;
+    l.bytes += ((l.panels - 1) * l.panel_width + l.last_width) * kWinogradPoints * l.group_in * shape.element_bytes;
+  }
 
   const int64_t slice_taps =
       std::min<int64_t>(weight.size[2], kMaxAxisTaps) * std::min<int64_t>(weight.size[3], kMaxAxisTaps);
@@ -103,7 +117,7 @@ ConvLayout make_conv_layout(const TensorView& weight, int32_t groups, const Conv
     l.chunk = ceil_div(l.group_in, ceil_div(l.group_in, std::clamp<int64_t>(most, 1, l.group_in)));
     if (l.chunk > 4) l.chunk = std::min(l.group_in, ceil_div(l.chunk, 4) * 4);
   }
-  l.tag = PackTag{{'s', 'b', 'n', 'e', 't', 'w', '1'}, shape, weight.dtype, groups, 0, {}};
+  l.tag = PackTag{{'s', 'b', 'n', 'e', 't', 'w', '2'}, shape, weight.dtype, groups, 0, {}};
   std::copy(weight.size, weight.size + 4, l.tag.size);
   return l;
 }
@@ -128,12 +142,24 @@ ConvPlan make_conv_plan(const Conv2dParams& p, const ConvShape& shape, bool pack
       slots[axis] = std::max<int64_t>(slots[axis], a.slots);
       t += a.taps;
     }
+  plan.by_winograd = plan.winograd && p.stride[0] == 1 && p.stride[1] == 1 && p.dilation[0] == 1 &&
+                     p.dilation[1] == 1 && std::min(plan.tile[0], plan.tile[1]) >= kLeastWinogradSide;
+  const int64_t squares[2] = {ceil_div(plan.tile[0], 2), ceil_div(plan.tile[1], 2)};
+  if (plan.by_winograd)
+    for (int axis = 0; axis < 2; ++axis) slots[axis] = 2 * squares[axis] + 2;
   plan.rect_slots = slots[0] * slots[1];
   plan.rects_per_tile = std::max<int64_t>(
       1, std::min<int64_t>(kTilePixels / (plan.tile[0] * plan.tile[1]), kSharedSlots / plan.rect_slots));
 
   plan.patch_channels = plan.depthwise ? plan.panel_width : plan.chunk;
   plan.sum_rows = kTileCapacity;
+  int64_t inputs = 0;  // floats of transformed inputs
+  if (plan.by_winograd) {
+    plan.patch_channels = plan.lanes;
+    plan.squares = ceil_div(plan.rects_per_tile * squares[0] * squares[1], kMicroPixels) * kMicroPixels;
+    plan.sum_rows = kWinogradPoints * plan.squares;
+    inputs = plan.sum_rows * ceil_div(plan.group_in, plan.lanes) * plan.lanes;
+  }
   if (shape.row_pixels) {
     const int64_t run = pixels_per_run(plan, shape.row_pixels);
     plan.sum_rows = plan.rects_per_tile * plan.tile[0] * ceil_div(plan.tile[1], run) * run;
@@ -142,8 +168,10 @@ ConvPlan make_conv_plan(const Conv2dParams& p, const ConvShape& shape, bool pack
   plan.patch_at = 0;
   // Runs are as long at the end of a row as elsewhere: what they read beyond the patch is not used.
   const int64_t patch_slots = plan.rects_per_tile * plan.rect_slots + shape.row_pixels * p.stride[1];
-  plan.sums_at = aligned(patch_slots * plan.patch_channels * shape.element_bytes);
-  plan.rects_at = plan.sums_at + plan.job_panels * plan.sum_rows * plan.panel_width * 4;
+  plan.inputs_at = aligned(patch_slots * plan.patch_channels * shape.element_bytes);
+  plan.sums_at = plan.inputs_at + aligned(inputs * 4);
+  // Winograd's way finishes a panel before it begins the next.
+  plan.rects_at = plan.sums_at + (plan.by_winograd ? 1 : plan.job_panels) * plan.sum_rows * plan.panel_width * 4;
   plan.pixels_at = aligned(plan.rects_at + plan.rects_per_tile * static_cast<int64_t>(sizeof(ConvRect)));
   plan.scratch_bytes = aligned(plan.pixels_at + static_cast<int64_t>(sizeof(ConvPixels)));
   plan.weights_at = 64;  // after the job counter

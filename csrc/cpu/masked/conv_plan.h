@@ -14,7 +14,8 @@ namespace sbnet {
 constexpr int kMicroPixels = 6;
 constexpr int kTilePixels = 256;
 constexpr int kTileCapacity = (kTilePixels + kMicroPixels - 1) / kMicroPixels * kMicroPixels;
-constexpr int kMaxAxisTaps = 8;  // taps of one axis in a group: as many as are left, at most these
+constexpr int kWinogradPoints = 16;  // products of a 2x2 square of outputs, for each pair of channels
+constexpr int kMaxAxisTaps = 8;      // taps of one axis in a group: as many as are left, at most these
 constexpr int kTagBytes = 128;
 
 // Output pixels [row, row+height) x [column, column+width) of image n, inside the plane.
@@ -68,6 +69,8 @@ struct ConvLayout {
   int32_t panel_width;  // output channels per panel
   int64_t panels;       // per group
   int64_t last_width;   // of the last panel: a multiple of `lanes`
+  bool winograd;        // the weights are kept in Winograd's form, too (conv_winograd.h)
+  int64_t winograd_at;  // where that begins, in elements
   int64_t bytes;
   PackTag tag;
 
@@ -76,6 +79,7 @@ struct ConvLayout {
   int64_t taps() const;
   // Where a panel's packed weights begin, in elements.
   int64_t panel_offset(int64_t group, int64_t panel) const;
+  int64_t winograd_offset(int64_t panel) const;
 };
 
 struct ConvPlan : ConvLayout {
@@ -87,10 +91,12 @@ struct ConvPlan : ConvLayout {
   int64_t rects_per_tile;  // small blocks share a tile
   int64_t rect_slots;      // patch slots per rect, at most
   int64_t sum_rows;        // accumulators per panel of a job, in pixels
+  bool by_winograd;        // this convolution is computed so
+  int64_t squares;         // then: 2x2 squares of outputs per tile, at most, in whole microtiles
   // Byte offsets and sizes in the workspace.
   int64_t weights_at, scratch_at, scratch_bytes, total_bytes;
   // Byte offsets in one thread's scratch.
-  int64_t patch_at, sums_at, rects_at, pixels_at;
+  int64_t patch_at, inputs_at, sums_at, rects_at, pixels_at;
 };
 
 // The next group of taps of an axis from tap `first` on (0: rows, 1: columns).

@@ -1,0 +1,240 @@
+// 3x3 convolutions of stride 1 by Winograd's F(2x2, 3x3): a 2x2 square of outputs takes 16 products for each pair of
+// channels where the direct way takes 36. Inputs and weights are transformed to 16 points; at each point, the squares
+// of a tile times the weights are a matrix product, by the direct way's microkernel; sums are transformed back. (Lavin
+// and Gray, Fast Algorithms for Convolutional Neural Networks, arXiv 1509.09308.)
+//
+// An output depends on its own 3x3 inputs alone: what others hold is not even multiplied by zero. But an infinity makes
+// NaN of an infinity less an infinity: what comes out as no finite number, of inputs without NaN, is summed again
+// directly. Included by conv_fma.h.
+#pragma once
+#include "cpu/masked/conv_job.h"
+
+namespace sbnet {
+namespace SBNET_ISA {
+
+constexpr int64_t kWinogradChannels = 96;  // of a product: weights of a point and panel stay in the first cache
+
+// ---- Weights: G g G', G = (1 0 0; 1/2 1/2 1/2; 1/2 -1/2 1/2; 0 0 1); per panel [point][input channel][width].
+
+template <class T>
+static void pack_winograd_lanes(const ConvLayout& layout, int64_t k0, float* packed) {
+  const TensorView& w = layout.weight;
+  const int64_t C = layout.group_in, panel = k0 / kPanelWidth, width = layout.width_of_panel(panel);
+  const int64_t used = smaller(kLanes, layout.group_out - k0);
+  const T* source = static_cast<const T*>(w.data) + k0 * w.stride[0];
+  float* to = packed + layout.winograd_offset(panel) + k0 % kPanelWidth;
+  for (int64_t c = 0; c < C; ++c, to += width) {
+    alignas(64) float taps[9][kLanes] = {};
+    for (int64_t k = 0; k < used; ++k)
+      for (int t = 0; t < 9; ++t)
+        taps[t][k] = widen(source[k * w.stride[0] + c * w.stride[1] + t / 3 * w.stride[2] + t % 3 * w.stride[3]]);
+    Vec rows[4][3];
+    for (int s = 0; s < 3; ++s) {
+      const Vec a = load(taps[s]), b = load(taps[3 + s]), c2 = load(taps[6 + s]), ends = (a + c2) * 0.5f;
+      rows[0][s] = a, rows[1][s] = ends + b * 0.5f, rows[2][s] = ends - b * 0.5f, rows[3][s] = c2;
+    }
+    for (int r = 0; r < 4; ++r) {
+      const Vec a = rows[r][0], b = rows[r][1], c2 = rows[r][2], ends = (a + c2) * 0.5f;
+      const Vec points[4] = {a, ends + b * 0.5f, ends - b * 0.5f, c2};
+      for (int s = 0; s < 4; ++s) store(to + (r * 4 + s) * C * width, points[s]);
+    }
+  }
+}
+
+static void pack_winograd(const ConvLayout& layout, float* packed, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; ++i) {
+    switch (layout.weight.dtype) {
+      case DType::kF16:
+        pack_winograd_lanes<Half>(layout, i * kLanes, packed);
+        break;
+      case DType::kBF16:
+        pack_winograd_lanes<BFloat>(layout, i * kLanes, packed);
+        break;
+      default:
+        pack_winograd_lanes<float>(layout, i * kLanes, packed);
+        break;
+    }
+  }
+}
+
+// ---- Inputs: B' d B, where B' takes d0 - d2, d1 + d2, d2 - d1, d1 - d3.
+
+// kLanes channels of a square's 4x4 inputs, rows of the patch `pitch` elements apart; points `apart` elements apart.
+SBNET_INLINE void transform_inputs(const float* patch, int64_t pitch, float* to, int64_t apart) {
+  Vec t[4][4];
+  SBNET_UNROLL for (int j = 0; j < 4; ++j) {
+    const float* column = patch + j * kLanes;
+    const Vec a = load(column), b = load(column + pitch), c = load(column + 2 * pitch), d = load(column + 3 * pitch);
+    t[0][j] = a - c, t[1][j] = b + c, t[2][j] = c - b, t[3][j] = b - d;
+  }
+  SBNET_UNROLL for (int i = 0; i < 4; ++i) {
+    store(to + (i * 4 + 0) * apart, t[i][0] - t[i][2]);
+    store(to + (i * 4 + 1) * apart, t[i][1] + t[i][2]);
+    store(to + (i * 4 + 2) * apart, t[i][2] - t[i][1]);
+    store(to + (i * 4 + 3) * apart, t[i][1] - t[i][3]);
+  }
+}
+
+// ---- Outputs: A' m A, where A' takes m0 + m1 + m2, m1 - m2 - m3. A square's four rows of kPanelWidth; false where
+// something is no finite number.
+SBNET_INLINE bool transform_sums(const float* sums, int64_t apart, int64_t width, float* to) {
+  Vec finite = Vec{};
+  for (int64_t v = 0; v < width; v += kLanes) {
+    Vec t[2][4];
+    SBNET_UNROLL for (int j = 0; j < 4; ++j) {
+      const float* at = sums + j * apart + v;
+      const Vec b = load(at + 4 * apart), c = load(at + 8 * apart);
+      t[0][j] = load(at) + b + c, t[1][j] = b - c - load(at + 12 * apart);
+    }
+    SBNET_UNROLL for (int i = 0; i < 2; ++i) {
+      const Vec left = t[i][0] + t[i][1] + t[i][2], right = t[i][1] - t[i][2] - t[i][3];
+      store(to + i * 2 * kPanelWidth + v, left);
+      store(to + (i * 2 + 1) * kPanelWidth + v, right);
+      finite += left * 0.0f + right * 0.0f;
+    }
+  }
+  alignas(64) float lanes[kLanes];
+  store(lanes, finite);
+  float all = 0;
+  for (int i = 0; i < kLanes; ++i) all += lanes[i];
+  return all == 0;
+}
+
+// f(x of an input channel, tap's weight offset) for all that a pixel reads inside of the plane.
+template <class T, class F>
+SBNET_INLINE void for_inputs(const ConvPlan& plan, const ConvRect& rect, int32_t row, int32_t column, F&& f) {
+  const TensorView &x = plan.p.x, &w = plan.weight;
+  for (int64_t r = 0; r < 3; ++r)
+    for (int64_t s = 0; s < 3; ++s) {
+      const int64_t y = rect.row + row + r - plan.p.padding[0], at = rect.column + column + s - plan.p.padding[1];
+      if (y < 0 || y >= x.size[2] || at < 0 || at >= x.size[3]) continue;
+      const T* pixel = static_cast<const T*>(x.data) + rect.n * x.stride[0] + y * x.stride[2] + at * x.stride[3];
+      for (int64_t c = 0; c < plan.group_in; ++c)
+        f(widen(pixel[c * x.stride[1]]), c * w.stride[1] + r * w.stride[2] + s * w.stride[3]);
+    }
+}
+
+// What is no finite number among a pixel's sums, directly: of inputs with a NaN all sums are NaN already.
+template <class T>
+static __attribute__((noinline)) void sum_again(const ConvPlan& plan, const ConvRect& rect, int32_t row, int32_t column,
+                                                int64_t k0, int64_t channels, float* sums) {
+  bool nan = false;
+  for_inputs<T>(plan, rect, row, column, [&](float v, int64_t) { nan |= v != v; });
+  const TensorView& w = plan.weight;
+  for (int64_t k = 0; k < channels && !nan; ++k) {
+    if (sums[k] - sums[k] == 0) continue;
+    float sum = 0;
+    const T* weights = static_cast<const T*>(w.data) + (k0 + k) * w.stride[0];
+    for_inputs<T>(plan, rect, row, column, [&](float v, int64_t at) { sum += v * widen(weights[at]); });
+    sums[k] = sum;
+  }
+}
+
+// ---- One job.
+
+// The pixels of a tile, square by square; squares of clipped rects have fewer than four. Returns the number of squares.
+static int64_t list_squares(const ConvPlan& plan, const ConvJob& job) {
+  ConvPixels& px = *job.pixels;
+  const TensorView &y = plan.p.y, &residual = plan.p.residual;
+  px.count = 0;
+  int64_t squares = 0;
+  for (int64_t q = 0; q < job.rect_count; ++q) {
+    const ConvRect& rect = job.rects[q];
+    for (int32_t r = 0; r < rect.height; r += 2)
+      for (int32_t c = 0; c < rect.width; c += 2, ++squares)
+        for (int32_t i = 0; i < 4; ++i) {
+          const int32_t down = r + i / 2, right = c + i % 2;
+          if (down >= rect.height || right >= rect.width) continue;
+          const int64_t row = rect.row + down, column = rect.column + right;
+          px.rect[px.count] = static_cast<int32_t>(q);
+          px.row[px.count] = down;
+          px.column[px.count] = right;
+          px.y[px.count] = rect.n * y.stride[0] + row * y.stride[2] + column * y.stride[3];
+          if (residual.data)
+            px.residual[px.count] =
+                rect.n * residual.stride[0] + row * residual.stride[2] + column * residual.stride[3];
+          ++px.count;
+        }
+  }
+  return squares;
+}
+
+template <class T>
+static void gather_inputs(const ConvPlan& plan, const ConvJob& job) {
+  AxisTaps rows = next_axis_taps(plan, 0, 0), columns = next_axis_taps(plan, 1, 0);
+  columns.slots = (plan.tile[1] + 1) / 2 * 2 + 2;
+  rows.slots = static_cast<int32_t>(plan.rect_slots / columns.slots);
+  const int64_t stored = (plan.group_in + kLanes - 1) / kLanes * kLanes, apart = plan.squares * stored;
+  float* patch = static_cast<float*>(job.patch);
+  const int64_t pitch = columns.slots * kLanes;
+  for (int64_t c0 = 0; c0 < plan.group_in; c0 += kLanes) {
+    float* to = job.inputs + c0;
+    for (int64_t q = 0; q < job.rect_count; ++q) {
+      const ConvRect& rect = job.rects[q];
+      fill_patch<T>(plan, rect, rows, columns, {c0, smaller(kLanes, plan.group_in - c0), 1}, patch);
+      for (int32_t r = 0; r < rect.height; r += 2)
+        for (int32_t c = 0; c < rect.width; c += 2, to += stored)
+          transform_inputs(patch + r * pitch + c * kLanes, pitch, to, apart);
+    }
+  }
+}
+
+template <class T>
+static void finish_squares(const ConvPlan& plan, const ConvJob& job, int64_t panel, int64_t width) {
+  const ConvPixels& px = *job.pixels;
+  const int64_t k0 = panel * kPanelWidth, channels = smaller(width, plan.group_out - k0);
+  const int64_t apart = plan.squares * kPanelWidth;
+  alignas(64) float bias[kPanelWidth], outputs[4 * kPanelWidth];
+  load_bias<T>(plan.p, k0, channels, bias);
+  const float* sums = job.sums;
+  int64_t first = 0;
+  for (int64_t q = 0; q < job.rect_count; ++q) {
+    const ConvRect& rect = job.rects[q];
+    for (int32_t r = 0; r < rect.height; r += 2)
+      for (int32_t c = 0; c < rect.width; c += 2, sums += kPanelWidth) {
+        const bool finite = transform_sums(sums, apart, width, outputs);
+        const bool below = r + 1 < rect.height, beside = c + 1 < rect.width;
+        const int64_t count = (below ? 2 : 1) * (beside ? 2 : 1);
+        if (below && !beside) __builtin_memcpy(outputs + kPanelWidth, outputs + 2 * kPanelWidth, width * 4);
+        if (!finite)
+          for (int64_t i = 0; i < count; ++i)
+            sum_again<T>(plan, rect, px.row[first + i], px.column[first + i], k0, channels, outputs + i * kPanelWidth);
+        finish<T>(plan, px, first, first + count, k0, channels, bias, outputs);
+        first += count;
+      }
+  }
+}
+
+template <class T>
+static void run_winograd(const ConvPlan& plan, const ConvJob& job) {
+  const int64_t squares = list_squares(plan, job), C = plan.group_in, stored = (C + kLanes - 1) / kLanes * kLanes;
+  gather_inputs<T>(plan, job);
+  const int64_t parts = (C + kWinogradChannels - 1) / kWinogradChannels, part = (C + parts - 1) / parts;
+  for (int64_t j = 0; j < job.panels; ++j) {
+    const int64_t panel = job.first_panel + j, width = plan.width_of_panel(panel);
+    const float* w = static_cast<const float*>(job.weights) + plan.winograd_offset(panel);
+    const Microkernel micro = microkernel_of<false>(width);
+    for (int point = 0; point < kWinogradPoints; ++point) {
+      const float* inputs = job.inputs + point * plan.squares * stored;
+      float* sums = job.sums + point * plan.squares * kPanelWidth;
+      Taps taps;
+      taps.count = 1;
+      for (int64_t c0 = 0; c0 < C; c0 += part) {
+        taps.channels = smaller(part, C - c0);
+        taps.offset[0] = c0;
+        const NextWeights next = {reinterpret_cast<const char*>(w + taps.channels * width), part * width * 4};
+        for (int64_t i = 0; i < squares; i += kMicroPixels) {
+          int64_t rows[kMicroPixels];
+          for (int e = 0; e < kMicroPixels; ++e) rows[e] = (i + e) * stored;
+          fetch(next, i, smaller(i + kMicroPixels, squares), squares);
+          micro(inputs, rows, taps, w, sums + i * kPanelWidth, c0 == 0);
+        }
+        w += taps.channels * width;
+      }
+    }
+    finish_squares<T>(plan, job, panel, width);
+  }
+}
+
+}  // namespace SBNET_ISA
+}  // namespace sbnet
