@@ -18,6 +18,7 @@ def cuda_graph(run: Callable[[], Any], device: torch.device) -> tuple[torch.cuda
                 run()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # Other threads may allocate meanwhile, such as one that uploads the next frames.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             out = run()
     return graph, out

@@ -43,6 +43,7 @@ class Compiled:
         n, _, h, w = self.executor.shape
         self.mask = torch.zeros(n, h, w, dtype=torch.bool, device=constants.device) if masked_calls else None
         self.graph, self.outputs = cuda_graph(lambda: self._run(self.inputs, self.mask), constants.device)
+        self.active = self.executor.active  # lists that a replay writes
         self.executor.forget()
 
     def __call__(self, inputs: Sequence[Any], mask: Tensor | None) -> Any:
@@ -58,6 +59,7 @@ class Compiled:
         if self.mask is not None and mask is not self.mask:
             self.mask.copy_(mask)  # type: ignore[arg-type]
         self.graph.replay()
+        executor.active = self.active  # a whole frame had lists of its own
         return self.outputs
 
     @torch.no_grad()
