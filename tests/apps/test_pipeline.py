@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 import sbnet
 from sbnet.apps import cli, video, writers
 from sbnet.apps.pipeline import Network, Pipeline, PipelineError, Result, open_source, stages
+from sbnet.apps.pipeline.dense_side import dense_side
 from sbnet.apps.pipeline.summary import POINTS, Series
 from sbnet.benchmarks.harness import dense
 
@@ -71,6 +72,27 @@ def film(tmp_path_factory):
         for picture in frames():
             writer.write(picture)
     return path
+
+
+@pytest.mark.gpu
+def test_the_dense_side_keeps_its_weights():
+    """A CUDA graph reads weights where they lay when it was captured."""
+    x = tensor(frames()[0]).cuda()
+    _, run = dense_side(edges().cuda(), x)
+    torch.cuda.synchronize()
+    taken = [torch.full((4096,), torch.nan, device="cuda") for _ in range(64)]  # memory that nobody holds any more
+    with torch.no_grad():
+        torch.testing.assert_close(run(x), edges().cuda()(x), rtol=1e-3, atol=1e-3)
+    assert taken
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["masked", "exact", "cached"])
+def test_pipelines_on_a_gpu(mode):
+    run_ = run(frames(), network=edges(), mask=lambda x: x.mean(1) > 0.5, mode=mode, device="cuda", compare=2)
+    summary = run_.run()
+    assert 0 < summary.densities.mean < 1
+    assert summary.errors.mean < (1 if mode == "masked" else 0.2)  # NaN is not less
 
 
 def test_exact_results_of_every_frame_in_order():

@@ -105,6 +105,17 @@ def test_a_cached_run_keeps_its_memory(device):
     assert {value: tensor.data_ptr() for value, tensor in executor.kept_dense.items()} == kept
 
 
+def test_a_cached_run_tells_the_blocks_of_its_last_call(device):
+    x, mask = torch.randn(1, 3, *SIZE, device=device), torch.zeros(1, *SIZE, device=device)
+    run = sbnet.sparsify(lively(conv(3, 8)).to(device), x, block=4, mode="cached")
+    run(x, mask)
+    assert run.density == 1  # the first frame is computed whole
+    for set_pixels, count in ((slice(0), 0), (slice(0, 4), 1)):
+        mask[:, set_pixels, set_pixels] = 1
+        run(x, mask)
+        assert int((run.active[0].block_map >= 0).sum()) == count
+
+
 def test_memory_of_many_margins_is_bounded():
     run, mask = sbnet.sparsify(lively(conv(3, 8)), torch.zeros(1, 3, *SIZE), block=4), torch.zeros(1, *SIZE)
     for margin in range(20):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -103,5 +104,6 @@ def compared(got: Any, wanted: Any, mask: Tensor | None) -> tuple[float, float]:
             apart, b = apart * inside, b * inside
         wrong += float(apart.square().sum())
         right += float(b.square().sum())
-        largest = max(largest, float(apart.abs().max()))
+        furthest = float(apart.abs().max())
+        largest = furthest if math.isnan(furthest) else max(largest, furthest)
     return ((wrong / right) ** 0.5 if right else 0.0), largest
