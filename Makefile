@@ -12,6 +12,7 @@
 # For releases and nightly runs:
 #   make sanitize       the CPU's kernels under AddressSanitizer and UndefinedBehaviorSanitizer
 #   make minimum        the tests on the oldest Python, torch and ONNX Runtime that are served (PYTHON310=python3.10)
+#   make nightly        the custom ops and the C++ program on ONNX Runtime 1.18, 1.23, 1.24 and the newest (.ci/ort_matrix)
 #   make mutants        faults put into the code on purpose: which of them no test finds
 #   make release-check  lint, and that tests/gpu_record.json is of this commit's kernels and Python
 #
@@ -42,7 +43,7 @@ FAST := tests/lists tests/masked/test_select.py tests/masked/test_fill.py tests/
         tests/graph tests/engine tests/nn tests/contracts/test_bad_input.py tests/contracts/test_hostile_sizes.py \
         tests/apps/test_package.py tests/apps/test_gpu_record.py
 
-.PHONY: demo test test-all build wheel runtime bench lint check sanitize minimum mutants release-check clean
+.PHONY: demo test test-all build wheel runtime bench lint check sanitize minimum nightly mutants release-check clean
 
 demo: $(BUILT)
 	$(BIN)/sbnet run --output out/bikes.mp4
@@ -85,6 +86,9 @@ minimum: wheel
 	build/minimum/bin/python -m pip install -q dist/sbnet-*.whl pytest hypothesis onnxscript av pillow $(MINIMUM)
 	build/minimum/bin/python -m pytest -m "not slow and not gpu" tests/lists tests/masked/test_conv.py \
 		tests/contracts tests/engine tests/graph tests/export $(ARGS)
+
+nightly: $(BUILT)
+	.ci/ort_matrix $(BIN)/python $(ARGS)
 
 mutants: $(BUILT)
 	$(BIN)/python tests/tools/mutants.py $(ARGS)
