@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
@@ -168,7 +169,10 @@ def run(
     if outputs is not None:
         return list(outputs)
     made = binding.get_outputs()
-    # OrtValues of ONNX Runtime before 1.26 know no DLPack
+    # OrtValues of ONNX Runtime before 1.26 know no DLPack, and NumPy no bfloat16.
+    for value, v in zip(session.get_outputs(), made, strict=True):
+        if v.data_type() == "tensor(bfloat16)" and not hasattr(v, "__dlpack__"):
+            raise RuntimeError(f"sbnet.export.run: {value.name}: bfloat16 outputs need ONNX Runtime 1.26 or newer")
     tensors = [torch.from_dlpack(v) if hasattr(v, "__dlpack__") else torch.from_numpy(v.numpy()) for v in made]
     return [t.view(torch.bool) if v.data_type() == "tensor(bool)" else t for t, v in zip(tensors, made, strict=True)]
 
@@ -187,15 +191,25 @@ def _bind(session: ort.InferenceSession, inputs: Sequence[Tensor], outputs: Sequ
     for value, t in zip(wanted, inputs, strict=True):
         if t.device.type != device:
             raise ValueError(f"sbnet.export: {value.name}: on {t.device}; the session's device, {device}, is wanted")
-        binding.bind_input(value.name, *_buffer(t))
+        _bind_buffer(binding.bind_input, value.name, t)
     for k, value in enumerate(made):
         if outputs is None or not outputs[k].numel():  # nothing to write: ORT refuses null pointers
             binding.bind_output(value.name, device)
         elif outputs[k].device.type not in (device, "cpu"):
             raise ValueError(f"sbnet.export: {value.name}: to {outputs[k].device}; {device} or cpu is wanted")
         else:
-            binding.bind_output(value.name, *_buffer(outputs[k]))
+            _bind_buffer(binding.bind_output, value.name, outputs[k])
     return binding
+
+
+def _bind_buffer(bind: Callable[..., None], name: str, t: Tensor) -> None:
+    buffer = _buffer(t)
+    try:
+        bind(name, *buffer)
+    except RuntimeError as error:
+        if t.dtype != torch.bfloat16 or "numpy" not in str(error).lower():
+            raise
+        raise RuntimeError(f"sbnet.export: {name}: bfloat16 tensors are not bound by this ONNX Runtime") from error
 
 
 # TensorProto.DataType
@@ -212,12 +226,16 @@ ELEMENT_TYPES = {
     torch.bfloat16: 16,
 }
 
+_NUMPY = {dtype: np.dtype(str(dtype).removeprefix("torch.")) for dtype in ELEMENT_TYPES if dtype != torch.bfloat16}
 
-def _buffer(t: Tensor) -> tuple[str, int, int, list[int], int]:
+
+def _buffer(t: Tensor) -> tuple[str, int, Any, list[int], int]:
     """What IOBinding wants to know of memory that it is to use in place."""
     if not t.is_contiguous() or t.dtype not in ELEMENT_TYPES:
         raise ValueError(f"sbnet.export: a {t.dtype} tensor of strides {t.stride()}; a contiguous real one is wanted")
-    return t.device.type, t.device.index or 0, ELEMENT_TYPES[t.dtype], list(t.shape), t.data_ptr()
+    # NumPy has no bfloat16; the first versions that are served take NumPy's types alone.
+    element = ELEMENT_TYPES[t.dtype] if t.dtype == torch.bfloat16 else _NUMPY[t.dtype]
+    return t.device.type, t.device.index or 0, element, list(t.shape), t.data_ptr()
 
 
 @dataclass(frozen=True)

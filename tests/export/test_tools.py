@@ -2,11 +2,12 @@
 
 import pytest
 
-ort = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 
 from sbnet import export
 from sbnet.export import networks
