@@ -15,7 +15,8 @@ from sbnet.benchmarks.harness.registry import Setting, Side, close
 from sbnet.engine import MaskedRunner, masked_oracle, plane_masks
 from sbnet.engine.executor import Lists
 from sbnet.engine.masked import PlaneSpec
-from sbnet.graph.ir import Node
+from sbnet.graph.ir import Node, Value
+from sbnet.graph.plan import Plan
 
 MOST_PIXELS = 2**20  # of a batch: beyond, PyTorch's ops one by one take twice the fused ones' time, and much of ours
 MASKED = ("masked", "masked, in place", "mask and layers", "layers")  # sides whose results are the contract's
@@ -24,14 +25,15 @@ MASKED = ("masked", "masked, in place", "mask and layers", "layers")  # sides wh
 def dense_sides(runner: MaskedRunner, x: Tensor, setting: Setting, compiled: bool = False) -> dict[str, Side]:
     """The runner's layers on whole planes, in the same order: PyTorch's ops, cuDNN's fused ones, torch.compile."""
 
-    graph = runner.plan.graph
+    nodes = layers_of(runner.plan)
+    (source,), (result,) = runner.plan.graph.inputs, runner.plan.graph.outputs
 
     def all_nodes(step: Callable[[Node, list[Any]], Tensor], x: Tensor) -> Tensor:
-        made = {graph.inputs[0]: x}
-        for node in graph.nodes:
+        made = {source: x}
+        for node in nodes:
             values = (node.args[0], *(node.params.get(name) for name in ("weight", "bias", "residual")))
             made[node.output] = step(node, [v.tensor if v is not None and v.constant else made.get(v) for v in values])
-        return made[graph.outputs[0]]
+        return made[result]
 
     forms = {}
     if not x.is_cuda or x[:, 0].numel() <= MOST_PIXELS:
@@ -42,6 +44,32 @@ def dense_sides(runner: MaskedRunner, x: Tensor, setting: Setting, compiled: boo
             run = torch.compile(lambda x: all_nodes(_plain, x), mode="max-autotune-no-cudagraphs")
             forms["torch.compile"] = Side(lambda: run(x))
     return forms
+
+
+def layers_of(plan: Plan) -> list[Node]:
+    """The nodes of a plan, blocks that run as one taken apart into their convolutions."""
+    found: list[Node] = []
+    for node in plan.graph.nodes:
+        if node.kind != "bottleneck":
+            found.append(node)
+            continue
+        x = node.args[0]
+        for k in range(3):
+            weight = node.params[f"weight{k}"]
+            pad = weight.shape[2] // 2
+            geometry = {"stride": (1, 1), "padding": (pad, pad), "dilation": (1, 1), "groups": 1}
+            y = node.output
+            if k < 2:
+                y = Value(f"{y.name}{k}", (y.shape[0], weight.shape[0], *y.shape[2:]), y.dtype)
+                plan.lists[y] = plan.plane(node.output)
+            params = {"weight": weight}
+            if f"bias{k}" in node.params:
+                params["bias"] = node.params[f"bias{k}"]
+            if k == 2:
+                params["residual"] = node.args[0]
+            found.append(Node("conv", [x], [y], options={**geometry, **node.options}, params=params))
+            x = y
+    return found
 
 
 def _plain(node: Node, tensors: list[Any]) -> Tensor:
@@ -97,11 +125,11 @@ def flops_and_bytes(runner: MaskedRunner, lists: Lists) -> tuple[float, float]:
     flops = size = 0.0
     plan = runner.plan
     inside = [float(a.pixel_mask(p[:2]).sum()) for a, p in zip(lists.active, plan.planes, strict=True)]
-    for node in plan.graph.nodes:
+    for node in layers_of(plan):
         pixels = inside[plan.plane(node.output)]
         stride = node.options.get("stride", (1, 1))
         planes = node.output.shape[1] * (1 if "residual" not in node.params else 2)
-        weights = sum(math.prod(v.shape) for name, v in node.params.items() if name.startswith("weight"))
+        weights = sum(math.prod(v.shape) for name, v in node.params.items() if name == "weight")
         flops += 2 * pixels * weights
         size += pixels * stride[0] * stride[1] * node.args[0].shape[1] + pixels * planes + weights
     return flops, size * runner.frame.element_size()

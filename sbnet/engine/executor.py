@@ -11,12 +11,12 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from sbnet.active import ActiveBlocks, Fringe
-from sbnet.engine.lists import all_pixels, lists_of
 from sbnet.engine.steps import WRITTEN, Context, copy, run
 from sbnet.graph.axes import Axes
 from sbnet.graph.constants import Constants
 from sbnet.graph.functional import whole
 from sbnet.graph.ir import Node, Value
+from sbnet.graph.lists import all_pixels, lists_of
 from sbnet.graph.passes.storage import store
 from sbnet.graph.plan import Plan
 from sbnet.ops import fringe, sparse_fill_

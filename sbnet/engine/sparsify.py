@@ -19,7 +19,7 @@ from sbnet.engine.steps import PLANNED
 from sbnet.graph.blocks import is_tuning, predict, tuned
 from sbnet.graph.capture import capture
 from sbnet.graph.constants import Constants
-from sbnet.graph.ir import Graph
+from sbnet.graph.ir import Graph, Value
 from sbnet.graph.passes import optimise
 from sbnet.graph.plan import Plan, Plane, plan, spatial_sizes
 from sbnet.masks.grow import grow
@@ -268,18 +268,26 @@ class SparseRun:
         self.__init__(state["model"], state["example"], **state["options"])  # type: ignore[misc]
 
     def export(self, path: str | os.PathLike[str], **options: Any) -> Any:
-        """Writes this graph and plan as an ONNX model of inputs and mask; options are those of `export.to_onnx`."""
+        """Writes this graph and plan as an ONNX model of inputs and mask; options are those of `export.to_onnx`.
+
+        Of a cached run the states follow the inputs as state0, state1, ... and the outputs as next0, next1, ...: a call
+        takes those that the one before gave. With a full mask, as on the first frame, they may hold anything.
+        """
         from sbnet.export import to_onnx
         from sbnet.graph.functional import PlannedModule
 
-        if self.options["mode"] != "masked":
-            raise ValueError(f'sbnet: export: expected a run of mode "masked", got {self.options["mode"]!r}')
         _, planned, constants = self._shapes[next(iter(self._shapes))]
         x = self.example[0]
         mask = torch.zeros(x.shape[0], *x.shape[2:], dtype=torch.bool, device=x.device)
         names = ["x", *(f"x{k}" for k in range(1, len(self.example))), "mask"]
-        options = {"input_names": names, **options}
-        return to_onnx(PlannedModule(planned, constants, self.margin).eval(), (*self.example, mask), path, **options)
+        module = PlannedModule(planned, constants, self.margin).eval()
+        states = [x.new_zeros(value.shape, dtype=value.dtype) for value in module.states]
+        options = {"input_names": [*names, *(f"state{k}" for k in range(len(states)))], **options}
+        if states:
+            results = sum(isinstance(value, Value) for value in planned.graph.outputs)
+            made = [*(f"y{k}" for k in range(results)), *(f"next{k}" for k in range(len(states)))]
+            options = {"output_names": made, **options}
+        return to_onnx(module, (*self.example, mask, *states), path, **options)
 
 
 def _check_example(inputs: Sequence[Any]) -> None:

@@ -14,6 +14,7 @@ from sbnet.active import ActiveBlocks
 from sbnet.graph.axes import Axes
 from sbnet.graph.constants import Constants
 from sbnet.graph.ir import Node, Value
+from sbnet.graph.lists import ExactLists
 from sbnet.graph.passes.fuse import run_steps
 from sbnet.graph.plan import Plan
 from sbnet.masks.grow import grow
@@ -31,7 +32,13 @@ from sbnet.ops import (
 
 
 class PlannedModule(nn.Module):
-    """`forward(*inputs, mask)` computes what the plan says under the masked contract; weights are copies.
+    """`forward(*inputs, mask)` computes what the plan says under its mode's contract; weights are copies.
+
+    Of the cached contract: `forward(*inputs, mask, *states)` gives a tuple, what the network returns and the states for
+    the next frame. The first frame's mask is full; states may then hold anything.
+
+    Attributes:
+        states: values that a cached module takes and gives, in order; else none.
 
     >>> planned = PlannedModule(plan, constants)
     >>> y = planned(x, mask)
@@ -40,6 +47,8 @@ class PlannedModule(nn.Module):
     def __init__(self, plan: Plan, constants: Constants, margin: int = 0) -> None:
         super().__init__()
         self.plan, self.margin = plan, margin
+        self.exact = ExactLists(plan) if plan.mode == "exact" else None
+        self.states = [v for n in plan.graph.nodes for v in n.outputs if _holds(n, v)] if plan.mode == "cached" else []
         self.names: dict[int, str] = {}
         for key, value in constants.wanted.items():
             held = constants.held[key]
@@ -50,11 +59,13 @@ class PlannedModule(nn.Module):
                 self.register_buffer(self.names[key], held.detach().clone())
 
     def forward(self, *args: Any) -> Any:
-        """What the network returns for inputs, the last of which is the mask [N,H,W]."""
-        *inputs, mask = args
+        """What the network returns for inputs, after which comes the mask [N,H,W]."""
+        graph, count = self.plan.graph, len(self.plan.graph.inputs)
+        inputs, mask = args[:count], args[count]
+        old = dict(zip(self.states, args[count + 1 :], strict=True))
         mask = grow(mask, self.margin) if self.margin else mask
-        active = mask_pyramid(mask, self.plan.planes).planes
-        graph = self.plan.graph
+        of = self.plan.plane if self.exact is None else self.exact.of
+        active = mask_pyramid(mask, self.plan.planes).planes if self.exact is None else self.exact(mask)[0]
         env: dict[Value, Any] = {v: x for v, x in zip(graph.inputs, inputs, strict=True) if v is not None}
 
         def get(value: Any) -> Any:
@@ -65,13 +76,25 @@ class PlannedModule(nn.Module):
         for node in graph.nodes:
             args, kwargs = pytree.tree_map(get, (node.args, node.kwargs))
             params = {name: get(value) for name, value in node.params.items()}
-            blocks = active[self.plan.plane(node.output)] if node.output.size is not None else None
+            blocks = active[of(node.output)] if node.output.size is not None else None
             found = apply(node, args, kwargs, params, blocks)
             for value, tensor in zip(node.outputs, found if node.options.get("many") else [found], strict=True):
-                if node.kind == "aten" and value.size is not None and value.dtype.is_floating_point and not node.moves:
-                    tensor = masked(tensor, value.axes, active[self.plan.plane(value)])  # type: ignore[arg-type]
+                if value in old:
+                    assert value.axes is not None
+                    assert value.size is not None
+                    pixels = value.axes.arrange(active[of(value)].pixel_mask(value.size))
+                    tensor = torch.where(pixels, tensor, old[value])
+                elif node.kind == "aten" and self.plan.mode == "masked" and _holds(node, value):
+                    tensor = masked(tensor, value.axes, active[of(value)])  # type: ignore[arg-type]
                 env[value] = tensor
-        return pytree.tree_unflatten([get(v) for v in graph.outputs], graph.out_spec)
+        result = pytree.tree_unflatten([get(v) for v in graph.outputs], graph.out_spec)
+        return (result, *(env[v] for v in self.states)) if self.states else result
+
+
+def _holds(node: Node, value: Value) -> bool:
+    """Does a node compute it on a plane, so that what is not active is the contract's to say? (Others rearrange.)"""
+    spatial = value.size is not None and value.dtype.is_floating_point
+    return spatial and not node.moves and node.kind != "slice"
 
 
 def masked(x: Tensor, axes: Axes, active: ActiveBlocks) -> Tensor:

@@ -92,7 +92,7 @@ def _read(size: tuple[int, int], wanted: Tensor, window: Window | str, is_mask: 
         return wanted.amax((2, 3), keepdim=True).expand(-1, -1, *size)
     assert not isinstance(window, str)
     if is_mask:
-        return F.adaptive_max_pool2d(wanted, size)
+        return _brought(wanted, size)
     if window == POINTWISE:
         return wanted
     if window.den != (1, 1):
@@ -120,6 +120,24 @@ def _read_axis(wanted: Tensor, window: Window, axis: int, side: int) -> Tensor:
     at = torch.arange(side, device=wanted.device)
     first = torch.div(at * den - hi - 1, num, rounding_mode="floor") + 1
     last = torch.div((at + 1) * den - 1 - lo, num, rounding_mode="floor")
-    sums = F.pad(wanted.cumsum(2 + axis), (0, 0, 1, 0) if axis == 0 else (1, 0))
-    before, upto = (sums.index_select(2 + axis, v.clamp(0, out)) for v in (first, last + 1))
+    return _any(wanted, axis, first.clamp(0, out), (last + 1).clamp(0, out))
+
+
+def _any(x: Tensor, axis: int, first: Tensor, end: Tensor) -> Tensor:
+    """Along one axis: is one set of those from `first` on, before `end`?"""
+    sums = F.pad(x.cumsum(2 + axis), (0, 0, 1, 0) if axis == 0 else (1, 0))
+    before, upto = (sums.index_select(2 + axis, v) for v in (first, end))
     return (upto > before).float()
+
+
+def _brought(mask: Tensor, size: tuple[int, int]) -> Tensor:
+    """adaptive_max_pool2d of zeros and ones, in ops that ONNX has."""
+    for axis, side in enumerate(size):
+        length = mask.shape[2 + axis]
+        if length != side:
+            at = torch.arange(side, device=mask.device)
+            first, end = (
+                torch.div(v, side, rounding_mode="floor") for v in (at * length, (at + 1) * length + side - 1)
+            )
+            mask = _any(mask, axis, first, end)
+    return mask
