@@ -173,24 +173,8 @@ def zero(out: Tensor, pixels: Fringe) -> None:
 
 
 def copy(x: Tensor, out: Tensor, active: ActiveBlocks, clear: Fringe | None) -> None:
-    """out = x on the active blocks."""
-    rows = active.trim() if out.device.type == "cpu" else active
-    if rows.capacity:
-        sparse_scatter_(sparse_gather(x, rows, tail="undefined"), rows, out)
-    if clear is not None:
-        zero_any(out, clear)
-
-
-def zero_any(out: Tensor, pixels: Fringe) -> None:
-    """`zero`, on CUDA too, without a look at the count."""
-    if out.device.type == "cpu":
-        zero(out, pixels)
-        return
-    (n, _), (h, w) = out.shape[:2], out.shape[2:]
-    listed = torch.arange(pixels.pixels.shape[0], device=out.device) < pixels.count
-    clean = torch.zeros(n * h * w + 1, dtype=torch.bool, device=out.device)
-    clean.index_fill_(0, torch.where(listed, pixels.pixels, n * h * w).long(), True)
-    out.masked_fill_(clean[:-1].view(n, 1, h, w), 0)
+    """out = x on the active blocks: a program without steps."""
+    sparse_pointwise_(x, active, "", out=out, fringe=clear)
 
 
 RUN = {
