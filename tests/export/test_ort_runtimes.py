@@ -66,8 +66,9 @@ def test_shapes_of_a_whole_network_are_inferred():
     found = session(node.model()).get_outputs()
     assert len(found) == outputs
     got = node.run()
+    infers = tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 24)  # with optional inputs left out
     for value, t in zip(found, got, strict=True):
-        assert tuple(value.shape) == tuple(t.shape), value.name
+        assert tuple(value.shape) == (tuple(t.shape) if infers else ()), value.name
 
 
 def test_the_guide_names_the_ops_without_shapes_before_1_24():
