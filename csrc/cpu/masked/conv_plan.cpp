@@ -148,8 +148,9 @@ ConvPlan make_conv_plan(const Conv2dParams& p, const ConvShape& shape, bool pack
   if (plan.by_winograd)
     for (int axis = 0; axis < 2; ++axis) slots[axis] = 2 * squares[axis] + 2;
   plan.rect_slots = slots[0] * slots[1];
+  const int64_t listed = std::min(p.active.capacity, int64_t{kTilePixels}) * plan.tiles[0] * plan.tiles[1];
   plan.rects_per_tile = std::max<int64_t>(
-      1, std::min<int64_t>(kTilePixels / (plan.tile[0] * plan.tile[1]), kSharedSlots / plan.rect_slots));
+      1, std::min({kTilePixels / int64_t{plan.tile[0] * plan.tile[1]}, kSharedSlots / plan.rect_slots, listed}));
 
   plan.patch_channels = plan.depthwise ? plan.panel_width : plan.chunk;
   plan.sum_rows = kTileCapacity;
