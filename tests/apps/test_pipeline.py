@@ -301,3 +301,28 @@ def test_the_command(film, tmp_path, monkeypatch):
     itself = CliRunner().invoke(cli.app, ["run", str(film), "--network", "contours", "-o", str(film)])
     assert itself.exit_code == 1
     assert "is the source itself" in itself.output
+
+
+@pytest.mark.slow
+def test_memory_and_speed_hold_over_a_long_film():
+    """Resident memory and the time of a frame, early and at the end."""
+    picture = frames(12)
+    count, marks = 1600, []
+
+    def source():
+        for k in range(count):
+            yield picture[k % 12]
+
+    def told(summary, _):
+        told.calls += 1
+        if told.calls in (400, 600, count - 201, count - 1):
+            with open("/proc/self/statm") as file:
+                marks.append((int(file.read().split()[1]) * 4096, time.perf_counter()))
+
+    told.calls = 0
+    summary = run(source(), lambda result: None, mode="cached").run(told)
+    assert summary.frames == count
+    assert len(marks) == 4
+    assert marks[-1][0] - marks[0][0] < 8e6
+    early, late = marks[1][1] - marks[0][1], marks[-1][1] - marks[-2][1]
+    assert late < 3 * early
