@@ -37,7 +37,7 @@ BUILT := $(VENV)/built-$(shell echo "$(SBNET_CUDA) $(SBNET_CUDA_ARCHS)" | tr -c 
 SOURCES := $(shell find csrc -type f -not -name '*.pyc') setup.py pyproject.toml sbnet/version.py sbnet/needs.py
 
 # The oldest versions that are served.
-MINIMUM := torch==2.10.0 onnxruntime==1.18.0 onnx==1.17.0 "numpy<2"
+MINIMUM := torch==2.10.0 onnxruntime==1.18.0 onnx==1.19.0 "numpy<2"
 PYTHON310 ?= python3.10
 FAST := tests/lists tests/masked/test_select.py tests/masked/test_fill.py tests/masked/test_conv.py tests/weights \
         tests/graph tests/engine tests/nn tests/contracts/test_bad_input.py tests/contracts/test_hostile_sizes.py \

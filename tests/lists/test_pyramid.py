@@ -72,6 +72,20 @@ def test_any_planes(device, planes):
         assert_same_pyramid(mask_pyramid(mask, planes), reference.mask_pyramid(mask, planes))
 
 
+@pytest.mark.parametrize(
+    ("height", "planes"),
+    [
+        (6, [(12, 4, (7, 2))]),  # the border of its blocks lies within a row: at 3.5
+        (200, [(200, 4, (100, 2))]),  # more rows from one border to the next than a strip may have
+        (90, [(60, 4, (20, 4)), (45, 4, (9, 4))]),
+    ],
+)
+def test_a_row_is_in_no_strip_but_its_own(device, height, planes):
+    """Kernels look at strips of rows first: one row set in each image."""
+    mask = torch.eye(height, dtype=torch.bool, device=device)[:, :, None].repeat(1, 1, 4)
+    assert_same_pyramid(mask_pyramid(mask, planes), reference.mask_pyramid(mask, planes))
+
+
 def test_is_what_the_single_ops_give(device):
     """Composed of the ops themselves, on a plane large enough for several thread blocks."""
     size = (512, 640)

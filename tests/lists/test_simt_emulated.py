@@ -142,6 +142,11 @@ def test_pyramids_that_just_fit_into_a_launch_and_just_do_not(emulated, planes, 
     pyramid(emulated, 0, torch.rand(1, 24, 48) > 0.98, sides, reads)
 
 
+@pytest.mark.parametrize(("height", "plane"), [(6, (12, 4, (7, 2))), (200, (200, 4, (100, 2))), (90, (60, 4, (20, 4)))])
+def test_a_row_is_in_no_strip_but_its_own(emulated, height, plane):
+    pyramid(emulated, 0, torch.eye(height, dtype=torch.bool)[:: height // 30 + 1, :, None].repeat(1, 1, 4), [plane], [])
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_fill(emulated, seed):
     rng = random.Random(seed)

@@ -54,3 +54,18 @@ def test_halves_that_begin_within_an_element():
     with pytest.raises(RuntimeError, match="shares memory|overlap"):  # channels 0, 1 and 2, 3 of pixels of 16: apart
         sbnet.sparse_conv2d_(views[0], torch.zeros(2, 1, 3, 3).half(), None, active, views[0], padding=1, groups=2)
     sbnet.sparse_conv2d_(views[0], torch.zeros(2, 1, 3, 3).half(), None, active, views[1], padding=1, groups=2)
+
+
+@pytest.mark.parametrize("rows", [3, 4])
+def test_a_view_whose_rows_run_over_into_the_next_ones(rows):
+    """Rows of 6 pixels, 4 apart: the last of three ends in what would be a fourth row, where `out` begins."""
+    raw = torch.zeros(256)
+    x = raw.as_strided((1, 4, 3, 6), (256, 1, 16, 4))
+    out = raw[16 * rows :].as_strided((1, 4, 3, 4), (256, 1, 16, 4))
+    active = sbnet.reduce_mask(torch.ones(1, 3, 4), BlockGrid.cover((3, 4), 4))
+    call = x, torch.zeros(4, 1, 3, 3), None, active, out
+    if rows == 3:
+        with pytest.raises(RuntimeError, match="shares memory|overlap"):
+            sbnet.sparse_conv2d_(*call, padding=(1, 0), groups=4)
+    else:
+        sbnet.sparse_conv2d_(*call, padding=(1, 0), groups=4)
