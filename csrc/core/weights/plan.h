@@ -56,14 +56,11 @@ inline TilePlan tile_plan(const BlockLayoutShape& s, bool transposed, int slices
   t.groups = (features + group - 1) / group;
   return t;
 }
-SBNET_HOST_DEVICE constexpr int wide_slices(int32_t block_size) { return block_size < 64 ? 4 : 2; }
-// 128 output features a CTA, or 256 with small blocks, of which two CTAs share their input by multicast: that halves
-// what the L2 cache is asked for. At very low density the pair's union would only grow.
+// 128 output features a CTA. Small blocks at high density: two CTAs share their input by multicast, which halves what
+// the L2 cache is asked for; at low density the pair's union would only grow.
 inline TilePlan wide_plan(const BlockLayoutShape& s, bool transposed) {
-  const int slices = wide_slices(s.block_size);
-  const bool dense = s.blocks * 20 >= s.block_rows * s.block_columns;
-  const bool pairs = s.block_size < 64 && dense && output_blocks(s, transposed) * s.block_size > 64 * slices;
-  return tile_plan(s, transposed, slices, pairs ? 2 : 1, 0);
+  const bool dense = s.blocks * 5 >= s.block_rows * s.block_columns;
+  return tile_plan(s, transposed, 2, s.block_size < 64 && dense ? 2 : 1, 0);
 }
 // 64 output features a CTA, for few rows.
 inline TilePlan narrow_plan(const BlockLayoutShape& s, bool transposed) {

@@ -106,8 +106,9 @@ sbnet::Status sbnet_blocksparse_matmul_cuda(const sbnet::BlocksparseMatmulParams
 #ifdef SBNET_SM90
   // Weights beyond the input features may be anything, NaN as well.
   const bool hopper = select_capability(device) == 90 && p->in_features() % p->layout.shape.block_size == 0;
-  const bool aligned = reinterpret_cast<uintptr_t>(p->weight) % 16 == 0;
-  if (hopper && aligned && sm90::fours_bytes(p->layout.shape, p->plan_words, p->x.dtype)) {
+  // For few rows packing would cost more than it gains.
+  const bool worth = reinterpret_cast<uintptr_t>(p->weight) % 16 == 0 && row_capacity(p->x, p->active) > 64;
+  if (hopper && worth && sm90::fours_bytes(p->layout.shape, p->plan_words, p->x.dtype)) {
     BlocksparseMatmulParams fours = *p;
     fours.layout.shape = planned_shape(p->layout.shape);
     fours.weight = workspace;

@@ -10,8 +10,8 @@
 extern "C" {
 
 // Rows of adjacent features, `stride` elements apart: x [rows, C], y [rows, K]; weight [blocks, size, size]; coords
-// [blocks, 2]. With `indices`, the pixels of active blocks: rows is images * height * width. kernel: 0 wide or quad, 1
-// narrow, 2 weight gradient (x and y are the inputs, weight the result).
+// [blocks, 2]. With `indices`, the pixels of active blocks: rows is images * height * width. kernel: 0 wide or (with
+// indices) quad, 1 narrow, 2 weight gradient (x and y are the inputs, weight the result).
 struct MatmulCase {
   int32_t kernel, multiprocessors, seed, bfloat16;
   int32_t rows, c, k, block_size, blocks, transposed, activation, cluster;
@@ -70,9 +70,9 @@ __attribute__((visibility("default"))) int emulate_matmul(const MatmulCase* give
     }
     takes = sm90::blocksparse_matmul_takes(p);
     if (takes && status.ok())
-      status = v.kernel == 1            ? sm90::matmul::launch_narrow(p, device, nullptr)
-               : size < 64 || v.indices ? sm90::matmul::launch_quad(p, device, nullptr)
-                                        : sm90::matmul::launch_wide(p, device, nullptr);
+      status = v.kernel == 1 ? sm90::matmul::launch_narrow(p, device, nullptr)
+               : v.indices   ? sm90::matmul::launch_quad(p, device, nullptr)
+                             : sm90::matmul::launch_wide(p, device, nullptr);
   }
   std::snprintf(message, room, "%s", status.message);
   return !status.ok() ? 2 : takes ? 0 : 1;

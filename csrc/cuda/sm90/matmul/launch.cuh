@@ -121,23 +121,19 @@ Status workers_of(const char* op, const DeviceInfo& device, int threads, int sha
   return ok_status();
 }
 
-// f(a value of the element type, integral constant: transposed).
-template <class F>
-Status dispatch_types(const BlocksparseMatmulParams& p, F&& f) {
-  const auto directions = [&](auto type) {
-    return p.transposed ? f(type, std::true_type()) : f(type, std::false_type());
-  };
-  return p.x.dtype == DType::kBF16 ? directions(__nv_bfloat16()) : directions(__half());
-}
 // f(a value of the element type, integral constants: side of a box, transposed).
 template <class F>
 Status dispatch(const BlocksparseMatmulParams& p, F&& f) {
-  return dispatch_types(p, [&](auto type, auto transposed) {
+  const auto directions = [&](auto type, auto unit) {
+    return p.transposed ? f(type, unit, std::true_type()) : f(type, unit, std::false_type());
+  };
+  const auto units = [&](auto type) {
     const int size = p.layout.shape.block_size;
-    if (size == 16) return f(type, std::integral_constant<int, 16>(), transposed);
-    if (size == 32) return f(type, std::integral_constant<int, 32>(), transposed);
-    return f(type, std::integral_constant<int, 64>(), transposed);
-  });
+    if (size == 16) return directions(type, std::integral_constant<int, 16>());
+    if (size == 32) return directions(type, std::integral_constant<int, 32>());
+    return directions(type, std::integral_constant<int, 64>());
+  };
+  return p.x.dtype == DType::kBF16 ? units(__nv_bfloat16()) : units(__half());
 }
 
 // wide.cu, quad.cu, narrow.cu, weight_grad.cu

@@ -13,25 +13,22 @@ bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
 // Costs in clocks of an SM: a record of a wide tile (by its loads, 48 KB at 37 bytes a clock), of half a one, of a
 // narrow tile.
-constexpr double kWideRecord = 1330, kHalfRecord = 900, kQuadRecord = 800, kNarrowRecord = 440;
+constexpr double kWideRecord = 1330, kHalfRecord = 900, kNarrowRecord = 440;
 
 // A table, first match wins:
 //   active blocks                   quad
 //   rows <= 64                      narrow: the weights are read once
 //   few tiles, less time by records narrow
-//   blocks below 64                 quad
 //   the rest                        wide
 bool narrow_serves(const BlocksparseMatmulParams& p, int sm_count) {
   const int64_t rows = rows_of(p.x);
   if (rows <= 64) return true;
   const TilePlan wide = wide_plan(p.layout.shape, p.transposed), narrow = narrow_plan(p.layout.shape, p.transposed);
-  const bool quad = p.layout.shape.block_size < 64;
-  const int64_t tile_rows = quad ? 128 : 256;
-  const double workers = sm_count / wide.cluster, items = wide.groups * ((rows + tile_rows - 1) / tile_rows);
+  const double workers = sm_count / wide.cluster, items = wide.groups * ((rows + 255) / 256);
   const double whole = static_cast<int64_t>(items / workers), rest = items - whole * workers;
-  const double record = quad ? kQuadRecord : kWideRecord;
-  const bool half = !quad && (2 * rest <= workers || rows <= 128);
-  const double wide_time = whole * record + (rest == 0 ? 0 : half ? kHalfRecord : record);
+  const double wide_time = whole * kWideRecord + (rest == 0                            ? 0
+                                                  : 2 * rest <= workers || rows <= 128 ? kHalfRecord
+                                                                                       : kWideRecord);
   const int64_t narrow_items = narrow.groups * ((rows + 63) / 64);
   const double rounds = static_cast<double>((narrow_items + sm_count - 1) / sm_count);
   return rounds * kNarrowRecord / (1 << narrow_log_cluster(p, sm_count)) < wide_time;
@@ -77,8 +74,7 @@ int64_t blocksparse_weight_grad_workspace_bytes(const BlocksparseWeightGradParam
 
 Status blocksparse_matmul(const BlocksparseMatmulParams& p, const DeviceInfo& device, void*, cudaStream_t stream) {
   if (p.active.indices) return launch_quad(p, device, stream);
-  if (narrow_serves(p, device.sm_count)) return launch_narrow(p, device, stream);
-  return p.layout.shape.block_size < 64 ? launch_quad(p, device, stream) : launch_wide(p, device, stream);
+  return narrow_serves(p, device.sm_count) ? launch_narrow(p, device, stream) : launch_wide(p, device, stream);
 }
 
 Status blocksparse_weight_grad(const BlocksparseWeightGradParams& p, const DeviceInfo& device, void*,

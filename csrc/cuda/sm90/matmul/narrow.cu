@@ -37,8 +37,8 @@ __device__ __forceinline__ void produce(const TileArgs& a, const MatmulMaps& map
   int stage = warp, phase = 1;
   grid_dependency_wait();
   const int rank = a.cluster > 1 ? static_cast<int>(cluster_rank()) : 0;
-  for_steps<kIds, true, 2>(a, rank, warp, [&](const Step<kIds>& step) {
-    const uint32_t mask = __ballot_sync(~0u, step.box[0] >= 0), at = smem + S::kRing + stage * S::kStage;
+  for_steps<kIds, true, 2>(a, rank, warp, [&](const Step& step) {
+    const uint32_t mask = __ballot_sync(~0u, step.box >= 0), at = smem + S::kRing + stage * S::kStage;
     const uint32_t full = smem + S::kFull + 8 * stage;
     mbar_wait(smem + S::kEmpty + 8 * stage, phase);
     if (lane == 0) {
@@ -51,12 +51,12 @@ __device__ __forceinline__ void produce(const TileArgs& a, const MatmulMaps& map
       }
     }
     __syncwarp();
-    if (const int box = step.box[0]; box >= 0) {
+    if (step.box >= 0) {
       const uint32_t to = at + S::kInput + lane * kBox;
       if constexpr (kUnit == 64)
-        tma_load(to, &maps.weight, full, (box & 1) * 64, (box >> 2) * a.block_size + (box & 2) * 32);
+        tma_load(to, &maps.weight, full, (step.box & 1) * 64, (step.box >> 2) * a.block_size + (step.box & 2) * 32);
       else
-        tma_load(to, &maps.weight, full, 0, box * (kBox / 128));
+        tma_load(to, &maps.weight, full, 0, step.box * (kBox / 128));
     }
     if ((stage += kProducers) >= S::kStages) stage -= S::kStages, phase ^= 1;
   });

@@ -10,8 +10,8 @@ __device__ __forceinline__ void tma_store(const CUtensorMap* m, uint32_t from, i
                "r"(c), "r"(row)
                : "memory");
 }
-__device__ __forceinline__ void tma_multicast(uint32_t to, const CUtensorMap* m, uint32_t bar, int c, int x, int y,
-                                              int n, uint32_t ctas) {
+__device__ __forceinline__ void multicast_pixels(uint32_t to, const CUtensorMap* m, uint32_t bar, int c, int x, int y,
+                                                 int n, uint32_t ctas) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
       "[%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to),

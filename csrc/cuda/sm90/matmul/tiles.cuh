@@ -31,10 +31,9 @@ struct TileArgs {
 constexpr int kLast = 1, kHalf = 2, kEnd = 4;
 
 // One stage of the ring: a record of the plan, or nothing to add (piece < 0).
-template <int kIds>
 struct Step {
-  int piece, row, feature, flags;  // first input feature
-  int box[(kIds + 31) / 32];       // this lane's boxes, lane + 32 i, or -1
+  int piece, box;  // first input feature; this lane's box, or -1
+  int row, feature, flags;
 };
 
 struct Tile {
@@ -130,23 +129,20 @@ __device__ __forceinline__ void for_steps(const TileArgs& a, int rank, int produ
     const int rounds = max((tile.records + per_round - 1) / per_round, 1), ends = kShared ? 2 : 1;
     const int count = more ? rounds * ends : kEnds;
     const auto load = [&](int at) {
-      Step<kIds> step = {-1, tile.row, tile.feature, tile.flags};
-      for (int& box : step.box) box = -1;
+      Step step = {-1, -1, tile.row, tile.feature, tile.flags};
       const int index = kShared ? (at >> 1) * per_round + rank * 2 + (at & 1) : at;
       if (index < tile.records) {
         const int32_t* record = a.plan + tile.record + index * a.record_words;
         step.piece = max(__ldg(record), 0);
-#pragma unroll
-        for (int i = 0; i < (kIds + 31) / 32; ++i)
-          if (lane + i * 32 < kIds) step.box[i] = __ldg(record + 1 + (kShared ? 0 : rank * kIds) + lane + i * 32);
+        if (lane < kIds) step.box = __ldg(record + 1 + (kShared ? 0 : rank * kIds) + lane);
       }
       if (at >= count - ends || !more) step.flags |= kLast;  // both warpgroups that share records out see the end
       return step;
     };
     int at = (producer - before) & (kProducers - 1);
-    Step<kIds> next = load(at);
+    Step next = load(at);
     while (at < count) {
-      const Step<kIds> step = next;
+      const Step step = next;
       at += kProducers;
       next = load(at);  // before the wait for an empty stage
       put(step);
