@@ -6,6 +6,7 @@ together).
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -373,7 +374,15 @@ def register() -> dict[str, OpSchema]:
             schema = _schema(op)
             onnx.defs.register_schema(schema)
             _registered[op.name] = onnx.defs.get_schema(op.name, VERSION, DOMAIN)
+        atexit.register(_deregister)
     return _registered
+
+
+def _deregister() -> None:
+    """onnx 1.19 would let go of `infer` when Python has ended, and wait for it for ever."""
+    for schema in _registered.values():
+        onnx.defs.deregister_schema(schema.name, schema.since_version, schema.domain)
+    _registered.clear()
 
 
 _registered: dict[str, OpSchema] = {}
