@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from sbnet.benchmarks.harness.registry import Side, short
+from sbnet.engine.capture import uncollected
 
 Run = Callable[[], Any]
 
@@ -159,7 +160,7 @@ def _graph(run: Run, repeat: int) -> Run:
             run()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with uncollected(), torch.cuda.graph(graph):
         _several(run, repeat)
     graph.replay()
     return graph.replay

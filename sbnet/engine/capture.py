@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Garbage waits: a CUDA graph among it that is destroyed during another's capture invalidates that one."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def cuda_graph(run: Callable[[], Any], device: torch.device) -> tuple[torch.cuda.CUDAGraph, Any]:
@@ -19,6 +34,6 @@ def cuda_graph(run: Callable[[], Any], device: torch.device) -> tuple[torch.cuda
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         # Other threads may allocate meanwhile, such as one that uploads the next frames.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with uncollected(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
             out = run()
     return graph, out

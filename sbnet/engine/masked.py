@@ -5,6 +5,7 @@ from __future__ import annotations
 import reprlib
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -70,11 +71,16 @@ class MaskedRunner:
         mask_source: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         check_example(example)
-        self.device, self.planes, self.mask_source, self.tail = example.device, list(planes), mask_source, tail
+        self.device, self.planes, self.mask_source = example.device, list(planes), mask_source
         self.plan: Plan = fuse_bottlenecks(read_layers(call or module, module, example, planes), self.device)
         constants = Constants(self.plan.graph, self.device, example.dtype)
         self._compiled = Compiled(
-            self.plan, constants, self._mask_of, mask_source is None, allow_tf32, finish=self._finish
+            self.plan,
+            constants,
+            partial(_mask_of, mask_source),
+            mask_source is None,
+            allow_tf32,
+            finish=partial(_finish, self.plan, tail),
         )
         self.executor = self._compiled.executor
         self.frame, mask = static(example, self.device), None
@@ -108,13 +114,6 @@ class MaskedRunner:
             result = self._compiled([x], mask)
             return pytree.tree_map_only(Tensor, torch.clone, result) if copy else result
 
-    def _mask_of(self, inputs: Sequence[Any], mask: Tensor | None) -> Tensor:
-        return mask if self.mask_source is None else self.mask_source(inputs[0])  # type: ignore[return-value]
-
-    def _finish(self, outputs: list[Any]) -> Any:
-        result = pytree.tree_unflatten(outputs, self.plan.graph.out_spec)
-        return result if self.tail is None else self.tail(result)
-
     def lists(self, mask: Tensor) -> Lists:
         """All that depends on the mask."""
         return self.executor.lists_of(mask)
@@ -122,6 +121,16 @@ class MaskedRunner:
     def layers(self, x: Tensor, lists: Lists) -> Any:
         """Runs the layers on active blocks."""
         return pytree.tree_unflatten(self.executor.layers([x], lists), self.plan.graph.out_spec)
+
+
+# No methods: what a runner's CUDA graph refers to does not refer to the runner, so that both go when the runner does.
+def _mask_of(source: Callable[[Tensor], Tensor] | None, inputs: Sequence[Any], mask: Tensor | None) -> Tensor:
+    return mask if source is None else source(inputs[0])  # type: ignore[return-value]
+
+
+def _finish(plan: Plan, tail: Callable[[Any], Any] | None, outputs: list[Any]) -> Any:
+    result = pytree.tree_unflatten(outputs, plan.graph.out_spec)
+    return result if tail is None else tail(result)
 
 
 def check_example(example: Any) -> None:

@@ -134,32 +134,10 @@ class SparseRun:
             self._last = compiled
             if keyframe:
                 compiled.executor.whole_frame = self.options["mode"] == "cached"
-            flat = compiled(args, None if mask is None else self._planes_of(mask, args[0]))
+            flat = compiled(args, None if mask is None else planes_of(mask, args[0]))
             if copy:
                 flat = [v.clone() if isinstance(v, Tensor) else v for v in flat]
             return flat[0] if self._spec.is_leaf() else pytree.tree_unflatten(flat, self._spec)
-
-    def _planes_of(self, mask: Tensor, x: Tensor) -> Tensor:
-        mask = mask_planes("run", mask)
-        if mask.shape[1:] != x.shape[2:] or mask.shape[0] not in (1, x.shape[0]):
-            raise ValueError(
-                f"sbnet: run: mask: expected [{x.shape[0]},{x.shape[2]},{x.shape[3]}], got {tuple(mask.shape)}"
-            )
-        if mask.dtype != torch.bool:
-            mask = mask > 0.5 if mask.is_floating_point() else mask != 0
-        if mask.device != x.device:
-            mask = mask.to(x.device, non_blocking=True)
-        return mask if mask.shape[0] == x.shape[0] else mask.expand(x.shape[0], -1, -1)
-
-    def _mask(self, margin: int, inputs: Sequence[Any], mask: Tensor | None) -> Tensor:
-        """The mask that the planes' lists are made of: inside the CUDA graph, where there is one."""
-        if self.mask_source is not None and mask is None:
-            mask = self.mask_source(inputs[0])
-            if not isinstance(mask, Tensor):
-                raise TypeError(f"sbnet: run: mask: expected a tensor from mask_source, got {type(mask).__name__}")
-            mask = self._planes_of(mask, inputs[0])
-        assert mask is not None
-        return grow(mask, margin) if margin else mask
 
     def _for(self, inputs: Sequence[Any], margin: int | None = None) -> Compiled:
         """The network planned for inputs of these shapes."""
@@ -177,7 +155,7 @@ class SparseRun:
                 old, _ = self._shapes.popitem(last=False)
                 self._compiled = {k: v for k, v in self._compiled.items() if k[0] != old}
         graph, planned, constants = self._shapes[key]
-        make_mask = partial(self._mask, margin)
+        make_mask = partial(_mask, self.mask_source, margin)
         made = Compiled(planned, constants, make_mask, self.mask_source is None, self.options["allow_tf32"])
         while len(self._compiled) >= MOST_COMPILED:
             del self._compiled[next(iter(self._compiled))]
@@ -240,7 +218,7 @@ class SparseRun:
 
         with self._lock:
             *inputs, mask = args
-            wanted = self._mask(self.margin, inputs, self._planes_of(mask, inputs[0]))
+            wanted = _mask(self.mask_source, self.margin, inputs, planes_of(mask, inputs[0]))
             return profile(self._for(inputs).executor, inputs, wanted, calls)
 
     # ---- more of them
@@ -288,6 +266,32 @@ class SparseRun:
             made = [*(f"y{k}" for k in range(results)), *(f"next{k}" for k in range(len(states)))]
             options = {"output_names": made, **options}
         return to_onnx(module, (*self.example, mask, *states), path, **options)
+
+
+def planes_of(mask: Tensor, x: Tensor) -> Tensor:
+    """A call's mask as bool [N,H,W], where x is."""
+    mask = mask_planes("run", mask)
+    if mask.shape[1:] != x.shape[2:] or mask.shape[0] not in (1, x.shape[0]):
+        raise ValueError(
+            f"sbnet: run: mask: expected [{x.shape[0]},{x.shape[2]},{x.shape[3]}], got {tuple(mask.shape)}"
+        )
+    if mask.dtype != torch.bool:
+        mask = mask > 0.5 if mask.is_floating_point() else mask != 0
+    if mask.device != x.device:
+        mask = mask.to(x.device, non_blocking=True)
+    return mask if mask.shape[0] == x.shape[0] else mask.expand(x.shape[0], -1, -1)
+
+
+# No method: what a run's CUDA graph refers to does not refer to the run, so that both go when the run does.
+def _mask(source: Callable[[Tensor], Tensor] | None, margin: int, inputs: Sequence[Any], mask: Tensor | None) -> Tensor:
+    """The mask that the planes' lists are made of: inside the CUDA graph, where there is one."""
+    if source is not None and mask is None:
+        mask = source(inputs[0])
+        if not isinstance(mask, Tensor):
+            raise TypeError(f"sbnet: run: mask: expected a tensor from mask_source, got {type(mask).__name__}")
+        mask = planes_of(mask, inputs[0])
+    assert mask is not None
+    return grow(mask, margin) if margin else mask
 
 
 def _check_example(inputs: Sequence[Any]) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sbnet.engine.compiled import Compiled
-from sbnet.engine.sparsify import SparseRun
+from sbnet.engine.sparsify import SparseRun, planes_of
 from sbnet.geometry import Pair
 from sbnet.graph.blocks import CANDIDATES, FORMAT, tuning_key
 from sbnet.graph.plan import Plan
@@ -53,7 +52,7 @@ def tune(
     plan, device = first.plan, first.constants.device
     sizes: dict[Pair, Pair] = {(h, w): b for h, w, b in plan.planes}
     candidates = tuple(blocks) if blocks is not None else CANDIDATES[device.type]
-    make_mask = partial(run._mask, run.margin)
+    make_mask = first.make_mask
 
     def measure(sizes: dict[Pair, Pair]) -> float:
         planes = [(h, w, sizes[h, w]) for h, w, _ in plan.planes]
@@ -61,7 +60,7 @@ def tune(
         times = []
         for turn in range(rounds + 1):
             for frame, mask in zip(frames, masks, strict=True):
-                wanted = run._planes_of(mask, frame)
+                wanted = planes_of(mask, frame)
                 begin = _now(device)
                 compiled((frame,), wanted)
                 times += [_now(device) - begin] if turn else []

@@ -194,7 +194,7 @@ def test_cuda_graph_with_a_mask_per_run():
     graph = nodes.graph
     del graph.node[1:3]
     graph.node[1].input.pop()
-    graph.node[1].attribute.append(helper.make_attribute("size", [48, 64]))
+    graph.node[1].attribute.append(helper.make_attribute("size", [48, 64, 48, 64]))
     s = export.session(nodes.SerializeToString(), ["CUDAExecutionProvider"], cuda_graph=True)
     buffers = two_convs_inputs("cuda", 2, 48, 64)
     out = torch.empty(2, 48, 64, 16, device="cuda")

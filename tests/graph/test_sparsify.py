@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import threading
+import weakref
 
 import pytest
 import torch
@@ -13,9 +15,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import sbnet
+from sbnet.engine import MaskedRunner
 from sbnet.engine.steps import WRITTEN
 from sbnet.graph.cost import planned_share
 from sbnet.graph.oracle import CachedOracle, PlaneMasks, exact_pixels, masked_oracle
+from sbnet.nn import SparseConv2d
 from support.contract import assert_holds, poison
 from support.networks import NETWORKS, Residual, UNet, Yolo, conv, lively
 
@@ -114,6 +118,25 @@ def test_a_cached_run_tells_the_blocks_of_its_last_call(device):
         mask[:, set_pixels, set_pixels] = 1
         run(x, mask)
         assert int((run.active[0].block_map >= 0).sum()) == count
+
+
+@pytest.mark.parametrize("of", ["sparsify", "MaskedRunner"])
+def test_a_run_goes_with_its_last_reference(of, device):
+    """And its CUDA graph: one that waited for the garbage collector could end within another's capture."""
+    x = torch.zeros(1, 3, *SIZE, device=device)
+    if of == "sparsify":
+        run = sbnet.sparsify(lively(conv(3, 8)).to(device), x, block=4)
+    else:
+        run = MaskedRunner(SparseConv2d(3, 8, 3, padding=1).to(device), x, [(*SIZE, 4)])
+    run(x, torch.ones(1, *SIZE, dtype=torch.bool, device=device))
+    gone = weakref.ref(run)
+    gc.collect()
+    gc.disable()
+    try:
+        del run
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_memory_of_many_margins_is_bounded():

