@@ -73,8 +73,8 @@ def _cancelled(q, other, v, grad, options):
     no such difference; here what the rounding of sums in float32 leaves, or of an output that dropout scaled."""
     dropout, dim = options.get("dropout_p") or 0.0, q.shape[-1]
     eps = torch.finfo(q.dtype if dropout else torch.float32).eps
-    difference = eps * dim * float(grad.abs().max()) * float(v.abs().max()) / (1 - dropout)
-    return difference * (options.get("scale") or dim**-0.5) * float(other.abs().max())
+    difference = eps * dim * float(grad.abs().max()) * float(v.detach().abs().max()) / (1 - dropout)
+    return difference * (options.get("scale") or dim**-0.5) * float(other.detach().abs().max())
 
 
 def random_blocks(heads, rows, columns, density=0.5, batch=None):
