@@ -168,7 +168,8 @@ def _pack_conv_weight_fake(weight: Tensor, groups: int) -> Tensor:
         lambda: f"sbnet::pack_conv_weight: groups: {groups}; a divisor of K = {k} is wanted",
     )
     groups = 1 if c == 1 else groups
-    size = 128 + groups * ((k // groups + 15) // 16 * 16) * c * r * s * 4  # packed_bytes in csrc/core/masked/conv.cpp
+    taps = r * s + (16 if r == s == 3 and groups == 1 else 0)  # of Winograd's form, too
+    size = 128 + groups * ((k // groups + 15) // 16 * 16) * c * taps * 4  # packed_bytes in csrc/core/masked/conv.cpp
     return weight.new_empty(0 if weight.is_cuda else size, dtype=torch.uint8)
 
 
