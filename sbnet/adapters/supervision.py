@@ -1,0 +1,91 @@
+"""supervision (pip install 'sbnet[supervision]'): its detections as masks, its callbacks on active slices only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import supervision as sv
+import torch
+from torch import Tensor
+
+from sbnet.adapters.slices import Rectangle, Slices, slices_of
+from sbnet.masks import Boxes, open_mask
+from sbnet.masks.base import Mask, resized
+
+
+class Detected(Mask):
+    """Where detections are: the pixels of their masks, or their boxes where they have none. `detections` may be set
+    anew for every frame.
+
+    >>> mask = Detected(tracker.update_with_detections(found)).dilate(16).hold(5)
+    """
+
+    def __init__(self, detections: sv.Detections | None = None) -> None:
+        self.detections = sv.Detections.empty() if detections is None else detections
+
+    def __call__(self, x: Tensor) -> Tensor:
+        pixels = getattr(self.detections, "mask", None)
+        if pixels is None:
+            return Boxes(self.detections)(x)
+        found = torch.from_numpy(np.asarray(pixels, bool).any(0, keepdims=True)).to(x.device)
+        return resized(found, (int(x.shape[2]), int(x.shape[3]))).expand(x.shape[0], -1, -1)
+
+    def reset(self) -> None:
+        self.detections = sv.Detections.empty()
+
+
+def detections_of(records: Sequence[dict[str, Any]]) -> sv.Detections:
+    """The records of a `Result` that have a box, for supervision's annotators and trackers."""
+    boxed = [record for record in records if "box" in record]
+    if not boxed:
+        return sv.Detections.empty()
+    return sv.Detections(
+        xyxy=np.array([record["box"] for record in boxed], np.float32),
+        confidence=np.array([record.get("score", 1.0) for record in boxed], np.float32),
+        class_id=np.array([record.get("class", 0) for record in boxed], int),
+    )
+
+
+class ActiveSlicer:
+    """`sv.InferenceSlicer` on what matters: `slicer(picture)` calls the callback on the slices that hold active blocks,
+    and gives the detections of all of them, moved to where they lie in the picture.
+
+    Args:
+        callback: a slice [h,w,C] -> sv.Detections in its pixels.
+        mask: a Mask of `sbnet.masks`, or what names one. Masks with a memory want the pictures in their order.
+        slices: their sizes.
+        iou_threshold: of two detections that overlap by more the worse one goes.
+
+    >>> slicer = ActiveSlicer(lambda crop: sv.Detections.from_ultralytics(model(crop)[0]), "motion & zones.json")
+    >>> detections = slicer(frame)
+    """
+
+    def __init__(
+        self,
+        callback: Callable[[np.ndarray], sv.Detections],
+        mask: Any,
+        slices: Slices | None = None,
+        iou_threshold: float = 0.5,
+    ) -> None:
+        self.callback, self.mask, self.slices = callback, open_mask(mask), slices or Slices()
+        self.iou_threshold = iou_threshold
+        self.last: list[Rectangle] = []  # the slices of the last picture
+
+    def __call__(self, image: np.ndarray) -> sv.Detections:
+        self.last = slices_of(image, self.mask, self.slices)
+        found = []
+        for x0, y0, x1, y1 in self.last:
+            detections = self.callback(np.ascontiguousarray(image[y0:y1, x0:x1]))
+            detections.xyxy = detections.xyxy + np.array([x0, y0, x0, y0], detections.xyxy.dtype)
+            if detections.mask is not None:
+                whole = np.zeros((len(detections), *image.shape[:2]), bool)
+                whole[:, y0:y1, x0:x1] = detections.mask
+                detections.mask = whole
+            if len(detections):
+                found.append(detections)
+        if not found:
+            return sv.Detections.empty()
+        merged = sv.Detections.merge(found)
+        return merged if merged.confidence is None else merged.with_nms(self.iou_threshold)
