@@ -55,7 +55,7 @@ _ENGINE = {  # likewise
     "sparsify": "sparsify",
     "tune": "tune",
 }
-_APPS = {"Pipeline": "pipeline"}  # likewise
+_APPS = {"Cameras": "pipeline", "Pipeline": "pipeline"}  # likewise
 
 
 def __getattr__(name: str) -> Any:

@@ -1,5 +1,6 @@
 """Finished pipelines: a source of frames, a mask, a network, a sink."""
 
+from sbnet.apps.pipeline.cameras import Cameras
 from sbnet.apps.pipeline.frames import Frame, PipelineError, Result
 from sbnet.apps.pipeline.large import Tiled, run_large
 from sbnet.apps.pipeline.networks import Network, open_network
@@ -9,6 +10,7 @@ from sbnet.apps.pipeline.sources import Source, open_source
 from sbnet.apps.pipeline.summary import Summary
 
 __all__ = [
+    "Cameras",
     "Frame",
     "Network",
     "Pipeline",

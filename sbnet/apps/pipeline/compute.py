@@ -119,8 +119,8 @@ class Compute:
             picture = picture.to("cpu", non_blocking=True)
         return Result(frame, output, picture, records)
 
-    def _blocks(self, run: SparseRun, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """Active blocks of the plane that is the frame's, or of the finest, [rows,columns], on the frame."""
+    def _blocks(self, run: SparseRun, x: Tensor, image: int = 0) -> tuple[Tensor, tuple[int, int]]:
+        """Active blocks of the plane that is the frame's, or of the finest, [rows,columns], on a frame of x."""
         height, width = x.shape[2:]
         executor = run._last.executor
         given = tuple(executor.shape[2:])
@@ -129,9 +129,9 @@ class Compute:
         value = next(v for node in run.plan.graph.nodes for v in node.outputs if v.size == size)
         active = run.active[executor.lists.of(value)]
         if size == (height, width):
-            map_ = active.block_map[0] >= 0
+            map_ = active.block_map[image] >= 0
             return map_.to("cpu", non_blocking=x.is_cuda), to_pair(active.grid.bsize, "block")
-        pixels = F.adaptive_max_pool2d(active.pixel_mask(size)[:1].float(), given)
+        pixels = F.adaptive_max_pool2d(active.pixel_mask(size)[image : image + 1].float(), given)
         pad = self.network.pad
         pixels = pixels[:, :, pad : pad + height, pad : pad + width]
         map_ = F.max_pool2d(pixels, SHOWN, ceil_mode=True)[0, 0] > 0

@@ -100,7 +100,7 @@ class Pipeline:
             raise PipelineError(f"margin: expected pixels or 'halo', got {margin!r}")
         self.dtype, self.limit, self.skip_broken = dtype, limit, skip_broken
         self.settings = Settings(self.mode, block, margin, self.device, dtype, compare)
-        self._sink, self._side = sink, view == "side"
+        self._sink, self.side_by_side = sink, view == "side"
         self.report = None if report is None else Path(report)
         self.summary: Summary | None = None
 
@@ -110,7 +110,7 @@ class Pipeline:
         Args:
             told: called after each frame with the summary so far and the number of frames that are expected, or 0.
         """
-        sink = open_sink(self._sink, self.source.rate or Fraction(25), self._side)
+        sink = open_sink(self._sink, self.source.rate or Fraction(25), self.side_by_side)
         summary = self.summary = Summary("", self.mode)
         self.mask.reset()
         compute = Compute(self.network, self.mask, self.settings, summary)

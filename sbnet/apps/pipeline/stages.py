@@ -63,10 +63,20 @@ class Ahead:
             raise StopIteration
         return item
 
-    def close(self) -> None:
+    def poll(self, timeout: float) -> Any:
+        """The next item, or None where none came within so many seconds; at the end what `__next__` raises."""
+        end = time.perf_counter() + timeout
+        while self._queue.empty():
+            left = end - time.perf_counter()
+            if left <= 0:
+                return None
+            time.sleep(min(left, 1e-3))
+        return next(self)
+
+    def close(self, timeout: float = 5) -> None:
         """Ends the thread; an iterator that waits for a camera ends with the process."""
         self._stopped.set()
-        self._thread.join(timeout=5)
+        self._thread.join(timeout)
 
 
 class Behind:

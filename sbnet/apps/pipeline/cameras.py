@@ -1,0 +1,318 @@
+"""Several cameras in one call of the network: a batch of their frames, a mask each."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from sbnet.apps.machine import device_name
+from sbnet.apps.pipeline.compute import Compute, _Clock
+from sbnet.apps.pipeline.dense_side import compared
+from sbnet.apps.pipeline.frames import Frame, PipelineError, Result
+from sbnet.apps.pipeline.networks import open_network, picture_of, to_picture
+from sbnet.apps.pipeline.pipeline import Pipeline
+from sbnet.apps.pipeline.report import write_report
+from sbnet.apps.pipeline.sinks import Sink, open_sink
+from sbnet.apps.pipeline.stages import Ahead, Behind
+from sbnet.apps.pipeline.summary import Summary
+from sbnet.masks.base import Mask
+
+
+class Cameras:
+    """`Pipeline` for several sources of frames of one size. A call of the network takes one frame of each; one that has
+    none in time, or has ended, costs nothing: its place in the batch has an empty mask.
+
+    Args:
+        sources: as `Pipeline` takes them.
+        mask: one for all, each with a memory of its own, or a list of one a source.
+        network: as `Pipeline` takes it; its batch is the number of sources.
+        sinks: a list of one a source, or a function (source's index, Result).
+        patience: seconds that a call waits for the slowest; who kept the others waiting is not waited for again until a
+            frame of it comes.
+        give_up: seconds that it may keep others waiting, or be left out; then it has ended.
+        newest: of the frames of a source that wait, the last one counts: for cameras that are faster than the network.
+        limit: frames of a source at most.
+        options: mode, size, block, margin, device, dtype, skip_broken, compare, view, report, as of `Pipeline`.
+
+    >>> run = sbnet.Cameras(["rtsp://door", "rtsp://yard"], "motion", "faces", lambda k, result: print(k, result.ms))
+    >>> print(run.run())
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Any],
+        mask: Any = None,
+        network: Any = "contours",
+        sinks: Any = None,
+        *,
+        patience: float = 0.5,
+        give_up: float = 30.0,
+        newest: bool = False,
+        limit: int | None = None,
+        **options: Any,
+    ) -> None:
+        count = len(sources)
+        if not count:
+            raise PipelineError("sources: expected at least one, got none")
+        for name, given in (("mask", mask), ("sinks", sinks)):
+            if isinstance(given, (list, tuple)) and len(given) != count:
+                raise PipelineError(f"{name}: expected one for each of {count} sources, got {len(given)}")
+        if sinks is not None and not isinstance(sinks, (list, tuple)) and not callable(sinks):
+            raise PipelineError(f"sinks: expected a list or a function, got {type(sinks).__name__}")
+        network = open_network(network)
+        own = mask if isinstance(mask, (list, tuple)) else [network.mask if mask is None else mask] * count
+        self.cameras = [  # each with what a pipeline of its own would have
+            Pipeline(source, copy.deepcopy(own[k]) if isinstance(own[k], Mask) else own[k], network, **options)
+            for k, source in enumerate(sources)
+        ]
+        if self.cameras[0].mode == "dense":
+            raise PipelineError("mode: expected masked, exact or cached, got 'dense'")
+        self._sinks, self.limit = sinks, limit
+        self.patience, self.give_up, self.newest = patience, give_up, newest
+        self.summary: Summary | None = None
+        self.faults: list[str] = []
+
+    def run(self, told: Callable[[Summary], None] | None = None) -> Summary:
+        """Runs it until all sources have ended. What ended one of them early is in `faults`, by its index.
+
+        Args:
+            told: called after each call of the network with the summary so far.
+        """
+        first = self.cameras[0]
+        summary = self.summary = Summary("", first.mode)
+        self.faults = [""] * len(self.cameras)
+        sinks = self._opened()
+        compute = _Batch(self.cameras, summary)
+        feeds = [_Feed(camera, self.limit) for camera in self.cameras]
+        behind = Behind(lambda item: _write(sinks, item, summary))
+        whole = False
+        try:
+            begin = time.perf_counter()
+            try:
+                while any(feed.fault is None for feed in feeds):
+                    frames = self._tick(feeds, compute, summary)
+                    if frames:
+                        for item in compute.tick(frames):
+                            behind.put(item)
+                        if told is not None:
+                            told(summary)
+            except KeyboardInterrupt:
+                summary.interrupted = True
+            behind.close()
+            summary.seconds = time.perf_counter() - begin - compute.aside
+            whole = summary.frames > 0
+        finally:
+            for feed in feeds:
+                feed.ahead.close(0.1 if feed.stalled else 5)
+            if not whole:
+                with suppress(BaseException):  # what led here is what is raised
+                    behind.close()
+            _closed(sinks, whole)
+        self.faults = [feed.fault or "" for feed in feeds]
+        named = [f"{c.source.name}: {fault}" for c, fault in zip(self.cameras, self.faults, strict=True) if fault]
+        if not whole:
+            raise PipelineError("; ".join(named) or "the sources have no frames")
+        summary.fault = "; ".join(named)
+        summary.busy = {"read": sum(f.ahead.busy for f in feeds), "compute": compute.busy, "write": behind.busy}
+        if first.report is not None:
+            write_report(summary, first.report)
+        return summary
+
+    def _opened(self) -> list[Sink]:
+        if callable(self._sinks):
+            return [open_sink(partial(self._sinks, k), c.source.rate) for k, c in enumerate(self.cameras)]
+        opened: list[Sink] = []
+        try:
+            for given, camera in zip(self._sinks or [None] * len(self.cameras), self.cameras, strict=True):
+                opened.append(open_sink(given, camera.source.rate, camera.side_by_side))
+        except BaseException:
+            with suppress(Exception):
+                _closed(opened, False)
+            raise
+        return opened
+
+    def _tick(self, feeds: Sequence[_Feed], compute: _Batch, summary: Summary) -> dict[int, Frame]:
+        """The next frame of each source that has one, by its index."""
+        deadline = time.perf_counter() + self.patience
+        frames: dict[int, Frame] = {}
+        for k, feed in enumerate(feeds):
+            if feed.fault is not None:
+                continue
+            frame = feed.take(0 if feed.stalled else max(0.0, deadline - time.perf_counter()), self.newest)
+            if frame is None:
+                if feed.fault is None and time.perf_counter() - feed.since > self.give_up:
+                    feed.fault = f"no frame for {self.give_up:g} s"
+            elif frame.fault:
+                what = f"{frame.name}: cannot be read ({frame.fault})"
+                if self.cameras[k].skip_broken:
+                    summary.broke(what)
+                else:
+                    feed.fault = what
+            elif differs := compute.differs(frame):
+                feed.fault = differs
+            else:
+                frames[k] = frame
+        if not frames and all(feed.stalled for feed in feeds if feed.fault is None):
+            time.sleep(2e-3)
+        return frames
+
+
+class _Feed:
+    """A source's thread.
+
+    Attributes:
+        stalled: it kept a call waiting, and has sent nothing since.
+        since: when that began.
+        fault: what ended it, "" at its end, None before.
+    """
+
+    def __init__(self, camera: Pipeline, limit: int | None) -> None:
+        self.ahead = Ahead(camera.source)
+        self.stalled = False
+        self.fault: str | None = None
+        self.since = time.perf_counter()
+        self._left = limit
+
+    def take(self, timeout: float, newest: bool) -> Frame | None:
+        frame = None
+        try:
+            frame = self.ahead.poll(timeout)
+            while newest and frame is not None and (later := self.ahead.poll(0)) is not None:
+                frame = later
+        except StopIteration:
+            self.fault = ""
+        except Exception as error:  # of one camera: the others go on
+            self.fault = str(error) or type(error).__name__
+        if frame is None and not self.stalled:
+            self.since = time.perf_counter() - timeout
+        self.stalled = frame is None
+        if frame is not None and self._left is not None:
+            self._left -= 1
+            if not self._left:
+                self.fault = ""
+        return frame
+
+
+class _Batch(Compute):
+    """Mask and network on a frame of each camera."""
+
+    def __init__(self, cameras: Sequence[Pipeline], summary: Summary) -> None:
+        first = cameras[0]
+        super().__init__(first.network, first.mask, first.settings, summary)
+        self.cameras = cameras
+        self.masks = [camera.mask for camera in cameras]
+        for mask in self.masks:
+            mask.reset()
+        self.x: Tensor | None = None  # [cameras,C,H,W]
+        self._begun = [False] * len(cameras)
+
+    def differs(self, frame: Frame) -> str:
+        """What is wrong with a frame's shape, or nothing; the first frame of all says what is wanted."""
+        settings = self.settings
+        shape = frame.tensor(torch.device("cpu"), torch.float32).shape[1:] if self.x is None else _shape(frame)
+        if self.x is None:
+            x = torch.zeros(len(self.cameras), *shape, device=settings.device, dtype=settings.dtype)
+            self.x = x.contiguous(memory_format=torch.channels_last)
+            height, width = shape[1:]
+            kind = str(settings.dtype).removeprefix("torch.")
+            self.summary.title = (f"{len(self.cameras)} sources, {height}x{width}: {self.network.name}, {kind} on "
+                                  f"{device_name(settings.device)}")  # fmt: skip
+        wanted = tuple(self.x.shape[1:])
+        if tuple(shape) == wanted:
+            return ""
+        return f"{frame.name}: expected a frame of {wanted[1]}x{wanted[2]} and {wanted[0]} channels, got {shape[1]}x" \
+               f"{shape[2]} and {shape[0]}; size= scales"  # fmt: skip
+
+    @torch.no_grad()
+    def tick(self, frames: dict[int, Frame]) -> list[tuple[int, Result, int]]:
+        """(camera, result, results of this call) of each frame."""
+        begin, aside = time.perf_counter(), self.aside
+        x = self.x
+        assert x is not None
+        for k, frame in frames.items():
+            x[k].copy_(frame.tensor(self.settings.device, self.settings.dtype)[0])
+        if self.run is None:
+            self.run = self._set_up(self.network.input(x))
+        clock = _Clock(self.settings.device)
+        mask = torch.zeros(x.shape[0], *x.shape[2:], dtype=torch.bool, device=x.device)
+        for k, frame in frames.items():
+            self.masks[k].see(frame)
+            mask[k] = self.masks[k](x[k : k + 1])[0]
+            if self.settings.mode == "cached" and not self._begun[k]:
+                mask[k], self._begun[k] = True, True  # nothing is kept of it yet
+        given = self.network.input(x)
+        output = self.run(given, self.network.widened_mask(mask), margin=self.margin)
+        results = [(k, self._result(frame, output, k, x), len(frames)) for k, frame in frames.items()]
+        for k, result, _ in results:
+            clock.stop(result)
+            self.masks[k].learn(result.records)
+        every, first = self.settings.compare, int(self.settings.mode == "cached")
+        if every and self._count >= first and (self._count - first) % every == 0:
+            self._compare_all(given, output, mask)
+        self._count += 1
+        self.busy += time.perf_counter() - begin - (self.aside - aside)
+        return results
+
+    def _result(self, frame: Frame, output: Any, k: int, x: Tensor) -> Result:
+        assert self.run is not None
+        own = pytree.tree_map_only(Tensor, lambda v: v[k : k + 1] if v.dim() and len(v) == len(x) else v, output)
+        picture, records = (self.network.finish or picture_of)(own, frame)
+        picture = to_picture(picture)
+        if isinstance(picture, Tensor):
+            picture = picture.to("cpu", non_blocking=True)
+        active, block = self._blocks(self.run, x, k)
+        return Result(frame, None, picture, records, active, block)
+
+    def _compare_all(self, given: Tensor, output: Any, mask: Tensor) -> None:
+        summary = self.summary
+        summary.dense_form, run = self._dense_for(given)
+        begin = time.perf_counter()
+        result, clock = Result(Frame(0, None)), _Clock(self.settings.device)
+        wanted = run(given)
+        clock.stop(result)
+        result.land()
+        summary.dense_ms.add(result.ms / len(self.cameras))
+        where = None if self.settings.mode == "cached" else self.network.widened_mask(mask)
+        error, largest = compared(output, wanted, where)
+        summary.errors.add(error)
+        summary.largest = max(summary.largest, largest)
+        self.aside += time.perf_counter() - begin
+
+
+def _shape(frame: Frame) -> tuple[int, ...]:
+    """(C,H,W) of the frame as a tensor."""
+    pixels = frame.pixels
+    if isinstance(pixels, Tensor):
+        return tuple(pixels.shape)
+    channels = 1 if pixels.ndim == 2 else pixels.shape[2]
+    return (min(channels, 3) if pixels.dtype.itemsize == 1 else channels, *pixels.shape[:2])
+
+
+def _write(sinks: Sequence[Sink], item: tuple[int, Result, int], summary: Summary) -> None:
+    camera, result, shared = item
+    result.land()
+    result.ms /= shared  # of the call that it shared with the others
+    summary.ms.add(result.ms)
+    summary.densities.add(result.density)
+    if summary.pictures is None:
+        summary.pictures = result
+    sinks[camera].write(result)
+
+
+def _closed(sinks: Sequence[Sink], whole: bool) -> None:
+    errors = []
+    for sink in sinks:
+        try:
+            sink.close(whole)
+        except Exception as error:  # the others have to be closed as well
+            errors.append(error)
+    if errors:
+        raise errors[0]
