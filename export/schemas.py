@@ -241,6 +241,25 @@ OPS = {
             shapes.sparse_resize2d,
         ),
         Op(
+            "sparse_rearrange",
+            "pixel_shuffle by up, pixel_unshuffle by down, a channel shuffle by groups and padding by pad (left, "
+            "right, top, bottom) with value, on the active blocks of y [N,Ho,Wo,K]. Elsewhere y is base; without base: "
+            "0 in the fringe, with zero_outside=1 everywhere, else undefined.",
+            [("x", "T"), *_LISTS, ("fringe_pixels?", INT32), ("fringe_count?", INT32), ("base?", "T")],
+            [("y", "T")],
+            {
+                **_GRID,
+                "up": (_I, 1),
+                "down": (_I, 1),
+                "groups": (_I, 1),
+                "pad": (_Is, None),
+                "value": (_F, 0.0),
+                "zero_outside": (_I, 0),
+            },
+            {"T": FLOATS},
+            shapes.sparse_rearrange,
+        ),
+        Op(
             "sparse_pointwise",
             "The steps of a program on the active blocks of x [N,H,W,C]; a, b, c, d: sides of x or 1. Elsewhere y is "
             "base; without base: 0 in the fringe, with zero_outside=1 everywhere, else undefined.",

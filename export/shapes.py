@@ -156,6 +156,16 @@ def sparse_resize2d(node: NodeView) -> list[Dims | None]:
     return [[have if isinstance(have, int) or other is None else other for have, other in zip(y, base, strict=True)]]
 
 
+def sparse_rearrange(node: NodeView) -> list[Dims | None]:
+    x, base = node.shape(0, 4) or [None] * 4, node.shape(6, 4) or [None] * 4
+    up, down = (node.attribute(name, 1) for name in ("up", "down"))
+    pad = node.attribute("pad", [0, 0, 0, 0])
+    y: Dims = [x[0], None, None, scaled(x[3], lambda c: c // (up * up) * (down * down))]
+    for d, more in enumerate((pad[2] + pad[3], pad[0] + pad[1])):
+        y[1 + d] = scaled(x[1 + d], lambda side, m=more: side * up // down + m)  # type: ignore[misc]
+    return [[have if isinstance(have, int) or other is None else other for have, other in zip(y, base, strict=True)]]
+
+
 def blocksparse_matmul(node: NodeView) -> list[Dims | None]:
     x = node.any_shape(0)
     node.shape(1, 3)

@@ -360,6 +360,28 @@ def sparse_resize2d(
     )  # fmt: skip
 
 
+def sparse_rearrange(
+    x: Value,
+    indices: Value,
+    count: Value,
+    block_map: Value,
+    grid: Sequence[Any],
+    up: int,
+    down: int,
+    groups: int,
+    pad: Sequence[Any],
+    value: float,
+) -> Value:
+    if not _fixed(pad):
+        raise ValueError("sbnet.export: sparse_rearrange: pad: expected numbers that depend on no dynamic size")
+    return first(
+        node("sparse_rearrange")(
+            last(x), indices, count, block_map, **grid_attributes(grid), up=up, down=down, groups=groups,
+            pad=list(pad), value=float(value), zero_outside=1,
+        )
+    )  # fmt: skip
+
+
 def sparse_pointwise(
     x: Value,
     a: Value | None,
@@ -398,6 +420,7 @@ def table() -> dict[Any, Callable[..., Any]]:
         sparse_avg_pool2d,
         sparse_resize2d,
         sparse_pointwise,
+        sparse_rearrange,
         weights.blocksparse_matmul,
         weights.pack_attention_blocks,
         weights.block_attention,

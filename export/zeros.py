@@ -47,6 +47,7 @@ _LAYERS = {
     "sparse_max_pool2d": (3, 4),
     "sparse_avg_pool2d": (3, 4),
     "sparse_resize2d": (3, 4),
+    "sparse_rearrange": (3, 4),
     "sparse_pointwise": (3, 8),
 }
 _PIXEL = Window.conv(1)
@@ -64,6 +65,9 @@ def _window(layer: ir.Node) -> Window | None:
         return _PIXEL
     if layer.op_type == "sparse_resize2d":
         return _resize_window(layer)
+    if layer.op_type == "sparse_rearrange":
+        up, down = (layer.attributes[n].as_int() if n in layer.attributes else 1 for n in ("up", "down"))
+        return Window.rearrange(up, down, _ints(layer, "pad", (0, 0, 0, 0)))
     if layer.op_type in ("sparse_conv2d", "sparse_conv_transpose2d"):
         shape = layer.inputs[1].shape if layer.inputs[1] is not None else None
         if shape is None or not isinstance(shape[1], int) or not isinstance(shape[2], int):
@@ -205,7 +209,7 @@ def _fixed(sides: Sequence[Any]) -> bool:
 
 def _follows(layer: ir.Node) -> bool:
     """Can the plane that a layer writes be computed from the one that it reads?"""
-    scaled = layer.op_type in ("sparse_conv_transpose2d", "sparse_resize2d")
+    scaled = layer.op_type in ("sparse_conv_transpose2d", "sparse_resize2d", "sparse_rearrange")
     return _window(layer) is not None and not _int(layer, "ceil_mode") and not scaled
 
 

@@ -73,6 +73,12 @@ class Window:
         num, den, lo, hi = ((a, b) for a, b in zip(*axes, strict=True))
         return cls(num, den, lo, hi, (1, 1))
 
+    @classmethod
+    def rearrange(cls, up: int = 1, down: int = 1, pad: Sequence[int] = (0, 0, 0, 0)) -> Window:
+        """Of `sparse_rearrange`: `down` pixels in a row, of which `up` lie in one of its input."""
+        lo = (-pad[2] * down, -pad[0] * down)
+        return cls((down, down), (up, up), lo, (lo[0] + down - 1, lo[1] + down - 1), (1, 1))
+
     def numbers(self) -> list[int]:
         """The ten numbers that torch.ops.sbnet.* and ONNX attributes take."""
         return [*self.num, *self.den, *self.lo, *self.hi, *self.step]

@@ -354,6 +354,7 @@ void add_fringe_ops(const Runtime& runtime);
 void add_pointwise_ops(const Runtime& runtime);
 void add_pool_ops(const Runtime& runtime);
 void add_pyramid_ops(const Runtime& runtime);
+void add_rearrange_ops(const Runtime& runtime);
 void add_resize_ops(const Runtime& runtime);
 
 }  // namespace sbnet::ort

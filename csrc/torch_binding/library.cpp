@@ -81,6 +81,13 @@ STABLE_TORCH_LIBRARY(sbnet, m) {
   m.def(
       "sparse_pointwise_(Tensor x, Tensor? a, Tensor? b, Tensor? c, Tensor? d, Tensor indices, Tensor count, "
       "SymInt[] grid, str program, Tensor(a!) out, Tensor? fringe_pixels, Tensor? fringe_count) -> ()");
+  // `pad`: left, right, top, bottom, as in F.pad.
+  m.def(
+      "sparse_rearrange(Tensor x, Tensor indices, Tensor count, Tensor block_map, SymInt[] grid, int up, int down, "
+      "int groups, SymInt[] pad, float value) -> Tensor");
+  m.def(
+      "sparse_rearrange_(Tensor x, Tensor indices, Tensor count, SymInt[] grid, int up, int down, int groups, "
+      "SymInt[] pad, float value, Tensor(a!) out, Tensor? fringe_pixels, Tensor? fringe_count) -> ()");
   // Block-sparse weights. `layout` is block rows, block columns, blocks, in_features, out_features, block_size, and the
   // words of three plans; `shape` its first six numbers. Matrices are [rows, features].
   m.def("block_layout_tables(Tensor coords, SymInt[] shape) -> Tensor");

@@ -22,13 +22,14 @@ from sbnet.ops import (
     sparse_gather,
     sparse_max_pool2d_,
     sparse_pointwise_,
+    sparse_rearrange_,
     sparse_resize2d_,
     sparse_scatter_,
 )
 from sbnet.ops.masked.pointwise import run_program
 
 # Kinds that write into memory they are given.
-WRITTEN = {"conv", "bottleneck", "conv_transpose", "pointwise", "max_pool", "avg_pool", "resize", "pixel"}
+WRITTEN = {"conv", "bottleneck", "conv_transpose", "pointwise", "max_pool", "avg_pool", "resize", "rearrange", "pixel"}
 PLANNED = WRITTEN | {"cat", "slice"}  # and those that only say where something lies
 
 
@@ -122,6 +123,10 @@ def _resize(node: Node, get: Get, out: Tensor, active: ActiveBlocks, clear: Frin
     )  # fmt: skip
 
 
+def _rearrange(node: Node, get: Get, out: Tensor, active: ActiveBlocks, clear: Fringe | None, _: Context) -> None:
+    sparse_rearrange_(get(node.args[0]), active, out, **node.options, fringe=clear)
+
+
 def _pixel(node: Node, get: Get, out: Tensor, active: ActiveBlocks, clear: Fringe | None, context: Context) -> None:
     """On a CPU PyTorch's vectorised functions run on gathered blocks, which costs a copy. Elsewhere that would wait for
     the count: a program runs on the active blocks, and what has none on whole planes."""
@@ -179,5 +184,5 @@ def copy(x: Tensor, out: Tensor, active: ActiveBlocks, clear: Fringe | None) -> 
 
 RUN = {
     "conv": _conv, "conv_transpose": _conv_transpose, "pointwise": _conv, "max_pool": _max_pool, "avg_pool": _avg_pool,
-    "resize": _resize, "pixel": _pixel, "bottleneck": _bottleneck,
+    "resize": _resize, "rearrange": _rearrange, "pixel": _pixel, "bottleneck": _bottleneck,
 }  # fmt: skip

@@ -6,7 +6,6 @@ import re
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
@@ -27,6 +26,7 @@ from sbnet.ops import (
     sparse_fill,
     sparse_max_pool2d,
     sparse_pointwise,
+    sparse_rearrange,
     sparse_resize2d,
 )
 
@@ -130,6 +130,8 @@ def apply(node: Node, args: Any, kwargs: dict[str, Any], params: dict[str, Tenso
             return sparse_avg_pool2d(x, active, **o)
         case "resize":
             return sparse_resize2d(x, active, **resize_options(o))
+        case "rearrange":
+            return sparse_rearrange(x, active, **o)
         case "pixel" if "program" in o:
             return sparse_pointwise(x, active, o["program"], *params.values())
         case "slice":
@@ -147,10 +149,5 @@ def resize_options(options: dict[str, Any]) -> dict[str, Any]:
 
 def whole(node: Node, args: Any, params: dict[str, Tensor]) -> Tensor:
     """A planned node's op on whole planes, by PyTorch."""
-    o, x = node.options, args[0]
-    match node.kind:
-        case "pixel":
-            return run_steps(o["steps"], list(args))
-        case "pixel_shuffle":
-            return F.pixel_shuffle(x, o["factor"])
-    raise AssertionError(node.kind)
+    assert node.kind == "pixel"
+    return run_steps(node.options["steps"], list(args))

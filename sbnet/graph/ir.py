@@ -5,6 +5,7 @@ Kinds of nodes, and what they take beside `args` (the feature maps that they rea
     conv, conv_transpose   weight, bias, residual; stride, padding, dilation, groups, output_padding; activation, slope
     max_pool, avg_pool     the options of PyTorch's pools
     resize                 size, mode, align_corners, scale
+    rearrange              up, down, groups, pad, value: shuffles of pixels and channels, padding
     affine                 scale, shift: x * scale + shift, one number a channel
     add                    two feature maps
     act                    activation, slope

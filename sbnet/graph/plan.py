@@ -109,6 +109,8 @@ def reads(node: Node, value: Value) -> list[Window | str]:
         ratios = (0.0, 0.0) if options["scale"] is None else tuple(1 / s for s in options["scale"])
         resized = Window.resize(value.plane, options["size"], options["mode"], bool(options["align_corners"]), ratios)
         return [*found, resized]
+    if node.kind == "rearrange":
+        return [*found, Window.rearrange(options["up"], options["down"], options["pad"])]
     if node.kind in ("pointwise", "pixel", "bottleneck"):  # whose 3x3 reads zeros outside the active blocks, not x
         return [*found, POINTWISE]
     return [*found, WHOLE]

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from fractions import Fraction
 
-from sbnet.geometry import Window
-from sbnet.graph.ir import Node, Value
+from sbnet.graph.ir import Value
 from sbnet.graph.plan import POINTWISE, Plan, reads
 
 # An output pixel o of one axis reads input pixels from scale * o + low to scale * o + high.
@@ -30,7 +28,7 @@ def reach(plan: Plan) -> int | None:
             if value.constant:
                 continue
             before = known.get(value)
-            for window in _windows(node, value):
+            for window in reads(node, value):
                 if before is None or isinstance(window, str):
                     lost = True
                     continue
@@ -49,14 +47,6 @@ def reach(plan: Plan) -> int | None:
             inside = max(scale - 1, Fraction(0))
             most = max(most, math.ceil(-low), math.ceil(high - inside))
     return most
-
-
-def _windows(node: Node, value: Value) -> Sequence[Window | str]:
-    """What `reads` says, and of a shuffle of pixels, which runs dense: the small pixel that each lies in."""
-    if node.kind == "pixel_shuffle" and value.size and node.output.size:
-        scale = node.output.size[0] // value.size[0]
-        return [Window((1, 1), (scale, scale), (0, 0), (0, 0), (1, 1))]
-    return reads(node, value)
 
 
 def _through(extent: Extent, window: object, axis: int) -> Extent:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sbnet.geometry import to_pair
 from sbnet.graph.builder import (
     Builder,
@@ -106,10 +108,51 @@ def _upsample(b: Builder, call: Call) -> Value | None:
 
 @rule("pixel_shuffle")
 def _pixel_shuffle(b: Builder, call: Call) -> Value | None:
+    return _rearrange(b, call, up=call.args[1])
+
+
+@rule("pixel_unshuffle")
+def _pixel_unshuffle(b: Builder, call: Call) -> Value | None:
+    return _rearrange(b, call, down=call.args[1])
+
+
+@rule("channel_shuffle", "native_channel_shuffle")
+def _channel_shuffle(b: Builder, call: Call) -> Value | None:
+    return _rearrange(b, call, groups=call.args[1])
+
+
+@rule("constant_pad_nd", "pad")
+def _pad(b: Builder, call: Call) -> Value | None:
+    pad, value = [int(n) for n in call.args[1]], call.argument("value")
+    if call.argument("mode", "constant") != "constant" or len(pad) not in (2, 4):
+        return None
+    return _rearrange(b, call, pad=(*pad, 0, 0)[:4], value=float(value or 0))
+
+
+def _rearrange(b: Builder, call: Call, **options: Any) -> Value | None:
     x = call.args[0]
     if plain(x) is None or not is_map(call.made):
         return None
-    return b.add("pixel_shuffle", call, [x], call.made.shape, options={"factor": call.args[1]})
+    unchanged = {"up": 1, "down": 1, "groups": 1, "pad": (0, 0, 0, 0), "value": 0.0}
+    return b.add("rearrange", call, [x], call.made.shape, options={**unchanged, **options})
+
+
+@rule("reshape", "flatten")
+def _shuffled_by_hand(b: Builder, call: Call) -> Value | None:
+    """[N,C,H,W] viewed as [N,groups,C/groups,H,W], the two swapped, and viewed as [N,C,H,W] again."""
+    x, source = call.args[0], call.args[0]
+    parts = [] if x.axes is None else [dim[0] for dim in x.axes.dims if len(dim) == 1]
+    if len(parts) != 5 or len(x.shape) != 5 or not is_map(call.made):
+        return None
+    names, (_, inner, outer, height, width) = [name for name, _ in parts], parts
+    while source.view_of is None and source.producer is not None and source.producer.moves and not source.constant:
+        source = source.producer.args[0]
+    if names != ["N", "C1", "C0", "H", "W"] or plain(source) is None or call.made.shape != source.shape:
+        return None
+    if inner[1] * outer[1] != source.shape[1] or (height[1], width[1]) != source.plane:
+        return None
+    options = {"up": 1, "down": 1, "groups": outer[1], "pad": (0, 0, 0, 0), "value": 0.0}
+    return b.add("rearrange", call, [source], source.shape, options=options)
 
 
 # ---- channels

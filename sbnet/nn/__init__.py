@@ -10,9 +10,13 @@ from sbnet.nn.fold import fold_batch_norm
 from sbnet.nn.layers import (
     SparseAvgPool2d,
     SparseBatchNorm2d,
+    SparseChannelShuffle,
+    SparseConstantPad2d,
     SparseConv2d,
     SparseConvTranspose2d,
     SparseMaxPool2d,
+    SparsePixelShuffle,
+    SparsePixelUnshuffle,
     SparseUpsample,
 )
 from sbnet.nn.residual import SparseBasicBlock, SparseBottleneck, SparseProjection
@@ -25,9 +29,13 @@ __all__ = [
     "SparseBasicBlock",
     "SparseBatchNorm2d",
     "SparseBottleneck",
+    "SparseChannelShuffle",
+    "SparseConstantPad2d",
     "SparseConv2d",
     "SparseConvTranspose2d",
     "SparseMaxPool2d",
+    "SparsePixelShuffle",
+    "SparsePixelUnshuffle",
     "SparseProjection",
     "SparseUpsample",
     "fold_batch_norm",

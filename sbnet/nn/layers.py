@@ -20,6 +20,8 @@ from sbnet.ops import (
     sparse_fill,
     sparse_max_pool2d,
     sparse_max_pool2d_,
+    sparse_rearrange,
+    sparse_rearrange_,
     sparse_resize2d,
     sparse_resize2d_,
 )
@@ -253,3 +255,48 @@ class SparseUpsample(nn.Upsample):
         """Writes the active blocks of `out`, whose plane is `size` where that is given, and zeroes `fringe`."""
         how = {name: value for name, value in self.geometry().items() if name != "size"}
         sparse_resize2d_(x, active, out, **how, fringe=fringe)
+
+
+class _Rearranged(nn.Module):
+    """What modules that only move elements have in common."""
+
+    def geometry(self) -> dict[str, Any]:
+        """The keyword arguments of `sbnet.sparse_rearrange`."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, active: Active = ...) -> Tensor:
+        """x [N,C,H,W], active blocks of the plane it writes."""
+        blocks = given(active, self)
+        return super().forward(x) if blocks is None else sparse_rearrange(x, blocks, **self.geometry())
+
+    def run_(self, x: Tensor, active: ActiveBlocks, out: Tensor, fringe: Fringe | None) -> None:
+        """Writes the active blocks of `out` and zeroes the pixels of `fringe`."""
+        sparse_rearrange_(x, active, out, **self.geometry(), fringe=fringe)
+
+
+class SparsePixelShuffle(_Rearranged, nn.PixelShuffle):
+    """nn.PixelShuffle on active blocks of its output."""
+
+    def geometry(self) -> dict[str, Any]:
+        return {"up": self.upscale_factor}
+
+
+class SparsePixelUnshuffle(_Rearranged, nn.PixelUnshuffle):
+    """nn.PixelUnshuffle on active blocks of its output."""
+
+    def geometry(self) -> dict[str, Any]:
+        return {"down": self.downscale_factor}
+
+
+class SparseChannelShuffle(_Rearranged, nn.ChannelShuffle):
+    """nn.ChannelShuffle on active blocks."""
+
+    def geometry(self) -> dict[str, Any]:
+        return {"groups": self.groups}
+
+
+class SparseConstantPad2d(_Rearranged, nn.ConstantPad2d):
+    """nn.ConstantPad2d on active blocks of its output; negative padding crops."""
+
+    def geometry(self) -> dict[str, Any]:
+        return {"pad": tuple(self.padding), "value": float(self.value)}

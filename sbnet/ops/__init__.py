@@ -12,6 +12,12 @@ from sbnet.ops.masked.fill import sparse_fill, sparse_fill_
 from sbnet.ops.masked.gather_scatter import sparse_gather, sparse_scatter, sparse_scatter_
 from sbnet.ops.masked.pointwise import sparse_pointwise, sparse_pointwise_
 from sbnet.ops.masked.pool import sparse_avg_pool2d, sparse_avg_pool2d_, sparse_max_pool2d, sparse_max_pool2d_
+from sbnet.ops.masked.rearrange import (
+    sparse_pixel_shuffle,
+    sparse_pixel_unshuffle,
+    sparse_rearrange,
+    sparse_rearrange_,
+)
 from sbnet.ops.masked.resize import sparse_resize2d, sparse_resize2d_
 from sbnet.ops.weights.conv1x1 import blocksparse_conv1x1
 from sbnet.ops.weights.layout import BlockLayout
@@ -41,8 +47,12 @@ __all__ = [
     "sparse_gather",
     "sparse_max_pool2d",
     "sparse_max_pool2d_",
+    "sparse_pixel_shuffle",
+    "sparse_pixel_unshuffle",
     "sparse_pointwise",
     "sparse_pointwise_",
+    "sparse_rearrange",
+    "sparse_rearrange_",
     "sparse_resize2d",
     "sparse_resize2d_",
     "sparse_scatter",

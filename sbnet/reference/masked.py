@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from sbnet.active import ActiveBlocks, BlockGrid
 from sbnet.ops.masked.pointwise import run_program
+from sbnet.ops.masked.rearrange import rearrange_whole
 from sbnet.reference.lists import block_slices
 
 
@@ -179,6 +181,11 @@ def sparse_resize2d(
 
 def sparse_pointwise(x: Tensor, active: ActiveBlocks, program: str, *others: Tensor) -> Tensor:
     y = run_program(program, x, *others)
+    return torch.where(active.pixel_mask(y.shape[2:]), y, torch.zeros_like(y))
+
+
+def sparse_rearrange(x: Tensor, active: ActiveBlocks, **how: Any) -> Tensor:
+    y = rearrange_whole(x, **how)
     return torch.where(active.pixel_mask(y.shape[2:]), y, torch.zeros_like(y))
 
 

@@ -188,6 +188,16 @@ def op_samples(device):
             (x, *lists[:2], g, "nearest-exact", False, 0.5, 0.0, 0 * x, None, None),
             (last, *lists[:2], g, "bilinear", False, 0.0, 0.0, 0 * last, edge.pixels, edge.count),
         ],
+        "sparse_rearrange": [
+            (x, *lists, g, 1, 1, 2, [1, -1, 0, 0], 0.5),
+            (grad(last), *lists, g, 1, 1, 1, [-1, 1, 2, -2], 0.0),
+            (grad(x[..., :10, :14]), *lists, g, 2, 1, 2, [0, -1, 0, 0], 0.0),
+            (grad(x[..., :26]), *small_lists, s, 1, 2, 4, [0, 1, 0, 0], -1.0),
+        ],
+        "sparse_rearrange_": [
+            (x, *lists[:2], g, 1, 1, 4, [0, 0, 0, 0], 0.0, 0 * x, None, None),
+            (last, *lists[:2], g, 1, 1, 1, [3, -3, 0, 0], 1.5, 0 * last, edge.pixels, edge.count),
+        ],
         "sparse_pointwise": [
             (x, None, None, None, None, *lists, g, "mul 2; silu"),
             (grad(last), grad(0 * last + 1), grad(bias8[None, :, None, None]), None, None, *lists, g, "mul a; prelu b"),

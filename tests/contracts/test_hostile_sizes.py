@@ -168,6 +168,7 @@ def test_a_list_without_a_grid():
         (sbnet.sparse_conv2d, x, zeros(4, 4, 1, 1), None, bare),
         (sbnet.sparse_max_pool2d, x, bare, 1),
         (sbnet.sparse_resize2d, x, bare),
+        (sbnet.sparse_rearrange, x, bare),
         (sbnet.sparse_pointwise, x, bare, "relu"),
         (sbnet.fringe, bare, active, (16, 24), 3, 1, 1),
         (sbnet.fringe, active, bare, (16, 24), 3, 1, 1),

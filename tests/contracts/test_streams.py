@@ -152,6 +152,10 @@ def busy_calls(device="cuda"):
                 "max pool_": lambda x=x, o=out, e=edge: sparse_max_pool2d_(x, active, o, 3, 1, 1, fringe=e),
                 "average pool": lambda x=x, a=halved: sparse_avg_pool2d(x, a, 2),
                 "average pool_": lambda x=x, o=out, e=edge: sparse_avg_pool2d_(x, active, o, 5, 1, 2, fringe=e),
+                "rearrange": lambda x=x, a=doubled: sbnet.sparse_rearrange(x, a, up=2),
+                "rearrange_": lambda x=x, o=out, e=edge: sbnet.sparse_rearrange_(
+                    x, active, o, groups=2, pad=(1, -1, 0, 0), fringe=e
+                ),
                 "pointwise": lambda x=x: sbnet.sparse_pointwise(x, active, "save s; sigmoid; mul s"),
                 "pointwise_": lambda x=x, o=out, e=edge: sbnet.sparse_pointwise_(
                     x, active, "mul a; clamp 0 1", x, out=o, fringe=e

@@ -141,6 +141,9 @@ class OneOp(nn.Module):
             case "sparse_pointwise":
                 y = sbnet.sparse_pointwise(x, active, "mul a; add b; mish", self.bias[None, :8, None, None], x)
                 return y, sbnet.sparse_pointwise(y, active, "leaky_relu 0.3; rsub a", x)
+            case "sparse_rearrange":
+                y = sbnet.sparse_rearrange(x, active, groups=2, pad=(1, -1, 0, 0), value=0.5)
+                return y, sbnet.sparse_pixel_shuffle(y, doubled(mask, x), 2)
             case "sparse_resize2d":
                 y = sbnet.sparse_resize2d(x, active, scale_factor=1, mode="bicubic")
                 return y, sbnet.sparse_resize2d(y, doubled(mask, x), scale_factor=2, mode="bilinear")

@@ -55,6 +55,7 @@ IN_PLACE = {
     "sparse_max_pool2d": 6,
     "sparse_avg_pool2d": 6,
     "sparse_resize2d": 6,
+    "sparse_rearrange": 6,
     "sparse_pointwise": 10,
 }
 

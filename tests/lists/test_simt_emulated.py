@@ -8,17 +8,23 @@ import torch
 
 import sbnet
 from sbnet import BlockGrid, Window, conv_output_size, reference
+from sbnet.ops.masked.rearrange import rearrange_whole
 from support.emulator import CSRC, TOOLS, emulated_library
 from support.helpers import assert_bitwise, laid_out, poison, random_active, tensor
 
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3, torch.bool: 4, torch.uint8: 5}
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
 SEEDS = range(6)
+MAPS = [
+    {"up": 2}, {"down": 3}, {"groups": 6}, {"pad": (1, 2, 3, 0), "value": -1.5}, {"up": 2, "groups": 3},
+    {"up": 3, "down": 2, "groups": 4, "pad": (1, -3, -2, 5), "value": 7.0},
+]  # fmt: skip
 
 
 @pytest.fixture(scope="session")
 def emulated(tmp_path_factory):
-    kernels = ["lists/reduce_mask", "lists/fringe", "lists/pyramid", "masked/fill", "masked/pool", "attention/layout"]
+    masked = [f"masked/{name}" for name in ("fill", "pool", "rearrange")]
+    kernels = ["lists/reduce_mask", "lists/fringe", "lists/pyramid", *masked, "attention/layout"]
     core = ["grid", "layer", "memory", "window", *kernels]
     return emulated_library(
         tmp_path_factory, "simt", [CSRC / f"cuda/{name}.cu" for name in kernels],
@@ -184,11 +190,38 @@ def test_pool(emulated, seed):
         inside = active.pixel_mask(out).expand_as(y)
         near = {"rtol": 1e-6, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 1e-2, "atol": 1e-3}
         torch.testing.assert_close(y[inside].float(), want[inside], **near)
-        zeros = torch.zeros(y[:, 0].numel(), dtype=torch.bool)
-        zeros[edge.pixels[: int(edge.count)].long()] = True
-        zeros = zeros.view(2, 1, *out).expand_as(y)
-        assert not y[zeros].any()
-        assert bool(y[~zeros & ~inside].isnan().all())
+        left_alone_but(y, edge, inside)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_rearrange(emulated, seed):
+    rng = random.Random(seed)
+    for dtype, how in zip(FLOATS * 2, MAPS, strict=True):
+        channels = rng.choice([72, 36])
+        x = laid_out(tensor((2, channels, 12, 18), dtype), rng.choice(["contiguous", "channels_last"]))
+        plain = rearrange_whole(x, **how)
+        out = tuple(plain.shape[2:])
+        active = random_active(BlockGrid.cover(out, rng.choice([4, (3, 8)])), 2, 0.4)
+        edge = reference.fringe(active, active, out, 3, 1, 1)
+        y = poison(plain.shape, dtype, "cpu", rng.choice(["contiguous", "channels_last"]))
+        numbers = [how.get("up", 1), how.get("down", 1), how.get("groups", 1), *how.get("pad", (0, 0, 0, 0))]
+        run(
+            emulated, "rearrange", seed, x, shape_of(x), y, shape_of(y), DTYPES[dtype], active.indices, active.count,
+            ctypes.c_int64(active.capacity), active.grid.numbers(), edge.pixels, edge.count,
+            ctypes.c_int64(len(edge.pixels)), numbers, ctypes.c_float(how.get("value", 0.0)),
+        )  # fmt: skip
+        inside = active.pixel_mask(out).expand_as(y)
+        assert_bitwise(y[inside], plain[inside])
+        left_alone_but(y, edge, inside)
+
+
+def left_alone_but(y: torch.Tensor, edge: sbnet.Fringe, inside: torch.Tensor) -> None:
+    """The fringe's pixels are zero, and what is neither they nor inside is poison still."""
+    zeros = torch.zeros(y[:, 0].numel(), dtype=torch.bool)
+    zeros[edge.pixels[: int(edge.count)].long()] = True
+    zeros = zeros.view(y.shape[0], 1, *y.shape[2:]).expand_as(y)
+    assert not y[zeros].any()
+    assert bool(y[~zeros & ~inside].isnan().all())
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -174,6 +174,11 @@ def samples(device: str = "cpu") -> dict[str, Node]:
             {"bsize": [4, 4], "size": [12, 15], "mode": "bilinear", "align_corners": 0, "ratio_h": 0.5, "ratio_w": 0.0},
         ),
         Node(
+            "sparse_rearrange",
+            [nhwc(tensor((2, 32, 6, 8), torch.float32, device)), *lists, edge.pixels, edge.count, like.clone()],
+            {"bsize": [4, 4], "up": 2, "down": 1, "groups": 4, "pad": [1, -2, -1, 1], "value": 0.5},
+        ),
+        Node(
             "sparse_pointwise",
             [x, *lists, like, like[:1, :1, :1], like[:, :1, :1], like[..., :1], edge.pixels, edge.count, like.clone()],
             {"bsize": [4, 4], "program": "mul a; add b; silu; mul c; sub d"},

@@ -20,6 +20,7 @@ import torch.utils._pytree as pytree
 
 import sbnet
 from sbnet import AttentionLayout, BlockGrid, reference
+from sbnet.ops.masked.rearrange import rearrange_whole
 
 
 def some_active(size: tuple[int, int, int], grid: BlockGrid, density: float, device: str) -> sbnet.ActiveBlocks:
@@ -241,6 +242,20 @@ def resize(device: str) -> None:
         )
 
 
+def rearrange(device: str) -> None:
+    """Every map, in words of channels and not."""
+    maps = ({"up": 2}, {"down": 2}, {"groups": 4}, {"pad": (1, -2, 3, 0), "value": 0.5}, {"up": 2, "groups": 2})
+    for dtype, channels, how in itertools.product((torch.float16, torch.bfloat16, torch.float32), (64, 12), maps):
+        x = torch.randn(1, channels, 12, 18, device=device).to(dtype).contiguous(memory_format=torch.channels_last)
+        like = rearrange_whole(x, **how)
+        size = tuple(like.shape[2:])
+        active = some_active((1, *size), BlockGrid.cover(size, 8), 0.5, device)
+        edge = sbnet.fringe(active, active, size, 3, 1, 1)
+        got = torch.zeros_like(like)
+        sbnet.sparse_rearrange_(x, active, got, **how, fringe=edge)
+        assert torch.equal(got, reference.sparse_rearrange(x, active, **how))
+
+
 def pointwise(device: str) -> None:
     """Operands of every kind, in words of channels and not."""
     for dtype, channels in itertools.product((torch.float16, torch.bfloat16, torch.float32), (64, 5)):
@@ -342,7 +357,8 @@ def weights(device: str) -> None:
 
 
 def main() -> None:
-    plain = (reduce_mask, copies, fringe_and_fill, pyramid, pool, conv_transpose, resize, pointwise, bottleneck)
+    lists = (reduce_mask, copies, fringe_and_fill, pyramid)
+    plain = (*lists, pool, conv_transpose, resize, rearrange, pointwise, bottleneck)
     tiles = (whole_tiles, conv1x1_wide, conv1x1_of_all_blocks, conv1x1_split, conv3x3_stride2_of_many_tiles)
     families = {f.__name__: f for f in (*plain, attention, weights, *tiles)}
     families |= {name: functools.partial(conv, name) for name in CONVS}

@@ -95,7 +95,7 @@ def _read(size: tuple[int, int], wanted: Tensor, window: Window | str, is_mask: 
         return _brought(wanted, size)
     if window == POINTWISE:
         return wanted
-    if window.den != (1, 1):
+    if window.den != (1, 1) or (window.step == (1, 1) and max(window.lo) > 0):  # no padding: a crop
         return _read_axis(_read_axis(wanted, window, 0, size[0]), window, 1, size[1])
     stride, padding, dilation = window.num, tuple(-v for v in window.lo), window.step
     reach = [hi - lo for lo, hi in zip(window.lo, window.hi, strict=True)]

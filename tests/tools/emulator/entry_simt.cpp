@@ -7,6 +7,7 @@
 #include "core/lists/reduce_mask.h"
 #include "core/masked/fill.h"
 #include "core/masked/pool.h"
+#include "core/masked/rearrange.h"
 #include "cuda/common.cuh"
 #include "machine.h"
 
@@ -120,5 +121,19 @@ EMULATED emulate_pool(void* x, const int64_t* x_sizes, void* y, const int64_t* y
   }
   p.ceil_mode = options[9], p.count_include_pad = options[10];
   return told(sbnet_sparse_pool2d_cuda(&p, nullptr), message, room);
+}
+
+EMULATED emulate_rearrange(void* x, const int64_t* x_sizes, void* y, const int64_t* y_sizes, int32_t dtype,
+                           const int32_t* indices, const int32_t* count, int64_t capacity, const int32_t* grid,
+                           const int32_t* pixels, const int32_t* pixel_count, int64_t fringe, const int32_t* numbers,
+                           float value, char* message, int64_t room) {
+  using namespace sbnet;
+  RearrangeParams p = {};
+  p.x = view_of(x, x_sizes, dtype), p.y = view_of(y, y_sizes, dtype);
+  p.active = {indices, count, nullptr, capacity, grid_of(grid)};
+  p.fringe = {pixels, pixel_count, fringe};
+  p.up = numbers[0], p.down = numbers[1], p.groups = numbers[2], p.value = value;
+  for (int k = 0; k < 4; ++k) p.pad[k] = numbers[3 + k];
+  return told(sbnet_sparse_rearrange_cuda(&p, nullptr), message, room);
 }
 }

@@ -1,0 +1,166 @@
+"""What only moves elements, on active blocks: pixel shuffles, channel shuffles, padding and cropping."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sbnet.active import ActiveBlocks, Fringe
+from sbnet.ops.common import empty4, is_channels_last, mark_written, refuse_meta_mix
+from sbnet.ops.masked.layer import layer_inputs, layer_output
+
+_ops = torch.ops.sbnet
+
+
+def sparse_rearrange(
+    x: Tensor,
+    active: ActiveBlocks,
+    *,
+    up: int = 1,
+    down: int = 1,
+    groups: int = 1,
+    pad: Sequence[int] = (0, 0, 0, 0),
+    value: float = 0.0,
+) -> Tensor:
+    """Elements of x in other places, on active blocks of the OUTPUT plane only; zeros elsewhere.
+
+    Equals where(active, F.pad(F.channel_shuffle(F.pixel_unshuffle(F.pixel_shuffle(x, up), down), groups), pad,
+    value=value), 0), bit for bit and in one pass: what is not asked for has the number 1, or 0 pixels.
+
+    Args:
+        x: [N,C,H,W] float32, float16 or bfloat16, any layout; channels_last is the fast one.
+        active: active blocks of the output plane.
+        up: a pixel of x becomes up x up pixels; its square divides C.
+        down: down x down pixels become one; it divides the sides.
+        groups: of channels, whose members are interleaved.
+        pad: left, right, top, bottom as in F.pad; negative numbers crop.
+        value: of the padding.
+
+    Returns:
+        [N,C/up^2*down^2,H*up/down+top+bottom,W*up/down+left+right] in x's memory format. Differentiable.
+
+    Raises:
+        RuntimeError, ValueError, TypeError: wrong shapes, dtypes, devices, grid or numbers.
+
+    >>> y = sparse_rearrange(x, active, up=2)  # x [N,4C,H,W], active of a plane of (2H,2W)
+    >>> z = sparse_rearrange(x, edged, pad=(1, 1, 1, 1), value=-1.0)
+    """
+    op = "sparse_rearrange"
+    *lists, grid = layer_inputs(op, x, active)
+    how = _arguments(op, up, down, groups, pad, value)
+    return _ops.sparse_rearrange(x, *lists, active.block_map, grid, *how)
+
+
+def sparse_rearrange_(
+    x: Tensor,
+    active: ActiveBlocks,
+    out: Tensor,
+    *,
+    up: int = 1,
+    down: int = 1,
+    groups: int = 1,
+    pad: Sequence[int] = (0, 0, 0, 0),
+    value: float = 0.0,
+    fringe: Fringe | None = None,
+) -> None:
+    """As `sparse_rearrange`, writing the active blocks of `out`, zeroing the pixels of `fringe` and leaving the rest.
+
+    Args:
+        out: of the shape that `sparse_rearrange` returns and x's dtype, any layout; must not share memory with x.
+        fringe: from `sbnet.fringe`, or None.
+    """
+    op = "sparse_rearrange_"
+    lists, edge = layer_inputs(op, x, active), layer_output(op, out, fringe, x)
+    _ops.sparse_rearrange_(x, *lists, *_arguments(op, up, down, groups, pad, value), *edge)
+    mark_written(out)
+
+
+def sparse_pixel_shuffle(x: Tensor, active: ActiveBlocks, factor: int) -> Tensor:
+    """F.pixel_shuffle on active blocks of the output plane: `sparse_rearrange(x, active, up=factor)`.
+
+    >>> y = sparse_pixel_shuffle(x, active, 2)  # x [N,4C,H,W], y [N,C,2H,2W]
+    """
+    return sparse_rearrange(x, active, up=factor)
+
+
+def sparse_pixel_unshuffle(x: Tensor, active: ActiveBlocks, factor: int) -> Tensor:
+    """F.pixel_unshuffle on active blocks of the output plane: `sparse_rearrange(x, active, down=factor)`.
+
+    >>> y = sparse_pixel_unshuffle(x, active, 2)  # x [N,C,2H,2W], y [N,4C,H,W]
+    """
+    return sparse_rearrange(x, active, down=factor)
+
+
+def _arguments(op: str, up: int, down: int, groups: int, pad: Sequence[int], value: float) -> tuple[Any, ...]:
+    for name, number in (("up", up), ("down", down), ("groups", groups)):
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise TypeError(f"sbnet::{op}: {name}: expected an int, got {number!r}")
+    if isinstance(pad, int) or not isinstance(pad, Sequence) or len(pad) != 4:
+        raise ValueError(f"sbnet::{op}: pad: expected left, right, top, bottom, got {pad!r}")
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"sbnet::{op}: value: expected a number, got {value!r}")
+    return up, down, groups, list(pad), float(value)
+
+
+def rearrange_whole(
+    x: Tensor, up: int = 1, down: int = 1, groups: int = 1, pad: Sequence[int] = (0, 0, 0, 0), value: float = 0.0
+) -> Tensor:
+    """The map of `sparse_rearrange` on a whole plane, by PyTorch."""
+    x = F.pixel_shuffle(x, up) if up > 1 else x
+    x = F.pixel_unshuffle(x, down) if down > 1 else x
+    x = channel_shuffle(x, groups)
+    return F.pad(x, list(pad), value=value) if any(pad) else x
+
+
+def channel_shuffle(x: Tensor, groups: int) -> Tensor:
+    """F.channel_shuffle, of any dtype and number of groups."""
+    return x.unflatten(1, (groups, x.shape[1] // groups)).transpose(1, 2).flatten(1, 2) if groups > 1 else x
+
+
+# ---- fake implementations and gradients
+
+
+@torch.library.register_fake("sbnet::sparse_rearrange")
+def _sparse_rearrange_fake(
+    x: Tensor,
+    indices: Tensor,
+    count: Tensor,
+    block_map: Tensor,
+    grid: list[int],
+    up: int,
+    down: int,
+    groups: int,
+    pad: list[int],
+    value: float,
+) -> Tensor:
+    refuse_meta_mix("sparse_rearrange", x, indices, count, block_map)
+    n, c, h, w = x.shape
+    size = n, c // (up * up) * (down * down), h * up // down + pad[2] + pad[3], w * up // down + pad[0] + pad[1]
+    return empty4(x, size, is_channels_last(x))
+
+
+@torch.library.register_fake("sbnet::sparse_rearrange_")
+def _sparse_rearrange_in_place_fake(*arguments: Any) -> None:
+    refuse_meta_mix("sparse_rearrange_", *arguments)
+
+
+def _setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    _x, _indices, _count, block_map, grid, *how = inputs
+    ctx.save_for_backward(block_map)
+    ctx.grid, ctx.how = grid, how
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple:
+    """The way back on the whole plane, of the gradient of active blocks."""
+    (block_map,) = ctx.saved_tensors
+    up, down, groups, pad, _ = ctx.how
+    grad = _ops.sparse_fill(grad, block_map, ctx.grid, 0.0)
+    grad = F.pad(grad, [-n for n in pad])
+    return rearrange_whole(channel_shuffle(grad, grad.shape[1] // groups), up=down, down=up), *[None] * 9
+
+
+torch.library.register_autograd("sbnet::sparse_rearrange", _backward, setup_context=_setup)
