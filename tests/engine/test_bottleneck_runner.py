@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import sbnet
@@ -77,15 +76,16 @@ def test_the_same_steps_one_by_one(always, monkeypatch):
 class Plain(nn.Module):
     """A residual block as people write it."""
 
-    def __init__(self):
+    def __init__(self, *slopes):
         super().__init__()
         self.narrow, self.middle = nn.Conv2d(16, 8, 1), nn.Conv2d(8, 8, 3, padding=1)
         self.wide, self.norms = nn.Conv2d(8, 16, 1), nn.ModuleList(nn.BatchNorm2d(c) for c in (8, 8, 16))
+        self.acts = [nn.LeakyReLU(slope) for slope in slopes] or [nn.ReLU()] * 3
 
     def forward(self, x):
-        y = F.relu(self.norms[0](self.narrow(x)))
-        y = F.relu(self.norms[1](self.middle(y)))
-        return F.relu(self.norms[2](self.wide(y)) + x)
+        y = self.acts[0](self.norms[0](self.narrow(x)))
+        y = self.acts[1](self.norms[1](self.middle(y)))
+        return self.acts[2](self.norms[2](self.wide(y)) + x)
 
 
 def test_blocks_of_other_peoples_networks(always, device):
@@ -102,6 +102,22 @@ def test_blocks_of_other_peoples_networks(always, device):
         want = graph_oracle(net, [x], PlaneMasks(mask, 8))
         exact = graph_oracle(copy.deepcopy(net).double(), [x.double()], PlaneMasks(mask, 8))
         assert_holds(run(x, mask), want, exact)
+
+
+@pytest.mark.parametrize(
+    ("slopes", "fused"), [((0.3, 0.3, 0.3), True), ((0.3, 0.3, 0.2), False), ((0.2, 0.3, 0.3), False)]
+)
+def test_the_slope_of_leaky_activations(always, slopes, fused):
+    """One for the whole block, and not the default."""
+    net, x, mask = (
+        lively(nn.Sequential(nn.Conv2d(3, 16, 1), Plain(*slopes))),
+        torch.randn(1, 3, 24, 40),
+        torch.ones(1, 24, 40),
+    )
+    run = sbnet.sparsify(net, x, block=8)
+    assert ("bottleneck" in kinds(run)) == fused
+    with torch.no_grad():
+        assert_holds(run(x, mask), net(x), copy.deepcopy(net).double()(x.double()))
 
 
 class Peeking(Blocks):

@@ -251,10 +251,49 @@ def test_after_an_exception_the_next_call_is_right():
 
     executor.step = fails
     with pytest.raises(KeyboardInterrupt):
-        run(x, torch.ones(1, *SIZE))
+        run(x, torch.zeros(1, *SIZE))  # computes nothing where the call before did, and does not come to clear it
     del executor.step
     for got, right in zip(run(x, masks[1]), want, strict=True):
         assert torch.equal(got, right)
+
+
+def test_after_an_exception_a_cached_run_begins_anew():
+    """What the failed call computed is of a frame that nobody saw: nothing of it may be kept."""
+    net, x = lively(nn.Sequential(conv(3, 8), conv(8, 8))), torch.randn(1, 3, *SIZE)
+    run = sbnet.sparsify(net, x, block=4, mode="cached")
+    run(x, torch.ones(1, *SIZE))
+    executor, plain = run._last.executor, run._last.executor.step
+
+    def fails(node, *args):
+        if node is executor.nodes[-1]:
+            raise KeyboardInterrupt
+        plain(node, *args)
+
+    executor.step = fails
+    with pytest.raises(KeyboardInterrupt):
+        run(torch.randn_like(x), torch.ones(1, *SIZE))
+    del executor.step
+    with torch.no_grad():
+        assert_holds(run(x, torch.zeros(1, *SIZE)), net(x), copy.deepcopy(net).double()(x.double()))
+
+
+def test_dense_nodes_of_a_cached_run_keep_what_is_outside_the_mask():
+    """Of a frame that differs everywhere, a reflected border, which runs dense, takes the mask's pixels alone."""
+    net = lively(nn.Sequential(nn.ReflectionPad2d(1), nn.Conv2d(3, 8, 3)))
+    theirs, exact = CachedOracle(net), CachedOracle(copy.deepcopy(net).double())
+    run, mask = sbnet.sparsify(net, torch.zeros(1, 3, *SIZE), block=4, mode="cached"), torch.zeros(1, *SIZE)
+    mask[:, 20:23, 30:33] = 1
+    for given in (mask, mask, mask.roll(9, 2)):
+        x, masks = torch.randn(1, 3, *SIZE), PlaneMasks(given, 4)
+        assert_holds(run(x, given), theirs([x], masks), exact([x.double()], masks))
+
+
+def test_feature_maps_lie_channels_last():
+    """The layout that the kernels read a vector at a time; any other would be right as well, and slow."""
+    run = sbnet.sparsify(lively(UNet("nearest")), torch.zeros(2, 3, *SIZE), block=4)
+    tensors = run._last.executor.tensors.values()
+    assert len(tensors) > 5
+    assert all(t.stride(1) == 1 and t.stride(2) == t.shape[3] * t.stride(3) for t in tensors)
 
 
 @pytest.mark.parametrize("mode", ["masked", "cached"])

@@ -2,7 +2,9 @@
 
 python tests/tools/mutants.py              all faults; ends with those that no test found, and with 1 if there are any
 python tests/tools/mutants.py --only fuse  those whose file, or whose text, has this word
-python tests/tools/mutants.py --list       what there is
+python tests/tools/mutants.py --due        those without a verdict, and those that no test found
+python tests/tools/mutants.py --record     writes the verdicts into the list, with date and commit
+python tests/tools/mutants.py --list       what there is, and the last verdicts; runs nothing
 
 The copy is build/mutants; the checkout is not touched. Faults below csrc/ are built there with CMake (and ccache, where
 it is installed). A fault marked with `=` in the list changes nothing that a test could see; the line says why. One
@@ -12,6 +14,7 @@ whose text is not in its file any more is reported and skipped: write it anew.
 from __future__ import annotations
 
 import argparse
+import datetime
 import importlib
 import os
 import shlex
@@ -36,17 +39,18 @@ class Mutant:
     old: str
     new: str
     equivalent: str
+    verdict: str = ""
 
     def __str__(self) -> str:
         return f"{self.file}: {self.old.strip()!r} -> {self.new.strip()!r}"
 
 
 def read(text: str) -> list[Mutant]:
-    """The list: `@ file | tests` for the faults after it; a fault is `-` lines, `+` lines and perhaps `= why`."""
+    """The list: `@ file | tests` for the faults after it; a fault is `-` lines, `+` lines, perhaps `= why`, and `! verdict`."""
     found: list[Mutant] = []
     file, tests = "", ()
     for block in text.split("\n\n"):
-        old, new, why = [], [], ""
+        old, new, why, verdict = [], [], "", ""
         for line in block.splitlines():
             mark, rest = line[:1], line[2:]
             if mark == "@":
@@ -58,11 +62,45 @@ def read(text: str) -> list[Mutant]:
                 new.append(rest)
             elif mark == "=":
                 why = rest
+            elif mark == "!":
+                verdict = rest
             elif mark not in ("", "#"):
-                raise ValueError(f"{LIST.name}: expected a line of @, -, +, = or #, got {line!r}")
+                raise ValueError(f"{LIST.name}: expected a line of @, -, +, =, ! or #, got {line!r}")
         if old:
-            found.append(Mutant(file, tests, "\n".join(old), "\n".join(new), why))
+            found.append(Mutant(file, tests, "\n".join(old), "\n".join(new), why, verdict))
     return found
+
+
+def recorded(text: str, verdicts: dict[Mutant, str]) -> str:
+    """The list with these verdicts."""
+    mutants = iter(read(text))
+    blocks = text.split("\n\n")
+    for at, block in enumerate(blocks):
+        if not any(line.startswith("-") for line in block.splitlines()):
+            continue
+        mutant = next(mutants)
+        if mutant in verdicts:
+            kept = [line for line in block.rstrip("\n").split("\n") if not line.startswith("!")]
+            blocks[at] = "\n".join([*kept, f"! {verdicts[mutant]}"])
+    return "\n\n".join(blocks).rstrip("\n") + "\n"
+
+
+def is_there(mutant: Mutant, root: Path) -> bool:
+    path = root / mutant.file
+    return path.exists() and path.read_text().count(mutant.old) == 1
+
+
+def is_due(mutant: Mutant) -> bool:
+    return mutant.verdict.split(" ")[0] not in ("found", "equivalent")
+
+
+def listed(mutants: list[Mutant]) -> str:
+    rows = [f"{m.verdict or 'no verdict'}: {m}" + ("" if is_there(m, ROOT) else " (gone)") for m in mutants]
+    counts: dict[str, int] = {}
+    for m in mutants:
+        word = m.verdict.split(" ")[0] or "without a verdict"
+        counts[word] = counts.get(word, 0) + 1
+    return "\n".join([*rows, ", ".join(f"{n} {word}" for word, n in counts.items())])
 
 
 def copy_source() -> None:
@@ -125,10 +163,10 @@ def run(tests: tuple[str, ...], seconds: float) -> str:
 
 def judge(mutant: Mutant, seconds: float) -> str:
     """found, survived, hung (the tests did not end), gone (its text is not there once), or does not compile."""
-    path = COPY / mutant.file
-    text = path.read_text() if path.exists() else ""
-    if text.count(mutant.old) != 1:
+    if not is_there(mutant, COPY):
         return "gone"
+    path = COPY / mutant.file
+    text = path.read_text()
     native = mutant.file.startswith("csrc/")
     path.write_text(text.replace(mutant.old, mutant.new))
     try:
@@ -142,12 +180,15 @@ def judge(mutant: Mutant, seconds: float) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", metavar="WORD")
+    parser.add_argument("--due", action="store_true")
+    parser.add_argument("--record", action="store_true")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--seconds", type=float, default=300, help="after which tests count as hung")
     options = parser.parse_args()
     mutants = [m for m in read(LIST.read_text()) if options.only in f"{m.file} {m.old} {m.new}"]
+    mutants = [m for m in mutants if not options.due or is_due(m)]
     if options.list:
-        print(*mutants, sep="\n")
+        print(listed(mutants))
         return 0
     for name in ("hypothesis", "numpy", "onnx", "pytest", "torch"):  # the forks have them, then
         importlib.import_module(name)
@@ -158,12 +199,18 @@ def main() -> int:
         if run(tests, options.seconds) != "passed":
             raise SystemExit(f"these tests do not pass as the code is: {' '.join(tests)}")
     results: dict[str, list[Mutant]] = {}
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     for at, mutant in enumerate(mutants, 1):
         start = time.monotonic()
         result = judge(mutant, options.seconds)
         if result == "survived" and mutant.equivalent:
             result = "equivalent"
         results.setdefault(result, []).append(mutant)
+        if options.record:
+            verdict = f"{result} {datetime.date.today()} {commit.stdout.strip()}"
+            LIST.write_text(recorded(LIST.read_text(), {mutant: verdict}))
         print(f"{at}/{len(mutants)} {result}, {time.monotonic() - start:.0f} s: {mutant}", flush=True)
     print(", ".join(f"{len(found)} {result}" for result, found in results.items()))
     for result in ("survived", "hung", "gone", "does not compile"):
