@@ -46,7 +46,7 @@ class Mutant:
 
 
 def read(text: str) -> list[Mutant]:
-    """The list: `@ file | tests` for the faults after it; a fault is `-` lines, `+` lines, perhaps `= why`, and `! verdict`."""
+    """Of `@ file | tests` for the faults after it; a fault is `-` and `+` lines, perhaps `= why`, `! verdict`."""
     found: list[Mutant] = []
     file, tests = "", ()
     for block in text.split("\n\n"):
