@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,7 +26,9 @@ MOVES = {
     "unbind", "narrow", "__getitem__", "unsqueeze", "squeeze", "to", "cpu", "cuda", "requires_grad_", "dropout",
     "float", "half", "double", "type", "movedim", "unflatten", "view_as", "reshape_as", "expand_as", "__get__",
     "__set__", "backward", "register_hook", "retain_grad", "size", "stride", "bfloat16", "swapaxes", "select",
+    "detach_",
 }  # fmt: skip
+AUGMENTED = {"__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__"}
 
 
 class masked(TorchFunctionMode):
@@ -38,6 +43,9 @@ class masked(TorchFunctionMode):
         block: block size of every plane.
         margin: pixels by which the mask is grown.
 
+    Raises:
+        RuntimeError: on entering it inside another.
+
     >>> with sbnet.masked(mask, block=16):
     ...     loss = criterion(model(x), y)
     >>> loss.backward()
@@ -48,6 +56,17 @@ class masked(TorchFunctionMode):
         self.mask = grow(mask_planes("masked", mask), margin)
         self.block = to_pair(block, "masked: block")
         self._lists: dict[Pair, ActiveBlocks] = {}
+
+    def __enter__(self) -> masked:
+        if getattr(_entered, "inside", False):  # modes are a thread's own
+            raise RuntimeError("sbnet: masked: expected to be the only one around an op, got one inside another")
+        super().__enter__()
+        _entered.inside = True
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        _entered.inside = False
+        super().__exit__(*error)
 
     def active(self, size: Sequence[int]) -> ActiveBlocks:
         """The active blocks of a plane of (height, width)."""
@@ -64,12 +83,15 @@ class masked(TorchFunctionMode):
             found = sparse(self, *args, **kwargs)
             if found is not None:
                 return found
-        out = func(*args, **kwargs)
+        # An op in place is followed by others that know its argument, not its result. It works on a copy: gradients may
+        # want what it wrote, which is masked here.
+        writes = name not in MOVES and bool(args) and self._is_map(args[0]) and _in_place(func, args, kwargs)
+        own = args[0] if writes else None
+        out = func(*args, **kwargs) if own is None else func(own.clone(), *args[1:], **kwargs)
         if name in MOVES or not isinstance(out, Tensor) or not self._is_map(out):
             return out
         kept = sparse_fill(out, self.active(out.shape[2:]))
-        # An op in place is followed by others that know its argument, not its result.
-        return out.copy_(kept) if args and out is args[0] else kept
+        return kept if own is None else own.copy_(kept)
 
     def _is_map(self, x: Any) -> bool:
         return (
@@ -116,10 +138,25 @@ def _size(x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any) -> P
     return (sides[0], sides[1]) if sides[0] * sides[1] > 1 else None
 
 
+def _in_place(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Does a call write its first argument?"""
+    name, at = getattr(func, "__name__", ""), _flag(func)
+    given = args[at] if at is not None and at < len(args) else kwargs.get("inplace", False)
+    return bool(given) or name in AUGMENTED or (name.endswith("_") and not name.endswith("__"))
+
+
+@functools.cache
+def _flag(func: Any) -> int | None:
+    """Where a function of torch.nn.functional takes `inplace`."""
+    names = list(inspect.signature(func).parameters) if inspect.isfunction(func) else []
+    return names.index("inplace") if "inplace" in names else None
+
+
 def _one(value: Any) -> Any:
     return value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value
 
 
+_entered = threading.local()
 _SPARSE: dict[Any, Any] = {
     torch.conv2d: masked._conv2d, F.conv2d: masked._conv2d, F.max_pool2d: masked._max_pool2d,
     F.avg_pool2d: masked._avg_pool2d,

@@ -160,12 +160,16 @@ class Graph:
                 kept.append(node)
                 wanted |= {id(v) for v in node.inputs()}
         self.nodes = kept[::-1]
+        self.find_users()
+        return self
+
+    def find_users(self) -> None:
+        """Notes who reads what."""
         for value in self.values():
             value.users = []
         for node in self.nodes:
             for value in {id(v): v for v in node.inputs()}.values():
                 value.users.append(node)
-        return self
 
     def swap(self, old: Node, new: Node | None, *gone: Node) -> None:
         """Puts `new` where `old` is, or nothing, without `gone`, and keeps the users of what they read true."""

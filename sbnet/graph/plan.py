@@ -106,7 +106,9 @@ def reads(node: Node, value: Value) -> list[Window | str]:
         return [*found, Window.conv(options["kernel_size"], options["stride"], options["padding"], dilation)]
     if node.kind == "resize":
         assert value.plane is not None
-        ratios = (0.0, 0.0) if options["scale"] is None else tuple(1 / s for s in options["scale"])
+        ratios = options.get("ratios", (0.0, 0.0))
+        if options["scale"] is not None:
+            ratios = tuple(1 / s for s in options["scale"])
         resized = Window.resize(value.plane, options["size"], options["mode"], bool(options["align_corners"]), ratios)
         return [*found, resized]
     if node.kind == "rearrange":

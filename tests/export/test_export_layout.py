@@ -85,7 +85,7 @@ class Joined(Net):
 
 @pytest.mark.parametrize(
     ("kind", "channels", "fringes"),
-    [(OtherBlocks, 8, 1), (OtherBlocksOfASum, 8, 0), (SameBlocksWider, 8, 1), (ByChannel, 8, None),
+    [(OtherBlocks, 8, 1), (OtherBlocksOfASum, 8, 1), (SameBlocksWider, 8, 1), (ByChannel, 8, None),
      (Clipped, 8, None), (Joined, 15, None), (ByChannel, 15, None)],
 )  # fmt: skip
 def test_what_is_moved_and_what_is_left(kind, channels, fringes, tmp_path):

@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 GEOMETRIES = (((1, 1), (0, 0)), ((3, 3), (1, 1)), ((1, 1), (0, 0)))  # (kernel, padding) of the three
 
 
-def fuse_bottlenecks(plan: Plan, device: torch.device) -> Plan:
+def fuse_bottlenecks(plan: Plan, device: torch.device | None) -> Plan:
     """Blocks of 1x1, 3x3, 1x1 convolution and shortcut that nobody looks into are one node where one kernel is faster.
 
-    Of the masked contract alone: what lies between the three is nowhere, so that nobody can keep it.
+    Of the masked contract alone: what lies between the three is nowhere, so that nobody can keep it. device: where it
+    will run; None: not known yet (an exported model), then those that gain with any number of blocks.
     """
     graph = plan.graph
     for last in list(graph.nodes) if plan.mode == "masked" else ():
@@ -34,20 +35,22 @@ def fuse_bottlenecks(plan: Plan, device: torch.device) -> Plan:
     return plan
 
 
-def one_kernel(device: torch.device, first: Value, last: Value, plane: Plane) -> bool:
+def one_kernel(device: torch.device | None, first: Value, last: Value, plane: Plane) -> bool:
     """Has this device one kernel for such a block, and is it the faster way?
 
     With more than 96 hidden channels what it computes twice outweighs the launches that it saves, where tiles may be
     many: such blocks are run as layers above 16 tiles of 8x8 a multiprocessor (docs/kernels/bottleneck.md).
     """
     (height, width, of), hidden, channels = plane, first.shape[1], last.shape[1]
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
+    if device is not None and (device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0)):
         return False
     block = to_pair(of, "plan: block size")
     if last.dtype not in (torch.float16, torch.bfloat16) or not bottleneck_in_one_kernel(channels, hidden, block):
         return False
+    if hidden <= 96 or device is None:
+        return hidden <= 96
     tiles = last.shape[0] * -(-height // 8) * -(-width // 8)
-    return hidden <= 96 or tiles <= 16 * torch.cuda.get_device_properties(device).multi_processor_count
+    return tiles <= 16 * torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _block(plan: Plan, last: Node) -> tuple[Node, Node, Node] | None:
@@ -63,6 +66,8 @@ def _block(plan: Plan, last: Node) -> tuple[Node, Node, Node] | None:
     if x.shape != last.output.shape or any(_activation(node) != _activation(last) for node in block):
         return None
     if any(plan.plane(node.output) != plan.plane(last.output) for node in block):
+        return None
+    if len({node.params["bias"].dtype for node in block if "bias" in node.params}) > 1:
         return None
     fits = all(_geometry(node) == wanted for node, wanted in zip(block, GEOMETRIES, strict=True))
     return block if fits else None

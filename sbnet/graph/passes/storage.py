@@ -9,13 +9,14 @@ does, and so does whoever takes an output) keeps a buffer of its own, clean outs
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from sbnet.geometry import Window
 from sbnet.graph.ir import Node, Value
-from sbnet.graph.plan import POINTWISE, WHOLE, Plan, reads
+from sbnet.graph.plan import POINTWISE, Plan, reads
 
 Consumer = tuple[int, Window]  # plane that it writes, what it reads
 
@@ -91,9 +92,9 @@ def store(plan: Plan, written: set[str]) -> Storage:
     fringes: dict[tuple[int, tuple[Consumer, ...]], int] = {}
     if plan.mode == "masked":
         for root in roots:
-            consumers = set() if root.kept else _consumers(plan, root)
-            if consumers:
-                root.fringe = fringes.setdefault((root.plane, tuple(sorted(consumers))), len(fringes))
+            found = None if root.kept else consumers(plan, root.plane, [value for value, _ in root.parts])
+            if found:
+                root.fringe = fringes.setdefault((root.plane, tuple(found)), len(fringes))
     buffers = _buffers(plan, roots, place)
     return Storage(place, copies, roots, list(fringes), buffers)
 
@@ -165,27 +166,29 @@ def _lives(plan: Plan, roots: list[Root]) -> None:
         for value, _ in root.parts:
             for user in value.users:
                 root.last = max(root.last, at_of[id(user)])
-                root.kept = root.kept or WHOLE in reads(user, value)
                 if user.moves:  # a view of the memory: it lives as long as the root
                     root.last = len(nodes)
             if plan.graph.is_output(value):
                 root.kept, root.last = True, len(nodes)
-        root.kept = root.kept or plan.mode == "cached"
+        anywhere = consumers(plan, root.plane, [value for value, _ in root.parts]) is None
+        root.kept = root.kept or anywhere or plan.mode == "cached"
         if root.kept:
             root.last = len(nodes)
 
 
-def _consumers(plan: Plan, root: Root) -> set[Consumer]:
+def consumers(plan: Plan, plane: int, parts: Sequence[Value]) -> list[Consumer] | None:
+    """What is read of a root beside its own active blocks; None where any pixel may be."""
     found: set[Consumer] = set()
-    for value, _ in root.parts:
+    for value in parts:
         for user in value.users:
             if user.kind == "slice":
                 continue
             for window in reads(user, value):
-                assert window != WHOLE
-                found.add((plan.plane(user.output), window))  # type: ignore[arg-type]
-    found.discard((root.plane, POINTWISE))
-    return found
+                if isinstance(window, str):
+                    return None
+                found.add((plan.plane(user.output), window))
+    found.discard((plane, POINTWISE))
+    return sorted(found)
 
 
 def _buffers(plan: Plan, roots: list[Root], place: dict[Value, tuple[Root, int]]) -> list[tuple[torch.dtype, int]]:
