@@ -67,6 +67,17 @@ OPS = {
             shapes.reduce_mask,
         ),
         Op(
+            "motion_mask",
+            "Where the brightness of frame [N,H,W,C] (uint8 to 255, floats to 1), averaged over a box, left a running "
+            "background, and the background that follows; where the mean distance over an image is greater than cut, "
+            "all of it, and the background starts again.",
+            [("frame", "T"), ("background", "tensor(float)")],
+            [("mask", "tensor(bool)"), ("next", "tensor(float)")],
+            {"threshold": (_F, 0.08), "rate": (_F, 0.5), "cut": (_F, 0.15), "smooth": (_I, 5)},
+            {"T": ("tensor(uint8)", *FLOATS)},
+            shapes.motion_mask,
+        ),
+        Op(
             "sparse_gather",
             "The active blocks of x [N,H,W,C] as a stack [rows,bh,bw,C]; transpose=1: [rows,C,bh,bw].",
             [("x", "T"), *_LISTS],
@@ -342,7 +353,8 @@ def _infer(op: Op) -> Callable[[InferenceContext], None]:
     def infer(context: InferenceContext) -> None:
         node = NodeView(op, context)
         shapes = op.infer(node)
-        outputs, fixed = list(op.outputs), {INT32: TensorProto.INT32, FLOATS[0]: TensorProto.FLOAT}
+        fixed = {INT32: TensorProto.INT32, FLOATS[0]: TensorProto.FLOAT, MASKS[0]: TensorProto.BOOL}
+        outputs = list(op.outputs)
         if outputs[0][0].endswith("*"):
             outputs *= context.get_num_outputs()
         if len(outputs) != len(shapes):

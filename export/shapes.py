@@ -63,6 +63,11 @@ def reduce_mask(node: NodeView) -> list[Dims | None]:
     return [[rows, 3], [1], [1], block_map]
 
 
+def motion_mask(node: NodeView) -> list[Dims | None]:
+    background = node.shape(1, 3)
+    return [background, background]
+
+
 def sparse_gather(node: NodeView) -> list[Dims | None]:
     x, indices = node.shape(0, 4) or [None] * 4, node.shape(1, 2) or [None] * 2
     bh, bw = node.attribute("bsize")

@@ -100,6 +100,11 @@ def sparse_fill(x: Value, block_map: Value, grid: Sequence[Any], value: float) -
     return first(node("sparse_fill")(last(x), block_map, **grid_attributes(grid), value=float(value)))
 
 
+def motion_mask(frame: Value, background: Value, threshold: float, rate: float, cut: float, smooth: int) -> Any:
+    numbers = {"threshold": float(threshold), "rate": float(rate), "cut": float(cut), "smooth": int(smooth)}
+    return node("motion_mask")(last(frame), background, **numbers)
+
+
 def fringe(
     producer_map: Value,
     consumer_map: Value,
@@ -413,6 +418,7 @@ def table() -> dict[Any, Callable[..., Any]]:
         sparse_fill,
         fringe,
         mask_pyramid,
+        motion_mask,
         sparse_conv2d,
         sparse_conv_transpose2d,
         sparse_bottleneck2d,

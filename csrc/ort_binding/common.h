@@ -351,6 +351,7 @@ void add_conv_ops(const Runtime& runtime);
 void add_conv_transpose_ops(const Runtime& runtime);
 void add_fill_ops(const Runtime& runtime);
 void add_fringe_ops(const Runtime& runtime);
+void add_motion_mask_ops(const Runtime& runtime);
 void add_pointwise_ops(const Runtime& runtime);
 void add_pool_ops(const Runtime& runtime);
 void add_pyramid_ops(const Runtime& runtime);

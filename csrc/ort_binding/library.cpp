@@ -12,6 +12,7 @@ void add_ops(const sbnet::ort::Runtime& runtime) {
   sbnet::ort::add_reduce_mask_ops(runtime);
   sbnet::ort::add_fringe_ops(runtime);
   sbnet::ort::add_pyramid_ops(runtime);
+  sbnet::ort::add_motion_mask_ops(runtime);
   sbnet::ort::add_gather_scatter_ops(runtime);
   sbnet::ort::add_fill_ops(runtime);
   sbnet::ort::add_conv_ops(runtime);

@@ -24,6 +24,12 @@ STABLE_TORCH_LIBRARY(sbnet, m) {
       "fringe(Tensor producer_map, Tensor consumer_map, SymInt[] size, SymInt[] producer_grid, "
       "SymInt[] consumer_size, SymInt[] consumer_grid, SymInt[] window, SymInt capacity) "
       "-> (Tensor pixels, Tensor count)");
+  m.def(
+      "motion_mask(Tensor frame, Tensor background, float threshold, float rate, float cut, SymInt smooth) "
+      "-> (Tensor mask, Tensor next)");
+  m.def(
+      "motion_mask_(Tensor frame, Tensor(a!) background, float threshold, float rate, float cut, SymInt smooth) "
+      "-> Tensor");
   m.def("mask_pyramid(Tensor mask, SymInt[] planes, float tol, SymInt[] fringes) -> Tensor[]");
   m.def(
       "sparse_conv2d(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor indices, Tensor count, "

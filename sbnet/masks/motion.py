@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from sbnet.geometry import to_pair
 from sbnet.masks.base import Mask
+from sbnet.ops.lists.motion_mask import motion_mask_
+
+MOST_SMOOTH = 31  # of the op
 
 
 class MotionMask(Mask):
     """Pixels whose brightness left a running background by more than a threshold.
 
     The first frame is all motion, and so is a cut: there the background starts again from the frame. Everything happens
-    on the frame's device, in memory that stays where it is; nothing is read on the host, so a CUDA graph can hold it.
+    on the frame's device, in one op (`sbnet.motion_mask_`) and in memory that stays where it is; nothing is read on the
+    host, so a CUDA graph can hold it.
 
     Args:
         size: (H, W) of the frames; without one, that of the first frame, and of any later one that differs.
         threshold: brightness difference that counts as motion, of a range of 1.
         rate: share by which the background follows each frame; 1 compares with the frame before.
         cut: mean difference over the frame from which on it counts as a cut.
-        smooth: side of the box, in pixels, over which brightness is averaged first (odd; against noise).
+        smooth: side of the box, in pixels, over which brightness is averaged first (odd, at most 31; against noise).
         device: where the frames are.
 
     >>> motion = MotionMask((400, 704))
@@ -39,8 +42,8 @@ class MotionMask(Mask):
     ) -> None:
         if not 0 < rate <= 1:
             raise ValueError(f"sbnet: MotionMask: rate: {rate}; more than 0 and at most 1 is wanted")
-        if smooth < 1 or smooth % 2 == 0:
-            raise ValueError(f"sbnet: MotionMask: smooth: {smooth}; an odd number of pixels is wanted")
+        if not 1 <= smooth <= MOST_SMOOTH or smooth % 2 == 0:
+            raise ValueError(f"sbnet: MotionMask: smooth: expected an odd number, 1 to {MOST_SMOOTH}, got {smooth}")
         self.threshold, self.rate, self.cut, self.smooth = threshold, rate, cut, smooth
         self._fixed = size is not None
         self.background = torch.empty(1, *to_pair(size or (1, 1), "MotionMask: size"), device=device)
@@ -52,23 +55,19 @@ class MotionMask(Mask):
 
     @torch.no_grad()
     def __call__(self, frame: Tensor) -> Tensor:
-        """[1,H,W] bool: where `frame` ([1,3,H,W] floating, 0 to 1) moved; the background then follows it."""
-        if not self._fixed and frame.dim() == 4 and frame.shape[2:] != self.background.shape[1:]:
-            self.background = torch.full((1, *frame.shape[2:]), torch.inf, device=frame.device)
-        wanted = (1, 3, *self.background.shape[1:])
-        if tuple(frame.shape) != wanted or not frame.is_floating_point():
+        """[N,H,W] bool: where `frame` ([N,3,H,W]; floating, 0 to 1, or uint8) moved; the background then follows it."""
+        shape = (frame.shape[0], *frame.shape[2:]) if frame.dim() == 4 else ()
+        if not self._fixed and shape and shape != self.background.shape:
+            self.background = torch.full(shape, torch.inf, device=frame.device)
+        known = frame.is_floating_point() or frame.dtype == torch.uint8
+        if shape != self.background.shape or frame.shape[1] != 3 or not known:
+            batch, *size = self.background.shape
             raise ValueError(
-                f"sbnet: MotionMask: frame: {tuple(frame.shape)} {frame.dtype}; {wanted}, floating, 0 to 1, is wanted"
+                f"sbnet: MotionMask: frame: expected {(batch, 3, *size)}, uint8 or floating, 0 to 1, got "
+                f"{tuple(frame.shape)} {frame.dtype}"
             )
-        side = self.smooth
-        brightness = frame.mean(1, dtype=torch.float32)
-        brightness = F.avg_pool2d(brightness, side, 1, side // 2, count_include_pad=False)
-        change = (brightness - self.background).abs_()
-        is_cut = ~(change.mean() <= self.cut)  # a frame with NaN is one, too: the background must not keep it
-        mask = (change > self.threshold) | is_cut
-        followed = torch.lerp(self.background, brightness, self.rate)
-        self.background.copy_(torch.where(is_cut, brightness, followed))
-        return mask
+        frame = frame.float() if frame.dtype == torch.float64 else frame
+        return motion_mask_(frame, self.background, self.threshold, self.rate, self.cut, self.smooth)
 
 
 class Changed(Mask):

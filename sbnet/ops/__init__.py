@@ -3,6 +3,7 @@
 from sbnet.ops.attention.attention import block_attention
 from sbnet.ops.attention.layout import AttentionLayout
 from sbnet.ops.lists.fringe import fringe
+from sbnet.ops.lists.motion_mask import motion_mask, motion_mask_
 from sbnet.ops.lists.pyramid import mask_pyramid
 from sbnet.ops.lists.reduce_mask import reduce_mask
 from sbnet.ops.masked.bottleneck import sparse_bottleneck2d, sparse_bottleneck2d_
@@ -32,6 +33,8 @@ __all__ = [
     "blocksparse_weight_grad",
     "fringe",
     "mask_pyramid",
+    "motion_mask",
+    "motion_mask_",
     "pack_conv_weight",
     "reduce_mask",
     "sparse_avg_pool2d",

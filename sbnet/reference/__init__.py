@@ -4,7 +4,7 @@ Same arguments and results as the ops of the same names. Slow on purpose: one Py
 """
 
 from sbnet.reference.attention import block_attention, dropout_kept
-from sbnet.reference.lists import fringe, mask_pyramid, reduce_mask
+from sbnet.reference.lists import fringe, mask_pyramid, motion_mask, reduce_mask
 from sbnet.reference.masked import (
     activate,
     sparse_avg_pool2d,
@@ -32,6 +32,7 @@ __all__ = [
     "dropout_kept",
     "fringe",
     "mask_pyramid",
+    "motion_mask",
     "reduce_mask",
     "sparse_avg_pool2d",
     "sparse_bottleneck2d",

@@ -96,6 +96,17 @@ def _reads(window: Window, axis: int, side: int, out: int) -> Tensor:
     return found
 
 
+def motion_mask(
+    frame: Tensor, background: Tensor, threshold: float = 0.08, rate: float = 0.5, cut: float = 0.15, smooth: int = 5
+) -> tuple[Tensor, Tensor]:
+    """In float64 where the background is, else in float32."""
+    given = frame.to(background.dtype) / (255 if frame.dtype == torch.uint8 else 1)
+    brightness = F.avg_pool2d(given.mean(1), smooth, 1, smooth // 2, count_include_pad=False)
+    change = (brightness - background).abs()
+    is_cut = ~(change.mean((1, 2), keepdim=True) <= cut)
+    return (change > threshold) | is_cut, torch.where(is_cut, brightness, torch.lerp(background, brightness, rate))
+
+
 def mask_pyramid(
     mask: Tensor,
     planes: Sequence[Sequence[int]],

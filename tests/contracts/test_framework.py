@@ -102,6 +102,11 @@ def op_samples(device):
                 ],
             ),
         ],
+        "motion_mask": [
+            (torch.rand(2, 3, 20, 27, device=device), torch.rand(2, 20, 27, device=device), 0.08, 0.5, 0.3, 5),
+            ((255 * torch.rand(1, 3, 20, 27, device=device)).byte(), x[:1, 0].contiguous(), 0.1, 1.0, 0.15, 1),
+        ],
+        "motion_mask_": [(x[:, :3], torch.rand(2, 20, 27, device=device), 0.08, 0.5, 0.3, 3)],
         "sparse_conv2d": [
             (x, weight, None, None, *lists, g, *CONV, "none", 0.0, False),
             (last, weight, bias, residual, *lists, g, *CONV, "relu", 0.0, False),

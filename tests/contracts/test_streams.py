@@ -111,6 +111,7 @@ def busy_calls(device="cuda"):
                 "reduce_mask": lambda mask=mask: reduce_mask(mask, grid, 0.9),
                 "reduce_mask average": lambda mask=mask: reduce_mask(mask, halo, 0.5, True),
                 "fringe": lambda: fringe(active, active, (50, 88), 3, 1, 1),
+                "motion_mask": lambda x=x: sbnet.motion_mask(x, x[:, 0].float().contiguous()),
                 "mask_pyramid": lambda mask=mask: sbnet.mask_pyramid(
                     mask, [(50, 88, 16), (25, 44, 8)], 0.9, [(0, [(0, 3, 1, 1), (1, 3, 2, 1)])]
                 ),

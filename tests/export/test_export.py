@@ -16,7 +16,7 @@ from torch import nn
 import sbnet
 from sbnet import ActiveBlocks, BlockGrid, export
 from sbnet.export import schemas, translate
-from support.export_cases import plane_inputs, planes, same_as_torch
+from support.export_cases import ops_of, plane_inputs, planes, same_as_torch
 from support.helpers import FLOATS, random_active, tensor
 from support.ort_models import samples, torch_ops
 
@@ -133,6 +133,8 @@ class OneOp(nn.Module):
                 half = ((height + 1) // 2, (width + 1) // 2)
                 fringes = [(0, [(1, 3, 2, 1), (0, 3, 1, 1)]), (1, [(1, 3, 1, 1)])]
                 return sbnet.mask_pyramid(mask, [(height, width, 8), (*half, 8)], 0.5, fringes)
+            case "motion_mask":
+                return sbnet.motion_mask(x, mask.float(), 0.3, 0.25, 5.0, 3)
             case "sparse_max_pool2d":
                 return sbnet.sparse_max_pool2d(sbnet.sparse_max_pool2d(x, active, 3, 1, 1), active, (1, 5), 1, (0, 2))
             case "sparse_avg_pool2d":
@@ -257,6 +259,22 @@ def test_a_list_as_argument(device, tmp_path):
     active = random_active(BlockGrid((6, 5), (9, 5), (-2, 1), (3, 7)), 2, 0.4, device)
     path = export.to_onnx(Module(), (x, active), tmp_path / "m.onnx")
     same_as_torch(path, Module(), (x, active), device)
+
+
+def test_motion_goes_round_through_the_model(device, tmp_path):
+    """A frame of bytes and the background in, active blocks and the next background out."""
+
+    class Module(nn.Module):
+        def forward(self, frame, background):
+            mask, following = sbnet.motion_mask(frame, background, 0.06, 0.3, 0.5)
+            return sbnet.reduce_mask(mask, BlockGrid.cover(tuple(mask.shape[1:]), 8)).block_map, following
+
+    frame = torch.randint(0, 256, (1, 3, 24, 40), dtype=torch.uint8, device=device)
+    background = torch.rand(1, 24, 40, device=device)
+    path = tmp_path / "m.onnx"
+    export.to_onnx(Module(), (frame, background), path)
+    assert "motion_mask" in ops_of(path)
+    same_as_torch(path, Module(), (frame, background), device)
 
 
 def test_documentation_names_every_argument():

@@ -117,6 +117,21 @@ def test_fill(device, dtype):
         assert_bitwise(nchw(got), sbnet.sparse_fill(x, active, value))
 
 
+# ---- motion_mask
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float16], ids=str)
+def test_motion_mask(device, dtype):
+    """Bit for bit what torch.ops.sbnet computes, frame after frame, the background going round."""
+    frames = (torch.rand(3, 2, 40, 50, 3, device=device) * (255 if dtype == torch.uint8 else 1)).to(dtype)
+    background = own = torch.full((2, 40, 50), torch.inf, device=device)
+    for frame in (*frames, frames[-1]):
+        node = Node("motion_mask", [frame, background], {"threshold": 0.05, "rate": 0.25, "cut": 0.4, "smooth": 3})
+        mask, background = node.run(device)
+        wanted, own = sbnet.motion_mask(frame.permute(0, 3, 1, 2), own, 0.05, 0.25, 0.4, 3)
+        assert_bitwise(mask, wanted)
+        assert_bitwise(background, own)
+    assert 0 < float(wanted.float().mean()) < 1
+
+
 # ---- fringe
 def test_fringe(device):
     for k, s, p, d in ((3, 1, 1, 1), (3, 2, 1, 1), ((1, 7), 1, (0, 3), 1), (5, (2, 1), 3, 2)):

@@ -75,7 +75,7 @@ def test_a_frame_with_nan_is_a_cut_and_forgotten(device):
 
 def test_bad_frames_are_named():
     motion = MotionMask((32, 48))
-    for bad in (frame("cpu")[0], frame("cpu")[..., :47], frame("cpu").byte(), frame("cpu").expand(2, 3, 32, 48)):
+    for bad in (frame("cpu")[0], frame("cpu")[..., :47], frame("cpu").int(), frame("cpu").expand(2, 3, 32, 48)):
         with pytest.raises(ValueError, match="MotionMask: frame: "):
             motion(bad)
     with pytest.raises(TypeError, match="MotionMask: size"):

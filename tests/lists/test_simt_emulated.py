@@ -11,6 +11,7 @@ from sbnet import BlockGrid, Window, conv_output_size, reference
 from sbnet.ops.masked.rearrange import rearrange_whole
 from support.emulator import CSRC, TOOLS, emulated_library
 from support.helpers import assert_bitwise, laid_out, poison, random_active, tensor
+from support.motion import assert_motion, motion_background, motion_frame
 
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3, torch.bool: 4, torch.uint8: 5}
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
@@ -24,7 +25,7 @@ MAPS = [
 @pytest.fixture(scope="session")
 def emulated(tmp_path_factory):
     masked = [f"masked/{name}" for name in ("fill", "pool", "rearrange")]
-    kernels = ["lists/reduce_mask", "lists/fringe", "lists/pyramid", *masked, "attention/layout"]
+    kernels = ["lists/reduce_mask", "lists/fringe", "lists/pyramid", "lists/motion_mask", *masked, "attention/layout"]
     core = ["grid", "layer", "memory", "window", *kernels]
     return emulated_library(
         tmp_path_factory, "simt", [CSRC / f"cuda/{name}.cu" for name in kernels],
@@ -151,6 +152,25 @@ def test_pyramids_that_just_fit_into_a_launch_and_just_do_not(emulated, planes, 
 @pytest.mark.parametrize(("height", "plane"), [(6, (12, 4, (7, 2))), (200, (200, 4, (100, 2))), (90, (60, 4, (20, 4)))])
 def test_a_row_is_in_no_strip_but_its_own(emulated, height, plane):
     pyramid(emulated, 0, torch.eye(height, dtype=torch.bool)[:: height // 30 + 1, :, None].repeat(1, 1, 4), [plane], [])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_motion_mask(emulated, seed):
+    """Frames of all dtypes and layouts, several tiles; one image a cut, the other none; in place and not."""
+    rng = random.Random(seed)
+    for case, dtype in enumerate([torch.uint8, *FLOATS]):
+        torch.manual_seed(100 * seed + case)
+        size, channels, smooth = (rng.randint(1, 70), rng.randint(1, 70)), rng.choice([1, 3, 4]), rng.choice([1, 5, 31])
+        x = motion_frame((2, channels, *size), dtype, rng.choice(["contiguous", "channels_last", "channel_slice"]))
+        background = motion_background(x, smooth)
+        mask, given = torch.full((2, *size), 7, dtype=torch.uint8), background.clone()
+        following = given if case % 2 else torch.full_like(given, torch.nan)
+        run(
+            emulated, "motion_mask", seed, x, shape_of(x), DTYPES[dtype], given, following, mask,
+            torch.tensor([0.05, 0.25, 0.5]), ctypes.c_int64(smooth),
+        )  # fmt: skip
+        assert set(mask.unique().tolist()) <= {0, 1}
+        assert_motion(mask.bool(), following, x, background, 0.05, 0.25, 0.5, smooth)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -48,6 +48,8 @@ class Node:
         """Element types of the outputs."""
         if self.op == "mask_pyramid":
             return [onnx.TensorProto.INT32] * (4 * 2 + 2)  # of the sample below
+        if self.op == "motion_mask":
+            return [onnx.TensorProto.BOOL, onnx.TensorProto.FLOAT]
         if self.op in ("reduce_mask", "fringe", "pack_attention_blocks"):
             return [onnx.TensorProto.INT32] * (4 if self.op == "reduce_mask" else 2)
         first = self.inputs[0] if self.inputs else None
@@ -128,6 +130,11 @@ def samples(device: str = "cpu") -> dict[str, Node]:
         Node("sparse_scatter", [blocks, *lists, x], {**grid_attributes(grid), "add": 1, "atomic": 0, "transpose": 0}),
         Node("sparse_fill", [x, active.block_map], {"bsize": [4, 4], "value": 2.5}),
         Node("fringe", [active.block_map, active.block_map], {**maps, "size": [12, 15, 12, 15], "capacity": 40}),
+        Node(
+            "motion_mask",
+            [nhwc(torch.rand(2, 3, 12, 15, device=device)), torch.rand(2, 12, 15, device=device)],
+            {"threshold": 0.1, "rate": 0.25, "cut": 0.5, "smooth": 3},
+        ),
         Node(
             "mask_pyramid",
             [mask],

@@ -83,6 +83,16 @@ def fringe_and_fill(device: str) -> None:
         assert torch.equal(sbnet.sparse_fill(x, active, 2.0), reference.sparse_fill(x, active, 2.0))
 
 
+def motion(device: str) -> None:
+    for size, smooth in (((37, 45), 5), ((64, 64), 31), ((1, 300), 1)):
+        frame = torch.randint(0, 256, (2, 3, *size), dtype=torch.uint8, device=device)
+        background = torch.rand(2, *size, device=device)
+        mask, following = sbnet.motion_mask(frame, background, 0.1, 0.5, 0.9, smooth)
+        wanted, then = reference.motion_mask(frame, background, 0.1, 0.5, 0.9, smooth)
+        assert float((mask != wanted).float().mean()) < 0.01
+        torch.testing.assert_close(following, then, rtol=0, atol=1e-5)
+
+
 def pyramid(device: str) -> None:
     for dtype, (height, width) in itertools.product((torch.bool, torch.float32), ((128, 192), (93, 155))):
         mask = (torch.rand(2, height, width, device=device) < 0.0005).to(dtype)
@@ -357,7 +367,7 @@ def weights(device: str) -> None:
 
 
 def main() -> None:
-    lists = (reduce_mask, copies, fringe_and_fill, pyramid)
+    lists = (reduce_mask, copies, fringe_and_fill, motion, pyramid)
     plain = (*lists, pool, conv_transpose, resize, rearrange, pointwise, bottleneck)
     tiles = (whole_tiles, conv1x1_wide, conv1x1_of_all_blocks, conv1x1_split, conv3x3_stride2_of_many_tiles)
     families = {f.__name__: f for f in (*plain, attention, weights, *tiles)}

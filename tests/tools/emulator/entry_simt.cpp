@@ -3,6 +3,7 @@
 
 #include "core/attention/layout.h"
 #include "core/lists/fringe.h"
+#include "core/lists/motion_mask.h"
 #include "core/lists/pyramid.h"
 #include "core/lists/reduce_mask.h"
 #include "core/masked/fill.h"
@@ -75,6 +76,16 @@ EMULATED emulate_fringe(const int32_t* producer, const int32_t* consumer, const 
   const int64_t words = p.batch * p.height * ((p.width + 31) / 32);
   std::vector<int32_t> workspace(words + words / 32 + 1);
   return told(sbnet_fringe_cuda(&p, workspace.data(), nullptr), message, room);
+}
+
+// numbers: threshold, rate, cut; `next` may be the background.
+EMULATED emulate_motion_mask(void* frame, const int64_t* sizes, int32_t dtype, const float* background, float* next,
+                             uint8_t* mask, const float* numbers, int64_t smooth, char* message, int64_t room) {
+  using namespace sbnet;
+  MotionMaskParams p = {view_of(frame, sizes, dtype), background, next, mask, numbers[0], numbers[1], numbers[2],
+                        smooth};
+  std::vector<uint4> workspace(sbnet_motion_mask_workspace_bytes(&p) / 16 + 1);
+  return told(sbnet_motion_mask_cuda(&p, workspace.data(), nullptr), message, room);
 }
 
 // out: indices, count, total and block map of each plane, then pixels and count of each fringe.

@@ -1,0 +1,56 @@
+#include "core/lists/motion_mask.h"
+
+#include <tuple>
+
+#include "torch_binding/common.h"
+
+namespace sbnet::binding {
+namespace {
+
+// Mask, after the background went into `next`.
+Tensor run(const char* op, const Tensor& frame, const Tensor& background, const Tensor& next, double threshold,
+           double rate, double cut, int64_t smooth) {
+  const Call call(op, "frame", frame);
+  MotionMaskParams p = {};
+  p.frame = view4(op, "frame", frame);
+  p.smooth = smooth;
+  p.threshold = static_cast<float>(threshold), p.rate = static_cast<float>(rate), p.cut = static_cast<float>(cut);
+  check(validate(p));
+  const int64_t size[3] = {p.frame.size[0], p.frame.size[2], p.frame.size[3]};
+  call.same_device("background", background);
+  check_rank(op, "background", background, 3);
+  const bool fits = background.size(0) == size[0] && background.size(1) == size[1] && background.size(2) == size[2];
+  SBNET_TORCH_CHECK(fits && background.is_contiguous() && background.scalar_type() == ScalarType::Float, "sbnet::", op,
+                    ": background: expected contiguous float32 [", size[0], ",", size[1], ",", size[2],
+                    "], got another tensor");
+  Tensor mask = torch::stable::new_empty(frame, {size, 3}, ScalarType::Bool);
+  p.background = static_cast<const float*>(background.const_data_ptr());
+  p.next = static_cast<float*>(next.data_ptr());
+  p.mask = static_cast<uint8_t*>(mask.data_ptr());
+  const Tensor scratch = workspace(frame, sbnet_motion_mask_workspace_bytes(&p));
+  const Parallel parallel = call.parallel();
+  check(SBNET_ON_DEVICE(call, sbnet_motion_mask_cpu(&p, scratch.data_ptr(), &parallel),
+                        sbnet_motion_mask_cuda(&p, scratch.data_ptr(), call.stream())));
+  return mask;
+}
+
+std::tuple<Tensor, Tensor> motion_mask(Tensor frame, Tensor background, double threshold, double rate, double cut,
+                                       int64_t smooth) {
+  Tensor next = torch::stable::empty_like(background);
+  Tensor mask = run("motion_mask", frame, background, next, threshold, rate, cut, smooth);
+  return {mask, next};
+}
+
+Tensor motion_mask_(Tensor frame, Tensor background, double threshold, double rate, double cut, int64_t smooth) {
+  return run("motion_mask_", frame, background, background, threshold, rate, cut, smooth);
+}
+
+void register_ops(torch::stable::detail::StableLibrary& m) {
+  m.impl("motion_mask", TORCH_BOX(&motion_mask));
+  m.impl("motion_mask_", TORCH_BOX(&motion_mask_));
+}
+
+}  // namespace
+}  // namespace sbnet::binding
+
+SBNET_TORCH_IMPL(sbnet::binding::register_ops)
