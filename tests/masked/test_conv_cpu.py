@@ -29,6 +29,9 @@ for dtype, (c, k, r, s, g) in itertools.product(
                 activation=activation, residual="channel_slice", layout="channel_slice")
         t.check("cpu", dtype=dtype, channels=c, filters=k, kernel=r, stride=s, groups=g, padding=r // 2, block=(5, 7),
                 activation=activation, layout="contiguous", out_layout="plane_slice")
+for c, k, s, g in (1030, 72, 1, 1), (520, 64, 2, 1), (96, 80, 3, 2):  # 1x1: inputs are read where they are
+    t.check("cpu", channels=c, filters=k, kernel=1, stride=s, groups=g, padding=0, size=(17, 23), block=(5, 7),
+            activation="relu", residual="channels_last")
 print("done")
 """
     result = run_python(code, SBNET_ISA=isa)

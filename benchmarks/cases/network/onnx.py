@@ -99,7 +99,13 @@ def session(setting: Setting, module: nn.Module, inputs: tuple[Tensor, ...], **o
     with tempfile.TemporaryDirectory() as folder:
         path = export.to_onnx(module, inputs, Path(folder) / "model.onnx", fuse_bottlenecks=setting.cuda)
         if not setting.cuda:
-            return export.session(path, ["CPUExecutionProvider"])
+            import onnxruntime
+
+            own = onnxruntime.SessionOptions()
+            own.intra_op_num_threads = torch.get_num_threads()
+            # its threads must not wait in a loop while another side is timed
+            own.add_session_config_entry("session.force_spinning_stop", "1")
+            return export.session(path, ["CPUExecutionProvider"], options=own)
         return export.session(path, [("CUDAExecutionProvider", options), "CPUExecutionProvider"], cuda_graph=True)
 
 

@@ -136,7 +136,7 @@ static void run_slice(const ConvPlan& plan, const ConvJob& job, const Slice& sli
         const int64_t at = begin[runs];
         begin[runs + 1] = at + smaller(run_rows, job.rects[px.rect[at]].width - px.column[at]);
       }
-      const T* patch = static_cast<const T*>(job.patch);
+      const T* patch = static_cast<const T*>(slice.inputs);
       const T* const x[2] = {patch + px.patch[begin[0]], patch + px.patch[begin[runs - 1]]};
       float* const to[2] = {sums, sums + run_rows * kPanelWidth};
       fetch(next, begin[0], begin[runs], px.count);

@@ -73,16 +73,28 @@ SBNET_INLINE void add_lanes(Vec (&sum)[kMicroPixels][V], const float* const (&x)
   }
 }
 
+// Lines of memory that the next microtile wants. They are fetched a few at a time between products: few channels of
+// each of many pixels are no stream that the processor would see by itself, and all at once would wait for each other.
+constexpr int64_t kLineFloats = 16;
+constexpr int64_t kMostLines =
+    kMicroPixels * (kMaxSliceChannels / kLineFloats + 2 * ((kPanelWidth + kLineFloats - 1) / kLineFloats));
+struct Ahead {
+  int64_t count;
+  const float* line[kMostLines];
+};
+
 // sums[pixel][V*kLanes], pixels `kPanelWidth` apart: += or, for the first slice, =. A slice is summed from zero and
 // then added: two short chains of roundings instead of one long one.
 template <int V, bool kDepthwise>
 static __attribute__((noinline)) void microkernel(const float* patch, const int64_t* pixels, const Taps& taps,
-                                                  const float* w, float* sums, bool first) {
+                                                  const float* w, float* sums, bool first, const Ahead& ahead) {
   const float* const x[kMicroPixels] = {patch + pixels[0], patch + pixels[1], patch + pixels[2],
                                         patch + pixels[3], patch + pixels[4], patch + pixels[5]};
   Vec sum[kMicroPixels][V];
   SBNET_UNROLL for (int i = 0; i < kMicroPixels; ++i) SBNET_UNROLL for (int v = 0; v < V; ++v) sum[i][v] = Vec{};
   constexpr int kStep = V * kLanes;
+  const int64_t steps = taps.count * (taps.channels / 4), per_step = steps ? (ahead.count + steps - 1) / steps : 0;
+  int64_t fetched = 0;
   for (int64_t t = 0; t < taps.count; ++t) {
     int64_t at = taps.offset[t];
     if (kDepthwise) {
@@ -92,6 +104,8 @@ static __attribute__((noinline)) void microkernel(const float* patch, const int6
     }
     int64_t c = taps.channels;
     for (; c >= 4; c -= 4, at += 4, w += 4 * kStep) {
+      for (int64_t until = smaller(fetched + per_step, ahead.count); fetched < until; ++fetched)
+        __builtin_prefetch(ahead.line[fetched]);
       add_channel<V>(sum, x, at, w);
       add_channel<V>(sum, x, at + 1, w + kStep);
       add_channel<V>(sum, x, at + 2, w + 2 * kStep);
@@ -105,7 +119,7 @@ static __attribute__((noinline)) void microkernel(const float* patch, const int6
   }
 }
 
-using Microkernel = void (*)(const float*, const int64_t*, const Taps&, const float*, float*, bool);
+using Microkernel = void (*)(const float*, const int64_t*, const Taps&, const float*, float*, bool, const Ahead&);
 
 template <bool kDepthwise>
 static Microkernel microkernel_of(int64_t width) {
@@ -123,9 +137,28 @@ static Microkernel microkernel_of(int64_t width) {
   }
 }
 
+// What the next microtile, pixels i to i + kMicroPixels, reads and writes in memory: its inputs in place (slice: or
+// null), and channels k0 on of y and residual (k0: or -1).
+SBNET_INLINE void list_lines(const ConvPlan& plan, const ConvPixels& px, int64_t i, const Slice* slice, int64_t k0,
+                             int64_t channels, Ahead* ahead) {
+  const Conv2dParams& p = plan.p;
+  ahead->count = 0;
+  const auto add = [&](const void* base, int64_t first, int64_t count) {
+    for (int64_t k = 0; k < count; k += kLineFloats)
+      ahead->line[ahead->count++] = static_cast<const float*>(base) + first + k;
+  };
+  for (const int64_t end = smaller(i + kMicroPixels, px.count); i < end; ++i) {
+    if (slice) add(slice->inputs, px.patch[i], slice->channels);
+    if (k0 >= 0) add(p.y.data, px.y[i] + k0, channels);
+    if (k0 >= 0 && p.residual.data) add(p.residual.data, px.residual[i] + k0, channels);
+  }
+}
+
 template <class T>
 static void run_slice(const ConvPlan& plan, const ConvJob& job, const Slice& slice, int64_t) {
   const ConvPixels& px = *job.pixels;
+  Ahead ahead;
+  ahead.count = 0;
   for (int64_t j = 0; j < job.panels; ++j) {
     const int64_t panel = job.first_panel + j, width = plan.width_of_panel(panel), k = panel * kPanelWidth;
     const int64_t channels = smaller(width, plan.group_out - k), k0 = job.group * plan.group_out + k;
@@ -135,9 +168,12 @@ static void run_slice(const ConvPlan& plan, const ConvJob& job, const Slice& sli
     const Microkernel micro = plan.depthwise ? microkernel_of<true>(width) : microkernel_of<false>(width);
     alignas(64) float bias[kPanelWidth];
     if (slice.last) load_bias<T>(plan.p, k0, channels, bias);
+    const bool vectors = stores_vectors<T>(plan, channels);
+    const Slice* inputs = plan.in_place && j == 0 ? &slice : nullptr;  // the next panels find them in the cache
     for (int64_t i = 0; i < px.count; i += kMicroPixels, sums += kMicroPixels * kPanelWidth) {
       fetch(next, i, smaller(i + kMicroPixels, px.count), px.count);
-      micro(static_cast<const float*>(job.patch), px.patch + i, slice.taps, w, sums, slice.first);
+      if (vectors) list_lines(plan, px, i + kMicroPixels, inputs, slice.last ? k0 : -1, channels, &ahead);
+      micro(static_cast<const float*>(slice.inputs), px.patch + i, slice.taps, w, sums, slice.first, ahead);
       if (slice.last) finish<T>(plan, px, i, smaller(i + kMicroPixels, px.count), k0, channels, bias, sums);
     }
   }

@@ -8,10 +8,31 @@ namespace SBNET_ISA {
 
 // ---- Epilogue: y = activation(sums + bias + residual) for some pixels and one panel.
 
+// Can sums go to y as whole vectors? Other types and layouts go by a row in float32.
+template <class T>
+SBNET_INLINE bool stores_vectors(const ConvPlan& plan, int64_t channels) {
+  const Conv2dParams& p = plan.p;
+  return sizeof(T) == 4 && channels % kLanes == 0 && p.y.stride[1] == 1 &&
+         (!p.residual.data || p.residual.stride[1] == 1);
+}
+
+SBNET_INLINE void finish_vector(const ConvPlan& plan, const ConvPixels& pixels, int64_t i, int64_t k, Vec sum,
+                                const float* bias) {
+  const Conv2dParams& p = plan.p;
+  sum += load(bias);
+  if (p.residual.data) sum += load(static_cast<const float*>(p.residual.data) + pixels.residual[i] + k);
+  store(static_cast<float*>(p.y.data) + pixels.y[i] + k, activate(p.activation, p.activation_param, sum));
+}
+
 template <class T>
 static __attribute__((noinline)) void finish(const ConvPlan& plan, const ConvPixels& pixels, int64_t begin, int64_t end,
                                              int64_t k0, int64_t channels, const float* bias, const float* sums) {
   const Conv2dParams& p = plan.p;
+  if (stores_vectors<T>(plan, channels)) {
+    for (int64_t i = begin; i < end; ++i, sums += kPanelWidth)
+      for (int64_t v = 0; v < channels; v += kLanes) finish_vector(plan, pixels, i, k0 + v, load(sums + v), bias + v);
+    return;
+  }
   alignas(64) float row[kPanelWidth], residual[kPanelWidth] = {};
   for (int64_t i = begin; i < end; ++i, sums += kPanelWidth) {
     if (p.residual.data)
@@ -62,6 +83,18 @@ static void locate_pixels(const ConvPlan& plan, ConvPixels& px, const AxisTaps& 
   for (int32_t i = px.count; i % kMicroPixels; ++i) px.patch[i] = px.patch[px.count - 1];
 }
 
+// The same without patches: where each pixel's inputs begin in x.
+static void locate_inputs(const ConvPlan& plan, const ConvJob& job) {
+  ConvPixels& px = *job.pixels;
+  const TensorView& x = plan.p.x;
+  for (int32_t i = 0; i < px.count; ++i) {
+    const ConvRect& rect = job.rects[px.rect[i]];
+    px.patch[i] = rect.n * x.stride[0] + (rect.row + px.row[i]) * plan.p.stride[0] * x.stride[2] +
+                  (rect.column + px.column[i]) * plan.p.stride[1] * x.stride[3];
+  }
+  for (int32_t i = px.count; i % kMicroPixels; ++i) px.patch[i] = px.patch[px.count - 1];
+}
+
 // What a microkernel walks: `count` runs of `channels` neighbouring elements of a pixel's patch.
 struct Taps {
   int64_t count, channels;
@@ -70,6 +103,7 @@ struct Taps {
 
 // A slice: some input channels and taps, for all pixels and output channels of the job.
 struct Slice {
+  const void* inputs;  // what pixels and taps are counted from: the patch, or x
   Taps taps;
   int64_t c0, channels;
   int64_t tap_count, taps_before;  // taps_before: in earlier slices of these channels
@@ -129,6 +163,7 @@ template <class T>
 static void run(const ConvPlan& plan, const ConvJob& job) {
   const int64_t R = plan.weight.size[2], S = plan.weight.size[3];
   list_pixels(plan, job);
+  if (plan.in_place) locate_inputs(plan, job);
   AxisTaps rows, columns;
   Slice slice;
   for (slice.c0 = 0; slice.c0 < plan.group_in; slice.c0 += plan.chunk) {
@@ -148,10 +183,15 @@ static void run(const ConvPlan& plan, const ConvJob& job) {
         slice.first = slice.c0 == 0 && slice.taps_before == 0;
         slice.tap_count = int64_t{rows.taps} * columns.taps;
         slice.last = slice.c0 + slice.channels == plan.group_in && slice.taps_before + slice.tap_count == plan.taps();
-        locate_pixels(plan, *job.pixels, rows, columns);
-        for (int64_t q = 0; q < job.rect_count; ++q)
-          fill_patch<T>(plan, job.rects[q], rows, columns, ch,
-                        static_cast<Stored<T>*>(job.patch) + q * rows.slots * columns.slots * plan.patch_channels);
+        if (plan.in_place) {
+          slice.inputs = static_cast<const T*>(plan.p.x.data) + ch.first;
+        } else {
+          slice.inputs = job.patch;
+          locate_pixels(plan, *job.pixels, rows, columns);
+          for (int64_t q = 0; q < job.rect_count; ++q)
+            fill_patch<T>(plan, job.rects[q], rows, columns, ch,
+                          static_cast<Stored<T>*>(job.patch) + q * rows.slots * columns.slots * plan.patch_channels);
+        }
         run_slice<T>(plan, job, slice, columns.output_step);
         slice.taps_before += slice.tap_count;
       }

@@ -152,6 +152,13 @@ ConvPlan make_conv_plan(const Conv2dParams& p, const ConvShape& shape, bool pack
   plan.rects_per_tile = std::max<int64_t>(
       1, std::min({kTilePixels / int64_t{plan.tile[0] * plan.tile[1]}, kSharedSlots / plan.rect_slots, listed}));
 
+  // The weights of one tap follow each other whatever the chunk, which patches would want small.
+  plan.in_place = shape.depth == 1 && !plan.depthwise && plan.taps() == 1 && p.padding[0] == 0 && p.padding[1] == 0 &&
+                  p.x.dtype == DType::kF32 && p.x.stride[1] == 1;
+  if (plan.in_place) {
+    plan.chunk = ceil_div(plan.group_in, ceil_div(plan.group_in, kMaxSliceChannels));
+    plan.rect_slots = 0;
+  }
   plan.patch_channels = plan.depthwise ? plan.panel_width : plan.chunk;
   plan.sum_rows = kTileCapacity;
   int64_t inputs = 0;  // floats of transformed inputs

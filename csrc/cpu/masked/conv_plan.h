@@ -5,7 +5,8 @@
 //   for each chunk of input channels, for each group of kernel taps:
 //     copy the input that these taps read into a patch (zero-padded, channels innermost; float32, or 16 bits for AMX),
 //     for each panel of output channels: add its products to the float32 accumulators, some pixels at a time.
-// Chunk and tap group are sized so that patch and weight slice stay in the L1 cache.
+// Chunk and tap group are sized so that patch and weight slice stay in the L1 cache. A 1x1 convolution of float32 in
+// channels-last memory has no use for a patch: its products read x itself, many channels in a row.
 #pragma once
 #include "core/masked/conv.h"
 
@@ -14,8 +15,9 @@ namespace sbnet {
 constexpr int kMicroPixels = 6;
 constexpr int kTilePixels = 256;
 constexpr int kTileCapacity = (kTilePixels + kMicroPixels - 1) / kMicroPixels * kMicroPixels;
-constexpr int kWinogradPoints = 16;  // products of a 2x2 square of outputs, for each pair of channels
-constexpr int kMaxAxisTaps = 8;      // taps of one axis in a group: as many as are left, at most these
+constexpr int kWinogradPoints = 16;     // products of a 2x2 square of outputs, for each pair of channels
+constexpr int kMaxAxisTaps = 8;         // taps of one axis in a group: as many as are left, at most these
+constexpr int kMaxSliceChannels = 512;  // of a slice without a patch
 constexpr int kTagBytes = 128;
 
 // Output pixels [row, row+height) x [column, column+width) of image n, inside the plane.
@@ -85,6 +87,7 @@ struct ConvLayout {
 struct ConvPlan : ConvLayout {
   Conv2dParams p;
   int64_t patch_channels;  // elements per patch slot: chunk, or the panel width for depthwise
+  bool in_place;           // 1x1: the microkernels read x where it is, there are no patches
   int64_t job_panels;      // panels per job, at most
   int32_t tile[2];         // tile height and width
   int64_t tiles[2];        // tiles per block

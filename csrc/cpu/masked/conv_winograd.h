@@ -209,6 +209,8 @@ template <class T>
 static void run_winograd(const ConvPlan& plan, const ConvJob& job) {
   const int64_t squares = list_squares(plan, job), C = plan.group_in, stored = (C + kLanes - 1) / kLanes * kLanes;
   gather_inputs<T>(plan, job);
+  Ahead nothing;
+  nothing.count = 0;
   const int64_t parts = (C + kWinogradChannels - 1) / kWinogradChannels, part = (C + parts - 1) / parts;
   for (int64_t j = 0; j < job.panels; ++j) {
     const int64_t panel = job.first_panel + j, width = plan.width_of_panel(panel);
@@ -227,7 +229,7 @@ static void run_winograd(const ConvPlan& plan, const ConvJob& job) {
           int64_t rows[kMicroPixels];
           for (int e = 0; e < kMicroPixels; ++e) rows[e] = (i + e) * stored;
           fetch(next, i, smaller(i + kMicroPixels, squares), squares);
-          micro(inputs, rows, taps, w, sums + i * kPanelWidth, c0 == 0);
+          micro(inputs, rows, taps, w, sums + i * kPanelWidth, c0 == 0, nothing);
         }
         w += taps.channels * width;
       }
