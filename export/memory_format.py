@@ -24,6 +24,7 @@ def optimise(model: ir.Model, fuse_bottlenecks: bool = False) -> None:
     graph = model.graph
     fold_constants(graph)
     blocksparse.name_coords(graph)
+    blocksparse.name_lists(graph)
     share(graph)
     while cancel(graph) + sink(graph):
         share(graph)

@@ -52,6 +52,7 @@ _GRID: dict[str, tuple[OpSchema.AttrType, Any]] = {
     "bcount": (_Is, None),
 }
 _LISTS = [("indices", INT32), ("count", INT32), ("block_map", INT32)]
+_ACTIVATION = {"activation": (_S, ACTIVATIONS[0]), "negative_slope": (_F, 0.01)}
 _GEOMETRY = {"stride": (_Is, None), "padding": (_Is, None), "dilation": (_Is, None)}
 
 OPS = {
@@ -147,8 +148,7 @@ OPS = {
                 **_GRID,
                 **_GEOMETRY,
                 "groups": (_I, 1),
-                "activation": (_S, ACTIVATIONS[0]),
-                "negative_slope": (_F, 0.01),
+                **_ACTIVATION,
                 "allow_tf32": (_I, 0),
                 "zero_outside": (_I, 0),
             },
@@ -175,8 +175,7 @@ OPS = {
                 **_GEOMETRY,
                 "output_padding": (_Is, None),
                 "groups": (_I, 1),
-                "activation": (_S, ACTIVATIONS[0]),
-                "negative_slope": (_F, 0.01),
+                **_ACTIVATION,
                 "allow_tf32": (_I, 0),
                 "zero_outside": (_I, 0),
             },
@@ -298,12 +297,25 @@ OPS = {
                 "in_features": (_I, REQUIRED),
                 "out_features": (_I, REQUIRED),
                 "transposed": (_I, 0),
-                "activation": (_S, ACTIVATIONS[0]),
-                "negative_slope": (_F, 0.01),
+                **_ACTIVATION,
                 "allow_tf32": (_I, 0),
             },
             {"T": FLOATS, "B": FLOATS},
             shapes.blocksparse_matmul,
+        ),
+        Op(
+            "blocksparse_conv",
+            "activation(bias + the sum of the blocks' convolutions), x [N,D,H,W,in_channels]; lists: of each block, "
+            "how many inputs and outputs, which; weight: their [outputs,inputs,T,R,S]. transposed: the transpose.",
+            [("x", "T"), ("weight", "T"), ("lists", INT32), ("bias?", "B")],
+            [("y", "T")],
+            {
+                **dict.fromkeys(("in_channels", "out_channels"), (_I, REQUIRED)),
+                **{"kernel_size": (_Is, REQUIRED), **_GEOMETRY, "size": (_Is, None), "transposed": (_I, 0)},
+                **_ACTIVATION,
+            },
+            {"T": FLOATS, "B": FLOATS},
+            shapes.blocksparse_conv,
         ),
         Op(
             "pack_attention_blocks",

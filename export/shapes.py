@@ -179,6 +179,25 @@ def blocksparse_matmul(node: NodeView) -> list[Dims | None]:
     return [[*x[:-1], node.attribute("in_features" if node.attribute("transposed", 0) else "out_features")]]
 
 
+def blocksparse_conv(node: NodeView) -> list[Dims | None]:
+    x = node.shape(0, 5)
+    node.shape(1, 1)
+    node.shape(2, 1)
+    if not x:
+        return [None]
+    sides: Dims = list(node.attribute("size", []))
+    if not sides:
+        numbers = zip(
+            node.attribute("kernel_size"), node.attribute("stride", [1] * 3), node.attribute("padding", [0] * 3),
+            node.attribute("dilation", [1] * 3), strict=True,
+        )  # fmt: skip
+        sides = [
+            scaled(side, lambda v, n=n: (v + 2 * n[2] - (n[0] - 1) * n[3] - 1) // n[1] + 1)  # type: ignore[misc]
+            for side, n in zip(x[1:4], numbers, strict=True)
+        ]
+    return [[x[0], *sides, node.attribute("in_channels" if node.attribute("transposed", 0) else "out_channels")]]
+
+
 def pack_attention_blocks(node: NodeView) -> list[Dims | None]:
     batch, heads, rows, columns = node.shape(0, 4) or [None] * 4
     words = [scaled(n, lambda v: -(-v // 32)) for n in (columns, rows)]

@@ -431,5 +431,7 @@ def table() -> dict[Any, Callable[..., Any]]:
         weights.pack_attention_blocks,
         weights.block_attention,
         weights.blocksparse_conv1x1,
+        weights.blocksparse_conv,
+        weights.blocksparse_conv_active,
     )
     return {getattr(ops, f.__name__).default: f for f in functions}

@@ -63,6 +63,71 @@ def blocksparse_conv1x1(
     return first(node("sparse_scatter")(y, indices, count, block_map, zeros, **attributes, add=0, atomic=0))
 
 
+def blocksparse_conv(
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    tables: Value,
+    layout: Sequence[Any],
+    geometry: Sequence[int],
+    output_size: Sequence[Any],
+    transposed: bool,
+    activation: str,
+    activation_param: float,
+) -> Value:
+    ops: Any = onnx_ops
+    fixed = all(isinstance(v, int) for v in output_size)
+    if transposed and not fixed:
+        raise ValueError(
+            "sbnet.export: blocksparse_deconv: expected an output of fixed size, got one that depends on a dynamic "
+            "height or width"
+        )
+    names = ("kernel_size", "stride", "padding", "dilation")
+    y = node(
+        "blocksparse_conv"
+    )(
+        ops.Transpose(x, perm=[0, 2, 3, 4, 1]),
+        weight,
+        tables,  # blocksparse.py puts the lists there
+        bias,
+        in_channels=layout[1],
+        out_channels=layout[0],
+        **{name: list(geometry[3 * i : 3 * i + 3]) for i, name in enumerate(names)},
+        **({"size": list(output_size)} if fixed else {}),
+        transposed=int(transposed),
+        activation=activation,
+        negative_slope=float(activation_param),
+    )
+    return ops.Transpose(y, perm=[0, 4, 1, 2, 3])
+
+
+def blocksparse_conv_active(
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    tables: Value,
+    layout: Sequence[Any],
+    geometry: Sequence[int],
+    output_size: Sequence[Any],
+    indices: Value,
+    count: Value,
+    block_map: Value,
+    grid: Sequence[Any],
+    activation: str,
+    activation_param: float,
+) -> Value:
+    """The convolution of the whole plane, gathered and scattered into zeros."""
+    ops: Any = onnx_ops
+    dense = blocksparse_conv(
+        x, weight, bias, tables, layout, geometry, output_size, False, activation, activation_param
+    )
+    nhwc, attributes = last(ops.Squeeze(dense, ops.Constant(value_ints=[2]))), grid_attributes(grid, counted=False)
+    stack = node("sparse_gather")(nhwc, indices, count, block_map, **attributes, zero_tail=1)
+    zeros = ops.Expand(ops.CastLike(ops.Constant(value_float=0.0), nhwc), ops.Shape(nhwc))
+    y = node("sparse_scatter")(stack, indices, count, block_map, zeros, **attributes, add=0, atomic=0)
+    return ops.Unsqueeze(first(y), ops.Constant(value_ints=[2]))
+
+
 def pack_attention_blocks(blocks: Value) -> Any:
     return node("pack_attention_blocks")(blocks)
 

@@ -345,6 +345,7 @@ void add_op(const Runtime& runtime) {
 void add_reduce_mask_ops(const Runtime& runtime);
 void add_gather_scatter_ops(const Runtime& runtime);
 void add_blocksparse_ops(const Runtime& runtime);
+void add_blocksparse_conv_ops(const Runtime& runtime);
 void add_attention_ops(const Runtime& runtime);
 void add_bottleneck_ops(const Runtime& runtime);
 void add_conv_ops(const Runtime& runtime);

@@ -23,6 +23,7 @@ void add_ops(const sbnet::ort::Runtime& runtime) {
   sbnet::ort::add_pointwise_ops(runtime);
   sbnet::ort::add_rearrange_ops(runtime);
   sbnet::ort::add_blocksparse_ops(runtime);
+  sbnet::ort::add_blocksparse_conv_ops(runtime);
   sbnet::ort::add_attention_ops(runtime);
 }
 

@@ -106,6 +106,20 @@ STABLE_TORCH_LIBRARY(sbnet, m) {
       "Tensor indices, Tensor count, Tensor block_map, SymInt[] grid, str activation, float activation_param, "
       "bool allow_tf32) -> Tensor");
   m.def("blocksparse_weight_grad(Tensor[] x, Tensor[] dy, Tensor tables, SymInt[] layout, bool allow_tf32) -> Tensor");
+  // `layout` of convolutions is BlocksparseConvShape's numbers, `geometry` kernel_size, stride, padding, dilation of
+  // three axes each, `output_size` three numbers. x is [N, C, D, H, W]; the filters of all blocks lie in one vector.
+  m.def("blocksparse_conv_tables(Tensor lists, int inputs, int outputs, int taps) -> Tensor");
+  m.def(
+      "blocksparse_conv(Tensor x, Tensor weight, Tensor? bias, Tensor conv_tables, SymInt[] conv_layout, SymInt[] "
+      "geometry, "
+      "SymInt[] output_size, bool transposed, str activation, float activation_param) -> Tensor");
+  m.def(
+      "blocksparse_conv_active(Tensor x, Tensor weight, Tensor? bias, Tensor conv_tables, SymInt[] conv_layout, "
+      "SymInt[] geometry, SymInt[] output_size, Tensor indices, Tensor count, Tensor block_map, SymInt[] grid, "
+      "str activation, float activation_param) -> Tensor");
+  m.def(
+      "blocksparse_conv_weight_grad(Tensor x, Tensor dy, Tensor conv_tables, SymInt[] conv_layout, SymInt[] geometry) "
+      "-> Tensor");
   // Block-sparse attention. `rule` is diagonal, band, prefix, stride, phases, block_size; rows, columns, mask_index
   // and masks are AttentionLayout's of core/attention/layout.h.
   m.def("pack_attention_blocks(Tensor blocks) -> (Tensor rows, Tensor columns)");

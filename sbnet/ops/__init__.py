@@ -20,15 +20,21 @@ from sbnet.ops.masked.rearrange import (
     sparse_rearrange_,
 )
 from sbnet.ops.masked.resize import sparse_resize2d, sparse_resize2d_
+from sbnet.ops.weights.conv import blocksparse_conv, blocksparse_conv_active, blocksparse_deconv
 from sbnet.ops.weights.conv1x1 import blocksparse_conv1x1
+from sbnet.ops.weights.conv_layout import ConvLayout
 from sbnet.ops.weights.layout import BlockLayout
 from sbnet.ops.weights.matmul import blocksparse_matmul, blocksparse_weight_grad
 
 __all__ = [
     "AttentionLayout",
     "BlockLayout",
+    "ConvLayout",
     "block_attention",
+    "blocksparse_conv",
     "blocksparse_conv1x1",
+    "blocksparse_conv_active",
+    "blocksparse_deconv",
     "blocksparse_matmul",
     "blocksparse_weight_grad",
     "fringe",

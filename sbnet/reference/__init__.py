@@ -21,12 +21,22 @@ from sbnet.reference.masked import (
     sparse_scatter,
     sparse_scatter_,
 )
-from sbnet.reference.weights import blocksparse_conv1x1, blocksparse_matmul, blocksparse_weight_grad
+from sbnet.reference.weights import (
+    blocksparse_conv,
+    blocksparse_conv1x1,
+    blocksparse_conv_active,
+    blocksparse_deconv,
+    blocksparse_matmul,
+    blocksparse_weight_grad,
+)
 
 __all__ = [
     "activate",
     "block_attention",
+    "blocksparse_conv",
     "blocksparse_conv1x1",
+    "blocksparse_conv_active",
+    "blocksparse_deconv",
     "blocksparse_matmul",
     "blocksparse_weight_grad",
     "dropout_kept",

@@ -1,13 +1,17 @@
-"""Products with block-sparse weights as dense ones."""
+"""Products and convolutions with block-sparse weights as dense ones."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sbnet.active import ActiveBlocks
+from sbnet.ops.weights.conv import parts, to_geometry
+from sbnet.ops.weights.conv_layout import ConvLayout
 from sbnet.ops.weights.layout import BlockLayout
 from sbnet.reference.masked import activate
 
@@ -77,3 +81,65 @@ def dense_weight(weight: Tensor, layout: BlockLayout, gate: Tensor | None = None
             block = weight[b] if gate is None else (weight[b] * gate[b]).to(weight.dtype)
             dense[c * size : (c + 1) * size, k * size : (k + 1) * size] = block
     return dense[: layout.in_features, : layout.out_features]
+
+
+def blocksparse_conv(
+    x: Tensor,
+    filters: Tensor,
+    layout: ConvLayout,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    *,
+    stride: int = 1,
+    padding: int | Sequence[int] | str = "SAME",
+    dilation: int = 1,
+    negative_slope: float = 0.01,
+) -> Tensor:
+    """The sum of the dense convolutions of all blocks, each of its channels to its channels."""
+    geometry = to_geometry("blocksparse_conv", layout, stride, padding, dilation)
+    axes = len(layout.kernel_size)
+    _, strides, pads, dilations = (list(part[3 - axes :]) for part in parts(geometry))
+    convolve = (F.conv1d, F.conv2d, F.conv3d)[axes - 1]
+    total: Tensor | None = None
+    for (inputs, outputs), part in zip(layout.BCK, layout.split(filters), strict=True):
+        y = convolve(x[:, list(inputs)], part, None, strides, pads, dilations)  # type: ignore[arg-type]
+        if total is None:
+            total = y.new_zeros(y.shape[0], layout.out_channels, *y.shape[2:])
+        total = total.index_add(1, torch.tensor(outputs, device=y.device), y)
+    assert total is not None
+    if bias is not None:
+        total = total + bias.to(total.dtype).view(1, -1, *[1] * axes)
+    return activate(total, activation, negative_slope)
+
+
+def blocksparse_deconv(
+    x: Tensor,
+    filters: Tensor,
+    layout: ConvLayout,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    *,
+    output_size: Sequence[int],
+    stride: int = 1,
+    padding: int | Sequence[int] | str = "SAME",
+    dilation: int = 1,
+    negative_slope: float = 0.01,
+) -> Tensor:
+    """The gradient, for an input of this size, of the convolution with the lists of each block exchanged."""
+    back = layout.swapped()
+    options: dict[str, Any] = {"stride": stride, "padding": padding, "dilation": dilation}
+    with torch.enable_grad():
+        y = x.new_zeros(x.shape[0], layout.out_channels, *output_size, requires_grad=True)
+        pushed = blocksparse_conv(y, filters, back, **options)
+        total = torch.autograd.grad(pushed, y, x, create_graph=x.requires_grad or filters.requires_grad)[0]
+    if bias is not None:
+        total = total + bias.to(total.dtype).view(1, -1, *[1] * len(output_size))
+    return activate(total, activation, negative_slope)
+
+
+def blocksparse_conv_active(
+    x: Tensor, filters: Tensor, layout: ConvLayout, active: ActiveBlocks, bias: Tensor | None = None, **options: Any
+) -> Tensor:
+    """The convolution of the whole plane, on the active blocks."""
+    y = blocksparse_conv(x, filters, layout, bias, **{"padding": 0, **options})
+    return torch.where(active.pixel_mask(y.shape[2:]), y, torch.zeros_like(y))

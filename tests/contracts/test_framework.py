@@ -22,6 +22,7 @@ from sbnet import (
     sparse_scatter,
 )
 from support.attention_cases import attention_samples
+from support.blockconv_cases import blockconv_samples
 from support.chain import Chain, InPlace, assert_same_chain, chain_inputs
 from support.helpers import (
     assert_bitwise,
@@ -216,6 +217,7 @@ def op_samples(device):
             (laid_out(x, "channels_last"), active.block_map, g, 2.0),
         ],
         **weight_samples(device),
+        **blockconv_samples(device),
         **attention_samples(device),
     }
 

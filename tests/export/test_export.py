@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWa
 # ---- schemas
 def test_every_op_has_a_schema_and_a_translation():
     assert set(schemas.OPS) == torch_ops()
-    several = {"blocksparse_conv1x1"}  # gather, product and scatter
+    several = {"blocksparse_conv1x1", "blocksparse_conv_active"}  # gather, product and scatter
     assert {op._schema.name.split("::")[1] for op in translate.table()} == torch_ops() | several
 
 
@@ -55,6 +55,9 @@ ARGUMENTS = {
     "consumer_size": (),  # of the plane that consumer_map tells
     "layout": ("in_features", "out_features"),
     "tables": ("coords",),
+    "conv_tables": ("lists",),
+    "conv_layout": ("in_channels", "out_channels"),
+    "geometry": ("kernel_size", "stride", "padding", "dilation"),
     "rule": ("diagonal", "band", "prefix", "stride", "phases", "block_size"),
     **dict.fromkeys(("seed", "dropout", "deterministic"), ()),  # of training
 }
@@ -101,6 +104,9 @@ def doubled(mask, x):
 
 
 LAYOUT = sbnet.BlockLayout([[1, 1], [1, 1]], 8, in_features=16, out_features=10)
+
+
+BLOCKS = sbnet.ConvLayout([([0, 2, 1, 3], [0, 1, 2]), ([2, 4, 5, 6, 7], [2, 3, 4, 5])], (3, 3))
 
 
 class OneOp(nn.Module):
@@ -165,6 +171,10 @@ class OneOp(nn.Module):
                 gate = self.bias[:4].float().abs()
                 y = sbnet.blocksparse_matmul(rows, blocks, LAYOUT, gate, self.bias[:10], "silu")
                 return y, sbnet.blocksparse_matmul(y, blocks, LAYOUT, transposed=True)
+            case "blocksparse_conv":
+                filters = self.weight.flatten()[: BLOCKS.weights]
+                y = sbnet.blocksparse_conv(x, filters, BLOCKS, self.bias[:6], "silu", stride=2)
+                return y, sbnet.sparse_conv2d(x, filters, None, active, layout=BLOCKS, padding=1)
             case "pack_attention_blocks" | "block_attention":
                 q, k, v = (
                     t.flatten(2).mT.unflatten(-1, (2, 16)).transpose(1, 2) for t in 3 * [torch.cat([x, x, x, x], 1)]

@@ -13,7 +13,7 @@ from onnx import helper
 from torch import Tensor
 
 import sbnet
-from sbnet import BlockGrid, BlockLayout, export
+from sbnet import BlockGrid, BlockLayout, ConvLayout, export
 from sbnet.export.runtime import ELEMENT_TYPES
 from support.helpers import random_active, tensor
 
@@ -121,6 +121,9 @@ def samples(device: str = "cpu") -> dict[str, Node]:
     mask = torch.rand(2, 12, 15, device=device) > 0.9
     maps = {"producer_bsize": [4, 4], "consumer_bsize": [4, 4], "window": sbnet.Window.conv(3, 1, 1).numbers()}
     layout = BlockLayout(torch.rand(4, 3) < 0.6, 8, in_features=29, out_features=21)
+    blocks_of_conv = ConvLayout([([0, 1, 5], [0, 1]), ([2, 3, 4, 1], [1, 2, 3, 4])], (2, 1, 3))
+    volume = tensor((2, 5, 4, 6, 6), torch.float32, device)
+    convolved = tensor((blocks_of_conv.weights,), torch.float32, device)
     matrix, gates = tensor((2, 5, 29), torch.float32, device), torch.rand(layout.blocks, device=device)
     blocks_of_weights = tensor(layout.weight_shape, torch.float32, device)
     conv = [x, weight, *lists, bias, like, edge.pixels, edge.count, like.clone()]
@@ -195,6 +198,21 @@ def samples(device: str = "cpu") -> dict[str, Node]:
             [matrix, blocks_of_weights, layout.coords, tensor((21,), torch.float32, device), gates],
             {"in_features": 29, "out_features": 21, "activation": "leaky_relu", "negative_slope": 0.2},
         ),
+        Node(
+            "blocksparse_conv",
+            [volume, convolved, blocks_of_conv.lists, tensor((5,), torch.float32, device)],
+            {
+                "in_channels": 6,
+                "out_channels": 5,
+                "kernel_size": [2, 1, 3],
+                "stride": [1, 2, 1],
+                "padding": [0, 1, 2],
+                "dilation": [1, 1, 2],
+                "size": [4, 3, 6],
+                "activation": "leaky_relu",
+                "negative_slope": 0.2,
+            },
+        ),
         Node("pack_attention_blocks", [torch.rand(2, 1, 3, 40, device=device) < 0.5]),
         attention_node(device),
     ]
@@ -219,6 +237,9 @@ def torch_ops() -> set[str]:
         "pack_conv_weight",
         "block_layout_tables",
         "blocksparse_plan",
+        "blocksparse_conv_tables",
+        "blocksparse_conv_weight_grad",
+        "blocksparse_conv_active",  # convolution, gather and scatter
         "blocksparse_weight_grad",
         "block_attention_backward",
         "blocksparse_conv1x1",  # gather, product and scatter

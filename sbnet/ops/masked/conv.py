@@ -14,6 +14,7 @@ from sbnet.active import ActiveBlocks, Fringe
 from sbnet.geometry import conv_output_size
 from sbnet.ops.common import empty4, is_channels_last, mark_written, refuse_meta_mix, require_tensor, zeros4
 from sbnet.ops.masked.layer import layer_inputs, layer_output, pairs
+from sbnet.ops.weights.conv_layout import ConvLayout
 
 if TYPE_CHECKING:
     from sbnet.ops.weights.layout import BlockLayout
@@ -38,7 +39,7 @@ def sparse_conv2d(
     negative_slope: float = 0.01,
     residual: Tensor | None = None,
     allow_tf32: bool = False,
-    layout: BlockLayout | None = None,
+    layout: BlockLayout | ConvLayout | None = None,
 ) -> Tensor:
     """Convolution computed on active blocks of the OUTPUT plane only; zeros elsewhere.
 
@@ -55,8 +56,9 @@ def sparse_conv2d(
         negative_slope: of leaky_relu.
         residual: [N,K,H_out,W_out] added before the activation, or None.
         allow_tf32: float32 on CUDA may use tf32 tensor cores (10-bit mantissa).
-        layout: of block-sparse weights [blocks,bs,bs], for a 1x1 convolution of stride 1 without residual, see
-            `blocksparse_conv1x1`; or None.
+        layout: of block-sparse weights, or None: a `ConvLayout`, weight being the filters of its blocks
+            (`blocksparse_conv_active`), or, for a 1x1 convolution of stride 1, a `BlockLayout`, weight [blocks,bs,bs]
+            (`blocksparse_conv1x1`). Without residual and groups.
 
     Returns:
         [N,K,H_out,W_out] in x's memory format. Differentiable with respect to x, weight, bias and residual.
@@ -65,6 +67,18 @@ def sparse_conv2d(
         RuntimeError, ValueError, TypeError: wrong shapes, dtypes, devices or grid.
     """
     op = "sparse_conv2d"
+    if isinstance(layout, ConvLayout):
+        from sbnet.ops.weights.conv import blocksparse_conv_active
+
+        if residual is not None or groups != 1:
+            raise ValueError(
+                f"sbnet::{op}: layout: expected a convolution in one group without residual, got groups={groups}"
+                f"{'' if residual is None else ', a residual'}"
+            )
+        return blocksparse_conv_active(
+            x, weight, layout, active, bias, activation,
+            stride=stride, padding=padding, dilation=dilation, negative_slope=negative_slope,
+        )  # fmt: skip
     if layout is not None:
         from sbnet.ops.weights.conv1x1 import blocksparse_conv1x1
 

@@ -1,0 +1,178 @@
+// Convolutions with block-sparse weights, 1-D to 3-D: layout, parameters, validation, workspace.
+//
+// A block maps a list of input channels to a list of output channels; its filter is [outputs, inputs, T, R, S], and the
+// filters of all blocks lie one after the other. Lists may overlap between blocks: contributions add up.
+//   forward          y[n, k, o] = activation(bias[k] + sum over blocks with k, their channels c and taps t of
+//                                  w[block, k, c, t] x[n, c, o * stride - padding + t * dilation])
+//   transposed       the exact transpose, from y's side to x's: the gradient of x, and the transposed convolution
+//   weight gradient  dw[block, k, c, t] = sum over n, o of dy[n, k, o] x[n, c, o * stride - padding + t * dilation]
+//
+// The tables are one int32 array, made on the host once per layout and copied to each device:
+//
+//   header    [kConvLayoutNumbers]   the numbers of BlocksparseConvShape
+//   blocks    [blocks, 5]            where the inputs begin in `lists`, how many; the same of the outputs; first weight
+//   lists     [list_words]           channels
+//   and for each side, outputs first: channels that are in the same blocks form groups of up to 32
+//   start     [groups + 1]           entries of a group
+//   channels  [groups, 32]           or -1
+//   block     [entries]              a block that these channels are in
+//   position  [entries, 32]          of each of the channels in the block's list
+#pragma once
+#include <vector>
+
+#include "core/activation.h"
+#include "core/types.h"
+
+namespace sbnet {
+
+constexpr int kConvGroup = 32;
+constexpr int kConvLayoutNumbers = 10;
+
+// Sizes alone: what a binding knows without reading the tables. Side 0 is the outputs, side 1 the inputs.
+struct BlocksparseConvShape {
+  int64_t channels[2];  // K, C
+  int64_t taps, blocks, list_words, weights;
+  int64_t groups[2], entries[2];
+};
+
+struct BlocksparseConvSide {
+  const int32_t *start, *channels, *block, *position;
+};
+
+struct BlocksparseConvLayout {
+  BlocksparseConvShape shape;
+  const int32_t *blocks, *lists;
+  BlocksparseConvSide side[2];
+};
+
+// One block as a kernel reads it.
+struct BlocksparseConvBlock {
+  const int32_t* list[2];  // outputs, inputs
+  int32_t count[2];
+  int64_t weight;  // element of the first
+};
+
+// Block b, or one without channels where the tables, which on a device nobody has checked, do not name a block.
+SBNET_HOST_DEVICE inline BlocksparseConvBlock conv_block(const BlocksparseConvLayout& layout, int64_t b) {
+  if (b < 0 || b >= layout.shape.blocks) return {{layout.lists, layout.lists}, {0, 0}, 0};
+  const int32_t* v = layout.blocks + b * 5;
+  const int64_t words = layout.shape.list_words;
+  const bool good = v[0] >= 0 && v[1] >= 0 && int64_t{v[0]} + v[1] <= words && v[2] >= 0 && v[3] >= 0 &&
+                    int64_t{v[2]} + v[3] <= words && v[4] >= 0 &&
+                    v[4] + int64_t{v[1]} * v[3] * layout.shape.taps <= layout.shape.weights;
+  if (!good) return {{layout.lists, layout.lists}, {0, 0}, 0};
+  return {{layout.lists + v[2], layout.lists + v[0]}, {v[3], v[1]}, v[4]};
+}
+
+// A 5-D tensor, logically N, C, D, H, W whatever its memory order; strides in elements.
+struct VolumeView {
+  void* data;
+  int64_t size[5];
+  int64_t stride[5];
+  DType dtype;
+};
+
+struct ConvGeometry {
+  int32_t kernel[3], stride[3], padding[3], dilation[3];
+};
+
+struct BlocksparseConvParams {
+  VolumeView x;        // [N, in, ...] float32, float16 or bfloat16, any strides; in = C, or K when transposed
+  VolumeView y;        // [N, out, ...] of x.dtype, any strides; its own memory
+  const void* weight;  // [weights] of x.dtype
+  const void* bias;    // [out] contiguous or null
+  DType bias_dtype;    // x.dtype or float32
+  BlocksparseConvLayout layout;
+  ConvGeometry geometry;
+  ActiveView active;  // indices null: all of y. Otherwise the pixels of active blocks alone are written; one D plane.
+  bool transposed;
+  Activation activation;
+  float activation_param;
+
+  // The side that is written, and the one that is read.
+  SBNET_HOST_DEVICE int to() const { return transposed ? 1 : 0; }
+  SBNET_HOST_DEVICE int from() const { return transposed ? 0 : 1; }
+};
+
+struct BlocksparseConvWeightGradParams {
+  VolumeView x;   // [N, C, D, H, W]
+  VolumeView dy;  // [N, K, M, P, Q] of x.dtype
+  void* dw;       // [weights] of x.dtype
+  BlocksparseConvLayout layout;
+  ConvGeometry geometry;
+};
+
+// The coordinate that tap t of output o reads along axis d, or -1: within `size`, else none.
+SBNET_HOST_DEVICE inline int64_t conv_source(const ConvGeometry& g, bool transposed, int d, int64_t o, int64_t t,
+                                             int64_t size) {
+  int64_t at;
+  if (transposed) {
+    at = o + g.padding[d] - t * g.dilation[d];
+    if (at < 0 || at % g.stride[d]) return -1;
+    at /= g.stride[d];
+  } else {
+    at = o * g.stride[d] - g.padding[d] + t * g.dilation[d];
+  }
+  return at >= 0 && at < size ? at : -1;
+}
+
+struct VolumePosition {
+  int64_t n, at[3];  // n < 0: none
+};
+
+// Positions in which a kernel can meet y: for active blocks those of the whole capacity, clipped pixels included.
+SBNET_HOST_DEVICE inline int64_t position_capacity(const VolumeView& y, const ActiveView& active) {
+  return active.indices ? active.capacity * active.grid.size[0] * active.grid.size[1]
+                        : y.size[0] * y.size[2] * y.size[3] * y.size[4];
+}
+
+SBNET_HOST_DEVICE inline VolumePosition position_of(const VolumeView& y, const ActiveView& active, int64_t i) {
+  if (!active.indices) {
+    const int64_t row = i / y.size[4], plane = row / y.size[3];
+    return {plane / y.size[2], {plane % y.size[2], row % y.size[3], i % y.size[4]}};
+  }
+  const BlockGrid& grid = active.grid;
+  const int64_t pixels = int64_t{grid.size[0]} * grid.size[1], pixel = i % pixels;
+  const int32_t* block = active.indices + i / pixels * 3;
+  const int64_t row = int64_t{block[1]} * grid.size[0] + pixel / grid.size[1];
+  const int64_t column = int64_t{block[2]} * grid.size[1] + pixel % grid.size[1];
+  const bool inside =
+      block[0] >= 0 && block[0] < y.size[0] && block[1] >= 0 && row < y.size[3] && block[2] >= 0 && column < y.size[4];
+  return {inside ? block[0] : -1, {0, row, column}};
+}
+
+SBNET_HOST_DEVICE inline int64_t volume_offset(const VolumeView& t, const VolumePosition& p) {
+  return p.n * t.stride[0] + p.at[0] * t.stride[2] + p.at[1] * t.stride[3] + p.at[2] * t.stride[4];
+}
+
+// Everything that does not depend on the tables' contents.
+SBNET_EXPORT Status validate(const char* op, const BlocksparseConvShape& s);
+SBNET_EXPORT Status validate(const BlocksparseConvParams& p);
+SBNET_EXPORT Status validate(const BlocksparseConvWeightGradParams& p);
+// Do the tables, in host memory, name nothing that is not there?
+Status check_tables(const char* op, const BlocksparseConvLayout& host);
+
+SBNET_EXPORT int64_t conv_layout_words(const BlocksparseConvShape& s);
+SBNET_EXPORT BlocksparseConvLayout conv_layout_view(const BlocksparseConvShape& s, const int32_t* words);
+SBNET_EXPORT BlocksparseConvShape conv_layout_shape(const int64_t* numbers);  // kConvLayoutNumbers of a header
+
+// Tables from `lists`: of each block the numbers of its inputs and outputs, the inputs, the outputs. Refuses channels
+// outside C and K, channels named twice in a list, and channels that no block has.
+SBNET_EXPORT Status make_conv_layout(const int32_t* lists, int64_t words, int64_t inputs, int64_t outputs, int64_t taps,
+                                     std::vector<int32_t>* tables);
+
+}  // namespace sbnet
+
+extern "C" {
+SBNET_EXPORT int64_t sbnet_blocksparse_conv_workspace_bytes_cpu(const sbnet::BlocksparseConvParams* p, int32_t threads);
+SBNET_EXPORT sbnet::Status sbnet_blocksparse_conv_cpu(const sbnet::BlocksparseConvParams* p, void* workspace,
+                                                      const sbnet::Parallel* parallel);
+SBNET_EXPORT sbnet::Status sbnet_blocksparse_conv_cuda(const sbnet::BlocksparseConvParams* p, void* stream);
+
+SBNET_EXPORT int64_t sbnet_blocksparse_conv_weight_grad_workspace_bytes_cpu(
+    const sbnet::BlocksparseConvWeightGradParams* p, int32_t threads);
+SBNET_EXPORT sbnet::Status sbnet_blocksparse_conv_weight_grad_cpu(const sbnet::BlocksparseConvWeightGradParams* p,
+                                                                  void* workspace, const sbnet::Parallel* parallel);
+SBNET_EXPORT sbnet::Status sbnet_blocksparse_conv_weight_grad_cuda(const sbnet::BlocksparseConvWeightGradParams* p,
+                                                                   void* stream);
+}

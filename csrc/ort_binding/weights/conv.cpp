@@ -1,0 +1,166 @@
+#include "core/weights/conv.h"
+
+#include <algorithm>
+#include <mutex>
+
+#include "core/weights/matmul.h"
+#include "ort_binding/common.h"
+
+namespace sbnet::ort {
+namespace {
+
+// The tables of a layout on the kernel's device, made from its lists once: of constant lists by the first run.
+class ConvTables {
+ public:
+  ConvTables() = default;
+  ConvTables(const ConvTables&) = delete;
+  ~ConvTables() {  // waits for the kernels that read them
+#ifdef SBNET_WITH_CUDA
+    sbnet_block_layout_free_cuda(device_);
+#endif
+  }
+  BlocksparseConvLayout get(const Context& c, const Tensor& lists, int64_t inputs, int64_t outputs, int64_t taps) {
+    std::call_once(once_, [&] {
+      check(make_conv_layout(c.int32(lists, lists.shape), lists.elements(), inputs, outputs, taps, &host_));
+      at_ = host_.data();
+#ifdef SBNET_WITH_CUDA
+      if (c.cuda()) {
+        check(sbnet_block_layout_upload_cuda(host_.data(), static_cast<int64_t>(host_.size()), &device_));
+        at_ = device_;
+      }
+#endif
+    });
+    int64_t numbers[kConvLayoutNumbers];
+    std::copy_n(host_.begin(), kConvLayoutNumbers, numbers);
+    return conv_layout_view(conv_layout_shape(numbers), at_);
+  }
+
+ private:
+  std::once_flag once_;
+  std::vector<int32_t> host_;
+  int32_t* device_ = nullptr;
+  const int32_t* at_ = nullptr;
+};
+
+// [N, D, H, W, C] as kernels see it.
+VolumeView volume(void* data, const std::vector<int64_t>& shape, DType dtype) {
+  const int64_t D = shape[1], H = shape[2], W = shape[3], C = shape[4];
+  return {data, {shape[0], C, D, H, W}, {D * H * W * C, 1, H * W * C, W * C, C}, dtype};
+}
+
+struct BlocksparseConv {
+  static constexpr const char* kName = "blocksparse_conv";
+  enum Position { kX, kWeight, kLists, kBiasInput };
+  static constexpr Argument kInputs[] = {
+      {"x", kT}, {"weight", kT}, {"lists", kInt32, kRequired, kCpuInput}, {"bias", kBias, kOptional}};
+  static constexpr Argument kOutputs[] = {{"y", kT}};
+  static constexpr Types kTypes[] = {
+      {kFloat, kFloat}, {kFloat16, kFloat16}, {kFloat16, kFloat}, {kBFloat16, kBFloat16}, {kBFloat16, kFloat}};
+  static constexpr int kInPlace = -1;
+
+  int64_t in_channels, out_channels;
+  std::vector<int64_t> kernel_size, stride, padding, dilation, size;
+  bool transposed;
+  Activation activation;
+  float negative_slope;
+  bool constant_lists;
+  std::shared_ptr<ConvTables> constant_tables = std::make_shared<ConvTables>();
+
+  explicit BlocksparseConv(const Attributes& a)
+      : in_channels(a.integer("in_channels", 0)),
+        out_channels(a.integer("out_channels", 0)),
+        kernel_size(a.integers("kernel_size")),
+        stride(a.integers("stride")),
+        padding(a.integers("padding")),
+        dilation(a.integers("dilation")),
+        size(a.integers("size")),
+        transposed(a.flag("transposed", false)),
+        activation(to_activation(kName, a.text("activation", "none"))),
+        negative_slope(a.real("negative_slope", 0.01f)),
+        constant_lists(a.is_constant(kLists)) {}
+
+  static void triple(const char* name, const std::vector<int64_t>& v, int32_t otherwise, int32_t* out) {
+    if (!v.empty() && v.size() != 3) raise("sbnet::", kName, ": ", name, ": expected 3 numbers, got ", v.size());
+    for (size_t d = 0; d < 3; ++d) {
+      const int64_t number = v.empty() ? otherwise : v[d];
+      if (number < 0 || number > (1 << 20)) raise("sbnet::", kName, ": ", name, ": expected 0 to 2^20, got ", number);
+      out[d] = static_cast<int32_t>(number);
+    }
+  }
+  ConvGeometry geometry() const {
+    ConvGeometry g;
+    triple("kernel_size", kernel_size, 1, g.kernel);
+    triple("stride", stride, 1, g.stride);
+    triple("padding", padding, 0, g.padding);
+    triple("dilation", dilation, 1, g.dilation);
+    if (size.size() != 3 && (transposed || !size.empty()))
+      raise("sbnet::", kName, ": size: expected 3 numbers, got ", size.size());
+    return g;
+  }
+
+  int64_t inputs() const { return transposed ? out_channels : in_channels; }
+  int64_t outputs() const { return transposed ? in_channels : out_channels; }
+
+  int64_t output_side(const ConvGeometry& g, int d, int64_t side) const {
+    if (!size.empty()) return size[static_cast<size_t>(d)];
+    const int64_t window = int64_t{g.kernel[d] - 1} * g.dilation[d] + 1;
+    const int64_t room = side + 2 * int64_t{g.padding[d]} - window;
+    return room < 0 ? 0 : room / std::max(g.stride[d], 1) + 1;
+  }
+
+  void infer(ShapeContext& s) const {
+    Dims y = s.input(kX, 5);
+    s.input(kWeight, 1);
+    s.input(kLists, 1);
+    if (y.empty()) return;
+    const ConvGeometry g = geometry();
+    for (int d = 0; d < 3; ++d) y[1 + d] = y[1 + d].map([&](int64_t side) { return output_side(g, d, side); });
+    y[4] = outputs();
+    s.output(0, y);
+  }
+
+  void compute(Context& c) const {
+    const Tensor x = c.input(kX, 5), weight = c.input(kWeight, 1), lists = c.input(kLists, 1),
+                 bias = c.input(kBiasInput, 1);
+    ConvTables of_this_run;
+    ConvTables& tables = constant_lists ? *constant_tables : of_this_run;
+    const ConvGeometry g = geometry();
+    BlocksparseConvParams p = {};
+    p.geometry = g;
+    p.layout = tables.get(c, lists, in_channels, out_channels, size_product({g.kernel[0], g.kernel[1], g.kernel[2]}));
+    p.transposed = transposed;
+    if (weight.shape[0] != p.layout.shape.weights)
+      raise("sbnet::", kName, ": weight: expected ", p.layout.shape.weights, " elements, got ", weight.shape[0]);
+    p.weight = weight.data;
+    if (bias.present) {
+      if (bias.shape[0] != outputs())
+        raise("sbnet::", kName, ": bias: expected ", outputs(), " elements, got ", bias.shape[0]);
+      p.bias = bias.data;
+      p.bias_dtype = bias.dtype;
+    }
+    p.activation = activation;
+    p.activation_param = negative_slope;
+    std::vector<int64_t> y = x.shape;
+    for (int d = 0; d < 3; ++d) {
+      const size_t at = static_cast<size_t>(1 + d);
+      y[at] = output_side(g, d, x.shape[at]);
+      if (y[at] < 0) raise("sbnet::", kName, ": size: expected 0 or more, got ", y[at]);
+    }
+    y[4] = outputs();
+    p.x = volume(const_cast<void*>(x.data), x.shape, x.dtype);
+    p.y = volume(nullptr, y, x.dtype);
+    check(validate(p));  // before an output of an absurd size is asked for
+    p.y.data = c.output(0, y);
+    const Parallel parallel = c.parallel();
+    const Workspace scratch(
+        c, SBNET_ORT_ON_DEVICE(c, sbnet_blocksparse_conv_workspace_bytes_cpu(&p, parallel.threads), int64_t{0}));
+    check(SBNET_ORT_ON_DEVICE(c, sbnet_blocksparse_conv_cpu(&p, scratch.data(), &parallel),
+                              sbnet_blocksparse_conv_cuda(&p, c.stream())));
+  }
+};
+
+}  // namespace
+
+void add_blocksparse_conv_ops(const Runtime& runtime) { add_op<BlocksparseConv>(runtime); }
+
+}  // namespace sbnet::ort

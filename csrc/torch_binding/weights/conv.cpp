@@ -1,0 +1,169 @@
+#include "core/weights/conv.h"
+
+#include "core/grid.h"
+#include "torch_binding/common.h"
+
+namespace sbnet::binding {
+namespace {
+
+using Ints = std::vector<int64_t>;
+
+VolumeView volume(const char* op, const char* argument, const Tensor& t) {
+  check_rank(op, argument, t, 5);
+  VolumeView v{t.data_ptr(), {}, {}, to_dtype(op, argument, t)};
+  for (int d = 0; d < 5; ++d) v.size[d] = t.size(d), v.stride[d] = t.stride(d);
+  return v;
+}
+
+// Channels next to each other. Keep in step with channels_last in sbnet/ops/weights/conv.py.
+bool channels_last(const Tensor& t) { return t.stride(1) == 1 && t.stride(4) != 1; }
+
+BlocksparseConvLayout to_layout(const Call& call, const Tensor& tables, const Ints& numbers) {
+  SBNET_TORCH_CHECK(numbers.size() == kConvLayoutNumbers, "sbnet::", call.op(), ": layout: expected ",
+                    kConvLayoutNumbers, " numbers, got ", numbers.size());
+  const BlocksparseConvShape shape = conv_layout_shape(numbers.data());
+  check(validate(call.op(), shape));
+  return conv_layout_view(shape, call.int32("tables", tables, conv_layout_words(shape)));
+}
+
+// kernel_size, stride, padding, dilation: three numbers each.
+ConvGeometry to_geometry(const char* op, const Ints& v) {
+  SBNET_TORCH_CHECK(v.size() == 12, "sbnet::", op, ": geometry: expected 12 numbers, got ", v.size());
+  ConvGeometry g;
+  for (int d = 0; d < 3; ++d) {
+    g.kernel[d] = to_int32(op, "kernel_size", v[d]);
+    g.stride[d] = to_int32(op, "stride", v[3 + d]);
+    g.padding[d] = to_int32(op, "padding", v[6 + d]);
+    g.dilation[d] = to_int32(op, "dilation", v[9 + d]);
+  }
+  return g;
+}
+
+Tensor vector_of(const Call& call, const char* argument, const Tensor& t, int64_t elements) {
+  call.same_device(argument, t);
+  SBNET_TORCH_CHECK(t.dim() == 1 && t.size(0) == elements, "sbnet::", call.op(), ": ", argument, ": expected [",
+                    elements, "], got ", t.numel(), " elements in ", t.dim(), " dimensions");
+  return t.is_contiguous() ? t : torch::stable::contiguous(t);
+}
+
+// The tables of a layout, on the CPU: see make_conv_layout.
+Tensor blocksparse_conv_tables(Tensor lists, int64_t inputs, int64_t outputs, int64_t taps) {
+  const char* op = "blocksparse_conv_tables";
+  const Call call(op, "lists", lists);
+  check_rank(op, "lists", lists, 1);
+  std::vector<int32_t> words;
+  check(make_conv_layout(call.int32("lists", lists, lists.size(0)), lists.size(0), inputs, outputs, taps, &words));
+  const Tensor tables = empty_int32(lists, {static_cast<int64_t>(words.size())});
+  std::copy(words.begin(), words.end(), static_cast<int32_t*>(tables.data_ptr()));
+  return tables;
+}
+
+struct Filter {
+  Tensor weight;
+  std::optional<Tensor> bias;
+  Tensor tables;
+  Ints layout, geometry, output_size;
+  bool transposed;
+  std::string activation;
+  double activation_param;
+};
+
+// `p.active` is there, if it will be.
+Tensor convolve(const Call& call, const Tensor& x, Filter& f, BlocksparseConvParams& p) {
+  const char* op = call.op();
+  p.x = volume(op, "x", x);
+  p.layout = to_layout(call, f.tables, f.layout);
+  p.geometry = to_geometry(op, f.geometry);
+  p.transposed = f.transposed;
+  f.weight = vector_of(call, "weight", f.weight, p.layout.shape.weights);
+  SBNET_TORCH_CHECK(f.weight.scalar_type() == x.scalar_type(), "sbnet::", op, ": weight: expected ",
+                    dtype_name(p.x.dtype), ", the dtype of x, got ", dtype_name(to_dtype(op, "weight", f.weight)));
+  p.weight = f.weight.const_data_ptr();
+  const int64_t outputs = p.layout.shape.channels[p.to()];
+  if (f.bias) {
+    f.bias = vector_of(call, "bias", *f.bias, outputs);
+    p.bias = f.bias->const_data_ptr();
+    p.bias_dtype = to_dtype(op, "bias", *f.bias);
+  }
+  p.activation = to_activation(op, f.activation);
+  p.activation_param = static_cast<float>(f.activation_param);
+  const Ints& size = f.output_size;
+  SBNET_TORCH_CHECK(size.size() == 3, "sbnet::", op, ": output_size: expected 3 numbers, got ", size.size());
+  for (int64_t s : size)
+    SBNET_TORCH_CHECK(s >= 0 && s <= (1 << 30), "sbnet::", op, ": output_size: expected 0 to 2^30, got ", s);
+  SBNET_TORCH_CHECK(size_product({x.size(0), outputs, size[0], size[1], size[2]}) <= int64_t{1} << 40, "sbnet::", op,
+                    ": output_size: expected at most 2^40 elements, got more");
+  if (p.active.indices) check(check_tiling(op, p.active.grid, size[1], size[2]));
+  const int64_t first[5] = {x.size(0), outputs, size[0], size[1], size[2]};
+  const int64_t last[5] = {x.size(0), size[0], size[1], size[2], outputs};
+  const bool side_by_side = channels_last(x);
+  const torch::headeronly::HeaderOnlyArrayRef<int64_t> shape(side_by_side ? last : first, 5);
+  Tensor y = p.active.indices ? torch::stable::new_zeros(x, shape) : torch::stable::new_empty(x, shape);
+  if (side_by_side)
+    for (int d = 4; d > 1; --d) y = torch::stable::transpose(y, d - 1, d);
+  p.y = volume(op, "out", y);
+  check(validate(p));
+  const Parallel parallel = call.parallel();
+  const Tensor scratch =
+      workspace(x, SBNET_ON_DEVICE(call, sbnet_blocksparse_conv_workspace_bytes_cpu(&p, parallel.threads), int64_t{0}));
+  check(SBNET_ON_DEVICE(call, sbnet_blocksparse_conv_cpu(&p, scratch.data_ptr(), &parallel),
+                        sbnet_blocksparse_conv_cuda(&p, call.stream())));
+  return y;
+}
+
+Tensor blocksparse_conv(Tensor x, Tensor weight, std::optional<Tensor> bias, Tensor tables, Ints layout, Ints geometry,
+                        Ints output_size, bool transposed, std::string activation, double activation_param) {
+  const Call call("blocksparse_conv", "x", x);
+  Filter f = {weight, bias, tables, layout, geometry, output_size, transposed, activation, activation_param};
+  BlocksparseConvParams p = {};
+  return convolve(call, x, f, p);
+}
+
+// Zeros outside the active blocks; x and y are planes.
+Tensor blocksparse_conv_active(Tensor x, Tensor weight, std::optional<Tensor> bias, Tensor tables, Ints layout,
+                               Ints geometry, Ints output_size, Tensor indices, Tensor count, Tensor block_map,
+                               Ints grid, std::string activation, double activation_param) {
+  const Call call("blocksparse_conv_active", "x", x);
+  check_batch(call.op(), block_map, x);
+  BlocksparseConvParams p = {};
+  p.active = to_active(call, indices, count, &block_map, grid, x.size(0));
+  check(check_grid(call.op(), p.active.grid));
+  Filter f = {weight, bias, tables, layout, geometry, output_size, false, activation, activation_param};
+  return convolve(call, x, f, p);
+}
+
+Tensor blocksparse_conv_weight_grad(Tensor x, Tensor dy, Tensor tables, Ints layout, Ints geometry) {
+  const char* op = "blocksparse_conv_weight_grad";
+  const Call call(op, "x", x);
+  call.same_device("dy", dy);
+  BlocksparseConvWeightGradParams p = {};
+  p.x = volume(op, "x", x);
+  p.dy = volume(op, "dy", dy);
+  p.layout = to_layout(call, tables, layout);
+  p.geometry = to_geometry(op, geometry);
+  const Tensor dw = torch::stable::new_empty(x, {&p.layout.shape.weights, 1});
+  p.dw = dw.data_ptr();
+  check(validate(p));
+  const Parallel parallel = call.parallel();
+  const Tensor scratch = workspace(
+      x,
+      SBNET_ON_DEVICE(call, sbnet_blocksparse_conv_weight_grad_workspace_bytes_cpu(&p, parallel.threads), int64_t{0}));
+  check(SBNET_ON_DEVICE(call, sbnet_blocksparse_conv_weight_grad_cpu(&p, scratch.data_ptr(), &parallel),
+                        sbnet_blocksparse_conv_weight_grad_cuda(&p, call.stream())));
+  return dw;
+}
+
+void register_ops(torch::stable::detail::StableLibrary& m) {
+  m.impl("blocksparse_conv", TORCH_BOX(&blocksparse_conv));
+  m.impl("blocksparse_conv_active", TORCH_BOX(&blocksparse_conv_active));
+  m.impl("blocksparse_conv_weight_grad", TORCH_BOX(&blocksparse_conv_weight_grad));
+}
+
+}  // namespace
+}  // namespace sbnet::binding
+
+SBNET_TORCH_IMPL(sbnet::binding::register_ops)
+
+STABLE_TORCH_LIBRARY_IMPL(sbnet, CPU, m) {
+  m.impl("blocksparse_conv_tables", TORCH_BOX(&sbnet::binding::blocksparse_conv_tables));
+}
