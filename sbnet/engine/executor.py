@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sbnet.active import ActiveBlocks, Fringe
 from sbnet.engine.steps import WRITTEN, Context, copy, run
+from sbnet.geometry import Pair, Window
 from sbnet.graph.axes import Axes
 from sbnet.graph.constants import Constants
 from sbnet.graph.functional import whole
@@ -19,9 +20,28 @@ from sbnet.graph.ir import Node, Value
 from sbnet.graph.lists import all_pixels, lists_of
 from sbnet.graph.passes.storage import store
 from sbnet.graph.plan import Plan
-from sbnet.ops import fringe, sparse_fill_
+from sbnet.ops import sparse_fill_
 
 Get = Callable[[Value], Tensor]
+
+
+@dataclass(frozen=True)
+class _Spot:
+    """Where a node writes.
+
+    Attributes:
+        out: what it gives.
+        blocks: index of its list.
+        stale: the plane of a kept tensor, whose pixels of the call before it clears.
+        fringe: index of the fringe that it clears.
+        start: the channel of its root where `out` begins.
+    """
+
+    out: Tensor
+    blocks: int
+    stale: int | None
+    fringe: int | None
+    start: int
 
 
 @dataclass(frozen=True)
@@ -63,13 +83,16 @@ class Executor:
             self.context.pack(self.nodes)
         self.buffers = [torch.zeros(n, dtype=dtype, device=self.device) for dtype, n in self.storage.buffers]
         self.tensors = {value: self._part(value) for value in self.storage.place}
+        self._spots = {node: self._spot(node) for node in self.nodes if node.output in self.storage.place}
         self.shape = next(v.shape for v in plan.graph.inputs if v is not None)
         empty = torch.zeros(self.shape[0], *self.shape[2:], dtype=torch.bool, device=self.device)
         self.active, _ = self.lists(empty)
         kept = sorted({r.plane for r in self.storage.roots if r.kept}) if plan.mode == "masked" else []
         self.previous = {p: self.active[p] for p in kept}
+        self._same = {p: _same_pixels(self.active[p], plan.planes[p][:2]) for p in kept}
         self.whole_frame = plan.mode == "cached"
         self._kept = [self.buffers[k] for k in sorted({r.buffer for r in self.storage.roots if r.kept})]
+        self._counted = [buffer for buffer in self._kept if not buffer.is_inference()]
         self._written = self._writes()
         self._wait = {self.nodes[at] for root in self.storage.roots if root.kept for at in root.writers}
         cuda = self.device.type == "cuda" and bool(self.previous)
@@ -83,12 +106,18 @@ class Executor:
         found = self.buffers[root.buffer][: n * c * h * w].view(n, h, w, c).permute(0, 3, 1, 2)
         return found[:, start : start + value.shape[1]]
 
+    def _spot(self, node: Node) -> _Spot:
+        root, start = self.storage.place[node.output]
+        stale = root.plane if root.kept else None
+        return _Spot(self.tensors[node.output], self.lists.of(node.output), stale, root.fringe, start)
+
     def refresh(self) -> None:
         """Takes parameters as they are now."""
         self.context.constants.refresh()
         self.repack()
 
     def repack(self) -> None:
+        self.context.bound.clear()
         if self.device.type == "cpu":
             self.context.pack(self.nodes)
 
@@ -126,7 +155,8 @@ class Executor:
     def _stale(self, lists: Lists, remember: bool = True) -> None:
         """Adds what kept tensors hold of the call before and this one does not write."""
         for plane, old in self.previous.items():
-            lists.stale[plane] = fringe(lists.active[plane], old, self.plan.planes[plane][:2], 1)
+            found = torch.ops.sbnet.fringe(lists.active[plane].block_map, old.block_map, *self._same[plane])
+            lists.stale[plane] = Fringe(*found)
             if remember:
                 old.block_map.copy_(lists.active[plane].block_map)
 
@@ -153,31 +183,29 @@ class Executor:
             self.step(node, env, get, lists)
         if aside is not None:
             torch.cuda.current_stream(self.device).wait_stream(aside)
+        torch.autograd.graph.increment_version(self._counted)  # ops do so; what steps call does not
         self._written = self._writes()
         return [get(v) if isinstance(v, Value) else v for v in outputs]
 
     def step(self, node: Node, env: dict[Value, Any], get: Get, lists: Lists) -> None:
         """Runs one node."""
-        spot = self.storage.place.get(node.output)
-        if node.kind == "slice":
-            if spot is None:
-                start = node.options["start"]
-                env[node.output] = get(node.args[0])[:, start : start + node.output.shape[1]]
-            return
-        if spot is None:
+        spot = self._spots.get(node)
+        if spot is None and node.kind == "slice":
+            start = node.options["start"]
+            env[node.output] = get(node.args[0])[:, start : start + node.output.shape[1]]
+        elif spot is None:
             self._dense(node, env, get, lists.active)
-            return
-        root = spot[0]
-        clear = (
-            lists.stale.get(root.plane) if root.kept else None if root.fringe is None else lists.fringes[root.fringe]
-        )
-        blocks = lists.active[self.lists.of(node.output)]
-        if node.kind == "cat":
+        elif node.kind != "slice":
+            clear = None if spot.fringe is None else lists.fringes[spot.fringe]
+            if spot.stale is not None:
+                clear = lists.stale.get(spot.stale)
+            blocks = lists.active[spot.blocks]
+            if node.kind != "cat":
+                run(node, get, spot.out, blocks, clear, self.context)
+                return
             for value, start in self.storage.copies[node]:
-                target, base = self.tensors[node.output], start - spot[1]
-                copy(get(value), target[:, base : base + value.shape[1]], blocks, clear)
-            return
-        run(node, get, self.tensors[node.output], blocks, clear, self.context)
+                base = start - spot.start
+                copy(get(value), spot.out[:, base : base + value.shape[1]], blocks, clear)
 
     def inspect(self) -> None:
         """A result that the caller wrote into, as PyTorch counts, is not taken for clean."""
@@ -185,7 +213,7 @@ class Executor:
             self.forget()
 
     def _writes(self) -> list[int]:
-        return [0 if buffer.is_inference() else buffer._version for buffer in self._kept]
+        return [buffer._version for buffer in self._counted]
 
     def _dense(self, node: Node, env: dict[Value, Any], get: Get, active: Sequence[ActiveBlocks]) -> None:
         """An op of PyTorch on whole tensors; what it gives is masked."""
@@ -211,6 +239,12 @@ class Executor:
         assert value.axes is not None
         assert value.axes.size is not None
         return old.copy_(torch.where(value.axes.arrange(active.pixel_mask(value.axes.size)), tensor, old))
+
+
+def _same_pixels(active: ActiveBlocks, size: Pair) -> list[Any]:
+    """What the op `fringe` takes beside two lists of one plane, for those pixels of one that are not of the other."""
+    grid = active.grid.numbers()
+    return [list(size), grid, list(size), grid, Window.conv(1).numbers(), active.batch * size[0] * size[1]]
 
 
 def masked(x: Tensor, axes: Axes, active: ActiveBlocks) -> Tensor:

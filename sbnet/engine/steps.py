@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +17,6 @@ from sbnet.ops import (
     pack_conv_weight,
     sparse_avg_pool2d_,
     sparse_bottleneck2d_,
-    sparse_conv2d_,
     sparse_conv_transpose2d_,
     sparse_fill_,
     sparse_gather,
@@ -26,11 +26,23 @@ from sbnet.ops import (
     sparse_resize2d_,
     sparse_scatter_,
 )
+from sbnet.ops.common import check_active
+from sbnet.ops.masked.conv import activation_name
+from sbnet.ops.masked.layer import pairs
 from sbnet.ops.masked.pointwise import run_program
 
 # Kinds that write into memory they are given.
 WRITTEN = {"conv", "bottleneck", "conv_transpose", "pointwise", "max_pool", "avg_pool", "resize", "rearrange", "pixel"}
 PLANNED = WRITTEN | {"cat", "slice"}  # and those that only say where something lies
+
+
+class Bound(NamedTuple):
+    """What sparse_conv2d_ takes beside tensors of the call: weight, bias, geometry and activation, packed weight."""
+
+    weight: Tensor
+    bias: Tensor | None
+    options: list[Any]
+    packed: Tensor | None
 
 
 @dataclass
@@ -42,18 +54,32 @@ class Context:
         packed: weights as the CPU's kernels read them, by node.
         allow_tf32: float32 on CUDA may use tf32 tensor cores.
         keep: what is not active stays as it is (the cached contract).
+        bound: what ops take of a convolution that does not change from call to call, by node.
     """
 
     constants: Constants
     packed: dict[Node, Tensor]
     allow_tf32: bool = False
     keep: bool = False
+    bound: dict[Node, Bound] = field(default_factory=dict)
 
     def pack(self, nodes: list[Node]) -> None:
         """Packs the weights of convolutions anew."""
         for node in nodes:
             if node.kind in ("conv", "pointwise") and not self.unseen(node):
                 self.packed[node] = pack_conv_weight(self.weight(node), node.options["groups"])
+
+    def conv(self, node: Node) -> Bound:
+        found = self.bound.get(node)
+        if found is None:
+            o, op = node.options, "sparse_conv2d_"
+            geometry = pairs(op, stride=o["stride"], padding=o["padding"], dilation=o["dilation"])
+            activation = activation_name(op, o.get("activation")), float(o.get("negative_slope", 0.01))
+            options = [*geometry, o["groups"], *activation, self.allow_tf32]
+            found = Bound(self.weight(node), self.bias(node), options, self.packed.get(node))
+            if not self.unseen(node):
+                self.bound[node] = found
+        return found
 
     def unseen(self, node: Node) -> bool:
         """Is its weight a tensor of which PyTorch counts no writes? Then kernels read it as it is."""
@@ -77,14 +103,15 @@ def run(node: Node, get: Get, out: Tensor, active: ActiveBlocks, clear: Fringe |
 
 
 def _conv(node: Node, get: Get, out: Tensor, active: ActiveBlocks, clear: Fringe | None, context: Context) -> None:
-    o = node.options
+    """sparse_conv2d_ without what its wrapper finds again at each call: shapes and options are the plan's, and the
+    executor records no gradient."""
+    check_active("sparse_conv2d_", active)
+    weight, bias, options, packed = context.conv(node)
     residual = node.params.get("residual")
-    sparse_conv2d_(
-        get(node.args[0]), context.weight(node), context.bias(node), active, out,
-        stride=o["stride"], padding=o["padding"], dilation=o["dilation"], groups=o["groups"],
-        activation=o.get("activation"), negative_slope=o.get("negative_slope", 0.01),
-        residual=None if residual is None else get(residual), fringe=clear, allow_tf32=context.allow_tf32,
-        packed=context.packed.get(node),
+    edge = (None, None) if clear is None else (clear.pixels, clear.count)
+    torch.ops.sbnet.sparse_conv2d_.default(
+        get(node.args[0]), weight, bias, None if residual is None else get(residual), active.indices, active.count,
+        active.grid.numbers(), *options, out, *edge, packed,
     )  # fmt: skip
 
 

@@ -12,21 +12,22 @@ from sbnet.graph.ir import Value
 from sbnet.graph.passes.demand import demands, pixels
 from sbnet.graph.passes.storage import Storage
 from sbnet.graph.plan import Plan
-from sbnet.ops import mask_pyramid, reduce_mask
+from sbnet.ops import reduce_mask
+from sbnet.ops.lists.pyramid import PyramidRequest
 
 
 class PlaneLists:
     """Of the masked and cached contracts: all tensors of one size share one list."""
 
     def __init__(self, plan: Plan, storage: Storage) -> None:
-        self.plan, self.fringes = plan, storage.fringes
+        self.plan, self.request = plan, PyramidRequest.of(plan.planes, storage.fringes)
 
     def of(self, value: Value) -> int:
         """Which list is a value's."""
         return self.plan.plane(value)
 
     def __call__(self, mask: Tensor) -> tuple[tuple[ActiveBlocks, ...], Sequence[Fringe]]:
-        made = mask_pyramid(mask, self.plan.planes, fringes=self.fringes)
+        made = self.request.run(mask)
         return made.planes, made.fringes
 
 

@@ -23,7 +23,7 @@ torch.manual_seed(0)
 for dtype, (c, k, r, s, g) in itertools.product(
     [torch.float32, torch.float16, torch.bfloat16],
     [(16, 16, 3, 1, 1), (64, 40, 3, 1, 1), (17, 33, 3, 2, 1), (3, 5, 5, 1, 1), (64, 64, 1, 1, 1), (1, 1, 3, 1, 1),
-     (24, 24, 3, 1, 24), (9, 18, 5, 2, 9), (12, 20, 3, 1, 4)]):
+     (24, 24, 3, 1, 24), (96, 96, 3, 2, 96), (9, 18, 5, 2, 9), (12, 20, 3, 1, 4)]):
     for activation in ("relu", "silu", "gelu"):
         t.check("cpu", dtype=dtype, channels=c, filters=k, kernel=r, stride=s, groups=g, padding=r // 2,
                 activation=activation, residual="channel_slice", layout="channel_slice")
@@ -82,14 +82,25 @@ print("done")
     assert result.stdout.strip() == "done"
 
 
+@pytest.mark.parametrize("channels", [32, 80, 192])
+def test_depthwise_without_patches(channels):
+    """Whole vectors of channels are read where they lie, but for taps outside: planes that are all border, too."""
+    case = {"channels": channels, "filters": channels, "groups": channels}
+    for size, block in (((20, 33), 16), ((9, 5), 4), ((3, 2), 8)):
+        for kernel, stride, dilation, padding in (
+            (3, 1, 1, 1), (3, 2, 1, 1), (5, 1, 1, 2), (5, 2, 2, 4), ((1, 8), 1, 1, (0, 6)), (1, 1, 1, 0), (2, 3, 1, 1),
+        ):  # fmt: skip
+            geometry = {"kernel": kernel, "stride": stride, "dilation": dilation, "padding": padding}
+            check("cpu", **case, **geometry, size=size, block=block, activation="relu6", residual="channels_last")
+    check("cpu", **case, padding=1, layout="channel_slice", out_layout="channel_slice", residual="channel_slice")
+
+
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_same_bits_with_any_number_of_cpu_threads(threads):
     before = torch.get_num_threads()
     try:
-        for channels, groups in ((24, 1), (24, 24), (3, 1)):
-            x, weight, bias, active, options = make(
-                "cpu", channels=channels, filters=24 if channels == 24 else 5, groups=groups
-            )
+        for channels, filters, groups in ((24, 24, 1), (24, 24, 24), (80, 80, 80), (3, 5, 1)):
+            x, weight, bias, active, options = make("cpu", channels=channels, filters=filters, groups=groups)
             torch.set_num_threads(2)
             want = sparse_conv2d(x, weight, bias, active, **options)
             torch.set_num_threads(threads)

@@ -10,6 +10,22 @@
 namespace sbnet {
 namespace {
 
+// out |= row > tol, of bytes that follow each other: compared as bytes, sixteen at a time.
+void mark_above(const uint8_t* row, int64_t width, double tol, uint8_t* out) {
+  const float least = static_cast<float>(tol);
+  if (!(least < 255.f)) return;
+  if (least < 0.f) {
+    std::memset(out, 1, static_cast<size_t>(width));
+    return;
+  }
+  const uint8_t limit = static_cast<uint8_t>(least);
+  for (int64_t x = 0; x < width; ++x) out[x] |= row[x] > limit;
+}
+template <class T>
+void mark_above(const T* row, int64_t width, double tol, uint8_t* out) {
+  for (int64_t x = 0; x < width; ++x) out[x] |= above(row[x], tol);
+}
+
 template <class T>
 void reduce_strips(const PyramidParams& p, int strip, uint8_t* bytes, const Parallel& parallel) {
   const int64_t width = p.size[2], strips = (p.size[1] + strip - 1) / strip;
@@ -21,7 +37,7 @@ void reduce_strips(const PyramidParams& p, int strip, uint8_t* bytes, const Para
       for (int64_t y = y0; y < y1; ++y) {
         const T* row = static_cast<const T*>(p.mask) + s / strips * p.stride[0] + y * p.stride[1];
         if (p.stride[2] == 1)
-          for (int64_t x = 0; x < width; ++x) out[x] |= above(row[x], p.tol);
+          mark_above(row, width, p.tol, out);
         else
           for (int64_t x = 0; x < width; ++x) out[x] |= above(row[x * p.stride[2]], p.tol);
       }

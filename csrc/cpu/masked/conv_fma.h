@@ -182,6 +182,7 @@ static void run_slice(const ConvPlan& plan, const ConvJob& job, const Slice& sli
 }  // namespace SBNET_ISA
 }  // namespace sbnet
 
+#include "cpu/masked/conv_depthwise.h"
 #include "cpu/masked/conv_winograd.h"
 
 namespace sbnet {
@@ -191,6 +192,8 @@ template <class T>
 static void run_either(const ConvPlan& plan, const ConvJob& job) {
   if (plan.by_winograd)
     run_winograd<T>(plan, job);
+  else if (runs_straight(plan, job.first_panel))
+    run_straight(plan, job);
   else
     run<T>(plan, job);
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -42,23 +43,40 @@ def mask_pyramid(
 
     >>> pyramid = mask_pyramid(mask, [(200, 352, 16), (100, 176, 16)], fringes=[(0, [(1, 3, 2, 1), (1, 1, 2)])])
     """
-    op = "mask_pyramid"
-    mask = mask_planes(op, mask)
-    numbers: list[int] = []
-    grids = []
-    for k, plane in enumerate(_items(op, "planes", planes)):
-        if len(_items(op, f"planes[{k}]", plane)) != 3:
-            raise ValueError(f"sbnet::{op}: planes[{k}]: {plane}; (height, width, block size) is wanted")
-        size = to_pair(tuple(plane[:2]), f"{op}: planes[{k}]")
-        grids.append(BlockGrid.cover(size, to_pair(plane[2], f"{op}: planes[{k}]: block size")))
-        numbers += [*size, *grids[-1].bsize]
-    wanted = []
-    for k, request in enumerate(_items(op, "fringes", fringes)):
-        wanted += _fringe_numbers(f"{op}: fringes[{k}]", request, len(grids))
-    lists = torch.ops.sbnet.mask_pyramid(mask, numbers, tol, wanted)
-    left = iter(lists)
-    actives = tuple(ActiveBlocks(next(left), next(left), next(left), next(left), grid) for grid in grids)
-    return MaskPyramid(actives, tuple(Fringe(pixels, next(left)) for pixels in left))
+    return PyramidRequest.of(planes, fringes).run(mask, tol)
+
+
+@dataclass(frozen=True)
+class PyramidRequest:
+    """Planes and fringes of a `mask_pyramid`, checked once for many masks."""
+
+    grids: tuple[BlockGrid, ...]
+    planes: list[int]
+    fringes: list[int]
+
+    @staticmethod
+    def of(planes: Sequence[Plane], fringes: Sequence[tuple[int, Sequence[Consumer]]] = ()) -> PyramidRequest:
+        """Arguments as for `mask_pyramid`."""
+        op = "mask_pyramid"
+        numbers: list[int] = []
+        grids = []
+        for k, plane in enumerate(_items(op, "planes", planes)):
+            if len(_items(op, f"planes[{k}]", plane)) != 3:
+                raise ValueError(f"sbnet::{op}: planes[{k}]: {plane}; (height, width, block size) is wanted")
+            size = to_pair(tuple(plane[:2]), f"{op}: planes[{k}]")
+            grids.append(BlockGrid.cover(size, to_pair(plane[2], f"{op}: planes[{k}]: block size")))
+            numbers += [*size, *grids[-1].bsize]
+        wanted = []
+        for k, request in enumerate(_items(op, "fringes", fringes)):
+            wanted += _fringe_numbers(f"{op}: fringes[{k}]", request, len(grids))
+        return PyramidRequest(tuple(grids), numbers, wanted)
+
+    def run(self, mask: Tensor, tol: float = 0.5) -> MaskPyramid:
+        """The lists of one mask."""
+        lists = torch.ops.sbnet.mask_pyramid(mask_planes("mask_pyramid", mask), self.planes, tol, self.fringes)
+        left = iter(lists)
+        actives = tuple(ActiveBlocks(next(left), next(left), next(left), next(left), grid) for grid in self.grids)
+        return MaskPyramid(actives, tuple(Fringe(pixels, next(left)) for pixels in left))
 
 
 def _items(op: str, name: str, value: Any) -> Sequence[Any]:

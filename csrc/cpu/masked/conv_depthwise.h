@@ -1,0 +1,134 @@
+// Depthwise convolutions of packed float32 feature maps, straight from x: a patch would be read but once. Some
+// neighbours of a row at a time, sums in registers; where padding is read, pixel by pixel over the taps that lie
+// inside. The order in which taps are summed is that of the other way, and does not depend on the tile. Included once
+// by conv_fma.h.
+#pragma once
+
+namespace sbnet {
+namespace SBNET_ISA {
+
+// Can a panel run so?
+static bool runs_straight(const ConvPlan& plan, int64_t panel) {
+  const Conv2dParams& p = plan.p;
+  const int64_t channels = smaller(plan.width_of_panel(panel), plan.group_out - panel * kPanelWidth);
+  return plan.depthwise && channels % kLanes == 0 && p.x.dtype == DType::kF32 && plan.weight.size[0] == p.groups &&
+         p.x.stride[1] == 1 && p.y.stride[1] == 1 && (!p.residual.data || p.residual.stride[1] == 1) &&
+         plan.weight.size[2] <= kMaxAxisTaps && plan.weight.size[3] <= kMaxAxisTaps;
+}
+
+// Some channels of the taps [first, first + count) that outputs of a row read.
+struct Straight {
+  int64_t first, count;
+  int64_t step;  // elements between neighbouring outputs' inputs
+  const int64_t* offset;
+  const float* weights;
+  int64_t weight_step;  // from tap to tap
+};
+
+// Sums of P neighbours and V vectors, [P][V * kLanes].
+template <int V, int P>
+static __attribute__((noinline)) void sum_straight(const float* x, const Straight& s, float* sums) {
+  Vec sum[P][V];
+  SBNET_UNROLL for (int i = 0; i < P; ++i) SBNET_UNROLL for (int v = 0; v < V; ++v) sum[i][v] = Vec{};
+  const float* w = s.weights + s.first * s.weight_step;
+  for (int64_t t = s.first; t < s.first + s.count; ++t, w += s.weight_step) {
+    const float* from = x + s.offset[t];
+    SBNET_UNROLL for (int v = 0; v < V; ++v) {
+      const Vec weight = load(w + v * kLanes);
+      SBNET_UNROLL for (int i = 0; i < P; ++i) sum[i][v] += load(from + i * s.step + v * kLanes) * weight;
+    }
+  }
+  SBNET_UNROLL for (int i = 0; i < P; ++i) SBNET_UNROLL for (int v = 0; v < V; ++v)
+      store(sums + (i * V + v) * kLanes, sum[i][v]);
+}
+
+using SumStraight = void (*)(const float*, const Straight&, float*);
+
+template <int P>
+static SumStraight sum_straight_of(int64_t vectors) {
+  constexpr int kThree = kVectors < 3 ? kVectors : 3;
+  return vectors == 1   ? sum_straight<1, P>
+         : vectors == 2 ? sum_straight<2, P>
+         : vectors == 3 ? sum_straight<kThree, P>
+                        : sum_straight<kVectors, P>;
+}
+
+constexpr int kNeighbours = 4;
+
+// The taps s that lie inside for an output whose first tap reads `at`: [first, first + count).
+SBNET_INLINE void inside(int64_t at, int64_t dilation, int64_t taps, int64_t side, int64_t* first, int64_t* count) {
+  int64_t begin = 0, end = taps;
+  while (begin < end && at + begin * dilation < 0) ++begin;
+  while (end > begin && at + (end - 1) * dilation >= side) --end;
+  *first = begin;
+  *count = end - begin;
+}
+
+// `width` channels from `k0` on, in whole vectors, of all pixels of a rect.
+static void run_rect_straight(const ConvPlan& plan, const ConvRect& rect, int64_t k0, int64_t width, Straight s,
+                              const float* bias) {
+  const Conv2dParams& p = plan.p;
+  const int64_t R = plan.weight.size[2], S = plan.weight.size[3], vectors = width / kLanes;
+  const SumStraight many = sum_straight_of<kNeighbours>(vectors), one = sum_straight_of<1>(vectors);
+  s.step = p.stride[1] * p.x.stride[3];
+  alignas(64) float sums[kNeighbours * kPanelWidth];
+  for (int64_t r = rect.row; r < rect.row + rect.height; ++r) {
+    const int64_t top = r * p.stride[0] - p.padding[0];
+    int64_t row_first, rows;
+    inside(top, p.dilation[0], R, p.x.size[2], &row_first, &rows);
+    const float* from = static_cast<const float*>(p.x.data) + rect.n * p.x.stride[0] + top * p.x.stride[2] + k0;
+    float* to = static_cast<float*>(p.y.data) + rect.n * p.y.stride[0] + r * p.y.stride[2] + k0;
+    const float* add = p.residual.data ? static_cast<const float*>(p.residual.data) + rect.n * p.residual.stride[0] +
+                                             r * p.residual.stride[2] + k0
+                                       : nullptr;
+    for (int64_t c = rect.column, end = rect.column + rect.width; c < end;) {
+      const int64_t left = c * p.stride[1] - p.padding[1];
+      const int64_t last = left + (kNeighbours - 1) * p.stride[1] + (S - 1) * p.dilation[1];
+      int64_t pixels = kNeighbours;
+      s.first = row_first * S;
+      s.count = rows * S;
+      if (c + kNeighbours <= end && left >= 0 && last < p.x.size[3]) {
+        many(from + left * p.x.stride[3], s, sums);
+      } else {
+        pixels = 1;
+        int64_t first, count;
+        inside(left, p.dilation[1], S, p.x.size[3], &first, &count);
+        if (count == S) {
+          one(from + left * p.x.stride[3], s, sums);
+        } else {
+          alignas(64) float part[kPanelWidth];
+          __builtin_memset(sums, 0, static_cast<size_t>(width) * 4);
+          for (int64_t row = row_first; row < row_first + rows; ++row) {
+            s.first = row * S + first;
+            s.count = count;
+            one(from + left * p.x.stride[3], s, part);
+            for (int64_t k = 0; k < width; k += kLanes) store(sums + k, load(sums + k) + load(part + k));
+          }
+        }
+      }
+      for (int64_t i = 0; i < pixels; ++i, ++c)
+        for (int64_t k = 0; k < width; k += kLanes) {
+          Vec v = load(sums + i * width + k) + load(bias + k);
+          if (add) v += load(add + c * p.residual.stride[3] + k);
+          store(to + c * p.y.stride[3] + k, activate(p.activation, p.activation_param, v));
+        }
+    }
+  }
+}
+
+static void run_straight(const ConvPlan& plan, const ConvJob& job) {
+  const Conv2dParams& p = plan.p;
+  const int64_t k0 = job.first_panel * kPanelWidth, S = plan.weight.size[3];
+  const int64_t width = plan.width_of_panel(job.first_panel);
+  int64_t offset[kMaxAxisTaps * kMaxAxisTaps];
+  for (int64_t t = 0; t < plan.taps(); ++t)
+    offset[t] = t / S * p.dilation[0] * p.x.stride[2] + t % S * p.dilation[1] * p.x.stride[3];
+  alignas(64) float bias[kPanelWidth];
+  load_bias<float>(p, k0, width, bias);
+  const float* weights = static_cast<const float*>(job.weights) + plan.panel_offset(0, job.first_panel);
+  const Straight s = {0, 0, 0, offset, weights, width};
+  for (int64_t q = 0; q < job.rect_count; ++q) run_rect_straight(plan, job.rects[q], k0, width, s, bias);
+}
+
+}  // namespace SBNET_ISA
+}  // namespace sbnet
