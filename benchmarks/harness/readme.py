@@ -28,7 +28,7 @@ def parts(sessions: Iterable[Session]) -> dict[str, str]:
     sessions = list(sessions)
     cpus = [s for s in sessions if "threads" in s.environment]
     gpus = [s for s in sessions if "threads" not in s.environment]
-    return {"cpu": "\n".join(map(cpu_table, cpus)), "gpu": gpu_table(gpus)}
+    return {"cpu": "\n".join(table for table in map(cpu_table, cpus) if table), "gpu": gpu_table(gpus)}
 
 
 def baseline(rows: list[Row]) -> tuple[str, float]:
@@ -44,6 +44,7 @@ def baseline(rows: list[Row]) -> tuple[str, float]:
 
 
 def cpu_table(session: Session) -> str:
+    """Nothing of a file that holds other rows only."""
     e = session.environment
     head, columns, said = ["active blocks"], [], []
     for network, title in NETWORKS.items():
@@ -55,6 +56,8 @@ def cpu_table(session: Session) -> str:
         head += [title, "x dense"]
         said.append(f"{title} {cell(dense / 1e3)} ms ({form})")
         columns.append({density: (us / 1e3, dense / us) for density, us in masked.items()})
+    if not columns:
+        return ""
     lines = []
     for density in sorted({d for column in columns for d in column}):
         line = [f"{density:.0%}"]

@@ -100,6 +100,8 @@ class Timer:
         repeat = max(1, min(self.repeat, round(0.005 / max(once, 1e-7))))  # rounds of 5 ms at most
 
         def timed() -> float:
+            if not self.cold:
+                run()  # evicts what the side before left in the caches, and wakes its own threads
             if self.cuda:
                 torch.cuda.synchronize()
             total = 0.0
