@@ -50,3 +50,25 @@ def block_reduced_full_dw(
         blocks = split_blocks(left[:, c : c + step].t() @ right, size).float()
         parts.append(blocks.abs().amax((2, 3)) if norm == "max" else blocks.square().sum((2, 3)).sqrt())
     return torch.cat(parts)
+
+
+def blocksparse_norm(weight: Tensor, norm: str = "max") -> Tensor:
+    """[blocks] float32: the largest magnitude ("max") or the Frobenius norm ("l2") of every block [blocks, bs, bs]."""
+    if norm not in ("max", "l2"):
+        raise ValueError(f"blocksparse_norm: norm: expected 'max' or 'l2', got {norm!r}")
+    wide = weight.float()
+    return wide.abs().amax((1, 2)) if norm == "max" else wide.square().sum((1, 2)).sqrt()
+
+
+def blocksparse_l2_decay(
+    weight: Tensor, gate: Tensor | None = None, rate: float = 0.05, epsilon: float = 1e-12
+) -> Tensor:
+    """Group lasso: every block [blocks, bs, bs] shortened by `rate`, to zero at most; those of gate 0 stay.
+
+    weight max(0, 1 - rate / sqrt(max(sum of squares, epsilon))), the proximal step of rate times the sum of norms.
+    """
+    squares = weight.float().square().sum((1, 2)).clamp(min=epsilon)
+    scale = (1 - rate * squares.rsqrt()).clamp(min=0)
+    if gate is not None:
+        scale = torch.where(gate.to(scale.device) != 0, scale, torch.ones_like(scale))
+    return (weight * scale[:, None, None]).to(weight.dtype)

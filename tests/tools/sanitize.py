@@ -366,11 +366,31 @@ def weights(device: str) -> None:
         assert float((got.float() - want).norm() / want.norm()) < 2e-2, ("conv1x1", size, dtype)
 
 
+def blockconv(device: str) -> None:
+    """Block-sparse convolutions of one to three axes, their transposes and gradients, and those on active blocks."""
+    blocks = [((0, 5, 3), (1, 0)), ((1, 2, 3, 4), (2, 1, 4)), ((4,), (3,))]
+    for kernel, dtype in itertools.product(((3,), (3, 2), (1, 3, 2)), (torch.float16, torch.bfloat16, torch.float32)):
+        layout = sbnet.ConvLayout(blocks, kernel)
+        x = torch.randn(2, 6, *(7, 6, 9)[: len(kernel)], device=device).to(dtype).requires_grad_()
+        weight = torch.randn(layout.weights, device=device).to(dtype).requires_grad_()
+        got = sbnet.blocksparse_conv(x, weight, layout, stride=2)
+        wide = [t.detach().cpu().double().requires_grad_() for t in (x, weight)]
+        want = reference.blocksparse_conv(*wide, layout, stride=2)
+        grads = torch.autograd.grad(got, (x, weight), torch.ones_like(got))
+        exact = torch.autograd.grad(want, wide, torch.ones_like(want))
+        for mine, theirs in zip((got, *grads), (want, *exact), strict=True):
+            error = float((mine.detach().cpu() - theirs).detach().norm() / theirs.detach().norm())
+            assert error < 2e-2, (kernel, dtype, error)
+        if len(kernel) == 2:
+            active = some_active((2, 7, 7), BlockGrid.cover((7, 7), 4), 0.5, device)
+            sbnet.sparse_conv2d(x.detach(), weight.detach(), None, active, layout=layout, padding=(1, 1))
+
+
 def main() -> None:
     lists = (reduce_mask, copies, fringe_and_fill, motion, pyramid)
     plain = (*lists, pool, conv_transpose, resize, rearrange, pointwise, bottleneck)
     tiles = (whole_tiles, conv1x1_wide, conv1x1_of_all_blocks, conv1x1_split, conv3x3_stride2_of_many_tiles)
-    families = {f.__name__: f for f in (*plain, attention, weights, *tiles)}
+    families = {f.__name__: f for f in (*plain, attention, weights, blockconv, *tiles)}
     families |= {name: functools.partial(conv, name) for name in CONVS}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
