@@ -73,6 +73,21 @@ def _pipeline(path: str | None, output: list[Path] | None, network: str, margin:
         raise CommandError(summary.fault)
 
 
+def _films(
+    path: str | None, output: list[Path] | None, network: str, margin: str | None, workers: int | None, device: Device,
+    **options: Any,
+) -> None:  # fmt: skip
+    from sbnet.apps.pipeline import command
+
+    if path is None or not output or len(output) != 1:
+        raise typer.BadParameter("--distributed wants a folder or glob of films, and one folder as --output")
+    wide = int(margin) if margin is not None and margin.isdecimal() else margin
+    chosen = {k: v for k, v in {**options, "margin": wide}.items() if v is not None}
+    found = command.run_films(path, network, output[0], console, workers=workers, device=device.value, **chosen)
+    if found.broken:
+        raise CommandError(f"{len(found.broken)} films could not be run")
+
+
 @app.command()
 def run(
     path: Annotated[
@@ -125,6 +140,17 @@ def run(
     skip_broken: Annotated[
         bool, typer.Option("--skip-broken", help="With --network: go on after frames that cannot be read.")
     ] = False,
+    distributed: Annotated[
+        bool,
+        typer.Option(
+            "--distributed",
+            help="With --network: SOURCE is a folder or glob of films, --output a folder; Ray (extra distributed) "
+            "spreads them over GPUs or CPU workers. Finished films are skipped when it is called again.",
+        ),
+    ] = False,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="With --distributed.", show_default="one a GPU, or of two cores")
+    ] = None,
     frames: Annotated[int | None, typer.Option(min=1, help="Stop after this many frames.")] = None,
     size: Annotated[
         str | None, typer.Option(metavar="HEIGHTxWIDTH", help="Scale frames first, e.g. 400x704.", show_default="as is")
@@ -149,6 +175,16 @@ def run(
     if the film ended early.
     """
     plane = None if size is None else _size(size)
+    if distributed and network is not None:
+        if report is not None:
+            raise typer.BadParameter("--report is of one film; --distributed writes one line a film")
+        with _one_line_errors():
+            _films(
+                path, output, network, margin, workers, device, mask=mask, mode=mode and mode.value, size=plane,
+                block=block, dtype=None if dtype is Dtype.auto else getattr(torch, dtype.value), limit=frames,
+                skip_broken=skip_broken, compare=compare, view=view.value,
+            )  # fmt: skip
+        return
     if network is not None:
         with _one_line_errors():
             _pipeline(
@@ -157,8 +193,10 @@ def run(
                 limit=frames, skip_broken=skip_broken, compare=compare, view=view.value, report=report,
             )  # fmt: skip
         return
-    if mask or mode or margin or skip_broken or report or (output and len(output) > 1):
-        raise typer.BadParameter("--mask, --mode, --margin, --report, --skip-broken and several outputs want --network")
+    if mask or mode or margin or skip_broken or report or distributed or (output and len(output) > 1):
+        raise typer.BadParameter(
+            "--mask, --mode, --margin, --report, --skip-broken, --distributed and several outputs want --network"
+        )
     with _one_line_errors():
         chosen = _pick_device(device)
         film = video.demo_clip() if path is None else Path(path)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from sbnet.apps.pipeline import PipelineError, run_large
-from sbnet.apps.pipeline.large_files import KEPT, LargeTiff
+from sbnet.apps.pipeline.large_files import KEPT, LargeTiff, open_large
 from sbnet.models import SRVGG, UNet
 
 HEIGHT, WIDTH = 150, 118
@@ -133,3 +133,27 @@ def test_what_cannot_be_tiled_is_said(change, message):
     order = {"picture": picture(), "mask": np.ones((1, 1), bool), "network": nn.Conv2d(3, 2, 1), "device": "cpu"}
     with pytest.raises(PipelineError, match=message):
         run_large(**(order | change))
+
+
+@pytest.mark.parametrize(
+    ("reader", "package", "name"), [("LargeSlide", "openslide", "a.svs"), ("LargeRaster", "rasterio", "a.gtiff")]
+)
+def test_slides_and_rasters_leave_no_seam(reader, package, name, tmp_path):
+    """Read through their packages by windows: what the whole picture gives."""
+    tifffile = pytest.importorskip("tifffile", reason="needs the extra large (tifffile)")
+    pytest.importorskip(package)
+    pixels = picture()
+    tifffile.imwrite(tmp_path / name, pixels, tile=(32, 32), photometric="rgb", compression=None)
+    opened = open_large(tmp_path / name)
+    assert type(opened).__name__ == reader
+    assert tuple(opened.shape) == pixels.shape
+    assert opened.dtype == np.uint8
+    assert np.array_equal(opened[5:40, 30:77], pixels[5:40, 30:77])
+    opened.close()
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 5, padding=2)).eval()
+    done = run_large(tmp_path / name, "all", net, tile=32, device="cpu")
+    np.testing.assert_allclose(done.output, whole(net, pixels), atol=1e-5)
+    assert done.tiles > 1
+    (tmp_path / f"bad{name[1:]}").write_bytes(b"nothing")
+    with pytest.raises(PipelineError, match="cannot be read"):
+        open_large(tmp_path / f"bad{name[1:]}")

@@ -1,8 +1,12 @@
 """The page of a run: whole in itself, and of what was run."""
 
 import base64
+import html
 import io
+import json
 import re
+import shutil
+import subprocess
 from html.parser import HTMLParser
 
 import numpy as np
@@ -74,3 +78,48 @@ def test_a_page_that_cannot_be_written(tmp_path):
     network = nn.Conv2d(3, 3, 1).eval()
     with pytest.raises(PipelineError, match="cannot be written"):
         Pipeline(frames, "all", network, device="cpu", compare=0, report=tmp_path / "file" / "r.html").run()
+
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+USER = """<script>
+bar.value = 25; bar.dispatchEvent(new Event("input"));
+const box = document.getElementById("blocks"); box.checked = true; box.dispatchEvent(new Event("change"));
+const found = [over, plain, marked].map(image => image.complete && image.naturalWidth);
+const lines = [...document.querySelectorAll("polyline")].map(line => line.getBoundingClientRect().width > 100);
+document.title = JSON.stringify([over.style.clipPath, plain.className, marked.className, found, lines,
+                                 document.querySelectorAll("tr").length]);
+</script>"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
+def test_the_page_in_a_browser(tmp_path):
+    """What is seen of it, and what slider and checkbox do."""
+
+    def browse(name: str, *arguments: str) -> str:
+        command = [
+            BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1000,900", "--hide-scrollbars",
+            f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=3000", *arguments,
+            (tmp_path / name).as_uri(),
+        ]  # fmt: skip
+        return subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
+
+    frames = [np.full((32, 48, 3), (0, 0, 250), np.uint8) for _ in range(4)]
+    red = np.full((32, 48, 3), (250, 0, 0), np.uint8)
+    network = Network(nn.Conv2d(3, 3, 3, padding=1).eval(), finish=lambda y, frame: (red, []))
+    path = tmp_path / "report.html"
+    summary = Pipeline(frames, "motion", network, device="cpu", compare=0, report=path).run()
+
+    browse("report.html", f"--screenshot={tmp_path / 'seen.png'}")
+    seen = np.array(image.open(tmp_path / "seen.png").convert("RGB")).astype(int)
+    blue = (seen[..., 2] > 200) & (seen[..., 0] < 60)
+    result = (seen[..., 0] > 200) & (seen[..., 1:].max(2) < 60)
+    assert blue.sum() > 5e4
+    assert 0.95 < blue.sum() / result.sum() < 1.05  # the slider is in the middle
+    assert np.percentile(np.nonzero(blue)[1], 99) < np.percentile(np.nonzero(result)[1], 1)
+
+    (tmp_path / "used.html").write_text(path.read_text().replace("</body>", USER + "</body>"))
+    title = re.search(r"<title>(.*?)</title>", browse("used.html", "--dump-dom"))[1]
+    rows = len(summary.rows())
+    assert json.loads(html.unescape(title)) == [
+        "inset(0px 0px 0px 25%)", "none", "", [48, 48, 48], [True, True], rows
+    ]  # fmt: skip

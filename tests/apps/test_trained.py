@@ -215,3 +215,27 @@ def test_a_missing_package_is_named(monkeypatch):
         open_network("upscale:7")
     with pytest.raises(PipelineError, match="recognise: expected torchvision's file"):
         open_network("recognise")
+
+
+@pytest.mark.slow
+def test_recognition_frame_by_frame(tmp_path):
+    """torchvision's file in, a class a frame out; in cached mode, of a part of the blocks after the first frame."""
+    from sbnet.models import resnet50
+
+    dense = resnet50(weights=3).eval()
+    torch.save(dense.state_dict(), tmp_path / "resnet50.pth")
+    frames = [np.random.default_rng(0).integers(0, 255, (64, 96, 3), np.uint8)]
+    for k in range(2):
+        frames.append(frames[-1].copy())
+        frames[-1][8:16, 8 * k : 8 * k + 8] = 128
+    network, seen = open_network(f"recognise:{tmp_path / 'resnet50.pth'}"), []
+    Pipeline(frames, "changed", network, seen.append, device="cpu", compare=0).run()
+    x = torch.from_numpy(frames[0])[None].permute(0, 3, 1, 2).float() / 255
+    with torch.no_grad():
+        score, label = dense(network.prepare(x))[0].softmax(0).max(0)
+    (first,) = seen[0].records
+    assert first["class"] == int(label)
+    assert abs(first["score"] - float(score)) < 1e-3
+    assert [len(result.records) for result in seen] == [1, 1, 1]
+    assert seen[0].density == 1
+    assert all(result.density < 0.7 for result in seen[1:])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from sbnet.apps.pipeline import films
 from sbnet.apps.pipeline.pipeline import Pipeline
 from sbnet.apps.pipeline.summary import Summary
 
@@ -33,3 +35,19 @@ def run(pipeline: Pipeline, console: Console) -> Summary:
         progress.update(task, total=summary.frames, completed=summary.frames)
     console.print(summary.table())
     return summary
+
+
+def run_films(source: str, network: str, out: Path, console: Console, **options: Any) -> films.Films:
+    """A folder of films under a bar, a line for each that is done."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(escape(source), total=None)
+
+        def told(row: dict[str, Any], count: int) -> None:
+            progress.update(task, advance=1, total=count)
+            what = row["fault"] or f"{row['frames']} frames, {row['density']:.0%} active, {row['fps']:.3g} frames/s"
+            console.print(f"{escape(row['film'])}: {escape(what)}", soft_wrap=True)
+
+        found = films.run_films(source, network, out, told=told, **options)
+    console.print(escape(str(found)), soft_wrap=True)
+    return found

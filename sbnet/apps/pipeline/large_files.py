@@ -11,6 +11,8 @@ import numpy as np
 
 from sbnet.apps.pipeline.frames import PipelineError
 
+SLIDES = (".svs", ".ndpi", ".mrxs", ".scn", ".vms", ".vmu", ".bif", ".svslide")
+RASTERS = (".vrt", ".jp2", ".img", ".gtiff")
 KEPT = 256  # decoded segments of a TIFF file
 
 
@@ -79,8 +81,56 @@ class LargeTiff:
         self._file.close()
 
 
+class LargeSlide:
+    """A slide that OpenSlide reads, at its finest level, as an array [H,W,3] that windows are read of."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        try:
+            import openslide
+        except ImportError:
+            raise PipelineError("slides want OpenSlide: pip install 'sbnet[slides]'") from None
+        try:
+            self._slide = openslide.OpenSlide(os.fspath(path))
+        except (openslide.OpenSlideError, OSError) as error:
+            raise PipelineError(f"{path}: cannot be read ({error})") from None
+        width, height = self._slide.dimensions
+        self.shape, self.dtype = (height, width, 3), np.dtype(np.uint8)
+
+    def __getitem__(self, at: tuple[slice, slice]) -> np.ndarray:
+        (top, bottom, _), (left, right, _) = (s.indices(n) for s, n in zip(at, self.shape, strict=False))
+        found = np.array(self._slide.read_region((left, top), 0, (right - left, bottom - top)))
+        opaque = found[..., 3:] > 0  # what was not scanned is transparent: white, as the slide around it
+        return np.where(opaque, found[..., :3], np.uint8(255))
+
+    def close(self) -> None:
+        self._slide.close()
+
+
+class LargeRaster:
+    """A raster that GDAL reads, through rasterio, as an array [H,W,bands] that windows are read of."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        try:
+            import rasterio
+        except ImportError:
+            raise PipelineError("rasters want rasterio: pip install 'sbnet[raster]'") from None
+        try:
+            self._file = rasterio.open(os.fspath(path))
+        except (rasterio.errors.RasterioError, OSError) as error:
+            raise PipelineError(f"{path}: cannot be read ({error})") from None
+        self.shape = self._file.height, self._file.width, self._file.count
+        self.dtype = np.dtype(self._file.dtypes[0])
+
+    def __getitem__(self, at: tuple[slice, slice]) -> np.ndarray:
+        (top, bottom, _), (left, right, _) = (s.indices(n) for s, n in zip(at, self.shape, strict=False))
+        return np.ascontiguousarray(np.moveaxis(self._file.read(window=((top, bottom), (left, right))), 0, 2))
+
+    def close(self) -> None:
+        self._file.close()
+
+
 def open_large(given: Any) -> Any:
-    """What windows [H,W,C] are read of: an array, a .npy (mapped), a .tif or .tiff."""
+    """What windows [H,W,C] are read of: an array, a .npy (mapped), a .tif or .tiff, a slide, a raster."""
     if not isinstance(given, (str, os.PathLike)):
         if getattr(given, "ndim", len(getattr(given, "shape", ()))) != 3:
             raise PipelineError(f"picture: expected an array [H,W,C] or a file, got {type(given).__name__}")
@@ -96,7 +146,11 @@ def open_large(given: Any) -> Any:
         return open_large(found if found.ndim == 3 else found[..., None])
     if path.suffix.lower() in (".tif", ".tiff"):
         return LargeTiff(path)
-    raise PipelineError(f"{path}: expected .npy, .tif or .tiff")
+    if path.suffix.lower() in SLIDES:
+        return LargeSlide(path)
+    if path.suffix.lower() in RASTERS:
+        return LargeRaster(path)
+    raise PipelineError(f"{path}: expected one of .npy, .tif, .tiff, {', '.join((*SLIDES, *RASTERS))}")
 
 
 def make_large(target: Any, shape: tuple[int, int, int]) -> np.ndarray:

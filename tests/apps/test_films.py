@@ -1,0 +1,113 @@
+"""A folder of films over two workers: each film whole, finished ones skipped, broken ones named."""
+
+import json
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from torch import nn
+from typer.testing import CliRunner
+
+from sbnet.apps import cli, video, writers
+from sbnet.apps.pipeline import Network, PipelineError, films
+
+pytest.importorskip("av")
+
+
+def film(path, count: int) -> None:
+    with writers.VideoWriter(path, Fraction(10)) as writer:
+        for k in range(count):
+            picture = np.full((32, 48, 3), 40, np.uint8)
+            picture[8:16, 4 * k : 4 * k + 8] = 230
+            writer.write(picture)
+
+
+def test_films_are_found_by_name(tmp_path):
+    for name in ("b.mp4", "a.MKV", "notes.txt"):
+        (tmp_path / name).touch()
+    assert [p.name for p in films.find_films(tmp_path)] == ["a.MKV", "b.mp4"]
+    assert [p.name for p in films.find_films(f"{tmp_path}/*.mp4")] == ["b.mp4"]
+    with pytest.raises(PipelineError, match="expected films"):
+        films.find_films(tmp_path / "none")
+    with pytest.raises(PipelineError, match="got a URL"):
+        films.find_films("http://here/a.mp4")
+    (tmp_path / "a.avi").touch()
+    with pytest.raises(PipelineError, match=r"a.MKV and a.avi: expected films of different names"):
+        films.find_films(tmp_path)
+
+
+def test_a_worker_names_what_is_wrong_and_goes_on(tmp_path):
+    """The actor itself, in this process."""
+    film(tmp_path / "good.mp4", 3)
+    (tmp_path / "bad.mp4").write_bytes(b"no film")
+    out, order = tmp_path / "out", {"network": "n"}
+    network = Network(nn.Conv2d(3, 3, 3, padding=1).eval())
+    worker = films.Worker(network, "motion", "cpu", str(out), order, {"compare": 0})
+    bad, good = (worker({"film": str(tmp_path / name)}) for name in ("bad.mp4", "good.mp4"))
+    assert "bad.mp4: not a video" in bad["fault"]
+    assert good["fault"] == ""
+    assert good["frames"] == 3
+    assert sorted(p.name for p in out.iterdir()) == ["good.done.json", "good.jsonl", "good.mp4"]
+    assert films._is_done(out, tmp_path / "good.mp4", order)
+    assert not films._is_done(out, tmp_path / "good.mp4", {"network": "another"})
+    assert not films._is_done(out, tmp_path / "bad.mp4", order)
+    (out / "good.jsonl").unlink()
+    assert not films._is_done(out, tmp_path / "good.mp4", order)
+
+
+@pytest.mark.slow
+def test_two_workers_share_a_folder(tmp_path):
+    ray = pytest.importorskip("ray", reason="needs the extra distributed")
+    pytest.importorskip("pyarrow")
+    folder, out = tmp_path / "films", tmp_path / "out"
+    folder.mkdir()
+    for k in range(4):
+        film(folder / f"{k}.mp4", 2 + k)
+    (folder / "broken.mp4").write_bytes(b"no film")
+    ray.init(num_cpus=2, num_gpus=0, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+    try:
+        order = {"mask": "motion", "workers": 2, "device": "cpu", "compare": 0}
+        found = films.run_films(folder, "contours", out, **order)
+        assert {row["film"]: row["frames"] for row in found.rows if not row["fault"]} == {
+            f"{k}.mp4": 2 + k for k in range(4)
+        }
+        assert [row["film"] for row in found.broken] == ["broken.mp4"]
+        assert "broken.mp4: not a video" in str(found)
+        assert "2 CPU workers" in str(found)
+        for k in range(4):
+            assert len(list(video.read_frames(out / f"{k}.mp4"))) == 2 + k
+            assert len((out / f"{k}.jsonl").read_text().splitlines()) == 2 + k
+
+        (out / "1.mp4").unlink()  # one of the finished is gone
+        before = (out / "0.mp4").stat().st_mtime_ns
+        film(folder / "4.mp4", 2)
+        again = films.run_films(folder, "contours", out, **order)
+        assert sorted(row["film"] for row in again.rows) == ["1.mp4", "4.mp4", "broken.mp4"]
+        assert sorted(again.finished) == ["0.mp4", "2.mp4", "3.mp4"]
+        assert (out / "0.mp4").stat().st_mtime_ns == before
+    finally:
+        ray.shutdown()
+
+
+def test_the_command(tmp_path, monkeypatch):
+    """What it passes on; and it exits with 1 where a film is broken."""
+    seen = {}
+
+    def run_films(source, network, out, told, **options):
+        seen.update(options, source=source, network=network, out=out)
+        rows = [films._row(tmp_path / "a.mp4", "", frames=3), films._row(tmp_path / "b.mp4", "torn")]
+        for row in rows:
+            told(row, 2)
+        return films.Films(rows, [], "2 CPU workers")
+
+    monkeypatch.setattr(films, "run_films", run_films)
+    arguments = ["run", "folder", "--network", "contours", "--distributed", "--workers", "2", "-o", "out", "--mode",
+                 "cached", "--device", "cpu", "--mask", "motion"]  # fmt: skip
+    result = CliRunner().invoke(cli.app, arguments)
+    assert result.exit_code == 1
+    assert "b.mp4: torn" in result.output
+    assert seen["mode"] == "cached"
+    assert (seen["source"], seen["network"], str(seen["out"]), seen["workers"]) == ("folder", "contours", "out", 2)
+    json.dumps({k: v for k, v in seen.items() if k not in ("out", "told")})
+    refused = CliRunner().invoke(cli.app, ["run", "folder", "--distributed"])
+    assert refused.exit_code == 2
