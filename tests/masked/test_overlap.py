@@ -46,14 +46,21 @@ def test_slices_of_one_buffer(seed):
 
 
 def test_halves_that_begin_within_an_element():
-    """Views of other bytes than a whole number of elements apart: taken for shared."""
-    raw = torch.zeros(4096, dtype=torch.uint8)
-    grid = BlockGrid.cover((4, 4), 4)
-    active = sbnet.reduce_mask(torch.ones(1, 4, 4), grid)
-    views = [raw[at : at + 1024].view(torch.float16).as_strided((1, 2, 4, 4), (512, 1, 64, 16)) for at in (0, 4)]
-    with pytest.raises(RuntimeError, match="shares memory|overlap"):  # channels 0, 1 and 2, 3 of pixels of 16: apart
-        sbnet.sparse_conv2d_(views[0], torch.zeros(2, 1, 3, 3).half(), None, active, views[0], padding=1, groups=2)
-    sbnet.sparse_conv2d_(views[0], torch.zeros(2, 1, 3, 3).half(), None, active, views[1], padding=1, groups=2)
+    """Channels 0, 1 of pixels of 16 and the last two lie apart; half an element further on, the last one of a pixel ends
+    in the first one of the next."""
+    memory = bytearray(4096)
+    active = sbnet.reduce_mask(torch.ones(1, 4, 4), BlockGrid.cover((4, 4), 4))
+
+    def view(at: int) -> torch.Tensor:
+        return torch.frombuffer(memory, dtype=torch.float16, count=512, offset=at).as_strided(
+            (1, 2, 4, 4), (512, 1, 64, 16)
+        )
+
+    x, weight = view(0), torch.zeros(2, 1, 3, 3).half()
+    sbnet.sparse_conv2d_(x, weight, None, active, view(28), padding=1, groups=2)
+    for at in (0, 29):
+        with pytest.raises(RuntimeError, match="shares memory|overlap"):
+            sbnet.sparse_conv2d_(x, weight, None, active, view(at), padding=1, groups=2)
 
 
 @pytest.mark.parametrize("rows", [3, 4])
