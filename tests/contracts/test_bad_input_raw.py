@@ -18,7 +18,7 @@ def test_raw_grids(device):
     weight = zeros(4, 3, 3, 3, device=device)
     grids = [[], [8], GRID.numbers()[:7], [*GRID.numbers(), 1], [0] * 8, [-1] * 8, [2**31 - 1] * 8]
     for at in range(8):
-        for value in (*HUGE, 2**31 - 1, -(2**31)):
+        for value in (*HUGE, 2**31 - 1, -(2**31), 2**30, *([0] if at < 4 else [])):
             numbers = GRID.numbers()
             numbers[at] = value
             if not (at in (4, 5) and value == -1):  # an offset of -1 is a fine grid

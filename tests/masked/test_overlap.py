@@ -46,7 +46,7 @@ def test_slices_of_one_buffer(seed):
 
 
 def test_halves_that_begin_within_an_element():
-    """Channels 0, 1 of pixels of 16 and the last two lie apart; half an element further on, the last one of a pixel ends
+    """Channels 0, 1 of pixels of 16 and the last two lie apart; half an element further on the last one of a pixel ends
     in the first one of the next."""
     memory = bytearray(4096)
     active = sbnet.reduce_mask(torch.ones(1, 4, 4), BlockGrid.cover((4, 4), 4))
