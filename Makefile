@@ -10,9 +10,10 @@
 #   make check   what to run before a commit: lint and the fast tests, some two minutes on two cores
 #
 # For releases and nightly runs:
-#   make sanitize       the CPU's kernels under AddressSanitizer and UndefinedBehaviorSanitizer
+#   make sanitize       the CPU's kernels under AddressSanitizer and UndefinedBehaviorSanitizer, with the quick tests of ops
 #   make minimum        the tests on the oldest Python, torch and ONNX Runtime that are served (PYTHON310=python3.10)
-#   make nightly        the custom ops and the C++ program on ONNX Runtime 1.18, 1.23, 1.24 and the newest (.ci/ort_matrix)
+#   make nightly        the custom ops and the C++ program on ONNX Runtime 1.18, 1.23, 1.24 and the newest (.ci/ort_matrix),
+#                       and all tests of ops under the sanitizers
 #   make mutants        faults put into the code on purpose: which of them no test finds
 #   make release-check  lint, that tests/gpu_record.json is of this commit's kernels and Python, that no fault is left open
 #
@@ -39,9 +40,11 @@ SOURCES := $(shell find csrc -type f -not -name '*.pyc') setup.py pyproject.toml
 # The oldest versions that are served.
 MINIMUM := torch==2.10.0 onnxruntime==1.18.0 onnx==1.19.0 "numpy<2"
 PYTHON310 ?= python3.10
-FAST := tests/lists tests/masked/test_select.py tests/masked/test_fill.py tests/masked/test_conv.py tests/weights \
-        tests/graph tests/engine tests/nn tests/contracts/test_bad_input.py tests/contracts/test_hostile_sizes.py \
-        tests/apps/test_package.py tests/apps/test_gpu_record.py
+# What a change breaks first, of each group; the rest is `make test`.
+FAST := $(addprefix tests/,$(addsuffix .py,$(addprefix lists/test_,fringe masks mask_sources pyramid reduce_mask window) \
+        $(addprefix masked/test_,select fill overlap pack conv_lists) $(addprefix weights/test_,layout matmul plan) \
+        $(addprefix graph/test_,demand passes) $(addprefix engine/test_,contract engine planner runner_state) \
+        nn/test_nn contracts/test_bad_input contracts/test_hostile_sizes apps/test_gpu_record apps/test_mutants))
 
 .PHONY: demo test test-all build wheel runtime bench lint check sanitize minimum nightly mutants release-check clean
 
@@ -75,7 +78,7 @@ lint: $(VENV)/linters
 	find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' | xargs $(BIN)/clang-format --dry-run -Werror
 
 check: lint $(BUILT)
-	$(BIN)/python -m pytest -m "not slow and not gpu" --ignore tests/weights/test_matmul_emulated.py $(FAST) $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) -m "not slow and not gpu" $(FAST) $(ARGS)
 
 sanitize: $(BUILT)
 	tests/tools/sanitize.sh $(BIN)/python $(ARGS)
@@ -89,6 +92,7 @@ minimum: wheel
 
 nightly: $(BUILT)
 	.ci/ort_matrix $(BIN)/python $(ARGS)
+	tests/tools/sanitize.sh $(BIN)/python tests/contracts tests/lists tests/masked tests/weights/test_matmul.py tests/attention
 
 mutants: $(BUILT)
 	$(BIN)/python tests/tools/mutants.py $(ARGS)

@@ -1,10 +1,16 @@
 #!/usr/bin/env bash
-# sanitize.sh PYTHON [pytest arguments]: builds csrc with AddressSanitizer and UndefinedBehaviorSanitizer under
-# build/sanitize, then runs every kernel family (sanitize.py) and tests of hostile input and of lists on it. Any finding ends it.
+# sanitize.sh PYTHON [tests]: builds csrc with AddressSanitizer and UndefinedBehaviorSanitizer under build/sanitize, then
+# runs every kernel family (sanitize.py) and tests on it: those named, else those of `quick`. Any finding ends it. Tests that
+# start processes of their own (an instruction set each) take a minute and more here: `make nightly` runs them all.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 python=$(command -v "$1") && python=$(cd "$(dirname "$python")" && pwd)/$(basename "$python") && shift
 site=$PWD/build/sanitize/site
+quick=(
+  tests/contracts/test_{hostile_sizes,bad_input_raw}.py
+  tests/lists/test_{reduce_mask,pyramid,fringe,window}.py
+  tests/masked/test_{fill,overlap,select,conv_lists,gather_scatter_lists}.py
+)
 
 bin=$(dirname "$python")
 torch=$("$python" -c 'import torch, pathlib; print(pathlib.Path(torch.__file__).parent)')
@@ -23,8 +29,7 @@ rm -f "$site"/sbnet/*.so && cp build/sanitize/libsbnet.so build/sanitize/libsbne
 library() { g++ -print-file-name="$1"; }
 export LD_PRELOAD="$(library libasan.so) $(library libubsan.so) $(library libstdc++.so.6)"
 export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1  # Python's own leaks are not ours
-export PYTHONPATH=$site:$PWD/tests
-"$python" -P -c "import sbnet; assert sbnet.__file__.startswith('$site'), sbnet.__file__"
-"$python" -P tests/tools/sanitize.py --device cpu
-"$python" -P -m pytest -p no:cacheprovider -m "not slow and not gpu" "$@" \
-  tests/contracts/test_{hostile_sizes,bad_input_raw}.py tests/lists/test_{reduce_mask,pyramid}.py
+export PYTHONPATH=$site:$PWD/tests PYTHONSAFEPATH=1  # the copy, not what is in this folder; workers of xdist, too
+"$python" -c "import sbnet; assert sbnet.__file__.startswith('$site'), sbnet.__file__"
+"$python" tests/tools/sanitize.py --device cpu
+"$python" -m pytest -n auto -p no:cacheprovider -m "not slow and not gpu" "${@:-${quick[@]}}"
