@@ -10,6 +10,7 @@ import torch
 
 import sbnet
 from support import zoo
+from support.helpers import SAFE_PATH
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,7 +40,7 @@ for name in ("engine", "export", "masks", "models", "nn"):
     assert getattr(sbnet, name).__name__ == f"sbnet.{name}"
 assert not hasattr(sbnet, "nonsense")
 """
-    subprocess.run([sys.executable, "-P", "-c", code], check=True)
+    subprocess.run([sys.executable, *SAFE_PATH, "-c", code], check=True)
 
 
 def test_contours_of_an_edge():
