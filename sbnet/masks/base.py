@@ -23,6 +23,11 @@ class Mask:
 
     parts: Sequence[Mask] = ()
 
+    @property
+    def captured(self) -> bool:
+        """May a CUDA graph hold the call? Only if it reads nothing but x and device memory that stays where it is."""
+        return False
+
     def __call__(self, x: Tensor) -> Tensor:
         raise NotImplementedError
 
@@ -70,6 +75,10 @@ class Mask:
 class Composed(Mask):
     """An op on the pixels of other masks."""
 
+    @property
+    def captured(self) -> bool:
+        return all(part.captured for part in self.parts)
+
     def __init__(self, parts: Sequence[Mask], op: Callable[..., Tensor]) -> None:
         self.parts, self._op = tuple(parts), op
 
@@ -79,6 +88,10 @@ class Composed(Mask):
 
 class Hold(Mask):
     """What `part` set in one of the last `frames` frames."""
+
+    @property
+    def captured(self) -> bool:
+        return self.parts[0].captured
 
     def __init__(self, part: Mask, frames: int) -> None:
         if frames < 1:

@@ -49,6 +49,10 @@ class MotionMask(Mask):
         self.background = torch.empty(1, *to_pair(size or (1, 1), "MotionMask: size"), device=device)
         self.reset()
 
+    @property
+    def captured(self) -> bool:
+        return True
+
     def reset(self) -> None:
         """Forget the background: the next frame is all motion."""
         self.background.fill_(torch.inf)  # an infinite difference is a cut
@@ -86,14 +90,18 @@ class Changed(Mask):
         self.threshold = threshold
         self._used: Tensor | None = None
 
+    @property
+    def captured(self) -> bool:
+        return True
+
     def reset(self) -> None:
-        self._used = None
+        if self._used is not None:
+            self._used.fill_(torch.nan)  # from which every pixel differs
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
         if self._used is None or self._used.shape != x.shape or self._used.device != x.device:
-            self._used = x.clone()
-            return torch.ones(x.shape[0], *x.shape[2:], dtype=torch.bool, device=x.device)
+            self._used = torch.full_like(x, torch.nan)
         same = (x - self._used).abs_().amax(1) <= self.threshold  # NaN is a change
-        self._used = torch.where(same[:, None], self._used, x)
+        self._used.copy_(torch.where(same[:, None], self._used, x))
         return ~same

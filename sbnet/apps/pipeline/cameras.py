@@ -208,6 +208,7 @@ class _Batch(Compute):
         first = cameras[0]
         super().__init__(first.network, first.mask, first.settings, summary)
         self.cameras = cameras
+        self._inside = None  # each camera has a mask of its own, of its own frame
         self.masks = [camera.mask for camera in cameras]
         for mask in self.masks:
             mask.reset()

@@ -50,6 +50,10 @@ class Compute:
         self.busy = self.aside = 0.0
         self.margin = 0
         self.run: SparseRun | None = None
+        # The mask is of the frame, which has to be in what the network is given.
+        inside = mask.captured and network.prepare is None and network.multiple == 1
+        self._inside: Inside | None = Inside(mask, network) if inside else None
+        self._shape: Any = None  # of the last input
         self._dense: dict[Any, tuple[str, Dense]] = {}
         self._count = 0
 
@@ -76,30 +80,47 @@ class Compute:
         try:
             run = SparseRun(
                 self.model, given, mode=settings.mode, block=settings.block, margin=0, masks=(), out=(),
-                mask_source=None, allow_tf32=False,
+                mask_source=self._inside, allow_tf32=False,
             )  # fmt: skip
         except ValueError as error:
             raise PipelineError(f"network {self.network.name}: {str(error).removeprefix('sbnet: ')}") from None
         self.margin = halo_of(run) if settings.margin == "halo" else int(settings.margin)
-        run(given, given.new_zeros(given.shape[0], *given.shape[2:], dtype=torch.bool), margin=self.margin)
+        if self._inside is None:
+            run(given, given.new_zeros(given.shape[0], *given.shape[2:], dtype=torch.bool), margin=self.margin)
+        else:
+            run(given, margin=self.margin)
         run.reset()
         self.aside += time.perf_counter() - begin
         return run
+
+    def _call(self, given: Tensor, mask: Tensor | None) -> Any:
+        run = self.run
+        assert run is not None
+        if self._inside is None:
+            return run(given, mask, margin=self.margin)
+        if self._shape != given.shape:
+            self._shape = given.shape
+            run._for((given,), self.margin)
+            self.mask.reset()  # setting up and a graph's warming-up called it on no frame of the source
+        return run(given, margin=self.margin)
 
     def _sparse(self, frame: Frame, x: Tensor) -> Result:
         if self.run is None:
             self.run = self._set_up(self.network.input(x))
         run, clock = self.run, _Clock(self.settings.device)
         self.mask.see(frame)
-        mask = self.mask(x)
+        mask = self.mask(x) if self._inside is None else None
         given = self.network.input(x)
-        output = run(given, self.network.widened_mask(mask), margin=self.margin)
+        output = self._call(given, None if mask is None else self.network.widened_mask(mask))
         result = self._finished(frame, output)
         result.active, result.block = self._blocks(run, x)
         clock.stop(result)
         self.mask.learn(result.records)
         every, first = self.settings.compare, int(self.settings.mode == "cached")  # whose first frame is dense
         if every and self._count >= first and (self._count - first) % every == 0:
+            if mask is None:
+                assert self._inside is not None
+                mask = self._inside.found[given.shape]
             self._compare(given, output, mask, frame)
         return result
 
@@ -163,6 +184,25 @@ class Compute:
         summary.largest = max(summary.largest, largest)
         summary.shown = {frame.index}
         self.aside += time.perf_counter() - begin
+
+
+class Inside:
+    """The mask of a widened frame as a run's own source: on CUDA in its graph, with all that follows from it. It knows
+    nothing of the run, so that both go when that does.
+
+    Attributes:
+        found: of inputs of each shape, the mask of the last frame (cached mode: of some frame).
+    """
+
+    def __init__(self, mask: Mask, network: Network) -> None:
+        self.mask, self.network = mask, network
+        self.found: dict[Any, Tensor] = {}
+
+    def __call__(self, given: Tensor) -> Tensor:
+        pad, (height, width) = self.network.pad, given.shape[2:]
+        found = self.mask(given[:, :, pad : height - pad, pad : width - pad])
+        self.found[given.shape] = found
+        return self.network.widened_mask(found)
 
 
 class _Clock:
