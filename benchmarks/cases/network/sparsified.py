@@ -7,6 +7,7 @@ Runtime and OpenVINO; on CUDA, PyTorch in one CUDA graph and torch.compile.
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -39,10 +40,12 @@ def work(setting: Setting, name: str, size: tuple[int, int], density: float) -> 
     net = nets.build(name).to(device, dtype)
     x = torch.rand(1, 3, *size, device=device).to(dtype).contiguous(memory_format=torch.channels_last)
     mask = masks.pixels("top-left", (1, *size), density, device)
+    begin = time.perf_counter()
     run = sbnet.sparsify(net, x, masks=[mask])
+    converted = time.perf_counter() - begin
     run(x, mask)
     blocks = {plane[:2]: plane[2] for plane in run.planes}
-    notes = {"density": run.density, "blocks": [plane[2][0] for plane in run.planes]}
+    notes = {"density": run.density, "blocks": [plane[2][0] for plane in run.planes], "conversion s": converted}
     if setting.cuda:
         notes["host us"] = host_time(lambda: run(x, mask), in_a_row=20)
     sides = {"masked": Side(lambda: run(x, mask), "ours", "own"), **_dense(setting, net, x)}
