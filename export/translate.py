@@ -1,11 +1,12 @@
-"""torch.ops.sbnet.* as nodes of the domain `sbnet`, one function an op.
+"""torch.ops.sbnet.* as nodes of the domain `sbnet`: by both schemas, or by a function of their own.
 
-torch's ops are NCHW-shaped, ONNX's NHWC: each function puts Transposes around its node. memory_format.py removes those
-that meet.
+torch's ops are NCHW-shaped, ONNX's NHWC: each translation puts Transposes around its node. memory_format.py removes
+those that meet.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -72,32 +73,6 @@ def _is_all(mask: Value, grid: Sequence[int], capacity: int) -> bool:
     shape = getattr(mask, "shape", None)
     batch = shape[0] if shape is not None else None
     return isinstance(batch, int) and capacity == batch * grid[6] * grid[7]
-
-
-def sparse_gather(
-    x: Value, indices: Value, count: Value, block_map: Value, grid: Sequence[Any], transpose: bool, zero_tail: bool
-) -> Value:
-    attributes = grid_attributes(grid, counted=False)
-    return first(node("sparse_gather")(last(x), indices, count, block_map, **attributes, zero_tail=int(zero_tail)))
-
-
-def sparse_scatter(
-    blocks: Value,
-    indices: Value,
-    count: Value,
-    block_map: Value,
-    base: Value,
-    grid: Sequence[Any],
-    add: bool,
-    atomic: bool,
-    transpose: bool,
-) -> Value:
-    attributes = {**grid_attributes(grid, counted=False), "add": int(add), "atomic": int(atomic)}
-    return first(node("sparse_scatter")(last(blocks), indices, count, block_map, last(base), **attributes))
-
-
-def sparse_fill(x: Value, block_map: Value, grid: Sequence[Any], value: float) -> Value:
-    return first(node("sparse_fill")(last(x), block_map, **grid_attributes(grid), value=float(value)))
 
 
 def motion_mask(frame: Value, background: Value, threshold: float, rate: float, cut: float, smooth: int) -> Any:
@@ -167,243 +142,52 @@ def _shape(sizes: Sequence[Any]) -> Value:
     return onnx_ops.Concat(*parts, axis=0)
 
 
-def sparse_conv2d(
-    x: Value,
-    weight: Value,
-    bias: Value | None,
-    residual: Value | None,
-    indices: Value,
-    count: Value,
-    block_map: Value,
-    grid: Sequence[Any],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    activation: str,
-    activation_param: float,
-    allow_tf32: bool,
-) -> Value:
-    return first(
-        node("sparse_conv2d")(
-            last(x),
-            last(weight),
-            indices,
-            count,
-            block_map,
-            bias,
-            last(residual),
-            **grid_attributes(grid),
-            stride=list(stride),
-            padding=list(padding),
-            dilation=list(dilation),
-            groups=groups,
-            activation=activation,
-            negative_slope=float(activation_param),
-            allow_tf32=int(allow_tf32),
-            zero_outside=1,  # memory_format.py relaxes it where nothing reads outside the active blocks
-        )
-    )
+# What the schemas of PyTorch's and ONNX's op call otherwise.
+ATTRIBUTES = {"activation_param": "negative_slope", "output_size": "size", "method": "mode"}
+TYPES = {"int": int, "bool": bool, "float": float, "str": str, "List[int]": Sequence[Any]}
 
 
-def sparse_conv_transpose2d(
-    x: Value,
-    weight: Value,
-    bias: Value | None,
-    residual: Value | None,
-    indices: Value,
-    count: Value,
-    block_map: Value,
-    grid: Sequence[Any],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    output_padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    activation: str,
-    activation_param: float,
-    allow_tf32: bool,
-) -> Value:
-    window = {"stride": stride, "padding": padding, "output_padding": output_padding, "dilation": dilation}
-    return first(
-        node("sparse_conv_transpose2d")(
-            last(x),
-            last(weight),
-            indices,
-            count,
-            block_map,
-            bias,
-            last(residual),
-            **grid_attributes(grid),
-            **{name: list(pair) for name, pair in window.items()},
-            groups=groups,
-            activation=activation,
-            negative_slope=float(activation_param),
-            allow_tf32=int(allow_tf32),
-            zero_outside=1,  # memory_format.py relaxes it where nothing reads outside the active blocks
-        )
-    )
+def by_schema(name: str) -> Callable[..., Value]:
+    """The translation of an op on feature maps: both schemas name the same things, in their own order.
+
+    Tensors of type T are [N,C,H,W] here and [N,H,W,C] there. A layer fills its output; zeros.py relaxes that.
+    """
+    op, arguments = schemas.OPS[name], getattr(torch.ops.sbnet, name).default._schema.arguments
+    inputs = [(key.rstrip("?"), kind) for key, kind in op.inputs]
+    counted = name not in ("sparse_gather", "sparse_scatter")
+
+    def translated(*args: Any, **kwargs: Any) -> Value:
+        given = dict(zip((a.name for a in arguments), args, strict=False)) | kwargs
+        tensors = [last(given.get(key)) if kind == "T" else given.get(key) for key, kind in inputs]
+        while tensors[-1] is None:
+            tensors.pop()
+        attributes: dict[str, Any] = grid_attributes(given["grid"], counted=counted)
+        for argument in arguments:
+            key, value = ATTRIBUTES.get(argument.name, argument.name), given.get(argument.name)
+            if value is not None and key in op.attributes and key != "transpose":  # of memory formats, not of NHWC
+                attributes[key] = _attribute(name, argument.name, value, given)
+        attributes = {key: value for key, value in attributes.items() if value is not None}
+        zeros = {"zero_outside": 1} if "zero_outside" in op.attributes else {}
+        return first(node(name)(*tensors, **attributes, **zeros))
+
+    kinds = {a.name: TYPES.get(str(a.type), Any) for a in arguments}  # by which the exporter tells tensors from numbers
+    translated.__name__, translated.__annotations__ = name, kinds
+    parameters = [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=k) for n, k in kinds.items()]
+    translated.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return translated
 
 
-def sparse_bottleneck2d(
-    x: Value,
-    weight1: Value,
-    weight2: Value,
-    weight3: Value,
-    bias1: Value | None,
-    bias2: Value | None,
-    bias3: Value | None,
-    indices: Value,
-    count: Value,
-    block_map: Value,
-    grid: Sequence[Any],
-    activation: str,
-    activation_param: float,
-    allow_tf32: bool,
-) -> Value:
-    return first(
-        node("sparse_bottleneck2d")(
-            last(x),
-            last(weight1),
-            last(weight2),
-            last(weight3),
-            indices,
-            count,
-            block_map,
-            bias1,
-            bias2,
-            bias3,
-            **grid_attributes(grid),
-            activation=activation,
-            negative_slope=float(activation_param),
-            allow_tf32=int(allow_tf32),
-            zero_outside=1,  # memory_format.py relaxes it where nothing reads outside the active blocks
-        )
-    )
-
-
-def sparse_max_pool2d(
-    x: Value,
-    indices: Value,
-    count: Value,
-    block_map: Value,
-    grid: Sequence[Any],
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
-) -> Value:
-    window = {"kernel_size": kernel_size, "stride": stride, "padding": padding, "dilation": dilation}
-    return _pool("sparse_max_pool2d", x, (indices, count, block_map), grid, window, ceil_mode)
-
-
-def sparse_avg_pool2d(
-    x: Value,
-    indices: Value,
-    count: Value,
-    block_map: Value,
-    grid: Sequence[Any],
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor_override: int | None,
-) -> Value:
-    window = {"kernel_size": kernel_size, "stride": stride, "padding": padding}
-    divisor = {"count_include_pad": int(count_include_pad), "divisor_override": divisor_override or 0}
-    return _pool("sparse_avg_pool2d", x, (indices, count, block_map), grid, window, ceil_mode, **divisor)
-
-
-def _pool(
-    name: str,
-    x: Value,
-    lists: Sequence[Value],
-    grid: Sequence[Any],
-    window: dict[str, Sequence[int]],
-    ceil_mode: bool,
-    **attributes: int,
-) -> Value:
-    return first(
-        node(name)(
-            last(x),
-            *lists,
-            **grid_attributes(grid),
-            **{k: list(v) for k, v in window.items()},
-            ceil_mode=int(ceil_mode),
-            **attributes,
-            zero_outside=1,  # memory_format.py relaxes it where nothing reads outside the active blocks
-        )
-    )
-
-
-def sparse_resize2d(
-    x: Value,
-    indices: Value,
-    count: Value,
-    block_map: Value,
-    grid: Sequence[Any],
-    output_size: Sequence[Any],
-    method: str,
-    align_corners: bool,
-    ratio_h: float,
-    ratio_w: float,
-) -> Value:
-    if not _fixed(output_size) and not (ratio_h > 0 and ratio_w > 0):
-        raise ValueError(
-            "sbnet.export: sparse_resize2d: a size that depends on a dynamic one; a scale_factor is wanted"
-        )
-    return first(
-        node("sparse_resize2d")(
-            last(x), indices, count, block_map,
-            **grid_attributes(grid),
-            **({"size": list(output_size)} if _fixed(output_size) else {}),
-            mode=method, align_corners=int(align_corners), ratio_h=float(ratio_h), ratio_w=float(ratio_w),
-            zero_outside=1,  # memory_format.py relaxes it where nothing reads outside the active blocks
-        )
-    )  # fmt: skip
-
-
-def sparse_rearrange(
-    x: Value,
-    indices: Value,
-    count: Value,
-    block_map: Value,
-    grid: Sequence[Any],
-    up: int,
-    down: int,
-    groups: int,
-    pad: Sequence[Any],
-    value: float,
-) -> Value:
-    if not _fixed(pad):
-        raise ValueError("sbnet.export: sparse_rearrange: pad: expected numbers that depend on no dynamic size")
-    return first(
-        node("sparse_rearrange")(
-            last(x), indices, count, block_map, **grid_attributes(grid), up=up, down=down, groups=groups,
-            pad=list(pad), value=float(value), zero_outside=1,
-        )
-    )  # fmt: skip
-
-
-def sparse_pointwise(
-    x: Value,
-    a: Value | None,
-    b: Value | None,
-    c: Value | None,
-    d: Value | None,
-    indices: Value,
-    count: Value,
-    block_map: Value,
-    grid: Sequence[Any],
-    program: str,
-) -> Value:
-    others = [last(v) for v in (a, b, c, d)]
-    while others and others[-1] is None:
-        others.pop()
-    attributes: dict[str, Any] = {**grid_attributes(grid), "program": program, "zero_outside": 1}
-    return first(node("sparse_pointwise")(last(x), indices, count, block_map, *others, **attributes))
+def _attribute(name: str, argument: str, value: Any, given: dict[str, Any]) -> Any:
+    """An argument's value as an attribute; None where it is left out."""
+    if isinstance(value, (bool, int, float, str)):
+        return int(value) if isinstance(value, bool) else value
+    if _fixed(value):
+        return list(value)
+    if argument != "output_size":
+        raise ValueError(f"sbnet.export: {name}: {argument}: expected ints, got one that depends on a dynamic size")
+    if not (given["ratio_h"] > 0 and given["ratio_w"] > 0):
+        raise ValueError(f"sbnet.export: {name}: a size that depends on a dynamic one; a scale_factor is wanted")
+    return None
 
 
 def table() -> dict[Any, Callable[..., Any]]:
@@ -411,27 +195,10 @@ def table() -> dict[Any, Callable[..., Any]]:
     from sbnet.export import translate_weights as weights
 
     ops = torch.ops.sbnet
-    functions = (
-        reduce_mask,
-        sparse_gather,
-        sparse_scatter,
-        sparse_fill,
-        fringe,
-        mask_pyramid,
-        motion_mask,
-        sparse_conv2d,
-        sparse_conv_transpose2d,
-        sparse_bottleneck2d,
-        sparse_max_pool2d,
-        sparse_avg_pool2d,
-        sparse_resize2d,
-        sparse_pointwise,
-        sparse_rearrange,
-        weights.blocksparse_matmul,
-        weights.pack_attention_blocks,
-        weights.block_attention,
-        weights.blocksparse_conv1x1,
-        weights.blocksparse_conv,
-        weights.blocksparse_conv_active,
-    )
-    return {getattr(ops, f.__name__).default: f for f in functions}
+    own = (
+        reduce_mask, fringe, mask_pyramid, motion_mask, weights.blocksparse_matmul, weights.pack_attention_blocks,
+        weights.block_attention, weights.blocksparse_conv1x1, weights.blocksparse_conv, weights.blocksparse_conv_active,
+    )  # fmt: skip
+    found: dict[Any, Callable[..., Any]] = {getattr(ops, f.__name__).default: f for f in own}
+    others = [name for name in schemas.OPS if name.startswith("sparse_")]
+    return found | {getattr(ops, name).default: by_schema(name) for name in others}
