@@ -255,7 +255,7 @@ def resize(device: str) -> None:
 def rearrange(device: str) -> None:
     """Every map, in words of channels and not."""
     maps = ({"up": 2}, {"down": 2}, {"groups": 4}, {"pad": (1, -2, 3, 0), "value": 0.5}, {"up": 2, "groups": 2})
-    for dtype, channels, how in itertools.product((torch.float16, torch.bfloat16, torch.float32), (64, 12), maps):
+    for dtype, channels, how in itertools.product((torch.float16, torch.bfloat16, torch.float32), (64, 24), maps):
         x = torch.randn(1, channels, 12, 18, device=device).to(dtype).contiguous(memory_format=torch.channels_last)
         like = rearrange_whole(x, **how)
         size = tuple(like.shape[2:])
