@@ -26,7 +26,7 @@ FORMAT = 1  # kFormat of csrc/ort_binding/common.h: what a node means, raised wh
 
 FLOATS = ("tensor(float)", "tensor(float16)", "tensor(bfloat16)")
 MASKS = ("tensor(bool)", "tensor(uint8)", *FLOATS)
-INT32, INT64 = "tensor(int32)", "tensor(int64)"
+INT8, INT32, INT64 = "tensor(int8)", "tensor(int32)", "tensor(int64)"
 REQUIRED = object()
 
 
@@ -154,6 +154,33 @@ OPS = {
             },
             {"T": FLOATS, "B": FLOATS},
             shapes.sparse_conv2d,
+        ),
+        *(
+            Op(
+                name,
+                f"activation(scale * conv2d(x, weight) + bias + residual_scale * residual) of int8, {what}, on the "
+                "active blocks of y [N,Ho,Wo,K]. Elsewhere y is base; without base: 0 in the fringe, with "
+                "zero_outside=1 everywhere, else undefined.",
+                [
+                    ("x", "T"),
+                    ("weight", "T"),
+                    ("scale", FLOATS[0]),
+                    *_LISTS,
+                    ("bias?", FLOATS[0]),
+                    ("residual?", "Y"),
+                    ("fringe_pixels?", INT32),
+                    ("fringe_count?", INT32),
+                    ("base?", "Y"),
+                ],
+                [("y", "Y")],
+                {**_GRID, **_GEOMETRY, **_ACTIVATION, "residual_scale": (_F, 1.0), **scale, "zero_outside": (_I, 0)},
+                {"T": (INT8,), "Y": (output,)},
+                shapes.sparse_conv2d_quantized,
+            )
+            for name, output, what, scale in (
+                ("sparse_conv2d_quantized", INT8, "divided by out_scale and rounded", {"out_scale": (_F, REQUIRED)}),
+                ("sparse_conv2d_dequantized", FLOATS[0], "as float", {}),
+            )
         ),
         Op(
             "sparse_conv_transpose2d",
@@ -372,6 +399,7 @@ def _infer(op: Op) -> Callable[[InferenceContext], None]:
         if len(outputs) != len(shapes):
             raise InferenceError(f"sbnet::{op.name}: {len(outputs)} outputs; {len(shapes)} are wanted")
         for k, ((_, kind), dims) in enumerate(zip(outputs, shapes, strict=True)):
+            kind = op.types[kind][0] if kind == "Y" else kind  # an output's own: it is one type
             element = fixed[kind] if kind in fixed else node.element_type(0)
             context.set_output_type(k, onnx.helper.make_tensor_type_proto(element, dims))
 

@@ -18,9 +18,7 @@ Status check_shape(const char* op, const char* name, const TensorView& t, DType 
   return check_plane(op, name, t);
 }
 
-Status check_input(const char* op, const TensorView& x) {
-  SBNET_CHECK(is_compute_dtype(x.dtype), "%s: x: dtype: expected float32, float16 or bfloat16, got %s", op,
-              dtype_name(x.dtype));
+Status check_read(const char* op, const TensorView& x) {
   SBNET_TRY(check_plane(op, "x", x));
   SBNET_CHECK(x.size[1] >= 1 && x.size[2] >= 1 && x.size[3] >= 1,
               "%s: x: expected channels and a plane, got C %lld of %lldx%lld", op, static_cast<long long>(x.size[1]),
@@ -28,10 +26,22 @@ Status check_input(const char* op, const TensorView& x) {
   return ok_status();
 }
 
+Status check_input(const char* op, const TensorView& x) {
+  SBNET_CHECK(is_compute_dtype(x.dtype), "%s: x: dtype: expected float32, float16 or bfloat16, got %s", op,
+              dtype_name(x.dtype));
+  return check_read(op, x);
+}
+
 Status check_layer(const char* op, const TensorView& x, const TensorView& y, const LayerShape& shape,
                    const ActiveView& active, const FringeView& fringe) {
   SBNET_TRY(check_input(op, x));
-  SBNET_TRY(check_shape(op, "out", y, x.dtype, shape));
+  return check_layer(op, x, y, x.dtype, shape, active, fringe);
+}
+
+Status check_layer(const char* op, const TensorView& x, const TensorView& y, DType y_dtype, const LayerShape& shape,
+                   const ActiveView& active, const FringeView& fringe) {
+  SBNET_TRY(check_read(op, x));
+  SBNET_TRY(check_shape(op, "out", y, y_dtype, shape));
   for (int d = 0; d < 4; ++d)
     SBNET_CHECK(y.stride[d] > 0 || y.size[d] <= 1,
                 "%s: out: an expanded tensor (stride 0 in dimension %d); expected one of its own memory", op, d);

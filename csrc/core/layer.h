@@ -12,12 +12,17 @@ struct LayerShape {
   const char* axes;  // what the sizes are: "N, K, H_out, W_out"
 };
 
-// Dtype and plane of what a layer reads.
+// Dtype and plane of what a layer of floats reads.
 SBNET_EXPORT Status check_input(const char* op, const TensorView& x);
+// Plane of what a layer reads, of any dtype.
+SBNET_EXPORT Status check_read(const char* op, const TensorView& x);
 // Everything that a layer's tensors must hold whatever it computes, x among them: dtypes, shapes, memory of y's own,
 // apart from x; the list against y's plane; the fringe. `shape` is that of y.
 SBNET_EXPORT Status check_layer(const char* op, const TensorView& x, const TensorView& y, const LayerShape& shape,
                                 const ActiveView& active, const FringeView& fringe);
+// The same of a layer that has checked x's dtype itself and writes one of its own.
+SBNET_EXPORT Status check_layer(const char* op, const TensorView& x, const TensorView& y, DType y_dtype,
+                                const LayerShape& shape, const ActiveView& active, const FringeView& fringe);
 // Of a further tensor of a layer, called `name`: x's dtype and this shape.
 SBNET_EXPORT Status check_shape(const char* op, const char* name, const TensorView& t, DType dtype,
                                 const LayerShape& shape);

@@ -102,6 +102,8 @@ DType to_dtype(const char* op, const char* argument, int32_t type) {
   switch (type) {
     case kFloat:
       return DType::kF32;
+    case kInt8:
+      return DType::kI8;
     case kFloat16:
       return DType::kF16;
     case kBFloat16:

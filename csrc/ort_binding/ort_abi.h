@@ -61,6 +61,7 @@ enum ErrorCode : int32_t { kInvalidArgument = 2, kNotImplemented = 9 };
 enum ElementType : int32_t {
   kFloat = 1,
   kUInt8 = 2,
+  kInt8 = 3,
   kInt32 = 6,
   kInt64 = 7,
   kBool = 9,

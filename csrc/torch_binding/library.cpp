@@ -59,6 +59,19 @@ STABLE_TORCH_LIBRARY(sbnet, m) {
       "Tensor? fringe_count) -> ()");
   m.def("pack_conv_weight(Tensor weight, SymInt groups) -> Tensor");
   m.def(
+      "sparse_conv2d_quantized(Tensor x, Tensor weight, Tensor scale, Tensor? bias, Tensor? residual, "
+      "float residual_scale, Tensor indices, Tensor count, Tensor block_map, SymInt[] grid, SymInt[] stride, "
+      "SymInt[] padding, SymInt[] dilation, str activation, float activation_param, float out_scale) -> Tensor");
+  m.def(
+      "sparse_conv2d_dequantized(Tensor x, Tensor weight, Tensor scale, Tensor? bias, Tensor? residual, "
+      "float residual_scale, Tensor indices, Tensor count, Tensor block_map, SymInt[] grid, SymInt[] stride, "
+      "SymInt[] padding, SymInt[] dilation, str activation, float activation_param) -> Tensor");
+  m.def(
+      "sparse_conv2d_quantized_(Tensor x, Tensor weight, Tensor scale, Tensor? bias, Tensor? residual, "
+      "float residual_scale, Tensor indices, Tensor count, SymInt[] grid, SymInt[] stride, SymInt[] padding, "
+      "SymInt[] dilation, str activation, float activation_param, float out_scale, Tensor(a!) out, "
+      "Tensor? fringe_pixels, Tensor? fringe_count, Tensor? packed=None) -> ()");
+  m.def(
       "sparse_max_pool2d(Tensor x, Tensor indices, Tensor count, Tensor block_map, SymInt[] grid, "
       "SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool ceil_mode) -> Tensor");
   m.def(

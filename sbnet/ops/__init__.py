@@ -8,6 +8,7 @@ from sbnet.ops.lists.pyramid import mask_pyramid
 from sbnet.ops.lists.reduce_mask import reduce_mask
 from sbnet.ops.masked.bottleneck import sparse_bottleneck2d, sparse_bottleneck2d_
 from sbnet.ops.masked.conv import pack_conv_weight, sparse_conv2d, sparse_conv2d_
+from sbnet.ops.masked.conv_quantized import sparse_conv2d_quantized, sparse_conv2d_quantized_
 from sbnet.ops.masked.conv_transpose import sparse_conv_transpose2d, sparse_conv_transpose2d_
 from sbnet.ops.masked.fill import sparse_fill, sparse_fill_
 from sbnet.ops.masked.gather_scatter import sparse_gather, sparse_scatter, sparse_scatter_
@@ -49,6 +50,8 @@ __all__ = [
     "sparse_bottleneck2d_",
     "sparse_conv2d",
     "sparse_conv2d_",
+    "sparse_conv2d_quantized",
+    "sparse_conv2d_quantized_",
     "sparse_conv_transpose2d",
     "sparse_conv_transpose2d_",
     "sparse_fill",

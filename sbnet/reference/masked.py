@@ -100,6 +100,33 @@ def sparse_conv2d(
     return torch.where(active.pixel_mask(y.shape[2:]), y, torch.zeros_like(y))
 
 
+def sparse_conv2d_quantized(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    active: ActiveBlocks,
+    *,
+    out_scale: float | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    activation: str | None = None,
+    negative_slope: float = 0.01,
+    residual: Tensor | None = None,
+    residual_scale: float = 1.0,
+) -> Tensor:
+    sums = F.conv2d(x.double(), weight.double(), None, stride, padding, dilation)  # type: ignore[arg-type]
+    y = sums * scale.double()[:, None, None]
+    if bias is not None:
+        y = y + bias.double()[:, None, None]
+    if residual is not None:
+        y = y + residual_scale * residual.double()
+    y = activate(y, activation, negative_slope)
+    y = (y / out_scale).round().clamp(-128, 127).nan_to_num(0).to(torch.int8) if out_scale else y.float()
+    return torch.where(active.pixel_mask(y.shape[2:]), y, torch.zeros_like(y))
+
+
 def sparse_conv_transpose2d(
     x: Tensor,
     weight: Tensor,

@@ -57,6 +57,11 @@ def op_samples(device):
     blocks = tensor((active.capacity, 8, 8, 8), torch.float32, device)
     wide = laid_out(tensor((active.capacity, 8, 10, 10), torch.float32, device), "channels_last")
     edge = fringe(active, active, (20, 27), 3, 1, 1)
+    bytes_, filters, rest = (
+        torch.randint(-128, 128, shape, dtype=torch.int8, device=device)
+        for shape in ((2, 8, 20, 27), (6, 8, 3, 3), (2, 6, 20, 27))
+    )
+    scales, edges = torch.rand(6, device=device) / 1000, (edge.pixels, edge.count)
     g, h = grid.numbers(), halo.numbers()
     small = random_active(BlockGrid.cover((10, 14), 8), 2, 0.5, device)  # of half the plane, ceil_mode
     small_lists, s = (small.indices, small.count, small.block_map), small.grid.numbers()
@@ -113,6 +118,32 @@ def op_samples(device):
             (last, weight, bias, residual, *lists, g, *CONV, "relu", 0.0, False),
             (grad(last), grad(weight), grad(bias), grad(residual), *lists, g, *CONV, "silu", 0.0, False),
             (grad(x), weight, grad(bias), None, *lists, g, *CONV, "leaky_relu", 0.1, False),
+        ],
+        "sparse_conv2d_quantized": [
+            (bytes_, filters, scales, None, None, 1.0, *lists, g, *CONV[:3], "none", 0.0, 0.5),
+            (bytes_, filters, scales, bias, rest, 0.1, *lists, g, *CONV[:3], "silu", 0.0, 0.5),
+        ],
+        "sparse_conv2d_dequantized": [
+            (bytes_, filters, scales, bias, rest.float(), 0.1, *lists, g, *CONV[:3], "relu", 0.0),
+        ],
+        "sparse_conv2d_quantized_": [
+            (bytes_, filters, scales, bias, None, 1.0, *lists[:2], g, *CONV[:3], "relu", 0.0, 0.5, 0 * rest, *edges),
+            (
+                bytes_,
+                filters,
+                scales,
+                None,
+                None,
+                1.0,
+                *lists[:2],
+                g,
+                *CONV[:3],
+                "none",
+                0.0,
+                0.0,
+                rest.float(),
+                *edges,
+            ),
         ],
         "sparse_conv_transpose2d": [
             (x, wide_out, None, None, *lists, g, *TRANSPOSED, "none", 0.0, False),

@@ -166,6 +166,7 @@ def test_a_list_without_a_grid():
         (sbnet.sparse_scatter, zeros(6, 4, 8, 8), bare, x),
         (sbnet.sparse_fill, x, bare),
         (sbnet.sparse_conv2d, x, zeros(4, 4, 1, 1), None, bare),
+        (sbnet.sparse_conv2d_quantized, x, zeros(4, 4, 1, 1), zeros(4), None, bare),
         (sbnet.sparse_max_pool2d, x, bare, 1),
         (sbnet.sparse_resize2d, x, bare),
         (sbnet.sparse_rearrange, x, bare),

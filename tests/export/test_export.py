@@ -162,6 +162,13 @@ class OneOp(nn.Module):
             case "sparse_conv2d":
                 y = sbnet.sparse_conv2d(x, self.weight, self.bias, active, padding=1, activation="silu")
                 return y, sbnet.sparse_conv2d(x, self.weight, None, active, padding=1, residual=y)
+            case "sparse_conv2d_quantized" | "sparse_conv2d_dequantized":
+                weight, scale = (100 * self.weight[:8].float()).to(torch.int8), self.bias[:8].detach().abs().float()
+                call = (10 * x.float()).to(torch.int8), weight, scale, None
+                out_scale = 50.0 if self.op == "sparse_conv2d_quantized" else None
+                y = sbnet.sparse_conv2d_quantized(*call, active, padding=1, out_scale=out_scale)
+                more = {"residual": y, "residual_scale": 0.5, "out_scale": out_scale, "activation": "relu"}
+                return y, sbnet.sparse_conv2d_quantized(*call, active, padding=1, **more)
             case "sparse_conv_transpose2d":
                 y = sbnet.sparse_conv_transpose2d(x, self.weight[:8], self.bias[:8], active, padding=1)
                 options = {"stride": 2, "padding": 1, "output_padding": 1, "activation": "silu"}

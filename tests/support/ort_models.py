@@ -48,6 +48,8 @@ class Node:
         """Element types of the outputs."""
         if self.op == "mask_pyramid":
             return [onnx.TensorProto.INT32] * (4 * 2 + 2)  # of the sample below
+        if self.op == "sparse_conv2d_dequantized":
+            return [onnx.TensorProto.FLOAT]
         if self.op == "motion_mask":
             return [onnx.TensorProto.BOOL, onnx.TensorProto.FLOAT]
         if self.op in ("reduce_mask", "fringe", "pack_attention_blocks"):
@@ -127,6 +129,10 @@ def samples(device: str = "cpu") -> dict[str, Node]:
     matrix, gates = tensor((2, 5, 29), torch.float32, device), torch.rand(layout.blocks, device=device)
     blocks_of_weights = tensor(layout.weight_shape, torch.float32, device)
     conv = [x, weight, *lists, bias, like, edge.pixels, edge.count, like.clone()]
+    integers = [
+        torch.randint(-128, 128, shape, dtype=torch.int8, device=device)
+        for shape in ((2, 12, 15, 8), (8, 3, 3, 8), (2, 12, 15, 8))
+    ]
     nodes = [
         Node("reduce_mask", [mask], {"bsize": [4, 4], "tol": 0.5, "avgpool": 0, "capacity": 9}),
         Node("sparse_gather", [x, *lists], {**grid_attributes(grid), "transpose": 1, "zero_tail": 1}),
@@ -152,6 +158,26 @@ def samples(device: str = "cpu") -> dict[str, Node]:
             "sparse_conv2d",
             conv,
             {"bsize": [4, 4], "padding": [1, 1], "stride": [1, 1], "groups": 1, "activation": "leaky_relu"},
+        ),
+        *(
+            Node(
+                name,
+                [
+                    *integers[:2],
+                    torch.rand(8, device=device) / 1000,
+                    *lists,
+                    bias,
+                    rest[0],
+                    edge.pixels,
+                    edge.count,
+                    rest[0].clone(),
+                ],
+                {"bsize": [4, 4], "padding": [1, 1], "stride": [1, 1], "activation": "relu", **scale},
+            )
+            for name, rest, scale in (
+                ("sparse_conv2d_quantized", integers[2:], {"out_scale": 0.02, "residual_scale": 0.01}),
+                ("sparse_conv2d_dequantized", [like], {}),
+            )
         ),
         Node(
             "sparse_conv_transpose2d",

@@ -213,6 +213,28 @@ def pool(device: str) -> None:
             torch.testing.assert_close(got.float(), want, rtol=1e-2, atol=1e-2)
 
 
+def conv_quantized(device: str) -> None:
+    """int8 in whole words of four channels and not, to int8 and float32."""
+    for (channels, filters), (kernel, stride, padding), out_scale in itertools.product(
+        ((64, 70), (5, 3)), ((3, 1, 1), (3, 2, 1), (1, 1, 0)), (None, 0.05)
+    ):
+        options = {"stride": stride, "padding": padding, "out_scale": out_scale}
+        x, weight = (
+            torch.randint(-128, 128, shape, dtype=torch.int8, device=device).contiguous(
+                memory_format=torch.channels_last
+            )
+            for shape in ((1, channels, 13, 18), (filters, channels, kernel, kernel))
+        )
+        scale = torch.rand(filters, device=device) / (100 * channels)
+        out = sbnet.conv_output_size((13, 18), kernel, stride, padding)
+        active = some_active((1, *out), BlockGrid.cover(out, 8), 0.5, device)
+        edge = sbnet.fringe(active, active, out, 3, 1, 1)
+        want = reference.sparse_conv2d_quantized(x.cpu(), weight.cpu(), scale.cpu(), None, active.to("cpu"), **options)
+        got = torch.zeros_like(want, device=device)
+        sbnet.sparse_conv2d_quantized_(x, weight, scale, None, active, got, **options, fringe=edge)
+        torch.testing.assert_close(got.float().cpu(), want.float(), rtol=1e-5, atol=0 if out_scale is None else 1)
+
+
 def conv_transpose(device: str) -> None:
     """By phases, whose blocks may lie past their plane, and pixel by pixel."""
     windows = ((2, 2, 0, 0, 8), (4, 2, 1, 0, 16), (3, 2, 1, 1, 8), (3, 3, 1, 0, 8), (1, 2, 0, 0, 8))
@@ -388,7 +410,7 @@ def blockconv(device: str) -> None:
 
 def main() -> None:
     lists = (reduce_mask, copies, fringe_and_fill, motion, pyramid)
-    plain = (*lists, pool, conv_transpose, resize, rearrange, pointwise, bottleneck)
+    plain = (*lists, pool, conv_quantized, conv_transpose, resize, rearrange, pointwise, bottleneck)
     tiles = (whole_tiles, conv1x1_wide, conv1x1_of_all_blocks, conv1x1_split, conv3x3_stride2_of_many_tiles)
     families = {f.__name__: f for f in (*plain, attention, weights, blockconv, *tiles)}
     families |= {name: functools.partial(conv, name) for name in CONVS}

@@ -1,25 +1,64 @@
-#include "core/masked/conv.h"
+#include <cfloat>
 
 #include "core/grid.h"
 #include "core/layer.h"
+#include "core/masked/conv_quantized.h"
 
 namespace sbnet {
 namespace {
-constexpr const char* kOp = "sparse_conv2d";
-
 int64_t output_size(int64_t in, int64_t k, int64_t stride, int64_t padding, int64_t dilation) {
   const int64_t reach = in + 2 * padding - dilation * (k - 1) - 1;
   return reach < 0 ? 0 : reach / stride + 1;
 }
 
 constexpr int64_t kTagBytes = 128, kMostLanes = 16;  // cpu/masked/conv_plan.h, cpu/masked/conv_simd.h
+constexpr int64_t kMostIntegerProducts = INT32_MAX / (128 * 128);
+
+// What holds whatever the dtypes are.
+Status check_conv(const char* op, const Conv2dParams& p, DType y_dtype) {
+  const int64_t N = p.x.size[0], C = p.x.size[1], H = p.x.size[2], W = p.x.size[3];
+  const int64_t K = p.weight.size[0];
+  for (int d = 0; d < 2; ++d) {
+    SBNET_CHECK(p.stride[d] >= 1 && p.dilation[d] >= 1, "%s: stride, dilation: %d, %d; at least 1 is wanted", op,
+                p.stride[d], p.dilation[d]);
+    SBNET_CHECK(p.padding[d] >= 0 && p.padding[d] < (1 << 24), "%s: padding: %d; 0 or more is wanted", op,
+                p.padding[d]);
+    SBNET_CHECK(p.weight.size[2 + d] >= 1 && p.weight.size[2 + d] < (1 << 15),
+                "%s: weight: kernel side %lld; 1 to 32767 is wanted", op, static_cast<long long>(p.weight.size[2 + d]));
+    SBNET_CHECK(p.stride[d] < (1 << 15) && p.dilation[d] < (1 << 15),
+                "%s: stride, dilation: %d, %d; less than 32768 is wanted", op, p.stride[d], p.dilation[d]);
+  }
+  SBNET_CHECK(C >= 1 && K >= 1 && H >= 1 && W >= 1, "%s: x, weight: C %lld, K %lld, plane %lldx%lld; none may be 0", op,
+              static_cast<long long>(C), static_cast<long long>(K), static_cast<long long>(H),
+              static_cast<long long>(W));
+  SBNET_CHECK(p.groups >= 1 && C % p.groups == 0 && K % p.groups == 0,
+              "%s: groups: %d; a divisor of C = %lld and K = %lld is wanted", op, p.groups, static_cast<long long>(C),
+              static_cast<long long>(K));
+  SBNET_CHECK(p.weight.size[1] == C / p.groups, "%s: weight: %lld input channels; C/groups = %lld is wanted", op,
+              static_cast<long long>(p.weight.size[1]), static_cast<long long>(C / p.groups));
+  SBNET_CHECK(p.activation >= Activation::kNone && p.activation <= Activation::kHardswish,
+              "%s: activation: unknown code %d", op, static_cast<int>(p.activation));
+
+  const int64_t out[4] = {N, K, output_size(H, p.weight.size[2], p.stride[0], p.padding[0], p.dilation[0]),
+                          output_size(W, p.weight.size[3], p.stride[1], p.padding[1], p.dilation[1])};
+  SBNET_CHECK(out[2] >= 1 && out[3] >= 1, "%s: x: plane %lldx%lld is smaller than the kernel's reach", op,
+              static_cast<long long>(H), static_cast<long long>(W));
+  const LayerShape shape = {{out[0], out[1], out[2], out[3]}, "N, K, H_out, W_out"};
+  SBNET_TRY(check_layer(op, p.x, p.y, y_dtype, shape, p.active, p.fringe));
+  SBNET_CHECK(!N || !p.active.capacity || !may_overlap(p.weight, p.y),
+              "%s: out: shares memory with weight; a separate tensor is wanted", op);
+  return p.residual.data ? check_residual(op, p.residual, p.y) : ok_status();
+}
+
 }  // namespace
 
 Status validate(const ConvPackParams& p) {
   constexpr const char* op = "pack_conv_weight";
   const int64_t* size = p.weight.size;
-  SBNET_CHECK(is_compute_dtype(p.weight.dtype), "%s: weight: dtype %s; float32, float16 or bfloat16 is wanted", op,
-              dtype_name(p.weight.dtype));
+  const bool quantized = p.weight.dtype == DType::kI8;
+  SBNET_CHECK(is_compute_dtype(p.weight.dtype) || quantized,
+              "%s: weight: dtype: expected float32, float16, bfloat16 or int8, got %s", op, dtype_name(p.weight.dtype));
+  SBNET_CHECK(!quantized || p.groups == 1, "%s: groups: expected 1 with int8 weights, got %d", op, p.groups);
   SBNET_TRY(check_plane(op, "weight", p.weight));
   double elements = 1;
   for (int d = 0; d < 4; ++d) elements *= static_cast<double>(size[d]);
@@ -40,49 +79,41 @@ int64_t packed_bytes(const ConvPackParams& p) {
   const int64_t groups = size[1] == 1 ? 1 : p.groups,
                 lanes = (size[0] / groups + kMostLanes - 1) / kMostLanes * kMostLanes;
   const bool winograd = size[2] == 3 && size[3] == 3 && groups == 1;
-  return kTagBytes + groups * lanes * size[1] * (size[2] * size[3] + (winograd ? 16 : 0)) * 4;
+  const int64_t sums = p.weight.dtype == DType::kI8 ? lanes * 4 : 0;
+  return kTagBytes + groups * lanes * size[1] * (size[2] * size[3] + (winograd ? 16 : 0)) * 4 + sums;
 }
 
 Status validate(const Conv2dParams& p) {
-  const int64_t N = p.x.size[0], C = p.x.size[1], H = p.x.size[2], W = p.x.size[3];
-  const int64_t K = p.weight.size[0];
-  SBNET_TRY(check_input(kOp, p.x));
-  SBNET_CHECK(p.weight.dtype == p.x.dtype, "%s: weight: dtype %s; the dtype of x, %s, is wanted", kOp,
+  constexpr const char* op = "sparse_conv2d";
+  SBNET_TRY(check_input(op, p.x));
+  SBNET_CHECK(p.weight.dtype == p.x.dtype, "%s: weight: dtype %s; the dtype of x, %s, is wanted", op,
               dtype_name(p.weight.dtype), dtype_name(p.x.dtype));
   SBNET_CHECK(!p.bias || p.bias_dtype == p.x.dtype || p.bias_dtype == DType::kF32,
-              "%s: bias: dtype %s; the dtype of x, %s, or float32 is wanted", kOp, dtype_name(p.bias_dtype),
+              "%s: bias: dtype %s; the dtype of x, %s, or float32 is wanted", op, dtype_name(p.bias_dtype),
               dtype_name(p.x.dtype));
-  for (int d = 0; d < 2; ++d) {
-    SBNET_CHECK(p.stride[d] >= 1 && p.dilation[d] >= 1, "%s: stride, dilation: %d, %d; at least 1 is wanted", kOp,
-                p.stride[d], p.dilation[d]);
-    SBNET_CHECK(p.padding[d] >= 0 && p.padding[d] < (1 << 24), "%s: padding: %d; 0 or more is wanted", kOp,
-                p.padding[d]);
-    SBNET_CHECK(p.weight.size[2 + d] >= 1 && p.weight.size[2 + d] < (1 << 15),
-                "%s: weight: kernel side %lld; 1 to 32767 is wanted", kOp,
-                static_cast<long long>(p.weight.size[2 + d]));
-    SBNET_CHECK(p.stride[d] < (1 << 15) && p.dilation[d] < (1 << 15),
-                "%s: stride, dilation: %d, %d; less than 32768 is wanted", kOp, p.stride[d], p.dilation[d]);
-  }
-  SBNET_CHECK(C >= 1 && K >= 1 && H >= 1 && W >= 1, "%s: x, weight: C %lld, K %lld, plane %lldx%lld; none may be 0",
-              kOp, static_cast<long long>(C), static_cast<long long>(K), static_cast<long long>(H),
-              static_cast<long long>(W));
-  SBNET_CHECK(p.groups >= 1 && C % p.groups == 0 && K % p.groups == 0,
-              "%s: groups: %d; a divisor of C = %lld and K = %lld is wanted", kOp, p.groups, static_cast<long long>(C),
-              static_cast<long long>(K));
-  SBNET_CHECK(p.weight.size[1] == C / p.groups, "%s: weight: %lld input channels; C/groups = %lld is wanted", kOp,
-              static_cast<long long>(p.weight.size[1]), static_cast<long long>(C / p.groups));
-  SBNET_CHECK(p.activation >= Activation::kNone && p.activation <= Activation::kHardswish,
-              "%s: activation: unknown code %d", kOp, static_cast<int>(p.activation));
+  return check_conv(op, p, p.x.dtype);
+}
 
-  const int64_t out[4] = {N, K, output_size(H, p.weight.size[2], p.stride[0], p.padding[0], p.dilation[0]),
-                          output_size(W, p.weight.size[3], p.stride[1], p.padding[1], p.dilation[1])};
-  SBNET_CHECK(out[2] >= 1 && out[3] >= 1, "%s: x: plane %lldx%lld is smaller than the kernel's reach", kOp,
-              static_cast<long long>(H), static_cast<long long>(W));
-  const LayerShape shape = {{out[0], out[1], out[2], out[3]}, "N, K, H_out, W_out"};
-  SBNET_TRY(check_layer(kOp, p.x, p.y, shape, p.active, p.fringe));
-  SBNET_CHECK(!N || !p.active.capacity || !may_overlap(p.weight, p.y),
-              "%s: out: shares memory with weight; a separate tensor is wanted", kOp);
-  return p.residual.data ? check_residual(kOp, p.residual, p.y) : ok_status();
+Status validate(const QuantizedConv2dParams& p) {
+  constexpr const char* op = "sparse_conv2d_quantized";
+  for (const TensorView* t : {&p.x, &p.weight})
+    SBNET_CHECK(t->dtype == DType::kI8, "%s: %s: dtype: expected int8, got %s", op, t == &p.x ? "x" : "weight",
+                dtype_name(t->dtype));
+  SBNET_TRY(check_read(op, p.x));
+  SBNET_CHECK(!p.bias || p.bias_dtype == DType::kF32, "%s: bias: dtype: expected float32, got %s", op,
+              dtype_name(p.bias_dtype));
+  SBNET_CHECK(p.y.dtype == DType::kI8 || p.y.dtype == DType::kF32, "%s: out: dtype: expected int8 or float32, got %s",
+              op, dtype_name(p.y.dtype));
+  SBNET_CHECK(p.y.dtype == DType::kI8 ? p.out_scale > 0 && p.out_scale <= FLT_MAX : p.out_scale == 0,
+              "%s: out_scale: expected %s, got %g", op,
+              p.y.dtype == DType::kI8 ? "a positive number with an int8 output" : "none with a float32 output",
+              static_cast<double>(p.out_scale));
+  SBNET_CHECK(p.groups == 1, "%s: groups: expected 1, got %d", op, p.groups);
+  SBNET_CHECK(size_product({p.weight.size[1], p.weight.size[2], p.weight.size[3]}) <= kMostIntegerProducts,
+              "%s: weight: expected at most %lld products a sum, which 32 bits hold, got %lldx%lldx%lld", op,
+              static_cast<long long>(kMostIntegerProducts), static_cast<long long>(p.weight.size[1]),
+              static_cast<long long>(p.weight.size[2]), static_cast<long long>(p.weight.size[3]));
+  return check_conv(op, p, p.y.dtype);
 }
 
 }  // namespace sbnet

@@ -30,8 +30,10 @@ void zero_fringe(const TensorView& y, const FringeView& fringe, const Parallel& 
   parallel_for(parallel, count, 512, [&](int64_t begin, int64_t end) {
     if (dtype_size(y.dtype) == 4)
       zero_pixels<uint32_t>(y, fringe.pixels, begin, end);
-    else
+    else if (dtype_size(y.dtype) == 2)
       zero_pixels<uint16_t>(y, fringe.pixels, begin, end);
+    else
+      zero_pixels<uint8_t>(y, fringe.pixels, begin, end);
   });
 }
 

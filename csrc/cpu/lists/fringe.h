@@ -4,7 +4,7 @@
 
 namespace sbnet {
 
-// Sets the listed pixels of y, of any dtype of 2 or 4 bytes, to zero.
+// Sets the listed pixels of y, of any dtype of 1, 2 or 4 bytes, to zero.
 void zero_fringe(const TensorView& y, const FringeView& fringe, const Parallel& parallel);
 
 // The set bits of a plane's words, in order: linear pixel indices, then -1.

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <new>
 
+#include "core/layer.h"
 #include "cpu/lists/fringe.h"
 #include "cpu/masked/conv_kernels.h"
 #include "cpu/masked/conv_run.h"
@@ -26,9 +27,12 @@ bool suits_amx(const TensorView& weight, Isa isa) {
 
 // The weights alone decide: they may have been packed before planes and blocks are known.
 const ConvKernels& kernels(const TensorView& weight) {
-  (void)weight;
 #if defined(__x86_64__)
   const Isa isa = chosen_isa();
+  if (weight.dtype == DType::kI8) {
+    if (isa >= Isa::kAvx512 && has_vnni()) return kConvInt8KernelsVnni;
+    return isa >= Isa::kAvx2 ? kConvInt8KernelsAvx2 : kConvInt8KernelsGeneric;
+  }
 #if defined(SBNET_AMX)
   if (suits_amx(weight, isa)) return kConvKernelsAmx;
 #endif
@@ -43,7 +47,7 @@ const ConvKernels& kernels(const TensorView& weight) {
       break;
   }
 #endif
-  return kConvKernelsGeneric;
+  return weight.dtype == DType::kI8 ? kConvInt8KernelsGeneric : kConvKernelsGeneric;
 }
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -124,6 +128,31 @@ void run_jobs(const ConvPlan& plan, const ConvKernels& kernel, const void* weigh
 
 }  // namespace
 
+namespace {
+
+Status run_layer(const Conv2dParams& p, const QuantizedConv2dParams* quantized, const void* packed, void* workspace,
+                 const Parallel& parallel) {
+  const ConvKernels& kernel = kernels(p.weight);
+  ConvPlan plan = make_conv_plan(p, kernel.shape, packed, parallel.threads);
+  plan.quantized = quantized;
+  if (packed) {
+    SBNET_CHECK(
+        !std::memcmp(packed, &plan.tag, sizeof(plan.tag)),
+        "sparse_conv2d: packed: made for a weight of another shape or dtype, other groups or another processor; "
+        "pack_conv_weight(weight, groups) of weight [%lld,%lld,%lld,%lld] %s, groups %d is wanted",
+        static_cast<long long>(p.weight.size[0]), static_cast<long long>(p.weight.size[1]),
+        static_cast<long long>(p.weight.size[2]), static_cast<long long>(p.weight.size[3]), dtype_name(p.weight.dtype),
+        p.groups);
+    packed = static_cast<const char*>(packed) + kTagBytes;
+  }
+  if (p.x.size[0])  // blocks of no image, which a count may claim, are as large as anybody likes
+    run_jobs(plan, kernel, packed, static_cast<char*>(workspace), parallel);
+  zero_fringe(p.y, p.fringe, parallel);
+  return ok_status();
+}
+
+}  // namespace
+
 int64_t conv_workspace_bytes(const Conv2dParams& p, int32_t threads) {
   return make_conv_plan(p, kernels(p.weight).shape, false, threads).total_bytes;
 }
@@ -158,20 +187,17 @@ extern "C" int64_t sbnet_sparse_conv2d_workspace_bytes_cpu(const sbnet::Conv2dPa
 extern "C" sbnet::Status sbnet_sparse_conv2d_cpu(const sbnet::Conv2dParams* p, const void* packed, void* workspace,
                                                  const sbnet::Parallel* parallel) {
   SBNET_TRY(sbnet::validate(*p));
-  const sbnet::ConvKernels& kernel = sbnet::kernels(p->weight);
-  const sbnet::ConvPlan plan = sbnet::make_conv_plan(*p, kernel.shape, packed, parallel->threads);
-  if (packed) {
-    SBNET_CHECK(
-        !std::memcmp(packed, &plan.tag, sizeof(plan.tag)),
-        "sparse_conv2d: packed: made for a weight of another shape or dtype, other groups or another processor; "
-        "pack_conv_weight(weight, groups) of weight [%lld,%lld,%lld,%lld] %s, groups %d is wanted",
-        static_cast<long long>(p->weight.size[0]), static_cast<long long>(p->weight.size[1]),
-        static_cast<long long>(p->weight.size[2]), static_cast<long long>(p->weight.size[3]),
-        dtype_name(p->weight.dtype), p->groups);
-    packed = static_cast<const char*>(packed) + sbnet::kTagBytes;
-  }
-  if (p->x.size[0])  // blocks of no image, which a count may claim, are as large as anybody likes
-    sbnet::run_jobs(plan, kernel, packed, static_cast<char*>(workspace), *parallel);
-  sbnet::zero_fringe(p->y, p->fringe, *parallel);
-  return sbnet::ok_status();
+  return sbnet::run_layer(*p, nullptr, packed, workspace, *parallel);
+}
+
+extern "C" int64_t sbnet_sparse_conv2d_quantized_workspace_bytes_cpu(const sbnet::QuantizedConv2dParams* p,
+                                                                     const void* packed, int32_t threads) {
+  if (!sbnet::validate(*p).ok()) return 0;
+  return sbnet::make_conv_plan(*p, sbnet::kernels(p->weight).shape, packed, threads).total_bytes;
+}
+
+extern "C" sbnet::Status sbnet_sparse_conv2d_quantized_cpu(const sbnet::QuantizedConv2dParams* p, const void* packed,
+                                                           void* workspace, const sbnet::Parallel* parallel) {
+  SBNET_TRY(sbnet::validate(*p));
+  return sbnet::named("sparse_conv2d_quantized", sbnet::run_layer(*p, p, packed, workspace, *parallel));
 }

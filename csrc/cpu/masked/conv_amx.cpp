@@ -11,7 +11,7 @@ namespace sbnet {
 namespace SBNET_ISA {
 
 constexpr int64_t kDepth = 32;
-constexpr bool kFloats = false;
+constexpr int kZeroByte = 0;
 constexpr int64_t kRows = 16;                         // pixels of a product, at most
 constexpr int64_t kProductWeights = kDepth * kLanes;  // elements of a weight matrix: one register
 
@@ -160,9 +160,16 @@ static void run_amx_job(const ConvPlan& plan, const ConvJob& job) {
     run<BFloat>(plan, job);
 }
 
+static void pack_all(const ConvLayout& layout, void* packed, int64_t begin, int64_t end) {
+  if (layout.weight.dtype == DType::kF16)
+    pack_weights<Half>(layout, packed, begin, end);
+  else
+    pack_weights<BFloat>(layout, packed, begin, end);
+}
+
 }  // namespace SBNET_ISA
 
 const ConvKernels kConvKernelsAmx = {
-    {SBNET_LANES, SBNET_VECTORS, conv_amx::kDepth, 2, conv_amx::kRows}, conv_amx::pack_weights, conv_amx::run_amx_job};
+    {SBNET_LANES, SBNET_VECTORS, conv_amx::kDepth, 2, conv_amx::kRows}, conv_amx::pack_all, conv_amx::run_amx_job};
 }  // namespace sbnet
 #endif

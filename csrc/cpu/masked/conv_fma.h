@@ -9,7 +9,7 @@ namespace SBNET_ISA {
 template <class T>
 using Stored = float;
 constexpr int64_t kDepth = 1;
-constexpr bool kFloats = true;
+constexpr int kZeroByte = 0;
 
 template <class T>
 SBNET_INLINE void put(float* to, T from) {
@@ -213,7 +213,17 @@ static void run_job(const ConvPlan& plan, const ConvJob& job) {
 }
 
 static void pack_all(const ConvLayout& layout, void* packed, int64_t begin, int64_t end) {
-  pack_weights(layout, packed, begin, end);
+  switch (layout.weight.dtype) {
+    case DType::kF16:
+      pack_weights<Half>(layout, packed, begin, end);
+      break;
+    case DType::kBF16:
+      pack_weights<BFloat>(layout, packed, begin, end);
+      break;
+    default:
+      pack_weights<float>(layout, packed, begin, end);
+      break;
+  }
   if (layout.winograd) pack_winograd(layout, static_cast<float*>(packed), begin, end);
 }
 

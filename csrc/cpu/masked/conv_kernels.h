@@ -34,7 +34,10 @@ struct ConvKernels {
 };
 
 extern const ConvKernels kConvKernelsGeneric;
+extern const ConvKernels kConvInt8KernelsGeneric;  // int8 weights only
 #if defined(__x86_64__)
+extern const ConvKernels kConvInt8KernelsAvx2;
+extern const ConvKernels kConvInt8KernelsVnni;
 extern const ConvKernels kConvKernelsAvx2;
 extern const ConvKernels kConvKernelsAvx512;
 #endif

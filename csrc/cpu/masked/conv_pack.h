@@ -1,6 +1,5 @@
 // Weights in the order in which the microkernels of an instruction set read them. That set defines, before it includes
-// this: Stored<T> and kDepth (conv_patch.h), kFloats (does it take float32?) and pack_tap, which packs one tap of
-// kLanes output channels.
+// this: Stored<T>, kZeroByte and kDepth (conv_patch.h), and pack_tap, which packs one tap of kLanes output channels.
 #pragma once
 #include "cpu/masked/conv_patch.h"
 
@@ -33,22 +32,12 @@ static void pack_lanes(const ConvLayout& layout, int64_t group, int64_t k0, Stor
     }
 }
 
+// Vectors [begin, end) of all groups' output channels.
+template <class T>
 static void pack_weights(const ConvLayout& layout, void* packed, int64_t begin, int64_t end) {
   const int64_t per_group = (layout.group_out + kLanes - 1) / kLanes;
-  for (int64_t i = begin; i < end; ++i) {
-    const int64_t group = i / per_group, k0 = i % per_group * kLanes;
-    switch (layout.weight.dtype) {
-      case DType::kF16:
-        pack_lanes<Half>(layout, group, k0, static_cast<Stored<Half>*>(packed));
-        break;
-      case DType::kBF16:
-        pack_lanes<BFloat>(layout, group, k0, static_cast<Stored<BFloat>*>(packed));
-        break;
-      default:
-        if constexpr (kFloats) pack_lanes<float>(layout, group, k0, static_cast<Stored<float>*>(packed));
-        break;
-    }
-  }
+  for (int64_t i = begin; i < end; ++i)
+    pack_lanes<T>(layout, i / per_group, i % per_group * kLanes, static_cast<Stored<T>*>(packed));
 }
 
 }  // namespace SBNET_ISA

@@ -1,6 +1,7 @@
 // Patches: the input that a tile's outputs read, channels innermost, zero-padded. The instruction set defines, before
-// it includes this: Stored<T>, the element of patches and packed weights (put and put_row convert), and kDepth, the
-// number of channels that one product sums (a pixel's channels are filled up to a multiple of it with zeros).
+// it includes this: Stored<T>, the element of patches and packed weights (put and put_row convert), kZeroByte, each
+// byte of a zero in a patch, and kDepth, the number of channels that one product sums (a pixel's channels are filled up
+// to a multiple of it with zeros).
 #pragma once
 #include "cpu/masked/conv_simd.h"
 
@@ -17,7 +18,7 @@ struct PatchChannels {
 
 template <class S>
 static void zero_slots(S* to, int64_t slots, int64_t slot) {
-  if (slots > 0 && slot > 0) __builtin_memset(to, 0, slots * slot * sizeof(S));
+  if (slots > 0 && slot > 0) __builtin_memset(to, kZeroByte, slots * slot * sizeof(S));
 }
 
 // `count` slots from input pixels `step` elements apart, all of them in the plane.

@@ -106,13 +106,20 @@ ConvLayout make_conv_layout(const TensorView& weight, int32_t groups, const Conv
     l.bytes += ((l.panels - 1) * l.panel_width + l.last_width) * kWinogradPoints * l.group_in * shape.element_bytes;
   }
 
+  if (weight.dtype == DType::kI8) {
+    l.offsets_at = l.bytes;
+    l.bytes += aligned(((l.panels - 1) * l.panel_width + l.last_width) * 4);
+  }
+
   const int64_t slice_taps =
       std::min<int64_t>(weight.size[2], kMaxAxisTaps) * std::min<int64_t>(weight.size[3], kMaxAxisTaps);
   const int64_t fits =
       kWeightSliceBytes / (slice_taps * std::min<int64_t>(l.panel_width, l.group_out) * shape.element_bytes);
   const int64_t most = std::min({fits, kMaxChunk, kMaxProducts / slice_taps});
   if (shape.depth > 1) {
-    l.chunk = std::clamp<int64_t>(most / shape.depth, 1, l.stored_in / shape.depth) * shape.depth;
+    const int64_t products = l.stored_in / shape.depth;  // equal chunks of whole products
+    l.chunk =
+        ceil_div(products, ceil_div(products, std::clamp<int64_t>(most / shape.depth, 1, products))) * shape.depth;
   } else {
     l.chunk = ceil_div(l.group_in, ceil_div(l.group_in, std::clamp<int64_t>(most, 1, l.group_in)));
     if (l.chunk > 4) l.chunk = std::min(l.group_in, ceil_div(l.chunk, 4) * 4);

@@ -8,7 +8,7 @@
 // Chunk and tap group are sized so that patch and weight slice stay in the L1 cache. A 1x1 convolution of float32 in
 // channels-last memory has no use for a patch: its products read x itself, many channels in a row.
 #pragma once
-#include "core/masked/conv.h"
+#include "core/masked/conv_quantized.h"
 
 namespace sbnet {
 
@@ -73,6 +73,7 @@ struct ConvLayout {
   int64_t last_width;   // of the last panel: a multiple of `lanes`
   bool winograd;        // the weights are kept in Winograd's form, too (conv_winograd.h)
   int64_t winograd_at;  // where that begins, in elements
+  int64_t offsets_at;   // of int8 weights: where what to add to the sum of each output channel begins, in bytes
   int64_t bytes;
   PackTag tag;
 
@@ -86,16 +87,17 @@ struct ConvLayout {
 
 struct ConvPlan : ConvLayout {
   Conv2dParams p;
-  int64_t patch_channels;  // elements per patch slot: chunk, or the panel width for depthwise
-  bool in_place;           // 1x1: the microkernels read x where it is, there are no patches
-  int64_t job_panels;      // panels per job, at most
-  int32_t tile[2];         // tile height and width
-  int64_t tiles[2];        // tiles per block
-  int64_t rects_per_tile;  // small blocks share a tile
-  int64_t rect_slots;      // patch slots per rect, at most
-  int64_t sum_rows;        // accumulators per panel of a job, in pixels
-  bool by_winograd;        // this convolution is computed so
-  int64_t squares;         // then: 2x2 squares of outputs per tile, at most, in whole microtiles
+  const QuantizedConv2dParams* quantized;  // p with its scales; null of floats
+  int64_t patch_channels;                  // elements per patch slot: chunk, or the panel width for depthwise
+  bool in_place;                           // 1x1: the microkernels read x where it is, there are no patches
+  int64_t job_panels;                      // panels per job, at most
+  int32_t tile[2];                         // tile height and width
+  int64_t tiles[2];                        // tiles per block
+  int64_t rects_per_tile;                  // small blocks share a tile
+  int64_t rect_slots;                      // patch slots per rect, at most
+  int64_t sum_rows;                        // accumulators per panel of a job, in pixels
+  bool by_winograd;                        // this convolution is computed so
+  int64_t squares;                         // then: 2x2 squares of outputs per tile, at most, in whole microtiles
   // Byte offsets and sizes in the workspace.
   int64_t weights_at, scratch_at, scratch_bytes, total_bytes;
   // Byte offsets in one thread's scratch.

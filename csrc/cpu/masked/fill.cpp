@@ -70,6 +70,9 @@ sbnet::Status sbnet_sparse_fill_cpu(const sbnet::FillParams* p, const sbnet::Par
     case DType::kF32:
       fill<uint32_t>(*p, *parallel, float_to_bits(p->value));
       break;
+    case DType::kI8:
+      fill<uint8_t>(*p, *parallel, 0);
+      break;
     case DType::kF16:
       fill<uint16_t>(*p, *parallel, from_float<Half>(p->value).bits);
       break;

@@ -47,6 +47,15 @@ inline Isa detect_isa() {
 #endif
 }
 
+// Dot products of bytes, beside AVX-512.
+inline bool has_vnni() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avx512vnni");
+#else
+  return false;
+#endif
+}
+
 inline Isa chosen_isa() {
   static const Isa isa = [] {
     const Isa best = detect_isa();

@@ -97,11 +97,13 @@ cudaError_t dispatch(const FillParams& p, const DeviceInfo& device, cudaStream_t
   uint32_t bits = wide                       ? bits_of<float>(p.value)
                   : p.x.dtype == DType::kF16 ? bits_of<__half>(p.value)
                                              : bits_of<__nv_bfloat16>(p.value);
-  const int64_t vector = wide ? 4 : 8;
+  const bool byte = p.x.dtype == DType::kI8;  // the value is 0 then
+  const int64_t vector = 16 / dtype_size(p.x.dtype);
   if (vectorises(p, vector)) {
     if (!wide) bits |= bits << 16;
     return launch<uint4>(p, device, vector, make_uint4(bits, bits, bits, bits), stream);
   }
+  if (byte) return launch<uint8_t>(p, device, 1, 0, stream);
   return wide ? launch<uint32_t>(p, device, 1, bits, stream)
               : launch<uint16_t>(p, device, 1, static_cast<uint16_t>(bits), stream);
 }

@@ -1,5 +1,4 @@
-#include "core/masked/conv.h"
-
+#include "core/masked/conv_quantized.h"
 #include "ort_binding/masked/layer.h"
 #include "ort_binding/masked/packed_weight.h"
 
@@ -12,6 +11,48 @@ Activation to_activation(const char* op, const std::string& name) {
 }
 
 namespace {
+
+// Of the window, and what it makes of a plane.
+struct Sides {
+  const char* op;
+  Pair stride, padding, dilation;
+
+  explicit Sides(const Attributes& a)
+      : op(a.op()), stride(a.pair("stride", 1)), padding(a.pair("padding", 0)), dilation(a.pair("dilation", 1)) {
+    for (size_t d = 0; d < 2; ++d)
+      if (stride[d] < 1 || dilation[d] < 1)
+        raise("sbnet::", op, ": stride, dilation: ", stride[d], ", ", dilation[d], "; at least 1 is wanted");
+  }
+
+  int64_t output_size(size_t d, int64_t side, int64_t taps) const {
+    const int64_t reach = side + 2 * int64_t{padding[d]} - int64_t{dilation[d]} * (taps - 1) - 1;
+    if (reach < 0)
+      raise("sbnet::", op, ": x: side ", side, " with padding ", padding[d], " is smaller than the kernel's reach");
+    return reach / stride[d] + 1;
+  }
+
+  std::vector<int64_t> output(const Tensor& x, const Tensor& weight) const {
+    return {x.shape[0], output_size(0, x.shape[1], weight.shape[1]), output_size(1, x.shape[2], weight.shape[2]),
+            weight.shape[0]};
+  }
+
+  Dims infer(const Dims& x, const Dims& weight) const {
+    Dims y(4);
+    if (!x.empty()) y[0] = x[0];
+    if (!weight.empty()) y[3] = weight[0];
+    for (size_t d = 0; d < 2; ++d)
+      if (!x.empty() && !weight.empty() && weight[1 + d].known()) {
+        const int64_t taps = weight[1 + d].value;
+        const bool same = stride[d] == 1 && 2 * int64_t{padding[d]} == int64_t{dilation[d]} * (taps - 1);
+        y[1 + d] = same ? x[1 + d] : x[1 + d].map([&](int64_t side) { return output_size(d, side, taps); });
+      }
+    return y;
+  }
+
+  void set(Conv2dParams* p) const {
+    for (size_t d = 0; d < 2; ++d) p->stride[d] = stride[d], p->padding[d] = padding[d], p->dilation[d] = dilation[d];
+  }
+};
 
 struct SparseConv2d {
   static constexpr const char* kName = "sparse_conv2d";
@@ -32,7 +73,7 @@ struct SparseConv2d {
   static constexpr int kInPlace = kBase;
 
   MaskedLayer layer;
-  Pair stride, padding, dilation;
+  Sides sides;
   int64_t groups;
   Activation activation;
   float negative_slope;
@@ -41,39 +82,17 @@ struct SparseConv2d {
 
   explicit SparseConv2d(const Attributes& a)
       : layer(a, {kIndices, kFringePixels}),
-        stride(a.pair("stride", 1)),
-        padding(a.pair("padding", 0)),
-        dilation(a.pair("dilation", 1)),
+        sides(a),
         groups(a.integer("groups", 1)),
         activation(to_activation(kName, a.text("activation", "none"))),
         negative_slope(a.real("negative_slope", 0.01f)),
         allow_tf32(a.flag("allow_tf32", false)),
         packed_weight(a, "weight", kWeight, groups) {
-    for (size_t d = 0; d < 2; ++d)
-      if (stride[d] < 1 || dilation[d] < 1)
-        raise("sbnet::", kName, ": stride, dilation: ", stride[d], ", ", dilation[d], "; at least 1 is wanted");
     if (groups < 1 || groups > INT32_MAX) raise("sbnet::", kName, ": groups: ", groups, "; at least 1 is wanted");
   }
 
-  int64_t output_size(size_t d, int64_t side, int64_t taps) const {
-    const int64_t reach = side + 2 * int64_t{padding[d]} - int64_t{dilation[d]} * (taps - 1) - 1;
-    if (reach < 0)
-      raise("sbnet::", kName, ": x: side ", side, " with padding ", padding[d], " is smaller than the kernel's reach");
-    return reach / stride[d] + 1;
-  }
-
   void infer(ShapeContext& s) const {
-    const Dims x = s.input(kX, 4), weight = s.input(kWeight, 4);
-    Dims y(4);
-    if (!x.empty()) y[0] = x[0];
-    if (!weight.empty()) y[3] = weight[0];
-    for (size_t d = 0; d < 2; ++d)
-      if (!x.empty() && !weight.empty() && weight[1 + d].known()) {
-        const int64_t taps = weight[1 + d].value;
-        const bool same = stride[d] == 1 && 2 * int64_t{padding[d]} == int64_t{dilation[d]} * (taps - 1);
-        y[1 + d] = same ? x[1 + d] : x[1 + d].map([&](int64_t side) { return output_size(d, side, taps); });
-      }
-    layer.infer(s, y, s.input(kResidual, 4));
+    layer.infer(s, sides.infer(s.input(kX, 4), s.input(kWeight, 4)), s.input(kResidual, 4));
   }
 
   void compute(Context& c) const {
@@ -82,14 +101,12 @@ struct SparseConv2d {
     p.weight = plane_view(weight);
     p.bias = bias_of(c, kBiasInput, weight.shape[0], &p.bias_dtype);
     if (residual.present) p.residual = plane_view(residual);
-    for (size_t d = 0; d < 2; ++d) p.stride[d] = stride[d], p.padding[d] = padding[d], p.dilation[d] = dilation[d];
+    sides.set(&p);
     p.groups = static_cast<int32_t>(groups);
     p.activation = activation;
     p.activation_param = negative_slope;
     p.allow_tf32 = allow_tf32;
-    const std::vector<int64_t> shape = {x.shape[0], output_size(0, x.shape[1], weight.shape[1]),
-                                        output_size(1, x.shape[2], weight.shape[2]), weight.shape[0]};
-    layer.compute(c, p, shape, [&](const Parallel& parallel) {
+    layer.compute(c, p, sides.output(x, weight), [&](const Parallel& parallel) {
       const void* packed = packed_weight.data();
       const Workspace scratch(c, c.cuda() ? 0 : sbnet_sparse_conv2d_workspace_bytes_cpu(&p, packed, parallel.threads));
       return SBNET_ORT_ON_DEVICE(c, sbnet_sparse_conv2d_cpu(&p, packed, scratch.data(), &parallel),
@@ -98,8 +115,92 @@ struct SparseConv2d {
   }
 };
 
+// An op for each dtype of the output, which ONNX Runtime cannot read off the inputs.
+template <int32_t kElement>
+struct SparseConv2dQuantized {
+  static constexpr bool kBytes = kElement == kInt8;
+  static constexpr const char* kName = kBytes ? "sparse_conv2d_quantized" : "sparse_conv2d_dequantized";
+  enum Position {
+    kX,
+    kWeight,
+    kScale,
+    kIndices,
+    kCount,
+    kBlockMap,
+    kBiasInput,
+    kResidual,
+    kFringePixels,
+    kFringeCount,
+    kBase
+  };
+  static constexpr Argument kInputs[] = {{"x", kInt8},
+                                         {"weight", kInt8},
+                                         {"scale", kFloat},
+                                         {"indices", kInt32},
+                                         {"count", kInt32},
+                                         {"block_map", kInt32},
+                                         {"bias", kFloat, kOptional},
+                                         {"residual", kElement, kOptional},
+                                         {"fringe_pixels", kInt32, kOptional},
+                                         {"fringe_count", kInt32, kOptional},
+                                         {"base", kElement, kOptional}};
+  static constexpr Argument kOutputs[] = {{"y", kElement}};
+  static constexpr Types kTypes[] = {{kFloat, kFloat}};
+  static constexpr int kInPlace = kBase;
+
+  MaskedLayer layer;
+  Sides sides;
+  Activation activation;
+  float negative_slope, residual_scale, out_scale;
+  PackedWeight packed_weight;
+
+  explicit SparseConv2dQuantized(const Attributes& a)
+      : layer(a, {kIndices, kFringePixels}),
+        sides(a),
+        activation(to_activation(kName, a.text("activation", "none"))),
+        negative_slope(a.real("negative_slope", 0.01f)),
+        residual_scale(a.real("residual_scale", 1)),
+        out_scale(kBytes ? a.real("out_scale", 0) : 0),
+        packed_weight(a, "weight", kWeight, 1) {}
+
+  void infer(ShapeContext& s) const {
+    layer.infer(s, sides.infer(s.input(kX, 4), s.input(kWeight, 4)), s.input(kResidual, 4));
+  }
+
+  void compute(Context& c) const {
+    const Tensor x = c.input(kX, 4), weight = c.input(kWeight, 4), scale = c.input(kScale, 1),
+                 residual = c.input(kResidual, 4);
+    QuantizedConv2dParams p = {};
+    p.weight = plane_view(weight);
+    p.bias = bias_of(c, kBiasInput, weight.shape[0], &p.bias_dtype);
+    DType float32 = DType::kF32;
+    p.scale = static_cast<const float*>(bias_of(c, kScale, weight.shape[0], &float32));
+    if (residual.present) p.residual = plane_view(residual);
+    sides.set(&p);
+    p.groups = 1;
+    p.activation = activation;
+    p.activation_param = negative_slope;
+    p.residual_scale = residual_scale;
+    p.out_scale = out_scale;
+    layer.compute(
+        c, p, sides.output(x, weight),
+        [&](const Parallel& parallel) {
+          const void* packed = packed_weight.data();
+          const Workspace scratch(
+              c, c.cuda() ? 0 : sbnet_sparse_conv2d_quantized_workspace_bytes_cpu(&p, packed, parallel.threads));
+          return SBNET_ORT_ON_DEVICE(c, sbnet_sparse_conv2d_quantized_cpu(&p, packed, scratch.data(), &parallel),
+                                     sbnet_sparse_conv2d_quantized_cuda(&p, c.stream()));
+        },
+        kBytes ? DType::kI8 : DType::kF32);
+  }
+};
+
 }  // namespace
 
-void add_conv_ops(const Runtime& runtime) { add_op<SparseConv2d>(runtime); }
+void add_conv_ops(const Runtime& runtime) {
+  add_op<SparseConv2d>(runtime);
+  add_op<SparseConv2dQuantized<kInt8>>(runtime);
+  add_op<SparseConv2dQuantized<kFloat>>(runtime);
+}
 
 }  // namespace sbnet::ort

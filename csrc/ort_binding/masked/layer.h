@@ -31,9 +31,11 @@ class MaskedLayer {
   }
 
   // Fills x, active, fringe and y of p, makes the output, calls run(parallel), which launches the layer, and does what
-  // the attributes want outside the active blocks. p's own numbers must be there. `shape` is y's, [N,H,W,C].
+  // the attributes want outside the active blocks. p's own numbers must be there. `shape` is y's, [N,H,W,C], its dtype
+  // x's unless another one is given.
   template <class Params, class Run>
-  void compute(Context& c, Params& p, const std::vector<int64_t>& shape, const Run& run) const {
+  void compute(Context& c, Params& p, const std::vector<int64_t>& shape, const Run& run,
+               std::optional<DType> y_dtype = {}) const {
     const Tensor x = c.input(0, 4), pixels = c.input(at_.fringe, 1), count = c.input(at_.fringe + 1),
                  base = c.input(at_.base(), 4);
     p.x = plane_view(x);
@@ -49,7 +51,7 @@ class MaskedLayer {
     if (active.batch != x.shape[0])
       raise("sbnet::", c.op(), ": block_map: ", active.batch, " images; those of x, ", x.shape[0], ", are wanted");
     p.active = active.view;
-    p.y = plane_view(nullptr, shape, x.dtype);
+    p.y = plane_view(nullptr, shape, y_dtype.value_or(x.dtype));
     check(named(c.op(), validate(p)));  // before an output of an absurd size is asked for
     if (base.present && base.shape != shape) {
       Params as_base = p;

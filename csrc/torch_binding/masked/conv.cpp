@@ -1,5 +1,4 @@
-#include "core/masked/conv.h"
-
+#include "core/masked/conv_quantized.h"
 #include "torch_binding/masked/layer.h"
 
 namespace sbnet::binding {
@@ -34,11 +33,10 @@ struct ConvArguments {
   bool allow_tf32;
 };
 
-void run(const LayerCall& layer, ConvArguments a, const std::optional<Tensor>& packed_weight = {}) {
+// p's numbers. `a` holds the tensors that p points into.
+void set_conv(const Call& call, const LayerCall& layer, ConvArguments& a, Conv2dParams& p) {
   const char* op = layer.op;
-  const Call call(op, "x", layer.x);
   call.same_device("weight", a.weight);
-  Conv2dParams p = {};
   set_layer(call, layer, &p);
   check_rank(op, "weight", a.weight, 4);
   // Kernels want K,R,S,C order; weights kept in channels_last skip this copy.
@@ -56,6 +54,13 @@ void run(const LayerCall& layer, ConvArguments a, const std::optional<Tensor>& p
   p.activation = to_activation(op, a.activation);
   p.activation_param = static_cast<float>(a.activation_param);
   p.allow_tf32 = a.allow_tf32;
+}
+
+void run(const LayerCall& layer, ConvArguments a, const std::optional<Tensor>& packed_weight = {}) {
+  const char* op = layer.op;
+  const Call call(op, "x", layer.x);
+  Conv2dParams p = {};
+  set_conv(call, layer, a, p);
   check(op, validate(p));
   const void* packed = packed_weight ? packed_of(call, *packed_weight, {p.weight, p.groups}) : nullptr;
   const Parallel parallel = call.parallel();
@@ -74,19 +79,13 @@ void sparse_conv2d_(Tensor x, Tensor weight, std::optional<Tensor> bias, std::op
       {weight, bias, residual, stride, padding, dilation, groups, activation, activation_param, allow_tf32}, packed);
 }
 
-// Zeros outside the active blocks; y has the memory format of x.
-Tensor sparse_conv2d(Tensor x, Tensor weight, std::optional<Tensor> bias, std::optional<Tensor> residual,
-                     Tensor indices, Tensor count, Tensor block_map, Ints grid, Ints stride, Ints padding,
-                     Ints dilation, int64_t groups, std::string activation, double activation_param, bool allow_tf32) {
-  const char* op = "sparse_conv2d";
-  check_rank(op, "x", x, 4);
-  check_rank(op, "weight", weight, 4);
-  // Sizes of y before validate() has seen the numbers: 32 bits each, so that nothing overflows.
+// Of y, before validate() has seen the numbers: 32 bits each, so that nothing overflows.
+void output_sides(const char* op, const Tensor& x, const Tensor& weight, const Ints& stride, const Ints& padding,
+                  const Ints& dilation, int64_t (&side)[2]) {
   int32_t strides[2], paddings[2], dilations[2];
   to_pair(op, "stride", stride, strides);
   to_pair(op, "padding", padding, paddings);
   to_pair(op, "dilation", dilation, dilations);
-  int64_t side[2];
   for (int d = 0; d < 2; ++d) {
     SBNET_TORCH_CHECK(strides[d] >= 1 && dilations[d] >= 1 && paddings[d] >= 0, "sbnet::", op,
                       ": stride, dilation, padding: ", strides[d], ", ", dilations[d], ", ", paddings[d],
@@ -96,10 +95,92 @@ Tensor sparse_conv2d(Tensor x, Tensor weight, std::optional<Tensor> bias, std::o
                       " is smaller than the kernel's reach");
     side[d] = reach / stride[d] + 1;
   }
+}
+
+// Zeros outside the active blocks; y has the memory format of x.
+Tensor sparse_conv2d(Tensor x, Tensor weight, std::optional<Tensor> bias, std::optional<Tensor> residual,
+                     Tensor indices, Tensor count, Tensor block_map, Ints grid, Ints stride, Ints padding,
+                     Ints dilation, int64_t groups, std::string activation, double activation_param, bool allow_tf32) {
+  const char* op = "sparse_conv2d";
+  check_rank(op, "x", x, 4);
+  check_rank(op, "weight", weight, 4);
+  int64_t side[2];
+  output_sides(op, x, weight, stride, padding, dilation, side);
   const Tensor y = zeros_for(op, x, weight.size(0), side, block_map, grid);
   run({op, x, indices, count, grid, y},
       {weight, bias, residual, stride, padding, dilation, groups, activation, activation_param, allow_tf32});
   return y;
+}
+
+// What an int8 convolution has besides.
+struct Scales {
+  Tensor scale;
+  double residual, out;
+};
+
+void run_quantized(const LayerCall& layer, ConvArguments a, const Scales& scales,
+                   const std::optional<Tensor>& packed_weight = {}) {
+  const char* op = layer.op;
+  const Call call(op, "x", layer.x);
+  QuantizedConv2dParams p = {};
+  set_conv(call, layer, a, p);
+  std::optional<Tensor> scale = scales.scale;
+  DType dtype = DType::kF32;
+  p.scale = static_cast<const float*>(bias_of(call, "scale", scale, a.weight.size(0), &dtype));
+  SBNET_TORCH_CHECK(dtype == DType::kF32, "sbnet::", op, ": scale: dtype: expected float32, got ", dtype_name(dtype));
+  p.residual_scale = static_cast<float>(scales.residual);
+  p.out_scale = static_cast<float>(scales.out);
+  check(op, validate(p));
+  const void* packed = packed_weight ? packed_of(call, *packed_weight, {p.weight, p.groups}) : nullptr;
+  const Parallel parallel = call.parallel();
+  const Tensor scratch = workspace(
+      layer.x, call.cuda() ? 0 : sbnet_sparse_conv2d_quantized_workspace_bytes_cpu(&p, packed, parallel.threads));
+  check(op, SBNET_ON_DEVICE(call, sbnet_sparse_conv2d_quantized_cpu(&p, packed, scratch.data_ptr(), &parallel),
+                            sbnet_sparse_conv2d_quantized_cuda(&p, call.stream())));
+}
+
+void sparse_conv2d_quantized_(Tensor x, Tensor weight, Tensor scale, std::optional<Tensor> bias,
+                              std::optional<Tensor> residual, double residual_scale, Tensor indices, Tensor count,
+                              Ints grid, Ints stride, Ints padding, Ints dilation, std::string activation,
+                              double activation_param, double out_scale, Tensor out,
+                              std::optional<Tensor> fringe_pixels, std::optional<Tensor> fringe_count,
+                              std::optional<Tensor> packed) {
+  run_quantized({"sparse_conv2d_quantized_", x, indices, count, grid, out, fringe_pixels, fringe_count},
+                {weight, bias, residual, stride, padding, dilation, 1, activation, activation_param, false},
+                {scale, residual_scale, out_scale}, packed);
+}
+
+// A functional form; dtype: of y.
+Tensor quantized(const char* op, const LayerCall& layer, const Tensor& block_map, const ConvArguments& a,
+                 const Scales& scales, ScalarType dtype) {
+  check_rank(op, "x", layer.x, 4);
+  check_rank(op, "weight", a.weight, 4);
+  int64_t side[2];
+  output_sides(op, layer.x, a.weight, a.stride, a.padding, a.dilation, side);
+  const Tensor y = zeros_for(op, layer.x, a.weight.size(0), side, block_map, layer.grid, dtype);
+  run_quantized({op, layer.x, layer.indices, layer.count, layer.grid, y}, a, scales);
+  return y;
+}
+
+Tensor sparse_conv2d_quantized(Tensor x, Tensor weight, Tensor scale, std::optional<Tensor> bias,
+                               std::optional<Tensor> residual, double residual_scale, Tensor indices, Tensor count,
+                               Tensor block_map, Ints grid, Ints stride, Ints padding, Ints dilation,
+                               std::string activation, double activation_param, double out_scale) {
+  const char* op = "sparse_conv2d_quantized";
+  return quantized(op, {op, x, indices, count, grid, x}, block_map,
+                   {weight, bias, residual, stride, padding, dilation, 1, activation, activation_param, false},
+                   {scale, residual_scale, out_scale}, ScalarType::Char);
+}
+
+// The same in float32.
+Tensor sparse_conv2d_dequantized(Tensor x, Tensor weight, Tensor scale, std::optional<Tensor> bias,
+                                 std::optional<Tensor> residual, double residual_scale, Tensor indices, Tensor count,
+                                 Tensor block_map, Ints grid, Ints stride, Ints padding, Ints dilation,
+                                 std::string activation, double activation_param) {
+  const char* op = "sparse_conv2d_dequantized";
+  return quantized(op, {op, x, indices, count, grid, x}, block_map,
+                   {weight, bias, residual, stride, padding, dilation, 1, activation, activation_param, false},
+                   {scale, residual_scale, 0}, ScalarType::Float);
 }
 
 Tensor pack_conv_weight(Tensor weight, int64_t groups) {
@@ -117,6 +198,9 @@ Tensor pack_conv_weight(Tensor weight, int64_t groups) {
 void register_ops(torch::stable::detail::StableLibrary& m) {
   m.impl("sparse_conv2d", TORCH_BOX(&sparse_conv2d));
   m.impl("sparse_conv2d_", TORCH_BOX(&sparse_conv2d_));
+  m.impl("sparse_conv2d_quantized", TORCH_BOX(&sparse_conv2d_quantized));
+  m.impl("sparse_conv2d_dequantized", TORCH_BOX(&sparse_conv2d_dequantized));
+  m.impl("sparse_conv2d_quantized_", TORCH_BOX(&sparse_conv2d_quantized_));
   m.impl("pack_conv_weight", TORCH_BOX(&pack_conv_weight));
 }
 

@@ -49,17 +49,17 @@ inline const void* bias_of(const Call& call, const char* argument, std::optional
   return kept->const_data_ptr();
 }
 
-// What a functional form writes: zeros, in the memory format of x. The grid, whose numbers say how large it is, is
-// checked before.
+// What a functional form writes: zeros, in the memory format of x and its dtype or another. The grid, whose numbers say
+// how large it is, is checked before.
 inline Tensor zeros_for(const char* op, const Tensor& x, int64_t channels, const int64_t (&side)[2],
-                        const Tensor& block_map, const Ints& grid) {
+                        const Tensor& block_map, const Ints& grid, std::optional<ScalarType> dtype = {}) {
   check_batch(op, block_map, x);
   const BlockGrid blocks = to_grid(op, grid);
   check(check_grid(op, blocks));
   check(check_tiling(op, blocks, side[0], side[1]));
   const bool channels_last = is_channels_last(x);
   const int64_t nchw[4] = {x.size(0), channels, side[0], side[1]}, nhwc[4] = {x.size(0), side[0], side[1], channels};
-  const Tensor y = torch::stable::new_zeros(x, {channels_last ? nhwc : nchw, 4});
+  const Tensor y = torch::stable::new_zeros(x, {channels_last ? nhwc : nchw, 4}, dtype);
   return channels_last ? torch::stable::transpose(torch::stable::transpose(y, 2, 3), 1, 2) : y;
 }
 

@@ -161,8 +161,8 @@ def pack_conv_weight(weight: Tensor, groups: int = 1) -> Tensor:
     cannot tell.
 
     Args:
-        weight: [K,C/groups,R,S] float32, float16 or bfloat16, any layout.
-        groups: of the convolution.
+        weight: [K,C/groups,R,S] float32, float16 or bfloat16, or int8 for `sparse_conv2d_quantized_`; any layout.
+        groups: of the convolution; 1 with int8.
 
     Returns:
         [bytes] uint8; empty on CUDA, whose kernels read weights as they are.
@@ -183,7 +183,9 @@ def _pack_conv_weight_fake(weight: Tensor, groups: int) -> Tensor:
     )
     groups = 1 if c == 1 else groups
     taps = r * s + (16 if r == s == 3 and groups == 1 else 0)  # of Winograd's form, too
-    size = 128 + groups * ((k // groups + 15) // 16 * 16) * c * taps * 4  # packed_bytes in csrc/core/masked/conv.cpp
+    lanes = (k // groups + 15) // 16 * 16
+    sums = lanes * 4 if weight.dtype == torch.int8 else 0
+    size = 128 + groups * lanes * c * taps * 4 + sums  # packed_bytes in csrc/core/masked/conv.cpp
     return weight.new_empty(0 if weight.is_cuda else size, dtype=torch.uint8)
 
 

@@ -1,0 +1,170 @@
+"""Block-sparse 2-D convolution of int8: exact sums in 32 bits, scales and activation in the epilogue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sbnet.active import ActiveBlocks, Fringe
+from sbnet.geometry import conv_output_size
+from sbnet.ops.common import is_channels_last, mark_written, refuse_meta_mix, require_tensor
+from sbnet.ops.masked.conv import activation_name
+from sbnet.ops.masked.layer import layer_inputs, layer_output, pairs
+
+_ops = torch.ops.sbnet
+
+
+def sparse_conv2d_quantized(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    active: ActiveBlocks,
+    *,
+    out_scale: float | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    activation: str | None = None,
+    negative_slope: float = 0.01,
+    residual: Tensor | None = None,
+    residual_scale: float = 1.0,
+) -> Tensor:
+    """Convolution of int8 computed on active blocks of the OUTPUT plane only; zeros elsewhere.
+
+    v = act(scale * conv2d(x, weight) + bias + residual_scale * residual), the sums of products exact. Symmetric
+    quantisation: an int8 tensor stands for itself times its scale, so `scale` is that of x times those of weight.
+
+    Args:
+        x: [N,C,H,W] int8, any layout; channels_last is the fast one.
+        weight: [K,C,R,S] int8, of at most 131071 products a sum.
+        scale: [K] float32, units of the output that 1 of a sum counts.
+        bias: [K] float32, in units of the output, or None.
+        active: active blocks of the output plane (the tiling grid of H_out x W_out).
+        out_scale: units of the output that 1 of an int8 result counts: round(v * (1 / out_scale)), halves to even,
+            within -128 ... 127 as ONNX's QuantizeLinear has it, NaN as 0; or None: v itself, float32.
+        stride, padding, dilation: as in F.conv2d.
+        activation, negative_slope: as in `sparse_conv2d`.
+        residual: [N,K,H_out,W_out] of the output's dtype, or None.
+        residual_scale: units of the output that 1 of residual counts.
+
+    Returns:
+        [N,K,H_out,W_out] int8 or float32 in x's memory format. Not differentiable.
+
+    Raises:
+        RuntimeError, ValueError, TypeError: wrong shapes, dtypes, devices or grid; a scale or bias that requires a
+            gradient.
+
+    >>> y = sparse_conv2d_quantized(x, weight, 0.02 * weight_scale, bias, active, out_scale=0.05, padding=1)
+    """
+    op = "sparse_conv2d_quantized"
+    common = _arguments(op, x, weight, scale, bias, active, residual, residual_scale)
+    if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in (scale, bias, residual)):
+        raise RuntimeError(f"sbnet::{op}: no gradient is defined, but an input requires one; detach it")
+    scale_of_output = _out_scale(op, out_scale)
+    run = _ops.sparse_conv2d_quantized if scale_of_output else _ops.sparse_conv2d_dequantized
+    return run(
+        *common[:8],
+        active.block_map,
+        common[8],
+        *pairs(op, stride=stride, padding=padding, dilation=dilation),
+        activation_name(op, activation),
+        negative_slope,
+        *([scale_of_output] if scale_of_output else []),
+    )
+
+
+def sparse_conv2d_quantized_(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    active: ActiveBlocks,
+    out: Tensor,
+    *,
+    out_scale: float | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    activation: str | None = None,
+    negative_slope: float = 0.01,
+    residual: Tensor | None = None,
+    residual_scale: float = 1.0,
+    fringe: Fringe | None = None,
+    packed: Tensor | None = None,
+) -> None:
+    """As `sparse_conv2d_quantized`, writing the active blocks of `out`, zeroing the pixels of `fringe`.
+
+    Args:
+        out: [N,K,H_out,W_out], int8 with an out_scale and float32 without, any layout; must not share memory with x.
+            `residual` may be `out` itself.
+        fringe: from `sbnet.fringe`, or None.
+        packed: `pack_conv_weight(weight)`, made since the weight was last written; or None.
+    """
+    op = "sparse_conv2d_quantized_"
+    common = _arguments(op, x, weight, scale, bias, active, residual, residual_scale)
+    edge = layer_output(op, out, fringe, scale, bias, residual)
+    _ops.sparse_conv2d_quantized_(
+        *common,
+        *pairs(op, stride=stride, padding=padding, dilation=dilation),
+        activation_name(op, activation),
+        negative_slope,
+        _out_scale(op, out_scale),
+        *edge,
+        packed,
+    )
+    mark_written(out)
+
+
+def _arguments(
+    op: str,
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    active: ActiveBlocks,
+    residual: Tensor | None,
+    residual_scale: float,
+) -> tuple:
+    lists = layer_inputs(op, x, active)
+    require_tensor(op, "weight", weight)
+    require_tensor(op, "scale", scale)
+    return x, weight, scale, bias, residual, float(residual_scale), *lists
+
+
+def _out_scale(op: str, out_scale: float | None) -> float:
+    """0 stands for a float32 output."""
+    if out_scale is not None and not 0 < out_scale < float("inf"):
+        raise ValueError(f"sbnet::{op}: out_scale: expected a positive number or None, got {out_scale}")
+    return out_scale or 0.0
+
+
+def _fake(op: str, dtype: torch.dtype, arguments: tuple[Any, ...]) -> Tensor:
+    x, weight, scale, bias, residual, _, indices, count, block_map, _, stride, padding, dilation, *_ = arguments
+    refuse_meta_mix(op, x, weight, scale, bias, residual, indices, count, block_map)
+    torch._check(
+        weight.shape[1] == x.shape[1],
+        lambda: f"sbnet::{op}: weight: {tuple(weight.shape)}; x has {x.shape[1]} channels",
+    )
+    n, (h, w) = x.shape[0], conv_output_size(x.shape[2:], weight.shape[2:], stride, padding, dilation)
+    if is_channels_last(x):
+        return x.new_empty((n, h, w, weight.shape[0]), dtype=dtype).permute(0, 3, 1, 2)
+    return x.new_empty((n, weight.shape[0], h, w), dtype=dtype)
+
+
+@torch.library.register_fake("sbnet::sparse_conv2d_quantized")
+def _quantized_fake(*arguments: Any) -> Tensor:
+    return _fake("sparse_conv2d_quantized", torch.int8, arguments)
+
+
+@torch.library.register_fake("sbnet::sparse_conv2d_dequantized")
+def _dequantized_fake(*arguments: Any) -> Tensor:
+    return _fake("sparse_conv2d_dequantized", torch.float32, arguments)
+
+
+@torch.library.register_fake("sbnet::sparse_conv2d_quantized_")
+def _quantized_in_place_fake(*arguments: Any) -> None:
+    refuse_meta_mix("sparse_conv2d_quantized_", *arguments)

@@ -1,0 +1,203 @@
+"""sparse_conv2d_quantized: sums of products exact, scales and rounding against float64."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from sbnet import (
+    BlockGrid,
+    conv_output_size,
+    fringe,
+    pack_conv_weight,
+    reference,
+    sparse_conv2d_,
+    sparse_conv2d_quantized,
+    sparse_conv2d_quantized_,
+)
+from support.helpers import assert_bitwise, laid_out, random_active
+
+LAYERS = {  # batch, channels, outputs, height, width, kernel, stride, padding, dilation, block
+    "3x3": (1, 64, 64, 20, 28, 3, 1, 1, 1, 16),
+    "stride 2": (2, 3, 17, 21, 31, 3, 2, 1, 1, 8),
+    "1x1": (1, 65, 33, 14, 30, 1, 1, 0, 1, (8, 16)),
+    "5x5 dilated": (1, 5, 70, 19, 25, 5, 1, 2, 2, 12),
+    "many channels": (1, 300, 20, 11, 9, 3, 1, 1, 1, 4),
+    "one of all": (2, 1, 1, 9, 9, 1, 2, 0, 1, 4),
+    "three panels": (1, 40, 150, 10, 12, 3, 1, 1, 1, 5),
+}
+
+
+def bytes_of(*shape, device="cpu", layout="channels_last"):
+    values = torch.randint(-128, 128, shape, device=device, dtype=torch.int8)
+    return laid_out(values, layout) if len(shape) == 4 else values
+
+
+def make(name, device, layout="channels_last", density=0.5):
+    n, c, k, h, w, taps, stride, padding, dilation, block = LAYERS[name]
+    window = {"stride": stride, "padding": padding, "dilation": dilation}
+    out = conv_output_size((h, w), (taps, taps), stride, padding, dilation)
+    x, weight = bytes_of(n, c, h, w, device=device, layout=layout), bytes_of(k, c, taps, taps, device=device)
+    scale = torch.rand(k, device=device) * 2e-3 / (c * taps * taps) ** 0.5
+    bias = torch.randn(k, device=device)
+    return (
+        (x, weight, scale, bias, random_active(BlockGrid.cover(out, block), n, density, device)),
+        window,
+        (n, k, *out),
+    )
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channel_slice", "channels_last"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_sums_are_exact(device, name, layout):
+    """With a scale of 1 and no bias a float32 result is the sum itself, below 2^24."""
+    (x, weight, scale, _, active), window, _ = make(name, device, layout)
+    call = x, weight, torch.ones_like(scale), None, active
+    want = reference.sparse_conv2d_quantized(*call, **window)
+    assert want.abs().max() < 2**24
+    assert_bitwise(sparse_conv2d_quantized(*call, **window), want)
+
+
+def test_sums_are_exact_at_the_ends_of_the_range(device):
+    """All products equal and as large as they can be: what patches are offset by, and 32 bits, must hold them."""
+    active = random_active(BlockGrid.cover((6, 6), 3), 1, 1.0, device)
+    for a, b, channels in ((-128, -128, 14563), (127, -128, 14563), (-128, 127, 1001), (127, 127, 3)):
+        x = torch.full((1, channels, 6, 6), a, dtype=torch.int8, device=device)
+        weight = torch.full((2, channels, 3, 3), b, dtype=torch.int8, device=device)
+        got = sparse_conv2d_quantized(x, weight, torch.ones(2, device=device), None, active, padding=1)
+        assert got[0, 0, 2, 2].item() == torch.tensor(float(a * b * 9 * channels)).item()
+        assert got[0, 1, 0, 0].item() == torch.tensor(float(a * b * 4 * channels)).item()
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "relu6", "leaky_relu", "silu", "gelu", "hardswish"])
+@pytest.mark.parametrize("name", ["3x3", "stride 2"])
+def test_both_outputs_against_float64(device, name, activation):
+    call, window, shape = make(name, device)
+    inside = call[-1].pixel_mask(shape[2:])
+    for out_scale in (None, 0.03):
+        residual = torch.randn(shape, device=device) if out_scale is None else bytes_of(*shape, device=device)
+        more = {"activation": activation, "residual": residual, "residual_scale": 0.02, "out_scale": out_scale}
+        got = sparse_conv2d_quantized(*call, **window, **more)
+        want = reference.sparse_conv2d_quantized(*call, **window, **more)
+        assert got.dtype == want.dtype == (torch.int8 if out_scale else torch.float32)
+        if out_scale is None:
+            torch.testing.assert_close(got, want, rtol=3e-6, atol=3e-6)
+        else:  # a value within float32's error of a half may go either way
+            apart = (got.int() - want.int()).abs()
+            assert apart.max() <= 1
+            assert (apart > 0).float().mean() < 1e-3
+            assert -128 <= want.min() < want.max() <= 127
+        into = torch.full_like(got, 77)
+        assert sparse_conv2d_quantized_(*call, into, **window, **more) is None
+        assert_bitwise(torch.where(inside, into, torch.zeros_like(into)), got)
+        assert bool((into[~inside.expand_as(into)] == 77).all())
+        in_place = residual.clone()
+        sparse_conv2d_quantized_(*call, in_place, **window, **{**more, "residual": in_place})
+        assert_bitwise(torch.where(inside, in_place, torch.zeros_like(in_place)), got)
+
+
+def test_results_saturate_round_halves_to_even_and_make_0_of_nan(device):
+    active = random_active(BlockGrid.cover((1, 8), 8), 1, 1.0, device)
+    x = torch.tensor([1, 3, 5, -1, -3, 127, -128, 0], dtype=torch.int8, device=device).view(1, 1, 1, 8)
+    weight = torch.ones(3, 1, 1, 1, dtype=torch.int8, device=device)
+    scale = torch.tensor([0.5, 2.0, float("nan")], device=device)
+    got = sparse_conv2d_quantized(x, weight, scale, None, active, out_scale=1.0)
+    assert got[0, :, 0].tolist() == [[0, 2, 2, 0, -2, 64, -64, 0], [2, 6, 10, -2, -6, 127, -128, 0], [0] * 8]
+
+
+def test_packed_weights_and_the_fringe(device):
+    call, window, shape = make("3x3", device, density=0.3)
+    edge = fringe(call[-1], random_active(BlockGrid.cover(shape[2:], 4), 1, 0.3, device), shape[2:], 3, 1, 1)
+    into = torch.full(shape, 7, dtype=torch.int8, device=device)
+    packed = pack_conv_weight(call[1])
+    sparse_conv2d_quantized_(*call, into, out_scale=0.03, **window, fringe=edge, packed=packed)
+    want = torch.full_like(into, 7).permute(0, 2, 3, 1).reshape(-1, shape[1])
+    want[edge.pixels[: int(edge.count)].long()] = 0
+    want = want.view(*shape[:1], *shape[2:], -1).permute(0, 3, 1, 2)
+    got = sparse_conv2d_quantized(*call, out_scale=0.03, **window)
+    assert_bitwise(into, torch.where(call[-1].pixel_mask(shape[2:]), got, want))
+    assert int(edge.count) > 0
+
+
+def test_every_instruction_set_gives_the_same_bits():
+    """Sums are integers; the epilogue's float arithmetic is exact too with scales that are powers of 2."""
+    program = """
+import hashlib, sys, torch
+sys.path[:0] = ["tests"]
+from masked.test_conv_quantized import LAYERS, make
+from sbnet import sparse_conv2d_quantized
+torch.manual_seed(0)
+for name in LAYERS:
+    (x, weight, scale, bias, active), window, _ = make(name, "cpu")
+    y = sparse_conv2d_quantized(x, weight, torch.full_like(scale, 2.0**-13), None, active, out_scale=0.5, **window)
+    print(hashlib.sha256(y.contiguous().numpy().tobytes()).hexdigest())
+"""
+    found = set()
+    for isa in ("generic", "avx2", "avx512"):
+        environment = {**os.environ, "SBNET_ISA": isa}
+        run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+        assert run.returncode == 0, run.stderr
+        found.add(run.stdout)
+    assert len(found) == 1
+
+
+BAD = [
+    ({"x": torch.zeros(1, 8, 9, 9)}, "x: dtype: expected int8, got float32"),
+    ({"weight": torch.zeros(16, 8, 3, 3)}, "weight: dtype: expected int8"),
+    ({"weight": torch.zeros(16, 9, 3, 3, dtype=torch.int8)}, "weight"),
+    ({"weight": torch.zeros(1, 1, 3, 3, dtype=torch.int8).expand(16, 8, 3, 3)[:, :, 0]}, "weight: a tensor of 3"),
+    ({"scale": torch.ones(15)}, r"scale: .*\[16\] is wanted"),
+    ({"scale": torch.ones(16).half()}, "scale: dtype: expected float32, got float16"),
+    ({"scale": None}, "scale: NoneType"),
+    ({"bias": torch.ones(16).half()}, "bias: dtype: expected float32"),
+    ({"residual": torch.zeros(1, 16, 9, 9)}, "residual: dtype"),
+    ({"out_scale": 0.0}, "out_scale: expected a positive number"),
+    ({"out_scale": float("nan")}, "out_scale: expected a positive number"),
+    ({"out_scale": 1e300}, "out_scale: expected a positive number"),
+    ({"activation": "swish"}, "activation: 'swish'"),
+    ({"scale": torch.ones(16, requires_grad=True)}, "no gradient"),
+]
+
+
+@pytest.mark.parametrize(("changes", "pattern"), BAD, ids=[str(k) for k in range(len(BAD))])
+def test_bad_input_names_the_op_that_was_called(device, changes, pattern):
+    active = random_active(BlockGrid.cover((9, 9), 4), 1, 0.5, device)
+    moved = {
+        k: v.to(device).requires_grad_(v.requires_grad) if isinstance(v, torch.Tensor) else v
+        for k, v in changes.items()
+    }
+    arguments = {
+        "x": bytes_of(1, 8, 9, 9, device=device),
+        "weight": bytes_of(16, 8, 3, 3, device=device),
+        "scale": torch.ones(16, device=device),
+        "bias": None,
+        "active": active,
+        "padding": 1,
+        "out_scale": 0.1,
+        **moved,
+    }
+    errors = (RuntimeError, ValueError, TypeError)
+    with pytest.raises(errors, match=f"sbnet::sparse_conv2d_quantized: .*({pattern})"):
+        sparse_conv2d_quantized(**arguments)
+    out = torch.zeros(1, 16, 9, 9, dtype=torch.int8, device=device)
+    with pytest.raises(errors, match=f"sbnet::sparse_conv2d_quantized_: .*({pattern})"):
+        sparse_conv2d_quantized_(**arguments, out=out)
+
+
+def test_too_many_products_for_32_bits_are_refused():
+    active = random_active(BlockGrid.cover((2, 2), 2), 1, 1.0, "cpu")
+    x = torch.zeros(1, 131072, 2, 2, dtype=torch.int8)
+    with pytest.raises(RuntimeError, match="weight: expected at most 131071 products"):
+        sparse_conv2d_quantized(x, torch.zeros(1, 131072, 1, 1, dtype=torch.int8), torch.ones(1), None, active)
+
+
+def test_float_layers_refuse_what_was_packed_for_int8():
+    active = random_active(BlockGrid.cover((9, 9), 4), 1, 0.5, "cpu")
+    x, weight = torch.zeros(1, 8, 9, 9), torch.zeros(16, 8, 3, 3)
+    packed = pack_conv_weight(weight.to(torch.int8))
+    with pytest.raises(RuntimeError, match="sbnet::sparse_conv2d_: packed"):
+        sparse_conv2d_(x, weight, None, active, torch.zeros(1, 16, 9, 9), padding=1, packed=packed)
+    with pytest.raises(RuntimeError, match="pack_conv_weight: groups: expected 1 with int8"):
+        pack_conv_weight(weight.to(torch.int8), 2)
