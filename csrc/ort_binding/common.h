@@ -3,11 +3,12 @@
 //
 // An op is a struct with
 //   kName, kInputs, kOutputs   name and element type (or type variable) of every argument
-//   kTypes                     the types that the variables stand for; one kernel each
+//   kTypes                     the types that the variables stand for; one kernel each (kFloatTypes, kBiasTypes, ...)
 //   kInPlace                   the input whose memory output 0 may take over, or -1
 //   Op(const Attributes&)      reads and checks the attributes, at session creation
 //   infer(ShapeContext&)       output shapes, symbolic dimensions included
 //   compute(Context&)          fills the core's params and calls its kernel
+// SBNET_ORT_OPS(Op, ...), in namespace sbnet::ort, adds a file's ops to those of the library.
 #pragma once
 #include <array>
 #include <iterator>
@@ -87,6 +88,12 @@ struct Types {
   ElementType t, bias;
   int32_t operator()(int32_t type) const { return type == kT ? t : type == kBias ? bias : type; }
 };
+constexpr std::array<Types, 3> kFloatTypes = {{{kFloat, kFloat}, {kFloat16, kFloat16}, {kBFloat16, kBFloat16}}};
+// A bias has the type of the other tensors or float.
+constexpr std::array<Types, 5> kBiasTypes = {
+    {{kFloat, kFloat}, {kFloat16, kFloat16}, {kFloat16, kFloat}, {kBFloat16, kBFloat16}, {kBFloat16, kFloat}}};
+constexpr std::array<Types, 5> kMaskTypes = {
+    {{kBool, kBool}, {kUInt8, kUInt8}, {kFloat, kFloat}, {kFloat16, kFloat16}, {kBFloat16, kBFloat16}}};
 
 // ---- values
 
@@ -282,14 +289,14 @@ class OrtOp final : public OrtCustomOp {
     KernelComputeV2 = [](void* kernel, OrtKernelContext* context) {
       const Kernel& k = *static_cast<const Kernel*>(kernel);
       return guarded(k.runtime, [&] {
-        Context c(Op::kName, Op::kInputs, context, k.cuda);
+        Context c(Op::kName, std::data(Op::kInputs), context, k.cuda);
         k.op.compute(c);
       });
     };
     if (runtime.infers_absent_inputs || !has_optional_inputs()) {
       InferOutputShapeFn = [](const OrtCustomOp* op, OrtShapeInferContext* context) {
         return guarded(self(op).runtime_, [&] {
-          ShapeContext shapes(Op::kName, Op::kInputs, Op::kOutputs, context);
+          ShapeContext shapes(Op::kName, std::data(Op::kInputs), Op::kOutputs, context);
           Op(*attributes_of(Op::kName, context)).infer(shapes);
         });
       };
@@ -330,7 +337,7 @@ std::string signature(const char* op, const Argument* inputs, size_t input_count
 template <class Op>
 void add_op(const Runtime& runtime) {
   if (runtime.signatures) {
-    *runtime.signatures += signature(Op::kName, Op::kInputs, std::size(Op::kInputs), Op::kOutputs,
+    *runtime.signatures += signature(Op::kName, std::data(Op::kInputs), std::size(Op::kInputs), Op::kOutputs,
                                      std::size(Op::kOutputs), [](const Attributes& a) { Op{a}; });
     return;
   }
@@ -342,27 +349,23 @@ void add_op(const Runtime& runtime) {
   }
 }
 
-void add_reduce_mask_ops(const Runtime& runtime);
-void add_gather_scatter_ops(const Runtime& runtime);
-void add_blocksparse_ops(const Runtime& runtime);
-void add_blocksparse_conv_ops(const Runtime& runtime);
-void add_attention_ops(const Runtime& runtime);
-void add_bottleneck_ops(const Runtime& runtime);
-void add_conv_ops(const Runtime& runtime);
-void add_conv_transpose_ops(const Runtime& runtime);
-void add_fill_ops(const Runtime& runtime);
-void add_fringe_ops(const Runtime& runtime);
-void add_motion_mask_ops(const Runtime& runtime);
-void add_pointwise_ops(const Runtime& runtime);
-void add_pool_ops(const Runtime& runtime);
-void add_pyramid_ops(const Runtime& runtime);
-void add_rearrange_ops(const Runtime& runtime);
-void add_resize_ops(const Runtime& runtime);
+template <class... Ops>
+void add_all(const Runtime& runtime) {
+  (add_op<Ops>(runtime), ...);
+}
+
+// What SBNET_ORT_OPS registers, file by file.
+using AddOps = void (*)(const Runtime& runtime);
+bool register_ops(AddOps add);
+void add_registered_ops(const Runtime& runtime);
 
 }  // namespace sbnet::ort
 
 #ifdef SBNET_WITH_CUDA
 #define SBNET_ORT_ON_DEVICE(context, on_cpu, on_cuda) ((context).cuda() ? (on_cuda) : (on_cpu))
 #else
-#define SBNET_ORT_ON_DEVICE(context, on_cpu, on_cuda) (on_cpu)
+#define SBNET_ORT_ON_DEVICE(context, on_cpu, on_cuda) (static_cast<void>(context), (on_cpu))
 #endif
+
+#define SBNET_ORT_OPS(...) \
+  [[maybe_unused]] static const bool kSbnetOrtOps = sbnet::ort::register_ops(sbnet::ort::add_all<__VA_ARGS__>);

@@ -6,34 +6,27 @@
 
 #include "ort_binding/common.h"
 
-namespace {
+namespace sbnet::ort {
 
-void add_ops(const sbnet::ort::Runtime& runtime) {
-  sbnet::ort::add_reduce_mask_ops(runtime);
-  sbnet::ort::add_fringe_ops(runtime);
-  sbnet::ort::add_pyramid_ops(runtime);
-  sbnet::ort::add_motion_mask_ops(runtime);
-  sbnet::ort::add_gather_scatter_ops(runtime);
-  sbnet::ort::add_fill_ops(runtime);
-  sbnet::ort::add_conv_ops(runtime);
-  sbnet::ort::add_conv_transpose_ops(runtime);
-  sbnet::ort::add_bottleneck_ops(runtime);
-  sbnet::ort::add_pool_ops(runtime);
-  sbnet::ort::add_resize_ops(runtime);
-  sbnet::ort::add_pointwise_ops(runtime);
-  sbnet::ort::add_rearrange_ops(runtime);
-  sbnet::ort::add_blocksparse_ops(runtime);
-  sbnet::ort::add_blocksparse_conv_ops(runtime);
-  sbnet::ort::add_attention_ops(runtime);
+static std::vector<AddOps>& registered() {
+  static auto& all = *new std::vector<AddOps>;  // never destroyed
+  return all;
+}
+bool register_ops(AddOps add) {
+  registered().push_back(add);
+  return true;
+}
+void add_registered_ops(const Runtime& runtime) {
+  for (const AddOps add : registered()) add(runtime);
 }
 
-}  // namespace
+}  // namespace sbnet::ort
 
 // The ops of the library, a line each: what tests hold schemas and documents to.
 extern "C" SBNET_EXPORT const char* sbnet_ort_ops() {
   static const std::string text = [] {
     std::string made;
-    add_ops({{}, false, nullptr, &made});
+    sbnet::ort::add_registered_ops({{}, false, nullptr, &made});
     return made;
   }();
   return text.c_str();
@@ -62,7 +55,7 @@ extern "C" SBNET_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* options,
       std::sscanf(base->GetVersionString(), "%d.%d", &major, &minor);
       runtime.infers_absent_inputs = major > 1 || minor >= 24;
       check(api->CreateCustomOpDomain("sbnet", &runtime.domain));
-      add_ops(runtime);
+      add_registered_ops(runtime);
       found = std::move(made);
     }
     check(api->AddCustomOpDomain(options, runtime.domain));

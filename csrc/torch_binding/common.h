@@ -7,6 +7,7 @@
 #include <torch/headeronly/core/ScalarType.h>
 
 #include <algorithm>
+#include <cstring>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
@@ -180,6 +181,33 @@ inline Tensor workspace(const Tensor& like, int64_t bytes) {
   return torch::stable::new_empty(like, {&bytes, 1}, ScalarType::Byte);
 }
 
+// The ops of a family, which SBNET_TORCH_OPS walks once for each purpose.
+//
+// In schemas `grid` is always bsize, bstride, boffset, bcount (eight numbers), `window` num, den, lo, hi, step (ten).
+// Ops that end in _ write the tensor marked (a!).
+class OpList {
+ public:
+  enum class Purpose { kSchemas, kCpu, kCuda };
+  using Function = void (*)(StableIValue*, uint64_t, uint64_t);  // TORCH_BOX(&op)
+  OpList(torch::stable::detail::StableLibrary& library, Purpose purpose) : library_(library), purpose_(purpose) {}
+
+  // An op whose function chooses its kernel by its tensors' device.
+  void add(const char* schema, Function function) {
+    if (purpose_ == Purpose::kSchemas)
+      library_.def(schema);
+    else
+      library_.impl(std::string(schema, std::strchr(schema, '(')).c_str(), function);
+  }
+  // An op of tensors on the CPU.
+  void add_of_cpu(const char* schema, Function function) {
+    if (purpose_ != Purpose::kCuda) add(schema, function);
+  }
+
+ private:
+  torch::stable::detail::StableLibrary& library_;
+  Purpose purpose_;
+};
+
 }  // namespace sbnet::binding
 
 #ifdef SBNET_WITH_CUDA
@@ -188,12 +216,17 @@ inline Tensor workspace(const Tensor& like, int64_t bytes) {
 #define SBNET_ON_DEVICE(call, on_cpu, on_cuda) (on_cpu)
 #endif
 
-// Registers a family's ops: `register_ops(m)` serves every device, the functions it names choose by their tensors.
+// Registers a family's ops, as its list_ops(ops) names them: their schemas, and a function each for every device.
+#define SBNET_TORCH_LIST(list_ops, m, purpose)                             \
+  sbnet::binding::OpList ops(m, sbnet::binding::OpList::Purpose::purpose); \
+  list_ops(ops)
 #ifdef SBNET_WITH_CUDA
-#define SBNET_TORCH_IMPL(register_ops)                          \
-  STABLE_TORCH_LIBRARY_IMPL(sbnet, CPU, m) { register_ops(m); } \
-  STABLE_TORCH_LIBRARY_IMPL(sbnet, CUDA, m) { register_ops(m); }
+#define SBNET_TORCH_OPS(list_ops)                                                      \
+  STABLE_TORCH_LIBRARY_FRAGMENT(sbnet, m) { SBNET_TORCH_LIST(list_ops, m, kSchemas); } \
+  STABLE_TORCH_LIBRARY_IMPL(sbnet, CPU, m) { SBNET_TORCH_LIST(list_ops, m, kCpu); }    \
+  STABLE_TORCH_LIBRARY_IMPL(sbnet, CUDA, m) { SBNET_TORCH_LIST(list_ops, m, kCuda); }
 #else
-#define SBNET_TORCH_IMPL(register_ops) \
-  STABLE_TORCH_LIBRARY_IMPL(sbnet, CPU, m) { register_ops(m); }
+#define SBNET_TORCH_OPS(list_ops)                                                      \
+  STABLE_TORCH_LIBRARY_FRAGMENT(sbnet, m) { SBNET_TORCH_LIST(list_ops, m, kSchemas); } \
+  STABLE_TORCH_LIBRARY_IMPL(sbnet, CPU, m) { SBNET_TORCH_LIST(list_ops, m, kCpu); }
 #endif

@@ -189,28 +189,21 @@ static void softmax_grad(const AttentionStep& step, float scale, float keep, boo
 
 // ---- The table
 
-#define SBNET_BY_DTYPE(dtype, function, ...) \
-  switch (dtype) {                           \
-    case DType::kF16:                        \
-      return function<Half>(__VA_ARGS__);    \
-    case DType::kBF16:                       \
-      return function<BFloat>(__VA_ARGS__);  \
-    default:                                 \
-      return function<float>(__VA_ARGS__);   \
-  }
-
 static void pack_rows(DType dtype, const void* data, int64_t stride, const int32_t* at, int64_t count, int64_t dim,
                       int64_t padded, float* to) {
-  SBNET_BY_DTYPE(dtype, pack_rows_of, data, stride, at, count, dim, padded, to);
+  by_dtype<Half, BFloat>(dtype, [&](auto t) { pack_rows_of<decltype(t)>(data, stride, at, count, dim, padded, to); });
 }
 static void pack_lanes(DType dtype, const void* data, int64_t stride, int64_t count, int64_t dim, float* to) {
-  SBNET_BY_DTYPE(dtype, pack_lanes_of, data, stride, count, dim, to);
+  by_dtype<Half, BFloat>(dtype, [&](auto t) { pack_lanes_of<decltype(t)>(data, stride, count, dim, to); });
 }
 static void store_lanes(DType dtype, void* data, int64_t stride, int64_t count, int64_t dim, int64_t padded,
                         const float* factors, const float* sums) {
-  SBNET_BY_DTYPE(dtype, store_lanes_of, data, stride, count, dim, padded, factors, sums);
+  by_dtype<Half, BFloat>(dtype,
+                         [&](auto t) { store_lanes_of<decltype(t)>(data, stride, count, dim, padded, factors, sums); });
 }
-static float dot(DType dtype, const void* a, const void* b, int64_t dim) { SBNET_BY_DTYPE(dtype, dot_of, a, b, dim); }
+static float dot(DType dtype, const void* a, const void* b, int64_t dim) {
+  return by_dtype<Half, BFloat>(dtype, [&](auto t) { return dot_of<decltype(t)>(a, b, dim); });
+}
 
 constexpr AttentionKernels kTable = {kWidth,  pack_rows,    pack_lanes,  multiply, accumulate,
                                      softmax, softmax_grad, store_lanes, dot};

@@ -1,5 +1,6 @@
 // When a pixel of a mask is set, on the CPU: shared by reduce_mask and mask_pyramid.
 #pragma once
+#include "cpu/simd/by_dtype.h"
 #include "cpu/simd/half.h"
 
 namespace sbnet {
@@ -17,6 +18,14 @@ inline bool above(T v, double tol) {
 template <>
 inline bool above<double>(double v, double tol) {
   return v > tol;
+}
+
+// Calls f(T{}) with the element type of a mask; bool is bytes.
+template <class F>
+void by_mask_dtype(DType dtype, const F& f) {
+  if (dtype == DType::kF64) return f(double{});
+  if (dtype == DType::kBool || dtype == DType::kU8) return f(uint8_t{});
+  by_dtype<Half, BFloat16>(dtype, f);
 }
 
 }  // namespace sbnet

@@ -117,23 +117,7 @@ sbnet::Status sbnet_mask_pyramid_cpu(const sbnet::PyramidParams* params, void* w
   SBNET_TRY(validate(p));
   const int strip = pyramid_strip(p);
   uint8_t* bytes = static_cast<uint8_t*>(workspace);
-  switch (p.mask_dtype) {
-    case DType::kF16:
-      reduce_strips<Half>(p, strip, bytes, *parallel);
-      break;
-    case DType::kBF16:
-      reduce_strips<BFloat16>(p, strip, bytes, *parallel);
-      break;
-    case DType::kF32:
-      reduce_strips<float>(p, strip, bytes, *parallel);
-      break;
-    case DType::kF64:
-      reduce_strips<double>(p, strip, bytes, *parallel);
-      break;
-    default:
-      reduce_strips<uint8_t>(p, strip, bytes, *parallel);
-      break;
-  }
+  by_mask_dtype(p.mask_dtype, [&](auto t) { reduce_strips<decltype(t)>(p, strip, bytes, *parallel); });
   const int64_t strip_words = p.size[0] * ((p.size[1] + strip - 1) / strip) * ((p.size[2] + 31) / 32) * 8;
   uint8_t* active = bytes + strip_words * 4;
   for (int k = 0; k < p.planes; ++k) list_plane(p, p.plane[k], bytes, strip, active, *parallel);

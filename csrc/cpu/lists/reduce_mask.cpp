@@ -124,23 +124,7 @@ sbnet::Status sbnet_reduce_mask_cpu(const sbnet::ReduceMaskParams* params, void*
   const ReduceMaskParams& p = *params;
   SBNET_TRY(validate(p));
   uint8_t* active = static_cast<uint8_t*>(workspace);
-  switch (p.mask_dtype) {
-    case DType::kF16:
-      pool_all<Half>(p, active, *parallel);
-      break;
-    case DType::kBF16:
-      pool_all<BFloat16>(p, active, *parallel);
-      break;
-    case DType::kF32:
-      pool_all<float>(p, active, *parallel);
-      break;
-    case DType::kF64:
-      pool_all<double>(p, active, *parallel);
-      break;
-    default:
-      pool_all<uint8_t>(p, active, *parallel);
-      break;
-  }
+  by_mask_dtype(p.mask_dtype, [&](auto t) { pool_all<decltype(t)>(p, active, *parallel); });
   int64_t total = 0, b = 0;
   for (int32_t n = 0; n < p.size[0]; ++n) {
     for (int32_t i = 0; i < p.grid.count[0]; ++i) {

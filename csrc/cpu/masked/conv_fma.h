@@ -199,31 +199,11 @@ static void run_either(const ConvPlan& plan, const ConvJob& job) {
 }
 
 static void run_job(const ConvPlan& plan, const ConvJob& job) {
-  switch (plan.p.x.dtype) {
-    case DType::kF16:
-      run_either<Half>(plan, job);
-      break;
-    case DType::kBF16:
-      run_either<BFloat>(plan, job);
-      break;
-    default:
-      run_either<float>(plan, job);
-      break;
-  }
+  by_dtype<Half, BFloat>(plan.p.x.dtype, [&](auto t) { run_either<decltype(t)>(plan, job); });
 }
 
 static void pack_all(const ConvLayout& layout, void* packed, int64_t begin, int64_t end) {
-  switch (layout.weight.dtype) {
-    case DType::kF16:
-      pack_weights<Half>(layout, packed, begin, end);
-      break;
-    case DType::kBF16:
-      pack_weights<BFloat>(layout, packed, begin, end);
-      break;
-    default:
-      pack_weights<float>(layout, packed, begin, end);
-      break;
-  }
+  by_dtype<Half, BFloat>(layout.weight.dtype, [&](auto t) { pack_weights<decltype(t)>(layout, packed, begin, end); });
   if (layout.winograd) pack_winograd(layout, static_cast<float*>(packed), begin, end);
 }
 

@@ -42,19 +42,9 @@ static void pack_winograd_lanes(const ConvLayout& layout, int64_t k0, float* pac
 }
 
 static void pack_winograd(const ConvLayout& layout, float* packed, int64_t begin, int64_t end) {
-  for (int64_t i = begin; i < end; ++i) {
-    switch (layout.weight.dtype) {
-      case DType::kF16:
-        pack_winograd_lanes<Half>(layout, i * kLanes, packed);
-        break;
-      case DType::kBF16:
-        pack_winograd_lanes<BFloat>(layout, i * kLanes, packed);
-        break;
-      default:
-        pack_winograd_lanes<float>(layout, i * kLanes, packed);
-        break;
-    }
-  }
+  for (int64_t i = begin; i < end; ++i)
+    by_dtype<Half, BFloat>(layout.weight.dtype,
+                           [&](auto t) { pack_winograd_lanes<decltype(t)>(layout, i * kLanes, packed); });
 }
 
 // ---- Inputs: B' d B, where B' takes d0 - d2, d1 + d2, d2 - d1, d1 - d3.

@@ -3,6 +3,7 @@
 
 #include "cpu/masked/gather_scatter_kernels.h"
 #include "cpu/masked/gather_scatter_walk.h"
+#include "cpu/simd/by_dtype.h"
 #include "cpu/simd/half.h"
 #include "cpu/simd/isa.h"
 
@@ -101,17 +102,7 @@ sbnet::Status sbnet_block_copy_cpu(const sbnet::BlockCopyParams* params, const s
   SBNET_TRY(validate(p));
   if (p.blocks.size[0] == 0 || p.plane.size[1] == 0) return ok_status();
   if (p.add) {
-    switch (p.plane.dtype) {
-      case DType::kF32:
-        add<float>(p, *parallel);
-        break;
-      case DType::kF16:
-        add<Half>(p, *parallel);
-        break;
-      default:
-        add<BFloat16>(p, *parallel);
-        break;
-    }
+    by_dtype<Half, BFloat16>(p.plane.dtype, [&](auto t) { add<decltype(t)>(p, *parallel); });
     return ok_status();
   }
   block_move()(p, *parallel, dtype_size(p.plane.dtype));

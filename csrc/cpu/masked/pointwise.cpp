@@ -3,6 +3,7 @@
 #include "core/masked/pointwise.h"
 
 #include "cpu/masked/pixels.h"
+#include "cpu/simd/by_dtype.h"
 #include "cpu/simd/half.h"
 
 namespace sbnet {
@@ -74,15 +75,6 @@ sbnet::Status sbnet_sparse_pointwise_cpu(const sbnet::PointwiseParams* p, const 
   using namespace sbnet;
   SBNET_TRY(validate(*p));
   if (!p->x.size[0]) return ok_status();
-  switch (p->x.dtype) {
-    case DType::kF32:
-      pointwise<float>(*p, *parallel);
-      break;
-    case DType::kF16:
-      pointwise<Half>(*p, *parallel);
-      break;
-    default:
-      pointwise<BFloat16>(*p, *parallel);
-  }
+  by_dtype<Half, BFloat16>(p->x.dtype, [&](auto t) { pointwise<decltype(t)>(*p, *parallel); });
   return ok_status();
 }

@@ -1,7 +1,7 @@
 // Pooling one row of a block. Included once by each pool_<isa>.cpp; see isa.h for why. Taps are visited row by row, as
 // PyTorch does: of equal values the first wins, a NaN wins over all before it, sums are rounded in the same order.
 #pragma once
-#include "cpu/masked/conv_simd.h"
+#include "cpu/masked/lanes.h"
 #include "cpu/masked/pool_kernels.h"
 
 namespace sbnet {
@@ -38,14 +38,6 @@ SBNET_INLINE PoolWindow<T> window_of(const PoolParams& p, int64_t n, int64_t row
   return w;
 }
 
-SBNET_INLINE Vec load_channels(const float* at) { return load(at); }
-template <class T>
-SBNET_INLINE Vec load_channels(const T* at) {
-  float wide[kLanes];
-  load_row(wide, at, 1, kLanes);
-  return load(wide);
-}
-
 // kVecs vectors of channels of one output.
 template <bool kMax, int kVecs, class T>
 SBNET_INLINE void pool_vectors(const PoolWindow<T>& w, int64_t channel, T* y) {
@@ -55,18 +47,14 @@ SBNET_INLINE void pool_vectors(const PoolWindow<T>& w, int64_t channel, T* y) {
     for (int64_t s = 0; s < w.columns; ++s) {
       const T* at = w.x + r * w.row_step + s * w.column_step + channel;
       for (int v = 0; v < kVecs; ++v) {
-        const Vec tap = load_channels(at + v * kLanes);
+        const Vec tap = load_lanes(at + v * kLanes);
         if (kMax)
           result[v] = (tap > result[v]) | (tap != tap) ? tap : result[v];
         else
           result[v] += tap;
       }
     }
-  for (int v = 0; v < kVecs; ++v) {
-    float narrowed[kLanes];
-    store(narrowed, kMax ? result[v] : result[v] / w.divisor);
-    store_row(y + channel + v * kLanes, 1, narrowed, kLanes);
-  }
+  for (int v = 0; v < kVecs; ++v) store_lanes(y + channel + v * kLanes, kMax ? result[v] : result[v] / w.divisor);
 }
 
 template <bool kMax, class T>
@@ -111,14 +99,7 @@ SBNET_INLINE void pool_row_of(const PoolParams& p, const PoolRow& row) {
 }
 
 static void pool_row(const PoolParams& p, const PoolRow& row) {
-  switch (p.x.dtype) {
-    case DType::kF32:
-      return pool_row_of<float>(p, row);
-    case DType::kF16:
-      return pool_row_of<Half>(p, row);
-    default:
-      return pool_row_of<BFloat>(p, row);
-  }
+  by_dtype<Half, BFloat>(p.x.dtype, [&](auto t) { pool_row_of<decltype(t)>(p, row); });
 }
 
 }  // namespace SBNET_ISA

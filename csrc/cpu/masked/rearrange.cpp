@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "cpu/masked/pixels.h"
+#include "cpu/simd/by_dtype.h"
 #include "cpu/simd/half.h"
 
 namespace sbnet {
@@ -99,15 +100,6 @@ sbnet::Status sbnet_sparse_rearrange_cpu(const sbnet::RearrangeParams* p, const 
   using namespace sbnet;
   SBNET_TRY(validate(*p));
   if (!p->x.size[0]) return ok_status();
-  switch (p->x.dtype) {
-    case DType::kF32:
-      rearrange<float>(*p, *parallel);
-      break;
-    case DType::kF16:
-      rearrange<Half>(*p, *parallel);
-      break;
-    default:
-      rearrange<BFloat16>(*p, *parallel);
-  }
+  by_dtype<Half, BFloat16>(p->x.dtype, [&](auto t) { rearrange<decltype(t)>(*p, *parallel); });
   return ok_status();
 }

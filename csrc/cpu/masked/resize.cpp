@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "cpu/masked/pixels.h"
+#include "cpu/simd/by_dtype.h"
 #include "cpu/simd/half.h"
 
 namespace sbnet {
@@ -79,15 +80,6 @@ sbnet::Status sbnet_sparse_resize2d_cpu(const sbnet::ResizeParams* p, const sbne
   using namespace sbnet;
   SBNET_TRY(validate(*p));
   if (!p->x.size[0]) return ok_status();
-  switch (p->x.dtype) {
-    case DType::kF32:
-      resize<float>(*p, *parallel);
-      break;
-    case DType::kF16:
-      resize<Half>(*p, *parallel);
-      break;
-    default:
-      resize<BFloat16>(*p, *parallel);
-  }
+  by_dtype<Half, BFloat16>(p->x.dtype, [&](auto t) { resize<decltype(t)>(*p, *parallel); });
   return ok_status();
 }

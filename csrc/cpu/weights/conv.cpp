@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <new>
 
+#include "cpu/simd/by_dtype.h"
 #include "cpu/simd/half.h"
 #include "cpu/simd/isa.h"
 #include "cpu/weights/conv_kernels.h"
@@ -39,18 +40,6 @@ struct Arena {
   }
 };
 
-template <class F>
-void by_dtype(DType dtype, const F& f) {
-  switch (dtype) {
-    case DType::kF16:
-      return f(Half{});
-    case DType::kBF16:
-      return f(BFloat16{});
-    default:
-      return f(float{});
-  }
-}
-
 // A tensor as float32 with its channels side by side.
 struct Pixels {
   const float* data;
@@ -72,7 +61,7 @@ struct Pixels {
     if (!copied) return;
     const int64_t W = t.size[4], C = t.size[1], rows = t.size[0] * t.size[2] * t.size[3];
     float* const to = const_cast<float*>(data);
-    by_dtype(t.dtype, [&](auto type) {
+    by_dtype<Half, BFloat16>(t.dtype, [&](auto type) {
       using T = decltype(type);
       parallel_for(parallel, rows, std::max<int64_t>(1, 16384 / std::max<int64_t>(W * C, 1)),
                    [&](int64_t begin, int64_t end) {
@@ -191,8 +180,8 @@ void pack_weights(const BlocksparseConvParams& p, const ConvPlan& plan, const Pa
   }
   parallel_for(parallel, entries, 1, [&](int64_t begin, int64_t end) {
     for (int64_t e = begin; e < end; ++e)
-      by_dtype(p.x.dtype,
-               [&](auto type) { pack_entry<decltype(type)>(p, e, const_cast<float*>(plan.entries[e].weight)); });
+      by_dtype<Half, BFloat16>(
+          p.x.dtype, [&](auto type) { pack_entry<decltype(type)>(p, e, const_cast<float*>(plan.entries[e].weight)); });
   });
 }
 
@@ -222,7 +211,7 @@ void list_sources(const BlocksparseConvParams& p, const ConvPlan& plan, int64_t 
 void load_bias(const BlocksparseConvParams& p, const int32_t* channels, int64_t width, float* bias) {
   std::fill_n(bias, kConvGroup, 0.f);
   if (!p.bias) return;
-  by_dtype(p.bias_dtype, [&](auto type) {
+  by_dtype<Half, BFloat16>(p.bias_dtype, [&](auto type) {
     for (int64_t k = 0; k < width; ++k) bias[k] = to_float(static_cast<const decltype(type)*>(p.bias)[channels[k]]);
   });
 }
@@ -330,7 +319,7 @@ void weight_grad(const BlocksparseConvWeightGradParams& p, char* workspace, cons
                 task.positions = 0;
                 task.first = false;
               }
-              by_dtype(p.x.dtype, [&](auto type) {
+              by_dtype<Half, BFloat16>(p.x.dtype, [&](auto type) {
                 using T = decltype(type);
                 T* dw = static_cast<T*>(p.dw) + block.weight;
                 for (int64_t k = 0; k < out; ++k)

@@ -95,14 +95,7 @@ static void multiply_of(T* y, Activation activation, float param, const Blockspa
 }
 
 static void multiply(void* y, DType dtype, Activation activation, float param, const BlocksparseConvTask& task) {
-  switch (dtype) {
-    case DType::kF16:
-      return multiply_of(static_cast<Half*>(y), activation, param, task);
-    case DType::kBF16:
-      return multiply_of(static_cast<BFloat*>(y), activation, param, task);
-    default:
-      return multiply_of(static_cast<float*>(y), activation, param, task);
-  }
+  by_dtype<Half, BFloat>(dtype, [&](auto t) { multiply_of(static_cast<decltype(t)*>(y), activation, param, task); });
 }
 
 // ---- Weight gradient

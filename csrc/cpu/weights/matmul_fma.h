@@ -250,26 +250,14 @@ static void weight_grad_of(const BlocksparseWeightGradParams& p, const WeightGra
 
 // ---- The table
 
-#define SBNET_BY_DTYPE(dtype, call) \
-  switch (dtype) {                  \
-    case DType::kF16:               \
-      return call<Half>;            \
-    case DType::kBF16:              \
-      return call<BFloat>;          \
-    default:                        \
-      return call<float>;           \
-  }
-
-static auto pick_pack(DType t) -> decltype(MatmulKernels::pack_weights) { SBNET_BY_DTYPE(t, pack_weights_of); }
-static auto pick_multiply(DType t) -> decltype(MatmulKernels::multiply) { SBNET_BY_DTYPE(t, multiply_of); }
-static auto pick_grad(DType t) -> decltype(MatmulKernels::weight_grad) { SBNET_BY_DTYPE(t, weight_grad_of); }
-
 static void pack_weights(const BlocksparseMatmulParams& p, float* packed, int64_t begin, int64_t end) {
-  pick_pack(p.x.dtype)(p, packed, begin, end);
+  by_dtype<Half, BFloat>(p.x.dtype, [&](auto t) { pack_weights_of<decltype(t)>(p, packed, begin, end); });
 }
-static void multiply(const BlocksparseMatmulParams& p, const MatmulTask& task) { pick_multiply(p.x.dtype)(p, task); }
+static void multiply(const BlocksparseMatmulParams& p, const MatmulTask& task) {
+  by_dtype<Half, BFloat>(p.x.dtype, [&](auto t) { multiply_of<decltype(t)>(p, task); });
+}
 static void weight_grad(const BlocksparseWeightGradParams& p, const WeightGradTask& task) {
-  pick_grad(p.x[0].dtype)(p, task);
+  by_dtype<Half, BFloat>(p.x[0].dtype, [&](auto t) { weight_grad_of<decltype(t)>(p, task); });
 }
 
 }  // namespace SBNET_ISA

@@ -1,15 +1,21 @@
 // Gradients of block-sparse attention of float16 and bfloat16 by tensor cores, in two passes: dQ by tiles of queries;
 // dK and dV by tiles of keys, the query heads of a group one after the other. The tile that stays is the left operand,
-// so that weights and gradients of scores go from registers to registers. Nothing is added atomically.
+// so that weights and gradients of scores go from registers to registers. Nothing is added atomically. Halves of more
+// than 176 features (kSliced) bring the other side's tiles through one buffer of 128 columns, so that 99 KB of shared
+// memory (sm_86, sm_89) hold 256: the columns that a CTA sums come last, and those of the second tensor twice.
 #include "cuda/attention/mma.cuh"
 
 namespace sbnet::portable {
 namespace mma {
 namespace {
 
-constexpr int shared_bytes(int dim) {
-  return 2 * 4 * kTile * pitch_of(padded(dim)) + static_cast<int>(sizeof(Buffers));
+constexpr int kWhole = 176;  // the most features of which four whole tiles fit 99 KB
+
+constexpr int shared_bytes(int dim, bool sliced) {
+  const int stays = 2 * pitch_of(padded(dim)), moves = sliced ? pitch_of(128) : stays;
+  return 2 * kTile * (stays + moves) + static_cast<int>(sizeof(Buffers));
 }
+static_assert(shared_bytes(kWhole, false) <= 99 * 1024 && shared_bytes(256, true) <= 99 * 1024);
 
 // Scores to weights, gradients of weights to those of scores; rows are keys if kKeys, else queries.
 template <bool kKeys>
@@ -34,14 +40,14 @@ __device__ __forceinline__ void softmax_grad(float scale, const Dropout& dropout
     }
 }
 
-template <class T, int kColumns, bool kKeys>
+template <class T, int kColumns, bool kSliced, bool kKeys>
 __global__ void __launch_bounds__(kThreads) attention_grad_mma_kernel(const AttentionBackwardArgs a) {
   extern __shared__ __align__(16) uint8_t shared[];
   const AttentionParams& p = a.p.forward;
-  const int dim = p.head_dim, columns = padded(dim), tile = kTile * pitch_of(columns);
+  const int dim = p.head_dim, columns = padded(dim), pitch = pitch_of(columns), tile = kTile * pitch;
   T* first = reinterpret_cast<T*>(shared);  // what stays: q and dO, or k and v
-  T *second = first + tile, *first_rows = second + tile, *second_rows = first_rows + tile;
-  Buffers& b = *reinterpret_cast<Buffers*>(second_rows + tile);
+  T *second = first + tile, *first_rows = second + tile, *second_rows = kSliced ? first_rows : first_rows + tile;
+  Buffers& b = *reinterpret_cast<Buffers*>(kSliced ? first_rows + kTile * pitch_of(kColumns) : second_rows + tile);
   grid_dependency_wait();
   const int32_t length = kKeys ? p.phase_k_length() : p.phase_q_length(), heads = kKeys ? p.kv_heads : p.heads;
   const AttentionWork work(p, length, heads);
@@ -66,20 +72,47 @@ __global__ void __launch_bounds__(kThreads) attention_grad_mma_kernel(const Atte
       const int from = t * kTile, count = min(others - from, kTile);
       const AttentionTensor &one = kKeys ? p.q : p.k, &two = kKeys ? a.p.grad_out : p.v;
       const int head = kKeys ? h : s.kv_h;
-      load_rows(s.at<T>(one, head, from), one.stride * s.phases, count, dim, 0, columns, first_rows);
-      load_rows(s.at<T>(two, head, from), two.stride * s.phases, count, dim, 0, columns, second_rows);
-      cp_async_commit();
+      const auto start = [&](const AttentionTensor& t, int c, int count_of_columns, T* to) {
+        load_rows(s.at<T>(t, head, from), t.stride * s.phases, count, dim, c, count_of_columns, to);
+        cp_async_commit();
+      };
+      const auto next = [&](const AttentionTensor& t, int c) {  // into the one buffer, once it has been read
+        __syncthreads();
+        start(t, c, kColumns, first_rows);
+        cp_async_wait<0>();
+        __syncthreads();
+      };
+      if constexpr (kSliced) {
+        start(two, 0, kColumns, second_rows);
+      } else {
+        start(one, 0, columns, first_rows);
+        start(two, 0, columns, second_rows);
+      }
       fill_bits<kThreads>(p, s, dropout, kKeys ? from : at, kKeys ? at : from, b.seen, b.kept);
       if (kKeys)
         for (int i = threadIdx.x; i < kTile; i += kThreads) b.queries[i] = query_row(a, s, from + i);
       cp_async_wait<0>();
       __syncthreads();
-      float score[8][4], grad[8][4];
-      multiply(first, first_rows, dim, score);
-      multiply(second, second_rows, dim, grad);
+      float score[8][4] = {}, grad[8][4] = {};
+      if constexpr (kSliced) {
+        constexpr int kPitch = pitch_of(kColumns);
+        const int c1 = kColumns - c0, rest = columns - kColumns;  // two slices; features from kColumns on
+        multiply(second, pitch, second_rows, kPitch, kColumns, grad);
+        next(two, kColumns);
+        multiply(second + kColumns, pitch, second_rows, kPitch, rest, grad);
+        next(one, c1);
+        multiply(first + c1, pitch, first_rows, kPitch, c1 ? rest : kColumns, score);
+        next(one, c0);
+        multiply(first + c0, pitch, first_rows, kPitch, c0 ? rest : kColumns, score);
+      } else {
+        multiply(first, pitch, first_rows, pitch, columns, score);
+        multiply(second, pitch, second_rows, pitch, columns, grad);
+      }
       softmax_grad<kKeys>(p.scale, dropout, b, score, grad);
-      accumulate<T, kColumns>(grad, first_rows, columns, c0, sums);
-      if constexpr (kKeys) accumulate<T, kColumns>(score, second_rows, columns, c0, value_sums);
+      const int have = kSliced ? kColumns : columns, from_column = kSliced ? 0 : c0;
+      accumulate<T, kColumns>(grad, first_rows, have, from_column, sums);
+      if constexpr (kKeys && kSliced) next(two, c0);
+      if constexpr (kKeys) accumulate<T, kColumns>(score, second_rows, have, from_column, value_sums);
       __syncthreads();  // before the next tile's copies, bits and queries
     });
   }
@@ -92,30 +125,36 @@ __global__ void __launch_bounds__(kThreads) attention_grad_mma_kernel(const Atte
                        value_sums);
 }
 
-template <class T, int kColumns, bool kKeys>
+template <class T, int kColumns, bool kSliced, bool kKeys>
 Status launch_pass(const AttentionBackwardArgs& a, const DeviceInfo& device, cudaStream_t stream) {
-  constexpr auto kernel = attention_grad_mma_kernel<T, kColumns, kKeys>;
+  constexpr auto kernel = attention_grad_mma_kernel<T, kColumns, kSliced, kKeys>;
   const AttentionParams& p = a.p.forward;
   const char* op = kAttentionBackwardOp;
   const int32_t length = kKeys ? p.phase_k_length() : p.phase_q_length();
   if (!length) return ok_status();
   dim3 grid;
-  const int bytes = shared_bytes(p.head_dim);
+  const int bytes = shared_bytes(p.head_dim, kSliced);
   SBNET_TRY(attention_grid(op, p, length, kKeys ? p.kv_heads : p.heads, (p.head_dim + kColumns - 1) / kColumns, &grid));
-  SBNET_TRY(reserve_shared<kernel>(op, p, device, bytes, shared_bytes(kColumns == 64 ? 64 : 256)));
+  SBNET_TRY(reserve_shared<kernel>(op, p, device, bytes,
+                                   shared_bytes(kSliced          ? 256
+                                                : kColumns == 64 ? 64
+                                                                 : kWhole,
+                                                kSliced)));
   SBNET_CUDA_TRY(op, launch_dependent(device, kernel, grid, dim3(kThreads), bytes, stream, a));
   return ok_status();
 }
 
-template <class T, int kColumns>
+template <class T, int kColumns, bool kSliced>
 Status launch(const AttentionBackwardArgs& a, const DeviceInfo& device, cudaStream_t stream) {
-  SBNET_TRY((launch_pass<T, kColumns, false>(a, device, stream)));
-  return launch_pass<T, kColumns, true>(a, device, stream);
+  SBNET_TRY((launch_pass<T, kColumns, kSliced, false>(a, device, stream)));
+  return launch_pass<T, kColumns, kSliced, true>(a, device, stream);
 }
 
 template <class T>
 Status launch_of(const AttentionBackwardArgs& a, const DeviceInfo& device, cudaStream_t stream) {
-  return a.p.forward.head_dim <= 64 ? launch<T, 64>(a, device, stream) : launch<T, 128>(a, device, stream);
+  const int dim = a.p.forward.head_dim;
+  if (dim <= 64) return launch<T, 64, false>(a, device, stream);
+  return dim <= kWhole ? launch<T, 128, false>(a, device, stream) : launch<T, 128, true>(a, device, stream);
 }
 
 }  // namespace

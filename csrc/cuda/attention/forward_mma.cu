@@ -47,8 +47,8 @@ __global__ void __launch_bounds__(kThreads) attention_mma_kernel(const Attention
     fill_bits<kThreads>(p, s, dropout, q0, k0, b.seen, b.kept);
     cp_async_wait<1>();
     __syncthreads();
-    float score[8][4];
-    multiply(queries, keys, dim, score);
+    float score[8][4] = {};
+    multiply(queries, pitch_of(columns), keys, pitch_of(columns), columns, score);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const uint64_t seen = b.seen[row + 8 * i] >> lane % 4 * 2;

@@ -44,23 +44,20 @@ __device__ __forceinline__ void load_rows(const T* from, int64_t stride, int cou
   }
 }
 
-// s[n] = rows of this warp of `left` . rows 8n ... 8n + 7 of `right`
+// s[n] += rows of this warp of `left` . rows 8n ... 8n + 7 of `right`, over `columns` columns (a multiple of 16)
 template <class T>
-__device__ __forceinline__ void multiply(const T* left, const T* right, int dim, float (&s)[8][4]) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, columns = padded(dim), pitch = pitch_of(columns);
-#pragma unroll
-  for (int n = 0; n < 8; ++n)
-#pragma unroll
-    for (float& v : s[n]) v = 0.f;
-  const uint32_t a_at = shared_address(left + (warp * 16 + lane % 16) * pitch + lane / 16 * 8);
-  const uint32_t b_at = shared_address(right + (lane / 16 * 8 + lane % 8) * pitch + lane / 8 % 2 * 8);
+__device__ __forceinline__ void multiply(const T* left, int left_pitch, const T* right, int right_pitch, int columns,
+                                         float (&s)[8][4]) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const uint32_t a_at = shared_address(left + (warp * 16 + lane % 16) * left_pitch + lane / 16 * 8);
+  const uint32_t b_at = shared_address(right + (lane / 16 * 8 + lane % 8) * right_pitch + lane / 8 % 2 * 8);
   for (int d = 0; d < columns; d += 16) {
     uint32_t a[4];
     load_matrix_x4(a_at + d * 2, a);
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
       uint32_t b[4];
-      load_matrix_x4(b_at + (n * 16 * pitch + d) * 2, b);
+      load_matrix_x4(b_at + (n * 16 * right_pitch + d) * 2, b);
       mma_16x8<T>(s[2 * n], a, b[0], b[1]);
       mma_16x8<T>(s[2 * n + 1], a, b[2], b[3]);
     }

@@ -3,6 +3,7 @@
 // A thread computes a strip of neighbouring pixels in one row of a block for one 16-byte word of output channels. With
 // stride and dilation 1 it reads each input column once and adds it to every pixel of the strip that sees it. A CTA
 // keeps to one slice of channels, whose weights wait in shared memory as float32.
+#include "cuda/by_dtype.cuh"
 #include "cuda/masked/conv_portable.cuh"
 
 namespace sbnet::portable {
@@ -245,14 +246,7 @@ Status launch_type(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t
 }  // namespace
 
 Status launch_depthwise(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
-  switch (p.x.dtype) {
-    case DType::kF16:
-      return launch_type<__half>(p, device, stream);
-    case DType::kBF16:
-      return launch_type<__nv_bfloat16>(p, device, stream);
-    default:
-      return launch_type<float>(p, device, stream);
-  }
+  return by_dtype(p.x.dtype, [&](auto t) { return launch_type<decltype(t)>(p, device, stream); });
 }
 
 }  // namespace sbnet::portable

@@ -10,7 +10,7 @@ namespace {
 
 constexpr const char* kOp = "sparse_conv2d_quantized";
 
-// Are all runs of kN channels of x and of a weight words of memory?
+// Are all runs of four channels of x and of a weight words of memory?
 bool four_channels(const QuantizedConv2dParams& p) {
   bool fits = p.x.size[1] % 4 == 0 && p.x.stride[1] == 1 && p.weight.stride[1] == 1;
   for (const TensorView* t : {&p.x, &p.weight}) {
@@ -77,10 +77,7 @@ Status launch(const QuantizedConv2dParams& p, const DeviceInfo& device, cudaStre
 sbnet::Status sbnet_sparse_conv2d_quantized_cuda(const sbnet::QuantizedConv2dParams* params, void* stream_handle) {
   using namespace sbnet;
   const QuantizedConv2dParams& p = *params;
-  SBNET_TRY(validate(p));
-  if (writes_nothing(p)) return ok_status();
-  DeviceInfo device;
-  SBNET_TRY(current_device(kOp, &device));
-  const auto stream = static_cast<cudaStream_t>(stream_handle);
-  return p.y.dtype == DType::kI8 ? launch<int8_t>(p, device, stream) : launch<float>(p, device, stream);
+  return run_layer(kOp, p, stream_handle, [&](const DeviceInfo& device, cudaStream_t stream) {
+    return p.y.dtype == DType::kI8 ? launch<int8_t>(p, device, stream) : launch<float>(p, device, stream);
+  });
 }

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "core/masked/conv_transpose.h"
+#include "cuda/by_dtype.cuh"
 #include "cuda/masked/conv_epilogue.cuh"
 #include "cuda/masked/conv_run.cuh"
 
@@ -25,8 +26,8 @@ struct PrepareArgs {
 
 template <class T>
 __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant__ PrepareArgs a) {
-  grid_dependency_release();
   grid_dependency_wait();
+  grid_dependency_release();
   const int64_t threads = int64_t{gridDim.x} * kThreads, thread = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   clear_fringe<T>(a.p, a.fringe, thread + blockIdx.y * threads, threads * gridDim.y);
   if (!a.weights) return;
@@ -80,8 +81,8 @@ __device__ __forceinline__ void run_output(const ConvTransposeParams& p, int n, 
 
 template <class T>
 __global__ void __launch_bounds__(kThreads) pixel_kernel(const __grid_constant__ ConvTransposeParams p) {
-  grid_dependency_release();
   grid_dependency_wait();
+  grid_dependency_release();
   const BlockGrid& grid = p.active.grid;
   const int64_t height = min(static_cast<int64_t>(grid.size[0]), p.y.size[2]);
   const int64_t width = min(static_cast<int64_t>(grid.size[1]), p.y.size[3]), K = p.y.size[1];
@@ -160,12 +161,5 @@ sbnet::Status sbnet_sparse_conv_transpose2d_cuda(const sbnet::ConvTransposeParam
   SBNET_TRY(current_device(kOp, &device));
   const cudaStream_t stream = static_cast<cudaStream_t>(stream_handle);
   const bool by_phases = runs_by_phases(p);
-  switch (p.x.dtype) {
-    case DType::kF32:
-      return launch<float>(p, by_phases, workspace, device, stream);
-    case DType::kF16:
-      return launch<__half>(p, by_phases, workspace, device, stream);
-    default:
-      return launch<__nv_bfloat16>(p, by_phases, workspace, device, stream);
-  }
+  return by_dtype(p.x.dtype, [&](auto t) { return launch<decltype(t)>(p, by_phases, workspace, device, stream); });
 }

@@ -7,6 +7,7 @@
 // blocks_transpose.cu has the copies between channels_last and NCHW.
 //
 // Rows of the index list that are no block of the grid read as zeros (gather) or are skipped (scatter).
+#include "cuda/by_dtype.cuh"
 #include "cuda/masked/gather_scatter.cuh"
 
 namespace sbnet {
@@ -257,14 +258,8 @@ cudaError_t launch_add(const BlockCopyParams& p, const DeviceInfo& device, bool 
 cudaError_t dispatch(const BlockCopyParams& p, const DeviceInfo& device, cudaStream_t stream) {
   const bool blocks_channels_last = p.blocks.stride[1] == 1;
   if (p.add) {
-    switch (p.plane.dtype) {
-      case DType::kF32:
-        return launch_add<float>(p, device, blocks_channels_last, stream);
-      case DType::kF16:
-        return launch_add<__half>(p, device, blocks_channels_last, stream);
-      default:
-        return launch_add<__nv_bfloat16>(p, device, blocks_channels_last, stream);
-    }
+    return by_dtype(p.plane.dtype,
+                    [&](auto t) { return launch_add<decltype(t)>(p, device, blocks_channels_last, stream); });
   }
   const int64_t item = dtype_size(p.plane.dtype);
   const bool transposed = blocks_channels_last ? p.plane.stride[3] == 1 && p.plane.size[1] > 1

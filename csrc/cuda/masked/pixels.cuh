@@ -3,6 +3,7 @@
 #pragma once
 #include <algorithm>
 
+#include "cuda/by_dtype.cuh"
 #include "cuda/masked/layer.cuh"
 
 namespace sbnet {
@@ -15,8 +16,12 @@ struct alignas(sizeof(T) * kN) Word {
   T channel[kN];
 };
 
+// Pixels that a thread takes after one another: what it works out of its row and block serves them all.
+template <int kN>
+constexpr int kRunOf = kN == 1 ? 4 : 1;  // 16 bytes of a pixel are work enough
+
 struct PixelPlan {
-  int64_t block_items;  // pixels x words of a block
+  int64_t block_items;  // pixels (or runs of some) x words of a block
   FastDiv block, inner, width;
   bool channels_inner;  // neighbouring threads take the words of a pixel, else the pixels of a word
   bool wide;            // too many items for 32 bits
@@ -24,7 +29,8 @@ struct PixelPlan {
 };
 
 // Runs body(n, row, column, word) for each pixel and word of the active blocks of p.y's plane, and clears the fringe.
-template <class T, class Params, class Body>
+// kRun > 1: body(n, row, column, word, count) for runs of so many pixels of a row, or the fewer that are left of it.
+template <class T, int kRun = 1, class Params, class Body>
 __device__ __forceinline__ void for_pixels(const Params& p, const PixelPlan& plan, const Body& body) {
   grid_dependency_wait();
   grid_dependency_release();
@@ -50,9 +56,14 @@ __device__ __forceinline__ void for_pixels(const Params& p, const PixelPlan& pla
     plan.width.divmod(pixel, &row, &column);
     BlockIndex b;
     if (!load_block(p.active.indices, slot, static_cast<int>(p.y.size[0]), grid, &b)) continue;
-    row += b.i * grid.size[0], column += b.j * grid.size[1];
-    if (row < p.y.size[2] && column < p.y.size[3])
-      body(b.n, static_cast<int>(row), static_cast<int>(column), static_cast<int>(word));
+    const int in_block = static_cast<int>(column) * kRun, y = static_cast<int>(row) + b.i * grid.size[0];
+    const int x = in_block + b.j * grid.size[1];
+    if (y >= p.y.size[2] || x >= p.y.size[3]) continue;
+    if constexpr (kRun == 1)
+      body(b.n, y, x, static_cast<int>(word));
+    else
+      body(b.n, y, x, static_cast<int>(word),
+           min(kRun, min(grid.size[1] - in_block, static_cast<int>(p.y.size[3]) - x)));
   }
 }
 
@@ -62,13 +73,13 @@ bool words_of_channels(const Params& p) {
   return channels_vectorize(p.x) && channels_vectorize(p.y) && p.y.size[1] % kLanes<T> == 0;
 }
 
-// Launches kKernel(p, plan, more...), whose threads take `lanes` channels.
-template <auto kKernel, class Params, class... More>
+// Launches kKernel(p, plan, more...), whose threads take `lanes` channels of kRun pixels.
+template <auto kKernel, int kRun = 1, class Params, class... More>
 Status launch_pixels(const char* op, const Params& p, int lanes, const DeviceInfo& device, cudaStream_t stream,
                      const More&... more) {
   // A block larger than the plane is the only one of its direction: no more outputs than the plane has.
   const int64_t height = std::min<int64_t>(p.active.grid.size[0], p.y.size[2]);
-  const int64_t width = std::min<int64_t>(p.active.grid.size[1], p.y.size[3]);
+  const int64_t width = (std::min<int64_t>(p.active.grid.size[1], p.y.size[3]) + kRun - 1) / kRun;
   const int64_t words = p.y.size[1] / lanes;
   const double block = static_cast<double>(height) * width * words;
   SBNET_CHECK(block <= INT32_MAX / 2, "%s: active: blocks of %.0f words of channels; at most 2^30 are wanted", op,
@@ -100,6 +111,24 @@ Status launch_pixels(const char* op, const Params& p, int lanes, const DeviceInf
 template <class Params>
 bool writes_nothing(const Params& p) {
   return !p.y.size[0] || (!p.active.capacity && !(p.fringe.pixels && p.fringe.capacity > 0));
+}
+
+// What the entry points of these layers are: launch(device, stream), if the params are valid and anything is to write.
+template <class Params, class Launch>
+Status run_layer(const char* op, const Params& p, void* stream, const Launch& launch) {
+  SBNET_TRY(validate(p));
+  if (writes_nothing(p)) return ok_status();
+  DeviceInfo device;
+  SBNET_TRY(current_device(op, &device));
+  return launch(device, static_cast<cudaStream_t>(stream));
+}
+
+// The same with launch(T{}, device, stream), where T is x's element type.
+template <class Params, class Launch>
+Status run_layer_by_dtype(const char* op, const Params& p, void* stream, const Launch& launch) {
+  return run_layer(op, p, stream, [&](const DeviceInfo& device, cudaStream_t on) {
+    return by_dtype(p.x.dtype, [&](auto t) { return launch(t, device, on); });
+  });
 }
 
 }  // namespace sbnet

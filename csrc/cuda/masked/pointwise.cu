@@ -82,18 +82,7 @@ Status launch_type(const PointwiseParams& p, const DeviceInfo& device, cudaStrea
 
 sbnet::Status sbnet_sparse_pointwise_cuda(const sbnet::PointwiseParams* params, void* stream_handle) {
   using namespace sbnet;
-  const PointwiseParams& p = *params;
-  SBNET_TRY(validate(p));
-  if (writes_nothing(p)) return ok_status();
-  DeviceInfo device;
-  SBNET_TRY(current_device(kOp, &device));
-  const auto stream = static_cast<cudaStream_t>(stream_handle);
-  switch (p.x.dtype) {
-    case DType::kF16:
-      return launch_type<__half>(p, device, stream);
-    case DType::kBF16:
-      return launch_type<__nv_bfloat16>(p, device, stream);
-    default:
-      return launch_type<float>(p, device, stream);
-  }
+  return run_layer_by_dtype(kOp, *params, stream_handle, [&](auto t, const DeviceInfo& device, cudaStream_t stream) {
+    return launch_type<decltype(t)>(*params, device, stream);
+  });
 }

@@ -61,18 +61,8 @@ Status launch_type(const PoolParams& p, const DeviceInfo& device, cudaStream_t s
 sbnet::Status sbnet_sparse_pool2d_cuda(const sbnet::PoolParams* params, void* stream_handle) {
   using namespace sbnet;
   const PoolParams& p = *params;
-  SBNET_TRY(validate(p));
-  if (writes_nothing(p)) return ok_status();
-  DeviceInfo device;
-  SBNET_TRY(current_device(pool_name(p.kind), &device));
-  const auto stream = static_cast<cudaStream_t>(stream_handle);
-  if (pool_tiles_takes(p)) return launch_pool_tiles(p, device, stream);
-  switch (p.x.dtype) {
-    case DType::kF16:
-      return launch_type<__half>(p, device, stream);
-    case DType::kBF16:
-      return launch_type<__nv_bfloat16>(p, device, stream);
-    default:
-      return launch_type<float>(p, device, stream);
-  }
+  return run_layer(pool_name(p.kind), p, stream_handle, [&](const DeviceInfo& device, cudaStream_t stream) {
+    if (pool_tiles_takes(p)) return launch_pool_tiles(p, device, stream);
+    return by_dtype(p.x.dtype, [&](auto t) { return launch_type<decltype(t)>(p, device, stream); });
+  });
 }

@@ -6,6 +6,7 @@
 // of its windows. Taps outside of the plane are filled with the border's value: the arithmetic has no cases.
 #include <algorithm>
 
+#include "cuda/by_dtype.cuh"
 #include "cuda/masked/pool.cuh"
 #include "cuda/mma.cuh"
 
@@ -255,14 +256,7 @@ bool pool_tiles_takes(const PoolParams& p) {
 }
 
 Status launch_pool_tiles(const PoolParams& p, const DeviceInfo& device, cudaStream_t stream) {
-  switch (p.x.dtype) {
-    case DType::kF16:
-      return launch_type<__half>(p, device, stream);
-    case DType::kBF16:
-      return launch_type<__nv_bfloat16>(p, device, stream);
-    default:
-      return launch_type<float>(p, device, stream);
-  }
+  return by_dtype(p.x.dtype, [&](auto t) { return launch_type<decltype(t)>(p, device, stream); });
 }
 
 }  // namespace sbnet

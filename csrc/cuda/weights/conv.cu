@@ -226,7 +226,7 @@ sbnet::Status sbnet_blocksparse_conv_cuda(const sbnet::BlocksparseConvParams* p,
   SBNET_TRY(current_device(portable::kConvOp, &device));
   const int64_t tiles = (positions + portable::kRows - 1) / portable::kRows * p->layout.shape.groups[p->to()];
   const dim3 grid(static_cast<unsigned>(std::min<int64_t>(tiles, 1 << 24)));
-  return portable::by_dtype(p->x.dtype, [&](auto t) {
+  return by_dtype(p->x.dtype, [&](auto t) {
     SBNET_CUDA_TRY(portable::kConvOp,
                    launch_dependent(device, portable::conv_kernel<decltype(t)>, grid, dim3(portable::kThreads), 0,
                                     static_cast<cudaStream_t>(stream_handle), *p, tiles));
@@ -243,7 +243,7 @@ sbnet::Status sbnet_blocksparse_conv_weight_grad_cuda(const sbnet::BlocksparseCo
   const int64_t blocks = std::min<int64_t>(p->layout.shape.blocks, 1 << 20);
   const int share = static_cast<int>(std::clamp<int64_t>(8 * device.sm_count / blocks, 1, 1024));  // CTAs of a block
   const dim3 grid(static_cast<unsigned>(blocks * share));
-  return portable::by_dtype(p->x.dtype, [&](auto t) {
+  return by_dtype(p->x.dtype, [&](auto t) {
     SBNET_CUDA_TRY(portable::kConvGradOp, launch_dependent(device, portable::conv_weight_grad_kernel<decltype(t)>, grid,
                                                            dim3(portable::kGradThreads), 0,
                                                            static_cast<cudaStream_t>(stream_handle), *p, share));

@@ -70,7 +70,7 @@ inline dim3 fours_grid(int64_t blocks, const DeviceInfo& device) {
 
 inline Status pack_fours(const BlocksparseMatmulParams& p, void* to, const DeviceInfo& device, cudaStream_t stream) {
   const Fours fours = {p.plan, p.plan_words, p.layout.shape.blocks};
-  return portable::by_dtype(p.x.dtype, [&](auto t) {
+  return by_dtype(p.x.dtype, [&](auto t) {
     using T = decltype(t);
     SBNET_CUDA_TRY(portable::kMatmulOp,
                    launch_dependent(device, pack_fours_kernel<T>, fours_grid(fours.blocks, device), dim3(256), 0,
@@ -82,7 +82,7 @@ inline Status pack_fours(const BlocksparseMatmulParams& p, void* to, const Devic
 inline Status unpack_fours(const BlocksparseWeightGradParams& p, const void* from, const DeviceInfo& device,
                            cudaStream_t stream) {
   const Fours fours = {p.plan, p.plan_words, p.layout.shape.blocks};
-  return portable::by_dtype(p.dw_dtype, [&](auto t) {
+  return by_dtype(p.dw_dtype, [&](auto t) {
     using T = decltype(t);
     SBNET_CUDA_TRY(portable::kWeightGradOp,
                    launch_dependent(device, unpack_fours_kernel<T>, fours_grid(fours.blocks, device), dim3(256), 0,

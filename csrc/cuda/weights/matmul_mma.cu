@@ -170,17 +170,8 @@ Status launch(const MatmulArgs& a, const DeviceInfo& device, cudaStream_t stream
 
 Status launch_matmul_mma(const MatmulArgs& a, const DeviceInfo& device, cudaStream_t stream) {
   return by_dtype(a.p.x.dtype, [&](auto t) {
-    using T = decltype(t);
-    switch (a.p.layout.shape.block_size) {
-      case 8:
-        return launch<T, 8>(a, device, stream);
-      case 16:
-        return launch<T, 16>(a, device, stream);
-      case 32:
-        return launch<T, 32>(a, device, stream);
-      default:
-        return launch<T, 64>(a, device, stream);
-    }
+    return by_tile(a.p.layout.shape.block_size,
+                   [&](auto tile) { return launch<decltype(t), tile()>(a, device, stream); });
   });
 }
 

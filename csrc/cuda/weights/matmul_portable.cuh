@@ -1,7 +1,10 @@
 // What the portable kernels of products with block-sparse weights share, and which of them takes what.
 #pragma once
+#include <type_traits>
+
 #include "core/weights/matmul.h"
 #include "core/weights/rows.h"
+#include "cuda/by_dtype.cuh"
 #include "cuda/common.cuh"
 
 namespace sbnet {
@@ -68,16 +71,18 @@ Status launch_matmul_simt(const MatmulArgs& a, const DeviceInfo& device, cudaStr
 Status launch_weight_grad_mma(const BlocksparseWeightGradParams& p, const DeviceInfo& device, cudaStream_t stream);
 Status launch_weight_grad_simt(const BlocksparseWeightGradParams& p, const DeviceInfo& device, cudaStream_t stream);
 
-// Calls f(T{}) with the element type of `dtype`.
+// Calls f(std::integral_constant<int, kTile>{}): tiles as wide as the blocks, up to 64.
 template <class F>
-auto by_dtype(DType dtype, const F& f) {
-  switch (dtype) {
-    case DType::kF16:
-      return f(__half{});
-    case DType::kBF16:
-      return f(__nv_bfloat16{});
+auto by_tile(int block_size, const F& f) {
+  switch (block_size) {
+    case 8:
+      return f(std::integral_constant<int, 8>{});
+    case 16:
+      return f(std::integral_constant<int, 16>{});
+    case 32:
+      return f(std::integral_constant<int, 32>{});
     default:
-      return f(float{});
+      return f(std::integral_constant<int, 64>{});
   }
 }
 

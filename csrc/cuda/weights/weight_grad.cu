@@ -215,17 +215,8 @@ Status launch(const BlocksparseWeightGradParams& p, const DeviceInfo& device, cu
 
 Status launch_weight_grad_mma(const BlocksparseWeightGradParams& p, const DeviceInfo& device, cudaStream_t stream) {
   return by_dtype(p.x[0].dtype, [&](auto t) {
-    using T = decltype(t);
-    switch (p.layout.shape.block_size) {
-      case 8:
-        return launch<T, 8>(p, device, stream);
-      case 16:
-        return launch<T, 16>(p, device, stream);
-      case 32:
-        return launch<T, 32>(p, device, stream);
-      default:
-        return launch<T, 64>(p, device, stream);
-    }
+    return by_tile(p.layout.shape.block_size,
+                   [&](auto tile) { return launch<decltype(t), tile()>(p, device, stream); });
   });
 }
 

@@ -58,7 +58,7 @@ struct BlockAttention {
                                          {"q_lengths", kInt32, kOptional},
                                          {"k_lengths", kInt32, kOptional}};
   static constexpr Argument kOutputs[] = {{"out", kT}, {"lse", kFloat}};
-  static constexpr Types kTypes[] = {{kFloat, kFloat}, {kFloat16, kFloat16}, {kBFloat16, kBFloat16}};
+  static constexpr auto kTypes = kFloatTypes;
   static constexpr int kInPlace = -1;
 
   AttentionRule rule;
@@ -156,9 +156,6 @@ struct BlockAttention {
 
 }  // namespace
 
-void add_attention_ops(const Runtime& runtime) {
-  add_op<PackAttentionBlocks>(runtime);
-  add_op<BlockAttention>(runtime);
-}
+SBNET_ORT_OPS(PackAttentionBlocks, BlockAttention)
 
 }  // namespace sbnet::ort

@@ -99,6 +99,6 @@ struct Fringe {
 
 }  // namespace
 
-void add_fringe_ops(const Runtime& runtime) { add_op<Fringe>(runtime); }
+SBNET_ORT_OPS(Fringe)
 
 }  // namespace sbnet::ort

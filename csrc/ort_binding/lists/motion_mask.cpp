@@ -59,6 +59,6 @@ struct MotionMask {
 
 }  // namespace
 
-void add_motion_mask_ops(const Runtime& runtime) { add_op<MotionMask>(runtime); }
+SBNET_ORT_OPS(MotionMask)
 
 }  // namespace sbnet::ort

@@ -11,8 +11,7 @@ struct MaskPyramid {
   static constexpr Argument kInputs[] = {{"mask", kT}, {"dynamic_sizes", kInt64, kOptional, kCpuInput}};
   // indices, count, total, block_map of each plane, then pixels, count of each fringe.
   static constexpr Argument kOutputs[] = {{"lists", kInt32, kVariadic}};
-  static constexpr Types kTypes[] = {
-      {kBool, kBool}, {kUInt8, kUInt8}, {kFloat, kFloat}, {kFloat16, kFloat16}, {kBFloat16, kBFloat16}};
+  static constexpr auto kTypes = kMaskTypes;
   static constexpr int kInPlace = -1;
 
   std::vector<int64_t> bsizes, sizes, fringes;
@@ -112,6 +111,6 @@ struct MaskPyramid {
 
 }  // namespace
 
-void add_pyramid_ops(const Runtime& runtime) { add_op<MaskPyramid>(runtime); }
+SBNET_ORT_OPS(MaskPyramid)
 
 }  // namespace sbnet::ort

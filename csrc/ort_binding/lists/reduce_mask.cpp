@@ -10,8 +10,7 @@ struct ReduceMask {
   static constexpr Argument kInputs[] = {{"mask", kT}};
   static constexpr Argument kOutputs[] = {
       {"indices", kInt32}, {"count", kInt32}, {"total", kInt32}, {"block_map", kInt32}};
-  static constexpr Types kTypes[] = {
-      {kBool, kBool}, {kUInt8, kUInt8}, {kFloat, kFloat}, {kFloat16, kFloat16}, {kBFloat16, kBFloat16}};
+  static constexpr auto kTypes = kMaskTypes;
   static constexpr int kInPlace = -1;
 
   GridAttributes grid;
@@ -70,6 +69,6 @@ struct ReduceMask {
 
 }  // namespace
 
-void add_reduce_mask_ops(const Runtime& runtime) { add_op<ReduceMask>(runtime); }
+SBNET_ORT_OPS(ReduceMask)
 
 }  // namespace sbnet::ort

@@ -19,22 +19,11 @@ struct SparseBottleneck2d {
     kFringeCount,
     kBase
   };
-  static constexpr Argument kInputs[] = {{"x", kT},
-                                         {"weight1", kT},
-                                         {"weight2", kT},
-                                         {"weight3", kT},
-                                         {"indices", kInt32},
-                                         {"count", kInt32},
-                                         {"block_map", kInt32},
-                                         {"bias1", kBias, kOptional},
-                                         {"bias2", kBias, kOptional},
-                                         {"bias3", kBias, kOptional},
-                                         {"fringe_pixels", kInt32, kOptional},
-                                         {"fringe_count", kInt32, kOptional},
-                                         {"base", kT, kOptional}};
+  static constexpr auto kInputs =
+      layer_inputs({{"x", kT}, {"weight1", kT}, {"weight2", kT}, {"weight3", kT}},
+                   {{"bias1", kBias, kOptional}, {"bias2", kBias, kOptional}, {"bias3", kBias, kOptional}});
   static constexpr Argument kOutputs[] = {{"y", kT}};
-  static constexpr Types kTypes[] = {
-      {kFloat, kFloat}, {kFloat16, kFloat16}, {kFloat16, kFloat}, {kBFloat16, kBFloat16}, {kBFloat16, kFloat}};
+  static constexpr auto kTypes = kBiasTypes;
   static constexpr int kInPlace = kBase;
 
   MaskedLayer layer;
@@ -81,6 +70,6 @@ struct SparseBottleneck2d {
 
 }  // namespace
 
-void add_bottleneck_ops(const Runtime& runtime) { add_op<SparseBottleneck2d>(runtime); }
+SBNET_ORT_OPS(SparseBottleneck2d)
 
 }  // namespace sbnet::ort

@@ -57,19 +57,10 @@ struct Sides {
 struct SparseConv2d {
   static constexpr const char* kName = "sparse_conv2d";
   enum Position { kX, kWeight, kIndices, kCount, kBlockMap, kBiasInput, kResidual, kFringePixels, kFringeCount, kBase };
-  static constexpr Argument kInputs[] = {{"x", kT},
-                                         {"weight", kT},
-                                         {"indices", kInt32},
-                                         {"count", kInt32},
-                                         {"block_map", kInt32},
-                                         {"bias", kBias, kOptional},
-                                         {"residual", kT, kOptional},
-                                         {"fringe_pixels", kInt32, kOptional},
-                                         {"fringe_count", kInt32, kOptional},
-                                         {"base", kT, kOptional}};
+  static constexpr auto kInputs =
+      layer_inputs({{"x", kT}, {"weight", kT}}, {{"bias", kBias, kOptional}, {"residual", kT, kOptional}});
   static constexpr Argument kOutputs[] = {{"y", kT}};
-  static constexpr Types kTypes[] = {
-      {kFloat, kFloat}, {kFloat16, kFloat16}, {kFloat16, kFloat}, {kBFloat16, kBFloat16}, {kBFloat16, kFloat}};
+  static constexpr auto kTypes = kBiasTypes;
   static constexpr int kInPlace = kBase;
 
   MaskedLayer layer;
@@ -133,17 +124,9 @@ struct SparseConv2dQuantized {
     kFringeCount,
     kBase
   };
-  static constexpr Argument kInputs[] = {{"x", kInt8},
-                                         {"weight", kInt8},
-                                         {"scale", kFloat},
-                                         {"indices", kInt32},
-                                         {"count", kInt32},
-                                         {"block_map", kInt32},
-                                         {"bias", kFloat, kOptional},
-                                         {"residual", kElement, kOptional},
-                                         {"fringe_pixels", kInt32, kOptional},
-                                         {"fringe_count", kInt32, kOptional},
-                                         {"base", kElement, kOptional}};
+  static constexpr auto kInputs =
+      layer_inputs({{"x", kInt8}, {"weight", kInt8}, {"scale", kFloat}},
+                   {{"bias", kFloat, kOptional}, {"residual", kElement, kOptional}}, kElement);
   static constexpr Argument kOutputs[] = {{"y", kElement}};
   static constexpr Types kTypes[] = {{kFloat, kFloat}};
   static constexpr int kInPlace = kBase;
@@ -197,10 +180,6 @@ struct SparseConv2dQuantized {
 
 }  // namespace
 
-void add_conv_ops(const Runtime& runtime) {
-  add_op<SparseConv2d>(runtime);
-  add_op<SparseConv2dQuantized<kInt8>>(runtime);
-  add_op<SparseConv2dQuantized<kFloat>>(runtime);
-}
+SBNET_ORT_OPS(SparseConv2d, SparseConv2dQuantized<kInt8>, SparseConv2dQuantized<kFloat>)
 
 }  // namespace sbnet::ort

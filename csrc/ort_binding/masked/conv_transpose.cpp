@@ -8,19 +8,10 @@ namespace {
 struct SparseConvTranspose2d {
   static constexpr const char* kName = "sparse_conv_transpose2d";
   enum Position { kX, kWeight, kIndices, kCount, kBlockMap, kBiasInput, kResidual, kFringePixels, kFringeCount, kBase };
-  static constexpr Argument kInputs[] = {{"x", kT},
-                                         {"weight", kT},
-                                         {"indices", kInt32},
-                                         {"count", kInt32},
-                                         {"block_map", kInt32},
-                                         {"bias", kBias, kOptional},
-                                         {"residual", kT, kOptional},
-                                         {"fringe_pixels", kInt32, kOptional},
-                                         {"fringe_count", kInt32, kOptional},
-                                         {"base", kT, kOptional}};
+  static constexpr auto kInputs =
+      layer_inputs({{"x", kT}, {"weight", kT}}, {{"bias", kBias, kOptional}, {"residual", kT, kOptional}});
   static constexpr Argument kOutputs[] = {{"y", kT}};
-  static constexpr Types kTypes[] = {
-      {kFloat, kFloat}, {kFloat16, kFloat16}, {kFloat16, kFloat}, {kBFloat16, kBFloat16}, {kBFloat16, kFloat}};
+  static constexpr auto kTypes = kBiasTypes;
   static constexpr int kInPlace = kBase;
 
   MaskedLayer layer;
@@ -84,6 +75,6 @@ struct SparseConvTranspose2d {
 
 }  // namespace
 
-void add_conv_transpose_ops(const Runtime& runtime) { add_op<SparseConvTranspose2d>(runtime); }
+SBNET_ORT_OPS(SparseConvTranspose2d)
 
 }  // namespace sbnet::ort

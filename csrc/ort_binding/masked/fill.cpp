@@ -9,7 +9,7 @@ struct SparseFill {
   static constexpr const char* kName = "sparse_fill";
   static constexpr Argument kInputs[] = {{"x", kT}, {"block_map", kInt32}};
   static constexpr Argument kOutputs[] = {{"y", kT}};
-  static constexpr Types kTypes[] = {{kFloat, kFloat}, {kFloat16, kFloat16}, {kBFloat16, kBFloat16}};
+  static constexpr auto kTypes = kFloatTypes;
   static constexpr int kInPlace = 0;
 
   GridAttributes grid;
@@ -39,6 +39,6 @@ struct SparseFill {
 
 }  // namespace
 
-void add_fill_ops(const Runtime& runtime) { add_op<SparseFill>(runtime); }
+SBNET_ORT_OPS(SparseFill)
 
 }  // namespace sbnet::ort

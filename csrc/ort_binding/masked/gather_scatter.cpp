@@ -98,9 +98,6 @@ struct SparseScatter {
 
 }  // namespace
 
-void add_gather_scatter_ops(const Runtime& runtime) {
-  add_op<SparseGather>(runtime);
-  add_op<SparseScatter>(runtime);
-}
+SBNET_ORT_OPS(SparseGather, SparseScatter)
 
 }  // namespace sbnet::ort

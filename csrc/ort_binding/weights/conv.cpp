@@ -54,8 +54,7 @@ struct BlocksparseConv {
   static constexpr Argument kInputs[] = {
       {"x", kT}, {"weight", kT}, {"lists", kInt32, kRequired, kCpuInput}, {"bias", kBias, kOptional}};
   static constexpr Argument kOutputs[] = {{"y", kT}};
-  static constexpr Types kTypes[] = {
-      {kFloat, kFloat}, {kFloat16, kFloat16}, {kFloat16, kFloat}, {kBFloat16, kBFloat16}, {kBFloat16, kFloat}};
+  static constexpr auto kTypes = kBiasTypes;
   static constexpr int kInPlace = -1;
 
   int64_t in_channels, out_channels;
@@ -161,6 +160,6 @@ struct BlocksparseConv {
 
 }  // namespace
 
-void add_blocksparse_conv_ops(const Runtime& runtime) { add_op<BlocksparseConv>(runtime); }
+SBNET_ORT_OPS(BlocksparseConv)
 
 }  // namespace sbnet::ort

@@ -67,8 +67,7 @@ struct BlocksparseMatmul {
                                          {"bias", kBias, kOptional},
                                          {"gate", kFloat, kOptional}};
   static constexpr Argument kOutputs[] = {{"y", kT}};
-  static constexpr Types kTypes[] = {
-      {kFloat, kFloat}, {kFloat16, kFloat16}, {kFloat16, kFloat}, {kBFloat16, kBFloat16}, {kBFloat16, kFloat}};
+  static constexpr auto kTypes = kBiasTypes;
   static constexpr int kInPlace = -1;
 
   int64_t in_features, out_features;
@@ -158,6 +157,6 @@ struct BlocksparseMatmul {
 
 }  // namespace
 
-void add_blocksparse_ops(const Runtime& runtime) { add_op<BlocksparseMatmul>(runtime); }
+SBNET_ORT_OPS(BlocksparseMatmul)
 
 }  // namespace sbnet::ort

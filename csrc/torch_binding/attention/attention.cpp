@@ -215,13 +215,24 @@ std::tuple<Tensor, Tensor, Tensor> block_attention_backward(
   return {grad_q, grad_k, grad_v};
 }
 
-void register_ops(torch::stable::detail::StableLibrary& m) {
-  m.impl("pack_attention_blocks", TORCH_BOX(&pack_attention_blocks));
-  m.impl("block_attention", TORCH_BOX(&block_attention));
-  m.impl("block_attention_backward", TORCH_BOX(&block_attention_backward));
+void list_ops(OpList& ops) {
+  // Block-sparse attention. `rule` is diagonal, band, prefix, stride, phases, block_size; rows, columns, mask_index
+  // and masks are AttentionLayout's of core/attention/layout.h.
+  ops.add("pack_attention_blocks(Tensor blocks) -> (Tensor rows, Tensor columns)", TORCH_BOX(&pack_attention_blocks));
+  ops.add(
+      "block_attention(Tensor q, Tensor k, Tensor v, Tensor? rows, Tensor? columns, Tensor? mask_index, Tensor? masks, "
+      "Tensor? q_lengths, Tensor? k_lengths, Tensor? seed, SymInt[] rule, float scale, float dropout, bool "
+      "deterministic) -> (Tensor out, Tensor lse, Tensor sums)",
+      TORCH_BOX(&block_attention));
+  ops.add(
+      "block_attention_backward(Tensor grad_out, Tensor? grad_lse, Tensor out, Tensor lse, Tensor sums, Tensor q, "
+      "Tensor k, Tensor v, Tensor? rows, Tensor? columns, Tensor? mask_index, Tensor? masks, Tensor? q_lengths, "
+      "Tensor? k_lengths, Tensor? seed, SymInt[] rule, float scale, float dropout, bool deterministic) -> (Tensor "
+      "grad_q, Tensor grad_k, Tensor grad_v)",
+      TORCH_BOX(&block_attention_backward));
 }
 
 }  // namespace
 }  // namespace sbnet::binding
 
-SBNET_TORCH_IMPL(sbnet::binding::register_ops)
+SBNET_TORCH_OPS(sbnet::binding::list_ops)

@@ -42,9 +42,14 @@ std::tuple<Tensor, Tensor> fringe(Tensor producer_map, Tensor consumer_map, Ints
   return {pixels, count};
 }
 
-void register_ops(torch::stable::detail::StableLibrary& m) { m.impl("fringe", TORCH_BOX(&fringe)); }
+void list_ops(OpList& ops) {
+  ops.add(
+      "fringe(Tensor producer_map, Tensor consumer_map, SymInt[] size, SymInt[] producer_grid, SymInt[] consumer_size, "
+      "SymInt[] consumer_grid, SymInt[] window, SymInt capacity) -> (Tensor pixels, Tensor count)",
+      TORCH_BOX(&fringe));
+}
 
 }  // namespace
 }  // namespace sbnet::binding
 
-SBNET_TORCH_IMPL(sbnet::binding::register_ops)
+SBNET_TORCH_OPS(sbnet::binding::list_ops)

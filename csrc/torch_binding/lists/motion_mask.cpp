@@ -45,12 +45,18 @@ Tensor motion_mask_(Tensor frame, Tensor background, double threshold, double ra
   return run("motion_mask_", frame, background, background, threshold, rate, cut, smooth);
 }
 
-void register_ops(torch::stable::detail::StableLibrary& m) {
-  m.impl("motion_mask", TORCH_BOX(&motion_mask));
-  m.impl("motion_mask_", TORCH_BOX(&motion_mask_));
+void list_ops(OpList& ops) {
+  ops.add(
+      "motion_mask(Tensor frame, Tensor background, float threshold, float rate, float cut, SymInt smooth) -> (Tensor "
+      "mask, Tensor next)",
+      TORCH_BOX(&motion_mask));
+  ops.add(
+      "motion_mask_(Tensor frame, Tensor(a!) background, float threshold, float rate, float cut, SymInt smooth) -> "
+      "Tensor",
+      TORCH_BOX(&motion_mask_));
 }
 
 }  // namespace
 }  // namespace sbnet::binding
 
-SBNET_TORCH_IMPL(sbnet::binding::register_ops)
+SBNET_TORCH_OPS(sbnet::binding::list_ops)

@@ -43,9 +43,12 @@ std::vector<Tensor> mask_pyramid(Tensor mask, Ints planes, double tol, Ints frin
   return lists;
 }
 
-void register_ops(torch::stable::detail::StableLibrary& m) { m.impl("mask_pyramid", TORCH_BOX(&mask_pyramid)); }
+void list_ops(OpList& ops) {
+  ops.add("mask_pyramid(Tensor mask, SymInt[] planes, float tol, SymInt[] fringes) -> Tensor[]",
+          TORCH_BOX(&mask_pyramid));
+}
 
 }  // namespace
 }  // namespace sbnet::binding
 
-SBNET_TORCH_IMPL(sbnet::binding::register_ops)
+SBNET_TORCH_OPS(sbnet::binding::list_ops)

@@ -34,9 +34,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> reduce_mask(Tensor mask, Grid grid, d
   return {indices, count, total, block_map};
 }
 
-void register_ops(torch::stable::detail::StableLibrary& m) { m.impl("reduce_mask", TORCH_BOX(&reduce_mask)); }
+void list_ops(OpList& ops) {
+  ops.add(
+      "reduce_mask(Tensor mask, SymInt[] grid, float tol, bool avgpool, SymInt capacity) -> (Tensor indices, Tensor "
+      "count, Tensor total, Tensor block_map)",
+      TORCH_BOX(&reduce_mask));
+}
 
 }  // namespace
 }  // namespace sbnet::binding
 
-SBNET_TORCH_IMPL(sbnet::binding::register_ops)
+SBNET_TORCH_OPS(sbnet::binding::list_ops)

@@ -77,12 +77,20 @@ Tensor sparse_bottleneck2d(Tensor x, Tensor weight1, Tensor weight2, Tensor weig
   return y;
 }
 
-void register_ops(torch::stable::detail::StableLibrary& m) {
-  m.impl("sparse_bottleneck2d", TORCH_BOX(&sparse_bottleneck2d));
-  m.impl("sparse_bottleneck2d_", TORCH_BOX(&sparse_bottleneck2d_));
+void list_ops(OpList& ops) {
+  ops.add(
+      "sparse_bottleneck2d(Tensor x, Tensor weight1, Tensor weight2, Tensor weight3, Tensor? bias1, Tensor? bias2, "
+      "Tensor? bias3, Tensor indices, Tensor count, Tensor block_map, SymInt[] grid, str activation, float "
+      "activation_param, bool allow_tf32) -> Tensor",
+      TORCH_BOX(&sparse_bottleneck2d));
+  ops.add(
+      "sparse_bottleneck2d_(Tensor x, Tensor weight1, Tensor weight2, Tensor weight3, Tensor? bias1, Tensor? bias2, "
+      "Tensor? bias3, Tensor indices, Tensor count, Tensor block_map, SymInt[] grid, str activation, float "
+      "activation_param, bool allow_tf32, Tensor(a!) out, Tensor? fringe_pixels, Tensor? fringe_count) -> ()",
+      TORCH_BOX(&sparse_bottleneck2d_));
 }
 
 }  // namespace
 }  // namespace sbnet::binding
 
-SBNET_TORCH_IMPL(sbnet::binding::register_ops)
+SBNET_TORCH_OPS(sbnet::binding::list_ops)

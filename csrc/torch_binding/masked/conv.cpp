@@ -195,16 +195,38 @@ Tensor pack_conv_weight(Tensor weight, int64_t groups) {
   return packed;
 }
 
-void register_ops(torch::stable::detail::StableLibrary& m) {
-  m.impl("sparse_conv2d", TORCH_BOX(&sparse_conv2d));
-  m.impl("sparse_conv2d_", TORCH_BOX(&sparse_conv2d_));
-  m.impl("sparse_conv2d_quantized", TORCH_BOX(&sparse_conv2d_quantized));
-  m.impl("sparse_conv2d_dequantized", TORCH_BOX(&sparse_conv2d_dequantized));
-  m.impl("sparse_conv2d_quantized_", TORCH_BOX(&sparse_conv2d_quantized_));
-  m.impl("pack_conv_weight", TORCH_BOX(&pack_conv_weight));
+void list_ops(OpList& ops) {
+  ops.add(
+      "sparse_conv2d(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor indices, Tensor count, Tensor "
+      "block_map, SymInt[] grid, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, str activation, "
+      "float activation_param, bool allow_tf32) -> Tensor",
+      TORCH_BOX(&sparse_conv2d));
+  ops.add(
+      "sparse_conv2d_(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor indices, Tensor count, SymInt[] "
+      "grid, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, str activation, float "
+      "activation_param, bool allow_tf32, Tensor(a!) out, Tensor? fringe_pixels, Tensor? fringe_count, Tensor? "
+      "packed=None) -> ()",
+      TORCH_BOX(&sparse_conv2d_));
+  ops.add(
+      "sparse_conv2d_quantized(Tensor x, Tensor weight, Tensor scale, Tensor? bias, Tensor? residual, float "
+      "residual_scale, Tensor indices, Tensor count, Tensor block_map, SymInt[] grid, SymInt[] stride, SymInt[] "
+      "padding, SymInt[] dilation, str activation, float activation_param, float out_scale) -> Tensor",
+      TORCH_BOX(&sparse_conv2d_quantized));
+  ops.add(
+      "sparse_conv2d_dequantized(Tensor x, Tensor weight, Tensor scale, Tensor? bias, Tensor? residual, float "
+      "residual_scale, Tensor indices, Tensor count, Tensor block_map, SymInt[] grid, SymInt[] stride, SymInt[] "
+      "padding, SymInt[] dilation, str activation, float activation_param) -> Tensor",
+      TORCH_BOX(&sparse_conv2d_dequantized));
+  ops.add(
+      "sparse_conv2d_quantized_(Tensor x, Tensor weight, Tensor scale, Tensor? bias, Tensor? residual, float "
+      "residual_scale, Tensor indices, Tensor count, SymInt[] grid, SymInt[] stride, SymInt[] padding, SymInt[] "
+      "dilation, str activation, float activation_param, float out_scale, Tensor(a!) out, Tensor? fringe_pixels, "
+      "Tensor? fringe_count, Tensor? packed=None) -> ()",
+      TORCH_BOX(&sparse_conv2d_quantized_));
+  ops.add("pack_conv_weight(Tensor weight, SymInt groups) -> Tensor", TORCH_BOX(&pack_conv_weight));
 }
 
 }  // namespace
 }  // namespace sbnet::binding
 
-SBNET_TORCH_IMPL(sbnet::binding::register_ops)
+SBNET_TORCH_OPS(sbnet::binding::list_ops)

@@ -83,12 +83,21 @@ Tensor sparse_conv_transpose2d(Tensor x, Tensor weight, Optional bias, Optional 
   return y;
 }
 
-void register_ops(torch::stable::detail::StableLibrary& m) {
-  m.impl("sparse_conv_transpose2d", TORCH_BOX(&sparse_conv_transpose2d));
-  m.impl("sparse_conv_transpose2d_", TORCH_BOX(&sparse_conv_transpose2d_));
+void list_ops(OpList& ops) {
+  ops.add(
+      "sparse_conv_transpose2d(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor indices, Tensor count, "
+      "Tensor block_map, SymInt[] grid, SymInt[] stride, SymInt[] padding, SymInt[] output_padding, SymInt[] dilation, "
+      "SymInt groups, str activation, float activation_param, bool allow_tf32) -> Tensor",
+      TORCH_BOX(&sparse_conv_transpose2d));
+  ops.add(
+      "sparse_conv_transpose2d_(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor indices, Tensor count, "
+      "SymInt[] grid, SymInt[] stride, SymInt[] padding, SymInt[] output_padding, SymInt[] dilation, SymInt groups, "
+      "str activation, float activation_param, bool allow_tf32, Tensor(a!) out, Tensor? fringe_pixels, Tensor? "
+      "fringe_count) -> ()",
+      TORCH_BOX(&sparse_conv_transpose2d_));
 }
 
 }  // namespace
 }  // namespace sbnet::binding
 
-SBNET_TORCH_IMPL(sbnet::binding::register_ops)
+SBNET_TORCH_OPS(sbnet::binding::list_ops)

@@ -29,12 +29,12 @@ void sparse_fill_(Tensor x, Tensor block_map, Grid grid, double value) {
   run("sparse_fill_", x, block_map, grid, value, x);
 }
 
-void register_ops(torch::stable::detail::StableLibrary& m) {
-  m.impl("sparse_fill", TORCH_BOX(&sparse_fill));
-  m.impl("sparse_fill_", TORCH_BOX(&sparse_fill_));
+void list_ops(OpList& ops) {
+  ops.add("sparse_fill(Tensor x, Tensor block_map, SymInt[] grid, float value) -> Tensor", TORCH_BOX(&sparse_fill));
+  ops.add("sparse_fill_(Tensor(a!) x, Tensor block_map, SymInt[] grid, float value) -> ()", TORCH_BOX(&sparse_fill_));
 }
 
 }  // namespace
 }  // namespace sbnet::binding
 
-SBNET_TORCH_IMPL(sbnet::binding::register_ops)
+SBNET_TORCH_OPS(sbnet::binding::list_ops)

@@ -78,13 +78,22 @@ Tensor sparse_scatter(Tensor blocks, Tensor indices, Tensor count, Tensor block_
   return y;
 }
 
-void register_ops(torch::stable::detail::StableLibrary& m) {
-  m.impl("sparse_gather", TORCH_BOX(&sparse_gather));
-  m.impl("sparse_scatter", TORCH_BOX(&sparse_scatter));
-  m.impl("sparse_scatter_", TORCH_BOX(&sparse_scatter_));
+void list_ops(OpList& ops) {
+  ops.add(
+      "sparse_gather(Tensor x, Tensor indices, Tensor count, Tensor block_map, SymInt[] grid, bool transpose, bool "
+      "zero_tail) -> Tensor",
+      TORCH_BOX(&sparse_gather));
+  ops.add(
+      "sparse_scatter(Tensor blocks, Tensor indices, Tensor count, Tensor block_map, Tensor base, SymInt[] grid, bool "
+      "add, bool atomic, bool transpose) -> Tensor",
+      TORCH_BOX(&sparse_scatter));
+  ops.add(
+      "sparse_scatter_(Tensor blocks, Tensor indices, Tensor count, Tensor block_map, Tensor(a!) base, SymInt[] grid, "
+      "bool add, bool atomic, bool transpose) -> ()",
+      TORCH_BOX(&sparse_scatter_));
 }
 
 }  // namespace
 }  // namespace sbnet::binding
 
-SBNET_TORCH_IMPL(sbnet::binding::register_ops)
+SBNET_TORCH_OPS(sbnet::binding::list_ops)

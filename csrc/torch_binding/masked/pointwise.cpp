@@ -39,12 +39,19 @@ void sparse_pointwise_(Tensor x, Other a, Other b, Other c, Other d, Tensor indi
   run({"sparse_pointwise_", x, indices, count, grid, out, fringe_pixels, fringe_count}, {a, b, c, d}, program);
 }
 
-void register_ops(torch::stable::detail::StableLibrary& m) {
-  m.impl("sparse_pointwise", TORCH_BOX(&sparse_pointwise));
-  m.impl("sparse_pointwise_", TORCH_BOX(&sparse_pointwise_));
+void list_ops(OpList& ops) {
+  // `program`: steps, see core/masked/pointwise.h. Sides of 1 of a, b, c and d stand for those of x.
+  ops.add(
+      "sparse_pointwise(Tensor x, Tensor? a, Tensor? b, Tensor? c, Tensor? d, Tensor indices, Tensor count, Tensor "
+      "block_map, SymInt[] grid, str program) -> Tensor",
+      TORCH_BOX(&sparse_pointwise));
+  ops.add(
+      "sparse_pointwise_(Tensor x, Tensor? a, Tensor? b, Tensor? c, Tensor? d, Tensor indices, Tensor count, SymInt[] "
+      "grid, str program, Tensor(a!) out, Tensor? fringe_pixels, Tensor? fringe_count) -> ()",
+      TORCH_BOX(&sparse_pointwise_));
 }
 
 }  // namespace
 }  // namespace sbnet::binding
 
-SBNET_TORCH_IMPL(sbnet::binding::register_ops)
+SBNET_TORCH_OPS(sbnet::binding::list_ops)

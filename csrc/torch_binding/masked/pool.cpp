@@ -82,14 +82,29 @@ void sparse_avg_pool2d_(Tensor x, Tensor indices, Tensor count, Ints grid, Ints 
       average_geometry(op, kernel, stride, padding, ceil_mode, count_include_pad, divisor));
 }
 
-void register_ops(torch::stable::detail::StableLibrary& m) {
-  m.impl("sparse_max_pool2d", TORCH_BOX(&sparse_max_pool2d));
-  m.impl("sparse_max_pool2d_", TORCH_BOX(&sparse_max_pool2d_));
-  m.impl("sparse_avg_pool2d", TORCH_BOX(&sparse_avg_pool2d));
-  m.impl("sparse_avg_pool2d_", TORCH_BOX(&sparse_avg_pool2d_));
+void list_ops(OpList& ops) {
+  ops.add(
+      "sparse_max_pool2d(Tensor x, Tensor indices, Tensor count, Tensor block_map, SymInt[] grid, SymInt[] "
+      "kernel_size, SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool ceil_mode) -> Tensor",
+      TORCH_BOX(&sparse_max_pool2d));
+  ops.add(
+      "sparse_max_pool2d_(Tensor x, Tensor indices, Tensor count, SymInt[] grid, SymInt[] kernel_size, SymInt[] "
+      "stride, SymInt[] padding, SymInt[] dilation, bool ceil_mode, Tensor(a!) out, Tensor? fringe_pixels, Tensor? "
+      "fringe_count) -> ()",
+      TORCH_BOX(&sparse_max_pool2d_));
+  ops.add(
+      "sparse_avg_pool2d(Tensor x, Tensor indices, Tensor count, Tensor block_map, SymInt[] grid, SymInt[] "
+      "kernel_size, SymInt[] stride, SymInt[] padding, bool ceil_mode, bool count_include_pad, int? divisor_override) "
+      "-> Tensor",
+      TORCH_BOX(&sparse_avg_pool2d));
+  ops.add(
+      "sparse_avg_pool2d_(Tensor x, Tensor indices, Tensor count, SymInt[] grid, SymInt[] kernel_size, SymInt[] "
+      "stride, SymInt[] padding, bool ceil_mode, bool count_include_pad, int? divisor_override, Tensor(a!) out, "
+      "Tensor? fringe_pixels, Tensor? fringe_count) -> ()",
+      TORCH_BOX(&sparse_avg_pool2d_));
 }
 
 }  // namespace
 }  // namespace sbnet::binding
 
-SBNET_TORCH_IMPL(sbnet::binding::register_ops)
+SBNET_TORCH_OPS(sbnet::binding::list_ops)

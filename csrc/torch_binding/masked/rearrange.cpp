@@ -60,12 +60,19 @@ void sparse_rearrange_(Tensor x, Tensor indices, Tensor count, Ints grid, int64_
   run({"sparse_rearrange_", x, indices, count, grid, out, fringe_pixels, fringe_count}, {up, down, groups, pad, value});
 }
 
-void register_ops(torch::stable::detail::StableLibrary& m) {
-  m.impl("sparse_rearrange", TORCH_BOX(&sparse_rearrange));
-  m.impl("sparse_rearrange_", TORCH_BOX(&sparse_rearrange_));
+void list_ops(OpList& ops) {
+  // `pad`: left, right, top, bottom, as in F.pad.
+  ops.add(
+      "sparse_rearrange(Tensor x, Tensor indices, Tensor count, Tensor block_map, SymInt[] grid, int up, int down, int "
+      "groups, SymInt[] pad, float value) -> Tensor",
+      TORCH_BOX(&sparse_rearrange));
+  ops.add(
+      "sparse_rearrange_(Tensor x, Tensor indices, Tensor count, SymInt[] grid, int up, int down, int groups, SymInt[] "
+      "pad, float value, Tensor(a!) out, Tensor? fringe_pixels, Tensor? fringe_count) -> ()",
+      TORCH_BOX(&sparse_rearrange_));
 }
 
 }  // namespace
 }  // namespace sbnet::binding
 
-SBNET_TORCH_IMPL(sbnet::binding::register_ops)
+SBNET_TORCH_OPS(sbnet::binding::list_ops)

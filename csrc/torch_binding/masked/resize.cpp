@@ -37,12 +37,19 @@ void sparse_resize2d_(Tensor x, Tensor indices, Tensor count, Ints grid, std::st
       ratio_w);
 }
 
-void register_ops(torch::stable::detail::StableLibrary& m) {
-  m.impl("sparse_resize2d", TORCH_BOX(&sparse_resize2d));
-  m.impl("sparse_resize2d_", TORCH_BOX(&sparse_resize2d_));
+void list_ops(OpList& ops) {
+  // `ratio`: pixels of x from an output to the next, 0 where the sizes say it.
+  ops.add(
+      "sparse_resize2d(Tensor x, Tensor indices, Tensor count, Tensor block_map, SymInt[] grid, SymInt[] output_size, "
+      "str method, bool align_corners, float ratio_h, float ratio_w) -> Tensor",
+      TORCH_BOX(&sparse_resize2d));
+  ops.add(
+      "sparse_resize2d_(Tensor x, Tensor indices, Tensor count, SymInt[] grid, str method, bool align_corners, float "
+      "ratio_h, float ratio_w, Tensor(a!) out, Tensor? fringe_pixels, Tensor? fringe_count) -> ()",
+      TORCH_BOX(&sparse_resize2d_));
 }
 
 }  // namespace
 }  // namespace sbnet::binding
 
-SBNET_TORCH_IMPL(sbnet::binding::register_ops)
+SBNET_TORCH_OPS(sbnet::binding::list_ops)

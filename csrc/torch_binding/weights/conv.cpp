@@ -153,17 +153,27 @@ Tensor blocksparse_conv_weight_grad(Tensor x, Tensor dy, Tensor tables, Ints lay
   return dw;
 }
 
-void register_ops(torch::stable::detail::StableLibrary& m) {
-  m.impl("blocksparse_conv", TORCH_BOX(&blocksparse_conv));
-  m.impl("blocksparse_conv_active", TORCH_BOX(&blocksparse_conv_active));
-  m.impl("blocksparse_conv_weight_grad", TORCH_BOX(&blocksparse_conv_weight_grad));
+void list_ops(OpList& ops) {
+  // `conv_layout` is BlocksparseConvShape's numbers, `geometry` kernel_size, stride, padding, dilation of three axes
+  // each, `output_size` three numbers. x is [N, C, D, H, W]; the filters of all blocks lie in one vector.
+  ops.add_of_cpu("blocksparse_conv_tables(Tensor lists, int inputs, int outputs, int taps) -> Tensor",
+                 TORCH_BOX(&blocksparse_conv_tables));
+  ops.add(
+      "blocksparse_conv(Tensor x, Tensor weight, Tensor? bias, Tensor conv_tables, SymInt[] conv_layout, SymInt[] "
+      "geometry, SymInt[] output_size, bool transposed, str activation, float activation_param) -> Tensor",
+      TORCH_BOX(&blocksparse_conv));
+  ops.add(
+      "blocksparse_conv_active(Tensor x, Tensor weight, Tensor? bias, Tensor conv_tables, SymInt[] conv_layout, "
+      "SymInt[] geometry, SymInt[] output_size, Tensor indices, Tensor count, Tensor block_map, SymInt[] grid, str "
+      "activation, float activation_param) -> Tensor",
+      TORCH_BOX(&blocksparse_conv_active));
+  ops.add(
+      "blocksparse_conv_weight_grad(Tensor x, Tensor dy, Tensor conv_tables, SymInt[] conv_layout, SymInt[] geometry) "
+      "-> Tensor",
+      TORCH_BOX(&blocksparse_conv_weight_grad));
 }
 
 }  // namespace
 }  // namespace sbnet::binding
 
-SBNET_TORCH_IMPL(sbnet::binding::register_ops)
-
-STABLE_TORCH_LIBRARY_IMPL(sbnet, CPU, m) {
-  m.impl("blocksparse_conv_tables", TORCH_BOX(&sbnet::binding::blocksparse_conv_tables));
-}
+SBNET_TORCH_OPS(sbnet::binding::list_ops)

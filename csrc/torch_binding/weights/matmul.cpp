@@ -232,18 +232,26 @@ Tensor blocksparse_weight_grad(std::vector<Tensor> x, std::vector<Tensor> dy, Te
   return dw;
 }
 
-void register_ops(torch::stable::detail::StableLibrary& m) {
-  m.impl("blocksparse_matmul", TORCH_BOX(&blocksparse_matmul));
-  m.impl("blocksparse_conv1x1", TORCH_BOX(&blocksparse_conv1x1));
-  m.impl("blocksparse_weight_grad", TORCH_BOX(&blocksparse_weight_grad));
+void list_ops(OpList& ops) {
+  // `layout` is block rows, block columns, blocks, in_features, out_features, block_size, and the words of three plans;
+  // `shape` its first six numbers. Matrices are [rows, features].
+  ops.add_of_cpu("block_layout_tables(Tensor coords, SymInt[] shape) -> Tensor", TORCH_BOX(&block_layout_tables));
+  ops.add_of_cpu("blocksparse_plan(Tensor tables, SymInt[] shape, int purpose) -> Tensor",
+                 TORCH_BOX(&blocksparse_plan));
+  ops.add(
+      "blocksparse_matmul(Tensor x, Tensor weight, Tensor? gate, Tensor? bias, Tensor tables, SymInt[] layout, bool "
+      "transposed, str activation, float activation_param, bool allow_tf32) -> Tensor",
+      TORCH_BOX(&blocksparse_matmul));
+  ops.add(
+      "blocksparse_conv1x1(Tensor x, Tensor weight, Tensor? gate, Tensor? bias, Tensor tables, SymInt[] layout, Tensor "
+      "indices, Tensor count, Tensor block_map, SymInt[] grid, str activation, float activation_param, bool "
+      "allow_tf32) -> Tensor",
+      TORCH_BOX(&blocksparse_conv1x1));
+  ops.add("blocksparse_weight_grad(Tensor[] x, Tensor[] dy, Tensor tables, SymInt[] layout, bool allow_tf32) -> Tensor",
+          TORCH_BOX(&blocksparse_weight_grad));
 }
 
 }  // namespace
 }  // namespace sbnet::binding
 
-SBNET_TORCH_IMPL(sbnet::binding::register_ops)
-
-STABLE_TORCH_LIBRARY_IMPL(sbnet, CPU, m) {
-  m.impl("block_layout_tables", TORCH_BOX(&sbnet::binding::block_layout_tables));
-  m.impl("blocksparse_plan", TORCH_BOX(&sbnet::binding::blocksparse_plan));
-}
+SBNET_TORCH_OPS(sbnet::binding::list_ops)

@@ -30,7 +30,6 @@ __global__ void __launch_bounds__(Widths<kN>::kThreads, 1)
   int4* units = reinterpret_cast<int4*>(shared + kUnitsAt);
   const int warp = __shfl_sync(0xffffffff, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
   const int consumers = a.teams * Widths<kN>::kTeam * 4, warps = consumers + 4;
-  grid_dependency_release();
   if (threadIdx.x == 0) prefetch_map(&maps.x), prefetch_map(&maps.w1), prefetch_map(&maps.w2), prefetch_map(&maps.w3);
   if (lane == 0) {
     for (int at = 8 * warp; at < kBarriersEnd; at += 8 * warps)
@@ -42,14 +41,14 @@ __global__ void __launch_bounds__(Widths<kN>::kThreads, 1)
     registers_up<Widths<kN>::kConsumerRegisters>();
     consume<T, kN>(a, smem, shared, units);
   } else {
-    registers_down<56>();  // every role calls grid_dependency_wait(): so every CTA has waited when it exits
+    registers_down<56>();  // consumers and fringe wait for the launch ahead: so every CTA has waited when it exits
     if (warp == consumers) {
       produce_patches(a, maps, smem, units);
     } else if (warp == consumers + 1) {
-      grid_dependency_wait();
+      await_settled(a);
       if (lane == 0 && !(Widths<kN>::kByHand && a.resident)) load_weights<kN>(a, maps, smem);
     } else {
-      grid_dependency_wait();
+      take_turn();
       if (a.fringe) zero_fringe<T>(a);
     }
   }

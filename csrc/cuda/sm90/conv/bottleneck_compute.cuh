@@ -277,13 +277,14 @@ __device__ __forceinline__ void consume(const Args& a, uint32_t smem, uint8_t* s
   float* bias1 = reinterpret_cast<float*>(shared + kBias1At);
   float* bias2 = reinterpret_cast<float*>(shared + kBias2At);
   float* bias3 = reinterpret_cast<float*>(shared + kBias3At);
-  grid_dependency_wait();
+  await_settled(a);
   for (int i = threadIdx.x; i < kN; i += consumers) {
     bias1[i] = load_bias<T>(a.bias1, a.bias_f32, i, a.width);
     bias2[i] = load_bias<T>(a.bias2, a.bias_f32, i, a.width);
   }
   for (int i = threadIdx.x; i < a.slices * 64; i += consumers) bias3[i] = load_bias<T>(a, i);
   if (Widths<kN>::kByHand && a.resident) copy_weights(a, shared, consumers);
+  grid_dependency_wait();
   fence_async_proxy();
   bar_sync(1, consumers);
 

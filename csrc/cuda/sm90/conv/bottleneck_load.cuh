@@ -24,10 +24,11 @@ __device__ __forceinline__ void produce_patches(const Args& a, const Maps& maps,
     a.units_per_block.divmod(blockIdx.x + (first + lane / 9) * gridDim.x, &row, &sub);
     return load_row(a, row);
   };
-  grid_dependency_wait();
+  await_settled(a);
   int4 block = find(0);
   const int tiles = tiles_of_cta(a), count = min(max(load_int(a.count), 0), a.capacity);
   int buffer = 0, phase = 1;
+  grid_dependency_wait();
   auto announce = [&](int4 unit) {
     if (lane == 0) {
       units[buffer] = unit;

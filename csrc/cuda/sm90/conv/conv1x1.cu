@@ -25,7 +25,7 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, uint8_t*
   const int tid = threadIdx.x & 127, lane = tid & 31, w4 = __shfl_sync(0xffffffff, tid >> 5, 0);
   const int wg = __shfl_sync(0xffffffff, threadIdx.x >> 7, 0), group = wg / a.wide, member = wg - group * a.wide;
   if (a.weight) {
-    grid_dependency_wait();
+    await_settled(a);
     const int first = Schedule(a).ktile * a.wide * 64;
 #pragma unroll 4
     for (int i = threadIdx.x; i < a.slices * a.slabs * 64 * 8; i += kWarpgroups * 128) {
@@ -127,7 +127,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   const uint32_t smem = smem_address(shared);
   int4* units = reinterpret_cast<int4*>(shared + kUnitsAt);
   const int warp = __shfl_sync(0xffffffff, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
-  grid_dependency_release();  // the next kernel's prologue may overlap this one; it waits where this one does
   if (lane == 0) {
     for (int at = kFull + 8 * warp; at < kBarriersEnd; at += 8 * (kThreads / 32)) {
       const bool by_warps = (at >= kEmpty && at < kTileFull) || (at >= kTileEmpty && at < kResidualFull);
@@ -137,7 +136,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     fence_mbar_init();
   }
   __syncthreads();
-  // Every role calls grid_dependency_wait() before it touches global memory: so every CTA has waited when it exits.
+  // Every role calls grid_dependency_wait() before it touches feature maps, some in every CTA.
   if (warp < 16) {  // 640 threads start with 96 registers each
     registers_up<112>();
     consume<T, kPixels>(a, maps, smem, shared, units);
@@ -146,10 +145,11 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (warp < 18) {
       if (warp - 16 < a.groups) produce(a, maps, smem, units, warp - 16);
     } else {
-      grid_dependency_wait();
+      await_settled(a);
       const bool loads_weights = warp == 18 && lane == 0 && a.resident && !a.weight;
       if (loads_weights) load_weights(a, &maps.w, smem);
       __syncwarp();
+      take_turn();
       if (a.fringe) zero_fringe<T>(a);
       if (loads_weights)  // never exit with loads in flight
         for (int c = 0; c < a.slices; ++c) mbar_wait(smem + kWeightFull + 8 * c, 0);

@@ -50,7 +50,7 @@ struct Finder {
   // Once, after the first aim(): the rows of the first tiles are asked for together with the count. Returns how many
   // tiles the list has.
   __device__ __forceinline__ int begin() {
-    grid_dependency_wait();
+    await_settled(a);
     const int loaded = load_int(a.count);
     const int4 block = load_row(a, row);
     count = min(max(loaded, 0), a.capacity);
@@ -81,6 +81,12 @@ __device__ __forceinline__ void produce(const Args& a, const Maps& maps, uint32_
   const int total = finder.begin();
   const int ring = a.ring_at + group * a.stages * a.stage_bytes, k0 = at.ktile * a.slabs * 64;
   const int expected = a.units * a.cell + (a.resident ? 0 : a.slabs * kSlab);
+  auto expect = [&](int stage, int c) {  // one lane: slice c, and its weights unless they are resident
+    const uint32_t full = smem + kFull + 8 * (group * kMaxStages + stage), to = smem + ring + stage * a.stage_bytes;
+    mbar_expect(full, expected);
+    if (a.resident) return;
+    for (int s = 0; s < a.slabs; ++s) tma_load(to + a.units * a.cell + s * kSlab, &maps.w, full, c * 64, k0 + s * 64);
+  };
   int made = 0, stage = 0, phase = 1;
   for (int j = 0, tile = first_tile; tile < total; ++j, tile += step) {
     if (j >= first + finder.batch()) {
@@ -93,16 +99,20 @@ __device__ __forceinline__ void produce(const Args& a, const Maps& maps, uint32_
     const unsigned live = __ballot_sync(0xffffffff, mine && unit.x >= 0);
     if (!live) continue;
     if (mine) announce_unit(smem, units, group, made, member, unit);
+    // The first tile's weights set out before the launch ahead has ended, as many as there is room for.
+    const int ahead = made == 0 ? min(a.slices, a.stages) : 0;
+    if (made == 0) {
+      if (lane == 0)
+        for (int c = 0; c < ahead; ++c) expect(c, c);
+      grid_dependency_wait();
+    }
     for (int c = 0; c < a.slices; ++c) {
-      const uint32_t full = smem + kFull + 8 * (group * kMaxStages + stage), to = smem + ring + stage * a.stage_bytes;
-      if (lane == 0) {
+      if (lane == 0 && c >= ahead) {
         mbar_wait(smem + kEmpty + 8 * (group * kMaxStages + stage), phase);
-        mbar_expect(full, expected);
-        if (!a.resident)
-          for (int s = 0; s < a.slabs; ++s)
-            tma_load(to + a.units * a.cell + s * kSlab, &maps.w, full, c * 64, k0 + s * 64);
+        expect(stage, c);
       }
       __syncwarp();
+      const uint32_t full = smem + kFull + 8 * (group * kMaxStages + stage), to = smem + ring + stage * a.stage_bytes;
       // Cells that are not there come as zeros.
       if (mine) tma_load(to + member * a.cell, &maps.of[finder.flat].x, full, c * 64, unit.z, unit.y, unit.x);
       if (++stage == a.stages) stage = 0, phase ^= 1;

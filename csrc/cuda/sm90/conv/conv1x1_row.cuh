@@ -28,6 +28,7 @@ __device__ __forceinline__ void produce_row(const Args& a, const Maps& maps, uin
   using R = Row<kPixels>;
   const R job(a);
   if (!job.live || (threadIdx.x & 31)) return;
+  grid_dependency_wait();
   const int rank = cluster_rank(), half = rank & 1, first = half * kPixels / 2;
   int stage = 0, phase = 1;
   for (int c = 0; c < a.slices; ++c) {

@@ -95,20 +95,32 @@ __device__ __forceinline__ void produce_split(const Args& a, const Maps& maps, u
     unit.w |= (shares ? 0 : kAlone) | log_split << kSplitShift | job.ktile << kChannelsShift;
     if (mine) announce_unit(smem, units, wg, i, finder.member, unit);
     const int end = a.slices * (part + 1) >> log_split, k0 = job.ktile * kSplitChannels;
-    for (int c = a.slices * part >> log_split; c < end; ++c) {
+    const int begin = a.slices * part >> log_split;
+    auto expect = [&](int stage, int c) {  // one lane: slice c, and its weights
       const uint32_t full = smem + kFull + 8 * stage, to = smem + kRingAt + stage * kStage;
-      if (lane == 0) {
+      mbar_expect(full, kStage);
+      for (int s = 0; s < 2; ++s) {
+        const uint32_t at = to + (2 + s) * kSlab;
+        if (!shares)
+          tma_load(at, &maps.w, full, c * 64, k0 + s * 64);
+        else if (s == (rank & 1))
+          tma_multicast(at, &maps.w, full, c * 64, k0 + s * 64, 3u << (rank & ~1));
+      }
+    };
+    // The first weights set out before the launch ahead has ended.
+    const int ahead = i == 0 ? min(end - begin, kStages) : 0;
+    if (i == 0) {
+      if (lane == 0)
+        for (int s = 0; s < ahead; ++s) expect(s, begin + s);
+      grid_dependency_wait();
+    }
+    for (int c = begin; c < end; ++c) {
+      if (lane == 0 && c >= begin + ahead) {
         mbar_wait(smem + kEmpty + 8 * stage, phase);
-        mbar_expect(full, kStage);
-        for (int s = 0; s < 2; ++s) {
-          const uint32_t at = to + (2 + s) * kSlab;
-          if (!shares)
-            tma_load(at, &maps.w, full, c * 64, k0 + s * 64);
-          else if (s == (rank & 1))
-            tma_multicast(at, &maps.w, full, c * 64, k0 + s * 64, 3u << (rank & ~1));
-        }
+        expect(stage, c);
       }
       __syncwarp();
+      const uint32_t full = smem + kFull + 8 * stage, to = smem + kRingAt + stage * kStage;
       if (mine)  // cells that are not there come as zeros
         tma_load(to + wg * kSlab + finder.member * a.cell, &maps.of[finder.flat].x, full, c * 64, unit.z, unit.y,
                  unit.x);
@@ -214,7 +226,6 @@ __global__ void __launch_bounds__(kSplitThreads, 1)
   const uint32_t smem = smem_address(shared);
   int4* units = reinterpret_cast<int4*>(shared + kUnitsAt);
   const int warp = __shfl_sync(0xffffffff, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
-  grid_dependency_release();  // the next kernel's prologue may overlap this one; it waits where this one does
   if (threadIdx.x == 0) {
     prefetch_map(&maps.w);
     prefetch_map(&maps.of[0].x);
@@ -233,7 +244,7 @@ __global__ void __launch_bounds__(kSplitThreads, 1)
     cluster_arrive();
     cluster_wait();
   }
-  // Every role calls grid_dependency_wait() before it touches global memory: so every CTA has waited when it exits.
+  // Every role calls grid_dependency_wait() before it touches feature maps, some in every CTA.
   if (warp < 8) {  // 384 threads start with 168 registers each
     registers_up<216>();
     consume<T, kRow>(a, maps, smem, shared, units);
@@ -242,7 +253,7 @@ __global__ void __launch_bounds__(kSplitThreads, 1)
     if (warp == 8) {
       produce_split<kRow>(a, maps, smem, units);
     } else {
-      grid_dependency_wait();
+      take_turn();
       if (warp >= 10 && a.fringe) zero_fringe<T>(a);
     }
   }

@@ -71,14 +71,25 @@ __device__ __forceinline__ void produce_streamed(const Args& a, const Maps& maps
     if (!ends && !begins) break;
     const int which = first + finder.ahead(), half = a.slices / 2;
     const bool mine = (ends && which == h - 1) || (begins && which == h);
-    for (int c = h & 1 ? half : 0; c < (h & 1 ? a.slices : half); ++c) {
+    auto expect = [&](int stage, int c) {  // one lane: slice c, and its weights
       const uint32_t full = smem + kFull + 8 * stage, to = smem + a.ring_at + stage * a.stage_bytes;
-      if (lane == 0) {
+      mbar_expect(full, (ends + begins + a.slabs) * kSlab);
+      tma_multicast(to + 2 * kSlab + rank * share * 128, &maps.w, full, c * 64, k0 + rank * share, (1 << ctas) - 1);
+    };
+    // The first weights set out before the launch ahead has ended.
+    const int ahead = h == 0 ? min(half, a.stages) : 0;
+    if (h == 0) {
+      if (lane == 0)
+        for (int c = 0; c < ahead; ++c) expect(c, c);
+      grid_dependency_wait();
+    }
+    for (int c = h & 1 ? half : 0; c < (h & 1 ? a.slices : half); ++c) {
+      if (lane == 0 && (h > 0 || c >= ahead)) {
         mbar_wait(smem + kEmpty + 8 * stage, phase);
-        mbar_expect(full, (ends + begins + a.slabs) * kSlab);
-        tma_multicast(to + 2 * kSlab + rank * share * 128, &maps.w, full, c * 64, k0 + rank * share, (1 << ctas) - 1);
+        expect(stage, c);
       }
       __syncwarp();
+      const uint32_t full = smem + kFull + 8 * stage, to = smem + a.ring_at + stage * a.stage_bytes;
       if (mine)  // cells that are not there come as zeros
         tma_load(to + (which & 1) * kSlab + finder.member * a.cell, &maps.of[finder.flat].x, full, c * 64,
                  finder.unit.z, finder.unit.y, finder.unit.x);
@@ -101,10 +112,11 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, uint8_t*
   const int wg = warp / (4 * kWidth), member = (warp >> 2) % kWidth, ring = a.resident ? wg : 0;
   const int first = Schedule(a).ktile * kChannels * kWidth, k0 = first + member * kChannels, ctas = 1 << a.log_cluster;
   const float2* biases = reinterpret_cast<const float2*>(shared + kBiasAt) + member * kChannels / 2;
-  grid_dependency_wait();
+  await_settled(a);
   if (threadIdx.x < kChannels * kWidth)
     reinterpret_cast<float*>(shared + kBiasAt)[threadIdx.x] = load_bias<T>(a, first + threadIdx.x);
   bar_sync(1, kConsumers<kWidth>);
+  grid_dependency_wait();
 
   constexpr int kBoxes = kWidth == 1 ? 2 : 1;  // of output under way at once, unless there is a residual
   const bool has_residual = a.residual.data != nullptr;
@@ -223,7 +235,6 @@ __global__ void __launch_bounds__(kWideThreads<kWidth>, 1)
   const uint32_t smem = smem_address(shared);
   int4* units = reinterpret_cast<int4*>(shared + kUnitsAt);
   const int warp = __shfl_sync(0xffffffff, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
-  grid_dependency_release();  // the next kernel's prologue may overlap this one; it waits where this one does
   if (lane == 0) {
     for (int at = kFull + 8 * warp; at < kBarriersEnd; at += 8 * (kWideThreads<kWidth> / 32)) {
       const bool of_ring = at >= kEmpty && at < kTileFull, of_tile = at >= kTileEmpty && at < kResidualFull;
@@ -238,7 +249,7 @@ __global__ void __launch_bounds__(kWideThreads<kWidth>, 1)
     cluster_arrive();
     cluster_wait();
   }
-  // Every role calls grid_dependency_wait() before it touches global memory: so every CTA has waited when it exits.
+  // Every role calls grid_dependency_wait() before it touches feature maps, some in every CTA.
   const int other = warp - kConsumers<kWidth> / 32;
   if (other < 0) {  // 384 threads start with 168 registers each, 640 with 96
     registers_up<kWidth == 1 ? 216 : 112>();
@@ -253,10 +264,11 @@ __global__ void __launch_bounds__(kWideThreads<kWidth>, 1)
       else
         grid_dependency_wait();
     } else {
-      grid_dependency_wait();
+      await_settled(a);
       const bool loads_weights = other == 2 && lane == 0 && a.resident;
       if (loads_weights) load_weights(a, &maps.w, smem);
       __syncwarp();
+      take_turn();
       if (a.fringe) zero_fringe<T>(a);
       if (loads_weights)  // never exit with loads in flight
         for (int c = 0; c < a.slices; ++c) mbar_wait(smem + kWeightFull + 8 * c, 0);

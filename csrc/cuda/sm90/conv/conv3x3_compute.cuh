@@ -63,7 +63,7 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, uint8_t*
   // tile only when the other has issued all of the previous one: a group that is away in its epilogue could miss a
   // whole turn of the rings, and the parities of their barriers would alias.
   if (C::kTurns && group == 1) bar_arrive(kBarTurn, 512);
-  grid_dependency_wait();
+  await_settled(a);
   if (C::kResident && a.weight) {
 #pragma unroll
     for (int i = threadIdx.x; i < 9 * 64 * 8; i += kConsumers * 128) {
@@ -75,6 +75,7 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, uint8_t*
     fence_async_proxy();
     bar_sync(kBarAll, kConsumers * 128);
   }
+  grid_dependency_wait();
   for (int i = group;; i += C::kGroups) {
     const int slot = i % C::kTileSlots;
     mbar_wait(smem + C::kTileFull + 8 * slot, (i / C::kTileSlots) & 1);
@@ -88,7 +89,7 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, uint8_t*
     const int4 at = tile.unit[C::kSquare ? 0 : side * C::kUnitsPerWarpgroup];
     bool live = at.x >= 0 && at.z + (C::kSquare ? side * 8 : 0) < a.W && at.y + row0 < a.H;
     if (C::kCells) live = live || tile.unit[side * 2 + 1].x >= 0;
-    const bool owner = work == Work::kWhole || half == static_cast<int>(cluster_rank()), finish = live && owner;
+    const bool owner = work == Work::kWhole || half == static_cast<int>(cluster_rank() & 1), finish = live && owner;
     const int channel = k0 + w4 * 16 + (lane >> 2);
     const float bias0 = load_bias<T>(a, channel), bias1 = load_bias<T>(a, channel + 8);
     auto for_each_box = [&](auto&& f) {  // staging address, x, y, n; narrow tiles: a pair of groups of 8 pixels each

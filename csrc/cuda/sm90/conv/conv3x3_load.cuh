@@ -41,7 +41,7 @@ __device__ void produce_patches(const Args& a, const CUtensorMap* maps_x, uint32
   };
   aim(0);
   pin(k0, sub_y, sub_x, half_taps);
-  grid_dependency_wait();
+  await_settled(a);
   loaded = load_int(a.count);
   locate();
 
@@ -88,6 +88,7 @@ __device__ void produce_patches(const Args& a, const CUtensorMap* maps_x, uint32
     // The launch's first patch sets out before its tile is announced: the other warps wait for it longest.
     const bool late = !C::kCells && !kAliases && made == 0;
     if (!late) announce();
+    if (made == 0) grid_dependency_wait();
     for (int patch = C::first_patch(v0); C::first_tap(patch) < v1; ++patch, ++slice) {
       const int c = C::kStride == 1 ? patch : patch / 4;
       const CUtensorMap* map_x = maps_x + (C::kStride == 1 ? 0 : patch % 4);
@@ -127,7 +128,7 @@ __device__ void produce_patches(const Args& a, const CUtensorMap* maps_x, uint32
 // Warp 17, one lane: the weights of one tap after the other; with resident weights all nine, once.
 template <class C>
 __device__ void produce_weights(const Args& a, const CUtensorMap* map_w, uint32_t smem, const typename C::Tile* tiles) {
-  grid_dependency_wait();
+  await_settled(a);
   if constexpr (C::kResident) {
     if (a.weight) return;
     for (int q = 0; q < 9; ++q) {

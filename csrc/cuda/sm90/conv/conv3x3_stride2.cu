@@ -57,12 +57,14 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, const in
   // this lane's row address.
   const int i8 = lane & 7, mat = lane >> 3;
   const uint32_t lane_row = staging + (mat >> 1) * 1024 + i8 * 128 + (((w4 * 2 + (mat & 1)) ^ i8) << 4);
-  grid_dependency_wait();
+  await_settled(a);
   const int all = schedule.tiles(a, count_of(a)), tiles = (all + 1 - wg) / kWarpgroups;
   float bias[2 * C::kSlabs];
 #pragma unroll
   for (int e = 0; e < 2 * C::kSlabs; ++e)
     bias[e] = load_bias<T>(a, k0 + w4 * 16 + (lane >> 2) + e * 8 + (e & 2 ? 48 : 0));
+
+  grid_dependency_wait();
 
   int weight = 0, weight_phase = 0, patch = 0, patch_phase = 0, residual_phase = 0;
   auto advance_weight = [&] {
@@ -175,7 +177,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   const uint32_t smem = smem_address(shared);
   int4* units = reinterpret_cast<int4*>(shared + C::kUnitsAt);
   const int warp = __shfl_sync(0xffffffff, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
-  grid_dependency_release();  // the next kernel's prologue may overlap this one; it waits where this one does
   if (lane == 0) {
     for (int at = C::kWeightFull + 8 * warp; at < C::kShared; at += 8 * (kThreads / 32)) {
       const bool of_weights = at >= C::kWeightEmpty && at < C::kPatchFull;
@@ -189,7 +190,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     cluster_arrive();
     cluster_wait();
   }
-  // Every role calls grid_dependency_wait() before it touches global memory: so every CTA has waited when it exits.
+  // Every role calls grid_dependency_wait() before it touches feature maps, some in every CTA.
   if (warp < 8) {  // 384 threads start with 168 registers each
     registers_up<216>();
     consume<C>(a, maps, smem, units);
@@ -199,10 +200,10 @@ __global__ void __launch_bounds__(kThreads, 1)
       produce_patches<C>(a, maps, smem, units, warp - 8);
     else if (warp == 10 && lane == 0)
       produce_weights<C>(a, &maps.w, smem);
-    else if (warp == 11 && a.fringe)
-      zero_fringe<typename C::T, 1>(a);
-    else if (warp == 11)
-      grid_dependency_wait();
+    else if (warp == 11) {
+      take_turn();
+      if (a.fringe) zero_fringe<typename C::T, 1>(a);
+    }
   }
 }
 

@@ -88,11 +88,12 @@ __device__ __forceinline__ void produce_patches(const Args& a, const Maps& maps,
     a.units_per_row.divmod(sub, &sub_y, &sub_x);
   };
   aim(0);
-  grid_dependency_wait();
+  await_settled(a);
   int4 block = load_row(a, row);
   const int count = count_of(a), tiles = (schedule.tiles(a, count) + 1 - wg) / kWarpgroups;
   int4 unit;
   int stage = 0, phase = 1;
+  grid_dependency_wait();
   for (int i = 0; i < tiles; ++i) {
     if (i % 32 == 0) {
       if (i > 0) {
@@ -127,7 +128,7 @@ template <class C>
 __device__ __forceinline__ void produce_weights(const Args& a, const CUtensorMap* map, uint32_t smem) {
   const Schedule schedule(a);
   const Round round(a);
-  grid_dependency_wait();
+  await_settled(a);
   const int tiles = schedule.tiles(a, count_of(a)), halves = tiles ? tiles + 1 : 0;
   const int total = halves / 2 * round.taps + (halves & 1) * round.half, k0 = schedule.ktile * C::kSlabs * 64;
   int stage = 0, phase = 1, v = 0;

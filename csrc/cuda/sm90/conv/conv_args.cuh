@@ -28,7 +28,20 @@ struct CommonArgs {
   Activation activation;
   float low, slope;  // what relu and none raise their sums to; leaky_relu's slope
   bool bias_f32;
+  bool settled;  // core/settled.h
 };
+
+// ---------------------------------------------------------------- the launch ahead
+// Weights, lists and counts may be read from here on; feature maps only after grid_dependency_wait().
+__device__ __forceinline__ void await_settled(const CommonArgs& a) {
+  if (!a.settled) grid_dependency_wait();
+}
+// One warp of every CTA. The next launch may start when this one's wait is over, no earlier: so a kernel's start says
+// that the launch before last is complete, and its CTAs do not take the place of those that have work.
+__device__ __forceinline__ void take_turn() {
+  grid_dependency_wait();
+  grid_dependency_release();
+}
 
 // ---------------------------------------------------------------- the list of blocks
 // Row `row` of the list; n < 0 past the list's end. Asked for together with the count, which it turns out to need or

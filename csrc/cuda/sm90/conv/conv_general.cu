@@ -31,7 +31,7 @@ __device__ void consume(const Args& a, uint32_t smem, uint8_t* shared) {
   const uint32_t weights = wgmma_operand(smem + C::kWeightsAt);
   const uint32_t patches = wgmma_operand(smem + C::kWeightsAt + a.weight_stages * C::kTap) + wg * a.second * 8;
   const uint64_t rows_of_weights = wgmma_layout(1024), rows_of_pixels = wgmma_layout(a.group_stride * 128);
-  grid_dependency_wait();
+  take_turn();
   // While the first patch is on its way.
   clear_fringe<T>(a.zeros, a.zeros_plan, int64_t{blockIdx.x} * 256 + threadIdx.x, int64_t{gridDim.x} * 256);
   const uint32_t tiles = tiles_of(a, min(max(load_int(a.count), 0), a.capacity));
@@ -123,7 +123,6 @@ __global__ void __launch_bounds__(kThreads, C::kCtas)
   extern __shared__ __align__(1024) uint8_t shared[];
   const uint32_t smem = smem_address(shared);
   const int warp = __shfl_sync(0xffffffff, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
-  grid_dependency_release();  // the next kernel's prologue may overlap this one; it waits where this one does
   if (threadIdx.x == 0) {
     for (int i = 0; i < kMaxPatchStages; ++i)
       mbar_init(smem + C::kPatchFull + 8 * i, a.x_word ? 33 : 1), mbar_init(smem + C::kPatchEmpty + 8 * i, 8);

@@ -5,6 +5,7 @@
 
 #include "core/masked/conv_select.h"
 #include "core/memory.h"
+#include "core/settled.h"
 #include "cuda/sm90/conv/conv_args.cuh"
 
 namespace sbnet::sm90 {
@@ -96,6 +97,7 @@ inline void fill_common(const Conv2dParams& p, CommonArgs* a) {
   a->activation = p.activation;
   a->low = p.activation == Activation::kNone ? -INFINITY : 0.f;
   a->slope = p.activation_param;
+  a->settled = inputs_settled();
 }
 
 // A launch in clusters of 2^log_cluster CTAs, which may begin before the kernel ahead of it has ended.

@@ -202,7 +202,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   const uint32_t smem = smem_address(shared);
   int4* units = reinterpret_cast<int4*>(shared + kUnitsAt);
   const int warp = __shfl_sync(0xffffffff, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
-  grid_dependency_release();  // the next kernel's prologue may overlap this one; it waits where this one does
   if (lane == 0) {
     for (int at = kFull + 8 * warp; at < kShared; at += 8 * (kThreads / 32)) mbar_init(smem + at, at < kEmpty ? 1 : 4);
     fence_mbar_init();
@@ -216,6 +215,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else {
     registers_down<32>();
     produce(a, &maps.x, smem, units, warp - 16);
+    if (warp >= 18) take_turn();
     if (warp >= 18 && a.fringe) zero_fringe<T>(a);
   }
 }

@@ -1,0 +1,62 @@
+// Normalisations on the active blocks: GroupNorm, whose mean and variance are those of an image's active pixels (as
+// many groups as channels are InstanceNorm); LayerNorm over the channels of each pixel; softmax over the channels.
+#pragma once
+#include "core/masked/block_fold.h"
+
+namespace sbnet {
+
+// In the order of kNormNames (norm.cpp).
+enum class NormKind : int32_t { kGroup, kLayer, kSoftmax, kLogSoftmax };
+
+struct NormParams {
+  NormKind kind;
+  TensorView x;       // [N, C, H, W] float32, float16 or bfloat16, any strides; read in active blocks alone
+  TensorView y;       // [N, C, H, W] of x.dtype, any strides; must not overlap x
+  ActiveView active;  // tiling grid of the plane; kGroup reads its block map
+  FringeView fringe;
+  const void* weight;  // kGroup, kLayer: [C] of param_dtype, or null: 1
+  const void* bias;    // [C] of param_dtype, or null: 0
+  DType param_dtype;   // x.dtype or float32
+  int32_t groups;      // kGroup: a divisor of C
+  float eps;           // kGroup, kLayer: added to the variance, which is that of all numbers (not n - 1)
+};
+
+// "group", "layer", "softmax" or "log_softmax", as bindings take it.
+SBNET_EXPORT Status read_norm_kind(const char* op, const char* name, NormKind* kind);
+// Shapes, dtypes, grid against plane. Everything a kernel relies on.
+SBNET_EXPORT Status validate(const NormParams& p);
+
+inline FoldParts parts_of(const NormParams& p) {
+  FoldParts parts = {p.x, p.active.block_map, p.active.grid, {1, 1}, 1};
+  deal(&parts);
+  return parts;
+}
+
+// kGroup: what the parts found lies in the workspace first, then [N, 3, C]: mean, scale and shift of each channel, by
+// which y = (x - mean) * scale + shift. (One product and sum, x * scale + shift, would cancel where the mean is large.)
+inline float* group_table(const FoldParts& parts, void* workspace) {
+  return fold_counts(parts, FoldKind::kMoments, workspace) + parts.count();
+}
+
+// Count, mean and sum of squared distances from it of some numbers.
+struct Moments {
+  float count, mean, square;
+  // Adds those of others (Chan, Golub and LeVeque, 1979).
+  SBNET_HOST_DEVICE void merge(const Moments& other) {
+    if (other.count == 0.f) return;
+    const float all = count + other.count, share = other.count / all, apart = other.mean - mean;
+    mean += apart * share;
+    square += other.square + apart * apart * (count * share);
+    count = all;
+  }
+};
+
+}  // namespace sbnet
+
+extern "C" {
+// Workspaces hold anything at the call and are aligned as allocators do it.
+SBNET_EXPORT int64_t sbnet_sparse_norm2d_workspace_bytes(const sbnet::NormParams* p);
+SBNET_EXPORT sbnet::Status sbnet_sparse_norm2d_cpu(const sbnet::NormParams* p, void* workspace,
+                                                   const sbnet::Parallel* parallel);
+SBNET_EXPORT sbnet::Status sbnet_sparse_norm2d_cuda(const sbnet::NormParams* p, void* workspace, void* stream);
+}

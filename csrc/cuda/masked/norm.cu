@@ -1,0 +1,224 @@
+// sparse_norm2d on CUDA. Groups: one launch folds the blocks (block_fold.cuh), one makes each channel's mean, scale and
+// shift, one applies them. Of pixels: some lanes of a warp take the channels of a pixel.
+#include "core/masked/norm.h"
+#include "cuda/masked/block_fold.cuh"
+
+namespace sbnet {
+namespace {
+
+constexpr const char* kOp = "sparse_norm2d";
+constexpr int kThreads = 256;
+
+template <class T>
+__device__ __forceinline__ float parameter(const void* data, DType dtype, int64_t c, float otherwise) {
+  if (!data) return otherwise;
+  return dtype == DType::kF32 ? static_cast<const float*>(data)[c] : to_float(static_cast<const T*>(data)[c]);
+}
+
+// ---- groups
+
+// A CTA takes a group of an image.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    table_kernel(const __grid_constant__ NormParams p, const __grid_constant__ FoldParts parts, const float* values,
+                 const float* counts, float* table) {
+  __shared__ Moments found[kThreads];
+  grid_dependency_wait();
+  grid_dependency_release();
+  const int64_t C = p.x.size[1], group = C / p.groups;
+  for (int64_t g = blockIdx.x; g < p.x.size[0] * p.groups; g += gridDim.x) {
+    const int64_t n = g / p.groups, first = g % p.groups * group;
+    Moments all = {};
+    for (int64_t k = threadIdx.x; k < group * parts.slices; k += kThreads) {
+      const int64_t part = n * parts.slices + k / group, c = first + k % group;
+      all.merge({counts[part], values[2 * part * C + c], values[(2 * part + 1) * C + c]});
+    }
+    found[threadIdx.x] = all;
+    __syncthreads();
+    for (int half = kThreads / 2; half; half /= 2) {
+      if (static_cast<int>(threadIdx.x) < half) found[threadIdx.x].merge(found[threadIdx.x + half]);
+      __syncthreads();
+    }
+    all = found[0];
+    const float scale = 1.f / sqrtf(all.square / fmaxf(all.count, 1.f) + p.eps);
+    float* to = table + 3 * n * C;
+    for (int64_t c = first + threadIdx.x; c < first + group; c += kThreads) {
+      to[c] = all.mean;
+      to[C + c] = scale * parameter<T>(p.weight, p.param_dtype, c, 1.f);
+      to[2 * C + c] = parameter<T>(p.bias, p.param_dtype, c, 0.f);
+    }
+    __syncthreads();  // before the next group overwrites what this one reads
+  }
+}
+
+template <class T, int kN>
+__global__ void __launch_bounds__(kPixelThreads)
+    group_kernel(const __grid_constant__ NormParams p, const __grid_constant__ PixelPlan plan, const float* table) {
+  for_pixels<T>(p, plan, [&](int n, int row, int column, int word) {
+    const int64_t C = p.x.size[1], first = int64_t{word} * kN;
+    const T* x = static_cast<const T*>(p.x.data) + n * p.x.stride[0] + first * p.x.stride[1] + row * p.x.stride[2] +
+                 column * p.x.stride[3];
+    T* y = static_cast<T*>(p.y.data) + n * p.y.stride[0] + first * p.y.stride[1] + row * p.y.stride[2] +
+           column * p.y.stride[3];
+    const float* own = table + 3 * n * C + first;
+    const Word<T, kN> in = *reinterpret_cast<const Word<T, kN>*>(x);
+    Word<T, kN> out;
+#pragma unroll
+    for (int e = 0; e < kN; ++e)
+      out.channel[e] = from_float<T>((to_float(in.channel[e]) - own[e]) * own[C + e] + own[2 * C + e]);
+    *reinterpret_cast<Word<T, kN>*>(y) = out;
+  });
+}
+
+template <class T>
+Status launch_group(const NormParams& p, void* workspace, const DeviceInfo& device, cudaStream_t stream) {
+  const FoldParts parts = parts_of(p);
+  SBNET_TRY((launch_fold<T, MomentsFold>(kOp, parts, workspace, device, stream)));
+  const float *values = static_cast<const float*>(workspace),
+              *counts = fold_counts(parts, FoldKind::kMoments, workspace);
+  float* const table = group_table(parts, workspace);
+  const int64_t groups = p.x.size[0] * p.groups, most = int64_t{device.sm_count} * 8;
+  SBNET_CUDA_TRY(kOp, launch_dependent(device, table_kernel<T>, dim3(static_cast<unsigned>(std::min(groups, most))),
+                                       dim3(kThreads), 0, stream, p, parts, values, counts, table));
+  const float* const read = table;
+  return words_of_channels<T>(p) ? launch_pixels<group_kernel<T, kLanes<T>>>(kOp, p, kLanes<T>, device, stream, read)
+                                 : launch_pixels<group_kernel<T, 1>>(kOp, p, 1, device, stream, read);
+}
+
+// ---- pixels
+
+struct ChannelPlan {
+  FastDiv width;   // of a block
+  int64_t pixels;  // of a block
+  int log2_lanes;  // lanes of a warp that share a pixel
+  int words;       // of a pixel
+  FringePlan fringe;
+};
+
+__device__ __forceinline__ Moments shared_with(Moments v, int lanes) {
+  for (int away = 1; away < lanes; away *= 2)
+    v.merge({__shfl_xor_sync(0xffffffffu, v.count, away), __shfl_xor_sync(0xffffffffu, v.mean, away),
+             __shfl_xor_sync(0xffffffffu, v.square, away)});
+  return v;
+}
+
+// What lanes found of exp(x - most): the largest x, and the sum.
+struct Exponents {
+  float most, sum;
+  __device__ void merge(float other_most, float other_sum) {
+    const float both = max_nan(most, other_most);
+    // -inf less -inf is NaN: a lane without channels has a sum of 0.
+    sum = (sum == 0.f ? 0.f : sum * expf(most - both)) + (other_sum == 0.f ? 0.f : other_sum * expf(other_most - both));
+    most = both;
+  }
+};
+
+template <class T, int kN>
+__global__ void __launch_bounds__(kThreads)
+    channel_kernel(const __grid_constant__ NormParams p, const __grid_constant__ ChannelPlan plan) {
+  grid_dependency_wait();
+  grid_dependency_release();
+  const int64_t thread = int64_t{blockIdx.x} * kThreads + threadIdx.x, threads = int64_t{gridDim.x} * kThreads;
+  clear_fringe<T>(p, plan.fringe, thread, threads);
+
+  const BlockGrid& grid = p.active.grid;
+  const int lanes = 1 << plan.log2_lanes, lane = threadIdx.x & (lanes - 1);
+  const int64_t pixels = clamped_count(p.active.count, static_cast<int>(p.active.capacity)) * plan.pixels;
+  const bool layer = p.kind == NormKind::kLayer;
+  // All lanes of a warp go round together: they exchange what they found.
+  for (int64_t first = int64_t{blockIdx.x} * kThreads; first >> plan.log2_lanes < pixels; first += threads) {
+    const int64_t pixel = (first + threadIdx.x) >> plan.log2_lanes, slot = pixel / plan.pixels;
+    uint32_t row, column;
+    plan.width.divmod(static_cast<uint32_t>(pixel - slot * plan.pixels), &row, &column);
+    BlockIndex b = {};
+    bool inside = pixel < pixels && load_block(p.active.indices, slot, static_cast<int>(p.y.size[0]), grid, &b);
+    row += b.i * grid.size[0], column += b.j * grid.size[1];
+    inside = inside && row < p.y.size[2] && column < p.y.size[3];
+    const T* x = static_cast<const T*>(p.x.data) + b.n * p.x.stride[0] + row * p.x.stride[2] + column * p.x.stride[3];
+    T* y = static_cast<T*>(p.y.data) + b.n * p.y.stride[0] + row * p.y.stride[2] + column * p.y.stride[3];
+    const int words = inside ? plan.words : 0;
+
+    Moments moments = {};
+    Exponents exponents = {-INFINITY, 0.f};
+    for (int w = lane; w < words; w += lanes) {
+      const Word<T, kN> in = *reinterpret_cast<const Word<T, kN>*>(x + int64_t{w} * kN * p.x.stride[1]);
+      float sum = 0.f, most = -INFINITY, rest = 0.f;
+#pragma unroll
+      for (int e = 0; e < kN; ++e) {
+        sum += to_float(in.channel[e]);
+        most = max_nan(most, to_float(in.channel[e]));
+      }
+      const float about = layer ? sum / kN : most == -INFINITY ? 0.f : most;
+#pragma unroll
+      for (int e = 0; e < kN; ++e) {
+        const float apart = to_float(in.channel[e]) - about;
+        rest += layer ? apart * apart : expf(apart);
+      }
+      if (layer)
+        moments.merge({static_cast<float>(kN), about, rest});
+      else
+        exponents.merge(most, rest);
+    }
+    if (layer) moments = shared_with(moments, lanes);
+    for (int away = 1; away < lanes && !layer; away *= 2)
+      exponents.merge(__shfl_xor_sync(0xffffffffu, exponents.most, away),
+                      __shfl_xor_sync(0xffffffffu, exponents.sum, away));
+    const float about = layer ? moments.mean : exponents.most;
+    const float scale = layer ? 1.f / sqrtf(moments.square / static_cast<float>(p.x.size[1]) + p.eps)
+                        : p.kind == NormKind::kSoftmax ? 1.f / exponents.sum
+                                                       : logf(exponents.sum);
+    for (int w = lane; w < words; w += lanes) {
+      const Word<T, kN> in = *reinterpret_cast<const Word<T, kN>*>(x + int64_t{w} * kN * p.x.stride[1]);
+      Word<T, kN> out;
+#pragma unroll
+      for (int e = 0; e < kN; ++e) {
+        const int64_t c = int64_t{w} * kN + e;
+        float v = to_float(in.channel[e]) - about;
+        if (layer)
+          v = v * scale * parameter<T>(p.weight, p.param_dtype, c, 1.f) + parameter<T>(p.bias, p.param_dtype, c, 0.f);
+        else
+          v = p.kind == NormKind::kSoftmax ? expf(v) * scale : v - scale;
+        out.channel[e] = from_float<T>(v);
+      }
+      *reinterpret_cast<Word<T, kN>*>(y + int64_t{w} * kN * p.y.stride[1]) = out;
+    }
+  }
+}
+
+template <class T, int kN>
+Status launch_channels(const NormParams& p, const DeviceInfo& device, cudaStream_t stream) {
+  const int64_t height = std::min<int64_t>(p.active.grid.size[0], p.y.size[2]);
+  const int64_t width = std::min<int64_t>(p.active.grid.size[1], p.y.size[3]);
+  ChannelPlan plan;
+  plan.pixels = height * width;
+  SBNET_CHECK(plan.pixels <= INT32_MAX / 2, "%s: active: expected blocks of at most 2^30 pixels, got %lld", kOp,
+              static_cast<long long>(plan.pixels));
+  plan.width = FastDiv(width);
+  plan.words = static_cast<int>(p.x.size[1] / kN);
+  plan.log2_lanes = 0;
+  if (p.y.stride[1] <= p.y.stride[3])  // else neighbouring lanes take neighbouring pixels
+    while (plan.log2_lanes < 5 && 1 << plan.log2_lanes < plan.words) ++plan.log2_lanes;
+  plan.fringe = FringePlan(p);
+  const int64_t most = (p.active.capacity * plan.pixels) << plan.log2_lanes;
+  const int64_t wanted = (std::max(most, plan.fringe.threads(p)) + kThreads - 1) / kThreads;
+  const dim3 ctas(static_cast<unsigned>(std::min<int64_t>(wanted, int64_t{device.sm_count} * 8)));
+  SBNET_CUDA_TRY(kOp, launch_dependent(device, channel_kernel<T, kN>, ctas, dim3(kThreads), 0, stream, p, plan));
+  return ok_status();
+}
+
+template <class T>
+Status launch_type(const NormParams& p, void* workspace, const DeviceInfo& device, cudaStream_t stream) {
+  if (p.kind == NormKind::kGroup) return launch_group<T>(p, workspace, device, stream);
+  return words_of_channels<T>(p) ? launch_channels<T, kLanes<T>>(p, device, stream)
+                                 : launch_channels<T, 1>(p, device, stream);
+}
+
+}  // namespace
+}  // namespace sbnet
+
+sbnet::Status sbnet_sparse_norm2d_cuda(const sbnet::NormParams* params, void* workspace, void* stream_handle) {
+  using namespace sbnet;
+  return run_layer_by_dtype(kOp, *params, stream_handle, [&](auto t, const DeviceInfo& device, cudaStream_t stream) {
+    return launch_type<decltype(t)>(*params, workspace, device, stream);
+  });
+}

@@ -1,0 +1,29 @@
+// Where a call runs: torch's stream and its threads.
+#include <dlfcn.h>
+
+#include "torch_binding/common.h"
+
+namespace sbnet::binding {
+
+// The stable ABI has no stream getter that 2.10 knows: libtorch_cuda's C shim has one, absent in CPU-only torch.
+void* Call::stream() const {
+  using Getter = AOTITorchError (*)(int32_t, void**);
+  static const Getter getter = []() -> Getter {
+    void* library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+    return library ? reinterpret_cast<Getter>(dlsym(library, "aoti_torch_get_current_cuda_stream")) : nullptr;
+  }();
+  SBNET_TORCH_CHECK(getter, "sbnet::", op_, ": this torch has no CUDA");
+  void* stream = nullptr;
+  // Compared by hand: torch's macros for it have changed their names between releases.
+  SBNET_TORCH_CHECK(getter(device_, &stream) == 0, "sbnet::", op_, ": torch has no current stream of device ", device_);
+  return stream;
+}
+
+Parallel Call::parallel() const {
+  const auto run = [](void*, int64_t n, int64_t grain, void (*body)(void*, int64_t, int64_t), void* arg) {
+    torch::stable::parallel_for(0, n, grain, [&](int64_t begin, int64_t end) { body(arg, begin, end); });
+  };
+  return Parallel{run, nullptr, static_cast<int32_t>(torch::stable::get_num_threads())};
+}
+
+}  // namespace sbnet::binding

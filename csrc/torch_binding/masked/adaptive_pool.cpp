@@ -1,0 +1,73 @@
+#include "core/masked/adaptive_pool.h"
+
+#include "torch_binding/masked/layer.h"
+
+namespace sbnet::binding {
+namespace {
+
+AdaptivePoolParams read(const Call& call, const Tensor& x, const Tensor& block_map, const Ints& grid,
+                        const std::string& mode, bool count_inactive) {
+  const char* op = call.op();
+  AdaptivePoolParams p = {};
+  check(read_adaptive_pool_kind(op, mode.c_str(), &p.kind));
+  p.x = view4(op, "x", x);
+  p.grid = to_grid(op, grid);
+  check(check_grid(op, p.grid));
+  p.block_map = call.int32("block_map", block_map, blocks_of(p.grid, x.size(0)));
+  p.count_inactive = count_inactive;
+  return p;
+}
+
+void run(const Call& call, const AdaptivePoolParams& p, const Tensor& like) {
+  check(call.op(), validate(p));
+  const Tensor scratch = workspace(like, sbnet_sparse_adaptive_pool2d_workspace_bytes(&p));
+  const Parallel parallel = call.parallel();
+  check(call.op(), SBNET_ON_DEVICE(call, sbnet_sparse_adaptive_pool2d_cpu(&p, scratch.data_ptr(), &parallel),
+                                   sbnet_sparse_adaptive_pool2d_cuda(&p, scratch.data_ptr(), call.stream())));
+}
+
+Tensor sparse_adaptive_pool2d(Tensor x, Tensor block_map, Ints grid, Ints output_size, std::string mode,
+                              bool count_inactive) {
+  const char* op = "sparse_adaptive_pool2d";
+  const Call call(op, "x", x);
+  check_rank(op, "x", x, 4);
+  AdaptivePoolParams p = read(call, x, block_map, grid, mode, count_inactive);
+  int32_t side[2];
+  to_pair(op, "output_size", output_size, side);
+  // Channels last, whose strides a size of 1 x 1 says in either format.
+  const int64_t nhwc[4] = {x.size(0), side[0], side[1], x.size(1)};
+  p.y = {nullptr, {nhwc[0], nhwc[3], nhwc[1], nhwc[2]}, {1, 1, 1, 1}, p.x.dtype};
+  check(op, validate(p));  // before an output of an absurd size is asked for
+  Tensor y = torch::stable::new_empty(x, {nhwc, 4});
+  y = torch::stable::transpose(torch::stable::transpose(y, 2, 3), 1, 2);
+  p.y = view4(op, "out", y);
+  run(call, p, x);
+  return y;
+}
+
+void sparse_adaptive_pool2d_(Tensor x, Tensor block_map, Ints grid, std::string mode, bool count_inactive, Tensor out) {
+  const char* op = "sparse_adaptive_pool2d_";
+  const Call call(op, "x", x);
+  check_rank(op, "x", x, 4);
+  AdaptivePoolParams p = read(call, x, block_map, grid, mode, count_inactive);
+  call.same_device("out", out);
+  p.y = view4(op, "out", out);
+  run(call, p, x);
+}
+
+void list_ops(OpList& ops) {
+  // Blocks of x's plane; all of the output is written.
+  ops.add(
+      "sparse_adaptive_pool2d(Tensor x, Tensor block_map, SymInt[] grid, SymInt[] output_size, str method, bool "
+      "count_inactive) -> Tensor",
+      TORCH_BOX(&sparse_adaptive_pool2d));
+  ops.add(
+      "sparse_adaptive_pool2d_(Tensor x, Tensor block_map, SymInt[] grid, str method, bool count_inactive, Tensor(a!) "
+      "out) -> ()",
+      TORCH_BOX(&sparse_adaptive_pool2d_));
+}
+
+}  // namespace
+}  // namespace sbnet::binding
+
+SBNET_TORCH_OPS(sbnet::binding::list_ops)
