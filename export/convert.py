@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import os
+import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,12 +14,14 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import nn
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from sbnet.export import memory_format, schemas, translate
 from sbnet.export.clean import clean
+from sbnet.graph.capture import path_of
+from sbnet.graph.refusal import causes, no_dump, refusal
 
 NEWEST_OPSET = 26  # the newest that ONNX Runtime 1.31 runs
+NO_FORM = re.compile(r"No ONNX function found for <OpOverload\(op='([^']+)', overload='([^']+)'\)>")
 INLINE_BYTES = 1 << 30  # a protobuf ends at 2 GB
 
 
@@ -77,11 +80,12 @@ def to_onnx(
     if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
         what = "is a folder" if path.is_dir() else "its folder is missing or cannot be written"
         raise ExportError(f"sbnet.export.to_onnx: path: {path}: {what}; expected a file that can be written")
-    was_training = module.training
+    was_training, program = module.training, None
     module.eval()
     try:
         # An example batch of 1 must not make a dynamic batch 1, nor "not one block" a constraint on the plane.
-        with torch.fx.experimental._config.patch(backed_size_oblivious=dynamic is not None):  # type: ignore[attr-defined]
+        oblivious = torch.fx.experimental._config.patch(backed_size_oblivious=dynamic is not None)  # type: ignore[attr-defined]
+        with oblivious, no_dump():
             program = torch.export.export(
                 _with_flat_outputs(module),
                 tuple(args),
@@ -103,11 +107,10 @@ def to_onnx(
             optimize=False,  # it would fold weights, and name them val_1
             verbose=False,
         )
-    except GuardOnDataDependentSymNode as e:
-        raise ExportError(
-            "sbnet.export.to_onnx: a size follows from a value, as after ActiveBlocks.trim() or .item(); a fixed "
-            f"capacity (reduce_mask's argument) is wanted. {e}"
-        ) from e
+    except ExportError:
+        raise
+    except Exception as error:  # what the network's code raises, or PyTorch's exporter
+        raise ExportError(f"sbnet.export.to_onnx: {_refused(module, program, error)}") from error
     finally:
         module.train(was_training)
     assert exported is not None
@@ -117,6 +120,22 @@ def to_onnx(
     clean(exported.model, facts or {})
     _save(exported.model, path, external_data, accept)
     return path
+
+
+def _refused(module: nn.Module, program: Any, error: BaseException) -> str:
+    """Why the module cannot be exported, in one line."""
+    missing = next(filter(None, (NO_FORM.search(str(caught)) for caught in causes(error))), None)
+    if missing is not None and program is not None:
+        op = ".".join(missing.groups())
+        nodes = (node for node in program.graph.nodes if _name(str(node.target)) == _name(op))
+        where = next(map(path_of, nodes), "") or type(module).__name__
+        return f"{where}: {op} has no ONNX form; other ops, or sbnet's, are wanted there"
+    return refusal(module, error)
+
+
+def _name(target: str) -> str:
+    """Of an op, or of what the exporter made of it: aten.linalg_svd.default, aten._linalg_svd.default."""
+    return target.replace("::", ".").split(".")[1].strip("_") if "." in target else target
 
 
 def _with_flat_outputs(module: nn.Module) -> nn.Module:

@@ -90,7 +90,7 @@ def _hold(module: Any, inputs: tuple[torch.Tensor, torch.Tensor], path: Path) ->
     x, mask = inputs
     with torch.no_grad():
         got, *block_map = run(session(path, ["CPUExecutionProvider"]), [x, mask])
-        if block_map:  # of the demo's network
+        if block_map:  # of the contour network
             grid = BlockGrid.cover((x.shape[2], x.shape[3]), module.block)
             dense, pixels = module.dense(), reduce_mask(mask, grid)
             same = torch.equal(block_map[0], pixels.block_map)

@@ -78,6 +78,11 @@ def like(index: int) -> Callable[[NodeView], list[Dims | None]]:
     return lambda node: [node.shape(index, 4)]
 
 
+def sparse_adaptive_pool2d(node: NodeView) -> list[Dims | None]:
+    x = node.shape(0, 4) or [None] * 4
+    return [[x[0], *node.attribute("size", [1, 1]), x[3]]]
+
+
 def fringe(node: NodeView) -> list[Dims | None]:
     block_map, size = node.shape(0, 3), node.attribute("size")
     pixels: Dim = node.attribute("capacity", -1)

@@ -80,6 +80,6 @@ def paint_contours(output: Tensor) -> Tensor:
     strength, cosine, sine = output.float().unbind(1)
     value = (2 * strength).clamp(0, 1).sqrt()
     hue = torch.atan2(sine, cosine) * (3 / math.pi)  # in sixths of a turn
-    sixths = (torch.tensor([5.0, 3.0, 1.0], device=output.device) + hue[..., None]) % 6
+    sixths = (torch.arange(5.0, 0.0, -2.0, device=output.device) + hue[..., None]) % 6
     less = 0.75 * torch.minimum(sixths, 4 - sixths).clamp(0, 1)
     return (255 * value[..., None] * (1 - less)).byte()

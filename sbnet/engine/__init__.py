@@ -6,13 +6,12 @@ from sbnet.engine.explain import explain
 from sbnet.engine.masked import MaskedRunner
 from sbnet.engine.onnx_net import OnnxConvNet
 from sbnet.engine.oracle import Agreement, compare, masked_oracle, plane_masks
-from sbnet.engine.runner import DenseConvNet, MaskedConvNet
+from sbnet.engine.runner import MaskedConvNet
 from sbnet.engine.sparsify import SparseRun, sparsify
 from sbnet.engine.tune import tune
 
 __all__ = [
     "Agreement",
-    "DenseConvNet",
     "MaskedChain",
     "MaskedConvNet",
     "MaskedRunner",

@@ -10,12 +10,13 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
+from sbnet._library import settle_inputs
 from sbnet.active import ActiveBlocks, Fringe
 from sbnet.engine.steps import WRITTEN, Context, copy, run
 from sbnet.geometry import Pair, Window
 from sbnet.graph.axes import Axes
 from sbnet.graph.constants import Constants
-from sbnet.graph.functional import whole
+from sbnet.graph.functional import adaptive_pool, listed_as, whole
 from sbnet.graph.ir import Node, Value
 from sbnet.graph.lists import all_pixels, lists_of
 from sbnet.graph.passes.storage import store
@@ -76,7 +77,7 @@ class Executor:
 
     def __init__(self, plan: Plan, constants: Constants, allow_tf32: bool = False) -> None:
         self.plan, self.device, self.nodes = plan, constants.device, plan.graph.nodes
-        self.context = Context(constants, {}, allow_tf32, plan.mode == "cached")
+        self.context = Context(constants, {}, allow_tf32, plan.mode == "cached", plan.mode != "masked")
         self.storage = store(plan, WRITTEN)
         self.lists = lists_of(plan, self.storage)
         if self.device.type == "cpu":
@@ -177,10 +178,17 @@ class Executor:
         def get(value: Value) -> Tensor:
             return constants[value] if value.constant else env[value]
 
-        for node in self.nodes:
-            if aside is not None and node in self._wait:
-                torch.cuda.current_stream(self.device).wait_stream(aside)
-            self.step(node, env, get, lists)
+        cuda = self.device.type == "cuda"
+        try:
+            for node in self.nodes:
+                if aside is not None and node in self._wait:
+                    torch.cuda.current_stream(self.device).wait_stream(aside)
+                self.step(node, env, get, lists)
+                if cuda and node.kind in WRITTEN:
+                    settle_inputs(True)  # a launch that waits for weights and lists, and releases the next one then
+        finally:
+            if cuda:
+                settle_inputs(False)
         if aside is not None:
             torch.cuda.current_stream(self.device).wait_stream(aside)
         torch.autograd.graph.increment_version(self._counted)  # ops do so; what steps call does not
@@ -223,7 +231,11 @@ class Executor:
 
         args, kwargs = pytree.tree_map(value, (node.args, node.kwargs))
         params = {name: get(v) for name, v in node.params.items()}
-        found = node.target(*args, **kwargs) if node.kind == "aten" else whole(node, args, params)
+        if node.kind == "adaptive_pool":
+            listed = listed_as(node, self.plan.mode)
+            found: Any = adaptive_pool(node, args[0], None if listed is None else active[self.lists.of(listed)])
+        else:
+            found = node.target(*args, **kwargs) if node.kind == "aten" else whole(node, args, params)
         for v, tensor in zip(node.outputs, found if node.options.get("many") else [found], strict=True):
             spatial = v.size is not None and v.dtype.is_floating_point and not node.moves
             if spatial and self.plan.mode == "masked":

@@ -1,8 +1,8 @@
-"""A chain that `sbnet export` wrote, run by ONNX Runtime behind MaskedConvNet's interface."""
+"""A chain that `sbnet export` wrote, run by ONNX Runtime as a run of `sparsify` is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -10,6 +10,8 @@ from torch import Tensor
 
 from sbnet.active import ActiveBlocks, BlockGrid
 from sbnet.geometry import to_pair
+from sbnet.graph.plan import Plane
+from sbnet.masks.grow import grow
 from sbnet.ops import reduce_mask
 from sbnet.ops.common import set_pixels
 
@@ -21,7 +23,6 @@ class OnnxConvNet:
         path: the model.
         size: (H, W) of the frames.
         block: block size that the model was exported with.
-        mask_source: makes the mask from x.
         device: CUDA or CPU: which execution provider runs it.
 
     Raises:
@@ -33,13 +34,13 @@ class OnnxConvNet:
         path: Path,
         size: Sequence[int],
         block: int | Sequence[int],
-        mask_source: Callable[[Tensor], Tensor],
         device: torch.device | str = "cpu",
     ) -> None:
         from sbnet import export  # needs onnxruntime, an extra
 
-        self.device, self.mask_source = torch.device(device), mask_source
-        self.grid = BlockGrid.cover(to_pair(size, "OnnxConvNet: size"), block)
+        self.device = torch.device(device)
+        self._size = to_pair(size, "OnnxConvNet: size")
+        self.grid = BlockGrid.cover(self._size, block)
         cuda = ["CUDAExecutionProvider"] if self.device.type == "cuda" else []
         self._session = export.session(path, [*cuda, "CPUExecutionProvider"])
         self._run = export.run
@@ -57,15 +58,20 @@ class OnnxConvNet:
         self._block_map = torch.full((1, *self.grid.bcount), -1, dtype=torch.int32)
 
     @property
-    def active(self) -> ActiveBlocks:
-        """Active blocks of the last call."""
+    def active(self) -> tuple[ActiveBlocks, ...]:
+        """Active blocks of the last call, of its one plane."""
         one = BlockGrid((1, 1), (1, 1), (0, 0), self.grid.bcount)
-        return reduce_mask(self._block_map >= 0, one).with_grid(self.grid)
+        return (reduce_mask(self._block_map >= 0, one).with_grid(self.grid),)
+
+    @property
+    def planes(self) -> list[Plane]:
+        """(height, width, block size) of its plane."""
+        return [(*self._size, self.grid.bsize)]
 
     @torch.no_grad()
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [1,3,H,W] -> [1,K,H,W], zeros outside the active blocks."""
-        output, block_map = self._run(self._session, [x, set_pixels("OnnxConvNet", self.mask_source(x))])
+    def __call__(self, x: Tensor, mask: Tensor, *, margin: int = 0) -> Tensor:
+        """x [1,3,H,W], mask [1,H,W], grown by `margin` pixels -> [1,K,H,W], zeros outside the active blocks."""
+        output, block_map = self._run(self._session, [x, grow(set_pixels("OnnxConvNet", mask), margin)])
         if tuple(block_map.shape[1:]) != self.grid.bcount:
             raise ValueError(
                 f"the model has {tuple(block_map.shape[1:])} blocks a frame, {self.grid.bcount} of size "

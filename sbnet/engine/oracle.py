@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from sbnet.active import ActiveBlocks
 from sbnet.geometry import Pair, to_pair
+from sbnet.graph.oracle import active_norm
 from sbnet.ops.common import set_pixels
 
 PixelMasks = Mapping[Pair, Tensor]  # (H, W) of a plane: [N,1,H,W] bool
@@ -48,7 +49,8 @@ class _MaskEveryOp(TorchFunctionMode):
         self.mask_of = mask_of
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+        out = active_norm(func, args, kwargs or {}, self.mask_of)
+        out = func(*args, **(kwargs or {})) if out is None else out
         if not isinstance(out, Tensor) or out.dim() != 4 or not out.is_floating_point():
             return out
         mask = self.mask_of((out.shape[2], out.shape[3]))

@@ -119,14 +119,12 @@ class SparseRun:
             copy: return tensors that later calls leave alone.
             keyframe: cached mode: compute the whole frame, as after a cut in a video.
         """
+        given, wanted = len(args) + (mask is not None), len(self.example) + (self.mask_source is None)
+        if given != wanted or (mask is not None and self.mask_source is not None):
+            which = "a mask" if self.mask_source is None else "no mask, as there is a mask_source"
+            raise ValueError(f"sbnet: run: expected {len(self.example)} inputs and {which}, got {given} arguments")
         if mask is None and self.mask_source is None:
-            if len(args) != len(self.example) + 1:
-                raise ValueError(
-                    f"sbnet: run: expected {len(self.example)} inputs and a mask, got {len(args)} arguments"
-                )
             *args, mask = args  # type: ignore[assignment]
-        elif mask is not None and self.mask_source is not None:
-            raise ValueError("sbnet: run: mask: expected none, as there is a mask_source, got one")
         with self._lock:
             compiled = self._for(args, margin)
             if compiled is not self._last and self.options["mode"] == "cached":
@@ -137,7 +135,11 @@ class SparseRun:
             flat = compiled(args, None if mask is None else planes_of(mask, args[0]))
             if copy:
                 flat = [v.clone() if isinstance(v, Tensor) else v for v in flat]
-            return flat[0] if self._spec.is_leaf() else pytree.tree_unflatten(flat, self._spec)
+            return self._shaped(flat)
+
+    def _shaped(self, flat: list[Any]) -> Any:
+        """Outputs of the last inputs' network as it returns them."""
+        return flat[0] if self._spec.is_leaf() else pytree.tree_unflatten(flat, self._spec)
 
     def _for(self, inputs: Sequence[Any], margin: int | None = None) -> Compiled:
         """The network planned for inputs of these shapes."""

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from sbnet.active import ActiveBlocks, Fringe
 from sbnet.graph.constants import Constants
+from sbnet.graph.functional import norm_dense
 from sbnet.graph.ir import Node, Value
 from sbnet.graph.passes.fuse import run_steps
 from sbnet.ops import (
     pack_conv_weight,
     sparse_avg_pool2d_,
     sparse_bottleneck2d_,
-    sparse_conv_transpose2d_,
     sparse_fill_,
     sparse_gather,
     sparse_max_pool2d_,
@@ -32,12 +32,20 @@ from sbnet.ops.masked.layer import pairs
 from sbnet.ops.masked.pointwise import run_program
 
 # Kinds that write into memory they are given.
-WRITTEN = {"conv", "bottleneck", "conv_transpose", "pointwise", "max_pool", "avg_pool", "resize", "rearrange", "pixel"}
-PLANNED = WRITTEN | {"cat", "slice"}  # and those that only say where something lies
+WRITTEN = {
+    "conv", "bottleneck", "conv_transpose", "pointwise", "max_pool", "avg_pool", "resize", "rearrange", "norm", "pixel",
+}  # fmt: skip
+PLANNED = WRITTEN | {"adaptive_pool", "cat", "slice"}  # and those that say where something lies, or give few numbers
+# Of each kind of convolution, its op and the pairs that it takes.
+GEOMETRY = {
+    "conv": ("sparse_conv2d_", ("stride", "padding", "dilation")),
+    "pointwise": ("sparse_conv2d_", ("stride", "padding", "dilation")),
+    "conv_transpose": ("sparse_conv_transpose2d_", ("stride", "padding", "output_padding", "dilation")),
+}
 
 
 class Bound(NamedTuple):
-    """What sparse_conv2d_ takes beside tensors of the call: weight, bias, geometry and activation, packed weight."""
+    """What a convolution takes beside tensors of the call: weight, bias, geometry and activation, packed weight."""
 
     weight: Tensor
     bias: Tensor | None
@@ -54,6 +62,7 @@ class Context:
         packed: weights as the CPU's kernels read them, by node.
         allow_tf32: float32 on CUDA may use tf32 tensor cores.
         keep: what is not active stays as it is (the cached contract).
+        everywhere: a plane's statistics are those of all its pixels (the cached and the exact contract).
         bound: what ops take of a convolution that does not change from call to call, by node.
     """
 
@@ -61,19 +70,24 @@ class Context:
     packed: dict[Node, Tensor]
     allow_tf32: bool = False
     keep: bool = False
+    everywhere: bool = False
     bound: dict[Node, Bound] = field(default_factory=dict)
 
     def pack(self, nodes: list[Node]) -> None:
         """Packs the weights of convolutions anew."""
         for node in nodes:
-            if node.kind in ("conv", "pointwise") and not self.unseen(node):
+            if node.kind not in GEOMETRY or self.unseen(node):
+                continue
+            if node.kind == "conv_transpose":  # each phase of the output reads some taps of all channels of x
+                self.packed[node] = self.weight(node).permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2)
+            else:
                 self.packed[node] = pack_conv_weight(self.weight(node), node.options["groups"])
 
     def conv(self, node: Node) -> Bound:
         found = self.bound.get(node)
         if found is None:
-            o, op = node.options, "sparse_conv2d_"
-            geometry = pairs(op, stride=o["stride"], padding=o["padding"], dilation=o["dilation"])
+            o, (op, names) = node.options, GEOMETRY[node.kind]
+            geometry = pairs(op, **{name: o[name] for name in names})
             activation = activation_name(op, o.get("activation")), float(o.get("negative_slope", 0.01))
             options = [*geometry, o["groups"], *activation, self.allow_tf32]
             found = Bound(self.weight(node), self.bias(node), options, self.packed.get(node))
@@ -118,9 +132,12 @@ def _conv(node: Node, get: Get, out: Tensor, active: ActiveBlocks, clear: Fringe
 def _conv_transpose(
     node: Node, get: Get, out: Tensor, active: ActiveBlocks, clear: Fringe | None, context: Context
 ) -> None:
-    sparse_conv_transpose2d_(
-        get(node.args[0]), context.weight(node), context.bias(node), active, out, **node.options, fringe=clear,
-        allow_tf32=context.allow_tf32,
+    check_active("sparse_conv_transpose2d_", active)
+    weight, bias, options, packed = context.conv(node)
+    edge = (None, None) if clear is None else (clear.pixels, clear.count)
+    torch.ops.sbnet.sparse_conv_transpose2d_.default(
+        get(node.args[0]), weight if packed is None else packed, bias, None, active.indices, active.count,
+        active.grid.numbers(), *options, out, *edge,
     )  # fmt: skip
 
 
@@ -152,6 +169,20 @@ def _resize(node: Node, get: Get, out: Tensor, active: ActiveBlocks, clear: Frin
 
 def _rearrange(node: Node, get: Get, out: Tensor, active: ActiveBlocks, clear: Fringe | None, _: Context) -> None:
     sparse_rearrange_(get(node.args[0]), active, out, **node.options, fringe=clear)
+
+
+def _norm(node: Node, get: Get, out: Tensor, active: ActiveBlocks, clear: Fringe | None, context: Context) -> None:
+    x, op = get(node.args[0]), "sparse_norm2d_"
+    weight, bias = (context.constants[node.params[k]] if k in node.params else None for k in ("weight", "bias"))
+    if context.everywhere and node.options["method"] == "group":
+        out.copy_(torch.where(active.pixel_mask(out.shape[2:]), norm_dense(node, x, weight, bias), out))
+        return
+    check_active(op, active)
+    edge = (None, None) if clear is None else (clear.pixels, clear.count)
+    torch.ops.sbnet.sparse_norm2d_.default(
+        x, weight, bias, active.indices, active.count, active.block_map, active.grid.numbers(), *node.options.values(),
+        out, *edge,
+    )  # fmt: skip
 
 
 def _pixel(node: Node, get: Get, out: Tensor, active: ActiveBlocks, clear: Fringe | None, context: Context) -> None:
@@ -211,5 +242,5 @@ def copy(x: Tensor, out: Tensor, active: ActiveBlocks, clear: Fringe | None) -> 
 
 RUN = {
     "conv": _conv, "conv_transpose": _conv_transpose, "pointwise": _conv, "max_pool": _max_pool, "avg_pool": _avg_pool,
-    "resize": _resize, "rearrange": _rearrange, "pixel": _pixel, "bottleneck": _bottleneck,
+    "resize": _resize, "rearrange": _rearrange, "norm": _norm, "pixel": _pixel, "bottleneck": _bottleneck,
 }  # fmt: skip

@@ -41,8 +41,14 @@ def predict(sizes: Iterable[Pair], masks: Sequence[Tensor], device: str) -> dict
 
 def _cost(mask: Tensor, size: Pair, block: int, device: str) -> float:
     brought = torch.nn.functional.adaptive_max_pool2d((mask > 0.5).float()[:, None], size)[:, 0]
-    active = int(reduce_mask(brought, BlockGrid.cover(size, block)).count)
-    return active * (block + 2 * RIM[device]) ** 2
+    active = reduce_mask(brought, BlockGrid.cover(size, block)).block_map >= 0
+    heights, widths = (_sides(side, block) + 2 * RIM[device] for side in size)
+    return float((active * heights[:, None] * widths).sum())
+
+
+def _sides(side: int, block: int) -> Tensor:
+    """How much of a plane each block along an axis holds: the last one may reach over its edge."""
+    return (side - torch.arange(0, side, block)).clamp(max=block)
 
 
 # ---- tunings: {"format": 1, "entries": {key: {"planes": {"384x640": [16, 16]}, ...}}}

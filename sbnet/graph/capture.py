@@ -11,10 +11,11 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, fx, nn
 
-from sbnet.graph import pixelwise, rules
+from sbnet.graph import norms, pixelwise, rules
 from sbnet.graph.axes import Axes, op_name
 from sbnet.graph.builder import Builder
 from sbnet.graph.ir import Graph, Value
+from sbnet.graph.refusal import NO_VALUES, no_dump, refusal
 
 # The argument itself, in eval mode or for whoever asks only for values.
 SAME = {"dropout", "feature_dropout", "alpha_dropout", "alias", "detach", "contiguous", "lift_fresh", "positive"}
@@ -58,11 +59,10 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 def _program(module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     try:
-        with evaluating(module), torch.no_grad():
+        with evaluating(module), torch.no_grad(), no_dump():
             return torch.export.export(module, tuple(args), kwargs, strict=False)
     except Exception as error:  # torch.export raises what it meets, in the network's code or its own
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise CaptureError(f"sbnet: {type(module).__name__}: torch.export cannot follow it: {reason[:300]}") from error
+        raise CaptureError(f"sbnet: {refusal(module, error)}") from error
 
 
 class _Reader:
@@ -128,10 +128,13 @@ class _Reader:
             return
         if name in RANDOM:
             raise CaptureError(
-                f"sbnet: {_path(node) or 'the network'}: {name} is random; a network in eval mode is wanted"
+                f"sbnet: {path_of(node) or 'the network'}: {name} is random; a network in eval mode is wanted"
             )
         made = node.meta.get("val")
-        outputs = self.builder.read(node.target, args, kwargs, made, node.name, _path(node), _line(node))
+        found = [v for v in pytree.tree_leaves(made) if isinstance(v, Tensor)]
+        if not all(isinstance(n, int) for v in found for n in v.shape):
+            raise CaptureError(f"sbnet: {path_of(node) or 'the network'}: {name}: {NO_VALUES}")
+        outputs = self.builder.read(node.target, args, kwargs, made, node.name, path_of(node), _line(node))
         self.values[node] = outputs
         shares = first is not None and schema is not None and any(r.alias_info is not None for r in schema.returns)
         self.memory[node] = self.memory.get(first, -1) if shares and first is not None else self.order[node]
@@ -146,7 +149,7 @@ class _Reader:
             old = self.values[given]
             if isinstance(old, Value) and old.tensor is not None:
                 raise CaptureError(
-                    f"sbnet: {_path(node)}: {old.name} is written by the network; one without a memory is wanted"
+                    f"sbnet: {path_of(node)}: {old.name} is written by the network; one without a memory is wanted"
                 )
             for other, number in self.memory.items():
                 if number != self.memory[given] or other is node:
@@ -159,7 +162,8 @@ class _Reader:
             self.memory[node] = self.memory[given]
 
 
-def _path(node: fx.Node) -> str:
+def path_of(node: fx.Node) -> str:
+    """Of the module that called an op of an exported program."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     return stack[-1][0] if stack else ""
 
@@ -172,4 +176,4 @@ def _line(node: fx.Node) -> str:
     )
 
 
-RULES = rules, pixelwise  # imported for what they register
+RULES = norms, pixelwise, rules  # imported for what they register

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
@@ -19,15 +20,20 @@ from sbnet.graph.plan import Plan
 from sbnet.masks.grow import grow
 from sbnet.ops import (
     mask_pyramid,
+    sparse_adaptive_avg_pool2d,
+    sparse_adaptive_max_pool2d,
     sparse_avg_pool2d,
     sparse_bottleneck2d,
     sparse_conv2d,
     sparse_conv_transpose2d,
     sparse_fill,
+    sparse_group_norm,
+    sparse_layer_norm2d,
     sparse_max_pool2d,
     sparse_pointwise,
     sparse_rearrange,
     sparse_resize2d,
+    sparse_softmax2d,
 )
 
 
@@ -76,15 +82,16 @@ class PlannedModule(nn.Module):
         for node in graph.nodes:
             args, kwargs = pytree.tree_map(get, (node.args, node.kwargs))
             params = {name: get(value) for name, value in node.params.items()}
-            blocks = active[of(node.output)] if node.output.size is not None else None
-            found = apply(node, args, kwargs, params, blocks)
+            listed = listed_as(node, self.plan.mode)
+            blocks = active[of(listed)] if listed is not None else None
+            found = apply(node, args, kwargs, params, blocks, self.plan.mode != "masked")
             for value, tensor in zip(node.outputs, found if node.options.get("many") else [found], strict=True):
                 if value in old:
                     assert value.axes is not None
                     assert value.size is not None
                     pixels = value.axes.arrange(active[of(value)].pixel_mask(value.size))
                     tensor = torch.where(pixels, tensor, old[value])
-                elif node.kind == "aten" and self.plan.mode == "masked" and _holds(node, value):
+                elif node.kind in ("aten", "adaptive_pool") and self.plan.mode == "masked" and _holds(node, value):
                     tensor = masked(tensor, value.axes, active[of(value)])  # type: ignore[arg-type]
                 env[value] = tensor
         result = pytree.tree_unflatten([get(v) for v in graph.outputs], graph.out_spec)
@@ -97,6 +104,13 @@ def _holds(node: Node, value: Value) -> bool:
     return spatial and not node.moves and node.kind != "slice"
 
 
+def listed_as(node: Node, mode: str) -> Value | None:
+    """The value whose active blocks a node takes; None where it takes none."""
+    if node.kind == "adaptive_pool":
+        return None if mode == "cached" else node.args[0]  # all pixels hold something then
+    return node.output if node.output.size is not None else None
+
+
 def masked(x: Tensor, axes: Axes, active: ActiveBlocks) -> Tensor:
     """x where its pixels are active, else 0."""
     if axes.is_planes and x.dtype in (torch.float32, torch.float16, torch.bfloat16):
@@ -105,10 +119,18 @@ def masked(x: Tensor, axes: Axes, active: ActiveBlocks) -> Tensor:
     return torch.where(axes.arrange(active.pixel_mask(axes.size)), x, torch.zeros_like(x))
 
 
-def apply(node: Node, args: Any, kwargs: dict[str, Any], params: dict[str, Tensor], active: ActiveBlocks | None) -> Any:
-    """What a node gives; planned ones are zero outside the active blocks."""
+def apply(
+    node: Node, args: Any, kwargs: dict[str, Any], params: dict[str, Tensor], active: ActiveBlocks | None,
+    everywhere: bool = False,
+) -> Any:  # fmt: skip
+    """What a node gives; planned ones are zero outside the active blocks.
+
+    everywhere: a plane's statistics are those of all its pixels (the cached and the exact contract).
+    """
     if node.kind == "aten":
         return node.target(*args, **kwargs)
+    if node.kind == "adaptive_pool":
+        return adaptive_pool(node, args[0], active)
     assert active is not None
     o, x = node.options, args[0]
     match node.kind:
@@ -132,6 +154,11 @@ def apply(node: Node, args: Any, kwargs: dict[str, Any], params: dict[str, Tenso
             return sparse_resize2d(x, active, **resize_options(o))
         case "rearrange":
             return sparse_rearrange(x, active, **o)
+        case "norm":
+            weight, bias = params.get("weight"), params.get("bias")
+            if everywhere and o["method"] == "group":
+                return sparse_fill(norm_dense(node, x, weight, bias), active)
+            return _sparse_norm(node, x, weight, bias, active)
         case "pixel" if "program" in o:
             return sparse_pointwise(x, active, o["program"], *params.values())
         case "slice":
@@ -139,6 +166,34 @@ def apply(node: Node, args: Any, kwargs: dict[str, Any], params: dict[str, Tenso
         case "cat":
             return sparse_fill(torch.cat(list(args), 1), active)
     return sparse_fill(whole(node, args, params), active)
+
+
+def adaptive_pool(node: Node, x: Tensor, active: ActiveBlocks | None) -> Tensor:
+    """What an adaptive_pool node gives of x's active pixels, or of all."""
+    size, average = node.options["size"], node.options["method"] == "avg"
+    if active is None:
+        y = F.adaptive_avg_pool2d(x, size) if average else F.adaptive_max_pool2d(x, size)
+    else:
+        y = (sparse_adaptive_avg_pool2d if average else sparse_adaptive_max_pool2d)(x, active, size)
+    return y if node.options["keep"] else y.flatten(1)
+
+
+def norm_dense(node: Node, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """A norm node of groups, of all pixels: of one channel each as instance_norm, whose rounding is another."""
+    groups, eps = node.options["groups"], node.options["eps"]
+    if groups == x.shape[1]:
+        return F.instance_norm(x, weight=weight, bias=bias, eps=eps)
+    return F.group_norm(x, groups, weight, bias, eps)
+
+
+def _sparse_norm(node: Node, x: Tensor, weight: Tensor | None, bias: Tensor | None, active: ActiveBlocks) -> Tensor:
+    match node.options["method"]:
+        case "group":
+            return sparse_group_norm(x, active, node.options["groups"], weight, bias, node.options["eps"])
+        case "layer":
+            return sparse_layer_norm2d(x, active, weight, bias, node.options["eps"])
+        case method:
+            return sparse_softmax2d(x, active, log=method == "log_softmax")
 
 
 def resize_options(options: dict[str, Any]) -> dict[str, Any]:

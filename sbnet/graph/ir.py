@@ -4,6 +4,8 @@ Kinds of nodes, and what they take beside `args` (the feature maps that they rea
 
     conv, conv_transpose   weight, bias, residual; stride, padding, dilation, groups, output_padding; activation, slope
     max_pool, avg_pool     the options of PyTorch's pools
+    adaptive_pool          size, method ("avg" or "max"), keep: [N,C,*size], or [N,C]; of the active pixels of its input
+    norm                   method ("group", "layer", "softmax", "log_softmax"), groups, eps; weight, bias
     resize                 size, mode, align_corners, scale
     rearrange              up, down, groups, pad, value: shuffles of pixels and channels, padding
     affine                 scale, shift: x * scale + shift, one number a channel

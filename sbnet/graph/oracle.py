@@ -11,11 +11,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from sbnet.geometry import Pair, to_pair
 from sbnet.graph.axes import REARRANGING, Axes, infer, op_name, tensors_in
+from sbnet.ops.masked.norm import norm_whole
 
 Blocks = int | Sequence[int] | Mapping[Pair, int | Sequence[int]]
 
@@ -87,6 +89,42 @@ class _AfterEveryOp(TorchDispatchMode):
         return type(out)(results) if many and type(out) in (tuple, list) else results[0] if not many else out
 
 
+class _NormsOfActivePixels(TorchFunctionMode):
+    """Group and instance norms take their statistics from the active pixels (the masked contract)."""
+
+    def __init__(self, masks: Callable[[Pair], Tensor | None]) -> None:
+        super().__init__()
+        self.masks = masks
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        found = active_norm(func, args, kwargs, self.masks)
+        return func(*args, **kwargs) if found is None else found
+
+
+def active_norm(
+    func: Any, args: Sequence[Any], kwargs: dict[str, Any], masks: Callable[[Pair], Tensor | None]
+) -> Tensor | None:
+    """What the masked contract says of a call of F.group_norm, or of F.instance_norm without running statistics, on
+    feature maps; None of any other call."""
+    if func is F.group_norm:
+        given = dict(zip(("input", "num_groups", "weight", "bias", "eps"), args, strict=False)) | kwargs
+    elif func is F.instance_norm:
+        names = ("input", "running_mean", "running_var", "weight", "bias", "use_input_stats", "momentum", "eps")
+        given = dict(zip(names, args, strict=False)) | kwargs
+        given["num_groups"] = given["input"].shape[1]
+    else:
+        return None
+    x = given["input"]
+    if x.dim() != 4 or not given.get("use_input_stats", True):
+        return None
+    mask = masks((x.shape[2], x.shape[3]))
+    if mask is None:
+        return None
+    weight, bias = given.get("weight"), given.get("bias")
+    return norm_whole(x, weight, bias, mask, "group", given["num_groups"], given.get("eps", 1e-5))
+
+
 def _run(net: Callable[..., Any], inputs: Sequence[Any], change: Callable[[Tensor, Axes], Tensor]) -> Any:
     # A first layer that works in place must not change the caller's input.
     inputs = [v.clone() if isinstance(v, Tensor) else v for v in inputs]
@@ -96,7 +134,8 @@ def _run(net: Callable[..., Any], inputs: Sequence[Any], change: Callable[[Tenso
 
 
 def masked_oracle(net: Callable[..., Any], inputs: Sequence[Any], masks: Callable[[Pair], Tensor | None]) -> Any:
-    """What the masked contract says `net` returns: after every op with a spatial result, what is not active is 0.
+    """What the masked contract says `net` returns: after every op with a spatial result, what is not active is 0, and
+    group and instance norms take their statistics from the active pixels.
 
     Args:
         net: a dense network in eval mode, before anything is fused.
@@ -108,7 +147,8 @@ def masked_oracle(net: Callable[..., Any], inputs: Sequence[Any], masks: Callabl
         mask = masks(axes.size)  # type: ignore[arg-type]
         return tensor if mask is None else torch.where(axes.arrange(mask), tensor, torch.zeros_like(tensor))
 
-    return _run(net, inputs, change)
+    with _NormsOfActivePixels(masks):
+        return _run(net, inputs, change)
 
 
 class CachedOracle:

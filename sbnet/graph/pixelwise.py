@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import torch.utils._pytree as pytree
 from torch import Tensor
 
@@ -30,23 +29,6 @@ def _linear(b: Builder, call: Call) -> Value | None:
     options = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1}
     made = b.add("conv", call, [x], (n, k, h, w), options=options, params=weights(kernel, bias))
     return back(b, call, made, raw)
-
-
-def channel_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """layer_norm over the channels of each pixel of x [N,C,H,W]."""
-    return F.layer_norm(x.permute(0, 2, 3, 1), x.shape[1:2], weight, bias, eps).permute(0, 3, 1, 2)
-
-
-@rule("layer_norm")
-def _layer_norm(b: Builder, call: Call) -> Value | None:
-    raw, x = call.args[0], feature_map(call.args[0])
-    if x is None or not is_channels(raw, -1) or list(call.args[1]) != [x.shape[1]]:
-        return None
-    weight, bias = call.argument("weight"), call.argument("bias")
-    args = [x, *(v for v in (weight, bias) if v is not None)]
-    refs = [Ref(0), None if weight is None else Ref(1), None if bias is None else Ref(len(args) - 1)]
-    step = Step(channel_norm, (*refs, call.argument("eps")), {})
-    return back(b, call, b.add("pixel", call, args, x.shape, options={"steps": [step]}), raw)
 
 
 @rule("batch_norm")
@@ -98,15 +80,12 @@ PIXELWISE = {
 
 def pixelwise(b: Builder, call: Call) -> Value | None:
     """An elementwise op of feature maps, and of what is one number a channel, a sample or in all."""
-    over_channels = call.name in ("softmax", "log_softmax")
-    if call.name not in PIXELWISE and not over_channels:
+    if call.name not in PIXELWISE:
         return None
     raws = [v for v in pytree.tree_leaves((call.args, call.kwargs)) if isinstance(v, Value)]
     raw = next((v for v in raws if feature_map(v) is not None and v.shape == tuple(call.made.shape)), None)
     x = feature_map(raw)
     if raw is None or x is None or not call.made.is_floating_point() or call.made.dtype != x.dtype:
-        return None
-    if over_channels and not is_channels(raw, call.args[1]):
         return None
     operands = {}
     for v in raws:
@@ -123,8 +102,6 @@ def pixelwise(b: Builder, call: Call) -> Value | None:
             return refs[id(v)] if isinstance(v, Value) else v
 
         args, kwargs = pytree.tree_map(swap, (tuple(call.args), dict(call.kwargs)))
-        if over_channels:
-            args = (args[0], 1, *args[2:])
         simple = b.add("pixel", call, order, x.shape, options={"steps": [Step(call.target, args, kwargs)]})
     return back(b, call, simple, raw)
 

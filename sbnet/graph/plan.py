@@ -15,6 +15,7 @@ from sbnet.graph.passes.bottleneck import fuse_bottlenecks
 Plane = tuple[int, int, Pair]  # height, width, block size
 POINTWISE = Window.conv(1)  # of what reads the pixels that it writes
 WHOLE = "whole"  # of what may read any pixel
+ACTIVE = "active"  # of what reads every active pixel, and no other
 
 
 @dataclass
@@ -85,7 +86,7 @@ def _block(block: Any, size: Pair, first: Pair, device: str) -> Pair:
 
 
 def reads(node: Node, value: Value) -> list[Window | str]:
-    """What a node's active blocks read of a value: windows, or WHOLE."""
+    """What a node's active blocks read of a value: windows, WHOLE or ACTIVE."""
     found: list[Window | str] = []
     if node.kind in ("slice", "cat"):
         return [POINTWISE]
@@ -113,7 +114,14 @@ def reads(node: Node, value: Value) -> list[Window | str]:
         return [*found, resized]
     if node.kind == "rearrange":
         return [*found, Window.rearrange(options["up"], options["down"], options["pad"])]
-    if node.kind in ("pointwise", "pixel", "bottleneck"):  # whose 3x3 reads zeros outside the active blocks, not x
+    if node.kind == "adaptive_pool" or (node.kind == "norm" and options["method"] == "group"):
+        return [*found, ACTIVE]
+    if node.kind in (
+        "pointwise",
+        "pixel",
+        "norm",
+        "bottleneck",
+    ):  # whose 3x3 reads zeros outside the active blocks, not x
         return [*found, POINTWISE]
     return [*found, WHOLE]
 

@@ -10,11 +10,12 @@ from sbnet.graph.passes.fuse import (
     lower_affine,
     recognise_activations,
 )
+from sbnet.graph.passes.pools import recognise_pools
 from sbnet.graph.passes.program import write_programs
 
 PASSES = (
     fold_affine, merge_branches, fuse_residuals, recognise_activations, fuse_activations, lower_affine, fuse_pixels,
-    join_slices, write_programs,
+    join_slices, write_programs, recognise_pools,
 )  # fmt: skip
 
 
@@ -37,5 +38,6 @@ __all__ = [
     "merge_branches",
     "optimise",
     "recognise_activations",
+    "recognise_pools",
     "write_programs",
 ]

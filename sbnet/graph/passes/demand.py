@@ -66,7 +66,7 @@ def _terms(found: Demands, whole: set[Value], user: Node, value: Value) -> set[T
     terms: set[Term] = set()
     for window in reads(user, value):
         for out in user.outputs:
-            if user.kind == "aten" or out in whole or window == WHOLE:
+            if user.kind == "aten" or out in whole or isinstance(window, str):
                 terms.add((OUTPUT, WHOLE))
             else:
                 terms.add((found.of[out], window))

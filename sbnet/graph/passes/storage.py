@@ -16,7 +16,7 @@ import torch
 
 from sbnet.geometry import Window
 from sbnet.graph.ir import Node, Value
-from sbnet.graph.plan import POINTWISE, Plan, reads
+from sbnet.graph.plan import ACTIVE, POINTWISE, Plan, reads
 
 Consumer = tuple[int, Window]  # plane that it writes, what it reads
 
@@ -184,6 +184,8 @@ def consumers(plan: Plan, plane: int, parts: Sequence[Value]) -> list[Consumer] 
             if user.kind == "slice":
                 continue
             for window in reads(user, value):
+                if window == ACTIVE and plan.lists.get(user.output, plane) == plane:
+                    continue
                 if isinstance(window, str):
                     return None
                 found.add((plan.plane(user.output), window))
