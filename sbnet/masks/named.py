@@ -19,7 +19,8 @@ def _motion(level: str = "20") -> Mask:
 
 
 def _changed(level: str = "0") -> Mask:
-    return Changed(float(level) / 255)
+    threshold, _, smooth = level.partition(":")
+    return Changed(float(threshold) / 255, int(smooth or 1))
 
 
 NAMES: dict[str, Callable[..., Mask]] = {
@@ -38,7 +39,8 @@ NAMES: dict[str, Callable[..., Mask]] = {
 def open_mask(given: Any) -> Mask:
     """A Mask, a function of frames, a tensor [H,W], or what names one.
 
-    A name is one of NAMES, with a number after a colon ("motion:12": levels of 255), a .json of polygons or COCO
+    A name is one of NAMES, with a number after a colon ("motion:12": levels of 255; "changed:12:5": means over boxes of
+    5x5), a .json of polygons or COCO
     annotations, a picture or a film of masks. `~` before it takes the rest of the frame, `+ 16` after it grows it by
     pixels, `* 5` holds it for frames; `&` binds closer than `|`.
 

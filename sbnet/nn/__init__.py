@@ -6,8 +6,11 @@ masked contract). Without it (`active=None`) it is PyTorch's dense layer: one se
 
 from sbnet.nn.attention import BlockSparseAttention
 from sbnet.nn.blocksparse import BlockSparseConv1x1, BlockSparseLinear
+from sbnet.nn.blocksparse_conv import BlockSparseConv2d, BlockSparseConv3d, BlockSparseConvTranspose2d
 from sbnet.nn.fold import fold_batch_norm
 from sbnet.nn.layers import (
+    SparseAdaptiveAvgPool2d,
+    SparseAdaptiveMaxPool2d,
     SparseAvgPool2d,
     SparseBatchNorm2d,
     SparseChannelShuffle,
@@ -19,12 +22,28 @@ from sbnet.nn.layers import (
     SparsePixelUnshuffle,
     SparseUpsample,
 )
+from sbnet.nn.lstm import BlockSparseLSTM, BlockSparseLSTMCell
+from sbnet.nn.norms import (
+    SparseGroupNorm,
+    SparseInstanceNorm2d,
+    SparseLayerNorm2d,
+    SparsePointwise,
+    SparsePReLU,
+    SparseSoftmax2d,
+)
 from sbnet.nn.residual import SparseBasicBlock, SparseBottleneck, SparseProjection
 
 __all__ = [
     "BlockSparseAttention",
     "BlockSparseConv1x1",
+    "BlockSparseConv2d",
+    "BlockSparseConv3d",
+    "BlockSparseConvTranspose2d",
+    "BlockSparseLSTM",
+    "BlockSparseLSTMCell",
     "BlockSparseLinear",
+    "SparseAdaptiveAvgPool2d",
+    "SparseAdaptiveMaxPool2d",
     "SparseAvgPool2d",
     "SparseBasicBlock",
     "SparseBatchNorm2d",
@@ -33,10 +52,16 @@ __all__ = [
     "SparseConstantPad2d",
     "SparseConv2d",
     "SparseConvTranspose2d",
+    "SparseGroupNorm",
+    "SparseInstanceNorm2d",
+    "SparseLayerNorm2d",
     "SparseMaxPool2d",
+    "SparsePReLU",
     "SparsePixelShuffle",
     "SparsePixelUnshuffle",
+    "SparsePointwise",
     "SparseProjection",
+    "SparseSoftmax2d",
     "SparseUpsample",
     "fold_batch_norm",
 ]

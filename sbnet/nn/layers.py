@@ -13,6 +13,10 @@ from torch import Tensor, nn
 
 from sbnet.active import ActiveBlocks, BlockGrid, Fringe
 from sbnet.ops import (
+    sparse_adaptive_avg_pool2d,
+    sparse_adaptive_avg_pool2d_,
+    sparse_adaptive_max_pool2d,
+    sparse_adaptive_max_pool2d_,
     sparse_avg_pool2d,
     sparse_avg_pool2d_,
     sparse_conv2d,
@@ -232,6 +236,46 @@ class SparseAvgPool2d(nn.AvgPool2d):
     def run_(self, x: Tensor, active: ActiveBlocks, out: Tensor, fringe: Fringe | None) -> None:
         """Writes the active blocks of `out` and zeroes the pixels of `fringe`."""
         sparse_avg_pool2d_(x, active, out, **self.geometry(), fringe=fringe)
+
+
+class _AdaptivePool(nn.Module):
+    """What adaptive pools have in common. `active` is of the plane that they READ."""
+
+    def output(self, x: Tensor) -> tuple[int, int]:
+        """(height, width) of what it gives."""
+        size = self.output_size if isinstance(self.output_size, tuple) else (self.output_size, self.output_size)
+        return tuple(side if n is None else n for n, side in zip(size, x.shape[2:], strict=True))  # type: ignore
+
+
+class SparseAdaptiveAvgPool2d(_AdaptivePool, nn.AdaptiveAvgPool2d):
+    """nn.AdaptiveAvgPool2d of active pixels; inactive ones count, as the zeros they stand for."""
+
+    def forward(self, x: Tensor, active: Active = ...) -> Tensor:
+        """x [N,C,H,W], active blocks of x's plane."""
+        blocks = given(active, self)
+        return super().forward(x) if blocks is None else sparse_adaptive_avg_pool2d(x, blocks, self.output(x))
+
+    def run_(self, x: Tensor, active: ActiveBlocks, out: Tensor) -> None:
+        """Writes all of `out`."""
+        sparse_adaptive_avg_pool2d_(x, active, out)
+
+
+class SparseAdaptiveMaxPool2d(_AdaptivePool, nn.AdaptiveMaxPool2d):
+    """nn.AdaptiveMaxPool2d of active pixels; inactive ones count, as the zeros they stand for."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.return_indices:
+            raise ValueError("sbnet.nn.SparseAdaptiveMaxPool2d: return_indices: expected False, got True")
+
+    def forward(self, x: Tensor, active: Active = ...) -> Tensor:
+        """x [N,C,H,W], active blocks of x's plane."""
+        blocks = given(active, self)
+        return super().forward(x) if blocks is None else sparse_adaptive_max_pool2d(x, blocks, self.output(x))
+
+    def run_(self, x: Tensor, active: ActiveBlocks, out: Tensor) -> None:
+        """Writes all of `out`."""
+        sparse_adaptive_max_pool2d_(x, active, out)
 
 
 class SparseUpsample(nn.Upsample):

@@ -6,12 +6,27 @@ from sbnet.ops.lists.fringe import fringe
 from sbnet.ops.lists.motion_mask import motion_mask, motion_mask_
 from sbnet.ops.lists.pyramid import mask_pyramid
 from sbnet.ops.lists.reduce_mask import reduce_mask
+from sbnet.ops.masked.adaptive_pool import (
+    sparse_adaptive_avg_pool2d,
+    sparse_adaptive_avg_pool2d_,
+    sparse_adaptive_max_pool2d,
+    sparse_adaptive_max_pool2d_,
+)
 from sbnet.ops.masked.bottleneck import sparse_bottleneck2d, sparse_bottleneck2d_
 from sbnet.ops.masked.conv import pack_conv_weight, sparse_conv2d, sparse_conv2d_
 from sbnet.ops.masked.conv_quantized import sparse_conv2d_quantized, sparse_conv2d_quantized_
 from sbnet.ops.masked.conv_transpose import sparse_conv_transpose2d, sparse_conv_transpose2d_
 from sbnet.ops.masked.fill import sparse_fill, sparse_fill_
 from sbnet.ops.masked.gather_scatter import sparse_gather, sparse_scatter, sparse_scatter_
+from sbnet.ops.masked.norm import (
+    sparse_group_norm,
+    sparse_group_norm_,
+    sparse_instance_norm,
+    sparse_layer_norm2d,
+    sparse_layer_norm2d_,
+    sparse_softmax2d,
+    sparse_softmax2d_,
+)
 from sbnet.ops.masked.pointwise import sparse_pointwise, sparse_pointwise_
 from sbnet.ops.masked.pool import sparse_avg_pool2d, sparse_avg_pool2d_, sparse_max_pool2d, sparse_max_pool2d_
 from sbnet.ops.masked.rearrange import (
@@ -44,6 +59,10 @@ __all__ = [
     "motion_mask_",
     "pack_conv_weight",
     "reduce_mask",
+    "sparse_adaptive_avg_pool2d",
+    "sparse_adaptive_avg_pool2d_",
+    "sparse_adaptive_max_pool2d",
+    "sparse_adaptive_max_pool2d_",
     "sparse_avg_pool2d",
     "sparse_avg_pool2d_",
     "sparse_bottleneck2d",
@@ -57,6 +76,11 @@ __all__ = [
     "sparse_fill",
     "sparse_fill_",
     "sparse_gather",
+    "sparse_group_norm",
+    "sparse_group_norm_",
+    "sparse_instance_norm",
+    "sparse_layer_norm2d",
+    "sparse_layer_norm2d_",
     "sparse_max_pool2d",
     "sparse_max_pool2d_",
     "sparse_pixel_shuffle",
@@ -69,4 +93,6 @@ __all__ = [
     "sparse_resize2d_",
     "sparse_scatter",
     "sparse_scatter_",
+    "sparse_softmax2d",
+    "sparse_softmax2d_",
 ]

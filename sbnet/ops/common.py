@@ -53,6 +53,12 @@ def check_active(op: str, active: ActiveBlocks) -> None:
         )
 
 
+def pixels_of(block_map: Tensor, grid: Sequence[int], size: Sequence[int]) -> Tensor:
+    """[N,1,H,W] bool: the active pixels of a tiling grid's numbers, for what has the block map alone."""
+    blocks = (block_map >= 0).repeat_interleave(grid[0], 1).repeat_interleave(grid[1], 2)
+    return blocks[:, None, : size[0], : size[1]]
+
+
 def refuse_gradient(op: str, instead: str, *tensors: Tensor | None) -> None:
     """In-place ops record no gradient: refuse tensors that want one instead of dropping it."""
     if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors):

@@ -10,6 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sbnet.active import ActiveBlocks, BlockGrid
+from sbnet.geometry import to_pair
+from sbnet.ops.masked.adaptive_pool import adaptive_pool_whole
+from sbnet.ops.masked.norm import norm_whole
 from sbnet.ops.masked.pointwise import run_program
 from sbnet.ops.masked.rearrange import rearrange_whole
 from sbnet.reference.lists import block_slices
@@ -193,6 +196,22 @@ def sparse_avg_pool2d(
     return torch.where(active.pixel_mask(y.shape[2:]), y, torch.zeros_like(y))
 
 
+def sparse_adaptive_avg_pool2d(
+    x: Tensor, active: ActiveBlocks, output_size: int | Sequence[int] = 1, *, count_inactive: bool = True
+) -> Tensor:
+    return adaptive_pool_whole(
+        x, active.pixel_mask(x.shape[2:]), to_pair(output_size, "adaptive_pool: output_size"), "avg", count_inactive
+    )
+
+
+def sparse_adaptive_max_pool2d(
+    x: Tensor, active: ActiveBlocks, output_size: int | Sequence[int] = 1, *, count_inactive: bool = True
+) -> Tensor:
+    return adaptive_pool_whole(
+        x, active.pixel_mask(x.shape[2:]), to_pair(output_size, "adaptive_pool: output_size"), "max", count_inactive
+    )
+
+
 def sparse_resize2d(
     x: Tensor,
     active: ActiveBlocks,
@@ -204,6 +223,33 @@ def sparse_resize2d(
 ) -> Tensor:
     y = F.interpolate(x, size, scale_factor, mode, align_corners)  # type: ignore[arg-type]
     return torch.where(active.pixel_mask(y.shape[2:]), y, torch.zeros_like(y))
+
+
+def sparse_group_norm(
+    x: Tensor,
+    active: ActiveBlocks,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    return norm_whole(x, weight, bias, active.pixel_mask(x.shape[2:]), "group", num_groups, eps)
+
+
+def sparse_instance_norm(
+    x: Tensor, active: ActiveBlocks, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Tensor:
+    return norm_whole(x, weight, bias, active.pixel_mask(x.shape[2:]), "group", x.shape[1], eps)
+
+
+def sparse_layer_norm2d(
+    x: Tensor, active: ActiveBlocks, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Tensor:
+    return norm_whole(x, weight, bias, active.pixel_mask(x.shape[2:]), "layer", 1, eps)
+
+
+def sparse_softmax2d(x: Tensor, active: ActiveBlocks, *, log: bool = False) -> Tensor:
+    return norm_whole(x, None, None, active.pixel_mask(x.shape[2:]), "log_softmax" if log else "softmax", 1, 0.0)
 
 
 def sparse_pointwise(x: Tensor, active: ActiveBlocks, program: str, *others: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from sbnet.nn.blocksparse import BlockSparseLinear
 from sbnet.ops import BlockLayout, blocksparse_matmul, blocksparse_weight_grad
-from sbnet.weights import ew, lstm, norms
+from sbnet.weights import ew, lstm, norms, quantize, rows, training
 from sbnet.weights.conv import (
     BlocksparseConv,
     BlocksparseDeconv,
@@ -38,4 +38,7 @@ __all__ = [
     "norms",
     "patch",
     "prune",
+    "quantize",
+    "rows",
+    "training",
 ]

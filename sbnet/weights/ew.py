@@ -44,9 +44,13 @@ def fast_gelu(x: Tensor) -> Tensor:
     return swish(x, 1.702)
 
 
-def bias_relu(x: Tensor, b: Tensor, axis: int = -1, relu: bool = True) -> Tensor:
-    """x + b along `axis`, through a ReLU unless relu=False. b [features]."""
+def bias_relu(x: Tensor, b: Tensor, axis: int = -1, relu: bool = False, fast_gelu: bool = False) -> Tensor:
+    """x + b along `axis`, through a ReLU or x sigmoid(1.702 x) on request. b [features]."""
+    if relu and fast_gelu:
+        raise ValueError("bias_relu: relu, fast_gelu: expected one of them at most, got both")
     y = x + _along("bias_relu", "b", b, x, axis)
+    if fast_gelu:
+        return swish(y, 1.702)
     return torch.relu(y) if relu else y
 
 
@@ -101,6 +105,24 @@ def filter_tensor(
     if scale != 1.0:
         x = x * scale
     return x.clamp(-saturate, saturate) if saturate else x
+
+
+def scale_tensor(x: Tensor, scale: float = 1.0) -> Tensor:
+    """x scale."""
+    return filter_tensor(x, scale)
+
+
+def assign_add(y: Tensor, x: Tensor) -> Tensor:
+    """y += x in place; y."""
+    return y.add_(x)
+
+
+def sparse_relu(x: Tensor, alpha: float = 1.0) -> Tensor:
+    """What of each row of x [..., K] exceeds its mean by more than alpha standard deviations (the biased one), less
+    that; zeros elsewhere. The gradient passes where the result is not zero and knows nothing of what was subtracted,
+    as in blocksparse."""
+    variance, mean = torch.var_mean(x.detach().float(), -1, correction=0, keepdim=True)
+    return torch.relu(x.float() - (mean + alpha * variance.sqrt())).to(x.dtype)
 
 
 class _FloatCast(torch.autograd.Function):

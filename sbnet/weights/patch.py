@@ -9,24 +9,27 @@ from typing import Any
 from torch import nn
 
 from sbnet.nn.blocksparse import BlockSparseLinear, is_linear
+from sbnet.nn.blocksparse_conv import layer_for
 
 OPTIONS = ("density", "block_size", "layout", "by", "allow_tf32")
 
 
 def patch(model: nn.Module, patterns: Mapping[str, Mapping[str, Any]]) -> nn.Module:
-    """Replaces, in place, the nn.Linear layers (and GPT-2's Conv1D, which are linear too) whose names match a pattern
-    by block-sparse ones of their values.
+    """Replaces, in place, the layers whose names match a pattern by block-sparse ones of their values.
+
+    Those are nn.Linear (and GPT-2's Conv1D, which is linear too) and the convolutions of one group that
+    `sbnet.nn.BlockSparseConv2d` and its kin stand for.
 
     Args:
         model: any module.
         patterns: regular expression (of a whole name, as named_modules has it) -> keyword arguments of
-            `BlockSparseLinear.from_linear`; the first that matches counts.
+            `BlockSparseLinear.from_linear` or `BlockSparseConv2d.from_dense`; the first that matches counts.
 
     Returns:
         The model.
 
     Raises:
-        ValueError: a pattern that matches nothing, or something that is no nn.Linear; an unknown option.
+        ValueError: a pattern that matches nothing, or something that is no such layer; an unknown option.
 
     >>> patch(model, {r"encoder\\..*\\.intermediate\\.dense": {"density": 0.25, "block_size": 32}})
     """
@@ -37,21 +40,27 @@ def patch(model: nn.Module, patterns: Mapping[str, Mapping[str, Any]]) -> nn.Mod
 
 
 def prune(
-    model: nn.Module, density: float, block_size: int = 32, by: str = "magnitude", exclude: str | None = None
+    model: nn.Module,
+    density: float,
+    block_size: int = 32,
+    by: str = "magnitude",
+    exclude: str | None = None,
+    convolutions: bool = False,
 ) -> nn.Module:
     """Replaces, in place, every nn.Linear of a model by one that keeps the share `density` of its blocks.
 
     Args:
         by: "magnitude" or "random".
         exclude: a regular expression of whole names that stay dense; by default none.
+        convolutions: nn.Conv2d, nn.Conv3d and nn.ConvTranspose2d of one group, too.
 
     >>> prune(model, density=0.25, exclude="classifier")
     """
     named = model.named_modules(remove_duplicate=False)
-    names = [n for n, m in named if n and is_linear(m)]
+    names = [n for n, m in named if n and (is_linear(m) or (convolutions and layer_for(m)))]
     chosen = [n for n in names if exclude is None or not re.fullmatch(exclude, n)]
     if not chosen:
-        raise ValueError(f"prune: expected an nn.Linear that is not excluded, got {', '.join(names) or 'none'}")
+        raise ValueError(f"prune: expected a layer that is not excluded, got {', '.join(names) or 'none'}")
     options = {"density": density, "block_size": block_size, "by": by}
     return patch(model, {re.escape(name): options for name in chosen})
 
@@ -76,8 +85,8 @@ class BlockSparseModelPatcher:
         self.patterns.append((pattern, dict(patch_info)))
 
     def get_patchable_layers(self, model: nn.Module) -> list[str]:
-        """Names of all linear layers, as patterns see them."""
-        return [name for name, module in model.named_modules() if is_linear(module)]
+        """Names of all layers that can be replaced, as patterns see them."""
+        return [name for name, module in model.named_modules() if is_linear(module) or layer_for(module)]
 
     def patch_model(self, model: nn.Module) -> nn.Module:
         """Replaces every layer that a pattern matches; the first match counts."""
@@ -88,20 +97,24 @@ class BlockSparseModelPatcher:
             names = [n for n in modules if n and re.fullmatch(pattern, n)]
             if not names:
                 raise ValueError(
-                    f"patch: {pattern!r}: expected the name of a layer, got no match; nn.Linear layers are "
+                    f"patch: {pattern!r}: expected the name of a layer, got no match; layers are "
                     f"{', '.join(self.get_patchable_layers(model)) or 'none'}"
                 )
             for name in names:
-                if not is_linear(modules[name]):
+                if not is_linear(modules[name]) and layer_for(modules[name]) is None:
                     raise ValueError(
-                        f"patch: {pattern!r}: expected an nn.Linear, got {name}, a {type(modules[name]).__name__}"
+                        f"patch: {pattern!r}: expected an nn.Linear or a convolution of one group, got {name}, a "
+                        f"{type(modules[name]).__name__}"
                     )
+                if layer_for(modules[name]) and "allow_tf32" in options:
+                    raise ValueError(f"patch: {pattern!r}: allow_tf32: expected for linear layers, got it for {name}")
                 chosen.setdefault(name, options)
         made: dict[nn.Module, nn.Module] = {}
         for name, options in chosen.items():
-            linear = modules[name]
-            if linear not in made:
-                made[linear] = BlockSparseLinear.from_linear(linear, **options)
+            layer = modules[name]
+            if layer not in made:
+                kind = layer_for(layer)
+                made[layer] = (kind.from_dense if kind else BlockSparseLinear.from_linear)(layer, **options)
             parent, _, child = name.rpartition(".")
-            setattr(modules[parent], child, made[linear])
+            setattr(modules[parent], child, made[layer])
         return model

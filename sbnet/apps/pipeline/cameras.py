@@ -15,7 +15,6 @@ from torch import Tensor
 
 from sbnet.apps.machine import device_name
 from sbnet.apps.pipeline.compute import Compute, _Clock
-from sbnet.apps.pipeline.dense_side import compared
 from sbnet.apps.pipeline.frames import Frame, PipelineError, Result
 from sbnet.apps.pipeline.networks import open_network, picture_of, to_picture
 from sbnet.apps.pipeline.pipeline import Pipeline
@@ -208,7 +207,7 @@ class _Batch(Compute):
         first = cameras[0]
         super().__init__(first.network, first.mask, first.settings, summary)
         self.cameras = cameras
-        self._inside = None  # each camera has a mask of its own, of its own frame
+        self._inside, self._graphed = None, False  # each camera has a mask of its own, of its own frame
         self.masks = [camera.mask for camera in cameras]
         for mask in self.masks:
             mask.reset()
@@ -257,7 +256,7 @@ class _Batch(Compute):
             self.masks[k].learn(result.records)
         every, first = self.settings.compare, int(self.settings.mode == "cached")
         if every and self._count >= first and (self._count - first) % every == 0:
-            self._compare_all(given, output, mask)
+            self._compare(given, output, self.network.widened_mask(mask), Frame(-1, None))
         self._count += 1
         self.busy += time.perf_counter() - begin - (self.aside - aside)
         return results
@@ -270,22 +269,8 @@ class _Batch(Compute):
         if isinstance(picture, Tensor):
             picture = picture.to("cpu", non_blocking=True)
         active, block = self._blocks(self.run, x, k)
+        active = active.to("cpu", non_blocking=x.is_cuda)
         return Result(frame, None, picture, records, active, block)
-
-    def _compare_all(self, given: Tensor, output: Any, mask: Tensor) -> None:
-        summary = self.summary
-        summary.dense_form, run = self._dense_for(given)
-        begin = time.perf_counter()
-        result, clock = Result(Frame(0, None)), _Clock(self.settings.device)
-        wanted = run(given)
-        clock.stop(result)
-        result.land()
-        summary.dense_ms.add(result.ms / len(self.cameras))
-        where = None if self.settings.mode == "cached" else self.network.widened_mask(mask)
-        error, largest = compared(output, wanted, where)
-        summary.errors.add(error)
-        summary.largest = max(summary.largest, largest)
-        self.aside += time.perf_counter() - begin
 
 
 def _shape(frame: Frame) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""What `sbnet run --network` does: a pipeline with a progress bar, and its closing table."""
+"""What `sbnet run` does: a pipeline with a progress bar, and its closing table."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from sbnet.apps.pipeline import films
 from sbnet.apps.pipeline.pipeline import Pipeline
@@ -17,24 +18,35 @@ from sbnet.apps.pipeline.summary import Summary
 def run(pipeline: Pipeline, console: Console) -> Summary:
     """Runs it under a bar that shows density and frames a second, and prints the table."""
     columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[now]}"),
+        _Stage(pipeline), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[now]}"),
         TimeRemainingColumn(),
     )  # fmt: skip
-    name = escape(pipeline.source.name)
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task(f"{name}: setting up", total=pipeline.limit or pipeline.source.length or None, now="")
+        task = progress.add_task("", total=pipeline.limit or pipeline.source.length or None, now="")
 
         def told(summary: Summary, expected: int) -> None:
             shares, times = summary.densities, summary.ms
             now: dict[str, Any] = {}
             if shares.count and times.mean:
                 now["now"] = f"{shares.mean:.0%} active, {1e3 / times.mean:.3g} networks/s"
-            progress.update(task, advance=1, description=f"{name}: running", **now)
+            progress.update(task, advance=1, **now)
 
         summary = pipeline.run(told)
         progress.update(task, total=summary.frames, completed=summary.frames)
     console.print(summary.table())
     return summary
+
+
+class _Stage(ProgressColumn):
+    """What the pipeline is doing, asked whenever the bar is drawn: a long step says so while it lasts."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        super().__init__()
+        self._pipeline = pipeline
+
+    def render(self, task: Task) -> Text:
+        summary = self._pipeline.summary
+        return Text(f"{self._pipeline.source.name}: {summary.stage if summary else 'setting up'}")
 
 
 def run_films(source: str, network: str, out: Path, console: Console, **options: Any) -> films.Films:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sbnet.apps.pipeline.dense_side import Dense, compared, dense_side
-from sbnet.apps.pipeline.frames import Frame, PipelineError, Result
+from sbnet.apps.pipeline.dense_side import CUDA_FORM, Dense, compared, dense_side, form_on_cuda
+from sbnet.apps.pipeline.frame_graph import FrameGraph
+from sbnet.apps.pipeline.frames import Frame, PipelineError, Result, input_of
 from sbnet.apps.pipeline.networks import Network, halo_of, picture_of, to_picture
 from sbnet.apps.pipeline.summary import Summary
+from sbnet.engine.oracle import compare, plane_masks
 from sbnet.engine.sparsify import SparseRun
 from sbnet.geometry import to_pair
 from sbnet.masks.base import Mask
+from sbnet.masks.grow import grow
 
 SHOWN = 16  # side of the blocks that are shown where the network's own are not the frame's
 
@@ -35,7 +39,8 @@ class Settings:
 
 
 class Compute:
-    """`compute(frame, x, ready)` gives a Result whose tensors are still on the device.
+    """`compute(frame, pinned)` gives a Result whose tensors are still on the device. pinned: on CUDA, what `Frame.raw`
+    gives, in pinned memory.
 
     Attributes:
         busy: seconds in calls. aside: seconds in the dense network and in setting up, which no mask needs.
@@ -49,35 +54,114 @@ class Compute:
         self.model = model
         self.busy = self.aside = 0.0
         self.margin = 0
-        self.run: SparseRun | None = None
+        self.run: Any = None  # a SparseRun, or what the network's runner made
         # The mask is of the frame, which has to be in what the network is given.
-        inside = mask.captured and network.prepare is None and network.multiple == 1
-        self._inside: Inside | None = Inside(mask, network) if inside else None
+        inside = mask.captured and network.prepare is None and network.multiple == 1 and network.runner is None
+        # One graph a frame, that of the dense network beside it, and what a frame of theirs looks like.
+        captured = network.captured or (network.prepare is None and network.finish is None)
+        on_cuda = settings.device.type == "cuda" and captured and network.runner is None
+        self._graphed = on_cuda and (mask.captured or settings.mode == "dense")
+        self._graph: FrameGraph | None = None
+        self._dense_graph: FrameGraph | None = None
+        self._block = (1, 1)  # of the active blocks that a graph gives
+        self._inside: Inside | None = Inside(mask, network) if inside and not self._graphed else None
         self._shape: Any = None  # of the last input
-        self._dense: dict[Any, tuple[str, Dense]] = {}
+        self._dense: dict[Any, Dense] = {}
         self._count = 0
 
     @torch.no_grad()
-    def __call__(self, frame: Frame, x: Tensor | None, ready: Any) -> Result:
+    def __call__(self, frame: Frame, pinned: Tensor | None = None) -> Result:
         begin = time.perf_counter()
         aside = self.aside
         try:
-            if x is None:
-                x = frame.tensor(self.settings.device, self.settings.dtype)
+            if pinned is not None and (graph := self._graph_for(frame, pinned)) is not None:
+                result = self._replayed(graph, frame, pinned)
             else:
-                stream = torch.cuda.current_stream()
-                stream.wait_event(ready)
-                x.record_stream(stream)
-            result = self._sparse(frame, x) if self.settings.mode != "dense" else self._whole(frame, x)
+                settings = self.settings
+                if pinned is None:
+                    x = frame.tensor(settings.device, settings.dtype)
+                else:
+                    x = input_of(pinned.to(settings.device, non_blocking=True), settings.dtype)
+                result = self._sparse(frame, x) if settings.mode != "dense" else self._whole(frame, x)
             self._count += 1
             return result
         finally:
             self.busy += time.perf_counter() - begin - (self.aside - aside)
 
-    def _set_up(self, given: Tensor) -> SparseRun:
+    # ---- one graph a frame
+
+    def _graph_for(self, frame: Frame, pinned: Tensor) -> FrameGraph | None:
+        """The graph for frames like this one, or None: step by step."""
+        if not self._graphed or (self._graph is not None and self._graph.shape == (pinned.shape, pinned.dtype)):
+            return self._graph
+        self._dense_graph = None
+        try:
+            self._graph = self._whole_graph(frame) if self.settings.mode == "dense" else self._sparse_graph(frame)
+        except PipelineError:
+            if self.network.captured:
+                raise
+            self._graphed, self._graph = False, None  # of an unknown output no picture came
+        finally:
+            self.mask.reset()  # which has seen frames of no source
+        return self._graph
+
+    def _replayed(self, graph: FrameGraph, frame: Frame, pinned: Tensor) -> Result:
+        graph.upload(pinned)
+        clock = _Clock(self.settings.device)
+        x, output, mask = graph.replay()
+        clock.end()
+        picture, *active = graph.download()
+        result = Result(frame, None, picture, block=self._block)
+        if active:
+            result.active = active[0]
+        else:
+            result.density = 1.0
+        clock.stop(result)
+        self._beside(frame, self.network.input(x), output, mask)
+        return result
+
+    def _sparse_graph(self, frame: Frame) -> FrameGraph:
+        network = self.network
+        given = network.input(frame.tensor(self.settings.device, self.settings.dtype))
+        self.run = self.run or self._set_up(given)
+        begin = time.perf_counter()
+        self.run._last = self.run._for((given,), self.margin)
+        executor, margin = self.run._last.executor, self.margin
+
+        def body(x: Tensor) -> tuple[Any, Tensor, Tensor]:
+            mask = network.widened_mask(self.mask(x))
+            output = self.run._shaped(executor([network.input(x)], grow(mask, margin)))
+            active, self._block = self._blocks(self.run, x)
+            return output, active, mask
+
+        def eager() -> bool:
+            return executor.whole_frame
+
+        try:
+            return FrameGraph(network, body, frame, self.settings.device, self.settings.dtype, eager)
+        finally:
+            executor.forget()  # frames of no source
+            self.aside += time.perf_counter() - begin
+
+    def _whole_graph(self, frame: Frame) -> FrameGraph:
+        begin, network, settings = time.perf_counter(), self.network, self.settings
+        given = network.input(frame.tensor(settings.device, settings.dtype))
+        model = form_on_cuda(self.model, given)
+
+        def body(x: Tensor) -> tuple[Any, None, None]:
+            return model(network.input(x)), None, None
+
+        with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):
+            graph = FrameGraph(network, body, frame, settings.device, settings.dtype)
+        self.aside += time.perf_counter() - begin
+        return graph
+
+    def _set_up(self, given: Tensor) -> Any:
         begin = time.perf_counter()
         settings = self.settings
         try:
+            if self.network.runner is not None:
+                return self._own_runner(self.network.runner, given)
             run = SparseRun(
                 self.model, given, mode=settings.mode, block=settings.block, margin=0, masks=(), out=(),
                 mask_source=self._inside, allow_tf32=False,
@@ -93,9 +177,17 @@ class Compute:
         self.aside += time.perf_counter() - begin
         return run
 
+    def _own_runner(self, runner: Callable[[Tensor, Any], Any], given: Tensor) -> Any:
+        mode, margin = self.settings.mode, self.settings.margin
+        if mode != "masked" or not isinstance(margin, int):
+            raise PipelineError(f"network {self.network.name}: expected mode masked and a margin in pixels")
+        self.margin = margin
+        run = runner(given, self.settings.block)
+        run(given, given.new_zeros(given.shape[0], *given.shape[2:], dtype=torch.bool))  # says what does not fit
+        return run
+
     def _call(self, given: Tensor, mask: Tensor | None) -> Any:
         run = self.run
-        assert run is not None
         if self._inside is None:
             return run(given, mask, margin=self.margin)
         if self._shape != given.shape:
@@ -113,20 +205,39 @@ class Compute:
         given = self.network.input(x)
         output = self._call(given, None if mask is None else self.network.widened_mask(mask))
         result = self._finished(frame, output)
-        result.active, result.block = self._blocks(run, x)
+        active, result.block = self._blocks(run, x)
+        result.active = active.to("cpu", non_blocking=x.is_cuda)
         clock.stop(result)
         self.mask.learn(result.records)
-        every, first = self.settings.compare, int(self.settings.mode == "cached")  # whose first frame is dense
-        if every and self._count >= first and (self._count - first) % every == 0:
-            if mask is None:
-                assert self._inside is not None
-                mask = self._inside.found[given.shape]
-            self._compare(given, output, mask, frame)
+        if mask is None and self.settings.compare:
+            assert self._inside is not None
+            mask = self._inside.found[given.shape]
+        self._beside(frame, given, output, None if mask is None else self.network.widened_mask(mask))
         return result
+
+    def _beside(self, frame: Frame, given: Tensor, output: Any, mask: Tensor | None) -> None:
+        """Now and then, the dense network on the same frame, and the contract."""
+        self.summary.stage = "running"
+        every, first = self.settings.compare, int(self.settings.mode == "cached")  # whose first frame is dense
+        if not every or self._count < first or mask is None:
+            return
+        if (self._count - first) % every == 0:
+            self._compare(given, output, mask, frame)
+        if self.network.checked and self.settings.mode == "masked" and (self._count == 1 or not self._count % every):
+            self._check(given, output, mask)
+
+    def _check(self, given: Tensor, output: Tensor, mask: Tensor) -> None:
+        """Holds the output against what the contract says of the network, by plain PyTorch in float64."""
+        begin = time.perf_counter()
+        self.summary.stage = "checking a frame in float64"
+        masks = plane_masks(grow(mask, self.margin), self.run.planes)
+        self.summary.check(compare(output, self.model, given, masks))
+        self.summary.stage = "running"
+        self.aside += time.perf_counter() - begin
 
     def _whole(self, frame: Frame, x: Tensor) -> Result:
         given = self.network.input(x)
-        _, run = self._dense_for(given)
+        run = self._dense_for(given)
         clock = _Clock(self.settings.device)
         result = self._finished(frame, run(self.network.input(x)))
         result.density = 1.0
@@ -140,8 +251,11 @@ class Compute:
             picture = picture.to("cpu", non_blocking=True)
         return Result(frame, output, picture, records)
 
-    def _blocks(self, run: SparseRun, x: Tensor, image: int = 0) -> tuple[Tensor, tuple[int, int]]:
+    def _blocks(self, run: Any, x: Tensor, image: int = 0) -> tuple[Tensor, tuple[int, int]]:
         """Active blocks of the plane that is the frame's, or of the finest, [rows,columns], on a frame of x."""
+        if self.network.runner is not None:
+            (active,) = run.active
+            return active.block_map[image] >= 0, to_pair(active.grid.bsize, "block")
         height, width = x.shape[2:]
         executor = run._last.executor
         given = tuple(executor.shape[2:])
@@ -150,35 +264,46 @@ class Compute:
         value = next(v for node in run.plan.graph.nodes for v in node.outputs if v.size == size)
         active = run.active[executor.lists.of(value)]
         if size == (height, width):
-            map_ = active.block_map[image] >= 0
-            return map_.to("cpu", non_blocking=x.is_cuda), to_pair(active.grid.bsize, "block")
+            return active.block_map[image] >= 0, to_pair(active.grid.bsize, "block")
         pixels = F.adaptive_max_pool2d(active.pixel_mask(size)[image : image + 1].float(), given)
         pad = self.network.pad
         pixels = pixels[:, :, pad : pad + height, pad : pad + width]
-        map_ = F.max_pool2d(pixels, SHOWN, ceil_mode=True)[0, 0] > 0
-        return map_.to("cpu", non_blocking=x.is_cuda), (SHOWN, SHOWN)
+        return F.max_pool2d(pixels, SHOWN, ceil_mode=True)[0, 0] > 0, (SHOWN, SHOWN)
 
     # ---- the dense side
 
-    def _dense_for(self, given: Tensor) -> tuple[str, Dense]:
+    def _dense_for(self, given: Tensor) -> Dense:
         key = tuple(given.shape)
         if key not in self._dense:
             begin = time.perf_counter()
             self._dense = {key: dense_side(self.model, given)}
-            self._dense[key][1](given)
+            self._dense[key](given)
             self.aside += time.perf_counter() - begin
         return self._dense[key]
 
     def _compare(self, given: Tensor, output: Any, mask: Tensor, frame: Frame) -> None:
-        summary = self.summary
-        summary.dense_form, run = self._dense_for(given)
-        begin = time.perf_counter()
-        result, clock = Result(frame), _Clock(self.settings.device)
-        wanted = run(given)
+        """Runs the dense network on a frame as well, and takes its time: of what the masked one's time holds, without
+        what only masks need."""
+        summary, result = self.summary, Result(frame)
+        if self._graph is not None:
+            self._dense_graph = self._dense_graph or self._whole_graph(frame)
+            name, graph = CUDA_FORM, self._dense_graph
+            begin = time.perf_counter()
+            graph.upload(self._graph.pixels)
+            clock = _Clock(self.settings.device)
+            _, wanted, _ = graph.replay()
+        else:
+            side = self._dense_for(given)
+            name = side.name
+            begin = time.perf_counter()
+            prepared = side.prepare(given)
+            clock = _Clock(self.settings.device)
+            wanted = side.run(prepared)
         clock.stop(result)
         result.land()
-        summary.dense_ms.add(result.ms)
-        where = None if self.settings.mode == "cached" else self.network.widened_mask(mask)
+        summary.dense_form = name
+        summary.dense_ms.add(result.ms / given.shape[0])
+        where = None if self.settings.mode == "cached" else mask
         error, largest = compared(output, wanted, where)
         summary.errors.add(error)
         summary.largest = max(summary.largest, largest)
@@ -206,20 +331,30 @@ class Inside:
 
 
 class _Clock:
-    """Milliseconds from now to `stop`: the device's, which the thread that waits for it reads."""
+    """Milliseconds from now to `end`, or to `stop` where nothing was said before: the device's, which the thread that
+    waits for it reads."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
-        if self._cuda:
-            self._begin = torch.cuda.Event(enable_timing=True)
-            self._begin.record()
+        self._begin = self._event()
+        self._end: Any = None
         self._at = time.perf_counter()
 
+    def _event(self) -> Any:
+        if not self._cuda:
+            return None
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def end(self) -> None:
+        self._end = self._event()
+
     def stop(self, result: Result) -> None:
+        """All that the result needs has been asked for."""
         if self._cuda:
-            end = torch.cuda.Event(enable_timing=True)
-            end.record()
-            result.landed = self._begin, end
+            here = self._event()
+            result.landed = self._begin, self._end or here, here
         else:
             result.ms = (time.perf_counter() - self._at) * 1e3
 

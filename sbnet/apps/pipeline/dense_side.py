@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,56 +14,85 @@ from torch import Tensor, nn
 
 from sbnet.masks.base import resized
 
-Dense = Callable[[Tensor], Any]
+
+@dataclass(frozen=True)
+class Dense:
+    """name: of what runs it. prepare: x as it takes it. run: what was prepared -> the output."""
+
+    name: str
+    prepare: Callable[[Tensor], Any]
+    run: Callable[[Any], Any]
+
+    def __call__(self, x: Tensor) -> Any:
+        return self.run(self.prepare(x))
 
 
-def dense_side(model: Any, x: Tensor) -> tuple[str, Dense]:
-    """(what runs it, x -> output) of an nn.Module or an ONNX file, for inputs like x."""
+def dense_side(model: Any, x: Tensor) -> Dense:
+    """The dense form of an nn.Module or an ONNX file, for inputs like x."""
     if isinstance(model, nn.Module):
         return _on_cuda(model, x) if x.is_cuda else _on_cpu(model, x)
     if not x.is_cuda:
         try:
-            return "ONNX Runtime", _onnxruntime(model)
+            return _onnxruntime(model)
         except ImportError:  # an extra
             pass
     import sbnet
 
     run = sbnet.sparsify(model, x)
     everything = torch.ones(x.shape[0], *x.shape[2:], dtype=torch.bool, device=x.device)
-    return "sbnet, all blocks", lambda given: run(given, everything)
+    return Dense("sbnet, all blocks", _as_it_is, lambda given: run(given, everything))
 
 
-def _on_cpu(model: nn.Module, x: Tensor) -> tuple[str, Dense]:
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
+
+
+def _on_cpu(model: nn.Module, x: Tensor) -> Dense:
     """PyTorch, or what else is installed where that takes one tensor to one tensor."""
     from sbnet.benchmarks.harness import dense
 
     with torch.no_grad():
         example = model(x)
     if not isinstance(example, Tensor):
-        return dense.PLAIN, torch.no_grad()(model)
+        return Dense(dense.PLAIN, _as_it_is, torch.no_grad()(model))
     try:
         found = dense.forms(model, x)
     except Exception:  # not every network that PyTorch runs can be exported
         found = {dense.PLAIN: dense.form_of_torch(model, x.dtype)}
     name = dense.fastest(found, x, rounds=1)
-    form = found[name]
-    return name, lambda given: form.run(form.prepare(given))
+    return Dense(name, found[name].prepare, found[name].run)
 
 
-def _on_cuda(model: nn.Module, x: Tensor) -> tuple[str, Dense]:
+CUDA_FORM = "PyTorch, a CUDA graph"
+
+
+def form_on_cuda(model: nn.Module, x: Tensor) -> Callable[[Tensor], Any]:
+    """The model as a CUDA graph is made of it, by cuDNN in its benchmark mode: channels_last, activations of a chain of
+    convolutions fused into them."""
+    from sbnet.benchmarks.harness import dense
+
+    if isinstance(model, nn.Sequential):
+        try:
+            return dense.cudnn_chain(model, x)
+        except ValueError:  # it is none
+            pass
+    return copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def _on_cuda(model: nn.Module, x: Tensor) -> Dense:
     from sbnet.engine.capture import cuda_graph
 
-    model = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    form = form_on_cuda(model, x)
     own = x.clone(memory_format=torch.channels_last)
-    with torch.no_grad():
-        graph, output = cuda_graph(lambda: model(own), x.device)
+    with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):
+        graph, output = cuda_graph(lambda: form(own), x.device)
 
-    def run(given: Tensor, _weights: nn.Module = model) -> Any:  # which the graph reads: kept as long as it
+    def run(given: Tensor, _weights: Any = form) -> Any:  # which the graph reads: kept as long as it
         own.copy_(given)
         graph.replay()
         return output
 
-    return "PyTorch, a CUDA graph", run
+    return Dense(CUDA_FORM, _as_it_is, run)
 
 
 def _onnxruntime(path: Any) -> Dense:
@@ -74,7 +104,11 @@ def _onnxruntime(path: Any) -> Dense:
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(_of_any_size(path), options, ["CPUExecutionProvider"])
     name = session.get_inputs()[0].name
-    return lambda given: [torch.from_numpy(v) for v in session.run(None, {name: given.contiguous().numpy()})]
+
+    def run(given: Any) -> list[Tensor]:
+        return [torch.from_numpy(v) for v in session.run(None, {name: given})]
+
+    return Dense("ONNX Runtime", lambda given: given.contiguous().numpy(), run)
 
 
 def _of_any_size(path: Any) -> bytes:

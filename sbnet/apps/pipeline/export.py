@@ -17,7 +17,7 @@ def export_network(
     path: str | os.PathLike[str],
     size: tuple[int, int],
     *,
-    channels: int = 3,
+    channels: int | None = None,
     mode: str | None = None,
     block: Any = "auto",
     margin: int | str | None = None,
@@ -29,13 +29,16 @@ def export_network(
     makes of the frame's; the margin is in the file.
 
     Args:
-        network: as `Pipeline` takes it. mode, block, margin: likewise, the network's own if not given.
+        network: as `Pipeline` takes it.
+        channels: of frames. mode, block, margin: as of `Pipeline`. The network's own if not given.
         options: of `sbnet.export.to_onnx`.
 
     >>> export_network("upscale:waifu2x", "waifu2x.onnx", (400, 704))
     """
     found: Network = open_network(network)
-    x = found.input(torch.zeros(1, channels, *size, dtype=dtype).contiguous(memory_format=torch.channels_last))
+    x = found.input(
+        torch.zeros(1, channels or found.channels, *size, dtype=dtype).contiguous(memory_format=torch.channels_last)
+    )
     model = found.model
     if isinstance(model, torch.nn.Module):
         model = model.to(dtype).eval()

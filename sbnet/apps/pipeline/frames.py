@@ -32,30 +32,37 @@ class Frame:
     time: float | None = None
     fault: str = ""
 
+    def raw(self) -> Tensor:
+        """The pixels as they came, [H,W,C], of four channels of bytes the three colours."""
+        if isinstance(self.pixels, Tensor):
+            return self.pixels.movedim(0, 2)
+        pixels = self.pixels if self.pixels.ndim == 3 else self.pixels[..., None]
+        return torch.from_numpy(np.ascontiguousarray(pixels[..., :3] if pixels.dtype == np.uint8 else pixels))
+
     def tensor(self, device: torch.device, dtype: torch.dtype) -> Tensor:
         """[1,C,H,W] channels_last; bytes become 0 to 1, and of four channels of bytes three are colours."""
-        if isinstance(self.pixels, Tensor):
-            return self.pixels[None].to(device, dtype, non_blocking=True).contiguous(memory_format=torch.channels_last)
-        pixels = self.pixels if self.pixels.ndim == 3 else self.pixels[..., None]
-        if pixels.dtype != np.uint8:
-            given = torch.from_numpy(np.ascontiguousarray(pixels))
-            return given.to(device, dtype)[None].permute(0, 3, 1, 2)
-        given = torch.from_numpy(np.ascontiguousarray(pixels[..., :3]))
-        if device.type == "cuda":
+        given = self.raw()
+        if device.type == "cuda" and not given.is_cuda:
             given = given.pin_memory().to(device, non_blocking=True)
-        return given[None].permute(0, 3, 1, 2).to(dtype).div_(255)
+        return input_of(given.to(device), dtype)
 
     def picture(self) -> np.ndarray:
         """[H,W,3] uint8, to look at."""
-        if isinstance(self.pixels, Tensor):
-            pixels = self.pixels.movedim(0, 2).float().cpu().numpy()
-        else:
-            pixels = self.pixels if self.pixels.ndim == 3 else self.pixels[..., None]
-        if pixels.dtype != np.uint8:
-            pixels = (255 * np.clip(pixels.astype(np.float32), 0, 1)).astype(np.uint8)
-        if pixels.shape[2] not in (3, 4):
-            pixels = pixels.max(2, keepdims=True).repeat(3, 2)
-        return np.ascontiguousarray(pixels[..., :3])
+        own = self.raw().cpu()
+        if own.shape[2] == 4:  # colours and opacity
+            own = own[..., :3]
+        elif own.shape[2] != 3:  # of many channels the brightest
+            own = own.amax(2, keepdim=True).expand(-1, -1, 3)
+        if own.dtype != torch.uint8:
+            own = own.float().clamp(0, 1).mul(255).byte()
+        return np.ascontiguousarray(own.numpy())
+
+
+def input_of(pixels: Tensor, dtype: torch.dtype) -> Tensor:
+    """[1,C,H,W] channels_last of [H,W,C] on any device; bytes become 0 to 1."""
+    x = pixels.movedim(2, 0)[None].to(dtype)
+    x = x.div_(255) if pixels.dtype == torch.uint8 else x
+    return x.contiguous(memory_format=torch.channels_last)
 
 
 @dataclass
@@ -69,7 +76,7 @@ class Result:
         active: [rows,columns] bool, the active blocks of the finest plane. block: their (height, width) in pixels.
         density: the share of them.
         ms: from the frame on the device to the result on it, mask included.
-        landed: events of the device around it, until somebody has waited for them.
+        landed: events of the device, until somebody has waited for them: before it, after it, when it is on the host.
     """
 
     frame: Frame
@@ -85,12 +92,12 @@ class Result:
     def land(self) -> None:
         """Waits for the device, and brings everything to the host."""
         if self.landed is not None:
-            begin, end = self.landed
-            end.synchronize()
+            begin, end, here = self.landed
+            here.synchronize()
             self.ms, self.landed = begin.elapsed_time(end), None
         if isinstance(self.picture, Tensor):
             self.picture = self.picture.cpu().numpy()
         if isinstance(self.active, Tensor):
-            self.active = self.active.cpu().numpy()
+            self.active = self.active.cpu().numpy().astype(bool)
             self.density = float(np.mean(self.active))
         self.output = None

@@ -32,9 +32,14 @@ class Network:
         margin: pixels by which masks are grown, or "halo": as far as the network sees.
         pad: pixels by which frames are widened on each side, their border repeated; `finish` gets what comes of it.
         multiple: of which height and width are made a multiple, on the right and below, likewise.
+        channels: of frames.
         read: reads a file of a source whose files are no pictures.
         mode: if the order says none.
-        mask: likewise: a Mask, or what names one.
+        mask, view: likewise: a Mask, or what names one; "result" or "side".
+        checked: in masked mode, some results are held against the contract in float64 (docs/contracts.md).
+        captured: `prepare` and `finish` compute on tensors alone and give a picture, no records: on CUDA one graph
+            holds them with mask and network.
+        runner: (x, block) -> what runs the model's masked calls in the place of `sparsify`.
     """
 
     model: Any
@@ -44,9 +49,14 @@ class Network:
     margin: int | str = 0
     pad: int = 0
     multiple: int = 1
+    channels: int = 3
     read: Callable[[Path], Any] | None = None
     mode: str = "masked"
     mask: Any = "motion"
+    view: str = "result"
+    checked: bool = False
+    captured: bool = False
+    runner: Callable[[Tensor, Any], Any] | None = None
 
     def input(self, x: Tensor) -> Tensor:
         """x widened and prepared."""
@@ -89,9 +99,46 @@ def picture_of(output: Any, frame: Frame) -> Finished:
 
 
 def _contours(**options: Any) -> Network:
-    from sbnet.models import contour_net, paint_contours
+    from sbnet.models import contour_net
 
-    return Network(contour_net(), "contours", finish=lambda y, frame: (paint_contours(y)[0], []))
+    return Network(contour_net(), "contours", finish=_painted, view="side", checked=True, captured=True)
+
+
+def _painted(output: Tensor, frame: Frame) -> Finished:
+    from sbnet.models import paint_contours
+
+    return (paint_contours(output)[0], []) if output.shape[1] == 3 else picture_of(output, frame)
+
+
+def _exported(path: Path) -> Network:
+    """A model of `sbnet export`, a masked chain: ONNX Runtime runs it; its own convolutions are the dense network
+    beside it, and the contract's."""
+    from sbnet.engine.onnx_net import OnnxConvNet
+    from sbnet.export.chain import network
+
+    def runner(x: Tensor, block: Any) -> OnnxConvNet:
+        try:
+            return OnnxConvNet(path, x.shape[2:], 16 if block == "auto" else block, x.device)
+        except ValueError:
+            raise
+        except Exception as error:  # onnxruntime raises classes of its own for models that it refuses
+            raise ValueError(str(error).splitlines()[0]) from None
+
+    return Network(network(path), path.name, finish=_painted, view="side", checked=True, runner=runner)
+
+
+def _is_exported(path: Path) -> bool:
+    """Does an ONNX file hold sbnet's own ops?"""
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    from sbnet.export.schemas import DOMAIN
+
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except DecodeError as error:
+        raise ValueError(f"not an ONNX model ({error})") from None
+    return any(entry.domain == DOMAIN for entry in model.opset_import)
 
 
 def registry() -> dict[str, Callable[..., Network]]:
@@ -118,13 +165,13 @@ def open_network(given: Any) -> Network:
         )
     text = os.fspath(given)
     path = Path(text)
-    if path.suffix.lower() == ".onnx":
-        if not path.is_file():
-            raise PipelineError(f"{path}: no such file")
-        return Network(text, path.stem)
+    if path.suffix.lower() == ".onnx" and not path.is_file():
+        raise PipelineError(f"{path}: no such file")
     name, _, rest = text.partition(":")
     known = registry()
     try:
+        if path.suffix.lower() == ".onnx":
+            return _exported(path) if _is_exported(path) else Network(text, path.stem)
         if name in known:
             return known[name](*([rest] if rest else []))
         if rest:

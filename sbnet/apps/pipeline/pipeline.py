@@ -52,7 +52,8 @@ class Pipeline:
         skip_broken: go on after a frame that cannot be read; otherwise it ends the run, with what was before.
         compare: run the dense network as well on each so many frames; 0: never.
         report: an .html file to write: frame and result under a slider, density and ms as curves, the table.
-        view: "result", or "side": in films and pictures, the frame with its active blocks beside the result.
+        view: "result", or "side": in films and pictures, the frame with its active blocks beside the result. None: the
+            network's own.
 
     Raises:
         PipelineError: a source, mask, network or sink that is none; one line says why.
@@ -77,13 +78,14 @@ class Pipeline:
         limit: int | None = None,
         skip_broken: bool = False,
         compare: int = 50,
-        view: str = "result",
+        view: str | None = None,
         report: str | Path | None = None,
     ) -> None:
         self.network: Network = open_network(network)
         self.mode = mode or self.network.mode
         if self.mode not in MODES:
             raise PipelineError(f"mode: expected one of {', '.join(MODES)}, got {mode!r}")
+        view = view or self.network.view
         if view not in ("result", "side"):
             raise PipelineError(f"view: expected 'result' or 'side', got {view!r}")
         try:
@@ -93,7 +95,7 @@ class Pipeline:
         self.source: Source = open_source(source, size, self.network.read)
         self.device = pick_device(device)
         if dtype is None:
-            module = isinstance(self.network.model, torch.nn.Module)
+            module = isinstance(self.network.model, torch.nn.Module) and self.network.runner is None
             dtype = torch.float16 if self.device.type == "cuda" and module else torch.float32
         margin = self.network.margin if margin is None else margin
         if margin != "halo" and (not isinstance(margin, int) or margin < 0):
@@ -121,22 +123,23 @@ class Pipeline:
         try:
             begin = time.perf_counter()
             try:
-                for frame, x, ready in ahead:
+                for frame, pinned in ahead:
                     if frame.fault:
                         if not self._goes_on(summary, frame):
                             break
                         continue
                     if not summary.title:
                         summary.title = self._title(frame)
-                    behind.put(compute(frame, x, ready))
+                    behind.put(compute(frame, pinned))
                     if told is not None:
                         told(summary, expected)
             except KeyboardInterrupt:
                 summary.interrupted = True
             except (RuntimeError, MemoryError) as error:
-                if not _is_memory(error) or not summary.frames:
+                if not _is_memory(error):
                     raise
-                summary.fault = "too little memory; expected a smaller size"
+                size = "x".join(map(str, frame.picture().shape[:2]))
+                summary.fault = f"{self.source.name}: too little memory for frames of {size}; expected a smaller size"
             behind.close()
             summary.seconds = time.perf_counter() - begin - compute.aside
             whole = summary.frames > 0
@@ -146,6 +149,8 @@ class Pipeline:
                 with suppress(BaseException):  # what led here is what is raised
                     behind.close()
             sink.close(whole)
+        if not whole and summary.interrupted:
+            raise KeyboardInterrupt
         if not whole:
             raise PipelineError(summary.fault or "; ".join(summary.broken) or f"{self.source.name}: has no frames")
         summary.busy = {"read": ahead.busy, "compute": compute.busy, "write": behind.busy}
@@ -165,23 +170,14 @@ class Pipeline:
         summary.fault = what
         return False
 
-    def _loaded(self) -> Iterator[tuple[Frame, Tensor | None, Any]]:
-        """Frames, and on CUDA their tensors, copied there by the thread that reads, on a stream of its own."""
-        frames = islice(iter(self.source), self.limit)
-        if self.device.type != "cuda":
-            for frame in frames:
-                yield frame, None, None
-            return
-        stream = torch.cuda.Stream(self.device)
-        for frame in frames:
-            if frame.fault:
-                yield frame, None, None
-                continue
-            with torch.cuda.stream(stream):
-                x = frame.tensor(self.device, self.dtype)
-                ready = torch.cuda.Event()
-                ready.record()
-            yield frame, x, ready
+    def _loaded(self) -> Iterator[tuple[Frame, Tensor | None]]:
+        """Frames, and for CUDA their pixels in pinned memory, put there by the thread that reads."""
+        for frame in islice(iter(self.source), self.limit):
+            pinned = None
+            if self.device.type == "cuda" and not frame.fault:
+                pinned = frame.raw()
+                pinned = pinned if pinned.is_cuda else pinned.pin_memory()
+            yield frame, pinned
 
     def _title(self, frame: Frame) -> str:
         height, width = frame.picture().shape[:2]

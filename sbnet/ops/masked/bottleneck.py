@@ -11,7 +11,7 @@ from torch import Tensor
 from sbnet.active import ActiveBlocks, Fringe
 from sbnet.ops.common import empty4, is_channels_last, mark_written, refuse_meta_mix, require_tensor
 from sbnet.ops.masked.conv import activation_name, autocast
-from sbnet.ops.masked.layer import layer_inputs, layer_output
+from sbnet.ops.masked.layer import in_place_fake, layer_inputs, layer_output
 
 _ops = torch.ops.sbnet
 
@@ -139,9 +139,7 @@ def _sparse_bottleneck2d_fake(
     return empty4(x, x.shape, is_channels_last(x))
 
 
-@torch.library.register_fake("sbnet::sparse_bottleneck2d_")
-def _sparse_bottleneck2d_in_place_fake(*arguments: Any) -> None:
-    refuse_meta_mix("sparse_bottleneck2d_", *arguments)
+in_place_fake("sparse_bottleneck2d_")
 
 
 def _setup(ctx: Any, inputs: tuple, output: Tensor) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from sbnet.active import ActiveBlocks, Fringe
 from sbnet.geometry import conv_output_size
 from sbnet.ops.common import empty4, is_channels_last, mark_written, refuse_meta_mix, require_tensor, zeros4
-from sbnet.ops.masked.layer import layer_inputs, layer_output, pairs
+from sbnet.ops.masked.layer import in_place_fake, layer_inputs, layer_output, pairs
 from sbnet.ops.weights.conv_layout import ConvLayout
 
 if TYPE_CHECKING:
@@ -244,9 +244,7 @@ def _sparse_conv2d_fake(
     return empty4(x, (x.shape[0], weight.shape[0], *size), is_channels_last(x))
 
 
-@torch.library.register_fake("sbnet::sparse_conv2d_")
-def _sparse_conv2d_in_place_fake(*arguments: Any) -> None:
-    refuse_meta_mix("sparse_conv2d_", *arguments)
+in_place_fake("sparse_conv2d_")
 
 
 def _sparse_conv2d_setup(ctx: Any, inputs: tuple, output: Tensor) -> None:

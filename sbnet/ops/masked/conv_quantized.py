@@ -12,7 +12,7 @@ from sbnet.active import ActiveBlocks, Fringe
 from sbnet.geometry import conv_output_size
 from sbnet.ops.common import is_channels_last, mark_written, refuse_meta_mix, require_tensor
 from sbnet.ops.masked.conv import activation_name
-from sbnet.ops.masked.layer import layer_inputs, layer_output, pairs
+from sbnet.ops.masked.layer import in_place_fake, layer_inputs, layer_output, pairs
 
 _ops = torch.ops.sbnet
 
@@ -165,6 +165,4 @@ def _dequantized_fake(*arguments: Any) -> Tensor:
     return _fake("sparse_conv2d_dequantized", torch.float32, arguments)
 
 
-@torch.library.register_fake("sbnet::sparse_conv2d_quantized_")
-def _quantized_in_place_fake(*arguments: Any) -> None:
-    refuse_meta_mix("sparse_conv2d_quantized_", *arguments)
+in_place_fake("sparse_conv2d_quantized_")

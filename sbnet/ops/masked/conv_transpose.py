@@ -13,7 +13,7 @@ from sbnet.active import ActiveBlocks, Fringe
 from sbnet.geometry import conv_transpose_output_size
 from sbnet.ops.common import empty4, is_channels_last, mark_written, refuse_meta_mix, require_tensor
 from sbnet.ops.masked.conv import activation_backward, activation_name, autocast
-from sbnet.ops.masked.layer import layer_inputs, layer_output, pairs
+from sbnet.ops.masked.layer import in_place_fake, layer_inputs, layer_output, pairs
 
 _ops = torch.ops.sbnet
 _aten = torch.ops.aten
@@ -142,9 +142,7 @@ def _sparse_conv_transpose2d_fake(
     return empty4(x, (x.shape[0], weight.shape[1] * groups, *size), is_channels_last(x))
 
 
-@torch.library.register_fake("sbnet::sparse_conv_transpose2d_")
-def _sparse_conv_transpose2d_in_place_fake(*arguments: Any) -> None:
-    refuse_meta_mix("sparse_conv_transpose2d_", *arguments)
+in_place_fake("sparse_conv_transpose2d_")
 
 
 def _setup(ctx: Any, inputs: tuple, output: Tensor) -> None:

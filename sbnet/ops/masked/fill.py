@@ -16,6 +16,7 @@ from sbnet.ops.common import (
     require_active,
     require_tensor,
 )
+from sbnet.ops.masked.layer import in_place_fake
 
 _ops = torch.ops.sbnet
 
@@ -59,9 +60,7 @@ def _sparse_fill_fake(x: Tensor, block_map: Tensor, grid: list[int], value: floa
     return torch.empty_like(x)
 
 
-@torch.library.register_fake("sbnet::sparse_fill_")
-def _sparse_fill_in_place_fake(x: Tensor, block_map: Tensor, grid: list[int], value: float) -> None:
-    refuse_meta_mix("sparse_fill_", x, block_map)
+in_place_fake("sparse_fill_")
 
 
 def _sparse_fill_setup(ctx: Any, inputs: tuple, output: Tensor) -> None:

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sbnet.active import ActiveBlocks, Fringe
 from sbnet.geometry import to_pair
-from sbnet.ops.common import check_active, refuse_gradient, require_active, require_batch, require_tensor
+from sbnet.ops.common import (
+    check_active,
+    refuse_gradient,
+    refuse_meta_mix,
+    require_active,
+    require_batch,
+    require_tensor,
+)
 
 
 def layer_inputs(op: str, x: Tensor, active: ActiveBlocks) -> tuple[Tensor, Tensor, list[int]]:
@@ -29,6 +37,11 @@ def layer_output(
         raise TypeError(f"sbnet::{op}: fringe: {type(fringe).__name__}; an sbnet.Fringe or None is wanted")
     refuse_gradient(op, op.rstrip("_"), *inputs, out)
     return (out, None, None) if fringe is None else (out, fringe.pixels, fringe.count)
+
+
+def in_place_fake(op: str) -> None:
+    """Registers the fake implementation of a form in place, which has nothing to return: it looks at the devices."""
+    torch.library.register_fake(f"sbnet::{op}", lambda *arguments: refuse_meta_mix(op, *arguments))
 
 
 def pairs(op: str, **values: Any) -> list[list[int]]:

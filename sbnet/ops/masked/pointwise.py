@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sbnet.active import ActiveBlocks, Fringe
 from sbnet.ops.common import is_channels_last, mark_written, refuse_meta_mix, require_tensor
-from sbnet.ops.masked.layer import layer_inputs, layer_output
+from sbnet.ops.masked.layer import in_place_fake, layer_inputs, layer_output
 
 _ops = torch.ops.sbnet
 OPERANDS = "abcd"
@@ -120,9 +120,7 @@ def _sparse_pointwise_fake(
     return torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=format)
 
 
-@torch.library.register_fake("sbnet::sparse_pointwise_")
-def _sparse_pointwise_in_place_fake(*arguments: Any) -> None:
-    refuse_meta_mix("sparse_pointwise_", *arguments)
+in_place_fake("sparse_pointwise_")
 
 
 def _setup(ctx: Any, inputs: tuple, output: Tensor) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from sbnet.active import ActiveBlocks, Fringe
 from sbnet.geometry import pool_output_size, to_pair
 from sbnet.ops.common import empty4, is_channels_last, mark_written, refuse_meta_mix
-from sbnet.ops.masked.layer import layer_inputs, layer_output
+from sbnet.ops.masked.layer import in_place_fake, layer_inputs, layer_output
 
 _ops = torch.ops.sbnet
 _aten = torch.ops.aten
@@ -192,14 +192,8 @@ def _sparse_avg_pool2d_fake(
     return _fake(x, kernel_size, stride, padding, [1, 1], ceil_mode)
 
 
-@torch.library.register_fake("sbnet::sparse_max_pool2d_")
-def _sparse_max_pool2d_in_place_fake(*arguments: Any) -> None:
-    refuse_meta_mix("sparse_max_pool2d_", *arguments)
-
-
-@torch.library.register_fake("sbnet::sparse_avg_pool2d_")
-def _sparse_avg_pool2d_in_place_fake(*arguments: Any) -> None:
-    refuse_meta_mix("sparse_avg_pool2d_", *arguments)
+in_place_fake("sparse_max_pool2d_")
+in_place_fake("sparse_avg_pool2d_")
 
 
 def _setup(ctx: Any, inputs: tuple, output: Tensor) -> None:

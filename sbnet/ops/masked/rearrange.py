@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sbnet.active import ActiveBlocks, Fringe
 from sbnet.ops.common import empty4, is_channels_last, mark_written, refuse_meta_mix
-from sbnet.ops.masked.layer import layer_inputs, layer_output
+from sbnet.ops.masked.layer import in_place_fake, layer_inputs, layer_output
 
 _ops = torch.ops.sbnet
 
@@ -143,9 +143,7 @@ def _sparse_rearrange_fake(
     return empty4(x, size, is_channels_last(x))
 
 
-@torch.library.register_fake("sbnet::sparse_rearrange_")
-def _sparse_rearrange_in_place_fake(*arguments: Any) -> None:
-    refuse_meta_mix("sparse_rearrange_", *arguments)
+in_place_fake("sparse_rearrange_")
 
 
 def _setup(ctx: Any, inputs: tuple, output: Tensor) -> None:

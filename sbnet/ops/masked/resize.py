@@ -11,7 +11,7 @@ from torch import Tensor
 from sbnet.active import ActiveBlocks, Fringe
 from sbnet.geometry import RESIZE_MODES, resize_output_size, to_scales
 from sbnet.ops.common import empty4, is_channels_last, mark_written, refuse_meta_mix
-from sbnet.ops.masked.layer import layer_inputs, layer_output, pairs
+from sbnet.ops.masked.layer import in_place_fake, layer_inputs, layer_output, pairs
 
 _ops = torch.ops.sbnet
 _aten = torch.ops.aten
@@ -120,9 +120,7 @@ def _sparse_resize2d_fake(
     return empty4(x, (x.shape[0], x.shape[1], *output_size), is_channels_last(x))
 
 
-@torch.library.register_fake("sbnet::sparse_resize2d_")
-def _sparse_resize2d_in_place_fake(*arguments: Any) -> None:
-    refuse_meta_mix("sparse_resize2d_", *arguments)
+in_place_fake("sparse_resize2d_")
 
 
 def _setup(ctx: Any, inputs: tuple, output: Tensor) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -12,7 +11,8 @@ from torch import Tensor
 from sbnet.active import ActiveBlocks
 from sbnet.ops.common import check_active, refuse_meta_mix, require_active, require_batch, require_tensor
 from sbnet.ops.masked.conv import activation_backward, activation_name, autocast
-from sbnet.ops.weights.conv_layout import ConvLayout
+from sbnet.ops.weights.conv_layout import ConvLayout, layout_of_lists
+from sbnet.ops.weights.conv_product import convolve_by_product, product_of
 
 _ops = torch.ops.sbnet
 
@@ -62,6 +62,13 @@ def blocksparse_conv(
     geometry = to_geometry(op, layout, stride, padding, dilation)
     axes = len(layout.kernel_size)
     size = sides(op, "output_size", output_size, axes) if output_size is not None else output_sides(x, geometry, axes)
+    if output_size is None:
+        x, filters = autocast(x, filters)
+        own = [part[3 - axes :] for part in parts(geometry)]
+        product = product_of(x, filters, layout, bias, own, size)
+        if product is not None:
+            y = convolve_by_product(x, filters, product, bias, activation, own, negative_slope=negative_slope)
+            return y if channels_last(lifted(x)) else y.contiguous()
     return _convolve(x, filters, layout, bias, geometry, size, False, activation_name(op, activation), negative_slope)
 
 
@@ -170,11 +177,6 @@ def lifted(x: Tensor) -> Tensor:
     return x
 
 
-@lru_cache(maxsize=256)
-def _made(BCK: tuple, kernel_size: tuple[int, ...]) -> ConvLayout:
-    return ConvLayout(BCK, kernel_size)
-
-
 def to_layout(op: str, x: Any, filters: Any, BCK: Any, kernel_size: Sides | None) -> ConvLayout:
     """The layout of a call; x and filters checked against it as far as Python must."""
     require_tensor(op, "x", x)
@@ -185,7 +187,8 @@ def to_layout(op: str, x: Any, filters: Any, BCK: Any, kernel_size: Sides | None
                 raise ValueError(f"sbnet::{op}: kernel_size: expected one with filters of {filters.dim()} dimensions")
             kernel_size = tuple(filters.shape[3:])
         kernel = (kernel_size,) * (x.dim() - 2) if isinstance(kernel_size, int) else tuple(kernel_size)
-        BCK = _made(tuple(tuple(tuple(map(int, channels)) for channels in block) for block in BCK), kernel)
+        lists = tuple(tuple(tuple(map(int, channels)) for channels in block) for block in BCK)
+        BCK = layout_of_lists(lists, kernel)
     axes = len(BCK.kernel_size)
     if x.dim() != axes + 2:
         raise ValueError(

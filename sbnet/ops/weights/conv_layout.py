@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -71,6 +72,7 @@ class ConvLayout:
             self._numbers: list[int] = self._tables[:HEADER].tolist()
         self._on: dict[str, Tensor] = {}
         self._back: ConvLayout | None = None
+        self.by_product: Any = None  # kept by conv_product: a BlockLayout, or False
 
     @classmethod
     def from_lists(cls, lists: Tensor, kernel_size: int | Sequence[int]) -> ConvLayout:
@@ -93,6 +95,21 @@ class ConvLayout:
             outputs = range(k * block_size, min(out_channels, (k + 1) * block_size))
             blocks.append((inputs, outputs))
         return cls(blocks, kernel_size)
+
+    @classmethod
+    def from_magnitude(cls, dense: Tensor, block_size: int, density: float) -> ConvLayout:
+        """The square blocks of a dense [K, C, *kernel_size] of largest norm, a share `density` of all (rounded up).
+
+        Every input and every output block keeps its largest at least, so that no channel is without weights.
+        """
+        norms = dense.detach().float().square().flatten(2).sum(2).t()
+        for side in (0, 1):  # sums over blocks of channels, inputs first
+            starts = torch.arange(norms.shape[side], device=norms.device) // block_size
+            shape = list(norms.shape)
+            shape[side] = -(-shape[side] // block_size)
+            norms = norms.new_zeros(shape).index_add(side, starts, norms)
+        mask = covering_mask(norms.cpu(), density)
+        return cls.from_mask(mask, dense.shape[1], dense.shape[0], block_size, tuple(dense.shape[2:]))
 
     @property
     def density(self) -> float:
@@ -139,7 +156,7 @@ class ConvLayout:
         return dense
 
     def from_dense(self, dense: Tensor) -> Tensor:
-        """A dense [K, C, *kernel_size] -> the filters of the blocks. Differentiable."""
+        """A dense [K, C, *kernel_size] -> the filters of the blocks, a weight in each that has it. Differentiable."""
         if dense.shape != (self.out_channels, self.in_channels, *self.kernel_size):
             raise ValueError(
                 f"ConvLayout.from_dense: expected {(self.out_channels, self.in_channels, *self.kernel_size)}, got "
@@ -168,6 +185,50 @@ class ConvLayout:
 _pytree.register_constant(ConvLayout)
 
 
+def covering_mask(scores: Tensor, density: float) -> Tensor:
+    """[CB, KB] bool: the share `density` of largest score (rounded up), with the largest of each row and column."""
+    if not 0 <= density <= 1:
+        raise ValueError(f"ConvLayout: density: expected 0 to 1, got {density}")
+    needed = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, scores.argmax(1, keepdim=True), True)
+    best = torch.zeros_like(needed).scatter_(0, scores.argmax(0, keepdim=True), True)
+    needed |= best & ~needed.any(0)  # columns that no row's largest stands in
+    count = max(int(needed.sum()), -int(-density * scores.numel() // 1))
+    ranked = scores.flatten().argsort(descending=True, stable=True)
+    order = ranked[needed.flatten()[ranked].int().argsort(descending=True, stable=True)]
+    mask = torch.zeros(scores.numel(), dtype=torch.bool)
+    mask[order[:count]] = True
+    return mask.view(scores.shape)
+
+
 @torch.library.register_fake("sbnet::blocksparse_conv_tables")
 def _tables_fake(lists: Tensor, inputs: int, outputs: int, taps: int) -> Tensor:
     return lists.new_empty(torch.library.get_ctx().new_dynamic_size())
+
+
+@lru_cache(maxsize=256)
+def _made(BCK: tuple, kernel_size: tuple[int, ...]) -> ConvLayout:
+    return ConvLayout(BCK, kernel_size)
+
+
+@torch.compiler.assume_constant_result
+def _tables(BCK: tuple, kernel_size: tuple[int, ...], device: str, swapped: bool) -> tuple[Tensor, list[int]]:
+    return _made(BCK, kernel_size).on(torch.device(device), swapped)
+
+
+class _TracedLists:
+    """What ops read of a ConvLayout, from lists, while a program is traced: tracing cannot make the object itself."""
+
+    def __init__(self, BCK: tuple, kernel_size: tuple[int, ...]) -> None:
+        self.BCK, self.kernel_size, self.blocks = BCK, kernel_size, len(BCK)
+        self.sizes = tuple((len(outputs), len(inputs)) for inputs, outputs in BCK)
+        self.weights = sum(outputs * inputs for outputs, inputs in self.sizes) * math.prod(kernel_size)
+        even = all(size == self.sizes[0] for size in self.sizes)
+        self.filter_shape = (self.blocks, *self.sizes[0], *kernel_size) if even else (self.weights,)
+
+    def on(self, device: torch.device, swapped: bool = False) -> tuple[Tensor, list[int]]:
+        return _tables(self.BCK, self.kernel_size, str(device), swapped)
+
+
+def layout_of_lists(BCK: tuple, kernel_size: tuple[int, ...]) -> Any:
+    """The ConvLayout of these lists, made once; while a program is traced, what stands for it."""
+    return _TracedLists(BCK, kernel_size) if torch.compiler.is_dynamo_compiling() else _made(BCK, kernel_size)

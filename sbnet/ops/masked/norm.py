@@ -1,0 +1,221 @@
+"""Normalisations on active blocks: GroupNorm and InstanceNorm of the active pixels, and of each pixel's channels
+LayerNorm and softmax."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sbnet.active import ActiveBlocks, Fringe
+from sbnet.ops.common import is_channels_last, mark_written, pixels_of, refuse_meta_mix, require_tensor
+from sbnet.ops.masked.layer import in_place_fake, layer_inputs, layer_output
+
+_ops = torch.ops.sbnet
+
+
+def sparse_group_norm(
+    x: Tensor,
+    active: ActiveBlocks,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """F.group_norm with the mean and variance of the active pixels, on active blocks; zeros elsewhere.
+
+    Of an image that is active everywhere it equals F.group_norm. Inactive pixels are neither read nor counted. With as
+    many groups as channels it is instance normalisation (`sparse_instance_norm`).
+
+    Args:
+        x: [N,C,H,W] float32, float16 or bfloat16, any layout; channels_last is the fast one.
+        active: active blocks of x's plane.
+        num_groups: a divisor of C.
+        weight, bias: [C], of x's dtype or both float32; None: 1 and 0.
+        eps: added to the variance.
+
+    Returns:
+        [N,C,H,W] in x's memory format. Differentiable with respect to x, weight and bias.
+
+    Raises:
+        RuntimeError, ValueError, TypeError: wrong shapes, dtypes, devices, grid or groups.
+
+    Source: Wu and He, Group Normalization (2018).
+
+    >>> y = sparse_group_norm(x, active, 32, norm.weight, norm.bias)
+    """
+    return _functional("sparse_group_norm", x, active, weight, bias, "group", num_groups, eps)
+
+
+def sparse_group_norm_(
+    x: Tensor,
+    active: ActiveBlocks,
+    out: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    fringe: Fringe | None = None,
+) -> None:
+    """As `sparse_group_norm`, writing the active blocks of `out`, zeroing the pixels of `fringe` and leaving the rest.
+
+    Args:
+        out: [N,C,H,W] of x's dtype, any layout; must not share memory with x.
+        fringe: from `sbnet.fringe`, or None.
+    """
+    _in_place("sparse_group_norm_", x, active, out, weight, bias, "group", num_groups, eps, fringe)
+
+
+def sparse_instance_norm(
+    x: Tensor, active: ActiveBlocks, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Tensor:
+    """F.instance_norm with the mean and variance of each image's active pixels: `sparse_group_norm` of C groups.
+
+    >>> y = sparse_instance_norm(x, active)
+    """
+    require_tensor("sparse_instance_norm", "x", x)
+    return _functional("sparse_instance_norm", x, active, weight, bias, "group", x.shape[1], eps)
+
+
+def sparse_layer_norm2d(
+    x: Tensor, active: ActiveBlocks, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Tensor:
+    """F.layer_norm over the channels of each pixel, on active blocks; zeros elsewhere.
+
+    Arguments, result and errors are those of `sparse_group_norm`.
+
+    >>> y = sparse_layer_norm2d(x, active, norm.weight, norm.bias, 1e-6)  # ConvNeXt's
+    """
+    return _functional("sparse_layer_norm2d", x, active, weight, bias, "layer", 1, eps)
+
+
+def sparse_layer_norm2d_(
+    x: Tensor,
+    active: ActiveBlocks,
+    out: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    fringe: Fringe | None = None,
+) -> None:
+    """As `sparse_layer_norm2d`, into `out` and `fringe` as `sparse_group_norm_`."""
+    _in_place("sparse_layer_norm2d_", x, active, out, weight, bias, "layer", 1, eps, fringe)
+
+
+def sparse_softmax2d(x: Tensor, active: ActiveBlocks, *, log: bool = False) -> Tensor:
+    """F.softmax(x, 1), or F.log_softmax, on active blocks; zeros elsewhere.
+
+    Arguments, result and errors are those of `sparse_group_norm`.
+
+    >>> classes = sparse_softmax2d(logits, active)
+    """
+    return _functional("sparse_softmax2d", x, active, None, None, "log_softmax" if log else "softmax", 1, 0.0)
+
+
+def sparse_softmax2d_(
+    x: Tensor, active: ActiveBlocks, out: Tensor, *, log: bool = False, fringe: Fringe | None = None
+) -> None:
+    """As `sparse_softmax2d`, into `out` and `fringe` as `sparse_group_norm_`."""
+    method = "log_softmax" if log else "softmax"
+    _in_place("sparse_softmax2d_", x, active, out, None, None, method, 1, 0.0, fringe)
+
+
+def _functional(
+    op: str, x: Tensor, active: ActiveBlocks, weight: Tensor | None, bias: Tensor | None, *how: Any
+) -> Tensor:
+    *lists, grid = layer_inputs(op, x, active)
+    _check(op, *how)
+    return _ops.sparse_norm2d(x, weight, bias, *lists, active.block_map, grid, *how)
+
+
+def _in_place(
+    op: str, x: Tensor, active: ActiveBlocks, out: Tensor, weight: Tensor | None, bias: Tensor | None,
+    method: str, groups: int, eps: float, fringe: Fringe | None,
+) -> None:  # fmt: skip
+    *lists, grid = layer_inputs(op, x, active)
+    edge = layer_output(op, out, fringe, x, weight, bias)
+    _check(op, method, groups, eps)
+    _ops.sparse_norm2d_(x, weight, bias, *lists, active.block_map, grid, method, groups, eps, *edge)
+    mark_written(out)
+
+
+def _check(op: str, method: str, groups: int, eps: float) -> None:
+    if isinstance(groups, bool) or not isinstance(groups, (int, torch.SymInt)):
+        raise TypeError(f"sbnet::{op}: num_groups: expected an int, got {groups!r}")
+    if isinstance(eps, bool) or not isinstance(eps, (int, float)):
+        raise TypeError(f"sbnet::{op}: eps: expected a number, got {eps!r}")
+
+
+def norm_whole(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, inside: Tensor, method: str, groups: int, eps: float
+) -> Tensor:
+    """What `sparse_norm2d` gives, by PyTorch; `inside` [N,1,H,W] bool: active pixels."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    zero = torch.zeros((), dtype=dtype, device=x.device)
+    values = torch.where(inside, x.to(dtype), zero)  # what lies outside may be anything, NaN too
+    weight, bias = (None if t is None else t.to(dtype) for t in (weight, bias))
+    if method == "layer":
+        y = F.layer_norm(values.permute(0, 2, 3, 1), x.shape[1:2], weight, bias, eps).permute(0, 3, 1, 2)
+    elif method == "group":
+        parts, mask = values.unflatten(1, (groups, -1)), inside[:, None]
+        count = (inside.sum((1, 2, 3)) * (x.shape[1] // groups)).clamp(min=1).to(dtype).view(-1, 1, 1, 1, 1)
+        mean = parts.sum((2, 3, 4), keepdim=True) / count
+        apart = torch.where(mask, parts - mean, zero)
+        variance = apart.square().sum((2, 3, 4), keepdim=True) / count
+        y = (apart * torch.rsqrt(variance + eps)).flatten(1, 2)
+        y = y if weight is None else y * weight[:, None, None]
+        y = y if bias is None else y + bias[:, None, None]
+    else:
+        y = F.softmax(values, 1) if method == "softmax" else F.log_softmax(values, 1)
+    return torch.where(inside, y, zero).to(x.dtype)
+
+
+# ---- fake implementations and gradients
+
+
+@torch.library.register_fake("sbnet::sparse_norm2d")
+def _sparse_norm2d_fake(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    indices: Tensor,
+    count: Tensor,
+    block_map: Tensor,
+    grid: list[int],
+    method: str,
+    groups: int,
+    eps: float,
+) -> Tensor:
+    refuse_meta_mix("sparse_norm2d", x, weight, bias, indices, count, block_map)
+    format = torch.channels_last if is_channels_last(x) else torch.contiguous_format
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=format)
+
+
+in_place_fake("sparse_norm2d_")
+
+
+def _setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    x, weight, bias, _indices, _count, block_map, ctx.grid, *ctx.how = inputs
+    ctx.save_for_backward(x, weight, bias, block_map)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple:
+    """PyTorch's own, of the definition on the whole plane."""
+    *tensors, block_map = ctx.saved_tensors
+    inside = pixels_of(block_map, ctx.grid, tensors[0].shape[2:])
+    wanted = [k for k in range(3) if ctx.needs_input_grad[k]]
+    with torch.enable_grad():
+        leaves = [None if t is None else t.detach().requires_grad_(k in wanted) for k, t in enumerate(tensors)]
+        y = norm_whole(leaves[0], leaves[1], leaves[2], inside, *ctx.how)  # type: ignore[arg-type]
+    found = torch.autograd.grad(y, [leaves[k] for k in wanted], grad)  # type: ignore[arg-type]
+    grads: list[Tensor | None] = [None] * 3
+    for k, g in zip(wanted, found, strict=True):
+        grads[k] = g
+    return *grads, *[None] * 7
+
+
+torch.library.register_autograd("sbnet::sparse_norm2d", _backward, setup_context=_setup)
