@@ -1,4 +1,4 @@
-"""Layers of the demo's network on a CPU, all blocks active, against every dense form: processor time of one thread, the
+"""Layers of the contour net on a CPU, all blocks active, against every dense form: processor time of one thread, the
 least of some rounds in turn, so that other processes hardly disturb it.
 
     OMP_NUM_THREADS=1 python benchmarks/floors/cpu_layers.py [rounds]

@@ -18,7 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sbnet.engine.capture import cuda_graph
+from sbnet.engine.chain import ACTIVATIONS
+from sbnet.nn import fold_batch_norm
+from sbnet.nn.fold import Folded
+
 PLAIN = "PyTorch"
+NOTHING = (nn.Sequential, nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, Folded)  # in eval mode
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,51 @@ def forms(net: nn.Module, x: Tensor, compiled: bool = False) -> dict[str, Form]:
 def form_of_torch(net: nn.Module, dtype: torch.dtype) -> Form:
     """PyTorch as it is, for networks that cannot be exported."""
     return _eager(net, dtype)
+
+
+def cudnn_chain(net: nn.Sequential, x: Tensor) -> Callable[[Tensor], Tensor]:
+    """A chain of convolutions for inputs like x [N,C,H,W] on CUDA: ReLU fused into cuDNN's convolutions, all else
+    PyTorch's own.
+
+    Raises:
+        ValueError: the network is no such chain.
+    """
+    folded = fold_batch_norm(net).to(x.device, x.dtype)
+    layers: list[Any] = [m for _, m in folded.named_modules(remove_duplicate=False) if type(m) not in NOTHING]
+    for layer in layers:
+        if type(layer) not in (nn.Conv2d, *ACTIVATIONS):
+            raise ValueError(f"sbnet: dense form: expected convolutions and activations, got {type(layer).__name__}")
+
+    @torch.no_grad()
+    def run(y: Tensor) -> Tensor:
+        before = False
+        for layer, after in zip(layers, [*layers[1:], None], strict=True):
+            plain = isinstance(layer, nn.Conv2d) and layer.padding_mode == "zeros" and layer.padding != "same"
+            fused = plain and isinstance(after, nn.ReLU)
+            if fused:
+                geometry = layer.stride, layer.padding, layer.dilation, layer.groups
+                y = torch.cudnn_convolution_relu(y, layer.weight, layer.bias, *geometry)
+            elif not before:
+                y = layer(y)
+            before = fused
+        return y
+
+    return run
+
+
+def cudnn(net: nn.Sequential, x: Tensor, allow_tf32: bool = False) -> Form:
+    """`cudnn_chain` as one CUDA graph, of the kernels that cuDNN finds fastest by trying them."""
+    chain = cudnn_chain(net, x)
+    own = torch.zeros_like(x, memory_format=torch.channels_last)
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=allow_tf32):
+        graph, out = cuda_graph(lambda: chain(own), x.device)
+
+    def replay(x: Tensor, _weights: Any = chain) -> Tensor:  # which the graph reads: kept as long as it
+        own.copy_(x.detach())
+        graph.replay()
+        return out
+
+    return Form(lambda x: x, replay)
 
 
 def of_dtype(dtype: torch.dtype) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,7 @@ def _lidar() -> Tensor:
 def _motion() -> Tensor:
     """The fortieth frame of a street clip."""
     from sbnet.apps import video
+    from sbnet.apps.pipeline import open_source
 
     try:
         clip = video.demo_clip()
@@ -77,8 +79,8 @@ def _motion() -> Tensor:
         clip = _data("bikes.mp4")
     try:
         motion = None
-        for frame in video.read_frames(clip, limit=40):
-            image = torch.from_numpy(frame).permute(2, 0, 1)[None].float() / 255
+        for frame in islice(open_source(clip), 40):
+            image = frame.tensor(torch.device("cpu"), torch.float32)
             motion = motion or MotionMask((image.shape[2], image.shape[3]))
             mask = motion(image)
     except video.VideoError as error:

@@ -2,7 +2,8 @@
 
 python -m sbnet.benchmarks.harness.pipelines contours --source vtest.avi --frames 100 --dense-frames 10 -o rows.jsonl
 
-Both runs decode, compute and encode; the dense one is the fastest form at hand, on fewer frames where that takes long.
+Both runs decode, compute and encode (unless --to is empty); the dense one is the fastest form at hand, on fewer frames
+where that takes long.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from sbnet.benchmarks.harness.measure import made_by
 
 
 def run(given: argparse.Namespace, dense: bool) -> Any:
-    """The summary of one run into a film of its own, or numbered pictures."""
+    """The summary of one run into a film of its own, numbered pictures, or a function that drops results."""
     options = {"mode": "dense", "limit": given.dense_frames, "compare": 0}
     if not dense:
         options = {"mode": given.mode, "limit": given.frames, "compare": given.compare, "mask": given.mask}
     with tempfile.TemporaryDirectory() as folder:
-        sink = str(Path(folder) / given.to)
+        sink: Any = str(Path(folder) / given.to) if given.to else lambda result: None
         shared = {"network": given.network, "sink": sink, "device": given.device, "margin": given.margin}
         return sbnet.Pipeline(given.source, **shared, **options).run()
 
@@ -39,7 +40,8 @@ def row(given: argparse.Namespace) -> dict[str, Any]:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     facts = {
         "network": given.network, "source": Path(given.source).name, "mask": given.mask, "mode": own.mode,
-        "title": own.title, "frames": own.frames, "density": own.densities.mean, "ms": own.ms.mean, "fps": own.fps,
+        "to": given.to or None, "title": own.title, "frames": own.frames, "density": own.densities.mean,
+        "ms": own.ms.mean, "fps": own.fps,
         "busy": own.busy, "peak MiB": peak, "dense ms": own.dense_ms.mean if own.dense_ms.count else None,
         "dense form": own.dense_form, "rms error": own.errors.mean if own.errors.count else None,
         "largest error": own.largest,
@@ -51,7 +53,7 @@ def row(given: argparse.Namespace) -> dict[str, Any]:
     if given.dense_frames:
         whole = run(given, dense=True)
         facts |= {"dense fps": whole.fps, "dense frames": whole.frames, "end to end": own.fps / whole.fps}
-        facts["dense busy"] = whole.busy
+        facts |= {"dense busy": whole.busy, "dense mode ms": whole.ms.mean}
     made = {"date": datetime.date.today().isoformat(), "threads": torch.get_num_threads(), "load before": load}
     return {**facts, **made_by(given.device == "cuda"), **made}
 
@@ -67,7 +69,7 @@ def main() -> None:
     parser.add_argument("--frames", type=int)
     parser.add_argument("--compare", type=int, default=0)
     parser.add_argument("--dense-frames", type=int, default=0)
-    parser.add_argument("--to", default="out.mp4")
+    parser.add_argument("--to", default="out.mp4", help="a name in a folder of its own; nothing: no encoding")
     parser.add_argument("-o", "--output", type=Path)
     given = parser.parse_args()
     line = json.dumps(row(given))

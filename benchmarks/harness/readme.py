@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -12,15 +11,7 @@ from sbnet.benchmarks.harness.report import cell
 
 START = "<!-- {}: made by `sbnet bench --docs` from benchmarks/results/; edit harness/readme.py, not this. -->"
 END = "<!-- end -->"
-NETWORKS = {"four 3x3, 64 channels": "four 3x3 layers, 64 channels", "contour_net": "the demo's network"}
-FORMS = {  # sides of recorded rows that run the whole network: what they are
-    "dense": "PyTorch",
-    "PyTorch": "PyTorch",
-    "torch.compile": "torch.compile",
-    "ORT dense": "ONNX Runtime",
-    "ONNX Runtime": "ONNX Runtime",
-    "OpenVINO": "OpenVINO",
-}
+NETWORKS = {"four 3x3, 64 channels": "four 3x3 layers, 64 channels", "contour_net": "the contour network"}
 
 
 def parts(sessions: Iterable[Session]) -> dict[str, str]:
@@ -31,33 +22,19 @@ def parts(sessions: Iterable[Session]) -> dict[str, str]:
     return {"cpu": "\n".join(table for table in map(cpu_table, cpus) if table), "gpu": gpu_table(gpus)}
 
 
-def baseline(rows: list[Row]) -> tuple[str, float]:
-    """The fastest dense form of a network and its time, us: the median over all rows, as it depends on no mask."""
-    times: dict[str, list[float]] = {}
-    for row in rows:
-        for side, us in row["us"].items():
-            if side in FORMS:
-                times.setdefault(FORMS[side], []).append(us)
-    medians = {form: statistics.median(values) for form, values in times.items()}
-    best = min(medians, key=medians.__getitem__)
-    return best, medians[best]
-
-
 def cpu_table(session: Session) -> str:
-    """Nothing of a file that holds other rows only."""
+    """Nothing of a file that holds other rows only. Ratios are the rows' own: both sides of the same rounds."""
     e = session.environment
     head, columns, said = ["active blocks"], [], []
+    rows = [r for r in session.rows if r["name"] == "network" and r["facts"].get("network") in NETWORKS]
     for network, title in NETWORKS.items():
-        rows = [r for r in session.rows if r["group"] == "network" and r["facts"].get("network") == network]
-        masked = {r["facts"]["wanted density"]: r["us"]["masked"] for r in rows if r["name"] == "network"}
-        if not masked:
+        own = sorted((r for r in rows if r["facts"]["network"] == network), key=lambda r: r["facts"]["wanted density"])
+        if not own:
             continue
-        form, dense = baseline(rows)
         head += [title, "x dense"]
-        said.append(f"{title} {cell(dense / 1e3)} ms ({form})")
-        columns.append({density: (us / 1e3, dense / us) for density, us in masked.items()})
-    if not columns:
-        return ""
+        times = [r["us"][r["dense form"]] / 1e3 for r in own]
+        said.append(f"{title} {cell(min(times))} to {cell(max(times))} ms")
+        columns.append({r["facts"]["wanted density"]: (r["us"]["masked"] / 1e3, r["x dense"]) for r in own})
     lines = []
     for density in sorted({d for column in columns for d in column}):
         line = [f"{density:.0%}"]
@@ -65,12 +42,14 @@ def cpu_table(session: Session) -> str:
             ms, ratio = column.get(density, (None, None))
             line += ["", ""] if ms is None else [f"{cell(ms)} ms", f"**{cell(ratio)}x**"]
         lines.append(line)
-    forms = sorted({FORMS[side] for r in session.rows if r["group"] == "network" for side in r["us"] if side in FORMS})
+    if not lines:
+        return ""
+    forms = sorted({side for r in rows for side in r["us"]} - {"masked"})
     return (
         f"{markdown(head, lines)}\n"
         f"400x704 in blocks of 16x16 chosen at random, float32, {e['threads']} cores of an {e['device']}, torch\n"
-        f"{e['torch']}, {e['date']}. Masked holds everything from the pixel mask on; dense is the faster of\n"
-        f"{', '.join(forms)}, median of all rows: {', '.join(said)}.\n"
+        f"{e['torch']}, {e['date']}. Masked holds everything from the pixel mask on; dense is the fastest of\n"
+        f"{', '.join(forms)}, timed in turn with it:\n{', '.join(said)}.\n"
     )
 
 

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import sbnet
-from sbnet.benchmarks.harness import masks
-from sbnet.benchmarks.harness.layers import Shape, facts, fringe_mask
-from sbnet.benchmarks.harness.registry import Case, Setting, Side, Work, WrongResult, close
+from sbnet.benchmarks.harness.layers import Shape, facts
+from sbnet.benchmarks.harness.masked_layer import Output, channels_last, feature_map, wide
+from sbnet.benchmarks.harness.registry import Case, Setting, Work
 
 # kernel, stride, padding, output padding
 WINDOWS = ((2, 2, 0, 0), (4, 2, 1, 0), (3, 2, 1, 1))
@@ -39,49 +39,28 @@ def cases(setting: Setting) -> Iterator[Case]:
 
 
 def work(setting: Setting, shape: Shape, filters: int, kernel: int, options: dict[str, Any], density: float) -> Work:
-    n, h, w, c = shape
-    place: dict[str, Any] = {"device": setting.device, "dtype": setting.dtype}
-    x = torch.randn(n, c, h, w, **place).contiguous(memory_format=torch.channels_last)
-    weight = (torch.randn(c, filters, kernel, kernel, **place) / (c * kernel) ** 0.5).contiguous(
-        memory_format=torch.channels_last
-    )
-    bias = torch.randn(filters, **place)
-    size = sbnet.conv_transpose_output_size((h, w), kernel, **options)
-    grid = sbnet.BlockGrid.cover(size, 16)
-    count = max(1, round(n * grid.bcount[0] * grid.bcount[1] * density))
-    active = masks.random_active((n, *size), grid, count, setting.device)
-    inside = active.pixel_mask(size)
-    fringe = sbnet.fringe(active, active, size, 3, 1, 1)  # for a 3x3 layer that reads the output
-    edge = fringe_mask(fringe, inside)
-    out = x.new_empty(n, *size, filters).permute(0, 3, 1, 2).fill_(torch.nan)
+    x, c = feature_map(setting, shape), shape[3]
+    weight = channels_last(setting, c, filters, kernel, kernel) / (c * kernel) ** 0.5
+    bias = torch.randn(filters, device=setting.device, dtype=setting.dtype)
+    out = Output(x, sbnet.conv_transpose_output_size(shape[1:3], kernel, **options), filters, density)
 
     def dense(dtype: torch.dtype = setting.dtype) -> Tensor:
         return F.conv_transpose2d(x.to(dtype), weight.to(dtype), bias.to(dtype), **options).relu_()
 
-    torchs, exact = dense(), dense(torch.float64 if setting.dtype == torch.float32 else torch.float32)
+    def ours() -> None:
+        sbnet.sparse_conv_transpose2d_(
+            x, weight, bias, out.active, out.memory, activation="relu", fringe=out.fringe, **options
+        )
 
-    def ours() -> Tensor:
-        sbnet.sparse_conv_transpose2d_(x, weight, bias, active, out, activation="relu", fringe=fringe, **options)
-        return out
-
-    def check(side: str, got: Tensor) -> float:
-        if not side.startswith("sparse"):
-            return close(got, torchs, exact, None)
-        if not bool((got.isnan() | inside | edge).all()) or bool(torch.where(edge, got, 0).any()):
-            raise WrongResult("pixels outside of the active blocks are not as they should be")
-        return close(got, torchs, exact, inside)
-
-    pixels = float(inside.sum())
-    taps = kernel * kernel / options["stride"] ** 2  # of an output, in the middle of the plane
-    moved = pixels * filters + pixels / options["stride"] ** 2 * c + float(edge.sum()) * filters + weight.numel()
-    notes = {"density": int(active.count) / active.capacity, "blocks": int(active.count)}
-    if setting.cuda:
-        notes["wanted"] = WANTED.get(density, 0.0)
-    return Work(
-        {"sparse_conv_transpose2d_": Side(ours, "ours"), "F.conv_transpose2d": Side(dense)},
-        check,
-        2 * pixels * filters * c * taps,
-        moved * x.element_size(),
-        setting.dtype,
-        notes,
+    phases = options["stride"] ** 2
+    taps = kernel * kernel / phases  # of an output, in the middle of the plane
+    return out.work(
+        "sparse_conv_transpose2d_",
+        ours,
+        "F.conv_transpose2d",
+        dense,
+        dense(wide(x.dtype)),
+        out.pixels * filters + out.pixels / phases * c + weight.numel(),
+        2 * out.pixels * filters * c * taps,
+        **({"wanted": WANTED.get(density, 0.0)} if setting.cuda else {}),
     )

@@ -8,12 +8,11 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 import sbnet
-from sbnet.benchmarks.harness import masks
-from sbnet.benchmarks.harness.layers import Shape, facts, fringe_mask
-from sbnet.benchmarks.harness.registry import Case, Setting, Side, Work, WrongResult, close
+from sbnet.benchmarks.harness.layers import Shape, facts
+from sbnet.benchmarks.harness.masked_layer import Output, feature_map, wide
+from sbnet.benchmarks.harness.registry import Case, Setting, Work
 
 # name: the program, whose a is a gate and b a feature map; the same in PyTorch
 PROGRAMS = {
@@ -37,45 +36,16 @@ def cases(setting: Setting) -> Iterator[Case]:
 
 
 def pointwise(setting: Setting, shape: Shape, name: str, density: float) -> Work:
-    n, h, w, c = shape
     program, function = PROGRAMS[name]
-    x, b = (
-        torch.randn(n, c, h, w, device=setting.device, dtype=setting.dtype).contiguous(
-            memory_format=torch.channels_last
-        )
-        for _ in range(2)
-    )
-    a = torch.rand(n, c, 1, 1, device=setting.device, dtype=setting.dtype)
-    grid = sbnet.BlockGrid.cover((h, w), 16)
-    count = max(1, round(n * grid.bcount[0] * grid.bcount[1] * density))
-    active = masks.random_active((n, h, w), grid, count, setting.device)
-    inside = active.pixel_mask((h, w))
-    fringe = sbnet.fringe(active, active, (h, w), 3, 1, 1)  # for a 3x3 layer that reads the output
-    edge = fringe_mask(fringe, inside)
-    out = torch.full_like(x, torch.nan)
-    wide = torch.float64 if setting.dtype == torch.float32 else torch.float32
-
-    def dense() -> Tensor:
-        return function(x, a, b)
-
-    torchs, exact = dense(), function(x.to(wide), a.to(wide), b.to(wide))
-
-    def ours() -> Tensor:
-        sbnet.sparse_pointwise_(x, active, program, a, b, out=out, fringe=fringe)
-        return out
-
-    def check(side: str, got: Tensor) -> float:
-        if not side.startswith("sparse"):
-            return close(got, torchs, exact, None)
-        if not bool((got.isnan() | inside | edge).all()) or bool(torch.where(edge, got, 0).any()):
-            raise WrongResult("pixels outside of the active blocks are not as they should be")
-        return close(got, torchs, exact, inside)
-
+    x, b = feature_map(setting, shape), feature_map(setting, shape)
+    a = torch.rand(shape[0], shape[3], 1, 1, device=setting.device, dtype=setting.dtype)
+    out = Output(x, shape[1:3], shape[3], density)
     maps = 3 if name == "gate" else 2  # that are read and written
-    return Work(
-        {"sparse_pointwise_": Side(ours, "ours"), "PyTorch": Side(dense)},
-        check,
-        bytes=(maps * float(inside.sum()) + float(edge.sum())) * c * x.element_size(),
-        dtype=setting.dtype,
-        notes={"density": int(active.count) / active.capacity, "blocks": int(active.count)},
+    return out.work(
+        "sparse_pointwise_",
+        lambda: sbnet.sparse_pointwise_(x, out.active, program, a, b, out=out.memory, fringe=out.fringe),
+        "PyTorch",
+        lambda: function(x, a, b),
+        function(*(t.to(wide(t.dtype)) for t in (x, a, b))),
+        maps * out.pixels * shape[3],
     )

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import sbnet
-from sbnet.benchmarks.harness import masks
-from sbnet.benchmarks.harness.layers import Shape, facts, fringe_mask
-from sbnet.benchmarks.harness.registry import Case, Setting, Side, Work, WrongResult, close, same
+from sbnet.benchmarks.harness.layers import Shape, facts
+from sbnet.benchmarks.harness.masked_layer import Output, feature_map, wide
+from sbnet.benchmarks.harness.registry import Case, Setting, Work
 
 # kind, kernel, stride, padding: ResNet's, the two halvings, and a blur
 WINDOWS = (("max", 3, 2, 1), ("max", 2, 2, 0), ("avg", 2, 2, 0), ("avg", 3, 1, 1))
@@ -36,40 +36,16 @@ def cases(setting: Setting) -> Iterator[Case]:
 
 
 def pool(setting: Setting, shape: Shape, kind: str, window: tuple[int, int, int], density: float) -> Work:
-    n, h, w, c = shape
-    x = torch.randn(n, c, h, w, device=setting.device, dtype=setting.dtype).contiguous(
-        memory_format=torch.channels_last
-    )
-    size = sbnet.pool_output_size((h, w), *window)
-    grid = sbnet.BlockGrid.cover(size, 16 // window[1])
-    count = max(1, round(n * grid.bcount[0] * grid.bcount[1] * density))
-    active = masks.random_active((n, *size), grid, count, setting.device)
-    inside = active.pixel_mask(size)
-    fringe = sbnet.fringe(active, active, size, 3, 1, 1)
-    edge = fringe_mask(fringe, inside)
-    out = x.new_empty(n, *size, c).permute(0, 3, 1, 2).fill_(torch.nan)
+    x, size = feature_map(setting, shape), shape[1:3]
+    out = Output(x, sbnet.pool_output_size(size, *window), shape[3], density, 16 // window[1])
     dense, sparse_ = getattr(F, f"{kind}_pool2d"), getattr(sbnet, f"sparse_{kind}_pool2d_")
-    torchs = dense(x, *window)
-    exact = dense(x.to(torch.float64 if setting.dtype == torch.float32 else torch.float32), *window)
-
-    def ours() -> Tensor:
-        sparse_(x, active, out, *window, fringe=fringe)
-        return out
-
-    def check(side: str, got: Tensor) -> float:
-        where = None
-        if side.startswith("sparse"):
-            where = inside
-            if not bool((got.isnan() | inside | edge).all()) or bool(torch.where(edge, got, 0).any()):
-                raise WrongResult("pixels outside of the active blocks are not as they should be")
-        return same(got, exact.to(got.dtype), where) if kind == "max" else close(got, torchs, exact, where)
-
-    return Work(
-        {f"sparse_{kind}_pool2d_": Side(ours, "ours"), f"F.{kind}_pool2d": Side(lambda: dense(x, *window))},
-        check,
-        bytes=(float(inside.sum() + edge.sum()) + pixels_read(inside, (h, w), *window)) * c * x.element_size(),
-        dtype=setting.dtype,
-        notes={"density": int(active.count) / active.capacity, "blocks": int(active.count)},
+    return out.work(
+        f"sparse_{kind}_pool2d_",
+        lambda: sparse_(x, out.active, out.memory, *window, fringe=out.fringe),
+        f"F.{kind}_pool2d",
+        lambda: dense(x, *window),
+        None if kind == "max" else dense(x.to(wide(x.dtype)), *window),
+        (out.pixels + pixels_read(out.inside, size, *window)) * shape[3],
     )
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import sbnet
-from sbnet.benchmarks.harness import masks
-from sbnet.benchmarks.harness.layers import Shape, facts, fringe_mask
-from sbnet.benchmarks.harness.registry import Case, Setting, Side, Work, WrongResult, close, same
+from sbnet.benchmarks.harness.layers import Shape, facts
+from sbnet.benchmarks.harness.masked_layer import Output, feature_map, wide
+from sbnet.benchmarks.harness.registry import Case, Setting, Work
 
 
 def cases(setting: Setting) -> Iterator[Case]:
@@ -29,42 +28,18 @@ def cases(setting: Setting) -> Iterator[Case]:
 
 
 def resize(setting: Setting, shape: Shape, mode: str, density: float) -> Work:
-    n, h, w, c = shape
-    x = torch.randn(n, c, h, w, device=setting.device, dtype=setting.dtype).contiguous(
-        memory_format=torch.channels_last
-    )
-    size = sbnet.resize_output_size((h, w), 2)
-    grid = sbnet.BlockGrid.cover(size, 16)
-    count = max(1, round(n * grid.bcount[0] * grid.bcount[1] * density))
-    active = masks.random_active((n, *size), grid, count, setting.device)
-    inside = active.pixel_mask(size)
-    fringe = sbnet.fringe(active, active, size, 3, 1, 1)  # for a 3x3 layer that reads the output
-    edge = fringe_mask(fringe, inside)
-    out = x.new_empty(n, *size, c).permute(0, 3, 1, 2).fill_(torch.nan)
+    x = feature_map(setting, shape)
+    out = Output(x, sbnet.resize_output_size(shape[1:3], 2), shape[3], density)
 
     def dense(x: Tensor = x) -> Tensor:
         return F.interpolate(x, scale_factor=2, mode=mode)
 
-    torchs, exact = dense(), dense(x.to(torch.float64 if setting.dtype == torch.float32 else torch.float32))
-
-    def ours() -> Tensor:
-        sbnet.sparse_resize2d_(x, active, out, scale_factor=2, mode=mode, fringe=fringe)
-        return out
-
-    def check(side: str, got: Tensor) -> float:
-        where = None
-        if side.startswith("sparse"):
-            where = inside
-            if not bool((got.isnan() | inside | edge).all()) or bool(torch.where(edge, got, 0).any()):
-                raise WrongResult("pixels outside of the active blocks are not as they should be")
-        return same(got, torchs, where) if mode == "nearest" else close(got, torchs, exact, where)
-
-    # Blocks of the output lie over a quarter of their pixels of x; a bilinear or bicubic one reads beside them, too.
-    moved = float(inside.sum()) * 1.25 + float(edge.sum())
-    return Work(
-        {"sparse_resize2d_": Side(ours, "ours"), "F.interpolate": Side(dense)},
-        check,
-        bytes=moved * c * x.element_size(),
-        dtype=setting.dtype,
-        notes={"density": int(active.count) / active.capacity, "blocks": int(active.count)},
+    return out.work(
+        "sparse_resize2d_",
+        lambda: sbnet.sparse_resize2d_(x, out.active, out.memory, scale_factor=2, mode=mode, fringe=out.fringe),
+        "F.interpolate",
+        dense,
+        None if mode == "nearest" else dense(x.to(wide(x.dtype))),
+        # Blocks of the output lie over a quarter of their pixels of x; bilinear and bicubic ones read beside them, too.
+        out.pixels * 1.25 * shape[3],
     )

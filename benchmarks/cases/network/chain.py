@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from sbnet.benchmarks.harness import dense, masks
 from sbnet.benchmarks.harness.registry import Case, Setting, Side, Work, WrongResult, close, short
-from sbnet.engine import DenseConvNet, MaskedConvNet, compare
-from sbnet.engine.chain import MaskedChain
+from sbnet.engine import MaskedConvNet, compare
 from sbnet.models import contour_net
 
 
@@ -51,18 +50,18 @@ def chain(setting: Setting, build: Callable[[], nn.Sequential], shape: tuple[int
         if side != "masked":
             own = copy.deepcopy(net).to(device, dtype)  # PyTorch's own run, then the same parameters in float64
             return close(got, own(x), own.double()(x.double()))
-        agreement = compare(got, net, x, masked.active)
+        agreement = compare(got, net, x, masked.active[0])
         if not agreement.holds:
             raise WrongResult(str(agreement))
         return agreement.error
 
     masked(x, mask)
-    blocks = int(masked.active.count)
-    notes = {"blocks": blocks, "density": blocks / masked.active.capacity}
+    (active,) = masked.active
+    blocks = int(active.count)
+    notes = {"blocks": blocks, "density": blocks / active.capacity}
     sides = {"masked": Side(lambda: masked(x, mask), "ours", "own")}
     if setting.cuda:
-        graph = DenseConvNet(net, size, device=device, dtype=dtype)
-        sides["dense"] = Side(lambda: graph(x), "dense", "own")
+        sides["dense"] = Side(partial(dense.cudnn(net, x).run, x), "dense", "own")
     for name, form in forms.items():
         sides[name] = Side(partial(form.run, form.prepare(x)))
     return Work(sides, check, notes=notes)
@@ -77,7 +76,7 @@ def dense_forms(
     if setting.cuda:
         return net, {}
     compiled = setting.compiled and setting.level == "full"
-    return net, dense.forms(MaskedChain(net).dense(), torch.rand(shape), compiled)
+    return net, dense.forms(net, torch.rand(shape), compiled)
 
 
 # name -> builder, input channels

@@ -1,4 +1,4 @@
-"""SparseResNet-50 without its head: one rectangle of a large frame, and the whole frame.
+"""SparseResNet-50 without its head, on CUDA ResNet-18 too: one rectangle of a large frame, and the whole frame.
 
 A masked call is what `capture` gives: frame and mask copied in, active blocks and fringes of all planes, every layer,
 one CUDA graph. "in place": frame and mask are where the graph reads them.
@@ -17,31 +17,37 @@ from torch import Tensor
 from sbnet.benchmarks.harness import dense, masks, planned
 from sbnet.benchmarks.harness.registry import Case, Setting, Side, Work, short
 from sbnet.benchmarks.harness.timing import host_time
-from sbnet.models import resnet50
+from sbnet.models import resnet18, resnet50
 from sbnet.nn import fold_batch_norm
 
 # Blocks that follow the mask more closely in the coarse planes, where one of 8x8 covers a sixteenth or a quarter of the
 # frame. A CPU computes them nearly as fast; Hopper's kernels want multiples of 8.
 SMALL = (16, 8, 4, 4, 4)
+NETS = {"18": resnet18, "50": resnet50}
 
 
 def cases(setting: Setting) -> Iterator[Case]:
     large = [(1, 1024, 1024), (8, 1024, 1024), (1, 2048, 2048), (8, 2048, 2048)]
     sizes = large if setting.cuda else [(1, 512, 512)]
-    for size in setting.pick([(1, 64, 64)], sizes[:1], sizes):
-        kinds = setting.pick(
-            [("top-left", 0.1)], [("top-left", 0.1)], [("top-left", 0.1), ("centre", 0.1), ("all", 1.0)]
-        )
+    every = [("top-left", 0.1), ("centre", 0.1), ("all", 1.0)]
+    wanted: list[tuple[str, tuple[int, int, int], list[tuple[str, float]]]]
+    wanted = [
+        ("50", size, setting.pick(every[:1], every[:1], every))
+        for size in setting.pick([(1, 64, 64)], sizes[:1], sizes)
+    ]
+    if setting.cuda and setting.level == "full":  # few blocks: one launch's latency after the other
+        wanted += [("50", (1, 1024, 1024), [("top-left", 0.02)]), ("18", (1, 544, 960), [("top-left", 0.05)])]
+    for depth, size, kinds in wanted:
         for kind, density in kinds:
             facts: dict[str, object] = {
-                "of": "SparseResNet-50, no head",
+                "of": f"SparseResNet-{depth}, no head",
                 "size": list(size),
                 "dtype": short(setting.dtype),
             }
             facts |= {"mask": kind, "wanted density": density}
             for blocks in (None,) if setting.cuda or kind == "all" else (None, SMALL):
                 more = {} if blocks is None else {"block": "-".join(map(str, blocks))}
-                run = partial(work, setting, size, kind, density, blocks)
+                run = partial(work, setting, depth, size, kind, density, blocks)
                 yield Case("residual network", "network", facts | more, run)
 
 
@@ -54,10 +60,15 @@ def rectangle(kind: str, size: tuple[int, int, int], density: float, device: str
 
 
 def work(
-    setting: Setting, size: tuple[int, int, int], kind: str, density: float, blocks: tuple[int, ...] | None
+    setting: Setting,
+    depth: str,
+    size: tuple[int, int, int],
+    kind: str,
+    density: float,
+    blocks: tuple[int, ...] | None,
 ) -> Work:
     device, dtype = setting.device, setting.dtype
-    net = resnet50(weights=0, classes=0, **({} if blocks is None else {"blocks": blocks})).eval().to(device)
+    net = NETS[depth](weights=0, classes=0, **({} if blocks is None else {"blocks": blocks})).eval().to(device)
     x = torch.rand(size[0], 3, *size[1:], device=device).to(dtype).contiguous(memory_format=torch.channels_last)
     mask = rectangle(kind, size, density, device)
     run = net.capture(x)
