@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 
 import sbnet
 from sbnet.apps import cli, machine, video, writers
+from sbnet.apps.pipeline import compute, sources
+from support.films import pictures
 from support.helpers import SAFE_PATH
 
 runner = CliRunner()
@@ -43,7 +45,7 @@ def test_run_writes_a_video_and_a_table(clip, tmp_path):
         assert word in " ".join(result.output.split())
     info = video.video_info(target)
     assert (info.height, info.width) == (50, 128)
-    assert len(list(video.read_frames(target))) == 12
+    assert len(pictures(target)) == 12
 
 
 def test_run_writes_pictures_scaled_and_few(clip, tmp_path):
@@ -72,10 +74,8 @@ def test_run_on_the_street_clip(tmp_path):
 
 
 def test_a_wrong_result_fails(clip, tmp_path, monkeypatch):
-    from sbnet.apps import video_job
-
-    true = video_job.compare
-    monkeypatch.setattr(video_job, "compare", lambda result, *rest: true(result + 0.01, *rest))
+    true = compute.compare
+    monkeypatch.setattr(compute, "compare", lambda result, *rest: true(result + 0.01, *rest))
     result = invoke("run", clip, "-o", tmp_path / "o", "--frames", 2, "--device", "cpu")
     assert result.exit_code == 1
     assert "out of tolerance" in result.output
@@ -115,7 +115,7 @@ def test_sound_without_pictures(tmp_path):
 
 
 def test_a_video_without_frames(clip, tmp_path, monkeypatch):
-    monkeypatch.setattr(video, "read_frames", lambda *_: iter(()))
+    monkeypatch.setattr(sources, "_of_film", lambda *_: iter(()))
     result = invoke("run", clip, "-o", tmp_path / "o")
     assert result.exit_code == 1
     assert "has no frames" in result.output
@@ -142,7 +142,7 @@ def test_outputs_that_cannot_be(target, clip, tmp_path):
 @pytest.mark.parametrize(
     "option",
     [("--size", "400"), ("--size", "0x10"), ("--size", "axb"), ("--frames", "0"), ("--block", "0"),
-     ("--device", "tpu"), ("--threshold", "2"), ("--dtype", "int8")],
+     ("--device", "tpu"), ("--compare", "-1"), ("--dtype", "int8")],
     ids="=".join,
 )  # fmt: skip
 def test_bad_options_exit_with_2(option, clip):
@@ -179,7 +179,7 @@ def test_export_and_run_in_onnx_runtime(clip, tmp_path, dtype):
     result = invoke("export", "-o", model, "--size", "50x64", "--block", 8, "--dtype", dtype)
     assert result.exit_code == 0, result.output
     assert model.exists()
-    options = "--device", "cpu", "--block", 8, "--dtype", dtype, "--size", "50x64", "--onnx", model
+    options = "--device", "cpu", "--block", 8, "--dtype", dtype, "--size", "50x64", "--network", model
     result = invoke("run", clip, "-o", tmp_path / "pictures", *options)
     assert result.exit_code == 0, result.output
     assert "2 frames checked" in " ".join(result.output.split())
@@ -190,7 +190,7 @@ def test_onnx_models_that_do_not_fit(clip, tmp_path):
     pytest.importorskip("onnxruntime")
     model = tmp_path / "contours.onnx"
     assert invoke("export", "-o", model, "--size", "50x64", "--block", 8).exit_code == 0
-    run = "run", clip, "-o", tmp_path / "pictures", "--device", "cpu", "--onnx"
+    run = "run", clip, "-o", tmp_path / "pictures", "--device", "cpu", "--network"
     (tmp_path / "no.onnx").write_bytes(b"not a model")
     for arguments, text in (
         ((model, "--size", "48x64"), "48, 64"),
@@ -265,7 +265,7 @@ def test_run_on_a_gpu(clip, tmp_path):
     said = " ".join(result.output.split())
     assert "2 frames checked" in said
     assert torch.cuda.get_device_name() in said
-    assert len(list(video.read_frames(target))) == 12
+    assert len(pictures(target)) == 12
 
 
 def test_a_reader_that_leaves_early():

@@ -8,8 +8,9 @@ import pytest
 from torch import nn
 from typer.testing import CliRunner
 
-from sbnet.apps import cli, video, writers
+from sbnet.apps import cli, writers
 from sbnet.apps.pipeline import Network, PipelineError, films
+from support.films import pictures
 
 pytest.importorskip("av")
 
@@ -75,7 +76,7 @@ def test_two_workers_share_a_folder(tmp_path):
         assert "broken.mp4: not a video" in str(found)
         assert "2 CPU workers" in str(found)
         for k in range(4):
-            assert len(list(video.read_frames(out / f"{k}.mp4"))) == 2 + k
+            assert len(pictures(out / f"{k}.mp4")) == 2 + k
             assert len((out / f"{k}.jsonl").read_text().splitlines()) == 2 + k
 
         (out / "1.mp4").unlink()  # one of the finished is gone

@@ -197,7 +197,10 @@ def test_a_masked_network_is_timed_from_the_mask_on(monkeypatch):
     assert isinstance(chain.four_layers(), nn.Sequential)
 
 
-@pytest.mark.parametrize("words", ["mask_pyramid", "fringe of 3x3", "reduce_mask", "sparse_fill", "gather", "scatter"])
+@pytest.mark.parametrize(
+    "words",
+    ["mask_pyramid", "fringe of 3x3", "fringe of a 3x3", "reduce_mask", "sparse_fill", "gather", "scatter"],
+)
 def test_every_side_of_a_list_or_copy_is_looked_at(words):
     """Whatever a side returns, something else is refused."""
 
@@ -211,3 +214,15 @@ def test_every_side_of_a_list_or_copy_is_looked_at(words):
             work.check(name, got)
             with pytest.raises(WrongResult):
                 work.check(name, pytree.tree_map_only(torch.Tensor, spoilt, got))
+
+
+def test_motion_masks_are_looked_at_and_the_background_they_leave():
+    (case,) = registry.cases(Setting("cpu", "tiny"), ["ops"], "motion_mask")
+    work = case.make()
+    for name, side in work.sides.items():
+        got = side.run()
+        work.check(name, got)  # the background is as before the call, then: that of no call
+        with pytest.raises(WrongResult, match="background"):
+            work.check(name, got)
+        with pytest.raises(WrongResult, match="mask"):
+            work.check(name, ~side.run())

@@ -7,8 +7,11 @@ from torch.utils._pytree import tree_leaves
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
+from typer.testing import CliRunner
+
 import sbnet.export
-from sbnet.apps.pipeline import Network, PipelineError, open_network
+from sbnet.apps import cli
+from sbnet.apps.pipeline import Network, PipelineError, open_network, trained
 from sbnet.apps.pipeline.export import export_network
 from sbnet.masks import Changed, Occupied
 from sbnet.models import SRVGG, BirdsEyeDetector, UpConv7, resnet18
@@ -47,6 +50,18 @@ def same(network: Network, path, size=(48, 64), frames: int = 3) -> None:
 @pytest.mark.parametrize("name", [n if n == "upscale" else pytest.param(n, marks=pytest.mark.slow) for n in SMALL])
 def test_small_networks(name, tmp_path):
     same(SMALL[name](), tmp_path / "net.onnx")
+
+
+def test_the_command_writes_networks_of_run(tmp_path, monkeypatch):
+    monkeypatch.setitem(trained.BUILDERS, "upscale", lambda which="2": SMALL["upscale"]())
+    path = tmp_path / "net.onnx"
+    result = CliRunner().invoke(cli.app, ["export", "upscale:2", "-o", str(path), "--size", "48x64"])
+    assert result.exit_code == 0, result.output
+    session = sbnet.export.session(path, ["CPUExecutionProvider"])
+    assert session.get_inputs()[0].shape == [1, 3, 50, 66]
+    refused = CliRunner().invoke(cli.app, ["export", "upscale:2", "-o", str(path), "--batch", "2"])
+    assert refused.exit_code == 1
+    assert "alone" in refused.output
 
 
 @pytest.mark.slow

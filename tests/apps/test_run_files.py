@@ -1,5 +1,6 @@
 """`sbnet run` and the files that it reads and writes: nothing half done under a name, nothing wrong passed as whole."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -13,7 +14,10 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from sbnet.apps import cli, run, video, video_job, writers
+from sbnet.apps import cli, video, writers
+from sbnet.apps.pipeline import Frame, Pipeline, compute, sources
+from sbnet.benchmarks.harness import dense
+from support.films import pictures
 
 pytest.importorskip("av")
 
@@ -21,7 +25,7 @@ pytest.importorskip("av")
 @pytest.fixture(autouse=True)
 def _quick_dense(monkeypatch):
     """The dense network as PyTorch runs it: its other forms have a test of their own."""
-    monkeypatch.setattr(video_job.dense, "forms", lambda net, x: {"PyTorch": video_job.dense._eager(net, x.dtype)})
+    monkeypatch.setattr(dense, "forms", lambda net, x: {"PyTorch": dense.form_of_torch(net, x.dtype)})
 
 
 def film(path: Path, frames: int = 12, size: tuple[int, int] = (48, 64), **options: str) -> Path:
@@ -54,46 +58,35 @@ def test_a_film_that_was_cut_off_fails_with_the_table_of_its_frames(tmp_path):
     whole = film(tmp_path / "whole.mp4", movflags="faststart")
     cut = tmp_path / "cut.mp4"
     cut.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
-    good = sum(1 for _ in frames_until_the_fault(cut))
+    good = len(pictures(cut))
     assert 1 < good < 12
     result = invoke(cut, "-o", tmp_path / "out.mp4")
     assert result.exit_code == 1
     assert f"ends after {good} of 12 frames: the file is not complete" in said(result)
     assert "speed-up" in said(result)
-    assert len(list(video.read_frames(tmp_path / "out.mp4"))) == good
+    assert len(pictures(tmp_path / "out.mp4")) == good
     assert invoke(cut, "-o", tmp_path / "few.mp4", "--frames", 2).exit_code == 0
 
 
-def frames_until_the_fault(path):
-    frames = video.read_frames(path)
-    while True:
-        try:
-            yield next(frames)
-        except (StopIteration, video.VideoError):
-            return
-
-
 def test_a_film_that_cannot_be_decoded_further(tmp_path, monkeypatch):
-    true = video.read_frames
+    true = sources._decoded
 
     def broken(*arguments):
-        for count, frame in enumerate(true(*arguments)):
-            if count == 3:
-                raise video.VideoError("film.mp4: cannot be decoded after 3 frames (Invalid data)")
-            yield frame
+        yield from itertools.islice(true(*arguments), 3)
+        yield Frame(3, None, "film.mp4, frame 3", fault="Invalid data")
 
-    monkeypatch.setattr(video, "read_frames", broken)
+    monkeypatch.setattr(sources, "_decoded", broken)
     result = invoke(film(tmp_path / "film.mp4"), "-o", tmp_path / "out.mp4")
     assert result.exit_code == 1
-    assert "after 3 frames (Invalid data)" in said(result)
+    assert "film.mp4, frame 3: cannot be read (Invalid data)" in said(result)
     assert "speed-up" in said(result)
     monkeypatch.undo()
-    assert len(list(video.read_frames(tmp_path / "out.mp4"))) == 3
+    assert len(pictures(tmp_path / "out.mp4")) == 3
 
 
 def test_phone_films_stand_upright(tmp_path):
     path = film(tmp_path / "film.mp4")
-    (stored,) = video.read_frames(path, None, 1)
+    stored = pictures(path)[0]
     data = bytearray(path.read_bytes())
     matrix = data.index(b"tkhd") + 4 + 40
     quarter = [0, 1 << 16, 0, -(1 << 16), 0, 0, 48 << 16, 0, 1 << 30]  # a quarter turn clockwise
@@ -101,46 +94,48 @@ def test_phone_films_stand_upright(tmp_path):
     path.write_bytes(data)
     info = video.video_info(path)
     assert (info.height, info.width) == (64, 48)
-    (shown,) = video.read_frames(path, None, 1)
+    shown = pictures(path)[0]
     assert np.array_equal(shown, np.rot90(stored, -1))
-    (scaled,) = video.read_frames(path, (32, 24), 1)
-    assert scaled.shape == (32, 24, 3)
-    assert torch.from_numpy(scaled).shape == (32, 24, 3)
+    assert pictures(path, (32, 24))[0].shape == (32, 24, 3)
+    assert invoke(path, "-o", tmp_path / "out.mp4").exit_code == 0
+    assert pictures(tmp_path / "out.mp4")[0].shape == (64, 96, 3)
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("", "is a folder; expected a video file"), ("none.mp4", "no such file"), ("pipe", "not a regular file")],
+    [("", "expected pictures (.png"), ("none.mp4", "no such file"), ("pipe", "not a regular file")],
 )
 def test_what_is_no_film_is_named_for_what_it_is(name, message, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     assert message in said(invoke(tmp_path / name, "-o", tmp_path / "o"))
 
 
-def test_a_url_is_no_file():
-    assert "is a URL; expected a video file" in said(invoke("https://example.org/film.mp4"))
+def test_a_stream_that_is_not_there():
+    assert "cannot be opened" in said(invoke("http://127.0.0.1:9/film.mp4"))
 
 
 # ---- writing
-def test_an_earlier_film_survives_an_interrupt(tmp_path, monkeypatch):
+@pytest.mark.parametrize("after", [0, 5])
+def test_an_interrupt_leaves_whole_frames_or_the_earlier_film(after, tmp_path, monkeypatch):
     target = tmp_path / "out.mp4"
     target.write_bytes(b"earlier")
-    monkeypatch.setattr(video, "compose", interrupted(after=5, true=video.compose))
-    assert invoke(film(tmp_path / "film.mp4"), "-o", target).exit_code == 130
-    assert target.read_bytes() == b"earlier"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["film.mp4", "out.mp4"]
+    true, calls = compute.Compute.__call__, []
 
-
-def interrupted(after: int, true):
-    calls = []
-
-    def call(*arguments):
+    def interrupted(*arguments):
         calls.append(1)
         if len(calls) > after:
             raise KeyboardInterrupt
         return true(*arguments)
 
-    return call
+    monkeypatch.setattr(compute.Compute, "__call__", interrupted)
+    result = invoke(film(tmp_path / "film.mp4"), "-o", target)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["film.mp4", "out.mp4"]
+    assert result.exit_code == 130
+    if after:
+        assert "ended by Ctrl-C" in said(result)
+        assert len(pictures(target)) == after
+    else:
+        assert target.read_bytes() == b"earlier"
 
 
 FULL_DISK = """
@@ -199,7 +194,7 @@ def test_symbolic_links_are_replaced_not_followed(name, tmp_path):
      ("file", "file is not a folder"), ("file/o", "Not a directory"), ("pipe.mp4", "not a regular file")],
 )  # fmt: skip
 def test_an_output_that_cannot_be_written_is_said_before_the_work(target, message, tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "VideoJob", None)  # no work
+    monkeypatch.setattr(compute, "SparseRun", None)  # no work
     (tmp_path / "file").touch()
     os.mkfifo(tmp_path / "pipe.mp4")
     result = invoke(film(tmp_path / "film.mp4", 2), "-o", tmp_path / target)
@@ -212,43 +207,47 @@ def test_an_output_that_cannot_be_written_is_said_before_the_work(target, messag
 def test_too_little_memory_is_a_line(tmp_path, monkeypatch):
     path = film(tmp_path / "film.mp4")
 
-    def refuse(*_):
+    def refuse(*_, **__):
         raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
 
     with monkeypatch.context() as patch:
-        patch.setattr(video_job, "compare", refuse)
+        patch.setattr(compute, "SparseRun", refuse)
         result = invoke(path, "-o", tmp_path / "out.mp4")
     assert result.exit_code == 1
-    assert said(result).endswith("too little memory for frames of 48x64; expected a smaller --size")
+    assert said(result).endswith("too little memory for frames of 48x64; expected a smaller size")
     assert not (tmp_path / "out.mp4").exists()
-    with monkeypatch.context() as patch:
-        patch.setattr(video_job.VideoJob, "_input", refuse)
-        assert "expected a smaller --size" in said(invoke(path, "-o", tmp_path / "out.mp4"))
-    true, calls = video_job.compare, []
+    true, calls = compute.compare, []
 
     def second(*arguments):
         calls.append(1)
         return true(*arguments) if len(calls) == 1 else refuse()
 
     with monkeypatch.context() as patch:
-        patch.setattr(video_job, "compare", second)
+        patch.setattr(compute, "compare", second)
         result = invoke(path, "-o", tmp_path / "out.mp4")
     assert result.exit_code == 1
     assert "speed-up" in said(result)
-    assert len(list(video.read_frames(tmp_path / "out.mp4"))) == 1
+    assert len(pictures(tmp_path / "out.mp4")) == 1
 
 
 def test_the_bar_says_what_takes_long(tmp_path, monkeypatch):
     said_so = []
-    true = video_job.VideoJob.step
 
-    def step(self, frame):
-        self.told = said_so.append
-        return true(self, frame)
+    def told(name):
+        true = getattr(compute, name)
 
-    monkeypatch.setattr(video_job.VideoJob, "step", step)
-    assert invoke(film(tmp_path / "film.mp4", 3), "-o", tmp_path / "out.mp4").exit_code == 0
-    assert said_so[:3] == ["running", "checking a frame in float64", "running"]
+        def call(*arguments, **options):
+            said_so.append(pipeline.summary.stage)
+            return true(*arguments, **options)
+
+        monkeypatch.setattr(compute, name, call)
+
+    told("SparseRun")
+    told("compare")
+    pipeline = Pipeline(film(tmp_path / "film.mp4", 3), device="cpu")
+    pipeline.run(lambda *_: said_so.append(pipeline.summary.stage))
+    checking = "checking a frame in float64"
+    assert said_so == ["setting up", checking, "running", checking, "running", "running"]
 
 
 def test_a_model_of_ones_own_is_measured_against_itself(tmp_path, monkeypatch):
@@ -263,17 +262,17 @@ def test_a_model_of_ones_own_is_measured_against_itself(tmp_path, monkeypatch):
     names = {"input_names": ["x", "mask"], "output_names": ["y", "block_map"]}
     model = export.to_onnx(MaskedChain(net), inputs, tmp_path / "mine.onnx", **names)
     seen = []
-    true = video_job.dense.forms
-    monkeypatch.setattr(video_job.dense, "forms", lambda own, x: seen.append(own(x)) or true(own, x))
-    result = invoke(film(tmp_path / "film.mp4", 4), "-o", tmp_path / "o", "--onnx", model)
+    true = dense.forms
+    monkeypatch.setattr(dense, "forms", lambda own, x: seen.append((x, own(x))) or true(own, x))
+    result = invoke(film(tmp_path / "film.mp4", 4), "-o", tmp_path / "o", "--network", model)
     assert result.exit_code == 0, said(result)
-    x = torch.zeros(1, 3, 48, 64)
-    torch.testing.assert_close(seen[0], net(x))
+    x, found = seen[0]
+    torch.testing.assert_close(found, net(x))
     from PIL import Image
 
     assert np.asarray(Image.open(tmp_path / "o" / "00003.png")).shape == (48, 128, 3)
     residual = export.to_onnx(Twice(MaskedChain(net)), inputs, tmp_path / "twice.onnx", **names)
-    refused = invoke(tmp_path / "film.mp4", "-o", tmp_path / "o", "--onnx", residual)
+    refused = invoke(tmp_path / "film.mp4", "-o", tmp_path / "o", "--network", residual)
     assert refused.exit_code == 1
     assert "expected a chain of sparse_conv2d from x on, got" in said(refused)
 
@@ -291,8 +290,6 @@ class Twice(nn.Module):
 def test_the_dense_network_runs_in_its_fastest_form(monkeypatch):
     """Halves on a CPU are slow: float32 is among the forms, and the least time wins."""
     monkeypatch.undo()
-    from sbnet.benchmarks.harness import dense
-
     net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(inplace=True), nn.Conv2d(8, 3, 3, padding=1)).eval()
     x = torch.rand(1, 3, 40, 56)
     for dtype in (torch.float32, torch.float16):

@@ -6,92 +6,90 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from typer.testing import CliRunner
 
-from sbnet import BlockGrid
-from sbnet.apps import cli, run, video, video_job
+from sbnet import BlockGrid, Pipeline
+from sbnet.apps import cli, video
+from sbnet.apps.pipeline import Frame, Summary, compute, sources
 from sbnet.benchmarks.harness import dense
 from sbnet.engine.oracle import Agreement
-from sbnet.models import contour_net
 
 SIZE = (24, 40)
 
 
-def table_of(report: video_job.Report) -> dict[str, str]:
+def table_of(summary: Summary) -> dict[str, str]:
     """The closing table: each row's name, and the rest of its line."""
-    order = run.Order(
-        Path("film.mp4"), Path("o"), SIZE, None, 8, 0.08, torch.device("cpu"), torch.float32, None
-    )  # fmt: skip
-    console = Console(width=200)
-    with console.capture() as capture:
-        console.print(run.closing_table(order, report))
-    cells = [[c.strip() for c in line.split("│")[1:-1]] for line in capture.get().splitlines() if "│" in line]
-    return {name: " ".join(rest) for name, *rest in cells}
+    return {name: " ".join(rest).strip() for name, *rest in summary.rows()}
 
 
-def report(**changes) -> video_job.Report:
-    given = {
-        "densities": [0.25, 0.05, 0.15], "masked_ms": [4.0, 1.0, 1.0], "dense_ms": [20.0, 28.0],
-        "checks": [Agreement(1.0, 1.0, 0.0, 0.125)], "dense_form": "a form",
-    }  # fmt: skip
-    return video_job.Report(**{**given, **changes})
+def summary(checks=()) -> Summary:
+    found = Summary("film.mp4", "masked", dense_form="a form", seconds=0.5)
+    for series, numbers in (
+        (found.densities, [0.25, 0.05, 0.15]), (found.ms, [4.0, 1.0, 1.0]), (found.dense_ms, [20.0, 28.0])
+    ):  # fmt: skip
+        for number in numbers:
+            series.add(number)
+    for check in checks:
+        found.check(check)
+    return found
 
 
 def test_the_table_has_means_and_their_ratio():
-    rows = table_of(report())
-    assert rows["frames"].split() == ["3"]
+    rows = table_of(summary())
+    assert rows["frames"] == "3"
     assert rows["mean density"].startswith("15.0% ")
+    assert rows["frames a second"].startswith("6 ")
     assert rows["dense"] == "24 ms mean of 2 frames, a form"
     assert rows["masked"].startswith("2 ms mean of all frames")
-    assert rows["speed-up"].split() == ["12.00x"]
+    assert rows["speed-up"].startswith("12.00x")
 
 
 @pytest.mark.parametrize("worst", [0, 1, 2])
 def test_the_table_has_the_worst_check(worst):
     checks = [Agreement(1.0, 4.0, 0.0, 0.5)] * 3
     checks[worst] = Agreement(3.0, 2.0, 0.0, 0.75)
-    rows = table_of(report(checks=checks))
+    rows = table_of(summary(checks))
     assert rows["largest difference"] == "0.75 from the masked oracle, 3 frames checked"
-    assert rows["rms error"].startswith("1.50x ")
+    assert rows["its rms"].startswith("1.50x ")
 
 
-@pytest.fixture
-def job(monkeypatch) -> tuple[video_job.VideoJob, list[float]]:
-    """A job on a clock of its own: 2 ms a masked frame, 30 ms a dense one, whatever they really take."""
-    monkeypatch.setattr(dense, "forms", lambda net, x: {"PyTorch": dense._eager(net, x.dtype)})
-    job, now = video_job.VideoJob(contour_net(), SIZE, block=8), [0.0]
-    masked, form = job.masked, job._dense
+def test_times_are_milliseconds_of_a_frame(monkeypatch):
+    """On a clock of its own: 2 ms a masked frame, 30 ms a dense one, whatever they really take; making the dense
+    network's input is not its time."""
+    now = [0.0]
+    form = dense.form_of_torch
 
-    class Slow:
-        active = property(lambda _: masked.active)
+    def slow_dense(net, x):
+        own = form(net, x.dtype)
 
-        def __call__(self, x):
-            now[0] += 2e-3
-            return masked(x)
+        def prepare(x):
+            now[0] += 1.0
+            return own.prepare(x)
 
-    def slow_dense(x):
-        now[0] += 30e-3
-        return form.run(x)
+        def run(x):
+            now[0] += 30e-3
+            return own.run(x)
 
-    def prepare(x):
-        now[0] += 1.0  # not of the network
-        return form.prepare(x)
+        return {"slow": dense.Form(prepare, run)}
 
-    job.masked, job._dense = Slow(), dense.Form(prepare, slow_dense)
-    monkeypatch.setattr(video_job.time, "perf_counter", lambda: now[0])
-    return job, now
+    true = compute.Compute._call
 
+    def slow(*arguments):
+        now[0] += 2e-3
+        return true(*arguments)
 
-def test_times_are_milliseconds_of_a_frame(job):
-    job, _ = job
+    monkeypatch.setattr(dense, "forms", slow_dense)
+    monkeypatch.setattr(compute.Compute, "_call", slow)
+    monkeypatch.setattr(compute.time, "perf_counter", lambda: now[0])
     rng = np.random.default_rng(0)
-    for _ in range(11):
-        job.step(rng.integers(0, 255, (*SIZE, 3), np.uint8))
-    assert job.report.masked_ms == pytest.approx([2.0] * 11)
-    assert job.report.dense_ms == pytest.approx([30.0] * 2)  # frames 0 and 10
-    assert job.report.speed_up == pytest.approx(15.0)
-    assert [check.holds for check in job.report.checks] == [True, True]  # frames 0 and 1
+    frames = [rng.integers(0, 255, (*SIZE, 3), np.uint8) for _ in range(11)]
+    found = Pipeline(frames, block=8, device="cpu", compare=10).run()
+    assert found.ms.count == 11
+    assert found.ms.mean == pytest.approx(2.0)
+    assert found.dense_ms.count == 2  # frames 0 and 10
+    assert found.dense_ms.mean == pytest.approx(30.0)
+    assert found.speed_up == pytest.approx(15.0)
+    assert (found.checks, found.holds) == (3, True)  # frames 0, 1 and 10
 
 
 @pytest.fixture
@@ -101,7 +99,7 @@ def film(tmp_path, monkeypatch) -> Path:
     for k, frame in enumerate(frames):
         frame[4:12, 2 * k : 2 * k + 8] = 230
     monkeypatch.setattr(video, "video_info", lambda _: video.VideoInfo(*SIZE, Fraction(10), len(frames)))
-    monkeypatch.setattr(video, "read_frames", lambda *_: iter(frames))
+    monkeypatch.setattr(sources, "_of_film", lambda *_: (Frame(k, frame) for k, frame in enumerate(frames)))
     (tmp_path / "film.mp4").touch()
     return tmp_path / "film.mp4"
 
@@ -124,14 +122,14 @@ def test_run_on_a_gpu_without_pyav(film, dtype):
 
 @pytest.mark.parametrize("wrong", [0, 1, None])
 def test_one_wrong_check_of_several_fails(wrong, film, monkeypatch):
-    monkeypatch.setattr(dense, "forms", lambda net, x: {"PyTorch": dense._eager(net, x.dtype)})
+    monkeypatch.setattr(dense, "forms", lambda net, x: {"PyTorch": dense.form_of_torch(net, x.dtype)})
     checks = []
 
     def compare(*_):
         checks.append(Agreement(3.0 if len(checks) == wrong else 1.0, 1.0, 0.0, 0.0))
         return checks[-1]
 
-    monkeypatch.setattr(video_job, "compare", compare)
+    monkeypatch.setattr(compute, "compare", compare)
     result = invoke(film, "--device", "cpu")
     assert len(checks) == 2, result.output
     assert result.exit_code == (0 if wrong is None else 1), result.output

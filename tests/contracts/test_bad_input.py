@@ -129,7 +129,7 @@ def window(num=1, den=1, lo=0, hi=0, step=1):
         (zeros(1, 16, 24), PLANES, [(0, [(0, 3, 1, -1)])], "padding"),
         (zeros(1, 16, 24), PLANES, [(0, [(0, 3, 2**31, 1)])], "window: expected numbers of 32 bits, got 2147483648"),
         (zeros(1, 16, 24), PLANES, [(0, [(0, 3, 1, 1)] * 65537)], "at most 65536 consumers"),
-        (zeros(1, 16, 24), PLANES * 32769, (), "at most 65536 planes"),
+        (zeros(1, 16, 24), [*PLANES * 32768, PLANES[0]], (), "at most 65536 planes"),
         (zeros(1, 16, 24), PLANES, [(0, [(0, window(num=0))])], "num, den, step: expected at least 1"),
         (zeros(1, 16, 24), PLANES, [(0, [(0, window(den=-1))])], "num, den, step: expected at least 1"),
         (zeros(1, 16, 24), PLANES, [(0, [(0, window(hi=-1))])], "expected lo of at most hi"),

@@ -1,5 +1,6 @@
 """The ops on CUDA: graphs, streams, no host sync, a second device; CPU and CUDA agree."""
 
+import functools
 import time
 
 import pytest
@@ -32,6 +33,7 @@ from support.helpers import (
     random_active,
     tensor,
 )
+from support.op_samples import op_samples
 
 
 @pytest.mark.gpu
@@ -103,7 +105,7 @@ def busy_calls(device="cuda"):
         depthwise, out = tensor((64, 1, 3, 3), dtype, device), torch.empty_like(x)
         bottleneck = [weight[:16, :, :1, :1], weight[:16, :16], weight[:, :16, :1, :1]]
         mask, blocks = torch.rand(2, 50, 88, device=device), tensor((active.capacity, 64, 16, 16), dtype, device)
-        wide = tensor((active.capacity, 64, 18, 18), dtype, device)
+        wide, cells = tensor((active.capacity, 64, 18, 18), dtype, device), torch.empty_like(x[:, :, :3, :5])
         edge = fringe(active, active, (50, 88), 3, 1, 1)
         calls |= {
             f"{name} {dtype}": call
@@ -153,6 +155,12 @@ def busy_calls(device="cuda"):
                 "max pool_": lambda x=x, o=out, e=edge: sparse_max_pool2d_(x, active, o, 3, 1, 1, fringe=e),
                 "average pool": lambda x=x, a=halved: sparse_avg_pool2d(x, a, 2),
                 "average pool_": lambda x=x, o=out, e=edge: sparse_avg_pool2d_(x, active, o, 5, 1, 2, fringe=e),
+                "global pool": lambda x=x: sbnet.sparse_adaptive_avg_pool2d(x, active),
+                "adaptive pool_": lambda x=x, o=cells: sbnet.sparse_adaptive_max_pool2d_(x, active, o),
+                "group norm": lambda x=x: sbnet.sparse_group_norm(x, active, 2),
+                "group norm_": lambda x=x, o=out, e=edge: sbnet.sparse_group_norm_(x, active, o, 1, fringe=e),
+                "layer norm": lambda x=x: sbnet.sparse_layer_norm2d(x, active),
+                "softmax_": lambda x=x, o=out, e=edge: sbnet.sparse_softmax2d_(x, active, o, fringe=e),
                 "rearrange": lambda x=x, a=doubled: sbnet.sparse_rearrange(x, a, up=2),
                 "rearrange_": lambda x=x, o=out, e=edge: sbnet.sparse_rearrange_(
                     x, active, o, groups=2, pad=(1, -1, 0, 0), fringe=e
@@ -169,10 +177,19 @@ def busy_calls(device="cuda"):
     return calls
 
 
+def sample_calls(device="cuda"):
+    """The sample calls of every op."""
+    return {
+        f"{name}, sample {n}": functools.partial(getattr(torch.ops.sbnet, name), *arguments)
+        for name, calls in op_samples(device).items()
+        for n, arguments in enumerate(calls)
+    }
+
+
 @pytest.mark.gpu
 def test_no_op_syncs_the_host():
     """Every call returns while the stream is held busy, and none trips PyTorch's sync detector."""
-    calls = busy_calls()
+    calls = busy_calls() | sample_calls()
     for call in calls.values():  # first calls load modules and fill the allocator's cache
         call()
         call()

@@ -158,6 +158,13 @@ def test_where_one_kernel_pays(monkeypatch, capability, dtype, channels, hidden,
     assert bottleneck.one_kernel(torch.device("cuda"), first, last, (200, 352, block)) == fused
 
 
+@pytest.mark.parametrize(("hidden", "fused"), [(64, True), (96, True), (104, False), (128, False)])
+def test_for_a_device_that_is_not_known_yet(hidden, fused):
+    """An exported model: the blocks that gain whatever the device, and however many tiles there are."""
+    first, last = (SimpleNamespace(dtype=torch.float16, shape=(8, c, 200, 352)) for c in (hidden, 512))
+    assert bottleneck.one_kernel(None, first, last, (200, 352, 8)) == fused
+
+
 def test_elsewhere_than_on_cuda():
     value = SimpleNamespace(dtype=torch.float16, shape=(1, 64, 24, 24))
     assert not bottleneck.one_kernel(torch.device("cpu"), value, value, (24, 24, 8))

@@ -1,14 +1,18 @@
 """The masked runner against the masked contract in plain PyTorch."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 import sbnet
-from sbnet.engine import DenseConvNet, MaskedConvNet, compare, masked_oracle, plane_masks
+from sbnet.benchmarks.harness import dense
+from sbnet.engine import MaskedChain, MaskedConvNet, compare, masked_oracle, plane_masks
 from sbnet.models import resnet18
 
 SIZE = (37, 53)
+GRID = sbnet.BlockGrid.cover(SIZE, 8)
 
 
 def conv(inputs: int, outputs: int, kernel: int = 3, **options) -> nn.Conv2d:
@@ -46,8 +50,8 @@ def test_every_call_keeps_the_masked_contract(name, dtype, batch, device):
     for mask in masks(batch, device):
         x = torch.randn(batch, 3, *SIZE, device=device).to(dtype)
         y = runner(x, mask)
-        active = sbnet.reduce_mask(mask, runner.grid)
-        assert torch.equal(runner.active.block_map, active.block_map)
+        active = sbnet.reduce_mask(mask, GRID)
+        assert torch.equal(runner.active[0].block_map, active.block_map)
         agreement = compare(y, net, x, active)
         assert agreement.holds, agreement
         outside = ~active.pixel_mask(SIZE).expand_as(y)
@@ -65,13 +69,13 @@ def test_the_result_is_the_same_bits_each_time(device):
 
 def test_runners_record_no_gradients(device):
     net = networks()["chain"].eval()
-    masked, dense = MaskedConvNet(net, SIZE, 8, device=device), DenseConvNet(net, SIZE, device=device)
+    masked = MaskedConvNet(net, SIZE, 8, device=device)
     x = torch.randn(1, 3, *SIZE, device=device)
     mask = torch.rand(1, *SIZE, device=device) < 0.01
-    wants = masked(x, mask).clone(), dense(x).clone()
-    for got, want in zip((masked(x.requires_grad_(), mask), dense(x)), wants, strict=True):
-        assert not got.requires_grad
-        assert torch.equal(got, want)
+    want = masked(x, mask).clone()
+    got = masked(x.requires_grad_(), mask)
+    assert not got.requires_grad
+    assert torch.equal(got, want)
 
 
 @pytest.mark.gpu
@@ -79,13 +83,14 @@ def test_a_runner_on_a_device_that_is_not_the_current_one():
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two CUDA devices")
     net = networks()["chain"].eval()
-    masked, dense = MaskedConvNet(net, SIZE, 8, device="cuda:1"), DenseConvNet(net, SIZE, device="cuda:1")
+    masked = MaskedConvNet(net, SIZE, 8, device="cuda:1")
+    whole = dense.cudnn(net, torch.zeros(1, 3, *SIZE, device="cuda:1"))
     for mask in masks(1, "cuda:1"):
         x = torch.randn(1, 3, *SIZE, device="cuda:1")
         assert torch.cuda.current_device() == 0
-        y, whole = masked(x, mask), dense(x)
-        assert compare(y, net, x, sbnet.reduce_mask(mask, masked.grid)).holds
-        torch.testing.assert_close(whole, net.to("cuda:1")(x), rtol=1e-4, atol=1e-5)
+        y, want = masked(x, mask), whole.run(x)
+        assert compare(y, net, x, sbnet.reduce_mask(mask, GRID)).holds
+        torch.testing.assert_close(want, net.to("cuda:1")(x), rtol=1e-4, atol=1e-5)
 
 
 def test_mask_source(device):
@@ -93,16 +98,21 @@ def test_mask_source(device):
     runner = MaskedConvNet(net, SIZE, 8, device=device, mask_source=lambda x: x[:, 0] > 3)
     x = torch.randn(1, 3, *SIZE, device=device)
     y = runner(x)
-    assert compare(y, net, x, sbnet.reduce_mask(x[:, 0] > 3, runner.grid)).holds
+    assert compare(y, net, x, sbnet.reduce_mask(x[:, 0] > 3, GRID)).holds
     with pytest.raises(ValueError, match="mask_source"):
         runner(x, x[:, 0] > 3)
 
 
-def test_dense_runner_is_the_network(device):
-    for net in networks().values():
-        x = torch.randn(1, 3, *SIZE, device=device)
-        want = net.to(device)(x)
-        torch.testing.assert_close(DenseConvNet(net, SIZE, device=device)(x), want, rtol=1e-4, atol=1e-5)
+@pytest.mark.gpu
+def test_the_dense_form_on_cuda_is_the_network():
+    norm = nn.Sequential(conv(3, 4), nn.BatchNorm2d(4), nn.Dropout(), nn.ReLU(), nn.Identity(), conv(4, 4)).eval()
+    for net in (*networks().values(), norm):
+        x = torch.randn(1, 3, *SIZE, device="cuda")
+        want = copy.deepcopy(net).to("cuda")(x)
+        run = dense.cudnn(net, x).run
+        for _ in range(2):
+            torch.testing.assert_close(run(x), want, rtol=1e-4, atol=1e-5)
+        assert not run(x.requires_grad_()).requires_grad
 
 
 def test_normalisations_are_folded_and_dropout_left_out(device):
@@ -122,7 +132,7 @@ def test_normalisations_are_folded_and_dropout_left_out(device):
     x = torch.randn(1, 3, *SIZE, device=device)
     for density in (0.01, 1.0):
         mask = torch.rand(1, *SIZE, device=device) < density
-        assert compare(runner(x, mask), net, x, sbnet.reduce_mask(mask, runner.grid)).holds
+        assert compare(runner(x, mask), net, x, sbnet.reduce_mask(mask, GRID)).holds
     for name, value in net.state_dict().items():
         assert torch.equal(value, before[name])
 
@@ -156,22 +166,24 @@ def test_parameters_are_copied(device):
 )
 def test_networks_that_are_no_chain_are_refused(net, message):
     with pytest.raises(ValueError, match=message):
-        MaskedConvNet(net, SIZE)
+        MaskedChain(net)
 
 
 def test_bad_calls_are_named():
     runner = MaskedConvNet(networks()["one layer"], SIZE)
     x, mask = torch.zeros(1, 3, *SIZE), torch.zeros(1, *SIZE, dtype=torch.bool)
-    with pytest.raises(ValueError, match="x: .*float64"):
+    with pytest.raises(ValueError, match="example: .*float64"):
         runner(x.double(), mask)
-    with pytest.raises(ValueError, match="x: .*36, 53"):
+    with pytest.raises(ValueError, match="mask: .*37, *53"):
         runner(x[:, :, 1:], mask)
     with pytest.raises(ValueError, match="mask: .*36, 53"):
         runner(x, mask[:, 1:])
     with pytest.raises(ValueError, match="mask: .*complex64"):
         runner(x, mask.to(torch.complex64))
-    with pytest.raises(ValueError, match="mask: missing"):
+    with pytest.raises(ValueError, match="1 inputs and a mask"):
         runner(x)
+    with pytest.raises(ValueError, match="at least one nn.Conv2d"):
+        MaskedConvNet(nn.Sequential(nn.ReLU()), SIZE)
 
 
 def test_compare_sees_a_wrong_pixel():
@@ -204,9 +216,11 @@ def test_bad_examples_and_masks_are_named():
             net.capture(bad)
     chain = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1))
     runner = MaskedConvNet(chain, (16, 24), mask_source=lambda x: None)
-    with pytest.raises(TypeError, match="mask: NoneType"):
+    with pytest.raises(TypeError, match="mask: .*NoneType"):
         runner(torch.rand(1, 3, 16, 24))
-    with pytest.raises(TypeError, match="network: NoneType"):
+    with pytest.raises(TypeError, match="net: .*NoneType"):
         MaskedConvNet(None, (16, 24))
+    with pytest.raises(TypeError, match="network: NoneType"):
+        MaskedChain(None)
     with pytest.raises(ValueError, match="activation: 'swish'"):
         sbnet.nn.SparseConv2d(3, 4, 3)(torch.rand(1, 3, 16, 24), activation="swish")

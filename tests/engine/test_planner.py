@@ -66,7 +66,8 @@ def always(monkeypatch):
 
 
 def planned(net: nn.Module) -> list[str]:
-    plan = read_layers(net, net, torch.zeros(1, 3, *SIZE), PLANES)
+    x = torch.zeros(1, 3, *SIZE, dtype=next(net.parameters()).dtype)
+    plan = read_layers(net, net, x, PLANES)
     return [node.kind for node in bottleneck.fuse_bottlenecks(plan, torch.device("cpu")).graph.nodes]
 
 
@@ -85,6 +86,13 @@ def test_a_bottleneck_block_is_seen():
 )  # fmt: skip
 def test_what_is_none(change):
     assert "bottleneck" not in planned(Block(change))
+
+
+def test_biases_of_two_dtypes_stay_apart():
+    net = Block().half()
+    assert planned(net) == ["conv", "bottleneck"]
+    net.b.bias.data = net.b.bias.data.float()
+    assert "bottleneck" not in planned(net)
 
 
 class Crossed(nn.Module):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from sbnet import mask_pyramid
-from sbnet.engine import MaskedConvNet, MaskedRunner
+from sbnet.engine import MaskedConvNet, MaskedRunner, plane_masks
 from sbnet.engine.executor import Lists
 from sbnet.engine.steps import RUN
 from sbnet.models import resnet18
@@ -176,35 +176,40 @@ def test_threads_share_a_runner():
         assert same(run(x, mask), wanted)  # and nothing of the threads stays
 
 
+@pytest.fixture(scope="module")
+def doors():
+    """A network, its runner and a chain; a frame, a mask, and what they give of it."""
+    size = (64, 96)
+    x, plain = torch.randn(1, 3, *size), torch.zeros(1, *size, dtype=torch.bool)
+    plain[0, 3, 5] = plain[0, 40, 70] = True
+    net = resnet18(weights=0, classes=0, blocks=8).eval()
+    run, layers = net.capture(x), nn.Sequential(nn.Conv2d(3, 4, 3, padding=1))
+    chain = MaskedConvNet(layers, size, 8)
+    return x, plain, [(f, f(x, plain).clone()) for f in (net, run, chain)], layers
+
+
 @pytest.mark.parametrize(
     "dtype", [torch.bool, torch.uint8, torch.int64, torch.float16, torch.float32, torch.float64], ids=str
 )
 @pytest.mark.parametrize("axis", [None, 1, 3])
-def test_masks_of_any_kind_go_through_every_door(dtype, axis):
+def test_masks_of_any_kind_go_through_every_door(doors, dtype, axis):
     """Bool, integers, floats; [N,H,W], [N,1,H,W], [N,H,W,1]: what one entry takes the others take, with one meaning."""
-    net = resnet18(weights=0, classes=0, blocks=8).eval()
-    size = (64, 96)
-    x, plain = torch.randn(1, 3, *size), torch.zeros(1, *size, dtype=torch.bool)
-    plain[0, 3, 5] = plain[0, 40, 70] = True
+    x, plain, takers, layers = doors
+    size = plain.shape[1:]
     mask = plain.to(dtype)
     if dtype.is_floating_point:
         mask = torch.where(plain, 0.75, 0.25).to(dtype)
     elif dtype != torch.bool:
         mask = mask * 100
     mask = mask if axis is None else mask.unsqueeze(axis)
-    want = net(x, plain)
-    assert torch.equal(net(x, mask), want)
-    run = net.capture(x)
-    assert torch.equal(run(x, mask).clone(), run(x, plain))
-    chain = MaskedConvNet(nn.Sequential(nn.Conv2d(3, 4, 3, padding=1)), size, 8)
-    assert torch.equal(chain(x, mask).clone(), chain(x, plain))
-    sourced = MaskedConvNet(nn.Sequential(nn.Conv2d(3, 4, 3, padding=1)), size, 8, mask_source=lambda _: mask)
+    for take, want in takers:
+        take(x, ~plain)  # nothing of what was right before is left
+        assert torch.equal(take(x, mask), want)
+    sourced = MaskedConvNet(layers, size, 8, mask_source=lambda _: mask)
     sourced(x)
-    assert torch.equal(sourced.active.block_map, chain.active.block_map)
-    from sbnet.engine import plane_masks
-
     for planes in ([(*size, 8)], [(32, 48, 4)]):
         for got, wanted in zip(plane_masks(mask, planes).values(), plane_masks(plain, planes).values(), strict=True):
             assert torch.equal(got, wanted)
         lists = [mask_pyramid(m, planes).planes[0].block_map for m in (mask, plain)]
         assert torch.equal(*lists)
+    assert torch.equal(sourced.active[0].block_map, mask_pyramid(plain, [(*size, 8)]).planes[0].block_map)

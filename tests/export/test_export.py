@@ -146,6 +146,13 @@ class OneOp(nn.Module):
             case "sparse_avg_pool2d":
                 y = sbnet.sparse_avg_pool2d(x, active, (3, 1), 1, (1, 0), count_include_pad=False)
                 return sbnet.sparse_avg_pool2d(y, active, 3, 1, 1, divisor_override=4)
+            case "sparse_adaptive_pool2d":
+                y = sbnet.sparse_adaptive_avg_pool2d(x, active, (2, 3))
+                return y, sbnet.sparse_adaptive_max_pool2d(x, active, count_inactive=False)
+            case "sparse_norm2d":
+                y = sbnet.sparse_group_norm(x, active, 2, self.bias[:8], self.bias[4:])
+                y = sbnet.sparse_layer_norm2d(y, active, self.bias[:8], None, 1e-3)
+                return y, sbnet.sparse_softmax2d(y, active), sbnet.sparse_instance_norm(x, active)
             case "sparse_pointwise":
                 y = sbnet.sparse_pointwise(x, active, "mul a; add b; mish", self.bias[None, :8, None, None], x)
                 return y, sbnet.sparse_pointwise(y, active, "leaky_relu 0.3; rsub a", x)

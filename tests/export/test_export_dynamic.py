@@ -49,6 +49,36 @@ def test_two_readers_of_a_tensor(device, other, tmp_path):
     assert sum(filled) == (2 if other else 1), filled
     assert ops_of(path).count("fringe") == 2
     session = export.session(path, [PROVIDER[device]])
-    for n, height, width, density in ((2, 32, 40, 0.5), (1, 33, 47, 0.02), (3, 18, 64, 1.0), (2, 32, 40, 0.0)):
+    # After all blocks few: what was there before must not show where a reader's window alone reaches.
+    few = [(2, 32, 40, 1.0), (2, 32, 40, 0.005), (1, 33, 47, 1.0), (1, 33, 47, 0.002)]
+    for n, height, width, density in [(2, 32, 40, 0.5), (3, 18, 64, 1.0), *few * 3, (2, 32, 40, 0.0)]:
         inputs = plane_inputs(device, n=n, height=height, width=width, density=density)
         assert_bitwise(export.run(session, inputs)[0], module(*inputs).detach())
+
+
+class Beside(nn.Module):
+    """A tensor that two 1x1 convolutions read, the second on larger blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(
+            tensor(s) / (s[1] * s[2] * s[3]) ** 0.5 for s in ((8, 8, 3, 3), *[(8, 8, 1, 1)] * 2)
+        )
+
+    def forward(self, x, mask):
+        first, own, other = self.weights
+        active, larger = (sbnet.reduce_mask(mask, BlockGrid.cover(x.shape[2:], block)) for block in (8, 16))
+        y = sbnet.sparse_conv2d(x, first, None, active, padding=1)
+        return sbnet.sparse_conv2d(y, own, None, active), sbnet.sparse_conv2d(y, other, None, larger)
+
+
+def test_a_reader_is_known_by_its_blocks_and_its_window(device, tmp_path):
+    """Both read pixel by pixel: the fringe is of the one whose blocks are others."""
+    module = Beside().to(device)
+    path = export.to_onnx(module, plane_inputs(device), tmp_path / "m.onnx", planes())
+    assert sorted(attributes_of(path, "sparse_conv2d", "zero_outside")) == [0, 1, 1]
+    session = export.session(path, [PROVIDER[device]])
+    for n, height, width, density in [(2, 32, 40, 1.0), (2, 32, 40, 0.002), (1, 33, 47, 1.0), (1, 33, 47, 0.002)] * 2:
+        inputs = plane_inputs(device, n=n, height=height, width=width, density=density)
+        for got, want in zip(export.run(session, inputs), module(*inputs), strict=True):
+            assert_bitwise(got, want.detach())

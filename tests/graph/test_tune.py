@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 
 import pytest
 import torch
 
 import sbnet
+from sbnet.engine.compiled import Compiled
 from sbnet.graph.blocks import predict, tuning_key
 from support.networks import UNet, lively
 
@@ -26,6 +28,14 @@ def test_prediction_follows_the_mask():
     for device, (fine, coarse) in {"cpu": (4, 32), "cuda": (8, 32)}.items():
         assert predict([SIZE], [scattered()], device) == {SIZE: fine}  # single pixels: small blocks
         assert predict([SIZE], [rectangle], device) == {SIZE: coarse}  # a whole number of large ones
+
+
+def test_prediction_counts_pixels_of_the_plane_alone():
+    full = torch.ones(1, 384, 640, dtype=torch.bool)
+    assert predict([(12, 20)], [full], "cpu") == {(12, 20): 32}  # one block, most of it outside: rims alone decide
+    corner = torch.zeros(1, 36, 36, dtype=torch.bool)
+    corner[:, 32:, 32:] = True
+    assert predict([(36, 36)], [corner], "cpu") == {(36, 36): 32}  # 4 x 4 pixels, as a block of 4 would be
 
 
 def test_auto_takes_masks():
@@ -53,8 +63,40 @@ def test_tuning_measures_and_ships(tmp_path, device):
     for block in (found, path, str(path)):
         tuned = sbnet.sparsify(net, x, block=block)
         assert {f"{h}x{w}": list(b) for h, w, b in tuned.planes} == entry["planes"]
-    found["entries"] = {"another device": entry}
-    assert sbnet.sparsify(net, x, block=found).planes == run.planes
+    for other in ("another device", key.replace(f"torch {torch.__version__}", "torch 2.9.0"), f"{key} "):
+        found["entries"] = {other: entry}
+        assert sbnet.sparsify(net, x, block=found).planes == run.planes
+    found["entries"][key] = entry  # tunings of several devices in one file
+    assert {f"{h}x{w}": list(b) for h, w, b in sbnet.sparsify(net, x, block=found).planes} == entry["planes"]
+
+
+def test_a_tuning_for_planes_of_another_size_leaves_the_rest_to_auto():
+    net, x = lively(UNet("nearest")), torch.randn(1, 3, *SIZE)
+    run = sbnet.sparsify(net, x)
+    planes = {"64x96": [32, 16], "7x9": [4, 4]}
+    found = {"format": 1, "entries": {tuning_key(x.device): {"planes": planes}}}
+    assert sbnet.sparsify(net, x, block=found).planes == [(*SIZE, (32, 16)), *run.planes[1:]]
+
+
+def test_what_is_measured_decides(monkeypatch):
+    net, x = lively(UNet("nearest")), torch.randn(1, 3, *SIZE)
+    clock = [0.0]
+
+    class Timed(Compiled):
+        def __call__(self, inputs, mask):
+            found = super().__call__(inputs, mask)
+            # planes of blocks of 8 are fast; 16 instead of 32 is gained by less than noise
+            clock[0] += sum({8: 1.0, 16: 9.95}.get(block[0], 10.0) for _, _, block in self.plan.planes)
+            return found
+
+    module = importlib.import_module("sbnet.engine.tune")
+    monkeypatch.setattr(module, "Compiled", Timed)
+    monkeypatch.setattr(module, "_now", lambda device: clock[0])
+    run, mask = sbnet.sparsify(net, x, block=32), scattered()
+    (entry,) = sbnet.tune(run, [x], [mask], blocks=(16, 8, 4), rounds=1)["entries"].values()
+    assert set(map(tuple, entry["planes"].values())) == {(8, 8)}
+    (entry,) = sbnet.tune(run, [x], [mask], blocks=(16,), rounds=1)["entries"].values()
+    assert set(map(tuple, entry["planes"].values())) == {(32, 32)}
 
 
 def test_what_is_no_tuning(tmp_path):

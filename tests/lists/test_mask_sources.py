@@ -161,6 +161,21 @@ def test_changed_compares_with_what_was_computed():
     assert strict(x).sum() == 1
 
 
+def test_changed_over_boxes_overlooks_noise():
+    """A pixel alone is noise; a change of the mean over the box is none."""
+    mask, x = masks.open_mask("changed:25.5:3"), picture()
+    assert mask(x).all()
+    noisy = x.clone()
+    noisy[0, :, 4, 5] += 0.5  # a mean of 0.06
+    assert not mask(noisy).any()
+    noisy[0, 1, 4, 6] += 0.5  # two: 0.11
+    found = mask(noisy)[0]
+    assert found[3:6, 5:7].any()
+    assert found.sum() == 6  # where both are in the box
+    with pytest.raises(ValueError, match="expected an odd number"):
+        masks.Changed(0.1, smooth=4)
+
+
 def test_masks_from_pictures_and_films(tmp_path):
     image = pytest.importorskip("PIL.Image")
     for k in range(3):

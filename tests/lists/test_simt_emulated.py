@@ -8,9 +8,10 @@ import torch
 
 import sbnet
 from sbnet import BlockGrid, Window, conv_output_size, reference
+from sbnet.ops.masked.norm import norm_whole
 from sbnet.ops.masked.rearrange import rearrange_whole
 from support.emulator import CSRC, TOOLS, emulated_library
-from support.helpers import assert_bitwise, laid_out, poison, random_active, tensor
+from support.helpers import assert_as_accurate_as_torch, assert_bitwise, laid_out, poison, random_active, tensor
 from support.motion import assert_motion, motion_background, motion_frame
 
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3, torch.bool: 4, torch.uint8: 5}
@@ -24,7 +25,7 @@ MAPS = [
 
 @pytest.fixture(scope="session")
 def emulated(tmp_path_factory):
-    masked = [f"masked/{name}" for name in ("fill", "pool", "rearrange")]
+    masked = [f"masked/{name}" for name in ("fill", "pool", "adaptive_pool", "norm", "rearrange")]
     kernels = ["lists/reduce_mask", "lists/fringe", "lists/pyramid", "lists/motion_mask", *masked, "attention/layout"]
     core = ["grid", "layer", "memory", "window", *kernels]
     return emulated_library(
@@ -210,6 +211,53 @@ def test_pool(emulated, seed):
         inside = active.pixel_mask(out).expand_as(y)
         near = {"rtol": 1e-6, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 1e-2, "atol": 1e-3}
         torch.testing.assert_close(y[inside].float(), want[inside], **near)
+        left_alone_but(y, edge, inside)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_adaptive_pool(emulated, seed):
+    rng = random.Random(seed)
+    for dtype, kind in zip(FLOATS * 2, ["avg", "avg", "avg", "max", "max", "max"], strict=True):
+        size, channels = (rng.randint(6, 60), rng.randint(6, 50)), rng.choice([8, 16, 5, 80])
+        x = laid_out(tensor((2, channels, *size), dtype), rng.choice(["contiguous", "channels_last", "channel_slice"]))
+        active = random_active(BlockGrid.cover(size, rng.choice([4, (3, 16)])), 2, rng.choice([0.1, 0.6]))
+        out, count_inactive = rng.choice([(1, 1), (3, 2), (7, 7)]), rng.random() < 0.5
+        y = poison((2, channels, *out), dtype, "cpu", rng.choice(["contiguous", "channels_last"]))
+        run(
+            emulated, "adaptive_pool", seed, x, shape_of(x), y, shape_of(y), DTYPES[dtype], active.block_map,
+            active.grid.numbers(), int(kind == "max"), int(count_inactive),
+        )  # fmt: skip
+        definition = getattr(reference, f"sparse_adaptive_{kind}_pool2d")
+        want = definition(x.double(), active, out, count_inactive=count_inactive)
+        theirs = definition(x.float(), active, out, count_inactive=count_inactive).to(dtype)
+        assert_as_accurate_as_torch(y, theirs, want)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("kind", ["group", "layer", "softmax", "log_softmax"])
+def test_norm(emulated, kind, seed):
+    rng = random.Random(seed)
+    for dtype in FLOATS:
+        size, channels = (rng.randint(6, 40), rng.randint(6, 30)), rng.choice([8, 16, 6, 80])
+        x = laid_out(tensor((2, channels, *size), dtype) + 3, rng.choice(["contiguous", "channels_last"]))
+        active = random_active(BlockGrid.cover(size, rng.choice([4, (3, 8)])), 2, 0.4)
+        edge = reference.fringe(active, active, size, 3, 1, 1)
+        y = poison(x.shape, dtype, "cpu", rng.choice(["contiguous", "channels_last"]))
+        weight, bias = (tensor((channels,), dtype) for _ in range(2)) if "softmax" not in kind else (None, None)
+        groups, eps = (2 if kind == "group" else 1), 1e-5
+        run(
+            emulated, "norm", seed, x, shape_of(x), y, shape_of(y), DTYPES[dtype], weight, bias, active.indices,
+            active.count, active.block_map, ctypes.c_int64(active.capacity), active.grid.numbers(), edge.pixels,
+            edge.count, ctypes.c_int64(len(edge.pixels)),
+            ["group", "layer", "softmax", "log_softmax"].index(kind), groups, ctypes.c_float(eps),
+        )  # fmt: skip
+        inside = active.pixel_mask(size)
+        want, theirs = (
+            norm_whole(*(None if t is None else t.to(d) for t in (x, weight, bias)), inside, kind, groups, eps)
+            for d in (torch.float64, torch.float32)
+        )
+        inside = inside.expand_as(y)
+        assert_as_accurate_as_torch(y[inside], theirs.to(dtype)[inside], want[inside])
         left_alone_but(y, edge, inside)
 
 

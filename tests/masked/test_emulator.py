@@ -40,7 +40,7 @@ class Case(ctypes.Structure):  # as in entry.cpp
 def emulated(tmp_path_factory):
     core = [
         CSRC / f"core/{name}.cpp"
-        for name in ("masked/bottleneck", "masked/conv", "masked/conv_select", "grid", "layer", "memory")
+        for name in ("masked/bottleneck", "masked/conv", "masked/conv_select", "grid", "layer", "memory", "settled")
     ]
     kernels = sorted((CSRC / "cuda/sm90/conv").glob("*.cu"))
     return emulated_library(tmp_path_factory, "conv", kernels, [TOOLS / "entry.cpp", *core])
@@ -258,3 +258,18 @@ def test_all_hopper_kernels_are_emulated():
     stems = {"bottleneck", "conv1x1", "conv1x1_wide", "conv1x1_split", "conv3x3", "conv3x3_stride2", "conv_stem"}
     stems.add("conv_general")
     assert {p.stem for p in (CSRC / "cuda/sm90/conv").glob("*.cu")} == stems
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_few_cells_of_many_channels(emulated, seed):
+    """3x3: two or four CTAs sum a part of the channels each, up to so many cells; beyond, the other code."""
+    rng = random.Random(f"few {seed}")
+    layers = [(128, 64, 12), (128, 128, 16), (256, 64, 12), (512, 64, 8), (512, 128, 16)]
+    for channels, filters, multiprocessors in layers:
+        case = {"channels": channels, "filters": filters, "batch": rng.choice([1, 1, 2]), "block": 8, "stride": 1}
+        case |= {"size": (rng.randint(1, 33), rng.randint(1, 33)), "density": rng.choice([0.0, 0.1, 0.3, 1.0])}
+        more = {"activation": rng.choice(list(ACTIVATIONS)), "residual": rng.random() < 0.5}
+        more |= {"multiprocessors": multiprocessors, "seed": rng.randrange(2**31)}
+        more["dtype"] = rng.choice([torch.float16, torch.bfloat16])
+        torch.manual_seed(more["seed"])
+        assert emulate(emulated, "3x3", kernel=3, padding=1, **more, **case), case

@@ -25,14 +25,17 @@ def build(folder: Path, compiler: str, headers: Path, kernels: list[Path], units
     common = re.sub(r'asm\("(max|min)\.NaN.*\);', r"r = a != a ? a : b != b ? b : \1(a, b);", common)
     (folder / "cuda/common.cuh").write_text('#include "machine.h"\n' + common)
     units = [TOOLS / "runtime.cpp", *units]
-    for source in kernels:
+    for source in (*kernels, *(CSRC / "cuda").rglob("*.cuh")):
         text = source.read_text()
         text, found = re.subn(
             r"extern __shared__ .*shared\[\];", "uint8_t* shared = emulator::self->cta->shared;", text
         )
-        assert found or "extern __shared__" not in text, source
-        units.append(folder / f"{source.stem}.cpp")
-        units[-1].write_text(text)
+        assert "extern __shared__" not in text, source
+        if source in kernels:
+            units.append(folder / f"{source.stem}.cpp")
+            units[-1].write_text(text)
+        elif found:  # found before csrc's own
+            (folder / source.relative_to(CSRC)).write_text(text)
     paths = [f"-I{p}" for p in (folder, TOOLS, CSRC, headers)]
 
     flags = ["-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-w", "-Wno-psabi"]

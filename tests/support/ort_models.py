@@ -138,6 +138,11 @@ def samples(device: str = "cpu") -> dict[str, Node]:
         Node("sparse_gather", [x, *lists], {**grid_attributes(grid), "transpose": 1, "zero_tail": 1}),
         Node("sparse_scatter", [blocks, *lists, x], {**grid_attributes(grid), "add": 1, "atomic": 0, "transpose": 0}),
         Node("sparse_fill", [x, active.block_map], {"bsize": [4, 4], "value": 2.5}),
+        Node(
+            "sparse_adaptive_pool2d",
+            [x, active.block_map],
+            {"bsize": [4, 4], "size": [2, 3], "mode": "avg", "count_inactive": 0},
+        ),
         Node("fringe", [active.block_map, active.block_map], {**maps, "size": [12, 15, 12, 15], "capacity": 40}),
         Node(
             "motion_mask",
@@ -208,6 +213,11 @@ def samples(device: str = "cpu") -> dict[str, Node]:
             "sparse_resize2d",
             [nhwc(tensor((2, 8, 6, 5), torch.float32, device)), *lists, edge.pixels, edge.count, like.clone()],
             {"bsize": [4, 4], "size": [12, 15], "mode": "bilinear", "align_corners": 0, "ratio_h": 0.5, "ratio_w": 0.0},
+        ),
+        Node(
+            "sparse_norm2d",
+            [x, *lists, bias, bias + 1, edge.pixels, edge.count, like.clone()],
+            {"bsize": [4, 4], "mode": "group", "groups": 2, "eps": 1e-3},
         ),
         Node(
             "sparse_rearrange",

@@ -89,6 +89,7 @@ def changed(rng: random.Random) -> Node:
         "sparse_max_pool2d": ((6,), 4),
         "sparse_avg_pool2d": ((6,), 4),
         "sparse_resize2d": ((6,), 4),
+        "sparse_norm2d": ((4, 5, 8), 6),
         "sparse_rearrange": ((6,), 4),
         "sparse_pointwise": ((4, 5, 6, 7, 10), 8),
     }

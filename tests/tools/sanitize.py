@@ -13,7 +13,9 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
+import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.utils._pytree as pytree
@@ -22,11 +24,12 @@ import sbnet
 from sbnet import AttentionLayout, BlockGrid, reference
 from sbnet.ops.masked.rearrange import rearrange_whole
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # tests/
+sys.path.insert(0, str(Path(__file__).parent))  # which `python -P` leaves out
+import sanitize_convs as convs
+from sanitize_convs import some_active
 
-def some_active(size: tuple[int, int, int], grid: BlockGrid, density: float, device: str) -> sbnet.ActiveBlocks:
-    mask = torch.rand(size, device=device) < density
-    mask[0, 0, 0] = True
-    return sbnet.reduce_mask(mask, grid)
+from support.op_samples import op_samples
 
 
 def reduce_mask(device: str) -> None:
@@ -105,95 +108,6 @@ def pyramid(device: str) -> None:
             assert torch.equal(mine, theirs), (dtype, height, width)
 
 
-CONVS = {  # dtype, kernel, stride, groups, channels, block
-    "conv3x3_c64": (torch.float16, 3, 1, 1, 64, 16),
-    "conv3x3_c128": (torch.float16, 3, 1, 1, 128, 16),
-    "conv3x3_squares": (torch.bfloat16, 3, 1, 1, 128, 8),
-    "conv1x1": (torch.bfloat16, 1, 1, 1, 64, 16),
-    "conv1x1_stride2": (torch.float16, 1, 2, 1, 1024, 4),
-    "conv3x3_stride2": (torch.float16, 3, 2, 1, 24, 16),
-    "conv3x3_stride2_squares": (torch.bfloat16, 3, 2, 1, 128, 8),
-    "conv_portable": (torch.float32, 3, 1, 1, 16, 10),
-    "conv_portable_elements": (torch.float32, 3, 1, 1, 17, 10),
-    "conv_grouped": (torch.float16, 3, 1, 8, 32, 16),
-    "conv_depthwise": (torch.float16, 3, 1, 64, 64, 16),
-    "conv_general": (torch.float16, 5, 1, 1, 60, 10),
-    "conv_general_elements": (torch.bfloat16, 5, 2, 1, 3, 16),
-    "conv_general_groups": (torch.float16, 3, 1, 8, 64, 12),
-    "conv_stem": (torch.float16, 7, 2, 1, 3, 16),
-    "conv_stem_cells": (torch.bfloat16, 7, 2, 1, 3, 10),
-}
-
-
-def conv(name: str, device: str) -> None:
-    dtype, kernel, stride, groups, channels, block = CONVS[name]
-    size, filters = (50, 64), channels if groups > 1 else 64
-    x = torch.randn(1, channels, *size, device=device).to(dtype).contiguous(memory_format=torch.channels_last)
-    weight = torch.randn(filters, channels // groups, kernel, kernel, device=device)
-    weight = (weight / (channels * kernel**2 / groups) ** 0.5).to(dtype)
-    geometry = {"stride": stride, "padding": kernel // 2, "groups": groups}
-    pairs = [(v, v) for v in (kernel, stride, kernel // 2, 1)]
-    out = sbnet.conv_output_size(size, *pairs)
-    active = some_active((1, *out), BlockGrid.cover(out, block), 0.005, device)
-    right(name, x, weight, active, **geometry)
-
-
-def right(name: str, x: torch.Tensor, weight: torch.Tensor, active: sbnet.ActiveBlocks, **geometry: int) -> None:
-    got = sbnet.sparse_conv2d(x, weight, None, active, activation="relu", **geometry)
-    with torch.backends.cudnn.flags(enabled=False):  # racecheck finds hazards in cuDNN's kernels
-        want = reference.sparse_conv2d(x.float(), weight.float(), None, active, activation="relu", **geometry)
-    error = float((got.float() - want).norm() / want.norm())
-    assert error < 1e-2, (name, error)
-
-
-def whole_tiles(device: str) -> None:
-    """A tile for each SM: in conv3x3_c128 CTAs share tiles through st.async, where racecheck comes to no end."""
-    sms = torch.cuda.get_device_properties(0).multi_processor_count if device == "cuda" else 2
-    x = torch.randn(1, 128, 16, 16 * sms, device=device).half().contiguous(memory_format=torch.channels_last)
-    weight = (torch.randn(128, 128, 3, 3, device=device) / 34).half()
-    active = some_active((1, 16, 16 * sms), BlockGrid.cover((16, 16 * sms), 16), 1.0, device)
-    right("whole_tiles", x, weight, active, padding=1)
-
-
-def conv1x1_wide(device: str) -> None:
-    """A list with room for many tiles that holds few."""
-    for (channels, filters), block in itertools.product(((128, 1024), (64, 1280), (320, 1024), (512, 896)), (4, 16)):
-        x = torch.randn(1, channels, 136, 160, device=device).half().contiguous(memory_format=torch.channels_last)
-        weight = (torch.randn(filters, channels, 1, 1, device=device) / channels**0.5).half()
-        active = some_active((1, 136, 160), BlockGrid.cover((136, 160), block), 0.001, device)
-        right("conv1x1_wide", x, weight, active)
-
-
-def conv1x1_of_all_blocks(device: str) -> None:
-    """Blocks reach over the plane: taken as one row of pixels, by each of the 1x1 kernels."""
-    wide = ((64, 72, 8), (512, 896, 16), (320, 1024, 4))
-    split = ((1536, 128, 8), (1536, 128, 4), (1536, 1024, 8))  # of the last one a multiprocessor has a single job
-    for channels, filters, block in wide + split:
-        size = (50, 44) if channels == 1536 else (134, 132)
-        x = torch.randn(1, channels, *size, device=device).half().contiguous(memory_format=torch.channels_last)
-        weight = (torch.randn(filters, channels, 1, 1, device=device) / channels**0.5).half()
-        active = some_active((1, *size), BlockGrid.cover(size, block), 1.0, device)
-        right("conv1x1_of_all_blocks", x, weight, active)
-
-
-def conv1x1_split(device: str) -> None:
-    """Jobs of two and four CTAs, and whole ones."""
-    for filters, density, block in ((128, 0.002, 8), (512, 0.02, 8), (640, 1.0, 8), (256, 0.002, 4)):
-        x = torch.randn(1, 1536, 64, 64, device=device).half().contiguous(memory_format=torch.channels_last)
-        weight = (torch.randn(filters, 1536, 1, 1, device=device) / 40).half()
-        active = some_active((1, 64, 64), BlockGrid.cover((64, 64), block), density, device)
-        right("conv1x1_split", x, weight, active)
-
-
-def conv3x3_stride2_of_many_tiles(device: str) -> None:
-    """As conv1x1_wide."""
-    for channels, filters, dtype in ((64, 1088, torch.float16), (136, 1024, torch.bfloat16)):
-        x = torch.randn(1, channels, 150, 160, device=device).to(dtype).contiguous(memory_format=torch.channels_last)
-        weight = (torch.randn(filters, channels, 3, 3, device=device) / (9 * channels) ** 0.5).to(dtype)
-        active = some_active((1, 75, 80), BlockGrid.cover((75, 80), 16), 0.002, device)
-        right("conv3x3_stride2_of_many_tiles", x, weight, active, stride=2, padding=1)
-
-
 def pool(device: str) -> None:
     windows = ((3, 2, 1), (2, 2, 0), (3, 1, 1), (5, 2, 2), (2, 12, 1))
     for dtype, channels, channels_last, (kernel, stride, padding), ceil in itertools.product(
@@ -211,47 +125,6 @@ def pool(device: str) -> None:
             got = torch.zeros_like(want, dtype=dtype, memory_format=torch.preserve_format)
             getattr(sbnet, name + "_")(x, active, got, **window, ceil_mode=ceil, fringe=edge)
             torch.testing.assert_close(got.float(), want, rtol=1e-2, atol=1e-2)
-
-
-def conv_quantized(device: str) -> None:
-    """int8 in whole words of four channels and not, to int8 and float32."""
-    for (channels, filters), (kernel, stride, padding), out_scale in itertools.product(
-        ((64, 70), (5, 3)), ((3, 1, 1), (3, 2, 1), (1, 1, 0)), (None, 0.05)
-    ):
-        options = {"stride": stride, "padding": padding, "out_scale": out_scale}
-        x, weight = (
-            torch.randint(-128, 128, shape, dtype=torch.int8, device=device).contiguous(
-                memory_format=torch.channels_last
-            )
-            for shape in ((1, channels, 13, 18), (filters, channels, kernel, kernel))
-        )
-        scale = torch.rand(filters, device=device) / (100 * channels)
-        out = sbnet.conv_output_size((13, 18), kernel, stride, padding)
-        active = some_active((1, *out), BlockGrid.cover(out, 8), 0.5, device)
-        edge = sbnet.fringe(active, active, out, 3, 1, 1)
-        want = reference.sparse_conv2d_quantized(x.cpu(), weight.cpu(), scale.cpu(), None, active.to("cpu"), **options)
-        got = torch.zeros_like(want, device=device)
-        sbnet.sparse_conv2d_quantized_(x, weight, scale, None, active, got, **options, fringe=edge)
-        torch.testing.assert_close(got.float().cpu(), want.float(), rtol=1e-5, atol=0 if out_scale is None else 1)
-
-
-def conv_transpose(device: str) -> None:
-    """By phases, whose blocks may lie past their plane, and pixel by pixel."""
-    windows = ((2, 2, 0, 0, 8), (4, 2, 1, 0, 16), (3, 2, 1, 1, 8), (3, 3, 1, 0, 8), (1, 2, 0, 0, 8))
-    for dtype, (channels, filters), (kernel, stride, padding, extra, block) in itertools.product(
-        (torch.float16, torch.bfloat16, torch.float32), ((64, 24), (17, 5)), windows
-    ):
-        size, options = (13, 18), {"stride": stride, "padding": padding, "output_padding": extra}
-        x = torch.randn(1, channels, *size, device=device).to(dtype).contiguous(memory_format=torch.channels_last)
-        weight = (torch.randn(channels, filters, kernel, kernel, device=device) / channels**0.5).to(dtype)
-        out = sbnet.conv_transpose_output_size(size, kernel, **options)
-        active = some_active((1, *out), BlockGrid.cover(out, block), 0.5, device)
-        edge = sbnet.fringe(active, active, out, 3, 1, 1)
-        got = torch.zeros(1, filters, *out, device=device, dtype=dtype)
-        sbnet.sparse_conv_transpose2d_(x, weight, None, active, got, **options, fringe=edge)
-        with torch.backends.cudnn.flags(enabled=False):  # racecheck finds hazards in cuDNN's kernels
-            want = reference.sparse_conv_transpose2d(x.float(), weight.float(), None, active, **options)
-        torch.testing.assert_close(got.float(), want, rtol=2e-2, atol=2e-2)
 
 
 def resize(device: str) -> None:
@@ -272,6 +145,40 @@ def resize(device: str) -> None:
         torch.testing.assert_close(
             got.float(), reference.sparse_resize2d(x.float(), active, **how), rtol=2e-2, atol=2e-2
         )
+
+
+def adaptive_pool(device: str) -> None:
+    """Averages and maxima, in words of channels and not, of the whole plane and of windows that overlap."""
+    for dtype, channels, size in itertools.product(
+        (torch.float16, torch.bfloat16, torch.float32), (64, 5, 300), (1, (3, 5))
+    ):
+        x = torch.randn(2, channels, 29, 34, device=device).to(dtype)
+        active = some_active((2, 29, 34), BlockGrid.cover((29, 34), 8), 0.5, device)
+        for given in (x, x.contiguous(memory_format=torch.channels_last)):
+            for kind in ("avg", "max"):
+                got = getattr(sbnet, f"sparse_adaptive_{kind}_pool2d")(given, active, size)
+                want = getattr(reference, f"sparse_adaptive_{kind}_pool2d")(given.float(), active, size)
+                torch.testing.assert_close(got.float(), want, rtol=2e-2, atol=2e-2)
+
+
+def norm(device: str) -> None:
+    """Every normalisation, in words of channels and not."""
+    for dtype, channels in itertools.product((torch.float16, torch.bfloat16, torch.float32), (64, 6, 300)):
+        x = torch.randn(2, channels, 29, 34, device=device).to(dtype)
+        weight, bias = (torch.randn(channels, device=device).to(dtype) for _ in range(2))
+        active = some_active((2, 29, 34), BlockGrid.cover((29, 34), 8), 0.5, device)
+        edge = sbnet.fringe(active, active, (29, 34), 3, 1, 1)
+        for given in (x, x.contiguous(memory_format=torch.channels_last)):
+            for name, arguments in (
+                ("group_norm", (2, weight, bias)),
+                ("layer_norm2d", (weight, None)),
+                ("softmax2d", ()),
+            ):
+                got = torch.zeros_like(given)
+                getattr(sbnet, f"sparse_{name}_")(given, active, got, *arguments, fringe=edge)
+                wide = [t.float() if isinstance(t, torch.Tensor) else t for t in arguments]
+                want = getattr(reference, f"sparse_{name}")(given.float(), active, *wide)
+                torch.testing.assert_close(got.float(), want, rtol=2e-2, atol=2e-2)
 
 
 def rearrange(device: str) -> None:
@@ -301,30 +208,6 @@ def pointwise(device: str) -> None:
             sbnet.sparse_pointwise_(given, active, program, *others, out=got, fringe=edge)
             want = reference.sparse_pointwise(given.float(), active, program, *(t.float() for t in others))
             torch.testing.assert_close(got.float(), want, rtol=2e-2, atol=2e-2)
-
-
-def bottleneck(device: str) -> None:
-    """In one kernel where there is one: blocks of 8 and 16, cut off and whole, few and many; and else as layers."""
-    for dtype, (channels, width), block, density in itertools.product(
-        (torch.float16, torch.bfloat16, torch.float32),
-        ((256, 64), (136, 96), (64, 24), (20, 5)),
-        (8, 16, 5),
-        (0.005, 1.0),
-    ):
-        if dtype == torch.float32 and block != 8:
-            continue  # layers, which have cases of their own
-        size = (50, 44)
-        x = torch.randn(1, channels, *size, device=device).to(dtype).contiguous(memory_format=torch.channels_last)
-        shapes = (width, channels, 1, 1), (width, width, 3, 3), (channels, width, 1, 1)
-        weights = [(torch.randn(s, device=device) / (s[1] * s[2] * s[3]) ** 0.5).to(dtype) for s in shapes]
-        active = some_active((1, *size), BlockGrid.cover(size, block), density, device)
-        edge = sbnet.fringe(active, active, size, 3, 1, 1)
-        got = torch.zeros_like(x)
-        sbnet.sparse_bottleneck2d_(x, weights, None, active, got, fringe=edge)
-        with torch.backends.cudnn.flags(enabled=False):  # racecheck finds hazards in cuDNN's kernels
-            want = reference.sparse_bottleneck2d(x.float(), [w.float() for w in weights], None, active)
-        error = float((got.float() - want).norm() / want.norm())
-        assert error < 1e-2, (dtype, channels, block, density, error)
 
 
 def attention(device: str) -> None:
@@ -408,12 +291,32 @@ def blockconv(device: str) -> None:
             sbnet.sparse_conv2d(x.detach(), weight.detach(), None, active, layout=layout, padding=(1, 1))
 
 
+def samples(device: str) -> None:
+    """The sample calls of every op and their gradients, so that no op is left out; tests compare their results."""
+    for name, calls in op_samples(device).items():
+        for arguments in calls:
+            results = pytree.tree_leaves(getattr(torch.ops.sbnet, name)(*arguments))
+            differentiable = [t for t in results if isinstance(t, torch.Tensor) and t.requires_grad]
+            if differentiable:
+                torch.autograd.backward(differentiable, [torch.ones_like(t) for t in differentiable])
+
+
 def main() -> None:
     lists = (reduce_mask, copies, fringe_and_fill, motion, pyramid)
-    plain = (*lists, pool, conv_quantized, conv_transpose, resize, rearrange, pointwise, bottleneck)
-    tiles = (whole_tiles, conv1x1_wide, conv1x1_of_all_blocks, conv1x1_split, conv3x3_stride2_of_many_tiles)
-    families = {f.__name__: f for f in (*plain, attention, weights, blockconv, *tiles)}
-    families |= {name: functools.partial(conv, name) for name in CONVS}
+    plain = (
+        *lists,
+        pool,
+        adaptive_pool,
+        norm,
+        convs.conv_quantized,
+        convs.conv_transpose,
+        resize,
+        rearrange,
+        pointwise,
+        convs.bottleneck,
+    )
+    families = {f.__name__: f for f in (*plain, attention, weights, blockconv, samples, *convs.TILES)}
+    families |= {name: functools.partial(convs.conv, name) for name in convs.CONVS}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--only", default="", metavar="PREFIX", help=", ".join(families))

@@ -51,3 +51,22 @@ def test_exported_network_runs_in_onnx_runtime(device, tmp_path):
     network = Network().to(device).eval()
     path = sbnet.export.to_onnx(network, inputs(device), tmp_path / "m.onnx")
     same_as_torch(path, network, inputs(device), device)
+
+
+@pytest.mark.parametrize("as_ranges", [True, False])
+def test_compile_with_lists(device, as_ranges):
+    """No layout object: lists of channels as they are, constants of the program; forward and backward."""
+    torch._dynamo.reset()
+    BCK = [(range(8), range(4)), (range(8, 16), range(4, 8))]
+    BCK = BCK if as_ranges else [[list(side) for side in block] for block in BCK]
+
+    def network(x, filters):
+        y = blocksparse_conv(x, filters, BCK, activation="relu", padding=1)
+        return blocksparse_deconv(y, filters, [pair[::-1] for pair in BCK], padding=1)
+
+    x = torch.randn(2, 16, 7, 6, device=device, requires_grad=True)
+    filters = torch.randn(2, 4, 8, 3, 3, device=device, requires_grad=True)
+    got, want = torch.compile(network, fullgraph=True, backend="aot_eager")(x, filters), network(x, filters)
+    torch.testing.assert_close(got, want)
+    for a, b in zip(*(torch.autograd.grad(y.square().sum(), (x, filters)) for y in (got, want)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)

@@ -1,33 +1,11 @@
-"""blocksparse's elementwise ops, norms, LSTM gates and dropout by its names, and the table of where each name went."""
-
-import importlib
-import re
-from pathlib import Path
+"""blocksparse's elementwise ops, norms, LSTM gates and dropout by its names."""
 
 import pytest
 import torch
 
 from sbnet.weights import ew, lstm, norms
-from support.helpers import assert_as_accurate_as_torch, assert_bitwise
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def gradients(f, leaves):
-    y = f(*leaves)
-    y = y if isinstance(y, tuple) else (y,)
-    torch.manual_seed(1)
-    total = sum((t.double() * torch.randn(t.shape, dtype=torch.float64).to(t.device)).sum() for t in y)
-    return [*y, *torch.autograd.grad(total, leaves)]
-
-
-def check(f, want, *tensors):
-    """f against `want`, PyTorch's plain formula, which is its own measure in float64: values and gradients."""
-    leaves = [t.clone().requires_grad_() for t in tensors]
-    wide = [t.double().requires_grad_() for t in tensors]
-    for got, plain, exact in zip(gradients(f, leaves), gradients(want, leaves), gradients(want, wide), strict=True):
-        assert_as_accurate_as_torch(got.detach(), plain.detach(), exact.detach())
-
+from support.formulas import check
+from support.helpers import assert_bitwise
 
 ONE = {
     "negative": lambda x: -x,
@@ -65,8 +43,15 @@ def test_elementwise(device, name):
 def test_bias_relu_and_cwise_linear(device):
     x, a, b = torch.randn(3, 5, 4, 6, device=device), torch.randn(5, device=device), torch.randn(5, device=device)
     wide = (1, 5, 1, 1)
-    check(lambda x, b: ew.bias_relu(x, b, axis=1), lambda x, b: (x + b.view(wide)).clamp(min=0), x, b)
-    check(lambda x, b: ew.bias_relu(x, b, axis=1, relu=False), lambda x, b: x + b.view(wide), x, b)
+    check(lambda x, b: ew.bias_relu(x, b, axis=1, relu=True), lambda x, b: (x + b.view(wide)).clamp(min=0), x, b)
+    check(lambda x, b: ew.bias_relu(x, b, axis=1), lambda x, b: x + b.view(wide), x, b)
+    check(
+        lambda x, b: ew.bias_relu(x, b, axis=1, fast_gelu=True),
+        lambda x, b: (x + b.view(wide)) / (1 + (-1.702 * (x + b.view(wide))).exp()),
+        *(x, b),
+    )
+    with pytest.raises(ValueError, match="expected one of them at most"):
+        ew.bias_relu(x, b, 1, True, True)
     check(ew.cwise_linear, lambda x, a, b: x * a.view(wide) + b.view(wide), x, a, b)
     check(
         lambda x, a, b: ew.cwise_linear(x, a, b, relu=True, bias_first=True),
@@ -92,6 +77,20 @@ def test_filter_tensor(device):
     assert ew.filter_tensor(x, 2.0, 5.0, True, True).tolist() == [2.0, -5.0, 0.0, 0.0, 0.0]
     assert ew.filter_tensor(x, saturate=3.0, zero_nans=True).tolist() == [1.0, -3.0, 3.0, 0.0, -3.0]
     assert_bitwise(ew.filter_tensor(x), x)
+
+
+def test_sparse_relu_and_assign_add(device):
+    x = torch.randn(6, 50, device=device, requires_grad=True)
+    y = ew.sparse_relu(x, 0.5)
+    wide = x.detach().double()
+    cut = wide.mean(-1, keepdim=True) + 0.5 * wide.std(-1, correction=0, keepdim=True)
+    torch.testing.assert_close(y.double(), (wide - cut).clamp(min=0), rtol=1e-5, atol=1e-6)
+    (dx,) = torch.autograd.grad(y.sum(), x)
+    assert_bitwise(dx, (y > 0).float())
+    total = torch.ones(3, device=device)
+    assert ew.assign_add(total, total * 2) is total
+    assert total.tolist() == [3.0] * 3
+    assert_bitwise(ew.scale_tensor(total, 2.0), total * 2)
 
 
 def test_float_cast(device):
@@ -202,28 +201,3 @@ def test_batch_norm(device):
     check(ours, inference, x, g, b, m, v)
     with pytest.raises(ValueError, match="batch_norm: m: expected"):
         norms.batch_norm_inference(x, g, b, m[:3], v)
-
-
-def test_where_each_name_went():
-    """Every name in the table of docs/weights.md can be imported from where it says."""
-    text = (ROOT / "docs/weights.md").read_text().split("## Coming from", 1)[1]
-    rows = [row for row in re.findall(r"^\| (.+?) \| (.+?) \|$", text, re.M) if row != ("name", "here")]
-    assert len(rows) > 20
-    for names, home in rows:
-        targets = re.findall(r"`((?:sbnet|torch)[\w.]*)`", home)
-        assert targets or home.startswith("none"), names
-        for target in targets:
-            module, found = target.split("."), None
-            for cut in range(len(module), 0, -1):
-                try:
-                    found = importlib.import_module(".".join(module[:cut]))
-                except ModuleNotFoundError:
-                    continue
-                for part in module[cut:]:
-                    found = getattr(found, part)
-                break
-            assert found is not None, target
-        if targets and targets[0].rsplit(".", 1)[-1] in ("ew", "norms", "lstm"):
-            home_module = importlib.import_module(targets[0])
-            for name in re.findall(r"`(\w+)`", names):
-                assert callable(getattr(home_module, name)), name

@@ -6,7 +6,9 @@
 #include "core/lists/motion_mask.h"
 #include "core/lists/pyramid.h"
 #include "core/lists/reduce_mask.h"
+#include "core/masked/adaptive_pool.h"
 #include "core/masked/fill.h"
+#include "core/masked/norm.h"
 #include "core/masked/pool.h"
 #include "core/masked/rearrange.h"
 #include "cuda/common.cuh"
@@ -132,6 +134,33 @@ EMULATED emulate_pool(void* x, const int64_t* x_sizes, void* y, const int64_t* y
   }
   p.ceil_mode = options[9], p.count_include_pad = options[10];
   return told(sbnet_sparse_pool2d_cuda(&p, nullptr), message, room);
+}
+
+EMULATED emulate_adaptive_pool(void* x, const int64_t* x_sizes, void* y, const int64_t* y_sizes, int32_t dtype,
+                               const int32_t* block_map, const int32_t* grid, int32_t kind, int32_t count_inactive,
+                               char* message, int64_t room) {
+  using namespace sbnet;
+  const AdaptivePoolParams p = {static_cast<AdaptivePoolKind>(kind), view_of(x, x_sizes, dtype),
+                                view_of(y, y_sizes, dtype),          block_map,
+                                grid_of(grid),                       count_inactive != 0};
+  std::vector<uint4> workspace(sbnet_sparse_adaptive_pool2d_workspace_bytes(&p) / 16 + 1);
+  return told(sbnet_sparse_adaptive_pool2d_cuda(&p, workspace.data(), nullptr), message, room);
+}
+
+EMULATED emulate_norm(void* x, const int64_t* x_sizes, void* y, const int64_t* y_sizes, int32_t dtype,
+                      const void* weight, const void* bias, const int32_t* indices, const int32_t* count,
+                      const int32_t* block_map, int64_t capacity, const int32_t* grid, const int32_t* pixels,
+                      const int32_t* pixel_count, int64_t fringe, int32_t kind, int32_t groups, float eps,
+                      char* message, int64_t room) {
+  using namespace sbnet;
+  NormParams p = {};
+  p.kind = static_cast<NormKind>(kind), p.groups = groups, p.eps = eps;
+  p.x = view_of(x, x_sizes, dtype), p.y = view_of(y, y_sizes, dtype);
+  p.active = {indices, count, block_map, capacity, grid_of(grid)};
+  p.fringe = {pixels, pixel_count, fringe};
+  p.weight = weight, p.bias = bias, p.param_dtype = p.x.dtype;
+  std::vector<uint4> workspace(sbnet_sparse_norm2d_workspace_bytes(&p) / 16 + 1);
+  return told(sbnet_sparse_norm2d_cuda(&p, workspace.data(), nullptr), message, room);
 }
 
 EMULATED emulate_rearrange(void* x, const int64_t* x_sizes, void* y, const int64_t* y_sizes, int32_t dtype,

@@ -1,0 +1,173 @@
+"""All of a frame in one CUDA graph; without a GPU, in a stand-in that keeps a graph's rule: a replay writes where the
+capture wrote."""
+
+import numpy as np
+import pytest
+import torch
+import torch.utils._pytree as pytree
+from torch import nn
+
+import sbnet
+from sbnet.apps.pipeline import Frame, Network, PipelineError, Summary, frame_graph
+from sbnet.apps.pipeline.compute import Compute, Settings
+from sbnet.masks import Boxes, Changed, MotionMask
+
+SIZE = (40, 56)
+MASKS = {
+    "motion": lambda: MotionMask(),
+    "composed": lambda: (MotionMask() | Changed(0.2)).dilate(3).hold(2),
+    "changed": lambda: Changed(8 / 255),
+}
+
+
+class Replayed:
+    """What `cuda_graph` gives, on any device."""
+
+    def __init__(self, run):
+        self.run = run
+        self.made = None
+
+    def replay(self):
+        new, old = (pytree.tree_leaves(v) for v in (self.run(), self.made))
+        for given, own in zip(new, old, strict=True):
+            if isinstance(own, torch.Tensor):
+                own.copy_(given)
+
+
+def stand_in(run, device):
+    graph = Replayed(run)
+    for _ in range(3):
+        run()
+    graph.made = pytree.tree_map(lambda v: v.clone() if isinstance(v, torch.Tensor) else v, run())
+    return graph, graph.made
+
+
+def frames(count: int = 6) -> list[Frame]:
+    """A square that moves over noise that does not."""
+    still = np.random.default_rng(3).integers(0, 90, (*SIZE, 3), dtype=np.uint8)
+    found = []
+    for k in range(count):
+        picture = still.copy()
+        picture[6 + 3 * k : 16 + 3 * k, 10:22] = 220
+        found.append(Frame(k, picture))
+    return found
+
+
+def net() -> nn.Module:
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 3, 3, padding=1), nn.Sigmoid()).eval()
+
+
+def network(**options) -> Network:
+    return Network(net(), "net", captured=True, **options)
+
+
+def results(mask, mode, graphed, device="cpu", compare=2, **options):
+    settings = Settings(mode, 8, 2, torch.device(device), torch.float32, compare)
+    summary = Summary("", mode)
+    run = Compute(network(**options), mask, settings, summary)
+    run._graphed = graphed
+    if graphed and device == "cpu":
+        run._inside = None
+    found = []
+    for frame in frames():
+        pinned = frame.raw().pin_memory() if device == "cuda" else frame.raw()
+        result = run(frame, pinned)
+        result.land()
+        found.append((result.picture.copy(), None if result.active is None else result.active.copy()))
+    assert bool(run._graph) == graphed
+    return found, summary
+
+
+@pytest.fixture(autouse=True)
+def _graphs(monkeypatch, request):
+    if "gpu" not in request.keywords:
+        monkeypatch.setattr(frame_graph, "cuda_graph", stand_in)
+
+
+def same(one, two, apart=0):
+    for (a, active), (b, other) in zip(one, two, strict=True):
+        assert a.shape == b.shape
+        assert np.abs(a.astype(int) - b.astype(int)).max() <= apart
+        assert np.array_equal(active, other)
+
+
+@pytest.mark.parametrize("mode", ["masked", "exact", "cached"])
+@pytest.mark.parametrize("name", MASKS)
+def test_one_graph_gives_what_its_steps_give(name, mode):
+    options = {"pad": 4, "prepare": lambda x: 2 * x, "finish": lambda y, frame: (y[:, :, 4:-4, 4:-4], [])}
+    (got, one), (want, two) = (results(MASKS[name](), mode, graphed, **options) for graphed in (True, False))
+    same(got, want)
+    assert 0 < got[-1][1].mean() < 1
+    assert one.errors.count == two.errors.count == 3
+    assert one.largest == pytest.approx(two.largest, abs=1e-6)
+    assert one.dense_ms.count == two.dense_ms.count
+
+
+def test_dense_frames_in_one_graph():
+    got, _ = results(MotionMask(), "dense", True)
+    with torch.no_grad():
+        for frame, (picture, active) in zip(frames(), got, strict=True):
+            wanted = net()(frame.tensor(torch.device("cpu"), torch.float32))[0].movedim(0, 2)
+            assert np.abs((255 * wanted).numpy() - picture).max() <= 0.51
+            assert active is None
+
+
+def test_a_network_that_says_so_has_to_give_a_picture():
+    with pytest.raises(PipelineError, match="expected a picture and no records"):
+        results(MotionMask(), "masked", True, finish=lambda y, frame: (y, [{"box": [0, 0, 1, 1]}]))
+
+
+def test_an_output_that_is_no_picture_goes_step_by_step():
+    """Of a network that says nothing of itself."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    settings = Settings("masked", 8, 0, torch.device("cpu"), torch.float32, 0)
+    run = Compute(Network(model), MotionMask(), settings, Summary("", "masked"))
+    run._graphed, run._inside = True, None
+    (frame,) = frames(1)
+    result = run(frame, frame.raw())
+    assert result.records[0]["class"] in range(4)
+    assert result.active.all()  # the mask has seen no frame before
+    assert run._graph is None
+
+
+def test_frames_of_another_size_get_a_graph_of_their_own():
+    settings = Settings("masked", 8, 0, torch.device("cpu"), torch.float32, 0)
+    run = Compute(network(), Changed(), settings, Summary("", "masked"))
+    run._graphed, run._inside = True, None
+    for size in ((16, 24), (24, 16), (16, 24)):
+        frame = Frame(0, np.full((*size, 3), 90, np.uint8))
+        result = run(frame, frame.raw())
+        result.land()
+        assert result.picture.shape == (*size, 3)
+        assert result.active.all()
+
+
+def test_masks_that_look_beyond_the_frame_stay_outside():
+    settings = Settings("masked", 8, 0, torch.device("cuda"), torch.float32, 0)
+    net_on_cpu = Network("none.onnx", captured=True)
+    for mask, graphed in ((MotionMask(), True), (Boxes([[0, 0, 8, 8]]), False)):
+        assert Compute(net_on_cpu, mask, settings, Summary("", "masked"))._graphed == graphed
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["masked", "exact", "cached", "dense"])
+@pytest.mark.parametrize("name", MASKS)
+def test_one_graph_on_a_gpu(name, mode):
+    got, one = results(MASKS[name](), mode, True, "cuda")
+    want, _ = results(MASKS[name](), mode, False, "cuda")
+    same(got, want, apart=1)
+    assert one.ms.count == 0  # the pipeline's writer adds them
+    pipeline = sbnet.Pipeline([f.pixels for f in frames()], MASKS[name](), network(), mode=mode, device="cuda")
+    summary = pipeline.run()
+    assert summary.frames == 6
+    assert summary.ms.mean > 0
+
+
+@pytest.mark.gpu
+def test_a_frame_is_one_upload_one_replay_one_download():
+    from sbnet.benchmarks.harness.frame_calls import count
+
+    calls = count([f.pixels for f in frames()] * 20, network(), mode="cached", mask=Changed(8 / 255))
+    assert (calls["uploads"], calls["downloads"], calls["replays"], calls["launches"]) == (1, 1, 1, 0)

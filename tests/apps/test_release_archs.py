@@ -1,0 +1,48 @@
+"""The GPUs that a release is built for, and that the kernels compile for the one of them that no test machine has."""
+
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MAKEFILE = ROOT / "Makefile"
+if not MAKEFILE.is_file():
+    pytest.skip("no source tree", allow_module_level=True)
+
+# One of each group, of those that compile in seconds: tensor cores, asynchronous copies, shared memory, warps.
+KERNELS = ("lists/fringe", "masked/fill", "masked/conv_quantized", "attention/forward_mma", "weights/matmul_mma")
+
+
+def test_the_list_names_jetson_orin():
+    (archs,) = re.findall(r"^RELEASE_ARCHS := (.+)$", MAKEFILE.read_text(), re.M)
+    assert "87" in archs.split()
+    assert f'for `"{archs}"` (87: Jetson Orin)' in (ROOT / "CONTRIBUTING.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
+def test_kernels_compile_for_jetson_orin(tmp_path):
+    """Configured as docs/without_pytorch.md says; nothing of Hopper gets into the build."""
+    tools = Path(sysconfig.get_path("scripts"))
+    cmake, ninja = (shutil.which(name, path=f"{tools}:/usr/bin:/usr/local/bin") for name in ("cmake", "ninja"))
+    if not cmake or not ninja:
+        pytest.skip("needs cmake and ninja")
+
+    def run(*command: object) -> str:
+        done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+        return done.stdout
+
+    run(cmake, "-S", ROOT / "csrc", "-B", tmp_path, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}",
+        "-DSBNET_CUDA=1", "-DSBNET_CUDA_ARCHS=87", f"-DPython3_EXECUTABLE={sys.executable}")  # fmt: skip
+    objects = {f"CMakeFiles/sbnet.dir/cuda/{name}.cu.o" for name in KERNELS}
+    listed = run(ninja, "-C", tmp_path, "-t", "targets", "all")
+    assert objects <= {line.split(":")[0] for line in listed.splitlines()}
+    assert "/sm90/" not in listed
+    assert set(re.findall(r"sm_\w+", run(ninja, "-C", tmp_path, "-t", "commands", *objects))) == {"sm_87"}
+    run(cmake, "--build", tmp_path, "--target", *sorted(objects))

@@ -1,0 +1,277 @@
+"""Group, instance and layer norms and softmax on active blocks against float64 of their definition."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import sbnet
+from sbnet import BlockGrid, fringe, reference
+from sbnet.nn import (
+    SparseGroupNorm,
+    SparseInstanceNorm2d,
+    SparseLayerNorm2d,
+    SparsePointwise,
+    SparsePReLU,
+    SparseSoftmax2d,
+)
+from support.helpers import assert_as_accurate_as_torch, assert_bitwise, laid_out, random_active, tensor
+
+FLOATS = [torch.float32, torch.float16, torch.bfloat16]
+# name of the op: how it is called with (weight, bias), and PyTorch's on a whole plane
+NORMS = {
+    "group_norm": (lambda w, b: ((4, w, b, 1e-3), {}), lambda x, w, b: F.group_norm(x, 4, w, b, 1e-3)),
+    "instance_norm": (lambda w, b: ((w, b), {}), lambda x, w, b: F.instance_norm(x, weight=w, bias=b)),
+    "layer_norm2d": (
+        lambda w, b: ((w, b, 1e-6), {}),
+        lambda x, w, b: F.layer_norm(x.permute(0, 2, 3, 1), x.shape[1:2], w, b, 1e-6).permute(0, 3, 1, 2),
+    ),
+    "softmax2d": (lambda w, b: ((), {}), lambda x, w, b: F.softmax(x, 1)),
+    "log_softmax2d": (lambda w, b: ((), {"log": True}), lambda x, w, b: F.log_softmax(x, 1)),
+}
+IN_PLACE = [name for name in NORMS if name != "instance_norm"]
+
+
+def op_of(module, name, suffix=""):
+    return getattr(module, f"sparse_{name.removeprefix('log_')}{suffix}")
+
+
+def make(device, dtype=torch.float32, shape=(2, 24, 19, 26), density=0.4, layout="channels_last", block=4, mean=1.0):
+    x = laid_out((tensor(shape, torch.float32, device) + mean).to(dtype), layout)
+    weight, bias = (tensor(shape[1:2], dtype, device) for _ in range(2))
+    return x, weight, bias, random_active(BlockGrid.cover(shape[2:], block), shape[0], density, device)
+
+
+def check(name, x, weight, bias, active):
+    """Both forms; what is not active is NaN, and read by nobody."""
+    inside = active.pixel_mask(x.shape[2:])
+    dirty = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+    dirty.copy_(torch.where(inside, x, torch.nan))
+    args, more = NORMS[name][0](weight, bias)
+    got = op_of(sbnet, name)(dirty, active, *args, **more)
+
+    def exact(dtype):
+        given = (None if t is None else t.to(dtype) for t in (weight, bias))
+        wide, _ = NORMS[name][0](*given)
+        return op_of(reference, name)(x.to(dtype), active, *wide, **more)
+
+    assert_as_accurate_as_torch(got, exact(torch.float32).to(x.dtype), exact(torch.float64))
+    assert not torch.where(inside, 0, got).any()
+    if name in IN_PLACE:
+        out = torch.full_like(got, torch.nan)
+        assert op_of(sbnet, name, "_")(dirty, active, out, *args, **more) is None
+        assert_bitwise(torch.where(inside, out, 0), got)
+        assert bool(out[~inside.expand_as(out)].isnan().all())
+    return got
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_against_float64(device, name):
+    for dtype in FLOATS:
+        x, weight, bias, active = make(device, dtype)
+        check(name, x, weight, bias, active)
+        check(name, x, None, None, active)
+        check(name, x, weight.float(), bias.float(), active)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channel_slice", "odd_channel_slice", "permuted"])
+@pytest.mark.parametrize("name", NORMS)
+def test_any_memory_channels_and_blocks(device, name, layout):
+    for channels, block in ((4, 4), (20, (3, 16)), (68, 64), (300, 8)):
+        x, weight, bias, active = make(device, torch.float16, (2, channels, 19, 26), layout=layout, block=block)
+        check(name, x, weight, bias, active)
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_a_full_list_is_pytorchs_own(device, name):
+    x, weight, bias, active = make(device, density=1.0)
+    got, dense = check(name, x, weight, bias, active), NORMS[name][1]
+    wide = [t.double() for t in (x, weight, bias)]
+    assert_as_accurate_as_torch(got, dense(x, weight, bias), dense(*wide))
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_an_empty_list_and_images_without_blocks(device, name):
+    x, weight, bias, active = make(device, density=0.0)
+    assert not check(name, x, weight, bias, active).any()
+    one = sbnet.ActiveBlocks.from_indices(torch.tensor([[1, 2, 3]], device=device), active.grid, 2)
+    check(name, x, weight, bias, one)
+
+
+def test_a_mean_far_from_zero(device):
+    """No difference of large sums."""
+    x, weight, bias, active = make(device, shape=(1, 8, 120, 150), mean=1000.0)
+    for name in ("group_norm", "instance_norm", "layer_norm2d"):
+        check(name, x, weight, bias, active)
+
+
+def test_softmax_of_large_infinite_and_nan(device):
+    x, _, _, active = make(device, shape=(1, 24, 8, 8), density=1.0)
+    x *= 100
+    x[0, 3, 0, 0], x[0, :, 0, 1], x[0, 5, 0, 2], x[0, 8:16, 0, 3] = -torch.inf, -torch.inf, torch.nan, -torch.inf
+    for log in (False, True):
+        got = sbnet.sparse_softmax2d(x, active, log=log)
+        want = (F.log_softmax if log else F.softmax)(x.double(), 1)
+        torch.testing.assert_close(got, want.float(), equal_nan=True)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_the_same_bits_on_any_number_of_threads(threads):
+    torch.manual_seed(0)
+    x, weight, bias, active = make("cpu", shape=(1, 16, 100, 120))
+    want = sbnet.sparse_group_norm(x, active, 4, weight, bias)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        assert_bitwise(sbnet.sparse_group_norm(x, active, 4, weight, bias), want)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_the_fringe_is_zeroed_and_the_rest_left(device, name):
+    x, weight, bias, active = make(device)
+    edge = fringe(active, random_active(active.grid, 2, 0.3, device), (19, 26), 3, 1, 1)
+    args, more = NORMS[name][0](weight, bias)
+    got, into = op_of(sbnet, name)(x, active, *args, **more), torch.full_like(x, 7.0)
+    op_of(sbnet, name, "_")(x, active, into, *args, **more, fringe=edge)
+    want = torch.full_like(into, 7.0).permute(0, 2, 3, 1).reshape(-1, 24)
+    want[edge.pixels[: int(edge.count)].long()] = 0
+    assert_bitwise(into, torch.where(active.pixel_mask((19, 26)), got, want.view(2, 19, 26, 24).permute(0, 3, 1, 2)))
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_gradients(device, name):
+    x, weight, bias, active = make(device)
+
+    def grads(module, dtype):
+        leaves = [t.detach().to(dtype).requires_grad_() for t in (x, weight, bias)]
+        args, more = NORMS[name][0](*leaves[1:])
+        y = op_of(module, name)(leaves[0], active, *args, **more)
+        upstream = torch.linspace(-1, 1, y.numel(), device=device, dtype=torch.float64).reshape(y.shape).to(dtype)
+        used = leaves if any(t is leaves[1] for t in args) else leaves[:1]
+        return torch.autograd.grad((y * upstream).sum(), used)
+
+    for got, theirs, exact in zip(
+        grads(sbnet, torch.float32), grads(reference, torch.float32), grads(reference, torch.float64), strict=True
+    ):
+        assert_as_accurate_as_torch(got, theirs, exact)
+
+
+BAD = [
+    ({"num_groups": 5}, "groups: expected a divisor of 24"),
+    ({"num_groups": 0}, "groups: expected a divisor of 24"),
+    ({"num_groups": 1.5}, "num_groups: expected an int"),
+    ({"num_groups": 2**40}, "groups: .* does not fit 32 bits"),
+    ({"eps": -1.0}, "eps: expected at least 0, got -1"),
+    ({"eps": "x"}, "eps: expected a number"),
+    ({"weight": torch.zeros(23)}, "weight: a tensor of 1 dimensions and 23"),
+    ({"bias": torch.zeros(24).half()}, "(weight, bias|bias): dtype: expected"),
+    ({"weight": torch.zeros(24), "bias": torch.zeros(24).half()}, "bias: dtype: expected that of weight, float32"),
+    ({"x": None}, "x: NoneType"),
+    ({"x": torch.zeros(2, 24, 19)}, "x: a tensor of 3 dimensions"),
+    ({"x": torch.zeros(2, 24, 19, 26).double()}, "x: dtype: expected float32, float16 or bfloat16, got float64"),
+    ({"x": torch.zeros(2, 24, 30, 26)}, "active: block grid"),
+    ({"x": torch.zeros(3, 24, 19, 26)}, "active: blocks of 2 images"),
+    ({"active": 3}, "active: int"),
+]
+
+
+@pytest.mark.parametrize(("changes", "pattern"), BAD, ids=[str(k) for k in range(len(BAD))])
+def test_bad_input_names_the_op(device, changes, pattern):
+    x, _, _, active = make(device)
+    moved = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in changes.items()}
+    with pytest.raises((RuntimeError, ValueError, TypeError), match=f"sbnet::sparse_\\w*norm\\w*: ({pattern})"):
+        sbnet.sparse_group_norm(**{"x": x, "active": active, "num_groups": 4, **moved})
+    with pytest.raises(RuntimeError, match="sbnet::sparse_norm2d_: out: shares memory with x"):
+        sbnet.sparse_group_norm_(x, active, x, 4)
+    with pytest.raises(RuntimeError, match="has no gradient"):
+        sbnet.sparse_group_norm_(x.requires_grad_(), active, torch.zeros_like(x), 4)
+
+
+def test_modules(device):
+    x, weight, bias, active = make(device)
+    for module, dense, name, args in (
+        (SparseGroupNorm(4, 24), nn.GroupNorm(4, 24), "group_norm", (4, weight, bias)),
+        (SparseInstanceNorm2d(24, affine=True), nn.InstanceNorm2d(24, affine=True), "instance_norm", (weight, bias)),
+        (SparseLayerNorm2d(24, eps=1e-6), None, "layer_norm2d", (weight, bias, 1e-6)),
+        (SparseSoftmax2d(), nn.Softmax(1), "softmax2d", ()),
+        (SparseSoftmax2d(log=True), nn.LogSoftmax(1), "log_softmax2d", ()),
+    ):
+        for m in filter(None, (module, dense)):
+            m.to(device).requires_grad_(False)
+            if "norm" in name:
+                m.weight.copy_(weight), m.bias.copy_(bias)
+        more = {"log": True} if name.startswith("log") else {}
+        want = op_of(sbnet, name)(x, active, *args, **more)
+        assert_bitwise(module(x, active), want)
+        torch.testing.assert_close(module(x, None), NORMS[name][1](x, weight, bias) if dense is None else dense(x))
+        out = torch.zeros_like(x)
+        module.run_(x, active, out, None)
+        assert_bitwise(out, want)
+    with pytest.raises(ValueError, match="track_running_stats"):
+        SparseInstanceNorm2d(24, track_running_stats=True)
+
+
+def test_modules_of_programs(device):
+    x, _, _, active = make(device)
+    gate, out = torch.rand(2, 24, 1, 1, device=device), torch.zeros_like(x)
+    module = SparsePointwise("sigmoid; mul a; add b")
+    want = sbnet.sparse_pointwise(x, active, "sigmoid; mul a; add b", gate, x)
+    assert_bitwise(module(x, active, gate, x), want)
+    assert_bitwise(module(x, None, gate, x), torch.sigmoid(x) * gate + x)
+    module.run_(x, active, out, None, gate, x)
+    assert_bitwise(out, want)
+    for slopes in (1, 24):
+        prelu = SparsePReLU(slopes, 0.3).to(device).requires_grad_(False)
+        inside, out = active.pixel_mask(x.shape[2:]), torch.zeros_like(x)
+        torch.testing.assert_close(prelu(x, active), torch.where(inside, prelu(x, None), 0))
+        prelu.run_(x, active, out, None)
+        assert_bitwise(out, prelu(x, active))
+
+
+# ---- networks
+
+
+class Norms(nn.Module):
+    """What networks without batch statistics put between convolutions, and a dense prediction's head."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.group = nn.Conv2d(3, 16, 3, 2, 1), nn.GroupNorm(4, 16)
+        self.middle, self.instance = nn.Conv2d(16, 16, 3, padding=1), nn.InstanceNorm2d(16, affine=True)
+        self.layer, self.last = nn.LayerNorm(16, 1e-6), nn.Conv2d(16, 5, 3, padding=1)
+
+    def forward(self, x):
+        x = F.relu(self.group(self.stem(x)))
+        x = F.relu(self.instance(self.middle(x)) + x)
+        x = F.gelu(self.layer(x.permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
+        return F.softmax(self.last(x), 1)
+
+
+@pytest.mark.parametrize("mode", ["masked", "exact", "cached"])
+def test_networks_run_them(device, mode):
+    x, mask = torch.randn(2, 3, 40, 56, device=device), torch.zeros(2, 40, 56, device=device)
+    mask[0, 10:20, 30:40] = 1
+    net = Norms().to(device).eval()
+    with torch.no_grad():
+        for norm in (net.group, net.instance, net.layer):
+            norm.weight.uniform_(0.5, 1.5), norm.bias.uniform_(-1, 1)
+    run = sbnet.sparsify(net, x, block=8, mode=mode)
+    kinds = [node.kind for node in run.plan.graph.nodes]
+    assert kinds.count("norm") == 4, run.plan.graph
+    assert "adaptive_pool" not in kinds
+    with torch.no_grad():
+        dense = net(x)
+    for _ in range(2):
+        torch.testing.assert_close(run(x, torch.ones_like(mask)), dense, rtol=1e-4, atol=1e-5)
+        got = run(x, mask, copy=True)
+        if mode == "masked":
+            from sbnet.graph.oracle import PlaneMasks, masked_oracle
+
+            torch.testing.assert_close(got, masked_oracle(net, [x], PlaneMasks(mask, 8)), rtol=1e-4, atol=1e-5)
+        if mode == "exact":
+            pixels = F.adaptive_max_pool2d(mask[:, None], dense.shape[2:]) > 0
+            torch.testing.assert_close(torch.where(pixels, got, 0), torch.where(pixels, dense, 0), rtol=1e-4, atol=1e-5)
+        if mode == "cached":
+            torch.testing.assert_close(got, dense, rtol=1e-4, atol=1e-5)

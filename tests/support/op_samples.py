@@ -1,0 +1,245 @@
+"""Sample calls of every registered op, as torch.ops.sbnet takes them: what tests that go over all ops read."""
+
+import torch
+
+from sbnet import BlockGrid, Window, fringe
+from support.attention_cases import attention_samples
+from support.blockconv_cases import blockconv_samples
+from support.helpers import laid_out, random_active, tensor
+from support.weight_cases import weight_samples
+
+OPS = torch.ops.sbnet
+CONV = ([1, 1], [1, 1], [1, 1], 1)
+TRANSPOSED = ([1, 1], [1, 1], [0, 0], [1, 1], 1)
+WINDOW = ([3, 3], [1, 1], [1, 1])
+
+
+def op_samples(device):
+    """op name -> list of arguments."""
+    grid = BlockGrid.cover((20, 27), 8)
+    halo = grid.conv_input(3, 1, 1)
+    active = random_active(grid, 2, 0.5, device)
+    lists = (active.indices, active.count, active.block_map)
+    x = tensor((2, 8, 20, 27), torch.float32, device)
+    last = laid_out(x, "channels_last")
+    weight, bias = tensor((6, 8, 3, 3), torch.float32, device), tensor((6,), torch.float32, device)
+    far = Window.conv((1, 5), 1, (0, 4), 2).numbers()
+    wide_out = tensor((8, 6, 3, 3), torch.float32, device)
+    residual = laid_out(tensor((2, 6, 20, 27), torch.float32, device), "channels_last")
+    bottleneck = [tensor(s, torch.float32, device) / 6 for s in ((4, 8, 1, 1), (4, 4, 3, 3), (8, 4, 1, 1))]
+    bias8 = tensor((8,), torch.float32, device)
+    blocks = tensor((active.capacity, 8, 8, 8), torch.float32, device)
+    wide = laid_out(tensor((active.capacity, 8, 10, 10), torch.float32, device), "channels_last")
+    edge = fringe(active, active, (20, 27), 3, 1, 1)
+    bytes_, filters, rest = (
+        torch.randint(-128, 128, shape, dtype=torch.int8, device=device)
+        for shape in ((2, 8, 20, 27), (6, 8, 3, 3), (2, 6, 20, 27))
+    )
+    scales, edges = torch.rand(6, device=device) / 1000, (edge.pixels, edge.count)
+    g, h = grid.numbers(), halo.numbers()
+    small = random_active(BlockGrid.cover((10, 14), 8), 2, 0.5, device)  # of half the plane, ceil_mode
+    small_lists, s = (small.indices, small.count, small.block_map), small.grid.numbers()
+
+    def grad(t):
+        return t.detach().clone().requires_grad_()
+
+    return {
+        "reduce_mask": [
+            (torch.rand(2, 20, 27, device=device), g, 0.97, False, 24),
+            (torch.rand(2, 20, 27, device=device) > 0.9, h, 0.01, True, 5),
+        ],
+        "sparse_gather": [
+            (x, *lists, g, False, True),
+            (last, *lists, h, True, True),
+            (grad(last), *lists, h, False, True),
+            (grad(x), *lists, h, True, True),
+            (laid_out(x, "channel_slice"), *lists, g, False, True),
+        ],
+        "sparse_scatter": [
+            (blocks, *lists, x, g, False, False, False),
+            (grad(blocks), *lists, grad(last), g, False, False, True),
+            (grad(wide), *lists, grad(last), h, True, False, False),
+            (grad(wide), *lists, x, h, True, False, True),
+            (blocks[:5], *lists, grad(x), g, False, False, False),
+        ],
+        "sparse_scatter_": [
+            (blocks, *lists, x.clone(), g, False, False, False),
+            (wide, *lists, laid_out(x, "channels_last"), h, True, False, False),
+        ],
+        "fringe": [
+            (active.block_map, active.block_map, [20, 27], g, [20, 27], g, Window.conv(3, 1, 1).numbers(), 1080),
+            (active.block_map, active.block_map, [20, 27], g, [20, 27], g, far, 7),
+        ],
+        "mask_pyramid": [
+            (torch.rand(2, 20, 27, device=device), [20, 27, 8, 8, 10, 14, 4, 8], 0.97, []),
+            (
+                torch.rand(2, 20, 27, device=device) > 0.95,
+                [20, 27, 8, 8, 10, 14, 8, 8],
+                0.5,
+                [
+                    *(0, 2, 0, *Window.conv(3, 1, 1).numbers(), 1, *Window.conv(3, 2, 1).numbers()),
+                    *(1, 1, 1, *Window.conv((1, 5), 1, (0, 2)).numbers()),
+                ],
+            ),
+        ],
+        "motion_mask": [
+            (torch.rand(2, 3, 20, 27, device=device), torch.rand(2, 20, 27, device=device), 0.08, 0.5, 0.3, 5),
+            ((255 * torch.rand(1, 3, 20, 27, device=device)).byte(), x[:1, 0].contiguous(), 0.1, 1.0, 0.15, 1),
+        ],
+        "motion_mask_": [(x[:, :3], torch.rand(2, 20, 27, device=device), 0.08, 0.5, 0.3, 3)],
+        "sparse_conv2d": [
+            (x, weight, None, None, *lists, g, *CONV, "none", 0.0, False),
+            (last, weight, bias, residual, *lists, g, *CONV, "relu", 0.0, False),
+            (grad(last), grad(weight), grad(bias), grad(residual), *lists, g, *CONV, "silu", 0.0, False),
+            (grad(x), weight, grad(bias), None, *lists, g, *CONV, "leaky_relu", 0.1, False),
+        ],
+        "sparse_conv2d_quantized": [
+            (bytes_, filters, scales, None, None, 1.0, *lists, g, *CONV[:3], "none", 0.0, 0.5),
+            (bytes_, filters, scales, bias, rest, 0.1, *lists, g, *CONV[:3], "silu", 0.0, 0.5),
+        ],
+        "sparse_conv2d_dequantized": [
+            (bytes_, filters, scales, bias, rest.float(), 0.1, *lists, g, *CONV[:3], "relu", 0.0),
+        ],
+        "sparse_conv2d_quantized_": [
+            (bytes_, filters, scales, bias, None, 1.0, *lists[:2], g, *CONV[:3], "relu", 0.0, 0.5, 0 * rest, *edges),
+            (
+                bytes_,
+                filters,
+                scales,
+                None,
+                None,
+                1.0,
+                *lists[:2],
+                g,
+                *CONV[:3],
+                "none",
+                0.0,
+                0.0,
+                rest.float(),
+                *edges,
+            ),
+        ],
+        "sparse_conv_transpose2d": [
+            (x, wide_out, None, None, *lists, g, *TRANSPOSED, "none", 0.0, False),
+            (last, wide_out, bias, residual, *lists, g, *TRANSPOSED, "relu", 0.0, False),
+            (grad(last), grad(wide_out), grad(bias), grad(residual), *lists, g, *TRANSPOSED, "silu", 0.0, False),
+            (grad(x), wide_out, grad(bias), None, *lists, g, *TRANSPOSED, "leaky_relu", 0.1, False),
+        ],
+        "sparse_conv_transpose2d_": [
+            (
+                last,
+                wide_out,
+                bias,
+                residual,
+                *lists[:2],
+                g,
+                *TRANSPOSED,
+                "relu",
+                0.0,
+                False,
+                torch.zeros_like(residual),
+                edge.pixels,
+                edge.count,
+            ),
+        ],
+        "sparse_conv2d_": [
+            (x, weight, None, None, *lists[:2], g, *CONV, "none", 0.0, False, torch.zeros_like(residual), None, None),
+            (
+                last,
+                weight,
+                bias,
+                residual,
+                *lists[:2],
+                g,
+                *CONV,
+                "relu",
+                0.0,
+                False,
+                0 * residual,
+                edge.pixels,
+                edge.count,
+                OPS.pack_conv_weight(weight, 1),
+            ),
+        ],
+        "sparse_bottleneck2d": [
+            (x, *bottleneck, None, None, None, *lists, g, "relu", 0.0, False),
+            (last, *bottleneck, bias8[4:], None, bias8, *lists, g, "leaky_relu", 0.2, False),
+            (grad(last), *map(grad, bottleneck), None, grad(bias8[:4]), grad(bias8), *lists, g, "silu", 0.0, False),
+            (x, grad(bottleneck[0]), *bottleneck[1:], None, None, None, *lists, g, "relu", 0.0, False),
+        ],
+        "sparse_bottleneck2d_": [
+            (x, *bottleneck, None, None, None, *lists, g, "relu", 0.0, False, 0 * x, None, None),
+            (last, *bottleneck, None, None, bias8, *lists, g, "gelu", 0.0, False, 0 * last, edge.pixels, edge.count),
+        ],
+        "pack_conv_weight": [(weight, 1), (tensor((6, 1, 3, 5), torch.float16, device), 6)],
+        "sparse_max_pool2d": [
+            (x, *lists, g, *WINDOW, [1, 1], False),
+            (grad(last), *lists, g, *WINDOW, [1, 1], True),
+            (grad(x), *small_lists, s, [2, 2], [2, 2], [0, 0], [1, 1], True),
+        ],
+        "sparse_max_pool2d_": [
+            (x, *lists[:2], g, *WINDOW, [1, 1], False, x.clone(), None, None),
+            (last, *lists[:2], g, *WINDOW, [1, 1], False, 0 * last, edge.pixels, edge.count),
+        ],
+        "sparse_avg_pool2d": [
+            (x, *lists, g, *WINDOW, False, True, None),
+            (grad(last), *lists, g, *WINDOW, False, False, None),
+            (grad(x), *small_lists, s, [2, 2], [2, 2], [0, 0], True, True, 3),
+        ],
+        "sparse_avg_pool2d_": [
+            (x, *lists[:2], g, *WINDOW, False, True, None, x.clone(), None, None),
+            (last, *lists[:2], g, *WINDOW, False, False, 7, 0 * last, edge.pixels, edge.count),
+        ],
+        "sparse_resize2d": [
+            (x, *lists, g, [20, 27], "nearest", False, 0.0, 0.0),
+            (grad(last), *lists, g, [20, 27], "bilinear", True, 0.0, 0.0),
+            (grad(x), *small_lists, s, [10, 14], "bicubic", False, 2.0, 0.0),
+        ],
+        "sparse_resize2d_": [
+            (x, *lists[:2], g, "nearest-exact", False, 0.5, 0.0, 0 * x, None, None),
+            (last, *lists[:2], g, "bilinear", False, 0.0, 0.0, 0 * last, edge.pixels, edge.count),
+        ],
+        "sparse_adaptive_pool2d": [
+            (x, active.block_map, g, [1, 1], "avg", True),
+            (grad(last), active.block_map, g, [3, 2], "avg", False),
+            (grad(x), active.block_map, g, [2, 2], "max", True),
+        ],
+        "sparse_adaptive_pool2d_": [
+            (last, active.block_map, g, "max", False, torch.zeros(*x.shape[:2], 2, 3, device=device)),
+        ],
+        "sparse_norm2d": [
+            (x, None, None, *lists, g, "group", 2, 1e-5),
+            (grad(last), grad(bias8), grad(bias8), *lists, g, "group", 4, 1e-5),
+            (grad(x), grad(bias8), None, *lists, g, "layer", 1, 1e-6),
+            (grad(last), None, None, *lists, g, "log_softmax", 1, 0.0),
+        ],
+        "sparse_norm2d_": [
+            (x, bias8, bias8, *lists, g, "group", 8, 1e-5, 0 * x, None, None),
+            (last, None, None, *lists, g, "softmax", 1, 0.0, 0 * last, edge.pixels, edge.count),
+        ],
+        "sparse_rearrange": [
+            (x, *lists, g, 1, 1, 2, [1, -1, 0, 0], 0.5),
+            (grad(last), *lists, g, 1, 1, 1, [-1, 1, 2, -2], 0.0),
+            (grad(x[..., :10, :14]), *lists, g, 2, 1, 2, [0, -1, 0, 0], 0.0),
+            (grad(x[..., :26]), *small_lists, s, 1, 2, 4, [0, 1, 0, 0], -1.0),
+        ],
+        "sparse_rearrange_": [
+            (x, *lists[:2], g, 1, 1, 4, [0, 0, 0, 0], 0.0, 0 * x, None, None),
+            (last, *lists[:2], g, 1, 1, 1, [3, -3, 0, 0], 1.5, 0 * last, edge.pixels, edge.count),
+        ],
+        "sparse_pointwise": [
+            (x, None, None, None, None, *lists, g, "mul 2; silu"),
+            (grad(last), grad(0 * last + 1), grad(bias8[None, :, None, None]), None, None, *lists, g, "mul a; prelu b"),
+        ],
+        "sparse_pointwise_": [
+            (last, x, None, None, None, *lists[:2], g, "add a; tanh", 0 * last, edge.pixels, edge.count),
+        ],
+        "sparse_fill": [(x, active.block_map, g, 0.0), (grad(last), active.block_map, g, -1.5)],
+        "sparse_fill_": [
+            (x.clone(), active.block_map, g, 0.0),
+            (laid_out(x, "channels_last"), active.block_map, g, 2.0),
+        ],
+        **weight_samples(device),
+        **blockconv_samples(device),
+        **attention_samples(device),
+    }
