@@ -51,8 +51,9 @@ def main() -> None:
     for step in range(6):
         frame = street(step)
         output = net(torch.from_numpy(frame)[None].permute(0, 3, 1, 2) / 255)
-    active = (net.active.block_map[0] >= 0).numpy()
-    both = compose(frame, active, net.grid, paint_contours(output)[0].numpy())
+    (blocks,) = net.active
+    active = (blocks.block_map[0] >= 0).numpy()
+    both = compose(frame, active, blocks.grid, paint_contours(output)[0].numpy())
     shown, result = np.split(both, 2, axis=0 if both.shape[0] > HEIGHT else 1)
     gap = np.full((HEIGHT, 6, 3), 255, np.uint8)
     picture = np.concatenate([frame, gap, shown, gap, result], axis=1)
