@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 import sbnet
+from sbnet import _library
 from sbnet.benchmarks.harness.registry import Case, Setting, Skip, Work, WrongResult, short
 from sbnet.benchmarks.harness.timing import Timer, ceilings, fault_us, floor_us, page_faults
 
@@ -257,6 +258,7 @@ def environment(device: str) -> dict[str, Any]:
         facts["cuda"], facts["cudnn"] = torch.version.cuda, torch.backends.cudnn.version()
     else:
         facts["threads"] = torch.get_num_threads()
+        facts["instructions"] = _library.cpu_isa()  # several generations share a name
         facts["load before"] = os.getloadavg()[0]  # processes that wanted a core: a busy machine measures badly
     return facts
 

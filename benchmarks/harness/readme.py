@@ -45,9 +45,10 @@ def cpu_table(session: Session) -> str:
     if not lines:
         return ""
     forms = sorted({side for r in rows for side in r["us"]} - {"masked"})
+    of = f"{e['device']} ({e['instructions']})" if "instructions" in e else e["device"]
     return (
         f"{markdown(head, lines)}\n"
-        f"400x704 in blocks of 16x16 chosen at random, float32, {e['threads']} cores of an {e['device']}, torch\n"
+        f"400x704 in blocks of 16x16 chosen at random, float32, {e['threads']} cores of an {of}, torch\n"
         f"{e['torch']}, {e['date']}. Masked holds everything from the pixel mask on; dense is the fastest of\n"
         f"{', '.join(forms)}, timed in turn with it:\n{', '.join(said)}.\n"
     )
