@@ -91,7 +91,7 @@ def work(setting: Setting, name: str, facts: dict[str, Any], dtype: torch.dtype)
             name: Side(lambda: sbnet.blocksparse_matmul(x, weight, layout, transposed=name == INPUT), "ours"),
             "F.linear": Side(lambda: F.linear(x, dense)),
         }
-        if not setting.cuda:
+        if not setting.cuda and packable(x.dtype):
             sides["oneDNN, packed"] = Side(packed_linear(x, dense))
         if setting.cuda and name != INPUT and rows % 64 == 0 and size > 16 and density < 1:
             bsr = dense.to_sparse_bsr((size, size))
@@ -102,6 +102,12 @@ def work(setting: Setting, name: str, facts: dict[str, Any], dtype: torch.dtype)
 def wide(t: Tensor) -> Tensor:
     """For the exact result: float64, or float32 of halves on a CPU, where float64 would take the longest of all."""
     return t.float() if t.device.type == "cpu" and t.dtype != torch.float32 else t.double()
+
+
+def packable(dtype: torch.dtype) -> bool:
+    """Whether oneDNN packs weights of this type on this processor: it wants AVX-512 for halves."""
+    of_halves = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
+    return dtype not in of_halves or getattr(torch.ops.mkldnn, of_halves[dtype])()
 
 
 def packed_linear(x: Tensor, dense: Tensor) -> Callable[[], Tensor]:
