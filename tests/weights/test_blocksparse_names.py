@@ -164,9 +164,17 @@ def test_fused_lstm_gates(device, merged):
         lstm.fused_lstm_gates(c, x[:, :20])
 
 
-@pytest.mark.parametrize(("rows", "features"), [(4, 31), (64, 32), (64, 33), (64, 896), (3, 8193), (4, 32767)])
+SMALL = [(rows, features) for rows in (4, 64) for features in (31, 32, 33)]
+LARGE = [(512, n) for n in (896, 1024, 4096, 8188, 8191, 8192, 8193)] + [(128, n) for n in (32764, 32767, 32768)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "features"),
+    [*SMALL, (64, 896), (3, 8193), (4, 32767), *(pytest.param(*shape, marks=pytest.mark.slow) for shape in LARGE)],
+)
 @pytest.mark.parametrize("axis", [0, 1])
 def test_layer_norm(device, axis, rows, features):
+    """blocksparse's shapes."""
     x = torch.randn((rows, features) if axis else (features, rows), device=device)
     g, b = torch.randn(features, device=device), torch.randn(features, device=device)
     segments = 7 if features % 7 == 0 else 1

@@ -140,9 +140,20 @@ def test_barabasi_albert(device, size, nodes, axis):
     features = nodes * size
     weight = torch.randn(layout.weight_shape, device=device) * 0.01
     for rows in (256, 64, 8, 1):
-        x = torch.randn((rows, features) if axis else (features, rows), device=device) * 0.1
-        check_matmul(layout, x, weight, feature_axis=axis)
-    check_matmul(layout, x, weight, feature_axis=axis, transposed=True)
+        x, dy = (torch.randn((rows, features) if axis else (features, rows), device=device) * 0.1 for _ in range(2))
+        check_barabasi_albert(layout, x, dy, weight, axis)
+
+
+def check_barabasi_albert(layout, x, dy, weight, axis):
+    """fprop, bprop and updat."""
+    check_matmul(layout, x, weight, feature_axis=axis)
+    check_matmul(layout, dy, weight, feature_axis=axis, transposed=True)
+    got = blocksparse_weight_grad([(x, dy)], layout, feature_axis=axis)
+    results = [
+        reference.blocksparse_weight_grad([(x.to(d), dy.to(d))], layout, feature_axis=axis)
+        for d in (torch.float32, torch.float64)
+    ]
+    assert_as_accurate_as_torch(got, *results)
 
 
 @pytest.mark.slow
@@ -153,8 +164,8 @@ def test_barabasi_albert_whole(device, size, axes):
     weight = torch.randn(layout.weight_shape, device=device) * 0.01
     for axis in axes:
         for rows in (256, 8, 1):
-            x = torch.randn((rows, features) if axis else (features, rows), device=device) * 0.1
-            check_matmul(layout, x, weight, feature_axis=axis)
+            x, dy = (torch.randn((rows, features) if axis else (features, rows), device=device) * 0.1 for _ in range(2))
+            check_barabasi_albert(layout, x, dy, weight, axis)
 
 
 def test_empty(device):

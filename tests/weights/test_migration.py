@@ -18,10 +18,15 @@ BLOCKSPARSE = """
     blocksparse_adam_op QuantizeSpec quantize log_stats BlocksparseTransformer softmax masked_softmax
     softmax_cross_entropy transpose_2d transpose_0213 top_k rectified_top_k clear_bst_constants entropy_size get_entropy
     set_entropy reset_scalar_constants scalar_constant ceil_div reduce_mul bst_conv_layout bst_deconv_layout
-    dw_matmul_large_n BlocksparseConv BlocksparseDeconv
-"""  # what its __init__.py imports, and the classes of conv.py
+    dw_matmul_large_n BlocksparseConv BlocksparseDeconv batch_norm_inference masked_top_k_softmax ClipGlobalNorm
+    IdentityInit group_dg_grads is_param_casted convert_gradient_to_tensor get_parents largest_block mpi_size allreduce
+    group_allreduce reduce_scatter all_gather sync_variables_op sync_globals_zero_init_op serialize_allreduce_ops
+    identity_sync check_group_params
+"""  # what its __init__.py imports, and what its modules have beside (but for gradients, checks and shape arithmetic)
 PYTORCH_BLOCK_SPARSE = """
     BlockSparseMatrix BlockSparseMatrixEmulator BlockSparseLinear BlockSparseModelPatcher SparseOptimizer
+    PseudoBlockSparseLinear ModelPatcher SparseOptimizerStrategy MagnitudeSparseOptimizerStrategy OptimizerStateUpdater
+    AdamOptimizerStateUpdater
 """
 
 
