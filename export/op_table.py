@@ -172,16 +172,17 @@ OPS = {
             _layer(
                 name,
                 f"activation(scale * conv2d(x, weight) + bias + residual_scale * residual) of int8, {what}, on the "
-                "active blocks of y [N,Ho,Wo,K].",
+                "active blocks of y [N,Ho,Wo,K]. A float x is rounded first, times 1 / x_scale; slope: of leaky_relu, "
+                "one a channel instead of negative_slope.",
                 shapes.sparse_conv2d_quantized,
-                {**_GEOMETRY, **_ACTIVATION, "residual_scale": (_F, 1.0), **scale},
-                [("x", "T"), ("weight", "T"), ("scale", FLOATS[0])],
-                [("bias?", FLOATS[0]), ("residual?", "Y")],
-                {"T": (INT8,), "Y": (output,)},
+                {**_GEOMETRY, **_ACTIVATION, "x_scale": (_F, 0.0), "residual_scale": (_F, 1.0), **scale},
+                [("x", "T"), ("weight", "W"), ("scale", FLOATS[0])],
+                [("bias?", FLOATS[0]), ("residual?", "R"), ("slope?", FLOATS[0])],
+                {"T": (INT8, FLOATS[0]), "W": (INT8,), "R": (INT8, FLOATS[0]), "Y": (output,)},
                 y="Y",
             )
             for name, output, what, scale in (
-                ("sparse_conv2d_quantized", INT8, "divided by out_scale and rounded", {"out_scale": (_F, REQUIRED)}),
+                ("sparse_conv2d_quantized", INT8, "times 1 / out_scale and rounded", {"out_scale": (_F, REQUIRED)}),
                 ("sparse_conv2d_dequantized", FLOATS[0], "as float", {}),
             )
         ),

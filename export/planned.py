@@ -16,6 +16,7 @@ from sbnet.graph.plan import Plan
 
 KINDS = {
     "sparse_conv2d": "conv", "sparse_conv_transpose2d": "conv_transpose", "sparse_bottleneck2d": "bottleneck",
+    "sparse_conv2d_quantized": "conv_quantized", "sparse_conv2d_dequantized": "conv_quantized",
     "sparse_max_pool2d": "max_pool", "sparse_avg_pool2d": "avg_pool", "sparse_resize2d": "resize",
     "sparse_rearrange": "rearrange", "sparse_pointwise": "pixel", "sparse_gather": "pixel",
     "sparse_fill": "pixel", "sparse_adaptive_pool2d": "adaptive_pool", "sparse_norm2d": "norm",
@@ -25,6 +26,7 @@ FEATURES = ("residual", *"abcd")
 WEIGHTS = tuple(name + k for name in ("weight", "bias") for k in ("", "1", "2", "3"))
 DTYPES = {
     ir.DataType.FLOAT: torch.float32, ir.DataType.FLOAT16: torch.float16, ir.DataType.BFLOAT16: torch.bfloat16,
+    ir.DataType.INT8: torch.int8,
 }  # fmt: skip
 
 

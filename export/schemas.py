@@ -10,7 +10,7 @@ from onnx import TensorProto
 from onnx.defs import OpSchema
 from onnx.shape_inference import InferenceContext, InferenceError
 
-from sbnet.export.op_table import FLOATS, INT32, MASKS, OPS, REQUIRED, Op
+from sbnet.export.op_table import FLOATS, INT8, INT32, MASKS, OPS, REQUIRED, Op
 from sbnet.export.shapes import NodeView
 
 DOMAIN = "sbnet"
@@ -22,7 +22,8 @@ def _infer(op: Op) -> Callable[[InferenceContext], None]:
     def infer(context: InferenceContext) -> None:
         node = NodeView(op, context)
         shapes = op.infer(node)
-        fixed = {INT32: TensorProto.INT32, FLOATS[0]: TensorProto.FLOAT, MASKS[0]: TensorProto.BOOL}
+        fixed = {INT8: TensorProto.INT8, INT32: TensorProto.INT32}
+        fixed |= {FLOATS[0]: TensorProto.FLOAT, MASKS[0]: TensorProto.BOOL}
         outputs = list(op.outputs)
         if outputs[0][0].endswith("*"):
             outputs *= context.get_num_outputs()

@@ -142,6 +142,7 @@ def _shape(sizes: Sequence[Any]) -> Value:
     return onnx_ops.Concat(*parts, axis=0)
 
 
+MAPS = ("T", "W", "R", "Y")  # types of feature maps and weights of four dimensions
 # What the schemas of PyTorch's and ONNX's op call otherwise.
 ATTRIBUTES = {"activation_param": "negative_slope", "output_size": "size", "method": "mode"}
 TYPES = {"int": int, "bool": bool, "float": float, "str": str, "List[int]": Sequence[Any]}
@@ -150,7 +151,7 @@ TYPES = {"int": int, "bool": bool, "float": float, "str": str, "List[int]": Sequ
 def by_schema(name: str) -> Callable[..., Value]:
     """The translation of an op on feature maps: both schemas name the same things, in their own order.
 
-    Tensors of types T and Y are [N,C,H,W] here and [N,H,W,C] there. A layer fills its output; zeros.py relaxes that.
+    Feature maps and weights are [N,C,H,W] here and [N,H,W,C] there. A layer fills its output; zeros.py relaxes that.
     """
     op, arguments = schemas.OPS[name], getattr(torch.ops.sbnet, name).default._schema.arguments
     inputs = [(key.rstrip("?"), kind) for key, kind in op.inputs]
@@ -158,7 +159,7 @@ def by_schema(name: str) -> Callable[..., Value]:
 
     def translated(*args: Any, **kwargs: Any) -> Value:
         given = dict(zip((a.name for a in arguments), args, strict=False)) | kwargs
-        tensors = [last(given.get(key)) if kind in ("T", "Y") else given.get(key) for key, kind in inputs]
+        tensors = [last(given.get(key)) if kind in MAPS else given.get(key) for key, kind in inputs]
         while tensors[-1] is None:
             tensors.pop()
         attributes: dict[str, Any] = grid_attributes(given["grid"], counted=counted)

@@ -23,6 +23,7 @@ _ENGINE = {  # likewise
     "accuracy": "accuracy",
     "explain": "explain",
     "masked": "eager",
+    "quantize": "quantize",
     "sparsify": "sparsify",
     "tune": "tune",
 }

@@ -57,9 +57,13 @@ Status check_layer(const char* op, const TensorView& x, const TensorView& y, DTy
 }
 
 Status check_residual(const char* op, const TensorView& residual, const TensorView& y) {
+  return check_residual(op, residual, y.dtype, y);
+}
+
+Status check_residual(const char* op, const TensorView& residual, DType dtype, const TensorView& y) {
   const LayerShape shape = {{y.size[0], y.size[1], y.size[2], y.size[3]}, "that of out"};
-  SBNET_TRY(check_shape(op, "residual", residual, y.dtype, shape));
-  bool same = residual.data == y.data;
+  SBNET_TRY(check_shape(op, "residual", residual, dtype, shape));
+  bool same = residual.data == y.data && dtype == y.dtype;
   for (int d = 0; d < 4; ++d) same = same && (residual.stride[d] == y.stride[d] || y.size[d] <= 1);
   SBNET_CHECK(same || !may_overlap(residual, y),
               "%s: residual: shares memory with out; expected out itself or memory apart from it", op);

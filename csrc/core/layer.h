@@ -28,6 +28,8 @@ SBNET_EXPORT Status check_shape(const char* op, const char* name, const TensorVi
                                 const LayerShape& shape);
 // Of a further tensor of y's shape that is added to y: dtype and shape, and that it is y itself or apart from it.
 SBNET_EXPORT Status check_residual(const char* op, const TensorView& residual, const TensorView& y);
+// The same of one that has a dtype of its own, checked by the layer.
+SBNET_EXPORT Status check_residual(const char* op, const TensorView& residual, DType dtype, const TensorView& y);
 // An activation by the name that both frameworks use.
 SBNET_EXPORT Status read_activation(const char* op, const char* name, Activation* activation);
 // A status with the op that was called in front, instead of the one whose check it came from.

@@ -6,6 +6,7 @@ from sbnet.engine.explain import explain
 from sbnet.engine.masked import MaskedRunner
 from sbnet.engine.onnx_net import OnnxConvNet
 from sbnet.engine.oracle import Agreement, compare, masked_oracle, plane_masks
+from sbnet.engine.quantize import QuantizedRun, quantize
 from sbnet.engine.runner import MaskedConvNet
 from sbnet.engine.sparsify import SparseRun, sparsify
 from sbnet.engine.tune import tune
@@ -16,12 +17,14 @@ __all__ = [
     "MaskedConvNet",
     "MaskedRunner",
     "OnnxConvNet",
+    "QuantizedRun",
     "SparseRun",
     "accuracy",
     "compare",
     "explain",
     "masked_oracle",
     "plane_masks",
+    "quantize",
     "sparsify",
     "tune",
 ]

@@ -77,16 +77,16 @@ def accuracy(
             spent += _now(frame) - begin
             density += run.density
             for got, want in zip(found, wanted, strict=True):
-                inside = _inside(want, mask, frame)
-                wrong += float(((got.double() - want.double()) * inside).square().sum())
-                right += float((want.double() * inside).square().sum())
+                judged = inside(want, mask, frame)
+                wrong += float(((got.double() - want.double()) * judged).square().sum())
+                right += float((want.double() * judged).square().sum())
         count = len(frames)
         error = (wrong / right) ** 0.5 if right else 0.0
         table.append(Row(pixels, error, density / count, spent / count * 1e3))
     return table
 
 
-def _inside(output: Tensor, mask: Tensor, frame: Tensor) -> Tensor:
+def inside(output: Tensor, mask: Tensor, frame: Tensor) -> Tensor:
     """1 where an output is judged."""
     if output.dim() != 4 or output.shape[2] * output.shape[3] == 1:
         return torch.ones((), device=output.device)

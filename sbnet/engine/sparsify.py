@@ -165,13 +165,15 @@ class SparseRun:
         self._spec = graph.out_spec
         return made
 
-    def _planned(self, inputs: Sequence[Any]) -> tuple[Graph, Plan, Constants]:
+    def _graph(self, inputs: Sequence[Any]) -> Graph:
         if isinstance(self._module, nn.Module):
-            graph = optimise(capture(self._module, inputs))
-        else:
-            from sbnet.graph.onnx import read_onnx
+            return optimise(capture(self._module, inputs))
+        from sbnet.graph.onnx import read_onnx
 
-            graph = optimise(read_onnx(self._module, inputs))
+        return optimise(read_onnx(self._module, inputs))
+
+    def _planned(self, inputs: Sequence[Any]) -> tuple[Graph, Plan, Constants]:
+        graph = self._graph(inputs)
         planned = plan(graph, self._blocks(graph, inputs[0].device), self.options["mode"], inputs[0].device)
         return graph, planned, Constants(graph, inputs[0].device, inputs[0].dtype)
 
@@ -227,7 +229,7 @@ class SparseRun:
 
     def clone(self) -> SparseRun:
         """Another run of the same plans and weights, with buffers of its own: for another thread or stream."""
-        other = object.__new__(SparseRun)
+        other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         other._lock, other._compiled = threading.RLock(), {}
         with self._lock:

@@ -33,12 +33,14 @@ from sbnet.ops.masked.pointwise import run_program
 
 # Kinds that write into memory they are given.
 WRITTEN = {
-    "conv", "bottleneck", "conv_transpose", "pointwise", "max_pool", "avg_pool", "resize", "rearrange", "norm", "pixel",
+    "conv", "conv_quantized", "bottleneck", "conv_transpose", "pointwise", "max_pool", "avg_pool", "resize",
+    "rearrange", "norm", "pixel",
 }  # fmt: skip
 PLANNED = WRITTEN | {"adaptive_pool", "cat", "slice"}  # and those that say where something lies, or give few numbers
 # Of each kind of convolution, its op and the pairs that it takes.
 GEOMETRY = {
     "conv": ("sparse_conv2d_", ("stride", "padding", "dilation")),
+    "conv_quantized": ("sparse_conv2d_quantized_", ("stride", "padding", "dilation")),
     "pointwise": ("sparse_conv2d_", ("stride", "padding", "dilation")),
     "conv_transpose": ("sparse_conv_transpose2d_", ("stride", "padding", "output_padding", "dilation")),
 }
@@ -126,6 +128,22 @@ def _conv(node: Node, get: Get, out: Tensor, active: ActiveBlocks, clear: Fringe
     torch.ops.sbnet.sparse_conv2d_.default(
         get(node.args[0]), weight, bias, None if residual is None else get(residual), active.indices, active.count,
         active.grid.numbers(), *options, out, *edge, packed,
+    )  # fmt: skip
+
+
+def _conv_quantized(
+    node: Node, get: Get, out: Tensor, active: ActiveBlocks, clear: Fringe | None, context: Context
+) -> None:
+    check_active("sparse_conv2d_quantized_", active)
+    weight, bias, (stride, padding, dilation, _, *activation, _), packed = context.conv(node)
+    params, o = node.params, node.options
+    residual = get(params["residual"]) if "residual" in params else None
+    slope = context.constants[params["slope"]] if "slope" in params else None
+    edge = (None, None) if clear is None else (clear.pixels, clear.count)
+    torch.ops.sbnet.sparse_conv2d_quantized_.default(
+        get(node.args[0]), weight, context.constants[params["scale"]], bias, residual, o["residual_scale"],
+        active.indices, active.count, active.grid.numbers(), stride, padding, dilation, *activation,
+        o["out_scale"] or 0.0, out, *edge, packed, o["x_scale"] or 0.0, slope,
     )  # fmt: skip
 
 
@@ -241,6 +259,7 @@ def copy(x: Tensor, out: Tensor, active: ActiveBlocks, clear: Fringe | None) -> 
 
 
 RUN = {
-    "conv": _conv, "conv_transpose": _conv_transpose, "pointwise": _conv, "max_pool": _max_pool, "avg_pool": _avg_pool,
-    "resize": _resize, "rearrange": _rearrange, "norm": _norm, "pixel": _pixel, "bottleneck": _bottleneck,
+    "conv": _conv, "conv_quantized": _conv_quantized, "conv_transpose": _conv_transpose, "pointwise": _conv,
+    "max_pool": _max_pool, "avg_pool": _avg_pool, "resize": _resize, "rearrange": _rearrange, "norm": _norm,
+    "pixel": _pixel, "bottleneck": _bottleneck,
 }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from sbnet.ops import (
     sparse_avg_pool2d,
     sparse_bottleneck2d,
     sparse_conv2d,
+    sparse_conv2d_quantized,
     sparse_conv_transpose2d,
     sparse_fill,
     sparse_group_norm,
@@ -45,6 +47,7 @@ class PlannedModule(nn.Module):
 
     Attributes:
         states: values that a cached module takes and gives, in order; else none.
+        watch: if set, called with each value that lies on a plane, what it holds and its active pixels.
 
     >>> planned = PlannedModule(plan, constants)
     >>> y = planned(x, mask)
@@ -55,6 +58,7 @@ class PlannedModule(nn.Module):
         self.plan, self.margin = plan, margin
         self.exact = ExactLists(plan) if plan.mode == "exact" else None
         self.states = [v for n in plan.graph.nodes for v in n.outputs if _holds(n, v)] if plan.mode == "cached" else []
+        self.watch: Callable[[Value, Tensor, Tensor], None] | None = None
         self.names: dict[int, str] = {}
         for key, value in constants.wanted.items():
             held = constants.held[key]
@@ -94,13 +98,15 @@ class PlannedModule(nn.Module):
                 elif node.kind in ("aten", "adaptive_pool") and self.plan.mode == "masked" and _holds(node, value):
                     tensor = masked(tensor, value.axes, active[of(value)])  # type: ignore[arg-type]
                 env[value] = tensor
+                if self.watch is not None and value.size is not None and value.axes is not None:
+                    self.watch(value, tensor, value.axes.arrange(active[of(value)].pixel_mask(value.size)))
         result = pytree.tree_unflatten([get(v) for v in graph.outputs], graph.out_spec)
         return (result, *(env[v] for v in self.states)) if self.states else result
 
 
 def _holds(node: Node, value: Value) -> bool:
     """Does a node compute it on a plane, so that what is not active is the contract's to say? (Others rearrange.)"""
-    spatial = value.size is not None and value.dtype.is_floating_point
+    spatial = value.size is not None and (value.dtype.is_floating_point or node.kind == "conv_quantized")
     return spatial and not node.moves and node.kind != "slice"
 
 
@@ -140,6 +146,11 @@ def apply(
                 stride=o["stride"], padding=o["padding"], dilation=o["dilation"], groups=o["groups"],
                 activation=o.get("activation"), negative_slope=o.get("negative_slope", 0.01),
                 residual=params.get("residual"),
+            )  # fmt: skip
+        case "conv_quantized":
+            return sparse_conv2d_quantized(
+                x, params["weight"], params["scale"], params.get("bias"), active, slope=params.get("slope"),
+                residual=params.get("residual"), **{k: v for k, v in o.items() if k != "groups"},
             )  # fmt: skip
         case "bottleneck":
             weights, biases = ([params.get(f"{name}{k}") for k in range(3)] for name in ("weight", "bias"))

@@ -96,7 +96,7 @@ def reads(node: Node, value: Value) -> list[Window | str]:
     if not any(v is value for v in _leaves(node.args)):
         return found
     options = node.options
-    if node.kind == "conv":
+    if node.kind in ("conv", "conv_quantized"):
         kernel = tuple(node.params["weight"].shape[2:])
         return [*found, Window.conv(kernel, options["stride"], options["padding"], options["dilation"])]
     if node.kind == "conv_transpose":

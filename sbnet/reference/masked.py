@@ -118,16 +118,24 @@ def sparse_conv2d_quantized(
     negative_slope: float = 0.01,
     residual: Tensor | None = None,
     residual_scale: float = 1.0,
+    x_scale: float | None = None,
+    slope: Tensor | None = None,
 ) -> Tensor:
+    if x_scale:
+        x = _rounded(x.double(), x_scale)
     sums = F.conv2d(x.double(), weight.double(), None, stride, padding, dilation)  # type: ignore[arg-type]
     y = sums * scale.double()[:, None, None]
     if bias is not None:
         y = y + bias.double()[:, None, None]
     if residual is not None:
         y = y + residual_scale * residual.double()
-    y = activate(y, activation, negative_slope)
-    y = (y / out_scale).round().clamp(-128, 127).nan_to_num(0).to(torch.int8) if out_scale else y.float()
+    y = activate(y, activation, negative_slope) if slope is None else F.prelu(y, slope.double())
+    y = _rounded(y, out_scale) if out_scale else y.float()
     return torch.where(active.pixel_mask(y.shape[2:]), y, torch.zeros_like(y))
+
+
+def _rounded(x: Tensor, scale: float) -> Tensor:
+    return (x / scale).round().clamp(-128, 127).nan_to_num(0).to(torch.int8)
 
 
 def sparse_conv_transpose2d(

@@ -50,7 +50,7 @@ def infos(named):
 IN_PLACE = {
     "sparse_scatter": 4,
     "sparse_conv2d": 9,
-    "sparse_conv2d_dequantized": 10,  # its twin writes int8, which Sub and Max below do not take
+    "sparse_conv2d_dequantized": 11,  # its twin writes int8, which Sub and Max below do not take
     "sparse_conv_transpose2d": 9,
     "sparse_bottleneck2d": 12,
     "sparse_fill": 0,

@@ -98,6 +98,51 @@ def test_both_outputs_against_float64(device, name, activation):
         assert_bitwise(torch.where(inside, in_place, torch.zeros_like(in_place)), got)
 
 
+@pytest.mark.parametrize("layout", ["contiguous", "channel_slice", "channels_last"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_floats_are_rounded_as_they_are_read(device, name, layout):
+    """Powers of 2, so that scales round nothing: halves go to even, what int8 does not hold saturates, NaN is 0."""
+    (x, weight, scale, _, active), window, _ = make(name, device)
+    floats = torch.randint(-300, 300, x.shape, device=device) / 8.0
+    floats[:, :, 3, 4], floats[:, :, 5, 6], floats[:, :, 7, 5] = float("nan"), float("inf"), -float("inf")
+    wanted = (floats * 4).nan_to_num(0, 1000, -1000).round().clamp(-128, 127).to(torch.int8)
+    assert {-128, 127} <= set(wanted.unique().tolist())
+    call = weight, torch.ones_like(scale), None, active
+    want = sparse_conv2d_quantized(laid_out(wanted, layout), *call, **window)
+    assert_bitwise(sparse_conv2d_quantized(laid_out(floats, layout), *call, **window, x_scale=0.25), want)
+    assert_bitwise(reference.sparse_conv2d_quantized(floats, *call, **window, x_scale=0.25), want)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float32])
+@pytest.mark.parametrize("name", ["3x3", "stride 2", "three panels"])
+def test_slopes_and_residuals_of_either_dtype(device, name, dtype):
+    """Into both outputs: PReLU with a slope a channel, some of them negative."""
+    call, window, shape = make(name, device)
+    residual = bytes_of(*shape, device=device)
+    residual = residual if dtype == torch.int8 else residual * 0.037
+    slope = torch.linspace(-0.5, 1.5, shape[1], device=device)
+    more = {"residual": residual, "residual_scale": 0.02, "activation": "leaky_relu", "slope": slope}
+    for out_scale in (None, 0.03):
+        got = sparse_conv2d_quantized(*call, **window, **more, out_scale=out_scale)
+        want = reference.sparse_conv2d_quantized(*call, **window, **more, out_scale=out_scale)
+        if out_scale is None:
+            torch.testing.assert_close(got, want, rtol=3e-6, atol=3e-6)
+        else:
+            assert (got.int() - want.int()).abs().max() <= 1
+            assert (got != want).float().mean() < 1e-3
+        assert got.dtype == want.dtype
+
+
+def test_a_residual_of_another_dtype_is_not_the_output(device):
+    call, window, shape = make("3x3", device)
+    n, k, h, w = shape
+    flat = torch.zeros(n * k * h * w, device=device)
+    floats = flat.view(n, h, w, k).permute(0, 3, 1, 2)
+    as_bytes = flat.view(torch.int8)[: flat.numel()].view(n, h, w, k).permute(0, 3, 1, 2)
+    with pytest.raises(RuntimeError, match="residual: shares memory with out"):
+        sparse_conv2d_quantized_(*call, as_bytes, **window, residual=floats, out_scale=1.0)
+
+
 def test_results_saturate_round_halves_to_even_and_make_0_of_nan(device):
     active = random_active(BlockGrid.cover((1, 8), 8), 1, 1.0, device)
     x = torch.tensor([1, 3, 5, -1, -3, 127, -128, 0], dtype=torch.int8, device=device).view(1, 1, 1, 8)
@@ -131,8 +176,10 @@ from sbnet import sparse_conv2d_quantized
 torch.manual_seed(0)
 for name in LAYERS:
     (x, weight, scale, bias, active), window, _ = make(name, "cpu")
-    y = sparse_conv2d_quantized(x, weight, torch.full_like(scale, 2.0**-13), None, active, out_scale=0.5, **window)
-    print(hashlib.sha256(y.contiguous().numpy().tobytes()).hexdigest())
+    for more in ({}, {"x_scale": 0.5, "activation": "leaky_relu", "slope": torch.full_like(scale, 0.25)}):
+        given = x.float() / 3 if more else x, weight, torch.full_like(scale, 2.0**-13), None, active
+        y = sparse_conv2d_quantized(*given, out_scale=0.5, **window, **more)
+        print(hashlib.sha256(y.contiguous().numpy().tobytes()).hexdigest())
 """
     found = set()
     for isa in ("generic", "avx2", "avx512"):
@@ -144,7 +191,14 @@ for name in LAYERS:
 
 
 BAD = [
-    ({"x": torch.zeros(1, 8, 9, 9)}, "x: dtype: expected int8, got float32"),
+    ({"x": torch.zeros(1, 8, 9, 9)}, "x_scale: expected a positive number with x in float32, got 0"),
+    ({"x": torch.zeros(1, 8, 9, 9).half()}, "x: dtype: expected int8 or float32, got float16"),
+    ({"x_scale": 0.5}, "x_scale: expected none with x in int8, got 0.5"),
+    ({"x": torch.zeros(1, 8, 9, 9), "x_scale": -1.0}, "x_scale: expected a positive number or None, got -1"),
+    ({"x": torch.zeros(1, 8, 9, 9, requires_grad=True), "x_scale": 1.0}, "no gradient"),
+    ({"slope": torch.ones(16)}, "slope: expected the activation leaky_relu"),
+    ({"slope": torch.ones(15), "activation": "leaky_relu"}, r"slope: .*\[16\] is wanted"),
+    ({"slope": torch.ones(16).half(), "activation": "leaky_relu"}, "slope: dtype: expected float32, got float16"),
     ({"weight": torch.zeros(16, 8, 3, 3)}, "weight: dtype: expected int8"),
     ({"weight": torch.zeros(16, 9, 3, 3, dtype=torch.int8)}, "weight"),
     ({"weight": torch.zeros(1, 1, 3, 3, dtype=torch.int8).expand(16, 8, 3, 3)[:, :, 0]}, "weight: a tensor of 3"),
@@ -152,7 +206,7 @@ BAD = [
     ({"scale": torch.ones(16).half()}, "scale: dtype: expected float32, got float16"),
     ({"scale": None}, "scale: NoneType"),
     ({"bias": torch.ones(16).half()}, "bias: dtype: expected float32"),
-    ({"residual": torch.zeros(1, 16, 9, 9)}, "residual: dtype"),
+    ({"residual": torch.zeros(1, 16, 9, 9).half()}, "residual: dtype: expected int8 or float32, got float16"),
     ({"out_scale": 0.0}, "out_scale: expected a positive number"),
     ({"out_scale": float("nan")}, "out_scale: expected a positive number"),
     ({"out_scale": 1e300}, "out_scale: expected a positive number"),

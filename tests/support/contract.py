@@ -26,4 +26,4 @@ def poison(run) -> None:
     clean = {root.buffer for root in executor.storage.roots if root.kept}
     for k, buffer in enumerate(executor.buffers):
         if k not in clean:
-            buffer.fill_(float("nan"))
+            buffer.fill_(float("nan") if buffer.is_floating_point() else 77)

@@ -96,9 +96,26 @@ def op_samples(device):
         "sparse_conv2d_quantized": [
             (bytes_, filters, scales, None, None, 1.0, *lists, g, *CONV[:3], "none", 0.0, 0.5),
             (bytes_, filters, scales, bias, rest, 0.1, *lists, g, *CONV[:3], "silu", 0.0, 0.5),
+            (
+                bytes_.float(),
+                filters,
+                scales,
+                None,
+                rest.float(),
+                0.1,
+                *lists,
+                g,
+                *CONV[:3],
+                "leaky_relu",
+                0.0,
+                0.5,
+                2.0,
+                bias,
+            ),
         ],
         "sparse_conv2d_dequantized": [
             (bytes_, filters, scales, bias, rest.float(), 0.1, *lists, g, *CONV[:3], "relu", 0.0),
+            (bytes_.float(), filters, scales, bias, rest, 0.1, *lists, g, *CONV[:3], "relu", 0.0, 2.0),
         ],
         "sparse_conv2d_quantized_": [
             (bytes_, filters, scales, bias, None, 1.0, *lists[:2], g, *CONV[:3], "relu", 0.0, 0.5, 0 * rest, *edges),

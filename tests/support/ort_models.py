@@ -168,20 +168,27 @@ def samples(device: str = "cpu") -> dict[str, Node]:
             Node(
                 name,
                 [
-                    *integers[:2],
+                    *first,
                     torch.rand(8, device=device) / 1000,
                     *lists,
                     bias,
                     rest[0],
+                    slope,
                     edge.pixels,
                     edge.count,
                     rest[0].clone(),
                 ],
-                {"bsize": [4, 4], "padding": [1, 1], "stride": [1, 1], "activation": "relu", **scale},
+                {"bsize": [4, 4], "padding": [1, 1], "stride": [1, 1], "activation": "leaky_relu", **scale},
             )
-            for name, rest, scale in (
-                ("sparse_conv2d_quantized", integers[2:], {"out_scale": 0.02, "residual_scale": 0.01}),
-                ("sparse_conv2d_dequantized", [like], {}),
+            for name, first, rest, slope, scale in (
+                (
+                    "sparse_conv2d_quantized",
+                    integers[:2],
+                    integers[2:],
+                    bias / 2,
+                    {"out_scale": 0.02, "residual_scale": 0.01},
+                ),
+                ("sparse_conv2d_dequantized", [like, integers[1]], [like], bias / 2, {"x_scale": 0.05}),
             )
         ),
         Node(

@@ -82,8 +82,8 @@ def changed(rng: random.Random) -> Node:
     # any subset of the optional inputs: those that stand alone, and where fringe_pixels and fringe_count are
     optional = {
         "sparse_conv2d": ((5, 6, 9), 7),
-        "sparse_conv2d_quantized": ((6, 7, 10), 8),
-        "sparse_conv2d_dequantized": ((6, 7, 10), 8),
+        "sparse_conv2d_quantized": ((6, 7, 8, 11), 9),
+        "sparse_conv2d_dequantized": ((6, 7, 8, 11), 9),
         "sparse_conv_transpose2d": ((5, 6, 9), 7),
         "sparse_bottleneck2d": ((7, 8, 9, 12), 10),
         "sparse_max_pool2d": ((6,), 4),

@@ -15,7 +15,7 @@ constexpr int64_t kTagBytes = 128, kMostLanes = 16;  // cpu/masked/conv_plan.h, 
 constexpr int64_t kMostIntegerProducts = INT32_MAX / (128 * 128);
 
 // What holds whatever the dtypes are.
-Status check_conv(const char* op, const Conv2dParams& p, DType y_dtype) {
+Status check_conv(const char* op, const Conv2dParams& p, DType y_dtype, DType residual_dtype) {
   const int64_t N = p.x.size[0], C = p.x.size[1], H = p.x.size[2], W = p.x.size[3];
   const int64_t K = p.weight.size[0];
   for (int d = 0; d < 2; ++d) {
@@ -47,7 +47,7 @@ Status check_conv(const char* op, const Conv2dParams& p, DType y_dtype) {
   SBNET_TRY(check_layer(op, p.x, p.y, y_dtype, shape, p.active, p.fringe));
   SBNET_CHECK(!N || !p.active.capacity || !may_overlap(p.weight, p.y),
               "%s: out: shares memory with weight; a separate tensor is wanted", op);
-  return p.residual.data ? check_residual(op, p.residual, p.y) : ok_status();
+  return p.residual.data ? check_residual(op, p.residual, residual_dtype, p.y) : ok_status();
 }
 
 }  // namespace
@@ -91,19 +91,28 @@ Status validate(const Conv2dParams& p) {
   SBNET_CHECK(!p.bias || p.bias_dtype == p.x.dtype || p.bias_dtype == DType::kF32,
               "%s: bias: dtype %s; the dtype of x, %s, or float32 is wanted", op, dtype_name(p.bias_dtype),
               dtype_name(p.x.dtype));
-  return check_conv(op, p, p.x.dtype);
+  return check_conv(op, p, p.x.dtype, p.x.dtype);
 }
 
 Status validate(const QuantizedConv2dParams& p) {
   constexpr const char* op = "sparse_conv2d_quantized";
-  for (const TensorView* t : {&p.x, &p.weight})
-    SBNET_CHECK(t->dtype == DType::kI8, "%s: %s: dtype: expected int8, got %s", op, t == &p.x ? "x" : "weight",
-                dtype_name(t->dtype));
+  const auto check_dtype = [](const char* name, const TensorView& t) {
+    SBNET_CHECK(t.dtype == DType::kI8 || t.dtype == DType::kF32, "%s: %s: dtype: expected int8 or float32, got %s", op,
+                name, dtype_name(t.dtype));
+    return ok_status();
+  };
+  SBNET_TRY(check_dtype("x", p.x));
+  SBNET_CHECK(p.weight.dtype == DType::kI8, "%s: weight: dtype: expected int8, got %s", op, dtype_name(p.weight.dtype));
+  SBNET_CHECK(p.x.dtype == DType::kF32 ? p.x_scale > 0 && p.x_scale <= FLT_MAX : p.x_scale == 0,
+              "%s: x_scale: expected %s, got %g", op,
+              p.x.dtype == DType::kF32 ? "a positive number with x in float32" : "none with x in int8",
+              static_cast<double>(p.x_scale));
   SBNET_TRY(check_read(op, p.x));
   SBNET_CHECK(!p.bias || p.bias_dtype == DType::kF32, "%s: bias: dtype: expected float32, got %s", op,
               dtype_name(p.bias_dtype));
-  SBNET_CHECK(p.y.dtype == DType::kI8 || p.y.dtype == DType::kF32, "%s: out: dtype: expected int8 or float32, got %s",
-              op, dtype_name(p.y.dtype));
+  SBNET_TRY(check_dtype("out", p.y));
+  if (p.residual.data) SBNET_TRY(check_dtype("residual", p.residual));
+  SBNET_CHECK(!p.slope || p.activation == Activation::kLeakyRelu, "%s: slope: expected the activation leaky_relu", op);
   SBNET_CHECK(p.y.dtype == DType::kI8 ? p.out_scale > 0 && p.out_scale <= FLT_MAX : p.out_scale == 0,
               "%s: out_scale: expected %s, got %g", op,
               p.y.dtype == DType::kI8 ? "a positive number with an int8 output" : "none with a float32 output",
@@ -113,7 +122,7 @@ Status validate(const QuantizedConv2dParams& p) {
               "%s: weight: expected at most %lld products a sum, which 32 bits hold, got %lldx%lldx%lld", op,
               static_cast<long long>(kMostIntegerProducts), static_cast<long long>(p.weight.size[1]),
               static_cast<long long>(p.weight.size[2]), static_cast<long long>(p.weight.size[3]));
-  return check_conv(op, p, p.y.dtype);
+  return check_conv(op, p, p.y.dtype, p.residual.dtype);
 }
 
 }  // namespace sbnet

@@ -135,6 +135,7 @@ Status run_layer(const Conv2dParams& p, const QuantizedConv2dParams* quantized, 
   const ConvKernels& kernel = kernels(p.weight);
   ConvPlan plan = make_conv_plan(p, kernel.shape, packed, parallel.threads);
   plan.quantized = quantized;
+  plan.per_unit = quantized && quantized->x_scale > 0 ? 1 / quantized->x_scale : 1;
   if (packed) {
     SBNET_CHECK(
         !std::memcmp(packed, &plan.tag, sizeof(plan.tag)),

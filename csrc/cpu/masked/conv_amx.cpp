@@ -19,11 +19,11 @@ template <class T>
 using Stored = T;  // no arithmetic but in the matrix registers
 
 template <class T>
-SBNET_INLINE void put(T* to, T from) {
+SBNET_INLINE void put(T* to, T from, float) {
   *to = from;
 }
 template <class T>
-SBNET_INLINE void put_row(T* to, const T* from, int64_t count) {
+SBNET_INLINE void put_row(T* to, const T* from, int64_t count, float) {
   __builtin_memcpy(to, from, count * sizeof(T));
 }
 

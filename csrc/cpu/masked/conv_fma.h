@@ -12,11 +12,11 @@ constexpr int64_t kDepth = 1;
 constexpr int kZeroByte = 0;
 
 template <class T>
-SBNET_INLINE void put(float* to, T from) {
+SBNET_INLINE void put(float* to, T from, float) {
   *to = widen(from);
 }
 template <class T>
-SBNET_INLINE void put_row(float* to, const T* from, int64_t count) {
+SBNET_INLINE void put_row(float* to, const T* from, int64_t count, float) {
   load_row(to, from, 1, count);
 }
 

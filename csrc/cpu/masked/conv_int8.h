@@ -23,12 +23,17 @@ template <class T>
 using Stored = Element;
 typedef uint32_t UnsignedVec __attribute__((vector_size(kLanes * 4)));
 
-template <class T>
-SBNET_INLINE void put(Element* to, T from) {
-  *to = static_cast<Element>(from + kOffset);
+// Nearest integers, halves to even; NaN gives 0.
+SBNET_INLINE IntVec nearest(Vec v) {
+  const Vec low = splat(-128.0f), high = splat(127.0f), magic = splat(12582912.0f);  // 1.5 * 2^23
+  v = v == v ? v : Vec{};
+  v = v < low ? low : v;
+  v = v > high ? high : v;
+  return __builtin_convertvector((v + magic) - magic, IntVec);
 }
-template <class T>
-SBNET_INLINE void put_row(Element* to, const T* from, int64_t count) {
+
+SBNET_INLINE void put(Element* to, int8_t from, float) { *to = static_cast<Element>(from + kOffset); }
+SBNET_INLINE void put_row(Element* to, const int8_t* from, int64_t count, float per_unit) {
   int64_t i = 0;
 #if defined(SBNET_VNNI)
   typedef uint8_t Bytes __attribute__((vector_size(16)));
@@ -39,7 +44,21 @@ SBNET_INLINE void put_row(Element* to, const T* from, int64_t count) {
     __builtin_memcpy(to + i, &bytes, 16);
   }
 #endif
-  for (; i < count; ++i) put(to + i, from[i]);
+  for (; i < count; ++i) put(to + i, from[i], per_unit);
+}
+
+typedef Element Elements __attribute__((vector_size(kLanes * sizeof(Element))));
+
+SBNET_INLINE void put(Element* to, float from, float per_unit) {
+  *to = static_cast<Element>(nearest(splat(from * per_unit))[0] + kOffset);
+}
+SBNET_INLINE void put_row(Element* to, const float* from, int64_t count, float per_unit) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    const Elements rounded = __builtin_convertvector(nearest(load(from + i) * per_unit) + kOffset, Elements);
+    __builtin_memcpy(to + i, &rounded, sizeof(rounded));
+  }
+  for (; i < count; ++i) put(to + i, from[i], per_unit);
 }
 
 // One tap of kLanes output channels: for each kDepth input channels, those of each output channel in a row.
@@ -127,7 +146,7 @@ static Microkernel microkernel_of(int64_t width) {
 
 // What a panel's epilogue multiplies and adds, per output channel.
 struct Scales {
-  alignas(64) float scale[kPanelWidth], bias[kPanelWidth];
+  alignas(64) float scale[kPanelWidth], bias[kPanelWidth], slope[kPanelWidth];
   alignas(64) int32_t offset[kPanelWidth];
 };
 
@@ -135,17 +154,9 @@ static void load_scales(const ConvPlan& plan, const ConvJob& job, int64_t k0, in
   __builtin_memset(s, 0, sizeof(*s));
   __builtin_memcpy(s->scale, plan.quantized->scale + k0, channels * 4);
   if (plan.p.bias) __builtin_memcpy(s->bias, static_cast<const float*>(plan.p.bias) + k0, channels * 4);
+  if (plan.quantized->slope) __builtin_memcpy(s->slope, plan.quantized->slope + k0, channels * 4);
   const char* offsets = static_cast<const char*>(job.weights) + plan.offsets_at;
   __builtin_memcpy(s->offset, offsets + k0 * 4, channels * 4);
-}
-
-// Nearest integers, halves to even; NaN gives 0.
-SBNET_INLINE IntVec nearest(Vec v) {
-  const Vec low = splat(-128.0f), high = splat(127.0f), magic = splat(12582912.0f);  // 1.5 * 2^23
-  v = v == v ? v : Vec{};
-  v = v < low ? low : v;
-  v = v > high ? high : v;
-  return __builtin_convertvector((v + magic) - magic, IntVec);
 }
 
 typedef int8_t ByteVec __attribute__((vector_size(kLanes)));
@@ -165,6 +176,12 @@ SBNET_INLINE Vec load_channels(const int8_t* from, int64_t step, int64_t channel
     for (int64_t k = 0; k < smaller(channels, kLanes); ++k) bytes[k] = from[k * step];
   return __builtin_convertvector(__builtin_convertvector(bytes, IntVec), Vec);
 }
+// As floats, whichever of the two it is of.
+SBNET_INLINE Vec load_channels(const TensorView& from, int64_t at, int64_t channels) {
+  if (from.dtype == DType::kF32)
+    return load_channels(static_cast<const float*>(from.data) + at, from.stride[1], channels);
+  return load_channels(static_cast<const int8_t*>(from.data) + at, from.stride[1], channels);
+}
 SBNET_INLINE void store_channels(float* to, int64_t step, int64_t channels, Vec v) {
   if (step == 1 && channels >= kLanes) return store(to, v);
   for (int64_t k = 0; k < smaller(channels, kLanes); ++k) to[k * step] = v[k];
@@ -177,7 +194,7 @@ SBNET_INLINE void store_channels(int8_t* to, int64_t step, int64_t channels, Vec
     for (int64_t k = 0; k < smaller(channels, kLanes); ++k) to[k * step] = bytes[k];
 }
 
-// Y: of the output and residual.
+// Y: of the output.
 template <class Y>
 static __attribute__((noinline)) void finish_quantized(const ConvPlan& plan, const Scales& s, const ConvPixels& px,
                                                        int64_t begin, int64_t end, int64_t k0, int64_t channels,
@@ -194,10 +211,8 @@ static __attribute__((noinline)) void finish_quantized(const ConvPlan& plan, con
       Vec y =
           __builtin_convertvector(reinterpret_cast<IntVec>(sum + offset), Vec) * load(s.scale + v) + load(s.bias + v);
       if (p.residual.data)
-        y += q.residual_scale *
-             load_channels(static_cast<const Y*>(p.residual.data) + px.residual[i] + (k0 + v) * residual_step,
-                           residual_step, channels - v);
-      y = activate(p.activation, p.activation_param, y);
+        y += q.residual_scale * load_channels(p.residual, px.residual[i] + (k0 + v) * residual_step, channels - v);
+      y = q.slope ? (y < Vec{} ? y * load(s.slope + v) : y) : activate(p.activation, p.activation_param, y);
       store_channels(static_cast<Y*>(p.y.data) + px.y[i] + (k0 + v) * step, step, channels - v, y * per_unit);
     }
 }
@@ -224,7 +239,9 @@ static void run_slice(const ConvPlan& plan, const ConvJob& job, const Slice& sli
   }
 }
 
-static void run_job(const ConvPlan& plan, const ConvJob& job) { run<int8_t>(plan, job); }
+static void run_job(const ConvPlan& plan, const ConvJob& job) {
+  plan.p.x.dtype == DType::kF32 ? run<float>(plan, job) : run<int8_t>(plan, job);
+}
 
 static void pack_all(const ConvLayout& layout, void* packed, int64_t begin, int64_t end) {
   pack_weights<int8_t>(layout, packed, begin, end);

@@ -1,7 +1,7 @@
 // Patches: the input that a tile's outputs read, channels innermost, zero-padded. The instruction set defines, before
-// it includes this: Stored<T>, the element of patches and packed weights (put and put_row convert), kZeroByte, each
-// byte of a zero in a patch, and kDepth, the number of channels that one product sums (a pixel's channels are filled up
-// to a multiple of it with zeros).
+// it includes this: Stored<T>, the element of patches and packed weights (put and put_row convert, to integers by
+// `per_unit`, how many of them 1 of x is), kZeroByte, each byte of a zero in a patch, and kDepth, the number of
+// channels that one product sums (a pixel's channels are filled up to a multiple of it with zeros).
 #pragma once
 #include "cpu/masked/conv_simd.h"
 
@@ -24,25 +24,25 @@ static void zero_slots(S* to, int64_t slots, int64_t slot) {
 // `count` slots from input pixels `step` elements apart, all of them in the plane.
 template <class T>
 static void copy_slots(Stored<T>* to, int64_t slot, const T* from, int64_t step, int64_t count, int64_t channel_stride,
-                       const PatchChannels& ch) {
+                       const PatchChannels& ch, float per_unit) {
   if (ch.multiplier > 1) {
     for (int64_t i = 0; i < count; ++i)
       for (int64_t c = 0; c < ch.count; ++c)
-        put(to + i * slot + c, from[i * step + (ch.first + c) / ch.multiplier * channel_stride]);
+        put(to + i * slot + c, from[i * step + (ch.first + c) / ch.multiplier * channel_stride], per_unit);
     return;
   }
   from += ch.first * channel_stride;
-  if (channel_stride == 1 && step == ch.count && slot == ch.count) return put_row(to, from, count * ch.count);
+  if (channel_stride == 1 && step == ch.count && slot == ch.count) return put_row(to, from, count * ch.count, per_unit);
   if (channel_stride == 1) {
     for (int64_t i = 0; i < count; ++i, to += slot, from += step) {
       __builtin_prefetch(from + ch.count);  // the next chunk of this pixel
-      put_row(to, from, ch.count);
+      put_row(to, from, ch.count, per_unit);
       zero_slots(to + ch.count, 1, whole_depths(ch.count) - ch.count);
     }
     return;
   }
   for (int64_t c = 0; c < ch.count; ++c)  // NCHW memory: neighbours in a row are neighbours in memory
-    for (int64_t i = 0; i < count; ++i) put(to + i * slot + c, from[c * channel_stride + i * step]);
+    for (int64_t i = 0; i < count; ++i) put(to + i * slot + c, from[c * channel_stride + i * step], per_unit);
   for (int64_t i = 0; i < count; ++i) zero_slots(to + i * slot + ch.count, 1, whole_depths(ch.count) - ch.count);
 }
 
@@ -77,7 +77,7 @@ static __attribute__((noinline)) void fill_patch(const ConvPlan& plan, const Con
         zero_slots(to, before, slot);
         if (inside > before)
           copy_slots(to + before * slot, slot, image + row * x.stride[2] + (first + before * column_step) * x.stride[3],
-                     column_step * x.stride[3], inside - before, x.stride[1], ch);
+                     column_step * x.stride[3], inside - before, x.stride[1], ch, plan.per_unit);
         zero_slots(to + inside * slot, count - inside, slot);
       }
     }

@@ -88,6 +88,7 @@ struct ConvLayout {
 struct ConvPlan : ConvLayout {
   Conv2dParams p;
   const QuantizedConv2dParams* quantized;  // p with its scales; null of floats
+  float per_unit;                          // integers that 1 of a float x is
   int64_t patch_channels;                  // elements per patch slot: chunk, or the panel width for depthwise
   bool in_place;                           // 1x1: the microkernels read x where it is, there are no patches
   int64_t job_panels;                      // panels per job, at most

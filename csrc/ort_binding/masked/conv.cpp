@@ -120,21 +120,22 @@ struct SparseConv2dQuantized {
     kBlockMap,
     kBiasInput,
     kResidual,
+    kSlope,
     kFringePixels,
     kFringeCount,
     kBase
   };
-  static constexpr auto kInputs =
-      layer_inputs({{"x", kInt8}, {"weight", kInt8}, {"scale", kFloat}},
-                   {{"bias", kFloat, kOptional}, {"residual", kElement, kOptional}}, kElement);
+  static constexpr auto kInputs = layer_inputs(
+      {{"x", kT}, {"weight", kInt8}, {"scale", kFloat}},
+      {{"bias", kFloat, kOptional}, {"residual", kBias, kOptional}, {"slope", kFloat, kOptional}}, kElement);
   static constexpr Argument kOutputs[] = {{"y", kElement}};
-  static constexpr Types kTypes[] = {{kFloat, kFloat}};
+  static constexpr Types kTypes[] = {{kInt8, kInt8}, {kInt8, kFloat}, {kFloat, kInt8}, {kFloat, kFloat}};
   static constexpr int kInPlace = kBase;
 
   MaskedLayer layer;
   Sides sides;
   Activation activation;
-  float negative_slope, residual_scale, out_scale;
+  float negative_slope, x_scale, residual_scale, out_scale;
   PackedWeight packed_weight;
 
   explicit SparseConv2dQuantized(const Attributes& a)
@@ -142,6 +143,7 @@ struct SparseConv2dQuantized {
         sides(a),
         activation(to_activation(kName, a.text("activation", "none"))),
         negative_slope(a.real("negative_slope", 0.01f)),
+        x_scale(a.real("x_scale", 0)),
         residual_scale(a.real("residual_scale", 1)),
         out_scale(kBytes ? a.real("out_scale", 0) : 0),
         packed_weight(a, "weight", kWeight, 1) {}
@@ -158,11 +160,13 @@ struct SparseConv2dQuantized {
     p.bias = bias_of(c, kBiasInput, weight.shape[0], &p.bias_dtype);
     DType float32 = DType::kF32;
     p.scale = static_cast<const float*>(bias_of(c, kScale, weight.shape[0], &float32));
+    p.slope = static_cast<const float*>(bias_of(c, kSlope, weight.shape[0], &float32));
     if (residual.present) p.residual = plane_view(residual);
     sides.set(&p);
     p.groups = 1;
     p.activation = activation;
     p.activation_param = negative_slope;
+    p.x_scale = x_scale;
     p.residual_scale = residual_scale;
     p.out_scale = out_scale;
     layer.compute(

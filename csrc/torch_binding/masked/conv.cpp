@@ -115,7 +115,8 @@ Tensor sparse_conv2d(Tensor x, Tensor weight, std::optional<Tensor> bias, std::o
 // What an int8 convolution has besides.
 struct Scales {
   Tensor scale;
-  double residual, out;
+  std::optional<Tensor> slope;
+  double x, residual, out;
 };
 
 void run_quantized(const LayerCall& layer, ConvArguments a, const Scales& scales,
@@ -128,6 +129,10 @@ void run_quantized(const LayerCall& layer, ConvArguments a, const Scales& scales
   DType dtype = DType::kF32;
   p.scale = static_cast<const float*>(bias_of(call, "scale", scale, a.weight.size(0), &dtype));
   SBNET_TORCH_CHECK(dtype == DType::kF32, "sbnet::", op, ": scale: dtype: expected float32, got ", dtype_name(dtype));
+  std::optional<Tensor> slope = scales.slope;
+  p.slope = static_cast<const float*>(bias_of(call, "slope", slope, a.weight.size(0), &dtype));
+  SBNET_TORCH_CHECK(dtype == DType::kF32, "sbnet::", op, ": slope: dtype: expected float32, got ", dtype_name(dtype));
+  p.x_scale = static_cast<float>(scales.x);
   p.residual_scale = static_cast<float>(scales.residual);
   p.out_scale = static_cast<float>(scales.out);
   check(op, validate(p));
@@ -144,10 +149,10 @@ void sparse_conv2d_quantized_(Tensor x, Tensor weight, Tensor scale, std::option
                               Ints grid, Ints stride, Ints padding, Ints dilation, std::string activation,
                               double activation_param, double out_scale, Tensor out,
                               std::optional<Tensor> fringe_pixels, std::optional<Tensor> fringe_count,
-                              std::optional<Tensor> packed) {
+                              std::optional<Tensor> packed, double x_scale, std::optional<Tensor> slope) {
   run_quantized({"sparse_conv2d_quantized_", x, indices, count, grid, out, fringe_pixels, fringe_count},
                 {weight, bias, residual, stride, padding, dilation, 1, activation, activation_param, false},
-                {scale, residual_scale, out_scale}, packed);
+                {scale, slope, x_scale, residual_scale, out_scale}, packed);
 }
 
 // A functional form; dtype: of y.
@@ -165,22 +170,24 @@ Tensor quantized(const char* op, const LayerCall& layer, const Tensor& block_map
 Tensor sparse_conv2d_quantized(Tensor x, Tensor weight, Tensor scale, std::optional<Tensor> bias,
                                std::optional<Tensor> residual, double residual_scale, Tensor indices, Tensor count,
                                Tensor block_map, Ints grid, Ints stride, Ints padding, Ints dilation,
-                               std::string activation, double activation_param, double out_scale) {
+                               std::string activation, double activation_param, double out_scale, double x_scale,
+                               std::optional<Tensor> slope) {
   const char* op = "sparse_conv2d_quantized";
   return quantized(op, {op, x, indices, count, grid, x}, block_map,
                    {weight, bias, residual, stride, padding, dilation, 1, activation, activation_param, false},
-                   {scale, residual_scale, out_scale}, ScalarType::Char);
+                   {scale, slope, x_scale, residual_scale, out_scale}, ScalarType::Char);
 }
 
 // The same in float32.
 Tensor sparse_conv2d_dequantized(Tensor x, Tensor weight, Tensor scale, std::optional<Tensor> bias,
                                  std::optional<Tensor> residual, double residual_scale, Tensor indices, Tensor count,
                                  Tensor block_map, Ints grid, Ints stride, Ints padding, Ints dilation,
-                                 std::string activation, double activation_param) {
+                                 std::string activation, double activation_param, double x_scale,
+                                 std::optional<Tensor> slope) {
   const char* op = "sparse_conv2d_dequantized";
   return quantized(op, {op, x, indices, count, grid, x}, block_map,
                    {weight, bias, residual, stride, padding, dilation, 1, activation, activation_param, false},
-                   {scale, residual_scale, 0}, ScalarType::Float);
+                   {scale, slope, x_scale, residual_scale, 0}, ScalarType::Float);
 }
 
 Tensor pack_conv_weight(Tensor weight, int64_t groups) {
@@ -210,18 +217,21 @@ void list_ops(OpList& ops) {
   ops.add(
       "sparse_conv2d_quantized(Tensor x, Tensor weight, Tensor scale, Tensor? bias, Tensor? residual, float "
       "residual_scale, Tensor indices, Tensor count, Tensor block_map, SymInt[] grid, SymInt[] stride, SymInt[] "
-      "padding, SymInt[] dilation, str activation, float activation_param, float out_scale) -> Tensor",
+      "padding, SymInt[] dilation, str activation, float activation_param, float out_scale, float x_scale=0.0, Tensor? "
+      "slope=None) -> "
+      "Tensor",
       TORCH_BOX(&sparse_conv2d_quantized));
   ops.add(
       "sparse_conv2d_dequantized(Tensor x, Tensor weight, Tensor scale, Tensor? bias, Tensor? residual, float "
       "residual_scale, Tensor indices, Tensor count, Tensor block_map, SymInt[] grid, SymInt[] stride, SymInt[] "
-      "padding, SymInt[] dilation, str activation, float activation_param) -> Tensor",
+      "padding, SymInt[] dilation, str activation, float activation_param, float x_scale=0.0, Tensor? slope=None) -> "
+      "Tensor",
       TORCH_BOX(&sparse_conv2d_dequantized));
   ops.add(
       "sparse_conv2d_quantized_(Tensor x, Tensor weight, Tensor scale, Tensor? bias, Tensor? residual, float "
       "residual_scale, Tensor indices, Tensor count, SymInt[] grid, SymInt[] stride, SymInt[] padding, SymInt[] "
       "dilation, str activation, float activation_param, float out_scale, Tensor(a!) out, Tensor? fringe_pixels, "
-      "Tensor? fringe_count, Tensor? packed=None) -> ()",
+      "Tensor? fringe_count, Tensor? packed=None, float x_scale=0.0, Tensor? slope=None) -> ()",
       TORCH_BOX(&sparse_conv2d_quantized_));
   ops.add("pack_conv_weight(Tensor weight, SymInt groups) -> Tensor", TORCH_BOX(&pack_conv_weight));
 }

@@ -222,9 +222,11 @@ def _in_place(plan: Plan, root: Root, place: dict[Value, tuple[Root, int]]) -> i
     """The residual's buffer, where the node that writes the root is the last to read it: the sum takes its place."""
     node = plan.graph.nodes[root.first]
     residual = node.params.get("residual")
-    if node.kind != "conv" or len(root.writers) > 1 or residual is None or residual is node.args[0]:
+    if node.kind not in ("conv", "conv_quantized") or len(root.writers) > 1 or residual in (None, node.args[0]):
         return None
-    spot = place.get(residual)
+    spot = place.get(residual)  # type: ignore[arg-type]
     if spot is None or spot[0].shape != root.shape or spot[0].last != root.first or spot[0].kept:
+        return None
+    if residual.dtype != node.output.dtype:  # type: ignore[union-attr]
         return None
     return spot[0].buffer

@@ -32,24 +32,29 @@ def sparse_conv2d_quantized(
     negative_slope: float = 0.01,
     residual: Tensor | None = None,
     residual_scale: float = 1.0,
+    x_scale: float | None = None,
+    slope: Tensor | None = None,
 ) -> Tensor:
     """Convolution of int8 computed on active blocks of the OUTPUT plane only; zeros elsewhere.
 
     v = act(scale * conv2d(x, weight) + bias + residual_scale * residual), the sums of products exact. Symmetric
-    quantisation: an int8 tensor stands for itself times its scale, so `scale` is that of x times those of weight.
+    quantisation: an int8 tensor stands for itself times its scale, so `scale` is that of x times those of weight. A
+    float f is rounded as ONNX's QuantizeLinear does it: f * (1 / scale), halves to even, within -128 ... 127; NaN as 0.
 
     Args:
-        x: [N,C,H,W] int8, any layout; channels_last is the fast one.
+        x: [N,C,H,W] int8, or float32 with an x_scale, which is rounded as it is read; any layout, channels_last is the
+            fast one.
         weight: [K,C,R,S] int8, of at most 131071 products a sum.
         scale: [K] float32, units of the output that 1 of a sum counts.
         bias: [K] float32, in units of the output, or None.
         active: active blocks of the output plane (the tiling grid of H_out x W_out).
-        out_scale: units of the output that 1 of an int8 result counts: round(v * (1 / out_scale)), halves to even,
-            within -128 ... 127 as ONNX's QuantizeLinear has it, NaN as 0; or None: v itself, float32.
+        out_scale: units of the output that 1 of an int8 result counts; or None: v itself, float32.
         stride, padding, dilation: as in F.conv2d.
         activation, negative_slope: as in `sparse_conv2d`.
-        residual: [N,K,H_out,W_out] of the output's dtype, or None.
+        residual: [N,K,H_out,W_out] int8 or float32, or None.
         residual_scale: units of the output that 1 of residual counts.
+        x_scale: units of x that 1 of its int8 form counts, where x is float32.
+        slope: [K] float32, of activation="leaky_relu", a number a channel (PReLU) instead of negative_slope; or None.
 
     Returns:
         [N,K,H_out,W_out] int8 or float32 in x's memory format. Not differentiable.
@@ -62,9 +67,10 @@ def sparse_conv2d_quantized(
     """
     op = "sparse_conv2d_quantized"
     common = _arguments(op, x, weight, scale, bias, active, residual, residual_scale)
-    if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in (scale, bias, residual)):
+    floats = x, scale, bias, residual, slope
+    if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in floats):
         raise RuntimeError(f"sbnet::{op}: no gradient is defined, but an input requires one; detach it")
-    scale_of_output = _out_scale(op, out_scale)
+    scale_of_output = _scale(op, "out_scale", out_scale)
     run = _ops.sparse_conv2d_quantized if scale_of_output else _ops.sparse_conv2d_dequantized
     return run(
         *common[:8],
@@ -74,6 +80,8 @@ def sparse_conv2d_quantized(
         activation_name(op, activation),
         negative_slope,
         *([scale_of_output] if scale_of_output else []),
+        _scale(op, "x_scale", x_scale),
+        slope,
     )
 
 
@@ -93,6 +101,8 @@ def sparse_conv2d_quantized_(
     negative_slope: float = 0.01,
     residual: Tensor | None = None,
     residual_scale: float = 1.0,
+    x_scale: float | None = None,
+    slope: Tensor | None = None,
     fringe: Fringe | None = None,
     packed: Tensor | None = None,
 ) -> None:
@@ -106,15 +116,17 @@ def sparse_conv2d_quantized_(
     """
     op = "sparse_conv2d_quantized_"
     common = _arguments(op, x, weight, scale, bias, active, residual, residual_scale)
-    edge = layer_output(op, out, fringe, scale, bias, residual)
+    edge = layer_output(op, out, fringe, x, scale, bias, residual, slope)
     _ops.sparse_conv2d_quantized_(
         *common,
         *pairs(op, stride=stride, padding=padding, dilation=dilation),
         activation_name(op, activation),
         negative_slope,
-        _out_scale(op, out_scale),
+        _scale(op, "out_scale", out_scale),
         *edge,
         packed,
+        _scale(op, "x_scale", x_scale),
+        slope,
     )
     mark_written(out)
 
@@ -135,11 +147,11 @@ def _arguments(
     return x, weight, scale, bias, residual, float(residual_scale), *lists
 
 
-def _out_scale(op: str, out_scale: float | None) -> float:
-    """0 stands for a float32 output."""
-    if out_scale is not None and not 0 < out_scale < float("inf"):
-        raise ValueError(f"sbnet::{op}: out_scale: expected a positive number or None, got {out_scale}")
-    return out_scale or 0.0
+def _scale(op: str, name: str, scale: float | None) -> float:
+    """0 stands for a tensor of float32, or none to round."""
+    if scale is not None and not 0 < scale < float("inf"):
+        raise ValueError(f"sbnet::{op}: {name}: expected a positive number or None, got {scale}")
+    return scale or 0.0
 
 
 def _fake(op: str, dtype: torch.dtype, arguments: tuple[Any, ...]) -> Tensor:

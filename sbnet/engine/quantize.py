@@ -1,0 +1,155 @@
+"""`sbnet.quantize`: convolutions of a network in int8, their scales read off the active pixels of some frames."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sbnet.engine.quantized_report import Report, Walk, measure
+from sbnet.engine.sparsify import SparseRun, sparsify
+from sbnet.graph.ir import Graph, Node
+from sbnet.graph.passes.quantize import KIND, Quantization, stays_float
+from sbnet.graph.passes.quantize import quantize as quantize_graph
+
+DTYPES = {"fp8": "kernels of fp8 are missing", "float8_e4m3fn": "kernels of fp8 are missing"}
+
+
+def quantize(
+    run: SparseRun | nn.Module | str | os.PathLike[str],
+    frames: Sequence[Any],
+    masks: Sequence[Tensor],
+    *,
+    dtype: str = "int8",
+    keep: Sequence[str] = (),
+    ends: bool = False,
+    percentile: float = 100.0,
+    **options: Any,
+) -> QuantizedRun:
+    """A run like that of `sparsify` whose convolutions are int8: exact sums of products, scales in the epilogue.
+
+    Symmetric: weights have a scale for each output channel, feature maps one each, which is the largest magnitude (or a
+    percentile) of their active pixels over all frames. Bias, PReLU or activation, and residual stay in float32, in the
+    epilogue. What int8 convolutions alone read is int8 in memory. In float stay: `keep`, first and last layers,
+    transposed, depthwise and grouped convolutions, and all that is no convolution. On a CPU.
+
+    Args:
+        run: of `sparsify`; or a network, to which it is given with the first frame and `options`.
+        frames: inputs [N,C,H,W] float32 (or tuples of inputs, as calls take them), such as those that it will see.
+        masks: [N,H,W] of each frame.
+        dtype: "int8".
+        keep: paths of modules that stay in float.
+        ends: first and last layers become int8, too.
+        percentile: of magnitudes, that int8 reaches; 100: the largest. Greater ones saturate.
+
+    Returns:
+        `QuantizedRun`; its `report` is what it costs in accuracy on these frames.
+
+    Raises:
+        ValueError: another dtype or device, no frames, a path of no module, a layer without an active pixel.
+
+    >>> run = sbnet.quantize(sbnet.sparsify(net, frames[0], mode="cached"), frames, masks)
+    >>> print(run.report)
+    """
+    if dtype != "int8":
+        why = f" ({DTYPES[dtype]})" if dtype in DTYPES else ""
+        raise ValueError(f"sbnet: quantize: dtype: expected 'int8', got {dtype!r}{why}")
+    if len(frames) != len(masks) or not len(frames):
+        raise ValueError(f"sbnet: quantize: masks: expected {max(len(frames), 1)}, one a frame, got {len(masks)}")
+    if not 0 < percentile <= 100:
+        raise ValueError(f"sbnet: quantize: percentile: expected more than 0 and at most 100, got {percentile}")
+    given = [tuple(frame) if isinstance(frame, (tuple, list)) else (frame,) for frame in frames]
+    if isinstance(run, QuantizedRun):
+        raise TypeError("sbnet: quantize: run: expected one of sparsify, got one of quantize")
+    if not isinstance(run, SparseRun):
+        run = sparsify(run, given[0], **options)  # type: ignore[arg-type]
+    elif options:
+        raise TypeError(f"sbnet: quantize: expected options of sparsify with a network alone, got {', '.join(options)}")
+    x = run.example[0]
+    if x.device.type != "cpu" or x.dtype != torch.float32:
+        raise ValueError(
+            f"sbnet: quantize: run: expected float32 on a CPU, got {str(x.dtype).removeprefix('torch.')} on {x.device} "
+            "(on a GPU int8 convolutions use no tensor cores yet)"
+        )
+    told = Quantization(_ranges(run, given, masks, keep, ends, percentile), tuple(keep), ends)
+    made = QuantizedRun(run.model, run.example, told, **run.options)
+    made.report = measure(run, made, given, masks)
+    return made
+
+
+class QuantizedRun(SparseRun):
+    """What `quantize` returns: a `SparseRun` (calls, clone, profile, export, pickle) with convolutions in int8.
+
+    Attributes:
+        report: `Report` of the frames that it was made with.
+    """
+
+    report: Report
+
+    def __init__(self, model: Any, example: Any, told: Quantization, **options: Any) -> None:
+        self.quantization = told
+        super().__init__(model, example, **options)
+
+    def measure(self, frames: Sequence[Any], masks: Sequence[Tensor]) -> Report:
+        """What it costs in accuracy on other frames, given as to `quantize`."""
+        given = [tuple(frame) if isinstance(frame, (tuple, list)) else (frame,) for frame in frames]
+        return measure(SparseRun(self.model, self.example, **self.options), self, given, masks)
+
+    def _graph(self, inputs: Sequence[Any]) -> Graph:
+        return quantize_graph(super()._graph(inputs), self.quantization)
+
+    def __repr__(self) -> str:
+        nodes = self.plan.graph.nodes
+        ours = [node for node in nodes if node.kind == KIND]
+        convolutions = len(ours) + sum(node.kind in ("conv", "conv_transpose") for node in nodes)
+        between = sum(node.output.dtype == torch.int8 for node in ours)
+        counts = f"{len(ours)} of {convolutions} convolutions int8, {between} of which write int8"
+        return f"{super().__repr__()[:-1]}; {counts}>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"quantization": self.quantization, "report": self.report}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["model"], state["example"], state["quantization"], **state["options"])  # type: ignore[misc]
+        self.report = state["report"]
+
+
+# ---- calibration
+
+
+def _ranges(
+    run: SparseRun, frames: Sequence[Any], masks: Sequence[Tensor], keep: Sequence[str], ends: bool, percentile: float
+) -> dict[str, float]:
+    """The largest magnitudes of what int8 convolutions will read, by name."""
+    found: dict[str, float] = {}
+    walk, chosen = Walk(run), list[Node]()
+    for inputs, mask in zip(frames, masks, strict=True):
+        graph = walk.module(inputs).plan.graph
+        for path in keep:
+            if not any(node.path == path or node.path.startswith(path + ".") for node in graph.nodes):
+                raise ValueError(f"sbnet: quantize: keep: expected paths of modules with layers, got {path!r}")
+        kept = stays_float(graph, keep, ends)
+        chosen = [node for node in graph.nodes if node.kind == "conv" and node not in kept]
+        wanted = {v for node in chosen for v in (node.args[0], node.params.get("residual")) if v is not None}
+        for value, tensor, pixels in walk(inputs, mask):
+            inside = tensor.abs()[pixels.expand_as(tensor)] if value in wanted else tensor.new_empty(0)
+            if not inside.numel():
+                continue
+            largest = float(_percentile(inside, percentile))
+            if not math.isfinite(largest):
+                raise ValueError(f"sbnet: quantize: frames: expected finite values, got {largest} in {value.name}")
+            found[value.name] = max(found.get(value.name, 0.0), largest)
+    for node in chosen:
+        if node.args[0].name not in found:
+            raise ValueError(f"sbnet: quantize: masks: expected active pixels in what {node.path} reads, got none")
+    return found
+
+
+def _percentile(values: Tensor, percentile: float) -> Tensor:
+    if percentile == 100:
+        return values.max()
+    return values.kthvalue(max(1, math.ceil(values.numel() * percentile / 100))).values

@@ -1,0 +1,175 @@
+"""Convolutions in int8: which, at what scales, and which feature maps between them are int8 too.
+
+An int8 convolution reads int8, or float32 that it rounds as it reads; it adds a residual of either and writes either.
+So nothing but convolutions changes: a feature map that int8 convolutions alone read is int8, every other one float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from sbnet.graph.ir import Graph, Node, Value, computed, only_user
+from sbnet.graph.passes.fold import skip
+
+KIND = "conv_quantized"
+CONVOLUTIONS = ("conv", "conv_transpose", KIND)
+MOST_PRODUCTS = 131071  # of a sum in 32 bits
+LARGEST = 127  # of int8, symmetric
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """What `quantize` is told.
+
+    Attributes:
+        ranges: largest magnitudes of feature maps, by the value's name.
+        keep: paths of modules that stay in float.
+        ends: first and last layers become int8, too.
+    """
+
+    ranges: Mapping[str, float] = field(default_factory=dict)
+    keep: Sequence[str] = ()
+    ends: bool = False
+
+    def scale(self, value: Value) -> float:
+        """Units that 1 of a feature map's int8 form counts."""
+        return (self.ranges[value.name] or 1.0) / LARGEST
+
+
+def stays_float(graph: Graph, keep: Sequence[str] = (), ends: bool = False) -> dict[Node, str]:
+    """Why each convolution that stays in float does; the others may become int8."""
+    first, last = _first(graph), _last(graph)
+    reasons: dict[Node, str] = {}
+    for node in graph.nodes:
+        if node.kind in CONVOLUTIONS:
+            reason = _reason(node)
+            if any(node.path == path or node.path.startswith(path + ".") for path in keep):
+                reason = "kept"
+            elif not reason and not ends and node in first | last:
+                reason = "first layer" if node in first else "last layer"
+            if reason:
+                reasons[node] = reason
+    return reasons
+
+
+def _reason(node: Node) -> str:
+    if node.kind != "conv":
+        return "transposed" if node.kind == "conv_transpose" else ""
+    weight, groups = node.params["weight"], node.options["groups"]
+    if groups != 1:
+        return "depthwise" if weight.shape[1] == 1 else f"{groups} groups"
+    if not weight.constant or ("bias" in node.params and not node.params["bias"].constant):
+        return "weights that the network computes"
+    if weight.shape[1] * weight.shape[2] * weight.shape[3] > MOST_PRODUCTS:
+        return "too many products for sums of 32 bits"
+    return ""
+
+
+def _weighted(node: Node) -> bool:
+    """Does it multiply by a matrix of constants?"""
+    if node.kind in CONVOLUTIONS:
+        return True
+    return node.kind == "aten" and any(v.constant and len(v.shape) > 1 for v in node.inputs())
+
+
+def _first(graph: Graph) -> set[Node]:
+    """Layers that no other one with weights comes before."""
+    found: set[Node] = set()
+    reached = {v for v in graph.inputs if v is not None}
+    for node in graph.nodes:
+        if reached.intersection(v for v in node.inputs() if not v.constant):
+            if _weighted(node):
+                found.add(node)
+            else:
+                reached.update(node.outputs)
+    return found
+
+
+def _last(graph: Graph) -> set[Node]:
+    """Layers that no other one with weights comes after."""
+    found: set[Node] = set()
+    reached = {v for v in graph.outputs if isinstance(v, Value)}
+    for node in reversed(graph.nodes):
+        if reached.intersection(node.outputs):
+            if _weighted(node):
+                found.add(node)
+            else:
+                reached.update(node.inputs())
+    return found
+
+
+def _between(graph: Graph, value: Value, chosen: Sequence[Node]) -> bool:
+    """Do int8 convolutions alone read it?"""
+    return bool(value.users) and not graph.is_output(value) and all(user in chosen for user in value.users)
+
+
+def fuse_prelu(graph: Graph, chosen: Sequence[Node]) -> Graph:
+    """PReLU in the epilogue of the convolution before it, which has slopes of its own there."""
+    for node in list(graph.nodes):
+        if node.kind != "pixel" or node.options.get("program") != "prelu a" or not node.params["a"].constant:
+            continue
+        conv, slope = node.args[0].producer, node.params["a"]
+        if conv not in chosen or conv.options.get("activation") is not None:
+            continue
+        if only_user(node.args[0], graph) is not node:
+            continue
+        channels = conv.params["weight"].shape[0]
+
+        def of_channels(t: Tensor, channels: int = channels) -> Tensor:
+            return t.reshape(-1).expand(channels).contiguous()
+
+        conv.options = {**conv.options, "activation": "leaky_relu"}
+        conv.params["slope"] = computed(f"{slope.name}.slope", slope, of_channels, slope, shape=(channels,))
+        skip(graph, node, conv)
+    return graph
+
+
+def quantize(graph: Graph, told: Quantization) -> Graph:
+    """Makes convolutions int8, in place. Of an optimised graph without bottlenecks."""
+    kept = stays_float(graph, told.keep, told.ends)
+    chosen = [node for node in graph.nodes if node.kind == "conv" and node not in kept]
+    fuse_prelu(graph, chosen)
+    for node in chosen:
+        if _between(graph, node.output, chosen):
+            node.output.dtype = torch.int8
+    for node in chosen:
+        x, residual, options = node.args[0], node.params.get("residual"), dict(node.options)
+        node.kind = KIND
+        node.options = {
+            **options,
+            "x_scale": None if x.dtype == torch.int8 else told.scale(x),
+            "residual_scale": told.scale(residual) if residual is not None and residual.dtype == torch.int8 else 1.0,
+            "out_scale": told.scale(node.output) if node.output.dtype == torch.int8 else None,
+        }
+        _weights(node, told.scale(x))
+    return graph.link()
+
+
+def _weights(node: Node, scale: float) -> None:
+    """A weight of int8, symmetric a channel of the output, and what a sum of its products with x counts."""
+    weight = node.params["weight"]
+
+    def steps(weight: Tensor) -> Tensor:
+        largest = weight.double().abs().amax((1, 2, 3))
+        return torch.where(largest > 0, largest, 1) / LARGEST
+
+    def rounded(weight: Tensor, steps: Tensor) -> Tensor:
+        whole = (weight.double() / steps[:, None, None, None]).round().to(torch.int8)
+        return whole.contiguous(memory_format=torch.channels_last)
+
+    made = computed(f"{weight.name}.steps", weight, steps, weight, shape=weight.shape[:1])
+    node.params["weight"] = computed(f"{weight.name}.int8", weight, rounded, weight, made)
+    node.params["weight"].dtype = torch.int8
+    node.params["scale"] = _scaled(f"{weight.name}.scale", made, lambda steps: (steps * scale).float())
+    if "bias" in node.params:
+        node.params["bias"] = _scaled(f"{weight.name}.bias", node.params["bias"], Tensor.float)
+
+
+def _scaled(name: str, value: Value, function: Callable[[Tensor], Tensor]) -> Value:
+    made = computed(name, value, function, value)
+    made.dtype = torch.float32
+    return made

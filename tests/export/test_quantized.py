@@ -1,0 +1,79 @@
+"""`run.export` of quantised runs: ONNX Runtime gives what the run gives, on feature maps of int8."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+import sbnet
+import sbnet.export
+from support.networks import NETWORKS, lively
+from support.quantized import BLOCK, SIZE, Chain, frames
+
+OURS = ("sparse_conv2d_quantized", "sparse_conv2d_dequantized")
+
+
+def exported(net, path, mode="masked"):
+    torch.manual_seed(3)
+    given, masks = frames(2, 1, 0.01)
+    run = sbnet.quantize(lively(net), given, masks, block=BLOCK, mode=mode)
+    run.export(path)
+    return run, sbnet.export.session(path, ["CPUExecutionProvider"])
+
+
+def assert_near(got, want):
+    """Sums of products are the same integers; a value next to a half may be rounded the other way, and what follows
+    from it differs."""
+    for g, w in zip(got, want, strict=True):
+        assert g.shape == w.shape
+        assert float((g - w).square().mean().sqrt()) <= 2e-3 * float(w.square().mean().sqrt())
+
+
+def test_the_model_is_int8_from_layer_to_layer(tmp_path):
+    run, session = exported(Chain(), tmp_path / "chain.onnx")
+    graph = onnx.load(tmp_path / "chain.onnx").graph
+    nodes = [node for node in graph.node if node.domain == "sbnet"]
+    assert [node.op_type for node in nodes if node.op_type in OURS] == [OURS[0]] * 3 + [OURS[1]]
+    assert not any(node.op_type in ("Transpose", "Cast") for node in graph.node if "conv" in node.name)
+    (_, *after) = [node for node in nodes if node.op_type in OURS]
+    for node in after:  # what int8 layers alone read is not filled, but cleared where the next one reads
+        before = next(n for n in nodes if node.input[0] in n.output)
+        assert {a.name: a.i for a in before.attribute}.get("zero_outside", 0) == 0
+    stored = {init.name: init.data_type for init in graph.initializer}
+    assert all(stored[node.input[1]] == onnx.TensorProto.INT8 for node in nodes if node.op_type in OURS)
+    for density in (0.02, 1.0, 0.0):
+        x, mask = torch.randn(1, 3, *SIZE), torch.rand(1, *SIZE) < density
+        assert_near(sbnet.export.run(session, [x, mask]), tree_leaves(run(x, mask)))
+
+
+@pytest.mark.parametrize("mode", ["masked", "exact"])
+@pytest.mark.parametrize("name", ["ResNet", pytest.param("FPN", marks=pytest.mark.slow), "SRVGG"])
+def test_networks(name, mode, tmp_path):
+    run, session = exported(NETWORKS[name](), tmp_path / "net.onnx", mode)
+    x, mask = torch.randn(1, 3, *SIZE), torch.zeros(1, *SIZE, dtype=torch.bool)
+    mask[:, 20:26, 30:38] = True
+    got, want = sbnet.export.run(session, [x, mask]), tree_leaves(run(x, mask))
+    if mode == "exact":  # elsewhere a result may be anything
+        from sbnet.graph.oracle import exact_pixels
+
+        inside = [exact_pixels(w, mask).expand_as(w) if w.dim() == 4 else slice(None) for w in want]
+        got, want = [g[i] for g, i in zip(got, inside, strict=True)], [w[i] for w, i in zip(want, inside, strict=True)]
+    assert_near(got, want)
+
+
+def test_cached_states_are_int8(tmp_path):
+    run, session = exported(Chain(), tmp_path / "cached.onnx", "cached")
+    kinds = {"tensor(int8)": torch.int8, "tensor(float)": torch.float32}
+    states = [torch.full(v.shape, 7, dtype=kinds[v.type]) for v in session.get_inputs()[2:]]
+    assert sum(state.dtype == torch.int8 for state in states) == 3
+    for density in (1.0, 0.01, 0.0, 0.02):
+        x, mask = torch.randn(1, 3, *SIZE), torch.rand(1, *SIZE) < density
+        want = tree_leaves(run(x, mask))
+        got = sbnet.export.run(session, [x, mask, *states])
+        states = got[len(want) :]
+        assert_near(got[: len(want)], want)

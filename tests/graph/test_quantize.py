@@ -1,0 +1,242 @@
+"""`sbnet.quantize`: scales, what is int8 and what is not, and results against the same in float64 PyTorch."""
+
+from __future__ import annotations
+
+import math
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+import sbnet
+from support.contract import poison
+from support.networks import NETWORKS, conv, lively
+from support.quantized import BLOCK, SIZE, Chain, frames
+
+
+def rms(x):
+    return float(x.double().square().mean().sqrt())
+
+
+class Fake:
+    """The chain under the masked contract in float64; `ranges`: those that an int8 network rounds at, else None."""
+
+    def __init__(self, net, ranges=None, keep=()):
+        self.net, self.ranges, self.keep, self.seen = net, ranges, keep, {}
+
+    def layer(self, name, conv, x, masks, act, norm=None, residual=None):
+        weight, bias = conv.weight.double(), 0.0 if conv.bias is None else conv.bias.double()[:, None, None]
+        if norm is not None:
+            factor = norm.weight.double() / (norm.running_var.double() + norm.eps).sqrt()
+            weight = weight * factor[:, None, None, None]
+            bias = ((norm.bias - norm.running_mean * factor).double())[:, None, None]
+        self.seen[name] = float(x.abs().max())
+        if self.ranges is not None and name not in ("first", "last", *self.keep):
+            x = rounded(x, self.ranges[name] / 127)
+            steps = weight.abs().amax((1, 2, 3), keepdim=True) / 127
+            weight = (weight / steps).round() * steps
+        y = act(F.conv2d(x, weight, None, conv.stride, conv.padding) + bias + (0 if residual is None else residual))
+        return torch.where(_active(masks, tuple(y.shape[2:])).pixel_mask(y.shape[2:]), y, 0.0)
+
+    def __call__(self, x, masks):
+        net, same = self.net, nn.Identity()
+        x = self.layer("first", net.first, x.double(), masks, F.relu)
+        x = self.layer("a.0", net.a[0], x, masks, F.relu, net.a[1])
+        x = self.layer("b.0", net.b[0], x, masks, lambda y: F.prelu(y, net.b[1].weight.double()))
+        shortcut = x if self.ranges is None else rounded(x, self.ranges["c.0"] / 127)
+        x = self.layer("c.0", net.c[0], x, masks, F.silu)
+        x = self.layer("d", net.d, x, masks, F.relu, residual=shortcut)
+        return self.layer("last", net.last, x, masks, same)
+
+
+def rounded(x, step):
+    return (x / step).round().clamp(-128, 127) * step
+
+
+def _active(mask, size):
+    on_plane = F.adaptive_max_pool2d(mask[:, None].float(), size)[:, 0]
+    return sbnet.reduce_mask(on_plane, sbnet.BlockGrid.cover(size, BLOCK))
+
+
+@pytest.fixture
+def chain():
+    torch.manual_seed(5)
+    return lively(Chain())
+
+
+@torch.no_grad()
+def test_a_chain_rounds_where_it_should_and_nowhere_else(chain):
+    """Against float64 with the same roundings; what is left is float32, and values next to a half."""
+    given, masks = frames()
+    run = sbnet.quantize(chain, given, masks, block=BLOCK)
+    ranges: dict[str, float] = {}
+    for x, mask in zip(given, masks, strict=True):
+        exact = Fake(chain)
+        exact(x, mask)
+        ranges = {name: max(ranges.get(name, 0), largest) for name, largest in exact.seen.items()}
+    x, mask = torch.randn(2, 3, *SIZE), torch.rand(2, *SIZE) < 0.01
+    poison(run)
+    got, want, plain = run(x, mask), Fake(chain, ranges)(x, mask), Fake(chain)(x, mask)
+    cost = rms(want - plain)
+    assert 1e-3 < cost / rms(plain) < 0.1
+    assert rms(got - want) < 0.02 * cost
+
+
+def test_what_is_int8_in_memory(chain):
+    given, masks = frames()
+    run = sbnet.quantize(chain, given, masks, block=BLOCK)
+    found = {layer.path: (layer.computes, layer.reads, layer.writes, layer.why) for layer in run.report.layers}
+    assert found == {
+        "first": ("float32", "float32", "float32", "first layer"),
+        "a.0": ("int8", "float32", "int8", ""),
+        "b.0": ("int8", "int8", "int8", ""),
+        "c.0": ("int8", "int8", "int8", ""),
+        "d": ("int8", "int8", "float32", ""),
+        "last": ("float32", "float32", "float32", "last layer"),
+    }
+    assert "4 of 6 convolutions int8, 3 of which write int8" in repr(run)
+    assert not any(node.kind == "pixel" for node in run.plan.graph.nodes)  # PReLU is in the epilogue
+    stored = {buffer.dtype for buffer in run._last.executor.buffers}
+    assert stored == {torch.int8, torch.float32}
+
+
+def test_kept_modules_and_ends(chain):
+    given, masks = frames()
+    kept = sbnet.quantize(chain, given, masks, block=BLOCK, keep=["b", "d"])
+    assert {v.path: v.why for v in kept.report.layers if v.computes == "float32"} == {
+        "first": "first layer", "b.0": "kept", "d": "kept", "last": "last layer"
+    }  # fmt: skip
+    ends = sbnet.quantize(chain, given, masks, block=BLOCK, ends=True)
+    assert all(layer.computes == "int8" for layer in ends.report.layers)
+    assert ends.report.layers[0].reads == ends.report.layers[-1].writes == "float32"
+    assert rms(ends(given[0], masks[0]) - kept(given[0], masks[0])) > 0
+    with pytest.raises(ValueError, match=r"sbnet: quantize: keep: expected paths of modules with layers, got 'f'"):
+        sbnet.quantize(chain, given, masks, keep=["f"])
+
+
+QUICK = ("U-Net, bilinear", "ResNet", "SRVGG", "MobileNet with gates")
+
+
+@pytest.mark.parametrize("mode", ["masked", "exact", "cached"])
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in NETWORKS])
+def test_networks_stay_near_the_float_ones(name, mode):
+    """And what the report says of these frames is what calls differ by."""
+    torch.manual_seed(1)
+    net = lively(NETWORKS[name]())
+    given, masks = frames(3, 1, 0.01)
+    plain = sbnet.sparsify(net, given[0], block=BLOCK, mode=mode)
+    run = sbnet.quantize(plain, given, masks)
+    plain.reset()
+    poison(run)
+    wrong, right = [0.0] * len(run.report.outputs), [0.0] * len(run.report.outputs)
+    for x, mask in zip(given, masks, strict=True):
+        for k, (got, want) in enumerate(zip(*map(tree_leaves, (run(x, mask), plain(x, mask))), strict=True)):
+            inside = torch.ones_like(want, dtype=torch.bool)
+            if want.dim() == 4 and want.shape[2] * want.shape[3] > 1:
+                inside = (F.adaptive_max_pool2d(mask[:, None].float(), want.shape[2:]) > 0).expand_as(want)
+            wrong[k] += float((got.double() - want.double())[inside].square().sum())
+            right[k] += float(want.double()[inside].square().sum())
+    for output, w, r in zip(run.report.outputs, wrong, right, strict=True):
+        assert output.error == pytest.approx(math.sqrt(w / r), rel=0.05, abs=1e-6)
+        assert output.error < 0.3
+
+
+def test_calibration_reads_active_pixels_alone(chain):
+    """What is not active may be as large as it likes; a percentile below 100 is nearer."""
+    given, masks = frames(1)
+    wild = [given[0].clone()]
+    wild[0][~_active(masks[0], SIZE).pixel_mask(SIZE).expand_as(wild[0])] *= 1e4
+    one = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 2, 1)).eval()
+    tame, other = (sbnet.quantize(one, f, masks, block=BLOCK).quantization for f in (given, wild))
+    assert tame.ranges == other.ranges
+    (name,) = tame.ranges
+    with torch.no_grad():
+        inside = one[0](given[0])[_active(masks[0], SIZE).pixel_mask(SIZE).expand(2, 8, *SIZE)].abs()
+    assert tame.ranges[name] == pytest.approx(float(inside.max()), rel=1e-5)
+    lower = sbnet.quantize(one, given, masks, block=BLOCK, percentile=75).quantization.ranges[name]
+    assert lower == pytest.approx(float(inside.quantile(0.75)), rel=0.02)
+    with pytest.raises(ValueError, match=r"masks: expected active pixels in what 1 reads, got none"):
+        sbnet.quantize(one, given, [torch.zeros_like(masks[0])], block=BLOCK)
+    with pytest.raises(ValueError, match=r"frames: expected finite values, got (inf|nan)"):
+        sbnet.quantize(one, [torch.full_like(given[0], math.inf)], masks, block=BLOCK)
+
+
+def test_manners_of_a_run(chain):
+    """Clones, pickles, another size, weights written in place, profile, and the report of other frames."""
+    given, masks = frames()
+    run = sbnet.quantize(chain, given, masks, block=BLOCK)
+    x, mask = given[1], masks[1]
+    want = run(x, mask, copy=True)
+    assert torch.equal(run.clone()(x, mask), want)
+    again = pickle.loads(pickle.dumps(run))
+    assert torch.equal(again(x, mask), want)
+    assert str(again.report) == str(run.report)
+    assert run.measure(given, masks).outputs == run.report.outputs
+    assert {kind for _, kind, _ in run.profile(x, mask, calls=1)} >= {"conv_quantized", "conv"}
+    wide = torch.randn(1, 3, 24, 64)
+    assert run(wide, torch.ones(1, 24, 64)).shape == (1, 5, 12, 32)
+    with torch.no_grad():
+        chain.a[0].weight *= 0.5
+        chain.first.bias += 0.1
+    assert not torch.equal(run(x, mask), want)
+    assert torch.equal(run(x, mask), pickle.loads(pickle.dumps(run))(x, mask))
+    with pytest.raises(ValueError, match=r"sbnet: run: mask: expected"):
+        run(x, mask[:, :5])
+
+
+def test_the_report_is_a_table_of_layers_and_outputs():
+    torch.manual_seed(2)
+    net = lively(nn.Sequential(conv(3, 8), conv(8, 8), conv(8, 8), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+                               nn.Linear(8, 6)))  # fmt: skip
+    given, masks = frames(2, 3, 0.05)
+    report = sbnet.quantize(net, given, masks, block=BLOCK).report
+    (output,) = report.outputs
+    assert [layer.computes for layer in report.layers] == [
+        "float32",
+        "int8",
+        "int8",
+    ]  # the last layer is the linear one
+    assert output.psnr is None
+    assert output.agreement in [k / 6 for k in range(7)]
+    assert 0 < output.error < 0.2
+    lines = str(report).splitlines()
+    assert len(lines) == 5
+    assert "first layer" in lines[1]
+    assert lines[-1].startswith("output 0: error ")
+    picture = sbnet.quantize(Chain().eval(), given, masks, block=BLOCK).report.outputs[0]
+    assert picture.psnr is not None
+    assert picture.agreement is None
+
+
+REFUSED = [
+    ({"dtype": "fp8"}, ValueError, r"dtype: expected 'int8', got 'fp8' \(kernels of fp8 are missing\)"),
+    ({"dtype": "int4"}, ValueError, "dtype: expected 'int8', got 'int4'$"),
+    ({"masks": []}, ValueError, "masks: expected 2, one a frame, got 0"),
+    ({"frames": [], "masks": []}, ValueError, "masks: expected 1, one a frame, got 0"),
+    ({"percentile": 0}, ValueError, "percentile: expected more than 0"),
+    ({"percentile": 101}, ValueError, "percentile: expected .* at most 100, got 101"),
+    ({"run": 7}, TypeError, "model: expected an nn.Module"),
+]
+
+
+@pytest.mark.parametrize(("changes", "error", "pattern"), REFUSED, ids=[str(k) for k in range(len(REFUSED))])
+def test_what_it_refuses(chain, changes, error, pattern):
+    given, masks = frames()
+    arguments = {"run": chain, "frames": given, "masks": masks, **changes}
+    with pytest.raises(error, match=pattern):
+        sbnet.quantize(arguments.pop("run"), arguments.pop("frames"), arguments.pop("masks"), **arguments)
+
+
+def test_runs_that_it_refuses(chain):
+    given, masks = frames()
+    plain = sbnet.sparsify(chain, given[0], block=BLOCK)
+    with pytest.raises(TypeError, match="options of sparsify with a network alone, got block"):
+        sbnet.quantize(plain, given, masks, block=8)
+    with pytest.raises(TypeError, match="run: expected one of sparsify, got one of quantize"):
+        sbnet.quantize(sbnet.quantize(plain, given, masks), given, masks)
+    halves = sbnet.sparsify(chain.bfloat16(), given[0].bfloat16(), block=BLOCK)
+    with pytest.raises(ValueError, match="run: expected float32 on a CPU, got bfloat16 on cpu"):
+        sbnet.quantize(halves, [x.bfloat16() for x in given], masks)
