@@ -66,12 +66,18 @@ def blockconv_samples(device: str) -> dict[str, list[tuple]]:
     def grad(t):
         return t.detach().clone().requires_grad_()
 
+    # enough weights for Winograd's products on CPUs
+    dense = ConvLayout([(range(16), range(20)), (range(8, 24), range(20))], (3, 3))
+    many = (*dense.on(torch.device(device)), to_geometry("blocksparse_conv", dense, 1, 1, 1), [1, 6, 7])
+    wide, wide_weight = tensor((2, 24, 1, 6, 7), torch.float32, device), torch.randn(dense.weights, device=device) / 16
+
     rest = (geometry, [1, 4, 5])
     return {
         "blocksparse_conv": [
             (x, weight, None, tables, numbers, *rest, False, "none", 0.0),
             (grad(x), grad(weight), grad(bias), tables, numbers, *rest, False, "silu", 0.0),
             (last, weight, bias, tables, numbers, *rest, False, "leaky_relu", 0.3),
+            (grad(wide), grad(wide_weight), None, *many, False, "relu", 0.0),
             (
                 grad(x),
                 grad(weight),

@@ -274,21 +274,26 @@ def weights(device: str) -> None:
 def blockconv(device: str) -> None:
     """Block-sparse convolutions of one to three axes, their transposes and gradients, and those on active blocks."""
     blocks = [((0, 5, 3), (1, 0)), ((1, 2, 3, 4), (2, 1, 4)), ((4,), (3,))]
-    for kernel, dtype in itertools.product(((3,), (3, 2), (1, 3, 2)), (torch.float16, torch.bfloat16, torch.float32)):
-        layout = sbnet.ConvLayout(blocks, kernel)
-        x = torch.randn(2, 6, *(7, 6, 9)[: len(kernel)], device=device).to(dtype).requires_grad_()
+    cases = [(sbnet.ConvLayout(blocks, kernel), 2) for kernel in ((3,), (3, 2), (1, 3, 2))]
+    mask = torch.tensor([[1, 1, 0], [0, 1, 1], [1, 1, 1]])
+    cases.append((sbnet.ConvLayout.from_mask(mask, 44, 42, 16, (3, 3)), 1))  # by Winograd's products on CPUs
+    for (layout, stride), dtype in itertools.product(cases, (torch.float16, torch.bfloat16, torch.float32)):
+        image = (7, 6, 9)[: len(layout.kernel_size)]
+        x = torch.randn(2, layout.in_channels, *image, device=device).to(dtype).requires_grad_()
         weight = torch.randn(layout.weights, device=device).to(dtype).requires_grad_()
-        got = sbnet.blocksparse_conv(x, weight, layout, stride=2)
+        got = sbnet.blocksparse_conv(x, weight, layout, stride=stride)
         wide = [t.detach().cpu().double().requires_grad_() for t in (x, weight)]
-        want = reference.blocksparse_conv(*wide, layout, stride=2)
+        want = reference.blocksparse_conv(*wide, layout, stride=stride)
         grads = torch.autograd.grad(got, (x, weight), torch.ones_like(got))
         exact = torch.autograd.grad(want, wide, torch.ones_like(want))
         for mine, theirs in zip((got, *grads), (want, *exact), strict=True):
             error = float((mine.detach().cpu() - theirs).detach().norm() / theirs.detach().norm())
-            assert error < 2e-2, (kernel, dtype, error)
-        if len(kernel) == 2:
-            active = some_active((2, 7, 7), BlockGrid.cover((7, 7), 4), 0.5, device)
-            sbnet.sparse_conv2d(x.detach(), weight.detach(), None, active, layout=layout, padding=(1, 1))
+            assert error < 2e-2, (layout.kernel_size, dtype, error)
+        if len(image) == 2:
+            padding = (1, 1)
+            plane = [side + 2 - k + 1 for side, k in zip(image, layout.kernel_size, strict=True)]
+            active = some_active((2, *plane), BlockGrid.cover(tuple(plane), 4), 0.5, device)
+            sbnet.sparse_conv2d(x.detach(), weight.detach(), None, active, layout=layout, padding=padding)
 
 
 def samples(device: str) -> None:

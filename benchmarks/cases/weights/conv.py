@@ -3,15 +3,16 @@ and such a convolution on active blocks, against either kind of zeros alone and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import sbnet
+from sbnet.benchmarks.harness import dense as forms
 from sbnet.benchmarks.harness import masks
 from sbnet.benchmarks.harness.registry import Case, Setting, Side, Work, close, short
 from sbnet.ops.weights.conv_layout import covering_mask
@@ -25,7 +26,7 @@ def cases(setting: Setting) -> Iterator[Case]:
     large = ((1, 56, 56, 512), (8, 28, 28, 512))
     shapes = setting.pick(((1, 9, 10, 32),), ((1, 28, 28, 128),), large)
     for shape in shapes:
-        for density in setting.pick((0.5,), (1.0, 0.25), (1.0, 0.25)):
+        for density in setting.pick((0.5,), (1.0, 0.25), (1.0, 0.5, 0.25, 0.1)):
             for name in (FORWARD, DECONV):
                 facts = {"size": list(shape), "kernel": 3, "block": setting.pick(8, 32, 32), "density": density}
                 facts["dtype"] = short(setting.dtype)
@@ -50,15 +51,35 @@ def work(setting: Setting, name: str, facts: dict[str, Any]) -> Work:
     notes = {"blocks": layout.blocks}
     if name == ACTIVE:
         return active_work(setting, facts, layout, filters, dense, x)
-    function: Callable[..., Tensor] = F.conv2d
-    sides: Sides = {name: Side(lambda: sbnet.blocksparse_conv(x, filters, layout, padding=1), "ours")}
     if name == DECONV:  # [inputs, outputs, 3, 3]: the forward one's weights, the other way
         back = layout.swapped()
-        sides = {name: Side(lambda: sbnet.blocksparse_deconv(x, filters, back, padding=1, output_size=(h, w)), "ours")}
-        function = F.conv_transpose2d
-    sides[f"F.{function.__name__}"] = Side(lambda: function(x, dense, padding=1))
-    torchs, exact = function(x, dense, padding=1), function(x.double(), dense.double(), padding=1)
+        ours = partial(sbnet.blocksparse_deconv, x, filters, back, padding=1, output_size=(h, w))
+        dense, own = turned(dense), dense
+        sides: Sides = {name: Side(ours, "ours")}
+        sides["F.conv_transpose2d"] = Side(lambda: F.conv_transpose2d(x, own, padding=1))
+    else:
+        sides = {name: Side(lambda: sbnet.blocksparse_conv(x, filters, layout, padding=1), "ours")}
+    sides |= dense_sides(setting, dense, x)
+    torchs, exact = F.conv2d(x, dense, padding=1), F.conv2d(x.double(), dense.double(), padding=1)
     return Work(sides, lambda _, got: close(got, torchs, exact), products, moved, setting.dtype, notes)
+
+
+def turned(weight: Tensor) -> Tensor:
+    """The weights of the convolution that a transposed one of stride 1 is."""
+    return weight.transpose(0, 1).flip(2, 3).contiguous(memory_format=torch.channels_last)
+
+
+def dense_sides(setting: Setting, weight: Tensor, x: Tensor) -> Sides:
+    """The dense layer: PyTorch's, and on a CPU that of ONNX Runtime and OpenVINO."""
+    sides = {"F.conv2d": Side(lambda: F.conv2d(x, weight, padding=1))}
+    if setting.cuda or setting.level != "full":
+        return sides
+    conv = nn.Conv2d(weight.shape[1], weight.shape[0], 3, padding=1, bias=False).eval()
+    conv.weight.data.copy_(weight)
+    for name, form in forms.forms(conv, x).items():
+        if name != forms.PLAIN:
+            sides[name] = Side(partial(form.run, form.prepare(x)), "dense", "wall")
+    return sides
 
 
 def active_work(
@@ -69,9 +90,9 @@ def active_work(
     active = sbnet.reduce_mask(pixels, sbnet.BlockGrid.cover((h, w), min(BLOCK, h)))
     inside = active.pixel_mask((h, w))
     torchs, exact = F.conv2d(x, dense, padding=1), F.conv2d(x.double(), dense.double(), padding=1)
-    sides = {
+    sides: Sides = {
         ACTIVE: Side(lambda: sbnet.sparse_conv2d(x, filters, None, active, layout=layout, padding=1), "ours"),
-        "F.conv2d": Side(lambda: F.conv2d(x, dense, padding=1)),
+        **dense_sides(setting, dense, x),
         "sparse_conv2d, dense weights": Side(lambda: sbnet.sparse_conv2d(x, dense, None, active, padding=1), "peer"),
         "blocksparse_conv, all pixels": Side(lambda: sbnet.blocksparse_conv(x, filters, layout, padding=1), "peer"),
     }

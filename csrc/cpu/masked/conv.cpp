@@ -25,6 +25,23 @@ bool suits_amx(const TensorView& weight, Isa isa) {
 }
 #endif
 
+// Those that compute in float32, whatever the elements are.
+const ConvKernels& float_kernels() {
+#if defined(__x86_64__)
+  switch (chosen_isa()) {
+    case Isa::kAmxFp16:
+    case Isa::kAmx:
+    case Isa::kAvx512:
+      return kConvKernelsAvx512;
+    case Isa::kAvx2:
+      return kConvKernelsAvx2;
+    case Isa::kGeneric:
+      break;
+  }
+#endif
+  return kConvKernelsGeneric;
+}
+
 // The weights alone decide: they may have been packed before planes and blocks are known.
 const ConvKernels& kernels(const TensorView& weight) {
 #if defined(__x86_64__)
@@ -36,18 +53,8 @@ const ConvKernels& kernels(const TensorView& weight) {
 #if defined(SBNET_AMX)
   if (suits_amx(weight, isa)) return kConvKernelsAmx;
 #endif
-  switch (isa) {
-    case Isa::kAmxFp16:
-    case Isa::kAmx:
-    case Isa::kAvx512:
-      return kConvKernelsAvx512;
-    case Isa::kAvx2:
-      return kConvKernelsAvx2;
-    case Isa::kGeneric:
-      break;
-  }
 #endif
-  return weight.dtype == DType::kI8 ? kConvInt8KernelsGeneric : kConvKernelsGeneric;
+  return weight.dtype == DType::kI8 ? kConvInt8KernelsGeneric : float_kernels();
 }
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -162,6 +169,38 @@ void run_conv(const Conv2dParams& p, void* workspace, const Parallel& parallel) 
   const ConvKernels& kernel = kernels(p.weight);
   run_jobs(make_conv_plan(p, kernel.shape, false, parallel.threads), kernel, nullptr, static_cast<char*>(workspace),
            parallel);
+}
+
+PanelShape panel_shape() {
+  const ConvShape& shape = float_kernels().shape;
+  return {shape.lanes, shape.lanes * shape.vectors};
+}
+
+namespace {
+
+ConvPlan make_panel_plan(const Conv2dParams& p, int64_t panels, int32_t threads) {
+  ConvPlan plan = make_conv_plan(p, float_kernels().shape, true, threads);
+  plan.panels = plan.job_panels = panels;  // one after the other: each job transforms its inputs once
+  return plan;
+}
+
+}  // namespace
+
+bool suits_panels(const Conv2dParams& p) { return make_panel_plan(p, 1, 1).by_winograd; }
+
+int64_t panel_conv_workspace_bytes(const Conv2dParams& p, int64_t panels, int32_t threads) {
+  return make_panel_plan(p, panels, threads).total_bytes;
+}
+
+void run_panel_conv(const Conv2dParams& p, const WinogradPanel* panels, int64_t count, void* workspace,
+                    const Parallel& parallel) {
+  const ConvKernels& kernel = float_kernels();
+  parallel_for(parallel, count, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) kernel.pack_panel(panels[i], p.x.dtype);
+  });
+  ConvPlan plan = make_panel_plan(p, count, parallel.threads);
+  plan.block_panels = panels;
+  run_jobs(plan, kernel, panels, static_cast<char*>(workspace), parallel);
 }
 
 }  // namespace sbnet

@@ -169,7 +169,9 @@ static void pack_all(const ConvLayout& layout, void* packed, int64_t begin, int6
 
 }  // namespace SBNET_ISA
 
-const ConvKernels kConvKernelsAmx = {
-    {SBNET_LANES, SBNET_VECTORS, conv_amx::kDepth, 2, conv_amx::kRows}, conv_amx::pack_all, conv_amx::run_amx_job};
+const ConvKernels kConvKernelsAmx = {{SBNET_LANES, SBNET_VECTORS, conv_amx::kDepth, 2, conv_amx::kRows},
+                                     conv_amx::pack_all,
+                                     conv_amx::run_amx_job,
+                                     nullptr};
 }  // namespace sbnet
 #endif

@@ -9,6 +9,7 @@
 #include "cpu/masked/conv_fma.h"
 
 namespace sbnet {
-const ConvKernels kConvKernelsAvx2 = {{SBNET_LANES, SBNET_VECTORS, 1, 4, 0}, conv_avx2::pack_all, conv_avx2::run_job};
+const ConvKernels kConvKernelsAvx2 = {
+    {SBNET_LANES, SBNET_VECTORS, 1, 4, 0}, conv_avx2::pack_all, conv_avx2::run_job, conv_avx2::pack_panel};
 }  // namespace sbnet
 #endif

@@ -10,6 +10,6 @@
 
 namespace sbnet {
 const ConvKernels kConvKernelsAvx512 = {
-    {SBNET_LANES, SBNET_VECTORS, 1, 4, 0}, conv_avx512::pack_all, conv_avx512::run_job};
+    {SBNET_LANES, SBNET_VECTORS, 1, 4, 0}, conv_avx512::pack_all, conv_avx512::run_job, conv_avx512::pack_panel};
 }  // namespace sbnet
 #endif

@@ -10,5 +10,5 @@
 
 namespace sbnet {
 const ConvKernels kConvKernelsGeneric = {
-    {SBNET_LANES, SBNET_VECTORS, 1, 4, 0}, conv_generic::pack_all, conv_generic::run_job};
+    {SBNET_LANES, SBNET_VECTORS, 1, 4, 0}, conv_generic::pack_all, conv_generic::run_job, conv_generic::pack_panel};
 }  // namespace sbnet

@@ -12,6 +12,7 @@ namespace sbnet {
 const ConvKernels kConvInt8KernelsAvx2 = {
     {SBNET_LANES, SBNET_VECTORS, conv_int8_avx2::kDepth, sizeof(conv_int8_avx2::Element), 0},
     conv_int8_avx2::pack_all,
-    conv_int8_avx2::run_job};
+    conv_int8_avx2::run_job,
+    nullptr};
 }  // namespace sbnet
 #endif

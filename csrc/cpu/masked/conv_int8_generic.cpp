@@ -8,5 +8,6 @@ namespace sbnet {
 const ConvKernels kConvInt8KernelsGeneric = {
     {SBNET_LANES, SBNET_VECTORS, conv_int8_generic::kDepth, sizeof(conv_int8_generic::Element), 0},
     conv_int8_generic::pack_all,
-    conv_int8_generic::run_job};
+    conv_int8_generic::run_job,
+    nullptr};
 }  // namespace sbnet

@@ -13,6 +13,7 @@ namespace sbnet {
 const ConvKernels kConvInt8KernelsVnni = {
     {SBNET_LANES, SBNET_VECTORS, conv_int8_vnni::kDepth, sizeof(conv_int8_vnni::Element), 0},
     conv_int8_vnni::pack_all,
-    conv_int8_vnni::run_job};
+    conv_int8_vnni::run_job,
+    nullptr};
 }  // namespace sbnet
 #endif

@@ -31,6 +31,8 @@ struct ConvKernels {
   // [tap][channels of the chunk x output channels of the panel], zeros in the tail lanes.
   void (*pack_weights)(const ConvLayout& layout, void* packed, int64_t begin, int64_t end);
   void (*run_job)(const ConvPlan& plan, const ConvJob& job);
+  // Fills panel.weights from the filters of its runs; null where there is no Winograd's form.
+  void (*pack_panel)(const WinogradPanel& panel, DType dtype);
 };
 
 extern const ConvKernels kConvKernelsGeneric;

@@ -151,6 +151,10 @@ ConvPlan make_conv_plan(const Conv2dParams& p, const ConvShape& shape, bool pack
     }
   plan.by_winograd = plan.winograd && p.stride[0] == 1 && p.stride[1] == 1 && p.dilation[0] == 1 &&
                      p.dilation[1] == 1 && std::min(plan.tile[0], plan.tile[1]) >= kLeastWinogradSide;
+  if (plan.by_winograd && plan.tile[0] % 2 && plan.tiles[0] > 1 && (plan.tile[0] + 1) * plan.tile[1] <= kTilePixels) {
+    ++plan.tile[0];  // whole squares: a tile's last row would have half ones
+    plan.tiles[0] = ceil_div(side[0], plan.tile[0]);
+  }
   const int64_t squares[2] = {ceil_div(plan.tile[0], 2), ceil_div(plan.tile[1], 2)};
   if (plan.by_winograd)
     for (int axis = 0; axis < 2; ++axis) slots[axis] = 2 * squares[axis] + 2;

@@ -9,13 +9,13 @@
 // channels-last memory has no use for a patch: its products read x itself, many channels in a row.
 #pragma once
 #include "core/masked/conv_quantized.h"
+#include "cpu/masked/conv_panels.h"
 
 namespace sbnet {
 
 constexpr int kMicroPixels = 6;
 constexpr int kTilePixels = 256;
 constexpr int kTileCapacity = (kTilePixels + kMicroPixels - 1) / kMicroPixels * kMicroPixels;
-constexpr int kWinogradPoints = 16;     // products of a 2x2 square of outputs, for each pair of channels
 constexpr int kMaxAxisTaps = 8;         // taps of one axis in a group: as many as are left, at most these
 constexpr int kMaxSliceChannels = 512;  // of a slice without a patch
 constexpr int kTagBytes = 128;
@@ -98,6 +98,7 @@ struct ConvPlan : ConvLayout {
   int64_t rect_slots;                      // patch slots per rect, at most
   int64_t sum_rows;                        // accumulators per panel of a job, in pixels
   bool by_winograd;                        // this convolution is computed so
+  const WinogradPanel* block_panels;       // then, of block-sparse weights: [panels]; null of dense ones
   int64_t squares;                         // then: 2x2 squares of outputs per tile, at most, in whole microtiles
   // Byte offsets and sizes in the workspace.
   int64_t weights_at, scratch_at, scratch_bytes, total_bytes;

@@ -7,7 +7,9 @@
 #include "cpu/simd/by_dtype.h"
 #include "cpu/simd/half.h"
 #include "cpu/simd/isa.h"
+#include "cpu/weights/arena.h"
 #include "cpu/weights/conv_kernels.h"
+#include "cpu/weights/conv_winograd.h"
 
 namespace sbnet {
 namespace {
@@ -26,19 +28,6 @@ const BlocksparseConvKernels& kernels() {
 }
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t lines(int64_t bytes) { return ceil_div(bytes, 64) * 64; }
-
-// Hands out parts of a workspace; without one it counts the bytes.
-struct Arena {
-  char* base;
-  int64_t used = 0;
-  template <class T>
-  T* take(int64_t count) {
-    char* at = base ? base + used : nullptr;
-    used += lines(count * static_cast<int64_t>(sizeof(T)));
-    return reinterpret_cast<T*>(at);
-  }
-};
 
 // A tensor as float32 with its channels side by side.
 struct Pixels {
@@ -336,6 +325,7 @@ extern "C" {
 
 int64_t sbnet_blocksparse_conv_workspace_bytes_cpu(const sbnet::BlocksparseConvParams* p, int32_t threads) {
   if (!sbnet::validate(*p).ok() || !sbnet::check_tables(sbnet::kConv, p->layout).ok()) return 0;
+  if (sbnet::suits_winograd(*p)) return sbnet::winograd_workspace_bytes(*p, threads);
   return sbnet::ConvPlan(*p, nullptr, threads).arena.used;
 }
 
@@ -343,7 +333,10 @@ sbnet::Status sbnet_blocksparse_conv_cpu(const sbnet::BlocksparseConvParams* p, 
                                          const sbnet::Parallel* parallel) {
   SBNET_TRY(sbnet::validate(*p));
   SBNET_TRY(sbnet::check_tables(sbnet::kConv, p->layout));
-  sbnet::convolve(*p, static_cast<char*>(workspace), *parallel);
+  if (sbnet::suits_winograd(*p))
+    sbnet::convolve_by_winograd(*p, static_cast<char*>(workspace), *parallel);
+  else
+    sbnet::convolve(*p, static_cast<char*>(workspace), *parallel);
   return sbnet::ok_status();
 }
 
