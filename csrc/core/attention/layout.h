@@ -53,15 +53,6 @@ SBNET_HOST_DEVICE inline KeyRange key_range(const AttentionRule& r, int32_t q, i
   const int32_t first = r.band == kNoBand || r.stride ? 0 : reach - r.band + 1;
   return {first > 0 ? first : 0, last < k_length - 1 ? last : k_length - 1};
 }
-// For a key within key_range(q).
-SBNET_HOST_DEVICE inline bool stride_hits(const AttentionRule& r, int32_t q, int32_t k) {
-  const int32_t distance = q + r.diagonal - k;
-  return !r.stride || distance < r.band || distance % r.stride == 0;
-}
-SBNET_HOST_DEVICE inline bool is_visible(const AttentionRule& r, int32_t q, int32_t k) {
-  const int32_t distance = q + r.diagonal - k;
-  return k < r.prefix || (distance >= 0 && (distance < r.band || (r.stride && distance % r.stride == 0)));
-}
 
 // Of queries [q0, q1] and keys [k0, k1]: may some pair be visible; are all of them?
 SBNET_HOST_DEVICE inline bool rule_touches(const AttentionRule& r, int32_t q0, int32_t q1, int32_t k0, int32_t k1) {

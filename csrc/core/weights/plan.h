@@ -41,10 +41,7 @@ struct TilePlan {  // of one tile shape
 
 constexpr int32_t kGroupWords = 3;
 
-// Features of both sides as a pass sees them.
-inline int64_t reduction_blocks(const BlockLayoutShape& s, bool transposed) {
-  return transposed ? s.block_columns : s.block_rows;
-}
+// Of the side that a pass writes.
 inline int64_t output_blocks(const BlockLayoutShape& s, bool transposed) {
   return transposed ? s.block_rows : s.block_columns;
 }

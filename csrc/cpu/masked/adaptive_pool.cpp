@@ -2,6 +2,7 @@
 #include "core/masked/adaptive_pool.h"
 
 #include "cpu/masked/block_fold.h"
+#include "cpu/simd/by_dtype.h"
 #include "cpu/simd/half.h"
 
 namespace sbnet {
@@ -44,15 +45,6 @@ sbnet::Status sbnet_sparse_adaptive_pool2d_cpu(const sbnet::AdaptivePoolParams* 
   const FoldKind kind = fold_kind(*p);
   fold_blocks(parts, kind, workspace, *parallel);
   const float *values = static_cast<const float*>(workspace), *counts = fold_counts(parts, kind, workspace);
-  switch (p->x.dtype) {
-    case DType::kF32:
-      finish<float>(*p, parts, values, counts, *parallel);
-      break;
-    case DType::kF16:
-      finish<Half>(*p, parts, values, counts, *parallel);
-      break;
-    default:
-      finish<BFloat16>(*p, parts, values, counts, *parallel);
-  }
+  by_dtype<Half, BFloat16>(p->x.dtype, [&](auto t) { finish<decltype(t)>(*p, parts, values, counts, *parallel); });
   return ok_status();
 }

@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "cpu/lists/fringe.h"
+#include "cpu/simd/by_dtype.h"
+#include "cpu/simd/half.h"
 
 namespace sbnet {
 
@@ -25,6 +27,14 @@ void for_rows(const Params& p, int64_t pixel_work, const Parallel& parallel, con
     }
   });
   zero_fringe(p.y, p.fringe, parallel);
+}
+
+// What the entry points of these layers are: run(T{}) with x's element type, if the params are valid.
+template <class Params, class Run>
+Status run_by_dtype(const Params& p, const Run& run) {
+  SBNET_TRY(validate(p));
+  if (p.x.size[0]) by_dtype<Half, BFloat16>(p.x.dtype, run);
+  return ok_status();
 }
 
 }  // namespace sbnet

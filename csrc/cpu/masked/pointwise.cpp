@@ -3,8 +3,6 @@
 #include "core/masked/pointwise.h"
 
 #include "cpu/masked/pixels.h"
-#include "cpu/simd/by_dtype.h"
-#include "cpu/simd/half.h"
 
 namespace sbnet {
 namespace {
@@ -73,8 +71,5 @@ void pointwise(const PointwiseParams& p, const Parallel& parallel) {
 
 sbnet::Status sbnet_sparse_pointwise_cpu(const sbnet::PointwiseParams* p, const sbnet::Parallel* parallel) {
   using namespace sbnet;
-  SBNET_TRY(validate(*p));
-  if (!p->x.size[0]) return ok_status();
-  by_dtype<Half, BFloat16>(p->x.dtype, [&](auto t) { pointwise<decltype(t)>(*p, *parallel); });
-  return ok_status();
+  return run_by_dtype(*p, [&](auto t) { pointwise<decltype(t)>(*p, *parallel); });
 }

@@ -4,8 +4,6 @@
 #include <cstring>
 
 #include "cpu/masked/pixels.h"
-#include "cpu/simd/by_dtype.h"
-#include "cpu/simd/half.h"
 
 namespace sbnet {
 namespace {
@@ -98,8 +96,5 @@ void rearrange(const RearrangeParams& p, const Parallel& parallel) {
 
 sbnet::Status sbnet_sparse_rearrange_cpu(const sbnet::RearrangeParams* p, const sbnet::Parallel* parallel) {
   using namespace sbnet;
-  SBNET_TRY(validate(*p));
-  if (!p->x.size[0]) return ok_status();
-  by_dtype<Half, BFloat16>(p->x.dtype, [&](auto t) { rearrange<decltype(t)>(*p, *parallel); });
-  return ok_status();
+  return run_by_dtype(*p, [&](auto t) { rearrange<decltype(t)>(*p, *parallel); });
 }

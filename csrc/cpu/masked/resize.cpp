@@ -4,8 +4,6 @@
 #include <cstring>
 
 #include "cpu/masked/pixels.h"
-#include "cpu/simd/by_dtype.h"
-#include "cpu/simd/half.h"
 
 namespace sbnet {
 namespace {
@@ -78,8 +76,5 @@ void resize(const ResizeParams& p, const Parallel& parallel) {
 
 sbnet::Status sbnet_sparse_resize2d_cpu(const sbnet::ResizeParams* p, const sbnet::Parallel* parallel) {
   using namespace sbnet;
-  SBNET_TRY(validate(*p));
-  if (!p->x.size[0]) return ok_status();
-  by_dtype<Half, BFloat16>(p->x.dtype, [&](auto t) { resize<decltype(t)>(*p, *parallel); });
-  return ok_status();
+  return run_by_dtype(*p, [&](auto t) { resize<decltype(t)>(*p, *parallel); });
 }

@@ -115,16 +115,9 @@ sbnet::Status sbnet_block_attention_backward_cuda(const sbnet::AttentionBackward
 #endif
   float* deltas = static_cast<float*>(workspace);
   const portable::AttentionBackwardArgs args = {*p, deltas};
-  switch (p->forward.dtype) {
-    case DType::kF16:
-      SBNET_TRY(portable::launch_delta<__half>(*p, deltas, device, stream));
-      return portable::launch_attention_backward_mma(args, device, stream);
-    case DType::kBF16:
-      SBNET_TRY(portable::launch_delta<__nv_bfloat16>(*p, deltas, device, stream));
-      return portable::launch_attention_backward_mma(args, device, stream);
-    default:
-      SBNET_TRY(portable::launch_delta<float>(*p, deltas, device, stream));
-      return portable::launch_attention_backward_simt(args, device, stream);
-  }
+  SBNET_TRY(by_dtype(p->forward.dtype,
+                     [&](auto t) { return portable::launch_delta<decltype(t)>(*p, deltas, device, stream); }));
+  return p->forward.dtype == DType::kF32 ? portable::launch_attention_backward_simt(args, device, stream)
+                                         : portable::launch_attention_backward_mma(args, device, stream);
 }
 }

@@ -3,6 +3,7 @@
 #pragma once
 #include "core/attention/attention.h"
 #include "core/attention/visible.h"
+#include "cuda/by_dtype.cuh"
 #include "cuda/common.cuh"
 
 namespace sbnet::portable {

@@ -1,5 +1,6 @@
 // When a pixel of a mask is set, on CUDA: shared by reduce_mask and mask_pyramid.
 #pragma once
+#include "cuda/by_dtype.cuh"
 #include "cuda/common.cuh"
 
 namespace sbnet {

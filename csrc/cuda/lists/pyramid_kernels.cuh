@@ -126,24 +126,7 @@ __global__ void __launch_bounds__(kStripThreads) strip_kernel(const __grid_const
   const int row = u / a.words, word = u - row * a.words, n = row / a.strips, strip = row - n * a.strips;
   grid_dependency_wait();
   if (u >= a.units) return;
-  uint32_t bits = 0;
-  switch (a.dtype) {
-    case DType::kF16:
-      bits = strip_word<__half>(a, n, strip, word);
-      break;
-    case DType::kBF16:
-      bits = strip_word<__nv_bfloat16>(a, n, strip, word);
-      break;
-    case DType::kF32:
-      bits = strip_word<float>(a, n, strip, word);
-      break;
-    case DType::kF64:
-      bits = strip_word<double>(a, n, strip, word);
-      break;
-    default:
-      bits = strip_word<uint8_t>(a, n, strip, word);
-      break;
-  }
+  const uint32_t bits = by_mask_dtype(a.dtype, [&](auto t) { return strip_word<decltype(t)>(a, n, strip, word); });
   if (threadIdx.x % 32 == 0) a.bits[u] = bits;
 }
 

@@ -204,28 +204,8 @@ sbnet::Status sbnet_reduce_mask_cuda(const sbnet::ReduceMaskParams* params, void
     a.grid_columns = columns, a.grid_rows = rows;
     a.tol = p.tol;
     a.active = active;
-    cudaError_t error = cudaErrorInvalidValue;
-    switch (p.mask_dtype) {
-      case DType::kBool:
-      case DType::kU8:
-        error = launch_pool<uint8_t>(p, device, a, stream);
-        break;
-      case DType::kF16:
-        error = launch_pool<__half>(p, device, a, stream);
-        break;
-      case DType::kBF16:
-        error = launch_pool<__nv_bfloat16>(p, device, a, stream);
-        break;
-      case DType::kF32:
-        error = launch_pool<float>(p, device, a, stream);
-        break;
-      case DType::kF64:
-        error = launch_pool<double>(p, device, a, stream);
-        break;
-      default:
-        break;
-    }
-    SBNET_CUDA_TRY(kOp, error);
+    SBNET_CUDA_TRY(kOp,
+                   by_mask_dtype(p.mask_dtype, [&](auto t) { return launch_pool<decltype(t)>(p, device, a, stream); }));
   }
   CompactArgs c = {active,  blocks,     static_cast<int>(p.capacity), 0, columns, rows, p.indices, p.count,
                    p.total, p.block_map};

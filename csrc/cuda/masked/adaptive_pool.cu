@@ -72,12 +72,5 @@ sbnet::Status sbnet_sparse_adaptive_pool2d_cuda(const sbnet::AdaptivePoolParams*
   DeviceInfo device;
   SBNET_TRY(current_device(kOp, &device));
   const auto stream = static_cast<cudaStream_t>(stream_handle);
-  switch (p.x.dtype) {
-    case DType::kF16:
-      return launch_type<__half>(p, workspace, device, stream);
-    case DType::kBF16:
-      return launch_type<__nv_bfloat16>(p, workspace, device, stream);
-    default:
-      return launch_type<float>(p, workspace, device, stream);
-  }
+  return by_dtype(p.x.dtype, [&](auto t) { return launch_type<decltype(t)>(p, workspace, device, stream); });
 }

@@ -268,14 +268,12 @@ Status launch_half(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t
 }  // namespace
 
 Status launch_implicit_gemm(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
-  switch (p.x.dtype) {
-    case DType::kF16:
-      return launch_half<__half>(p, device, stream);
-    case DType::kBF16:
-      return launch_half<__nv_bfloat16>(p, device, stream);
-    default:
+  return by_dtype(p.x.dtype, [&](auto t) {
+    if constexpr (sizeof(t) == 4)
       return launch_words<float>(p, device, stream);
-  }
+    else
+      return launch_half<decltype(t)>(p, device, stream);
+  });
 }
 
 }  // namespace sbnet::portable

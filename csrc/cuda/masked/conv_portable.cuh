@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/masked/conv.h"
+#include "cuda/by_dtype.cuh"
 #include "cuda/common.cuh"
 #include "cuda/masked/conv_epilogue.cuh"
 

@@ -2,6 +2,7 @@
 // channels, straight from memory, whatever the layout.
 #pragma once
 #include <algorithm>
+#include <type_traits>
 
 #include "cuda/by_dtype.cuh"
 #include "cuda/masked/layer.cuh"
@@ -128,6 +129,16 @@ template <class Params, class Launch>
 Status run_layer_by_dtype(const char* op, const Params& p, void* stream, const Launch& launch) {
   return run_layer(op, p, stream, [&](const DeviceInfo& device, cudaStream_t on) {
     return by_dtype(p.x.dtype, [&](auto t) { return launch(t, device, on); });
+  });
+}
+
+// The same with launch(T{}, lanes, device, stream), where lanes::value channels are a word: 16 bytes of them, or one.
+template <class Params, class Launch>
+Status run_layer_by_word(const char* op, const Params& p, void* stream, const Launch& launch) {
+  return run_layer_by_dtype(op, p, stream, [&](auto t, const DeviceInfo& device, cudaStream_t on) {
+    using T = decltype(t);
+    return words_of_channels<T>(p) ? launch(t, std::integral_constant<int, kLanes<T>>(), device, on)
+                                   : launch(t, std::integral_constant<int, 1>(), device, on);
   });
 }
 

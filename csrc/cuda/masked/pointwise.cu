@@ -72,17 +72,12 @@ Status launch(const PointwiseParams& p, const DeviceInfo& device, cudaStream_t s
   return launch_pixels<pointwise_kernel<T, kN>>(kOp, p, kN, device, stream, loads);
 }
 
-template <class T>
-Status launch_type(const PointwiseParams& p, const DeviceInfo& device, cudaStream_t stream) {
-  return words_of_channels<T>(p) ? launch<T, kLanes<T>>(p, device, stream) : launch<T, 1>(p, device, stream);
-}
-
 }  // namespace
 }  // namespace sbnet
 
 sbnet::Status sbnet_sparse_pointwise_cuda(const sbnet::PointwiseParams* params, void* stream_handle) {
   using namespace sbnet;
-  return run_layer_by_dtype(kOp, *params, stream_handle, [&](auto t, const DeviceInfo& device, cudaStream_t stream) {
-    return launch_type<decltype(t)>(*params, device, stream);
+  return run_layer_by_word(kOp, *params, stream_handle, [&](auto t, auto lanes, const DeviceInfo& device, auto stream) {
+    return launch<decltype(t), decltype(lanes)::value>(*params, device, stream);
   });
 }

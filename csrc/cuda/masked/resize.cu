@@ -67,17 +67,12 @@ Status launch(const ResizeParams& p, const DeviceInfo& device, cudaStream_t stre
   return launch_pixels<resize_kernel<T, kN, 1>, kRunOf<kN>>(kOp, p, kN, device, stream, axes);
 }
 
-template <class T>
-Status launch_type(const ResizeParams& p, const DeviceInfo& device, cudaStream_t stream) {
-  return words_of_channels<T>(p) ? launch<T, kLanes<T>>(p, device, stream) : launch<T, 1>(p, device, stream);
-}
-
 }  // namespace
 }  // namespace sbnet
 
 sbnet::Status sbnet_sparse_resize2d_cuda(const sbnet::ResizeParams* params, void* stream_handle) {
   using namespace sbnet;
-  return run_layer_by_dtype(kOp, *params, stream_handle, [&](auto t, const DeviceInfo& device, cudaStream_t stream) {
-    return launch_type<decltype(t)>(*params, device, stream);
+  return run_layer_by_word(kOp, *params, stream_handle, [&](auto t, auto lanes, const DeviceInfo& device, auto stream) {
+    return launch<decltype(t), decltype(lanes)::value>(*params, device, stream);
   });
 }

@@ -155,23 +155,13 @@ __global__ void __launch_bounds__(kThreads) matmul_mma_kernel(const MatmulArgs a
   }
 }
 
-template <class T, int kCols>
-Status launch(const MatmulArgs& a, const DeviceInfo& device, cudaStream_t stream) {
-  const int64_t row_tiles = (row_capacity(a.p.x, a.p.active) + kRows - 1) / kRows;
-  const int column_tiles = static_cast<int>(a.p.out_blocks() * (a.p.layout.shape.block_size / kCols));
-  const int64_t tiles = row_tiles * column_tiles;
-  const dim3 grid(static_cast<unsigned>(std::min<int64_t>(tiles, 1 << 24)));
-  const auto kernel = a.p.transposed ? matmul_mma_kernel<T, kCols, true> : matmul_mma_kernel<T, kCols, false>;
-  SBNET_CUDA_TRY(kMatmulOp, launch_dependent(device, kernel, grid, dim3(kThreads), 0, stream, a, tiles, column_tiles));
-  return ok_status();
-}
-
 }  // namespace
 
 Status launch_matmul_mma(const MatmulArgs& a, const DeviceInfo& device, cudaStream_t stream) {
-  return by_dtype(a.p.x.dtype, [&](auto t) {
-    return by_tile(a.p.layout.shape.block_size,
-                   [&](auto tile) { return launch<decltype(t), tile()>(a, device, stream); });
+  return by_dtype_and_tile(a.p.x.dtype, a.p.layout.shape.block_size, [&](auto t, auto tile) {
+    using T = decltype(t);
+    const auto kernel = a.p.transposed ? matmul_mma_kernel<T, tile(), true> : matmul_mma_kernel<T, tile(), false>;
+    return launch_tiles(kernel, kRows, tile(), kThreads, a, device, stream);
   });
 }
 

@@ -86,5 +86,22 @@ auto by_tile(int block_size, const F& f) {
   }
 }
 
+// Calls f(T{}, tile) with the element type and such a tile.
+template <class F>
+Status by_dtype_and_tile(DType dtype, int block_size, const F& f) {
+  return by_dtype(dtype, [&](auto t) { return by_tile(block_size, [&](auto tile) { return f(t, tile); }); });
+}
+
+// A CTA of `threads` for each tile of rows x columns.
+inline Status launch_tiles(void (*kernel)(MatmulArgs, int64_t, int), int rows, int columns, int threads,
+                           const MatmulArgs& a, const DeviceInfo& device, cudaStream_t stream) {
+  const int64_t row_tiles = (row_capacity(a.p.x, a.p.active) + rows - 1) / rows;
+  const int column_tiles = static_cast<int>(a.p.out_blocks() * (a.p.layout.shape.block_size / columns));
+  const int64_t tiles = row_tiles * column_tiles;
+  const dim3 grid(static_cast<unsigned>(std::min<int64_t>(tiles, 1 << 24)));
+  SBNET_CUDA_TRY(kMatmulOp, launch_dependent(device, kernel, grid, dim3(threads), 0, stream, a, tiles, column_tiles));
+  return ok_status();
+}
+
 }  // namespace portable
 }  // namespace sbnet

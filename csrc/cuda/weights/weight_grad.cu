@@ -214,10 +214,8 @@ Status launch(const BlocksparseWeightGradParams& p, const DeviceInfo& device, cu
 }  // namespace
 
 Status launch_weight_grad_mma(const BlocksparseWeightGradParams& p, const DeviceInfo& device, cudaStream_t stream) {
-  return by_dtype(p.x[0].dtype, [&](auto t) {
-    return by_tile(p.layout.shape.block_size,
-                   [&](auto tile) { return launch<decltype(t), tile()>(p, device, stream); });
-  });
+  return by_dtype_and_tile(p.x[0].dtype, p.layout.shape.block_size,
+                           [&](auto t, auto tile) { return launch<decltype(t), tile()>(p, device, stream); });
 }
 
 Status launch_weight_grad_simt(const BlocksparseWeightGradParams& p, const DeviceInfo& device, cudaStream_t stream) {
