@@ -3,7 +3,8 @@ share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,8 +12,8 @@ from torch import Tensor
 
 import sbnet
 from sbnet.benchmarks.harness import masks
-from sbnet.benchmarks.harness.layers import Shape, fringe_mask
-from sbnet.benchmarks.harness.registry import Setting, Side, Work, WrongResult, close, same
+from sbnet.benchmarks.harness.layers import Shape, facts, fringe_mask
+from sbnet.benchmarks.harness.registry import Case, Setting, Side, Work, WrongResult, close, same
 
 
 def channels_last(setting: Setting, *size: int) -> Tensor:
@@ -71,3 +72,23 @@ class Output:
         notes = {"density": int(self.active.count) / self.active.capacity, "blocks": int(self.active.count), **notes}
         sides = {name: Side(run, "ours"), peer: Side(dense)}
         return Work(sides, check, flops, elements * torchs.element_size(), torchs.dtype, notes)
+
+
+def moving_cases(
+    setting: Setting, op: str, whole: Callable[..., Tensor], named: Mapping[str, Mapping[str, Any]],
+    shapes: Sequence[Shape],
+) -> Iterator[Case]:  # fmt: skip
+    """Of an op in place that only moves elements: whole(x, **numbers), of each of the `named` numbers."""
+
+    def make(shape: Shape, numbers: Mapping[str, Any], density: float) -> Work:
+        x = feature_map(setting, shape)
+        _, channels, *size = whole(x, **numbers).shape
+        out = Output(x, (size[0], size[1]), channels, density)
+        call = partial(getattr(sbnet, op), x, out.active, out.memory, **numbers, fringe=out.fringe)
+        return out.work(op, call, "PyTorch", lambda: whole(x, **numbers), None, 2 * out.pixels * channels)
+
+    for name, numbers in named.items():
+        for shape in shapes[: None if setting.cuda else 1]:
+            for density in setting.pick((0.5,), (1.0, 0.1), (1.0, 0.25, 0.1)):
+                described = facts(shape, setting.dtype, "random", 16, map=name, sparsity=1 - density)
+                yield Case(op, "ops", described, partial(make, shape, numbers, density))

@@ -35,4 +35,33 @@ SBNET_EXPORT Status read_activation(const char* op, const char* name, Activation
 // A status with the op that was called in front, instead of the one whose check it came from.
 SBNET_EXPORT Status named(const char* op, const Status& status);
 
+// An op that reads x and numbers alone says here what it is: both bindings make it of that
+// (core/masked/plain_layers.h). Besides what it may hide of this, it has
+//   kName
+//   numbers(p, read)        names its numbers in the order of its schema, each with its place in p: integer, real, flag
+//                           with their defaults; required (some int32_t), integers (some, with the default of each or
+//                           of all); optional_integer, which is not 0 where it is given, and 0 where it is not
+//   cpu(&p, &parallel), cuda(&p, stream)
+template <class P>
+struct LayerOf {
+  using Params = P;
+  // Must hold before size() is asked: of the numbers alone.
+  static Status check(const P&) { return ok_status(); }
+  // y's channels (d = 1), rows (2) and columns (3), of those of x.
+  static Status size(const P&, int, int64_t x, int64_t* y) {
+    *y = x;
+    return ok_status();
+  }
+};
+
+// Everything that such an op relies on.
+template <class L>
+Status check_plain(const typename L::Params& p) {
+  SBNET_TRY(check_input(L::kName, p.x));
+  SBNET_TRY(L::check(p));
+  LayerShape y = {{p.x.size[0], 0, 0, 0}, "N, C_out, H_out, W_out"};
+  for (int d = 1; d < 4; ++d) SBNET_TRY(L::size(p, d, p.x.size[d], &y.size[d]));
+  return check_layer(L::kName, p.x, p.y, y, p.active, p.fringe);
+}
+
 }  // namespace sbnet

@@ -125,7 +125,8 @@ class Attributes {
   std::optional<Pair> pair(const std::string& name) const;
   Pair pair(const char* name, int32_t otherwise) const;
   Pair required_pair(const std::string& name) const;
-  std::vector<int64_t> integers(const char* name) const;    // empty where it is not given
+  std::vector<int64_t> integers(const char* name) const;  // empty where it is not given
+  bool integers(const char* name, std::vector<int64_t>* out) const { return get(name, out); }  // false: it is not given
   virtual bool is_constant(size_t) const { return false; }  // is this input the same at every run?
   // Such an input of a kernel of the CPU; present is false for any other.
   virtual Tensor constant_on_cpu(const char* name, size_t) const { return {name}; }

@@ -15,6 +15,7 @@ import sbnet
 from sbnet.benchmarks.harness import registry
 from sbnet.benchmarks.harness.registry import Setting
 from support.op_samples import op_samples
+from support.plain_layers import PLAIN
 
 ROOT = Path(__file__).resolve().parents[2]
 OPS = [name for name in sbnet.ops.__all__ if name.islower()]
@@ -26,6 +27,34 @@ def test_every_registered_op_has_samples():
     names = torch._C._dispatch_get_all_op_names()
     registered = {n.split("::")[1].split(".")[0] for n in names if n.startswith("sbnet::")}
     assert registered == set(op_samples("cpu"))
+
+
+LISTS = ["x", "indices", "count", "block_map", "grid"]
+
+
+def arguments(op: str) -> list[str]:
+    return [a.name for a in getattr(torch.ops.sbnet, op).default._schema.arguments]
+
+
+def test_every_plain_layer_has_numbers_to_try():
+    """Those whose two forms take x, lists, the same numbers and nothing else."""
+    plain = set()
+    for op in (name.rstrip("_") for name in op_samples("cpu") if name.startswith("sparse_") and name.endswith("_")):
+        numbers = [name for name in arguments(op) if name not in LISTS]
+        in_place = [*LISTS[:3], LISTS[4], *numbers, "out", "fringe_pixels", "fringe_count"]
+        if arguments(op) == [*LISTS, *numbers] and arguments(f"{op}_") == in_place:
+            plain.add(op)
+    assert plain == set(PLAIN)
+    for op, layer in PLAIN.items():
+        assert all([*LISTS, *numbers] == arguments(op) for numbers in layer.numbers), op
+
+
+def test_contributing_lists_the_files_of_a_plain_layer():
+    listed = (ROOT / "CONTRIBUTING.md").read_text().split("A **plain layer**", 1)[1].split("\n\n")[1]
+    paths = re.findall(r"^\| `([^`]*)`", listed, re.M)
+    assert len(paths) == 10
+    for path in paths:
+        assert "rearrange" in (ROOT / path.replace("NAME", "rearrange")).read_text().lower(), path
 
 
 def names(op: str, text: str) -> bool:

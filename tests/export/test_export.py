@@ -19,6 +19,7 @@ from sbnet.export import schemas, translate
 from support.export_cases import ops_of, plane_inputs, planes, same_as_torch
 from support.helpers import FLOATS, random_active, tensor
 from support.ort_models import samples, torch_ops
+from support.plain_layers import PLAIN
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")
 
@@ -141,11 +142,6 @@ class OneOp(nn.Module):
                 return sbnet.mask_pyramid(mask, [(height, width, 8), (*half, 8)], 0.5, fringes)
             case "motion_mask":
                 return sbnet.motion_mask(x, mask.float(), 0.3, 0.25, 5.0, 3)
-            case "sparse_max_pool2d":
-                return sbnet.sparse_max_pool2d(sbnet.sparse_max_pool2d(x, active, 3, 1, 1), active, (1, 5), 1, (0, 2))
-            case "sparse_avg_pool2d":
-                y = sbnet.sparse_avg_pool2d(x, active, (3, 1), 1, (1, 0), count_include_pad=False)
-                return sbnet.sparse_avg_pool2d(y, active, 3, 1, 1, divisor_override=4)
             case "sparse_adaptive_pool2d":
                 y = sbnet.sparse_adaptive_avg_pool2d(x, active, (2, 3))
                 return y, sbnet.sparse_adaptive_max_pool2d(x, active, count_inactive=False)
@@ -199,7 +195,8 @@ class OneOp(nn.Module):
                 layouts = sbnet.AttentionLayout.local(100), sbnet.AttentionLayout.causal(5, prefix=3)
                 out, lse = sbnet.block_attention(q, k, v, layouts[0], return_lse=True)
                 return out, lse, sbnet.block_attention(out, k, v, layouts[1])
-        raise AssertionError(self.op)
+        y = getattr(sbnet, self.op)(x, active, **PLAIN[self.op].numbers[-1])  # whose y has x's size
+        return y, getattr(sbnet, self.op)(y, active, **PLAIN[self.op].numbers[-2])
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)

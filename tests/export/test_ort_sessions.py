@@ -47,19 +47,12 @@ def infos(named):
     return [value_info(n, export.runtime.ELEMENT_TYPES[t.dtype], list(t.shape)) for n, t in named.items()]
 
 
-IN_PLACE = {
-    "sparse_scatter": 4,
-    "sparse_conv2d": 9,
-    "sparse_conv2d_dequantized": 11,  # its twin writes int8, which Sub and Max below do not take
-    "sparse_conv_transpose2d": 9,
-    "sparse_bottleneck2d": 12,
-    "sparse_fill": 0,
-    "sparse_max_pool2d": 6,
-    "sparse_avg_pool2d": 6,
-    "sparse_resize2d": 6,
-    "sparse_norm2d": 8,
-    "sparse_rearrange": 6,
-    "sparse_pointwise": 10,
+# The input whose memory the output may take: the base, at which a layer ends. The twin of sparse_conv2d_dequantized
+# writes int8, which Sub and Max below do not take.
+IN_PLACE = {"sparse_fill": 0} | {
+    name: len(op.inputs) - 1
+    for name, op in schemas.OPS.items()
+    if op.inputs[-1][0].rstrip("?") == "base" and name != "sparse_conv2d_quantized"
 }
 
 

@@ -6,12 +6,12 @@ from sbnet import BlockGrid, Window, fringe
 from support.attention_cases import attention_samples
 from support.blockconv_cases import blockconv_samples
 from support.helpers import laid_out, random_active, tensor
+from support.plain_layers import PLAIN
 from support.weight_cases import weight_samples
 
 OPS = torch.ops.sbnet
 CONV = ([1, 1], [1, 1], [1, 1], 1)
 TRANSPOSED = ([1, 1], [1, 1], [0, 0], [1, 1], 1)
-WINDOW = ([3, 3], [1, 1], [1, 1])
 
 
 def op_samples(device):
@@ -189,24 +189,6 @@ def op_samples(device):
             (last, *bottleneck, None, None, bias8, *lists, g, "gelu", 0.0, False, 0 * last, edge.pixels, edge.count),
         ],
         "pack_conv_weight": [(weight, 1), (tensor((6, 1, 3, 5), torch.float16, device), 6)],
-        "sparse_max_pool2d": [
-            (x, *lists, g, *WINDOW, [1, 1], False),
-            (grad(last), *lists, g, *WINDOW, [1, 1], True),
-            (grad(x), *small_lists, s, [2, 2], [2, 2], [0, 0], [1, 1], True),
-        ],
-        "sparse_max_pool2d_": [
-            (x, *lists[:2], g, *WINDOW, [1, 1], False, x.clone(), None, None),
-            (last, *lists[:2], g, *WINDOW, [1, 1], False, 0 * last, edge.pixels, edge.count),
-        ],
-        "sparse_avg_pool2d": [
-            (x, *lists, g, *WINDOW, False, True, None),
-            (grad(last), *lists, g, *WINDOW, False, False, None),
-            (grad(x), *small_lists, s, [2, 2], [2, 2], [0, 0], True, True, 3),
-        ],
-        "sparse_avg_pool2d_": [
-            (x, *lists[:2], g, *WINDOW, False, True, None, x.clone(), None, None),
-            (last, *lists[:2], g, *WINDOW, False, False, 7, 0 * last, edge.pixels, edge.count),
-        ],
         "sparse_resize2d": [
             (x, *lists, g, [20, 27], "nearest", False, 0.0, 0.0),
             (grad(last), *lists, g, [20, 27], "bilinear", True, 0.0, 0.0),
@@ -234,16 +216,6 @@ def op_samples(device):
             (x, bias8, bias8, *lists, g, "group", 8, 1e-5, 0 * x, None, None),
             (last, None, None, *lists, g, "softmax", 1, 0.0, 0 * last, edge.pixels, edge.count),
         ],
-        "sparse_rearrange": [
-            (x, *lists, g, 1, 1, 2, [1, -1, 0, 0], 0.5),
-            (grad(last), *lists, g, 1, 1, 1, [-1, 1, 2, -2], 0.0),
-            (grad(x[..., :10, :14]), *lists, g, 2, 1, 2, [0, -1, 0, 0], 0.0),
-            (grad(x[..., :26]), *small_lists, s, 1, 2, 4, [0, 1, 0, 0], -1.0),
-        ],
-        "sparse_rearrange_": [
-            (x, *lists[:2], g, 1, 1, 4, [0, 0, 0, 0], 0.0, 0 * x, None, None),
-            (last, *lists[:2], g, 1, 1, 1, [3, -3, 0, 0], 1.5, 0 * last, edge.pixels, edge.count),
-        ],
         "sparse_pointwise": [
             (x, None, None, None, None, *lists, g, "mul 2; silu"),
             (grad(last), grad(0 * last + 1), grad(bias8[None, :, None, None]), None, None, *lists, g, "mul a; prelu b"),
@@ -256,7 +228,26 @@ def op_samples(device):
             (x.clone(), active.block_map, g, 0.0),
             (laid_out(x, "channels_last"), active.block_map, g, 2.0),
         ],
+        **plain_samples(device),
         **weight_samples(device),
         **blockconv_samples(device),
         **attention_samples(device),
     }
+
+
+def plain_samples(device):
+    """Of layers that read x and numbers alone: with gradients of both memory formats, in place with a fringe."""
+    samples = {}
+    for op, plain in PLAIN.items():
+        samples[op], samples[f"{op}_"] = [], []
+        for k, numbers in enumerate(plain.numbers):
+            x = laid_out(tensor((2, 8, 18, 27), torch.float32, device), "channels_last" if k % 2 else "contiguous")
+            dense = plain.whole(x, **numbers)
+            active = random_active(BlockGrid.cover(dense.shape[2:], 8), 2, 0.5, device)
+            edge = fringe(active, active, tuple(dense.shape[2:]), 3, 1, 1)
+            lists, grid = (active.indices, active.count), active.grid.numbers()
+            leaf = x.clone().requires_grad_(k > 0)
+            samples[op].append((leaf, *lists, active.block_map, grid, *numbers.values()))
+            edges = (edge.pixels, edge.count) if k else (None, None)
+            samples[f"{op}_"].append((x, *lists, grid, *numbers.values(), torch.zeros_like(dense), *edges))
+    return samples

@@ -16,6 +16,7 @@ import sbnet
 from sbnet import BlockGrid, BlockLayout, ConvLayout, export
 from sbnet.export.runtime import ELEMENT_TYPES
 from support.helpers import random_active, tensor
+from support.plain_layers import PLAIN
 
 PROVIDER = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
@@ -208,14 +209,7 @@ def samples(device: str = "cpu") -> dict[str, Node]:
             [x, *narrow, *lists, bias[:4], bias[4:], bias, edge.pixels, edge.count, like.clone()],
             {"bsize": [4, 4], "activation": "leaky_relu", "negative_slope": 0.2, "allow_tf32": 0},
         ),
-        *(
-            Node(
-                f"sparse_{kind}_pool2d",
-                [x, *lists, edge.pixels, edge.count, like.clone()],
-                {"bsize": [4, 4], "kernel_size": [3, 3], "stride": [1, 1], "padding": [1, 1], "ceil_mode": 0, **more},
-            )
-            for kind, more in (("max", {"dilation": [1, 1]}), ("avg", {"count_include_pad": 1, "divisor_override": 7}))
-        ),
+        *(plain_node(op, device) for op in PLAIN),
         Node(
             "sparse_resize2d",
             [nhwc(tensor((2, 8, 6, 5), torch.float32, device)), *lists, edge.pixels, edge.count, like.clone()],
@@ -225,11 +219,6 @@ def samples(device: str = "cpu") -> dict[str, Node]:
             "sparse_norm2d",
             [x, *lists, bias, bias + 1, edge.pixels, edge.count, like.clone()],
             {"bsize": [4, 4], "mode": "group", "groups": 2, "eps": 1e-3},
-        ),
-        Node(
-            "sparse_rearrange",
-            [nhwc(tensor((2, 32, 6, 8), torch.float32, device)), *lists, edge.pixels, edge.count, like.clone()],
-            {"bsize": [4, 4], "up": 2, "down": 1, "groups": 4, "pad": [1, -2, -1, 1], "value": 0.5},
         ),
         Node(
             "sparse_pointwise",
@@ -260,6 +249,18 @@ def samples(device: str = "cpu") -> dict[str, Node]:
         attention_node(device),
     ]
     return {node.op: node for node in nodes}
+
+
+def plain_node(op: str, device: str) -> Node:
+    """A layer that reads x and numbers alone, with the last of its numbers."""
+    plain, x = PLAIN[op], tensor((2, 8, 12, 14), torch.float32, device)
+    y = nhwc(plain.whole(x, **plain.numbers[-1]))
+    size = (y.shape[1], y.shape[2])
+    active = random_active(BlockGrid.cover(size, 4), 2, 0.5, device)
+    edge = sbnet.fringe(active, active, size, 3, 1, 1)
+    inputs = [nhwc(x), active.indices, active.count, active.block_map, edge.pixels, edge.count, y]
+    numbers = {name: int(n) if isinstance(n, bool) else n for name, n in plain.numbers[-1].items()}
+    return Node(op, inputs, {"bsize": [4, 4], **numbers})
 
 
 def attention_node(device: str) -> Node:

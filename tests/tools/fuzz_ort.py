@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from sbnet import export
+from sbnet.export import schemas
 from support.ort_models import Node, is_ort_error, samples, session
 
 PAGE = mmap.PAGESIZE
@@ -79,27 +80,15 @@ def changed(rng: random.Random) -> Node:
         t.to(floating) if t is not None and t.dtype == torch.float32 and node.op != "reduce_mask" else t
         for t in node.inputs
     ]
-    # any subset of the optional inputs: those that stand alone, and where fringe_pixels and fringe_count are
-    optional = {
-        "sparse_conv2d": ((5, 6, 9), 7),
-        "sparse_conv2d_quantized": ((6, 7, 8, 11), 9),
-        "sparse_conv2d_dequantized": ((6, 7, 8, 11), 9),
-        "sparse_conv_transpose2d": ((5, 6, 9), 7),
-        "sparse_bottleneck2d": ((7, 8, 9, 12), 10),
-        "sparse_max_pool2d": ((6,), 4),
-        "sparse_avg_pool2d": ((6,), 4),
-        "sparse_resize2d": ((6,), 4),
-        "sparse_norm2d": ((4, 5, 8), 6),
-        "sparse_rearrange": ((6,), 4),
-        "sparse_pointwise": ((4, 5, 6, 7, 10), 8),
-    }
-    if node.op in optional:
-        alone, fringe = optional[node.op]
-        for k in (*alone, fringe):
-            if rng.random() < 0.5:
+    # any subset of the optional inputs; the two of a fringe mostly together
+    names = [name for name, _ in schemas.OPS[node.op].inputs]
+    if "fringe_pixels?" in names:
+        for k, name in enumerate(names):
+            if name.endswith("?") and name != "fringe_count?" and rng.random() < 0.5:
                 node.inputs[k] = None
+        at = names.index("fringe_pixels?")
         if rng.random() < 0.9:
-            node.inputs[fringe + 1] = None if node.inputs[fringe] is None else node.inputs[fringe + 1]
+            node.inputs[at + 1] = None if node.inputs[at] is None else node.inputs[at + 1]
     for _ in range(rng.choice([0, 1, 1, 1, 2, 3])):
         at = rng.randrange(len(node.inputs))
         t = node.inputs[at]

@@ -1,7 +1,7 @@
 // Block-sparse 2-D pooling: PyTorch's max_pool2d and avg_pool2d on the active blocks of the OUTPUT plane, nowhere else.
 // The border of a max pool is -inf; an average pool counts zeros there, or nothing (count_include_pad).
 #pragma once
-#include "core/types.h"
+#include "core/layer.h"
 
 namespace sbnet {
 
@@ -20,11 +20,6 @@ struct PoolParams {
   int32_t divisor_override;  // averages: this instead of the window's pixels, unless 0
 };
 
-// A side of y, for numbers that validate() takes; below 1 where the plane is smaller than the kernel's reach.
-SBNET_EXPORT int64_t pool_output_side(int64_t side, int32_t kernel, int32_t stride, int32_t padding, int32_t dilation,
-                                      bool ceil_mode);
-// Kernel, stride, padding, dilation alone: what must hold before pool_output_side may be asked.
-SBNET_EXPORT Status check_pool_window(const PoolParams& p);
 // Shapes, dtypes, grid against plane, sizes within kernel limits. Everything a kernel relies on.
 SBNET_EXPORT Status validate(const PoolParams& p);
 
@@ -51,3 +46,45 @@ extern "C" {
 SBNET_EXPORT sbnet::Status sbnet_sparse_pool2d_cpu(const sbnet::PoolParams* p, const sbnet::Parallel* parallel);
 SBNET_EXPORT sbnet::Status sbnet_sparse_pool2d_cuda(const sbnet::PoolParams* p, void* stream);
 }
+
+namespace sbnet {
+
+struct PoolLayer : LayerOf<PoolParams> {
+  SBNET_EXPORT static Status check(const PoolParams& p);
+  SBNET_EXPORT static Status size(const PoolParams& p, int d, int64_t x, int64_t* y);
+  static constexpr auto cpu = sbnet_sparse_pool2d_cpu;
+  static constexpr auto cuda = sbnet_sparse_pool2d_cuda;
+
+ protected:
+  template <class Read>
+  static void window(PoolParams& p, Read& read) {
+    read.required("kernel_size", p.kernel);
+    read.integers("stride", p.stride, p.kernel);
+    read.integers("padding", p.padding, 0);
+  }
+};
+
+struct MaxPoolLayer : PoolLayer {
+  static constexpr const char* kName = "sparse_max_pool2d";
+  template <class Read>
+  static void numbers(PoolParams& p, Read& read) {
+    p.kind = PoolKind::kMax;
+    window(p, read);
+    read.integers("dilation", p.dilation, 1);
+    read.flag("ceil_mode", &p.ceil_mode, false);
+  }
+};
+
+struct AveragePoolLayer : PoolLayer {
+  static constexpr const char* kName = "sparse_avg_pool2d";
+  template <class Read>
+  static void numbers(PoolParams& p, Read& read) {
+    p.kind = PoolKind::kAverage, p.dilation[0] = p.dilation[1] = 1;
+    window(p, read);
+    read.flag("ceil_mode", &p.ceil_mode, false);
+    read.flag("count_include_pad", &p.count_include_pad, true);
+    read.optional_integer("divisor_override", &p.divisor_override);
+  }
+};
+
+}  // namespace sbnet

@@ -2,7 +2,7 @@
 // padding and cropping as one map from outputs to inputs.
 #pragma once
 #include "core/fastdiv.h"
-#include "core/types.h"
+#include "core/layer.h"
 
 namespace sbnet {
 
@@ -18,9 +18,6 @@ struct RearrangeParams {
   float value;     // of what is padded, rounded to the dtype
 };
 
-// y's channels, and the sides of its plane (d = 0: rows), by p's numbers alone; or what is wrong with those.
-SBNET_EXPORT Status rearrange_channels(const char* op, const RearrangeParams& p, int64_t channels, int64_t* out);
-SBNET_EXPORT Status rearrange_side(const char* op, const RearrangeParams& p, int d, int64_t side, int64_t* out);
 // Shapes, dtypes, grid against plane. Everything a kernel relies on.
 SBNET_EXPORT Status validate(const RearrangeParams& p);
 
@@ -67,3 +64,23 @@ extern "C" {
 SBNET_EXPORT sbnet::Status sbnet_sparse_rearrange_cpu(const sbnet::RearrangeParams* p, const sbnet::Parallel* parallel);
 SBNET_EXPORT sbnet::Status sbnet_sparse_rearrange_cuda(const sbnet::RearrangeParams* p, void* stream);
 }
+
+namespace sbnet {
+
+struct RearrangeLayer : LayerOf<RearrangeParams> {
+  static constexpr const char* kName = "sparse_rearrange";
+  template <class Read>
+  static void numbers(RearrangeParams& p, Read& read) {
+    read.integer("up", &p.up, 1);
+    read.integer("down", &p.down, 1);
+    read.integer("groups", &p.groups, 1);
+    read.integers("pad", p.pad, 0);
+    read.real("value", &p.value, 0);
+  }
+  SBNET_EXPORT static Status check(const RearrangeParams& p);
+  SBNET_EXPORT static Status size(const RearrangeParams& p, int d, int64_t x, int64_t* y);
+  static constexpr auto cpu = sbnet_sparse_rearrange_cpu;
+  static constexpr auto cuda = sbnet_sparse_rearrange_cuda;
+};
+
+}  // namespace sbnet

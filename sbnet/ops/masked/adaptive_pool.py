@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,8 +10,8 @@ from torch import Tensor
 
 from sbnet.active import ActiveBlocks
 from sbnet.geometry import to_pair
-from sbnet.ops.common import empty4, mark_written, pixels_of, refuse_gradient, refuse_meta_mix, require_tensor
-from sbnet.ops.masked.layer import in_place_fake, layer_inputs
+from sbnet.ops.common import empty4, mark_written, refuse_gradient, refuse_meta_mix, require_tensor
+from sbnet.ops.masked.layer import in_place_fake, layer_inputs, whole_gradient
 
 _ops = torch.ops.sbnet
 
@@ -118,20 +117,4 @@ def _sparse_adaptive_pool2d_fake(
 in_place_fake("sparse_adaptive_pool2d_")
 
 
-def _setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    x, block_map, ctx.grid, ctx.size, ctx.method, ctx.count_inactive = inputs
-    ctx.save_for_backward(x, block_map)
-
-
-def _backward(ctx: Any, grad: Tensor) -> tuple:
-    """PyTorch's own, of the pool of the masked plane."""
-    x, block_map = ctx.saved_tensors
-    inside = pixels_of(block_map, ctx.grid, x.shape[2:])
-    with torch.enable_grad():
-        leaf = x.detach().requires_grad_()
-        y = adaptive_pool_whole(leaf, inside, ctx.size, ctx.method, ctx.count_inactive)
-    (found,) = torch.autograd.grad(y, leaf, grad)
-    return found, *[None] * 5
-
-
-torch.library.register_autograd("sbnet::sparse_adaptive_pool2d", _backward, setup_context=_setup)
+whole_gradient("sparse_adaptive_pool2d", adaptive_pool_whole)

@@ -1,7 +1,8 @@
-"""What every layer on active blocks checks of its arguments before torch.ops.sbnet.* is called."""
+"""What every layer on active blocks has in common: checks of its arguments, calls, fake implementations, gradients."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +12,10 @@ from sbnet.active import ActiveBlocks, Fringe
 from sbnet.geometry import to_pair
 from sbnet.ops.common import (
     check_active,
+    empty4,
+    is_channels_last,
+    mark_written,
+    pixels_of,
     refuse_gradient,
     refuse_meta_mix,
     require_active,
@@ -37,6 +42,65 @@ def layer_output(
         raise TypeError(f"sbnet::{op}: fringe: {type(fringe).__name__}; an sbnet.Fringe or None is wanted")
     refuse_gradient(op, op.rstrip("_"), *inputs, out)
     return (out, None, None) if fringe is None else (out, fringe.pixels, fringe.count)
+
+
+def run_layer(op: str, x: Tensor, active: ActiveBlocks, *numbers: Any) -> Tensor:
+    """Calls a layer of x and numbers alone."""
+    *lists, grid = layer_inputs(op, x, active)
+    return getattr(torch.ops.sbnet, op)(x, *lists, active.block_map, grid, *numbers)
+
+
+def run_layer_(op: str, x: Tensor, active: ActiveBlocks, out: Tensor, fringe: Fringe | None, *numbers: Any) -> None:
+    """Calls its form in place."""
+    lists, edge = layer_inputs(op, x, active), layer_output(op, out, fringe, x)
+    getattr(torch.ops.sbnet, op)(x, *lists, *numbers, *edge)
+    mark_written(out)
+
+
+def layer_fakes(op: str, size: Callable[..., Sequence[Any]] = lambda shape, *_: shape) -> None:
+    """Registers the fake implementations of a layer's two forms, whose y has x's dtype and memory format.
+
+    size(x.shape, *what follows the grid in the schema): y's [N,C,H,W]; that of x where it is left out.
+    """
+    after = _names(op).index("grid") + 1
+
+    def fake(*arguments: Any) -> Tensor:
+        refuse_meta_mix(op, *arguments)
+        x = arguments[0]
+        return empty4(x, size(x.shape, *arguments[after:]), is_channels_last(x))
+
+    torch.library.register_fake(f"sbnet::{op}", fake)
+    in_place_fake(f"{op}_")
+
+
+def whole_gradient(op: str, whole: Callable[..., Tensor]) -> None:
+    """Registers PyTorch's own gradient of whole(*tensors before the lists, inside, *what follows the grid).
+
+    It says what the op gives, zeros where nothing is active; inside [N,1,H,W] bool: the active pixels.
+    """
+    names = _names(op)
+    tensors = next(k for k, name in enumerate(names) if name in ("indices", "block_map"))
+    at, after = names.index("block_map"), names.index("grid") + 1
+
+    def setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[:tensors], inputs[at])
+        ctx.grid, ctx.numbers = inputs[after - 1], inputs[after:]
+
+    def backward(ctx: Any, grad: Tensor) -> tuple:
+        *saved, block_map = ctx.saved_tensors
+        wanted = [k for k in range(tensors) if ctx.needs_input_grad[k]]
+        with torch.enable_grad():
+            leaves = [None if t is None else t.detach().requires_grad_(k in wanted) for k, t in enumerate(saved)]
+            y = whole(*leaves, pixels_of(block_map, ctx.grid, saved[0].shape[2:]), *ctx.numbers)
+        found = torch.autograd.grad(y, [leaves[k] for k in wanted], grad)  # type: ignore[arg-type]
+        given = dict(zip(wanted, found, strict=True))
+        return tuple(given.get(k) for k in range(len(names)))
+
+    torch.library.register_autograd(f"sbnet::{op}", backward, setup_context=setup)
+
+
+def _names(op: str) -> list[str]:
+    return [argument.name for argument in getattr(torch.ops.sbnet, op).default._schema.arguments]
 
 
 def in_place_fake(op: str) -> None:

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sbnet.active import ActiveBlocks, Fringe
-from sbnet.ops.common import is_channels_last, mark_written, pixels_of, refuse_meta_mix, require_tensor
-from sbnet.ops.masked.layer import in_place_fake, layer_inputs, layer_output
+from sbnet.ops.common import mark_written, require_tensor
+from sbnet.ops.masked.layer import layer_fakes, layer_inputs, layer_output, whole_gradient
 
 _ops = torch.ops.sbnet
 
@@ -174,48 +174,5 @@ def norm_whole(
     return torch.where(inside, y, zero).to(x.dtype)
 
 
-# ---- fake implementations and gradients
-
-
-@torch.library.register_fake("sbnet::sparse_norm2d")
-def _sparse_norm2d_fake(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    indices: Tensor,
-    count: Tensor,
-    block_map: Tensor,
-    grid: list[int],
-    method: str,
-    groups: int,
-    eps: float,
-) -> Tensor:
-    refuse_meta_mix("sparse_norm2d", x, weight, bias, indices, count, block_map)
-    format = torch.channels_last if is_channels_last(x) else torch.contiguous_format
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=format)
-
-
-in_place_fake("sparse_norm2d_")
-
-
-def _setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    x, weight, bias, _indices, _count, block_map, ctx.grid, *ctx.how = inputs
-    ctx.save_for_backward(x, weight, bias, block_map)
-
-
-def _backward(ctx: Any, grad: Tensor) -> tuple:
-    """PyTorch's own, of the definition on the whole plane."""
-    *tensors, block_map = ctx.saved_tensors
-    inside = pixels_of(block_map, ctx.grid, tensors[0].shape[2:])
-    wanted = [k for k in range(3) if ctx.needs_input_grad[k]]
-    with torch.enable_grad():
-        leaves = [None if t is None else t.detach().requires_grad_(k in wanted) for k, t in enumerate(tensors)]
-        y = norm_whole(leaves[0], leaves[1], leaves[2], inside, *ctx.how)  # type: ignore[arg-type]
-    found = torch.autograd.grad(y, [leaves[k] for k in wanted], grad)  # type: ignore[arg-type]
-    grads: list[Tensor | None] = [None] * 3
-    for k, g in zip(wanted, found, strict=True):
-        grads[k] = g
-    return *grads, *[None] * 7
-
-
-torch.library.register_autograd("sbnet::sparse_norm2d", _backward, setup_context=_setup)
+layer_fakes("sparse_norm2d")
+whole_gradient("sparse_norm2d", norm_whole)

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sbnet.active import ActiveBlocks, Fringe
-from sbnet.ops.common import is_channels_last, mark_written, refuse_meta_mix, require_tensor
-from sbnet.ops.masked.layer import in_place_fake, layer_inputs, layer_output
+from sbnet.ops.common import mark_written, require_tensor
+from sbnet.ops.masked.layer import layer_fakes, layer_inputs, layer_output
 
 _ops = torch.ops.sbnet
 OPERANDS = "abcd"
@@ -101,26 +101,7 @@ def run_program(program: str, x: Tensor, *others: Tensor | None) -> Tensor:
 
 # ---- fake implementations and gradients
 
-
-@torch.library.register_fake("sbnet::sparse_pointwise")
-def _sparse_pointwise_fake(
-    x: Tensor,
-    a: Tensor | None,
-    b: Tensor | None,
-    c: Tensor | None,
-    d: Tensor | None,
-    indices: Tensor,
-    count: Tensor,
-    block_map: Tensor,
-    grid: list[int],
-    program: str,
-) -> Tensor:
-    refuse_meta_mix("sparse_pointwise", x, a, b, c, d, indices, count, block_map)
-    format = torch.channels_last if is_channels_last(x) else torch.contiguous_format
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=format)
-
-
-in_place_fake("sparse_pointwise_")
+layer_fakes("sparse_pointwise")
 
 
 def _setup(ctx: Any, inputs: tuple, output: Tensor) -> None:

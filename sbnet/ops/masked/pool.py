@@ -10,8 +10,7 @@ from torch import Tensor
 
 from sbnet.active import ActiveBlocks, Fringe
 from sbnet.geometry import pool_output_size, to_pair
-from sbnet.ops.common import empty4, is_channels_last, mark_written, refuse_meta_mix
-from sbnet.ops.masked.layer import in_place_fake, layer_inputs, layer_output
+from sbnet.ops.masked.layer import layer_fakes, pairs, run_layer, run_layer_
 
 _ops = torch.ops.sbnet
 _aten = torch.ops.aten
@@ -46,16 +45,8 @@ def sparse_max_pool2d(
     >>> y = sparse_max_pool2d(x, active, 3, 2, 1)
     """
     op = "sparse_max_pool2d"
-    *lists, grid = layer_inputs(op, x, active)
-    return _ops.sparse_max_pool2d(
-        x,
-        *lists,
-        active.block_map,
-        grid,
-        *_window(op, kernel_size, stride, padding),
-        list(to_pair(dilation, f"{op}: dilation")),
-        ceil_mode,
-    )
+    window = *_window(op, kernel_size, stride, padding), *pairs(op, dilation=dilation)
+    return run_layer(op, x, active, *window, ceil_mode)
 
 
 def sparse_max_pool2d_(
@@ -77,16 +68,8 @@ def sparse_max_pool2d_(
         fringe: from `sbnet.fringe`, or None.
     """
     op = "sparse_max_pool2d_"
-    lists, edge = layer_inputs(op, x, active), layer_output(op, out, fringe, x)
-    _ops.sparse_max_pool2d_(
-        x,
-        *lists,
-        *_window(op, kernel_size, stride, padding),
-        list(to_pair(dilation, f"{op}: dilation")),
-        ceil_mode,
-        *edge,
-    )
-    mark_written(out)
+    window = *_window(op, kernel_size, stride, padding), *pairs(op, dilation=dilation)
+    run_layer_(op, x, active, out, fringe, *window, ceil_mode)
 
 
 def sparse_avg_pool2d(
@@ -107,11 +90,8 @@ def sparse_avg_pool2d(
     >>> y = sparse_avg_pool2d(x, active, 2)
     """
     op = "sparse_avg_pool2d"
-    *lists, grid = layer_inputs(op, x, active)
     window = _window(op, kernel_size, stride, padding)
-    return _ops.sparse_avg_pool2d(
-        x, *lists, active.block_map, grid, *window, ceil_mode, count_include_pad, divisor_override
-    )
+    return run_layer(op, x, active, *window, ceil_mode, count_include_pad, divisor_override)
 
 
 def sparse_avg_pool2d_(
@@ -134,10 +114,8 @@ def sparse_avg_pool2d_(
         fringe: from `sbnet.fringe`, or None.
     """
     op = "sparse_avg_pool2d_"
-    lists, edge = layer_inputs(op, x, active), layer_output(op, out, fringe, x)
     window = _window(op, kernel_size, stride, padding)
-    _ops.sparse_avg_pool2d_(x, *lists, *window, ceil_mode, count_include_pad, divisor_override, *edge)
-    mark_written(out)
+    run_layer_(op, x, active, out, fringe, *window, ceil_mode, count_include_pad, divisor_override)
 
 
 def _window(op: str, kernel_size: Any, stride: Any, padding: Any) -> tuple[list[int], list[int], list[int]]:
@@ -150,50 +128,13 @@ def _window(op: str, kernel_size: Any, stride: Any, padding: Any) -> tuple[list[
 
 
 # ---- fake implementations and gradients
-def _fake(
-    x: Tensor, kernel: list[int], stride: list[int], padding: list[int], dilation: list[int], ceil: bool
-) -> Tensor:
-    size = pool_output_size(x.shape[2:], kernel, stride, padding, dilation, ceil)
-    return empty4(x, (x.shape[0], x.shape[1], *size), is_channels_last(x))
-
-
-@torch.library.register_fake("sbnet::sparse_max_pool2d")
-def _sparse_max_pool2d_fake(
-    x: Tensor,
-    indices: Tensor,
-    count: Tensor,
-    block_map: Tensor,
-    grid: list[int],
-    kernel_size: list[int],
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    ceil_mode: bool,
-) -> Tensor:
-    refuse_meta_mix("sparse_max_pool2d", x, indices, count, block_map)
-    return _fake(x, kernel_size, stride, padding, dilation, ceil_mode)
-
-
-@torch.library.register_fake("sbnet::sparse_avg_pool2d")
-def _sparse_avg_pool2d_fake(
-    x: Tensor,
-    indices: Tensor,
-    count: Tensor,
-    block_map: Tensor,
-    grid: list[int],
-    kernel_size: list[int],
-    stride: list[int],
-    padding: list[int],
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor_override: int | None,
-) -> Tensor:
-    refuse_meta_mix("sparse_avg_pool2d", x, indices, count, block_map)
-    return _fake(x, kernel_size, stride, padding, [1, 1], ceil_mode)
-
-
-in_place_fake("sparse_max_pool2d_")
-in_place_fake("sparse_avg_pool2d_")
+layer_fakes("sparse_max_pool2d", lambda shape, *window: (*shape[:2], *pool_output_size(shape[2:], *window)))
+layer_fakes(
+    "sparse_avg_pool2d",
+    lambda shape, kernel, stride, padding, ceil, *_: (
+        *shape[:2], *pool_output_size(shape[2:], kernel, stride, padding, 1, ceil)
+    ),
+)  # fmt: skip
 
 
 def _setup(ctx: Any, inputs: tuple, output: Tensor) -> None:

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sbnet.active import ActiveBlocks, Fringe
-from sbnet.ops.common import empty4, is_channels_last, mark_written, refuse_meta_mix
-from sbnet.ops.masked.layer import in_place_fake, layer_inputs, layer_output
+from sbnet.ops.masked.layer import layer_fakes, run_layer, run_layer_
 
 _ops = torch.ops.sbnet
 
@@ -50,9 +49,7 @@ def sparse_rearrange(
     >>> z = sparse_rearrange(x, edged, pad=(1, 1, 1, 1), value=-1.0)
     """
     op = "sparse_rearrange"
-    *lists, grid = layer_inputs(op, x, active)
-    how = _arguments(op, up, down, groups, pad, value)
-    return _ops.sparse_rearrange(x, *lists, active.block_map, grid, *how)
+    return run_layer(op, x, active, *_arguments(op, up, down, groups, pad, value))
 
 
 def sparse_rearrange_(
@@ -74,9 +71,7 @@ def sparse_rearrange_(
         fringe: from `sbnet.fringe`, or None.
     """
     op = "sparse_rearrange_"
-    lists, edge = layer_inputs(op, x, active), layer_output(op, out, fringe, x)
-    _ops.sparse_rearrange_(x, *lists, *_arguments(op, up, down, groups, pad, value), *edge)
-    mark_written(out)
+    run_layer_(op, x, active, out, fringe, *_arguments(op, up, down, groups, pad, value))
 
 
 def sparse_pixel_shuffle(x: Tensor, active: ActiveBlocks, factor: int) -> Tensor:
@@ -124,26 +119,14 @@ def channel_shuffle(x: Tensor, groups: int) -> Tensor:
 # ---- fake implementations and gradients
 
 
-@torch.library.register_fake("sbnet::sparse_rearrange")
-def _sparse_rearrange_fake(
-    x: Tensor,
-    indices: Tensor,
-    count: Tensor,
-    block_map: Tensor,
-    grid: list[int],
-    up: int,
-    down: int,
-    groups: int,
-    pad: list[int],
-    value: float,
-) -> Tensor:
-    refuse_meta_mix("sparse_rearrange", x, indices, count, block_map)
-    n, c, h, w = x.shape
-    size = n, c // (up * up) * (down * down), h * up // down + pad[2] + pad[3], w * up // down + pad[0] + pad[1]
-    return empty4(x, size, is_channels_last(x))
+def _size(
+    shape: Sequence[int], up: int, down: int, groups: int, pad: Sequence[int], value: float
+) -> tuple[int, int, int, int]:
+    n, c, h, w = shape
+    return n, c // (up * up) * (down * down), h * up // down + pad[2] + pad[3], w * up // down + pad[0] + pad[1]
 
 
-in_place_fake("sparse_rearrange_")
+layer_fakes("sparse_rearrange", _size)
 
 
 def _setup(ctx: Any, inputs: tuple, output: Tensor) -> None:

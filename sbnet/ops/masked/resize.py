@@ -10,8 +10,8 @@ from torch import Tensor
 
 from sbnet.active import ActiveBlocks, Fringe
 from sbnet.geometry import RESIZE_MODES, resize_output_size, to_scales
-from sbnet.ops.common import empty4, is_channels_last, mark_written, refuse_meta_mix
-from sbnet.ops.masked.layer import in_place_fake, layer_inputs, layer_output, pairs
+from sbnet.ops.common import mark_written, require_tensor
+from sbnet.ops.masked.layer import layer_fakes, layer_inputs, layer_output, pairs, run_layer
 
 _ops = torch.ops.sbnet
 _aten = torch.ops.aten
@@ -49,9 +49,9 @@ def sparse_resize2d(
     >>> y = sparse_resize2d(x, active, scale_factor=2, mode="bilinear")  # x [N,C,50,88]
     """
     op = "sparse_resize2d"
-    *lists, grid = layer_inputs(op, x, active)
+    require_tensor(op, "x", x)
     sides, how = _arguments(op, x, size, scale_factor, mode, align_corners)
-    return _ops.sparse_resize2d(x, *lists, active.block_map, grid, sides, *how)
+    return run_layer(op, x, active, sides, *how)
 
 
 def sparse_resize2d_(
@@ -102,25 +102,7 @@ def _arguments(
 
 # ---- fake implementations and gradients
 
-
-@torch.library.register_fake("sbnet::sparse_resize2d")
-def _sparse_resize2d_fake(
-    x: Tensor,
-    indices: Tensor,
-    count: Tensor,
-    block_map: Tensor,
-    grid: list[int],
-    output_size: list[int],
-    method: str,
-    align_corners: bool,
-    ratio_h: float,
-    ratio_w: float,
-) -> Tensor:
-    refuse_meta_mix("sparse_resize2d", x, indices, count, block_map)
-    return empty4(x, (x.shape[0], x.shape[1], *output_size), is_channels_last(x))
-
-
-in_place_fake("sparse_resize2d_")
+layer_fakes("sparse_resize2d", lambda shape, size, *_: (*shape[:2], *size))
 
 
 def _setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
