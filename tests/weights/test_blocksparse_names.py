@@ -5,7 +5,7 @@ import torch
 
 from sbnet.weights import ew, lstm, norms
 from support.formulas import check
-from support.helpers import assert_bitwise
+from support.helpers import FLOATS, assert_bitwise
 
 ONE = {
     "negative": lambda x: -x,
@@ -146,9 +146,10 @@ def test_concrete_gate(device):
     torch.testing.assert_close(ew.concrete_gate_infer(loga), want)
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("merged", [True, False])
-def test_fused_lstm_gates(device, merged):
-    c, x = torch.randn(6, 10, device=device), torch.randn(6, 40, device=device)
+def test_fused_lstm_gates(device, merged, dtype):
+    c, x = torch.randn(6, 10, device=device).to(dtype), torch.randn(6, 40, device=device).to(dtype)
 
     def ours(c, x):
         return lstm.fused_lstm_gates(c, *((x,) if merged else lstm.split4(x)), forget_bias=0.5)
@@ -209,3 +210,42 @@ def test_batch_norm(device):
     check(ours, inference, x, g, b, m, v)
     with pytest.raises(ValueError, match="batch_norm: m: expected"):
         norms.batch_norm_inference(x, g, b, m[:3], v)
+
+
+def compiled(f, *tensors):
+    """f in one graph: the values and gradients that it has uncompiled."""
+    torch._dynamo.reset()
+    results = []
+    for run in (f, torch.compile(f, fullgraph=True, backend="aot_eager")):
+        leaves = [t.detach().clone().requires_grad_() for t in tensors]
+        torch.manual_seed(3)
+        y = run(*leaves)
+        y = y if isinstance(y, tuple) else (y,)
+        total = sum(t.float().square().sum() for t in y)
+        results.append((*y, *torch.autograd.grad(total, leaves, allow_unused=True)))
+    for got, want in zip(*results, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("names", [tuple(ONE), tuple(TWO)], ids=["one", "two"])
+def test_compile_elementwise(device, names):
+    x, y = (torch.rand(9, 33, device=device) + 0.1 for _ in range(2))
+
+    def every(x, y):
+        return tuple(getattr(ew, name)(x) if name in ONE else getattr(ew, name)(x, y) for name in names)
+
+    compiled(every, x, y)
+
+
+def test_compile_the_rest(device):
+    x, wide = torch.randn(6, 12, device=device), torch.randn(6, 48, device=device)
+    g, b = torch.rand(12, device=device) + 0.5, torch.randn(12, device=device)
+    _, mask = ew.dropout(x, 0.7)
+    compiled(lambda x, g, b: ew.cwise_linear(ew.bias_relu(x, b, fast_gelu=True), g, b, relu=True), x, g, b)
+    compiled(lambda x: ew.filter_tensor(ew.add_n8([x] * 8), 0.5, 3.0, True, True), x)
+    compiled(lambda x: ew.dropout(x, 0.7, mask)[0], x)
+    compiled(lambda x: (ew.sparse_relu(x), ew.concrete_gate_infer(x)), x)
+    compiled(lambda x: ew.float_cast(x, torch.bfloat16, torch.float16), x)
+    compiled(lambda c, x: lstm.fused_lstm_gates(c, *lstm.split4(x)), x, wide)
+    compiled(lambda c, x: lstm.fused_lstm_gates(c, x), x, wide)
+    compiled(lambda x, g, b: (norms.layer_norm(x, g, b, segments=3, relu=True), *norms.batch_norm(x, g, b)), x, g, b)
