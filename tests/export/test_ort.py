@@ -296,3 +296,29 @@ def test_pool(device, kind, name, dtype):
     getattr(sbnet, op + "_")(x, active, want, **options, fringe=edge)
     (got,) = Node(op, [nhwc(x), *lists(active), edge.pixels, edge.count, nhwc(base)], attributes).run(device)
     assert_bitwise(nchw(got), want)
+
+
+# ---- numbers a channel, of x's type or float
+def of_types(dtype):
+    return [dtype] if dtype == torch.float32 else [dtype, torch.float32]
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("mode", ["group", "layer"])
+def test_norm_with_weights_of_either_type(device, mode, dtype):
+    x = laid_out(tensor((2, 8, 21, 26), dtype, device), "channels_last")
+    active = random_active(BlockGrid.cover((21, 26), 8), 2, 0.4, device)
+    for kind in of_types(dtype):
+        weight, bias = tensor((8,), kind, device), tensor((8,), kind, device)
+        for w, b in ((weight, bias), (weight, None), (None, bias)):
+            want = (
+                sbnet.sparse_group_norm(x, active, 4, w, b)
+                if mode == "group"
+                else sbnet.sparse_layer_norm2d(x, active, w, b, 1e-5)
+            )
+            given = [nhwc(x), *lists(active), w, b]
+            groups = {"groups": 4} if mode == "group" else {}
+            attributes = {"bsize": [8, 8], "mode": mode, "zero_outside": 1, "eps": 1e-5, **groups}
+            while given[-1] is None:
+                given.pop()
+            assert_bitwise(nchw(Node("sparse_norm2d", given, attributes).run(device)[0]), want)
