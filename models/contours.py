@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 DIRECTIONS = 16  # of the brightness gradient, all round the circle
@@ -77,9 +79,26 @@ def _head(angles: Tensor) -> Tensor:
 
 def paint_contours(output: Tensor) -> Tensor:
     """Picture of an output of `contour_net`: [N,3,H,W] to [N,H,W,3] uint8. Hue is the contour's angle."""
-    strength, cosine, sine = output.float().unbind(1)
-    value = (2 * strength).clamp(0, 1).sqrt()
-    hue = torch.atan2(sine, cosine) * (3 / math.pi)  # in sixths of a turn
-    sixths = (torch.arange(5.0, 0.0, -2.0, device=output.device) + hue[..., None]) % 6
-    less = 0.75 * torch.minimum(sixths, 4 - sixths).clamp(0, 1)
-    return (255 * value[..., None] * (1 - less)).byte()
+    rows = output.movedim(1, 3).float()
+    if rows.is_cuda:
+        return _painted(rows)
+    picture = torch.zeros(rows.shape, dtype=torch.uint8)
+    drawn = rows[..., 0] > 0  # the rest is black
+    picture[drawn] = _painted(rows[drawn])
+    return picture
+
+
+def _painted(rows: Tensor) -> Tensor:
+    """[...,3] uint8 of (strength, cosine, sine): each colour is full within 60 degrees of its own hue, and a quarter
+    from 120 degrees on."""
+    angle = F.normalize(rows[..., 1:], dim=-1)
+    colours = F.linear(angle, *_wheel(rows.device)).clamp_(0.25, 1)
+    value = (rows[..., :1] * (2 * 255**2)).clamp_(0, 255**2).sqrt_()
+    return colours.mul_(value).byte()
+
+
+@functools.cache  # a CUDA graph reads them where they are
+def _wheel(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Weight and bias of red, green and blue, for the cosine and sine of a hue."""
+    hues = torch.arange(3) * (2 * math.pi / 3)
+    return 0.75 * torch.stack([hues.cos(), hues.sin()], 1).to(device), torch.full((3,), 0.625, device=device)

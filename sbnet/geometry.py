@@ -74,6 +74,11 @@ class Window:
         return cls(num, den, lo, hi, (1, 1))
 
     @classmethod
+    def adaptive(cls, size: Pair, out: Pair) -> Window:
+        """Of an adaptive pool from a plane of `size` to one of `out`."""
+        return cls(size, out, (0, 0), (size[0] - 1, size[1] - 1), (1, 1))
+
+    @classmethod
     def rearrange(cls, up: int = 1, down: int = 1, pad: Sequence[int] = (0, 0, 0, 0)) -> Window:
         """Of `sparse_rearrange`: `down` pixels in a row, of which `up` lie in one of its input."""
         lo = (-pad[2] * down, -pad[0] * down)

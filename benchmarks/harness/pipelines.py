@@ -3,7 +3,10 @@
 python -m sbnet.benchmarks.harness.pipelines contours --source vtest.avi --frames 100 --dense-frames 10 -o rows.jsonl
 
 Both runs decode, compute and encode (unless --to is empty); the dense one is the fastest form at hand, on fewer frames
-where that takes long.
+where that takes long. On a CPU the row says how much of a frame's time the mask takes: finding it, its margin, and the
+lists of active blocks.
+
+--source pages draws pages with some lines of text; `recognise` without a file takes random weights: they cost the same.
 """
 
 from __future__ import annotations
@@ -14,29 +17,131 @@ import json
 import os
 import resource
 import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import torch
+from torch import Tensor
 
 import sbnet
+import sbnet.models
+from sbnet.apps.pipeline import Network, Result
 from sbnet.benchmarks.harness.measure import made_by
+from sbnet.engine import executor, sparsify
+from sbnet.masks import Mask
 
 
-def run(given: argparse.Namespace, dense: bool) -> Any:
+class MaskTime:
+    """Seconds that a pipeline spends on its masks on a CPU, from its second frame on (the first sets up).
+
+    Attributes:
+        seconds: of finding the mask, of its margin, of the lists of active blocks; they do not overlap.
+        ms: of each frame, the mask included.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.ms: list[float] = []
+        self._frames = 0
+
+    @contextmanager
+    def of(self, pipeline: sbnet.Pipeline) -> Iterator[None]:
+        """What the pipeline's run spends while this is entered."""
+        places = (
+            (Network, "widened_mask", "margin"), (sparsify, "grow", "margin"), (executor.Executor, "_fresh", "lists"),
+            (executor.Executor, "_stale", "lists"),
+        )  # fmt: skip
+        pipeline.mask = _Timed(pipeline.mask, self._timed("mask", pipeline.mask))
+        with ExitStack() as patches:
+            for at, name, part in places:
+                patches.enter_context(mock.patch.object(at, name, self._timed(part, getattr(at, name))))
+            yield
+
+    def told(self, *_: Any) -> None:
+        self._frames += 1
+        if self._frames == 1:
+            self.seconds.clear()
+
+    def see(self, result: Result) -> None:
+        self.ms.append(result.ms)
+
+    def share(self) -> dict[str, float]:
+        """Of the time of a frame, the mask included; in all, and of each part."""
+        whole = sum(self.ms[1:]) / 1e3
+        parts = {name: seconds / whole for name, seconds in self.seconds.items()} if whole else {}
+        return {"all": sum(parts.values()), **parts}
+
+    def _timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **options: Any) -> Any:
+            begin = time.perf_counter()
+            found = call(*args, **options)
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin
+            return found
+
+        return timed
+
+
+class _Timed(Mask):
+    """A mask whose calls go another way."""
+
+    def __init__(self, mask: Mask, call: Callable[..., Any]) -> None:
+        self.parts, self._call = (mask,), call
+
+    @property
+    def captured(self) -> bool:
+        return self.parts[0].captured
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._call(x)
+
+
+def run(given: argparse.Namespace, dense: bool, masks: MaskTime | None = None) -> Any:
     """The summary of one run into a film of its own, numbered pictures, or a function that drops results."""
     options = {"mode": "dense", "limit": given.dense_frames, "compare": 0}
     if not dense:
         options = {"mode": given.mode, "limit": given.frames, "compare": given.compare, "mask": given.mask}
     with tempfile.TemporaryDirectory() as folder:
-        sink: Any = str(Path(folder) / given.to) if given.to else lambda result: None
-        shared = {"network": given.network, "sink": sink, "device": given.device, "margin": given.margin}
-        return sbnet.Pipeline(given.source, **shared, **options).run()
+        sinks: list[Any] = [str(Path(folder) / given.to)] if given.to else []
+        network, source = given.network, given.source
+        if network == "recognise":
+            network = f"recognise:{folder}/resnet50.pth"
+            torch.save(sbnet.models.resnet50(weights=0).state_dict(), f"{folder}/resnet50.pth")
+        if source == "pages":
+            source = [page(k) for k in range(options["limit"] or 8)]
+        shared = {"network": network, "device": given.device, "margin": given.margin}
+        if masks is None:
+            return sbnet.Pipeline(source, sink=sinks or _drop, **shared, **options).run()
+        pipeline = sbnet.Pipeline(source, sink=[*sinks, masks.see], **shared, **options)
+        with masks.of(pipeline):
+            return pipeline.run(masks.told)
+
+
+def page(number: int, size: tuple[int, int] = (1120, 800)) -> np.ndarray:
+    """[H,W,3] uint8: a page of which a third holds lines of text."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    paper = Image.new("RGB", size[::-1], (250, 248, 240))
+    pen, font = ImageDraw.Draw(paper), ImageFont.load_default(20)
+    for k in range(12):
+        pen.text(
+            (60, 60 + 32 * k), f"{number}.{k}: most of a page is paper, and a mask of its ink knows it", (30,) * 3, font
+        )
+    return np.array(paper)
+
+
+def _drop(result: Result) -> None:
+    """Nothing is made of it."""
 
 
 def row(given: argparse.Namespace) -> dict[str, Any]:
     load = os.getloadavg()[0]
-    own = run(given, dense=False)
+    masks = MaskTime() if given.device == "cpu" else None
+    own = run(given, False, masks)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     facts = {
         "network": given.network, "source": Path(given.source).name, "mask": given.mask, "mode": own.mode,
@@ -46,12 +151,14 @@ def row(given: argparse.Namespace) -> dict[str, Any]:
         "dense form": own.dense_form, "rms error": own.errors.mean if own.errors.count else None,
         "largest error": own.largest,
     }  # fmt: skip
+    if masks is not None and own.mode != "dense":
+        facts["mask share"] = masks.share()
     if own.frames >= 20:  # does the speed hold?
         tenth = max(1, len(own.ms.curve) // 10)
         facts["ms, first tenth"] = sum(own.ms.curve[:tenth]) / tenth
         facts["ms, last tenth"] = sum(own.ms.curve[-tenth:]) / tenth
     if given.dense_frames:
-        whole = run(given, dense=True)
+        whole = run(given, True)
         facts |= {"dense fps": whole.fps, "dense frames": whole.frames, "end to end": own.fps / whole.fps}
         facts |= {"dense busy": whole.busy, "dense mode ms": whole.ms.mean}
     made = {"date": datetime.date.today().isoformat(), "threads": torch.get_num_threads(), "load before": load}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from sbnet.geometry import to_pair
 from sbnet.masks.base import Mask
+from sbnet.masks.grow import box_sums, grow
 from sbnet.ops.lists.motion_mask import motion_mask_
 
 MOST_SMOOTH = 31  # of the op
@@ -41,6 +41,8 @@ class MotionMask(Mask):
         smooth: int = 5,
         device: torch.device | str = "cpu",
     ) -> None:
+        if not 0 <= threshold <= 1:
+            raise ValueError(f"sbnet: MotionMask: threshold: expected 0 to 1, got {threshold:g}")
         if not 0 < rate <= 1:
             raise ValueError(f"sbnet: MotionMask: rate: {rate}; more than 0 and at most 1 is wanted")
         if not 1 <= smooth <= MOST_SMOOTH or smooth % 2 == 0:
@@ -77,7 +79,8 @@ class MotionMask(Mask):
 
 class Changed(Mask):
     """Pixels that differ from what was last computed of them, for cached networks: outside the mask no pixel of the
-    frame is further than `threshold` from the one that the kept result was made of; smoothed, no mean over a box is.
+    frame is further than `threshold` from the one that the kept result was made of; smoothed, no mean over a box is,
+    and where one is, all of the box has changed.
 
     Args:
         threshold: difference of a channel, of a range of 1; 0 keeps what is equal and no more.
@@ -93,6 +96,13 @@ class Changed(Mask):
             raise ValueError(f"sbnet: Changed: smooth: expected an odd number, 1 to {MOST_SMOOTH}, got {smooth}")
         self.threshold, self.smooth = threshold, smooth
         self._used: Tensor | None = None
+        self._most: Tensor | float = threshold  # sums of differences, smoothed [1,H,W]
+
+    def _largest(self, x: Tensor) -> Tensor | float:
+        if self.smooth == 1:
+            return self.threshold
+        inside = torch.ones_like(x[:1, :1], dtype=torch.float32)
+        return box_sums(inside, self.smooth)[:, 0] * self.threshold
 
     @property
     def captured(self) -> bool:
@@ -106,9 +116,12 @@ class Changed(Mask):
     def __call__(self, x: Tensor) -> Tensor:
         if self._used is None or self._used.shape != x.shape or self._used.device != x.device:
             self._used = torch.full_like(x, torch.nan)
+            self._most = self._largest(x)
         apart = x - self._used
         if self.smooth > 1:
-            apart = F.avg_pool2d(apart, self.smooth, 1, self.smooth // 2, count_include_pad=False)
-        same = apart.abs_().amax(1) <= self.threshold  # NaN is a change
-        self._used.copy_(torch.where(same[:, None], self._used, x))
-        return ~same
+            apart = box_sums(apart.float(), self.smooth)
+        same = apart.abs_().amax(1) <= self._most  # NaN is a change
+        # Of a box all pixels count as changed: what is left of it would be over the threshold in frame after frame.
+        found = grow(~same, self.smooth // 2)
+        self._used.copy_(torch.where(found[:, None], x, self._used))
+        return found

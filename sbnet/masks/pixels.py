@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sbnet.masks.base import Function, Mask, resized
+from sbnet.masks.grow import box_sums
 
 BINS = 256
 
@@ -74,10 +75,13 @@ class Ink(Mask):
         if window < 1 or window % 2 == 0:
             raise ValueError(f"sbnet: Ink: window: expected an odd number of pixels, got {window}")
         self.threshold, self.window = threshold, window
+        self._counts: Tensor | None = None  # of a box's pixels inside the plane
 
     def __call__(self, x: Tensor) -> Tensor:
         grey = x.float().mean(1, keepdim=True)
-        around = F.avg_pool2d(grey, self.window, 1, self.window // 2, count_include_pad=False)
+        if self._counts is None or self._counts.shape != grey.shape or self._counts.device != grey.device:
+            self._counts = box_sums(torch.ones_like(grey), self.window)
+        around = box_sums(grey, self.window) / self._counts
         return ((grey - around).abs() > self.threshold)[:, 0]
 
 

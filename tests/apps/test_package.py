@@ -1,5 +1,6 @@
 """The package and its documents: what is installed, and that what README says is true."""
 
+import math
 import re
 import subprocess
 import sys
@@ -59,6 +60,13 @@ def test_contours_of_an_edge():
     assert picture.shape == (1, 24, 32, 3)
     assert picture.dtype == torch.uint8
     assert picture[0, 12, 15:17].max() > 100
+    assert not picture[0, 12, 4:12].any()  # no strength: black
+    hues = torch.arange(12) * (math.pi / 6)
+    wheel = torch.stack([torch.full_like(hues, 0.5), hues.cos() / 3, hues.sin() / 3])[None, :, None]
+    colours = paint_contours(wheel)[0, 0].int()
+    assert colours[[0, 4, 8]].tolist() == [[255, 63, 63], [63, 255, 63], [63, 63, 255]]  # red, green, blue
+    assert colours[2].tolist() == [255, 255, 63]
+    assert (colours[1] - torch.tensor([255, 159, 63])).abs().max() <= 1
     with pytest.raises(ValueError, match="depth"):
         contour_net(0)
 

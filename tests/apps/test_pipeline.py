@@ -54,6 +54,13 @@ class Edges(nn.Module):
         return self.layers(x)
 
 
+class Nothing(nn.Module):
+    """Forgets what it computes."""
+
+    def forward(self, x):
+        x.mean()
+
+
 def edges() -> nn.Module:
     return Edges().eval()
 
@@ -160,6 +167,15 @@ def test_pictures_of_a_folder_a_glob_and_one(tmp_path):
     assert scaled.pixels.shape == (16, 20, 3)
 
 
+def test_pictures_of_16_bits_keep_their_grey(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    grey = np.arange(0, 256, dtype=np.uint8).reshape(8, 32)
+    image.fromarray(grey.astype(np.uint16) * 257).save(tmp_path / "grey.png")
+    (frame,) = open_source(tmp_path / "grey.png")
+    assert frame.pixels.shape == (8, 32, 3)
+    assert np.array_equal(frame.pixels[..., 0], grey)
+
+
 def test_a_stream_by_its_address(film):
     quiet = type("Quiet", (SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(quiet, directory=str(film.parent)))
@@ -259,6 +275,8 @@ def test_what_raises_is_raised_and_leaves_nothing_behind(where, tmp_path):
         ({"sink": 3}, "sink: expected"),
         ({"source": []}, "has no frames"),
         ({"source": [np.zeros(3)]}, "source: item 0"),
+        ({"mask": "motion:300"}, "mask: motion:300: MotionMask: threshold: expected 0 to 1"),
+        ({"network": Nothing()}, "network Nothing: expected feature maps of the frame"),
     ],
 )
 def test_bad_orders_are_one_line(change, message):

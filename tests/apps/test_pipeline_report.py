@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -123,3 +124,21 @@ def test_the_page_in_a_browser(tmp_path):
     assert json.loads(html.unescape(title)) == [
         "inset(0px 0px 0px 25%)", "none", "", [48, 48, 48], [True, True], rows
     ]  # fmt: skip
+
+
+def test_a_report_that_cannot_be_written_is_said_before_the_work(tmp_path):
+    def frames():
+        raise AssertionError("read")
+        yield
+
+    for path in (tmp_path, Path("/proc/nothing/report.html")):
+        with pytest.raises(PipelineError, match="cannot be written"):
+            Pipeline(frames(), network=nn.Conv2d(3, 3, 3, padding=1), device="cpu", report=path).run()
+    found = tmp_path / "earlier.html"
+    found.write_text("earlier")
+    with pytest.raises(AssertionError, match="read"):
+        Pipeline(frames(), network=nn.Conv2d(3, 3, 3, padding=1), device="cpu", report=found).run()
+    assert found.read_text() == "earlier"
+    with pytest.raises(AssertionError, match="read"):
+        Pipeline(frames(), network=nn.Conv2d(3, 3, 3, padding=1), device="cpu", report=tmp_path / "new.html").run()
+    assert not (tmp_path / "new.html").exists()

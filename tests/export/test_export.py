@@ -2,6 +2,8 @@
 
 import ctypes
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ import sbnet
 from sbnet import ActiveBlocks, BlockGrid, export
 from sbnet.export import schemas, translate
 from support.export_cases import ops_of, plane_inputs, planes, same_as_torch
-from support.helpers import FLOATS, random_active, tensor
+from support.helpers import FLOATS, SAFE_PATH, random_active, tensor
 from support.ort_models import samples, torch_ops
 from support.plain_layers import PLAIN
 
@@ -307,3 +309,20 @@ def test_documentation_names_every_argument():
     for name, op in schemas.OPS.items():
         for argument in [*(n for n, _ in (*op.inputs, *op.outputs)), *op.attributes]:
             assert re.search(rf"\b{argument.rstrip('?*')}\b", sections[name]), f"{name}: {argument}"
+
+
+def test_nothing_of_the_exporter_reaches_the_screen(tmp_path):
+    """Where torchvision is not installed PyTorch's exporter says so on every call."""
+    code = """
+import sys
+sys.modules["torchvision"] = None
+import torch
+from torch import nn
+from sbnet import export
+export.to_onnx(nn.Conv2d(3, 4, 3), (torch.rand(1, 3, 8, 8),), sys.argv[1])
+"""
+    call = [sys.executable, *SAFE_PATH, "-W", "default::FutureWarning", "-c", code, str(tmp_path / "net.onnx")]
+    done = subprocess.run(call, check=True, capture_output=True, text=True)
+    said = [line for line in done.stderr.splitlines() if "torchvision" in line or "LeafSpec" in line]
+    assert not said
+    assert "torchvision" not in done.stdout

@@ -6,9 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from sbnet import masks
 from sbnet.apps.pipeline import Frame
+from sbnet.masks.grow import box_sums
 
 
 def picture(size=(24, 32)) -> torch.Tensor:
@@ -34,6 +36,20 @@ def test_masks_compose():
         masks.as_mask(3)
     with pytest.raises(ValueError, match="mask: expected"):
         masks.as_mask(lambda x: x[0, 0, 0])(x)
+
+
+@pytest.mark.parametrize("margin", [1, 2, 3, 7, 18, 40])
+def test_grown_masks_hold_what_is_near(margin):
+    mask = torch.rand(2, 33, 50, generator=torch.Generator().manual_seed(0)) > 0.999
+    mask[0, 0, 49] = mask[1, 32, 0] = True
+    y, x = torch.arange(33), torch.arange(50)
+    wanted = torch.zeros_like(mask)
+    for n, row, column in mask.nonzero().tolist():
+        wanted[n] |= ((y - row).abs() <= margin)[:, None] & ((x - column).abs() <= margin)
+    found = masks.grow(mask, margin)
+    assert found.dtype == torch.bool
+    assert torch.equal(found, wanted)
+    assert torch.equal(masks.grow(mask.to(torch.uint8) * 255, margin), wanted)
 
 
 def test_hold_keeps_for_so_many_frames():
@@ -170,8 +186,22 @@ def test_changed_over_boxes_overlooks_noise():
     assert not mask(noisy).any()
     noisy[0, 1, 4, 6] += 0.5  # two: 0.11
     found = mask(noisy)[0]
-    assert found[3:6, 5:7].any()
-    assert found.sum() == 6  # where both are in the box
+    assert found[2:7, 4:8].all()  # the boxes that hold both
+    assert found.sum() == 20
+    assert not mask(noisy).any()  # all of them is computed: nothing is left that would count
+    still = noisy.clone()
+    still[0, :, 2:7, 4:8] += 0.09
+    assert not mask(still).any()
+
+
+def test_sums_over_boxes():
+    x = torch.rand(2, 3, 11, 14).contiguous(memory_format=torch.channels_last)
+    for side in (1, 3, 5, 7, 9, 31):
+        wanted = F.avg_pool2d(F.pad(x, [side // 2] * 4), side, 1) * side**2
+        torch.testing.assert_close(box_sums(x, side), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_odd_boxes_alone():
     with pytest.raises(ValueError, match="expected an odd number"):
         masks.Changed(0.1, smooth=4)
 

@@ -18,7 +18,7 @@ from sbnet.apps.machine import cuda_obstacle, device_name
 from sbnet.apps.pipeline.compute import Compute, Settings
 from sbnet.apps.pipeline.frames import Frame, PipelineError, Result
 from sbnet.apps.pipeline.networks import Network, open_network
-from sbnet.apps.pipeline.report import write_report
+from sbnet.apps.pipeline.report import check_report, write_report
 from sbnet.apps.pipeline.sinks import Sink, open_sink
 from sbnet.apps.pipeline.sources import Source, open_source
 from sbnet.apps.pipeline.stages import Ahead, Behind
@@ -112,6 +112,8 @@ class Pipeline:
         Args:
             told: called after each frame with the summary so far and the number of frames that are expected, or 0.
         """
+        if self.report is not None:
+            check_report(self.report)
         sink = open_sink(self._sink, self.source.rate or Fraction(25), self.side_by_side)
         summary = self.summary = Summary("", self.mode)
         self.mask.reset()

@@ -57,6 +57,18 @@ def body(summary: Summary) -> str:
     )
 
 
+def check_report(path: Path) -> None:
+    """Raises PipelineError where no report can be written: before hours of work, not after."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a"):
+            pass
+        if not path.stat().st_size:
+            path.unlink()
+    except OSError as error:
+        raise PipelineError(f"{path}: cannot be written ({error.strerror})") from None
+
+
 def write_report(summary: Summary, path: Path) -> None:
     """Raises PipelineError where it cannot be written."""
     try:

@@ -43,7 +43,9 @@ class Pictures:
         self._shape = self._shape or picture.shape
         if isinstance(self._writer, writers.VideoWriter) and picture.shape != self._shape:
             first, now = ("x".join(map(str, shape[:2])) for shape in (self._shape, picture.shape))
-            raise PipelineError(f"{self._path}: {result.frame.name}: expected a frame of {first}, got {now}")
+            raise PipelineError(
+                f"{self._path}: {result.frame.name}: expected a frame of {first}, got {now}; size= (--size) scales"
+            )
         self._writer.write(picture)
 
     def close(self, whole: bool) -> None:

@@ -90,6 +90,8 @@ def read_picture(path: Path, size: Size | None = None) -> np.ndarray:
         raise PipelineError("reading pictures needs Pillow: pip install 'sbnet[video]'") from None
     with Image.open(path) as file:
         picture = ImageOps.exif_transpose(file)
+        if picture.mode.startswith("I"):  # 16 bits, which Pillow would cut off at 255
+            picture = Image.fromarray((np.asarray(picture).clip(0, 65535) // 257).astype(np.uint8))
         picture = picture.convert("RGBA" if "A" in picture.getbands() or "transparency" in file.info else "RGB")
         if size is not None and picture.size != size[::-1]:
             picture = picture.resize(size[::-1], Image.Resampling.BILINEAR)

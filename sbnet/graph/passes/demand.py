@@ -65,6 +65,8 @@ def demands(plan: Plan) -> Demands:
 def _terms(found: Demands, whole: set[Value], user: Node, value: Value) -> set[Term]:
     terms: set[Term] = set()
     for window in reads(user, value):
+        if user.kind == "adaptive_pool" and value.size is not None:  # an inactive pixel of a window counts as 0
+            window = Window.adaptive(value.size, user.options["size"])
         for out in user.outputs:
             if user.kind == "aten" or out in whole or isinstance(window, str):
                 terms.add((OUTPUT, WHOLE))
