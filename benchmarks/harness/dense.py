@@ -134,7 +134,7 @@ def _compiled(net: nn.Module, x: Tensor) -> Form:
     return Form(eager.prepare, torch.no_grad()(run))
 
 
-def _exported(net: nn.Module, x: Tensor, path: Path) -> Path:
+def exported(net: nn.Module, x: Tensor, path: Path) -> Path:
     from sbnet import export
 
     return export.to_onnx(copy.deepcopy(net).float(), (x.contiguous(),), path)
@@ -149,7 +149,7 @@ def _onnxruntime(net: nn.Module, x: Tensor, path: Path) -> Form:
     options.intra_op_num_threads = torch.get_num_threads()
     # its threads must not wait in a loop while another form is timed
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    session = export.session(_exported(net, x, path), ["CPUExecutionProvider"], options=options)
+    session = export.session(exported(net, x, path), ["CPUExecutionProvider"], options=options)
     (out,) = export.run(session, [x])
     return Form(lambda x: x.float().contiguous(), lambda x: export.run(session, [x], [out])[0])
 
@@ -162,7 +162,7 @@ def _openvino(net: nn.Module, x: Tensor, path: Path) -> Form:
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
         "PERFORMANCE_HINT": "LATENCY",
     }
-    request = openvino.compile_model(_exported(net, x, path), "CPU", settings).create_infer_request()
+    request = openvino.compile_model(exported(net, x, path), "CPU", settings).create_infer_request()
 
     def run(x: Tensor) -> Tensor:
         request.infer([x.numpy()], share_inputs=True, share_outputs=True)
