@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from sbnet._library import settle_inputs
 from sbnet.active import ActiveBlocks, Fringe
 from sbnet.engine.steps import WRITTEN, Context, copy, run
 from sbnet.geometry import Pair, Window
-from sbnet.graph.axes import Axes
+from sbnet.graph.axes import Axes, op_name
 from sbnet.graph.constants import Constants
 from sbnet.graph.functional import adaptive_pool, listed_as, whole
 from sbnet.graph.ir import Node, Value
@@ -24,6 +25,17 @@ from sbnet.graph.plan import Plan
 from sbnet.ops import sparse_fill_
 
 Get = Callable[[Value], Tensor]
+
+
+def without_grad(method: Callable[..., Any]) -> Callable[..., Any]:
+    """torch.no_grad() around a method, for less where a caller has it already."""
+    guarded = torch.no_grad()(method)
+
+    @functools.wraps(method)
+    def run(*args: Any) -> Any:
+        return (guarded if torch.is_grad_enabled() else method)(*args)
+
+    return run
 
 
 @dataclass(frozen=True)
@@ -131,7 +143,7 @@ class Executor:
         self.whole_frame = self.plan.mode == "cached"  # which writes all of kept_dense
         self._written = self._writes()
 
-    @torch.no_grad()
+    @without_grad
     def __call__(self, inputs: Sequence[Any], mask: Tensor) -> list[Any]:
         try:
             lists = self._fresh(all_pixels(mask) if self.whole_frame else mask)
@@ -168,7 +180,7 @@ class Executor:
         self._stale(lists, remember=False)
         return lists
 
-    @torch.no_grad()
+    @without_grad
     def layers(self, inputs: Sequence[Any], lists: Lists, aside: torch.cuda.Stream | None = None) -> list[Any]:
         """Runs the nodes. Those that write kept tensors wait for `aside`, if given."""
         constants, outputs = self.context.constants, self.plan.graph.outputs
@@ -234,8 +246,10 @@ class Executor:
         if node.kind == "adaptive_pool":
             listed = listed_as(node, self.plan.mode)
             found: Any = adaptive_pool(node, args[0], None if listed is None else active[self.lists.of(listed)])
+        elif node.kind == "aten":
+            found = (concatenate if op_name(node.target) == "cat" else node.target)(*args, **kwargs)
         else:
-            found = node.target(*args, **kwargs) if node.kind == "aten" else whole(node, args, params)
+            found = whole(node, args, params)
         for v, tensor in zip(node.outputs, found if node.options.get("many") else [found], strict=True):
             spatial = v.size is not None and v.dtype.is_floating_point and not node.moves
             if spatial and self.plan.mode == "masked":
@@ -251,6 +265,16 @@ class Executor:
         assert value.axes is not None
         assert value.axes.size is not None
         return old.copy_(torch.where(value.axes.arrange(active.pixel_mask(value.axes.size)), tensor, old))
+
+
+def concatenate(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """torch.cat in the order in which all operands lie in memory: PyTorch's own transposes what is channels_last."""
+    rank = tensors[0].dim()
+    order = sorted(range(rank), key=tensors[0].stride, reverse=True)
+    if order == list(range(rank)) or not all(t.dim() == rank and t.permute(order).is_contiguous() for t in tensors):
+        return torch.cat(tuple(tensors), dim)
+    made = torch.cat([t.permute(order) for t in tensors], order.index(dim % rank))
+    return made.permute([order.index(k) for k in range(rank)])
 
 
 def _same_pixels(active: ActiveBlocks, size: Pair) -> list[Any]:
