@@ -1,5 +1,6 @@
 """The benchmarks' own arithmetic: which time is reported, what it is divided by, which results are let through."""
 
+import numpy as np
 import pytest
 import torch
 import torch.utils._pytree as pytree
@@ -8,6 +9,7 @@ from torch import nn
 import sbnet
 from sbnet.benchmarks.cases.network import chain
 from sbnet.benchmarks.harness import layers, measure, planned, registry, timing
+from sbnet.benchmarks.harness.pipelines import MaskTime
 from sbnet.benchmarks.harness.registry import Case, Setting, Side, Work, WrongResult
 from sbnet.benchmarks.harness.timing import Timer
 from sbnet.engine import executor, masked_oracle, plane_masks
@@ -226,3 +228,19 @@ def test_motion_masks_are_looked_at_and_the_background_they_leave():
             work.check(name, got)
         with pytest.raises(WrongResult, match="mask"):
             work.check(name, ~side.run())
+
+
+def test_the_time_of_a_pipelines_masks():
+    """Of the mask, its margin and the lists, each a part of the frame's time."""
+    masks = MaskTime()
+    frames = [np.full((32, 48, 3), 40 * k, np.uint8) for k in range(4)]
+    net = nn.Conv2d(3, 3, 3, padding=1)
+    order = {"mode": "cached", "margin": 2, "device": "cpu", "compare": 0}
+    pipeline = sbnet.Pipeline(frames, "changed:8 | motion", net, masks.see, **order)
+    with masks.of(pipeline):
+        pipeline.run(masks.told)
+    share = masks.share()
+    assert len(masks.ms) == 4
+    assert set(share) == {"all", "mask", "margin", "lists"}
+    assert all(0 < part < 1 for part in share.values())
+    assert share["all"] == pytest.approx(share["mask"] + share["margin"] + share["lists"])
