@@ -45,7 +45,8 @@ def near(got: np.ndarray, want: np.ndarray, share: float) -> bool:
 def test_quantize_dynamic(model, tmp_path):
     quantization = pytest.importorskip("onnxruntime.quantization")
     made = tmp_path / "quantized.onnx"
-    quantization.quantize_dynamic(model, made)
+    # Seven bits: sums of pairs of products saturate on processors that have AVX2 and no VNNI.
+    quantization.quantize_dynamic(model, made, reduce_range=True)
     assert "MatMulInteger" in {node.op_type for node in onnx.load(made).graph.node}
     assert near(run(made), run(model), 0.05)
 
