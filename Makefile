@@ -91,7 +91,7 @@ sanitize: $(BUILT)
 minimum: wheel
 	$(PYTHON310) -m venv --clear build/minimum
 	build/minimum/bin/python -m pip install -q dist/sbnet-*.whl pytest hypothesis onnxscript av pillow $(MINIMUM)
-	build/minimum/bin/python -m pytest -m "not slow and not gpu" tests/lists tests/masked/test_conv.py \
+	build/minimum/bin/pytest -m "not slow and not gpu" tests/lists tests/masked/test_conv.py \
 		tests/contracts tests/engine tests/graph tests/export $(ARGS)
 
 nightly: $(BUILT)

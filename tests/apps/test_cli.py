@@ -15,7 +15,7 @@ import sbnet
 from sbnet.apps import cli, machine, video, writers
 from sbnet.apps.pipeline import compute, sources
 from support.films import pictures
-from support.helpers import SAFE_PATH
+from support.helpers import interpreter
 
 runner = CliRunner()
 
@@ -271,7 +271,7 @@ def test_run_on_a_gpu(clip, tmp_path):
 def test_a_reader_that_leaves_early():
     """`sbnet bench --list | head`"""
     code = "from sbnet.apps.cli import app; app()"
-    command = [sys.executable, *SAFE_PATH, "-c", code, "bench", "--list"]
+    command = [*interpreter(code), "bench", "--list"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         child.stdout.close()
         assert b"Broken pipe" not in child.stderr.read()

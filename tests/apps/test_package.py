@@ -11,7 +11,7 @@ import torch
 
 import sbnet
 from support import zoo
-from support.helpers import SAFE_PATH
+from support.helpers import interpreter
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,7 +41,7 @@ for name in ("engine", "export", "masks", "models", "nn"):
     assert getattr(sbnet, name).__name__ == f"sbnet.{name}"
 assert not hasattr(sbnet, "nonsense")
 """
-    subprocess.run([sys.executable, *SAFE_PATH, "-c", code], check=True)
+    subprocess.run(interpreter(code), check=True)
 
 
 def test_contours_of_an_edge():

@@ -3,7 +3,6 @@
 import ctypes
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ import sbnet
 from sbnet import ActiveBlocks, BlockGrid, export
 from sbnet.export import schemas, translate
 from support.export_cases import ops_of, plane_inputs, planes, same_as_torch
-from support.helpers import FLOATS, SAFE_PATH, random_active, tensor
+from support.helpers import FLOATS, interpreter, random_active, tensor
 from support.ort_models import samples, torch_ops
 from support.plain_layers import PLAIN
 
@@ -321,7 +320,7 @@ from torch import nn
 from sbnet import export
 export.to_onnx(nn.Conv2d(3, 4, 3), (torch.rand(1, 3, 8, 8),), sys.argv[1])
 """
-    call = [sys.executable, *SAFE_PATH, "-W", "default::FutureWarning", "-c", code, str(tmp_path / "net.onnx")]
+    call = [*interpreter(code, "-W", "default::FutureWarning"), str(tmp_path / "net.onnx")]
     done = subprocess.run(call, check=True, capture_output=True, text=True)
     said = [line for line in done.stderr.splitlines() if "torchvision" in line or "LeafSpec" in line]
     assert not said

@@ -3,7 +3,6 @@
 import json
 import re
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -20,8 +19,8 @@ import sbnet
 from sbnet import ActiveBlocks, BlockGrid, export, reference
 from sbnet.export import schemas
 from support.helpers import (
-    SAFE_PATH,
     assert_bitwise,
+    interpreter,
     random_active,
     tensor,
 )
@@ -343,7 +342,7 @@ def test_fuzz():
         f"import sys; sys.path[:0] = [{str(root)!r}, {str(script.parents[1])!r}]; "
         f"import runpy; sys.argv = ['fuzz_ort.py', '1200']; runpy.run_path({str(script)!r}, run_name='__main__')"
     )
-    done = subprocess.run([sys.executable, *SAFE_PATH, "-c", code], capture_output=True, text=True, timeout=900)
+    done = subprocess.run(interpreter(code), capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["models"] >= 1000

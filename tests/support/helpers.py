@@ -189,8 +189,11 @@ def assert_conv(
     assert_as_accurate_as_torch(got[mask], torchs[mask], exact[mask], "on the active blocks")
 
 
-# Nothing of the folder that a test runs in; Python 3.10 has no such option.
-SAFE_PATH = ["-P"] if sys.version_info >= (3, 11) else []
+def interpreter(code: str, *flags: str) -> list[str]:
+    """The command that runs `code` with nothing of the folder it is called in on its path."""
+    if sys.version_info >= (3, 11):
+        return [sys.executable, "-P", *flags, "-c", code]
+    return [sys.executable, *flags, "-c", f"import sys; sys.path.remove('')\n{code}"]
 
 
 def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -199,6 +202,4 @@ def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str
     package = os.path.dirname(os.path.dirname(os.path.abspath(sbnet.__file__)))
     path = os.pathsep.join([package, here, os.environ.get("PYTHONPATH", "")])
     env = {**os.environ, **environment, "PYTHONPATH": path}
-    return subprocess.run(
-        [sys.executable, *SAFE_PATH, "-c", code], capture_output=True, text=True, env=env, timeout=300
-    )
+    return subprocess.run(interpreter(code), capture_output=True, text=True, env=env, timeout=300)
