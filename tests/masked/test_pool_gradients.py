@@ -136,7 +136,7 @@ def test_bad_input(device, kind, changes, pattern):
 def test_bad_options(device):
     x = torch.zeros(2, 4, 20, 26, device=device)
     active = random_active(BlockGrid.cover((10, 13), 4), 2, 0.5, device)
-    with pytest.raises(RuntimeError, match="sparse_avg_pool2d: divisor_override: 0"):
+    with pytest.raises(RuntimeError, match="sparse_avg_pool2d: divisor_override: expected anything but 0, got 0"):
         sbnet.sparse_avg_pool2d(x, active, 2, divisor_override=0)
     with pytest.raises(RuntimeError, match="sparse_avg_pool2d: divisor_override: .*32 bits"):
         sbnet.sparse_avg_pool2d(x, active, 2, divisor_override=2**40)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sbnet.active import ActiveBlocks, Fringe
 from sbnet.geometry import RESIZE_MODES, resize_output_size, to_scales
-from sbnet.ops.common import mark_written, require_tensor
+from sbnet.ops.common import mark_written, require_active, require_tensor
 from sbnet.ops.masked.layer import layer_fakes, layer_inputs, layer_output, pairs, run_layer
 
 _ops = torch.ops.sbnet
@@ -50,6 +50,7 @@ def sparse_resize2d(
     """
     op = "sparse_resize2d"
     require_tensor(op, "x", x)
+    require_active(op, active)
     sides, how = _arguments(op, x, size, scale_factor, mode, align_corners)
     return run_layer(op, x, active, sides, *how)
 
