@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import json
 import statistics
 import time
 from collections.abc import Callable
@@ -19,6 +20,9 @@ import torch
 from torch import Tensor, nn
 
 import sbnet
+from sbnet.benchmarks.harness.measure import environment
+
+RESULTS = Path(__file__).with_suffix(".json")  # what docs/weights.md says of this
 
 
 def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -110,7 +114,7 @@ def main(
     for name in ("torch", "ORT"):
         before, after = times[f"{name} dense"], times[f"{name} sparse"]
         print(f"{name}: dense {before:.2f} ms, sparse {after:.2f} ms, x{before / after:.2f}")
-    return found | times
+    return found | times | {f"MB {name}": value for name, value in size.items()}
 
 
 if __name__ == "__main__":
@@ -120,5 +124,12 @@ if __name__ == "__main__":
     parser.add_argument("--density", type=float, default=0.25)
     parser.add_argument("--block", type=int, default=32)
     parser.add_argument("--rows", type=int, default=512, help="of a batch that is timed")
+    parser.add_argument(
+        "--record", action="store_true", help=f"write {RESULTS.name}, which docs/weights.md's numbers are of"
+    )
     options = vars(parser.parse_args())
-    main(**options)
+    record = options.pop("record")
+    made_on = environment("cpu")
+    results = main(**options)
+    if record:
+        RESULTS.write_text(json.dumps({"run": made_on, "found": results}, indent=1) + "\n")

@@ -9,6 +9,7 @@ The text is Python's own reference, which every Python carries (pydoc_data.topic
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import statistics
 import time
@@ -23,7 +24,9 @@ from torch import Tensor, nn
 
 import sbnet
 from sbnet import AttentionLayout
+from sbnet.benchmarks.harness.measure import environment
 
+RESULTS = Path(__file__).with_suffix(".json")  # what docs/attention.md says of this
 KINDS = "dense", "fixed", "strided"
 
 
@@ -165,4 +168,12 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--size", type=int, default=4, help="sequences of a step")
-    main(**vars(parser.parse_args()))
+    parser.add_argument(
+        "--record", action="store_true", help=f"write {RESULTS.name}, which docs/attention.md's numbers are of"
+    )
+    options = vars(parser.parse_args())
+    record = options.pop("record")
+    made_on = environment("cpu")
+    results = main(**options)
+    if record:
+        RESULTS.write_text(json.dumps({"run": made_on, "found": results}, indent=1) + "\n")
