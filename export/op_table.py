@@ -51,6 +51,7 @@ _ACTIVATION = {"activation": (_S, ACTIVATIONS[0]), "negative_slope": (_F, 0.01)}
 _GEOMETRY = {"stride": (_Is, None), "padding": (_Is, None), "dilation": (_Is, None)}
 _WITH_BIAS = {"T": FLOATS, "B": FLOATS}
 _ADDED = [("bias?", "B"), ("residual?", "T")]
+_SLOPE = [("slope?", "B")]  # of prelu
 
 
 def _layer(
@@ -62,12 +63,14 @@ def _layer(
     further: Sequence[Argument] = (),
     types: Mapping[str, tuple[str, ...]] = MappingProxyType({"T": FLOATS}),
     y: str = "T",
+    last: Sequence[Argument] = (),
 ) -> Op:
-    """A layer on active blocks: its inputs before and after the lists; all the others have what is added here."""
+    """A layer on active blocks: its inputs before and after the lists, and what it came to take later, after all that
+    every layer has."""
     return Op(
         name,
         f"{what} Elsewhere y is base; without base: 0 in the fringe, with zero_outside=1 everywhere, else undefined.",
-        [*first, *_LISTS, *further, ("fringe_pixels?", INT32), ("fringe_count?", INT32), ("base?", y)],
+        [*first, *_LISTS, *further, ("fringe_pixels?", INT32), ("fringe_count?", INT32), ("base?", y), *last],
         [("y", y)],
         {**_GRID, **attributes, "zero_outside": (_I, 0)},
         types,
@@ -167,6 +170,7 @@ OPS = {
             [("x", "T"), ("weight", "T")],
             _ADDED,
             _WITH_BIAS,
+            last=_SLOPE,
         ),
         *(
             _layer(
@@ -193,6 +197,7 @@ OPS = {
             [("x", "T"), ("weight", "T")],
             _ADDED,
             _WITH_BIAS,
+            last=_SLOPE,
         ),
         _layer(
             "sparse_bottleneck2d",

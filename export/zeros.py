@@ -24,7 +24,8 @@ def relax(graph: ir.Graph) -> None:
     for own, layer in planned.layers.items():
         names = [name for name, _ in OPS[layer.op_type].inputs]
         at = names.index("fringe_pixels?") if "fringe_pixels?" in names else 0
-        if not number(layer, "zero_outside") or len(layer.inputs) > at or planned.plan.graph.is_output(own.output):
+        filled = at == 0 or any(input_of(layer, name) is not None for name in ("fringe_pixels", "base"))
+        if not number(layer, "zero_outside") or filled or planned.plan.graph.is_output(own.output):
             continue
         found = consumers(planned.plan, planned.plan.plane(own.output), [own.output])
         if found is None or layer.outputs[0].shape is None:
@@ -33,7 +34,7 @@ def relax(graph: ir.Graph) -> None:
             listed = _zeros(graph, planned, own, found, fringes)
             if listed is None:
                 continue
-            layer.resize_inputs(at + 2)
+            layer.resize_inputs(max(at + 2, len(layer.inputs)))  # slopes come later
             for k, value in enumerate(listed):
                 layer.replace_input_with(at + k, value)
         layer.attributes["zero_outside"] = ir.AttrInt64("zero_outside", 0)

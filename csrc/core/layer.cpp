@@ -66,15 +66,27 @@ Status check_residual(const char* op, const TensorView& residual, const TensorVi
   return ok_status();
 }
 
-Status read_activation(const char* op, const char* name, Activation* activation) {
-  constexpr const char* kNames[] = {"none", "relu", "relu6", "leaky_relu", "silu", "gelu", "hardswish"};
-  for (int k = 0; k < 7; ++k)
+Status read_activation(const char* op, const char* name, bool slopes, Activation* activation) {
+  constexpr const char* kNames[] = {"none", "relu", "relu6", "leaky_relu", "silu", "gelu", "hardswish", "prelu"};
+  for (int k = 0; k < (slopes ? 8 : 7); ++k)
     if (!std::strcmp(name, kNames[k])) {
       *activation = static_cast<Activation>(k);
       return ok_status();
     }
-  return SBNET_INVALID("%s: activation: '%.64s'; none, relu, relu6, leaky_relu, silu, gelu or hardswish is wanted", op,
-                       name);
+  return SBNET_INVALID("%s: activation: '%.64s'; none, relu, relu6, leaky_relu, silu, %s is wanted", op, name,
+                       slopes ? "gelu, hardswish or prelu" : "gelu or hardswish");
+}
+
+Status check_activation(const char* op, Activation activation, const void* slope, DType slope_dtype, DType x_dtype) {
+  SBNET_CHECK(activation >= Activation::kNone && activation <= Activation::kPrelu, "%s: activation: unknown code %d",
+              op, static_cast<int>(activation));
+  const bool prelu = activation == Activation::kPrelu;
+  SBNET_CHECK(prelu == (slope != nullptr), "%s: slope: expected %s", op,
+              prelu ? "slopes of prelu, got none" : "none with an activation other than prelu, got one");
+  SBNET_CHECK(!slope || slope_dtype == x_dtype || slope_dtype == DType::kF32,
+              "%s: slope: dtype: expected that of x, %s, or float32, got %s", op, dtype_name(x_dtype),
+              dtype_name(slope_dtype));
+  return ok_status();
 }
 
 Status named(const char* op, const Status& status) {

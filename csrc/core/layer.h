@@ -28,8 +28,11 @@ SBNET_EXPORT Status check_shape(const char* op, const char* name, const TensorVi
                                 const LayerShape& shape);
 // Of a further tensor of y's shape that is added to y: dtype and shape, and that it is y itself or apart from it.
 SBNET_EXPORT Status check_residual(const char* op, const TensorView& residual, const TensorView& y);
-// An activation by the name that both frameworks use.
-SBNET_EXPORT Status read_activation(const char* op, const char* name, Activation* activation);
+// An activation by the name that both frameworks use; "prelu" among them where the op takes slopes.
+SBNET_EXPORT Status read_activation(const char* op, const char* name, bool slopes, Activation* activation);
+// That slopes, of x's dtype or float32, come with prelu, and with nothing else.
+SBNET_EXPORT Status check_activation(const char* op, Activation activation, const void* slope, DType slope_dtype,
+                                     DType x_dtype);
 // A status with the op that was called in front, instead of the one whose check it came from.
 SBNET_EXPORT Status named(const char* op, const Status& status);
 

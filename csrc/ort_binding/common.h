@@ -251,7 +251,8 @@ struct ActiveInputs {
 ActiveInputs active_inputs(const Context& c, const ActivePositions& at, const GridAttributes& grid,
                            const int64_t* plane);
 
-Activation to_activation(const char* op, const std::string& name);  // conv.cpp
+// conv.cpp; slopes: does the op take those of prelu?
+Activation to_activation(const char* op, const std::string& name, bool slopes = false);
 
 // ---- the OrtCustomOp of an op
 

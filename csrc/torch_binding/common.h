@@ -172,7 +172,8 @@ inline ActiveView to_active(const Call& call, const Tensor& indices, const Tenso
   return a;
 }
 
-Activation to_activation(const char* op, const std::string& name);  // conv.cpp
+// conv.cpp; slopes: does the op take those of prelu?
+Activation to_activation(const char* op, const std::string& name, bool slopes = false);
 
 inline Tensor empty_int32(const Tensor& like, std::initializer_list<int64_t> size) {
   return torch::stable::new_empty(like, {size.begin(), size.size()}, ScalarType::Int);

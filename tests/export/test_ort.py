@@ -296,3 +296,46 @@ def test_pool(device, kind, name, dtype):
     getattr(sbnet, op + "_")(x, active, want, **options, fringe=edge)
     (got,) = Node(op, [nhwc(x), *lists(active), edge.pixels, edge.count, nhwc(base)], attributes).run(device)
     assert_bitwise(nchw(got), want)
+
+
+# ---- numbers a channel, of x's type or float
+def of_types(dtype):
+    return [dtype] if dtype == torch.float32 else [dtype, torch.float32]
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_conv_with_slopes(device, dtype):
+    """Bit for bit, with a bias of the slopes' type and without; a node has them after all other inputs."""
+    x, weight, active, options, attributes, _ = conv_case(device, dtype, "3x3")
+    filters, options = weight.shape[0], {**options, "activation": "prelu"}
+    for kind in of_types(dtype):
+        slope = tensor((filters,), kind, device)
+        for bias in (None, tensor((filters,), kind, device)):
+            given = [nhwc(x), nhwc(weight), *lists(active), bias, *[None] * 4, slope]
+            node = Node("sparse_conv2d", given, {**attributes, "activation": "prelu", "zero_outside": 1})
+            want = sbnet.sparse_conv2d(x, weight, bias, active, slope=slope, **options)
+            assert_bitwise(nchw(node.run(device, dynamic=True)[0]), want)
+    for wrong, message in (([slope[:-1]], "slope: .* are wanted"), ([], "slope: expected slopes")):
+        with pytest.raises(Exception, match=f"sbnet::sparse_conv2d: {message}"):
+            Node("sparse_conv2d", [*given[:-1], *wrong], {**attributes, "activation": "prelu"}).run(device)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("mode", ["group", "layer"])
+def test_norm_with_weights_of_either_type(device, mode, dtype):
+    x = laid_out(tensor((2, 8, 21, 26), dtype, device), "channels_last")
+    active = random_active(BlockGrid.cover((21, 26), 8), 2, 0.4, device)
+    for kind in of_types(dtype):
+        weight, bias = tensor((8,), kind, device), tensor((8,), kind, device)
+        for w, b in ((weight, bias), (weight, None), (None, bias)):
+            want = (
+                sbnet.sparse_group_norm(x, active, 4, w, b)
+                if mode == "group"
+                else sbnet.sparse_layer_norm2d(x, active, w, b, 1e-5)
+            )
+            given = [nhwc(x), *lists(active), w, b]
+            groups = {"groups": 4} if mode == "group" else {}
+            attributes = {"bsize": [8, 8], "mode": mode, "zero_outside": 1, "eps": 1e-5, **groups}
+            while given[-1] is None:
+                given.pop()
+            assert_bitwise(nchw(Node("sparse_norm2d", given, attributes).run(device)[0]), want)

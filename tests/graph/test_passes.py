@@ -11,9 +11,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import sbnet
+from sbnet.graph.capture import capture
+from sbnet.graph.constants import Constants
+from sbnet.graph.functional import PlannedModule
 from sbnet.graph.ir import Graph, Node, Value
 from sbnet.graph.oracle import CachedOracle, PlaneMasks, exact_pixels, masked_oracle
-from sbnet.graph.passes import fold_affine, fuse_activations, fuse_residuals, merge_branches
+from sbnet.graph.passes import fold_affine, fuse_activations, fuse_residuals, merge_branches, optimise
+from sbnet.graph.plan import plan
 from support.contract import assert_holds, poison
 from support.networks import lively
 
@@ -223,3 +227,34 @@ def test_what_is_activated_is_not_fused_into(kind, one):
     graph = one(hand_made(kind, **({"scale": scale} if kind == "affine" else {})))
     assert [node.kind for node in graph.nodes] == ["conv", kind]
     assert graph.nodes[0].options["activation"] == "relu"
+
+
+class Sums(nn.Module):
+    """Sums of three channels with all that a pointwise node may hold, and one of whole words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.body, self.norm = layer(3, 12), layer(3, 8), nn.BatchNorm2d(3)
+        self.slopes, self.shuffle = nn.PReLU(3), nn.PixelShuffle(2)
+        self.slopes.weight.data.copy_(torch.tensor([0.5, -0.25, 2.0]))
+
+    def forward(self, x: Tensor):
+        large = self.shuffle(self.up(x)) + F.interpolate(x, scale_factor=2, mode="nearest")
+        words = self.body(x).tanh()
+        return [large, F.leaky_relu(self.norm(large) + large, 0.2), self.slopes(large + 0.5), words + words.abs()]
+
+
+def test_sums_of_few_channels_are_programs_on_cuda():
+    net = lively(Sums().eval())
+    graph = optimise(capture(net, (torch.zeros(1, 3, *SIZE),)))
+    planned = plan(graph, 4, device="cuda")
+    few = [node for node in planned.graph.nodes if node.output.shape[1] == 3]
+    programs = [node.options["program"] for node in few if node.kind == "pixel"]
+    assert programs == ["add a", "mul a; add b", "add a; leaky_relu 0.2", "add a; prelu b"]
+    assert "pointwise" not in [node.kind for node in few]
+    run = PlannedModule(planned, Constants(graph, torch.device("cpu"), torch.float32))
+    x, mask = next(frames())
+    masks = PlaneMasks(mask[:1], 4)
+    with torch.no_grad():
+        got, exact = run(x[:1], mask[:1]), masked_oracle(copy.deepcopy(net).double(), [x[:1].double()], masks)
+    assert_holds(got, masked_oracle(net, [x[:1]], masks), exact, "sums")

@@ -161,8 +161,8 @@ def samples(device: str = "cpu") -> dict[str, Node]:
         ),
         Node(
             "sparse_conv2d",
-            conv,
-            {"bsize": [4, 4], "padding": [1, 1], "stride": [1, 1], "groups": 1, "activation": "leaky_relu"},
+            [*conv, -bias],
+            {"bsize": [4, 4], "padding": [1, 1], "stride": [1, 1], "groups": 1, "activation": "prelu"},
         ),
         *(
             Node(
@@ -186,14 +186,14 @@ def samples(device: str = "cpu") -> dict[str, Node]:
         ),
         Node(
             "sparse_conv_transpose2d",
-            conv,
+            [*conv, -bias],
             {
                 "bsize": [4, 4],
                 "padding": [1, 1],
                 "stride": [1, 1],
                 "output_padding": [0, 0],
                 "groups": 1,
-                "activation": "leaky_relu",
+                "activation": "prelu",
             },
         ),
         Node(

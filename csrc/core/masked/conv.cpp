@@ -36,8 +36,6 @@ Status check_conv(const char* op, const Conv2dParams& p, DType y_dtype) {
               static_cast<long long>(K));
   SBNET_CHECK(p.weight.size[1] == C / p.groups, "%s: weight: %lld input channels; C/groups = %lld is wanted", op,
               static_cast<long long>(p.weight.size[1]), static_cast<long long>(C / p.groups));
-  SBNET_CHECK(p.activation >= Activation::kNone && p.activation <= Activation::kHardswish,
-              "%s: activation: unknown code %d", op, static_cast<int>(p.activation));
 
   const int64_t out[4] = {N, K, output_size(H, p.weight.size[2], p.stride[0], p.padding[0], p.dilation[0]),
                           output_size(W, p.weight.size[3], p.stride[1], p.padding[1], p.dilation[1])};
@@ -91,6 +89,7 @@ Status validate(const Conv2dParams& p) {
   SBNET_CHECK(!p.bias || p.bias_dtype == p.x.dtype || p.bias_dtype == DType::kF32,
               "%s: bias: dtype %s; the dtype of x, %s, or float32 is wanted", op, dtype_name(p.bias_dtype),
               dtype_name(p.x.dtype));
+  SBNET_TRY(check_activation(op, p.activation, p.slope, p.slope_dtype, p.x.dtype));
   return check_conv(op, p, p.x.dtype);
 }
 
@@ -109,6 +108,8 @@ Status validate(const QuantizedConv2dParams& p) {
               p.y.dtype == DType::kI8 ? "a positive number with an int8 output" : "none with a float32 output",
               static_cast<double>(p.out_scale));
   SBNET_CHECK(p.groups == 1, "%s: groups: expected 1, got %d", op, p.groups);
+  SBNET_CHECK(p.activation >= Activation::kNone && p.activation <= Activation::kHardswish,
+              "%s: activation: unknown code %d", op, static_cast<int>(p.activation));
   SBNET_CHECK(size_product({p.weight.size[1], p.weight.size[2], p.weight.size[3]}) <= kMostIntegerProducts,
               "%s: weight: expected at most %lld products a sum, which 32 bits hold, got %lldx%lldx%lld", op,
               static_cast<long long>(kMostIntegerProducts), static_cast<long long>(p.weight.size[1]),

@@ -166,15 +166,15 @@ static void run_slice(const ConvPlan& plan, const ConvJob& job, const Slice& sli
     const NextWeights next = next_weights<T>(plan, job, slice, j);
     float* sums = job.sums + j * plan.sum_rows * kPanelWidth;
     const Microkernel micro = plan.depthwise ? microkernel_of<true>(width) : microkernel_of<false>(width);
-    alignas(64) float bias[kPanelWidth];
-    if (slice.last) load_bias<T>(plan.p, k0, channels, bias);
+    PanelEnd end;
+    if (slice.last) load_end<T>(plan.p, k0, channels, &end);
     const bool vectors = stores_vectors<T>(plan, channels);
     const Slice* inputs = plan.in_place && j == 0 ? &slice : nullptr;  // the next panels find them in the cache
     for (int64_t i = 0; i < px.count; i += kMicroPixels, sums += kMicroPixels * kPanelWidth) {
       fetch(next, i, smaller(i + kMicroPixels, px.count), px.count);
       if (vectors) list_lines(plan, px, i + kMicroPixels, inputs, slice.last ? k0 : -1, channels, &ahead);
       micro(static_cast<const float*>(slice.inputs), px.patch + i, slice.taps, w, sums, slice.first, ahead);
-      if (slice.last) finish<T>(plan, px, i, smaller(i + kMicroPixels, px.count), k0, channels, bias, sums);
+      if (slice.last) finish<T>(plan, px, i, smaller(i + kMicroPixels, px.count), k0, channels, end, sums);
     }
   }
 }

@@ -169,7 +169,8 @@ SBNET_INLINE Vec error_function(Vec x) {
   return x < 0.0f ? -e : e;
 }
 
-SBNET_INLINE Vec activate(Activation activation, float slope, Vec v) {
+// slope: leaky_relu's, or each lane's of prelu.
+SBNET_INLINE Vec activate(Activation activation, Vec slope, Vec v) {
   const Vec zero = Vec{};
   switch (activation) {
     case Activation::kNone:
@@ -180,7 +181,8 @@ SBNET_INLINE Vec activate(Activation activation, float slope, Vec v) {
       v = v < zero ? zero : v;
       return v > 6.0f ? splat(6.0f) : v;
     case Activation::kLeakyRelu:
-      return v < zero ? v * slope : v;
+    case Activation::kPrelu:
+      return v > zero ? v : v * slope;
     case Activation::kSilu:
       return v / (1.0f + exponential(-v));
     case Activation::kGelu:
@@ -194,6 +196,7 @@ SBNET_INLINE Vec activate(Activation activation, float slope, Vec v) {
   }
   return v;
 }
+SBNET_INLINE Vec activate(Activation activation, float slope, Vec v) { return activate(activation, splat(slope), v); }
 
 }  // namespace SBNET_ISA
 }  // namespace sbnet

@@ -174,8 +174,9 @@ static void finish_squares(const ConvPlan& plan, const ConvJob& job, int64_t pan
   const ConvPixels& px = *job.pixels;
   const int64_t k0 = panel * kPanelWidth, channels = smaller(width, plan.group_out - k0);
   const int64_t apart = plan.squares * kPanelWidth;
-  alignas(64) float bias[kPanelWidth], outputs[4 * kPanelWidth];
-  load_bias<T>(plan.p, k0, channels, bias);
+  alignas(64) float outputs[4 * kPanelWidth];
+  PanelEnd end;
+  load_end<T>(plan.p, k0, channels, &end);
   const float* sums = job.sums;
   int64_t first = 0;
   for (int64_t q = 0; q < job.rect_count; ++q) {
@@ -189,7 +190,7 @@ static void finish_squares(const ConvPlan& plan, const ConvJob& job, int64_t pan
         if (!finite)
           for (int64_t i = 0; i < count; ++i)
             sum_again<T>(plan, rect, px.row[first + i], px.column[first + i], k0, channels, outputs + i * kPanelWidth);
-        finish<T>(plan, px, first, first + count, k0, channels, bias, outputs);
+        finish<T>(plan, px, first, first + count, k0, channels, end, outputs);
         first += count;
       }
   }

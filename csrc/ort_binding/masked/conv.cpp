@@ -4,9 +4,9 @@
 
 namespace sbnet::ort {
 
-Activation to_activation(const char* op, const std::string& name) {
+Activation to_activation(const char* op, const std::string& name, bool slopes) {
   Activation activation = Activation::kNone;
-  check(read_activation(op, name.c_str(), &activation));
+  check(read_activation(op, name.c_str(), slopes, &activation));
   return activation;
 }
 
@@ -56,9 +56,22 @@ struct Sides {
 
 struct SparseConv2d {
   static constexpr const char* kName = "sparse_conv2d";
-  enum Position { kX, kWeight, kIndices, kCount, kBlockMap, kBiasInput, kResidual, kFringePixels, kFringeCount, kBase };
+  enum Position {
+    kX,
+    kWeight,
+    kIndices,
+    kCount,
+    kBlockMap,
+    kBiasInput,
+    kResidual,
+    kFringePixels,
+    kFringeCount,
+    kBase,
+    kSlope
+  };
   static constexpr auto kInputs =
-      layer_inputs({{"x", kT}, {"weight", kT}}, {{"bias", kBias, kOptional}, {"residual", kT, kOptional}});
+      with_last(layer_inputs({{"x", kT}, {"weight", kT}}, {{"bias", kBias, kOptional}, {"residual", kT, kOptional}}),
+                {"slope", kBias, kOptional});
   static constexpr Argument kOutputs[] = {{"y", kT}};
   static constexpr auto kTypes = kBiasTypes;
   static constexpr int kInPlace = kBase;
@@ -75,7 +88,7 @@ struct SparseConv2d {
       : layer(a, {kIndices, kFringePixels}),
         sides(a),
         groups(a.integer("groups", 1)),
-        activation(to_activation(kName, a.text("activation", "none"))),
+        activation(to_activation(kName, a.text("activation", "none"), true)),
         negative_slope(a.real("negative_slope", 0.01f)),
         allow_tf32(a.flag("allow_tf32", false)),
         packed_weight(a, "weight", kWeight, groups) {
@@ -96,6 +109,7 @@ struct SparseConv2d {
     p.groups = static_cast<int32_t>(groups);
     p.activation = activation;
     p.activation_param = negative_slope;
+    p.slope = bias_of(c, kSlope, weight.shape[0], &p.slope_dtype);
     p.allow_tf32 = allow_tf32;
     layer.compute(c, p, sides.output(x, weight), [&](const Parallel& parallel) {
       const void* packed = packed_weight.data();

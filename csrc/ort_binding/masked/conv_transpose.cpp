@@ -7,9 +7,22 @@ namespace {
 
 struct SparseConvTranspose2d {
   static constexpr const char* kName = "sparse_conv_transpose2d";
-  enum Position { kX, kWeight, kIndices, kCount, kBlockMap, kBiasInput, kResidual, kFringePixels, kFringeCount, kBase };
+  enum Position {
+    kX,
+    kWeight,
+    kIndices,
+    kCount,
+    kBlockMap,
+    kBiasInput,
+    kResidual,
+    kFringePixels,
+    kFringeCount,
+    kBase,
+    kSlope
+  };
   static constexpr auto kInputs =
-      layer_inputs({{"x", kT}, {"weight", kT}}, {{"bias", kBias, kOptional}, {"residual", kT, kOptional}});
+      with_last(layer_inputs({{"x", kT}, {"weight", kT}}, {{"bias", kBias, kOptional}, {"residual", kT, kOptional}}),
+                {"slope", kBias, kOptional});
   static constexpr Argument kOutputs[] = {{"y", kT}};
   static constexpr auto kTypes = kBiasTypes;
   static constexpr int kInPlace = kBase;
@@ -27,7 +40,7 @@ struct SparseConvTranspose2d {
     const int64_t groups = a.integer("groups", 1);
     if (groups < 1 || groups > INT32_MAX) raise("sbnet::", kName, ": groups: expected at least 1, got ", groups);
     numbers.groups = static_cast<int32_t>(groups);
-    numbers.activation = to_activation(kName, a.text("activation", "none"));
+    numbers.activation = to_activation(kName, a.text("activation", "none"), true);
     numbers.activation_param = a.real("negative_slope", 0.01f);
     numbers.allow_tf32 = a.flag("allow_tf32", false);
   }
@@ -60,6 +73,7 @@ struct SparseConvTranspose2d {
     p.weight = plane_view(weight);
     const int64_t channels = size_product({weight.shape[3], numbers.groups});
     p.bias = bias_of(c, kBiasInput, channels, &p.bias_dtype);
+    p.slope = bias_of(c, kSlope, channels, &p.slope_dtype);
     if (residual.present) p.residual = plane_view(residual);
     const std::vector<int64_t> shape = {x.shape[0], output_side(0, x.shape[1], weight.shape[1]),
                                         output_side(1, x.shape[2], weight.shape[2]), channels};

@@ -6,7 +6,8 @@
 
 namespace sbnet::ort {
 
-// The inputs of a layer: `before`, its lists, `after`, the two inputs of the fringe, and the base, of y's type.
+// The inputs of a layer: `before`, its lists, `after`, the two inputs of the fringe, and the base, of y's type. What a
+// layer came to take later follows them (with_last), so that older files still mean what they did.
 template <size_t kBefore, size_t kAfter>
 constexpr auto layer_inputs(const Argument (&before)[kBefore], const Argument (&after)[kAfter], int32_t y = kT) {
   std::array<Argument, kBefore + kAfter + 6> all = {};
@@ -18,8 +19,15 @@ constexpr auto layer_inputs(const Argument (&before)[kBefore], const Argument (&
   all[at] = {"base", y, kOptional};
   return all;
 }
+template <size_t kInputs>
+constexpr auto with_last(const std::array<Argument, kInputs>& inputs, const Argument& last) {
+  std::array<Argument, kInputs + 1> all = {};
+  for (size_t at = 0; at < kInputs; ++at) all[at] = inputs[at];
+  all[kInputs] = last;
+  return all;
+}
 
-// Where a layer has its lists; the two inputs of the fringe and the base are its last three.
+// Where a layer has its lists; the two inputs of the fringe and the base follow one another.
 struct LayerPositions {
   size_t indices, fringe;
   size_t count() const { return indices + 1; }

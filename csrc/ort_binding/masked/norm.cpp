@@ -10,9 +10,9 @@ enum Position { kX, kIndices, kCount, kBlockMap, kWeight, kBiasInput, kFringePix
 class SparseNorm2d {
  public:
   static constexpr const char* kName = "sparse_norm2d";
-  static constexpr auto kInputs = layer_inputs({{"x", kT}}, {{"weight", kT, kOptional}, {"bias", kT, kOptional}});
+  static constexpr auto kInputs = layer_inputs({{"x", kT}}, {{"weight", kBias, kOptional}, {"bias", kBias, kOptional}});
   static constexpr Argument kOutputs[] = {{"y", kT}};
-  static constexpr auto kTypes = kFloatTypes;
+  static constexpr auto kTypes = kBiasTypes;
   static constexpr int kInPlace = kBase;
 
   explicit SparseNorm2d(const Attributes& a) : layer_(a, {kIndices, kFringePixels}) {

@@ -3,9 +3,9 @@
 
 namespace sbnet::binding {
 
-Activation to_activation(const char* op, const std::string& name) {
+Activation to_activation(const char* op, const std::string& name, bool slopes) {
   Activation activation = Activation::kNone;
-  check(read_activation(op, name.c_str(), &activation));
+  check(read_activation(op, name.c_str(), slopes, &activation));
   return activation;
 }
 
@@ -31,10 +31,11 @@ struct ConvArguments {
   std::string activation;
   double activation_param;
   bool allow_tf32;
+  std::optional<Tensor> slope = {};
 };
 
-// p's numbers. `a` holds the tensors that p points into.
-void set_conv(const Call& call, const LayerCall& layer, ConvArguments& a, Conv2dParams& p) {
+// p's numbers. `a` holds the tensors that p points into. slopes: does the op take those of prelu?
+void set_conv(const Call& call, const LayerCall& layer, ConvArguments& a, bool slopes, Conv2dParams& p) {
   const char* op = layer.op;
   call.same_device("weight", a.weight);
   set_layer(call, layer, &p);
@@ -51,8 +52,9 @@ void set_conv(const Call& call, const LayerCall& layer, ConvArguments& a, Conv2d
   to_pair(op, "padding", a.padding, p.padding);
   to_pair(op, "dilation", a.dilation, p.dilation);
   p.groups = to_int32(op, "groups", a.groups);
-  p.activation = to_activation(op, a.activation);
+  p.activation = to_activation(op, a.activation, slopes);
   p.activation_param = static_cast<float>(a.activation_param);
+  p.slope = bias_of(call, "slope", a.slope, a.weight.size(0), &p.slope_dtype);
   p.allow_tf32 = a.allow_tf32;
 }
 
@@ -60,7 +62,7 @@ void run(const LayerCall& layer, ConvArguments a, const std::optional<Tensor>& p
   const char* op = layer.op;
   const Call call(op, "x", layer.x);
   Conv2dParams p = {};
-  set_conv(call, layer, a, p);
+  set_conv(call, layer, a, true, p);
   check(op, validate(p));
   const void* packed = packed_weight ? packed_of(call, *packed_weight, {p.weight, p.groups}) : nullptr;
   const Parallel parallel = call.parallel();
@@ -74,9 +76,10 @@ void sparse_conv2d_(Tensor x, Tensor weight, std::optional<Tensor> bias, std::op
                     Tensor count, Ints grid, Ints stride, Ints padding, Ints dilation, int64_t groups,
                     std::string activation, double activation_param, bool allow_tf32, Tensor out,
                     std::optional<Tensor> fringe_pixels, std::optional<Tensor> fringe_count,
-                    std::optional<Tensor> packed) {
+                    std::optional<Tensor> packed, std::optional<Tensor> slope) {
   run({"sparse_conv2d_", x, indices, count, grid, out, fringe_pixels, fringe_count},
-      {weight, bias, residual, stride, padding, dilation, groups, activation, activation_param, allow_tf32}, packed);
+      {weight, bias, residual, stride, padding, dilation, groups, activation, activation_param, allow_tf32, slope},
+      packed);
 }
 
 // Of y, before validate() has seen the numbers: 32 bits each, so that nothing overflows.
@@ -100,7 +103,8 @@ void output_sides(const char* op, const Tensor& x, const Tensor& weight, const I
 // Zeros outside the active blocks; y has the memory format of x.
 Tensor sparse_conv2d(Tensor x, Tensor weight, std::optional<Tensor> bias, std::optional<Tensor> residual,
                      Tensor indices, Tensor count, Tensor block_map, Ints grid, Ints stride, Ints padding,
-                     Ints dilation, int64_t groups, std::string activation, double activation_param, bool allow_tf32) {
+                     Ints dilation, int64_t groups, std::string activation, double activation_param, bool allow_tf32,
+                     std::optional<Tensor> slope) {
   const char* op = "sparse_conv2d";
   check_rank(op, "x", x, 4);
   check_rank(op, "weight", weight, 4);
@@ -108,7 +112,7 @@ Tensor sparse_conv2d(Tensor x, Tensor weight, std::optional<Tensor> bias, std::o
   output_sides(op, x, weight, stride, padding, dilation, side);
   const Tensor y = zeros_for(op, x, weight.size(0), side, block_map, grid);
   run({op, x, indices, count, grid, y},
-      {weight, bias, residual, stride, padding, dilation, groups, activation, activation_param, allow_tf32});
+      {weight, bias, residual, stride, padding, dilation, groups, activation, activation_param, allow_tf32, slope});
   return y;
 }
 
@@ -123,7 +127,7 @@ void run_quantized(const LayerCall& layer, ConvArguments a, const Scales& scales
   const char* op = layer.op;
   const Call call(op, "x", layer.x);
   QuantizedConv2dParams p = {};
-  set_conv(call, layer, a, p);
+  set_conv(call, layer, a, false, p);
   std::optional<Tensor> scale = scales.scale;
   DType dtype = DType::kF32;
   p.scale = static_cast<const float*>(bias_of(call, "scale", scale, a.weight.size(0), &dtype));
@@ -199,13 +203,13 @@ void list_ops(OpList& ops) {
   ops.add(
       "sparse_conv2d(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor indices, Tensor count, Tensor "
       "block_map, SymInt[] grid, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, str activation, "
-      "float activation_param, bool allow_tf32) -> Tensor",
+      "float activation_param, bool allow_tf32, Tensor? slope=None) -> Tensor",
       TORCH_BOX(&sparse_conv2d));
   ops.add(
       "sparse_conv2d_(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor indices, Tensor count, SymInt[] "
       "grid, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, str activation, float "
       "activation_param, bool allow_tf32, Tensor(a!) out, Tensor? fringe_pixels, Tensor? fringe_count, Tensor? "
-      "packed=None) -> ()",
+      "packed=None, Tensor? slope=None) -> ()",
       TORCH_BOX(&sparse_conv2d_));
   ops.add(
       "sparse_conv2d_quantized(Tensor x, Tensor weight, Tensor scale, Tensor? bias, Tensor? residual, float "

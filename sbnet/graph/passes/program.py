@@ -37,6 +37,40 @@ def write_programs(graph: Graph) -> Graph:
     return graph
 
 
+WORD = 8  # channels of 16 bits that a thread of the depthwise kernel has side by side
+
+
+def sums_of_few_channels(graph: Graph) -> Graph:
+    """Of a plan for CUDA: sums and activations of channels that fill no words, as of pictures, become programs. The
+    depthwise convolution that a pointwise node is would read and write them element by element, a word to a thread."""
+    for node in graph.nodes:
+        if node.kind != "pointwise" or node.output.shape[1] % WORD == 0 or node.output.shape[1] == 1:
+            continue
+        params, activation = node.params, node.options.get("activation")
+        scale: Value | None = params["weight"].producer.args[0]  # type: ignore[union-attr]
+        given = [("mul", scale), ("add", params.get("bias")), ("add", params.get("residual"))]
+        given.append(("prelu", params.get("slope")))
+        taken = [(step, value) for step, value in given if value is not None]
+        steps = [f"{step} {name}" for (step, _), name in zip(taken, OPERANDS, strict=False)]
+        operands = [value if value is params.get("residual") else _as_1c11(value) for _, value in taken]
+        if activation == "leaky_relu":
+            steps.append(f"leaky_relu {node.options['negative_slope']:.9g}")
+        elif activation not in (None, "prelu"):
+            steps.append(activation)
+        node.kind, node.options = "pixel", {"program": "; ".join(steps)}
+        node.params = dict(zip(OPERANDS, operands, strict=False))
+    return graph.link()
+
+
+def _as_1c11(value: Value) -> Value:
+    """Numbers a channel, in whatever shape they come, as an operand."""
+
+    def as_channels(t: Tensor) -> Tensor:
+        return t.reshape(1, -1, 1, 1)
+
+    return computed(f"{value.name}.1c11", value, as_channels, value, shape=(1, math.prod(value.shape), 1, 1))
+
+
 class _Writer:
     """Puts steps into the order of a machine with one running value and two saved ones.
 
@@ -120,11 +154,7 @@ class _Writer:
             return value
         if not value.constant or math.prod(shape) not in (1, x.shape[1]):
             raise Unsupported
-
-        def as_channels(t: Tensor) -> Tensor:
-            return t.reshape(1, -1, 1, 1)
-
-        return computed(f"{value.name}.1c11", value, as_channels, value, shape=(1, math.prod(shape), 1, 1))
+        return _as_1c11(value)
 
     def _lower(self, step: Step, done: dict[int, Ref]) -> None:
         name, kwargs = op_name(step.target), dict(step.kwargs)
@@ -191,16 +221,12 @@ class _Writer:
         activation = kwargs.get("activation")
         if activation == "leaky_relu":
             add("leaky_relu", [found], kwargs.get("negative_slope", 0.01))
+        elif activation == "prelu":
+            add("prelu", [found, self._channels(kwargs["slope"])])
         elif activation not in (None, "none"):
             add(activation, [found])
 
     def _channels(self, ref: Ref) -> Ref:
         """Of numbers a channel, in whatever shape they come: as an argument [1,C,1,1]."""
-        value = self.args[ref.at]
-
-        def as_channels(t: Tensor) -> Tensor:
-            return t.reshape(1, -1, 1, 1)
-
-        made = computed(f"{value.name}.1c11", value, as_channels, value, shape=(1, math.prod(value.shape), 1, 1))
-        self.args.append(made)
+        self.args.append(_as_1c11(self.args[ref.at]))
         return Ref(len(self.args) - 1)

@@ -40,6 +40,7 @@ def sparse_conv2d(
     residual: Tensor | None = None,
     allow_tf32: bool = False,
     layout: BlockLayout | ConvLayout | None = None,
+    slope: Tensor | None = None,
 ) -> Tensor:
     """Convolution computed on active blocks of the OUTPUT plane only; zeros elsewhere.
 
@@ -52,16 +53,19 @@ def sparse_conv2d(
         bias: [K] of x's dtype or float32, or None.
         active: active blocks of the output plane (the tiling grid of H_out x W_out).
         stride, padding, dilation, groups: as in F.conv2d.
-        activation: None, "relu", "relu6", "leaky_relu", "silu", "gelu" (exact) or "hardswish"; NaN passes through.
+        activation: None, "relu", "relu6", "leaky_relu", "silu", "gelu" (exact), "hardswish" or "prelu"; NaN passes
+            through.
         negative_slope: of leaky_relu.
         residual: [N,K,H_out,W_out] added before the activation, or None.
         allow_tf32: float32 on CUDA may use tf32 tensor cores (10-bit mantissa).
         layout: of block-sparse weights, or None: a `ConvLayout`, weight being the filters of its blocks
             (`blocksparse_conv_active`), or, for a 1x1 convolution of stride 1, a `BlockLayout`, weight [blocks,bs,bs]
-            (`blocksparse_conv1x1`). Without residual and groups.
+            (`blocksparse_conv1x1`). Without residual, groups and prelu.
+        slope: [K] or [1] of x's dtype or float32, of prelu; else None.
 
     Returns:
-        [N,K,H_out,W_out] in x's memory format. Differentiable with respect to x, weight, bias and residual.
+        [N,K,H_out,W_out] in x's memory format. Differentiable with respect to x, weight, bias, residual
+        and slope.
 
     Raises:
         RuntimeError, ValueError, TypeError: wrong shapes, dtypes, devices or grid.
@@ -94,6 +98,7 @@ def sparse_conv2d(
     x, weight, residual = autocast(x, weight, residual)
     common = _arguments(op, x, weight, bias, active, residual)
     x, weight, bias, residual, indices, count, grid = common
+    act = with_slope(op, activation, negative_slope, slope, weight.shape[0])
     return _ops.sparse_conv2d(
         x,
         weight,
@@ -105,9 +110,9 @@ def sparse_conv2d(
         grid,
         *pairs(op, stride=stride, padding=padding, dilation=dilation),
         groups,
-        activation_name(op, activation),
-        negative_slope,
+        *act[:2],
         allow_tf32,
+        act[2],
     )
 
 
@@ -128,6 +133,7 @@ def sparse_conv2d_(
     fringe: Fringe | None = None,
     allow_tf32: bool = False,
     packed: Tensor | None = None,
+    slope: Tensor | None = None,
 ) -> None:
     """As `sparse_conv2d`, writing the active blocks of `out`, zeroing the pixels of `fringe` and leaving the rest.
 
@@ -139,16 +145,17 @@ def sparse_conv2d_(
     """
     op = "sparse_conv2d_"
     common = _arguments(op, x, weight, bias, active, residual)
-    edge = layer_output(op, out, fringe, x, weight, bias, residual)
+    act = with_slope(op, activation, negative_slope, slope, weight.shape[0])
+    edge = layer_output(op, out, fringe, x, weight, bias, residual, slope)
     _ops.sparse_conv2d_(
         *common,
         *pairs(op, stride=stride, padding=padding, dilation=dilation),
         groups,
-        activation_name(op, activation),
-        negative_slope,
+        *act[:2],
         allow_tf32,
         *edge,
         packed,
+        act[2],
     )
     mark_written(out)
 
@@ -217,6 +224,23 @@ def activation_name(op: str, name: str | None) -> str:
     return name
 
 
+def with_slope(
+    op: str, activation: str | None, negative_slope: float, slope: Tensor | None, channels: int
+) -> tuple[str, float, Tensor | None]:
+    """Activation, negative slope and slopes as a convolution takes them: one slope for all channels is written out."""
+    prelu = activation == "prelu"
+    if prelu != (slope is not None):
+        raise ValueError(
+            f"sbnet::{op}: slope: expected {'the slopes of prelu' if prelu else 'None without prelu'}, got "
+            f"{'None' if slope is None else 'a tensor'}"
+        )
+    if slope is None:
+        return activation_name(op, activation), negative_slope, None
+    require_tensor(op, "slope", slope)
+    one = slope.dim() == 1 and slope.shape[0] == 1
+    return "prelu", 0.0, slope.expand(channels) if one else slope
+
+
 @torch.library.register_fake("sbnet::sparse_conv2d")
 def _sparse_conv2d_fake(
     x: Tensor,
@@ -234,8 +258,9 @@ def _sparse_conv2d_fake(
     activation: str,
     activation_param: float,
     allow_tf32: bool,
+    slope: Tensor | None = None,
 ) -> Tensor:
-    refuse_meta_mix("sparse_conv2d", x, weight, bias, residual, indices, count, block_map)
+    refuse_meta_mix("sparse_conv2d", x, weight, bias, residual, indices, count, block_map, slope)
     torch._check(
         groups >= 1 and weight.shape[1] * groups == x.shape[1] and weight.shape[0] % groups == 0,
         lambda: f"sbnet::sparse_conv2d: weight: {tuple(weight.shape)} in {groups} groups; x has {x.shape[1]} channels",
@@ -248,14 +273,23 @@ in_place_fake("sparse_conv2d_")
 
 
 def _sparse_conv2d_setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    x, weight, bias, residual, indices, count, block_map, *rest = inputs
-    ctx.save_for_backward(x, weight, bias, residual, indices, count, block_map)
+    x, weight, bias, residual, indices, count, block_map, *rest, slope = inputs
+    ctx.save_for_backward(slope, x, weight, bias, residual, indices, count, block_map)
     ctx.grid, ctx.stride, ctx.padding, ctx.dilation, ctx.groups, ctx.activation, ctx.param, _ = rest
 
 
-def activation_backward(name: str, grad: Tensor, z: Tensor, param: float) -> Tensor:
+def slope_backward(grad: Tensor, z: Tensor, slope: Tensor) -> Tensor:
+    """[K] gradient of prelu's slopes at pre-activation z [N,K,H,W]: the sum of grad * z where z is not above 0."""
+    below = torch.where(z > 0, 0.0, grad * z)
+    return below.sum((0, 2, 3), dtype=torch.float64).to(slope.dtype)
+
+
+def activation_backward(name: str, grad: Tensor, z: Tensor, param: float, slope: Tensor | None = None) -> Tensor:
     """Gradient of activation `name` at pre-activation z."""
     match name:
+        case "prelu":
+            assert slope is not None
+            return torch.where(z > 0, grad, grad * slope.to(grad.dtype)[:, None, None])
         case "relu":
             return _aten.threshold_backward(grad, z, 0)
         case "relu6":
@@ -276,7 +310,7 @@ def activation_backward(name: str, grad: Tensor, z: Tensor, param: float) -> Ten
 
 def _sparse_conv2d_backward(ctx: Any, grad: Tensor) -> tuple:
     """On the stack of blocks: gather x with its halo, differentiate PyTorch's VALID convolution, scatter-add."""
-    x, weight, bias, residual, *active = ctx.saved_tensors
+    slope, x, weight, bias, residual, *active = ctx.saved_tensors
     if 1 in weight.shape:
         # PyTorch's backward reads the memory format off the strides, and refuses those of a dimension of one element
         # that are not packed. contiguous() keeps them; two views do not.
@@ -292,6 +326,8 @@ def _sparse_conv2d_backward(ctx: Any, grad: Tensor) -> tuple:
         base = zeros4(blocks, like.shape, is_channels_last(like))
         return _ops.sparse_scatter(blocks, *active, base, grid, True, False, False)
 
+    need_x, need_weight, need_bias, need_residual = ctx.needs_input_grad[:4]
+    grad_x = grad_weight = grad_bias = grad_residual = grad_slope = None
     grad_blocks, x_blocks = gather(grad, ctx.grid), gather(x, in_grid)
     if ctx.activation != "none":
         z = F.conv2d(
@@ -299,9 +335,9 @@ def _sparse_conv2d_backward(ctx: Any, grad: Tensor) -> tuple:
         )
         if residual is not None:
             z = z + gather(residual, ctx.grid)
-        grad_blocks = activation_backward(ctx.activation, grad_blocks, z, ctx.param)
-    need_x, need_weight, need_bias, need_residual = ctx.needs_input_grad[:4]
-    grad_x = grad_weight = grad_bias = grad_residual = None
+        if slope is not None and ctx.needs_input_grad[-1]:
+            grad_slope = slope_backward(grad_blocks, z, slope)
+        grad_blocks = activation_backward(ctx.activation, grad_blocks, z, ctx.param, slope)
     if need_x or need_weight:
         grad_x, grad_weight, _ = _aten.convolution_backward(
             grad_blocks,
@@ -322,7 +358,7 @@ def _sparse_conv2d_backward(ctx: Any, grad: Tensor) -> tuple:
         grad_bias = grad_blocks.sum((0, 2, 3), dtype=torch.float64).to(bias.dtype)
     if need_residual and residual is not None:
         grad_residual = scatter(grad_blocks, residual, ctx.grid)
-    return grad_x, grad_weight, grad_bias, grad_residual, *[None] * 11
+    return grad_x, grad_weight, grad_bias, grad_residual, *[None] * 11, grad_slope
 
 
 torch.library.register_autograd("sbnet::sparse_conv2d", _sparse_conv2d_backward, setup_context=_sparse_conv2d_setup)
