@@ -1,4 +1,4 @@
-"""Networks as other people write them, one tensor in, one out: torchvision's, timm's, and a few by hand."""
+"""Networks as other people write them, one tensor in: torchvision's, timm's, and a few by hand."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _segmentation(name: str) -> nn.Module:
 def _fpn() -> nn.Module:
     torchvision()
     backbones = importlib.import_module("torchvision.models.detection.backbone_utils")
-    return Levels(backbones.resnet_fpn_backbone(backbone_name="resnet50", weights=None, norm_layer=nn.BatchNorm2d))
+    return backbones.resnet_fpn_backbone(backbone_name="resnet50", weights=None, norm_layer=nn.BatchNorm2d)
 
 
 def _timm(name: str) -> nn.Module:
@@ -75,17 +75,6 @@ class First(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return next(iter(self.net(x).values()))
-
-
-class Levels(nn.Module):
-    """All levels of a feature pyramid [N,C,...], side by side."""
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([level.flatten(2) for level in self.net(x).values()], 2)
 
 
 class SRVGG(nn.Module):

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 import sbnet
 from sbnet.benchmarks.harness import dense, masks, nets
@@ -50,15 +51,20 @@ def work(setting: Setting, name: str, size: tuple[int, int], density: float) -> 
         notes["host us"] = host_time(lambda: run(x, mask), in_a_row=20)
     sides = {"masked": Side(lambda: run(x, mask), "ours", "own"), **_dense(setting, net, x)}
 
-    def check(side: str, got: Tensor) -> float:
+    def check(side: str, got: Any) -> float:
         if side != "masked":
             with torch.no_grad():
-                return close(got, net(x), copy.deepcopy(net).double()(x.double()))
+                return _close(got, net(x), copy.deepcopy(net).double()(x.double()))
         of = PlaneMasks(mask, blocks)
         exact = masked_oracle(copy.deepcopy(net).double(), [x.double()], of)
-        return close(got, masked_oracle(net, [x], of), exact)
+        return _close(got, masked_oracle(net, [x], of), exact)
 
     return Work(sides, check, dtype=dtype, notes=notes)
+
+
+def _close(*results: Any) -> float:
+    """The largest error of a result's tensors."""
+    return max(close(*tensors) for tensors in zip(*map(tree_leaves, results), strict=True))
 
 
 def _dense(setting: Setting, net: nn.Module, x: Tensor) -> dict[str, Side]:
