@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sbnet.engine.capture import cuda_graph
-from sbnet.engine.executor import Executor
+from sbnet.engine.executor import Executor, without_grad
 from sbnet.graph.constants import Constants
 from sbnet.graph.plan import Plan
 
@@ -62,7 +62,7 @@ class Compiled:
         executor.active = self.active  # a whole frame had lists of its own
         return self.outputs
 
-    @torch.no_grad()
+    @without_grad
     def _run(self, inputs: Sequence[Any], mask: Tensor | None) -> Any:
         return self.finish(self.executor(inputs, self.make_mask(inputs, mask)))
 

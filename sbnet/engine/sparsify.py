@@ -147,7 +147,8 @@ class SparseRun:
         margin = self.margin if margin is None else margin
         compiled = self._compiled.get((key, margin))
         if compiled is not None:
-            self._compiled[key, margin] = self._compiled.pop((key, margin))  # the last to go
+            if compiled is not self._last:
+                self._compiled[key, margin] = self._compiled.pop((key, margin))  # the last to go
             self._spec = compiled.plan.graph.out_spec
             return compiled
         if key not in self._shapes:
@@ -274,6 +275,10 @@ class SparseRun:
 
 def planes_of(mask: Tensor, x: Tensor) -> Tensor:
     """A call's mask as bool [N,H,W], where x is."""
+    if isinstance(mask, Tensor) and mask.dtype is torch.bool and mask.device == x.device:
+        n, _, h, w = x.shape
+        if mask.shape == (n, h, w):
+            return mask
     mask = mask_planes("run", mask)
     if mask.shape[1:] != x.shape[2:] or mask.shape[0] not in (1, x.shape[0]):
         raise ValueError(

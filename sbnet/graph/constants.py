@@ -31,10 +31,13 @@ class Constants:
         leaves = {id(v): v for n in [*graph.nodes, *self.nodes] for v in n.inputs() if v.tensor is not None}
         self.owned = [v for v in leaves.values() if v.owner is not None]
         self._values = list(leaves.values())
+        self._homes = [_home(*v.owner) for v in self.owned]  # type: ignore[misc]
+        self._names = [v.owner[1] for v in self.owned]  # type: ignore[index]
         self.leaves: list[Tensor] = [v.tensor for v in leaves.values()]  # type: ignore[misc]
         if any(tensor.is_inference() for tensor in self.leaves):
             self.leaves = []  # made in inference mode: writes are not counted, what is made of them is made once
         self.held: dict[int, Tensor] = {}
+        self._found = [v.tensor for v in self.owned]
         self._written: list[list[int]] = []
         self.refresh()
 
@@ -47,9 +50,16 @@ class Constants:
 
     def _follow(self) -> None:
         """Takes tensors that their modules have instead of others now."""
-        for value in self.owned:
-            value.tensor = getattr(*value.owner)  # type: ignore[misc]
-        if self.owned and self.leaves:
+        try:
+            found = list(map(operator.getitem, self._homes, self._names))
+        except KeyError:  # moved: a parametrization, a plain attribute
+            found = [getattr(*value.owner) for value in self.owned]  # type: ignore[misc]
+        if all(map(operator.is_, found, self._found)):
+            return
+        self._found = found
+        for value, tensor in zip(self.owned, found, strict=True):
+            value.tensor = tensor
+        if self.leaves:
             self.leaves = [value.tensor for value in self._values]  # type: ignore[misc]
 
     def _writes(self) -> list[list[int]]:
@@ -85,3 +95,8 @@ class Constants:
             else:
                 self.held[key] = found
         self._written = self._writes()
+
+
+def _home(module: torch.nn.Module, name: str) -> dict[str, Any]:
+    """Where a module keeps a tensor: what its __getattr__ searches."""
+    return module._parameters if name in module._parameters else module._buffers  # type: ignore[return-value]

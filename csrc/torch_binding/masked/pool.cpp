@@ -31,9 +31,9 @@ PoolParams average_geometry(const char* op, const Ints& kernel, const Ints& stri
 void run(const LayerCall& layer, PoolParams p) {
   const Call call(layer.op, "x", layer.x);
   set_layer(call, layer, &p);
-  const Parallel parallel = call.parallel();
-  check(layer.op,
-        SBNET_ON_DEVICE(call, sbnet_sparse_pool2d_cpu(&p, &parallel), sbnet_sparse_pool2d_cuda(&p, call.stream())));
+  const auto kernel = [=](void*, const Parallel& parallel) { return sbnet_sparse_pool2d_cpu(&p, &parallel); };
+  check(layer.op, SBNET_ON_DEVICE(call, run_on_cpu(layer.op, nullptr, kernel, layer),
+                                  sbnet_sparse_pool2d_cuda(&p, call.stream())));
 }
 
 // Zeros outside the active blocks; y has the memory format of x.

@@ -35,8 +35,8 @@ void run(const LayerCall& layer, const Numbers& numbers) {
   RearrangeParams p = read(layer.op, numbers);
   const Call call(layer.op, "x", layer.x);
   set_layer(call, layer, &p);
-  const Parallel parallel = call.parallel();
-  check(layer.op, SBNET_ON_DEVICE(call, sbnet_sparse_rearrange_cpu(&p, &parallel),
+  const auto kernel = [=](void*, const Parallel& parallel) { return sbnet_sparse_rearrange_cpu(&p, &parallel); };
+  check(layer.op, SBNET_ON_DEVICE(call, run_on_cpu(layer.op, nullptr, kernel, layer),
                                   sbnet_sparse_rearrange_cuda(&p, call.stream())));
 }
 
