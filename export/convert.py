@@ -118,6 +118,12 @@ def to_onnx(
     finally:
         module.train(was_training)
     assert exported is not None
+    made = exported.model.graph.opset_imports.get("", opset_version)
+    if made != opset_version:  # PyTorch 2.10 goes on with 18 where its converter knows no way
+        raise ExportError(
+            f"sbnet.export.to_onnx: opset_version: expected one that torch {torch.__version__} converts to, "
+            f"got {opset_version}, which it left at {made}"
+        )
     memory_format.fold_constants(exported.model.graph)
     exported.optimize()
     memory_format.optimise(exported.model, fuse_bottlenecks)

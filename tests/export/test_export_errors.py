@@ -9,6 +9,7 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
 import onnx
+import onnxruntime
 import torch
 from torch import nn
 
@@ -23,8 +24,25 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWa
 
 
 # ---- files
+def version(text):
+    return tuple(int(part) for part in text.split(".")[:2])
+
+
+def test_an_opset_that_the_exporter_does_not_reach(monkeypatch, tmp_path):
+    """PyTorch 2.10 writes opset 18 in the place of 26, and does not say so."""
+    made = torch.onnx.export
+    monkeypatch.setattr(torch.onnx, "export", lambda *args, **how: made(*args, **{**how, "opset_version": 18}))
+    with pytest.raises(
+        export.ExportError, match=r"opset_version: expected one that torch .* got 26, which it left at 18"
+    ):
+        export.to_onnx(Chain(), plane_inputs("cpu"), tmp_path / "m.onnx", opset_version=26)
+    assert not (tmp_path / "m.onnx").exists()
+
+
 @pytest.mark.parametrize("opset", [18, 20, 23, 26])
 def test_opsets(opset, tmp_path):
+    if opset > 21 and version(onnxruntime.__version__) < (1, 31):
+        pytest.skip(f"ONNX Runtime {onnxruntime.__version__} may not know opset {opset}")
     module = Chain()
     path = export.to_onnx(module, plane_inputs("cpu"), tmp_path / "m.onnx", opset_version=opset)
     assert {o.domain: o.version for o in onnx.load(path).opset_import} == {"": opset, "sbnet": 1}
