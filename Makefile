@@ -90,7 +90,7 @@ sanitize: $(BUILT)
 # Needs an index that serves these versions; torch 2.10 comes with its CUDA libraries there, some 3 GB.
 minimum: wheel
 	$(PYTHON310) -m venv --clear build/minimum
-	build/minimum/bin/python -m pip install -q dist/sbnet-*.whl pytest hypothesis onnxscript av pillow $(MINIMUM)
+	build/minimum/bin/python -m pip install -q dist/sbnet-*.whl pytest hypothesis onnxscript av pillow "setuptools>=77" $(MINIMUM)
 	build/minimum/bin/pytest -m "not slow and not gpu" tests/lists tests/masked/test_conv.py \
 		tests/contracts tests/engine tests/graph tests/export $(ARGS)
 
