@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import collections
 import datetime
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import sbnet
-from sbnet.benchmarks.harness.measure import made_by
+from sbnet.benchmarks.harness.measure import keep_row, made_by
 
 FIRST, FRAMES = 20, 80  # where counting begins, and over how many frames
 CALLS = {  # of the CUDA runtime and driver, by what they ask for
@@ -78,11 +77,7 @@ def main() -> None:
     parser.add_argument("--mode")
     parser.add_argument("-o", "--output", type=Path)
     given = parser.parse_args()
-    line = json.dumps(row(given))
-    print(line)
-    if given.output:
-        with given.output.open("a") as file:
-            file.write(line + "\n")
+    keep_row(row(given), given.output)
 
 
 if __name__ == "__main__":

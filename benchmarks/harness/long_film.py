@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import os
 import tempfile
 import time
@@ -23,7 +22,7 @@ import torch
 
 import sbnet
 from sbnet.apps.writers import VideoWriter
-from sbnet.benchmarks.harness.measure import made_by
+from sbnet.benchmarks.harness.measure import keep_row, made_by
 
 SIZE = (96, 128)
 SPAN = 1000  # frames that speed is taken over
@@ -81,11 +80,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("-o", "--output", type=Path)
     given = parser.parse_args()
-    line = json.dumps(row(given))
-    print(line)
-    if given.output:
-        with given.output.open("a") as file:
-            file.write(line + "\n")
+    keep_row(row(given), given.output)
 
 
 if __name__ == "__main__":

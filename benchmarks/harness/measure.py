@@ -263,6 +263,15 @@ def environment(device: str) -> dict[str, Any]:
     return facts
 
 
+def keep_row(row: Row, path: Path | None) -> None:
+    """Prints a row as JSON, and adds it to a file of such lines where one is named."""
+    line = json.dumps(row)
+    print(line)
+    if path:
+        with path.open("a") as file:
+            file.write(line + "\n")
+
+
 def processor() -> str:
     """The CPU's name."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():

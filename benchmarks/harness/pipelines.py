@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import importlib
-import json
 import os
 import resource
 import tempfile
@@ -32,7 +31,7 @@ from torch import Tensor
 import sbnet
 import sbnet.models
 from sbnet.apps.pipeline import Network, Result
-from sbnet.benchmarks.harness.measure import made_by
+from sbnet.benchmarks.harness.measure import keep_row, made_by
 from sbnet.engine import executor
 from sbnet.masks import Mask
 
@@ -181,11 +180,7 @@ def main() -> None:
     parser.add_argument("--to", default="out.mp4", help="a name in a folder of its own; nothing: no encoding")
     parser.add_argument("-o", "--output", type=Path)
     given = parser.parse_args()
-    line = json.dumps(row(given))
-    print(line)
-    if given.output:
-        with given.output.open("a") as file:
-            file.write(line + "\n")
+    keep_row(row(given), given.output)
 
 
 if __name__ == "__main__":
