@@ -24,7 +24,7 @@ for dtype, (c, k, r, s, g) in itertools.product(
     [torch.float32, torch.float16, torch.bfloat16],
     [(16, 16, 3, 1, 1), (64, 40, 3, 1, 1), (17, 33, 3, 2, 1), (3, 5, 5, 1, 1), (64, 64, 1, 1, 1), (1, 1, 3, 1, 1),
      (24, 24, 3, 1, 24), (96, 96, 3, 2, 96), (9, 18, 5, 2, 9), (12, 20, 3, 1, 4)]):
-    for activation in ("relu", "silu", "gelu"):
+    for activation in (None, "relu", "relu6", "silu", "gelu"):
         t.check("cpu", dtype=dtype, channels=c, filters=k, kernel=r, stride=s, groups=g, padding=r // 2,
                 activation=activation, residual="channel_slice", layout="channel_slice")
         t.check("cpu", dtype=dtype, channels=c, filters=k, kernel=r, stride=s, groups=g, padding=r // 2, block=(5, 7),
@@ -75,6 +75,32 @@ got, want = sbnet.sparse_conv2d(x, weight, bias, active, padding=1), F.conv2d(x,
 assert want.isnan().any() and want.isposinf().any() and want.isneginf().any() and want.isfinite().any()
 for kind in (torch.isnan, torch.isposinf, torch.isneginf):
     assert torch.equal(kind(got), kind(want)), kind
+print("done")
+"""
+    result = run_python(code, SBNET_ISA=isa)
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert result.stdout.strip() == "done"
+
+
+@pytest.mark.parametrize("isa", ["generic", "avx2", "avx512"])
+def test_bounds_keep_nan(isa):
+    """Where sums leave from registers: one slice of whole vectors, and depthwise."""
+    code = """
+import torch, torch.nn.functional as F
+import sbnet
+torch.manual_seed(0)
+active = sbnet.reduce_mask(torch.ones(1, 9, 10, dtype=torch.bool), sbnet.BlockGrid.cover((9, 10), (4, 5)))
+for groups in (1, 32):
+    x = torch.randn(1, 32, 9, 10).contiguous(memory_format=torch.channels_last) * 9
+    x[0, :, 3, 4], x[0, :, 5, 5], x[0, :, 6, 6] = torch.nan, torch.inf, -torch.inf
+    weight, bias = torch.rand(64 if groups == 1 else 32, 32 // groups, 1, 1) + 0.1, torch.randn(64 // min(groups, 2))
+    residual = torch.randn(1, len(weight), 9, 10).contiguous(memory_format=torch.channels_last)
+    for name, activation in ((None, lambda v: v), ("relu", F.relu), ("relu6", F.relu6)):
+        got = sbnet.sparse_conv2d(x, weight, bias, active, groups=groups, activation=name, residual=residual)
+        want = activation(F.conv2d(x, weight, bias, groups=groups) + residual)
+        assert want.isnan().sum() == want.shape[1], want.isnan().sum()
+        assert torch.equal(got.isnan(), want.isnan())
+        torch.testing.assert_close(got, want, equal_nan=True)
 print("done")
 """
     result = run_python(code, SBNET_ISA=isa)

@@ -25,9 +25,15 @@ struct Straight {
   int64_t weight_step;  // from tap to tap
 };
 
-// Sums of P neighbours and V vectors, [P][V * kLanes].
+// Where results of neighbours go, `y` and `residual` apart, in elements.
+struct Row {
+  int64_t y, residual;
+};
+
+// Sums of P neighbours and V vectors: [P][V * kLanes], or, where there is an end to it, y.
 template <int V, int P>
-static __attribute__((noinline)) void sum_straight(const float* x, const Straight& s, float* sums) {
+static __attribute__((noinline)) void sum_straight(const float* x, const Straight& s, float* sums, const Ending* end,
+                                                   const Row& row) {
   Vec sum[P][V];
   SBNET_UNROLL for (int i = 0; i < P; ++i) SBNET_UNROLL for (int v = 0; v < V; ++v) sum[i][v] = Vec{};
   const float* w = s.weights + s.first * s.weight_step;
@@ -38,11 +44,23 @@ static __attribute__((noinline)) void sum_straight(const float* x, const Straigh
       SBNET_UNROLL for (int i = 0; i < P; ++i) sum[i][v] += load(from + i * s.step + v * kLanes) * weight;
     }
   }
-  SBNET_UNROLL for (int i = 0; i < P; ++i) SBNET_UNROLL for (int v = 0; v < V; ++v)
-      store(sums + (i * V + v) * kLanes, sum[i][v]);
+  if (!end) {
+    SBNET_UNROLL for (int i = 0; i < P; ++i) SBNET_UNROLL for (int v = 0; v < V; ++v)
+        store(sums + (i * V + v) * kLanes, sum[i][v]);
+    return;
+  }
+  const Vec low = splat(end->low), high = splat(end->high);
+  SBNET_UNROLL for (int v = 0; v < V; ++v) {
+    const Vec bias = load(end->bias + v * kLanes);
+    SBNET_UNROLL for (int i = 0; i < P; ++i) {
+      sum[i][v] += bias;
+      if (end->residual) sum[i][v] += load(end->residual + i * row.residual + v * kLanes);
+      store(end->y + i * row.y + v * kLanes, at_most(high, at_least(low, sum[i][v])));
+    }
+  }
 }
 
-using SumStraight = void (*)(const float*, const Straight&, float*);
+using SumStraight = void (*)(const float*, const Straight&, float*, const Ending*, const Row&);
 
 template <int P>
 static SumStraight sum_straight_of(int64_t vectors) {
@@ -71,6 +89,9 @@ static void run_rect_straight(const ConvPlan& plan, const ConvRect& rect, int64_
   const int64_t R = plan.weight.size[2], S = plan.weight.size[3], vectors = width / kLanes;
   const SumStraight many = sum_straight_of<kNeighbours>(vectors), one = sum_straight_of<1>(vectors);
   s.step = p.stride[1] * p.x.stride[3];
+  const Row apart = {p.y.stride[3], p.residual.stride[3]};
+  Ending bounded = {bias, nullptr, nullptr, 0, 0};
+  const Ending* end_of = bounds_of(p.activation, &bounded.low, &bounded.high) ? &bounded : nullptr;
   alignas(64) float sums[kNeighbours * kPanelWidth];
   for (int64_t r = rect.row; r < rect.row + rect.height; ++r) {
     const int64_t top = r * p.stride[0] - p.padding[0];
@@ -85,23 +106,33 @@ static void run_rect_straight(const ConvPlan& plan, const ConvRect& rect, int64_
       const int64_t left = c * p.stride[1] - p.padding[1];
       const int64_t last = left + (kNeighbours - 1) * p.stride[1] + (S - 1) * p.dilation[1];
       int64_t pixels = kNeighbours;
+      bounded.y = to + c * p.y.stride[3];
+      bounded.residual = add ? add + c * p.residual.stride[3] : nullptr;
       s.first = row_first * S;
       s.count = rows * S;
       if (c + kNeighbours <= end && left >= 0 && last < p.x.size[3]) {
-        many(from + left * p.x.stride[3], s, sums);
+        many(from + left * p.x.stride[3], s, sums, end_of, apart);
+        if (end_of) {
+          c += kNeighbours;
+          continue;
+        }
       } else {
         pixels = 1;
         int64_t first, count;
         inside(left, p.dilation[1], S, p.x.size[3], &first, &count);
         if (count == S) {
-          one(from + left * p.x.stride[3], s, sums);
+          one(from + left * p.x.stride[3], s, sums, end_of, apart);
+          if (end_of) {
+            ++c;
+            continue;
+          }
         } else {
           alignas(64) float part[kPanelWidth];
           __builtin_memset(sums, 0, static_cast<size_t>(width) * 4);
           for (int64_t row = row_first; row < row_first + rows; ++row) {
             s.first = row * S + first;
             s.count = count;
-            one(from + left * p.x.stride[3], s, part);
+            one(from + left * p.x.stride[3], s, part, nullptr, apart);
             for (int64_t k = 0; k < width; k += kLanes) store(sums + k, load(sums + k) + load(part + k));
           }
         }

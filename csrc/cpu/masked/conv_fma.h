@@ -83,14 +83,12 @@ struct Ahead {
   const float* line[kMostLines];
 };
 
-// sums[pixel][V*kLanes], pixels `kPanelWidth` apart: += or, for the first slice, =. A slice is summed from zero and
-// then added: two short chains of roundings instead of one long one.
+// The products of a slice, summed from zero.
 template <int V, bool kDepthwise>
-static __attribute__((noinline)) void microkernel(const float* patch, const int64_t* pixels, const Taps& taps,
-                                                  const float* w, float* sums, bool first, const Ahead& ahead) {
+SBNET_INLINE void sum_slice(Vec (&sum)[kMicroPixels][V], const float* patch, const int64_t* pixels, const Taps& taps,
+                            const float* w, const Ahead& ahead) {
   const float* const x[kMicroPixels] = {patch + pixels[0], patch + pixels[1], patch + pixels[2],
                                         patch + pixels[3], patch + pixels[4], patch + pixels[5]};
-  Vec sum[kMicroPixels][V];
   SBNET_UNROLL for (int i = 0; i < kMicroPixels; ++i) SBNET_UNROLL for (int v = 0; v < V; ++v) sum[i][v] = Vec{};
   constexpr int kStep = V * kLanes;
   const int64_t steps = taps.count * (taps.channels / 4), per_step = steps ? (ahead.count + steps - 1) / steps : 0;
@@ -113,6 +111,15 @@ static __attribute__((noinline)) void microkernel(const float* patch, const int6
     }
     for (; c > 0; --c, ++at, w += kStep) add_channel<V>(sum, x, at, w);
   }
+}
+
+// sums[pixel][V*kLanes], pixels `kPanelWidth` apart: += or, for the first slice, =. A slice is summed from zero and
+// then added: two short chains of roundings instead of one long one.
+template <int V, bool kDepthwise>
+static __attribute__((noinline)) void microkernel(const float* patch, const int64_t* pixels, const Taps& taps,
+                                                  const float* w, float* sums, bool first, const Ahead& ahead) {
+  Vec sum[kMicroPixels][V];
+  sum_slice<V, kDepthwise>(sum, patch, pixels, taps, w, ahead);
   SBNET_UNROLL for (int i = 0; i < kMicroPixels; ++i) SBNET_UNROLL for (int v = 0; v < V; ++v) {
     float* to = sums + i * kPanelWidth + v * kLanes;
     store(to, first ? sum[i][v] : load(to) + sum[i][v]);
@@ -135,6 +142,45 @@ static Microkernel microkernel_of(int64_t width) {
     default:
       return microkernel<kVectors, kDepthwise>;
   }
+}
+
+// What becomes of sums that never leave the registers: y = sums + bias + residual, within bounds.
+struct Ending {
+  const float *bias, *residual;  // residual: or null
+  float* y;
+  float low, high;
+};
+
+// A slice that is the only one. The last microtile has copies of its last pixel, which y may share with the residual:
+// all is read before anything is written.
+template <int V>
+static __attribute__((noinline)) void microkernel_to_y(const float* patch, const int64_t* pixels, const Taps& taps,
+                                                       const float* w, const Ending& end, const int64_t* y,
+                                                       const int64_t* residual, const Ahead& ahead) {
+  Vec sum[kMicroPixels][V];
+  sum_slice<V, false>(sum, patch, pixels, taps, w, ahead);
+  Vec bias[V];
+  SBNET_UNROLL for (int v = 0; v < V; ++v) bias[v] = load(end.bias + v * kLanes);
+  SBNET_UNROLL for (int i = 0; i < kMicroPixels; ++i) SBNET_UNROLL for (int v = 0; v < V; ++v) sum[i][v] += bias[v];
+  if (end.residual) {
+    SBNET_UNROLL for (int i = 0; i < kMicroPixels; ++i) SBNET_UNROLL for (int v = 0; v < V; ++v) sum[i][v] +=
+        load(end.residual + residual[i] + v * kLanes);
+  }
+  const Vec low = splat(end.low), high = splat(end.high);
+  SBNET_UNROLL for (int i = 0; i < kMicroPixels; ++i) SBNET_UNROLL for (int v = 0; v < V; ++v)
+      store(end.y + y[i] + v * kLanes, at_most(high, at_least(low, sum[i][v])));
+}
+
+using MicrokernelToY = void (*)(const float*, const int64_t*, const Taps&, const float*, const Ending&, const int64_t*,
+                                const int64_t*, const Ahead&);
+
+static MicrokernelToY microkernel_to_y_of(int64_t width) {
+  constexpr int kThree = kVectors < 3 ? kVectors : 3;
+  const int64_t vectors = width / kLanes;
+  return vectors == 1   ? microkernel_to_y<1>
+         : vectors == 2 ? microkernel_to_y<2>
+         : vectors == 3 ? microkernel_to_y<kThree>
+                        : microkernel_to_y<kVectors>;
 }
 
 // What the next microtile, pixels i to i + kMicroPixels, reads and writes in memory: its inputs in place (slice: or
@@ -170,10 +216,21 @@ static void run_slice(const ConvPlan& plan, const ConvJob& job, const Slice& sli
     if (slice.last) load_bias<T>(plan.p, k0, channels, bias);
     const bool vectors = stores_vectors<T>(plan, channels);
     const Slice* inputs = plan.in_place && j == 0 ? &slice : nullptr;  // the next panels find them in the cache
+    const Conv2dParams& p = plan.p;
+    const float* added = static_cast<const float*>(p.residual.data);
+    Ending end = {bias, added ? added + k0 : nullptr, static_cast<float*>(p.y.data) + k0, 0, 0};
+    const bool to_y =
+        slice.first && slice.last && vectors && !plan.depthwise && bounds_of(p.activation, &end.low, &end.high);
+    const MicrokernelToY micro_to_y = microkernel_to_y_of(width);
     for (int64_t i = 0; i < px.count; i += kMicroPixels, sums += kMicroPixels * kPanelWidth) {
       fetch(next, i, smaller(i + kMicroPixels, px.count), px.count);
       if (vectors) list_lines(plan, px, i + kMicroPixels, inputs, slice.last ? k0 : -1, channels, &ahead);
-      micro(static_cast<const float*>(slice.inputs), px.patch + i, slice.taps, w, sums, slice.first, ahead);
+      const float* from = static_cast<const float*>(slice.inputs);
+      if (to_y) {
+        micro_to_y(from, px.patch + i, slice.taps, w, end, px.y + i, px.residual + i, ahead);
+        continue;
+      }
+      micro(from, px.patch + i, slice.taps, w, sums, slice.first, ahead);
       if (slice.last) finish<T>(plan, px, i, smaller(i + kMicroPixels, px.count), k0, channels, bias, sums);
     }
   }

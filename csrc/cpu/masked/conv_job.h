@@ -16,23 +16,50 @@ SBNET_INLINE bool stores_vectors(const ConvPlan& plan, int64_t channels) {
          (!p.residual.data || p.residual.stride[1] == 1);
 }
 
-SBNET_INLINE void finish_vector(const ConvPlan& plan, const ConvPixels& pixels, int64_t i, int64_t k, Vec sum,
-                                const float* bias) {
-  const Conv2dParams& p = plan.p;
-  sum += load(bias);
-  if (p.residual.data) sum += load(static_cast<const float*>(p.residual.data) + pixels.residual[i] + k);
-  store(static_cast<float*>(p.y.data) + pixels.y[i] + k, activate(p.activation, p.activation_param, sum));
+// With one activation, so that no vector asks which.
+template <Activation kActivation>
+static __attribute__((noinline)) void finish_vectors(const Conv2dParams& p, const ConvPixels& pixels, int64_t begin,
+                                                     int64_t end, int64_t k0, int64_t channels, const float* bias,
+                                                     const float* sums) {
+  float* y = static_cast<float*>(p.y.data) + k0;
+  const float* residual = p.residual.data ? static_cast<const float*>(p.residual.data) + k0 : nullptr;
+  for (int64_t i = begin; i < end; ++i, sums += kPanelWidth)
+    for (int64_t v = 0; v < channels; v += kLanes) {
+      Vec sum = load(sums + v) + load(bias + v);
+      if (residual) sum += load(residual + pixels.residual[i] + v);
+      store(y + pixels.y[i] + v, activate(kActivation, p.activation_param, sum));
+    }
+}
+
+using FinishVectors = void (*)(const Conv2dParams&, const ConvPixels&, int64_t, int64_t, int64_t, int64_t, const float*,
+                               const float*);
+
+static FinishVectors finish_vectors_of(Activation activation) {
+  switch (activation) {
+    case Activation::kNone:
+      return finish_vectors<Activation::kNone>;
+    case Activation::kRelu:
+      return finish_vectors<Activation::kRelu>;
+    case Activation::kRelu6:
+      return finish_vectors<Activation::kRelu6>;
+    case Activation::kLeakyRelu:
+      return finish_vectors<Activation::kLeakyRelu>;
+    case Activation::kSilu:
+      return finish_vectors<Activation::kSilu>;
+    case Activation::kGelu:
+      return finish_vectors<Activation::kGelu>;
+    case Activation::kHardswish:
+      break;
+  }
+  return finish_vectors<Activation::kHardswish>;
 }
 
 template <class T>
 static __attribute__((noinline)) void finish(const ConvPlan& plan, const ConvPixels& pixels, int64_t begin, int64_t end,
                                              int64_t k0, int64_t channels, const float* bias, const float* sums) {
   const Conv2dParams& p = plan.p;
-  if (stores_vectors<T>(plan, channels)) {
-    for (int64_t i = begin; i < end; ++i, sums += kPanelWidth)
-      for (int64_t v = 0; v < channels; v += kLanes) finish_vector(plan, pixels, i, k0 + v, load(sums + v), bias + v);
-    return;
-  }
+  if (stores_vectors<T>(plan, channels))
+    return finish_vectors_of(p.activation)(p, pixels, begin, end, k0, channels, bias, sums);
   alignas(64) float row[kPanelWidth], residual[kPanelWidth] = {};
   for (int64_t i = begin; i < end; ++i, sums += kPanelWidth) {
     if (p.residual.data)
@@ -72,6 +99,10 @@ static void list_pixels(const ConvPlan& plan, const ConvJob& job) {
         if (residual.data)
           px.residual[px.count] = rect.n * residual.stride[0] + row * residual.stride[2] + column * residual.stride[3];
       }
+  }
+  for (int32_t i = px.count; i % kMicroPixels; ++i) {
+    px.y[i] = px.y[px.count - 1];
+    px.residual[i] = px.residual[px.count - 1];
   }
 }
 

@@ -169,6 +169,25 @@ SBNET_INLINE Vec error_function(Vec x) {
   return x < 0.0f ? -e : e;
 }
 
+// The larger, and the smaller, of a bound and v: v where it is NaN, or a zero that equals the bound.
+#if defined(__AVX512F__) && SBNET_LANES == 16
+SBNET_INLINE Vec at_least(Vec low, Vec v) { return reinterpret_cast<Vec>(_mm512_maskz_max_ps(0xffff, low, v)); }
+SBNET_INLINE Vec at_most(Vec high, Vec v) { return reinterpret_cast<Vec>(_mm512_maskz_min_ps(0xffff, high, v)); }
+#elif defined(__AVX2__) && SBNET_LANES == 8
+SBNET_INLINE Vec at_least(Vec low, Vec v) { return reinterpret_cast<Vec>(_mm256_max_ps(low, v)); }
+SBNET_INLINE Vec at_most(Vec high, Vec v) { return reinterpret_cast<Vec>(_mm256_min_ps(high, v)); }
+#else
+SBNET_INLINE Vec at_least(Vec low, Vec v) { return v < low ? low : v; }
+SBNET_INLINE Vec at_most(Vec high, Vec v) { return v > high ? high : v; }
+#endif
+
+// Is it no more than bounds?
+SBNET_INLINE bool bounds_of(Activation activation, float* low, float* high) {
+  *low = activation == Activation::kNone ? -__builtin_inff() : 0.0f;
+  *high = activation == Activation::kRelu6 ? 6.0f : __builtin_inff();
+  return activation == Activation::kNone || activation == Activation::kRelu || activation == Activation::kRelu6;
+}
+
 SBNET_INLINE Vec activate(Activation activation, float slope, Vec v) {
   const Vec zero = Vec{};
   switch (activation) {
