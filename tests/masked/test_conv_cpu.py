@@ -23,7 +23,8 @@ torch.manual_seed(0)
 for dtype, (c, k, r, s, g) in itertools.product(
     [torch.float32, torch.float16, torch.bfloat16],
     [(16, 16, 3, 1, 1), (64, 40, 3, 1, 1), (17, 33, 3, 2, 1), (3, 5, 5, 1, 1), (64, 64, 1, 1, 1), (1, 1, 3, 1, 1),
-     (24, 24, 3, 1, 24), (96, 96, 3, 2, 96), (9, 18, 5, 2, 9), (12, 20, 3, 1, 4)]):
+     (24, 24, 3, 1, 24), (96, 96, 3, 2, 96), (9, 18, 5, 2, 9), (12, 20, 3, 1, 4),
+     (40, 40, 3, 1, 20), (36, 36, 5, 2, 9), (64, 64, 3, 1, 8)]):
     for activation in (None, "relu", "relu6", "silu", "gelu"):
         t.check("cpu", dtype=dtype, channels=c, filters=k, kernel=r, stride=s, groups=g, padding=r // 2,
                 activation=activation, residual="channel_slice", layout="channel_slice")
@@ -108,10 +109,35 @@ print("done")
     assert result.stdout.strip() == "done"
 
 
+@pytest.mark.parametrize("isa", ["avx2", "avx512"])
+def test_narrow_groups_keep_infinities_to_themselves(isa):
+    """Lanes of one vector read inputs of their own group alone."""
+    code = """
+import torch, torch.nn.functional as F
+import sbnet
+torch.manual_seed(0)
+for width in (2, 4, 8):
+    x = torch.randn(1, 48, 21, 30).contiguous(memory_format=torch.channels_last)
+    x[0, 5, 5, 6], x[0, 17, 20, 9], x[0, 40, 0, 0] = torch.inf, -torch.inf, torch.nan
+    weight, bias = torch.randn(48, width, 3, 3), torch.randn(48)
+    active = sbnet.reduce_mask(torch.ones(1, 21, 30, dtype=torch.bool), sbnet.BlockGrid.cover((21, 30), (7, 8)))
+    got = sbnet.sparse_conv2d(x, weight, bias, active, padding=1, groups=48 // width)
+    want = F.conv2d(x, weight, bias, padding=1, groups=48 // width)
+    assert want.isnan().any() and want.isposinf().any() and want.isneginf().any()
+    for kind in (torch.isnan, torch.isposinf, torch.isneginf):
+        assert torch.equal(kind(got), kind(want)), (width, kind)
+print("done")
+"""
+    result = run_python(code, SBNET_ISA=isa)
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert result.stdout.strip() == "done"
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 8])
 @pytest.mark.parametrize("channels", [32, 80, 192])
-def test_depthwise_without_patches(channels):
+def test_depthwise_and_narrow_groups_without_patches(channels, width):
     """Whole vectors of channels are read where they lie, but for taps outside: planes that are all border, too."""
-    case = {"channels": channels, "filters": channels, "groups": channels}
+    case = {"channels": channels, "filters": channels, "groups": channels // width}
     for size, block in (((20, 33), 16), ((9, 5), 4), ((3, 2), 8)):
         for kernel, stride, dilation, padding in (
             (3, 1, 1, 1), (3, 2, 1, 1), (5, 1, 1, 2), (5, 2, 2, 4), ((1, 8), 1, 1, (0, 6)), (1, 1, 1, 0), (2, 3, 1, 1),
@@ -125,7 +151,7 @@ def test_depthwise_without_patches(channels):
 def test_same_bits_with_any_number_of_cpu_threads(threads):
     before = torch.get_num_threads()
     try:
-        for channels, filters, groups in ((24, 24, 1), (24, 24, 24), (80, 80, 80), (3, 5, 1)):
+        for channels, filters, groups in ((24, 24, 1), (24, 24, 24), (80, 80, 80), (64, 64, 16), (3, 5, 1)):
             x, weight, bias, active, options = make("cpu", channels=channels, filters=filters, groups=groups)
             torch.set_num_threads(2)
             want = sparse_conv2d(x, weight, bias, active, **options)

@@ -63,13 +63,23 @@ SBNET_INLINE void add_channel(Vec (&sum)[kMicroPixels][V], const float* const (&
   }
 }
 
-// Depthwise: every lane has its own input channel.
-template <int V>
+// The first lane of each lane's group, of groups of `width` neighbours; a power of two.
+SBNET_INLINE IntVec first_lanes(int64_t width) {
+  IntVec lanes;
+  SBNET_UNROLL for (int i = 0; i < kLanes; ++i) lanes[i] = i;
+  return lanes & static_cast<int32_t>(-width);
+}
+
+// Lanewise: every lane has its own input channel (depthwise), or the channel `order` of its vector.
+template <int V, bool kPermuted>
 SBNET_INLINE void add_lanes(Vec (&sum)[kMicroPixels][V], const float* const (&x)[kMicroPixels], int64_t at,
-                            const float* w) {
+                            IntVec order, const float* w) {
   SBNET_UNROLL for (int v = 0; v < V; ++v) {
     const Vec weight = load(w + v * kLanes);
-    SBNET_UNROLL for (int i = 0; i < kMicroPixels; ++i) sum[i][v] += load(x[i] + at + v * kLanes) * weight;
+    SBNET_UNROLL for (int i = 0; i < kMicroPixels; ++i) {
+      const Vec input = load(x[i] + at + v * kLanes);
+      sum[i][v] += (kPermuted ? permute(input, order) : input) * weight;
+    }
   }
 }
 
@@ -84,7 +94,7 @@ struct Ahead {
 };
 
 // The products of a slice, summed from zero.
-template <int V, bool kDepthwise>
+template <int V, bool kLanewise>
 SBNET_INLINE void sum_slice(Vec (&sum)[kMicroPixels][V], const float* patch, const int64_t* pixels, const Taps& taps,
                             const float* w, const Ahead& ahead) {
   const float* const x[kMicroPixels] = {patch + pixels[0], patch + pixels[1], patch + pixels[2],
@@ -95,9 +105,14 @@ SBNET_INLINE void sum_slice(Vec (&sum)[kMicroPixels][V], const float* patch, con
   int64_t fetched = 0;
   for (int64_t t = 0; t < taps.count; ++t) {
     int64_t at = taps.offset[t];
-    if (kDepthwise) {
-      add_lanes<V>(sum, x, at, w);
+    if (kLanewise && taps.channels == 1) {
+      add_lanes<V, false>(sum, x, at, IntVec{}, w);
       w += kStep;
+      continue;
+    }
+    if (kLanewise) {
+      const IntVec first = first_lanes(taps.channels);
+      for (int32_t c = 0; c < taps.channels; ++c, w += kStep) add_lanes<V, true>(sum, x, at, first + c, w);
       continue;
     }
     int64_t c = taps.channels;
@@ -115,11 +130,11 @@ SBNET_INLINE void sum_slice(Vec (&sum)[kMicroPixels][V], const float* patch, con
 
 // sums[pixel][V*kLanes], pixels `kPanelWidth` apart: += or, for the first slice, =. A slice is summed from zero and
 // then added: two short chains of roundings instead of one long one.
-template <int V, bool kDepthwise>
+template <int V, bool kLanewise>
 static __attribute__((noinline)) void microkernel(const float* patch, const int64_t* pixels, const Taps& taps,
                                                   const float* w, float* sums, bool first, const Ahead& ahead) {
   Vec sum[kMicroPixels][V];
-  sum_slice<V, kDepthwise>(sum, patch, pixels, taps, w, ahead);
+  sum_slice<V, kLanewise>(sum, patch, pixels, taps, w, ahead);
   SBNET_UNROLL for (int i = 0; i < kMicroPixels; ++i) SBNET_UNROLL for (int v = 0; v < V; ++v) {
     float* to = sums + i * kPanelWidth + v * kLanes;
     store(to, first ? sum[i][v] : load(to) + sum[i][v]);
@@ -128,19 +143,19 @@ static __attribute__((noinline)) void microkernel(const float* patch, const int6
 
 using Microkernel = void (*)(const float*, const int64_t*, const Taps&, const float*, float*, bool, const Ahead&);
 
-template <bool kDepthwise>
+template <bool kLanewise>
 static Microkernel microkernel_of(int64_t width) {
   static_assert(kVectors == 2 || kVectors == 4, "the switch below");
   constexpr int kThreeVectors = kVectors < 3 ? kVectors : 3;  // never reached with panels of two
   switch (width / kLanes) {
     case 1:
-      return microkernel<1, kDepthwise>;
+      return microkernel<1, kLanewise>;
     case 2:
-      return microkernel<2, kDepthwise>;
+      return microkernel<2, kLanewise>;
     case 3:
-      return microkernel<kThreeVectors, kDepthwise>;
+      return microkernel<kThreeVectors, kLanewise>;
     default:
-      return microkernel<kVectors, kDepthwise>;
+      return microkernel<kVectors, kLanewise>;
   }
 }
 
@@ -211,7 +226,7 @@ static void run_slice(const ConvPlan& plan, const ConvJob& job, const Slice& sli
     const float* w = weights_of<T>(plan, job, slice, j);
     const NextWeights next = next_weights<T>(plan, job, slice, j);
     float* sums = job.sums + j * plan.sum_rows * kPanelWidth;
-    const Microkernel micro = plan.depthwise ? microkernel_of<true>(width) : microkernel_of<false>(width);
+    const Microkernel micro = plan.lanewise ? microkernel_of<true>(width) : microkernel_of<false>(width);
     alignas(64) float bias[kPanelWidth];
     if (slice.last) load_bias<T>(plan.p, k0, channels, bias);
     const bool vectors = stores_vectors<T>(plan, channels);
@@ -220,7 +235,7 @@ static void run_slice(const ConvPlan& plan, const ConvJob& job, const Slice& sli
     const float* added = static_cast<const float*>(p.residual.data);
     Ending end = {bias, added ? added + k0 : nullptr, static_cast<float*>(p.y.data) + k0, 0, 0};
     const bool to_y =
-        slice.first && slice.last && vectors && !plan.depthwise && bounds_of(p.activation, &end.low, &end.high);
+        slice.first && slice.last && vectors && !plan.lanewise && bounds_of(p.activation, &end.low, &end.high);
     const MicrokernelToY micro_to_y = microkernel_to_y_of(width);
     for (int64_t i = 0; i < px.count; i += kMicroPixels, sums += kMicroPixels * kPanelWidth) {
       fetch(next, i, smaller(i + kMicroPixels, px.count), px.count);
@@ -239,7 +254,7 @@ static void run_slice(const ConvPlan& plan, const ConvJob& job, const Slice& sli
 }  // namespace SBNET_ISA
 }  // namespace sbnet
 
-#include "cpu/masked/conv_depthwise.h"
+#include "cpu/masked/conv_lanewise.h"
 #include "cpu/masked/conv_winograd.h"
 
 namespace sbnet {

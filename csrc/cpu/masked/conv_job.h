@@ -144,7 +144,7 @@ struct Slice {
 // Taps of a row whose channels follow each other in the patch make one run: 7x7x3 is 7 runs of 21.
 static Taps list_taps(const ConvPlan& plan, const AxisTaps& rows, const AxisTaps& columns, int64_t channels) {
   channels = whole_depths(channels);
-  bool joined = !plan.depthwise && channels == plan.patch_channels;
+  bool joined = !plan.lanewise && channels == plan.patch_channels;
   for (int32_t s = 1; s < columns.taps; ++s) joined &= columns.tap_slot[s] == columns.tap_slot[s - 1] + 1;
   Taps taps;
   taps.count = 0;
@@ -200,17 +200,17 @@ static void run(const ConvPlan& plan, const ConvJob& job) {
   for (slice.c0 = 0; slice.c0 < plan.group_in; slice.c0 += plan.chunk) {
     slice.channels = smaller(plan.chunk, plan.group_in - slice.c0);
     PatchChannels ch{job.group * plan.group_in + slice.c0, slice.channels, 1};
-    if (plan.depthwise) {
+    if (plan.lanewise) {
       ch.first = job.first_panel * kPanelWidth;
       ch.count = smaller(kPanelWidth, plan.group_out - ch.first);
-      ch.multiplier = plan.group_out / plan.p.groups;
+      ch.multiplier = plan.group_out / (plan.p.groups * plan.group_in);
     }
     slice.taps_before = 0;
     for (int32_t r0 = 0; r0 < R; r0 += rows.taps) {
       rows = next_axis_taps(plan, 0, r0);
       for (int32_t s0 = 0; s0 < S; s0 += columns.taps) {
         columns = next_axis_taps(plan, 1, s0);
-        slice.taps = list_taps(plan, rows, columns, ch.count);
+        slice.taps = list_taps(plan, rows, columns, slice.channels);
         slice.first = slice.c0 == 0 && slice.taps_before == 0;
         slice.tap_count = int64_t{rows.taps} * columns.taps;
         slice.last = slice.c0 + slice.channels == plan.group_in && slice.taps_before + slice.tap_count == plan.taps();

@@ -10,8 +10,8 @@ namespace SBNET_ISA {
 
 SBNET_INLINE int64_t whole_depths(int64_t channels) { return (channels + kDepth - 1) / kDepth * kDepth; }
 
-// What a patch slot holds: input channels first, first + 1, ... or, for depthwise, the one input channel of each
-// output channel (a channel `multiplier` times in a row).
+// What a patch slot holds: input channels first, first + 1, ... or, for lanewise, those of each output channel
+// (depthwise: a channel `multiplier` times in a row).
 struct PatchChannels {
   int64_t first, count, multiplier;
 };

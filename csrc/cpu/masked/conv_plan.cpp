@@ -15,6 +15,7 @@ constexpr int32_t kMaxTileWidth = 32;
 constexpr int64_t kSharedSlots = 1024;  // patch slots up to which small blocks share a tile
 constexpr int64_t kLeastWinogradChannels = 16,
                   kMostWinogradChannels = 512;  // its transforms pay; its inputs fit a cache
+constexpr int32_t kLeastPermutedLanes = 8;      // shorter vectors have no instruction that permutes lanes
 constexpr int32_t kLeastWinogradSide = 4;       // of a tile: edges waste less
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -88,9 +89,11 @@ AxisTaps next_axis_taps(const ConvPlan& plan, int axis, int32_t first) {
 ConvLayout make_conv_layout(const TensorView& weight, int32_t groups, const ConvShape& shape) {
   ConvLayout l{};
   l.weight = weight;
-  l.depthwise = groups > 1 && weight.size[1] == 1;
-  l.groups = l.depthwise ? 1 : groups;
   l.group_in = weight.size[1];
+  const bool narrow = shape.depth == 1 && shape.lanes >= kLeastPermutedLanes && l.group_in < shape.lanes &&
+                      shape.lanes % l.group_in == 0 && weight.size[0] == groups * l.group_in;
+  l.lanewise = groups > 1 && (l.group_in == 1 || narrow);
+  l.groups = l.lanewise ? 1 : groups;
   l.group_out = weight.size[0] / l.groups;
   l.stored_in = ceil_div(l.group_in, shape.depth) * shape.depth;
   l.lanes = shape.lanes;
@@ -123,6 +126,7 @@ ConvLayout make_conv_layout(const TensorView& weight, int32_t groups, const Conv
   } else {
     l.chunk = ceil_div(l.group_in, ceil_div(l.group_in, std::clamp<int64_t>(most, 1, l.group_in)));
     if (l.chunk > 4) l.chunk = std::min(l.group_in, ceil_div(l.chunk, 4) * 4);
+    if (l.lanewise) l.chunk = l.group_in;
   }
   l.tag = PackTag{{'s', 'b', 'n', 'e', 't', 'w', '2'}, shape, weight.dtype, groups, 0, {}};
   std::copy(weight.size, weight.size + 4, l.tag.size);
@@ -133,7 +137,7 @@ ConvPlan make_conv_plan(const Conv2dParams& p, const ConvShape& shape, bool pack
   ConvPlan plan{};
   static_cast<ConvLayout&>(plan) = make_conv_layout(p.weight, p.groups, shape);
   plan.p = p;
-  plan.job_panels = plan.depthwise ? 1 : std::min(plan.panels, std::max<int64_t>(1, kJobChannels / plan.panel_width));
+  plan.job_panels = plan.lanewise ? 1 : std::min(plan.panels, std::max<int64_t>(1, kJobChannels / plan.panel_width));
 
   const int32_t* block = p.active.grid.size;
   const int64_t side[2] = {std::min<int64_t>(block[0], p.y.size[2]), std::min<int64_t>(block[1], p.y.size[3])};
@@ -164,13 +168,13 @@ ConvPlan make_conv_plan(const Conv2dParams& p, const ConvShape& shape, bool pack
       1, std::min({kTilePixels / int64_t{plan.tile[0] * plan.tile[1]}, kSharedSlots / plan.rect_slots, listed}));
 
   // The weights of one tap follow each other whatever the chunk, which patches would want small.
-  plan.in_place = shape.depth == 1 && !plan.depthwise && plan.taps() == 1 && p.padding[0] == 0 && p.padding[1] == 0 &&
+  plan.in_place = shape.depth == 1 && !plan.lanewise && plan.taps() == 1 && p.padding[0] == 0 && p.padding[1] == 0 &&
                   p.x.dtype == DType::kF32 && p.x.stride[1] == 1;
   if (plan.in_place) {
     plan.chunk = ceil_div(plan.group_in, ceil_div(plan.group_in, kMaxSliceChannels));
     plan.rect_slots = 0;
   }
-  plan.patch_channels = plan.depthwise ? plan.panel_width : plan.chunk;
+  plan.patch_channels = plan.lanewise ? plan.panel_width : plan.chunk;
   plan.sum_rows = kTileCapacity;
   int64_t inputs = 0;  // floats of transformed inputs
   if (plan.by_winograd) {

@@ -61,8 +61,8 @@ static_assert(sizeof(PackTag) == 72 && sizeof(PackTag) <= kTagBytes, "compared b
 // How weights are packed: it follows from the weights and the instruction set alone, not from planes and blocks.
 struct ConvLayout {
   TensorView weight;
-  bool depthwise;       // one input channel per group: vectors run over output channels
-  int64_t groups;       // 1 for depthwise: its panels span the groups
+  bool lanewise;        // lanes read input channels of their own: depthwise, and groups narrower than a vector
+  int64_t groups;       // 1 for lanewise: its panels span the groups
   int64_t group_in;     // input channels summed per output channel
   int64_t group_out;    // output channels per group
   int64_t chunk;        // input channels per chunk, at most
@@ -89,7 +89,7 @@ struct ConvPlan : ConvLayout {
   Conv2dParams p;
   const QuantizedConv2dParams* quantized;  // p with its scales; null of floats
   float per_unit;                          // integers that 1 of a float x is
-  int64_t patch_channels;                  // elements per patch slot: chunk, or the panel width for depthwise
+  int64_t patch_channels;                  // elements per patch slot: chunk, or the panel width for lanewise
   bool in_place;                           // 1x1: the microkernels read x where it is, there are no patches
   int64_t job_panels;                      // panels per job, at most
   int32_t tile[2];                         // tile height and width

@@ -26,6 +26,19 @@ SBNET_INLINE Vec load(const float* at) { return *reinterpret_cast<const Unaligne
 SBNET_INLINE void store(float* at, Vec v) { *reinterpret_cast<UnalignedVec*>(at) = v; }
 SBNET_INLINE Vec splat(float f) { return f - Vec{}; }  // not f + 0: that would lose the sign of -0
 
+// The lanes of v in another order.
+SBNET_INLINE Vec permute(Vec v, IntVec order) {
+#if defined(__AVX512F__) && SBNET_LANES == 16
+  return reinterpret_cast<Vec>(_mm512_permutexvar_ps(reinterpret_cast<__m512i>(order), reinterpret_cast<__m512>(v)));
+#elif defined(__AVX2__) && SBNET_LANES == 8
+  return reinterpret_cast<Vec>(_mm256_permutevar8x32_ps(reinterpret_cast<__m256>(v), reinterpret_cast<__m256i>(order)));
+#else
+  Vec found;
+  for (int i = 0; i < kLanes; ++i) found[i] = v[order[i]];
+  return found;
+#endif
+}
+
 SBNET_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 SBNET_INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 

@@ -1,4 +1,5 @@
-// Depthwise convolutions of packed float32 feature maps, straight from x: a patch would be read but once. Some
+// Depthwise convolutions, and those of narrow groups, of packed float32 feature maps, straight from x: a patch would be
+// read but once. Some
 // neighbours of a row at a time, sums in registers; where padding is read, pixel by pixel over the taps that lie
 // inside. The order in which taps are summed is that of the other way, and does not depend on the tile. Included once
 // by conv_fma.h.
@@ -11,7 +12,7 @@ namespace SBNET_ISA {
 static bool runs_straight(const ConvPlan& plan, int64_t panel) {
   const Conv2dParams& p = plan.p;
   const int64_t channels = smaller(plan.width_of_panel(panel), plan.group_out - panel * kPanelWidth);
-  return plan.depthwise && channels % kLanes == 0 && p.x.dtype == DType::kF32 && plan.weight.size[0] == p.groups &&
+  return plan.lanewise && channels % kLanes == 0 && p.x.dtype == DType::kF32 && p.x.size[1] == plan.weight.size[0] &&
          p.x.stride[1] == 1 && p.y.stride[1] == 1 && (!p.residual.data || p.residual.stride[1] == 1) &&
          plan.weight.size[2] <= kMaxAxisTaps && plan.weight.size[3] <= kMaxAxisTaps;
 }
@@ -19,10 +20,13 @@ static bool runs_straight(const ConvPlan& plan, int64_t panel) {
 // Some channels of the taps [first, first + count) that outputs of a row read.
 struct Straight {
   int64_t first, count;
-  int64_t step;  // elements between neighbouring outputs' inputs
+  int64_t row_taps;  // of them, in a row
+  int64_t inputs;    // of each output channel: neighbours, among them its own
+  bool threes;       // rows are of three taps, which lie as far apart as outputs do
+  int64_t step;      // elements between neighbouring outputs' inputs
   const int64_t* offset;
   const float* weights;
-  int64_t weight_step;  // from tap to tap
+  int64_t weight_step;  // from input to input of a tap
 };
 
 // Where results of neighbours go, `y` and `residual` apart, in elements.
@@ -30,19 +34,49 @@ struct Row {
   int64_t y, residual;
 };
 
+// One row of three taps, in the order of the taps: an input that up to three outputs read is permuted once.
+template <int V, int P>
+SBNET_INLINE void add_threes(Vec (&sum)[P][V], const float* x, int64_t step, IntVec order, const float* w,
+                             int64_t tap_step) {
+  SBNET_UNROLL for (int v = 0; v < V; ++v) {
+    const Vec weight[3] = {load(w + v * kLanes), load(w + tap_step + v * kLanes), load(w + 2 * tap_step + v * kLanes)};
+    SBNET_UNROLL for (int j = 0; j < P + 2; ++j) {
+      const Vec input = permute(load(x + j * step + v * kLanes), order);
+      SBNET_UNROLL for (int k = 0; k < 3; ++k) if (j >= k && j - k < P) sum[j - k][v] += input * weight[k];
+    }
+  }
+}
+
 // Sums of P neighbours and V vectors: [P][V * kLanes], or, where there is an end to it, y.
 template <int V, int P>
 static __attribute__((noinline)) void sum_straight(const float* x, const Straight& s, float* sums, const Ending* end,
                                                    const Row& row) {
   Vec sum[P][V];
   SBNET_UNROLL for (int i = 0; i < P; ++i) SBNET_UNROLL for (int v = 0; v < V; ++v) sum[i][v] = Vec{};
-  const float* w = s.weights + s.first * s.weight_step;
-  for (int64_t t = s.first; t < s.first + s.count; ++t, w += s.weight_step) {
-    const float* from = x + s.offset[t];
-    SBNET_UNROLL for (int v = 0; v < V; ++v) {
-      const Vec weight = load(w + v * kLanes);
-      SBNET_UNROLL for (int i = 0; i < P; ++i) sum[i][v] += load(from + i * s.step + v * kLanes) * weight;
+  const float* w = s.weights + s.first * s.inputs * s.weight_step;
+  if (s.inputs == 1) {
+    for (int64_t t = s.first; t < s.first + s.count; ++t, w += s.weight_step) {
+      const float* from = x + s.offset[t];
+      SBNET_UNROLL for (int v = 0; v < V; ++v) {
+        const Vec weight = load(w + v * kLanes);
+        SBNET_UNROLL for (int i = 0; i < P; ++i) sum[i][v] += load(from + i * s.step + v * kLanes) * weight;
+      }
     }
+  } else {
+    const IntVec first = first_lanes(s.inputs);
+    const int64_t tap_step = s.inputs * s.weight_step;
+    for (int64_t t = s.first; t < s.first + s.count; t += s.row_taps, w += s.row_taps * tap_step)
+      for (int32_t c = 0; c < s.inputs; ++c) {
+        if (P > 1 && s.threes) {
+          add_threes<V, P>(sum, x + s.offset[t], s.step, first + c, w + c * s.weight_step, tap_step);
+          continue;
+        }
+        for (int64_t k = 0; k < s.row_taps; ++k) SBNET_UNROLL for (int v = 0; v < V; ++v) {
+            const Vec weight = load(w + k * tap_step + c * s.weight_step + v * kLanes);
+            SBNET_UNROLL for (int i = 0; i < P; ++i) sum[i][v] +=
+                permute(load(x + s.offset[t + k] + i * s.step + v * kLanes), first + c) * weight;
+          }
+      }
   }
   if (!end) {
     SBNET_UNROLL for (int i = 0; i < P; ++i) SBNET_UNROLL for (int v = 0; v < V; ++v)
@@ -110,6 +144,7 @@ static void run_rect_straight(const ConvPlan& plan, const ConvRect& rect, int64_
       bounded.residual = add ? add + c * p.residual.stride[3] : nullptr;
       s.first = row_first * S;
       s.count = rows * S;
+      s.row_taps = S;
       if (c + kNeighbours <= end && left >= 0 && last < p.x.size[3]) {
         many(from + left * p.x.stride[3], s, sums, end_of, apart);
         if (end_of) {
@@ -131,7 +166,7 @@ static void run_rect_straight(const ConvPlan& plan, const ConvRect& rect, int64_
           __builtin_memset(sums, 0, static_cast<size_t>(width) * 4);
           for (int64_t row = row_first; row < row_first + rows; ++row) {
             s.first = row * S + first;
-            s.count = count;
+            s.count = s.row_taps = count;
             one(from + left * p.x.stride[3], s, part, nullptr, apart);
             for (int64_t k = 0; k < width; k += kLanes) store(sums + k, load(sums + k) + load(part + k));
           }
@@ -157,7 +192,8 @@ static void run_straight(const ConvPlan& plan, const ConvJob& job) {
   alignas(64) float bias[kPanelWidth];
   load_bias<float>(p, k0, width, bias);
   const float* weights = static_cast<const float*>(job.weights) + plan.panel_offset(0, job.first_panel);
-  const Straight s = {0, 0, 0, offset, weights, width};
+  const bool threes = S == 3 && p.stride[1] == p.dilation[1];
+  const Straight s = {0, 0, S, plan.group_in, threes, 0, offset, weights, width};
   for (int64_t q = 0; q < job.rect_count; ++q) run_rect_straight(plan, job.rects[q], k0, width, s, bias);
 }
 
