@@ -59,6 +59,16 @@ def test_runs_of_pixels(dtype, block):
         check("cpu", layout="contiguous", out_layout="channel_slice", **case)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("dilation", [1, 2, 3, 4, 5, (1, 3), (7, 2), 20], ids=str)
+def test_dilated_squares(dilation, dtype):
+    """Winograd's squares hold outputs that are as far apart as the taps: tiles that end within a run of neighbours."""
+    case = {"channels": 24, "filters": 33, "dilation": dilation, "padding": dilation, "dtype": dtype}
+    for size, block in (((21, 30), 16), ((40, 37), (8, 32)), ((19, 26), 7), ((33, 9), (64, 4))):
+        check("cpu", **case, size=size, block=block, activation="relu", residual="channels_last")
+        check("cpu", **case | {"padding": 1}, size=(45, 47), block=block, layout="contiguous")
+
+
 @pytest.mark.parametrize("isa", ["avx2", "avx512"])
 def test_infinities_reach_the_outputs_that_read_them_and_no_others(isa):
     """3x3 layers are computed from differences of inputs, in which an infinity must not become NaN."""
@@ -72,10 +82,12 @@ for value, (c, row, column) in zip([torch.inf, -torch.inf, torch.nan, 3e38, torc
     x[0, c, row, column] = value
 weight, bias = torch.randn(33, 24, 3, 3), torch.randn(33)
 active = sbnet.reduce_mask(torch.ones(1, 21, 30, dtype=torch.bool), sbnet.BlockGrid.cover((21, 30), (7, 8)))
-got, want = sbnet.sparse_conv2d(x, weight, bias, active, padding=1), F.conv2d(x, weight, bias, padding=1)
-assert want.isnan().any() and want.isposinf().any() and want.isneginf().any() and want.isfinite().any()
-for kind in (torch.isnan, torch.isposinf, torch.isneginf):
-    assert torch.equal(kind(got), kind(want)), kind
+for dilation in (1, 2, (1, 3)):
+    options = {"padding": dilation, "dilation": dilation}
+    got, want = sbnet.sparse_conv2d(x, weight, bias, active, **options), F.conv2d(x, weight, bias, **options)
+    assert want.isnan().any() and want.isposinf().any() and want.isneginf().any() and want.isfinite().any()
+    for kind in (torch.isnan, torch.isposinf, torch.isneginf):
+        assert torch.equal(kind(got), kind(want)), (dilation, kind)
 print("done")
 """
     result = run_python(code, SBNET_ISA=isa)

@@ -21,6 +21,11 @@ constexpr int32_t kLeastWinogradSide = 4;       // of a tile: edges waste less
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t aligned(int64_t bytes) { return ceil_div(bytes, 64) * 64; }
 
+// Of an axis of `extent` outputs: squares begin in every second run of `dilation` neighbours.
+int64_t squares_along(int64_t extent, int64_t dilation) {
+  return extent / (2 * dilation) * dilation + std::min(extent % (2 * dilation), dilation);
+}
+
 }  // namespace
 
 int64_t ConvLayout::width_of_panel(int64_t panel) const { return panel + 1 < panels ? panel_width : last_width; }
@@ -83,6 +88,18 @@ AxisTaps next_axis_taps(const ConvPlan& plan, int axis, int32_t first) {
         a.tap_slot[t] = a.segment[s].slot + static_cast<int32_t>(ahead / stride);
     }
   }
+  return a;
+}
+
+AxisTaps square_axis(const ConvPlan& plan, int axis) {
+  const int64_t extent = plan.tile[axis], dilation = plan.p.dilation[axis], rest = (extent - 1) % (2 * dilation);
+  const int64_t last = extent - 1 - rest + std::min(rest, dilation - 1);  // where the last square begins
+  AxisTaps a{};
+  a.taps = 3;
+  a.slots = static_cast<int32_t>(last + 3 * dilation + 1);
+  a.segments = 1;
+  a.output_step = a.input_step = 1;
+  a.segment[0] = {0, static_cast<int32_t>(extent + 2 * dilation), 0};
   return a;
 }
 
@@ -153,15 +170,20 @@ ConvPlan make_conv_plan(const Conv2dParams& p, const ConvShape& shape, bool pack
       slots[axis] = std::max<int64_t>(slots[axis], a.slots);
       t += a.taps;
     }
-  plan.by_winograd = plan.winograd && p.stride[0] == 1 && p.stride[1] == 1 && p.dilation[0] == 1 &&
-                     p.dilation[1] == 1 && std::min(plan.tile[0], plan.tile[1]) >= kLeastWinogradSide;
-  if (plan.by_winograd && plan.tile[0] % 2 && plan.tiles[0] > 1 && (plan.tile[0] + 1) * plan.tile[1] <= kTilePixels) {
+  const int32_t* dilation = p.dilation;
+  int64_t squares = squares_along(plan.tile[0], dilation[0]) * squares_along(plan.tile[1], dilation[1]);
+  // With dilation squares may reach far beyond the tile: three quarters of the direct way's products pay.
+  plan.by_winograd = plan.winograd && p.stride[0] == 1 && p.stride[1] == 1 &&
+                     std::min(plan.tile[0], plan.tile[1]) >= kLeastWinogradSide &&
+                     4 * kWinogradPoints * squares <= 3 * plan.taps() * plan.tile[0] * plan.tile[1];
+  if (plan.by_winograd && dilation[0] == 1 && plan.tile[0] % 2 && plan.tiles[0] > 1 &&
+      (plan.tile[0] + 1) * plan.tile[1] <= kTilePixels) {
     ++plan.tile[0];  // whole squares: a tile's last row would have half ones
     plan.tiles[0] = ceil_div(side[0], plan.tile[0]);
+    squares = squares_along(plan.tile[0], 1) * squares_along(plan.tile[1], dilation[1]);
   }
-  const int64_t squares[2] = {ceil_div(plan.tile[0], 2), ceil_div(plan.tile[1], 2)};
   if (plan.by_winograd)
-    for (int axis = 0; axis < 2; ++axis) slots[axis] = 2 * squares[axis] + 2;
+    for (int axis = 0; axis < 2; ++axis) slots[axis] = square_axis(plan, axis).slots;
   plan.rect_slots = slots[0] * slots[1];
   const int64_t listed = std::min(p.active.capacity, int64_t{kTilePixels}) * plan.tiles[0] * plan.tiles[1];
   plan.rects_per_tile = std::max<int64_t>(
@@ -179,7 +201,7 @@ ConvPlan make_conv_plan(const Conv2dParams& p, const ConvShape& shape, bool pack
   int64_t inputs = 0;  // floats of transformed inputs
   if (plan.by_winograd) {
     plan.patch_channels = plan.lanes;
-    plan.squares = ceil_div(plan.rects_per_tile * squares[0] * squares[1], kMicroPixels) * kMicroPixels;
+    plan.squares = ceil_div(plan.rects_per_tile * squares, kMicroPixels) * kMicroPixels;
     plan.sum_rows = kWinogradPoints * plan.squares;
     inputs = plan.sum_rows * ceil_div(plan.group_in, plan.lanes) * plan.lanes;
   }

@@ -99,7 +99,7 @@ struct ConvPlan : ConvLayout {
   int64_t sum_rows;                        // accumulators per panel of a job, in pixels
   bool by_winograd;                        // this convolution is computed so
   const WinogradPanel* block_panels;       // then, of block-sparse weights: [panels]; null of dense ones
-  int64_t squares;                         // then: 2x2 squares of outputs per tile, at most, in whole microtiles
+  int64_t squares;                         // then: squares of 2x2 outputs per tile, at most, in whole microtiles
   // Byte offsets and sizes in the workspace.
   int64_t weights_at, scratch_at, scratch_bytes, total_bytes;
   // Byte offsets in one thread's scratch.
@@ -108,6 +108,9 @@ struct ConvPlan : ConvLayout {
 
 // The next group of taps of an axis from tap `first` on (0: rows, 1: columns).
 AxisTaps next_axis_taps(const ConvPlan& plan, int axis, int32_t first);
+
+// The inputs of the squares of a tile, for Winograd's way (conv_winograd.h).
+AxisTaps square_axis(const ConvPlan& plan, int axis);
 
 // Neighbours in a row that a matrix of at most `most` rows takes: equal parts of the tile's width.
 int32_t pixels_per_run(const ConvPlan& plan, int32_t most);

@@ -1,7 +1,7 @@
-// 3x3 convolutions of stride 1 by Winograd's F(2x2, 3x3): a 2x2 square of outputs takes 16 products for each pair of
-// channels where the direct way takes 36. Inputs and weights are transformed to 16 points; at each point, the squares
-// of a tile times the weights are a matrix product, by the direct way's microkernel; sums are transformed back. (Lavin
-// and Gray, Fast Algorithms for Convolutional Neural Networks, arXiv 1509.09308.)
+// 3x3 convolutions of stride 1 by Winograd's F(2x2, 3x3): a 2x2 square of outputs, as far apart as the taps are, takes
+// 16 products for each pair of channels where the direct way takes 36. Inputs and weights are transformed to 16 points;
+// at each point, the squares of a tile times the weights are a matrix product, by the direct way's microkernel; sums
+// are transformed back. (Lavin and Gray, Fast Algorithms for Convolutional Neural Networks, arXiv 1509.09308.)
 //
 // An output depends on its own 3x3 inputs alone: what others hold is not even multiplied by zero. But an infinity makes
 // NaN of an infinity less an infinity: what comes out as no finite number, of inputs without NaN, is summed again
@@ -73,12 +73,13 @@ static void pack_panel(const WinogradPanel& panel, DType dtype) {
 
 // ---- Inputs: B' d B, where B' takes d0 - d2, d1 + d2, d2 - d1, d1 - d3.
 
-// kLanes channels of a square's 4x4 inputs, rows of the patch `pitch` elements apart; points `apart` elements apart.
-SBNET_INLINE void transform_inputs(const float* patch, int64_t pitch, float* to, int64_t apart) {
+// kLanes channels of a square's 4x4 inputs, rows `down` and columns `right` elements apart in the patch; points `apart`
+// elements apart.
+SBNET_INLINE void transform_inputs(const float* patch, int64_t down, int64_t right, float* to, int64_t apart) {
   Vec t[4][4];
   SBNET_UNROLL for (int j = 0; j < 4; ++j) {
-    const float* column = patch + j * kLanes;
-    const Vec a = load(column), b = load(column + pitch), c = load(column + 2 * pitch), d = load(column + 3 * pitch);
+    const float* column = patch + j * right;
+    const Vec a = load(column), b = load(column + down), c = load(column + 2 * down), d = load(column + 3 * down);
     t[0][j] = a - c, t[1][j] = b + c, t[2][j] = c - b, t[3][j] = b - d;
   }
   SBNET_UNROLL for (int i = 0; i < 4; ++i) {
@@ -122,7 +123,8 @@ SBNET_INLINE void for_inputs(const ConvPlan& plan, const ConvRect& rect, int32_t
   const TensorView& x = plan.p.x;
   for (int64_t r = 0; r < 3; ++r)
     for (int64_t s = 0; s < 3; ++s) {
-      const int64_t y = rect.row + row + r - plan.p.padding[0], at = rect.column + column + s - plan.p.padding[1];
+      const int64_t y = rect.row + row + r * plan.p.dilation[0] - plan.p.padding[0];
+      const int64_t at = rect.column + column + s * plan.p.dilation[1] - plan.p.padding[1];
       if (y < 0 || y >= x.size[2] || at < 0 || at >= x.size[3]) continue;
       const T* pixel = static_cast<const T*>(x.data) + rect.n * x.stride[0] + y * x.stride[2] + at * x.stride[3] +
                        run.first * x.stride[1];
@@ -152,18 +154,25 @@ static __attribute__((noinline)) void sum_again(const ConvPlan& plan, const Conv
 
 // ---- One job.
 
+// Where the square after that at `at` begins, on an axis: squares begin in every second run of `dilation` neighbours.
+SBNET_INLINE int32_t next_square(int32_t at, int32_t dilation) {
+  ++at;
+  return at / dilation % 2 ? at + dilation : at;
+}
+
 // The pixels of a tile, square by square; squares of clipped rects have fewer than four. Returns the number of squares.
 static int64_t list_squares(const ConvPlan& plan, const ConvJob& job) {
   ConvPixels& px = *job.pixels;
   const TensorView &y = plan.p.y, &residual = plan.p.residual;
+  const int32_t* apart = plan.p.dilation;
   px.count = 0;
   int64_t squares = 0;
   for (int64_t q = 0; q < job.rect_count; ++q) {
     const ConvRect& rect = job.rects[q];
-    for (int32_t r = 0; r < rect.height; r += 2)
-      for (int32_t c = 0; c < rect.width; c += 2, ++squares)
+    for (int32_t r = 0; r < rect.height; r = next_square(r, apart[0]))
+      for (int32_t c = 0; c < rect.width; c = next_square(c, apart[1]), ++squares)
         for (int32_t i = 0; i < 4; ++i) {
-          const int32_t down = r + i / 2, right = c + i % 2;
+          const int32_t down = r + i / 2 * apart[0], right = c + i % 2 * apart[1];
           if (down >= rect.height || right >= rect.width) continue;
           const int64_t row = rect.row + down, column = rect.column + right;
           px.rect[px.count] = static_cast<int32_t>(q);
@@ -181,9 +190,8 @@ static int64_t list_squares(const ConvPlan& plan, const ConvJob& job) {
 
 template <class T>
 static void gather_inputs(const ConvPlan& plan, const ConvJob& job) {
-  AxisTaps rows = next_axis_taps(plan, 0, 0), columns = next_axis_taps(plan, 1, 0);
-  columns.slots = (plan.tile[1] + 1) / 2 * 2 + 2;
-  rows.slots = static_cast<int32_t>(plan.rect_slots / columns.slots);
+  const AxisTaps rows = square_axis(plan, 0), columns = square_axis(plan, 1);
+  const int32_t* dilation = plan.p.dilation;
   const int64_t stored = (plan.group_in + kLanes - 1) / kLanes * kLanes, apart = plan.squares * stored;
   float* patch = static_cast<float*>(job.patch);
   const int64_t pitch = columns.slots * kLanes;
@@ -192,9 +200,9 @@ static void gather_inputs(const ConvPlan& plan, const ConvJob& job) {
     for (int64_t q = 0; q < job.rect_count; ++q) {
       const ConvRect& rect = job.rects[q];
       fill_patch<T>(plan, rect, rows, columns, {c0, smaller(kLanes, plan.group_in - c0), 1}, patch);
-      for (int32_t r = 0; r < rect.height; r += 2)
-        for (int32_t c = 0; c < rect.width; c += 2, to += stored)
-          transform_inputs(patch + r * pitch + c * kLanes, pitch, to, apart);
+      for (int32_t r = 0; r < rect.height; r = next_square(r, dilation[0]))
+        for (int32_t c = 0; c < rect.width; c = next_square(c, dilation[1]), to += stored)
+          transform_inputs(patch + r * pitch + c * kLanes, dilation[0] * pitch, dilation[1] * kLanes, to, apart);
     }
   }
 }
@@ -203,16 +211,17 @@ template <class T>
 static void finish_squares(const ConvPlan& plan, const ConvJob& job, const WinogradPanel& panel) {
   const ConvPixels& px = *job.pixels;
   const int64_t apart = plan.squares * kPanelWidth;
+  const int32_t* dilation = plan.p.dilation;
   alignas(64) float bias[kPanelWidth], outputs[4 * kPanelWidth];
   load_bias<T>(plan.p, panel.k0, panel.channels, bias);
   const float* sums = job.sums;
   int64_t first = 0;
   for (int64_t q = 0; q < job.rect_count; ++q) {
     const ConvRect& rect = job.rects[q];
-    for (int32_t r = 0; r < rect.height; r += 2)
-      for (int32_t c = 0; c < rect.width; c += 2, sums += kPanelWidth) {
+    for (int32_t r = 0; r < rect.height; r = next_square(r, dilation[0]))
+      for (int32_t c = 0; c < rect.width; c = next_square(c, dilation[1]), sums += kPanelWidth) {
         const bool finite = transform_sums(sums, apart, panel.width, outputs);
-        const bool below = r + 1 < rect.height, beside = c + 1 < rect.width;
+        const bool below = r + dilation[0] < rect.height, beside = c + dilation[1] < rect.width;
         const int64_t count = (below ? 2 : 1) * (beside ? 2 : 1);
         if (below && !beside) __builtin_memcpy(outputs + kPanelWidth, outputs + 2 * kPanelWidth, panel.width * 4);
         if (!finite)
