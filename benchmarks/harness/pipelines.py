@@ -54,8 +54,8 @@ class MaskTime:
         """What the pipeline's run spends while this is entered."""
         run_module = importlib.import_module("sbnet.engine.sparsify")  # the package's name for it is a function's
         places = (
-            (Network, "widened_mask", "margin"), (run_module, "grow", "margin"), (executor.Executor, "_fresh", "lists"),
-            (executor.Executor, "_stale", "lists"),
+            (Network, "widened_mask", "margin"), (run_module, "grow", "margin"),
+            (executor.Executor, "_listed", "lists"),
         )  # fmt: skip
         pipeline.mask = _Timed(pipeline.mask, self._timed("mask", pipeline.mask))
         with ExitStack() as patches:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sbnet.benchmarks.harness.registry import Setting, Side, close
 from sbnet.engine import MaskedRunner, masked_oracle, plane_masks
-from sbnet.engine.executor import Lists
+from sbnet.engine.lists import Lists
 from sbnet.engine.masked import PlaneSpec
 from sbnet.graph.ir import Node, Value
 from sbnet.graph.plan import Plan

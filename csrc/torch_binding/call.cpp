@@ -19,7 +19,7 @@ void* Call::stream() const {
   return stream;
 }
 
-Parallel Call::parallel() const {
+Parallel cpu_threads() {
   const auto run = [](void*, int64_t n, int64_t grain, void (*body)(void*, int64_t, int64_t), void* arg) {
     torch::stable::parallel_for(0, n, grain, [&](int64_t begin, int64_t end) { body(arg, begin, end); });
   };

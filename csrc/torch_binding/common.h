@@ -87,6 +87,8 @@ inline TensorView view4(const char* op, const char* argument, const Tensor& t) {
 // The memory format that an op's result follows. Keep in step with is_channels_last in sbnet/ops/common.py.
 inline bool is_channels_last(const Tensor& t) { return t.stride(1) == 1 && t.stride(3) != 1; }
 
+Parallel cpu_threads();  // torch's; call.cpp
+
 // Where a call runs: the device of its first tensor, on which all others must lie.
 class Call {
  public:
@@ -111,8 +113,8 @@ class Call {
                       " elements is wanted");
     return static_cast<const int32_t*>(t.const_data_ptr());
   }
-  void* stream() const;       // the current CUDA stream
-  Parallel parallel() const;  // torch's CPU threads
+  void* stream() const;  // the current CUDA stream
+  Parallel parallel() const { return cpu_threads(); }
 
  private:
   const char* op_;

@@ -49,8 +49,7 @@ class Compiled:
     def __call__(self, inputs: Sequence[Any], mask: Tensor | None) -> Any:
         executor = self.executor
         executor.inspect()
-        if self.constants.stale():
-            executor.refresh()
+        executor.refresh()
         if self.graph is None or executor.whole_frame:  # what a graph holds computes the mask's pixels alone
             return self._run(inputs, mask)
         for own, given in zip(self.inputs, inputs, strict=True):

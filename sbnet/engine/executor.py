@@ -11,8 +11,11 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
+from sbnet import _library
 from sbnet._library import settle_inputs
 from sbnet.active import ActiveBlocks, Fringe
+from sbnet.engine.lists import Lists
+from sbnet.engine.replay import RECORDED, RecordedLists, RecordedNodes
 from sbnet.engine.steps import WRITTEN, Context, copy, run
 from sbnet.geometry import Pair, Window
 from sbnet.graph.axes import Axes, op_name
@@ -23,6 +26,7 @@ from sbnet.graph.lists import all_pixels, lists_of
 from sbnet.graph.passes.storage import store
 from sbnet.graph.plan import Plan
 from sbnet.ops import sparse_fill_
+from sbnet.ops.common import mask_planes
 
 Get = Callable[[Value], Tensor]
 
@@ -57,21 +61,6 @@ class _Spot:
     start: int
 
 
-@dataclass(frozen=True)
-class Lists:
-    """What a call makes of its mask.
-
-    Attributes:
-        active: one list a plane, or, exact, one a demand.
-        fringes: of the storage's.
-        stale: by plane, what kept tensors hold of the call before and this one does not write.
-    """
-
-    active: tuple[ActiveBlocks, ...]
-    fringes: Sequence[Fringe]
-    stale: dict[int, Fringe]
-
-
 class Executor:
     """A plan with memory: `__call__(inputs, mask)` gives the flat list of outputs, which the next call overwrites.
 
@@ -92,6 +81,7 @@ class Executor:
         self.context = Context(constants, {}, allow_tf32, plan.mode == "cached", plan.mode != "masked")
         self.storage = store(plan, WRITTEN)
         self.lists = lists_of(plan, self.storage)
+        self._made = constants.made
         if self.device.type == "cpu":
             self.context.pack(self.nodes)
         self.buffers = [torch.zeros(n, dtype=dtype, device=self.device) for dtype, n in self.storage.buffers]
@@ -112,6 +102,23 @@ class Executor:
         self._aside = torch.cuda.Stream(self.device) if cuda else None
         # Cached: what dense nodes gave for the frame before. A CUDA graph writes there: it stays as long as this does.
         self.kept_dense: dict[Value, Tensor] = {}
+        # On a CPU calls repeat what one has noted; not with SBNET_DEBUG=1, whose checks are the ops'.
+        self._records = self.device.type == "cpu" and not _library.DEBUG
+        self._lasting = self._lasting_nodes()
+        self._noted_lists: RecordedLists | None = None
+        self._noted_nodes: RecordedNodes | None = None
+
+    def _lasting_nodes(self) -> set[Node]:
+        return {node for node in self.nodes if self._lasts(node)} if self._records else set()
+
+    def _lasts(self, node: Node) -> bool:
+        """Does a node read and write tensors that stay where they are, by ops that recordings note?"""
+        if node.kind not in RECORDED or node not in self._spots:
+            return False
+        if node.kind == "norm" and self.context.everywhere and node.options["method"] == "group":
+            return False  # PyTorch's
+        read = [v for v, _ in self.storage.copies[node]] if node.kind == "cat" else node.inputs()
+        return all(v in self.tensors or (v.constant and not _uncounted(v)) for v in read)
 
     def _part(self, value: Value) -> Tensor:
         root, start = self.storage.place[value]
@@ -125,12 +132,15 @@ class Executor:
         return _Spot(self.tensors[node.output], self.lists.of(node.output), stale, root.fringe, start)
 
     def refresh(self) -> None:
-        """Takes parameters as they are now."""
-        self.context.constants.refresh()
-        self.repack()
-
-    def repack(self) -> None:
+        """Takes parameters as they are now, which other executors of the same constants may have met first."""
+        constants = self.context.constants
+        if constants.stale():
+            constants.refresh()
+        if self._made == constants.made:
+            return
+        self._made = constants.made
         self.context.bound.clear()
+        self._lasting, self._noted_nodes = self._lasting_nodes(), None
         if self.device.type == "cpu":
             self.context.pack(self.nodes)
 
@@ -146,39 +156,61 @@ class Executor:
     @without_grad
     def __call__(self, inputs: Sequence[Any], mask: Tensor) -> list[Any]:
         try:
-            lists = self._fresh(all_pixels(mask) if self.whole_frame else mask)
+            mask = all_pixels(mask) if self.whole_frame else mask
             if self._aside is None:
-                self._stale(lists)
+                lists = self._listed(mask)
             else:  # a branch of the CUDA graph beside the nodes: only those that write kept tensors wait for it
+                lists = self._fresh(mask, stale=False)
                 self._aside.wait_stream(torch.cuda.current_stream(self.device))
                 with torch.cuda.stream(self._aside):
                     self._stale(lists)
+                    self._remember(lists)
             outputs = self.layers(inputs, lists, self._aside)
             self.whole_frame = False
             return outputs
         except BaseException:
+            self._noted_lists = self._noted_nodes = None
             self.forget()
             raise
 
-    def _fresh(self, mask: Tensor) -> Lists:
-        """What this call's mask says alone."""
-        self.active, fringes = self.lists(mask)
-        return Lists(self.active, fringes, {})
+    def _listed(self, mask: Tensor) -> Lists:
+        """All that depends on the mask, where calls repeat in the memory of the call before; remembered."""
+        if not self._records or self.plan.mode == "exact":  # whose lists are PyTorch's ops
+            lists = self._fresh(mask)
+        else:
+            mask, noted = mask_planes("run", mask), self._noted_lists
+            if noted is not None and noted.fits(mask):
+                lists = noted(mask)
+            else:
+                self._noted_lists = noted = RecordedLists(functools.partial(self._fresh, lasting=True), mask)
+                lists = noted.lists
+        self.active = lists.active
+        self._remember(lists)
+        return lists
 
-    def _stale(self, lists: Lists, remember: bool = True) -> None:
+    def _fresh(self, mask: Tensor, stale: bool = True, lasting: bool = False) -> Lists:
+        """All that depends on the mask."""
+        self.active, fringes = self.lists(mask)
+        lists = Lists(self.active, fringes, {}, lasting)
+        if stale:
+            self._stale(lists)
+        return lists
+
+    def _stale(self, lists: Lists) -> None:
         """Adds what kept tensors hold of the call before and this one does not write."""
         for plane, old in self.previous.items():
             found = torch.ops.sbnet.fringe(lists.active[plane].block_map, old.block_map, *self._same[plane])
             lists.stale[plane] = Fringe(*found)
-            if remember:
-                old.block_map.copy_(lists.active[plane].block_map)
+
+    def _remember(self, lists: Lists) -> None:
+        """Kept tensors will hold what these lists say."""
+        for plane, old in self.previous.items():
+            old.block_map.copy_(lists.active[plane].block_map)
 
     @torch.no_grad()
     def lists_of(self, mask: Tensor) -> Lists:
-        """All that depends on the mask; `layers` may run on it until the next call."""
-        lists = self._fresh(mask)
-        self._stale(lists, remember=False)
-        return lists
+        """All that depends on the mask; `layers` may run on it, more than once, until the next call."""
+        return self._fresh(mask, lasting=True)
 
     @without_grad
     def layers(self, inputs: Sequence[Any], lists: Lists, aside: torch.cuda.Stream | None = None) -> list[Any]:
@@ -190,12 +222,24 @@ class Executor:
         def get(value: Value) -> Tensor:
             return constants[value] if value.constant else env[value]
 
+        def step(node: Node) -> None:
+            self.step(node, env, get, lists)
+
+        if self._lasting and lists.lasting and "step" not in self.__dict__:  # else somebody looks at single nodes
+            self._repeat(step, lists)
+        else:
+            self._each(step, aside)
+        torch.autograd.graph.increment_version(self._counted)  # ops do so; what steps call does not
+        self._written = self._writes()
+        return [get(v) if isinstance(v, Value) else v for v in outputs]
+
+    def _each(self, step: Callable[[Node], None], aside: torch.cuda.Stream | None) -> None:
         cuda = self.device.type == "cuda"
         try:
             for node in self.nodes:
                 if aside is not None and node in self._wait:
                     torch.cuda.current_stream(self.device).wait_stream(aside)
-                self.step(node, env, get, lists)
+                step(node)
                 if cuda and node.kind in WRITTEN:
                     settle_inputs(True)  # a launch that waits for weights and lists, and releases the next one then
         finally:
@@ -203,9 +247,14 @@ class Executor:
                 settle_inputs(False)
         if aside is not None:
             torch.cuda.current_stream(self.device).wait_stream(aside)
-        torch.autograd.graph.increment_version(self._counted)  # ops do so; what steps call does not
-        self._written = self._writes()
-        return [get(v) if isinstance(v, Value) else v for v in outputs]
+
+    def _repeat(self, step: Callable[[Node], None], lists: Lists) -> None:
+        """As a call before did on these lists, which may hold others now."""
+        if self._noted_nodes is not None and self._noted_nodes.fits(lists):
+            self._noted_nodes(step)
+        else:
+            self._noted_nodes = None
+            self._noted_nodes = RecordedNodes(self.nodes, step, self._lasting, lists)
 
     def step(self, node: Node, env: dict[Value, Any], get: Get, lists: Lists) -> None:
         """Runs one node."""
@@ -275,6 +324,11 @@ def concatenate(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
         return torch.cat(tuple(tensors), dim)
     made = torch.cat([t.permute(order) for t in tensors], order.index(dim % rank))
     return made.permute([order.index(k) for k in range(rank)])
+
+
+def _uncounted(value: Value) -> bool:
+    """Is it a tensor of which PyTorch counts no writes? Then ops read it as it is, at each call."""
+    return value.tensor is not None and value.tensor.is_inference()
 
 
 def _same_pixels(active: ActiveBlocks, size: Pair) -> list[Any]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sbnet.active import ActiveBlocks
 from sbnet.engine.compiled import Compiled, static
-from sbnet.engine.executor import Lists
+from sbnet.engine.lists import Lists
 from sbnet.graph.constants import Constants
 from sbnet.graph.layers import read_layers
 from sbnet.graph.passes.bottleneck import fuse_bottlenecks

@@ -91,8 +91,7 @@ class Walk:
         key = [v.shape if isinstance(v, Tensor) else v for v in inputs]
         if key != self._key:
             compiled = self.run._for(inputs)
-            if compiled.constants.stale():
-                compiled.executor.refresh()
+            compiled.executor.refresh()
             self._module = PlannedModule(compiled.plan, compiled.constants, self.run.margin)
             self._key, self._states = key, None
         return self._module

@@ -78,7 +78,10 @@ class Context:
     def pack(self, nodes: list[Node]) -> None:
         """Packs the weights of convolutions anew."""
         for node in nodes:
-            if node.kind not in GEOMETRY or self.unseen(node):
+            if node.kind not in GEOMETRY:
+                continue
+            if self.unseen(node):
+                self.packed.pop(node, None)
                 continue
             if node.kind == "conv_transpose":  # each phase of the output reads some taps of all channels of x
                 self.packed[node] = self.weight(node).permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2)

@@ -20,6 +20,9 @@ class Constants:
     Args:
         graph: optimised; nodes are not changed afterwards.
         device, dtype: of feature maps; weights of planned nodes are made in it.
+
+    Attributes:
+        made: how often they were.
     """
 
     def __init__(self, graph: Graph, device: torch.device, dtype: torch.dtype) -> None:
@@ -33,9 +36,8 @@ class Constants:
         self._values = list(leaves.values())
         self._homes = [_home(*v.owner) for v in self.owned]  # type: ignore[misc]
         self._names = [v.owner[1] for v in self.owned]  # type: ignore[index]
-        self.leaves: list[Tensor] = [v.tensor for v in leaves.values()]  # type: ignore[misc]
-        if any(tensor.is_inference() for tensor in self.leaves):
-            self.leaves = []  # made in inference mode: writes are not counted, what is made of them is made once
+        self._take()
+        self.made = 0
         self.held: dict[int, Tensor] = {}
         self._found = [v.tensor for v in self.owned]
         self._written: list[list[int]] = []
@@ -59,15 +61,19 @@ class Constants:
         self._found = found
         for value, tensor in zip(self.owned, found, strict=True):
             value.tensor = tensor
-        if self.leaves:
-            self.leaves = [value.tensor for value in self._values]  # type: ignore[misc]
+        self._take()
+
+    def _take(self) -> None:
+        self._tensors: list[Tensor] = [value.tensor for value in self._values]  # type: ignore[misc]
+        # Of those made in inference mode writes are not counted: what is made of them is made once.
+        self._counted = [tensor for tensor in self._tensors if not tensor.is_inference()]
 
     def _writes(self) -> list[list[int]]:
         """Of each parameter, how often it was written; where a call is no CUDA graph, where it lies too."""
         if self.device.type == "cuda":
-            return [list(map(VERSION, self.leaves))]
+            return [list(map(VERSION, self._counted))]
         self._follow()
-        return [list(map(VERSION, self.leaves)), list(map(Tensor.data_ptr, self.leaves))]
+        return [list(map(VERSION, self._counted)), list(map(Tensor.data_ptr, self._tensors))]
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -95,6 +101,7 @@ class Constants:
             else:
                 self.held[key] = found
         self._written = self._writes()
+        self.made += 1
 
 
 def _home(module: torch.nn.Module, name: str) -> dict[str, Any]:

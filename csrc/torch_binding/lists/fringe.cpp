@@ -1,6 +1,6 @@
 #include "core/lists/fringe.h"
 
-#include "torch_binding/common.h"
+#include "torch_binding/recording.h"
 
 namespace sbnet::binding {
 namespace {
@@ -21,7 +21,7 @@ std::tuple<Tensor, Tensor> fringe(Tensor producer_map, Tensor consumer_map, Ints
   p.window = to_window(op, window);
   p.capacity = capacity;
   // Only the maps are read: the lists need not travel with them.
-  int32_t unused = 0;
+  static constexpr int32_t unused = 0;
   const auto map_only = [&](const char* argument, const Tensor& map, const Ints& grid) {
     ActiveView a{};
     a.grid = to_grid(op, grid);
@@ -36,8 +36,8 @@ std::tuple<Tensor, Tensor> fringe(Tensor producer_map, Tensor consumer_map, Ints
   p.pixels = static_cast<int32_t*>(pixels.data_ptr());
   p.count = static_cast<int32_t*>(count.data_ptr());
   const Tensor scratch = workspace(producer_map, sbnet_fringe_workspace_bytes(&p));
-  const Parallel parallel = call.parallel();
-  check(SBNET_ON_DEVICE(call, sbnet_fringe_cpu(&p, scratch.data_ptr(), &parallel),
+  const auto kernel = [=](void* own, const Parallel& parallel) { return sbnet_fringe_cpu(&p, own, &parallel); };
+  check(SBNET_ON_DEVICE(call, run_on_cpu(op, &scratch, kernel, producer_map, consumer_map, pixels, count),
                         sbnet_fringe_cuda(&p, scratch.data_ptr(), call.stream())));
   return {pixels, count};
 }

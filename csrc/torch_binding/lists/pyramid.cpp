@@ -1,6 +1,8 @@
 #include "core/lists/pyramid.h"
 
-#include "torch_binding/common.h"
+#include <memory>
+
+#include "torch_binding/recording.h"
 
 namespace sbnet::binding {
 namespace {
@@ -11,10 +13,10 @@ std::vector<Tensor> mask_pyramid(Tensor mask, Ints planes, double tol, Ints frin
   const char* op = "mask_pyramid";
   const Call call(op, "mask", mask);
   check_rank(op, "mask", mask, 3);
-  PyramidTables tables;
-  check(tables.read(
+  const auto tables = std::make_shared<PyramidTables>();  // kernels that are recorded point there
+  check(tables->read(
       {planes.data(), static_cast<int64_t>(planes.size()), fringes.data(), static_cast<int64_t>(fringes.size())}));
-  PyramidParams& p = tables.params;
+  PyramidParams& p = tables->params;
   p.mask = mask.const_data_ptr();
   p.mask_dtype = to_dtype(op, "mask", mask);
   for (int d = 0; d < 3; ++d) p.size[d] = mask.size(d), p.stride[d] = mask.stride(d);
@@ -37,8 +39,10 @@ std::vector<Tensor> mask_pyramid(Tensor mask, Ints planes, double tol, Ints frin
     p.fringe[k].count = list({1});
   }
   const Tensor scratch = workspace(mask, sbnet_mask_pyramid_workspace_bytes(&p));
-  const Parallel parallel = call.parallel();
-  check(SBNET_ON_DEVICE(call, sbnet_mask_pyramid_cpu(&p, scratch.data_ptr(), &parallel),
+  const auto kernel = [tables](void* own, const Parallel& parallel) {
+    return sbnet_mask_pyramid_cpu(&tables->params, own, &parallel);
+  };
+  check(SBNET_ON_DEVICE(call, run_on_cpu(op, &scratch, kernel, mask, lists),
                         sbnet_mask_pyramid_cuda(&p, scratch.data_ptr(), call.stream())));
   return lists;
 }

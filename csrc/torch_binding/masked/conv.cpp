@@ -63,10 +63,13 @@ void run(const LayerCall& layer, ConvArguments a, const std::optional<Tensor>& p
   set_conv(call, layer, a, p);
   check(op, validate(p));
   const void* packed = packed_weight ? packed_of(call, *packed_weight, {p.weight, p.groups}) : nullptr;
-  const Parallel parallel = call.parallel();
+  const int32_t threads = cpu_threads().threads;
   const Tensor scratch =
-      workspace(layer.x, call.cuda() ? 0 : sbnet_sparse_conv2d_workspace_bytes_cpu(&p, packed, parallel.threads));
-  check(op, SBNET_ON_DEVICE(call, sbnet_sparse_conv2d_cpu(&p, packed, scratch.data_ptr(), &parallel),
+      workspace(layer.x, call.cuda() ? 0 : sbnet_sparse_conv2d_workspace_bytes_cpu(&p, packed, threads));
+  const auto kernel = [=](void* own, const Parallel& parallel) {
+    return sbnet_sparse_conv2d_cpu(&p, packed, own, &parallel);
+  };
+  check(op, SBNET_ON_DEVICE(call, run_on_cpu(op, &scratch, kernel, layer, a, packed_weight),
                             sbnet_sparse_conv2d_cuda(&p, call.stream())));
 }
 
@@ -137,10 +140,13 @@ void run_quantized(const LayerCall& layer, ConvArguments a, const Scales& scales
   p.out_scale = static_cast<float>(scales.out);
   check(op, validate(p));
   const void* packed = packed_weight ? packed_of(call, *packed_weight, {p.weight, p.groups}) : nullptr;
-  const Parallel parallel = call.parallel();
-  const Tensor scratch = workspace(
-      layer.x, call.cuda() ? 0 : sbnet_sparse_conv2d_quantized_workspace_bytes_cpu(&p, packed, parallel.threads));
-  check(op, SBNET_ON_DEVICE(call, sbnet_sparse_conv2d_quantized_cpu(&p, packed, scratch.data_ptr(), &parallel),
+  const int32_t threads = cpu_threads().threads;
+  const Tensor scratch =
+      workspace(layer.x, call.cuda() ? 0 : sbnet_sparse_conv2d_quantized_workspace_bytes_cpu(&p, packed, threads));
+  const auto kernel = [=](void* own, const Parallel& parallel) {
+    return sbnet_sparse_conv2d_quantized_cpu(&p, packed, own, &parallel);
+  };
+  check(op, SBNET_ON_DEVICE(call, run_on_cpu(op, &scratch, kernel, layer, a, scale, slope, packed_weight),
                             sbnet_sparse_conv2d_quantized_cuda(&p, call.stream())));
 }
 

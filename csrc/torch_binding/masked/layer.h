@@ -2,7 +2,7 @@
 #pragma once
 #include "core/grid.h"
 #include "core/layer.h"
-#include "torch_binding/common.h"
+#include "torch_binding/recording.h"
 
 namespace sbnet::binding {
 

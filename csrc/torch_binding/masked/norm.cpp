@@ -24,8 +24,8 @@ void run(const LayerCall& layer, Parameter weight, Parameter bias, const std::st
   p.eps = static_cast<float>(eps);
   check(op, validate(p));
   const Tensor scratch = workspace(layer.x, sbnet_sparse_norm2d_workspace_bytes(&p));
-  const Parallel parallel = call.parallel();
-  check(op, SBNET_ON_DEVICE(call, sbnet_sparse_norm2d_cpu(&p, scratch.data_ptr(), &parallel),
+  const auto kernel = [=](void* own, const Parallel& parallel) { return sbnet_sparse_norm2d_cpu(&p, own, &parallel); };
+  check(op, SBNET_ON_DEVICE(call, run_on_cpu(op, &scratch, kernel, layer, weight, bias),
                             sbnet_sparse_norm2d_cuda(&p, scratch.data_ptr(), call.stream())));
 }
 

@@ -74,8 +74,8 @@ template <class L>
 void run(const LayerCall& layer, typename L::Params p) {
   const Call call(layer.op, "x", layer.x);
   set_layer(call, layer, &p);
-  const Parallel parallel = call.parallel();
-  check(layer.op, SBNET_ON_DEVICE(call, L::cpu(&p, &parallel), L::cuda(&p, call.stream())));
+  const auto kernel = [=](void*, const Parallel& parallel) { return L::cpu(&p, &parallel); };
+  check(layer.op, SBNET_ON_DEVICE(call, run_on_cpu(layer.op, nullptr, kernel, layer), L::cuda(&p, call.stream())));
 }
 
 template <class L>

@@ -20,9 +20,10 @@ void run(const LayerCall& layer, Others others, const std::string& program) {
     p.other[k] = view4(layer.op, name, *others[k]);
     broadcast(p.y, &p.other[k]);
   }
-  const Parallel parallel = call.parallel();
-  check(layer.op, SBNET_ON_DEVICE(call, sbnet_sparse_pointwise_cpu(&p, &parallel),
-                                  sbnet_sparse_pointwise_cuda(&p, call.stream())));
+  const auto kernel = [=](void*, const Parallel& parallel) { return sbnet_sparse_pointwise_cpu(&p, &parallel); };
+  check(layer.op,
+        SBNET_ON_DEVICE(call, run_on_cpu(layer.op, nullptr, kernel, layer, others[0], others[1], others[2], others[3]),
+                        sbnet_sparse_pointwise_cuda(&p, call.stream())));
 }
 
 Tensor sparse_pointwise(Tensor x, Other a, Other b, Other c, Other d, Tensor indices, Tensor count, Tensor block_map,

@@ -12,9 +12,9 @@ void run(const LayerCall& layer, const std::string& mode, bool align_corners, do
   p.ratio[0] = static_cast<float>(ratio_h), p.ratio[1] = static_cast<float>(ratio_w);
   const Call call(layer.op, "x", layer.x);
   set_layer(call, layer, &p);
-  const Parallel parallel = call.parallel();
-  check(layer.op,
-        SBNET_ON_DEVICE(call, sbnet_sparse_resize2d_cpu(&p, &parallel), sbnet_sparse_resize2d_cuda(&p, call.stream())));
+  const auto kernel = [=](void*, const Parallel& parallel) { return sbnet_sparse_resize2d_cpu(&p, &parallel); };
+  check(layer.op, SBNET_ON_DEVICE(call, run_on_cpu(layer.op, nullptr, kernel, layer),
+                                  sbnet_sparse_resize2d_cuda(&p, call.stream())));
 }
 
 Tensor sparse_resize2d(Tensor x, Tensor indices, Tensor count, Tensor block_map, Ints grid, Ints size, std::string mode,

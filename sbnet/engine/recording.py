@@ -1,0 +1,63 @@
+"""Recordings of the kernels that a CPU runs: what a CUDA graph is to a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from sbnet._library import TORCH_LIBRARY
+
+
+class Recording:
+    """Kernels of sbnet's ops, run again on the same tensors by one call: `with recording.noting(): ...`, `recording()`.
+
+    Neither the dispatcher nor an op's checks of tensors are gone through again; nothing is allocated. The tensors stay
+    alive, and so does what ops gave: their memory is written again. Ops of PyTorch are not noted, nor is what `noting`
+    is left by an exception of.
+    """
+
+    def __init__(self) -> None:
+        self._handle: int | None = None
+        self._library = _library()
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """What this thread's ops do is noted, in place of what was before."""
+        library = self._library
+        library.sbnet_recording_begin()
+        try:
+            yield
+        except BaseException:
+            library.sbnet_recording_free(library.sbnet_recording_end())
+            raise
+        self._free()
+        self._handle = library.sbnet_recording_end()
+
+    def __call__(self) -> None:
+        wrong = self._library.sbnet_recording_run(self._handle)
+        if wrong:
+            raise RuntimeError(wrong.decode())
+
+    def _free(self) -> None:
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            self._library.sbnet_recording_free(handle)
+
+    def __del__(self) -> None:
+        self._free()
+
+    def __reduce__(self) -> NoReturn:  # a copy would free the kernels twice
+        raise TypeError("sbnet: a recording of kernels is of the tensors of one run: clone() the run")
+
+
+@functools.cache
+def _library() -> Any:
+    library = ctypes.CDLL(str(TORCH_LIBRARY))
+    library.sbnet_recording_end.restype = ctypes.c_void_p
+    library.sbnet_recording_run.restype = ctypes.c_char_p
+    for name in ("sbnet_recording_run", "sbnet_recording_free"):
+        getattr(library, name).argtypes = [ctypes.c_void_p]
+    return library

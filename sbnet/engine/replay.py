@@ -1,0 +1,83 @@
+"""What the calls of a plan repeat on a CPU, as recordings: lists of blocks, and nodes between tensors that stay."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from sbnet.engine.lists import Lists
+from sbnet.engine.recording import Recording
+from sbnet.graph.ir import Node
+
+# Kinds of nodes of which every op that steps run is noted by recordings.
+RECORDED = {
+    "conv", "conv_quantized", "bottleneck", "conv_transpose", "pointwise", "max_pool", "avg_pool", "resize",
+    "rearrange", "norm", "cat", "slice",
+}  # fmt: skip
+
+
+class RecordedLists:
+    """The lists of masks of one shape and dtype, in memory that stays.
+
+    Args:
+        make: (mask) -> lists, by ops that recordings note.
+        mask: [N,H,W], the first.
+
+    Attributes:
+        lists: of the last mask.
+    """
+
+    def __init__(self, make: Callable[[Tensor], Lists], mask: Tensor) -> None:
+        self._threads, self._recording = torch.get_num_threads(), Recording()
+        with torch.inference_mode(False), torch.no_grad():  # later calls write there, in whatever mode
+            self._mask = mask.clone(memory_format=torch.contiguous_format)
+            with self._recording.noting():
+                self.lists = make(self._mask)
+
+    def fits(self, mask: Tensor) -> bool:
+        same = mask.shape == self._mask.shape and mask.dtype == self._mask.dtype
+        return same and self._threads == torch.get_num_threads()
+
+    def __call__(self, mask: Tensor) -> Lists:
+        self._mask.copy_(mask)
+        self._recording()
+        return self.lists
+
+
+class RecordedNodes:
+    """Nodes of a plan that ran on lists in memory that stays, in order.
+
+    Args:
+        nodes: are run.
+        step: runs one.
+        lasting: those that read and write memory that stays, by ops that recordings note.
+        lists: what they ran on.
+    """
+
+    def __init__(self, nodes: Iterable[Node], step: Callable[[Node], None], lasting: set[Node], lists: Lists) -> None:
+        self._lists, self._threads = lists, torch.get_num_threads()
+        self._parts: list[Recording | Node] = []
+        for lasts, some in itertools.groupby(nodes, lambda node: node in lasting):
+            if not lasts:
+                for node in some:
+                    step(node)
+                    self._parts.append(node)
+                continue
+            recording = Recording()
+            with recording.noting():
+                for node in some:
+                    step(node)
+            self._parts.append(recording)
+
+    def fits(self, lists: Lists) -> bool:
+        return lists is self._lists and self._threads == torch.get_num_threads()
+
+    def __call__(self, step: Callable[[Node], None]) -> None:
+        for part in self._parts:
+            if isinstance(part, Recording):
+                part()
+            else:
+                step(part)
