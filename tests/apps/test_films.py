@@ -1,26 +1,19 @@
 """A folder of films over two workers: each film whole, finished ones skipped, broken ones named."""
 
 import json
-from fractions import Fraction
+import os
+import textwrap
 
-import numpy as np
 import pytest
 from torch import nn
 from typer.testing import CliRunner
 
-from sbnet.apps import cli, writers
+from sbnet.apps import cli
 from sbnet.apps.pipeline import Network, PipelineError, films
 from support.films import pictures
+from support.films import walking_square as film
 
 pytest.importorskip("av")
-
-
-def film(path, count: int) -> None:
-    with writers.VideoWriter(path, Fraction(10)) as writer:
-        for k in range(count):
-            picture = np.full((32, 48, 3), 40, np.uint8)
-            picture[8:16, 4 * k : 4 * k + 8] = 230
-            writer.write(picture)
 
 
 def test_films_are_found_by_name(tmp_path):
@@ -56,38 +49,96 @@ def test_a_worker_names_what_is_wrong_and_goes_on(tmp_path):
     assert not films._is_done(out, tmp_path / "good.mp4", order)
 
 
-@pytest.mark.slow
-def test_two_workers_share_a_folder(tmp_path):
+@pytest.fixture
+def cluster():
+    """Ray with two cores, for the time of a test."""
     ray = pytest.importorskip("ray", reason="needs the extra distributed")
     pytest.importorskip("pyarrow")
+
+    def start() -> None:
+        ray.init(num_cpus=2, num_gpus=0, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+
+    yield start
+    ray.shutdown()
+
+
+@pytest.mark.slow
+def test_two_workers_share_a_folder(tmp_path, cluster):
     folder, out = tmp_path / "films", tmp_path / "out"
     folder.mkdir()
     for k in range(4):
         film(folder / f"{k}.mp4", 2 + k)
     (folder / "broken.mp4").write_bytes(b"no film")
-    ray.init(num_cpus=2, num_gpus=0, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
-    try:
-        order = {"mask": "motion", "workers": 2, "device": "cpu", "compare": 0}
-        found = films.run_films(folder, "contours", out, **order)
-        assert {row["film"]: row["frames"] for row in found.rows if not row["fault"]} == {
-            f"{k}.mp4": 2 + k for k in range(4)
-        }
-        assert [row["film"] for row in found.broken] == ["broken.mp4"]
-        assert "broken.mp4: not a video" in str(found)
-        assert "2 CPU workers" in str(found)
-        for k in range(4):
-            assert len(pictures(out / f"{k}.mp4")) == 2 + k
-            assert len((out / f"{k}.jsonl").read_text().splitlines()) == 2 + k
+    cluster()
+    order = {"mask": "motion", "workers": 2, "device": "cpu", "compare": 0}
+    found = films.run_films(folder, "contours", out, **order)
+    assert {row["film"]: row["frames"] for row in found.rows if not row["fault"]} == {
+        f"{k}.mp4": 2 + k for k in range(4)
+    }
+    assert [row["film"] for row in found.broken] == ["broken.mp4"]
+    assert "broken.mp4: not a video" in str(found)
+    assert "2 CPU workers" in str(found)
+    for k in range(4):
+        assert len(pictures(out / f"{k}.mp4")) == 2 + k
+        assert len((out / f"{k}.jsonl").read_text().splitlines()) == 2 + k
 
-        (out / "1.mp4").unlink()  # one of the finished is gone
-        before = (out / "0.mp4").stat().st_mtime_ns
-        film(folder / "4.mp4", 2)
-        again = films.run_films(folder, "contours", out, **order)
-        assert sorted(row["film"] for row in again.rows) == ["1.mp4", "4.mp4", "broken.mp4"]
-        assert sorted(again.finished) == ["0.mp4", "2.mp4", "3.mp4"]
-        assert (out / "0.mp4").stat().st_mtime_ns == before
-    finally:
-        ray.shutdown()
+    (out / "1.mp4").unlink()  # one of the finished is gone
+    before = (out / "0.mp4").stat().st_mtime_ns
+    film(folder / "4.mp4", 2)
+    again = films.run_films(folder, "contours", out, **order)
+    assert sorted(row["film"] for row in again.rows) == ["1.mp4", "4.mp4", "broken.mp4"]
+    assert sorted(again.finished) == ["0.mp4", "2.mp4", "3.mp4"]
+    assert (out / "0.mp4").stat().st_mtime_ns == before
+
+
+MORTAL = """
+import os, signal
+from pathlib import Path
+from torch import nn
+from sbnet.apps.pipeline import Network
+
+def network():
+    def finish(output, frame):
+        level = int(frame.picture()[-1, -1, 0])  # the film's floor
+        alive = Path(__file__).with_name("died")
+        with open(alive, "a") as file:
+            file.write(f"{os.getpid()} {level} {frame.index}\\n")
+        once = frame.index == 1 and alive.read_text().count(f" {level} 1\\n") == 1
+        if frame.index == 1 and (level > 150 or (level > 75 and once)):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return output, []
+
+    return Network(nn.Conv2d(3, 3, 3, padding=1).eval(), "mortal", finish=finish)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_worker_costs_no_other_film(tmp_path, cluster, monkeypatch):
+    """By the command itself: a film whose worker is killed is run once more; one that kills it again is named, leaves
+    nothing under its name, and is tried anew by the next call."""
+    folder, out = tmp_path / "films", tmp_path / "out"
+    folder.mkdir()
+    for name, floor in {"a": 40, "once": 100, "b": 40, "always": 180, "c": 40}.items():
+        film(folder / f"{name}.mp4", 4, floor)
+    (tmp_path / "mortal_network.py").write_text(textwrap.dedent(MORTAL))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    cluster()
+    arguments = ["run", str(folder), "--network", "mortal_network:network", "--distributed", "--workers", "2", "-o",
+                 str(out), "--device", "cpu", "--compare", "0"]  # fmt: skip
+    result = CliRunner().invoke(cli.app, arguments)
+    said = " ".join(result.output.split())
+    assert result.exit_code == 1, said
+    assert "always.mp4: its worker died" in said
+    assert "4 films, 16 frames on 2 CPU workers" in said
+    for name in ("a", "b", "c", "once"):
+        assert len(pictures(out / f"{name}.mp4")) == 4
+        assert (out / f"{name}.done.json").is_file()
+    assert not list(out.glob("always.*"))
+    assert not list(out.glob(".*"))  # nor parts of what was begun
+    died = {line.split()[0] for line in (tmp_path / "died").read_text().splitlines() if line.endswith(" 1")}
+    assert len(died) > 2  # processes
+    again = " ".join(CliRunner().invoke(cli.app, arguments).output.split())
+    assert "0 films, 0 frames on 1 CPU workers; 4 were finished before" in again
 
 
 def test_the_command(tmp_path, monkeypatch):

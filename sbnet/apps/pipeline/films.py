@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,9 +94,8 @@ def run_films(
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars, context.max_errored_blocks = False, -1  # a worker that dies loses its film alone
     rows = ray.data.from_items([{"film": str(film)} for film in todo], override_num_blocks=len(todo)).map(
-        Worker, fn_constructor_args=(network, mask, device, str(target), order, options),
-        compute=ray.data.ActorPoolStrategy(size=workers, max_tasks_in_flight_per_actor=1), max_restarts=RETRIES,
-        max_task_retries=RETRIES, **share,
+        Worker, fn_constructor_args=(network, mask, device, str(target), order, options, uuid.uuid4().hex),
+        compute=ray.data.ActorPoolStrategy(size=workers, max_tasks_in_flight_per_actor=1), **share,
     )  # fmt: skip
     for row in rows.iter_rows():
         found.rows.append(row)
@@ -111,22 +111,40 @@ def run_films(
 
 
 class Worker:
-    """An actor: a film after the other. What is wrong with a film is its row's fault."""
+    """An actor: a film after the other. What is wrong with a film is its row's fault.
+
+    Ray starts one that died anew and gives it its film again, without an end; a file beside the results counts."""
 
     def __init__(
-        self, network: Any, mask: Any, device: str, target: str, order: dict[str, str], options: dict[str, Any]
-    ) -> None:
+        self, network: Any, mask: Any, device: str, target: str, order: dict[str, str], options: dict[str, Any],
+        call: str = "",
+    ) -> None:  # fmt: skip
         import torch
 
         cores = os.environ.get("OMP_NUM_THREADS")  # Ray's: the actor's share
         if cores and cores.isdecimal():
             torch.set_num_threads(max(1, int(cores)))
         self.network, self.mask, self.device, self.options = network, mask, device, options
-        self.target, self.order = Path(target), order
+        self.target, self.order, self.call = Path(target), order, call
 
     def __call__(self, item: dict[str, str]) -> dict[str, Any]:
         film = Path(item["film"])
         sinks = [self.target / f"{film.stem}{suffix}" for suffix in SINKS]
+        for left in self.target.glob(f".{glob.escape(film.stem)}.*.part"):  # by one that was killed
+            left.unlink(missing_ok=True)
+        tries = self.target / f".{film.stem}.{self.call}.tries"
+        if tries.exists() and tries.stat().st_size > RETRIES:
+            tries.unlink()
+            return _row(film, "its worker died")
+        self.target.mkdir(parents=True, exist_ok=True)
+        with open(tries, "ab") as file:
+            file.write(b".")
+        try:
+            return self._run(film, sinks)
+        finally:
+            tries.unlink()
+
+    def _run(self, film: Path, sinks: list[Path]) -> dict[str, Any]:
         try:
             summary = Pipeline(film, self.mask, self.network, sinks, device=self.device, **self.options).run()
         except Exception as error:  # of whatever kind: the other films go on
