@@ -114,14 +114,25 @@ class Changed(Mask):
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
-        if self._used is None or self._used.shape != x.shape or self._used.device != x.device:
-            self._used = torch.full_like(x, torch.nan)
+        x = x.contiguous()  # plane by plane: sums and comparisons over three interleaved channels use no vectors
+        used = self._used
+        if used is None or (used.shape, used.device, used.dtype) != (x.shape, x.device, x.dtype):
+            used = self._used = torch.full_like(x, torch.nan)
             self._most = self._largest(x)
-        apart = x - self._used
+        apart = x - used
         if self.smooth > 1:
             apart = box_sums(apart.float(), self.smooth)
         same = apart.abs_().amax(1) <= self._most  # NaN is a change
         # Of a box all pixels count as changed: what is left of it would be over the threshold in frame after frame.
         found = grow(~same, self.smooth // 2)
-        self._used.copy_(torch.where(found[:, None], x, self._used))
+        _keep(used, x, found[:, None])
         return found
+
+
+def _keep(used: Tensor, x: Tensor, found: Tensor) -> None:
+    """`used` becomes x where `found` [N,1,H,W] is set."""
+    if used.is_cuda or used.dtype != torch.float32:
+        torch.where(found, x, used, out=used)
+        return
+    bits = used.view(torch.int32)  # torch.where uses no vectors on a CPU
+    bits ^= (bits ^ x.view(torch.int32)) & -found.to(torch.int32)

@@ -87,23 +87,35 @@ void list_fringe(const PyramidParams& p, const PyramidFringe& fringe, uint32_t* 
     const TiledPlane& t = p.plane[plane].tiles;
     return MapLookup{p.plane[plane].block_map + n * t.count[0] * t.count[1], t.count[1]};
   };
-  for (int k = 0; k < fringe.consumers; ++k) {
-    const PyramidConsumer& consumer = p.consumer[fringe.first_consumer + k];
-    const TiledPlane& out = p.plane[consumer.plane].tiles;
-    const Reader reader(consumer.window);
-    parallel_for(parallel, rows, 1 + 4096 / mine.size[1], [&](int64_t begin, int64_t end) {
+  const PyramidConsumer* consumers = p.consumer + fringe.first_consumer;
+  parallel_for(parallel, rows, 1 + 4096 / mine.size[1], [&](int64_t begin, int64_t end) {
+    const auto leads = [&](int64_t r) {
+      const int y = static_cast<int>(r % mine.size[0]);
+      bool differs = r == begin;
+      for (int k = 0; k < fringe.consumers && !differs; ++k)
+        differs = differs_from_row_above(mine, p.plane[consumers[k].plane].tiles, consumers[k].window, y);
+      return differs;
+    };
+    for (int k = 0; k < fringe.consumers; ++k) {
+      const TiledPlane& out = p.plane[consumers[k].plane].tiles;
+      const Reader reader(consumers[k].window);
       for (int64_t r = begin; r < end; ++r) {
+        if (!leads(r)) continue;
         const int64_t n = r / mine.size[0];
         const int y = static_cast<int>(r % mine.size[0]);
-        const MapLookup own = lookup(fringe.plane, n), theirs = lookup(consumer.plane, n);
+        const MapLookup own = lookup(fringe.plane, n), theirs = lookup(consumers[k].plane, n);
         for (int w = 0; w < words_per_row; ++w) {
           uint32_t& word = words[r * words_per_row + w];
           const uint32_t found = k ? word : 0, wanted = unwritten(mine, own, y, w * 32) & ~found;
           word = found | read_by(out, reader, theirs, y, w * 32, wanted);
         }
       }
-    });
-  }
+    }
+    for (int64_t r = begin; r < end; ++r)
+      if (!leads(r))
+        std::memcpy(words + r * words_per_row, words + (r - 1) * words_per_row,
+                    sizeof(uint32_t) * static_cast<size_t>(words_per_row));
+  });
   list_pixels(words, rows, mine.size[1], rows * mine.size[1], fringe.pixels, fringe.count);
 }
 

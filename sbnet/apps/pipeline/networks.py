@@ -78,7 +78,14 @@ class Network:
         below, right = (-(n + 2 * self.pad) % self.multiple for n in (height, width))
         if not (self.pad or below or right):
             return mask
-        return self.widened(mask[:, None].to(torch.uint8).float())[:, 0] > 0
+        top, bottom, left, end = self.pad, self.pad + height, self.pad, self.pad + width
+        found = mask.new_empty(mask.shape[0], bottom + self.pad + below, end + self.pad + right)
+        found[:, top:bottom, left:end] = mask
+        found[:, top:bottom, :left] = found[:, top:bottom, left : left + 1]
+        found[:, top:bottom, end:] = found[:, top:bottom, end - 1 : end]
+        found[:, :top] = found[:, top : top + 1]
+        found[:, bottom:] = found[:, bottom - 1 : bottom]
+        return found
 
 
 def picture_of(output: Any, frame: Frame) -> Finished:
