@@ -182,11 +182,13 @@ def load_results(folder: Path = RESULTS) -> dict[str, Session]:
 
 
 def write(folder: Path = DOCS) -> list[Path]:
-    """Writes benchmarks.md, plots/*.svg and the figures of README.md."""
-    from sbnet.benchmarks.harness import plots, readme
+    """Writes benchmarks.md, plots/*.svg, figures of README.md and is_it_for_me.md, and what `sbnet density` knows."""
+    from sbnet.apps.density import GAINS
+    from sbnet.benchmarks.harness import gains, plots, readme
 
     sessions = load_results()
     readme.write(folder.parent / "README.md", sessions.values())
+    gains.write(folder / "is_it_for_me.md", GAINS, sessions, RESULTS)
     written = [folder / "benchmarks.md"]
     written[0].write_text(document(sessions))
     for stem, session in sessions.items():

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from sbnet.benchmarks.harness.document import markdown
 from sbnet.benchmarks.harness.measure import Row, Session
 from sbnet.benchmarks.harness.report import cell
 
-START = "<!-- {}: made by `sbnet bench --docs` from benchmarks/results/; edit harness/readme.py, not this. -->"
+START = "<!-- {}: made by `sbnet bench --docs` from benchmarks/results/; edit harness/{}, not this. -->"
 END = "<!-- end -->"
 NETWORKS = {"four 3x3, 64 channels": "four 3x3 layers, 64 channels", "contour_net": "the contour network"}
 
@@ -85,11 +85,17 @@ def gpu_table(sessions: list[Session]) -> str:
 
 def made(text: str, sessions: Iterable[Session]) -> str:
     """A README with its figures made anew."""
-    for name, part in parts(sessions).items():
-        before, start, rest = text.partition(START.format(name))
+    return filled(text, parts(sessions), "README.md", "readme.py")
+
+
+def filled(text: str, made: Mapping[str, str], page: str, module: str) -> str:
+    """A page with what stands between the marks of each name; `module` of the harness makes it."""
+    for name, part in made.items():
+        head = START.format(name, module)
+        before, start, rest = text.partition(head)
         _, end, after = rest.partition(END)
         if not end:
-            raise ValueError(f"README.md: expected the marks of {name!r}, got none")
+            raise ValueError(f"{page}: expected the marks of {name!r}, got none")
         text = f"{before}{start}\n{part}{end}{after}"
     return text
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from sbnet import _library
 from sbnet.apps import machine, video
 from sbnet.apps.options import Device, Dtype, Group, Mode, View
-from sbnet.apps.pipeline.frames import PipelineError
+from sbnet.apps.terminal import CommandError, console, one_line_errors, pick_device, size_of
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -24,39 +22,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Run convolutional networks on the active blocks of an image only.",
 )
-console = Console(highlight=False)
-errors = Console(stderr=True, highlight=False)
-
-
-class CommandError(Exception):
-    """Something the person at the keyboard can put right; the message is one line."""
-
-
-@contextmanager
-def _one_line_errors() -> Any:
-    try:
-        yield
-    except BrokenPipeError:  # as after `| head`: typer ends quietly
-        raise
-    except (CommandError, PipelineError, video.VideoError, OSError) as error:  # OSError: a file that cannot be written
-        errors.print(f"[red]sbnet: error:[/] {escape(str(error))}", soft_wrap=True)
-        raise typer.Exit(1) from None
-
-
-def _size(text: str) -> tuple[int, int]:
-    height, _, width = text.lower().partition("x")
-    if not (height.isdecimal() and width.isdecimal() and 1 <= int(height) <= 16384 and 1 <= int(width) <= 16384):
-        raise typer.BadParameter(f"{text!r}; HEIGHTxWIDTH in pixels, such as 400x704, is wanted", param_hint="--size")
-    return int(height), int(width)
-
-
-def _pick_device(wanted: Device) -> torch.device:
-    if wanted is Device.cpu:
-        return torch.device("cpu")
-    obstacle = machine.cuda_obstacle()
-    if wanted is Device.cuda and obstacle:
-        raise CommandError(f"--device cuda: {obstacle}")
-    return torch.device("cpu" if obstacle else "cuda")
 
 
 def _pipeline(path: str | None, output: list[Path] | None, network: str, margin: str | None, **options: Any) -> None:
@@ -118,8 +83,8 @@ def run(
         str,
         typer.Option(
             metavar="NAME|MODULE:CALLABLE|FILE.onnx",
-            help="A network of the registry or of your own. An ONNX file is made sparse; one of `sbnet export` (of the "
-            "same size, block and dtype) runs in ONNX Runtime as it is.",
+            help="contours, upscale:2, upscale:waifu2x, faces, text, birdseye, recognise:FILE, or one of your own. An ONNX "
+            "file is made sparse; one of `sbnet export` (of the same size, block and dtype) runs in ONNX Runtime as it is.",
         ),
     ] = "contours",
     mask: Annotated[
@@ -168,7 +133,7 @@ def run(
     Closes with a table: the share of active blocks, times of the dense and of the masked network, errors. Exits with 1
     if the film ended early, or if a network that is checked (contours, models of `sbnet export`) is out of tolerance.
     """
-    plane = None if size is None else _size(size)
+    plane = None if size is None else size_of(size)
     options = {
         "mask": mask, "mode": mode and mode.value, "size": plane, "limit": frames, "skip_broken": skip_broken,
         "dtype": None if dtype is Dtype.auto else getattr(torch, dtype.value), "compare": compare,
@@ -177,13 +142,44 @@ def run(
     if distributed:
         if report is not None:
             raise typer.BadParameter("--report is of one film; --distributed writes one line a film")
-        with _one_line_errors():
+        with one_line_errors():
             _films(path, output, network, margin, workers, device, block=block, **options)
         return
-    with _one_line_errors():
+    with one_line_errors():
         _pipeline(
-            path, output, network, margin, block=block or "auto", device=_pick_device(device), report=report, **options
+            path, output, network, margin, block=block or "auto", device=pick_device(device), report=report, **options
         )
+
+
+@app.command()
+def density(
+    path: Annotated[str, typer.Argument(metavar="SOURCE", help="As `sbnet run` takes it.")],
+    mask: Annotated[str, typer.Option(help="As `sbnet run` takes it.")] = "motion:20",
+    margin: Annotated[int, typer.Option(min=0, help="Pixels by which masks are grown.")] = 0,
+    block: Annotated[int, typer.Option(min=1, max=1024, help="Side of a block, in pixels.")] = 16,
+    frames: Annotated[int | None, typer.Option(min=1, help="Stop after this many frames.")] = None,
+    size: Annotated[
+        str | None, typer.Option(metavar="HEIGHTxWIDTH", help="Scale frames first, e.g. 400x704.", show_default="as is")
+    ] = None,
+    device: Annotated[Device, typer.Option(help="auto: a GPU if there is one that works.")] = Device.auto,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say how much of a video matters, and what networks gained at that: is it for me? Runs no network.
+
+    The gains are those of recorded runs (docs/is_it_for_me.md), each frame's at its share of active blocks. `sbnet run`
+    measures a network of your own.
+    """
+    from sbnet.apps.density import followed, measure
+
+    plane = None if size is None else size_of(size)
+    with one_line_errors():
+        found = measure(path, mask, margin=margin, size=plane, block=block, limit=frames, device=pick_device(device),
+                        follow=followed)  # fmt: skip
+    if as_json:
+        typer.echo(json.dumps({**found.facts(), "gains": found.gains()}, indent=2))
+        return
+    for table in found.tables():
+        console.print(table)
 
 
 @app.command()
@@ -227,8 +223,8 @@ def export(
     library that `sbnet info --ort-library` names. Of a network of `sbnet run`, x and mask are what the pipeline makes
     of a frame, the margin is in the file, and cached ones take and give states; no result is compared.
     """
-    frames = _size(size)
-    with _one_line_errors():
+    frames = size_of(size)
+    with one_line_errors():
         try:
             from sbnet.apps.pipeline.export import export_network
             from sbnet.apps.pipeline.trained import BUILDERS
@@ -274,8 +270,8 @@ def sparsify(
     What has no sparse form stays standard ONNX ops. ONNX Runtime needs the library that `sbnet info --ort-library`
     names.
     """
-    frames = None if size is None else _size(size)
-    with _one_line_errors():
+    frames = None if size is None else size_of(size)
+    with one_line_errors():
         try:
             from sbnet.engine import explain
             from sbnet.export import foreign
@@ -331,7 +327,7 @@ def bench(
     """
     from sbnet.benchmarks.harness import command
 
-    with _one_line_errors():
+    with one_line_errors():
         try:
             if docs:
                 command.make_documents(console)
@@ -339,7 +335,7 @@ def bench(
                 if command.compare(*compare, threshold, console):
                     raise typer.Exit(1)
             else:
-                chosen = "cuda" if _pick_device(device).type == "cuda" else "cpu"
+                chosen = "cuda" if pick_device(device).type == "cuda" else "cpu"
                 groups = [g.value for g in Group if g is not Group.all] if group is Group.all else [group.value]
                 setting = command.Setting(chosen, "quick" if quick else "full", compiled)
                 if list_cases:

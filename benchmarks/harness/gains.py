@@ -1,0 +1,159 @@
+"""Is it for me? Recorded gains by density and kind of network, recorded pipelines, what moves in films: the tables of
+docs/is_it_for_me.md, and what `sbnet density` knows (sbnet/apps/gains.json), both made by `sbnet bench --docs`.
+
+python -m sbnet.benchmarks.harness.gains street.mp4 --mask motion:20 -o benchmarks/results/pipelines/density.jsonl
+
+records what a mask makes active of a source.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from sbnet.apps.density import Curve, measure
+from sbnet.benchmarks.harness.document import markdown
+from sbnet.benchmarks.harness.measure import Row, Session, keep_row, made_by
+from sbnet.benchmarks.harness.readme import density_of, filled
+from sbnet.benchmarks.harness.report import cell
+
+# Where the rows of a kind stand: the file's stem, facts of its rows, what to call it.
+KINDS: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("cpu_network", {"network": "four 3x3, 64 channels"}, "four 3x3 layers, 64 channels"),
+    ("cpu_network", {"network": "contour_net"}, "contours: four 3x3 layers and a head"),
+    ("cpu_network_avx2", {"network": "contour_net"}, "contours"),
+    ("cpu_sparsify", {"network": "repvgg_a0"}, "3x3 with strides: RepVGG-A0"),
+    ("epyc_onnxruntime", {"of": "SparseResNet-18, no head"}, "residual, 3x3: ResNet-18"),
+    ("epyc_onnxruntime", {"of": "SparseResNet-50, no head"}, "residual, 1x1 and 3x3: ResNet-50"),
+    ("cpu_sparsify", {"network": "YOLOv8n-like"}, "narrow detector: like YOLOv8n"),
+    ("cpu_sparsify", {"network": "mobilenet_v2"}, "depthwise: MobileNetV2"),
+    ("h200", {"network": "contour_net", "dtype": "float16"}, "contours"),
+    ("h200_sparsify", {"network": "SRVGG"}, "upscaler: SRVGG"),
+    ("h200_sparsify", {"network": "U-Net"}, "U-Net"),
+    ("h200_network", {"of": "SparseResNet-50, no head", "size": [1, 1024, 1024]}, "residual: ResNet-50, 1024x1024"),
+    ("h200_sparsify", {"network": "FPN-ResNet-50"}, "FPN on ResNet-50"),
+    ("h200_sparsify", {"network": "YOLOv8n-like"}, "narrow detector: like YOLOv8n"),
+    ("h200_sparsify", {"network": "mobilenet_v3_large"}, "depthwise: MobileNetV3"),
+)
+COLUMNS = ((0.0, 0.02, "1 %"), (0.04, 0.06, "5 %"), (0.08, 0.12, "10 %"), (0.24, 0.31, "25 to 30 %"),
+           (0.45, 0.55, "50 %"), (0.99, 1.0, "all"))  # fmt: skip
+
+
+def curves(sessions: Mapping[str, Session]) -> list[Curve]:
+    """Of each kind its points, the slowest mask of each density; sessions by the stem of their file."""
+    return [curve(sessions[stem], facts, like) for stem, facts, like in KINDS]
+
+
+def curve(session: Session, facts: dict[str, Any], like: str) -> Curve:
+    rows = [r for r in session.rows if r["group"] == "network" and facts.items() <= r["facts"].items()]
+    rows = [r for r in rows if "x dense" in r and r["name"] != "ONNX Runtime"]
+    points: dict[float, float] = {}
+    for row in rows:
+        at = round(density_of(row), 4)
+        points[at] = min(points.get(at, row["x dense"]), row["x dense"])
+    if len(points) < 2:
+        raise ValueError(f"gains: {like}: expected rows of two densities at least, got {len(points)}")
+    dtypes = sorted({r["facts"]["dtype"] for r in rows})
+    e = session.environment
+    return Curve(like, machine(e), ", ".join(dtypes), e["date"], sorted(points.items()))
+
+
+def machine(environment: Mapping[str, Any]) -> str:
+    cores = f", {environment['threads']} cores" if "threads" in environment else ""
+    kind = f" ({environment['instructions']})" if "instructions" in environment else ""
+    return f"{environment['device']}{kind}{cores}"
+
+
+def curve_table(found: Iterable[Curve]) -> str:
+    """Measured points alone, in the column that they are nearest to."""
+    by_machine: dict[str, list[Curve]] = {}
+    for one in found:
+        by_machine.setdefault(f"{one.device}, {one.dtype}, {one.date}", []).append(one)
+    lines = []
+    for where, listed in by_machine.items():
+        for one in listed:
+            cells = []
+            for low, high, _ in COLUMNS:
+                gains = [gain for at, gain in one.points if low < at <= high]
+                cells.append(f"{cell(min(gains))}x" if gains else "")
+            lines.append([one.like, *cells, where])
+    return markdown(["active blocks", *(name for *_, name in COLUMNS), "measured on"], lines)
+
+
+def pipeline_table(rows: Iterable[Row]) -> str:
+    """From reading to writing, the fastest dense form likewise; and what the mask takes of a frame's time."""
+    lines = []
+    for row in sorted(rows, key=lambda row: -row["end to end"]):
+        share = row.get("mask share", {}).get("all")
+        lines.append([
+            f"`{row['network']}`", f"{row['source']}, {row['title'].split(': ')[0].rpartition(', ')[2]}",
+            percent(row["density"]), cell(row["fps"]), cell(row["dense fps"]),
+            f"**{cell(row['end to end'])}x**", "" if share is None else percent(share),
+            f"{row['frames']} / {row['dense frames']}",
+        ])  # fmt: skip
+    head = ["network", "source", "active", "frames a second", "dense", "end to end", "mask's share", "frames / dense"]
+    return markdown(head, lines)
+
+
+def motion_table(rows: Iterable[Row]) -> str:
+    lines = []
+    for row in sorted(rows, key=lambda row: row["density"]):
+        shares = (row[k] for k in ("density", "density, a tenth below", "density, nine tenths below", "whole frames"))
+        lines.append([row["source"], str(row["frames"]), *map(percent, shares)])
+    head = [
+        "source, mask",
+        "frames",
+        "active blocks, mean",
+        "a tenth of the frames below",
+        "nine tenths below",
+        "whole frames",
+    ]
+    return markdown(head, lines)
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
+
+
+def parts(sessions: Mapping[str, Session], pipelines: Iterable[Row], films: Iterable[Row]) -> dict[str, str]:
+    """What stands between the marks of docs/is_it_for_me.md."""
+    return {
+        "gains": curve_table(curves(sessions)), "pipelines": pipeline_table(pipelines), "motion": motion_table(films),
+    }  # fmt: skip
+
+
+def as_json(found: Iterable[Curve]) -> str:
+    lines = ",\n".join(f"  {json.dumps(vars(one))}" for one in found)
+    return f"[\n{lines}\n]\n"
+
+
+def load(results: Path) -> tuple[list[Row], list[Row]]:
+    """Rows of pipelines, and of what moves in films."""
+    cpu, films = ((results / "pipelines" / f"{name}.jsonl").read_text().splitlines() for name in ("cpu", "density"))
+    return [row for row in map(json.loads, cpu) if "end to end" in row], [json.loads(line) for line in films]
+
+
+def write(page: Path, stored: Path, sessions: Mapping[str, Session], results: Path) -> None:
+    page.write_text(filled(page.read_text(), parts(sessions, *load(results)), page.name, Path(__file__).name))
+    stored.write_text(as_json(curves(sessions)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source")
+    parser.add_argument("--mask", default="motion:20")
+    parser.add_argument("--margin", type=int, default=0)
+    parser.add_argument("--frames", type=int)
+    parser.add_argument("-o", "--output", type=Path)
+    given = parser.parse_args()
+    found = measure(given.source, given.mask, margin=given.margin, limit=given.frames).facts()
+    kept = {k: v for k, v in found.items() if k != "device" and not k.endswith(" ms")}  # no speeds
+    keep_row({**kept, **made_by(False), "date": datetime.date.today().isoformat()}, given.output)
+
+
+if __name__ == "__main__":
+    main()
