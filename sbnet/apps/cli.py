@@ -83,8 +83,9 @@ def run(
         str,
         typer.Option(
             metavar="NAME|MODULE:CALLABLE|FILE.onnx",
-            help="contours, upscale:2, upscale:waifu2x, faces, text, birdseye, recognise:FILE, or one of your own. An ONNX "
-            "file is made sparse; one of `sbnet export` (of the same size, block and dtype) runs in ONNX Runtime as it is.",
+            help="contours, upscale:2, upscale:waifu2x, faces, text, birdseye, recognise:FILE, or one of your own. An "
+            "ONNX file is made sparse; one of `sbnet export` (of the same size, block and dtype) runs in ONNX Runtime "
+            "as it is.",
         ),
     ] = "contours",
     mask: Annotated[
