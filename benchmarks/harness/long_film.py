@@ -46,6 +46,7 @@ def resident() -> float:
 
 def row(given: argparse.Namespace) -> dict[str, Any]:
     marks: dict[int, tuple[float, float]] = {}
+    load = os.getloadavg()[0]
     seen = 0
 
     def told(*_: Any) -> None:
@@ -69,7 +70,8 @@ def row(given: argparse.Namespace) -> dict[str, Any]:
         "MiB after the first thousand": marks[ends[0]][1], "MiB at the end": marks[ends[-1]][1],
         "fps of each thousand": [round(v, 1) for v in speed.values()],
     }  # fmt: skip
-    made = {"date": datetime.date.today().isoformat(), "threads": torch.get_num_threads()}
+    made = {"date": datetime.date.today().isoformat(), "threads": torch.get_num_threads(), "load before": load,
+            "load after": os.getloadavg()[0]}  # fmt: skip
     return {**facts, **made_by(given.device == "cuda"), **made}
 
 
