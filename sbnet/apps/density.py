@@ -133,7 +133,10 @@ class Density:
 
 def pays_from(mask_ms: float, gain: float) -> str:
     """How long the dense network has to take, so that what the mask saves is more than finding it costs."""
-    return f"> {mask_ms / (1 - 1 / gain):.2g} ms" if gain > 1.005 else "never"
+    if gain < 1.005:
+        return "never"
+    least = mask_ms / (1 - 1 / gain)
+    return f"> {least:.0f} ms" if least >= 10 else f"> {least:.2g} ms"
 
 
 def measure(
