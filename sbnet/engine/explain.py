@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,15 +99,18 @@ def explain(model: Any, example: Any = None, **options: Any) -> Explanation:
                 node.output.shape,
                 multiply_adds(node),
                 ms / total,
-                "" if planned else _why(node),
+                "" if planned else _why(node, x.shape[0]),
                 node.line,
             )
         )
     return found
 
 
-def _why(node: Node) -> str:
+def _why(node: Node, batch: int) -> str:
     if node.output.size is None:
+        shape = node.output.shape
+        if len(shape) == 4 and shape[0] != batch and math.prod(shape[2:]) > 1:
+            return "its batch holds more than the images: heads, views; it runs whole"
         return "no plane: a few numbers a sample" if not any(v.size for v in node.inputs()) else ADVICE["global"]
     if kind(node) in GLOBAL:
         return ADVICE["global"]

@@ -35,9 +35,14 @@ class Axes:
         atoms = [atom for dim in self.dims for atom in dim]
         rows = [length for name, length in atoms if name == "H"]
         columns = [length for name, length in atoms if name == "W"]
-        if len(rows) != 1 or len(columns) != 1 or rows[0] * columns[0] == 1:
+        if len(rows) != 1 or len(columns) != 1 or rows[0] * columns[0] == 1 or self.parts_batch:
             return None
         return rows[0], columns[0]
+
+    @property
+    def parts_batch(self) -> bool:
+        """A view has parted the batch, as frames from films."""
+        return any(name[0] == "N" and name != "N" for dim in self.dims for name, _ in dim)
 
     @property
     def is_planes(self) -> bool:
@@ -152,7 +157,7 @@ WINDOWED = {
     "conv2d", "convolution", "conv_transpose2d", "max_pool2d", "max_pool2d_with_indices", "avg_pool2d", "lp_pool2d",
     "adaptive_avg_pool2d", "_adaptive_avg_pool2d", "adaptive_max_pool2d", "upsample_nearest2d", "upsample_bilinear2d",
     "upsample_bicubic2d", "_upsample_nearest_exact2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
-    "pixel_shuffle", "pixel_unshuffle", "grid_sampler", "grid_sampler_2d", "reflection_pad2d", "replication_pad2d",
+    "pixel_shuffle", "pixel_unshuffle", "reflection_pad2d", "replication_pad2d",
     "_convolution", "mkldnn_convolution", "max_pool2d_with_indices_backward", "max_unpool2d", "col2im",
 }  # fmt: skip
 VIEWS = {"view", "reshape", "flatten", "unflatten", "_unsafe_view", "reshape_as", "view_as", "_reshape_alias"}
@@ -178,7 +183,12 @@ def op_name(target: Any) -> str:
 
 
 def infer(
-    target: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, axes_of: Callable[[Any], Axes | None]
+    target: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    out: Any,
+    axes_of: Callable[[Any], Axes | None],
+    batch: int,
 ) -> Axes | None:
     """Axes of one tensor that an op returned.
 
@@ -187,11 +197,38 @@ def infer(
         args, kwargs: its arguments; tensors, or what stands for them.
         out: what it returned: something with a shape.
         axes_of: axes of a tensor argument, None for anything else.
+        batch: images, and masks, of a call. A tensor of more images (heads or views that lie in the batch) or of fewer
+            is no feature map; where there is one mask alone, it still speaks of such a tensor.
     """
-    name, shape = op_name(target), [int(v) for v in out.shape]
+    found = _infer(target, args, kwargs, [int(v) for v in out.shape], axes_of, batch)
+    if found is None:
+        return None
+    images = [n for dim in found.dims for name, n in dim if name == "N"]
+    if batch > 1:
+        return found if images == [batch] or found.parts_batch else None
+    if all(n == 1 for n in images):
+        return found
+    return Axes(tuple(tuple(("?", n) if name == "N" else (name, n) for name, n in dim) for dim in found.dims))
+
+
+def _infer(
+    target: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    shape: list[int],
+    axes_of: Callable[[Any], Axes | None],
+    batch: int,
+) -> Axes | None:
+    name = op_name(target)
     x = axes_of(args[0]) if args else None
     if name in WINDOWED:
-        return Axes.planes(shape) if len(shape) == 4 else None
+        same = x is None or batch == 1 or x.dims[0] == (("N", batch),)
+        return Axes.planes(shape) if len(shape) == 4 and shape[0] == batch and same else None
+    if name in ("grid_sampler", "grid_sampler_2d"):  # pixels are where the grid's are
+        grid = axes_of(args[1])
+        if x is None or grid is None or len(shape) != 4:
+            return None
+        return Axes((*x.dims[:2], *grid.dims[1:3]))
     if name == "native_batch_norm" or name == "native_layer_norm":
         return x if x is not None and len(x.dims) == len(shape) else None
     if x is not None:

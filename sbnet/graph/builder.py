@@ -58,6 +58,14 @@ class Builder:
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
+        self.batch: int | None = None
+
+    def input(self, name: str, made: Tensor) -> Value:
+        """An input of the network. The first that is a feature map says how many images a call has."""
+        planes = made.dim() == 4 and made.is_floating_point()
+        if planes and self.batch is None:
+            self.batch = int(made.shape[0])
+        return _value(name, made, Axes.planes(made.shape) if planes and made.shape[0] == self.batch else None)
 
     def read(self, target: Any, args: Any, kwargs: dict[str, Any], made: Any, label: str, path: str, line: str) -> Any:
         """What a call gives: a Value, or a list of them and of Nones."""
@@ -89,7 +97,7 @@ class Builder:
         if not all(isinstance(v, Tensor) for v in made):
             made = [v if isinstance(v, Tensor) else torch.empty(0, device="meta") for v in made]
         for k, tensor in enumerate(made):
-            axes = infer(call.target, call.args, call.kwargs, tensor, _axes_of)
+            axes = infer(call.target, call.args, call.kwargs, tensor, _axes_of, self.batch or 1)
             node.outputs.append(_value(f"{call.label}_{k}" if many else call.label, tensor, axes, producer=node))
         if many:
             node.options["many"] = True
@@ -131,7 +139,7 @@ class Builder:
         source = feature_map(x)
         if source is None or not isinstance(call.made, Tensor):
             return None
-        axes = infer(call.target, call.args, call.kwargs, call.made, _axes_of)
+        axes = infer(call.target, call.args, call.kwargs, call.made, _axes_of, self.batch or 1)
         if axes is None or source.axes is None:
             return None
         whole = sorted(atom for dim in axes.dims for atom in dim if atom[1] != 1)

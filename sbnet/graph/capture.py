@@ -12,7 +12,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, fx, nn
 
 from sbnet.graph import norms, pixelwise, rules
-from sbnet.graph.axes import Axes, op_name
+from sbnet.graph.axes import op_name
 from sbnet.graph.builder import Builder
 from sbnet.graph.ir import Graph, Value
 from sbnet.graph.refusal import NO_VALUES, no_dump, refusal
@@ -103,8 +103,7 @@ class _Reader:
         made = node.meta.get("val")
         if not isinstance(made, Tensor):
             return made
-        planes = made.dim() == 4 and made.is_floating_point()
-        return Value(node.name, tuple(made.shape), made.dtype, Axes.planes(made.shape) if planes else None)
+        return self.builder.input(node.name, made)
 
     def _resolved(self, tree: Any) -> Any:
         return fx.node.map_arg(tree, lambda n: self.values[n])

@@ -11,10 +11,10 @@ CONVOLUTIONS = ("conv", "conv_transpose")
 
 
 def multiply_adds(node: Node) -> int:
-    """Of a convolution with a plane, computed dense; 0 of anything else."""
+    """Of a convolution that gives more than one pixel, computed dense; 0 of anything else."""
     transposed = node.kind == "conv_transpose"
     weight = node.params.get("weight") if node.kind in CONVOLUTIONS else None
-    if node.kind == "aten" and "conv" in op_name(node.target) and node.output.size is not None:
+    if node.kind == "aten" and "conv" in op_name(node.target) and math.prod(node.output.shape[2:]) > 1:
         weight = node.args[1]
         transposed = "transpose" in op_name(node.target)
     if node.kind == "bottleneck":

@@ -57,8 +57,10 @@ class _AfterEveryOp(TorchDispatchMode):
     def __init__(self, change: Callable[[Tensor, Axes], Tensor], planes: Sequence[Tensor]) -> None:
         super().__init__()
         self.change, self.axes = change, WeakTensorKeyDictionary()
+        self.batch = len(planes[0]) if planes else 1
         for tensor in planes:
-            self.axes[tensor] = Axes.planes(tensor.shape)
+            if len(tensor) == self.batch:
+                self.axes[tensor] = Axes.planes(tensor.shape)
 
     def _axes_of(self, value: Any) -> Axes | None:
         return self.axes.get(value) if isinstance(value, Tensor) else None
@@ -75,9 +77,10 @@ class _AfterEveryOp(TorchDispatchMode):
                 results.append(tensor)
                 continue
             own = next((k for k in written if tensor is args[k]), None)
-            axes = (
-                written[own] if own is not None and written[own] else infer(func, args, kwargs, tensor, self._axes_of)
-            )
+            if own is not None and written[own]:
+                axes = written[own]
+            else:
+                axes = infer(func, args, kwargs, tensor, self._axes_of, self.batch)
             if axes is not None and axes.size is not None and not moves and tensor.is_floating_point():
                 changed = self.change(tensor, axes)
                 if changed is not tensor and own is not None:  # others that know the argument see the result

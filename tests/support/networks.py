@@ -284,6 +284,40 @@ class Focus(nn.Module):
         return self.pool(F.elu(self.norm(self.second(x))) * 0.5)
 
 
+class Folded(nn.Module):
+    """What lies in the batch beside images: heads, mirrored views, pairs of frames."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.stem, self.head = conv(3, width), conv(width // 2, width // 2)
+        self.view, self.pair, self.out = conv(width, width), conv(width, width), nn.Conv2d(width, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        n, c, h, w = x.shape
+        x = x + self.head(x.reshape(n * 2, c // 2, h, w)).reshape(n, c, h, w)
+        plain, mirrored = self.view(torch.cat([x, x.flip(3)])).chunk(2)
+        x = plain + mirrored.flip(3)
+        frames = self.pair(x).view(-1, min(n, 2), c, h, w)
+        return self.out((frames * 2 + 1).flatten(0, 1))
+
+
+class Sampled(nn.Module):
+    """Features sampled at pixels that move, and at points that are no plane."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.stem, self.flow, self.out = conv(3, width), nn.Conv2d(width, 2, 1), nn.Conv2d(width, 4, 3, padding=1)
+        self.register_buffer("points", torch.linspace(-1, 1, 40).view(1, 5, 4, 2))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.stem(x)
+        grid = F.affine_grid(torch.eye(2, 3, dtype=x.dtype, device=x.device).repeat(len(x), 1, 1), x.shape, False)
+        grid = grid + 0.1 * torch.tanh(self.flow(x)).permute(0, 2, 3, 1)
+        points = F.grid_sample(x, self.points.to(x.dtype).expand(len(x), -1, -1, -1), align_corners=False)
+        return self.out(F.grid_sample(x, grid, align_corners=False)), points.flatten(2).mean(2)
+
+
 NETWORKS = {
     "U-Net, transposed convolution": lambda: UNet("transpose"),
     "U-Net, bilinear": lambda: UNet("bilinear"),
@@ -300,4 +334,6 @@ NETWORKS = {
     "ASPP": ASPP,
     "attention": Attention,
     "Focus": Focus,
+    "batches that hold more": Folded,
+    "sampled": Sampled,
 }
