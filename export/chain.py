@@ -35,13 +35,15 @@ def network(path: str | os.PathLike[str]) -> nn.Sequential:
         if node is None or not chained or node.input[0] != at or any(node.input[6:7]) or node.input[1] not in weights:
             what = "several readers" if node is None else node.op_type
             raise ValueError(f"{path}: expected a chain of sparse_conv2d from x on, got {what} after {at}")
-        bias = node.input[5] if len(node.input) > 5 else ""
-        modules += _layer(node, weights[node.input[1]], weights[bias] if bias else None)
+        bias, slope = (weights[node.input[k]] if any(node.input[k : k + 1]) else None for k in (5, 7))
+        modules += _layer(node, weights[node.input[1]], bias, slope)
         at = node.output[0]
     return nn.Sequential(*modules).eval().requires_grad_(False)
 
 
-def _layer(node: onnx.NodeProto, weight: onnx.TensorProto, bias: onnx.TensorProto | None) -> list[nn.Module]:
+def _layer(
+    node: onnx.NodeProto, weight: onnx.TensorProto, bias: onnx.TensorProto | None, slope: onnx.TensorProto | None
+) -> list[nn.Module]:
     given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     kernel = _tensor(weight).permute(0, 3, 1, 2)  # the op's own are KRSC
     groups, (outputs, inputs, *sides) = given.get("groups", 1), kernel.shape
@@ -53,6 +55,10 @@ def _layer(node: onnx.NodeProto, weight: onnx.TensorProto, bias: onnx.TensorProt
     conv.weight.data = kernel.contiguous()
     if bias is not None:
         conv.bias.data = _tensor(bias)  # type: ignore[union-attr]
+    if slope is not None:
+        prelu = nn.PReLU(outputs)
+        prelu.weight.data = _tensor(slope)
+        return [conv, prelu]
     activation = given.get("activation", b"none").decode()
     return [conv, *activation_module(activation, given.get("negative_slope", 0.01))]
 

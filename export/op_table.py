@@ -50,7 +50,8 @@ _LISTS = [("indices", INT32), ("count", INT32), ("block_map", INT32)]
 _ACTIVATION = {"activation": (_S, ACTIVATIONS[0]), "negative_slope": (_F, 0.01)}
 _GEOMETRY = {"stride": (_Is, None), "padding": (_Is, None), "dilation": (_Is, None)}
 _WITH_BIAS = {"T": FLOATS, "B": FLOATS}
-_ADDED = [("bias?", "B"), ("residual?", "T")]
+_ADDED = [("bias?", "B"), ("residual?", "T"), ("slope?", "B")]
+_SLOPE = "slope: of leaky_relu, a number a channel."
 
 
 def _layer(
@@ -161,7 +162,7 @@ OPS = {
         ),
         _layer(
             "sparse_conv2d",
-            "activation(conv2d(x, weight) + bias + residual) on the active blocks of y [N,Ho,Wo,K].",
+            f"activation(conv2d(x, weight) + bias + residual) on the active blocks of y [N,Ho,Wo,K]. {_SLOPE}",
             shapes.sparse_conv2d,
             {**_GEOMETRY, "groups": (_I, 1), **_ACTIVATION, "allow_tf32": (_I, 0)},
             [("x", "T"), ("weight", "T")],
@@ -172,8 +173,7 @@ OPS = {
             _layer(
                 name,
                 f"activation(scale * conv2d(x, weight) + bias + residual_scale * residual) of int8, {what}, on the "
-                "active blocks of y [N,Ho,Wo,K]. A float x is rounded first, times 1 / x_scale; slope: of leaky_relu, "
-                "one a channel instead of negative_slope.",
+                f"active blocks of y [N,Ho,Wo,K]. A float x is rounded first, times 1 / x_scale. {_SLOPE}",
                 shapes.sparse_conv2d_quantized,
                 {**_GEOMETRY, **_ACTIVATION, "x_scale": (_F, 0.0), "residual_scale": (_F, 1.0), **scale},
                 [("x", "T"), ("weight", "W"), ("scale", FLOATS[0])],
@@ -188,7 +188,8 @@ OPS = {
         ),
         _layer(
             "sparse_conv_transpose2d",
-            "activation(conv_transpose2d(x, weight) + bias + residual) on the active blocks of y [N,Ho,Wo,K].",
+            "activation(conv_transpose2d(x, weight) + bias + residual) on the active blocks of y [N,Ho,Wo,K]. "
+            f"{_SLOPE}",
             shapes.sparse_conv_transpose2d,
             {**_GEOMETRY, "output_padding": (_Is, None), "groups": (_I, 1), **_ACTIVATION, "allow_tf32": (_I, 0)},
             [("x", "T"), ("weight", "T")],

@@ -23,7 +23,7 @@ KINDS = {
 }  # fmt: skip
 # Inputs that a node reads in its active blocks alone, beside x, and weights.
 FEATURES = ("residual", *"abcd")
-WEIGHTS = tuple(name + k for name in ("weight", "bias") for k in ("", "1", "2", "3"))
+WEIGHTS = (*(name + k for name in ("weight", "bias") for k in ("", "1", "2", "3")), "slope")
 DTYPES = {
     ir.DataType.FLOAT: torch.float32, ir.DataType.FLOAT16: torch.float16, ir.DataType.BFLOAT16: torch.bfloat16,
     ir.DataType.INT8: torch.int8,

@@ -113,10 +113,10 @@ def mask_pyramid(node: NodeView) -> list[Dims | None]:
     return lists
 
 
-def sparse_conv2d(node: NodeView, first: int = 2, base: int = 9) -> list[Dims | None]:
+def sparse_conv2d(node: NodeView, first: int = 2) -> list[Dims | None]:
     """`first`: where the lists begin."""
     x, weight = node.shape(0, 4), node.shape(1, 4)
-    like = node.shape(base, 4) or node.shape(first + 4, 4) or [None] * 4
+    like = node.shape(first + 8, 4) or node.shape(first + 4, 4) or [None] * 4
     stride, padding, dilation = (node.attribute(n, [v, v]) for n, v in (("stride", 1), ("padding", 0), ("dilation", 1)))
     y: Dims = [x[0] if x else None, None, None, weight[0] if weight else None]
     for d in range(2):
@@ -130,12 +130,12 @@ def sparse_conv2d(node: NodeView, first: int = 2, base: int = 9) -> list[Dims | 
 
 
 def sparse_conv2d_quantized(node: NodeView) -> list[Dims | None]:
-    return sparse_conv2d(node, 3, 11)
+    return sparse_conv2d(node, 3)
 
 
 def sparse_conv_transpose2d(node: NodeView) -> list[Dims | None]:
     x, weight = node.shape(0, 4), node.shape(1, 4)
-    like = node.shape(9, 4) or node.shape(6, 4) or [None] * 4
+    like = node.shape(10, 4) or node.shape(6, 4) or [None] * 4
     window = [node.attribute(n, [v, v]) for n, v in (("stride", 1), ("padding", 0), ("output_padding", 0))]
     dilation, groups = node.attribute("dilation", [1, 1]), node.attribute("groups", 1)
     y: Dims = [x[0] if x else None, None, None, scaled(weight[3], lambda k: k * groups) if weight else None]

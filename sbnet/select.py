@@ -36,7 +36,7 @@ _QUERY: list[Any] = [  # SbnetConvQuery
     *((name, ctypes.c_int64 * 2) for name in ("kernel", "stride", "padding", "dilation")),
     ("groups", ctypes.c_int64),
     ("block", ctypes.c_int64 * 2),
-    *((name, ctypes.c_int64) for name in ("residual", "allow_tf32", "capability")),
+    *((name, ctypes.c_int64) for name in ("residual", "slope", "allow_tf32", "capability")),
 ]
 
 
@@ -69,6 +69,7 @@ def conv2d_kernel(
     groups: int = 1,
     dtype: torch.dtype = torch.float16,
     residual: bool = False,
+    slope: bool = False,
     allow_tf32: bool = False,
     capability: int = 90,
 ) -> Selection:
@@ -77,6 +78,7 @@ def conv2d_kernel(
     Args:
         shape: of x, (N, C, H, W).
         block: sides of a block of the output plane, in pixels.
+        residual, slope: has it a residual, slopes a channel (PReLU)?
         capability: compute capability of the device, as 80 or 90.
 
     Raises:
@@ -97,7 +99,7 @@ def conv2d_kernel(
     }
     query = _Query(
         dtype=_DTYPES[dtype], batch=n, channels=c, height=h, width=w, out_channels=out_channels, groups=groups,
-        residual=residual, allow_tf32=allow_tf32, capability=capability, **pairs,
+        residual=residual, slope=slope, allow_tf32=allow_tf32, capability=capability, **pairs,
     )  # fmt: skip
     text = ctypes.create_string_buffer(2048)
     status = _kernels().sbnet_select_conv2d(ctypes.byref(query), text, len(text))
@@ -117,14 +119,15 @@ _LAYER = re.compile(
     r"conv (?P<kernel>\d+)x(?P<kernel_w>\d+) (?P<c>\d+)->(?P<k>\d+) (?P<h>\d+)x(?P<w>\d+)"
     r"(?: (?P<dtype>fp32|tf32|fp16|bf16))?(?: block (?P<block>\d+)(?:x(?P<block_w>\d+))?)?"
     r"(?: stride (?P<stride>\d+))?(?: dilation (?P<dilation>\d+))?(?: groups (?P<groups>\d+))?(?: batch (?P<n>\d+))?"
+    r"(?P<slope> prelu)?"
 )
 
 
 def layer_kernel(text: str, capability: int = 90) -> Selection:
     """conv2d_kernel() of a layer in words.
 
-    "conv 3x3 64->64 400x704 fp16 block 16 stride 1 dilation 1 groups 1 batch 1": what follows the size may be left out;
-    the padding keeps the plane's size at stride 1.
+    "conv 3x3 64->64 400x704 fp16 block 16 stride 1 dilation 1 groups 1 batch 1 prelu": what follows the size may be
+    left out; the padding keeps the plane's size at stride 1.
 
     Raises:
         ValueError: other words.
@@ -134,9 +137,9 @@ def layer_kernel(text: str, capability: int = 90) -> Selection:
     """
     found = _LAYER.fullmatch(" ".join(text.split()))
     if not found:
-        wanted = "conv 3x3 64->64 400x704 fp16 block 16 stride 1 dilation 1 groups 1 batch 1"
+        wanted = "conv 3x3 64->64 400x704 fp16 block 16 stride 1 dilation 1 groups 1 batch 1 prelu"
         raise ValueError(f"layer: expected words as {wanted!r}, got {text[:80]!r}")
-    v = {key: int(value) for key, value in found.groupdict().items() if value and key != "dtype"}
+    v = {key: int(value) for key, value in found.groupdict().items() if value and value.isdigit()}
     name, block, dilation = found["dtype"] or "fp16", v.get("block", 16), v.get("dilation", 1)
     return conv2d_kernel(
         (v.get("n", 1), v["c"], v["h"], v["w"]),
@@ -148,6 +151,7 @@ def layer_kernel(text: str, capability: int = 90) -> Selection:
         dilation=dilation,
         groups=v.get("groups", 1),
         dtype=_NAMES[name],
+        slope=found["slope"] is not None,
         allow_tf32=name == "tf32",
         capability=capability,
     )

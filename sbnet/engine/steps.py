@@ -47,12 +47,14 @@ GEOMETRY = {
 
 
 class Bound(NamedTuple):
-    """What a convolution takes beside tensors of the call: weight, bias, geometry and activation, packed weight."""
+    """What a convolution takes beside tensors of the call: weight, bias, geometry and activation, packed weight,
+    slopes."""
 
     weight: Tensor
     bias: Tensor | None
     options: list[Any]
     packed: Tensor | None
+    slope: Tensor | None
 
 
 @dataclass
@@ -95,7 +97,8 @@ class Context:
             geometry = pairs(op, **{name: o[name] for name in names})
             activation = activation_name(op, o.get("activation")), float(o.get("negative_slope", 0.01))
             options = [*geometry, o["groups"], *activation, self.allow_tf32]
-            found = Bound(self.weight(node), self.bias(node), options, self.packed.get(node))
+            slope = self.constants[node.params["slope"]] if "slope" in node.params else None
+            found = Bound(self.weight(node), self.bias(node), options, self.packed.get(node), slope)
             if not self.unseen(node):
                 self.bound[node] = found
         return found
@@ -125,12 +128,12 @@ def _conv(node: Node, get: Get, out: Tensor, active: ActiveBlocks, clear: Fringe
     """sparse_conv2d_ without what its wrapper finds again at each call: shapes and options are the plan's, and the
     executor records no gradient."""
     check_active("sparse_conv2d_", active)
-    weight, bias, options, packed = context.conv(node)
+    weight, bias, options, packed, slope = context.conv(node)
     residual = node.params.get("residual")
     edge = (None, None) if clear is None else (clear.pixels, clear.count)
     torch.ops.sbnet.sparse_conv2d_.default(
         get(node.args[0]), weight, bias, None if residual is None else get(residual), active.indices, active.count,
-        active.grid.numbers(), *options, out, *edge, packed,
+        active.grid.numbers(), *options, out, *edge, packed, slope,
     )  # fmt: skip
 
 
@@ -138,10 +141,9 @@ def _conv_quantized(
     node: Node, get: Get, out: Tensor, active: ActiveBlocks, clear: Fringe | None, context: Context
 ) -> None:
     check_active("sparse_conv2d_quantized_", active)
-    weight, bias, (stride, padding, dilation, _, *activation, _), packed = context.conv(node)
+    weight, bias, (stride, padding, dilation, _, *activation, _), packed, slope = context.conv(node)
     params, o = node.params, node.options
     residual = get(params["residual"]) if "residual" in params else None
-    slope = context.constants[params["slope"]] if "slope" in params else None
     edge = (None, None) if clear is None else (clear.pixels, clear.count)
     torch.ops.sbnet.sparse_conv2d_quantized_.default(
         get(node.args[0]), weight, context.constants[params["scale"]], bias, residual, o["residual_scale"],
@@ -154,11 +156,11 @@ def _conv_transpose(
     node: Node, get: Get, out: Tensor, active: ActiveBlocks, clear: Fringe | None, context: Context
 ) -> None:
     check_active("sparse_conv_transpose2d_", active)
-    weight, bias, options, packed = context.conv(node)
+    weight, bias, options, packed, slope = context.conv(node)
     edge = (None, None) if clear is None else (clear.pixels, clear.count)
     torch.ops.sbnet.sparse_conv_transpose2d_.default(
         get(node.args[0]), weight if packed is None else packed, bias, None, active.indices, active.count,
-        active.grid.numbers(), *options, out, *edge,
+        active.grid.numbers(), *options, out, *edge, slope,
     )  # fmt: skip
 
 

@@ -145,7 +145,7 @@ def apply(
                 x, params["weight"], params.get("bias"), active,
                 stride=o["stride"], padding=o["padding"], dilation=o["dilation"], groups=o["groups"],
                 activation=o.get("activation"), negative_slope=o.get("negative_slope", 0.01),
-                residual=params.get("residual"),
+                residual=params.get("residual"), slope=params.get("slope"),
             )  # fmt: skip
         case "conv_quantized":
             return sparse_conv2d_quantized(
@@ -156,7 +156,9 @@ def apply(
             weights, biases = ([params.get(f"{name}{k}") for k in range(3)] for name in ("weight", "bias"))
             return sparse_bottleneck2d(x, weights, biases, active, **o)  # type: ignore[arg-type]
         case "conv_transpose":
-            return sparse_conv_transpose2d(x, params["weight"], params.get("bias"), active, **o)
+            return sparse_conv_transpose2d(
+                x, params["weight"], params.get("bias"), active, slope=params.get("slope"), **o
+            )
         case "max_pool":
             return sparse_max_pool2d(x, active, **o)
         case "avg_pool":

@@ -2,7 +2,8 @@
 
 Kinds of nodes, and what they take beside `args` (the feature maps that they read, in order):
 
-    conv, conv_transpose   weight, bias, residual; stride, padding, dilation, groups, output_padding; activation, slope
+    conv, conv_transpose   weight, bias, residual; stride, padding, dilation, groups, output_padding; activation,
+                           negative_slope; or slope, a number a channel
     conv_quantized         of conv in int8: weight, scale, bias, slope, residual; x_scale, residual_scale, out_scale
     max_pool, avg_pool     the options of PyTorch's pools
     adaptive_pool          size, method ("avg" or "max"), keep: [N,C,*size], or [N,C]; of the active pixels of its input
@@ -11,7 +12,7 @@ Kinds of nodes, and what they take beside `args` (the feature maps that they rea
     rearrange              up, down, groups, pad, value: shuffles of pixels and channels, padding
     affine                 scale, shift: x * scale + shift, one number a channel
     add                    two feature maps
-    act                    activation, slope
+    act                    activation, negative_slope; slope
     pixel                  steps: ops that look at one pixel alone, one after another (Step); or program, its params
     cat, slice             channels; slice: start
     aten                   target: any op of PyTorch, on whole tensors: a dense node

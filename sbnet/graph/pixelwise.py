@@ -136,6 +136,8 @@ def _simple(b: Builder, call: Call, x: Value, operands: list[Value]) -> Value | 
     options = activation(call)
     if options is not None:
         return b.add("act", call, [x], x.shape, options=options)
+    if call.name == "prelu":
+        return _prelu(b, call, x)
     maps = [v for v in operands if not v.constant]
     if call.name == "add" and len(maps) == 2 and call.argument("alpha") == 1 and maps[0].shape == maps[1].shape:
         return b.add("add", call, maps, x.shape)
@@ -159,6 +161,19 @@ def _simple(b: Builder, call: Call, x: Value, operands: list[Value]) -> Value | 
     values = computed(f"{call.label}.{call.name}", like, per_channel, other if other is not None else number)
     name = "shift" if call.name in ("add", "sub") else "scale"
     return b.add("affine", call, [x], x.shape, params={name: values})
+
+
+def _prelu(b: Builder, call: Call, x: Value) -> Value | None:
+    """With constant slopes, a channel's or one."""
+    slope, channels = call.args[1], x.shape[1]
+    if not (slope.constant and product(slope.shape) in (1, channels)):
+        return None
+
+    def per_channel(t: Tensor) -> Tensor:
+        return t.reshape(-1).expand(channels).contiguous()
+
+    values = computed(f"{slope.name}.channels", slope, per_channel, slope, shape=(channels,))
+    return b.add("act", call, [x], x.shape, options={"activation": "leaky_relu"}, params={"slope": values})
 
 
 ANY.append(pixelwise)

@@ -82,16 +82,19 @@ class SparseConv2d(nn.Conv2d):
         activation: str | None = None,
         negative_slope: float = 0.01,
         residual: Tensor | None = None,
+        slope: Tensor | None = None,
     ) -> Tensor:
-        """act(conv(x) + residual): x [N,C,H,W], residual [N,K,H_out,W_out], active of the H_out x W_out plane."""
+        """act(conv(x) + residual): x [N,C,H,W], residual [N,K,H_out,W_out], active of the H_out x W_out plane. slope
+        [K] or [1]: of "leaky_relu", as in `sparse_conv2d`."""
         blocks = given(active, self)
         if blocks is not None:
             return sparse_conv2d(
                 x, self.weight, self.bias, blocks,
-                activation=activation, negative_slope=negative_slope, residual=residual, **self.geometry(),
+                activation=activation, negative_slope=negative_slope, residual=residual, slope=slope,
+                **self.geometry(),
             )  # fmt: skip
         y = super().forward(x)
-        return activate(y if residual is None else y + residual, activation, negative_slope)
+        return activate(y if residual is None else y + residual, activation, negative_slope, slope)
 
 
 class SparseConvTranspose2d(nn.ConvTranspose2d):
@@ -116,16 +119,19 @@ class SparseConvTranspose2d(nn.ConvTranspose2d):
         activation: str | None = None,
         negative_slope: float = 0.01,
         residual: Tensor | None = None,
+        slope: Tensor | None = None,
     ) -> Tensor:
-        """act(conv_transpose(x) + residual): x [N,C,H,W], active of the H_out x W_out plane that it writes."""
+        """act(conv_transpose(x) + residual): x [N,C,H,W], active of the H_out x W_out plane that it writes. slope [K]
+        or [1]: of "leaky_relu", as in `sparse_conv2d`."""
         blocks = given(active, self)
         if blocks is not None:
             return sparse_conv_transpose2d(
                 x, self.weight, self.bias, blocks,
-                activation=activation, negative_slope=negative_slope, residual=residual, **self.geometry(),
+                activation=activation, negative_slope=negative_slope, residual=residual, slope=slope,
+                **self.geometry(),
             )  # fmt: skip
         y = super().forward(x)
-        return activate(y if residual is None else y + residual, activation, negative_slope)
+        return activate(y if residual is None else y + residual, activation, negative_slope, slope)
 
 
 class SparseBatchNorm2d(nn.BatchNorm2d):

@@ -71,9 +71,11 @@ def sparse_scatter_(
     return base.copy_(sparse_scatter(blocks, active, base, grid, add, atomic, transpose))
 
 
-def activate(x: Tensor, activation: str | None, negative_slope: float = 0.01) -> Tensor:
+def activate(x: Tensor, activation: str | None, negative_slope: float = 0.01, slope: Tensor | None = None) -> Tensor:
     if activation in (None, "none"):
         return x
+    if slope is not None:
+        return torch.where(x > 0, x, x * slope.to(x.dtype).reshape(-1, 1, 1))
     if activation == "leaky_relu":
         return F.leaky_relu(x, negative_slope)
     if activation not in ("relu", "relu6", "silu", "gelu", "hardswish"):
@@ -95,11 +97,12 @@ def sparse_conv2d(
     negative_slope: float = 0.01,
     residual: Tensor | None = None,
     allow_tf32: bool = False,
+    slope: Tensor | None = None,
 ) -> Tensor:
     y = F.conv2d(x, weight, None if bias is None else bias.to(x.dtype), stride, padding, dilation, groups)  # type: ignore[arg-type]
     if residual is not None:
         y = y + residual
-    y = activate(y, activation, negative_slope)
+    y = activate(y, activation, negative_slope, slope)
     return torch.where(active.pixel_mask(y.shape[2:]), y, torch.zeros_like(y))
 
 
@@ -153,10 +156,11 @@ def sparse_conv_transpose2d(
     negative_slope: float = 0.01,
     residual: Tensor | None = None,
     allow_tf32: bool = False,
+    slope: Tensor | None = None,
 ) -> Tensor:
     own = None if bias is None else bias.to(x.dtype)
     y = F.conv_transpose2d(x, weight, own, stride, padding, output_padding, groups, dilation)  # type: ignore[arg-type]
-    y = activate(y if residual is None else y + residual, activation, negative_slope)
+    y = activate(y if residual is None else y + residual, activation, negative_slope, slope)
     return torch.where(active.pixel_mask(y.shape[2:]), y, torch.zeros_like(y))
 
 

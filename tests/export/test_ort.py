@@ -181,10 +181,10 @@ def conv_case(device, dtype, name, density=0.4):
     return x, weight, active, options, {"bsize": [8, 6], **attributes}, out
 
 
-def conv_inputs(x, weight, active, bias=None, residual=None, fringe: Fringe | None = None, base=None):
+def conv_inputs(x, weight, active, bias=None, residual=None, fringe: Fringe | None = None, base=None, slope=None):
     edge = (None, None) if fringe is None else (fringe.pixels, fringe.count)
     residual, base = (None if t is None else nhwc(t) for t in (residual, base))
-    inputs = [nhwc(x), nhwc(weight), *lists(active), bias, residual, *edge, base]
+    inputs = [nhwc(x), nhwc(weight), *lists(active), bias, residual, slope, *edge, base]
     while inputs[-1] is None:
         inputs.pop()
     return inputs
@@ -301,6 +301,19 @@ def test_pool(device, kind, name, dtype):
 # ---- numbers a channel, of x's type or float
 def of_types(dtype):
     return [dtype] if dtype == torch.float32 else [dtype, torch.float32]
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_conv_with_slopes(device, dtype):
+    """Bit for bit, with a bias of the slopes' type and without."""
+    x, weight, active, options, attributes, _ = conv_case(device, dtype, "3x3")
+    attributes |= {"activation": "leaky_relu", "zero_outside": 1}
+    for kind in of_types(dtype):
+        slope = tensor((weight.shape[0],), kind, device)
+        for bias in (None, tensor(slope.shape, kind, device)):
+            node = Node("sparse_conv2d", conv_inputs(x, weight, active, bias, slope=slope), attributes)
+            want = sbnet.sparse_conv2d(x, weight, bias, active, slope=slope, activation="leaky_relu", **options)
+            assert_bitwise(nchw(node.run(device, dynamic=True)[0]), want)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)

@@ -107,7 +107,7 @@ def two_convs(element_type=TensorProto.FLOAT):
         ),
         helper.make_node(
             "sparse_conv2d",
-            ["x", "w", "i", "c", "b", "", "", "fp", "fc"],
+            ["x", "w", "i", "c", "b", "", "", "", "fp", "fc"],
             ["h"],
             domain="sbnet",
             bsize=[8, 8],
@@ -260,7 +260,12 @@ MALFORMED = {
     "kernel beyond x": (lambda: with_input("sparse_conv2d", 1, torch.zeros(8, 33, 3, 8)), r"kernel's reach"),
     "bias length": (lambda: with_input("sparse_conv2d", 5, torch.zeros(7)), r"bias: 7 elements; 8"),
     "residual shape": (lambda: with_input("sparse_conv2d", 6, torch.zeros(2, 12, 14, 8)), r"residual: shape"),
-    "fringe count": (lambda: with_input("sparse_conv2d", 8, torch.zeros(2, dtype=torch.int32)), r"fringe_count"),
+    "slopes": (lambda: with_input("sparse_conv2d", 7, torch.zeros(7)), r"slope: 7 elements; 8"),
+    "slopes of relu": (
+        lambda: broken("sparse_conv2d", activation="relu"),
+        r"slope: expected the activation leaky_relu",
+    ),
+    "fringe count": (lambda: with_input("sparse_conv2d", 9, torch.zeros(2, dtype=torch.int32)), r"fringe_count"),
     "width": (
         lambda: with_input("sparse_bottleneck2d", 2, torch.zeros(4, 3, 3, 5)),
         r"weights\[1\]: shape \[4,5,3,3\]",
@@ -270,9 +275,9 @@ MALFORMED = {
         lambda: with_input("sparse_bottleneck2d", 12, torch.zeros(2, 12, 15, 7)),
         r"out: shape: expected .*, got \[2,7,12,15\]",
     ),
-    "pixels alone": (lambda: with_input("sparse_conv2d", 8, None), r"pixels and count go together"),
+    "pixels alone": (lambda: with_input("sparse_conv2d", 9, None), r"pixels and count go together"),
     "base shape": (
-        lambda: with_input("sparse_conv2d", 9, torch.zeros(2, 12, 15, 7)),
+        lambda: with_input("sparse_conv2d", 10, torch.zeros(2, 12, 15, 7)),
         r"out: shape: expected .*, got \[2,7,12,15\]",
     ),
     "base and zeros": (lambda: broken("sparse_conv2d", zero_outside=1), r"base: not with zero_outside"),

@@ -235,7 +235,8 @@ class Sums(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.up, self.body, self.norm = layer(3, 12), layer(3, 8), nn.BatchNorm2d(3)
-        self.shuffle = nn.PixelShuffle(2)
+        self.slopes, self.shuffle = nn.PReLU(3), nn.PixelShuffle(2)
+        self.slopes.weight.data.copy_(torch.tensor([0.5, -0.25, 2.0]))
 
     def forward(self, x: Tensor):
         large = self.shuffle(self.up(x)) + F.interpolate(x, scale_factor=2, mode="nearest")
@@ -244,6 +245,7 @@ class Sums(nn.Module):
             large,
             F.leaky_relu(self.norm(large) + large, 0.2),
             (large + 0.5).relu(),
+            self.slopes(large - 0.25),
             F.silu(F.max_pool2d(words, 3, 1, 1) + F.avg_pool2d(words, 3, 1, 1)),
         ]
 
@@ -254,7 +256,7 @@ def test_sums_of_few_channels_are_programs_on_cuda():
     planned = plan(graph, 4, device="cuda")
     few = [node for node in planned.graph.nodes if node.output.shape[1] == 3]
     programs = [node.options["program"] for node in few if node.kind == "pixel"]
-    assert programs == ["add a", "mul a; add b", "add a; leaky_relu 0.2", "add a; relu"]
+    assert programs == ["add a", "mul a; add b", "add a; leaky_relu 0.2", "add a; relu", "add a; prelu b"]
     assert "pointwise" not in [node.kind for node in few]
     assert "pointwise" in [node.kind for node in planned.graph.nodes if node.output.shape[1] == 8]
     run = PlannedModule(planned, Constants(graph, torch.device("cpu"), torch.float32))

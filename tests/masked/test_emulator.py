@@ -16,7 +16,8 @@ from support.emulator import CSRC, TOOLS, emulated_library
 from support.helpers import assert_as_accurate_as_torch, dense_conv2d, poison, tensor
 
 KERNELS = {"1x1": 0, "1x1 wide": 1, "1x1 split": 2, "3x3": 3, "3x3 stride 2": 3, "stem": 4, "general": 5}
-ACTIVATIONS = {None: 0, "relu": 1, "leaky_relu": 3, "silu": 4}
+ACTIVATIONS = {None: 0, "relu": 1, "leaky_relu": 3, "silu": 4}  # of all kernels
+WITH_SLOPES = ACTIVATIONS | {"prelu": 3}  # leaky_relu, with slopes a channel
 CASES = 12  # for each seed
 
 
@@ -30,7 +31,7 @@ class Case(ctypes.Structure):  # as in entry.cpp
             ctypes.c_int32, "kernel multiprocessors seed bfloat16 n h w c k r s stride padding dilation groups ho wo"
         ),
         *fields(ctypes.c_int32, "block_h block_w activation"),
-        *fields(ctypes.c_void_p, "x weight weight2 weight3 bias bias2 bias3 residual y"),
+        *fields(ctypes.c_void_p, "x weight weight2 weight3 bias bias2 bias3 residual y slope"),
         *fields(ctypes.c_void_p, "indices count block_map fringe fringe_count"),
         *fields(ctypes.c_int64, "capacity fringe_capacity"),
     ]
@@ -84,13 +85,16 @@ def emulate(library, which: str, seed: int, multiprocessors: int, activation, re
     options |= {"activation": activation, "residual": None}
     if residual:
         options["residual"] = tensor(shape, x.dtype).contiguous(memory_format=torch.channels_last)
+    if activation == "prelu":
+        options |= {"activation": "leaky_relu", "slope": tensor(shape[1:2], x.dtype)}
     weight = weight.contiguous(memory_format=torch.channels_last)
     edge, y = fringe(active, active, size, 3, 1, 1), poison(shape, x.dtype, "cpu", "channels_last")
     if not launch(
         library.emulate_conv, active, edge,
-        {"x": x, "weight": weight, "bias": bias, "residual": options["residual"], "y": y},
+        {"x": x, "weight": weight, "bias": bias, "residual": options["residual"], "y": y,
+         "slope": options.get("slope")},
         kernel=KERNELS[which], multiprocessors=multiprocessors, seed=seed, k=weight.shape[0], r=weight.shape[2],
-        s=weight.shape[3], activation=ACTIVATIONS[activation],
+        s=weight.shape[3], activation=WITH_SLOPES[activation],
         **{name: options[name] for name in ("stride", "padding", "dilation", "groups")},
     ):  # fmt: skip
         return False
@@ -179,7 +183,7 @@ def test_hopper_kernels_without_one(emulated, kernel, seed):
     rng, taken = random.Random(f"{kernel} {seed}"), 0
     while taken < CASES:
         case = some(rng, kernel)
-        more = {"activation": rng.choice(list(ACTIVATIONS)), "residual": kernel != "stem" and rng.random() < 0.4}
+        more = {"activation": rng.choice(list(WITH_SLOPES)), "residual": kernel != "stem" and rng.random() < 0.4}
         more |= {"seed": rng.randrange(2**31), "multiprocessors": rng.choice([1, 2, 4, 6, 12])}
         torch.manual_seed(more["seed"])
         try:
@@ -268,8 +272,30 @@ def test_few_cells_of_many_channels(emulated, seed):
     for channels, filters, multiprocessors in layers:
         case = {"channels": channels, "filters": filters, "batch": rng.choice([1, 1, 2]), "block": 8, "stride": 1}
         case |= {"size": (rng.randint(1, 33), rng.randint(1, 33)), "density": rng.choice([0.0, 0.1, 0.3, 1.0])}
-        more = {"activation": rng.choice(list(ACTIVATIONS)), "residual": rng.random() < 0.5}
+        more = {"activation": rng.choice(list(WITH_SLOPES)), "residual": rng.random() < 0.5}
         more |= {"multiprocessors": multiprocessors, "seed": rng.randrange(2**31)}
         more["dtype"] = rng.choice([torch.float16, torch.bfloat16])
         torch.manual_seed(more["seed"])
         assert emulate(emulated, "3x3", kernel=3, padding=1, **more, **case), case
+
+
+@pytest.mark.parametrize("kernel", ["3x3", "general"])
+def test_slopes_a_channel(emulated, kernel):
+    """Of kernels whose rows are channels, whose columns are, and whose few cells are cut over clusters."""
+    for seed, (channels, filters, density) in enumerate([(64, 64, 1.0), (24, 96, 0.5), (60, 20, 0.5), (128, 128, 0.1)]):
+        if kernel == "3x3" and filters % 8:
+            continue
+        torch.manual_seed(seed)
+        case = {
+            "channels": channels,
+            "filters": filters,
+            "batch": 1,
+            "block": 8,
+            "kernel": 3,
+            "padding": 1,
+            "stride": 1,
+        }
+        more = {"seed": seed, "multiprocessors": 12, "activation": "prelu", "size": (19, 20), "density": density}
+        for residual, dtype in ((False, torch.float16), (True, torch.bfloat16)):
+            taken = emulate(emulated, kernel, residual=residual, dtype=dtype, **more, **case)
+            assert taken or (kernel == "3x3" and channels % 8), case

@@ -56,6 +56,22 @@ def test_a_residual_keeps_the_stem_kernel_away():
 
 
 @pytest.mark.parametrize(
+    ("layer", "kernel"),
+    [
+        ("conv 3x3 64->64 400x704 fp16 block 16", "Hopper 3x3"),
+        ("conv 3x3 64->64 400x704 fp16 block 16 stride 2", "Hopper general"),
+        ("conv 1x1 64->256 100x176 bf16 block 8", "Hopper general"),
+        ("conv 3x3 64->64 400x704 fp32 block 16", "float32 in words"),
+    ],
+)
+def test_slopes_keep_some_kernels_away(layer, kernel):
+    found = layer_kernel(layer + " prelu")
+    assert found.kernel == kernel
+    without = layer_kernel(layer).kernel
+    assert without == kernel or dict(found.declined)[without].startswith("slopes a channel")
+
+
+@pytest.mark.parametrize(
     ("channels", "hidden", "block", "one"),
     [(512, 128, 8, True), (520, 128, 8, False), (512, 136, 8, False), (60, 64, 8, False), (64, 64, 12, False)],
 )

@@ -165,7 +165,7 @@ def assert_as_accurate_as_torch(got: Tensor, torchs: Tensor, exact: Tensor, what
 def dense_conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, **options) -> Tensor:
     """act(F.conv2d + bias + residual) of the whole plane, all in `dtype`."""
     activation, residual = options.pop("activation", None), options.pop("residual", None)
-    slope = options.pop("negative_slope", 0.01)
+    slopes = options.pop("negative_slope", 0.01), options.pop("slope", None)
     # oneDNN's half convolutions, grouped or strided, crash or give NaN on some CPUs (torch 2.13): float32, rounded,
     # stands for PyTorch's run
     compute = torch.float32 if x.device.type == "cpu" and dtype.itemsize == 2 else dtype
@@ -174,7 +174,7 @@ def dense_conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dt
         y = F.conv2d(x, weight, None if bias is None else bias.to(dtype).to(compute), **options).to(dtype)
         if residual is not None:
             y = y + residual.to(dtype)
-        return reference.activate(y, activation, slope)
+        return reference.activate(y, activation, *slopes)
 
 
 def assert_conv(

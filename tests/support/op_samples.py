@@ -92,6 +92,7 @@ def op_samples(device):
             (last, weight, bias, residual, *lists, g, *CONV, "relu", 0.0, False),
             (grad(last), grad(weight), grad(bias), grad(residual), *lists, g, *CONV, "silu", 0.0, False),
             (grad(x), weight, grad(bias), None, *lists, g, *CONV, "leaky_relu", 0.1, False),
+            (grad(last), weight, bias, grad(residual), *lists, g, *CONV, "leaky_relu", 0.0, False, grad(bias)),
         ],
         "sparse_conv2d_quantized": [
             (bytes_, filters, scales, None, None, 1.0, *lists, g, *CONV[:3], "none", 0.0, 0.5),
@@ -141,6 +142,7 @@ def op_samples(device):
             (last, wide_out, bias, residual, *lists, g, *TRANSPOSED, "relu", 0.0, False),
             (grad(last), grad(wide_out), grad(bias), grad(residual), *lists, g, *TRANSPOSED, "silu", 0.0, False),
             (grad(x), wide_out, grad(bias), None, *lists, g, *TRANSPOSED, "leaky_relu", 0.1, False),
+            (grad(last), wide_out, None, None, *lists, g, *TRANSPOSED, "leaky_relu", 0.0, False, grad(bias)),
         ],
         "sparse_conv_transpose2d_": [
             (
@@ -161,6 +163,22 @@ def op_samples(device):
         ],
         "sparse_conv2d_": [
             (x, weight, None, None, *lists[:2], g, *CONV, "none", 0.0, False, torch.zeros_like(residual), None, None),
+            (
+                last,
+                weight,
+                None,
+                None,
+                *lists[:2],
+                g,
+                *CONV,
+                "leaky_relu",
+                0.0,
+                False,
+                0 * residual,
+                *edges,
+                None,
+                bias,
+            ),
             (
                 last,
                 weight,

@@ -129,7 +129,7 @@ def samples(device: str = "cpu") -> dict[str, Node]:
     convolved = tensor((blocks_of_conv.weights,), torch.float32, device)
     matrix, gates = tensor((2, 5, 29), torch.float32, device), torch.rand(layout.blocks, device=device)
     blocks_of_weights = tensor(layout.weight_shape, torch.float32, device)
-    conv = [x, weight, *lists, bias, like, edge.pixels, edge.count, like.clone()]
+    conv = [x, weight, *lists, bias, like, bias / 2, edge.pixels, edge.count, like.clone()]
     integers = [
         torch.randint(-128, 128, shape, dtype=torch.int8, device=device)
         for shape in ((2, 12, 15, 8), (8, 3, 3, 8), (2, 12, 15, 8))

@@ -36,8 +36,6 @@ Status check_conv(const char* op, const Conv2dParams& p, DType y_dtype, DType re
               static_cast<long long>(K));
   SBNET_CHECK(p.weight.size[1] == C / p.groups, "%s: weight: %lld input channels; C/groups = %lld is wanted", op,
               static_cast<long long>(p.weight.size[1]), static_cast<long long>(C / p.groups));
-  SBNET_CHECK(p.activation >= Activation::kNone && p.activation <= Activation::kHardswish,
-              "%s: activation: unknown code %d", op, static_cast<int>(p.activation));
 
   const int64_t out[4] = {N, K, output_size(H, p.weight.size[2], p.stride[0], p.padding[0], p.dilation[0]),
                           output_size(W, p.weight.size[3], p.stride[1], p.padding[1], p.dilation[1])};
@@ -91,6 +89,7 @@ Status validate(const Conv2dParams& p) {
   SBNET_CHECK(!p.bias || p.bias_dtype == p.x.dtype || p.bias_dtype == DType::kF32,
               "%s: bias: dtype %s; the dtype of x, %s, or float32 is wanted", op, dtype_name(p.bias_dtype),
               dtype_name(p.x.dtype));
+  SBNET_TRY(check_activation(op, p.activation, p.slope, p.slope_dtype, p.x.dtype));
   return check_conv(op, p, p.x.dtype, p.x.dtype);
 }
 
@@ -112,7 +111,7 @@ Status validate(const QuantizedConv2dParams& p) {
               dtype_name(p.bias_dtype));
   SBNET_TRY(check_dtype("out", p.y));
   if (p.residual.data) SBNET_TRY(check_dtype("residual", p.residual));
-  SBNET_CHECK(!p.slope || p.activation == Activation::kLeakyRelu, "%s: slope: expected the activation leaky_relu", op);
+  SBNET_TRY(check_activation(op, p.activation, p.slope, p.slope_dtype, DType::kF32));
   SBNET_CHECK(p.y.dtype == DType::kI8 ? p.out_scale > 0 && p.out_scale <= FLT_MAX : p.out_scale == 0,
               "%s: out_scale: expected %s, got %g", op,
               p.y.dtype == DType::kI8 ? "a positive number with an int8 output" : "none with a float32 output",

@@ -19,6 +19,8 @@ struct Conv2dParams {
   int32_t groups;
   Activation activation;
   float activation_param;  // leaky_relu: negative slope
+  const void* slope;       // leaky_relu: [K] contiguous, instead of activation_param, which is one for all; or null
+  DType slope_dtype;       // x.dtype or float32
   bool allow_tf32;         // float32 on CUDA may use tf32 tensor cores; default false
 };
 

@@ -7,10 +7,9 @@ namespace sbnet {
 // Conv2dParams of integers: weight is int8, x is int8 or rounded to it as it is read, and
 //   y = activation(scale * conv2d(x, weight) + bias + residual_scale * residual),
 // written as float32 or rounded to int8. A float f becomes f * (1 / its scale), rounded (halves to even) and saturated;
-// NaN becomes 0. bias is float32; residual and y are int8 or float32, each by itself; groups is 1.
+// NaN becomes 0. bias and slope are float32; residual and y are int8 or float32, each by itself; groups is 1.
 struct QuantizedConv2dParams : Conv2dParams {
   const float* scale;    // [K]: units of y that 1 of the sum of products counts
-  const float* slope;    // [K] or null: of kLeakyRelu, instead of activation_param, which is one for all channels
   float x_scale;         // units of x that 1 of its int8 form counts: above 0 where x is float32, else 0
   float residual_scale;  // units of y that 1 of residual counts
   float out_scale;       // units of y that 1 of the output counts: above 0 where y is int8, else 0

@@ -54,6 +54,7 @@ const char* hopper_3x3_declines(const Conv2dParams& p) {
     if (p.dilation[d] != 1) return "dilation is not 1";
     if (grid.size[d] % 8) return "block sides are no multiples of 8";
   }
+  if (p.stride[0] == 2 && p.slope) return "slopes a channel, with stride 2";
   if (p.stride[0] == 2 && (p.x.size[2] < 2 || p.x.size[3] < 2)) return "a plane of one row or column";
   if (p.stride[0] == 1 && is_narrow(p) && !hopper_general_declines(p))
     return "65 to 96 channels, which it fills up to 128";
@@ -64,6 +65,7 @@ const char* hopper_1x1_declines(const Conv2dParams& p) {
   if (p.weight.size[2] != 1 || p.weight.size[3] != 1) return "kernel is not 1x1";
   if (const char* why = half_planes_decline(p)) return why;
   if (p.padding[0] || p.padding[1]) return "padding is not 0";
+  if (p.slope) return "slopes a channel";
   if (!conv1x1_cell(p.active.grid)) return "block sides are no multiples of 4";
   return tiles_fit(p.active, p.fringe, 4, (p.weight.size[0] + 63) / 64) ? nullptr : "too many tiles to count";
 }
@@ -74,6 +76,7 @@ const char* hopper_stem_declines(const Conv2dParams& p) {
   if (p.x.size[1] != 3 || p.groups != 1) return "input channels are not 3";
   if (p.weight.size[0] > 64 || p.weight.size[0] % 8) return "output channels are no multiple of 8 up to 64";
   if (p.residual.data) return "a residual";
+  if (p.slope) return "slopes a channel";
   if (!weights_packed(p.weight)) return "weights are not packed channels-last and 16-byte aligned";
   for (int d = 0; d < 2; ++d) {
     if (p.stride[d] != 2 || p.padding[d] != 3 || p.dilation[d] != 1) return "not stride 2, padding 3, dilation 1";
@@ -224,6 +227,7 @@ sbnet::Status sbnet_select_conv2d(const SbnetConvQuery* q, char* text, int64_t r
   p.x = channels_last(dtype, q->batch, q->channels, in[0], in[1]);
   p.y = channels_last(dtype, q->batch, q->out_channels, out[0], out[1]);
   if (q->residual) p.residual = p.y;
+  if (q->slope) p.activation = Activation::kLeakyRelu, p.slope = p.y.data, p.slope_dtype = dtype;
   p.weight = channels_last(dtype, q->out_channels, q->channels / q->groups, q->kernel[0], q->kernel[1]);
   p.allow_tf32 = q->allow_tf32 != 0;
   p.active.capacity = q->batch * p.active.grid.count[0] * p.active.grid.count[1];

@@ -48,7 +48,7 @@ extern "C" {
 // A layer by numbers, its tensors packed channels-last and aligned, all blocks of its output plane in the list.
 struct SbnetConvQuery {
   int64_t dtype, batch, channels, height, width, out_channels, kernel[2], stride[2], padding[2], dilation[2], groups,
-      block[2], residual, allow_tf32, capability;
+      block[2], residual, slope, allow_tf32, capability;
 };
 // Writes the name of the kernel and a line "name: reason" for each one above it in the table.
 SBNET_EXPORT sbnet::Status sbnet_select_conv2d(const SbnetConvQuery* query, char* text, int64_t room);

@@ -51,8 +51,7 @@ Status validate(const ConvTransposeParams& p) {
               static_cast<long long>(K));
   SBNET_CHECK(size_product({C, p.weight.size[1], p.weight.size[2], p.weight.size[3]}) < int64_t{1} << 48,
               "%s: weight: expected less than 2^48 elements", kOp);
-  SBNET_CHECK(p.activation >= Activation::kNone && p.activation <= Activation::kHardswish,
-              "%s: activation: unknown code %d", kOp, static_cast<int>(p.activation));
+  SBNET_TRY(check_activation(kOp, p.activation, p.slope, p.slope_dtype, p.x.dtype));
   LayerShape shape = {{p.x.size[0], K, 0, 0}, "N, K, H_out, W_out"};
   for (int d = 0; d < 2; ++d) {
     shape.size[2 + d] = conv_transpose_output_side(p, d, p.x.size[2 + d]);
@@ -107,6 +106,7 @@ Conv2dParams phase_conv(const ConvTransposeParams& p, const TransposePhase& row,
   c.active = p.active;
   c.groups = p.groups;
   c.activation = p.activation, c.activation_param = p.activation_param;
+  c.slope = p.slope, c.slope_dtype = p.slope_dtype;
   c.allow_tf32 = p.allow_tf32;
   const int64_t item = dtype_size(p.x.dtype);
   for (int d = 0; d < 2; ++d) {

@@ -19,6 +19,8 @@ struct ConvTransposeParams {
   int32_t groups;
   Activation activation;
   float activation_param;
+  const void* slope;  // [K] contiguous or null
+  DType slope_dtype;  // x.dtype or float32
   bool allow_tf32;
 };
 

@@ -127,8 +127,8 @@ static void run_slice(const ConvPlan& plan, const ConvJob& job, const Slice& sli
     const T* w = weights_of<T>(plan, job, slice, j);
     const NextWeights next = next_weights<T>(plan, job, slice, j);
     float* sums = job.sums + j * plan.sum_rows * kPanelWidth;
-    alignas(64) float bias[kPanelWidth];
-    if (slice.last) load_bias<T>(plan.p, k0, channels, bias);
+    PanelEnd end;
+    if (slice.last) load_end<T>(plan.p, k0, channels, &end);
     for (int64_t i = 0; i < px.count; sums += 2 * run_rows * kPanelWidth) {
       int64_t begin[3] = {i, i, i};
       int runs = 0;
@@ -146,7 +146,7 @@ static void run_slice(const ConvPlan& plan, const ConvJob& job, const Slice& sli
       else
         (runs == 2 ? microkernel<T, 2, 1> : microkernel<T, 1, 1>)(x, pixel_bytes, slice.taps, w, to, slice.first);
       if (slice.last)
-        for (int r = 0; r < runs; ++r) finish<T>(plan, px, begin[r], begin[r + 1], k0, channels, bias, to[r]);
+        for (int r = 0; r < runs; ++r) finish<T>(plan, px, begin[r], begin[r + 1], k0, channels, end, to[r]);
       i = begin[runs];
     }
   }

@@ -227,13 +227,13 @@ static void run_slice(const ConvPlan& plan, const ConvJob& job, const Slice& sli
     const NextWeights next = next_weights<T>(plan, job, slice, j);
     float* sums = job.sums + j * plan.sum_rows * kPanelWidth;
     const Microkernel micro = plan.lanewise ? microkernel_of<true>(width) : microkernel_of<false>(width);
-    alignas(64) float bias[kPanelWidth];
-    if (slice.last) load_bias<T>(plan.p, k0, channels, bias);
+    PanelEnd numbers;
+    if (slice.last) load_end<T>(plan.p, k0, channels, &numbers);
     const bool vectors = stores_vectors<T>(plan, channels);
     const Slice* inputs = plan.in_place && j == 0 ? &slice : nullptr;  // the next panels find them in the cache
     const Conv2dParams& p = plan.p;
     const float* added = static_cast<const float*>(p.residual.data);
-    Ending end = {bias, added ? added + k0 : nullptr, static_cast<float*>(p.y.data) + k0, 0, 0};
+    Ending end = {numbers.bias, added ? added + k0 : nullptr, static_cast<float*>(p.y.data) + k0, 0, 0};
     const bool to_y =
         slice.first && slice.last && vectors && !plan.lanewise && bounds_of(p.activation, &end.low, &end.high);
     const MicrokernelToY micro_to_y = microkernel_to_y_of(width);
@@ -246,7 +246,7 @@ static void run_slice(const ConvPlan& plan, const ConvJob& job, const Slice& sli
         continue;
       }
       micro(from, px.patch + i, slice.taps, w, sums, slice.first, ahead);
-      if (slice.last) finish<T>(plan, px, i, smaller(i + kMicroPixels, px.count), k0, channels, bias, sums);
+      if (slice.last) finish<T>(plan, px, i, smaller(i + kMicroPixels, px.count), k0, channels, numbers, sums);
     }
   }
 }

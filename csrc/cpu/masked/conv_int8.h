@@ -154,7 +154,10 @@ static void load_scales(const ConvPlan& plan, const ConvJob& job, int64_t k0, in
   __builtin_memset(s, 0, sizeof(*s));
   __builtin_memcpy(s->scale, plan.quantized->scale + k0, channels * 4);
   if (plan.p.bias) __builtin_memcpy(s->bias, static_cast<const float*>(plan.p.bias) + k0, channels * 4);
-  if (plan.quantized->slope) __builtin_memcpy(s->slope, plan.quantized->slope + k0, channels * 4);
+  if (plan.p.slope)
+    __builtin_memcpy(s->slope, static_cast<const float*>(plan.p.slope) + k0, channels * 4);
+  else
+    for (int64_t k = 0; k < kPanelWidth; ++k) s->slope[k] = plan.p.activation_param;
   const char* offsets = static_cast<const char*>(job.weights) + plan.offsets_at;
   __builtin_memcpy(s->offset, offsets + k0 * 4, channels * 4);
 }
@@ -212,7 +215,7 @@ static __attribute__((noinline)) void finish_quantized(const ConvPlan& plan, con
           __builtin_convertvector(reinterpret_cast<IntVec>(sum + offset), Vec) * load(s.scale + v) + load(s.bias + v);
       if (p.residual.data)
         y += q.residual_scale * load_channels(p.residual, px.residual[i] + (k0 + v) * residual_step, channels - v);
-      y = q.slope ? (y < Vec{} ? y * load(s.slope + v) : y) : activate(p.activation, p.activation_param, y);
+      y = activate(p.activation, load(s.slope + v), y);
       store_channels(static_cast<Y*>(p.y.data) + px.y[i] + (k0 + v) * step, step, channels - v, y * per_unit);
     }
 }

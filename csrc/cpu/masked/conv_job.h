@@ -16,23 +16,28 @@ SBNET_INLINE bool stores_vectors(const ConvPlan& plan, int64_t channels) {
          (!p.residual.data || p.residual.stride[1] == 1);
 }
 
+// What a panel's channels have: bias, 0 without one, and the slope below zero.
+struct PanelEnd {
+  alignas(64) float bias[kPanelWidth], slope[kPanelWidth];
+};
+
 // With one activation, so that no vector asks which.
 template <Activation kActivation>
 static __attribute__((noinline)) void finish_vectors(const Conv2dParams& p, const ConvPixels& pixels, int64_t begin,
-                                                     int64_t end, int64_t k0, int64_t channels, const float* bias,
+                                                     int64_t end, int64_t k0, int64_t channels, const PanelEnd& panel,
                                                      const float* sums) {
   float* y = static_cast<float*>(p.y.data) + k0;
   const float* residual = p.residual.data ? static_cast<const float*>(p.residual.data) + k0 : nullptr;
   for (int64_t i = begin; i < end; ++i, sums += kPanelWidth)
     for (int64_t v = 0; v < channels; v += kLanes) {
-      Vec sum = load(sums + v) + load(bias + v);
+      Vec sum = load(sums + v) + load(panel.bias + v);
       if (residual) sum += load(residual + pixels.residual[i] + v);
-      store(y + pixels.y[i] + v, activate(kActivation, p.activation_param, sum));
+      store(y + pixels.y[i] + v, activate(kActivation, load(panel.slope + v), sum));
     }
 }
 
-using FinishVectors = void (*)(const Conv2dParams&, const ConvPixels&, int64_t, int64_t, int64_t, int64_t, const float*,
-                               const float*);
+using FinishVectors = void (*)(const Conv2dParams&, const ConvPixels&, int64_t, int64_t, int64_t, int64_t,
+                               const PanelEnd&, const float*);
 
 static FinishVectors finish_vectors_of(Activation activation) {
   switch (activation) {
@@ -56,29 +61,35 @@ static FinishVectors finish_vectors_of(Activation activation) {
 
 template <class T>
 static __attribute__((noinline)) void finish(const ConvPlan& plan, const ConvPixels& pixels, int64_t begin, int64_t end,
-                                             int64_t k0, int64_t channels, const float* bias, const float* sums) {
+                                             int64_t k0, int64_t channels, const PanelEnd& panel, const float* sums) {
   const Conv2dParams& p = plan.p;
   if (stores_vectors<T>(plan, channels))
-    return finish_vectors_of(p.activation)(p, pixels, begin, end, k0, channels, bias, sums);
+    return finish_vectors_of(p.activation)(p, pixels, begin, end, k0, channels, panel, sums);
   alignas(64) float row[kPanelWidth], residual[kPanelWidth] = {};
   for (int64_t i = begin; i < end; ++i, sums += kPanelWidth) {
     if (p.residual.data)
       load_row(residual, static_cast<const T*>(p.residual.data) + pixels.residual[i] + k0 * p.residual.stride[1],
                p.residual.stride[1], channels);
     for (int64_t v = 0; v < channels; v += kLanes)
-      store(row + v, activate(p.activation, p.activation_param, load(sums + v) + load(bias + v) + load(residual + v)));
+      store(row + v,
+            activate(p.activation, load(panel.slope + v), load(sums + v) + load(panel.bias + v) + load(residual + v)));
     store_row(static_cast<T*>(p.y.data) + pixels.y[i] + k0 * p.y.stride[1], p.y.stride[1], row, channels);
   }
 }
 
+// Numbers a channel, of float or T, as floats.
 template <class T>
-static void load_bias(const Conv2dParams& p, int64_t k0, int64_t channels, float* bias) {
-  __builtin_memset(bias, 0, kPanelWidth * 4);
-  if (!p.bias) return;
-  if (p.bias_dtype == DType::kF32)
-    load_row(bias, static_cast<const float*>(p.bias) + k0, 1, channels);
+static void load_numbers(const void* from, DType dtype, int64_t k0, int64_t channels, float* to) {
+  if (dtype == DType::kF32)
+    load_row(to, static_cast<const float*>(from) + k0, 1, channels);
   else
-    load_row(bias, static_cast<const T*>(p.bias) + k0, 1, channels);
+    load_row(to, static_cast<const T*>(from) + k0, 1, channels);
+}
+template <class T>
+static void load_end(const Conv2dParams& p, int64_t k0, int64_t channels, PanelEnd* panel) {
+  for (int64_t k = 0; k < kPanelWidth; ++k) panel->bias[k] = 0, panel->slope[k] = p.activation_param;
+  if (p.bias) load_numbers<T>(p.bias, p.bias_dtype, k0, channels, panel->bias);
+  if (p.slope) load_numbers<T>(p.slope, p.slope_dtype, k0, channels, panel->slope);
 }
 
 // ---- One job.

@@ -118,13 +118,13 @@ SBNET_INLINE void inside(int64_t at, int64_t dilation, int64_t taps, int64_t sid
 
 // `width` channels from `k0` on, in whole vectors, of all pixels of a rect.
 static void run_rect_straight(const ConvPlan& plan, const ConvRect& rect, int64_t k0, int64_t width, Straight s,
-                              const float* bias) {
+                              const PanelEnd& panel) {
   const Conv2dParams& p = plan.p;
   const int64_t R = plan.weight.size[2], S = plan.weight.size[3], vectors = width / kLanes;
   const SumStraight many = sum_straight_of<kNeighbours>(vectors), one = sum_straight_of<1>(vectors);
   s.step = p.stride[1] * p.x.stride[3];
   const Row apart = {p.y.stride[3], p.residual.stride[3]};
-  Ending bounded = {bias, nullptr, nullptr, 0, 0};
+  Ending bounded = {panel.bias, nullptr, nullptr, 0, 0};
   const Ending* end_of = bounds_of(p.activation, &bounded.low, &bounded.high) ? &bounded : nullptr;
   alignas(64) float sums[kNeighbours * kPanelWidth];
   for (int64_t r = rect.row; r < rect.row + rect.height; ++r) {
@@ -174,9 +174,9 @@ static void run_rect_straight(const ConvPlan& plan, const ConvRect& rect, int64_
       }
       for (int64_t i = 0; i < pixels; ++i, ++c)
         for (int64_t k = 0; k < width; k += kLanes) {
-          Vec v = load(sums + i * width + k) + load(bias + k);
+          Vec v = load(sums + i * width + k) + load(panel.bias + k);
           if (add) v += load(add + c * p.residual.stride[3] + k);
-          store(to + c * p.y.stride[3] + k, activate(p.activation, p.activation_param, v));
+          store(to + c * p.y.stride[3] + k, activate(p.activation, load(panel.slope + k), v));
         }
     }
   }
@@ -189,12 +189,12 @@ static void run_straight(const ConvPlan& plan, const ConvJob& job) {
   int64_t offset[kMaxAxisTaps * kMaxAxisTaps];
   for (int64_t t = 0; t < plan.taps(); ++t)
     offset[t] = t / S * p.dilation[0] * p.x.stride[2] + t % S * p.dilation[1] * p.x.stride[3];
-  alignas(64) float bias[kPanelWidth];
-  load_bias<float>(p, k0, width, bias);
+  PanelEnd panel;
+  load_end<float>(p, k0, width, &panel);
   const float* weights = static_cast<const float*>(job.weights) + plan.panel_offset(0, job.first_panel);
   const bool threes = S == 3 && p.stride[1] == p.dilation[1];
   const Straight s = {0, 0, S, plan.group_in, threes, 0, offset, weights, width};
-  for (int64_t q = 0; q < job.rect_count; ++q) run_rect_straight(plan, job.rects[q], k0, width, s, bias);
+  for (int64_t q = 0; q < job.rect_count; ++q) run_rect_straight(plan, job.rects[q], k0, width, s, panel);
 }
 
 }  // namespace SBNET_ISA

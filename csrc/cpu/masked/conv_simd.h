@@ -201,7 +201,8 @@ SBNET_INLINE bool bounds_of(Activation activation, float* low, float* high) {
   return activation == Activation::kNone || activation == Activation::kRelu || activation == Activation::kRelu6;
 }
 
-SBNET_INLINE Vec activate(Activation activation, float slope, Vec v) {
+// slope: of leaky_relu.
+SBNET_INLINE Vec activate(Activation activation, Vec slope, Vec v) {
   const Vec zero = Vec{};
   switch (activation) {
     case Activation::kNone:
@@ -212,7 +213,7 @@ SBNET_INLINE Vec activate(Activation activation, float slope, Vec v) {
       v = v < zero ? zero : v;
       return v > 6.0f ? splat(6.0f) : v;
     case Activation::kLeakyRelu:
-      return v < zero ? v * slope : v;
+      return v > zero ? v : v * slope;
     case Activation::kSilu:
       return v / (1.0f + exponential(-v));
     case Activation::kGelu:
@@ -226,6 +227,7 @@ SBNET_INLINE Vec activate(Activation activation, float slope, Vec v) {
   }
   return v;
 }
+SBNET_INLINE Vec activate(Activation activation, float slope, Vec v) { return activate(activation, splat(slope), v); }
 
 }  // namespace SBNET_ISA
 }  // namespace sbnet

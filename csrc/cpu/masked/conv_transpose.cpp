@@ -71,7 +71,7 @@ float activate(Activation activation, float param, float v) {
     case Activation::kRelu6:
       return v < 0.f ? 0.f : v > 6.f ? 6.f : v;
     case Activation::kLeakyRelu:
-      return v < 0.f ? v * param : v;
+      return v > 0.f ? v : v * param;
     case Activation::kSilu:
       return v / (1.f + std::exp(-v));
     case Activation::kGelu:
@@ -87,6 +87,12 @@ float activate(Activation activation, float param, float v) {
 struct Pixel {
   int64_t n, row, column;
 };
+
+// One of [K] numbers of T or float.
+template <class T>
+float number_at(const void* numbers, DType dtype, int64_t k) {
+  return dtype == DType::kF32 ? static_cast<const float*>(numbers)[k] : to_float(static_cast<const T*>(numbers)[k]);
+}
 
 // Channels [first, first + count) of one group of a pixel.
 template <class T>
@@ -114,14 +120,13 @@ void run_pixel(const ConvTransposeParams& p, const Pixel& at, int64_t group, int
   T* y = static_cast<T*>(p.y.data) + at.n * p.y.stride[0] + at.row * p.y.stride[2] + at.column * p.y.stride[3];
   for (int64_t k = 0; k < count; ++k) {
     float v = static_cast<float>(sums[k]);
-    if (p.bias)
-      v += p.bias_dtype == DType::kF32 ? static_cast<const float*>(p.bias)[k0 + k]
-                                       : to_float(static_cast<const T*>(p.bias)[k0 + k]);
+    if (p.bias) v += number_at<T>(p.bias, p.bias_dtype, k0 + k);
+    const float param = p.slope ? number_at<T>(p.slope, p.slope_dtype, k0 + k) : p.activation_param;
     if (p.residual.data)
       v += to_float(
           static_cast<const T*>(p.residual.data)[at.n * p.residual.stride[0] + (k0 + k) * p.residual.stride[1] +
                                                  at.row * p.residual.stride[2] + at.column * p.residual.stride[3]]);
-    y[(k0 + k) * p.y.stride[1]] = from_float<T>(activate(p.activation, p.activation_param, v));
+    y[(k0 + k) * p.y.stride[1]] = from_float<T>(activate(p.activation, param, v));
   }
 }
 

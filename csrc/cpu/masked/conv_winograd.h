@@ -212,8 +212,9 @@ static void finish_squares(const ConvPlan& plan, const ConvJob& job, const Winog
   const ConvPixels& px = *job.pixels;
   const int64_t apart = plan.squares * kPanelWidth;
   const int32_t* dilation = plan.p.dilation;
-  alignas(64) float bias[kPanelWidth], outputs[4 * kPanelWidth];
-  load_bias<T>(plan.p, panel.k0, panel.channels, bias);
+  alignas(64) float outputs[4 * kPanelWidth];
+  PanelEnd end;
+  load_end<T>(plan.p, panel.k0, panel.channels, &end);
   const float* sums = job.sums;
   int64_t first = 0;
   for (int64_t q = 0; q < job.rect_count; ++q) {
@@ -227,7 +228,7 @@ static void finish_squares(const ConvPlan& plan, const ConvJob& job, const Winog
         if (!finite)
           for (int64_t i = 0; i < count; ++i)
             sum_again<T>(plan, rect, px.row[first + i], px.column[first + i], panel, outputs + i * kPanelWidth);
-        finish<T>(plan, px, first, first + count, panel.k0, panel.channels, bias, outputs);
+        finish<T>(plan, px, first, first + count, panel.k0, panel.channels, end, outputs);
         first += count;
       }
   }

@@ -33,11 +33,26 @@ __device__ __forceinline__ void activate(Activation activation, float param, flo
   }
 }
 
+// One of [K] numbers of T or float.
+template <class T>
+__device__ __forceinline__ float number_at(const void* numbers, DType dtype, int64_t k) {
+  return dtype == DType::kF32 ? static_cast<const float*>(numbers)[k] : to_float(static_cast<const T*>(numbers)[k]);
+}
 template <class T>
 __device__ __forceinline__ float bias_at(const Conv2dParams& p, int64_t k) {
-  if (!p.bias) return 0.f;
-  return p.bias_dtype == DType::kF32 ? static_cast<const float*>(p.bias)[k]
-                                     : to_float(static_cast<const T*>(p.bias)[k]);
+  return p.bias ? number_at<T>(p.bias, p.bias_dtype, k) : 0.f;
+}
+
+// The activation of a convolution, of channels k ... k+kN as far as k_end: where they have slopes, each its own.
+template <class T, class Params, int kRows, int kN>
+__device__ __forceinline__ void activate_channels(const Params& p, float (&v)[kRows][kN], int64_t k, int64_t k_end) {
+  if (!p.slope) return activate(p.activation, p.activation_param, v);
+#pragma unroll
+  for (int e = 0; e < kN; ++e) {
+    const float slope = k + e < k_end ? number_at<T>(p.slope, p.slope_dtype, k + e) : 0.f;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) v[i][e] = v[i][e] > 0.f ? v[i][e] : v[i][e] * slope;
+  }
 }
 
 // Where a pixel's channels begin in y and residual, in elements; y < 0: nowhere.
@@ -77,7 +92,7 @@ __device__ __forceinline__ void finish_outputs(const Conv2dParams& p, bool vecto
           if (to[i].y >= 0 && k + e < k_end) v[i][e] += to_float(residual[to[i].residual + e * p.residual.stride[1]]);
     }
   }
-  activate(p.activation, p.activation_param, v);
+  activate_channels<T>(p, v, k, k_end);
   T* y = static_cast<T*>(p.y.data) + k * p.y.stride[1];
   if (vector_y && whole) {
 #pragma unroll

@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kPixelThreads)
                                                  : static_cast<float>(static_cast<const int8_t*>(t.data)[at]);
       v[0][0] = fmaf(p.residual_scale, added, v[0][0]);
     }
-    activate(p.activation, p.slope ? p.slope[k] : p.activation_param, v);
+    activate(p.activation, p.slope ? static_cast<const float*>(p.slope)[k] : p.activation_param, v);
     T* out = static_cast<T*>(p.y.data) + n * p.y.stride[0] + k * p.y.stride[1] + row * p.y.stride[2] +
              column * p.y.stride[3];
     if constexpr (sizeof(T) == 1)

@@ -67,14 +67,12 @@ __device__ __forceinline__ void run_output(const ConvTransposeParams& p, int n, 
     }
   }
   float v[1][1] = {{static_cast<float>(sum)}};
-  if (p.bias)
-    v[0][0] +=
-        p.bias_dtype == DType::kF32 ? static_cast<const float*>(p.bias)[k] : to_float(static_cast<const T*>(p.bias)[k]);
+  if (p.bias) v[0][0] += number_at<T>(p.bias, p.bias_dtype, k);
   if (p.residual.data)
     v[0][0] +=
         to_float(static_cast<const T*>(p.residual.data)[n * p.residual.stride[0] + k * p.residual.stride[1] +
                                                         row * p.residual.stride[2] + column * p.residual.stride[3]]);
-  activate(p.activation, p.activation_param, v);
+  activate_channels<T>(p, v, k, k + 1);
   static_cast<T*>(p.y.data)[n * p.y.stride[0] + k * p.y.stride[1] + row * p.y.stride[2] + column * p.y.stride[3]] =
       from_float<T>(v[0][0]);
 }

@@ -56,9 +56,22 @@ struct Sides {
 
 struct SparseConv2d {
   static constexpr const char* kName = "sparse_conv2d";
-  enum Position { kX, kWeight, kIndices, kCount, kBlockMap, kBiasInput, kResidual, kFringePixels, kFringeCount, kBase };
+  enum Position {
+    kX,
+    kWeight,
+    kIndices,
+    kCount,
+    kBlockMap,
+    kBiasInput,
+    kResidual,
+    kSlope,
+    kFringePixels,
+    kFringeCount,
+    kBase
+  };
   static constexpr auto kInputs =
-      layer_inputs({{"x", kT}, {"weight", kT}}, {{"bias", kBias, kOptional}, {"residual", kT, kOptional}});
+      layer_inputs({{"x", kT}, {"weight", kT}},
+                   {{"bias", kBias, kOptional}, {"residual", kT, kOptional}, {"slope", kBias, kOptional}});
   static constexpr Argument kOutputs[] = {{"y", kT}};
   static constexpr auto kTypes = kBiasTypes;
   static constexpr int kInPlace = kBase;
@@ -96,6 +109,7 @@ struct SparseConv2d {
     p.groups = static_cast<int32_t>(groups);
     p.activation = activation;
     p.activation_param = negative_slope;
+    p.slope = bias_of(c, kSlope, weight.shape[0], &p.slope_dtype);
     p.allow_tf32 = allow_tf32;
     layer.compute(c, p, sides.output(x, weight), [&](const Parallel& parallel) {
       const void* packed = packed_weight.data();
@@ -160,7 +174,7 @@ struct SparseConv2dQuantized {
     p.bias = bias_of(c, kBiasInput, weight.shape[0], &p.bias_dtype);
     DType float32 = DType::kF32;
     p.scale = static_cast<const float*>(bias_of(c, kScale, weight.shape[0], &float32));
-    p.slope = static_cast<const float*>(bias_of(c, kSlope, weight.shape[0], &float32));
+    p.slope = bias_of(c, kSlope, weight.shape[0], &p.slope_dtype);
     if (residual.present) p.residual = plane_view(residual);
     sides.set(&p);
     p.groups = 1;

@@ -7,9 +7,22 @@ namespace {
 
 struct SparseConvTranspose2d {
   static constexpr const char* kName = "sparse_conv_transpose2d";
-  enum Position { kX, kWeight, kIndices, kCount, kBlockMap, kBiasInput, kResidual, kFringePixels, kFringeCount, kBase };
+  enum Position {
+    kX,
+    kWeight,
+    kIndices,
+    kCount,
+    kBlockMap,
+    kBiasInput,
+    kResidual,
+    kSlope,
+    kFringePixels,
+    kFringeCount,
+    kBase
+  };
   static constexpr auto kInputs =
-      layer_inputs({{"x", kT}, {"weight", kT}}, {{"bias", kBias, kOptional}, {"residual", kT, kOptional}});
+      layer_inputs({{"x", kT}, {"weight", kT}},
+                   {{"bias", kBias, kOptional}, {"residual", kT, kOptional}, {"slope", kBias, kOptional}});
   static constexpr Argument kOutputs[] = {{"y", kT}};
   static constexpr auto kTypes = kBiasTypes;
   static constexpr int kInPlace = kBase;
@@ -60,6 +73,7 @@ struct SparseConvTranspose2d {
     p.weight = plane_view(weight);
     const int64_t channels = size_product({weight.shape[3], numbers.groups});
     p.bias = bias_of(c, kBiasInput, channels, &p.bias_dtype);
+    p.slope = bias_of(c, kSlope, channels, &p.slope_dtype);
     if (residual.present) p.residual = plane_view(residual);
     const std::vector<int64_t> shape = {x.shape[0], output_side(0, x.shape[1], weight.shape[1]),
                                         output_side(1, x.shape[2], weight.shape[2]), channels};

@@ -31,6 +31,7 @@ struct ConvArguments {
   std::string activation;
   double activation_param;
   bool allow_tf32;
+  std::optional<Tensor> slope;
 };
 
 // p's numbers. `a` holds the tensors that p points into.
@@ -53,6 +54,7 @@ void set_conv(const Call& call, const LayerCall& layer, ConvArguments& a, Conv2d
   p.groups = to_int32(op, "groups", a.groups);
   p.activation = to_activation(op, a.activation);
   p.activation_param = static_cast<float>(a.activation_param);
+  p.slope = bias_of(call, "slope", a.slope, a.weight.size(0), &p.slope_dtype);
   p.allow_tf32 = a.allow_tf32;
 }
 
@@ -77,9 +79,10 @@ void sparse_conv2d_(Tensor x, Tensor weight, std::optional<Tensor> bias, std::op
                     Tensor count, Ints grid, Ints stride, Ints padding, Ints dilation, int64_t groups,
                     std::string activation, double activation_param, bool allow_tf32, Tensor out,
                     std::optional<Tensor> fringe_pixels, std::optional<Tensor> fringe_count,
-                    std::optional<Tensor> packed) {
+                    std::optional<Tensor> packed, std::optional<Tensor> slope) {
   run({"sparse_conv2d_", x, indices, count, grid, out, fringe_pixels, fringe_count},
-      {weight, bias, residual, stride, padding, dilation, groups, activation, activation_param, allow_tf32}, packed);
+      {weight, bias, residual, stride, padding, dilation, groups, activation, activation_param, allow_tf32, slope},
+      packed);
 }
 
 // Of y, before validate() has seen the numbers: 32 bits each, so that nothing overflows.
@@ -103,7 +106,8 @@ void output_sides(const char* op, const Tensor& x, const Tensor& weight, const I
 // Zeros outside the active blocks; y has the memory format of x.
 Tensor sparse_conv2d(Tensor x, Tensor weight, std::optional<Tensor> bias, std::optional<Tensor> residual,
                      Tensor indices, Tensor count, Tensor block_map, Ints grid, Ints stride, Ints padding,
-                     Ints dilation, int64_t groups, std::string activation, double activation_param, bool allow_tf32) {
+                     Ints dilation, int64_t groups, std::string activation, double activation_param, bool allow_tf32,
+                     std::optional<Tensor> slope) {
   const char* op = "sparse_conv2d";
   check_rank(op, "x", x, 4);
   check_rank(op, "weight", weight, 4);
@@ -111,14 +115,13 @@ Tensor sparse_conv2d(Tensor x, Tensor weight, std::optional<Tensor> bias, std::o
   output_sides(op, x, weight, stride, padding, dilation, side);
   const Tensor y = zeros_for(op, x, weight.size(0), side, block_map, grid);
   run({op, x, indices, count, grid, y},
-      {weight, bias, residual, stride, padding, dilation, groups, activation, activation_param, allow_tf32});
+      {weight, bias, residual, stride, padding, dilation, groups, activation, activation_param, allow_tf32, slope});
   return y;
 }
 
 // What an int8 convolution has besides.
 struct Scales {
   Tensor scale;
-  std::optional<Tensor> slope;
   double x, residual, out;
 };
 
@@ -132,9 +135,6 @@ void run_quantized(const LayerCall& layer, ConvArguments a, const Scales& scales
   DType dtype = DType::kF32;
   p.scale = static_cast<const float*>(bias_of(call, "scale", scale, a.weight.size(0), &dtype));
   SBNET_TORCH_CHECK(dtype == DType::kF32, "sbnet::", op, ": scale: dtype: expected float32, got ", dtype_name(dtype));
-  std::optional<Tensor> slope = scales.slope;
-  p.slope = static_cast<const float*>(bias_of(call, "slope", slope, a.weight.size(0), &dtype));
-  SBNET_TORCH_CHECK(dtype == DType::kF32, "sbnet::", op, ": slope: dtype: expected float32, got ", dtype_name(dtype));
   p.x_scale = static_cast<float>(scales.x);
   p.residual_scale = static_cast<float>(scales.residual);
   p.out_scale = static_cast<float>(scales.out);
@@ -146,7 +146,7 @@ void run_quantized(const LayerCall& layer, ConvArguments a, const Scales& scales
   const auto kernel = [=](void* own, const Parallel& parallel) {
     return sbnet_sparse_conv2d_quantized_cpu(&p, packed, own, &parallel);
   };
-  check(op, SBNET_ON_DEVICE(call, run_on_cpu(op, &scratch, kernel, layer, a, scale, slope, packed_weight),
+  check(op, SBNET_ON_DEVICE(call, run_on_cpu(op, &scratch, kernel, layer, a, scale, packed_weight),
                             sbnet_sparse_conv2d_quantized_cuda(&p, call.stream())));
 }
 
@@ -157,8 +157,8 @@ void sparse_conv2d_quantized_(Tensor x, Tensor weight, Tensor scale, std::option
                               std::optional<Tensor> fringe_pixels, std::optional<Tensor> fringe_count,
                               std::optional<Tensor> packed, double x_scale, std::optional<Tensor> slope) {
   run_quantized({"sparse_conv2d_quantized_", x, indices, count, grid, out, fringe_pixels, fringe_count},
-                {weight, bias, residual, stride, padding, dilation, 1, activation, activation_param, false},
-                {scale, slope, x_scale, residual_scale, out_scale}, packed);
+                {weight, bias, residual, stride, padding, dilation, 1, activation, activation_param, false, slope},
+                {scale, x_scale, residual_scale, out_scale}, packed);
 }
 
 // A functional form; dtype: of y.
@@ -180,8 +180,8 @@ Tensor sparse_conv2d_quantized(Tensor x, Tensor weight, Tensor scale, std::optio
                                std::optional<Tensor> slope) {
   const char* op = "sparse_conv2d_quantized";
   return quantized(op, {op, x, indices, count, grid, x}, block_map,
-                   {weight, bias, residual, stride, padding, dilation, 1, activation, activation_param, false},
-                   {scale, slope, x_scale, residual_scale, out_scale}, ScalarType::Char);
+                   {weight, bias, residual, stride, padding, dilation, 1, activation, activation_param, false, slope},
+                   {scale, x_scale, residual_scale, out_scale}, ScalarType::Char);
 }
 
 // The same in float32.
@@ -192,8 +192,8 @@ Tensor sparse_conv2d_dequantized(Tensor x, Tensor weight, Tensor scale, std::opt
                                  std::optional<Tensor> slope) {
   const char* op = "sparse_conv2d_dequantized";
   return quantized(op, {op, x, indices, count, grid, x}, block_map,
-                   {weight, bias, residual, stride, padding, dilation, 1, activation, activation_param, false},
-                   {scale, slope, x_scale, residual_scale, 0}, ScalarType::Float);
+                   {weight, bias, residual, stride, padding, dilation, 1, activation, activation_param, false, slope},
+                   {scale, x_scale, residual_scale, 0}, ScalarType::Float);
 }
 
 Tensor pack_conv_weight(Tensor weight, int64_t groups) {
@@ -212,13 +212,13 @@ void list_ops(OpList& ops) {
   ops.add(
       "sparse_conv2d(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor indices, Tensor count, Tensor "
       "block_map, SymInt[] grid, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, str activation, "
-      "float activation_param, bool allow_tf32) -> Tensor",
+      "float activation_param, bool allow_tf32, Tensor? slope=None) -> Tensor",
       TORCH_BOX(&sparse_conv2d));
   ops.add(
       "sparse_conv2d_(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor indices, Tensor count, SymInt[] "
       "grid, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, str activation, float "
       "activation_param, bool allow_tf32, Tensor(a!) out, Tensor? fringe_pixels, Tensor? fringe_count, Tensor? "
-      "packed=None) -> ()",
+      "packed=None, Tensor? slope=None) -> ()",
       TORCH_BOX(&sparse_conv2d_));
   ops.add(
       "sparse_conv2d_quantized(Tensor x, Tensor weight, Tensor scale, Tensor? bias, Tensor? residual, float "

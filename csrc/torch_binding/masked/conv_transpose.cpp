@@ -16,6 +16,7 @@ struct TransposeArguments {
   std::string activation;
   double activation_param;
   bool allow_tf32;
+  Optional slope;
 };
 
 ConvTransposeParams geometry(const char* op, const TransposeArguments& a) {
@@ -37,7 +38,9 @@ void run(const LayerCall& layer, TransposeArguments a) {
   call.same_device("weight", a.weight);
   ConvTransposeParams p = geometry(op, a);
   set_layer(call, layer, &p);
-  p.bias = bias_of(call, "bias", a.bias, size_product({p.weight.size[1], p.groups}), &p.bias_dtype);
+  const int64_t channels = size_product({p.weight.size[1], p.groups});
+  p.bias = bias_of(call, "bias", a.bias, channels, &p.bias_dtype);
+  p.slope = bias_of(call, "slope", a.slope, channels, &p.slope_dtype);
   if (a.residual) {
     call.same_device("residual", *a.residual);
     p.residual = view4(op, "residual", *a.residual);
@@ -60,20 +63,20 @@ void run(const LayerCall& layer, TransposeArguments a) {
 void sparse_conv_transpose2d_(Tensor x, Tensor weight, Optional bias, Optional residual, Tensor indices, Tensor count,
                               Ints grid, Ints stride, Ints padding, Ints output_padding, Ints dilation, int64_t groups,
                               std::string activation, double activation_param, bool allow_tf32, Tensor out,
-                              Optional fringe_pixels, Optional fringe_count) {
+                              Optional fringe_pixels, Optional fringe_count, Optional slope) {
   run({"sparse_conv_transpose2d_", x, indices, count, grid, out, fringe_pixels, fringe_count},
       {weight, bias, residual, stride, padding, output_padding, dilation, groups, activation, activation_param,
-       allow_tf32});
+       allow_tf32, slope});
 }
 
 Tensor sparse_conv_transpose2d(Tensor x, Tensor weight, Optional bias, Optional residual, Tensor indices, Tensor count,
                                Tensor block_map, Ints grid, Ints stride, Ints padding, Ints output_padding,
                                Ints dilation, int64_t groups, std::string activation, double activation_param,
-                               bool allow_tf32) {
+                               bool allow_tf32, Optional slope) {
   const char* op = "sparse_conv_transpose2d";
   check_rank(op, "x", x, 4);
-  const TransposeArguments a = {weight,   bias,   residual,   stride,           padding,   output_padding,
-                                dilation, groups, activation, activation_param, allow_tf32};
+  const TransposeArguments a = {weight,   bias,   residual,   stride,           padding,    output_padding,
+                                dilation, groups, activation, activation_param, allow_tf32, slope};
   const ConvTransposeParams p = geometry(op, a);
   int64_t side[2];
   for (int d = 0; d < 2; ++d) {
@@ -90,13 +93,13 @@ void list_ops(OpList& ops) {
   ops.add(
       "sparse_conv_transpose2d(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor indices, Tensor count, "
       "Tensor block_map, SymInt[] grid, SymInt[] stride, SymInt[] padding, SymInt[] output_padding, SymInt[] dilation, "
-      "SymInt groups, str activation, float activation_param, bool allow_tf32) -> Tensor",
+      "SymInt groups, str activation, float activation_param, bool allow_tf32, Tensor? slope=None) -> Tensor",
       TORCH_BOX(&sparse_conv_transpose2d));
   ops.add(
       "sparse_conv_transpose2d_(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor indices, Tensor count, "
       "SymInt[] grid, SymInt[] stride, SymInt[] padding, SymInt[] output_padding, SymInt[] dilation, SymInt groups, "
       "str activation, float activation_param, bool allow_tf32, Tensor(a!) out, Tensor? fringe_pixels, Tensor? "
-      "fringe_count) -> ()",
+      "fringe_count, Tensor? slope=None) -> ()",
       TORCH_BOX(&sparse_conv_transpose2d_));
 }
 

@@ -65,6 +65,8 @@ def _block(plan: Plan, last: Node) -> tuple[Node, Node, Node] | None:
         return None
     if x.shape != last.output.shape or any(_activation(node) != _activation(last) for node in block):
         return None
+    if any("slope" in node.params for node in block):  # its kernels take none
+        return None
     if any(plan.plane(node.output) != plan.plane(last.output) for node in block):
         return None
     if len({node.params["bias"].dtype for node in block if "bias" in node.params}) > 1:

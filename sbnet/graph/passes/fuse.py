@@ -70,14 +70,18 @@ def fuse_activations(graph: Graph) -> Graph:
             continue
         if before.options.get("activation") is not None or only_user(node.args[0], graph) is not node:
             continue
-        before.options = {**before.options, **node.options}
+        before.options, before.params = {**before.options, **node.options}, {**before.params, **node.params}
         skip(graph, node, before)
     return graph
 
 
 def lower_affine(graph: Graph) -> Graph:
-    """What is left of affine functions, sums and activations: pointwise nodes, act(x * scale + shift + y)."""
+    """What is left of affine functions, sums and activations: pointwise nodes, act(x * scale + shift + y); a PReLU
+    alone is a pixel node."""
     for node in graph.nodes:
+        if node.kind == "act" and "slope" in node.params:
+            node.kind, node.args, node.params = "pixel", [*node.args, node.params["slope"]], {}
+            node.options = {"steps": [Step(torch.ops.aten.prelu.default, (Ref(0), Ref(1)), {})]}
         if node.kind == "add":
             node.params = {"residual": node.args[1]}
             node.args = [node.args[0]]
@@ -86,7 +90,9 @@ def lower_affine(graph: Graph) -> Graph:
             node.kind, channels = "pointwise", x.shape[1]
             node.params = {"weight": _identity_weight(channels, x, params.get("scale"))}
             node.params |= {
-                new: params[old] for new, old in (("bias", "shift"), ("residual", "residual")) if old in params
+                new: params[old]
+                for new, old in (("bias", "shift"), ("residual", "residual"), ("slope", "slope"))
+                if old in params
             }
             geometry = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": channels}
             node.options = {**geometry, **node.options}
@@ -138,6 +144,7 @@ def as_pixel(node: Node) -> tuple[list[Value], list[Step]]:
     args = list({id(v): v for v in [node.args[0], *node.params.values()]}.values())
     refs = {name: Ref(next(k for k, a in enumerate(args) if a is v)) for name, v in node.params.items()}
     options = {k: v for k, v in node.options.items() if k in ("activation", "negative_slope")}
+    options |= {k: v for k, v in refs.items() if k == "slope"}
     return args, [Step(pointwise, (Ref(0), refs["weight"], refs.get("bias"), refs.get("residual")), options)]
 
 
@@ -148,6 +155,7 @@ def pointwise(
     residual: Tensor | None,
     activation: str | None = None,
     negative_slope: float = 0.01,
+    slope: Tensor | None = None,
 ) -> Tensor:
     """act(x * weight + bias + residual), one number a channel."""
     x = x * weight.to(x.dtype).reshape(-1, 1, 1)
@@ -155,7 +163,7 @@ def pointwise(
         x = x + bias.to(x.dtype)[:, None, None]
     if residual is not None:
         x = x + residual
-    return activate(x, activation, negative_slope)
+    return activate(x, activation, negative_slope, slope)
 
 
 def _join(graph: Graph, node: Node) -> bool:

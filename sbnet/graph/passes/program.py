@@ -49,12 +49,13 @@ def sums_of_few_channels(graph: Graph) -> Graph:
         params, activation = node.params, node.options.get("activation")
         scale: Value | None = params["weight"].producer.args[0]  # type: ignore[union-attr]
         given = [("mul", scale), ("add", params.get("bias")), ("add", params.get("residual"))]
+        given.append(("prelu", params.get("slope")))
         taken = [(step, value) for step, value in given if value is not None]
         steps = [f"{step} {name}" for (step, _), name in zip(taken, OPERANDS, strict=False)]
         operands = [value if value is params.get("residual") else _as_1c11(value) for _, value in taken]
-        if activation == "leaky_relu":
+        if activation == "leaky_relu" and "slope" not in params:
             steps.append(f"leaky_relu {node.options['negative_slope']:.9g}")
-        elif activation is not None:
+        elif activation not in (None, "leaky_relu"):
             steps.append(activation)
         node.kind, node.options = "pixel", {"program": "; ".join(steps)}
         node.params = dict(zip(OPERANDS, operands, strict=False))
@@ -218,7 +219,9 @@ class _Writer:
         if residual is not None:
             found = add("add", [found, residual])
         activation = kwargs.get("activation")
-        if activation == "leaky_relu":
+        if kwargs.get("slope") is not None:
+            add("prelu", [found, self._channels(kwargs["slope"])])
+        elif activation == "leaky_relu":
             add("leaky_relu", [found], kwargs.get("negative_slope", 0.01))
         elif activation not in (None, "none"):
             add(activation, [found])

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sbnet.graph.ir import Graph, Node, Value, computed, only_user
-from sbnet.graph.passes.fold import skip
+from sbnet.graph.ir import Graph, Node, Value, computed
 
 KIND = "conv_quantized"
 CONVOLUTIONS = ("conv", "conv_transpose", KIND)
@@ -107,32 +106,10 @@ def _between(graph: Graph, value: Value, chosen: Sequence[Node]) -> bool:
     return bool(value.users) and not graph.is_output(value) and all(user in chosen for user in value.users)
 
 
-def fuse_prelu(graph: Graph, chosen: Sequence[Node]) -> Graph:
-    """PReLU in the epilogue of the convolution before it, which has slopes of its own there."""
-    for node in list(graph.nodes):
-        if node.kind != "pixel" or node.options.get("program") != "prelu a" or not node.params["a"].constant:
-            continue
-        conv, slope = node.args[0].producer, node.params["a"]
-        if conv not in chosen or conv.options.get("activation") is not None:
-            continue
-        if only_user(node.args[0], graph) is not node:
-            continue
-        channels = conv.params["weight"].shape[0]
-
-        def of_channels(t: Tensor, channels: int = channels) -> Tensor:
-            return t.reshape(-1).expand(channels).contiguous()
-
-        conv.options = {**conv.options, "activation": "leaky_relu"}
-        conv.params["slope"] = computed(f"{slope.name}.slope", slope, of_channels, slope, shape=(channels,))
-        skip(graph, node, conv)
-    return graph
-
-
 def quantize(graph: Graph, told: Quantization) -> Graph:
     """Makes convolutions int8, in place. Of an optimised graph without bottlenecks."""
     kept = stays_float(graph, told.keep, told.ends)
     chosen = [node for node in graph.nodes if node.kind == "conv" and node not in kept]
-    fuse_prelu(graph, chosen)
     for node in chosen:
         if _between(graph, node.output, chosen):
             node.output.dtype = torch.int8
@@ -165,8 +142,9 @@ def _weights(node: Node, scale: float) -> None:
     node.params["weight"] = computed(f"{weight.name}.int8", weight, rounded, weight, made)
     node.params["weight"].dtype = torch.int8
     node.params["scale"] = _scaled(f"{weight.name}.scale", made, lambda steps: (steps * scale).float())
-    if "bias" in node.params:
-        node.params["bias"] = _scaled(f"{weight.name}.bias", node.params["bias"], Tensor.float)
+    for name in ("bias", "slope"):
+        if name in node.params:
+            node.params[name] = _scaled(f"{weight.name}.{name}", node.params[name], Tensor.float)
 
 
 def _scaled(name: str, value: Value, function: Callable[[Tensor], Tensor]) -> Value:

@@ -40,6 +40,7 @@ def sparse_conv2d(
     residual: Tensor | None = None,
     allow_tf32: bool = False,
     layout: BlockLayout | ConvLayout | None = None,
+    slope: Tensor | None = None,
 ) -> Tensor:
     """Convolution computed on active blocks of the OUTPUT plane only; zeros elsewhere.
 
@@ -58,10 +59,13 @@ def sparse_conv2d(
         allow_tf32: float32 on CUDA may use tf32 tensor cores (10-bit mantissa).
         layout: of block-sparse weights, or None: a `ConvLayout`, weight being the filters of its blocks
             (`blocksparse_conv_active`), or, for a 1x1 convolution of stride 1, a `BlockLayout`, weight [blocks,bs,bs]
-            (`blocksparse_conv1x1`). Without residual and groups.
+            (`blocksparse_conv1x1`). Without residual, groups and slope.
+        slope: [K] or [1] of x's dtype or float32, of activation="leaky_relu", a number a channel (PReLU) instead of
+            negative_slope; or None.
 
     Returns:
-        [N,K,H_out,W_out] in x's memory format. Differentiable with respect to x, weight, bias and residual.
+        [N,K,H_out,W_out] in x's memory format. Differentiable with respect to x, weight, bias, residual and
+        slope.
 
     Raises:
         RuntimeError, ValueError, TypeError: wrong shapes, dtypes, devices or grid.
@@ -70,10 +74,10 @@ def sparse_conv2d(
     if isinstance(layout, ConvLayout):
         from sbnet.ops.weights.conv import blocksparse_conv_active
 
-        if residual is not None or groups != 1:
+        if residual is not None or slope is not None or groups != 1:
             raise ValueError(
-                f"sbnet::{op}: layout: expected a convolution in one group without residual, got groups={groups}"
-                f"{'' if residual is None else ', a residual'}"
+                f"sbnet::{op}: layout: expected a convolution in one group without residual and slope, got "
+                f"groups={groups}{'' if residual is None else ', a residual'}{'' if slope is None else ', a slope'}"
             )
         return blocksparse_conv_active(
             x, weight, layout, active, bias, activation,
@@ -83,11 +87,12 @@ def sparse_conv2d(
         from sbnet.ops.weights.conv1x1 import blocksparse_conv1x1
 
         window = pairs(op, stride=stride, padding=padding, dilation=dilation)
-        if residual is not None or groups != 1 or window != [[1, 1], [0, 0], [1, 1]]:
+        given = residual is not None or slope is not None
+        if given or groups != 1 or window != [[1, 1], [0, 0], [1, 1]]:
             raise ValueError(
-                f"sbnet::{op}: layout: expected a 1x1 convolution of stride 1 in one group without residual, got "
-                f"stride={stride}, padding={padding}, dilation={dilation}, groups={groups}"
-                f"{'' if residual is None else ', a residual'}"
+                f"sbnet::{op}: layout: expected a 1x1 convolution of stride 1 in one group without residual and slope, "
+                f"got stride={stride}, padding={padding}, dilation={dilation}, groups={groups}"
+                f"{'' if residual is None else ', a residual'}{'' if slope is None else ', a slope'}"
             )
         options: dict[str, Any] = {"negative_slope": negative_slope, "allow_tf32": allow_tf32}
         return blocksparse_conv1x1(x, weight, layout, active, None, bias, activation, **options)
@@ -108,6 +113,7 @@ def sparse_conv2d(
         activation_name(op, activation),
         negative_slope,
         allow_tf32,
+        channel_slopes(op, slope, weight.shape[0]),
     )
 
 
@@ -128,6 +134,7 @@ def sparse_conv2d_(
     fringe: Fringe | None = None,
     allow_tf32: bool = False,
     packed: Tensor | None = None,
+    slope: Tensor | None = None,
 ) -> None:
     """As `sparse_conv2d`, writing the active blocks of `out`, zeroing the pixels of `fringe` and leaving the rest.
 
@@ -139,7 +146,7 @@ def sparse_conv2d_(
     """
     op = "sparse_conv2d_"
     common = _arguments(op, x, weight, bias, active, residual)
-    edge = layer_output(op, out, fringe, x, weight, bias, residual)
+    edge = layer_output(op, out, fringe, x, weight, bias, residual, slope)
     _ops.sparse_conv2d_(
         *common,
         *pairs(op, stride=stride, padding=padding, dilation=dilation),
@@ -149,6 +156,7 @@ def sparse_conv2d_(
         allow_tf32,
         *edge,
         packed,
+        channel_slopes(op, slope, weight.shape[0]),
     )
     mark_written(out)
 
@@ -217,6 +225,14 @@ def activation_name(op: str, name: str | None) -> str:
     return name
 
 
+def channel_slopes(op: str, slope: Tensor | None, channels: int) -> Tensor | None:
+    """Slopes as a convolution takes them: one for all channels is written out."""
+    if slope is None:
+        return None
+    require_tensor(op, "slope", slope)
+    return slope.expand(channels) if slope.shape == (1,) else slope
+
+
 @torch.library.register_fake("sbnet::sparse_conv2d")
 def _sparse_conv2d_fake(
     x: Tensor,
@@ -234,8 +250,9 @@ def _sparse_conv2d_fake(
     activation: str,
     activation_param: float,
     allow_tf32: bool,
+    slope: Tensor | None = None,
 ) -> Tensor:
-    refuse_meta_mix("sparse_conv2d", x, weight, bias, residual, indices, count, block_map)
+    refuse_meta_mix("sparse_conv2d", x, weight, bias, residual, indices, count, block_map, slope)
     torch._check(
         groups >= 1 and weight.shape[1] * groups == x.shape[1] and weight.shape[0] % groups == 0,
         lambda: f"sbnet::sparse_conv2d: weight: {tuple(weight.shape)} in {groups} groups; x has {x.shape[1]} channels",
@@ -248,14 +265,22 @@ in_place_fake("sparse_conv2d_")
 
 
 def _sparse_conv2d_setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    x, weight, bias, residual, indices, count, block_map, *rest = inputs
-    ctx.save_for_backward(x, weight, bias, residual, indices, count, block_map)
+    x, weight, bias, residual, indices, count, block_map, *rest, slope = inputs
+    ctx.save_for_backward(slope, x, weight, bias, residual, indices, count, block_map)
     ctx.grid, ctx.stride, ctx.padding, ctx.dilation, ctx.groups, ctx.activation, ctx.param, _ = rest
 
 
-def activation_backward(name: str, grad: Tensor, z: Tensor, param: float) -> Tensor:
+def slope_backward(grad: Tensor, z: Tensor, slope: Tensor) -> Tensor:
+    """[K] gradient of slopes at pre-activation z [N,K,H,W]: the sum of grad * z where z is not above 0."""
+    below = torch.where(z > 0, 0.0, grad * z)
+    return below.sum((0, 2, 3), dtype=torch.float64).to(slope.dtype)
+
+
+def activation_backward(name: str, grad: Tensor, z: Tensor, param: float, slope: Tensor | None = None) -> Tensor:
     """Gradient of activation `name` at pre-activation z."""
     match name:
+        case "leaky_relu" if slope is not None:
+            return torch.where(z > 0, grad, grad * slope.to(grad.dtype)[:, None, None])
         case "relu":
             return _aten.threshold_backward(grad, z, 0)
         case "relu6":
@@ -276,7 +301,7 @@ def activation_backward(name: str, grad: Tensor, z: Tensor, param: float) -> Ten
 
 def _sparse_conv2d_backward(ctx: Any, grad: Tensor) -> tuple:
     """On the stack of blocks: gather x with its halo, differentiate PyTorch's VALID convolution, scatter-add."""
-    x, weight, bias, residual, *active = ctx.saved_tensors
+    slope, x, weight, bias, residual, *active = ctx.saved_tensors
     if 1 in weight.shape:
         # PyTorch's backward reads the memory format off the strides, and refuses those of a dimension of one element
         # that are not packed. contiguous() keeps them; two views do not.
@@ -292,6 +317,8 @@ def _sparse_conv2d_backward(ctx: Any, grad: Tensor) -> tuple:
         base = zeros4(blocks, like.shape, is_channels_last(like))
         return _ops.sparse_scatter(blocks, *active, base, grid, True, False, False)
 
+    need_x, need_weight, need_bias, need_residual = ctx.needs_input_grad[:4]
+    grad_x = grad_weight = grad_bias = grad_residual = grad_slope = None
     grad_blocks, x_blocks = gather(grad, ctx.grid), gather(x, in_grid)
     if ctx.activation != "none":
         z = F.conv2d(
@@ -299,9 +326,9 @@ def _sparse_conv2d_backward(ctx: Any, grad: Tensor) -> tuple:
         )
         if residual is not None:
             z = z + gather(residual, ctx.grid)
-        grad_blocks = activation_backward(ctx.activation, grad_blocks, z, ctx.param)
-    need_x, need_weight, need_bias, need_residual = ctx.needs_input_grad[:4]
-    grad_x = grad_weight = grad_bias = grad_residual = None
+        if slope is not None and ctx.needs_input_grad[-1]:
+            grad_slope = slope_backward(grad_blocks, z, slope)
+        grad_blocks = activation_backward(ctx.activation, grad_blocks, z, ctx.param, slope)
     if need_x or need_weight:
         grad_x, grad_weight, _ = _aten.convolution_backward(
             grad_blocks,
@@ -322,7 +349,7 @@ def _sparse_conv2d_backward(ctx: Any, grad: Tensor) -> tuple:
         grad_bias = grad_blocks.sum((0, 2, 3), dtype=torch.float64).to(bias.dtype)
     if need_residual and residual is not None:
         grad_residual = scatter(grad_blocks, residual, ctx.grid)
-    return grad_x, grad_weight, grad_bias, grad_residual, *[None] * 11
+    return grad_x, grad_weight, grad_bias, grad_residual, *[None] * 11, grad_slope
 
 
 torch.library.register_autograd("sbnet::sparse_conv2d", _sparse_conv2d_backward, setup_context=_sparse_conv2d_setup)

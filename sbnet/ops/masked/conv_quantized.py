@@ -11,7 +11,7 @@ from torch import Tensor
 from sbnet.active import ActiveBlocks, Fringe
 from sbnet.geometry import conv_output_size
 from sbnet.ops.common import is_channels_last, mark_written, refuse_meta_mix, require_tensor
-from sbnet.ops.masked.conv import activation_name
+from sbnet.ops.masked.conv import activation_name, channel_slopes
 from sbnet.ops.masked.layer import in_place_fake, layer_inputs, layer_output, pairs
 
 _ops = torch.ops.sbnet
@@ -54,7 +54,8 @@ def sparse_conv2d_quantized(
         residual: [N,K,H_out,W_out] int8 or float32, or None.
         residual_scale: units of the output that 1 of residual counts.
         x_scale: units of x that 1 of its int8 form counts, where x is float32.
-        slope: [K] float32, of activation="leaky_relu", a number a channel (PReLU) instead of negative_slope; or None.
+        slope: [K] or [1] float32, of activation="leaky_relu", a number a channel (PReLU) instead of negative_slope; or
+            None.
 
     Returns:
         [N,K,H_out,W_out] int8 or float32 in x's memory format. Not differentiable.
@@ -81,7 +82,7 @@ def sparse_conv2d_quantized(
         negative_slope,
         *([scale_of_output] if scale_of_output else []),
         _scale(op, "x_scale", x_scale),
-        slope,
+        channel_slopes(op, slope, weight.shape[0]),
     )
 
 
@@ -126,7 +127,7 @@ def sparse_conv2d_quantized_(
         *edge,
         packed,
         _scale(op, "x_scale", x_scale),
-        slope,
+        channel_slopes(op, slope, weight.shape[0]),
     )
     mark_written(out)
 

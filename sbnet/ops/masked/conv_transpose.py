@@ -12,7 +12,7 @@ from torch import Tensor
 from sbnet.active import ActiveBlocks, Fringe
 from sbnet.geometry import conv_transpose_output_size
 from sbnet.ops.common import empty4, is_channels_last, mark_written, refuse_meta_mix, require_tensor
-from sbnet.ops.masked.conv import activation_backward, activation_name, autocast
+from sbnet.ops.masked.conv import activation_backward, activation_name, autocast, channel_slopes, slope_backward
 from sbnet.ops.masked.layer import in_place_fake, layer_inputs, layer_output, pairs
 
 _ops = torch.ops.sbnet
@@ -34,6 +34,7 @@ def sparse_conv_transpose2d(
     negative_slope: float = 0.01,
     residual: Tensor | None = None,
     allow_tf32: bool = False,
+    slope: Tensor | None = None,
 ) -> Tensor:
     """Transposed convolution ("deconvolution") computed on active blocks of the OUTPUT plane only; zeros elsewhere.
 
@@ -47,10 +48,11 @@ def sparse_conv_transpose2d(
         bias: [K] of x's dtype or float32, or None.
         active: active blocks of the output plane (the tiling grid of `sbnet.conv_transpose_output_size`).
         stride, padding, output_padding, dilation, groups: as in F.conv_transpose2d.
-        activation, negative_slope, residual, allow_tf32: as in `sparse_conv2d`.
+        activation, negative_slope, slope, residual, allow_tf32: as in `sparse_conv2d`.
 
     Returns:
-        [N,K,H_out,W_out] in x's memory format. Differentiable with respect to x, weight, bias and residual.
+        [N,K,H_out,W_out] in x's memory format. Differentiable with respect to x, weight, bias, residual and
+        slope.
 
     Raises:
         RuntimeError, ValueError, TypeError: wrong shapes, dtypes, devices or grid.
@@ -61,10 +63,11 @@ def sparse_conv_transpose2d(
     op = "sparse_conv_transpose2d"
     x, weight, residual = autocast(x, weight, residual)
     lists = _arguments(op, x, weight, active)
+    slope = channel_slopes(op, slope, weight.shape[1] * groups)
     return _ops.sparse_conv_transpose2d(
         x, weight, bias, residual, *lists[:2], active.block_map, lists[2],
         *pairs(op, stride=stride, padding=padding, output_padding=output_padding, dilation=dilation),
-        groups, activation_name(op, activation), negative_slope, allow_tf32,
+        groups, activation_name(op, activation), negative_slope, allow_tf32, slope,
     )  # fmt: skip
 
 
@@ -85,6 +88,7 @@ def sparse_conv_transpose2d_(
     residual: Tensor | None = None,
     fringe: Fringe | None = None,
     allow_tf32: bool = False,
+    slope: Tensor | None = None,
 ) -> None:
     """As `sparse_conv_transpose2d`, writing the active blocks of `out`, zeroing the fringe's pixels, leaving the rest.
 
@@ -93,11 +97,12 @@ def sparse_conv_transpose2d_(
         fringe: from `sbnet.fringe`, or None.
     """
     op = "sparse_conv_transpose2d_"
-    lists, edge = _arguments(op, x, weight, active), layer_output(op, out, fringe, x, weight, bias, residual)
+    lists, edge = _arguments(op, x, weight, active), layer_output(op, out, fringe, x, weight, bias, residual, slope)
+    slope = channel_slopes(op, slope, weight.shape[1] * groups)
     _ops.sparse_conv_transpose2d_(
         x, weight, bias, residual, *lists,
         *pairs(op, stride=stride, padding=padding, output_padding=output_padding, dilation=dilation),
-        groups, activation_name(op, activation), negative_slope, allow_tf32, *edge,
+        groups, activation_name(op, activation), negative_slope, allow_tf32, *edge, slope,
     )  # fmt: skip
     mark_written(out)
 
@@ -129,8 +134,9 @@ def _sparse_conv_transpose2d_fake(
     activation: str,
     activation_param: float,
     allow_tf32: bool,
+    slope: Tensor | None = None,
 ) -> Tensor:
-    refuse_meta_mix("sparse_conv_transpose2d", x, weight, bias, residual, indices, count, block_map)
+    refuse_meta_mix("sparse_conv_transpose2d", x, weight, bias, residual, indices, count, block_map, slope)
     torch._check(
         groups >= 1 and weight.shape[0] == x.shape[1] and x.shape[1] % groups == 0,
         lambda: (
@@ -146,21 +152,23 @@ in_place_fake("sparse_conv_transpose2d_")
 
 
 def _setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    x, weight, bias, residual, _indices, _count, block_map, *rest = inputs
-    ctx.save_for_backward(x, weight, bias, residual, block_map)
+    x, weight, bias, residual, _indices, _count, block_map, *rest, slope = inputs
+    ctx.save_for_backward(x, weight, bias, residual, block_map, slope)
     ctx.grid, *ctx.window, ctx.groups, ctx.activation, ctx.param, _ = rest
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple:
     """PyTorch's own backward of the whole plane, on the gradient of active blocks."""
-    x, weight, bias, residual, block_map = ctx.saved_tensors
+    x, weight, bias, residual, block_map, slope = ctx.saved_tensors
     stride, padding, output_padding, dilation = ctx.window
-    grad = _ops.sparse_fill(grad, block_map, ctx.grid, 0.0)
+    grad, grad_slope = _ops.sparse_fill(grad, block_map, ctx.grid, 0.0), None
     if ctx.activation != "none":
         own = None if bias is None else bias.to(x.dtype)
         z = F.conv_transpose2d(x, weight, own, stride, padding, output_padding, ctx.groups, dilation)
         z = z if residual is None else z + residual
-        grad = activation_backward(ctx.activation, grad, z, ctx.param)
+        if slope is not None and ctx.needs_input_grad[-1]:
+            grad_slope = slope_backward(grad, _ops.sparse_fill(z, block_map, ctx.grid, 0.0), slope)
+        grad = activation_backward(ctx.activation, grad, z, ctx.param, slope)
         if ctx.activation not in ("none", "relu", "relu6", "leaky_relu"):  # a product with z, which may be anything
             grad = _ops.sparse_fill(grad, block_map, ctx.grid, 0.0)
     need_x, need_weight, need_bias, need_residual = ctx.needs_input_grad[:4]
@@ -172,7 +180,8 @@ def _backward(ctx: Any, grad: Tensor) -> tuple:
         )  # fmt: skip
     if need_bias and bias is not None:
         grad_bias = grad.sum((0, 2, 3), dtype=torch.float64).to(bias.dtype)
-    return grad_x, grad_weight, grad_bias, grad if need_residual and residual is not None else None, *[None] * 12
+    grad_residual = grad if need_residual and residual is not None else None
+    return grad_x, grad_weight, grad_bias, grad_residual, *[None] * 12, grad_slope
 
 
 torch.library.register_autograd("sbnet::sparse_conv_transpose2d", _backward, setup_context=_setup)

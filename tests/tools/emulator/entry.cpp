@@ -19,7 +19,8 @@ extern "C" {
 struct Case {
   int32_t kernel, multiprocessors, seed, bfloat16;
   int32_t n, h, w, c, k, r, s, stride, padding, dilation, groups, ho, wo, block_h, block_w, activation;
-  void *x, *weight[3], *bias[3], *residual, *y;  // a bottleneck block has three of weight and bias; k is its width
+  // a bottleneck block has three of weight and bias; k is its width
+  void *x, *weight[3], *bias[3], *residual, *y, *slope;
   const int32_t *indices, *count, *block_map, *fringe, *fringe_count;
   int64_t capacity, fringe_capacity;
 
@@ -69,6 +70,7 @@ __attribute__((visibility("default"))) int emulate_conv(const Case* given, char*
   p.bias = v.bias[0], p.bias_dtype = v.dtype(), p.y = v.view(v.y, v.n, v.k, v.ho, v.wo);
   if (v.residual) p.residual = v.view(v.residual, v.n, v.k, v.ho, v.wo);
   p.active = v.active(), p.fringe = {v.fringe, v.fringe_count, v.fringe_capacity};
+  p.slope = v.slope, p.slope_dtype = v.dtype();
   p.groups = v.groups, p.activation = static_cast<Activation>(v.activation), p.activation_param = 0.01f;
   for (int d = 0; d < 2; ++d) p.stride[d] = v.stride, p.padding[d] = v.padding, p.dilation[d] = v.dilation;
 

@@ -201,7 +201,7 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, uint8_t*
         mbar_wait(residual_full, residual_phase), residual_phase ^= 1;
       else
         bar_sync(kBarWarpgroup + wg, 128);
-      finish_tile<T>(a, acc, bias0, bias1, lane_row, C::kCells ? 1024 : 2048);
+      finish_tile<T>(a, acc, bias0, bias1, lane_row, C::kCells ? 1024 : 2048, RowSlopes<T>{a, channel});
       fence_async_proxy();
       bar_sync(kBarWarpgroup + wg, 128);
       if (leader) {

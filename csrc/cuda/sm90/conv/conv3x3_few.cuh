@@ -197,7 +197,12 @@ __device__ __forceinline__ void consume_few(const Args& a, uint32_t smem, uint8_
         const float2 more = unpack<T>(added[m]);
         v[0] += more.x, v[1] += more.y;
       }
-      if (!is_max(a.activation)) activate(a, v);
+      if (!is_max(a.activation))
+        activate(a, v, [&](int e) {
+          int pixel, channel;
+          pair_of(m, &pixel, &channel);
+          return load_bias<T>(a.slopes, a.slopes_f32, channel + e, a.K);
+        });
       uint32_t packed = pack<T>(v[0], v[1]);
       if (is_max(a.activation)) packed = max_pair<T>(packed, low);
       int pixel, channel;

@@ -1,6 +1,8 @@
 // What the Hopper convolution kernels share: the arguments that describe list, output and epilogue, and the device code
 // that depends on nothing else.
 #pragma once
+#include <type_traits>
+
 #include "core/masked/conv.h"
 #include "cuda/common.cuh"
 #include "cuda/sm90/ptx.cuh"
@@ -26,8 +28,9 @@ struct CommonArgs {
   int grid_h, grid_w, block_h, block_w;
   FastDiv plane_h, plane_w;
   Activation activation;
-  float low, slope;  // what relu and none raise their sums to; leaky_relu's slope
-  bool bias_f32;
+  float low, slope;    // what relu and none raise their sums to; leaky_relu's slope
+  const void* slopes;  // [K] of T or float, instead of slope, or null
+  bool bias_f32, slopes_f32;
   bool settled;  // core/settled.h
 };
 
@@ -76,13 +79,26 @@ __device__ __forceinline__ void put_weights(uint8_t* slab, int row, int word, ui
 // ---------------------------------------------------------------- epilogue
 __device__ __forceinline__ bool is_max(Activation a) { return a <= Activation::kRelu; }
 
-// The activations that are more than a maximum, in place; NaN passes through.
-template <int V>
-__device__ __forceinline__ void activate(const CommonArgs& a, float (&v)[V]) {
+// Of kernels that decline slopes a channel.
+struct NoSlopes {
+  __device__ __forceinline__ NoSlopes next(int) const { return {}; }
+};
+
+// The activations that are more than a maximum, in place; NaN passes through. slopes(e): of v[e]'s channel, read here,
+// so that kernels hold no slopes while they sum.
+template <int V, class Slopes = NoSlopes>
+__device__ __forceinline__ void activate(const CommonArgs& a, float (&v)[V], Slopes slopes = {}) {
   if (a.activation == Activation::kRelu6) {
 #pragma unroll
     for (int e = 0; e < V; ++e) v[e] = min_nan(max_nan(v[e], 0.f), 6.f);
   } else if (a.activation == Activation::kLeakyRelu) {
+    if constexpr (!std::is_same_v<Slopes, NoSlopes>) {
+      if (a.slopes) {
+#pragma unroll
+        for (int e = 0; e < V; ++e) v[e] = v[e] > 0.f ? v[e] : v[e] * slopes(e);
+        return;
+      }
+    }
 #pragma unroll
     for (int e = 0; e < V; ++e) v[e] = v[e] > 0.f ? v[e] : v[e] * a.slope;
   } else if (a.activation == Activation::kSilu) {
@@ -109,6 +125,27 @@ __device__ __forceinline__ float load_bias(const CommonArgs& a, int channel) {
   return load_bias<T>(a.bias, a.bias_f32, channel, a.K);
 }
 
+// Slopes for sums as finish_sums has them: channels that are rows of the product, from this lane's on, ...
+template <class T>
+struct RowSlopes {
+  const CommonArgs& a;
+  int channel;
+  __device__ __forceinline__ float operator()(int e) const {
+    return load_bias<T>(a.slopes, a.slopes_f32, channel + (e & 2 ? 8 : 0), a.K);
+  }
+};
+// ... and columns, from the tile's first on, of which `next(j)` are those of its j-th 16 channels.
+template <class T>
+struct ColumnSlopes {
+  const CommonArgs& a;
+  int channel;
+  __device__ __forceinline__ ColumnSlopes next(int j) const { return {a, channel + j * 16}; }
+  __device__ __forceinline__ float operator()(int e) const {
+    const int at = channel + (e >> 2) * 8 + (threadIdx.x & 3) * 2 + (e & 1);
+    return load_bias<T>(a.slopes, a.slopes_f32, at, a.K);
+  }
+};
+
 // A bool that the compiler may know.
 template <bool kValue>
 struct Known {
@@ -117,9 +154,9 @@ struct Known {
 
 // Eight sums v of a thread become four packed outputs: + what `packed` holds, if that is a residual; activation;
 // rounding. simple: the activation is a maximum, which rounding first does not change.
-template <class T, class Simple, class Residual>
+template <class T, class Simple, class Residual, class Slopes = NoSlopes>
 __device__ __forceinline__ void finish_sums(const CommonArgs& a, Simple simple, Residual residual, float (&v)[8],
-                                            uint32_t low, uint32_t (&packed)[4]) {
+                                            uint32_t low, uint32_t (&packed)[4], Slopes slopes = {}) {
   if (residual) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
@@ -127,7 +164,7 @@ __device__ __forceinline__ void finish_sums(const CommonArgs& a, Simple simple, 
       v[2 * e] += f.x, v[2 * e + 1] += f.y;
     }
   }
-  if (!simple) activate(a, v);
+  if (!simple) activate(a, v, slopes);
 #pragma unroll
   for (int e = 0; e < 4; ++e) {
     packed[e] = pack<T>(v[2 * e], v[2 * e + 1]);
@@ -151,9 +188,9 @@ __device__ __forceinline__ void for_epilogue(const CommonArgs& a, F&& run) {
 // A warpgroup's 64 output channels x kPixels of sums become its staged output, a warp's 16 channels x 16 pixels at a
 // time. `lane_row` is this lane's row for the first of them, `step` the bytes to the next; residuals lie where outputs
 // go.
-template <class T, int kPixels = 128, int kSums>
+template <class T, int kPixels = 128, int kSums, class Slopes = NoSlopes>
 __device__ __forceinline__ void finish_tile(const CommonArgs& a, const float (&acc)[kSums], float bias0, float bias1,
-                                            uint32_t lane_row, int step) {
+                                            uint32_t lane_row, int step, Slopes slopes = {}) {
   const uint32_t low = pack<T>(a.low, a.low);
   for_epilogue(a, [&](auto simple, auto residual) {
 #pragma unroll
@@ -164,7 +201,7 @@ __device__ __forceinline__ void finish_tile(const CommonArgs& a, const float (&a
 #pragma unroll
       for (int e = 0; e < 8; ++e) v[e] = acc[j * 8 + e] + (e & 2 ? bias1 : bias0);
       if (residual) ldmatrix_trans(row, packed);
-      finish_sums<T>(a, simple, residual, v, low, packed);
+      finish_sums<T>(a, simple, residual, v, low, packed, slopes);
       stmatrix_trans(row, packed[0], packed[1], packed[2], packed[3]);
     }
   });
@@ -172,9 +209,9 @@ __device__ __forceinline__ void finish_tile(const CommonArgs& a, const float (&a
 
 // A warp's 16 pixels x 8 * kGroups (at most 64) output channels of sums, bias and all, become its staged output, rows
 // of 128 bytes, kSlabs to a pixel, of which these are number `slab`; residuals lie where outputs go.
-template <class T, int kGroups, int kSlabs = 1, class Simple, class Residual>
+template <class T, int kGroups, int kSlabs = 1, class Simple, class Residual, class Slopes = NoSlopes>
 __device__ __forceinline__ void finish_rows(const CommonArgs& a, Simple simple, Residual residual, const float* sums,
-                                            uint32_t staging, int slab = 0) {
+                                            uint32_t staging, int slab = 0, Slopes slopes = {}) {
   const uint32_t low = pack<T>(a.low, a.low);
   const int lane = threadIdx.x & 31, i8 = lane & 7, mat = lane >> 3, row = ((mat & 1) * 8 + i8) * kSlabs + slab;
 #pragma unroll
@@ -185,7 +222,7 @@ __device__ __forceinline__ void finish_rows(const CommonArgs& a, Simple simple, 
 #pragma unroll
     for (int e = 0; e < 8; ++e) v[e] = sums[j * 8 + e];
     if (residual) ldmatrix(at, packed);
-    finish_sums<T>(a, simple, residual, v, low, packed);
+    finish_sums<T>(a, simple, residual, v, low, packed, slopes.next(j));
     stmatrix(at, packed[0], packed[1], packed[2], packed[3]);
   }
 }

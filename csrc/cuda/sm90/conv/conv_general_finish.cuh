@@ -83,7 +83,7 @@ __device__ __forceinline__ float own_group_output(const Args& a, Place place, in
   if (is_max(a.activation))
     v[0] = max_nan(v[0], a.low);
   else
-    activate(a, v);
+    activate(a, v, [&](int) { return load_bias<T>(a.slopes, a.slopes_f32, k, a.K); });
   return v[0];
 }
 
@@ -163,7 +163,7 @@ __device__ __forceinline__ void finish(const Args& a, const Column& column, int 
 #pragma unroll
           for (int e = 0; e < 8; ++e) v[e] = acc[0][j * 8 + e] + (e & 2 ? bias1 : bias0);
           if (residual) ldmatrix_trans(lane_row + j * 2048, packed);
-          finish_sums<T>(a, simple, residual, v, low, packed);
+          finish_sums<T>(a, simple, residual, v, low, packed, RowSlopes<T>{a, k0 + w4 * 16 + (lane >> 2)});
           stmatrix_trans(lane_row + j * 2048, packed[0], packed[1], packed[2], packed[3]);
         }
       } else {
@@ -173,9 +173,10 @@ __device__ __forceinline__ void finish(const Args& a, const Column& column, int 
           acc[0][e] += pair.x, acc[0][e + 1] += pair.y, acc[0][e + 2] += pair.x, acc[0][e + 3] += pair.y;
         }
         finish_rows<T, (C::kOutputs < 64 ? C::kOutputs : 64) / 8, C::kSlabs>(a, simple, residual, acc[0],
-                                                                             smem + staging);
+                                                                             smem + staging, 0, ColumnSlopes<T>{a, k0});
         if constexpr (C::kSlabs == 2)
-          finish_rows<T, (C::kOutputs - 64) / 8, 2>(a, simple, residual, acc[0] + 32, smem + staging, 1);
+          finish_rows<T, (C::kOutputs - 64) / 8, 2>(a, simple, residual, acc[0] + 32, smem + staging, 1,
+                                                    ColumnSlopes<T>{a, k0 + 64});
       }
     });
     if constexpr (kShare) {

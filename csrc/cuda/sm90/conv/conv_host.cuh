@@ -97,6 +97,8 @@ inline void fill_common(const Conv2dParams& p, CommonArgs* a) {
   a->activation = p.activation;
   a->low = p.activation == Activation::kNone ? -INFINITY : 0.f;
   a->slope = p.activation_param;
+  a->slopes = p.slope;
+  a->slopes_f32 = p.slope_dtype == DType::kF32;
   a->settled = inputs_settled();
 }
 
