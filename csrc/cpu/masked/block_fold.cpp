@@ -7,19 +7,9 @@
 #include "cpu/simd/isa.h"
 
 namespace sbnet {
-namespace {
-
-FoldRect fold_function() {
-#if defined(__x86_64__)
-  if (chosen_isa() >= Isa::kAvx2) return kFoldRectAvx2;
-#endif
-  return kFoldRectGeneric;
-}
-
-}  // namespace
 
 void fold_blocks(const FoldParts& parts, FoldKind kind, void* workspace, const Parallel& parallel) {
-  const FoldRect fold = fold_function();
+  const FoldRect fold = SBNET_FROM(Avx2, kFoldRect);
   const int64_t row = fold_values(kind) * parts.x.size[1];
   float* const values = static_cast<float*>(workspace);
   float* const counts = fold_counts(parts, kind, workspace);

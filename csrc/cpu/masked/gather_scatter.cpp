@@ -10,13 +10,6 @@
 namespace sbnet {
 namespace {
 
-BlockMoveFunction block_move() {
-#if defined(__x86_64__)
-  if (chosen_isa() >= Isa::kAvx512) return kBlockMoveAvx512;
-#endif
-  return kBlockMoveGeneric;
-}
-
 template <class T>
 void scatter_add(const BlockCopyParams& p, const Parallel& parallel) {
   const int64_t rows = p.active.grid.size[0], channels = p.plane.size[1], count = clamped_count(p);
@@ -105,6 +98,6 @@ sbnet::Status sbnet_block_copy_cpu(const sbnet::BlockCopyParams* params, const s
     by_dtype<Half, BFloat16>(p.plane.dtype, [&](auto t) { add<decltype(t)>(p, *parallel); });
     return ok_status();
   }
-  block_move()(p, *parallel, dtype_size(p.plane.dtype));
+  SBNET_FROM(Avx512, kBlockMove)(p, *parallel, dtype_size(p.plane.dtype));
   return ok_status();
 }

@@ -13,13 +13,6 @@
 namespace sbnet {
 namespace {
 
-NormRowFunction norm_row() {
-#if defined(__x86_64__)
-  if (chosen_isa() >= Isa::kAvx2) return kNormRowAvx2;
-#endif
-  return kNormRowGeneric;
-}
-
 float parameter(const void* data, DType dtype, int64_t c, float otherwise) {
   if (!data) return otherwise;
   if (dtype == DType::kF16) return to_float(static_cast<const Half*>(data)[c]);
@@ -74,7 +67,7 @@ sbnet::Status sbnet_sparse_norm2d_cpu(const sbnet::NormParams* params, void* wor
       table[C + c] = parameter(p.bias, p.param_dtype, c, 0.0f);
     }
   }
-  const NormRowFunction run = norm_row();
+  const NormRowFunction run = SBNET_FROM(Avx2, kNormRow);
   for_rows(p, 4 * C, *parallel, [&](int64_t n, int64_t row, int64_t begin, int64_t end) {
     run(p, table + n * of_image, {n, row, begin, end});
   });

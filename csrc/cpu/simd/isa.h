@@ -71,3 +71,12 @@ inline Isa chosen_isa() {
 }
 
 }  // namespace sbnet
+
+// Of two kernels that are compiled for a set, Avx2 or Avx512, and for any processor: SBNET_FROM(Avx2, kPoolRow) is
+// kPoolRowAvx2 or kPoolRowGeneric.
+#if defined(__x86_64__)
+#define SBNET_FROM(set, kernel) \
+  (::sbnet::chosen_isa() >= ::sbnet::Isa::k##set ? ::sbnet::kernel##set : ::sbnet::kernel##Generic)
+#else
+#define SBNET_FROM(set, kernel) ::sbnet::kernel##Generic
+#endif
