@@ -11,6 +11,14 @@ Status check_plane(const char* op, const char* argument, const TensorView& t) {
   return ok_status();
 }
 
+Status check_epilogue(const char* op, DType x, const void* bias, DType bias_dtype, Activation activation) {
+  SBNET_CHECK(!bias || bias_dtype == x || bias_dtype == DType::kF32,
+              "%s: bias: expected %s, the dtype of x, or float32, got %s", op, dtype_name(x), dtype_name(bias_dtype));
+  SBNET_CHECK(activation >= Activation::kNone && activation <= Activation::kHardswish,
+              "%s: activation: unknown code %d", op, static_cast<int>(activation));
+  return ok_status();
+}
+
 Status check_grid(const char* op, const BlockGrid& g) {
   for (int d = 0; d < 2; ++d) {
     SBNET_CHECK(g.size[d] >= 1, "%s: grid: block size %d; at least 1 is wanted", op, g.size[d]);

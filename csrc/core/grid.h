@@ -1,11 +1,24 @@
 // Checks that several op families share.
 #pragma once
+#include "core/activation.h"
 #include "core/types.h"
 
 namespace sbnet {
 
 // A tensor whose sizes kernels can count in 32 bits per dimension (offsets are always 64-bit).
 SBNET_EXPORT Status check_plane(const char* op, const char* argument, const TensorView& t);
+// Of what an op writes: no element stands for two.
+template <int kRank>
+Status check_written(const char* op, const char* argument, const int64_t (&size)[kRank],
+                     const int64_t (&stride)[kRank]) {
+  for (int d = 0; d < kRank; ++d)
+    SBNET_CHECK(stride[d] > 0 || size[d] <= 1,
+                "%s: %s: expected a tensor of its own memory, got an expanded one (stride 0 in dimension %d)", op,
+                argument, d);
+  return ok_status();
+}
+// Dtype of a bias of x's or float32, and an activation that there is.
+SBNET_EXPORT Status check_epilogue(const char* op, DType x, const void* bias, DType bias_dtype, Activation activation);
 // Block sizes, strides and counts positive, and every coordinate within 32 bits.
 SBNET_EXPORT Status check_grid(const char* op, const BlockGrid& g);
 // Pointers present, capacity within range.

@@ -1,5 +1,6 @@
 #include "core/layer.h"
 
+#include <cstdio>
 #include <cstring>
 
 #include "core/grid.h"
@@ -42,9 +43,7 @@ Status check_layer(const char* op, const TensorView& x, const TensorView& y, DTy
                    const ActiveView& active, const FringeView& fringe) {
   SBNET_TRY(check_read(op, x));
   SBNET_TRY(check_shape(op, "out", y, y_dtype, shape));
-  for (int d = 0; d < 4; ++d)
-    SBNET_CHECK(y.stride[d] > 0 || y.size[d] <= 1,
-                "%s: out: an expanded tensor (stride 0 in dimension %d); expected one of its own memory", op, d);
+  SBNET_TRY(check_written(op, "out", y.size, y.stride));
   SBNET_CHECK(!x.size[0] || !active.capacity || !may_overlap(x, y),
               "%s: out: shares memory with x; expected memory of its own", op);
   SBNET_TRY(check_active(op, active));
@@ -88,6 +87,24 @@ Status check_activation(const char* op, Activation activation, const void* slope
   SBNET_CHECK(!slope || slope_dtype == x_dtype || slope_dtype == DType::kF32, "%s: slope: dtype: expected %s%s, got %s",
               op, x_dtype == DType::kF32 ? "" : "float32 or ", dtype_name(x_dtype), dtype_name(slope_dtype));
   return ok_status();
+}
+
+Status read_choice(const char* op, const char* argument, const char* const* names, size_t count, const char* name,
+                   int32_t* place) {
+  char all[128] = "";
+  for (size_t k = 0; k < count; ++k) {
+    *place = static_cast<int32_t>(k);
+    if (!std::strcmp(name, names[k])) return ok_status();
+    const size_t length = std::strlen(all);
+    std::snprintf(all + length, sizeof(all) - length, "%s%s", k == 0 ? "" : k + 1 == count ? " or " : ", ", names[k]);
+  }
+  *place = 0;
+  return SBNET_INVALID("%s: %s: expected %s, got '%.64s'", op, argument, all, name);
+}
+
+void broadcast(const TensorView& y, TensorView* other) {
+  for (int d = 0; d < 4; ++d)
+    if (other->size[d] == 1 && y.size[d] != 1) other->size[d] = y.size[d], other->stride[d] = 0;
 }
 
 Status named(const char* op, const Status& status) {

@@ -1,8 +1,10 @@
 // What the layers on active blocks have in common: they read x, write y on the active blocks of y's plane, and zero the
 // fringe. A family adds its numbers and its kernels.
 #pragma once
+#include <cstddef>
+
 #include "core/activation.h"
-#include "core/types.h"
+#include "core/kernels.h"
 
 namespace sbnet {
 
@@ -38,16 +40,41 @@ SBNET_EXPORT Status check_activation(const char* op, Activation activation, cons
 // A status with the op that was called in front, instead of the one whose check it came from.
 SBNET_EXPORT Status named(const char* op, const Status& status);
 
-// An op that reads x and numbers alone says here what it is: both bindings make it of that
+// The place of a name among `names`.
+SBNET_EXPORT Status read_choice(const char* op, const char* argument, const char* const* names, size_t count,
+                                const char* name, int32_t* place);
+// The same as what it stands for.
+template <class Kind, size_t kCount>
+Status read_choice(const char* op, const char* argument, const char* const (&names)[kCount], const char* name,
+                   Kind* kind) {
+  int32_t place = 0;
+  const Status status = read_choice(op, argument, names, kCount, name, &place);
+  *kind = static_cast<Kind>(place);
+  return status;
+}
+// Stretches sides of 1 to y's, which then have stride 0.
+SBNET_EXPORT void broadcast(const TensorView& y, TensorView* other);
+
+// An op that reads x, numbers and perhaps a few more tensors says here what it is: both bindings make it of that
 // (core/masked/plain_layers.h). Besides what it may hide of this, it has
 //   kName
 //   numbers(p, read)        names its numbers in the order of its schema, each with its place in p: integer, real, flag
 //                           with their defaults; required (some int32_t), integers (some, with the default of each or
-//                           of all); optional_integer, which is not 0 where it is given, and 0 where it is not
-//   cpu(&p, &parallel), cuda(&p, stream)
+//                           of all); optional_integer, which is not 0 where it is given, and 0 where it is not; text,
+//                           with a default and what reads it, and choice(read, ...), one of some names; sides, y's
+//                           height and width, asked for where y is made and not given with it
+//   kernels                 SBNET_KERNELS of (&p), or of (&p, workspace)
 template <class P>
 struct LayerOf {
   using Params = P;
+  // Its further tensors, in order, all optional: vector, [C] of x's dtype or float32, whose dtype is said once; map, of
+  // x's dtype, each side y's or 1.
+  template <class Read>
+  static constexpr void tensors(P&, Read&) {}
+  // Its workspace's bytes, a function of &p.
+  static constexpr std::nullptr_t workspace = nullptr;
+  // Does it read the block map? It takes it in place, too, then.
+  static constexpr bool kReadsMap = false;
   // Must hold before size() is asked: of the numbers alone.
   static Status check(const P&) { return ok_status(); }
   // y's channels (d = 1), rows (2) and columns (3), of those of x.
@@ -56,6 +83,12 @@ struct LayerOf {
     return ok_status();
   }
 };
+
+template <class Read, class Kind, size_t kCount>
+void choice(Read& read, const char* argument, Kind* kind, const char* const (&names)[kCount]) {
+  read.text(argument, names[0],
+            [&](const char* op, const char* name) { return read_choice(op, argument, names, name, kind); });
+}
 
 // Everything that such an op relies on.
 template <class L>

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <memory>
 #include <thread>
+#include <utility>
 
 #include "core/grid.h"
 #include "core/masked/fill.h"
@@ -99,28 +100,13 @@ void ShapeContext::output(size_t index, const Dims& dims) {
 namespace {
 
 DType to_dtype(const char* op, const char* argument, int32_t type) {
-  switch (type) {
-    case kFloat:
-      return DType::kF32;
-    case kInt8:
-      return DType::kI8;
-    case kFloat16:
-      return DType::kF16;
-    case kBFloat16:
-      return DType::kBF16;
-    case kDouble:
-      return DType::kF64;
-    case kBool:
-      return DType::kBool;
-    case kUInt8:
-      return DType::kU8;
-    case kInt32:
-      return DType::kI32;
-    case kInt64:
-      return DType::kI64;
-    default:
-      raise("sbnet::", op, ": ", argument, ": unsupported element type ", type);
-  }
+  constexpr std::pair<ElementType, DType> kDTypes[] = {
+      {kFloat, DType::kF32},  {kFloat16, DType::kF16}, {kBFloat16, DType::kBF16},
+      {kDouble, DType::kF64}, {kBool, DType::kBool},   {kUInt8, DType::kU8},
+      {kInt8, DType::kI8},    {kInt32, DType::kI32},   {kInt64, DType::kI64}};
+  for (const auto& [theirs, dtype] : kDTypes)
+    if (type == theirs) return dtype;
+  raise("sbnet::", op, ": ", argument, ": unsupported element type ", type);
 }
 
 std::string shape_text(const std::vector<int64_t>& shape) {

@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "core/kernels.h"
 #include "core/masked/conv.h"
 #include "ort_binding/ort_abi.h"
 
@@ -235,6 +236,13 @@ class Workspace {
   OrtAllocator* allocator_ = nullptr;
   void* data_ = nullptr;
 };
+
+// Runs kernels that take a workspace.
+template <class Op, class Params>
+void run(const Context& c, const Op& kernels, const Params& p, int64_t workspace_bytes) {
+  const Workspace scratch(c, workspace_bytes);
+  check(kernels(c, &p, scratch.data()));
+}
 
 // An NHWC value as kernels see it: NCHW-shaped. `channels_first`: the value itself is NCHW.
 TensorView plane_view(const Tensor& t, bool channels_first = false);

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "core/kernels.h"
 #include "core/masked/conv.h"
 #include "core/window.h"
 

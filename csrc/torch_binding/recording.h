@@ -44,6 +44,21 @@ Status run_on_cpu(const char* op, const Tensor* workspace, const Kernel& kernel,
   return status;
 }
 
+// Runs an op's kernels where the call is, and notes the CPU's likewise.
+template <class Op, class Params, class... Held>
+Status run(const Call& call, const Op& kernels, const Params& p, const Held&... held) {
+  if (call.cuda()) return kernels(call, &p);
+  const auto kernel = [=](void*, const Parallel& parallel) { return kernels.cpu(&p, &parallel); };
+  return run_on_cpu(call.op(), nullptr, kernel, held...);
+}
+// The same of kernels that take a workspace.
+template <class Op, class Params, class... Held>
+Status run_in(const Call& call, const Op& kernels, const Params& p, const Tensor& workspace, const Held&... held) {
+  if (call.cuda()) return kernels(call, &p, workspace.data_ptr());
+  const auto kernel = [=](void* own, const Parallel& parallel) { return kernels.cpu(&p, own, &parallel); };
+  return run_on_cpu(call.op(), &workspace, kernel, held...);
+}
+
 }  // namespace sbnet::binding
 
 extern "C" {

@@ -33,8 +33,6 @@ from torch import Tensor
 from sbnet.geometry import Pair
 from sbnet.graph.axes import REARRANGING, Axes, op_name
 
-DENSE = ("aten",)
-
 
 @dataclass(eq=False)
 class Value:

@@ -58,6 +58,10 @@ def work_of(name: str) -> tuple[str, str, str, str]:
 
 
 HEADERS = "".join(path.read_text() for path in (ROOT / "csrc" / "core").rglob("*.h"))
+for more, op, params in re.findall(r"^SBNET_DECLARE(_WITH_WORKSPACE)?\((\w+), (\w+)\)", HEADERS, re.M):
+    p, scratch = f"const sbnet::{params}* p", "void* workspace, " if more else ""
+    HEADERS += f"Status sbnet_{op}_cuda({p}, {scratch}void* stream); "
+    HEADERS += f"int64_t sbnet_{op}_workspace_bytes({p}); " if more else ""
 
 
 def test_every_row_is_of_an_op():
@@ -84,8 +88,10 @@ def test_functions_are_those_that_onnx_runtime_is_served_by(name):
     assert declared.startswith(arguments)
     assert ("void* workspace" in declared) == (workspace != "none")
     for function in {launcher, workspace} - {"none"}:
-        plain = f"cuda = {function.strip('`')};"  # of plain_layers.h
-        assert plain in HEADERS or re.search(rf"\b{function.strip('`')}\(&", binding), function
+        called = function.strip("`")
+        kernels = f"SBNET_KERNELS({called.removeprefix('sbnet_').removesuffix('_cuda')})"
+        plain = f"workspace = {called};"  # of plain_layers.h
+        assert any(form in HEADERS + binding for form in (kernels, plain)) or re.search(rf"\b{called}\(&", binding)
     if workspace != "none":
         assert re.search(rf"int64_t {workspace.strip('`')}\({arguments}\* p\)", HEADERS)
 

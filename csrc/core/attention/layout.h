@@ -1,7 +1,7 @@
 // Which keys a query attends to: blocks of a bitmap, and within them a rule, rows of bits, or both.
 // Positions are int32: a sequence has at most 2^29 of them, so that sums of a position and a limit do not overflow.
 #pragma once
-#include "core/types.h"
+#include "core/kernels.h"
 
 namespace sbnet {
 
@@ -83,8 +83,4 @@ Status validate(const char* op, const AttentionLayout& layout, int64_t batch, in
 
 }  // namespace sbnet
 
-extern "C" {
-SBNET_EXPORT sbnet::Status sbnet_pack_attention_blocks_cpu(const sbnet::PackAttentionBlocksParams* p,
-                                                           const sbnet::Parallel* parallel);
-SBNET_EXPORT sbnet::Status sbnet_pack_attention_blocks_cuda(const sbnet::PackAttentionBlocksParams* p, void* stream);
-}
+SBNET_DECLARE(pack_attention_blocks, PackAttentionBlocksParams)

@@ -3,6 +3,7 @@
 //
 // All devices work on words of 32 pixels of a row, bit k for pixel x0 + k: a block settles up to 32 pixels at once.
 #pragma once
+#include "core/kernels.h"
 #include "core/window.h"
 
 namespace sbnet {
@@ -152,9 +153,4 @@ SBNET_HOST_DEVICE uint32_t read_by(const TiledPlane& out, const Reader& r, const
 
 }  // namespace sbnet
 
-extern "C" {
-SBNET_EXPORT int64_t sbnet_fringe_workspace_bytes(const sbnet::FringeParams* p);
-SBNET_EXPORT sbnet::Status sbnet_fringe_cpu(const sbnet::FringeParams* p, void* workspace,
-                                            const sbnet::Parallel* parallel);
-SBNET_EXPORT sbnet::Status sbnet_fringe_cuda(const sbnet::FringeParams* p, void* workspace, void* stream);
-}
+SBNET_DECLARE_WITH_WORKSPACE(fringe, FringeParams)

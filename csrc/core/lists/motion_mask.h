@@ -1,6 +1,6 @@
 // motion_mask: the pixels whose brightness left a running background. Semantics: sbnet/reference/lists.py.
 #pragma once
-#include "core/types.h"
+#include "core/kernels.h"
 
 namespace sbnet {
 
@@ -42,9 +42,4 @@ int64_t motion_tiles(const MotionMaskParams& p);  // of an image
 
 }  // namespace sbnet
 
-extern "C" {
-SBNET_EXPORT int64_t sbnet_motion_mask_workspace_bytes(const sbnet::MotionMaskParams* p);
-SBNET_EXPORT sbnet::Status sbnet_motion_mask_cpu(const sbnet::MotionMaskParams* p, void* workspace,
-                                                 const sbnet::Parallel* parallel);
-SBNET_EXPORT sbnet::Status sbnet_motion_mask_cuda(const sbnet::MotionMaskParams* p, void* workspace, void* stream);
-}
+SBNET_DECLARE_WITH_WORKSPACE(motion_mask, MotionMaskParams)

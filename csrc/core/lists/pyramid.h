@@ -94,14 +94,25 @@ SBNET_HOST_DEVICE inline Span pyramid_span(const TiledPlane& plane, int d, int i
 constexpr int64_t kPyramidTableEntry = 160;
 int64_t pyramid_table_words(const PyramidParams& p);
 
+// Where what is written goes: list({sizes}) gives memory for each output, in the order of the op's outputs.
+template <class List>
+void set_lists(PyramidParams& p, const List& list) {
+  for (int k = 0; k < p.planes; ++k) {
+    PyramidPlane& plane = p.plane[k];
+    plane.indices = list({p.blocks(k), 3});
+    plane.count = list({1});
+    plane.total = list({1});
+    plane.block_map = list({p.size[0], plane.tiles.count[0], plane.tiles.count[1]});
+  }
+  for (int k = 0; k < p.fringes; ++k) {
+    p.fringe[k].pixels = list({p.pixels(p.fringe[k].plane)});
+    p.fringe[k].count = list({1});
+  }
+}
+
 // Rows of the mask that no block's rectangle separates: kernels reduce strips of so many rows first. At most 64.
 int pyramid_strip(const PyramidParams& p);
 
 }  // namespace sbnet
 
-extern "C" {
-SBNET_EXPORT int64_t sbnet_mask_pyramid_workspace_bytes(const sbnet::PyramidParams* p);
-SBNET_EXPORT sbnet::Status sbnet_mask_pyramid_cpu(const sbnet::PyramidParams* p, void* workspace,
-                                                  const sbnet::Parallel* parallel);
-SBNET_EXPORT sbnet::Status sbnet_mask_pyramid_cuda(const sbnet::PyramidParams* p, void* workspace, void* stream);
-}
+SBNET_DECLARE_WITH_WORKSPACE(mask_pyramid, PyramidParams)

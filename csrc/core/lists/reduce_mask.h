@@ -1,6 +1,6 @@
 // reduce_mask: a pixel mask becomes a list of active blocks. Semantics: sbnet/reference/lists.py.
 #pragma once
-#include "core/types.h"
+#include "core/kernels.h"
 
 namespace sbnet {
 
@@ -28,9 +28,4 @@ int64_t reduce_mask_slices(const ReduceMaskParams& p);
 
 }  // namespace sbnet
 
-extern "C" {
-SBNET_EXPORT int64_t sbnet_reduce_mask_workspace_bytes(const sbnet::ReduceMaskParams* p);
-SBNET_EXPORT sbnet::Status sbnet_reduce_mask_cpu(const sbnet::ReduceMaskParams* p, void* workspace,
-                                                 const sbnet::Parallel* parallel);
-SBNET_EXPORT sbnet::Status sbnet_reduce_mask_cuda(const sbnet::ReduceMaskParams* p, void* workspace, void* stream);
-}
+SBNET_DECLARE_WITH_WORKSPACE(reduce_mask, ReduceMaskParams)

@@ -1,6 +1,7 @@
 // Averages and maxima over windows of the active pixels: PyTorch's adaptive_avg_pool2d and adaptive_max_pool2d of
 // where(active, x, 0), to any size, 1 x 1 (the global pool) among them. The blocks are those of x's plane.
 #pragma once
+#include "core/kernels.h"
 #include "core/masked/block_fold.h"
 
 namespace sbnet {
@@ -40,11 +41,4 @@ SBNET_HOST_DEVICE inline float pooled(const AdaptivePoolParams& p, float value, 
 
 }  // namespace sbnet
 
-extern "C" {
-// Workspaces hold anything at the call and are aligned as allocators do it.
-SBNET_EXPORT int64_t sbnet_sparse_adaptive_pool2d_workspace_bytes(const sbnet::AdaptivePoolParams* p);
-SBNET_EXPORT sbnet::Status sbnet_sparse_adaptive_pool2d_cpu(const sbnet::AdaptivePoolParams* p, void* workspace,
-                                                            const sbnet::Parallel* parallel);
-SBNET_EXPORT sbnet::Status sbnet_sparse_adaptive_pool2d_cuda(const sbnet::AdaptivePoolParams* p, void* workspace,
-                                                             void* stream);
-}
+SBNET_DECLARE_WITH_WORKSPACE(sparse_adaptive_pool2d, AdaptivePoolParams)

@@ -1,7 +1,7 @@
 // sparse_fill: where(active, x, value). What a tensor holds outside the active blocks of the layer that wrote it is not
 // defined; this defines it, before something that is not block-sparse reads the tensor.
 #pragma once
-#include "core/types.h"
+#include "core/kernels.h"
 
 namespace sbnet {
 
@@ -18,9 +18,8 @@ SBNET_EXPORT Status validate(const FillParams& p);
 
 }  // namespace sbnet
 
+SBNET_DECLARE(sparse_fill, FillParams)
 extern "C" {
-SBNET_EXPORT sbnet::Status sbnet_sparse_fill_cpu(const sbnet::FillParams* p, const sbnet::Parallel* parallel);
-SBNET_EXPORT sbnet::Status sbnet_sparse_fill_cuda(const sbnet::FillParams* p, void* stream);
 // Device to device, on the stream.
 SBNET_EXPORT sbnet::Status sbnet_copy_cuda(void* to, const void* from, int64_t bytes, void* stream);
 }

@@ -36,10 +36,7 @@ Status validate(const BlockCopyParams& p) {
     const bool no_blocks = p.plane.size[0] == 0 || g.count[0] == 0 || g.count[1] == 0;
     SBNET_CHECK(!p.add || p.atomic || !g.overlaps() || no_blocks || p.active.block_map,
                 "%s: atomic: False with overlapping blocks needs a block map", op);
-    for (int d = 0; d < 4; ++d)
-      SBNET_CHECK(p.plane.stride[d] > 0 || p.plane.size[d] <= 1,
-                  "%s: base: an expanded tensor (stride 0 in dimension %d); a tensor of its own memory is wanted", op,
-                  d);
+    SBNET_TRY(check_written(op, "base", p.plane.size, p.plane.stride));
   }
   SBNET_CHECK(!may_overlap(p.plane, p.blocks), "%s: blocks: shares memory with %s", op, plane_name);
   return ok_status();

@@ -1,6 +1,6 @@
 // sparse_gather and sparse_scatter: blocks of a plane to a stack, and back. Semantics: sbnet/reference/masked.py.
 #pragma once
-#include "core/types.h"
+#include "core/kernels.h"
 
 namespace sbnet {
 
@@ -22,7 +22,4 @@ SBNET_EXPORT Status validate(const BlockCopyParams& p);
 
 }  // namespace sbnet
 
-extern "C" {
-SBNET_EXPORT sbnet::Status sbnet_block_copy_cpu(const sbnet::BlockCopyParams* p, const sbnet::Parallel* parallel);
-SBNET_EXPORT sbnet::Status sbnet_block_copy_cuda(const sbnet::BlockCopyParams* p, void* stream);
-}
+SBNET_DECLARE(block_copy, BlockCopyParams)

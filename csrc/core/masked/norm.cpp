@@ -1,27 +1,11 @@
 #include "core/masked/norm.h"
 
-#include <cstring>
-
-#include "core/layer.h"
-
 namespace sbnet {
-namespace {
-constexpr const char* kOp = "sparse_norm2d";
-constexpr const char* kNormNames[] = {"group", "layer", "softmax", "log_softmax"};
-}  // namespace
-
-Status read_norm_kind(const char* op, const char* name, NormKind* kind) {
-  for (int k = 0; k < 4; ++k)
-    if (!std::strcmp(name, kNormNames[k])) {
-      *kind = static_cast<NormKind>(k);
-      return ok_status();
-    }
-  return SBNET_INVALID("%s: mode: expected group, layer, softmax or log_softmax, got '%.64s'", op, name);
-}
 
 Status validate(const NormParams& p) {
+  constexpr const char* kOp = NormLayer::kName;
   const TensorView& x = p.x;
-  SBNET_TRY(check_layer(kOp, x, p.y, {{x.size[0], x.size[1], x.size[2], x.size[3]}, "that of x"}, p.active, p.fringe));
+  SBNET_TRY(check_plain<NormLayer>(p));
   const bool scaled = p.kind == NormKind::kGroup || p.kind == NormKind::kLayer;
   SBNET_CHECK(scaled || (!p.weight && !p.bias), "%s: weight, bias: expected none for a softmax", kOp);
   SBNET_CHECK((!p.weight && !p.bias) || p.param_dtype == x.dtype || p.param_dtype == DType::kF32,

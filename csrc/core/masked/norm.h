@@ -1,12 +1,13 @@
 // Normalisations on the active blocks: GroupNorm, whose mean and variance are those of an image's active pixels (as
 // many groups as channels are InstanceNorm); LayerNorm over the channels of each pixel; softmax over the channels.
 #pragma once
+#include "core/layer.h"
 #include "core/masked/block_fold.h"
 
 namespace sbnet {
 
-// In the order of kNormNames (norm.cpp).
 enum class NormKind : int32_t { kGroup, kLayer, kSoftmax, kLogSoftmax };
+inline constexpr const char* kNormNames[] = {"group", "layer", "softmax", "log_softmax"};
 
 struct NormParams {
   NormKind kind;
@@ -21,8 +22,6 @@ struct NormParams {
   float eps;           // kGroup, kLayer: added to the variance, which is that of all numbers (not n - 1)
 };
 
-// "group", "layer", "softmax" or "log_softmax", as bindings take it.
-SBNET_EXPORT Status read_norm_kind(const char* op, const char* name, NormKind* kind);
 // Shapes, dtypes, grid against plane. Everything a kernel relies on.
 SBNET_EXPORT Status validate(const NormParams& p);
 
@@ -53,10 +52,26 @@ struct Moments {
 
 }  // namespace sbnet
 
-extern "C" {
-// Workspaces hold anything at the call and are aligned as allocators do it.
-SBNET_EXPORT int64_t sbnet_sparse_norm2d_workspace_bytes(const sbnet::NormParams* p);
-SBNET_EXPORT sbnet::Status sbnet_sparse_norm2d_cpu(const sbnet::NormParams* p, void* workspace,
-                                                   const sbnet::Parallel* parallel);
-SBNET_EXPORT sbnet::Status sbnet_sparse_norm2d_cuda(const sbnet::NormParams* p, void* workspace, void* stream);
-}
+SBNET_DECLARE_WITH_WORKSPACE(sparse_norm2d, NormParams)
+
+namespace sbnet {
+
+struct NormLayer : LayerOf<NormParams> {
+  static constexpr const char* kName = "sparse_norm2d";
+  static constexpr bool kReadsMap = true;
+  template <class Read>
+  static constexpr void tensors(NormParams& p, Read& read) {
+    read.vector("weight", &p.weight, &p.param_dtype);
+    read.vector("bias", &p.bias, &p.param_dtype);
+  }
+  template <class Read>
+  static void numbers(NormParams& p, Read& read) {
+    choice(read, "mode", &p.kind, kNormNames);
+    read.integer("groups", &p.groups, 1);
+    read.real("eps", &p.eps, 1e-5f);
+  }
+  static constexpr auto workspace = sbnet_sparse_norm2d_workspace_bytes;
+  static constexpr auto kernels = SBNET_KERNELS(sparse_norm2d);
+};
+
+}  // namespace sbnet

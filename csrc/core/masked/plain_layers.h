@@ -1,13 +1,16 @@
-// The ops on active blocks that read x and numbers alone. Both bindings make an op of each: schemas, attributes, sizes.
+// The ops on active blocks that say what they are, which both bindings make of it: schemas, attributes, sizes.
 #pragma once
+#include "core/masked/norm.h"
+#include "core/masked/pointwise.h"
 #include "core/masked/pool.h"
 #include "core/masked/rearrange.h"
+#include "core/masked/resize.h"
 
 namespace sbnet {
 
 template <class... L>
 struct LayerList {};
 
-using PlainLayers = LayerList<MaxPoolLayer, AveragePoolLayer, RearrangeLayer>;
+using PlainLayers = LayerList<MaxPoolLayer, AveragePoolLayer, RearrangeLayer, ResizeLayer, PointwiseLayer, NormLayer>;
 
 }  // namespace sbnet

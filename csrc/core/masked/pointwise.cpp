@@ -4,12 +4,11 @@
 #include <cstring>
 
 #include "core/grid.h"
-#include "core/layer.h"
 
 namespace sbnet {
 namespace {
 
-constexpr const char* kOp = "sparse_pointwise";
+constexpr const char* kOp = PointwiseLayer::kName;
 constexpr const char* kStepNames[] = {
     "load", "save",      "add",       "sub",        "rsub",        "mul",        "div",    "rdiv",        "max",
     "min",  "prelu",     "clamp",     "leaky_relu", "elu",         "softplus",   "relu",   "relu6",       "silu",
@@ -83,19 +82,13 @@ Status read_program(const char* op, const char* program, PointwiseParams* p) {
   return ok_status();
 }
 
-void broadcast(const TensorView& y, TensorView* other) {
-  for (int d = 0; d < 4; ++d)
-    if (other->size[d] == 1 && y.size[d] != 1) other->size[d] = y.size[d], other->stride[d] = 0;
-}
-
 Status validate(const PointwiseParams& p) {
   const TensorView &x = p.x, &y = p.y;
-  const LayerShape out = {{x.size[0], x.size[1], x.size[2], x.size[3]}, "that of x"};
-  SBNET_TRY(check_layer(kOp, x, y, out, p.active, p.fringe));
+  SBNET_TRY(check_plain<PointwiseLayer>(p));
   for (int k = 0; k < kOperands; ++k) {
     if (!p.other[k].data) continue;
     const char name[2] = {static_cast<char>('a' + k), 0};
-    SBNET_TRY(check_shape(kOp, name, p.other[k], x.dtype, out));
+    SBNET_TRY(check_shape(kOp, name, p.other[k], x.dtype, {{x.size[0], x.size[1], x.size[2], x.size[3]}, "that of x"}));
     SBNET_CHECK(!x.size[0] || !p.active.capacity || !may_overlap(p.other[k], y),
                 "%s: out: shares memory with %s; expected memory of its own", kOp, name);
   }

@@ -2,7 +2,7 @@
 #pragma once
 #include <cmath>
 
-#include "core/types.h"
+#include "core/layer.h"
 
 namespace sbnet {
 
@@ -68,8 +68,6 @@ struct PointwiseParams {
 
 // "mul a; add 0.5; save s; sigmoid; mul s": steps and their operands, the tensors x a b c d, the saved s t, or numbers.
 SBNET_EXPORT Status read_program(const char* op, const char* program, PointwiseParams* p);
-// Stretches sides of 1 to y's, which then have stride 0.
-SBNET_EXPORT void broadcast(const TensorView& y, TensorView* other);
 // Shapes, dtypes, grid against plane, operands that are there. Everything a kernel relies on.
 SBNET_EXPORT Status validate(const PointwiseParams& p);
 
@@ -167,7 +165,22 @@ SBNET_HOST_DEVICE inline void run_step(const PointwiseStep& step, float (&v)[kN]
 
 }  // namespace sbnet
 
-extern "C" {
-SBNET_EXPORT sbnet::Status sbnet_sparse_pointwise_cpu(const sbnet::PointwiseParams* p, const sbnet::Parallel* parallel);
-SBNET_EXPORT sbnet::Status sbnet_sparse_pointwise_cuda(const sbnet::PointwiseParams* p, void* stream);
-}
+SBNET_DECLARE(sparse_pointwise, PointwiseParams)
+
+namespace sbnet {
+
+struct PointwiseLayer : LayerOf<PointwiseParams> {
+  static constexpr const char* kName = "sparse_pointwise";
+  template <class Read>
+  static constexpr void tensors(PointwiseParams& p, Read& read) {
+    constexpr const char* kNames[kOperands] = {"a", "b", "c", "d"};
+    for (int k = 0; k < kOperands; ++k) read.map(kNames[k], &p.other[k]);
+  }
+  template <class Read>
+  static void numbers(PointwiseParams& p, Read& read) {
+    read.text("program", "", [&](const char* op, const char* text) { return read_program(op, text, &p); });
+  }
+  static constexpr auto kernels = SBNET_KERNELS(sparse_pointwise);
+};
+
+}  // namespace sbnet

@@ -42,18 +42,14 @@ SBNET_HOST_DEVICE inline float pool_divisor(const PoolParams& p, int32_t row, in
 
 }  // namespace sbnet
 
-extern "C" {
-SBNET_EXPORT sbnet::Status sbnet_sparse_pool2d_cpu(const sbnet::PoolParams* p, const sbnet::Parallel* parallel);
-SBNET_EXPORT sbnet::Status sbnet_sparse_pool2d_cuda(const sbnet::PoolParams* p, void* stream);
-}
+SBNET_DECLARE(sparse_pool2d, PoolParams)
 
 namespace sbnet {
 
 struct PoolLayer : LayerOf<PoolParams> {
   SBNET_EXPORT static Status check(const PoolParams& p);
   SBNET_EXPORT static Status size(const PoolParams& p, int d, int64_t x, int64_t* y);
-  static constexpr auto cpu = sbnet_sparse_pool2d_cpu;
-  static constexpr auto cuda = sbnet_sparse_pool2d_cuda;
+  static constexpr auto kernels = SBNET_KERNELS(sparse_pool2d);
 
  protected:
   template <class Read>

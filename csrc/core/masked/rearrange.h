@@ -60,10 +60,7 @@ struct RearrangeMap {
 
 }  // namespace sbnet
 
-extern "C" {
-SBNET_EXPORT sbnet::Status sbnet_sparse_rearrange_cpu(const sbnet::RearrangeParams* p, const sbnet::Parallel* parallel);
-SBNET_EXPORT sbnet::Status sbnet_sparse_rearrange_cuda(const sbnet::RearrangeParams* p, void* stream);
-}
+SBNET_DECLARE(sparse_rearrange, RearrangeParams)
 
 namespace sbnet {
 
@@ -79,8 +76,7 @@ struct RearrangeLayer : LayerOf<RearrangeParams> {
   }
   SBNET_EXPORT static Status check(const RearrangeParams& p);
   SBNET_EXPORT static Status size(const RearrangeParams& p, int d, int64_t x, int64_t* y);
-  static constexpr auto cpu = sbnet_sparse_rearrange_cpu;
-  static constexpr auto cuda = sbnet_sparse_rearrange_cuda;
+  static constexpr auto kernels = SBNET_KERNELS(sparse_rearrange);
 };
 
 }  // namespace sbnet

@@ -1,36 +1,39 @@
 #include "core/masked/resize.h"
 
-#include <cstring>
-
-#include "core/layer.h"
-
 namespace sbnet {
 
-constexpr const char* kOp = "sparse_resize2d";
+constexpr const char* kOp = ResizeLayer::kName;
+constexpr int64_t kMostSide = (1 << 24) - 1;
 
-Status read_resize_mode(const char* op, const char* name, ResizeMode* mode) {
-  constexpr const char* kNames[] = {"nearest", "nearest-exact", "bilinear", "bicubic"};
-  for (int k = 0; k < 4; ++k)
-    if (!std::strcmp(name, kNames[k])) {
-      *mode = static_cast<ResizeMode>(k);
-      return ok_status();
-    }
-  return SBNET_INVALID("%s: mode: expected nearest, nearest-exact, bilinear or bicubic, got '%.64s'", op, name);
+Status ResizeLayer::check(const ResizeParams& p) {
+  for (const float ratio : p.ratio)
+    SBNET_CHECK(ratio >= 0 && ratio < (1 << 24), "%s: scale_factor: expected 2^-24 at least, got 1 / %g", kOp,
+                static_cast<double>(ratio));
+  return ok_status();
+}
+
+Status ResizeLayer::size(const ResizeParams& p, int d, int64_t x, int64_t* y) {
+  *y = d == 1 ? x : p.y.size[d];
+  if (d == 1) return ok_status();
+  const double ratio = p.ratio[d - 2];
+  if (!*y) {
+    SBNET_CHECK(ratio > 0, "%s: size: expected it, or ratio_h and ratio_w above 0", kOp);
+    // A float near the reciprocal of a scale: quotients that miss a whole number by its rounding are it.
+    const double side = std::floor(static_cast<double>(x) / ratio * (1 + 0x1p-22));
+    SBNET_CHECK(side <= kMostSide, "%s: ratio: expected sides below 2^24, got %g", kOp, side);
+    *y = static_cast<int64_t>(side);
+  }
+  SBNET_CHECK(*y >= 1 && *y <= kMostSide && x <= kMostSide,
+              "%s: size: expected sides of 1 to 2^24 - 1, got %lld from %lld", kOp, static_cast<long long>(*y),
+              static_cast<long long>(x));
+  return ok_status();
 }
 
 Status validate(const ResizeParams& p) {
-  SBNET_TRY(check_input(kOp, p.x));
-  for (int d = 0; d < 2; ++d) {
-    SBNET_CHECK(p.y.size[2 + d] >= 1 && p.y.size[2 + d] < (1 << 24) && p.x.size[2 + d] < (1 << 24),
-                "%s: size: expected sides of 1 to 2^24 - 1, got %lld from %lld", kOp,
-                static_cast<long long>(p.y.size[2 + d]), static_cast<long long>(p.x.size[2 + d]));
-    SBNET_CHECK(p.ratio[d] >= 0 && p.ratio[d] < (1 << 24), "%s: scale_factor: expected 2^-24 at least, got 1 / %g", kOp,
-                static_cast<double>(p.ratio[d]));
-  }
+  SBNET_TRY(check_plain<ResizeLayer>(p));
   SBNET_CHECK(!p.align_corners || p.mode == ResizeMode::kBilinear || p.mode == ResizeMode::kBicubic,
               "%s: align_corners: expected false of the nearest modes, got true", kOp);
-  const LayerShape out = {{p.x.size[0], p.x.size[1], p.y.size[2], p.y.size[3]}, "N, C, H_out, W_out"};
-  return check_layer(kOp, p.x, p.y, out, p.active, p.fringe);
+  return ok_status();
 }
 
 }  // namespace sbnet

@@ -3,11 +3,12 @@
 #pragma once
 #include <cmath>
 
-#include "core/types.h"
+#include "core/layer.h"
 
 namespace sbnet {
 
 enum class ResizeMode : int32_t { kNearest, kNearestExact, kBilinear, kBicubic };
+inline constexpr const char* kResizeModes[] = {"nearest", "nearest-exact", "bilinear", "bicubic"};
 
 struct ResizeParams {
   ResizeMode mode;
@@ -19,8 +20,6 @@ struct ResizeParams {
   float ratio[2];      // pixels of x from an output to the next; 0: as the sides of the planes say
 };
 
-// "nearest", "nearest-exact", "bilinear", "bicubic".
-SBNET_EXPORT Status read_resize_mode(const char* op, const char* name, ResizeMode* mode);
 // Shapes, dtypes, grid against plane, ratios. Everything a kernel relies on.
 SBNET_EXPORT Status validate(const ResizeParams& p);
 
@@ -75,7 +74,23 @@ struct ResizeAxis {
 
 }  // namespace sbnet
 
-extern "C" {
-SBNET_EXPORT sbnet::Status sbnet_sparse_resize2d_cpu(const sbnet::ResizeParams* p, const sbnet::Parallel* parallel);
-SBNET_EXPORT sbnet::Status sbnet_sparse_resize2d_cuda(const sbnet::ResizeParams* p, void* stream);
-}
+SBNET_DECLARE(sparse_resize2d, ResizeParams)
+
+namespace sbnet {
+
+struct ResizeLayer : LayerOf<ResizeParams> {
+  static constexpr const char* kName = "sparse_resize2d";
+  template <class Read>
+  static void numbers(ResizeParams& p, Read& read) {
+    read.sides("size", &p.y.size[2]);
+    choice(read, "mode", &p.mode, kResizeModes);
+    read.flag("align_corners", &p.align_corners, false);
+    read.real("ratio_h", &p.ratio[0], 0);
+    read.real("ratio_w", &p.ratio[1], 0);
+  }
+  SBNET_EXPORT static Status check(const ResizeParams& p);
+  SBNET_EXPORT static Status size(const ResizeParams& p, int d, int64_t x, int64_t* y);
+  static constexpr auto kernels = SBNET_KERNELS(sparse_resize2d);
+};
+
+}  // namespace sbnet

@@ -87,15 +87,8 @@ Status validate(const BlocksparseConvParams& p) {
   SBNET_TRY(check_geometry(kConv, p.geometry, p.layout.shape.taps));
   SBNET_CHECK(p.weight, "%s: weight: expected %lld elements, got none", kConv,
               static_cast<long long>(p.layout.shape.weights));
-  SBNET_CHECK(!p.bias || p.bias_dtype == p.x.dtype || p.bias_dtype == DType::kF32,
-              "%s: bias: expected %s, the dtype of x, or float32, got %s", kConv, dtype_name(p.x.dtype),
-              dtype_name(p.bias_dtype));
-  SBNET_CHECK(p.activation >= Activation::kNone && p.activation <= Activation::kHardswish,
-              "%s: activation: unknown code %d", kConv, static_cast<int>(p.activation));
-  for (int d = 0; d < 5; ++d)
-    SBNET_CHECK(p.y.stride[d] > 0 || p.y.size[d] <= 1,
-                "%s: out: expected a tensor of its own memory, got an expanded one (stride 0 in dimension %d)", kConv,
-                d);
+  SBNET_TRY(check_epilogue(kConv, p.x.dtype, p.bias, p.bias_dtype, p.activation));
+  SBNET_TRY(check_written(kConv, "out", p.y.size, p.y.stride));
   if (!p.active.indices) return ok_status();
   SBNET_CHECK(p.y.size[2] == 1, "%s: active: expected planes, got volumes", kConv);
   SBNET_TRY(check_active(kConv, p.active));

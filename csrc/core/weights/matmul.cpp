@@ -59,16 +59,10 @@ Status validate(const BlocksparseMatmulParams& p) {
   SBNET_TRY(check_matrix(op, "out", p.y, p.out_features(), p.x));
   SBNET_CHECK(p.weight || !p.layout.shape.blocks, "%s: weight: expected %lld blocks, got none", op,
               static_cast<long long>(p.layout.shape.blocks));
-  SBNET_CHECK(!p.bias || p.bias_dtype == p.x.dtype || p.bias_dtype == DType::kF32,
-              "%s: bias: expected %s, the dtype of x, or float32, got %s", op, dtype_name(p.x.dtype),
-              dtype_name(p.bias_dtype));
-  SBNET_CHECK(p.activation >= Activation::kNone && p.activation <= Activation::kHardswish,
-              "%s: activation: unknown code %d", op, static_cast<int>(p.activation));
+  SBNET_TRY(check_epilogue(op, p.x.dtype, p.bias, p.bias_dtype, p.activation));
   SBNET_CHECK(p.plan_words >= 0 && (p.plan || !p.plan_words), "%s: plan: %lld words at no address", op,
               static_cast<long long>(p.plan_words));
-  for (int d = 0; d < 4; ++d)
-    SBNET_CHECK(p.y.stride[d] > 0 || p.y.size[d] <= 1,
-                "%s: out: expected a tensor of its own memory, got an expanded one (stride 0 in dimension %d)", op, d);
+  SBNET_TRY(check_written(op, "out", p.y.size, p.y.stride));
   SBNET_CHECK(!may_overlap(p.x, p.y), "%s: out: expected a separate tensor, got memory of x", op);
   SBNET_CHECK(!may_overlap(flat(p.weight, p.layout.shape, p.x.dtype), p.y),
               "%s: out: expected a separate tensor, got memory of weight", op);

@@ -39,9 +39,7 @@ struct PackAttentionBlocks {
     check(validate(p));
     p.rows = static_cast<uint32_t*>(c.output(0, {B, H, Q, (K + 31) / 32}));
     p.columns = static_cast<uint32_t*>(c.output(1, {B, H, K, (Q + 31) / 32}));
-    const Parallel parallel = c.parallel();
-    check(SBNET_ORT_ON_DEVICE(c, sbnet_pack_attention_blocks_cpu(&p, &parallel),
-                              sbnet_pack_attention_blocks_cuda(&p, c.stream())));
+    check(SBNET_KERNELS(pack_attention_blocks)(c, &p));
   }
 };
 
@@ -108,11 +106,7 @@ struct BlockAttention {
     out.data = c.output(0, q.shape);
     p.out = packed(out);
     p.lse = static_cast<float*>(c.output(1, {q.shape[0], q.shape[1], q.shape[2]}));
-    const Parallel parallel = c.parallel();
-    const Workspace scratch(c, SBNET_ORT_ON_DEVICE(c, sbnet_block_attention_workspace_bytes_cpu(&p, parallel.threads),
-                                                   sbnet_block_attention_workspace_bytes_cuda(&p)));
-    check(SBNET_ORT_ON_DEVICE(c, sbnet_block_attention_cpu(&p, scratch.data(), &parallel),
-                              sbnet_block_attention_cuda(&p, scratch.data(), c.stream())));
+    run(c, SBNET_KERNELS(block_attention), p, SBNET_KERNELS(block_attention_workspace_bytes).bytes(c, &p));
   }
 
  private:

@@ -90,10 +90,7 @@ struct Fringe {
     check(validate(p));
     p.pixels = static_cast<int32_t*>(c.output(0, {p.capacity}));
     p.count = static_cast<int32_t*>(c.output(1, {1}));
-    const Workspace scratch(c, sbnet_fringe_workspace_bytes(&p));
-    const Parallel parallel = c.parallel();
-    check(SBNET_ORT_ON_DEVICE(c, sbnet_fringe_cpu(&p, scratch.data(), &parallel),
-                              sbnet_fringe_cuda(&p, scratch.data(), c.stream())));
+    run(c, SBNET_KERNELS(fringe), p, sbnet_fringe_workspace_bytes(&p));
   }
 };
 

@@ -50,10 +50,7 @@ struct MotionMask {
     p.background = static_cast<const float*>(background.data);
     p.mask = static_cast<uint8_t*>(c.output(0, size));
     p.next = static_cast<float*>(c.output(1, size));
-    const Workspace scratch(c, sbnet_motion_mask_workspace_bytes(&p));
-    const Parallel parallel = c.parallel();
-    check(SBNET_ORT_ON_DEVICE(c, sbnet_motion_mask_cpu(&p, scratch.data(), &parallel),
-                              sbnet_motion_mask_cuda(&p, scratch.data(), c.stream())));
+    run(c, SBNET_KERNELS(motion_mask), p, sbnet_motion_mask_workspace_bytes(&p));
   }
 };
 

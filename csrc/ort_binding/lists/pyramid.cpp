@@ -88,24 +88,10 @@ struct MaskPyramid {
     if (c.outputs() != wanted)
       raise("sbnet::", kName, ": ", c.outputs(), " outputs; four a plane and two a fringe, ", wanted, ", are wanted");
     size_t index = 0;
-    const auto list = [&](const std::vector<int64_t>& shape) {
+    set_lists(p, [&](const std::initializer_list<int64_t>& shape) {
       return static_cast<int32_t*>(c.output(index++, shape));
-    };
-    for (int k = 0; k < p.planes; ++k) {
-      PyramidPlane& plane = p.plane[k];
-      plane.indices = list({p.blocks(k), 3});
-      plane.count = list({1});
-      plane.total = list({1});
-      plane.block_map = list({p.size[0], plane.tiles.count[0], plane.tiles.count[1]});
-    }
-    for (int k = 0; k < p.fringes; ++k) {
-      p.fringe[k].pixels = list({p.pixels(p.fringe[k].plane)});
-      p.fringe[k].count = list({1});
-    }
-    const Workspace scratch(c, sbnet_mask_pyramid_workspace_bytes(&p));
-    const Parallel parallel = c.parallel();
-    check(SBNET_ORT_ON_DEVICE(c, sbnet_mask_pyramid_cpu(&p, scratch.data(), &parallel),
-                              sbnet_mask_pyramid_cuda(&p, scratch.data(), c.stream())));
+    });
+    run(c, SBNET_KERNELS(mask_pyramid), p, sbnet_mask_pyramid_workspace_bytes(&p));
   }
 };
 

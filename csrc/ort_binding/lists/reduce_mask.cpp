@@ -60,10 +60,7 @@ struct ReduceMask {
     p.count = static_cast<int32_t*>(c.output(1, {1}));
     p.total = static_cast<int32_t*>(c.output(2, {1}));
     p.block_map = static_cast<int32_t*>(c.output(3, {p.size[0], p.grid.count[0], p.grid.count[1]}));
-    const Workspace scratch(c, sbnet_reduce_mask_workspace_bytes(&p));
-    const Parallel parallel = c.parallel();
-    check(SBNET_ORT_ON_DEVICE(c, sbnet_reduce_mask_cpu(&p, scratch.data(), &parallel),
-                              sbnet_reduce_mask_cuda(&p, scratch.data(), c.stream())));
+    run(c, SBNET_KERNELS(reduce_mask), p, sbnet_reduce_mask_workspace_bytes(&p));
   }
 };
 

@@ -42,10 +42,7 @@ struct SparseAdaptivePool2d {
     p.block_map = c.int32(map, {x.shape[0], p.grid.count[0], p.grid.count[1]});
     check(validate(p));  // before an output of an absurd size is asked for
     p.y.data = c.output(0, shape);
-    const Workspace scratch(c, sbnet_sparse_adaptive_pool2d_workspace_bytes(&p));
-    const Parallel parallel = c.parallel();
-    check(SBNET_ORT_ON_DEVICE(c, sbnet_sparse_adaptive_pool2d_cpu(&p, scratch.data(), &parallel),
-                              sbnet_sparse_adaptive_pool2d_cuda(&p, scratch.data(), c.stream())));
+    run(c, SBNET_KERNELS(sparse_adaptive_pool2d), p, sbnet_sparse_adaptive_pool2d_workspace_bytes(&p));
   }
 };
 

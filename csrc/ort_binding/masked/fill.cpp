@@ -32,8 +32,7 @@ struct SparseFill {
     p.value = value;
     check(validate(p));
     p.y.data = c.output(0, x.shape);
-    const Parallel parallel = c.parallel();
-    check(SBNET_ORT_ON_DEVICE(c, sbnet_sparse_fill_cpu(&p, &parallel), sbnet_sparse_fill_cuda(&p, c.stream())));
+    check(SBNET_KERNELS(sparse_fill)(c, &p));
   }
 };
 

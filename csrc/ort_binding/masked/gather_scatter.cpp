@@ -6,11 +6,6 @@
 namespace sbnet::ort {
 namespace {
 
-void run(const Context& c, const BlockCopyParams& p) {
-  const Parallel parallel = c.parallel();
-  check(SBNET_ORT_ON_DEVICE(c, sbnet_block_copy_cpu(&p, &parallel), sbnet_block_copy_cuda(&p, c.stream())));
-}
-
 constexpr Types kCopyTypes[] = {{kFloat, kFloat}, {kFloat16, kFloat16}, {kBFloat16, kBFloat16}};
 
 struct SparseGather {
@@ -51,7 +46,7 @@ struct SparseGather {
     p.zero_tail = zero_tail;
     check(validate(p));
     p.blocks.data = c.output(0, shape);
-    run(c, p);
+    check(SBNET_KERNELS(block_copy)(c, &p));
   }
 };
 
@@ -92,7 +87,7 @@ struct SparseScatter {
     check(validate(p));
     p.plane.data = c.output(0, base.shape);
     c.copy(p.plane.data, base.data, base.bytes());
-    run(c, p);
+    check(SBNET_KERNELS(block_copy)(c, &p));
   }
 };
 

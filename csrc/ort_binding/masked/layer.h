@@ -7,16 +7,20 @@
 namespace sbnet::ort {
 
 // The inputs of a layer: `before`, its lists, `after`, the two inputs of the fringe, and the base, of y's type.
-template <size_t kBefore, size_t kAfter>
-constexpr auto layer_inputs(const Argument (&before)[kBefore], const Argument (&after)[kAfter], int32_t y = kT) {
+template <size_t kAfter, size_t kBefore>
+constexpr auto layer_inputs_of(const Argument (&before)[kBefore], const Argument* after, int32_t y = kT) {
   std::array<Argument, kBefore + kAfter + 6> all = {};
   size_t at = 0;
   for (const Argument& a : before) all[at++] = a;
   for (const char* name : {"indices", "count", "block_map"}) all[at++] = {name, kInt32};
-  for (const Argument& a : after) all[at++] = a;
+  for (size_t k = 0; k < kAfter; ++k) all[at++] = after[k];
   for (const char* name : {"fringe_pixels", "fringe_count"}) all[at++] = {name, kInt32, kOptional};
   all[at] = {"base", y, kOptional};
   return all;
+}
+template <size_t kBefore, size_t kAfter>
+constexpr auto layer_inputs(const Argument (&before)[kBefore], const Argument (&after)[kAfter], int32_t y = kT) {
+  return layer_inputs_of<kAfter>(before, after, y);
 }
 
 // Where a layer has its lists; the two inputs of the fringe and the base are its last three.
@@ -80,7 +84,7 @@ class MaskedLayer {
     f.x = f.y = p.y;
     f.block_map = p.active.block_map;
     f.grid = p.active.grid;
-    check(SBNET_ORT_ON_DEVICE(c, sbnet_sparse_fill_cpu(&f, &parallel), sbnet_sparse_fill_cuda(&f, c.stream())));
+    check(SBNET_KERNELS(sparse_fill)(c, &f));
   }
 
  private:
@@ -98,55 +102,5 @@ inline const void* bias_of(const Context& c, size_t at, int64_t channels, DType*
   *dtype = bias.dtype;
   return bias.data;
 }
-
-// A layer that reads x, and perhaps kFurther more tensors after its lists, all of y's dtype. Op has
-//   launch(c, params, parallel)   what runs it
-// and may hide
-//   kInputs                       with its further inputs
-//   side(d, x), channels(x)       y's, of x's, known or not; as they are
-//   read(c, x, &params)           what it takes from its further inputs
-template <class Op, class Params, size_t kFurther = 0>
-class PlainLayer {
- public:
-  static constexpr Argument kInputs[] = {{"x", kT},
-                                         {"indices", kInt32},
-                                         {"count", kInt32},
-                                         {"block_map", kInt32},
-                                         {"fringe_pixels", kInt32, kOptional},
-                                         {"fringe_count", kInt32, kOptional},
-                                         {"base", kT, kOptional}};
-  static constexpr Argument kOutputs[] = {{"y", kT}};
-  static constexpr auto kTypes = kFloatTypes;
-  static constexpr size_t kFirstFurther = 4;
-  static constexpr int kInPlace = kFirstFurther + kFurther + 2;  // base
-
-  explicit PlainLayer(const Attributes& a) : layer_(a, {1, kFirstFurther + kFurther}) {}
-
-  void infer(ShapeContext& s) const {
-    const Dims x = s.input(0, 4);
-    layer_.infer(s, output(x.empty() ? Dims(4) : x));
-  }
-  void compute(Context& c) const {
-    const Tensor x = c.input(0, 4);
-    Params p = params_;
-    op().read(c, x, &p);
-    std::vector<int64_t> shape;
-    for (const Dim& d : output({x.shape.begin(), x.shape.end()})) shape.push_back(d.value);
-    layer_.compute(c, p, shape, [&](const Parallel& parallel) { return op().launch(c, p, parallel); });
-  }
-
-  Dim side(int, const Dim& x) const { return x; }
-  Dim channels(const Dim& x) const { return x; }
-  void read(const Context&, const Tensor&, Params*) const {}
-
- protected:
-  Params params_ = {};
-
- private:
-  const Op& op() const { return static_cast<const Op&>(*this); }
-  Dims output(const Dims& x) const { return {x[0], op().side(0, x[1]), op().side(1, x[2]), op().channels(x[3])}; }
-
-  MaskedLayer layer_;
-};
 
 }  // namespace sbnet::ort

@@ -1,46 +1,11 @@
 #include "core/weights/conv.h"
 
 #include <algorithm>
-#include <mutex>
 
-#include "core/weights/matmul.h"
-#include "ort_binding/common.h"
+#include "ort_binding/weights/tables.h"
 
 namespace sbnet::ort {
 namespace {
-
-// The tables of a layout on the kernel's device, made from its lists once: of constant lists by the first run.
-class ConvTables {
- public:
-  ConvTables() = default;
-  ConvTables(const ConvTables&) = delete;
-  ~ConvTables() {  // waits for the kernels that read them
-#ifdef SBNET_WITH_CUDA
-    sbnet_block_layout_free_cuda(device_);
-#endif
-  }
-  BlocksparseConvLayout get(const Context& c, const Tensor& lists, int64_t inputs, int64_t outputs, int64_t taps) {
-    std::call_once(once_, [&] {
-      check(make_conv_layout(c.int32(lists, lists.shape), lists.elements(), inputs, outputs, taps, &host_));
-      at_ = host_.data();
-#ifdef SBNET_WITH_CUDA
-      if (c.cuda()) {
-        check(sbnet_block_layout_upload_cuda(host_.data(), static_cast<int64_t>(host_.size()), &device_));
-        at_ = device_;
-      }
-#endif
-    });
-    int64_t numbers[kConvLayoutNumbers];
-    std::copy_n(host_.begin(), kConvLayoutNumbers, numbers);
-    return conv_layout_view(conv_layout_shape(numbers), at_);
-  }
-
- private:
-  std::once_flag once_;
-  std::vector<int32_t> host_;
-  int32_t* device_ = nullptr;
-  const int32_t* at_ = nullptr;
-};
 
 // [N, D, H, W, C] as kernels see it.
 VolumeView volume(void* data, const std::vector<int64_t>& shape, DType dtype) {
@@ -63,7 +28,7 @@ struct BlocksparseConv {
   Activation activation;
   float negative_slope;
   bool constant_lists;
-  std::shared_ptr<ConvTables> constant_tables = std::make_shared<ConvTables>();
+  std::shared_ptr<Tables> constant_tables = std::make_shared<Tables>();
 
   explicit BlocksparseConv(const Attributes& a)
       : in_channels(a.integer("in_channels", 0)),
@@ -121,22 +86,25 @@ struct BlocksparseConv {
   void compute(Context& c) const {
     const Tensor x = c.input(kX, 5), weight = c.input(kWeight, 1), lists = c.input(kLists, 1),
                  bias = c.input(kBiasInput, 1);
-    ConvTables of_this_run;
-    ConvTables& tables = constant_lists ? *constant_tables : of_this_run;
+    Tables of_this_run;
+    Tables& tables = constant_lists ? *constant_tables : of_this_run;
     const ConvGeometry g = geometry();
     BlocksparseConvParams p = {};
     p.geometry = g;
-    p.layout = tables.get(c, lists, in_channels, out_channels, size_product({g.kernel[0], g.kernel[1], g.kernel[2]}));
+    const int32_t* words = tables.get(c, [&] {
+      std::vector<int32_t> made;
+      check(make_conv_layout(c.int32(lists, lists.shape), lists.elements(), in_channels, out_channels,
+                             size_product({g.kernel[0], g.kernel[1], g.kernel[2]}), &made));
+      return made;
+    });
+    int64_t numbers[kConvLayoutNumbers];
+    std::copy_n(tables.host().begin(), kConvLayoutNumbers, numbers);
+    p.layout = conv_layout_view(conv_layout_shape(numbers), words);
     p.transposed = transposed;
     if (weight.shape[0] != p.layout.shape.weights)
       raise("sbnet::", kName, ": weight: expected ", p.layout.shape.weights, " elements, got ", weight.shape[0]);
     p.weight = weight.data;
-    if (bias.present) {
-      if (bias.shape[0] != outputs())
-        raise("sbnet::", kName, ": bias: expected ", outputs(), " elements, got ", bias.shape[0]);
-      p.bias = bias.data;
-      p.bias_dtype = bias.dtype;
-    }
+    set_bias(c, bias, outputs(), &p);
     p.activation = activation;
     p.activation_param = negative_slope;
     std::vector<int64_t> y = x.shape;

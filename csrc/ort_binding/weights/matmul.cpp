@@ -1,62 +1,23 @@
 #include "core/weights/matmul.h"
 
-#include <mutex>
-
-#include "ort_binding/common.h"
+#include "ort_binding/weights/tables.h"
 
 namespace sbnet::ort {
 namespace {
 
-// The tables of a layout on the kernel's device, made from its coords once: of constant coords by the first run, for
-// all that follow (CUDA graphs are captured by a later one).
-class Tables {
- public:
-  Tables() = default;
-  Tables(const Tables&) = delete;
-  ~Tables() {  // waits for the kernels that read them
-#ifdef SBNET_WITH_CUDA
-    sbnet_block_layout_free_cuda(device_);
-#endif
-  }
-  struct Result {
-    BlockLayoutView view;
-    const int32_t* plan;
-    int64_t plan_words;
-  };
-  Result get(const Context& c, const BlockLayoutShape& shape, const int32_t* coords, bool transposed) {
-    std::call_once(once_, [&] { make(c, shape, coords, transposed); });
-    const int64_t own = block_layout_words(shape);
-    return {block_layout_view(shape, at_), words_ > own ? at_ + own : nullptr, words_ - own};
-  }
-
- private:
-  void make(const Context& c, const BlockLayoutShape& shape, const int32_t* coords, bool transposed) {
-    const int64_t own = block_layout_words(shape);
-    host_.resize(static_cast<size_t>(own));
-    check(make_block_layout(shape, coords, host_.data()));
-    if (c.cuda()) {
-      const MatmulPass pass = transposed ? MatmulPass::kInputGradient : MatmulPass::kForward;
-      const BlockLayoutView view = block_layout_view(shape, host_.data());
-      std::vector<int32_t> plan(static_cast<size_t>(blocksparse_plan_words(view, pass)));
-      if (!plan.empty()) make_blocksparse_plan(view, pass, plan.data());
-      host_.insert(host_.end(), plan.begin(), plan.end());
-    }
-    words_ = static_cast<int64_t>(host_.size());
-    at_ = host_.data();
-#ifdef SBNET_WITH_CUDA
-    if (c.cuda()) {
-      check(sbnet_block_layout_upload_cuda(host_.data(), words_, &device_));
-      at_ = device_;
-    }
-#endif
-  }
-
-  std::once_flag once_;
-  std::vector<int32_t> host_;
-  int32_t* device_ = nullptr;
-  const int32_t* at_ = nullptr;
-  int64_t words_ = 0;
-};
+// The layout's, and on CUDA the plan of its products behind them.
+std::vector<int32_t> tables_of(const Context& c, const BlockLayoutShape& shape, const int32_t* coords,
+                               bool transposed) {
+  std::vector<int32_t> words(static_cast<size_t>(block_layout_words(shape)));
+  check(make_block_layout(shape, coords, words.data()));
+  if (!c.cuda()) return words;
+  const MatmulPass pass = transposed ? MatmulPass::kInputGradient : MatmulPass::kForward;
+  const BlockLayoutView view = block_layout_view(shape, words.data());
+  std::vector<int32_t> plan(static_cast<size_t>(blocksparse_plan_words(view, pass)));
+  if (!plan.empty()) make_blocksparse_plan(view, pass, plan.data());
+  words.insert(words.end(), plan.begin(), plan.end());
+  return words;
+}
 
 struct BlocksparseMatmul {
   static constexpr const char* kName = "blocksparse_matmul";
@@ -118,19 +79,16 @@ struct BlocksparseMatmul {
     check(validate(kName, shape));
     Tables of_this_run;
     Tables& tables = constant_coords ? *constant_tables : of_this_run;
-    const Tables::Result found = tables.get(c, shape, c.int32(coords, {blocks, 2}), transposed);
+    const int32_t* at = c.int32(coords, {blocks, 2});
+    const int32_t* words = tables.get(c, [&] { return tables_of(c, shape, at, transposed); });
     BlocksparseMatmulParams p = {};
-    p.layout = found.view;
-    p.plan = found.plan;
-    p.plan_words = found.plan_words;
+    p.layout = block_layout_view(shape, words);
+    const int64_t own = block_layout_words(shape);
+    p.plan_words = static_cast<int64_t>(tables.host().size()) - own;
+    if (p.plan_words > 0) p.plan = words + own;
     p.transposed = transposed;
     p.weight = weight.data;
-    if (bias.present) {
-      if (bias.shape[0] != outputs())
-        raise("sbnet::", kName, ": bias: expected ", outputs(), " elements, got ", bias.shape[0]);
-      p.bias = bias.data;
-      p.bias_dtype = bias.dtype;
-    }
+    set_bias(c, bias, outputs(), &p);
     if (gate.present) {
       if (gate.shape[0] != blocks)
         raise("sbnet::", kName, ": gate: expected ", blocks, " elements, got ", gate.shape[0]);
@@ -146,12 +104,8 @@ struct BlocksparseMatmul {
     std::vector<int64_t> y = x.shape;
     y.back() = outputs();
     p.y.data = c.output(0, y);
-    const Parallel parallel = c.parallel();
-    const Workspace scratch(c,
-                            SBNET_ORT_ON_DEVICE(c, sbnet_blocksparse_matmul_workspace_bytes_cpu(&p, parallel.threads),
-                                                sbnet_blocksparse_matmul_workspace_bytes_cuda(&p)));
-    check(SBNET_ORT_ON_DEVICE(c, sbnet_blocksparse_matmul_cpu(&p, scratch.data(), &parallel),
-                              sbnet_blocksparse_matmul_cuda(&p, scratch.data(), c.stream())));
+    const int64_t bytes = SBNET_KERNELS(blocksparse_matmul_workspace_bytes).bytes(c, &p);
+    run(c, SBNET_KERNELS(blocksparse_matmul), p, bytes);
   }
 };
 

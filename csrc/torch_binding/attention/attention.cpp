@@ -136,9 +136,7 @@ std::tuple<Tensor, Tensor> pack_attention_blocks(Tensor blocks) {
                                  size_product({B, H}),
                                  to_int32(op, "blocks", Q),
                                  to_int32(op, "blocks", K)};
-  const Parallel parallel = call.parallel();
-  check(SBNET_ON_DEVICE(call, sbnet_pack_attention_blocks_cpu(&p, &parallel),
-                        sbnet_pack_attention_blocks_cuda(&p, call.stream())));
+  check(SBNET_KERNELS(pack_attention_blocks)(call, &p));
   return {rows, columns};
 }
 
@@ -160,12 +158,8 @@ std::tuple<Tensor, Tensor, Tensor> block_attention(Tensor q, Tensor k, Tensor v,
   p.lse = static_cast<float*>(lse.data_ptr());
   if (p.dtype == DType::kF32) p.sums = static_cast<float*>(sums.data_ptr());
   check(validate(p));
-  const Parallel parallel = call.parallel();
-  const Tensor scratch =
-      workspace(q, SBNET_ON_DEVICE(call, sbnet_block_attention_workspace_bytes_cpu(&p, parallel.threads),
-                                   sbnet_block_attention_workspace_bytes_cuda(&p)));
-  check(SBNET_ON_DEVICE(call, sbnet_block_attention_cpu(&p, scratch.data_ptr(), &parallel),
-                        sbnet_block_attention_cuda(&p, scratch.data_ptr(), call.stream())));
+  const Tensor scratch = workspace(q, SBNET_KERNELS(block_attention_workspace_bytes).bytes(call, &p));
+  check(SBNET_KERNELS(block_attention)(call, &p, scratch.data_ptr()));
   return {out, lse, sums};
 }
 
@@ -206,12 +200,8 @@ std::tuple<Tensor, Tensor, Tensor> block_attention_backward(
   b.grad_q = view(grad_q), b.grad_k = view(grad_k), b.grad_v = view(grad_v);
   b.deterministic = deterministic;
   check(validate(b));
-  const Parallel parallel = call.parallel();
-  const Tensor scratch =
-      workspace(q, SBNET_ON_DEVICE(call, sbnet_block_attention_backward_workspace_bytes_cpu(&b, parallel.threads),
-                                   sbnet_block_attention_backward_workspace_bytes_cuda(&b)));
-  check(SBNET_ON_DEVICE(call, sbnet_block_attention_backward_cpu(&b, scratch.data_ptr(), &parallel),
-                        sbnet_block_attention_backward_cuda(&b, scratch.data_ptr(), call.stream())));
+  const Tensor scratch = workspace(q, SBNET_KERNELS(block_attention_backward_workspace_bytes).bytes(call, &b));
+  check(SBNET_KERNELS(block_attention_backward)(call, &b, scratch.data_ptr()));
   return {grad_q, grad_k, grad_v};
 }
 

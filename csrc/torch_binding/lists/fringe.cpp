@@ -36,9 +36,7 @@ std::tuple<Tensor, Tensor> fringe(Tensor producer_map, Tensor consumer_map, Ints
   p.pixels = static_cast<int32_t*>(pixels.data_ptr());
   p.count = static_cast<int32_t*>(count.data_ptr());
   const Tensor scratch = workspace(producer_map, sbnet_fringe_workspace_bytes(&p));
-  const auto kernel = [=](void* own, const Parallel& parallel) { return sbnet_fringe_cpu(&p, own, &parallel); };
-  check(SBNET_ON_DEVICE(call, run_on_cpu(op, &scratch, kernel, producer_map, consumer_map, pixels, count),
-                        sbnet_fringe_cuda(&p, scratch.data_ptr(), call.stream())));
+  check(run_in(call, SBNET_KERNELS(fringe), p, scratch, producer_map, consumer_map, pixels, count));
   return {pixels, count};
 }
 

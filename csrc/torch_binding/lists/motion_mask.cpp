@@ -28,9 +28,7 @@ Tensor run(const char* op, const Tensor& frame, const Tensor& background, const 
   p.next = static_cast<float*>(next.data_ptr());
   p.mask = static_cast<uint8_t*>(mask.data_ptr());
   const Tensor scratch = workspace(frame, sbnet_motion_mask_workspace_bytes(&p));
-  const Parallel parallel = call.parallel();
-  check(SBNET_ON_DEVICE(call, sbnet_motion_mask_cpu(&p, scratch.data_ptr(), &parallel),
-                        sbnet_motion_mask_cuda(&p, scratch.data_ptr(), call.stream())));
+  check(SBNET_KERNELS(motion_mask)(call, &p, scratch.data_ptr()));
   return mask;
 }
 

@@ -23,21 +23,10 @@ std::vector<Tensor> mask_pyramid(Tensor mask, Ints planes, double tol, Ints frin
   p.tol = tol;
   check(validate(p));
   std::vector<Tensor> lists;
-  const auto list = [&](std::initializer_list<int64_t> size) {
+  set_lists(p, [&](const std::initializer_list<int64_t>& size) {
     lists.push_back(empty_int32(mask, size));
     return static_cast<int32_t*>(lists.back().data_ptr());
-  };
-  for (int k = 0; k < p.planes; ++k) {
-    PyramidPlane& plane = p.plane[k];
-    plane.indices = list({p.blocks(k), 3});
-    plane.count = list({1});
-    plane.total = list({1});
-    plane.block_map = list({p.size[0], plane.tiles.count[0], plane.tiles.count[1]});
-  }
-  for (int k = 0; k < p.fringes; ++k) {
-    p.fringe[k].pixels = list({p.pixels(p.fringe[k].plane)});
-    p.fringe[k].count = list({1});
-  }
+  });
   const Tensor scratch = workspace(mask, sbnet_mask_pyramid_workspace_bytes(&p));
   const auto kernel = [tables](void* own, const Parallel& parallel) {
     return sbnet_mask_pyramid_cpu(&tables->params, own, &parallel);

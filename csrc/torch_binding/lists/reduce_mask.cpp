@@ -28,9 +28,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> reduce_mask(Tensor mask, Grid grid, d
   p.total = static_cast<int32_t*>(total.data_ptr());
   p.block_map = static_cast<int32_t*>(block_map.data_ptr());
   const Tensor scratch = workspace(mask, sbnet_reduce_mask_workspace_bytes(&p));
-  const Parallel parallel = call.parallel();
-  check(SBNET_ON_DEVICE(call, sbnet_reduce_mask_cpu(&p, scratch.data_ptr(), &parallel),
-                        sbnet_reduce_mask_cuda(&p, scratch.data_ptr(), call.stream())));
+  check(SBNET_KERNELS(reduce_mask)(call, &p, scratch.data_ptr()));
   return {indices, count, total, block_map};
 }
 

@@ -21,9 +21,7 @@ AdaptivePoolParams read(const Call& call, const Tensor& x, const Tensor& block_m
 void run(const Call& call, const AdaptivePoolParams& p, const Tensor& like) {
   check(call.op(), validate(p));
   const Tensor scratch = workspace(like, sbnet_sparse_adaptive_pool2d_workspace_bytes(&p));
-  const Parallel parallel = call.parallel();
-  check(call.op(), SBNET_ON_DEVICE(call, sbnet_sparse_adaptive_pool2d_cpu(&p, scratch.data_ptr(), &parallel),
-                                   sbnet_sparse_adaptive_pool2d_cuda(&p, scratch.data_ptr(), call.stream())));
+  check(call.op(), SBNET_KERNELS(sparse_adaptive_pool2d)(call, &p, scratch.data_ptr()));
 }
 
 Tensor sparse_adaptive_pool2d(Tensor x, Tensor block_map, Ints grid, Ints output_size, std::string mode,

@@ -15,8 +15,7 @@ void run(const char* op, const Tensor& x, const Tensor& block_map, const Grid& g
   p.grid = to_grid(op, grid);
   p.block_map = call.int32("block_map", block_map, blocks_of(p.grid, x.size(0)));
   p.value = static_cast<float>(value);
-  const Parallel parallel = call.parallel();
-  check(op, SBNET_ON_DEVICE(call, sbnet_sparse_fill_cpu(&p, &parallel), sbnet_sparse_fill_cuda(&p, call.stream())));
+  check(op, SBNET_KERNELS(sparse_fill)(call, &p));
 }
 
 Tensor sparse_fill(Tensor x, Tensor block_map, Grid grid, double value) {

@@ -8,10 +8,7 @@ namespace {
 
 using Grid = std::vector<int64_t>;
 
-void run(const Call& call, const BlockCopyParams& p) {
-  const Parallel parallel = call.parallel();
-  check(SBNET_ON_DEVICE(call, sbnet_block_copy_cpu(&p, &parallel), sbnet_block_copy_cuda(&p, call.stream())));
-}
+void run(const Call& call, const BlockCopyParams& p) { check(SBNET_KERNELS(block_copy)(call, &p)); }
 
 Tensor sparse_gather(Tensor x, Tensor indices, Tensor count, Tensor block_map, Grid grid, bool transpose,
                      bool zero_tail) {

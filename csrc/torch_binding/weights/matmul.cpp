@@ -151,12 +151,8 @@ void set_factor(const Call& call, const Tensor& x, Factor& f, BlocksparseMatmulP
 
 void multiply(const Call& call, const Tensor& x, const BlocksparseMatmulParams& p) {
   check(validate(p));
-  const Parallel parallel = call.parallel();
-  const Tensor scratch =
-      workspace(x, SBNET_ON_DEVICE(call, sbnet_blocksparse_matmul_workspace_bytes_cpu(&p, parallel.threads),
-                                   sbnet_blocksparse_matmul_workspace_bytes_cuda(&p)));
-  check(SBNET_ON_DEVICE(call, sbnet_blocksparse_matmul_cpu(&p, scratch.data_ptr(), &parallel),
-                        sbnet_blocksparse_matmul_cuda(&p, scratch.data_ptr(), call.stream())));
+  const Tensor scratch = workspace(x, SBNET_KERNELS(blocksparse_matmul_workspace_bytes).bytes(call, &p));
+  check(SBNET_KERNELS(blocksparse_matmul)(call, &p, scratch.data_ptr()));
 }
 
 Tensor blocksparse_matmul(Tensor x, Tensor weight, std::optional<Tensor> gate, std::optional<Tensor> bias,
@@ -223,12 +219,8 @@ Tensor blocksparse_weight_grad(std::vector<Tensor> x, std::vector<Tensor> dy, Te
   p.dw = dw.data_ptr();
   p.dw_dtype = p.x[0].dtype;
   check(validate(p));
-  const Parallel parallel = call.parallel();
-  const Tensor scratch =
-      workspace(x[0], SBNET_ON_DEVICE(call, sbnet_blocksparse_weight_grad_workspace_bytes_cpu(&p, parallel.threads),
-                                      sbnet_blocksparse_weight_grad_workspace_bytes_cuda(&p)));
-  check(SBNET_ON_DEVICE(call, sbnet_blocksparse_weight_grad_cpu(&p, scratch.data_ptr(), &parallel),
-                        sbnet_blocksparse_weight_grad_cuda(&p, scratch.data_ptr(), call.stream())));
+  const Tensor scratch = workspace(x[0], SBNET_KERNELS(blocksparse_weight_grad_workspace_bytes).bytes(call, &p));
+  check(SBNET_KERNELS(blocksparse_weight_grad)(call, &p, scratch.data_ptr()));
   return dw;
 }
 

@@ -44,16 +44,21 @@ def layer_output(
     return (out, None, None) if fringe is None else (out, fringe.pixels, fringe.count)
 
 
-def run_layer(op: str, x: Tensor, active: ActiveBlocks, *numbers: Any) -> Tensor:
-    """Calls a layer of x and numbers alone."""
+Tensors = Sequence[Tensor | None]
+
+
+def run_layer(op: str, x: Tensor, active: ActiveBlocks, *numbers: Any, tensors: Tensors = ()) -> Tensor:
+    """Calls a layer that csrc/core/masked/plain_layers.h declares. tensors: what it reads besides x."""
     *lists, grid = layer_inputs(op, x, active)
-    return getattr(torch.ops.sbnet, op)(x, *lists, active.block_map, grid, *numbers)
+    return getattr(torch.ops.sbnet, op)(x, *tensors, *lists, active.block_map, grid, *numbers)
 
 
-def run_layer_(op: str, x: Tensor, active: ActiveBlocks, out: Tensor, fringe: Fringe | None, *numbers: Any) -> None:
+def run_layer_(
+    op: str, x: Tensor, active: ActiveBlocks, out: Tensor, fringe: Fringe | None, *numbers: Any, tensors: Tensors = ()
+) -> None:
     """Calls its form in place."""
-    lists, edge = layer_inputs(op, x, active), layer_output(op, out, fringe, x)
-    getattr(torch.ops.sbnet, op)(x, *lists, *numbers, *edge)
+    lists, edge = layer_inputs(op, x, active), layer_output(op, out, fringe, x, *tensors)
+    getattr(torch.ops.sbnet, op)(x, *tensors, *lists, *numbers, *edge)
     mark_written(out)
 
 

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sbnet.active import ActiveBlocks, Fringe
-from sbnet.ops.common import mark_written, require_tensor
-from sbnet.ops.masked.layer import layer_fakes, layer_inputs, layer_output
+from sbnet.ops.common import require_tensor
+from sbnet.ops.masked.layer import layer_fakes, run_layer, run_layer_
 
 _ops = torch.ops.sbnet
 OPERANDS = "abcd"
@@ -41,8 +41,7 @@ def sparse_pointwise(x: Tensor, active: ActiveBlocks, program: str, *others: Ten
     >>> gated = sparse_pointwise(x, active, "mul a; add b; hardswish", gate, shortcut)
     """
     op = "sparse_pointwise"
-    *lists, grid = layer_inputs(op, x, active)
-    return _ops.sparse_pointwise(x, *_operands(op, program, others), *lists, active.block_map, grid, program)
+    return run_layer(op, x, active, program, tensors=_operands(op, program, others))
 
 
 def sparse_pointwise_(
@@ -55,9 +54,7 @@ def sparse_pointwise_(
         fringe: from `sbnet.fringe`, or None.
     """
     op = "sparse_pointwise_"
-    lists, edge = layer_inputs(op, x, active), layer_output(op, out, fringe, x, *others)
-    _ops.sparse_pointwise_(x, *_operands(op, program, others), *lists, program, *edge)
-    mark_written(out)
+    run_layer_(op, x, active, out, fringe, program, tensors=_operands(op, program, others))
 
 
 def _operands(op: str, program: str, others: tuple[Tensor, ...]) -> list[Tensor | None]:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from sbnet.active import ActiveBlocks, Fringe
 from sbnet.geometry import RESIZE_MODES, resize_output_size, to_scales
-from sbnet.ops.common import mark_written, require_active, require_tensor
-from sbnet.ops.masked.layer import layer_fakes, layer_inputs, layer_output, pairs, run_layer
+from sbnet.ops.common import require_active, require_tensor
+from sbnet.ops.masked.layer import layer_fakes, pairs, run_layer, run_layer_
 
 _ops = torch.ops.sbnet
 _aten = torch.ops.aten
@@ -73,13 +73,13 @@ def sparse_resize2d_(
         fringe: from `sbnet.fringe`, or None.
     """
     op = "sparse_resize2d_"
-    lists, edge = layer_inputs(op, x, active), layer_output(op, out, fringe, x)
+    require_tensor(op, "x", x)
+    require_tensor(op, "out", out)
     size = out.shape[2:] if scale_factor is None else None
     sides, how = _arguments(op, x, size, scale_factor, mode, align_corners)
     if sides != list(out.shape[2:]):
         raise ValueError(f"sbnet::{op}: out: expected a plane of {tuple(sides)}, got {tuple(out.shape[2:])}")
-    _ops.sparse_resize2d_(x, *lists, *how, *edge)
-    mark_written(out)
+    run_layer_(op, x, active, out, fringe, *how)
 
 
 def _arguments(
