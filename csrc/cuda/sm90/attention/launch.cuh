@@ -18,17 +18,8 @@ inline Status position_map(CUtensorMap* map, const char* op, const char* name, c
   const auto bytes = [](int64_t stride, int64_t count) { return cuuint64_t(count > 1 ? stride * 2 : 16); };
   const cuuint64_t stride[4] = {bytes(t.stride * phases, length / phases), bytes(t.stride, phases),
                                 bytes(t.head_stride, heads), bytes(t.batch_stride, p.batch)};
-  const cuuint32_t box[5] = {64, cuuint32_t(rows), 1, 1, 1}, ones[5] = {1, 1, 1, 1, 1};
-  const EncodeFn encode = encode_function();
-  if (!encode) return make_status(Code::kDeviceError, "%s: the driver has no cuTensorMapEncodeTiled", op);
-  const CUresult r =
-      encode(map, p.dtype == DType::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 5,
-             t.data, size, stride, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (r != CUDA_SUCCESS)
-    return make_status(Code::kDeviceError, "%s: %s: cuTensorMapEncodeTiled failed with code %d", op, name,
-                       static_cast<int>(r));
-  return ok_status();
+  const cuuint32_t box[5] = {64, cuuint32_t(rows), 1, 1, 1};
+  return make_map(map, p.dtype, name, 5, t.data, size, stride, box, CU_TENSOR_MAP_SWIZZLE_128B, op);
 }
 
 inline DropoutArgs dropout_args(const AttentionDropout& d) {

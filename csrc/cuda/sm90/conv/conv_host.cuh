@@ -34,16 +34,16 @@ inline Plane plane_of(const TensorView& t) {
 
 inline Status make_map(CUtensorMap* m, DType dtype, const char* name, int rank, void* data, const cuuint64_t* size,
                        const cuuint64_t* stride_bytes, const cuuint32_t* box,
-                       CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B) {
+                       CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B, const char* op = kOp) {
   const cuuint32_t ones[5] = {1, 1, 1, 1, 1};
   const EncodeFn encode = encode_function();
-  if (!encode) return make_status(Code::kDeviceError, "%s: the driver has no cuTensorMapEncodeTiled", kOp);
+  if (!encode) return make_status(Code::kDeviceError, "%s: the driver has no cuTensorMapEncodeTiled", op);
   const CUresult r =
       encode(m, dtype == DType::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, rank, data,
              size, stride_bytes, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (r != CUDA_SUCCESS)
-    return make_status(Code::kDeviceError, "%s: %s: cuTensorMapEncodeTiled failed with code %d", kOp, name,
+    return make_status(Code::kDeviceError, "%s: %s: cuTensorMapEncodeTiled failed with code %d", op, name,
                        static_cast<int>(r));
   return ok_status();
 }

@@ -39,17 +39,8 @@ inline bool matrix_of(const TensorView& t, Matrix* m) {
 // Boxes of 64 features x box_rows.
 inline Status matrix_map(CUtensorMap* map, const char* op, const char* name, const Matrix& m, int box_rows) {
   const cuuint64_t size[2] = {cuuint64_t(m.features), cuuint64_t(m.rows)}, stride[1] = {cuuint64_t(m.stride) * 2};
-  const cuuint32_t box[2] = {64, cuuint32_t(box_rows)}, ones[2] = {1, 1};
-  const EncodeFn encode = encode_function();
-  if (!encode) return make_status(Code::kDeviceError, "%s: the driver has no cuTensorMapEncodeTiled", op);
-  const CUresult r =
-      encode(map, m.dtype == DType::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2,
-             m.data, size, stride, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (r != CUDA_SUCCESS)
-    return make_status(Code::kDeviceError, "%s: %s: cuTensorMapEncodeTiled failed with code %d", op, name,
-                       static_cast<int>(r));
-  return ok_status();
+  const cuuint32_t box[2] = {64, cuuint32_t(box_rows)};
+  return make_map(map, m.dtype, name, 2, m.data, size, stride, box, CU_TENSOR_MAP_SWIZZLE_128B, op);
 }
 
 // Boxes of weights: 64 x 64, or whole smaller blocks as rows of 64.
