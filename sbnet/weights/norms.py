@@ -28,7 +28,7 @@ def layer_norm(
         y = F.layer_norm(rows, (features,), g.to(x.dtype), b.to(x.dtype), epsilon)
     else:
         runs = rows.unflatten(-1, (segments, features // segments))
-        y = F.layer_norm(runs, runs.shape[-1:], eps=epsilon).flatten(-2) * g.to(x.dtype) + b.to(x.dtype)
+        y = torch.addcmul(b.to(x.dtype), F.layer_norm(runs, runs.shape[-1:], eps=epsilon).flatten(-2), g.to(x.dtype))
     if relu:
         y = torch.relu(y)
     return y.movedim(-1, 0).contiguous() if axis == 0 else y

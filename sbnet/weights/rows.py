@@ -38,11 +38,11 @@ def masked_softmax(x: Tensor, mask: Tensor | None = None, scale: float = 1.0) ->
 
     mask: numbers that broadcast against x, as many axes; or None. In float32, returned in x's dtype.
     """
-    scores = x.float() * scale
     if mask is None:
-        return torch.softmax(scores, -1).to(x.dtype)
+        return torch.softmax(x if scale == 1 else x.float() * scale, -1).to(x.dtype)
     _check_mask("masked_softmax", x, mask)
-    return _softmax_where(scores * mask, mask != 0).to(x.dtype)
+    # Halves times float32 are float32: no pass over memory that widens x.
+    return _softmax_where(x * (mask.float() * scale), mask != 0, x.dtype)
 
 
 def masked_top_k_softmax(x: Tensor, k: int, mask: Tensor | None = None, scale: float = 1.0) -> Tensor:
@@ -54,13 +54,15 @@ def masked_top_k_softmax(x: Tensor, k: int, mask: Tensor | None = None, scale: f
         scores, there = scores * mask, mask != 0
     best = scores.detach().masked_fill(~there, -torch.inf).topk(k).indices
     kept = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, best, True)
-    return _softmax_where(scores, kept & there).to(x.dtype)
+    return _softmax_where(scores, kept & there, x.dtype)
 
 
-def _softmax_where(scores: Tensor, there: Tensor) -> Tensor:
+def _softmax_where(scores: Tensor, there: Tensor, dtype: torch.dtype) -> Tensor:
+    """`scores` are overwritten."""
     # The fill is finite, so that neither a row without any nor its gradient is NaN.
-    filled = scores.masked_fill(~there, torch.finfo(scores.dtype).min)
-    return torch.softmax(filled, -1).masked_fill(~there, 0.0)
+    absent = ~there
+    filled = scores.masked_fill_(absent, torch.finfo(scores.dtype).min)
+    return torch.softmax(filled, -1).to(dtype).masked_fill(absent, 0.0)
 
 
 def _check_k(op: str, x: Tensor, k: int) -> None:
@@ -74,22 +76,20 @@ def _check_mask(op: str, x: Tensor, mask: Tensor) -> None:
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Keeps the logits as they are and two numbers a row, not the softmax in float32."""
+    """Keeps the logits as they are, not the softmax in float32."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
-        top = logits.amax(-1, keepdim=True).float()
-        total = (logits.float() - top).exp().sum(-1, keepdim=True)
-        ctx.save_for_backward(logits, labels, top, total)
-        return (total.log() - (logits.gather(-1, labels[..., None]).float() - top))[..., 0]
+        ctx.save_for_backward(logits, labels)
+        return -torch.log_softmax(logits, -1, dtype=torch.float32).gather(-1, labels[..., None])[..., 0]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
-        logits, labels, top, total = ctx.saved_tensors
-        p = (logits.float() - top).exp() / total
-        p = p.scatter_add(-1, labels[..., None], p.new_full((), -1.0).expand(*labels.shape, 1))
-        return (p * dy[..., None]).to(logits.dtype), None
+        logits, labels = ctx.saved_tensors
+        p = torch.softmax(logits, -1, dtype=torch.float32)
+        p.scatter_add_(-1, labels[..., None], p.new_full((), -1.0).expand(*labels.shape, 1))
+        return p.mul_(dy[..., None]).to(logits.dtype), None
 
 
 def softmax_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

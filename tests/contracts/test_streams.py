@@ -98,12 +98,14 @@ def busy_calls(device="cuda"):
     doubled = random_active(BlockGrid.cover((100, 176), 16), 2, 0.5, device)
     odd = random_active(BlockGrid.cover((50, 88), 10), 2, 0.5, device)
     halo = grid.conv_input(3, 1, 1)
+    squares = sbnet.ConvLayout.from_mask(torch.tensor([[1, 0, 1, 0], [1, 1, 0, 1]] * 2), 64, 64, 16, (3, 3))
     calls = {}
     for dtype in FLOATS:
         x = laid_out(tensor((2, 64, 50, 88), dtype, device), "channels_last")
         weight = laid_out(tensor((64, 64, 3, 3), dtype, device), "channels_last")
         depthwise, out = tensor((64, 1, 3, 3), dtype, device), torch.empty_like(x)
         bottleneck = [weight[:16, :, :1, :1], weight[:16, :16], weight[:, :16, :1, :1]]
+        filters = tensor((squares.weights,), dtype, device)
         mask, blocks = torch.rand(2, 50, 88, device=device), tensor((active.capacity, 64, 16, 16), dtype, device)
         wide, cells = tensor((active.capacity, 64, 18, 18), dtype, device), torch.empty_like(x[:, :, :3, :5])
         edge = fringe(active, active, (50, 88), 3, 1, 1)
@@ -171,6 +173,10 @@ def busy_calls(device="cuda"):
                 ),
                 "resize": lambda x=x, a=doubled: sbnet.sparse_resize2d(x, a, scale_factor=2, mode="bilinear"),
                 "resize_": lambda x=x, o=out, e=edge: sbnet.sparse_resize2d_(x, active, o, mode="bicubic", fringe=e),
+                "blocksparse_conv": lambda x=x, w=filters: sbnet.blocksparse_conv(x, w, squares),
+                "blocksparse_conv, active blocks": lambda x=x, w=filters: sparse_conv2d(
+                    x, w, None, active, layout=squares, padding=1
+                ),
                 "conv odd blocks": lambda x=x, w=weight, a=odd: sparse_conv2d(x, w, None, a, padding=1),
             }.items()
         }

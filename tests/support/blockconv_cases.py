@@ -71,6 +71,12 @@ def blockconv_samples(device: str) -> dict[str, list[tuple]]:
     many = (*dense.on(torch.device(device)), to_geometry("blocksparse_conv", dense, 1, 1, 1), [1, 6, 7])
     wide, wide_weight = tensor((2, 24, 1, 6, 7), torch.float32, device), torch.randn(dense.weights, device=device) / 16
 
+    # blocks of a grid in halves, channels side by side: Hopper's kernel
+    squares = ConvLayout.from_mask(torch.tensor([[1, 0], [1, 1]]), 32, 32, 16, (3, 3))
+    half = (*squares.on(torch.device(device)), many[2], [1, 6, 7])
+    halves = tensor((2, 32, 1, 6, 7), torch.float16, device).contiguous(memory_format=torch.channels_last_3d)
+    half_weight = torch.randn(squares.weights, device=device).div(16).half()
+
     rest = (geometry, [1, 4, 5])
     return {
         "blocksparse_conv": [
@@ -78,6 +84,8 @@ def blockconv_samples(device: str) -> dict[str, list[tuple]]:
             (grad(x), grad(weight), grad(bias), tables, numbers, *rest, False, "silu", 0.0),
             (last, weight, bias, tables, numbers, *rest, False, "leaky_relu", 0.3),
             (grad(wide), grad(wide_weight), None, *many, False, "relu", 0.0),
+            (halves, half_weight, None, *half, False, "relu", 0.0),
+            (halves, half_weight, None, *half, True, "none", 0.0),
             (
                 grad(x),
                 grad(weight),

@@ -277,9 +277,13 @@ def blockconv(device: str) -> None:
     cases = [(sbnet.ConvLayout(blocks, kernel), 2) for kernel in ((3,), (3, 2), (1, 3, 2))]
     mask = torch.tensor([[1, 1, 0], [0, 1, 1], [1, 1, 1]])
     cases.append((sbnet.ConvLayout.from_mask(mask, 44, 42, 16, (3, 3)), 1))  # by Winograd's products on CPUs
+    cases.append((sbnet.ConvLayout.from_mask(mask, 48, 48, 16, (3, 3)), 1))  # Hopper's kernel
     for (layout, stride), dtype in itertools.product(cases, (torch.float16, torch.bfloat16, torch.float32)):
         image = (7, 6, 9)[: len(layout.kernel_size)]
-        x = torch.randn(2, layout.in_channels, *image, device=device).to(dtype).requires_grad_()
+        x = torch.randn(2, layout.in_channels, *image, device=device).to(dtype)
+        if len(image) == 2:
+            x = x.contiguous(memory_format=torch.channels_last)
+        x.requires_grad_()
         weight = torch.randn(layout.weights, device=device).to(dtype).requires_grad_()
         got = sbnet.blocksparse_conv(x, weight, layout, stride=stride)
         wide = [t.detach().cpu().double().requires_grad_() for t in (x, weight)]

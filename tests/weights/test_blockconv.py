@@ -15,6 +15,7 @@ from sbnet import (
     reference,
     sparse_conv2d,
 )
+from sbnet.ops.weights.conv_layout import HEADER
 from support.blockconv_cases import B4, B8, CASES, UNEVEN
 from support.helpers import FLOATS, assert_as_accurate_as_torch, laid_out, random_active, tensor
 from support.refusals import refused
@@ -213,6 +214,19 @@ def test_bad_input(device):
     refused("kernel_size: expected one", blocksparse_conv, x, w.flatten(), CASES["2d"].BCK)
 
 
+def test_blocks_of_a_grid():
+    """What the Hopper kernel follows is made of such blocks alone; the header has their size and pieces of a side."""
+    square, other = (range(16), range(16)), (range(16, 32), range(16))
+    mask = torch.tensor([[1, 0], [0, 1], [1, 1]])
+    for size, pieces in ((8, (0, 0)), (16, (1, 1)), (32, (2, 2)), (64, (4, 4)), (128, (16, 16))):
+        layout = ConvLayout.from_mask(mask, 3 * size, 2 * size, size, 3)
+        assert layout.block_size == (size if size > 8 else 0)
+        assert tuple(layout.on(torch.device("cpu"))[1][11:]) == pieces
+    for BCK in (B4, B8, UNEVEN, [square, square], [square, (range(8, 24), range(16))]):
+        assert ConvLayout(BCK, 3).block_size == 0
+    assert ConvLayout([other, square], 3).block_size == 16
+
+
 def test_bad_tables(device):
     """Numbers and tables that do not belong together are refused, or nothing is touched beyond what is there."""
     layout, x, w, _ = inputs(CASES["2d"], device)
@@ -220,12 +234,12 @@ def test_bad_tables(device):
     conv, x5 = torch.ops.sbnet.blocksparse_conv, x.unsqueeze(2)
     rest = ([1, 3, 3, 1, 1, 1, 0, 1, 1, 1, 1, 1], [1, 8, 8], False, "none", 0.0)
     refused("tables", conv, x5, w.flatten(), None, tables[:-1], numbers, *rest)
-    refused("layout", conv, x5, w.flatten(), None, tables, [0] * 10, *rest)
+    refused("layout", conv, x5, w.flatten(), None, tables, [0] * HEADER, *rest)
     refused("geometry", conv, x5, w.flatten(), None, tables, numbers, [1], *rest[1:])
     for seed in range(8):
         torch.manual_seed(seed)
         hostile = tables.clone()
-        hostile[torch.randint(10, len(tables), (6,))] = torch.randint(
+        hostile[torch.randint(HEADER, len(tables), (6,))] = torch.randint(
             -(2**31), 2**31 - 1, (6,), dtype=torch.int32, device=device
         )
         if device == "cpu":

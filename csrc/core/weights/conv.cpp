@@ -76,6 +76,13 @@ Status validate(const char* op, const BlocksparseConvShape& s) {
               static_cast<long long>(s.blocks), static_cast<long long>(s.list_words));
   SBNET_CHECK(s.taps >= 1 && s.weights >= 1 && s.weights <= INT32_MAX, "%s: layout: %lld taps, %lld weights", op,
               static_cast<long long>(s.taps), static_cast<long long>(s.weights));
+  const int64_t size = s.block_size;
+  bool grid = size == 16 || size == 32 || size == 64 || size == 128;
+  for (int side = 0; side < 2; ++side)
+    grid = grid && s.channels[side] % size == 0 && s.pieces[side] >= conv_tiles(s, side) && s.pieces[side] <= kMost;
+  SBNET_CHECK(size ? grid && size_product({s.blocks, size, size, s.taps}) == s.weights : !s.pieces[0] && !s.pieces[1],
+              "%s: layout: blocks of %lld channels, %lld and %lld pieces", op, static_cast<long long>(size),
+              static_cast<long long>(s.pieces[0]), static_cast<long long>(s.pieces[1]));
   return ok_status();
 }
 
@@ -137,13 +144,15 @@ Status check_tables(const char* op, const BlocksparseConvLayout& host) {
 }
 
 BlocksparseConvShape conv_layout_shape(const int64_t* v) {
-  return {{v[0], v[1]}, v[2], v[3], v[4], v[5], {v[6], v[7]}, {v[8], v[9]}};
+  return {{v[0], v[1]}, v[2], v[3], v[4], v[5], {v[6], v[7]}, {v[8], v[9]}, v[10], {v[11], v[12]}};
 }
 
 int64_t conv_layout_words(const BlocksparseConvShape& s) {
   int64_t words = kConvLayoutNumbers + 5 * s.blocks + s.list_words;
   for (int side = 0; side < 2; ++side)
     words += s.groups[side] * (1 + kConvGroup) + 1 + s.entries[side] * (1 + kConvGroup);
+  for (int side = 0; side < 2 && s.block_size; ++side)
+    words += conv_tiles(s, side) + 1 + s.pieces[side] * conv_piece_words(conv_tile_width(s));
   return words;
 }
 
@@ -163,6 +172,10 @@ BlocksparseConvLayout conv_layout_view(const BlocksparseConvShape& s, const int3
     v.side[side].channels = take(s.groups[side] * kConvGroup);
     v.side[side].block = take(s.entries[side]);
     v.side[side].position = take(s.entries[side] * kConvGroup);
+  }
+  for (int side = 0; side < 2 && s.block_size; ++side) {
+    v.side[side].piece_start = take(conv_tiles(s, side) + 1);
+    v.side[side].pieces = take(s.pieces[side] * conv_piece_words(conv_tile_width(s)));
   }
   return v;
 }
@@ -263,13 +276,17 @@ Status make_conv_layout(const int32_t* lists, int64_t words, int64_t inputs, int
                                                sides[1].groups(),
                                                static_cast<int64_t>(sides[0].block.size()),
                                                static_cast<int64_t>(sides[1].block.size())};
-  SBNET_TRY(validate(op, conv_layout_shape(numbers)));
+  BlocksparseConvShape shape = conv_layout_shape(numbers);
+  SBNET_TRY(validate(op, shape));
   tables->assign(numbers, numbers + kConvLayoutNumbers);
   append(*tables, blocks);
   append(*tables, flat);
   for (const Side& side : sides)
     for (const Words* part : {&side.start, &side.channels, &side.block, &side.position}) append(*tables, *part);
-  return ok_status();
+  append_conv_pieces(conv_layout_view(shape, tables->data()), &shape, tables);
+  (*tables)[10] = static_cast<int32_t>(shape.block_size);
+  for (int side = 0; side < 2; ++side) (*tables)[11 + side] = static_cast<int32_t>(shape.pieces[side]);
+  return validate(op, shape);
 }
 
 }  // namespace sbnet

@@ -17,26 +17,34 @@
 //   channels  [groups, 32]           or -1
 //   block     [entries]              a block that these channels are in
 //   position  [entries, 32]          of each of the channels in the block's list
+// and where blocks are squares of a grid, block_size to a side, for each side what the Hopper kernel follows: tiles of
+// conv_tile_width() outputs, and the pieces of up to 64 neighbouring inputs that a tile multiplies
+//   start     [tiles + 1]            pieces of a tile
+//   pieces    [pieces]: [1] first input, [1] steps of 16 inputs, 1 to 4, [1] the place of the tile's first output in
+//             its block, [width / 16][4] the block of 16 outputs and of a step, or -1
 #pragma once
 #include <vector>
 
 #include "core/activation.h"
+#include "core/masked/conv.h"
 #include "core/types.h"
 
 namespace sbnet {
 
 constexpr int kConvGroup = 32;
-constexpr int kConvLayoutNumbers = 10;
+constexpr int kConvLayoutNumbers = 13;
 
 // Sizes alone: what a binding knows without reading the tables. Side 0 is the outputs, side 1 the inputs.
 struct BlocksparseConvShape {
   int64_t channels[2];  // K, C
   int64_t taps, blocks, list_words, weights;
   int64_t groups[2], entries[2];
+  int64_t block_size, pieces[2];  // 0: blocks are no squares of a grid, 16 to 128 channels to a side, each there once
 };
 
 struct BlocksparseConvSide {
   const int32_t *start, *channels, *block, *position;
+  const int32_t *piece_start, *pieces;
 };
 
 struct BlocksparseConvLayout {
@@ -44,6 +52,14 @@ struct BlocksparseConvLayout {
   const int32_t *blocks, *lists;
   BlocksparseConvSide side[2];
 };
+
+// Outputs of a tile: the wider, the cheaper a product, and the more zeros are multiplied.
+int conv_tile_width(const BlocksparseConvShape& s);
+inline int64_t conv_tiles(const BlocksparseConvShape& s, int side) {
+  return (s.channels[side] + conv_tile_width(s) - 1) / conv_tile_width(s);
+}
+constexpr int kPieceHead = 3;
+SBNET_HOST_DEVICE constexpr int conv_piece_words(int width) { return kPieceHead + width / 4; }
 
 // One block as a kernel reads it.
 struct BlocksparseConvBlock {
@@ -149,12 +165,20 @@ SBNET_HOST_DEVICE inline int64_t volume_offset(const VolumeView& t, const Volume
 SBNET_EXPORT Status validate(const char* op, const BlocksparseConvShape& s);
 SBNET_EXPORT Status validate(const BlocksparseConvParams& p);
 SBNET_EXPORT Status validate(const BlocksparseConvWeightGradParams& p);
+// Why the Hopper kernel does not take p, which is valid; null: it does.
+const char* hopper_blocksparse_conv_declines(const BlocksparseConvParams& p);
+// p as a convolution of planes, on the active blocks or a block an image: lists and weights that are still to come are
+// null. A transposed convolution of stride 1 is one with the taps in opposite order.
+Conv2dParams conv_of_planes(const BlocksparseConvParams& p);
 // Do the tables, in host memory, name nothing that is not there?
 Status check_tables(const char* op, const BlocksparseConvLayout& host);
 
 SBNET_EXPORT int64_t conv_layout_words(const BlocksparseConvShape& s);
 SBNET_EXPORT BlocksparseConvLayout conv_layout_view(const BlocksparseConvShape& s, const int32_t* words);
 SBNET_EXPORT BlocksparseConvShape conv_layout_shape(const int64_t* numbers);  // kConvLayoutNumbers of a header
+
+// The part for the Hopper kernel of tables whose other parts are there: block_size and pieces of `shape` are filled in.
+void append_conv_pieces(const BlocksparseConvLayout& layout, BlocksparseConvShape* shape, std::vector<int32_t>* tables);
 
 // Tables from `lists`: of each block the numbers of its inputs and outputs, the inputs, the outputs. Refuses channels
 // outside C and K, channels named twice in a list, and channels that no block has.
@@ -167,7 +191,9 @@ extern "C" {
 SBNET_EXPORT int64_t sbnet_blocksparse_conv_workspace_bytes_cpu(const sbnet::BlocksparseConvParams* p, int32_t threads);
 SBNET_EXPORT sbnet::Status sbnet_blocksparse_conv_cpu(const sbnet::BlocksparseConvParams* p, void* workspace,
                                                       const sbnet::Parallel* parallel);
-SBNET_EXPORT sbnet::Status sbnet_blocksparse_conv_cuda(const sbnet::BlocksparseConvParams* p, void* stream);
+SBNET_EXPORT int64_t sbnet_blocksparse_conv_workspace_bytes_cuda(const sbnet::BlocksparseConvParams* p);
+SBNET_EXPORT sbnet::Status sbnet_blocksparse_conv_cuda(const sbnet::BlocksparseConvParams* p, void* workspace,
+                                                       void* stream);
 
 SBNET_EXPORT int64_t sbnet_blocksparse_conv_weight_grad_workspace_bytes_cpu(
     const sbnet::BlocksparseConvWeightGradParams* p, int32_t threads);

@@ -23,36 +23,6 @@ int64_t width_of_group(const int32_t* channels) {
   return width;
 }
 
-TensorView plane(const VolumeView& t) {
-  return {t.data,
-          {t.size[0], t.size[1], t.size[3], t.size[4]},
-          {t.stride[0], t.stride[1], t.stride[3], t.stride[4]},
-          t.dtype};
-}
-
-// As sparse_conv2d has it, on the active blocks, or on a block an image, which `whole` [images, 3] lists. The
-// transposed convolution is one with the taps in opposite order.
-Conv2dParams dense_params(const BlocksparseConvParams& p, int32_t* whole, int32_t* count) {
-  Conv2dParams c = {};
-  c.x = plane(p.x), c.y = plane(p.y);
-  const BlocksparseConvShape& shape = p.layout.shape;
-  c.weight = {nullptr, {shape.channels[p.to()], shape.channels[p.from()], 3, 3}, {}, p.x.dtype};
-  c.bias = p.bias, c.bias_dtype = p.bias_dtype;
-  c.active = p.active;
-  if (!p.active.indices) {
-    const int32_t side[2] = {static_cast<int32_t>(p.y.size[3]), static_cast<int32_t>(p.y.size[4])};
-    c.active = {whole, count, nullptr, p.y.size[0], {{side[0], side[1]}, {side[0], side[1]}, {0, 0}, {1, 1}}};
-  }
-  for (int d = 0; d < 2; ++d) {
-    const int32_t padding = p.geometry.padding[1 + d];
-    c.padding[d] = p.transposed ? 2 - padding : padding;
-    c.stride[d] = c.dilation[d] = 1;
-  }
-  c.groups = 1;
-  c.activation = p.activation, c.activation_param = p.activation_param;
-  return c;
-}
-
 // The panels of a side's groups and what they point to.
 struct Panels {
   Arena arena;
@@ -139,7 +109,7 @@ bool suits_winograd(const BlocksparseConvParams& p) {
   for (int d = 0; d < 3; ++d)
     if (g.kernel[d] != (d ? 3 : 1) || g.stride[d] != 1 || g.dilation[d] != 1) return false;
   if (g.padding[0] || p.x.size[2] != 1 || p.y.size[2] != 1) return false;
-  if (!p.y.size[0] || !p.y.size[3] || !p.y.size[4] || !suits_panels(dense_params(p, nullptr, nullptr))) return false;
+  if (!p.y.size[0] || !p.y.size[3] || !p.y.size[4] || !suits_panels(conv_of_planes(p))) return false;
   const BlocksparseConvSide& side = p.layout.side[p.to()];
   int64_t products = 0;
   for (int64_t i = 0; i < p.layout.shape.groups[p.to()]; ++i) {
@@ -158,14 +128,15 @@ bool suits_winograd(const BlocksparseConvParams& p) {
 
 int64_t winograd_workspace_bytes(const BlocksparseConvParams& p, int32_t threads) {
   const Panels panels(p, nullptr);
-  return panels.arena.used + panel_conv_workspace_bytes(dense_params(p, nullptr, nullptr), panels.panel_count, threads);
+  return panels.arena.used + panel_conv_workspace_bytes(conv_of_planes(p), panels.panel_count, threads);
 }
 
 void convolve_by_winograd(const BlocksparseConvParams& p, char* workspace, const Parallel& parallel) {
   const Panels panels(p, workspace);
   panels.fill(p);
-  run_panel_conv(dense_params(p, panels.whole, panels.count), panels.panels, panels.panel_count,
-                 workspace + panels.arena.used, parallel);
+  Conv2dParams c = conv_of_planes(p);
+  if (!p.active.indices) c.active.indices = panels.whole, c.active.count = panels.count;
+  run_panel_conv(c, panels.panels, panels.panel_count, workspace + panels.arena.used, parallel);
 }
 
 }  // namespace sbnet

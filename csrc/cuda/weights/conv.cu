@@ -1,4 +1,5 @@
-// Convolutions with block-sparse weights on every GPU, in plain float32 arithmetic: any strides, lists and geometry.
+// Convolutions with block-sparse weights on every GPU, in plain float32 arithmetic: any strides, lists and geometry;
+// and the CUDA entries, which ask for Hopper's kernel first.
 //
 // A CTA computes 64 positions of one group of up to 32 output channels, 16 products (input channel, tap) of each at a
 // time, block after block of those that the group is in. No two CTAs write one element: overlapping blocks add up in
@@ -7,14 +8,18 @@
 
 #include "core/weights/conv.h"
 #include "cuda/masked/conv_epilogue.cuh"
+#include "cuda/masked/conv_portable.cuh"
 #include "cuda/weights/matmul_portable.cuh"
+#ifdef SBNET_SM90
+#include "cuda/sm90/conv/conv_blocksparse.h"
+#endif
 
 namespace sbnet {
 namespace portable {
 namespace {
 
-constexpr const char* kConvOp = "blocksparse_conv";
-constexpr const char* kConvGradOp = "blocksparse_conv_weight_grad";
+constexpr const char* kBlockConvOp = "blocksparse_conv";
+constexpr const char* kBlockConvGradOp = "blocksparse_conv_weight_grad";
 constexpr int kThreads = 128, kRows = 64, kDepth = 16, kWide = 4, kTall = 4, kRowStep = kRows / kTall;
 // Sums are gathered in runs of this many products and then added up: one running sum would lose more.
 constexpr int kRun = 4 * kDepth;
@@ -217,17 +222,35 @@ __global__ void __launch_bounds__(kGradThreads)
 
 extern "C" {
 
-sbnet::Status sbnet_blocksparse_conv_cuda(const sbnet::BlocksparseConvParams* p, void* stream_handle) {
+int64_t sbnet_blocksparse_conv_workspace_bytes_cuda(const sbnet::BlocksparseConvParams* p) {
+  using namespace sbnet;
+#ifdef SBNET_SM90
+  DeviceInfo device;
+  if (validate(*p).ok() && current_device(portable::kBlockConvOp, &device).ok() && select_capability(device) == 90 &&
+      !hopper_blocksparse_conv_declines(*p))
+    return sm90::conv_blocksparse_workspace_bytes(*p);
+#endif
+  (void)p;
+  return 0;
+}
+
+sbnet::Status sbnet_blocksparse_conv_cuda(const sbnet::BlocksparseConvParams* p, void* workspace, void* stream_handle) {
   using namespace sbnet;
   SBNET_TRY(validate(*p));
   const int64_t positions = position_capacity(p->y, p->active);
   if (!positions) return ok_status();
   DeviceInfo device;
-  SBNET_TRY(current_device(portable::kConvOp, &device));
+  SBNET_TRY(current_device(portable::kBlockConvOp, &device));
+#ifdef SBNET_SM90
+  if (select_capability(device) == 90 && !hopper_blocksparse_conv_declines(*p))
+    return sm90::conv_blocksparse(*p, device, workspace, static_cast<cudaStream_t>(stream_handle));
+#else
+  (void)workspace;
+#endif
   const int64_t tiles = (positions + portable::kRows - 1) / portable::kRows * p->layout.shape.groups[p->to()];
   const dim3 grid(static_cast<unsigned>(std::min<int64_t>(tiles, 1 << 24)));
   return by_dtype(p->x.dtype, [&](auto t) {
-    SBNET_CUDA_TRY(portable::kConvOp,
+    SBNET_CUDA_TRY(portable::kBlockConvOp,
                    launch_dependent(device, portable::conv_kernel<decltype(t)>, grid, dim3(portable::kThreads), 0,
                                     static_cast<cudaStream_t>(stream_handle), *p, tiles));
     return ok_status();
@@ -239,14 +262,14 @@ sbnet::Status sbnet_blocksparse_conv_weight_grad_cuda(const sbnet::BlocksparseCo
   using namespace sbnet;
   SBNET_TRY(validate(*p));
   DeviceInfo device;
-  SBNET_TRY(current_device(portable::kConvGradOp, &device));
+  SBNET_TRY(current_device(portable::kBlockConvGradOp, &device));
   const int64_t blocks = std::min<int64_t>(p->layout.shape.blocks, 1 << 20);
   const int share = static_cast<int>(std::clamp<int64_t>(8 * device.sm_count / blocks, 1, 1024));  // CTAs of a block
   const dim3 grid(static_cast<unsigned>(blocks * share));
   return by_dtype(p->x.dtype, [&](auto t) {
-    SBNET_CUDA_TRY(portable::kConvGradOp, launch_dependent(device, portable::conv_weight_grad_kernel<decltype(t)>, grid,
-                                                           dim3(portable::kGradThreads), 0,
-                                                           static_cast<cudaStream_t>(stream_handle), *p, share));
+    SBNET_CUDA_TRY(portable::kBlockConvGradOp, launch_dependent(device, portable::conv_weight_grad_kernel<decltype(t)>,
+                                                                grid, dim3(portable::kGradThreads), 0,
+                                                                static_cast<cudaStream_t>(stream_handle), *p, share));
     return ok_status();
   });
 }

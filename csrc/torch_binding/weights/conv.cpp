@@ -105,9 +105,10 @@ Tensor convolve(const Call& call, const Tensor& x, Filter& f, BlocksparseConvPar
   check(validate(p));
   const Parallel parallel = call.parallel();
   const Tensor scratch =
-      workspace(x, SBNET_ON_DEVICE(call, sbnet_blocksparse_conv_workspace_bytes_cpu(&p, parallel.threads), int64_t{0}));
+      workspace(x, SBNET_ON_DEVICE(call, sbnet_blocksparse_conv_workspace_bytes_cpu(&p, parallel.threads),
+                                   sbnet_blocksparse_conv_workspace_bytes_cuda(&p)));
   check(SBNET_ON_DEVICE(call, sbnet_blocksparse_conv_cpu(&p, scratch.data_ptr(), &parallel),
-                        sbnet_blocksparse_conv_cuda(&p, call.stream())));
+                        sbnet_blocksparse_conv_cuda(&p, scratch.data_ptr(), call.stream())));
   return y;
 }
 

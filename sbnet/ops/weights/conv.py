@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -65,7 +66,9 @@ def blocksparse_conv(
     if output_size is None:
         x, filters = autocast(x, filters)
         own = [part[3 - axes :] for part in parts(geometry)]
-        product = product_of(x, filters, layout, bias, own, size)
+        product = None
+        if not hopper_convolves(x, layout, size):
+            product = product_of(x, filters, layout, bias, own, size)
         if product is not None:
             y = convolve_by_product(x, filters, product, bias, activation, own, negative_slope=negative_slope)
             return y if channels_last(lifted(x)) else y.contiguous()
@@ -241,6 +244,15 @@ def output_sides(x: Tensor, geometry: Sequence[int], axes: int) -> list[int]:
             )
         out.append(room // s + 1)
     return out
+
+
+def hopper_convolves(x: Tensor, layout: ConvLayout, size: Sequence[int]) -> bool:
+    """Has this convolution a Hopper kernel? As hopper_blocksparse_conv_declines has it, of what calls differ in."""
+    if torch.compiler.is_compiling() or not x.is_cuda or torch.cuda.get_device_capability(x.device) != (9, 0):
+        return False
+    pixels, taps = math.prod(size), math.prod(layout.kernel_size)
+    suits = bool(layout.block_size) and len(size) < 3 and pixels >= 36 and taps <= 128
+    return suits and channels_last(lifted(x)) and x.data_ptr() % 16 == 0
 
 
 def channels_last(x: Tensor) -> bool:

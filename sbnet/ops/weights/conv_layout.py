@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from sbnet import _library  # noqa: F401  (registers torch.ops.sbnet)
 
-HEADER = 10  # kConvLayoutNumbers
+HEADER = 13  # kConvLayoutNumbers
 
 
 class ConvLayout:
@@ -30,6 +30,7 @@ class ConvLayout:
     Attributes:
         filter_shape: [blocks, outputs, inputs, *kernel_size] if all blocks are of one size, else [weights]: the filters
             one after the other. Ops take either.
+        block_size: where blocks are squares of a grid, 16 to 128 channels to a side, each there once: that; else 0.
 
     Raises:
         ValueError: a channel that no block has, one twice in a list, an empty list.
@@ -70,6 +71,7 @@ class ConvLayout:
             except RuntimeError as error:
                 raise ValueError(str(error)) from None
             self._numbers: list[int] = self._tables[:HEADER].tolist()
+        self.block_size = self._numbers[10]
         self._on: dict[str, Tensor] = {}
         self._back: ConvLayout | None = None
         self.by_product: Any = None  # kept by conv_product: a BlockLayout, or False

@@ -1,6 +1,7 @@
 """Block-sparse convolutions as block-sparse products: patches of x side by side, times the weights of every tap.
 
-For halves on CUDA, where products have kernels for tensor cores and convolutions none: copying the patches costs less.
+For halves on CUDA where convolutions have no kernel for tensor cores, which products have: copying the patches costs
+less. That is on GPUs other than Hopper; there for volumes, blocks of 8, and x whose channels are not adjacent.
 """
 
 from __future__ import annotations

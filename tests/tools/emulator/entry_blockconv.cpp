@@ -1,7 +1,10 @@
-// What test_blockconv_emulated.py calls: convolutions with block-sparse weights as every GPU computes them.
+// What test_blockconv_emulated.py and test_blockconv_hopper_emulated.py call: convolutions with block-sparse weights as
+// every GPU computes them, and as Hopper does.
 #include <cstdio>
 
 #include "core/weights/conv.h"
+#include "cuda/common.cuh"
+#include "cuda/sm90/conv/conv_blocksparse.h"
 #include "machine.h"
 
 namespace {
@@ -16,7 +19,7 @@ sbnet::VolumeView volume(void* data, const int64_t* v, int32_t dtype) {  // size
 }  // namespace
 
 struct Case {
-  int32_t seed, dtype, weight_grad, transposed, activation, capacity, block_h, block_w, rows, columns;
+  int32_t seed, dtype, weight_grad, transposed, activation, capacity, block_h, block_w, rows, columns, hopper;
   int32_t geometry[12];
   int64_t x_shape[10], y_shape[10];
   void *x, *y, *weight;  // of the weight gradient: y is dy, weight is dw
@@ -49,7 +52,16 @@ extern "C" __attribute__((visibility("default"))) int emulate_blockconv(const Ca
     if (c->indices)
       p.active = {c->indices, c->count, nullptr, c->capacity,
                   {{c->block_h, c->block_w}, {c->block_h, c->block_w}, {0, 0}, {c->rows, c->columns}}};
-    status = sbnet_blocksparse_conv_cuda(&p, nullptr);
+    if (!c->hopper) {
+      status = sbnet_blocksparse_conv_cuda(&p, nullptr, nullptr);
+    } else if (const char* why = hopper_blocksparse_conv_declines(p)) {
+      status = make_status(Code::kUnsupported, "declined: %s", why);
+    } else {
+      // NaN, on a line of 256 bytes
+      std::vector<uint8_t> scratch(sm90::conv_blocksparse_workspace_bytes(p) + 256, 0xff);
+      uint8_t* at = scratch.data() + (256 - reinterpret_cast<uintptr_t>(scratch.data()) % 256);
+      status = sm90::conv_blocksparse(p, {63, c->hopper, 90}, at, nullptr);
+    }
   }
   std::snprintf(message, room, "%s", status.message);
   return !status.ok();

@@ -7,166 +7,16 @@
 // not computed.
 //
 //   warps 0-7  two warpgroups: the fringe's zeros, then WGMMA and epilogue of 128 positions each
+//              conv_general_compute.cuh, conv_general_finish.cuh
 //   warp 8     schedule and patches    conv_general_load.cuh
 //   warp 9     weights
 #include "cuda/sm90/conv/conv_general.h"
-#include "cuda/sm90/conv/conv_general_finish.cuh"
-#include "cuda/sm90/conv/conv_general_host.cuh"
-#include "cuda/sm90/conv/conv_general_load.cuh"
+#include "cuda/sm90/conv/conv_general_compute.cuh"
 
 namespace sbnet::sm90 {
 namespace {
 
 using namespace general;
-
-// Warps 0-7.
-template <class C>
-__device__ void consume(const Args& a, uint32_t smem, uint8_t* shared) {
-  using T = typename C::T;
-  const int tid = threadIdx.x & 127, lane = tid & 31;
-  const int wg = __shfl_sync(0xffffffff, threadIdx.x >> 7, 0);
-  Place* places = reinterpret_cast<Place*>(shared + C::kPlacesAt) + wg * kPositions;
-  const bool by_hand = a.x_word || a.w_word;  // written by threads, not by TMA
-  float* bias = reinterpret_cast<float*>(shared + C::kBiasAt) + wg * C::kOutputs;
-  const uint32_t weights = wgmma_operand(smem + C::kWeightsAt);
-  const uint32_t patches = wgmma_operand(smem + C::kWeightsAt + a.weight_stages * C::kTap) + wg * a.second * 8;
-  const uint64_t rows_of_weights = wgmma_layout(1024), rows_of_pixels = wgmma_layout(a.group_stride * 128);
-  take_turn();
-  // While the first patch is on its way.
-  clear_fringe<T>(a.zeros, a.zeros_plan, int64_t{blockIdx.x} * 256 + threadIdx.x, int64_t{gridDim.x} * 256);
-  const uint32_t tiles = tiles_of(a, min(max(load_int(a.count), 0), a.capacity));
-
-  uint32_t patch = 0, patch_phase = 0, weight = 0, weight_phase = 0;
-  for (uint32_t tile = blockIdx.x, made = 0; tile < tiles; tile += gridDim.x, ++made) {
-    uint32_t first_unit, column_index;
-    a.columns.divmod(tile, &first_unit, &column_index);
-    const Column column(a, column_index);
-    const int k0 = column.chunk_k + column.k * C::kOutputs;
-    mbar_wait(smem + C::kPatchFull + 8 * patch, patch_phase);
-    bar_sync(1 + wg, 128);  // the places of the tile before are no longer read
-    places[tid] = place_of(
-        a, reinterpret_cast<const int4*>(shared + C::kRecordsAt) + made % kMaxPatchStages * kMaxUnits, wg, tid);
-    const float own_bias =
-        tid < C::kOutputs ? load_bias<T>(a, k0 + tid) : 0.f;  // on its way until the products are done
-
-    float acc[C::kChannelRows ? 1 : 2][C::kChannelRows ? 64 : C::kOutputs / 2];  // the first tap overwrites it
-    int accumulate = 0;
-    uint32_t read_weight = 0,
-             read_patch = 0;  // barriers of the stages that the tap before the last one issued has read
-    auto release = [&] {
-      if (lane == 0 && read_weight) mbar_arrive(read_weight);
-      if (lane == 0 && read_patch) mbar_arrive(read_patch);
-      read_weight = read_patch = 0;
-    };
-    // Not a branch around single products: the compiler would then close a group of them at each, and wait for it.
-    auto multiply_slice = [&](auto count) {
-      constexpr int kSteps = decltype(count)::value;
-      int tap = 0;
-#pragma unroll 1
-      for (int g = 0; g < a.groups; ++g) {
-        mbar_wait(smem + C::kPatchFull + 8 * patch, patch_phase);
-        const uint32_t pixels = patches + patch * (a.patch_bytes >> 4);
-#pragma unroll 1
-        for (const int end = a.group[g].end; tap < end;) {
-          const uint32_t dp = pixels + a.tap[tap].shift * 8, dw = weights + weight * (C::kTap >> 4);
-          mbar_wait(smem + C::kWeightFull + 8 * weight, weight_phase);
-          if (by_hand) fence_async_proxy();
-          wgmma_fence();
-#pragma unroll
-          for (int k = 0; k < kSteps; ++k) {
-            const uint64_t w = rows_of_weights | (dw + k * 2), x = rows_of_pixels | (dp + k * 2);
-            if constexpr (C::kChannelRows) {
-              wgmma<T, 128>(acc[0], w, x, accumulate | k);
-            } else {
-              wgmma<T, C::kOutputs>(acc[0], x, w, accumulate | k);
-              wgmma<T, C::kOutputs>(acc[1], x + a.group_stride * 64, w, accumulate | k);
-            }
-          }
-          wgmma_commit();
-          wgmma_wait<1>();
-          release();
-          accumulate = 1;
-          read_weight = smem + C::kWeightEmpty + 8 * weight;
-          read_patch = ++tap == end ? smem + C::kPatchEmpty + 8 * patch : 0;
-          if (++weight == a.weight_stages) weight = 0, weight_phase ^= 1;
-        }
-        if (++patch == a.patch_stages) patch = 0, patch_phase ^= 1;
-        if (a.patch_stages == 1) {  // the next patch comes where this one is
-          wgmma_wait<0>();
-          release();
-        }
-      }
-    };
-#pragma unroll 1
-    for (int slice = 0; slice < a.slices; ++slice) {
-      const int steps = slice + 1 < a.slices ? 4 : a.last_steps;
-      if (steps == 4)
-        multiply_slice(std::integral_constant<int, 4>());
-      else if (steps == 3)
-        multiply_slice(std::integral_constant<int, 3>());
-      else if (steps == 2)
-        multiply_slice(std::integral_constant<int, 2>());
-      else
-        multiply_slice(std::integral_constant<int, 1>());
-    }
-    if (tid < C::kOutputs) bias[tid] = own_bias;
-    wgmma_wait<0>();
-    release();
-    bar_sync(1 + wg, 128);
-    finish<C>(a, column, k0, acc, smem, shared, places, bias);
-  }
-}
-
-template <class C>
-__global__ void __launch_bounds__(kThreads, C::kCtas)
-    conv_general_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Args a) {
-  extern __shared__ __align__(1024) uint8_t shared[];
-  const uint32_t smem = smem_address(shared);
-  const int warp = __shfl_sync(0xffffffff, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < kMaxPatchStages; ++i)
-      mbar_init(smem + C::kPatchFull + 8 * i, a.x_word ? 33 : 1), mbar_init(smem + C::kPatchEmpty + 8 * i, 8);
-    for (int i = 0; i < kMaxWeightStages; ++i)
-      mbar_init(smem + C::kWeightFull + 8 * i, a.w_word ? 32 : 1), mbar_init(smem + C::kWeightEmpty + 8 * i, 8);
-    fence_mbar_init();
-  }
-  __syncthreads();
-  // Every role calls grid_dependency_wait() before it touches global memory: so every CTA has waited when it exits.
-  if (warp < 8)
-    consume<C>(a, smem, shared);
-  else if (warp == 8)
-    for_width(a.x_word,
-              [&](auto width) { produce_patches<C, decltype(width)::value>(a, &maps.x, smem, shared, lane); });
-  else
-    for_width(a.w_word,
-              [&](auto width) { produce_weights<C, decltype(width)::value>(a, &maps.w, smem, shared, lane); });
-}
-
-// ---------------------------------------------------------------- host
-
-template <class C>
-Status launch(const Conv2dParams& p, Args& a, const DeviceInfo& device, cudaStream_t stream) {
-  const Tile tile = {C::kOutputs, C::kTap, C::kWeightsAt, a.slices};
-  const Cut cut = cheapest_cut(p, tile);
-  cut.apply(p, &a);
-  Maps maps;
-  SBNET_TRY(make_maps(p, cut, tile, a, &maps));
-  const int64_t tiles = (p.active.capacity * a.units_per_block.divisor + a.units - 1) / a.units * a.columns.divisor;
-  if (tiles == 0 && !has_fringe(p)) return ok_status();
-  static std::atomic<bool> known[kMaxDevices];
-  if (device.index >= kMaxDevices || !known[device.index].load(std::memory_order_acquire)) {
-    SBNET_CUDA_TRY(
-        kOp, cudaFuncSetAttribute(conv_general_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedLimit));
-    SBNET_CUDA_TRY(kOp, cudaFuncSetAttribute(conv_general_kernel<C>, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                             cudaSharedmemCarveoutMaxShared));
-    if (device.index < kMaxDevices) known[device.index].store(true, std::memory_order_release);
-  }
-  const int64_t room = int64_t{device.sm_count} * (C::kCtas == 2 && cut.shared <= kHalfShared ? 2 : 1);
-  const ClusterLaunch launch(has_fringe(p) ? room : std::min(tiles, room), kThreads, static_cast<int>(cut.shared), 0,
-                             stream);
-  SBNET_CUDA_TRY(kOp, cudaLaunchKernelEx(&launch.config, conv_general_kernel<C>, maps, a));
-  return ok_status();
-}
 
 template <class T, bool kWhole>
 Status launch_width(int outputs, const Conv2dParams& p, Args& a, const DeviceInfo& device, cudaStream_t stream) {

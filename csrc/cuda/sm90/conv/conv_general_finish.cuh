@@ -87,6 +87,41 @@ __device__ __forceinline__ float own_group_output(const Args& a, Place place, in
   return v[0];
 }
 
+// The same of a list's outputs, whose absent blocks are zeros, too.
+template <class C>
+__device__ __forceinline__ float own_blocks_output(const Args& a, const Place& place, int k) {
+  using T = typename C::T;
+  const int column = k / C::kOutputs, output = k % C::kOutputs;
+  const int2 slices = slices_of<C>(a, column);
+  float v[1] = {load_bias<T>(a, k)};
+#pragma unroll 1
+  for (int slice = slices.x; slice < slices.y; ++slice) {
+    const Slice own = slice_of<C>(a, slice);
+    const int32_t* blocks =
+        a.list.pieces + int64_t{slice} * conv_piece_words(C::kOutputs) + kPieceHead + output / 16 * 4;
+    const char* weights = a.w + (int64_t{slice} * C::kOutputs + output) * a.w_k;
+#pragma unroll 1
+    for (int at = 0; at < own.steps * 16 * a.kernel[0] * a.kernel[1]; ++at) {
+      const int c = at % (own.steps * 16), tap = at / (own.steps * 16);
+      const int r = tap / a.kernel[1], s = tap % a.kernel[1];
+      const int y = static_cast<int>(place.pixel >> 16) * a.stride[0] - a.padding[0] + r * a.dilation[0];
+      const int x = static_cast<int>(place.pixel & 0xffff) * a.stride[1] - a.padding[1] + s * a.dilation[1];
+      if (static_cast<uint32_t>(y) >= static_cast<uint32_t>(a.x_h) ||
+          static_cast<uint32_t>(x) >= static_cast<uint32_t>(a.x_w) || own.channel + c >= a.channels ||
+          load_int(blocks + c / 16) < 0)
+        continue;
+      const char* pixel = a.x + place.n * a.x_n + static_cast<int64_t>(y) * a.x_y + static_cast<int64_t>(x) * a.x_x;
+      v[0] += unpack<T>(load_half(pixel + (own.channel + c) * 2)).x *
+              unpack<T>(load_half(weights + r * a.w_r + s * a.w_s + c * 2)).x;
+    }
+  }
+  if (is_max(a.activation))
+    v[0] = max_nan(v[0], a.low);
+  else
+    activate(a, v);
+  return v[0];
+}
+
 // Is any of 8 elements NaN? Its exponent is all ones, and its mantissa is not zero.
 template <class T>
 __device__ __forceinline__ bool has_nan(uint4 v) {
@@ -121,24 +156,25 @@ __device__ __forceinline__ void finish(const Args& a, const Column& column, int 
     else
       __syncwarp();
   };
+  // f(bytes from the beginning of shared memory, where its position goes, first channel) for a word of this thread.
+  auto word_of_thread = [&](int i, auto&& f) {
+    const int at = member + i * kTeam, position = at / C::kWords, word = at % C::kWords;
+    const int row = position * C::kSlabs + word / 8, k = k0 + word * 8;
+    const Place* place = places + first + position;
+    if (place->y >= 0 && k < column.k_end) f(staging + row * 128 + (((word ^ row) & 7) << 4), place, k);
+  };
+  auto for_words = [&](auto&& f) {
+    if constexpr (C::kWhole) {
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) word_of_thread(i, f);
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < kEach; ++i) word_of_thread(i, f);
+    }
+  };
+  bool resum = false;
 #pragma unroll 1
   for (int half = 0; half < 2; ++half, places += 64) {
-    // f(bytes from the beginning of shared memory, where its position goes, first channel) for a word of this thread.
-    auto word_of_thread = [&](int i, auto&& f) {
-      const int at = member + i * kTeam, position = at / C::kWords, word = at % C::kWords;
-      const int row = position * C::kSlabs + word / 8, k = k0 + word * 8;
-      const Place* place = places + first + position;
-      if (place->y >= 0 && k < column.k_end) f(staging + row * 128 + (((word ^ row) & 7) << 4), place, k);
-    };
-    auto for_words = [&](auto&& f) {
-      if constexpr (C::kWhole) {
-#pragma unroll
-        for (int i = 0; i < kEach; ++i) word_of_thread(i, f);
-      } else {
-#pragma unroll 1
-        for (int i = 0; i < kEach; ++i) word_of_thread(i, f);
-      }
-    };
     if (half) meet();
     if (a.residual.data) {
       for_words([&](uint32_t at, const Place* place, int k) {
@@ -187,7 +223,7 @@ __device__ __forceinline__ void finish(const Args& a, const Column& column, int 
       for (int e = 0; e < C::kOutputs / 2; ++e) acc[0][e] = acc[1][e];
     }
     meet();
-    if (!C::kWhole || a.mixed) {
+    if (!C::kListed && (!C::kWhole || a.mixed)) {
       bool nan = false;
       if (a.mixed)
         for_words(
@@ -206,11 +242,27 @@ __device__ __forceinline__ void finish(const Args& a, const Column& column, int 
     }
     for_words([&](uint32_t at, const Place* place, int k) {
       T* to = static_cast<T*>(a.y.data) + place->y + (C::kWhole ? k : k * a.y_c);
+      if (C::kListed && a.mixed) resum |= has_nan<T>(*reinterpret_cast<const uint4*>(shared + at));
       if constexpr (C::kWhole)
         *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(shared + at);
       else
         copy_channels(to, a.y_c, shared + at, 1, a.out_word, column.k_end - k);
     });
+  }
+  if (C::kListed && resum) {  // in memory, now that registers are free: what this thread has just written
+    places -= 2 * 64;
+#pragma unroll 1
+    for (int half = 0; half < 2; ++half, places += 64)
+#pragma unroll 1
+      for (int i = 0; i < kEach; ++i)
+        word_of_thread(i, [&](uint32_t, const Place* place, int k) {
+#pragma unroll 1
+          for (int e = 0; e < 8; ++e) {
+            T* output = static_cast<T*>(a.y.data) + place->y + k + e;
+            if (is_nan<T>(static_cast<uint16_t>(load_half(output))))
+              *output = from_float<T>(own_blocks_output<C>(a, *place, k + e));
+          }
+        });
   }
 }
 

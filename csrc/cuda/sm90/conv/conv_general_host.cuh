@@ -38,30 +38,8 @@ inline double device_cycles(const DeviceInfo& device, const Width& width, int64_
   return static_cast<double>(rounds * cycles) * (width.outputs > 64 ? kNotOverlapped : 1);
 }
 
-// Fills in all that concerns channels, and the tensors. Returns the width of tiles.
-inline int choose_columns(const Conv2dParams& p, const DeviceInfo& device, Args* a) {
-  const int64_t inputs = p.weight.size[1], outputs = p.weight.size[0] / p.groups;
-  const int64_t pixels = p.active.capacity * std::min<int64_t>(p.active.grid.size[0], p.y.size[2]) *
-                         std::min<int64_t>(p.active.grid.size[1], p.y.size[3]);
-  double least = 0;
-  int chosen = 0;
-  const int64_t most = inputs > 64 ? 1 : std::min<int64_t>(64 / inputs, p.groups);
-  for (int64_t merged = 1; merged <= most; ++merged) {
-    const int64_t chunks = (p.groups + merged - 1) / merged, slices = (inputs * merged + 63) / 64;
-    const int last = static_cast<int>((inputs * merged - (slices - 1) * 64 + 15) / 16);
-    for (const Width& w : kWidths) {
-      const int64_t tiles = chunks * ((outputs * merged + w.outputs - 1) / w.outputs);
-      // Of all blocks, and of a tenth, where few wide tiles would leave multiprocessors idle.
-      const int64_t of_tile = (slices - 1) * tap_cycles(4, w) + tap_cycles(last, w);
-      const double cycles = device_cycles(device, w, (pixels / 256 + 1) * tiles, of_tile) +
-                            4 * device_cycles(device, w, (pixels / 2560 + 1) * tiles, of_tile);
-      if (least > 0 && cycles >= least) continue;
-      least = cycles, chosen = w.outputs;
-      a->merged = static_cast<int>(merged);
-      a->slices = static_cast<int>(slices), a->last_steps = last;
-      a->columns = FastDiv(tiles);
-    }
-  }
+// The tensors, and chunks of channels: of `inputs` and `outputs` of a group, of which so many are merged.
+inline void fill_operands(const Conv2dParams& p, int64_t inputs, int64_t outputs, Args* a) {
   const int64_t chunks = (p.groups + a->merged - 1) / a->merged;
   a->tiles_per_chunk = FastDiv(a->columns.divisor / chunks);
   a->group_inputs = FastDiv(inputs), a->group_outputs = FastDiv(outputs);
@@ -96,6 +74,33 @@ inline int choose_columns(const Conv2dParams& p, const DeviceInfo& device, Args*
   if (weights_packed(p.weight) && inputs % 8 == 0 && a->merged == 1) a->w_word = 0;
   a->mixed = a->merged > 1 || (boxes && chunks > 1 && a->chunk_inputs % 16);
   a->zeros = {p.fringe, p.y}, a->zeros_plan = FringePlan(p);
+}
+
+// Fills in all that concerns channels, and the tensors. Returns the width of tiles.
+inline int choose_columns(const Conv2dParams& p, const DeviceInfo& device, Args* a) {
+  const int64_t inputs = p.weight.size[1], outputs = p.weight.size[0] / p.groups;
+  const int64_t pixels = p.active.capacity * std::min<int64_t>(p.active.grid.size[0], p.y.size[2]) *
+                         std::min<int64_t>(p.active.grid.size[1], p.y.size[3]);
+  double least = 0;
+  int chosen = 0;
+  const int64_t most = inputs > 64 ? 1 : std::min<int64_t>(64 / inputs, p.groups);
+  for (int64_t merged = 1; merged <= most; ++merged) {
+    const int64_t chunks = (p.groups + merged - 1) / merged, slices = (inputs * merged + 63) / 64;
+    const int last = static_cast<int>((inputs * merged - (slices - 1) * 64 + 15) / 16);
+    for (const Width& w : kWidths) {
+      const int64_t tiles = chunks * ((outputs * merged + w.outputs - 1) / w.outputs);
+      // Of all blocks, and of a tenth, where few wide tiles would leave multiprocessors idle.
+      const int64_t of_tile = (slices - 1) * tap_cycles(4, w) + tap_cycles(last, w);
+      const double cycles = device_cycles(device, w, (pixels / 256 + 1) * tiles, of_tile) +
+                            4 * device_cycles(device, w, (pixels / 2560 + 1) * tiles, of_tile);
+      if (least > 0 && cycles >= least) continue;
+      least = cycles, chosen = w.outputs;
+      a->merged = static_cast<int>(merged);
+      a->slices = static_cast<int>(slices), a->last_steps = last;
+      a->columns = FastDiv(tiles);
+    }
+  }
+  fill_operands(p, inputs, outputs, a);
   return chosen;
 }
 

@@ -71,19 +71,24 @@ __device__ void produce_patches(const Args& a, const CUtensorMap* map, uint32_t 
     int4* units = reinterpret_cast<int4*>(shared + C::kRecordsAt) + made % kMaxPatchStages * kMaxUnits;
     int4 unit = {};
     if (lane < a.units) unit = locate(a, first_unit * a.units + lane, count);
-    for (int slice = 0; slice < a.slices; ++slice) {
+    const int2 slices = slices_of<C>(a, column_index);
+    for (int slice = slices.x; slice < slices.y; ++slice) {
+      const Slice own = slice_of<C>(a, slice);
       for (int g = 0; g < a.groups; ++g) {
         const Group group = a.group[g];
         const uint32_t full = smem + C::kPatchFull + 8 * stage, patch = patches_at + stage * a.patch_bytes;
         mbar_wait(smem + C::kPatchEmpty + 8 * stage, phase);
-        if (slice + g == 0) {  // the consumers read the record that was here before they gave this stage back
+        // The consumers read the record that was here before they gave this stage back.
+        if (slice - slices.x + g == 0) {
           if (lane < a.units) units[lane] = unit;
           __syncwarp();
         }
+        if (C::kListed && lane == 0)  // who arrives
+          reinterpret_cast<int*>(shared + C::kStepsAt)[stage] = own.steps | (slice + 1 < slices.y ? 0 : kLastSlice);
         if constexpr (kWidth == kTma) {
           if (lane == 0) mbar_expect(full, a.positions * 128);
           __syncwarp();
-          const int channel = column.first_input + slice * 64;
+          const int channel = column.first_input + own.channel;
           if (pairs) {  // TMA cannot leave gaps between rows: a box a row
             for (int i = lane; i < a.patch_h * a.units; i += 32) {
               const int row = i / a.units, u = i % a.units;
@@ -97,8 +102,8 @@ __device__ void produce_patches(const Args& a, const CUtensorMap* map, uint32_t 
           }
         } else {
           constexpr int kN = 4;  // words at a time
-          const int log = log_words(slice + 1 < a.slices ? 4 : a.last_steps), word = lane & ((1 << log) - 1);
-          const int channel = slice * 64 + word * 8, there = min(max((column.inputs - channel) * 2, 0), 16);
+          const int log = log_words(own.steps), word = lane & ((1 << log) - 1);
+          const int channel = own.channel + word * 8, there = min(max((column.inputs - channel) * 2, 0), 16);
           const char* x = a.x + (column.first_input + channel) * 2;
           if (lane == 0) mbar_arrive(full);  // for the record: copies vouch for themselves alone
 #pragma unroll 1
@@ -148,13 +153,15 @@ __device__ void produce_weights(const Args& a, const CUtensorMap* map, uint32_t 
     a.columns.divmod(tile, &first_unit, &column_index);
     const Column column(a, column_index);
     const int k0 = column.chunk_k + column.k * C::kOutputs;
-    for (int slice = 0; slice < a.slices; ++slice) {
+    const int2 slices = slices_of<C>(a, column_index);
+    for (int slice = slices.x; slice < slices.y; ++slice) {
       for (int t = 0; t < taps; ++t) {
         const uint32_t full = smem + C::kWeightFull + 8 * stage, slab = C::kWeightsAt + stage * C::kTap;
         mbar_wait(smem + C::kWeightEmpty + 8 * stage, phase);
         if constexpr (kWidth == kTma) {
           mbar_expect(full, C::kTap);
-          tma_load(smem + slab, map, full, slice * 64, a.tap[t].weight, k0);
+          tma_load(smem + slab, map, full, C::kListed ? 0 : slice * 64, a.tap[t].weight,
+                   C::kListed ? slice * C::kOutputs : k0);
         } else {
           constexpr int kN = 4;
           const int log = log_words(slice + 1 < a.slices ? 4 : a.last_steps), word = lane & ((1 << log) - 1);

@@ -1,5 +1,6 @@
 // The general Hopper convolution: tile shapes, shared memory layout, arguments.
 #pragma once
+#include "core/weights/conv.h"
 #include "cuda/masked/layer.cuh"
 #include "cuda/sm90/conv/conv_args.cuh"
 #include "cuda/sm90/conv/ptx.cuh"
@@ -28,9 +29,10 @@ struct Group {   // taps that share a patch
   int32_t end;   // of its taps
 };
 
-template <class T_, int kOutputs_, bool kWhole_>
+template <class T_, int kOutputs_, bool kWhole_, bool kListed_ = false>
 struct Config {
   using T = T_;
+  static constexpr bool kListed = kListed_;   // a list says which inputs a column of tiles multiplies
   static constexpr bool kWhole = kWhole_;     // outputs (and residuals) move in whole words of 16 bytes
   static constexpr int kOutputs = kOutputs_;  // channels of a tile
   // Where they are 64, they are the rows of the product, and 128 positions its columns. Elsewhere the positions are
@@ -44,7 +46,8 @@ struct Config {
   static constexpr int kPlacesAt = 2 * kStaging;
   static constexpr int kBiasAt = kPlacesAt + 2 * kPositions * 16;
   static constexpr int kRecordsAt = kBiasAt + 2 * kOutputs * 4;
-  static constexpr int kPatchFull = kRecordsAt + kMaxPatchStages * kMaxUnits * 16;  // barriers from here on
+  static constexpr int kStepsAt = kRecordsAt + kMaxPatchStages * kMaxUnits * 16;  // of kListed: what a patch is for
+  static constexpr int kPatchFull = kStepsAt + (kListed ? 16 : 0);                // barriers from here on
   static constexpr int kPatchEmpty = kPatchFull + 8 * kMaxPatchStages;
   static constexpr int kWeightFull = kPatchEmpty + 8 * kMaxPatchStages;
   static constexpr int kWeightEmpty = kWeightFull + 8 * kMaxWeightStages;
@@ -80,6 +83,11 @@ struct Args : CommonArgs {
   FringePlan zeros_plan;
   Group group[kMaxTaps];
   Tap tap[kMaxTaps];
+  // Of kListed: the pieces of a column of tiles are its slices, their weights [pieces][kOutputs][taps][64].
+  struct {
+    const int32_t *start, *pieces;
+    int count;
+  } list;
 };
 struct Maps {
   CUtensorMap x, w;  // patches of a unit, or their rows; taps
@@ -97,6 +105,30 @@ struct Column {
     k = tile;  // times the tile's width
   }
 };
+
+// The slices of up to 64 input channels that a column of tiles multiplies: the first one's number, and the end.
+template <class C>
+__device__ __forceinline__ int2 slices_of(const Args& a, uint32_t column) {
+  if constexpr (!C::kListed) {
+    return make_int2(0, a.slices);
+  } else {  // on a device nobody has checked the list
+    const int first = min(max(load_int(a.list.start + column), 0), a.list.count - 1);
+    return make_int2(first, min(max(load_int(a.list.start + column + 1), first + 1), a.list.count));
+  }
+}
+constexpr int kLastSlice = 8;  // beside the steps of a patch
+struct Slice {
+  int channel, steps;  // the first one; of 16 channels
+};
+template <class C>
+__device__ __forceinline__ Slice slice_of(const Args& a, int slice) {
+  if constexpr (!C::kListed) {
+    return {slice * 64, slice + 1 < a.slices ? 4 : a.last_steps};
+  } else {
+    const int32_t* piece = a.list.pieces + int64_t{slice} * conv_piece_words(C::kOutputs);
+    return {min(max(load_int(piece), 0), a.channels - 1) & ~15, min(max(load_int(piece + 1), 1), 4)};
+  }
+}
 
 __device__ __forceinline__ uint32_t tiles_of(const Args& a, int count) {
   const uint32_t units = static_cast<uint32_t>(count) * a.units_per_block.divisor;
