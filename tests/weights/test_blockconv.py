@@ -214,6 +214,32 @@ def test_bad_input(device):
     refused("kernel_size: expected one", blocksparse_conv, x, w.flatten(), CASES["2d"].BCK)
 
 
+@pytest.mark.parametrize("size", [16, 64])
+def test_halves_of_a_grid(device, size):
+    """What Hopper has a kernel for: forward, transposed as the gradient of x, and on active blocks."""
+    layout = ConvLayout.from_mask(torch.tensor([[1, 0], [0, 1], [1, 1]]), 3 * size, 2 * size, size, (3, 3))
+    x = laid_out(tensor((2, 3 * size, 11, 9), torch.float16, device), "channels_last").requires_grad_()
+    w = (torch.randn(layout.filter_shape) / 8).to(device, torch.float16)
+    b = tensor((2 * size,), torch.float16, device)
+
+    def both(of):
+        y = of(x, w, b)
+        return y, torch.autograd.grad(y, x, torch.ones_like(y), retain_graph=True)[0]
+
+    def plain(*tensors):
+        return reference.blocksparse_conv(tensors[0], tensors[1], layout, tensors[2], "relu", padding=1)
+
+    got = both(lambda x, w, b: blocksparse_conv(x, w, layout, b, "relu", padding=1))
+    want, exact = both(plain), both(lambda *t: plain(*(v.double() for v in t)))
+    for mine, torchs, true in zip(got, want, exact, strict=True):
+        assert_as_accurate_as_torch(mine, torchs, true)
+    active = random_active(BlockGrid.cover((11, 9), 8), 2, 0.5, device)
+    inside = active.pixel_mask((11, 9)).expand_as(got[0])
+    y = sparse_conv2d(x.detach(), w, b, active, layout=layout, padding=1, activation="relu")
+    assert_as_accurate_as_torch(y[inside], want[0][inside], exact[0][inside])
+    assert not y[~inside].any()
+
+
 def test_blocks_of_a_grid():
     """What the Hopper kernel follows is made of such blocks alone; the header has their size and pieces of a side."""
     square, other = (range(16), range(16)), (range(16, 32), range(16))
