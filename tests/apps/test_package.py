@@ -108,8 +108,10 @@ PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/
 
 @pytest.mark.parametrize("document", sorted(page.relative_to(ROOT).as_posix() for page in PAGES))
 def test_links_lead_somewhere(document):
-    def anchor(heading: str) -> str:
-        return re.sub(r"[^\w\- ]", "", heading.lstrip("#").strip().lower()).replace(" ", "-")
+    def anchors(headings: list[str]) -> list[str]:
+        """As pages have them: of headings that read the same, the second ends in -1."""
+        names = [re.sub(r"[^\w\- ]", "", h.lstrip("#").strip().lower()).replace(" ", "-") for h in headings]
+        return [f"{name}-{n}" if (n := names[:i].count(name)) else name for i, name in enumerate(names)]
 
     page = ROOT / document
     for target, section in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", page.read_text()):
@@ -117,7 +119,7 @@ def test_links_lead_somewhere(document):
         assert file.exists(), target
         if section:
             headings = [line for line in file.read_text().splitlines() if line.startswith("#")]
-            assert section in map(anchor, headings), f"{target}#{section}"
+            assert section in anchors(headings), f"{target}#{section}"
 
 
 def test_make_targets_of_the_readme_exist():
