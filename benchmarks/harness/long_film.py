@@ -69,6 +69,7 @@ def row(given: argparse.Namespace) -> dict[str, Any]:
         "fps": summary.fps, "fps, second thousand": speed[ends[1]], "fps, last thousand": speed[ends[-1]],
         "MiB after the first thousand": marks[ends[0]][1], "MiB at the end": marks[ends[-1]][1],
         "fps of each thousand": [round(v, 1) for v in speed.values()],
+        "MiB after each thousand": [round(marks[end][1], 1) for end in ends],
     }  # fmt: skip
     made = {"date": datetime.date.today().isoformat(), "threads": torch.get_num_threads(), "load before": load,
             "load after": os.getloadavg()[0]}  # fmt: skip
