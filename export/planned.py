@@ -26,7 +26,7 @@ FEATURES = ("residual", *"abcd")
 WEIGHTS = (*(name + k for name in ("weight", "bias") for k in ("", "1", "2", "3")), "slope")
 DTYPES = {
     ir.DataType.FLOAT: torch.float32, ir.DataType.FLOAT16: torch.float16, ir.DataType.BFLOAT16: torch.bfloat16,
-    ir.DataType.INT8: torch.int8,
+    ir.DataType.INT8: torch.int8, ir.DataType.FLOAT8E4M3FN: torch.float8_e4m3fn,
 }  # fmt: skip
 
 

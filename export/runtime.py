@@ -207,9 +207,10 @@ def _bind_buffer(bind: Callable[..., None], name: str, t: Tensor) -> None:
     try:
         bind(name, *buffer)
     except RuntimeError as error:
-        if t.dtype != torch.bfloat16 or "numpy" not in str(error).lower():
+        if t.dtype not in _FOREIGN or "numpy" not in str(error).lower():
             raise
-        raise RuntimeError(f"sbnet.export: {name}: bfloat16 tensors are not bound by this ONNX Runtime") from error
+        dtype = str(t.dtype).removeprefix("torch.")
+        raise RuntimeError(f"sbnet.export: {name}: {dtype} tensors are not bound by this ONNX Runtime") from error
 
 
 # TensorProto.DataType
@@ -224,17 +225,19 @@ ELEMENT_TYPES = {
     torch.float16: 10,
     torch.float64: 11,
     torch.bfloat16: 16,
+    torch.float8_e4m3fn: 17,
 }
 
-_NUMPY = {dtype: np.dtype(str(dtype).removeprefix("torch.")) for dtype in ELEMENT_TYPES if dtype != torch.bfloat16}
+_FOREIGN = (torch.bfloat16, torch.float8_e4m3fn)  # to NumPy
+_NUMPY = {dtype: np.dtype(str(dtype).removeprefix("torch.")) for dtype in ELEMENT_TYPES if dtype not in _FOREIGN}
 
 
 def _buffer(t: Tensor) -> tuple[str, int, Any, list[int], int]:
     """What IOBinding wants to know of memory that it is to use in place."""
     if not t.is_contiguous() or t.dtype not in ELEMENT_TYPES:
         raise ValueError(f"sbnet.export: a {t.dtype} tensor of strides {t.stride()}; a contiguous real one is wanted")
-    # NumPy has no bfloat16; the first versions that are served take NumPy's types alone.
-    element = ELEMENT_TYPES[t.dtype] if t.dtype == torch.bfloat16 else _NUMPY[t.dtype]
+    # The first versions that are served take NumPy's types alone.
+    element = ELEMENT_TYPES[t.dtype] if t.dtype in _FOREIGN else _NUMPY[t.dtype]
     return t.device.type, t.device.index or 0, element, list(t.shape), t.data_ptr()
 
 

@@ -31,7 +31,7 @@ def _infer(op: Op) -> Callable[[InferenceContext], None]:
             raise InferenceError(f"sbnet::{op.name}: expected {len(shapes)} outputs, got {len(outputs)}")
         for k, ((_, kind), dims) in enumerate(zip(outputs, shapes, strict=True)):
             kind = op.types[kind][0] if kind == "Y" else kind  # an output's own: it is one type
-            element = fixed[kind] if kind in fixed else node.element_type(0)
+            element = fixed[kind] if kind in fixed else node.element_type(1 if kind == "W" else 0)
             context.set_output_type(k, onnx.helper.make_tensor_type_proto(element, dims))
 
     return infer

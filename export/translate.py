@@ -159,6 +159,10 @@ def by_schema(name: str) -> Callable[..., Value]:
 
     def translated(*args: Any, **kwargs: Any) -> Value:
         given = dict(zip((a.name for a in arguments), args, strict=False)) | kwargs
+        if given.get("dtype") is not None:
+            raise ValueError(
+                f"sbnet.export: {name}: dtype: expected float32, which the op writes, got {given['dtype']}"
+            )
         tensors = [last(given.get(key)) if kind in MAPS else given.get(key) for key, kind in inputs]
         while tensors[-1] is None:
             tensors.pop()

@@ -13,7 +13,7 @@
 
 namespace sbnet {
 
-enum class DType : int32_t { kF32, kF16, kBF16, kF64, kBool, kU8, kI8, kI16, kI32, kI64 };
+enum class DType : int32_t { kF32, kF16, kBF16, kF64, kBool, kU8, kI8, kI16, kI32, kI64, kF8 };
 
 SBNET_HOST_DEVICE constexpr int64_t dtype_size(DType t) {
   switch (t) {
@@ -53,6 +53,8 @@ constexpr const char* dtype_name(DType t) {
       return "int32";
     case DType::kI64:
       return "int64";
+    case DType::kF8:
+      return "float8_e4m3fn";
   }
   return "unknown";
 }

@@ -101,9 +101,9 @@ namespace {
 
 DType to_dtype(const char* op, const char* argument, int32_t type) {
   constexpr std::pair<ElementType, DType> kDTypes[] = {
-      {kFloat, DType::kF32},  {kFloat16, DType::kF16}, {kBFloat16, DType::kBF16},
-      {kDouble, DType::kF64}, {kBool, DType::kBool},   {kUInt8, DType::kU8},
-      {kInt8, DType::kI8},    {kInt32, DType::kI32},   {kInt64, DType::kI64}};
+      {kFloat, DType::kF32}, {kFloat16, DType::kF16}, {kBFloat16, DType::kBF16}, {kDouble, DType::kF64},
+      {kBool, DType::kBool}, {kUInt8, DType::kU8},    {kInt8, DType::kI8},       {kInt32, DType::kI32},
+      {kInt64, DType::kI64}, {kFloat8, DType::kF8}};
   for (const auto& [theirs, dtype] : kDTypes)
     if (type == theirs) return dtype;
   raise("sbnet::", op, ": ", argument, ": unsupported element type ", type);

@@ -77,7 +77,7 @@ OrtStatus* guarded(const Runtime& runtime, const F& body) noexcept {
 // Raised whenever a node that this library writes would be misread by an older one; every node says its own.
 constexpr int64_t kFormat = 1;
 
-constexpr int32_t kT = -1, kBias = -2;  // type variables
+constexpr int32_t kT = -1, kBias = -2, kWeightT = -3;  // type variables
 
 struct Argument {
   const char* name;
@@ -86,8 +86,10 @@ struct Argument {
   MemoryType memory = kDefaultMemory;
 };
 struct Types {
-  ElementType t, bias;
-  int32_t operator()(int32_t type) const { return type == kT ? t : type == kBias ? bias : type; }
+  ElementType t, bias, weight = kFloat;
+  int32_t operator()(int32_t type) const {
+    return type == kT ? t : type == kBias ? bias : type == kWeightT ? weight : type;
+  }
 };
 constexpr std::array<Types, 3> kFloatTypes = {{{kFloat, kFloat}, {kFloat16, kFloat16}, {kBFloat16, kBFloat16}}};
 // A bias has the type of the other tensors or float.

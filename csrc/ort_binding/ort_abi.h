@@ -67,7 +67,8 @@ enum ElementType : int32_t {
   kBool = 9,
   kFloat16 = 10,
   kDouble = 11,
-  kBFloat16 = 16
+  kBFloat16 = 16,
+  kFloat8 = 17  // e4m3fn
 };
 enum Characteristic : int32_t { kRequired = 0, kOptional = 1, kVariadic = 2 };
 enum MemoryType : int32_t { kDefaultMemory = 0, kCpuInput = -2 };

@@ -60,6 +60,8 @@ inline DType to_dtype(const char* op, const char* argument, const Tensor& t) {
       return DType::kI32;
     case ScalarType::Long:
       return DType::kI64;
+    case ScalarType::Float8_e4m3fn:
+      return DType::kF8;
     default:
       break;
   }

@@ -1,22 +1,24 @@
-"""`sbnet.quantize`: convolutions of a network in int8, their scales read off the active pixels of some frames."""
+"""`sbnet.quantize`: convolutions of a network in int8 or fp8, scales read off the active pixels of some frames."""
 
 from __future__ import annotations
 
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sbnet.engine.quantized_report import Report, Walk, measure
+from sbnet.engine.quantized_report import Report, Walk, dtype_name, measure
 from sbnet.engine.sparsify import SparseRun, sparsify
 from sbnet.graph.ir import Graph, Node
 from sbnet.graph.passes.quantize import KIND, Quantization, stays_float
 from sbnet.graph.passes.quantize import quantize as quantize_graph
 
-DTYPES = {"fp8": "kernels of fp8 are missing", "float8_e4m3fn": "kernels of fp8 are missing"}
+DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "float8_e4m3fn": torch.float8_e4m3fn}
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def quantize(
@@ -30,21 +32,24 @@ def quantize(
     percentile: float = 100.0,
     **options: Any,
 ) -> QuantizedRun:
-    """A run like that of `sparsify` whose convolutions are int8: exact sums of products, scales in the epilogue.
+    """A run like that of `sparsify` whose convolutions are int8, their sums exact, or fp8 (e4m3), in float32.
 
     Symmetric: weights have a scale for each output channel, feature maps one each, which is the largest magnitude (or a
     percentile) of their active pixels over all frames. Bias, PReLU or activation, and residual stay in float32, in the
-    epilogue. What int8 convolutions alone read is int8 in memory. In float stay: `keep`, first and last layers,
-    transposed, depthwise and grouped convolutions, and all that is no convolution. On a CPU.
+    epilogue. What such convolutions alone read is of bytes in memory. In float stay: `keep`, first and last layers,
+    transposed, depthwise and grouped convolutions, and all that is no convolution.
+
+    int8 is for CPUs, fp8 for GPUs; on a CPU fp8 says what it costs in accuracy, slowly.
 
     Args:
         run: of `sparsify`; or a network, to which it is given with the first frame and `options`.
-        frames: inputs [N,C,H,W] float32 (or tuples of inputs, as calls take them), such as those that it will see.
+        frames: inputs [N,C,H,W] float32, with fp8 on a GPU float16 or bfloat16, too (or tuples of inputs, as calls take
+            them), such as those that it will see.
         masks: [N,H,W] of each frame.
-        dtype: "int8".
+        dtype: "int8" or "fp8".
         keep: paths of modules that stay in float.
-        ends: first and last layers become int8, too.
-        percentile: of magnitudes, that int8 reaches; 100: the largest. Greater ones saturate.
+        ends: first and last layers are rounded, too.
+        percentile: of magnitudes, that bytes reach; 100: the largest. Greater ones saturate.
 
     Returns:
         `QuantizedRun`; its `report` is what it costs in accuracy on these frames.
@@ -55,9 +60,8 @@ def quantize(
     >>> run = sbnet.quantize(sbnet.sparsify(net, frames[0], mode="cached"), frames, masks)
     >>> print(run.report)
     """
-    if dtype != "int8":
-        why = f" ({DTYPES[dtype]})" if dtype in DTYPES else ""
-        raise ValueError(f"sbnet: quantize: dtype: expected 'int8', got {dtype!r}{why}")
+    if dtype not in DTYPES:
+        raise ValueError(f"sbnet: quantize: dtype: expected 'int8' or 'fp8', got {dtype!r}")
     if len(frames) != len(masks) or not len(frames):
         raise ValueError(f"sbnet: quantize: masks: expected {max(len(frames), 1)}, one a frame, got {len(masks)}")
     if not 0 < percentile <= 100:
@@ -70,19 +74,22 @@ def quantize(
     elif options:
         raise TypeError(f"sbnet: quantize: expected options of sparsify with a network alone, got {', '.join(options)}")
     x = run.example[0]
-    if x.device.type != "cpu" or x.dtype != torch.float32:
+    fp8 = DTYPES[dtype] != torch.int8
+    if x.dtype != torch.float32 if x.device.type == "cpu" else not fp8 or x.dtype not in FLOATS:
         raise ValueError(
-            f"sbnet: quantize: run: expected float32 on a CPU, got {str(x.dtype).removeprefix('torch.')} on {x.device} "
-            "(on a GPU int8 convolutions use no tensor cores yet)"
+            f"sbnet: quantize: run: expected float32 on a CPU{' or floats on a GPU' if fp8 else ''}, "
+            f"got {dtype_name(x.dtype)} on {x.device}"
+            + ("" if fp8 else " (on a GPU int8 convolutions use no tensor cores yet)")
         )
-    told = Quantization(_ranges(run, given, masks, keep, ends, percentile), tuple(keep), ends)
+    told = Quantization({}, tuple(keep), ends, DTYPES[dtype])
+    told = replace(told, ranges=_ranges(run, given, masks, told, percentile))
     made = QuantizedRun(run.model, run.example, told, **run.options)
     made.report = measure(run, made, given, masks)
     return made
 
 
 class QuantizedRun(SparseRun):
-    """What `quantize` returns: a `SparseRun` (calls, clone, profile, export, pickle) with convolutions in int8.
+    """What `quantize` returns: a `SparseRun` (calls, clone, profile, export, pickle) with convolutions in int8 or fp8.
 
     Attributes:
         report: `Report` of the frames that it was made with.
@@ -99,15 +106,24 @@ class QuantizedRun(SparseRun):
         given = [tuple(frame) if isinstance(frame, (tuple, list)) else (frame,) for frame in frames]
         return measure(SparseRun(self.model, self.example, **self.options), self, given, masks)
 
+    def export(self, path: str | os.PathLike[str], **options: Any) -> Any:
+        """As of a float run; of fp8 with states of a cached run it is refused."""
+        if self.quantization.dtype == torch.float8_e4m3fn and self.plan.mode == "cached":
+            raise ValueError(
+                "sbnet: run: export: expected a cached run of int8 or floats, got one of fp8 "
+                "(ONNX's Where and Transpose, which states go through, take no float8)"
+            )
+        return super().export(path, **options)
+
     def _graph(self, inputs: Sequence[Any]) -> Graph:
         return quantize_graph(super()._graph(inputs), self.quantization)
 
     def __repr__(self) -> str:
-        nodes = self.plan.graph.nodes
+        nodes, told = self.plan.graph.nodes, self.quantization
         ours = [node for node in nodes if node.kind == KIND]
         convolutions = len(ours) + sum(node.kind in ("conv", "conv_transpose") for node in nodes)
-        between = sum(node.output.dtype == torch.int8 for node in ours)
-        counts = f"{len(ours)} of {convolutions} convolutions int8, {between} of which write int8"
+        between, name = sum(node.output.dtype == told.dtype for node in ours), dtype_name(told.dtype)
+        counts = f"{len(ours)} of {convolutions} convolutions {name}, {between} of which write {name}"
         return f"{super().__repr__()[:-1]}; {counts}>"
 
     def __getstate__(self) -> dict[str, Any]:
@@ -122,17 +138,17 @@ class QuantizedRun(SparseRun):
 
 
 def _ranges(
-    run: SparseRun, frames: Sequence[Any], masks: Sequence[Tensor], keep: Sequence[str], ends: bool, percentile: float
+    run: SparseRun, frames: Sequence[Any], masks: Sequence[Tensor], told: Quantization, percentile: float
 ) -> dict[str, float]:
-    """The largest magnitudes of what int8 convolutions will read, by name."""
+    """The largest magnitudes of what convolutions of bytes will read, by name."""
     found: dict[str, float] = {}
     walk, chosen = Walk(run), list[Node]()
     for inputs, mask in zip(frames, masks, strict=True):
         graph = walk.module(inputs).plan.graph
-        for path in keep:
+        for path in told.keep:
             if not any(node.path == path or node.path.startswith(path + ".") for node in graph.nodes):
                 raise ValueError(f"sbnet: quantize: keep: expected paths of modules with layers, got {path!r}")
-        kept = stays_float(graph, keep, ends)
+        kept = stays_float(graph, told)
         chosen = [node for node in graph.nodes if node.kind == "conv" and node not in kept]
         wanted = {v for node in chosen for v in (node.args[0], node.params.get("residual")) if v is not None}
         for value, tensor, pixels in walk(inputs, mask):

@@ -15,7 +15,7 @@ from sbnet.engine.accuracy import inside
 from sbnet.engine.sparsify import SparseRun, planes_of
 from sbnet.graph.functional import PlannedModule
 from sbnet.graph.ir import Value
-from sbnet.graph.passes.quantize import CONVOLUTIONS, KIND, stays_float
+from sbnet.graph.passes.quantize import CONVOLUTIONS, KIND, Quantization, stays_float
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Layer:
 
     Attributes:
         path: of its module.
-        computes: "int8" or "float32".
-        reads, writes: dtypes in memory; float32 that an int8 layer reads is rounded as it is read.
+        computes: "int8", "fp8" or the dtype of the network's floats.
+        reads, writes: dtypes in memory; floats that a layer of bytes reads are rounded as they are read.
         error: rms difference of what it gives from the float network, over active pixels, relative to the rms there;
             with the errors of all layers before.
         why: it stays in float.
@@ -163,19 +163,20 @@ def measure(floats: SparseRun, run: SparseRun, frames: Sequence[Any], masks: Seq
                 if len(value.shape) == 2:
                     found.same += int((got.argmax(1) == want.argmax(1)).sum())
                     found.samples += len(want)
-    why = stays_float(graph, run.quantization.keep, run.quantization.ends)  # type: ignore[attr-defined]
+    told: Quantization = run.quantization  # type: ignore[attr-defined]
+    why = stays_float(graph, told)
     layers = [
         Layer(
-            node.path, "int8" if node.kind == KIND else "float32", _dtype(node.args[0].dtype),
-            _dtype(node.output.dtype), sums[name].error, why.get(node, ""),
+            node.path, dtype_name(told.dtype if node.kind == KIND else node.output.dtype),
+            dtype_name(node.args[0].dtype), dtype_name(node.output.dtype), sums[name].error, why.get(node, ""),
         )
         for name, node in named.items() if name in sums
     ]  # fmt: skip
     return Report(layers, [_output(found, value) for found, value in outputs if isinstance(value, Value)])
 
 
-def _dtype(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.")
+def dtype_name(dtype: torch.dtype) -> str:
+    return "fp8" if dtype == torch.float8_e4m3fn else str(dtype).removeprefix("torch.")
 
 
 def _output(sums: _Sums, value: Value) -> Output:

@@ -19,7 +19,8 @@ class Constants:
 
     Args:
         graph: optimised; nodes are not changed afterwards.
-        device, dtype: of feature maps; weights of planned nodes are made in it.
+        device, dtype: of feature maps; weights of planned nodes are made in it, but for those of quantised ones, which
+            have dtypes of their own.
 
     Attributes:
         made: how often they were.
@@ -28,7 +29,8 @@ class Constants:
     def __init__(self, graph: Graph, device: torch.device, dtype: torch.dtype) -> None:
         self.device, self.dtype = device, dtype
         self.nodes = graph.constants()
-        self.weights = {id(v) for n in graph.nodes if n.kind != "aten" for v in n.params.values() if v.constant}
+        kinds = "aten", "conv_quantized"
+        self.weights = {id(v) for n in graph.nodes if n.kind not in kinds for v in n.params.values() if v.constant}
         self.wanted = {id(v): v for n in graph.nodes for v in n.inputs() if v.constant}
         self.wanted |= {id(v): v for v in graph.outputs if isinstance(v, Value) and v.constant}
         leaves = {id(v): v for n in [*graph.nodes, *self.nodes] for v in n.inputs() if v.tensor is not None}

@@ -148,9 +148,11 @@ def apply(
                 residual=params.get("residual"), slope=params.get("slope"),
             )  # fmt: skip
         case "conv_quantized":
+            written = node.output.dtype
             return sparse_conv2d_quantized(
                 x, params["weight"], params["scale"], params.get("bias"), active, slope=params.get("slope"),
-                residual=params.get("residual"), **{k: v for k, v in o.items() if k != "groups"},
+                residual=params.get("residual"), dtype=None if o["out_scale"] or written == torch.float32 else written,
+                **{k: v for k, v in o.items() if k != "groups"},
             )  # fmt: skip
         case "bottleneck":
             weights, biases = ([params.get(f"{name}{k}") for k in range(3)] for name in ("weight", "bias"))

@@ -4,7 +4,7 @@ Kinds of nodes, and what they take beside `args` (the feature maps that they rea
 
     conv, conv_transpose   weight, bias, residual; stride, padding, dilation, groups, output_padding; activation,
                            negative_slope; or slope, a number a channel
-    conv_quantized         of conv in int8: weight, scale, bias, slope, residual; x_scale, residual_scale, out_scale
+    conv_quantized         of conv in bytes: weight, scale, bias, slope, residual; x_scale, residual_scale, out_scale
     max_pool, avg_pool     the options of PyTorch's pools
     adaptive_pool          size, method ("avg" or "max"), keep: [N,C,*size], or [N,C]; of the active pixels of its input
     norm                   method ("group", "layer", "softmax", "log_softmax"), groups, eps; weight, bias

@@ -123,9 +123,10 @@ def sparse_conv2d_quantized(
     residual_scale: float = 1.0,
     x_scale: float | None = None,
     slope: Tensor | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     if x_scale:
-        x = _rounded(x.double(), x_scale)
+        x = _rounded(x.double(), x_scale, weight.dtype)
     sums = F.conv2d(x.double(), weight.double(), None, stride, padding, dilation)  # type: ignore[arg-type]
     y = sums * scale.double()[:, None, None]
     if bias is not None:
@@ -133,11 +134,14 @@ def sparse_conv2d_quantized(
     if residual is not None:
         y = y + residual_scale * residual.double()
     y = activate(y, activation, negative_slope) if slope is None else F.prelu(y, slope.double())
-    y = _rounded(y, out_scale) if out_scale else y.float()
+    y = _rounded(y, out_scale, weight.dtype) if out_scale else y.to(dtype or torch.float32)
     return torch.where(active.pixel_mask(y.shape[2:]), y, torch.zeros_like(y))
 
 
-def _rounded(x: Tensor, scale: float) -> Tensor:
+def _rounded(x: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+    """As bytes: what is too large saturates, and NaN is 0 of int8."""
+    if dtype == torch.float8_e4m3fn:
+        return (x / scale).clamp(-448, 448).float().to(dtype)
     return (x / scale).round().clamp(-128, 127).nan_to_num(0).to(torch.int8)
 
 

@@ -133,6 +133,9 @@ def busy_calls(device="cuda"):
                 ),
                 "conv depthwise": lambda x=x, w=depthwise: sparse_conv2d(x, w, None, active, padding=1, groups=64),
                 "conv stride 2": lambda x=x, w=weight, a=halved: sparse_conv2d(x, w, None, a, padding=1, stride=2),
+                "conv float8": lambda x=x, w=weight: sbnet.sparse_conv2d_quantized(
+                    x.to(torch.float8_e4m3fn), w.to(torch.float8_e4m3fn), w[:, 0, 0, 0].float(), None, active, padding=1
+                ),
                 "conv transposed": lambda x=x, w=weight, a=doubled: sbnet.sparse_conv_transpose2d(
                     x, w, None, a, stride=2, padding=1, output_padding=1
                 ),

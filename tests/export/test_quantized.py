@@ -1,4 +1,4 @@
-"""`run.export` of quantised runs: ONNX Runtime gives what the run gives, on feature maps of int8."""
+"""`run.export` of quantised runs: ONNX Runtime gives what the run gives, on feature maps of int8 or float8."""
 
 from __future__ import annotations
 
@@ -16,26 +16,28 @@ from support.networks import NETWORKS, lively
 from support.quantized import BLOCK, SIZE, Chain, frames
 
 OURS = ("sparse_conv2d_quantized", "sparse_conv2d_dequantized")
+STORED = {"int8": onnx.TensorProto.INT8, "fp8": onnx.TensorProto.FLOAT8E4M3FN}
 
 
-def exported(net, path, mode="masked"):
+def exported(net, path, mode="masked", dtype="int8"):
     torch.manual_seed(3)
     given, masks = frames(2, 1, 0.01)
-    run = sbnet.quantize(lively(net), given, masks, block=BLOCK, mode=mode)
+    run = sbnet.quantize(lively(net), given, masks, dtype=dtype, block=BLOCK, mode=mode)
     run.export(path)
     return run, sbnet.export.session(path, ["CPUExecutionProvider"])
 
 
-def assert_near(got, want):
-    """Sums of products are the same integers; a value next to a half may be rounded the other way, and what follows
-    from it differs."""
+def assert_near(got, want, error=2e-3):
+    """Sums of products are the same; a value next to a half may be rounded the other way, and what follows from it
+    differs."""
     for g, w in zip(got, want, strict=True):
         assert g.shape == w.shape
-        assert float((g - w).square().mean().sqrt()) <= 2e-3 * float(w.square().mean().sqrt())
+        assert float((g - w).square().mean().sqrt()) <= error * float(w.square().mean().sqrt())
 
 
-def test_the_model_is_int8_from_layer_to_layer(tmp_path):
-    run, session = exported(Chain(), tmp_path / "chain.onnx")
+@pytest.mark.parametrize("dtype", STORED)
+def test_the_model_is_of_bytes_from_layer_to_layer(tmp_path, dtype):
+    run, session = exported(Chain(), tmp_path / "chain.onnx", dtype=dtype)
     graph = onnx.load(tmp_path / "chain.onnx").graph
     nodes = [node for node in graph.node if node.domain == "sbnet"]
     assert [node.op_type for node in nodes if node.op_type in OURS] == [OURS[0]] * 3 + [OURS[1]]
@@ -45,10 +47,10 @@ def test_the_model_is_int8_from_layer_to_layer(tmp_path):
         before = next(n for n in nodes if node.input[0] in n.output)
         assert {a.name: a.i for a in before.attribute}.get("zero_outside", 0) == 0
     stored = {init.name: init.data_type for init in graph.initializer}
-    assert all(stored[node.input[1]] == onnx.TensorProto.INT8 for node in nodes if node.op_type in OURS)
+    assert all(stored[node.input[1]] == STORED[dtype] for node in nodes if node.op_type in OURS)
     for density in (0.02, 1.0, 0.0):
         x, mask = torch.randn(1, 3, *SIZE), torch.rand(1, *SIZE) < density
-        assert_near(sbnet.export.run(session, [x, mask]), tree_leaves(run(x, mask)))
+        assert_near(sbnet.export.run(session, [x, mask]), tree_leaves(run(x, mask)), 2e-3 if dtype == "int8" else 8e-3)
 
 
 @pytest.mark.parametrize("mode", ["masked", "exact"])
@@ -77,3 +79,22 @@ def test_cached_states_are_int8(tmp_path):
         got = sbnet.export.run(session, [x, mask, *states])
         states = got[len(want) :]
         assert_near(got[: len(want)], want)
+
+
+def test_cached_states_of_float8_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="export: expected a cached run of int8 or floats, got one of fp8"):
+        exported(Chain(), tmp_path / "cached.onnx", "cached", "fp8")
+
+
+def test_results_of_other_floats_are_refused(tmp_path):
+    """The op writes float beside float8, whatever PyTorch's does."""
+
+    class Layer(torch.nn.Module):
+        def forward(self, x, scale, mask):
+            active = sbnet.reduce_mask(mask, sbnet.BlockGrid.cover((12, 15), 4))
+            weight = torch.ones(8, 16, 1, 1).to(torch.float8_e4m3fn)
+            return sbnet.sparse_conv2d_quantized(x, weight, scale, None, active, x_scale=1.0, dtype=torch.float16)
+
+    given = torch.randn(1, 16, 12, 15), torch.rand(8), torch.rand(1, 12, 15) > 0.5
+    with pytest.raises(sbnet.export.ExportError, match="dtype: expected float32"):
+        sbnet.export.to_onnx(Layer(), given, tmp_path / "layer.onnx")

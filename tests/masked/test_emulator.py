@@ -47,17 +47,24 @@ def emulated(tmp_path_factory):
     return emulated_library(tmp_path_factory, "conv", kernels, [TOOLS / "entry.cpp", *core])
 
 
-def launch(function, active, edge, tensors: dict, **values) -> bool:
-    """False: the kernel does not take it."""
+def described(active, edge, tensors: dict, **values) -> Case:
     tensors |= {"indices": active.indices, "count": active.count, "block_map": active.block_map}
     tensors |= {"fringe": edge.pixels, "fringe_count": edge.count}
     x, y = tensors["x"], tensors["y"]
-    case = Case(
+    return Case(
         bfloat16=x.dtype == torch.bfloat16, n=x.shape[0], h=x.shape[2], w=x.shape[3], c=x.shape[1], ho=y.shape[2],
         wo=y.shape[3], block_h=active.grid.bsize[0], block_w=active.grid.bsize[1], capacity=len(active.indices),
         fringe_capacity=len(edge.pixels), **values,
         **{name: None if v is None else v.data_ptr() for name, v in tensors.items()},
     )  # fmt: skip
+
+
+def launch(function, active, edge, tensors: dict, **values) -> bool:
+    return run(function, described(active, edge, tensors, **values))
+
+
+def run(function, case: ctypes.Structure) -> bool:
+    """False: the kernel does not take it."""
     message = ctypes.create_string_buffer(4096)
     result = function(ctypes.byref(case), message, ctypes.c_int64(len(message)))
     assert result < 2, message.value.decode()
@@ -260,7 +267,7 @@ def test_hopper_bottleneck_of_infinities(emulated, channels, width):
 
 def test_all_hopper_kernels_are_emulated():
     stems = {"bottleneck", "conv1x1", "conv1x1_wide", "conv1x1_split", "conv3x3", "conv3x3_stride2", "conv_stem"}
-    stems.add("conv_general")
+    stems |= {"conv_general", "conv_float8"}
     assert {p.stem for p in (CSRC / "cuda/sm90/conv").glob("*.cu")} == stems
 
 

@@ -318,6 +318,7 @@ def main() -> None:
         adaptive_pool,
         norm,
         convs.conv_quantized,
+        convs.conv_float8,
         convs.conv_transpose,
         resize,
         rearrange,

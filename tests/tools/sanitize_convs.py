@@ -127,6 +127,32 @@ def conv_quantized(device: str) -> None:
         torch.testing.assert_close(got.float().cpu(), want.float(), rtol=1e-5, atol=0 if out_scale is None else 1)
 
 
+def conv_float8(device: str) -> None:
+    """float8 of long and short reductions, in whole words and not, to every dtype."""
+    float8 = torch.float8_e4m3fn
+    for (channels, filters), (kernel, stride, padding), dtype in itertools.product(
+        ((64, 80), (288, 64), (36, 5), (3, 7)),
+        ((3, 1, 1), (3, 2, 1), (1, 1, 0)),
+        (float8, torch.float16, torch.bfloat16, torch.float32),
+    ):
+        x, weight = (
+            torch.randn(shape, device=device).to(float8).contiguous(memory_format=torch.channels_last)
+            for shape in ((1, channels, 13, 18), (filters, channels, kernel, kernel))
+        )
+        out = sbnet.conv_output_size((13, 18), kernel, stride, padding)
+        active = some_active((1, *out), BlockGrid.cover(out, 8), 0.5, device)
+        edge, scale = sbnet.fringe(active, active, out, 3, 1, 1), torch.rand(filters, device=device) / channels
+        more = {"stride": stride, "padding": padding} | ({"out_scale": 0.05} if dtype == float8 else {})
+        residual = torch.randn(1, filters, *out, device=device).to(dtype).contiguous(memory_format=torch.channels_last)
+        got = torch.zeros_like(residual)
+        call = x, weight, scale, None, active
+        sbnet.sparse_conv2d_quantized_(*call, got, **more, residual=residual, fringe=edge)
+        want = reference.sparse_conv2d_quantized(
+            *(t.cpu() for t in call[:3]), None, active.to("cpu"), **more, residual=residual.cpu()
+        )
+        torch.testing.assert_close(got.float().cpu(), want.float(), rtol=0.13, atol=0.02)
+
+
 def conv_transpose(device: str) -> None:
     """By phases, whose blocks may lie past their plane, and pixel by pixel."""
     windows = ((2, 2, 0, 0, 8), (4, 2, 1, 0, 16), (3, 2, 1, 1, 8), (3, 3, 1, 0, 8), (1, 2, 0, 0, 8))

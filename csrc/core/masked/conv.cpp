@@ -53,10 +53,12 @@ Status check_conv(const char* op, const Conv2dParams& p, DType y_dtype, DType re
 Status validate(const ConvPackParams& p) {
   constexpr const char* op = "pack_conv_weight";
   const int64_t* size = p.weight.size;
-  const bool quantized = p.weight.dtype == DType::kI8;
+  const bool quantized = p.weight.dtype == DType::kI8 || p.weight.dtype == DType::kF8;
   SBNET_CHECK(is_compute_dtype(p.weight.dtype) || quantized,
-              "%s: weight: dtype: expected float32, float16, bfloat16 or int8, got %s", op, dtype_name(p.weight.dtype));
-  SBNET_CHECK(!quantized || p.groups == 1, "%s: groups: expected 1 with int8 weights, got %d", op, p.groups);
+              "%s: weight: dtype: expected float32, float16, bfloat16, int8 or float8_e4m3fn, got %s", op,
+              dtype_name(p.weight.dtype));
+  SBNET_CHECK(!quantized || p.groups == 1, "%s: groups: expected 1 with %s weights, got %d", op,
+              dtype_name(p.weight.dtype), p.groups);
   SBNET_TRY(check_plane(op, "weight", p.weight));
   double elements = 1;
   for (int d = 0; d < 4; ++d) elements *= static_cast<double>(size[d]);
@@ -74,6 +76,7 @@ Status validate(const ConvPackParams& p) {
 // kept in Winograd's form, too.
 int64_t packed_bytes(const ConvPackParams& p) {
   const int64_t* size = p.weight.size;
+  if (p.weight.dtype == DType::kF8) return 0;  // widened at each call
   const int64_t groups = size[1] == 1 ? 1 : p.groups,
                 lanes = (size[0] / groups + kMostLanes - 1) / kMostLanes * kMostLanes;
   const bool winograd = size[2] == 3 && size[3] == 3 && groups == 1;
@@ -95,29 +98,36 @@ Status validate(const Conv2dParams& p) {
 
 Status validate(const QuantizedConv2dParams& p) {
   constexpr const char* op = "sparse_conv2d_quantized";
-  const auto check_dtype = [](const char* name, const TensorView& t) {
-    SBNET_CHECK(t.dtype == DType::kI8 || t.dtype == DType::kF32, "%s: %s: dtype: expected int8 or float32, got %s", op,
-                name, dtype_name(t.dtype));
+  const DType bytes = p.weight.dtype;
+  SBNET_CHECK(bytes == DType::kI8 || bytes == DType::kF8, "%s: weight: dtype: expected int8 or float8_e4m3fn, got %s",
+              op, dtype_name(bytes));
+  const auto check_dtype = [=](const char* name, const TensorView& t) {
+    if (bytes == DType::kI8)
+      SBNET_CHECK(t.dtype == bytes || t.dtype == DType::kF32, "%s: %s: dtype: expected int8 or float32, got %s", op,
+                  name, dtype_name(t.dtype));
+    SBNET_CHECK(t.dtype == bytes || is_compute_dtype(t.dtype),
+                "%s: %s: dtype: expected float8_e4m3fn, float16, bfloat16 or float32, got %s", op, name,
+                dtype_name(t.dtype));
+    return ok_status();
+  };
+  // Tensors of floats are read and written at their own scale, which is 1.
+  const auto check_scale = [=](const char* name, const TensorView& t, float scale, bool wanted) {
+    SBNET_CHECK(wanted ? scale > 0 && scale <= FLT_MAX : scale == 0, "%s: %s_scale: expected %s with %s in %s, got %g",
+                op, name, wanted ? "a positive number" : "none", name, dtype_name(t.dtype), static_cast<double>(scale));
     return ok_status();
   };
   SBNET_TRY(check_dtype("x", p.x));
-  SBNET_CHECK(p.weight.dtype == DType::kI8, "%s: weight: dtype: expected int8, got %s", op, dtype_name(p.weight.dtype));
-  SBNET_CHECK(p.x.dtype == DType::kF32 ? p.x_scale > 0 && p.x_scale <= FLT_MAX : p.x_scale == 0,
-              "%s: x_scale: expected %s, got %g", op,
-              p.x.dtype == DType::kF32 ? "a positive number with x in float32" : "none with x in int8",
-              static_cast<double>(p.x_scale));
+  SBNET_TRY(check_scale("x", p.x, p.x_scale, p.x.dtype != bytes));
   SBNET_TRY(check_read(op, p.x));
   SBNET_CHECK(!p.bias || p.bias_dtype == DType::kF32, "%s: bias: dtype: expected float32, got %s", op,
               dtype_name(p.bias_dtype));
   SBNET_TRY(check_dtype("out", p.y));
   if (p.residual.data) SBNET_TRY(check_dtype("residual", p.residual));
   SBNET_TRY(check_activation(op, p.activation, p.slope, p.slope_dtype, DType::kF32));
-  SBNET_CHECK(p.y.dtype == DType::kI8 ? p.out_scale > 0 && p.out_scale <= FLT_MAX : p.out_scale == 0,
-              "%s: out_scale: expected %s, got %g", op,
-              p.y.dtype == DType::kI8 ? "a positive number with an int8 output" : "none with a float32 output",
-              static_cast<double>(p.out_scale));
+  SBNET_TRY(check_scale("out", p.y, p.out_scale, p.y.dtype == bytes));
   SBNET_CHECK(p.groups == 1, "%s: groups: expected 1, got %d", op, p.groups);
-  SBNET_CHECK(size_product({p.weight.size[1], p.weight.size[2], p.weight.size[3]}) <= kMostIntegerProducts,
+  SBNET_CHECK(bytes == DType::kF8 ||
+                  size_product({p.weight.size[1], p.weight.size[2], p.weight.size[3]}) <= kMostIntegerProducts,
               "%s: weight: expected at most %lld products a sum, which 32 bits hold, got %lldx%lldx%lld", op,
               static_cast<long long>(kMostIntegerProducts), static_cast<long long>(p.weight.size[1]),
               static_cast<long long>(p.weight.size[2]), static_cast<long long>(p.weight.size[3]));

@@ -162,6 +162,28 @@ const char* hopper_general_declines(const Conv2dParams& p) {
   return units * columns < 1 << 30 && p.fringe.capacity < INT32_MAX ? nullptr : "too many tiles to count";
 }
 
+Conv2dParams float8_pairs(const QuantizedConv2dParams& p) {
+  Conv2dParams pairs = p;
+  for (TensorView* t : {&pairs.x, &pairs.weight}) {
+    t->dtype = DType::kF16;
+    t->size[1] = (t->size[1] + 1) / 2;
+    for (const int d : {0, 2, 3}) t->stride[d] /= 2;
+  }
+  return pairs;
+}
+
+const char* hopper_float8_declines(const QuantizedConv2dParams& p) {
+  if (p.weight.dtype != DType::kF8 || p.x.dtype != DType::kF8) return "dtype is not float8";
+  if (p.x.size[1] % 2) return "an odd number of input channels";
+  for (const TensorView* t : {&p.x, &p.weight}) {
+    if (t->stride[1] != 1) return "channels are not adjacent";
+    if (reinterpret_cast<uintptr_t>(t->data) % 2) return "pairs of channels are not aligned";
+    for (const int d : {0, 2, 3})
+      if (t->size[d] > 1 && t->stride[d] % 2) return "pairs of channels are not aligned";
+  }
+  return hopper_general_declines(float8_pairs(p));
+}
+
 const char* hopper_bottleneck_declines(const BottleneckParams& p) {
   const int64_t C = p.x.size[1], width = p.weight[0].size[0];
   if (!is_half(p.x.dtype)) return "dtype is neither float16 nor bfloat16";

@@ -3,7 +3,7 @@
 // the answer too.
 #pragma once
 #include "core/masked/bottleneck.h"
-#include "core/masked/conv.h"
+#include "core/masked/conv_quantized.h"
 
 namespace sbnet {
 
@@ -35,6 +35,12 @@ const ConvKernelRow& select_conv(const Conv2dParams& p, int32_t capability);
 // Why the general Hopper kernel does not take p; null: it does. It looks at p's tensors alone: p.y may be any plane
 // that a padding of p leads to (a phase of a transposed convolution), so p need not be valid.
 const char* hopper_general_declines(const Conv2dParams& p);
+
+// A convolution of float8 whose x is float8, too, with two neighbouring channels as one of 16 bits: what its operands
+// are to whoever only moves them. y and residual are as they were.
+Conv2dParams float8_pairs(const QuantizedConv2dParams& p);
+// Why the Hopper kernel of float8 does not take p; null: it does.
+const char* hopper_float8_declines(const QuantizedConv2dParams& p);
 
 // Why the Hopper kernel of whole bottleneck blocks does not take p; null: it does.
 const char* hopper_bottleneck_declines(const BottleneckParams& p);

@@ -6,10 +6,11 @@ namespace sbnet {
 
 Status validate(const FillParams& p) {
   constexpr const char* kOp = "sparse_fill";
-  const bool zeros = p.x.dtype == DType::kI8 && p.value == 0;  // what int8 layers leave outside
+  const bool bytes = p.x.dtype == DType::kI8 || p.x.dtype == DType::kF8;
+  const bool zeros = bytes && p.value == 0;  // what layers of int8 and float8 leave outside
   SBNET_CHECK(is_compute_dtype(p.x.dtype) || zeros,
-              "%s: x: dtype %s; float32, float16 or bfloat16, or int8 with the value 0, is wanted", kOp,
-              dtype_name(p.x.dtype));
+              "%s: x: dtype %s; float32, float16 or bfloat16, or int8 or float8_e4m3fn with the value 0, is wanted",
+              kOp, dtype_name(p.x.dtype));
   SBNET_CHECK(p.y.dtype == p.x.dtype, "%s: out: dtype %s; the dtype of x, %s, is wanted", kOp, dtype_name(p.y.dtype),
               dtype_name(p.x.dtype));
   SBNET_TRY(check_plane(kOp, "x", p.x));

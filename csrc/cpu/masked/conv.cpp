@@ -6,6 +6,7 @@
 
 #include "core/layer.h"
 #include "cpu/lists/fringe.h"
+#include "cpu/masked/conv_float8.h"
 #include "cpu/masked/conv_kernels.h"
 #include "cpu/masked/conv_run.h"
 #include "cpu/simd/isa.h"
@@ -208,6 +209,7 @@ void run_panel_conv(const Conv2dParams& p, const WinogradPanel* panels, int64_t 
 extern "C" sbnet::Status sbnet_pack_conv_weight_cpu(const sbnet::ConvPackParams* p, void* packed,
                                                     const sbnet::Parallel* parallel) {
   SBNET_TRY(sbnet::validate(*p));
+  if (p->weight.dtype == sbnet::DType::kF8) return sbnet::ok_status();
   const sbnet::ConvKernels& kernel = sbnet::kernels(p->weight);
   const sbnet::ConvLayout layout = sbnet::make_conv_layout(p->weight, p->groups, kernel.shape);
   SBNET_CHECK(sbnet::kTagBytes + layout.bytes <= sbnet::packed_bytes(*p),
@@ -233,11 +235,17 @@ extern "C" sbnet::Status sbnet_sparse_conv2d_cpu(const sbnet::Conv2dParams* p, c
 extern "C" int64_t sbnet_sparse_conv2d_quantized_workspace_bytes_cpu(const sbnet::QuantizedConv2dParams* p,
                                                                      const void* packed, int32_t threads) {
   if (!sbnet::validate(*p).ok()) return 0;
+  if (p->weight.dtype == sbnet::DType::kF8) return sbnet::float8_conv_workspace_bytes(*p, threads);
   return sbnet::make_conv_plan(*p, sbnet::kernels(p->weight).shape, packed, threads).total_bytes;
 }
 
 extern "C" sbnet::Status sbnet_sparse_conv2d_quantized_cpu(const sbnet::QuantizedConv2dParams* p, const void* packed,
                                                            void* workspace, const sbnet::Parallel* parallel) {
   SBNET_TRY(sbnet::validate(*p));
+  if (p->weight.dtype == sbnet::DType::kF8) {
+    sbnet::run_float8_conv(*p, workspace, *parallel);
+    sbnet::zero_fringe(p->y, p->fringe, *parallel);
+    return sbnet::ok_status();
+  }
   return sbnet::named("sparse_conv2d_quantized", sbnet::run_layer(*p, p, packed, workspace, *parallel));
 }

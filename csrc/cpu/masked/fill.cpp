@@ -71,6 +71,7 @@ sbnet::Status sbnet_sparse_fill_cpu(const sbnet::FillParams* p, const sbnet::Par
       fill<uint32_t>(*p, *parallel, float_to_bits(p->value));
       break;
     case DType::kI8:
+    case DType::kF8:
       fill<uint8_t>(*p, *parallel, 0);
       break;
     case DType::kF16:

@@ -1,19 +1,28 @@
-// sparse_conv2d_quantized on CUDA: a thread sums one output, four neighbouring channels a step where x is int8 and
+// sparse_conv2d_quantized on CUDA: a thread sums one output, four neighbouring channels a step where x is of bytes and
 // memory allows.
+#include <cuda_fp8.h>
+
 #include <cstdint>
 
 #include "core/masked/conv_quantized.h"
 #include "cuda/masked/conv_epilogue.cuh"
+#include "cuda/masked/conv_portable.cuh"
 #include "cuda/masked/pixels.cuh"
+#ifdef SBNET_SM90
+#include "core/masked/conv_select.h"
+#include "cuda/sm90/conv/conv_float8.h"
+#endif
 
 namespace sbnet {
 namespace {
 
 constexpr const char* kOp = "sparse_conv2d_quantized";
 
+using Float8 = __nv_fp8_e4m3;
+
 // Are all runs of four channels of x and of a weight words of memory?
 bool four_channels(const QuantizedConv2dParams& p) {
-  bool fits = p.x.dtype == DType::kI8 && p.x.size[1] % 4 == 0 && p.x.stride[1] == 1 && p.weight.stride[1] == 1;
+  bool fits = p.x.dtype == p.weight.dtype && p.x.size[1] % 4 == 0 && p.x.stride[1] == 1 && p.weight.stride[1] == 1;
   for (const TensorView* t : {&p.x, &p.weight}) {
     fits = fits && reinterpret_cast<uintptr_t>(t->data) % 4 == 0;
     for (const int d : {0, 2, 3}) fits = fits && (t->stride[d] % 4 == 0 || t->size[d] == 1);
@@ -30,47 +39,108 @@ __device__ int8_t to_int8(float v) {
 __device__ int as_int8(int8_t v, float) { return v; }
 __device__ int as_int8(float v, float per_unit) { return to_int8(v * per_unit); }
 
+// Element `at` of a tensor of any dtype that a residual may have.
+__device__ float element(const TensorView& t, int64_t at) {
+  switch (t.dtype) {
+    case DType::kI8:
+      return static_cast<const int8_t*>(t.data)[at];
+    case DType::kF8:
+      return to_float(static_cast<const Float8*>(t.data)[at]);
+    case DType::kF16:
+      return to_float(static_cast<const __half*>(t.data)[at]);
+    case DType::kBF16:
+      return to_float(static_cast<const __nv_bfloat16*>(t.data)[at]);
+    default:
+      return static_cast<const float*>(t.data)[at];
+  }
+}
+
+__device__ int64_t offset_of(const TensorView& t, int n, int row, int column, int k) {
+  return n * t.stride[0] + k * t.stride[1] + row * t.stride[2] + column * t.stride[3];
+}
+
+// Calls f(elements from x's first, elements from the weight's first) for each tap of an output, at channel 0.
+template <class F>
+__device__ __forceinline__ void for_taps(const QuantizedConv2dParams& p, int n, int row, int column, int k,
+                                         const F& f) {
+  for (int r = 0; r < p.weight.size[2]; ++r) {
+    const int64_t y = int64_t{row} * p.stride[0] - p.padding[0] + int64_t{r} * p.dilation[0];
+    if (y < 0 || y >= p.x.size[2]) continue;
+    for (int s = 0; s < p.weight.size[3]; ++s) {
+      const int64_t at = int64_t{column} * p.stride[1] - p.padding[1] + int64_t{s} * p.dilation[1];
+      if (at < 0 || at >= p.x.size[3]) continue;
+      f(n * p.x.stride[0] + y * p.x.stride[2] + at * p.x.stride[3],
+        k * p.weight.stride[0] + r * p.weight.stride[2] + s * p.weight.stride[3]);
+    }
+  }
+}
+
+// The output of a sum, before it is rounded.
+__device__ __forceinline__ float finished(const QuantizedConv2dParams& p, float sum, int n, int row, int column,
+                                          int k) {
+  float v[1][1] = {{fmaf(sum, p.scale[k], p.bias ? static_cast<const float*>(p.bias)[k] : 0.f)}};
+  if (p.residual.data)
+    v[0][0] = fmaf(p.residual_scale, element(p.residual, offset_of(p.residual, n, row, column, k)), v[0][0]);
+  activate(p.activation, p.slope ? static_cast<const float*>(p.slope)[k] : p.activation_param, v);
+  return v[0][0];
+}
+
 // T: of y; X: of x.
 template <class T, class X, bool kFour>
 __global__ void __launch_bounds__(kPixelThreads)
     quantized_kernel(const __grid_constant__ QuantizedConv2dParams p, const __grid_constant__ PixelPlan plan) {
   for_pixels<T>(p, plan, [&](int n, int row, int column, int k) {
-    const X* x = static_cast<const X*>(p.x.data) + n * p.x.stride[0];
+    const X* x = static_cast<const X*>(p.x.data);
     const float per_unit = 1 / p.x_scale;
-    const int8_t* w = static_cast<const int8_t*>(p.weight.data) + k * p.weight.stride[0];
+    const int8_t* w = static_cast<const int8_t*>(p.weight.data);
     int sum = 0;
-    for (int r = 0; r < p.weight.size[2]; ++r) {
-      const int64_t y = int64_t{row} * p.stride[0] - p.padding[0] + int64_t{r} * p.dilation[0];
-      if (y < 0 || y >= p.x.size[2]) continue;
-      for (int s = 0; s < p.weight.size[3]; ++s) {
-        const int64_t at = int64_t{column} * p.stride[1] - p.padding[1] + int64_t{s} * p.dilation[1];
-        if (at < 0 || at >= p.x.size[3]) continue;
-        const X* input = x + y * p.x.stride[2] + at * p.x.stride[3];
-        const int8_t* weight = w + r * p.weight.stride[2] + s * p.weight.stride[3];
-        if constexpr (kFour) {
-          for (int c = 0; c < p.x.size[1]; c += 4)
-            sum = __dp4a(*reinterpret_cast<const int*>(input + c), *reinterpret_cast<const int*>(weight + c), sum);
-        } else {
-          for (int c = 0; c < p.x.size[1]; ++c)
-            sum += as_int8(input[c * p.x.stride[1]], per_unit) * weight[c * p.weight.stride[1]];
+    for_taps(p, n, row, column, k, [&](int64_t x_at, int64_t w_at) {
+      if constexpr (kFour) {
+        for (int c = 0; c < p.x.size[1]; c += 4)
+          sum = __dp4a(*reinterpret_cast<const int*>(x + x_at + c), *reinterpret_cast<const int*>(w + w_at + c), sum);
+      } else {
+        for (int c = 0; c < p.x.size[1]; ++c)
+          sum += as_int8(x[x_at + c * p.x.stride[1]], per_unit) * w[w_at + c * p.weight.stride[1]];
+      }
+    });
+    const float v = finished(p, static_cast<float>(sum), n, row, column, k);
+    T* out = static_cast<T*>(p.y.data) + offset_of(p.y, n, row, column, k);
+    if constexpr (sizeof(T) == 1)
+      *out = to_int8(v * (1 / p.out_scale));
+    else
+      *out = v;
+  });
+}
+
+// The same of float8, in float32. kFour: x is float8, too, in words of four channels.
+template <class T, bool kFour>
+__global__ void __launch_bounds__(kPixelThreads)
+    float8_kernel(const __grid_constant__ QuantizedConv2dParams p, const __grid_constant__ PixelPlan plan) {
+  for_pixels<T>(p, plan, [&](int n, int row, int column, int k) {
+    const Float8* w = static_cast<const Float8*>(p.weight.data);
+    const bool rounds = p.x_scale > 0;
+    const float per_unit = 1 / p.x_scale;
+    float sum = 0.f;
+    for_taps(p, n, row, column, k, [&](int64_t x_at, int64_t w_at) {
+      if constexpr (kFour) {
+        const Float8* x = static_cast<const Float8*>(p.x.data);
+        for (int c = 0; c < p.x.size[1]; c += 4) {
+          const auto inputs = *reinterpret_cast<const Pack<Float8, 4>*>(x + x_at + c);
+          const auto weights = *reinterpret_cast<const Pack<Float8, 4>*>(w + w_at + c);
+#pragma unroll
+          for (int e = 0; e < 4; ++e) sum = fmaf(to_float(inputs.v[e]), to_float(weights.v[e]), sum);
+        }
+      } else {
+        for (int c = 0; c < p.x.size[1]; ++c) {
+          float x = element(p.x, x_at + c * p.x.stride[1]);
+          if (rounds) x = to_float(from_float<Float8>(x * per_unit));
+          sum = fmaf(x, to_float(w[w_at + c * p.weight.stride[1]]), sum);
         }
       }
-    }
-    float v[1][1] = {{fmaf(static_cast<float>(sum), p.scale[k], p.bias ? static_cast<const float*>(p.bias)[k] : 0.f)}};
-    if (p.residual.data) {
-      const TensorView& t = p.residual;
-      const int64_t at = n * t.stride[0] + k * t.stride[1] + row * t.stride[2] + column * t.stride[3];
-      const float added = t.dtype == DType::kF32 ? static_cast<const float*>(t.data)[at]
-                                                 : static_cast<float>(static_cast<const int8_t*>(t.data)[at]);
-      v[0][0] = fmaf(p.residual_scale, added, v[0][0]);
-    }
-    activate(p.activation, p.slope ? static_cast<const float*>(p.slope)[k] : p.activation_param, v);
-    T* out = static_cast<T*>(p.y.data) + n * p.y.stride[0] + k * p.y.stride[1] + row * p.y.stride[2] +
-             column * p.y.stride[3];
-    if constexpr (sizeof(T) == 1)
-      *out = to_int8(v[0][0] * (1 / p.out_scale));
-    else
-      *out = v[0][0];
+    });
+    const float v = finished(p, sum, n, row, column, k);
+    T* out = static_cast<T*>(p.y.data) + offset_of(p.y, n, row, column, k);
+    *out = from_float<T>(sizeof(T) == 1 ? v * (1 / p.out_scale) : v);
   });
 }
 
@@ -81,6 +151,12 @@ Status launch(const QuantizedConv2dParams& p, const DeviceInfo& device, cudaStre
                           : launch_pixels<quantized_kernel<T, int8_t, false>>(kOp, p, 1, device, stream);
 }
 
+template <class T>
+Status launch_float8(const QuantizedConv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
+  return four_channels(p) ? launch_pixels<float8_kernel<T, true>>(kOp, p, 1, device, stream)
+                          : launch_pixels<float8_kernel<T, false>>(kOp, p, 1, device, stream);
+}
+
 }  // namespace
 }  // namespace sbnet
 
@@ -88,6 +164,13 @@ sbnet::Status sbnet_sparse_conv2d_quantized_cuda(const sbnet::QuantizedConv2dPar
   using namespace sbnet;
   const QuantizedConv2dParams& p = *params;
   return run_layer(kOp, p, stream_handle, [&](const DeviceInfo& device, cudaStream_t stream) {
+    if (p.weight.dtype == DType::kF8) {
+#ifdef SBNET_SM90
+      if (select_capability(device) == 90 && !hopper_float8_declines(p)) return sm90::conv_float8(p, device, stream);
+#endif
+      if (p.y.dtype == DType::kF8) return launch_float8<Float8>(p, device, stream);
+      return by_dtype(p.y.dtype, [&](auto t) { return launch_float8<decltype(t)>(p, device, stream); });
+    }
     return p.y.dtype == DType::kI8 ? launch<int8_t>(p, device, stream) : launch<float>(p, device, stream);
   });
 }

@@ -97,7 +97,7 @@ cudaError_t dispatch(const FillParams& p, const DeviceInfo& device, cudaStream_t
   uint32_t bits = wide                       ? bits_of<float>(p.value)
                   : p.x.dtype == DType::kF16 ? bits_of<__half>(p.value)
                                              : bits_of<__nv_bfloat16>(p.value);
-  const bool byte = p.x.dtype == DType::kI8;  // the value is 0 then
+  const bool byte = dtype_size(p.x.dtype) == 1;  // the value is 0 then
   const int64_t vector = 16 / dtype_size(p.x.dtype);
   if (vectorises(p, vector)) {
     if (!wide) bits |= bits << 16;

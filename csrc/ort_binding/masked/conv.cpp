@@ -120,11 +120,10 @@ struct SparseConv2d {
   }
 };
 
-// An op for each dtype of the output, which ONNX Runtime cannot read off the inputs.
-template <int32_t kElement>
+// An op for each kind of output, which ONNX Runtime cannot read off the inputs: float, or what weights are.
+template <bool kRounds>
 struct SparseConv2dQuantized {
-  static constexpr bool kBytes = kElement == kInt8;
-  static constexpr const char* kName = kBytes ? "sparse_conv2d_quantized" : "sparse_conv2d_dequantized";
+  static constexpr const char* kName = kRounds ? "sparse_conv2d_quantized" : "sparse_conv2d_dequantized";
   enum Position {
     kX,
     kWeight,
@@ -139,11 +138,14 @@ struct SparseConv2dQuantized {
     kFringeCount,
     kBase
   };
-  static constexpr auto kInputs = layer_inputs(
-      {{"x", kT}, {"weight", kInt8}, {"scale", kFloat}},
-      {{"bias", kFloat, kOptional}, {"residual", kBias, kOptional}, {"slope", kFloat, kOptional}}, kElement);
-  static constexpr Argument kOutputs[] = {{"y", kElement}};
-  static constexpr Types kTypes[] = {{kInt8, kInt8}, {kInt8, kFloat}, {kFloat, kInt8}, {kFloat, kFloat}};
+  static constexpr auto kInputs =
+      layer_inputs({{"x", kT}, {"weight", kWeightT}, {"scale", kFloat}},
+                   {{"bias", kFloat, kOptional}, {"residual", kBias, kOptional}, {"slope", kFloat, kOptional}},
+                   kRounds ? kWeightT : kFloat);
+  static constexpr Argument kOutputs[] = {{"y", kRounds ? kWeightT : kFloat}};
+  static constexpr Types kTypes[] = {
+      {kInt8, kInt8, kInt8},       {kInt8, kFloat, kInt8},     {kFloat, kInt8, kInt8},     {kFloat, kFloat, kInt8},
+      {kFloat8, kFloat8, kFloat8}, {kFloat8, kFloat, kFloat8}, {kFloat, kFloat8, kFloat8}, {kFloat, kFloat, kFloat8}};
   static constexpr int kInPlace = kBase;
 
   MaskedLayer layer;
@@ -159,7 +161,7 @@ struct SparseConv2dQuantized {
         negative_slope(a.real("negative_slope", 0.01f)),
         x_scale(a.real("x_scale", 0)),
         residual_scale(a.real("residual_scale", 1)),
-        out_scale(kBytes ? a.real("out_scale", 0) : 0),
+        out_scale(kRounds ? a.real("out_scale", 0) : 0),
         packed_weight(a, "weight", kWeight, 1) {}
 
   void infer(ShapeContext& s) const {
@@ -192,12 +194,12 @@ struct SparseConv2dQuantized {
           return SBNET_ORT_ON_DEVICE(c, sbnet_sparse_conv2d_quantized_cpu(&p, packed, scratch.data(), &parallel),
                                      sbnet_sparse_conv2d_quantized_cuda(&p, c.stream()));
         },
-        kBytes ? DType::kI8 : DType::kF32);
+        kRounds ? weight.dtype : DType::kF32);
   }
 };
 
 }  // namespace
 
-SBNET_ORT_OPS(SparseConv2d, SparseConv2dQuantized<kInt8>, SparseConv2dQuantized<kFloat>)
+SBNET_ORT_OPS(SparseConv2d, SparseConv2dQuantized<true>, SparseConv2dQuantized<false>)
 
 }  // namespace sbnet::ort

@@ -119,7 +119,7 @@ Tensor sparse_conv2d(Tensor x, Tensor weight, std::optional<Tensor> bias, std::o
   return y;
 }
 
-// What an int8 convolution has besides.
+// What a convolution of int8 or float8 has besides.
 struct Scales {
   Tensor scale;
   double x, residual, out;
@@ -181,19 +181,20 @@ Tensor sparse_conv2d_quantized(Tensor x, Tensor weight, Tensor scale, std::optio
   const char* op = "sparse_conv2d_quantized";
   return quantized(op, {op, x, indices, count, grid, x}, block_map,
                    {weight, bias, residual, stride, padding, dilation, 1, activation, activation_param, false, slope},
-                   {scale, x_scale, residual_scale, out_scale}, ScalarType::Char);
+                   {scale, x_scale, residual_scale, out_scale},
+                   weight.scalar_type() == ScalarType::Float8_e4m3fn ? ScalarType::Float8_e4m3fn : ScalarType::Char);
 }
 
-// The same in float32.
+// The same in float32, or another dtype of floats.
 Tensor sparse_conv2d_dequantized(Tensor x, Tensor weight, Tensor scale, std::optional<Tensor> bias,
                                  std::optional<Tensor> residual, double residual_scale, Tensor indices, Tensor count,
                                  Tensor block_map, Ints grid, Ints stride, Ints padding, Ints dilation,
                                  std::string activation, double activation_param, double x_scale,
-                                 std::optional<Tensor> slope) {
+                                 std::optional<Tensor> slope, std::optional<ScalarType> dtype) {
   const char* op = "sparse_conv2d_dequantized";
   return quantized(op, {op, x, indices, count, grid, x}, block_map,
                    {weight, bias, residual, stride, padding, dilation, 1, activation, activation_param, false, slope},
-                   {scale, x_scale, residual_scale, 0}, ScalarType::Float);
+                   {scale, x_scale, residual_scale, 0}, dtype.value_or(ScalarType::Float));
 }
 
 Tensor pack_conv_weight(Tensor weight, int64_t groups) {
@@ -230,8 +231,8 @@ void list_ops(OpList& ops) {
   ops.add(
       "sparse_conv2d_dequantized(Tensor x, Tensor weight, Tensor scale, Tensor? bias, Tensor? residual, float "
       "residual_scale, Tensor indices, Tensor count, Tensor block_map, SymInt[] grid, SymInt[] stride, SymInt[] "
-      "padding, SymInt[] dilation, str activation, float activation_param, float x_scale=0.0, Tensor? slope=None) -> "
-      "Tensor",
+      "padding, SymInt[] dilation, str activation, float activation_param, float x_scale=0.0, Tensor? slope=None, "
+      "ScalarType? dtype=None) -> Tensor",
       TORCH_BOX(&sparse_conv2d_dequantized));
   ops.add(
       "sparse_conv2d_quantized_(Tensor x, Tensor weight, Tensor scale, Tensor? bias, Tensor? residual, float "

@@ -1,7 +1,7 @@
-"""Convolutions in int8: which, at what scales, and which feature maps between them are int8 too.
+"""Convolutions in int8 or float8: which, at what scales, and which feature maps between them are of bytes too.
 
-An int8 convolution reads int8, or float32 that it rounds as it reads; it adds a residual of either and writes either.
-So nothing but convolutions changes: a feature map that int8 convolutions alone read is int8, every other one float32.
+Such a convolution reads bytes, or floats that it rounds as it reads; it adds a residual of either and writes either.
+So nothing but convolutions changes: a feature map that they alone read is of bytes, every other one of floats.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sbnet.graph.ir import Graph, Node, Value, computed
 KIND = "conv_quantized"
 CONVOLUTIONS = ("conv", "conv_transpose", KIND)
 MOST_PRODUCTS = 131071  # of a sum in 32 bits
-LARGEST = 127  # of int8, symmetric
+LARGEST = {torch.int8: 127, torch.float8_e4m3fn: 448}  # symmetric
 
 
 @dataclass(frozen=True)
@@ -27,35 +27,37 @@ class Quantization:
     Attributes:
         ranges: largest magnitudes of feature maps, by the value's name.
         keep: paths of modules that stay in float.
-        ends: first and last layers become int8, too.
+        ends: first and last layers are rounded, too.
+        dtype: torch.int8 or torch.float8_e4m3fn.
     """
 
     ranges: Mapping[str, float] = field(default_factory=dict)
     keep: Sequence[str] = ()
     ends: bool = False
+    dtype: torch.dtype = torch.int8
 
     def scale(self, value: Value) -> float:
-        """Units that 1 of a feature map's int8 form counts."""
-        return (self.ranges[value.name] or 1.0) / LARGEST
+        """Units that 1 of a feature map's form in bytes counts."""
+        return (self.ranges[value.name] or 1.0) / LARGEST[self.dtype]
 
 
-def stays_float(graph: Graph, keep: Sequence[str] = (), ends: bool = False) -> dict[Node, str]:
-    """Why each convolution that stays in float does; the others may become int8."""
+def stays_float(graph: Graph, told: Quantization) -> dict[Node, str]:
+    """Why each convolution that stays in float does; the others may become int8 or float8."""
     first, last = _first(graph), _last(graph)
     reasons: dict[Node, str] = {}
     for node in graph.nodes:
         if node.kind in CONVOLUTIONS:
-            reason = _reason(node)
-            if any(node.path == path or node.path.startswith(path + ".") for path in keep):
+            reason = _reason(node, told.dtype)
+            if any(node.path == path or node.path.startswith(path + ".") for path in told.keep):
                 reason = "kept"
-            elif not reason and not ends and node in first | last:
+            elif not reason and not told.ends and node in first | last:
                 reason = "first layer" if node in first else "last layer"
             if reason:
                 reasons[node] = reason
     return reasons
 
 
-def _reason(node: Node) -> str:
+def _reason(node: Node, dtype: torch.dtype) -> str:
     if node.kind != "conv":
         return "transposed" if node.kind == "conv_transpose" else ""
     weight, groups = node.params["weight"], node.options["groups"]
@@ -63,7 +65,7 @@ def _reason(node: Node) -> str:
         return "depthwise" if weight.shape[1] == 1 else f"{groups} groups"
     if not weight.constant or ("bias" in node.params and not node.params["bias"].constant):
         return "weights that the network computes"
-    if weight.shape[1] * weight.shape[2] * weight.shape[3] > MOST_PRODUCTS:
+    if dtype == torch.int8 and weight.shape[1] * weight.shape[2] * weight.shape[3] > MOST_PRODUCTS:
         return "too many products for sums of 32 bits"
     return ""
 
@@ -102,45 +104,46 @@ def _last(graph: Graph) -> set[Node]:
 
 
 def _between(graph: Graph, value: Value, chosen: Sequence[Node]) -> bool:
-    """Do int8 convolutions alone read it?"""
+    """Do chosen convolutions alone read it?"""
     return bool(value.users) and not graph.is_output(value) and all(user in chosen for user in value.users)
 
 
 def quantize(graph: Graph, told: Quantization) -> Graph:
-    """Makes convolutions int8, in place. Of an optimised graph without bottlenecks."""
-    kept = stays_float(graph, told.keep, told.ends)
+    """Makes convolutions int8 or float8, in place. Of an optimised graph without bottlenecks."""
+    kept = stays_float(graph, told)
     chosen = [node for node in graph.nodes if node.kind == "conv" and node not in kept]
     for node in chosen:
         if _between(graph, node.output, chosen):
-            node.output.dtype = torch.int8
+            node.output.dtype = told.dtype
     for node in chosen:
         x, residual, options = node.args[0], node.params.get("residual"), dict(node.options)
         node.kind = KIND
         node.options = {
             **options,
-            "x_scale": None if x.dtype == torch.int8 else told.scale(x),
-            "residual_scale": told.scale(residual) if residual is not None and residual.dtype == torch.int8 else 1.0,
-            "out_scale": told.scale(node.output) if node.output.dtype == torch.int8 else None,
+            "x_scale": None if x.dtype == told.dtype else told.scale(x),
+            "residual_scale": told.scale(residual) if residual is not None and residual.dtype == told.dtype else 1.0,
+            "out_scale": told.scale(node.output) if node.output.dtype == told.dtype else None,
         }
-        _weights(node, told.scale(x))
+        _weights(node, told.scale(x), told.dtype)
     return graph.link()
 
 
-def _weights(node: Node, scale: float) -> None:
-    """A weight of int8, symmetric a channel of the output, and what a sum of its products with x counts."""
-    weight = node.params["weight"]
+def _weights(node: Node, scale: float, dtype: torch.dtype) -> None:
+    """A weight of bytes, symmetric a channel of the output, and what a sum of its products with x counts."""
+    weight, name = node.params["weight"], str(dtype).removeprefix("torch.")
 
     def steps(weight: Tensor) -> Tensor:
         largest = weight.double().abs().amax((1, 2, 3))
-        return torch.where(largest > 0, largest, 1) / LARGEST
+        return torch.where(largest > 0, largest, 1) / LARGEST[dtype]
 
     def rounded(weight: Tensor, steps: Tensor) -> Tensor:
-        whole = (weight.double() / steps[:, None, None, None]).round().to(torch.int8)
-        return whole.contiguous(memory_format=torch.channels_last)
+        whole = weight.double() / steps[:, None, None, None]
+        whole = whole.round() if dtype == torch.int8 else whole.float()
+        return whole.to(dtype).contiguous(memory_format=torch.channels_last)
 
     made = computed(f"{weight.name}.steps", weight, steps, weight, shape=weight.shape[:1])
-    node.params["weight"] = computed(f"{weight.name}.int8", weight, rounded, weight, made)
-    node.params["weight"].dtype = torch.int8
+    node.params["weight"] = computed(f"{weight.name}.{name}", weight, rounded, weight, made)
+    node.params["weight"].dtype = dtype
     node.params["scale"] = _scaled(f"{weight.name}.scale", made, lambda steps: (steps * scale).float())
     for name in ("bias", "slope"):
         if name in node.params:

@@ -1,4 +1,4 @@
-"""Block-sparse 2-D convolution of int8: exact sums in 32 bits, scales and activation in the epilogue."""
+"""Block-sparse 2-D convolution of int8 (exact sums in 32 bits) or float8, scales and activation in the epilogue."""
 
 from __future__ import annotations
 
@@ -34,31 +34,37 @@ def sparse_conv2d_quantized(
     residual_scale: float = 1.0,
     x_scale: float | None = None,
     slope: Tensor | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Convolution of int8 computed on active blocks of the OUTPUT plane only; zeros elsewhere.
+    """Convolution of int8 or float8_e4m3fn on active blocks of the OUTPUT plane only; zeros elsewhere.
 
-    v = act(scale * conv2d(x, weight) + bias + residual_scale * residual), the sums of products exact. Symmetric
-    quantisation: an int8 tensor stands for itself times its scale, so `scale` is that of x times those of weight. A
-    float f is rounded as ONNX's QuantizeLinear does it: f * (1 / scale), halves to even, within -128 ... 127; NaN as 0.
+    v = act(scale * conv2d(x, weight) + bias + residual_scale * residual), the sums of products exact of int8, in
+    float32 of float8. Symmetric quantisation: a tensor of bytes stands for itself times its scale, so `scale` is that
+    of x times those of weight. A float f is rounded as ONNX's QuantizeLinear does it: f * (1 / scale), halves to even,
+    within -128 ... 127 or -448 ... 448; NaN as 0, as NaN in float8.
+
+    On CPUs float8 is for judging accuracy: all of x and weight is widened to float32 at each call.
 
     Args:
-        x: [N,C,H,W] int8, or float32 with an x_scale, which is rounded as it is read; any layout, channels_last is the
-            fast one.
-        weight: [K,C,R,S] int8, of at most 131071 products a sum.
+        x: [N,C,H,W] of the weight's dtype; or of floats with an x_scale, which are rounded as they are read: float32,
+            with float8 weights float16 or bfloat16, too. Any layout, channels_last is the fast one.
+        weight: [K,C,R,S] int8, of at most 131071 products a sum; or float8_e4m3fn.
         scale: [K] float32, units of the output that 1 of a sum counts.
         bias: [K] float32, in units of the output, or None.
         active: active blocks of the output plane (the tiling grid of H_out x W_out).
-        out_scale: units of the output that 1 of an int8 result counts; or None: v itself, float32.
+        out_scale: units of the output that 1 of a result in the weight's dtype counts; or None: v itself.
         stride, padding, dilation: as in F.conv2d.
         activation, negative_slope: as in `sparse_conv2d`.
-        residual: [N,K,H_out,W_out] int8 or float32, or None.
+        residual: [N,K,H_out,W_out] of any dtype that x may have, or None.
         residual_scale: units of the output that 1 of residual counts.
-        x_scale: units of x that 1 of its int8 form counts, where x is float32.
+        x_scale: units of x that 1 of its form in bytes counts, where x is of floats.
         slope: [K] or [1] float32, of activation="leaky_relu", a number a channel (PReLU) instead of negative_slope; or
             None.
+        dtype: without an out_scale, of the result: None or float32, with float8 weights float16 or bfloat16, too.
 
     Returns:
-        [N,K,H_out,W_out] int8 or float32 in x's memory format. Not differentiable.
+        [N,K,H_out,W_out] of weight's dtype, or of floats without an out_scale, in x's memory format. Not
+        differentiable.
 
     Raises:
         RuntimeError, ValueError, TypeError: wrong shapes, dtypes, devices or grid; a scale or bias that requires a
@@ -68,10 +74,12 @@ def sparse_conv2d_quantized(
     """
     op = "sparse_conv2d_quantized"
     common = _arguments(op, x, weight, scale, bias, active, residual, residual_scale)
-    floats = x, scale, bias, residual, slope
+    floats = x, weight, scale, bias, residual, slope
     if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in floats):
         raise RuntimeError(f"sbnet::{op}: no gradient is defined, but an input requires one; detach it")
     scale_of_output = _scale(op, "out_scale", out_scale)
+    if scale_of_output and dtype is not None:
+        raise ValueError(f"sbnet::{op}: dtype: expected None with an out_scale, got {dtype}")
     run = _ops.sparse_conv2d_quantized if scale_of_output else _ops.sparse_conv2d_dequantized
     return run(
         *common[:8],
@@ -83,6 +91,7 @@ def sparse_conv2d_quantized(
         *([scale_of_output] if scale_of_output else []),
         _scale(op, "x_scale", x_scale),
         channel_slopes(op, slope, weight.shape[0]),
+        *([] if scale_of_output else [dtype]),
     )
 
 
@@ -110,14 +119,14 @@ def sparse_conv2d_quantized_(
     """As `sparse_conv2d_quantized`, writing the active blocks of `out`, zeroing the pixels of `fringe`.
 
     Args:
-        out: [N,K,H_out,W_out], int8 with an out_scale and float32 without, any layout; must not share memory with x.
-            `residual` may be `out` itself.
+        out: [N,K,H_out,W_out], of weight's dtype with an out_scale and of floats without, any layout; must not share
+            memory with x. `residual` may be `out` itself.
         fringe: from `sbnet.fringe`, or None.
         packed: `pack_conv_weight(weight)`, made since the weight was last written; or None.
     """
     op = "sparse_conv2d_quantized_"
     common = _arguments(op, x, weight, scale, bias, active, residual, residual_scale)
-    edge = layer_output(op, out, fringe, x, scale, bias, residual, slope)
+    edge = layer_output(op, out, fringe, x, weight, scale, bias, residual, slope)
     _ops.sparse_conv2d_quantized_(
         *common,
         *pairs(op, stride=stride, padding=padding, dilation=dilation),
@@ -149,7 +158,7 @@ def _arguments(
 
 
 def _scale(op: str, name: str, scale: float | None) -> float:
-    """0 stands for a tensor of float32, or none to round."""
+    """0 stands for a tensor of floats to write, or of bytes to read."""
     if scale is not None and not 0 < scale < float("inf"):
         raise ValueError(f"sbnet::{op}: {name}: expected a positive number or None, got {scale}")
     return scale or 0.0
@@ -170,12 +179,14 @@ def _fake(op: str, dtype: torch.dtype, arguments: tuple[Any, ...]) -> Tensor:
 
 @torch.library.register_fake("sbnet::sparse_conv2d_quantized")
 def _quantized_fake(*arguments: Any) -> Tensor:
-    return _fake("sparse_conv2d_quantized", torch.int8, arguments)
+    of_floats = arguments[1].dtype == torch.float8_e4m3fn
+    return _fake("sparse_conv2d_quantized", torch.float8_e4m3fn if of_floats else torch.int8, arguments)
 
 
 @torch.library.register_fake("sbnet::sparse_conv2d_dequantized")
-def _dequantized_fake(*arguments: Any) -> Tensor:
-    return _fake("sparse_conv2d_dequantized", torch.float32, arguments)
+def _dequantized_fake(*arguments: Any, dtype: torch.dtype | None = None) -> Tensor:
+    dtype = arguments[17] if len(arguments) > 17 else dtype
+    return _fake("sparse_conv2d_dequantized", dtype or torch.float32, arguments)
 
 
 in_place_fake("sparse_conv2d_quantized_")

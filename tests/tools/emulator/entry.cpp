@@ -8,6 +8,7 @@
 #include "cuda/sm90/conv/conv1x1_split.h"
 #include "cuda/sm90/conv/conv1x1_wide.h"
 #include "cuda/sm90/conv/conv3x3.h"
+#include "cuda/sm90/conv/conv_float8.h"
 #include "cuda/sm90/conv/conv_general.h"
 #include "cuda/sm90/conv/conv_stem.h"
 #include "machine.h"
@@ -86,5 +87,33 @@ __attribute__((visibility("default"))) int emulate_conv(const Case* given, char*
     return told(sm90::conv_stem(p, device, nullptr), message, room);
   if (v.kernel == 5 && !hopper_general_declines(p)) return told(sm90::conv_general(p, device, nullptr), message, room);
   return 1;
+}
+
+// Of float8: x and weight are; DTypes of y and residual.
+struct Float8Case {
+  Case conv;
+  const float *scale, *slope;
+  float residual_scale, out_scale;
+  int32_t y_dtype, residual_dtype;
+};
+
+__attribute__((visibility("default"))) int emulate_conv_float8(const Float8Case* given, char* message, int64_t room) {
+  using namespace sbnet;
+  const Case& v = given->conv;
+  QuantizedConv2dParams p = {};
+  p.x = v.view(v.x, v.n, v.c, v.h, v.w), p.weight = v.view(v.weight[0], v.k, v.c, v.r, v.s);
+  p.bias = v.bias[0], p.bias_dtype = DType::kF32, p.y = v.view(v.y, v.n, v.k, v.ho, v.wo);
+  if (v.residual) p.residual = v.view(v.residual, v.n, v.k, v.ho, v.wo);
+  p.x.dtype = p.weight.dtype = DType::kF8;
+  p.y.dtype = static_cast<DType>(given->y_dtype), p.residual.dtype = static_cast<DType>(given->residual_dtype);
+  p.active = v.active(), p.fringe = {v.fringe, v.fringe_count, v.fringe_capacity};
+  p.groups = 1, p.activation = static_cast<Activation>(v.activation), p.activation_param = 0.01f;
+  for (int d = 0; d < 2; ++d) p.stride[d] = v.stride, p.padding[d] = v.padding, p.dilation[d] = v.dilation;
+  p.scale = given->scale, p.slope = given->slope;
+  p.residual_scale = given->residual_scale, p.out_scale = given->out_scale;
+  const Status status = validate(p);
+  if (!status.ok()) return told(status, message, room);
+  if (hopper_float8_declines(p)) return 1;
+  return told(sm90::conv_float8(p, v.device(), nullptr), message, room);
 }
 }

@@ -118,56 +118,14 @@ template <class C>
 __global__ void __launch_bounds__(kThreads, C::kCtas)
     conv_general_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Args a) {
   extern __shared__ __align__(1024) uint8_t shared[];
-  const uint32_t smem = smem_address(shared);
-  const int warp = __shfl_sync(0xffffffff, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < kMaxPatchStages; ++i)
-      mbar_init(smem + C::kPatchFull + 8 * i, a.x_word ? 33 : 1), mbar_init(smem + C::kPatchEmpty + 8 * i, 8);
-    for (int i = 0; i < kMaxWeightStages; ++i)
-      mbar_init(smem + C::kWeightFull + 8 * i, a.w_word ? 32 : 1), mbar_init(smem + C::kWeightEmpty + 8 * i, 8);
-    fence_mbar_init();
-  }
-  __syncthreads();
-  // Every role calls grid_dependency_wait() before it touches global memory: so every CTA has waited when it exits.
-  if (warp < 8)
-    consume<C>(a, smem, shared);
-  else if (warp == 8)
-    for_width(a.x_word, [&](auto width) {
-      constexpr int kWidth = decltype(width)::value;
-      if constexpr (!C::kListed || kWidth == kTma || kWidth == 16)
-        produce_patches<C, kWidth>(a, &maps.x, smem, shared, lane);
-    });
-  else if constexpr (C::kListed)
-    produce_weights<C, kTma>(a, &maps.w, smem, shared, lane);
-  else
-    for_width(a.w_word,
-              [&](auto width) { produce_weights<C, decltype(width)::value>(a, &maps.w, smem, shared, lane); });
+  run_roles<C>(maps, a, shared, [&](uint32_t smem) { consume<C>(a, smem, shared); });
 }
 
 // ---------------------------------------------------------------- host
 
 template <class C>
 Status launch(const Conv2dParams& p, Args& a, const DeviceInfo& device, cudaStream_t stream) {
-  const Tile tile = {C::kOutputs, C::kTap, C::kWeightsAt, a.slices};
-  const Cut cut = cheapest_cut(p, tile);
-  cut.apply(p, &a);
-  Maps maps;
-  SBNET_TRY(make_maps(p, cut, tile, a, &maps));
-  const int64_t tiles = (p.active.capacity * a.units_per_block.divisor + a.units - 1) / a.units * a.columns.divisor;
-  if (tiles == 0 && !has_fringe(p)) return ok_status();
-  static std::atomic<bool> known[kMaxDevices];
-  if (device.index >= kMaxDevices || !known[device.index].load(std::memory_order_acquire)) {
-    SBNET_CUDA_TRY(
-        kOp, cudaFuncSetAttribute(conv_general_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedLimit));
-    SBNET_CUDA_TRY(kOp, cudaFuncSetAttribute(conv_general_kernel<C>, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                             cudaSharedmemCarveoutMaxShared));
-    if (device.index < kMaxDevices) known[device.index].store(true, std::memory_order_release);
-  }
-  const int64_t room = int64_t{device.sm_count} * (C::kCtas == 2 && cut.shared <= kHalfShared ? 2 : 1);
-  const ClusterLaunch launch(has_fringe(p) ? room : std::min(tiles, room), kThreads, static_cast<int>(cut.shared), 0,
-                             stream);
-  SBNET_CUDA_TRY(kOp, cudaLaunchKernelEx(&launch.config, conv_general_kernel<C>, maps, a));
-  return ok_status();
+  return launch_cut<C, conv_general_kernel<C>>(p, a, device, stream);
 }
 
 }  // namespace sbnet::sm90::general

@@ -118,7 +118,7 @@ struct Taps {                // of one direction: kernel places 0, period, 2 * p
 
 // What a launch's instantiation says of it.
 struct Tile {
-  int outputs, tap_bytes, weights_at, slices;
+  int outputs, tap_bytes, weights_at, slices, ctas;
 };
 
 // One way to cut the blocks into tiles.
@@ -156,10 +156,9 @@ struct Cut {
           std::clamp<int64_t>((room - fixed - patches * patch_bytes) / tile.tap_bytes, 0, kMaxWeightStages));
       return weight_stages >= weights;
     };
-    bool half =
-        tile.outputs <= 64 && (fits(kHalfShared, 2, 4) || (groups * tile.slices == 1 && fits(kHalfShared, 1, 3)));
+    bool half = tile.ctas == 2 && (fits(kHalfShared, 2, 4) || (groups * tile.slices == 1 && fits(kHalfShared, 1, 3)));
     if (!half && !fits(kSharedLimit, 2, 3)) {
-      half = tile.outputs <= 64 && fits(kHalfShared, 1, 3);
+      half = tile.ctas == 2 && fits(kHalfShared, 1, 3);
       if (!half && !fits(kSharedLimit, 1, 2)) return;
     }
     shared = fixed + weight_stages * tile.tap_bytes + patch_stages * patch_bytes;
@@ -229,6 +228,30 @@ inline Cut cheapest_cut(const Conv2dParams& p, const Tile& tile) {
       }
   }
   return best;
+}
+
+// Launches kKernel, whose parameters are Maps and A, on the cheapest cut.
+template <class C, auto kKernel, class A>
+Status launch_cut(const Conv2dParams& p, A& a, const DeviceInfo& device, cudaStream_t stream) {
+  const Tile tile = {C::kOutputs, C::kTap, C::kWeightsAt, a.slices, C::kCtas};
+  const Cut cut = cheapest_cut(p, tile);
+  cut.apply(p, &a);
+  Maps maps;
+  SBNET_TRY(make_maps(p, cut, tile, a, &maps));
+  const int64_t tiles = (p.active.capacity * a.units_per_block.divisor + a.units - 1) / a.units * a.columns.divisor;
+  if (tiles == 0 && !has_fringe(p)) return ok_status();
+  static std::atomic<bool> known[kMaxDevices];
+  if (device.index >= kMaxDevices || !known[device.index].load(std::memory_order_acquire)) {
+    SBNET_CUDA_TRY(kOp, cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedLimit));
+    SBNET_CUDA_TRY(kOp, cudaFuncSetAttribute(kKernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                             cudaSharedmemCarveoutMaxShared));
+    if (device.index < kMaxDevices) known[device.index].store(true, std::memory_order_release);
+  }
+  const int64_t room = int64_t{device.sm_count} * (C::kCtas == 2 && cut.shared <= kHalfShared ? 2 : 1);
+  const ClusterLaunch launch(has_fringe(p) ? room : std::min(tiles, room), kThreads, static_cast<int>(cut.shared), 0,
+                             stream);
+  SBNET_CUDA_TRY(kOp, cudaLaunchKernelEx(&launch.config, kKernel, maps, a));
+  return ok_status();
 }
 
 }  // namespace sbnet::sm90::general

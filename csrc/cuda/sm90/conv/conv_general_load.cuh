@@ -208,4 +208,33 @@ __device__ void produce_weights(const Args& a, const CUtensorMap* map, uint32_t 
   }
 }
 
+// What the kernel's warps do: 0-7 consume(start of shared memory), 8 and 9 load.
+template <class C, class Consume>
+__device__ __forceinline__ void run_roles(const Maps& maps, const Args& a, uint8_t* shared, const Consume& consume) {
+  const uint32_t smem = smem_address(shared);
+  const int warp = __shfl_sync(0xffffffff, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kMaxPatchStages; ++i)
+      mbar_init(smem + C::kPatchFull + 8 * i, a.x_word ? 33 : 1), mbar_init(smem + C::kPatchEmpty + 8 * i, 8);
+    for (int i = 0; i < kMaxWeightStages; ++i)
+      mbar_init(smem + C::kWeightFull + 8 * i, a.w_word ? 32 : 1), mbar_init(smem + C::kWeightEmpty + 8 * i, 8);
+    fence_mbar_init();
+  }
+  __syncthreads();
+  // Every role calls grid_dependency_wait() before it touches global memory: so every CTA has waited when it exits.
+  if (warp < 8)
+    consume(smem);
+  else if (warp == 8)
+    for_width(a.x_word, [&](auto width) {
+      constexpr int kWidth = decltype(width)::value;
+      if constexpr (!C::kListed || kWidth == kTma || kWidth == 16)
+        produce_patches<C, kWidth>(a, &maps.x, smem, shared, lane);
+    });
+  else if constexpr (C::kListed)
+    produce_weights<C, kTma>(a, &maps.w, smem, shared, lane);
+  else
+    for_width(a.w_word,
+              [&](auto width) { produce_weights<C, decltype(width)::value>(a, &maps.w, smem, shared, lane); });
+}
+
 }  // namespace sbnet::sm90::general
