@@ -107,12 +107,14 @@ class QuantizedRun(SparseRun):
         return measure(SparseRun(self.model, self.example, **self.options), self, given, masks)
 
     def export(self, path: str | os.PathLike[str], **options: Any) -> Any:
-        """As of a float run; of fp8 with states of a cached run it is refused."""
-        if self.quantization.dtype == torch.float8_e4m3fn and self.plan.mode == "cached":
-            raise ValueError(
-                "sbnet: run: export: expected a cached run of int8 or floats, got one of fp8 "
-                "(ONNX's Where and Transpose, which states go through, take no float8)"
-            )
+        """As of a float run. fp8 is of opset 21, or a newer one; cached runs of it are refused."""
+        if self.quantization.dtype == torch.float8_e4m3fn:
+            options = {"opset_version": 21, **options}  # whose Transpose takes float8, as shapes are inferred
+            if self.plan.mode == "cached":
+                raise ValueError(
+                    "sbnet: run: export: expected a cached run of int8 or floats, got one of fp8 "
+                    "(ONNX's Where, which states go through, takes no float8)"
+                )
         return super().export(path, **options)
 
     def _graph(self, inputs: Sequence[Any]) -> Graph:

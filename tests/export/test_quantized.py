@@ -84,17 +84,3 @@ def test_cached_states_are_int8(tmp_path):
 def test_cached_states_of_float8_are_refused(tmp_path):
     with pytest.raises(ValueError, match="export: expected a cached run of int8 or floats, got one of fp8"):
         exported(Chain(), tmp_path / "cached.onnx", "cached", "fp8")
-
-
-def test_results_of_other_floats_are_refused(tmp_path):
-    """The op writes float beside float8, whatever PyTorch's does."""
-
-    class Layer(torch.nn.Module):
-        def forward(self, x, scale, mask):
-            active = sbnet.reduce_mask(mask, sbnet.BlockGrid.cover((12, 15), 4))
-            weight = torch.ones(8, 16, 1, 1).to(torch.float8_e4m3fn)
-            return sbnet.sparse_conv2d_quantized(x, weight, scale, None, active, x_scale=1.0, dtype=torch.float16)
-
-    given = torch.randn(1, 16, 12, 15), torch.rand(8), torch.rand(1, 12, 15) > 0.5
-    with pytest.raises(sbnet.export.ExportError, match="dtype: expected float32"):
-        sbnet.export.to_onnx(Layer(), given, tmp_path / "layer.onnx")
