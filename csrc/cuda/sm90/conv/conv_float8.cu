@@ -36,6 +36,7 @@ struct Float8Config {
   static constexpr int kPlacesAt = 2 * kStaging;
   static constexpr int kSlopesAt = kPlacesAt + 2 * kPositions * 16;
   static constexpr int kRecordsAt = kSlopesAt + 2 * kOutputs * 4;
+  static constexpr int kStepsAt = 0;  // of lists of weights, which this kernel has none of
   static constexpr int kPatchFull = kRecordsAt + kMaxPatchStages * kMaxUnits * 16;  // barriers from here on
   static constexpr int kPatchEmpty = kPatchFull + 8 * kMaxPatchStages;
   static constexpr int kWeightFull = kPatchEmpty + 8 * kMaxPatchStages;
