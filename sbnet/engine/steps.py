@@ -29,7 +29,7 @@ from sbnet.ops import (
 from sbnet.ops.common import check_active
 from sbnet.ops.masked.conv import activation_name
 from sbnet.ops.masked.layer import pairs
-from sbnet.ops.masked.pointwise import run_program
+from sbnet.ops.masked.pointwise import OPERANDS, in_vectors, run_program
 
 # Kinds that write into memory they are given.
 WRITTEN = {
@@ -209,19 +209,24 @@ def _norm(node: Node, get: Get, out: Tensor, active: ActiveBlocks, clear: Fringe
 
 
 def _pixel(node: Node, get: Get, out: Tensor, active: ActiveBlocks, clear: Fringe | None, context: Context) -> None:
-    """On a CPU PyTorch's vectorised functions run on gathered blocks, which costs a copy. Elsewhere that would wait for
-    the count: a program runs on the active blocks, and what has none on whole planes."""
+    """A program runs on the active blocks, unless a CPU's kernel would compute its functions value by value. All else
+    runs by PyTorch: on a CPU on gathered blocks, elsewhere, where that would wait for the count, on whole planes."""
     values = [*node.args, *node.params.values()]
     tensors = [context.constants[v] if v.constant else get(v) for v in values]
     program = node.options.get("program")
+    if program is not None and (out.device.type != "cpu" or in_vectors(program)):
+        check_active("sparse_pointwise_", active)
+        edge = (None, None) if clear is None else (clear.pixels, clear.count)
+        torch.ops.sbnet.sparse_pointwise_.default(
+            *tensors, *[None] * (1 + len(OPERANDS) - len(tensors)), active.indices, active.count,
+            active.grid.numbers(), program, out, *edge,
+        )  # fmt: skip
+        return
 
     def compute(tensors: list[Tensor]) -> Tensor:
         return run_steps(node.options["steps"], tensors) if program is None else run_program(program, *tensors)
 
     if out.device.type != "cpu":
-        if program is not None:
-            sparse_pointwise_(tensors[0], active, program, *tensors[1:], out=out, fringe=clear)
-            return
         y = compute(tensors)
         out.copy_(
             torch.where(active.pixel_mask(out.shape[2:]), y, out) if context.keep else sparse_fill_(_own(y), active)

@@ -10,7 +10,7 @@ from torch import nn
 import sbnet
 from sbnet import BlockGrid, fringe, reference, sparse_pointwise, sparse_pointwise_
 from sbnet.ops.masked.pointwise import BINARY, STEPS
-from support.helpers import assert_as_accurate_as_torch, assert_bitwise, laid_out, random_active, tensor
+from support.helpers import assert_as_accurate_as_torch, assert_bitwise, laid_out, random_active, run_python, tensor
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 PLANE = (13, 18)
@@ -61,6 +61,17 @@ def test_any_memory_and_channels(device, layout):
     for channels in (1, 5, 16, 72):
         for name in ("two saved", "squeeze-excite", "affine"):
             check(*make(device, torch.float16, channels, layout, 0.4, (3, 16)), PROGRAMS[name])
+
+
+def check_all():
+    for program in PROGRAMS.values():
+        for dtype in DTYPES:
+            check(*make("cpu", dtype, 12), program)
+
+
+def test_a_cpu_without_avx2():
+    run = run_python("import masked.test_pointwise as t; t.check_all()", SBNET_ISA="generic")
+    assert run.returncode == 0, run.stderr
 
 
 def test_values_that_are_not_finite(device):

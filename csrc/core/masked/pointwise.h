@@ -71,21 +71,38 @@ SBNET_EXPORT Status read_program(const char* op, const char* program, PointwiseP
 // Shapes, dtypes, grid against plane, operands that are there. Everything a kernel relies on.
 SBNET_EXPORT Status validate(const PointwiseParams& p);
 
+// The functions that steps are made of, of floats; cpu/masked/pointwise_kernel.h has those of vectors. gate: exp as
+// sigmoid and its like read it, to whom all beyond 1e38 is the same.
+struct ScalarMath {
+  using Value = float;
+  SBNET_HOST_DEVICE static float exp(float a) { return expf(a); }
+  SBNET_HOST_DEVICE static float gate(float a) { return expf(a); }
+  SBNET_HOST_DEVICE static float expm1(float a) { return expm1f(a); }
+  SBNET_HOST_DEVICE static float log(float a) { return logf(a); }
+  SBNET_HOST_DEVICE static float log1p(float a) { return log1pf(a); }
+  SBNET_HOST_DEVICE static float tanh(float a) { return tanhf(a); }
+  SBNET_HOST_DEVICE static float erf(float a) { return erff(a); }
+  SBNET_HOST_DEVICE static float sqrt(float a) { return sqrtf(a); }
+  SBNET_HOST_DEVICE static float abs(float a) { return fabsf(a); }
+};
+
 // a * tanh(log(1 + e^a)), below 20, by one exponential.
-SBNET_HOST_DEVICE inline float mish(float a) {
-  const float e = expf(a), n = e * (e + 2.f);
+template <class M>
+SBNET_HOST_DEVICE inline typename M::Value mish(const typename M::Value& a) {
+  const typename M::Value e = M::gate(a), n = e * (e + 2.f);
   return a * (n / (n + 2.f));
 }
 
-// Runs a step but kSave on kN channels.
-template <int kN>
-SBNET_HOST_DEVICE inline void run_step(const PointwiseStep& step, float (&v)[kN], const float (&o)[kN]) {
+// Runs a step but kSave on kN values.
+template <class M, int kN>
+SBNET_HOST_DEVICE inline void run_step(const PointwiseStep& step, typename M::Value (&v)[kN],
+                                       const typename M::Value (&o)[kN]) {
   const float p = step.p, q = step.q;
-#define SBNET_EACH(expression)   \
-  for (int e = 0; e < kN; ++e) { \
-    const float a = v[e];        \
-    v[e] = (expression);         \
-  }                              \
+#define SBNET_EACH(expression)        \
+  for (int e = 0; e < kN; ++e) {      \
+    const typename M::Value a = v[e]; \
+    v[e] = (expression);              \
+  }                                   \
   break
   switch (step.code) {
     case StepCode::kLoad:
@@ -116,49 +133,49 @@ SBNET_HOST_DEVICE inline void run_step(const PointwiseStep& step, float (&v)[kN]
     case StepCode::kLeakyRelu:
       SBNET_EACH(a > 0.f ? a : a * p);
     case StepCode::kElu:
-      SBNET_EACH(a > 0.f ? a : p * expm1f(a));
+      SBNET_EACH(a > 0.f ? a : p * M::expm1(a));
     case StepCode::kSoftplus:
-      SBNET_EACH(a * p > q ? a : log1pf(expf(a * p)) / p);
+      SBNET_EACH(a * p > q ? a : M::log1p(M::exp(a * p)) / p);
     case StepCode::kRelu:
       SBNET_EACH(a < 0.f ? 0.f : a);
     case StepCode::kRelu6:
       SBNET_EACH(a < 0.f ? 0.f : a > 6.f ? 6.f : a);
     case StepCode::kSilu:
-      SBNET_EACH(a / (1.f + expf(-a)));
+      SBNET_EACH(a / (1.f + M::gate(-a)));
     case StepCode::kGelu:
-      SBNET_EACH(0.5f * a * (1.f + erff(a * 0.70710678f)));
+      SBNET_EACH(0.5f * a * (1.f + M::erf(a * 0.70710678f)));
     case StepCode::kGeluTanh:
-      SBNET_EACH(0.5f * a * (1.f + tanhf(0.79788456f * (a + 0.044715f * a * a * a))));
+      SBNET_EACH(0.5f * a * (1.f + M::tanh(0.79788456f * (a + 0.044715f * a * a * a))));
     case StepCode::kHardswish:
       SBNET_EACH(a * ((a < -3.f ? 0.f : a > 3.f ? 6.f : a + 3.f) / 6.f));
     case StepCode::kSigmoid:
-      SBNET_EACH(1.f / (1.f + expf(-a)));
+      SBNET_EACH(1.f / (1.f + M::gate(-a)));
     case StepCode::kHardsigmoid:
       SBNET_EACH((a < -3.f ? 0.f : a > 3.f ? 6.f : a + 3.f) / 6.f);
     case StepCode::kTanh:
-      SBNET_EACH(tanhf(a));
+      SBNET_EACH(M::tanh(a));
     case StepCode::kMish:
-      SBNET_EACH(a > 20.f ? a : mish(a));
+      SBNET_EACH(a > 20.f ? a : mish<M>(a));
     case StepCode::kLogSigmoid:
-      SBNET_EACH((a < 0.f ? a : 0.f * a) - log1pf(expf(-fabsf(a))));
+      SBNET_EACH((a < 0.f ? a : 0.f * a) - M::log1p(M::exp(-M::abs(a))));
     case StepCode::kAbs:
-      SBNET_EACH(fabsf(a));
+      SBNET_EACH(M::abs(a));
     case StepCode::kNeg:
       SBNET_EACH(-a);
     case StepCode::kExp:
-      SBNET_EACH(expf(a));
+      SBNET_EACH(M::exp(a));
     case StepCode::kLog:
-      SBNET_EACH(logf(a));
+      SBNET_EACH(M::log(a));
     case StepCode::kSqrt:
-      SBNET_EACH(sqrtf(a));
+      SBNET_EACH(M::sqrt(a));
     case StepCode::kRsqrt:
-      SBNET_EACH(1.f / sqrtf(a));
+      SBNET_EACH(1.f / M::sqrt(a));
     case StepCode::kReciprocal:
       SBNET_EACH(1.f / a);
     case StepCode::kSquare:
       SBNET_EACH(a * a);
     case StepCode::kErf:
-      SBNET_EACH(erff(a));
+      SBNET_EACH(M::erf(a));
   }
 #undef SBNET_EACH
 }

@@ -20,5 +20,11 @@ SBNET_INLINE void store_lanes(T* at, Vec v) {
   store_row(at, 1, narrowed, kLanes);
 }
 
+SBNET_INLINE Vec each(Vec v, float (*f)(float)) {
+  for (int e = 0; e < kLanes; ++e) v[e] = f(v[e]);
+  return v;
+}
+SBNET_INLINE float root(float v) { return __builtin_sqrtf(v); }
+
 }  // namespace SBNET_ISA
 }  // namespace sbnet

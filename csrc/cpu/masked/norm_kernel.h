@@ -73,11 +73,6 @@ struct ColumnLanes {
   static Vec most(Vec v) { return v; }
 };
 
-SBNET_INLINE Vec each(Vec v, float (*f)(float)) {
-  for (int e = 0; e < kLanes; ++e) v[e] = f(v[e]);
-  return v;
-}
-SBNET_INLINE float root(float v) { return __builtin_sqrtf(v); }
 SBNET_INLINE float logarithm(float v) { return __builtin_logf(v); }
 
 template <class Lanes>

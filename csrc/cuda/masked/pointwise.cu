@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kPixelThreads)
         const TensorView& from = source ? p.other[source - 1] : p.x;
         load<T>(from, loads.whole[source], offset(from), o);
       }
-      run_step(step, v, o);
+      run_step<ScalarMath>(step, v, o);
     }
     Word<T, kN> out;
 #pragma unroll

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -77,6 +78,8 @@ STEPS = {
     "neg": torch.neg, "exp": torch.exp, "log": torch.log, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt,
     "reciprocal": torch.reciprocal, "square": torch.square, "erf": torch.erf,
 }  # fmt: skip
+# Whose functions the CPU's kernel computes value by value, and PyTorch in vectors.
+BY_VALUE = {"elu", "softplus", "gelu_tanh", "tanh", "log_sigmoid", "exp", "log"}
 BINARY = ("load", "add", "sub", "rsub", "mul", "div", "rdiv", "max", "min", "prelu")
 
 
@@ -94,6 +97,12 @@ def run_program(program: str, x: Tensor, *others: Tensor | None) -> Tensor:
         else:
             v = STEPS[name](v, *map(float, words))  # type: ignore[operator]
     return v.expand_as(x)
+
+
+@functools.cache
+def in_vectors(program: str) -> bool:
+    """Has the CPU's kernel vectors for every step?"""
+    return BY_VALUE.isdisjoint(program.replace(";", " ").split())
 
 
 # ---- fake implementations and gradients
