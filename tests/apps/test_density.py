@@ -117,6 +117,16 @@ def test_the_page_and_the_curves_are_made_of_the_results():
     assert gains.as_json(gains.curves(sessions)) == GAINS.read_text()
 
 
+def test_the_long_films_memory():
+    page = Path(__file__).parents[2] / "docs" / "pipeline.md"
+    if not page.exists():
+        pytest.skip("no source tree")
+    (row,) = map(json.loads, (document.RESULTS / "pipelines" / "long_film.jsonl").read_text().splitlines())
+    taken = row["MiB after each thousand"]
+    said = f"{row['frames']:,} small frames took {taken[0]:.0f} MiB after its first thousand, {taken[5]:.0f} after six"
+    assert f"{said} and {taken[-1]:.0f} at the end" in " ".join(page.read_text().split())
+
+
 def test_curves_hold_what_was_recorded():
     for curve in curves():
         at = [share for share, _ in curve.points]
