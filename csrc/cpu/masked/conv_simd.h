@@ -29,7 +29,9 @@ SBNET_INLINE Vec splat(float f) { return f - Vec{}; }  // not f + 0: that would 
 // The lanes of v in another order.
 SBNET_INLINE Vec permute(Vec v, IntVec order) {
 #if defined(__AVX512F__) && SBNET_LANES == 16
-  return reinterpret_cast<Vec>(_mm512_permutexvar_ps(reinterpret_cast<__m512i>(order), reinterpret_cast<__m512>(v)));
+  // The form that keeps all lanes by a mask: of the one without, GCC 12 says that it reads what is not initialized.
+  return reinterpret_cast<Vec>(
+      _mm512_maskz_permutexvar_ps(0xffff, reinterpret_cast<__m512i>(order), reinterpret_cast<__m512>(v)));
 #elif defined(__AVX2__) && SBNET_LANES == 8
   return reinterpret_cast<Vec>(_mm256_permutevar8x32_ps(reinterpret_cast<__m256>(v), reinterpret_cast<__m256i>(order)));
 #else
