@@ -151,9 +151,11 @@ def main() -> None:
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=NETWORKS)
     parser.add_argument("--percentile", type=float, default=100)
     parser.add_argument("--keep", nargs="+", default=[])
+    parser.add_argument("--error", type=float)
     options = parser.parse_args()
+    told = {"percentile": options.percentile, "keep": options.keep, "error": options.error}
     for name in options.networks:
-        found = row(name, options.film, {"percentile": options.percentile, "keep": options.keep})
+        found = row(name, options.film, told)
         print(", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in found.items()), flush=True)
         if options.record:
             found = {

@@ -175,7 +175,14 @@ OPS = {
                 f"activation(scale * conv2d(x, weight) + bias + residual_scale * residual) of int8, {what}, on the "
                 f"active blocks of y [N,Ho,Wo,K]. A float x is rounded first, times 1 / x_scale. {_SLOPE}",
                 shapes.sparse_conv2d_quantized,
-                {**_GEOMETRY, **_ACTIVATION, "x_scale": (_F, 0.0), "residual_scale": (_F, 1.0), **scale},
+                {
+                    **_GEOMETRY,
+                    "groups": (_I, 1),
+                    **_ACTIVATION,
+                    "x_scale": (_F, 0.0),
+                    "residual_scale": (_F, 1.0),
+                    **scale,
+                },
                 [("x", "T"), ("weight", "W"), ("scale", FLOATS[0])],
                 [("bias?", FLOATS[0]), ("residual?", "R"), ("slope?", FLOATS[0])],
                 {"T": (INT8, FLOATS[0]), "W": (INT8,), "R": (INT8, FLOATS[0]), "Y": (output,)},

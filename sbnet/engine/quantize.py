@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ def quantize(
     keep: Sequence[str] = (),
     ends: bool = False,
     percentile: float = 100.0,
+    error: float | None = None,
     **options: Any,
 ) -> QuantizedRun:
     """A run like that of `sparsify` whose convolutions are int8: exact sums of products, scales in the epilogue.
@@ -35,7 +37,7 @@ def quantize(
     Symmetric: weights have a scale for each output channel, feature maps one each, which is the largest magnitude (or a
     percentile) of their active pixels over all frames. Bias, PReLU or activation, and residual stay in float32, in the
     epilogue. What int8 convolutions alone read is int8 in memory. In float stay: `keep`, first and last layers,
-    transposed, depthwise and grouped convolutions, and all that is no convolution. On a CPU.
+    transposed convolutions, and all that is no convolution. On a CPU.
 
     Args:
         run: of `sparsify`; or a network, to which it is given with the first frame and `options`.
@@ -45,12 +47,15 @@ def quantize(
         keep: paths of modules that stay in float.
         ends: first and last layers become int8, too.
         percentile: of magnitudes, that int8 reaches; 100: the largest. Greater ones saturate.
+        error: of an output, relative as in the report, that is accepted on these frames: layers stay in float, those
+            first that by themselves cost an output most, until none has more. Runs the first frame once a layer.
 
     Returns:
         `QuantizedRun`; its `report` is what it costs in accuracy on these frames.
 
     Raises:
-        ValueError: another dtype or device, no frames, a path of no module, a layer without an active pixel.
+        ValueError: another dtype or device, no frames, a path of no module, a layer without an active pixel, an error
+            that is not positive.
 
     >>> run = sbnet.quantize(sbnet.sparsify(net, frames[0], mode="cached"), frames, masks)
     >>> print(run.report)
@@ -62,6 +67,8 @@ def quantize(
         raise ValueError(f"sbnet: quantize: masks: expected {max(len(frames), 1)}, one a frame, got {len(masks)}")
     if not 0 < percentile <= 100:
         raise ValueError(f"sbnet: quantize: percentile: expected more than 0 and at most 100, got {percentile}")
+    if error is not None and not error > 0:
+        raise ValueError(f"sbnet: quantize: error: expected a positive number or None, got {error}")
     given = [tuple(frame) if isinstance(frame, (tuple, list)) else (frame,) for frame in frames]
     if isinstance(run, QuantizedRun):
         raise TypeError("sbnet: quantize: run: expected one of sparsify, got one of quantize")
@@ -76,9 +83,8 @@ def quantize(
             "(on a GPU int8 convolutions use no tensor cores yet)"
         )
     told = Quantization(_ranges(run, given, masks, keep, ends, percentile), tuple(keep), ends)
-    made = QuantizedRun(run.model, run.example, told, **run.options)
-    made.report = measure(run, made, given, masks)
-    return made
+    made = _reported(run, told, given, masks)
+    return made if error is None else _within(error, made, run, given, masks)
 
 
 class QuantizedRun(SparseRun):
@@ -119,6 +125,35 @@ class QuantizedRun(SparseRun):
 
 
 # ---- calibration
+
+
+def _reported(run: SparseRun, told: Quantization, frames: Sequence[Any], masks: Sequence[Tensor]) -> QuantizedRun:
+    made = QuantizedRun(run.model, run.example, told, **run.options)
+    made.report = measure(run, made, frames, masks)
+    return made
+
+
+def _within(
+    error: float, made: QuantizedRun, run: SparseRun, frames: Sequence[Any], masks: Sequence[Tensor]
+) -> QuantizedRun:
+    """With so many more layers in float that no output has a greater error."""
+    told = made.quantization
+    paths = [layer.path for layer in made.report.layers if layer.computes == "int8"]
+
+    def with_kept(kept: Sequence[str], count: int) -> QuantizedRun:
+        return _reported(run, replace(told, keep=(*told.keep, *kept)), frames[:count], masks[:count])
+
+    if made.report.error <= error:
+        return made
+    costs = {path: with_kept([p for p in paths if p != path], 1).report.error for path in dict.fromkeys(paths)}
+    dearest = sorted(costs, key=lambda path: costs[path], reverse=True)
+    for kept in range(1, len(dearest) + 1):
+        rest = math.sqrt(sum(costs[path] ** 2 for path in dearest[kept:]))  # as of errors that are independent
+        if rest <= error:
+            made = with_kept(dearest[:kept], len(frames))
+            if made.report.error <= error:
+                break
+    return made
 
 
 def _ranges(

@@ -150,7 +150,7 @@ def apply(
         case "conv_quantized":
             return sparse_conv2d_quantized(
                 x, params["weight"], params["scale"], params.get("bias"), active, slope=params.get("slope"),
-                residual=params.get("residual"), **{k: v for k, v in o.items() if k != "groups"},
+                residual=params.get("residual"), **o,
             )  # fmt: skip
         case "bottleneck":
             weights, biases = ([params.get(f"{name}{k}") for k in range(3)] for name in ("weight", "bias"))

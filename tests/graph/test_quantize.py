@@ -12,6 +12,8 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 import sbnet
+from sbnet.benchmarks.harness import nets
+from sbnet.benchmarks.harness.registry import Skip
 from support.contract import poison
 from support.networks import NETWORKS, conv, lively
 from support.quantized import BLOCK, SIZE, Chain, frames
@@ -117,6 +119,43 @@ def test_kept_modules_and_ends(chain):
         sbnet.quantize(chain, given, masks, keep=["f"])
 
 
+def test_layers_that_cost_most_stay_in_float(chain):
+    """One channel that is far greater than all others makes zeros of those in int8."""
+    given, masks = frames()
+    with torch.no_grad():
+        chain.b[0].weight[3], chain.b[0].bias[3] = 0, 500.0
+        chain.c[0].weight[:, 3] = chain.last.weight[:, 3] = 0
+    all_of_them = sbnet.quantize(chain, given, masks, block=BLOCK)
+    bound = all_of_them.report.error / 5
+    run = sbnet.quantize(chain, given, masks, block=BLOCK, error=bound)
+    assert {v.path for v in run.report.layers if v.why == "kept"} == {"c.0"}
+    assert run.report.error <= bound
+    assert run.measure(given, masks).error == run.report.error
+    loose = sbnet.quantize(chain, given, masks, block=BLOCK, error=all_of_them.report.error)
+    assert loose.report.layers == all_of_them.report.layers
+    strict = sbnet.quantize(chain, given, masks, block=BLOCK, error=1e-9)
+    assert {v.computes for v in strict.report.layers} == {"float32"}
+    assert strict.report.error == 0
+
+
+@pytest.mark.slow
+def test_mobilenet_v2_is_int8_but_for_its_ends():
+    try:
+        net = lively(nets.build("mobilenet_v2"))
+    except Skip as e:
+        pytest.skip(str(e))
+    torch.manual_seed(4)
+    given, masks = [torch.randn(1, 3, 64, 64) for _ in range(2)], [torch.ones(1, 64, 64, dtype=torch.bool)] * 2
+    run = sbnet.quantize(net, given, masks, block=BLOCK)
+    in_float = [layer.path for layer in run.report.layers if layer.computes != "int8"]
+    assert in_float == ["features.0.0"]  # the last layer is the linear one
+    assert len(run.report.layers) == 52
+    groups = {node.options["groups"] for node in run.plan.graph.nodes if node.kind == "conv_quantized"}
+    assert {1, 32, 960} <= groups
+    assert sum(layer.writes == "int8" for layer in run.report.layers) >= 40
+    assert run.report.error < 0.3
+
+
 QUICK = ("U-Net, bilinear", "ResNet", "SRVGG", "MobileNet with gates")
 
 
@@ -218,6 +257,8 @@ REFUSED = [
     ({"frames": [], "masks": []}, ValueError, "masks: expected 1, one a frame, got 0"),
     ({"percentile": 0}, ValueError, "percentile: expected more than 0"),
     ({"percentile": 101}, ValueError, "percentile: expected .* at most 100, got 101"),
+    ({"error": 0.0}, ValueError, "error: expected a positive number or None, got 0"),
+    ({"error": math.nan}, ValueError, "error: expected a positive number or None, got nan"),
     ({"run": 7}, TypeError, "model: expected an nn.Module"),
 ]
 

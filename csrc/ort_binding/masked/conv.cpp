@@ -54,6 +54,12 @@ struct Sides {
   }
 };
 
+int64_t groups_of(const Attributes& a) {
+  const int64_t groups = a.integer("groups", 1);
+  if (groups < 1 || groups > INT32_MAX) raise("sbnet::", a.op(), ": groups: ", groups, "; at least 1 is wanted");
+  return groups;
+}
+
 struct SparseConv2d {
   static constexpr const char* kName = "sparse_conv2d";
   enum Position {
@@ -87,13 +93,11 @@ struct SparseConv2d {
   explicit SparseConv2d(const Attributes& a)
       : layer(a, {kIndices, kFringePixels}),
         sides(a),
-        groups(a.integer("groups", 1)),
+        groups(groups_of(a)),
         activation(to_activation(kName, a.text("activation", "none"))),
         negative_slope(a.real("negative_slope", 0.01f)),
         allow_tf32(a.flag("allow_tf32", false)),
-        packed_weight(a, "weight", kWeight, groups) {
-    if (groups < 1 || groups > INT32_MAX) raise("sbnet::", kName, ": groups: ", groups, "; at least 1 is wanted");
-  }
+        packed_weight(a, "weight", kWeight, groups) {}
 
   void infer(ShapeContext& s) const {
     layer.infer(s, sides.infer(s.input(kX, 4), s.input(kWeight, 4)), s.input(kResidual, 4));
@@ -148,6 +152,7 @@ struct SparseConv2dQuantized {
 
   MaskedLayer layer;
   Sides sides;
+  int64_t groups;
   Activation activation;
   float negative_slope, x_scale, residual_scale, out_scale;
   PackedWeight packed_weight;
@@ -155,12 +160,13 @@ struct SparseConv2dQuantized {
   explicit SparseConv2dQuantized(const Attributes& a)
       : layer(a, {kIndices, kFringePixels}),
         sides(a),
+        groups(groups_of(a)),
         activation(to_activation(kName, a.text("activation", "none"))),
         negative_slope(a.real("negative_slope", 0.01f)),
         x_scale(a.real("x_scale", 0)),
         residual_scale(a.real("residual_scale", 1)),
         out_scale(kBytes ? a.real("out_scale", 0) : 0),
-        packed_weight(a, "weight", kWeight, 1) {}
+        packed_weight(a, "weight", kWeight, groups) {}
 
   void infer(ShapeContext& s) const {
     layer.infer(s, sides.infer(s.input(kX, 4), s.input(kWeight, 4)), s.input(kResidual, 4));
@@ -177,7 +183,7 @@ struct SparseConv2dQuantized {
     p.slope = bias_of(c, kSlope, weight.shape[0], &p.slope_dtype);
     if (residual.present) p.residual = plane_view(residual);
     sides.set(&p);
-    p.groups = 1;
+    p.groups = static_cast<int32_t>(groups);
     p.activation = activation;
     p.activation_param = negative_slope;
     p.x_scale = x_scale;
