@@ -84,7 +84,7 @@ def test_zeros_only_where_they_are_read(device, tmp_path):
     path = export.to_onnx(module, plane_inputs(device), tmp_path / "m.onnx")
     assert attributes_of(path, "sparse_conv2d", "zero_outside") == [0, 0, 0, 0, 0, 0, 1]
     convs = [n for n in onnx.load(path).graph.node if n.op_type == "sparse_conv2d"]
-    assert [k for k, n in enumerate(convs) if len(n.input) > 7 and n.input[7]] == [1, 4]
+    assert [k for k, n in enumerate(convs) if len(n.input) > 8 and n.input[8]] == [1, 4]
     assert ops_of(path).count("fringe") == 1
     assert ops_of(path).count("Transpose") == 2
     s = export.session(path, [PROVIDER[device]])
