@@ -1,8 +1,7 @@
 // Depthwise convolutions, and those of narrow groups, of packed float32 feature maps, straight from x: a patch would be
-// read but once. Some
-// neighbours of a row at a time, sums in registers; where padding is read, pixel by pixel over the taps that lie
-// inside. The order in which taps are summed is that of the other way, and does not depend on the tile. Included once
-// by conv_fma.h.
+// read but once. Some neighbours of a row at a time, sums in registers; where padding is read, pixel by pixel over the
+// taps that lie inside. The order of a pixel's sums does not depend on the tile; depthwise it is that of the way
+// through patches, of groups it is by input channel within a row of taps. Included once by conv_fma.h.
 #pragma once
 
 namespace sbnet {

@@ -54,27 +54,8 @@ struct Sides {
   }
 };
 
-struct SparseConv2d {
+struct SparseConv2d : ConvSignature {
   static constexpr const char* kName = "sparse_conv2d";
-  enum Position {
-    kX,
-    kWeight,
-    kIndices,
-    kCount,
-    kBlockMap,
-    kBiasInput,
-    kResidual,
-    kSlope,
-    kFringePixels,
-    kFringeCount,
-    kBase
-  };
-  static constexpr auto kInputs =
-      layer_inputs({{"x", kT}, {"weight", kT}},
-                   {{"bias", kBias, kOptional}, {"residual", kT, kOptional}, {"slope", kBias, kOptional}});
-  static constexpr Argument kOutputs[] = {{"y", kT}};
-  static constexpr auto kTypes = kBiasTypes;
-  static constexpr int kInPlace = kBase;
 
   MaskedLayer layer;
   Sides sides;

@@ -103,4 +103,27 @@ inline const void* bias_of(const Context& c, size_t at, int64_t channels, DType*
   return bias.data;
 }
 
+// What convolutions of floats read and write, transposed ones too.
+struct ConvSignature {
+  enum Position {
+    kX,
+    kWeight,
+    kIndices,
+    kCount,
+    kBlockMap,
+    kBiasInput,
+    kResidual,
+    kSlope,
+    kFringePixels,
+    kFringeCount,
+    kBase
+  };
+  static constexpr auto kInputs =
+      layer_inputs({{"x", kT}, {"weight", kT}},
+                   {{"bias", kBias, kOptional}, {"residual", kT, kOptional}, {"slope", kBias, kOptional}});
+  static constexpr Argument kOutputs[] = {{"y", kT}};
+  static constexpr auto kTypes = kBiasTypes;
+  static constexpr int kInPlace = kBase;
+};
+
 }  // namespace sbnet::ort
