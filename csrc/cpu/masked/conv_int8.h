@@ -3,7 +3,7 @@
 // unsigned-by-signed dot products want; the weights' sums take the offset back. Else both are widened to 16 bits, of
 // whose pairs the sums are exact too.
 #pragma once
-#include "cpu/masked/conv_simd.h"
+#include "cpu/masked/conv_int8_finish.h"
 
 namespace sbnet {
 namespace SBNET_ISA {
@@ -21,41 +21,31 @@ constexpr int32_t kOffset = kZeroByte;  // what patches hold of a zero
 
 template <class T>
 using Stored = Element;
-typedef uint32_t UnsignedVec __attribute__((vector_size(kLanes * 4)));
-
-// Nearest integers, halves to even; NaN gives 0.
-SBNET_INLINE IntVec nearest(Vec v) {
-  const Vec low = splat(-128.0f), high = splat(127.0f), magic = splat(12582912.0f);  // 1.5 * 2^23
-  v = v == v ? v : Vec{};
-  v = v < low ? low : v;
-  v = v > high ? high : v;
-  return __builtin_convertvector((v + magic) - magic, IntVec);
-}
 
 SBNET_INLINE void put(Element* to, int8_t from, float) { *to = static_cast<Element>(from + kOffset); }
-SBNET_INLINE void put_row(Element* to, const int8_t* from, int64_t count, float per_unit) {
-  int64_t i = 0;
+SBNET_INLINE void put_row(Element* to, const int8_t* from, int64_t count, float) {
 #if defined(SBNET_VNNI)
-  typedef uint8_t Bytes __attribute__((vector_size(16)));
-  for (; i + 16 <= count; i += 16) {
-    Bytes bytes;
-    __builtin_memcpy(&bytes, from + i, 16);
-    bytes ^= static_cast<uint8_t>(kOffset);  // adds it, as it is the highest bit
-    __builtin_memcpy(to + i, &bytes, 16);
-  }
+  const __m512i offset = _mm512_set1_epi8(static_cast<int8_t>(kOffset));  // adding it is xor, as it is the highest bit
+  for (; count >= 64; count -= 64, from += 64, to += 64)
+    _mm512_storeu_si512(to, _mm512_xor_si512(_mm512_loadu_si512(from), offset));
+  if (!count) return;
+  const __mmask64 rest = (uint64_t{1} << count) - 1;
+  _mm512_mask_storeu_epi8(to, rest, _mm512_xor_si512(_mm512_maskz_loadu_epi8(rest, from), offset));
+#else
+  for (int64_t i = 0; i < count; ++i) put(to + i, from[i], 1);
 #endif
-  for (; i < count; ++i) put(to + i, from[i], per_unit);
 }
 
 typedef Element Elements __attribute__((vector_size(kLanes * sizeof(Element))));
 
 SBNET_INLINE void put(Element* to, float from, float per_unit) {
-  *to = static_cast<Element>(nearest(splat(from * per_unit))[0] + kOffset);
+  *to = static_cast<Element>(saturated(splat(from * per_unit))[0] + kOffset);
 }
 SBNET_INLINE void put_row(Element* to, const float* from, int64_t count, float per_unit) {
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) {
-    const Elements rounded = __builtin_convertvector(nearest(load(from + i) * per_unit) + kOffset, Elements);
+    const Elements rounded =
+        __builtin_convertvector(saturated(load(from + i) * per_unit), Elements) + static_cast<Element>(kOffset);
     __builtin_memcpy(to + i, &rounded, sizeof(rounded));
   }
   for (; i < count; ++i) put(to + i, from[i], per_unit);
@@ -144,85 +134,11 @@ static Microkernel microkernel_of(int64_t width) {
   }
 }
 
-// What a panel's epilogue multiplies and adds, per output channel.
-struct Scales {
-  alignas(64) float scale[kPanelWidth], bias[kPanelWidth], slope[kPanelWidth];
-  alignas(64) int32_t offset[kPanelWidth];
-};
-
-static void load_scales(const ConvPlan& plan, const ConvJob& job, int64_t k0, int64_t channels, Scales* s) {
-  __builtin_memset(s, 0, sizeof(*s));
-  __builtin_memcpy(s->scale, plan.quantized->scale + k0, channels * 4);
-  if (plan.p.bias) __builtin_memcpy(s->bias, static_cast<const float*>(plan.p.bias) + k0, channels * 4);
-  if (plan.p.slope)
-    __builtin_memcpy(s->slope, static_cast<const float*>(plan.p.slope) + k0, channels * 4);
-  else
-    for (int64_t k = 0; k < kPanelWidth; ++k) s->slope[k] = plan.p.activation_param;
-  const char* offsets = static_cast<const char*>(job.weights) + plan.offsets_at;
-  __builtin_memcpy(s->offset, offsets + k0 * 4, channels * 4);
-}
-
-typedef int8_t ByteVec __attribute__((vector_size(kLanes)));
-
-// Channels of one vector of a pixel, `step` elements apart.
-SBNET_INLINE Vec load_channels(const float* from, int64_t step, int64_t channels) {
-  if (step == 1 && channels >= kLanes) return load(from);
-  Vec v = {};
-  for (int64_t k = 0; k < smaller(channels, kLanes); ++k) v[k] = from[k * step];
-  return v;
-}
-SBNET_INLINE Vec load_channels(const int8_t* from, int64_t step, int64_t channels) {
-  ByteVec bytes = {};
-  if (step == 1 && channels >= kLanes)
-    __builtin_memcpy(&bytes, from, sizeof(bytes));
-  else
-    for (int64_t k = 0; k < smaller(channels, kLanes); ++k) bytes[k] = from[k * step];
-  return __builtin_convertvector(__builtin_convertvector(bytes, IntVec), Vec);
-}
-// As floats, whichever of the two it is of.
-SBNET_INLINE Vec load_channels(const TensorView& from, int64_t at, int64_t channels) {
-  if (from.dtype == DType::kF32)
-    return load_channels(static_cast<const float*>(from.data) + at, from.stride[1], channels);
-  return load_channels(static_cast<const int8_t*>(from.data) + at, from.stride[1], channels);
-}
-SBNET_INLINE void store_channels(float* to, int64_t step, int64_t channels, Vec v) {
-  if (step == 1 && channels >= kLanes) return store(to, v);
-  for (int64_t k = 0; k < smaller(channels, kLanes); ++k) to[k * step] = v[k];
-}
-SBNET_INLINE void store_channels(int8_t* to, int64_t step, int64_t channels, Vec v) {
-  const ByteVec bytes = __builtin_convertvector(nearest(v), ByteVec);
-  if (step == 1 && channels >= kLanes)
-    __builtin_memcpy(to, &bytes, sizeof(bytes));
-  else
-    for (int64_t k = 0; k < smaller(channels, kLanes); ++k) to[k * step] = bytes[k];
-}
-
-// Y: of the output.
-template <class Y>
-static __attribute__((noinline)) void finish_quantized(const ConvPlan& plan, const Scales& s, const ConvPixels& px,
-                                                       int64_t begin, int64_t end, int64_t k0, int64_t channels,
-                                                       const int32_t* sums) {
-  const Conv2dParams& p = plan.p;
-  const QuantizedConv2dParams& q = *plan.quantized;
-  const float per_unit = sizeof(Y) == 1 ? 1 / q.out_scale : 1.0f;
-  const int64_t step = p.y.stride[1], residual_step = p.residual.stride[1];
-  for (int64_t i = begin; i < end; ++i, sums += kPanelWidth)
-    for (int64_t v = 0; v < channels; v += kLanes) {
-      UnsignedVec sum, offset;  // either may have wrapped around; what they come to has not
-      __builtin_memcpy(&sum, sums + v, sizeof(sum));
-      __builtin_memcpy(&offset, s.offset + v, sizeof(offset));
-      Vec y =
-          __builtin_convertvector(reinterpret_cast<IntVec>(sum + offset), Vec) * load(s.scale + v) + load(s.bias + v);
-      if (p.residual.data)
-        y += q.residual_scale * load_channels(p.residual, px.residual[i] + (k0 + v) * residual_step, channels - v);
-      y = activate(p.activation, load(s.slope + v), y);
-      store_channels(static_cast<Y*>(p.y.data) + px.y[i] + (k0 + v) * step, step, channels - v, y * per_unit);
-    }
-}
-
 template <class T>
 static void run_slice(const ConvPlan& plan, const ConvJob& job, const Slice& slice, int64_t) {
   const ConvPixels& px = *job.pixels;
+  const int64_t step = slice.first && slice.last ? 0 : kMicroPixels * kPanelWidth;  // sums that nobody reads again
+  const int32_t* offsets = reinterpret_cast<const int32_t*>(static_cast<const char*>(job.weights) + plan.offsets_at);
   for (int64_t j = 0; j < job.panels; ++j) {
     const int64_t panel = job.first_panel + j, width = plan.width_of_panel(panel), k0 = panel * kPanelWidth;
     const int64_t channels = smaller(width, plan.group_out - k0);
@@ -232,8 +148,8 @@ static void run_slice(const ConvPlan& plan, const ConvJob& job, const Slice& sli
     const Microkernel micro = microkernel_of(width);
     const auto finish_pixels = plan.p.y.dtype == DType::kI8 ? finish_quantized<int8_t> : finish_quantized<float>;
     Scales scales;
-    if (slice.last) load_scales(plan, job, k0, channels, &scales);
-    for (int64_t i = 0; i < px.count; i += kMicroPixels, sums += kMicroPixels * kPanelWidth) {
+    if (slice.last) load_scales(plan, offsets, k0, channels, &scales);
+    for (int64_t i = 0; i < px.count; i += kMicroPixels, sums += step) {
       const int64_t end = smaller(i + kMicroPixels, px.count);
       fetch(next, i, end, px.count);
       micro(static_cast<const Element*>(job.patch), px.patch + i, slice.taps, w, sums, slice.first);

@@ -7,7 +7,8 @@
 namespace sbnet {
 namespace {
 
-constexpr int64_t kWeightSliceBytes = 20 * 1024;  // about half of L1: a chunk's weights for one panel
+constexpr int64_t kWeightSliceBytes = 20 * 1024;   // about half of L1: a chunk's weights for one panel
+constexpr int64_t kIntegerSliceBytes = 48 * 1024;  // read from L2, which products of bytes leave time for
 constexpr int64_t kMaxChunk = 64;
 constexpr int64_t kMaxProducts = 512;  // per slice and pixel: bounds the chain of float32 roundings
 constexpr int64_t kJobChannels = 256;  // output channels per job: bounds the accumulators to 256 KiB
@@ -126,16 +127,18 @@ ConvLayout make_conv_layout(const TensorView& weight, int32_t groups, const Conv
     l.bytes += ((l.panels - 1) * l.panel_width + l.last_width) * kWinogradPoints * l.group_in * shape.element_bytes;
   }
 
-  if (weight.dtype == DType::kI8) {
+  const bool integers = weight.dtype == DType::kI8;
+  if (integers) {
     l.offsets_at = l.bytes;
     l.bytes += aligned(((l.panels - 1) * l.panel_width + l.last_width) * 4);
   }
 
   const int64_t slice_taps =
       std::min<int64_t>(weight.size[2], kMaxAxisTaps) * std::min<int64_t>(weight.size[3], kMaxAxisTaps);
-  const int64_t fits =
-      kWeightSliceBytes / (slice_taps * std::min<int64_t>(l.panel_width, l.group_out) * shape.element_bytes);
-  const int64_t most = std::min({fits, kMaxChunk, kMaxProducts / slice_taps});
+  const int64_t fits = (integers ? kIntegerSliceBytes : kWeightSliceBytes) /
+                       (slice_taps * std::min<int64_t>(l.panel_width, l.group_out) * shape.element_bytes);
+  const int64_t most =
+      integers ? std::min<int64_t>(fits, kMaxSliceChannels) : std::min({fits, kMaxChunk, kMaxProducts / slice_taps});
   if (shape.depth > 1) {
     const int64_t products = l.stored_in / shape.depth;  // equal chunks of whole products
     l.chunk =
