@@ -1,4 +1,5 @@
-// Where main.cpp's calls stand in OrtApi: holds ort_c_api.h, or the official header, to it when the program is compiled.
+// Where main.cpp's calls stand in OrtApi: holds ort_c_api.h, or the official header, to it when the program is
+// compiled.
 #pragma once
 #define ORT_SLOT(name, slot) static_assert(offsetof(OrtApi, name) == (slot) * sizeof(void*), #name)
 ORT_SLOT(GetErrorMessage, 2);

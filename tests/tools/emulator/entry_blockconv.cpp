@@ -10,10 +10,7 @@
 namespace {
 
 sbnet::VolumeView volume(void* data, const int64_t* v, int32_t dtype) {  // sizes, strides
-  return {data,
-          {v[0], v[1], v[2], v[3], v[4]},
-          {v[5], v[6], v[7], v[8], v[9]},
-          static_cast<sbnet::DType>(dtype)};
+  return {data, {v[0], v[1], v[2], v[3], v[4]}, {v[5], v[6], v[7], v[8], v[9]}, static_cast<sbnet::DType>(dtype)};
 }
 
 }  // namespace
@@ -50,7 +47,10 @@ extern "C" __attribute__((visibility("default"))) int emulate_blockconv(const Ca
     p.layout = layout, p.geometry = geometry, p.transposed = c->transposed;
     p.activation = static_cast<Activation>(c->activation);
     if (c->indices)
-      p.active = {c->indices, c->count, nullptr, c->capacity,
+      p.active = {c->indices,
+                  c->count,
+                  nullptr,
+                  c->capacity,
                   {{c->block_h, c->block_w}, {c->block_h, c->block_w}, {0, 0}, {c->rows, c->columns}}};
     if (!c->hopper) {
       status = sbnet_blocksparse_conv_cuda(&p, nullptr, nullptr);

@@ -84,8 +84,8 @@ EMULATED emulate_fringe(const int32_t* producer, const int32_t* consumer, const 
 EMULATED emulate_motion_mask(void* frame, const int64_t* sizes, int32_t dtype, const float* background, float* next,
                              uint8_t* mask, const float* numbers, int64_t smooth, char* message, int64_t room) {
   using namespace sbnet;
-  MotionMaskParams p = {view_of(frame, sizes, dtype), background, next, mask, numbers[0], numbers[1], numbers[2],
-                        smooth};
+  MotionMaskParams p = {
+      view_of(frame, sizes, dtype), background, next, mask, numbers[0], numbers[1], numbers[2], smooth};
   std::vector<uint4> workspace(sbnet_motion_mask_workspace_bytes(&p) / 16 + 1);
   return told(sbnet_motion_mask_cuda(&p, workspace.data(), nullptr), message, room);
 }
@@ -140,9 +140,12 @@ EMULATED emulate_adaptive_pool(void* x, const int64_t* x_sizes, void* y, const i
                                const int32_t* block_map, const int32_t* grid, int32_t kind, int32_t count_inactive,
                                char* message, int64_t room) {
   using namespace sbnet;
-  const AdaptivePoolParams p = {static_cast<AdaptivePoolKind>(kind), view_of(x, x_sizes, dtype),
-                                view_of(y, y_sizes, dtype),          block_map,
-                                grid_of(grid),                       count_inactive != 0};
+  const AdaptivePoolParams p = {static_cast<AdaptivePoolKind>(kind),
+                                view_of(x, x_sizes, dtype),
+                                view_of(y, y_sizes, dtype),
+                                block_map,
+                                grid_of(grid),
+                                count_inactive != 0};
   std::vector<uint4> workspace(sbnet_sparse_adaptive_pool2d_workspace_bytes(&p) / 16 + 1);
   return told(sbnet_sparse_adaptive_pool2d_cuda(&p, workspace.data(), nullptr), message, room);
 }

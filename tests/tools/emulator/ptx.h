@@ -301,8 +301,7 @@ inline void wgmma_float8(float (&d)[64], uint64_t a, uint64_t b, int accumulate)
   });
 }
 template <class T, int N = 64, int kSums>
-void wgmma_registers(float (&d)[kSums], const uint32_t (&a)[4], uint64_t b, int accumulate,
-                     bool b_transposed = false) {
+void wgmma_registers(float (&d)[kSums], const uint32_t (&a)[4], uint64_t b, int accumulate, bool b_transposed = false) {
   static_assert(N / 2 <= kSums);
   const emulator::Words given = emulator::exchange(a[0], a[1], a[2], a[3]);
   const int quad = static_cast<int>(emulator::self->thread % 32 / 4 * 4);

@@ -17,7 +17,8 @@ inline float2 load_shared_pair(uint32_t from) { return load_shared_as<float2>(fr
 
 inline void tma_prefetch(const CUtensorMap*, int, int, int, int, int) {}
 inline void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t bar) {
-  if (to % 16 || bytes % 16 || reinterpret_cast<uintptr_t>(from) % 16) emulator::fail("a bulk copy that is not aligned");
+  if (to % 16 || bytes % 16 || reinterpret_cast<uintptr_t>(from) % 16)
+    emulator::fail("a bulk copy that is not aligned");
   uint8_t* data = emulator::shared_at(to);
   emulator::copy_later(emulator::cta_at(to), emulator::barrier_at(bar), bytes, [=] { std::memcpy(data, from, bytes); });
 }

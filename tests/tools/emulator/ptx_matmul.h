@@ -5,7 +5,8 @@
 namespace sbnet::sm90::matmul {
 
 inline void tma_store(const CUtensorMap* m, uint32_t from, int c, int row) { store_box(m, from, {c, row}); }
-inline void multicast_pixels(uint32_t to, const CUtensorMap* m, uint32_t bar, int c, int x, int y, int n, uint32_t ctas) {
+inline void multicast_pixels(uint32_t to, const CUtensorMap* m, uint32_t bar, int c, int x, int y, int n,
+                             uint32_t ctas) {
   for (uint32_t rank = 0; ctas >> rank; ++rank)
     if (ctas >> rank & 1) emulator::load_box(map_to_rank(to, rank), m, map_to_rank(bar, rank), {c, x, y, n});
 }

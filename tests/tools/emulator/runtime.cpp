@@ -5,7 +5,7 @@ extern "C" {
 
 // The Hopper kernels are told their device; the others ask, and get one of capability 8.0.
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
-  *value = attribute == cudaDevAttrMultiProcessorCount       ? emulator::multiprocessors
+  *value = attribute == cudaDevAttrMultiProcessorCount      ? emulator::multiprocessors
            : attribute == cudaDevAttrComputeCapabilityMajor ? 8
                                                             : 0;
   return cudaSuccess;
