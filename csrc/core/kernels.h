@@ -46,6 +46,15 @@ Kernels(Cpu, Cuda) -> Kernels<Cpu, Cuda>;
                                               const sbnet::Parallel* parallel);                        \
   SBNET_EXPORT sbnet::Status sbnet_##op##_cuda(const sbnet::Params* p, void* workspace, void* stream); \
   }
+// The same where the CPU's threads and the device decide how many bytes.
+#define SBNET_DECLARE_WITH_WORKSPACE_OF_DEVICE(op, Params)                                             \
+  extern "C" {                                                                                         \
+  SBNET_EXPORT int64_t sbnet_##op##_workspace_bytes_cpu(const sbnet::Params* p, int32_t threads);      \
+  SBNET_EXPORT int64_t sbnet_##op##_workspace_bytes_cuda(const sbnet::Params* p);                      \
+  SBNET_EXPORT sbnet::Status sbnet_##op##_cpu(const sbnet::Params* p, void* workspace,                 \
+                                              const sbnet::Parallel* parallel);                        \
+  SBNET_EXPORT sbnet::Status sbnet_##op##_cuda(const sbnet::Params* p, void* workspace, void* stream); \
+  }
 
 #ifdef SBNET_WITH_CUDA
 #define SBNET_KERNELS(op) \

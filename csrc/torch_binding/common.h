@@ -177,6 +177,14 @@ inline ActiveView to_active(const Call& call, const Tensor& indices, const Tenso
   return a;
 }
 
+// A tensor of one dimension and so many elements, contiguous.
+inline Tensor vector_of(const Call& call, const char* argument, const Tensor& t, int64_t elements) {
+  call.same_device(argument, t);
+  SBNET_TORCH_CHECK(t.dim() == 1 && t.size(0) == elements, "sbnet::", call.op(), ": ", argument, ": expected [",
+                    elements, "], got ", t.numel(), " elements in ", t.dim(), " dimensions");
+  return t.is_contiguous() ? t : torch::stable::contiguous(t);
+}
+
 Activation to_activation(const char* op, const std::string& name);  // conv.cpp
 
 inline Tensor empty_int32(const Tensor& like, std::initializer_list<int64_t> size) {

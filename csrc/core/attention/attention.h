@@ -2,6 +2,7 @@
 // computed as flash attention does (arXiv 2205.14135), and its gradients. A query that sees no key gets zeros.
 #pragma once
 #include "core/attention/layout.h"
+#include "core/kernels.h"
 
 namespace sbnet {
 
@@ -86,18 +87,5 @@ inline uint32_t dropout_threshold(float p) { return static_cast<uint32_t>(p * 65
 
 }  // namespace sbnet
 
-extern "C" {
-SBNET_EXPORT int64_t sbnet_block_attention_workspace_bytes_cpu(const sbnet::AttentionParams* p, int32_t threads);
-SBNET_EXPORT int64_t sbnet_block_attention_workspace_bytes_cuda(const sbnet::AttentionParams* p);
-SBNET_EXPORT sbnet::Status sbnet_block_attention_cpu(const sbnet::AttentionParams* p, void* workspace,
-                                                     const sbnet::Parallel* parallel);
-SBNET_EXPORT sbnet::Status sbnet_block_attention_cuda(const sbnet::AttentionParams* p, void* workspace, void* stream);
-
-SBNET_EXPORT int64_t sbnet_block_attention_backward_workspace_bytes_cpu(const sbnet::AttentionBackwardParams* p,
-                                                                        int32_t threads);
-SBNET_EXPORT int64_t sbnet_block_attention_backward_workspace_bytes_cuda(const sbnet::AttentionBackwardParams* p);
-SBNET_EXPORT sbnet::Status sbnet_block_attention_backward_cpu(const sbnet::AttentionBackwardParams* p, void* workspace,
-                                                              const sbnet::Parallel* parallel);
-SBNET_EXPORT sbnet::Status sbnet_block_attention_backward_cuda(const sbnet::AttentionBackwardParams* p, void* workspace,
-                                                               void* stream);
-}
+SBNET_DECLARE_WITH_WORKSPACE_OF_DEVICE(block_attention, AttentionParams)
+SBNET_DECLARE_WITH_WORKSPACE_OF_DEVICE(block_attention_backward, AttentionBackwardParams)

@@ -2,6 +2,7 @@
 //   y = activation(conv_transpose2d(x, weight) + bias + residual) on the active blocks of the OUTPUT plane, nowhere
 //   else.
 #pragma once
+#include "core/kernels.h"
 #include "core/masked/conv.h"
 
 namespace sbnet {
@@ -50,12 +51,4 @@ Conv2dParams phase_conv(const ConvTransposeParams& p, const TransposePhase& row,
 
 }  // namespace sbnet
 
-extern "C" {
-SBNET_EXPORT int64_t sbnet_sparse_conv_transpose2d_workspace_bytes_cpu(const sbnet::ConvTransposeParams* p,
-                                                                       int32_t threads);
-SBNET_EXPORT sbnet::Status sbnet_sparse_conv_transpose2d_cpu(const sbnet::ConvTransposeParams* p, void* workspace,
-                                                             const sbnet::Parallel* parallel);
-SBNET_EXPORT int64_t sbnet_sparse_conv_transpose2d_workspace_bytes_cuda(const sbnet::ConvTransposeParams* p);
-SBNET_EXPORT sbnet::Status sbnet_sparse_conv_transpose2d_cuda(const sbnet::ConvTransposeParams* p, void* workspace,
-                                                              void* stream);
-}
+SBNET_DECLARE_WITH_WORKSPACE_OF_DEVICE(sparse_conv_transpose2d, ConvTransposeParams)

@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "core/activation.h"
+#include "core/kernels.h"
 #include "core/masked/conv.h"
 #include "core/types.h"
 
@@ -187,14 +188,8 @@ SBNET_EXPORT Status make_conv_layout(const int32_t* lists, int64_t words, int64_
 
 }  // namespace sbnet
 
+SBNET_DECLARE_WITH_WORKSPACE_OF_DEVICE(blocksparse_conv, BlocksparseConvParams)
 extern "C" {
-SBNET_EXPORT int64_t sbnet_blocksparse_conv_workspace_bytes_cpu(const sbnet::BlocksparseConvParams* p, int32_t threads);
-SBNET_EXPORT sbnet::Status sbnet_blocksparse_conv_cpu(const sbnet::BlocksparseConvParams* p, void* workspace,
-                                                      const sbnet::Parallel* parallel);
-SBNET_EXPORT int64_t sbnet_blocksparse_conv_workspace_bytes_cuda(const sbnet::BlocksparseConvParams* p);
-SBNET_EXPORT sbnet::Status sbnet_blocksparse_conv_cuda(const sbnet::BlocksparseConvParams* p, void* workspace,
-                                                       void* stream);
-
 SBNET_EXPORT int64_t sbnet_blocksparse_conv_weight_grad_workspace_bytes_cpu(
     const sbnet::BlocksparseConvWeightGradParams* p, int32_t threads);
 SBNET_EXPORT sbnet::Status sbnet_blocksparse_conv_weight_grad_cpu(const sbnet::BlocksparseConvWeightGradParams* p,

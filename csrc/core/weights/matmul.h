@@ -8,6 +8,7 @@
 // axis 1 has stride[1] == 1, feature axis 0 (a matrix [F, M]) has stride[3] == 1.
 #pragma once
 #include "core/activation.h"
+#include "core/kernels.h"
 #include "core/weights/layout.h"
 
 namespace sbnet {
@@ -65,24 +66,10 @@ SBNET_EXPORT Status validate(const BlocksparseWeightGradParams& p);
 
 }  // namespace sbnet
 
-extern "C" {
 // Workspaces are aligned as allocators do it: to 64 bytes on the CPU, to 256 on CUDA. They hold anything at the call.
-SBNET_EXPORT int64_t sbnet_blocksparse_matmul_workspace_bytes_cpu(const sbnet::BlocksparseMatmulParams* p,
-                                                                  int32_t threads);
-SBNET_EXPORT sbnet::Status sbnet_blocksparse_matmul_cpu(const sbnet::BlocksparseMatmulParams* p, void* workspace,
-                                                        const sbnet::Parallel* parallel);
-SBNET_EXPORT int64_t sbnet_blocksparse_matmul_workspace_bytes_cuda(const sbnet::BlocksparseMatmulParams* p);
-SBNET_EXPORT sbnet::Status sbnet_blocksparse_matmul_cuda(const sbnet::BlocksparseMatmulParams* p, void* workspace,
-                                                         void* stream);
-
-SBNET_EXPORT int64_t sbnet_blocksparse_weight_grad_workspace_bytes_cpu(const sbnet::BlocksparseWeightGradParams* p,
-                                                                       int32_t threads);
-SBNET_EXPORT sbnet::Status sbnet_blocksparse_weight_grad_cpu(const sbnet::BlocksparseWeightGradParams* p,
-                                                             void* workspace, const sbnet::Parallel* parallel);
-SBNET_EXPORT int64_t sbnet_blocksparse_weight_grad_workspace_bytes_cuda(const sbnet::BlocksparseWeightGradParams* p);
-SBNET_EXPORT sbnet::Status sbnet_blocksparse_weight_grad_cuda(const sbnet::BlocksparseWeightGradParams* p,
-                                                              void* workspace, void* stream);
-
+SBNET_DECLARE_WITH_WORKSPACE_OF_DEVICE(blocksparse_matmul, BlocksparseMatmulParams)
+SBNET_DECLARE_WITH_WORKSPACE_OF_DEVICE(blocksparse_weight_grad, BlocksparseWeightGradParams)
+extern "C" {
 // Tables in device memory of the current device; returns when they are there. Free takes null too.
 SBNET_EXPORT sbnet::Status sbnet_block_layout_upload_cuda(const int32_t* words, int64_t count, int32_t** device);
 SBNET_EXPORT void sbnet_block_layout_free_cuda(int32_t* device);

@@ -1,4 +1,5 @@
-// When a pixel of a mask is set, on the CPU: shared by reduce_mask and mask_pyramid.
+// When a pixel of a mask is set, and lists of the blocks that are active, on the CPU: shared by reduce_mask and
+// mask_pyramid.
 #pragma once
 #include "cpu/simd/by_dtype.h"
 #include "cpu/simd/half.h"
@@ -26,6 +27,25 @@ void by_mask_dtype(DType dtype, const F& f) {
   if (dtype == DType::kF64) return f(double{});
   if (dtype == DType::kBool || dtype == DType::kU8) return f(uint8_t{});
   by_dtype<Half, BFloat16>(dtype, f);
+}
+
+// Lists the active blocks of `images` maps of count[0] x count[1]: their slots, -1 for the others and those past the
+// capacity, and (image, row, column) of each slot, -1 after the last. Returns how many are active, listed or not.
+inline int32_t list_blocks(const uint8_t* active, int64_t images, const int32_t (&count)[2], int64_t capacity,
+                           int32_t* block_map, int32_t* indices) {
+  int32_t total = 0;
+  for (int32_t n = 0; n < images; ++n)
+    for (int32_t i = 0; i < count[0]; ++i)
+      for (int32_t j = 0; j < count[1]; ++j, ++active, ++block_map) {
+        const bool listed = *active && total < capacity;
+        *block_map = listed ? total : -1;
+        total += *active;
+        if (!listed) continue;
+        *indices++ = n, *indices++ = i, *indices++ = j;
+      }
+  for (int64_t slot = total; slot < capacity; ++slot)
+    for (int d = 0; d < 3; ++d) *indices++ = -1;
+  return total;
 }
 
 }  // namespace sbnet

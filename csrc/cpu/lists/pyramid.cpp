@@ -66,18 +66,8 @@ void list_plane(const PyramidParams& p, const PyramidPlane& plane, const uint8_t
             any_set(p, bytes, strip, r / t.count[0], rows, pyramid_span(t, 1, j, static_cast<int>(p.size[2])));
     }
   });
-  int32_t count = 0;
-  int64_t b = 0;
-  for (int32_t n = 0; n < p.size[0]; ++n)
-    for (int32_t i = 0; i < t.count[0]; ++i)
-      for (int32_t j = 0; j < t.count[1]; ++j, ++b) {
-        plane.block_map[b] = active[b] ? count : -1;
-        if (!active[b]) continue;
-        int32_t* row = plane.indices + int64_t{count++} * 3;
-        row[0] = n, row[1] = i, row[2] = j;
-      }
-  *plane.count = *plane.total = count;
-  for (int64_t k = int64_t{count} * 3; k < b * 3; ++k) plane.indices[k] = -1;
+  const int64_t blocks = p.size[0] * t.count[0] * t.count[1];
+  *plane.count = *plane.total = list_blocks(active, p.size[0], t.count, blocks, plane.block_map, plane.indices);
 }
 
 void list_fringe(const PyramidParams& p, const PyramidFringe& fringe, uint32_t* words, const Parallel& parallel) {

@@ -125,22 +125,7 @@ sbnet::Status sbnet_reduce_mask_cpu(const sbnet::ReduceMaskParams* params, void*
   SBNET_TRY(validate(p));
   uint8_t* active = static_cast<uint8_t*>(workspace);
   by_mask_dtype(p.mask_dtype, [&](auto t) { pool_all<decltype(t)>(p, active, *parallel); });
-  int64_t total = 0, b = 0;
-  for (int32_t n = 0; n < p.size[0]; ++n) {
-    for (int32_t i = 0; i < p.grid.count[0]; ++i) {
-      for (int32_t j = 0; j < p.grid.count[1]; ++j, ++b) {
-        const bool listed = active[b] && total < p.capacity;
-        p.block_map[b] = listed ? static_cast<int32_t>(total) : -1;
-        if (listed) {
-          int32_t* row = p.indices + total * 3;
-          row[0] = n, row[1] = i, row[2] = j;
-        }
-        total += active[b];
-      }
-    }
-  }
-  *p.total = static_cast<int32_t>(total);
-  *p.count = static_cast<int32_t>(total < p.capacity ? total : p.capacity);
-  for (int64_t r = int64_t{*p.count} * 3; r < p.capacity * 3; ++r) p.indices[r] = -1;
+  *p.total = list_blocks(active, p.size[0], p.grid.count, p.capacity, p.block_map, p.indices);
+  *p.count = static_cast<int32_t>(std::min<int64_t>(*p.total, p.capacity));
   return ok_status();
 }

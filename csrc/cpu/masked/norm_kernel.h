@@ -126,7 +126,7 @@ SBNET_INLINE void normalise(const NormParams& p, const float* table, const Lanes
 }
 
 template <class T>
-SBNET_INLINE void norm_row_of(const NormParams& p, const float* table, const NormRow& row) {
+SBNET_INLINE void norm_row_of(const NormParams& p, const float* table, const BlockRow& row) {
   const TensorView &x = p.x, &y = p.y;
   const T* from = static_cast<const T*>(x.data) + row.n * x.stride[0] + row.row * x.stride[2];
   T* to = static_cast<T*>(y.data) + row.n * y.stride[0] + row.row * y.stride[2];
@@ -142,7 +142,7 @@ SBNET_INLINE void norm_row_of(const NormParams& p, const float* table, const Nor
   }
 }
 
-static void norm_row(const NormParams& p, const float* table, const NormRow& row) {
+static void norm_row(const NormParams& p, const float* table, const BlockRow& row) {
   switch (p.x.dtype) {
     case DType::kF32:
       return norm_row_of<float>(p, table, row);

@@ -1,15 +1,12 @@
 // The instruction-set dependent half of normalisations on the CPU: one row of one active block.
 #pragma once
 #include "core/masked/norm.h"
+#include "cpu/masked/block_row.h"
 
 namespace sbnet {
 
-// Outputs (row, column ... column_end) of image n, all channels.
-struct NormRow {
-  int64_t n, row, column, column_end;
-};
 // `table`: kGroup: mean, scale, shift [3, C] of the image; kLayer: weight, bias [2, C]; else not read.
-using NormRowFunction = void (*)(const NormParams& p, const float* table, const NormRow& row);
+using NormRowFunction = void (*)(const NormParams& p, const float* table, const BlockRow& row);
 
 extern const NormRowFunction kNormRowGeneric;
 #if defined(__x86_64__)

@@ -8,15 +8,8 @@
 namespace sbnet {
 namespace {
 
-PointwiseRowFunction pointwise_row() {
-#if defined(__x86_64__)
-  if (chosen_isa() >= Isa::kAvx2) return kPointwiseRowAvx2;
-#endif
-  return kPointwiseRowGeneric;
-}
-
 // A program without steps, of channels that lie next to each other.
-void copy_row(const PointwiseParams& p, const PointwiseRow& row) {
+void copy_row(const PointwiseParams& p, const BlockRow& row) {
   const int64_t item = dtype_size(p.x.dtype);
   const auto at = [&](const TensorView& t, int64_t w) {
     return static_cast<char*>(t.data) + (row.n * t.stride[0] + row.row * t.stride[2] + w * t.stride[3]) * item;
@@ -34,7 +27,7 @@ sbnet::Status sbnet_sparse_pointwise_cpu(const sbnet::PointwiseParams* params, c
   SBNET_TRY(validate(p));
   if (!p.x.size[0]) return ok_status();
   const bool copies = !p.steps && p.x.stride[1] == 1 && p.y.stride[1] == 1;
-  const PointwiseRowFunction run = copies ? copy_row : pointwise_row();
+  const PointwiseRowFunction run = copies ? copy_row : SBNET_FROM(Avx2, kPointwiseRow);
   for_rows(p, p.y.size[1] * (1 + p.steps), *parallel,
            [&](int64_t n, int64_t row, int64_t begin, int64_t end) { run(p, {n, row, begin, end}); });
   return ok_status();

@@ -101,7 +101,7 @@ SBNET_INLINE void run_program(const PointwiseParams& p, const int64_t (&start)[4
 }
 
 template <class T>
-SBNET_INLINE void pointwise_row_of(const PointwiseParams& p, const PointwiseRow& row) {
+SBNET_INLINE void pointwise_row_of(const PointwiseParams& p, const BlockRow& row) {
   const int64_t sizes[4] = {0, p.y.size[1], 0, row.column_end - row.column};
   Machine machine = {};
   Run run = {};
@@ -118,7 +118,7 @@ SBNET_INLINE void pointwise_row_of(const PointwiseParams& p, const PointwiseRow&
   }
 }
 
-static void pointwise_row(const PointwiseParams& p, const PointwiseRow& row) {
+static void pointwise_row(const PointwiseParams& p, const BlockRow& row) {
   switch (p.x.dtype) {
     case DType::kF32:
       return pointwise_row_of<float>(p, row);

@@ -1,14 +1,11 @@
 // The instruction-set dependent half of sparse_pointwise on the CPU: one row of one active block.
 #pragma once
 #include "core/masked/pointwise.h"
+#include "cpu/masked/block_row.h"
 
 namespace sbnet {
 
-// Outputs (row, column ... column_end) of image n, all channels.
-struct PointwiseRow {
-  int64_t n, row, column, column_end;
-};
-using PointwiseRowFunction = void (*)(const PointwiseParams& p, const PointwiseRow& row);
+using PointwiseRowFunction = void (*)(const PointwiseParams& p, const BlockRow& row);
 
 extern const PointwiseRowFunction kPointwiseRowGeneric;
 #if defined(__x86_64__)

@@ -74,7 +74,7 @@ SBNET_INLINE T pool_channel(const PoolWindow<T>& w, int64_t channel_offset) {
 }
 
 template <bool kMax, class T>
-SBNET_INLINE void pool_row_of(const PoolParams& p, const PoolRow& row) {
+SBNET_INLINE void pool_row_of(const PoolParams& p, const BlockRow& row) {
   const int64_t C = p.x.size[1];
   T* y = static_cast<T*>(p.y.data) + row.n * p.y.stride[0] + row.row * p.y.stride[2];
   const bool packed = p.x.stride[1] == 1 && p.y.stride[1] == 1;
@@ -91,14 +91,14 @@ SBNET_INLINE void pool_row_of(const PoolParams& p, const PoolRow& row) {
 }
 
 template <class T>
-SBNET_INLINE void pool_row_of(const PoolParams& p, const PoolRow& row) {
+SBNET_INLINE void pool_row_of(const PoolParams& p, const BlockRow& row) {
   if (p.kind == PoolKind::kMax)
     pool_row_of<true, T>(p, row);
   else
     pool_row_of<false, T>(p, row);
 }
 
-static void pool_row(const PoolParams& p, const PoolRow& row) {
+static void pool_row(const PoolParams& p, const BlockRow& row) {
   by_dtype<Half, BFloat>(p.x.dtype, [&](auto t) { pool_row_of<decltype(t)>(p, row); });
 }
 

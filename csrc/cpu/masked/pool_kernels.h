@@ -1,14 +1,11 @@
 // The instruction-set dependent half of CPU pooling: one row of one active block.
 #pragma once
 #include "core/masked/pool.h"
+#include "cpu/masked/block_row.h"
 
 namespace sbnet {
 
-// Outputs (row, column ... column_end) of image n, all channels.
-struct PoolRow {
-  int64_t n, row, column, column_end;
-};
-using PoolRowFunction = void (*)(const PoolParams& p, const PoolRow& row);
+using PoolRowFunction = void (*)(const PoolParams& p, const BlockRow& row);
 
 extern const PoolRowFunction kPoolRowGeneric;
 #if defined(__x86_64__)

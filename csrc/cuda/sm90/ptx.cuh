@@ -62,6 +62,10 @@ __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_sync() {
+  cluster_arrive();
+  cluster_wait();
+}
 // The address in CTA `rank` of the cluster of what lies at `address` in this one.
 __device__ __forceinline__ uint32_t map_to_rank(uint32_t address, uint32_t rank) {
   uint32_t r;

@@ -12,12 +12,9 @@ struct SparseBottleneck2d {
     kX,
     kWeights,
     kIndices = kWeights + 3,
-    kCount,
-    kBlockMap,
-    kBiases,
+    kBiases = kIndices + 3,
     kFringePixels = kBiases + 3,
-    kFringeCount,
-    kBase
+    kBase = kFringePixels + 2
   };
   static constexpr auto kInputs =
       layer_inputs({{"x", kT}, {"weight1", kT}, {"weight2", kT}, {"weight3", kT}},
@@ -56,7 +53,8 @@ struct SparseBottleneck2d {
     p.activation = activation;
     p.activation_param = negative_slope;
     p.allow_tf32 = allow_tf32;
-    layer.compute(c, p, x.shape, [&](const Parallel& parallel) {
+    layer.compute(c, p, x.shape, [&] {
+      const Parallel parallel = c.parallel();
       const void* packed[3];
       for (size_t k = 0; k < 3; ++k) packed[k] = packed_weights[k].data();
       const Workspace scratch(

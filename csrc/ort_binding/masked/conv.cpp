@@ -54,70 +54,87 @@ struct Sides {
   }
 };
 
-struct SparseConv2d : ConvSignature {
-  static constexpr const char* kName = "sparse_conv2d";
+// What convolutions of floats and of less are told, and how they run. `Signature`: their inputs.
+template <class Signature>
+struct Convolution : Signature {
+  using S = Signature;
 
   MaskedLayer layer;
   Sides sides;
   int64_t groups;
   Activation activation;
   float negative_slope;
-  bool allow_tf32;
   PackedWeight packed_weight;
 
-  explicit SparseConv2d(const Attributes& a)
-      : layer(a, {kIndices, kFringePixels}),
+  explicit Convolution(const Attributes& a, int64_t groups = 1)
+      : layer(a, {S::kIndices, S::kFringePixels}),
         sides(a),
-        groups(a.integer("groups", 1)),
-        activation(to_activation(kName, a.text("activation", "none"))),
+        groups(groups),
+        activation(to_activation(a.op(), a.text("activation", "none"))),
         negative_slope(a.real("negative_slope", 0.01f)),
-        allow_tf32(a.flag("allow_tf32", false)),
-        packed_weight(a, "weight", kWeight, groups) {
-    if (groups < 1 || groups > INT32_MAX) raise("sbnet::", kName, ": groups: ", groups, "; at least 1 is wanted");
-  }
+        packed_weight(a, "weight", S::kWeight, groups) {}
 
   void infer(ShapeContext& s) const {
-    layer.infer(s, sides.infer(s.input(kX, 4), s.input(kWeight, 4)), s.input(kResidual, 4));
+    layer.infer(s, sides.infer(s.input(S::kX, 4), s.input(S::kWeight, 4)), s.input(S::kResidual, 4));
   }
 
-  void compute(Context& c) const {
-    const Tensor x = c.input(kX, 4), weight = c.input(kWeight, 4), residual = c.input(kResidual, 4);
-    Conv2dParams p = {};
+  // p's other numbers must be there. bytes(p, packed, threads): of the CPU's scratch. run(packed, scratch).
+  template <class Params, class Bytes, class Run>
+  void compute(Context& c, Params& p, const Bytes& bytes, const Run& run, std::optional<DType> y_dtype = {}) const {
+    const Tensor weight = c.input(S::kWeight, 4), residual = c.input(S::kResidual, 4);
     p.weight = plane_view(weight);
-    p.bias = bias_of(c, kBiasInput, weight.shape[0], &p.bias_dtype);
+    p.bias = bias_of(c, S::kBiasInput, weight.shape[0], &p.bias_dtype);
+    p.slope = bias_of(c, S::kSlope, weight.shape[0], &p.slope_dtype);
     if (residual.present) p.residual = plane_view(residual);
     sides.set(&p);
     p.groups = static_cast<int32_t>(groups);
     p.activation = activation;
     p.activation_param = negative_slope;
-    p.slope = bias_of(c, kSlope, weight.shape[0], &p.slope_dtype);
+    layer.compute(
+        c, p, sides.output(c.input(S::kX, 4), weight),
+        [&] {
+          const void* packed = packed_weight.data();
+          const Workspace scratch(c, c.cuda() ? 0 : bytes(&p, packed, c.parallel().threads));
+          return run(packed, scratch.data(), c.parallel());
+        },
+        y_dtype);
+  }
+};
+
+struct SparseConv2d : Convolution<ConvSignature> {
+  static constexpr const char* kName = "sparse_conv2d";
+
+  bool allow_tf32;
+
+  explicit SparseConv2d(const Attributes& a)
+      : Convolution(a, a.integer("groups", 1)), allow_tf32(a.flag("allow_tf32", false)) {
+    if (groups < 1 || groups > INT32_MAX) raise("sbnet::", kName, ": groups: ", groups, "; at least 1 is wanted");
+  }
+
+  void compute(Context& c) const {
+    Conv2dParams p = {};
     p.allow_tf32 = allow_tf32;
-    layer.compute(c, p, sides.output(x, weight), [&](const Parallel& parallel) {
-      const void* packed = packed_weight.data();
-      const Workspace scratch(c, c.cuda() ? 0 : sbnet_sparse_conv2d_workspace_bytes_cpu(&p, packed, parallel.threads));
-      return SBNET_ORT_ON_DEVICE(c, sbnet_sparse_conv2d_cpu(&p, packed, scratch.data(), &parallel),
-                                 sbnet_sparse_conv2d_cuda(&p, c.stream()));
-    });
+    Convolution::compute(c, p, sbnet_sparse_conv2d_workspace_bytes_cpu,
+                         [&](const void* packed, void* scratch, const Parallel& parallel) {
+                           return SBNET_ORT_ON_DEVICE(c, sbnet_sparse_conv2d_cpu(&p, packed, scratch, &parallel),
+                                                      sbnet_sparse_conv2d_cuda(&p, c.stream()));
+                         });
   }
 };
 
 // An op for each kind of output, which ONNX Runtime cannot read off the inputs: float, or what weights are.
 template <bool kRounds>
-struct SparseConv2dQuantized {
-  static constexpr const char* kName = kRounds ? "sparse_conv2d_quantized" : "sparse_conv2d_dequantized";
+struct QuantizedSignature {
   enum Position {
     kX,
     kWeight,
     kScale,
     kIndices,
-    kCount,
-    kBlockMap,
-    kBiasInput,
+    kBiasInput = kIndices + 3,
     kResidual,
     kSlope,
     kFringePixels,
-    kFringeCount,
-    kBase
+    kBase = kFringePixels + 2
   };
   static constexpr auto kInputs =
       layer_inputs({{"x", kT}, {"weight", kWeightT}, {"scale", kFloat}},
@@ -128,54 +145,36 @@ struct SparseConv2dQuantized {
       {kInt8, kInt8, kInt8},       {kInt8, kFloat, kInt8},     {kFloat, kInt8, kInt8},     {kFloat, kFloat, kInt8},
       {kFloat8, kFloat8, kFloat8}, {kFloat8, kFloat, kFloat8}, {kFloat, kFloat8, kFloat8}, {kFloat, kFloat, kFloat8}};
   static constexpr int kInPlace = kBase;
+};
 
-  MaskedLayer layer;
-  Sides sides;
-  Activation activation;
-  float negative_slope, x_scale, residual_scale, out_scale;
-  PackedWeight packed_weight;
+template <bool kRounds>
+struct SparseConv2dQuantized : Convolution<QuantizedSignature<kRounds>> {
+  static constexpr const char* kName = kRounds ? "sparse_conv2d_quantized" : "sparse_conv2d_dequantized";
+  using Base = Convolution<QuantizedSignature<kRounds>>;
+
+  float x_scale, residual_scale, out_scale;
 
   explicit SparseConv2dQuantized(const Attributes& a)
-      : layer(a, {kIndices, kFringePixels}),
-        sides(a),
-        activation(to_activation(kName, a.text("activation", "none"))),
-        negative_slope(a.real("negative_slope", 0.01f)),
+      : Base(a),
         x_scale(a.real("x_scale", 0)),
         residual_scale(a.real("residual_scale", 1)),
-        out_scale(kRounds ? a.real("out_scale", 0) : 0),
-        packed_weight(a, "weight", kWeight, 1) {}
-
-  void infer(ShapeContext& s) const {
-    layer.infer(s, sides.infer(s.input(kX, 4), s.input(kWeight, 4)), s.input(kResidual, 4));
-  }
+        out_scale(kRounds ? a.real("out_scale", 0) : 0) {}
 
   void compute(Context& c) const {
-    const Tensor x = c.input(kX, 4), weight = c.input(kWeight, 4), scale = c.input(kScale, 1),
-                 residual = c.input(kResidual, 4);
+    const int64_t channels = c.input(Base::kWeight, 4).shape[0];
     QuantizedConv2dParams p = {};
-    p.weight = plane_view(weight);
-    p.bias = bias_of(c, kBiasInput, weight.shape[0], &p.bias_dtype);
     DType float32 = DType::kF32;
-    p.scale = static_cast<const float*>(bias_of(c, kScale, weight.shape[0], &float32));
-    p.slope = bias_of(c, kSlope, weight.shape[0], &p.slope_dtype);
-    if (residual.present) p.residual = plane_view(residual);
-    sides.set(&p);
-    p.groups = 1;
-    p.activation = activation;
-    p.activation_param = negative_slope;
+    p.scale = static_cast<const float*>(bias_of(c, Base::kScale, channels, &float32));
     p.x_scale = x_scale;
     p.residual_scale = residual_scale;
     p.out_scale = out_scale;
-    layer.compute(
-        c, p, sides.output(x, weight),
-        [&](const Parallel& parallel) {
-          const void* packed = packed_weight.data();
-          const Workspace scratch(
-              c, c.cuda() ? 0 : sbnet_sparse_conv2d_quantized_workspace_bytes_cpu(&p, packed, parallel.threads));
-          return SBNET_ORT_ON_DEVICE(c, sbnet_sparse_conv2d_quantized_cpu(&p, packed, scratch.data(), &parallel),
+    Base::compute(
+        c, p, sbnet_sparse_conv2d_quantized_workspace_bytes_cpu,
+        [&](const void* packed, void* scratch, const Parallel& parallel) {
+          return SBNET_ORT_ON_DEVICE(c, sbnet_sparse_conv2d_quantized_cpu(&p, packed, scratch, &parallel),
                                      sbnet_sparse_conv2d_quantized_cuda(&p, c.stream()));
         },
-        kRounds ? weight.dtype : DType::kF32);
+        kRounds ? c.input(Base::kWeight, 4).dtype : DType::kF32);
   }
 };
 

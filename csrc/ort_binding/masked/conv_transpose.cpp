@@ -58,12 +58,9 @@ struct SparseConvTranspose2d : ConvSignature {
     if (residual.present) p.residual = plane_view(residual);
     const std::vector<int64_t> shape = {x.shape[0], output_side(0, x.shape[1], weight.shape[1]),
                                         output_side(1, x.shape[2], weight.shape[2]), channels};
-    layer.compute(c, p, shape, [&](const Parallel& parallel) {
-      const Workspace scratch(
-          c, SBNET_ORT_ON_DEVICE(c, sbnet_sparse_conv_transpose2d_workspace_bytes_cpu(&p, parallel.threads),
-                                 sbnet_sparse_conv_transpose2d_workspace_bytes_cuda(&p)));
-      return SBNET_ORT_ON_DEVICE(c, sbnet_sparse_conv_transpose2d_cpu(&p, scratch.data(), &parallel),
-                                 sbnet_sparse_conv_transpose2d_cuda(&p, scratch.data(), c.stream()));
+    layer.compute(c, p, shape, [&] {
+      const Workspace scratch(c, SBNET_KERNELS(sparse_conv_transpose2d_workspace_bytes).bytes(c, &p));
+      return SBNET_KERNELS(sparse_conv_transpose2d)(c, &p, scratch.data());
     });
   }
 };

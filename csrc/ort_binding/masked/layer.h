@@ -47,7 +47,7 @@ class MaskedLayer {
     s.output(0, y);
   }
 
-  // Fills x, active, fringe and y of p, makes the output, calls run(parallel), which launches the layer, and does what
+  // Fills x, active, fringe and y of p, makes the output, calls run(), which launches the layer, and does what
   // the attributes want outside the active blocks. p's own numbers must be there. `shape` is y's, [N,H,W,C], its dtype
   // x's unless another one is given.
   template <class Params, class Run>
@@ -77,8 +77,7 @@ class MaskedLayer {
     }
     p.y.data = c.output(0, shape);
     if (base.present) c.copy(p.y.data, base.data, base.bytes());
-    const Parallel parallel = c.parallel();
-    check(named(c.op(), run(parallel)));
+    check(named(c.op(), run()));
     if (!zero_outside_) return;
     FillParams f = {};
     f.x = f.y = p.y;
@@ -109,14 +108,11 @@ struct ConvSignature {
     kX,
     kWeight,
     kIndices,
-    kCount,
-    kBlockMap,
-    kBiasInput,
+    kBiasInput = kIndices + 3,
     kResidual,
     kSlope,
     kFringePixels,
-    kFringeCount,
-    kBase
+    kBase = kFringePixels + 2
   };
   static constexpr auto kInputs =
       layer_inputs({{"x", kT}, {"weight", kT}},

@@ -129,7 +129,7 @@ class Plain {
     typename L::Params p = params_;
     ReadTensors read{c, plane_view(nullptr, shape, x.dtype), kFirstFurther};
     L::tensors(p, read);
-    layer_.compute(c, p, shape, [&](const Parallel&) {
+    layer_.compute(c, p, shape, [&] {
       if constexpr (std::is_null_pointer_v<decltype(L::workspace)>) {
         return L::kernels(c, &p);
       } else {

@@ -118,11 +118,7 @@ struct BlocksparseConv {
     p.y = volume(nullptr, y, x.dtype);
     check(validate(p));  // before an output of an absurd size is asked for
     p.y.data = c.output(0, y);
-    const Parallel parallel = c.parallel();
-    const Workspace scratch(c, SBNET_ORT_ON_DEVICE(c, sbnet_blocksparse_conv_workspace_bytes_cpu(&p, parallel.threads),
-                                                   sbnet_blocksparse_conv_workspace_bytes_cuda(&p)));
-    check(SBNET_ORT_ON_DEVICE(c, sbnet_blocksparse_conv_cpu(&p, scratch.data(), &parallel),
-                              sbnet_blocksparse_conv_cuda(&p, scratch.data(), c.stream())));
+    run(c, SBNET_KERNELS(blocksparse_conv), p, SBNET_KERNELS(blocksparse_conv_workspace_bytes).bytes(c, &p));
   }
 };
 

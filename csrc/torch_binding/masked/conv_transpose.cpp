@@ -49,15 +49,8 @@ void run(const LayerCall& layer, TransposeArguments a) {
   p.activation_param = static_cast<float>(a.activation_param);
   p.allow_tf32 = a.allow_tf32;
   check(op, validate(p));
-  const int32_t threads = cpu_threads().threads;
-  const Tensor scratch =
-      workspace(layer.x, SBNET_ON_DEVICE(call, sbnet_sparse_conv_transpose2d_workspace_bytes_cpu(&p, threads),
-                                         sbnet_sparse_conv_transpose2d_workspace_bytes_cuda(&p)));
-  const auto kernel = [=](void* own, const Parallel& parallel) {
-    return sbnet_sparse_conv_transpose2d_cpu(&p, own, &parallel);
-  };
-  check(op, SBNET_ON_DEVICE(call, run_on_cpu(op, &scratch, kernel, layer, a),
-                            sbnet_sparse_conv_transpose2d_cuda(&p, scratch.data_ptr(), call.stream())));
+  const Tensor scratch = workspace(layer.x, SBNET_KERNELS(sparse_conv_transpose2d_workspace_bytes).bytes(call, &p));
+  check(op, run_in(call, SBNET_KERNELS(sparse_conv_transpose2d), p, scratch, layer, a));
 }
 
 void sparse_conv_transpose2d_(Tensor x, Tensor weight, Optional bias, Optional residual, Tensor indices, Tensor count,

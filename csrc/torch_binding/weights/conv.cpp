@@ -39,13 +39,6 @@ ConvGeometry to_geometry(const char* op, const Ints& v) {
   return g;
 }
 
-Tensor vector_of(const Call& call, const char* argument, const Tensor& t, int64_t elements) {
-  call.same_device(argument, t);
-  SBNET_TORCH_CHECK(t.dim() == 1 && t.size(0) == elements, "sbnet::", call.op(), ": ", argument, ": expected [",
-                    elements, "], got ", t.numel(), " elements in ", t.dim(), " dimensions");
-  return t.is_contiguous() ? t : torch::stable::contiguous(t);
-}
-
 // The tables of a layout, on the CPU: see make_conv_layout.
 Tensor blocksparse_conv_tables(Tensor lists, int64_t inputs, int64_t outputs, int64_t taps) {
   const char* op = "blocksparse_conv_tables";
@@ -103,12 +96,8 @@ Tensor convolve(const Call& call, const Tensor& x, Filter& f, BlocksparseConvPar
     for (int d = 4; d > 1; --d) y = torch::stable::transpose(y, d - 1, d);
   p.y = volume(op, "out", y);
   check(validate(p));
-  const Parallel parallel = call.parallel();
-  const Tensor scratch =
-      workspace(x, SBNET_ON_DEVICE(call, sbnet_blocksparse_conv_workspace_bytes_cpu(&p, parallel.threads),
-                                   sbnet_blocksparse_conv_workspace_bytes_cuda(&p)));
-  check(SBNET_ON_DEVICE(call, sbnet_blocksparse_conv_cpu(&p, scratch.data_ptr(), &parallel),
-                        sbnet_blocksparse_conv_cuda(&p, scratch.data_ptr(), call.stream())));
+  const Tensor scratch = workspace(x, SBNET_KERNELS(blocksparse_conv_workspace_bytes).bytes(call, &p));
+  check(SBNET_KERNELS(blocksparse_conv)(call, &p, scratch.data_ptr()));
   return y;
 }
 

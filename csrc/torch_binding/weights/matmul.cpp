@@ -72,13 +72,6 @@ Tensor blocks_of(const Call& call, const Tensor& x, const Tensor& weight, const 
   return weight.is_contiguous() ? weight : torch::stable::contiguous(weight);
 }
 
-Tensor per_feature(const Call& call, const char* argument, const Tensor& t, int64_t elements) {
-  call.same_device(argument, t);
-  SBNET_TORCH_CHECK(t.dim() == 1 && t.size(0) == elements, "sbnet::", call.op(), ": ", argument, ": expected [",
-                    elements, "], got ", t.numel(), " elements in ", t.dim(), " dimensions");
-  return t.is_contiguous() ? t : torch::stable::contiguous(t);
-}
-
 // The tables of a layout, on the CPU. `shape`: the first six numbers of a layout.
 Tensor block_layout_tables(Tensor coords, Ints shape) {
   const char* op = "block_layout";
@@ -134,13 +127,13 @@ void set_factor(const Call& call, const Tensor& x, Factor& f, BlocksparseMatmulP
   f.weight = blocks_of(call, x, f.weight, layout.shape);
   p.weight = f.weight.const_data_ptr();
   if (f.gate) {
-    f.gate = per_feature(call, "gate", *f.gate, layout.shape.blocks);
+    f.gate = vector_of(call, "gate", *f.gate, layout.shape.blocks);
     SBNET_TORCH_CHECK(f.gate->scalar_type() == ScalarType::Float, "sbnet::", op, ": gate: expected float32, got ",
                       dtype_name(to_dtype(op, "gate", *f.gate)));
     p.gate = static_cast<const float*>(f.gate->const_data_ptr());
   }
   if (f.bias) {
-    f.bias = per_feature(call, "bias", *f.bias, p.out_features());
+    f.bias = vector_of(call, "bias", *f.bias, p.out_features());
     p.bias = f.bias->const_data_ptr();
     p.bias_dtype = to_dtype(op, "bias", *f.bias);
   }

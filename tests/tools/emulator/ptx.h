@@ -49,6 +49,10 @@ inline void cluster_wait() {
     return emulator::self->cta->cluster->meeting.generation != emulator::self->cluster_generation;
   });
 }
+inline void cluster_sync() {
+  cluster_arrive();
+  cluster_wait();
+}
 inline uint32_t map_to_rank(uint32_t address, uint32_t rank) {
   return (address & emulator::kOffset) | rank << emulator::kRankShift;
 }

@@ -240,10 +240,7 @@ __global__ void __launch_bounds__(kSplitThreads, 1)
     fence_mbar_init();
   }
   __syncthreads();
-  if (a.log_cluster) {
-    cluster_arrive();
-    cluster_wait();
-  }
+  if (a.log_cluster) cluster_sync();
   // Every role calls grid_dependency_wait() before it touches feature maps, some in every CTA.
   if (warp < 8) {  // 384 threads start with 168 registers each
     registers_up<216>();

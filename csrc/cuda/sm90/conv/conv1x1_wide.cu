@@ -245,10 +245,7 @@ __global__ void __launch_bounds__(kWideThreads<kWidth>, 1)
     fence_mbar_init();
   }
   __syncthreads();
-  if (a.log_cluster) {
-    cluster_arrive();
-    cluster_wait();
-  }
+  if (a.log_cluster) cluster_sync();
   // Every role calls grid_dependency_wait() before it touches feature maps, some in every CTA.
   const int other = warp - kConsumers<kWidth> / 32;
   if (other < 0) {  // 384 threads start with 168 registers each, 640 with 96

@@ -20,24 +20,6 @@ namespace {
 
 using namespace conv3x3_stride2_detail;
 
-// As finish_tile, of one part, within for_epilogue.
-template <class T, class Simple, class Residual>
-__device__ __forceinline__ void finish_part(const Args& a, Simple simple, Residual residual, const float* acc,
-                                            float bias0, float bias1, uint32_t lane_row, int step) {
-  const uint32_t low = pack<T>(a.low, a.low);
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    const uint32_t row = lane_row + j * step;
-    float v[8];
-    uint32_t packed[4];
-#pragma unroll
-    for (int e = 0; e < 8; ++e) v[e] = acc[j * 8 + e] + (e & 2 ? bias1 : bias0);
-    if (residual) ldmatrix_trans(row, packed);
-    finish_sums<T>(a, simple, residual, v, low, packed);
-    stmatrix_trans(row, packed[0], packed[1], packed[2], packed[3]);
-  }
-}
-
 // Warps 0-7. A warpgroup computes D[64 channels, pixels] = W[64 channels, 9 C] * X[pixels, 9 C]^T once or twice. The
 // taps of a patch read it in place: tap (r, s) only moves the descriptor.
 template <class C>
@@ -154,8 +136,8 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, const in
           if (leader) tma_store_wait_read<C::kParts == 1 ? 0 : 1>();  // who last read this buffer: the store before the
           bar_sync(1 + wg, 128);                                      // last one, or the only one
         }
-        finish_part<T>(a, simple, residual, acc[slab] + rows * 32, bias[slab * 2], bias[slab * 2 + 1],
-                       lane_row + buffer * kPart, 2048);
+        finish_channels<T, 64>(a, simple, residual, acc[slab] + rows * 32, bias[slab * 2], bias[slab * 2 + 1],
+                               lane_row + buffer * kPart, 2048, pack<T>(a.low, a.low));
         fence_async_proxy();
         bar_sync(1 + wg, 128);
         if (leader) {
@@ -186,10 +168,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     fence_mbar_init();
   }
   __syncthreads();
-  if (a.log_cluster) {
-    cluster_arrive();
-    cluster_wait();
-  }
+  if (a.log_cluster) cluster_sync();
   // Every role calls grid_dependency_wait() before it touches feature maps, some in every CTA.
   if (warp < 8) {  // 384 threads start with 168 registers each
     registers_up<216>();

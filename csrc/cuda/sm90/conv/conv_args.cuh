@@ -187,23 +187,29 @@ __device__ __forceinline__ void for_epilogue(const CommonArgs& a, F&& run) {
 
 // A warpgroup's 64 output channels x kPixels of sums become its staged output, a warp's 16 channels x 16 pixels at a
 // time. `lane_row` is this lane's row for the first of them, `step` the bytes to the next; residuals lie where outputs
-// go.
+// go. Within for_epilogue.
+template <class T, int kPixels, class Simple, class Residual, class Sums, class Slopes = NoSlopes>
+__device__ __forceinline__ void finish_channels(const CommonArgs& a, Simple simple, Residual residual, const Sums& acc,
+                                                float bias0, float bias1, uint32_t lane_row, int step, uint32_t low,
+                                                Slopes slopes = {}) {
+#pragma unroll
+  for (int j = 0; j < kPixels / 16; ++j) {
+    const uint32_t row = lane_row + j * step;
+    float v[8];
+    uint32_t packed[4];
+#pragma unroll
+    for (int e = 0; e < 8; ++e) v[e] = acc[j * 8 + e] + (e & 2 ? bias1 : bias0);
+    if (residual) ldmatrix_trans(row, packed);
+    finish_sums<T>(a, simple, residual, v, low, packed, slopes);
+    stmatrix_trans(row, packed[0], packed[1], packed[2], packed[3]);
+  }
+}
 template <class T, int kPixels = 128, int kSums, class Slopes = NoSlopes>
 __device__ __forceinline__ void finish_tile(const CommonArgs& a, const float (&acc)[kSums], float bias0, float bias1,
                                             uint32_t lane_row, int step, Slopes slopes = {}) {
   const uint32_t low = pack<T>(a.low, a.low);
   for_epilogue(a, [&](auto simple, auto residual) {
-#pragma unroll
-    for (int j = 0; j < kPixels / 16; ++j) {
-      const uint32_t row = lane_row + j * step;
-      float v[8];
-      uint32_t packed[4];
-#pragma unroll
-      for (int e = 0; e < 8; ++e) v[e] = acc[j * 8 + e] + (e & 2 ? bias1 : bias0);
-      if (residual) ldmatrix_trans(row, packed);
-      finish_sums<T>(a, simple, residual, v, low, packed, slopes);
-      stmatrix_trans(row, packed[0], packed[1], packed[2], packed[3]);
-    }
+    finish_channels<T, kPixels>(a, simple, residual, acc, bias0, bias1, lane_row, step, low, slopes);
   });
 }
 

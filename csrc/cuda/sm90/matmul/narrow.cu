@@ -176,10 +176,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     fence_mbar_init();
   }
   __syncthreads();
-  if (a.cluster > 1) {
-    cluster_arrive();
-    cluster_wait();
-  }
+  if (a.cluster > 1) cluster_sync();
   if (warp >= 4)
     consume<T, kUnit, kTransposed, kRows>(a, maps, smem, shared);
   else

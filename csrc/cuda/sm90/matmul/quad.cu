@@ -202,10 +202,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     fence_mbar_init();
   }
   __syncthreads();
-  if (a.cluster > 1) {
-    cluster_arrive();
-    cluster_wait();
-  }
+  if (a.cluster > 1) cluster_sync();
   if (warp >= 4) {
     registers_up<112>();
     consume<T, kUnit, kTransposed>(a, rows, maps, smem, shared);
