@@ -66,8 +66,9 @@ def described(run: Any, told: dict[str, Any]) -> dict[str, Any]:
     layers = run.report.layers
     dtype = told["dtype"]
     rounded = [layer for layer in layers if layer.computes == dtype]
+    words = {"accepted error" if key == "error" else key: v for key, v in told.items() if v is not None}
     return {
-        **told, "convolutions": len(layers), dtype: len(rounded),
+        **words, "convolutions": len(layers), dtype: len(rounded),
         f"write {dtype}": sum(layer.writes == dtype for layer in rounded),
     }  # fmt: skip
 
@@ -155,11 +156,11 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("int8", "fp8"), default="int8")
     parser.add_argument("--percentile", type=float, default=100)
     parser.add_argument("--keep", nargs="+", default=[])
+    parser.add_argument("--error", type=float)
     options = parser.parse_args()
     for name in options.networks:
-        found = row(
-            name, options.film, {"dtype": options.dtype, "percentile": options.percentile, "keep": options.keep}
-        )
+        told = {key: getattr(options, key) for key in ("dtype", "percentile", "keep", "error")}
+        found = row(name, options.film, told)
         print(", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in found.items()), flush=True)
         if options.record:
             found = {

@@ -30,6 +30,7 @@ def quantize(
     keep: Sequence[str] = (),
     ends: bool = False,
     percentile: float = 100.0,
+    error: float | None = None,
     **options: Any,
 ) -> QuantizedRun:
     """A run like that of `sparsify` whose convolutions are int8, their sums exact, or fp8 (e4m3), in float32.
@@ -50,12 +51,15 @@ def quantize(
         keep: paths of modules that stay in float.
         ends: first and last layers are rounded, too.
         percentile: of magnitudes, that bytes reach; 100: the largest. Greater ones saturate.
+        error: of an output, relative as in the report, that is accepted on these frames. Layers that by themselves cost
+            an output most stay in float until none has more; plans the network, and runs a frame, once a layer.
 
     Returns:
         `QuantizedRun`; its `report` is what it costs in accuracy on these frames.
 
     Raises:
-        ValueError: another dtype or device, no frames, a path of no module, a layer without an active pixel.
+        ValueError: another dtype or device, no frames, a path of no module, a layer without an active pixel, an error
+            that is not positive.
 
     >>> run = sbnet.quantize(sbnet.sparsify(net, frames[0], mode="cached"), frames, masks)
     >>> print(run.report)
@@ -66,6 +70,8 @@ def quantize(
         raise ValueError(f"sbnet: quantize: masks: expected {max(len(frames), 1)}, one a frame, got {len(masks)}")
     if not 0 < percentile <= 100:
         raise ValueError(f"sbnet: quantize: percentile: expected more than 0 and at most 100, got {percentile}")
+    if error is not None and not error > 0:
+        raise ValueError(f"sbnet: quantize: error: expected a positive number or None, got {error}")
     given = [tuple(frame) if isinstance(frame, (tuple, list)) else (frame,) for frame in frames]
     if isinstance(run, QuantizedRun):
         raise TypeError("sbnet: quantize: run: expected one of sparsify, got one of quantize")
@@ -83,9 +89,8 @@ def quantize(
         )
     told = Quantization({}, tuple(keep), ends, DTYPES[dtype])
     told = replace(told, ranges=_ranges(run, given, masks, told, percentile))
-    made = QuantizedRun(run.model, run.example, told, **run.options)
-    made.report = measure(run, made, given, masks)
-    return made
+    made = _reported(run, told, given, masks)
+    return made if error is None else _within(error, made, run, given, masks)
 
 
 class QuantizedRun(SparseRun):
@@ -134,6 +139,35 @@ class QuantizedRun(SparseRun):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["model"], state["example"], state["quantization"], **state["options"])  # type: ignore[misc]
         self.report = state["report"]
+
+
+def _reported(run: SparseRun, told: Quantization, frames: Sequence[Any], masks: Sequence[Tensor]) -> QuantizedRun:
+    made = QuantizedRun(run.model, run.example, told, **run.options)
+    made.report = measure(run, made, frames, masks)
+    return made
+
+
+def _within(
+    error: float, made: QuantizedRun, run: SparseRun, frames: Sequence[Any], masks: Sequence[Tensor]
+) -> QuantizedRun:
+    """With so many more layers in float that no output has a greater error."""
+    if made.report.error <= error:
+        return made
+    told = made.quantization
+    paths = list(dict.fromkeys(v.path for v in made.report.layers if v.computes == dtype_name(told.dtype)))
+
+    def with_kept(kept: Sequence[str], count: int) -> QuantizedRun:
+        return _reported(run, replace(told, keep=(*told.keep, *kept)), frames[:count], masks[:count])
+
+    costs = {path: with_kept([p for p in paths if p != path], 1).report.error for path in paths}
+    dearest = sorted(costs, key=lambda path: costs[path], reverse=True)
+    for kept in range(1, len(dearest) + 1):
+        rest = math.sqrt(sum(costs[path] ** 2 for path in dearest[kept:]))  # as of errors that are independent
+        if rest <= error:
+            made = with_kept(dearest[:kept], len(frames))
+            if made.report.error <= error:
+                break
+    return made
 
 
 # ---- calibration

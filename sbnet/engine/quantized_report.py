@@ -66,6 +66,11 @@ class Report:
     layers: list[Layer] = field(default_factory=list)
     outputs: list[Output] = field(default_factory=list)
 
+    @property
+    def error(self) -> float:
+        """The largest of an output."""
+        return max((output.error for output in self.outputs), default=0.0)
+
     def __str__(self) -> str:
         width = max((len(layer.path) for layer in self.layers), default=5)
         lines = [f"{'layer':<{width}}  {'computes':<8} {'reads':<8} {'writes':<8} {'error':>8}  float because"]

@@ -120,6 +120,27 @@ def test_kept_modules_and_ends(chain):
         sbnet.quantize(chain, given, masks, keep=["f"])
 
 
+@pytest.mark.parametrize("dtype", ["int8", pytest.param("fp8", marks=pytest.mark.slow)])
+def test_layers_that_cost_most_stay_in_float(chain, dtype):
+    """A channel that is far greater than all others takes their digits."""
+    given, masks = frames()
+    with torch.no_grad():
+        chain.b[0].weight[3], chain.b[0].bias[3] = 0, 500.0 if dtype == "int8" else 5e5
+        chain.c[0].weight[:, 3] = chain.last.weight[:, 3] = 0
+    told = {"dtype": dtype, "block": BLOCK}
+    whole = sbnet.quantize(chain, given, masks, **told)
+    bound = whole.report.error / (5 if dtype == "int8" else 2)
+    run = sbnet.quantize(chain, given, masks, error=bound, **told)
+    assert {v.path for v in run.report.layers if v.why == "kept"} == {"c.0"}
+    assert run.report.error <= bound
+    assert run.measure(given, masks).error == run.report.error
+    loose = sbnet.quantize(chain, given, masks, error=whole.report.error, **told)
+    assert loose.report.layers == whole.report.layers
+    strict = sbnet.quantize(chain, given, masks, error=1e-9, **told)
+    assert {v.computes for v in strict.report.layers} == {"float32"}
+    assert strict.report.error == 0
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @torch.no_grad()
@@ -238,6 +259,8 @@ REFUSED = [
     ({"frames": [], "masks": []}, ValueError, "masks: expected 1, one a frame, got 0"),
     ({"percentile": 0}, ValueError, "percentile: expected more than 0"),
     ({"percentile": 101}, ValueError, "percentile: expected .* at most 100, got 101"),
+    ({"error": 0.0}, ValueError, "error: expected a positive number or None, got 0"),
+    ({"error": math.nan}, ValueError, "error: expected a positive number or None, got nan"),
     ({"run": 7}, TypeError, "model: expected an nn.Module"),
 ]
 
