@@ -31,8 +31,9 @@ def random_active(size: Size, grid: sbnet.BlockGrid, count: int, device: str, se
 def pixels(kind: str, size: Size, density: float, device: str, block: int | tuple[int, int] = 16) -> Tensor:
     """A pixel mask [N,H,W] bool of about this density of block x block blocks.
 
-    kind: "random" blocks, "top-left" (one rectangle of that area in the corner: SBNet's synthetic mask), "motion" (a
-    street clip) or "LiDAR" (occupancy of a scan, bird's eye), the last two scaled to size, with a density of their own.
+    kind: "random" blocks, "top-left" (one rectangle of that area in the corner: SBNet's synthetic mask), or recorded,
+    scaled to size and of a density of their own: "motion" (a street clip), "walkers" (what moves before a static
+    camera, 16 pixels around it) and "LiDAR" (occupancy of a scan, bird's eye).
     """
     n, h, w = size
     if kind == "top-left":
@@ -43,7 +44,7 @@ def pixels(kind: str, size: Size, density: float, device: str, block: int | tupl
         grid = sbnet.BlockGrid.cover((h, w), block)
         count = max(1, round(n * grid.bcount[0] * grid.bcount[1] * density))
         return random_active(size, grid, count, device).pixel_mask((h, w))[:, 0]
-    real = {"motion": _motion, "LiDAR": _lidar}[kind]()
+    real = {"motion": _street, "walkers": _walkers, "LiDAR": _lidar}[kind]()
     scaled = torch.nn.functional.adaptive_max_pool2d(real.float(), (h, w)) > 0
     return scaled.expand(n, h, w).contiguous().to(device)
 
@@ -68,18 +69,32 @@ def _lidar() -> Tensor:
 
 
 @functools.cache
-def _motion() -> Tensor:
+def _street() -> Tensor:
     """The fortieth frame of a street clip."""
     from sbnet.apps import video
-    from sbnet.apps.pipeline import open_source
 
     try:
         clip = video.demo_clip()
     except video.VideoError:
         clip = _data("bikes.mp4")
+    return _motion(clip, 40)
+
+
+@functools.cache
+def _walkers() -> Tensor:
+    """The hundredth frame of vtest.avi (OpenCV's samples) and the pixels 16 around what moves."""
+    moving = _motion(_data("vtest.avi"), 100)
+    return torch.nn.functional.max_pool2d(moving.float(), 33, stride=1, padding=16) > 0
+
+
+def _motion(clip: Path, frames: int) -> Tensor:
+    """What moves in a clip's frame of that number, [1,H,W]."""
+    from sbnet.apps import video
+    from sbnet.apps.pipeline import open_source
+
     try:
         motion = None
-        for frame in islice(open_source(clip), 40):
+        for frame in islice(open_source(clip), frames):
             image = frame.tensor(torch.device("cpu"), torch.float32)
             motion = motion or MotionMask((image.shape[2], image.shape[3]))
             mask = motion(image)

@@ -22,6 +22,9 @@ from sbnet.benchmarks.harness.registry import Case, Setting, Side, Work, close, 
 from sbnet.benchmarks.harness.timing import host_time
 from sbnet.graph.oracle import PlaneMasks, masked_oracle
 
+# Recorded masks have a density of their own.
+MASKS: list[tuple[str, float | None]] = [("top-left", 0.1), ("walkers", None), ("all", 1.0)]
+
 
 def cases(setting: Setting) -> Iterator[Case]:
     size = setting.pick((64, 64), (192, 320), (720, 1280) if setting.cuda else (384, 640))
@@ -30,17 +33,18 @@ def cases(setting: Setting) -> Iterator[Case]:
     ):
         fit = 32 if name == "YOLOv8n-like" else 1  # what its frames' sides are multiples of
         height, width = (-(-side // fit) * fit for side in size)
-        for kind, density in setting.pick([("top-left", 0.1)], [("top-left", 0.1)], [("top-left", 0.1), ("all", 1.0)]):
+        for kind, density in setting.pick([("top-left", 0.1)], [("top-left", 0.1)], MASKS):
             facts: dict[str, Any] = {"network": name, "size": [height, width], "dtype": short(setting.dtype)}
-            facts |= {"mask": kind, "wanted density": density}
-            yield Case("sparsified network", "network", facts, partial(work, setting, name, (height, width), density))
+            facts |= {"mask": kind} | ({} if density is None else {"wanted density": density})
+            make = partial(work, setting, name, (height, width), kind, density or 0.0)
+            yield Case("sparsified network", "network", facts, make)
 
 
-def work(setting: Setting, name: str, size: tuple[int, int], density: float) -> Work:
+def work(setting: Setting, name: str, size: tuple[int, int], kind: str, density: float) -> Work:
     device, dtype = setting.device, setting.dtype
     net = nets.build(name).to(device, dtype)
     x = torch.rand(1, 3, *size, device=device).to(dtype).contiguous(memory_format=torch.channels_last)
-    mask = masks.pixels("top-left", (1, *size), density, device)
+    mask = masks.pixels("top-left" if kind == "all" else kind, (1, *size), density, device)
     begin = time.perf_counter()
     run = sbnet.sparsify(net, x, masks=[mask])
     converted = time.perf_counter() - begin
