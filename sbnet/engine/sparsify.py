@@ -19,6 +19,7 @@ from sbnet.engine.steps import PLANNED
 from sbnet.graph.blocks import is_tuning, predict, tuned
 from sbnet.graph.capture import capture
 from sbnet.graph.constants import Constants
+from sbnet.graph.cost import Work, work
 from sbnet.graph.ir import Graph, Value
 from sbnet.graph.passes import optimise
 from sbnet.graph.plan import Plan, Plane, plan, spatial_sizes
@@ -57,7 +58,7 @@ def sparsify(
         mode: "masked": what is not active is 0 for every layer (networks trained so); "exact": the dense result on the
             mask, the halo computed as well; "cached": outside the mask the frame before (docs/contracts.md).
         block: block size of every plane, {(height, width): block size}, what `sbnet.tune` gave or the file that it was
-            written to, or "auto": by the plane's share of the image, or predicted from `masks`.
+            written to, or "auto": by the plane's share of the image, or predicted from `masks` and layers.
         margin: pixels by which masks are grown.
         masks: examples of masks [N,H,W], for block="auto".
         out: names of submodules: what they return is returned, {name: result}, instead of the model's result.
@@ -186,7 +187,8 @@ class SparseRun:
         if not isinstance(block, str) or block != "auto" or not len(masks):
             return block
         grown = [grow(mask_planes("sparsify", mask), self.margin) if self.margin else mask for mask in masks]
-        return predict(spatial_sizes(graph), grown, device.type)
+        layers = work(graph)
+        return predict({size: layers.get(size, Work()) for size in spatial_sizes(graph)}, grown, device.type)
 
     # ---- what a run tells
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,38 +14,76 @@ from torch import Tensor
 
 from sbnet.active import BlockGrid
 from sbnet.geometry import Pair
+from sbnet.graph.cost import Work
 from sbnet.ops import reduce_mask
 from sbnet.ops.common import mask_planes
 from sbnet.version import __version__
 
-CANDIDATES = {"cpu": (4, 8, 16, 32), "cuda": (8, 16, 32)}  # Hopper's kernels want multiples of 8
-# Pixels around a block that cost as much as its own: what a kernel loads or computes beside them.
-RIM = {"cpu": 0.25, "cuda": 1.0}
+CANDIDATES = {"cpu": (1, 2, 4, 8, 16, 32), "cuda": (8, 16, 32)}  # Hopper's kernels want multiples of 8
 FORMAT = 1
 
 
-def predict(sizes: Iterable[Pair], masks: Sequence[Tensor], device: str) -> dict[Pair, int]:
+@dataclass(frozen=True)
+class Price:
+    """What a multiply-add costs in blocks of some size.
+
+    Attributes:
+        rim: pixels around a block that cost as much as its own: what a kernel loads or computes beside them.
+        product: of a multiply-add in large blocks, that of a 1x1 convolution on the device being 1.
+        least, small: in blocks of fewer pixels a side than `least`, `small` times as much.
+    """
+
+    rim: float
+    product: float = 1.0
+    least: int = 1
+    small: float = 1.0
+
+    def pixels(self, mask: Tensor, block: int) -> float:
+        """Of planes [N,H,W]: the pixels that an active block costs, summed."""
+        size = int(mask.shape[1]), int(mask.shape[2])
+        active = reduce_mask(mask, BlockGrid.cover(size, block)).block_map >= 0
+        heights, widths = (_sides(side, block) + 2 * self.rim for side in size)
+        return float((active * heights[:, None] * widths).sum()) * (self.small if block < self.least else 1.0)
+
+
+# Measured on a CPU (docs/log/2026-11-23-small-blocks.md) and a Hopper GPU. 3x3: Winograd's squares want blocks of 4.
+PRICES = {
+    "cpu": {
+        "1x1": Price(0.05),
+        "depthwise": Price(0.4, 2.3),
+        "3x3": Price(0.12, 0.4, least=4, small=1.5),
+        "other": Price(0.12, 0.6),
+    },
+    "cuda": dict.fromkeys(("1x1", "depthwise", "3x3", "other"), Price(1.0)),
+}
+CELL = {"cpu": 40.0, "cuda": 0.0}  # of a block of the plane, active or not: the list is made of all of them
+UNKNOWN: Work = Counter({"other": 64 * 9})  # of a plane that no convolution writes
+
+
+def predict(planes: Mapping[Pair, Work], masks: Sequence[Tensor], device: str) -> dict[Pair, int]:
     """The block size of each plane that costs least on these masks: active pixels, and a rim around each block.
 
     Small blocks follow a mask closely, large ones share their rims: {(height, width): block size}.
 
     Args:
-        sizes: (height, width) of the planes.
+        planes: (height, width) of the planes, and what the layers that write them do for a pixel.
         masks: examples [N,H,W] of what a run will be called with.
+        device: "cpu" or "cuda".
     """
-    planes = [mask_planes("sparsify", mask).cpu() for mask in masks]
+    given = [(mask_planes("sparsify", mask).cpu() > 0.5).float()[:, None] for mask in masks]
     found = {}
-    for size in sizes:
-        costs = {b: sum(_cost(mask, size, b, device) for mask in planes) for b in CANDIDATES[device]}
+    for size, work in planes.items():
+        brought = [torch.nn.functional.adaptive_max_pool2d(mask, size)[:, 0] for mask in given]
+        costs = {b: sum(_cost(mask, work or UNKNOWN, b, device) for mask in brought) for b in CANDIDATES[device]}
         found[size] = min(costs, key=lambda b: (costs[b], -b))
     return found
 
 
-def _cost(mask: Tensor, size: Pair, block: int, device: str) -> float:
-    brought = torch.nn.functional.adaptive_max_pool2d((mask > 0.5).float()[:, None], size)[:, 0]
-    active = reduce_mask(brought, BlockGrid.cover(size, block)).block_map >= 0
-    heights, widths = (_sides(side, block) + 2 * RIM[device] for side in size)
-    return float((active * heights[:, None] * widths).sum())
+def _cost(mask: Tensor, work: Work, block: int, device: str) -> float:
+    prices = PRICES[device]
+    cells = mask.shape[0] * -(-mask.shape[1] // block) * -(-mask.shape[2] // block)
+    layers = (n * prices[form].product * prices[form].pixels(mask, block) for form, n in work.items())
+    return sum(layers) + cells * CELL[device]
 
 
 def _sides(side: int, block: int) -> Tensor:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
+from sbnet.geometry import Pair
 from sbnet.graph.axes import op_name
 from sbnet.graph.ir import Graph, Node
 
 CONVOLUTIONS = ("conv", "conv_transpose")
+Work = Counter[str]  # multiply-adds a pixel, by the form of the layer: "1x1", "depthwise", "3x3" or "other"
 
 
 def multiply_adds(node: Node) -> int:
@@ -31,3 +34,26 @@ def planned_share(graph: Graph, planned: set[str]) -> float:
     """Of the convolutions' multiply-adds: those of nodes of the `planned` kinds. 1 without convolutions."""
     total = sum(multiply_adds(node) for node in graph.nodes)
     return sum(multiply_adds(node) for node in graph.nodes if node.kind in planned) / total if total else 1.0
+
+
+def work(graph: Graph) -> dict[Pair, Work]:
+    """What the convolutions that write each plane do for a pixel of it: {(height, width): multiply-adds by form}."""
+    found: dict[Pair, Work] = {}
+    for node in graph.nodes:
+        given = node.outputs[0]
+        if given.size is not None and (products := multiply_adds(node)):
+            pixels = given.shape[0] * math.prod(given.size)
+            found.setdefault(given.size, Counter())[_form(node)] += round(products / pixels)
+    return found
+
+
+def _form(node: Node) -> str:
+    if node.kind != "conv":
+        return "other"
+    weight, options = node.params["weight"], node.options
+    if weight.shape[1] == 1 and options["groups"] > 1:
+        return "depthwise"
+    if tuple(weight.shape[2:]) == (1, 1):
+        return "1x1"
+    plain = tuple(weight.shape[2:]) == (3, 3) and options["groups"] == 1
+    return "3x3" if plain and tuple(options["stride"]) == tuple(options["dilation"]) == (1, 1) else "other"

@@ -7,10 +7,12 @@ import json
 
 import pytest
 import torch
+from torch import nn
 
 import sbnet
 from sbnet.engine.compiled import Compiled
 from sbnet.graph.blocks import predict, tuning_key
+from sbnet.graph.cost import Work, work
 from support.networks import UNet, lively
 
 SIZE = (64, 96)
@@ -25,23 +27,48 @@ def scattered() -> torch.Tensor:
 def test_prediction_follows_the_mask():
     rectangle = torch.zeros(1, *SIZE, dtype=torch.bool)
     rectangle[:, :32, :64] = True
-    for device, (fine, coarse) in {"cpu": (4, 32), "cuda": (8, 32)}.items():
-        assert predict([SIZE], [scattered()], device) == {SIZE: fine}  # single pixels: small blocks
-        assert predict([SIZE], [rectangle], device) == {SIZE: coarse}  # a whole number of large ones
+    for device, (fine, coarse) in {"cpu": (1, 32), "cuda": (8, 32)}.items():
+        for form in ("1x1", "3x3", "depthwise", "other"):
+            planes = {SIZE: Work({form: 100_000})}
+            assert predict(planes, [scattered()], device) == {SIZE: fine}  # single pixels: small blocks
+            assert predict(planes, [rectangle], device) == {SIZE: coarse}  # a whole number of large ones
+
+
+def test_prediction_follows_the_layers():
+    mask = torch.zeros(1, *SIZE, dtype=torch.bool)
+    for row in range(3):
+        for column in range(3):
+            mask[:, row::16, column::16] = True  # nine of a block of 4's pixels
+    for form, block in {"1x1": 1, "3x3": 4, "depthwise": 4}.items():
+        assert predict({SIZE: Work({form: 100_000})}, [mask], "cpu") == {SIZE: block}
+    assert predict({SIZE: Work({"1x1": 100_000, "3x3": 900})}, [mask], "cpu") == {SIZE: 1}  # by what most products are
+    assert predict({SIZE: Work({"1x1": 900, "3x3": 900_000})}, [mask], "cpu") == {SIZE: 4}
+    assert predict({SIZE: Work({"1x1": 10})}, [mask], "cpu")[SIZE] > 1  # little work: the list costs more
+
+
+def test_work_of_a_plane():
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3, 2, 1), nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.Conv2d(8, 16, 1),
+        nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=2, dilation=2), nn.ConvTranspose2d(16, 4, 2, 2),
+    )  # fmt: skip
+    graph = sbnet.sparsify(net, torch.randn(2, 3, 32, 48)).plan.graph
+    small = {"other": 8 * 27 + 16 * 16 * 9, "depthwise": 8 * 9, "1x1": 8 * 16, "3x3": 16 * 16 * 9}
+    assert work(graph) == {(16, 24): small, (32, 48): {"other": 16 * 4}}
 
 
 def test_prediction_counts_pixels_of_the_plane_alone():
     full = torch.ones(1, 384, 640, dtype=torch.bool)
-    assert predict([(12, 20)], [full], "cpu") == {(12, 20): 32}  # one block, most of it outside: rims alone decide
+    found = predict({(12, 20): Work()}, [full], "cpu")
+    assert found == {(12, 20): 32}  # one block, most of it outside: rims alone decide
     corner = torch.zeros(1, 36, 36, dtype=torch.bool)
     corner[:, 32:, 32:] = True
-    assert predict([(36, 36)], [corner], "cpu") == {(36, 36): 32}  # 4 x 4 pixels, as a block of 4 would be
+    assert predict({(36, 36): Work()}, [corner], "cpu") == {(36, 36): 32}  # 4 x 4 pixels, as a block of 4 would be
 
 
 def test_auto_takes_masks():
     net, x = lively(UNet("nearest")), torch.randn(1, 3, *SIZE)
     run = sbnet.sparsify(net, x, masks=[scattered()])
-    assert [block for _, _, block in run.planes] == [(4, 4)] * 3
+    assert [block for _, _, block in run.planes] == [(4, 4), (1, 1), (1, 1)]
     assert sbnet.sparsify(net, x).planes != run.planes
     grown = sbnet.sparsify(net, x, masks=[scattered()], margin=16)
     assert grown.planes != run.planes
