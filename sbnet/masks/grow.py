@@ -1,4 +1,4 @@
-"""What masks take of the pixels around one: any that is set, or their sum."""
+"""Masks that grow."""
 
 from __future__ import annotations
 
@@ -18,42 +18,22 @@ def grow(mask: Tensor, margin: int) -> Tensor:
     found = mask != 0 if mask.dtype == torch.bool or not mask.is_floating_point() else mask > 0.5
     if not margin:
         return found
-    return _windows(_windows(found, 1, margin), 2, margin)
+    # Rows of zeros and their ends keep apart what is not beside each other, so that all is one long row: its pieces are
+    # contiguous, for which PyTorch has vectors.
+    height, width = found.shape[1:]
+    wide = F.pad(found, (margin, margin, margin, margin))
+    apart = wide.shape[2]
+    across = _windows(wide.flatten(), 1, margin)  # from `margin` columns left of a pixel on
+    down = F.pad(_windows(across, apart, margin), (0, 2 * margin * (apart + 1)))
+    return down.view(wide.shape)[:, :height, :width]
 
 
-def _windows(found: Tensor, dim: int, margin: int) -> Tensor:
-    """Is one set of the `margin` pixels before, the pixel, and the `margin` after it?"""
-    found = F.pad(found, (0, 0, margin, margin) if dim == 1 else (margin, margin))
+def _windows(found: Tensor, apart: int, margin: int) -> Tensor:
+    """Is one set of the pixel and the 2 * margin after it, each `apart` from the one before?"""
     width, whole = 1, 2 * margin + 1  # pixels that each says something of, from itself on
     while width < whole:
         step = min(width, whole - width)
-        left = found.shape[dim] - step
-        found = found.narrow(dim, 0, left) | found.narrow(dim, step, left)
+        left = found.shape[0] - step * apart
+        found = found.narrow(0, 0, left) | found.narrow(0, step * apart, left)
         width += step
     return found
-
-
-def box_sums(x: Tensor, side: int) -> Tensor:
-    """[N,C,H,W]: sums over boxes of side x side pixels around each (side is odd); outside the plane lie zeros.
-    (avg_pool2d does not use vectors on a CPU.)"""
-    for dim in (2, 3):
-        x = _sums(x, dim, side)
-    return x
-
-
-def _sums(x: Tensor, dim: int, side: int) -> Tensor:
-    """Along one axis, of 1, 2, 4, ... pixels, and of those that make `side` together."""
-    part = F.pad(x, (0, 0, side // 2, side // 2) if dim == 2 else (side // 2, side // 2))
-    found: Tensor | None = None
-    start, width, length = 0, 1, x.shape[dim]
-    while True:
-        if side & width:
-            piece = part.narrow(dim, start, length)
-            found = piece if found is None else found + piece
-            start += width
-        if 2 * width > side:
-            assert found is not None
-            return found
-        left = part.shape[dim] - width
-        part = part.narrow(dim, 0, left) + part.narrow(dim, width, left)
-        width *= 2

@@ -112,6 +112,10 @@ class BirdsEye:
         self.shape = tuple(round(n) for n in spans / self.step)  # rows, columns, slices
 
     def __call__(self, points: np.ndarray) -> Tensor:
+        return self.seen(points)[0]
+
+    def seen(self, points: np.ndarray) -> tuple[Tensor, Tensor]:
+        """The view, and the cells of it that hold a point, [H,W] bool: what `Occupied` finds by reading all of it."""
         if points.ndim != 2 or points.shape[1] < 4:
             raise ValueError(f"sbnet: BirdsEye: points: expected [P,4], got {points.shape}")
         rows, columns, slices = self.shape
@@ -122,9 +126,11 @@ class BirdsEye:
         # Channels last, as networks take it; NumPy's zeros are huge pages: a tenth of the time of torch.zeros here.
         view = np.zeros((rows * columns, slices + 1), np.float32)
         view[flat, level] = 1
-        cells, cell = np.unique(flat, return_inverse=True)
-        view[cells, slices] = np.bincount(cell, points[inside, 3]) / np.bincount(cell)
-        return torch.from_numpy(view.reshape(rows, columns, slices + 1)).movedim(2, 0)
+        counts = np.bincount(flat, minlength=len(view))
+        cells = counts.nonzero()[0]
+        view[cells, slices] = np.bincount(flat, points[inside, 3], len(view))[cells] / counts[cells]
+        found = torch.from_numpy(view.reshape(rows, columns, slices + 1)).movedim(2, 0)
+        return found, torch.from_numpy(counts > 0).view(rows, columns)
 
     def read(self, path: str | os.PathLike[str]) -> Tensor:
         """The view of a scan's file."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
 from sbnet.geometry import to_pair
 from sbnet.masks.base import Mask
-from sbnet.masks.grow import box_sums, grow
+from sbnet.masks.grow import grow
 from sbnet.ops.lists.motion_mask import motion_mask_
 
 MOST_SMOOTH = 31  # of the op
@@ -95,14 +97,8 @@ class Changed(Mask):
         if not 1 <= smooth <= MOST_SMOOTH or smooth % 2 == 0:
             raise ValueError(f"sbnet: Changed: smooth: expected an odd number, 1 to {MOST_SMOOTH}, got {smooth}")
         self.threshold, self.smooth = threshold, smooth
-        self._used: Tensor | None = None
-        self._most: Tensor | float = threshold  # sums of differences, smoothed [1,H,W]
-
-    def _largest(self, x: Tensor) -> Tensor | float:
-        if self.smooth == 1:
-            return self.threshold
-        inside = torch.ones_like(x[:1, :1], dtype=torch.float32)
-        return box_sums(inside, self.smooth)[:, 0] * self.threshold
+        self._used: Tensor | None = None  # plane by plane: comparisons over three interleaved channels use no vectors
+        self._apart = self._nothing = torch.empty(0)  # scratch
 
     @property
     def captured(self) -> bool:
@@ -114,25 +110,23 @@ class Changed(Mask):
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
-        x = x.contiguous()  # plane by plane: sums and comparisons over three interleaved channels use no vectors
         used = self._used
         if used is None or (used.shape, used.device, used.dtype) != (x.shape, x.device, x.dtype):
-            used = self._used = torch.full_like(x, torch.nan)
-            self._most = self._largest(x)
-        apart = x - used
-        if self.smooth > 1:
-            apart = box_sums(apart.float(), self.smooth)
-        same = apart.abs_().amax(1) <= self._most  # NaN is a change
-        # Of a box all pixels count as changed: what is left of it would be over the threshold in frame after frame.
-        found = grow(~same, self.smooth // 2)
-        _keep(used, x, found[:, None])
+            used = self._used = torch.full_like(x, torch.nan, memory_format=torch.contiguous_format)
+            self._apart = torch.empty_like(used)
+            if self.smooth > 1:
+                self._nothing = torch.empty(x.shape[0] * x.shape[1], *x.shape[2:], device=x.device)
+        apart = torch.sub(x, used, out=self._apart)
+        if self.smooth == 1:
+            found = ~(apart.abs_().amax(1) <= self.threshold)  # NaN is a change
+        else:
+            # Differences as frames of one channel against a background of nothing. NaN, as before the first frame,
+            # makes one a cut: all of it.
+            planes = apart.view(-1, 1, *x.shape[2:])
+            planes = planes.float() if planes.dtype == torch.float64 else planes
+            moved = motion_mask_(planes, self._nothing.zero_(), self.threshold, 1.0, torch.inf, self.smooth)
+            found = functools.reduce(torch.logical_or, moved.view(x.shape).unbind(1))
+            # Of a box all pixels count as changed: what is left of it would be over the threshold in frame after frame.
+            found = grow(found, self.smooth // 2)
+        torch.where(found[:, None], x, used, out=used)
         return found
-
-
-def _keep(used: Tensor, x: Tensor, found: Tensor) -> None:
-    """`used` becomes x where `found` [N,1,H,W] is set."""
-    if used.is_cuda or used.dtype != torch.float32:
-        torch.where(found, x, used, out=used)
-        return
-    bits = used.view(torch.int32)  # torch.where uses no vectors on a CPU
-    bits ^= (bits ^ x.view(torch.int32)) & -found.to(torch.int32)

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sbnet.masks.base import Function, Mask, resized
-from sbnet.masks.grow import box_sums
+from sbnet.masks.motion import MOST_SMOOTH
+from sbnet.ops.lists.motion_mask import motion_mask_
 
 BINS = 256
 
@@ -68,31 +69,45 @@ class Ink(Mask):
     """Writing on a page: pixels that differ from the brightness around them by more than `threshold`.
 
     Args:
-        window: side of the neighbourhood, odd.
+        window: side of the neighbourhood, odd, at most 31.
     """
 
-    def __init__(self, threshold: float = 0.15, window: int = 31) -> None:
-        if window < 1 or window % 2 == 0:
-            raise ValueError(f"sbnet: Ink: window: expected an odd number of pixels, got {window}")
+    def __init__(self, threshold: float = 0.15, window: int = MOST_SMOOTH) -> None:
+        if not 1 <= window <= MOST_SMOOTH or window % 2 == 0:
+            raise ValueError(f"sbnet: Ink: window: expected an odd number of pixels, 1 to {MOST_SMOOTH}, got {window}")
         self.threshold, self.window = threshold, window
-        self._counts: Tensor | None = None  # of a box's pixels inside the plane
-
-    def __call__(self, x: Tensor) -> Tensor:
-        grey = x.float().mean(1, keepdim=True)
-        if self._counts is None or self._counts.shape != grey.shape or self._counts.device != grey.device:
-            self._counts = box_sums(torch.ones_like(grey), self.window)
-        around = box_sums(grey, self.window) / self._counts
-        return ((grey - around).abs() > self.threshold)[:, 0]
-
-
-class Occupied(Mask):
-    """Cells of a grid that hold anything: not 0 in some channel (bird's-eye views of LiDAR)."""
 
     @property
     def captured(self) -> bool:
         return True
 
     def __call__(self, x: Tensor) -> Tensor:
+        x = x.float() if x.dtype == torch.float64 else x
+        around = torch.full((x.shape[0], *x.shape[2:]), torch.inf, device=x.device)
+        motion_mask_(x, around, smooth=self.window)  # no frame came before: the background becomes the mean of boxes
+        return motion_mask_(x, around, self.threshold, 1.0, torch.inf, 1)
+
+
+class Occupied(Mask):
+    """Cells of a grid that hold anything: not 0 in some channel (bird's-eye views of LiDAR). On a CPU frames that come
+    with them (`Frame.occupied`) are not read."""
+
+    def __init__(self) -> None:
+        self._known: Tensor | None = None  # [H,W] bool, of the next frame
+
+    def see(self, frame: Any) -> None:
+        self._known = frame.occupied
+
+    def reset(self) -> None:
+        self._known = None
+
+    @property
+    def captured(self) -> bool:
+        return True
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._known is not None and not x.is_cuda and (1, *self._known.shape) == (x.shape[0], *x.shape[2:]):
+            return self._known[None]
         return (x.amax(1) != 0) | (x.amin(1) != 0)  # a third of the time of (x != 0).any(1)
 
 

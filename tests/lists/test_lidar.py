@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from sbnet.apps.pipeline import Frame
 from sbnet.masks import BirdsEye, Occupied, read_points
 
 POINTS = np.array([[1, 2, 0.5, 0.25], [3, -4, 1, 0.75], [5, 0, -1, 1]], np.float32)
@@ -59,5 +60,22 @@ def test_a_view_from_above():
     assert seen[4, 1, 6] == 0.5  # the mean of both
     assert seen[4, 3, 0] == 0.75
     assert torch.equal(Occupied()(seen[None])[0], (seen != 0).any(0))
+    again, occupied = view.seen(np.concatenate([POINTS, outside, twice]))
+    assert torch.equal(again, seen)
+    assert torch.equal(occupied, (seen != 0).any(0))
     with pytest.raises(ValueError, match="BirdsEye: points"):
         view(POINTS[:, :3])
+
+
+def test_a_frame_that_comes_with_its_cells_is_not_read():
+    occupied = torch.zeros(4, 6, dtype=torch.bool)
+    occupied[1, 2] = True
+    mask, x = Occupied(), torch.full((1, 2, 4, 6), torch.nan)
+    mask.see(Frame(0, x[0], occupied=occupied))
+    assert torch.equal(mask(x), occupied[None])
+    assert mask(torch.ones(1, 2, 4, 7)).all()  # of another size: its own
+    mask.see(Frame(1, x[0]))
+    assert mask(torch.ones(1, 2, 4, 6)).all()
+    mask.see(Frame(2, x[0], occupied=occupied))
+    mask.reset()
+    assert mask(torch.ones(1, 2, 4, 6)).all()

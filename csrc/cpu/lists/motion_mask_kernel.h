@@ -1,5 +1,6 @@
 // Rows of motion_mask, compiled once an instruction set (SBNET_ISA is its namespace); see cpu/simd/isa.h for why all is
-// static. Loops are plain ones over rows that do not alias, which compilers turn into vectors.
+// static. Sums over boxes stay in registers; other loops are plain ones over rows that do not alias, which compilers
+// turn into vectors.
 #pragma once
 #include "cpu/lists/motion_mask_kernels.h"
 #include "cpu/simd/half.h"
@@ -7,7 +8,41 @@
 namespace sbnet {
 namespace SBNET_ISA {
 
-constexpr int kLanes = 16, kChunk = 256;  // sums side by side; columns that are averaged at once
+#if defined(__AVX2__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+constexpr int kVecs = 8, kStep = kLanes * kVecs;  // columns that are summed side by side
+constexpr int kChunk = 256;                       // columns that are averaged at once
+
+typedef float Vec __attribute__((vector_size(kLanes * 4)));
+typedef float UnalignedVec __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
+
+static inline Vec load(const float* at) { return *reinterpret_cast<const UnalignedVec*>(at); }
+static inline void store(float* at, Vec v) { *reinterpret_cast<UnalignedVec*>(at) = v; }
+
+// out[x] = the sum of `count` numbers from at[x] on, `stride` apart, divided by `divisor`.
+static inline void sum_apart(const float* at, int64_t stride, int64_t count, float divisor, int64_t length,
+                             float* out) {
+  int64_t x = 0;
+  for (; x + kStep <= length; x += kStep) {
+    Vec sums[kVecs] = {};
+    for (int64_t k = 0; k < count; ++k)
+      for (int v = 0; v < kVecs; ++v) sums[v] += load(at + k * stride + x + v * kLanes);
+    for (int v = 0; v < kVecs; ++v) store(out + x + v * kLanes, sums[v] / divisor);
+  }
+  for (; x + kLanes <= length; x += kLanes) {
+    Vec sum = {};
+    for (int64_t k = 0; k < count; ++k) sum += load(at + k * stride + x);
+    store(out + x, sum / divisor);
+  }
+  for (; x < length; ++x) {
+    float sum = 0;
+    for (int64_t k = 0; k < count; ++k) sum += at[k * stride + x];
+    out[x] = sum / divisor;
+  }
+}
 
 static inline float value_of(uint8_t v) { return v; }
 template <class T>
@@ -62,50 +97,51 @@ static void average(const MotionMaskParams& p, const float* image, int64_t y, in
   float column[kChunk + kMostSmooth] = {};  // sums of the box's rows, from column x0 - reach on
   const int64_t first = x0 > reach ? x0 - reach : 0;
   const int64_t last = x0 + count + reach < width ? x0 + count + reach : width;
-  float* __restrict to = column + (first - (x0 - reach));
-  for (int64_t r = top; r <= bottom; ++r) {
-    const float* __restrict row = image + r * width;
-    for (int64_t x = 0; x < last - first; ++x) to[x] += row[first + x];
-  }
-  for (int64_t x = 0; x < count; ++x) out[x] = 0;
-  for (int64_t k = 0; k < p.smooth; ++k)
-    for (int64_t x = 0; x < count; ++x) out[x] += column[x + k];
-  const float rows = static_cast<float>(bottom - top + 1), whole = rows * static_cast<float>(p.smooth);
+  const int64_t rows = bottom - top + 1;
+  sum_apart(image + top * width + first, width, rows, 1, last - first, column + (first - (x0 - reach)));
   if (x0 >= reach && x0 + count + reach <= width) {
-    for (int64_t x = 0; x < count; ++x) out[x] /= whole;
+    sum_apart(column, 1, p.smooth, static_cast<float>(rows * p.smooth), count, out);
     return;
   }
+  sum_apart(column, 1, p.smooth, 1, count, out);
   for (int64_t x = 0; x < count; ++x) {
     const int64_t left = x0 + x > reach ? x0 + x - reach : 0;
     const int64_t right = x0 + x + reach < width ? x0 + x + reach : width - 1;
-    out[x] /= rows * static_cast<float>(right - left + 1);
+    out[x] /= static_cast<float>(rows * (right - left + 1));
   }
+}
+
+// Mask and next background of columns of an ordinary frame; sums[] gather the differences.
+static void follow(const MotionMaskParams& p, const float* now, const float* background, int64_t count,
+                   uint8_t* __restrict mask, float* next, Vec* sums) {
+  const float threshold = p.threshold, rate = p.rate;
+  float before[kChunk], change[kChunk] = {};  // copies: `next` may be the background
+  for (int64_t x = 0; x < count; ++x) before[x] = background[x];
+  float* __restrict to = next;
+  for (int64_t x = 0; x < count; ++x) to[x] = followed(before[x], now[x], rate);
+  for (int64_t x = 0; x < count; ++x) change[x] = __builtin_fabsf(now[x] - before[x]);
+  for (int64_t x = 0; x < count; ++x) mask[x] = change[x] > threshold;
+  for (int64_t x = 0; x < kChunk; x += kStep)
+    for (int v = 0; v < kVecs; ++v) sums[v] += load(change + x + v * kLanes);
 }
 
 static double motion_row(const MotionMaskParams& p, int64_t n, int64_t y, const float* image, bool cut) {
   const int64_t width = p.frame.size[3], at = (n * p.frame.size[2] + y) * width;
-  float now[kChunk], sums[kLanes] = {};
+  float now[kChunk];
+  Vec sums[kVecs] = {};
   for (int64_t x0 = 0; x0 < width; x0 += kChunk) {
     const int64_t count = width - x0 < kChunk ? width - x0 : kChunk;
     average(p, image, y, x0, count, now);
-    uint8_t* __restrict mask = p.mask + at + x0;
-    float* next = p.next + at + x0;
     if (cut) {
-      for (int64_t x = 0; x < count; ++x) mask[x] = 1;
-      for (int64_t x = 0; x < count; ++x) next[x] = now[x];
-      continue;
+      for (int64_t x = 0; x < count; ++x) p.mask[at + x0 + x] = 1;
+      for (int64_t x = 0; x < count; ++x) p.next[at + x0 + x] = now[x];
+    } else {
+      follow(p, now, p.background + at + x0, count, p.mask + at + x0, p.next + at + x0, sums);
     }
-    const float* background = p.background + at + x0;
-    float before[kChunk], change[kChunk] = {};  // copies: `next` may be the background
-    for (int64_t x = 0; x < count; ++x) before[x] = background[x];
-    for (int64_t x = 0; x < count; ++x) change[x] = __builtin_fabsf(now[x] - before[x]);
-    for (int64_t x = 0; x < count; ++x) mask[x] = change[x] > p.threshold;
-    for (int64_t x = 0; x < count; ++x) next[x] = followed(before[x], now[x], p.rate);
-    for (int64_t x = 0; x < kChunk; x += kLanes)
-      for (int k = 0; k < kLanes; ++k) sums[k] += change[x + k];
   }
   double sum = 0;
-  for (int k = 0; k < kLanes; ++k) sum += sums[k];
+  for (const Vec& one : sums)
+    for (int k = 0; k < kLanes; ++k) sum += one[k];
   return sum;
 }
 

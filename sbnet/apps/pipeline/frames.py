@@ -24,6 +24,7 @@ class Frame:
         name: a file's, or the number.
         time: seconds from the start, where the source knows.
         fault: why it could not be read; pixels are then missing.
+        occupied: [H,W] bool, the pixels that hold anything, where who made the frame knows.
     """
 
     index: int
@@ -31,6 +32,7 @@ class Frame:
     name: str = ""
     time: float | None = None
     fault: str = ""
+    occupied: Tensor | None = None
 
     def raw(self) -> Tensor:
         """The pixels as they came, [H,W,C], of four channels of bytes the three colours."""

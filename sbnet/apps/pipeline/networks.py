@@ -33,7 +33,7 @@ class Network:
         pad: pixels by which frames are widened on each side, their border repeated; `finish` gets what comes of it.
         multiple: of which height and width are made a multiple, on the right and below, likewise.
         channels: of frames.
-        read: reads a file of a source whose files are no pictures.
+        read: reads a file of a source whose files are no pictures: pixels, or a Frame.
         mode: if the order says none.
         mask, view: likewise: a Mask, or what names one; "result" or "side".
         checked: in masked mode, some results are held against the contract in float64 (docs/contracts.md).

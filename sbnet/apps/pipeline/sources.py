@@ -101,7 +101,10 @@ def read_picture(path: Path, size: Size | None = None) -> np.ndarray:
 def _of_files(names: list[Path], load: Callable[[Path], Any]) -> Iterator[Frame]:
     for index, path in enumerate(names):
         try:
-            yield Frame(index, load(path), path.name)
+            found = load(path)
+            if isinstance(found, Frame):
+                found.index, found.name = index, path.name
+            yield found if isinstance(found, Frame) else Frame(index, found, path.name)
         except (OSError, ValueError, SyntaxError) as error:  # Pillow raises any of them for what is no picture
             yield Frame(index, None, path.name, fault=str(error).splitlines()[0])
 

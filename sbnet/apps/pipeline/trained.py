@@ -13,7 +13,7 @@ from torch import Tensor
 from sbnet.apps.pipeline.boxes import boxes_of_faces, boxes_of_text, draw
 from sbnet.apps.pipeline.frames import Frame
 from sbnet.apps.pipeline.networks import Finished, Network
-from sbnet.masks import BirdsEye, Ink, MotionMask, Occupied
+from sbnet.masks import BirdsEye, Ink, MotionMask, Occupied, read_points
 
 NOISY = "changed:12:5"  # what cameras make of a scene that stands still is no change
 SHUFFLED = 1  # pixels that resampling, and its zeros at the border, reach
@@ -109,8 +109,13 @@ def birdseye(seed: str = "0") -> Network:
         return (scores - scores.amin()).div((scores.amax() - scores.amin()).clamp(min=1e-9)).expand(-1, 3, -1, -1), []
 
     view = BirdsEye()
+
+    def read(path: Path) -> Frame:
+        pixels, occupied = view.seen(read_points(path))
+        return Frame(0, pixels, occupied=occupied)
+
     return Network(
-        model, "bird's-eye detector (untrained)", finish=finish, read=view.read, mask=Occupied(), captured=True,
+        model, "bird's-eye detector (untrained)", finish=finish, read=read, mask=Occupied(), captured=True,
         channels=view.shape[2] + 1,
     )  # fmt: skip
 
