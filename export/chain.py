@@ -10,8 +10,8 @@ import torch
 from onnx import numpy_helper
 from torch import nn
 
-from sbnet.engine.chain import activation_module
 from sbnet.export.schemas import DOMAIN
+from sbnet.nn.activations import activation_module
 
 
 def network(path: str | os.PathLike[str]) -> nn.Sequential:

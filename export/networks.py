@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,13 @@ import torch
 from torch import nn
 from torch.export import Dim
 
-from sbnet.active import BlockGrid
-from sbnet.engine.chain import MaskedChain
 from sbnet.engine.oracle import compare, plane_masks
+from sbnet.engine.sparsify import sparsify
 from sbnet.export.convert import ExportError, to_onnx
 from sbnet.export.runtime import run, session, verify
+from sbnet.graph.plan import Plane
 from sbnet.models import RESNETS, contour_net
 from sbnet.nn import fold_batch_norm
-from sbnet.ops import reduce_mask
 
 NAMES = ("contours", *RESNETS)
 
@@ -31,17 +31,18 @@ def build(
     classes: int | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[nn.Module, list[str]]:
-    """(a module that takes x [N,3,H,W] and mask [N,H,W], names of its outputs); normalisations folded.
+    """(a network, names of its model's outputs): contours of x [N,3,H,W], a residual network of x and mask [N,H,W] with
+    its normalisations folded.
 
     Args:
         name: one of NAMES.
         weights: of a residual network: a seed, or a file of its state dict.
-        block: block size of every plane; None: 16, or what the network has by itself.
+        block: block size of a residual network's planes; None: what it has by itself.
         classes: of a residual network's classifier; 0: none, None: as the network has it.
         dtype: of parameters and inputs.
     """
     if name == "contours":
-        return MaskedChain(contour_net(), block or 16, dtype).eval(), ["y", "block_map"]
+        return contour_net().requires_grad_(False).to(dtype), ["y", "block_map"]
     if name not in RESNETS:
         raise ValueError(f"{name}: no such network; one of {', '.join(NAMES)} is wanted")
     given = {"classes": classes, "blocks": block}
@@ -61,12 +62,14 @@ def write(
     size: tuple[int, int],
     batch: int = 1,
     dynamic: bool = False,
+    block: int | None = None,
     **options: Any,
 ) -> None:
     """Writes what `build` returned for frames of `size`, and prints how far ONNX Runtime is from PyTorch on the CPU.
 
     Args:
         dynamic: batch, height and width of the frames are those of each call.
+        block: block size of contours; None: 16.
         options: of `to_onnx`.
 
     Raises:
@@ -76,31 +79,33 @@ def write(
     mask = torch.zeros(batch, *size, dtype=torch.bool)
     mask[:, size[0] // 4 : size[0] // 2, size[1] // 4 : size[1] // 2] = True
     inputs = torch.rand(batch, 3, *size).to(dtype), mask
+    options = {"input_names": ["x", "mask"], "output_names": names, **options}
+    if isinstance(module, nn.Sequential):
+        sparse = sparsify(module, inputs[0], block=block or 16)
+        accept = partial(_hold, sparse.as_module(block_maps=True), module, sparse.planes, inputs)
+        facts = {"input range": "0 to 1"}
+        sparse.export(path, dynamic=dynamic, block_maps=True, facts=facts, accept=accept, **options)
+        return
     if dynamic:
         n, h, w = Dim("batch"), Dim("height"), Dim("width")
         options["dynamic"] = {"x": {0: n, 2: h, 3: w}, "mask": {0: n, 1: h, 2: w}}
-    facts = {"input range": "0 to 1"} if isinstance(module, MaskedChain) else {}
-    accept = partial(_hold, module, inputs)
-    to_onnx(module, inputs, path, input_names=["x", "mask"], output_names=names, facts=facts, accept=accept, **options)
+    masked: Any = module
+    to_onnx(module, inputs, path, accept=partial(_hold, module, module, masked.planes(size), inputs), **options)
 
 
-def _hold(module: Any, inputs: tuple[torch.Tensor, torch.Tensor], path: Path) -> None:
-    """Is the model's result within the contract's error of the masked oracle, and its block map PyTorch's?"""
-    verify(path, module, inputs, ["CPUExecutionProvider"])
+def _hold(
+    module: nn.Module, net: nn.Module, planes: Sequence[Plane], inputs: tuple[torch.Tensor, torch.Tensor], path: Path
+) -> None:
+    """Does the model compute what `module` does, within the contract's error of the masked oracle of `net`?"""
+    found = verify(path, module, inputs, ["CPUExecutionProvider"])
     x, mask = inputs
     with torch.no_grad():
-        got, *block_map = run(session(path, ["CPUExecutionProvider"]), [x, mask])
-        if block_map:  # of the contour network
-            grid = BlockGrid.cover((x.shape[2], x.shape[3]), module.block)
-            dense, pixels = module.dense(), reduce_mask(mask, grid)
-            same = torch.equal(block_map[0], pixels.block_map)
-            found = compare(got, dense, x, pixels)
-        else:
-            same = True
-            found = compare(got, module, x, plane_masks(mask, module.planes((x.shape[2], x.shape[3]))))
-    if not (found.holds and same):
+        got, *_ = run(session(path, ["CPUExecutionProvider"]), [x, mask])
+        agreement = compare(got, net, x, plane_masks(mask, planes))
+    same = all(block_map.equal for block_map in found[1:])
+    if not (agreement.holds and same):
         raise ExportError(
             f"sbnet.export: {path.name}: ONNX Runtime's result differs: expected an rms error of at most "
-            f"{2 * found.torch_error + found.ulp:.3g} (twice PyTorch's own), got {found.error:.3g}"
+            f"{2 * agreement.torch_error + agreement.ulp:.3g} (twice PyTorch's own), got {agreement.error:.3g}"
             f"{'' if same else ', and other blocks'}"
         )

@@ -13,7 +13,7 @@ from sbnet.export.schemas import DOMAIN, OPS, VERSION
 from sbnet.geometry import Window
 from sbnet.graph.ir import Node
 from sbnet.graph.passes.storage import Consumer, consumers
-from sbnet.graph.plan import reads
+from sbnet.graph.plan import ACTIVE, reads
 
 
 def relax(graph: ir.Graph) -> None:
@@ -138,7 +138,7 @@ def _follows(layer: ir.Node) -> bool:
     return not number(layer, "ceil_mode") and not scaled
 
 
-def _plane_sizes(graph: ir.Graph, layer: ir.Node, windows: Sequence[Window]) -> ir.Value:
+def _plane_sizes(graph: ir.Graph, layer: ir.Node, windows: Sequence[Any]) -> ir.Value:
     """(height, width) of a layer's output and of its reader's, from the layer's input: known before it runs.
 
     windows: what the layer and its reader read.
@@ -153,6 +153,8 @@ def _plane_sizes(graph: ir.Graph, layer: ir.Node, windows: Sequence[Window]) -> 
 
     sizes = []
     for window in windows:
+        if window == ACTIVE:  # it writes a plane of the same size
+            window = Window.conv(1)
         # twice the padding less the kernel's reach: lo is minus the padding
         reach = [-lo - hi - 1 for lo, hi in zip(window.lo, window.hi, strict=True)]
         if window.num == (1, 1):

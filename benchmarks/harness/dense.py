@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from sbnet.engine.capture import cuda_graph
-from sbnet.engine.chain import ACTIVATIONS
 from sbnet.nn import fold_batch_norm
+from sbnet.nn.activations import ACTIVATIONS
 from sbnet.nn.fold import Folded
 
 PLAIN = "PyTorch"

@@ -244,7 +244,7 @@ def export(
             seed = int(weights) if weights.isdecimal() else weights
             built = networks.build(model, seed, block, classes, kind)
             networks.write(
-                *built, output, frames, batch, dynamic, fuse_bottlenecks=fuse_bottlenecks, opset_version=opset,
+                *built, output, frames, batch, dynamic, block, fuse_bottlenecks=fuse_bottlenecks, opset_version=opset,
                 external_data=external_data or None,
             )  # fmt: skip
         except (ImportError, OSError, ValueError) as error:

@@ -1,7 +1,6 @@
 """Runs networks on active blocks."""
 
 from sbnet.engine.accuracy import accuracy
-from sbnet.engine.chain import MaskedChain
 from sbnet.engine.explain import explain
 from sbnet.engine.masked import MaskedRunner
 from sbnet.engine.onnx_net import OnnxConvNet
@@ -13,7 +12,6 @@ from sbnet.engine.tune import tune
 
 __all__ = [
     "Agreement",
-    "MaskedChain",
     "MaskedConvNet",
     "MaskedRunner",
     "OnnxConvNet",

@@ -17,7 +17,7 @@ from sbnet.ops.common import set_pixels
 
 
 class OnnxConvNet:
-    """Runs an exported `MaskedChain`: inputs x and mask, outputs the result and its block map.
+    """Runs a model of one plane: inputs x and mask, outputs the result and its block map, as `sbnet export` writes.
 
     Args:
         path: the model.

@@ -20,6 +20,7 @@ from sbnet.graph.blocks import is_tuning, predict, tuned
 from sbnet.graph.capture import capture
 from sbnet.graph.constants import Constants
 from sbnet.graph.cost import Work, work
+from sbnet.graph.functional import PlannedModule
 from sbnet.graph.ir import Graph, Value
 from sbnet.graph.passes import optimise
 from sbnet.graph.plan import Plan, Plane, plan, spatial_sizes
@@ -252,26 +253,44 @@ class SparseRun:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["model"], state["example"], **state["options"])  # type: ignore[misc]
 
-    def export(self, path: str | os.PathLike[str], **options: Any) -> Any:
+    def as_module(self, **options: bool) -> PlannedModule:
+        """This graph and plan as an nn.Module of functional ops that takes inputs and mask; weights are copies. Options
+        are `dynamic` and `block_maps`, as for `export`."""
+        _, planned, constants = self._shapes[next(iter(self._shapes))]
+        return PlannedModule(planned, constants, self.margin, **options).eval()
+
+    def export(
+        self, path: str | os.PathLike[str], *, dynamic: bool = False, block_maps: bool = False, **options: Any
+    ) -> Any:
         """Writes this graph and plan as an ONNX model of inputs and mask; options are those of `export.to_onnx`.
+
+        Args:
+            dynamic: batch, height and width are those of each call: of masked networks whose layers all keep the
+                input's height and width.
+            block_maps: the block map of every plane is an output, too, after all others: block_map0, block_map1, ...
 
         Of a cached run the states follow the inputs as state0, state1, ... and the outputs as next0, next1, ...: a call
         takes those that the one before gave. With a full mask, as on the first frame, they may hold anything.
+
+        Raises:
+            ValueError: dynamic, of a network whose planned layers are of one size.
         """
         from sbnet.export import to_onnx
-        from sbnet.graph.functional import PlannedModule
 
-        _, planned, constants = self._shapes[next(iter(self._shapes))]
+        module = self.as_module(dynamic=dynamic, block_maps=block_maps)
         x = self.example[0]
         mask = torch.zeros(x.shape[0], *x.shape[2:], dtype=torch.bool, device=x.device)
         names = ["x", *(f"x{k}" for k in range(1, len(self.example))), "mask"]
-        module = PlannedModule(planned, constants, self.margin).eval()
         states = [x.new_zeros(value.shape, dtype=value.dtype) for value in module.states]
         options = {"input_names": [*names, *(f"state{k}" for k in range(len(states)))], **options}
-        if states:
-            results = sum(isinstance(value, Value) for value in planned.graph.outputs)
-            made = [*(f"y{k}" for k in range(results)), *(f"next{k}" for k in range(len(states)))]
-            options = {"output_names": made, **options}
+        if states or block_maps:
+            results = sum(isinstance(value, Value) for value in module.plan.graph.outputs)
+            counts = {"y": results, "next": len(states), "block_map": len(module.plan.planes) if block_maps else 0}
+            options = {"output_names": [f"{name}{k}" for name, n in counts.items() for k in range(n)], **options}
+        if dynamic:
+            n, h, w = (torch.export.Dim(name) for name in ("batch", "height", "width"))
+            fixed: list[Any] = [None] * (len(self.example) - 1)
+            options = {"dynamic": {"args": ({0: n, 2: h, 3: w}, *fixed, {0: n, 1: h, 2: w})}, **options}
         return to_onnx(module, (*self.example, mask, *states), path, **options)
 
 

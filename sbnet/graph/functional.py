@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
-from sbnet.active import ActiveBlocks
+from sbnet.active import ActiveBlocks, BlockGrid
 from sbnet.graph.axes import Axes
 from sbnet.graph.constants import Constants
 from sbnet.graph.ir import Node, Value
@@ -21,6 +21,7 @@ from sbnet.graph.plan import Plan
 from sbnet.masks.grow import grow
 from sbnet.ops import (
     mask_pyramid,
+    reduce_mask,
     sparse_adaptive_avg_pool2d,
     sparse_adaptive_max_pool2d,
     sparse_avg_pool2d,
@@ -45,17 +46,29 @@ class PlannedModule(nn.Module):
     Of the cached contract: `forward(*inputs, mask, *states)` gives a tuple, what the network returns and the states for
     the next frame. The first frame's mask is full; states may then hold anything.
 
+    Args:
+        margin: pixels by which the mask is grown.
+        dynamic: height and width are those of each call.
+        block_maps: `forward` gives a tuple, what the network returns and the block map of every plane.
+
     Attributes:
         states: values that a cached module takes and gives, in order; else none.
         watch: if set, called with each value that lies on a plane, what it holds and its active pixels.
 
     >>> planned = PlannedModule(plan, constants)
     >>> y = planned(x, mask)
+
+    Raises:
+        ValueError: a dynamic module of a plan that is of one size alone.
     """
 
-    def __init__(self, plan: Plan, constants: Constants, margin: int = 0) -> None:
+    def __init__(
+        self, plan: Plan, constants: Constants, margin: int = 0, *, dynamic: bool = False, block_maps: bool = False
+    ) -> None:
         super().__init__()
-        self.plan, self.margin = plan, margin
+        if dynamic:
+            _check_sizeless(plan)
+        self.plan, self.margin, self.dynamic, self.block_maps = plan, margin, dynamic, block_maps
         self.exact = ExactLists(plan) if plan.mode == "exact" else None
         self.states = [v for n in plan.graph.nodes for v in n.outputs if _holds(n, v)] if plan.mode == "cached" else []
         self.watch: Callable[[Value, Tensor, Tensor], None] | None = None
@@ -75,7 +88,7 @@ class PlannedModule(nn.Module):
         old = dict(zip(self.states, args[count + 1 :], strict=True))
         mask = grow(mask, self.margin) if self.margin else mask
         of = self.plan.plane if self.exact is None else self.exact.of
-        active = mask_pyramid(mask, self.plan.planes).planes if self.exact is None else self.exact(mask)[0]
+        active = self._lists(mask)
         env: dict[Value, Any] = {v: x for v, x in zip(graph.inputs, inputs, strict=True) if v is not None}
 
         def get(value: Any) -> Any:
@@ -101,7 +114,34 @@ class PlannedModule(nn.Module):
                 if self.watch is not None and value.size is not None and value.axes is not None:
                     self.watch(value, tensor, value.axes.arrange(active[of(value)].pixel_mask(value.size)))
         result = pytree.tree_unflatten([get(v) for v in graph.outputs], graph.out_spec)
-        return (result, *(env[v] for v in self.states)) if self.states else result
+        more = [env[v] for v in self.states]
+        if self.block_maps:
+            more += [plane.block_map for plane in active]
+        return (result, *more) if more else result
+
+    def _lists(self, mask: Tensor) -> Sequence[ActiveBlocks]:
+        if self.exact is not None:
+            return self.exact(mask)[0]
+        if self.dynamic:
+            return [reduce_mask(mask, BlockGrid.cover((mask.shape[1], mask.shape[2]), self.plan.planes[0][2]))]
+        return mask_pyramid(mask, self.plan.planes).planes
+
+
+# Planned nodes whose options are of no size, as those of a resize are.
+SIZELESS = (
+    "conv", "pointwise", "conv_quantized", "bottleneck", "max_pool", "avg_pool", "norm", "pixel", "slice", "cat",
+)  # fmt: skip
+
+
+def _check_sizeless(plan: Plan) -> None:
+    shape = plan.graph.inputs[0].shape  # type: ignore[union-attr]
+    other = [node.path or node.kind for node in plan.graph.nodes if node.kind not in SIZELESS]
+    if plan.mode != "masked" or other or [plane[:2] for plane in plan.planes] != [tuple(shape[2:])]:
+        what = f"{other[0]}, which is of one size" if other else f"{len(plan.planes)} planes in {plan.mode} mode"
+        raise ValueError(
+            "sbnet: export: dynamic: expected a masked network whose planned layers keep the input's height and width, "
+            f"got {what}"
+        )
 
 
 def _holds(node: Node, value: Value) -> bool:

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from sbnet.apps import cli, video, writers
 from sbnet.apps.pipeline import Frame, Pipeline, compute, sources
 from sbnet.benchmarks.harness import dense
+from sbnet.engine import sparsify
 from support.films import pictures
 
 pytest.importorskip("av")
@@ -253,14 +254,10 @@ def test_the_bar_says_what_takes_long(tmp_path, monkeypatch):
 def test_a_model_of_ones_own_is_measured_against_itself(tmp_path, monkeypatch):
     """Its dense side and its oracle are its own convolutions, not the demo's."""
     pytest.importorskip("onnxruntime")
-    from sbnet import export
-    from sbnet.engine.chain import MaskedChain
-
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 8, 5, padding=2, bias=False), nn.LeakyReLU(0.2), nn.Conv2d(8, 4, 3, padding=1))
-    inputs = torch.rand(1, 3, 48, 64), torch.zeros(1, 48, 64, dtype=torch.bool)
-    names = {"input_names": ["x", "mask"], "output_names": ["y", "block_map"]}
-    model = export.to_onnx(MaskedChain(net), inputs, tmp_path / "mine.onnx", **names)
+    x = torch.rand(1, 3, 48, 64)
+    model = sparsify(net, x, block=16).export(tmp_path / "mine.onnx", block_maps=True)
     seen = []
     true = dense.forms
     monkeypatch.setattr(dense, "forms", lambda own, x: seen.append((x, own(x))) or true(own, x))
@@ -271,7 +268,7 @@ def test_a_model_of_ones_own_is_measured_against_itself(tmp_path, monkeypatch):
     from PIL import Image
 
     assert np.asarray(Image.open(tmp_path / "o" / "00003.png")).shape == (48, 128, 3)
-    residual = export.to_onnx(Twice(MaskedChain(net)), inputs, tmp_path / "twice.onnx", **names)
+    residual = sparsify(Twice(net), x, block=16).export(tmp_path / "twice.onnx", block_maps=True)
     refused = invoke(tmp_path / "film.mp4", "-o", tmp_path / "o", "--network", residual)
     assert refused.exit_code == 1
     assert "expected a chain of sparse_conv2d from x on, got" in said(refused)
@@ -282,9 +279,8 @@ class Twice(nn.Module):
         super().__init__()
         self.chain = chain
 
-    def forward(self, x, mask):
-        y, block_map = self.chain(x, mask)
-        return y + self.chain(x, mask)[0], block_map
+    def forward(self, x):
+        return self.chain(x) + self.chain(2 * x)
 
 
 def test_the_dense_network_runs_in_its_fastest_form(monkeypatch):
@@ -351,10 +347,10 @@ def test_an_export_that_differs_fails_and_leaves_the_earlier_model(tmp_path, mon
 def test_an_export_tests_its_folder_first_and_takes_stale_weights_away(tmp_path, monkeypatch):
     pytest.importorskip("onnxruntime")
     from sbnet import export
-    from sbnet.engine.chain import MaskedChain
     from sbnet.models import contour_net
 
-    chain, inputs = MaskedChain(contour_net(1)), (torch.rand(1, 3, 32, 32), torch.ones(1, 32, 32, dtype=torch.bool))
+    inputs = torch.rand(1, 3, 32, 32), torch.ones(1, 32, 32, dtype=torch.bool)
+    chain = sparsify(contour_net(1), inputs[0], block=16).as_module()
     path = tmp_path / "net.onnx"
     export.to_onnx(chain, inputs, path, external_data=True)
     assert {p.name for p in tmp_path.iterdir()} == {"net.onnx", "net.onnx.data"}

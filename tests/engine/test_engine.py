@@ -8,7 +8,7 @@ from torch import nn
 
 import sbnet
 from sbnet.benchmarks.harness import dense
-from sbnet.engine import MaskedChain, MaskedConvNet, compare, masked_oracle, plane_masks
+from sbnet.engine import MaskedConvNet, compare, masked_oracle, plane_masks
 from sbnet.models import resnet18
 
 SIZE = (37, 53)
@@ -146,29 +146,6 @@ def test_parameters_are_copied(device):
     assert torch.equal(runner(x, mask), before)
 
 
-@pytest.mark.parametrize(
-    ("net", "message"),
-    [
-        (nn.Sequential(), "no layers"),
-        (nn.Sequential(nn.ReLU(), conv(3, 4)), "layer 0 is ReLU"),
-        (nn.Sequential(conv(3, 4), nn.MaxPool2d(2)), "layer 1 is MaxPool2d"),
-        (nn.Sequential(conv(3, 4), nn.ReLU(), nn.ReLU()), "layer 2 is ReLU"),
-        (nn.Sequential(nn.Conv2d(3, 4, 3)), "keeps the plane's size"),
-        (nn.Sequential(nn.Conv2d(3, 4, 3, stride=2, padding=1)), "stride 1"),
-        (nn.Sequential(nn.Conv2d(3, 4, 4, padding="same")), "keeps the plane's size"),
-        (nn.Sequential(conv(3, 4, padding_mode="reflect")), "zero padding"),
-        (nn.Sequential(conv(3, 4), nn.GELU("tanh")), "exact GELU"),
-        (nn.Sequential(nn.BatchNorm2d(3), conv(3, 4)), "layer 0 is BatchNorm2d.*MaskedRunner"),
-        (nn.Sequential(conv(3, 4), nn.ReLU(), nn.BatchNorm2d(4)), "layer 2 is BatchNorm2d"),
-        (nn.Sequential(conv(3, 4), nn.BatchNorm2d(3)), "running statistics of 4 channels"),
-        (nn.Sequential(conv(3, 4), nn.BatchNorm2d(4, track_running_stats=False)), "running statistics"),
-    ],
-)
-def test_networks_that_are_no_chain_are_refused(net, message):
-    with pytest.raises(ValueError, match=message):
-        MaskedChain(net)
-
-
 def test_bad_calls_are_named():
     runner = MaskedConvNet(networks()["one layer"], SIZE)
     x, mask = torch.zeros(1, 3, *SIZE), torch.zeros(1, *SIZE, dtype=torch.bool)
@@ -220,7 +197,5 @@ def test_bad_examples_and_masks_are_named():
         runner(torch.rand(1, 3, 16, 24))
     with pytest.raises(TypeError, match="net: .*NoneType"):
         MaskedConvNet(None, (16, 24))
-    with pytest.raises(TypeError, match="network: NoneType"):
-        MaskedChain(None)
     with pytest.raises(ValueError, match="activation: 'swish'"):
         sbnet.nn.SparseConv2d(3, 4, 3)(torch.rand(1, 3, 16, 24), activation="swish")

@@ -5,6 +5,7 @@ import pytest
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
+import torch
 import torch.nn.functional as F
 from torch import nn
 
@@ -82,3 +83,63 @@ def test_a_reader_is_known_by_its_blocks_and_its_window(device, tmp_path):
         inputs = plane_inputs(device, n=n, height=height, width=width, density=density)
         for got, want in zip(export.run(session, inputs), module(*inputs), strict=True):
             assert_bitwise(got, want.detach())
+
+
+# ---- a run of sparsify
+class Flat(nn.Module):
+    """Layers that keep the plane's size, of most kinds that a plan has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.SiLU())
+        self.side = nn.Sequential(nn.Conv2d(8, 8, 3, padding=2, dilation=2), nn.GroupNorm(2, 8), nn.MaxPool2d(3, 1, 1))
+        self.last = nn.Conv2d(16, 4, 1)
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.last(torch.cat([x, x + torch.tanh(self.side(x))], 1))
+
+
+@pytest.mark.parametrize("margin", [0, 5])
+def test_a_run_of_one_plane_exports_for_every_size(device, margin, tmp_path):
+    net = Flat().eval().to(device)
+    run = sbnet.sparsify(net, torch.rand(1, 8, 32, 48, device=device), block=8, margin=margin)
+    path = run.export(tmp_path / "m.onnx", dynamic=True, block_maps=True)
+    session = export.session(path, [PROVIDER[device]])
+    assert [v.name for v in session.get_outputs()] == ["y0", "block_map0"]
+    # After all blocks few: what was there before must not show where a fringe is missing.
+    for n, height, width, density in [(2, 32, 40, 1.0), (2, 32, 40, 0.005), (1, 17, 50, 0.01), (1, 17, 50, 0.0)]:
+        x, mask = plane_inputs(device, n=n, height=height, width=width, density=density)
+        y, block_map = export.run(session, [x, mask])
+        own = sbnet.sparsify(net, x, block=8, margin=margin)
+        want = own(x, mask)
+        assert_bitwise(block_map, own.active[0].block_map)
+        assert (y - want).norm() <= 1e-5 * want.norm()
+
+
+def test_every_plane_has_its_block_map(device, tmp_path):
+    net = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, 2, 1), nn.Conv2d(8, 4, 1)).eval().to(device)
+    x, mask = plane_inputs(device, density=0.01)
+    run = sbnet.sparsify(net, x, block=8)
+    path = run.export(tmp_path / "m.onnx", block_maps=True)
+    y, *block_maps = export.run(export.session(path, [PROVIDER[device]]), [x, mask])
+    want = run(x, mask)
+    assert (y - want).norm() <= 1e-5 * want.norm()
+    assert len(block_maps) == len(run.planes) == 2
+    for block_map, active in zip(block_maps, run.active, strict=True):
+        assert_bitwise(block_map, active.block_map)
+
+
+@pytest.mark.parametrize(
+    ("layer", "options", "message"),
+    [
+        (nn.Conv2d(8, 4, 3, 2, 1), {}, "got 2 planes in masked mode"),
+        (nn.AdaptiveAvgPool2d(1), {}, "got 1, which is of one size"),
+        (nn.Conv2d(8, 4, 1), {"mode": "exact"}, "got 1 planes in exact mode"),
+        (nn.Conv2d(8, 4, 1), {"mode": "cached"}, "got 1 planes in cached mode"),
+    ],
+)
+def test_a_plan_of_one_size_is_refused(layer, options, message, tmp_path):
+    run = sbnet.sparsify(nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), layer), torch.rand(1, 3, 32, 48), **options)
+    with pytest.raises(ValueError, match=f"expected a masked network whose .*{message}"):
+        run.export(tmp_path / "m.onnx", dynamic=True)

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import sbnet
 from sbnet import export
 from sbnet.apps import cli
-from sbnet.engine.chain import MaskedChain
+from sbnet.engine import compare
 from sbnet.export import schemas
 from sbnet.models import contour_net
 from support.helpers import random_active, tensor
@@ -35,10 +35,9 @@ def changed(path, change):
 
 @pytest.fixture(scope="module")
 def contours(tmp_path_factory):
-    inputs = torch.rand(1, 3, 32, 48), torch.zeros(1, 32, 48, dtype=torch.bool)
-    names = {"input_names": ["x", "mask"], "output_names": ["y", "block_map"]}
+    run = sbnet.sparsify(contour_net(2), torch.rand(1, 3, 32, 48), block=16)
     path = tmp_path_factory.mktemp("model") / "net.onnx"
-    return export.to_onnx(MaskedChain(contour_net(2)), inputs, path, facts={"input range": "0 to 1"}, **names)
+    return run.export(path, block_maps=True, facts={"input range": "0 to 1"})
 
 
 # ---- format
@@ -93,11 +92,11 @@ def test_a_file_says_what_it_is_and_nothing_of_its_writer(contours):
         "sbnet.input range": "0 to 1",
     }  # fmt: skip
     weights = {i.name for i in graph.initializer}
-    assert weights == {f"convolutions.{k}.{kind}" for k in range(3) for kind in ("weight", "bias")}
+    assert weights == {f"{k}_{kind}" for k in (0, 2, 4) for kind in ("weight", "bias")}
     assert not weights & {v.name for v in graph.value_info}
     names = [n.name for n in graph.node]
     assert len(set(names)) == len(names)
-    assert {"reduce_mask", "convolutions.0/sparse_conv2d", "convolutions.2/sparse_conv2d"} <= set(names)
+    assert {"mask_pyramid", "sparse_conv2d", "sparse_conv2d_3"} <= set(names)
     text = contours.read_bytes()
     for word in (b".py", b"stack_trace", b"pkg.torch", os.getcwd().encode(), b"site-packages"):
         assert word not in text, word
@@ -125,10 +124,7 @@ def test_a_weight_that_is_read_in_two_orders_keeps_both(tmp_path):
 def test_constants_are_tensors(tmp_path):
     """Plane sizes that are known at run time only need numbers in the graph."""
     net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 5, padding=2))
-    n, h, w = (torch.export.Dim(name) for name in ("n", "h", "w"))
-    inputs = torch.rand(2, 3, 32, 48), torch.zeros(2, 32, 48, dtype=torch.bool)
-    dynamic = {"x": {0: n, 2: h, 3: w}, "mask": {0: n, 1: h, 2: w}}
-    path = export.to_onnx(MaskedChain(net, 8), inputs, tmp_path / "m.onnx", dynamic=dynamic)
+    path = sbnet.sparsify(net, torch.rand(2, 3, 32, 48), block=8).export(tmp_path / "m.onnx", dynamic=True)
     for node in onnx.load(path).graph.node:
         if node.op_type == "Constant":
             assert [a.name for a in node.attribute] == ["value"]
@@ -191,15 +187,15 @@ def test_export_takes_dynamic_opset_and_external_data(tmp_path):
     assert (tmp_path / "net.onnx.data").exists()
     model = onnx.load(path, load_external_data=False)
     assert {o.domain: o.version for o in model.opset_import} == {"": 18, "sbnet": 1}
-    session, chain = export.session(path, CPU), MaskedChain(contour_net(), 8)
+    session = export.session(path, CPU)
     assert [v.shape for v in session.get_inputs()] == [["batch", 3, "height", "width"], ["batch", "height", "width"]]
     for n, h, w in ((2, 40, 56), (1, 33, 17)):
         x, mask = torch.rand(n, 3, h, w), torch.rand(n, h, w) > 0.98
         got, block_map = export.run(session, [x, mask])
-        with torch.no_grad():
-            want, blocks = chain(x, mask)
-        assert torch.equal(block_map, blocks)
-        assert (got - want).norm() <= 1e-5 * want.norm()
+        active = sbnet.reduce_mask(mask, sbnet.BlockGrid.cover((h, w), 8))
+        assert torch.equal(block_map, active.block_map)
+        found = compare(got, contour_net(), x, active)
+        assert found.holds, found
 
 
 def test_a_residual_network_exports_dynamic(tmp_path):

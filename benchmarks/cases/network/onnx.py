@@ -23,7 +23,6 @@ from sbnet.benchmarks.cases.network.chain import CHAINS, four_layers
 from sbnet.benchmarks.harness import masks
 from sbnet.benchmarks.harness.registry import Case, Setting, Side, Skip, Work, WrongResult, close, same, short
 from sbnet.engine import compare
-from sbnet.engine.chain import MaskedChain
 
 LAYER = "one 3x3, 64 channels"
 
@@ -53,9 +52,9 @@ def require(setting: Setting) -> None:
 
 
 class Nhwc(nn.Module):
-    """A masked chain between NHWC tensors: no Transpose is left in its model."""
+    """A module of x, mask and y between NHWC tensors: no Transpose is left in its model."""
 
-    def __init__(self, chain: MaskedChain) -> None:
+    def __init__(self, chain: nn.Module) -> None:
         super().__init__()
         self.chain = chain
 
@@ -71,13 +70,13 @@ class Models:
         build, channels = (lambda: four_layers(1), 64) if network == LAYER else CHAINS[network]
         require(setting)
         self.net, device, dtype = build(), setting.device, setting.dtype
-        chain = MaskedChain(self.net, 16, dtype).eval()
-        module: nn.Module = chain
         self.x = torch.rand(1, channels, *size).to(dtype)
+        sparse = sbnet.sparsify(copy.deepcopy(self.net).to(dtype), self.x, block=16)
+        module: nn.Module = sparse.as_module(block_maps=True)
         self.mask = torch.zeros(1, *size, dtype=torch.bool)
         taken, self.nhwc = self.x, network == LAYER
         if self.nhwc:
-            module, taken = Nhwc(chain).eval(), self.x.permute(0, 2, 3, 1).contiguous()
+            module, taken = Nhwc(module).eval(), self.x.permute(0, 2, 3, 1).contiguous()
         with torch.no_grad():
             wanted = module(taken, self.mask)
             dense = copy.deepcopy(self.net).to(dtype)
