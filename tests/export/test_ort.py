@@ -7,7 +7,7 @@ pytest.importorskip("onnxruntime")
 import torch
 
 import sbnet
-from sbnet import ActiveBlocks, BlockGrid, Fringe, conv_output_size
+from sbnet import BlockGrid, Fringe, conv_output_size
 from support.helpers import (
     ACTIVATIONS,
     FLOATS,
@@ -19,19 +19,15 @@ from support.helpers import (
     tensor,
 )
 from support.ort_models import (
+    MASKS,
     Node,
     grid_attributes,
+    lists,
     nchw,
     nhwc,
     samples,
     torch_ops,
 )
-
-MASKS = [torch.bool, torch.uint8, torch.float32, torch.float16, torch.bfloat16]
-
-
-def lists(active: ActiveBlocks) -> list[torch.Tensor]:
-    return [active.indices, active.count, active.block_map]
 
 
 # ---- all ops

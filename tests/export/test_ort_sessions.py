@@ -34,12 +34,6 @@ from support.ort_models import (
     value_info,
 )
 
-MASKS = [torch.bool, torch.uint8, torch.float32, torch.float16, torch.bfloat16]
-
-
-def lists(active: ActiveBlocks) -> list[torch.Tensor]:
-    return [active.indices, active.count, active.block_map]
-
 
 # ---- memory: what may be written in place, and what must not
 def infos(named):

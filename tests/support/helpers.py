@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -175,6 +176,16 @@ def dense_conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dt
         if residual is not None:
             y = y + residual.to(dtype)
         return reference.activate(y, activation, *slopes)
+
+
+def assert_same_gradients(ours: Callable[..., Tensor], theirs: Callable[..., Tensor], leaves: Sequence[Tensor]) -> None:
+    """Gradients of the sum of squares, and gradients of theirs."""
+    first = [torch.autograd.grad(f(*leaves).square().sum(), leaves, create_graph=True) for f in (ours, theirs)]
+    for got, want in zip(*first, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    second = [torch.autograd.grad(sum(t.square().sum() for t in grads), leaves) for grads in first]
+    for got, want in zip(*second, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-2)
 
 
 def assert_conv(

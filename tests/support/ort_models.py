@@ -13,12 +13,19 @@ from onnx import helper
 from torch import Tensor
 
 import sbnet
-from sbnet import BlockGrid, BlockLayout, ConvLayout, export
+from sbnet import ActiveBlocks, BlockGrid, BlockLayout, ConvLayout, export
 from sbnet.export.runtime import ELEMENT_TYPES
 from support.helpers import random_active, tensor
 from support.plain_layers import PLAIN
 
 PROVIDER = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+
+
+MASKS = [torch.bool, torch.uint8, torch.float32, torch.float16, torch.bfloat16]
+
+
+def lists(active: ActiveBlocks) -> list[Tensor]:
+    return [active.indices, active.count, active.block_map]
 
 
 def nhwc(x: Tensor) -> Tensor:

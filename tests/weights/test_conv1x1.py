@@ -21,6 +21,7 @@ from support.helpers import (
     assert_as_accurate_as_torch,
     assert_bitwise,
     assert_layout,
+    assert_same_gradients,
     laid_out,
     one_block,
     random_active,
@@ -96,12 +97,7 @@ def test_gradients_and_their_gradients(device, activation):
     def ours(x, w, g, b):
         return blocksparse_conv1x1(x, w, layout, active, g, b, activation)
 
-    first = [torch.autograd.grad(f(*leaves).square().sum(), leaves, create_graph=True) for f in (ours, dense)]
-    for got, want in zip(*first, strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
-    second = [torch.autograd.grad(sum(t.square().sum() for t in grads), leaves) for grads in first]
-    for got, want in zip(*second, strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-2)
+    assert_same_gradients(ours, dense, leaves)
 
 
 def test_argument_of_sparse_conv2d(device):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sbnet import BlockLayout, blocksparse_matmul, blocksparse_weight_grad, reference
-from support.helpers import ACTIVATIONS, assert_bitwise
+from support.helpers import ACTIVATIONS, assert_bitwise, assert_same_gradients
 from support.refusals import OPS, refused, zeros
 from support.weight_cases import random_layout
 
@@ -32,12 +32,7 @@ def test_gradients_and_their_gradients(device, activation):
         y = x @ layout.to_dense(w * g[:, None, None]) + b
         return reference.activate(y, activation, 0.01)
 
-    first = [torch.autograd.grad(f(*tensors).square().sum(), tensors, create_graph=True) for f in (ours, dense)]
-    for got, want in zip(*first, strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
-    second = [torch.autograd.grad(sum(g.square().sum() for g in grads), tensors) for grads in first]
-    for got, want in zip(*second, strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-2)
+    assert_same_gradients(ours, dense, tensors)
 
 
 def test_gradient_of_the_transposed_product(device):

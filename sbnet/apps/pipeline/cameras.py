@@ -19,7 +19,7 @@ from sbnet.apps.pipeline.frames import Frame, PipelineError, Result
 from sbnet.apps.pipeline.networks import open_network, picture_of, to_picture
 from sbnet.apps.pipeline.pipeline import Pipeline
 from sbnet.apps.pipeline.report import write_report
-from sbnet.apps.pipeline.sinks import Sink, open_sink
+from sbnet.apps.pipeline.sinks import Sink, close_all, open_sink
 from sbnet.apps.pipeline.stages import Ahead, Behind
 from sbnet.apps.pipeline.summary import Summary
 from sbnet.masks.base import Mask
@@ -114,7 +114,7 @@ class Cameras:
             if not whole:
                 with suppress(BaseException):  # what led here is what is raised
                     behind.close()
-            _closed(sinks, whole)
+            close_all(sinks, whole)
         self.faults = [feed.fault or "" for feed in feeds]
         named = [f"{c.source.name}: {fault}" for c, fault in zip(self.cameras, self.faults, strict=True) if fault]
         if not whole:
@@ -134,7 +134,7 @@ class Cameras:
                 opened.append(open_sink(given, camera.source.rate, camera.side_by_side))
         except BaseException:
             with suppress(Exception):
-                _closed(opened, False)
+                close_all(opened, False)
             raise
         return opened
 
@@ -291,14 +291,3 @@ def _write(sinks: Sequence[Sink], item: tuple[int, Result, int], summary: Summar
     if summary.pictures is None:
         summary.pictures = result
     sinks[camera].write(result)
-
-
-def _closed(sinks: Sequence[Sink], whole: bool) -> None:
-    errors = []
-    for sink in sinks:
-        try:
-            sink.close(whole)
-        except Exception as error:  # the others have to be closed as well
-            errors.append(error)
-    if errors:
-        raise errors[0]

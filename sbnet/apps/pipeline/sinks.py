@@ -136,14 +136,19 @@ class Many:
             sink.write(result)
 
     def close(self, whole: bool) -> None:
-        errors = []
-        for sink in self._sinks:
-            try:
-                sink.close(whole)
-            except Exception as error:  # the others have to be closed as well
-                errors.append(error)
-        if errors:
-            raise errors[0]
+        close_all(self._sinks, whole)
+
+
+def close_all(sinks: Sequence[Sink], whole: bool) -> None:
+    """Closes every one, and raises the first error of them."""
+    errors = []
+    for sink in sinks:
+        try:
+            sink.close(whole)
+        except Exception as error:  # the others have to be closed as well
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 def open_sink(given: Any, rate: Fraction, side_by_side: bool = False) -> Sink:
