@@ -250,17 +250,7 @@ __device__ __forceinline__ void consume(const Float8Args& a, uint32_t smem, uint
       }
     };
 #pragma unroll 1
-    for (int slice = 0; slice < a.slices; ++slice) {
-      const int steps = slice + 1 < a.slices ? 4 : a.last_steps;
-      if (steps == 4)
-        multiply_slice(std::integral_constant<int, 4>());
-      else if (steps == 3)
-        multiply_slice(std::integral_constant<int, 3>());
-      else if (steps == 2)
-        multiply_slice(std::integral_constant<int, 2>());
-      else
-        multiply_slice(std::integral_constant<int, 1>());
-    }
+    for (int slice = 0; slice < a.slices; ++slice) with_steps(slice + 1 < a.slices ? 4 : a.last_steps, multiply_slice);
     wgmma_wait<0>();
     release();
     if constexpr (C::kLong) {

@@ -84,27 +84,17 @@ __device__ void consume(const Args& a, uint32_t smem, uint8_t* shared) {
         }
       }
     };
-    auto multiply_steps = [&](int steps) {
-      if (steps == 4)
-        multiply_slice(std::integral_constant<int, 4>());
-      else if (steps == 3)
-        multiply_slice(std::integral_constant<int, 3>());
-      else if (steps == 2)
-        multiply_slice(std::integral_constant<int, 2>());
-      else
-        multiply_slice(std::integral_constant<int, 1>());
-    };
     if constexpr (C::kListed) {
       int own;
 #pragma unroll 1
       do {
         mbar_wait(smem + C::kPatchFull + 8 * patch, patch_phase);
         own = __shfl_sync(0xffffffff, reinterpret_cast<const int*>(shared + C::kStepsAt)[patch], 0);
-        multiply_steps(own & ~kLastSlice);
+        with_steps(own & ~kLastSlice, multiply_slice);
       } while (!(own & kLastSlice));
     } else {
 #pragma unroll 1
-      for (int slice = 0; slice < a.slices; ++slice) multiply_steps(slice_of<C>(a, slice).steps);
+      for (int slice = 0; slice < a.slices; ++slice) with_steps(slice_of<C>(a, slice).steps, multiply_slice);
     }
     if (tid < C::kOutputs) bias[tid] = own_bias;
     wgmma_wait<0>();

@@ -147,4 +147,17 @@ __device__ __forceinline__ int4 locate(const Args& a, uint32_t at, int count) {
   return unit;
 }
 
+// f(constant) of the products of 16 channels, one to four, that a slice of a tap takes.
+template <class F>
+__device__ __forceinline__ void with_steps(int steps, F&& f) {
+  if (steps == 4)
+    f(std::integral_constant<int, 4>());
+  else if (steps == 3)
+    f(std::integral_constant<int, 3>());
+  else if (steps == 2)
+    f(std::integral_constant<int, 2>());
+  else
+    f(std::integral_constant<int, 1>());
+}
+
 }  // namespace sbnet::sm90::general
