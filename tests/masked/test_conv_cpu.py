@@ -24,7 +24,8 @@ for dtype, (c, k, r, s, g) in itertools.product(
     [torch.float32, torch.float16, torch.bfloat16],
     [(16, 16, 3, 1, 1), (64, 40, 3, 1, 1), (17, 33, 3, 2, 1), (3, 5, 5, 1, 1), (64, 64, 1, 1, 1), (1, 1, 3, 1, 1),
      (24, 24, 3, 1, 24), (96, 96, 3, 2, 96), (9, 18, 5, 2, 9), (12, 20, 3, 1, 4),
-     (40, 40, 3, 1, 20), (36, 36, 5, 2, 9), (64, 64, 3, 1, 8)]):
+     (40, 40, 3, 1, 20), (36, 36, 5, 2, 9), (64, 64, 3, 1, 8), (18, 20, 5, 1, 1), (40, 17, 7, 1, 1),
+     (64, 3, 3, 1, 1), (37, 2, 5, 2, 1)]):
     for activation in (None, "relu", "relu6", "silu", "gelu"):
         t.check("cpu", dtype=dtype, channels=c, filters=k, kernel=r, stride=s, groups=g, padding=r // 2,
                 activation=activation, residual="channel_slice", layout="channel_slice")
@@ -69,6 +70,32 @@ def test_dilated_squares(dilation, dtype):
         check("cpu", **case | {"padding": 1}, size=(45, 47), block=block, layout="contiguous")
 
 
+@pytest.mark.parametrize("kernel", [5, 7])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_squares_of_five_and_seven_taps(kernel, dtype):
+    """Axes of two and three taps together; more channels than are transformed at once, more outputs than a panel."""
+    case = {"kernel": kernel, "dtype": dtype, "size": (23, 30)}
+    for channels, filters, block in ((24, 33, 16), (90, 80, (8, 32)), (16, 16, 7)):
+        case |= {"channels": channels, "filters": filters, "block": block}
+        check("cpu", **case, padding=kernel // 2, activation="relu", residual="channels_last")
+        check("cpu", **case, padding=1, layout="contiguous", out_layout="plane_slice")
+    check("cpu", **case, padding=kernel, dilation=2)
+
+
+@pytest.mark.parametrize(
+    ("channels", "filters"), [(64, 1), (37, 2), (64, 3), (9, 3), (37, 4), (48, 5), (37, 6), (16, 7), (64, 8)]
+)
+def test_few_outputs(channels, filters):
+    """Heads, whose lanes are input channels: from x itself, whatever is read of it and wherever they go."""
+    case = {"channels": channels, "filters": filters, "size": (21, 30)}
+    for kernel, stride, dilation, padding in ((3, 1, 1, 1), (1, 1, 1, 0), ((5, 2), 2, 1, 2), (3, (1, 3), 7, 6)):
+        case |= {"kernel": kernel, "stride": stride, "dilation": dilation, "padding": padding}
+        check("cpu", **case, block=16, activation="relu", residual="channels_last")
+        check("cpu", **case, block=(7, 9), activation="gelu", residual="contiguous", out_layout="contiguous")
+        check("cpu", **case, block=8, layout="channel_slice", out_layout="channel_slice")
+    check("cpu", **case, layout="contiguous")
+
+
 @pytest.mark.parametrize("isa", ["avx2", "avx512"])
 def test_infinities_reach_the_outputs_that_read_them_and_no_others(isa):
     """3x3 layers are computed from differences of inputs, in which an infinity must not become NaN."""
@@ -80,14 +107,16 @@ x = torch.randn(1, 24, 21, 30)
 for value, (c, row, column) in zip([torch.inf, -torch.inf, torch.nan, 3e38, torch.inf, -torch.inf],
                                    [(0, 0, 0), (7, 5, 6), (3, 10, 20), (4, 15, 3), (9, 18, 27), (10, 19, 28)]):
     x[0, c, row, column] = value
-weight, bias = torch.randn(33, 24, 3, 3), torch.randn(33)
 active = sbnet.reduce_mask(torch.ones(1, 21, 30, dtype=torch.bool), sbnet.BlockGrid.cover((21, 30), (7, 8)))
-for dilation in (1, 2, (1, 3)):
-    options = {"padding": dilation, "dilation": dilation}
-    got, want = sbnet.sparse_conv2d(x, weight, bias, active, **options), F.conv2d(x, weight, bias, **options)
-    assert want.isnan().any() and want.isposinf().any() and want.isneginf().any() and want.isfinite().any()
-    for kind in (torch.isnan, torch.isposinf, torch.isneginf):
-        assert torch.equal(kind(got), kind(want)), (dilation, kind)
+for filters, kernel, dilation in (33, 3, 1), (33, 3, 2), (33, 3, (1, 3)), (33, 5, 1), (33, 7, 1), (3, 3, 1), (2, 5, 2):
+    weight, bias = torch.randn(filters, 24, kernel, kernel), torch.randn(filters)
+    options = {"padding": [d * (kernel // 2) for d in (dilation if dilation == (1, 3) else (dilation,) * 2)]}
+    options["dilation"] = dilation
+    for given in x, x.contiguous(memory_format=torch.channels_last):
+        got, want = sbnet.sparse_conv2d(given, weight, bias, active, **options), F.conv2d(x, weight, bias, **options)
+        assert want.isnan().any() and want.isposinf().any() and want.isneginf().any() and want.isfinite().any()
+        for kind in (torch.isnan, torch.isposinf, torch.isneginf):
+            assert torch.equal(kind(got), kind(want)), (filters, kernel, dilation, kind)
 print("done")
 """
     result = run_python(code, SBNET_ISA=isa)

@@ -72,16 +72,19 @@ Status validate(const ConvPackParams& p) {
 }
 
 // Instruction sets differ in how far they fill up channels. Whoever widens the elements, to 4 bytes, does not fill up
-// input channels; matrix units fill them up, but to no more than twice as many 2-byte elements. Weights of 3x3 may be
-// kept in Winograd's form, too.
+// input channels; matrix units fill them up, but to no more than twice as many 2-byte elements. Weights of 2x2, 3x3,
+// 5x5 and 7x7 may be kept in Winograd's form, too, those of few output channels with input channels as lanes.
 int64_t packed_bytes(const ConvPackParams& p) {
   const int64_t* size = p.weight.size;
   if (p.weight.dtype == DType::kF8) return 0;  // widened at each call
   const int64_t groups = size[1] == 1 ? 1 : p.groups,
                 lanes = (size[0] / groups + kMostLanes - 1) / kMostLanes * kMostLanes;
-  const bool winograd = size[2] == 3 && size[3] == 3 && groups == 1;
-  const int64_t sums = p.weight.dtype == DType::kI8 ? lanes * 4 : 0;
-  return kTagBytes + groups * lanes * size[1] * (size[2] * size[3] + (winograd ? 16 : 0)) * 4 + sums;
+  const bool square = size[2] == size[3] && groups == 1;
+  const int64_t terms = !square ? 0 : size[2] == 2 ? 3 : size[2] == 3 ? 4 : size[2] == 5 ? 7 : size[2] == 7 ? 10 : 0;
+  const bool few = p.groups == 1 && p.weight.dtype == DType::kF32 && 2 * size[0] <= kMostLanes;
+  const int64_t by_inputs = few ? size[0] * ((size[1] + kMostLanes - 1) / kMostLanes * kMostLanes) : 0;
+  const int64_t taps = size[2] * size[3], sums = p.weight.dtype == DType::kI8 ? lanes * 4 : 0;
+  return kTagBytes + (groups * lanes * size[1] * (taps + terms * terms) + by_inputs * taps) * 4 + sums;
 }
 
 Status validate(const Conv2dParams& p) {

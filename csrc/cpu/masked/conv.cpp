@@ -90,7 +90,11 @@ void run_jobs(const ConvPlan& plan, const ConvKernels& kernel, const void* weigh
   if (!blocks) return;
   const int64_t threads = std::max(parallel.threads, 1), wanted = threads * kJobsPerThread;
   if (!weights) {
-    pack(plan, kernel, workspace + plan.weights_at, parallel);
+    ConvLayout used = plan;  // of the forms that the weights may have, the one that this call reads
+    used.direct = !plan.by_winograd && !plan.by_narrow;
+    used.winograd = plan.by_winograd;
+    used.narrow = plan.by_narrow;
+    pack(used, kernel, workspace + plan.weights_at, parallel);
     weights = workspace + plan.weights_at;
   }
 

@@ -255,6 +255,7 @@ static void run_slice(const ConvPlan& plan, const ConvJob& job, const Slice& sli
 }  // namespace sbnet
 
 #include "cpu/masked/conv_lanewise.h"
+#include "cpu/masked/conv_narrow.h"
 #include "cpu/masked/conv_winograd.h"
 
 namespace sbnet {
@@ -266,6 +267,8 @@ static void run_either(const ConvPlan& plan, const ConvJob& job) {
     run_winograd<T>(plan, job);
   else if (runs_straight(plan, job.first_panel))
     run_straight(plan, job);
+  else if (plan.by_narrow)
+    run_narrow(plan, job);
   else
     run<T>(plan, job);
 }
@@ -275,8 +278,10 @@ static void run_job(const ConvPlan& plan, const ConvJob& job) {
 }
 
 static void pack_all(const ConvLayout& layout, void* packed, int64_t begin, int64_t end) {
-  by_dtype<Half, BFloat>(layout.weight.dtype, [&](auto t) { pack_weights<decltype(t)>(layout, packed, begin, end); });
+  if (layout.direct)
+    by_dtype<Half, BFloat>(layout.weight.dtype, [&](auto t) { pack_weights<decltype(t)>(layout, packed, begin, end); });
   if (layout.winograd) pack_winograd(layout, static_cast<float*>(packed), begin, end);
+  if (layout.narrow && begin == 0) pack_narrow(layout, static_cast<float*>(packed));
 }
 
 }  // namespace SBNET_ISA

@@ -1,11 +1,16 @@
-// Weights of 3x3 convolutions in Winograd's form, a panel of output channels at a time (conv_winograd.h). Those of a
+// Weights of convolutions in Winograd's form, a panel of output channels at a time (conv_winograd.h). Those of a
 // dense layer have one run of input channels; block-sparse ones (cpu/weights/conv_winograd.cpp) one for each block.
 #pragma once
 #include <cstdint>
 
 namespace sbnet {
 
-constexpr int kWinogradPoints = 16;  // products of a 2x2 square of outputs, for each pair of channels
+constexpr int kWinogradPoints = 16;  // sums of a 2x2 square of outputs
+
+// Of an axis of 2, 3, 5 or 7 taps: products of its points, for each pair of channels. 0 of others.
+constexpr int64_t winograd_terms(int64_t taps) {
+  return taps == 2 ? 3 : taps == 3 ? 4 : taps == 5 ? 7 : taps == 7 ? 10 : 0;
+}
 
 // Neighbouring input channels and their filters.
 struct WinogradRun {
@@ -19,7 +24,7 @@ struct WinogradPanel {
   int64_t width;         // floats of a row of weights: whole vectors
   const WinogradRun* runs;
   int64_t run_count, inputs;  // inputs: of all runs
-  float* weights;             // [point][inputs][width]
+  float* weights;             // [row term][column term][inputs][width]
 };
 
 }  // namespace sbnet

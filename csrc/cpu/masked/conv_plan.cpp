@@ -17,6 +17,7 @@ constexpr int64_t kSharedSlots = 1024;  // patch slots up to which small blocks 
 constexpr int64_t kLeastWinogradChannels = 16,
                   kMostWinogradChannels = 512;  // its transforms pay; its inputs fit a cache
 constexpr int32_t kLeastPermutedLanes = 8;      // shorter vectors have no instruction that permutes lanes
+constexpr int64_t kWinogradInputs = 1 << 18;    // floats: terms of some channels stay in the second cache
 constexpr int32_t kLeastWinogradSide = 4;       // of a tile: edges waste less
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -25,6 +26,11 @@ int64_t aligned(int64_t bytes) { return ceil_div(bytes, 64) * 64; }
 // Of an axis of `extent` outputs: squares begin in every second run of `dilation` neighbours.
 int64_t squares_along(int64_t extent, int64_t dilation) {
   return extent / (2 * dilation) * dilation + std::min(extent % (2 * dilation), dilation);
+}
+
+// Products of a square of 2x2 outputs, for each pair of channels.
+int64_t winograd_products(const ConvLayout& l) {
+  return winograd_terms(l.weight.size[2]) * winograd_terms(l.weight.size[3]);
 }
 
 }  // namespace
@@ -37,7 +43,7 @@ int64_t ConvLayout::panel_offset(int64_t group, int64_t panel) const {
 }
 
 int64_t ConvLayout::winograd_offset(int64_t panel) const {
-  return winograd_at + panel * panel_width * kWinogradPoints * group_in;
+  return winograd_at + panel * panel_width * winograd_products(*this) * group_in;
 }
 
 int32_t pixels_per_run(const ConvPlan& plan, int32_t most) {
@@ -96,11 +102,11 @@ AxisTaps square_axis(const ConvPlan& plan, int axis) {
   const int64_t extent = plan.tile[axis], dilation = plan.p.dilation[axis], rest = (extent - 1) % (2 * dilation);
   const int64_t last = extent - 1 - rest + std::min(rest, dilation - 1);  // where the last square begins
   AxisTaps a{};
-  a.taps = 3;
-  a.slots = static_cast<int32_t>(last + 3 * dilation + 1);
+  a.taps = static_cast<int32_t>(plan.weight.size[2 + axis]);
+  a.slots = static_cast<int32_t>(last + a.taps * dilation + 1);
   a.segments = 1;
   a.output_step = a.input_step = 1;
-  a.segment[0] = {0, static_cast<int32_t>(extent + 2 * dilation), 0};
+  a.segment[0] = {0, static_cast<int32_t>(extent + (a.taps - 1) * dilation), 0};
   return a;
 }
 
@@ -108,9 +114,9 @@ ConvLayout make_conv_layout(const TensorView& weight, int32_t groups, const Conv
   ConvLayout l{};
   l.weight = weight;
   l.group_in = weight.size[1];
-  const bool narrow = shape.depth == 1 && shape.lanes >= kLeastPermutedLanes && l.group_in < shape.lanes &&
+  const bool shared = shape.depth == 1 && shape.lanes >= kLeastPermutedLanes && l.group_in < shape.lanes &&
                       shape.lanes % l.group_in == 0 && weight.size[0] == groups * l.group_in;
-  l.lanewise = groups > 1 && (l.group_in == 1 || narrow);
+  l.lanewise = groups > 1 && (l.group_in == 1 || shared);
   l.groups = l.lanewise ? 1 : groups;
   l.group_out = weight.size[0] / l.groups;
   l.stored_in = ceil_div(l.group_in, shape.depth) * shape.depth;
@@ -118,13 +124,23 @@ ConvLayout make_conv_layout(const TensorView& weight, int32_t groups, const Conv
   l.panel_width = shape.lanes * shape.vectors;
   l.panels = ceil_div(l.group_out, l.panel_width);
   l.last_width = ceil_div(l.group_out - (l.panels - 1) * l.panel_width, shape.lanes) * shape.lanes;
+  l.direct = true;
   l.bytes = aligned(l.panel_offset(l.groups, 0) * shape.element_bytes);
-  l.winograd = shape.depth == 1 && groups == 1 && weight.size[2] == 3 && weight.size[3] == 3 &&
+  const int64_t side = weight.size[2];
+  l.winograd = shape.depth == 1 && groups == 1 && winograd_terms(side) && weight.size[3] == side &&
                l.group_in >= kLeastWinogradChannels && l.group_in <= kMostWinogradChannels &&
                l.group_out >= kLeastWinogradChannels;
   if (l.winograd) {
     l.winograd_at = l.bytes / shape.element_bytes;
-    l.bytes += ((l.panels - 1) * l.panel_width + l.last_width) * kWinogradPoints * l.group_in * shape.element_bytes;
+    l.bytes +=
+        ((l.panels - 1) * l.panel_width + l.last_width) * winograd_products(l) * l.group_in * shape.element_bytes;
+  }
+
+  l.narrow = shape.depth == 1 && groups == 1 && weight.dtype == DType::kF32 && 2 * l.group_out <= shape.lanes &&
+             2 * l.group_in >= shape.lanes && weight.size[2] <= kMaxAxisTaps && weight.size[3] <= kMaxAxisTaps;
+  if (l.narrow) {
+    l.narrow_at = l.bytes / shape.element_bytes;
+    l.bytes += aligned(l.group_out * l.taps() * ceil_div(l.group_in, shape.lanes) * shape.lanes * shape.element_bytes);
   }
 
   const bool integers = weight.dtype == DType::kI8;
@@ -148,7 +164,7 @@ ConvLayout make_conv_layout(const TensorView& weight, int32_t groups, const Conv
     if (l.chunk > 4) l.chunk = std::min(l.group_in, ceil_div(l.chunk, 4) * 4);
     if (l.lanewise) l.chunk = l.group_in;
   }
-  l.tag = PackTag{{'s', 'b', 'n', 'e', 't', 'w', '2'}, shape, weight.dtype, groups, 0, {}};
+  l.tag = PackTag{{'s', 'b', 'n', 'e', 't', 'w', '3'}, shape, weight.dtype, groups, 0, {}};
   std::copy(weight.size, weight.size + 4, l.tag.size);
   return l;
 }
@@ -178,7 +194,7 @@ ConvPlan make_conv_plan(const Conv2dParams& p, const ConvShape& shape, bool pack
   // With dilation squares may reach far beyond the tile: three quarters of the direct way's products pay.
   plan.by_winograd = plan.winograd && p.stride[0] == 1 && p.stride[1] == 1 &&
                      std::min(plan.tile[0], plan.tile[1]) >= kLeastWinogradSide &&
-                     4 * kWinogradPoints * squares <= 3 * plan.taps() * plan.tile[0] * plan.tile[1];
+                     4 * winograd_products(plan) * squares <= 3 * plan.taps() * plan.tile[0] * plan.tile[1];
   if (plan.by_winograd && dilation[0] == 1 && plan.tile[0] % 2 && plan.tiles[0] > 1 &&
       (plan.tile[0] + 1) * plan.tile[1] <= kTilePixels) {
     ++plan.tile[0];  // whole squares: a tile's last row would have half ones
@@ -195,6 +211,7 @@ ConvPlan make_conv_plan(const Conv2dParams& p, const ConvShape& shape, bool pack
   // The weights of one tap follow each other whatever the chunk, which patches would want small.
   plan.in_place = shape.depth == 1 && !plan.lanewise && plan.taps() == 1 && p.padding[0] == 0 && p.padding[1] == 0 &&
                   p.x.dtype == DType::kF32 && p.x.stride[1] == 1;
+  plan.by_narrow = plan.narrow && p.x.stride[1] == 1;
   if (plan.in_place) {
     plan.chunk = ceil_div(plan.group_in, ceil_div(plan.group_in, kMaxSliceChannels));
     plan.rect_slots = 0;
@@ -206,7 +223,10 @@ ConvPlan make_conv_plan(const Conv2dParams& p, const ConvShape& shape, bool pack
     plan.patch_channels = plan.lanes;
     plan.squares = ceil_div(plan.rects_per_tile * squares, kMicroPixels) * kMicroPixels;
     plan.sum_rows = kWinogradPoints * plan.squares;
-    inputs = plan.sum_rows * ceil_div(plan.group_in, plan.lanes) * plan.lanes;
+    const int64_t of_channel = winograd_products(plan) * plan.squares, most = kWinogradInputs / of_channel;
+    const int64_t parts = plan.weight.size[2] <= 3 ? 1 : ceil_div(plan.group_in, std::max<int64_t>(most, plan.lanes));
+    plan.square_channels = ceil_div(ceil_div(plan.group_in, parts), plan.lanes) * plan.lanes;
+    inputs = of_channel * plan.square_channels;
   }
   if (shape.row_pixels) {
     const int64_t run = pixels_per_run(plan, shape.row_pixels);
@@ -218,8 +238,9 @@ ConvPlan make_conv_plan(const Conv2dParams& p, const ConvShape& shape, bool pack
   const int64_t patch_slots = plan.rects_per_tile * plan.rect_slots + shape.row_pixels * p.stride[1];
   plan.inputs_at = aligned(patch_slots * plan.patch_channels * shape.element_bytes);
   plan.sums_at = plan.inputs_at + aligned(inputs * 4);
-  // Winograd's way finishes a panel before it begins the next.
-  plan.rects_at = plan.sums_at + (plan.by_winograd ? 1 : plan.job_panels) * plan.sum_rows * plan.panel_width * 4;
+  // Winograd's way finishes a panel before it begins the next, where it has all inputs.
+  const bool one_panel = plan.by_winograd && plan.square_channels >= plan.group_in;
+  plan.rects_at = plan.sums_at + (one_panel ? 1 : plan.job_panels) * plan.sum_rows * plan.panel_width * 4;
   plan.pixels_at = aligned(plan.rects_at + plan.rects_per_tile * static_cast<int64_t>(sizeof(ConvRect)));
   plan.scratch_bytes = aligned(plan.pixels_at + static_cast<int64_t>(sizeof(ConvPixels)));
   plan.weights_at = 64;  // after the job counter

@@ -71,8 +71,11 @@ struct ConvLayout {
   int32_t panel_width;  // output channels per panel
   int64_t panels;       // per group
   int64_t last_width;   // of the last panel: a multiple of `lanes`
-  bool winograd;        // the weights are kept in Winograd's form, too (conv_winograd.h)
+  bool direct;          // the weights are kept in the order of the direct way
+  bool winograd;        // ... and in Winograd's form (conv_winograd.h)
   int64_t winograd_at;  // where that begins, in elements
+  bool narrow;          // ... and in the form of few output channels (conv_narrow.h)
+  int64_t narrow_at;    // where that begins, in elements
   int64_t offsets_at;   // of int8 weights: where what to add to the sum of each output channel begins, in bytes
   int64_t bytes;
   PackTag tag;
@@ -91,6 +94,7 @@ struct ConvPlan : ConvLayout {
   float per_unit;                          // integers that 1 of a float x is
   int64_t patch_channels;                  // elements per patch slot: chunk, or the panel width for lanewise
   bool in_place;                           // 1x1: the microkernels read x where it is, there are no patches
+  bool by_narrow;                          // as conv_narrow.h does
   int64_t job_panels;                      // panels per job, at most
   int32_t tile[2];                         // tile height and width
   int64_t tiles[2];                        // tiles per block
@@ -100,6 +104,7 @@ struct ConvPlan : ConvLayout {
   bool by_winograd;                        // this convolution is computed so
   const WinogradPanel* block_panels;       // then, of block-sparse weights: [panels]; null of dense ones
   int64_t squares;                         // then: squares of 2x2 outputs per tile, at most, in whole microtiles
+  int64_t square_channels;                 // then: input channels that are transformed at once, in whole vectors
   // Byte offsets and sizes in the workspace.
   int64_t weights_at, scratch_at, scratch_bytes, total_bytes;
   // Byte offsets in one thread's scratch.

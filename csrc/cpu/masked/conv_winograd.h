@@ -3,7 +3,12 @@
 // at each point, the squares of a tile times the weights are a matrix product, by the direct way's microkernel; sums
 // are transformed back. (Lavin and Gray, Fast Algorithms for Convolutional Neural Networks, arXiv 1509.09308.)
 //
-// An output depends on its own 3x3 inputs alone: what others hold is not even multiplied by zero. But an infinity makes
+// F(2x2, 2x2) takes 9 instead of 16 at all points of F(2x2, 3x3) but the third of an axis. 5 taps are 2 and 3, 7 are 2,
+// 2 and 3, which share sums and the way back: 49 products instead of 100, and 100 instead of 196, with sums and
+// differences of no more than two inputs an axis; F(2x2, 5x5) itself would take 36, and lose several bits. A point has
+// several inputs then: an axis has 3, 4, 7 or 10 of all points together, its "terms", in the order of the points.
+//
+// An output depends on its own inputs alone: what others hold is not even multiplied by zero. But an infinity makes
 // NaN of an infinity less an infinity: what comes out as no finite number, of inputs without NaN, is summed again
 // directly. Included by conv_fma.h.
 #pragma once
@@ -14,30 +19,71 @@ namespace SBNET_ISA {
 
 constexpr int64_t kWinogradChannels = 96;  // of a product: weights of a point and panel stay in the first cache
 
-// ---- Weights: G g G', G = (1 0 0; 1/2 1/2 1/2; 1/2 -1/2 1/2; 0 0 1); per panel [point][input channel][width].
+template <int N>
+struct Number {
+  static constexpr int value = N;
+};
+
+// f(the side of a kernel).
+template <class F>
+SBNET_INLINE void by_side(int64_t side, F&& f) {
+  side == 2 ? f(Number<2>()) : side == 3 ? f(Number<3>()) : side == 5 ? f(Number<5>()) : f(Number<7>());
+}
+
+// The points of an axis' terms.
+SBNET_INLINE const int8_t* points_of_terms(int64_t side) {
+  static constexpr int8_t kTwo[] = {0, 1, 3}, kThree[] = {0, 1, 2, 3}, kFive[] = {0, 0, 1, 1, 2, 3, 3},
+                          kSeven[] = {0, 0, 0, 1, 1, 1, 2, 3, 3, 3};
+  return side == 2 ? kTwo : side == 3 ? kThree : side == 5 ? kFive : kSeven;
+}
+
+// ---- Weights: G g G', G = (1 0 0; 1/2 1/2 1/2; 1/2 -1/2 1/2; 0 0 1) of three taps, (1 0; 1 1; 0 1) of two; per panel
+// [row term][column term][input channel][width].
+
+SBNET_INLINE void add_two_taps(const Vec* g, Vec* p0, Vec* p1, Vec* p3) { *p0 = g[0], *p1 = g[0] + g[1], *p3 = g[1]; }
+SBNET_INLINE void add_three_taps(const Vec* g, Vec* p0, Vec* p1, Vec* p2, Vec* p3) {
+  const Vec ends = (g[0] + g[2]) * 0.5f;
+  *p0 = g[0], *p1 = ends + g[1] * 0.5f, *p2 = ends - g[1] * 0.5f, *p3 = g[2];
+}
+template <int R>
+SBNET_INLINE void transform_taps(const Vec* g, Vec* to) {
+  if constexpr (R == 2) {
+    add_two_taps(g, to, to + 1, to + 2);
+  } else if constexpr (R == 3) {
+    add_three_taps(g, to, to + 1, to + 2, to + 3);
+  } else if constexpr (R == 5) {
+    add_two_taps(g, to, to + 2, to + 5);
+    add_three_taps(g + 2, to + 1, to + 3, to + 4, to + 6);
+  } else {
+    add_two_taps(g, to, to + 3, to + 7);
+    add_two_taps(g + 2, to + 1, to + 4, to + 8);
+    add_three_taps(g + 4, to + 2, to + 5, to + 6, to + 9);
+  }
+}
 
 // kLanes output channels of a panel, from its k0-th on.
-template <class T>
+template <class T, int R>
 static void pack_winograd_lanes(const WinogradPanel& panel, int64_t k0) {
+  constexpr int kTerms = winograd_terms(R);
   const int64_t used = smaller(kLanes, panel.channels - k0), apart = panel.inputs * panel.width;
   float* to = panel.weights + k0;
   for (const WinogradRun* run = panel.runs; run < panel.runs + panel.run_count; ++run) {
     const T* source = static_cast<const T*>(run->filters) + k0 * run->stride[0];
     for (int64_t c = 0; c < run->count; ++c, to += panel.width) {
-      alignas(64) float taps[9][kLanes] = {};
-      for (int64_t k = 0; k < used; ++k)
-        for (int t = 0; t < 9; ++t)
-          taps[t][k] =
-              widen(source[k * run->stride[0] + c * run->stride[1] + t / 3 * run->stride[2] + t % 3 * run->stride[3]]);
-      Vec rows[4][3];
-      for (int s = 0; s < 3; ++s) {
-        const Vec a = load(taps[s]), b = load(taps[3 + s]), c2 = load(taps[6 + s]), ends = (a + c2) * 0.5f;
-        rows[0][s] = a, rows[1][s] = ends + b * 0.5f, rows[2][s] = ends - b * 0.5f, rows[3][s] = c2;
+      Vec rows[R][kTerms], column[R], terms[kTerms];  // of each column of taps, the terms of its rows
+      for (int s = 0; s < R; ++s) {
+        for (int r = 0; r < R; ++r) {
+          alignas(64) float lanes[kLanes] = {};
+          for (int64_t k = 0; k < used; ++k)
+            lanes[k] = widen(source[k * run->stride[0] + c * run->stride[1] + r * run->stride[2] + s * run->stride[3]]);
+          column[r] = load(lanes);
+        }
+        transform_taps<R>(column, rows[s]);
       }
-      for (int r = 0; r < 4; ++r) {
-        const Vec a = rows[r][0], b = rows[r][1], c2 = rows[r][2], ends = (a + c2) * 0.5f;
-        const Vec points[4] = {a, ends + b * 0.5f, ends - b * 0.5f, c2};
-        for (int s = 0; s < 4; ++s) store(to + (r * 4 + s) * apart, points[s]);
+      for (int i = 0; i < kTerms; ++i) {
+        for (int s = 0; s < R; ++s) column[s] = rows[s][i];
+        transform_taps<R>(column, terms);
+        for (int j = 0; j < kTerms; ++j) store(to + (i * kTerms + j) * apart, terms[j]);
       }
     }
   }
@@ -61,48 +107,75 @@ static void pack_winograd(const ConvLayout& layout, float* packed, int64_t begin
     WinogradRun whole;
     const int64_t k0 = i * kLanes;
     const WinogradPanel panel = dense_panel(layout, packed, k0 / kPanelWidth, &whole);
-    by_dtype<Half, BFloat>(layout.weight.dtype,
-                           [&](auto t) { pack_winograd_lanes<decltype(t)>(panel, k0 % kPanelWidth); });
+    by_dtype<Half, BFloat>(layout.weight.dtype, [&](auto t) {
+      by_side(layout.weight.size[2],
+              [&](auto side) { pack_winograd_lanes<decltype(t), decltype(side)::value>(panel, k0 % kPanelWidth); });
+    });
   }
 }
 
 static void pack_panel(const WinogradPanel& panel, DType dtype) {
   for (int64_t k0 = 0; k0 < panel.width; k0 += kLanes)
-    by_dtype<Half, BFloat>(dtype, [&](auto t) { pack_winograd_lanes<decltype(t)>(panel, k0); });
+    by_dtype<Half, BFloat>(dtype, [&](auto t) { pack_winograd_lanes<decltype(t), 3>(panel, k0); });
 }
 
-// ---- Inputs: B' d B, where B' takes d0 - d2, d1 + d2, d2 - d1, d1 - d3.
+// ---- Inputs: B' d B, where B' takes d0 - d2, d1 + d2, d2 - d1, d1 - d3 for three taps, d0 - d1, d1, d1 - d2 for two.
 
-// kLanes channels of a square's 4x4 inputs, rows `down` and columns `right` elements apart in the patch; points `apart`
-// elements apart.
-SBNET_INLINE void transform_inputs(const float* patch, int64_t down, int64_t right, float* to, int64_t apart) {
-  Vec t[4][4];
-  SBNET_UNROLL for (int j = 0; j < 4; ++j) {
-    const float* column = patch + j * right;
-    const Vec a = load(column), b = load(column + down), c = load(column + 2 * down), d = load(column + 3 * down);
-    t[0][j] = a - c, t[1][j] = b + c, t[2][j] = c - b, t[3][j] = b - d;
+SBNET_INLINE void add_inputs_of_two(const Vec* d, Vec* p0, Vec* p1, Vec* p3) {
+  *p0 = d[0] - d[1], *p1 = d[1], *p3 = d[1] - d[2];
+}
+SBNET_INLINE void add_inputs_of_three(const Vec* d, Vec* p0, Vec* p1, Vec* p2, Vec* p3) {
+  *p0 = d[0] - d[2], *p1 = d[1] + d[2], *p2 = d[2] - d[1], *p3 = d[1] - d[3];
+}
+template <int R>
+SBNET_INLINE void transform_axis(const Vec* d, Vec* to) {
+  if constexpr (R == 2) {
+    add_inputs_of_two(d, to, to + 1, to + 2);
+  } else if constexpr (R == 3) {
+    add_inputs_of_three(d, to, to + 1, to + 2, to + 3);
+  } else if constexpr (R == 5) {
+    add_inputs_of_two(d, to, to + 2, to + 5);
+    add_inputs_of_three(d + 2, to + 1, to + 3, to + 4, to + 6);
+  } else {
+    add_inputs_of_two(d, to, to + 3, to + 7);
+    add_inputs_of_two(d + 2, to + 1, to + 4, to + 8);
+    add_inputs_of_three(d + 4, to + 2, to + 5, to + 6, to + 9);
   }
-  SBNET_UNROLL for (int i = 0; i < 4; ++i) {
-    store(to + (i * 4 + 0) * apart, t[i][0] - t[i][2]);
-    store(to + (i * 4 + 1) * apart, t[i][1] + t[i][2]);
-    store(to + (i * 4 + 2) * apart, t[i][2] - t[i][1]);
-    store(to + (i * 4 + 3) * apart, t[i][1] - t[i][3]);
+}
+
+// kLanes channels of a square's inputs, rows `down` and columns `right` elements apart in the patch; terms `apart`
+// elements apart.
+template <int R>
+static void transform_inputs(const float* patch, int64_t down, int64_t right, float* to, int64_t apart) {
+  constexpr int kTerms = winograd_terms(R);
+  Vec rows[R + 1][kTerms], line[R + 1], terms[kTerms];
+  SBNET_UNROLL for (int j = 0; j <= R; ++j) {
+    SBNET_UNROLL for (int i = 0; i <= R; ++i) line[i] = load(patch + i * down + j * right);
+    transform_axis<R>(line, rows[j]);
+  }
+  SBNET_UNROLL for (int i = 0; i < kTerms; ++i) {
+    SBNET_UNROLL for (int j = 0; j <= R; ++j) line[j] = rows[j][i];
+    transform_axis<R>(line, terms);
+    SBNET_UNROLL for (int j = 0; j < kTerms; ++j) store(to + (i * kTerms + j) * apart, terms[j]);
   }
 }
 
 // ---- Outputs: A' m A, where A' takes m0 + m1 + m2, m1 - m2 - m3. A square's four rows of kPanelWidth; false where
 // something is no finite number.
-SBNET_INLINE bool transform_sums(const float* sums, int64_t apart, int64_t width, float* to) {
+template <bool kThird>
+static bool transform_sums(const float* sums, int64_t apart, int64_t width, float* to) {
   Vec finite = Vec{};
   for (int64_t v = 0; v < width; v += kLanes) {
     Vec t[2][4];
     SBNET_UNROLL for (int j = 0; j < 4; ++j) {
+      if (!kThird && j == 2) continue;
       const float* at = sums + j * apart + v;
-      const Vec b = load(at + 4 * apart), c = load(at + 8 * apart);
+      const Vec b = load(at + 4 * apart), c = kThird ? load(at + 8 * apart) : Vec{};
       t[0][j] = load(at) + b + c, t[1][j] = b - c - load(at + 12 * apart);
     }
     SBNET_UNROLL for (int i = 0; i < 2; ++i) {
-      const Vec left = t[i][0] + t[i][1] + t[i][2], right = t[i][1] - t[i][2] - t[i][3];
+      const Vec c = kThird ? t[i][2] : Vec{};
+      const Vec left = t[i][0] + t[i][1] + c, right = t[i][1] - c - t[i][3];
       store(to + i * 2 * kPanelWidth + v, left);
       store(to + (i * 2 + 1) * kPanelWidth + v, right);
       finite += left * 0.0f + right * 0.0f;
@@ -121,8 +194,8 @@ template <class T, class F>
 SBNET_INLINE void for_inputs(const ConvPlan& plan, const ConvRect& rect, int32_t row, int32_t column,
                              const WinogradRun& run, F&& f) {
   const TensorView& x = plan.p.x;
-  for (int64_t r = 0; r < 3; ++r)
-    for (int64_t s = 0; s < 3; ++s) {
+  for (int64_t r = 0; r < plan.weight.size[2]; ++r)
+    for (int64_t s = 0; s < plan.weight.size[3]; ++s) {
       const int64_t y = rect.row + row + r * plan.p.dilation[0] - plan.p.padding[0];
       const int64_t at = rect.column + column + s * plan.p.dilation[1] - plan.p.padding[1];
       if (y < 0 || y >= x.size[2] || at < 0 || at >= x.size[3]) continue;
@@ -188,40 +261,41 @@ static int64_t list_squares(const ConvPlan& plan, const ConvJob& job) {
   return squares;
 }
 
-template <class T>
-static void gather_inputs(const ConvPlan& plan, const ConvJob& job) {
+// Channels [first, end) of all squares.
+template <class T, int R>
+static void gather_inputs(const ConvPlan& plan, const ConvJob& job, int64_t first, int64_t end) {
   const AxisTaps rows = square_axis(plan, 0), columns = square_axis(plan, 1);
   const int32_t* dilation = plan.p.dilation;
-  const int64_t stored = (plan.group_in + kLanes - 1) / kLanes * kLanes, apart = plan.squares * stored;
+  const int64_t stored = plan.square_channels, apart = plan.squares * stored;
   float* patch = static_cast<float*>(job.patch);
   const int64_t pitch = columns.slots * kLanes;
-  for (int64_t c0 = 0; c0 < plan.group_in; c0 += kLanes) {
-    float* to = job.inputs + c0;
+  for (int64_t c0 = first; c0 < end; c0 += kLanes) {
+    float* to = job.inputs + c0 - first;
     for (int64_t q = 0; q < job.rect_count; ++q) {
       const ConvRect& rect = job.rects[q];
-      fill_patch<T>(plan, rect, rows, columns, {c0, smaller(kLanes, plan.group_in - c0), 1}, patch);
+      fill_patch<T>(plan, rect, rows, columns, {c0, smaller(kLanes, end - c0), 1}, patch);
       for (int32_t r = 0; r < rect.height; r = next_square(r, dilation[0]))
         for (int32_t c = 0; c < rect.width; c = next_square(c, dilation[1]), to += stored)
-          transform_inputs(patch + r * pitch + c * kLanes, dilation[0] * pitch, dilation[1] * kLanes, to, apart);
+          transform_inputs<R>(patch + r * pitch + c * kLanes, dilation[0] * pitch, dilation[1] * kLanes, to, apart);
     }
   }
 }
 
 template <class T>
-static void finish_squares(const ConvPlan& plan, const ConvJob& job, const WinogradPanel& panel) {
+static void finish_squares(const ConvPlan& plan, const ConvJob& job, const WinogradPanel& panel, const float* sums) {
   const ConvPixels& px = *job.pixels;
   const int64_t apart = plan.squares * kPanelWidth;
   const int32_t* dilation = plan.p.dilation;
   alignas(64) float outputs[4 * kPanelWidth];
   PanelEnd end;
   load_end<T>(plan.p, panel.k0, panel.channels, &end);
-  const float* sums = job.sums;
+  const auto back = plan.weight.size[2] == 2 ? transform_sums<false> : transform_sums<true>;
   int64_t first = 0;
   for (int64_t q = 0; q < job.rect_count; ++q) {
     const ConvRect& rect = job.rects[q];
     for (int32_t r = 0; r < rect.height; r = next_square(r, dilation[0]))
       for (int32_t c = 0; c < rect.width; c = next_square(c, dilation[1]), sums += kPanelWidth) {
-        const bool finite = transform_sums(sums, apart, panel.width, outputs);
+        const bool finite = back(sums, apart, panel.width, outputs);
         const bool below = r + dilation[0] < rect.height, beside = c + dilation[1] < rect.width;
         const int64_t count = (below ? 2 : 1) * (beside ? 2 : 1);
         if (below && !beside) __builtin_memcpy(outputs + kPanelWidth, outputs + 2 * kPanelWidth, panel.width * 4);
@@ -263,41 +337,55 @@ static bool next_piece(const WinogradPanel& panel, WinogradPiece* piece) {
   return true;
 }
 
-// Sums of all points of the tile's squares.
-static void multiply_points(const ConvPlan& plan, const ConvJob& job, int64_t squares, const WinogradPanel& panel) {
-  const int64_t stored = (plan.group_in + kLanes - 1) / kLanes * kLanes, width = panel.width;
+// Sums of all points of the tile's squares, of the inputs [c0, ...) that are there.
+static void multiply_points(const ConvPlan& plan, const ConvJob& job, int64_t squares, const WinogradPanel& panel,
+                            int64_t c0, float* sums) {
+  const int64_t stored = plan.square_channels, width = panel.width, side = plan.weight.size[2];
+  const int64_t terms = winograd_terms(side);
+  const int8_t* points = points_of_terms(side);
   const Microkernel micro = microkernel_of<false>(width);
-  const float* w = panel.weights;
   Ahead nothing;
   nothing.count = 0;
-  for (int point = 0; point < kWinogradPoints; ++point) {
-    const float* inputs = job.inputs + point * plan.squares * stored;
-    float* const sums = job.sums + point * plan.squares * kPanelWidth;
-    WinogradPiece piece;
-    piece.run = piece.channel = 0;
-    for (bool first = true; next_piece(panel, &piece); first = false) {
-      const NextWeights next = {reinterpret_cast<const char*>(w + piece.inputs * width), piece.inputs * width * 4};
-      for (int64_t i = 0; i < squares; i += kMicroPixels) {
-        int64_t rows[kMicroPixels];
-        for (int e = 0; e < kMicroPixels; ++e) rows[e] = (i + e) * stored;
-        fetch(next, i, smaller(i + kMicroPixels, squares), squares);
-        micro(inputs, rows, piece.taps, w, sums + i * kPanelWidth, first, nothing);
+  for (int64_t i = 0; i < terms; ++i)
+    for (int64_t j = 0; j < terms; ++j) {
+      const int64_t term = i * terms + j;
+      const float* inputs = job.inputs + term * plan.squares * stored;
+      const float* w = panel.weights + (term * panel.inputs + c0) * width;
+      float* const to = sums + (points[i] * 4 + points[j]) * plan.squares * kPanelWidth;
+      const bool new_row = i == 0 || points[i] != points[i - 1], new_column = j == 0 || points[j] != points[j - 1];
+      WinogradPiece piece;
+      piece.run = piece.channel = 0;
+      for (bool first = c0 == 0 && new_row && new_column; next_piece(panel, &piece); first = false) {
+        const NextWeights next = {reinterpret_cast<const char*>(w + piece.inputs * width), piece.inputs * width * 4};
+        for (int64_t q = 0; q < squares; q += kMicroPixels) {
+          int64_t rows[kMicroPixels];
+          for (int e = 0; e < kMicroPixels; ++e) rows[e] = (q + e) * stored;
+          fetch(next, q, smaller(q + kMicroPixels, squares), squares);
+          micro(inputs, rows, piece.taps, w, to + q * kPanelWidth, first, nothing);
+        }
+        w += piece.inputs * width;
       }
-      w += piece.inputs * width;
     }
-  }
 }
 
 template <class T>
 static void run_winograd(const ConvPlan& plan, const ConvJob& job) {
   const int64_t squares = list_squares(plan, job);
-  gather_inputs<T>(plan, job);
   float* const packed = const_cast<float*>(static_cast<const float*>(job.weights));
-  for (int64_t j = job.first_panel; j < job.first_panel + job.panels; ++j) {
-    WinogradRun whole;
-    const WinogradPanel panel = plan.block_panels ? plan.block_panels[j] : dense_panel(plan, packed, j, &whole);
-    multiply_points(plan, job, squares, panel);
-    finish_squares<T>(plan, job, panel);
+  const int64_t kept = plan.square_channels < plan.group_in ? plan.sum_rows * kPanelWidth : 0;
+  for (int64_t c0 = 0; c0 < plan.group_in; c0 += plan.square_channels) {
+    const int64_t end = smaller(c0 + plan.square_channels, plan.group_in);
+    by_side(plan.weight.size[2], [&](auto side) { gather_inputs<T, decltype(side)::value>(plan, job, c0, end); });
+    for (int64_t j = 0; j < job.panels; ++j) {
+      const int64_t at = job.first_panel + j;
+      float* const sums = job.sums + j * kept;
+      WinogradRun whole;
+      const WinogradPanel panel = plan.block_panels ? plan.block_panels[at] : dense_panel(plan, packed, at, &whole);
+      if (!plan.block_panels) whole.count = end - c0;
+      multiply_points(plan, job, squares, panel, c0, sums);
+      whole.count = plan.group_in;
+      if (end == plan.group_in) finish_squares<T>(plan, job, panel, sums);
+    }
   }
 }
 

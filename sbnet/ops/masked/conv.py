@@ -189,11 +189,15 @@ def _pack_conv_weight_fake(weight: Tensor, groups: int) -> Tensor:
         groups >= 1 and k % groups == 0,
         lambda: f"sbnet::pack_conv_weight: groups: {groups}; a divisor of K = {k} is wanted",
     )
+    few = 2 * k <= 16 and groups == 1 and weight.dtype == torch.float32  # kept with input channels as lanes, too
     groups = 1 if c == 1 else groups
-    taps = r * s + (16 if r == s == 3 and groups == 1 else 0)  # of Winograd's form, too
+    square = r == s and groups == 1
+    # Sizes may be symbols, which are no keys of a dict.
+    terms = next((n for taps, n in ((2, 3), (3, 4), (5, 7), (7, 10)) if square and r == taps), 0)  # of Winograd's form
     lanes = (k // groups + 15) // 16 * 16
     sums = lanes * 4 if weight.dtype == torch.int8 else 0
-    size = 128 + groups * lanes * c * taps * 4 + sums  # packed_bytes in csrc/core/masked/conv.cpp
+    floats = groups * lanes * c * (r * s + terms * terms) + (k * ((c + 15) // 16 * 16) * r * s if few else 0)
+    size = 128 + floats * 4 + sums  # packed_bytes in csrc/core/masked/conv.cpp
     return weight.new_empty(0 if weight.is_cuda else size, dtype=torch.uint8)
 
 
