@@ -126,6 +126,8 @@ def recognise(weights: str = "") -> Network:
 
     if not weights:
         raise ValueError("recognise: expected torchvision's file of ResNet-50 weights, as in recognise:resnet50.pth")
+    if not Path(weights).is_file():
+        raise ValueError(f"{weights}: no such file; expected torchvision's file of ResNet-50 weights")
     mean, deviation = (torch.tensor(v)[None, :, None, None] for v in IMAGENET)
 
     def prepare(x: Tensor) -> Tensor:
