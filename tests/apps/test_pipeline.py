@@ -1,5 +1,6 @@
 """`sbnet.Pipeline`: what goes in comes out, in order, whole, and no more of it is held than a few frames."""
 
+import importlib
 import json
 import threading
 import time
@@ -293,6 +294,14 @@ def test_curves_do_not_grow():
     assert series.count == 10_000
     assert series.mean == 4999.5
     assert series.curve[0] < series.curve[-1]
+
+
+def test_free_memory_goes_back_now_and_then(monkeypatch):
+    module, calls = importlib.import_module("sbnet.apps.pipeline.pipeline"), []
+    monkeypatch.setattr(module, "TRIMMED", 2)
+    monkeypatch.setattr(module, "give_back_memory", lambda: calls.append(True))
+    Pipeline(frames(5), network=edges(), device="cpu", compare=0).run()
+    assert len(calls) == 2
 
 
 def net_for_the_command() -> Network:

@@ -21,12 +21,13 @@ from sbnet.apps.pipeline.networks import Network, open_network
 from sbnet.apps.pipeline.report import check_report, write_report
 from sbnet.apps.pipeline.sinks import Sink, open_sink
 from sbnet.apps.pipeline.sources import Source, open_source
-from sbnet.apps.pipeline.stages import Ahead, Behind
+from sbnet.apps.pipeline.stages import Ahead, Behind, give_back_memory
 from sbnet.apps.pipeline.summary import Summary
 from sbnet.masks.base import Mask
 from sbnet.masks.named import open_mask
 
 MODES = ("masked", "exact", "cached", "dense")
+TRIMMED = 250  # frames between two times that free memory goes back
 
 
 class Pipeline:
@@ -133,6 +134,8 @@ class Pipeline:
                     if not summary.title:
                         summary.title = self._title(frame)
                     behind.put(compute(frame, pinned))
+                    if frame.index % TRIMMED == TRIMMED - 1:
+                        give_back_memory()
                     if told is not None:
                         told(summary, expected)
             except KeyboardInterrupt:
