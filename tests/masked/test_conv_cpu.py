@@ -41,6 +41,33 @@ print("done")
     assert result.stdout.strip() == "done"
 
 
+@pytest.mark.parametrize("isa", ["generic", "avx2", "avx512"])
+def test_channels_that_fill_no_vector_leave_their_neighbours_alone(isa):
+    """Of a pixel's channels in a wider feature map, those behind y's are others', and what is added has no more."""
+    code = """
+import itertools, torch, sbnet
+from sbnet.reference import sparse_conv2d
+active = sbnet.reduce_mask(torch.rand(1, 17, 23) < 0.3, sbnet.BlockGrid.cover((17, 23), (5, 7)))
+mask = active.pixel_mask((17, 23))
+for k, activation, kernel in itertools.product((5, 24, 70), (None, "relu6", "silu"), (1, 3)):
+    x, weight = torch.randn(1, 20, 17, 23), torch.randn(k, 20, kernel, kernel)
+    x = x.contiguous(memory_format=torch.channels_last)
+    wide = torch.full((1, k + 9, 17, 23), 7.0).contiguous(memory_format=torch.channels_last)
+    added = torch.full((1, k + 3, 17, 23), float("nan")).contiguous(memory_format=torch.channels_last)
+    added[:, :k] = torch.randn(1, k, 17, 23)
+    options = {"padding": kernel // 2, "activation": activation, "residual": added[:, :k]}
+    sbnet.sparse_conv2d_(x, weight, None, active, wide[:, 2 : 2 + k], **options)
+    wanted = torch.full_like(wide, 7.0)
+    wanted[:, 2 : 2 + k] = torch.where(mask, sparse_conv2d(x, weight, None, active, **options), 7.0)
+    torch.testing.assert_close(wide, wanted, rtol=1e-4, atol=1e-4)
+    assert torch.equal(wide == 7, wanted == 7)
+print("done")
+"""
+    result = run_python(code, SBNET_ISA=isa)
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert result.stdout.strip() == "done"
+
+
 @pytest.mark.parametrize("block", [8, 10, (4, 17), 64], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_runs_of_pixels(dtype, block):

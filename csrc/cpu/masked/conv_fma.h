@@ -164,11 +164,12 @@ struct Ending {
   const float *bias, *residual;  // residual: or null
   float* y;
   float low, high;
+  int64_t last;  // channels of the last vector: of fewer than its lanes no more are read or written
 };
 
 // A slice that is the only one. The last microtile has copies of its last pixel, which y may share with the residual:
 // all is read before anything is written.
-template <int V>
+template <int V, bool kWhole>
 static __attribute__((noinline)) void microkernel_to_y(const float* patch, const int64_t* pixels, const Taps& taps,
                                                        const float* w, const Ending& end, const int64_t* y,
                                                        const int64_t* residual, const Ahead& ahead) {
@@ -178,24 +179,32 @@ static __attribute__((noinline)) void microkernel_to_y(const float* patch, const
   SBNET_UNROLL for (int v = 0; v < V; ++v) bias[v] = load(end.bias + v * kLanes);
   SBNET_UNROLL for (int i = 0; i < kMicroPixels; ++i) SBNET_UNROLL for (int v = 0; v < V; ++v) sum[i][v] += bias[v];
   if (end.residual) {
-    SBNET_UNROLL for (int i = 0; i < kMicroPixels; ++i) SBNET_UNROLL for (int v = 0; v < V; ++v) sum[i][v] +=
-        load(end.residual + residual[i] + v * kLanes);
+    SBNET_UNROLL for (int i = 0; i < kMicroPixels; ++i) SBNET_UNROLL for (int v = 0; v < V; ++v) {
+      const float* from = end.residual + residual[i] + v * kLanes;
+      sum[i][v] += kWhole || v + 1 < V ? load(from) : load_part(from, end.last);
+    }
   }
   const Vec low = splat(end.low), high = splat(end.high);
-  SBNET_UNROLL for (int i = 0; i < kMicroPixels; ++i) SBNET_UNROLL for (int v = 0; v < V; ++v)
-      store(end.y + y[i] + v * kLanes, at_most(high, at_least(low, sum[i][v])));
+  SBNET_UNROLL for (int i = 0; i < kMicroPixels; ++i) SBNET_UNROLL for (int v = 0; v < V; ++v) {
+    const Vec bounded = at_most(high, at_least(low, sum[i][v]));
+    float* to = end.y + y[i] + v * kLanes;
+    if (kWhole || v + 1 < V)
+      store(to, bounded);
+    else
+      store_part(to, bounded, end.last);
+  }
 }
 
 using MicrokernelToY = void (*)(const float*, const int64_t*, const Taps&, const float*, const Ending&, const int64_t*,
                                 const int64_t*, const Ahead&);
 
-static MicrokernelToY microkernel_to_y_of(int64_t width) {
+template <bool kWhole>
+static MicrokernelToY microkernel_to_y_of(int64_t vectors) {
   constexpr int kThree = kVectors < 3 ? kVectors : 3;
-  const int64_t vectors = width / kLanes;
-  return vectors == 1   ? microkernel_to_y<1>
-         : vectors == 2 ? microkernel_to_y<2>
-         : vectors == 3 ? microkernel_to_y<kThree>
-                        : microkernel_to_y<kVectors>;
+  return vectors == 1   ? microkernel_to_y<1, kWhole>
+         : vectors == 2 ? microkernel_to_y<2, kWhole>
+         : vectors == 3 ? microkernel_to_y<kThree, kWhole>
+                        : microkernel_to_y<kVectors, kWhole>;
 }
 
 // What the next microtile, pixels i to i + kMicroPixels, reads and writes in memory: its inputs in place (slice: or
@@ -229,14 +238,20 @@ static void run_slice(const ConvPlan& plan, const ConvJob& job, const Slice& sli
     const Microkernel micro = plan.lanewise ? microkernel_of<true>(width) : microkernel_of<false>(width);
     PanelEnd numbers;
     if (slice.last) load_end<T>(plan.p, k0, channels, &numbers);
-    const bool vectors = stores_vectors<T>(plan, channels);
+    const bool vectors = stores_vectors<T>(plan);
     const Slice* inputs = plan.in_place && j == 0 ? &slice : nullptr;  // the next panels find them in the cache
     const Conv2dParams& p = plan.p;
     const float* added = static_cast<const float*>(p.residual.data);
-    Ending end = {numbers.bias, added ? added + k0 : nullptr, static_cast<float*>(p.y.data) + k0, 0, 0};
+    Ending end = {numbers.bias,
+                  added ? added + k0 : nullptr,
+                  static_cast<float*>(p.y.data) + k0,
+                  0,
+                  0,
+                  channels - (width - kLanes)};
     const bool to_y =
         slice.first && slice.last && vectors && !plan.lanewise && bounds_of(p.activation, &end.low, &end.high);
-    const MicrokernelToY micro_to_y = microkernel_to_y_of(width);
+    const MicrokernelToY micro_to_y =
+        end.last == kLanes ? microkernel_to_y_of<true>(width / kLanes) : microkernel_to_y_of<false>(width / kLanes);
     for (int64_t i = 0; i < px.count; i += kMicroPixels, sums += kMicroPixels * kPanelWidth) {
       fetch(next, i, smaller(i + kMicroPixels, px.count), px.count);
       if (vectors) list_lines(plan, px, i + kMicroPixels, inputs, slice.last ? k0 : -1, channels, &ahead);

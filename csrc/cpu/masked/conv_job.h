@@ -8,12 +8,11 @@ namespace SBNET_ISA {
 
 // ---- Epilogue: y = activation(sums + bias + residual) for some pixels and one panel.
 
-// Can sums go to y as whole vectors? Other types and layouts go by a row in float32.
+// Can sums go to y as vectors? Other types and layouts go by a row in float32.
 template <class T>
-SBNET_INLINE bool stores_vectors(const ConvPlan& plan, int64_t channels) {
+SBNET_INLINE bool stores_vectors(const ConvPlan& plan) {
   const Conv2dParams& p = plan.p;
-  return sizeof(T) == 4 && channels % kLanes == 0 && p.y.stride[1] == 1 &&
-         (!p.residual.data || p.residual.stride[1] == 1);
+  return sizeof(T) == 4 && p.y.stride[1] == 1 && (!p.residual.data || p.residual.stride[1] == 1);
 }
 
 // What a panel's channels have: bias, 0 without one, and the slope below zero.
@@ -30,9 +29,10 @@ static __attribute__((noinline)) void finish_vectors(const Conv2dParams& p, cons
   const float* residual = p.residual.data ? static_cast<const float*>(p.residual.data) + k0 : nullptr;
   for (int64_t i = begin; i < end; ++i, sums += kPanelWidth)
     for (int64_t v = 0; v < channels; v += kLanes) {
+      const int64_t count = smaller(kLanes, channels - v);
       Vec sum = load(sums + v) + load(panel.bias + v);
-      if (residual) sum += load(residual + pixels.residual[i] + v);
-      store(y + pixels.y[i] + v, activate(kActivation, load(panel.slope + v), sum));
+      if (residual) sum += load_some(residual + pixels.residual[i] + v, count);
+      store_some(y + pixels.y[i] + v, activate(kActivation, load(panel.slope + v), sum), count);
     }
 }
 
@@ -63,8 +63,7 @@ template <class T>
 static __attribute__((noinline)) void finish(const ConvPlan& plan, const ConvPixels& pixels, int64_t begin, int64_t end,
                                              int64_t k0, int64_t channels, const PanelEnd& panel, const float* sums) {
   const Conv2dParams& p = plan.p;
-  if (stores_vectors<T>(plan, channels))
-    return finish_vectors_of(p.activation)(p, pixels, begin, end, k0, channels, panel, sums);
+  if (stores_vectors<T>(plan)) return finish_vectors_of(p.activation)(p, pixels, begin, end, k0, channels, panel, sums);
   alignas(64) float row[kPanelWidth], residual[kPanelWidth] = {};
   for (int64_t i = begin; i < end; ++i, sums += kPanelWidth) {
     if (p.residual.data)

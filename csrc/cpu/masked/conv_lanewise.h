@@ -7,15 +7,6 @@
 namespace sbnet {
 namespace SBNET_ISA {
 
-// Can a panel run so?
-static bool runs_straight(const ConvPlan& plan, int64_t panel) {
-  const Conv2dParams& p = plan.p;
-  const int64_t channels = smaller(plan.width_of_panel(panel), plan.group_out - panel * kPanelWidth);
-  return plan.lanewise && channels % kLanes == 0 && p.x.dtype == DType::kF32 && p.x.size[1] == plan.weight.size[0] &&
-         p.x.stride[1] == 1 && p.y.stride[1] == 1 && (!p.residual.data || p.residual.stride[1] == 1) &&
-         plan.weight.size[2] <= kMaxAxisTaps && plan.weight.size[3] <= kMaxAxisTaps;
-}
-
 // Some channels of the taps [first, first + count) that outputs of a row read.
 struct Straight {
   int64_t first, count;
@@ -123,7 +114,7 @@ static void run_rect_straight(const ConvPlan& plan, const ConvRect& rect, int64_
   const SumStraight many = sum_straight_of<kNeighbours>(vectors), one = sum_straight_of<1>(vectors);
   s.step = p.stride[1] * p.x.stride[3];
   const Row apart = {p.y.stride[3], p.residual.stride[3]};
-  Ending bounded = {panel.bias, nullptr, nullptr, 0, 0};
+  Ending bounded = {panel.bias, nullptr, nullptr, 0, 0, kLanes};
   const Ending* end_of = bounds_of(p.activation, &bounded.low, &bounded.high) ? &bounded : nullptr;
   alignas(64) float sums[kNeighbours * kPanelWidth];
   for (int64_t r = rect.row; r < rect.row + rect.height; ++r) {

@@ -110,6 +110,15 @@ AxisTaps square_axis(const ConvPlan& plan, int axis) {
   return a;
 }
 
+bool runs_straight(const ConvPlan& plan, int64_t panel) {
+  const Conv2dParams& p = plan.p;
+  const int64_t channels = std::min(plan.width_of_panel(panel), plan.group_out - panel * plan.panel_width);
+  return plan.lanewise && channels % plan.lanes == 0 && p.x.dtype == DType::kF32 &&
+         p.x.size[1] == plan.weight.size[0] && p.x.stride[1] == 1 && p.y.stride[1] == 1 &&
+         (!p.residual.data || p.residual.stride[1] == 1) && plan.weight.size[2] <= kMaxAxisTaps &&
+         plan.weight.size[3] <= kMaxAxisTaps;
+}
+
 ConvLayout make_conv_layout(const TensorView& weight, int32_t groups, const ConvShape& shape) {
   ConvLayout l{};
   l.weight = weight;

@@ -120,6 +120,9 @@ AxisTaps square_axis(const ConvPlan& plan, int axis);
 // Neighbours in a row that a matrix of at most `most` rows takes: equal parts of the tile's width.
 int32_t pixels_per_run(const ConvPlan& plan, int32_t most);
 
+// Can a panel run straight from x, without patches (conv_lanewise.h)?
+bool runs_straight(const ConvPlan& plan, int64_t panel);
+
 // For validated params. `packed`: the weights have been packed before, the workspace holds none.
 ConvLayout make_conv_layout(const TensorView& weight, int32_t groups, const ConvShape& shape);
 ConvPlan make_conv_plan(const Conv2dParams& p, const ConvShape& shape, bool packed, int32_t threads);

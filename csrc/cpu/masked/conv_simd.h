@@ -24,6 +24,33 @@ typedef float UnalignedVec __attribute__((vector_size(kLanes * 4), aligned(4), m
 
 SBNET_INLINE Vec load(const float* at) { return *reinterpret_cast<const UnalignedVec*>(at); }
 SBNET_INLINE void store(float* at, Vec v) { *reinterpret_cast<UnalignedVec*>(at) = v; }
+
+// The first `count` lanes alone: what lies behind them is not touched. The other lanes of what is loaded are zeros.
+#if defined(__AVX512F__) && SBNET_LANES == 16
+SBNET_INLINE __mmask16 first_of(int64_t count) { return static_cast<__mmask16>((1u << count) - 1); }
+SBNET_INLINE Vec load_part(const float* at, int64_t count) {
+  return reinterpret_cast<Vec>(_mm512_maskz_loadu_ps(first_of(count), at));
+}
+SBNET_INLINE void store_part(float* at, Vec v, int64_t count) {
+  _mm512_mask_storeu_ps(at, first_of(count), reinterpret_cast<__m512>(v));
+}
+#else
+SBNET_INLINE Vec load_part(const float* at, int64_t count) {
+  Vec v = Vec{};
+  for (int64_t i = 0; i < count; ++i) v[i] = at[i];
+  return v;
+}
+SBNET_INLINE void store_part(float* at, Vec v, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) at[i] = v[i];
+}
+#endif
+SBNET_INLINE Vec load_some(const float* at, int64_t count) { return count == kLanes ? load(at) : load_part(at, count); }
+SBNET_INLINE void store_some(float* at, Vec v, int64_t count) {
+  if (count == kLanes)
+    store(at, v);
+  else
+    store_part(at, v, count);
+}
 SBNET_INLINE Vec splat(float f) { return f - Vec{}; }  // not f + 0: that would lose the sign of -0
 
 // The lanes of v in another order.
