@@ -14,6 +14,27 @@ thread_local std::vector<std::unique_ptr<Recording>> making;
 
 Recording* Recording::current() { return making.empty() ? nullptr : making.back().get(); }
 
+bool Recording::join(int32_t count) {
+  ConvChainParams p = {};
+  if (count < 2 || count > kMostChained || steps_.size() < static_cast<size_t>(count)) return false;
+  const auto first = steps_.end() - count;
+  for (auto step = first; step != steps_.end(); ++step, ++p.count) {
+    if (!step->conv) return false;
+    p.layers[p.count] = step->conv->p;
+    p.packed[p.count] = step->conv->packed;
+  }
+  if (!sbnet_conv_chain_suits_cpu(&p)) return false;
+  const int64_t bytes = sbnet_conv_chain_workspace_bytes_cpu(&p, threads_);
+  if (workspace_->numel() < bytes) workspace_ = workspace(*workspace_, bytes);
+  const std::vector<Step> joined(first, steps_.end());  // which hold the tensors
+  steps_.erase(first, steps_.end());
+  steps_.push_back(
+      {joined[0].op,
+       [p, joined](void* own, const Parallel& parallel) { return sbnet_conv_chain_cpu(&p, own, &parallel); },
+       {}});
+  return true;
+}
+
 Status Recording::run() const {
   Parallel parallel = cpu_threads();
   parallel.threads = threads_;
@@ -35,6 +56,11 @@ Recording* sbnet_recording_end() {
   Recording* made = sbnet::binding::making.back().release();
   sbnet::binding::making.pop_back();
   return made;
+}
+
+bool sbnet_recording_join(int32_t kernels) {
+  Recording* recording = Recording::current();
+  return recording && recording->join(kernels);
 }
 
 const char* sbnet_recording_run(const Recording* recording) {

@@ -5,6 +5,7 @@
 #include <functional>
 #include <tuple>
 
+#include "core/masked/conv_chain.h"
 #include "torch_binding/common.h"
 
 namespace sbnet::binding {
@@ -19,16 +20,27 @@ class Recording {
   template <class Kernel, class... Held>
   void add(const char* op, const Tensor* workspace, const Kernel& kernel, const Held&... held) {
     if (workspace && (!workspace_ || workspace_->numel() < workspace->numel())) workspace_ = *workspace;
-    steps_.push_back({op, [kernel, kept = std::make_tuple(held...)](void* own, const Parallel& parallel) {
+    steps_.push_back({op,
+                      [kernel, kept = std::make_tuple(held...)](void* own, const Parallel& parallel) {
                         return kernel(own, parallel);
-                      }});
+                      },
+                      {}});
   }
+  // What the kernel that was noted last computes: a convolution, which may be joined with its neighbours.
+  void describe(const Conv2dParams& p, const void* packed) { steps_.back().conv = {p, packed}; }
+  // Makes the last `count` kernels one (core/masked/conv_chain.h) if it can be: what lies between is nobody else's.
+  bool join(int32_t count);
   Status run() const;  // the kernels in order, up to the first that fails
 
  private:
+  struct Conv {
+    Conv2dParams p;
+    const void* packed;
+  };
   struct Step {
     const char* op;
     std::function<Status(void*, const Parallel&)> kernel;
+    std::optional<Conv> conv;
   };
   std::vector<Step> steps_;
   std::optional<Tensor> workspace_;
@@ -66,6 +78,9 @@ extern "C" {
 // nothing was.
 SBNET_EXPORT void sbnet_recording_begin();
 SBNET_EXPORT sbnet::binding::Recording* sbnet_recording_end();
+// Of the last `kernels` noted ones, convolutions of which nobody else reads what lies between them: are they run as one
+// from now on?
+SBNET_EXPORT bool sbnet_recording_join(int32_t kernels);
 // Null, or what is wrong, until the thread's next call.
 SBNET_EXPORT const char* sbnet_recording_run(const sbnet::binding::Recording* recording);
 SBNET_EXPORT void sbnet_recording_free(sbnet::binding::Recording* recording);

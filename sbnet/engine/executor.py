@@ -23,6 +23,7 @@ from sbnet.graph.constants import Constants
 from sbnet.graph.functional import adaptive_pool, listed_as, whole
 from sbnet.graph.ir import Node, Value
 from sbnet.graph.lists import all_pixels, lists_of
+from sbnet.graph.passes.chains import chains
 from sbnet.graph.passes.storage import store
 from sbnet.graph.plan import Plan
 from sbnet.ops import sparse_fill_
@@ -73,13 +74,15 @@ class Executor:
 
     Attributes:
         active: lists of the last call: one a plane, or, exact, one a demand.
+        chains: convolutions that a CPU may run tile by tile: of the last one, how many there are.
         whole_frame: the next call computes all pixels (the cached contract's first frame).
     """
 
     def __init__(self, plan: Plan, constants: Constants, allow_tf32: bool = False) -> None:
         self.plan, self.device, self.nodes = plan, constants.device, plan.graph.nodes
         self.context = Context(constants, {}, allow_tf32, plan.mode == "cached", plan.mode != "masked")
-        self.storage = store(plan, WRITTEN)
+        self.chains = chains(plan) if self.device.type == "cpu" else {}
+        self.storage = store(plan, WRITTEN, self.chains)
         self.lists = lists_of(plan, self.storage)
         self._made = constants.made
         if self.device.type == "cpu":
@@ -254,7 +257,7 @@ class Executor:
             self._noted_nodes(step)
         else:
             self._noted_nodes = None
-            self._noted_nodes = RecordedNodes(self.nodes, step, self._lasting, lists)
+            self._noted_nodes = RecordedNodes(self.nodes, step, self._lasting, lists, self.chains)
 
     def step(self, node: Node, env: dict[Value, Any], get: Get, lists: Lists) -> None:
         """Runs one node."""

@@ -21,7 +21,8 @@ def kind(node: Node) -> str:
 
 
 def profile(executor: Executor, inputs: Sequence[Any], mask: Tensor, calls: int) -> list[tuple[str, str, float]]:
-    """(module path, kind, ms) of each node, each timed by itself: the median of `calls`."""
+    """(module path, kind, ms) of each node, each timed by itself, also those that a CPU's calls run as a chain: the
+    median of `calls`."""
     times: dict[Node, list[float]] = {node: [] for node in executor.nodes}
     plain = executor.step
     cuda = executor.device.type == "cuda"

@@ -36,6 +36,11 @@ class Recording:
         self._free()
         self._handle = library.sbnet_recording_end()
 
+    def join(self, kernels: int) -> bool:
+        """While noting: may the last `kernels` run tile by tile, as one? They are convolutions noted one after
+        the other, and nobody else reads what lies between them, which may then not be written."""
+        return bool(self._library.sbnet_recording_join(kernels))
+
     def __call__(self) -> None:
         wrong = self._library.sbnet_recording_run(self._handle)
         if wrong:
@@ -58,6 +63,8 @@ def _library() -> Any:
     library = ctypes.CDLL(str(TORCH_LIBRARY))
     library.sbnet_recording_end.restype = ctypes.c_void_p
     library.sbnet_recording_run.restype = ctypes.c_char_p
+    library.sbnet_recording_join.restype = ctypes.c_bool
+    library.sbnet_recording_join.argtypes = [ctypes.c_int32]
     for name in ("sbnet_recording_run", "sbnet_recording_free"):
         getattr(library, name).argtypes = [ctypes.c_void_p]
     return library

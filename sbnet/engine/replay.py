@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -55,11 +55,19 @@ class RecordedNodes:
         step: runs one.
         lasting: those that read and write memory that stays, by ops that recordings note.
         lists: what they ran on.
+        chains: how many nodes before and with one of them may run as one.
+
+    Attributes:
+        joined: of the chains, those that do.
     """
 
-    def __init__(self, nodes: Iterable[Node], step: Callable[[Node], None], lasting: set[Node], lists: Lists) -> None:
+    def __init__(
+        self, nodes: Iterable[Node], step: Callable[[Node], None], lasting: set[Node], lists: Lists,
+        chains: Mapping[Node, int],
+    ) -> None:  # fmt: skip
         self._lists, self._threads = lists, torch.get_num_threads()
         self._parts: list[Recording | Node] = []
+        self.joined = 0
         for lasts, some in itertools.groupby(nodes, lambda node: node in lasting):
             if not lasts:
                 for node in some:
@@ -70,6 +78,7 @@ class RecordedNodes:
             with recording.noting():
                 for node in some:
                     step(node)
+                    self.joined += node in chains and recording.join(chains[node])
             self._parts.append(recording)
 
     def fits(self, lists: Lists) -> bool:

@@ -7,7 +7,6 @@
 #include "core/layer.h"
 #include "cpu/lists/fringe.h"
 #include "cpu/masked/conv_float8.h"
-#include "cpu/masked/conv_kernels.h"
 #include "cpu/masked/conv_run.h"
 #include "cpu/simd/isa.h"
 
@@ -60,7 +59,10 @@ const ConvKernels& kernels(const TensorView& weight) {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Rect `index` counts the tiles of the active blocks, block by block; false where it is empty or its block is bad.
+}  // namespace
+
+const ConvKernels& conv_kernels(const TensorView& weight) { return kernels(weight); }
+
 bool find_rect(const ConvPlan& plan, int64_t index, ConvRect* rect) {
   const int64_t per_block = plan.tiles[0] * plan.tiles[1], tile = index % per_block;
   const int32_t* block = plan.p.active.indices + 3 * (index / per_block);
@@ -77,6 +79,18 @@ bool find_rect(const ConvPlan& plan, int64_t index, ConvRect* rect) {
   rect->width = static_cast<int32_t>(width);
   return height > 0 && width > 0;
 }
+
+ConvJob conv_job(const ConvPlan& plan, const void* weights, char* scratch) {
+  ConvJob job{};
+  job.weights = weights;
+  job.patch = scratch + plan.patch_at;
+  job.inputs = reinterpret_cast<float*>(scratch + plan.inputs_at);
+  job.sums = reinterpret_cast<float*>(scratch + plan.sums_at);
+  job.pixels = reinterpret_cast<ConvPixels*>(scratch + plan.pixels_at);
+  return job;
+}
+
+namespace {
 
 void pack(const ConvLayout& layout, const ConvKernels& kernel, void* packed, const Parallel& parallel) {
   parallel_for(parallel, layout.groups * ceil_div(layout.group_out, layout.lanes), 1,
@@ -116,13 +130,8 @@ void run_jobs(const ConvPlan& plan, const ConvKernels& kernel, const void* weigh
   parallel_for(parallel, threads, 1, [&](int64_t begin, int64_t) {
     char* scratch = workspace + plan.scratch_at + begin * plan.scratch_bytes;
     ConvRect* list = reinterpret_cast<ConvRect*>(scratch + plan.rects_at);
-    ConvJob job{};
-    job.weights = weights;
-    job.patch = scratch + plan.patch_at;
-    job.inputs = reinterpret_cast<float*>(scratch + plan.inputs_at);
-    job.sums = reinterpret_cast<float*>(scratch + plan.sums_at);
+    ConvJob job = conv_job(plan, weights, scratch);
     job.rects = list;
-    job.pixels = reinterpret_cast<ConvPixels*>(scratch + plan.pixels_at);
     for (;;) {
       const int64_t j = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED);
       if (j >= tiles * jobs_per_tile) return;

@@ -73,6 +73,8 @@ void run(const LayerCall& layer, ConvArguments a, const std::optional<Tensor>& p
   };
   check(op, SBNET_ON_DEVICE(call, run_on_cpu(op, &scratch, kernel, layer, a, packed_weight),
                             sbnet_sparse_conv2d_cuda(&p, call.stream())));
+  Recording* recording = Recording::current();
+  if (recording && !call.cuda()) recording->describe(p, packed);
 }
 
 void sparse_conv2d_(Tensor x, Tensor weight, std::optional<Tensor> bias, std::optional<Tensor> residual, Tensor indices,

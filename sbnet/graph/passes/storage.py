@@ -9,8 +9,9 @@ does, and so does whoever takes an output) keeps a buffer of its own, clean outs
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import torch
 
@@ -18,6 +19,7 @@ from sbnet.geometry import Window
 from sbnet.graph.ir import Node, Value
 from sbnet.graph.plan import ACTIVE, POINTWISE, Plan, reads
 
+EMPTY: Mapping[Node, int] = MappingProxyType({})
 Consumer = tuple[int, Window]  # plane that it writes, what it reads
 
 
@@ -64,11 +66,12 @@ class Storage:
     buffers: list[tuple[torch.dtype, int]]
 
 
-def store(plan: Plan, written: set[str]) -> Storage:
+def store(plan: Plan, written: set[str], chains: Mapping[Node, int] = EMPTY) -> Storage:
     """Finds a place for what planned nodes write.
 
     Args:
         written: kinds of nodes that write into memory they are given.
+        chains: nodes that may run as one with some before them: what the first reads lives until the last has written.
     """
     nodes = plan.graph.nodes
     roots: list[Root] = []
@@ -88,14 +91,14 @@ def store(plan: Plan, written: set[str]) -> Storage:
     for at, node in enumerate(nodes):
         if node.kind in written or copies.get(node):
             place[node.output][0].writers.append(at)
-    _lives(plan, roots)
+    _lives(plan, roots, chains)
     fringes: dict[tuple[int, tuple[Consumer, ...]], int] = {}
     if plan.mode == "masked":
         for root in roots:
             found = None if root.kept else consumers(plan, root.plane, [value for value, _ in root.parts])
             if found:
                 root.fringe = fringes.setdefault((root.plane, tuple(found)), len(fringes))
-    buffers = _buffers(plan, roots, place)
+    buffers = _buffers(plan, roots, place, chains)
     return Storage(place, copies, roots, list(fringes), buffers)
 
 
@@ -157,9 +160,12 @@ def _move(old: Root, new: Root, at: int, place: dict[Value, tuple[Root, int]]) -
     old.parts = []
 
 
-def _lives(plan: Plan, roots: list[Root]) -> None:
+def _lives(plan: Plan, roots: list[Root], chains: Mapping[Node, int]) -> None:
     nodes = plan.graph.nodes
     at_of = {id(node): k for k, node in enumerate(nodes)}
+    for node, count in chains.items():
+        end = at_of[id(node)]
+        at_of |= {id(before): end for before in nodes[end + 1 - count : end]}
     for root in roots:
         root.first = min(root.writers)
         root.last = max(root.writers)
@@ -193,14 +199,16 @@ def consumers(plan: Plan, plane: int, parts: Sequence[Value]) -> list[Consumer] 
     return sorted(found)
 
 
-def _buffers(plan: Plan, roots: list[Root], place: dict[Value, tuple[Root, int]]) -> list[tuple[torch.dtype, int]]:
+def _buffers(
+    plan: Plan, roots: list[Root], place: dict[Value, tuple[Root, int]], chains: Mapping[Node, int]
+) -> list[tuple[torch.dtype, int]]:
     """Gives each root its buffer, in the order in which they are first written."""
     sizes: list[tuple[torch.dtype, int]] = []
     busy: dict[int, Root] = {}
     for root in sorted(roots, key=lambda r: r.first):
         wanted = root.shape[0] * root.shape[1] * root.shape[2] * root.shape[3]
         dtype = root.parts[0][0].dtype
-        taken_over = _in_place(plan, root, place)
+        taken_over = _in_place(plan, root, place, chains)
         for buffer in [b for b, other in busy.items() if other.last < root.first]:
             del busy[buffer]
         free = [b for b in range(len(sizes)) if b not in busy and sizes[b][0] == dtype]
@@ -218,9 +226,12 @@ def _buffers(plan: Plan, roots: list[Root], place: dict[Value, tuple[Root, int]]
     return sizes
 
 
-def _in_place(plan: Plan, root: Root, place: dict[Value, tuple[Root, int]]) -> int | None:
-    """The residual's buffer, where the node that writes the root is the last to read it: the sum takes its place."""
+def _in_place(plan: Plan, root: Root, place: dict[Value, tuple[Root, int]], chains: Mapping[Node, int]) -> int | None:
+    """The residual's buffer, where the node that writes the root is the last to read it: the sum takes its place. Not
+    that of a chain, whose tiles read pixels around those that others have written."""
     node = plan.graph.nodes[root.first]
+    if node in chains:
+        return None
     residual = node.params.get("residual")
     if node.kind not in ("conv", "conv_quantized") or len(root.writers) > 1 or residual in (None, node.args[0]):
         return None
