@@ -58,10 +58,12 @@ def work_of(name: str) -> tuple[str, str, str, str]:
 
 
 HEADERS = "".join(path.read_text() for path in (ROOT / "csrc" / "core").rglob("*.h"))
-for more, op, params in re.findall(r"^SBNET_DECLARE(_WITH_WORKSPACE)?\((\w+), (\w+)\)", HEADERS, re.M):
+DECLARED = r"^SBNET_DECLARE(_WITH_WORKSPACE(?:_OF_DEVICE)?)?\((\w+), (\w+)\)"
+for more, op, params in re.findall(DECLARED, HEADERS, re.M):
     p, scratch = f"const sbnet::{params}* p", "void* workspace, " if more else ""
+    device = "_cuda" if more.endswith("_OF_DEVICE") else ""
     HEADERS += f"Status sbnet_{op}_cuda({p}, {scratch}void* stream); "
-    HEADERS += f"int64_t sbnet_{op}_workspace_bytes({p}); " if more else ""
+    HEADERS += f"int64_t sbnet_{op}_workspace_bytes{device}({p}); " if more else ""
 
 
 def test_every_row_is_of_an_op():
