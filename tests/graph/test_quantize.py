@@ -12,6 +12,8 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 import sbnet
+from sbnet.benchmarks.harness import nets
+from sbnet.benchmarks.harness.registry import Skip
 from support.contract import poison
 from support.networks import NETWORKS, conv, lively
 from support.quantized import BLOCK, SIZE, Chain, frames

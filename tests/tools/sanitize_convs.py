@@ -106,18 +106,18 @@ def conv3x3_stride2_of_many_tiles(device: str) -> None:
 
 
 def conv_quantized(device: str) -> None:
-    """int8 in whole words of four channels and not, to int8 and float32."""
-    for (channels, filters), (kernel, stride, padding), out_scale in itertools.product(
-        ((64, 70), (5, 3)), ((3, 1, 1), (3, 2, 1), (1, 1, 0)), (None, 0.05)
+    """int8 in whole words of four channels and not, in groups and depthwise, to int8 and float32."""
+    for (channels, filters, groups), (kernel, stride, padding), out_scale in itertools.product(
+        ((64, 70, 1), (5, 3, 1), (24, 36, 3), (35, 70, 35)), ((3, 1, 1), (3, 2, 1), (1, 1, 0)), (None, 0.05)
     ):
-        options = {"stride": stride, "padding": padding, "out_scale": out_scale}
+        options = {"stride": stride, "padding": padding, "groups": groups, "out_scale": out_scale}
         x, weight = (
             torch.randint(-128, 128, shape, dtype=torch.int8, device=device).contiguous(
                 memory_format=torch.channels_last
             )
-            for shape in ((1, channels, 13, 18), (filters, channels, kernel, kernel))
+            for shape in ((1, channels, 13, 18), (filters, channels // groups, kernel, kernel))
         )
-        scale = torch.rand(filters, device=device) / (100 * channels)
+        scale = torch.rand(filters, device=device) / (100 * channels // groups)
         out = sbnet.conv_output_size((13, 18), kernel, stride, padding)
         active = some_active((1, *out), BlockGrid.cover(out, 8), 0.5, device)
         edge = sbnet.fringe(active, active, out, 3, 1, 1)

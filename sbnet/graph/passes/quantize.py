@@ -6,6 +6,7 @@ So nothing but convolutions changes: a feature map that they alone read is of by
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -16,7 +17,7 @@ from sbnet.graph.ir import Graph, Node, Value, computed
 
 KIND = "conv_quantized"
 CONVOLUTIONS = ("conv", "conv_transpose", KIND)
-MOST_PRODUCTS = 131071  # of a sum in 32 bits
+MOST_PRODUCTS, MOST_DEPTHWISE = 131071, 1024  # of int8 in a sum in 32 bits, and in float32
 LARGEST = {torch.int8: 127, torch.float8_e4m3fn: 448}  # symmetric
 
 
@@ -61,12 +62,13 @@ def _reason(node: Node, dtype: torch.dtype) -> str:
     if node.kind != "conv":
         return "transposed" if node.kind == "conv_transpose" else ""
     weight, groups = node.params["weight"], node.options["groups"]
-    if groups != 1:
-        return "depthwise" if weight.shape[1] == 1 else f"{groups} groups"
     if not weight.constant or ("bias" in node.params and not node.params["bias"].constant):
         return "weights that the network computes"
-    if dtype == torch.int8 and weight.shape[1] * weight.shape[2] * weight.shape[3] > MOST_PRODUCTS:
-        return "too many products for sums of 32 bits"
+    depthwise = groups > 1 and weight.shape[1] == 1
+    if dtype != torch.int8 and groups > 1:
+        return "depthwise" if depthwise else f"{groups} groups"
+    if dtype == torch.int8 and math.prod(weight.shape[1:]) > (MOST_DEPTHWISE if depthwise else MOST_PRODUCTS):
+        return "too many products for an exact sum"
     return ""
 
 
