@@ -34,13 +34,26 @@ SBNET_INLINE Vec load_channels(const float* from, int64_t step, int64_t channels
   for (int64_t k = 0; k < smaller(channels, kLanes); ++k) v[k] = from[k * step];
   return v;
 }
+// GCC 12 takes __builtin_convertvector of bytes apart, lane by lane.
+SBNET_INLINE Vec widen_bytes(ByteVec bytes) {
+#if defined(__AVX512F__)
+  const __m512i whole = _mm512_maskz_cvtepi8_epi32(0xffff, reinterpret_cast<__m128i>(bytes));
+  return reinterpret_cast<Vec>(_mm512_maskz_cvtepi32_ps(0xffff, whole));
+#elif defined(__AVX2__)
+  int64_t eight;
+  __builtin_memcpy(&eight, &bytes, sizeof(eight));
+  return reinterpret_cast<Vec>(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(eight))));
+#else
+  return __builtin_convertvector(__builtin_convertvector(bytes, IntVec), Vec);
+#endif
+}
 SBNET_INLINE Vec load_channels(const int8_t* from, int64_t step, int64_t channels) {
   ByteVec bytes = {};
   if (step == 1 && channels >= kLanes)
     __builtin_memcpy(&bytes, from, sizeof(bytes));
   else
     for (int64_t k = 0; k < smaller(channels, kLanes); ++k) bytes[k] = from[k * step];
-  return __builtin_convertvector(__builtin_convertvector(bytes, IntVec), Vec);
+  return widen_bytes(bytes);
 }
 SBNET_INLINE void store_channels(float* to, int64_t step, int64_t channels, Vec v) {
   if (step == 1 && channels >= kLanes) return store(to, v);
