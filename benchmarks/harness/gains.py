@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -85,17 +86,21 @@ def curve_table(found: Iterable[Curve]) -> str:
 
 
 def pipeline_table(rows: Iterable[Row]) -> str:
-    """From reading to writing, the fastest dense form likewise; and what the mask takes of a frame's time."""
+    """From reading to writing, the fastest dense form likewise; and what the mask takes of a frame's time on a CPU."""
     lines = []
-    for row in sorted(rows, key=lambda row: -row["end to end"]):
+    for row in sorted(rows, key=lambda row: (row["device"], -row["end to end"])):
         share = row.get("mask share", {}).get("all")
+        (dtype,) = re.findall(r", (\w+) on ", row["title"])
+        cores = "" if "NVIDIA" in row["device"] else f", {row['threads']} cores"
         lines.append([
-            f"`{row['network']}`", f"{row['source']}, {row['title'].split(': ')[0].rpartition(', ')[2]}",
+            f"`{row['network']}`" + ("" if row["to"] else ", writing nothing"),
+            f"{row['source']}, {row['title'].split(': ')[0].rpartition(', ')[2]}",
             percent(row["density"]), cell(row["fps"]), cell(row["dense fps"]),
             f"**{cell(row['end to end'])}x**", "" if share is None else percent(share),
-            f"{row['frames']} / {row['dense frames']}",
+            f"{row['frames']} / {row['dense frames']}", f"{row['device']}{cores}, {dtype}, {row['date']}",
         ])  # fmt: skip
-    head = ["network", "source", "active", "frames a second", "dense", "end to end", "mask's share", "frames / dense"]
+    head = ["network", "source", "active", "frames a second", "dense", "end to end", "mask's share", "frames / dense",
+            "measured on"]  # fmt: skip
     return markdown(head, lines)
 
 
@@ -133,8 +138,13 @@ def as_json(found: Iterable[Curve]) -> str:
 
 def load(results: Path) -> tuple[list[Row], list[Row]]:
     """Rows of pipelines, and of what moves in films."""
-    cpu, films = ((results / "pipelines" / f"{name}.jsonl").read_text().splitlines() for name in ("cpu", "density"))
-    return [row for row in map(json.loads, cpu) if "end to end" in row], [json.loads(line) for line in films]
+    names = "cpu", "h200", "density"
+    cpu, gpu, films = (_lines(results / "pipelines" / f"{name}.jsonl") for name in names)
+    return [row for row in (*cpu, *gpu) if "end to end" in row], films
+
+
+def _lines(path: Path) -> list[Row]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def write(page: Path, stored: Path, sessions: Mapping[str, Session], results: Path) -> None:

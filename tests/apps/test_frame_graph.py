@@ -10,6 +10,8 @@ from torch import nn
 import sbnet
 from sbnet.apps.pipeline import Frame, Network, PipelineError, Summary, frame_graph
 from sbnet.apps.pipeline.compute import Compute, Settings
+from sbnet.benchmarks.harness import frame_times
+from sbnet.engine import capture
 from sbnet.masks import Boxes, Changed, MotionMask
 
 SIZE = (40, 56)
@@ -171,3 +173,37 @@ def test_a_frame_is_one_upload_one_replay_one_download():
 
     calls = count([f.pixels for f in frames()] * 20, network(), mode="cached", mask=Changed(8 / 255))
     assert (calls["uploads"], calls["downloads"], calls["replays"], calls["launches"]) == (1, 1, 1, 0)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("mode", ["masked", "cached"])
+def test_times_of_a_frame_and_its_mask_path(mode, device, monkeypatch):
+    """The mask path finds, frame after frame, what the frame's graph finds."""
+    seen = []
+
+    def compute(*args):
+        run = Compute(*args)
+        run._graphed, run._inside = True, None
+        return run
+
+    def lapse(run):
+        seen.append(run.__self__)
+        return float(run() is None) + len(seen)
+
+    if device == "cpu":
+        monkeypatch.setattr(capture, "cuda_graph", stand_in)
+        monkeypatch.setattr(frame_times, "Compute", compute)
+        monkeypatch.setattr(sbnet.Pipeline, "_loaded", lambda self: ((f, f.raw()) for f in self.source))
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+        monkeypatch.setattr(frame_times, "lapse", lapse)
+    monkeypatch.setattr(frame_times, "FIRST", 2)
+    found = frame_times.times([f.pixels for f in frames()], network(), 3, mode=mode, mask=MotionMask(), device=device)
+    assert set(found["us"]) == {"replay", "mask path", "dense replay"}
+    assert min(found["us"].values()) > 0
+    assert found["frames"] == 3
+    assert 0 < found["density"] < 1
+    if device == "cpu":
+        graph, path, _ = seen[-3:]
+        lists, _ = path._graph.made
+        active = graph.download()[1]
+        assert np.array_equal(lists[0].block_map[0] >= 0, active)

@@ -1,0 +1,127 @@
+"""What a GPU takes for one frame of a pipeline whose frame is one CUDA graph: its replay, the mask path alone (mask,
+margin and lists of active blocks), and the replay of the dense network. A line of JSON.
+
+python -m sbnet.benchmarks.harness.frame_times contours --source vtest.avi -o times.jsonl
+
+Each is timed once a frame, behind a kernel that keeps the device busy until all of it is launched: no time of the host
+is in it, and masks see the frames in their order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import datetime
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import sbnet
+from sbnet.apps.pipeline.compute import Compute
+from sbnet.apps.pipeline.frame_graph import FrameGraph
+from sbnet.apps.pipeline.frames import input_of
+from sbnet.apps.pipeline.summary import Summary
+from sbnet.benchmarks.harness.measure import keep_row, made_by
+from sbnet.engine import capture
+from sbnet.masks.grow import grow
+
+FIRST = 20  # frames that are not timed: clocks and caches settle
+BUSY_CYCLES = 400_000  # 0.2 ms
+
+
+def lapse(run: Callable[[], Any]) -> float:
+    """Microseconds that the device takes for what `run` launches."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    torch.cuda._sleep(BUSY_CYCLES)
+    begin.record()
+    run()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) * 1e3
+
+
+class MaskPath:
+    """What layers wait for, alone: the frame's mask, grown, and the lists that follow from it, of `compute`, which has
+    seen a frame. It has a mask of its own.
+    """
+
+    def __init__(self, compute: Compute, graph: FrameGraph) -> None:
+        self._mask, network, margin = copy.deepcopy(compute.mask), compute.network, compute.margin
+        self._x, self._dtype = input_of(graph.pixels, graph.dtype), graph.dtype
+        lists = compute.run._last.executor.lists
+
+        def body() -> tuple[Any, Any]:
+            return lists(grow(network.widened_mask(self._mask(self._x)), margin))
+
+        self._graph, self._made = capture.cuda_graph(body, graph.pixels.device)
+        self._mask.reset()
+
+    def upload(self, pixels: Tensor) -> None:
+        self._x.copy_(input_of(pixels.to(self._x.device), self._dtype))
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+
+@torch.no_grad()
+def times(source: Any, network: Any, frames: int, **options: Any) -> dict[str, Any]:
+    """Medians in microseconds of the parts, over `frames` frames, and the mean density of these.
+
+    Raises:
+        ValueError: frames are not one graph, or there are too few.
+    """
+    options = {"device": "cuda", "compare": 0, "limit": FIRST + frames, **options}
+    pipeline = sbnet.Pipeline(source, network=network, sink=lambda result: None, **options)
+    pipeline.mask.reset()
+    compute = Compute(pipeline.network, pipeline.mask, pipeline.settings, Summary("", pipeline.mode))
+    found: dict[str, list[float]] = {"replay": [], "mask path": [], "dense replay": []}
+    densities: list[float] = []
+    parts: tuple[Any, ...] | None = None
+    for frame, pinned in pipeline._loaded():
+        if parts is None:  # the first frame, of which cached networks compute all
+            result = compute(frame, pinned)
+            if compute._graph is None:
+                raise ValueError(f"frame_times: {pipeline.network.name}: expected a pipeline whose frame is one graph")
+            result.land()
+            parts = compute._graph, MaskPath(compute, compute._graph), compute._whole_graph(frame)
+            parts[1].upload(pinned)
+            parts[1].replay()
+            continue
+        for name, part in zip(found, parts, strict=True):
+            part.upload(pinned)
+            found[name].append(lapse(part.replay))
+        _, active = parts[0].download()
+        torch.cuda.synchronize()
+        densities.append(float(active.float().mean()))
+    if len(densities) <= FIRST:
+        raise ValueError(f"frame_times: source: expected more than {FIRST + 1} frames, got {len(densities) + 1}")
+    medians = {name: statistics.median(v[FIRST:]) for name, v in found.items()}
+    return {"density": statistics.mean(densities[FIRST:]), "frames": len(densities) - FIRST, "us": medians,
+            "x dense": medians["dense replay"] / medians["replay"]}  # fmt: skip
+
+
+def row(given: argparse.Namespace) -> dict[str, Any]:
+    taken = times(given.source, given.network, given.frames, mode=given.mode, mask=given.mask)
+    facts = {"network": given.network, "source": Path(given.source).name, "mode": given.mode, "mask": given.mask}
+    return {**facts, **taken, **made_by(True), "date": datetime.date.today().isoformat()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("network")
+    parser.add_argument("--source", required=True)
+    parser.add_argument("--mask")
+    parser.add_argument("--mode")
+    parser.add_argument("--frames", type=int, default=200)
+    parser.add_argument("-o", "--output", type=Path)
+    given = parser.parse_args()
+    keep_row(row(given), given.output)
+
+
+if __name__ == "__main__":
+    main()
