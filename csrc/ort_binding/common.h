@@ -372,11 +372,5 @@ void add_registered_ops(const Runtime& runtime);
 
 }  // namespace sbnet::ort
 
-#ifdef SBNET_WITH_CUDA
-#define SBNET_ORT_ON_DEVICE(context, on_cpu, on_cuda) ((context).cuda() ? (on_cuda) : (on_cpu))
-#else
-#define SBNET_ORT_ON_DEVICE(context, on_cpu, on_cuda) (static_cast<void>(context), (on_cpu))
-#endif
-
 #define SBNET_ORT_OPS(...) \
   [[maybe_unused]] static const bool kSbnetOrtOps = sbnet::ort::register_ops(sbnet::ort::add_all<__VA_ARGS__>);

@@ -223,12 +223,6 @@ class OpList {
 
 }  // namespace sbnet::binding
 
-#ifdef SBNET_WITH_CUDA
-#define SBNET_ON_DEVICE(call, on_cpu, on_cuda) ((call).cuda() ? (on_cuda) : (on_cpu))
-#else
-#define SBNET_ON_DEVICE(call, on_cpu, on_cuda) (on_cpu)
-#endif
-
 // Registers a family's ops, as its list_ops(ops) names them: their schemas, and a function each for every device.
 #define SBNET_TORCH_LIST(list_ops, m, purpose)                             \
   sbnet::binding::OpList ops(m, sbnet::binding::OpList::Purpose::purpose); \

@@ -20,8 +20,7 @@ bool Recording::join(int32_t count) {
   const auto first = steps_.end() - count;
   for (auto step = first; step != steps_.end(); ++step, ++p.count) {
     if (!step->conv) return false;
-    p.layers[p.count] = step->conv->p;
-    p.packed[p.count] = step->conv->packed;
+    p.layers[p.count] = *step->conv;
   }
   if (!sbnet_conv_chain_suits_cpu(&p)) return false;
   const int64_t bytes = sbnet_conv_chain_workspace_bytes_cpu(&p, threads_);

@@ -27,20 +27,16 @@ class Recording {
                       {}});
   }
   // What the kernel that was noted last computes: a convolution, which may be joined with its neighbours.
-  void describe(const Conv2dParams& p, const void* packed) { steps_.back().conv = {p, packed}; }
+  void describe(const Conv2dParams& p) { steps_.back().conv = p; }
   // Makes the last `count` kernels one (core/masked/conv_chain.h) if it can be: what lies between is nobody else's.
   bool join(int32_t count);
   Status run() const;  // the kernels in order, up to the first that fails
 
  private:
-  struct Conv {
-    Conv2dParams p;
-    const void* packed;
-  };
   struct Step {
     const char* op;
     std::function<Status(void*, const Parallel&)> kernel;
-    std::optional<Conv> conv;
+    std::optional<Conv2dParams> conv;
   };
   std::vector<Step> steps_;
   std::optional<Tensor> workspace_;

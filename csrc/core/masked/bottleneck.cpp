@@ -38,6 +38,7 @@ void bottleneck_layers(const BottleneckParams& p, void* workspace, Conv2dParams 
     layer.activation = p.activation;
     layer.activation_param = p.activation_param;
     layer.allow_tf32 = p.allow_tf32;
+    layer.packed = p.packed[k];
   }
   layers[2].residual = p.x;
   layers[2].fringe = p.fringe;

@@ -19,6 +19,7 @@ struct BottleneckParams {
   Activation activation;
   float activation_param;
   bool allow_tf32;
+  const void* packed[3];  // of each weight null, or what pack_conv_weight made of it
 };
 
 // Its three layers; h1 and h2 lie at the beginning of `workspace`, channel-last. h1 must hold zeros around the
@@ -32,16 +33,4 @@ SBNET_EXPORT Status validate(const BottleneckParams& p);
 
 }  // namespace sbnet
 
-extern "C" {
-// Workspaces are aligned as allocators do it: to 64 bytes on the CPU, to 256 on CUDA.
-// packed: of each weight null, or what pack_conv_weight made of it.
-SBNET_EXPORT int64_t sbnet_sparse_bottleneck2d_workspace_bytes_cpu(const sbnet::BottleneckParams* p,
-                                                                   const void* const (&packed)[3], int32_t threads);
-SBNET_EXPORT sbnet::Status sbnet_sparse_bottleneck2d_cpu(const sbnet::BottleneckParams* p,
-                                                         const void* const (&packed)[3], void* workspace,
-                                                         const sbnet::Parallel* parallel);
-// 0 where one kernel does all.
-SBNET_EXPORT int64_t sbnet_sparse_bottleneck2d_workspace_bytes_cuda(const sbnet::BottleneckParams* p);
-SBNET_EXPORT sbnet::Status sbnet_sparse_bottleneck2d_cuda(const sbnet::BottleneckParams* p, void* workspace,
-                                                          void* stream);
-}
+SBNET_DECLARE_WITH_WORKSPACE_OF_DEVICE(sparse_bottleneck2d, BottleneckParams)

@@ -2,7 +2,7 @@
 //   y = activation(conv2d(x, weight) + bias + residual) on the active blocks of the OUTPUT plane, nowhere else.
 #pragma once
 #include "core/activation.h"
-#include "core/types.h"
+#include "core/kernels.h"
 
 namespace sbnet {
 
@@ -22,6 +22,8 @@ struct Conv2dParams {
   const void* slope;       // leaky_relu: [K] contiguous, instead of activation_param, which is one for all; or null
   DType slope_dtype;       // x.dtype or float32
   bool allow_tf32;         // float32 on CUDA may use tf32 tensor cores; default false
+  const void* packed;      // null, or packed_bytes() that pack_conv_weight filled from weight as it is now. CPUs alone
+                           // read it, and refuse one of another shape, dtype, number of groups or instruction set.
 };
 
 // Weights in the order in which kernels of a device read them, made once for many calls: a copy, of what the weights
@@ -39,14 +41,6 @@ SBNET_EXPORT int64_t packed_bytes(const ConvPackParams& p);
 
 }  // namespace sbnet
 
-extern "C" {
-SBNET_EXPORT sbnet::Status sbnet_pack_conv_weight_cpu(const sbnet::ConvPackParams* p, void* packed,
-                                                      const sbnet::Parallel* parallel);
-// packed: null, or packed_bytes() of memory that pack_conv_weight filled from p->weight as it is now. One of another
-// shape, dtype, number of groups or instruction set is refused.
-SBNET_EXPORT int64_t sbnet_sparse_conv2d_workspace_bytes_cpu(const sbnet::Conv2dParams* p, const void* packed,
-                                                             int32_t threads);
-SBNET_EXPORT sbnet::Status sbnet_sparse_conv2d_cpu(const sbnet::Conv2dParams* p, const void* packed, void* workspace,
-                                                   const sbnet::Parallel* parallel);
-SBNET_EXPORT sbnet::Status sbnet_sparse_conv2d_cuda(const sbnet::Conv2dParams* p, void* stream);
-}
+extern "C" SBNET_EXPORT sbnet::Status sbnet_pack_conv_weight_cpu(const sbnet::ConvPackParams* p, void* packed,
+                                                                 const sbnet::Parallel* parallel);
+SBNET_DECLARE_WITH_WORKSPACE_OF_DEVICE(sparse_conv2d, Conv2dParams)

@@ -12,10 +12,10 @@ constexpr int kMostChained = 3;
 
 struct ConvChainParams {
   int32_t count;  // 2 or 3 layers
-  // In order, each valid by itself. What one writes is the next one's x, and nobody else's: y of all but the last may
-  // be written or not, and its fringe, outside which pixels of inactive blocks are not read, or not.
+  // In order, each valid by itself, its weights packed. What one writes is the next one's x, and nobody else's: y of
+  // all but the last may be written or not, and its fringe, outside which pixels of inactive blocks are not read, or
+  // not.
   Conv2dParams layers[kMostChained];
-  const void* packed[kMostChained];  // what pack_conv_weight made of each weight
 };
 
 }  // namespace sbnet

@@ -21,11 +21,5 @@ SBNET_EXPORT Status validate(const QuantizedConv2dParams& p);
 
 }  // namespace sbnet
 
-extern "C" {
-// Weights of int8 are packed by sbnet_pack_conv_weight_cpu, as one group; those of float8 are read as they are.
-SBNET_EXPORT int64_t sbnet_sparse_conv2d_quantized_workspace_bytes_cpu(const sbnet::QuantizedConv2dParams* p,
-                                                                       const void* packed, int32_t threads);
-SBNET_EXPORT sbnet::Status sbnet_sparse_conv2d_quantized_cpu(const sbnet::QuantizedConv2dParams* p, const void* packed,
-                                                             void* workspace, const sbnet::Parallel* parallel);
-SBNET_EXPORT sbnet::Status sbnet_sparse_conv2d_quantized_cuda(const sbnet::QuantizedConv2dParams* p, void* stream);
-}
+// Weights of int8 are packed by pack_conv_weight, as one group; those of float8 are read as they are.
+SBNET_DECLARE_WITH_WORKSPACE_OF_DEVICE(sparse_conv2d_quantized, QuantizedConv2dParams)

@@ -189,11 +189,4 @@ SBNET_EXPORT Status make_conv_layout(const int32_t* lists, int64_t words, int64_
 }  // namespace sbnet
 
 SBNET_DECLARE_WITH_WORKSPACE_OF_DEVICE(blocksparse_conv, BlocksparseConvParams)
-extern "C" {
-SBNET_EXPORT int64_t sbnet_blocksparse_conv_weight_grad_workspace_bytes_cpu(
-    const sbnet::BlocksparseConvWeightGradParams* p, int32_t threads);
-SBNET_EXPORT sbnet::Status sbnet_blocksparse_conv_weight_grad_cpu(const sbnet::BlocksparseConvWeightGradParams* p,
-                                                                  void* workspace, const sbnet::Parallel* parallel);
-SBNET_EXPORT sbnet::Status sbnet_blocksparse_conv_weight_grad_cuda(const sbnet::BlocksparseConvWeightGradParams* p,
-                                                                   void* stream);
-}
+SBNET_DECLARE_WITH_WORKSPACE_OF_DEVICE(blocksparse_conv_weight_grad, BlocksparseConvWeightGradParams)

@@ -42,19 +42,18 @@ void clear_around_blocks(const TensorView& h1, const ActiveView& active, const P
 }  // namespace
 }  // namespace sbnet
 
-extern "C" int64_t sbnet_sparse_bottleneck2d_workspace_bytes_cpu(const sbnet::BottleneckParams* p,
-                                                                 const void* const (&packed)[3], int32_t threads) {
+int64_t sbnet_sparse_bottleneck2d_workspace_bytes_cpu(const sbnet::BottleneckParams* p, int32_t threads) {
   if (!sbnet::validate(*p).ok()) return 0;
   sbnet::Conv2dParams layers[3];
   sbnet::bottleneck_layers(*p, nullptr, layers);
   int64_t scratch = 0;
-  for (int k = 0; k < 3; ++k)
-    scratch = std::max(scratch, sbnet_sparse_conv2d_workspace_bytes_cpu(&layers[k], packed[k], threads));
+  for (const sbnet::Conv2dParams& layer : layers)
+    scratch = std::max(scratch, sbnet_sparse_conv2d_workspace_bytes_cpu(&layer, threads));
   return 2 * sbnet::bottleneck_plane_bytes(*p) + scratch;
 }
 
-extern "C" sbnet::Status sbnet_sparse_bottleneck2d_cpu(const sbnet::BottleneckParams* p, const void* const (&packed)[3],
-                                                       void* workspace, const sbnet::Parallel* parallel) {
+sbnet::Status sbnet_sparse_bottleneck2d_cpu(const sbnet::BottleneckParams* p, void* workspace,
+                                            const sbnet::Parallel* parallel) {
   SBNET_TRY(sbnet::validate(*p));
   sbnet::Conv2dParams layers[3];
   sbnet::bottleneck_layers(*p, workspace, layers);
@@ -62,6 +61,6 @@ extern "C" sbnet::Status sbnet_sparse_bottleneck2d_cpu(const sbnet::BottleneckPa
   char* scratch = static_cast<char*>(workspace) + 2 * plane;
   sbnet::clear_around_blocks(layers[0].y, p->active, *parallel);
   for (int k = 0; k < 3; ++k)
-    SBNET_TRY(sbnet::status_of_layer(sbnet_sparse_conv2d_cpu(&layers[k], packed[k], scratch, parallel), k));
+    SBNET_TRY(sbnet::status_of_layer(sbnet_sparse_conv2d_cpu(&layers[k], scratch, parallel), k));
   return sbnet::ok_status();
 }

@@ -151,12 +151,13 @@ void run_jobs(const ConvPlan& plan, const ConvKernels& kernel, const void* weigh
 
 namespace {
 
-Status run_layer(const Conv2dParams& p, const QuantizedConv2dParams* quantized, const void* packed, void* workspace,
+Status run_layer(const Conv2dParams& p, const QuantizedConv2dParams* quantized, void* workspace,
                  const Parallel& parallel) {
   const ConvKernels& kernel = kernels(p.weight);
-  ConvPlan plan = make_conv_plan(p, kernel.shape, packed, parallel.threads);
+  ConvPlan plan = make_conv_plan(p, kernel.shape, p.packed, parallel.threads);
   plan.quantized = quantized;
   plan.per_unit = quantized && quantized->x_scale > 0 ? 1 / quantized->x_scale : 1;
+  const void* packed = p.packed;
   if (packed) {
     SBNET_CHECK(
         !std::memcmp(packed, &plan.tag, sizeof(plan.tag)),
@@ -176,7 +177,7 @@ Status run_layer(const Conv2dParams& p, const QuantizedConv2dParams* quantized, 
 }  // namespace
 
 int64_t conv_workspace_bytes(const Conv2dParams& p, int32_t threads) {
-  return make_conv_plan(p, kernels(p.weight).shape, false, threads).total_bytes;
+  return make_conv_plan(p, kernels(p.weight).shape, p.packed, threads).total_bytes;
 }
 
 void run_conv(const Conv2dParams& p, void* workspace, const Parallel& parallel) {
@@ -233,32 +234,28 @@ extern "C" sbnet::Status sbnet_pack_conv_weight_cpu(const sbnet::ConvPackParams*
   return sbnet::ok_status();
 }
 
-extern "C" int64_t sbnet_sparse_conv2d_workspace_bytes_cpu(const sbnet::Conv2dParams* p, const void* packed,
-                                                           int32_t threads) {
-  if (!sbnet::validate(*p).ok()) return 0;
-  return sbnet::make_conv_plan(*p, sbnet::kernels(p->weight).shape, packed, threads).total_bytes;
+int64_t sbnet_sparse_conv2d_workspace_bytes_cpu(const sbnet::Conv2dParams* p, int32_t threads) {
+  return sbnet::validate(*p).ok() ? sbnet::conv_workspace_bytes(*p, threads) : 0;
 }
 
-extern "C" sbnet::Status sbnet_sparse_conv2d_cpu(const sbnet::Conv2dParams* p, const void* packed, void* workspace,
-                                                 const sbnet::Parallel* parallel) {
+sbnet::Status sbnet_sparse_conv2d_cpu(const sbnet::Conv2dParams* p, void* workspace, const sbnet::Parallel* parallel) {
   SBNET_TRY(sbnet::validate(*p));
-  return sbnet::run_layer(*p, nullptr, packed, workspace, *parallel);
+  return sbnet::run_layer(*p, nullptr, workspace, *parallel);
 }
 
-extern "C" int64_t sbnet_sparse_conv2d_quantized_workspace_bytes_cpu(const sbnet::QuantizedConv2dParams* p,
-                                                                     const void* packed, int32_t threads) {
+int64_t sbnet_sparse_conv2d_quantized_workspace_bytes_cpu(const sbnet::QuantizedConv2dParams* p, int32_t threads) {
   if (!sbnet::validate(*p).ok()) return 0;
   if (p->weight.dtype == sbnet::DType::kF8) return sbnet::float8_conv_workspace_bytes(*p, threads);
-  return sbnet::make_conv_plan(*p, sbnet::kernels(p->weight).shape, packed, threads).total_bytes;
+  return sbnet::conv_workspace_bytes(*p, threads);
 }
 
-extern "C" sbnet::Status sbnet_sparse_conv2d_quantized_cpu(const sbnet::QuantizedConv2dParams* p, const void* packed,
-                                                           void* workspace, const sbnet::Parallel* parallel) {
+sbnet::Status sbnet_sparse_conv2d_quantized_cpu(const sbnet::QuantizedConv2dParams* p, void* workspace,
+                                                const sbnet::Parallel* parallel) {
   SBNET_TRY(sbnet::validate(*p));
   if (p->weight.dtype == sbnet::DType::kF8) {
     sbnet::run_float8_conv(*p, workspace, *parallel);
     sbnet::zero_fringe(p->y, p->fringe, *parallel);
     return sbnet::ok_status();
   }
-  return sbnet::named("sparse_conv2d_quantized", sbnet::run_layer(*p, p, packed, workspace, *parallel));
+  return sbnet::named("sparse_conv2d_quantized", sbnet::run_layer(*p, p, workspace, *parallel));
 }

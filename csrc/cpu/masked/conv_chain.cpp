@@ -151,7 +151,7 @@ struct Worker {
 
   ConvJob job_of(int32_t layer) const {
     const ConvPlan& plan = plans[layer];
-    ConvJob job = conv_job(plan, static_cast<const char*>(c.p->packed[layer]) + kTagBytes, scratch);
+    ConvJob job = conv_job(plan, static_cast<const char*>(plan.p.packed) + kTagBytes, scratch);
     job.rects = rects;
     return job;
   }
@@ -256,7 +256,7 @@ bool sbnet_conv_chain_suits_cpu(const sbnet::ConvChainParams* p) {
   if (middle >= p->count || middle > 1 || last - middle > 1) return false;
   for (int32_t k = 0; k <= last; ++k) {
     const Conv2dParams& layer = p->layers[k];
-    if (!p->packed[k] || layer.x.dtype != DType::kF32 || (k < last && layer.residual.data)) return false;
+    if (!layer.packed || layer.x.dtype != DType::kF32 || (k < last && layer.residual.data)) return false;
     if (!k) continue;
     const TensorView &from = p->layers[k - 1].y, &to = layer.x;
     if (from.data != to.data || std::memcmp(from.size, to.size, sizeof(to.size)) ||
@@ -278,7 +278,7 @@ bool sbnet_conv_chain_suits_cpu(const sbnet::ConvChainParams* p) {
 int64_t sbnet_conv_chain_workspace_bytes_cpu(const sbnet::ConvChainParams* p, int32_t threads) {
   int64_t bytes = sbnet::make_chain(*p, threads).total_bytes;
   for (int32_t k = 0; k < p->count; ++k)
-    bytes = std::max(bytes, sbnet_sparse_conv2d_workspace_bytes_cpu(&p->layers[k], p->packed[k], threads));
+    bytes = std::max(bytes, sbnet_sparse_conv2d_workspace_bytes_cpu(&p->layers[k], threads));
   return bytes;
 }
 
@@ -286,8 +286,7 @@ sbnet::Status sbnet_conv_chain_cpu(const sbnet::ConvChainParams* p, void* worksp
   using namespace sbnet;
   const Conv2dParams& last = p->layers[p->count - 1];
   if (!pays(*p)) {
-    for (int32_t k = 0; k < p->count; ++k)
-      SBNET_TRY(sbnet_sparse_conv2d_cpu(&p->layers[k], p->packed[k], workspace, parallel));
+    for (int32_t k = 0; k < p->count; ++k) SBNET_TRY(sbnet_sparse_conv2d_cpu(&p->layers[k], workspace, parallel));
     return ok_status();
   }
   if (last.y.size[0]) run_tiles(make_chain(*p, parallel->threads), static_cast<char*>(workspace), *parallel);

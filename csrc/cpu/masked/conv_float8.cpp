@@ -63,7 +63,7 @@ struct Areas {
     conv.weight = channels_last(at(weight), p.weight.size);
     conv.y = channels_last(at(y), p.y.size);
     conv.residual = {};
-    conv.bias = conv.slope = nullptr;
+    conv.bias = conv.slope = conv.packed = nullptr;
     conv.fringe = {};
     conv.activation = Activation::kNone;
     total = scratch + (scratch < kMost ? conv_workspace_bytes(conv, threads) : 0);

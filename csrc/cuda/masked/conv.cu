@@ -73,7 +73,9 @@ Status run_conv(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t st
 
 extern "C" {
 
-sbnet::Status sbnet_sparse_conv2d_cuda(const sbnet::Conv2dParams* p, void* stream_handle) {
+int64_t sbnet_sparse_conv2d_workspace_bytes_cuda(const sbnet::Conv2dParams*) { return 0; }
+
+sbnet::Status sbnet_sparse_conv2d_cuda(const sbnet::Conv2dParams* p, void*, void* stream_handle) {
   using namespace sbnet;
   SBNET_TRY(validate(*p));
   SBNET_TRY(check_limits(*p));

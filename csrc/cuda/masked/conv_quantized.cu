@@ -160,7 +160,10 @@ Status launch_float8(const QuantizedConv2dParams& p, const DeviceInfo& device, c
 }  // namespace
 }  // namespace sbnet
 
-sbnet::Status sbnet_sparse_conv2d_quantized_cuda(const sbnet::QuantizedConv2dParams* params, void* stream_handle) {
+int64_t sbnet_sparse_conv2d_quantized_workspace_bytes_cuda(const sbnet::QuantizedConv2dParams*) { return 0; }
+
+sbnet::Status sbnet_sparse_conv2d_quantized_cuda(const sbnet::QuantizedConv2dParams* params, void*,
+                                                 void* stream_handle) {
   using namespace sbnet;
   const QuantizedConv2dParams& p = *params;
   return run_layer(kOp, p, stream_handle, [&](const DeviceInfo& device, cudaStream_t stream) {

@@ -257,7 +257,11 @@ sbnet::Status sbnet_blocksparse_conv_cuda(const sbnet::BlocksparseConvParams* p,
   });
 }
 
-sbnet::Status sbnet_blocksparse_conv_weight_grad_cuda(const sbnet::BlocksparseConvWeightGradParams* p,
+int64_t sbnet_blocksparse_conv_weight_grad_workspace_bytes_cuda(const sbnet::BlocksparseConvWeightGradParams*) {
+  return 0;
+}
+
+sbnet::Status sbnet_blocksparse_conv_weight_grad_cuda(const sbnet::BlocksparseConvWeightGradParams* p, void*,
                                                       void* stream_handle) {
   using namespace sbnet;
   SBNET_TRY(validate(*p));

@@ -49,19 +49,14 @@ struct SparseBottleneck2d {
       const Tensor weight = c.input(kWeights + k, 4);
       p.weight[k] = plane_view(weight);
       p.bias[k] = bias_of(c, kBiases + k, weight.shape[0], &p.bias_dtype);
+      p.packed[k] = packed_weights[k].data();
     }
     p.activation = activation;
     p.activation_param = negative_slope;
     p.allow_tf32 = allow_tf32;
     layer.compute(c, p, x.shape, [&] {
-      const Parallel parallel = c.parallel();
-      const void* packed[3];
-      for (size_t k = 0; k < 3; ++k) packed[k] = packed_weights[k].data();
-      const Workspace scratch(
-          c, SBNET_ORT_ON_DEVICE(c, sbnet_sparse_bottleneck2d_workspace_bytes_cpu(&p, packed, parallel.threads),
-                                 sbnet_sparse_bottleneck2d_workspace_bytes_cuda(&p)));
-      return SBNET_ORT_ON_DEVICE(c, sbnet_sparse_bottleneck2d_cpu(&p, packed, scratch.data(), &parallel),
-                                 sbnet_sparse_bottleneck2d_cuda(&p, scratch.data(), c.stream()));
+      const Workspace scratch(c, SBNET_KERNELS(sparse_bottleneck2d_workspace_bytes).bytes(c, &p));
+      return SBNET_KERNELS(sparse_bottleneck2d)(c, &p, scratch.data());
     });
   }
 };

@@ -78,9 +78,9 @@ struct Convolution : Signature {
     layer.infer(s, sides.infer(s.input(S::kX, 4), s.input(S::kWeight, 4)), s.input(S::kResidual, 4));
   }
 
-  // p's other numbers must be there. bytes(p, packed, threads): of the CPU's scratch. run(packed, scratch).
-  template <class Params, class Bytes, class Run>
-  void compute(Context& c, Params& p, const Bytes& bytes, const Run& run, std::optional<DType> y_dtype = {}) const {
+  // p's other numbers must be there.
+  template <class Params, class Bytes, class Op>
+  void compute(Context& c, Params& p, const Bytes& bytes, const Op& kernels, std::optional<DType> y_dtype = {}) const {
     const Tensor weight = c.input(S::kWeight, 4), residual = c.input(S::kResidual, 4);
     p.weight = plane_view(weight);
     p.bias = bias_of(c, S::kBiasInput, weight.shape[0], &p.bias_dtype);
@@ -90,12 +90,12 @@ struct Convolution : Signature {
     p.groups = static_cast<int32_t>(groups);
     p.activation = activation;
     p.activation_param = negative_slope;
+    p.packed = packed_weight.data();
     layer.compute(
         c, p, sides.output(c.input(S::kX, 4), weight),
         [&] {
-          const void* packed = packed_weight.data();
-          const Workspace scratch(c, c.cuda() ? 0 : bytes(&p, packed, c.parallel().threads));
-          return run(packed, scratch.data(), c.parallel());
+          const Workspace scratch(c, bytes.bytes(c, &p));
+          return kernels(c, &p, scratch.data());
         },
         y_dtype);
   }
@@ -114,11 +114,7 @@ struct SparseConv2d : Convolution<ConvSignature> {
   void compute(Context& c) const {
     Conv2dParams p = {};
     p.allow_tf32 = allow_tf32;
-    Convolution::compute(c, p, sbnet_sparse_conv2d_workspace_bytes_cpu,
-                         [&](const void* packed, void* scratch, const Parallel& parallel) {
-                           return SBNET_ORT_ON_DEVICE(c, sbnet_sparse_conv2d_cpu(&p, packed, scratch, &parallel),
-                                                      sbnet_sparse_conv2d_cuda(&p, c.stream()));
-                         });
+    Convolution::compute(c, p, SBNET_KERNELS(sparse_conv2d_workspace_bytes), SBNET_KERNELS(sparse_conv2d));
   }
 };
 
@@ -168,13 +164,8 @@ struct SparseConv2dQuantized : Convolution<QuantizedSignature<kRounds>> {
     p.x_scale = x_scale;
     p.residual_scale = residual_scale;
     p.out_scale = out_scale;
-    Base::compute(
-        c, p, sbnet_sparse_conv2d_quantized_workspace_bytes_cpu,
-        [&](const void* packed, void* scratch, const Parallel& parallel) {
-          return SBNET_ORT_ON_DEVICE(c, sbnet_sparse_conv2d_quantized_cpu(&p, packed, scratch, &parallel),
-                                     sbnet_sparse_conv2d_quantized_cuda(&p, c.stream()));
-        },
-        kRounds ? c.input(Base::kWeight, 4).dtype : DType::kF32);
+    Base::compute(c, p, SBNET_KERNELS(sparse_conv2d_quantized_workspace_bytes), SBNET_KERNELS(sparse_conv2d_quantized),
+                  kRounds ? c.input(Base::kWeight, 4).dtype : DType::kF32);
   }
 };
 

@@ -31,8 +31,8 @@ std::vector<Tensor> mask_pyramid(Tensor mask, Ints planes, double tol, Ints frin
   const auto kernel = [tables](void* own, const Parallel& parallel) {
     return sbnet_mask_pyramid_cpu(&tables->params, own, &parallel);
   };
-  check(SBNET_ON_DEVICE(call, run_on_cpu(op, &scratch, kernel, mask, lists),
-                        sbnet_mask_pyramid_cuda(&p, scratch.data_ptr(), call.stream())));
+  check(call.cuda() ? SBNET_KERNELS(mask_pyramid)(call, &p, scratch.data_ptr())
+                    : run_on_cpu(op, &scratch, kernel, mask, lists));
   return lists;
 }
 

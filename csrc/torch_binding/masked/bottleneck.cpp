@@ -45,17 +45,8 @@ void run(const LayerCall& layer, BottleneckArguments a) {
   p.activation_param = static_cast<float>(a.activation_param);
   p.allow_tf32 = a.allow_tf32;
   check(op, validate(p));
-  const int32_t threads = cpu_threads().threads;
-  const void* const packed[3] = {nullptr, nullptr, nullptr};
-  const Tensor scratch =
-      workspace(layer.x, SBNET_ON_DEVICE(call, sbnet_sparse_bottleneck2d_workspace_bytes_cpu(&p, packed, threads),
-                                         sbnet_sparse_bottleneck2d_workspace_bytes_cuda(&p)));
-  const auto kernel = [=](void* own, const Parallel& parallel) {
-    const void* const none[3] = {nullptr, nullptr, nullptr};
-    return sbnet_sparse_bottleneck2d_cpu(&p, none, own, &parallel);
-  };
-  check(op, SBNET_ON_DEVICE(call, run_on_cpu(op, &scratch, kernel, layer, a),
-                            sbnet_sparse_bottleneck2d_cuda(&p, scratch.data_ptr(), call.stream())));
+  const Tensor scratch = workspace(layer.x, SBNET_KERNELS(sparse_bottleneck2d_workspace_bytes).bytes(call, &p));
+  check(op, run_in(call, SBNET_KERNELS(sparse_bottleneck2d), p, scratch, layer, a));
 }
 
 void sparse_bottleneck2d_(Tensor x, Tensor weight1, Tensor weight2, Tensor weight3, Bias bias1, Bias bias2, Bias bias3,

@@ -58,23 +58,24 @@ void set_conv(const Call& call, const LayerCall& layer, ConvArguments& a, Conv2d
   p.allow_tf32 = a.allow_tf32;
 }
 
-void run(const LayerCall& layer, ConvArguments a, const std::optional<Tensor>& packed_weight = {}) {
-  const char* op = layer.op;
-  const Call call(op, "x", layer.x);
+// Runs p, which is complete but for what was packed. `held`: what it points into.
+template <class Bytes, class Op, class Params, class... Held>
+void launch(const Call& call, const Bytes& bytes, const Op& kernels, Params& p, const Tensor& x,
+            const std::optional<Tensor>& packed, const Held&... held) {
+  check(call.op(), validate(p));
+  if (packed) p.packed = packed_of(call, *packed, {p.weight, p.groups});
+  const Tensor scratch = workspace(x, bytes.bytes(call, &p));
+  check(call.op(), run_in(call, kernels, p, scratch, packed, held...));
+}
+
+void run(const LayerCall& layer, ConvArguments a, const std::optional<Tensor>& packed = {}) {
+  const Call call(layer.op, "x", layer.x);
   Conv2dParams p = {};
   set_conv(call, layer, a, p);
-  check(op, validate(p));
-  const void* packed = packed_weight ? packed_of(call, *packed_weight, {p.weight, p.groups}) : nullptr;
-  const int32_t threads = cpu_threads().threads;
-  const Tensor scratch =
-      workspace(layer.x, call.cuda() ? 0 : sbnet_sparse_conv2d_workspace_bytes_cpu(&p, packed, threads));
-  const auto kernel = [=](void* own, const Parallel& parallel) {
-    return sbnet_sparse_conv2d_cpu(&p, packed, own, &parallel);
-  };
-  check(op, SBNET_ON_DEVICE(call, run_on_cpu(op, &scratch, kernel, layer, a, packed_weight),
-                            sbnet_sparse_conv2d_cuda(&p, call.stream())));
+  launch(call, SBNET_KERNELS(sparse_conv2d_workspace_bytes), SBNET_KERNELS(sparse_conv2d), p, layer.x, packed, layer,
+         a);
   Recording* recording = Recording::current();
-  if (recording && !call.cuda()) recording->describe(p, packed);
+  if (recording && !call.cuda()) recording->describe(p);
 }
 
 void sparse_conv2d_(Tensor x, Tensor weight, std::optional<Tensor> bias, std::optional<Tensor> residual, Tensor indices,
@@ -128,7 +129,7 @@ struct Scales {
 };
 
 void run_quantized(const LayerCall& layer, ConvArguments a, const Scales& scales,
-                   const std::optional<Tensor>& packed_weight = {}) {
+                   const std::optional<Tensor>& packed = {}) {
   const char* op = layer.op;
   const Call call(op, "x", layer.x);
   QuantizedConv2dParams p = {};
@@ -140,16 +141,8 @@ void run_quantized(const LayerCall& layer, ConvArguments a, const Scales& scales
   p.x_scale = static_cast<float>(scales.x);
   p.residual_scale = static_cast<float>(scales.residual);
   p.out_scale = static_cast<float>(scales.out);
-  check(op, validate(p));
-  const void* packed = packed_weight ? packed_of(call, *packed_weight, {p.weight, p.groups}) : nullptr;
-  const int32_t threads = cpu_threads().threads;
-  const Tensor scratch =
-      workspace(layer.x, call.cuda() ? 0 : sbnet_sparse_conv2d_quantized_workspace_bytes_cpu(&p, packed, threads));
-  const auto kernel = [=](void* own, const Parallel& parallel) {
-    return sbnet_sparse_conv2d_quantized_cpu(&p, packed, own, &parallel);
-  };
-  check(op, SBNET_ON_DEVICE(call, run_on_cpu(op, &scratch, kernel, layer, a, scale, packed_weight),
-                            sbnet_sparse_conv2d_quantized_cuda(&p, call.stream())));
+  launch(call, SBNET_KERNELS(sparse_conv2d_quantized_workspace_bytes), SBNET_KERNELS(sparse_conv2d_quantized), p,
+         layer.x, packed, layer, a, scale);
 }
 
 void sparse_conv2d_quantized_(Tensor x, Tensor weight, Tensor scale, std::optional<Tensor> bias,

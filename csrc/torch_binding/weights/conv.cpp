@@ -134,12 +134,8 @@ Tensor blocksparse_conv_weight_grad(Tensor x, Tensor dy, Tensor tables, Ints lay
   const Tensor dw = torch::stable::new_empty(x, {&p.layout.shape.weights, 1});
   p.dw = dw.data_ptr();
   check(validate(p));
-  const Parallel parallel = call.parallel();
-  const Tensor scratch = workspace(
-      x,
-      SBNET_ON_DEVICE(call, sbnet_blocksparse_conv_weight_grad_workspace_bytes_cpu(&p, parallel.threads), int64_t{0}));
-  check(SBNET_ON_DEVICE(call, sbnet_blocksparse_conv_weight_grad_cpu(&p, scratch.data_ptr(), &parallel),
-                        sbnet_blocksparse_conv_weight_grad_cuda(&p, call.stream())));
+  const Tensor scratch = workspace(x, SBNET_KERNELS(blocksparse_conv_weight_grad_workspace_bytes).bytes(call, &p));
+  check(SBNET_KERNELS(blocksparse_conv_weight_grad)(call, &p, scratch.data_ptr()));
   return dw;
 }
 

@@ -40,7 +40,7 @@ extern "C" __attribute__((visibility("default"))) int emulate_blockconv(const Ca
   Status status = ok_status();
   if (c->weight_grad) {
     const BlocksparseConvWeightGradParams p = {x, y, c->weight, layout, geometry};
-    status = sbnet_blocksparse_conv_weight_grad_cuda(&p, nullptr);
+    status = sbnet_blocksparse_conv_weight_grad_cuda(&p, nullptr, nullptr);
   } else {
     BlocksparseConvParams p = {};
     p.x = x, p.y = y, p.weight = c->weight, p.bias = c->bias, p.bias_dtype = x.dtype;
