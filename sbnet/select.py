@@ -1,4 +1,7 @@
-"""Which kernel serves a layer: asked of the table that the launchers use (csrc/core/masked/conv_select.h)."""
+"""Which kernel serves a layer: asked of the tables that the launchers use.
+
+csrc/core/masked/conv_select.cpp has CUDA's, csrc/cpu/masked/conv_select.cpp the CPU's.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,11 @@ import torch
 from sbnet import _library
 from sbnet.geometry import to_pair
 
-_DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-_NAMES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 6, torch.float8_e4m3fn: 10}
+_NAMES = {
+    "fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -25,10 +31,12 @@ class Selection:
     Attributes:
         kernel: its name.
         declined: (name, reason) of each kernel that would come first.
+        cut: how it cuts the work, on a CPU; "" on CUDA.
     """
 
     kernel: str
     declined: tuple[tuple[str, str], ...]
+    cut: str = ""
 
 
 _QUERY: list[Any] = [  # SbnetConvQuery
@@ -51,8 +59,9 @@ class _Status(ctypes.Structure):
 @functools.cache
 def _kernels() -> ctypes.CDLL:
     library = ctypes.CDLL(str(_library.KERNEL_LIBRARY))
-    library.sbnet_select_conv2d.restype = _Status
-    library.sbnet_select_conv2d.argtypes = [ctypes.POINTER(_Query), ctypes.c_char_p, ctypes.c_int64]
+    for query in (library.sbnet_select_conv2d_cpu, library.sbnet_select_conv2d_cuda):
+        query.restype = _Status
+        query.argtypes = [ctypes.POINTER(_Query), ctypes.c_char_p, ctypes.c_int64]
     library.sbnet_select_bottleneck2d.argtypes = [ctypes.c_int64] * 4
     return library
 
@@ -71,25 +80,32 @@ def conv2d_kernel(
     residual: bool = False,
     slope: bool = False,
     allow_tf32: bool = False,
+    device: str = "cuda",
     capability: int = 90,
 ) -> Selection:
-    """The CUDA kernel of sparse_conv2d on packed channels_last tensors, all blocks in the list. Needs no GPU.
+    """The kernel of sparse_conv2d on packed channels_last tensors, all blocks in the list. Needs no GPU.
 
     Args:
         shape: of x, (N, C, H, W).
         block: sides of a block of the output plane, in pixels.
+        dtype: float32, float16 or bfloat16; of a CPU int8 and float8_e4m3fn, too.
         residual, slope: has it a residual, slopes a channel (PReLU)?
-        capability: compute capability of the device, as 80 or 90.
+        device: "cuda", or "cpu" for this machine's processor.
+        capability: compute capability of a CUDA device, as 80 or 90.
 
     Raises:
         ValueError: sizes that make no convolution.
 
     >>> conv2d_kernel((1, 64, 400, 704), 64, 3, 16, padding=1).kernel
     'Hopper 3x3'
+    >>> conv2d_kernel((1, 64, 400, 704), 64, 3, 16, padding=1, dtype=torch.float32, device="cpu").kernel
+    'Winograd F(2x2)'
     """
     op = "conv2d_kernel"
     if dtype not in _DTYPES:
-        raise ValueError(f"sbnet::{op}: dtype: expected float32, float16 or bfloat16, got {dtype}")
+        raise ValueError(f"sbnet::{op}: dtype: expected float32, float16, bfloat16, int8 or float8_e4m3fn, got {dtype}")
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"sbnet::{op}: device: expected 'cpu' or 'cuda', got {device!r}")
     n, c, h, w = shape
     pairs = {
         name: (ctypes.c_int64 * 2)(*to_pair(value, f"{op}: {name}"))
@@ -102,12 +118,14 @@ def conv2d_kernel(
         residual=residual, slope=slope, allow_tf32=allow_tf32, capability=capability, **pairs,
     )  # fmt: skip
     text = ctypes.create_string_buffer(2048)
-    status = _kernels().sbnet_select_conv2d(ctypes.byref(query), text, len(text))
+    select = getattr(_kernels(), f"sbnet_select_conv2d_{device}")
+    status = select(ctypes.byref(query), text, len(text))
     if status.code:
         raise ValueError(f"sbnet::{status.message.decode()}")
     chosen, *rest = text.value.decode().split("\n")
     declined = [tuple(line.split(": ", 1)) for line in rest]
-    return Selection(chosen, tuple((name, why) for name, why in declined))
+    name, _, cut = chosen.partition(": ")
+    return Selection(name, tuple((name, why) for name, why in declined), cut)
 
 
 def bottleneck_in_one_kernel(channels: int, hidden: int, block: Sequence[int]) -> bool:
@@ -117,7 +135,7 @@ def bottleneck_in_one_kernel(channels: int, hidden: int, block: Sequence[int]) -
 
 _LAYER = re.compile(
     r"conv (?P<kernel>\d+)x(?P<kernel_w>\d+) (?P<c>\d+)->(?P<k>\d+) (?P<h>\d+)x(?P<w>\d+)"
-    r"(?: (?P<dtype>fp32|tf32|fp16|bf16))?(?: block (?P<block>\d+)(?:x(?P<block_w>\d+))?)?"
+    r"(?: (?P<dtype>fp32|tf32|fp16|bf16|int8|fp8))?(?P<cpu> cpu)?(?: block (?P<block>\d+)(?:x(?P<block_w>\d+))?)?"
     r"(?: stride (?P<stride>\d+))?(?: dilation (?P<dilation>\d+))?(?: groups (?P<groups>\d+))?(?: batch (?P<n>\d+))?"
     r"(?P<slope> prelu)?"
 )
@@ -127,7 +145,7 @@ def layer_kernel(text: str, capability: int = 90) -> Selection:
     """conv2d_kernel() of a layer in words.
 
     "conv 3x3 64->64 400x704 fp16 block 16 stride 1 dilation 1 groups 1 batch 1 prelu": what follows the size may be
-    left out; the padding keeps the plane's size at stride 1.
+    left out; the padding keeps the plane's size at stride 1. "fp32 cpu" asks for a CPU's kernel.
 
     Raises:
         ValueError: other words.
@@ -140,7 +158,8 @@ def layer_kernel(text: str, capability: int = 90) -> Selection:
         wanted = "conv 3x3 64->64 400x704 fp16 block 16 stride 1 dilation 1 groups 1 batch 1 prelu"
         raise ValueError(f"layer: expected words as {wanted!r}, got {text[:80]!r}")
     v = {key: int(value) for key, value in found.groupdict().items() if value and value.isdigit()}
-    name, block, dilation = found["dtype"] or "fp16", v.get("block", 16), v.get("dilation", 1)
+    name = found["dtype"] or ("fp32" if found["cpu"] else "fp16")
+    block, dilation = v.get("block", 16), v.get("dilation", 1)
     return conv2d_kernel(
         (v.get("n", 1), v["c"], v["h"], v["w"]),
         v["k"],
@@ -153,5 +172,6 @@ def layer_kernel(text: str, capability: int = 90) -> Selection:
         dtype=_NAMES[name],
         slope=found["slope"] is not None,
         allow_tf32=name == "tf32",
+        device="cpu" if found["cpu"] else "cuda",
         capability=capability,
     )

@@ -358,7 +358,7 @@ def info(
     ] = False,
     layer: Annotated[
         str | None,
-        typer.Option(help='Print which CUDA kernel serves a layer, and why: "conv 3x3 64->64 400x704 fp16 block 16".'),
+        typer.Option(help='Which kernel serves a layer, and why: "conv 3x3 64->64 400x704 fp16 [cpu] block 16".'),
     ] = None,
     capability: Annotated[int, typer.Option(help="Compute capability that --layer is asked for.")] = 90,
 ) -> None:

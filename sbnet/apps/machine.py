@@ -80,4 +80,5 @@ def kernel_of(layer: str, capability: int) -> str:
     from sbnet.select import layer_kernel
 
     found = layer_kernel(layer, capability)
-    return "\n".join([found.kernel, *(f"  not {name}: {why}" for name, why in found.declined)])
+    kernel = f"{found.kernel}: {found.cut}" if found.cut else found.kernel
+    return "\n".join([kernel, *(f"  not {name}: {why}" for name, why in found.declined)])

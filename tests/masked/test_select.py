@@ -31,9 +31,53 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("layer", CASES)
+CPU_CASES = {  # on every processor
+    "conv 3x3 64->64 400x704 fp32 cpu block 16": "Winograd F(2x2)",
+    "conv 5x5 32->16 400x704 cpu block 16": "Winograd F(2x2)",
+    "conv 3x3 64->64 400x704 fp32 cpu block 16 dilation 2": "Winograd F(2x2)",
+    "conv 3x3 64->64 400x704 fp32 cpu block 16 dilation 12": "direct",
+    "conv 3x3 64->64 400x704 fp32 cpu block 16 stride 2": "direct",
+    "conv 3x3 64->64 400x704 fp32 cpu block 2": "direct",
+    "conv 3x3 3->64 400x704 fp32 cpu block 16": "direct",
+    "conv 3x3 64->64 400x704 fp32 cpu block 16 groups 4": "direct",
+    "conv 1x1 64->256 100x176 fp32 cpu block 8": "1x1 in place",
+    "conv 1x1 8->64 100x176 fp16 cpu block 8": "direct",
+    "conv 3x3 64->2 400x704 fp32 cpu block 16": "few outputs",
+    "conv 3x3 64->64 400x704 fp32 cpu block 16 groups 64": "lanewise",
+    "conv 3x3 61->61 400x704 fp32 cpu block 16 groups 61": "lanewise by patches",
+    "conv 3x3 64->64 400x704 int8 cpu block 16": "int8",
+    "conv 3x3 64->64 400x704 fp8 cpu block 16": "float8",
+}
+
+
+@pytest.mark.parametrize("layer", CASES | CPU_CASES)
 def test_the_kernel_of_a_layer(layer):
-    assert layer_kernel(layer).kernel == CASES[layer]
+    assert layer_kernel(layer).kernel == (CASES | CPU_CASES)[layer]
+
+
+@pytest.mark.parametrize(
+    ("layer", "kernel", "reason"),
+    [
+        ("conv 3x3 64->64 64x64 cpu stride 2", "Winograd F(2x2)", "stride is not 1"),
+        ("conv 3x3 64->64 64x64 cpu dilation 12", "Winograd F(2x2)", "squares of four outputs reach far beyond a tile"),
+        ("conv 3x3 64->64 64x64 cpu block 2", "Winograd F(2x2)", "a side of a tile below 4 pixels"),
+        ("conv 3x3 15->64 64x64 cpu", "Winograd F(2x2)", "input channels are not 16 to 512"),
+        ("conv 1x3 64->64 64x64 cpu", "Winograd F(2x2)", "kernel is not 2x2, 3x3, 5x5 or 7x7"),
+        ("conv 3x3 64->64 64x64 cpu groups 4", "lanewise", "neither depthwise nor groups narrower than a vector"),
+        ("conv 3x3 61->61 64x64 cpu groups 61", "lanewise", "channels are no whole vectors"),
+        ("conv 1x1 8->64 64x64 fp16 cpu", "1x1 in place", "dtype is not float32"),
+        ("conv 3x3 64->64 64x64 cpu block 2", "AMX", None),
+    ],
+)
+def test_kernels_of_a_cpu_say_why_they_do_not_serve(layer, kernel, reason):
+    why = dict(layer_kernel(layer).declined)[kernel]
+    assert why == reason if reason else why in ("dtype is neither float16 nor bfloat16", "not in this build")
+
+
+def test_a_cpu_says_how_it_cuts_the_work():
+    assert layer_kernel("conv 3x3 64->64 400x704 cpu block 16").cut.startswith("tiles of 16x16 pixels, panels of ")
+    assert layer_kernel("conv 3x3 64->64 400x704 cpu block 5x40").cut.startswith("tiles of 5x20 pixels, panels of ")
+    assert not layer_kernel("conv 3x3 64->64 400x704 block 16").cut
 
 
 def test_each_kernel_above_says_why_it_does_not_serve():
@@ -88,7 +132,9 @@ def test_bottleneck_blocks(channels, hidden, block, one):
         (lambda: conv2d_kernel((1, 64, 8, 8), 64, 30, 8), "larger than the padded plane"),
         (lambda: conv2d_kernel((1, 64, 8, 8), 64, 3, 8, padding=-1), "padding: expected 0 to 2\\^20, got -1"),
         (lambda: conv2d_kernel((1, 2**40, 8, 8), 64, 3, 8), "expected sizes from 1 to 2\\^20"),
-        (lambda: conv2d_kernel((1, 64, 8, 8), 64, 3, 8, dtype=torch.int8), "dtype: expected float32"),
+        (lambda: conv2d_kernel((1, 64, 8, 8), 64, 3, 8, dtype=torch.int8), "dtype: expected float32.*got int8"),
+        (lambda: conv2d_kernel((1, 64, 8, 8), 64, 3, 8, dtype=torch.int32), "dtype: expected float32.*got torch.int32"),
+        (lambda: conv2d_kernel((1, 64, 8, 8), 64, 3, 8, device="xpu"), "device: expected 'cpu' or 'cuda', got 'xpu'"),
     ],
 )
 def test_what_makes_no_layer_is_refused(call, message):
@@ -104,4 +150,7 @@ def test_the_command_prints_kernel_and_reasons():
         "Hopper general",
         "  not Hopper 3x3: input channels are no multiple of 8",
     ]
+    shown = runner.invoke(cli.app, ["info", "--layer", "conv 1x1 64->64 64x64 fp32 cpu block 16"])
+    assert shown.output.startswith("1x1 in place: tiles of 16x16 pixels")
+    assert "\n  not Winograd F(2x2): kernel is not 2x2" in shown.output
     assert runner.invoke(cli.app, ["info", "--layer", "pool"]).exit_code == 2

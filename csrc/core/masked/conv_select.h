@@ -56,8 +56,15 @@ struct SbnetConvQuery {
   int64_t dtype, batch, channels, height, width, out_channels, kernel[2], stride[2], padding[2], dilation[2], groups,
       block[2], residual, slope, allow_tf32, capability;
 };
-// Writes the name of the kernel and a line "name: reason" for each one above it in the table.
-SBNET_EXPORT sbnet::Status sbnet_select_conv2d(const SbnetConvQuery* query, char* text, int64_t room);
+// Write the name of the kernel and a line "name: reason" for each one above it in the table; of a CPU, which is this
+// machine's, "name: how it cuts the work" first.
+SBNET_EXPORT sbnet::Status sbnet_select_conv2d_cuda(const SbnetConvQuery* query, char* text, int64_t room);
+SBNET_EXPORT sbnet::Status sbnet_select_conv2d_cpu(const SbnetConvQuery* query, char* text, int64_t room);
 // 1: one kernel takes a bottleneck block of these channels, hidden channels and blocks in 16-bit floats on Hopper.
 SBNET_EXPORT int32_t sbnet_select_bottleneck2d(int64_t channels, int64_t hidden, int64_t block_h, int64_t block_w);
 }
+
+namespace sbnet {
+// The layer, which has tensors without memory. dtype: one of floats, int8 or float8.
+Status read_query(const SbnetConvQuery& q, Conv2dParams* p);
+}  // namespace sbnet

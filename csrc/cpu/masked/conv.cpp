@@ -8,6 +8,7 @@
 #include "cpu/lists/fringe.h"
 #include "cpu/masked/conv_float8.h"
 #include "cpu/masked/conv_run.h"
+#include "cpu/masked/conv_select.h"
 #include "cpu/simd/isa.h"
 
 namespace sbnet {
@@ -15,15 +16,6 @@ namespace {
 
 constexpr int64_t kEnoughPixels = 128;  // of a tile: its work hides that its weights are read
 constexpr int64_t kJobsPerThread = 4;   // enough for the threads to finish together, few enough to share patches
-
-#if defined(SBNET_AMX)
-// Matrix units want 16-bit elements and about a whole product of channels.
-bool suits_amx(const TensorView& weight, Isa isa) {
-  const bool has_type =
-      weight.dtype == DType::kBF16 ? isa >= Isa::kAmx : weight.dtype == DType::kF16 && isa >= Isa::kAmxFp16;
-  return has_type && weight.size[1] >= 20;
-}
-#endif
 
 // Those that compute in float32, whatever the elements are.
 const ConvKernels& float_kernels() {
@@ -51,7 +43,7 @@ const ConvKernels& kernels(const TensorView& weight) {
     return isa >= Isa::kAvx2 ? kConvInt8KernelsAvx2 : kConvInt8KernelsGeneric;
   }
 #if defined(SBNET_AMX)
-  if (suits_amx(weight, isa)) return kConvKernelsAmx;
+  if (!amx_declines(weight)) return kConvKernelsAmx;
 #endif
 #endif
   return weight.dtype == DType::kI8 ? kConvInt8KernelsGeneric : float_kernels();
@@ -105,9 +97,9 @@ void run_jobs(const ConvPlan& plan, const ConvKernels& kernel, const void* weigh
   const int64_t threads = std::max(parallel.threads, 1), wanted = threads * kJobsPerThread;
   if (!weights) {
     ConvLayout used = plan;  // of the forms that the weights may have, the one that this call reads
-    used.direct = !plan.by_winograd && !plan.by_narrow;
-    used.winograd = plan.by_winograd;
-    used.narrow = plan.by_narrow;
+    used.winograd = plan.way == ConvWay::kWinograd;
+    used.narrow = plan.way == ConvWay::kNarrow;
+    used.direct = !used.winograd && !used.narrow;
     pack(used, kernel, workspace + plan.weights_at, parallel);
     weights = workspace + plan.weights_at;
   }
@@ -201,7 +193,7 @@ ConvPlan make_panel_plan(const Conv2dParams& p, int64_t panels, int32_t threads)
 
 }  // namespace
 
-bool suits_panels(const Conv2dParams& p) { return make_panel_plan(p, 1, 1).by_winograd; }
+bool suits_panels(const Conv2dParams& p) { return make_panel_plan(p, 1, 1).way == ConvWay::kWinograd; }
 
 int64_t panel_conv_workspace_bytes(const Conv2dParams& p, int64_t panels, int32_t threads) {
   return make_panel_plan(p, panels, threads).total_bytes;

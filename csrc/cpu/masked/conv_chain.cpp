@@ -59,7 +59,7 @@ void see(TensorView* t, const void* memory, int64_t row, int64_t column, int64_t
 
 bool is_plain(const ConvPlan& plan) {
   const Conv2dParams& p = plan.p;
-  return plan.in_place && !plan.by_narrow && plan.groups == 1 && p.stride[0] == 1 && p.stride[1] == 1 &&
+  return plan.way == ConvWay::kInPlace && plan.groups == 1 && p.stride[0] == 1 && p.stride[1] == 1 &&
          p.y.stride[1] == 1;
 }
 

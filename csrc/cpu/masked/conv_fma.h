@@ -239,7 +239,8 @@ static void run_slice(const ConvPlan& plan, const ConvJob& job, const Slice& sli
     PanelEnd numbers;
     if (slice.last) load_end<T>(plan.p, k0, channels, &numbers);
     const bool vectors = stores_vectors<T>(plan);
-    const Slice* inputs = plan.in_place && j == 0 ? &slice : nullptr;  // the next panels find them in the cache
+    const Slice* inputs =
+        plan.way == ConvWay::kInPlace && j == 0 ? &slice : nullptr;  // the next panels find them in the cache
     const Conv2dParams& p = plan.p;
     const float* added = static_cast<const float*>(p.residual.data);
     Ending end = {numbers.bias,
@@ -278,11 +279,11 @@ namespace SBNET_ISA {
 
 template <class T>
 static void run_either(const ConvPlan& plan, const ConvJob& job) {
-  if (plan.by_winograd)
+  if (plan.way == ConvWay::kWinograd)
     run_winograd<T>(plan, job);
-  else if (runs_straight(plan, job.first_panel))
+  else if (plan.way == ConvWay::kLanewiseInPlace && runs_straight(plan, job.first_panel))  // the last panel may not
     run_straight(plan, job);
-  else if (plan.by_narrow)
+  else if (plan.way == ConvWay::kNarrow)
     run_narrow(plan, job);
   else
     run<T>(plan, job);

@@ -204,7 +204,7 @@ template <class T>
 static void run(const ConvPlan& plan, const ConvJob& job) {
   const int64_t R = plan.weight.size[2], S = plan.weight.size[3];
   list_pixels(plan, job);
-  if (plan.in_place) locate_inputs(plan, job);
+  if (plan.way == ConvWay::kInPlace) locate_inputs(plan, job);
   AxisTaps rows, columns;
   Slice slice;
   for (slice.c0 = 0; slice.c0 < plan.group_in; slice.c0 += plan.chunk) {
@@ -224,7 +224,7 @@ static void run(const ConvPlan& plan, const ConvJob& job) {
         slice.first = slice.c0 == 0 && slice.taps_before == 0;
         slice.tap_count = int64_t{rows.taps} * columns.taps;
         slice.last = slice.c0 + slice.channels == plan.group_in && slice.taps_before + slice.tap_count == plan.taps();
-        if (plan.in_place) {
+        if (plan.way == ConvWay::kInPlace) {
           slice.inputs = static_cast<const T*>(plan.p.x.data) + ch.first;
         } else {
           slice.inputs = job.patch;

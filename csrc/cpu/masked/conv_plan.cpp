@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cpu/masked/conv_kernels.h"
+#include "cpu/masked/conv_select.h"
 
 namespace sbnet {
 namespace {
@@ -13,12 +14,9 @@ constexpr int64_t kMaxChunk = 64;
 constexpr int64_t kMaxProducts = 512;  // per slice and pixel: bounds the chain of float32 roundings
 constexpr int64_t kJobChannels = 256;  // output channels per job: bounds the accumulators to 256 KiB
 constexpr int32_t kMaxTileWidth = 32;
-constexpr int64_t kSharedSlots = 1024;  // patch slots up to which small blocks share a tile
-constexpr int64_t kLeastWinogradChannels = 16,
-                  kMostWinogradChannels = 512;  // its transforms pay; its inputs fit a cache
-constexpr int32_t kLeastPermutedLanes = 8;      // shorter vectors have no instruction that permutes lanes
-constexpr int64_t kWinogradInputs = 1 << 18;    // floats: terms of some channels stay in the second cache
-constexpr int32_t kLeastWinogradSide = 4;       // of a tile: edges waste less
+constexpr int64_t kSharedSlots = 1024;        // patch slots up to which small blocks share a tile
+constexpr int32_t kLeastPermutedLanes = 8;    // shorter vectors have no instruction that permutes lanes
+constexpr int64_t kWinogradInputs = 1 << 18;  // floats: terms of some channels stay in the second cache
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t aligned(int64_t bytes) { return ceil_div(bytes, 64) * 64; }
@@ -26,11 +24,6 @@ int64_t aligned(int64_t bytes) { return ceil_div(bytes, 64) * 64; }
 // Of an axis of `extent` outputs: squares begin in every second run of `dilation` neighbours.
 int64_t squares_along(int64_t extent, int64_t dilation) {
   return extent / (2 * dilation) * dilation + std::min(extent % (2 * dilation), dilation);
-}
-
-// Products of a square of 2x2 outputs, for each pair of channels.
-int64_t winograd_products(const ConvLayout& l) {
-  return winograd_terms(l.weight.size[2]) * winograd_terms(l.weight.size[3]);
 }
 
 }  // namespace
@@ -42,8 +35,15 @@ int64_t ConvLayout::panel_offset(int64_t group, int64_t panel) const {
   return (group * group_width + panel * panel_width) * stored_in * taps();
 }
 
+int64_t ConvLayout::winograd_products() const {
+  return winograd_terms(weight.size[2]) * winograd_terms(weight.size[3]);
+}
 int64_t ConvLayout::winograd_offset(int64_t panel) const {
-  return winograd_at + panel * panel_width * winograd_products(*this) * group_in;
+  return winograd_at + panel * panel_width * winograd_products() * group_in;
+}
+
+int64_t ConvPlan::squares_of_tile() const {
+  return squares_along(tile[0], p.dilation[0]) * squares_along(tile[1], p.dilation[1]);
 }
 
 int32_t pixels_per_run(const ConvPlan& plan, int32_t most) {
@@ -110,15 +110,6 @@ AxisTaps square_axis(const ConvPlan& plan, int axis) {
   return a;
 }
 
-bool runs_straight(const ConvPlan& plan, int64_t panel) {
-  const Conv2dParams& p = plan.p;
-  const int64_t channels = std::min(plan.width_of_panel(panel), plan.group_out - panel * plan.panel_width);
-  return plan.lanewise && channels % plan.lanes == 0 && p.x.dtype == DType::kF32 &&
-         p.x.size[1] == plan.weight.size[0] && p.x.stride[1] == 1 && p.y.stride[1] == 1 &&
-         (!p.residual.data || p.residual.stride[1] == 1) && plan.weight.size[2] <= kMaxAxisTaps &&
-         plan.weight.size[3] <= kMaxAxisTaps;
-}
-
 ConvLayout make_conv_layout(const TensorView& weight, int32_t groups, const ConvShape& shape) {
   ConvLayout l{};
   l.weight = weight;
@@ -135,18 +126,14 @@ ConvLayout make_conv_layout(const TensorView& weight, int32_t groups, const Conv
   l.last_width = ceil_div(l.group_out - (l.panels - 1) * l.panel_width, shape.lanes) * shape.lanes;
   l.direct = true;
   l.bytes = aligned(l.panel_offset(l.groups, 0) * shape.element_bytes);
-  const int64_t side = weight.size[2];
-  l.winograd = shape.depth == 1 && groups == 1 && winograd_terms(side) && weight.size[3] == side &&
-               l.group_in >= kLeastWinogradChannels && l.group_in <= kMostWinogradChannels &&
-               l.group_out >= kLeastWinogradChannels;
+  l.winograd = !winograd_form_declines(weight, groups, shape);
   if (l.winograd) {
     l.winograd_at = l.bytes / shape.element_bytes;
     l.bytes +=
-        ((l.panels - 1) * l.panel_width + l.last_width) * winograd_products(l) * l.group_in * shape.element_bytes;
+        ((l.panels - 1) * l.panel_width + l.last_width) * l.winograd_products() * l.group_in * shape.element_bytes;
   }
 
-  l.narrow = shape.depth == 1 && groups == 1 && weight.dtype == DType::kF32 && 2 * l.group_out <= shape.lanes &&
-             2 * l.group_in >= shape.lanes && weight.size[2] <= kMaxAxisTaps && weight.size[3] <= kMaxAxisTaps;
+  l.narrow = !narrow_form_declines(weight, groups, shape);
   if (l.narrow) {
     l.narrow_at = l.bytes / shape.element_bytes;
     l.bytes += aligned(l.group_out * l.taps() * ceil_div(l.group_in, shape.lanes) * shape.lanes * shape.element_bytes);
@@ -198,19 +185,14 @@ ConvPlan make_conv_plan(const Conv2dParams& p, const ConvShape& shape, bool pack
       slots[axis] = std::max<int64_t>(slots[axis], a.slots);
       t += a.taps;
     }
-  const int32_t* dilation = p.dilation;
-  int64_t squares = squares_along(plan.tile[0], dilation[0]) * squares_along(plan.tile[1], dilation[1]);
-  // With dilation squares may reach far beyond the tile: three quarters of the direct way's products pay.
-  plan.by_winograd = plan.winograd && p.stride[0] == 1 && p.stride[1] == 1 &&
-                     std::min(plan.tile[0], plan.tile[1]) >= kLeastWinogradSide &&
-                     4 * winograd_products(plan) * squares <= 3 * plan.taps() * plan.tile[0] * plan.tile[1];
-  if (plan.by_winograd && dilation[0] == 1 && plan.tile[0] % 2 && plan.tiles[0] > 1 &&
+  plan.way = select_way(plan).way;
+  const bool by_winograd = plan.way == ConvWay::kWinograd;
+  if (by_winograd && p.dilation[0] == 1 && plan.tile[0] % 2 && plan.tiles[0] > 1 &&
       (plan.tile[0] + 1) * plan.tile[1] <= kTilePixels) {
     ++plan.tile[0];  // whole squares: a tile's last row would have half ones
     plan.tiles[0] = ceil_div(side[0], plan.tile[0]);
-    squares = squares_along(plan.tile[0], 1) * squares_along(plan.tile[1], dilation[1]);
   }
-  if (plan.by_winograd)
+  if (by_winograd)
     for (int axis = 0; axis < 2; ++axis) slots[axis] = square_axis(plan, axis).slots;
   plan.rect_slots = slots[0] * slots[1];
   const int64_t listed = std::min(p.active.capacity, int64_t{kTilePixels}) * plan.tiles[0] * plan.tiles[1];
@@ -218,21 +200,18 @@ ConvPlan make_conv_plan(const Conv2dParams& p, const ConvShape& shape, bool pack
       1, std::min({kTilePixels / int64_t{plan.tile[0] * plan.tile[1]}, kSharedSlots / plan.rect_slots, listed}));
 
   // The weights of one tap follow each other whatever the chunk, which patches would want small.
-  plan.in_place = shape.depth == 1 && !plan.lanewise && plan.taps() == 1 && p.padding[0] == 0 && p.padding[1] == 0 &&
-                  p.x.dtype == DType::kF32 && p.x.stride[1] == 1;
-  plan.by_narrow = plan.narrow && p.x.stride[1] == 1;
-  if (plan.in_place) {
+  if (plan.way == ConvWay::kInPlace) {
     plan.chunk = ceil_div(plan.group_in, ceil_div(plan.group_in, kMaxSliceChannels));
     plan.rect_slots = 0;
   }
   plan.patch_channels = plan.lanewise ? plan.panel_width : plan.chunk;
   plan.sum_rows = kTileCapacity;
   int64_t inputs = 0;  // floats of transformed inputs
-  if (plan.by_winograd) {
+  if (by_winograd) {
     plan.patch_channels = plan.lanes;
-    plan.squares = ceil_div(plan.rects_per_tile * squares, kMicroPixels) * kMicroPixels;
+    plan.squares = ceil_div(plan.rects_per_tile * plan.squares_of_tile(), kMicroPixels) * kMicroPixels;
     plan.sum_rows = kWinogradPoints * plan.squares;
-    const int64_t of_channel = winograd_products(plan) * plan.squares, most = kWinogradInputs / of_channel;
+    const int64_t of_channel = plan.winograd_products() * plan.squares, most = kWinogradInputs / of_channel;
     const int64_t parts = plan.weight.size[2] <= 3 ? 1 : ceil_div(plan.group_in, std::max<int64_t>(most, plan.lanes));
     plan.square_channels = ceil_div(ceil_div(plan.group_in, parts), plan.lanes) * plan.lanes;
     inputs = of_channel * plan.square_channels;
@@ -248,7 +227,7 @@ ConvPlan make_conv_plan(const Conv2dParams& p, const ConvShape& shape, bool pack
   plan.inputs_at = aligned(patch_slots * plan.patch_channels * shape.element_bytes);
   plan.sums_at = plan.inputs_at + aligned(inputs * 4);
   // Winograd's way finishes a panel before it begins the next, where it has all inputs.
-  const bool one_panel = plan.by_winograd && plan.square_channels >= plan.group_in;
+  const bool one_panel = by_winograd && plan.square_channels >= plan.group_in;
   plan.rects_at = plan.sums_at + (one_panel ? 1 : plan.job_panels) * plan.sum_rows * plan.panel_width * 4;
   plan.pixels_at = aligned(plan.rects_at + plan.rects_per_tile * static_cast<int64_t>(sizeof(ConvRect)));
   plan.scratch_bytes = aligned(plan.pixels_at + static_cast<int64_t>(sizeof(ConvPixels)));

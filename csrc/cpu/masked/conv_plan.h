@@ -40,6 +40,19 @@ struct AxisTaps {
   } segment[kMaxAxisTaps];
 };
 
+// How a convolution is computed: conv_select.cpp says which takes which.
+enum class ConvWay : int32_t {
+  kFloat8,           // as float32, of a copy (conv_float8.cpp)
+  kInt8,             // conv_int8.h
+  kAmx,              // conv_amx.cpp
+  kWinograd,         // conv_winograd.h
+  kLanewiseInPlace,  // conv_lanewise.h: reads x where it is
+  kNarrow,           // conv_narrow.h
+  kInPlace,          // 1x1: the microkernels read x where it is, there are no patches
+  kLanewise,         // by patches
+  kDirect
+};
+
 // How an instruction set wants the work cut.
 struct ConvShape {
   int32_t lanes, vectors;  // floats per vector, vectors per panel of output channels
@@ -86,6 +99,8 @@ struct ConvLayout {
   // Where a panel's packed weights begin, in elements.
   int64_t panel_offset(int64_t group, int64_t panel) const;
   int64_t winograd_offset(int64_t panel) const;
+  // Of a square of 2x2 outputs by Winograd's way, for each pair of channels.
+  int64_t winograd_products() const;
 };
 
 struct ConvPlan : ConvLayout {
@@ -93,22 +108,22 @@ struct ConvPlan : ConvLayout {
   const QuantizedConv2dParams* quantized;  // p with its scales; null of floats
   float per_unit;                          // integers that 1 of a float x is
   int64_t patch_channels;                  // elements per patch slot: chunk, or the panel width for lanewise
-  bool in_place;                           // 1x1: the microkernels read x where it is, there are no patches
-  bool by_narrow;                          // as conv_narrow.h does
-  int64_t job_panels;                      // panels per job, at most
-  int32_t tile[2];                         // tile height and width
-  int64_t tiles[2];                        // tiles per block
-  int64_t rects_per_tile;                  // small blocks share a tile
-  int64_t rect_slots;                      // patch slots per rect, at most
-  int64_t sum_rows;                        // accumulators per panel of a job, in pixels
-  bool by_winograd;                        // this convolution is computed so
-  const WinogradPanel* block_panels;       // then, of block-sparse weights: [panels]; null of dense ones
-  int64_t squares;                         // then: squares of 2x2 outputs per tile, at most, in whole microtiles
-  int64_t square_channels;                 // then: input channels that are transformed at once, in whole vectors
+  ConvWay way;
+  int64_t job_panels;                 // panels per job, at most
+  int32_t tile[2];                    // tile height and width
+  int64_t tiles[2];                   // tiles per block
+  int64_t rects_per_tile;             // small blocks share a tile
+  int64_t rect_slots;                 // patch slots per rect, at most
+  int64_t sum_rows;                   // accumulators per panel of a job, in pixels
+  const WinogradPanel* block_panels;  // of block-sparse weights in Winograd's form: [panels]; null of dense ones
+  int64_t squares;                    // of Winograd's: squares of 2x2 outputs per tile, at most, whole microtiles
+  int64_t square_channels;            // of Winograd's: inputs that are transformed at once, in whole vectors
   // Byte offsets and sizes in the workspace.
   int64_t weights_at, scratch_at, scratch_bytes, total_bytes;
   // Byte offsets in one thread's scratch.
   int64_t patch_at, inputs_at, sums_at, rects_at, pixels_at;
+
+  int64_t squares_of_tile() const;
 };
 
 // The next group of taps of an axis from tap `first` on (0: rows, 1: columns).
