@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import weakref
+from collections import deque
 from pathlib import Path
 
 import numpy as np
@@ -116,6 +118,24 @@ class BirdsEye:
 
     def seen(self, points: np.ndarray) -> tuple[Tensor, Tensor]:
         """The view, and the cells of it that hold a point, [H,W] bool: what `Occupied` finds by reading all of it."""
+        at, values, occupied = self.entries(points)
+        view = np.zeros(self.size, np.float32)  # of huge pages: a tenth of the time of torch.zeros
+        view[at] = values
+        return self.arranged(torch.from_numpy(view)), occupied
+
+    @property
+    def size(self) -> int:
+        """Numbers of a view."""
+        rows, columns, slices = self.shape
+        return rows * columns * (slices + 1)
+
+    def arranged(self, numbers: Tensor) -> Tensor:
+        """[C,H,W] of a view's numbers as they lie in memory: channels last, as networks take it."""
+        rows, columns, slices = self.shape
+        return numbers.view(rows, columns, slices + 1).movedim(2, 0)
+
+    def entries(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray, Tensor]:
+        """What is not 0 in the view of a scan: places in its memory, values there; and the cells, [H,W] bool."""
         if points.ndim != 2 or points.shape[1] < 4:
             raise ValueError(f"sbnet: BirdsEye: points: expected [P,4], got {points.shape}")
         rows, columns, slices = self.shape
@@ -123,15 +143,46 @@ class BirdsEye:
         inside = ((at >= 0) & (at < self.shape)).all(1)
         row, column, level = at[inside].astype(np.int64).T
         flat = row * columns + column
-        # Channels last, as networks take it; NumPy's zeros are huge pages: a tenth of the time of torch.zeros here.
-        view = np.zeros((rows * columns, slices + 1), np.float32)
-        view[flat, level] = 1
-        counts = np.bincount(flat, minlength=len(view))
-        cells = counts.nonzero()[0]
-        view[cells, slices] = np.bincount(flat, points[inside, 3], len(view))[cells] / counts[cells]
-        found = torch.from_numpy(view.reshape(rows, columns, slices + 1)).movedim(2, 0)
-        return found, torch.from_numpy(counts > 0).view(rows, columns)
+        cells, which, counts = np.unique(flat, return_inverse=True, return_counts=True)
+        means = np.bincount(which, points[inside, 3], len(cells)) / counts
+        places = np.concatenate([flat * (slices + 1) + level, cells * (slices + 1) + slices])
+        occupied = torch.zeros(rows * columns, dtype=torch.bool)
+        occupied[torch.from_numpy(cells)] = True
+        return (
+            places,
+            np.concatenate([np.ones(len(flat), np.float32), means.astype(np.float32)]),
+            occupied.view(rows, -1),
+        )
 
     def read(self, path: str | os.PathLike[str]) -> Tensor:
         """The view of a scan's file."""
         return self(read_points(path))
+
+
+class ViewMemory:
+    """Views of scans for readers of frames. On a CPU in memory that is used again once no tensor holds it: only what
+    the scan before set in it is cleared, where fresh memory is zeroed page by page. Nobody else may write into them.
+
+    >>> memory = ViewMemory(BirdsEye())
+    >>> view = memory(*memory.view.entries(points)[:2], torch.device("cpu"))  # [36, 704, 800]
+    """
+
+    def __init__(self, view: BirdsEye, most: int = 4) -> None:
+        self.view = view
+        self._free: deque[tuple[np.ndarray, np.ndarray]] = deque(maxlen=most)
+
+    def __call__(self, at: np.ndarray, values: np.ndarray, device: torch.device) -> Tensor:
+        """The view that has these values at these places."""
+        if device.type != "cpu":
+            numbers = torch.zeros(self.view.size, device=device)
+            numbers[torch.from_numpy(at).to(device)] = torch.from_numpy(values).to(device)
+            return self.view.arranged(numbers)
+        try:
+            memory, written = self._free.pop()
+            memory[written] = 0
+        except IndexError:
+            memory = np.zeros(self.view.size, np.float32)
+        memory[at] = values
+        lent = memory[:]  # which tensors of it keep alive, and nothing else does
+        weakref.finalize(lent, self._free.append, (memory, at)).atexit = False
+        return self.view.arranged(torch.from_numpy(lent))

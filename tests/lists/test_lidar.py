@@ -6,6 +6,7 @@ import torch
 
 from sbnet.apps.pipeline import Frame
 from sbnet.masks import BirdsEye, Occupied, read_points
+from sbnet.masks.lidar import ViewMemory
 
 POINTS = np.array([[1, 2, 0.5, 0.25], [3, -4, 1, 0.75], [5, 0, -1, 1]], np.float32)
 HEADER = """# .PCD v0.7
@@ -65,6 +66,34 @@ def test_a_view_from_above():
     assert torch.equal(occupied, (seen != 0).any(0))
     with pytest.raises(ValueError, match="BirdsEye: points"):
         view(POINTS[:, :3])
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_views_share_memory_once_nobody_holds_it(device):
+    view = BirdsEye(x=(0, 8), y=(-4, 4), z=(-2, 2), cell=1, slice_height=1)
+    memory = ViewMemory(view)
+
+    def made(points):
+        return memory(*view.entries(points)[:2], torch.device(device))
+
+    first = made(POINTS)
+    place, kept = first.data_ptr(), first.movedim(0, 2)  # another tensor of the same memory
+    del first
+    other = made(POINTS[:1] + 1)
+    assert torch.equal(other.cpu(), view(POINTS[:1] + 1))
+    assert torch.equal(kept.cpu(), view(POINTS).movedim(0, 2))
+    assert other.data_ptr() != place
+    del kept
+    again = made(POINTS[1:])
+    assert torch.equal(again.cpu(), view(POINTS[1:]))
+    assert device != "cpu" or again.data_ptr() == place
+
+
+def test_a_frame_makes_its_pixels_once():
+    frame = Frame(0, lambda device: torch.ones(2, 4, 6, device=device))
+    frame.place(torch.device("cpu"))
+    assert frame.pixels.shape == (2, 4, 6)
+    assert frame.raw().data_ptr() == frame.raw().data_ptr()
 
 
 def test_a_frame_that_comes_with_its_cells_is_not_read():

@@ -275,6 +275,7 @@ class _Batch(Compute):
 
 def _shape(frame: Frame) -> tuple[int, ...]:
     """(C,H,W) of the frame as a tensor."""
+    frame.place(torch.device("cpu"))
     pixels = frame.pixels
     if isinstance(pixels, Tensor):
         return tuple(pixels.shape)

@@ -20,7 +20,8 @@ class Frame:
 
     Attributes:
         index: its place in the source, broken frames counted.
-        pixels: [H,W,C], uint8 (0 to 255) or float (0 to 1, or what the network takes), or a tensor [C,H,W].
+        pixels: [H,W,C], uint8 (0 to 255) or float (0 to 1, or what the network takes), a tensor [C,H,W], or a function
+            that makes one on a device.
         name: a file's, or the number.
         time: seconds from the start, where the source knows.
         fault: why it could not be read; pixels are then missing.
@@ -34,8 +35,14 @@ class Frame:
     fault: str = ""
     occupied: Tensor | None = None
 
+    def place(self, device: torch.device) -> None:
+        """Makes pixels that are still to be made."""
+        if callable(self.pixels):
+            self.pixels = self.pixels(device)
+
     def raw(self) -> Tensor:
         """The pixels as they came, [H,W,C], of four channels of bytes the three colours."""
+        self.place(torch.device("cpu"))
         if isinstance(self.pixels, Tensor):
             return self.pixels.movedim(0, 2)
         pixels = self.pixels if self.pixels.ndim == 3 else self.pixels[..., None]

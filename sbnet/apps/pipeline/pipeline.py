@@ -179,9 +179,11 @@ class Pipeline:
         """Frames, and for CUDA their pixels in pinned memory, put there by the thread that reads."""
         for frame in islice(iter(self.source), self.limit):
             pinned = None
-            if self.device.type == "cuda" and not frame.fault:
-                pinned = frame.raw()
-                pinned = pinned if pinned.is_cuda else pinned.pin_memory()
+            if not frame.fault:
+                frame.place(self.device)
+                if self.device.type == "cuda":
+                    pinned = frame.raw()
+                    pinned = pinned if pinned.is_cuda else pinned.pin_memory()
             yield frame, pinned
 
     def _title(self, frame: Frame) -> str:

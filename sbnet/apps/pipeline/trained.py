@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from sbnet.apps.pipeline.boxes import boxes_of_faces, boxes_of_text, draw
 from sbnet.apps.pipeline.frames import Frame
 from sbnet.apps.pipeline.networks import Finished, Network
 from sbnet.masks import BirdsEye, Ink, MotionMask, Occupied, read_points
+from sbnet.masks.lidar import ViewMemory
 
 NOISY = "changed:12:5"  # what cameras make of a scene that stands still is no change
 SHUFFLED = 1  # pixels that resampling, and its zeros at the border, reach
@@ -109,10 +111,11 @@ def birdseye(seed: str = "0") -> Network:
         return (scores - scores.amin()).div((scores.amax() - scores.amin()).clamp(min=1e-9)).expand(-1, 3, -1, -1), []
 
     view = BirdsEye()
+    memory = ViewMemory(view)
 
     def read(path: Path) -> Frame:
-        pixels, occupied = view.seen(read_points(path))
-        return Frame(0, pixels, occupied=occupied)
+        at, values, occupied = view.entries(read_points(path))
+        return Frame(0, functools.partial(memory, at, values), occupied=occupied)
 
     return Network(
         model, "bird's-eye detector (untrained)", finish=finish, read=read, mask=Occupied(), captured=True,
