@@ -145,7 +145,11 @@ def test_layers_that_cost_most_stay_in_float(chain, dtype):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @torch.no_grad()
 def test_fp8_on_a_gpu_is_that_of_the_cpu(chain, dtype):
-    """Within the rounding of the network's own floats, which few layers compute, and of Hopper's sums."""
+    """Within the rounding of the network's own floats, which few layers compute, and of Hopper's sums.
+
+    A value that either of them moves across the middle between two of float8 comes out one step away. Of bfloat16 that
+    are one in some 16 values, which add up to as much as float8's own rounding, of the others few.
+    """
     given, masks = frames()
     x, mask = torch.randn(2, 3, *SIZE), torch.rand(2, *SIZE) < 0.01
     want = sbnet.quantize(chain, given, masks, dtype="fp8", block=BLOCK)(x, mask, copy=True)
@@ -155,7 +159,7 @@ def test_fp8_on_a_gpu_is_that_of_the_cpu(chain, dtype):
     assert torch.float8_e4m3fn in {buffer.dtype for buffer in run._last.executor.buffers}
     got = run(x.to("cuda", dtype), mask.cuda()).cpu()
     assert got.dtype == dtype
-    assert rms(got - want) < 0.5 * rms(want - plain)
+    assert rms(got - want) < (1.0 if dtype == torch.bfloat16 else 0.5) * rms(want - plain)
 
 
 QUICK = ("U-Net, bilinear", "ResNet", "SRVGG", "MobileNet with gates")

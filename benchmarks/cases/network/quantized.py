@@ -57,7 +57,7 @@ def work(setting: Setting, name: str, size: tuple[int, int], density: float) -> 
     with torch.no_grad():
         whole, sparse = net(x), plain(x, mask, copy=True)
     ours, peer = f"masked {name_of}", f"masked {str(floats).removeprefix('torch.')}"
-    found = {ours: Side(lambda: run(x, mask), "ours"), peer: Side(lambda: plain(x, mask), "peer")}
+    found = {ours: Side(lambda: run(x, mask), "ours", "own"), peer: Side(lambda: plain(x, mask), "peer", "own")}
     if setting.cuda or setting.level == "tiny":
         found["PyTorch"] = Side(torch.no_grad()(lambda: net(x)))
     else:

@@ -115,6 +115,12 @@ inline float __frcp_rn(float v) { return 1.f / v; }
 inline int atomicAdd(int* to, int v) { return std::exchange(*to, *to + v); }
 inline unsigned atomicOr(unsigned* to, unsigned v) { return std::exchange(*to, *to | v); }
 inline int __ffs(int v) { return __builtin_ffs(v); }
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
+  const uint64_t bytes = uint64_t{high} << 32 | low;
+  unsigned v = 0;
+  for (int i = 0; i < 4; ++i) v |= static_cast<unsigned>(bytes >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+  return v;
+}
 inline int __popc(unsigned v) { return __builtin_popcount(v); }
 template <class T>
 T __ldg(const T* p) {

@@ -50,6 +50,7 @@ struct Float8Args : Args {
   float residual_scale, per_unit;
   DType y_dtype, residual_dtype;
   bool y_whole, residual_whole;  // 16 channels move in words of 16 bytes
+  bool bytes;                    // results are float8 as they leave the registers: finish_bytes()
 };
 static_assert(sizeof(Float8Args) + sizeof(Maps) <= 4096, "a kernel's parameters");
 
@@ -157,6 +158,62 @@ __device__ __forceinline__ void finish(const Float8Args& a, int k0, float (&acc)
   }
 }
 
+// Two channels of a position as float8, the first in the low byte.
+__device__ __forceinline__ uint32_t two_bytes(float first, float second) {
+  return __nv_cvt_float2_to_fp8x2(make_float2(first, second), __NV_SATFINITE, __NV_E4M3);
+}
+
+// The same, where no residual is added and the activation is the sign's: y's unit is in scale and bias, and sums become
+// float8 where they are. Channels k and k + 8 of a position are 16 bits, which stmatrix turns; the thread that writes
+// 16 channels puts them in order.
+template <class C>
+__device__ __forceinline__ void finish_bytes(const Float8Args& a, int k0, float (&acc)[64], uint8_t* shared,
+                                             const Place* places, float (&scale)[2], float (&bias)[2]) {
+  static_assert(kPositions * C::kOutputs <= C::kStaging);
+  const int tid = threadIdx.x & 127, lane = tid & 31, wg = threadIdx.x >> 7;
+  const float* slopes = reinterpret_cast<const float*>(shared + C::kSlopesAt) + wg * C::kOutputs;
+  uint8_t* staged = shared + wg * C::kStaging;  // [position][word of 16 channels], words flipped against conflicts
+  const auto word_at = [](int position, int word) {
+    return position * C::kOutputs + ((word ^ position >> 1 & 3) << 4);
+  };
+  float slope[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    scale[h] *= a.per_unit, bias[h] *= a.per_unit;
+    slope[h] = slopes[(tid >> 5) * 16 + (lane >> 2) + h * 8];
+  }
+#pragma unroll
+  for (int e = 0; e < 64; ++e) acc[e] = fmaf(acc[e], scale[e / 2 % 2], bias[e / 2 % 2]);
+  if (a.activation == Activation::kRelu) {
+#pragma unroll
+    for (int e = 0; e < 64; ++e) acc[e] = max_nan(acc[e], 0.f);
+  } else if (a.activation == Activation::kLeakyRelu) {
+#pragma unroll
+    for (int e = 0; e < 64; ++e) acc[e] = acc[e] > 0.f ? acc[e] : acc[e] * slope[e / 2 % 2];
+  }
+#pragma unroll
+  for (int j = 0; j < 16; j += 4) {
+    uint32_t pairs[4];  // positions 8 (j + i) + 2 (lane % 4) and the next
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float* v = acc + 4 * (j + i);
+      pairs[i] = two_bytes(v[0], v[2]) | two_bytes(v[1], v[3]) << 16;
+    }
+    stmatrix_trans(smem_address(staged + word_at(8 * j + lane, tid >> 5)), pairs[0], pairs[1], pairs[2], pairs[3]);
+  }
+  bar_sync(1 + wg, 128);
+  const int word = tid & 3, k = k0 + word * 16;
+  if (k >= a.K) return;
+#pragma unroll
+  for (int position = tid >> 2; position < kPositions; position += 32) {
+    const int64_t to = places[position].y;
+    const uint4 v = *reinterpret_cast<const uint4*>(staged + word_at(position, word));
+    const uint4 ordered = {__byte_perm(v.x, v.y, 0x6420), __byte_perm(v.z, v.w, 0x6420), __byte_perm(v.x, v.y, 0x7531),
+                           __byte_perm(v.z, v.w, 0x7531)};
+    if (to >= 0) *reinterpret_cast<uint4*>(static_cast<uint8_t*>(a.y.data) + to + k) = ordered;
+  }
+}
+
 // Warps 0-7.
 template <class C>
 __device__ __forceinline__ void consume(const Float8Args& a, uint32_t smem, uint8_t* shared) {
@@ -258,7 +315,10 @@ __device__ __forceinline__ void consume(const Float8Args& a, uint32_t smem, uint
       for (int e = 0; e < 64; ++e) acc[e] = accumulate ? sums[e] + acc[e] : sums[e];
     }
     bar_sync(1 + wg, 128);
-    finish<C>(a, k0, acc, shared, places, scale, bias);
+    if (a.bytes)
+      finish_bytes<C>(a, k0, acc, shared, places, scale, bias);
+    else
+      finish<C>(a, k0, acc, shared, places, scale, bias);
   }
 }
 
@@ -292,6 +352,9 @@ Status conv_float8(const QuantizedConv2dParams& p, const DeviceInfo& device, CUs
   a.y_dtype = p.y.dtype, a.residual_dtype = p.residual.dtype;
   a.y_whole = p.y.size[1] % 16 == 0 && channels_vectorize(p.y);
   a.residual_whole = p.residual.data && p.y.size[1] % 16 == 0 && channels_vectorize(p.residual);
+  a.bytes = p.y.dtype == DType::kF8 && a.y_whole && !p.residual.data &&
+            (p.activation == Activation::kNone || p.activation == Activation::kRelu ||
+             p.activation == Activation::kLeakyRelu);
   const int64_t products = p.weight.size[2] * p.weight.size[3] * ((p.x.size[1] + 31) / 32);
   return products <= kShortProducts ? launch<false>(pairs, a, device, stream) : launch<true>(pairs, a, device, stream);
 }
