@@ -1,7 +1,7 @@
 """What a pixel costs on a CPU in blocks of 1 to 16, by the form of the layer; networks under recorded motion with the
 block sizes that "auto" takes from it, and with those of one rim for all layers and no block below 4.
 
-SBNET_DATA=folder-of-vtest.avi python -m sbnet.benchmarks.floors.block_sizes [network ...]
+SBNET_DATA=folder-of-vtest.avi python -m sbnet.benchmarks.floors.block_sizes [network or form of a layer ...]
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ import sbnet
 from sbnet.benchmarks.harness import masks, nets
 from sbnet.graph import blocks
 
-SECONDS = 2.0  # that a row is timed
+SECONDS = 0.5  # that a row is timed
 SHARE = 0.15  # of a plane's pixels, in full blocks
-FORMS = {"1x1": (1, 1, False), "depthwise": (3, 1, True), "3x3": (3, 1, False), "3x3 of stride 2": (3, 2, False)}
+FORMS = {  # kernel, stride, depthwise
+    "1x1": (1, 1, False), "depthwise": (3, 1, True), "3x3": (3, 1, False), "3x3 of stride 2": (3, 2, False),
+    "5x5": (5, 1, False), "7x7": (7, 1, False), "2x2 transposed": (2, 2, False), "4x4 transposed": (4, 2, False),
+}  # fmt: skip
 PLANES = ((96, 160, 32), (48, 80, 64), (24, 40, 128))
 SIZES = (1, 2, 4, 8, 16)
 BEFORE = {"cpu": dict.fromkeys(blocks.PRICES["cpu"], blocks.Price(0.25))}
@@ -28,10 +31,10 @@ BEFORE = {"cpu": dict.fromkeys(blocks.PRICES["cpu"], blocks.Price(0.25))}
 def main() -> None:
     torch.set_num_threads(2)
     names = sys.argv[1:]
-    for name in names:
+    for name in (name for name in names if name not in FORMS):
         for kind in ("walkers", "top-left"):
             network(name, kind)
-    for form in () if names else FORMS:
+    for form in (name for name in names or FORMS if name in FORMS):
         for plane in PLANES:
             layer(form, plane)
 
@@ -51,12 +54,16 @@ def _call(form: str, plane: tuple[int, int, int], size: int) -> tuple[Callable[[
     count = round(height * width * SHARE / size**2)
     active = masks.random_active((1, height, width), grid, count, "cpu")
     groups = channels if depthwise else 1
-    x = torch.randn(1, channels, height * stride, width * stride).contiguous(memory_format=torch.channels_last)
+    sides = (height // stride, width // stride) if "transposed" in form else (height * stride, width * stride)
+    x = torch.randn(1, channels, *sides).contiguous(memory_format=torch.channels_last)
     out = torch.zeros(1, channels, height, width).contiguous(memory_format=torch.channels_last)
     weight = torch.randn(channels, channels // groups, kernel, kernel)
     packed = sbnet.pack_conv_weight(weight, groups)
 
     def call() -> None:
+        if "transposed" in form:
+            sbnet.sparse_conv_transpose2d_(x, weight, None, active, out, stride=stride, padding=kernel // 2 - 1)
+            return
         sbnet.sparse_conv2d_(
             x, weight, None, active, out, stride=stride, padding=kernel // 2, groups=groups, packed=packed
         )

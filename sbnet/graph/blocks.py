@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sbnet.active import BlockGrid
 from sbnet.geometry import Pair
-from sbnet.graph.cost import Work
+from sbnet.graph.cost import FORMS, Work
 from sbnet.ops import reduce_mask
 from sbnet.ops.common import mask_planes
 from sbnet.version import __version__
@@ -46,15 +46,19 @@ class Price:
         return float((active * heights[:, None] * widths).sum()) * (self.small if block < self.least else 1.0)
 
 
-# Measured on a CPU (docs/log/2026-11-23-small-blocks.md) and a Hopper GPU. 3x3: Winograd's squares want blocks of 4.
+# Measured on a CPU (docs/log/2026-11-23-small-blocks.md, -block-prices.md) and a Hopper GPU. Winograd's squares, of
+# 3x3, 5x5 and 7x7, want blocks of 4; transposed layers of stride 2 blocks of 2, which hold a pixel of each phase.
 PRICES = {
     "cpu": {
         "1x1": Price(0.05),
         "depthwise": Price(0.4, 2.3),
         "3x3": Price(0.12, 0.4, least=4, small=1.5),
+        "5x5": Price(0.15, 0.45, least=4, small=1.4),
+        "7x7": Price(0.2, 0.7, least=4, small=2.5),
+        "transposed": Price(0.1, 1.7, least=2, small=6.0),
         "other": Price(0.12, 0.6),
     },
-    "cuda": dict.fromkeys(("1x1", "depthwise", "3x3", "other"), Price(1.0)),
+    "cuda": dict.fromkeys(FORMS, Price(1.0)),
 }
 CELL = {"cpu": 40.0, "cuda": 0.0}  # of a block of the plane, active or not: the list is made of all of them
 UNKNOWN: Work = Counter({"other": 64 * 9})  # of a plane that no convolution writes

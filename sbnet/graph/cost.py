@@ -10,7 +10,8 @@ from sbnet.graph.axes import op_name
 from sbnet.graph.ir import Graph, Node
 
 CONVOLUTIONS = ("conv", "conv_transpose")
-Work = Counter[str]  # multiply-adds a pixel, by the form of the layer: "1x1", "depthwise", "3x3" or "other"
+FORMS = ("1x1", "depthwise", "3x3", "5x5", "7x7", "transposed", "other")  # of layers, by what CPU kernels make of them
+Work = Counter[str]  # multiply-adds a pixel, by the form of the layer
 
 
 def multiply_adds(node: Node) -> int:
@@ -48,12 +49,13 @@ def work(graph: Graph) -> dict[Pair, Work]:
 
 
 def _form(node: Node) -> str:
-    if node.kind != "conv":
+    if node.kind not in CONVOLUTIONS:
         return "other"
     weight, options = node.params["weight"], node.options
+    if node.kind == "conv_transpose":
+        return "transposed" if options["groups"] == 1 else "other"
     if weight.shape[1] == 1 and options["groups"] > 1:
         return "depthwise"
-    if tuple(weight.shape[2:]) == (1, 1):
-        return "1x1"
-    plain = tuple(weight.shape[2:]) == (3, 3) and options["groups"] == 1
-    return "3x3" if plain and tuple(options["stride"]) == tuple(options["dilation"]) == (1, 1) else "other"
+    form = "x".join(str(side) for side in weight.shape[2:])
+    plain = options["groups"] == 1 and tuple(options["stride"]) == tuple(options["dilation"]) == (1, 1)
+    return form if form == "1x1" or (plain and form in FORMS) else "other"

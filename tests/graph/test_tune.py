@@ -12,7 +12,7 @@ from torch import nn
 import sbnet
 from sbnet.engine.compiled import Compiled
 from sbnet.graph.blocks import predict, tuning_key
-from sbnet.graph.cost import Work, work
+from sbnet.graph.cost import FORMS, Work, work
 from support.networks import UNet, lively
 
 SIZE = (64, 96)
@@ -28,9 +28,10 @@ def test_prediction_follows_the_mask():
     rectangle = torch.zeros(1, *SIZE, dtype=torch.bool)
     rectangle[:, :32, :64] = True
     for device, (fine, coarse) in {"cpu": (1, 32), "cuda": (8, 32)}.items():
-        for form in ("1x1", "3x3", "depthwise", "other"):
+        for form in FORMS:
             planes = {SIZE: Work({form: 100_000})}
-            assert predict(planes, [scattered()], device) == {SIZE: fine}  # single pixels: small blocks
+            least = 2 if form == "transposed" and device == "cpu" else fine  # a pixel of each phase
+            assert predict(planes, [scattered()], device) == {SIZE: least}  # single pixels: small blocks
             assert predict(planes, [rectangle], device) == {SIZE: coarse}  # a whole number of large ones
 
 
@@ -39,7 +40,7 @@ def test_prediction_follows_the_layers():
     for row in range(3):
         for column in range(3):
             mask[:, row::16, column::16] = True  # nine of a block of 4's pixels
-    for form, block in {"1x1": 1, "3x3": 4, "depthwise": 4}.items():
+    for form, block in {"1x1": 1, "3x3": 4, "depthwise": 4, "5x5": 4, "7x7": 4, "transposed": 4}.items():
         assert predict({SIZE: Work({form: 100_000})}, [mask], "cpu") == {SIZE: block}
     assert predict({SIZE: Work({"1x1": 100_000, "3x3": 900})}, [mask], "cpu") == {SIZE: 1}  # by what most products are
     assert predict({SIZE: Work({"1x1": 900, "3x3": 900_000})}, [mask], "cpu") == {SIZE: 4}
@@ -53,7 +54,23 @@ def test_work_of_a_plane():
     )  # fmt: skip
     graph = sbnet.sparsify(net, torch.randn(2, 3, 32, 48)).plan.graph
     small = {"other": 8 * 27 + 16 * 16 * 9, "depthwise": 8 * 9, "1x1": 8 * 16, "3x3": 16 * 16 * 9}
-    assert work(graph) == {(16, 24): small, (32, 48): {"other": 16 * 4}}
+    assert work(graph) == {(16, 24): small, (32, 48): {"transposed": 16 * 4}}
+
+
+def test_forms_of_layers():
+    for layer, form in (
+        (nn.Conv2d(16, 16, 5, padding=2), "5x5"),
+        (nn.Conv2d(16, 16, 7, padding=3), "7x7"),
+        (nn.Conv2d(16, 16, 5, 2, padding=2), "other"),
+        (nn.Conv2d(16, 16, (5, 1), padding=(2, 0)), "other"),
+        (nn.Conv2d(16, 16, 5, padding=2, groups=4), "other"),
+        (nn.Conv2d(16, 16, 1, groups=4), "1x1"),
+        (nn.ConvTranspose2d(16, 16, 4, 2, 1), "transposed"),
+        (nn.ConvTranspose2d(16, 16, 2, 2, groups=4), "other"),
+    ):
+        graph = sbnet.sparsify(nn.Sequential(layer), torch.randn(1, 16, 32, 32)).plan.graph
+        (counted,) = work(graph).values()
+        assert set(counted) == {form}
 
 
 def test_prediction_counts_pixels_of_the_plane_alone():
