@@ -11,12 +11,18 @@ Status check_plane(const char* op, const char* argument, const TensorView& t) {
   return ok_status();
 }
 
-Status check_epilogue(const char* op, DType x, const void* bias, DType bias_dtype, Activation activation) {
-  SBNET_CHECK(!bias || bias_dtype == x || bias_dtype == DType::kF32,
-              "%s: bias: expected %s, the dtype of x, or float32, got %s", op, dtype_name(x), dtype_name(bias_dtype));
+Status check_epilogue(const char* op, DType x, const void* bias, DType bias_dtype, Activation activation,
+                      const void* slope, DType slope_dtype) {
+  const auto check_dtype = [=](const char* argument, const void* numbers, DType dtype) {
+    SBNET_CHECK(!numbers || dtype == x || dtype == DType::kF32, "%s: %s: dtype: expected %s%s, got %s", op, argument,
+                x == DType::kF32 ? "" : "float32 or ", dtype_name(x), dtype_name(dtype));
+    return ok_status();
+  };
+  SBNET_TRY(check_dtype("bias", bias, bias_dtype));
   SBNET_CHECK(activation >= Activation::kNone && activation <= Activation::kHardswish,
               "%s: activation: unknown code %d", op, static_cast<int>(activation));
-  return ok_status();
+  SBNET_CHECK(!slope || activation == Activation::kLeakyRelu, "%s: slope: expected the activation leaky_relu", op);
+  return check_dtype("slope", slope, slope_dtype);
 }
 
 Status check_grid(const char* op, const BlockGrid& g) {

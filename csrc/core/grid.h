@@ -17,8 +17,10 @@ Status check_written(const char* op, const char* argument, const int64_t (&size)
                 argument, d);
   return ok_status();
 }
-// Dtype of a bias of x's or float32, and an activation that there is.
-SBNET_EXPORT Status check_epilogue(const char* op, DType x, const void* bias, DType bias_dtype, Activation activation);
+// An activation that there is; bias and slope (one a channel, of leaky_relu alone), each or null, of x's dtype or
+// float32.
+SBNET_EXPORT Status check_epilogue(const char* op, DType x, const void* bias, DType bias_dtype, Activation activation,
+                                   const void* slope = nullptr, DType slope_dtype = DType::kF32);
 // Block sizes, strides and counts positive, and every coordinate within 32 bits.
 SBNET_EXPORT Status check_grid(const char* op, const BlockGrid& g);
 // Pointers present, capacity within range.

@@ -80,15 +80,6 @@ Status read_activation(const char* op, const char* name, Activation* activation)
                        name);
 }
 
-Status check_activation(const char* op, Activation activation, const void* slope, DType slope_dtype, DType x_dtype) {
-  SBNET_CHECK(activation >= Activation::kNone && activation <= Activation::kHardswish,
-              "%s: activation: unknown code %d", op, static_cast<int>(activation));
-  SBNET_CHECK(!slope || activation == Activation::kLeakyRelu, "%s: slope: expected the activation leaky_relu", op);
-  SBNET_CHECK(!slope || slope_dtype == x_dtype || slope_dtype == DType::kF32, "%s: slope: dtype: expected %s%s, got %s",
-              op, x_dtype == DType::kF32 ? "" : "float32 or ", dtype_name(x_dtype), dtype_name(slope_dtype));
-  return ok_status();
-}
-
 Status read_choice(const char* op, const char* argument, const char* const* names, size_t count, const char* name,
                    int32_t* place) {
   char all[128] = "";

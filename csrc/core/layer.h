@@ -34,9 +34,6 @@ SBNET_EXPORT Status check_residual(const char* op, const TensorView& residual, c
 SBNET_EXPORT Status check_residual(const char* op, const TensorView& residual, DType dtype, const TensorView& y);
 // An activation by the name that both frameworks use.
 SBNET_EXPORT Status read_activation(const char* op, const char* name, Activation* activation);
-// An activation and its slopes, one a channel: of leaky_relu alone, of x's dtype or float32.
-SBNET_EXPORT Status check_activation(const char* op, Activation activation, const void* slope, DType slope_dtype,
-                                     DType x_dtype);
 // A status with the op that was called in front, instead of the one whose check it came from.
 SBNET_EXPORT Status named(const char* op, const Status& status);
 

@@ -159,7 +159,7 @@ def test_bad_arguments(device):
         ("gate: expected", (x, w, layout, zeros(5, device=device)), {}),
         ("gate: expected", (x, w, layout, zeros(6, 1, device=device)), {}),
         ("bias: expected", (x, w, layout, None, zeros(16, device=device)), {}),
-        ("bias: expected", (x, w, layout, None, zeros(24, device=device).double()), {}),
+        ("bias: dtype: expected float32, got float64", (x, w, layout, None, zeros(24, device=device).double()), {}),
         ("activation", (x, w, layout, None, None, "tanh"), {}),
         ("feature_axis", (x, w, layout), {"feature_axis": 2}),
         ("one dimension", (zeros(device=device), w, layout), {}),

@@ -92,10 +92,7 @@ Status validate(const Conv2dParams& p) {
   SBNET_TRY(check_input(op, p.x));
   SBNET_CHECK(p.weight.dtype == p.x.dtype, "%s: weight: dtype %s; the dtype of x, %s, is wanted", op,
               dtype_name(p.weight.dtype), dtype_name(p.x.dtype));
-  SBNET_CHECK(!p.bias || p.bias_dtype == p.x.dtype || p.bias_dtype == DType::kF32,
-              "%s: bias: dtype %s; the dtype of x, %s, or float32 is wanted", op, dtype_name(p.bias_dtype),
-              dtype_name(p.x.dtype));
-  SBNET_TRY(check_activation(op, p.activation, p.slope, p.slope_dtype, p.x.dtype));
+  SBNET_TRY(check_epilogue(op, p.x.dtype, p.bias, p.bias_dtype, p.activation, p.slope, p.slope_dtype));
   return check_conv(op, p, p.x.dtype, p.x.dtype);
 }
 
@@ -122,11 +119,9 @@ Status validate(const QuantizedConv2dParams& p) {
   SBNET_TRY(check_dtype("x", p.x));
   SBNET_TRY(check_scale("x", p.x, p.x_scale, p.x.dtype != bytes));
   SBNET_TRY(check_read(op, p.x));
-  SBNET_CHECK(!p.bias || p.bias_dtype == DType::kF32, "%s: bias: dtype: expected float32, got %s", op,
-              dtype_name(p.bias_dtype));
   SBNET_TRY(check_dtype("out", p.y));
   if (p.residual.data) SBNET_TRY(check_dtype("residual", p.residual));
-  SBNET_TRY(check_activation(op, p.activation, p.slope, p.slope_dtype, DType::kF32));
+  SBNET_TRY(check_epilogue(op, DType::kF32, p.bias, p.bias_dtype, p.activation, p.slope, p.slope_dtype));
   SBNET_TRY(check_scale("out", p.y, p.out_scale, p.y.dtype == bytes));
   SBNET_CHECK(p.groups == 1, "%s: groups: expected 1, got %d", op, p.groups);
   SBNET_CHECK(bytes == DType::kF8 ||

@@ -37,9 +37,6 @@ Status validate(const ConvTransposeParams& p) {
   SBNET_TRY(check_input(kOp, p.x));
   SBNET_CHECK(p.weight.dtype == p.x.dtype, "%s: weight: dtype: expected that of x, %s, got %s", kOp,
               dtype_name(p.x.dtype), dtype_name(p.weight.dtype));
-  SBNET_CHECK(!p.bias || p.bias_dtype == p.x.dtype || p.bias_dtype == DType::kF32,
-              "%s: bias: dtype: expected that of x, %s, or float32, got %s", kOp, dtype_name(p.x.dtype),
-              dtype_name(p.bias_dtype));
   SBNET_TRY(check_plane(kOp, "weight", p.weight));
   SBNET_TRY(check_transpose_window(p));
   SBNET_CHECK(p.weight.size[0] == C && C >= 1, "%s: weight: expected the %lld channels of x first, got %lld", kOp,
@@ -51,7 +48,7 @@ Status validate(const ConvTransposeParams& p) {
               static_cast<long long>(K));
   SBNET_CHECK(size_product({C, p.weight.size[1], p.weight.size[2], p.weight.size[3]}) < int64_t{1} << 48,
               "%s: weight: expected less than 2^48 elements", kOp);
-  SBNET_TRY(check_activation(kOp, p.activation, p.slope, p.slope_dtype, p.x.dtype));
+  SBNET_TRY(check_epilogue(kOp, p.x.dtype, p.bias, p.bias_dtype, p.activation, p.slope, p.slope_dtype));
   LayerShape shape = {{p.x.size[0], K, 0, 0}, "N, K, H_out, W_out"};
   for (int d = 0; d < 2; ++d) {
     shape.size[2 + d] = conv_transpose_output_side(p, d, p.x.size[2 + d]);

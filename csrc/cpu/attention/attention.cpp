@@ -150,6 +150,31 @@ struct Scratch {
   }
 };
 
+// The rows of a step, of the two tensors that products take, and the products with the first lanes.
+void multiply_step(const AttentionParams& p, const Sequence& s, int32_t head, const AttentionTensor& first,
+                   const AttentionTensor& second, const AttentionStep& step, const Scratch& w) {
+  const AttentionKernels& kernel = kernels();
+  const int64_t padded = padded_dim(p);
+  const auto pack = [&](const AttentionTensor& t, float* to) {
+    kernel.pack_rows(p.dtype, s.at(p, t, head, 0), step_stride(p, t), step.at, step.count, p.head_dim, padded, to);
+  };
+  pack(first, w.first_rows);
+  pack(second, w.second_rows);
+  kernel.multiply(w.first_rows, step.count, w.first_lanes, p.head_dim, padded, w.scores);
+}
+
+// body(step) of the keys and values that queries q0 ... q0 + lanes - 1 see, some at a time.
+template <class F>
+void for_key_steps(const AttentionParams& p, const Sequence& s, int32_t q0, int64_t lanes, const Scratch& w,
+                   const F& body) {
+  AttentionStep step;
+  for (int32_t k0 = 0; k0 < s.k_length; k0 += kRows) {
+    if (!make_key_step(p, s, q0, lanes, k0, &step)) continue;
+    multiply_step(p, s, s.kv_h, p.k, p.v, step, w);
+    body(step);
+  }
+}
+
 void forward_tile(const AttentionParams& p, const Sequence& s, int32_t q0, const Scratch& w) {
   const AttentionKernels& kernel = kernels();
   const int64_t padded = padded_dim(p), dim = p.head_dim;
@@ -159,17 +184,10 @@ void forward_tile(const AttentionParams& p, const Sequence& s, int32_t q0, const
   std::fill_n(w.first_sums, kLanes * padded, 0.0f);
   std::fill_n(w.largest, kLanes, -std::numeric_limits<float>::infinity());
   std::fill_n(w.total, kLanes, 0.0f);
-  AttentionStep step;
-  for (int32_t k0 = 0; k0 < s.k_length; k0 += kRows) {
-    if (!make_key_step(p, s, q0, lanes, k0, &step)) continue;
-    kernel.pack_rows(p.dtype, s.at(p, p.k, s.kv_h, 0), step_stride(p, p.k), step.at, step.count, dim, padded,
-                     w.first_rows);
-    kernel.pack_rows(p.dtype, s.at(p, p.v, s.kv_h, 0), step_stride(p, p.v), step.at, step.count, dim, padded,
-                     w.second_rows);
-    kernel.multiply(w.first_rows, step.count, w.first_lanes, dim, padded, w.scores);
+  for_key_steps(p, s, q0, lanes, w, [&](const AttentionStep& step) {
     kernel.softmax(step, p.scale, lanes, padded, w.scores, w.largest, w.total, w.first_sums);
     kernel.accumulate(w.scores, w.second_rows, step.count, lanes, padded, w.first_sums);
-  }
+  });
   float factors[kLanes];
   for (int64_t l = 0; l < lanes; ++l) {
     const float total = w.total[l];
@@ -215,18 +233,11 @@ void query_grad_tile(const AttentionBackwardParams& b, const Sequence& s, int32_
   for (int64_t l = 0; l < kLanes; ++l)
     w.queries[l] = l < used ? query_row(p, s, deltas, q0 + l) : AttentionRow{0, 0, 0};
   std::fill_n(w.first_sums, kLanes * padded, 0.0f);
-  AttentionStep step;
-  for (int32_t k0 = 0; k0 < s.k_length; k0 += kRows) {
-    if (!make_key_step(p, s, q0, lanes, k0, &step)) continue;
-    kernel.pack_rows(p.dtype, s.at(p, p.k, s.kv_h, 0), step_stride(p, p.k), step.at, step.count, dim, padded,
-                     w.first_rows);
-    kernel.pack_rows(p.dtype, s.at(p, p.v, s.kv_h, 0), step_stride(p, p.v), step.at, step.count, dim, padded,
-                     w.second_rows);
-    kernel.multiply(w.first_rows, step.count, w.first_lanes, dim, padded, w.scores);
+  for_key_steps(p, s, q0, lanes, w, [&](const AttentionStep& step) {
     kernel.multiply(w.second_rows, step.count, w.second_lanes, dim, padded, w.grads);
     kernel.softmax_grad(step, p.scale, 1 / (1 - p.dropout.p), true, w.queries, w.scores, w.grads);
     kernel.accumulate(w.grads, w.first_rows, step.count, lanes, padded, w.first_sums);
-  }
+  });
   float factors[kLanes];
   std::fill_n(factors, kLanes, p.scale);
   kernel.store_lanes(p.dtype, s.at(p, b.grad_q, s.h, q0), step_stride(p, b.grad_q), lanes, dim, padded, factors,
@@ -252,11 +263,7 @@ void key_grad_tile(const AttentionBackwardParams& b, const Sequence& s, int32_t 
     for (int32_t q0 = 0; used && q0 < of.q_length; q0 += kRows) {
       if (!make_query_step(p, of, q0, k0, lanes, &step)) continue;
       for (int64_t i = 0; i < step.count; ++i) w.queries[i] = query_row(p, of, deltas, step.at[i]);
-      kernel.pack_rows(p.dtype, of.at(p, p.q, h, 0), step_stride(p, p.q), step.at, step.count, dim, padded,
-                       w.first_rows);
-      kernel.pack_rows(p.dtype, of.at(p, b.grad_out, h, 0), step_stride(p, b.grad_out), step.at, step.count, dim,
-                       padded, w.second_rows);
-      kernel.multiply(w.first_rows, step.count, w.first_lanes, dim, padded, w.scores);
+      multiply_step(p, of, h, p.q, b.grad_out, step, w);
       kernel.multiply(w.second_rows, step.count, w.second_lanes, dim, padded, w.grads);
       kernel.softmax_grad(step, p.scale, 1 / (1 - p.dropout.p), false, w.queries, w.scores, w.grads);
       kernel.accumulate(w.grads, w.first_rows, step.count, lanes, padded, w.first_sums);

@@ -45,20 +45,25 @@ SBNET_INLINE void add_three_taps(const Vec* g, Vec* p0, Vec* p1, Vec* p2, Vec* p
   const Vec ends = (g[0] + g[2]) * 0.5f;
   *p0 = g[0], *p1 = ends + g[1] * 0.5f, *p2 = ends - g[1] * 0.5f, *p3 = g[2];
 }
+// An axis of R taps is its parts of two and three, whose terms lie by their points.
+template <int R, auto two, auto three>
+SBNET_INLINE void transform(const Vec* from, Vec* to) {
+  if constexpr (R == 2) {
+    two(from, to, to + 1, to + 2);
+  } else if constexpr (R == 3) {
+    three(from, to, to + 1, to + 2, to + 3);
+  } else if constexpr (R == 5) {
+    two(from, to, to + 2, to + 5);
+    three(from + 2, to + 1, to + 3, to + 4, to + 6);
+  } else {
+    two(from, to, to + 3, to + 7);
+    two(from + 2, to + 1, to + 4, to + 8);
+    three(from + 4, to + 2, to + 5, to + 6, to + 9);
+  }
+}
 template <int R>
 SBNET_INLINE void transform_taps(const Vec* g, Vec* to) {
-  if constexpr (R == 2) {
-    add_two_taps(g, to, to + 1, to + 2);
-  } else if constexpr (R == 3) {
-    add_three_taps(g, to, to + 1, to + 2, to + 3);
-  } else if constexpr (R == 5) {
-    add_two_taps(g, to, to + 2, to + 5);
-    add_three_taps(g + 2, to + 1, to + 3, to + 4, to + 6);
-  } else {
-    add_two_taps(g, to, to + 3, to + 7);
-    add_two_taps(g + 2, to + 1, to + 4, to + 8);
-    add_three_taps(g + 4, to + 2, to + 5, to + 6, to + 9);
-  }
+  transform<R, add_two_taps, add_three_taps>(g, to);
 }
 
 // kLanes output channels of a panel, from its k0-th on.
@@ -129,18 +134,7 @@ SBNET_INLINE void add_inputs_of_three(const Vec* d, Vec* p0, Vec* p1, Vec* p2, V
 }
 template <int R>
 SBNET_INLINE void transform_axis(const Vec* d, Vec* to) {
-  if constexpr (R == 2) {
-    add_inputs_of_two(d, to, to + 1, to + 2);
-  } else if constexpr (R == 3) {
-    add_inputs_of_three(d, to, to + 1, to + 2, to + 3);
-  } else if constexpr (R == 5) {
-    add_inputs_of_two(d, to, to + 2, to + 5);
-    add_inputs_of_three(d + 2, to + 1, to + 3, to + 4, to + 6);
-  } else {
-    add_inputs_of_two(d, to, to + 3, to + 7);
-    add_inputs_of_two(d + 2, to + 1, to + 4, to + 8);
-    add_inputs_of_three(d + 4, to + 2, to + 5, to + 6, to + 9);
-  }
+  transform<R, add_inputs_of_two, add_inputs_of_three>(d, to);
 }
 
 // kLanes channels of a square's inputs, rows `down` and columns `right` elements apart in the patch; terms `apart`
