@@ -3,6 +3,7 @@
 #include "core/masked/conv_select.h"
 #include "cuda/common.cuh"
 #include "cuda/masked/conv_portable.cuh"
+#include "cuda/masked/pixels.cuh"
 #ifdef SBNET_SM90
 #include "cuda/sm90/conv/bottleneck.h"
 #endif
@@ -30,20 +31,16 @@ int64_t sbnet_sparse_bottleneck2d_workspace_bytes_cuda(const sbnet::BottleneckPa
 
 sbnet::Status sbnet_sparse_bottleneck2d_cuda(const sbnet::BottleneckParams* p, void* workspace, void* stream_handle) {
   using namespace sbnet;
-  SBNET_TRY(validate(*p));
-  const bool fringe = p->fringe.pixels && p->fringe.capacity > 0;
-  if (!p->y.size[0] || (!p->active.capacity && !fringe)) return ok_status();
-  DeviceInfo device;
-  SBNET_TRY(current_device(kOp, &device));
-  const auto stream = static_cast<cudaStream_t>(stream_handle);
+  return run_layer(kOp, *p, stream_handle, [&](const DeviceInfo& device, cudaStream_t stream) {
 #ifdef SBNET_SM90
-  if (in_one_kernel(*p, device)) return sm90::bottleneck(*p, device, stream);
+    if (in_one_kernel(*p, device)) return sm90::bottleneck(*p, device, stream);
 #endif
-  Conv2dParams layers[3];
-  bottleneck_layers(*p, workspace, layers);
-  // The 3x3 convolution reads a halo around the active blocks, which nobody wrote.
-  SBNET_CUDA_TRY(kOp, cudaMemsetAsync(workspace, 0, static_cast<size_t>(bottleneck_plane_bytes(*p)), stream));
-  for (int k = 0; k < 3; ++k) SBNET_TRY(status_of_layer(sbnet_sparse_conv2d_cuda(&layers[k], nullptr, stream), k));
-  return ok_status();
+    Conv2dParams layers[3];
+    bottleneck_layers(*p, workspace, layers);
+    // The 3x3 convolution reads a halo around the active blocks, which nobody wrote.
+    SBNET_CUDA_TRY(kOp, cudaMemsetAsync(workspace, 0, static_cast<size_t>(bottleneck_plane_bytes(*p)), stream));
+    for (int k = 0; k < 3; ++k) SBNET_TRY(status_of_layer(sbnet_sparse_conv2d_cuda(&layers[k], nullptr, stream), k));
+    return ok_status();
+  });
 }
 }

@@ -7,6 +7,7 @@
 #include "cuda/common.cuh"
 #include "cuda/masked/conv_portable.cuh"
 #include "cuda/masked/conv_run.cuh"
+#include "cuda/masked/pixels.cuh"
 #ifdef SBNET_SM90
 #include "cuda/sm90/conv/conv1x1.h"
 #include "cuda/sm90/conv/conv3x3.h"
@@ -77,12 +78,7 @@ int64_t sbnet_sparse_conv2d_workspace_bytes_cuda(const sbnet::Conv2dParams*) { r
 
 sbnet::Status sbnet_sparse_conv2d_cuda(const sbnet::Conv2dParams* p, void*, void* stream_handle) {
   using namespace sbnet;
-  SBNET_TRY(validate(*p));
-  SBNET_TRY(check_limits(*p));
-  const bool fringe = p->fringe.pixels && p->fringe.capacity > 0;
-  if (!p->y.size[0] || (!p->active.capacity && !fringe)) return ok_status();
-  DeviceInfo device;
-  SBNET_TRY(current_device(portable::kConvOp, &device));
-  return run_conv(*p, device, static_cast<cudaStream_t>(stream_handle));
+  return run_layer(portable::kConvOp, *p, stream_handle,
+                   [&](const DeviceInfo& device, cudaStream_t stream) { return run_conv(*p, device, stream); });
 }
 }

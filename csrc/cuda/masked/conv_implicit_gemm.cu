@@ -125,17 +125,14 @@ __global__ void __launch_bounds__(kThreads, kTileN == 128 || kFetch != Fetch::kW
   bool fresh = true;
 
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    uint32_t tile_m, tile_n, group;
-    plan.column_tiles.divmod(tile, &tile_m, &tile_n);
-    plan.tiles_per_group.divmod(tile_n, &group, &tile_n);
-    const int64_t k_end = int64_t{group + 1} * plan.group_outputs, k = k_end - plan.group_outputs + tile_n * kTileN;
-    const Pixel pixel = locate_pixel(p, plan.list, int64_t{tile_m} * kTileM + threadIdx.x, count);
+    const GemmTile at(plan, tile, kTileN);
+    const Pixel pixel = locate_pixel(p, plan.list, int64_t{at.row} * kTileM + threadIdx.x, count);
     const Source source = source_of<T>(p, pixel);
     sources[threadIdx.x] = source;
     for (int s = 0; s < kStages; ++s) loader.tabulate(s, s);
     __syncthreads();
 
-    loader.begin_tile(group, k, static_cast<int>(min(k_end - k, int64_t{kTileN})), source);
+    loader.begin_tile(at.group, at.k, static_cast<int>(min(at.k_end - at.k, int64_t{kTileN})), source);
 #pragma unroll
     for (int s = 0; s < kStages - 1; ++s) {
       loader.seek(s, s < steps, fresh);
@@ -178,10 +175,10 @@ __global__ void __launch_bounds__(kThreads, kTileN == 128 || kFetch != Fetch::kW
     __syncthreads();
     constexpr int kWords = kTileN / 8;  // eight channels per thread and pass
     const int channel = threadIdx.x % kWords * 8;
-    if (k + channel < k_end) {
+    if (at.k + channel < at.k_end) {
       float bias[8];
 #pragma unroll
-      for (int e = 0; e < 8; ++e) bias[e] = k + channel + e < k_end ? bias_at<T>(p, k + channel + e) : 0.f;
+      for (int e = 0; e < 8; ++e) bias[e] = at.k + channel + e < at.k_end ? bias_at<T>(p, at.k + channel + e) : 0.f;
       constexpr int kRows = 4, kRowStep = kThreads / kWords;
 #pragma unroll 1
       for (int row = threadIdx.x / kWords; row < kTileM; row += kRows * kRowStep) {
@@ -197,15 +194,15 @@ __global__ void __launch_bounds__(kThreads, kTileN == 128 || kFetch != Fetch::kW
             if (plan.group_outputs != static_cast<int>(plan.single_outputs.divisor) && to[i].y >= 0) {
 #pragma unroll 1
               for (int e = 0; e < 8; ++e)
-                if (!isfinite(from[e]) && k + channel + e < k_end)
+                if (!isfinite(from[e]) && at.k + channel + e < at.k_end)
                   staged[(row + i * kRowStep) * Smem::kPitch + channel + e] =
-                      own_group_sum<T>(p, plan, sources[row + i * kRowStep], k + channel + e);
+                      own_group_sum<T>(p, plan, sources[row + i * kRowStep], at.k + channel + e);
 #pragma unroll
               for (int e = 0; e < 8; ++e) v[i][e] = from[e] + bias[e];
             }
           }
         }
-        finish_outputs<T>(p, plan.vector_y, plan.vector_residual, v, to, k + channel, k_end);
+        finish_outputs<T>(p, plan.vector_y, plan.vector_residual, v, to, at.k + channel, at.k_end);
       }
     }
     __syncthreads();

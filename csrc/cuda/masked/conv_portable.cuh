@@ -171,6 +171,19 @@ struct GemmPlan {
   }
 };
 
+// Where a tile lies: `row` counts tiles of pixels; its output channels are k to k_end of a group, at most.
+struct GemmTile {
+  uint32_t row, column, group;
+  int64_t k_end, k;
+
+  __device__ __forceinline__ GemmTile(const GemmPlan& plan, int tile, int tile_n) {
+    plan.column_tiles.divmod(tile, &row, &column);
+    plan.tiles_per_group.divmod(column, &group, &column);
+    k_end = int64_t{group + 1} * plan.group_outputs;
+    k = k_end - plan.group_outputs + column * tile_n;
+  }
+};
+
 // Lets `kernel` have its shared memory and counts its CTAs per SM: once per kernel and device, then from `cache`.
 struct OccupancyCache {
   std::atomic<int> ctas_per_sm[kMaxDevices];

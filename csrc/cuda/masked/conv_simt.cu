@@ -76,19 +76,16 @@ __global__ void __launch_bounds__(kThreads, 3)
   const int m0 = threadIdx.x / 8 * 4, n0 = threadIdx.x % 8 * 4;  // rows m0..+4 and 64 + m0..+4, channels likewise by 32
 
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    uint32_t tile_m, tile_n, group;
-    plan.column_tiles.divmod(tile, &tile_m, &tile_n);
-    plan.tiles_per_group.divmod(tile_n, &group, &tile_n);
-    const int64_t k_end = int64_t{group + 1} * plan.group_outputs, k = k_end - plan.group_outputs + tile_n * kTileN;
-    const Pixel pixel = locate_pixel(p, plan.list, int64_t{tile_m} * kTileM + threadIdx.x, count);
+    const GemmTile at(plan, tile, kTileN);
+    const Pixel pixel = locate_pixel(p, plan.list, int64_t{at.row} * kTileM + threadIdx.x, count);
     __syncthreads();  // the tile before is done with the tables and the stages
     sources[threadIdx.x] = source_of<float>(p, pixel);
     outputs[threadIdx.x] = output_of(p, pixel);
     __syncthreads();
 
-    const float* x = static_cast<const float*>(p.x.data) + int64_t{group} * plan.group_inputs * p.x.stride[1];
-    const float* weight = static_cast<const float*>(p.weight.data) + k * p.weight.stride[0];
-    const int channels = static_cast<int>(min(k_end - k, int64_t{kTileN}));
+    const float* x = static_cast<const float*>(p.x.data) + int64_t{at.group} * plan.group_inputs * p.x.stride[1];
+    const float* weight = static_cast<const float*>(p.weight.data) + at.k * p.weight.stride[0];
+    const int channels = static_cast<int>(min(at.k_end - at.k, int64_t{kTileN}));
 #pragma unroll
     for (int s = 0; s < kStages - 1; ++s) {
       if (s < steps) fetch<kChannelsLast>(p, plan.reduction, sources, x, weight, channels, s, &stages[s]);
@@ -131,11 +128,11 @@ __global__ void __launch_bounds__(kThreads, 3)
 
 #pragma unroll
     for (int j = 0; j < 8; j += 4) {
-      const int64_t channel = k + n0 + j * 8;
-      if (channel >= k_end) continue;
+      const int64_t channel = at.k + n0 + j * 8;
+      if (channel >= at.k_end) continue;
       float bias[4];
 #pragma unroll
-      for (int e = 0; e < 4; ++e) bias[e] = channel + e < k_end ? bias_at<float>(p, channel + e) : 0.f;
+      for (int e = 0; e < 4; ++e) bias[e] = channel + e < at.k_end ? bias_at<float>(p, channel + e) : 0.f;
 #pragma unroll
       for (int i = 0; i < 8; i += 4) {
         float v[4][4];
@@ -146,7 +143,7 @@ __global__ void __launch_bounds__(kThreads, 3)
 #pragma unroll
           for (int e = 0; e < 4; ++e) v[r][e] = sums[i + r][j + e] + bias[e];
         }
-        finish_outputs<float>(p, plan.vector_y, plan.vector_residual, v, to, channel, k_end);
+        finish_outputs<float>(p, plan.vector_y, plan.vector_residual, v, to, channel, at.k_end);
       }
     }
   }

@@ -68,23 +68,20 @@ __global__ void __launch_bounds__(kThreads, 2)
   Stage* const stages = shared.warps[warp].stages;
 
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    uint32_t tile_m, tile_n, group;
-    plan.column_tiles.divmod(tile, &tile_m, &tile_n);
-    plan.tiles_per_group.divmod(tile_n, &group, &tile_n);
-    const int64_t k_end = int64_t{group + 1} * plan.group_outputs, k = k_end - plan.group_outputs + tile_n * kTileN;
+    const GemmTile at(plan, tile, kTileN);
     __syncthreads();  // the tile before is done with the tables and the sums
     bool any = false;
     if (threadIdx.x < kTileM) {
-      const Pixel pixel = locate_pixel(p, plan.list, int64_t{tile_m} * kTileM + threadIdx.x, count);
+      const Pixel pixel = locate_pixel(p, plan.list, int64_t{at.row} * kTileM + threadIdx.x, count);
       shared.sources[threadIdx.x] = source_of<float>(p, pixel);
       shared.outputs[threadIdx.x] = output_of(p, pixel);
       any = pixel.n >= 0;
     }
     if (!__syncthreads_or(any)) continue;  // rows of a block past the plane's end
 
-    const float* x = static_cast<const float*>(p.x.data) + int64_t{group} * plan.group_inputs;
-    const float* weight = static_cast<const float*>(p.weight.data) + k * p.weight.stride[0];
-    const int channels = static_cast<int>(min(k_end - k, int64_t{kTileN}));
+    const float* x = static_cast<const float*>(p.x.data) + int64_t{at.group} * plan.group_inputs;
+    const float* weight = static_cast<const float*>(p.weight.data) + at.k * p.weight.stride[0];
+    const int channels = static_cast<int>(min(at.k_end - at.k, int64_t{kTileN}));
 #pragma unroll
     for (int s = 0; s < kStages - 1; ++s) {
       const int step = warp + s * kWarps;
@@ -131,11 +128,11 @@ __global__ void __launch_bounds__(kThreads, 2)
             make_float4(sums[i][j], sums[i][j + 1], sums[i][j + 2], sums[i][j + 3]);
     __syncthreads();
     const int m = threadIdx.x / 8, n = threadIdx.x % 8 * 4;
-    if (k + n >= k_end) continue;
+    if (at.k + n >= at.k_end) continue;
     float v[4][4], bias[4];
     Output to[4];
 #pragma unroll
-    for (int e = 0; e < 4; ++e) bias[e] = k + n + e < k_end ? bias_at<float>(p, k + n + e) : 0.f;
+    for (int e = 0; e < 4; ++e) bias[e] = at.k + n + e < at.k_end ? bias_at<float>(p, at.k + n + e) : 0.f;
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       to[r] = shared.outputs[m + r * 16];
@@ -147,7 +144,7 @@ __global__ void __launch_bounds__(kThreads, 2)
       }
       v[r][0] = sum.x + bias[0], v[r][1] = sum.y + bias[1], v[r][2] = sum.z + bias[2], v[r][3] = sum.w + bias[3];
     }
-    finish_outputs<float>(p, plan.vector_y, plan.vector_residual, v, to, k + n, k_end);
+    finish_outputs<float>(p, plan.vector_y, plan.vector_residual, v, to, at.k + n, at.k_end);
   }
 }
 

@@ -17,6 +17,7 @@
 //   warps 4 ...   warpgroups
 #pragma once
 #include "cuda/sm90/attention/backward_load.cuh"
+#include "cuda/sm90/attention/groups.cuh"
 #include "cuda/sm90/attention/visible.cuh"
 
 namespace sbnet::sm90::attention {
@@ -280,24 +281,10 @@ __device__ __forceinline__ void consume_backward(const BackwardArgs& a, const Ba
 
 template <class C>
 __device__ __forceinline__ void attention_backward(const BackwardArgs& a, const BackwardMaps& maps, uint8_t* shared) {
-  const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), consumer = (warp >> 2) - 1;
-  const int group = warp < 4 ? warp : consumer / C::kWarpgroups;
-  const BackwardShared<C> s(shared, group);
-  if (warp < C::kGroups && (threadIdx.x & 31) == 0) {
-    mbar_init(s.own_full, 1), mbar_init(s.own_empty, C::kWarpgroups);
-    for (int i = 0; i < C::kStages; ++i) mbar_init(s.full + 8 * i, 1), mbar_init(s.empty + 8 * i, 4 * C::kWarpgroups);
-    fence_mbar_init();
-  }
-  __syncthreads();
-  grid_dependency_release();
-  grid_dependency_wait();
-  if (warp >= 4) {
-    registers_up<C::kRegisters>();
-    consume_backward<C>(a, maps, s, group, consumer);
-  } else {
-    registers_down<C::kProducerRegisters>();
-    if (warp < C::kGroups) produce_backward<C>(a, maps, s);
-  }
+  run_groups<C, BackwardShared<C>>(
+      shared, [](const auto& s) { mbar_init(s.own_full, 1), mbar_init(s.own_empty, C::kWarpgroups); },
+      [&](const auto& s, int group, int consumer) { consume_backward<C>(a, maps, s, group, consumer); },
+      [&](const auto& s) { produce_backward<C>(a, maps, s); });
 }
 
 }  // namespace sbnet::sm90::attention

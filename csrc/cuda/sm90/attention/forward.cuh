@@ -10,6 +10,7 @@
 //   warps 4 ...   warpgroups
 #pragma once
 #include "cuda/sm90/attention/forward_load.cuh"
+#include "cuda/sm90/attention/groups.cuh"
 #include "cuda/sm90/attention/visible.cuh"
 
 namespace sbnet::sm90::attention {
@@ -268,25 +269,14 @@ __device__ __forceinline__ void consume_forward(const ForwardArgs& a, const Forw
 
 template <class C>
 __device__ __forceinline__ void attention_forward(const ForwardArgs& a, const ForwardMaps& maps, uint8_t* shared) {
-  const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), consumer = (warp >> 2) - 1;
-  const int group = warp < 4 ? warp : consumer / C::kWarpgroups;
-  const ForwardShared<C> s(shared, group);
-  if (warp < C::kGroups && (threadIdx.x & 31) == 0) {
-    for (int i = 0; i < C::kQueryStages; ++i)
-      mbar_init(s.q_full + 8 * i, 1), mbar_init(s.q_empty + 8 * i, C::kWarpgroups);
-    for (int i = 0; i < C::kStages; ++i) mbar_init(s.full + 8 * i, 1), mbar_init(s.empty + 8 * i, 4 * C::kWarpgroups);
-    fence_mbar_init();
-  }
-  __syncthreads();
-  grid_dependency_release();
-  grid_dependency_wait();
-  if (warp >= 4) {
-    registers_up<C::kRegisters>();
-    consume_forward<C>(a, maps, s, group, consumer);
-  } else {
-    registers_down<C::kProducerRegisters>();
-    if (warp < C::kGroups) produce_forward<C>(a, maps, s);
-  }
+  run_groups<C, ForwardShared<C>>(
+      shared,
+      [](const auto& s) {
+        for (int i = 0; i < C::kQueryStages; ++i)
+          mbar_init(s.q_full + 8 * i, 1), mbar_init(s.q_empty + 8 * i, C::kWarpgroups);
+      },
+      [&](const auto& s, int group, int consumer) { consume_forward<C>(a, maps, s, group, consumer); },
+      [&](const auto& s) { produce_forward<C>(a, maps, s); });
 }
 
 }  // namespace sbnet::sm90::attention

@@ -118,7 +118,6 @@ __device__ __forceinline__ void consume(const TileArgs& a, const QuadRows& rows,
   const uint32_t staging = smem + wg * kStaging, boxes = smem + S::kRing + S::kInput + slice * kSlice;
   const uint32_t weights = operand(boxes), input = operand(smem + S::kRing + first_row * 128);
   // From one 16-deep step of the reduction to the next, >> 4.
-  constexpr uint32_t kWeightStep = (kTransposed ? 32 : 16 * 128) >> 4, kInputStep = 32 >> 4;
   const auto release = [&](int stage) {
     __syncwarp();  // all lanes have read the stage's control word
     if (a.cluster == 1) {
@@ -141,12 +140,7 @@ __device__ __forceinline__ void consume(const TileArgs& a, const QuadRows& rows,
       if (mask) {
         const uint32_t at = stage * (S::kStage >> 4);
         if constexpr (kUnit == 64) {
-          wgmma_fence();
-#pragma unroll
-          for (int k = 0; k < 4; ++k)
-            multiply_add<T, kN, !kTransposed, false>(sums, wgmma_layout(1024) | (weights + at + k * kWeightStep),
-                                                     wgmma_layout(1024) | (input + at + k * kInputStep));
-          wgmma_commit();
+          multiply_whole<T, kN, kTransposed>(sums, weights + at, input + at);
         } else {
           uint32_t pieces[4][4];
           load_piece<kUnit, kTransposed>(boxes + stage * S::kStage, mask, pieces);

@@ -182,6 +182,17 @@ __device__ __forceinline__ void load_piece(uint32_t boxes, uint32_t mask, uint32
       a[k][0] = a[k][1] = a[k][2] = a[k][3] = 0;
   }
 }
+// sums += a stage's weights, of a block of 64x64, x its input: where they begin, in 16 bytes.
+template <class T, int kN, bool kTransposed>
+__device__ __forceinline__ void multiply_whole(float (&sums)[kN / 2], uint32_t weights, uint32_t input) {
+  constexpr uint32_t kWeightStep = (kTransposed ? 32 : 16 * 128) >> 4, kInputStep = 32 >> 4;
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < 4; ++k)
+    multiply_add<T, kN, !kTransposed, false>(sums, wgmma_layout(1024) | (weights + k * kWeightStep),
+                                             wgmma_layout(1024) | (input + k * kInputStep));
+  wgmma_commit();
+}
 // sums += the fragments of a piece x the input at `input`, of those sixteenths of the piece in which the slice has a
 // block. Each choice of them is a run of its own: WGMMAs that branches part wait for each other.
 template <class T, int kUnit, int kN>

@@ -82,7 +82,6 @@ __device__ __forceinline__ void consume(const TileArgs& a, const MatmulMaps& map
   const uint32_t staging = smem + wg * 2 * kStaging, slice = smem + kRing + kInput + wg * kSlice;
   const uint32_t weights = operand(slice), input = operand(smem + kRing);
   // From one 16-deep step of the reduction to the next, >> 4.
-  constexpr uint32_t kWeightStep = (kTransposed ? 32 : 16 * 128) >> 4, kInputStep = 32 >> 4;
   auto release = [&](int stage) {
     __syncwarp();  // all lanes have read the stage's control word
     if (a.cluster == 1) {
@@ -117,12 +116,7 @@ __device__ __forceinline__ void consume(const TileArgs& a, const MatmulMaps& map
         }
         release(stage);
       } else if constexpr (kUnit == 64) {
-        wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < 4; ++k)
-          multiply_add<T, kN, !kTransposed, false>(sums, wgmma_layout(1024) | (weights + at + k * kWeightStep),
-                                                   wgmma_layout(1024) | (input + at + k * kInputStep));
-        wgmma_commit();
+        multiply_whole<T, kN, kTransposed>(sums, weights + at, input + at);
         if (held >= 0) {
           wgmma_wait<1>();
           release(held);
