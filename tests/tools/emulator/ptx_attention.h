@@ -36,7 +36,7 @@ inline void bulk_add(float* to, uint32_t from, uint32_t bytes) {
 inline void add_global(float* to, float a, float b, float c, float d) {
   to[0] += a, to[1] += b, to[2] += c, to[3] += d;
 }
-inline void tma_store_wait_all() { finish_but(emulator::self->committed_stores, 0); }
+inline void tma_store_wait_all() { tma_store_wait_read(); }
 
 inline uint64_t descriptor(uint32_t address_16, uint32_t next_64 = 0) {
   return static_cast<uint64_t>(1u << 30 | 64u) << 32 | (address_16 + (next_64 >> 4 << 16));
