@@ -126,8 +126,8 @@ def test_floats_are_rounded_as_they_are_read(device, layout, dtype):
         assert wanted.float().nan_to_num().aminmax() == (-448, 448)
         call = weight, scale, None, active
         # On the CPU: sums of float8 by Hopper's tensor cores are less exact than those of the kernel that reads floats.
-        want = sparse_conv2d_quantized(laid_out(wanted.cpu(), layout), *(v if v is None else v.to("cpu") for v in call), **window)
-        want = want.to(device)
+        on_cpu = (v if v is None else v.to("cpu") for v in call)
+        want = sparse_conv2d_quantized(laid_out(wanted.cpu(), layout), *on_cpu, **window).to(device)
         assert want.isnan().any() or not active.pixel_mask(want.shape[2:])[0, 0, 0, 0]
         got = sparse_conv2d_quantized(laid_out(floats, layout), *call, **window, x_scale=0.25)
         torch.testing.assert_close(got, want, rtol=2.0**-9, atol=2.0**-9, equal_nan=True)
