@@ -46,10 +46,10 @@ __device__ __forceinline__ uint32_t round_to_tf32(uint32_t bits) {
   return r;
 }
 
-// d[16 x 8] += a[16 x 32 bytes] b[32 bytes x 8]: k is 16 halves, or 8 floats whose low 13 bits must be clear. The
-// lane-to-byte layout of the operands is the same for all three element types.
-template <class T>
-__device__ __forceinline__ void mma_16x8(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+// d[16 x 8] += a[16 x 32 bytes] b[32 bytes x 8]: k is 32 of int8, 16 halves, or 8 floats whose low 13 bits must be
+// clear. The lane-to-byte layout of the operands is the same for all element types. Sum: int32 of int8, else float.
+template <class T, class Sum>
+__device__ __forceinline__ void mma_16x8(Sum (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 template <>
 __device__ __forceinline__ void mma_16x8<__half>(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -70,6 +70,12 @@ __device__ __forceinline__ void mma_16x8<float>(float (&d)[4], const uint32_t (&
       "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+template <>
+__device__ __forceinline__ void mma_16x8<int8_t>(int32_t (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 }  // namespace sbnet

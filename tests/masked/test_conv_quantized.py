@@ -25,6 +25,8 @@ LAYERS = {  # batch, channels, outputs, height, width, kernel, stride, padding, 
     "1x1": (1, 65, 33, 14, 30, 1, 1, 0, 1, (8, 16)),
     "5x5 dilated": (1, 5, 70, 19, 25, 5, 1, 2, 2, 12),
     "many channels": (1, 300, 20, 11, 9, 3, 1, 1, 1, 4),
+    "words": (2, 96, 144, 23, 30, 3, 2, 1, 1, 8),
+    "1x1 of words": (1, 272, 70, 14, 30, 1, 1, 0, 1, (4, 8)),
     "one of all": (2, 1, 1, 9, 9, 1, 2, 0, 1, 4),
     "three panels": (1, 40, 150, 10, 12, 3, 1, 1, 1, 5),
 }
@@ -58,6 +60,22 @@ def test_sums_are_exact(device, name, layout):
     want = reference.sparse_conv2d_quantized(*call, **window)
     assert want.abs().max() < 2**24
     assert_bitwise(sparse_conv2d_quantized(*call, **window), want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("channels", "outputs", "taps", "stride"), [(64, 250, 3, 1), (336, 128, 1, 1), (32, 64, 3, 2)])
+def test_sums_of_many_tiles_are_exact(channels, outputs, taps, stride):
+    """Wide and narrow tiles, several for each multiprocessor; what no active block writes keeps its poison."""
+    size, window = (611, 700), {"stride": stride, "padding": taps // 2}
+    out = conv_output_size(size, (taps, taps), stride, taps // 2)
+    x = bytes_of(1, channels + 32, *size, device="cuda")[:, 16 : 16 + channels]  # a slice of whole words
+    weight = bytes_of(outputs, channels, taps, taps, device="cuda")
+    got = torch.full((1, outputs, *out), float("nan"), device="cuda").contiguous(memory_format=torch.channels_last)
+    active = random_active(BlockGrid.cover(out, 16), 1, 0.7, "cuda")
+    sparse_conv2d_quantized_(x, weight, torch.ones(outputs, device="cuda"), None, active, got, **window)
+    want = torch.nn.functional.conv2d(x.double(), weight.double(), **window).float()
+    inside = active.pixel_mask(out).expand_as(got)
+    assert_bitwise(got, torch.where(inside, want, float("nan")))
 
 
 def test_sums_are_exact_at_the_ends_of_the_range(device):

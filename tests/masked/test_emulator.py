@@ -26,7 +26,7 @@ def fields(kind, names: str):
     return [(name, kind) for name in names.split()]
 
 
-class Case(ctypes.Structure):  # as in entry.cpp
+class Case(ctypes.Structure):  # as in conv_case.h
     _fields_ = [
         *fields(
             ctypes.c_int32, "kernel multiprocessors seed bfloat16 n h w c k r s stride padding dilation groups ho wo"

@@ -14,10 +14,10 @@ from support.helpers import poison, random_active
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, F8: 10}  # core/types.h
 
 
-class Float8Case(ctypes.Structure):  # as in entry.cpp
+class QuantizedCase(ctypes.Structure):  # as in conv_case.h
     _fields_ = [
         ("conv", Case), *fields(ctypes.c_void_p, "scale slope"), *fields(ctypes.c_float, "residual_scale out_scale"),
-        *fields(ctypes.c_int32, "y_dtype residual_dtype"),
+        *fields(ctypes.c_int32, "dtype y_dtype residual_dtype"),
     ]  # fmt: skip
 
 
@@ -45,8 +45,8 @@ def emulate(
         active, edge, tensors, kernel=0, multiprocessors=multiprocessors, seed=seed, k=filters, r=r, s=s, stride=stride,
         padding=padding, dilation=dilation, groups=1, activation=ACTIVATIONS[more["activation"]],
     )  # fmt: skip
-    given = Float8Case(
-        case, scale.data_ptr(), slope.data_ptr() if slopes else None, 0.5, out_scale, DTYPES[dtype],
+    given = QuantizedCase(
+        case, scale.data_ptr(), slope.data_ptr() if slopes else None, 0.5, out_scale, DTYPES[F8], DTYPES[dtype],
         DTYPES[residual or torch.float32],
     )  # fmt: skip
     if not run(library.emulate_conv_float8, given):

@@ -21,6 +21,7 @@ def build(folder: Path, compiler: str, headers: Path, kernels: list[Path], units
         to = folder / "cuda/sm90" / header.stem.removeprefix("ptx").strip("_") / "ptx.cuh"
         to.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(header, to)
+    shutil.copy(TOOLS / "mma.h", folder / "cuda/mma.cuh")
     common = (CSRC / "cuda/common.cuh").read_text()
     common = re.sub(r'asm\("(max|min)\.NaN.*\);', r"r = a != a ? a : b != b ? b : \1(a, b);", common)
     (folder / "cuda/common.cuh").write_text('#include "machine.h"\n' + common)
@@ -28,8 +29,9 @@ def build(folder: Path, compiler: str, headers: Path, kernels: list[Path], units
     for source in (*kernels, *(CSRC / "cuda").rglob("*.cuh")):
         text = source.read_text()
         text, found = re.subn(
-            r"extern __shared__ .*shared\[\];", "uint8_t* shared = emulator::self->cta->shared;", text
-        )
+            r"extern __shared__ .* (\w+) (shared|smem)\[\];",
+            r"\1* \2 = reinterpret_cast<\1*>(emulator::self->cta->shared);", text,
+        )  # fmt: skip
         assert "extern __shared__" not in text, source
         if source in kernels:
             units.append(folder / f"{source.stem}.cpp")

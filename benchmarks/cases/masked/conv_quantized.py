@@ -1,4 +1,5 @@
-"""sparse_conv2d_quantized_ of int8 against the same layer in float32: ours, and PyTorch's on the whole plane."""
+"""sparse_conv2d_quantized_ of int8 against the same layer in floats: ours, and PyTorch's on the whole plane. On a CPU
+they are float32, on a GPU float16 (by fused cuDNN)."""
 
 from __future__ import annotations
 
@@ -19,6 +20,8 @@ SCALE = 0.05  # of x and y
 
 def cases(setting: Setting) -> Iterator[Case]:
     shapes: list[Shape] = setting.pick([(1, 18, 22, 8)], [(1, 400, 704, 64)], [(1, 400, 704, 64), (1, 100, 176, 256)])
+    if setting.cuda:
+        shapes = setting.pick([(1, 18, 22, 32)], [(8, 128, 128, 256), (1, 400, 704, 64)], [(8, 128, 128, 256), *shapes])
     for shape in shapes:
         for kernel in setting.pick((3,), (3, 1), (3, 1)):
             for density in setting.pick((0.5,), (1.0, 0.1), (1.0, 0.25, 0.05)):
@@ -31,6 +34,7 @@ def conv(setting: Setting, shape: Shape, kernel: int, density: float) -> Work:
     device, padding = setting.device, kernel // 2
     x = torch.randn(n, c, h, w, device=device).contiguous(memory_format=torch.channels_last)
     weight = torch.randn(c, c, kernel, kernel, device=device) / (c * kernel * kernel) ** 0.5
+    weight = weight.contiguous(memory_format=torch.channels_last)
     bias, step = torch.randn(c, device=device), weight.abs().amax((1, 2, 3)) / 127
     bytes_ = (x / SCALE).round().clamp(-127, 127).to(torch.int8)
     filters = (weight / step[:, None, None, None]).round().to(torch.int8)
@@ -38,24 +42,28 @@ def conv(setting: Setting, shape: Shape, kernel: int, density: float) -> Work:
     count = max(1, round(n * grid.bcount[0] * grid.bcount[1] * density))
     active = masks.random_active((n, h, w), grid, count, device)
     inside = active.pixel_mask((h, w))
+    call = bytes_, filters, step * SCALE, bias, active
+    peer = torch.float16 if setting.cuda else torch.float32
+    x, weight, bias = (t.to(peer) for t in (x, weight, bias))
     out, floats = torch.empty_like(bytes_).fill_(77), torch.empty_like(x)
     packed, packed_floats = sbnet.pack_conv_weight(filters), sbnet.pack_conv_weight(weight)
-    call = bytes_, filters, step * SCALE, bias, active
     want = sbnet.reference.sparse_conv2d_quantized(*call, out_scale=SCALE, padding=padding, activation="relu")
 
     def ours() -> Tensor:
         sbnet.sparse_conv2d_quantized_(*call, out, out_scale=SCALE, padding=padding, activation="relu", packed=packed)
         return out
 
-    def float32() -> Tensor:
+    def ours_in_floats() -> Tensor:
         sbnet.sparse_conv2d_(x, weight, bias, active, floats, padding=padding, activation="relu", packed=packed_floats)
         return floats
 
     def dense() -> Tensor:
+        if setting.cuda:
+            return torch.cudnn_convolution_relu(x, weight, bias, [1, 1], [padding, padding], [1, 1], 1)
         return F.conv2d(x, weight, bias, padding=padding).relu_()
 
     def check(side: str, got: Tensor) -> float:
-        """Of int8: the largest difference, in steps. Of float32: how far int8 is away from it, rms in its steps."""
+        """Of int8: the largest difference, in steps. Of floats: how far int8 is away from them, rms in its steps."""
         if side != "sparse_conv2d_quantized_":
             apart = torch.where(inside, got / SCALE - want, 0).clamp(-127, 127)
             return float(apart.square().mean().sqrt())
@@ -72,8 +80,8 @@ def conv(setting: Setting, shape: Shape, kernel: int, density: float) -> Work:
     return Work(
         {
             "sparse_conv2d_quantized_": Side(ours, "ours"),
-            "sparse_conv2d_, float32": Side(float32, "peer"),
-            "F.conv2d, float32": Side(dense),
+            f"sparse_conv2d_, {str(peer)[6:]}": Side(ours_in_floats, "peer"),
+            "cuDNN fused, float16" if setting.cuda else "F.conv2d, float32": Side(dense),
         },
         check,
         bytes=2 * pixels * c,

@@ -184,6 +184,16 @@ const char* hopper_float8_declines(const QuantizedConv2dParams& p) {
   return hopper_general_declines(float8_pairs(p));
 }
 
+const char* int8_mma_declines(const QuantizedConv2dParams& p) {
+  if (p.weight.dtype != DType::kI8 || p.x.dtype != DType::kI8) return "dtype is not int8";
+  if (p.x.size[1] % 16 || !channels_vectorize(p.x) || !channels_vectorize(p.weight))
+    return "channels are no 16-byte words";
+  const double pixels = static_cast<double>(p.active.capacity) * std::min<int64_t>(p.active.grid.size[0], p.y.size[2]) *
+                        std::min<int64_t>(p.active.grid.size[1], p.y.size[3]);
+  return (pixels / 128 + 1) * static_cast<double>((p.weight.size[0] + 63) / 64) < 1 << 30 ? nullptr
+                                                                                          : "too many tiles to count";
+}
+
 const char* hopper_bottleneck_declines(const BottleneckParams& p) {
   const int64_t C = p.x.size[1], width = p.weight[0].size[0];
   if (!is_half(p.x.dtype)) return "dtype is neither float16 nor bfloat16";

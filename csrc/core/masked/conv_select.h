@@ -42,6 +42,9 @@ Conv2dParams float8_pairs(const QuantizedConv2dParams& p);
 // Why the Hopper kernel of float8 does not take p; null: it does.
 const char* hopper_float8_declines(const QuantizedConv2dParams& p);
 
+// Why the tensor-core kernel of int8, which every GPU runs, does not take p; null: it does.
+const char* int8_mma_declines(const QuantizedConv2dParams& p);
+
 // Why the Hopper kernel of whole bottleneck blocks does not take p; null: it does.
 const char* hopper_bottleneck_declines(const BottleneckParams& p);
 

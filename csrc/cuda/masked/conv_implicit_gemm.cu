@@ -4,75 +4,10 @@
 // A CTA owns 128 entries of the pixel list and kTileN output channels of one group. A pipeline stage holds 128 bytes of
 // the reduction per pixel and per output channel: eight 16-byte words, each from one kernel tap, stored at word
 // position w ^ (row % 8), which keeps both cp.async and ldmatrix free of bank conflicts.
-#include "cuda/masked/conv_implicit_gemm_load.cuh"
+#include "cuda/masked/conv_implicit_gemm_tile.cuh"
 
 namespace sbnet::portable {
 namespace {
-
-// The warp's quadrant of the tile: 64 pixels by kTileN/2 channels.
-template <class T, int kTileN>
-struct WarpTile {
-  static constexpr int kM = 4, kN = kTileN / 16;  // 16-pixel and 8-channel pieces
-  struct Operands {
-    uint32_t a[kM][4], b[kN / 2][4];
-  };
-  float sums[kM][kN][4];
-  uint32_t a_row, b_row, a_word, b_word;  // this lane's ldmatrix row in bytes, and its word's distance from the first
-
-  __device__ __forceinline__ WarpTile(int warp, int lane) {
-    a_row = ((warp % 2) * 64 + lane % 16) * kRowBytes;
-    a_word = lane / 16;
-    b_row = ((warp / 2) * (kTileN / 2) + lane / 16 * 8 + lane % 8) * kRowBytes;
-    b_word = lane / 8 % 2;
-  }
-  __device__ __forceinline__ void clear() {
-#pragma unroll
-    for (int m = 0; m < kM; ++m)
-#pragma unroll
-      for (int n = 0; n < kN; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) sums[m][n][e] = 0.f;
-  }
-  // `half` counts pairs of words: 32 bytes of the reduction.
-  __device__ __forceinline__ void load(uint32_t smem, int slot, int half, Operands* o) const {
-    using Smem = Shared<kTileN>;
-    const uint32_t x = smem + slot * Smem::kStageX + a_row;
-    const uint32_t weight = smem + Smem::kWeights + slot * Smem::kStageWeight + b_row;
-    const uint32_t swizzle = threadIdx.x % 8;  // the row of every address is this modulo 8
-#pragma unroll
-    for (int m = 0; m < kM; ++m)
-      load_matrix_x4(x + m * 16 * kRowBytes + (((half * 2 + a_word) ^ swizzle) << 4), o->a[m]);
-#pragma unroll
-    for (int n = 0; n < kN / 2; ++n)
-      load_matrix_x4(weight + n * 16 * kRowBytes + (((half * 2 + b_word) ^ swizzle) << 4), o->b[n]);
-    if constexpr (sizeof(T) == 4) {  // the tensor core would cut the low bits off, a bias towards zero
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-#pragma unroll
-        for (int m = 0; m < kM; ++m) o->a[m][e] = round_to_tf32(o->a[m][e]);
-#pragma unroll
-        for (int n = 0; n < kN / 2; ++n) o->b[n][e] = round_to_tf32(o->b[n][e]);
-      }
-    }
-  }
-  __device__ __forceinline__ void multiply(const Operands& o) {
-#pragma unroll
-    for (int m = 0; m < kM; ++m)
-#pragma unroll
-      for (int n = 0; n < kN; ++n) mma_16x8<T>(sums[m][n], o.a[m], o.b[n / 2][n % 2 * 2], o.b[n / 2][n % 2 * 2 + 1]);
-  }
-  __device__ __forceinline__ void stage_sums(float* to, int pitch, int warp, int lane) const {
-    float* base = to + ((warp % 2) * 64 + lane / 4) * pitch + (warp / 2) * (kTileN / 2) + lane % 4 * 2;
-#pragma unroll
-    for (int m = 0; m < kM; ++m)
-#pragma unroll
-      for (int n = 0; n < kN; ++n)
-#pragma unroll
-        for (int h = 0; h < 2; ++h)
-          *reinterpret_cast<float2*>(base + (m * 16 + h * 8) * pitch + n * 8) =
-              float2{sums[m][n][h * 2], sums[m][n][h * 2 + 1]};
-  }
-};
 
 // Merged groups multiply the inputs of each other's channels by zero, which is not zero for an infinity or NaN: an
 // output that is not finite is summed again over its own group alone.
@@ -104,7 +39,6 @@ __global__ void __launch_bounds__(kThreads, kTileN == 128 || kFetch != Fetch::kW
   using Smem = Shared<kTileN>;
   extern __shared__ __align__(128) char smem[];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const uint32_t shared = shared_address(smem);
   Source* sources = reinterpret_cast<Source*>(smem + Smem::kSources);
   float* staged = reinterpret_cast<float*>(smem);
   Output* outputs = reinterpret_cast<Output*>(smem + Smem::kSums);
@@ -133,39 +67,7 @@ __global__ void __launch_bounds__(kThreads, kTileN == 128 || kFetch != Fetch::kW
     __syncthreads();
 
     loader.begin_tile(at.group, at.k, static_cast<int>(min(at.k_end - at.k, int64_t{kTileN})), source);
-#pragma unroll
-    for (int s = 0; s < kStages - 1; ++s) {
-      loader.seek(s, s < steps, fresh);
-#pragma unroll
-      for (int quarter = 0; quarter < 4; ++quarter) loader.fetch(s, smem, quarter);
-      cp_async_commit();
-    }
-    work.clear();
-    typename WarpTile<T, kTileN>::Operands operands[2];
-    cp_async_wait<kStages - 2>();
-    __syncthreads();
-    work.load(shared, 0, 0, &operands[0]);
-    int read = 0, write = kStages - 1;
-    for (int step = 0; step < steps; ++step) {
-      loader.seek(step + kStages - 1, step + kStages - 1 < steps, fresh);
-      loader.tabulate(step + kStages, read);
-      const int next = read + 1 == kStages ? 0 : read + 1;
-#pragma unroll
-      for (int half = 0; half < 4; ++half) {
-        loader.fetch(write, smem, half);
-        if (half < 3) {
-          work.load(shared, read, half + 1, &operands[(half + 1) % 2]);
-        } else {  // the next stage's first operands, while this stage's last are multiplied
-          cp_async_commit();
-          cp_async_wait<kStages - 2>();
-          __syncthreads();  // stage `next` has landed for all threads, and all are done with stage `read`
-          work.load(shared, next, 0, &operands[0]);
-        }
-        work.multiply(operands[half % 2]);
-      }
-      write = read;
-      read = next;
-    }
+    sum_tile(loader, work, smem, steps, fresh);
     fresh = !keep_weights;
     if (tile + gridDim.x >= tiles) grid_dependency_release();
 
@@ -211,18 +113,9 @@ __global__ void __launch_bounds__(kThreads, kTileN == 128 || kFetch != Fetch::kW
 
 template <class T, int kTileN, Fetch kFetch>
 Status launch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream, int merged = 1) {
-  static OccupancyCache cache;
-  constexpr auto kernel = conv_implicit_gemm_kernel<T, kTileN, kFetch>;
-  constexpr size_t kSmem = Shared<kTileN>::kBytes + (kFetch == Fetch::kElements ? kStages * sizeof(TapTable) : 0);
   const GemmPlan plan(p, kFetch == Fetch::kElements ? 1 : kLanes<T>, kTileN, merged);
-  const int64_t tiles = plan.most_tiles(p, kTileM);
-  SBNET_CHECK(tiles <= INT32_MAX / 2, "%s: active: %lld tiles; at most 2^30 are wanted", kConvOp,
-              static_cast<long long>(tiles));
-  int ctas = 0;
-  SBNET_TRY(prepare_kernel(device, kernel, kThreads, kSmem, &cache, &ctas));
-  const unsigned grid = persistent_grid(device, ctas, tiles, plan.fringe.threads(p), kThreads);
-  SBNET_CUDA_TRY(kConvOp, launch_dependent(device, kernel, dim3(grid), dim3(kThreads), kSmem, stream, p, plan));
-  return ok_status();
+  constexpr int kTables = kFetch == Fetch::kElements ? kStages * static_cast<int>(sizeof(TapTable)) : 0;
+  return launch_tiles<conv_implicit_gemm_kernel<T, kTileN, kFetch>, kTileN>(kConvOp, p, plan, kTables, device, stream);
 }
 
 // Are 16-byte words of x's channels whole, and within one group of `channels` input channels?
@@ -239,13 +132,6 @@ int groups_to_merge(const Conv2dParams& p) {
     for (int m = 2; m <= p.groups && m * outputs <= 64; ++m)
       if (p.groups % m == 0 && words_of_x(p, m * p.weight.size[1])) merged = m;
   return merged;
-}
-
-// The wide tile reads x half as often. The narrow one is for few output channels and for few tiles: the device should
-// have several waves of them, more so as the list is seldom full.
-bool wide_tile(const Conv2dParams& p, const DeviceInfo& device) {
-  const int64_t outputs = p.weight.size[0] / p.groups;
-  return (outputs + 63) / 64 % 2 == 0 && GemmPlan(p, 1, 128).most_tiles(p, kTileM) >= 4 * device.sm_count;
 }
 
 template <class T>

@@ -1,22 +1,23 @@
-// sparse_conv2d_quantized on CUDA: a thread sums one output, four neighbouring channels a step where x is of bytes and
-// memory allows.
+// sparse_conv2d_quantized on CUDA: which kernel serves which, and the portable one, which takes all: a thread sums one
+// output, four neighbouring channels a step where x is of bytes and memory allows.
 #include <cuda_fp8.h>
 
 #include <cstdint>
 
 #include "core/masked/conv_quantized.h"
+#include "core/masked/conv_select.h"
 #include "cuda/masked/conv_epilogue.cuh"
 #include "cuda/masked/conv_portable.cuh"
+#include "cuda/masked/conv_quantized.cuh"
 #include "cuda/masked/pixels.cuh"
 #ifdef SBNET_SM90
-#include "core/masked/conv_select.h"
 #include "cuda/sm90/conv/conv_float8.h"
 #endif
 
 namespace sbnet {
 namespace {
 
-constexpr const char* kOp = "sparse_conv2d_quantized";
+constexpr const char* kOp = kQuantizedConvOp;
 
 using Float8 = __nv_fp8_e4m3;
 
@@ -28,12 +29,6 @@ bool four_channels(const QuantizedConv2dParams& p) {
     for (const int d : {0, 2, 3}) fits = fits && (t->stride[d] % 4 == 0 || t->size[d] == 1);
   }
   return fits;
-}
-
-// Nearest integer, halves to even; NaN gives 0.
-__device__ int8_t to_int8(float v) {
-  const int nearest = __float2int_rn(v);
-  return static_cast<int8_t>(nearest < -128 ? -128 : nearest > 127 ? 127 : nearest);
 }
 
 __device__ int as_int8(int8_t v, float) { return v; }
@@ -174,6 +169,7 @@ sbnet::Status sbnet_sparse_conv2d_quantized_cuda(const sbnet::QuantizedConv2dPar
       if (p.y.dtype == DType::kF8) return launch_float8<Float8>(p, device, stream);
       return by_dtype(p.y.dtype, [&](auto t) { return launch_float8<decltype(t)>(p, device, stream); });
     }
+    if (!int8_mma_declines(p)) return portable::launch_int8_mma(p, device, stream);
     return p.y.dtype == DType::kI8 ? launch<int8_t>(p, device, stream) : launch<float>(p, device, stream);
   });
 }

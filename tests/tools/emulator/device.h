@@ -110,6 +110,15 @@ inline unsigned __dp4a(unsigned a, unsigned b, unsigned c) {
   for (int k = 0; k < 32; k += 8) c += (a >> k & 255) * (b >> k & 255);
   return c;
 }
+inline int __dp4a(int a, int b, int c) {
+  for (int k = 0; k < 32; k += 8) c += static_cast<int8_t>(a >> k) * static_cast<int8_t>(b >> k);
+  return c;
+}
+inline int __float2int_rn(float v) {
+  return v != v
+             ? 0
+             : static_cast<int>(std::nearbyint(std::min(std::max(static_cast<double>(v), -2147483648.), 2147483647.)));
+}
 inline float __fdividef(float a, float b) { return a / b; }
 inline float __frcp_rn(float v) { return 1.f / v; }
 inline int atomicAdd(int* to, int v) { return std::exchange(*to, *to + v); }

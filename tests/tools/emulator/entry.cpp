@@ -1,6 +1,5 @@
 // What test_emulator.py calls.
-#include <cstdio>
-
+#include "conv_case.h"
 #include "core/masked/conv_select.h"
 #include "cuda/common.cuh"
 #include "cuda/sm90/conv/bottleneck.h"
@@ -11,43 +10,8 @@
 #include "cuda/sm90/conv/conv_float8.h"
 #include "cuda/sm90/conv/conv_general.h"
 #include "cuda/sm90/conv/conv_stem.h"
-#include "machine.h"
 
 extern "C" {
-
-// Channel-last tensors, packed: x [n, h, w, c], y [n, ho, wo, k], weight [k, r, s, c / groups], bias [k], residual (or
-// null) as y. `kernel`: of those below. Returns 0, or 1 if the kernel does not take it, or 2 and what went wrong.
-struct Case {
-  int32_t kernel, multiprocessors, seed, bfloat16;
-  int32_t n, h, w, c, k, r, s, stride, padding, dilation, groups, ho, wo, block_h, block_w, activation;
-  // a bottleneck block has three of weight and bias; k is its width
-  void *x, *weight[3], *bias[3], *residual, *y, *slope;
-  const int32_t *indices, *count, *block_map, *fringe, *fringe_count;
-  int64_t capacity, fringe_capacity;
-
-  sbnet::DType dtype() const { return bfloat16 ? sbnet::DType::kBF16 : sbnet::DType::kF16; }
-  sbnet::TensorView view(void* data, int64_t n, int64_t c, int64_t h, int64_t w) const {
-    return {data, {n, c, h, w}, {h * w * c, 1, w * c, c}, dtype()};
-  }
-  sbnet::ActiveView active() const {
-    return {
-        indices,
-        count,
-        block_map,
-        capacity,
-        {{block_h, block_w}, {block_h, block_w}, {0, 0}, {(ho + block_h - 1) / block_h, (wo + block_w - 1) / block_w}}};
-  }
-  sbnet::DeviceInfo device() const {  // launches remember what they asked a device
-    emulator::multiprocessors = multiprocessors;
-    emulator::random.seed(seed);
-    return {multiprocessors, multiprocessors, 90};
-  }
-};
-
-static int told(const sbnet::Status& status, char* message, int64_t room) {
-  std::snprintf(message, room, "%s", status.message);
-  return status.ok() ? 0 : 2;
-}
 
 __attribute__((visibility("default"))) int emulate_bottleneck(const Case* given, char* message, int64_t room) {
   using namespace sbnet;
@@ -89,31 +53,13 @@ __attribute__((visibility("default"))) int emulate_conv(const Case* given, char*
   return 1;
 }
 
-// Of float8: x and weight are; DTypes of y and residual.
-struct Float8Case {
-  Case conv;
-  const float *scale, *slope;
-  float residual_scale, out_scale;
-  int32_t y_dtype, residual_dtype;
-};
-
-__attribute__((visibility("default"))) int emulate_conv_float8(const Float8Case* given, char* message, int64_t room) {
+__attribute__((visibility("default"))) int emulate_conv_float8(const QuantizedCase* given, char* message,
+                                                               int64_t room) {
   using namespace sbnet;
-  const Case& v = given->conv;
-  QuantizedConv2dParams p = {};
-  p.x = v.view(v.x, v.n, v.c, v.h, v.w), p.weight = v.view(v.weight[0], v.k, v.c, v.r, v.s);
-  p.bias = v.bias[0], p.bias_dtype = DType::kF32, p.y = v.view(v.y, v.n, v.k, v.ho, v.wo);
-  if (v.residual) p.residual = v.view(v.residual, v.n, v.k, v.ho, v.wo);
-  p.x.dtype = p.weight.dtype = DType::kF8;
-  p.y.dtype = static_cast<DType>(given->y_dtype), p.residual.dtype = static_cast<DType>(given->residual_dtype);
-  p.active = v.active(), p.fringe = {v.fringe, v.fringe_count, v.fringe_capacity};
-  p.groups = 1, p.activation = static_cast<Activation>(v.activation), p.activation_param = 0.01f;
-  for (int d = 0; d < 2; ++d) p.stride[d] = v.stride, p.padding[d] = v.padding, p.dilation[d] = v.dilation;
-  p.scale = given->scale, p.slope = given->slope;
-  p.residual_scale = given->residual_scale, p.out_scale = given->out_scale;
+  const QuantizedConv2dParams p = given->params();
   const Status status = validate(p);
   if (!status.ok()) return told(status, message, room);
   if (hopper_float8_declines(p)) return 1;
-  return told(sm90::conv_float8(p, v.device(), nullptr), message, room);
+  return told(sm90::conv_float8(p, given->conv.device(), nullptr), message, room);
 }
 }

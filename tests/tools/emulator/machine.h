@@ -88,7 +88,7 @@ struct Fiber {
   uint32_t thread;
   bool done = false;
   std::string waits;
-  Group products, stores;                         // asked for, not yet committed
+  Group products, stores;                         // asked for, not yet committed; of sm_80's kernels cp.async
   std::deque<Group> committed, committed_stores;  // not yet done
   bool stores_awaited = true;                     // all of them, by the thread itself
   unsigned cluster_generation = 0;
@@ -309,6 +309,7 @@ inline void run_cluster(unsigned first_block, int ctas, int threads, const Actio
   }
   for (Fiber& f : fibers) {
     while (!f.committed_stores.empty()) do_first(f.committed_stores);
+    while (!f.committed.empty() && f.committed.front().empty()) f.committed.pop_front();
     if (!f.stores.empty() || !f.committed.empty()) fail("a store not committed or a product not waited for");
   }
   for (Cta& cta : cluster.ctas)

@@ -1,0 +1,22 @@
+// What the kernels of sparse_conv2d_quantized share.
+#pragma once
+#include "core/masked/conv_quantized.h"
+#include "cuda/common.cuh"
+
+namespace sbnet {
+
+constexpr const char* kQuantizedConvOp = "sparse_conv2d_quantized";
+
+// Nearest integer, halves to even; NaN gives 0.
+__device__ __forceinline__ int8_t to_int8(float v) {
+  const int nearest = __float2int_rn(v);
+  return static_cast<int8_t>(nearest < -128 ? -128 : nearest > 127 ? 127 : nearest);
+}
+
+namespace portable {
+
+// x and weight of int8 that int8_mma_declines() lets pass.
+Status launch_int8_mma(const QuantizedConv2dParams& p, const DeviceInfo& device, cudaStream_t stream);
+
+}  // namespace portable
+}  // namespace sbnet

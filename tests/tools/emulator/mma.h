@@ -1,0 +1,51 @@
+// Stands for csrc/cuda/mma.cuh: the same functions, for the machine in machine.h.
+#pragma once
+#include "machine.h"
+
+namespace sbnet {
+
+inline uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
+
+inline void cp_async_16(uint32_t shared, const void* global, bool in, bool issue = true) {
+  if (!issue) return;
+  if (shared % 16 || (in && reinterpret_cast<uintptr_t>(global) % 16)) emulator::fail("a copy that is not aligned");
+  uint8_t* to = emulator::shared_at(shared);
+  emulator::self->products.push_back([=] {
+    if (in)
+      std::memcpy(to, global, 16);
+    else
+      std::memset(to, 0, 16);
+  });
+}
+inline void cp_async_commit() {
+  emulator::self->committed.push_back(std::exchange(emulator::self->products, {}));
+  ++emulator::progress;
+}
+template <int kPending>
+void cp_async_wait() {
+  while (emulator::self->committed.size() > kPending) emulator::do_first(emulator::self->committed);
+}
+
+inline void load_matrix_x4(uint32_t shared, uint32_t (&r)[4]) {
+  if (shared % 16) emulator::fail("a row of a matrix that is not aligned");
+  const emulator::Words rows = emulator::exchange(shared);
+  const int lane = static_cast<int>(emulator::self->thread % 32);
+  for (int m = 0; m < 4; ++m)
+    std::memcpy(&r[m], emulator::shared_at(static_cast<uint32_t>(rows[m * 8 + lane / 4][0])) + lane % 4 * 4, 4);
+}
+
+// Of int8: the low half of `a` and b[0] hold bytes 0 to 15 of the reduction.
+template <class T, class Sum>
+void mma_16x8(Sum (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  static_assert(sizeof(T) == 1);
+  const auto pair = [](uint32_t low, uint32_t high) { return static_cast<uint64_t>(high) << 32 | low; };
+  const emulator::Words all = emulator::exchange(pair(a[0], a[2]), pair(a[1], a[3]), pair(b0, b1));
+  const int lane = static_cast<int>(emulator::self->thread % 32);
+  const auto byte = [&](int row, int operand, int k) {  // lane 4 * row + j has bytes 4j and 16 + 4j
+    return static_cast<int8_t>(all[row * 4 + k % 16 / 4][operand] >> (k / 16 * 32 + k % 4 * 8));
+  };
+  for (int e = 0; e < 4; ++e)
+    for (int k = 0; k < 32; ++k) d[e] += byte(lane / 4, e / 2, k) * byte(lane % 4 * 2 + e % 2, 2, k);
+}
+
+}  // namespace sbnet
