@@ -136,6 +136,9 @@ def busy_calls(device="cuda"):
                 "conv float8": lambda x=x, w=weight: sbnet.sparse_conv2d_quantized(
                     x.to(torch.float8_e4m3fn), w.to(torch.float8_e4m3fn), w[:, 0, 0, 0].float(), None, active, padding=1
                 ),
+                "conv int8": lambda x=x, w=weight: sbnet.sparse_conv2d_quantized(
+                    x.to(torch.int8), w.to(torch.int8), w[:, 0, 0, 0].float(), None, active, padding=1
+                ),
                 "conv transposed": lambda x=x, w=weight, a=doubled: sbnet.sparse_conv_transpose2d(
                     x, w, None, a, stride=2, padding=1, output_padding=1
                 ),
