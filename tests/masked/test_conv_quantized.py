@@ -63,15 +63,17 @@ def test_sums_are_exact(device, name, layout):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("block", [16, 4])
 @pytest.mark.parametrize(("channels", "outputs", "taps", "stride"), [(64, 250, 3, 1), (336, 128, 1, 1), (32, 64, 3, 2)])
-def test_sums_of_many_tiles_are_exact(channels, outputs, taps, stride):
-    """Wide and narrow tiles, several for each multiprocessor; what no active block writes keeps its poison."""
+def test_sums_of_many_tiles_are_exact(channels, outputs, taps, stride, block):
+    """Several tiles for each multiprocessor, by mma.sync with blocks that Hopper's kernel declines; what no active
+    block writes keeps its poison."""
     size, window = (611, 700), {"stride": stride, "padding": taps // 2}
     out = conv_output_size(size, (taps, taps), stride, taps // 2)
     x = bytes_of(1, channels + 32, *size, device="cuda")[:, 16 : 16 + channels]  # a slice of whole words
     weight = bytes_of(outputs, channels, taps, taps, device="cuda")
     got = torch.full((1, outputs, *out), float("nan"), device="cuda").contiguous(memory_format=torch.channels_last)
-    active = random_active(BlockGrid.cover(out, 16), 1, 0.7, "cuda")
+    active = random_active(BlockGrid.cover(out, block), 1, 0.7, "cuda")
     sparse_conv2d_quantized_(x, weight, torch.ones(outputs, device="cuda"), None, active, got, **window)
     want = torch.nn.functional.conv2d(x.double(), weight.double(), **window).float()
     inside = active.pixel_mask(out).expand_as(got)

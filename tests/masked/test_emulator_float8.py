@@ -49,7 +49,7 @@ def emulate(
         case, scale.data_ptr(), slope.data_ptr() if slopes else None, 0.5, out_scale, DTYPES[F8], DTYPES[dtype],
         DTYPES[residual or torch.float32],
     )  # fmt: skip
-    if not run(library.emulate_conv_float8, given):
+    if not run(library.emulate_conv_bytes, given):
         return False
     mask = active.pixel_mask(out).expand(shape)
     zeros = torch.zeros(y[:, 0].numel(), dtype=torch.bool)

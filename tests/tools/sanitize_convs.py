@@ -106,9 +106,11 @@ def conv3x3_stride2_of_many_tiles(device: str) -> None:
 
 
 def conv_quantized(device: str) -> None:
-    """int8 by tensor cores (narrow and wide tiles), in words of four channels and one by one, to int8 and float32."""
-    for (channels, filters), (kernel, stride, padding), out_scale in itertools.product(
-        ((64, 70), (48, 128), (12, 9), (5, 3)), ((3, 1, 1), (3, 2, 1), (1, 1, 0)), (None, 0.05)
+    """int8 by tensor cores (on Hopper; in narrow and wide tiles), in words of four channels and one by one, to int8 and
+    float32."""
+    layers = ((64, 80, 8), (64, 70, 4), (48, 128, 4), (12, 9, 4), (5, 3, 8))  # channels, filters, block
+    for (channels, filters, block), (kernel, stride, padding), out_scale in itertools.product(
+        layers, ((3, 1, 1), (3, 2, 1), (1, 1, 0)), (None, 0.05)
     ):
         size = (260, 272) if filters == 128 else (13, 18)  # a list with room for many tiles that holds few
         options = {"stride": stride, "padding": padding, "out_scale": out_scale}
@@ -120,7 +122,7 @@ def conv_quantized(device: str) -> None:
         )
         scale = torch.rand(filters, device=device) / (100 * channels)
         out = sbnet.conv_output_size(size, kernel, stride, padding)
-        active = some_active((1, *out), BlockGrid.cover(out, 8), 0.5 if size == (13, 18) else 0.0005, device)
+        active = some_active((1, *out), BlockGrid.cover(out, block), 0.5 if size == (13, 18) else 0.0005, device)
         edge = sbnet.fringe(active, active, out, 3, 1, 1)
         want = reference.sparse_conv2d_quantized(x.cpu(), weight.cpu(), scale.cpu(), None, active.to("cpu"), **options)
         got = torch.zeros_like(want, device=device)

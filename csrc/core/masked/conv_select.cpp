@@ -162,7 +162,7 @@ const char* hopper_general_declines(const Conv2dParams& p) {
   return units * columns < 1 << 30 && p.fringe.capacity < INT32_MAX ? nullptr : "too many tiles to count";
 }
 
-Conv2dParams float8_pairs(const QuantizedConv2dParams& p) {
+Conv2dParams byte_pairs(const QuantizedConv2dParams& p) {
   Conv2dParams pairs = p;
   for (TensorView* t : {&pairs.x, &pairs.weight}) {
     t->dtype = DType::kF16;
@@ -172,8 +172,9 @@ Conv2dParams float8_pairs(const QuantizedConv2dParams& p) {
   return pairs;
 }
 
-const char* hopper_float8_declines(const QuantizedConv2dParams& p) {
-  if (p.weight.dtype != DType::kF8 || p.x.dtype != DType::kF8) return "dtype is not float8";
+const char* hopper_bytes_declines(const QuantizedConv2dParams& p) {
+  if (p.x.dtype != p.weight.dtype) return "x is of floats";
+  if (p.groups != 1) return "groups";
   if (p.x.size[1] % 2) return "an odd number of input channels";
   for (const TensorView* t : {&p.x, &p.weight}) {
     if (t->stride[1] != 1) return "channels are not adjacent";
@@ -181,11 +182,12 @@ const char* hopper_float8_declines(const QuantizedConv2dParams& p) {
     for (const int d : {0, 2, 3})
       if (t->size[d] > 1 && t->stride[d] % 2) return "pairs of channels are not aligned";
   }
-  return hopper_general_declines(float8_pairs(p));
+  return hopper_general_declines(byte_pairs(p));
 }
 
 const char* int8_mma_declines(const QuantizedConv2dParams& p) {
   if (p.weight.dtype != DType::kI8 || p.x.dtype != DType::kI8) return "dtype is not int8";
+  if (p.groups != 1) return "groups";
   if (p.x.size[1] % 16 || !channels_vectorize(p.x) || !channels_vectorize(p.weight))
     return "channels are no 16-byte words";
   const double pixels = static_cast<double>(p.active.capacity) * std::min<int64_t>(p.active.grid.size[0], p.y.size[2]) *

@@ -36,11 +36,11 @@ const ConvKernelRow& select_conv(const Conv2dParams& p, int32_t capability);
 // that a padding of p leads to (a phase of a transposed convolution), so p need not be valid.
 const char* hopper_general_declines(const Conv2dParams& p);
 
-// A convolution of float8 whose x is float8, too, with two neighbouring channels as one of 16 bits: what its operands
+// A convolution of bytes whose x is of bytes, too, with two neighbouring channels as one of 16 bits: what its operands
 // are to whoever only moves them. y and residual are as they were.
-Conv2dParams float8_pairs(const QuantizedConv2dParams& p);
-// Why the Hopper kernel of float8 does not take p; null: it does.
-const char* hopper_float8_declines(const QuantizedConv2dParams& p);
+Conv2dParams byte_pairs(const QuantizedConv2dParams& p);
+// Why the Hopper kernels of bytes do not take p; null: it does.
+const char* hopper_bytes_declines(const QuantizedConv2dParams& p);
 
 // Why the tensor-core kernel of int8, which every GPU runs, does not take p; null: it does.
 const char* int8_mma_declines(const QuantizedConv2dParams& p);

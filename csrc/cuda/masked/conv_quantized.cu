@@ -12,6 +12,7 @@
 #include "cuda/masked/pixels.cuh"
 #ifdef SBNET_SM90
 #include "cuda/sm90/conv/conv_float8.h"
+#include "cuda/sm90/conv/conv_int8.h"
 #endif
 
 namespace sbnet {
@@ -162,10 +163,11 @@ sbnet::Status sbnet_sparse_conv2d_quantized_cuda(const sbnet::QuantizedConv2dPar
   using namespace sbnet;
   const QuantizedConv2dParams& p = *params;
   return run_layer(kOp, p, stream_handle, [&](const DeviceInfo& device, cudaStream_t stream) {
-    if (p.weight.dtype == DType::kF8) {
 #ifdef SBNET_SM90
-      if (select_capability(device) == 90 && !hopper_float8_declines(p)) return sm90::conv_float8(p, device, stream);
+    if (select_capability(device) == 90 && !hopper_bytes_declines(p))
+      return p.x.dtype == DType::kI8 ? sm90::conv_int8(p, device, stream) : sm90::conv_float8(p, device, stream);
 #endif
+    if (p.weight.dtype == DType::kF8) {
       if (p.y.dtype == DType::kF8) return launch_float8<Float8>(p, device, stream);
       return by_dtype(p.y.dtype, [&](auto t) { return launch_float8<decltype(t)>(p, device, stream); });
     }

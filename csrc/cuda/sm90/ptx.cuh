@@ -331,14 +331,25 @@ __device__ __forceinline__ void wgmma(float (&d)[kSums], uint64_t a, uint64_t b,
     SBNET_WGMMA_OF("bf16");
   }
 }
-// d[64 x 128] (+)= A[64 x 32] * B[128 x 32]^T of float8_e4m3fn.
-__device__ __forceinline__ void wgmma_float8(float (&d)[64], uint64_t a, uint64_t b, int accumulate) {
+// d[64 x 128] (+)= A[64 x 32] * B[128 x 32]^T of float8_e4m3fn, and of int8.
+__device__ __forceinline__ void wgmma_bytes(float (&d)[64], uint64_t a, uint64_t b, int accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" SBNET_R64 "}, %64, %65, p, 1, 1;\n}\n"
       : SBNET_F32(0), SBNET_F32(32)
       : "l"(a), "l"(b), "r"(accumulate));
 }
+#define SBNET_I4(i) "+r"(d[i]), "+r"(d[i + 1]), "+r"(d[i + 2]), "+r"(d[i + 3])
+#define SBNET_I16(i) SBNET_I4(i), SBNET_I4(i + 4), SBNET_I4(i + 8), SBNET_I4(i + 12)
+__device__ __forceinline__ void wgmma_bytes(int32_t (&d)[64], uint64_t a, uint64_t b, int accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8 {" SBNET_R64 "}, %64, %65, p;\n}\n"
+      : SBNET_I16(0), SBNET_I16(16), SBNET_I16(32), SBNET_I16(48)
+      : "l"(a), "l"(b), "r"(accumulate));
+}
+#undef SBNET_I16
+#undef SBNET_I4
 #define SBNET_WGMMA_REGISTERS_N64(TYPE)                                                   \
   asm volatile(                                                                           \
       "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"                                        \

@@ -119,6 +119,16 @@ inline int __float2int_rn(float v) {
              ? 0
              : static_cast<int>(std::nearbyint(std::min(std::max(static_cast<double>(v), -2147483648.), 2147483647.)));
 }
+inline float __int_as_float(int v) {
+  float r;
+  std::memcpy(&r, &v, 4);
+  return r;
+}
+inline int __float_as_int(float v) {
+  int r;
+  std::memcpy(&r, &v, 4);
+  return r;
+}
 inline float __fdividef(float a, float b) { return a / b; }
 inline float __frcp_rn(float v) { return 1.f / v; }
 inline int atomicAdd(int* to, int v) { return std::exchange(*to, *to + v); }

@@ -9,6 +9,7 @@
 #include "cuda/sm90/conv/conv3x3.h"
 #include "cuda/sm90/conv/conv_float8.h"
 #include "cuda/sm90/conv/conv_general.h"
+#include "cuda/sm90/conv/conv_int8.h"
 #include "cuda/sm90/conv/conv_stem.h"
 
 extern "C" {
@@ -53,13 +54,13 @@ __attribute__((visibility("default"))) int emulate_conv(const Case* given, char*
   return 1;
 }
 
-__attribute__((visibility("default"))) int emulate_conv_float8(const QuantizedCase* given, char* message,
-                                                               int64_t room) {
+__attribute__((visibility("default"))) int emulate_conv_bytes(const QuantizedCase* given, char* message, int64_t room) {
   using namespace sbnet;
   const QuantizedConv2dParams p = given->params();
   const Status status = validate(p);
   if (!status.ok()) return told(status, message, room);
-  if (hopper_float8_declines(p)) return 1;
-  return told(sm90::conv_float8(p, given->conv.device(), nullptr), message, room);
+  if (hopper_bytes_declines(p)) return 1;
+  const auto conv = p.x.dtype == DType::kI8 ? sm90::conv_int8 : sm90::conv_float8;
+  return told(conv(p, given->conv.device(), nullptr), message, room);
 }
 }

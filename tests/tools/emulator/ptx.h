@@ -282,25 +282,30 @@ void wgmma(float (&d)[kSums], uint64_t a, uint64_t b, int accumulate, bool a_tra
       d, [=](int h, int k) { return element<T>(shared, a, row + h * 8, k, a_transposed); }, b, b_transposed,
       accumulate);
 }
-// Of float8_e4m3fn, 32 to a row.
-inline float element_float8(const uint8_t* shared, uint64_t operand, int row, int k) {
+// Of bytes, 32 to a row: float8_e4m3fn where sums are float, else int8.
+template <class Sum>
+Sum element_of_bytes(const uint8_t* shared, uint64_t operand, int row, int k) {
   const uint32_t first = static_cast<uint32_t>(operand & 0x3FFF) << 4;
   const uint32_t stride = static_cast<uint32_t>(operand >> 32 & 0x3FFF) << 4;
   const uint32_t at = emulator::swizzled(first + row / 8 * stride + row % 8 * 128 + k);
-  return at < emulator::kSharedBytes ? float8_value(shared[at]) : std::nanf("");
+  if constexpr (std::is_same_v<Sum, float>)
+    return at < emulator::kSharedBytes ? float8_value(shared[at]) : std::nanf("");
+  else
+    return at < emulator::kSharedBytes ? static_cast<int8_t>(shared[at]) : -128;
 }
-inline void wgmma_float8(float (&d)[64], uint64_t a, uint64_t b, int accumulate) {
+template <class Sum>
+void wgmma_bytes(Sum (&d)[64], uint64_t a, uint64_t b, int accumulate) {
   const uint8_t* shared = emulator::self->cta->shared;
   const int lane = static_cast<int>(emulator::self->thread % 32);
   const int row = static_cast<int>(emulator::self->thread / 32 % 4 * 16 + lane / 4);
   emulator::self->products.push_back([=, &d] {
     for (int n = 0; n < 16; ++n)
       for (int e = 0; e < 4; ++e) {
-        float& sum = d[n * 4 + e];
+        Sum& sum = d[n * 4 + e];
         if (!accumulate) sum = 0;
         for (int k = 0; k < 32; ++k)
-          sum += element_float8(shared, a, row + e / 2 * 8, k) *
-                 element_float8(shared, b, n * 8 + lane % 4 * 2 + e % 2, k);
+          sum += element_of_bytes<Sum>(shared, a, row + e / 2 * 8, k) *
+                 element_of_bytes<Sum>(shared, b, n * 8 + lane % 4 * 2 + e % 2, k);
       }
   });
 }

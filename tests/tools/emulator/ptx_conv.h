@@ -23,5 +23,9 @@ inline void cp_async_arrive(uint32_t bar) {
                        });
   ++emulator::progress;
 }
+inline uint32_t saturated_bytes(int low, int high) {
+  const auto byte = [](int v) { return static_cast<uint32_t>(std::min(std::max(v, -128), 127) & 0xff); };
+  return byte(low) | byte(high) << 8;
+}
 
 }  // namespace sbnet::sm90

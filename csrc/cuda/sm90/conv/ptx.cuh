@@ -17,5 +17,11 @@ __device__ __forceinline__ void cp_async(uint32_t to, const void* from, int vali
 __device__ __forceinline__ void cp_async_arrive(uint32_t bar) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
 }
+// Both as int8, saturated, `low` in the low byte.
+__device__ __forceinline__ uint32_t saturated_bytes(int low, int high) {
+  uint32_t r;
+  asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, 0;" : "=r"(r) : "r"(high), "r"(low));
+  return r;
+}
 
 }  // namespace sbnet::sm90

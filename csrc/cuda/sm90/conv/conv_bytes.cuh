@@ -1,0 +1,380 @@
+// Block-sparse convolution of bytes for Hopper, int8 or float8_e4m3fn: any kernel, stride, dilation, blocks and even
+// number of input channels, channel-last.
+//
+// It is the general convolution (conv_general.cu) on pairs: 128 channels of bytes are the 128 bytes of 64 of float16,
+// and a product sums 32 of them in the time of 16. So plan, tiles and producer warps are that kernel's, which are told
+// of half as many channels of two bytes; products, sums and epilogue are here.
+#pragma once
+#include <cuda_fp8.h>
+
+#include <type_traits>
+
+#include "core/masked/conv_select.h"
+#include "cuda/masked/conv_quantized.cuh"
+#include "cuda/sm90/conv/conv_general_finish.cuh"
+#include "cuda/sm90/conv/conv_general_host.cuh"
+#include "cuda/sm90/conv/conv_general_load.cuh"
+
+namespace sbnet::sm90 {
+namespace {
+
+using namespace general;
+
+constexpr int kRunTaps = 4;   // of 128 channels: 16 products
+constexpr int kQuarter = 32;  // positions staged at a time
+constexpr int kPitch = 68;    // floats of a staged position: 64 channels, and no conflicts
+
+// Element: of x and weight. kLong: sums are added up in runs.
+template <class Element_, bool kLong_>
+struct BytesConfig {
+  using Element = Element_;
+  static constexpr bool kInteger = std::is_same_v<Element, int8_t>;
+  using Sum = std::conditional_t<kInteger, int32_t, float>;
+  static constexpr bool kLong = kLong_, kListed = false;
+  static constexpr int kOutputs = 64;  // rows of the product
+  static constexpr int kCtas = kLong ? 1 : 2;
+  static constexpr int kTap = kOutputs * 128;  // bytes of weights of 128 input channels
+  static constexpr int kStaging = kQuarter * kPitch * 4;
+  static constexpr int kPlacesAt = 2 * kStaging;
+  static constexpr int kSlopesAt = kPlacesAt + 2 * kPositions * 16;
+  static constexpr int kRecordsAt = kSlopesAt + 2 * kOutputs * 4;
+  static constexpr int kStepsAt = 0;  // of lists of weights, which this kernel has none of
+  static constexpr int kPatchFull = kRecordsAt + kMaxPatchStages * kMaxUnits * 16;  // barriers from here on
+  static constexpr int kPatchEmpty = kPatchFull + 8 * kMaxPatchStages;
+  static constexpr int kWeightFull = kPatchEmpty + 8 * kMaxPatchStages;
+  static constexpr int kWeightEmpty = kWeightFull + 8 * kMaxWeightStages;
+  static constexpr int kBarriersEnd = kWeightEmpty + 8 * kMaxWeightStages;
+  static constexpr int kWeightsAt = (kBarriersEnd + 1023) / 1024 * 1024;  // then the patches
+};
+
+struct BytesArgs : Args {
+  const float* scale;  // [K]
+  float residual_scale, per_unit;
+  DType y_dtype, residual_dtype;
+  bool y_whole, residual_whole;  // 16 channels move in words of 16 bytes
+  bool bytes;                    // results are bytes as they leave the registers: finish_bytes()
+};
+static_assert(sizeof(BytesArgs) + sizeof(Maps) <= 4096, "a kernel's parameters");
+
+// Calls f(T{}) with the element type of a residual or output: bytes, float32, and beside float8 the other floats.
+template <class C, class F>
+__device__ __forceinline__ void by_element(DType dtype, const F& f) {
+  if (dtype_size(dtype) == 1) return f(typename C::Element());
+  if constexpr (!C::kInteger) {
+    if (dtype == DType::kF16) return f(__half());
+    if (dtype == DType::kBF16) return f(__nv_bfloat16());
+  }
+  f(float());
+}
+template <class T>
+__device__ __forceinline__ T rounded(float v) {
+  if constexpr (std::is_same_v<T, int8_t>)
+    return to_int8(v);
+  else
+    return from_float<T>(v);
+}
+
+// 16 channels of a position, of which `channels` are there, `apart` elements from one to the next; 1 if they are whole.
+template <class T>
+__device__ __forceinline__ void add_channels(float (&v)[16], float scale, const T* from, int64_t apart, bool whole,
+                                             int channels) {
+  if (whole) {
+    uint4 words[sizeof(T)];
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof(T)); ++i) words[i] = reinterpret_cast<const uint4*>(from)[i];
+#pragma unroll
+    for (int e = 0; e < 16; ++e) v[e] = fmaf(scale, to_float(reinterpret_cast<const T*>(words)[e]), v[e]);
+  } else {
+#pragma unroll
+    for (int e = 0; e < 16; ++e)
+      if (e < channels) v[e] = fmaf(scale, to_float(from[e * apart]), v[e]);
+  }
+}
+template <class T>
+__device__ __forceinline__ void put_channels(const float (&v)[16], T* to, int64_t apart, bool whole, int channels) {
+  if (whole) {
+    uint4 words[sizeof(T)];
+#pragma unroll
+    for (int e = 0; e < 16; ++e) reinterpret_cast<T*>(words)[e] = rounded<T>(v[e]);
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof(T)); ++i) reinterpret_cast<uint4*>(to)[i] = words[i];
+  } else {
+#pragma unroll
+    for (int e = 0; e < 16; ++e)
+      if (e < channels) to[e * apart] = rounded<T>(v[e]);
+  }
+}
+
+// Sixteen channels from k on of a position: v, scaled and with its bias, becomes outputs.
+template <class C>
+__device__ __forceinline__ void finish_channels(const BytesArgs& a, const Place& place, int k, float (&v)[16],
+                                                const float* slopes) {
+  const int channels = min(a.K - k, 16);
+  if (a.residual.data) {
+    const int64_t at = place.n * a.residual.n + (place.pixel >> 16) * a.residual.y +
+                       (place.pixel & 0xffff) * a.residual.x + k * a.residual_c;
+    by_element<C>(a.residual_dtype, [&](auto t) {
+      add_channels(v, a.residual_scale, static_cast<const decltype(t)*>(a.residual.data) + at, a.residual_c,
+                   a.residual_whole, channels);
+    });
+  }
+  if (a.activation == Activation::kRelu) {
+#pragma unroll
+    for (int e = 0; e < 16; ++e) v[e] = max_nan(v[e], 0.f);
+  } else if (a.activation == Activation::kLeakyRelu) {
+#pragma unroll
+    for (int e = 0; e < 16; ++e) v[e] = v[e] > 0.f ? v[e] : v[e] * slopes[e];
+  } else if (a.activation != Activation::kNone) {
+    activate(a, v);
+  }
+#pragma unroll
+  for (int e = 0; e < 16; ++e) v[e] *= a.per_unit;
+  by_element<C>(a.y_dtype, [&](auto t) {
+    put_channels(v, static_cast<decltype(t)*>(a.y.data) + place.y + k * a.y_c, a.y_c, a.y_whole, channels);
+  });
+}
+
+// The tile's sums become outputs, a quarter of a warpgroup's positions at a time: through rows of float32 in shared
+// memory, as the threads that have a position's channels are not those that should write them. One copy of the code
+// runs for all quarters, whose sums are moved.
+template <class C>
+__device__ __forceinline__ void finish(const BytesArgs& a, int k0, typename C::Sum (&acc)[64], uint8_t* shared,
+                                       const Place* places, const float (&scale)[2], const float (&bias)[2]) {
+  const int tid = threadIdx.x & 127, lane = tid & 31, wg = threadIdx.x >> 7;
+  float* staged = reinterpret_cast<float*>(shared + wg * C::kStaging);
+  const float* slopes = reinterpret_cast<const float*>(shared + C::kSlopesAt) + wg * C::kOutputs;
+  float* mine = staged + (lane & 3) * 2 * kPitch + (tid >> 5) * 16 + (lane >> 2);
+  const int position = tid >> 2, group = (tid & 3) * 16;
+#pragma unroll 1
+  for (int quarter = 0; quarter < 4; ++quarter, places += kQuarter) {
+    if (quarter) bar_sync(1 + wg, 128);
+#pragma unroll
+    for (int e = 0; e < 16; ++e)
+      mine[(e / 4 * 8 + e % 2) * kPitch + e / 2 % 2 * 8] =
+          fmaf(static_cast<float>(acc[e]), scale[e / 2 % 2], bias[e / 2 % 2]);
+#pragma unroll
+    for (int e = 0; e < 48; ++e) acc[e] = acc[e + 16];
+    bar_sync(1 + wg, 128);
+    const Place place = places[position];
+    if (place.y < 0 || k0 + group >= a.K) continue;
+    float v[16];
+#pragma unroll
+    for (int e = 0; e < 16; e += 4) {
+      const float4 four = *reinterpret_cast<const float4*>(staged + position * kPitch + group + e);
+      v[e] = four.x, v[e + 1] = four.y, v[e + 2] = four.z, v[e + 3] = four.w;
+    }
+    finish_channels<C>(a, place, k0 + group, v, slopes + group);
+  }
+}
+
+// Two channels of a position, the first in the low byte.
+template <class Element>
+__device__ __forceinline__ uint32_t two_bytes(float first, float second) {
+  if constexpr (std::is_same_v<Element, int8_t>)
+    return saturated_bytes(__float2int_rn(first), __float2int_rn(second));
+  else
+    return __nv_cvt_float2_to_fp8x2(make_float2(first, second), __NV_SATFINITE, __NV_E4M3);
+}
+
+// The same, where no residual is added and the activation is the sign's: y's unit is in scale and bias, and sums become
+// bytes where they are. Channels k and k + 8 of a position are 16 bits, which stmatrix turns; the thread that writes
+// 16 channels puts them in order.
+template <class C>
+__device__ __forceinline__ void finish_bytes(const BytesArgs& a, int k0, typename C::Sum (&acc)[64], uint8_t* shared,
+                                             const Place* places, float (&scale)[2], float (&bias)[2]) {
+  using Element = typename C::Element;
+  static_assert(kPositions * C::kOutputs <= C::kStaging);
+  const int tid = threadIdx.x & 127, lane = tid & 31, wg = threadIdx.x >> 7;
+  const float* slopes = reinterpret_cast<const float*>(shared + C::kSlopesAt) + wg * C::kOutputs;
+  uint8_t* staged = shared + wg * C::kStaging;  // [position][word of 16 channels], words flipped against conflicts
+  const auto word_at = [](int position, int word) {
+    return position * C::kOutputs + ((word ^ position >> 1 & 3) << 4);
+  };
+  float slope[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    scale[h] *= a.per_unit, bias[h] *= a.per_unit;
+    slope[h] = slopes[(tid >> 5) * 16 + (lane >> 2) + h * 8];
+  }
+  // Results take the registers of the sums, which must not be copied: there are no others.
+  const auto result = [&](int e) {
+    if constexpr (C::kInteger)
+      return __int_as_float(acc[e]);
+    else
+      return acc[e];
+  };
+  const auto set_result = [&](int e, float v) {
+    if constexpr (C::kInteger)
+      acc[e] = __float_as_int(v);
+    else
+      acc[e] = v;
+  };
+#pragma unroll
+  for (int e = 0; e < 64; ++e) set_result(e, fmaf(static_cast<float>(acc[e]), scale[e / 2 % 2], bias[e / 2 % 2]));
+  if (a.activation == Activation::kRelu) {
+#pragma unroll
+    for (int e = 0; e < 64; ++e) set_result(e, max_nan(result(e), 0.f));
+  } else if (a.activation == Activation::kLeakyRelu) {
+#pragma unroll
+    for (int e = 0; e < 64; ++e) set_result(e, result(e) > 0.f ? result(e) : result(e) * slope[e / 2 % 2]);
+  }
+#pragma unroll
+  for (int j = 0; j < 16; j += 4) {
+    uint32_t pairs[4];  // positions 8 (j + i) + 2 (lane % 4) and the next
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int e = 4 * (j + i);
+      pairs[i] = two_bytes<Element>(result(e), result(e + 2)) | two_bytes<Element>(result(e + 1), result(e + 3)) << 16;
+    }
+    stmatrix_trans(smem_address(staged + word_at(8 * j + lane, tid >> 5)), pairs[0], pairs[1], pairs[2], pairs[3]);
+  }
+  bar_sync(1 + wg, 128);
+  const int word = tid & 3, k = k0 + word * 16;
+  if (k >= a.K) return;
+#pragma unroll
+  for (int position = tid >> 2; position < kPositions; position += 32) {
+    const int64_t to = places[position].y;
+    const uint4 v = *reinterpret_cast<const uint4*>(staged + word_at(position, word));
+    const uint4 ordered = {__byte_perm(v.x, v.y, 0x6420), __byte_perm(v.z, v.w, 0x6420), __byte_perm(v.x, v.y, 0x7531),
+                           __byte_perm(v.z, v.w, 0x7531)};
+    if (to >= 0) *reinterpret_cast<uint4*>(static_cast<uint8_t*>(a.y.data) + to + k) = ordered;
+  }
+}
+
+// Warps 0-7.
+template <class C>
+__device__ __forceinline__ void consume(const BytesArgs& a, uint32_t smem, uint8_t* shared) {
+  const int tid = threadIdx.x & 127, lane = tid & 31;
+  const int wg = __shfl_sync(0xffffffff, threadIdx.x >> 7, 0);
+  Place* places = reinterpret_cast<Place*>(shared + C::kPlacesAt) + wg * kPositions;
+  float* slopes = reinterpret_cast<float*>(shared + C::kSlopesAt) + wg * C::kOutputs;
+  const bool by_hand = a.x_word || a.w_word;  // written by threads, not by TMA
+  const uint32_t weights = wgmma_operand(smem + C::kWeightsAt);
+  const uint32_t patches = wgmma_operand(smem + C::kWeightsAt + a.weight_stages * C::kTap) + wg * a.second * 8;
+  const uint64_t rows_of_weights = wgmma_layout(1024), rows_of_pixels = wgmma_layout(a.group_stride * 128);
+  take_turn();
+  // While the first patch is on its way.
+  by_element<C>(a.y_dtype, [&](auto t) {
+    clear_fringe<decltype(t)>(a.zeros, a.zeros_plan, int64_t{blockIdx.x} * 256 + threadIdx.x, int64_t{gridDim.x} * 256);
+  });
+  const uint32_t tiles = tiles_of(a, min(max(load_int(a.count), 0), a.capacity));
+
+  uint32_t patch = 0, patch_phase = 0, weight = 0, weight_phase = 0;
+  for (uint32_t tile = blockIdx.x, made = 0; tile < tiles; tile += gridDim.x, ++made) {
+    uint32_t first_unit, column;
+    a.columns.divmod(tile, &first_unit, &column);
+    const int k0 = column * C::kOutputs;
+    mbar_wait(smem + C::kPatchFull + 8 * patch, patch_phase);
+    bar_sync(1 + wg, 128);  // the places of the tile before are no longer read
+    places[tid] = place_of(
+        a, reinterpret_cast<const int4*>(shared + C::kRecordsAt) + made % kMaxPatchStages * kMaxUnits, wg, tid);
+    if (tid < C::kOutputs)
+      slopes[tid] = a.slopes && k0 + tid < a.K ? load_float(static_cast<const float*>(a.slopes) + k0 + tid) : a.slope;
+    float scale[2], bias[2];  // on their way until the products are done
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int k = k0 + (tid >> 5) * 16 + (lane >> 2) + h * 8;
+      scale[h] = k < a.K ? load_float(a.scale + k) : 0.f;
+      bias[h] = a.bias && k < a.K ? load_float(static_cast<const float*>(a.bias) + k) : 0.f;
+    }
+
+    typename C::Sum acc[64];             // the first product of a run overwrites it
+    float sums[C::kLong ? 64 : 1] = {};  // of the runs before
+    int accumulate = 0, left = kRunTaps;
+    uint32_t read_weight = 0,
+             read_patch = 0;  // barriers of the stages that the tap before the last one issued has read
+    auto release = [&] {
+      if (lane == 0 && read_weight) mbar_arrive(read_weight);
+      if (lane == 0 && read_patch) mbar_arrive(read_patch);
+      read_weight = read_patch = 0;
+    };
+    // Not a branch around single products: the compiler would then close a group of them at each, and wait for it.
+    auto multiply_slice = [&](auto count) {
+      constexpr int kSteps = decltype(count)::value;
+      int tap = 0;
+#pragma unroll 1
+      for (int g = 0; g < a.groups; ++g) {
+        mbar_wait(smem + C::kPatchFull + 8 * patch, patch_phase);
+        const uint32_t pixels = patches + patch * (a.patch_bytes >> 4);
+        const int end = a.group[g].end;
+#pragma unroll 1
+        while (tap < end) {
+          const int stop = C::kLong ? min(end, tap + left) : end;
+          left -= stop - tap;
+#pragma unroll 1
+          while (tap < stop) {
+            const uint32_t dp = pixels + a.tap[tap].shift * 8, dw = weights + weight * (C::kTap >> 4);
+            mbar_wait(smem + C::kWeightFull + 8 * weight, weight_phase);
+            if (by_hand) fence_async_proxy();
+            wgmma_fence();
+#pragma unroll
+            for (int k = 0; k < kSteps; ++k)
+              wgmma_bytes(acc, rows_of_weights | (dw + k * 2), rows_of_pixels | (dp + k * 2), accumulate | k);
+            wgmma_commit();
+            wgmma_wait<1>();
+            release();
+            accumulate = 1;
+            read_weight = smem + C::kWeightEmpty + 8 * weight;
+            read_patch = ++tap == end ? smem + C::kPatchEmpty + 8 * patch : 0;
+            if (++weight == a.weight_stages) weight = 0, weight_phase ^= 1;
+          }
+          if (C::kLong && left == 0) {
+            wgmma_wait<0>();
+            release();
+#pragma unroll
+            for (int e = 0; e < 64; ++e) sums[C::kLong ? e : 0] += acc[e];
+            accumulate = 0, left = kRunTaps;
+          }
+        }
+        if (++patch == a.patch_stages) patch = 0, patch_phase ^= 1;
+        if (a.patch_stages == 1) {  // the next patch comes where this one is
+          wgmma_wait<0>();
+          release();
+        }
+      }
+    };
+#pragma unroll 1
+    for (int slice = 0; slice < a.slices; ++slice) with_steps(slice + 1 < a.slices ? 4 : a.last_steps, multiply_slice);
+    wgmma_wait<0>();
+    release();
+    if constexpr (C::kLong) {
+#pragma unroll
+      for (int e = 0; e < 64; ++e) acc[e] = accumulate ? sums[e] + acc[e] : sums[e];
+    }
+    bar_sync(1 + wg, 128);
+    if (a.bytes)
+      finish_bytes<C>(a, k0, acc, shared, places, scale, bias);
+    else
+      finish<C>(a, k0, acc, shared, places, scale, bias);
+  }
+}
+
+template <class C>
+__global__ void __launch_bounds__(kThreads, C::kCtas)
+    conv_bytes_kernel(const __grid_constant__ Maps maps, const __grid_constant__ BytesArgs a) {
+  extern __shared__ __align__(1024) uint8_t shared[];
+  run_roles<C>(maps, a, shared, [&](uint32_t smem) { consume<C>(a, smem, shared); });
+}
+
+// ---------------------------------------------------------------- host
+
+template <class C>
+Status launch(const QuantizedConv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
+  const Conv2dParams pairs = byte_pairs(p);
+  BytesArgs a = {};
+  fill_common(pairs, &a);
+  choose_columns(pairs, device, &a);  // whatever it chooses: there is one width
+  a.columns = a.tiles_per_chunk = FastDiv((p.weight.size[0] + C::kOutputs - 1) / C::kOutputs);
+  a.scale = p.scale;
+  a.residual_scale = p.residual_scale, a.per_unit = p.out_scale > 0 ? 1 / p.out_scale : 1;
+  a.y_dtype = p.y.dtype, a.residual_dtype = p.residual.dtype;
+  a.y_whole = p.y.size[1] % 16 == 0 && channels_vectorize(p.y);
+  a.residual_whole = p.residual.data && p.y.size[1] % 16 == 0 && channels_vectorize(p.residual);
+  a.bytes = dtype_size(p.y.dtype) == 1 && a.y_whole && !p.residual.data &&
+            (p.activation == Activation::kNone || p.activation == Activation::kRelu ||
+             p.activation == Activation::kLeakyRelu);
+  return launch_cut<C, conv_bytes_kernel<C>>(pairs, a, device, stream);
+}
+
+}  // namespace
+}  // namespace sbnet::sm90

@@ -1,0 +1,17 @@
+// The convolution of int8 for Hopper: any kernel, stride, dilation and blocks.
+#pragma once
+#include "core/masked/conv_quantized.h"
+
+struct CUstream_st;
+
+namespace sbnet {
+struct DeviceInfo;
+
+namespace sm90 {
+
+// Launches on `stream` of the current device, which `device` describes. hopper_bytes_declines() must not have refused
+// p.
+Status conv_int8(const QuantizedConv2dParams& p, const DeviceInfo& device, CUstream_st* stream);
+
+}  // namespace sm90
+}  // namespace sbnet
