@@ -20,13 +20,14 @@ SCALE = 0.05  # of x and y
 
 def cases(setting: Setting) -> Iterator[Case]:
     shapes: list[Shape] = setting.pick([(1, 18, 22, 8)], [(1, 400, 704, 64)], [(1, 400, 704, 64), (1, 100, 176, 256)])
+    layers = [(shape, kernel) for shape in shapes for kernel in setting.pick((3,), (3, 1), (3, 1))]
     if setting.cuda:
-        shapes = [(1, 18, 22, 32)] if setting.level == "tiny" else [(8, 128, 128, 256), (1, 400, 704, 64)]
-    for shape in shapes:
-        for kernel in setting.pick((3,), (3, 1), (3, 1)):
-            for density in setting.pick((0.5,), (1.0, 0.1), (1.0, 0.25, 0.05)):
-                described = facts(shape, torch.int8, "random", 16, kernel=kernel, sparsity=1 - density)
-                yield Case("sparse_conv2d_quantized_", "ops", described, partial(conv, setting, shape, kernel, density))
+        layers = [((8, 128, 128, 256), 3), ((1, 400, 704, 64), 3), ((1, 400, 704, 256), 1)]
+        layers = setting.pick([((1, 18, 22, 32), 3)], layers, layers)
+    for shape, kernel in layers:
+        for density in setting.pick((0.5,), (1.0, 0.1), (1.0, 0.25, 0.05)):
+            described = facts(shape, torch.int8, "random", 16, kernel=kernel, sparsity=1 - density)
+            yield Case("sparse_conv2d_quantized_", "ops", described, partial(conv, setting, shape, kernel, density))
 
 
 def conv(setting: Setting, shape: Shape, kernel: int, density: float) -> Work:
