@@ -12,7 +12,7 @@ Status validate(const MotionMaskParams& p) {
               "%s: frame: expected uint8, float16, bfloat16 or float32, got %s", kOp, dtype_name(p.frame.dtype));
   SBNET_TRY(check_plane(kOp, "frame", p.frame));
   SBNET_CHECK(p.frame.size[1] >= 1, "%s: frame: expected at least one channel, got none", kOp);
-  SBNET_CHECK(size_product({p.images(), p.pixels()}) <= INT64_MAX / 16, "%s: frame: too many pixels", kOp);
+  SBNET_CHECK(size_product({p.images(), p.pixels()}) <= INT64_MAX / 256, "%s: frame: too many pixels", kOp);
   SBNET_CHECK(p.smooth >= 1 && p.smooth <= kMostSmooth && p.smooth % 2 == 1,
               "%s: smooth: expected an odd number of pixels, 1 to %d, got %lld", kOp, kMostSmooth,
               static_cast<long long>(p.smooth));
@@ -29,8 +29,11 @@ int64_t motion_tiles(const MotionMaskParams& p) {
 
 }  // namespace sbnet
 
-// Sums of differences, of rows on a CPU and of tiles on CUDA, then a brightness for each pixel (on CUDA averaged).
+// Sums of differences, of rows on a CPU and of tiles on CUDA, then brightnesses: on CUDA of each pixel, averaged, on a
+// CPU of a band and what boxes reach of it, for each range of rows.
 int64_t sbnet_motion_mask_workspace_bytes(const sbnet::MotionMaskParams* p) {
   const int64_t sums = p->images() * std::max(p->frame.size[2], sbnet::motion_tiles(*p));
-  return sums * 8 + p->images() * p->pixels() * 4;
+  const int64_t ranges = p->images() * p->frame.size[2] / sbnet::kMotionRange + 1;
+  const int64_t bands = ranges * (sbnet::kMotionBand + p->smooth) * p->frame.size[3];
+  return sums * 8 + std::max(p->images() * p->pixels(), bands) * 4;
 }

@@ -36,6 +36,8 @@ SBNET_HOST_DEVICE inline bool is_cut(double sum, int64_t pixels, float cut) {
   return !(static_cast<float>(sum / static_cast<double>(pixels)) <= cut);
 }
 
+// CPU: rows that a thread takes at least, and those whose brightness it makes at once.
+constexpr int kMotionRange = 32, kMotionBand = 16;
 // CUDA: rows and columns of a CTA's tile.
 constexpr int kMotionTile = 32;
 int64_t motion_tiles(const MotionMaskParams& p);  // of an image

@@ -1,7 +1,9 @@
-// motion_mask on the CPU: the frame is read once, into a brightness a pixel, from which the box is summed row by row.
+// motion_mask on the CPU: bands of rows, one after another; of each the brightness of its pixels and of what its boxes
+// reach is made in a buffer that stays in the cache, from which the box is summed row by row.
 // Each frame is first taken for an ordinary one; where the sum of the differences says that it is a cut, mask and
 // background are written again. Sums are kept by rows and added in their order: the threads do not show.
 #include <algorithm>
+#include <cstring>
 
 #include "cpu/lists/motion_mask_kernels.h"
 #include "cpu/simd/isa.h"
@@ -16,24 +18,40 @@ sbnet::Status sbnet_motion_mask_cpu(const sbnet::MotionMaskParams* params, void*
 #if defined(__x86_64__)
   if (chosen_isa() >= Isa::kAvx2) kernels = &kMotionAvx2;
 #endif
-  const int64_t height = p.frame.size[2], width = p.frame.size[3], rows = p.images() * height;
-  const int64_t grain = 1 + 8192 / width;
-  double* sums = static_cast<double*>(workspace);  // [rows]
-  float* brightness = reinterpret_cast<float*>(sums + p.images() * std::max(height, motion_tiles(p)));
-  parallel_for(*parallel, rows, grain, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) kernels->brightness(p, r / height, r % height, brightness + r * width);
-  });
-  const auto image = [&](int64_t n) { return brightness + n * p.pixels(); };
-  parallel_for(*parallel, rows, grain, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) sums[r] = kernels->row(p, r / height, r % height, image(r / height), false);
-  });
+  const int64_t height = p.frame.size[2], width = p.frame.size[3], reach = p.smooth / 2;
+  double* sums = static_cast<double*>(workspace);  // [images,height]
+  float* bands = reinterpret_cast<float*>(sums + p.images() * std::max(height, motion_tiles(p)));
+  const auto rows = [&](int64_t begin, int64_t end, bool cut) {
+    // A buffer for each range, which begin kMotionRange rows apart or more.
+    float* band = bands + begin / kMotionRange * (kMotionBand + p.smooth) * width;
+    int64_t done = 0;  // rows of the image whose brightness was made, if it is that of the band before
+    int64_t top = 0;   // the first of them in the buffer
+    for (int64_t r = begin, next; r < end; r = next) {
+      const int64_t n = r / height, y = r % height;
+      next = std::min({end, r + kMotionBand, (n + 1) * height});
+      const int64_t first = std::max<int64_t>(y - reach, 0), last = std::min(y + (next - r) + reach, height);
+      if (r == begin || y == 0) {
+        done = first;
+      } else {
+        std::memmove(band, band + (first - top) * width, sizeof(float) * static_cast<size_t>((done - first) * width));
+      }
+      top = first;
+      for (; done < last; ++done) kernels->brightness(p, n, done, band + (done - top) * width);
+      for (int64_t k = r; k < next; ++k) sums[k] = kernels->row(p, n, k % height, band, top, cut);
+    }
+  };
+  const auto all_rows = [&](int64_t from, int64_t count, bool cut) {
+    parallel_for(*parallel, (count + kMotionRange - 1) / kMotionRange, 1 + 256 / width,
+                 [&](int64_t begin, int64_t end) {
+                   rows(from + begin * kMotionRange, from + std::min(end * kMotionRange, count), cut);
+                 });
+  };
+  all_rows(0, p.images() * height, false);
   for (int64_t n = 0; n < p.images(); ++n) {
     double sum = 0;
     for (int64_t y = 0; y < height; ++y) sum += sums[n * height + y];
     if (!is_cut(sum, p.pixels(), p.cut)) continue;
-    parallel_for(*parallel, height, grain, [&](int64_t begin, int64_t end) {
-      for (int64_t y = begin; y < end; ++y) kernels->row(p, n, y, image(n), true);
-    });
+    all_rows(n * height, height, true);
   }
   return ok_status();
 }

@@ -89,8 +89,8 @@ static void brightness(const MotionMaskParams& p, int64_t n, int64_t y, float* _
   for (int64_t x = 0; x < f.size[3]; ++x) out[x] /= divisor;
 }
 
-// Columns x0 ... x0 + count of row y, each the mean of its box inside the frame.
-static void average(const MotionMaskParams& p, const float* image, int64_t y, int64_t x0, int64_t count,
+// Columns x0 ... x0 + count of row y, each the mean of its box inside the frame, whose rows from `start` on are given.
+static void average(const MotionMaskParams& p, const float* image, int64_t start, int64_t y, int64_t x0, int64_t count,
                     float* __restrict out) {
   const int64_t height = p.frame.size[2], width = p.frame.size[3], reach = p.smooth / 2;
   const int64_t top = y > reach ? y - reach : 0, bottom = y + reach < height ? y + reach : height - 1;
@@ -98,7 +98,7 @@ static void average(const MotionMaskParams& p, const float* image, int64_t y, in
   const int64_t first = x0 > reach ? x0 - reach : 0;
   const int64_t last = x0 + count + reach < width ? x0 + count + reach : width;
   const int64_t rows = bottom - top + 1;
-  sum_apart(image + top * width + first, width, rows, 1, last - first, column + (first - (x0 - reach)));
+  sum_apart(image + (top - start) * width + first, width, rows, 1, last - first, column + (first - (x0 - reach)));
   if (x0 >= reach && x0 + count + reach <= width) {
     sum_apart(column, 1, p.smooth, static_cast<float>(rows * p.smooth), count, out);
     return;
@@ -125,13 +125,13 @@ static void follow(const MotionMaskParams& p, const float* now, const float* bac
     for (int v = 0; v < kVecs; ++v) sums[v] += load(change + x + v * kLanes);
 }
 
-static double motion_row(const MotionMaskParams& p, int64_t n, int64_t y, const float* image, bool cut) {
+static double motion_row(const MotionMaskParams& p, int64_t n, int64_t y, const float* image, int64_t first, bool cut) {
   const int64_t width = p.frame.size[3], at = (n * p.frame.size[2] + y) * width;
   float now[kChunk];
   Vec sums[kVecs] = {};
   for (int64_t x0 = 0; x0 < width; x0 += kChunk) {
     const int64_t count = width - x0 < kChunk ? width - x0 : kChunk;
-    average(p, image, y, x0, count, now);
+    average(p, image, first, y, x0, count, now);
     if (cut) {
       for (int64_t x = 0; x < count; ++x) p.mask[at + x0 + x] = 1;
       for (int64_t x = 0; x < count; ++x) p.next[at + x0 + x] = now[x];

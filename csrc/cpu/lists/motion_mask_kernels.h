@@ -7,9 +7,10 @@ namespace sbnet {
 struct MotionKernels {
   // Brightness of row y of image n, [W], not yet averaged.
   void (*brightness)(const MotionMaskParams& p, int64_t n, int64_t y, float* out);
-  // Averages row y of the brightness of image n, [H,W]. An ordinary frame: mask, next, and the sum of the differences
-  // is returned. A frame that is a cut: all motion, the background starts again.
-  double (*row)(const MotionMaskParams& p, int64_t n, int64_t y, const float* brightness, bool cut);
+  // Averages row y of the brightness of image n, of which `brightness` holds the rows from `first` on, [rows,W]. An
+  // ordinary frame: mask, next, and the sum of the differences is returned. A frame that is a cut: all motion, the
+  // background starts again.
+  double (*row)(const MotionMaskParams& p, int64_t n, int64_t y, const float* brightness, int64_t first, bool cut);
 };
 
 extern const MotionKernels kMotionGeneric;
