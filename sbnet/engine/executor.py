@@ -15,6 +15,7 @@ from sbnet import _library
 from sbnet._library import settle_inputs
 from sbnet.active import ActiveBlocks, Fringe
 from sbnet.engine.lists import Lists
+from sbnet.engine.pooled import PooledNodes
 from sbnet.engine.replay import RECORDED, RecordedLists, RecordedNodes
 from sbnet.engine.steps import WRITTEN, Context, copy, run
 from sbnet.geometry import Pair, Window
@@ -28,6 +29,7 @@ from sbnet.graph.passes.storage import store
 from sbnet.graph.plan import Plan
 from sbnet.ops import sparse_fill_
 from sbnet.ops.common import mask_planes
+from sbnet.ops.masked.pointwise import in_vectors
 
 Get = Callable[[Value], Tensor]
 
@@ -89,6 +91,8 @@ class Executor:
             self.context.pack(self.nodes)
         self.buffers = [torch.zeros(n, dtype=dtype, device=self.device) for dtype, n in self.storage.buffers]
         self.tensors = {value: self._part(value) for value in self.storage.place}
+        self._pooled = PooledNodes(plan, constants)
+        self.tensors |= self._pooled.tensors
         self._spots = {node: self._spot(node) for node in self.nodes if node.output in self.storage.place}
         self.shape = next(v.shape for v in plan.graph.inputs if v is not None)
         empty = torch.zeros(self.shape[0], *self.shape[2:], dtype=torch.bool, device=self.device)
@@ -99,6 +103,7 @@ class Executor:
         self.whole_frame = plan.mode == "cached"
         self._kept = [self.buffers[k] for k in sorted({r.buffer for r in self.storage.roots if r.kept})]
         self._counted = [buffer for buffer in self._kept if not buffer.is_inference()]
+        self._vectors = [t for t in self._pooled.tensors.values() if not t.is_inference()]
         self._written = self._writes()
         self._wait = {self.nodes[at] for root in self.storage.roots if root.kept for at in root.writers}
         cuda = self.device.type == "cuda" and bool(self.previous)
@@ -116,8 +121,10 @@ class Executor:
 
     def _lasts(self, node: Node) -> bool:
         """Does a node read and write tensors that stay where they are, by ops that recordings note?"""
-        if node.kind not in RECORDED or node not in self._spots:
+        if node not in self._pooled.forms and (node.kind not in RECORDED or node not in self._spots):
             return False
+        if node.kind == "pixel" and not in_vectors(node.options.get("program")):
+            return False  # PyTorch's
         if node.kind == "norm" and self.context.everywhere and node.options["method"] == "group":
             return False  # PyTorch's
         read = [v for v, _ in self.storage.copies[node]] if node.kind == "cat" else node.inputs()
@@ -146,6 +153,7 @@ class Executor:
         self._lasting, self._noted_nodes = self._lasting_nodes(), None
         if self.device.type == "cpu":
             self.context.pack(self.nodes)
+        self._pooled.refresh()
 
     def forget(self) -> None:
         """Nothing that a call before left, ended or not, is taken for clean."""
@@ -232,7 +240,7 @@ class Executor:
             self._repeat(step, lists)
         else:
             self._each(step, aside)
-        torch.autograd.graph.increment_version(self._counted)  # ops do so; what steps call does not
+        torch.autograd.graph.increment_version([*self._counted, *self._vectors])  # ops do so; steps do not
         self._written = self._writes()
         return [get(v) if isinstance(v, Value) else v for v in outputs]
 
@@ -265,6 +273,9 @@ class Executor:
         if spot is None and node.kind == "slice":
             start = node.options["start"]
             env[node.output] = get(node.args[0])[:, start : start + node.output.shape[1]]
+        elif node in self._pooled.forms:
+            listed = listed_as(node, self.plan.mode)
+            self._pooled(node, get, None if listed is None else lists.active[self.lists.of(listed)])
         elif spot is None:
             self._dense(node, env, get, lists.active)
         elif node.kind != "slice":

@@ -12,10 +12,10 @@ from sbnet.engine.lists import Lists
 from sbnet.engine.recording import Recording
 from sbnet.graph.ir import Node
 
-# Kinds of nodes of which every op that steps run is noted by recordings.
+# Kinds of nodes of which every op that steps run is noted by recordings; of pixel nodes, programs that run in vectors.
 RECORDED = {
     "conv", "conv_quantized", "bottleneck", "conv_transpose", "pointwise", "max_pool", "avg_pool", "resize",
-    "rearrange", "norm", "cat", "slice",
+    "rearrange", "norm", "cat", "slice", "pixel",
 }  # fmt: skip
 
 

@@ -214,7 +214,7 @@ def _pixel(node: Node, get: Get, out: Tensor, active: ActiveBlocks, clear: Fring
     values = [*node.args, *node.params.values()]
     tensors = [context.constants[v] if v.constant else get(v) for v in values]
     program = node.options.get("program")
-    if program is not None and (out.device.type != "cpu" or in_vectors(program)):
+    if in_vectors(program) or (program is not None and out.device.type != "cpu"):
         check_active("sparse_pointwise_", active)
         edge = (None, None) if clear is None else (clear.pixels, clear.count)
         torch.ops.sbnet.sparse_pointwise_.default(

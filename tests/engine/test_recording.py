@@ -36,10 +36,12 @@ class Kinds(nn.Module):
         self.pool, self.mean = nn.MaxPool2d(2), nn.AvgPool2d(2)
         self.up = nn.ConvTranspose2d(16, 16, 2, 2)
         self.norm, self.shuffle = nn.GroupNorm(4, 16), nn.PixelShuffle(2)
+        self.squeeze, self.excite = nn.Conv2d(16, 4, 1), nn.Conv2d(4, 16, 1)
         self.last = conv(52, 8, 1)
 
     def forward(self, x):
         x = self.deep(self.stem(x))
+        x = x * F.hardsigmoid(self.excite(F.relu(self.squeeze(F.adaptive_avg_pool2d(x, 1)))))
         half = torch.cat([self.pool(x), self.mean(x)], 1)
         up = self.up(self.norm(half[:, :16]))
         flipped = torch.flip(torch.flip(up, [3]), [3])  # no sparse form: dense

@@ -18,10 +18,10 @@ AdaptivePoolParams read(const Call& call, const Tensor& x, const Tensor& block_m
   return p;
 }
 
-void run(const Call& call, const AdaptivePoolParams& p, const Tensor& like) {
+void run(const Call& call, const AdaptivePoolParams& p, const Tensor& x, const Tensor& block_map, const Tensor& out) {
   check(call.op(), validate(p));
-  const Tensor scratch = workspace(like, sbnet_sparse_adaptive_pool2d_workspace_bytes(&p));
-  check(call.op(), SBNET_KERNELS(sparse_adaptive_pool2d)(call, &p, scratch.data_ptr()));
+  const Tensor scratch = workspace(x, sbnet_sparse_adaptive_pool2d_workspace_bytes(&p));
+  check(call.op(), run_in(call, SBNET_KERNELS(sparse_adaptive_pool2d), p, scratch, x, block_map, out));
 }
 
 Tensor sparse_adaptive_pool2d(Tensor x, Tensor block_map, Ints grid, Ints output_size, std::string mode,
@@ -39,7 +39,7 @@ Tensor sparse_adaptive_pool2d(Tensor x, Tensor block_map, Ints grid, Ints output
   Tensor y = torch::stable::new_empty(x, {nhwc, 4});
   y = torch::stable::transpose(torch::stable::transpose(y, 2, 3), 1, 2);
   p.y = view4(op, "out", y);
-  run(call, p, x);
+  run(call, p, x, block_map, y);
   return y;
 }
 
@@ -50,7 +50,7 @@ void sparse_adaptive_pool2d_(Tensor x, Tensor block_map, Ints grid, std::string 
   AdaptivePoolParams p = read(call, x, block_map, grid, mode, count_inactive);
   call.same_device("out", out);
   p.y = view4(op, "out", out);
-  run(call, p, x);
+  run(call, p, x, block_map, out);
 }
 
 void list_ops(OpList& ops) {

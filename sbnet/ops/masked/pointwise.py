@@ -100,9 +100,9 @@ def run_program(program: str, x: Tensor, *others: Tensor | None) -> Tensor:
 
 
 @functools.cache
-def in_vectors(program: str) -> bool:
-    """Has the CPU's kernel vectors for every step?"""
-    return BY_VALUE.isdisjoint(program.replace(";", " ").split())
+def in_vectors(program: str | None) -> bool:
+    """Has the CPU's kernel vectors for every step? Of None, which is no program, not."""
+    return program is not None and BY_VALUE.isdisjoint(program.replace(";", " ").split())
 
 
 # ---- fake implementations and gradients
