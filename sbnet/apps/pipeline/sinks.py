@@ -68,7 +68,7 @@ def blocks_on(result: Result) -> np.ndarray:
     if result.active is None:
         return frame
     grid = BlockGrid.cover(frame.shape[:2], result.block)
-    return np.split(video.compose(frame, result.active, grid, np.zeros_like(frame)), 2, _axis(frame))[0]
+    return video.outlined(frame, result.active, grid)
 
 
 def _axis(frame: np.ndarray) -> int:
