@@ -128,7 +128,8 @@ def compose(frame: np.ndarray, active: np.ndarray, grid: BlockGrid, output: np.n
     Returns:
         [H,2W,3], or [2H,W,3] for a wide plane, uint8.
     """
-    return np.concatenate([outlined(frame, active, grid), output], axis=0 if frame.shape[1] > 1.5 * frame.shape[0] else 1)
+    axis = 0 if frame.shape[1] > 1.5 * frame.shape[0] else 1
+    return np.concatenate([outlined(frame, active, grid), output], axis)
 
 
 def outlined(frame: np.ndarray, active: np.ndarray, grid: BlockGrid) -> np.ndarray:
