@@ -88,7 +88,7 @@ def conv2d_kernel(
     Args:
         shape: of x, (N, C, H, W).
         block: sides of a block of the output plane, in pixels.
-        dtype: float32, float16 or bfloat16; of a CPU int8 and float8_e4m3fn, too.
+        dtype: float32, float16, bfloat16, int8 or float8_e4m3fn: of x and weight.
         residual, slope: has it a residual, slopes a channel (PReLU)?
         device: "cuda", or "cpu" for this machine's processor.
         capability: compute capability of a CUDA device, as 80 or 90.

@@ -85,7 +85,7 @@ def quantize(
         raise ValueError(
             f"sbnet: quantize: run: expected float32 on a CPU{' or floats on a GPU' if fp8 else ''}, "
             f"got {dtype_name(x.dtype)} on {x.device}"
-            + ("" if fp8 else " (on a GPU int8 layers that read floats use no tensor cores yet)")
+            + ("" if fp8 else " (networks of int8 run on CPUs; on a GPU: fp8)")
         )
     told = Quantization({}, tuple(keep), ends, DTYPES[dtype])
     told = replace(told, ranges=_ranges(run, given, masks, told, percentile))

@@ -16,8 +16,9 @@ DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, F8: 10}  # core
 
 class QuantizedCase(ctypes.Structure):  # as in conv_case.h
     _fields_ = [
-        ("conv", Case), *fields(ctypes.c_void_p, "scale slope"), *fields(ctypes.c_float, "residual_scale out_scale"),
-        *fields(ctypes.c_int32, "dtype y_dtype residual_dtype"),
+        ("conv", Case), *fields(ctypes.c_void_p, "scale slope"),
+        *fields(ctypes.c_float, "residual_scale out_scale x_scale"),
+        *fields(ctypes.c_int32, "dtype x_dtype y_dtype residual_dtype"),
     ]  # fmt: skip
 
 
@@ -46,8 +47,8 @@ def emulate(
         padding=padding, dilation=dilation, groups=1, activation=ACTIVATIONS[more["activation"]],
     )  # fmt: skip
     given = QuantizedCase(
-        case, scale.data_ptr(), slope.data_ptr() if slopes else None, 0.5, out_scale, DTYPES[F8], DTYPES[dtype],
-        DTYPES[residual or torch.float32],
+        case, scale.data_ptr(), slope.data_ptr() if slopes else None, 0.5, out_scale, 0.0, DTYPES[F8], DTYPES[F8],
+        DTYPES[dtype], DTYPES[residual or torch.float32],
     )  # fmt: skip
     if not run(library.emulate_conv_bytes, given):
         return False

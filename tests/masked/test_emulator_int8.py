@@ -19,7 +19,9 @@ DTYPES = {torch.float32: 0, torch.int8: 6}  # core/types.h
 @pytest.fixture(scope="session")
 def emulated(tmp_path_factory):
     core = ("masked/bottleneck", "masked/conv", "masked/conv_select", "grid", "layer", "memory")
-    kernels = [CSRC / f"cuda/masked/{name}.cu" for name in ("conv_quantized", "conv_quantized_mma")]
+    kernels = [
+        CSRC / f"cuda/masked/{name}.cu" for name in ("conv_quantized", "conv_quantized_mma", "conv_quantized_round")
+    ]
     units = [TOOLS / "entry_quantized.cpp", *(CSRC / f"core/{name}.cpp" for name in core)]
     return emulated_library(tmp_path_factory, "quantized", kernels, units).emulate_conv_quantized
 
@@ -30,7 +32,7 @@ def some_bytes(*shape):
 
 def emulate(
     function, channels, filters, kernel, size, block, density=1.0, stride=1, padding=0, dilation=1, batch=1,
-    dtype=torch.int8, residual=None, activation=None, slopes=False, seed=1, multiprocessors=2,
+    dtype=torch.int8, residual=None, activation=None, slopes=False, seed=1, multiprocessors=2, x_scale=None,
 ):  # fmt: skip
     """Runs a layer and checks it, bit for bit; False where the kernel does not take it, or the portable one did."""
     torch.manual_seed(seed)
@@ -39,6 +41,8 @@ def emulate(
     out = conv_output_size(size, (r, s), stride, padding, dilation)
     shape = (batch, filters, *out)
     x, weight = some_bytes(batch, channels, *size), some_bytes(filters, channels, r, s)
+    if x_scale:
+        x = laid_out(torch.randint(-2000, 2000, x.shape) * (x_scale / 12), "channels_last")
     steps = 2 ** round(torch.tensor(channels * r * s * 5000.0).sqrt().log2().item())  # a typical sum
     scale, bias = torch.full((filters,), 1 / steps) * 2.0 ** torch.randint(-2, 2, (filters,)), torch.randn(filters)
     bias = (bias * 8).round() / 8
@@ -46,6 +50,7 @@ def emulate(
     slope = torch.randint(-4, 8, (filters,)) / 8 if slopes else None
     more = {"activation": "leaky_relu" if slopes else activation, "slope": slope, "residual_scale": 0.5}
     more["out_scale"] = 2.0**-5 if dtype == torch.int8 else None
+    more["x_scale"] = x_scale
     if residual is not None:
         more["residual"] = some_bytes(*shape).to(residual)
     edge = fringe(active, active, out, 3, 1, 1)
@@ -58,7 +63,7 @@ def emulate(
     )  # fmt: skip
     given = QuantizedCase(
         case, scale.data_ptr(), slope.data_ptr() if slopes else None, 0.5, more["out_scale"] or 0.0,
-        DTYPES[torch.int8], DTYPES[dtype], DTYPES[residual or torch.float32],
+        x_scale or 0.0, DTYPES[torch.int8], DTYPES[x.dtype], DTYPES[dtype], DTYPES[residual or torch.float32],
     )  # fmt: skip
     taken = run(function, given)
     if not taken and bool((y.isnan() | (y == 77)).all()):
@@ -122,6 +127,14 @@ def test_every_output_and_residual_on_hopper(hopper):  # noqa: F811
                     activation="relu",
                 ), (filters, dtype, residual)  # fmt: skip
     assert not emulate(hopper.emulate_conv_bytes, 64, 64, 3, (20, 20), 4, padding=1)  # blocks of few pixels
+
+
+@pytest.mark.parametrize("name", ["3x3 of 64", "stride 2", "1x1 stride 2", "dilated"])
+def test_floats_are_rounded_where_they_are_read(emulated, name):
+    """Into a workspace of which the rest is 0x7f; density 0.4 leaves much of it so."""
+    for density in (0.4, 1.0):
+        more = {"size": (27, 22), "batch": 2, "density": density, "x_scale": 0.25, "seed": len(name)}
+        assert emulate(emulated, **LAYERS[name], **more)
 
 
 def test_every_output_and_residual(emulated):

@@ -128,6 +128,9 @@ def conv_quantized(device: str) -> None:
         got = torch.zeros_like(want, device=device)
         sbnet.sparse_conv2d_quantized_(x, weight, scale, None, active, got, **options, fringe=edge)
         torch.testing.assert_close(got.float().cpu(), want.float(), rtol=1e-5, atol=0 if out_scale is None else 1)
+        again = torch.zeros_like(got)  # rounded into a workspace first, where channels allow it
+        sbnet.sparse_conv2d_quantized_(x / 4, weight, scale, None, active, again, **options, fringe=edge, x_scale=0.25)
+        assert torch.equal(again, got)
 
 
 def conv_float8(device: str) -> None:

@@ -125,10 +125,32 @@ const ConvKernelRow kConvTable[kConvKernels] = {
     {ConvKernel::kSimt, "float32", 0, never},
 };
 
-const ConvKernelRow& select_conv(const Conv2dParams& p, int32_t capability) {
-  for (const ConvKernelRow& row : kConvTable)
+namespace {
+
+template <class Row, int kRows, class Params>
+const Row& select(const Row (&table)[kRows], const Params& p, int32_t capability) {
+  for (const Row& row : table)
     if ((!row.capability || row.capability == capability) && !row.declines(p)) return row;
-  return kConvTable[kConvKernels - 1];
+  return table[kRows - 1];
+}
+
+// The chosen kernel's name, and a line for each row above it.
+template <class Row, int kRows, class Params>
+void describe(const Row (&table)[kRows], const Params& p, int32_t capability, char* text, int64_t room) {
+  const Row& chosen = select(table, p, capability);
+  int64_t used = snprintf(text, static_cast<size_t>(room), "%s", chosen.name);
+  for (const Row& row : table) {
+    if (row.kernel == chosen.kernel || used >= room) break;
+    const bool elsewhere = row.capability && row.capability != capability;
+    used += snprintf(text + used, static_cast<size_t>(room - used), "\n%s: %s", row.name,
+                     elsewhere ? "not this device" : row.declines(p));
+  }
+}
+
+}  // namespace
+
+const ConvKernelRow& select_conv(const Conv2dParams& p, int32_t capability) {
+  return select(kConvTable, p, capability);
 }
 
 // Sides in 16 bits, distances within an image in 32.
@@ -172,6 +194,8 @@ Conv2dParams byte_pairs(const QuantizedConv2dParams& p) {
   return pairs;
 }
 
+namespace {
+
 const char* hopper_bytes_declines(const QuantizedConv2dParams& p) {
   if (p.x.dtype != p.weight.dtype) return "x is of floats";
   if (p.groups != 1) return "groups";
@@ -185,7 +209,7 @@ const char* hopper_bytes_declines(const QuantizedConv2dParams& p) {
   return hopper_general_declines(byte_pairs(p));
 }
 
-const char* int8_mma_declines(const QuantizedConv2dParams& p) {
+const char* int8_gemm_declines(const QuantizedConv2dParams& p) {
   if (p.weight.dtype != DType::kI8 || p.x.dtype != DType::kI8) return "dtype is not int8";
   if (p.groups != 1) return "groups";
   if (p.x.size[1] % 16 || !channels_vectorize(p.x) || !channels_vectorize(p.weight))
@@ -194,6 +218,20 @@ const char* int8_mma_declines(const QuantizedConv2dParams& p) {
                         std::min<int64_t>(p.active.grid.size[1], p.y.size[3]);
   return (pixels / 128 + 1) * static_cast<double>((p.weight.size[0] + 63) / 64) < 1 << 30 ? nullptr
                                                                                           : "too many tiles to count";
+}
+
+const char* never_bytes(const QuantizedConv2dParams&) { return nullptr; }
+
+}  // namespace
+
+const BytesKernelRow kBytesTable[kBytesKernels] = {
+    {BytesKernel::kHopper, "Hopper bytes", 90, hopper_bytes_declines},
+    {BytesKernel::kImplicitGemm, "int8 implicit GEMM", 0, int8_gemm_declines},
+    {BytesKernel::kPortable, "portable bytes", 0, never_bytes},
+};
+
+const BytesKernelRow& select_bytes(const QuantizedConv2dParams& p, int32_t capability) {
+  return select(kBytesTable, p, capability);
 }
 
 const char* hopper_bottleneck_declines(const BottleneckParams& p) {
@@ -274,15 +312,13 @@ sbnet::Status sbnet_select_conv2d_cuda(const SbnetConvQuery* q, char* text, int6
   using namespace sbnet;
   Conv2dParams p = {};
   SBNET_TRY(read_query(*q, &p));
-  SBNET_CHECK(is_compute_dtype(p.x.dtype), "select_conv2d: dtype: expected float32, float16 or bfloat16, got %s",
-              dtype_name(p.x.dtype));
-  const ConvKernelRow& chosen = select_conv(p, static_cast<int32_t>(q->capability));
-  int64_t used = snprintf(text, static_cast<size_t>(room), "%s", chosen.name);
-  for (const ConvKernelRow& row : kConvTable) {
-    if (row.kernel == chosen.kernel || used >= room) break;
-    const bool elsewhere = row.capability && row.capability != q->capability;
-    used += snprintf(text + used, static_cast<size_t>(room - used), "\n%s: %s", row.name,
-                     elsewhere ? "not this device" : row.declines(p));
+  const int32_t capability = static_cast<int32_t>(q->capability);
+  if (is_compute_dtype(p.x.dtype)) {
+    describe(kConvTable, p, capability, text, room);
+  } else {
+    QuantizedConv2dParams bytes = {};
+    static_cast<Conv2dParams&>(bytes) = p;
+    describe(kBytesTable, bytes, capability, text, room);
   }
   return ok_status();
 }

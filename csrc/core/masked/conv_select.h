@@ -39,11 +39,22 @@ const char* hopper_general_declines(const Conv2dParams& p);
 // A convolution of bytes whose x is of bytes, too, with two neighbouring channels as one of 16 bits: what its operands
 // are to whoever only moves them. y and residual are as they were.
 Conv2dParams byte_pairs(const QuantizedConv2dParams& p);
-// Why the Hopper kernels of bytes do not take p; null: it does.
-const char* hopper_bytes_declines(const QuantizedConv2dParams& p);
 
-// Why the tensor-core kernel of int8, which every GPU runs, does not take p; null: it does.
-const char* int8_mma_declines(const QuantizedConv2dParams& p);
+// The same of layers of int8 and float8. An x of floats is declined by all but the last: their launcher rounds it to
+// bytes first where another takes those.
+enum class BytesKernel : int32_t { kHopper, kImplicitGemm, kPortable };
+
+struct BytesKernelRow {
+  BytesKernel kernel;
+  const char* name;
+  int32_t capability;
+  const char* (*declines)(const QuantizedConv2dParams& p);
+};
+
+constexpr int kBytesKernels = 3;
+extern const BytesKernelRow kBytesTable[kBytesKernels];
+
+const BytesKernelRow& select_bytes(const QuantizedConv2dParams& p, int32_t capability);
 
 // Why the Hopper kernel of whole bottleneck blocks does not take p; null: it does.
 const char* hopper_bottleneck_declines(const BottleneckParams& p);

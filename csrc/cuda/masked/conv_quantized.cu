@@ -2,6 +2,7 @@
 // output, four neighbouring channels a step where x is of bytes and memory allows.
 #include <cuda_fp8.h>
 
+#include <algorithm>
 #include <cstdint>
 
 #include "core/masked/conv_quantized.h"
@@ -153,25 +154,58 @@ Status launch_float8(const QuantizedConv2dParams& p, const DeviceInfo& device, c
                           : launch_pixels<float8_kernel<T, false>>(kOp, p, 1, device, stream);
 }
 
+BytesKernel kernel_of(const QuantizedConv2dParams& p, const DeviceInfo& device) {
+  return select_bytes(p, select_capability(device)).kernel;
+}
+
+// The layer with x as bytes at `data`, channels-last, its pixels 16-byte aligned.
+QuantizedConv2dParams of_bytes(const QuantizedConv2dParams& p, void* data) {
+  QuantizedConv2dParams bytes = p;
+  const int64_t pitch = (p.x.size[1] + 15) / 16 * 16;
+  const int64_t strides[4] = {p.x.size[2] * p.x.size[3] * pitch, 1, p.x.size[3] * pitch, pitch};
+  std::copy(strides, strides + 4, bytes.x.stride);
+  bytes.x.data = data, bytes.x.dtype = p.weight.dtype, bytes.x_scale = 0;
+  return bytes;
+}
+
+// Is x to be rounded into the workspace, since a kernel on tensor cores takes it then?
+bool rounds_first(const QuantizedConv2dParams& p, const DeviceInfo& device) {
+  if (p.x.dtype == p.weight.dtype || !portable::can_round(p)) return false;
+  void* const aligned = reinterpret_cast<void*>(uintptr_t{1} << 20);  // asked about, never read
+  return kernel_of(of_bytes(p, aligned), device) != BytesKernel::kPortable;
+}
+
+Status launch_layer(const QuantizedConv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
+  const BytesKernel kernel = kernel_of(p, device);
+#ifdef SBNET_SM90
+  if (kernel == BytesKernel::kHopper)
+    return p.x.dtype == DType::kI8 ? sm90::conv_int8(p, device, stream) : sm90::conv_float8(p, device, stream);
+#endif
+  if (kernel == BytesKernel::kImplicitGemm) return portable::launch_int8_mma(p, device, stream);
+  if (p.weight.dtype == DType::kI8)
+    return p.y.dtype == DType::kI8 ? launch<int8_t>(p, device, stream) : launch<float>(p, device, stream);
+  if (p.y.dtype == DType::kF8) return launch_float8<Float8>(p, device, stream);
+  return by_dtype(p.y.dtype, [&](auto t) { return launch_float8<decltype(t)>(p, device, stream); });
+}
+
 }  // namespace
 }  // namespace sbnet
 
-int64_t sbnet_sparse_conv2d_quantized_workspace_bytes_cuda(const sbnet::QuantizedConv2dParams*) { return 0; }
+int64_t sbnet_sparse_conv2d_quantized_workspace_bytes_cuda(const sbnet::QuantizedConv2dParams* p) {
+  using namespace sbnet;
+  DeviceInfo device;
+  if (!validate(*p).ok() || writes_nothing(*p) || !current_device(kOp, &device).ok()) return 0;
+  return rounds_first(*p, device) ? p->x.size[0] * of_bytes(*p, nullptr).x.stride[0] : 0;
+}
 
-sbnet::Status sbnet_sparse_conv2d_quantized_cuda(const sbnet::QuantizedConv2dParams* params, void*,
+sbnet::Status sbnet_sparse_conv2d_quantized_cuda(const sbnet::QuantizedConv2dParams* params, void* workspace,
                                                  void* stream_handle) {
   using namespace sbnet;
   const QuantizedConv2dParams& p = *params;
   return run_layer(kOp, p, stream_handle, [&](const DeviceInfo& device, cudaStream_t stream) {
-#ifdef SBNET_SM90
-    if (select_capability(device) == 90 && !hopper_bytes_declines(p))
-      return p.x.dtype == DType::kI8 ? sm90::conv_int8(p, device, stream) : sm90::conv_float8(p, device, stream);
-#endif
-    if (p.weight.dtype == DType::kF8) {
-      if (p.y.dtype == DType::kF8) return launch_float8<Float8>(p, device, stream);
-      return by_dtype(p.y.dtype, [&](auto t) { return launch_float8<decltype(t)>(p, device, stream); });
-    }
-    if (!int8_mma_declines(p)) return portable::launch_int8_mma(p, device, stream);
-    return p.y.dtype == DType::kI8 ? launch<int8_t>(p, device, stream) : launch<float>(p, device, stream);
+    if (!rounds_first(p, device)) return launch_layer(p, device, stream);
+    const QuantizedConv2dParams bytes = of_bytes(p, workspace);
+    SBNET_TRY(portable::launch_round(p, bytes.x, device, stream));
+    return launch_layer(bytes, device, stream);
   });
 }

@@ -15,7 +15,13 @@ __device__ __forceinline__ int8_t to_int8(float v) {
 
 namespace portable {
 
-// x and weight of int8 that int8_mma_declines() lets pass.
+// Rounds what the active blocks read of x, which is of floats, into `bytes`: of x's sizes, pixels 16-byte aligned, and
+// channels up to the next multiple of 8 written. can_round: a full list's work can be counted.
+bool can_round(const QuantizedConv2dParams& p);
+Status launch_round(const QuantizedConv2dParams& p, const TensorView& bytes, const DeviceInfo& device,
+                    cudaStream_t stream);
+
+// Layers of BytesKernel::kImplicitGemm.
 Status launch_int8_mma(const QuantizedConv2dParams& p, const DeviceInfo& device, cudaStream_t stream);
 
 }  // namespace portable

@@ -35,12 +35,12 @@ struct Case {
   }
 };
 
-// Of bytes: x and weight are of `dtype`; DTypes of y and residual.
+// Of bytes: weight is of `dtype`; DTypes of x, y and residual.
 struct QuantizedCase {
   Case conv;
   const float *scale, *slope;
-  float residual_scale, out_scale;
-  int32_t dtype, y_dtype, residual_dtype;
+  float residual_scale, out_scale, x_scale;
+  int32_t dtype, x_dtype, y_dtype, residual_dtype;
 
   sbnet::QuantizedConv2dParams params() const {
     using sbnet::DType;
@@ -49,7 +49,7 @@ struct QuantizedCase {
     p.x = v.view(v.x, v.n, v.c, v.h, v.w), p.weight = v.view(v.weight[0], v.k, v.c, v.r, v.s);
     p.bias = v.bias[0], p.bias_dtype = DType::kF32, p.y = v.view(v.y, v.n, v.k, v.ho, v.wo);
     if (v.residual) p.residual = v.view(v.residual, v.n, v.k, v.ho, v.wo);
-    p.x.dtype = p.weight.dtype = static_cast<DType>(dtype);
+    p.x.dtype = static_cast<DType>(x_dtype), p.weight.dtype = static_cast<DType>(dtype), p.x_scale = x_scale;
     p.y.dtype = static_cast<DType>(y_dtype), p.residual.dtype = static_cast<DType>(residual_dtype);
     p.active = v.active(), p.fringe = {v.fringe, v.fringe_count, v.fringe_capacity};
     p.groups = 1, p.activation = static_cast<sbnet::Activation>(v.activation), p.activation_param = 0.01f;

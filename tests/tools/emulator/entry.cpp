@@ -59,7 +59,7 @@ __attribute__((visibility("default"))) int emulate_conv_bytes(const QuantizedCas
   const QuantizedConv2dParams p = given->params();
   const Status status = validate(p);
   if (!status.ok()) return told(status, message, room);
-  if (hopper_bytes_declines(p)) return 1;
+  if (select_bytes(p, 90).kernel != BytesKernel::kHopper) return 1;
   const auto conv = p.x.dtype == DType::kI8 ? sm90::conv_int8 : sm90::conv_float8;
   return told(conv(p, given->conv.device(), nullptr), message, room);
 }

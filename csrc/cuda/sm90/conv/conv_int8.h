@@ -9,8 +9,7 @@ struct DeviceInfo;
 
 namespace sm90 {
 
-// Launches on `stream` of the current device, which `device` describes. hopper_bytes_declines() must not have refused
-// p.
+// Launches on `stream` of the current device, which `device` describes. p is of BytesKernel::kHopper.
 Status conv_int8(const QuantizedConv2dParams& p, const DeviceInfo& device, CUstream_st* stream);
 
 }  // namespace sm90
