@@ -176,7 +176,14 @@ OPS = {
                 f"activation(scale * conv2d(x, weight) + bias + residual_scale * residual) of int8 or float8, {what}, "
                 f"on the active blocks of y [N,Ho,Wo,K]. A float x is rounded first, times 1 / x_scale. {_SLOPE}",
                 shapes.sparse_conv2d_quantized,
-                {**_GEOMETRY, **_ACTIVATION, "x_scale": (_F, 0.0), "residual_scale": (_F, 1.0), **scale},
+                {
+                    **_GEOMETRY,
+                    "groups": (_I, 1),
+                    **_ACTIVATION,
+                    "x_scale": (_F, 0.0),
+                    "residual_scale": (_F, 1.0),
+                    **scale,
+                },
                 [("x", "T"), ("weight", "W"), ("scale", FLOATS[0])],
                 [("bias?", FLOATS[0]), ("residual?", "R"), ("slope?", FLOATS[0])],
                 {

@@ -38,7 +38,8 @@ def quantize(
     Symmetric: weights have a scale for each output channel, feature maps one each, which is the largest magnitude (or a
     percentile) of their active pixels over all frames. Bias, PReLU or activation, and residual stay in float32, in the
     epilogue. What such convolutions alone read is of bytes in memory. In float stay: `keep`, first and last layers,
-    transposed, depthwise and grouped convolutions, and all that is no convolution.
+    transposed convolutions, groups of 2, 4 or 8 channels and depthwise layers that read and write floats anyway (of fp8
+    all groups), and all that is no convolution.
 
     int8 is for CPUs, fp8 for GPUs; on a CPU fp8 says what it costs in accuracy, slowly.
 

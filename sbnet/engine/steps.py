@@ -141,13 +141,13 @@ def _conv_quantized(
     node: Node, get: Get, out: Tensor, active: ActiveBlocks, clear: Fringe | None, context: Context
 ) -> None:
     check_active("sparse_conv2d_quantized_", active)
-    weight, bias, (stride, padding, dilation, _, *activation, _), packed, slope = context.conv(node)
+    weight, bias, (*geometry, _), packed, slope = context.conv(node)
     params, o = node.params, node.options
     residual = get(params["residual"]) if "residual" in params else None
     edge = (None, None) if clear is None else (clear.pixels, clear.count)
     torch.ops.sbnet.sparse_conv2d_quantized_.default(
         get(node.args[0]), weight, context.constants[params["scale"]], bias, residual, o["residual_scale"],
-        active.indices, active.count, active.grid.numbers(), stride, padding, dilation, *activation,
+        active.indices, active.count, active.grid.numbers(), *geometry,
         o["out_scale"] or 0.0, out, *edge, packed, o["x_scale"] or 0.0, slope,
     )  # fmt: skip
 

@@ -192,7 +192,7 @@ def apply(
             return sparse_conv2d_quantized(
                 x, params["weight"], params["scale"], params.get("bias"), active, slope=params.get("slope"),
                 residual=params.get("residual"), dtype=None if o["out_scale"] or written == torch.float32 else written,
-                **{k: v for k, v in o.items() if k != "groups"},
+                **o,
             )  # fmt: skip
         case "bottleneck":
             weights, biases = ([params.get(f"{name}{k}") for k in range(3)] for name in ("weight", "bias"))

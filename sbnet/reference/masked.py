@@ -117,6 +117,7 @@ def sparse_conv2d_quantized(
     stride: int | Sequence[int] = 1,
     padding: int | Sequence[int] = 0,
     dilation: int | Sequence[int] = 1,
+    groups: int = 1,
     activation: str | None = None,
     negative_slope: float = 0.01,
     residual: Tensor | None = None,
@@ -127,7 +128,7 @@ def sparse_conv2d_quantized(
 ) -> Tensor:
     if x_scale:
         x = _rounded(x.double(), x_scale, weight.dtype)
-    sums = F.conv2d(x.double(), weight.double(), None, stride, padding, dilation)  # type: ignore[arg-type]
+    sums = F.conv2d(x.double(), weight.double(), None, stride, padding, dilation, groups)  # type: ignore[arg-type]
     y = sums * scale.double()[:, None, None]
     if bias is not None:
         y = y + bias.double()[:, None, None]

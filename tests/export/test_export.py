@@ -173,7 +173,8 @@ class OneOp(nn.Module):
                 out_scale = 50.0 if self.op == "sparse_conv2d_quantized" else None
                 y = sbnet.sparse_conv2d_quantized(*call, active, padding=1, out_scale=out_scale)
                 more = {"residual": y, "residual_scale": 0.5, "out_scale": out_scale, "activation": "relu"}
-                return y, sbnet.sparse_conv2d_quantized(*call, active, padding=1, **more)
+                halves = call[0], weight[:, : weight.shape[1] // 2], scale, None
+                return y, sbnet.sparse_conv2d_quantized(*halves, active, padding=1, groups=2, **more)
             case "sparse_conv_transpose2d":
                 y = sbnet.sparse_conv_transpose2d(x, self.weight[:8], self.bias[:8], active, padding=1)
                 options = {"stride": 2, "padding": 1, "output_padding": 1, "activation": "silu"}

@@ -13,7 +13,7 @@ pytest.importorskip("onnxscript")
 import sbnet
 import sbnet.export
 from support.networks import NETWORKS, lively
-from support.quantized import BLOCK, SIZE, Chain, frames
+from support.quantized import BLOCK, SIZE, Chain, Grouped, frames
 
 OURS = ("sparse_conv2d_quantized", "sparse_conv2d_dequantized")
 STORED = {"int8": onnx.TensorProto.INT8, "fp8": onnx.TensorProto.FLOAT8E4M3FN}
@@ -51,6 +51,16 @@ def test_the_model_is_of_bytes_from_layer_to_layer(tmp_path, dtype):
     for density in (0.02, 1.0, 0.0):
         x, mask = torch.randn(1, 3, *SIZE), torch.rand(1, *SIZE) < density
         assert_near(sbnet.export.run(session, [x, mask]), tree_leaves(run(x, mask)), 2e-3 if dtype == "int8" else 8e-3)
+
+
+def test_groups_are_those_of_the_run(tmp_path):
+    run, session = exported(Grouped(), tmp_path / "grouped.onnx")
+    nodes = [node for node in onnx.load(tmp_path / "grouped.onnx").graph.node if node.op_type in OURS]
+    groups = [{a.name: a.i for a in node.attribute}.get("groups", 1) for node in nodes]
+    assert groups == [1, 20, 2]
+    for density in (0.02, 1.0):
+        x, mask = torch.randn(1, 3, *SIZE), torch.rand(1, *SIZE) < density
+        assert_near(sbnet.export.run(session, [x, mask]), tree_leaves(run(x, mask)))
 
 
 @pytest.mark.parametrize("mode", ["masked", "exact"])

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 import sbnet
 from support.contract import poison
 from support.networks import NETWORKS, conv, lively
-from support.quantized import BLOCK, SIZE, Chain, frames
+from support.quantized import BLOCK, SIZE, Chain, Grouped, frames
 
 
 def rms(x):
@@ -23,6 +23,8 @@ def rms(x):
 
 class Fake:
     """The chain under the masked contract in float64; `ranges`: those that it rounds to dtype at, else None."""
+
+    floats = "first", "last"
 
     def __init__(self, net, ranges=None, dtype="int8"):
         self.net, self.ranges, self.dtype, self.seen = net, ranges, dtype, {}
@@ -34,10 +36,11 @@ class Fake:
             weight = weight * factor[:, None, None, None]
             bias = ((norm.bias - norm.running_mean * factor).double())[:, None, None]
         self.seen[name] = float(x.abs().max())
-        if self.ranges is not None and name not in ("first", "last"):
+        if self.ranges is not None and name not in self.floats:
             x = rounded(x, self.ranges[name], self.dtype)
             weight = rounded(weight, weight.abs().amax((1, 2, 3), keepdim=True), self.dtype)
-        y = act(F.conv2d(x, weight, None, conv.stride, conv.padding) + bias + (0 if residual is None else residual))
+        y = F.conv2d(x, weight, None, conv.stride, conv.padding, groups=conv.groups) + bias
+        y = act(y if residual is None else y + residual)
         return torch.where(_active(masks, tuple(y.shape[2:])).pixel_mask(y.shape[2:]), y, 0.0)
 
     def __call__(self, x, masks):
@@ -48,6 +51,23 @@ class Fake:
         shortcut = x if self.ranges is None else rounded(x, self.ranges["c.0"], self.dtype)
         x = self.layer("c.0", net.c[0], x, masks, F.silu)
         x = self.layer("d", net.d, x, masks, F.relu, residual=shortcut)
+        return self.layer("last", net.last, x, masks, same)
+
+
+class FakeGrouped(Fake):
+    """The same of `Grouped`."""
+
+    floats = "first", "between", "narrow", "last"
+
+    def __call__(self, x, masks):
+        net, same = self.net, nn.Identity()
+        x = self.layer("first", net.first, x.double(), masks, F.relu)
+        x = self.layer("wide", net.wide, x, masks, F.relu)
+        x = self.layer("deep", net.deep, x, masks, F.relu6)
+        shortcut = x if self.ranges is None else rounded(x, self.ranges["groups"], self.dtype)
+        x = self.layer("groups", net.groups, x, masks, F.relu, residual=shortcut)
+        x = F.max_pool2d(x, 3, 1, 1) * _active(masks, tuple(x.shape[2:])).pixel_mask(x.shape[2:])
+        x = self.layer("narrow", net.narrow, self.layer("between", net.between, x, masks, F.relu), masks, F.relu)
         return self.layer("last", net.last, x, masks, same)
 
 
@@ -85,6 +105,38 @@ def test_a_chain_rounds_where_it_should_and_nowhere_else(chain, dtype):
     cost = rms(want - plain)
     assert 1e-3 < cost / rms(plain) < 0.1
     assert rms(got - want) < (0.02 if dtype == "int8" else 0.05) * cost
+
+
+@torch.no_grad()
+def test_groups_and_depthwise_layers_round_where_it_pays():
+    """In int8, but for groups of few channels, and a depthwise layer that reads and writes floats anyway."""
+    torch.manual_seed(6)
+    net, (given, masks) = lively(Grouped()), frames()
+    run = sbnet.quantize(net, given, masks, block=BLOCK)
+    found = {layer.path: (layer.reads, layer.writes, layer.why) for layer in run.report.layers}
+    assert found == {
+        "first": ("float32", "float32", "first layer"),
+        "wide": ("float32", "int8", ""),
+        "deep": ("int8", "int8", ""),
+        "groups": ("int8", "float32", ""),
+        "between": ("float32", "float32", "depthwise from floats to floats"),
+        "narrow": ("float32", "float32", "groups of 4 channels"),
+        "last": ("float32", "float32", "last layer"),
+    }
+    exact = FakeGrouped(net)
+    ranges: dict[str, float] = {}
+    for x, mask in zip(given, masks, strict=True):
+        exact(x, mask)
+        ranges = {name: max(ranges.get(name, 0), largest) for name, largest in exact.seen.items()}
+    x, mask = torch.randn(2, 3, *SIZE), torch.rand(2, *SIZE) < 0.01
+    poison(run)
+    got, want, plain = run(x, mask), FakeGrouped(net, ranges)(x, mask), exact(x, mask)
+    cost = rms(want - plain)
+    assert 1e-3 < cost / rms(plain) < 0.1
+    assert rms(got - want) < 0.02 * cost
+    whole = sbnet.quantize(net, given, masks, dtype="fp8", block=BLOCK).report
+    reasons = {v.path: v.why for v in whole.layers if v.path in ("deep", "groups", "between", "narrow")}
+    assert reasons == {"deep": "depthwise", "groups": "2 groups", "between": "depthwise", "narrow": "5 groups"}
 
 
 @pytest.mark.parametrize("dtype", ["int8", "fp8"])

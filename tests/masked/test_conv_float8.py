@@ -184,6 +184,7 @@ BAD = [
     ({"weight": torch.zeros(16, 8, 3, 3).to(torch.float8_e5m2)}, "weight: unsupported dtype"),
     ({"weight": torch.zeros(16, 8, 3, 3).half()}, "weight: dtype: expected int8 or float8_e4m3fn, got float16"),
     ({"weight": torch.zeros(16, 4, 3, 3).to(F8)}, "weight"),
+    ({"weight": torch.zeros(16, 4, 3, 3).to(F8), "groups": 2}, "groups: expected 1 with float8_e4m3fn weights, got 2"),
     ({"residual": torch.zeros(1, 16, 9, 9, dtype=torch.int8)}, "residual: dtype: expected float8_e4m3fn, .* got int8"),
     ({"bias": torch.ones(16).half()}, "bias: dtype: expected float32"),
     ({"scale": torch.ones(16).to(F8)}, "scale: dtype: expected float32, got float8_e4m3fn"),

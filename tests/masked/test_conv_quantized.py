@@ -19,16 +19,23 @@ from sbnet import (
 )
 from support.helpers import assert_bitwise, laid_out, random_active
 
-LAYERS = {  # batch, channels, outputs, height, width, kernel, stride, padding, dilation, block
-    "3x3": (1, 64, 64, 20, 28, 3, 1, 1, 1, 16),
-    "stride 2": (2, 3, 17, 21, 31, 3, 2, 1, 1, 8),
-    "1x1": (1, 65, 33, 14, 30, 1, 1, 0, 1, (8, 16)),
-    "5x5 dilated": (1, 5, 70, 19, 25, 5, 1, 2, 2, 12),
-    "many channels": (1, 300, 20, 11, 9, 3, 1, 1, 1, 4),
-    "words": (2, 96, 144, 23, 30, 3, 2, 1, 1, 8),
-    "1x1 of words": (1, 272, 70, 14, 30, 1, 1, 0, 1, (4, 8)),
-    "one of all": (2, 1, 1, 9, 9, 1, 2, 0, 1, 4),
-    "three panels": (1, 40, 150, 10, 12, 3, 1, 1, 1, 5),
+LAYERS = {  # batch, channels, outputs, height, width, kernel, stride, padding, dilation, block, groups
+    "3x3": (1, 64, 64, 20, 28, 3, 1, 1, 1, 16, 1),
+    "stride 2": (2, 3, 17, 21, 31, 3, 2, 1, 1, 8, 1),
+    "1x1": (1, 65, 33, 14, 30, 1, 1, 0, 1, (8, 16), 1),
+    "5x5 dilated": (1, 5, 70, 19, 25, 5, 1, 2, 2, 12, 1),
+    "many channels": (1, 300, 20, 11, 9, 3, 1, 1, 1, 4, 1),
+    "words": (2, 96, 144, 23, 30, 3, 2, 1, 1, 8, 1),
+    "1x1 of words": (1, 272, 70, 14, 30, 1, 1, 0, 1, (4, 8), 1),
+    "one of all": (2, 1, 1, 9, 9, 1, 2, 0, 1, 4, 1),
+    "three panels": (1, 40, 150, 10, 12, 3, 1, 1, 1, 5, 1),
+    "depthwise": (1, 70, 70, 20, 28, 3, 1, 1, 1, 16, 70),
+    "two of each": (2, 20, 40, 21, 31, 5, 2, 4, 2, 8, 20),
+    "groups": (1, 36, 60, 14, 18, 3, 1, 1, 1, 8, 3),
+    "narrow groups": (1, 40, 8, 10, 12, 1, 1, 0, 1, 5, 8),
+    "wide groups": (1, 64, 96, 14, 18, 3, 1, 1, 1, 8, 2),
+    "depthwise, stride 2": (2, 48, 48, 21, 31, 3, 2, 1, 1, 8, 48),
+    "depthwise, 9x9": (1, 33, 33, 14, 18, 9, 1, 4, 1, 8, 33),
 }
 
 
@@ -38,11 +45,11 @@ def bytes_of(*shape, device="cpu", layout="channels_last"):
 
 
 def make(name, device, layout="channels_last", density=0.5):
-    n, c, k, h, w, taps, stride, padding, dilation, block = LAYERS[name]
-    window = {"stride": stride, "padding": padding, "dilation": dilation}
+    n, c, k, h, w, taps, stride, padding, dilation, block, groups = LAYERS[name]
+    window = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
     out = conv_output_size((h, w), (taps, taps), stride, padding, dilation)
-    x, weight = bytes_of(n, c, h, w, device=device, layout=layout), bytes_of(k, c, taps, taps, device=device)
-    scale = torch.rand(k, device=device) * 2e-3 / (c * taps * taps) ** 0.5
+    x, weight = bytes_of(n, c, h, w, device=device, layout=layout), bytes_of(k, c // groups, taps, taps, device=device)
+    scale = torch.rand(k, device=device) * 2e-3 / (c // groups * taps * taps) ** 0.5
     bias = torch.randn(k, device=device)
     return (
         (x, weight, scale, bias, random_active(BlockGrid.cover(out, block), n, density, device)),
@@ -91,8 +98,21 @@ def test_sums_are_exact_at_the_ends_of_the_range(device):
         assert got[0, 1, 0, 0].item() == torch.tensor(float(a * b * 4 * channels)).item()
 
 
+def test_depthwise_sums_are_exact_at_the_ends_of_the_range(device):
+    """Of 1024 taps, the most: 2^24 is the last integer that follows all others in float32."""
+    for a, b, side in ((-128, -128, 32), (127, -128, 32), (-127, -127, 31)):
+        x = torch.full((1, 3, side + 2, side + 4), a, dtype=torch.int8, device=device)
+        weight = torch.full((3, 1, side, side), b, dtype=torch.int8, device=device)
+        weight[1] //= 2
+        active = random_active(BlockGrid.cover((3, 5), 2), 1, 1.0, device)
+        call = x, weight, torch.ones(3, device=device), None, active
+        want = reference.sparse_conv2d_quantized(*call, groups=3)
+        assert want.abs().max().item() == abs(a * b) * side * side
+        assert_bitwise(sparse_conv2d_quantized(*call, groups=3), want)
+
+
 @pytest.mark.parametrize("activation", [None, "relu", "relu6", "leaky_relu", "silu", "gelu", "hardswish"])
-@pytest.mark.parametrize("name", ["3x3", "stride 2"])
+@pytest.mark.parametrize("name", ["3x3", "stride 2", "depthwise", "groups"])
 def test_both_outputs_against_float64(device, name, activation):
     call, window, shape = make(name, device)
     inside = call[-1].pixel_mask(shape[2:])
@@ -134,7 +154,7 @@ def test_floats_are_rounded_as_they_are_read(device, name, layout):
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float32])
-@pytest.mark.parametrize("name", ["3x3", "stride 2", "three panels"])
+@pytest.mark.parametrize("name", ["3x3", "stride 2", "three panels", "two of each", "groups"])
 def test_slopes_and_residuals_of_either_dtype(device, name, dtype):
     """Into both outputs: PReLU with a slope a channel, some of them negative."""
     call, window, shape = make(name, device)
@@ -172,11 +192,12 @@ def test_results_saturate_round_halves_to_even_and_make_0_of_nan(device):
     assert got[0, :, 0].tolist() == [[0, 2, 2, 0, -2, 64, -64, 0], [2, 6, 10, -2, -6, 127, -128, 0], [0] * 8]
 
 
-def test_packed_weights_and_the_fringe(device):
-    call, window, shape = make("3x3", device, density=0.3)
+@pytest.mark.parametrize("name", ["3x3", "depthwise", "groups"])
+def test_packed_weights_and_the_fringe(device, name):
+    call, window, shape = make(name, device, density=0.3)
     edge = fringe(call[-1], random_active(BlockGrid.cover(shape[2:], 4), 1, 0.3, device), shape[2:], 3, 1, 1)
     into = torch.full(shape, 7, dtype=torch.int8, device=device)
-    packed = pack_conv_weight(call[1])
+    packed = pack_conv_weight(call[1], window["groups"])
     sparse_conv2d_quantized_(*call, into, out_scale=0.03, **window, fringe=edge, packed=packed)
     want = torch.full_like(into, 7).permute(0, 2, 3, 1).reshape(-1, shape[1])
     want[edge.pixels[: int(edge.count)].long()] = 0
@@ -232,6 +253,9 @@ BAD = [
     ({"out_scale": 1e300}, "out_scale: expected a positive number"),
     ({"activation": "swish"}, "activation: 'swish'"),
     ({"scale": torch.ones(16, requires_grad=True)}, "no gradient"),
+    ({"groups": 3}, "groups: 3; a divisor of C = 8 and K = 16 is wanted"),
+    ({"groups": 2}, "weight: 8 input channels; C/groups = 4 is wanted"),
+    ({"groups": 0}, "groups: 0"),
 ]
 
 
@@ -265,6 +289,9 @@ def test_too_many_products_for_32_bits_are_refused():
     x = torch.zeros(1, 131072, 2, 2, dtype=torch.int8)
     with pytest.raises(RuntimeError, match="weight: expected at most 131071 products"):
         sparse_conv2d_quantized(x, torch.zeros(1, 131072, 1, 1, dtype=torch.int8), torch.ones(1), None, active)
+    deep = x[:, :2], torch.zeros(2, 1, 25, 41, dtype=torch.int8), torch.ones(2), None, active
+    with pytest.raises(RuntimeError, match="weight: expected at most 1024 taps of a depthwise layer, got 25x41"):
+        sparse_conv2d_quantized(*deep, padding=(12, 20), groups=2)
 
 
 def test_float_layers_refuse_what_was_packed_for_int8():
@@ -273,5 +300,3 @@ def test_float_layers_refuse_what_was_packed_for_int8():
     packed = pack_conv_weight(weight.to(torch.int8))
     with pytest.raises(RuntimeError, match="sbnet::sparse_conv2d_: packed"):
         sparse_conv2d_(x, weight, None, active, torch.zeros(1, 16, 9, 9), padding=1, packed=packed)
-    with pytest.raises(RuntimeError, match="pack_conv_weight: groups: expected 1 with int8"):
-        pack_conv_weight(weight.to(torch.int8), 2)

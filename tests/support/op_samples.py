@@ -95,8 +95,10 @@ def op_samples(device):
             (grad(last), weight, bias, grad(residual), *lists, g, *CONV, "leaky_relu", 0.0, False, grad(bias)),
         ],
         "sparse_conv2d_quantized": [
-            (bytes_, filters, scales, None, None, 1.0, *lists, g, *CONV[:3], "none", 0.0, 0.5),
-            (bytes_, filters, scales, bias, rest, 0.1, *lists, g, *CONV[:3], "silu", 0.0, 0.5),
+            (bytes_, filters, scales, None, None, 1.0, *lists, g, *CONV, "none", 0.0, 0.5),
+            (bytes_, filters, scales, bias, rest, 0.1, *lists, g, *CONV, "silu", 0.0, 0.5),
+            (bytes_, filters[:, :4], scales, bias, rest, 0.1, *lists, g, *CONV[:3], 2, "relu", 0.0, 0.5),
+            (bytes_[:, :6], filters[:, :1], scales, bias, rest, 0.1, *lists, g, *CONV[:3], 6, "none", 0.0, 0.5),
             (
                 bytes_.float(),
                 filters,
@@ -106,7 +108,7 @@ def op_samples(device):
                 0.1,
                 *lists,
                 g,
-                *CONV[:3],
+                *CONV,
                 "leaky_relu",
                 0.0,
                 0.5,
@@ -115,11 +117,12 @@ def op_samples(device):
             ),
         ],
         "sparse_conv2d_dequantized": [
-            (bytes_, filters, scales, bias, rest.float(), 0.1, *lists, g, *CONV[:3], "relu", 0.0),
-            (bytes_.float(), filters, scales, bias, rest, 0.1, *lists, g, *CONV[:3], "relu", 0.0, 2.0),
+            (bytes_, filters, scales, bias, rest.float(), 0.1, *lists, g, *CONV, "relu", 0.0),
+            (bytes_.float(), filters, scales, bias, rest, 0.1, *lists, g, *CONV, "relu", 0.0, 2.0),
+            (bytes_, filters[:, :4], scales, bias, None, 1.0, *lists, g, *CONV[:3], 2, "leaky_relu", 0.0, 0.0, bias),
         ],
         "sparse_conv2d_quantized_": [
-            (bytes_, filters, scales, bias, None, 1.0, *lists[:2], g, *CONV[:3], "relu", 0.0, 0.5, 0 * rest, *edges),
+            (bytes_, filters, scales, bias, None, 1.0, *lists[:2], g, *CONV, "relu", 0.0, 0.5, 0 * rest, *edges),
             (
                 bytes_,
                 filters,
@@ -129,7 +132,7 @@ def op_samples(device):
                 1.0,
                 *lists[:2],
                 g,
-                *CONV[:3],
+                *CONV,
                 "none",
                 0.0,
                 0.0,

@@ -186,15 +186,15 @@ def samples(device: str = "cpu") -> dict[str, Node]:
                     edge.count,
                     rest[0].clone(),
                 ],
-                {"bsize": [4, 4], "padding": [1, 1], "stride": [1, 1], "activation": "leaky_relu", **scale},
+                {"bsize": [4, 4], "padding": [1, 1], "stride": [1, 1], "activation": "leaky_relu", **more},
             )
-            for name, first, rest, slope, scale in (
+            for name, first, rest, slope, more in (
                 (
                     "sparse_conv2d_quantized",
-                    integers[:2],
+                    [integers[0], integers[1][..., :4].contiguous()],
                     integers[2:],
                     bias / 2,
-                    {"out_scale": 0.02, "residual_scale": 0.01},
+                    {"out_scale": 0.02, "residual_scale": 0.01, "groups": 2},
                 ),
                 ("sparse_conv2d_dequantized", [like, integers[1]], [like], bias / 2, {"x_scale": 0.05}),
             )

@@ -1,4 +1,4 @@
-"""A network with every kind of int8 layer, and frames for it."""
+"""Networks with every kind of int8 layer, and frames for them."""
 
 from __future__ import annotations
 
@@ -26,6 +26,28 @@ class Chain(nn.Module):
     def forward(self, x):
         x = self.b(self.a(F.relu(self.first(x))))
         return self.last(F.relu(self.d(self.c(x)) + x))
+
+
+class Grouped(nn.Module):
+    """Depthwise layers and groups: between layers of int8, behind a pool, and of few channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.wide = nn.Conv2d(3, 12, 3, padding=1), nn.Conv2d(12, 20, 1)
+        self.deep, self.groups = (
+            nn.Conv2d(20, 20, 3, 2, 1, groups=20),
+            nn.Conv2d(20, 20, 3, padding=1, groups=2, bias=False),
+        )
+        self.between, self.narrow = (
+            nn.Conv2d(20, 20, 5, padding=2, groups=20),
+            nn.Conv2d(20, 20, 3, padding=1, groups=5),
+        )
+        self.last = nn.Conv2d(20, 5, 3, padding=1)
+
+    def forward(self, x):
+        x = F.relu6(self.deep(F.relu(self.wide(F.relu(self.first(x))))))
+        x = F.max_pool2d(F.relu(self.groups(x) + x), 3, 1, 1)
+        return self.last(F.relu(self.narrow(F.relu(self.between(x)))))
 
 
 def frames(count: int = 2, batch: int = 2, density: float = 0.004):

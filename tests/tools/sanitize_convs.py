@@ -106,21 +106,23 @@ def conv3x3_stride2_of_many_tiles(device: str) -> None:
 
 
 def conv_quantized(device: str) -> None:
-    """int8 by tensor cores (on Hopper; in narrow and wide tiles), in words of four channels and one by one, to int8 and
-    float32."""
-    layers = ((64, 80, 8), (64, 70, 4), (48, 128, 4), (12, 9, 4), (5, 3, 8))  # channels, filters, block
-    for (channels, filters, block), (kernel, stride, padding), out_scale in itertools.product(
+    """int8 by tensor cores (on Hopper; in narrow and wide tiles), in words of four channels and one by one, in groups,
+    depthwise, to int8 and float32."""
+    layers = (  # channels, filters, groups, block
+        (64, 80, 1, 8), (64, 70, 1, 4), (48, 128, 1, 4), (12, 9, 1, 4), (5, 3, 1, 8), (24, 36, 3, 8), (35, 70, 35, 8)
+    )  # fmt: skip
+    for (channels, filters, groups, block), (kernel, stride, padding), out_scale in itertools.product(
         layers, ((3, 1, 1), (3, 2, 1), (1, 1, 0)), (None, 0.05)
     ):
         size = (260, 272) if filters == 128 else (13, 18)  # a list with room for many tiles that holds few
-        options = {"stride": stride, "padding": padding, "out_scale": out_scale}
+        options = {"stride": stride, "padding": padding, "groups": groups, "out_scale": out_scale}
         x, weight = (
             torch.randint(-128, 128, shape, dtype=torch.int8, device=device).contiguous(
                 memory_format=torch.channels_last
             )
-            for shape in ((1, channels, *size), (filters, channels, kernel, kernel))
+            for shape in ((1, channels, *size), (filters, channels // groups, kernel, kernel))
         )
-        scale = torch.rand(filters, device=device) / (100 * channels)
+        scale = torch.rand(filters, device=device) / (100 * channels // groups)
         out = sbnet.conv_output_size(size, kernel, stride, padding)
         active = some_active((1, *out), BlockGrid.cover(out, block), 0.5 if size == (13, 18) else 0.0005, device)
         edge = sbnet.fringe(active, active, out, 3, 1, 1)

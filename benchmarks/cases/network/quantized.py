@@ -12,11 +12,16 @@ from torch import Tensor, nn
 
 import sbnet
 from sbnet.benchmarks.cases.network.chain import four_layers
-from sbnet.benchmarks.harness import dense, dense_int8, masks
+from sbnet.benchmarks.harness import dense, dense_int8, masks, nets
 from sbnet.benchmarks.harness.registry import Case, Setting, Side, Work, WrongResult
 from sbnet.models import SRVGG
 
-NETWORKS = {"four 3x3 of 64": four_layers, "four 1x1 of 256": lambda: four_products(), "SRVGG x4": lambda: SRVGG(4)}
+NETWORKS = {
+    "four 3x3 of 64": four_layers,
+    "four 1x1 of 256": lambda: four_products(),
+    "SRVGG x4": lambda: SRVGG(4),
+    "MobileNetV2": lambda: nets.build("mobilenet_v2"),
+}
 FARTHEST = 0.1  # of int8 or fp8 from the same network in float, relative, rms; random weights
 
 

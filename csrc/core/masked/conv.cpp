@@ -13,6 +13,7 @@ int64_t output_size(int64_t in, int64_t k, int64_t stride, int64_t padding, int6
 
 constexpr int64_t kTagBytes = 128, kMostLanes = 16;  // cpu/masked/conv_plan.h, cpu/masked/conv_simd.h
 constexpr int64_t kMostIntegerProducts = INT32_MAX / (128 * 128);
+constexpr int64_t kMostDepthwiseTaps = (1 << 24) / (128 * 128);  // of int8: CPUs sum them in float32, exactly
 
 // What holds whatever the dtypes are.
 Status check_conv(const char* op, const Conv2dParams& p, DType y_dtype, DType residual_dtype) {
@@ -50,6 +51,8 @@ Status check_conv(const char* op, const Conv2dParams& p, DType y_dtype, DType re
 
 }  // namespace
 
+bool is_depthwise(const TensorView& weight, int32_t groups) { return groups > 1 && weight.size[1] == 1; }
+
 Status validate(const ConvPackParams& p) {
   constexpr const char* op = "pack_conv_weight";
   const int64_t* size = p.weight.size;
@@ -57,7 +60,7 @@ Status validate(const ConvPackParams& p) {
   SBNET_CHECK(is_compute_dtype(p.weight.dtype) || quantized,
               "%s: weight: dtype: expected float32, float16, bfloat16, int8 or float8_e4m3fn, got %s", op,
               dtype_name(p.weight.dtype));
-  SBNET_CHECK(!quantized || p.groups == 1, "%s: groups: expected 1 with %s weights, got %d", op,
+  SBNET_CHECK(p.weight.dtype != DType::kF8 || p.groups == 1, "%s: groups: expected 1 with %s weights, got %d", op,
               dtype_name(p.weight.dtype), p.groups);
   SBNET_TRY(check_plane(op, "weight", p.weight));
   double elements = 1;
@@ -83,7 +86,7 @@ int64_t packed_bytes(const ConvPackParams& p) {
   const int64_t terms = !square ? 0 : size[2] == 2 ? 3 : size[2] == 3 ? 4 : size[2] == 5 ? 7 : size[2] == 7 ? 10 : 0;
   const bool few = p.groups == 1 && p.weight.dtype == DType::kF32 && 2 * size[0] <= kMostLanes;
   const int64_t by_inputs = few ? size[0] * ((size[1] + kMostLanes - 1) / kMostLanes * kMostLanes) : 0;
-  const int64_t taps = size[2] * size[3], sums = p.weight.dtype == DType::kI8 ? lanes * 4 : 0;
+  const int64_t taps = size[2] * size[3], sums = p.weight.dtype == DType::kI8 ? groups * lanes * 4 : 0;
   return kTagBytes + (groups * lanes * size[1] * (taps + terms * terms) + by_inputs * taps) * 4 + sums;
 }
 
@@ -123,12 +126,18 @@ Status validate(const QuantizedConv2dParams& p) {
   if (p.residual.data) SBNET_TRY(check_dtype("residual", p.residual));
   SBNET_TRY(check_epilogue(op, DType::kF32, p.bias, p.bias_dtype, p.activation, p.slope, p.slope_dtype));
   SBNET_TRY(check_scale("out", p.y, p.out_scale, p.y.dtype == bytes));
-  SBNET_CHECK(p.groups == 1, "%s: groups: expected 1, got %d", op, p.groups);
+  SBNET_CHECK(bytes != DType::kF8 || p.groups == 1, "%s: groups: expected 1 with %s weights, got %d", op,
+              dtype_name(bytes), p.groups);
   SBNET_CHECK(bytes == DType::kF8 ||
                   size_product({p.weight.size[1], p.weight.size[2], p.weight.size[3]}) <= kMostIntegerProducts,
               "%s: weight: expected at most %lld products a sum, which 32 bits hold, got %lldx%lldx%lld", op,
               static_cast<long long>(kMostIntegerProducts), static_cast<long long>(p.weight.size[1]),
               static_cast<long long>(p.weight.size[2]), static_cast<long long>(p.weight.size[3]));
+  SBNET_CHECK(bytes == DType::kF8 || !is_depthwise(p.weight, p.groups) ||
+                  p.weight.size[2] * p.weight.size[3] <= kMostDepthwiseTaps,
+              "%s: weight: expected at most %lld taps of a depthwise layer, got %lldx%lld", op,
+              static_cast<long long>(kMostDepthwiseTaps), static_cast<long long>(p.weight.size[2]),
+              static_cast<long long>(p.weight.size[3]));
   return check_conv(op, p, p.y.dtype, p.residual.dtype);
 }
 

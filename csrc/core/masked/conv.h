@@ -33,6 +33,9 @@ struct ConvPackParams {
   int32_t groups;
 };
 
+// Has every output channel one input channel, of several?
+SBNET_EXPORT bool is_depthwise(const TensorView& weight, int32_t groups);
+
 // Shapes, dtypes, grid against plane, sizes within kernel limits. Everything a kernel relies on.
 SBNET_EXPORT Status validate(const Conv2dParams& p);
 SBNET_EXPORT Status validate(const ConvPackParams& p);

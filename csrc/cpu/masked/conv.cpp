@@ -35,10 +35,12 @@ const ConvKernels& float_kernels() {
 }
 
 // The weights alone decide: they may have been packed before planes and blocks are known.
-const ConvKernels& kernels(const TensorView& weight) {
+const ConvKernels& kernels(const TensorView& weight, int32_t groups) {
+  const bool quantized = weight.dtype == DType::kI8;
+  if (quantized && is_depthwise(weight, groups)) return float_kernels();
 #if defined(__x86_64__)
   const Isa isa = chosen_isa();
-  if (weight.dtype == DType::kI8) {
+  if (quantized) {
     if (isa >= Isa::kAvx512 && has_vnni()) return kConvInt8KernelsVnni;
     return isa >= Isa::kAvx2 ? kConvInt8KernelsAvx2 : kConvInt8KernelsGeneric;
   }
@@ -46,14 +48,14 @@ const ConvKernels& kernels(const TensorView& weight) {
   if (!amx_declines(weight)) return kConvKernelsAmx;
 #endif
 #endif
-  return weight.dtype == DType::kI8 ? kConvInt8KernelsGeneric : float_kernels();
+  return quantized ? kConvInt8KernelsGeneric : float_kernels();
 }
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace
 
-const ConvKernels& conv_kernels(const TensorView& weight) { return kernels(weight); }
+const ConvKernels& conv_kernels(const TensorView& weight) { return kernels(weight, 1); }
 
 bool find_rect(const ConvPlan& plan, int64_t index, ConvRect* rect) {
   const int64_t per_block = plan.tiles[0] * plan.tiles[1], tile = index % per_block;
@@ -145,7 +147,7 @@ namespace {
 
 Status run_layer(const Conv2dParams& p, const QuantizedConv2dParams* quantized, void* workspace,
                  const Parallel& parallel) {
-  const ConvKernels& kernel = kernels(p.weight);
+  const ConvKernels& kernel = kernels(p.weight, p.groups);
   ConvPlan plan = make_conv_plan(p, kernel.shape, p.packed, parallel.threads);
   plan.quantized = quantized;
   plan.per_unit = quantized && quantized->x_scale > 0 ? 1 / quantized->x_scale : 1;
@@ -169,11 +171,11 @@ Status run_layer(const Conv2dParams& p, const QuantizedConv2dParams* quantized, 
 }  // namespace
 
 int64_t conv_workspace_bytes(const Conv2dParams& p, int32_t threads) {
-  return make_conv_plan(p, kernels(p.weight).shape, p.packed, threads).total_bytes;
+  return make_conv_plan(p, kernels(p.weight, p.groups).shape, p.packed, threads).total_bytes;
 }
 
 void run_conv(const Conv2dParams& p, void* workspace, const Parallel& parallel) {
-  const ConvKernels& kernel = kernels(p.weight);
+  const ConvKernels& kernel = kernels(p.weight, p.groups);
   run_jobs(make_conv_plan(p, kernel.shape, false, parallel.threads), kernel, nullptr, static_cast<char*>(workspace),
            parallel);
 }
@@ -216,7 +218,7 @@ extern "C" sbnet::Status sbnet_pack_conv_weight_cpu(const sbnet::ConvPackParams*
                                                     const sbnet::Parallel* parallel) {
   SBNET_TRY(sbnet::validate(*p));
   if (p->weight.dtype == sbnet::DType::kF8) return sbnet::ok_status();
-  const sbnet::ConvKernels& kernel = sbnet::kernels(p->weight);
+  const sbnet::ConvKernels& kernel = sbnet::kernels(p->weight, p->groups);
   const sbnet::ConvLayout layout = sbnet::make_conv_layout(p->weight, p->groups, kernel.shape);
   SBNET_CHECK(sbnet::kTagBytes + layout.bytes <= sbnet::packed_bytes(*p),
               "pack_conv_weight: %lld bytes are needed where packed_bytes() makes room for %lld",

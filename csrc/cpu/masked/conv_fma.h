@@ -1,7 +1,7 @@
 // The convolution with fused multiply-adds of float32 vectors: its order of weights and its microkernels. conv_plan.h
 // describes the loop order. Included once by each conv_<isa>.cpp.
 #pragma once
-#include "cpu/masked/conv_simd.h"
+#include "cpu/masked/conv_int8_finish.h"
 
 namespace sbnet {
 namespace SBNET_ISA {
@@ -18,6 +18,25 @@ SBNET_INLINE void put(float* to, T from, float) {
 template <class T>
 SBNET_INLINE void put_row(float* to, const T* from, int64_t count, float) {
   load_row(to, from, 1, count);
+}
+
+// Depthwise layers of int8: patches hold its integers as floats. Rounded: float32 that is rounded to them.
+struct Rounded {
+  float value;
+};
+SBNET_INLINE void put(float* to, Rounded from, float per_unit) { *to = saturated(splat(from.value * per_unit))[0]; }
+SBNET_INLINE void put_row(float* to, const Rounded* from, int64_t count, float per_unit) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    const ByteVec rounded = saturated(load(&from[i].value) * per_unit);
+    store(to + i, __builtin_convertvector(__builtin_convertvector(rounded, IntVec), Vec));
+  }
+  for (; i < count; ++i) put(to + i, from[i], per_unit);
+}
+SBNET_INLINE void put_row(float* to, const int8_t* from, int64_t count, float) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) store(to + i, load_channels(from + i, 1, kLanes));
+  for (; i < count; ++i) to[i] = from[i];
 }
 
 // One tap and one chunk of kLanes output channels: a transpose. Whole cache lines are written. Where input channels are
@@ -267,6 +286,35 @@ static void run_slice(const ConvPlan& plan, const ConvJob& job, const Slice& sli
   }
 }
 
+// Depthwise layers of int8: one panel a job.
+static void run_quantized_slice(const ConvPlan& plan, const ConvJob& job, const Slice& slice) {
+  const ConvPixels& px = *job.pixels;
+  const int64_t k0 = job.first_panel * kPanelWidth, width = plan.width_of_panel(job.first_panel);
+  const int64_t channels = smaller(width, plan.group_out - k0);
+  const float* w = weights_of<float>(plan, job, slice, 0);
+  const auto finish = plan.p.y.dtype == DType::kI8 ? finish_quantized<int8_t, float> : finish_quantized<float, float>;
+  const Microkernel micro = microkernel_of<true>(width);
+  Ahead none;
+  none.count = 0;
+  Scales scales;
+  if (slice.last) load_scales(plan, nullptr, k0, channels, &scales);
+  float* sums = job.sums;
+  const int64_t step = slice.first && slice.last ? 0 : kMicroPixels * kPanelWidth;  // sums that nobody reads again
+  for (int64_t i = 0; i < px.count; i += kMicroPixels, sums += step) {
+    micro(static_cast<const float*>(slice.inputs), px.patch + i, slice.taps, w, sums, slice.first, none);
+    if (slice.last) finish(plan, scales, px, i, smaller(i + kMicroPixels, px.count), k0, channels, sums);
+  }
+}
+
+template <>
+void run_slice<int8_t>(const ConvPlan& plan, const ConvJob& job, const Slice& slice, int64_t) {
+  run_quantized_slice(plan, job, slice);
+}
+template <>
+void run_slice<Rounded>(const ConvPlan& plan, const ConvJob& job, const Slice& slice, int64_t) {
+  run_quantized_slice(plan, job, slice);
+}
+
 }  // namespace SBNET_ISA
 }  // namespace sbnet
 
@@ -282,7 +330,7 @@ static void run_either(const ConvPlan& plan, const ConvJob& job) {
   if (plan.way == ConvWay::kWinograd)
     run_winograd<T>(plan, job);
   else if (plan.way == ConvWay::kLanewiseInPlace && runs_straight(plan, job.first_panel))  // the last panel may not
-    run_straight(plan, job);
+    run_straight<float>(plan, job);
   else if (plan.way == ConvWay::kNarrow)
     run_narrow(plan, job);
   else
@@ -290,10 +338,17 @@ static void run_either(const ConvPlan& plan, const ConvJob& job) {
 }
 
 static void run_job(const ConvPlan& plan, const ConvJob& job) {
+  if (plan.quantized) {
+    if (plan.p.x.dtype == DType::kF32) return run<Rounded>(plan, job);
+    if (plan.way == ConvWay::kLanewiseInPlace && runs_straight(plan, job.first_panel))
+      return run_straight<int8_t>(plan, job);
+    return run<int8_t>(plan, job);
+  }
   by_dtype<Half, BFloat>(plan.p.x.dtype, [&](auto t) { run_either<decltype(t)>(plan, job); });
 }
 
 static void pack_all(const ConvLayout& layout, void* packed, int64_t begin, int64_t end) {
+  if (layout.weight.dtype == DType::kI8) return pack_weights<int8_t>(layout, packed, begin, end);
   if (layout.direct)
     by_dtype<Half, BFloat>(layout.weight.dtype, [&](auto t) { pack_weights<decltype(t)>(layout, packed, begin, end); });
   if (layout.winograd) pack_winograd(layout, static_cast<float*>(packed), begin, end);

@@ -140,13 +140,14 @@ static void run_slice(const ConvPlan& plan, const ConvJob& job, const Slice& sli
   const int64_t step = slice.first && slice.last ? 0 : kMicroPixels * kPanelWidth;  // sums that nobody reads again
   const int32_t* offsets = reinterpret_cast<const int32_t*>(static_cast<const char*>(job.weights) + plan.offsets_at);
   for (int64_t j = 0; j < job.panels; ++j) {
-    const int64_t panel = job.first_panel + j, width = plan.width_of_panel(panel), k0 = panel * kPanelWidth;
-    const int64_t channels = smaller(width, plan.group_out - k0);
+    const int64_t panel = job.first_panel + j, width = plan.width_of_panel(panel), k = panel * kPanelWidth;
+    const int64_t channels = smaller(width, plan.group_out - k), k0 = job.group * plan.group_out + k;
     const Element* w = weights_of<T>(plan, job, slice, j);
     const NextWeights next = next_weights<T>(plan, job, slice, j);
     int32_t* sums = reinterpret_cast<int32_t*>(job.sums) + j * plan.sum_rows * kPanelWidth;
     const Microkernel micro = microkernel_of(width);
-    const auto finish_pixels = plan.p.y.dtype == DType::kI8 ? finish_quantized<int8_t> : finish_quantized<float>;
+    const auto finish_pixels =
+        plan.p.y.dtype == DType::kI8 ? finish_quantized<int8_t, int32_t> : finish_quantized<float, int32_t>;
     Scales scales;
     if (slice.last) load_scales(plan, offsets, k0, channels, &scales);
     for (int64_t i = 0; i < px.count; i += kMicroPixels, sums += step) {
@@ -166,14 +167,18 @@ static void pack_all(const ConvLayout& layout, void* packed, int64_t begin, int6
   pack_weights<int8_t>(layout, packed, begin, end);
   const TensorView& w = layout.weight;
   int32_t* offsets = reinterpret_cast<int32_t*>(static_cast<char*>(packed) + layout.offsets_at);
-  for (int64_t k = begin * kLanes; k < smaller(end * kLanes, layout.group_out); ++k) {
-    int32_t sum = 0;
-    for (int64_t c = 0; c < w.size[1]; ++c)
-      for (int64_t r = 0; r < w.size[2]; ++r)
-        for (int64_t s = 0; s < w.size[3]; ++s)
-          sum +=
-              static_cast<const int8_t*>(w.data)[k * w.stride[0] + c * w.stride[1] + r * w.stride[2] + s * w.stride[3]];
-    offsets[k] = -kOffset * sum;
+  const int64_t per_group = (layout.group_out + kLanes - 1) / kLanes;
+  for (int64_t i = begin; i < end; ++i) {
+    const int64_t first = i / per_group * layout.group_out, k0 = i % per_group * kLanes;
+    for (int64_t k = first + k0; k < first + smaller(k0 + kLanes, layout.group_out); ++k) {
+      int32_t sum = 0;
+      for (int64_t c = 0; c < w.size[1]; ++c)
+        for (int64_t r = 0; r < w.size[2]; ++r)
+          for (int64_t s = 0; s < w.size[3]; ++s)
+            sum += static_cast<const int8_t*>(
+                w.data)[k * w.stride[0] + c * w.stride[1] + r * w.stride[2] + s * w.stride[3]];
+      offsets[k] = -kOffset * sum;
+    }
   }
 }
 

@@ -1,4 +1,5 @@
-// The epilogue of int8 convolutions, and how floats become int8. Included once by conv_int8.h.
+// The epilogue of int8 convolutions, and how floats become int8. Included once by conv_int8.h, whose sums are
+// integers, and by conv_fma.h, which sums those of depthwise layers exactly in float32.
 #pragma once
 #include "cpu/masked/conv_simd.h"
 
@@ -70,12 +71,12 @@ SBNET_INLINE void store_channels(int8_t* to, int64_t step, int64_t channels, Vec
 // the output from the start; else results become so by per_unit after it.
 struct Scales {
   alignas(64) float scale[kPanelWidth], bias[kPanelWidth], slope[kPanelWidth];
-  alignas(64) int32_t offset[kPanelWidth];
+  alignas(64) int32_t offset[kPanelWidth];  // of integer sums
   float residual, per_unit, low, high;
   bool bounded;
 };
 
-// Those of channels k0 on. offsets: what to add to the sum of each channel.
+// Those of channels k0 on. offsets: of all channels, or null.
 static void load_scales(const ConvPlan& plan, const int32_t* offsets, int64_t k0, int64_t channels, Scales* s) {
   const QuantizedConv2dParams& q = *plan.quantized;
   const float per_unit = q.y.dtype == DType::kI8 ? 1 / q.out_scale : 1.0f;
@@ -86,7 +87,7 @@ static void load_scales(const ConvPlan& plan, const int32_t* offsets, int64_t k0
     __builtin_memcpy(s->slope, static_cast<const float*>(q.slope) + k0, channels * 4);
   else
     for (int64_t k = 0; k < kPanelWidth; ++k) s->slope[k] = q.activation_param;
-  __builtin_memcpy(s->offset, offsets + k0, channels * 4);
+  if (offsets) __builtin_memcpy(s->offset, offsets + k0, channels * 4);
   s->bounded = bounds_of(q.activation, &s->low, &s->high);
   s->residual = q.residual_scale;
   s->per_unit = per_unit;
@@ -101,6 +102,7 @@ static void load_scales(const ConvPlan& plan, const int32_t* offsets, int64_t k0
   if (q.y.dtype == DType::kI8 && s->high > kMostByte) s->high = kMostByte;
 }
 
+SBNET_INLINE Vec sum_of(const float* sums, const int32_t*) { return load(sums); }
 SBNET_INLINE Vec sum_of(const int32_t* sums, const int32_t* offsets) {
   UnsignedVec sum, offset;  // either may have wrapped around; what they come to has not
   __builtin_memcpy(&sum, sums, sizeof(sum));
@@ -109,9 +111,9 @@ SBNET_INLINE Vec sum_of(const int32_t* sums, const int32_t* offsets) {
 }
 
 // kWhole: whole vectors of neighbouring channels, in residual and y too.
-template <bool kWhole, class Y>
+template <bool kWhole, class Y, class Sum>
 SBNET_INLINE void finish_rows(const ConvPlan& plan, const Scales& s, const ConvPixels& px, int64_t begin, int64_t end,
-                              int64_t k0, int64_t channels, const int32_t* sums) {
+                              int64_t k0, int64_t channels, const Sum* sums) {
   const Conv2dParams& p = plan.p;
   const int64_t step = kWhole ? 1 : p.y.stride[1], residual_step = kWhole ? 1 : p.residual.stride[1];
   const bool floats = p.residual.dtype == DType::kF32, bounded = s.bounded;
@@ -136,10 +138,10 @@ SBNET_INLINE void finish_rows(const ConvPlan& plan, const Scales& s, const ConvP
 }
 
 // Y: of the output.
-template <class Y>
+template <class Y, class Sum>
 static __attribute__((noinline)) void finish_quantized(const ConvPlan& plan, const Scales& s, const ConvPixels& px,
                                                        int64_t begin, int64_t end, int64_t k0, int64_t channels,
-                                                       const int32_t* sums) {
+                                                       const Sum* sums) {
   const TensorView &y = plan.p.y, &residual = plan.p.residual;
   if (channels % kLanes == 0 && y.stride[1] == 1 && (!residual.data || residual.stride[1] == 1))
     finish_rows<true, Y>(plan, s, px, begin, end, k0, channels, sums);

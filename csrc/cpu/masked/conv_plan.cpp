@@ -139,10 +139,10 @@ ConvLayout make_conv_layout(const TensorView& weight, int32_t groups, const Conv
     l.bytes += aligned(l.group_out * l.taps() * ceil_div(l.group_in, shape.lanes) * shape.lanes * shape.element_bytes);
   }
 
-  const bool integers = weight.dtype == DType::kI8;
+  const bool integers = weight.dtype == DType::kI8 && shape.depth > 1;
   if (integers) {
     l.offsets_at = l.bytes;
-    l.bytes += aligned(((l.panels - 1) * l.panel_width + l.last_width) * 4);
+    l.bytes += aligned(weight.size[0] * 4);
   }
 
   const int64_t slice_taps =

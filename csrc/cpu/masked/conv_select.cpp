@@ -22,7 +22,8 @@ const char* float8_declines(const ConvPlan& plan) {
 }
 
 const char* int8_declines(const ConvPlan& plan) {
-  return plan.weight.dtype == DType::kI8 ? nullptr : "weights are not int8";
+  if (plan.weight.dtype != DType::kI8) return "weights are not int8";
+  return plan.lanewise ? "one input channel a group" : nullptr;
 }
 
 const char* matrix_declines(const ConvPlan& plan) { return amx_declines(plan.weight); }
@@ -44,7 +45,8 @@ const char* lanewise_declines(const ConvPlan& plan) {
 const char* straight_declines(const ConvPlan& plan, int64_t panel) {
   const Conv2dParams& p = plan.p;
   if (const char* why = lanewise_declines(plan)) return why;
-  if (p.x.dtype != DType::kF32) return "dtype is not float32";
+  if (p.x.dtype != DType::kF32 && p.x.dtype != DType::kI8) return "dtype is not float32";
+  if (p.x.dtype != plan.weight.dtype) return "the input is rounded as it is read";
   if (p.x.size[1] != plan.weight.size[0]) return "not as many output as input channels";
   if (std::min(plan.width_of_panel(panel), plan.group_out - panel * plan.panel_width) % plan.lanes)
     return "channels are no whole vectors";

@@ -91,6 +91,7 @@ SBNET_INLINE uint32_t to_bits(float f) {
 }
 
 SBNET_INLINE float widen(float f) { return f; }
+SBNET_INLINE float widen(int8_t b) { return b; }
 SBNET_INLINE float widen(BFloat b) { return from_bits(uint32_t{b.bits} << 16); }
 SBNET_INLINE float widen(Half h) {
   const uint32_t sign = (h.bits & 0x8000u) << 16, rest = (h.bits & 0x7fffu) << 13;

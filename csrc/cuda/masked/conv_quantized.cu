@@ -23,9 +23,9 @@ constexpr const char* kOp = kQuantizedConvOp;
 
 using Float8 = __nv_fp8_e4m3;
 
-// Are all runs of four channels of x and of a weight words of memory?
+// Are all runs of four channels of a weight, and of the same group of x, words of memory?
 bool four_channels(const QuantizedConv2dParams& p) {
-  bool fits = p.x.dtype == p.weight.dtype && p.x.size[1] % 4 == 0 && p.x.stride[1] == 1 && p.weight.stride[1] == 1;
+  bool fits = p.x.dtype == p.weight.dtype && p.weight.size[1] % 4 == 0 && p.x.stride[1] == 1 && p.weight.stride[1] == 1;
   for (const TensorView* t : {&p.x, &p.weight}) {
     fits = fits && reinterpret_cast<uintptr_t>(t->data) % 4 == 0;
     for (const int d : {0, 2, 3}) fits = fits && (t->stride[d] % 4 == 0 || t->size[d] == 1);
@@ -87,16 +87,18 @@ template <class T, class X, bool kFour>
 __global__ void __launch_bounds__(kPixelThreads)
     quantized_kernel(const __grid_constant__ QuantizedConv2dParams p, const __grid_constant__ PixelPlan plan) {
   for_pixels<T>(p, plan, [&](int n, int row, int column, int k) {
-    const X* x = static_cast<const X*>(p.x.data);
+    const int channels = static_cast<int>(p.weight.size[1]);
+    const int group = k / (static_cast<int>(p.weight.size[0]) / p.groups);
+    const X* x = static_cast<const X*>(p.x.data) + int64_t{group} * channels * p.x.stride[1];
     const float per_unit = 1 / p.x_scale;
     const int8_t* w = static_cast<const int8_t*>(p.weight.data);
     int sum = 0;
     for_taps(p, n, row, column, k, [&](int64_t x_at, int64_t w_at) {
       if constexpr (kFour) {
-        for (int c = 0; c < p.x.size[1]; c += 4)
+        for (int c = 0; c < channels; c += 4)
           sum = __dp4a(*reinterpret_cast<const int*>(x + x_at + c), *reinterpret_cast<const int*>(w + w_at + c), sum);
       } else {
-        for (int c = 0; c < p.x.size[1]; ++c)
+        for (int c = 0; c < channels; ++c)
           sum += as_int8(x[x_at + c * p.x.stride[1]], per_unit) * w[w_at + c * p.weight.stride[1]];
       }
     });

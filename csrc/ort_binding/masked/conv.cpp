@@ -66,13 +66,15 @@ struct Convolution : Signature {
   float negative_slope;
   PackedWeight packed_weight;
 
-  explicit Convolution(const Attributes& a, int64_t groups = 1)
+  explicit Convolution(const Attributes& a)
       : layer(a, {S::kIndices, S::kFringePixels}),
         sides(a),
-        groups(groups),
+        groups(a.integer("groups", 1)),
         activation(to_activation(a.op(), a.text("activation", "none"))),
         negative_slope(a.real("negative_slope", 0.01f)),
-        packed_weight(a, "weight", S::kWeight, groups) {}
+        packed_weight(a, "weight", S::kWeight, groups) {
+    if (groups < 1 || groups > INT32_MAX) raise("sbnet::", a.op(), ": groups: ", groups, "; at least 1 is wanted");
+  }
 
   void infer(ShapeContext& s) const {
     layer.infer(s, sides.infer(s.input(S::kX, 4), s.input(S::kWeight, 4)), s.input(S::kResidual, 4));
@@ -106,10 +108,7 @@ struct SparseConv2d : Convolution<ConvSignature> {
 
   bool allow_tf32;
 
-  explicit SparseConv2d(const Attributes& a)
-      : Convolution(a, a.integer("groups", 1)), allow_tf32(a.flag("allow_tf32", false)) {
-    if (groups < 1 || groups > INT32_MAX) raise("sbnet::", kName, ": groups: ", groups, "; at least 1 is wanted");
-  }
+  explicit SparseConv2d(const Attributes& a) : Convolution(a), allow_tf32(a.flag("allow_tf32", false)) {}
 
   void compute(Context& c) const {
     Conv2dParams p = {};

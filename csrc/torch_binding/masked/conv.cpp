@@ -147,12 +147,12 @@ void run_quantized(const LayerCall& layer, ConvArguments a, const Scales& scales
 
 void sparse_conv2d_quantized_(Tensor x, Tensor weight, Tensor scale, std::optional<Tensor> bias,
                               std::optional<Tensor> residual, double residual_scale, Tensor indices, Tensor count,
-                              Ints grid, Ints stride, Ints padding, Ints dilation, std::string activation,
-                              double activation_param, double out_scale, Tensor out,
+                              Ints grid, Ints stride, Ints padding, Ints dilation, int64_t groups,
+                              std::string activation, double activation_param, double out_scale, Tensor out,
                               std::optional<Tensor> fringe_pixels, std::optional<Tensor> fringe_count,
                               std::optional<Tensor> packed, double x_scale, std::optional<Tensor> slope) {
   run_quantized({"sparse_conv2d_quantized_", x, indices, count, grid, out, fringe_pixels, fringe_count},
-                {weight, bias, residual, stride, padding, dilation, 1, activation, activation_param, false, slope},
+                {weight, bias, residual, stride, padding, dilation, groups, activation, activation_param, false, slope},
                 {scale, x_scale, residual_scale, out_scale}, packed);
 }
 
@@ -170,26 +170,28 @@ Tensor quantized(const char* op, const LayerCall& layer, const Tensor& block_map
 
 Tensor sparse_conv2d_quantized(Tensor x, Tensor weight, Tensor scale, std::optional<Tensor> bias,
                                std::optional<Tensor> residual, double residual_scale, Tensor indices, Tensor count,
-                               Tensor block_map, Ints grid, Ints stride, Ints padding, Ints dilation,
+                               Tensor block_map, Ints grid, Ints stride, Ints padding, Ints dilation, int64_t groups,
                                std::string activation, double activation_param, double out_scale, double x_scale,
                                std::optional<Tensor> slope) {
   const char* op = "sparse_conv2d_quantized";
-  return quantized(op, {op, x, indices, count, grid, x}, block_map,
-                   {weight, bias, residual, stride, padding, dilation, 1, activation, activation_param, false, slope},
-                   {scale, x_scale, residual_scale, out_scale},
-                   weight.scalar_type() == ScalarType::Float8_e4m3fn ? ScalarType::Float8_e4m3fn : ScalarType::Char);
+  return quantized(
+      op, {op, x, indices, count, grid, x}, block_map,
+      {weight, bias, residual, stride, padding, dilation, groups, activation, activation_param, false, slope},
+      {scale, x_scale, residual_scale, out_scale},
+      weight.scalar_type() == ScalarType::Float8_e4m3fn ? ScalarType::Float8_e4m3fn : ScalarType::Char);
 }
 
 // The same in float32, or another dtype of floats.
 Tensor sparse_conv2d_dequantized(Tensor x, Tensor weight, Tensor scale, std::optional<Tensor> bias,
                                  std::optional<Tensor> residual, double residual_scale, Tensor indices, Tensor count,
-                                 Tensor block_map, Ints grid, Ints stride, Ints padding, Ints dilation,
+                                 Tensor block_map, Ints grid, Ints stride, Ints padding, Ints dilation, int64_t groups,
                                  std::string activation, double activation_param, double x_scale,
                                  std::optional<Tensor> slope, std::optional<ScalarType> dtype) {
   const char* op = "sparse_conv2d_dequantized";
-  return quantized(op, {op, x, indices, count, grid, x}, block_map,
-                   {weight, bias, residual, stride, padding, dilation, 1, activation, activation_param, false, slope},
-                   {scale, x_scale, residual_scale, 0}, dtype.value_or(ScalarType::Float));
+  return quantized(
+      op, {op, x, indices, count, grid, x}, block_map,
+      {weight, bias, residual, stride, padding, dilation, groups, activation, activation_param, false, slope},
+      {scale, x_scale, residual_scale, 0}, dtype.value_or(ScalarType::Float));
 }
 
 Tensor pack_conv_weight(Tensor weight, int64_t groups) {
@@ -219,21 +221,20 @@ void list_ops(OpList& ops) {
   ops.add(
       "sparse_conv2d_quantized(Tensor x, Tensor weight, Tensor scale, Tensor? bias, Tensor? residual, float "
       "residual_scale, Tensor indices, Tensor count, Tensor block_map, SymInt[] grid, SymInt[] stride, SymInt[] "
-      "padding, SymInt[] dilation, str activation, float activation_param, float out_scale, float x_scale=0.0, Tensor? "
-      "slope=None) -> "
-      "Tensor",
+      "padding, SymInt[] dilation, SymInt groups, str activation, float activation_param, float out_scale, float "
+      "x_scale=0.0, Tensor? slope=None) -> Tensor",
       TORCH_BOX(&sparse_conv2d_quantized));
   ops.add(
       "sparse_conv2d_dequantized(Tensor x, Tensor weight, Tensor scale, Tensor? bias, Tensor? residual, float "
       "residual_scale, Tensor indices, Tensor count, Tensor block_map, SymInt[] grid, SymInt[] stride, SymInt[] "
-      "padding, SymInt[] dilation, str activation, float activation_param, float x_scale=0.0, Tensor? slope=None, "
-      "ScalarType? dtype=None) -> Tensor",
+      "padding, SymInt[] dilation, SymInt groups, str activation, float activation_param, float x_scale=0.0, Tensor? "
+      "slope=None, ScalarType? dtype=None) -> Tensor",
       TORCH_BOX(&sparse_conv2d_dequantized));
   ops.add(
       "sparse_conv2d_quantized_(Tensor x, Tensor weight, Tensor scale, Tensor? bias, Tensor? residual, float "
       "residual_scale, Tensor indices, Tensor count, SymInt[] grid, SymInt[] stride, SymInt[] padding, SymInt[] "
-      "dilation, str activation, float activation_param, float out_scale, Tensor(a!) out, Tensor? fringe_pixels, "
-      "Tensor? fringe_count, Tensor? packed=None, float x_scale=0.0, Tensor? slope=None) -> ()",
+      "dilation, SymInt groups, str activation, float activation_param, float out_scale, Tensor(a!) out, Tensor? "
+      "fringe_pixels, Tensor? fringe_count, Tensor? packed=None, float x_scale=0.0, Tensor? slope=None) -> ()",
       TORCH_BOX(&sparse_conv2d_quantized_));
   ops.add("pack_conv_weight(Tensor weight, SymInt groups) -> Tensor", TORCH_BOX(&pack_conv_weight));
 }

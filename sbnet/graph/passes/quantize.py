@@ -6,6 +6,7 @@ So nothing but convolutions changes: a feature map that they alone read is of by
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -16,7 +17,8 @@ from sbnet.graph.ir import Graph, Node, Value, computed
 
 KIND = "conv_quantized"
 CONVOLUTIONS = ("conv", "conv_transpose", KIND)
-MOST_PRODUCTS = 131071  # of a sum in 32 bits
+MOST_PRODUCTS, MOST_DEPTHWISE = 131071, 1024  # of int8 in a sum in 32 bits, and in float32
+NARROW = 2, 4, 8  # channels of a group, in and out: float32 kernels read them from x itself, and are faster
 LARGEST = {torch.int8: 127, torch.float8_e4m3fn: 448}  # symmetric
 
 
@@ -54,19 +56,32 @@ def stays_float(graph: Graph, told: Quantization) -> dict[Node, str]:
                 reason = "first layer" if node in first else "last layer"
             if reason:
                 reasons[node] = reason
+    while told.dtype == torch.int8:  # each may make its residual one of floats
+        chosen = [node for node in graph.nodes if node.kind == "conv" and node not in reasons]
+        stored = _stored(graph, chosen)
+        found = [n for n in chosen if _depthwise(n) and stored.isdisjoint((n.args[0], n.output))]
+        if not found:
+            break
+        reasons.update(dict.fromkeys(found, "depthwise from floats to floats"))  # where no byte is saved
     return reasons
+
+
+def _depthwise(node: Node) -> bool:
+    return node.options["groups"] > 1 and node.params["weight"].shape[1] == 1
 
 
 def _reason(node: Node, dtype: torch.dtype) -> str:
     if node.kind != "conv":
         return "transposed" if node.kind == "conv_transpose" else ""
     weight, groups = node.params["weight"], node.options["groups"]
-    if groups != 1:
-        return "depthwise" if weight.shape[1] == 1 else f"{groups} groups"
     if not weight.constant or ("bias" in node.params and not node.params["bias"].constant):
         return "weights that the network computes"
-    if dtype == torch.int8 and weight.shape[1] * weight.shape[2] * weight.shape[3] > MOST_PRODUCTS:
-        return "too many products for sums of 32 bits"
+    if dtype != torch.int8:
+        return "" if groups == 1 else "depthwise" if _depthwise(node) else f"{groups} groups"
+    if math.prod(weight.shape[1:]) > (MOST_DEPTHWISE if _depthwise(node) else MOST_PRODUCTS):
+        return "too many products for an exact sum"
+    if groups > 1 and weight.shape[1] in NARROW and weight.shape[0] == groups * weight.shape[1]:
+        return f"groups of {weight.shape[1]} channels"
     return ""
 
 
@@ -103,18 +118,21 @@ def _last(graph: Graph) -> set[Node]:
     return found
 
 
-def _between(graph: Graph, value: Value, chosen: Sequence[Node]) -> bool:
-    """Do chosen convolutions alone read it?"""
-    return bool(value.users) and not graph.is_output(value) and all(user in chosen for user in value.users)
+def _stored(graph: Graph, chosen: Sequence[Node]) -> set[Value]:
+    """What chosen convolutions write and they alone read: of bytes."""
+
+    def between(value: Value) -> bool:
+        return bool(value.users) and not graph.is_output(value) and all(user in chosen for user in value.users)
+
+    return {node.output for node in chosen if between(node.output)}
 
 
 def quantize(graph: Graph, told: Quantization) -> Graph:
     """Makes convolutions int8 or float8, in place. Of an optimised graph without bottlenecks."""
     kept = stays_float(graph, told)
     chosen = [node for node in graph.nodes if node.kind == "conv" and node not in kept]
-    for node in chosen:
-        if _between(graph, node.output, chosen):
-            node.output.dtype = told.dtype
+    for value in _stored(graph, chosen):
+        value.dtype = told.dtype
     for node in chosen:
         x, residual, options = node.args[0], node.params.get("residual"), dict(node.options)
         node.kind = KIND

@@ -28,6 +28,7 @@ def sparse_conv2d_quantized(
     stride: int | Sequence[int] = 1,
     padding: int | Sequence[int] = 0,
     dilation: int | Sequence[int] = 1,
+    groups: int = 1,
     activation: str | None = None,
     negative_slope: float = 0.01,
     residual: Tensor | None = None,
@@ -48,12 +49,13 @@ def sparse_conv2d_quantized(
     Args:
         x: [N,C,H,W] of the weight's dtype; or of floats with an x_scale, which are rounded as they are read: float32,
             with float8 weights float16 or bfloat16, too. Any layout, channels_last is the fast one.
-        weight: [K,C,R,S] int8, of at most 131071 products a sum; or float8_e4m3fn.
+        weight: [K,C/groups,R,S] int8, of at most 131071 products a sum, or 1024 where groups are of one channel; or
+            [K,C,R,S] float8_e4m3fn.
         scale: [K] float32, units of the output that 1 of a sum counts.
         bias: [K] float32, in units of the output, or None.
         active: active blocks of the output plane (the tiling grid of H_out x W_out).
         out_scale: units of the output that 1 of a result in the weight's dtype counts; or None: v itself.
-        stride, padding, dilation: as in F.conv2d.
+        stride, padding, dilation, groups: as in F.conv2d.
         activation, negative_slope: as in `sparse_conv2d`.
         residual: [N,K,H_out,W_out] of any dtype that x may have, or None.
         residual_scale: units of the output that 1 of residual counts.
@@ -86,6 +88,7 @@ def sparse_conv2d_quantized(
         active.block_map,
         common[8],
         *pairs(op, stride=stride, padding=padding, dilation=dilation),
+        groups,
         activation_name(op, activation),
         negative_slope,
         *([scale_of_output] if scale_of_output else []),
@@ -107,6 +110,7 @@ def sparse_conv2d_quantized_(
     stride: int | Sequence[int] = 1,
     padding: int | Sequence[int] = 0,
     dilation: int | Sequence[int] = 1,
+    groups: int = 1,
     activation: str | None = None,
     negative_slope: float = 0.01,
     residual: Tensor | None = None,
@@ -122,7 +126,7 @@ def sparse_conv2d_quantized_(
         out: [N,K,H_out,W_out], of weight's dtype with an out_scale and of floats without, any layout; must not share
             memory with x. `residual` may be `out` itself.
         fringe: from `sbnet.fringe`, or None.
-        packed: `pack_conv_weight(weight)`, made since the weight was last written; or None.
+        packed: `pack_conv_weight(weight, groups)`, made since the weight was last written; or None.
     """
     op = "sparse_conv2d_quantized_"
     common = _arguments(op, x, weight, scale, bias, active, residual, residual_scale)
@@ -130,6 +134,7 @@ def sparse_conv2d_quantized_(
     _ops.sparse_conv2d_quantized_(
         *common,
         *pairs(op, stride=stride, padding=padding, dilation=dilation),
+        groups,
         activation_name(op, activation),
         negative_slope,
         _scale(op, "out_scale", out_scale),
@@ -165,11 +170,11 @@ def _scale(op: str, name: str, scale: float | None) -> float:
 
 
 def _fake(op: str, dtype: torch.dtype, arguments: tuple[Any, ...]) -> Tensor:
-    x, weight, scale, bias, residual, _, indices, count, block_map, _, stride, padding, dilation, *_ = arguments
+    x, weight, scale, bias, residual, _, indices, count, block_map, _, stride, padding, dilation, groups, *_ = arguments
     refuse_meta_mix(op, x, weight, scale, bias, residual, indices, count, block_map)
     torch._check(
-        weight.shape[1] == x.shape[1],
-        lambda: f"sbnet::{op}: weight: {tuple(weight.shape)}; x has {x.shape[1]} channels",
+        weight.shape[1] * groups == x.shape[1],
+        lambda: f"sbnet::{op}: weight: {tuple(weight.shape)}; x has {x.shape[1]} channels, groups {groups}",
     )
     n, (h, w) = x.shape[0], conv_output_size(x.shape[2:], weight.shape[2:], stride, padding, dilation)
     if is_channels_last(x):
@@ -185,7 +190,7 @@ def _quantized_fake(*arguments: Any) -> Tensor:
 
 @torch.library.register_fake("sbnet::sparse_conv2d_dequantized")
 def _dequantized_fake(*arguments: Any, dtype: torch.dtype | None = None) -> Tensor:
-    dtype = arguments[17] if len(arguments) > 17 else dtype
+    dtype = arguments[18] if len(arguments) > 18 else dtype
     return _fake("sparse_conv2d_dequantized", dtype or torch.float32, arguments)
 
 
