@@ -57,7 +57,7 @@ def _films(
     chosen = {k: v for k, v in {**options, "margin": wide}.items() if v is not None}
     found = command.run_films(path, network, output[0], console, workers=workers, device=device.value, **chosen)
     if found.broken:
-        raise CommandError(f"{len(found.broken)} films could not be run")
+        raise CommandError(f"films that could not be run: {len(found.broken)}")
 
 
 @app.command()
