@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sbnet.benchmarks.cases.network.onnx import require, session
-from sbnet.benchmarks.cases.network.resnet import rectangle
+from sbnet.benchmarks.cases.network.resnet import pixel_mask
 from sbnet.benchmarks.harness import dense, masks, planned
 from sbnet.benchmarks.harness.registry import Case, Setting, Side, Work, short
 from sbnet.engine.capture import cuda_graph
@@ -113,7 +113,7 @@ def work(setting: Setting, depth: str, blocks: Any, size: tuple[int, int, int], 
     if kind == "random":
         at.run.mask.copy_(masks.pixels("random", size, density, setting.device, 32 * blocks[-1]))
     else:
-        at.run.mask.copy_(rectangle(kind, size, density, setting.device))
+        at.run.mask.copy_(pixel_mask(kind, size, density, setting.device))
 
     def done(y: Tensor) -> Tensor:
         if setting.cuda:

@@ -1,4 +1,5 @@
-"""SparseResNet-50 without its head, on CUDA ResNet-18 too: one rectangle of a large frame, and the whole frame.
+"""SparseResNet-50 without its head, on CUDA ResNet-18 too: one rectangle of a large frame, and the whole frame; on CUDA
+also random blocks and what moved in a recording.
 
 A masked call is what `capture` gives: frame and mask copied in, active blocks and fringes of all planes, every layer,
 one CUDA graph. "in place": frame and mask are where the graph reads them.
@@ -36,7 +37,8 @@ def cases(setting: Setting) -> Iterator[Case]:
         for size in setting.pick([(1, 64, 64)], sizes[:1], sizes)
     ]
     if setting.cuda and setting.level == "full":  # few blocks: one launch's latency after the other
-        wanted += [("50", (1, 1024, 1024), [("top-left", 0.02)]), ("18", (1, 544, 960), [("top-left", 0.05)])]
+        wanted += [("50", (1, 1024, 1024), [("top-left", 0.02), ("random", 0.1), ("walkers", 0.0)])]
+        wanted += [("18", (1, 544, 960), [("top-left", 0.05)])]
     for depth, size, kinds in wanted:
         for kind, density in kinds:
             facts: dict[str, object] = {
@@ -44,16 +46,16 @@ def cases(setting: Setting) -> Iterator[Case]:
                 "size": list(size),
                 "dtype": short(setting.dtype),
             }
-            facts |= {"mask": kind, "wanted density": density}
+            facts |= {"mask": kind} | ({"wanted density": density} if density else {})
             for blocks in (None,) if setting.cuda or kind == "all" else (None, SMALL):
                 more = {} if blocks is None else {"block": "-".join(map(str, blocks))}
                 run = partial(work, setting, depth, size, kind, density, blocks)
                 yield Case("residual network", "network", facts | more, run)
 
 
-def rectangle(kind: str, size: tuple[int, int, int], density: float, device: str) -> Tensor:
-    """[N,H,W] bool: one rectangle of this share of the frame, in the corner or in the middle."""
-    mask = masks.pixels("top-left", size, density, device)
+def pixel_mask(kind: str, size: tuple[int, int, int], density: float, device: str) -> Tensor:
+    """[N,H,W] bool: one rectangle of this share of the frame, in the corner or in the middle, or as `masks.pixels`."""
+    mask = masks.pixels("top-left" if kind in ("centre", "all") else kind, size, density, device)
     if kind != "centre":
         return mask
     return mask.roll([(s - round(s * density**0.5)) // 2 for s in size[1:]], (1, 2))
@@ -70,7 +72,7 @@ def work(
     device, dtype = setting.device, setting.dtype
     net = NETS[depth](weights=0, classes=0, **({} if blocks is None else {"blocks": blocks})).eval().to(device)
     x = torch.rand(size[0], 3, *size[1:], device=device).to(dtype).contiguous(memory_format=torch.channels_last)
-    mask = rectangle(kind, size, density, device)
+    mask = pixel_mask(kind, size, density, device)
     run = net.capture(x)
     run.frame.copy_(x)  # where "in place" reads them
     run.mask.copy_(mask)
