@@ -103,11 +103,8 @@ __global__ void __launch_bounds__(kPixelThreads)
       }
     });
     const float v = finished(p, static_cast<float>(sum), n, row, column, k);
-    T* out = static_cast<T*>(p.y.data) + offset_of(p.y, n, row, column, k);
-    if constexpr (sizeof(T) == 1)
-      *out = to_int8(v * (1 / p.out_scale));
-    else
-      *out = v;
+    static_cast<T*>(p.y.data)[offset_of(p.y, n, row, column, k)] =
+        rounded<T>(sizeof(T) == 1 ? v * (1 / p.out_scale) : v);
   });
 }
 

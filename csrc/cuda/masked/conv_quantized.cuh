@@ -1,5 +1,7 @@
 // What the kernels of sparse_conv2d_quantized share.
 #pragma once
+#include <type_traits>
+
 #include "core/masked/conv_quantized.h"
 #include "cuda/common.cuh"
 
@@ -11,6 +13,14 @@ constexpr const char* kQuantizedConvOp = "sparse_conv2d_quantized";
 __device__ __forceinline__ int8_t to_int8(float v) {
   const int nearest = __float2int_rn(v);
   return static_cast<int8_t>(nearest < -128 ? -128 : nearest > 127 ? 127 : nearest);
+}
+// An output as its element type holds it.
+template <class T>
+__device__ __forceinline__ T rounded(float v) {
+  if constexpr (std::is_same_v<T, int8_t>)
+    return to_int8(v);
+  else
+    return from_float<T>(v);
 }
 
 namespace portable {

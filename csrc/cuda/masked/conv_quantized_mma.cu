@@ -42,20 +42,16 @@ __device__ __forceinline__ void store(const QuantizedConv2dParams& p, bool words
   T* y = static_cast<T*>(p.y.data) + k * p.y.stride[1];
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
-    Pack<T, kChannels> rounded;
+    Pack<T, kChannels> result;
 #pragma unroll
-    for (int e = 0; e < kChannels; ++e)
-      if constexpr (sizeof(T) == 1)
-        rounded.v[e] = to_int8(v[i][e] * per_unit);
-      else
-        rounded.v[e] = v[i][e];
+    for (int e = 0; e < kChannels; ++e) result.v[e] = rounded<T>(sizeof(T) == 1 ? v[i][e] * per_unit : v[i][e]);
     if (to[i].y < 0) continue;
     if (words) {
-      *reinterpret_cast<Pack<T, kChannels>*>(y + to[i].y) = rounded;
+      *reinterpret_cast<Pack<T, kChannels>*>(y + to[i].y) = result;
     } else {
 #pragma unroll
       for (int e = 0; e < kChannels; ++e)
-        if (k + e < k_end) y[to[i].y + e * p.y.stride[1]] = rounded.v[e];
+        if (k + e < k_end) y[to[i].y + e * p.y.stride[1]] = result.v[e];
     }
   }
 }

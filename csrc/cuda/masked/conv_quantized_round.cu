@@ -1,8 +1,6 @@
 // sparse_conv2d_quantized of x in floats: x as bytes, where active blocks read it, for the kernels that take bytes.
 #include <cuda_fp8.h>
 
-#include <type_traits>
-
 #include "cuda/masked/conv_quantized.cuh"
 #include "cuda/masked/pixels.cuh"
 
@@ -35,14 +33,6 @@ struct RoundPlan {
     vector = channels_vectorize(p.x) && p.x.size[1] % kRun == 0;
   }
 };
-
-template <class T>
-__device__ __forceinline__ T rounded(float v) {
-  if constexpr (std::is_same_v<T, int8_t>)
-    return to_int8(v);
-  else
-    return from_float<T>(v);
-}
 
 template <class T, class X>
 __global__ void __launch_bounds__(kPixelThreads)

@@ -66,13 +66,6 @@ __device__ __forceinline__ void by_element(DType dtype, const F& f) {
   }
   f(float());
 }
-template <class T>
-__device__ __forceinline__ T rounded(float v) {
-  if constexpr (std::is_same_v<T, int8_t>)
-    return to_int8(v);
-  else
-    return from_float<T>(v);
-}
 
 // 16 channels of a position, of which `channels` are there, `apart` elements from one to the next; 1 if they are whole.
 template <class T>
