@@ -39,9 +39,9 @@ def quantize(
     percentile) of their active pixels over all frames. Bias, PReLU or activation, and residual stay in float32, in the
     epilogue. What such convolutions alone read is of bytes in memory. In float stay: `keep`, first and last layers,
     transposed convolutions, groups of 2, 4 or 8 channels and depthwise layers that read and write floats anyway (of fp8
-    all groups), and all that is no convolution.
+    and on GPUs all groups), and all that is no convolution.
 
-    int8 is for CPUs, fp8 for GPUs; on a CPU fp8 says what it costs in accuracy, slowly.
+    On a CPU fp8 says what it costs in accuracy, slowly; on GPUs before Hopper, too, it is no faster than floats.
 
     Args:
         run: of `sparsify`; or a network, to which it is given with the first frame and `options`.
@@ -81,14 +81,13 @@ def quantize(
     elif options:
         raise TypeError(f"sbnet: quantize: expected options of sparsify with a network alone, got {', '.join(options)}")
     x = run.example[0]
-    fp8 = DTYPES[dtype] != torch.int8
-    if x.dtype != torch.float32 if x.device.type == "cpu" else not fp8 or x.dtype not in FLOATS:
+    fp8, on_cpu = DTYPES[dtype] != torch.int8, x.device.type == "cpu"
+    if x.dtype not in FLOATS or (x.dtype != torch.float32 and (on_cpu or not fp8)):
         raise ValueError(
-            f"sbnet: quantize: run: expected float32 on a CPU{' or floats on a GPU' if fp8 else ''}, "
+            f"sbnet: quantize: run: expected float32{', or on a GPU float16 or bfloat16' if fp8 else ''}, "
             f"got {dtype_name(x.dtype)} on {x.device}"
-            + ("" if fp8 else " (networks of int8 run on CPUs; on a GPU: fp8)")
         )
-    told = Quantization({}, tuple(keep), ends, DTYPES[dtype])
+    told = Quantization({}, tuple(keep), ends, DTYPES[dtype], groups=on_cpu and not fp8)
     told = replace(told, ranges=_ranges(run, given, masks, told, percentile))
     made = _reported(run, told, given, masks)
     return made if error is None else _within(error, made, run, given, masks)

@@ -12,6 +12,7 @@ pytest.importorskip("onnxscript")
 
 import sbnet
 import sbnet.export
+from sbnet.graph.oracle import exact_pixels
 from support.networks import NETWORKS, lively
 from support.quantized import BLOCK, SIZE, Chain, Grouped, frames
 
@@ -19,12 +20,13 @@ OURS = ("sparse_conv2d_quantized", "sparse_conv2d_dequantized")
 STORED = {"int8": onnx.TensorProto.INT8, "fp8": onnx.TensorProto.FLOAT8E4M3FN}
 
 
-def exported(net, path, mode="masked", dtype="int8"):
+def exported(net, path, mode="masked", dtype="int8", device="cpu"):
     torch.manual_seed(3)
     given, masks = frames(2, 1, 0.01)
-    run = sbnet.quantize(lively(net), given, masks, dtype=dtype, block=BLOCK, mode=mode)
+    given, masks = ([v.to(device) for v in values] for values in (given, masks))
+    run = sbnet.quantize(lively(net).to(device), given, masks, dtype=dtype, block=BLOCK, mode=mode)
     run.export(path)
-    return run, sbnet.export.session(path, ["CPUExecutionProvider"])
+    return run, sbnet.export.session(path, None if device == "cuda" else ["CPUExecutionProvider"])
 
 
 def assert_near(got, want, error=2e-3):
@@ -53,6 +55,20 @@ def test_the_model_is_of_bytes_from_layer_to_layer(tmp_path, dtype):
         assert_near(sbnet.export.run(session, [x, mask]), tree_leaves(run(x, mask)), 2e-3 if dtype == "int8" else 8e-3)
 
 
+@pytest.mark.parametrize("dtype", STORED)
+@pytest.mark.parametrize("mode", ["masked", "exact"])
+def test_a_device_runs_what_it_exported(tmp_path, device, mode, dtype):
+    run, session = exported(Chain(), tmp_path / "chain.onnx", mode, dtype, device)
+    nodes = [node for node in onnx.load(tmp_path / "chain.onnx").graph.node if node.op_type in OURS]
+    assert len(nodes) == 4
+    for density in (0.02, 1.0):
+        x, mask = torch.randn(1, 3, *SIZE, device=device), torch.rand(1, *SIZE, device=device) < density
+        want, got = run(x, mask), sbnet.export.run(session, [x, mask])[0]
+        assert got.device.type == device
+        inside = exact_pixels(want, mask).expand_as(want) if mode == "exact" else slice(None)
+        assert_near([got[inside]], [want[inside]], 2e-3 if dtype == "int8" else 8e-3)
+
+
 def test_groups_are_those_of_the_run(tmp_path):
     run, session = exported(Grouped(), tmp_path / "grouped.onnx")
     nodes = [node for node in onnx.load(tmp_path / "grouped.onnx").graph.node if node.op_type in OURS]
@@ -71,8 +87,6 @@ def test_networks(name, mode, tmp_path):
     mask[:, 20:26, 30:38] = True
     got, want = sbnet.export.run(session, [x, mask]), tree_leaves(run(x, mask))
     if mode == "exact":  # elsewhere a result may be anything
-        from sbnet.graph.oracle import exact_pixels
-
         inside = [exact_pixels(w, mask).expand_as(w) if w.dim() == 4 else slice(None) for w in want]
         got, want = [g[i] for g, i in zip(got, inside, strict=True)], [w[i] for w, i in zip(want, inside, strict=True)]
     assert_near(got, want)

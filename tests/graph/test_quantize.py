@@ -12,6 +12,8 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 import sbnet
+from sbnet.graph.oracle import exact_pixels
+from sbnet.graph.passes.quantize import Quantization, stays_float
 from support.contract import poison
 from support.networks import NETWORKS, conv, lively
 from support.quantized import BLOCK, SIZE, Chain, Grouped, frames
@@ -214,6 +216,51 @@ def test_fp8_on_a_gpu_is_that_of_the_cpu(chain, dtype):
     assert rms(got - want) < (1.0 if dtype == torch.bfloat16 else 0.5) * rms(want - plain)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["masked", "exact", "cached"])
+@torch.no_grad()
+def test_int8_on_a_gpu_is_that_of_the_cpu(chain, mode):
+    """Sums are the same integers: what is left is float32 of the first and last layer, and values next to a half."""
+    given, masks = frames()
+    x, mask = torch.randn(2, 3, *SIZE), torch.rand(2, *SIZE) < 0.01
+    plain = sbnet.sparsify(chain, given[0], block=BLOCK, mode=mode)
+    run = sbnet.quantize(plain, given, masks)
+    calls = [(given[0], masks[0]), (x, mask)] if mode == "cached" else [(x, mask)]
+    want, floats = ([r(*call, copy=True) for call in calls][-1] for r in (run, plain))
+    inside = exact_pixels(want, mask).expand_as(want) if mode == "exact" else torch.ones_like(want, dtype=torch.bool)
+    there = sbnet.sparsify(chain.cuda(), given[0].cuda(), block=BLOCK, mode=mode)
+    again = sbnet.quantize(there, [g.cuda() for g in given], [m.cuda() for m in masks])
+    assert torch.int8 in {buffer.dtype for buffer in again._last.executor.buffers}
+    assert [layer.why for layer in again.report.layers] == [layer.why for layer in run.report.layers]
+    assert again.report.error == pytest.approx(run.report.error, rel=0.02)
+    got = [again(a.cuda(), b.cuda(), copy=True) for a, b in calls][-1].cpu()
+    assert rms((got - want)[inside]) < 0.05 * rms((want - floats)[inside])
+
+
+@pytest.mark.gpu
+def test_groups_stay_float_on_a_gpu():
+    """Where no kernel for them is faster than that of floats."""
+    given, masks = ([v.cuda() for v in values] for values in frames())
+    run = sbnet.quantize(lively(Grouped()).cuda(), given, masks, block=BLOCK)
+    assert {layer.path: layer.why for layer in run.report.layers} == {
+        "first": "first layer", "wide": "", "deep": "depthwise", "groups": "2 groups", "between": "depthwise",
+        "narrow": "5 groups", "last": "last layer",
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="run: expected float32, got float16 on cuda"):
+        sbnet.quantize(Chain().eval().half().cuda(), [x.half() for x in given], masks, block=BLOCK)
+
+
+def test_layers_in_groups_are_those_of_a_kernel():
+    """The choice for GPUs, of which there need be none: groups=False keeps float what no fast kernel takes."""
+    given, _ = frames()
+    graph = sbnet.sparsify(lively(Grouped()), given[0], block=BLOCK).plan.graph
+    why = {node.path: reason for node, reason in stays_float(graph, Quantization(groups=False)).items()}
+    assert why == {
+        "first": "first layer", "deep": "depthwise", "groups": "2 groups", "between": "depthwise",
+        "narrow": "5 groups", "last": "last layer",
+    }  # fmt: skip
+
+
 QUICK = ("U-Net, bilinear", "ResNet", "SRVGG", "MobileNet with gates")
 
 
@@ -337,7 +384,7 @@ def test_runs_that_it_refuses(chain):
     with pytest.raises(TypeError, match="run: expected one of sparsify, got one of quantize"):
         sbnet.quantize(sbnet.quantize(plain, given, masks), given, masks)
     halves = sbnet.sparsify(chain.bfloat16(), given[0].bfloat16(), block=BLOCK)
-    with pytest.raises(ValueError, match="run: expected float32 on a CPU, got bfloat16 on cpu"):
+    with pytest.raises(ValueError, match="run: expected float32, got bfloat16 on cpu"):
         sbnet.quantize(halves, [x.bfloat16() for x in given], masks)
-    with pytest.raises(ValueError, match="run: expected float32 on a CPU or floats on a GPU, got bfloat16 on cpu"):
+    with pytest.raises(ValueError, match="run: expected float32, or on a GPU float16 or bfloat16, got bfloat16 on cpu"):
         sbnet.quantize(halves, [x.bfloat16() for x in given], masks, dtype="fp8")

@@ -31,12 +31,14 @@ class Quantization:
         keep: paths of modules that stay in float.
         ends: first and last layers are rounded, too.
         dtype: torch.int8 or torch.float8_e4m3fn.
+        groups: layers in groups are rounded, too, where it pays. Only int8 kernels of CPUs are fast at them.
     """
 
     ranges: Mapping[str, float] = field(default_factory=dict)
     keep: Sequence[str] = ()
     ends: bool = False
     dtype: torch.dtype = torch.int8
+    groups: bool = True
 
     def scale(self, value: Value) -> float:
         """Units that 1 of a feature map's form in bytes counts."""
@@ -49,14 +51,14 @@ def stays_float(graph: Graph, told: Quantization) -> dict[Node, str]:
     reasons: dict[Node, str] = {}
     for node in graph.nodes:
         if node.kind in CONVOLUTIONS:
-            reason = _reason(node, told.dtype)
+            reason = _reason(node, told)
             if any(node.path == path or node.path.startswith(path + ".") for path in told.keep):
                 reason = "kept"
             elif not reason and not told.ends and node in first | last:
                 reason = "first layer" if node in first else "last layer"
             if reason:
                 reasons[node] = reason
-    while told.dtype == torch.int8:  # each may make its residual one of floats
+    while told.groups:  # each may make its residual one of floats
         chosen = [node for node in graph.nodes if node.kind == "conv" and node not in reasons]
         stored = _stored(graph, chosen)
         found = [n for n in chosen if _depthwise(n) and stored.isdisjoint((n.args[0], n.output))]
@@ -70,14 +72,16 @@ def _depthwise(node: Node) -> bool:
     return node.options["groups"] > 1 and node.params["weight"].shape[1] == 1
 
 
-def _reason(node: Node, dtype: torch.dtype) -> str:
+def _reason(node: Node, told: Quantization) -> str:
     if node.kind != "conv":
         return "transposed" if node.kind == "conv_transpose" else ""
     weight, groups = node.params["weight"], node.options["groups"]
     if not weight.constant or ("bias" in node.params and not node.params["bias"].constant):
         return "weights that the network computes"
-    if dtype != torch.int8:
-        return "" if groups == 1 else "depthwise" if _depthwise(node) else f"{groups} groups"
+    if groups > 1 and not told.groups:
+        return "depthwise" if _depthwise(node) else f"{groups} groups"
+    if told.dtype != torch.int8:
+        return ""
     if math.prod(weight.shape[1:]) > (MOST_DEPTHWISE if _depthwise(node) else MOST_PRODUCTS):
         return "too many products for an exact sum"
     if groups > 1 and weight.shape[1] in NARROW and weight.shape[0] == groups * weight.shape[1]:
