@@ -9,13 +9,13 @@ from torch import Tensor
 
 def grow(mask: Tensor, margin: int) -> Tensor:
     """[N,H,W] bool: pixels at most `margin` rows and columns from a set one; by doubling, so that a wide margin costs
-    little more than a narrow one.
+    little more than a narrow one. With no margin, a mask of bool is returned as it is.
 
     >>> wider = grow(mask, 32)
     """
     if margin < 0:
         raise ValueError(f"sbnet: margin: expected at least 0, got {margin}")
-    found = mask != 0 if mask.dtype == torch.bool or not mask.is_floating_point() else mask > 0.5
+    found = mask if mask.dtype == torch.bool else mask > 0.5 if mask.is_floating_point() else mask != 0
     if not margin:
         return found
     # Rows of zeros and their ends keep apart what is not beside each other, so that all is one long row: its pieces are

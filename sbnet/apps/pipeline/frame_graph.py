@@ -52,7 +52,7 @@ class FrameGraph:
         picture = to_picture(picture)
         if not isinstance(picture, Tensor) or records:
             raise PipelineError(f"network {self.network.name}: captured: expected a picture and no records of finish")
-        parts = [picture] if active is None else [picture, active.to(torch.uint8)]
+        parts = [picture] if active is None else [picture, active.view(torch.uint8)]
         self._sizes = [part.shape for part in parts]
         return torch.cat([part.flatten() for part in parts]), x, output, mask
 

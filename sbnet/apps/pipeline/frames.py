@@ -69,8 +69,9 @@ class Frame:
 
 def input_of(pixels: Tensor, dtype: torch.dtype) -> Tensor:
     """[1,C,H,W] channels_last of [H,W,C] on any device; bytes become 0 to 1."""
-    x = pixels.movedim(2, 0)[None].to(dtype)
-    x = x.div_(255) if pixels.dtype == torch.uint8 else x
+    x = pixels.movedim(2, 0)[None]
+    # A scale of no dimensions has the quotient's dtype: one pass over the frame.
+    x = x / torch.tensor(255, dtype=dtype) if pixels.dtype == torch.uint8 else x.to(dtype)
     return x.contiguous(memory_format=torch.channels_last)
 
 
