@@ -11,9 +11,9 @@
 
 #include "core/masked/conv_select.h"
 #include "cuda/masked/conv_quantized.cuh"
-#include "cuda/sm90/conv/conv_general_finish.cuh"
 #include "cuda/sm90/conv/conv_general_host.cuh"
 #include "cuda/sm90/conv/conv_general_load.cuh"
+#include "cuda/sm90/conv/conv_general_products.cuh"
 
 namespace sbnet::sm90 {
 namespace {
@@ -21,30 +21,19 @@ namespace {
 using namespace general;
 
 constexpr int kRunTaps = 4;   // of 128 channels: 16 products
+constexpr int kRows = 64;     // output channels of a tile: rows of the product
 constexpr int kQuarter = 32;  // positions staged at a time
 constexpr int kPitch = 68;    // floats of a staged position: 64 channels, and no conflicts
 
 // Element: of x and weight. kLong: sums are added up in runs.
 template <class Element_, bool kLong_>
-struct BytesConfig {
+struct BytesConfig : SharedLayout<kRows, kQuarter * kPitch * 4, false> {
   using Element = Element_;
   static constexpr bool kInteger = std::is_same_v<Element, int8_t>;
   using Sum = std::conditional_t<kInteger, int32_t, float>;
-  static constexpr bool kLong = kLong_, kListed = false;
-  static constexpr int kOutputs = 64;  // rows of the product
+  static constexpr bool kLong = kLong_;
   static constexpr int kCtas = kLong ? 1 : 2;
-  static constexpr int kTap = kOutputs * 128;  // bytes of weights of 128 input channels
-  static constexpr int kStaging = kQuarter * kPitch * 4;
-  static constexpr int kPlacesAt = 2 * kStaging;
-  static constexpr int kSlopesAt = kPlacesAt + 2 * kPositions * 16;
-  static constexpr int kRecordsAt = kSlopesAt + 2 * kOutputs * 4;
-  static constexpr int kStepsAt = 0;  // of lists of weights, which this kernel has none of
-  static constexpr int kPatchFull = kRecordsAt + kMaxPatchStages * kMaxUnits * 16;  // barriers from here on
-  static constexpr int kPatchEmpty = kPatchFull + 8 * kMaxPatchStages;
-  static constexpr int kWeightFull = kPatchEmpty + 8 * kMaxPatchStages;
-  static constexpr int kWeightEmpty = kWeightFull + 8 * kMaxWeightStages;
-  static constexpr int kBarriersEnd = kWeightEmpty + 8 * kMaxWeightStages;
-  static constexpr int kWeightsAt = (kBarriersEnd + 1023) / 1024 * 1024;  // then the patches
+  static constexpr int kSlopesAt = kBiasAt;
 };
 
 struct BytesArgs : Args {
@@ -238,13 +227,10 @@ __device__ __forceinline__ void finish_bytes(const BytesArgs& a, int k0, typenam
 template <class C>
 __device__ __forceinline__ void consume(const BytesArgs& a, uint32_t smem, uint8_t* shared) {
   const int tid = threadIdx.x & 127, lane = tid & 31;
-  const int wg = __shfl_sync(0xffffffff, threadIdx.x >> 7, 0);
+  Products<C> products(a, smem);
+  const int wg = products.wg;
   Place* places = reinterpret_cast<Place*>(shared + C::kPlacesAt) + wg * kPositions;
   float* slopes = reinterpret_cast<float*>(shared + C::kSlopesAt) + wg * C::kOutputs;
-  const bool by_hand = a.x_word || a.w_word;  // written by threads, not by TMA
-  const uint32_t weights = wgmma_operand(smem + C::kWeightsAt);
-  const uint32_t patches = wgmma_operand(smem + C::kWeightsAt + a.weight_stages * C::kTap) + wg * a.second * 8;
-  const uint64_t rows_of_weights = wgmma_layout(1024), rows_of_pixels = wgmma_layout(a.group_stride * 128);
   take_turn();
   // While the first patch is on its way.
   by_element<C>(a.y_dtype, [&](auto t) {
@@ -252,12 +238,11 @@ __device__ __forceinline__ void consume(const BytesArgs& a, uint32_t smem, uint8
   });
   const uint32_t tiles = tiles_of(a, min(max(load_int(a.count), 0), a.capacity));
 
-  uint32_t patch = 0, patch_phase = 0, weight = 0, weight_phase = 0;
   for (uint32_t tile = blockIdx.x, made = 0; tile < tiles; tile += gridDim.x, ++made) {
     uint32_t first_unit, column;
     a.columns.divmod(tile, &first_unit, &column);
     const int k0 = column * C::kOutputs;
-    mbar_wait(smem + C::kPatchFull + 8 * patch, patch_phase);
+    products.wait_for_patch();
     bar_sync(1 + wg, 128);  // the places of the tile before are no longer read
     places[tid] = place_of(
         a, reinterpret_cast<const int4*>(shared + C::kRecordsAt) + made % kMaxPatchStages * kMaxUnits, wg, tid);
@@ -273,66 +258,30 @@ __device__ __forceinline__ void consume(const BytesArgs& a, uint32_t smem, uint8
 
     typename C::Sum acc[64];             // the first product of a run overwrites it
     float sums[C::kLong ? 64 : 1] = {};  // of the runs before
-    int accumulate = 0, left = kRunTaps;
-    uint32_t read_weight = 0,
-             read_patch = 0;  // barriers of the stages that the tap before the last one issued has read
-    auto release = [&] {
-      if (lane == 0 && read_weight) mbar_arrive(read_weight);
-      if (lane == 0 && read_patch) mbar_arrive(read_patch);
-      read_weight = read_patch = 0;
-    };
-    // Not a branch around single products: the compiler would then close a group of them at each, and wait for it.
-    auto multiply_slice = [&](auto count) {
-      constexpr int kSteps = decltype(count)::value;
-      int tap = 0;
+    products.begin();
+    const auto multiply = [&](uint64_t w, uint64_t x, int accumulate) { wgmma_bytes(acc, w, x, accumulate); };
+    int left = kRunTaps;
+    const auto in_runs = [&](int& tap, int end, const auto& multiply_taps) {
 #pragma unroll 1
-      for (int g = 0; g < a.groups; ++g) {
-        mbar_wait(smem + C::kPatchFull + 8 * patch, patch_phase);
-        const uint32_t pixels = patches + patch * (a.patch_bytes >> 4);
-        const int end = a.group[g].end;
-#pragma unroll 1
-        while (tap < end) {
-          const int stop = C::kLong ? min(end, tap + left) : end;
-          left -= stop - tap;
-#pragma unroll 1
-          while (tap < stop) {
-            const uint32_t dp = pixels + a.tap[tap].shift * 8, dw = weights + weight * (C::kTap >> 4);
-            mbar_wait(smem + C::kWeightFull + 8 * weight, weight_phase);
-            if (by_hand) fence_async_proxy();
-            wgmma_fence();
+      while (tap < end) {
+        const int stop = C::kLong ? min(end, tap + left) : end;
+        left -= stop - tap;
+        multiply_taps(stop);
+        if (C::kLong && left == 0) {
+          products.finish();
 #pragma unroll
-            for (int k = 0; k < kSteps; ++k)
-              wgmma_bytes(acc, rows_of_weights | (dw + k * 2), rows_of_pixels | (dp + k * 2), accumulate | k);
-            wgmma_commit();
-            wgmma_wait<1>();
-            release();
-            accumulate = 1;
-            read_weight = smem + C::kWeightEmpty + 8 * weight;
-            read_patch = ++tap == end ? smem + C::kPatchEmpty + 8 * patch : 0;
-            if (++weight == a.weight_stages) weight = 0, weight_phase ^= 1;
-          }
-          if (C::kLong && left == 0) {
-            wgmma_wait<0>();
-            release();
-#pragma unroll
-            for (int e = 0; e < 64; ++e) sums[C::kLong ? e : 0] += acc[e];
-            accumulate = 0, left = kRunTaps;
-          }
-        }
-        if (++patch == a.patch_stages) patch = 0, patch_phase ^= 1;
-        if (a.patch_stages == 1) {  // the next patch comes where this one is
-          wgmma_wait<0>();
-          release();
+          for (int e = 0; e < 64; ++e) sums[C::kLong ? e : 0] += acc[e];
+          products.accumulate = 0, left = kRunTaps;
         }
       }
     };
+    const auto multiply_slice = [&](auto steps) { products.slice(steps, multiply, in_runs); };
 #pragma unroll 1
     for (int slice = 0; slice < a.slices; ++slice) with_steps(slice + 1 < a.slices ? 4 : a.last_steps, multiply_slice);
-    wgmma_wait<0>();
-    release();
+    products.finish();
     if constexpr (C::kLong) {
 #pragma unroll
-      for (int e = 0; e < 64; ++e) acc[e] = accumulate ? sums[e] + acc[e] : sums[e];
+      for (int e = 0; e < 64; ++e) acc[e] = products.accumulate ? sums[e] + acc[e] : sums[e];
     }
     bar_sync(1 + wg, 128);
     if (a.bytes)

@@ -29,20 +29,13 @@ struct Group {   // taps that share a patch
   int32_t end;   // of its taps
 };
 
-template <class T_, int kOutputs_, bool kWhole_, bool kListed_ = false>
-struct Config {
-  using T = T_;
-  static constexpr bool kListed = kListed_;   // a list says which inputs a column of tiles multiplies
-  static constexpr bool kWhole = kWhole_;     // outputs (and residuals) move in whole words of 16 bytes
-  static constexpr int kOutputs = kOutputs_;  // channels of a tile
-  // Where they are 64, they are the rows of the product, and 128 positions its columns. Elsewhere the positions are
-  // rows, 64 at a time, so that no other number of channels has to be filled up to 64.
-  static constexpr bool kChannelRows = kOutputs == 64;
-  static constexpr int kSlabs = (kOutputs + 63) / 64, kWords = kOutputs / 8;  // of 16 bytes
-  static constexpr int kCtas =
-      kOutputs <= 64 ? 2 : 1;                  // on a multiprocessor: one's epilogue runs under another's products
+// Shared memory: staged outputs, what a consumer knows of a tile, barriers, weights, patches.
+template <int kOutputs_, int kStaging_, bool kListed_>
+struct SharedLayout {
+  static constexpr int kOutputs = kOutputs_;   // channels of a tile
+  static constexpr bool kListed = kListed_;    // a list says which inputs a column of tiles multiplies
   static constexpr int kTap = kOutputs * 128;  // bytes of weights of 64 input channels
-  static constexpr int kStaging = 64 * 128 * kSlabs;  // bytes of a warpgroup's staged output, 64 positions at a time
+  static constexpr int kStaging = kStaging_;   // bytes of a warpgroup's
   static constexpr int kPlacesAt = 2 * kStaging;
   static constexpr int kBiasAt = kPlacesAt + 2 * kPositions * 16;
   static constexpr int kRecordsAt = kBiasAt + 2 * kOutputs * 4;
@@ -53,6 +46,19 @@ struct Config {
   static constexpr int kWeightEmpty = kWeightFull + 8 * kMaxWeightStages;
   static constexpr int kBarriersEnd = kWeightEmpty + 8 * kMaxWeightStages;
   static constexpr int kWeightsAt = (kBarriersEnd + 1023) / 1024 * 1024;  // then the patches
+};
+
+// Outputs are staged 64 positions at a time, in slabs of 64 channels.
+template <class T_, int kOutputs_, bool kWhole_, bool kListed_ = false>
+struct Config : SharedLayout<kOutputs_, 64 * 128 * ((kOutputs_ + 63) / 64), kListed_> {
+  using T = T_;
+  static constexpr bool kWhole = kWhole_;  // outputs (and residuals) move in whole words of 16 bytes
+  // 64 channels are the rows of the product, and 128 positions its columns. Elsewhere the positions are rows, 64 at a
+  // time, so that no other number of channels has to be filled up to 64.
+  static constexpr bool kChannelRows = kOutputs_ == 64;
+  static constexpr int kSlabs = (kOutputs_ + 63) / 64, kWords = kOutputs_ / 8;  // of 16 bytes
+  static constexpr int kCtas =
+      kOutputs_ <= 64 ? 2 : 1;  // on a multiprocessor: one's epilogue runs under another's products
 };
 
 struct Args : CommonArgs {
