@@ -355,6 +355,21 @@ def test_the_report_is_a_table_of_layers_and_outputs():
     assert picture.agreement is None
 
 
+@torch.no_grad()
+def test_errors_are_of_the_masks_pixels_in_the_floats_of_the_network(chain):
+    (x,), (mask,) = frames(1)
+    run = sbnet.quantize(chain, [x], [mask], block=BLOCK)
+    got, want = run(x, mask), sbnet.sparsify(chain, x, block=BLOCK)(x, mask)
+    pixels = (F.adaptive_max_pool2d(mask[:, None].float(), want.shape[2:]) > 0).expand_as(want)
+    wrong, right = rms((got - want)[pixels]), rms(want[pixels])
+    (output,) = run.report.outputs
+    assert output.error == pytest.approx(wrong / right, rel=0.01)
+    assert output.psnr == pytest.approx(-20 * math.log10(wrong), abs=0.1)
+    first, *others = run.report.layers
+    assert first.error == 0  # a layer of bytes is compared by what its bytes stand for
+    assert all(0 < layer.error < 0.1 for layer in others)
+
+
 REFUSED = [
     ({"dtype": "int4"}, ValueError, "dtype: expected 'int8' or 'fp8', got 'int4'$"),
     ({"dtype": "float8_e5m2"}, ValueError, "dtype: expected 'int8' or 'fp8', got 'float8_e5m2'$"),

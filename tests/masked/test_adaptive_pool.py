@@ -83,6 +83,16 @@ def test_maxima_below_zero_and_nan(device):
         assert op(x, active).isnan().nonzero().tolist() == [[n, 3, 0, 0]]
 
 
+def test_nan_is_the_maximum_wherever_it_lies(device):
+    """In whichever of the parts that a large plane is pooled in."""
+    x, active = make(device, shape=(1, 8, 200, 300), density=1.0)
+    for row in range(0, 200, 9):
+        x[0, row % 8, row, row] = torch.nan
+        got = sbnet.sparse_adaptive_max_pool2d(x, active)
+        assert got.isnan().nonzero().tolist() == [[0, row % 8, 0, 0]]
+        x[0, row % 8, row, row] = 0.0
+
+
 def test_many_pixels_far_from_zero(device):
     """Sums of many parts, in float32."""
     x = (tensor((1, 16, 200, 300), device=device) + 100).contiguous(memory_format=torch.channels_last)
@@ -233,3 +243,30 @@ def test_the_input_of_a_network_is_not_masked(device):
     from sbnet.graph.oracle import PlaneMasks, masked_oracle
 
     torch.testing.assert_close(run(x, mask), masked_oracle(Global(), [x], PlaneMasks(mask, 8)))
+
+
+TAKEN = {
+    "places of maxima": (lambda x: F.adaptive_max_pool2d(x, 2, return_indices=True), "aten"),
+    "another dtype": (lambda x: x.mean((2, 3), dtype=torch.float64), "aten"),
+    "its own dtype": (lambda x: x.mean((2, 3), dtype=torch.float32), "adaptive_pool"),
+    "one side": (lambda x: x.mean((1, 2)), "aten"),
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_pools_that_give_more_than_a_masked_one_stay_dense(device, name):
+    pool, kind = TAKEN[name]
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem = nn.Conv2d(3, 8, 3, padding=1)
+
+        def forward(self, x):
+            return pool(self.stem(x))
+
+    x, net = torch.randn(1, 3, 16, 24, device=device), Net().to(device).eval()
+    run = sbnet.sparsify(net, x, block=8)
+    assert [node.kind for node in run.plan.graph.nodes] == ["conv", kind]
+    with torch.no_grad():
+        torch.testing.assert_close(run(x, torch.ones(1, 16, 24, device=device)), net(x), rtol=1e-4, atol=1e-5)

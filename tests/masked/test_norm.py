@@ -158,6 +158,23 @@ def test_gradients(device, name):
         assert_as_accurate_as_torch(got, theirs, exact)
 
 
+@pytest.mark.parametrize("name", NORMS)
+def test_gradients_of_an_image_without_active_pixels_are_zero(device, name):
+    x, weight, bias, active = make(device)
+
+    def grads(x, indices):
+        leaves = [t.detach().clone().requires_grad_() for t in (x, weight, bias)]
+        blocks = sbnet.ActiveBlocks.from_indices(torch.tensor(indices, device=device), active.grid, len(x))
+        args, more = NORMS[name][0](*leaves[1:])
+        op_of(sbnet, name)(leaves[0], blocks, *args, **more).square().sum().backward()
+        return [t.grad for t in leaves if t.grad is not None]
+
+    both, alone = grads(x, [[1, 2, 3]]), grads(x[1:], [[0, 2, 3]])
+    assert not both[0][0].any()
+    for got, want in zip([both[0][1:], *both[1:]], alone, strict=True):
+        torch.testing.assert_close(got, want)
+
+
 BAD = [
     ({"num_groups": 5}, "groups: expected a divisor of 24"),
     ({"num_groups": 0}, "groups: expected a divisor of 24"),
@@ -275,3 +292,30 @@ def test_networks_run_them(device, mode):
             torch.testing.assert_close(torch.where(pixels, got, 0), torch.where(pixels, dense, 0), rtol=1e-4, atol=1e-5)
         if mode == "cached":
             torch.testing.assert_close(got, dense, rtol=1e-4, atol=1e-5)
+
+
+OVER_A_PLANE = {
+    "softmax of rows": lambda x: F.softmax(x, 3),
+    "softmax of columns": lambda x: F.log_softmax(x, -2),
+    "layer norm of rows": lambda x: F.layer_norm(x, [16]),
+    "softmax in float64": lambda x: F.softmax(x, 1, dtype=torch.float64),
+}
+
+
+@pytest.mark.parametrize("name", OVER_A_PLANE)
+def test_norms_over_a_plane_or_in_another_dtype_stay_dense(device, name):
+    """Even where a row has as many pixels as there are channels."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem = nn.Conv2d(3, 16, 3, padding=1)
+
+        def forward(self, x):
+            return OVER_A_PLANE[name](self.stem(x))
+
+    x, net = torch.randn(1, 3, 16, 16, device=device), Net().to(device).eval()
+    run = sbnet.sparsify(net, x, block=8)
+    assert [node.kind for node in run.plan.graph.nodes] == ["conv", "aten"]
+    with torch.no_grad():
+        torch.testing.assert_close(run(x, torch.ones(1, 16, 16, device=device)), net(x), rtol=1e-4, atol=1e-5)

@@ -114,6 +114,25 @@ def test_gradients(device, name):
         assert_as_accurate_as_torch(got, theirs, exact)
 
 
+@pytest.mark.parametrize("program", ["log; mul a", "rdiv a; add b", "sqrt; mul a"])
+def test_gradients_are_those_of_active_blocks_alone(device, program):
+    """Whatever lies outside, as the zeros there that these steps have no gradient of."""
+    x, (_, a, _, b), active = make(device, torch.float32)
+    inside = active.pixel_mask(PLANE)
+
+    def grads(x):
+        leaves = [t.detach().clone().requires_grad_() for t in (x, a, b)]
+        y = sparse_pointwise(leaves[0], active, program, *leaves[1:])
+        return torch.autograd.grad(y.sum(), leaves, allow_unused=True, materialize_grads=True)
+
+    x = x.abs() + 0.1
+    for outside in (0.0, torch.nan):
+        got = grads(torch.where(inside, x, outside))
+        assert not torch.where(inside, 0, got[0]).any()
+        for one, want in zip(got, grads(x), strict=True):
+            assert_bitwise(one, want)
+
+
 def test_lists_that_are_wrong_are_skipped(device):
     x, _, active = make(device, torch.float32, density=1.0)
     active.indices[0] = torch.tensor([5, 0, 0], dtype=torch.int32)

@@ -246,8 +246,8 @@ def test_hopper_declines(emulated):
         with pytest.raises(AssertionError, match=f"declined: .*{why}"):
             sample.run(emulated, 0)
 
-    square = (range(16), range(16))
-    for BCK in (B8, [square, square], [(range(16), range(48))], [(range(8), range(8))]):
+    square, between = (range(16), range(16)), (range(8, 24), range(16, 32))
+    for BCK in (B8, [square, square], [square, between], [(range(16), range(48))], [(range(8), range(8))]):
         declined("squares of a grid", Sample(**GRID, layout=ConvLayout(BCK, (3, 3))))
     declined("another stride", Sample(**GRID | {"stride": 2, "transposed": True}))
     declined("few pixels", Sample(**GRID | {"image": (0, 0), "padding": 0, "kernel": (4, 4)}))

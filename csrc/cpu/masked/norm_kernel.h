@@ -43,7 +43,7 @@ struct PixelLanes {
   }
   static Vec most(Vec v) {
     float all = v[0];
-    for (int e = 1; e < kLanes; ++e) all = v[e] > all || v[e] != v[e] ? v[e] : all;
+    for (int e = 1; e < kLanes; ++e) all = v[e] > all ? v[e] : all;
     return splat(all);
   }
 };
@@ -100,10 +100,10 @@ SBNET_INLINE void layer(const Lanes& at, const float* table, float eps) {
 template <class Lanes>
 SBNET_INLINE void softmax(const Lanes& at, bool logarithmic) {
   const Vec least = splat(-__builtin_inff());
-  Vec most = least, total = {};
+  Vec most = least, total = {};  // NaN, which is no maximum, makes the total NaN
   for (int64_t k = 0; k < at.steps(); ++k) {
     const Vec v = at.get(k, least);
-    most = (v > most) | (v != v) ? v : most;
+    most = v > most ? v : most;
   }
   most = Lanes::most(most);
   for (int64_t k = 0; k < at.steps(); ++k) total += exponential(at.get(k, least) - most);

@@ -27,7 +27,7 @@ def recognise_pools(graph: Graph) -> Graph:
         given = _arguments(node)
         if op_name(node.target).startswith("adaptive"):
             size, keep = tuple(node.output.shape[2:]), True
-        elif sorted(int(d) % 4 for d in given("dim") or ()) == [2, 3] and given("dtype") is None:
+        elif sorted(int(d) % 4 for d in given("dim") or ()) == [2, 3]:
             size, keep = (1, 1), bool(given("keepdim"))
         else:
             continue

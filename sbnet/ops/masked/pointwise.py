@@ -117,22 +117,23 @@ def _setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple:
-    """PyTorch's own, of the program on the whole plane, on the gradient of active blocks."""
+    """PyTorch's own, of the program on the whole plane, in active blocks; operands' are summed of those alone."""
     *tensors, block_map = ctx.saved_tensors
-    grad = _ops.sparse_fill(grad, block_map, ctx.grid, 0.0)
+    x, grad = tensors[0], _ops.sparse_fill(grad, block_map, ctx.grid, 0.0)
     wanted = [k for k in range(len(tensors)) if ctx.needs_input_grad[k]]
     with torch.enable_grad():
-        leaves = [None if t is None else t.detach().requires_grad_(k in wanted) for k, t in enumerate(tensors)]
+        leaves = [
+            None if t is None else t.detach().expand_as(x).requires_grad_(k in wanted) for k, t in enumerate(tensors)
+        ]
         y = run_program(ctx.program, *leaves)  # type: ignore[arg-type]
     found = torch.autograd.grad(y, [leaves[k] for k in wanted], grad, allow_unused=True)  # type: ignore[arg-type]
     grads: list[Tensor | None] = [None] * len(tensors)
     for k, g in zip(wanted, found, strict=True):
-        grads[k] = torch.zeros_like(tensors[k]) if g is None else _active_only(g, tensors[0], block_map, ctx.grid)
+        if g is None:
+            grads[k] = torch.zeros_like(tensors[k])
+        else:  # what lies outside may be NaN: 0 * log(0)
+            grads[k] = _ops.sparse_fill(g, block_map, ctx.grid, 0.0).sum_to_size(tensors[k].shape)
     return *grads, *[None] * 5
-
-
-def _active_only(grad: Tensor, x: Tensor, block_map: Tensor, grid: list[int]) -> Tensor:
-    return _ops.sparse_fill(grad, block_map, grid, 0.0) if grad.shape == x.shape else grad
 
 
 torch.library.register_autograd("sbnet::sparse_pointwise", _backward, setup_context=_setup)
