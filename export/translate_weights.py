@@ -74,6 +74,7 @@ def blocksparse_conv(
     transposed: bool,
     activation: str,
     activation_param: float,
+    packed: Value | None = None,  # a runtime packs by itself
 ) -> Value:
     ops: Any = onnx_ops
     fixed = all(isinstance(v, int) for v in output_size)
@@ -115,6 +116,7 @@ def blocksparse_conv_active(
     grid: Sequence[Any],
     activation: str,
     activation_param: float,
+    packed: Value | None = None,
 ) -> Value:
     """The convolution of the whole plane, gathered and scattered into zeros."""
     ops: Any = onnx_ops

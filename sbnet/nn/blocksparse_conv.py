@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from sbnet.active import ActiveBlocks
 from sbnet.ops import ConvLayout, blocksparse_conv, blocksparse_conv_active, blocksparse_deconv
 from sbnet.ops.weights.conv_layout import covering_mask
+from sbnet.ops.weights.conv_pack import KeptPack
 
 Sides = int | Sequence[int]
 
@@ -52,6 +53,7 @@ class _BlockSparseConv(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        self._pack = KeptPack()
         name = type(self).__name__
         self.kernel_size = self._sides("kernel_size", kernel_size)
         self.stride, self.dilation = self._sides("stride", stride), self._sides("dilation", dilation)
@@ -198,6 +200,11 @@ class _BlockSparseConv(nn.Module):
     def _geometry(self) -> dict[str, Any]:
         return {"stride": self.stride, "padding": self.padding, "dilation": self.dilation}
 
+    def _call(self) -> dict[str, Any]:
+        reads_packs = self.axes < 3 and not (self.transposed and set(self.stride) != {1})
+        pack = self._pack.of(self.weight, self.layout, self.transposed) if reads_packs else None
+        return {**self._geometry(), "packed": pack}
+
     def extra_repr(self) -> str:
         return (
             f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}, "
@@ -226,7 +233,7 @@ class BlockSparseConv2d(_BlockSparseConv):
         negative_slope: float = 0.01,
     ) -> Tensor:
         """act(conv(x)): [N,C,H,W] -> [N,K,H',W']; with active blocks of the output zeros outside of them."""
-        options: dict[str, Any] = {"negative_slope": negative_slope, **self._geometry()}
+        options: dict[str, Any] = {"negative_slope": negative_slope, **self._call()}
         if active is not None:
             return blocksparse_conv_active(x, self.weight, self.layout, active, self.bias, activation, **options)
         return blocksparse_conv(x, self.weight, self.layout, self.bias, activation, **options)
@@ -243,7 +250,7 @@ class BlockSparseConv3d(_BlockSparseConv):
 
     def forward(self, x: Tensor, *, activation: str | None = None, negative_slope: float = 0.01) -> Tensor:
         """act(conv(x)): [N,C,D,H,W] -> [N,K,D',H',W']."""
-        options: dict[str, Any] = {"negative_slope": negative_slope, **self._geometry()}
+        options: dict[str, Any] = {"negative_slope": negative_slope, **self._call()}
         return blocksparse_conv(x, self.weight, self.layout, self.bias, activation, **options)
 
 
@@ -279,7 +286,7 @@ class BlockSparseConvTranspose2d(_BlockSparseConv):
             x.shape[2:], self.kernel_size, self.stride, self.padding, self.dilation, self.output_padding, strict=True
         )
         size = [(side - 1) * s - 2 * p + d * (k - 1) + more + 1 for side, k, s, p, d, more in numbers]  # type: ignore[operator]
-        options: dict[str, Any] = {"negative_slope": negative_slope, **self._geometry()}
+        options: dict[str, Any] = {"negative_slope": negative_slope, **self._call()}
         return blocksparse_deconv(x, self.weight, self.layout, self.bias, activation, output_size=size, **options)
 
 

@@ -39,6 +39,7 @@ from sbnet.ops.masked.resize import sparse_resize2d, sparse_resize2d_
 from sbnet.ops.weights.conv import blocksparse_conv, blocksparse_conv_active, blocksparse_deconv
 from sbnet.ops.weights.conv1x1 import blocksparse_conv1x1
 from sbnet.ops.weights.conv_layout import ConvLayout
+from sbnet.ops.weights.conv_pack import pack_blocksparse_filters
 from sbnet.ops.weights.layout import BlockLayout
 from sbnet.ops.weights.matmul import blocksparse_matmul, blocksparse_weight_grad
 
@@ -57,6 +58,7 @@ __all__ = [
     "mask_pyramid",
     "motion_mask",
     "motion_mask_",
+    "pack_blocksparse_filters",
     "pack_conv_weight",
     "reduce_mask",
     "sparse_adaptive_avg_pool2d",

@@ -61,6 +61,7 @@ ARGUMENTS = {
     "conv_layout": ("in_channels", "out_channels"),
     "geometry": ("kernel_size", "stride", "padding", "dilation"),
     "rule": ("diagonal", "band", "prefix", "stride", "phases", "block_size"),
+    "packed": (),  # by each run
     "dtype": (),  # of results beside float8, of which ONNX's op knows float32 alone
     **dict.fromkeys(("seed", "dropout", "deterministic"), ()),  # of training
 }

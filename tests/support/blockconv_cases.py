@@ -77,6 +77,8 @@ def blockconv_samples(device: str) -> dict[str, list[tuple]]:
     halves = tensor((2, 32, 1, 6, 7), torch.float16, device).contiguous(memory_format=torch.channels_last_3d)
     half_weight = torch.randn(squares.weights, device=device).div(16).half()
 
+    pack = torch.ops.sbnet.pack_blocksparse_filters(half_weight, *half[:2], True)
+
     rest = (geometry, [1, 4, 5])
     return {
         "blocksparse_conv": [
@@ -85,7 +87,7 @@ def blockconv_samples(device: str) -> dict[str, list[tuple]]:
             (last, weight, bias, tables, numbers, *rest, False, "leaky_relu", 0.3),
             (grad(wide), grad(wide_weight), None, *many, False, "relu", 0.0),
             (halves, half_weight, None, *half, False, "relu", 0.0),
-            (halves, half_weight, None, *half, True, "none", 0.0),
+            (halves, half_weight, None, *half, True, "none", 0.0, pack),
             (
                 grad(x),
                 grad(weight),
@@ -106,6 +108,11 @@ def blockconv_samples(device: str) -> dict[str, list[tuple]]:
         "blocksparse_conv_weight_grad": [
             (x, dy, tables, numbers, geometry),
             (grad(last), grad(dy), tables, numbers, geometry),
+        ],
+        "pack_blocksparse_filters": [
+            (weight, tables, numbers, False),
+            (half_weight, *half[:2], False),
+            (half_weight, *half[:2], True),
         ],
         "blocksparse_conv_tables": [(layout.lists, 6, 5, 6)] if device == "cpu" else [],
     }

@@ -286,6 +286,7 @@ def torch_ops() -> set[str]:
     names = {n.split("::")[1] for n in torch._C._dispatch_get_all_op_names() if n.startswith("sbnet::")}
     return {n for n in names if not (n.endswith("_") and n[:-1] in names)} - {
         "pack_conv_weight",
+        "pack_blocksparse_filters",
         "block_layout_tables",
         "blocksparse_plan",
         "blocksparse_conv_tables",

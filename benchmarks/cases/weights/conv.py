@@ -53,12 +53,17 @@ def work(setting: Setting, name: str, facts: dict[str, Any]) -> Work:
         return active_work(setting, facts, layout, filters, dense, x)
     if name == DECONV:  # [inputs, outputs, 3, 3]: the forward one's weights, the other way
         back = layout.swapped()
-        ours = partial(sbnet.blocksparse_deconv, x, filters, back, padding=1, output_size=(h, w))
+        pack = sbnet.pack_blocksparse_filters(filters, back, transposed=True)
+        ours = partial(sbnet.blocksparse_deconv, x, filters, back, padding=1, output_size=(h, w), packed=pack)
         dense, own = turned(dense), dense
         sides: Sides = {name: Side(ours, "ours")}
         sides["F.conv_transpose2d"] = Side(lambda: F.conv_transpose2d(x, own, padding=1))
     else:
-        sides = {name: Side(lambda: sbnet.blocksparse_conv(x, filters, layout, padding=1), "ours")}
+        pack = sbnet.pack_blocksparse_filters(filters, layout)
+        sides = {name: Side(lambda: sbnet.blocksparse_conv(x, filters, layout, padding=1, packed=pack), "ours")}
+        if pack.numel():
+            packing = partial(sbnet.blocksparse_conv, x, filters, layout, padding=1)
+            sides["blocksparse_conv, packs"] = Side(packing, "peer")
     sides |= dense_sides(setting, dense, x)
     torchs, exact = F.conv2d(x, dense, padding=1), F.conv2d(x.double(), dense.double(), padding=1)
     return Work(sides, lambda _, got: close(got, torchs, exact), products, moved, setting.dtype, notes)

@@ -97,6 +97,7 @@ struct BlocksparseConvParams {
   VolumeView x;        // [N, in, ...] float32, float16 or bfloat16, any strides; in = C, or K when transposed
   VolumeView y;        // [N, out, ...] of x.dtype, any strides; its own memory
   const void* weight;  // [weights] of x.dtype
+  const void* packed;  // null, or what pack_blocksparse_filters made of weight as it is now. Hopper alone
   const void* bias;    // [out] contiguous or null
   DType bias_dtype;    // x.dtype or float32
   BlocksparseConvLayout layout;
@@ -109,6 +110,16 @@ struct BlocksparseConvParams {
   // The side that is written, and the one that is read.
   SBNET_HOST_DEVICE int to() const { return transposed ? 1 : 0; }
   SBNET_HOST_DEVICE int from() const { return transposed ? 0 : 1; }
+};
+
+// Filters in the order in which Hopper's kernels read them.
+struct BlocksparsePackParams {
+  const void* weight;  // [weights] float16 or bfloat16
+  void* packed;        // sbnet_blocksparse_packed_bytes_cuda()
+  DType dtype;
+  BlocksparseConvLayout layout;
+  bool transposed;
+  SBNET_HOST_DEVICE int to() const { return transposed ? 1 : 0; }
 };
 
 struct BlocksparseConvWeightGradParams {
@@ -189,4 +200,9 @@ SBNET_EXPORT Status make_conv_layout(const int32_t* lists, int64_t words, int64_
 }  // namespace sbnet
 
 SBNET_DECLARE_WITH_WORKSPACE_OF_DEVICE(blocksparse_conv, BlocksparseConvParams)
+extern "C" {
+// 0 where the current device reads filters as they are, and none are to be packed.
+SBNET_EXPORT int64_t sbnet_blocksparse_packed_bytes_cuda(const sbnet::BlocksparsePackParams* p);
+SBNET_EXPORT sbnet::Status sbnet_pack_blocksparse_filters_cuda(const sbnet::BlocksparsePackParams* p, void* stream);
+}
 SBNET_DECLARE_WITH_WORKSPACE_OF_DEVICE(blocksparse_conv_weight_grad, BlocksparseConvWeightGradParams)

@@ -228,7 +228,7 @@ int64_t sbnet_blocksparse_conv_workspace_bytes_cuda(const sbnet::BlocksparseConv
   DeviceInfo device;
   if (validate(*p).ok() && current_device(portable::kBlockConvOp, &device).ok() && select_capability(device) == 90 &&
       !hopper_blocksparse_conv_declines(*p))
-    return sm90::conv_blocksparse_workspace_bytes(*p);
+    return p->packed ? 0 : sm90::conv_blocksparse_packed_bytes(p->layout.shape, p->to());
 #endif
   (void)p;
   return 0;
@@ -255,6 +255,31 @@ sbnet::Status sbnet_blocksparse_conv_cuda(const sbnet::BlocksparseConvParams* p,
                                     static_cast<cudaStream_t>(stream_handle), *p, tiles));
     return ok_status();
   });
+}
+
+int64_t sbnet_blocksparse_packed_bytes_cuda(const sbnet::BlocksparsePackParams* p) {
+  using namespace sbnet;
+#ifdef SBNET_SM90
+  DeviceInfo device;
+  const bool halves = p->dtype == DType::kF16 || p->dtype == DType::kBF16;
+  if (halves && p->layout.shape.block_size && current_device(portable::kBlockConvOp, &device).ok() &&
+      select_capability(device) == 90)
+    return sm90::conv_blocksparse_packed_bytes(p->layout.shape, p->to());
+#endif
+  (void)p;
+  return 0;
+}
+
+sbnet::Status sbnet_pack_blocksparse_filters_cuda(const sbnet::BlocksparsePackParams* p, void* stream_handle) {
+  using namespace sbnet;
+#ifdef SBNET_SM90
+  DeviceInfo device;
+  SBNET_TRY(current_device("pack_blocksparse_filters", &device));
+  if (sbnet_blocksparse_packed_bytes_cuda(p))
+    return sm90::pack_blocksparse(*p, device, static_cast<cudaStream_t>(stream_handle));
+#endif
+  (void)p, (void)stream_handle;
+  return ok_status();
 }
 
 int64_t sbnet_blocksparse_conv_weight_grad_workspace_bytes_cuda(const sbnet::BlocksparseConvWeightGradParams*) {

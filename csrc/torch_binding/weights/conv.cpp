@@ -59,7 +59,26 @@ struct Filter {
   bool transposed;
   std::string activation;
   double activation_param;
+  std::optional<Tensor> packed;
 };
+
+// Bytes that pack_blocksparse_filters makes. Keep in step with _packed_bytes in sbnet/ops/weights/conv.py.
+int64_t packed_bytes(const Call& call, const BlocksparsePackParams& p) {
+#ifdef SBNET_WITH_CUDA
+  if (call.cuda()) return sbnet_blocksparse_packed_bytes_cuda(&p);
+#endif
+  (void)call, (void)p;
+  return 0;
+}
+
+const void* packed_of(const Call& call, const Tensor& packed, const BlocksparseConvParams& p) {
+  call.same_device("packed", packed);
+  const int64_t wanted = packed_bytes(call, {p.weight, nullptr, p.x.dtype, p.layout, p.transposed});
+  SBNET_TORCH_CHECK(packed.scalar_type() == ScalarType::Byte && packed.is_contiguous() && packed.numel() == wanted,
+                    "sbnet::", call.op(), ": packed: expected pack_blocksparse_filters(filters, layout), ", wanted,
+                    " bytes, got ", packed.numel(), " elements");
+  return wanted ? packed.const_data_ptr() : nullptr;
+}
 
 // `p.active` is there, if it will be.
 Tensor convolve(const Call& call, const Tensor& x, Filter& f, BlocksparseConvParams& p) {
@@ -72,6 +91,7 @@ Tensor convolve(const Call& call, const Tensor& x, Filter& f, BlocksparseConvPar
   SBNET_TORCH_CHECK(f.weight.scalar_type() == x.scalar_type(), "sbnet::", op, ": weight: expected ",
                     dtype_name(p.x.dtype), ", the dtype of x, got ", dtype_name(to_dtype(op, "weight", f.weight)));
   p.weight = f.weight.const_data_ptr();
+  if (f.packed) p.packed = packed_of(call, *f.packed, p);
   const int64_t outputs = p.layout.shape.channels[p.to()];
   if (f.bias) {
     f.bias = vector_of(call, "bias", *f.bias, outputs);
@@ -102,9 +122,10 @@ Tensor convolve(const Call& call, const Tensor& x, Filter& f, BlocksparseConvPar
 }
 
 Tensor blocksparse_conv(Tensor x, Tensor weight, std::optional<Tensor> bias, Tensor tables, Ints layout, Ints geometry,
-                        Ints output_size, bool transposed, std::string activation, double activation_param) {
+                        Ints output_size, bool transposed, std::string activation, double activation_param,
+                        std::optional<Tensor> packed) {
   const Call call("blocksparse_conv", "x", x);
-  Filter f = {weight, bias, tables, layout, geometry, output_size, transposed, activation, activation_param};
+  Filter f = {weight, bias, tables, layout, geometry, output_size, transposed, activation, activation_param, packed};
   BlocksparseConvParams p = {};
   return convolve(call, x, f, p);
 }
@@ -112,14 +133,30 @@ Tensor blocksparse_conv(Tensor x, Tensor weight, std::optional<Tensor> bias, Ten
 // Zeros outside the active blocks; x and y are planes.
 Tensor blocksparse_conv_active(Tensor x, Tensor weight, std::optional<Tensor> bias, Tensor tables, Ints layout,
                                Ints geometry, Ints output_size, Tensor indices, Tensor count, Tensor block_map,
-                               Ints grid, std::string activation, double activation_param) {
+                               Ints grid, std::string activation, double activation_param,
+                               std::optional<Tensor> packed) {
   const Call call("blocksparse_conv_active", "x", x);
   check_batch(call.op(), block_map, x);
   BlocksparseConvParams p = {};
   p.active = to_active(call, indices, count, &block_map, grid, x.size(0));
   check(check_grid(call.op(), p.active.grid));
-  Filter f = {weight, bias, tables, layout, geometry, output_size, false, activation, activation_param};
+  Filter f = {weight, bias, tables, layout, geometry, output_size, false, activation, activation_param, packed};
   return convolve(call, x, f, p);
+}
+
+Tensor pack_blocksparse_filters(Tensor weight, Tensor tables, Ints layout, bool transposed) {
+  const char* op = "pack_blocksparse_filters";
+  const Call call(op, "weight", weight);
+  BlocksparsePackParams p = {nullptr, nullptr, to_dtype(op, "weight", weight), to_layout(call, tables, layout),
+                             transposed};
+  weight = vector_of(call, "weight", weight, p.layout.shape.weights);
+  p.weight = weight.const_data_ptr();
+  const Tensor packed = workspace(weight, packed_bytes(call, p));
+  p.packed = packed.data_ptr();
+#ifdef SBNET_WITH_CUDA
+  if (call.cuda()) check(sbnet_pack_blocksparse_filters_cuda(&p, call.stream()));
+#endif
+  return packed;
 }
 
 Tensor blocksparse_conv_weight_grad(Tensor x, Tensor dy, Tensor tables, Ints layout, Ints geometry) {
@@ -146,13 +183,18 @@ void list_ops(OpList& ops) {
                  TORCH_BOX(&blocksparse_conv_tables));
   ops.add(
       "blocksparse_conv(Tensor x, Tensor weight, Tensor? bias, Tensor conv_tables, SymInt[] conv_layout, SymInt[] "
-      "geometry, SymInt[] output_size, bool transposed, str activation, float activation_param) -> Tensor",
+      "geometry, SymInt[] output_size, bool transposed, str activation, float activation_param, Tensor? packed=None) "
+      "-> "
+      "Tensor",
       TORCH_BOX(&blocksparse_conv));
   ops.add(
       "blocksparse_conv_active(Tensor x, Tensor weight, Tensor? bias, Tensor conv_tables, SymInt[] conv_layout, "
       "SymInt[] geometry, SymInt[] output_size, Tensor indices, Tensor count, Tensor block_map, SymInt[] grid, str "
-      "activation, float activation_param) -> Tensor",
+      "activation, float activation_param, Tensor? packed=None) -> Tensor",
       TORCH_BOX(&blocksparse_conv_active));
+  ops.add(
+      "pack_blocksparse_filters(Tensor weight, Tensor conv_tables, SymInt[] conv_layout, bool transposed) -> Tensor",
+      TORCH_BOX(&pack_blocksparse_filters));
   ops.add(
       "blocksparse_conv_weight_grad(Tensor x, Tensor dy, Tensor conv_tables, SymInt[] conv_layout, SymInt[] geometry) "
       "-> Tensor",

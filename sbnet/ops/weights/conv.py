@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from sbnet.active import ActiveBlocks
 from sbnet.ops.common import check_active, refuse_meta_mix, require_active, require_batch, require_tensor
 from sbnet.ops.masked.conv import activation_backward, activation_name, autocast
 from sbnet.ops.weights.conv_layout import ConvLayout, layout_of_lists
-from sbnet.ops.weights.conv_product import convolve_by_product, product_of
+from sbnet.ops.weights.conv_product import convolve_by_product, hopper_convolves, product_of
 
 _ops = torch.ops.sbnet
 
@@ -33,6 +32,7 @@ def blocksparse_conv(
     dilation: Sides = 1,
     output_size: Sides | None = None,
     negative_slope: float = 0.01,
+    packed: Tensor | None = None,
 ) -> Tensor:
     """act(bias + the sum over blocks of their convolutions); sums in float32. Cross-correlation, as F.conv2d.
 
@@ -48,6 +48,7 @@ def blocksparse_conv(
         padding: likewise, on both sides; "SAME": half the (dilated) kernel, rounded down; "VALID": none.
         output_size: other than ceil((W - S' + 1 + 2 padding) / stride), S' the dilated kernel size: zeros are read
             beyond the padding.
+        packed: `pack_blocksparse_filters(filters, BCK)`, made since the filters were last written, or None.
 
     Returns:
         [N,K,...] in x's memory format. Differentiable, also twice, with respect to x, filters and bias.
@@ -67,12 +68,13 @@ def blocksparse_conv(
         x, filters = autocast(x, filters)
         own = [part[3 - axes :] for part in parts(geometry)]
         product = None
-        if not hopper_convolves(x, layout, size):
+        if not hopper_convolves(x, layout, size, channels_last(lifted(x))):
             product = product_of(x, filters, layout, bias, own, size)
         if product is not None:
             y = convolve_by_product(x, filters, product, bias, activation, own, negative_slope=negative_slope)
             return y if channels_last(lifted(x)) else y.contiguous()
-    return _convolve(x, filters, layout, bias, geometry, size, False, activation_name(op, activation), negative_slope)
+    act = activation_name(op, activation), negative_slope
+    return _convolve(x, filters, layout, bias, geometry, size, False, *act, packed)
 
 
 def blocksparse_deconv(
@@ -88,6 +90,7 @@ def blocksparse_deconv(
     dilation: Sides = 1,
     output_size: Sides | None = None,
     negative_slope: float = 0.01,
+    packed: Tensor | None = None,
 ) -> Tensor:
     """The transposed convolution, exactly the transpose of `blocksparse_conv` with the lists of each block exchanged.
 
@@ -95,6 +98,7 @@ def blocksparse_deconv(
         filters: of each block [inputs, outputs, *kernel_size], as for `F.conv_transpose2d`.
         BCK, kernel_size: a `ConvLayout` from this function's inputs to its outputs; else as in `blocksparse_conv`.
         output_size: other than W stride + S - 2 padding - (S mod 2), S the kernel size.
+        packed: as there, made with transposed=True.
         x, bias, activation, negative_slope, stride, padding, dilation: as in `blocksparse_conv`.
 
     Returns:
@@ -113,7 +117,8 @@ def blocksparse_deconv(
             w * s + k - 2 * p - k % 2
             for w, k, s, p in zip(x.shape[2:], *(part[3 - axes :] for part in parts(geometry)[:3]), strict=True)
         ]
-    return _convolve(x, filters, layout, bias, geometry, size, True, activation_name(op, activation), negative_slope)
+    act = activation_name(op, activation), negative_slope
+    return _convolve(x, filters, layout, bias, geometry, size, True, *act, packed)
 
 
 def blocksparse_conv_active(
@@ -128,11 +133,13 @@ def blocksparse_conv_active(
     padding: Sides = 0,
     dilation: Sides = 1,
     negative_slope: float = 0.01,
+    packed: Tensor | None = None,
 ) -> Tensor:
     """A 2-D `blocksparse_conv` of the pixels of active blocks, zeros elsewhere: both kinds of zeros at once.
 
     `sparse_conv2d(..., layout=layout)` is this function. x [N,C,H,W] is read as it is; `active`: blocks of the output
-    plane (its tiling grid). Differentiable with respect to x, filters and bias; gradients are dense convolutions.
+    plane (its tiling grid); packed as in `blocksparse_conv`. Differentiable with respect to x, filters and bias;
+    gradients are dense convolutions.
     """
     op = "blocksparse_conv_active"
     layout = to_layout(op, x, filters, layout, None)
@@ -147,7 +154,7 @@ def blocksparse_conv_active(
     tables, numbers = layout.on(x.device)
     y = _ops.blocksparse_conv_active(
         lifted(x), filters.reshape(-1), bias, tables, numbers, geometry, [1, *size], active.indices, active.count,
-        active.block_map, active.grid.numbers(), activation_name(op, activation), negative_slope,
+        active.block_map, active.grid.numbers(), activation_name(op, activation), negative_slope, packed,
     )  # fmt: skip
     return y.squeeze(2)
 
@@ -162,12 +169,15 @@ def _convolve(
     transposed: bool,
     activation: str,
     slope: float,
+    packed: Tensor | None,
 ) -> Tensor:
     x, filters = autocast(x, filters)
     tables, numbers = layout.on(x.device, swapped=transposed)
     size = [1] * (3 - len(size)) + list(size)
     weight = filters.reshape(-1)
-    y = _ops.blocksparse_conv(lifted(x), weight, bias, tables, numbers, geometry, size, transposed, activation, slope)
+    y = _ops.blocksparse_conv(
+        lifted(x), weight, bias, tables, numbers, geometry, size, transposed, activation, slope, packed
+    )
     for _ in range(5 - x.dim()):
         y = y.squeeze(2)
     return y
@@ -246,15 +256,6 @@ def output_sides(x: Tensor, geometry: Sequence[int], axes: int) -> list[int]:
     return out
 
 
-def hopper_convolves(x: Tensor, layout: ConvLayout, size: Sequence[int]) -> bool:
-    """Has this convolution a Hopper kernel? As hopper_blocksparse_conv_declines has it, of what calls differ in."""
-    if torch.compiler.is_compiling() or not x.is_cuda or torch.cuda.get_device_capability(x.device) != (9, 0):
-        return False
-    pixels, taps = math.prod(size), math.prod(layout.kernel_size)
-    suits = bool(layout.block_size) and len(size) < 3 and pixels >= 36 and taps <= 128
-    return suits and channels_last(lifted(x)) and x.data_ptr() % 16 == 0
-
-
 def channels_last(x: Tensor) -> bool:
     """Channels lie next to each other and columns do not. Keep in step with torch_binding/weights/conv.cpp."""
     return bool(x.stride(1) == 1) and bool(x.stride(4) != 1)
@@ -286,8 +287,9 @@ def _conv_fake(
     transposed: bool,
     activation: str,
     activation_param: float,
+    packed: Tensor | None = None,
 ) -> Tensor:
-    refuse_meta_mix("blocksparse_conv", x, weight, bias, tables)
+    refuse_meta_mix("blocksparse_conv", x, weight, bias, tables, packed)
     outputs, inputs = layout[:2]
     if transposed:
         outputs, inputs = inputs, outputs
@@ -310,8 +312,9 @@ def _conv_active_fake(
     grid: list[int],
     activation: str,
     activation_param: float,
+    packed: Tensor | None = None,
 ) -> Tensor:
-    refuse_meta_mix("blocksparse_conv_active", x, weight, bias, tables, indices, count, block_map)
+    refuse_meta_mix("blocksparse_conv_active", x, weight, bias, tables, indices, count, block_map, packed)
     _check_fake("blocksparse_conv_active", x, weight, layout, layout[1])
     return _result(x, layout[0], output_size)
 
@@ -344,12 +347,12 @@ def _gradients(ctx: Any, grad: Tensor, transposed: bool) -> tuple[Tensor | None,
 
 
 def _conv_setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    x, weight, bias, tables, ctx.layout, ctx.geometry, _, ctx.transposed, ctx.activation, ctx.param = inputs
+    x, weight, bias, tables, ctx.layout, ctx.geometry, _, ctx.transposed, ctx.activation, ctx.param, _ = inputs
     ctx.save_for_backward(x, weight, bias, tables)
 
 
 def _conv_backward(ctx: Any, grad: Tensor) -> tuple:
-    return *_gradients(ctx, grad, ctx.transposed), *[None] * 7
+    return *_gradients(ctx, grad, ctx.transposed), *[None] * 8
 
 
 torch.library.register_autograd("sbnet::blocksparse_conv", _conv_backward, setup_context=_conv_setup)
@@ -357,7 +360,7 @@ torch.library.register_autograd("sbnet::blocksparse_conv", _conv_backward, setup
 
 def _conv_active_setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
     x, weight, bias, tables, ctx.layout, ctx.geometry, _, indices, count, block_map, ctx.grid, *rest = inputs
-    ctx.activation, ctx.param = rest
+    ctx.activation, ctx.param, _ = rest
     ctx.save_for_backward(x, weight, bias, tables, indices, count, block_map)
 
 
@@ -367,7 +370,7 @@ def _conv_active_backward(ctx: Any, grad: Tensor) -> tuple:
     plane = grad.squeeze(2)
     stack = _ops.sparse_gather(plane, *active, ctx.grid, False, True)
     kept = _ops.sparse_scatter(stack, *active, torch.zeros_like(plane), ctx.grid, False, False, False)
-    return *_gradients(ctx, kept.unsqueeze(2), False), *[None] * 10
+    return *_gradients(ctx, kept.unsqueeze(2), False), *[None] * 11
 
 
 torch.library.register_autograd(

@@ -22,6 +22,15 @@ SIZES = (8, 16, 32, 64, 128)  # of blocks, that products take
 MAX_BYTES = 1 << 30  # of patches
 
 
+def hopper_convolves(x: Tensor, layout: ConvLayout, size: Sequence[int], channels_last: bool) -> bool:
+    """Has this convolution a Hopper kernel? As hopper_blocksparse_conv_declines has it, of what calls differ in."""
+    if torch.compiler.is_compiling() or not x.is_cuda or torch.cuda.get_device_capability(x.device) != (9, 0):
+        return False
+    pixels, taps = math.prod(size), math.prod(layout.kernel_size)
+    suits = bool(layout.block_size) and len(size) < 3 and pixels >= 36 and taps <= 128
+    return suits and channels_last and x.data_ptr() % 16 == 0
+
+
 def as_product(layout: ConvLayout) -> BlockLayout | None:
     """The layout of W [taps C, K], a row of blocks a tap and input block; None where blocks are not those of a grid."""
     size = len(layout.BCK[0][0])

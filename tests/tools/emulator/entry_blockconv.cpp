@@ -58,9 +58,14 @@ extern "C" __attribute__((visibility("default"))) int emulate_blockconv(const Ca
       status = make_status(Code::kUnsupported, "declined: %s", why);
     } else {
       // NaN, on a line of 256 bytes
-      std::vector<uint8_t> scratch(sm90::conv_blocksparse_workspace_bytes(p) + 256, 0xff);
+      std::vector<uint8_t> scratch(sm90::conv_blocksparse_packed_bytes(layout.shape, p.to()) + 256, 0xff);
       uint8_t* at = scratch.data() + (256 - reinterpret_cast<uintptr_t>(scratch.data()) % 256);
-      status = sm90::conv_blocksparse(p, {63, c->hopper, 90}, at, nullptr);
+      const DeviceInfo device = {63, c->hopper, 90};
+      if (c->seed % 2) {  // packed before
+        status = sm90::pack_blocksparse({p.weight, at, x.dtype, layout, p.transposed}, device, nullptr);
+        p.packed = at, p.weight = nullptr;
+      }
+      if (status.ok()) status = sm90::conv_blocksparse(p, device, at, nullptr);
     }
   }
   std::snprintf(message, room, "%s", status.message);

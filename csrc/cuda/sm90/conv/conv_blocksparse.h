@@ -9,7 +9,9 @@ struct DeviceInfo;
 
 namespace sm90 {
 
-int64_t conv_blocksparse_workspace_bytes(const BlocksparseConvParams& p);
+// Of the filters as these kernels read them, side `to` the outputs: the workspace where a call brings none.
+int64_t conv_blocksparse_packed_bytes(const BlocksparseConvShape& s, int to);
+Status pack_blocksparse(const BlocksparsePackParams& p, const DeviceInfo& device, CUstream_st* stream);
 // Launches on `stream` of the current device, which `device` describes. hopper_blocksparse_conv_declines() must not
 // have refused p.
 Status conv_blocksparse(const BlocksparseConvParams& p, const DeviceInfo& device, void* workspace, CUstream_st* stream);

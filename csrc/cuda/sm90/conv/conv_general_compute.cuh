@@ -18,7 +18,7 @@ __device__ void consume(const Args& a, uint32_t smem, uint8_t* shared) {
   take_turn();
   // While the first patch is on its way.
   clear_fringe<T>(a.zeros, a.zeros_plan, int64_t{blockIdx.x} * 256 + threadIdx.x, int64_t{gridDim.x} * 256);
-  const uint32_t tiles = tiles_of(a, min(max(load_int(a.count), 0), a.capacity));
+  const uint32_t tiles = tiles_of(a, count_of<C>(a));
 
   for (uint32_t tile = blockIdx.x, made = 0; tile < tiles; tile += gridDim.x, ++made) {
     uint32_t first_unit, column_index;

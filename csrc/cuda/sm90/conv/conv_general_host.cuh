@@ -202,7 +202,10 @@ inline Status make_maps(const Conv2dParams& p, const Cut& cut, const Tile& tile,
   if (!a.x_word)
     SBNET_TRY(plane_map(&maps->x, "x", p.x, static_cast<int>(cut.patch_w),
                         cut.shape == Shape::kCells ? 1 : static_cast<int>(cut.patch_h)));
-  if (!a.w_word) SBNET_TRY(tap_map(&maps->w, p, tile.outputs));
+  if (a.list.pieces)
+    SBNET_TRY(slab_map(&maps->w, p, tile.outputs, int64_t{a.list.count} * p.weight.size[2] * p.weight.size[3]));
+  else if (!a.w_word)
+    SBNET_TRY(tap_map(&maps->w, p, tile.outputs));
   return ok_status();
 }
 

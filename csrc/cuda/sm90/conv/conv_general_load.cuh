@@ -58,7 +58,7 @@ __device__ __forceinline__ int log_words(int steps) { return steps > 2 ? 3 : ste
 template <class C, int kWidth>
 __device__ void produce_patches(const Args& a, const CUtensorMap* map, uint32_t smem, uint8_t* shared, int lane) {
   grid_dependency_wait();
-  const int count = min(max(load_int(a.count), 0), a.capacity);
+  const int count = count_of<C>(a);
   const uint32_t tiles = tiles_of(a, count);
   const int patches_at = C::kWeightsAt + a.weight_stages * C::kTap;
   const bool pairs = a.shape == Shape::kCells;
@@ -144,7 +144,7 @@ template <class C, int kWidth>
 __device__ void produce_weights(const Args& a, const CUtensorMap* map, uint32_t smem, uint8_t* shared, int lane) {
   grid_dependency_wait();
   if (kWidth == kTma && lane != 0) return;
-  const uint32_t tiles = tiles_of(a, min(max(load_int(a.count), 0), a.capacity));
+  const uint32_t tiles = tiles_of(a, count_of<C>(a));
   const int taps = a.group[a.groups - 1].end;
   int stage = 0;
   uint32_t phase = 1;
@@ -160,8 +160,10 @@ __device__ void produce_weights(const Args& a, const CUtensorMap* map, uint32_t 
         mbar_wait(smem + C::kWeightEmpty + 8 * stage, phase);
         if constexpr (kWidth == kTma) {
           mbar_expect(full, C::kTap);
-          tma_load(smem + slab, map, full, C::kListed ? 0 : slice * 64, a.tap[t].weight,
-                   C::kListed ? slice * C::kOutputs : k0);
+          if constexpr (C::kListed)
+            tma_load(smem + slab, map, full, 0, (slice * taps + a.tap[t].weight) * C::kOutputs);
+          else
+            tma_load(smem + slab, map, full, slice * 64, a.tap[t].weight, k0);
         } else {
           constexpr int kN = 4;
           const int log = log_words(slice + 1 < a.slices ? 4 : a.last_steps), word = lane & ((1 << log) - 1);

@@ -89,7 +89,7 @@ struct Args : CommonArgs {
   FringePlan zeros_plan;
   Group group[kMaxTaps];
   Tap tap[kMaxTaps];
-  // Of kListed: the pieces of a column of tiles are its slices, their weights [pieces][kOutputs][taps][64].
+  // Of kListed: the pieces of a column of tiles are its slices, their weights [pieces][taps][kOutputs][64].
   struct {
     const int32_t *start, *pieces;
     int count;
@@ -141,13 +141,20 @@ __device__ __forceinline__ uint32_t tiles_of(const Args& a, int count) {
   return (units + a.units - 1) / a.units * a.columns.divisor;
 }
 
+// Blocks of the list. None given, of kListed: one an image, the whole plane.
+template <class C>
+__device__ __forceinline__ int count_of(const Args& a) {
+  return C::kListed && !a.count ? a.capacity : min(max(load_int(a.count), 0), a.capacity);
+}
+
 // Unit `at` of the list as (n, y, x, height << 16 | width) of the output plane; nothing of it is there: height 0.
 __device__ __forceinline__ int4 locate(const Args& a, uint32_t at, int count) {
   uint32_t row, sub, sub_y, sub_x;
   a.units_per_block.divmod(at, &row, &sub);
   a.units_per_row.divmod(sub, &sub_y, &sub_x);
   const int dy = sub_y * a.unit_h, dx = sub_x * a.unit_w;
-  int4 unit = unit_of_block(a, load_row(a, row), row < static_cast<uint32_t>(count), dy, dx);
+  const int4 block = a.blocks ? load_row(a, row) : make_int4(row, 0, 0, 0);
+  int4 unit = unit_of_block(a, block, row < static_cast<uint32_t>(count), dy, dx);
   if (unit.x >= 0)
     unit.w = min(min(a.unit_h, a.block_h - dy), a.H - unit.y) << 16 | min(min(a.unit_w, a.block_w - dx), a.W - unit.z);
   return unit;

@@ -69,6 +69,13 @@ inline Status tap_map(CUtensorMap* m, const Conv2dParams& p, int rows) {
   return make_map(m, p.x.dtype, "weight", 3, p.weight.data, size, stride, box);
 }
 
+// Boxes of `rows` output channels x 64 input channels, of which there are `slabs`, one after the other.
+inline Status slab_map(CUtensorMap* m, const Conv2dParams& p, int rows, int64_t slabs) {
+  const cuuint64_t size[2] = {64, cuuint64_t(slabs * rows)}, stride[1] = {128};
+  const cuuint32_t box[2] = {64, cuuint32_t(rows)};
+  return make_map(m, p.x.dtype, "weight", 2, p.weight.data, size, stride, box);
+}
+
 inline bool has_fringe(const Conv2dParams& p) { return p.fringe.pixels && p.fringe.capacity > 0; }
 
 inline void fill_common(const Conv2dParams& p, CommonArgs* a) {

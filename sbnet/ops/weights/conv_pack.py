@@ -1,0 +1,91 @@
+"""Filters of a block-sparse convolution, packed once for many calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sbnet.ops.common import refuse_meta_mix, require_tensor
+from sbnet.ops.weights.conv_layout import ConvLayout
+
+_ops = torch.ops.sbnet
+
+
+def pack_blocksparse_filters(filters: Tensor, layout: ConvLayout, transposed: bool = False) -> Tensor:
+    """Filters in the order in which this device's kernels read them, for many calls: `packed` of `blocksparse_conv`,
+    `blocksparse_conv_active` and, transposed, `blocksparse_deconv`.
+
+    A copy of what the filters hold now: make it anew after they have been written, and do not store it. Calls refuse
+    one of another size; other values they cannot tell. The bits of a convolution are the same with and without.
+
+    Args:
+        filters: as those calls take them.
+        layout: theirs, too.
+
+    Returns:
+        [bytes] uint8; empty where kernels read filters as they are, which is everywhere but on Hopper GPUs with halves
+        and square blocks of a grid (`ConvLayout.block_size`).
+
+    >>> packed = sbnet.pack_blocksparse_filters(filters, layout)
+    >>> y = sbnet.blocksparse_conv(x, filters, layout, packed=packed)
+    """
+    op = "pack_blocksparse_filters"
+    require_tensor(op, "filters", filters)
+    if filters.numel() != layout.weights:
+        raise ValueError(f"sbnet::{op}: filters: expected {layout.weights} elements, got {filters.numel()}")
+    tables, numbers = layout.on(filters.device, swapped=transposed)
+    return _ops.pack_blocksparse_filters(filters.reshape(-1), tables, numbers, transposed)
+
+
+class KeptPack:
+    """The pack of a layer's filters, made anew after every write that PyTorch counts."""
+
+    def __init__(self) -> None:
+        self._key: Any = None
+        self._packed: Tensor | None = None
+
+    def of(self, filters: Tensor, layout: ConvLayout, transposed: bool = False) -> Tensor | None:
+        """For a call at once, on the current stream; None where calls pack by themselves: with gradients or autocast
+        on, in traced graphs, and in CUDA graphs, which would go on with the filters of today."""
+        if torch.compiler.is_compiling() or torch.is_grad_enabled() or filters.is_inference() or not _packs(filters):
+            return None
+        key = (filters.data_ptr(), filters._version, filters.dtype, layout, transposed, _stream(filters))
+        if self._packed is None or key != self._key:
+            self._key, self._packed = key, pack_blocksparse_filters(filters, layout, transposed)
+        return self._packed
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__()  # type: ignore[misc]
+
+
+def _packs(filters: Tensor) -> bool:
+    return filters.is_cuda and not torch.is_autocast_enabled("cuda") and not torch.cuda.is_current_stream_capturing()
+
+
+def _stream(filters: Tensor) -> int:
+    return torch.cuda.current_stream(filters.device).cuda_stream if filters.is_cuda else 0
+
+
+def _packed_bytes(weight: Tensor, layout: list[int], to: int) -> int:
+    """sbnet_blocksparse_packed_bytes_cuda: its pieces, of conv_tile_width() outputs, all taps and 64 inputs each."""
+    hopper = weight.is_cuda and torch.cuda.get_device_capability(weight.device) == (9, 0)
+    outputs, inputs, taps, blocks, size = (*layout[:4], layout[10])
+    if not hopper or not size or weight.dtype not in (torch.float16, torch.bfloat16):
+        return 0
+    density = blocks * size * size / (outputs * inputs)
+    widths = ((0.5, 64), (0.75, 32), (1.25, 16))  # cycles of an output
+    fitting = [pair for pair in widths if pair[1] >= min(size, 64)]
+    width = min(fitting, key=lambda pair: pair[0] * (1 - (1 - density) ** (pair[1] / size)))[1]
+    return layout[11 + to] * width * taps * 128
+
+
+@torch.library.register_fake("sbnet::pack_blocksparse_filters")
+def _pack_fake(weight: Tensor, tables: Tensor, layout: list[int], transposed: bool) -> Tensor:
+    refuse_meta_mix("pack_blocksparse_filters", weight, tables)
+    torch._check(tuple(weight.shape) == (layout[5],), lambda: "sbnet::pack_blocksparse_filters: weight: another size")
+    return weight.new_empty(_packed_bytes(weight, layout, 1 if transposed else 0), dtype=torch.uint8)
