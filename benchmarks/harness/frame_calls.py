@@ -10,14 +10,13 @@ from __future__ import annotations
 import argparse
 import collections
 import datetime
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 import sbnet
-from sbnet.benchmarks.harness.measure import keep_row, made_by
+from sbnet.benchmarks.harness.measure import film_facts, film_parser, keep_row, made_by
 
 FIRST, FRAMES = 20, 80  # where counting begins, and over how many frames
 CALLS = {  # of the CUDA runtime and driver, by what they ask for
@@ -65,19 +64,11 @@ def count(source: Any, network: Any, **options: Any) -> dict[str, float]:
 
 def row(given: argparse.Namespace) -> dict[str, Any]:
     calls = count(given.source, given.network, mode=given.mode, mask=given.mask)
-    facts = {"network": given.network, "source": Path(given.source).name, "mode": given.mode, "mask": given.mask}
-    return {**facts, "a frame": calls, **made_by(True), "date": datetime.date.today().isoformat()}
+    return {**film_facts(given), "a frame": calls, **made_by(True), "date": datetime.date.today().isoformat()}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("network")
-    parser.add_argument("--source", required=True)
-    parser.add_argument("--mask")
-    parser.add_argument("--mode")
-    parser.add_argument("-o", "--output", type=Path)
-    given = parser.parse_args()
-    keep_row(row(given), given.output)
+    keep_row(row, film_parser(__doc__))
 
 
 if __name__ == "__main__":

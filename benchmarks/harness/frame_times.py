@@ -14,7 +14,6 @@ import copy
 import datetime
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ from sbnet.apps.pipeline.compute import Compute
 from sbnet.apps.pipeline.frame_graph import FrameGraph
 from sbnet.apps.pipeline.frames import input_of
 from sbnet.apps.pipeline.summary import Summary
-from sbnet.benchmarks.harness.measure import keep_row, made_by
+from sbnet.benchmarks.harness.measure import film_facts, film_parser, keep_row, made_by
 from sbnet.engine import capture
 from sbnet.masks.grow import grow
 
@@ -107,20 +106,13 @@ def times(source: Any, network: Any, frames: int, **options: Any) -> dict[str, A
 
 def row(given: argparse.Namespace) -> dict[str, Any]:
     taken = times(given.source, given.network, given.frames, mode=given.mode, mask=given.mask)
-    facts = {"network": given.network, "source": Path(given.source).name, "mode": given.mode, "mask": given.mask}
-    return {**facts, **taken, **made_by(True), "date": datetime.date.today().isoformat()}
+    return {**film_facts(given), **taken, **made_by(True), "date": datetime.date.today().isoformat()}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("network")
-    parser.add_argument("--source", required=True)
-    parser.add_argument("--mask")
-    parser.add_argument("--mode")
+    parser = film_parser(__doc__)
     parser.add_argument("--frames", type=int, default=200)
-    parser.add_argument("-o", "--output", type=Path)
-    given = parser.parse_args()
-    keep_row(row(given), given.output)
+    keep_row(row, parser)
 
 
 if __name__ == "__main__":

@@ -152,17 +152,19 @@ def write(page: Path, stored: Path, sessions: Mapping[str, Session], results: Pa
     stored.write_text(as_json(curves(sessions)))
 
 
+def row(given: argparse.Namespace) -> Row:
+    found = measure(given.source, given.mask, margin=given.margin, limit=given.frames).facts()
+    kept = {k: v for k, v in found.items() if k != "device" and not k.endswith(" ms")}  # no speeds
+    return {**kept, **made_by(False), "date": datetime.date.today().isoformat()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source")
     parser.add_argument("--mask", default="motion:20")
     parser.add_argument("--margin", type=int, default=0)
     parser.add_argument("--frames", type=int)
-    parser.add_argument("-o", "--output", type=Path)
-    given = parser.parse_args()
-    found = measure(given.source, given.mask, margin=given.margin, limit=given.frames).facts()
-    kept = {k: v for k, v in found.items() if k != "device" and not k.endswith(" ms")}  # no speeds
-    keep_row({**kept, **made_by(False), "date": datetime.date.today().isoformat()}, given.output)
+    keep_row(row, parser)
 
 
 if __name__ == "__main__":

@@ -81,9 +81,7 @@ def main() -> None:
     parser.add_argument("--network", default="contours")
     parser.add_argument("--frames", type=int, default=10_000)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("-o", "--output", type=Path)
-    given = parser.parse_args()
-    keep_row(row(given), given.output)
+    keep_row(row, parser)
 
 
 if __name__ == "__main__":

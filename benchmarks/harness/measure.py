@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import functools
 import gc
@@ -263,13 +264,30 @@ def environment(device: str) -> dict[str, Any]:
     return facts
 
 
-def keep_row(row: Row, path: Path | None) -> None:
-    """Prints a row as JSON, and adds it to a file of such lines where one is named."""
-    line = json.dumps(row)
+def keep_row(row: Callable[[argparse.Namespace], Row], parser: argparse.ArgumentParser) -> None:
+    """Prints the row of the command line as JSON, and adds it to a file of such lines where one is named."""
+    parser.add_argument("-o", "--output", type=Path)
+    given = parser.parse_args()
+    line = json.dumps(row(given))
     print(line)
-    if path:
-        with path.open("a") as file:
+    if given.output:
+        with given.output.open("a") as file:
             file.write(line + "\n")
+
+
+def film_parser(doc: str | None) -> argparse.ArgumentParser:
+    """Options of a row about a pipeline on a film."""
+    parser = argparse.ArgumentParser(description=doc)
+    parser.add_argument("network")
+    parser.add_argument("--source", required=True)
+    parser.add_argument("--mask")
+    parser.add_argument("--mode")
+    return parser
+
+
+def film_facts(given: argparse.Namespace) -> Row:
+    """What such a row says of its options."""
+    return {"network": given.network, "source": Path(given.source).name, "mode": given.mode, "mask": given.mask}
 
 
 def processor() -> str:

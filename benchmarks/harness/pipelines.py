@@ -31,7 +31,7 @@ from torch import Tensor
 import sbnet
 import sbnet.models
 from sbnet.apps.pipeline import Network, Result
-from sbnet.benchmarks.harness.measure import keep_row, made_by
+from sbnet.benchmarks.harness.measure import film_parser, keep_row, made_by
 from sbnet.engine import executor
 from sbnet.masks import Mask
 
@@ -167,20 +167,14 @@ def row(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("network")
-    parser.add_argument("--source", required=True)
-    parser.add_argument("--mask")
-    parser.add_argument("--mode")
+    parser = film_parser(__doc__)
     parser.add_argument("--margin", type=int)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--frames", type=int)
     parser.add_argument("--compare", type=int, default=0)
     parser.add_argument("--dense-frames", type=int, default=0)
     parser.add_argument("--to", default="out.mp4", help="a name in a folder of its own; nothing: no encoding")
-    parser.add_argument("-o", "--output", type=Path)
-    given = parser.parse_args()
-    keep_row(row(given), given.output)
+    keep_row(row, parser)
 
 
 if __name__ == "__main__":
