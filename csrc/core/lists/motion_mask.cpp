@@ -32,7 +32,7 @@ int64_t motion_tiles(const MotionMaskParams& p) {
 // Sums of differences, of rows on a CPU and of tiles on CUDA, then brightnesses: on CUDA of each pixel, averaged, on a
 // CPU of a band and what boxes reach of it, for each range of rows.
 int64_t sbnet_motion_mask_workspace_bytes(const sbnet::MotionMaskParams* p) {
-  const int64_t sums = p->images() * std::max(p->frame.size[2], sbnet::motion_tiles(*p));
+  const int64_t sums = p->images() * std::max(p->frame.size[2], sbnet::motion_tiles(*p)) + 1;  // made even
   const int64_t ranges = p->images() * p->frame.size[2] / sbnet::kMotionRange + 1;
   const int64_t bands = ranges * (sbnet::kMotionBand + p->smooth) * p->frame.size[3];
   return sums * 8 + std::max(p->images() * p->pixels(), bands) * 4;
