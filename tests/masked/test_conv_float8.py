@@ -180,7 +180,7 @@ BAD = [
     ({"x": torch.zeros(1, 8, 9, 9).double(), "x_scale": 1.0}, "x: dtype: expected float8_e4m3fn.* got float64"),
     ({"x": torch.zeros(1, 8, 9, 9).to(torch.float8_e5m2)}, "x: unsupported dtype"),
     ({"x_scale": 0.5}, "x_scale: expected none with x in float8_e4m3fn, got 0.5"),
-    ({"weight": torch.zeros(16, 8, 3, 3, dtype=torch.int8)}, "x: dtype: expected int8 or float32, got float8_e4m3fn"),
+    ({"weight": torch.zeros(16, 8, 3, 3, dtype=torch.int8)}, "x: dtype: expected int8, float16, .* got float8_e4m3fn"),
     ({"weight": torch.zeros(16, 8, 3, 3).to(torch.float8_e5m2)}, "weight: unsupported dtype"),
     ({"weight": torch.zeros(16, 8, 3, 3).half()}, "weight: dtype: expected int8 or float8_e4m3fn, got float16"),
     ({"weight": torch.zeros(16, 4, 3, 3).to(F8)}, "weight"),

@@ -233,7 +233,7 @@ for name in LAYERS:
 
 BAD = [
     ({"x": torch.zeros(1, 8, 9, 9)}, "x_scale: expected a positive number with x in float32, got 0"),
-    ({"x": torch.zeros(1, 8, 9, 9).half()}, "x: dtype: expected int8 or float32, got float16"),
+    ({"x": torch.zeros(1, 8, 9, 9).double()}, "x: dtype: expected int8, float16, bfloat16 or float32, got float64"),
     ({"x_scale": 0.5}, "x_scale: expected none with x in int8, got 0.5"),
     ({"x": torch.zeros(1, 8, 9, 9), "x_scale": -1.0}, "x_scale: expected a positive number or None, got -1"),
     ({"x": torch.zeros(1, 8, 9, 9, requires_grad=True), "x_scale": 1.0}, "no gradient"),
@@ -247,7 +247,7 @@ BAD = [
     ({"scale": torch.ones(16).half()}, "scale: dtype: expected float32, got float16"),
     ({"scale": None}, "scale: NoneType"),
     ({"bias": torch.ones(16).half()}, "bias: dtype: expected float32"),
-    ({"residual": torch.zeros(1, 16, 9, 9).half()}, "residual: dtype: expected int8 or float32, got float16"),
+    ({"residual": torch.zeros(1, 16, 9, 9).double()}, "residual: dtype: expected int8, float16, .*, got float64"),
     ({"out_scale": 0.0}, "out_scale: expected a positive number"),
     ({"out_scale": float("nan")}, "out_scale: expected a positive number"),
     ({"out_scale": 1e300}, "out_scale: expected a positive number"),
@@ -282,6 +282,35 @@ def test_bad_input_names_the_op_that_was_called(device, changes, pattern):
     out = torch.zeros(1, 16, 9, 9, dtype=torch.int8, device=device)
     with pytest.raises(errors, match=f"sbnet::sparse_conv2d_quantized_: .*({pattern})"):
         sparse_conv2d_quantized_(**arguments, out=out)
+
+
+def test_floats_of_16_bits_are_refused_on_a_cpu():
+    x, weight, scale = torch.zeros(1, 8, 9, 9), torch.zeros(16, 8, 3, 3, dtype=torch.int8), torch.ones(16)
+    call = weight, scale, None, random_active(BlockGrid.cover((9, 9), 4), 1, 0.5, "cpu")
+    message = "dtype: expected int8 or float32 on a CPU, got"
+    with pytest.raises(RuntimeError, match=f"sbnet::sparse_conv2d_dequantized: x: {message} float16"):
+        sparse_conv2d_quantized(x.half(), *call, padding=1, x_scale=1.0)
+    with pytest.raises(RuntimeError, match=f"out: {message} bfloat16"):
+        sparse_conv2d_quantized(x, *call, padding=1, x_scale=1.0, dtype=torch.bfloat16)
+    residual = torch.zeros(1, 16, 9, 9).half()
+    with pytest.raises(RuntimeError, match=f"residual: {message} float16"):
+        sparse_conv2d_quantized(x, *call, padding=1, x_scale=1.0, residual=residual)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["3x3", "stride 2", "1x1 of words", "groups"])
+def test_floats_of_16_bits_on_a_gpu(name, dtype):
+    """In, out and residual: what the same numbers in float32 give, rounded once."""
+    (x, weight, scale, bias, active), window, shape = make(name, "cuda")
+    halves = (torch.randn_like(x, dtype=torch.float32) * 20).to(dtype)
+    call = weight, scale, bias, active
+    more = {"x_scale": 0.25, "residual_scale": 0.5, "activation": "relu"}
+    residual = torch.randn(shape, device="cuda").contiguous(memory_format=torch.channels_last).to(dtype)
+    want = sparse_conv2d_quantized(halves.float(), *call, **window, **more, residual=residual.float())
+    got = sparse_conv2d_quantized(halves, *call, **window, **more, residual=residual, dtype=dtype)
+    assert got.dtype == dtype
+    torch.testing.assert_close(got, want.to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-6)
 
 
 def test_too_many_products_for_32_bits_are_refused():

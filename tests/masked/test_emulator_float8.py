@@ -63,7 +63,9 @@ def emulate(
     return True
 
 
-LAYERS = {  # short and long reductions; by TMA, and in copies of 8, 4 and 2 bytes; steps of 1 to 4 in the last slice
+# 1x1 by a kernel of its own or not, its weights resident or not; short and long reductions; by TMA, and in copies of
+# 8, 4 and 2 bytes; steps of 1 to 4 in the last slice
+LAYERS = {
     "3x3 of 64": {"channels": 64, "filters": 64, "kernel": 3, "padding": 1, "block": 16},
     "3x3 of 128": {"channels": 128, "filters": 80, "kernel": 3, "padding": 1, "block": 8},
     "3x3 of 288": {"channels": 288, "filters": 64, "kernel": 3, "padding": 1, "block": 16},
@@ -71,6 +73,8 @@ LAYERS = {  # short and long reductions; by TMA, and in copies of 8, 4 and 2 byt
     "1x1": {"channels": 256, "filters": 136, "kernel": 1, "block": 8},
     "1x1 of 800": {"channels": 800, "filters": 16, "kernel": 1, "block": 12},
     "1x1 stride 2": {"channels": 224, "filters": 33, "kernel": 1, "stride": 2, "block": 8},
+    "1x1 of 528": {"channels": 528, "filters": 320, "kernel": 1, "block": 8},
+    "1x1 of 16": {"channels": 16, "filters": 64, "kernel": 1, "block": 4},
     "words of 8": {"channels": 72, "filters": 24, "kernel": 3, "padding": 1, "block": 10},
     "words of 4": {"channels": 36, "filters": 70, "kernel": (1, 3), "block": 8},
     "words of 2": {"channels": 130, "filters": 10, "kernel": 3, "padding": 2, "dilation": 2, "block": 16},

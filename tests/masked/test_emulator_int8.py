@@ -13,7 +13,7 @@ from sbnet import BlockGrid, conv_output_size, fringe, reference
 from support.emulator import CSRC, TOOLS, emulated_library
 from support.helpers import laid_out, random_active
 
-DTYPES = {torch.float32: 0, torch.int8: 6}  # core/types.h
+DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 6}  # core/types.h
 
 
 @pytest.fixture(scope="session")
@@ -33,6 +33,7 @@ def some_bytes(*shape):
 def emulate(
     function, channels, filters, kernel, size, block, density=1.0, stride=1, padding=0, dilation=1, batch=1,
     dtype=torch.int8, residual=None, activation=None, slopes=False, seed=1, multiprocessors=2, x_scale=None,
+    floats=torch.float32,
 ):  # fmt: skip
     """Runs a layer and checks it, bit for bit; False where the kernel does not take it, or the portable one did."""
     torch.manual_seed(seed)
@@ -42,7 +43,7 @@ def emulate(
     shape = (batch, filters, *out)
     x, weight = some_bytes(batch, channels, *size), some_bytes(filters, channels, r, s)
     if x_scale:
-        x = laid_out(torch.randint(-2000, 2000, x.shape) * (x_scale / 12), "channels_last")
+        x = laid_out(torch.randint(-2000, 2000, x.shape) * (x_scale / 12), "channels_last").to(floats)
     steps = 2 ** round(torch.tensor(channels * r * s * 5000.0).sqrt().log2().item())  # a typical sum
     scale, bias = torch.full((filters,), 1 / steps) * 2.0 ** torch.randint(-2, 2, (filters,)), torch.randn(filters)
     bias = (bias * 8).round() / 8
@@ -68,7 +69,7 @@ def emulate(
     taken = run(function, given)
     if not taken and bool((y.isnan() | (y == 77)).all()):
         return False
-    want = reference.sparse_conv2d_quantized(x, weight, scale, bias, active, **window, **more)
+    want = reference.sparse_conv2d_quantized(x, weight, scale, bias, active, **window, **more, dtype=dtype)
     mask = active.pixel_mask(out).expand(shape)
     zeros = torch.zeros(y[:, 0].numel(), dtype=torch.bool)
     zeros[edge.pixels[: int(edge.count)].long()] = True
@@ -76,7 +77,8 @@ def emulate(
     want = torch.where(mask, want, torch.where(zeros, 0, poison).to(dtype))
     same = (y == want) | (y.isnan() & want.isnan())
     if activation == "silu" or (activation == "leaky_relu" and not slopes):  # a product by 0.01 is rounded
-        same = same | ((y.double() - want.double()).abs() <= (1 if dtype == torch.int8 else 3e-6 * want.abs() + 3e-6))
+        step = 1 if dtype == torch.int8 else max(3e-6, torch.finfo(dtype).eps) * (want.double().abs() + 1)
+        same = same | ((y.double() - want.double()).abs() <= step)
     assert bool(same.all()), f"{int((~same).sum())} of {same.numel()} values"
     return taken
 
@@ -132,9 +134,9 @@ def test_every_output_and_residual_on_hopper(hopper):  # noqa: F811
 @pytest.mark.parametrize("name", ["3x3 of 64", "stride 2", "1x1 stride 2", "dilated"])
 def test_floats_are_rounded_where_they_are_read(emulated, name):
     """Into a workspace of which the rest is 0x7f; density 0.4 leaves much of it so."""
-    for density in (0.4, 1.0):
+    for floats, density in ((torch.float32, 0.4), (torch.float32, 1.0), (torch.float16, 0.4), (torch.bfloat16, 0.4)):
         more = {"size": (27, 22), "batch": 2, "density": density, "x_scale": 0.25, "seed": len(name)}
-        assert emulate(emulated, **LAYERS[name], **more)
+        assert emulate(emulated, **LAYERS[name], **more, floats=floats)
 
 
 def test_every_output_and_residual(emulated):
@@ -150,4 +152,5 @@ def test_every_output_and_residual(emulated):
 def test_empty_lists_and_what_the_portable_kernel_takes(emulated):
     assert emulate(emulated, 64, 64, 3, (20, 20), 8, density=0.0, padding=1)
     for channels in (3, 20):  # one by one, and in words of four
-        assert not emulate(emulated, channels, 12, 3, (11, 14), 8, padding=1, activation="relu")
+        for dtype in DTYPES:
+            assert not emulate(emulated, channels, 12, 3, (11, 14), 8, padding=1, activation="relu", dtype=dtype)

@@ -105,11 +105,8 @@ Status validate(const QuantizedConv2dParams& p) {
   SBNET_CHECK(bytes == DType::kI8 || bytes == DType::kF8, "%s: weight: dtype: expected int8 or float8_e4m3fn, got %s",
               op, dtype_name(bytes));
   const auto check_dtype = [=](const char* name, const TensorView& t) {
-    if (bytes == DType::kI8)
-      SBNET_CHECK(t.dtype == bytes || t.dtype == DType::kF32, "%s: %s: dtype: expected int8 or float32, got %s", op,
-                  name, dtype_name(t.dtype));
     SBNET_CHECK(t.dtype == bytes || is_compute_dtype(t.dtype),
-                "%s: %s: dtype: expected float8_e4m3fn, float16, bfloat16 or float32, got %s", op, name,
+                "%s: %s: dtype: expected %s, float16, bfloat16 or float32, got %s", op, name, dtype_name(bytes),
                 dtype_name(t.dtype));
     return ok_status();
   };

@@ -8,9 +8,9 @@ namespace sbnet {
 //   y = activation(scale * conv2d(x, weight) + bias + residual_scale * residual),
 // written as a float or rounded to the weight's dtype. A float f becomes f * (1 / its scale), rounded (halves to even)
 // and saturated; NaN becomes 0 of int8, and stays NaN of float8. bias and slope are float32; x, residual and y are of
-// the weight's dtype or floats, each by itself: float32, and with float8 weights float16 or bfloat16. groups is 1
-// of float8. Sums of int8 are exact; those of float8 are kept in float32 (docs/kernels/conv_float8.md: on Hopper in
-// runs of products).
+// the weight's dtype or floats, each by itself: float32, float16 or bfloat16, which CPUs take beside float8 alone.
+// groups is 1 of float8. Sums of int8 are exact; those of float8 are kept in float32 (docs/kernels/conv_float8.md: on
+// Hopper in runs of products).
 struct QuantizedConv2dParams : Conv2dParams {
   const float* scale;    // [K]: units of y that 1 of the sum of products counts
   float x_scale;         // units of x that 1 of its form in bytes counts: above 0 where x is of floats, else 0

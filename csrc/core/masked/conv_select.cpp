@@ -196,6 +196,26 @@ Conv2dParams byte_pairs(const QuantizedConv2dParams& p) {
 
 namespace {
 
+// Of a sum of float8 that tensor cores keep to its end (conv_float8.cu).
+constexpr int64_t kMostShortChannels = 18 * 32;
+
+const char* hopper_1x1_bytes_declines(const QuantizedConv2dParams& p) {
+  if (p.weight.size[2] != 1 || p.weight.size[3] != 1) return "kernel is not 1x1";
+  if (p.x.dtype != p.weight.dtype) return "x is of floats";
+  if (p.groups != 1) return "groups";
+  if (p.x.size[1] % 16) return "input channels are no multiple of 16";
+  if (p.x.dtype == DType::kF8 && p.x.size[1] > kMostShortChannels) return "sums of more than 576 products in runs";
+  const Conv2dParams pairs = byte_pairs(p);
+  if (!weights_packed(pairs.weight)) return "weights are not packed channels-last and 16-byte aligned";
+  if (!tma_reads(pairs.x)) return "the input is not channels-last with 16-byte aligned pixels";
+  if (p.y.stride[1] != 1 || (p.residual.data && p.residual.stride[1] != 1)) return "channels are not adjacent";
+  if (p.stride[0] != p.stride[1] || p.stride[0] > 2) return "stride is neither 1 nor 2";
+  if (p.padding[0] || p.padding[1]) return "padding is not 0";
+  if (!conv1x1_cell(p.active.grid)) return "block sides are no multiples of 4";
+  if (!sides_fit(p.x) || !sides_fit(p.y)) return "a plane too large to count";
+  return tiles_fit(p.active, p.fringe, 4, (p.weight.size[0] + 63) / 64) ? nullptr : "too many tiles to count";
+}
+
 const char* hopper_bytes_declines(const QuantizedConv2dParams& p) {
   if (p.x.dtype != p.weight.dtype) return "x is of floats";
   if (p.groups != 1) return "groups";
@@ -225,6 +245,7 @@ const char* never_bytes(const QuantizedConv2dParams&) { return nullptr; }
 }  // namespace
 
 const BytesKernelRow kBytesTable[kBytesKernels] = {
+    {BytesKernel::kHopper1x1, "Hopper 1x1 bytes", 90, hopper_1x1_bytes_declines},
     {BytesKernel::kHopper, "Hopper bytes", 90, hopper_bytes_declines},
     {BytesKernel::kImplicitGemm, "int8 implicit GEMM", 0, int8_gemm_declines},
     {BytesKernel::kPortable, "portable bytes", 0, never_bytes},

@@ -42,7 +42,7 @@ Conv2dParams byte_pairs(const QuantizedConv2dParams& p);
 
 // The same of layers of int8 and float8. An x of floats is declined by all but the last: their launcher rounds it to
 // bytes first where another takes those.
-enum class BytesKernel : int32_t { kHopper, kImplicitGemm, kPortable };
+enum class BytesKernel : int32_t { kHopper1x1, kHopper, kImplicitGemm, kPortable };
 
 struct BytesKernelRow {
   BytesKernel kernel;
@@ -51,7 +51,7 @@ struct BytesKernelRow {
   const char* (*declines)(const QuantizedConv2dParams& p);
 };
 
-constexpr int kBytesKernels = 3;
+constexpr int kBytesKernels = 4;
 extern const BytesKernelRow kBytesTable[kBytesKernels];
 
 const BytesKernelRow& select_bytes(const QuantizedConv2dParams& p, int32_t capability);

@@ -168,6 +168,20 @@ Status run_layer(const Conv2dParams& p, const QuantizedConv2dParams* quantized, 
   return ok_status();
 }
 
+// Kernels of int8 read and write no floats of 16 bits.
+Status check_int8_floats(const QuantizedConv2dParams& p) {
+  if (p.weight.dtype != DType::kI8) return ok_status();
+  const auto check = [](const char* name, DType dtype) {
+    SBNET_CHECK(dtype == DType::kI8 || dtype == DType::kF32,
+                "sparse_conv2d_quantized: %s: dtype: expected int8 or float32 on a CPU, got %s", name,
+                dtype_name(dtype));
+    return ok_status();
+  };
+  SBNET_TRY(check("x", p.x.dtype));
+  SBNET_TRY(check("out", p.y.dtype));
+  return p.residual.data ? check("residual", p.residual.dtype) : ok_status();
+}
+
 }  // namespace
 
 int64_t conv_workspace_bytes(const Conv2dParams& p, int32_t threads) {
@@ -238,7 +252,7 @@ sbnet::Status sbnet_sparse_conv2d_cpu(const sbnet::Conv2dParams* p, void* worksp
 }
 
 int64_t sbnet_sparse_conv2d_quantized_workspace_bytes_cpu(const sbnet::QuantizedConv2dParams* p, int32_t threads) {
-  if (!sbnet::validate(*p).ok()) return 0;
+  if (!sbnet::validate(*p).ok() || !sbnet::check_int8_floats(*p).ok()) return 0;
   if (p->weight.dtype == sbnet::DType::kF8) return sbnet::float8_conv_workspace_bytes(*p, threads);
   return sbnet::conv_workspace_bytes(*p, threads);
 }
@@ -251,5 +265,6 @@ sbnet::Status sbnet_sparse_conv2d_quantized_cpu(const sbnet::QuantizedConv2dPara
     sbnet::zero_fringe(p->y, p->fringe, *parallel);
     return sbnet::ok_status();
   }
+  SBNET_TRY(sbnet::check_int8_floats(*p));
   return sbnet::named("sparse_conv2d_quantized", sbnet::run_layer(*p, p, workspace, *parallel));
 }

@@ -12,6 +12,7 @@
 #include "cuda/masked/conv_quantized.cuh"
 #include "cuda/masked/pixels.cuh"
 #ifdef SBNET_SM90
+#include "cuda/sm90/conv/conv1x1_bytes.h"
 #include "cuda/sm90/conv/conv_float8.h"
 #include "cuda/sm90/conv/conv_int8.h"
 #endif
@@ -32,9 +33,6 @@ bool four_channels(const QuantizedConv2dParams& p) {
   }
   return fits;
 }
-
-__device__ int as_int8(int8_t v, float) { return v; }
-__device__ int as_int8(float v, float per_unit) { return to_int8(v * per_unit); }
 
 // Element `at` of a tensor of any dtype that a residual may have.
 __device__ float element(const TensorView& t, int64_t at) {
@@ -82,14 +80,15 @@ __device__ __forceinline__ float finished(const QuantizedConv2dParams& p, float 
   return v[0][0];
 }
 
-// T: of y; X: of x.
-template <class T, class X, bool kFour>
+// T: of y. kFloats: x is of floats; kFour: of bytes, in words of four channels.
+template <class T, bool kFloats, bool kFour>
 __global__ void __launch_bounds__(kPixelThreads)
     quantized_kernel(const __grid_constant__ QuantizedConv2dParams p, const __grid_constant__ PixelPlan plan) {
   for_pixels<T>(p, plan, [&](int n, int row, int column, int k) {
     const int channels = static_cast<int>(p.weight.size[1]);
     const int group = k / (static_cast<int>(p.weight.size[0]) / p.groups);
-    const X* x = static_cast<const X*>(p.x.data) + int64_t{group} * channels * p.x.stride[1];
+    const int64_t first = int64_t{group} * channels * p.x.stride[1];
+    const int8_t* x = static_cast<const int8_t*>(p.x.data) + first;
     const float per_unit = 1 / p.x_scale;
     const int8_t* w = static_cast<const int8_t*>(p.weight.data);
     int sum = 0;
@@ -97,9 +96,11 @@ __global__ void __launch_bounds__(kPixelThreads)
       if constexpr (kFour) {
         for (int c = 0; c < channels; c += 4)
           sum = __dp4a(*reinterpret_cast<const int*>(x + x_at + c), *reinterpret_cast<const int*>(w + w_at + c), sum);
-      } else {
+      } else if constexpr (kFloats) {
         for (int c = 0; c < channels; ++c)
-          sum += as_int8(x[x_at + c * p.x.stride[1]], per_unit) * w[w_at + c * p.weight.stride[1]];
+          sum += to_int8(element(p.x, first + x_at + c * p.x.stride[1]) * per_unit) * w[w_at + c * p.weight.stride[1]];
+      } else {
+        for (int c = 0; c < channels; ++c) sum += x[x_at + c * p.x.stride[1]] * w[w_at + c * p.weight.stride[1]];
       }
     });
     const float v = finished(p, static_cast<float>(sum), n, row, column, k);
@@ -142,9 +143,9 @@ __global__ void __launch_bounds__(kPixelThreads)
 
 template <class T>
 Status launch(const QuantizedConv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
-  if (p.x.dtype == DType::kF32) return launch_pixels<quantized_kernel<T, float, false>>(kOp, p, 1, device, stream);
-  return four_channels(p) ? launch_pixels<quantized_kernel<T, int8_t, true>>(kOp, p, 1, device, stream)
-                          : launch_pixels<quantized_kernel<T, int8_t, false>>(kOp, p, 1, device, stream);
+  if (p.x.dtype != DType::kI8) return launch_pixels<quantized_kernel<T, true, false>>(kOp, p, 1, device, stream);
+  return four_channels(p) ? launch_pixels<quantized_kernel<T, false, true>>(kOp, p, 1, device, stream)
+                          : launch_pixels<quantized_kernel<T, false, false>>(kOp, p, 1, device, stream);
 }
 
 template <class T>
@@ -177,14 +178,17 @@ bool rounds_first(const QuantizedConv2dParams& p, const DeviceInfo& device) {
 Status launch_layer(const QuantizedConv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
   const BytesKernel kernel = kernel_of(p, device);
 #ifdef SBNET_SM90
+  if (kernel == BytesKernel::kHopper1x1) return sm90::conv1x1_bytes(p, device, stream);
   if (kernel == BytesKernel::kHopper)
     return p.x.dtype == DType::kI8 ? sm90::conv_int8(p, device, stream) : sm90::conv_float8(p, device, stream);
 #endif
   if (kernel == BytesKernel::kImplicitGemm) return portable::launch_int8_mma(p, device, stream);
-  if (p.weight.dtype == DType::kI8)
-    return p.y.dtype == DType::kI8 ? launch<int8_t>(p, device, stream) : launch<float>(p, device, stream);
+  if (p.y.dtype == DType::kI8) return launch<int8_t>(p, device, stream);
   if (p.y.dtype == DType::kF8) return launch_float8<Float8>(p, device, stream);
-  return by_dtype(p.y.dtype, [&](auto t) { return launch_float8<decltype(t)>(p, device, stream); });
+  return by_dtype(p.y.dtype, [&](auto t) {
+    return p.weight.dtype == DType::kI8 ? launch<decltype(t)>(p, device, stream)
+                                        : launch_float8<decltype(t)>(p, device, stream);
+  });
 }
 
 }  // namespace

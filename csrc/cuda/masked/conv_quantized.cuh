@@ -1,5 +1,7 @@
 // What the kernels of sparse_conv2d_quantized share.
 #pragma once
+#include <cuda_fp8.h>
+
 #include <type_traits>
 
 #include "core/masked/conv_quantized.h"
@@ -21,6 +23,15 @@ __device__ __forceinline__ T rounded(float v) {
     return to_int8(v);
   else
     return from_float<T>(v);
+}
+
+// Calls f(T{}) with the element type of a residual or output: Bytes, as weights are, or a float's.
+template <class Bytes, class F>
+__device__ __forceinline__ void by_element(DType dtype, const F& f) {
+  if (dtype_size(dtype) == 1) return f(Bytes());
+  if (dtype == DType::kF16) return f(__half());
+  if (dtype == DType::kBF16) return f(__nv_bfloat16());
+  f(float());
 }
 
 namespace portable {

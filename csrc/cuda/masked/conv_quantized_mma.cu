@@ -85,16 +85,11 @@ __device__ __forceinline__ void finish_tile(const QuantizedConv2dParams& p, cons
     }
     if (p.residual.data) {
       const bool words = plan.vector_residual && whole;
-      if (p.residual.dtype == DType::kI8)
-        add_residual<int8_t>(p, words, to, k, k_end, v);
-      else
-        add_residual<float>(p, words, to, k, k_end, v);
+      by_element<int8_t>(p.residual.dtype, [&](auto t) { add_residual<decltype(t)>(p, words, to, k, k_end, v); });
     }
     activate_channels<float>(p, v, k, k_end);
-    if (p.y.dtype == DType::kI8)
-      store<int8_t>(p, plan.vector_y && whole, to, k, k_end, v);
-    else
-      store<float>(p, plan.vector_y && whole, to, k, k_end, v);
+    const bool y_words = plan.vector_y && whole;
+    by_element<int8_t>(p.y.dtype, [&](auto t) { store<decltype(t)>(p, y_words, to, k, k_end, v); });
   }
 }
 
@@ -110,10 +105,7 @@ __global__ void __launch_bounds__(kThreads, kTileN == 128 ? 2 : 3)
 
   grid_dependency_wait();
   const int64_t thread = int64_t{blockIdx.x} * kThreads + threadIdx.x, threads = int64_t{gridDim.x} * kThreads;
-  if (p.y.dtype == DType::kI8)
-    clear_fringe<int8_t>(p, plan.fringe, thread, threads);
-  else
-    clear_fringe<float>(p, plan.fringe, thread, threads);
+  by_element<int8_t>(p.y.dtype, [&](auto t) { clear_fringe<decltype(t)>(p, plan.fringe, thread, threads); });
 
   const int count = clamped_count(p.active.count, static_cast<int>(p.active.capacity));
   const int tiles = static_cast<int>(plan.list.tiles(count, kTileM)) * static_cast<int>(plan.column_tiles.divisor);

@@ -92,8 +92,10 @@ bool can_round(const QuantizedConv2dParams& p) { return RoundPlan(p).jobs < kMos
 
 Status launch_round(const QuantizedConv2dParams& p, const TensorView& bytes, const DeviceInfo& device,
                     cudaStream_t stream) {
-  if (bytes.dtype == DType::kI8) return launch<int8_t, float>(p, bytes, device, stream);
-  return by_dtype(p.x.dtype, [&](auto t) { return launch<__nv_fp8_e4m3, decltype(t)>(p, bytes, device, stream); });
+  return by_dtype(p.x.dtype, [&](auto t) {
+    return bytes.dtype == DType::kI8 ? launch<int8_t, decltype(t)>(p, bytes, device, stream)
+                                     : launch<__nv_fp8_e4m3, decltype(t)>(p, bytes, device, stream);
+  });
 }
 
 }  // namespace sbnet::portable

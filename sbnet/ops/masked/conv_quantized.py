@@ -48,7 +48,7 @@ def sparse_conv2d_quantized(
 
     Args:
         x: [N,C,H,W] of the weight's dtype; or of floats with an x_scale, which are rounded as they are read: float32,
-            with float8 weights float16 or bfloat16, too. Any layout, channels_last is the fast one.
+            with float8 weights and on GPUs float16 or bfloat16, too. Any layout, channels_last is the fast one.
         weight: [K,C/groups,R,S] int8, of at most 131071 products a sum, or 1024 where groups are of one channel; or
             [K,C,R,S] float8_e4m3fn.
         scale: [K] float32, units of the output that 1 of a sum counts.
@@ -62,7 +62,8 @@ def sparse_conv2d_quantized(
         x_scale: units of x that 1 of its form in bytes counts, where x is of floats.
         slope: [K] or [1] float32, of activation="leaky_relu", a number a channel (PReLU) instead of negative_slope; or
             None.
-        dtype: without an out_scale, of the result: None or float32, with float8 weights float16 or bfloat16, too.
+        dtype: without an out_scale, of the result: None or float32, with float8 weights and on GPUs float16 or
+            bfloat16, too.
 
     Returns:
         [N,K,H_out,W_out] of weight's dtype, or of floats without an out_scale, in x's memory format. Not

@@ -4,6 +4,7 @@
 #include "cuda/common.cuh"
 #include "cuda/sm90/conv/bottleneck.h"
 #include "cuda/sm90/conv/conv1x1.h"
+#include "cuda/sm90/conv/conv1x1_bytes.h"
 #include "cuda/sm90/conv/conv1x1_split.h"
 #include "cuda/sm90/conv/conv1x1_wide.h"
 #include "cuda/sm90/conv/conv3x3.h"
@@ -59,8 +60,10 @@ __attribute__((visibility("default"))) int emulate_conv_bytes(const QuantizedCas
   const QuantizedConv2dParams p = given->params();
   const Status status = validate(p);
   if (!status.ok()) return told(status, message, room);
-  if (select_bytes(p, 90).kernel != BytesKernel::kHopper) return 1;
-  const auto conv = p.x.dtype == DType::kI8 ? sm90::conv_int8 : sm90::conv_float8;
+  const BytesKernel chosen = select_bytes(p, 90).kernel;
+  if (chosen != BytesKernel::kHopper && chosen != BytesKernel::kHopper1x1) return 1;
+  const auto general = p.x.dtype == DType::kI8 ? sm90::conv_int8 : sm90::conv_float8;
+  const auto conv = chosen == BytesKernel::kHopper ? general : sm90::conv1x1_bytes;
   return told(conv(p, given->conv.device(), nullptr), message, room);
 }
 }

@@ -5,12 +5,7 @@
 // and a product sums 32 of them in the time of 16. So plan, tiles and producer warps are that kernel's, which are told
 // of half as many channels of two bytes; products, sums and epilogue are here.
 #pragma once
-#include <cuda_fp8.h>
-
-#include <type_traits>
-
-#include "core/masked/conv_select.h"
-#include "cuda/masked/conv_quantized.cuh"
+#include "cuda/sm90/conv/conv_bytes_finish.cuh"
 #include "cuda/sm90/conv/conv_general_host.cuh"
 #include "cuda/sm90/conv/conv_general_load.cuh"
 #include "cuda/sm90/conv/conv_general_products.cuh"
@@ -20,208 +15,18 @@ namespace {
 
 using namespace general;
 
-constexpr int kRunTaps = 4;   // of 128 channels: 16 products
-constexpr int kRows = 64;     // output channels of a tile: rows of the product
-constexpr int kQuarter = 32;  // positions staged at a time
-constexpr int kPitch = 68;    // floats of a staged position: 64 channels, and no conflicts
+constexpr int kRunTaps = 4;  // of 128 channels: 16 products
 
 // Element: of x and weight. kLong: sums are added up in runs.
-template <class Element_, bool kLong_>
-struct BytesConfig : SharedLayout<kRows, kQuarter * kPitch * 4, false> {
-  using Element = Element_;
-  static constexpr bool kInteger = std::is_same_v<Element, int8_t>;
-  using Sum = std::conditional_t<kInteger, int32_t, float>;
+template <class Element, bool kLong_>
+struct BytesConfig : bytes::Numbers<Element>, SharedLayout<bytes::kRows, bytes::kStagingBytes, false> {
   static constexpr bool kLong = kLong_;
   static constexpr int kCtas = kLong ? 1 : 2;
   static constexpr int kSlopesAt = kBiasAt;
 };
 
-struct BytesArgs : Args {
-  const float* scale;  // [K]
-  float residual_scale, per_unit;
-  DType y_dtype, residual_dtype;
-  bool y_whole, residual_whole;  // 16 channels move in words of 16 bytes
-  bool bytes;                    // results are bytes as they leave the registers: finish_bytes()
-};
+struct BytesArgs : Args, bytes::Epilogue {};
 static_assert(sizeof(BytesArgs) + sizeof(Maps) <= 4096, "a kernel's parameters");
-
-// Calls f(T{}) with the element type of a residual or output: bytes, float32, and beside float8 the other floats.
-template <class C, class F>
-__device__ __forceinline__ void by_element(DType dtype, const F& f) {
-  if (dtype_size(dtype) == 1) return f(typename C::Element());
-  if constexpr (!C::kInteger) {
-    if (dtype == DType::kF16) return f(__half());
-    if (dtype == DType::kBF16) return f(__nv_bfloat16());
-  }
-  f(float());
-}
-
-// 16 channels of a position, of which `channels` are there, `apart` elements from one to the next; 1 if they are whole.
-template <class T>
-__device__ __forceinline__ void add_channels(float (&v)[16], float scale, const T* from, int64_t apart, bool whole,
-                                             int channels) {
-  if (whole) {
-    uint4 words[sizeof(T)];
-#pragma unroll
-    for (int i = 0; i < static_cast<int>(sizeof(T)); ++i) words[i] = reinterpret_cast<const uint4*>(from)[i];
-#pragma unroll
-    for (int e = 0; e < 16; ++e) v[e] = fmaf(scale, to_float(reinterpret_cast<const T*>(words)[e]), v[e]);
-  } else {
-#pragma unroll
-    for (int e = 0; e < 16; ++e)
-      if (e < channels) v[e] = fmaf(scale, to_float(from[e * apart]), v[e]);
-  }
-}
-template <class T>
-__device__ __forceinline__ void put_channels(const float (&v)[16], T* to, int64_t apart, bool whole, int channels) {
-  if (whole) {
-    uint4 words[sizeof(T)];
-#pragma unroll
-    for (int e = 0; e < 16; ++e) reinterpret_cast<T*>(words)[e] = rounded<T>(v[e]);
-#pragma unroll
-    for (int i = 0; i < static_cast<int>(sizeof(T)); ++i) reinterpret_cast<uint4*>(to)[i] = words[i];
-  } else {
-#pragma unroll
-    for (int e = 0; e < 16; ++e)
-      if (e < channels) to[e * apart] = rounded<T>(v[e]);
-  }
-}
-
-// Sixteen channels from k on of a position: v, scaled and with its bias, becomes outputs.
-template <class C>
-__device__ __forceinline__ void finish_channels(const BytesArgs& a, const Place& place, int k, float (&v)[16],
-                                                const float* slopes) {
-  const int channels = min(a.K - k, 16);
-  if (a.residual.data) {
-    const int64_t at = place.n * a.residual.n + (place.pixel >> 16) * a.residual.y +
-                       (place.pixel & 0xffff) * a.residual.x + k * a.residual_c;
-    by_element<C>(a.residual_dtype, [&](auto t) {
-      add_channels(v, a.residual_scale, static_cast<const decltype(t)*>(a.residual.data) + at, a.residual_c,
-                   a.residual_whole, channels);
-    });
-  }
-  if (a.activation == Activation::kRelu) {
-#pragma unroll
-    for (int e = 0; e < 16; ++e) v[e] = max_nan(v[e], 0.f);
-  } else if (a.activation == Activation::kLeakyRelu) {
-#pragma unroll
-    for (int e = 0; e < 16; ++e) v[e] = v[e] > 0.f ? v[e] : v[e] * slopes[e];
-  } else if (a.activation != Activation::kNone) {
-    activate(a, v);
-  }
-#pragma unroll
-  for (int e = 0; e < 16; ++e) v[e] *= a.per_unit;
-  by_element<C>(a.y_dtype, [&](auto t) {
-    put_channels(v, static_cast<decltype(t)*>(a.y.data) + place.y + k * a.y_c, a.y_c, a.y_whole, channels);
-  });
-}
-
-// The tile's sums become outputs, a quarter of a warpgroup's positions at a time: through rows of float32 in shared
-// memory, as the threads that have a position's channels are not those that should write them. One copy of the code
-// runs for all quarters, whose sums are moved.
-template <class C>
-__device__ __forceinline__ void finish(const BytesArgs& a, int k0, typename C::Sum (&acc)[64], uint8_t* shared,
-                                       const Place* places, const float (&scale)[2], const float (&bias)[2]) {
-  const int tid = threadIdx.x & 127, lane = tid & 31, wg = threadIdx.x >> 7;
-  float* staged = reinterpret_cast<float*>(shared + wg * C::kStaging);
-  const float* slopes = reinterpret_cast<const float*>(shared + C::kSlopesAt) + wg * C::kOutputs;
-  float* mine = staged + (lane & 3) * 2 * kPitch + (tid >> 5) * 16 + (lane >> 2);
-  const int position = tid >> 2, group = (tid & 3) * 16;
-#pragma unroll 1
-  for (int quarter = 0; quarter < 4; ++quarter, places += kQuarter) {
-    if (quarter) bar_sync(1 + wg, 128);
-#pragma unroll
-    for (int e = 0; e < 16; ++e)
-      mine[(e / 4 * 8 + e % 2) * kPitch + e / 2 % 2 * 8] =
-          fmaf(static_cast<float>(acc[e]), scale[e / 2 % 2], bias[e / 2 % 2]);
-#pragma unroll
-    for (int e = 0; e < 48; ++e) acc[e] = acc[e + 16];
-    bar_sync(1 + wg, 128);
-    const Place place = places[position];
-    if (place.y < 0 || k0 + group >= a.K) continue;
-    float v[16];
-#pragma unroll
-    for (int e = 0; e < 16; e += 4) {
-      const float4 four = *reinterpret_cast<const float4*>(staged + position * kPitch + group + e);
-      v[e] = four.x, v[e + 1] = four.y, v[e + 2] = four.z, v[e + 3] = four.w;
-    }
-    finish_channels<C>(a, place, k0 + group, v, slopes + group);
-  }
-}
-
-// Two channels of a position, the first in the low byte.
-template <class Element>
-__device__ __forceinline__ uint32_t two_bytes(float first, float second) {
-  if constexpr (std::is_same_v<Element, int8_t>)
-    return saturated_bytes(__float2int_rn(first), __float2int_rn(second));
-  else
-    return __nv_cvt_float2_to_fp8x2(make_float2(first, second), __NV_SATFINITE, __NV_E4M3);
-}
-
-// The same, where no residual is added and the activation is the sign's: y's unit is in scale and bias, and sums become
-// bytes where they are. Channels k and k + 8 of a position are 16 bits, which stmatrix turns; the thread that writes
-// 16 channels puts them in order.
-template <class C>
-__device__ __forceinline__ void finish_bytes(const BytesArgs& a, int k0, typename C::Sum (&acc)[64], uint8_t* shared,
-                                             const Place* places, float (&scale)[2], float (&bias)[2]) {
-  using Element = typename C::Element;
-  static_assert(kPositions * C::kOutputs <= C::kStaging);
-  const int tid = threadIdx.x & 127, lane = tid & 31, wg = threadIdx.x >> 7;
-  const float* slopes = reinterpret_cast<const float*>(shared + C::kSlopesAt) + wg * C::kOutputs;
-  uint8_t* staged = shared + wg * C::kStaging;  // [position][word of 16 channels], words flipped against conflicts
-  const auto word_at = [](int position, int word) {
-    return position * C::kOutputs + ((word ^ position >> 1 & 3) << 4);
-  };
-  float slope[2];
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    scale[h] *= a.per_unit, bias[h] *= a.per_unit;
-    slope[h] = slopes[(tid >> 5) * 16 + (lane >> 2) + h * 8];
-  }
-  // Results take the registers of the sums, which must not be copied: there are no others.
-  const auto result = [&](int e) {
-    if constexpr (C::kInteger)
-      return __int_as_float(acc[e]);
-    else
-      return acc[e];
-  };
-  const auto set_result = [&](int e, float v) {
-    if constexpr (C::kInteger)
-      acc[e] = __float_as_int(v);
-    else
-      acc[e] = v;
-  };
-#pragma unroll
-  for (int e = 0; e < 64; ++e) set_result(e, fmaf(static_cast<float>(acc[e]), scale[e / 2 % 2], bias[e / 2 % 2]));
-  if (a.activation == Activation::kRelu) {
-#pragma unroll
-    for (int e = 0; e < 64; ++e) set_result(e, max_nan(result(e), 0.f));
-  } else if (a.activation == Activation::kLeakyRelu) {
-#pragma unroll
-    for (int e = 0; e < 64; ++e) set_result(e, result(e) > 0.f ? result(e) : result(e) * slope[e / 2 % 2]);
-  }
-#pragma unroll
-  for (int j = 0; j < 16; j += 4) {
-    uint32_t pairs[4];  // positions 8 (j + i) + 2 (lane % 4) and the next
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int e = 4 * (j + i);
-      pairs[i] = two_bytes<Element>(result(e), result(e + 2)) | two_bytes<Element>(result(e + 1), result(e + 3)) << 16;
-    }
-    stmatrix_trans(smem_address(staged + word_at(8 * j + lane, tid >> 5)), pairs[0], pairs[1], pairs[2], pairs[3]);
-  }
-  bar_sync(1 + wg, 128);
-  const int word = tid & 3, k = k0 + word * 16;
-  if (k >= a.K) return;
-#pragma unroll
-  for (int position = tid >> 2; position < kPositions; position += 32) {
-    const int64_t to = places[position].y;
-    const uint4 v = *reinterpret_cast<const uint4*>(staged + word_at(position, word));
-    const uint4 ordered = {__byte_perm(v.x, v.y, 0x6420), __byte_perm(v.z, v.w, 0x6420), __byte_perm(v.x, v.y, 0x7531),
-                           __byte_perm(v.z, v.w, 0x7531)};
-    if (to >= 0) *reinterpret_cast<uint4*>(static_cast<uint8_t*>(a.y.data) + to + k) = ordered;
-  }
-}
 
 // Warps 0-7.
 template <class C>
@@ -233,7 +38,7 @@ __device__ __forceinline__ void consume(const BytesArgs& a, uint32_t smem, uint8
   float* slopes = reinterpret_cast<float*>(shared + C::kSlopesAt) + wg * C::kOutputs;
   take_turn();
   // While the first patch is on its way.
-  by_element<C>(a.y_dtype, [&](auto t) {
+  by_element<typename C::Element>(a.y_dtype, [&](auto t) {
     clear_fringe<decltype(t)>(a.zeros, a.zeros_plan, int64_t{blockIdx.x} * 256 + threadIdx.x, int64_t{gridDim.x} * 256);
   });
   const uint32_t tiles = tiles_of(a, min(max(load_int(a.count), 0), a.capacity));
@@ -285,9 +90,9 @@ __device__ __forceinline__ void consume(const BytesArgs& a, uint32_t smem, uint8
     }
     bar_sync(1 + wg, 128);
     if (a.bytes)
-      finish_bytes<C>(a, k0, acc, shared, places, scale, bias);
+      bytes::finish_bytes<C>(a, k0, acc, shared, places, scale, bias);
     else
-      finish<C>(a, k0, acc, shared, places, scale, bias);
+      bytes::finish<C>(a, k0, acc, shared, places, scale, bias);
   }
 }
 
@@ -307,14 +112,7 @@ Status launch(const QuantizedConv2dParams& p, const DeviceInfo& device, cudaStre
   fill_common(pairs, &a);
   choose_columns(pairs, device, &a);  // whatever it chooses: there is one width
   a.columns = a.tiles_per_chunk = FastDiv((p.weight.size[0] + C::kOutputs - 1) / C::kOutputs);
-  a.scale = p.scale;
-  a.residual_scale = p.residual_scale, a.per_unit = p.out_scale > 0 ? 1 / p.out_scale : 1;
-  a.y_dtype = p.y.dtype, a.residual_dtype = p.residual.dtype;
-  a.y_whole = p.y.size[1] % 16 == 0 && channels_vectorize(p.y);
-  a.residual_whole = p.residual.data && p.y.size[1] % 16 == 0 && channels_vectorize(p.residual);
-  a.bytes = dtype_size(p.y.dtype) == 1 && a.y_whole && !p.residual.data &&
-            (p.activation == Activation::kNone || p.activation == Activation::kRelu ||
-             p.activation == Activation::kLeakyRelu);
+  static_cast<bytes::Epilogue&>(a) = bytes::epilogue(p);
   return launch_cut<C, conv_bytes_kernel<C>>(pairs, a, device, stream);
 }
 
