@@ -15,7 +15,16 @@ from support.conv_cases import make, pair
 from support.emulator import CSRC, TOOLS, emulated_library
 from support.helpers import assert_as_accurate_as_torch, dense_conv2d, poison, tensor
 
-KERNELS = {"1x1": 0, "1x1 wide": 1, "1x1 split": 2, "3x3": 3, "3x3 stride 2": 3, "stem": 4, "general": 5}
+KERNELS = {
+    "1x1": 0,
+    "1x1 wide": 1,
+    "1x1 split": 2,
+    "3x3": 3,
+    "3x3 stride 2": 3,
+    "stem": 4,
+    "general": 5,
+    "depthwise": 6,
+}
 ACTIVATIONS = {None: 0, "relu": 1, "leaky_relu": 3, "silu": 4}  # of all kernels
 WITH_SLOPES = ACTIVATIONS | {"prelu": 3}  # leaky_relu, with slopes a channel
 CASES = 12  # for each seed
@@ -45,6 +54,7 @@ def emulated(tmp_path_factory):
         for name in ("masked/bottleneck", "masked/conv", "masked/conv_select", "grid", "layer", "memory", "settled")
     ]
     kernels = sorted(path for path in (CSRC / "cuda/sm90/conv").glob("*.cu") if path.stem not in ELSEWHERE)
+    kernels.append(CSRC / "cuda/masked/conv_depthwise.cu")
     return emulated_library(tmp_path_factory, "conv", kernels, [TOOLS / "entry.cpp", *core])
 
 
@@ -128,10 +138,24 @@ def some_general(rng: random.Random) -> dict:
     }  # fmt: skip
 
 
+def some_depthwise(rng: random.Random) -> dict:
+    """Any small depthwise convolution, the usual square kernels most of all."""
+    channels = rng.choice([8, 16, 24, 72, 120, 136, 20, 3])
+    return {
+        "channels": channels, "groups": channels, "filters": channels * rng.choice([1, 1, 1, 1, 2]),
+        "kernel": rng.choice([3, 3, 5, 5, 7, 2, (3, 5)]), "stride": rng.choice([1, 1, 2, 2, 3]),
+        "dilation": rng.choice([1, 1, 1, 1, 2]), "padding": rng.choice([0, 1, 2, 3]), "batch": rng.choice([1, 1, 2]),
+        "size": (rng.randint(13, 40), rng.randint(13, 40)), "block": rng.choice([2, 4, 8, (8, 6), (3, 10), 16, 64]),
+        "density": rng.choice([0.0, 0.1, 0.4, 0.8, 1.0, 1.0]), "dtype": rng.choice([torch.float16, torch.bfloat16]),
+    }  # fmt: skip
+
+
 def some(rng: random.Random, kernel: str) -> dict:
     """A small convolution that `kernel` may take."""
     if kernel == "general":
         return some_general(rng)
+    if kernel == "depthwise":
+        return some_depthwise(rng)
     few, stride = rng.choice([8, 24, 64, 72, 128, 192]), 1
     sizes = {
         "1x1": ([8, 24, 64, 72, 256, 384], [8, 40, 64, 136, 200, 264]),

@@ -25,10 +25,10 @@ SBNET_EXPORT Status validate(const AdaptivePoolParams& p);
 inline FoldKind fold_kind(const AdaptivePoolParams& p) {
   return p.kind == AdaptivePoolKind::kMax ? FoldKind::kMax : FoldKind::kSum;
 }
-inline FoldParts parts_of(const AdaptivePoolParams& p) {
-  FoldParts parts = {p.x, p.block_map, p.grid, {}, 1};
+inline FoldParts parts_of(const AdaptivePoolParams& p, int64_t part_pixels) {
+  FoldParts parts = {p.x, p.block_map, p.grid, {}, 1, 1, 1};
   for (int d = 0; d < 2; ++d) parts.windows[d] = static_cast<int32_t>(p.y.size[2 + d]);
-  deal(&parts);
+  deal(&parts, part_pixels);
   return parts;
 }
 

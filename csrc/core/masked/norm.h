@@ -25,9 +25,9 @@ struct NormParams {
 // Shapes, dtypes, grid against plane. Everything a kernel relies on.
 SBNET_EXPORT Status validate(const NormParams& p);
 
-inline FoldParts parts_of(const NormParams& p) {
-  FoldParts parts = {p.x, p.active.block_map, p.active.grid, {1, 1}, 1};
-  deal(&parts);
+inline FoldParts parts_of(const NormParams& p, int64_t part_pixels) {
+  FoldParts parts = {p.x, p.active.block_map, p.active.grid, {1, 1}, 1, 1, 1};
+  deal(&parts, part_pixels);
   return parts;
 }
 
@@ -37,18 +37,24 @@ inline float* group_table(const FoldParts& parts, void* workspace) {
   return fold_counts(parts, FoldKind::kMoments, workspace) + parts.count();
 }
 
-// Count, mean and sum of squared distances from it of some numbers.
-struct Moments {
-  float count, mean, square;
+// Count, mean and sum of squared distances from it of some numbers. Where hundreds of parts merge, a mean of double
+// keeps their roundings from adding up: a mean far from zero has few digits to lose.
+template <class Mean>
+struct MomentsOf {
+  float count;
+  Mean mean;
+  float square;
   // Adds those of others (Chan, Golub and LeVeque, 1979).
-  SBNET_HOST_DEVICE void merge(const Moments& other) {
+  SBNET_HOST_DEVICE void merge(const MomentsOf& other) {
     if (other.count == 0.f) return;
-    const float all = count + other.count, share = other.count / all, apart = other.mean - mean;
+    const float all = count + other.count, share = other.count / all, apart = static_cast<float>(other.mean - mean);
     mean += apart * share;
     square += other.square + apart * apart * (count * share);
     count = all;
   }
 };
+using Moments = MomentsOf<float>;
+using PartMoments = MomentsOf<double>;
 
 }  // namespace sbnet
 

@@ -15,7 +15,7 @@ void finish(const AdaptivePoolParams& p, const FoldParts& parts, const float* va
   const bool max = p.kind == AdaptivePoolKind::kMax;
   parallel_for(parallel, parts.all_windows(), 1 + 65536 / (C * slices), [&](int64_t begin, int64_t end) {
     for (int64_t window = begin; window < end; ++window) {
-      const BlockWalk walk(parts, window * slices);
+      const BandWalk walk(parts, window * slices);
       const float* const from = values + window * slices * C;
       float count = 0;
       for (int64_t s = 0; s < slices; ++s) count += counts[window * slices + s];
@@ -41,7 +41,7 @@ sbnet::Status sbnet_sparse_adaptive_pool2d_cpu(const sbnet::AdaptivePoolParams* 
   using namespace sbnet;
   SBNET_TRY(validate(*p));
   if (!p->x.size[0]) return ok_status();
-  const FoldParts parts = parts_of(*p);
+  const FoldParts parts = parts_of(*p, kCpuPartPixels);
   const FoldKind kind = fold_kind(*p);
   fold_blocks(parts, kind, workspace, *parallel);
   const float *values = static_cast<const float*>(workspace), *counts = fold_counts(parts, kind, workspace);

@@ -20,7 +20,7 @@ void fold_blocks(const FoldParts& parts, FoldKind kind, void* workspace, const P
       std::fill(own, own + row, start);
       int64_t count = 0;
       PixelRect rect;
-      for (BlockWalk walk(parts, part); walk.next(&rect);) {
+      for (BandWalk walk(parts, part); walk.next(&rect);) {
         fold(kind, parts.x, walk.image(), rect, own, static_cast<float>(count));
         count += int64_t{rect.row_end - rect.row} * (rect.column_end - rect.column);
       }

@@ -29,14 +29,14 @@ void fill_table(const NormParams& p, const FoldParts& parts, void* workspace, co
   parallel_for(parallel, p.x.size[0] * p.groups, 1 + 16384 / (group * parts.slices), [&](int64_t begin, int64_t end) {
     for (int64_t g = begin; g < end; ++g) {
       const int64_t n = g / p.groups, first = g % p.groups * group;
-      Moments all = {};
+      PartMoments all = {};
       for (int64_t part = n * parts.slices; part < (n + 1) * parts.slices; ++part)
         for (int64_t c = first; c < first + group; ++c)
           all.merge({counts[part], values[2 * part * C + c], values[(2 * part + 1) * C + c]});
       const float scale = 1.0f / std::sqrt(all.square / std::max(all.count, 1.0f) + p.eps);
       float* to = table + 3 * n * C;
       for (int64_t c = first; c < first + group; ++c) {
-        to[c] = all.mean;
+        to[c] = static_cast<float>(all.mean);
         to[C + c] = scale * parameter(p.weight, p.param_dtype, c, 1.0f);
         to[2 * C + c] = parameter(p.bias, p.param_dtype, c, 0.0f);
       }
@@ -57,7 +57,7 @@ sbnet::Status sbnet_sparse_norm2d_cpu(const sbnet::NormParams* params, void* wor
   float* table = static_cast<float*>(workspace);
   int64_t of_image = 0;
   if (p.kind == NormKind::kGroup) {
-    const FoldParts parts = parts_of(p);
+    const FoldParts parts = parts_of(p, kCpuPartPixels);
     fold_blocks(parts, FoldKind::kMoments, workspace, *parallel);
     fill_table(p, parts, workspace, *parallel);
     table = group_table(parts, workspace), of_image = 3 * C;

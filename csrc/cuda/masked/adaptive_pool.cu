@@ -7,7 +7,7 @@ namespace sbnet {
 namespace {
 
 constexpr const char* kOp = "sparse_adaptive_pool2d";
-constexpr int kChannels = 32, kRows = 8;  // of a CTA that merges: neighbours read neighbouring channels
+constexpr int kChannels = 32, kRows = 16;  // of a CTA that merges: neighbours read neighbouring channels
 
 template <class T>
 __global__ void __launch_bounds__(kChannels* kRows)
@@ -22,7 +22,9 @@ __global__ void __launch_bounds__(kChannels* kRows)
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
     const int64_t window = task / chunks, c = (task - window * chunks) * kChannels + lane;
     float value = max ? -INFINITY : 0.f, count = 0.f;
-    for (int s = row; s < parts.slices && c < C; s += kRows) {
+    const int slices = c < C ? parts.slices : 0;
+#pragma unroll 4
+    for (int s = row; s < slices; s += kRows) {
       const int64_t part = window * parts.slices + s;
       const float other = values[part * C + c];
       value = max ? max_nan(value, other) : value + other;
@@ -35,7 +37,7 @@ __global__ void __launch_bounds__(kChannels* kRows)
         value = max ? max_nan(value, found[r][lane]) : value + found[r][lane];
         count += pixels[r][lane];
       }
-      const BlockWalk walk(parts, window * parts.slices);
+      const BandWalk walk(parts, window * parts.slices);
       const int64_t i = window / parts.windows[1] % parts.windows[0], j = window % parts.windows[1];
       T* y = static_cast<T*>(p.y.data) + walk.image() * p.y.stride[0] + c * p.y.stride[1] + i * p.y.stride[2] +
              j * p.y.stride[3];
@@ -47,7 +49,7 @@ __global__ void __launch_bounds__(kChannels* kRows)
 
 template <class T>
 Status launch_type(const AdaptivePoolParams& p, void* workspace, const DeviceInfo& device, cudaStream_t stream) {
-  const FoldParts parts = parts_of(p);
+  const FoldParts parts = parts_of(p, kCudaPartPixels);
   if (p.kind == AdaptivePoolKind::kMax)
     SBNET_TRY((launch_fold<T, MaxFold>(kOp, parts, workspace, device, stream)));
   else

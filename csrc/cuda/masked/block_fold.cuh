@@ -1,5 +1,5 @@
 // Sums, maxima and moments over active pixels on CUDA. A CTA takes a part and some words of channels: its threads go
-// through the pixels of the part's blocks, then merge what they found in a tree.
+// through the pixels of the part's bands, then merge what they found in a tree.
 #pragma once
 #include "core/masked/block_fold.h"
 #include "cuda/masked/pixels.cuh"
@@ -84,12 +84,15 @@ struct MomentsFold {
 };
 
 constexpr int kFoldThreads = 256;
+constexpr int kFoldLoads = 4;  // that a thread has under way
 
 struct FoldPlan {
-  FastDiv chunks;       // CTAs that share a part, each with its words
-  int log2_words;       // words of a CTA
-  int words;            // of a pixel
-  bool channels_inner;  // neighbouring threads take the words of a pixel, else the pixels of a word
+  FastDiv chunks;         // CTAs that share a part, each with its words
+  FastDiv pixels, width;  // of a band of a whole block
+  int bands;              // that a CTA notes at once
+  int log2_words;         // words of a CTA
+  int words;              // of a pixel
+  bool channels_inner;    // neighbouring threads take the words of a pixel, else the pixels of a word
 };
 
 template <class T, class Fold>
@@ -98,6 +101,7 @@ __global__ void __launch_bounds__(kFoldThreads)
                 float* counts) {
   constexpr int kN = Fold::kN;
   __shared__ Fold folds[kFoldThreads];
+  __shared__ PixelRect rects[kFoldThreads];
   grid_dependency_wait();
   grid_dependency_release();
   const TensorView& x = parts.x;
@@ -111,23 +115,38 @@ __global__ void __launch_bounds__(kFoldThreads)
     Fold& own = folds[column_of_word * lanes + lane];
     Fold found;
     found.clear();
-    if (word < plan.words) {
-      PixelRect rect;
-      for (BlockWalk walk(parts, part); walk.next(&rect);) {
-        const int width = rect.column_end - rect.column, rows = lanes / width, columns = lanes % width;
-        const T* image = static_cast<const T*>(x.data) + walk.image() * x.stride[0] + int64_t{word} * kN * x.stride[1];
-        int row = rect.row + lane / width, column = rect.column + lane % width;
-        while (row < rect.row_end) {
-          const T* at = image + row * x.stride[2] + column * x.stride[3];
-          const Word<T, kN> loaded = *reinterpret_cast<const Word<T, kN>*>(at);
+    BandWalk walk(parts, part);
+    const T* image = static_cast<const T*>(x.data) + walk.image() * x.stride[0] + int64_t{word} * kN * x.stride[1];
+    for (int64_t left = walk.left(); left > 0; left -= plan.bands, walk.skip(plan.bands)) {
+      const int bands = static_cast<int>(left < plan.bands ? left : plan.bands);
+      if (thread < bands && !walk.peek(thread, &rects[thread])) rects[thread] = {};
+      __syncthreads();
+      const int pixels = word < plan.words ? bands * static_cast<int>(plan.pixels.divisor) : 0;
+      for (int first = lane; first < pixels; first += kFoldLoads * lanes) {
+        Word<T, kN> loaded[kFoldLoads];
+        bool in[kFoldLoads];
+#pragma unroll
+        for (int i = 0; i < kFoldLoads; ++i) {
+          const int pixel = first + i * lanes;
+          uint32_t band, rest, row, column;
+          plan.pixels.divmod(pixel < pixels ? pixel : first, &band, &rest);
+          plan.width.divmod(rest, &row, &column);
+          const PixelRect rect = rects[band];
+          row += rect.row, column += rect.column;
+          in[i] = pixel < pixels && static_cast<int>(row) < rect.row_end && static_cast<int>(column) < rect.column_end;
+          if (in[i])
+            loaded[i] = *reinterpret_cast<const Word<T, kN>*>(image + row * x.stride[2] + column * x.stride[3]);
+        }
+#pragma unroll
+        for (int i = 0; i < kFoldLoads; ++i) {
+          if (!in[i]) continue;
           float taken[kN];
 #pragma unroll
-          for (int e = 0; e < kN; ++e) taken[e] = to_float(loaded.channel[e]);
+          for (int e = 0; e < kN; ++e) taken[e] = to_float(loaded[i].channel[e]);
           found.add(taken);
-          row += rows, column += columns;
-          if (column >= rect.column_end) column -= width, ++row;
         }
       }
+      __syncthreads();  // before the next bands overwrite rects
     }
     own = found;
     __syncthreads();
@@ -149,15 +168,23 @@ __global__ void __launch_bounds__(kFoldThreads)
 template <class T, template <int> class Fold>
 Status launch_fold(const char* op, const FoldParts& parts, void* workspace, const DeviceInfo& device,
                    cudaStream_t stream) {
-  constexpr int kWide = kLanes<T>, kMostWords = 6;
+  constexpr int kWide = kLanes<T>;
   const TensorView& x = parts.x;
   const bool whole = channels_vectorize(x) && x.size[1] % kWide == 0;
   FoldPlan plan;
   plan.words = static_cast<int>(whole ? x.size[1] / kWide : x.size[1]);
   plan.channels_inner = x.stride[1] <= x.stride[3];
-  plan.log2_words = 0;
-  const int most = plan.channels_inner ? kMostWords : 3;  // a warp of pixels or more, where those are neighbours
-  while (plan.log2_words < most && 1 << plan.log2_words < plan.words) ++plan.log2_words;
+  // 128 bytes of a pixel, or a warp of pixels where those are neighbours; fewer words where a quarter would go unused.
+  plan.log2_words = plan.channels_inner && !whole ? 6 : 3;
+  while (plan.log2_words) {
+    const int words = 1 << plan.log2_words, taken = (plan.words + words - 1) / words * words;
+    if (3 * int64_t{taken} <= 4 * int64_t{plan.words}) break;
+    --plan.log2_words;
+  }
+  const int64_t width = std::min<int64_t>(parts.grid.size[1], x.size[3]), pixels = parts.band_rows * width;
+  plan.width = FastDiv(width);
+  plan.pixels = FastDiv(pixels);
+  plan.bands = static_cast<int>(std::min<int64_t>(kFoldThreads, std::max<int64_t>(1, (1 << 20) / pixels)));
   plan.chunks = FastDiv((plan.words + (1 << plan.log2_words) - 1) >> plan.log2_words);
   const int64_t tasks = parts.count() * plan.chunks.divisor, most_ctas = int64_t{device.sm_count} * 32;
   const dim3 ctas(static_cast<unsigned>(tasks < most_ctas ? tasks : most_ctas));

@@ -1,20 +1,20 @@
 // Depthwise convolution: one input channel per group, K/C output channels each. Bound by memory, so no tensor cores.
 //
-// A thread computes a strip of neighbouring pixels in one row of a block for one 16-byte word of output channels. With
-// stride and dilation 1 it reads each input column once and adds it to every pixel of the strip that sees it. A CTA
-// keeps to one slice of channels, whose weights wait in shared memory as float32.
+// A thread computes a strip of neighbouring pixels in one row of a block, of one 16-byte word of output channels; the
+// usual square kernels have a kernel of their own. A CTA keeps to one slice of channels, whose weights wait in shared
+// memory as float32.
 #include "cuda/by_dtype.cuh"
-#include "cuda/masked/conv_portable.cuh"
+#include "cuda/masked/conv_depthwise_square.cuh"
 
 namespace sbnet::portable {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kStrip = 4;         // pixels
 constexpr int kSliceThreads = 8;  // threads side by side along the channels
 constexpr int kMaxTaps = 128;
 
 struct DepthwisePlan {
+  FastDiv slices;        // of channels, neighbouring CTAs
   FastDiv multiplier;    // output channel -> input channel
   FastDiv block_strips;  // strip index -> slot, strip of the block
   FastDiv strips_per_row;
@@ -62,27 +62,26 @@ __device__ __forceinline__ void add_products(const float* weight, const float (&
   }
 }
 
-// kSize, kStride: of a square kernel with dilation 1, so that a kernel row's loads are all under way at once; 0 for
-// any. kWords: x is channels_last and has as many channels as y, so that its channels come in 16-byte words too.
-template <class T, int kSize, int kStride, bool kWords>
+// kWords: x is channels_last and has as many channels as y, so that its channels come in 16-byte words too.
+template <class T, bool kWords>
 __global__ void __launch_bounds__(kThreads, 2)
     conv_depthwise_kernel(const __grid_constant__ Conv2dParams p, const __grid_constant__ DepthwisePlan plan) {
   constexpr int kL = kLanes<T>, kSlice = kSliceThreads * kL;
-  extern __shared__ __align__(16) float weights[];  // [taps][slice]
-  const int R = kSize ? kSize : static_cast<int>(p.weight.size[2]);
-  const int S = kSize ? kSize : static_cast<int>(p.weight.size[3]);
-  const int K = static_cast<int>(p.weight.size[0]), slice = blockIdx.y * kSlice;
+  extern __shared__ __align__(16) float smem[];  // weights [taps][slice]
+  const int R = static_cast<int>(p.weight.size[2]), S = static_cast<int>(p.weight.size[3]);
+  const int K = static_cast<int>(p.weight.size[0]), slices = static_cast<int>(plan.slices.divisor);
+  const int cta = static_cast<int>(plan.slices.quotient(blockIdx.x)), ctas = static_cast<int>(gridDim.x) / slices;
+  const int slice = (static_cast<int>(blockIdx.x) - cta * slices) * kSlice;
 
   grid_dependency_wait();
-  clear_fringe<T>(p, plan.fringe, (int64_t{blockIdx.y} * gridDim.x + blockIdx.x) * kThreads + threadIdx.x,
-                  int64_t{gridDim.x} * gridDim.y * kThreads);
+  clear_fringe<T>(p, plan.fringe, int64_t{blockIdx.x} * kThreads + threadIdx.x, int64_t{gridDim.x} * kThreads);
   for (int i = threadIdx.x; i < R * S * kSlice; i += kThreads) {
     const int k = slice + i % kSlice;
     uint32_t r, s;
     plan.kernel_width.divmod(i / kSlice, &r, &s);
-    weights[i] = k < K ? to_float(static_cast<const T*>(
-                             p.weight.data)[k * p.weight.stride[0] + r * p.weight.stride[2] + s * p.weight.stride[3]])
-                       : 0.f;
+    smem[i] = k < K ? to_float(static_cast<const T*>(
+                          p.weight.data)[k * p.weight.stride[0] + r * p.weight.stride[2] + s * p.weight.stride[3]])
+                    : 0.f;
   }
   __syncthreads();
 
@@ -90,7 +89,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int lane = threadIdx.x & ((1 << plan.log2_slice_threads) - 1);
   const int k = slice + lane * kL;
   if (k >= K) return;
-  const float* weight = weights + lane * kL;
+  const float* weight = smem + lane * kL;
   float bias[kL];
   int channel[kL];  // input channels of the output channels
 #pragma unroll
@@ -102,8 +101,9 @@ __global__ void __launch_bounds__(kThreads, 2)
 
   const BlockGrid& grid = p.active.grid;
   const int strips = count * plan.strips_per_block;
-  const int stride = (gridDim.x * kThreads) >> plan.log2_slice_threads;
-  for (int strip = (blockIdx.x * kThreads + threadIdx.x) >> plan.log2_slice_threads; strip < strips; strip += stride) {
+  const int stride = (ctas * kThreads) >> plan.log2_slice_threads;
+  for (int strip = (cta * kThreads + static_cast<int>(threadIdx.x)) >> plan.log2_slice_threads; strip < strips;
+       strip += stride) {
     uint32_t slot, rest, row, column;
     plan.block_strips.divmod(strip, &slot, &rest);
     plan.strips_per_row.divmod(rest, &row, &column);
@@ -122,25 +122,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll
       for (int e = 0; e < kL; ++e) sums[i][e] = 0.f;
 
-    if constexpr (kSize > 0) {
-      constexpr int kColumns = (kStrip - 1) * kStride + kSize;
-#pragma unroll(kSize == 3 ? 3 : 1)
-      for (int r = 0; r < kSize; ++r) {
-        uint4 words[kColumns];
-#pragma unroll
-        for (int j = 0; j < kColumns; ++j) words[j] = read_word<T, kWords>(p, x, row0 + r, column0 + j, channel);
-#pragma unroll
-        for (int j = 0; j < kColumns; ++j) {
-          float v[kL];
-          unpack<T>(words[j], v);
-#pragma unroll
-          for (int i = 0; i < kStrip; ++i) {
-            const int s = j - i * kStride;
-            if (s >= 0 && s < kSize) add_products(weight + (r * kSize + s) * kSlice, v, sums[i]);
-          }
-        }
-      }
-    } else if (p.stride[1] == 1 && p.dilation[1] == 1) {
+    if (p.stride[1] == 1 && p.dilation[1] == 1) {
       for (int r = 0; r < R; ++r) {
 #pragma unroll 4
         for (int j = 0; j < kStrip + S - 1; ++j) {
@@ -183,26 +165,20 @@ __global__ void __launch_bounds__(kThreads, 2)
   grid_dependency_release();
 }
 
-template <class T, int kSize, int kStride, bool kWords>
-Status launch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
+template <class T, bool kWords>
+Status launch_any(const Conv2dParams& p, const StripCounts& strips, const DeviceInfo& device, cudaStream_t stream) {
   static OccupancyCache cache;
-  constexpr auto kernel = conv_depthwise_kernel<T, kSize, kStride, kWords>;
+  constexpr auto kernel = conv_depthwise_kernel<T, kWords>;
   constexpr int kSlice = kSliceThreads * kLanes<T>;
   const int64_t K = p.weight.size[0], taps = p.weight.size[2] * p.weight.size[3];
-  // A block wider than the plane is the only one of its row: no more strips than the plane has.
-  const int64_t rows = std::min<int64_t>(p.active.grid.size[0], p.y.size[2]);
-  const int64_t strips_per_row = (std::min<int64_t>(p.active.grid.size[1], p.y.size[3]) + kStrip - 1) / kStrip;
-  const int64_t strips = p.active.capacity * rows * strips_per_row;
-  SBNET_CHECK(strips <= INT32_MAX / 2, "%s: active: %lld strips of pixels; at most 2^30 are wanted", kConvOp,
-              static_cast<long long>(strips));
 
   DepthwisePlan plan;
   plan.multiplier = FastDiv(K / p.groups);
-  plan.strips_per_row = FastDiv(strips_per_row);
-  plan.block_strips = FastDiv(rows * strips_per_row);
+  plan.strips_per_row = FastDiv(strips.in_row);
+  plan.block_strips = FastDiv(strips.rows * strips.in_row);
   plan.kernel_width = FastDiv(p.weight.size[3]);
   plan.fringe = FringePlan(p);
-  plan.strips_per_block = static_cast<int32_t>(rows * strips_per_row);
+  plan.strips_per_block = static_cast<int32_t>(strips.rows * strips.in_row);
   plan.log2_slice_threads = 0;
   while ((1 << plan.log2_slice_threads) < kSliceThreads && (int64_t{kLanes<T>} << plan.log2_slice_threads) < K)
     ++plan.log2_slice_threads;
@@ -211,13 +187,14 @@ Status launch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stre
 
   const size_t smem = taps * kSlice * sizeof(float);
   const unsigned slices = static_cast<unsigned>((K + kSlice - 1) / kSlice);
+  plan.slices = FastDiv(slices);
   int ctas = 0;
   // The most shared memory that any kernel size asks for, so that the count of CTAs does not depend on the call.
-  SBNET_TRY(prepare_kernel(device, kernel, kThreads, kSize ? smem : kMaxTaps * kSlice * sizeof(float), &cache, &ctas));
+  SBNET_TRY(prepare_kernel(device, kernel, kThreads, kMaxTaps * kSlice * sizeof(float), &cache, &ctas));
   const int64_t strips_per_cta = kThreads >> plan.log2_slice_threads;
-  const unsigned most = persistent_grid(device, ctas, (strips + strips_per_cta - 1) / strips_per_cta * slices,
+  const unsigned most = persistent_grid(device, ctas, (strips.all + strips_per_cta - 1) / strips_per_cta * slices,
                                         plan.fringe.threads(p), kThreads);
-  const dim3 grid((most + slices - 1) / slices, slices);
+  const dim3 grid((most + slices - 1) / slices * slices);
   SBNET_CUDA_TRY(kConvOp, launch_dependent(device, kernel, grid, dim3(kThreads), smem, stream, p, plan));
   return ok_status();
 }
@@ -225,21 +202,26 @@ Status launch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stre
 template <class T>
 Status launch_type(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
   const bool words = p.weight.size[0] == p.groups && p.groups % kLanes<T> == 0 && channels_vectorize(p.x);
-  if (!words) return launch<T, 0, 0, false>(p, device, stream);
+  const StripCounts strips(p);
+  SBNET_CHECK(strips.all <= INT32_MAX / 2, "%s: active: %lld strips of pixels; at most 2^30 are wanted", kConvOp,
+              static_cast<long long>(strips.all));
+  if (!words) return launch_any<T, false>(p, strips, device, stream);
   // Two digits, size and stride, name a kernel below.
   const bool square = p.weight.size[2] == p.weight.size[3] && p.stride[0] == p.stride[1] && p.stride[0] < 10 &&
                       p.dilation[0] == 1 && p.dilation[1] == 1;
   switch (square ? p.weight.size[2] * 10 + p.stride[0] : 0) {
     case 31:
-      return launch<T, 3, 1, true>(p, device, stream);
+      return launch_square<T, 3, 1>(p, strips, device, stream);
     case 32:
-      return launch<T, 3, 2, true>(p, device, stream);
+      return launch_square<T, 3, 2>(p, strips, device, stream);
     case 51:
-      return launch<T, 5, 1, true>(p, device, stream);
+      return launch_square<T, 5, 1>(p, strips, device, stream);
+    case 52:
+      return launch_square<T, 5, 2>(p, strips, device, stream);
     case 71:
-      return launch<T, 7, 1, true>(p, device, stream);
+      return launch_square<T, 7, 1>(p, strips, device, stream);
     default:
-      return launch<T, 0, 0, true>(p, device, stream);
+      return launch_any<T, true>(p, strips, device, stream);
   }
 }
 

@@ -1,5 +1,7 @@
 // What every convolution kernel does after its sums: bias, residual, activation, store.
 #pragma once
+#include <type_traits>
+
 #include "core/masked/conv.h"
 #include "cuda/masked/layer.cuh"
 
@@ -60,25 +62,26 @@ struct alignas(16) Output {
   int64_t y, residual;
 };
 
-// y[pixel, k ... k+kN) = act(v + residual) for kRows pixels, as far as channel k_end. kN is a multiple of kLanes<T>.
-// Several pixels at once, so that their loads are under way together. A thread reads its residual before it writes y:
-// the two may be one tensor.
+// y[pixel, k ... k+kN) = act(v + residual) for kRows pixels, as far as channel k_end. kN is a multiple of kLanes<T>,
+// or half of it. // Several pixels at once, so that their loads are under way together. A thread reads its residual
+// before it writes y: the two may be one tensor.
 template <class T, int kRows, int kN>
 __device__ __forceinline__ void finish_outputs(const Conv2dParams& p, bool vector_y, bool vector_residual,
                                                float (&v)[kRows][kN], const Output (&to)[kRows], int64_t k,
                                                int64_t k_end) {
-  constexpr int kL = kLanes<T>, kWords = kN / kL;
+  using Bytes = std::conditional_t<(kN < kLanes<T>), uint2, uint4>;
+  constexpr int kL = sizeof(Bytes) / sizeof(T), kWords = kN / kL;
   const bool whole = k + kN <= k_end && k % kL == 0;
   if (p.residual.data) {
     const T* residual = static_cast<const T*>(p.residual.data) + k * p.residual.stride[1];
     if (vector_residual && whole) {
-      uint4 words[kRows][kWords];
+      Bytes words[kRows][kWords];
 #pragma unroll
       for (int i = 0; i < kRows; ++i)
 #pragma unroll
         for (int w = 0; w < kWords; ++w) {
-          words[i][w] = uint4{0, 0, 0, 0};
-          if (to[i].y >= 0) words[i][w] = reinterpret_cast<const uint4*>(residual + to[i].residual)[w];
+          words[i][w] = Bytes{};
+          if (to[i].y >= 0) words[i][w] = reinterpret_cast<const Bytes*>(residual + to[i].residual)[w];
         }
 #pragma unroll
       for (int i = 0; i < kRows; ++i)
@@ -99,11 +102,11 @@ __device__ __forceinline__ void finish_outputs(const Conv2dParams& p, bool vecto
     for (int i = 0; i < kRows; ++i)
 #pragma unroll
       for (int w = 0; w < kWords; ++w) {
-        uint4 word;
+        Bytes word;
         T* part = reinterpret_cast<T*>(&word);
 #pragma unroll
         for (int e = 0; e < kL; ++e) part[e] = from_float<T>(v[i][w * kL + e]);
-        if (to[i].y >= 0) reinterpret_cast<uint4*>(y + to[i].y)[w] = word;
+        if (to[i].y >= 0) reinterpret_cast<Bytes*>(y + to[i].y)[w] = word;
       }
   } else {
 #pragma unroll

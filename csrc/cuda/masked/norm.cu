@@ -22,13 +22,13 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     table_kernel(const __grid_constant__ NormParams p, const __grid_constant__ FoldParts parts, const float* values,
                  const float* counts, float* table) {
-  __shared__ Moments found[kThreads];
+  __shared__ PartMoments found[kThreads];
   grid_dependency_wait();
   grid_dependency_release();
   const int64_t C = p.x.size[1], group = C / p.groups;
   for (int64_t g = blockIdx.x; g < p.x.size[0] * p.groups; g += gridDim.x) {
     const int64_t n = g / p.groups, first = g % p.groups * group;
-    Moments all = {};
+    PartMoments all = {};
     for (int64_t k = threadIdx.x; k < group * parts.slices; k += kThreads) {
       const int64_t part = n * parts.slices + k / group, c = first + k % group;
       all.merge({counts[part], values[2 * part * C + c], values[(2 * part + 1) * C + c]});
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kThreads)
     const float scale = 1.f / sqrtf(all.square / fmaxf(all.count, 1.f) + p.eps);
     float* to = table + 3 * n * C;
     for (int64_t c = first + threadIdx.x; c < first + group; c += kThreads) {
-      to[c] = all.mean;
+      to[c] = static_cast<float>(all.mean);
       to[C + c] = scale * parameter<T>(p.weight, p.param_dtype, c, 1.f);
       to[2 * C + c] = parameter<T>(p.bias, p.param_dtype, c, 0.f);
     }
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kPixelThreads)
 
 template <class T>
 Status launch_group(const NormParams& p, void* workspace, const DeviceInfo& device, cudaStream_t stream) {
-  const FoldParts parts = parts_of(p);
+  const FoldParts parts = parts_of(p, kCudaPartPixels);
   SBNET_TRY((launch_fold<T, MomentsFold>(kOp, parts, workspace, device, stream)));
   const float *values = static_cast<const float*>(workspace),
               *counts = fold_counts(parts, FoldKind::kMoments, workspace);

@@ -2,6 +2,7 @@
 #include "conv_case.h"
 #include "core/masked/conv_select.h"
 #include "cuda/common.cuh"
+#include "cuda/masked/conv_portable.cuh"
 #include "cuda/sm90/conv/bottleneck.h"
 #include "cuda/sm90/conv/conv1x1.h"
 #include "cuda/sm90/conv/conv1x1_bytes.h"
@@ -51,6 +52,8 @@ __attribute__((visibility("default"))) int emulate_conv(const Case* given, char*
   if (v.kernel == 3 && chosen == ConvKernel::kHopper3x3) return told(sm90::conv3x3(p, device, nullptr), message, room);
   if (v.kernel == 4 && chosen == ConvKernel::kHopperStem)
     return told(sm90::conv_stem(p, device, nullptr), message, room);
+  if (v.kernel == 6 && chosen == ConvKernel::kDepthwise)
+    return told(portable::launch_depthwise(p, device, nullptr), message, room);
   if (v.kernel == 5 && !hopper_general_declines(p)) return told(sm90::conv_general(p, device, nullptr), message, room);
   return 1;
 }
