@@ -1,18 +1,16 @@
 // The convolution of float16 and bfloat16 with AMX matrix registers: 16 pixels x 16 output channels x 32 input channels
-// a product, sums in float32. Compiled like conv_avx512.cpp; the tile instructions are inline assembly, so that any
-// compiler will do whose assembler knows them.
+// a product, sums in float32. Compiled like conv_avx512.cpp.
 #if defined(SBNET_AMX)
 #define SBNET_ISA conv_amx
 #define SBNET_LANES 16
 #define SBNET_VECTORS 2
-#include "cpu/masked/conv_simd.h"
+#include "cpu/simd/tiles.h"
 
 namespace sbnet {
 namespace SBNET_ISA {
 
 constexpr int64_t kDepth = 32;
 constexpr int kZeroByte = 0;
-constexpr int64_t kRows = 16;                         // pixels of a product, at most
 constexpr int64_t kProductWeights = kDepth * kLanes;  // elements of a weight matrix: one register
 
 template <class T>
@@ -53,37 +51,17 @@ static void pack_tap(const T* from, int64_t k_stride, int64_t c_stride, int64_t 
 namespace sbnet {
 namespace SBNET_ISA {
 
-// Registers 0..3: sums of (run, vector of output channels) = (0,0) (0,1) (1,0) (1,1); 4, 5: inputs; 6, 7: weights.
-#define SBNET_TILE_LOAD(reg, at, bytes) \
-  asm volatile("tileloadd (%0,%1,1), %%tmm" #reg : : "r"(at), "r"(static_cast<int64_t>(bytes)) : "memory")
-#define SBNET_TILE_STORE(reg, at, bytes) \
-  asm volatile("tilestored %%tmm" #reg ", (%0,%1,1)" : : "r"(at), "r"(static_cast<int64_t>(bytes)) : "memory")
-#define SBNET_TILE_DOT(sum, input, weight)                                           \
-  do {                                                                               \
-    if constexpr (kIsHalf<T>)                                                        \
-      asm volatile("tdpfp16ps %%tmm" #weight ", %%tmm" #input ", %%tmm" #sum : : :); \
-    else                                                                             \
-      asm volatile("tdpbf16ps %%tmm" #weight ", %%tmm" #input ", %%tmm" #sum : : :); \
-  } while (0)
-
-template <class T>
-constexpr bool kIsHalf = false;
-template <>
-constexpr bool kIsHalf<Half> = true;
-
-struct TileShapes {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {};
-};
-
-// G runs of pixels x V vectors of output channels, over all taps and channels of a slice.
+// G runs of pixels x V vectors of output channels, over all taps and channels of a slice. Registers 0..3: sums of (run,
+// vector) = (0,0) (0,1) (1,0) (1,1); 4, 5: inputs; 6, 7: weights.
 template <class T, int G, int V>
 static __attribute__((noinline)) void microkernel(const T* const (&x)[2], int64_t pixel_bytes, const Taps& taps,
                                                   const T* w, float* const (&sums)[2], bool first) {
   constexpr int64_t kSumBytes = kPanelWidth * 4;
   if (first) {
-    asm volatile("tilezero %%tmm0\n\ttilezero %%tmm1\n\ttilezero %%tmm2\n\ttilezero %%tmm3" : : :);
+    SBNET_TILE_ZERO(0);
+    SBNET_TILE_ZERO(1);
+    SBNET_TILE_ZERO(2);
+    SBNET_TILE_ZERO(3);
   } else {
     SBNET_TILE_LOAD(0, sums[0], kSumBytes);
     if constexpr (V == 2) SBNET_TILE_LOAD(1, sums[0] + kLanes, kSumBytes);
@@ -94,16 +72,16 @@ static __attribute__((noinline)) void microkernel(const T* const (&x)[2], int64_
     for (int64_t c = 0; c < taps.channels; c += kDepth, w += V * kProductWeights) {
       const int64_t at = taps.offset[t] + c;
       SBNET_TILE_LOAD(4, x[0] + at, pixel_bytes);
-      SBNET_TILE_LOAD(6, w, 64);
-      SBNET_TILE_DOT(0, 4, 6);
+      SBNET_TILE_LOAD(6, w, kTileBytes);
+      SBNET_TILE_DOT(T, 0, 4, 6);
       if constexpr (V == 2) {
-        SBNET_TILE_LOAD(7, w + kProductWeights, 64);
-        SBNET_TILE_DOT(1, 4, 7);
+        SBNET_TILE_LOAD(7, w + kProductWeights, kTileBytes);
+        SBNET_TILE_DOT(T, 1, 4, 7);
       }
       if constexpr (G == 2) {
         SBNET_TILE_LOAD(5, x[1] + at, pixel_bytes);
-        SBNET_TILE_DOT(2, 5, 6);
-        if constexpr (V == 2) SBNET_TILE_DOT(3, 5, 7);
+        SBNET_TILE_DOT(T, 2, 5, 6);
+        if constexpr (V == 2) SBNET_TILE_DOT(T, 3, 5, 7);
       }
     }
   SBNET_TILE_STORE(0, sums[0], kSumBytes);
@@ -116,10 +94,9 @@ static __attribute__((noinline)) void microkernel(const T* const (&x)[2], int64_
 template <class T>
 static void run_slice(const ConvPlan& plan, const ConvJob& job, const Slice& slice, int64_t output_step) {
   const ConvPixels& px = *job.pixels;
-  const int64_t run_rows = pixels_per_run(plan, kRows);
-  TileShapes shapes;
-  for (int i = 0; i < 8; ++i) shapes.rows[i] = static_cast<uint8_t>(i < 6 ? run_rows : kDepth / 2);
-  asm volatile("ldtilecfg %0" : : "m"(shapes));
+  const int64_t run_rows = pixels_per_run(plan, kTileRows);
+  const TileShapes shapes = tile_shapes(run_rows, kDepth * sizeof(T));
+  SBNET_TILE_CONFIGURE(shapes);
 
   for (int64_t j = 0; j < job.panels; ++j) {
     const int64_t panel = job.first_panel + j, width = plan.width_of_panel(panel), k = panel * kPanelWidth;
@@ -150,7 +127,7 @@ static void run_slice(const ConvPlan& plan, const ConvJob& job, const Slice& sli
       i = begin[runs];
     }
   }
-  asm volatile("tilerelease");
+  SBNET_TILE_RELEASE();
 }
 
 static void run_amx_job(const ConvPlan& plan, const ConvJob& job) {
@@ -169,7 +146,7 @@ static void pack_all(const ConvLayout& layout, void* packed, int64_t begin, int6
 
 }  // namespace SBNET_ISA
 
-const ConvKernels kConvKernelsAmx = {{SBNET_LANES, SBNET_VECTORS, conv_amx::kDepth, 2, conv_amx::kRows},
+const ConvKernels kConvKernelsAmx = {{SBNET_LANES, SBNET_VECTORS, conv_amx::kDepth, 2, conv_amx::kTileRows},
                                      conv_amx::pack_all,
                                      conv_amx::run_amx_job,
                                      nullptr};

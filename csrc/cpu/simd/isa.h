@@ -19,14 +19,18 @@
 
 namespace sbnet {
 
-enum class Isa { kGeneric, kAvx2, kAvx512, kAmx, kAmxFp16 };  // kAmx multiplies bfloat16, kAmxFp16 float16 too
+enum class Isa { kGeneric, kAvx2, kAvx512, kAmx, kAmxFp16 };  // kAmx multiplies bfloat16 and int8, kAmxFp16 float16 too
 
 #if defined(__x86_64__)
 // Above AVX-512: the matrix registers, which a process must ask the kernel for (before Linux 5.16: never granted).
 inline Isa detect_amx() {
-  constexpr unsigned kTiles = 1u << 24, kBf16 = 1u << 22, kFp16 = 1u << 21;
+#if defined(SBNET_EMULATE_AMX)
+  return Isa::kAmxFp16;
+#endif
+  constexpr unsigned kInt8 = 1u << 25, kTiles = 1u << 24, kBf16 = 1u << 22, kAll = kInt8 | kTiles | kBf16;
+  constexpr unsigned kFp16 = 1u << 21;  // of another leaf
   unsigned a = 0, b = 0, c = 0, d = 0;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (kTiles | kBf16)) != (kTiles | kBf16)) return Isa::kAvx512;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kAll) != kAll) return Isa::kAvx512;
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
   if (syscall(SYS_arch_prctl, kRequestPermission, kTileData) != 0) return Isa::kAvx512;
   return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & kFp16) ? Isa::kAmxFp16 : Isa::kAmx;
@@ -51,6 +55,15 @@ inline Isa detect_isa() {
 inline bool has_vnni() {
 #if defined(__x86_64__)
   return __builtin_cpu_supports("avx512vnni");
+#else
+  return false;
+#endif
+}
+
+// Dot products of bfloat16, beside AVX-512.
+inline bool has_bf16() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avx512bf16");
 #else
   return false;
 #endif

@@ -1,4 +1,5 @@
-// Products with block-sparse weights on the CPU: checks, tasks, threads. The arithmetic is in matmul_fma.h.
+// Products with block-sparse weights on the CPU: checks, tasks, threads. The arithmetic is in matmul_fma.h
+// and matmul_pairs.h.
 #include "core/weights/matmul.h"
 
 #include <algorithm>
@@ -21,7 +22,8 @@ void list_rows(const TensorView& a, const TensorView& b, const ActiveView& activ
 
 namespace {
 
-constexpr int64_t kTasksPerThread = 4;  // enough for the threads to finish together
+constexpr int64_t kTasksPerThread = 4;    // enough for the threads to finish together
+constexpr int64_t kLeastPairsBlock = 16;  // outputs of a vector of pairs
 
 int64_t wanted_tasks(int32_t threads) { return std::max(threads, 1) * kTasksPerThread; }
 
@@ -34,6 +36,22 @@ const MatmulKernels& kernels(int64_t block_size) {
   if (isa >= Isa::kAvx2) return kMatmulKernelsAvx2;
 #endif
   return kMatmulKernelsGeneric;
+}
+
+// Of forward and input gradient: pairs of 16 bits, where the processor multiplies them, else in float32.
+const MatmulKernels& kernels(const BlocksparseMatmulParams& p) {
+  const int64_t size = p.layout.shape.block_size;
+#if defined(__x86_64__)
+  const Isa isa = chosen_isa();
+  const bool brain = p.x.dtype == DType::kBF16, half = p.x.dtype == DType::kF16;
+  if (size >= kLeastPairsBlock) {
+#if defined(SBNET_AMX)
+    if ((brain && isa >= Isa::kAmx) || (half && isa >= Isa::kAmxFp16)) return kMatmulKernelsAmx;
+#endif
+    if (brain && isa >= Isa::kAvx512 && has_bf16()) return kMatmulKernelsBf16;
+  }
+#endif
+  return kernels(size);
 }
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -54,8 +72,9 @@ struct Plan {
 
 Plan make_plan(const BlocksparseMatmulParams& p, int32_t threads) {
   const BlockLayoutShape& shape = p.layout.shape;
-  const int64_t features = p.in_blocks() * shape.block_size, group = kernels(shape.block_size).group;
-  const int64_t fit = std::clamp(kMatmulTileBytes / (features * 4) / group * group, group, kMatmulRows);
+  const int64_t features = p.in_blocks() * shape.block_size;
+  const int64_t group = kernels(p).group, bytes = kernels(p).element_bytes;
+  const int64_t fit = std::clamp(kMatmulTileBytes / (features * bytes) / group * group, group, kMatmulRows);
   const int64_t rows = ceil_div(row_capacity(p.x, p.active), group) * group;
   Plan plan = {};
   // Two tiles a thread, where there are so many rows: tasks of few rows read the weights too often.
@@ -63,8 +82,9 @@ Plan make_plan(const BlocksparseMatmulParams& p, int32_t threads) {
   plan.tile_rows = std::min(fit, share);
   plan.packs = p.transposed || p.gate || p.x.dtype != DType::kF32;
   plan.weights_at = 64;
-  plan.scratch_at = plan.weights_at + (plan.packs ? lines(shape.blocks * shape.block_size * shape.block_size * 4) : 0);
-  plan.x_bytes = lines(plan.tile_rows * features * 4);
+  plan.scratch_at =
+      plan.weights_at + (plan.packs ? lines(shape.blocks * shape.block_size * shape.block_size * bytes) : 0);
+  plan.x_bytes = lines(plan.tile_rows * features * bytes);
   plan.rows_bytes = lines(plan.tile_rows * 8);
   plan.scratch_bytes = plan.x_bytes + 2 * plan.rows_bytes;
   plan.total_bytes = plan.scratch_at + std::max(threads, 1) * plan.scratch_bytes;
@@ -89,12 +109,12 @@ void run_tasks(int64_t tasks, char* workspace, int64_t scratch_at, int64_t scrat
 void multiply(const BlocksparseMatmulParams& p, char* workspace, const Parallel& parallel) {
   const Plan plan = make_plan(p, parallel.threads);
   const BlockLayoutShape& shape = p.layout.shape;
-  const MatmulKernels& kernel = kernels(shape.block_size);
+  const MatmulKernels& kernel = kernels(p);
   const int64_t rows = row_count(p.x, p.active);
   if (!rows) return;
-  const float* weight = static_cast<const float*>(p.weight);
+  const void* weight = p.weight;
   if (plan.packs) {
-    float* packed = reinterpret_cast<float*>(workspace + plan.weights_at);
+    void* packed = workspace + plan.weights_at;
     parallel_for(parallel, shape.blocks, std::max<int64_t>(4096 / (shape.block_size * shape.block_size), 1),
                  [&](int64_t begin, int64_t end) { kernel.pack_weights(p, packed, begin, end); });
     weight = packed;
@@ -106,7 +126,7 @@ void multiply(const BlocksparseMatmulParams& p, char* workspace, const Parallel&
   run_tasks(tiles * parts, workspace, plan.scratch_at, plan.scratch_bytes, parallel, [&](int64_t t, char* scratch) {
     MatmulTask task;
     task.weight = weight;
-    task.x = reinterpret_cast<float*>(scratch);
+    task.x = scratch;
     task.x_rows = reinterpret_cast<int64_t*>(scratch + plan.x_bytes);
     task.y_rows = reinterpret_cast<int64_t*>(scratch + plan.x_bytes + plan.rows_bytes);
     const int64_t first = t / parts * plan.tile_rows;

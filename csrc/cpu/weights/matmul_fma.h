@@ -1,26 +1,12 @@
 // Products with block-sparse weights by fused multiply-adds of float32 vectors; matmul_kernels.h describes the order.
-// Included once by each matmul_<isa>.cpp, which defines SBNET_ISA, SBNET_LANES and SBNET_VECTORS first.
+// Included once by matmul_generic.cpp, matmul_avx2.cpp and matmul_avx512.cpp.
 #pragma once
-#include "cpu/masked/conv_simd.h"
-#include "cpu/weights/matmul_kernels.h"
+#include "cpu/weights/matmul_parts.h"
 
 namespace sbnet {
 namespace SBNET_ISA {
 
-#define SBNET_UNROLL _Pragma("GCC unroll 16")
-
-constexpr int kGroup = SBNET_GROUP;            // rows of a microkernel: with two vectors each they fill the registers
 constexpr int kSquare = kGroup == 12 ? 8 : 4;  // input features of a weight gradient's microkernel
-
-SBNET_INLINE bool has_gate(const BlocksparseMatmulParams& p, int64_t block) { return !p.gate || p.gate[block] != 0; }
-
-// An entry of a look-up table, if it names an input block and a stored block.
-SBNET_INLINE bool entry_at(const BlocksparseMatmulParams& p, const MatmulTask& task, int64_t i, int64_t* in,
-                           int64_t* block) {
-  *in = task.entries[2 * i];
-  *block = task.entries[2 * i + 1];
-  return *in >= 0 && *in < task.in_blocks && *block >= 0 && *block < p.layout.shape.blocks && has_gate(p, *block);
-}
 
 // ---- Packing
 
@@ -73,16 +59,9 @@ static void pack_panel(const TensorView& t, const int64_t* rows, int64_t count, 
 // Rows of the panel of a group, of which `left` are there.
 SBNET_INLINE int64_t group_height(int64_t left) { return left > 4 ? kGroup : left > 1 ? 4 : 1; }
 
-struct Entries {
-  int64_t first[kMatmulDepth / 8];   // feature of an input block
-  const float* w[kMatmulDepth / 8];  // its weights, rows block_size apart
-  int64_t depth[kMatmulDepth / 8];   // features of the block that there are: padding is never read
-  int64_t count;
-};
-
 template <int R, int V>
-static __attribute__((noinline)) void add_entries(const Entries& entries, const float* panel, int64_t size, float* sums,
-                                                  bool first) {
+static __attribute__((noinline)) void add_entries(const Entries<float>& entries, const float* panel, int64_t size,
+                                                  float* sums, bool first) {
   Vec sum[R][V];
   SBNET_UNROLL for (int i = 0; i < R; ++i) SBNET_UNROLL for (int v = 0; v < V; ++v) sum[i][v] = Vec{};
   for (int64_t e = 0; e < entries.count; ++e) {
@@ -102,66 +81,23 @@ static __attribute__((noinline)) void add_entries(const Entries& entries, const 
   }
 }
 
-template <class T>
-static void load_bias(const BlocksparseMatmulParams& p, int64_t first, int64_t count, float* bias) {
-  if (!p.bias)
-    __builtin_memset(bias, 0, count * 4);
-  else if (p.bias_dtype == DType::kF32)
-    load_row(bias, static_cast<const float*>(p.bias) + first, 1, count);
-  else
-    load_row(bias, static_cast<const T*>(p.bias) + first, 1, count);
-}
-
-// y = activation(sums + bias) for `rows` rows of sums [R][V * kLanes].
-template <class T>
-static void finish(const BlocksparseMatmulParams& p, const int64_t* rows, int64_t count, int64_t k, int64_t width,
-                   int64_t stride, const float* bias, float* sums) {
-  for (int64_t i = 0; i < count; ++i) {
-    float* row = sums + i * stride;
-    for (int64_t v = 0; v < stride; v += kLanes)
-      store(row + v, activate(p.activation, p.activation_param, load(row + v) + load(bias + v)));
-    if (rows[i] >= 0) store_row(static_cast<T*>(p.y.data) + rows[i] + k * p.y.stride[1], p.y.stride[1], row, width);
-  }
-}
-
-// One panel of output features for all rows of the tile. A run of entries serves all rows before the next one comes:
-// blocks of one column may lie far apart, in the same sets of a cache, which would not hold a whole column of them.
 template <class T, int V>
-static void multiply_panel(const BlocksparseMatmulParams& p, const MatmulTask& task, int64_t out, int64_t column,
-                           int64_t begin, int64_t end) {
-  constexpr int64_t kWidth = V * kLanes;
-  const int64_t size = p.layout.shape.block_size, features = task.in_blocks * size, k = out * size + column;
-  const int64_t width = smaller(kWidth, task.out_features - k);
-  if (width <= 0) return;
-  alignas(64) float bias[kWidth], sums[(kMatmulRows + kGroup) * kWidth];
-  __builtin_memset(bias, 0, sizeof(bias));
-  load_bias<T>(p, k, width, bias);
-  bool first = true;
-  Entries entries;
-  entries.count = 0;
-  for (int64_t i = begin; i <= end; ++i) {
-    int64_t in, block;
-    if (i < end && entry_at(p, task, i, &in, &block)) {
-      entries.first[entries.count] = in * size;
-      entries.depth[entries.count] = smaller(size, task.in_features - in * size);
-      entries.w[entries.count++] = task.weight + block * size * size + column;
-    }
-    if (i < end && (entries.count + 1) * size <= kMatmulDepth) continue;
-    if (i == end && !entries.count && !first) break;
-    for (int64_t r = 0; r < task.rows; r += kGroup) {
-      const int64_t height = group_height(task.rows - r);
-      const float* panel = task.x + r * features;
-      if (height == kGroup)
-        add_entries<kGroup, V>(entries, panel, size, sums + r * kWidth, first);
-      else if (height == 4)
-        add_entries<4, V>(entries, panel, size, sums + r * kWidth, first);
-      else
-        add_entries<1, V>(entries, panel, size, sums + r * kWidth, first);
-    }
-    first = false;
-    entries.count = 0;
-  }
-  finish<T>(p, task.y_rows, task.rows, k, width, kWidth, bias, sums);
+static void multiply_columns(const BlocksparseMatmulParams& p, const MatmulTask& task, int64_t out, int64_t column) {
+  const int64_t size = p.layout.shape.block_size, features = task.in_blocks * size;
+  multiply_panel<T, V, kMatmulDepth, float>(p, task, out, column, column,
+                                            [&](const Entries<float>& entries, float* sums, bool first) {
+                                              for (int64_t r = 0; r < task.rows; r += kGroup) {
+                                                const int64_t height = group_height(task.rows - r);
+                                                const float* panel = static_cast<const float*>(task.x) + r * features;
+                                                float* to = sums + r * V * kLanes;
+                                                if (height == kGroup)
+                                                  add_entries<kGroup, V>(entries, panel, size, to, first);
+                                                else if (height == 4)
+                                                  add_entries<4, V>(entries, panel, size, to, first);
+                                                else
+                                                  add_entries<1, V>(entries, panel, size, to, first);
+                                              }
+                                            });
 }
 
 template <class T>
@@ -169,17 +105,12 @@ static void multiply_of(const BlocksparseMatmulParams& p, const MatmulTask& task
   const int64_t size = p.layout.shape.block_size, features = task.in_blocks * size;
   for (int64_t r = 0; r < task.rows; r += kGroup)
     pack_panel<T>(p.x, task.x_rows + r, smaller(kGroup, task.rows - r), group_height(task.rows - r), features,
-                  task.x + r * features);
-  for (int64_t out = task.first_block; out < task.end_block; ++out) {
-    const int64_t blocks = p.layout.shape.blocks;
-    const int64_t begin = larger(0, smaller(task.start[out], blocks));
-    const int64_t end = larger(begin, smaller(task.start[out + 1], blocks));
+                  static_cast<float*>(task.x) + r * features);
+  for (int64_t out = task.first_block; out < task.end_block; ++out)
     if (size == kLanes)
-      multiply_panel<T, 1>(p, task, out, 0, begin, end);
+      multiply_columns<T, 1>(p, task, out, 0);
     else
-      for (int64_t column = 0; column < size; column += 2 * kLanes)
-        multiply_panel<T, 2>(p, task, out, column, begin, end);
-  }
+      for (int64_t column = 0; column < size; column += 2 * kLanes) multiply_columns<T, 2>(p, task, out, column);
 }
 
 // ---- Weight gradient
@@ -250,8 +181,9 @@ static void weight_grad_of(const BlocksparseWeightGradParams& p, const WeightGra
 
 // ---- The table
 
-static void pack_weights(const BlocksparseMatmulParams& p, float* packed, int64_t begin, int64_t end) {
-  by_dtype<Half, BFloat>(p.x.dtype, [&](auto t) { pack_weights_of<decltype(t)>(p, packed, begin, end); });
+static void pack_weights(const BlocksparseMatmulParams& p, void* packed, int64_t begin, int64_t end) {
+  by_dtype<Half, BFloat>(p.x.dtype,
+                         [&](auto t) { pack_weights_of<decltype(t)>(p, static_cast<float*>(packed), begin, end); });
 }
 static void multiply(const BlocksparseMatmulParams& p, const MatmulTask& task) {
   by_dtype<Half, BFloat>(p.x.dtype, [&](auto t) { multiply_of<decltype(t)>(p, task); });

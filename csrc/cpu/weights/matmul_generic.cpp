@@ -6,6 +6,6 @@
 #include "cpu/weights/matmul_fma.h"
 
 namespace sbnet {
-const MatmulKernels kMatmulKernelsGeneric = {matmul_generic::kGroup, matmul_generic::pack_weights,
+const MatmulKernels kMatmulKernelsGeneric = {matmul_generic::kGroup, sizeof(float), matmul_generic::pack_weights,
                                              matmul_generic::multiply, matmul_generic::weight_grad};
 }  // namespace sbnet

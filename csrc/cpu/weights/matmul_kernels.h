@@ -4,6 +4,7 @@
 // Forward and input gradient. A task is a tile of rows and some output blocks. It packs its rows of x as float32 panels
 // [group of rows][feature][row], so that a microkernel reads the rows of a group at constant offsets; weights are
 // float32 blocks [input feature][output feature]: the tensor itself where it is that, else a copy in the workspace.
+// Where a processor multiplies pairs of 16 bits, both are packed as those instead (matmul_pairs.h).
 //
 // Weight gradient. A task is some blocks; rows go by in chunks, packed as float32 [row][feature].
 #pragma once
@@ -19,8 +20,8 @@ constexpr int64_t kMatmulDepth = 256;          // products summed in a row: long
 struct MatmulTask {
   int64_t in_blocks, in_features, out_features;
   const int32_t *start, *entries;  // of output blocks
-  const float* weight;             // blocks of [input feature][output feature]
-  float* x;                        // packed rows
+  const void* weight;              // blocks of [input feature][output feature]
+  void* x;                         // packed rows
   int64_t* x_rows;                 // [kMatmulRows] offsets, -1: no row
   int64_t* y_rows;
   int64_t rows;                    // of the tile
@@ -41,9 +42,10 @@ void list_rows(const TensorView& a, const TensorView& b, const ActiveView& activ
                int64_t* a_rows, int64_t* b_rows);
 
 struct MatmulKernels {
-  int64_t group;  // rows of a microkernel
-  // Blocks [begin, end) as float32 [input feature][output feature], gates multiplied in.
-  void (*pack_weights)(const BlocksparseMatmulParams& p, float* packed, int64_t begin, int64_t end);
+  int64_t group;          // rows of a microkernel
+  int64_t element_bytes;  // of packed rows and weights
+  // Blocks [begin, end), gates multiplied in.
+  void (*pack_weights)(const BlocksparseMatmulParams& p, void* packed, int64_t begin, int64_t end);
   void (*multiply)(const BlocksparseMatmulParams& p, const MatmulTask& task);
   void (*weight_grad)(const BlocksparseWeightGradParams& p, const WeightGradTask& task);
 };
@@ -52,6 +54,10 @@ extern const MatmulKernels kMatmulKernelsGeneric;
 #if defined(__x86_64__)
 extern const MatmulKernels kMatmulKernelsAvx2;
 extern const MatmulKernels kMatmulKernelsAvx512;
+extern const MatmulKernels kMatmulKernelsBf16;  // bfloat16, blocks of 16 and more, forward and input gradient alone
+#endif
+#if defined(SBNET_AMX)
+extern const MatmulKernels kMatmulKernelsAmx;  // 16-bit elements, as above
 #endif
 
 }  // namespace sbnet

@@ -1,0 +1,124 @@
+// Products with block-sparse weights in float16 and bfloat16 with AMX matrix registers: 16 rows x 16 outputs x 32
+// input features a product, 16 with blocks of 16; sums in float32. Compiled like matmul_avx512.cpp.
+#if defined(SBNET_AMX)
+#define SBNET_ISA matmul_amx
+#define SBNET_LANES 16
+#define SBNET_VECTORS 2
+#define SBNET_GROUP 16
+#include "cpu/simd/tiles.h"
+#include "cpu/weights/matmul_pairs.h"
+
+namespace sbnet {
+namespace SBNET_ISA {
+
+static_assert(kGroup == kTileRows, "a group of rows is a register");
+
+// Few rows are one group of as many.
+SBNET_INLINE int64_t group_height(int64_t rows, int64_t) { return smaller(rows, kGroup); }
+
+// G groups of `height` rows, `features` of x apart, x V vectors of outputs. Registers 0..3: sums of (group, vector) in
+// that order; 4, 5: inputs; 6, 7: weights.
+template <class T, int G, int V>
+static __attribute__((noinline)) void add_tiles(const Entries<T>& entries, const T* panel, int64_t features,
+                                                int64_t height, int64_t size, float* sums, bool first) {
+  static_assert((V == 2 && G <= 2) || (V == 1 && (G == 1 || G == 4)), "four registers of sums");
+  constexpr int64_t kStep = V * kLanes, kSumBytes = V * kLanes * 4, kSums = kGroup * V * kLanes;
+  constexpr int64_t kInputBytes = kStep * sizeof(T), kWeights = kStep * kLanes;
+  if (first) {
+    SBNET_TILE_ZERO(0);
+    SBNET_TILE_ZERO(1);
+    SBNET_TILE_ZERO(2);
+    SBNET_TILE_ZERO(3);
+  } else {
+    SBNET_TILE_LOAD(0, sums, kSumBytes);
+    if constexpr (V == 2) SBNET_TILE_LOAD(1, sums + kLanes, kSumBytes);
+    if constexpr (V == 2 && G == 2) {
+      SBNET_TILE_LOAD(2, sums + kSums, kSumBytes);
+      SBNET_TILE_LOAD(3, sums + kSums + kLanes, kSumBytes);
+    }
+    if constexpr (G == 4) {
+      SBNET_TILE_LOAD(1, sums + kSums, kSumBytes);
+      SBNET_TILE_LOAD(2, sums + 2 * kSums, kSumBytes);
+      SBNET_TILE_LOAD(3, sums + 3 * kSums, kSumBytes);
+    }
+  }
+  const int64_t apart = kGroup * features;
+  for (int64_t e = 0; e < entries.count; ++e) {
+    const T *x = panel + entries.first[e] * height, *w = entries.w[e];
+    for (int64_t c = 0; c < size; c += kStep, x += height * kStep, w += V * kWeights) {
+      SBNET_TILE_LOAD(4, x, kInputBytes);
+      SBNET_TILE_LOAD(6, w, kTileBytes);
+      SBNET_TILE_DOT(T, 0, 4, 6);
+      if constexpr (V == 2) {
+        SBNET_TILE_LOAD(7, w + kWeights, kTileBytes);
+        SBNET_TILE_DOT(T, 1, 4, 7);
+      }
+      if constexpr (V == 2 && G == 2) {
+        SBNET_TILE_LOAD(5, x + apart, kInputBytes);
+        SBNET_TILE_DOT(T, 2, 5, 6);
+        SBNET_TILE_DOT(T, 3, 5, 7);
+      }
+      if constexpr (G == 4) {
+        SBNET_TILE_LOAD(5, x + apart, kInputBytes);
+        SBNET_TILE_DOT(T, 1, 5, 6);
+        SBNET_TILE_LOAD(4, x + 2 * apart, kInputBytes);
+        SBNET_TILE_DOT(T, 2, 4, 6);
+        SBNET_TILE_LOAD(5, x + 3 * apart, kInputBytes);
+        SBNET_TILE_DOT(T, 3, 5, 6);
+      }
+    }
+  }
+  SBNET_TILE_STORE(0, sums, kSumBytes);
+  if constexpr (V == 2) SBNET_TILE_STORE(1, sums + kLanes, kSumBytes);
+  if constexpr (V == 2 && G == 2) {
+    SBNET_TILE_STORE(2, sums + kSums, kSumBytes);
+    SBNET_TILE_STORE(3, sums + kSums + kLanes, kSumBytes);
+  }
+  if constexpr (G == 4) {
+    SBNET_TILE_STORE(1, sums + kSums, kSumBytes);
+    SBNET_TILE_STORE(2, sums + 2 * kSums, kSumBytes);
+    SBNET_TILE_STORE(3, sums + 3 * kSums, kSumBytes);
+  }
+}
+
+template <class T, int V>
+static void multiply_rows(const MatmulTask& task, const Entries<T>& entries, int64_t size, int64_t features,
+                          float* sums, bool first) {
+  constexpr int kMost = V == 2 ? 2 : 4;
+  const int64_t height = group_height(task.rows, 0), groups = (task.rows + kGroup - 1) / kGroup;
+  for (int64_t g = 0; g < groups;) {
+    const T* panel = static_cast<const T*>(task.x) + g * kGroup * features;
+    float* to = sums + g * kGroup * V * kLanes;
+    if (groups - g >= kMost) {
+      add_tiles<T, kMost, V>(entries, panel, features, height, size, to, first);
+      g += kMost;
+    } else {
+      add_tiles<T, 1, V>(entries, panel, features, height, size, to, first);
+      ++g;
+    }
+  }
+}
+
+static void pack_weights(const BlocksparseMatmulParams& p, void* packed, int64_t begin, int64_t end) {
+  if (p.x.dtype == DType::kF16)
+    pack_weights_of(p, static_cast<Half*>(packed), begin, end);
+  else
+    pack_weights_of(p, static_cast<BFloat*>(packed), begin, end);
+}
+
+static void multiply(const BlocksparseMatmulParams& p, const MatmulTask& task) {
+  const TileShapes shapes = tile_shapes(group_height(task.rows, 0), step_features(p.layout.shape.block_size) * 2);
+  SBNET_TILE_CONFIGURE(shapes);
+  if (p.x.dtype == DType::kF16)
+    multiply_of<Half>(p, task);
+  else
+    multiply_of<BFloat>(p, task);
+  SBNET_TILE_RELEASE();
+}
+
+}  // namespace SBNET_ISA
+
+const MatmulKernels kMatmulKernelsAmx = {matmul_amx::kGroup, 2, matmul_amx::pack_weights, matmul_amx::multiply,
+                                         nullptr};
+}  // namespace sbnet
+#endif

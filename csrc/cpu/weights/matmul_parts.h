@@ -1,0 +1,96 @@
+// What products with block-sparse weights have in common, whatever multiplies: runs of entries of the look-up tables,
+// and the epilogue.
+// Included once by each matmul_<isa>.cpp, which defines SBNET_ISA, SBNET_LANES, SBNET_VECTORS and SBNET_GROUP first.
+#pragma once
+#include "cpu/masked/conv_simd.h"
+#include "cpu/weights/matmul_kernels.h"
+
+namespace sbnet {
+namespace SBNET_ISA {
+
+#define SBNET_UNROLL _Pragma("GCC unroll 16")
+
+constexpr int kGroup = SBNET_GROUP;  // rows of a microkernel: with its vectors of outputs they fill the registers
+
+SBNET_INLINE bool has_gate(const BlocksparseMatmulParams& p, int64_t block) { return !p.gate || p.gate[block] != 0; }
+
+// An entry of a look-up table, if it names an input block and a stored block.
+SBNET_INLINE bool entry_at(const BlocksparseMatmulParams& p, const MatmulTask& task, int64_t i, int64_t* in,
+                           int64_t* block) {
+  *in = task.entries[2 * i];
+  *block = task.entries[2 * i + 1];
+  return *in >= 0 && *in < task.in_blocks && *block >= 0 && *block < p.layout.shape.blocks && has_gate(p, *block);
+}
+
+constexpr int64_t kLongestRun = 512;  // features of entries that are multiplied together
+constexpr int64_t kLeastBlock = 8;
+
+template <class W>
+struct Entries {
+  int64_t first[kLongestRun / kLeastBlock];  // feature of an input block
+  const W* w[kLongestRun / kLeastBlock];     // its weights, from the panel's first column on
+  int64_t depth[kLongestRun / kLeastBlock];  // features of the block that there are: padding is never read
+  int64_t count;
+};
+
+// ---- Epilogue
+
+template <class T>
+static void load_bias(const BlocksparseMatmulParams& p, int64_t first, int64_t count, float* bias) {
+  if (!p.bias)
+    __builtin_memset(bias, 0, count * 4);
+  else if (p.bias_dtype == DType::kF32)
+    load_row(bias, static_cast<const float*>(p.bias) + first, 1, count);
+  else
+    load_row(bias, static_cast<const T*>(p.bias) + first, 1, count);
+}
+
+// y = activation(sums + bias) for `rows` rows of sums [R][V * kLanes].
+template <class T>
+static void finish(const BlocksparseMatmulParams& p, const int64_t* rows, int64_t count, int64_t k, int64_t width,
+                   int64_t stride, const float* bias, float* sums) {
+  for (int64_t i = 0; i < count; ++i) {
+    float* row = sums + i * stride;
+    for (int64_t v = 0; v < stride; v += kLanes)
+      store(row + v, activate(p.activation, p.activation_param, load(row + v) + load(bias + v)));
+    if (rows[i] >= 0) store_row(static_cast<T*>(p.y.data) + rows[i] + k * p.y.stride[1], p.y.stride[1], row, width);
+  }
+}
+
+// One panel of V vectors of output features, from `column` of block `out` on, for all rows of the tile; weights of W
+// begin at `column_at` of their block. add(entries, sums, first) adds their products, `first`: sets the sums. A run of
+// entries serves all rows before the next one comes: blocks of one column may lie far apart, in the same sets of a
+// cache, which would not hold a whole column of them.
+template <class T, int V, int64_t kRun, class W, class Add>
+static void multiply_panel(const BlocksparseMatmulParams& p, const MatmulTask& task, int64_t out, int64_t column,
+                           int64_t column_at, const Add& add) {
+  constexpr int64_t kWidth = V * kLanes;
+  const int64_t size = p.layout.shape.block_size, blocks = p.layout.shape.blocks, k = out * size + column;
+  const int64_t begin = larger(0, smaller(task.start[out], blocks));
+  const int64_t end = larger(begin, smaller(task.start[out + 1], blocks));
+  const int64_t width = smaller(kWidth, task.out_features - k);
+  if (width <= 0) return;
+  alignas(64) float bias[kWidth], sums[(kMatmulRows + kGroup) * kWidth];
+  __builtin_memset(bias, 0, sizeof(bias));
+  load_bias<T>(p, k, width, bias);
+  bool first = true;
+  Entries<W> entries;
+  entries.count = 0;
+  for (int64_t i = begin; i <= end; ++i) {
+    int64_t in, block;
+    if (i < end && entry_at(p, task, i, &in, &block)) {
+      entries.first[entries.count] = in * size;
+      entries.depth[entries.count] = smaller(size, task.in_features - in * size);
+      entries.w[entries.count++] = static_cast<const W*>(task.weight) + block * size * size + column_at;
+    }
+    if (i < end && (entries.count + 1) * size <= kRun) continue;
+    if (i == end && !entries.count && !first) break;
+    add(entries, sums, first);
+    first = false;
+    entries.count = 0;
+  }
+  finish<T>(p, task.y_rows, task.rows, k, width, kWidth, bias, sums);
+}
+
+}  // namespace SBNET_ISA
+}  // namespace sbnet
