@@ -223,6 +223,25 @@ GRID = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_hopper_few_blocks_of_32(emulated, seed):
+    """conv_blocks.cuh: pairs of tiles, odd numbers of them, every cut."""
+    rng = random.Random(f"few {seed}")
+    torch.manual_seed(seed)
+    kernel, dilation = rng.choice([((3, 3), 1), ((3, 1), 1), ((1, 3), 2), ((3, 3), 3)])
+    case = GRID | {
+        "size": 32, "blocks": (3, 4), "density": 0.3, "kernel": kernel,
+        "image": (rng.randint(4, 20), rng.randint(4, 24)), "padding": rng.choice([0, dilation]), "dilation": dilation,
+        "transposed": bool(seed & 1), "dtype": rng.choice([torch.float16, torch.bfloat16]),
+    }  # fmt: skip
+    sample = Sample(**case)
+    assert sample.layout.density < 0.5, "the general kernel's"
+    activation = rng.choice(sorted(ACTIVATIONS))
+    sample.run(emulated, seed // 2, activation=ACTIVATIONS[activation])
+    want, exact = (sample.expected(t, activation) for t in (case["dtype"], torch.float64))
+    assert_as_accurate_as_torch(sample.y, want, exact)
+
+
 @pytest.mark.parametrize(("size", "density"), [(16, 0.1), (16, 0.9), (32, 0.1), (32, 0.9)])
 def test_hopper_infinity_stays_with_its_blocks(emulated, size, density):
     """Absent blocks are zeros to WGMMA, but an infinity does not become NaN where no block has it."""

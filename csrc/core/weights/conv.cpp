@@ -152,7 +152,7 @@ int64_t conv_layout_words(const BlocksparseConvShape& s) {
   for (int side = 0; side < 2; ++side)
     words += s.groups[side] * (1 + kConvGroup) + 1 + s.entries[side] * (1 + kConvGroup);
   for (int side = 0; side < 2 && s.block_size; ++side)
-    words += conv_tiles(s, side) + 1 + s.pieces[side] * conv_piece_words(conv_tile_width(s));
+    words += 2 * conv_tiles(s, side) + 1 + s.pieces[side] * conv_piece_words(conv_tile_width(s));
   return words;
 }
 
@@ -175,6 +175,7 @@ BlocksparseConvLayout conv_layout_view(const BlocksparseConvShape& s, const int3
   }
   for (int side = 0; side < 2 && s.block_size; ++side) {
     v.side[side].piece_start = take(conv_tiles(s, side) + 1);
+    v.side[side].tile_order = take(conv_tiles(s, side));
     v.side[side].pieces = take(s.pieces[side] * conv_piece_words(conv_tile_width(s)));
   }
   return v;

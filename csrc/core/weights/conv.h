@@ -20,6 +20,7 @@
 // and where blocks are squares of a grid, block_size to a side, for each side what the Hopper kernel follows: tiles of
 // conv_tile_width() outputs, and the pieces of up to 64 neighbouring inputs that a tile multiplies
 //   start     [tiles + 1]            pieces of a tile
+//   order     [tiles]                tiles, those of most steps first
 //   pieces    [pieces]: [1] first input, [1] steps of 16 inputs, 1 to 4, [1] the place of the tile's first output in
 //             its block, [width / 16][4] the block of 16 outputs and of a step, or -1
 #pragma once
@@ -45,7 +46,7 @@ struct BlocksparseConvShape {
 
 struct BlocksparseConvSide {
   const int32_t *start, *channels, *block, *position;
-  const int32_t *piece_start, *pieces;
+  const int32_t *piece_start, *tile_order, *pieces;
 };
 
 struct BlocksparseConvLayout {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <numeric>
 
 #include "core/masked/conv_select.h"
 #include "core/memory.h"
@@ -46,7 +47,7 @@ int64_t append_side(const BlocksparseConvShape& shape, const std::vector<GridBlo
   std::vector<std::vector<GridBlock>> columns(static_cast<size_t>(shape.channels[to] / size));
   for (const GridBlock& b : blocks) columns[static_cast<size_t>(b.place[to])].push_back(b);
   const int32_t width = conv_tile_width(shape), parts = width / 16;
-  Words start = {0}, pieces;
+  Words start = {0}, steps, pieces;
   int32_t count = 0;
   for (int32_t first = 0; first < shape.channels[to]; first += width) {
     std::map<int32_t, Words> inputs;  // a block of each 16 outputs, by 16 inputs
@@ -60,6 +61,7 @@ int64_t append_side(const BlocksparseConvShape& shape, const std::vector<GridBlo
           ids[static_cast<size_t>(part)] = b.id;
         }
     }
+    steps.push_back(static_cast<int32_t>(inputs.size()));
     for (auto next = inputs.begin(); next != inputs.end(); ++count) {
       const int32_t from = next->first;
       Words piece(static_cast<size_t>(conv_piece_words(width)), -1);
@@ -74,7 +76,12 @@ int64_t append_side(const BlocksparseConvShape& shape, const std::vector<GridBlo
     }
     start.push_back(count);
   }
+  Words order(steps.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int32_t a, int32_t b) { return steps[static_cast<size_t>(a)] > steps[static_cast<size_t>(b)]; });
   tables->insert(tables->end(), start.begin(), start.end());
+  tables->insert(tables->end(), order.begin(), order.end());
   tables->insert(tables->end(), pieces.begin(), pieces.end());
   return count;
 }

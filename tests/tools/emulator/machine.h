@@ -146,7 +146,8 @@ inline Barrier& barrier_at(uint32_t address) {
   if (!b.initialised) fail("a barrier that nobody initialised, at " + std::to_string(address & kOffset));
   return b;
 }
-inline uint32_t swizzled(uint32_t offset) { return offset ^ (offset >> 7 & 7) << 4; }
+// Of rows of 128 bytes, or of 64.
+inline uint32_t swizzled(uint32_t offset, int row = 128) { return offset ^ (offset >> 7 & (row / 16 - 1)) << 4; }
 
 // The lanes of a warp hand in four words each and get those of all.
 using Words = const uint64_t (*)[4];
@@ -177,7 +178,7 @@ struct Map {  // what cuTensorMapEncodeTiled was given
   int64_t stride[4];  // bytes
   int32_t size[5];
   uint16_t box[5];
-  bool swizzle;
+  uint16_t swizzle;  // bytes of a row; 0: none
 };
 static_assert(sizeof(Map) <= sizeof(CUtensorMap));
 inline Map map_of(const CUtensorMap* m) {
@@ -188,7 +189,8 @@ inline Map map_of(const CUtensorMap* m) {
 inline CUresult encode(CUtensorMap* out, CUtensorMapDataType, cuuint32_t rank, void* data, const cuuint64_t* size,
                        const cuuint64_t* stride, const cuuint32_t* box, const cuuint32_t*, CUtensorMapInterleave,
                        CUtensorMapSwizzle swizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
-  Map m = {static_cast<uint8_t*>(data), {}, {1, 1, 1, 1, 1}, {1, 1, 1, 1, 1}, swizzle == CU_TENSOR_MAP_SWIZZLE_128B};
+  Map m = {static_cast<uint8_t*>(data), {}, {1, 1, 1, 1, 1}, {1, 1, 1, 1, 1}, 0};
+  m.swizzle = swizzle == CU_TENSOR_MAP_SWIZZLE_128B ? 128 : swizzle == CU_TENSOR_MAP_SWIZZLE_64B ? 64 : 0;
   for (cuuint32_t d = 0; d < rank; ++d) {
     if (box[d] > 256 || (d + 1 < rank && stride[d] % 16)) return CUDA_ERROR_INVALID_VALUE;
     m.size[d] = static_cast<int32_t>(size[d]), m.box[d] = static_cast<uint16_t>(box[d]);
@@ -212,7 +214,7 @@ void for_box(const Map& m, uint32_t offset, const At& at, F&& f) {
         inside = inside && i >= 0 && i < m.size[d];
         global += i * m.stride[d - 1];
       }
-      f(m.swizzle ? swizzled(offset) : offset, inside ? global : nullptr, min(8, m.size[0] - at[0] - c) * 2);
+      f(m.swizzle ? swizzled(offset, m.swizzle) : offset, inside ? global : nullptr, min(8, m.size[0] - at[0] - c) * 2);
     }
 }
 inline void load_box(uint32_t to, const CUtensorMap* map, uint32_t bar, const At& at) {

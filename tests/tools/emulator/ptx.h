@@ -243,9 +243,11 @@ float element(const uint8_t* shared, uint64_t operand, int row, int k, bool tran
   const uint32_t first = static_cast<uint32_t>(operand & 0x3FFF) << 4;
   const uint32_t next_64 = static_cast<uint32_t>(operand >> 16 & 0x3FFF) << 4;
   const uint32_t stride = static_cast<uint32_t>(operand >> 32 & 0x3FFF) << 4;
+  const int bytes = operand >> 62 == 2 ? 64 : 128;  // of a row, and of the swizzle
   const uint32_t at =
       emulator::swizzled(first + (transposed ? row / 64 * next_64 + k / 8 * stride + k % 8 * 128 + row % 64 * 2
-                                             : row / 8 * stride + row % 8 * 128 + k * 2));
+                                             : row / 8 * stride + row % 8 * bytes + k * 2),
+                         bytes);
   if (at + 2 > emulator::kSharedBytes) return std::nanf("");
   uint16_t bits;
   std::memcpy(&bits, shared + at, 2);

@@ -6,6 +6,7 @@
 // [piece][tap][outputs of a tile][64 inputs], zeros where a piece has no block; taps in opposite order for the
 // transposed convolution, which then is a plain one. Who calls with the same filters again keeps the slabs.
 #include "core/layer.h"
+#include "cuda/sm90/conv/conv_blocks.cuh"
 #include "cuda/sm90/conv/conv_blocksparse.h"
 #include "cuda/sm90/conv/conv_general_compute.cuh"
 
@@ -79,6 +80,11 @@ Status run(const BlocksparseConvParams& p, const DeviceInfo& device, char* works
   a.mixed = s.block_size < 64;
   const BlocksparseConvSide& side = p.layout.side[p.to()];
   a.list = {side.piece_start, side.pieces, static_cast<int>(s.pieces[p.to()])};
+  if (width == 32 && s.block_size == 32) {
+    bool launched = false;
+    SBNET_TRY(blocks::launch<T>(c, a, side.tile_order, stream, &launched));
+    if (launched) return ok_status();
+  }
   if (width == 64) return launch<Config<T, 64, true, true>>(c, a, device, stream);
   if (width == 32) return launch<Config<T, 32, true, true>>(c, a, device, stream);
   return launch<Config<T, 16, true, true>>(c, a, device, stream);

@@ -99,7 +99,7 @@ __device__ __forceinline__ float own_blocks_output(const Args& a, const Place& p
     const Slice own = slice_of<C>(a, slice);
     const int32_t* blocks =
         a.list.pieces + int64_t{slice} * conv_piece_words(C::kOutputs) + kPieceHead + output / 16 * 4;
-    const char* weights = a.w + int64_t{slice} * a.kernel[0] * a.kernel[1] * C::kTap + output * a.w_k;
+    const char* weights = a.w + int64_t{slice} * a.kernel[0] * a.kernel[1] * C::kOutputs * 128 + output * a.w_k;
 #pragma unroll 1
     for (int at = 0; at < own.steps * 16 * a.kernel[0] * a.kernel[1]; ++at) {
       const int c = at % (own.steps * 16), tap = at / (own.steps * 16);
