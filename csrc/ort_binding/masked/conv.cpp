@@ -119,18 +119,8 @@ struct SparseConv2d : Convolution<ConvSignature> {
 
 // An op for each kind of output, which ONNX Runtime cannot read off the inputs: float, or what weights are.
 template <bool kRounds>
-struct QuantizedSignature {
-  enum Position {
-    kX,
-    kWeight,
-    kScale,
-    kIndices,
-    kBiasInput = kIndices + 3,
-    kResidual,
-    kSlope,
-    kFringePixels,
-    kBase = kFringePixels + 2
-  };
+struct QuantizedSignature : ConvPositions<3> {
+  static constexpr size_t kScale = kWeight + 1;
   static constexpr auto kInputs =
       layer_inputs({{"x", kT}, {"weight", kWeightT}, {"scale", kFloat}},
                    {{"bias", kFloat, kOptional}, {"residual", kBias, kOptional}, {"slope", kFloat, kOptional}},
@@ -139,7 +129,6 @@ struct QuantizedSignature {
   static constexpr Types kTypes[] = {
       {kInt8, kInt8, kInt8},       {kInt8, kFloat, kInt8},     {kFloat, kInt8, kInt8},     {kFloat, kFloat, kInt8},
       {kFloat8, kFloat8, kFloat8}, {kFloat8, kFloat, kFloat8}, {kFloat, kFloat8, kFloat8}, {kFloat, kFloat, kFloat8}};
-  static constexpr int kInPlace = kBase;
 };
 
 template <bool kRounds>

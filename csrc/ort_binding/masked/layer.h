@@ -102,24 +102,29 @@ inline const void* bias_of(const Context& c, size_t at, int64_t channels, DType*
   return bias.data;
 }
 
-// What convolutions of floats read and write, transposed ones too.
-struct ConvSignature {
+// Where a convolution has its inputs. kBefore of them stand before the lists: x, weight, and what a family adds.
+template <int kBefore>
+struct ConvPositions {
   enum Position {
     kX,
     kWeight,
-    kIndices,
+    kIndices = kBefore,
     kBiasInput = kIndices + 3,
     kResidual,
     kSlope,
     kFringePixels,
     kBase = kFringePixels + 2
   };
+  static constexpr int kInPlace = kBase;
+};
+
+// What convolutions of floats read and write, transposed ones too.
+struct ConvSignature : ConvPositions<2> {
   static constexpr auto kInputs =
       layer_inputs({{"x", kT}, {"weight", kT}},
                    {{"bias", kBias, kOptional}, {"residual", kT, kOptional}, {"slope", kBias, kOptional}});
   static constexpr Argument kOutputs[] = {{"y", kT}};
   static constexpr auto kTypes = kBiasTypes;
-  static constexpr int kInPlace = kBase;
 };
 
 }  // namespace sbnet::ort
