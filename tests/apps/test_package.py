@@ -103,6 +103,43 @@ def test_the_guide_runs_from_top_to_bottom(tmp_path):
     subprocess.run([sys.executable, "-c", "\n".join(blocks)], check=True, cwd=tmp_path)
 
 
+# What the blocks of a page speak of, and do not make.
+GIVEN = {
+    "docs/attention.md": """
+import torch
+from sbnet import AttentionLayout
+q, k, v = torch.rand(3, 1, 8, 512, 16)
+layout = AttentionLayout.causal()
+""",
+    "docs/language_model.md": "import torch; trained_lstm = torch.nn.LSTM(64, 128)",
+    "docs/onnxruntime.md": "",
+    "docs/quantization.md": """
+import torch, sbnet
+from torch import nn
+net = nn.Sequential(*(nn.Conv2d(k, 8, 3, padding=1) for k in (3, 8, 8))).eval()
+frames, masks = [torch.rand(1, 3, 32, 48)] * 2, [torch.rand(1, 32, 48) > 0.9] * 2
+frame, mask = frames[0], masks[0]
+""",
+    "docs/weights.md": """
+from torch import nn
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.intermediate, self.output = nn.ModuleDict({"dense": nn.Linear(64, 128)}), nn.Linear(128, 64)
+model = nn.ModuleDict({"conv": nn.Conv2d(32, 64, 3), "layer": Layer(), "classifier": nn.Linear(64, 10)})
+""",
+}
+
+
+@pytest.mark.parametrize("page", GIVEN)
+def test_pages_run_from_top_to_bottom(page, tmp_path):
+    if page in ("docs/onnxruntime.md", "docs/quantization.md"):
+        pytest.importorskip("onnxruntime")
+    blocks = code_blocks(page, "python")
+    assert blocks
+    subprocess.run([sys.executable, "-c", "\n".join([GIVEN[page], *blocks])], check=True, cwd=tmp_path)
+
+
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")]
 
 

@@ -119,7 +119,7 @@ def _setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
 def _backward(ctx: Any, grad: Tensor) -> tuple:
     """PyTorch's own, of the program on the whole plane, in active blocks; operands' are summed of those alone."""
     *tensors, block_map = ctx.saved_tensors
-    x, grad = tensors[0], _ops.sparse_fill(grad, block_map, ctx.grid, 0.0)
+    x = tensors[0]
     wanted = [k for k in range(len(tensors)) if ctx.needs_input_grad[k]]
     with torch.enable_grad():
         leaves = [
