@@ -15,7 +15,7 @@ from sbnet import _library
 from sbnet._library import settle_inputs
 from sbnet.active import ActiveBlocks, Fringe
 from sbnet.engine.lists import Lists
-from sbnet.engine.pooled import PooledNodes
+from sbnet.engine.pooled import PooledNodes, product
 from sbnet.engine.replay import RECORDED, RecordedLists, RecordedNodes
 from sbnet.engine.steps import WRITTEN, Context, copy, run
 from sbnet.geometry import Pair, Window
@@ -25,6 +25,7 @@ from sbnet.graph.functional import adaptive_pool, listed_as, whole
 from sbnet.graph.ir import Node, Value
 from sbnet.graph.lists import all_pixels, lists_of
 from sbnet.graph.passes.chains import chains
+from sbnet.graph.passes.pooled import is_product
 from sbnet.graph.passes.storage import store
 from sbnet.graph.plan import Plan
 from sbnet.ops import sparse_fill_
@@ -309,6 +310,8 @@ class Executor:
         if node.kind == "adaptive_pool":
             listed = listed_as(node, self.plan.mode)
             found: Any = adaptive_pool(node, args[0], None if listed is None else active[self.lists.of(listed)])
+        elif node.kind == "aten" and self.device.type == "cuda" and is_product(node):
+            found = product(*args[:3])
         elif node.kind == "aten":
             found = (concatenate if op_name(node.target) == "cat" else node.target)(*args, **kwargs)
         else:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sbnet.active import ActiveBlocks, BlockGrid
@@ -86,6 +87,18 @@ class PooledNodes:
                     matrix, sample[None], None, bias, pixels.indices, pixels.count, pixels.grid.numbers(), [1, 1],
                     [0, 0], [1, 1], 1, "none", 0.0, False, y.reshape(1, 1, 1, -1), None, None, None, None,
                 )  # fmt: skip
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A 1x1 convolution of planes of 1x1: x [N,C,1,1], weight [K,C,1,1], bias [K] or None, all of one floating dtype.
+
+    PyTorch's linear layer, which adds the bias within its product on CUDA, where conv2d launches a kernel for it.
+
+    Returns:
+        [N,K,1,1], channels_last.
+    """
+    rows = F.linear(x.flatten(1), weight.flatten(1), bias)
+    return rows[:, None, None].permute(0, 3, 1, 2)
 
 
 def _every(batch: int, size: Pair, block: Pair) -> ActiveBlocks:

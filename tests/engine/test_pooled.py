@@ -10,10 +10,12 @@ import torch.nn.functional as F
 from torch import nn
 
 import sbnet
+from sbnet.engine.pooled import product
 from sbnet.engine.recording import Recording
 from sbnet.graph.oracle import PlaneMasks, masked_oracle
-from sbnet.graph.passes.pooled import pooled
+from sbnet.graph.passes.pooled import is_product, pooled
 from support.contract import assert_holds, poison
+from support.helpers import assert_as_accurate_as_torch, tensor
 from support.networks import conv, lively
 
 SIZE = (24, 40)
@@ -132,3 +134,23 @@ def test_weights_of_which_nobody_counts_writes_are_read_as_they_are():
         head.weight.mul_(2)
         head.bias.mul_(2)
     assert torch.equal(run(x, mask), 2 * before)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_product_is_a_convolution_of_one_pixel(device, dtype, bias):
+    x, weight = tensor((2, 40, 1, 1), dtype, device), tensor((24, 40, 1, 1), dtype, device)
+    b = tensor((24,), dtype, device) if bias else None
+    got = product(x, weight.contiguous(memory_format=torch.channels_last), b)
+    assert got.stride() == (24, 1, 24, 24)
+    exact = F.conv2d(x.double(), weight.double(), None if b is None else b.double())
+    assert_as_accurate_as_torch(got, F.conv2d(x, weight, b), exact)
+
+
+def test_which_convolutions_are_products():
+    def taken(net: nn.Module) -> list[int]:
+        nodes = sbnet.sparsify(lively(net), torch.randn(8, 3, *SIZE), block=8).plan.graph.nodes
+        return [n.output.shape[1] for n in nodes if n.kind == "aten" and is_product(n)]
+
+    assert taken(Gated()) == [10, 40]
+    assert not taken(Other())  # in groups, with padding

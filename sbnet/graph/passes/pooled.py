@@ -63,6 +63,15 @@ def _form(node: Node, x: Value, *args: Any) -> Pooled | None:
     return None
 
 
+def is_product(node: Node) -> bool:
+    """Is it a 1x1 convolution of planes of 1x1, of floats, in one group?"""
+    if op_name(node.target) != "conv2d" or node.kwargs or not all(isinstance(v, Value) for v in node.args[:2]):
+        return False
+    x, weight = node.args[:2]
+    one = x.shape[2:] == weight.shape[2:] == (1, 1) and x.dtype.is_floating_point
+    return one and x.shape[1] == weight.shape[1] and _is_plain(*node.args[3:])
+
+
 def _is_plain(stride: Any = (1, 1), padding: Any = (0, 0), dilation: Any = (1, 1), groups: int = 1) -> bool:
     return list(padding) == [0] * len(padding) and groups == 1
 
