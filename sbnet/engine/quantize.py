@@ -45,7 +45,7 @@ def quantize(
 
     Args:
         run: of `sparsify`; or a network, to which it is given with the first frame and `options`.
-        frames: inputs [N,C,H,W] float32, with fp8 on a GPU float16 or bfloat16, too (or tuples of inputs, as calls take
+        frames: inputs [N,C,H,W] float32, on a GPU float16 or bfloat16, too (or tuples of inputs, as calls take
             them), such as those that it will see.
         masks: [N,H,W] of each frame.
         dtype: "int8" or "fp8".
@@ -82,9 +82,9 @@ def quantize(
         raise TypeError(f"sbnet: quantize: expected options of sparsify with a network alone, got {', '.join(options)}")
     x = run.example[0]
     fp8, on_cpu = DTYPES[dtype] != torch.int8, x.device.type == "cpu"
-    if x.dtype not in FLOATS or (x.dtype != torch.float32 and (on_cpu or not fp8)):
+    if x.dtype not in FLOATS or (x.dtype != torch.float32 and on_cpu):
         raise ValueError(
-            f"sbnet: quantize: run: expected float32{', or on a GPU float16 or bfloat16' if fp8 else ''}, "
+            "sbnet: quantize: run: expected float32, or on a GPU float16 or bfloat16, "
             f"got {dtype_name(x.dtype)} on {x.device}"
         )
     told = Quantization({}, tuple(keep), ends, DTYPES[dtype], groups=on_cpu and not fp8)
@@ -112,7 +112,13 @@ class QuantizedRun(SparseRun):
         return measure(SparseRun(self.model, self.example, **self.options), self, given, masks)
 
     def export(self, path: str | os.PathLike[str], **options: Any) -> Any:
-        """As of a float run. fp8 is of opset 21, or a newer one; cached runs of it are refused."""
+        """As of a float run of float32. fp8 is of opset 21, or a newer one; cached runs of it are refused."""
+        floats = dtype_name(self.example[0].dtype)
+        if floats != "float32":
+            raise ValueError(
+                f"sbnet: run: export: expected a quantised run of float32, got one of {floats} "
+                "(the ops read and write float beside bytes)"
+            )
         if self.quantization.dtype == torch.float8_e4m3fn:
             options = {"opset_version": 21, **options}  # whose Transpose takes float8, as shapes are inferred
             if self.plan.mode == "cached":

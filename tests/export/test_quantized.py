@@ -69,6 +69,15 @@ def test_a_device_runs_what_it_exported(tmp_path, device, mode, dtype):
         assert_near([got[inside]], [want[inside]], 2e-3 if dtype == "int8" else 8e-3)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", STORED)
+def test_networks_of_halves_are_refused(tmp_path, dtype):
+    given, masks = ([v.cuda() for v in values] for values in frames(1))
+    run = sbnet.quantize(Chain().eval().half().cuda(), [x.half() for x in given], masks, dtype=dtype, block=BLOCK)
+    with pytest.raises(ValueError, match="export: expected a quantised run of float32, got one of float16"):
+        run.export(tmp_path / "chain.onnx")
+
+
 def test_groups_are_those_of_the_run(tmp_path):
     run, session = exported(Grouped(), tmp_path / "grouped.onnx")
     nodes = [node for node in onnx.load(tmp_path / "grouped.onnx").graph.node if node.op_type in OURS]

@@ -1,5 +1,5 @@
 """Networks by `sbnet.quantize`: in int8 on CPUs, against ours in float32, and ONNX Runtime and OpenVINO dense, in both;
-on GPUs in fp8, against ours in float16, and in int8, against ours in float32 on tensor cores."""
+on GPUs in fp8 and int8, against ours in float16."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def cases(setting: Setting) -> Iterator[Case]:
 
 
 def work(setting: Setting, name: str, size: tuple[int, int], name_of: str, density: float) -> Work:
-    floats = torch.float16 if name_of == "fp8" else torch.float32
+    floats = setting.dtype
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         net = NETWORKS[name]().eval().to(setting.device, floats)
     channels = next(m.in_channels for m in net.modules() if isinstance(m, nn.Conv2d))
     x = torch.rand(1, channels, *size).to(setting.device, floats).contiguous(memory_format=torch.channels_last)
     mask = masks.pixels("random", (1, *size), density, setting.device)
-    plain = sbnet.sparsify(net, x, block=16, allow_tf32=True)
+    plain = sbnet.sparsify(net, x, block=16)
     ends = name.startswith("four")  # layers of one kind; of a whole network the ends stay in float
     run = sbnet.quantize(plain, [x], [mask], dtype=name_of, ends=ends)
     run(x, mask)
