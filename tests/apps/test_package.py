@@ -71,6 +71,24 @@ def test_contours_of_an_edge():
         contour_net(0)
 
 
+@pytest.mark.gpu
+def test_contours_are_painted_alike_on_a_gpu():
+    """In half precision by a kernel, where PyTorch compiles one, by its ops else and in float32."""
+    from sbnet.models import paint_contours
+
+    torch.manual_seed(0)
+    output = (torch.rand(2, 3, 37, 50) - 0.5).half()
+    output[:, :, 20:] = 0
+    output[0, :, 5] = 0.0003 * output[0, :, 5]
+    wanted = paint_contours(output.float()).int()
+    assert wanted.amax() == 255
+    for layout in (torch.contiguous_format, torch.channels_last):
+        for given in (output, output.float()):
+            picture = paint_contours(given.cuda().contiguous(memory_format=layout))
+            assert picture.shape == wanted.shape
+            assert (picture.cpu().int() - wanted).abs().amax() <= 1
+
+
 def test_build_info():
     facts = sbnet.build_info()
     assert facts["version"] in (sbnet.__version__, "0")
