@@ -10,6 +10,8 @@
 //   warp 4     patches
 //   warp 5     weights, kChunkTaps taps at a time, from the slabs that the general kernel reads
 #pragma once
+#include <algorithm>
+
 #include "cuda/sm90/conv/conv_general_finish.cuh"
 #include "cuda/sm90/conv/conv_host.cuh"
 
