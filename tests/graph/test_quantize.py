@@ -16,72 +16,11 @@ from sbnet.graph.oracle import exact_pixels
 from sbnet.graph.passes.quantize import Quantization, stays_float
 from support.contract import poison
 from support.networks import NETWORKS, conv, lively
-from support.quantized import BLOCK, SIZE, Chain, Grouped, frames
+from support.quantized import BLOCK, SIZE, Chain, Fake, FakeGrouped, Grouped, active_of, frames
 
 
 def rms(x):
     return float(x.double().square().mean().sqrt())
-
-
-class Fake:
-    """The chain under the masked contract in float64; `ranges`: those that it rounds to dtype at, else None."""
-
-    floats = "first", "last"
-
-    def __init__(self, net, ranges=None, dtype="int8"):
-        self.net, self.ranges, self.dtype, self.seen = net, ranges, dtype, {}
-
-    def layer(self, name, conv, x, masks, act, norm=None, residual=None):
-        weight, bias = conv.weight.double(), 0.0 if conv.bias is None else conv.bias.double()[:, None, None]
-        if norm is not None:
-            factor = norm.weight.double() / (norm.running_var.double() + norm.eps).sqrt()
-            weight = weight * factor[:, None, None, None]
-            bias = ((norm.bias - norm.running_mean * factor).double())[:, None, None]
-        self.seen[name] = float(x.abs().max())
-        if self.ranges is not None and name not in self.floats:
-            x = rounded(x, self.ranges[name], self.dtype)
-            weight = rounded(weight, weight.abs().amax((1, 2, 3), keepdim=True), self.dtype)
-        y = F.conv2d(x, weight, None, conv.stride, conv.padding, groups=conv.groups) + bias
-        y = act(y if residual is None else y + residual)
-        return torch.where(_active(masks, tuple(y.shape[2:])).pixel_mask(y.shape[2:]), y, 0.0)
-
-    def __call__(self, x, masks):
-        net, same = self.net, nn.Identity()
-        x = self.layer("first", net.first, x.double(), masks, F.relu)
-        x = self.layer("a.0", net.a[0], x, masks, F.relu, net.a[1])
-        x = self.layer("b.0", net.b[0], x, masks, lambda y: F.prelu(y, net.b[1].weight.double()))
-        shortcut = x if self.ranges is None else rounded(x, self.ranges["c.0"], self.dtype)
-        x = self.layer("c.0", net.c[0], x, masks, F.silu)
-        x = self.layer("d", net.d, x, masks, F.relu, residual=shortcut)
-        return self.layer("last", net.last, x, masks, same)
-
-
-class FakeGrouped(Fake):
-    """The same of `Grouped`."""
-
-    floats = "first", "between", "narrow", "last"
-
-    def __call__(self, x, masks):
-        net, same = self.net, nn.Identity()
-        x = self.layer("first", net.first, x.double(), masks, F.relu)
-        x = self.layer("wide", net.wide, x, masks, F.relu)
-        x = self.layer("deep", net.deep, x, masks, F.relu6)
-        shortcut = x if self.ranges is None else rounded(x, self.ranges["groups"], self.dtype)
-        x = self.layer("groups", net.groups, x, masks, F.relu, residual=shortcut)
-        x = F.max_pool2d(x, 3, 1, 1) * _active(masks, tuple(x.shape[2:])).pixel_mask(x.shape[2:])
-        x = self.layer("narrow", net.narrow, self.layer("between", net.between, x, masks, F.relu), masks, F.relu)
-        return self.layer("last", net.last, x, masks, same)
-
-
-def rounded(x, largest, dtype):
-    if dtype == "int8":
-        return (x * 127 / largest).round().clamp(-128, 127) * largest / 127
-    return (x * 448 / largest).clamp(-448, 448).to(torch.float8_e4m3fn).double() * largest / 448
-
-
-def _active(mask, size):
-    on_plane = F.adaptive_max_pool2d(mask[:, None].float(), size)[:, 0]
-    return sbnet.reduce_mask(on_plane, sbnet.BlockGrid.cover(size, BLOCK))
 
 
 @pytest.fixture
@@ -307,13 +246,13 @@ def test_calibration_reads_active_pixels_alone(chain):
     """What is not active may be as large as it likes; a percentile below 100 is nearer."""
     given, masks = frames(1)
     wild = [given[0].clone()]
-    wild[0][~_active(masks[0], SIZE).pixel_mask(SIZE).expand_as(wild[0])] *= 1e4
+    wild[0][~active_of(masks[0], SIZE).pixel_mask(SIZE).expand_as(wild[0])] *= 1e4
     one = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 2, 1)).eval()
     tame, other = (sbnet.quantize(one, f, masks, block=BLOCK).quantization for f in (given, wild))
     assert tame.ranges == other.ranges
     (name,) = tame.ranges
     with torch.no_grad():
-        inside = one[0](given[0])[_active(masks[0], SIZE).pixel_mask(SIZE).expand(2, 8, *SIZE)].abs()
+        inside = one[0](given[0])[active_of(masks[0], SIZE).pixel_mask(SIZE).expand(2, 8, *SIZE)].abs()
     assert tame.ranges[name] == pytest.approx(float(inside.max()), rel=1e-5)
     lower = sbnet.quantize(one, given, masks, block=BLOCK, percentile=75).quantization.ranges[name]
     assert lower == pytest.approx(float(inside.quantile(0.75)), rel=0.02)
