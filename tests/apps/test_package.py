@@ -81,7 +81,7 @@ def test_contours_are_painted_alike_on_a_gpu():
     output[:, :, 20:] = 0
     output[0, :, 5] = 0.0003 * output[0, :, 5]
     wanted = paint_contours(output.float()).int()
-    assert wanted.amax() == 255
+    assert wanted.amax() > 250
     for layout in (torch.contiguous_format, torch.channels_last):
         for given in (output, output.float()):
             picture = paint_contours(given.cuda().contiguous(memory_format=layout))
