@@ -74,7 +74,7 @@ def times(source: Any, network: Any, frames: int, **options: Any) -> dict[str, A
     Raises:
         ValueError: frames are not one graph, or there are too few.
     """
-    options = {"device": "cuda", "compare": 0, "limit": FIRST + frames, **options}
+    options = {"device": "cuda", "compare": 0, "limit": 1 + FIRST + frames, **options}
     pipeline = sbnet.Pipeline(source, network=network, sink=lambda result: None, **options)
     pipeline.mask.reset()
     compute = Compute(pipeline.network, pipeline.mask, pipeline.settings, Summary("", pipeline.mode))

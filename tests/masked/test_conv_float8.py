@@ -65,7 +65,7 @@ def assert_right(got, call, window, **more):
         allowed + HALF_STEP[got.dtype] * (want.abs() + allowed) + (out_scale * 2.0**-10 if got.dtype == F8 else 1e-7)
     )
     allowed = torch.where(active.pixel_mask(got.shape[2:]), allowed, 0)
-    wrong = ((out_scale * got.double() - want).abs() > allowed) | got.isnan()
+    wrong = ((out_scale * got.double() - want).abs() > allowed) | (got.isnan() != want.isnan())
     assert not bool(wrong.any()), f"{int(wrong.sum())} of {wrong.numel()} values"
 
 
@@ -125,16 +125,11 @@ def test_floats_are_rounded_as_they_are_read(device, layout, dtype):
         wanted = (floats.float() * 4).clamp(-448, 448).to(F8)
         assert wanted.float().nan_to_num().aminmax() == (-448, 448)
         call = weight, scale, None, active
-        # On the CPU: sums of float8 by Hopper's tensor cores are less exact than those of the kernel that reads floats.
-        on_cpu = (v if v is None else v.to("cpu") for v in call)
-        want = sparse_conv2d_quantized(laid_out(wanted.cpu(), layout), *on_cpu, **window).to(device)
-        assert want.isnan().any() or not active.pixel_mask(want.shape[2:])[0, 0, 0, 0]
         got = sparse_conv2d_quantized(laid_out(floats, layout), *call, **window, x_scale=0.25)
-        torch.testing.assert_close(got, want, rtol=2.0**-9, atol=2.0**-9, equal_nan=True)
-        if device == "cpu":
-            assert_bitwise(got, want)
-        on_cpu = reference.sparse_conv2d_quantized(floats, *call, **window, x_scale=0.25)
-        assert_bitwise(on_cpu.isnan(), got.isnan())
+        assert got.isnan().any() or not active.pixel_mask(got.shape[2:])[0, 0, 0, 0]
+        assert_right(got, (wanted, *call), window)
+        if device == "cpu":  # a GPU may take another kernel for bytes that lie as these do
+            assert_bitwise(got, sparse_conv2d_quantized(laid_out(wanted, layout), *call, **window))
 
 
 def test_results_saturate_round_halves_to_even_and_keep_nan(device):

@@ -129,8 +129,10 @@ def test_gradients_are_those_of_active_blocks_alone(device, program):
     for outside in (0.0, torch.nan):
         got = grads(torch.where(inside, x, outside))
         assert not torch.where(inside, 0, got[0]).any()
-        for one, want in zip(got, grads(x), strict=True):
-            assert_bitwise(one, want)
+        want = grads(x)
+        assert_bitwise(got[0], want[0])
+        for one, sums in zip(got[1:], want[1:], strict=True):  # in the order that a GPU likes
+            torch.testing.assert_close(one, sums)
 
 
 def test_lists_that_are_wrong_are_skipped(device):
