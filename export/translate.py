@@ -105,7 +105,9 @@ def fringe(
     return node("fringe")(producer_map, consumer_map, _shape(sides), **attributes)
 
 
-def mask_pyramid(mask: Value, planes: Sequence[Any], tol: float, fringes: Sequence[Any]) -> list[Value]:
+def mask_pyramid(
+    mask: Value, planes: Sequence[Any], tol: float, fringes: Sequence[Any], margin: int = 0
+) -> list[Value]:
     sizes = [v for k in range(0, len(planes), 4) for v in planes[k : k + 2]]
     bsizes = [v for k in range(0, len(planes), 4) for v in planes[k + 2 : k + 4]]
     if not _fixed([*bsizes, *fringes]):
@@ -115,6 +117,8 @@ def mask_pyramid(mask: Value, planes: Sequence[Any], tol: float, fringes: Sequen
     attributes: dict[str, Any] = {"bsizes": bsizes, "tol": float(tol)}
     if fringes:
         attributes["fringes"] = list(fringes)
+    if margin:
+        attributes["margin"] = margin
     inputs = [mask]
     if _fixed(sizes):
         attributes["sizes"] = sizes
@@ -132,7 +136,8 @@ def mask_pyramid(mask: Value, planes: Sequence[Any], tol: float, fringes: Sequen
 
 
 def _typed(value: Any) -> tuple[ir.AttributeType, Any]:
-    return (ir.AttributeType.FLOAT if isinstance(value, float) else ir.AttributeType.INTS), value
+    kinds = {float: ir.AttributeType.FLOAT, int: ir.AttributeType.INT}
+    return kinds.get(type(value), ir.AttributeType.INTS), value
 
 
 def _shape(sizes: Sequence[Any]) -> Value:

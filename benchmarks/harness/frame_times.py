@@ -26,7 +26,6 @@ from sbnet.apps.pipeline.frames import input_of
 from sbnet.apps.pipeline.summary import Summary
 from sbnet.benchmarks.harness.measure import film_facts, film_parser, keep_row, made_by
 from sbnet.engine import capture
-from sbnet.masks.grow import grow
 
 FIRST = 20  # frames that are not timed: clocks and caches settle
 BUSY_CYCLES = 400_000  # 0.2 ms
@@ -45,17 +44,17 @@ def lapse(run: Callable[[], Any]) -> float:
 
 
 class MaskPath:
-    """What layers wait for, alone: the frame's mask, grown, and the lists that follow from it, of `compute`, which has
-    seen a frame. It has a mask of its own.
+    """What layers wait for, alone: the frame's mask and the lists that follow from it, margin included, of `compute`,
+    which has seen a frame. It has a mask of its own.
     """
 
     def __init__(self, compute: Compute, graph: FrameGraph) -> None:
-        self._mask, network, margin = copy.deepcopy(compute.mask), compute.network, compute.margin
+        self._mask, network = copy.deepcopy(compute.mask), compute.network
         self._x, self._dtype = input_of(graph.pixels, graph.dtype), graph.dtype
         lists = compute.run._last.executor.lists
 
         def body() -> tuple[Any, Any]:
-            return lists(grow(network.widened_mask(self._mask(self._x)), margin))
+            return lists(network.widened_mask(self._mask(self._x)))
 
         self._graph, self._made = capture.cuda_graph(body, graph.pixels.device)
         self._mask.reset()

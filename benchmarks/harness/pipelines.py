@@ -3,8 +3,8 @@
 python -m sbnet.benchmarks.harness.pipelines contours --source vtest.avi --frames 100 --dense-frames 10 -o rows.jsonl
 
 Both runs decode, compute and encode (unless --to is empty); the dense one is the fastest form at hand, on fewer frames
-where that takes long. On a CPU the row says how much of a frame's time the mask takes: finding it, its margin, and the
-lists of active blocks.
+where that takes long. On a CPU the row says how much of a frame's time the mask takes: finding it, widening it to
+the network's frame, and the lists of active blocks, its margin among them.
 
 --source pages draws pages with some lines of text; `recognise` without a file takes random weights: they cost the same.
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import importlib
 import os
 import resource
 import tempfile
@@ -40,7 +39,8 @@ class MaskTime:
     """Seconds that a pipeline spends on its masks on a CPU, from its second frame on (the first sets up).
 
     Attributes:
-        seconds: of finding the mask, of its margin, of the lists of active blocks; they do not overlap.
+        seconds: of finding the mask, of widening it to the network's frame, of the lists of active blocks; they do not
+            overlap.
         ms: of each frame, the mask included.
     """
 
@@ -52,11 +52,7 @@ class MaskTime:
     @contextmanager
     def of(self, pipeline: sbnet.Pipeline) -> Iterator[None]:
         """What the pipeline's run spends while this is entered."""
-        run_module = importlib.import_module("sbnet.engine.sparsify")  # the package's name for it is a function's
-        places = (
-            (Network, "widened_mask", "margin"), (run_module, "grow", "margin"),
-            (executor.Executor, "_listed", "lists"),
-        )  # fmt: skip
+        places = (Network, "widened_mask", "border"), (executor.Executor, "_listed", "lists")
         pipeline.mask = _Timed(pipeline.mask, self._timed("mask", pipeline.mask))
         with ExitStack() as patches:
             for at, name, part in places:

@@ -19,9 +19,10 @@ class Compiled:
 
     Args:
         plan, constants: of the network.
-        make_mask: (inputs, mask or None) -> mask [N,H,W]: margins, sources of masks.
+        make_mask: (inputs, mask or None) -> mask [N,H,W]: sources of masks.
         allow_tf32: float32 on CUDA may use tf32 tensor cores.
         finish: what else is done to the outputs, in the CUDA graph.
+        margin: pixels by which masks are grown.
     """
 
     def __init__(
@@ -32,10 +33,11 @@ class Compiled:
         masked_calls: bool,
         allow_tf32: bool = False,
         finish: Callable[[list[Any]], Any] = list,
+        margin: int = 0,
     ) -> None:
         self.finish = finish
         self.plan, self.constants, self.make_mask, self.allow_tf32 = plan, constants, make_mask, allow_tf32
-        self.executor = Executor(plan, constants, allow_tf32)
+        self.executor = Executor(plan, constants, allow_tf32, margin)
         self.graph: torch.cuda.CUDAGraph | None = None
         if constants.device.type != "cuda":
             return

@@ -74,6 +74,7 @@ class Executor:
         plan: for tensors of these shapes.
         constants: of its graph.
         allow_tf32: float32 on CUDA may use tf32 tensor cores.
+        margin: pixels by which masks are grown.
 
     Attributes:
         active: lists of the last call: one a plane, or, exact, one a demand.
@@ -81,12 +82,12 @@ class Executor:
         whole_frame: the next call computes all pixels (the cached contract's first frame).
     """
 
-    def __init__(self, plan: Plan, constants: Constants, allow_tf32: bool = False) -> None:
+    def __init__(self, plan: Plan, constants: Constants, allow_tf32: bool = False, margin: int = 0) -> None:
         self.plan, self.device, self.nodes = plan, constants.device, plan.graph.nodes
         self.context = Context(constants, {}, allow_tf32, plan.mode == "cached", plan.mode != "masked")
         self.chains = chains(plan) if self.device.type == "cpu" else {}
         self.storage = store(plan, WRITTEN, self.chains)
-        self.lists = lists_of(plan, self.storage)
+        self.lists = lists_of(plan, self.storage, margin)
         self._made = constants.made
         if self.device.type == "cpu":
             self.context.pack(self.nodes)

@@ -160,8 +160,8 @@ class SparseRun:
                 old, _ = self._shapes.popitem(last=False)
                 self._compiled = {k: v for k, v in self._compiled.items() if k[0] != old}
         graph, planned, constants = self._shapes[key]
-        make_mask = partial(_mask, self.mask_source, margin)
-        made = Compiled(planned, constants, make_mask, self.mask_source is None, self.options["allow_tf32"])
+        make_mask, allow_tf32 = partial(_mask, self.mask_source), self.options["allow_tf32"]
+        made = Compiled(planned, constants, make_mask, self.mask_source is None, allow_tf32, margin=margin)
         while len(self._compiled) >= MOST_COMPILED:
             del self._compiled[next(iter(self._compiled))]
         self._compiled[key, margin] = made
@@ -226,7 +226,7 @@ class SparseRun:
 
         with self._lock:
             *inputs, mask = args
-            wanted = _mask(self.mask_source, self.margin, inputs, planes_of(mask, inputs[0]))
+            wanted = _mask(self.mask_source, inputs, planes_of(mask, inputs[0]))
             return profile(self._for(inputs).executor, inputs, wanted, calls)
 
     # ---- more of them
@@ -313,15 +313,15 @@ def planes_of(mask: Tensor, x: Tensor) -> Tensor:
 
 
 # No method: what a run's CUDA graph refers to does not refer to the run, so that both go when the run does.
-def _mask(source: Callable[[Tensor], Tensor] | None, margin: int, inputs: Sequence[Any], mask: Tensor | None) -> Tensor:
-    """The mask that the planes' lists are made of: inside the CUDA graph, where there is one."""
+def _mask(source: Callable[[Tensor], Tensor] | None, inputs: Sequence[Any], mask: Tensor | None) -> Tensor:
+    """A call's mask: inside the CUDA graph, where there is one."""
     if source is not None and mask is None:
         mask = source(inputs[0])
         if not isinstance(mask, Tensor):
             raise TypeError(f"sbnet: run: mask: expected a tensor from mask_source, got {type(mask).__name__}")
         mask = planes_of(mask, inputs[0])
     assert mask is not None
-    return grow(mask, margin) if margin else mask
+    return mask
 
 
 def _check_example(inputs: Sequence[Any]) -> None:

@@ -69,7 +69,7 @@ class PlannedModule(nn.Module):
         if dynamic:
             _check_sizeless(plan)
         self.plan, self.margin, self.dynamic, self.block_maps = plan, margin, dynamic, block_maps
-        self.exact = ExactLists(plan) if plan.mode == "exact" else None
+        self.exact = ExactLists(plan, margin) if plan.mode == "exact" else None
         self.states = [v for n in plan.graph.nodes for v in n.outputs if _holds(n, v)] if plan.mode == "cached" else []
         self.watch: Callable[[Value, Tensor, Tensor], None] | None = None
         self.names: dict[int, str] = {}
@@ -86,7 +86,6 @@ class PlannedModule(nn.Module):
         graph, count = self.plan.graph, len(self.plan.graph.inputs)
         inputs, mask = args[:count], args[count]
         old = dict(zip(self.states, args[count + 1 :], strict=True))
-        mask = grow(mask, self.margin) if self.margin else mask
         of = self.plan.plane if self.exact is None else self.exact.of
         active = self._lists(mask)
         env: dict[Value, Any] = {v: x for v, x in zip(graph.inputs, inputs, strict=True) if v is not None}
@@ -123,8 +122,9 @@ class PlannedModule(nn.Module):
         if self.exact is not None:
             return self.exact(mask)[0]
         if self.dynamic:
+            mask = grow(mask, self.margin) if self.margin else mask
             return [reduce_mask(mask, BlockGrid.cover((mask.shape[1], mask.shape[2]), self.plan.planes[0][2]))]
-        return mask_pyramid(mask, self.plan.planes).planes
+        return mask_pyramid(mask, self.plan.planes, margin=self.margin).planes
 
 
 # Planned nodes whose options are of no size, as those of a resize are.

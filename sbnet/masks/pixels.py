@@ -83,8 +83,8 @@ class Ink(Mask):
 
     def __call__(self, x: Tensor) -> Tensor:
         x = x.float() if x.dtype == torch.float64 else x
-        around = torch.full((x.shape[0], *x.shape[2:]), torch.inf, device=x.device)
-        motion_mask_(x, around, smooth=self.window)  # no frame came before: the background becomes the mean of boxes
+        around = torch.zeros(x.shape[0], *x.shape[2:], device=x.device)
+        motion_mask_(x, around, rate=1.0, cut=torch.inf, smooth=self.window)  # the background becomes the mean of boxes
         return motion_mask_(x, around, self.threshold, 1.0, torch.inf, 1)
 
 

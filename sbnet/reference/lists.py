@@ -112,11 +112,13 @@ def mask_pyramid(
     planes: Sequence[Sequence[int]],
     tol: float = 0.5,
     fringes: Sequence[tuple[int, Sequence[Sequence[int]]]] = (),
+    margin: int = 0,
 ) -> MaskPyramid:
     if mask.dim() == 4:
         mask = mask.squeeze(1) if mask.shape[1] == 1 else mask.squeeze(3)
     compare = torch.float64 if mask.dtype == torch.float64 else torch.float32
     pixels = (mask.to(compare) > torch.tensor(tol, dtype=compare)).float()[:, None]
+    pixels = F.max_pool2d(pixels, 2 * margin + 1, 1, margin) if margin and len(mask) else pixels
     actives = []
     for height, width, block in planes:
         pooled = F.adaptive_max_pool2d(pixels, (height, width)) if len(mask) else pixels.new_zeros(0, 1, height, width)

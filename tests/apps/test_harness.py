@@ -231,7 +231,7 @@ def test_motion_masks_are_looked_at_and_the_background_they_leave():
 
 
 def test_the_time_of_a_pipelines_masks():
-    """Of the mask, its margin and the lists, each a part of the frame's time."""
+    """Of the mask, its border and the lists, each a part of the frame's time."""
     masks = MaskTime()
     frames = [np.full((32, 48, 3), 40 * k, np.uint8) for k in range(4)]
     net = nn.Conv2d(3, 3, 3, padding=1)
@@ -241,6 +241,6 @@ def test_the_time_of_a_pipelines_masks():
         pipeline.run(masks.told)
     share = masks.share()
     assert len(masks.ms) == 4
-    assert set(share) == {"all", "mask", "margin", "lists"}
+    assert set(share) == {"all", "mask", "border", "lists"}
     assert all(0 < part < 1 for part in share.values())
-    assert share["all"] == pytest.approx(share["mask"] + share["margin"] + share["lists"])
+    assert share["all"] == pytest.approx(share["mask"] + share["border"] + share["lists"])

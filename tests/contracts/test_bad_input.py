@@ -144,6 +144,13 @@ def test_mask_pyramid(device, mask, planes, fringes, pattern):
     refused("mask_pyramid.*" + pattern, mask_pyramid, mask, planes, 0.5, fringes)
 
 
+@pytest.mark.parametrize("margin", [-1, 2**29 + 1])
+def test_margin_of_a_pyramid(device, margin):
+    refused(
+        "mask_pyramid: margin: expected 0 to", mask_pyramid, zeros(1, 16, 24, device=device), PLANES, 0.5, (), margin
+    )
+
+
 @pytest.mark.parametrize(
     ("planes", "fringes"),
     [

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from sbnet import MaskPyramid, conv_output_size, fringe, mask_pyramid, reduce_mask, reference
+from sbnet.masks.grow import grow
 from support.helpers import assert_bitwise, assert_same_active
 
 DTYPES = [torch.bool, torch.uint8, torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -168,3 +169,19 @@ def test_large(device):
             want = fringe(got.planes[k], got.planes[k], planes[k][:2], 3, 1, 1)
             assert_bitwise(edge.pixels, want.pixels)
             assert_bitwise(edge.count, want.count)
+
+
+@pytest.mark.parametrize("margin", [1, 5, 16, 32, 200, 2**29])
+def test_a_margin_is_a_mask_grown_before(device, margin):
+    """Of planes of the mask's size, smaller, larger; margins of whole blocks and of parts, in the frame and beyond."""
+    torch.manual_seed(margin)
+    planes = [(96, 130, 16), (96, 130, (3, 7)), (48, 65, 8), (7, 9, 2), (200, 131, 5)]
+    fringes = [(0, [(2, 3, 2, 1)])]
+    mask = (torch.rand(3, 96, 130) > 0.9995).to(device)
+    mask[2] = False
+    assert 0 < int(mask[:2].sum()) < 20
+    grown = grow(mask, min(margin, 200))
+    want = mask_pyramid(grown, planes, 0.5, fringes)
+    assert_same_pyramid(want, reference.mask_pyramid(grown, planes, 0.5, fringes))
+    for given in (mask, mask.half(), mask.transpose(1, 2).contiguous().transpose(1, 2)):
+        assert_same_pyramid(mask_pyramid(given, planes, 0.5, fringes, margin), want)

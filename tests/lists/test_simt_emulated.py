@@ -104,9 +104,9 @@ def test_fringe(emulated, seed):
         assert_bitwise(pixels, want.pixels)
 
 
-def pyramid(emulated, seed: int, mask: torch.Tensor, planes: list, fringes: list) -> None:
+def pyramid(emulated, seed: int, mask: torch.Tensor, planes: list, fringes: list, margin: int = 0) -> None:
     """Bitwise what the reference lists; `planes` and `fringes` as `mask_pyramid` takes them, of Windows."""
-    want = reference.mask_pyramid(mask, planes, 0.5, fringes)
+    want = reference.mask_pyramid(mask, planes, 0.5, fringes, margin)
     sides = [v for height, width, block in planes for v in (height, width, *block)]
     reads = []
     for plane, consumers in fringes:
@@ -116,10 +116,11 @@ def pyramid(emulated, seed: int, mask: torch.Tensor, planes: list, fringes: list
     got = [int32(*t.shape) for t in lists]
     run(
         emulated, "pyramid", seed, mask, DTYPES[mask.dtype], shape_of(mask), ctypes.c_double(0.5),
-        [sides], ctypes.c_int64(len(sides)), [reads], ctypes.c_int64(len(reads)), [[t.data_ptr() for t in got]],
+        ctypes.c_int64(margin), [sides], ctypes.c_int64(len(sides)), [reads], ctypes.c_int64(len(reads)),
+        [[t.data_ptr() for t in got]],
     )  # fmt: skip
     for k, (mine, theirs) in enumerate(zip(got, lists, strict=True)):
-        assert_bitwise(mine, theirs, f"list {k} of {tuple(mask.shape)}, {planes}, {fringes}")
+        assert_bitwise(mine, theirs, f"list {k} of {tuple(mask.shape)}, {planes}, {fringes}, {margin}")
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -135,7 +136,7 @@ def test_pyramid(emulated, seed):
         planes += [(-(-size[0] // 2), -(-size[1] // 2), (8, 8)), (*size, rng.choice([(16, 16), (50, 40)]))]
         fringes = [(3, [(2, Window.conv(3, 2, 1)), (3, Window.conv(3, 1, 1))]), (2, [(2, Window.conv(3, 1, 1))])]
         mask = (torch.rand(rng.randint(1, 2), *size) > rng.choice([0.9, 0.99, 0.999])).to(dtype)
-        pyramid(emulated, seed, mask, planes, fringes)
+        pyramid(emulated, seed, mask, planes, fringes, rng.choice([0, 1, 5, 16, 100]))
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def op_samples(device):
             (active.block_map, active.block_map, [20, 27], g, [20, 27], g, far, 7),
         ],
         "mask_pyramid": [
-            (torch.rand(2, 20, 27, device=device), [20, 27, 8, 8, 10, 14, 4, 8], 0.97, []),
+            (torch.rand(2, 20, 27, device=device), [20, 27, 8, 8, 10, 14, 4, 8], 0.97, [], 3),
             (
                 torch.rand(2, 20, 27, device=device) > 0.95,
                 [20, 27, 8, 8, 10, 14, 8, 8],

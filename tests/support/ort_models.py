@@ -164,6 +164,7 @@ def samples(device: str = "cpu") -> dict[str, Node]:
                 "bsizes": [4, 4, 4, 2],
                 "sizes": [12, 15, 6, 8],
                 "tol": 0.5,
+                "margin": 2,
                 "fringes": [0, 2, *(v for k in (1, 2) for v in (k - 1, *sbnet.Window.conv(3, k, 1).numbers()))],
             },
         ),

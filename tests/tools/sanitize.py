@@ -102,8 +102,8 @@ def pyramid(device: str) -> None:
         half = ((height + 1) // 2, (width + 1) // 2)
         planes = [(height, width, 16), (*half, 8), (11, 17, 4), (1, 1, 1)]
         fringes = [(0, [(1, 3, 2, 1), (1, 1, 2)]), (1, [(1, 7, 1, 3)])]
-        got = sbnet.mask_pyramid(mask, planes, 0.5, fringes)
-        want = reference.mask_pyramid(mask, planes, 0.5, fringes)
+        got = sbnet.mask_pyramid(mask, planes, 0.5, fringes, 5)
+        want = reference.mask_pyramid(mask, planes, 0.5, fringes, 5)
         for mine, theirs in zip(pytree.tree_leaves(got), pytree.tree_leaves(want), strict=True):
             assert torch.equal(mine, theirs), (dtype, height, width)
 

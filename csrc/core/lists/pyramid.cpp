@@ -1,5 +1,7 @@
 #include "core/lists/pyramid.h"
 
+#include <algorithm>
+
 #include "core/grid.h"
 #include "core/lists/reduce_mask.h"
 
@@ -84,6 +86,8 @@ Status validate(const PyramidParams& p) {
   SBNET_CHECK(p.size[1] >= 1 && p.size[2] >= 1 && p.size[1] <= (1 << 29) && p.size[2] <= (1 << 29),
               "%s: mask: %lld x %lld pixels; sides of 1 to 2^29 are wanted", kOp, static_cast<long long>(p.size[1]),
               static_cast<long long>(p.size[2]));
+  SBNET_CHECK(p.margin >= 0 && p.margin <= (1 << 29), "%s: margin: expected 0 to 2^29 pixels, got %lld", kOp,
+              static_cast<long long>(p.margin));
   for (int k = 0; k < p.planes; ++k) {
     const TiledPlane& t = p.plane[k].tiles;
     SBNET_TRY(check_listable(kOp, p.size[0], t.size[0], t.size[1]));
@@ -116,7 +120,7 @@ int pyramid_strip(const PyramidParams& p) {
   for (int k = 0; k < p.planes && strip > 1; ++k) {
     const TiledPlane& t = p.plane[k].tiles;
     for (int i = 0; i < t.count[0] && strip > 1; ++i) {
-      const Span s = pyramid_span(t, 0, i, side);
+      const Span s = pyramid_span(t, 0, i, side, static_cast<int>(p.margin));
       strip = greatest_common_divisor(strip, s.begin);
       if (s.end < side) strip = greatest_common_divisor(strip, s.end);
     }
@@ -129,15 +133,19 @@ int pyramid_strip(const PyramidParams& p) {
 
 }  // namespace sbnet
 
-// CPU: a byte for each column of a strip and for each block, then the words of one fringe after the other. CUDA: the
-// same as words of bits, a count for each 32 words of a fringe, and the tables.
+// CPU: a byte for each column of a strip, for each block, and for each column of the strips that a row of blocks sees;
+// then the words of one fringe after the other. CUDA: the first two as words of bits, a count for each 32 words of a
+// fringe, and the tables.
 int64_t sbnet_mask_pyramid_workspace_bytes(const sbnet::PyramidParams* p) {
   const int64_t strip = sbnet::pyramid_strip(*p), strips = p->size[0] * ((p->size[1] + strip - 1) / strip);
-  int64_t words = strips * ((p->size[2] + 31) / 32) * 8;
+  const int64_t mask_words = (p->size[2] + 31) / 32 * 8;
+  int64_t words = strips * mask_words, rows = 0;
   for (int k = 0; k < p->planes; ++k) {
     const sbnet::TiledPlane& t = p->plane[k].tiles;
     words += p->size[0] * t.count[0] * ((t.count[1] + 31) / 32) * 8;
+    rows = std::max(rows, p->size[0] * t.count[0]);
   }
+  words += rows * mask_words;
   for (int k = 0; k < p->fringes; ++k) {
     const sbnet::TiledPlane& t = p->plane[p->fringe[k].plane].tiles;
     const int64_t own = p->size[0] * t.size[0] * t.words();

@@ -1,6 +1,6 @@
 // The active blocks and the fringes of every plane of a network from one pixel mask: the pyramid of the `masked`
-// contract. A block of an H x W plane is active iff the mask, max-pooled adaptively to H x W, is set in one of its
-// pixels: iff a pixel above tol lies in one rectangle of the mask (pyramid_span).
+// contract. A block of an H x W plane is active iff the mask, grown by a margin and max-pooled adaptively to H x W, is
+// set in one of its pixels: iff a pixel above tol lies in one rectangle of the mask (pyramid_span).
 #pragma once
 #include <vector>
 
@@ -32,7 +32,8 @@ struct PyramidParams {
   const void* mask;  // [N, H, W], any strides
   DType mask_dtype;  // bool, uint8, float16, bfloat16, float32, float64
   int64_t size[3], stride[3];
-  double tol;  // a pixel is set iff it is greater; compared in float32 (float64 masks: in float64)
+  double tol;      // a pixel is set iff it is greater; compared in float32 (float64 masks: in float64)
+  int64_t margin;  // rows and columns by which the mask is grown on each side
   int32_t planes, fringes;
   PyramidPlane* plane;        // [planes]; these arrays are the host's
   PyramidFringe* fringe;      // [fringes]
@@ -76,18 +77,22 @@ class PyramidTables {
   std::vector<PyramidConsumer> consumer_;
 };
 
-// What blocks i of a plane see of the mask along dimension d: coordinates [begin, end).
+// What blocks i of a plane see of the mask along dimension d: coordinates [begin, end). That a pixel of the grown mask
+// is set in a rectangle means that one of the mask is in the rectangle as much larger.
 struct Span {
   int begin, end;
 };
-SBNET_HOST_DEVICE inline Span pyramid_span(const TiledPlane& plane, int d, int i, int mask_side) {
+SBNET_HOST_DEVICE inline Span pyramid_span(const TiledPlane& plane, int d, int i, int mask_side, int margin) {
   const int first = i * plane.side(d), side = plane.size[d];
   const int last = lesser(first + plane.side(d), side);
+  Span s;
   if (mask_side <= 0xffff && side <= 0xffff)  // the same in 32 bits
-    return {static_cast<int>(static_cast<uint32_t>(first) * mask_side / side),
-            static_cast<int>((static_cast<uint32_t>(last) * mask_side + side - 1) / side)};
-  return {static_cast<int>(static_cast<int64_t>(first) * mask_side / side),
-          static_cast<int>((static_cast<int64_t>(last) * mask_side + side - 1) / side)};
+    s = {static_cast<int>(static_cast<uint32_t>(first) * mask_side / side),
+         static_cast<int>((static_cast<uint32_t>(last) * mask_side + side - 1) / side)};
+  else
+    s = {static_cast<int>(static_cast<int64_t>(first) * mask_side / side),
+         static_cast<int>((static_cast<int64_t>(last) * mask_side + side - 1) / side)};
+  return {s.begin > margin ? s.begin - margin : 0, lesser(s.end + margin, mask_side)};
 }
 
 // CUDA: what the tables take in the workspace where they outgrow a launch's parameters; see cuda/lists/pyramid.cu.

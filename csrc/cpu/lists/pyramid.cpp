@@ -1,5 +1,6 @@
-// mask_pyramid on the CPU: the mask is read once, into a byte for each column of a strip of rows; a block then searches
-// the bytes of its rectangle. Lists follow in one pass a plane, and fringes by words as in fringe.cpp.
+// mask_pyramid on the CPU: the mask is read once, into a byte for each column of a strip of rows; the strips that a row
+// of blocks sees become one, and a block searches its columns there. Lists follow in one pass a plane, and fringes by
+// words as in fringe.cpp.
 #include "core/lists/pyramid.h"
 
 #include <cstring>
@@ -45,25 +46,32 @@ void reduce_strips(const PyramidParams& p, int strip, uint8_t* bytes, const Para
   });
 }
 
-// Is anything set in the strips' bytes of image n, rows and columns as spans of the mask?
-bool any_set(const PyramidParams& p, const uint8_t* bytes, int strip, int64_t n, Span rows, Span columns) {
-  const int64_t strips = (p.size[1] + strip - 1) / strip;
-  for (int64_t s = rows.begin / strip; s * strip < rows.end; ++s)
-    if (std::memchr(bytes + (n * strips + s) * p.size[2] + columns.begin, 1,
-                    static_cast<size_t>(columns.end - columns.begin)))
-      return true;
-  return false;
+// What of a column is set in any of the strips, [width]: `room` where they are several.
+const uint8_t* united(const uint8_t* strips, int64_t count, int64_t width, uint8_t* room) {
+  if (count == 1) return strips;
+  std::memcpy(room, strips, static_cast<size_t>(width));
+  for (int64_t s = 1; s < count; ++s)
+    for (int64_t x = 0; x < width; ++x) room[x] |= strips[s * width + x];
+  return room;
 }
 
+// room: [images * rows of blocks, width].
 void list_plane(const PyramidParams& p, const PyramidPlane& plane, const uint8_t* bytes, int strip, uint8_t* active,
-                const Parallel& parallel) {
+                uint8_t* room, const Parallel& parallel) {
   const TiledPlane& t = plane.tiles;
+  const int height = static_cast<int>(p.size[1]), width = static_cast<int>(p.size[2]);
+  const int strips = (height + strip - 1) / strip, margin = static_cast<int>(p.margin);
   parallel_for(parallel, p.size[0] * t.count[0], 1 + 256 / t.count[1], [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
-      const Span rows = pyramid_span(t, 0, static_cast<int>(r % t.count[0]), static_cast<int>(p.size[1]));
-      for (int j = 0; j < t.count[1]; ++j)
+      const Span rows = pyramid_span(t, 0, static_cast<int>(r % t.count[0]), height, margin);
+      const int64_t first = r / t.count[0] * strips + rows.begin / strip;
+      const int count = (rows.end + strip - 1) / strip - rows.begin / strip;
+      const uint8_t* seen = united(bytes + first * width, count, width, room + r * width);
+      for (int j = 0; j < t.count[1]; ++j) {
+        const Span columns = pyramid_span(t, 1, j, width, margin);
         active[r * t.count[1] + j] =
-            any_set(p, bytes, strip, r / t.count[0], rows, pyramid_span(t, 1, j, static_cast<int>(p.size[2])));
+            std::memchr(seen + columns.begin, 1, static_cast<size_t>(columns.end - columns.begin)) != nullptr;
+      }
     }
   });
   const int64_t blocks = p.size[0] * t.count[0] * t.count[1];
@@ -120,9 +128,8 @@ sbnet::Status sbnet_mask_pyramid_cpu(const sbnet::PyramidParams* params, void* w
   const int strip = pyramid_strip(p);
   uint8_t* bytes = static_cast<uint8_t*>(workspace);
   by_mask_dtype(p.mask_dtype, [&](auto t) { reduce_strips<decltype(t)>(p, strip, bytes, *parallel); });
-  const int64_t strip_words = p.size[0] * ((p.size[1] + strip - 1) / strip) * ((p.size[2] + 31) / 32) * 8;
-  uint8_t* active = bytes + strip_words * 4;
-  for (int k = 0; k < p.planes; ++k) list_plane(p, p.plane[k], bytes, strip, active, *parallel);
+  uint8_t* active = bytes + p.size[0] * ((p.size[1] + strip - 1) / strip) * p.size[2];
+  for (int k = 0; k < p.planes; ++k) list_plane(p, p.plane[k], bytes, strip, active, active + p.blocks(k), *parallel);
   for (int k = 0; k < p.fringes; ++k)  // the scratch of the planes has served
     list_fringe(p, p.fringe[k], static_cast<uint32_t*>(workspace), *parallel);
   return ok_status();

@@ -35,6 +35,7 @@ StripArgs strip_args(const PyramidParams& p, Scratch& scratch) {
   a.vectors = p.stride[2] == 1 && p.stride[0] % per_load == 0 && p.stride[1] % per_load == 0 &&
               p.size[2] % per_load == 0 && reinterpret_cast<uintptr_t>(p.mask) % 16 == 0;
   a.height = static_cast<int>(p.size[1]), a.width = static_cast<int>(p.size[2]);
+  a.margin = static_cast<int>(p.margin);
   a.strip = pyramid_strip(p);
   a.strips = (a.height + a.strip - 1) / a.strip;
   a.words = (a.width + 31) / 32;
@@ -49,9 +50,10 @@ PlaneArgs plane_args(const PyramidParams& p, int k, const StripArgs& strips, Scr
   to.tiles = from.tiles;
   to.words_per_row = (from.tiles.count[1] + 31) / 32;
   to.words = static_cast<int>(p.size[0]) * from.tiles.count[0] * to.words_per_row;
-  const Span rows = pyramid_span(from.tiles, 0, 0, strips.height);
-  const Span columns = pyramid_span(from.tiles, 1, 0, strips.width);
-  const int64_t search = int64_t{rows.end / strips.strip + 1} * (columns.end / 32 + 2);  // words, or a few more
+  const Span rows = pyramid_span(from.tiles, 0, 0, strips.height, strips.margin);  // no other block's is so much longer
+  const Span columns = pyramid_span(from.tiles, 1, 0, strips.width, strips.margin);
+  const int64_t down = (lesser(rows.end + strips.margin, strips.height)) / strips.strip + 1;
+  const int64_t search = down * (lesser(columns.end + strips.margin, strips.width) / 32 + 2);  // words, or a few more
   to.threads = search <= 16 ? 1 : 32;
   while (to.threads > 1 && to.threads < kBlockThreads && to.threads * 8 < search) to.threads *= 2;
   to.bits = scratch.take(to.words);

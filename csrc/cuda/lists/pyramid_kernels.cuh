@@ -15,7 +15,7 @@ struct StripArgs {
   double tol;
   DType dtype;
   bool vectors;  // 16-byte loads
-  int height, width;
+  int height, width, margin;
   int strip, strips, words;  // rows of a strip, strips of an image, words of a strip
   int units;                 // batch * strips * words
   uint32_t* bits;
@@ -164,10 +164,10 @@ __global__ void __launch_bounds__(kBlockThreads)
   const int word = p.threads == 1 ? u * kBlockWarps + threadIdx.x / 32 : u;
   const int row = word / p.words_per_row, j0 = (word - row * p.words_per_row) * 32;
   const int n = row / p.tiles.count[0], i = row - n * p.tiles.count[0];
-  const Span rows = pyramid_span(p.tiles, 0, i, a.height);
+  const Span rows = pyramid_span(p.tiles, 0, i, a.height, a.margin);
   if (p.threads == 1) {
     const int j = j0 + static_cast<int>(threadIdx.x % 32);
-    const Span columns = pyramid_span(p.tiles, 1, j, a.width);
+    const Span columns = pyramid_span(p.tiles, 1, j, a.width, a.margin);
     grid_dependency_wait();
     if (word >= p.words) return;
     const uint32_t bits = __ballot_sync(kAll, j < p.tiles.count[1] && any_set(a, n, rows, columns, 0, 1));
@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(kBlockThreads)
   grid_dependency_wait();
   const int thread = threadIdx.x % p.threads;
   for (int j = j0 + threadIdx.x / p.threads; j < min(j0 + 32, p.tiles.count[1]); j += kBlockThreads / p.threads) {
-    const bool set = any_set(a, n, rows, pyramid_span(p.tiles, 1, j, a.width), thread, p.threads);
+    const bool set = any_set(a, n, rows, pyramid_span(p.tiles, 1, j, a.width, a.margin), thread, p.threads);
     if (__any_sync(kAll, set) && threadIdx.x % 32 == 0) atomicOr(&together, 1u << (j - j0));
   }
   __syncthreads();

@@ -16,12 +16,14 @@ struct MaskPyramid {
 
   std::vector<int64_t> bsizes, sizes, fringes;
   float tol;
+  int64_t margin;
 
   explicit MaskPyramid(const Attributes& a)
       : bsizes(a.integers("bsizes")),
         sizes(a.integers("sizes")),
         fringes(a.integers("fringes")),
-        tol(a.real("tol", 0.5f)) {
+        tol(a.real("tol", 0.5f)),
+        margin(a.integer("margin", 0)) {
     if (bsizes.empty() || bsizes.size() % 2)
       raise("sbnet::", kName, ": bsizes: ", bsizes.size(), " numbers; a pair for each plane is wanted");
     if (!sizes.empty()) check_sizes(sizes.size());
@@ -82,7 +84,7 @@ struct MaskPyramid {
     p.mask_dtype = mask.dtype;
     for (size_t d = 0; d < 3; ++d) p.size[d] = mask.shape[d];
     p.stride[0] = size_product({mask.shape[1], mask.shape[2]}), p.stride[1] = mask.shape[2], p.stride[2] = 1;
-    p.tol = tol;
+    p.tol = tol, p.margin = margin;
     check(validate(p));
     const size_t wanted = static_cast<size_t>(4 * p.planes + 2 * p.fringes);
     if (c.outputs() != wanted)

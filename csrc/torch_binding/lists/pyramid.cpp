@@ -9,7 +9,7 @@ namespace {
 
 using Ints = std::vector<int64_t>;
 
-std::vector<Tensor> mask_pyramid(Tensor mask, Ints planes, double tol, Ints fringes) {
+std::vector<Tensor> mask_pyramid(Tensor mask, Ints planes, double tol, Ints fringes, int64_t margin) {
   const char* op = "mask_pyramid";
   const Call call(op, "mask", mask);
   check_rank(op, "mask", mask, 3);
@@ -20,7 +20,7 @@ std::vector<Tensor> mask_pyramid(Tensor mask, Ints planes, double tol, Ints frin
   p.mask = mask.const_data_ptr();
   p.mask_dtype = to_dtype(op, "mask", mask);
   for (int d = 0; d < 3; ++d) p.size[d] = mask.size(d), p.stride[d] = mask.stride(d);
-  p.tol = tol;
+  p.tol = tol, p.margin = margin;
   check(validate(p));
   std::vector<Tensor> lists;
   set_lists(p, [&](const std::initializer_list<int64_t>& size) {
@@ -37,8 +37,10 @@ std::vector<Tensor> mask_pyramid(Tensor mask, Ints planes, double tol, Ints frin
 }
 
 void list_ops(OpList& ops) {
-  ops.add("mask_pyramid(Tensor mask, SymInt[] planes, float tol, SymInt[] fringes) -> Tensor[]",
-          TORCH_BOX(&mask_pyramid));
+  ops.add(
+      "mask_pyramid(Tensor mask, SymInt[] planes, float tol, SymInt[] fringes, SymInt margin=0) -> "
+      "Tensor[]",
+      TORCH_BOX(&mask_pyramid));
 }
 
 }  // namespace

@@ -126,11 +126,11 @@ class Compute:
         self.run = self.run or self._set_up(given)
         begin = time.perf_counter()
         self.run._last = self.run._for((given,), self.margin)
-        executor, margin = self.run._last.executor, self.margin
+        executor = self.run._last.executor
 
         def body(x: Tensor) -> tuple[Any, Tensor, Tensor]:
             mask = network.widened_mask(self.mask(x))
-            output = self.run._shaped(executor([network.input(x)], grow(mask, margin)))
+            output = self.run._shaped(executor([network.input(x)], mask))
             active, self._block = self._blocks(self.run, x)
             return output, active, mask
 

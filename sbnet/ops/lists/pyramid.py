@@ -23,11 +23,13 @@ def mask_pyramid(
     planes: Sequence[Plane],
     tol: float = 0.5,
     fringes: Sequence[tuple[int, Sequence[Consumer]]] = (),
+    margin: int = 0,
 ) -> MaskPyramid:
     """The active blocks of every plane of a network, and the fringes of its tensors, as the `masked` contract has them.
 
-    A block of an H x W plane is active iff the pixel mask (mask > tol), adaptively max-pooled to H x W, is set in it.
-    Equals reduce_mask of that on BlockGrid.cover((H, W), block), and fringe() of each consumer, united.
+    A block of an H x W plane is active iff the pixel mask (mask > tol, grown by `margin`), adaptively max-pooled to
+    H x W, is set in it. Equals reduce_mask of that on BlockGrid.cover((H, W), block), and fringe() of each consumer,
+    united.
 
     Args:
         mask: [N,H,W], [N,H,W,1] or [N,1,H,W]; bool, integers or floating: pixels of the network's input.
@@ -36,6 +38,8 @@ def mask_pyramid(
         fringes: (plane, consumers) of each tensor whose fringe is wanted, where a consumer is (plane of its output,
             Window) or, of a convolution or pool, (plane, kernel_size[, stride[, padding[, dilation]]]); planes are
             indices into `planes`. The pixels are those that any of the consumers reads.
+        margin: rows and columns by which the pixel mask is grown on each side, as by `masks.grow`: a block
+            looks at as many more pixels.
 
     Returns:
         MaskPyramid with as many ActiveBlocks and Fringes, lists large enough for everything; nothing is read on the
@@ -43,7 +47,7 @@ def mask_pyramid(
 
     >>> pyramid = mask_pyramid(mask, [(200, 352, 16), (100, 176, 16)], fringes=[(0, [(1, 3, 2, 1), (1, 1, 2)])])
     """
-    return PyramidRequest.of(planes, fringes).run(mask, tol)
+    return PyramidRequest.of(planes, fringes).run(mask, tol, margin)
 
 
 @dataclass(frozen=True)
@@ -71,9 +75,9 @@ class PyramidRequest:
             wanted += _fringe_numbers(f"{op}: fringes[{k}]", request, len(grids))
         return PyramidRequest(tuple(grids), numbers, wanted)
 
-    def run(self, mask: Tensor, tol: float = 0.5) -> MaskPyramid:
+    def run(self, mask: Tensor, tol: float = 0.5, margin: int = 0) -> MaskPyramid:
         """The lists of one mask."""
-        lists = torch.ops.sbnet.mask_pyramid(mask_planes("mask_pyramid", mask), self.planes, tol, self.fringes)
+        lists = torch.ops.sbnet.mask_pyramid(mask_planes("mask_pyramid", mask), self.planes, tol, self.fringes, margin)
         left = iter(lists)
         actives = tuple(ActiveBlocks(next(left), next(left), next(left), next(left), grid) for grid in self.grids)
         return MaskPyramid(actives, tuple(Fringe(pixels, next(left)) for pixels in left))
@@ -108,7 +112,9 @@ def _fringe_numbers(name: str, request: Any, planes: int) -> list[int]:
 
 
 @torch.library.register_fake("sbnet::mask_pyramid")
-def _mask_pyramid_fake(mask: Tensor, planes: list[int], tol: float, fringes: list[int]) -> list[Tensor]:
+def _mask_pyramid_fake(
+    mask: Tensor, planes: list[int], tol: float, fringes: list[int], margin: int = 0
+) -> list[Tensor]:
     batch = mask.shape[0]
     torch._check(
         len(planes) % 4 == 0 and all(v >= 1 for v in planes),

@@ -91,15 +91,15 @@ EMULATED emulate_motion_mask(void* frame, const int64_t* sizes, int32_t dtype, c
 }
 
 // out: indices, count, total and block map of each plane, then pixels and count of each fringe.
-EMULATED emulate_pyramid(const void* mask, int32_t dtype, const int64_t* sizes, double tol, const int64_t* planes,
-                         int64_t plane_numbers, const int64_t* fringes, int64_t fringe_numbers, const int64_t* out,
-                         char* message, int64_t room) {
+EMULATED emulate_pyramid(const void* mask, int32_t dtype, const int64_t* sizes, double tol, int64_t margin,
+                         const int64_t* planes, int64_t plane_numbers, const int64_t* fringes, int64_t fringe_numbers,
+                         const int64_t* out, char* message, int64_t room) {
   using namespace sbnet;
   PyramidTables tables;
   const Status read = tables.read({planes, plane_numbers, fringes, fringe_numbers});
   if (!read.ok()) return told(read, message, room);
   PyramidParams& p = tables.params;
-  p.mask = mask, p.mask_dtype = static_cast<DType>(dtype), p.tol = tol;
+  p.mask = mask, p.mask_dtype = static_cast<DType>(dtype), p.tol = tol, p.margin = margin;
   for (int d = 0; d < 3; ++d) p.size[d] = sizes[d], p.stride[d] = sizes[3 + d];
   const auto next = [&] { return reinterpret_cast<int32_t*>(*out++); };
   for (int k = 0; k < p.planes; ++k) {
