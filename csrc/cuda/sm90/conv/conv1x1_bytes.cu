@@ -29,8 +29,8 @@ struct Args : conv1x1_detail::Args, bytes::Epilogue {
 };
 
 // Shared memory: control, a warpgroup's staged outputs and their places and slopes, weights, rings.
-template <class Element>
-struct Config : bytes::Numbers<Element> {
+template <class Element, bool kBytes>
+struct Config : bytes::Numbers<Element, kBytes> {
   static constexpr int kStaging = bytes::kStagingBytes, kOutputs = bytes::kRows;
   static constexpr int kStagingAt = conv1x1_detail::kControl;
   static constexpr int kPlacesAt = kWarpgroups * kStaging;  // from kStagingAt on
@@ -105,10 +105,7 @@ __device__ void consume(const Args& a, uint32_t smem, uint8_t* shared, const int
     if (lane == 0) mbar_arrive(read);
     if (idle) continue;
     bar_sync(1 + wg, 128);
-    if (a.bytes)
-      bytes::finish_bytes<C>(a, k0, acc, staged, places, scale, bias);
-    else
-      bytes::finish<C>(a, k0, acc, staged, places, scale, bias);
+    bytes::finish<C>(a, k0, acc, staged, places, scale, bias);
   }
 }
 
@@ -147,7 +144,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       const auto clear = [&](auto t) {
         clear_fringe<decltype(t)>(a.zeros, a.zeros_plan, thread, int64_t{gridDim.x} * 64);
       };
-      by_element<typename C::Element>(a.y_dtype, clear);
+      bytes::by_result<C>(a.y_dtype, clear);
       if (loads_weights)  // never exit with loads in flight
         for (int c = 0; c < a.slices; ++c) mbar_wait(smem + kWeightFull + 8 * c, 0);
     }
@@ -185,7 +182,7 @@ int64_t plan(const Conv2dParams& pairs, const DeviceInfo& device, Args* a) {
 }
 
 template <class C>
-Status launch(const QuantizedConv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
+Status launch_kernel(const QuantizedConv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
   const Conv2dParams pairs = byte_pairs(p);
   Args a = {};
   fill_common(pairs, &a);
@@ -206,12 +203,17 @@ Status launch(const QuantizedConv2dParams& p, const DeviceInfo& device, cudaStre
   return ok_status();
 }
 
+template <class Element>
+Status launch(const QuantizedConv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
+  return bytes::of_registers(p) ? launch_kernel<Config<Element, true>>(p, device, stream)
+                                : launch_kernel<Config<Element, false>>(p, device, stream);
+}
+
 }  // namespace
 
 Status conv1x1_bytes(const QuantizedConv2dParams& p, const DeviceInfo& device, CUstream_st* stream) {
   if (p.y.size[0] == 0) return ok_status();
-  return p.x.dtype == DType::kI8 ? launch<Config<int8_t>>(p, device, stream)
-                                 : launch<Config<__nv_fp8_e4m3>>(p, device, stream);
+  return p.x.dtype == DType::kI8 ? launch<int8_t>(p, device, stream) : launch<__nv_fp8_e4m3>(p, device, stream);
 }
 
 }  // namespace sbnet::sm90

@@ -17,9 +17,9 @@ using namespace general;
 
 constexpr int kRunTaps = 4;  // of 128 channels: 16 products
 
-// Element: of x and weight. kLong: sums are added up in runs.
-template <class Element, bool kLong_>
-struct BytesConfig : bytes::Numbers<Element>, SharedLayout<bytes::kRows, bytes::kStagingBytes, false> {
+// kLong: sums are added up in runs.
+template <class Element, bool kBytes, bool kLong_>
+struct BytesConfig : bytes::Numbers<Element, kBytes>, SharedLayout<bytes::kRows, bytes::kStagingBytes, false> {
   static constexpr bool kLong = kLong_;
   static constexpr int kCtas = kLong ? 1 : 2;
   static constexpr int kSlopesAt = kBiasAt;
@@ -38,7 +38,7 @@ __device__ __forceinline__ void consume(const BytesArgs& a, uint32_t smem, uint8
   float* slopes = reinterpret_cast<float*>(shared + C::kSlopesAt) + wg * C::kOutputs;
   take_turn();
   // While the first patch is on its way.
-  by_element<typename C::Element>(a.y_dtype, [&](auto t) {
+  bytes::by_result<C>(a.y_dtype, [&](auto t) {
     clear_fringe<decltype(t)>(a.zeros, a.zeros_plan, int64_t{blockIdx.x} * 256 + threadIdx.x, int64_t{gridDim.x} * 256);
   });
   const uint32_t tiles = tiles_of(a, min(max(load_int(a.count), 0), a.capacity));
@@ -89,10 +89,7 @@ __device__ __forceinline__ void consume(const BytesArgs& a, uint32_t smem, uint8
       for (int e = 0; e < 64; ++e) acc[e] = products.accumulate ? sums[e] + acc[e] : sums[e];
     }
     bar_sync(1 + wg, 128);
-    if (a.bytes)
-      bytes::finish_bytes<C>(a, k0, acc, shared, places, scale, bias);
-    else
-      bytes::finish<C>(a, k0, acc, shared, places, scale, bias);
+    bytes::finish<C>(a, k0, acc, shared, places, scale, bias);
   }
 }
 
@@ -106,7 +103,7 @@ __global__ void __launch_bounds__(kThreads, C::kCtas)
 // ---------------------------------------------------------------- host
 
 template <class C>
-Status launch(const QuantizedConv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
+Status launch_kernel(const QuantizedConv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
   const Conv2dParams pairs = byte_pairs(p);
   BytesArgs a = {};
   fill_common(pairs, &a);
@@ -114,6 +111,12 @@ Status launch(const QuantizedConv2dParams& p, const DeviceInfo& device, cudaStre
   a.columns = a.tiles_per_chunk = FastDiv((p.weight.size[0] + C::kOutputs - 1) / C::kOutputs);
   static_cast<bytes::Epilogue&>(a) = bytes::epilogue(p);
   return launch_cut<C, conv_bytes_kernel<C>>(pairs, a, device, stream);
+}
+
+template <class Element, bool kLong>
+Status launch(const QuantizedConv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
+  return bytes::of_registers(p) ? launch_kernel<BytesConfig<Element, true, kLong>>(p, device, stream)
+                                : launch_kernel<BytesConfig<Element, false, kLong>>(p, device, stream);
 }
 
 }  // namespace

@@ -14,10 +14,12 @@ constexpr int kQuarter = 32;  // positions staged at a time
 constexpr int kPitch = 68;    // floats of a staged position: 64 channels, and no conflicts
 constexpr int kStagingBytes = kQuarter * kPitch * 4;
 
-// Element: of x and weight.
-template <class Element_>
+// Element: of x and weight. kBytes: results are bytes as they leave the registers (of_registers()). Kernels have one
+// form of the epilogue each: with both, registers are spilled in the loop of products.
+template <class Element_, bool kBytes_>
 struct Numbers {
   using Element = Element_;
+  static constexpr bool kBytes = kBytes_;
   static constexpr bool kInteger = std::is_same_v<Element, int8_t>;
   using Sum = std::conditional_t<kInteger, int32_t, float>;
 };
@@ -27,21 +29,31 @@ struct Epilogue {
   float residual_scale, per_unit;
   DType y_dtype, residual_dtype;
   bool y_whole, residual_whole;  // 16 channels move in words of 16 bytes
-  bool bytes;                    // results are bytes as they leave the registers: finish_bytes()
 };
 
-inline Epilogue epilogue(const QuantizedConv2dParams& p) {
-  const bool whole = p.y.size[1] % 16 == 0, y_whole = whole && channels_vectorize(p.y);
+inline bool whole_words(const QuantizedConv2dParams& p, const TensorView& t) {
+  return p.y.size[1] % 16 == 0 && channels_vectorize(t);
+}
+
+// No residual is added, and the activation is the sign's.
+inline bool of_registers(const QuantizedConv2dParams& p) {
   const bool of_sign =
       p.activation == Activation::kNone || p.activation == Activation::kRelu || p.activation == Activation::kLeakyRelu;
-  return {p.scale,
-          p.residual_scale,
-          p.out_scale > 0 ? 1 / p.out_scale : 1,
-          p.y.dtype,
-          p.residual.dtype,
-          y_whole,
-          p.residual.data && whole && channels_vectorize(p.residual),
-          dtype_size(p.y.dtype) == 1 && y_whole && !p.residual.data && of_sign};
+  return dtype_size(p.y.dtype) == 1 && whole_words(p, p.y) && !p.residual.data && of_sign;
+}
+
+inline Epilogue epilogue(const QuantizedConv2dParams& p) {
+  return {p.scale,          p.residual_scale,    p.out_scale > 0 ? 1 / p.out_scale : 1,        p.y.dtype,
+          p.residual.dtype, whole_words(p, p.y), p.residual.data && whole_words(p, p.residual)};
+}
+
+// Calls f(T{}) with the element type of y.
+template <class C, class F>
+__device__ __forceinline__ void by_result(DType dtype, const F& f) {
+  if constexpr (C::kBytes)
+    f(typename C::Element());
+  else
+    by_element<typename C::Element>(dtype, f);
 }
 
 // 16 channels of a position, of which `channels` are there, `apart` elements from one to the next; 1 if they are whole.
@@ -108,8 +120,8 @@ __device__ __forceinline__ void finish_channels(const A& a, const Place& place, 
 // memory, as the threads that have a position's channels are not those that should write them. One copy of the code
 // runs for all quarters, whose sums are moved.
 template <class C, class A>
-__device__ __forceinline__ void finish(const A& a, int k0, typename C::Sum (&acc)[64], uint8_t* shared,
-                                       const Place* places, const float (&scale)[2], const float (&bias)[2]) {
+__device__ __forceinline__ void finish_staged(const A& a, int k0, typename C::Sum (&acc)[64], uint8_t* shared,
+                                              const Place* places, const float (&scale)[2], const float (&bias)[2]) {
   const int tid = threadIdx.x & 127, lane = tid & 31, wg = threadIdx.x >> 7;
   float* staged = reinterpret_cast<float*>(shared + wg * C::kStaging);
   const float* slopes = reinterpret_cast<const float*>(shared + C::kSlopesAt) + wg * C::kOutputs;
@@ -146,9 +158,8 @@ __device__ __forceinline__ uint32_t two_bytes(float first, float second) {
     return __nv_cvt_float2_to_fp8x2(make_float2(first, second), __NV_SATFINITE, __NV_E4M3);
 }
 
-// The same, where no residual is added and the activation is the sign's: y's unit is in scale and bias, and sums become
-// bytes where they are. Channels k and k + 8 of a position are 16 bits, which stmatrix turns; the thread that writes
-// 16 channels puts them in order.
+// The same where C::kBytes: y's unit is in scale and bias, and sums become bytes where they are. Channels k and k + 8
+// of a position are 16 bits, which stmatrix turns; the thread that writes 16 channels puts them in order.
 template <class C, class A>
 __device__ __forceinline__ void finish_bytes(const A& a, int k0, typename C::Sum (&acc)[64], uint8_t* shared,
                                              const Place* places, float (&scale)[2], float (&bias)[2]) {
@@ -209,6 +220,15 @@ __device__ __forceinline__ void finish_bytes(const A& a, int k0, typename C::Sum
                            __byte_perm(v.z, v.w, 0x7531)};
     if (to >= 0) *reinterpret_cast<uint4*>(static_cast<uint8_t*>(a.y.data) + to + k) = ordered;
   }
+}
+
+template <class C, class A>
+__device__ __forceinline__ void finish(const A& a, int k0, typename C::Sum (&acc)[64], uint8_t* shared,
+                                       const Place* places, float (&scale)[2], float (&bias)[2]) {
+  if constexpr (C::kBytes)
+    finish_bytes<C>(a, k0, acc, shared, places, scale, bias);
+  else
+    finish_staged<C>(a, k0, acc, shared, places, scale, bias);
 }
 
 }  // namespace sbnet::sm90::bytes

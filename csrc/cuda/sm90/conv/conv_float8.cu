@@ -14,8 +14,8 @@ constexpr int kShortProducts = 18;  // 3x3 of 64 channels, 1x1 of 512
 Status conv_float8(const QuantizedConv2dParams& p, const DeviceInfo& device, CUstream_st* stream) {
   if (p.y.size[0] == 0) return ok_status();
   const int64_t products = p.weight.size[2] * p.weight.size[3] * ((p.x.size[1] + 31) / 32);
-  return products <= kShortProducts ? launch<BytesConfig<__nv_fp8_e4m3, false>>(p, device, stream)
-                                    : launch<BytesConfig<__nv_fp8_e4m3, true>>(p, device, stream);
+  return products <= kShortProducts ? launch<__nv_fp8_e4m3, false>(p, device, stream)
+                                    : launch<__nv_fp8_e4m3, true>(p, device, stream);
 }
 
 }  // namespace sbnet::sm90

@@ -6,7 +6,7 @@ namespace sbnet::sm90 {
 
 Status conv_int8(const QuantizedConv2dParams& p, const DeviceInfo& device, CUstream_st* stream) {
   if (p.y.size[0] == 0) return ok_status();
-  return launch<BytesConfig<int8_t, false>>(p, device, stream);
+  return launch<int8_t, false>(p, device, stream);
 }
 
 }  // namespace sbnet::sm90
