@@ -63,6 +63,10 @@ def _kernels() -> ctypes.CDLL:
         query.restype = _Status
         query.argtypes = [ctypes.POINTER(_Query), ctypes.c_char_p, ctypes.c_int64]
     library.sbnet_select_bottleneck2d.argtypes = [ctypes.c_int64] * 4
+    if _library.build_info()["cuda"]:
+        packed_bytes = library.sbnet_blocksparse_packed_bytes_cuda
+        packed_bytes.restype = ctypes.c_int64
+        packed_bytes.argtypes = [ctypes.POINTER(ctypes.c_int64), ctypes.c_int32, ctypes.c_bool]
     return library
 
 
@@ -131,6 +135,15 @@ def conv2d_kernel(
 def bottleneck_in_one_kernel(channels: int, hidden: int, block: Sequence[int]) -> bool:
     """Has Hopper one kernel for a residual block of these channels, in float16 or bfloat16?"""
     return bool(_kernels().sbnet_select_bottleneck2d(channels, hidden, *block))
+
+
+def packed_filter_bytes(layout: Sequence[int], dtype: torch.dtype, transposed: bool, device: torch.device) -> int:
+    """What `pack_blocksparse_filters` makes of filters of a layout (`ConvLayout.on`) on a device that is there."""
+    if device.type != "cuda":
+        return 0
+    with torch.cuda.device(device):
+        numbers = (ctypes.c_int64 * len(layout))(*map(int, layout))
+        return _kernels().sbnet_blocksparse_packed_bytes_cuda(numbers, _DTYPES[dtype], transposed)
 
 
 _LAYER = re.compile(

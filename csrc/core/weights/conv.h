@@ -202,8 +202,9 @@ SBNET_EXPORT Status make_conv_layout(const int32_t* lists, int64_t words, int64_
 
 SBNET_DECLARE_WITH_WORKSPACE_OF_DEVICE(blocksparse_conv, BlocksparseConvParams)
 extern "C" {
-// 0 where the current device reads filters as they are, and none are to be packed.
-SBNET_EXPORT int64_t sbnet_blocksparse_packed_bytes_cuda(const sbnet::BlocksparsePackParams* p);
+// Of filters of a layout, given by its kConvLayoutNumbers numbers. 0 where the current device reads filters as they
+// are, and none are to be packed.
+SBNET_EXPORT int64_t sbnet_blocksparse_packed_bytes_cuda(const int64_t* layout, sbnet::DType dtype, bool transposed);
 SBNET_EXPORT sbnet::Status sbnet_pack_blocksparse_filters_cuda(const sbnet::BlocksparsePackParams* p, void* stream);
 }
 SBNET_DECLARE_WITH_WORKSPACE_OF_DEVICE(blocksparse_conv_weight_grad, BlocksparseConvWeightGradParams)

@@ -257,16 +257,17 @@ sbnet::Status sbnet_blocksparse_conv_cuda(const sbnet::BlocksparseConvParams* p,
   });
 }
 
-int64_t sbnet_blocksparse_packed_bytes_cuda(const sbnet::BlocksparsePackParams* p) {
+int64_t sbnet_blocksparse_packed_bytes_cuda(const int64_t* layout, sbnet::DType dtype, bool transposed) {
   using namespace sbnet;
 #ifdef SBNET_SM90
   DeviceInfo device;
-  const bool halves = p->dtype == DType::kF16 || p->dtype == DType::kBF16;
-  if (halves && p->layout.shape.block_size && current_device(portable::kBlockConvOp, &device).ok() &&
+  const BlocksparseConvShape shape = conv_layout_shape(layout);
+  const bool halves = dtype == DType::kF16 || dtype == DType::kBF16;
+  if (halves && shape.block_size && current_device(portable::kBlockConvOp, &device).ok() &&
       select_capability(device) == 90)
-    return sm90::conv_blocksparse_packed_bytes(p->layout.shape, p->to());
+    return sm90::conv_blocksparse_packed_bytes(shape, transposed ? 1 : 0);
 #endif
-  (void)p;
+  (void)layout, (void)dtype, (void)transposed;
   return 0;
 }
 
@@ -275,11 +276,11 @@ sbnet::Status sbnet_pack_blocksparse_filters_cuda(const sbnet::BlocksparsePackPa
 #ifdef SBNET_SM90
   DeviceInfo device;
   SBNET_TRY(current_device("pack_blocksparse_filters", &device));
-  if (sbnet_blocksparse_packed_bytes_cuda(p))
-    return sm90::pack_blocksparse(*p, device, static_cast<cudaStream_t>(stream_handle));
-#endif
+  return sm90::pack_blocksparse(*p, device, static_cast<cudaStream_t>(stream_handle));
+#else
   (void)p, (void)stream_handle;
   return ok_status();
+#endif
 }
 
 int64_t sbnet_blocksparse_conv_weight_grad_workspace_bytes_cuda(const sbnet::BlocksparseConvWeightGradParams*) {

@@ -62,18 +62,18 @@ struct Filter {
   std::optional<Tensor> packed;
 };
 
-// Bytes that pack_blocksparse_filters makes. Keep in step with _packed_bytes in sbnet/ops/weights/conv.py.
-int64_t packed_bytes(const Call& call, const BlocksparsePackParams& p) {
+// Bytes that pack_blocksparse_filters makes of filters whose layout has these numbers.
+int64_t packed_bytes(const Call& call, const Ints& layout, DType dtype, bool transposed) {
 #ifdef SBNET_WITH_CUDA
-  if (call.cuda()) return sbnet_blocksparse_packed_bytes_cuda(&p);
+  if (call.cuda()) return sbnet_blocksparse_packed_bytes_cuda(layout.data(), dtype, transposed);
 #endif
-  (void)call, (void)p;
+  (void)call, (void)layout, (void)dtype, (void)transposed;
   return 0;
 }
 
-const void* packed_of(const Call& call, const Tensor& packed, const BlocksparseConvParams& p) {
+const void* packed_of(const Call& call, const Tensor& packed, const Ints& layout, const BlocksparseConvParams& p) {
   call.same_device("packed", packed);
-  const int64_t wanted = packed_bytes(call, {p.weight, nullptr, p.x.dtype, p.layout, p.transposed});
+  const int64_t wanted = packed_bytes(call, layout, p.x.dtype, p.transposed);
   SBNET_TORCH_CHECK(packed.scalar_type() == ScalarType::Byte && packed.is_contiguous() && packed.numel() == wanted,
                     "sbnet::", call.op(), ": packed: expected pack_blocksparse_filters(filters, layout), ", wanted,
                     " bytes, got ", packed.numel(), " elements");
@@ -91,7 +91,7 @@ Tensor convolve(const Call& call, const Tensor& x, Filter& f, BlocksparseConvPar
   SBNET_TORCH_CHECK(f.weight.scalar_type() == x.scalar_type(), "sbnet::", op, ": weight: expected ",
                     dtype_name(p.x.dtype), ", the dtype of x, got ", dtype_name(to_dtype(op, "weight", f.weight)));
   p.weight = f.weight.const_data_ptr();
-  if (f.packed) p.packed = packed_of(call, *f.packed, p);
+  if (f.packed) p.packed = packed_of(call, *f.packed, f.layout, p);
   const int64_t outputs = p.layout.shape.channels[p.to()];
   if (f.bias) {
     f.bias = vector_of(call, "bias", *f.bias, outputs);
@@ -151,10 +151,11 @@ Tensor pack_blocksparse_filters(Tensor weight, Tensor tables, Ints layout, bool 
                              transposed};
   weight = vector_of(call, "weight", weight, p.layout.shape.weights);
   p.weight = weight.const_data_ptr();
-  const Tensor packed = workspace(weight, packed_bytes(call, p));
+  const int64_t bytes = packed_bytes(call, layout, p.dtype, transposed);
+  const Tensor packed = workspace(weight, bytes);
   p.packed = packed.data_ptr();
 #ifdef SBNET_WITH_CUDA
-  if (call.cuda()) check(sbnet_pack_blocksparse_filters_cuda(&p, call.stream()));
+  if (bytes) check(sbnet_pack_blocksparse_filters_cuda(&p, call.stream()));
 #endif
   return packed;
 }

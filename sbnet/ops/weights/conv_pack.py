@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sbnet.ops.common import refuse_meta_mix, require_tensor
 from sbnet.ops.weights.conv_layout import ConvLayout
+from sbnet.select import packed_filter_bytes
 
 _ops = torch.ops.sbnet
 
@@ -71,21 +72,8 @@ def _stream(filters: Tensor) -> int:
     return torch.cuda.current_stream(filters.device).cuda_stream if filters.is_cuda else 0
 
 
-def _packed_bytes(weight: Tensor, layout: list[int], to: int) -> int:
-    """sbnet_blocksparse_packed_bytes_cuda: its pieces, of conv_tile_width() outputs, all taps and 64 inputs each."""
-    hopper = weight.is_cuda and torch.cuda.get_device_capability(weight.device) == (9, 0)
-    outputs, inputs, taps, blocks, size = (*layout[:4], layout[10])
-    if not hopper or not size or weight.dtype not in (torch.float16, torch.bfloat16):
-        return 0
-    density = blocks * size * size / (outputs * inputs)
-    widths = ((0.5, 64), (0.75, 32), (1.25, 16))  # cycles of an output
-    fitting = [pair for pair in widths if pair[1] >= min(size, 64)]
-    width = min(fitting, key=lambda pair: pair[0] * (1 - (1 - density) ** (pair[1] / size)))[1]
-    return layout[11 + to] * width * taps * 128
-
-
 @torch.library.register_fake("sbnet::pack_blocksparse_filters")
 def _pack_fake(weight: Tensor, tables: Tensor, layout: list[int], transposed: bool) -> Tensor:
     refuse_meta_mix("pack_blocksparse_filters", weight, tables)
     torch._check(tuple(weight.shape) == (layout[5],), lambda: "sbnet::pack_blocksparse_filters: weight: another size")
-    return weight.new_empty(_packed_bytes(weight, layout, 1 if transposed else 0), dtype=torch.uint8)
+    return weight.new_empty(packed_filter_bytes(layout, weight.dtype, transposed, weight.device), dtype=torch.uint8)
