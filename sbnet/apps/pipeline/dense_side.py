@@ -36,11 +36,18 @@ def dense_side(model: Any, x: Tensor) -> Dense:
             return _onnxruntime(model)
         except ImportError:  # an extra
             pass
+    run, everything = _all_blocks(model, x)
+    return Dense(ALL_BLOCKS, _as_it_is, lambda given: run(given, everything))
+
+
+ALL_BLOCKS = "sbnet, all blocks"
+
+
+def _all_blocks(model: Any, x: Tensor) -> tuple[Any, Tensor]:
+    """A run of the model, and the mask of all pixels."""
     import sbnet
 
-    run = sbnet.sparsify(model, x)
-    everything = torch.ones(x.shape[0], *x.shape[2:], dtype=torch.bool, device=x.device)
-    return Dense("sbnet, all blocks", _as_it_is, lambda given: run(given, everything))
+    return sbnet.sparsify(model, x), torch.ones(x.shape[0], *x.shape[2:], dtype=torch.bool, device=x.device)
 
 
 def _as_it_is(x: Tensor) -> Tensor:
@@ -66,23 +73,29 @@ def _on_cpu(model: nn.Module, x: Tensor) -> Dense:
 CUDA_FORM = "PyTorch, a CUDA graph"
 
 
-def form_on_cuda(model: nn.Module, x: Tensor) -> Callable[[Tensor], Any]:
-    """The model as a CUDA graph is made of it, by cuDNN in its benchmark mode: channels_last, activations of a chain of
-    convolutions fused into them."""
+def form_on_cuda(model: Any, x: Tensor) -> tuple[str, Callable[[Tensor], Any]]:
+    """The name of the dense form that a CUDA graph is made of, and that form: of an nn.Module cuDNN's in its benchmark
+    mode, channels_last, activations of a chain of convolutions fused into them; of an ONNX file its layers on all
+    blocks, whose lists are made once."""
     from sbnet.benchmarks.harness import dense
 
+    if not isinstance(model, nn.Module):
+        run, everything = _all_blocks(model, x)
+        executor = run._last.executor
+        lists = executor.lists_of(everything)
+        return ALL_BLOCKS, lambda given: run._shaped(executor.layers([given], lists))
     if isinstance(model, nn.Sequential):
         try:
-            return dense.cudnn_chain(model, x)
+            return CUDA_FORM, dense.cudnn_chain(model, x)
         except ValueError:  # it is none
             pass
-    return copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return CUDA_FORM, copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def _on_cuda(model: nn.Module, x: Tensor) -> Dense:
     from sbnet.engine.capture import cuda_graph
 
-    form = form_on_cuda(model, x)
+    name, form = form_on_cuda(model, x)
     own = x.clone(memory_format=torch.channels_last)
     with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):
         graph, output = cuda_graph(lambda: form(own), x.device)
@@ -92,7 +105,7 @@ def _on_cuda(model: nn.Module, x: Tensor) -> Dense:
         graph.replay()
         return output
 
-    return Dense(CUDA_FORM, _as_it_is, run)
+    return Dense(name, _as_it_is, run)
 
 
 def _onnxruntime(path: Any) -> Dense:
@@ -108,7 +121,7 @@ def _onnxruntime(path: Any) -> Dense:
     def run(given: Any) -> list[Tensor]:
         return [torch.from_numpy(v) for v in session.run(None, {name: given})]
 
-    return Dense("ONNX Runtime", lambda given: given.contiguous().numpy(), run)
+    return Dense("ONNX Runtime", lambda given: given.float().contiguous().numpy(), run)  # in the file's own dtype
 
 
 def _of_any_size(path: Any) -> bytes:

@@ -1,15 +1,16 @@
-"""On CUDA, all that is done to a frame as one graph: one upload, one replay, one download."""
+"""On CUDA, all that the device does to a frame as one graph: one upload, one replay, one download."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor
 
 from sbnet.apps.pipeline.frames import Frame, PipelineError, input_of
-from sbnet.apps.pipeline.networks import Network, picture_of, to_picture
+from sbnet.apps.pipeline.networks import Network, shown_of
 from sbnet.engine.capture import cuda_graph
 
 # x [1,C,H,W] -> what the network returned, active blocks, mask
@@ -17,18 +18,21 @@ Body = Callable[[Tensor], tuple[Any, Tensor | None, Tensor | None]]
 
 
 class FrameGraph:
-    """Bytes of a frame in, bytes of its picture and its active blocks out: conversion, mask, lists, network and what
-    makes a picture of its output.
+    """Bytes of a frame in, out what the host reads of it: bytes of its picture, or what the network's `landing` gives,
+    and its active blocks. Conversion, mask, lists, network and what makes a picture of its output are one graph.
 
     `upload(pixels)`, `replay()`, `download()`, in this order; none of them waits. The next replay overwrites what one
     wrote; the stream keeps it behind the download.
 
     Args:
-        network: whose `captured` is set.
+        network: whose `captured` or `landing` is set, or which has neither `prepare` nor `finish`.
         body: of x, [1,C,H,W] on the device, 0 to 1. Setting up calls it on zeros: the caller undoes what that did to
             memory of its own (backgrounds, kept feature maps).
         frame: one of the source's; the others are of its shape and type.
         eager: is the next call to run outside the graph? (The first frame of a cached network computes all pixels.)
+
+    Attributes:
+        lands: the host has yet to make a picture or records of what comes there.
 
     Raises:
         PipelineError: `finish` made no picture.
@@ -41,20 +45,33 @@ class FrameGraph:
         self.network, self.body, self.frame, self.dtype, self._eager = network, body, frame, dtype, eager
         self.pixels = torch.zeros_like(frame.raw(), device=device)
         self.shape = self.pixels.shape, self.pixels.dtype
-        self._sizes: list[torch.Size] = []
+        self.lands = False
+        self._packing = Packing([])
+        self._tree: Any = None  # of what comes to the host
         self._graph, self._made = cuda_graph(self._run, device)
         self._last = self._made
 
     def _run(self) -> tuple[Tensor, Tensor, Any, Tensor | None]:
         x = input_of(self.pixels, self.dtype)
         output, active, mask = self.body(x)
-        picture, records = (self.network.finish or picture_of)(output, self.frame)
-        picture = to_picture(picture)
+        parts, self._tree = pytree.tree_flatten((self._shown(output), active))
+        self._packing = Packing(parts)
+        return self._packing.packed(parts), x, output, mask
+
+    def _shown(self, output: Any) -> Any:
+        """What comes to the host of an output."""
+        network = self.network
+        if network.landing is not None:
+            self.lands = True
+            return network.landing(output)
+        found = shown_of(output) if network.finish is None else None
+        if found is not None and found.dim() == 2:
+            self.lands = True  # of which `picture_of` makes a record
+            return found
+        picture, records = network.finished(output, self.frame)
         if not isinstance(picture, Tensor) or records:
-            raise PipelineError(f"network {self.network.name}: captured: expected a picture and no records of finish")
-        parts = [picture] if active is None else [picture, active.view(torch.uint8)]
-        self._sizes = [part.shape for part in parts]
-        return torch.cat([part.flatten() for part in parts]), x, output, mask
+            raise PipelineError(f"network {network.name}: captured: expected a picture and no records of finish")
+        return picture
 
     def upload(self, pixels: Tensor) -> None:
         """pixels: of Frame.raw, in pinned memory."""
@@ -69,10 +86,38 @@ class FrameGraph:
             self._last = self._made
         return self._last[1:]
 
-    def download(self) -> list[Tensor]:
-        """Picture [H,W,3] uint8 and, where the body gives them, active blocks, in pinned memory, once the stream has
-        come there."""
+    def download(self) -> tuple[Any, Tensor | None]:
+        """Picture [H,W,3] uint8, or what the network is to `finish`, and, where the body gives them, active blocks, in
+        pinned memory, once the stream has come there."""
         packed = self._last[0]
         host = torch.empty(packed.shape, dtype=torch.uint8, pin_memory=packed.is_cuda).copy_(packed, non_blocking=True)
-        parts = host.split([size.numel() for size in self._sizes])
-        return [part.view(size) for part, size in zip(parts, self._sizes, strict=True)]
+        return pytree.tree_unflatten(self._packing.unpacked(host), self._tree)
+
+
+class Packing:
+    """Tensors of any kind as one row of bytes, feature maps in the order in which they lie in memory."""
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        rows = [self._rows(part) for part in parts]
+        self._kinds = [(row.shape, row.dtype) if isinstance(row, Tensor) else row for row in rows]
+        # The widest first: each begins at a multiple of its own width.
+        tensors = [k for k, row in enumerate(rows) if isinstance(row, Tensor)]
+        self._order = sorted(tensors, key=lambda k: -rows[k].element_size())
+
+    @staticmethod
+    def _rows(part: Any) -> Any:
+        return part.movedim(1, 3) if isinstance(part, Tensor) and part.dim() == 4 else part
+
+    def packed(self, parts: Sequence[Any]) -> Tensor:
+        return torch.cat([self._rows(parts[k]).contiguous().flatten().view(torch.uint8) for k in self._order])
+
+    def unpacked(self, packed: Tensor) -> list[Any]:
+        """The tensors that `packed` holds; other things as they were."""
+        found: list[Any] = list(self._kinds)
+        at = 0
+        for k in self._order:
+            size, dtype = self._kinds[k]
+            end = at + size.numel() * dtype.itemsize
+            rows, at = packed[at:end].view(dtype).view(size), end
+            found[k] = rows.movedim(3, 1) if rows.dim() == 4 else rows
+        return found

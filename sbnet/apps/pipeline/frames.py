@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,6 +87,7 @@ class Result:
         active: [rows,columns] bool, the active blocks of the finest plane. block: their (height, width) in pixels.
         density: the share of them.
         ms: from the frame on the device to the result on it, mask included.
+        finish: makes picture and records of what is on the host, once it is there.
         landed: events of the device, until somebody has waited for them: before it, after it, when it is on the host.
     """
 
@@ -97,6 +99,7 @@ class Result:
     block: tuple[int, int] = (1, 1)
     density: float = 0.0
     ms: float = 0.0
+    finish: Callable[[], tuple[Any, list[dict[str, Any]]]] | None = None
     landed: Any = None
 
     def land(self) -> None:
@@ -105,6 +108,8 @@ class Result:
             begin, end, here = self.landed
             here.synchronize()
             self.ms, self.landed = begin.elapsed_time(end), None
+        if self.finish is not None:
+            (self.picture, self.records), self.finish = self.finish(), None
         if isinstance(self.picture, Tensor):
             self.picture = self.picture.cpu().numpy()
         if isinstance(self.active, Tensor):

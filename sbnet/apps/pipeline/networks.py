@@ -39,6 +39,9 @@ class Network:
         checked: in masked mode, some results are held against the contract in float64 (docs/contracts.md).
         captured: `prepare` and `finish` compute on tensors alone and give a picture, no records: on CUDA one graph
             holds them with mask and network.
+        landing: what of the output `finish` reads: it gets that, on the host. `prepare` and this compute on tensors
+            alone: on CUDA one graph holds them with mask and network, and `finish` runs in a thread of its own.
+        half: an ONNX file that float16 leaves its accuracy: on CUDA it runs in that if the order says nothing.
         runner: (x, block) -> what runs the model's masked calls in the place of `sparsify`.
     """
 
@@ -56,12 +59,25 @@ class Network:
     view: str = "result"
     checked: bool = False
     captured: bool = False
+    landing: Callable[[Any], Any] | None = None
+    half: bool = False
     runner: Callable[[Tensor, Any], Any] | None = None
 
     def input(self, x: Tensor) -> Tensor:
         """x widened and prepared."""
         x = self.widened(x)
         return x if self.prepare is None else self.prepare(x)
+
+    def finished(self, output: Any, frame: Frame) -> Finished:
+        """Picture, [H,W,3] uint8 where it is a tensor, and records of an output."""
+        if self.landing is not None:
+            output = pytree.tree_map_only(Tensor, Tensor.cpu, self.landing(output))
+        return self.concluded(output, frame)
+
+    def concluded(self, found: Any, frame: Frame) -> Finished:
+        """The same of what `finish` reads of an output."""
+        picture, records = (self.finish or picture_of)(found, frame)
+        return to_picture(picture), records
 
     def widened(self, x: Tensor) -> Tensor:
         """[N,C,H,W] with this network's border."""
@@ -91,18 +107,23 @@ class Network:
 def picture_of(output: Any, frame: Frame) -> Finished:
     """What to show of an output that nobody knows: its three channels, 0 to 1; of other feature maps, their size in
     grey; of one vector, the largest entry as a record."""
+    found = shown_of(output)
+    if found is None:
+        return None, []
+    if found.dim() == 2:
+        score, label = found[0].float().softmax(0).max(0)
+        return None, [{"class": int(label), "score": round(float(score), 6)}]
+    if found.shape[1] == 3:
+        return found[:1], []
+    size = found[:1].float().square().mean(1, keepdim=True).sqrt()
+    return (size / size.amax().clamp(min=1e-20)).expand(-1, 3, -1, -1), []
+
+
+def shown_of(output: Any) -> Tensor | None:
+    """What `picture_of` reads: the first feature maps, [N,C,H,W]; of an output without any the first vectors, [N,C]."""
     leaves = [v for v in pytree.tree_leaves(output) if isinstance(v, Tensor)]
-    for found in leaves:
-        if found.dim() == 4 and found.shape[2] * found.shape[3] > 1:
-            if found.shape[1] == 3:
-                return found[:1], []
-            size = found[:1].float().square().mean(1, keepdim=True).sqrt()
-            return (size / size.amax().clamp(min=1e-20)).expand(-1, 3, -1, -1), []
-    for found in leaves:
-        if found.dim() == 2:
-            score, label = found[0].float().softmax(0).max(0)
-            return None, [{"class": int(label), "score": round(float(score), 6)}]
-    return None, []
+    maps = [v for v in leaves if v.dim() == 4 and v.shape[2] * v.shape[3] > 1]
+    return next(iter([*maps, *(v for v in leaves if v.dim() == 2)]), None)
 
 
 def _contours(**options: Any) -> Network:

