@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from typing import Any
 
 import torch
@@ -119,12 +120,17 @@ _THREADS = 256
 
 @functools.cache
 def _paint_kernel(device: torch.device) -> Any:
-    """_PAINT for a device, compiled at first use by the NVRTC that PyTorch ships; None where that does not work."""
+    """_PAINT for a device, compiled at first use by the NVRTC that PyTorch ships; None, and a warning, where that is
+    missing or refuses."""
     compiler = getattr(torch.cuda, "_compile_kernel", None)  # not public yet: nothing but speed may depend on it
+    if compiler is None:
+        return None
     try:
         with torch.cuda.device(device):
-            return None if compiler is None else compiler(_PAINT, "paint")
-    except Exception:  # no NVRTC, no headers, another signature
+            return compiler(_PAINT, "paint")
+    except (OSError, RuntimeError, TypeError) as error:  # no NVRTC; no headers; another signature
+        reason = str(error).partition("\n")[0]
+        warnings.warn(f"sbnet: paint_contours: painted by PyTorch's ops, which take longer: {reason}", stacklevel=4)
         return None
 
 

@@ -1,5 +1,6 @@
 """The package and its documents: what is installed, and that what README says is true."""
 
+import contextlib
 import math
 import re
 import subprocess
@@ -87,6 +88,29 @@ def test_contours_are_painted_alike_on_a_gpu():
             picture = paint_contours(given.cuda().contiguous(memory_format=layout))
             assert picture.shape == wanted.shape
             assert (picture.cpu().int() - wanted).abs().amax() <= 1
+
+
+def test_why_contours_are_painted_by_ops_is_said(monkeypatch):
+    from sbnet.models import contours
+
+    def door(error):
+        def compiler(source, name):
+            raise error
+
+        monkeypatch.setattr(torch.cuda, "_compile_kernel", compiler, raising=False)
+        monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+        contours._paint_kernel.cache_clear()
+        return contours._paint_kernel(torch.device("cuda", 0))
+
+    for error in (OSError("no libnvrtc"), RuntimeError("no cuda_fp16.h\nin line 2"), TypeError("one argument more")):
+        with pytest.warns(UserWarning, match=f"by PyTorch's ops.*: {str(error).splitlines()[0]}$"):
+            assert door(error) is None
+    with pytest.raises(KeyError):  # of another kind: a fault of ours
+        door(KeyError("paint"))
+    monkeypatch.delattr(torch.cuda, "_compile_kernel")
+    contours._paint_kernel.cache_clear()
+    assert contours._paint_kernel(torch.device("cuda", 0)) is None
+    contours._paint_kernel.cache_clear()
 
 
 def test_build_info():
