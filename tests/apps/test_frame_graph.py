@@ -1,6 +1,8 @@
 """All of a frame in one CUDA graph; without a GPU, in a stand-in that keeps a graph's rule: a replay writes where the
 capture wrote."""
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch import nn
 import sbnet
 from sbnet.apps.pipeline import Frame, Network, PipelineError, Summary, frame_graph
 from sbnet.apps.pipeline.compute import Compute, Settings
+from sbnet.apps.pipeline.stages import Behind
 from sbnet.benchmarks.harness import frame_times
 from sbnet.engine import capture
 from sbnet.masks import Boxes, Changed, MotionMask
@@ -178,6 +181,30 @@ def test_what_lands_is_finished_on_the_host(mode):
     same_records(got, want, rel=1e-6)
     assert one.errors.count == two.errors.count
     assert one.dense_ms.count == two.dense_ms.count
+
+
+def test_a_stage_between_the_device_and_the_writer():
+    """Items in their order, each after its work; what either raises, who puts or closes sees, and both have ended."""
+    done, written = [], []
+    stage = Behind(lambda k: done.append(k), Behind(lambda k: written.append((k, k in done))))
+    for k in range(20):
+        stage.put(k)
+    stage.close()
+    assert done == list(range(20))
+    assert written == [(k, True) for k in range(20)]
+
+    def refuse(k):
+        raise OSError(f"{k} is refused")
+
+    for works in ((refuse, written.append), (done.append, refuse)):
+        stage = Behind(works[0], last := Behind(works[1]))
+        with suppress(OSError):  # one of these may be told already
+            for k in range(50):
+                stage.put(k)
+        with pytest.raises(OSError, match="0 is refused"):
+            stage.close()
+        assert not stage._thread.is_alive()
+        assert not last._thread.is_alive()
 
 
 @pytest.mark.gpu
