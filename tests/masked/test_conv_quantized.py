@@ -223,7 +223,7 @@ for name in LAYERS:
         print(hashlib.sha256(y.contiguous().numpy().tobytes()).hexdigest())
 """
     found = set()
-    for isa in ("generic", "avx2", "avx512"):
+    for isa in ("generic", "avx2", "avx512", "amx"):
         environment = {**os.environ, "SBNET_ISA": isa}
         run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
         assert run.returncode == 0, run.stderr

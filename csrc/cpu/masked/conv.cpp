@@ -41,6 +41,9 @@ const ConvKernels& kernels(const TensorView& weight, int32_t groups) {
 #if defined(__x86_64__)
   const Isa isa = chosen_isa();
   if (quantized) {
+#if defined(SBNET_AMX)
+    if (!int8_amx_declines(weight)) return kConvInt8KernelsAmx;
+#endif
     if (isa >= Isa::kAvx512 && has_vnni()) return kConvInt8KernelsVnni;
     return isa >= Isa::kAvx2 ? kConvInt8KernelsAvx2 : kConvInt8KernelsGeneric;
   }

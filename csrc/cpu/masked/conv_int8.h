@@ -1,55 +1,10 @@
 // The convolution of int8: products of a few neighbouring channels at a time, exact sums in 32 bits, scales in the
-// epilogue. Included once by each conv_int8_<isa>.cpp. SBNET_VNNI: patches hold bytes of an offset of 128, which
-// unsigned-by-signed dot products want; the weights' sums take the offset back. Else both are widened to 16 bits, of
-// whose pairs the sums are exact too.
+// epilogue. Included once by each conv_int8_<isa>.cpp of vectors; matrix registers have conv_int8_amx.cpp.
 #pragma once
-#include "cpu/masked/conv_int8_finish.h"
+#include "cpu/masked/conv_int8_elements.h"
 
 namespace sbnet {
 namespace SBNET_ISA {
-
-#if defined(SBNET_VNNI)
-using Element = uint8_t;
-constexpr int64_t kDepth = 4;
-constexpr int kZeroByte = 0x80;
-#else
-using Element = int16_t;
-constexpr int64_t kDepth = 2;
-constexpr int kZeroByte = 0;
-#endif
-constexpr int32_t kOffset = kZeroByte;  // what patches hold of a zero
-
-template <class T>
-using Stored = Element;
-
-SBNET_INLINE void put(Element* to, int8_t from, float) { *to = static_cast<Element>(from + kOffset); }
-SBNET_INLINE void put_row(Element* to, const int8_t* from, int64_t count, float) {
-#if defined(SBNET_VNNI)
-  const __m512i offset = _mm512_set1_epi8(static_cast<int8_t>(kOffset));  // adding it is xor, as it is the highest bit
-  for (; count >= 64; count -= 64, from += 64, to += 64)
-    _mm512_storeu_si512(to, _mm512_xor_si512(_mm512_loadu_si512(from), offset));
-  if (!count) return;
-  const __mmask64 rest = (uint64_t{1} << count) - 1;
-  _mm512_mask_storeu_epi8(to, rest, _mm512_xor_si512(_mm512_maskz_loadu_epi8(rest, from), offset));
-#else
-  for (int64_t i = 0; i < count; ++i) put(to + i, from[i], 1);
-#endif
-}
-
-typedef Element Elements __attribute__((vector_size(kLanes * sizeof(Element))));
-
-SBNET_INLINE void put(Element* to, float from, float per_unit) {
-  *to = static_cast<Element>(saturated(splat(from * per_unit))[0] + kOffset);
-}
-SBNET_INLINE void put_row(Element* to, const float* from, int64_t count, float per_unit) {
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    const Elements rounded =
-        __builtin_convertvector(saturated(load(from + i) * per_unit), Elements) + static_cast<Element>(kOffset);
-    __builtin_memcpy(to + i, &rounded, sizeof(rounded));
-  }
-  for (; i < count; ++i) put(to + i, from[i], per_unit);
-}
 
 // One tap of kLanes output channels: for each kDepth input channels, those of each output channel in a row.
 template <class T>
@@ -159,28 +114,7 @@ static void run_slice(const ConvPlan& plan, const ConvJob& job, const Slice& sli
   }
 }
 
-static void run_job(const ConvPlan& plan, const ConvJob& job) {
-  plan.p.x.dtype == DType::kF32 ? run<float>(plan, job) : run<int8_t>(plan, job);
-}
-
-static void pack_all(const ConvLayout& layout, void* packed, int64_t begin, int64_t end) {
-  pack_weights<int8_t>(layout, packed, begin, end);
-  const TensorView& w = layout.weight;
-  int32_t* offsets = reinterpret_cast<int32_t*>(static_cast<char*>(packed) + layout.offsets_at);
-  const int64_t per_group = (layout.group_out + kLanes - 1) / kLanes;
-  for (int64_t i = begin; i < end; ++i) {
-    const int64_t first = i / per_group * layout.group_out, k0 = i % per_group * kLanes;
-    for (int64_t k = first + k0; k < first + smaller(k0 + kLanes, layout.group_out); ++k) {
-      int32_t sum = 0;
-      for (int64_t c = 0; c < w.size[1]; ++c)
-        for (int64_t r = 0; r < w.size[2]; ++r)
-          for (int64_t s = 0; s < w.size[3]; ++s)
-            sum += static_cast<const int8_t*>(
-                w.data)[k * w.stride[0] + c * w.stride[1] + r * w.stride[2] + s * w.stride[3]];
-      offsets[k] = -kOffset * sum;
-    }
-  }
-}
-
 }  // namespace SBNET_ISA
 }  // namespace sbnet
+
+#include "cpu/masked/conv_int8_table.h"

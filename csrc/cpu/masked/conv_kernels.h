@@ -45,6 +45,7 @@ extern const ConvKernels kConvKernelsAvx512;
 #endif
 #if defined(SBNET_AMX)
 extern const ConvKernels kConvKernelsAmx;  // 16-bit elements only
+extern const ConvKernels kConvInt8KernelsAmx;
 #endif
 
 }  // namespace sbnet

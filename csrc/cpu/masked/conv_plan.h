@@ -43,6 +43,7 @@ struct AxisTaps {
 // How a convolution is computed: conv_select.cpp says which takes which.
 enum class ConvWay : int32_t {
   kFloat8,           // as float32, of a copy (conv_float8.cpp)
+  kInt8Amx,          // conv_int8_amx.cpp
   kInt8,             // conv_int8.h
   kAmx,              // conv_amx.cpp
   kWinograd,         // conv_winograd.h

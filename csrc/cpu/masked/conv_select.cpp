@@ -14,11 +14,17 @@ constexpr int64_t kLeastWinogradChannels = 16,
                   kMostWinogradChannels = 512;  // its transforms pay; its inputs fit a cache
 constexpr int32_t kLeastWinogradSide = 4;       // of a tile: edges waste less
 constexpr int64_t kLeastAmxChannels = 20;       // about a whole product
+constexpr int64_t kLeastInt8AmxChannels = 32;   // half a product
 
 bool few_taps(const TensorView& weight) { return weight.size[2] <= kMaxAxisTaps && weight.size[3] <= kMaxAxisTaps; }
 
 const char* float8_declines(const ConvPlan& plan) {
   return plan.weight.dtype == DType::kF8 ? nullptr : "weights are not float8";
+}
+
+const char* int8_matrix_declines(const ConvPlan& plan) {
+  const char* why = int8_amx_declines(plan.weight);
+  return why ? why : plan.lanewise ? "one input channel a group" : nullptr;
 }
 
 const char* int8_declines(const ConvPlan& plan) {
@@ -77,6 +83,7 @@ const char* never(const ConvPlan&) { return nullptr; }
 
 const ConvWayRow kConvWayTable[kConvWays] = {
     {ConvWay::kFloat8, "float8", float8_declines},
+    {ConvWay::kInt8Amx, "int8 by AMX", int8_matrix_declines},
     {ConvWay::kInt8, "int8", int8_declines},
     {ConvWay::kAmx, "AMX", matrix_declines},
     {ConvWay::kWinograd, "Winograd F(2x2)", winograd_declines},
@@ -99,6 +106,17 @@ const char* amx_declines(const TensorView& weight) {
   if (!half && weight.dtype != DType::kBF16) return "dtype is neither float16 nor bfloat16";
   if (chosen_isa() < (half ? Isa::kAmxFp16 : Isa::kAmx)) return "not this processor";
   return weight.size[1] >= kLeastAmxChannels ? nullptr : "fewer than 20 input channels a group";
+#else
+  static_cast<void>(weight);
+  return "not in this build";
+#endif
+}
+
+const char* int8_amx_declines(const TensorView& weight) {
+#if defined(SBNET_AMX)
+  if (weight.dtype != DType::kI8) return "weights are not int8";
+  if (chosen_isa() < Isa::kAmx) return "not this processor";
+  return weight.size[1] >= kLeastInt8AmxChannels ? nullptr : "fewer than 32 input channels a group";
 #else
   static_cast<void>(weight);
   return "not in this build";

@@ -12,7 +12,7 @@ struct ConvWayRow {
 };
 
 // First match wins; the last row accepts everything.
-constexpr int kConvWays = 9;
+constexpr int kConvWays = 10;
 extern const ConvWayRow kConvWayTable[kConvWays];
 
 const ConvWayRow& select_way(const ConvPlan& plan);
@@ -20,6 +20,7 @@ const ConvWayRow& select_way(const ConvPlan& plan);
 // What the weights alone decide, before planes and blocks are known: why matrix units do not take them, why they are
 // not kept in Winograd's form, and not in that of few output channels.
 const char* amx_declines(const TensorView& weight);
+const char* int8_amx_declines(const TensorView& weight);
 const char* winograd_form_declines(const TensorView& weight, int32_t groups, const ConvShape& shape);
 const char* narrow_form_declines(const TensorView& weight, int32_t groups, const ConvShape& shape);
 
