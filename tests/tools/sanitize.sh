@@ -4,27 +4,15 @@
 # start processes of their own (an instruction set each) take a minute and more here: `make nightly` runs them all.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-python=$(command -v "$1") && python=$(cd "$(dirname "$python")" && pwd)/$(basename "$python") && shift
-site=$PWD/build/sanitize/site
+. tests/tools/site.sh
 quick=(
   tests/contracts/test_{hostile_sizes,bad_input_raw}.py
   tests/lists/test_{reduce_mask,pyramid,fringe,window}.py
   tests/masked/test_{fill,gather_scatter}.py
 )
 
-bin=$(dirname "$python")
-torch=$("$python" -c 'import torch, pathlib; print(pathlib.Path(torch.__file__).parent)')
-version=$(sed -n 's/__version__ = "\(.*\)"/\1/p' sbnet/version.py)
-PATH=$bin:$PATH cmake -S csrc -B build/sanitize -G Ninja -DSBNET_SANITIZE=ON -DSBNET_CUDA=0 \
-  "-DSBNET_VERSION=$version" "-DSBNET_TORCH_DIR=$torch" >/dev/null
-PATH=$bin:$PATH cmake --build build/sanitize
-
-rm -rf "$site" && mkdir -p "$site/sbnet"
-cp -r sbnet/. "$site/sbnet/"
-for folder in models export benchmarks; do
-  rm -rf "${site:?}/sbnet/$folder" && cp -r "$folder" "$site/sbnet/$folder"
-done
-rm -f "$site"/sbnet/*.so && cp build/sanitize/libsbnet.so build/sanitize/libsbnet_torch.so "$site/sbnet/"
+build_site "$1" build/sanitize -DSBNET_SANITIZE=ON
+shift
 
 library() { g++ -print-file-name="$1"; }
 export LD_PRELOAD="$(library libasan.so) $(library libubsan.so) $(library libstdc++.so.6)"

@@ -41,27 +41,18 @@ namespace SBNET_ISA {
 template <class T>
 struct PanelFinish;
 
-// G runs of pixels x V vectors of output channels, over all taps and channels of a slice. Registers 0..3: sums of (run,
-// vector) = (0,0) (0,1) (1,0) (1,1); 4, 5: inputs; 6, 7: weights.
+// G runs of pixels x V vectors of output channels, over all taps and channels of a slice. Registers from 0: sums of
+// (run, vector) in that order; 4, 5: inputs; 6, 7: weights.
 template <class T, class Sum, int G, int V>
 static __attribute__((noinline)) void microkernel(const T* const (&x)[2], int64_t pixel_bytes, const Taps& taps,
                                                   const T* w, Sum* const (&sums)[2], bool first) {
   constexpr int64_t kSumBytes = kPanelWidth * 4;
-  if (first) {
-    SBNET_TILE_ZERO(0);
-    SBNET_TILE_ZERO(1);
-    SBNET_TILE_ZERO(2);
-    SBNET_TILE_ZERO(3);
-  } else {
-    SBNET_TILE_LOAD(0, sums[0], kSumBytes);
-    if constexpr (V == 2) SBNET_TILE_LOAD(1, sums[0] + kLanes, kSumBytes);
-    if constexpr (G == 2) SBNET_TILE_LOAD(2, sums[1], kSumBytes);
-    if constexpr (G == 2 && V == 2) SBNET_TILE_LOAD(3, sums[1] + kLanes, kSumBytes);
-  }
+  const auto at = [&](int i) { return sums[i / V] + i % V * kLanes; };
+  begin_sums<G * V>(at, kSumBytes, first);
   for (int64_t t = 0; t < taps.count; ++t)
     for (int64_t c = 0; c < taps.channels; c += kDepth, w += V * kProductWeights) {
-      const int64_t at = taps.offset[t] + c;
-      SBNET_TILE_LOAD(4, x[0] + at, pixel_bytes);
+      const int64_t from = taps.offset[t] + c;
+      SBNET_TILE_LOAD(4, x[0] + from, pixel_bytes);
       SBNET_TILE_LOAD(6, w, kTileBytes);
       SBNET_TILE_DOT(T, 0, 4, 6);
       if constexpr (V == 2) {
@@ -69,15 +60,16 @@ static __attribute__((noinline)) void microkernel(const T* const (&x)[2], int64_
         SBNET_TILE_DOT(T, 1, 4, 7);
       }
       if constexpr (G == 2) {
-        SBNET_TILE_LOAD(5, x[1] + at, pixel_bytes);
-        SBNET_TILE_DOT(T, 2, 5, 6);
-        if constexpr (V == 2) SBNET_TILE_DOT(T, 3, 5, 7);
+        SBNET_TILE_LOAD(5, x[1] + from, pixel_bytes);
+        if constexpr (V == 2) {
+          SBNET_TILE_DOT(T, 2, 5, 6);
+          SBNET_TILE_DOT(T, 3, 5, 7);
+        } else {
+          SBNET_TILE_DOT(T, 1, 5, 6);
+        }
       }
     }
-  SBNET_TILE_STORE(0, sums[0], kSumBytes);
-  if constexpr (V == 2) SBNET_TILE_STORE(1, sums[0] + kLanes, kSumBytes);
-  if constexpr (G == 2) SBNET_TILE_STORE(2, sums[1], kSumBytes);
-  if constexpr (G == 2 && V == 2) SBNET_TILE_STORE(3, sums[1] + kLanes, kSumBytes);
+  store_sums<G * V>(at, kSumBytes);
 }
 
 // A run: neighbouring pixels of one row of a rect. The sums of run i are rows i * run_rows and on.

@@ -57,3 +57,38 @@ constexpr bool kSame<A, A> = true;
       asm volatile("tdpbf16ps %%tmm" #weight ", %%tmm" #input ", %%tmm" #sum : : :); \
   } while (0)
 #endif
+
+namespace sbnet {
+namespace SBNET_ISA {
+
+// Registers 0 ... count - 1, sums `bytes` a row, from zeros or from at(0) ... at(count - 1); and back.
+template <int count, class At>
+SBNET_INLINE void begin_sums(const At& at, int64_t bytes, bool zeros) {
+  static_assert(count == 1 || count == 2 || count == 4, "registers of sums");
+  if (zeros) {
+    SBNET_TILE_ZERO(0);
+    SBNET_TILE_ZERO(1);
+    SBNET_TILE_ZERO(2);
+    SBNET_TILE_ZERO(3);
+    return;
+  }
+  SBNET_TILE_LOAD(0, at(0), bytes);
+  if constexpr (count > 1) SBNET_TILE_LOAD(1, at(1), bytes);
+  if constexpr (count > 2) {
+    SBNET_TILE_LOAD(2, at(2), bytes);
+    SBNET_TILE_LOAD(3, at(3), bytes);
+  }
+}
+
+template <int count, class At>
+SBNET_INLINE void store_sums(const At& at, int64_t bytes) {
+  SBNET_TILE_STORE(0, at(0), bytes);
+  if constexpr (count > 1) SBNET_TILE_STORE(1, at(1), bytes);
+  if constexpr (count > 2) {
+    SBNET_TILE_STORE(2, at(2), bytes);
+    SBNET_TILE_STORE(3, at(3), bytes);
+  }
+}
+
+}  // namespace SBNET_ISA
+}  // namespace sbnet

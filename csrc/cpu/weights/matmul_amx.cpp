@@ -14,34 +14,17 @@ namespace SBNET_ISA {
 static_assert(kGroup == kTileRows, "a group of rows is a register");
 
 // Few rows are one group of as many.
-SBNET_INLINE int64_t group_height(int64_t rows, int64_t) { return smaller(rows, kGroup); }
+SBNET_INLINE int64_t panel_height(int64_t rows, int64_t) { return smaller(rows, kGroup); }
 
 // G groups of `height` rows, `features` of x apart, x V vectors of outputs. Registers 0..3: sums of (group, vector) in
 // that order; 4, 5: inputs; 6, 7: weights.
 template <class T, int G, int V>
 static __attribute__((noinline)) void add_tiles(const Entries<T>& entries, const T* panel, int64_t features,
                                                 int64_t height, int64_t size, float* sums, bool first) {
-  static_assert((V == 2 && G <= 2) || (V == 1 && (G == 1 || G == 4)), "four registers of sums");
-  constexpr int64_t kStep = V * kLanes, kSumBytes = V * kLanes * 4, kSums = kGroup * V * kLanes;
-  constexpr int64_t kInputBytes = kStep * sizeof(T), kWeights = kStep * kLanes;
-  if (first) {
-    SBNET_TILE_ZERO(0);
-    SBNET_TILE_ZERO(1);
-    SBNET_TILE_ZERO(2);
-    SBNET_TILE_ZERO(3);
-  } else {
-    SBNET_TILE_LOAD(0, sums, kSumBytes);
-    if constexpr (V == 2) SBNET_TILE_LOAD(1, sums + kLanes, kSumBytes);
-    if constexpr (V == 2 && G == 2) {
-      SBNET_TILE_LOAD(2, sums + kSums, kSumBytes);
-      SBNET_TILE_LOAD(3, sums + kSums + kLanes, kSumBytes);
-    }
-    if constexpr (G == 4) {
-      SBNET_TILE_LOAD(1, sums + kSums, kSumBytes);
-      SBNET_TILE_LOAD(2, sums + 2 * kSums, kSumBytes);
-      SBNET_TILE_LOAD(3, sums + 3 * kSums, kSumBytes);
-    }
-  }
+  constexpr int64_t kStep = V * kLanes, kSumBytes = V * kLanes * 4, kInputBytes = kStep * sizeof(T);
+  constexpr int64_t kWeights = kStep * kLanes;
+  const auto at = [=](int i) { return sums + i / V * kGroup * V * kLanes + i % V * kLanes; };
+  begin_sums<G * V>(at, kSumBytes, first);
   const int64_t apart = kGroup * features;
   for (int64_t e = 0; e < entries.count; ++e) {
     const T *x = panel + entries.first[e] * height, *w = entries.w[e];
@@ -68,24 +51,14 @@ static __attribute__((noinline)) void add_tiles(const Entries<T>& entries, const
       }
     }
   }
-  SBNET_TILE_STORE(0, sums, kSumBytes);
-  if constexpr (V == 2) SBNET_TILE_STORE(1, sums + kLanes, kSumBytes);
-  if constexpr (V == 2 && G == 2) {
-    SBNET_TILE_STORE(2, sums + kSums, kSumBytes);
-    SBNET_TILE_STORE(3, sums + kSums + kLanes, kSumBytes);
-  }
-  if constexpr (G == 4) {
-    SBNET_TILE_STORE(1, sums + kSums, kSumBytes);
-    SBNET_TILE_STORE(2, sums + 2 * kSums, kSumBytes);
-    SBNET_TILE_STORE(3, sums + 3 * kSums, kSumBytes);
-  }
+  store_sums<G * V>(at, kSumBytes);
 }
 
 template <class T, int V>
 static void multiply_rows(const MatmulTask& task, const Entries<T>& entries, int64_t size, int64_t features,
                           float* sums, bool first) {
   constexpr int kMost = V == 2 ? 2 : 4;
-  const int64_t height = group_height(task.rows, 0), groups = (task.rows + kGroup - 1) / kGroup;
+  const int64_t height = panel_height(task.rows, 0), groups = (task.rows + kGroup - 1) / kGroup;
   for (int64_t g = 0; g < groups;) {
     const T* panel = static_cast<const T*>(task.x) + g * kGroup * features;
     float* to = sums + g * kGroup * V * kLanes;
@@ -107,7 +80,7 @@ static void pack_weights(const BlocksparseMatmulParams& p, void* packed, int64_t
 }
 
 static void multiply(const BlocksparseMatmulParams& p, const MatmulTask& task) {
-  const TileShapes shapes = tile_shapes(group_height(task.rows, 0), step_features(p.layout.shape.block_size) * 2);
+  const TileShapes shapes = tile_shapes(panel_height(task.rows, 0), step_features(p.layout.shape.block_size) * 2);
   SBNET_TILE_CONFIGURE(shapes);
   if (p.x.dtype == DType::kF16)
     multiply_of<Half>(p, task);

@@ -13,7 +13,7 @@
 namespace sbnet {
 namespace SBNET_ISA {
 
-SBNET_INLINE int64_t group_height(int64_t, int64_t left) { return left > 4 ? kGroup : left > 1 ? 4 : 1; }
+SBNET_INLINE int64_t panel_height(int64_t, int64_t left) { return group_height(left); }
 
 SBNET_INLINE __m512bh pairs(__m512i words) { return reinterpret_cast<__m512bh>(words); }
 
@@ -22,8 +22,8 @@ template <int R, int V>
 static __attribute__((noinline)) void add_pairs(const Entries<BFloat>& entries, const BFloat* panel, int64_t size,
                                                 float* sums, bool first) {
   constexpr int64_t kStep = V * kLanes;  // features: step_features(size)
-  __m512 sum[R][V];
-  SBNET_UNROLL for (int i = 0; i < R; ++i) SBNET_UNROLL for (int v = 0; v < V; ++v) sum[i][v] = __m512{};
+  Vec sum[R][V];
+  SBNET_UNROLL for (int i = 0; i < R; ++i) SBNET_UNROLL for (int v = 0; v < V; ++v) sum[i][v] = Vec{};
   for (int64_t e = 0; e < entries.count; ++e) {
     const BFloat *x = panel + entries.first[e] * R, *w = entries.w[e];
     for (int64_t c = 0; c < size; c += kStep, x += R * kStep, w += V * kStep * kLanes)
@@ -38,27 +38,16 @@ static __attribute__((noinline)) void add_pairs(const Entries<BFloat>& entries, 
         }
       }
   }
-  SBNET_UNROLL for (int i = 0; i < R; ++i) SBNET_UNROLL for (int v = 0; v < V; ++v) {
-    float* to = sums + (i * V + v) * kLanes;
-    const Vec added = reinterpret_cast<Vec>(sum[i][v]);
-    store(to, first ? added : load(to) + added);
-  }
+  add_sums(sum, V * kLanes, sums, first);
 }
 
 template <class T, int V>
 static void multiply_rows(const MatmulTask& task, const Entries<T>& entries, int64_t size, int64_t features,
                           float* sums, bool first) {
-  for (int64_t r = 0; r < task.rows; r += kGroup) {
-    const int64_t height = group_height(task.rows, task.rows - r);
-    const T* panel = static_cast<const T*>(task.x) + r * features;
-    float* to = sums + r * V * kLanes;
-    if (height == kGroup)
-      add_pairs<kGroup, V>(entries, panel, size, to, first);
-    else if (height == 4)
-      add_pairs<4, V>(entries, panel, size, to, first);
-    else
-      add_pairs<1, V>(entries, panel, size, to, first);
-  }
+  each_group(task.rows, [&](auto rows, int64_t r) {
+    add_pairs<decltype(rows)::kCount, V>(entries, static_cast<const T*>(task.x) + r * features, size,
+                                         sums + r * V * kLanes, first);
+  });
 }
 
 static void pack_weights(const BlocksparseMatmulParams& p, void* packed, int64_t begin, int64_t end) {

@@ -56,9 +56,6 @@ static void pack_panel(const TensorView& t, const int64_t* rows, int64_t count, 
 
 // ---- Microkernels: R rows x V vectors of output features, sums in registers.
 
-// Rows of the panel of a group, of which `left` are there.
-SBNET_INLINE int64_t group_height(int64_t left) { return left > 4 ? kGroup : left > 1 ? 4 : 1; }
-
 template <int R, int V>
 static __attribute__((noinline)) void add_entries(const Entries<float>& entries, const float* panel, int64_t size,
                                                   float* sums, bool first) {
@@ -75,29 +72,19 @@ static __attribute__((noinline)) void add_entries(const Entries<float>& entries,
       }
     }
   }
-  SBNET_UNROLL for (int i = 0; i < R; ++i) SBNET_UNROLL for (int v = 0; v < V; ++v) {
-    float* to = sums + (i * V + v) * kLanes;
-    store(to, first ? sum[i][v] : load(to) + sum[i][v]);
-  }
+  add_sums(sum, V * kLanes, sums, first);
 }
 
 template <class T, int V>
 static void multiply_columns(const BlocksparseMatmulParams& p, const MatmulTask& task, int64_t out, int64_t column) {
   const int64_t size = p.layout.shape.block_size, features = task.in_blocks * size;
-  multiply_panel<T, V, kMatmulDepth, float>(p, task, out, column, column,
-                                            [&](const Entries<float>& entries, float* sums, bool first) {
-                                              for (int64_t r = 0; r < task.rows; r += kGroup) {
-                                                const int64_t height = group_height(task.rows - r);
-                                                const float* panel = static_cast<const float*>(task.x) + r * features;
-                                                float* to = sums + r * V * kLanes;
-                                                if (height == kGroup)
-                                                  add_entries<kGroup, V>(entries, panel, size, to, first);
-                                                else if (height == 4)
-                                                  add_entries<4, V>(entries, panel, size, to, first);
-                                                else
-                                                  add_entries<1, V>(entries, panel, size, to, first);
-                                              }
-                                            });
+  multiply_panel<T, V, kMatmulDepth, float>(
+      p, task, out, column, column, [&](const Entries<float>& entries, float* sums, bool first) {
+        each_group(task.rows, [&](auto rows, int64_t r) {
+          add_entries<decltype(rows)::kCount, V>(entries, static_cast<const float*>(task.x) + r * features, size,
+                                                 sums + r * V * kLanes, first);
+        });
+      });
 }
 
 template <class T>
@@ -129,10 +116,7 @@ static __attribute__((noinline)) void add_rows(const float* x, const float* dy, 
       SBNET_UNROLL for (int v = 0; v < V; ++v) sum[i][v] += left * right[v];
     }
   }
-  SBNET_UNROLL for (int i = 0; i < kSquare; ++i) SBNET_UNROLL for (int v = 0; v < V; ++v) {
-    float* to = sums + i * size + v * kLanes;
-    store(to, first ? sum[i][v] : load(to) + sum[i][v]);
-  }
+  add_sums(sum, size, sums, first);
 }
 
 // [rows][size] features from f on, zeros for what is not there.

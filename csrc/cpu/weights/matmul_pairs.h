@@ -93,7 +93,7 @@ static void pack_panel(const TensorView& t, const int64_t* rows, int64_t count, 
 // ---- Tiles
 
 // Rows of the panel of a group of a tile of `rows`, of which `left` are there.
-SBNET_INLINE int64_t group_height(int64_t rows, int64_t left);
+SBNET_INLINE int64_t panel_height(int64_t rows, int64_t left);
 
 // Adds the products of `entries` for all rows of the tile to sums [row][V * kLanes]; `features` of a row of x.
 template <class T, int V>
@@ -104,7 +104,7 @@ template <class T>
 static void multiply_of(const BlocksparseMatmulParams& p, const MatmulTask& task) {
   const int64_t size = p.layout.shape.block_size, features = task.in_blocks * size;
   for (int64_t r = 0; r < task.rows; r += kGroup)
-    pack_panel<T>(p.x, task.x_rows + r, smaller(kGroup, task.rows - r), group_height(task.rows, task.rows - r),
+    pack_panel<T>(p.x, task.x_rows + r, smaller(kGroup, task.rows - r), panel_height(task.rows, task.rows - r),
                   features, step_features(size), static_cast<T*>(task.x) + r * features);
   for (int64_t out = task.first_block; out < task.end_block; ++out)
     if (size == kLanes)

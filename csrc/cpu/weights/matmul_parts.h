@@ -22,6 +22,41 @@ SBNET_INLINE bool entry_at(const BlocksparseMatmulParams& p, const MatmulTask& t
   return *in >= 0 && *in < task.in_blocks && *block >= 0 && *block < p.layout.shape.blocks && has_gate(p, *block);
 }
 
+// ---- Microkernels of vectors: groups of kGroup rows, the last of 4 or 1 if so many will do
+
+// Rows of the panel of a group, of which `left` are there.
+SBNET_INLINE int64_t group_height(int64_t left) { return left > 4 ? kGroup : left > 1 ? 4 : 1; }
+
+template <int R>
+struct GroupRows {
+  static constexpr int kCount = R;
+};
+
+// add(GroupRows of a group, its first row).
+template <class Add>
+SBNET_INLINE void each_group(int64_t rows, const Add& add) {
+  for (int64_t r = 0; r < rows; r += kGroup) {
+    const int64_t height = group_height(rows - r);
+    if (height == kGroup)
+      add(GroupRows<kGroup>{}, r);
+    else if (height == 4)
+      add(GroupRows<4>{}, r);
+    else
+      add(GroupRows<1>{}, r);
+  }
+}
+
+// Rows of sums, `stride` apart: added, or set if they are the first.
+template <int R, int V>
+SBNET_INLINE void add_sums(const Vec (&sum)[R][V], int64_t stride, float* sums, bool first) {
+  SBNET_UNROLL for (int i = 0; i < R; ++i) SBNET_UNROLL for (int v = 0; v < V; ++v) {
+    float* to = sums + i * stride + v * kLanes;
+    store(to, first ? sum[i][v] : load(to) + sum[i][v]);
+  }
+}
+
+// ---- Entries
+
 constexpr int64_t kLongestRun = 512;  // features of entries that are multiplied together
 constexpr int64_t kLeastBlock = 8;
 
