@@ -24,6 +24,7 @@ KERNELS = {
     "stem": 4,
     "general": 5,
     "depthwise": 6,
+    "few channels": 7,
 }
 ACTIVATIONS = {None: 0, "relu": 1, "leaky_relu": 3, "silu": 4}  # of all kernels
 WITH_SLOPES = ACTIVATIONS | {"prelu": 3}  # leaky_relu, with slopes a channel
@@ -54,7 +55,7 @@ def emulated(tmp_path_factory):
         for name in ("masked/bottleneck", "masked/conv", "masked/conv_select", "grid", "layer", "memory", "settled")
     ]
     kernels = sorted(path for path in (CSRC / "cuda/sm90/conv").glob("*.cu") if path.stem not in ELSEWHERE)
-    kernels.append(CSRC / "cuda/masked/conv_depthwise.cu")
+    kernels += [CSRC / f"cuda/masked/{name}.cu" for name in ("conv_depthwise", "conv_few_channels")]
     return emulated_library(tmp_path_factory, "conv", kernels, [TOOLS / "entry.cpp", *core])
 
 
@@ -150,12 +151,27 @@ def some_depthwise(rng: random.Random) -> dict:
     }  # fmt: skip
 
 
+def some_few_channels(rng: random.Random) -> dict:
+    """Any small convolution of up to four channels and twelve taps, 3x3 most of all."""
+    kernel, dilation = rng.choice([3, 3, 3, 3, 1, 2, (3, 4), (1, 12), (5, 2)]), rng.choice([1, 1, 1, 2])
+    reach = tuple(dilation * (side - 1) + 1 for side in pair(kernel))
+    return {
+        "channels": rng.choice([1, 2, 3, 3, 3, 4]), "filters": rng.choice([1, 3, 8, 16, 17, 24, 32, 40, 48, 64]),
+        "kernel": kernel, "stride": rng.choice([1, 1, 2, 2, 3]), "dilation": dilation, "batch": rng.choice([1, 1, 2]),
+        "size": (max(rng.randint(1, 40), reach[0]), max(rng.randint(1, 40), reach[1])),
+        "padding": rng.randint(0, 2), "block": rng.choice([1, 2, 4, 8, (8, 6), (3, 10), 16, 64]),
+        "density": rng.choice([0.0, 0.1, 0.4, 0.8, 1.0, 1.0]), "dtype": rng.choice([torch.float16, torch.bfloat16]),
+    }  # fmt: skip
+
+
 def some(rng: random.Random, kernel: str) -> dict:
     """A small convolution that `kernel` may take."""
     if kernel == "general":
         return some_general(rng)
     if kernel == "depthwise":
         return some_depthwise(rng)
+    if kernel == "few channels":
+        return some_few_channels(rng)
     few, stride = rng.choice([8, 24, 64, 72, 128, 192]), 1
     sizes = {
         "1x1": ([8, 24, 64, 72, 256, 384], [8, 40, 64, 136, 200, 264]),

@@ -20,7 +20,13 @@ CASES = {
     "conv 3x3 64->64 400x704 fp16 block 16 groups 64": "depthwise",
     "conv 3x3 60->64 400x704 fp16 block 16": "Hopper general",
     "conv 3x3 64->3 400x704 fp16 block 16": "Hopper general",
-    "conv 3x3 1->64 400x704 fp16 block 16": "Hopper general",
+    "conv 3x3 1->64 400x704 fp16 block 16": "few channels",
+    "conv 3x3 3->16 720x1280 bf16 block 10 stride 2": "few channels",
+    "conv 3x4 4->17 400x704 fp16 block 2 dilation 3": "few channels",
+    "conv 3x3 5->64 400x704 fp16 block 16": "Hopper general",
+    "conv 3x3 3->72 400x704 fp16 block 16": "Hopper general",
+    "conv 5x3 3->64 400x704 fp16 block 16": "Hopper general",
+    "conv 3x3 3->64 32768x32768 fp16 block 16": "Hopper general",
     "conv 3x3 64->64 400x704 fp16 block 10": "Hopper general",
     "conv 3x3 64->64 400x704 fp16 block 16 dilation 2": "Hopper general",
     "conv 5x5 64->64 400x704 bf16 block 16": "Hopper general",
@@ -93,7 +99,7 @@ def test_each_kernel_above_says_why_it_does_not_serve():
     found = layer_kernel("conv 3x3 60->64 400x704 fp16 block 16")
     assert dict(found.declined)["Hopper 3x3"] == "input channels are no multiple of 8"
     assert dict(found.declined)["Hopper 1x1"] == "kernel is not 1x1"
-    assert [name for name, _ in found.declined] == ["Hopper 3x3", "Hopper 1x1", "Hopper stem"]
+    assert [name for name, _ in found.declined] == ["Hopper 3x3", "Hopper 1x1", "Hopper stem", "few channels"]
 
 
 def test_hopper_kernels_are_hoppers_alone():

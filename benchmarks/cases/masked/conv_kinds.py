@@ -83,6 +83,8 @@ OTHERS: dict[str, list[Kind]] = {
         Kind((1, 720, 1280, 64), 3),
         Kind((1, 720, 1280, 1), 64),
     ],
+    "conv 3x3, first layers": [Kind((1, 720, 1280, 3), filters) for filters in (32, 64)],
+    "conv 3x3 stride 2, first layers": [Kind((1, 720, 1280, 3), filters, stride=2) for filters in (16, 32, 64)],
     "conv, kernels": [Kind((*LARGE, 64), 64, kernel) for kernel in (5, 7, (1, 3), (3, 1))],
     "conv 3x3, dilation": [
         Kind((*LARGE, 64), 64, dilation=2),
@@ -103,6 +105,8 @@ DENSITIES = 1.0, 0.25, 0.1
 WANTED: dict[str, tuple[float, float, float]] = {
     "conv 3x3, channels": (1.0, 3.2, 6.0),
     "conv 3x3, channels no multiple of 8": (1.0, 3.0, 5.0),
+    "conv 3x3, first layers": (1.0, 3.0, 5.0),
+    "conv 3x3 stride 2, first layers": (1.0, 3.0, 5.0),
     "conv, kernels": (1.0, 3.0, 6.0),
     "conv 3x3, dilation": (1.0, 3.0, 5.0),
     "conv 3x3, groups": (1.0, 2.5, 4.0),

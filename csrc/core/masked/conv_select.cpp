@@ -10,6 +10,7 @@ namespace sbnet {
 namespace {
 
 constexpr int kMaxDepthwiseTaps = 128, kStemCell = 8;
+constexpr int kMostFewChannels = 4, kMostFewTaps = 12, kMostFewOutputs = 64;
 constexpr int kMaxGeneralTaps = 128, kLeastGeneralPixels = 36;
 // Beyond 64 channels the 3x3 kernel fills up to the next 64. Up to so many the general one, which does not, is faster
 // where its tiles of 16x16 pixels are enough for several rounds of a device's multiprocessors.
@@ -92,6 +93,25 @@ const char* hopper_stem_declines(const Conv2dParams& p) {
   return tiles_fit(p.active, p.fringe, kStemCell, 1) ? nullptr : "too many tiles to count";
 }
 
+// Sides in 16 bits, distances within an image in 32.
+bool sides_fit(const TensorView& t) {
+  const PixelStrides s = pixel_strides(t);
+  for (int d = 2; d < 4; ++d)
+    if (t.size[d] > UINT16_MAX) return false;
+  return s.y >= 0 && s.x >= 0 && s.y < 1 << 30 && s.x < 1 << 30;
+}
+
+const char* few_channels_decline(const Conv2dParams& p) {
+  if (!is_half(p.x.dtype)) return "dtype is neither float16 nor bfloat16";
+  if (p.x.size[1] > kMostFewChannels || p.groups != 1) return "more than 4 input channels";
+  if (p.weight.size[2] * p.weight.size[3] > kMostFewTaps) return "more than 12 taps";
+  if (p.weight.size[0] > kMostFewOutputs) return "more than 64 output channels";
+  if (p.residual.data) return "a residual";
+  const PixelStrides x = pixel_strides(p.x);
+  if (!sides_fit(p.x) || x.y * p.x.size[2] + x.x * p.x.size[3] > INT32_MAX) return "a plane too large to count";
+  return tiles_fit(p.active, p.fringe, 1, 1) ? nullptr : "too many tiles to count";
+}
+
 const char* depthwise_declines(const Conv2dParams& p) {
   if (p.weight.size[1] != 1 || (p.groups == 1 && p.weight.size[0] > 8)) return "more than one input channel a group";
   if (p.weight.size[2] * p.weight.size[3] > kMaxDepthwiseTaps) return "more than 128 taps";
@@ -118,6 +138,7 @@ const ConvKernelRow kConvTable[kConvKernels] = {
     {ConvKernel::kHopper3x3, "Hopper 3x3", 90, hopper_3x3_declines},
     {ConvKernel::kHopper1x1, "Hopper 1x1", 90, hopper_1x1_declines},
     {ConvKernel::kHopperStem, "Hopper stem", 90, hopper_stem_declines},
+    {ConvKernel::kFewChannels, "few channels", 0, few_channels_decline},
     {ConvKernel::kHopperGeneral, "Hopper general", 90, hopper_general_declines},
     {ConvKernel::kDepthwise, "depthwise", 0, depthwise_declines},
     {ConvKernel::kImplicitGemm, "implicit GEMM", 0, implicit_gemm_declines},
@@ -151,14 +172,6 @@ void describe(const Row (&table)[kRows], const Params& p, int32_t capability, ch
 
 const ConvKernelRow& select_conv(const Conv2dParams& p, int32_t capability) {
   return select(kConvTable, p, capability);
-}
-
-// Sides in 16 bits, distances within an image in 32.
-bool sides_fit(const TensorView& t) {
-  const PixelStrides s = pixel_strides(t);
-  for (int d = 2; d < 4; ++d)
-    if (t.size[d] > UINT16_MAX) return false;
-  return s.y >= 0 && s.x >= 0 && s.y < 1 << 30 && s.x < 1 << 30;
 }
 
 const char* hopper_general_declines(const Conv2dParams& p) {

@@ -11,6 +11,7 @@ enum class ConvKernel : int32_t {
   kHopper3x3,
   kHopper1x1,
   kHopperStem,
+  kFewChannels,
   kHopperGeneral,
   kDepthwise,
   kImplicitGemm,
@@ -26,7 +27,7 @@ struct ConvKernelRow {
 };
 
 // First match wins; the last row accepts everything.
-constexpr int kConvKernels = 8;
+constexpr int kConvKernels = 9;
 extern const ConvKernelRow kConvTable[kConvKernels];
 
 // capability: of the device, as 90; 0 keeps to the portable kernels.

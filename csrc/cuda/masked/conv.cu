@@ -59,6 +59,8 @@ Status run_conv(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t st
     case ConvKernel::kHopperGeneral:
       return sm90::conv_general(p, device, stream);
 #endif
+    case ConvKernel::kFewChannels:
+      return portable::launch_few_channels(p, device, stream);
     case ConvKernel::kDepthwise:
       return portable::launch_depthwise(p, device, stream);
     case ConvKernel::kImplicitGemm:

@@ -22,6 +22,8 @@ constexpr const char* kConvOp = "sparse_conv2d";
 
 // Tensor cores: float16, bfloat16, and float32 as tf32 (channels_last x and weight with C/groups a multiple of 4).
 Status launch_implicit_gemm(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream);
+// Tensor cores: float16 and bfloat16, up to four input channels and twelve taps.
+Status launch_few_channels(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream);
 // float32 in float32, x and weight in 16-byte words of channels.
 Status launch_simt_words(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream);
 // float32 in float32.

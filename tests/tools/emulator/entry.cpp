@@ -52,6 +52,8 @@ __attribute__((visibility("default"))) int emulate_conv(const Case* given, char*
   if (v.kernel == 3 && chosen == ConvKernel::kHopper3x3) return told(sm90::conv3x3(p, device, nullptr), message, room);
   if (v.kernel == 4 && chosen == ConvKernel::kHopperStem)
     return told(sm90::conv_stem(p, device, nullptr), message, room);
+  if (v.kernel == 7 && chosen == ConvKernel::kFewChannels)
+    return told(portable::launch_few_channels(p, device, nullptr), message, room);
   if (v.kernel == 6 && chosen == ConvKernel::kDepthwise)
     return told(portable::launch_depthwise(p, device, nullptr), message, room);
   if (v.kernel == 5 && !hopper_general_declines(p)) return told(sm90::conv_general(p, device, nullptr), message, room);

@@ -34,18 +34,23 @@ inline void load_matrix_x4(uint32_t shared, uint32_t (&r)[4]) {
     std::memcpy(&r[m], emulator::shared_at(static_cast<uint32_t>(rows[m * 8 + lane / 4][0])) + lane % 4 * 4, 4);
 }
 
-// Of int8: the low half of `a` and b[0] hold bytes 0 to 15 of the reduction.
+// The low half of `a` and b[0] hold bytes 0 to 15 of the reduction.
 template <class T, class Sum>
 void mma_16x8(Sum (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  static_assert(sizeof(T) == 1);
+  static_assert(sizeof(T) <= 2);
   const auto pair = [](uint32_t low, uint32_t high) { return static_cast<uint64_t>(high) << 32 | low; };
   const emulator::Words all = emulator::exchange(pair(a[0], a[2]), pair(a[1], a[3]), pair(b0, b1));
   const int lane = static_cast<int>(emulator::self->thread % 32);
-  const auto byte = [&](int row, int operand, int k) {  // lane 4 * row + j has bytes 4j and 16 + 4j
-    return static_cast<int8_t>(all[row * 4 + k % 16 / 4][operand] >> (k / 16 * 32 + k % 4 * 8));
+  const auto element = [&](int row, int operand, int k) {  // lane 4 * row + j has bytes 4j and 16 + 4j
+    const int byte = k * static_cast<int>(sizeof(T));
+    const uint64_t bits = all[row * 4 + byte % 16 / 4][operand] >> (byte / 16 * 32 + byte % 4 * 8);
+    T v;
+    std::memcpy(&v, &bits, sizeof(T));
+    return static_cast<Sum>(v);
   };
   for (int e = 0; e < 4; ++e)
-    for (int k = 0; k < 32; ++k) d[e] += byte(lane / 4, e / 2, k) * byte(lane % 4 * 2 + e % 2, 2, k);
+    for (int k = 0; k < 32 / static_cast<int>(sizeof(T)); ++k)
+      d[e] += element(lane / 4, e / 2, k) * element(lane % 4 * 2 + e % 2, 2, k);
 }
 
 }  // namespace sbnet
