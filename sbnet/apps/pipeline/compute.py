@@ -10,21 +10,19 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sbnet.apps.pipeline.dense_side import Dense, compared, dense_side, form_on_cuda
 from sbnet.apps.pipeline.frame_graph import FrameGraph
 from sbnet.apps.pipeline.frames import Frame, PipelineError, Result, input_of
 from sbnet.apps.pipeline.networks import Network, halo_of
+from sbnet.apps.pipeline.shown import SHOWN, ShownBlocks
 from sbnet.apps.pipeline.summary import Summary
 from sbnet.engine.oracle import compare, plane_masks
 from sbnet.engine.sparsify import SparseRun
 from sbnet.geometry import to_pair
 from sbnet.masks.base import Mask
 from sbnet.masks.grow import grow
-
-SHOWN = 16  # side of the blocks that are shown where the network's own are not the frame's
 
 
 @dataclass(frozen=True)
@@ -67,6 +65,7 @@ class Compute:
         self._dense_graph: FrameGraph | None = None
         self._dense_name = ""
         self._block = (1, 1)  # of the active blocks that a graph gives
+        self._shown = ShownBlocks()
         self._inside: Inside | None = Inside(mask, network) if inside and not self._graphed else None
         self._shape: Any = None  # of the last input
         self._dense: dict[Any, Dense] = {}
@@ -269,12 +268,10 @@ class Compute:
         size = given if given in sizes else sizes[0]
         value = next(v for node in run.plan.graph.nodes for v in node.outputs if v.size == size)
         active = run.active[executor.lists.of(value)]
+        hits, block = active.block_map[image] >= 0, to_pair(active.grid.bsize, "block")
         if size == (height, width):
-            return active.block_map[image] >= 0, to_pair(active.grid.bsize, "block")
-        pixels = F.adaptive_max_pool2d(active.pixel_mask(size)[image : image + 1].float(), given)
-        pad = self.network.pad
-        pixels = pixels[:, :, pad : pad + height, pad : pad + width]
-        return F.max_pool2d(pixels, SHOWN, ceil_mode=True)[0, 0] > 0, (SHOWN, SHOWN)
+            return hits, block
+        return self._shown(hits, block, size, given, (height, width), self.network.pad), (SHOWN, SHOWN)
 
     # ---- the dense side
 
