@@ -11,7 +11,7 @@ import torch
 from sbnet.geometry import Pair, Window, to_pair
 from sbnet.graph.ir import Graph, Node, Value
 from sbnet.graph.passes.bottleneck import fuse_bottlenecks
-from sbnet.graph.passes.program import sums_of_few_channels
+from sbnet.graph.passes.program import gates_into_programs, sums_of_few_channels
 
 Plane = tuple[int, int, Pair]  # height, width, block size
 POINTWISE = Window.conv(1)  # of what reads the pixels that it writes
@@ -57,7 +57,8 @@ def plan(graph: Graph, block: Any = "auto", mode: str = "masked", device: torch.
     planes = []
     for size in spatial_sizes(graph):
         planes.append((*size, _block(block, size, first, torch.device(device).type)))
-    graph = sums_of_few_channels(graph) if torch.device(device).type == "cuda" else graph
+    if torch.device(device).type == "cuda":
+        graph = gates_into_programs(sums_of_few_channels(graph))
     return fuse_bottlenecks(Plan(graph, planes, mode), torch.device(device))
 
 

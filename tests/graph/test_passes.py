@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import sbnet
+from sbnet.graph.axes import op_name
 from sbnet.graph.capture import capture
 from sbnet.graph.constants import Constants
 from sbnet.graph.functional import PlannedModule
@@ -250,18 +251,60 @@ class Sums(nn.Module):
         ]
 
 
-def test_sums_of_few_channels_are_programs_on_cuda():
-    net = lively(Sums().eval())
-    graph = optimise(capture(net, (torch.zeros(1, 3, *SIZE),)))
+class Gates(nn.Module):
+    """Gates that one map reads, first or later, that two read, and that the network gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.gates = layer(3, C), nn.ModuleList(layer(C, C, 1) for _ in range(5))
+
+    def forward(self, x: Tensor):
+        y = self.body(x)
+        a, b, c, d, e = (gate(y.mean((2, 3), keepdim=True)) for gate in self.gates)
+        given, twice = torch.sigmoid(d), torch.tanh(c)
+        return [
+            y * F.hardsigmoid(a),
+            torch.exp(torch.tanh(b)) - y,
+            (F.max_pool2d(y, 3, 1, 1) * twice).abs() + twice,
+            given,
+            F.avg_pool2d(y, 3, 1, 1) * given,
+            torch.sqrt(F.max_pool2d(y, 5, 1, 2).abs() + torch.sigmoid(e)),
+        ]
+
+
+def for_cuda(net: nn.Module) -> Graph:
+    """The graph of a plan for CUDA, which gives what the masked contract says, tried on the CPU."""
+    graph = optimise(capture(lively(net.eval()), (torch.zeros(1, 3, *SIZE),)))
     planned = plan(graph, 4, device="cuda")
-    few = [node for node in planned.graph.nodes if node.output.shape[1] == 3]
-    programs = [node.options["program"] for node in few if node.kind == "pixel"]
-    assert programs == ["add a", "mul a; add b", "add a; leaky_relu 0.2", "add a; relu", "add a; prelu b"]
-    assert "pointwise" not in [node.kind for node in few]
-    assert "pointwise" in [node.kind for node in planned.graph.nodes if node.output.shape[1] == 8]
     run = PlannedModule(planned, Constants(graph, torch.device("cpu"), torch.float32))
     x, mask = next(frames())
     masks = PlaneMasks(mask[:1], 4)
     with torch.no_grad():
         got, exact = run(x[:1], mask[:1]), masked_oracle(copy.deepcopy(net).double(), [x[:1].double()], masks)
-    assert_holds(got, masked_oracle(net, [x[:1]], masks), exact, "sums")
+    assert_holds(got, masked_oracle(net, [x[:1]], masks), exact, type(net).__name__)
+    return planned.graph
+
+
+def test_gates_are_activated_by_programs_on_cuda():
+    nodes = for_cuda(Gates()).nodes
+    programs = [node.options["program"] for node in nodes if node.kind == "pixel"]
+    assert sorted(programs) == [
+        "abs; add a; sqrt",
+        "load a; hardsigmoid; mul x",
+        "load a; tanh; exp; sub x",
+        "mul a",
+        "mul a; abs; add a",
+    ]
+    dense = [op_name(node.target) for node in nodes if node.kind == "aten"]
+    assert [name for name in ("hardsigmoid", "exp", "tanh", "sigmoid") for _ in range(dense.count(name))] == [
+        "tanh", "sigmoid", "sigmoid",
+    ]  # fmt: skip
+
+
+def test_sums_of_few_channels_are_programs_on_cuda():
+    planned = for_cuda(Sums())
+    few = [node for node in planned.nodes if node.output.shape[1] == 3]
+    programs = [node.options["program"] for node in few if node.kind == "pixel"]
+    assert programs == ["add a", "mul a; add b", "add a; leaky_relu 0.2", "add a; relu", "add a; prelu b"]
+    assert "pointwise" not in [node.kind for node in few]
+    assert "pointwise" in [node.kind for node in planned.nodes if node.output.shape[1] == 8]

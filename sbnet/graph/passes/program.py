@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from sbnet.graph.axes import op_name
-from sbnet.graph.ir import Graph, Node, Ref, Step, Value, computed
+from sbnet.graph.ir import Graph, Node, Ref, Step, Value, computed, only_user
 from sbnet.ops.masked.pointwise import MOST_STEPS, OPERANDS
 
 UNARY = {
@@ -60,6 +60,36 @@ def sums_of_few_channels(graph: Graph) -> Graph:
         node.kind, node.options = "pixel", {"program": "; ".join(steps)}
         node.params = dict(zip(OPERANDS, operands, strict=False))
     return graph.link()
+
+
+def gates_into_programs(graph: Graph) -> Graph:
+    """Of a plan for CUDA: what a program reads first, and nobody else, is activated by the program itself. A launch for
+    the few numbers of a gate, as of squeeze and excitation, takes as long as the program on a small plane."""
+    for node in graph.nodes:
+        while node.kind == "pixel" and "program" in node.options and (found := _activated(node, graph)):
+            operand, unary, program = found
+            node.options, node.params[operand] = node.options | {"program": program}, unary.args[0]
+            graph.link()
+    return graph
+
+
+def _activated(node: Node, graph: Graph) -> tuple[str, Node, str] | None:
+    """The operand of a program's first step, the op that gives it, and the program with that op."""
+    first, *rest = node.options["program"].split("; ")
+    step, operand = [*first.split(), ""][:2]
+    unary = node.params[operand].producer if operand in node.params else None
+    if unary is None or unary.kind != "aten" or len(rest) + 3 > MOST_STEPS or step not in {"load", *SWAPPED}:
+        return None
+    y, name = unary.output, op_name(unary.target)
+    if name not in UNARY or len(unary.args) != 1 or unary.kwargs or y.size is not None:
+        return None  # what has a plane is a dense node's result, which the engine masks
+    if unary.args[0].dtype != y.dtype:
+        return None
+    once = sum(v is y for v in node.inputs()) == 1 and not any(line.endswith(f" {operand}") for line in rest)
+    if not once or only_user(y, graph) is not node:
+        return None
+    then = [] if step == "load" else [f"{SWAPPED[step]} x"]
+    return operand, unary, "; ".join([f"load {operand}", name, *then, *rest])
 
 
 def _as_1c11(value: Value) -> Value:
