@@ -16,7 +16,8 @@ DTYPES = [torch.uint8, torch.float16, torch.bfloat16, torch.float32]
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last", "channel_slice", "plane_slice", "permuted"])
 def test_equals_reference(device, dtype, layout):
     """One image that is a cut and some that are none; widths of one chunk of columns and of several."""
-    for size, smooth in (((37, 45), 5), ((20, 530), 3), ((3, 300), 31), ((1, 1), 5), ((64, 64), 1), ((90, 24), 31)):
+    sizes = ((37, 45), 5), ((20, 530), 3), ((3, 300), 31), ((1, 1), 5), ((64, 64), 1), ((90, 24), 31), ((20, 290), 13)
+    for size, smooth in sizes:
         frame = motion_frame((3, 3, *size), dtype, layout).to(device)
         background = motion_background(frame, smooth)
         numbers = (0.05, 0.25, 0.5, smooth)

@@ -1,7 +1,7 @@
-// motion_mask on the CPU: bands of rows, one after another; of each the brightness of its pixels and of what its boxes
-// reach is made in a buffer that stays in the cache, from which the box is summed row by row.
-// Each frame is first taken for an ordinary one; where the sum of the differences says that it is a cut, mask and
-// background are written again. Sums are kept by rows and added in their order: the threads do not show.
+// motion_mask on the CPU: bands of rows, one after another; of each the channels' sums of its pixels and of what its
+// boxes reach are made in a buffer that stays in the cache, from which the box is summed row by row. Each frame is
+// first taken for an ordinary one; where the sum of the differences says that it is a cut, mask and background are
+// written again. Sums are kept by rows and added in their order: the threads do not show.
 #include <algorithm>
 #include <cstring>
 
@@ -24,7 +24,7 @@ sbnet::Status sbnet_motion_mask_cpu(const sbnet::MotionMaskParams* params, void*
   const auto rows = [&](int64_t begin, int64_t end, bool cut) {
     // A buffer for each range, which begin kMotionRange rows apart or more.
     float* band = bands + begin / kMotionRange * (kMotionBand + p.smooth) * width;
-    int64_t done = 0;  // rows of the image whose brightness was made, if it is that of the band before
+    int64_t done = 0;  // rows of the image whose sums were made, if it is that of the band before
     int64_t top = 0;   // the first of them in the buffer
     for (int64_t r = begin, next; r < end; r = next) {
       const int64_t n = r / height, y = r % height;
@@ -36,7 +36,7 @@ sbnet::Status sbnet_motion_mask_cpu(const sbnet::MotionMaskParams* params, void*
         std::memmove(band, band + (first - top) * width, sizeof(float) * static_cast<size_t>((done - first) * width));
       }
       top = first;
-      for (; done < last; ++done) kernels->brightness(p, n, done, band + (done - top) * width);
+      for (; done < last; ++done) kernels->channel_sums(p, n, done, band + (done - top) * width);
       for (int64_t k = r; k < next; ++k) sums[k] = kernels->row(p, n, k % height, band, top, cut);
     }
   };

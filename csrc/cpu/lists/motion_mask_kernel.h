@@ -22,26 +22,42 @@ typedef float UnalignedVec __attribute__((vector_size(kLanes * 4), aligned(4), m
 static inline Vec load(const float* at) { return *reinterpret_cast<const UnalignedVec*>(at); }
 static inline void store(float* at, Vec v) { *reinterpret_cast<UnalignedVec*>(at) = v; }
 
-// out[x] = the sum of `count` numbers from at[x] on, `stride` apart, divided by `divisor`.
-static inline void sum_apart(const float* at, int64_t stride, int64_t count, float divisor, int64_t length,
-                             float* out) {
+// out[x] = the sum of `count` numbers from at[x] on, `stride` apart, and of `rest` numbers from more[x] on.
+template <bool kDivided>
+static inline void sum_apart(const float* at, int64_t stride, int64_t count, int64_t length, float* out,
+                             float divisor = 1, const float* more = nullptr, int64_t rest = 0) {
   int64_t x = 0;
   for (; x + kStep <= length; x += kStep) {
     Vec sums[kVecs] = {};
     for (int64_t k = 0; k < count; ++k)
       for (int v = 0; v < kVecs; ++v) sums[v] += load(at + k * stride + x + v * kLanes);
-    for (int v = 0; v < kVecs; ++v) store(out + x + v * kLanes, sums[v] / divisor);
+    for (int64_t k = 0; k < rest; ++k)
+      for (int v = 0; v < kVecs; ++v) sums[v] += load(more + k + x + v * kLanes);
+    for (int v = 0; v < kVecs; ++v) store(out + x + v * kLanes, kDivided ? sums[v] / divisor : sums[v]);
   }
   for (; x + kLanes <= length; x += kLanes) {
     Vec sum = {};
     for (int64_t k = 0; k < count; ++k) sum += load(at + k * stride + x);
-    store(out + x, sum / divisor);
+    for (int64_t k = 0; k < rest; ++k) sum += load(more + k + x);
+    store(out + x, kDivided ? sum / divisor : sum);
   }
   for (; x < length; ++x) {
     float sum = 0;
     for (int64_t k = 0; k < count; ++k) sum += at[k * stride + x];
-    out[x] = sum / divisor;
+    for (int64_t k = 0; k < rest; ++k) sum += more[k + x];
+    out[x] = kDivided ? sum / divisor : sum;
   }
+}
+
+// out[x] = the sum of the `count` numbers from at[x] on, divided: of a wide box, by sums of kFew of them, so that a
+// pixel of 31 takes 12 additions.
+static inline void sum_beside(const float* at, int64_t count, int64_t length, float* out, float divisor) {
+  constexpr int64_t kFew = 5;
+  if (count <= 2 * kFew) return sum_apart<true>(at, 1, count, length, out, divisor);
+  float few[kChunk + kMostSmooth];
+  sum_apart<false>(at, 1, kFew, length + count - kFew, few);
+  const int64_t rest = count % kFew;
+  sum_apart<true>(few, kFew, count / kFew, length, out, divisor, at + count - rest, rest);
 }
 
 static inline float value_of(uint8_t v) { return v; }
@@ -68,7 +84,7 @@ static void sum_channels(const TensorView& f, const T* at, float* __restrict out
   }
 }
 
-static void brightness(const MotionMaskParams& p, int64_t n, int64_t y, float* __restrict out) {
+static void channel_sums(const MotionMaskParams& p, int64_t n, int64_t y, float* __restrict out) {
   const TensorView& f = p.frame;
   const int64_t at = n * f.stride[0] + y * f.stride[2];
   switch (f.dtype) {
@@ -85,11 +101,10 @@ static void brightness(const MotionMaskParams& p, int64_t n, int64_t y, float* _
       sum_channels(f, static_cast<const float*>(f.data) + at, out);
       break;
   }
-  const float divisor = brightness_divisor(p);
-  for (int64_t x = 0; x < f.size[3]; ++x) out[x] /= divisor;
 }
 
-// Columns x0 ... x0 + count of row y, each the mean of its box inside the frame, whose rows from `start` on are given.
+// Columns x0 ... x0 + count of row y, each the mean brightness of its box inside the frame, of whose rows from `start`
+// on the sums of channels are given.
 static void average(const MotionMaskParams& p, const float* image, int64_t start, int64_t y, int64_t x0, int64_t count,
                     float* __restrict out) {
   const int64_t height = p.frame.size[2], width = p.frame.size[3], reach = p.smooth / 2;
@@ -98,16 +113,17 @@ static void average(const MotionMaskParams& p, const float* image, int64_t start
   const int64_t first = x0 > reach ? x0 - reach : 0;
   const int64_t last = x0 + count + reach < width ? x0 + count + reach : width;
   const int64_t rows = bottom - top + 1;
-  sum_apart(image + (top - start) * width + first, width, rows, 1, last - first, column + (first - (x0 - reach)));
+  const float of_a_row = static_cast<float>(rows) * brightness_divisor(p);
+  sum_apart<false>(image + (top - start) * width + first, width, rows, last - first, column + (first - (x0 - reach)));
   if (x0 >= reach && x0 + count + reach <= width) {
-    sum_apart(column, 1, p.smooth, static_cast<float>(rows * p.smooth), count, out);
+    sum_beside(column, p.smooth, count, out, static_cast<float>(p.smooth) * of_a_row);
     return;
   }
-  sum_apart(column, 1, p.smooth, 1, count, out);
+  sum_beside(column, p.smooth, count, out, 1);
   for (int64_t x = 0; x < count; ++x) {
     const int64_t left = x0 + x > reach ? x0 + x - reach : 0;
     const int64_t right = x0 + x + reach < width ? x0 + x + reach : width - 1;
-    out[x] /= static_cast<float>(rows * (right - left + 1));
+    out[x] /= static_cast<float>(right - left + 1) * of_a_row;
   }
 }
 
@@ -145,7 +161,7 @@ static double motion_row(const MotionMaskParams& p, int64_t n, int64_t y, const 
   return sum;
 }
 
-static constexpr MotionKernels kMotionKernels = {brightness, motion_row};
+static constexpr MotionKernels kMotionKernels = {channel_sums, motion_row};
 
 }  // namespace SBNET_ISA
 }  // namespace sbnet

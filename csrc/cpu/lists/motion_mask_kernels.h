@@ -5,12 +5,12 @@
 namespace sbnet {
 
 struct MotionKernels {
-  // Brightness of row y of image n, [W], not yet averaged.
-  void (*brightness)(const MotionMaskParams& p, int64_t n, int64_t y, float* out);
-  // Averages row y of the brightness of image n, of which `brightness` holds the rows from `first` on, [rows,W]. An
+  // Sums of the channels of row y of image n, [W].
+  void (*channel_sums)(const MotionMaskParams& p, int64_t n, int64_t y, float* out);
+  // Averages row y of the brightness of image n, of which `sums` holds the channels' from row `first` on, [rows,W]. An
   // ordinary frame: mask, next, and the sum of the differences is returned. A frame that is a cut: all motion, the
   // background starts again.
-  double (*row)(const MotionMaskParams& p, int64_t n, int64_t y, const float* brightness, int64_t first, bool cut);
+  double (*row)(const MotionMaskParams& p, int64_t n, int64_t y, const float* sums, int64_t first, bool cut);
 };
 
 extern const MotionKernels kMotionGeneric;
