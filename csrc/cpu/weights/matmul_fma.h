@@ -56,21 +56,29 @@ static void pack_panel(const TensorView& t, const int64_t* rows, int64_t count, 
 
 // ---- Microkernels: R rows x V vectors of output features, sums in registers.
 
+// Few rows leave registers for sums of one entry at a time: shorter chains, at no cost, for they wait for weights
+// anyway.
 template <int R, int V>
 static __attribute__((noinline)) void add_entries(const Entries<float>& entries, const float* panel, int64_t size,
                                                   float* sums, bool first) {
-  Vec sum[R][V];
+  constexpr bool kApart = R <= 4;
+  Vec sum[R][V], entry_sum[R][V];
   SBNET_UNROLL for (int i = 0; i < R; ++i) SBNET_UNROLL for (int v = 0; v < V; ++v) sum[i][v] = Vec{};
   for (int64_t e = 0; e < entries.count; ++e) {
     const float *x = panel + entries.first[e] * R, *w = entries.w[e];
+    if constexpr (kApart)
+      SBNET_UNROLL for (int i = 0; i < R; ++i) SBNET_UNROLL for (int v = 0; v < V; ++v) entry_sum[i][v] = Vec{};
+    Vec(&chain)[R][V] = kApart ? entry_sum : sum;
     for (int64_t c = 0; c < entries.depth[e]; ++c, x += R, w += size) {
       Vec weight[V];
       SBNET_UNROLL for (int v = 0; v < V; ++v) weight[v] = load(w + v * kLanes);
       SBNET_UNROLL for (int i = 0; i < R; ++i) {
         const Vec input = splat(x[i]);
-        SBNET_UNROLL for (int v = 0; v < V; ++v) sum[i][v] += input * weight[v];
+        SBNET_UNROLL for (int v = 0; v < V; ++v) chain[i][v] += input * weight[v];
       }
     }
+    if constexpr (kApart)
+      SBNET_UNROLL for (int i = 0; i < R; ++i) SBNET_UNROLL for (int v = 0; v < V; ++v) sum[i][v] += entry_sum[i][v];
   }
   add_sums(sum, V * kLanes, sums, first);
 }
