@@ -119,6 +119,26 @@ def test_areas_that_touch_have_one_label():
         assert len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs})
 
 
+def test_text_has_the_boxes_and_means_of_its_areas():
+    torch.manual_seed(1)
+    scores = torch.rand(1, 1, 70, 60) ** 3
+    size, least, area = (64, 50), 0.35, 6
+    found = scores[0, 0, :64, :50]
+    labels, wanted = label(found > least), {}
+    for k in range(1, int(labels.max()) + 1):
+        rows, columns = (labels == k).nonzero(as_tuple=True)
+        if len(rows) >= area:
+            y0, x0, y1, x1 = (int(v) for v in (rows.min(), columns.min(), rows.max() + 1, columns.max() + 1))
+            wider = (y1 - y0) * (x1 - x0) * 1.6 / (2 * (y1 - y0 + x1 - x0))
+            box = max(0, x0 - wider), max(0, y0 - wider), min(50, x1 + wider), min(64, y1 + wider)
+            wanted[tuple(round(v, 1) for v in box)] = float(found[rows, columns].mean())
+    records = boxes_of_text(scores, size, least, area)
+    assert {tuple(r["box"]) for r in records} == set(wanted)
+    assert len(records) == len(wanted) > 8
+    assert all(abs(r["score"] - wanted[tuple(r["box"])]) < 1e-4 for r in records)
+    assert boxes_of_text(scores * 0, size, least) == []
+
+
 def test_boxes_of_text_and_faces():
     scores = torch.zeros(1, 1, 64, 64)
     scores[0, 0, 10:14, 8:40] = 0.9

@@ -58,27 +58,42 @@ def _best(boxes: Tensor, scores: Tensor, overlap: float) -> list[int]:
 def boxes_of_text(scores: Tensor, size: tuple[int, ...], least: float, area: int = 16) -> list[Record]:
     """{"box", "score"} of each connected area of scores [1,1,H,W] above `least`, widened as PaddleOCR does; from the
     top of the page down. Areas of fewer than `area` pixels are dropped."""
-    found = scores[0, 0].float().cpu()[: size[0], : size[1]]
-    labels = label(found > least)
+    found = scores[0, 0].float().cpu()[: size[0], : size[1]].numpy()
+    above = found > least
+    row, start, end, name = _runs(above)
+    if not len(row):
+        return []
+    count = int(name.max()) + 1
+    pixels = np.bincount(name, end - start)
+    sums = np.bincount(name, np.add.reduceat(found[above], np.cumsum(end - start) - (end - start), dtype=np.float64))
+    low, high = np.full((2, count), max(found.shape)), np.zeros((2, count), np.int64)
+    for axis, (first, last) in enumerate(((row, row + 1), (start, end))):
+        np.minimum.at(low[axis], name, first)
+        np.maximum.at(high[axis], name, last)
     records = []
-    for index in range(1, int(labels.max()) + 1 if labels.numel() else 1):
-        rows, columns = torch.nonzero(labels == index, as_tuple=True)
-        if len(rows) < area:
-            continue
-        y0, y1, x0, x1 = (int(v) for v in (rows.min(), rows.max() + 1, columns.min(), columns.max() + 1))
+    for k in np.flatnonzero(pixels >= area):
+        (y0, x0), (y1, x1) = low[:, k].tolist(), high[:, k].tolist()
         wider = (y1 - y0) * (x1 - x0) * UNCLIP / (2 * (y1 - y0 + x1 - x0))
         box = [max(0.0, x0 - wider), max(0.0, y0 - wider), min(size[1], x1 + wider), min(size[0], y1 + wider)]
-        score = float(found[rows, columns].mean())
-        records.append({"box": [round(float(v), 1) for v in box], "score": round(score, 4)})
+        records.append({"box": [round(float(v), 1) for v in box], "score": round(float(sums[k] / pixels[k]), 4)})
     return sorted(records, key=lambda r: (r["box"][1], r["box"][0]))
 
 
 def label(mask: Tensor) -> Tensor:
     """[H,W] int64: 1, 2, ... on each area of set pixels that touch, corners too; 0 elsewhere."""
-    rows = mask.numpy()
-    edges = np.diff(np.pad(rows.astype(np.int8), [(0, 0), (1, 1)]), axis=1)
-    row, start = np.nonzero(edges == 1)  # runs of set pixels, row by row
-    end = np.nonzero(edges == -1)[1]
+    labels = np.zeros(mask.shape, np.int64)
+    for row, start, end, name in zip(*_runs(mask.numpy()), strict=True):
+        labels[row, start:end] = name + 1
+    return torch.from_numpy(labels)
+
+
+def _runs(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """(row, first column, column after the last, area) of the runs of set pixels of [H,W] bool, row by row; areas are
+    those of pixels that touch, corners too, numbered from 0 on as they are met."""
+    height, wide = mask.shape[0], mask.shape[1] + 2  # a column of nothing on each side parts the rows
+    flat = np.pad(mask, [(0, 0), (1, 1)]).ravel()
+    edges = np.flatnonzero(flat[1:] != flat[:-1]) + 1
+    row, start, end = edges[::2] // wide, edges[::2] % wide - 1, edges[1::2] % wide - 1
     root = list(range(len(row)))
 
     def find(k: int) -> int:
@@ -87,21 +102,19 @@ def label(mask: Tensor) -> Tensor:
             k = root[k]
         return k
 
-    first = np.searchsorted(row, np.arange(mask.shape[0] + 1))
-    for y in range(1, mask.shape[0]):
+    first, left, right = np.searchsorted(row, np.arange(height + 1)).tolist(), start.tolist(), end.tolist()
+    for y in range(1, height):
         above, here = first[y - 1], first[y]
         while above < first[y] and here < first[y + 1]:
-            if start[above] <= end[here] and start[here] <= end[above]:
+            if left[above] <= right[here] and left[here] <= right[above]:
                 root[find(here)] = find(above)
-            if end[above] < end[here]:
+            if right[above] < right[here]:
                 above += 1
             else:
                 here += 1
-    names = {r: k for k, r in enumerate(dict.fromkeys(find(k) for k in range(len(row))), 1)}
-    labels = np.zeros(mask.shape, np.int64)
-    for k in range(len(row)):
-        labels[row[k], start[k] : end[k]] = names[find(k)]
-    return torch.from_numpy(labels)
+    roots = [find(k) for k in range(len(row))]
+    names = {r: k for k, r in enumerate(dict.fromkeys(roots))}
+    return row, start, end, np.array([names[r] for r in roots], np.int64)
 
 
 def draw(picture: np.ndarray, records: list[Record]) -> np.ndarray:
