@@ -150,6 +150,8 @@ def _shape(sizes: Sequence[Any]) -> Value:
 MAPS = ("T", "W", "R", "Y")  # types of feature maps and weights of four dimensions
 # What the schemas of PyTorch's and ONNX's op call otherwise.
 ATTRIBUTES = {"activation_param": "negative_slope", "output_size": "size", "method": "mode"}
+OF_BYTES = ("sparse_conv2d_quantized", "sparse_conv2d_dequantized")
+HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 TYPES = {"int": int, "bool": bool, "float": float, "str": str, "List[int]": Sequence[Any]}
 
 
@@ -164,10 +166,9 @@ def by_schema(name: str) -> Callable[..., Value]:
 
     def translated(*args: Any, **kwargs: Any) -> Value:
         given = dict(zip((a.name for a in arguments), args, strict=False)) | kwargs
-        if given.get("dtype") is not None:
-            raise ValueError(
-                f"sbnet.export: {name}: dtype: expected float32, which the op writes, got {given['dtype']}"
-            )
+        if name in OF_BYTES:
+            for key in ("x", "residual"):
+                given[key] = _as_float(given.get(key))
         tensors = [last(given.get(key)) if kind in MAPS else given.get(key) for key, kind in inputs]
         while tensors[-1] is None:
             tensors.pop()
@@ -178,13 +179,21 @@ def by_schema(name: str) -> Callable[..., Value]:
                 attributes[key] = _attribute(name, argument.name, value, given)
         attributes = {key: value for key, value in attributes.items() if value is not None}
         zeros = {"zero_outside": 1} if "zero_outside" in op.attributes else {}
-        return first(node(name)(*tensors, **attributes, **zeros))
+        y = node(name)(*tensors, **attributes, **zeros)
+        written = given.get("dtype")  # which the exporter gives as ONNX's
+        return first(onnx_ops.Cast(y, to=written) if written in HALVES else y)
 
     kinds = {a.name: TYPES.get(str(a.type), Any) for a in arguments}  # by which the exporter tells tensors from numbers
     translated.__name__, translated.__annotations__ = name, kinds
     parameters = [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=k) for n, k in kinds.items()]
     translated.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return translated
+
+
+def _as_float(x: Value | None) -> Value | None:
+    """Halves beside bytes: the ONNX ops of bytes read and write float32, which every half fits. What they compute, they
+    compute in float32, and round once at the end: the bits are those of kernels that read and write halves."""
+    return x if x is None or x.dtype not in HALVES else onnx_ops.Cast(x, to=ir.DataType.FLOAT)
 
 
 def _attribute(name: str, argument: str, value: Any, given: dict[str, Any]) -> Any:

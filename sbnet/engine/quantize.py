@@ -112,13 +112,8 @@ class QuantizedRun(SparseRun):
         return measure(SparseRun(self.model, self.example, **self.options), self, given, masks)
 
     def export(self, path: str | os.PathLike[str], **options: Any) -> Any:
-        """As of a float run of float32. fp8 is of opset 21, or a newer one; cached runs of it are refused."""
-        floats = dtype_name(self.example[0].dtype)
-        if floats != "float32":
-            raise ValueError(
-                f"sbnet: run: export: expected a quantised run of float32, got one of {floats} "
-                "(the ops read and write float beside bytes)"
-            )
+        """As of a float run; halves are cast to float32 beside bytes. fp8 is of opset 21, or a newer one; cached runs
+        of it are refused."""
         if self.quantization.dtype == torch.float8_e4m3fn:
             options = {"opset_version": 21, **options}  # whose Transpose takes float8, as shapes are inferred
             if self.plan.mode == "cached":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx
 import pytest
 import torch
+from torch import nn
 from torch.utils._pytree import tree_leaves
 
 pytest.importorskip("onnxruntime")
@@ -17,6 +18,7 @@ from support.networks import NETWORKS, lively
 from support.quantized import BLOCK, SIZE, Chain, Grouped, frames
 
 OURS = ("sparse_conv2d_quantized", "sparse_conv2d_dequantized")
+HALVES = [torch.float16, torch.bfloat16]
 STORED = {"int8": onnx.TensorProto.INT8, "fp8": onnx.TensorProto.FLOAT8E4M3FN}
 
 
@@ -70,12 +72,60 @@ def test_a_device_runs_what_it_exported(tmp_path, device, mode, dtype):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("floats", HALVES)
 @pytest.mark.parametrize("dtype", STORED)
-def test_networks_of_halves_are_refused(tmp_path, dtype):
-    given, masks = ([v.cuda() for v in values] for values in frames(1))
-    run = sbnet.quantize(Chain().eval().half().cuda(), [x.half() for x in given], masks, dtype=dtype, block=BLOCK)
-    with pytest.raises(ValueError, match="export: expected a quantised run of float32, got one of float16"):
-        run.export(tmp_path / "chain.onnx")
+def test_networks_of_halves(tmp_path, dtype, floats):
+    torch.manual_seed(3)
+    given, masks = ([v.cuda() for v in values] for values in frames(2, 1, 0.01))
+    run = sbnet.quantize(lively(Chain()).to("cuda", floats), [x.to(floats) for x in given], masks, dtype=dtype,
+                         block=BLOCK)  # fmt: skip
+    run.export(tmp_path / "chain.onnx")
+    session = sbnet.export.session(tmp_path / "chain.onnx")
+    for density in (0.02, 1.0):
+        x, mask = torch.randn(1, 3, *SIZE).to("cuda", floats), torch.rand(1, *SIZE, device="cuda") < density
+        got = sbnet.export.run(session, [x, mask])
+        assert got[0].dtype == floats
+        assert_near([y.float() for y in got], [y.float() for y in tree_leaves(run(x, mask))], 1e-2)
+
+
+class OfHalves(nn.Module):
+    """Layers of bytes that read halves, as x and as residual, and write them."""
+
+    def __init__(self, bytes_, floats):
+        super().__init__()
+        self.floats = floats
+        values = torch.randint(-100, 100, (24, 16, 3, 3))
+        self.register_buffer("weight", values.to(torch.int8) if bytes_ == "int8" else values.to(torch.float8_e4m3fn))
+        self.register_buffer("scale", torch.rand(24) * 1e-3)
+
+    def forward(self, x, residual, mask):
+        active = sbnet.reduce_mask(mask, sbnet.BlockGrid.cover(x.shape[2:], BLOCK))
+        told = {"padding": 1, "x_scale": 0.03, "activation": "silu"}
+        given = x, self.weight, self.scale, None, active
+        rounded = sbnet.sparse_conv2d_quantized(*given, out_scale=0.05, residual=residual, **told)
+        written = None if self.floats == torch.float32 else self.floats
+        return rounded.float(), sbnet.sparse_conv2d_quantized(*given, residual=residual, dtype=written, **told)
+
+
+@pytest.mark.parametrize("floats", HALVES)
+@pytest.mark.parametrize("bytes_", STORED)
+def test_layers_beside_halves_on_cpus(tmp_path, bytes_, floats):
+    """To the bit what the op computes of the same numbers in float32, where they are exact, rounded once at the end."""
+    torch.manual_seed(5)
+    net, opset = OfHalves(bytes_, floats).eval(), 21 if bytes_ == "fp8" else 18
+    x, residual = torch.randn(1, 16, *SIZE).to(floats), torch.randn(1, 24, *SIZE).to(floats)
+    mask = torch.rand(1, *SIZE) < 0.02
+    sbnet.export.to_onnx(net, (x, residual, mask), tmp_path / "net.onnx", opset_version=opset)
+    got = sbnet.export.run(sbnet.export.session(tmp_path / "net.onnx", ["CPUExecutionProvider"]), [x, residual, mask])
+    net.floats = torch.float32
+    rounded, want = net(x.float(), residual.float(), mask)
+    assert want.count_nonzero() > 1000
+    assert got[1].dtype == floats
+    assert torch.equal(got[0], rounded)
+    assert torch.equal(got[1], want.to(floats))
+    if bytes_ == "fp8":  # of which PyTorch's op takes halves on a CPU
+        net.floats = floats
+        assert torch.equal(got[1], net(x, residual, mask)[1])
 
 
 def test_groups_are_those_of_the_run(tmp_path):
