@@ -327,6 +327,15 @@ def test_few_cells_of_many_channels(emulated, seed):
         assert emulate(emulated, "3x3", kernel=3, padding=1, **more, **case), case
 
 
+@pytest.mark.parametrize(("groups", "inputs", "outputs"), [(32, 4, 4), (13, 8, 8), (5, 3, 3), (11, 2, 6), (9, 12, 8)])
+def test_small_groups_side_by_side(emulated, groups, inputs, outputs):
+    """One multiprocessor: weights of the next groups come where others were; the last tile may have fewer."""
+    torch.manual_seed(groups)
+    case = {"channels": groups * inputs, "filters": groups * outputs, "groups": groups, "batch": 1, "block": 16}
+    case |= {"kernel": 3, "padding": 1, "stride": 1, "size": (20, 36), "density": 1.0, "dtype": torch.float16}
+    assert emulate(emulated, "general", seed=groups, multiprocessors=1, activation=None, residual=False, **case)
+
+
 @pytest.mark.parametrize("kernel", ["3x3", "general"])
 def test_slopes_a_channel(emulated, kernel):
     """Of kernels whose rows are channels, whose columns are, and whose few cells are cut over clusters."""

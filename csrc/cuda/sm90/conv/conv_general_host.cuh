@@ -88,6 +88,7 @@ inline int choose_columns(const Conv2dParams& p, const DeviceInfo& device, Args*
     const int64_t chunks = (p.groups + merged - 1) / merged, slices = (inputs * merged + 63) / 64;
     const int last = static_cast<int>((inputs * merged - (slices - 1) * 64 + 15) / 16);
     for (const Width& w : kWidths) {
+      if (merged > 1 && outputs * merged > w.outputs) continue;  // a chunk's only tile has its diagonal in one place
       const int64_t tiles = chunks * ((outputs * merged + w.outputs - 1) / w.outputs);
       // Of all blocks, and of a tenth, where few wide tiles would leave multiprocessors idle.
       const int64_t of_tile = (slices - 1) * tap_cycles(4, w) + tap_cycles(last, w);

@@ -164,6 +164,24 @@ __device__ void produce_weights(const Args& a, const CUtensorMap* map, uint32_t 
             tma_load(smem + slab, map, full, 0, (slice * taps + a.tap[t].weight) * C::kOutputs);
           else
             tma_load(smem + slab, map, full, slice * 64, a.tap[t].weight, k0);
+        } else if (a.merged > 1) {
+          // An output channel has weights for its own group's inputs alone, in the same place in every tile: the rest
+          // of its row has been zero since zero_weights().
+          const int bytes = static_cast<int>(a.group_inputs.divisor) * 2;  // whole copies
+#pragma unroll 1
+          for (int n = lane; n < C::kOutputs && k0 + n < column.k_end; n += 32) {
+            const char* from = a.w + a.tap[t].weight + (k0 + n) * a.w_k;
+            const int own = static_cast<int>(a.group_outputs.quotient(n)) * bytes;
+#pragma unroll 1
+            for (int e = 0; e < bytes; e += kWidth) {
+              const uint32_t at = slab + n * 128 + ((((own + e) >> 4 ^ n) & 7) << 4) + ((own + e) & 15);
+              if constexpr (kWidth > kElements)
+                cp_async<kWidth>(smem + at, from + e, kWidth);
+              else
+                *reinterpret_cast<uint16_t*>(shared + at) = load_half(from + e);
+            }
+          }
+          arrive<kWidth>(full);
         } else {
           constexpr int kN = 4;
           const int log = log_words(slice + 1 < a.slices ? 4 : a.last_steps), word = lane & ((1 << log) - 1);
@@ -182,25 +200,7 @@ __device__ void produce_weights(const Args& a, const CUtensorMap* map, uint32_t 
               from[i] = in ? w + channel * 2 + (k0 + n) * a.w_k : a.w;
               valid[i] = in ? there : 0;
             }
-            if (a.merged == 1) {
-              copy_words<kWidth>(smem, shared, to, from, valid);
-              continue;
-            }
-            for (int i = 0; i < kN; ++i) {  // an output channel has weights for its own group's inputs alone
-              const int n = first + i * (32 >> log);
-              if (n >= C::kOutputs) break;
-              const int own = a.group_outputs.quotient(k0 + n - column.chunk_k) * a.group_inputs.divisor;
-              const uint32_t at = slab + n * 128 + (((word ^ n) & 7) << 4);
-              const char* row = w + (k0 + n) * a.w_k;
-              for (int e = 0; e < 8; e += kWidth / 2) {
-                const int input = channel + e - own;  // of the group, whose inputs are whole copies
-                const bool mine = k0 + n < column.k_end && static_cast<uint32_t>(input) < a.group_inputs.divisor;
-                if constexpr (kWidth > kElements)
-                  cp_async<kWidth>(smem + at + e * 2, mine ? row + input * 2 : a.w, mine ? kWidth : 0);
-                else
-                  *reinterpret_cast<uint16_t*>(shared + at + e * 2) = mine ? load_half(row + input * 2) : 0;
-              }
-            }
+            copy_words<kWidth>(smem, shared, to, from, valid);
           }
           arrive<kWidth>(full);
         }
@@ -208,6 +208,13 @@ __device__ void produce_weights(const Args& a, const CUtensorMap* map, uint32_t 
       }
     }
   }
+}
+
+// All threads, before any weights: block-diagonal ones are zero where groups meet, in the same places in every tile.
+template <class C>
+__device__ __forceinline__ void zero_weights(const Args& a, uint8_t* shared) {
+  for (int at = threadIdx.x * 16; at < a.weight_stages * C::kTap; at += kThreads * 16)
+    *reinterpret_cast<uint4*>(shared + C::kWeightsAt + at) = make_uint4(0, 0, 0, 0);
 }
 
 // What the kernel's warps do: 0-7 consume(start of shared memory), 8 and 9 load.
@@ -221,6 +228,9 @@ __device__ __forceinline__ void run_roles(const Maps& maps, const Args& a, uint8
     for (int i = 0; i < kMaxWeightStages; ++i)
       mbar_init(smem + C::kWeightFull + 8 * i, a.w_word ? 32 : 1), mbar_init(smem + C::kWeightEmpty + 8 * i, 8);
     fence_mbar_init();
+  }
+  if constexpr (!C::kListed) {
+    if (a.merged > 1) zero_weights<C>(a, shared);
   }
   __syncthreads();
   // Every role calls grid_dependency_wait() before it touches global memory: so every CTA has waited when it exits.
