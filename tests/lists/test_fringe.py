@@ -41,9 +41,9 @@ def test_uneven_geometry(device, k, s, p, d):
     assert_same_fringe(got, reference.fringe(producer, consumer, (23, 31), k, s, p, d))
 
 
-def test_large_plane(device):
+@pytest.mark.parametrize("size", [(200, 352), (720, 1290)])  # the second: more words than one warp lists eight of
+def test_large_plane(device, size):
     """Several thread blocks' worth of pixels: ascending, complete, across their borders."""
-    size = (200, 352)
     producer = random_active(BlockGrid.cover(size, 16), 3, 0.3, device)
     got = fringe(producer, producer, size, 3, 1, 1)
     assert_same_fringe(got, reference.fringe(producer, producer, size, 3, 1, 1))

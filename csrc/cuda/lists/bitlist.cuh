@@ -9,7 +9,10 @@
 namespace sbnet {
 
 constexpr int kListThreads = 512, kListWarps = kListThreads / 32;
-constexpr int kPixelWords = 8;  // words that a warp lists, of a bitmap of pixels
+
+// Words that a warp lists, of a bitmap of pixels: every CTA reads all counts, so that a large bitmap (2880 x 5120
+// pixels have 14,400 counts) has fewer of them.
+SBNET_HOST_DEVICE inline int pixel_words(int words) { return words > 1 << 16 ? 32 : 8; }
 
 // CTAs that list a bitmap; one at least, which writes the count.
 SBNET_HOST_DEVICE inline int list_chunks(int words, int per_warp) {
@@ -38,11 +41,12 @@ __device__ __forceinline__ int list_bits(const uint32_t* words, const int32_t* c
   __shared__ Part parts[kListWarps];
   constexpr unsigned kAll = 0xffffffff;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  static_assert(kPerWarp == 1 || kListWarps * kPerWarp % 32 == 0, "a chunk of pixels starts on a count");
   const int first = chunk * kListWarps * kPerWarp, mine = first + warp * kPerWarp;
   const uint32_t word = lane < kPerWarp && mine + lane < total ? words[mine + lane] : 0;
   int before = 0, sum = 0;
   const int scale = counts ? 32 : 1;
-  static_assert(kListWarps * kPixelWords % 32 == 0, "a chunk of pixels starts on a count");
+#pragma unroll 8  // loads in flight together
   for (int k = threadIdx.x; k * scale < total; k += kListThreads) {
     const int n = counts ? counts[k] : __popc(words[k]);
     sum += n;
@@ -68,12 +72,14 @@ __device__ __forceinline__ int list_bits(const uint32_t* words, const int32_t* c
 __device__ __forceinline__ void list_pixels(const uint32_t* words, const int32_t* counts, int total_words,
                                             const FastDiv& words_per_row, int width, int chunk, int chunks,
                                             int64_t capacity, int32_t* pixels, int32_t* count) {
-  const int total = list_bits<kPixelWords>(words, counts, total_words, chunk, [&](int word, int bit, int slot) {
+  const auto visit = [&](int word, int bit, int slot) {
     uint32_t row, column;
     words_per_row.divmod(word, &row, &column);
     if (slot >= 0 && slot < capacity)
       pixels[slot] = static_cast<int>(row) * width + static_cast<int>(column) * 32 + bit;
-  });
+  };
+  const int total = pixel_words(total_words) == 8 ? list_bits<8>(words, counts, total_words, chunk, visit)
+                                                  : list_bits<32>(words, counts, total_words, chunk, visit);
   for (int64_t k = total + static_cast<int64_t>(chunk) * kListThreads + threadIdx.x; k < capacity;
        k += static_cast<int64_t>(chunks) * kListThreads)
     pixels[k] = -1;

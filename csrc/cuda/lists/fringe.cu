@@ -65,7 +65,7 @@ sbnet::Status sbnet_fringe_cuda(const sbnet::FringeParams* params, void* workspa
   a.per_warp = static_cast<int32_t*>(workspace) + a.words;
   const int ctas = (a.words + kMarkThreads - 1) / kMarkThreads;
   if (ctas) SBNET_CUDA_TRY(kOp, launch_dependent(device, mark_kernel, dim3(ctas), dim3(kMarkThreads), 0, stream, a));
-  SBNET_CUDA_TRY(kOp, launch_dependent(device, list_kernel, dim3(list_chunks(a.words, kPixelWords)), dim3(kListThreads),
-                                       0, stream, a));
+  SBNET_CUDA_TRY(kOp, launch_dependent(device, list_kernel, dim3(list_chunks(a.words, pixel_words(a.words))),
+                                       dim3(kListThreads), 0, stream, a));
   return ok_status();
 }

@@ -77,7 +77,7 @@ PixelArgs pixel_args(const PyramidParams& p, int k, const FringeArgs& from) {
           from.per_warp,
           from.words,
           t.size[1],
-          list_chunks(from.words, kPixelWords),
+          list_chunks(from.words, pixel_words(from.words)),
           p.pixels(from.plane),
           FastDiv(t.words()),
           p.fringe[k].pixels,
@@ -136,7 +136,9 @@ struct Grids {
   int64_t blocks = 0, marks = 0, pixels = 0;  // CTAs of block_kernel, warps that mark fringes, CTAs of pixel_kernel
   int lists = 0;                              // CTAs of plane_kernel that list blocks
   void plane(const PlaneArgs& a) { blocks += block_ctas(a), lists += list_chunks(a.words, 1); }
-  void fringe(const FringeArgs& a) { marks += (a.words + 31) / 32, pixels += list_chunks(a.words, kPixelWords); }
+  void fringe(const FringeArgs& a) {
+    marks += (a.words + 31) / 32, pixels += list_chunks(a.words, pixel_words(a.words));
+  }
 };
 
 template <class Tables, class Pixels>
