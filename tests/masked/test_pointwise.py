@@ -63,6 +63,28 @@ def test_any_memory_and_channels(device, layout):
             check(*make(device, torch.float16, channels, layout, 0.4, (3, 16)), PROGRAMS[name])
 
 
+@pytest.mark.parametrize("channels", [1, 3, 6])
+@pytest.mark.parametrize("block", [8, (3, 16), 10, 40], ids=str)
+def test_rows_of_pictures_in_words(device, block, channels):
+    """Rows of 3 channels are read in words of more than one pixel, where rows and blocks hold whole ones."""
+    for dtype in DTYPES:
+        x, a = (laid_out(tensor((2, channels, 13, 24), dtype, device), "channels_last") for _ in range(2))
+        gate, image, row = (tensor(s, dtype, device) for s in ((2, channels, 1, 1), (2, 1, 1, 1), (1, 1, 13, 1)))
+        active = random_active(BlockGrid.cover((13, 24), block), 2, 0.5, device)
+        edge = fringe(active, random_active(BlockGrid.cover((13, 24), 4), 2, 0.5, device), (13, 24), 3, 1, 1)
+        for program in ("mul a; add x", "mul a; mul b", "add c; mul d"):
+            others, inside = (a, gate, image, row), active.pixel_mask((13, 24))
+            exact = reference.sparse_pointwise(x.double(), active, program, *(t.double() for t in others))
+            into = torch.full_like(x, 7.0)
+            sparse_pointwise_(x, active, program, *others, out=into, fringe=edge)
+            got = torch.where(inside, into, 0)
+            assert_as_accurate_as_torch(got, reference.sparse_pointwise(x, active, program, *others), exact)
+            want = torch.full_like(into, 7.0).permute(0, 2, 3, 1).reshape(-1, channels)
+            want[edge.pixels[: int(edge.count)].long()] = 0
+            want = want.view(2, 13, 24, -1).permute(0, 3, 1, 2)
+            assert_bitwise(into, torch.where(inside, got, want))
+
+
 def check_all():
     for program in PROGRAMS.values():
         for dtype in DTYPES:

@@ -9,6 +9,12 @@ namespace sbnet {
 template <class T>
 constexpr int kLanes = 16 / sizeof(T);
 
+// The plane whose pixels a layer's fringe counts.
+template <class Params>
+SBNET_HOST_DEVICE const TensorView& fringe_plane(const Params& p) {
+  return p.y;
+}
+
 // How a launch spreads the fringe (Params: those of the layer, with y and fringe): 2^log2_threads neighbouring threads
 // clear one pixel.
 struct FringePlan {
@@ -18,10 +24,11 @@ struct FringePlan {
 
   FringePlan() = default;
   template <class Params>
-  explicit FringePlan(const Params& p) : height(p.y.size[2]), width(p.y.size[3]) {
-    const int64_t lanes = 16 / dtype_size(p.y.dtype);
-    vector = channels_vectorize(p.y) && p.y.size[1] % lanes == 0;
-    const int64_t stores = vector ? p.y.size[1] / lanes : p.y.size[1];
+  explicit FringePlan(const Params& p) : height(fringe_plane(p).size[2]), width(fringe_plane(p).size[3]) {
+    const TensorView& plane = fringe_plane(p);
+    const int64_t lanes = 16 / dtype_size(plane.dtype);
+    vector = channels_vectorize(plane) && plane.size[1] % lanes == 0;
+    const int64_t stores = vector ? plane.size[1] / lanes : plane.size[1];
     while (log2_threads < 5 && (1 << log2_threads) < stores) ++log2_threads;
   }
   // Threads that the whole list could use.
@@ -38,7 +45,8 @@ __device__ __forceinline__ void clear_fringe(const Params& p, const FringePlan& 
   constexpr int kBatch = 4;
   if (!p.fringe.pixels) return;
   const int64_t count = min(static_cast<int64_t>(max(*p.fringe.count, 0)), p.fringe.capacity);
-  const int64_t plane_pixels = p.y.size[0] * p.y.size[2] * p.y.size[3];
+  const TensorView& plane = fringe_plane(p);
+  const int64_t plane_pixels = plane.size[0] * plane.size[2] * plane.size[3];
   const int lane = static_cast<int>(thread) & ((1 << plan.log2_threads) - 1);
   const int64_t step = threads >> plan.log2_threads;
   for (int64_t first = thread >> plan.log2_threads; first < count; first += kBatch * step) {
@@ -54,12 +62,13 @@ __device__ __forceinline__ void clear_fringe(const Params& p, const FringePlan& 
       uint32_t n, row, column;
       plan.width.divmod(pixels[b], &row, &column);
       plan.height.divmod(row, &n, &row);
-      T* y = static_cast<T*>(p.y.data) + n * p.y.stride[0] + row * p.y.stride[2] + column * p.y.stride[3];
+      T* y = static_cast<T*>(plane.data) + n * plane.stride[0] + row * plane.stride[2] + column * plane.stride[3];
       if (plan.vector) {
-        for (int64_t k = lane * kLanes<T>; k < p.y.size[1]; k += kLanes<T> << plan.log2_threads)
+        for (int64_t k = lane * kLanes<T>; k < plane.size[1]; k += kLanes<T> << plan.log2_threads)
           *reinterpret_cast<uint4*>(y + k) = uint4{0, 0, 0, 0};
       } else {
-        for (int64_t k = lane; k < p.y.size[1]; k += 1 << plan.log2_threads) y[k * p.y.stride[1]] = from_float<T>(0.f);
+        for (int64_t k = lane; k < plane.size[1]; k += 1 << plan.log2_threads)
+          y[k * plane.stride[1]] = from_float<T>(0.f);
       }
     }
   }
