@@ -32,5 +32,5 @@ Status validate(const AdaptivePoolParams& p) {
 }  // namespace sbnet
 
 int64_t sbnet_sparse_adaptive_pool2d_workspace_bytes(const sbnet::AdaptivePoolParams* p) {
-  return sbnet::fold_bytes(sbnet::parts_of(*p, sbnet::kCudaPartPixels), sbnet::fold_kind(*p));
+  return sbnet::fold_bytes(sbnet::cuda_parts(*p), sbnet::fold_kind(*p));
 }

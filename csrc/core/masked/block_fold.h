@@ -51,6 +51,16 @@ inline void deal(FoldParts* p, int64_t part_pixels) {
   p->slices = static_cast<int32_t>(slices < kMostSlices ? slices : kMostSlices);
 }
 
+// The parts of a GPU: larger ones, up to eight times, where a part's channels alone are work for many CTAs.
+template <class Params>
+FoldParts cuda_parts(const Params& p) {
+  constexpr int64_t kBusy = 1 << 16;  // channels of all parts: a thousand CTAs, of 64 each
+  int64_t pixels = kCudaPartPixels;
+  FoldParts parts = parts_of(p, pixels);
+  while (parts.count() * p.x.size[1] > kBusy && pixels < 8 * kCudaPartPixels) parts = parts_of(p, pixels *= 2);
+  return parts;
+}
+
 // What parts found: `values` [parts, fold_values, C], then `counts` [parts] of pixels.
 inline int64_t fold_bytes(const FoldParts& p, FoldKind kind) {
   const int64_t floats = size_product({p.all_windows(), p.slices, fold_values(kind) * p.x.size[1] + 1});

@@ -25,7 +25,7 @@ int64_t sbnet_sparse_norm2d_workspace_bytes(const sbnet::NormParams* p) {
   using namespace sbnet;
   // On a CPU the others have their weights and biases there, in float32.
   if (p->kind != NormKind::kGroup) return size_product({2, p->x.size[1], 4});
-  const int64_t folds = fold_bytes(parts_of(*p, kCudaPartPixels), FoldKind::kMoments);
+  const int64_t folds = fold_bytes(cuda_parts(*p), FoldKind::kMoments);
   const int64_t table = size_product({p->x.size[0], 3, p->x.size[1], 4});
   return folds < INT64_MAX - table ? folds + table : INT64_MAX;
 }

@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kChannels* kRows)
 
 template <class T>
 Status launch_type(const AdaptivePoolParams& p, void* workspace, const DeviceInfo& device, cudaStream_t stream) {
-  const FoldParts parts = parts_of(p, kCudaPartPixels);
+  const FoldParts parts = cuda_parts(p);
   if (p.kind == AdaptivePoolKind::kMax)
     SBNET_TRY((launch_fold<T, MaxFold>(kOp, parts, workspace, device, stream)));
   else

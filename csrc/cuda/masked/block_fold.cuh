@@ -102,8 +102,6 @@ __global__ void __launch_bounds__(kFoldThreads)
   constexpr int kN = Fold::kN;
   __shared__ Fold folds[kFoldThreads];
   __shared__ PixelRect rects[kFoldThreads];
-  grid_dependency_wait();
-  grid_dependency_release();
   const TensorView& x = parts.x;
   const int words = 1 << plan.log2_words, lanes = kFoldThreads >> plan.log2_words, thread = threadIdx.x;
   const int lane = plan.channels_inner ? thread >> plan.log2_words : thread & (lanes - 1);
@@ -116,11 +114,18 @@ __global__ void __launch_bounds__(kFoldThreads)
     Fold found;
     found.clear();
     BandWalk walk(parts, part);
+    if (task == blockIdx.x) {  // all that needs no memory is done by now
+      grid_dependency_wait();
+      grid_dependency_release();
+    }
+    bool any = false;
     const T* image = static_cast<const T*>(x.data) + walk.image() * x.stride[0] + int64_t{word} * kN * x.stride[1];
     for (int64_t left = walk.left(); left > 0; left -= plan.bands, walk.skip(plan.bands)) {
       const int bands = static_cast<int>(left < plan.bands ? left : plan.bands);
-      if (thread < bands && !walk.peek(thread, &rects[thread])) rects[thread] = {};
-      __syncthreads();
+      const bool active = thread < bands && walk.peek(thread, &rects[thread]);
+      if (thread < bands && !active) rects[thread] = {};
+      if (!__syncthreads_or(active)) continue;
+      any = true;
       const int pixels = word < plan.words ? bands * static_cast<int>(plan.pixels.divisor) : 0;
       for (int first = lane; first < pixels; first += kFoldLoads * lanes) {
         Word<T, kN> loaded[kFoldLoads];
@@ -150,7 +155,7 @@ __global__ void __launch_bounds__(kFoldThreads)
     }
     own = found;
     __syncthreads();
-    for (int half = lanes / 2; half; half /= 2) {
+    for (int half = any ? lanes / 2 : 0; half; half /= 2) {
       if (lane < half) folds[column_of_word * lanes + lane].merge(folds[column_of_word * lanes + lane + half]);
       __syncthreads();
     }

@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kPixelThreads)
 
 template <class T>
 Status launch_group(const NormParams& p, void* workspace, const DeviceInfo& device, cudaStream_t stream) {
-  const FoldParts parts = parts_of(p, kCudaPartPixels);
+  const FoldParts parts = cuda_parts(p);
   SBNET_TRY((launch_fold<T, MomentsFold>(kOp, parts, workspace, device, stream)));
   const float *values = static_cast<const float*>(workspace),
               *counts = fold_counts(parts, FoldKind::kMoments, workspace);
