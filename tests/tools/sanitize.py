@@ -196,14 +196,15 @@ def rearrange(device: str) -> None:
 
 
 def pointwise(device: str) -> None:
-    """Operands of every kind, in words of channels and not."""
-    for dtype, channels in itertools.product((torch.float16, torch.bfloat16, torch.float32), (64, 5)):
-        x, a = (torch.randn(1, channels, 13, 18, device=device).to(dtype) for _ in range(2))
-        others = a, a[:, :, :1, :1], a[:, :1], a[:, :1, :1, :1]
-        active = some_active((1, 13, 18), BlockGrid.cover((13, 18), 8), 0.5, device)
-        edge = sbnet.fringe(active, active, (13, 18), 3, 1, 1)
-        program = "mul a; save s; add b; tanh; mul c; save t; add d; mul s; add t"
-        for given in (x, x.contiguous(memory_format=torch.channels_last)):
+    """Operands of every kind, in words of channels, of pixels and not."""
+    mixed = "mul a; save s; add b; tanh; mul c; save t; add d; mul s; add t"
+    for dtype, channels in itertools.product((torch.float16, torch.bfloat16, torch.float32), (64, 5, 3)):
+        x, a = (torch.randn(1, channels, 13, 24, device=device).to(dtype) for _ in range(2))
+        last = torch.channels_last
+        others = a.contiguous(memory_format=last), a[:, :, :1, :1], a[:, :1], a[:, :1, :1, :1]
+        active = some_active((1, 13, 24), BlockGrid.cover((13, 24), 8), 0.5, device)
+        edge = sbnet.fringe(active, active, (13, 24), 3, 1, 1)
+        for given, program in itertools.product((x, x.contiguous(memory_format=last)), (mixed, "mul a; add d")):
             got = torch.zeros_like(given)
             sbnet.sparse_pointwise_(given, active, program, *others, out=got, fringe=edge)
             want = reference.sparse_pointwise(given.float(), active, program, *(t.float() for t in others))
