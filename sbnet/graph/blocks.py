@@ -55,10 +55,12 @@ PRICES = {
         "3x3": Price(0.12, 0.4, least=4, small=1.5),
         "5x5": Price(0.15, 0.45, least=4, small=1.4),
         "7x7": Price(0.2, 0.7, least=4, small=2.5),
+        "dilated": Price(0.12, 0.6),
         "transposed": Price(0.1, 1.7, least=2, small=6.0),
         "other": Price(0.12, 0.6),
     },
-    "cuda": dict.fromkeys(FORMS, Price(1.0)),
+    # Where taps lie too far apart to share a patch, the general kernel loads one a tap, of 8x8 pixels row by row.
+    "cuda": dict.fromkeys(FORMS, Price(1.0)) | {"dilated": Price(1.0, least=16, small=3.4)},
 }
 CELL = {"cpu": 40.0, "cuda": 0.0}  # of a block of the plane, active or not: the list is made of all of them
 UNKNOWN: Work = Counter({"other": 64 * 9})  # of a plane that no convolution writes

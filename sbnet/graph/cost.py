@@ -10,7 +10,8 @@ from sbnet.graph.axes import op_name
 from sbnet.graph.ir import Graph, Node
 
 CONVOLUTIONS = ("conv", "conv_transpose")
-FORMS = ("1x1", "depthwise", "3x3", "5x5", "7x7", "transposed", "other")  # of layers, by what CPU kernels make of them
+# Of layers, by what kernels make of them.
+FORMS = ("1x1", "depthwise", "3x3", "5x5", "7x7", "dilated", "transposed", "other")
 Work = Counter[str]  # multiply-adds a pixel, by the form of the layer
 
 
@@ -58,4 +59,6 @@ def _form(node: Node) -> str:
         return "depthwise"
     form = "x".join(str(side) for side in weight.shape[2:])
     plain = options["groups"] == 1 and tuple(options["stride"]) == tuple(options["dilation"]) == (1, 1)
-    return form if form == "1x1" or (plain and form in FORMS) else "other"
+    if form == "1x1" or (plain and form in FORMS):
+        return form
+    return "dilated" if options["groups"] == 1 and max(options["dilation"]) > 1 else "other"
