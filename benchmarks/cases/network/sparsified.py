@@ -24,6 +24,7 @@ from sbnet.graph.oracle import PlaneMasks, masked_oracle
 
 # Recorded masks have a density of their own.
 MASKS: list[tuple[str, float | None]] = [("top-left", 0.1), ("walkers", None), ("all", 1.0)]
+CORNER = ("top-left", 0.0001)  # a block or two of each plane: how long launches wait for one another
 
 
 def cases(setting: Setting) -> Iterator[Case]:
@@ -33,7 +34,7 @@ def cases(setting: Setting) -> Iterator[Case]:
     ):
         fit = 32 if name == "YOLOv8n-like" else 1  # what its frames' sides are multiples of
         height, width = (-(-side // fit) * fit for side in size)
-        for kind, density in setting.pick(MASKS[:1], MASKS[:1], MASKS):
+        for kind, density in setting.pick(MASKS[:1], MASKS[:1], [*MASKS, CORNER] if setting.cuda else MASKS):
             facts: dict[str, Any] = {"network": name, "size": [height, width], "dtype": short(setting.dtype)}
             facts |= {"mask": kind} | ({} if density is None else {"wanted density": density})
             make = partial(work, setting, name, (height, width), kind, density or 0.0)
