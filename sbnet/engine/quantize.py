@@ -112,15 +112,10 @@ class QuantizedRun(SparseRun):
         return measure(SparseRun(self.model, self.example, **self.options), self, given, masks)
 
     def export(self, path: str | os.PathLike[str], **options: Any) -> Any:
-        """As of a float run; halves are cast to float32 beside bytes. fp8 is of opset 21, or a newer one; cached runs
-        of it are refused."""
+        """As of a float run; halves are cast to float32 beside bytes. fp8 is of opset 21, or a newer one, and the
+        states of its cached runs go through float16, to the same bits."""
         if self.quantization.dtype == torch.float8_e4m3fn:
             options = {"opset_version": 21, **options}  # whose Transpose takes float8, as shapes are inferred
-            if self.plan.mode == "cached":
-                raise ValueError(
-                    "sbnet: run: export: expected a cached run of int8 or floats, got one of fp8 "
-                    "(ONNX's Where, which states go through, takes no float8)"
-                )
         return super().export(path, **options)
 
     def _graph(self, inputs: Sequence[Any]) -> Graph:

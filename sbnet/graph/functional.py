@@ -106,7 +106,7 @@ class PlannedModule(nn.Module):
                     assert value.axes is not None
                     assert value.size is not None
                     pixels = value.axes.arrange(active[of(value)].pixel_mask(value.size))
-                    tensor = torch.where(pixels, tensor, old[value])
+                    tensor = _chosen(pixels, tensor, old[value])
                 elif node.kind in ("aten", "adaptive_pool") and self.plan.mode == "masked" and _holds(node, value):
                     tensor = masked(tensor, value.axes, active[of(value)])  # type: ignore[arg-type]
                 env[value] = tensor
@@ -155,6 +155,13 @@ def listed_as(node: Node, mode: str) -> Value | None:
     if node.kind == "adaptive_pool":
         return None if mode == "cached" else node.args[0]  # all pixels hold something then
     return node.output if node.output.size is not None else None
+
+
+def _chosen(pixels: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """new where pixels are set, else old. ONNX's Where takes no float8: float16 holds its values."""
+    if new.dtype != torch.float8_e4m3fn:
+        return torch.where(pixels, new, old)
+    return torch.where(pixels, new.half(), old.half()).to(new.dtype)
 
 
 def masked(x: Tensor, axes: Axes, active: ActiveBlocks) -> Tensor:

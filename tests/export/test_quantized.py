@@ -151,19 +151,15 @@ def test_networks(name, mode, tmp_path):
     assert_near(got, want)
 
 
-def test_cached_states_are_int8(tmp_path):
-    run, session = exported(Chain(), tmp_path / "cached.onnx", "cached")
-    kinds = {"tensor(int8)": torch.int8, "tensor(float)": torch.float32}
+@pytest.mark.parametrize("dtype", STORED)
+def test_cached_states_are_bytes(dtype, tmp_path):
+    run, session = exported(Chain(), tmp_path / "cached.onnx", "cached", dtype)
+    kinds = {"tensor(int8)": torch.int8, "tensor(float8e4m3fn)": torch.float8_e4m3fn, "tensor(float)": torch.float32}
     states = [torch.full(v.shape, 7, dtype=kinds[v.type]) for v in session.get_inputs()[2:]]
-    assert sum(state.dtype == torch.int8 for state in states) == 3
+    assert sum(state.dtype in (torch.int8, torch.float8_e4m3fn) for state in states) == 3
     for density in (1.0, 0.01, 0.0, 0.02):
         x, mask = torch.randn(1, 3, *SIZE), torch.rand(1, *SIZE) < density
         want = tree_leaves(run(x, mask))
         got = sbnet.export.run(session, [x, mask, *states])
         states = got[len(want) :]
         assert_near(got[: len(want)], want)
-
-
-def test_cached_states_of_float8_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="export: expected a cached run of int8 or floats, got one of fp8"):
-        exported(Chain(), tmp_path / "cached.onnx", "cached", "fp8")
