@@ -76,13 +76,13 @@ def to_onnx(
     >>> sbnet.export.to_onnx(net, (x, mask), "net.onnx")
     """
     if not 18 <= opset_version <= NEWEST_OPSET:
-        raise ExportError(f"sbnet.export.to_onnx: opset_version: {opset_version}; 18 to {NEWEST_OPSET} is wanted")
+        raise ExportError(f"sbnet.export.to_onnx: opset_version: expected 18 to {NEWEST_OPSET}, got {opset_version}")
     if not isinstance(module, nn.Module):
-        raise TypeError(f"sbnet.export.to_onnx: module: {type(module).__name__}; an nn.Module is wanted")
+        raise TypeError(f"sbnet.export.to_onnx: module: expected an nn.Module, got {type(module).__name__}")
     path = Path(path)
     if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
         what = "is a folder" if path.is_dir() else "its folder is missing or cannot be written"
-        raise ExportError(f"sbnet.export.to_onnx: path: {path}: {what}; expected a file that can be written")
+        raise ExportError(f"sbnet.export.to_onnx: path: expected a file that can be written, got {path}: {what}")
     was_training, program = module.training, None
     module.eval()
     try:
@@ -160,7 +160,7 @@ def _refused(module: nn.Module, program: Any, error: BaseException) -> str:
         op = ".".join(missing.groups())
         nodes = (node for node in program.graph.nodes if _name(str(node.target)) == _name(op))
         where = next(map(path_of, nodes), "") or type(module).__name__
-        return f"{where}: {op} has no ONNX form; other ops, or sbnet's, are wanted there"
+        return f"{where}: expected an op with an ONNX form, got {op}"
     return refusal(module, error)
 
 
@@ -245,8 +245,8 @@ def _check(graph: torch.fx.Graph) -> None:
         arguments = {a.name: v for a, v in zip(target._schema.arguments, node.args, strict=False)} | dict(node.kwargs)
         if name in ("reduce_mask", "mask_pyramid") and _value(arguments["mask"]).dtype == torch.float64:
             raise ExportError(
-                f"sbnet.export.to_onnx: {name}: mask: torch.float64; bool, uint8, float16, bfloat16 or float32 is "
-                f"wanted.{_where(node)}"
+                f"sbnet.export.to_onnx: {name}: mask: expected bool, uint8, "
+                f"float16, bfloat16 or float32, got torch.float64.{_where(node)}"
             )
         if name == "reduce_mask":
             _check_reduce_mask(node, arguments)
@@ -269,13 +269,14 @@ def _check_reduce_mask(node: torch.fx.Node, arguments: dict[str, Any]) -> None:
         size, count = grid[d], grid[6 + d]
         if not isinstance(count, int) and not statically_known_true(count == -(-mask.shape[1 + d] // size)):
             raise ExportError(
-                f"sbnet.export.to_onnx: reduce_mask: grid: a block count {count} that depends on a dynamic dimension; "
-                f"BlockGrid.cover of the mask's own height and width is wanted.{_where(node)}"
+                f"sbnet.export.to_onnx: reduce_mask: grid: expected "
+                f"BlockGrid.cover of the mask's own height and width, got a block count "
+                f"{count} that depends on a dynamic dimension.{_where(node)}"
             )
     if not isinstance(capacity, int) and not statically_known_true(capacity == mask.shape[0] * grid[6] * grid[7]):
         raise ExportError(
-            f"sbnet.export.to_onnx: reduce_mask: capacity: {capacity} depends on a dynamic dimension; a number, or "
-            f"None for all blocks, is wanted.{_where(node)}"
+            f"sbnet.export.to_onnx: reduce_mask: capacity: expected a number, or None for "
+            f"all blocks, got {capacity}, which depends on a dynamic dimension.{_where(node)}"
         )
 
 

@@ -64,7 +64,7 @@ def write(
     network = OnnxNetwork(model)
     example = tuple(_example(network, k, size, batch) for k in range(len(network.input_names)))
     if mask_input in (*network.input_names, *network.output_names):
-        raise CaptureError(f"sbnet: {model}: has a value {mask_input!r} already; another name of the mask is wanted")
+        raise CaptureError(f"sbnet: {model}: mask: expected a name that the model does not use, got {mask_input!r}")
     found = sparsify(network, example, block=block, margin=margin)
     names = [*network.input_names, mask_input]
     found.export(output, input_names=names, output_names=network.output_names)
@@ -76,7 +76,7 @@ def _example(network: OnnxNetwork, at: int, size: tuple[int, int] | None, batch:
     sides = [*size] if size is not None else given[2:] if len(given) == 4 else []
     shape = [batch or given[0] or 1, *given[1:2], *sides] if len(given) == 4 else [v or batch or 1 for v in given]
     if any(v is None for v in shape) or (len(given) == 4 and len(shape) < 4):
-        raise CaptureError(f"sbnet: {network.path}: input {network.input_names[at]} is {given}; a size is wanted")
+        raise CaptureError(f"sbnet: {network.path}: input {network.input_names[at]}: expected a size, got {given}")
     return torch.rand(shape)  # type: ignore[arg-type]
 
 

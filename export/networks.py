@@ -44,7 +44,7 @@ def build(
     if name == "contours":
         return contour_net().requires_grad_(False).to(dtype), ["y", "block_map"]
     if name not in RESNETS:
-        raise ValueError(f"{name}: no such network; one of {', '.join(NAMES)} is wanted")
+        raise ValueError(f"network: expected one of {', '.join(NAMES)}, got {name}")
     given = {"classes": classes, "blocks": block}
     try:
         net = RESNETS[name](weights, **{k: v for k, v in given.items() if v is not None})

@@ -77,9 +77,9 @@ def session(
     chosen = [p if isinstance(p, tuple) else (p, {}) for p in (default_providers() if providers is None else providers)]
     names, known = [name for name, _ in chosen], onnxruntime.get_available_providers()
     if not set(names) & set(known):
-        raise ValueError(f"sbnet.export.session: providers: {names}; this ONNX Runtime has {known}")
+        raise ValueError(f"sbnet.export.session: providers: expected those of this ONNX Runtime, {known}, got {names}")
     if cuda_graph and "CUDAExecutionProvider" not in names:
-        raise ValueError(f"sbnet.export.session: cuda_graph: providers {names}; CUDAExecutionProvider is wanted")
+        raise ValueError(f"sbnet.export.session: cuda_graph: expected CUDAExecutionProvider, got {names}")
     if "CUDAExecutionProvider" in names and hasattr(onnxruntime, "preload_dlls"):
         onnxruntime.preload_dlls()  # cuDNN and cuBLAS of torch's or pip's nvidia-* packages
     graph = {"enable_cuda_graph": "1"} if cuda_graph else {}
@@ -133,8 +133,8 @@ class Bound:
         """The outputs, written when it returns."""
         if self._places() != self._memory:
             raise RuntimeError(
-                "sbnet.export.Bound: a tensor has other memory than when it was bound; values copied into it "
-                "(x.copy_(y)), or a new Bound, are wanted"
+                "sbnet.export.Bound: expected the memory that was bound, got "
+                "other memory: copy values into it (x.copy_(y)), or make a new Bound"
             )
         if self._cuda:
             torch.cuda.current_stream().synchronize()  # ORT's stream does not wait for torch's
@@ -159,7 +159,7 @@ def run(
     """
     wrong = [type(t).__name__ for t in inputs if not isinstance(t, Tensor)]
     if wrong:
-        raise TypeError(f"sbnet.export.run: inputs: {', '.join(wrong)}; tensors in the model's order are wanted")
+        raise TypeError(f"sbnet.export.run: inputs: expected tensors in the model's order, got {', '.join(wrong)}")
     device = _device(session)
     keep = [t.detach().to(device).contiguous() for t in inputs]
     binding = _bind(session, keep, outputs)
@@ -186,17 +186,22 @@ def _bind(session: ort.InferenceSession, inputs: Sequence[Tensor], outputs: Sequ
     for kind, given, values in (("inputs", inputs, wanted), ("outputs", outputs, made)):
         if given is not None and len(given) != len(values):
             names = [v.name for v in values]
-            raise ValueError(f"sbnet.export: {kind}: {len(given)} tensors; {names} are wanted")
+            raise ValueError(f"sbnet.export: {kind}: expected {names}, got {len(given)} tensors")
     device, binding = _device(session), session.io_binding()
     for value, t in zip(wanted, inputs, strict=True):
         if t.device.type != device:
-            raise ValueError(f"sbnet.export: {value.name}: on {t.device}; the session's device, {device}, is wanted")
+            raise ValueError(
+                f"sbnet.export: {value.name}: expected a tensor on "
+                f"the session's device, {device}, got one on {t.device}"
+            )
         _bind_buffer(binding.bind_input, value.name, t)
     for k, value in enumerate(made):
         if outputs is None or not outputs[k].numel():  # nothing to write: ORT refuses null pointers
             binding.bind_output(value.name, device)
         elif outputs[k].device.type not in (device, "cpu"):
-            raise ValueError(f"sbnet.export: {value.name}: to {outputs[k].device}; {device} or cpu is wanted")
+            raise ValueError(
+                f"sbnet.export: {value.name}: expected an output on {device} or cpu, got {outputs[k].device}"
+            )
         else:
             _bind_buffer(binding.bind_output, value.name, outputs[k])
     return binding
@@ -235,7 +240,7 @@ _NUMPY = {dtype: np.dtype(str(dtype).removeprefix("torch.")) for dtype in ELEMEN
 def _buffer(t: Tensor) -> tuple[str, int, Any, list[int], int]:
     """What IOBinding wants to know of memory that it is to use in place."""
     if not t.is_contiguous() or t.dtype not in ELEMENT_TYPES:
-        raise ValueError(f"sbnet.export: a {t.dtype} tensor of strides {t.stride()}; a contiguous real one is wanted")
+        raise ValueError(f"sbnet.export: expected a contiguous real tensor, got {t.dtype} of strides {t.stride()}")
     # The first versions that are served take NumPy's types alone.
     element = ELEMENT_TYPES[t.dtype] if t.dtype in _FOREIGN else _NUMPY[t.dtype]
     return t.device.type, t.device.index or 0, element, list(t.shape), t.data_ptr()
@@ -280,13 +285,13 @@ def verify(
         finally:
             module.train(training)
     if len(got) != len(wanted):
-        raise ValueError(f"sbnet.export.verify: the model has {len(got)} outputs, the module {len(wanted)}")
+        raise ValueError(f"sbnet.export.verify: outputs: expected the module's {len(wanted)}, got {len(got)}")
     errors = []
     for value, g, w in zip(s.get_outputs(), got, wanted, strict=True):
         if g.shape != w.shape or g.dtype != w.dtype:
             raise ValueError(
-                f"sbnet.export.verify: {value.name}: {g.dtype} {tuple(g.shape)}; torch's {w.dtype} {tuple(w.shape)} is "
-                "wanted"
+                f"sbnet.export.verify: {value.name}: expected torch's "
+                f"{w.dtype} {tuple(w.shape)}, got {g.dtype} {tuple(g.shape)}"
             )
         a, b = g.to(w.device).double(), w.double()
         difference = torch.where(a.isnan() & b.isnan() | (a == b), 0.0, (a - b).abs())

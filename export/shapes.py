@@ -36,7 +36,7 @@ class NodeView:
         dims = self.any_shape(index)
         if dims is not None and len(dims) != rank:
             name = self.op.inputs[index][0].rstrip("?")
-            raise InferenceError(f"sbnet::{self.op.name}: {name}: {len(dims)} dimensions; {rank} are wanted")
+            raise InferenceError(f"sbnet::{self.op.name}: {name}: expected {rank} dimensions, got {len(dims)}")
         return dims
 
     def attribute(self, name: str, otherwise: Any = None) -> Any:

@@ -45,7 +45,7 @@ def grid_attributes(grid: Sequence[Any], prefix: str = "", counted: bool = True)
     size, stride, offset, count = (list(grid[2 * k : 2 * k + 2]) for k in range(4))
     if not _fixed([*size, *stride, *offset]):
         raise ValueError(
-            "sbnet.export: block sizes, strides and offsets that depend on a dynamic dimension; ints wanted"
+            "sbnet.export: grid: expected ints, got block sizes, strides or offsets that depend on a dynamic dimension"
         )
     attributes = {prefix + "bsize": size}
     if stride != size or offset != [0, 0]:
@@ -53,8 +53,9 @@ def grid_attributes(grid: Sequence[Any], prefix: str = "", counted: bool = True)
         if counted:
             if not _fixed(count):
                 raise ValueError(
-                    f"sbnet.export: a grid of block size {size}, stride {stride} and offset {offset} whose count "
-                    "depends on a dynamic height or width; a tiling grid (BlockGrid.cover) is wanted there"
+                    f"sbnet.export: grid: expected a tiling one (BlockGrid.cover) "
+                    f"where the count depends on a dynamic height or width, "
+                    f"got block size {size}, stride {stride}, offset {offset}"
                 )
             attributes[prefix + "bcount"] = count
     return attributes
@@ -112,7 +113,7 @@ def mask_pyramid(
     bsizes = [v for k in range(0, len(planes), 4) for v in planes[k + 2 : k + 4]]
     if not _fixed([*bsizes, *fringes]):
         raise ValueError(
-            "sbnet.export: mask_pyramid: blocks or fringes that depend on a dynamic dimension; ints wanted"
+            "sbnet.export: mask_pyramid: expected ints, got blocks or fringes that depend on a dynamic dimension"
         )
     attributes: dict[str, Any] = {"bsizes": bsizes, "tol": float(tol)}
     if fringes:
@@ -205,7 +206,7 @@ def _attribute(name: str, argument: str, value: Any, given: dict[str, Any]) -> A
     if argument != "output_size":
         raise ValueError(f"sbnet.export: {name}: {argument}: expected ints, got one that depends on a dynamic size")
     if not (given["ratio_h"] > 0 and given["ratio_w"] > 0):
-        raise ValueError(f"sbnet.export: {name}: a size that depends on a dynamic one; a scale_factor is wanted")
+        raise ValueError(f"sbnet.export: {name}: expected a scale_factor, got a size that depends on a dynamic one")
     return None
 
 

@@ -26,7 +26,7 @@ def contour_net(depth: int = 4) -> nn.Sequential:
     strengthens responses that continue along their contour and weakens those that other directions contradict.
     """
     if depth < 1:
-        raise ValueError(f"sbnet: contour_net: depth: {depth}; at least 1 is wanted")
+        raise ValueError(f"sbnet: contour_net: depth: expected at least 1, got {depth}")
     angles = torch.arange(DIRECTIONS) * (2 * math.pi / DIRECTIONS)  # of the gradient
     layers: list[nn.Module] = []
     for weight, bias in [_derivatives(angles), *[_continuation(angles)] * (depth - 1)]:

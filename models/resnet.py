@@ -85,7 +85,9 @@ class SparseResNet(nn.Module):
         levels = self.stages + pool
         self.blocks = [blocks] * levels if isinstance(blocks, int) else list(blocks)[:levels]
         if len(self.blocks) != levels:
-            raise ValueError(f"sbnet: SparseResNet: blocks: {blocks}; one size for each of {levels} planes is wanted")
+            raise ValueError(
+                f"sbnet: SparseResNet: blocks: expected one size for each of {levels} planes, got {blocks}"
+            )
         for m in self.modules():
             if isinstance(m, nn.Conv2d):
                 nn.init.kaiming_normal_(m.weight, mode="fan_out", nonlinearity="relu")

@@ -39,7 +39,7 @@ class BlockGrid:
         for name, least in (("bsize", 1), ("bstride", 1), ("boffset", None), ("bcount", 0)):
             pair = to_pair(getattr(self, name), f"BlockGrid: {name}")
             if least is not None and min(pair) < least:
-                raise ValueError(f"sbnet::BlockGrid: {name}: {pair}; at least {least} is wanted")
+                raise ValueError(f"sbnet::BlockGrid: {name}: expected at least {least}, got {pair}")
             object.__setattr__(self, name, pair)
 
     @classmethod
@@ -48,9 +48,9 @@ class BlockGrid:
         height, width = to_pair(size, "BlockGrid.cover: size")
         bh, bw = to_pair(bsize, "BlockGrid.cover: bsize")
         if min(bh, bw) < 1:
-            raise ValueError(f"sbnet::BlockGrid.cover: bsize: {(bh, bw)}; at least 1 is wanted")
+            raise ValueError(f"sbnet::BlockGrid.cover: bsize: expected at least 1, got {(bh, bw)}")
         if any(isinstance(v, int) and v < 0 for v in (height, width)):
-            raise ValueError(f"sbnet::BlockGrid.cover: size: {(height, width)}; at least 0 is wanted")
+            raise ValueError(f"sbnet::BlockGrid.cover: size: expected at least 0, got {(height, width)}")
         return cls((bh, bw), (bh, bw), (0, 0), (-(-height // bh), -(-width // bw)))
 
     def conv_input(
@@ -114,11 +114,13 @@ class ActiveBlocks:
     def with_grid(self, grid: BlockGrid) -> ActiveBlocks:
         """The same blocks on another grid of as many blocks (what a convolution reads, another plane's resolution)."""
         if not isinstance(grid, BlockGrid):
-            raise TypeError(f"sbnet::ActiveBlocks.with_grid: grid: {type(grid).__name__}; an sbnet.BlockGrid is wanted")
+            raise TypeError(
+                f"sbnet::ActiveBlocks.with_grid: grid: expected an sbnet.BlockGrid, got {type(grid).__name__}"
+            )
         if grid.bcount != self.grid.bcount:
             raise ValueError(
-                f"sbnet::ActiveBlocks.with_grid: grid: bcount {grid.bcount}; that of the blocks, {self.grid.bcount}, "
-                "is wanted"
+                f"sbnet::ActiveBlocks.with_grid: grid: expected the bcount "
+                f"of the blocks, {self.grid.bcount}, got {grid.bcount}"
             )
         return ActiveBlocks(self.indices, self.count, self.total, self.block_map, grid)
 
@@ -138,7 +140,7 @@ class ActiveBlocks:
         op = "ActiveBlocks.pixel_mask"
         height, width = to_pair(size, f"{op}: size")
         if not isinstance(self.grid, BlockGrid):
-            raise TypeError(f"sbnet::{op}: grid: {type(self.grid).__name__}; an sbnet.BlockGrid is wanted")
+            raise TypeError(f"sbnet::{op}: grid: expected an sbnet.BlockGrid, got {type(self.grid).__name__}")
         blocks = (self.block_map >= 0).to(torch.int8)
         (bh, bw), (sh, sw), (oh, ow), (ch, cw) = (
             self.grid.bsize,
@@ -161,21 +163,21 @@ class ActiveBlocks:
         op = "ActiveBlocks.from_indices"
         if not isinstance(indices, Tensor) or indices.dim() != 2 or indices.shape[1] != 3:
             came = tuple(indices.shape) if isinstance(indices, Tensor) else type(indices).__name__
-            raise ValueError(f"sbnet::{op}: indices: {came}; a tensor [rows, 3] of (n, i, j) is wanted")
+            raise ValueError(f"sbnet::{op}: indices: expected a tensor [rows, 3] of (n, i, j), got {came}")
         if indices.dtype not in (torch.int32, torch.int64):
-            raise ValueError(f"sbnet::{op}: indices: {indices.dtype}; int32 or int64 is wanted")
+            raise ValueError(f"sbnet::{op}: indices: dtype: expected int32 or int64, got {indices.dtype}")
         if not isinstance(grid, BlockGrid):
-            raise TypeError(f"sbnet::{op}: grid: {type(grid).__name__}; an sbnet.BlockGrid is wanted")
+            raise TypeError(f"sbnet::{op}: grid: expected an sbnet.BlockGrid, got {type(grid).__name__}")
         if indices.device.type == "cpu" and not torch.compiler.is_compiling():
             limit = torch.tensor([batch, *grid.bcount])
             bad = ((indices < 0) | (indices >= limit)).any(1).nonzero()
             if len(bad):
                 row = tuple(indices[int(bad[0])].tolist())
                 raise IndexError(
-                    f"sbnet::{op}: indices: {row}; a block (n, i, j) below {tuple(limit.tolist())} is wanted"
+                    f"sbnet::{op}: indices: expected blocks (n, i, j) below {tuple(limit.tolist())}, got {row}"
                 )
             if len(torch.unique(indices, dim=0)) < len(indices):
-                raise ValueError(f"sbnet::{op}: indices: a block more than once; each of them once is wanted")
+                raise ValueError(f"sbnet::{op}: indices: expected each block once, got one more than once")
         indices = indices.to(torch.int32)
         n, i, j = indices.long().unbind(1)
         block_map = indices.new_full((batch, *grid.bcount), -1)

@@ -127,9 +127,9 @@ def to_pair(value: int | Sequence[int], name: str) -> Pair:
     """(v, v) of an int, or the two ints of a sequence. `name` is what an error names: "op: argument"."""
     pair = tuple(value) if isinstance(value, (tuple, list, torch.Size)) else (value, value)
     if len(pair) != 2:
-        raise ValueError(f"sbnet::{name}: {reprlib.repr(pair)}; an int or two ints are wanted")
+        raise ValueError(f"sbnet::{name}: expected an int or two ints, got {reprlib.repr(pair)}")
     if not all(isinstance(v, (int, torch.SymInt)) for v in pair):
-        raise TypeError(f"sbnet::{name}: {reprlib.repr(value)}; an int or two ints are wanted")
+        raise TypeError(f"sbnet::{name}: expected an int or two ints, got {reprlib.repr(value)}")
     return pair[0], pair[1]
 
 
@@ -138,7 +138,7 @@ def to_window(op: str, **pairs: Any) -> list[Pair]:
     found = [to_pair(value, f"{op}: {name}") for name, value in pairs.items()]
     for name, pair in zip(pairs, found, strict=True):
         if name in ("stride", "dilation", "kernel_size") and any(isinstance(v, int) and v < 1 for v in pair):
-            raise ValueError(f"sbnet::{op}: {name}: {pair}; at least 1 is wanted")
+            raise ValueError(f"sbnet::{op}: {name}: expected at least 1, got {pair}")
     return found
 
 
@@ -225,6 +225,6 @@ def _scaled(side: int, scale: float) -> int:
 def same_padding(size: int, kernel_size: int, stride: int = 1, dilation: int = 1) -> Pair:
     """(before, after) padding of TensorFlow's SAME: output = ceil(size / stride), the odd pixel goes after."""
     if stride < 1:
-        raise ValueError(f"sbnet::same_padding: stride: {stride}; at least 1 is wanted")
+        raise ValueError(f"sbnet::same_padding: stride: expected at least 1, got {stride}")
     total = max((-(-size // stride) - 1) * stride + dilation * (kernel_size - 1) + 1 - size, 0)
     return total // 2, total - total // 2

@@ -4,9 +4,11 @@ namespace sbnet {
 
 Status check_plane(const char* op, const char* argument, const TensorView& t) {
   for (int d = 0; d < 4; ++d) {
-    SBNET_CHECK(t.size[d] >= 0 && t.size[d] <= INT32_MAX / 2, "%s: %s: size %lld in dimension %d; 0 to 2^30 is wanted",
-                op, argument, static_cast<long long>(t.size[d]), d);
-    SBNET_CHECK(t.stride[d] >= 0, "%s: %s: negative stride in dimension %d", op, argument, d);
+    SBNET_CHECK(t.size[d] >= 0 && t.size[d] <= INT32_MAX / 2,
+                "%s: %s: expected sizes of 0 to 2^30, got %lld in dimension %d", op, argument,
+                static_cast<long long>(t.size[d]), d);
+    SBNET_CHECK(t.stride[d] >= 0, "%s: %s: expected strides of 0 or more, got %lld in dimension %d", op, argument,
+                static_cast<long long>(t.stride[d]), d);
   }
   return ok_status();
 }
@@ -20,28 +22,28 @@ Status check_epilogue(const char* op, DType x, const void* bias, DType bias_dtyp
   };
   SBNET_TRY(check_dtype("bias", bias, bias_dtype));
   SBNET_CHECK(activation >= Activation::kNone && activation <= Activation::kHardswish,
-              "%s: activation: unknown code %d", op, static_cast<int>(activation));
+              "%s: activation: expected a code of Activation, got %d", op, static_cast<int>(activation));
   SBNET_CHECK(!slope || activation == Activation::kLeakyRelu, "%s: slope: expected the activation leaky_relu", op);
   return check_dtype("slope", slope, slope_dtype);
 }
 
 Status check_grid(const char* op, const BlockGrid& g) {
   for (int d = 0; d < 2; ++d) {
-    SBNET_CHECK(g.size[d] >= 1, "%s: grid: block size %d; at least 1 is wanted", op, g.size[d]);
-    SBNET_CHECK(g.stride[d] >= 1, "%s: grid: block stride %d; at least 1 is wanted", op, g.stride[d]);
-    SBNET_CHECK(g.count[d] >= 0, "%s: grid: block count %d; 0 or more is wanted", op, g.count[d]);
+    SBNET_CHECK(g.size[d] >= 1, "%s: grid: expected a block size of at least 1, got %d", op, g.size[d]);
+    SBNET_CHECK(g.stride[d] >= 1, "%s: grid: expected a block stride of at least 1, got %d", op, g.stride[d]);
+    SBNET_CHECK(g.count[d] >= 0, "%s: grid: expected a block count of 0 or more, got %d", op, g.count[d]);
     const int64_t last = int64_t{g.offset[d]} + int64_t{g.count[d]} * g.stride[d] + g.size[d];
     SBNET_CHECK(last <= INT32_MAX / 2 && g.offset[d] >= -(INT32_MAX / 2),
-                "%s: grid: blocks reach coordinate %lld; at most 2^30 is wanted", op, static_cast<long long>(last));
+                "%s: grid: expected coordinates of at most 2^30, got %lld", op, static_cast<long long>(last));
   }
   return ok_status();
 }
 
 Status check_active(const char* op, const ActiveView& a) {
   SBNET_TRY(check_grid(op, a.grid));
-  SBNET_CHECK(a.capacity >= 0 && a.capacity <= INT32_MAX / 4, "%s: active: capacity %lld; 0 to 2^29 is wanted", op,
-              static_cast<long long>(a.capacity));
-  SBNET_CHECK(a.count && (a.indices || !a.capacity), "%s: active: indices or count missing", op);
+  SBNET_CHECK(a.capacity >= 0 && a.capacity <= INT32_MAX / 4, "%s: active: expected a capacity of 0 to 2^29, got %lld",
+              op, static_cast<long long>(a.capacity));
+  SBNET_CHECK(a.count && (a.indices || !a.capacity), "%s: active: expected indices and a count, got none", op);
   return ok_status();
 }
 
@@ -49,10 +51,10 @@ Status check_tiling(const char* op, const BlockGrid& g, int64_t H, int64_t W) {
   const int64_t plane[2] = {H, W};
   for (int d = 0; d < 2; ++d)
     SBNET_CHECK(g.offset[d] == 0 && g.stride[d] == g.size[d] && g.count[d] == (plane[d] + g.size[d] - 1) / g.size[d],
-                "%s: active: block grid size (%d,%d) stride (%d,%d) offset (%d,%d) count (%d,%d); the tiling grid of "
-                "the %lldx%lld output plane (BlockGrid.cover) is wanted",
-                op, g.size[0], g.size[1], g.stride[0], g.stride[1], g.offset[0], g.offset[1], g.count[0], g.count[1],
-                static_cast<long long>(H), static_cast<long long>(W));
+                "%s: active: expected the tiling grid of the %lldx%lld output plane (BlockGrid.cover), got size "
+                "(%d,%d) stride (%d,%d) offset (%d,%d) count (%d,%d)",
+                op, static_cast<long long>(H), static_cast<long long>(W), g.size[0], g.size[1], g.stride[0],
+                g.stride[1], g.offset[0], g.offset[1], g.count[0], g.count[1]);
   return ok_status();
 }
 

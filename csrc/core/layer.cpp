@@ -45,7 +45,7 @@ Status check_layer(const char* op, const TensorView& x, const TensorView& y, DTy
   SBNET_TRY(check_shape(op, "out", y, y_dtype, shape));
   SBNET_TRY(check_written(op, "out", y.size, y.stride));
   SBNET_CHECK(!x.size[0] || !active.capacity || !may_overlap(x, y),
-              "%s: out: shares memory with x; expected memory of its own", op);
+              "%s: out: expected memory of its own, got that of x", op);
   SBNET_TRY(check_active(op, active));
   SBNET_TRY(check_tiling(op, active.grid, shape.size[2], shape.size[3]));
   if (fringe.pixels)
@@ -65,7 +65,7 @@ Status check_residual(const char* op, const TensorView& residual, DType dtype, c
   bool same = residual.data == y.data && dtype == y.dtype;
   for (int d = 0; d < 4; ++d) same = same && (residual.stride[d] == y.stride[d] || y.size[d] <= 1);
   SBNET_CHECK(same || !may_overlap(residual, y),
-              "%s: residual: shares memory with out; expected out itself or memory apart from it", op);
+              "%s: residual: expected out itself or memory apart from it, got memory that overlaps it", op);
   return ok_status();
 }
 
@@ -76,8 +76,8 @@ Status read_activation(const char* op, const char* name, Activation* activation)
       *activation = static_cast<Activation>(k);
       return ok_status();
     }
-  return SBNET_INVALID("%s: activation: '%.64s'; none, relu, relu6, leaky_relu, silu, gelu or hardswish is wanted", op,
-                       name);
+  return SBNET_INVALID("%s: activation: expected none, relu, relu6, leaky_relu, silu, gelu or hardswish, got '%.64s'",
+                       op, name);
 }
 
 Status read_choice(const char* op, const char* argument, const char* const* names, size_t count, const char* name,

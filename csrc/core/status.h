@@ -19,7 +19,7 @@ enum class Code : int32_t { kOk = 0, kInvalidArgument = 1, kUnsupported = 2, kDe
 
 struct Status {
   Code code;
-  char message[508];  // "op: argument: what came; what is wanted"
+  char message[508];  // "op: argument: expected ..., got ..."
   bool ok() const { return code == Code::kOk; }
 };
 

@@ -10,7 +10,7 @@ namespace sbnet::ort {
 namespace {
 
 int32_t to_int32(const char* op, const char* name, int64_t v) {
-  if (v < INT32_MIN || v > INT32_MAX) raise("sbnet::", op, ": ", name, ": ", v, " does not fit 32 bits");
+  if (v < INT32_MIN || v > INT32_MAX) raise_expected(op, name, "a number of 32 bits, got ", v);
   return static_cast<int32_t>(v);
 }
 
@@ -24,7 +24,7 @@ int64_t Attributes::integer(const char* name, int64_t otherwise) const {
 
 bool Attributes::flag(const char* name, bool otherwise) const {
   const int64_t v = integer(name, otherwise);
-  if (v != 0 && v != 1) raise("sbnet::", op_, ": ", name, ": ", v, "; 0 or 1 is wanted");
+  if (v != 0 && v != 1) raise_expected(op_, name, "0 or 1, got ", v);
   return v == 1;
 }
 
@@ -43,7 +43,7 @@ std::string Attributes::text(const char* name, const char* otherwise) const {
 std::optional<Pair> Attributes::pair(const std::string& name) const {
   std::vector<int64_t> v;
   if (!get(name.c_str(), &v)) return std::nullopt;
-  if (v.size() != 2) raise("sbnet::", op_, ": ", name, ": ", v.size(), " numbers; 2 are wanted");
+  if (v.size() != 2) raise_expected(op_, name, "2 numbers, got ", v.size());
   return Pair{to_int32(op_, name.c_str(), v[0]), to_int32(op_, name.c_str(), v[1])};
 }
 
@@ -53,7 +53,7 @@ Pair Attributes::pair(const char* name, int32_t otherwise) const {
 
 Pair Attributes::required_pair(const std::string& name) const {
   const std::optional<Pair> v = pair(name);
-  if (!v) raise("sbnet::", op_, ": ", name, ": the attribute is missing; two ints are wanted");
+  if (!v) raise_expected(op_, name, "two ints, got no attribute");
   return *v;
 }
 
@@ -85,21 +85,21 @@ class KernelAttributes final : public Attributes {
   bool exists(const char* name, size_t* numbers) const {
     return succeeded(api->KernelInfoGetAttributeArray_int64(info_, name, nullptr, numbers));
   }
-  bool found(OrtStatus* status, const char* name, const char* wanted) const {
+  bool found(OrtStatus* status, const char* name, const char* expected) const {
     size_t numbers = 0;
     if (succeeded(status)) return true;
-    if (exists(name, &numbers)) raise("sbnet::", op(), ": ", name, ": ", wanted, " wanted");
+    if (exists(name, &numbers)) raise_expected(op(), name, expected, ", got another type");
     return false;
   }
   bool get(const char* name, int64_t* out) const override {
-    return found(api->KernelInfoGetAttribute_int64(info_, name, out), name, "an int is");
+    return found(api->KernelInfoGetAttribute_int64(info_, name, out), name, "an int");
   }
   bool get(const char* name, float* out) const override {
-    return found(api->KernelInfoGetAttribute_float(info_, name, out), name, "a float is");
+    return found(api->KernelInfoGetAttribute_float(info_, name, out), name, "a float");
   }
   bool get(const char* name, std::string* out) const override {
     size_t size = 0;
-    if (!found(api->KernelInfoGetAttribute_string(info_, name, nullptr, &size), name, "a string is")) return false;
+    if (!found(api->KernelInfoGetAttribute_string(info_, name, nullptr, &size), name, "a string")) return false;
     std::string text(size + 1, '\0');
     check(api->KernelInfoGetAttribute_string(info_, name, text.data(), &size));
     *out = text.c_str();
@@ -127,7 +127,7 @@ class ShapeAttributes final : public Attributes {
   }
   // A list or string, of any length. False: there is no such attribute.
   template <class Items>
-  bool read(const char* name, AttributeType type, const char* wanted, Items* items) const {
+  bool read(const char* name, AttributeType type, const char* expected, Items* items) const {
     const OrtOpAttr* attribute = find(name);
     if (!attribute) return false;
     constexpr size_t kItem = sizeof(items->front());
@@ -139,26 +139,26 @@ class ShapeAttributes final : public Attributes {
     }
     items->resize(bytes / kItem);  // what it would have written
     if (!bytes || !succeeded(api->ReadOpAttr(attribute, type, items->data(), bytes, &bytes)))
-      raise("sbnet::", op(), ": ", name, ": ", wanted, " wanted");
+      raise_expected(op(), name, expected, ", got another type");
     return true;
   }
   template <class T>
-  bool read_one(const char* name, AttributeType type, const char* wanted, T* out) const {
+  bool read_one(const char* name, AttributeType type, const char* expected, T* out) const {
     const OrtOpAttr* attribute = find(name);
     size_t bytes = 0;
     if (attribute && !succeeded(api->ReadOpAttr(attribute, type, out, sizeof(*out), &bytes)))
-      raise("sbnet::", op(), ": ", name, ": ", wanted, " wanted");
+      raise_expected(op(), name, expected, ", got another type");
     return attribute;
   }
-  bool get(const char* name, int64_t* out) const override { return read_one(name, kInt, "an int is", out); }
-  bool get(const char* name, float* out) const override { return read_one(name, kReal, "a float is", out); }
+  bool get(const char* name, int64_t* out) const override { return read_one(name, kInt, "an int", out); }
+  bool get(const char* name, float* out) const override { return read_one(name, kReal, "a float", out); }
   bool get(const char* name, std::string* out) const override {
-    if (!read(name, kString, "a string is", out)) return false;
+    if (!read(name, kString, "a string", out)) return false;
     out->resize(std::strlen(out->c_str()));
     return true;
   }
   bool get(const char* name, std::vector<int64_t>* out) const override {
-    return read(name, kInts, "a list of ints is", out);
+    return read(name, kInts, "a list of ints", out);
   }
   const OrtShapeInferContext* context_;
 };
@@ -170,8 +170,8 @@ namespace {
 std::unique_ptr<Attributes> of_a_known_format(std::unique_ptr<Attributes> a) {
   const int64_t format = a->integer("format", 1);
   if (format < 1 || format > kFormat)
-    raise("sbnet::", a->op(), ": format: expected 1 to ", kFormat, ", got ", format,
-          ": the model is of a newer sbnet than this library");
+    raise_expected(a->op(), "format", "1 to ", kFormat, ", got ", format,
+                   ": the model is of a newer sbnet than this library");
   return a;
 }
 
@@ -251,7 +251,7 @@ BlockGrid GridAttributes::grid(int64_t rows, int64_t columns) const {
 int64_t GridAttributes::blocks(int d, int64_t side) const {
   if (count_) return (*count_)[d];
   if (stride_[d] != size_[d] || offset_[d] != 0)
-    raise("sbnet::", op_, ": bcount: the attribute is missing; it is wanted where blocks do not tile the plane");
+    raise_expected(op_, "bcount", "two ints where blocks do not tile the plane, got no attribute");
   return (side + size_[d] - 1) / size_[d];
 }
 

@@ -49,8 +49,7 @@ Dims ShapeContext::input(size_t index) const {
 Dims ShapeContext::input(size_t index, size_t rank) const {
   Dims dims = input(index);
   if (!dims.empty() && dims.size() != rank)
-    raise("sbnet::", name_, ": ", inputs_[index].name, ": a tensor of ", dims.size(), " dimensions; ", rank,
-          " are wanted");
+    raise_expected(name_, inputs_[index].name, rank, " dimensions, got ", dims.size());
   return dims;
 }
 
@@ -67,7 +66,7 @@ int32_t ShapeContext::element_type(int32_t type) const {
     if (info) check(api->GetTensorElementType(info, &found));
     if (found) return found;
   }
-  raise("sbnet::", name_, ": the element type of the output does not follow from the inputs");
+  raise("sbnet::", name_, ": expected inputs of the output's element type, got none");
 }
 
 void ShapeContext::output(size_t index, const Dims& dims) {
@@ -106,7 +105,7 @@ DType to_dtype(const char* op, const char* argument, int32_t type) {
       {kInt64, DType::kI64}, {kFloat8, DType::kF8}};
   for (const auto& [theirs, dtype] : kDTypes)
     if (type == theirs) return dtype;
-  raise("sbnet::", op, ": ", argument, ": unsupported element type ", type);
+  raise_expected(op, argument, "a real element type, got ONNX type ", type);
 }
 
 std::string shape_text(const std::vector<int64_t>& shape) {
@@ -150,7 +149,7 @@ Tensor Context::input(size_t index) const {
   const OrtValue* value = nullptr;
   if (index < count) check(api->KernelContext_GetInput(context_, index, &value));
   if (!value) {
-    if (inputs_[index].characteristic == kRequired) raise("sbnet::", op_, ": ", t.name, ": the input is missing");
+    if (inputs_[index].characteristic == kRequired) raise_expected(op_, t.name, "an input, got none");
     return t;
   }
   return tensor_of(op_, t.name, value);
@@ -158,15 +157,13 @@ Tensor Context::input(size_t index) const {
 
 Tensor Context::input(size_t index, size_t rank) const {
   Tensor t = input(index);
-  if (t.present && t.shape.size() != rank)
-    raise("sbnet::", op_, ": ", t.name, ": a tensor of ", t.shape.size(), " dimensions; ", rank, " are wanted");
+  if (t.present && t.shape.size() != rank) raise_expected(op_, t.name, rank, " dimensions, got ", t.shape.size());
   return t;
 }
 
 const int32_t* Context::int32(const Tensor& t, const std::vector<int64_t>& shape) const {
   if (t.dtype != DType::kI32 || t.shape != shape)
-    raise("sbnet::", op_, ": ", t.name, ": ", dtype_name(t.dtype), shape_text(t.shape), "; int32", shape_text(shape),
-          " is wanted");
+    raise_expected(op_, t.name, "int32", shape_text(shape), ", got ", dtype_name(t.dtype), shape_text(t.shape));
   return static_cast<const int32_t*>(t.data);
 }
 
@@ -178,7 +175,7 @@ size_t Context::outputs() const {
 void* Context::output(size_t index, const std::vector<int64_t>& shape) {
   OrtValue* value = nullptr;
   if (index < outputs()) check(api->KernelContext_GetOutput(context_, index, shape.data(), shape.size(), &value));
-  if (!value) raise("sbnet::", op_, ": output ", index, " is missing; all outputs of the op need a name");
+  if (!value) raise("sbnet::", op_, ": output ", index, ": expected a name, got none");
   if (!memory_) check(api->GetTensorMemoryInfo(value, &memory_));
   void* data = nullptr;
   check(api->GetTensorMutableData(value, &data));
@@ -234,7 +231,7 @@ Workspace::Workspace(const Context& c, int64_t bytes) {
   if (!status && data_) return;
   api->ReleaseAllocator(allocator_);
   check(status);
-  raise("sbnet::", c.op(), ": no memory for a workspace of ", bytes, " bytes");
+  raise_expected(c.op(), "workspace", "memory for ", bytes, " bytes, got none");
 }
 
 Workspace::~Workspace() {

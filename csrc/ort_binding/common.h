@@ -51,6 +51,11 @@ template <class... Parts>
   (text << ... << parts);
   throw std::runtime_error(text.str());
 }
+// "sbnet::op: argument: expected ..., got ..."
+template <class... Parts>
+[[noreturn]] void raise_expected(const std::string& op, const std::string& argument, const Parts&... parts) {
+  raise("sbnet::", op, ": ", argument, ": expected ", parts...);
+}
 inline void check(const Status& s) {
   if (!s.ok()) raise("sbnet::", s.message);
 }

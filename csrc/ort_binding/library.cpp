@@ -40,7 +40,7 @@ extern "C" SBNET_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* options,
     const void* const* oldest = base->GetApi(1);
     if (!oldest) return nullptr;
     const auto create = reinterpret_cast<decltype(Api::CreateStatus)>(const_cast<void*>(oldest[0]));
-    return create(kNotImplemented, "sbnet: ONNX Runtime 1.18 or newer is wanted");
+    return create(kNotImplemented, "sbnet: expected ONNX Runtime 1.18 or newer, got an older one");
   }
   static std::mutex mutex;
   static auto& runtimes = *new std::map<const OrtApiBase*, std::unique_ptr<Runtime>>;  // never destroyed

@@ -12,10 +12,10 @@ void* Call::stream() const {
     void* library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
     return library ? reinterpret_cast<Getter>(dlsym(library, "aoti_torch_get_current_cuda_stream")) : nullptr;
   }();
-  SBNET_TORCH_CHECK(getter, "sbnet::", op_, ": this torch has no CUDA");
+  SBNET_TORCH_EXPECT(getter, op_, "device", "a torch with CUDA, got one without");
   void* stream = nullptr;
   // Compared by hand: torch's macros for it have changed their names between releases.
-  SBNET_TORCH_CHECK(getter(device_, &stream) == 0, "sbnet::", op_, ": torch has no current stream of device ", device_);
+  SBNET_TORCH_EXPECT(getter(device_, &stream) == 0, op_, "device", "a current stream, got none on device ", device_);
   return stream;
 }
 

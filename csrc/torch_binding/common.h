@@ -18,10 +18,10 @@
 #include "core/masked/conv.h"
 #include "core/window.h"
 
-// Raises a RuntimeError in Python: "sbnet::op: argument: what came; what is wanted".
-#define SBNET_TORCH_CHECK(condition, ...)                   \
-  do {                                                      \
-    if (!(condition)) ::sbnet::binding::raise(__VA_ARGS__); \
+// Raises a RuntimeError in Python: "sbnet::op: argument: expected ..., got ...".
+#define SBNET_TORCH_EXPECT(condition, op, argument, ...)                           \
+  do {                                                                             \
+    if (!(condition)) ::sbnet::binding::raise_expected(op, argument, __VA_ARGS__); \
   } while (0)
 
 namespace sbnet::binding {
@@ -33,10 +33,17 @@ template <class... Parts>
   throw std::runtime_error(text.str());
 }
 
+template <class... Parts>
+[[noreturn]] void raise_expected(const char* op, const std::string& argument, const Parts&... parts) {
+  raise("sbnet::", op, ": ", argument, ": expected ", parts...);
+}
+
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-inline void check(const Status& s) { SBNET_TORCH_CHECK(s.ok(), "sbnet::", s.message); }
+inline void check(const Status& s) {
+  if (!s.ok()) raise("sbnet::", s.message);
+}
 
 inline DType to_dtype(const char* op, const char* argument, const Tensor& t) {
   switch (t.scalar_type()) {
@@ -65,19 +72,18 @@ inline DType to_dtype(const char* op, const char* argument, const Tensor& t) {
     default:
       break;
   }
-  raise("sbnet::", op, ": ", argument, ": unsupported dtype; a real floating or integer one is wanted");
+  raise_expected(op, std::string(argument) + ": dtype", "a real floating or integer one, got another");
 }
 
 inline void check_rank(const char* op, const char* argument, const Tensor& t, int64_t rank) {
-  SBNET_TORCH_CHECK(t.dim() == rank, "sbnet::", op, ": ", argument, ": a tensor of ", t.dim(), " dimensions; ", rank,
-                    " are wanted");
+  SBNET_TORCH_EXPECT(t.dim() == rank, op, argument, rank, " dimensions, got ", t.dim());
 }
 
 // Ops whose kernels do not read the block map: it still says of how many images the list is.
 inline void check_batch(const char* op, const Tensor& block_map, const Tensor& x) {
   check_rank(op, "block_map", block_map, 3);
-  SBNET_TORCH_CHECK(block_map.size(0) == x.size(0), "sbnet::", op, ": block_map: ", block_map.size(0),
-                    " images; those of x, ", x.size(0), ", are wanted");
+  SBNET_TORCH_EXPECT(block_map.size(0) == x.size(0), op, "block_map", "the images of x, ", x.size(0), ", got ",
+                     block_map.size(0));
 }
 
 inline TensorView view4(const char* op, const char* argument, const Tensor& t) {
@@ -97,23 +103,22 @@ class Call {
  public:
   Call(const char* op, const char* argument, const Tensor& t)
       : op_(op), first_(argument), cuda_(t.is_cuda()), device_(t.get_device_index()) {
-    SBNET_TORCH_CHECK(cuda_ || t.is_cpu(), "sbnet::", op, ": ", argument, ": a CPU or CUDA tensor is wanted");
+    SBNET_TORCH_EXPECT(cuda_ || t.is_cpu(), op, argument, "a CPU or CUDA tensor, got one of another device");
     if (cuda_) guard_.emplace(device_);
   }
   bool cuda() const { return cuda_; }
   const char* op() const { return op_; }
 
   void same_device(const char* argument, const Tensor& t) const {
-    SBNET_TORCH_CHECK(t.is_cuda() == cuda_ && t.is_cpu() == !cuda_ && (!cuda_ || t.get_device_index() == device_),
-                      "sbnet::", op_, ": ", argument, ": is not on the device of ", first_,
-                      "; one device for all is wanted");
+    SBNET_TORCH_EXPECT(t.is_cuda() == cuda_ && t.is_cpu() == !cuda_ && (!cuda_ || t.get_device_index() == device_), op_,
+                       argument, "a tensor on the device of ", first_, ", got one on another");
   }
   // A contiguous int32 tensor of exactly this many elements.
   const int32_t* int32(const char* argument, const Tensor& t, int64_t elements) const {
     same_device(argument, t);
-    SBNET_TORCH_CHECK(t.scalar_type() == ScalarType::Int && t.is_contiguous() && t.numel() == elements, "sbnet::", op_,
-                      ": ", argument, ": ", t.numel(), " elements; a contiguous int32 tensor of ", elements,
-                      " elements is wanted");
+    SBNET_TORCH_EXPECT(t.scalar_type() == ScalarType::Int && t.is_contiguous() && t.numel() == elements, op_, argument,
+                       "a contiguous int32 tensor of ", elements, " elements, got ",
+                       dtype_name(to_dtype(op_, argument, t)), " of ", t.numel(), " elements");
     return static_cast<const int32_t*>(t.const_data_ptr());
   }
   void* stream() const;  // the current CUDA stream
@@ -128,14 +133,13 @@ class Call {
 };
 
 inline int32_t to_int32(const char* op, const char* argument, int64_t v) {
-  SBNET_TORCH_CHECK(v >= INT32_MIN && v <= INT32_MAX, "sbnet::", op, ": ", argument, ": ", v, " does not fit 32 bits");
+  SBNET_TORCH_EXPECT(v >= INT32_MIN && v <= INT32_MAX, op, argument, "a number of 32 bits, got ", v);
   return static_cast<int32_t>(v);
 }
 
 // bsize, bstride, boffset, bcount: eight numbers, row direction first in each pair.
 inline BlockGrid to_grid(const char* op, const std::vector<int64_t>& v) {
-  SBNET_TORCH_CHECK(v.size() == 8, "sbnet::", op, ": grid: ", v.size(),
-                    " numbers; 8 (bsize, bstride, boffset, bcount) are wanted");
+  SBNET_TORCH_EXPECT(v.size() == 8, op, "grid", "8 numbers (bsize, bstride, boffset, bcount), got ", v.size());
   BlockGrid g;
   for (int d = 0; d < 2; ++d) {
     g.size[d] = to_int32(op, "grid", v[d]);
@@ -147,13 +151,13 @@ inline BlockGrid to_grid(const char* op, const std::vector<int64_t>& v) {
 }
 
 inline void to_pair(const char* op, const char* argument, const std::vector<int64_t>& v, int32_t out[2]) {
-  SBNET_TORCH_CHECK(v.size() == 2, "sbnet::", op, ": ", argument, ": ", v.size(), " numbers; 2 are wanted");
+  SBNET_TORCH_EXPECT(v.size() == 2, op, argument, "2 numbers, got ", v.size());
   for (int d = 0; d < 2; ++d) out[d] = to_int32(op, argument, v[d]);
 }
 
 inline Window to_window(const char* op, const std::vector<int64_t>& v) {
-  SBNET_TORCH_CHECK(v.size() == kWindowNumbers, "sbnet::", op, ": window: expected ", kWindowNumbers,
-                    " numbers (num, den, lo, hi, step), got ", v.size());
+  SBNET_TORCH_EXPECT(v.size() == kWindowNumbers, op, "window", kWindowNumbers,
+                     " numbers (num, den, lo, hi, step), got ", v.size());
   int64_t numbers[kWindowNumbers];
   std::copy(v.begin(), v.end(), numbers);
   Window window = {};
@@ -180,8 +184,8 @@ inline ActiveView to_active(const Call& call, const Tensor& indices, const Tenso
 // A tensor of one dimension and so many elements, contiguous.
 inline Tensor vector_of(const Call& call, const char* argument, const Tensor& t, int64_t elements) {
   call.same_device(argument, t);
-  SBNET_TORCH_CHECK(t.dim() == 1 && t.size(0) == elements, "sbnet::", call.op(), ": ", argument, ": expected [",
-                    elements, "], got ", t.numel(), " elements in ", t.dim(), " dimensions");
+  SBNET_TORCH_EXPECT(t.dim() == 1 && t.size(0) == elements, call.op(), argument, "[", elements, "], got ", t.numel(),
+                     " elements in ", t.dim(), " dimensions");
   return t.is_contiguous() ? t : torch::stable::contiguous(t);
 }
 

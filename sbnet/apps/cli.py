@@ -31,7 +31,7 @@ def _pipeline(path: str | None, output: list[Path] | None, network: str, margin:
     targets = output or [Path(f"{Path(source).stem}-sbnet.mp4")]
     for target in targets:
         if target.exists() and Path(source).exists() and target.samefile(source):
-            raise CommandError(f"--output {target}: is the source itself; expected another name")
+            raise CommandError(f"--output: expected another name than the source, got {target}")
     wide = int(margin) if margin is not None and margin.isdecimal() else margin
     summary = command.run(Pipeline(source, network=network, sink=targets, margin=wide, **options), console)
     console.print(f"wrote {escape(', '.join(map(str, targets)))}", soft_wrap=True)
@@ -239,7 +239,7 @@ def export(
                 console.print(f"wrote {escape(str(output))}", soft_wrap=True)
                 return
             if model == "contours" and (weights != "0" or classes is not None):
-                raise CommandError("contours: has no --weights and no --classes; a residual network is wanted")
+                raise CommandError("--weights, --classes: expected a residual network, got contours")
             kind = torch.float32 if dtype is Dtype.auto else getattr(torch, dtype.value)
             seed = int(weights) if weights.isdecimal() else weights
             built = networks.build(model, seed, block, classes, kind)

@@ -36,7 +36,7 @@ def one_line_errors() -> Any:
 def size_of(text: str) -> tuple[int, int]:
     height, _, width = text.lower().partition("x")
     if not (height.isdecimal() and width.isdecimal() and 1 <= int(height) <= 16384 and 1 <= int(width) <= 16384):
-        raise typer.BadParameter(f"{text!r}; HEIGHTxWIDTH in pixels, such as 400x704, is wanted", param_hint="--size")
+        raise typer.BadParameter(f"expected HEIGHTxWIDTH in pixels, such as 400x704, got {text!r}", param_hint="--size")
     return int(height), int(width)
 
 

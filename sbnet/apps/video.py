@@ -56,9 +56,9 @@ def open_film(path: Path) -> tuple[Any, Any]:
     """A film's container and its first video stream."""
     av = pyav()
     if re.match("[A-Za-z][A-Za-z0-9+.-]+:/", str(path)):
-        raise VideoError(f"{path}: is a URL; expected a video file")
+        raise VideoError(f"{path}: expected a video file, got a URL")
     if path.is_dir():
-        raise VideoError(f"{path}: is a folder; expected a video file")
+        raise VideoError(f"{path}: expected a video file, got a folder")
     if not path.is_file():
         raise VideoError(f"{path}: {'not a regular file' if path.exists() else 'no such file'}")
     try:

@@ -72,7 +72,7 @@ class VideoWriter:
         self.path, self.rate, self._part = path, rate, _beside(path)
         self._av = pyav()
         if path.is_dir():
-            raise VideoError(f"{path}: is a folder; expected the name of a file")
+            raise VideoError(f"{path}: expected the name of a file, got a folder")
         if path.exists() and not path.is_file():
             raise VideoError(f"{path}: cannot be written (not a regular file)")
         _make_folder(path.parent, path)

@@ -109,7 +109,7 @@ class MaskedRunner:
                 mask = set_pixels("MaskedRunner", mask)
             _check("mask", mask, self.mask)
         elif mask is not None:
-            raise ValueError("sbnet: mask: given, but the runner has a mask_source; one of them is wanted")
+            raise ValueError("sbnet: mask: expected none beside the runner's mask_source, got one")
         with self._lock:
             result = self._compiled([x], mask)
             return pytree.tree_map_only(Tensor, torch.clone, result) if copy else result
@@ -139,15 +139,15 @@ def check_example(example: Any) -> None:
         came = type(example).__name__
         if isinstance(example, Tensor):
             came = f"{reprlib.repr(tuple(example.shape))} {example.dtype}"
-        raise ValueError(f"sbnet: example: {came}; a floating tensor [N,C,H,W] is wanted")
+        raise ValueError(f"sbnet: example: expected a floating tensor [N,C,H,W], got {came}")
 
 
 def _check(name: str, given: Tensor | None, wanted: Tensor) -> None:
     """Is an argument of a call what the runner was built for?"""
     if given is None:
-        raise ValueError(f"sbnet: {name}: missing; {tuple(wanted.shape)} {wanted.dtype} is wanted")
+        raise ValueError(f"sbnet: {name}: expected {tuple(wanted.shape)} {wanted.dtype}, got nothing")
     if given.shape != wanted.shape or given.dtype != wanted.dtype or given.device != wanted.device:
         raise ValueError(
-            f"sbnet: {name}: {tuple(given.shape)} {given.dtype} on {given.device}; {tuple(wanted.shape)} "
-            f"{wanted.dtype} on {wanted.device} is wanted"
+            f"sbnet: {name}: expected {tuple(wanted.shape)} {wanted.dtype} on "
+            f"{wanted.device}, got {tuple(given.shape)} {given.dtype} on {given.device}"
         )

@@ -48,13 +48,13 @@ class OnnxConvNet:
         outputs = self._session.get_outputs()
         if names != ["x", "mask"] or len(outputs) != 2:
             raise ValueError(
-                f"{path}: inputs {names} and {len(outputs)} outputs; a model of `sbnet export`, inputs x and mask and "
-                "outputs y and block_map, is wanted"
+                f"{path}: expected a model of `sbnet export` (inputs x and mask, "
+                f"outputs y and block_map), got inputs {names} and {len(outputs)} outputs"
             )
         for value, wanted in zip(self._session.get_inputs(), ((1, 3, *size), (1, *size)), strict=True):
             fixed = [(have, want) for have, want in zip(value.shape, wanted, strict=False) if isinstance(have, int)]
             if len(value.shape) != len(wanted) or any(have != want for have, want in fixed):
-                raise ValueError(f"{path}: {value.name} has shape {value.shape}; {list(wanted)} is wanted")
+                raise ValueError(f"{path}: {value.name}: expected {list(wanted)}, got {value.shape}")
         self._block_map = torch.full((1, *self.grid.bcount), -1, dtype=torch.int32)
 
     @property
@@ -74,8 +74,8 @@ class OnnxConvNet:
         output, block_map = self._run(self._session, [x, grow(set_pixels("OnnxConvNet", mask), margin)])
         if tuple(block_map.shape[1:]) != self.grid.bcount:
             raise ValueError(
-                f"the model has {tuple(block_map.shape[1:])} blocks a frame, {self.grid.bcount} of size "
-                f"{self.grid.bsize} are wanted: give the block size that it was exported with"
+                f"block: expected the size that the model was exported with ({tuple(block_map.shape[1:])} "
+                f"blocks a frame), got {self.grid.bsize} ({self.grid.bcount} blocks)"
             )
         self._block_map = block_map
         return output

@@ -77,14 +77,17 @@ def masked_oracle(net: Callable[[Tensor], Any], x: Tensor, active: ActiveBlocks 
 
     if not isinstance(active, (ActiveBlocks, Mapping)):
         raise TypeError(
-            f"sbnet: masked_oracle: active: {type(active).__name__}; an sbnet.ActiveBlocks, or plane_masks(), is wanted"
+            f"sbnet: masked_oracle: active: expected an sbnet.ActiveBlocks, "
+            f"or plane_masks(), got {type(active).__name__}"
         )
 
     def mask_of(size: Pair) -> Tensor | None:
         if isinstance(active, ActiveBlocks):
             return active.pixel_mask(size)
         if size not in active and size != (1, 1):
-            raise ValueError(f"sbnet: masked_oracle: a feature map of {size}; masks were given for {sorted(active)}")
+            raise ValueError(
+                f"sbnet: masked_oracle: active: expected masks of each plane, {size} too, got {sorted(active)}"
+            )
         return active.get(size)
 
     x = x.clone()  # a first layer that works in place must not change the caller's input
@@ -131,7 +134,7 @@ def compare(result: Tensor, net: nn.Module, x: Tensor, active: ActiveBlocks | Pi
     exact = masked_oracle(copy.deepcopy(own).double(), x.double(), active)
     if result.shape != exact.shape or result.dtype != x.dtype:
         raise ValueError(
-            f"sbnet: compare: result: {tuple(result.shape)} {result.dtype}; {tuple(exact.shape)} {x.dtype} is wanted"
+            f"sbnet: compare: result: expected {tuple(exact.shape)} {x.dtype}, got {tuple(result.shape)} {result.dtype}"
         )
     ours, torchs = result.double() - exact, masked_oracle(own, x, active).double() - exact
     rms = exact.square().mean().sqrt().item()

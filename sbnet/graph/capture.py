@@ -127,7 +127,7 @@ class _Reader:
             return
         if name in RANDOM:
             raise CaptureError(
-                f"sbnet: {path_of(node) or 'the network'}: {name} is random; a network in eval mode is wanted"
+                f"sbnet: {path_of(node) or 'the network'}: expected a network in eval mode, got {name}, which is random"
             )
         made = node.meta.get("val")
         found = [v for v in pytree.tree_leaves(made) if isinstance(v, Tensor)]
@@ -148,7 +148,7 @@ class _Reader:
             old = self.values[given]
             if isinstance(old, Value) and old.tensor is not None:
                 raise CaptureError(
-                    f"sbnet: {path_of(node)}: {old.name} is written by the network; one without a memory is wanted"
+                    f"sbnet: {path_of(node)}: expected a network without a memory, got one that writes {old.name}"
                 )
             for other, number in self.memory.items():
                 if number != self.memory[given] or other is node:

@@ -73,7 +73,8 @@ class _Reader:
                 self._return(node.args[0])
             else:
                 raise ValueError(
-                    f"sbnet: plan: {node.format_node()}: has no form on active blocks; layers of sbnet.nn are wanted"
+                    f"sbnet: plan: expected layers of sbnet.nn, got "
+                    f"{node.format_node()}, which has no form on active blocks"
                 )
         self.graph.link()
 
@@ -86,11 +87,11 @@ class _Reader:
     def _layer(self, node: fx.Node, layer: Any) -> None:
         name = str(node.target).removeprefix("module.")
         if isinstance(layer, nn.BatchNorm2d):
-            raise ValueError(f"sbnet: plan: {name}: {layer}; normalisations are wanted folded (fold_batch_norm)")
+            raise ValueError(f"sbnet: plan: {name}: expected folded normalisations (fold_batch_norm), got {layer}")
         given = dict(zip(("x", "active"), node.args, strict=False)) | dict(node.kwargs)
         if given["x"] not in self.maps or given.get("active") not in self.lists:
-            raise ValueError(f"sbnet: plan: {node.target}: reads {given['x']} on {given.get('active')}; active blocks "
-                             "of a plane are wanted")  # fmt: skip
+            got = f"{given['x']} on {given.get('active')}"
+            raise ValueError(f"sbnet: plan: {node.target}: expected the active blocks of a plane, got {got}")
         x, plane = self.maps[given["x"]], self.lists[given["active"]]
         options = {k: v for k, v in given.items() if k not in ("x", "active", "residual")}
         kind = next(kind for type_, kind in KINDS.items() if isinstance(layer, type_))
@@ -108,8 +109,8 @@ class _Reader:
         height, width, _ = self.plan.planes[plane]
         if shape[2:] != (height, width):
             raise ValueError(
-                f"sbnet: plan: {name}: writes a plane of {shape[2:]}; the active blocks that it is given are of "
-                f"{(height, width)}"
+                f"sbnet: plan: {name}: active: expected blocks of the plane "
+                f"that it writes, {shape[2:]}, got those of {(height, width)}"
             )
         value = Value(name, shape, x.dtype, Axes.planes(shape), producer=made)
         made.outputs.append(value)

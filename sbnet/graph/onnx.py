@@ -190,7 +190,7 @@ class Arguments:
         if at >= len(self.values) or self.values[at] is None:
             return otherwise
         if self.numbers[at] is None:
-            raise Unsupported(f"input {at} is computed from values; a constant is wanted")
+            raise Unsupported(f"input {at}: expected a constant, got one computed from values")
         return self.numbers[at].tolist()
 
     def option(self, name: str, otherwise: Any = None) -> Any:

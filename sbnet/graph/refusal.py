@@ -18,8 +18,8 @@ VALUES = (
     ".item()",
 )  # in messages about sizes and branches that follow from values
 NO_VALUES = (
-    "sizes and branches may not depend on values, as after .item() or ActiveBlocks.trim(): torch.where, or a fixed "
-    "capacity (reduce_mask's argument), is wanted"
+    "sizes and branches may not depend on values, as after .item() or "
+    "ActiveBlocks.trim(): use torch.where, or a fixed capacity (reduce_mask's argument)"
 )
 INSIDE = os.path.dirname(torch.__file__)
 

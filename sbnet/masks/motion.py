@@ -46,7 +46,7 @@ class MotionMask(Mask):
         if not 0 <= threshold <= 1:
             raise ValueError(f"sbnet: MotionMask: threshold: expected 0 to 1, got {threshold:g}")
         if not 0 < rate <= 1:
-            raise ValueError(f"sbnet: MotionMask: rate: {rate}; more than 0 and at most 1 is wanted")
+            raise ValueError(f"sbnet: MotionMask: rate: expected more than 0 and at most 1, got {rate}")
         if not 1 <= smooth <= MOST_SMOOTH or smooth % 2 == 0:
             raise ValueError(f"sbnet: MotionMask: smooth: expected an odd number, 1 to {MOST_SMOOTH}, got {smooth}")
         self.threshold, self.rate, self.cut, self.smooth = threshold, rate, cut, smooth

@@ -47,8 +47,8 @@ def given(active: Active, layer: nn.Module) -> ActiveBlocks | None:
 @functools.cache  # once a kind of layer
 def _say_dense(layer: str) -> None:
     warnings.warn(
-        f"sbnet.nn.{layer}: called without active blocks, it runs dense; `active` is wanted, or active=None where "
-        "dense is meant",
+        f"sbnet.nn.{layer}: called without active blocks, it runs "
+        f"dense; pass `active`, or active=None where dense is meant",
         stacklevel=6,
     )
 
@@ -66,8 +66,8 @@ class SparseConv2d(nn.Conv2d):
         super().__init__(*args, **kwargs)
         if self.padding_mode != "zeros" or isinstance(self.padding, str):
             raise ValueError(
-                f"sbnet.nn.SparseConv2d: padding={self.padding!r}, padding_mode={self.padding_mode!r}; zeros, given in "
-                "pixels, are wanted"
+                f"sbnet.nn.SparseConv2d: padding: expected zeros, a number "
+                f"of pixels, got {self.padding!r} of {self.padding_mode!r}"
             )
 
     def geometry(self) -> dict[str, Any]:
@@ -170,12 +170,14 @@ class SparseBatchNorm2d(nn.BatchNorm2d):
         """What the statistics of a batch would take without a word: they know the shape of x alone."""
         op = "sbnet.nn.SparseBatchNorm2d"
         if not isinstance(active, ActiveBlocks):
-            raise TypeError(f"{op}: active: {type(active).__name__}; an sbnet.ActiveBlocks is wanted")
+            raise TypeError(f"{op}: active: expected an sbnet.ActiveBlocks, got {type(active).__name__}")
         if x.dim() != 4 or x.shape[1] != self.num_features or not x.is_floating_point():
-            raise ValueError(f"{op}: x: {tuple(x.shape)} {x.dtype}; [N,{self.num_features},H,W], floating, is wanted")
+            raise ValueError(
+                f"{op}: x: expected a floating tensor [N,{self.num_features},H,W], got {tuple(x.shape)} {x.dtype}"
+            )
         wanted = BlockGrid.cover(x.shape[2:], active.grid.bsize)
         if active.batch != x.shape[0] or active.grid != wanted:
-            raise ValueError(f"{op}: active: {active.batch} images, {active.grid}; {x.shape[0]}, {wanted} are wanted")
+            raise ValueError(f"{op}: active: expected {x.shape[0]} images, {wanted}, got {active.batch}, {active.grid}")
 
     @torch.no_grad()
     def _follow(self, mean: Tensor, variance: Tensor, pixels: Tensor) -> None:
@@ -198,7 +200,7 @@ class SparseMaxPool2d(nn.MaxPool2d):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if self.return_indices:
-            raise ValueError("sbnet.nn.SparseMaxPool2d: return_indices: True; there are none on active blocks")
+            raise ValueError("sbnet.nn.SparseMaxPool2d: return_indices: expected False, got True")
 
     def geometry(self) -> dict[str, Any]:
         """The keyword arguments of `sbnet.sparse_max_pool2d`."""

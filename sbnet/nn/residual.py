@@ -76,8 +76,8 @@ class _ResidualBlock(nn.Module):
         self.folds = tuple((f"conv{k}", f"bn{k + preactivation}") for k in range(1, self.depth + 1 - preactivation))
         if stacked and project:
             raise ValueError(
-                f"sbnet.nn.{type(self).__name__}: stacked: a block of stride {stride} from {inputs} to {outputs} "
-                "channels; one that keeps its plane and its channels is wanted"
+                f"sbnet.nn.{type(self).__name__}: stacked: expected a block that keeps its "
+                f"plane and its channels, got stride {stride} from {inputs} to {outputs} channels"
             )
 
     def forward(self, x: Tensor, active: ActiveBlocks | None = None, out_active: ActiveBlocks | None = None) -> Tensor:
@@ -94,8 +94,8 @@ class _ResidualBlock(nn.Module):
         if out_active is None:
             if active is not None and self.downsample is not None and self.downsample[0].stride != (1, 1):
                 raise ValueError(
-                    f"sbnet.nn.{type(self).__name__}: out_active: missing; the active blocks of the output plane are "
-                    "wanted where a block has a stride"
+                    f"sbnet.nn.{type(self).__name__}: out_active: expected the active "
+                    f"blocks of the output plane where a block has a stride, got None"
                 )
             out_active = active
         if self.stacked and active is not None:
@@ -119,7 +119,7 @@ class _ResidualBlock(nn.Module):
         """SBNet's own form: blocks and halo gathered once, convolutions without padding on the stack, the sum scattered
         back. What is read is x, masked or not. Rows past the count are computed too: `active.trim()` saves that."""
         if self.training:
-            raise RuntimeError(f"sbnet.nn.{type(self).__name__}: stacked: in training; eval mode is wanted")
+            raise RuntimeError(f"sbnet.nn.{type(self).__name__}: stacked: expected eval mode, got a block in training")
         steps = list(self._steps())
         grids = [active.grid]  # of what each convolution reads, then of what the last one writes
         for conv, _, _ in reversed(steps):

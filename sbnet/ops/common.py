@@ -41,15 +41,15 @@ def check_active(op: str, active: ActiveBlocks) -> None:
         return
     count = int(active.count)
     if not 0 <= count <= active.capacity:
-        raise IndexError(f"sbnet::{op}: active: count {count}; 0 to the capacity, {active.capacity}, is wanted")
+        raise IndexError(f"sbnet::{op}: active: expected a count of 0 to the capacity, {active.capacity}, got {count}")
     rows = active.indices[:count]
     limit = torch.tensor([active.batch, *active.grid.bcount], device=rows.device)
     bad = ((rows < 0) | (rows >= limit)).any(1).nonzero()
     if len(bad):
         row = int(bad[0])
         raise IndexError(
-            f"sbnet::{op}: active: row {row} of indices is {tuple(rows[row].tolist())}; a block (n, i, j) below "
-            f"{tuple(limit.tolist())} is wanted"
+            f"sbnet::{op}: active: expected blocks (n, i, j) below {tuple(limit.tolist())}, "
+            f"got {tuple(rows[row].tolist())} in row {row} of indices"
         )
 
 
@@ -76,20 +76,20 @@ def mark_written(x: Tensor) -> None:
 
 def require_tensor(op: str, argument: str, value: Any) -> None:
     if not isinstance(value, Tensor):
-        raise TypeError(f"sbnet::{op}: {argument}: {type(value).__name__}; a torch.Tensor is wanted")
+        raise TypeError(f"sbnet::{op}: {argument}: expected a torch.Tensor, got {type(value).__name__}")
 
 
 def require_active(op: str, value: Any) -> None:
     if not isinstance(value, ActiveBlocks):
-        raise TypeError(f"sbnet::{op}: active: {type(value).__name__}; an sbnet.ActiveBlocks is wanted")
+        raise TypeError(f"sbnet::{op}: active: expected an sbnet.ActiveBlocks, got {type(value).__name__}")
     if not isinstance(value.grid, BlockGrid):
-        raise TypeError(f"sbnet::{op}: active: grid: {type(value.grid).__name__}; an sbnet.BlockGrid is wanted")
+        raise TypeError(f"sbnet::{op}: active: grid: expected an sbnet.BlockGrid, got {type(value.grid).__name__}")
 
 
 def require_batch(op: str, x: Tensor, active: ActiveBlocks) -> None:
     """Images past the list's would be skipped, blocks of images past x's as well: neither is what anybody meant."""
     if x.dim() == 4 and x.shape[0] != active.batch:  # another rank is the op's to refuse
-        raise ValueError(f"sbnet::{op}: active: blocks of {active.batch} images; those of x, {x.shape[0]}, are wanted")
+        raise ValueError(f"sbnet::{op}: active: expected the images of x, {x.shape[0]}, got {active.batch}")
 
 
 def refuse_meta_mix(op: str, *arguments: Any) -> None:
@@ -97,14 +97,14 @@ def refuse_meta_mix(op: str, *arguments: Any) -> None:
     devices = {t.device for t in arguments if isinstance(t, Tensor)}
     if len(devices) > 1 and any(device.type == "meta" for device in devices):
         names = " and ".join(sorted(map(str, devices)))
-        raise RuntimeError(f"sbnet::{op}: tensors on {names}; one device is wanted")
+        raise RuntimeError(f"sbnet::{op}: expected tensors on one device, got {names}")
 
 
 def mask_planes(op: str, mask: Any) -> Tensor:
     """A mask of any shape and dtype that ops take as [N,H,W], in a dtype that kernels read."""
     require_tensor(op, "mask", mask)
     if mask.is_complex():
-        raise ValueError(f"sbnet::{op}: mask: {mask.dtype}; bool, integers or real floats are wanted")
+        raise ValueError(f"sbnet::{op}: mask: dtype: expected bool, integers or real floats, got {mask.dtype}")
     if mask.dtype in (torch.int8, torch.int16, torch.int32, torch.int64):
         mask = mask.double()
     shape = tuple(mask.shape)
@@ -113,7 +113,7 @@ def mask_planes(op: str, mask: Any) -> Tensor:
     elif mask.dim() == 4 and mask.shape[3] == 1:
         mask = mask.squeeze(3)
     if mask.dim() != 3:
-        raise ValueError(f"sbnet::{op}: mask: shape {shape}; [N,H,W], [N,H,W,1] or [N,1,H,W] is wanted")
+        raise ValueError(f"sbnet::{op}: mask: shape: expected [N,H,W], [N,H,W,1] or [N,1,H,W], got {shape}")
     return mask
 
 

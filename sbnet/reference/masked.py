@@ -79,7 +79,7 @@ def activate(x: Tensor, activation: str | None, negative_slope: float = 0.01, sl
     if activation == "leaky_relu":
         return F.leaky_relu(x, negative_slope)
     if activation not in ("relu", "relu6", "silu", "gelu", "hardswish"):
-        raise ValueError(f"sbnet: activation: {activation!r}; None or one of sparse_conv2d's is wanted")
+        raise ValueError(f"sbnet: activation: expected None or one of sparse_conv2d's, got {activation!r}")
     return getattr(F, activation)(x)
 
 

@@ -331,7 +331,7 @@ def test_the_command(film, tmp_path, monkeypatch):
     assert "100.0%" in own.output
     itself = CliRunner().invoke(cli.app, ["run", str(film), "--network", "contours", "-o", str(film)])
     assert itself.exit_code == 1
-    assert "is the source itself" in itself.output
+    assert "expected another name than the source" in itself.output
 
 
 @pytest.mark.slow

@@ -275,7 +275,7 @@ def test_a_missing_package_is_named(monkeypatch):
         open_network("upscale:7")
     with pytest.raises(PipelineError, match="recognise: expected torchvision's file"):
         open_network("recognise")
-    with pytest.raises(PipelineError, match="none.pth: no such file; expected torchvision's file"):
+    with pytest.raises(PipelineError, match="none.pth: expected torchvision's file"):
         open_network("recognise:none.pth")
 
 

@@ -30,16 +30,16 @@ def conv_arguments(device, **changes):
 
 
 CONV = [
-    ({"x": None}, "x: NoneType"),
-    ({"x": lambda a: a["x"][0]}, "x: a tensor of 3"),
+    ({"x": None}, "x: expected a torch.Tensor, got NoneType"),
+    ({"x": lambda a: a["x"][0]}, "x: expected 4 dimensions, got 3"),
     ({"x": lambda a: a["x"].double()}, "x: dtype: expected .*, got float64|weight"),
     ({"x": lambda a: a["x"].int()}, "x: dtype: expected .*, got int32"),
-    ({"x": lambda a: a["x"][:1]}, "active: blocks of 2 images; those of x, 1"),
+    ({"x": lambda a: a["x"][:1]}, "active: expected the images of x, 1, got 2"),
     ({"x": lambda a: a["x"][..., :0]}, "x"),
-    ({"weight": None}, "weight: NoneType"),
-    ({"weight": lambda a: a["weight"][0]}, "weight: a tensor of 3"),
-    ({"weight": lambda a: a["weight"].half()}, "weight: dtype float16"),
-    ({"weight": lambda a: a["weight"][:, :3]}, "weight: 3 input channels"),
+    ({"weight": None}, "weight: expected a torch.Tensor, got NoneType"),
+    ({"weight": lambda a: a["weight"][0]}, "weight: expected 4 dimensions, got 3"),
+    ({"weight": lambda a: a["weight"].half()}, "weight: dtype: expected that of x, float32, got float16"),
+    ({"weight": lambda a: a["weight"][:, :3]}, "weight: expected C/groups = 4 input channels, got 3"),
     ({"weight": lambda a: a["weight"][..., :0]}, "weight|active"),
     ({"weight": lambda a: a["weight"][:0], "bias": None}, "weight|out"),
     ({"weight": lambda a: zeros(6, 4, 99, 99, device=a["x"].device)}, "x"),
@@ -48,11 +48,23 @@ CONV = [
     ({"bias": lambda a: a["bias"][None]}, "bias"),
     ({"bias": lambda a: a["bias"].double()}, "bias: dtype: expected float32, got float64"),
     ({"bias": lambda a: a["bias"].half()}, "bias: dtype: expected float32, got float16"),
-    ({"active": None}, "active: NoneType"),
-    ({"active": lambda a: random_active(BlockGrid(8, 4, 0, (4, 6)), 2, 0.5, a["x"].device)}, "active: block grid"),
-    ({"active": lambda a: random_active(BlockGrid(8, 8, -1, (2, 3)), 2, 0.5, a["x"].device)}, "active: block grid"),
-    ({"active": lambda a: random_active(BlockGrid(8, 8, 0, (3, 3)), 2, 0.5, a["x"].device)}, "active: block grid"),
-    ({"active": lambda a: random_active(BlockGrid.cover((8, 12), 8), 2, 0.5, a["x"].device)}, "active: block grid"),
+    ({"active": None}, "active: expected an sbnet.ActiveBlocks, got NoneType"),
+    (
+        {"active": lambda a: random_active(BlockGrid(8, 4, 0, (4, 6)), 2, 0.5, a["x"].device)},
+        "active: expected the tiling grid",
+    ),
+    (
+        {"active": lambda a: random_active(BlockGrid(8, 8, -1, (2, 3)), 2, 0.5, a["x"].device)},
+        "active: expected the tiling grid",
+    ),
+    (
+        {"active": lambda a: random_active(BlockGrid(8, 8, 0, (3, 3)), 2, 0.5, a["x"].device)},
+        "active: expected the tiling grid",
+    ),
+    (
+        {"active": lambda a: random_active(BlockGrid.cover((8, 12), 8), 2, 0.5, a["x"].device)},
+        "active: expected the tiling grid",
+    ),
     ({"stride": 2}, "out|residual|active"),
     ({"stride": 0}, "stride"),
     ({"stride": (1, -1)}, "stride"),
@@ -73,8 +85,8 @@ CONV = [
     ({"groups": 3}, "groups"),
     ({"groups": 2}, "weight"),
     ({"groups": 2**40}, "groups"),
-    ({"activation": "swish"}, "activation: 'swish'"),
-    ({"activation": 3}, "activation: 3"),
+    ({"activation": "swish"}, "activation: expected .*, got 'swish'"),
+    ({"activation": 3}, "activation: expected .*, got 3"),
     ({"residual": 1}, "residual"),
     ({"residual": lambda a: a["residual"].half()}, "residual: dtype: expected .*, got float16"),
     ({"residual": lambda a: a["residual"][..., :23]}, "residual: shape"),
@@ -95,13 +107,13 @@ def test_conv(device, form, changes, pattern):
 @pytest.mark.parametrize(
     ("changes", "pattern"),
     [
-        ({"out": None}, "out: NoneType"),
-        ({"out": lambda a: a["out"][0]}, "out: a tensor of 3"),
+        ({"out": None}, "out: expected a torch.Tensor, got NoneType"),
+        ({"out": lambda a: a["out"][0]}, "out: expected 4 dimensions, got 3"),
         ({"out": lambda a: a["out"].half()}, "out: dtype: expected .*, got float16"),
         ({"out": lambda a: a["out"][:, :5]}, r"out: shape: expected .*, got \[2,5,16,24\]"),
         ({"out": lambda a: a["out"][:, :, :-1]}, "out: shape"),
-        ({"fringe": 3}, "fringe: int"),
-        ({"fringe": lambda a: (a["out"], a["out"])}, "fringe: tuple"),
+        ({"fringe": 3}, "fringe: expected an sbnet.Fringe or None, got int"),
+        ({"fringe": lambda a: (a["out"], a["out"])}, "fringe: expected an sbnet.Fringe or None, got tuple"),
     ],
 )
 def test_conv_in_place(device, changes, pattern):
@@ -128,49 +140,58 @@ def but(name, k, change):
 
 
 BOTTLENECK = [
-    ({"x": None}, "x: NoneType"),
-    ({"x": lambda a: a["x"][0]}, "x: a tensor of 3"),
+    ({"x": None}, "x: expected a torch.Tensor, got NoneType"),
+    ({"x": lambda a: a["x"][0]}, "x: expected 4 dimensions, got 3"),
     ({"x": lambda a: a["x"].double()}, "x: dtype: expected .*, got float64"),
-    ({"x": lambda a: a["x"].half()}, r"weights\[0\]: dtype float32; the dtype of x, float16"),
-    ({"x": lambda a: a["x"][:1]}, "active: blocks of 2 images; those of x, 1"),
-    ({"x": lambda a: a["x"][:, :3]}, r"weights\[0\]: shape \[3,4,1,1\]; \[3,3,1,1\] is wanted"),
+    ({"x": lambda a: a["x"].half()}, r"weights\[0\]: dtype: expected that of x, float16, got float32"),
+    ({"x": lambda a: a["x"][:1]}, "active: expected the images of x, 1, got 2"),
+    ({"x": lambda a: a["x"][:, :3]}, r"weights\[0\]: shape: expected \[3,3,1,1\], got \[3,4,1,1\]"),
     ({"x": lambda a: a["x"][..., :0]}, "x: expected|active"),
-    ({"weights": None}, "weights: NoneType"),
-    ({"weights": lambda a: a["weights"][:2]}, "weights: 2 of them; three"),
-    ({"weights": lambda a: a["weights"][1]}, "weights: Tensor; three"),
-    (but("weights", 1, lambda t: None), r"weights\[1\]: NoneType"),
-    (but("weights", 1, lambda t: t.half()), r"weights\[1\]: dtype float16"),
-    (but("weights", 0, lambda t: t[0]), r"weights\[0\]: a tensor of 3"),
-    (but("weights", 1, lambda t: t[..., :1, :1]), r"weights\[1\]: shape \[3,3,1,1\]; \[3,3,3,3\]"),
-    (but("weights", 2, lambda t: t[:, :2]), r"weights\[2\]: shape \[4,2,1,1\]; \[4,3,1,1\]"),
+    ({"weights": None}, "weights: expected three, .*, got NoneType"),
+    ({"weights": lambda a: a["weights"][:2]}, "weights: expected three, .*, got 2 of them"),
+    ({"weights": lambda a: a["weights"][1]}, "weights: expected three, .*, got Tensor"),
+    (but("weights", 1, lambda t: None), r"weights\[1\]: expected a torch.Tensor, got NoneType"),
+    (but("weights", 1, lambda t: t.half()), r"weights\[1\]: dtype: expected that of x, float32, got float16"),
+    (but("weights", 0, lambda t: t[0]), r"weights\[0\]: expected 4 dimensions, got 3"),
+    (but("weights", 1, lambda t: t[..., :1, :1]), r"weights\[1\]: shape: expected \[3,3,3,3\], got \[3,3,1,1\]"),
+    (but("weights", 2, lambda t: t[:, :2]), r"weights\[2\]: shape: expected \[4,3,1,1\], got \[4,2,1,1\]"),
     (but("weights", 0, lambda t: t[:0]), r"weights\[1\]: shape|biases\[0\]"),
-    ({"biases": 3.0}, "biases: float; three"),
-    ({"biases": lambda a: a["biases"][:2]}, "biases: 2 of them; three"),
-    (but("biases", 2, lambda t: 1), r"biases\[2\]: int"),
-    (but("biases", 1, lambda t: t[:2]), r"biases\[1\]: a tensor of 1 dimensions and 2 elements; \[3\]"),
-    (but("biases", 2, lambda t: t[None]), r"biases\[2\]: a tensor of 2"),
-    (but("biases", 2, lambda t: t.double()), r"biases\[2\]: dtype float64; that of the biases before, float32"),
+    ({"biases": 3.0}, "biases: expected three, .*, got float"),
+    ({"biases": lambda a: a["biases"][:2]}, "biases: expected three, .*, got 2 of them"),
+    (but("biases", 2, lambda t: 1), r"biases\[2\]: expected a torch.Tensor, got int"),
+    (but("biases", 1, lambda t: t[:2]), r"biases\[1\]: expected \[3\], got 2 elements in 1 dimensions"),
+    (but("biases", 2, lambda t: t[None]), r"biases\[2\]: expected \[4\], got 4 elements in 2 dimensions"),
+    (
+        but("biases", 2, lambda t: t.double()),
+        r"biases\[2\]: dtype: expected that of the other biases, float32, got float64",
+    ),
     ({"biases": lambda a: [b.double() for b in a["biases"]]}, r"biases\[0\]: dtype: expected float32, got float64"),
     ({"biases": lambda a: [None, a["biases"][1].half(), None]}, r"biases\[1\]: dtype: expected float32, got float16"),
-    ({"active": None}, "active: NoneType"),
-    ({"active": lambda a: random_active(BlockGrid(8, 4, 0, (4, 6)), 2, 0.5, a["x"].device)}, "active: block grid"),
-    ({"active": lambda a: random_active(BlockGrid.cover((8, 12), 8), 2, 0.5, a["x"].device)}, "active: block grid"),
-    ({"activation": "swish"}, "activation: 'swish'"),
-    ({"activation": 3}, "activation: 3"),
+    ({"active": None}, "active: expected an sbnet.ActiveBlocks, got NoneType"),
+    (
+        {"active": lambda a: random_active(BlockGrid(8, 4, 0, (4, 6)), 2, 0.5, a["x"].device)},
+        "active: expected the tiling grid",
+    ),
+    (
+        {"active": lambda a: random_active(BlockGrid.cover((8, 12), 8), 2, 0.5, a["x"].device)},
+        "active: expected the tiling grid",
+    ),
+    ({"activation": "swish"}, "activation: expected .*, got 'swish'"),
+    ({"activation": 3}, "activation: expected .*, got 3"),
 ]
 BOTTLENECK_OUT = [
-    ({"out": None}, "out: NoneType"),
-    ({"out": lambda a: a["out"][0]}, "out: a tensor of 3"),
+    ({"out": None}, "out: expected a torch.Tensor, got NoneType"),
+    ({"out": lambda a: a["out"][0]}, "out: expected 4 dimensions, got 3"),
     ({"out": lambda a: a["out"].half()}, "out: dtype: expected .*, got float16"),
     ({"out": lambda a: a["out"][:, :3]}, r"out: shape: expected .*, got \[2,3,16,24\]"),
     ({"out": lambda a: a["out"][:1].expand(2, 4, 16, 24)}, "out: .*an expanded one"),
-    ({"out": lambda a: a["x"]}, "out: shares memory with x"),
-    ({"out": lambda a: a["x"].view(2, 4, 24, 16).transpose(2, 3)}, "out: shares memory with x"),
+    ({"out": lambda a: a["x"]}, "out: expected memory of its own, got that of x"),
+    ({"out": lambda a: a["x"].view(2, 4, 24, 16).transpose(2, 3)}, "out: expected memory of its own, got that of x"),
     (
         {"weights": lambda a: [*a["weights"][:2], a["out"].view(-1)[:12].view(4, 3, 1, 1)]},
-        r"out: shares memory with weights\[2\]",
+        r"out: expected memory of its own, got that of weights\[2\]",
     ),
-    ({"fringe": 3}, "fringe: int"),
+    ({"fringe": 3}, "fringe: expected an sbnet.Fringe or None, got int"),
 ]
 
 
@@ -197,17 +218,19 @@ def test_raw_bottleneck(device):
     lists = active.indices, active.count, active.block_map
     rest = GRID.numbers(), "relu", 0.0, False
     op, op_ = OPS.sparse_bottleneck2d, OPS.sparse_bottleneck2d_
-    refused("block_map: 2 images; those of x, 1", op, a["x"][:1], *tensors[1:], *lists, *rest)
+    refused("block_map: expected the images of x, 1, got 2", op, a["x"][:1], *tensors[1:], *lists, *rest)
     refused("sparse_bottleneck2d.*block_map", op, *tensors, *lists[:2], active.block_map[..., :1], *rest)
-    refused("sparse_bottleneck2d.*activation: 'tanh'", op, *tensors, *lists, GRID.numbers(), "tanh", 0.0, False)
+    wrong = "sparse_bottleneck2d.*activation: expected .*, got 'tanh'"
+    refused(wrong, op, *tensors, *lists, GRID.numbers(), "tanh", 0.0, False)
     pixels = torch.zeros(5, dtype=torch.int32, device=device)
     for fringe_ in ((pixels, None), (None, pixels[:1]), (pixels.long(), pixels[:1]), (pixels, pixels)):
         refused("sparse_bottleneck2d_.*fringe", op_, *tensors, *lists, *rest, a["out"], *fringe_)
     for numbers in ([], GRID.numbers()[:7], [0] * 8, [2**31 - 1] * 8):
         refused("sparse_bottleneck2d.*(grid|active|block_map)", op, *tensors, *lists, numbers, *rest[1:])
     aside = [t.to("meta") for t in a["weights"]]
-    refused("sparse_bottleneck2d: tensors on", sparse_bottleneck2d, a["x"], aside, None, active)
-    refused("sparse_bottleneck2d_: tensors on", sparse_bottleneck2d_, a["x"], aside, None, active, a["out"])
+    refused("sparse_bottleneck2d: expected tensors on one device", sparse_bottleneck2d, a["x"], aside, None, active)
+    one = "sparse_bottleneck2d_: expected tensors on one device"
+    refused(one, sparse_bottleneck2d_, a["x"], aside, None, active, a["out"])
     x, aside = a["x"].to("meta"), [*aside[:2], aside[2][:3]]
     meta = pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), active)
     refused(r"sparse_bottleneck2d: weights\[2\]: \(3, 3, 1, 1\)", sparse_bottleneck2d, x, aside, None, meta)

@@ -97,7 +97,8 @@ def test_raw_activation_and_fringe(device):
         zeros(2, 4, 16, 24, device=device),
     )
     head = (x, weight, None, None, active.indices, active.count, active.grid.numbers(), [1, 1], [1, 1], [1, 1], 1)
-    refused("sparse_conv2d_.*activation: 'tanh'", OPS.sparse_conv2d_, *head, "tanh", 0.0, False, out, None, None)
+    wrong = "sparse_conv2d_.*activation: expected .*, got 'tanh'"
+    refused(wrong, OPS.sparse_conv2d_, *head, "tanh", 0.0, False, out, None, None)
     refused("sparse_conv2d_.*activation", OPS.sparse_conv2d_, *head, "", 0.0, False, out, None, None)
     pixels = torch.zeros(5, dtype=torch.int32, device=device)
     tail = ("none", 0.0, False, out)

@@ -24,13 +24,44 @@ def test_a_block_map_whose_size_overflows(device):
     grid = [1, 1, 1, 1, 0, 0, *COUNTS]
     x, lists = zeros(IMAGES, 1, 1, 1, device=device), (int32(1, 3, device=device), int32(1, device=device).fill_(1))
     wrapped = int32(WRAPPED, device=device)
-    refused("sparse_gather: block_map: 339 elements", OPS.sparse_gather, x, *lists, wrapped, grid, False, True)
+    refused(
+        "sparse_gather: block_map: expected a contiguous int32 tensor of .*, got int32 of 339 elements",
+        OPS.sparse_gather,
+        x,
+        *lists,
+        wrapped,
+        grid,
+        False,
+        True,
+    )
     for add in (False, True):
         call = zeros(1, 1, 1, 1, device=device), *lists, wrapped, x, grid, add, False, False
-        refused("sparse_scatter: block_map: 339 elements", OPS.sparse_scatter, *call)
-        refused("sparse_scatter_: block_map: 339 elements", OPS.sparse_scatter_, *call)
-    refused("sparse_fill: block_map: 339 elements", OPS.sparse_fill, x, wrapped, grid, 0.0)
-    refused("sparse_fill_: block_map: 339 elements", OPS.sparse_fill_, x, wrapped, grid, 0.0)
+        refused(
+            "sparse_scatter: block_map: expected a contiguous int32 tensor of .*, got int32 of 339 elements",
+            OPS.sparse_scatter,
+            *call,
+        )
+        refused(
+            "sparse_scatter_: block_map: expected a contiguous int32 tensor of .*, got int32 of 339 elements",
+            OPS.sparse_scatter_,
+            *call,
+        )
+    refused(
+        "sparse_fill: block_map: expected a contiguous int32 tensor of .*, got int32 of 339 elements",
+        OPS.sparse_fill,
+        x,
+        wrapped,
+        grid,
+        0.0,
+    )
+    refused(
+        "sparse_fill_: block_map: expected a contiguous int32 tensor of .*, got int32 of 339 elements",
+        OPS.sparse_fill_,
+        x,
+        wrapped,
+        grid,
+        0.0,
+    )
 
 
 def test_a_fringe_whose_block_map_overflows(device):
@@ -177,9 +208,9 @@ def test_a_list_without_a_grid():
         (sbnet.fringe, bare, active, (16, 24), 3, 1, 1),
         (sbnet.fringe, active, bare, (16, 24), 3, 1, 1),
     ):
-        with pytest.raises(TypeError, match=f"{op.__name__}: active: grid: NoneType"):
+        with pytest.raises(TypeError, match=f"{op.__name__}: active: grid: expected .*, got NoneType"):
             op(*arguments)
-    with pytest.raises(TypeError, match="pixel_mask: grid: NoneType"):
+    with pytest.raises(TypeError, match="pixel_mask: grid: expected .*, got NoneType"):
         bare.pixel_mask((16, 24))
 
 

@@ -119,11 +119,11 @@ def test_other_errors(tmp_path):
     path = export.to_onnx(Chain(), plane_inputs("cpu"), tmp_path / "m.onnx")
     with pytest.raises(ValueError, match="inputs: 1 tensors"):
         export.run(export.session(path), [torch.zeros(1)])
-    with pytest.raises(TypeError, match="inputs: ndarray, ndarray; tensors in the model's order are wanted"):
+    with pytest.raises(TypeError, match="inputs: expected tensors in the model's order, got ndarray, ndarray"):
         export.run(export.session(path), [t.numpy() for t in plane_inputs("cpu")])
-    with pytest.raises(ValueError, match=r"providers: \['Other'\]; this ONNX Runtime has"):
+    with pytest.raises(ValueError, match=r"providers: expected .*, got \['Other'\]"):
         export.session(path, ["Other"])
-    with pytest.raises(TypeError, match="module: function; an nn.Module is wanted"):
+    with pytest.raises(TypeError, match="module: expected an nn.Module, got function"):
         export.to_onnx(lambda x: x, plane_inputs("cpu"), tmp_path / "m.onnx")
     with pytest.raises(AttributeError, match="no attribute"):
         _ = export.nothing
@@ -139,7 +139,7 @@ def test_other_errors(tmp_path):
 )
 def test_masks_of_doubles_are_refused(lists, tmp_path):
     module = module_of(lambda x, mask: sbnet.sparse_fill(x, lists(mask)))
-    with pytest.raises(export.ExportError, match="mask: torch.float64; bool, uint8"):
+    with pytest.raises(export.ExportError, match="mask: expected bool, uint8.*, got torch.float64"):
         export.to_onnx(module, plane_inputs("cpu"), tmp_path / "m.onnx")
 
 

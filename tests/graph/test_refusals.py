@@ -54,8 +54,8 @@ BAD: dict[str, tuple[Callable[[], nn.Module], str]] = {
 }
 CAPTURED = {
     "as many as are set": (lambda: Part(lambda x: x[x > 0]), VALUES),
-    "random": (lambda: Part(lambda x: x + torch.rand_like(x)), "random; a network in eval mode is wanted"),
-    "a memory": (Counting, "is written by the network; one without a memory is wanted"),
+    "random": (lambda: Part(lambda x: x + torch.rand_like(x)), "expected a network in eval mode, got rand"),
+    "a memory": (Counting, "expected a network without a memory, got one that writes"),
 }
 EXPORTED = {"an op without an ONNX form": (lambda: Part(lambda x: torch.linalg.svd(x)[1]), "no ONNX form")}
 

@@ -157,14 +157,14 @@ BAD = [
     ({"output_padding": 2}, "output_padding: expected less than stride or dilation, 2, 1, got 2"),
     ({"groups": 3}, "groups: expected a divisor|weight|active|bias"),
     ({"padding": 40}, "x: expected a plane"),
-    ({"activation": "tanh"}, "activation: 'tanh'"),
+    ({"activation": "tanh"}, "activation: expected .*, got 'tanh'"),
     ({"weight": torch.zeros(4, 24, 2, 2)}, "weight: expected the 16 channels of x first, got 4"),
     ({"weight": torch.zeros(16, 24, 2, 2).half()}, "weight: dtype: expected that of x"),
-    ({"weight": torch.zeros(16, 24, 2)}, "weight: a tensor of 3 dimensions"),
+    ({"weight": torch.zeros(16, 24, 2)}, "weight: expected 4 dimensions, got 3"),
     ({"bias": torch.zeros(5)}, "bias: a tensor of 1 dimensions and 5 elements"),
     ({"residual": torch.zeros(2, 24, 5, 5)}, "residual: shape: expected"),
-    ({"x": None}, "x: NoneType"),
-    ({"active": 3}, "active: int"),
+    ({"x": None}, "x: expected .*, got NoneType"),
+    ({"active": 3}, "active: expected .*, got int"),
 ]
 
 

@@ -168,14 +168,14 @@ def test_lists_that_are_wrong_are_skipped(device):
 
 
 BAD = [
-    ("tan", (), "program: no step is called 'tan'"),
+    ("tan", (), "program: expected a step's name, got 'tan'"),
     ("add", (), "program: add: expected an operand"),
     ("add e", (), "program: add: expected x, a, b, c, d, s, t or a number, got 'e'"),
     ("add 1x", (), "program: add: expected"),
     ("add a 3", (), "program: add: expected no more, got '3'"),
     ("clamp 1", (), "program: clamp: expected 2 numbers"),
     ("save a", (), "program: save: expected s or t"),
-    ("mul s", (), "program: reads s before it is saved"),
+    ("mul s", (), "program: expected s to be saved before it is read"),
     (";;relu", (), "program: expected a step"),
     ("; ".join(["relu"] * 25), (), "program: expected at most 24 steps"),
     ("relu " * 20, (), "program: relu: expected no more"),
@@ -200,7 +200,7 @@ def test_bad_input_names_the_op_that_was_called(device, program, others, pattern
     with pytest.raises(errors, match=f"sbnet::sparse_pointwise_: ({pattern})"):
         sparse_pointwise_(x, active, program, *others, out=torch.empty_like(x))
     a = torch.zeros_like(x)
-    with pytest.raises(RuntimeError, match="sbnet::sparse_pointwise_: out: shares memory with a"):
+    with pytest.raises(RuntimeError, match="sbnet::sparse_pointwise_: out: expected memory of its own, got that of a"):
         sparse_pointwise_(x, active, "add a", a, out=a)
 
 

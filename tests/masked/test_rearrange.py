@@ -136,10 +136,10 @@ BAD = [
     ({"pad": (0, 2**30, 0, 0)}, "pad: expected numbers below"),
     ({"pad": (9, 0, 0, 0)}, "active|out"),
     ({"value": "x"}, "value: expected a number"),
-    ({"x": None}, "x: NoneType"),
-    ({"x": torch.zeros(2, 72, 9)}, "x: expected 4 dimensions|x: a tensor of 3"),
+    ({"x": None}, "x: expected .*, got NoneType"),
+    ({"x": torch.zeros(2, 72, 9)}, "x: expected 4 dimensions, got 3"),
     ({"x": torch.zeros(3, 72, *PLANE)}, "active|block_map"),
-    ({"active": 3}, "active: int"),
+    ({"active": 3}, "active: expected .*, got int"),
 ]
 
 
@@ -153,7 +153,7 @@ def test_bad_input_names_the_op_that_was_called(device, changes, pattern):
         sparse_rearrange(**arguments)
     with pytest.raises(errors, match=f"sbnet::sparse_rearrange_: ({pattern})"):
         sparse_rearrange_(**arguments, out=torch.zeros_like(x))
-    with pytest.raises(RuntimeError, match="sbnet::sparse_rearrange_: out: shares memory with x"):
+    with pytest.raises(RuntimeError, match="sbnet::sparse_rearrange_: out: expected memory of its own, got that of x"):
         sparse_rearrange_(x, active, x)
 
 

@@ -6,12 +6,12 @@ namespace sbnet {
 
 Status check_listable(const char* op, int64_t batch, int64_t height, int64_t width) {
   SBNET_CHECK(batch >= 0 && height >= 1 && width >= 1 && height <= (1 << 29) && width <= (1 << 29),
-              "%s: size: batch %lld, plane %lldx%lld; sides of 1 to 2^29 are wanted", op, static_cast<long long>(batch),
-              static_cast<long long>(height), static_cast<long long>(width));
+              "%s: size: expected a batch of 0 or more and sides of 1 to 2^29, got %lld of %lldx%lld", op,
+              static_cast<long long>(batch), static_cast<long long>(height), static_cast<long long>(width));
   SBNET_CHECK(height * width <= INT32_MAX && batch <= INT32_MAX / (height * width),
-              "%s: size: %lld planes of %lldx%lld; less than 2^31 pixels are wanted", op, static_cast<long long>(batch),
-              static_cast<long long>(height), static_cast<long long>(width));
-  SBNET_CHECK(batch * height <= (1 << 30), "%s: size: %lld planes of %lld rows; at most 2^30 rows are wanted", op,
+              "%s: size: expected fewer than 2^31 pixels, got %lld planes of %lldx%lld", op,
+              static_cast<long long>(batch), static_cast<long long>(height), static_cast<long long>(width));
+  SBNET_CHECK(batch * height <= (1 << 30), "%s: size: expected at most 2^30 rows, got %lld planes of %lld", op,
               static_cast<long long>(batch), static_cast<long long>(height));
   return ok_status();
 }
@@ -25,8 +25,9 @@ Status validate(const FringeParams& p) {
   SBNET_TRY(check_active(kOp, p.consumer));
   SBNET_TRY(check_tiling(kOp, p.producer.grid, p.height, p.width));
   SBNET_TRY(check_tiling(kOp, p.consumer.grid, p.out_height, p.out_width));
-  SBNET_CHECK(p.batch == 0 || (p.producer.block_map && p.consumer.block_map), "%s: active: block map missing", kOp);
-  SBNET_CHECK(p.capacity >= 0 && p.capacity <= INT32_MAX, "%s: capacity: %lld; 0 to 2^31 - 1 is wanted", kOp,
+  SBNET_CHECK(p.batch == 0 || (p.producer.block_map && p.consumer.block_map),
+              "%s: active: expected block maps, got none", kOp);
+  SBNET_CHECK(p.capacity >= 0 && p.capacity <= INT32_MAX, "%s: capacity: expected 0 to 2^31 - 1, got %lld", kOp,
               static_cast<long long>(p.capacity));
   return ok_status();
 }

@@ -12,7 +12,8 @@ Status validate(const MotionMaskParams& p) {
               "%s: frame: expected uint8, float16, bfloat16 or float32, got %s", kOp, dtype_name(p.frame.dtype));
   SBNET_TRY(check_plane(kOp, "frame", p.frame));
   SBNET_CHECK(p.frame.size[1] >= 1, "%s: frame: expected at least one channel, got none", kOp);
-  SBNET_CHECK(size_product({p.images(), p.pixels()}) <= INT64_MAX / 256, "%s: frame: too many pixels", kOp);
+  SBNET_CHECK(size_product({p.images(), p.pixels()}) <= INT64_MAX / 256,
+              "%s: frame: expected fewer than 2^55 pixels, got more", kOp);
   SBNET_CHECK(p.smooth >= 1 && p.smooth <= kMostSmooth && p.smooth % 2 == 1,
               "%s: smooth: expected an odd number of pixels, 1 to %d, got %lld", kOp, kMostSmooth,
               static_cast<long long>(p.smooth));

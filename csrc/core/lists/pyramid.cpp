@@ -49,7 +49,7 @@ Status read_pyramid(const PyramidNumbers& n, PyramidParams* p) {
     const int64_t* v = n.planes + 4 * k;
     SBNET_CHECK(v[0] >= 1 && v[1] >= 1 && v[2] >= 1 && v[3] >= 1 && v[0] <= (1 << 29) && v[1] <= (1 << 29) &&
                     v[2] <= (1 << 29) && v[3] <= (1 << 29),
-                "%s: planes: plane %d of %lldx%lld pixels in blocks of %lldx%lld; 1 to 2^29 is wanted", kOp, k,
+                "%s: planes[%d]: expected sides of 1 to 2^29, got %lldx%lld pixels in blocks of %lldx%lld", kOp, k,
                 static_cast<long long>(v[0]), static_cast<long long>(v[1]), static_cast<long long>(v[2]),
                 static_cast<long long>(v[3]));
     const int32_t block[2] = {static_cast<int32_t>(v[2]), static_cast<int32_t>(v[3])};
@@ -84,15 +84,15 @@ Status read_pyramid(const PyramidNumbers& n, PyramidParams* p) {
 Status validate(const PyramidParams& p) {
   SBNET_TRY(check_mask(kOp, p.mask_dtype, p.size, p.stride));
   SBNET_CHECK(p.size[1] >= 1 && p.size[2] >= 1 && p.size[1] <= (1 << 29) && p.size[2] <= (1 << 29),
-              "%s: mask: %lld x %lld pixels; sides of 1 to 2^29 are wanted", kOp, static_cast<long long>(p.size[1]),
+              "%s: mask: expected sides of 1 to 2^29, got %lldx%lld pixels", kOp, static_cast<long long>(p.size[1]),
               static_cast<long long>(p.size[2]));
   SBNET_CHECK(p.margin >= 0 && p.margin <= (1 << 29), "%s: margin: expected 0 to 2^29 pixels, got %lld", kOp,
               static_cast<long long>(p.margin));
   for (int k = 0; k < p.planes; ++k) {
     const TiledPlane& t = p.plane[k].tiles;
     SBNET_TRY(check_listable(kOp, p.size[0], t.size[0], t.size[1]));
-    SBNET_CHECK(p.blocks(k) <= INT32_MAX / 4, "%s: planes: %lld blocks in plane %d; at most 2^29 are wanted", kOp,
-                static_cast<long long>(p.blocks(k)), k);
+    SBNET_CHECK(p.blocks(k) <= INT32_MAX / 4, "%s: planes: expected at most 2^29 blocks a plane, got %lld in plane %d",
+                kOp, static_cast<long long>(p.blocks(k)), k);
   }
   for (int k = 0; k < p.fringes; ++k) {
     const PyramidFringe& f = p.fringe[k];

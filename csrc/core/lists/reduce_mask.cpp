@@ -8,7 +8,7 @@ namespace sbnet {
 
 Status check_mask(const char* op, DType dtype, const int64_t size[3], const int64_t stride[3]) {
   const bool known = is_compute_dtype(dtype) || dtype == DType::kF64 || dtype == DType::kBool || dtype == DType::kU8;
-  SBNET_CHECK(known, "%s: mask: dtype %s; bool, uint8, float16, bfloat16, float32 or float64 is wanted", op,
+  SBNET_CHECK(known, "%s: mask: dtype: expected bool, uint8, float16, bfloat16, float32 or float64, got %s", op,
               dtype_name(dtype));
   return check_plane(op, "mask",
                      {nullptr, {size[0], 1, size[1], size[2]}, {stride[0], 1, stride[1], stride[2]}, dtype});
@@ -20,9 +20,9 @@ Status validate(const ReduceMaskParams& p) {
   SBNET_TRY(check_grid(kOp, p.grid));
   const int64_t per_image = int64_t{p.grid.count[0]} * p.grid.count[1];
   SBNET_CHECK(per_image == 0 || p.size[0] <= (INT32_MAX / 4) / per_image,
-              "%s: grid: %lld images of %d x %d blocks; at most 2^29 blocks in all are wanted", kOp,
+              "%s: grid: expected at most 2^29 blocks in all, got %lld images of %dx%d", kOp,
               static_cast<long long>(p.size[0]), p.grid.count[0], p.grid.count[1]);
-  SBNET_CHECK(p.capacity >= 0 && p.capacity <= INT32_MAX / 4, "%s: capacity: %lld; 0 to 2^29 is wanted", kOp,
+  SBNET_CHECK(p.capacity >= 0 && p.capacity <= INT32_MAX / 4, "%s: capacity: expected 0 to 2^29, got %lld", kOp,
               static_cast<long long>(p.capacity));
   return ok_status();
 }

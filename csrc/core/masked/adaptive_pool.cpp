@@ -22,7 +22,7 @@ Status validate(const AdaptivePoolParams& p) {
                 static_cast<long long>(kMostSide), static_cast<long long>(y.size[d]));
   SBNET_TRY(check_shape(kOp, "out", y, x.dtype, {{x.size[0], x.size[1], y.size[2], y.size[3]}, "N, C, H_out, W_out"}));
   SBNET_TRY(check_written(kOp, "out", y.size, y.stride));
-  SBNET_CHECK(!x.size[0] || !may_overlap(x, y), "%s: out: shares memory with x; expected memory of its own", kOp);
+  SBNET_CHECK(!x.size[0] || !may_overlap(x, y), "%s: out: expected memory of its own, got that of x", kOp);
   SBNET_TRY(check_grid(kOp, p.grid));
   SBNET_TRY(check_tiling(kOp, p.grid, x.size[2], x.size[3]));
   SBNET_CHECK(p.block_map || !x.size[0], "%s: active: expected a block map, got none", kOp);

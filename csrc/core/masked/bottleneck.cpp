@@ -65,17 +65,18 @@ Status validate(const BottleneckParams& p) {
   for (int k = 0; k < 3; ++k) {
     const int64_t *size = p.weight[k].size, *want = shapes[k];
     for (int d = 0; d < 4; ++d)
-      SBNET_CHECK(size[d] == want[d], "%s: weights[%d]: shape [%lld,%lld,%lld,%lld]; [%lld,%lld,%lld,%lld] is wanted",
-                  kOp, k, static_cast<long long>(size[0]), static_cast<long long>(size[1]),
-                  static_cast<long long>(size[2]), static_cast<long long>(size[3]), static_cast<long long>(want[0]),
-                  static_cast<long long>(want[1]), static_cast<long long>(want[2]), static_cast<long long>(want[3]));
+      SBNET_CHECK(size[d] == want[d],
+                  "%s: weights[%d]: shape: expected [%lld,%lld,%lld,%lld], got [%lld,%lld,%lld,%lld]", kOp, k,
+                  static_cast<long long>(want[0]), static_cast<long long>(want[1]), static_cast<long long>(want[2]),
+                  static_cast<long long>(want[3]), static_cast<long long>(size[0]), static_cast<long long>(size[1]),
+                  static_cast<long long>(size[2]), static_cast<long long>(size[3]));
   }
   for (int d = 0; d < 4; ++d) bytes *= static_cast<double>(d == 1 ? width : p.x.size[d]);
-  SBNET_CHECK(bytes < 0x1p46, "%s: x, weights: %.0f elements between two layers; less than 2^46 are wanted", kOp,
+  SBNET_CHECK(bytes < 0x1p46, "%s: x, weights: expected fewer than 2^46 elements between two layers, got %.0f", kOp,
               bytes);
 
   SBNET_TRY(check_active(kOp, p.active));
-  SBNET_CHECK(p.active.block_map || !p.x.size[0], "%s: active: block_map missing", kOp);
+  SBNET_CHECK(p.active.block_map || !p.x.size[0], "%s: active: expected a block map, got none", kOp);
   Conv2dParams layers[3];
   bottleneck_layers(p, nullptr, layers);
   for (int k = 0; k < 3; ++k) {
@@ -83,10 +84,9 @@ Status validate(const BottleneckParams& p) {
     layers[k].residual.data = nullptr;
     SBNET_TRY(status_of_layer(validate(layers[k]), k));
   }
-  SBNET_CHECK(!may_overlap(p.x, p.y), "%s: out: shares memory with x; a separate tensor is wanted", kOp);
+  SBNET_CHECK(!may_overlap(p.x, p.y), "%s: out: expected memory of its own, got that of x", kOp);
   for (int k = 0; k < 3; ++k)
-    SBNET_CHECK(!may_overlap(p.weight[k], p.y), "%s: out: shares memory with weights[%d]; a separate tensor is wanted",
-                kOp, k);
+    SBNET_CHECK(!may_overlap(p.weight[k], p.y), "%s: out: expected memory of its own, got that of weights[%d]", kOp, k);
   return ok_status();
 }
 

@@ -20,32 +20,34 @@ Status check_conv(const char* op, const Conv2dParams& p, DType y_dtype, DType re
   const int64_t N = p.x.size[0], C = p.x.size[1], H = p.x.size[2], W = p.x.size[3];
   const int64_t K = p.weight.size[0];
   for (int d = 0; d < 2; ++d) {
-    SBNET_CHECK(p.stride[d] >= 1 && p.dilation[d] >= 1, "%s: stride, dilation: %d, %d; at least 1 is wanted", op,
+    SBNET_CHECK(p.stride[d] >= 1 && p.dilation[d] >= 1, "%s: stride, dilation: expected at least 1, got %d, %d", op,
                 p.stride[d], p.dilation[d]);
-    SBNET_CHECK(p.padding[d] >= 0 && p.padding[d] < (1 << 24), "%s: padding: %d; 0 or more is wanted", op,
+    SBNET_CHECK(p.padding[d] >= 0 && p.padding[d] < (1 << 24), "%s: padding: expected 0 to 2^24 - 1, got %d", op,
                 p.padding[d]);
     SBNET_CHECK(p.weight.size[2 + d] >= 1 && p.weight.size[2 + d] < (1 << 15),
-                "%s: weight: kernel side %lld; 1 to 32767 is wanted", op, static_cast<long long>(p.weight.size[2 + d]));
+                "%s: weight: expected kernel sides of 1 to 32767, got %lld", op,
+                static_cast<long long>(p.weight.size[2 + d]));
     SBNET_CHECK(p.stride[d] < (1 << 15) && p.dilation[d] < (1 << 15),
-                "%s: stride, dilation: %d, %d; less than 32768 is wanted", op, p.stride[d], p.dilation[d]);
+                "%s: stride, dilation: expected less than 32768, got %d, %d", op, p.stride[d], p.dilation[d]);
   }
-  SBNET_CHECK(C >= 1 && K >= 1 && H >= 1 && W >= 1, "%s: x, weight: C %lld, K %lld, plane %lldx%lld; none may be 0", op,
+  SBNET_CHECK(C >= 1 && K >= 1 && H >= 1 && W >= 1,
+              "%s: x, weight: expected sizes of at least 1, got C %lld, K %lld, plane %lldx%lld", op,
               static_cast<long long>(C), static_cast<long long>(K), static_cast<long long>(H),
               static_cast<long long>(W));
   SBNET_CHECK(p.groups >= 1 && C % p.groups == 0 && K % p.groups == 0,
-              "%s: groups: %d; a divisor of C = %lld and K = %lld is wanted", op, p.groups, static_cast<long long>(C),
-              static_cast<long long>(K));
-  SBNET_CHECK(p.weight.size[1] == C / p.groups, "%s: weight: %lld input channels; C/groups = %lld is wanted", op,
-              static_cast<long long>(p.weight.size[1]), static_cast<long long>(C / p.groups));
+              "%s: groups: expected a divisor of C = %lld and K = %lld, got %d", op, static_cast<long long>(C),
+              static_cast<long long>(K), p.groups);
+  SBNET_CHECK(p.weight.size[1] == C / p.groups, "%s: weight: expected C/groups = %lld input channels, got %lld", op,
+              static_cast<long long>(C / p.groups), static_cast<long long>(p.weight.size[1]));
 
   const int64_t out[4] = {N, K, output_size(H, p.weight.size[2], p.stride[0], p.padding[0], p.dilation[0]),
                           output_size(W, p.weight.size[3], p.stride[1], p.padding[1], p.dilation[1])};
-  SBNET_CHECK(out[2] >= 1 && out[3] >= 1, "%s: x: plane %lldx%lld is smaller than the kernel's reach", op,
+  SBNET_CHECK(out[2] >= 1 && out[3] >= 1, "%s: x: expected a plane of at least the kernel's reach, got %lldx%lld", op,
               static_cast<long long>(H), static_cast<long long>(W));
   const LayerShape shape = {{out[0], out[1], out[2], out[3]}, "N, K, H_out, W_out"};
   SBNET_TRY(check_layer(op, p.x, p.y, y_dtype, shape, p.active, p.fringe));
   SBNET_CHECK(!N || !p.active.capacity || !may_overlap(p.weight, p.y),
-              "%s: out: shares memory with weight; a separate tensor is wanted", op);
+              "%s: out: expected memory of its own, got that of weight", op);
   return p.residual.data ? check_residual(op, p.residual, residual_dtype, p.y) : ok_status();
 }
 
@@ -65,12 +67,11 @@ Status validate(const ConvPackParams& p) {
   SBNET_TRY(check_plane(op, "weight", p.weight));
   double elements = 1;
   for (int d = 0; d < 4; ++d) elements *= static_cast<double>(size[d]);
-  SBNET_CHECK(elements >= 1 && elements < 0x1p48,
-              "%s: weight: shape [%lld,%lld,%lld,%lld]; 1 to 2^48 elements are wanted", op,
-              static_cast<long long>(size[0]), static_cast<long long>(size[1]), static_cast<long long>(size[2]),
+  SBNET_CHECK(elements >= 1 && elements < 0x1p48, "%s: weight: expected 1 to 2^48 elements, got [%lld,%lld,%lld,%lld]",
+              op, static_cast<long long>(size[0]), static_cast<long long>(size[1]), static_cast<long long>(size[2]),
               static_cast<long long>(size[3]));
-  SBNET_CHECK(p.groups >= 1 && size[0] % p.groups == 0, "%s: groups: %d; a divisor of K = %lld is wanted", op, p.groups,
-              static_cast<long long>(size[0]));
+  SBNET_CHECK(p.groups >= 1 && size[0] % p.groups == 0, "%s: groups: expected a divisor of K = %lld, got %d", op,
+              static_cast<long long>(size[0]), p.groups);
   return ok_status();
 }
 
@@ -93,8 +94,8 @@ int64_t packed_bytes(const ConvPackParams& p) {
 Status validate(const Conv2dParams& p) {
   constexpr const char* op = "sparse_conv2d";
   SBNET_TRY(check_input(op, p.x));
-  SBNET_CHECK(p.weight.dtype == p.x.dtype, "%s: weight: dtype %s; the dtype of x, %s, is wanted", op,
-              dtype_name(p.weight.dtype), dtype_name(p.x.dtype));
+  SBNET_CHECK(p.weight.dtype == p.x.dtype, "%s: weight: dtype: expected that of x, %s, got %s", op,
+              dtype_name(p.x.dtype), dtype_name(p.weight.dtype));
   SBNET_TRY(check_epilogue(op, p.x.dtype, p.bias, p.bias_dtype, p.activation, p.slope, p.slope_dtype));
   return check_conv(op, p, p.x.dtype, p.x.dtype);
 }

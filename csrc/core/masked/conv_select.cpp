@@ -318,7 +318,7 @@ Status read_query(const SbnetConvQuery& q, Conv2dParams* to) {
     SBNET_CHECK(q.padding[d] >= 0 && q.padding[d] < kLongest, "select_conv2d: padding: expected 0 to 2^20, got %lld",
                 static_cast<long long>(q.padding[d]));
     const int64_t span = in[d] + 2 * q.padding[d] - q.dilation[d] * (q.kernel[d] - 1) - 1;
-    SBNET_CHECK(span >= 0, "select_conv2d: the kernel is larger than the padded plane");
+    SBNET_CHECK(span >= 0, "select_conv2d: layer: expected a kernel within the padded plane, got a larger one");
     out[d] = span / q.stride[d] + 1;
     p.stride[d] = static_cast<int32_t>(q.stride[d]), p.padding[d] = static_cast<int32_t>(q.padding[d]);
     p.dilation[d] = static_cast<int32_t>(q.dilation[d]);

@@ -58,7 +58,7 @@ Status validate(const ConvTransposeParams& p) {
   }
   SBNET_TRY(check_layer(kOp, p.x, p.y, shape, p.active, p.fringe));
   SBNET_CHECK(!p.x.size[0] || !p.active.capacity || !may_overlap(p.weight, p.y),
-              "%s: out: shares memory with weight; expected memory of its own", kOp);
+              "%s: out: expected memory of its own, got that of weight", kOp);
   return p.residual.data ? check_residual(kOp, p.residual, p.y) : ok_status();
 }
 

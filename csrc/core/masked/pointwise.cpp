@@ -45,7 +45,7 @@ Status read_step(const char* op, const char** at, PointwiseStep* step) {
   int code = 0;
   constexpr int kCodes = sizeof(kStepNames) / sizeof(kStepNames[0]);
   while (code < kCodes && std::strcmp(word, kStepNames[code])) ++code;
-  SBNET_CHECK(code < kCodes, "%s: program: no step is called '%s'", op, word);
+  SBNET_CHECK(code < kCodes, "%s: program: expected a step's name, got '%s'", op, word);
   step->code = static_cast<StepCode>(code);
   step->source = StepSource::kNumber;
   if (takes_operand(step->code)) {
@@ -90,7 +90,7 @@ Status validate(const PointwiseParams& p) {
     const char name[2] = {static_cast<char>('a' + k), 0};
     SBNET_TRY(check_shape(kOp, name, p.other[k], x.dtype, {{x.size[0], x.size[1], x.size[2], x.size[3]}, "that of x"}));
     SBNET_CHECK(!x.size[0] || !p.active.capacity || !may_overlap(p.other[k], y),
-                "%s: out: shares memory with %s; expected memory of its own", kOp, name);
+                "%s: out: expected memory of its own, got that of %s", kOp, name);
   }
   bool saved[2] = {};
   for (int k = 0; k < p.steps; ++k) {
@@ -99,11 +99,11 @@ Status validate(const PointwiseParams& p) {
     if (step.code == StepCode::kSave) {
       saved[step.source == StepSource::kT] = true;
     } else if (step.source == StepSource::kS || step.source == StepSource::kT) {
-      SBNET_CHECK(saved[step.source == StepSource::kT], "%s: program: reads %s before it is saved", kOp,
+      SBNET_CHECK(saved[step.source == StepSource::kT], "%s: program: expected %s to be saved before it is read", kOp,
                   step.source == StepSource::kT ? "t" : "s");
     } else if (source >= 1 && source <= kOperands) {
-      SBNET_CHECK(p.other[source - 1].data || !x.size[0], "%s: %c: the program reads it; expected a tensor, got none",
-                  kOp, 'a' + source - 1);
+      SBNET_CHECK(p.other[source - 1].data || !x.size[0],
+                  "%s: %c: expected a tensor, which the program reads, got none", kOp, 'a' + source - 1);
     }
   }
   return ok_status();

@@ -6,14 +6,14 @@ Status PoolLayer::check(const PoolParams& p) {
   const char* op = pool_name(p.kind);
   for (int d = 0; d < 2; ++d) {
     SBNET_CHECK(p.kernel[d] >= 1 && p.stride[d] >= 1 && p.dilation[d] >= 1,
-                "%s: kernel_size, stride, dilation: %d, %d, %d; at least 1 is wanted", op, p.kernel[d], p.stride[d],
+                "%s: kernel_size, stride, dilation: expected at least 1, got %d, %d, %d", op, p.kernel[d], p.stride[d],
                 p.dilation[d]);
     const int64_t reach = int64_t{p.dilation[d]} * (p.kernel[d] - 1) + 1;
     SBNET_CHECK(reach < (1 << 28) && p.stride[d] < (1 << 28),
-                "%s: kernel_size, stride, dilation: %d, %d, %d; a reach and a stride of less than 2^28 are wanted", op,
-                p.kernel[d], p.stride[d], p.dilation[d]);
+                "%s: kernel_size, stride, dilation: expected a reach and a stride of less than 2^28, got %d, %d, %d",
+                op, p.kernel[d], p.stride[d], p.dilation[d]);
     SBNET_CHECK(p.padding[d] >= 0 && p.padding[d] <= p.kernel[d] / 2,
-                "%s: padding: %d; 0 to half of kernel_size, %d, is wanted", op, p.padding[d], p.kernel[d] / 2);
+                "%s: padding: expected 0 to half of kernel_size, %d, got %d", op, p.kernel[d] / 2, p.padding[d]);
     SBNET_CHECK(p.kind == PoolKind::kMax || p.dilation[d] == 1, "%s: dilation: expected 1, got %d", op, p.dilation[d]);
   }
   return ok_status();

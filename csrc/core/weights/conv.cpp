@@ -17,7 +17,8 @@ Status check_volume(const char* op, const char* argument, const VolumeView& t, i
   for (int d = 0; d < 5; ++d) {
     SBNET_CHECK(t.size[d] >= 0 && t.size[d] <= kMaxSide, "%s: %s: expected sizes of at most 2^30, got %lld", op,
                 argument, static_cast<long long>(t.size[d]));
-    SBNET_CHECK(t.stride[d] >= 0, "%s: %s: negative stride in dimension %d", op, argument, d);
+    SBNET_CHECK(t.stride[d] >= 0, "%s: %s: expected strides of 0 or more, got %lld in dimension %d", op, argument,
+                static_cast<long long>(t.stride[d]), d);
   }
   const int64_t elements = size_product({t.size[0], t.size[1], t.size[2], t.size[3], t.size[4]});
   SBNET_CHECK(elements <= int64_t{1} << 40, "%s: %s: expected at most 2^40 elements, got %lld", op, argument,
@@ -55,7 +56,7 @@ Status check_geometry(const char* op, const ConvGeometry& g, int64_t taps) {
 Status check_layout(const char* op, const BlocksparseConvLayout& layout) {
   SBNET_TRY(validate(op, layout.shape));
   SBNET_CHECK(layout.blocks && layout.lists && layout.side[0].start && layout.side[1].start,
-              "%s: layout: tables missing", op);
+              "%s: layout: expected tables, got none", op);
   return ok_status();
 }
 
@@ -68,21 +69,26 @@ Status validate(const char* op, const BlocksparseConvShape& s) {
                 op, static_cast<long long>(s.channels[side]));
     SBNET_CHECK(s.groups[side] >= 1 && s.groups[side] <= s.channels[side] && s.entries[side] >= s.groups[side] &&
                     s.entries[side] <= kMost,
-                "%s: layout: %lld groups of %lld entries for %lld channels", op, static_cast<long long>(s.groups[side]),
-                static_cast<long long>(s.entries[side]), static_cast<long long>(s.channels[side]));
+                "%s: layout: expected 1 group to one a channel, no more groups than entries, got %lld groups of %lld "
+                "entries for %lld channels",
+                op, static_cast<long long>(s.groups[side]), static_cast<long long>(s.entries[side]),
+                static_cast<long long>(s.channels[side]));
   }
   SBNET_CHECK(s.blocks >= 1 && s.blocks <= kMost && s.list_words >= 2 && s.list_words <= kMost,
               "%s: layout: expected 1 to 2^25 blocks and channels in lists, got %lld and %lld", op,
               static_cast<long long>(s.blocks), static_cast<long long>(s.list_words));
-  SBNET_CHECK(s.taps >= 1 && s.weights >= 1 && s.weights <= INT32_MAX, "%s: layout: %lld taps, %lld weights", op,
+  SBNET_CHECK(s.taps >= 1 && s.weights >= 1 && s.weights <= INT32_MAX,
+              "%s: layout: expected at least 1 tap and 1 to 2^31 - 1 weights, got %lld and %lld", op,
               static_cast<long long>(s.taps), static_cast<long long>(s.weights));
   const int64_t size = s.block_size;
   bool grid = size == 16 || size == 32 || size == 64 || size == 128;
   for (int side = 0; side < 2; ++side)
     grid = grid && s.channels[side] % size == 0 && s.pieces[side] >= conv_tiles(s, side) && s.pieces[side] <= kMost;
   SBNET_CHECK(size ? grid && size_product({s.blocks, size, size, s.taps}) == s.weights : !s.pieces[0] && !s.pieces[1],
-              "%s: layout: blocks of %lld channels, %lld and %lld pieces", op, static_cast<long long>(size),
-              static_cast<long long>(s.pieces[0]), static_cast<long long>(s.pieces[1]));
+              "%s: layout: expected tables of blocks of one size or of lists, got blocks of %lld channels, %lld and "
+              "%lld pieces",
+              op, static_cast<long long>(size), static_cast<long long>(s.pieces[0]),
+              static_cast<long long>(s.pieces[1]));
   return ok_status();
 }
 
@@ -116,28 +122,33 @@ Status check_tables(const char* op, const BlocksparseConvLayout& host) {
   const BlocksparseConvShape& s = host.shape;
   for (int64_t b = 0; b < s.blocks; ++b) {
     const BlocksparseConvBlock block = conv_block(host, b);
-    SBNET_CHECK(block.count[0] && block.count[1], "%s: tables: block %lld is out of bounds", op,
+    SBNET_CHECK(block.count[0] && block.count[1],
+                "%s: tables: expected blocks within the channels, got block %lld without any", op,
                 static_cast<long long>(b));
     for (int side = 0; side < 2; ++side)
       for (int32_t i = 0; i < block.count[side]; ++i)
         SBNET_CHECK(block.list[side][i] >= 0 && block.list[side][i] < s.channels[side],
-                    "%s: tables: channel %d is out of bounds", op, block.list[side][i]);
+                    "%s: tables: expected channels below %lld, got %d", op, static_cast<long long>(s.channels[side]),
+                    block.list[side][i]);
   }
   for (int side = 0; side < 2; ++side) {
     const BlocksparseConvSide& t = host.side[side];
     for (int64_t g = 0; g < s.groups[side]; ++g) {
       SBNET_CHECK(t.start[g] >= 0 && t.start[g + 1] >= t.start[g] && t.start[g + 1] <= s.entries[side],
-                  "%s: tables: group %lld is out of bounds", op, static_cast<long long>(g));
+                  "%s: tables: expected groups within the entries, got group %lld beyond them", op,
+                  static_cast<long long>(g));
       for (int i = 0; i < kConvGroup; ++i)
-        SBNET_CHECK(t.channels[g * kConvGroup + i] < s.channels[side], "%s: tables: channel %d is out of bounds", op,
+        SBNET_CHECK(t.channels[g * kConvGroup + i] < s.channels[side],
+                    "%s: tables: expected channels below %lld, got %d", op, static_cast<long long>(s.channels[side]),
                     t.channels[g * kConvGroup + i]);
     }
     for (int64_t e = 0; e < s.entries[side]; ++e) {
-      SBNET_CHECK(t.block[e] >= 0 && t.block[e] < s.blocks, "%s: tables: block %d is out of bounds", op, t.block[e]);
+      SBNET_CHECK(t.block[e] >= 0 && t.block[e] < s.blocks, "%s: tables: expected blocks below %lld, got %d", op,
+                  static_cast<long long>(s.blocks), t.block[e]);
       const int32_t count = conv_block(host, t.block[e]).count[side];
       for (int i = 0; i < kConvGroup; ++i)
-        SBNET_CHECK(t.position[e * kConvGroup + i] < count, "%s: tables: position %d is out of bounds", op,
-                    t.position[e * kConvGroup + i]);
+        SBNET_CHECK(t.position[e * kConvGroup + i] < count, "%s: tables: expected positions below %d, got %d", op,
+                    static_cast<int>(count), t.position[e * kConvGroup + i]);
     }
   }
   return ok_status();

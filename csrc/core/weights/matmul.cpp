@@ -33,7 +33,7 @@ Status check_layout(const char* op, const BlockLayoutView& layout) {
   SBNET_TRY(validate(op, layout.shape));
   SBNET_CHECK(layout.column_start && layout.row_start &&
                   (!layout.shape.blocks || (layout.coords && layout.column_entries && layout.row_entries)),
-              "%s: layout: tables missing", op);
+              "%s: layout: expected tables, got none", op);
   return ok_status();
 }
 
@@ -60,8 +60,8 @@ Status validate(const BlocksparseMatmulParams& p) {
   SBNET_CHECK(p.weight || !p.layout.shape.blocks, "%s: weight: expected %lld blocks, got none", op,
               static_cast<long long>(p.layout.shape.blocks));
   SBNET_TRY(check_epilogue(op, p.x.dtype, p.bias, p.bias_dtype, p.activation));
-  SBNET_CHECK(p.plan_words >= 0 && (p.plan || !p.plan_words), "%s: plan: %lld words at no address", op,
-              static_cast<long long>(p.plan_words));
+  SBNET_CHECK(p.plan_words >= 0 && (p.plan || !p.plan_words), "%s: plan: expected an address, got none for %lld words",
+              op, static_cast<long long>(p.plan_words));
   SBNET_TRY(check_written(op, "out", p.y.size, p.y.stride));
   SBNET_CHECK(!may_overlap(p.x, p.y), "%s: out: expected a separate tensor, got memory of x", op);
   SBNET_CHECK(!may_overlap(flat(p.weight, p.layout.shape, p.x.dtype), p.y),
@@ -81,8 +81,8 @@ Status validate(const BlocksparseWeightGradParams& p) {
               dtype_name(p.dw_dtype));
   SBNET_CHECK(p.dw || !p.layout.shape.blocks, "%s: out: expected %lld blocks, got none", op,
               static_cast<long long>(p.layout.shape.blocks));
-  SBNET_CHECK(p.plan_words >= 0 && (p.plan || !p.plan_words), "%s: plan: %lld words at no address", op,
-              static_cast<long long>(p.plan_words));
+  SBNET_CHECK(p.plan_words >= 0 && (p.plan || !p.plan_words), "%s: plan: expected an address, got none for %lld words",
+              op, static_cast<long long>(p.plan_words));
   const TensorView dw = flat(p.dw, p.layout.shape, p.dw_dtype);
   for (int i = 0; i < p.pairs; ++i) {
     SBNET_CHECK(p.x[i].dtype == dtype, "%s: pairs: expected %s, the dtype of the first x, got %s", op,

@@ -156,13 +156,12 @@ Status run_layer(const Conv2dParams& p, const QuantizedConv2dParams* quantized, 
   plan.per_unit = quantized && quantized->x_scale > 0 ? 1 / quantized->x_scale : 1;
   const void* packed = p.packed;
   if (packed) {
-    SBNET_CHECK(
-        !std::memcmp(packed, &plan.tag, sizeof(plan.tag)),
-        "sparse_conv2d: packed: made for a weight of another shape or dtype, other groups or another processor; "
-        "pack_conv_weight(weight, groups) of weight [%lld,%lld,%lld,%lld] %s, groups %d is wanted",
-        static_cast<long long>(p.weight.size[0]), static_cast<long long>(p.weight.size[1]),
-        static_cast<long long>(p.weight.size[2]), static_cast<long long>(p.weight.size[3]), dtype_name(p.weight.dtype),
-        p.groups);
+    SBNET_CHECK(!std::memcmp(packed, &plan.tag, sizeof(plan.tag)),
+                "sparse_conv2d: packed: expected pack_conv_weight(weight, groups) of weight [%lld,%lld,%lld,%lld] %s, "
+                "groups %d, got a pack of another shape, dtype, number of groups or processor",
+                static_cast<long long>(p.weight.size[0]), static_cast<long long>(p.weight.size[1]),
+                static_cast<long long>(p.weight.size[2]), static_cast<long long>(p.weight.size[3]),
+                dtype_name(p.weight.dtype), p.groups);
     packed = static_cast<const char*>(packed) + kTagBytes;
   }
   if (p.x.size[0])  // blocks of no image, which a count may claim, are as large as anybody likes
@@ -238,8 +237,8 @@ extern "C" sbnet::Status sbnet_pack_conv_weight_cpu(const sbnet::ConvPackParams*
   const sbnet::ConvKernels& kernel = sbnet::kernels(p->weight, p->groups);
   const sbnet::ConvLayout layout = sbnet::make_conv_layout(p->weight, p->groups, kernel.shape);
   SBNET_CHECK(sbnet::kTagBytes + layout.bytes <= sbnet::packed_bytes(*p),
-              "pack_conv_weight: %lld bytes are needed where packed_bytes() makes room for %lld",
-              static_cast<long long>(sbnet::kTagBytes + layout.bytes), static_cast<long long>(sbnet::packed_bytes(*p)));
+              "pack_conv_weight: packed (a bug): expected at most the %lld bytes of packed_bytes(), got %lld",
+              static_cast<long long>(sbnet::packed_bytes(*p)), static_cast<long long>(sbnet::kTagBytes + layout.bytes));
   std::memcpy(packed, &layout.tag, sizeof(layout.tag));
   sbnet::pack(layout, kernel, static_cast<char*>(packed) + sbnet::kTagBytes, *parallel);
   return sbnet::ok_status();

@@ -114,8 +114,9 @@ Status reserve_shared(const char* op, const AttentionParams& p, const DeviceInfo
   int limit = 0;
   SBNET_CUDA_TRY(op, cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device.index));
   if (bytes > limit)
-    return make_status(Code::kUnsupported, "%s: q: a head dimension of %d takes %d bytes of shared memory, got %d", op,
-                       p.head_dim, bytes, limit);
+    return make_status(Code::kUnsupported,
+                       "%s: q: expected %d bytes of shared memory for a head dimension of %d, got %d", op, bytes,
+                       p.head_dim, limit);
   return allow_shared<kKernel>(op, device, most < limit ? most : limit);
 }
 

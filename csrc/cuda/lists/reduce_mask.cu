@@ -191,7 +191,7 @@ sbnet::Status sbnet_reduce_mask_cuda(const sbnet::ReduceMaskParams* params, void
   const int blocks = static_cast<int>(p.size[0] * p.grid.count[0] * p.grid.count[1]);
   uint8_t* active = static_cast<uint8_t*>(workspace);
   SBNET_CHECK(static_cast<int64_t>(p.grid.size[0]) * p.grid.size[1] <= INT32_MAX / 2,
-              "%s: grid: block of %d x %d pixels; at most 2^30 pixels are wanted", kOp, p.grid.size[0], p.grid.size[1]);
+              "%s: grid: expected blocks of at most 2^30 pixels, got %dx%d", kOp, p.grid.size[0], p.grid.size[1]);
 
   const FastDiv columns(p.grid.count[1]), rows(p.grid.count[0]);
   if (blocks > 0) {

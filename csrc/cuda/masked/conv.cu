@@ -34,12 +34,12 @@ namespace {
 // What the kernels count in 32 or 64 bits, beyond what every backend asks for.
 Status check_limits(const Conv2dParams& p) {
   const double reduction = static_cast<double>(p.weight.size[1]) * p.weight.size[2] * p.weight.size[3];
-  SBNET_CHECK(reduction < INT32_MAX / 2, "%s: weight: %.0f elements per output channel; less than 2^30 is wanted",
+  SBNET_CHECK(reduction < INT32_MAX / 2, "%s: weight: expected fewer than 2^30 elements per output channel, got %.0f",
               portable::kConvOp, reduction);
   const double entries = static_cast<double>(p.active.capacity) *
                          std::min<int64_t>(p.active.grid.size[0], p.y.size[2]) *
                          std::min<int64_t>(p.active.grid.size[1], p.y.size[3]);
-  SBNET_CHECK(entries < 1e15, "%s: active: room for %.0f pixels; less than 10^15 are wanted", portable::kConvOp,
+  SBNET_CHECK(entries < 1e15, "%s: active: expected room for fewer than 10^15 pixels, got %.0f", portable::kConvOp,
               entries);
   return ok_status();
 }

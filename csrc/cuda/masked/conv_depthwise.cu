@@ -203,7 +203,7 @@ template <class T>
 Status launch_type(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
   const bool words = p.weight.size[0] == p.groups && p.groups % kLanes<T> == 0 && channels_vectorize(p.x);
   const StripCounts strips(p);
-  SBNET_CHECK(strips.all <= INT32_MAX / 2, "%s: active: %lld strips of pixels; at most 2^30 are wanted", kConvOp,
+  SBNET_CHECK(strips.all <= INT32_MAX / 2, "%s: active: expected at most 2^30 strips of pixels, got %lld", kConvOp,
               static_cast<long long>(strips.all));
   if (!words) return launch_any<T, false>(p, strips, device, stream);
   // Two digits, size and stride, name a kernel below.

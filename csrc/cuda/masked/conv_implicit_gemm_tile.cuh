@@ -131,7 +131,7 @@ Status launch_tiles(const char* op, const Params& p, const GemmPlan& plan, int t
   static OccupancyCache cache;
   const size_t smem = Shared<kTileN>::kBytes + tables;
   const int64_t tiles = plan.most_tiles(p, kTileM);
-  SBNET_CHECK(tiles <= INT32_MAX / 2, "%s: active: %lld tiles; at most 2^30 are wanted", op,
+  SBNET_CHECK(tiles <= INT32_MAX / 2, "%s: active: expected at most 2^30 tiles, got %lld", op,
               static_cast<long long>(tiles));
   int ctas = 0;
   SBNET_TRY(prepare_kernel(device, kKernel, kThreads, smem, &cache, &ctas));

@@ -200,7 +200,7 @@ Status prepare_kernel(const DeviceInfo& device, Kernel kernel, int threads, size
                      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(smem)));
     SBNET_CUDA_TRY(kConvOp, cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas, kernel, threads, smem));
     if (ctas < 1)
-      return make_status(Code::kUnsupported, "%s: a kernel needs %zu bytes of shared memory; device %d has less",
+      return make_status(Code::kUnsupported, "%s: device: expected %zu bytes of shared memory, got less on device %d",
                          kConvOp, smem, device.index);
     if (device.index < kMaxDevices) cache->ctas_per_sm[device.index].store(ctas, std::memory_order_relaxed);
   }

@@ -155,7 +155,7 @@ Status launch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stre
   constexpr auto kernel = conv_simt_kernel<kChannelsLast>;
   const GemmPlan plan(p, 1, kTileN);
   const int64_t tiles = plan.most_tiles(p, kTileM);
-  SBNET_CHECK(tiles <= INT32_MAX / 2, "%s: active: %lld tiles; at most 2^30 are wanted", kConvOp,
+  SBNET_CHECK(tiles <= INT32_MAX / 2, "%s: active: expected at most 2^30 tiles, got %lld", kConvOp,
               static_cast<long long>(tiles));
   int ctas = 0;
   SBNET_TRY(prepare_kernel(device, kernel, kThreads, 0, &cache, &ctas));

@@ -154,7 +154,7 @@ Status launch_simt_words(const Conv2dParams& p, const DeviceInfo& device, cudaSt
   static OccupancyCache cache;
   const GemmPlan plan(p, kLanes<float>, kTileN);
   const int64_t tiles = plan.most_tiles(p, kTileM);
-  SBNET_CHECK(tiles <= INT32_MAX / 2, "%s: active: %lld tiles; at most 2^30 are wanted", kConvOp,
+  SBNET_CHECK(tiles <= INT32_MAX / 2, "%s: active: expected at most 2^30 tiles, got %lld", kConvOp,
               static_cast<long long>(tiles));
   int ctas = 0;
   SBNET_TRY(prepare_kernel(device, conv_simt_words_kernel, kThreads, sizeof(Shared), &cache, &ctas));

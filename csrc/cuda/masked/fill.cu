@@ -116,7 +116,7 @@ sbnet::Status sbnet_sparse_fill_cuda(const sbnet::FillParams* params, void* stre
   constexpr const char* kOp = "sparse_fill";
   const FillParams& p = *params;
   SBNET_TRY(validate(p));
-  SBNET_CHECK(p.y.size[1] * p.y.size[3] <= INT32_MAX, "%s: x: %lld elements a row; less than 2^31 is wanted", kOp,
+  SBNET_CHECK(p.y.size[1] * p.y.size[3] <= INT32_MAX, "%s: x: expected fewer than 2^31 elements a row, got %lld", kOp,
               static_cast<long long>(p.y.size[1] * p.y.size[3]));
   if (!(p.y.size[0] * p.y.size[1] * p.y.size[2] * p.y.size[3])) return ok_status();
   DeviceInfo device;

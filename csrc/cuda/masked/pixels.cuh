@@ -83,7 +83,7 @@ Status launch_pixels(const char* op, const Params& p, int lanes, const DeviceInf
   const int64_t width = (std::min<int64_t>(p.active.grid.size[1], p.y.size[3]) + kRun - 1) / kRun;
   const int64_t words = p.y.size[1] / lanes;
   const double block = static_cast<double>(height) * width * words;
-  SBNET_CHECK(block <= INT32_MAX / 2, "%s: active: blocks of %.0f words of channels; at most 2^30 are wanted", op,
+  SBNET_CHECK(block <= INT32_MAX / 2, "%s: active: expected blocks of at most 2^30 words of channels, got %.0f", op,
               block);
 
   PixelPlan plan;

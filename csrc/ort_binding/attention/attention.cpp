@@ -8,7 +8,7 @@ namespace sbnet::ort {
 namespace {
 
 int32_t as_int32(const char* op, const char* name, int64_t v) {
-  if (v < INT32_MIN || v > INT32_MAX) raise("sbnet::", op, ": ", name, ": expected 32 bits, got ", v);
+  if (v < INT32_MIN || v > INT32_MAX) raise_expected(op, name, "32 bits, got ", v);
   return static_cast<int32_t>(v);
 }
 
@@ -69,7 +69,7 @@ struct BlockAttention {
         block(number(a, "block_size", 64)),
         scale(a.real("scale", std::numeric_limits<float>::quiet_NaN())) {
     if (rule.phases < 1 || block < 1)
-      raise("sbnet::", kName, ": phases, block_size: expected 1 or more, got ", rule.phases, " and ", block);
+      raise_expected(kName, "phases, block_size", "1 or more, got ", rule.phases, " and ", block);
   }
   static int32_t number(const Attributes& a, const char* name, int32_t otherwise) {
     return as_int32(kName, name, a.integer(name, otherwise));
@@ -92,9 +92,9 @@ struct BlockAttention {
     p.q_length = as_int32(kName, "q", q.shape[2]), p.k_length = as_int32(kName, "k", k.shape[2]);
     p.head_dim = as_int32(kName, "q", q.shape[3]);
     if (k.shape[0] != q.shape[0] || k.shape[3] != q.shape[3])
-      raise("sbnet::", kName, ": k: expected a batch of ", q.shape[0], " and a head dimension of ", q.shape[3],
-            ", got ", k.shape[0], " and ", k.shape[3]);
-    if (v.shape != k.shape) raise("sbnet::", kName, ": v: expected the shape of k");
+      raise_expected(kName, "k", "a batch of ", q.shape[0], " and a head dimension of ", q.shape[3], ", got ",
+                     k.shape[0], " and ", k.shape[3]);
+    if (v.shape != k.shape) raise_expected(kName, "v", "the shape of k");
     p.scale = scale;
     p.q = packed(q), p.k = packed(k), p.v = packed(v);
     p.layout.rule = rule;
@@ -134,7 +134,7 @@ struct BlockAttention {
     const Tensor rows = c.input(kRows, 4), columns = c.input(kColumns, 4), index = c.input(kMaskIndex, 3),
                  masks = c.input(kMasks, 3);
     if (rows.present != columns.present || index.present != masks.present)
-      raise("sbnet::", kName, ": rows, columns, mask_index, masks: expected each pair whole");
+      raise_expected(kName, "rows, columns, mask_index, masks", "each pair whole");
     if (rows.present) {
       a.batches = as_int32(kName, "rows", rows.shape[0]), a.heads = as_int32(kName, "rows", rows.shape[1]);
       a.rows = words(c, rows, {a.batches, a.heads, a.q_blocks, a.row_words()});

@@ -28,14 +28,13 @@ struct Fringe {
         window(window_of(a)),
         size(a.integers("size")),
         capacity(a.integer("capacity", -1)) {
-    if (capacity < -1) raise("sbnet::", kName, ": capacity: ", capacity, "; 0 or more (or -1, all pixels) is wanted");
+    if (capacity < -1) raise_expected(kName, "capacity", "0 or more (or -1, all pixels), got ", capacity);
     if (!size.empty()) check_size(size);
   }
   static Window window_of(const Attributes& a) {
     const std::vector<int64_t> given = a.integers("window");
     if (given.size() != kWindowNumbers)
-      raise("sbnet::", kName, ": window: expected ", kWindowNumbers, " numbers (num, den, lo, hi, step), got ",
-            given.size());
+      raise_expected(kName, "window", kWindowNumbers, " numbers (num, den, lo, hi, step), got ", given.size());
     int64_t numbers[kWindowNumbers];
     std::copy(given.begin(), given.end(), numbers);
     Window w = {};
@@ -44,10 +43,10 @@ struct Fringe {
   }
   static void check_size(const std::vector<int64_t>& at) {
     if (at.size() != 4)
-      raise("sbnet::", kName, ": size: expected height and width of the tensor and of what the consumer writes, got ",
-            at.size(), " numbers");
+      raise_expected(kName, "size", "height and width of the tensor and of what the consumer writes, got ", at.size(),
+                     " numbers");
     for (const int64_t side : at)
-      if (side < 1 || side > (1 << 29)) raise("sbnet::", kName, ": size: expected 1 to 2^29, got ", side);
+      if (side < 1 || side > (1 << 29)) raise_expected(kName, "size", "1 to 2^29, got ", side);
   }
 
   void infer(ShapeContext& s) const {
@@ -71,7 +70,7 @@ struct Fringe {
       const int64_t* numbers = static_cast<const int64_t*>(given.data);
       at.assign(numbers, numbers + given.elements());
     }
-    if (at.empty()) raise("sbnet::", kName, ": size: missing; expected it as attribute, or dynamic_size");
+    if (at.empty()) raise_expected(kName, "size", "an attribute, or dynamic_size, got neither");
     check_size(at);
     p.height = at[0], p.width = at[1], p.out_height = at[2], p.out_width = at[3];
     p.window = window;

@@ -45,8 +45,8 @@ struct MotionMask {
     check(validate(p));
     const std::vector<int64_t> size = {frame.shape[0], frame.shape[1], frame.shape[2]};
     if (background.shape != size)
-      raise("sbnet::", kName, ": background: expected [", size[0], ",", size[1], ",", size[2], "], got [",
-            background.shape[0], ",", background.shape[1], ",", background.shape[2], "]");
+      raise_expected(kName, "background", "[", size[0], ",", size[1], ",", size[2], "], got [", background.shape[0],
+                     ",", background.shape[1], ",", background.shape[2], "]");
     p.background = static_cast<const float*>(background.data);
     p.mask = static_cast<uint8_t*>(c.output(0, size));
     p.next = static_cast<float*>(c.output(1, size));

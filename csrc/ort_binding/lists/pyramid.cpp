@@ -25,7 +25,7 @@ struct MaskPyramid {
         tol(a.real("tol", 0.5f)),
         margin(a.integer("margin", 0)) {
     if (bsizes.empty() || bsizes.size() % 2)
-      raise("sbnet::", kName, ": bsizes: ", bsizes.size(), " numbers; a pair for each plane is wanted");
+      raise_expected(kName, "bsizes", "a pair for each plane, got ", bsizes.size(), " numbers");
     if (!sizes.empty()) check_sizes(sizes.size());
     PyramidTables tables;
     read(&tables, std::vector<int64_t>(bsizes.size(), 1));
@@ -33,8 +33,7 @@ struct MaskPyramid {
 
   void check_sizes(size_t numbers) const {
     if (numbers != bsizes.size())
-      raise("sbnet::", kName, ": sizes: ", numbers, " numbers; height and width of each plane, ", bsizes.size(),
-            ", are wanted");
+      raise_expected(kName, "sizes", bsizes.size(), " numbers (height and width of each plane), got ", numbers);
   }
   void read(PyramidTables* tables, const std::vector<int64_t>& at) const {
     std::vector<int64_t> planes;
@@ -72,10 +71,7 @@ struct MaskPyramid {
       const int64_t* numbers = static_cast<const int64_t*>(given.data);
       at.assign(numbers, numbers + given.elements());
     }
-    if (at.empty())
-      raise("sbnet::", kName,
-            ": sizes: missing; height and width of each plane as attribute, or dynamic_sizes, are "
-            "wanted");
+    if (at.empty()) raise_expected(kName, "sizes", "height and width of each plane, or dynamic_sizes, got neither");
     check_sizes(at.size());
     PyramidTables tables;
     read(&tables, at);
@@ -88,7 +84,7 @@ struct MaskPyramid {
     check(validate(p));
     const size_t wanted = static_cast<size_t>(4 * p.planes + 2 * p.fringes);
     if (c.outputs() != wanted)
-      raise("sbnet::", kName, ": ", c.outputs(), " outputs; four a plane and two a fringe, ", wanted, ", are wanted");
+      raise_expected(kName, "outputs", wanted, " (four a plane and two a fringe), got ", c.outputs());
     size_t index = 0;
     set_lists(p, [&](const std::initializer_list<int64_t>& shape) {
       return static_cast<int32_t*>(c.output(index++, shape));

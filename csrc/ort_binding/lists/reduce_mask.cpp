@@ -20,7 +20,7 @@ struct ReduceMask {
 
   explicit ReduceMask(const Attributes& a)
       : grid(a), tol(a.real("tol", 0.5f)), avgpool(a.flag("avgpool", false)), capacity(a.integer("capacity", -1)) {
-    if (capacity < -1) raise("sbnet::", kName, ": capacity: ", capacity, "; 0 or more (or -1, all blocks) is wanted");
+    if (capacity < -1) raise_expected(kName, "capacity", "0 or more (or -1, all blocks), got ", capacity);
   }
 
   void infer(ShapeContext& s) const {

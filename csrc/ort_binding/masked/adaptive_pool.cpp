@@ -22,7 +22,7 @@ struct SparseAdaptivePool2d {
       : grid(a), size(a.pair("size", 1)), count_inactive(a.flag("count_inactive", true)) {
     check(read_adaptive_pool_kind(kName, a.text("mode", "avg").c_str(), &kind));
     for (const int32_t side : size)
-      if (side < 1) raise("sbnet::", kName, ": size: expected at least 1, got ", side);
+      if (side < 1) raise_expected(kName, "size", "at least 1, got ", side);
   }
 
   void infer(ShapeContext& s) const {

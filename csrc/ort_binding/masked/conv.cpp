@@ -21,13 +21,13 @@ struct Sides {
       : op(a.op()), stride(a.pair("stride", 1)), padding(a.pair("padding", 0)), dilation(a.pair("dilation", 1)) {
     for (size_t d = 0; d < 2; ++d)
       if (stride[d] < 1 || dilation[d] < 1)
-        raise("sbnet::", op, ": stride, dilation: ", stride[d], ", ", dilation[d], "; at least 1 is wanted");
+        raise_expected(op, "stride, dilation", "at least 1, got ", stride[d], ", ", dilation[d]);
   }
 
   int64_t output_size(size_t d, int64_t side, int64_t taps) const {
     const int64_t reach = side + 2 * int64_t{padding[d]} - int64_t{dilation[d]} * (taps - 1) - 1;
     if (reach < 0)
-      raise("sbnet::", op, ": x: side ", side, " with padding ", padding[d], " is smaller than the kernel's reach");
+      raise_expected(op, "x", "a side of at least the kernel's reach, got ", side, " with padding ", padding[d]);
     return reach / stride[d] + 1;
   }
 
@@ -73,7 +73,7 @@ struct Convolution : Signature {
         activation(to_activation(a.op(), a.text("activation", "none"))),
         negative_slope(a.real("negative_slope", 0.01f)),
         packed_weight(a, "weight", S::kWeight, groups) {
-    if (groups < 1 || groups > INT32_MAX) raise("sbnet::", a.op(), ": groups: ", groups, "; at least 1 is wanted");
+    if (groups < 1 || groups > INT32_MAX) raise_expected(a.op(), "groups", "at least 1, got ", groups);
   }
 
   void infer(ShapeContext& s) const {

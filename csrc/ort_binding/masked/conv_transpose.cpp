@@ -19,7 +19,7 @@ struct SparseConvTranspose2d : ConvSignature {
       numbers.output_padding[d] = output_padding[d], numbers.dilation[d] = dilation[d];
     }
     const int64_t groups = a.integer("groups", 1);
-    if (groups < 1 || groups > INT32_MAX) raise("sbnet::", kName, ": groups: expected at least 1, got ", groups);
+    if (groups < 1 || groups > INT32_MAX) raise_expected(kName, "groups", "at least 1, got ", groups);
     numbers.groups = static_cast<int32_t>(groups);
     numbers.activation = to_activation(kName, a.text("activation", "none"));
     numbers.activation_param = a.real("negative_slope", 0.01f);
@@ -32,7 +32,7 @@ struct SparseConvTranspose2d : ConvSignature {
     p.weight.size[2] = p.weight.size[3] = taps;
     check(check_transpose_window(p));
     const int64_t out = conv_transpose_output_side(p, d, side);
-    if (out < 1) raise("sbnet::", kName, ": x: expected a plane that gives pixels, got side ", side);
+    if (out < 1) raise_expected(kName, "x", "a plane that gives pixels, got side ", side);
     return out;
   }
 

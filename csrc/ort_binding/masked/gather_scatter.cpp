@@ -37,7 +37,7 @@ struct SparseGather {
     p.active = active.view;
     const int64_t rows = p.active.capacity, C = x.shape[3], bh = grid.size(0), bw = grid.size(1);
     if (active.batch != x.shape[0])
-      raise("sbnet::", kName, ": block_map: ", active.batch, " images; those of x, ", x.shape[0], ", are wanted");
+      raise_expected(kName, "block_map", "the images of x, ", x.shape[0], ", got ", active.batch);
     const std::vector<int64_t> shape =
         transpose ? std::vector<int64_t>{rows, C, bh, bw} : std::vector<int64_t>{rows, bh, bw, C};
     // What can be checked is, before the output is asked for.
@@ -80,7 +80,7 @@ struct SparseScatter {
     const ActiveInputs active = active_inputs(c, {1, 2, 3}, grid, nullptr);
     p.active = active.view;
     if (active.batch != base.shape[0])
-      raise("sbnet::", kName, ": block_map: ", active.batch, " images; those of base, ", base.shape[0], ", are wanted");
+      raise_expected(kName, "block_map", "the images of base, ", base.shape[0], ", got ", active.batch);
     p.direction = CopyDirection::kScatter;
     p.add = add;
     p.atomic = atomic;

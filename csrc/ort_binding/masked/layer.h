@@ -56,17 +56,17 @@ class MaskedLayer {
     const Tensor x = c.input(0, 4), pixels = c.input(at_.fringe, 1), count = c.input(at_.fringe + 1),
                  base = c.input(at_.base(), 4);
     p.x = plane_view(x);
-    if (pixels.present != count.present) raise("sbnet::", c.op(), ": fringe: pixels and count go together");
+    if (pixels.present != count.present) raise_expected(c.op(), "fringe", "pixels and count, got one of them");
     if (pixels.present) {
       p.fringe.capacity = pixels.shape[0];
       p.fringe.pixels = c.int32(pixels, {p.fringe.capacity});
       p.fringe.count = c.int32(count, {1});
     }
-    if (base.present && zero_outside_) raise("sbnet::", c.op(), ": base: not with zero_outside=1");
+    if (base.present && zero_outside_) raise_expected(c.op(), "base", "none with zero_outside=1, got one");
     const int64_t plane[2] = {shape[1], shape[2]};
     const ActiveInputs active = active_inputs(c, {at_.indices, at_.count(), at_.block_map()}, grid_, plane);
     if (active.batch != x.shape[0])
-      raise("sbnet::", c.op(), ": block_map: ", active.batch, " images; those of x, ", x.shape[0], ", are wanted");
+      raise_expected(c.op(), "block_map", "the images of x, ", x.shape[0], ", got ", active.batch);
     p.active = active.view;
     p.y = plane_view(nullptr, shape, y_dtype.value_or(x.dtype));
     check(named(c.op(), validate(p)));  // before an output of an absurd size is asked for
@@ -96,8 +96,7 @@ class MaskedLayer {
 inline const void* bias_of(const Context& c, size_t at, int64_t channels, DType* dtype) {
   const Tensor bias = c.input(at, 1);
   if (!bias.present) return nullptr;
-  if (bias.shape[0] != channels)
-    raise("sbnet::", c.op(), ": ", bias.name, ": ", bias.shape[0], " elements; ", channels, " are wanted");
+  if (bias.shape[0] != channels) raise_expected(c.op(), bias.name, channels, " elements, got ", bias.shape[0]);
   *dtype = bias.dtype;
   return bias.data;
 }

@@ -26,8 +26,7 @@ struct AttributeNumbers {
   }
   template <size_t kCount>
   void required(const char* name, int32_t (&to)[kCount]) {
-    if (!given(name, to))
-      raise("sbnet::", a.op(), ": ", name, ": the attribute is missing; ", kCount, " ints are wanted");
+    if (!given(name, to)) raise_expected(a.op(), name, kCount, " ints, got no attribute");
   }
   template <size_t kCount>
   void integers(const char* name, int32_t (&to)[kCount], int32_t otherwise) {
@@ -43,14 +42,12 @@ struct AttributeNumbers {
   bool given(const char* name, int32_t (&to)[kCount]) {
     std::vector<int64_t> values;
     if (!a.integers(name, &values)) return false;
-    if (values.size() != kCount)
-      raise("sbnet::", a.op(), ": ", name, ": expected ", kCount, " numbers, got ", values.size());
+    if (values.size() != kCount) raise_expected(a.op(), name, kCount, " numbers, got ", values.size());
     for (size_t k = 0; k < kCount; ++k) put(name, values[k], &to[k]);
     return true;
   }
   void put(const char* name, int64_t value, int32_t* to) {
-    if (value < INT32_MIN || value > INT32_MAX)
-      raise("sbnet::", a.op(), ": ", name, ": expected numbers of 32 bits, got ", value);
+    if (value < INT32_MIN || value > INT32_MAX) raise_expected(a.op(), name, "numbers of 32 bits, got ", value);
     *to = static_cast<int32_t>(value);
   }
 };

@@ -44,10 +44,10 @@ struct BlocksparseConv {
         constant_lists(a.is_constant(kLists)) {}
 
   static void triple(const char* name, const std::vector<int64_t>& v, int32_t otherwise, int32_t* out) {
-    if (!v.empty() && v.size() != 3) raise("sbnet::", kName, ": ", name, ": expected 3 numbers, got ", v.size());
+    if (!v.empty() && v.size() != 3) raise_expected(kName, name, "3 numbers, got ", v.size());
     for (size_t d = 0; d < 3; ++d) {
       const int64_t number = v.empty() ? otherwise : v[d];
-      if (number < 0 || number > (1 << 20)) raise("sbnet::", kName, ": ", name, ": expected 0 to 2^20, got ", number);
+      if (number < 0 || number > (1 << 20)) raise_expected(kName, name, "0 to 2^20, got ", number);
       out[d] = static_cast<int32_t>(number);
     }
   }
@@ -58,7 +58,7 @@ struct BlocksparseConv {
     triple("padding", padding, 0, g.padding);
     triple("dilation", dilation, 1, g.dilation);
     if (size.size() != 3 && (transposed || !size.empty()))
-      raise("sbnet::", kName, ": size: expected 3 numbers, got ", size.size());
+      raise_expected(kName, "size", "3 numbers, got ", size.size());
     return g;
   }
 
@@ -102,7 +102,7 @@ struct BlocksparseConv {
     p.layout = conv_layout_view(conv_layout_shape(numbers), words);
     p.transposed = transposed;
     if (weight.shape[0] != p.layout.shape.weights)
-      raise("sbnet::", kName, ": weight: expected ", p.layout.shape.weights, " elements, got ", weight.shape[0]);
+      raise_expected(kName, "weight", p.layout.shape.weights, " elements, got ", weight.shape[0]);
     p.weight = weight.data;
     set_bias(c, bias, outputs(), &p);
     p.activation = activation;
@@ -111,7 +111,7 @@ struct BlocksparseConv {
     for (int d = 0; d < 3; ++d) {
       const size_t at = static_cast<size_t>(1 + d);
       y[at] = output_side(g, d, x.shape[at]);
-      if (y[at] < 0) raise("sbnet::", kName, ": size: expected 0 or more, got ", y[at]);
+      if (y[at] < 0) raise_expected(kName, "size", "0 or more, got ", y[at]);
     }
     y[4] = outputs();
     p.x = volume(const_cast<void*>(x.data), x.shape, x.dtype);

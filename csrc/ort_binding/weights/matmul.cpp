@@ -47,8 +47,7 @@ struct BlocksparseMatmul {
         negative_slope(a.real("negative_slope", 0.01f)),
         constant_coords(a.is_constant(kCoords)) {
     if (in_features < 1 || out_features < 1)
-      raise("sbnet::", kName, ": in_features, out_features: expected 1 or more, got ", in_features, " and ",
-            out_features);
+      raise_expected(kName, "in_features, out_features", "1 or more, got ", in_features, " and ", out_features);
   }
 
   int64_t outputs() const { return transposed ? in_features : out_features; }
@@ -67,11 +66,9 @@ struct BlocksparseMatmul {
                  bias = c.input(kBiasInput, 1), gate = c.input(kGate, 1);
     const int64_t inputs = transposed ? out_features : in_features, size = weight.shape[1];
     if (x.shape.empty() || x.shape.back() != inputs)
-      raise("sbnet::", kName, ": x: expected ", inputs, " features last, got ",
-            x.shape.empty() ? int64_t{0} : x.shape.back());
+      raise_expected(kName, "x", inputs, " features last, got ", x.shape.empty() ? int64_t{0} : x.shape.back());
     if (weight.shape[2] != size || !is_weight_block_size(size))
-      raise("sbnet::", kName, ": weight: expected square blocks of 8, 16, 32, 64 or 128, got ", size, " x ",
-            weight.shape[2]);
+      raise_expected(kName, "weight", "square blocks of 8, 16, 32, 64 or 128, got ", size, " x ", weight.shape[2]);
     const int64_t blocks = weight.shape[0];
     const BlockLayoutShape shape = {
         (in_features + size - 1) / size, (out_features + size - 1) / size, blocks, in_features, out_features,
@@ -90,8 +87,7 @@ struct BlocksparseMatmul {
     p.weight = weight.data;
     set_bias(c, bias, outputs(), &p);
     if (gate.present) {
-      if (gate.shape[0] != blocks)
-        raise("sbnet::", kName, ": gate: expected ", blocks, " elements, got ", gate.shape[0]);
+      if (gate.shape[0] != blocks) raise_expected(kName, "gate", blocks, " elements, got ", gate.shape[0]);
       p.gate = static_cast<const float*>(gate.data);
     }
     p.activation = activation;

@@ -46,8 +46,7 @@ class Tables {
 template <class Params>
 void set_bias(const Context& c, const Tensor& bias, int64_t elements, Params* p) {
   if (!bias.present) return;
-  if (bias.shape[0] != elements)
-    raise("sbnet::", c.op(), ": bias: expected ", elements, " elements, got ", bias.shape[0]);
+  if (bias.shape[0] != elements) raise_expected(c.op(), "bias", elements, " elements, got ", bias.shape[0]);
   p->bias = bias.data;
   p->bias_dtype = bias.dtype;
 }

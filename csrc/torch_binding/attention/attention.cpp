@@ -12,9 +12,8 @@ using MaybeTensor = std::optional<Tensor>;
 Tensor readable(const Call& call, const char* argument, const Tensor& t, const Tensor& q) {
   call.same_device(argument, t);
   check_rank(call.op(), argument, t, 4);
-  SBNET_TORCH_CHECK(t.scalar_type() == q.scalar_type(), "sbnet::", call.op(), ": ", argument, ": expected ",
-                    dtype_name(to_dtype(call.op(), "q", q)), ", the dtype of q, got ",
-                    dtype_name(to_dtype(call.op(), argument, t)));
+  SBNET_TORCH_EXPECT(t.scalar_type() == q.scalar_type(), call.op(), argument, dtype_name(to_dtype(call.op(), "q", q)),
+                     ", the dtype of q, got ", dtype_name(to_dtype(call.op(), argument, t)));
   const int64_t unit = 16 / dtype_size(to_dtype(call.op(), argument, t));
   bool fits = t.size(3) <= 1 || t.stride(3) == 1;
   for (int d = 0; d < 3; ++d) fits = fits && (t.size(d) <= 1 || t.stride(d) % (unit ? unit : 1) == 0);
@@ -55,11 +54,11 @@ struct Problem {
           double scale, double dropout)
       : q(readable(call, "q", q_in, q_in)), k(readable(call, "k", k_in, q_in)), v(readable(call, "v", v_in, q_in)) {
     const char* op = call.op();
-    SBNET_TORCH_CHECK(k.size(0) == q.size(0) && k.size(3) == q.size(3), "sbnet::", op, ": k: expected a batch of ",
-                      q.size(0), " and a head dimension of ", q.size(3), ", got ", k.size(0), " and ", k.size(3));
+    SBNET_TORCH_EXPECT(k.size(0) == q.size(0) && k.size(3) == q.size(3), op, "k", "a batch of ", q.size(0),
+                       " and a head dimension of ", q.size(3), ", got ", k.size(0), " and ", k.size(3));
     for (int d = 0; d < 4; ++d)
-      SBNET_TORCH_CHECK(v.size(d) == k.size(d), "sbnet::", op, ": v: expected the shape of k, got ", v.size(d), " for ",
-                        k.size(d), " in dimension ", d);
+      SBNET_TORCH_EXPECT(v.size(d) == k.size(d), op, "v", "the shape of k, got ", v.size(d), " for ", k.size(d),
+                         " in dimension ", d);
     p.dtype = to_dtype(op, "q", q);
     p.batch = q.size(0);
     p.heads = to_int32(op, "q", q.size(1)), p.kv_heads = to_int32(op, "k", k.size(1));
@@ -67,20 +66,19 @@ struct Problem {
     p.head_dim = to_int32(op, "q", q.size(3));
     p.scale = static_cast<float>(scale);
     p.q = view(q), p.k = view(k), p.v = view(v);
-    SBNET_TORCH_CHECK(layout.size() == 6, "sbnet::", op, ": layout: expected 6 numbers, got ", layout.size());
+    SBNET_TORCH_EXPECT(layout.size() == 6, op, "layout", "6 numbers, got ", layout.size());
     AttentionRule& rule = p.layout.rule;
     int32_t* numbers[6] = {&rule.diagonal, &rule.band, &rule.prefix, &rule.stride, &rule.phases, &p.layout.block};
     for (int i = 0; i < 6; ++i) *numbers[i] = to_int32(op, "layout", layout[i]);
-    SBNET_TORCH_CHECK(p.layout.block > 0 && rule.phases > 0, "sbnet::", op,
-                      ": layout: expected positive blocks, phases");
+    SBNET_TORCH_EXPECT(p.layout.block > 0 && rule.phases > 0, op, "layout", "positive blocks, phases");
     set_blocks(call, rows, columns, mask_index, masks);
     if (q_lengths) p.q_lengths = call.int32("q_lengths", *q_lengths, p.batch);
     if (k_lengths) p.k_lengths = call.int32("k_lengths", *k_lengths, p.batch);
     p.dropout.p = static_cast<float>(dropout);
     if (seed) {
       call.same_device("seed", *seed);
-      SBNET_TORCH_CHECK(seed->scalar_type() == ScalarType::Long && seed->is_contiguous() && seed->numel() == 2,
-                        "sbnet::", op, ": seed: expected 2 contiguous int64 numbers, got ", seed->numel());
+      SBNET_TORCH_EXPECT(seed->scalar_type() == ScalarType::Long && seed->is_contiguous() && seed->numel() == 2, op,
+                         "seed", "2 contiguous int64 numbers, got ", seed->numel());
       p.dropout.seed = static_cast<const int64_t*>(seed->const_data_ptr());
     }
   }
@@ -100,12 +98,12 @@ struct Problem {
       a.batches = to_int32(op, "rows", rows->size(0)), a.heads = to_int32(op, "rows", rows->size(1));
       const int64_t planes = size_product({a.batches, a.heads});
       a.rows = words(call, "rows", *rows, size_product({planes, a.q_blocks, a.row_words()}));
-      SBNET_TORCH_CHECK(columns, "sbnet::", op, ": columns: expected those of rows, got none");
+      SBNET_TORCH_EXPECT(columns, op, "columns", "those of rows, got none");
       a.columns = words(call, "columns", *columns, size_product({planes, a.k_blocks, a.column_words()}));
     }
     if (mask_index) {
       a.mask_index = call.int32("mask_index", *mask_index, size_product({a.heads, a.q_blocks, a.k_blocks}));
-      SBNET_TORCH_CHECK(masks, "sbnet::", op, ": masks: expected those of mask_index, got none");
+      SBNET_TORCH_EXPECT(masks, op, "masks", "those of mask_index, got none");
       check_rank(op, "masks", *masks, 3);
       a.mask_count = to_int32(op, "masks", masks->size(0));
       a.masks = words(call, "masks", *masks, size_product({a.mask_count, a.block, a.mask_words()}));
@@ -124,8 +122,8 @@ std::tuple<Tensor, Tensor> pack_attention_blocks(Tensor blocks) {
   const char* op = "pack_attention_blocks";
   const Call call(op, "blocks", blocks);
   check_rank(op, "blocks", blocks, 4);
-  SBNET_TORCH_CHECK(blocks.scalar_type() == ScalarType::Bool, "sbnet::", op, ": blocks: expected bool, got ",
-                    dtype_name(to_dtype(op, "blocks", blocks)));
+  SBNET_TORCH_EXPECT(blocks.scalar_type() == ScalarType::Bool, op, "blocks", "bool, got ",
+                     dtype_name(to_dtype(op, "blocks", blocks)));
   if (!blocks.is_contiguous()) blocks = torch::stable::contiguous(blocks);
   const int64_t B = blocks.size(0), H = blocks.size(1), Q = blocks.size(2), K = blocks.size(3);
   const Tensor rows = empty_int32(blocks, {B, H, Q, (K + 31) / 32});
@@ -176,15 +174,15 @@ std::tuple<Tensor, Tensor, Tensor> block_attention_backward(
   const int64_t statistics = size_product({p.batch, p.heads, p.q_length});
   const auto floats = [&](const char* argument, const Tensor& t, int64_t count) {
     call.same_device(argument, t);
-    SBNET_TORCH_CHECK(t.scalar_type() == ScalarType::Float && t.numel() == count, "sbnet::", op, ": ", argument,
-                      ": expected ", count, " float32 numbers, got ", t.numel());
+    SBNET_TORCH_EXPECT(t.scalar_type() == ScalarType::Float && t.numel() == count, op, argument, count,
+                       " float32 numbers, got ", t.numel());
     return t.is_contiguous() ? t : torch::stable::contiguous(t);
   };
   out = readable(call, "out", out, q), grad_out = readable(call, "grad_out", grad_out, q);
   for (int d = 0; d < 4; ++d)
-    SBNET_TORCH_CHECK(out.size(d) == q.size(d) && grad_out.size(d) == q.size(d), "sbnet::", op,
-                      ": out, grad_out: expected the shape of q, got ", out.size(d), " and ", grad_out.size(d), " for ",
-                      q.size(d), " in dimension ", d);
+    SBNET_TORCH_EXPECT(out.size(d) == q.size(d) && grad_out.size(d) == q.size(d), op, "out, grad_out",
+                       "the shape of q, got ", out.size(d), " and ", grad_out.size(d), " for ", q.size(d),
+                       " in dimension ", d);
   lse = floats("lse", lse, statistics);
   p.out = view(out), b.grad_out = view(grad_out);
   p.lse = static_cast<float*>(lse.data_ptr());

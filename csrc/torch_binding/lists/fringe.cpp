@@ -12,8 +12,8 @@ std::tuple<Tensor, Tensor> fringe(Tensor producer_map, Tensor consumer_map, Ints
   const char* op = "fringe";
   const Call call(op, "producer_map", producer_map);
   check_rank(op, "producer_map", producer_map, 3);
-  SBNET_TORCH_CHECK(size.size() == 2 && consumer_size.size() == 2, "sbnet::", op,
-                    ": size, consumer_size: (height, width) is wanted");
+  SBNET_TORCH_EXPECT(size.size() == 2 && consumer_size.size() == 2, op, "size, consumer_size", "(height, width), got ",
+                     size.size(), " and ", consumer_size.size(), " numbers");
   FringeParams p = {};
   p.batch = producer_map.size(0);
   p.height = size[0], p.width = size[1];

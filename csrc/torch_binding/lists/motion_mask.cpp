@@ -20,9 +20,9 @@ Tensor run(const char* op, const Tensor& frame, const Tensor& background, const 
   call.same_device("background", background);
   check_rank(op, "background", background, 3);
   const bool fits = background.size(0) == size[0] && background.size(1) == size[1] && background.size(2) == size[2];
-  SBNET_TORCH_CHECK(fits && background.is_contiguous() && background.scalar_type() == ScalarType::Float, "sbnet::", op,
-                    ": background: expected contiguous float32 [", size[0], ",", size[1], ",", size[2],
-                    "], got another tensor");
+  SBNET_TORCH_EXPECT(fits && background.is_contiguous() && background.scalar_type() == ScalarType::Float, op,
+                     "background", "contiguous float32 [", size[0], ",", size[1], ",", size[2],
+                     "], got another tensor");
   Tensor mask = torch::stable::new_empty(frame, {size, 3}, ScalarType::Bool);
   p.background = static_cast<const float*>(background.const_data_ptr());
   p.next = static_cast<float*>(next.data_ptr());

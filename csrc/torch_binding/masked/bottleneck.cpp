@@ -36,8 +36,8 @@ void run(const LayerCall& layer, BottleneckArguments a) {
     DType dtype = p.bias_dtype;
     p.bias[k] = bias_of(call, kBiases[k], a.biases[k], a.weights[k].size(0), &dtype);
     if (!a.biases[k]) continue;
-    SBNET_TORCH_CHECK(!any || dtype == p.bias_dtype, "sbnet::", op, ": ", kBiases[k], ": dtype ", dtype_name(dtype),
-                      "; that of the biases before, ", dtype_name(p.bias_dtype), ", is wanted");
+    SBNET_TORCH_EXPECT(!any || dtype == p.bias_dtype, op, std::string(kBiases[k]) + ": dtype",
+                       "that of the other biases, ", dtype_name(p.bias_dtype), ", got ", dtype_name(dtype));
     any = true;
     p.bias_dtype = dtype;
   }

@@ -17,9 +17,9 @@ using torch::headeronly::MemoryFormat;
 const void* packed_of(const Call& call, const Tensor& packed, const ConvPackParams& p) {
   call.same_device("packed", packed);
   const int64_t wanted = call.cuda() ? 0 : packed_bytes(p);
-  SBNET_TORCH_CHECK(packed.scalar_type() == ScalarType::Byte && packed.is_contiguous() && packed.numel() == wanted,
-                    "sbnet::", call.op(), ": packed: ", packed.numel(), " elements; pack_conv_weight(weight, groups), ",
-                    wanted, " bytes, is wanted");
+  SBNET_TORCH_EXPECT(packed.scalar_type() == ScalarType::Byte && packed.is_contiguous() && packed.numel() == wanted,
+                     call.op(), "packed", "pack_conv_weight(weight, groups), ", wanted, " bytes, got ", packed.numel(),
+                     " elements");
   return wanted ? packed.const_data_ptr() : nullptr;
 }
 
@@ -96,12 +96,11 @@ void output_sides(const char* op, const Tensor& x, const Tensor& weight, const I
   to_pair(op, "padding", padding, paddings);
   to_pair(op, "dilation", dilation, dilations);
   for (int d = 0; d < 2; ++d) {
-    SBNET_TORCH_CHECK(strides[d] >= 1 && dilations[d] >= 1 && paddings[d] >= 0, "sbnet::", op,
-                      ": stride, dilation, padding: ", strides[d], ", ", dilations[d], ", ", paddings[d],
-                      "; at least 1, 1, 0 is wanted");
+    SBNET_TORCH_EXPECT(strides[d] >= 1 && dilations[d] >= 1 && paddings[d] >= 0, op, "stride, dilation, padding",
+                       "at least 1, 1, 0, got ", strides[d], ", ", dilations[d], ", ", paddings[d]);
     const int64_t reach = x.size(2 + d) + 2 * padding[d] - dilation[d] * (weight.size(2 + d) - 1) - 1;
-    SBNET_TORCH_CHECK(reach >= 0, "sbnet::", op, ": x: side ", x.size(2 + d), " with padding ", padding[d],
-                      " is smaller than the kernel's reach");
+    SBNET_TORCH_EXPECT(reach >= 0, op, "x", "a side of at least the kernel's reach, got ", x.size(2 + d),
+                       " with padding ", padding[d]);
     side[d] = reach / stride[d] + 1;
   }
 }
@@ -137,7 +136,7 @@ void run_quantized(const LayerCall& layer, ConvArguments a, const Scales& scales
   std::optional<Tensor> scale = scales.scale;
   DType dtype = DType::kF32;
   p.scale = static_cast<const float*>(bias_of(call, "scale", scale, a.weight.size(0), &dtype));
-  SBNET_TORCH_CHECK(dtype == DType::kF32, "sbnet::", op, ": scale: dtype: expected float32, got ", dtype_name(dtype));
+  SBNET_TORCH_EXPECT(dtype == DType::kF32, op, "scale: dtype", "float32, got ", dtype_name(dtype));
   p.x_scale = static_cast<float>(scales.x);
   p.residual_scale = static_cast<float>(scales.residual);
   p.out_scale = static_cast<float>(scales.out);

@@ -74,7 +74,7 @@ Tensor sparse_conv_transpose2d(Tensor x, Tensor weight, Optional bias, Optional 
   int64_t side[2];
   for (int d = 0; d < 2; ++d) {
     side[d] = conv_transpose_output_side(p, d, x.size(2 + d));
-    SBNET_TORCH_CHECK(side[d] >= 1, "sbnet::", op, ": x: expected a plane that gives pixels, got side ", x.size(2 + d));
+    SBNET_TORCH_EXPECT(side[d] >= 1, op, "x", "a plane that gives pixels, got side ", x.size(2 + d));
   }
   const Tensor y =
       zeros_for(op, x, size_product({p.weight.size[1], p.groups < 0 ? 0 : p.groups}), side, block_map, grid);

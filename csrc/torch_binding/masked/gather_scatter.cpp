@@ -18,9 +18,9 @@ Tensor sparse_gather(Tensor x, Tensor indices, Tensor count, Tensor block_map, G
   p.plane = view4(op, "x", x);
   p.active = to_active(call, indices, count, &block_map, grid, x.size(0));
   check(check_active(op, p.active));
-  SBNET_TORCH_CHECK(x.numel() == 0 || x.size(1) <= INT32_MAX / (int64_t{p.active.grid.size[0]} * p.active.grid.size[1]),
-                    "sbnet::", op, ": grid: a block of ", x.size(1), " channels x ", grid[0], " x ", grid[1],
-                    " pixels; at most 2^31 elements are wanted");
+  SBNET_TORCH_EXPECT(
+      x.numel() == 0 || x.size(1) <= INT32_MAX / (int64_t{p.active.grid.size[0]} * p.active.grid.size[1]), op, "grid",
+      "blocks of at most 2^31 elements, got ", x.size(1), " channels x ", grid[0], " x ", grid[1], " pixels");
   const bool channels_last = is_channels_last(x) != transpose;
   const int64_t rows = p.active.capacity, C = x.size(1), bh = p.active.grid.size[0], bw = p.active.grid.size[1];
   const int64_t nchw[4] = {rows, C, bh, bw}, nhwc[4] = {rows, bh, bw, C};

@@ -25,8 +25,8 @@ void set_layer(const Call& call, const LayerCall& a, Params* p) {
   p->x = view4(a.op, "x", a.x);
   p->y = view4(a.op, "out", a.out);
   p->active = to_active(call, a.indices, a.count, a.block_map ? &*a.block_map : nullptr, a.grid, a.x.size(0));
-  SBNET_TORCH_CHECK(a.fringe_pixels.has_value() == a.fringe_count.has_value(), "sbnet::", a.op,
-                    ": fringe: pixels and count go together");
+  SBNET_TORCH_EXPECT(a.fringe_pixels.has_value() == a.fringe_count.has_value(), a.op, "fringe",
+                     "pixels and count, got one of them");
   if (!a.fringe_pixels) return;
   p->fringe.capacity = a.fringe_pixels->numel();
   p->fringe.pixels = call.int32("fringe", *a.fringe_pixels, p->fringe.capacity);
@@ -41,9 +41,8 @@ inline const void* bias_of(const Call& call, const char* argument, std::optional
                            DType* dtype) {
   if (!kept) return nullptr;
   call.same_device(argument, *kept);
-  SBNET_TORCH_CHECK(kept->dim() == 1 && kept->size(0) == channels, "sbnet::", call.op(), ": ", argument,
-                    ": a tensor of ", kept->dim(), " dimensions and ", kept->numel(), " elements; [", channels,
-                    "] is wanted");
+  SBNET_TORCH_EXPECT(kept->dim() == 1 && kept->size(0) == channels, call.op(), argument, "[", channels, "], got ",
+                     kept->numel(), " elements in ", kept->dim(), " dimensions");
   if (!kept->is_contiguous()) kept = torch::stable::contiguous(*kept);
   *dtype = to_dtype(call.op(), argument, *kept);
   return kept->const_data_ptr();

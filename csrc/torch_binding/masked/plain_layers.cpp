@@ -110,8 +110,8 @@ struct ReadTensors {
   void vector(const char* name, const void** to, DType* dtype) {
     DType own = first ? *dtype : y.dtype;
     *to = bias_of(call, name, *next, y.size[1], &own);
-    SBNET_TORCH_CHECK(!first || own == *dtype, "sbnet::", call.op(), ": ", name, ": dtype: expected that of ", first,
-                      ", ", dtype_name(*dtype), ", got ", dtype_name(own));
+    SBNET_TORCH_EXPECT(!first || own == *dtype, call.op(), std::string(name) + ": dtype", "that of ", first, ", ",
+                       dtype_name(*dtype), ", got ", dtype_name(own));
     if (!first && *next) first = name;
     ++next;
     *dtype = own;

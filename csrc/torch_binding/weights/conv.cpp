@@ -19,8 +19,8 @@ VolumeView volume(const char* op, const char* argument, const Tensor& t) {
 bool channels_last(const Tensor& t) { return t.stride(1) == 1 && t.stride(4) != 1; }
 
 BlocksparseConvLayout to_layout(const Call& call, const Tensor& tables, const Ints& numbers) {
-  SBNET_TORCH_CHECK(numbers.size() == kConvLayoutNumbers, "sbnet::", call.op(), ": layout: expected ",
-                    kConvLayoutNumbers, " numbers, got ", numbers.size());
+  SBNET_TORCH_EXPECT(numbers.size() == kConvLayoutNumbers, call.op(), "layout", kConvLayoutNumbers, " numbers, got ",
+                     numbers.size());
   const BlocksparseConvShape shape = conv_layout_shape(numbers.data());
   check(validate(call.op(), shape));
   return conv_layout_view(shape, call.int32("tables", tables, conv_layout_words(shape)));
@@ -28,7 +28,7 @@ BlocksparseConvLayout to_layout(const Call& call, const Tensor& tables, const In
 
 // kernel_size, stride, padding, dilation: three numbers each.
 ConvGeometry to_geometry(const char* op, const Ints& v) {
-  SBNET_TORCH_CHECK(v.size() == 12, "sbnet::", op, ": geometry: expected 12 numbers, got ", v.size());
+  SBNET_TORCH_EXPECT(v.size() == 12, op, "geometry", "12 numbers, got ", v.size());
   ConvGeometry g;
   for (int d = 0; d < 3; ++d) {
     g.kernel[d] = to_int32(op, "kernel_size", v[d]);
@@ -74,9 +74,9 @@ int64_t packed_bytes(const Call& call, const Ints& layout, DType dtype, bool tra
 const void* packed_of(const Call& call, const Tensor& packed, const Ints& layout, const BlocksparseConvParams& p) {
   call.same_device("packed", packed);
   const int64_t wanted = packed_bytes(call, layout, p.x.dtype, p.transposed);
-  SBNET_TORCH_CHECK(packed.scalar_type() == ScalarType::Byte && packed.is_contiguous() && packed.numel() == wanted,
-                    "sbnet::", call.op(), ": packed: expected pack_blocksparse_filters(filters, layout), ", wanted,
-                    " bytes, got ", packed.numel(), " elements");
+  SBNET_TORCH_EXPECT(packed.scalar_type() == ScalarType::Byte && packed.is_contiguous() && packed.numel() == wanted,
+                     call.op(), "packed", "pack_blocksparse_filters(filters, layout), ", wanted, " bytes, got ",
+                     packed.numel(), " elements");
   return wanted ? packed.const_data_ptr() : nullptr;
 }
 
@@ -88,8 +88,8 @@ Tensor convolve(const Call& call, const Tensor& x, Filter& f, BlocksparseConvPar
   p.geometry = to_geometry(op, f.geometry);
   p.transposed = f.transposed;
   f.weight = vector_of(call, "weight", f.weight, p.layout.shape.weights);
-  SBNET_TORCH_CHECK(f.weight.scalar_type() == x.scalar_type(), "sbnet::", op, ": weight: expected ",
-                    dtype_name(p.x.dtype), ", the dtype of x, got ", dtype_name(to_dtype(op, "weight", f.weight)));
+  SBNET_TORCH_EXPECT(f.weight.scalar_type() == x.scalar_type(), op, "weight", dtype_name(p.x.dtype),
+                     ", the dtype of x, got ", dtype_name(to_dtype(op, "weight", f.weight)));
   p.weight = f.weight.const_data_ptr();
   if (f.packed) p.packed = packed_of(call, *f.packed, f.layout, p);
   const int64_t outputs = p.layout.shape.channels[p.to()];
@@ -101,11 +101,10 @@ Tensor convolve(const Call& call, const Tensor& x, Filter& f, BlocksparseConvPar
   p.activation = to_activation(op, f.activation);
   p.activation_param = static_cast<float>(f.activation_param);
   const Ints& size = f.output_size;
-  SBNET_TORCH_CHECK(size.size() == 3, "sbnet::", op, ": output_size: expected 3 numbers, got ", size.size());
-  for (int64_t s : size)
-    SBNET_TORCH_CHECK(s >= 0 && s <= (1 << 30), "sbnet::", op, ": output_size: expected 0 to 2^30, got ", s);
-  SBNET_TORCH_CHECK(size_product({x.size(0), outputs, size[0], size[1], size[2]}) <= int64_t{1} << 40, "sbnet::", op,
-                    ": output_size: expected at most 2^40 elements, got more");
+  SBNET_TORCH_EXPECT(size.size() == 3, op, "output_size", "3 numbers, got ", size.size());
+  for (int64_t s : size) SBNET_TORCH_EXPECT(s >= 0 && s <= (1 << 30), op, "output_size", "0 to 2^30, got ", s);
+  SBNET_TORCH_EXPECT(size_product({x.size(0), outputs, size[0], size[1], size[2]}) <= int64_t{1} << 40, op,
+                     "output_size", "at most 2^40 elements, got more");
   if (p.active.indices) check(check_tiling(op, p.active.grid, size[1], size[2]));
   const int64_t first[5] = {x.size(0), outputs, size[0], size[1], size[2]};
   const int64_t last[5] = {x.size(0), size[0], size[1], size[2], outputs};

@@ -16,11 +16,12 @@ struct Layout {
 };
 
 Layout to_layout(const char* op, const Ints& v) {
-  SBNET_TORCH_CHECK(v.size() == 9, "sbnet::", op, ": layout: expected 9 numbers, got ", v.size());
+  SBNET_TORCH_EXPECT(v.size() == 9, op, "layout", "9 numbers, got ", v.size());
   Layout layout = {{v[0], v[1], v[2], v[3], v[4], to_int32(op, "layout", v[5])}, {v[6], v[7], v[8]}};
   check(validate(op, layout.shape));
   for (int64_t words : layout.plan_words)
-    SBNET_TORCH_CHECK(words >= 0 && words < (int64_t{1} << 40), "sbnet::", op, ": layout: plan of ", words, " words");
+    SBNET_TORCH_EXPECT(words >= 0 && words < (int64_t{1} << 40), op, "layout", "a plan of fewer than 2^40 words, got ",
+                       words);
   return layout;
 }
 
@@ -62,13 +63,13 @@ Tensor empty_matrix(const Tensor& like, int64_t rows, int64_t features, bool fea
 Tensor blocks_of(const Call& call, const Tensor& x, const Tensor& weight, const BlockLayoutShape& shape) {
   call.same_device("weight", weight);
   const int64_t size = shape.block_size;
-  SBNET_TORCH_CHECK(
+  SBNET_TORCH_EXPECT(
       weight.dim() == 3 && weight.size(0) == shape.blocks && weight.size(1) == size && weight.size(2) == size,
-      "sbnet::", call.op(), ": weight: expected [", shape.blocks, ", ", size, ", ", size, "], got ", weight.numel(),
-      " elements in ", weight.dim(), " dimensions");
-  SBNET_TORCH_CHECK(weight.scalar_type() == x.scalar_type(), "sbnet::", call.op(), ": weight: expected ",
-                    dtype_name(to_dtype(call.op(), "x", x)), ", the dtype of x, got ",
-                    dtype_name(to_dtype(call.op(), "weight", weight)));
+      call.op(), "weight", "[", shape.blocks, ", ", size, ", ", size, "], got ", weight.numel(), " elements in ",
+      weight.dim(), " dimensions");
+  SBNET_TORCH_EXPECT(weight.scalar_type() == x.scalar_type(), call.op(), "weight",
+                     dtype_name(to_dtype(call.op(), "x", x)), ", the dtype of x, got ",
+                     dtype_name(to_dtype(call.op(), "weight", weight)));
   return weight.is_contiguous() ? weight : torch::stable::contiguous(weight);
 }
 
@@ -76,7 +77,7 @@ Tensor blocks_of(const Call& call, const Tensor& x, const Tensor& weight, const 
 Tensor block_layout_tables(Tensor coords, Ints shape) {
   const char* op = "block_layout";
   const Call call(op, "coords", coords);
-  SBNET_TORCH_CHECK(shape.size() == 6, "sbnet::", op, ": shape: expected 6 numbers, got ", shape.size());
+  SBNET_TORCH_EXPECT(shape.size() == 6, op, "shape", "6 numbers, got ", shape.size());
   shape.resize(9);
   const BlockLayoutShape s = to_layout(op, shape).shape;
   const int32_t* list = call.int32("coords", coords, 2 * s.blocks);
@@ -89,8 +90,8 @@ Tensor block_layout_tables(Tensor coords, Ints shape) {
 Tensor blocksparse_plan(Tensor tables, Ints shape, int64_t pass) {
   const char* op = "blocksparse_plan";
   const Call call(op, "tables", tables);
-  SBNET_TORCH_CHECK(pass >= 0 && pass < 3, "sbnet::", op, ": pass: expected 0, 1 or 2, got ", pass);
-  SBNET_TORCH_CHECK(shape.size() == 6, "sbnet::", op, ": shape: expected 6 numbers, got ", shape.size());
+  SBNET_TORCH_EXPECT(pass >= 0 && pass < 3, op, "pass", "0, 1 or 2, got ", pass);
+  SBNET_TORCH_EXPECT(shape.size() == 6, op, "shape", "6 numbers, got ", shape.size());
   shape.resize(9);
   const BlockLayoutShape s = to_layout(op, shape).shape;
   // Made anew from its blocks: what a plan's builder reads must be in order.
@@ -128,8 +129,8 @@ void set_factor(const Call& call, const Tensor& x, Factor& f, BlocksparseMatmulP
   p.weight = f.weight.const_data_ptr();
   if (f.gate) {
     f.gate = vector_of(call, "gate", *f.gate, layout.shape.blocks);
-    SBNET_TORCH_CHECK(f.gate->scalar_type() == ScalarType::Float, "sbnet::", op, ": gate: expected float32, got ",
-                      dtype_name(to_dtype(op, "gate", *f.gate)));
+    SBNET_TORCH_EXPECT(f.gate->scalar_type() == ScalarType::Float, op, "gate", "float32, got ",
+                       dtype_name(to_dtype(op, "gate", *f.gate)));
     p.gate = static_cast<const float*>(f.gate->const_data_ptr());
   }
   if (f.bias) {
@@ -190,8 +191,8 @@ Tensor blocksparse_conv1x1(Tensor x, Tensor weight, std::optional<Tensor> gate, 
 Tensor blocksparse_weight_grad(std::vector<Tensor> x, std::vector<Tensor> dy, Tensor tables, Ints layout_numbers,
                                bool allow_tf32) {
   const char* op = "blocksparse_weight_grad";
-  SBNET_TORCH_CHECK(x.size() == dy.size() && x.size() >= 1 && x.size() <= kMaxWeightGradPairs, "sbnet::", op,
-                    ": pairs: expected 1 to ", kMaxWeightGradPairs, " of x and dy, got ", x.size(), " and ", dy.size());
+  SBNET_TORCH_EXPECT(x.size() == dy.size() && x.size() >= 1 && x.size() <= kMaxWeightGradPairs, op, "pairs", "1 to ",
+                     kMaxWeightGradPairs, " of x and dy, got ", x.size(), " and ", dy.size());
   const Call call(op, "x", x[0]);
   const Layout layout = to_layout(op, layout_numbers);
   const Tables found = to_tables(call, tables, layout, MatmulPass::kWeightGradient);

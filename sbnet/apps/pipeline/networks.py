@@ -221,7 +221,7 @@ def halo_of(run: Any) -> int:
 
     found = reach(run.plan)
     if found is None:
-        raise PipelineError("margin: halo: the network sees the whole frame; expected a number of pixels")
+        raise PipelineError("margin: expected a number of pixels where the network sees the whole frame, got halo")
     return found
 
 

@@ -86,7 +86,7 @@ class JsonLines:
 
     def __init__(self, path: Path) -> None:
         if path.is_dir():
-            raise PipelineError(f"{path}: is a folder; expected the name of a file")
+            raise PipelineError(f"{path}: expected the name of a file, got a folder")
         self._path, self._part = path, path.with_name(f".{path.name}.{os.getpid()}.part")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

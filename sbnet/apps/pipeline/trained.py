@@ -134,7 +134,7 @@ def recognise(weights: str = "") -> Network:
     if not weights:
         raise ValueError("recognise: expected torchvision's file of ResNet-50 weights, as in recognise:resnet50.pth")
     if not Path(weights).is_file():
-        raise ValueError(f"{weights}: no such file; expected torchvision's file of ResNet-50 weights")
+        raise ValueError(f"{weights}: expected torchvision's file of ResNet-50 weights, got no file")
 
     def prepare(x: Tensor) -> Tensor:
         shift, scale = _imagenet(x.device, x.dtype)

@@ -66,7 +66,7 @@ class PyramidRequest:
         grids = []
         for k, plane in enumerate(_items(op, "planes", planes)):
             if len(_items(op, f"planes[{k}]", plane)) != 3:
-                raise ValueError(f"sbnet::{op}: planes[{k}]: {plane}; (height, width, block size) is wanted")
+                raise ValueError(f"sbnet::{op}: planes[{k}]: expected (height, width, block size), got {plane}")
             size = to_pair(tuple(plane[:2]), f"{op}: planes[{k}]")
             grids.append(BlockGrid.cover(size, to_pair(plane[2], f"{op}: planes[{k}]: block size")))
             numbers += [*size, *grids[-1].bsize]
@@ -85,7 +85,7 @@ class PyramidRequest:
 
 def _items(op: str, name: str, value: Any) -> Sequence[Any]:
     if not isinstance(value, (tuple, list)):
-        raise TypeError(f"sbnet::{op}: {name}: {type(value).__name__}; a sequence is wanted")
+        raise TypeError(f"sbnet::{op}: {name}: expected a sequence, got {type(value).__name__}")
     return value
 
 
@@ -94,11 +94,11 @@ def _fringe_numbers(name: str, request: Any, planes: int) -> list[int]:
 
     def plane_index(value: Any) -> int:
         if not isinstance(value, int) or not 0 <= value < planes:
-            raise ValueError(f"sbnet::{name}: plane {value!r}; an index of one of the {planes} planes is wanted")
+            raise ValueError(f"sbnet::{name}: plane: expected an index of one of the {planes} planes, got {value!r}")
         return value
 
     if not isinstance(request, (tuple, list)) or len(request) != 2 or not isinstance(request[1], (tuple, list)):
-        raise ValueError(f"sbnet::{name}: {request!r}; (plane, consumers) is wanted")
+        raise ValueError(f"sbnet::{name}: expected (plane, consumers), got {request!r}")
     numbers = [plane_index(request[0]), len(request[1])]
     for consumer in request[1]:
         alone = isinstance(consumer, (tuple, list)) and len(consumer) > 1 and isinstance(consumer[1], Window)
@@ -118,15 +118,15 @@ def _mask_pyramid_fake(
     batch = mask.shape[0]
     torch._check(
         len(planes) % 4 == 0 and all(v >= 1 for v in planes),
-        lambda: f"sbnet::mask_pyramid: planes: {planes}; height, width and block size, at least 1, of each are wanted",
+        lambda: f"sbnet::mask_pyramid: planes: expected height, width and block size of each, at least 1, got {planes}",
     )
     at = 0
     while at < len(fringes):
         torch._check(
             len(fringes) - at >= 2 and fringes[at + 1] >= 1 and 0 <= fringes[at] < len(planes) // 4,
             lambda: (
-                f"sbnet::mask_pyramid: fringes: {fringes}; an index of a plane, the number of its consumers and "
-                "eleven numbers for each of those are wanted"
+                f"sbnet::mask_pyramid: fringes: expected an index of a plane, the number "
+                f"of its consumers and eleven numbers for each of those, got {fringes}"
             ),
         )
         at += 2 + CONSUMER_NUMBERS * fringes[at + 1]

@@ -35,7 +35,7 @@ def reduce_mask(
     op = "reduce_mask"
     mask = mask_planes(op, mask)
     if not isinstance(grid, BlockGrid):
-        raise TypeError(f"sbnet::{op}: grid: {type(grid).__name__}; an sbnet.BlockGrid is wanted")
+        raise TypeError(f"sbnet::{op}: grid: expected an sbnet.BlockGrid, got {type(grid).__name__}")
     if capacity is None:
         capacity = mask.shape[0] * grid.bcount[0] * grid.bcount[1]
     indices, count, total, block_map = _ops.reduce_mask(mask, grid.numbers(), tol, avgpool, capacity)

@@ -95,7 +95,7 @@ def sparse_bottleneck2d_(
 def _three(op: str, argument: str, values: Any) -> list[Any]:
     if not isinstance(values, Sequence) or len(values) != 3:
         what = f"{len(values)} of them" if isinstance(values, Sequence) else type(values).__name__
-        raise ValueError(f"sbnet::{op}: {argument}: {what}; three, for 1x1, 3x3 and 1x1, are wanted")
+        raise ValueError(f"sbnet::{op}: {argument}: expected three, for 1x1, 3x3 and 1x1, got {what}")
     return list(values)
 
 
@@ -134,7 +134,9 @@ def _sparse_bottleneck2d_fake(
     for k, wanted in enumerate(((width, channels, 1, 1), (width, width, 3, 3), (channels, width, 1, 1))):
         torch._check(
             all(have == want for have, want in zip(weights[k].shape, wanted, strict=True)),
-            lambda k=k, wanted=wanted: f"sbnet::{op}: weights[{k}]: {tuple(weights[k].shape)}; {wanted} is wanted",
+            lambda k=k, wanted=wanted: (
+                f"sbnet::{op}: weights[{k}]: shape: expected {wanted}, got {tuple(weights[k].shape)}"
+            ),
         )
     return empty4(x, x.shape, is_channels_last(x))
 

@@ -187,7 +187,7 @@ def _pack_conv_weight_fake(weight: Tensor, groups: int) -> Tensor:
     k, c, r, s = weight.shape
     torch._check(
         groups >= 1 and k % groups == 0,
-        lambda: f"sbnet::pack_conv_weight: groups: {groups}; a divisor of K = {k} is wanted",
+        lambda: f"sbnet::pack_conv_weight: groups: expected a divisor of K = {k}, got {groups}",
     )
     few = 2 * k <= 16 and groups == 1 and weight.dtype == torch.float32  # kept with input channels as lanes, too
     groups = 1 if c == 1 else groups
@@ -224,7 +224,7 @@ def activation_name(op: str, name: str | None) -> str:
         return "none"
     if name not in ACTIVATIONS:
         raise ValueError(
-            f"sbnet::{op}: activation: {reprlib.repr(name)}; None or one of {', '.join(ACTIVATIONS[1:])} is wanted"
+            f"sbnet::{op}: activation: expected None or one of {', '.join(ACTIVATIONS[1:])}, got {reprlib.repr(name)}"
         )
     return name
 
@@ -259,7 +259,10 @@ def _sparse_conv2d_fake(
     refuse_meta_mix("sparse_conv2d", x, weight, bias, residual, indices, count, block_map, slope)
     torch._check(
         groups >= 1 and weight.shape[1] * groups == x.shape[1] and weight.shape[0] % groups == 0,
-        lambda: f"sbnet::sparse_conv2d: weight: {tuple(weight.shape)} in {groups} groups; x has {x.shape[1]} channels",
+        lambda: (
+            f"sbnet::sparse_conv2d: weight: expected the {x.shape[1]} "
+            f"channels of x, got {tuple(weight.shape)} in {groups} groups"
+        ),
     )
     size = conv_output_size(x.shape[2:], weight.shape[2:], stride, padding, dilation)
     return empty4(x, (x.shape[0], weight.shape[0], *size), is_channels_last(x))

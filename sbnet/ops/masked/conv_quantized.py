@@ -175,7 +175,10 @@ def _fake(op: str, dtype: torch.dtype, arguments: tuple[Any, ...]) -> Tensor:
     refuse_meta_mix(op, x, weight, scale, bias, residual, indices, count, block_map)
     torch._check(
         weight.shape[1] * groups == x.shape[1],
-        lambda: f"sbnet::{op}: weight: {tuple(weight.shape)}; x has {x.shape[1]} channels, groups {groups}",
+        lambda: (
+            f"sbnet::{op}: weight: expected the {x.shape[1]} channels "
+            f"of x, got {tuple(weight.shape)} in {groups} groups"
+        ),
     )
     n, (h, w) = x.shape[0], conv_output_size(x.shape[2:], weight.shape[2:], stride, padding, dilation)
     if is_channels_last(x):

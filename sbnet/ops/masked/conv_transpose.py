@@ -140,8 +140,8 @@ def _sparse_conv_transpose2d_fake(
     torch._check(
         groups >= 1 and weight.shape[0] == x.shape[1] and x.shape[1] % groups == 0,
         lambda: (
-            f"sbnet::sparse_conv_transpose2d: weight: {tuple(weight.shape)} in {groups} groups; x has {x.shape[1]} "
-            "channels"
+            f"sbnet::sparse_conv_transpose2d: weight: expected the {x.shape[1]} "
+            f"channels of x, got {tuple(weight.shape)} in {groups} groups"
         ),
     )
     size = conv_transpose_output_size(x.shape[2:], weight.shape[2:], stride, padding, output_padding, dilation)

@@ -44,7 +44,7 @@ def sparse_gather(
     require_tensor(op, "x", x)
     require_active(op, active)
     if tail not in ("zero", "undefined"):
-        raise ValueError(f"sbnet::{op}: tail: {reprlib.repr(tail)}; 'zero' or 'undefined' is wanted")
+        raise ValueError(f"sbnet::{op}: tail: expected 'zero' or 'undefined', got {reprlib.repr(tail)}")
     if grid is not None:
         active = active.with_grid(grid)
     check_active(op, active)
@@ -165,8 +165,8 @@ def _refuse_overlap(op: str, grid: list[int], add: bool) -> None:
     torch._check(
         add or not overlap,
         lambda: (
-            f"sbnet::{op}: grid: blocks of size {(bh, bw)} at stride {(sh, sw)} overlap; overwriting needs blocks "
-            "that do not (use add=True)"
+            f"sbnet::{op}: grid: expected blocks that do not overlap "
+            f"(or add=True), got size {(bh, bw)} at stride {(sh, sw)}"
         ),
     )
 

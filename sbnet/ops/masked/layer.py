@@ -39,7 +39,7 @@ def layer_output(
     """(out, fringe pixels, fringe count) of a form in place, which records no gradient of its inputs."""
     require_tensor(op, "out", out)
     if fringe is not None and not isinstance(fringe, Fringe):
-        raise TypeError(f"sbnet::{op}: fringe: {type(fringe).__name__}; an sbnet.Fringe or None is wanted")
+        raise TypeError(f"sbnet::{op}: fringe: expected an sbnet.Fringe or None, got {type(fringe).__name__}")
     refuse_gradient(op, op.rstrip("_"), *inputs, out)
     return (out, None, None) if fringe is None else (out, fringe.pixels, fringe.count)
 

@@ -75,5 +75,8 @@ def _stream(filters: Tensor) -> int:
 @torch.library.register_fake("sbnet::pack_blocksparse_filters")
 def _pack_fake(weight: Tensor, tables: Tensor, layout: list[int], transposed: bool) -> Tensor:
     refuse_meta_mix("pack_blocksparse_filters", weight, tables)
-    torch._check(tuple(weight.shape) == (layout[5],), lambda: "sbnet::pack_blocksparse_filters: weight: another size")
+    torch._check(
+        tuple(weight.shape) == (layout[5],),
+        lambda: f"sbnet::pack_blocksparse_filters: weight: expected [{layout[5]}], got {list(weight.shape)}",
+    )
     return weight.new_empty(packed_filter_bytes(layout, weight.dtype, transposed, weight.device), dtype=torch.uint8)

@@ -60,8 +60,8 @@ template <class T, int kN>
 Status launch(const BottleneckParams& p, const Maps& maps, Args a, const DeviceInfo& device, cudaStream_t stream) {
   constexpr auto kernel = bottleneck_kernel<T, kN>;
   lay_out<kN>(p, &a);
-  SBNET_CHECK(a.stages >= kLeastStages, "%s: a plan of %d stages for a bottleneck block; %d are wanted (a bug)", kOp,
-              a.stages, kLeastStages);
+  SBNET_CHECK(a.stages >= kLeastStages, "%s: plan (a bug): expected at least %d stages, got %d", kOp, kLeastStages,
+              a.stages);
   SBNET_TRY(allow_shared<kernel>(kOp, device, kSharedLimit));
   const int64_t tiles = p.active.capacity * a.units_per_block.divisor;
   const unsigned ctas = static_cast<unsigned>(!a.fringe && tiles < device.sm_count ? tiles : device.sm_count);

@@ -179,7 +179,7 @@ Status conv1x1(const Conv2dParams& p, const DeviceInfo& device, CUstream_st* str
   fill_common(p, &a);
   const Plan cut = plan_launch(p, device, &a);
   // A slice is given back when the products of the next one have begun: a ring of one would wait for itself.
-  SBNET_CHECK(a.stages >= 2, "%s: the plan for %d input channels has %d stages; a ring wants 2 (a bug)", kOp,
+  SBNET_CHECK(a.stages >= 2, "%s: plan (a bug): expected at least 2 stages for %d input channels, got %d", kOp,
               static_cast<int>(p.x.size[1]), a.stages);
   if (p.x.size[0] == 0 || (cut.tiles == 0 && !a.fringe)) return ok_status();
   if (a.resident && weights_by_hand(a.C)) a.weight = static_cast<const uint4*>(p.weight.data);

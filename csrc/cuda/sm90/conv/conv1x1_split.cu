@@ -303,7 +303,7 @@ Status conv1x1_split(const Conv2dParams& p, const DeviceInfo& device, CUstream_s
   a.units = 64 / (a.side * a.side);
   a.ktiles = FastDiv(p.weight.size[0] / kSplitChannels);
   a.log_cluster = kMaxLogSplit;
-  SBNET_CHECK(a.slices >> kMaxLogSplit, "%s: %d input channels are too few to be split (a bug)", kOp, a.C);
+  SBNET_CHECK(a.slices >> kMaxLogSplit, "%s: plan (a bug): expected enough input channels to split, got %d", kOp, a.C);
   if (p.x.size[0] == 0 || (p.active.capacity == 0 && !a.fringe)) return ok_status();
   return p.x.dtype == DType::kBF16 ? launch_of<__nv_bfloat16>(p, a, device, stream)
                                    : launch_of<__half>(p, a, device, stream);

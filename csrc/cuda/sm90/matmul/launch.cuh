@@ -106,8 +106,8 @@ Status workers_of(const char* op, const DeviceInfo& device, int threads, int sha
     SBNET_CUDA_TRY(op, cudaOccupancyMaxActiveClusters(workers, kKernel, &whole.config));
   }
   if (*workers < 1)
-    return make_status(Code::kUnsupported, "%s: device %d has no room for clusters of %d", op, device.index,
-                       1 << log_cluster);
+    return make_status(Code::kUnsupported, "%s: device: expected room for clusters of %d, got none on device %d", op,
+                       1 << log_cluster, device.index);
   if (cached) known[device.index][log_cluster].store(*workers, std::memory_order_release);
   return ok_status();
 }
