@@ -40,7 +40,7 @@ def measure(
     if resume and output.exists():
         before = load(output)
         if (before.environment["device"], before.conditions) != (session.environment["device"], session.conditions):
-            raise BenchError(f"--resume {output}: was measured on another device or otherwise; another file is wanted")
+            raise BenchError(f"--resume: {output}: expected rows of this device and these settings, got others")
         session = measuring.resume(before, session)
     text = TextColumn("{task.description}")
     with Progress(text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console) as progress:

@@ -72,7 +72,7 @@ def conditions(stem: str, session: Session) -> str:
     if others:
         facts["other processes' share of the processor time, median"] = statistics.median(others)
     listed = ", ".join(f"{name} {cell(value)}" for name, value in facts.items())
-    return f"{listed}. [Results](../benchmarks/results/{stem}.{'jsonl' if 'csrc' in session.environment else 'json'})"
+    return f"{listed}. [Results](../benchmarks/results/{stem}.jsonl)"
 
 
 def markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
@@ -177,8 +177,7 @@ def plot_file(stem: str, name: str) -> str:
 
 
 def load_results(folder: Path = RESULTS) -> dict[str, Session]:
-    paths = [path for kind in ("json", "jsonl") for path in folder.glob(f"*.{kind}")]
-    return {path.stem: Session.load(path) for path in sorted(paths, key=lambda path: path.stem)}
+    return {path.stem: Session.load(path) for path in sorted(folder.glob("*.jsonl"), key=lambda path: path.stem)}
 
 
 def write(folder: Path = DOCS) -> list[Path]:

@@ -53,13 +53,9 @@ class Session:
 
     @classmethod
     def load(cls, path: Path) -> Session:
-        """A file of lines: the session, then its rows; or one object, as older runs wrote it."""
-        text = path.read_text()
-        try:
-            return cls(**json.loads(text))
-        except json.JSONDecodeError:
-            head, *rows = map(json.loads, text.splitlines())
-            return cls(**head, rows=rows)
+        """A file of lines: the session, then its rows."""
+        head, *rows = map(json.loads, path.read_text().splitlines())
+        return cls(**head, rows=rows)
 
 
 def key(row: Row) -> str:
@@ -177,7 +173,7 @@ def only(work: Work, kind: str) -> str:
     """The one side of that kind."""
     names = [name for name, side in work.sides.items() if side.kind == kind]
     if len(names) != 1:
-        raise ValueError(f"benchmark: {len(names)} sides of kind {kind!r}; one is wanted")
+        raise ValueError(f"benchmark: sides: expected one of kind {kind!r}, got {len(names)}")
     return names[0]
 
 

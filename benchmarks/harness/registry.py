@@ -107,7 +107,7 @@ class Case:
 
     def __post_init__(self) -> None:
         if self.group not in GROUPS:
-            raise ValueError(f"benchmark {self.name}: group {self.group!r}; one of {', '.join(GROUPS)} is wanted")
+            raise ValueError(f"benchmark {self.name}: group: expected one of {', '.join(GROUPS)}, got {self.group!r}")
 
     @property
     def title(self) -> str:
@@ -145,7 +145,7 @@ def close(got: Tensor, torchs: Tensor, exact: Tensor, inside: Tensor | None = No
     """The project's error measure on the pixels `inside`: rms error at most twice that of PyTorch's own run in the same
     dtype and a unit in the last place. Returns the rms error relative to the rms of `exact`."""
     if got.shape != exact.shape:
-        raise WrongResult(f"shape {tuple(got.shape)}; {tuple(exact.shape)} is wanted")
+        raise WrongResult(f"shape: expected {tuple(exact.shape)}, got {tuple(got.shape)}")
 
     def rms(x: Tensor) -> float:
         x = x if inside is None else torch.where(inside, x, torch.zeros_like(x))
@@ -154,14 +154,14 @@ def close(got: Tensor, torchs: Tensor, exact: Tensor, inside: Tensor | None = No
     wide = exact.dtype
     error, allowed, size = rms(got.to(wide) - exact), 2 * rms(torchs.to(wide) - exact), rms(exact)
     if not error <= allowed + torch.finfo(got.dtype).eps * size:
-        raise WrongResult(f"rms error {error:.3g}; twice PyTorch's own, {allowed:.3g}, is allowed")
+        raise WrongResult(f"rms error: expected at most twice PyTorch's own, {allowed:.3g}, got {error:.3g}")
     return error / size if size else 0.0
 
 
 def same(got: Tensor, exact: Tensor, inside: Tensor | None = None) -> float:
     """Bit for bit on the pixels `inside`: for copies."""
     if got.shape != exact.shape:
-        raise WrongResult(f"shape {tuple(got.shape)}; {tuple(exact.shape)} is wanted")
+        raise WrongResult(f"shape: expected {tuple(exact.shape)}, got {tuple(got.shape)}")
     equal = (got == exact) if inside is None else (got == exact) | ~inside
     if not bool(equal.all()):
         raise WrongResult(f"{int((~equal).sum())} elements differ")
