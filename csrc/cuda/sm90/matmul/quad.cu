@@ -186,17 +186,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(1024) uint8_t shared[];
   const uint32_t smem = smem_address(shared);
   const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0);
-  grid_dependency_release();
-  if (threadIdx.x == 0) {
-    prefetch_map(&maps.x), prefetch_map(&maps.weight), prefetch_map(&maps.y);
-    for (int i = 0; i < kStages; ++i) {
-      mbar_init(smem + S::kFull + 8 * i, 1);
-      mbar_init(smem + S::kEmpty + 8 * i, 4 * kWarpgroups * a.cluster);  // the consumers' warps
-    }
-    fence_mbar_init();
-  }
-  __syncthreads();
-  if (a.cluster > 1) cluster_sync();
+  begin<kStages>(maps, a, smem + S::kFull, smem + S::kEmpty, 4 * kWarpgroups * a.cluster, [] {});
   if (warp >= 4) {
     registers_up<112>();
     consume<T, kUnit, kTransposed>(a, rows, maps, smem, shared);

@@ -227,6 +227,26 @@ __device__ __forceinline__ void multiply_piece(float (&sums)[kN / 2], const uint
   }
 }
 
+// ---------------------------------------------------------------- start
+// What thread 0 sets up: the ring's barriers, each stage filled by one arrival and freed by `readers`; `more` of a
+// kernel's own. Then all threads of the cluster go on.
+template <int kStages, class Maps, class More>
+__device__ __forceinline__ void begin(const Maps& maps, const TileArgs& a, uint32_t full, uint32_t empty, int readers,
+                                      const More& more) {
+  grid_dependency_release();
+  if (threadIdx.x == 0) {
+    prefetch_map(&maps.x), prefetch_map(&maps.weight), prefetch_map(&maps.y);
+    for (int i = 0; i < kStages; ++i) {
+      mbar_init(full + 8 * i, 1);
+      mbar_init(empty + 8 * i, readers);
+    }
+    more();
+    fence_mbar_init();
+  }
+  __syncthreads();
+  if (a.cluster > 1) cluster_sync();
+}
+
 // ---------------------------------------------------------------- finish
 struct Bias {
   float low, high;  // of this thread's two output features
