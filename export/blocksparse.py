@@ -11,7 +11,7 @@ from sbnet.ops.weights.conv_layout import HEADER
 
 def name_coords(graph: ir.Graph) -> None:
     """torch's op takes the tables of a layout, which begin with the coords of its blocks; ONNX's takes coords alone,
-    [blocks, 2]: every processor makes the tables that it wants. Layers of one layout share one initializer."""
+    [blocks, 2]: every processor makes the tables that it needs. Layers of one layout share one initializer."""
     made: dict[tuple[int, int], ir.Value] = {}
     for node in list(graph):
         if node.domain != DOMAIN or node.op_type != "blocksparse_matmul":

@@ -12,7 +12,7 @@ LISTS = ("indices", "count", "block_map")
 
 
 def fuse(graph: ir.Graph) -> None:
-    """Bottleneck blocks that Hopper has one kernel for, and that nobody looks into, each become one op.
+    """Bottleneck blocks that Hopper has one kernel for, without other consumers inside, each become one op.
 
     Only where the kernel gains with any number of blocks: up to 96 hidden channels (docs/kernels/bottleneck.md).
     """

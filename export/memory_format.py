@@ -96,7 +96,7 @@ def fold_constants(graph: ir.Graph) -> None:
 
 
 def _transposed(graph: ir.Graph, value: ir.Value, perm: list[int]) -> ir.Value:
-    """An initializer; it has the name of the old one where nobody reads that in its own order."""
+    """An initializer; it has the name of the old one where nothing reads that in its own order."""
     old = value.const_value
     assert old is not None
     array = np.ascontiguousarray(old.numpy().transpose(perm))

@@ -238,7 +238,7 @@ _NUMPY = {dtype: np.dtype(str(dtype).removeprefix("torch.")) for dtype in ELEMEN
 
 
 def _buffer(t: Tensor) -> tuple[str, int, Any, list[int], int]:
-    """What IOBinding wants to know of memory that it is to use in place."""
+    """What IOBinding needs to know of memory that it is to use in place."""
     if not t.is_contiguous() or t.dtype not in ELEMENT_TYPES:
         raise ValueError(f"sbnet.export: expected a contiguous real tensor, got {t.dtype} of strides {t.stride()}")
     # The first versions that are served take NumPy's types alone.

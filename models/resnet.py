@@ -25,7 +25,7 @@ from sbnet.nn import (
 from sbnet.nn.residual import convolve, rectify
 from sbnet.ops import mask_pyramid
 
-# Block sizes of the planes at stride 2, 4, 8, 16, 32: multiples of 8, which Hopper's kernels want, and small where a
+# Block sizes of the planes at stride 2, 4, 8, 16, 32: multiples of 8, which Hopper's kernels need, and small where a
 # block covers much of the image.
 BLOCKS = (16, 16, 8, 8, 8)
 

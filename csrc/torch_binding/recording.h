@@ -28,7 +28,8 @@ class Recording {
   }
   // What the kernel that was noted last computes: a convolution, which may be joined with its neighbours.
   void describe(const Conv2dParams& p) { steps_.back().conv = p; }
-  // Makes the last `count` kernels one (core/masked/conv_chain.h) if it can be: what lies between is nobody else's.
+  // Makes the last `count` kernels one (core/masked/conv_chain.h) if it can be: what lies between has no other
+  // consumer.
   bool join(int32_t count);
   Status run() const;  // the kernels in order, up to the first that fails
 
@@ -74,7 +75,7 @@ extern "C" {
 // nothing was.
 SBNET_EXPORT void sbnet_recording_begin();
 SBNET_EXPORT sbnet::binding::Recording* sbnet_recording_end();
-// Of the last `kernels` noted ones, convolutions of which nobody else reads what lies between them: are they run as one
+// Of the last `kernels` noted ones, convolutions whose intermediate results have no other consumer: are they run as one
 // from now on?
 SBNET_EXPORT bool sbnet_recording_join(int32_t kernels);
 // Null, or what is wrong, until the thread's next call.

@@ -54,7 +54,7 @@ class ActiveSlicer:
 
     Args:
         callback: a slice [h,w,C] -> sv.Detections in its pixels.
-        mask: a Mask of `sbnet.masks`, or what names one. Masks with a memory want the pictures in their order.
+        mask: a Mask of `sbnet.masks`, or what names one. Masks with a memory need the pictures in order.
         slices: their sizes.
         iou_threshold: of two detections that overlap by more the worse one goes.
 

@@ -52,7 +52,7 @@ def _films(
     from sbnet.apps.pipeline import command
 
     if path is None or not output or len(output) != 1:
-        raise typer.BadParameter("--distributed wants a folder or glob of films, and one folder as --output")
+        raise typer.BadParameter("--distributed needs a folder or glob of films, and one folder as --output")
     wide = int(margin) if margin is not None and margin.isdecimal() else margin
     chosen = {k: v for k, v in {**options, "margin": wide}.items() if v is not None}
     found = command.run_films(path, network, output[0], console, workers=workers, device=device.value, **chosen)

@@ -160,7 +160,7 @@ def measure(
         follow: wraps the frames, and is told how many are expected, or 0.
 
     Raises:
-        PipelineError: a source or a mask that is none, a mask that wants a network, no frame that can be read.
+        PipelineError: a source or a mask that is none, a mask that needs a network, no frame that can be read.
     """
     try:
         chosen = open_mask(mask)

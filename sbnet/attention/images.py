@@ -22,7 +22,7 @@ def bst_conv_layout(
     The output has 1 / stride of the input's rows and columns. autoregressive: and no pixel behind its own.
 
     Raises:
-        ValueError: no padding gives such an output (even filters want stride 2), pixels that fill no block.
+        ValueError: no padding gives such an output (even filters need stride 2), pixels that fill no block.
 
     >>> layout = bst_conv_layout(16, 16, 5, 5, blk_size=8)  # 256 queries and keys
     """
@@ -67,7 +67,7 @@ def _line(op: str, name: str, side: int, taps: int, stride: int) -> Tensor:
     paddings = [p for p in range(taps) if -(-(side - taps + 1 + 2 * p) // stride) == count]
     if odd or not paddings:
         raise ValueError(
-            f"{op}: {name}: expected a size for which {side} pixels give {side} / {stride} (even ones want stride 2), "
+            f"{op}: {name}: expected a size for which {side} pixels give {side} / {stride} (even ones need stride 2), "
             f"got {taps}"
         )
     at = torch.arange(side) - torch.arange(count)[:, None] * stride + paddings[0]

@@ -35,7 +35,7 @@ class MaskedRunner:
     them; a weight that was written is packed anew at the next call, unless PyTorch did not count the write (through
     `.data` or NumPy). The same holds for results: one that the caller wrote into is cleared as a whole before the next
     call. A call that raises, or is interrupted, spoils no later one. Calls from several threads wait for one another;
-    as each overwrites the result of the one before, threads that share a runner want `copy=True`.
+    as each overwrites the result of the one before, threads that share a runner need `copy=True`.
 
     Args:
         module: holds the layers, parameters where and in the dtype that they are to run; normalisations folded.
@@ -45,7 +45,7 @@ class MaskedRunner:
         tail: dense ops on what `call` returns, in the same CUDA graph.
         allow_tf32: float32 on CUDA may use tf32 tensor cores.
         mask_source: makes the mask from x, in the CUDA graph; calls then take x alone. Building the graph calls it a
-            few times on zeros: one with a memory wants a reset afterwards.
+            few times on zeros: one with a memory needs a reset afterwards.
 
     Attributes:
         frame, mask: where the CUDA graph reads its inputs. `run(run.frame, run.mask)` copies nothing: who makes frames

@@ -38,7 +38,7 @@ class Recording:
 
     def join(self, kernels: int) -> bool:
         """While noting: may the last `kernels` run tile by tile, as one? They are convolutions noted one after
-        the other, and nobody else reads what lies between them, which may then not be written."""
+        the other, and nothing else reads what lies between them, which may then not be written."""
         return bool(self._library.sbnet_recording_join(kernels))
 
     def __call__(self) -> None:

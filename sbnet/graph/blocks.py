@@ -19,7 +19,7 @@ from sbnet.ops import reduce_mask
 from sbnet.ops.common import mask_planes
 from sbnet.version import __version__
 
-CANDIDATES = {"cpu": (1, 2, 4, 8, 16, 32), "cuda": (8, 16, 32)}  # Hopper's kernels want multiples of 8
+CANDIDATES = {"cpu": (1, 2, 4, 8, 16, 32), "cuda": (8, 16, 32)}  # Hopper's kernels need multiples of 8
 FORMAT = 1
 
 

@@ -154,7 +154,7 @@ class Graph:
     nodes: list[Node]
 
     def link(self) -> Graph:
-        """Drops what nobody reads, and notes who reads what."""
+        """Drops values without a consumer, and notes the consumers of the rest."""
         wanted = {id(v) for v in self.outputs if isinstance(v, Value)}
         kept: list[Node] = []
         for node in reversed(self.nodes):

@@ -93,7 +93,7 @@ def require_batch(op: str, x: Tensor, active: ActiveBlocks) -> None:
 
 
 def refuse_meta_mix(op: str, *arguments: Any) -> None:
-    """For fake implementations, which answer, with memory that nobody wrote, where one tensor of several is meta."""
+    """For fake implementations, which answer, with unwritten memory, where one tensor of several is meta."""
     devices = {t.device for t in arguments if isinstance(t, Tensor)}
     if len(devices) > 1 and any(device.type == "meta" for device in devices):
         names = " and ".join(sorted(map(str, devices)))

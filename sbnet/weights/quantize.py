@@ -53,7 +53,7 @@ class QuantizeSpec:
         return (2 - 2.0**-self.fbits) * 2.0**self.emax
 
     def fit(self, x: Tensor) -> QuantizeSpec:
-        """The same format with the exponents that x wants; waits for the device. Call it now and then in training."""
+        """The same format with the exponents that x needs; waits for the device. Call it now and then in training."""
         wide = x.detach().float().abs()
         top = wide.mean() + self.stdv_mul * wide.square().mean().sub(wide.mean().square()).clamp(min=0).sqrt()
         largest = float(top if self.mode else wide.max())

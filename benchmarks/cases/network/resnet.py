@@ -22,7 +22,7 @@ from sbnet.models import resnet18, resnet50
 from sbnet.nn import fold_batch_norm
 
 # Blocks that follow the mask more closely in the coarse planes, where one of 8x8 covers a sixteenth or a quarter of the
-# frame. A CPU computes them nearly as fast; Hopper's kernels want multiples of 8.
+# frame. A CPU computes them nearly as fast; Hopper's kernels need multiples of 8.
 SMALL = (16, 8, 4, 4, 4)
 NETS = {"18": resnet18, "50": resnet50}
 

@@ -105,7 +105,7 @@ def wide(t: Tensor) -> Tensor:
 
 
 def packable(dtype: torch.dtype) -> bool:
-    """Whether oneDNN packs weights of this type on this processor: it wants AVX-512 for halves."""
+    """Whether oneDNN packs weights of this type on this processor: it needs AVX-512 for halves."""
     of_halves = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
     return dtype not in of_halves or getattr(torch.ops.mkldnn, of_halves[dtype])()
 

@@ -28,7 +28,7 @@ struct FoldParts {
 };
 
 // Pixels that a part has at least, where the blocks have them. A CTA of a GPU has so many under way at once; a thread
-// of a CPU wants more of them, and fewer parts to merge.
+// of a CPU needs more of them, and fewer parts to merge.
 constexpr int64_t kCudaPartPixels = 128, kCpuPartPixels = 1024;
 
 // Deals the bands of a window out to slices. More pixels a part never make more slices.

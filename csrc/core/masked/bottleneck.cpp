@@ -19,7 +19,7 @@ void bottleneck_layers(const BottleneckParams& p, void* workspace, Conv2dParams 
   const int64_t N = p.x.size[0], width = p.weight[0].size[0], H = p.x.size[2], W = p.x.size[3];
   TensorView hidden[2];
   for (int k = 0; k < 2; ++k) {
-    // An integer, as it may count from null: validate() wants to see two planes that are apart.
+    // An integer, as it may count from null: for validate() the two planes must be apart.
     const uintptr_t data =
         reinterpret_cast<uintptr_t>(workspace) + static_cast<uintptr_t>(k * bottleneck_plane_bytes(p));
     hidden[k] = {reinterpret_cast<void*>(data), {N, width, H, W}, {H * W * width, 1, W * width, width}, p.x.dtype};

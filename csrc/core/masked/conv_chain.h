@@ -12,8 +12,8 @@ constexpr int kMostChained = 3;
 
 struct ConvChainParams {
   int32_t count;  // 2 or 3 layers
-  // In order, each valid by itself, its weights packed. What one writes is the next one's x, and nobody else's: y of
-  // all but the last may be written or not, and its fringe, outside which pixels of inactive blocks are not read, or
+  // In order, each valid by itself, its weights packed. What one writes is the next one's x, with no other consumer: y
+  // of all but the last may be written or not, and its fringe, outside which pixels of inactive blocks are not read, or
   // not.
   Conv2dParams layers[kMostChained];
 };

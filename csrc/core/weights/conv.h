@@ -70,7 +70,7 @@ struct BlocksparseConvBlock {
   int64_t weight;  // element of the first
 };
 
-// Block b, or one without channels where the tables, which on a device nobody has checked, do not name a block.
+// Block b, or one without channels where the tables, which are not checked on a device, do not name a block.
 SBNET_HOST_DEVICE inline BlocksparseConvBlock conv_block(const BlocksparseConvLayout& layout, int64_t b) {
   if (b < 0 || b >= layout.shape.blocks) return {{layout.lists, layout.lists}, {0, 0}, 0};
   const int32_t* v = layout.blocks + b * 5;

@@ -7,7 +7,7 @@
 namespace sbnet {
 namespace {
 
-// The 3x3 convolution reads a pixel around each active block. Of h1 nobody writes those in blocks that are not active:
+// The 3x3 convolution reads a pixel around each active block. Those of h1 in inactive blocks are never written:
 // they are cleared, each by the thread that has its block, and no more of a plane that may be large.
 void clear_around_blocks(const TensorView& h1, const ActiveView& active, const Parallel& parallel) {
   const BlockGrid& grid = active.grid;

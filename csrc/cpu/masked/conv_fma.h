@@ -102,7 +102,7 @@ SBNET_INLINE void add_lanes(Vec (&sum)[kMicroPixels][V], const float* const (&x)
   }
 }
 
-// Lines of memory that the next microtile wants. They are fetched a few at a time between products: few channels of
+// Lines of memory that the next microtile needs. They are fetched a few at a time between products: few channels of
 // each of many pixels are no stream that the processor would see by itself, and all at once would wait for each other.
 constexpr int64_t kLineFloats = 16;
 constexpr int64_t kMostLines =
@@ -299,7 +299,7 @@ static void run_quantized_slice(const ConvPlan& plan, const ConvJob& job, const 
   Scales scales;
   if (slice.last) load_scales(plan, nullptr, k0, channels, &scales);
   float* sums = job.sums;
-  const int64_t step = slice.first && slice.last ? 0 : kMicroPixels * kPanelWidth;  // sums that nobody reads again
+  const int64_t step = slice.first && slice.last ? 0 : kMicroPixels * kPanelWidth;  // sums that are not read again
   for (int64_t i = 0; i < px.count; i += kMicroPixels, sums += step) {
     micro(static_cast<const float*>(slice.inputs), px.patch + i, slice.taps, w, sums, slice.first, none);
     if (slice.last) finish(plan, scales, px, i, smaller(i + kMicroPixels, px.count), k0, channels, sums);

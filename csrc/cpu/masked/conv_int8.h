@@ -92,7 +92,7 @@ static Microkernel microkernel_of(int64_t width) {
 template <class T>
 static void run_slice(const ConvPlan& plan, const ConvJob& job, const Slice& slice, int64_t) {
   const ConvPixels& px = *job.pixels;
-  const int64_t step = slice.first && slice.last ? 0 : kMicroPixels * kPanelWidth;  // sums that nobody reads again
+  const int64_t step = slice.first && slice.last ? 0 : kMicroPixels * kPanelWidth;  // sums that are not read again
   const int32_t* offsets = reinterpret_cast<const int32_t*>(static_cast<const char*>(job.weights) + plan.offsets_at);
   for (int64_t j = 0; j < job.panels; ++j) {
     const int64_t panel = job.first_panel + j, width = plan.width_of_panel(panel), k = panel * kPanelWidth;

@@ -54,7 +54,7 @@ enum class ConvWay : int32_t {
   kDirect
 };
 
-// How an instruction set wants the work cut.
+// How the work is cut for an instruction set.
 struct ConvShape {
   int32_t lanes, vectors;  // floats per vector, vectors per panel of output channels
   int32_t depth;           // input channels that one product sums

@@ -37,7 +37,7 @@ sbnet::Status sbnet_sparse_bottleneck2d_cuda(const sbnet::BottleneckParams* p, v
 #endif
     Conv2dParams layers[3];
     bottleneck_layers(*p, workspace, layers);
-    // The 3x3 convolution reads a halo around the active blocks, which nobody wrote.
+    // The 3x3 convolution reads a halo around the active blocks, which is not written.
     SBNET_CUDA_TRY(kOp, cudaMemsetAsync(workspace, 0, static_cast<size_t>(bottleneck_plane_bytes(*p)), stream));
     for (int k = 0; k < 3; ++k) SBNET_TRY(status_of_layer(sbnet_sparse_conv2d_cuda(&layers[k], nullptr, stream), k));
     return ok_status();

@@ -27,7 +27,7 @@ void run(const LayerCall& layer, BottleneckArguments a) {
   for (int k = 0; k < 3; ++k) {
     call.same_device(kWeights[k], a.weights[k]);
     check_rank(op, kWeights[k], a.weights[k], 4);
-    // Kernels want K,R,S,C order; weights kept in channels_last skip this copy.
+    // Kernels need K,R,S,C order; weights kept in channels_last skip this copy.
     a.weights[k] = torch::stable::contiguous(a.weights[k], MemoryFormat::ChannelsLast);
     p.weight[k] = view4(op, kWeights[k], a.weights[k]);
   }

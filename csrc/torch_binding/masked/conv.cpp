@@ -40,7 +40,7 @@ void set_conv(const Call& call, const LayerCall& layer, ConvArguments& a, Conv2d
   call.same_device("weight", a.weight);
   set_layer(call, layer, &p);
   check_rank(op, "weight", a.weight, 4);
-  // Kernels want K,R,S,C order; weights kept in channels_last skip this copy.
+  // Kernels need K,R,S,C order; weights kept in channels_last skip this copy.
   a.weight = torch::stable::contiguous(a.weight, MemoryFormat::ChannelsLast);
   p.weight = view4(op, "weight", a.weight);
   p.bias = bias_of(call, "bias", a.bias, a.weight.size(0), &p.bias_dtype);

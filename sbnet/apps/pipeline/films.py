@@ -204,5 +204,5 @@ def _ray() -> Any:
         import ray
         import ray.data
     except ImportError:
-        raise PipelineError("several films at once want Ray: pip install 'sbnet[distributed]'") from None
+        raise PipelineError("several films at once need Ray: pip install 'sbnet[distributed]'") from None
     return ray

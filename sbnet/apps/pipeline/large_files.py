@@ -20,7 +20,7 @@ def _tifffile() -> Any:
     try:
         import tifffile
     except ImportError:
-        raise PipelineError("TIFF files want tifffile: pip install 'sbnet[large]'") from None
+        raise PipelineError("TIFF files need tifffile: pip install 'sbnet[large]'") from None
     return tifffile
 
 
@@ -88,7 +88,7 @@ class LargeSlide:
         try:
             import openslide
         except ImportError:
-            raise PipelineError("slides want OpenSlide: pip install 'sbnet[slides]'") from None
+            raise PipelineError("slides need OpenSlide: pip install 'sbnet[slides]'") from None
         try:
             self._slide = openslide.OpenSlide(os.fspath(path))
         except (openslide.OpenSlideError, OSError) as error:
@@ -113,7 +113,7 @@ class LargeRaster:
         try:
             import rasterio
         except ImportError:
-            raise PipelineError("rasters want rasterio: pip install 'sbnet[raster]'") from None
+            raise PipelineError("rasters need rasterio: pip install 'sbnet[raster]'") from None
         try:
             self._file = rasterio.open(os.fspath(path))
         except (rasterio.errors.RasterioError, OSError) as error:

@@ -1,4 +1,4 @@
-"""Networks as a pipeline takes them: a model, what it wants of a frame, and what to make of its output."""
+"""Networks as a pipeline takes them: a model, what it needs of a frame, and what to make of its output."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Network:
 
 
 def picture_of(output: Any, frame: Frame) -> Finished:
-    """What to show of an output that nobody knows: its three channels, 0 to 1; of other feature maps, their size in
+    """What to show of an output of unknown meaning: its three channels, 0 to 1; of other feature maps, their size in
     grey; of one vector, the largest entry as a record."""
     found = shown_of(output)
     if found is None:

@@ -27,7 +27,7 @@ class Source:
     Attributes:
         name: for people.
         rate: frames a second.
-        length: how many frames there are, 0 where nobody knows.
+        length: how many frames there are, 0 if unknown.
     """
 
     def __init__(self, frames: Callable[[], Iterator[Frame]], name: str, rate: Fraction, length: int = 0) -> None:

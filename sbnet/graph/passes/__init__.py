@@ -1,4 +1,4 @@
-"""Passes: each a function Graph -> Graph. `optimise` runs those that every backend wants, in order."""
+"""Passes: each a function Graph -> Graph. `optimise` runs those that every backend needs, in order."""
 
 from sbnet.graph.ir import Graph
 from sbnet.graph.passes.fold import fold_affine, merge_branches

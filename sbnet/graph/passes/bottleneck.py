@@ -17,9 +17,9 @@ GEOMETRIES = (((1, 1), (0, 0)), ((3, 3), (1, 1)), ((1, 1), (0, 0)))  # (kernel, 
 
 
 def fuse_bottlenecks(plan: Plan, device: torch.device | None) -> Plan:
-    """Blocks of 1x1, 3x3, 1x1 convolution and shortcut that nobody looks into are one node where one kernel is faster.
+    """Blocks of 1x1, 3x3, 1x1 convolution and shortcut become one node where one kernel is faster.
 
-    Of the masked contract alone: what lies between the three is nowhere, so that nobody can keep it. device: where it
+    Of blocks without other consumers inside, under the masked contract alone: what lies between is kept nowhere. device: where it
     will run; None: not known yet (an exported model), then those that gain with any number of blocks.
     """
     graph = plan.graph

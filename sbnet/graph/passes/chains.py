@@ -10,7 +10,7 @@ from sbnet.graph.plan import Plan
 
 def chains(plan: Plan) -> dict[Node, int]:
     """{last: how many nodes}: a depthwise convolution with the 1x1 before it, behind it, or both, one after the other
-    in the graph, where nobody else reads what lies between them.
+    in the graph, where nothing else reads what lies between them.
 
     Of the masked contract alone: the cached one keeps what lies between, the exact one has a list for each.
     """
@@ -18,7 +18,7 @@ def chains(plan: Plan) -> dict[Node, int]:
     nodes = plan.graph.nodes
 
     def linked(at: int) -> bool:
-        """Does node `at` read its neighbour before it, which nobody else reads?"""
+        """Does node `at` read its neighbour before it, which has no other consumer?"""
         before, node = nodes[at - 1], nodes[at]
         return before.kind == "conv" and node.args[0] is before.output and only_user(before.output, plan.graph) is node
 

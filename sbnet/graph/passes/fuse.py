@@ -15,7 +15,7 @@ from sbnet.reference import activate
 
 
 def fuse_residuals(graph: Graph) -> Graph:
-    """conv(x) + y, where nobody else reads the convolution's result, is one node, in the sum's place."""
+    """conv(x) + y, where the convolution's result has no other consumer, is one node, in the sum's place."""
     for node in list(graph.nodes):
         if node.kind != "add":
             continue
@@ -61,7 +61,7 @@ def _only_step(node: Node) -> str:
 
 
 def fuse_activations(graph: Graph) -> Graph:
-    """An activation of a convolution's result, or of a sum or affine function, that nobody else reads."""
+    """An activation of a convolution's result, or of a sum or affine function, without another consumer."""
     for node in list(graph.nodes):
         if node.kind != "act":
             continue
@@ -111,7 +111,7 @@ def fuse_pixels(graph: Graph) -> Graph:
 
 def join_slices(graph: Graph) -> Graph:
     """Operands of a concatenation that are neighbouring slices of one feature map are that map, where they are all of
-    it: it can then be written where the concatenation wants it."""
+    it: it can then be written where the concatenation needs it."""
     for node in graph.nodes:
         if node.kind != "cat":
             continue

@@ -23,7 +23,7 @@ def recognise_pools(graph: Graph) -> Graph:
         if method is None or not isinstance(x, Value) or x.plane is None or x.dtype not in FLOATS or _given(x):
             continue
         if node.output.dtype != x.dtype or any(v.users or graph.is_output(v) for v in node.outputs[1:]):
-            continue  # who wants the places of maxima as well
+            continue  # the places of maxima are needed as well
         given = _arguments(node)
         if op_name(node.target).startswith("adaptive"):
             size, keep = tuple(node.output.shape[2:]), True

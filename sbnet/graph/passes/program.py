@@ -63,8 +63,8 @@ def sums_of_few_channels(graph: Graph) -> Graph:
 
 
 def gates_into_programs(graph: Graph) -> Graph:
-    """Of a plan for CUDA: what a program reads first, and nobody else, is activated by the program itself. A launch for
-    the few numbers of a gate, as of squeeze and excitation, takes as long as the program on a small plane."""
+    """In plans for CUDA, a program activates its first operand itself where nothing else reads it. A launch for the few
+    numbers of a gate, as of squeeze and excitation, takes as long as the program on a small plane."""
     for node in graph.nodes:
         while node.kind == "pixel" and "program" in node.options and (found := _activated(node, graph)):
             operand, unary, program = found

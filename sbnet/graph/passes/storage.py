@@ -32,7 +32,7 @@ class Root:
         parts: values in it, with the channel where each begins.
         writers: indices of the nodes that write into it.
         first, last: nodes that write it first and read it last; past the end where the caller reads it.
-        kept: clean outside the active blocks between calls, in a buffer that nobody else has.
+        kept: clean outside the active blocks between calls, in a buffer of its own.
         fringe: index into `Storage.fringes`, or None.
         buffer: index into `Storage.buffers`.
     """
@@ -105,7 +105,7 @@ def store(plan: Plan, written: set[str], chains: Mapping[Node, int] = EMPTY) -> 
 def _concatenations(
     plan: Plan, place: dict[Value, tuple[Root, int]], roots: list[Root]
 ) -> dict[Node, list[tuple[Value, int]]]:
-    """Operands are written where the concatenation wants them; where they cannot be, they are copied."""
+    """Operands are written where the concatenation needs them; where they cannot be, they are copied."""
     copies: dict[Node, list[tuple[Value, int]]] = {}
     for node in reversed(plan.graph.nodes):  # from the last on: a dense block's last one holds all before it
         if node.kind != "cat":

@@ -152,7 +152,7 @@ def _setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
 def _backward(ctx: Any, grad: Tensor) -> tuple:
     """Through the three convolutions, computed anew."""
     *tensors, indices, count, block_map = ctx.saved_tensors
-    again = torch.is_grad_enabled()  # somebody wants the gradient of the gradient
+    again = torch.is_grad_enabled()  # for the gradient of the gradient
     with torch.enable_grad():
         # aliases: one tensor may be given twice, and each gets a gradient of its own
         given: list[Any] = [

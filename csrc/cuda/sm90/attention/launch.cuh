@@ -14,7 +14,7 @@ inline Status position_map(CUtensorMap* map, const char* op, const char* name, c
   const int phases = p.layout.rule.phases;
   const cuuint64_t size[5] = {cuuint64_t(p.head_dim), cuuint64_t(length / phases), cuuint64_t(phases),
                               cuuint64_t(heads), cuuint64_t(p.batch)};
-  // Of a dimension of size 1 the stride may be anything; TMA wants a multiple of 16 bytes all the same.
+  // Of a dimension of size 1 the stride may be anything; TMA needs a multiple of 16 bytes all the same.
   const auto bytes = [](int64_t stride, int64_t count) { return cuuint64_t(count > 1 ? stride * 2 : 16); };
   const cuuint64_t stride[4] = {bytes(t.stride * phases, length / phases), bytes(t.stride, phases),
                                 bytes(t.head_stride, heads), bytes(t.batch_stride, p.batch)};
@@ -46,7 +46,7 @@ struct ForwardPlan {
 };
 ForwardPlan forward_plan(const AttentionParams& p);
 
-// Strides that TMA takes; all that the kernels want of a problem but the size of their lists.
+// Strides that TMA takes; all that the kernels require of a problem besides the size of their lists.
 bool strides_fit(const AttentionTensor& t, int64_t batch, int64_t heads, int64_t length);
 bool takes_shapes(const AttentionParams& p);
 

@@ -5,7 +5,7 @@
 // each takes whole ones, and two neighbours share the weights by multicast. The jobs left over, with a short list all
 // of them, are split: two or four CTAs of a cluster sum a part of the input channels each, send the others their sums
 // of the output channels that those finish, and finish their own. A CTA has at most one such job in a launch, so that
-// memory for sums is written once and nobody has to be asked whether it is free. (A full list that is little more than
+// memory for sums is written once and needs no check that it is free. (A full list that is little more than
 // a job for each CTA is cut otherwise: conv1x1_row.cuh.)
 //
 //   warps 0-7    WGMMA, exchange of sums, epilogue

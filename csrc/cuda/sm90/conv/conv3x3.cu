@@ -141,7 +141,7 @@ Status launch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stre
     SBNET_TRY(plane_map(&maps.x[1], "x", p.x, 10, 10));
     a.few_groups = log_launch == C::kFewLog ? teams / geometry.ktiles : 0;
     // Of the longest sums two jobs each are still few; of the others one for half of the device: the rest is the next
-    // launch's, which wants to be there when this one ends.
+    // launch's, which should be resident when this one ends.
     a.few_cells = C::kFewLog == 2 ? a.few_groups * 2 : a.few_groups / 2;
   }
 

@@ -76,7 +76,7 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, const in
     mbar_wait(smem + C::kTileFull + 8 * wg, i & 1);
     __syncwarp();  // all have seen this tile's phase before the next may begin
     int4 at = {};
-    if (lane == 0) {  // alone: nobody else has to have read it before it says so
+    if (lane == 0) {  // no other lane has to have read it first
       at = units[wg];
       mbar_arrive(smem + C::kTileEmpty + 8 * wg);
     }
