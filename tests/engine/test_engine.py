@@ -197,5 +197,5 @@ def test_bad_examples_and_masks_are_named():
         runner(torch.rand(1, 3, 16, 24))
     with pytest.raises(TypeError, match="net: .*NoneType"):
         MaskedConvNet(None, (16, 24))
-    with pytest.raises(ValueError, match="activation: 'swish'"):
+    with pytest.raises(ValueError, match="activation: expected .*, got 'swish'"):
         sbnet.nn.SparseConv2d(3, 4, 3)(torch.rand(1, 3, 16, 24), activation="swish")

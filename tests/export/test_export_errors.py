@@ -98,7 +98,7 @@ def test_in_place_ops_are_refused(tmp_path):
     [
         (
             lambda x, mask: sbnet.reduce_mask(mask, BlockGrid(8, 8, 0, (x.shape[2] // 8, x.shape[3] // 8))).count,
-            "grid: a block count .*BlockGrid.cover",
+            "grid: expected BlockGrid.cover .*a block count",
         ),
         (
             lambda x, mask: sbnet.reduce_mask(mask, BlockGrid.cover(x.shape[2:], 8), capacity=x.shape[0] * 10).count,
@@ -112,12 +112,12 @@ def test_dynamic_attributes_are_refused(function, text, tmp_path):
 
 
 def test_other_errors(tmp_path):
-    with pytest.raises(export.ExportError, match="opset_version: 27"):
+    with pytest.raises(export.ExportError, match="opset_version: expected .*, got 27"):
         export.to_onnx(Chain(), plane_inputs("cpu"), tmp_path / "m.onnx", opset_version=27)
     with pytest.raises(ValueError, match="cuda_graph"):
         export.session(tmp_path / "m.onnx", ["CPUExecutionProvider"], cuda_graph=True)
     path = export.to_onnx(Chain(), plane_inputs("cpu"), tmp_path / "m.onnx")
-    with pytest.raises(ValueError, match="inputs: 1 tensors"):
+    with pytest.raises(ValueError, match="inputs: expected .*, got 1 tensors"):
         export.run(export.session(path), [torch.zeros(1)])
     with pytest.raises(TypeError, match="inputs: expected tensors in the model's order, got ndarray, ndarray"):
         export.run(export.session(path), [t.numpy() for t in plane_inputs("cpu")])
@@ -174,11 +174,11 @@ def test_bound_tensors(device, tmp_path):
         assert_bitwise(y, module(x.to(memory_format=torch.channels_last), mask).detach())  # as inside the graph
     with pytest.raises(ValueError, match="contiguous"):
         export.Bound(s, [x.mT, mask], [y])
-    with pytest.raises(ValueError, match="on meta"):
+    with pytest.raises(ValueError, match="got one on meta"):
         export.Bound(s, [x.to("meta"), mask], [y])
-    with pytest.raises(ValueError, match="to meta"):
+    with pytest.raises(ValueError, match="got meta"):
         export.Bound(s, [x, mask], [y.to("meta")])
-    with pytest.raises(ValueError, match="outputs: 2 tensors"):
+    with pytest.raises(ValueError, match="outputs: expected .*, got 2 tensors"):
         export.Bound(s, [x, mask], [y, y])
 
 

@@ -318,7 +318,7 @@ MALFORMED = {
         r"no kernel def matches|sparse_conv2d",
     ),
     "double mask": (lambda: with_input("reduce_mask", 0, torch.zeros(1, 4, 4).double()), r"double"),
-    "more rows than capacity": (lambda: with_input("sparse_scatter", 0, torch.zeros(25, 4, 4, 8)), r"25 rows"),
+    "more rows than capacity": (lambda: with_input("sparse_scatter", 0, torch.zeros(25, 4, 4, 8)), r"24 rows, got 25"),
 }
 
 

@@ -57,7 +57,12 @@ CAPTURED = {
     "random": (lambda: Part(lambda x: x + torch.rand_like(x)), "expected a network in eval mode, got rand"),
     "a memory": (Counting, "expected a network without a memory, got one that writes"),
 }
-EXPORTED = {"an op without an ONNX form": (lambda: Part(lambda x: torch.linalg.svd(x)[1]), "no ONNX form")}
+EXPORTED = {
+    "an op without an ONNX form": (
+        lambda: Part(lambda x: torch.linalg.svd(x)[1]),
+        "expected an op with an ONNX form, got",
+    )
+}
 
 
 def deep(part: nn.Module) -> nn.Module:

@@ -186,7 +186,7 @@ BAD = [
     ({"residual": torch.zeros(1, 16, 9, 9, dtype=torch.int8)}, "residual: dtype: expected float8_e4m3fn, .* got int8"),
     ({"bias": torch.ones(16).half()}, "bias: dtype: expected float32"),
     ({"scale": torch.ones(16).to(F8)}, "scale: dtype: expected float32, got float8_e4m3fn"),
-    ({"packed": torch.zeros(64, dtype=torch.uint8)}, "packed: 64 elements"),
+    ({"packed": torch.zeros(64, dtype=torch.uint8)}, "packed: expected .*, got 64"),
     ({"x": torch.zeros(1, 8, 9, 9).to(F8).requires_grad_()}, "no gradient"),
     ({"weight": torch.zeros(16, 8, 3, 3).to(F8).requires_grad_()}, "no gradient"),
 ]

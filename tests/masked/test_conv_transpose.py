@@ -161,7 +161,7 @@ BAD = [
     ({"weight": torch.zeros(4, 24, 2, 2)}, "weight: expected the 16 channels of x first, got 4"),
     ({"weight": torch.zeros(16, 24, 2, 2).half()}, "weight: dtype: expected that of x"),
     ({"weight": torch.zeros(16, 24, 2)}, "weight: expected 4 dimensions, got 3"),
-    ({"bias": torch.zeros(5)}, "bias: a tensor of 1 dimensions and 5 elements"),
+    ({"bias": torch.zeros(5)}, "bias: expected .*, got 5 elements in 1 dimensions"),
     ({"residual": torch.zeros(2, 24, 5, 5)}, "residual: shape: expected"),
     ({"x": None}, "x: expected .*, got NoneType"),
     ({"active": 3}, "active: expected .*, got int"),

@@ -144,7 +144,7 @@ def test_bottleneck_blocks(channels, hidden, block, one):
         (lambda: layer_kernel("conv 3x3 64 400x704"), "expected words as"),
         (lambda: conv2d_kernel((1, 64, 8, 8), 64, 3, 0), "expected sizes from 1 to 2\\^20, got 0"),
         (lambda: conv2d_kernel((1, 64, 8, 8), 64, 3, 8, groups=5), "groups: expected a divisor"),
-        (lambda: conv2d_kernel((1, 64, 8, 8), 64, 30, 8), "larger than the padded plane"),
+        (lambda: conv2d_kernel((1, 64, 8, 8), 64, 30, 8), "expected a kernel within the padded plane"),
         (lambda: conv2d_kernel((1, 64, 8, 8), 64, 3, 8, padding=-1), "padding: expected 0 to 2\\^20, got -1"),
         (lambda: conv2d_kernel((1, 2**40, 8, 8), 64, 3, 8), "expected sizes from 1 to 2\\^20"),
         (lambda: conv2d_kernel((1, 64, 8, 8), 64, 3, 8, dtype=torch.int32), "dtype: expected float32.*got torch.int32"),

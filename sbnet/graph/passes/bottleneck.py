@@ -19,8 +19,8 @@ GEOMETRIES = (((1, 1), (0, 0)), ((3, 3), (1, 1)), ((1, 1), (0, 0)))  # (kernel, 
 def fuse_bottlenecks(plan: Plan, device: torch.device | None) -> Plan:
     """Blocks of 1x1, 3x3, 1x1 convolution and shortcut become one node where one kernel is faster.
 
-    Of blocks without other consumers inside, under the masked contract alone: what lies between is kept nowhere. device: where it
-    will run; None: not known yet (an exported model), then those that gain with any number of blocks.
+    Of blocks without other consumers inside; under the masked contract alone, as what lies between is not kept. device:
+    where it will run; None: not known yet (an exported model), then those that gain with any number of blocks.
     """
     graph = plan.graph
     for last in list(graph.nodes) if plan.mode == "masked" else ():
