@@ -191,6 +191,13 @@ inline Tensor vector_of(const Call& call, const char* argument, const Tensor& t,
 
 Activation to_activation(const char* op, const std::string& name);  // conv.cpp
 
+// The activation of an op's arguments, as its params have it.
+template <class Arguments, class Params>
+void set_activation(const char* op, const Arguments& a, Params* p) {
+  p->activation = to_activation(op, a.activation);
+  p->activation_param = static_cast<float>(a.activation_param);
+}
+
 inline Tensor empty_int32(const Tensor& like, std::initializer_list<int64_t> size) {
   return torch::stable::new_empty(like, {size.begin(), size.size()}, ScalarType::Int);
 }

@@ -217,9 +217,7 @@ def conv_edge_bias_init(
     dilation: int | Sequence[int] = 1,
 ) -> EdgeBias:
     """The edge bias of y = conv(x, w), w [K,C,...]."""
-    layout = ConvLayout([([0], [0])], tuple(w.shape[2:]))
-    geometry = to_geometry("conv_edge_bias", layout, stride, padding, dilation)
-    return EdgeBias(y.shape[2:], x.shape[2:], geometry)
+    return _edge_bias(y, x, w, (stride, padding, dilation), False)
 
 
 def deconv_edge_bias_init(
@@ -231,6 +229,9 @@ def deconv_edge_bias_init(
     dilation: int | Sequence[int] = 1,
 ) -> EdgeBias:
     """The edge bias of y = conv_transpose(x, w), w [C,K,...]."""
+    return _edge_bias(y, x, w, (stride, padding, dilation), True)
+
+
+def _edge_bias(y: Tensor, x: Tensor, w: Tensor, window: Any, transposed: bool) -> EdgeBias:
     layout = ConvLayout([([0], [0])], tuple(w.shape[2:]))
-    geometry = to_geometry("conv_edge_bias", layout, stride, padding, dilation)
-    return EdgeBias(y.shape[2:], x.shape[2:], geometry, True)
+    return EdgeBias(y.shape[2:], x.shape[2:], to_geometry("conv_edge_bias", layout, *window), transposed)

@@ -41,12 +41,10 @@ void run(const LayerCall& layer, BottleneckArguments a) {
     any = true;
     p.bias_dtype = dtype;
   }
-  p.activation = to_activation(op, a.activation);
-  p.activation_param = static_cast<float>(a.activation_param);
+  set_activation(op, a, &p);
   p.allow_tf32 = a.allow_tf32;
-  check(op, validate(p));
-  const Tensor scratch = workspace(layer.x, SBNET_KERNELS(sparse_bottleneck2d_workspace_bytes).bytes(call, &p));
-  check(op, run_in(call, SBNET_KERNELS(sparse_bottleneck2d), p, scratch, layer, a));
+  launch(call, SBNET_KERNELS(sparse_bottleneck2d_workspace_bytes), SBNET_KERNELS(sparse_bottleneck2d), p, layer.x,
+         layer, a);
 }
 
 void sparse_bottleneck2d_(Tensor x, Tensor weight1, Tensor weight2, Tensor weight3, Bias bias1, Bias bias2, Bias bias3,

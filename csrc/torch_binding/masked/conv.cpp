@@ -52,16 +52,15 @@ void set_conv(const Call& call, const LayerCall& layer, ConvArguments& a, Conv2d
   to_pair(op, "padding", a.padding, p.padding);
   to_pair(op, "dilation", a.dilation, p.dilation);
   p.groups = to_int32(op, "groups", a.groups);
-  p.activation = to_activation(op, a.activation);
-  p.activation_param = static_cast<float>(a.activation_param);
+  set_activation(op, a, &p);
   p.slope = bias_of(call, "slope", a.slope, a.weight.size(0), &p.slope_dtype);
   p.allow_tf32 = a.allow_tf32;
 }
 
 // Runs p, which is complete but for what was packed. `held`: what it points into.
 template <class Bytes, class Op, class Params, class... Held>
-void launch(const Call& call, const Bytes& bytes, const Op& kernels, Params& p, const Tensor& x,
-            const std::optional<Tensor>& packed, const Held&... held) {
+void launch_packed(const Call& call, const Bytes& bytes, const Op& kernels, Params& p, const Tensor& x,
+                   const std::optional<Tensor>& packed, const Held&... held) {
   check(call.op(), validate(p));
   if (packed) p.packed = packed_of(call, *packed, {p.weight, p.groups});
   const Tensor scratch = workspace(x, bytes.bytes(call, &p));
@@ -72,8 +71,8 @@ void run(const LayerCall& layer, ConvArguments a, const std::optional<Tensor>& p
   const Call call(layer.op, "x", layer.x);
   Conv2dParams p = {};
   set_conv(call, layer, a, p);
-  launch(call, SBNET_KERNELS(sparse_conv2d_workspace_bytes), SBNET_KERNELS(sparse_conv2d), p, layer.x, packed, layer,
-         a);
+  launch_packed(call, SBNET_KERNELS(sparse_conv2d_workspace_bytes), SBNET_KERNELS(sparse_conv2d), p, layer.x, packed,
+                layer, a);
   Recording* recording = Recording::current();
   if (recording && !call.cuda()) recording->describe(p);
 }
@@ -140,8 +139,8 @@ void run_quantized(const LayerCall& layer, ConvArguments a, const Scales& scales
   p.x_scale = static_cast<float>(scales.x);
   p.residual_scale = static_cast<float>(scales.residual);
   p.out_scale = static_cast<float>(scales.out);
-  launch(call, SBNET_KERNELS(sparse_conv2d_quantized_workspace_bytes), SBNET_KERNELS(sparse_conv2d_quantized), p,
-         layer.x, packed, layer, a, scale);
+  launch_packed(call, SBNET_KERNELS(sparse_conv2d_quantized_workspace_bytes), SBNET_KERNELS(sparse_conv2d_quantized), p,
+                layer.x, packed, layer, a, scale);
 }
 
 void sparse_conv2d_quantized_(Tensor x, Tensor weight, Tensor scale, std::optional<Tensor> bias,

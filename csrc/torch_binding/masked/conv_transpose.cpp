@@ -45,12 +45,10 @@ void run(const LayerCall& layer, TransposeArguments a) {
     call.same_device("residual", *a.residual);
     p.residual = view4(op, "residual", *a.residual);
   }
-  p.activation = to_activation(op, a.activation);
-  p.activation_param = static_cast<float>(a.activation_param);
+  set_activation(op, a, &p);
   p.allow_tf32 = a.allow_tf32;
-  check(op, validate(p));
-  const Tensor scratch = workspace(layer.x, SBNET_KERNELS(sparse_conv_transpose2d_workspace_bytes).bytes(call, &p));
-  check(op, run_in(call, SBNET_KERNELS(sparse_conv_transpose2d), p, scratch, layer, a));
+  launch(call, SBNET_KERNELS(sparse_conv_transpose2d_workspace_bytes), SBNET_KERNELS(sparse_conv_transpose2d), p,
+         layer.x, layer, a);
 }
 
 void sparse_conv_transpose2d_(Tensor x, Tensor weight, Optional bias, Optional residual, Tensor indices, Tensor count,

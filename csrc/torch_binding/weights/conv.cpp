@@ -98,8 +98,7 @@ Tensor convolve(const Call& call, const Tensor& x, Filter& f, BlocksparseConvPar
     p.bias = f.bias->const_data_ptr();
     p.bias_dtype = to_dtype(op, "bias", *f.bias);
   }
-  p.activation = to_activation(op, f.activation);
-  p.activation_param = static_cast<float>(f.activation_param);
+  set_activation(op, f, &p);
   const Ints& size = f.output_size;
   SBNET_TORCH_EXPECT(size.size() == 3, op, "output_size", "3 numbers, got ", size.size());
   for (int64_t s : size) SBNET_TORCH_EXPECT(s >= 0 && s <= (1 << 30), op, "output_size", "0 to 2^30, got ", s);

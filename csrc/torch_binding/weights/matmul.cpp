@@ -138,8 +138,7 @@ void set_factor(const Call& call, const Tensor& x, Factor& f, BlocksparseMatmulP
     p.bias = f.bias->const_data_ptr();
     p.bias_dtype = to_dtype(op, "bias", *f.bias);
   }
-  p.activation = to_activation(op, f.activation);
-  p.activation_param = static_cast<float>(f.activation_param);
+  set_activation(op, f, &p);
   p.allow_tf32 = f.allow_tf32;
 }
 
