@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Callable
 from types import EllipsisType
 from typing import Any
 
@@ -194,56 +195,44 @@ class SparseBatchNorm2d(nn.BatchNorm2d):
             running.lerp_(now.to(running.dtype), factor.to(running.dtype))
 
 
-class SparseMaxPool2d(nn.MaxPool2d):
+class _Pool(nn.Module):
+    """What pools have in common: the options of their ops are attributes of PyTorch's layer."""
+
+    options: tuple[str, ...]
+    op: Callable[..., Tensor]
+    op_: Callable[..., None]
+
+    def geometry(self) -> dict[str, Any]:
+        """The keyword arguments of its op."""
+        return {name: getattr(self, name) for name in self.options}
+
+    def forward(self, x: Tensor, active: Active = ...) -> Tensor:
+        """x [N,C,H,W], active blocks of the plane it writes."""
+        blocks = given(active, self)
+        return super().forward(x) if blocks is None else self.op(x, blocks, **self.geometry())  # type: ignore[misc]
+
+    def run_(self, x: Tensor, active: ActiveBlocks, out: Tensor, fringe: Fringe | None) -> None:
+        """Writes the active blocks of `out` and zeroes the pixels of `fringe`."""
+        self.op_(x, active, out, **self.geometry(), fringe=fringe)
+
+
+class SparseMaxPool2d(_Pool, nn.MaxPool2d):
     """nn.MaxPool2d on active blocks of its output. Inactive pixels of x are what they hold: zeros."""
+
+    options = "kernel_size", "stride", "padding", "dilation", "ceil_mode"
+    op, op_ = staticmethod(sparse_max_pool2d), staticmethod(sparse_max_pool2d_)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if self.return_indices:
             raise ValueError("sbnet.nn.SparseMaxPool2d: return_indices: expected False, got True")
 
-    def geometry(self) -> dict[str, Any]:
-        """The keyword arguments of `sbnet.sparse_max_pool2d`."""
-        return {
-            "kernel_size": self.kernel_size,
-            "stride": self.stride,
-            "padding": self.padding,
-            "dilation": self.dilation,
-            "ceil_mode": self.ceil_mode,
-        }
 
-    def forward(self, x: Tensor, active: Active = ...) -> Tensor:
-        """x [N,C,H,W], active blocks of the plane it writes."""
-        blocks = given(active, self)
-        return super().forward(x) if blocks is None else sparse_max_pool2d(x, blocks, **self.geometry())
-
-    def run_(self, x: Tensor, active: ActiveBlocks, out: Tensor, fringe: Fringe | None) -> None:
-        """Writes the active blocks of `out` and zeroes the pixels of `fringe`."""
-        sparse_max_pool2d_(x, active, out, **self.geometry(), fringe=fringe)
-
-
-class SparseAvgPool2d(nn.AvgPool2d):
+class SparseAvgPool2d(_Pool, nn.AvgPool2d):
     """nn.AvgPool2d on active blocks of its output. Inactive pixels of a window count, as the zeros they hold."""
 
-    def geometry(self) -> dict[str, Any]:
-        """The keyword arguments of `sbnet.sparse_avg_pool2d`."""
-        return {
-            "kernel_size": self.kernel_size,
-            "stride": self.stride,
-            "padding": self.padding,
-            "ceil_mode": self.ceil_mode,
-            "count_include_pad": self.count_include_pad,
-            "divisor_override": self.divisor_override,
-        }
-
-    def forward(self, x: Tensor, active: Active = ...) -> Tensor:
-        """x [N,C,H,W], active blocks of the plane it writes."""
-        blocks = given(active, self)
-        return super().forward(x) if blocks is None else sparse_avg_pool2d(x, blocks, **self.geometry())
-
-    def run_(self, x: Tensor, active: ActiveBlocks, out: Tensor, fringe: Fringe | None) -> None:
-        """Writes the active blocks of `out` and zeroes the pixels of `fringe`."""
-        sparse_avg_pool2d_(x, active, out, **self.geometry(), fringe=fringe)
+    options = "kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override"
+    op, op_ = staticmethod(sparse_avg_pool2d), staticmethod(sparse_avg_pool2d_)
 
 
 class _AdaptivePool(nn.Module):
