@@ -96,12 +96,17 @@ def pipeline_table(rows: Iterable[Row]) -> str:
             f"`{row['network']}`" + ("" if row["to"] else ", writing nothing"),
             f"{row['source']}, {row['title'].split(': ')[0].rpartition(', ')[2]}",
             percent(row["density"]), cell(row["fps"]), cell(row["dense fps"]),
-            f"**{cell(row['end to end'])}x**", "" if share is None else percent(share),
+            f"**{cell(row['end to end'])}x**", _bounds(row), "" if share is None else percent(share),
             f"{row['frames']} / {row['dense frames']}", f"{row['device']}{cores}, {dtype}, {row['date']}",
         ])  # fmt: skip
-    head = ["network", "source", "active", "frames a second", "dense", "end to end", "mask's share", "frames / dense",
-            "measured on"]  # fmt: skip
+    head = ["network", "source", "active", "frames a second", "dense", "end to end", "bound by / dense", "mask's share",
+            "frames / dense", "measured on"]  # fmt: skip
     return markdown(head, lines)
+
+
+def _bounds(row: Row) -> str:
+    """The stages that worked longest, of both runs."""
+    return " / ".join(max(row[name], key=lambda stage: row[name][stage]) for name in ("busy", "dense busy"))
 
 
 def motion_table(rows: Iterable[Row]) -> str:

@@ -100,13 +100,20 @@ def _quarter_turns(frame: Any) -> int:
     return round(getattr(frame, "rotation", 0) / 90) % 4
 
 
-def upright(frame: Any, size: tuple[int, int] | None = None) -> np.ndarray:
-    """A decoded frame as it is shown, [H,W,3] uint8 RGB, scaled to `size` (H, W) if given."""
-    turns = _quarter_turns(frame)
-    scale = {}
-    if size is not None:
-        scale = dict(zip(("width", "height") if turns % 2 else ("height", "width"), size, strict=True))
-    return np.ascontiguousarray(np.rot90(frame.to_ndarray(format="rgb24", **scale), turns))
+class Upright:
+    """`upright(frame, size)`: a decoded frame as it is shown, [H,W,3] uint8 RGB, scaled to `size` (H, W) if given. One
+    for all frames of a film: what FFmpeg sets up for a conversion takes longer than a conversion."""
+
+    def __init__(self) -> None:
+        self._convert = pyav().video.reformatter.VideoReformatter().reformat
+
+    def __call__(self, frame: Any, size: tuple[int, int] | None = None) -> np.ndarray:
+        turns = _quarter_turns(frame)
+        scale = {}
+        if size is not None:
+            scale = dict(zip(("width", "height") if turns % 2 else ("height", "width"), size, strict=True))
+        picture = self._convert(frame, format="rgb24", **scale).to_ndarray()
+        return np.ascontiguousarray(np.rot90(picture, turns))
 
 
 def ends_early(stream: Any, count: int, last: float) -> bool:
@@ -128,28 +135,46 @@ def compose(frame: np.ndarray, active: np.ndarray, grid: BlockGrid, output: np.n
     Returns:
         [H,2W,3], or [2H,W,3] for a wide plane, uint8.
     """
-    axis = 0 if frame.shape[1] > 1.5 * frame.shape[0] else 1
-    return np.concatenate([outlined(frame, active, grid), output], axis)
+    both, shown, other = joined(frame)
+    outlined(frame, active, grid, shown)
+    other[:] = output
+    return both
 
 
-def outlined(frame: np.ndarray, active: np.ndarray, grid: BlockGrid) -> np.ndarray:
+def joined(frame: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A picture for two of the frame's size, and the halves of it: beside each other, or of a wide frame below."""
+    height, width = frame.shape[:2]
+    if width > 1.5 * height:
+        both = np.empty((2 * height, width, 3), np.uint8)
+        return both, both[:height], both[height:]
+    both = np.empty((height, 2 * width, 3), np.uint8)
+    return both, both[:, :width], both[:, width:]
+
+
+def outlined(frame: np.ndarray, active: np.ndarray, grid: BlockGrid, shown: np.ndarray | None = None) -> np.ndarray:
     """[H,W,3] uint8: the frame with its active blocks outlined and the rest dimmed; arguments as those of compose.
-
-    By runs of active blocks in a row: slices, which cost a tenth of masks of pixels.
+    shown: where to draw it.
     """
-    shown = frame // 3
-    high, wide = grid.bsize
-    for row, first, last in _runs(active):
-        ys, xs = slice(row * high, (row + 1) * high), slice(first * wide, last * wide)
-        inside, to = frame[ys, xs], shown[ys, xs]
-        to[:] = inside
-        for edge in (np.s_[:1], np.s_[-1:], np.s_[:, ::wide], np.s_[:, wide - 1 :: wide], np.s_[:, -1:]):
-            to[edge] = inside[edge] // 2 + OUTLINE // 2
+    shown = np.floor_divide(frame, 3, out=shown)
+    (high, wide), (height, width) = grid.bsize, frame.shape[:2]
+    rows, columns = height // high, width // wide
+    # Blocks of one size at a time: the last row and column may be smaller.
+    for down, tall in ((slice(rows), high), (slice(rows, None), height % high)):
+        for across, broad in ((slice(columns), wide), (slice(columns, None), width % wide)):
+            if tall and broad and active[down, across].any():
+                at = np.s_[down.start and rows * high :, across.start and columns * wide :]
+                _outline(frame[at], shown[at], active[down, across], tall, broad)
     return shown
 
 
-def _runs(active: np.ndarray) -> list[tuple[int, int, int]]:
-    """(row, first column, one past the last) of each run of True."""
-    ends = np.diff(np.pad(active, ((0, 0), (1, 1))).astype(np.int8), axis=1)
-    (rows, firsts), lasts = np.nonzero(ends == 1), np.nonzero(ends == -1)[1]
-    return list(zip(rows.tolist(), firsts.tolist(), lasts.tolist(), strict=True))
+def _outline(frame: np.ndarray, shown: np.ndarray, active: np.ndarray, high: int, wide: int) -> None:
+    """Active blocks of a plane, from its corner on, all at once: Python waits for none of them."""
+    rows, columns = active.shape
+    place = slice(rows * high), slice(columns * wide)
+    blocks = rows, high, columns, wide, 3
+    i, j = active.nonzero()
+    inside = frame[place].reshape(blocks)[i, :, j]
+    drawn = inside.copy()
+    for edge in (np.s_[:, 0], np.s_[:, -1], np.s_[:, :, 0], np.s_[:, :, -1]):
+        drawn[edge] = inside[edge] // 2 + OUTLINE // 2
+    shown[place].reshape(blocks)[i, :, j] = drawn

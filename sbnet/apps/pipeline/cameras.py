@@ -92,7 +92,7 @@ class Cameras:
         compute = _Batch(self.cameras, summary)
         feeds = [_Feed(camera, self.limit) for camera in self.cameras]
         behind = Behind(lambda item: _write(sinks, item, summary))
-        whole = False
+        whole = closed = False
         try:
             begin = time.perf_counter()
             try:
@@ -106,15 +106,20 @@ class Cameras:
             except KeyboardInterrupt:
                 summary.interrupted = True
             behind.close()
+            whole = closed = summary.frames > 0
+            if whole:
+                ending = time.perf_counter()
+                close_all(sinks, whole)
+                behind.busy += time.perf_counter() - ending
             summary.seconds = time.perf_counter() - begin - compute.aside
-            whole = summary.frames > 0
         finally:
             for feed in feeds:
                 feed.ahead.close(0.1 if feed.stalled else 5)
             if not whole:
                 with suppress(BaseException):  # what led here is what is raised
                     behind.close()
-            close_all(sinks, whole)
+            if not closed:
+                close_all(sinks, whole)
         self.faults = [feed.fault or "" for feed in feeds]
         named = [f"{c.source.name}: {fault}" for c, fault in zip(self.cameras, self.faults, strict=True) if fault]
         if not whole:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -89,6 +90,7 @@ class Result:
         ms: from the frame on the device to the result on it, mask included.
         finish: makes picture and records of what is on the host, once it is there.
         landed: events of the device, until somebody has waited for them: before it, after it, when it is on the host.
+        waited: seconds that this took.
     """
 
     frame: Frame
@@ -101,12 +103,15 @@ class Result:
     ms: float = 0.0
     finish: Callable[[], tuple[Any, list[dict[str, Any]]]] | None = None
     landed: Any = None
+    waited: float = 0.0
 
     def land(self) -> None:
         """Waits for the device, and brings everything to the host."""
         if self.landed is not None:
             begin, end, here = self.landed
+            asked = time.perf_counter()
             here.synchronize()
+            self.waited = time.perf_counter() - asked
             self.ms, self.landed = begin.elapsed_time(end), None
         if self.finish is not None:
             (self.picture, self.records), self.finish = self.finish(), None

@@ -122,10 +122,10 @@ class Pipeline:
         expected = min(self.source.length, self.limit or self.source.length) or self.limit or 0
         ahead = Ahead(self._loaded())
         writing = behind = Behind(lambda result: _write(sink, result, summary))
-        if self.network.landing is not None and self.device.type == "cuda":
-            # What the host makes of outputs keeps neither the device nor the encoder waiting.
+        if self.device.type == "cuda":
+            # Waiting for the device, and what the host makes of outputs, keep the encoder from nothing.
             behind = Behind(Result.land, writing)
-        whole = False
+        whole = closed = False
         try:
             begin = time.perf_counter()
             try:
@@ -149,20 +149,27 @@ class Pipeline:
                 size = "x".join(map(str, frame.picture().shape[:2]))
                 summary.fault = f"{self.source.name}: too little memory for frames of {size}; expected a smaller size"
             behind.close()
+            whole = closed = summary.frames > 0
+            if whole:
+                ending = time.perf_counter()
+                sink.close(whole)  # an encoder has frames under way
+                writing.busy += time.perf_counter() - ending
             summary.seconds = time.perf_counter() - begin - compute.aside
-            whole = summary.frames > 0
         finally:
             ahead.close()
             if not whole:
                 with suppress(BaseException):  # what led here is what is raised
                     behind.close()
-            sink.close(whole)
+            if not closed:
+                sink.close(whole)
         if not whole and summary.interrupted:
             raise KeyboardInterrupt
         if not whole:
             raise PipelineError(summary.fault or "; ".join(summary.broken) or f"{self.source.name}: has no frames")
-        finish = {} if behind is writing else {"finish": behind.busy}
-        summary.busy = {"read": ahead.busy, "compute": compute.busy, **finish, "write": writing.busy}
+        device = {}
+        if behind is not writing:
+            device = {"device": 1e-3 * summary.ms.total, "finish": behind.busy - summary.waited}
+        summary.busy = {"read": ahead.busy, "compute": compute.busy, **device, "write": writing.busy}
         if self.report is not None:
             write_report(summary, self.report)
         return summary
@@ -197,8 +204,9 @@ class Pipeline:
 
 
 def _write(sink: Sink, result: Result, summary: Summary) -> None:
-    """In the thread behind: waits for the device, then for the disk."""
+    """In the thread behind: waits for the disk."""
     result.land()
+    summary.waited += result.waited
     summary.ms.add(result.ms)
     summary.densities.add(result.density)
     if summary.pictures is None or result.frame.index in summary.shown:

@@ -55,24 +55,24 @@ class Pictures:
 
 def beside(result: Result, picture: np.ndarray) -> np.ndarray:
     """The frame with its active blocks and, as high as it, the result."""
-    shown = blocks_on(result)
-    axis = _axis(shown)
-    if picture.shape[:2] != shown.shape[:2]:
-        shown = nearest(shown, picture.shape[:2])
-    return np.concatenate([shown, picture], axis)
+    both, shown, other = video.joined(picture)
+    if picture.shape == result.frame.picture().shape:
+        blocks_on(result, shown)
+    else:
+        shown[:] = nearest(blocks_on(result), picture.shape[:2])
+    other[:] = picture
+    return both
 
 
-def blocks_on(result: Result) -> np.ndarray:
-    """The frame, active blocks outlined and the rest dimmed."""
+def blocks_on(result: Result, shown: np.ndarray | None = None) -> np.ndarray:
+    """The frame, active blocks outlined and the rest dimmed. shown: where to draw it."""
     frame = result.frame.picture()
-    if result.active is None:
+    if result.active is not None:
+        return video.outlined(frame, result.active, BlockGrid.cover(frame.shape[:2], result.block), shown)
+    if shown is None:
         return frame
-    grid = BlockGrid.cover(frame.shape[:2], result.block)
-    return video.outlined(frame, result.active, grid)
-
-
-def _axis(frame: np.ndarray) -> int:
-    return 0 if frame.shape[1] > 1.5 * frame.shape[0] else 1
+    shown[:] = frame
+    return shown
 
 
 def nearest(picture: np.ndarray, size: Sequence[int]) -> np.ndarray:

@@ -160,6 +160,7 @@ def _stream(address: str, size: Size | None) -> Source:
 def _decoded(container: Any, stream: Any, size: Size | None, name: str) -> Iterator[Frame]:
     errors = video.pyav().error.FFmpegError, OSError
     stream.thread_type = "AUTO"
+    upright = video.Upright()
     index = 0
     packets = container.demux(stream)
     while True:
@@ -177,5 +178,5 @@ def _decoded(container: Any, stream: Any, size: Size | None, name: str) -> Itera
             index += 1
             continue
         for picture in found:
-            yield Frame(index, video.upright(picture, size), str(index), picture.time)
+            yield Frame(index, upright(picture, size), str(index), picture.time)
             index += 1

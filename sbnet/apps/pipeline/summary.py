@@ -12,6 +12,13 @@ from rich.table import Table
 from sbnet.engine.oracle import Agreement
 
 POINTS = 1024  # of a curve
+STAGES = {  # of Summary.busy, for people
+    "read": "decoding frames, or reading files",
+    "compute": "the network and its mask; on a GPU, what launches them",
+    "device": "the network and its mask, on the GPU",
+    "finish": "what the host makes of the network's outputs",
+    "write": "drawing and encoding films and pictures, or what gets results",
+}
 NAMED = 20  # faults that are kept by name
 
 
@@ -54,7 +61,8 @@ class Summary:
         dense_ms: of the dense network on some frames. dense_form: what ran it.
         errors, largest: on those frames, rms and largest difference from the dense result, relative to its rms.
         broken: "name: reason" of the first frames that could not be read. skipped: how many there were.
-        seconds: from the first frame on. busy: seconds that each stage worked; they overlap.
+        seconds: from the first frame on until the last is written. busy: seconds that each stage worked; they overlap.
+        waited: seconds that a thread waited for the device.
         interrupted: ended by Ctrl-C. fault: what ended it early.
         checks: frames whose result was held against the masked contract in float64. apart, ratio: the largest
             difference from it, and the largest rms error, of PyTorch's own. holds: none was out of tolerance.
@@ -74,6 +82,7 @@ class Summary:
     skipped: int = 0
     seconds: float = 0.0
     busy: dict[str, float] = field(default_factory=dict)
+    waited: float = 0.0
     interrupted: bool = False
     fault: str = ""
     checks: int = 0
@@ -97,6 +106,11 @@ class Summary:
     def speed_up(self) -> float:
         """Dense over masked time of the network, mask included."""
         return self.dense_ms.mean / self.ms.mean if self.dense_ms.count else math.nan
+
+    @property
+    def bound(self) -> str:
+        """The stage that worked longest: the run cannot be shorter."""
+        return max(self.busy, key=lambda stage: self.busy[stage], default="")
 
     def broke(self, what: str) -> None:
         self.skipped += 1
@@ -133,7 +147,11 @@ class Summary:
             )
             found.append(("its rms", f"{self.ratio:.2f}x", "of PyTorch's own error, 2x is allowed"))
         for stage, seconds in self.busy.items():
-            found.append((f"  {stage}", f"{seconds:.2f} s", "busy; the stages overlap"))
+            # Setting up is no part of the run, and frames are read ahead meanwhile.
+            share = f" {min(1, seconds / self.seconds):.0%} of the run" if self.seconds else ""
+            found.append((f"  {stage}", f"{seconds:.2f} s", f"busy{share}; the stages overlap"))
+        if self.bound:
+            found.append(("bound by", self.bound, STAGES.get(self.bound, "")))
         if self.fault:
             found.append(("ended early", "", self.fault))
         return found

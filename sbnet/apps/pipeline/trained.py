@@ -92,13 +92,16 @@ def text(least: str = "0.3") -> Network:
     limit = float(least)
     path = package_file("rapidocr_onnxruntime", "models/ch_PP-OCRv4_det_infer.onnx", "rapidocr-onnxruntime==1.4.4")
 
-    def finish(output: Any, frame: Frame) -> Finished:
-        (scores,) = output if isinstance(output, (list, tuple)) else (output,)
+    def finish(scores: Tensor, frame: Frame) -> Finished:
         records = boxes_of_text(scores, frame.picture().shape[:2], limit)
         return draw(frame.picture(), records), records
 
+    def landing(output: Any) -> Tensor:
+        (scores,) = output if isinstance(output, (list, tuple)) else (output,)
+        return scores
+
     return Network(str(path), "PP-OCRv4 text detector", prepare=lambda x: (x - 0.5) / 0.5, finish=finish, margin=32,
-                   multiple=32, mode="masked", mask=Ink())  # fmt: skip
+                   multiple=32, mode="masked", mask=Ink(), landing=landing)  # fmt: skip
 
 
 def birdseye(seed: str = "0") -> Network:
