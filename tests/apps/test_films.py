@@ -41,12 +41,21 @@ def test_a_worker_names_what_is_wrong_and_goes_on(tmp_path):
     assert "bad.mp4: not a video" in bad["fault"]
     assert good["fault"] == ""
     assert good["frames"] == 3
+    assert good["device"].startswith("CPU, ")
+    assert json.loads((out / "good.done.json").read_text())["device"] == good["device"]
     assert sorted(p.name for p in out.iterdir()) == ["good.done.json", "good.jsonl", "good.mp4"]
     assert films._is_done(out, tmp_path / "good.mp4", order)
     assert not films._is_done(out, tmp_path / "good.mp4", {"network": "another"})
     assert not films._is_done(out, tmp_path / "bad.mp4", order)
     (out / "good.jsonl").unlink()
     assert not films._is_done(out, tmp_path / "good.mp4", order)
+
+
+def test_a_worker_says_which_gpu_is_its_own(monkeypatch):
+    monkeypatch.setattr(films, "device_name", lambda device: f"one {device.type}")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert films._where("cuda") == "one cuda, GPU 3"
+    assert films._where("cpu") == "one cpu"
 
 
 @pytest.fixture

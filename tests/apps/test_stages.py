@@ -67,7 +67,7 @@ def test_the_stage_that_bounds_a_run_is_named(stage):
 def test_waiting_for_a_gpu_is_no_work_of_the_host():
     """A network that keeps the device busy: it bounds the run, and neither thread behind it seems to."""
     net = nn.Sequential(*(nn.Conv2d(3 if not k else 256, 256, 3, padding=1) for k in range(4)), nn.Conv2d(256, 3, 1))
-    film = [np.full((512, 768, 3), k, np.uint8) for k in range(12)]
+    film = [np.full((512, 768, 3), k, np.uint8) for k in range(48)]
     summary = Pipeline(film, None, net.eval(), Slow(), device="cuda", mode="dense").run()
     assert summary.bound == "device"
     assert summary.busy["device"] == pytest.approx(1e-3 * summary.ms.total)

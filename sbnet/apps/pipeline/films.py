@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sbnet.apps.machine import cuda_obstacle
+import torch
+
+from sbnet.apps.machine import cuda_obstacle, device_name
 from sbnet.apps.pipeline.frames import PipelineError
 from sbnet.apps.pipeline.pipeline import Pipeline
 from sbnet.apps.pipeline.sources import URL
@@ -26,8 +28,8 @@ class Films:
     """What `run_films` did.
 
     Attributes:
-        rows: of each film that was run {"film", "fault", "frames", "density", "fps", "seconds"}; without a fault the
-            film is finished.
+        rows: of each film that was run {"film", "fault", "frames", "density", "fps", "seconds", "device"}; without a
+            fault the film is finished.
         finished: films that an earlier run had finished.
         workers: how many ran them, and on what.
     """
@@ -119,8 +121,6 @@ class Worker:
         self, network: Any, mask: Any, device: str, target: str, order: dict[str, str], options: dict[str, Any],
         call: str = "",
     ) -> None:  # fmt: skip
-        import torch
-
         cores = os.environ.get("OMP_NUM_THREADS")  # Ray's: the actor's share
         if cores and cores.isdecimal():
             torch.set_num_threads(max(1, int(cores)))
@@ -149,8 +149,10 @@ class Worker:
             summary = Pipeline(film, self.mask, self.network, sinks, device=self.device, **self.options).run()
         except Exception as error:  # of whatever kind: the other films go on
             return _row(film, " ".join(str(error).split()) or type(error).__name__)
-        row = _row(film, summary.fault, frames=summary.frames, density=round(summary.densities.mean, 6),
-                   fps=round(summary.fps, 3), seconds=round(summary.seconds, 3))  # fmt: skip
+        row = _row(
+            film, summary.fault, frames=summary.frames, density=round(summary.densities.mean, 6),
+            fps=round(summary.fps, 3), seconds=round(summary.seconds, 3), device=_where(self.device),
+        )  # fmt: skip
         if not summary.fault:
             done = _done(self.target, film)
             part = done.with_name(f".{done.name}.{os.getpid()}.part")
@@ -182,7 +184,14 @@ def _named(given: Any) -> str:
 
 
 def _row(film: Path, fault: str, **measured: Any) -> dict[str, Any]:
-    return {"film": film.name, "fault": fault, "frames": 0, "density": 0.0, "fps": 0.0, "seconds": 0.0, **measured}
+    none = {"frames": 0, "density": 0.0, "fps": 0.0, "seconds": 0.0, "device": ""}
+    return {"film": film.name, "fault": fault, **none, **measured}
+
+
+def _where(device: str) -> str:
+    """What ran a film: of several GPUs Ray shows each worker its own."""
+    name = device_name(torch.device(device))
+    return f"{name}, GPU {os.environ.get('CUDA_VISIBLE_DEVICES', '0')}" if device == "cuda" else name
 
 
 def _done(target: Path, film: Path) -> Path:

@@ -126,6 +126,8 @@ class Pipeline:
             # Waiting for the device, and what the host makes of outputs, keep the encoder from nothing.
             behind = Behind(Result.land, writing)
         whole = closed = False
+        # Of each stage the work while the dense network, or setting up, had its turn: no part of the run.
+        aside: dict[Ahead | Behind, float] = {ahead: 0.0, behind: 0.0, writing: 0.0}
         try:
             begin = time.perf_counter()
             try:
@@ -136,7 +138,11 @@ class Pipeline:
                         continue
                     if not summary.title:
                         summary.title = self._title(frame)
+                    apart, earlier = compute.aside, [stage.busy for stage in aside]
                     behind.put(compute(frame, pinned))
+                    if compute.aside > apart:
+                        for stage, busy in zip(aside, earlier, strict=True):
+                            aside[stage] += stage.busy - busy
                     if frame.index % TRIMMED == TRIMMED - 1:
                         give_back_memory()
                     if told is not None:
@@ -166,10 +172,11 @@ class Pipeline:
             raise KeyboardInterrupt
         if not whole:
             raise PipelineError(summary.fault or "; ".join(summary.broken) or f"{self.source.name}: has no frames")
+        worked = {stage: stage.busy - aside[stage] for stage in aside}
         device = {}
         if behind is not writing:
-            device = {"device": 1e-3 * summary.ms.total, "finish": behind.busy - summary.waited}
-        summary.busy = {"read": ahead.busy, "compute": compute.busy, **device, "write": writing.busy}
+            device = {"device": 1e-3 * summary.ms.total, "finish": max(0.0, worked[behind] - summary.waited)}
+        summary.busy = {"read": worked[ahead], "compute": compute.busy, **device, "write": worked[writing]}
         if self.report is not None:
             write_report(summary, self.report)
         return summary
