@@ -43,13 +43,14 @@ def together(sources, mask="motion", sinks=None, **options):
     return Cameras(sources, mask, Network(edges(), "edges"), sinks, **options)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("mode", ["exact", "cached"])
-def test_each_camera_is_as_alone(mode):
+def test_each_camera_is_as_alone(mode, device):
     """Of different lengths, with a mask and a memory each."""
     sources = [frames(6), frames(4, 16), frames(5, 0, 8)]
     own = [masks.MotionMask(), masks.Boxes([[4, 4, 20, 20]]), masks.MotionMask() | masks.Boxes([[30, 0, 40, 9]])]
     seen = [[] for _ in sources]
-    order = {"mode": mode, "margin": 2, "block": 8, "device": "cpu", "compare": 0}
+    order = {"mode": mode, "margin": 2, "block": 8, "device": device, "dtype": torch.float32, "compare": 0}
     run = together(sources, own, lambda k, result: seen[k].append(result), **order)
     summary = run.run()
     assert summary.frames == 15
