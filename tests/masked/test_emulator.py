@@ -29,7 +29,8 @@ KERNELS = {
 ACTIVATIONS = {None: 0, "relu": 1, "leaky_relu": 3, "silu": 4}  # of all kernels
 WITH_SLOPES = ACTIVATIONS | {"prelu": 3}  # leaky_relu, with slopes a channel
 CASES = 12  # for each seed
-ELSEWHERE = {"conv_blocksparse"}  # tests/weights/test_blockconv_emulated.py runs it
+# tests/weights/test_blockconv_emulated.py and test_conv_transpose_emulated.py run them
+ELSEWHERE = {"conv_blocksparse", "conv_transpose"}
 
 
 def fields(kind, names: str):

@@ -49,6 +49,9 @@ int64_t transpose_weights(const ConvTransposeParams& p);
 Conv2dParams phase_conv(const ConvTransposeParams& p, const TransposePhase& row, const TransposePhase& column,
                         int32_t row_phase, int32_t column_phase, void* weights);
 
+// Why the Hopper kernel that runs all phases in one launch does not take p, which is valid; null: it does.
+const char* hopper_transpose_declines(const ConvTransposeParams& p);
+
 }  // namespace sbnet
 
 SBNET_DECLARE_WITH_WORKSPACE_OF_DEVICE(sparse_conv_transpose2d, ConvTransposeParams)

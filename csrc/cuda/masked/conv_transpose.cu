@@ -1,6 +1,6 @@
-// sparse_conv_transpose2d on CUDA: a convolution of stride 1 for each phase of the output, which multiplies no zeros,
-// by whatever kernel serves such a convolution; where the stride does not divide the blocks, or a phase has no taps,
-// pixel by pixel.
+// sparse_conv_transpose2d on CUDA, where Hopper's kernel of all phases (sm90/conv/conv_transpose.cu) does not serve: a
+// convolution of stride 1 for each phase of the output, which multiplies no zeros, by whatever kernel serves such a
+// convolution; where the stride does not divide the blocks, or a phase has no taps, pixel by pixel.
 //   prepare_kernel  the phases' weights, in the order that convolutions read; zeros the fringe
 //   pixel_kernel    a thread for each pixel and output channel
 #include <algorithm>
@@ -8,7 +8,11 @@
 #include "core/masked/conv_transpose.h"
 #include "cuda/by_dtype.cuh"
 #include "cuda/masked/conv_epilogue.cuh"
+#include "cuda/masked/conv_portable.cuh"
 #include "cuda/masked/conv_run.cuh"
+#ifdef SBNET_SM90
+#include "cuda/sm90/conv/conv_transpose.h"
+#endif
 
 namespace sbnet {
 namespace {
@@ -141,12 +145,20 @@ Status launch(const ConvTransposeParams& p, bool by_phases, void* workspace, con
   return ok_status();
 }
 
+bool runs_in_one_launch(const ConvTransposeParams& p, const DeviceInfo& device) {
+  return select_capability(device) == 90 && !hopper_transpose_declines(p);
+}
+
 }  // namespace
 }  // namespace sbnet
 
-int64_t sbnet_sparse_conv_transpose2d_workspace_bytes_cuda(const sbnet::ConvTransposeParams* p) {
-  const bool phases = sbnet::validate(*p).ok() && sbnet::runs_by_phases(*p);
-  return phases ? sbnet::transpose_weights(*p) * sbnet::dtype_size(p->x.dtype) : 0;
+int64_t sbnet_sparse_conv_transpose2d_workspace_bytes_cuda(const sbnet::ConvTransposeParams* params) {
+  using namespace sbnet;
+  const ConvTransposeParams& p = *params;
+  DeviceInfo device;
+  if (!validate(p).ok() || !runs_by_phases(p) || !current_device(kOp, &device).ok() || runs_in_one_launch(p, device))
+    return 0;
+  return transpose_weights(p) * dtype_size(p.x.dtype);
 }
 
 sbnet::Status sbnet_sparse_conv_transpose2d_cuda(const sbnet::ConvTransposeParams* params, void* workspace,
@@ -158,6 +170,9 @@ sbnet::Status sbnet_sparse_conv_transpose2d_cuda(const sbnet::ConvTransposeParam
   DeviceInfo device;
   SBNET_TRY(current_device(kOp, &device));
   const cudaStream_t stream = static_cast<cudaStream_t>(stream_handle);
+#ifdef SBNET_SM90
+  if (runs_in_one_launch(p, device)) return sm90::conv_transpose(p, device, stream);
+#endif
   const bool by_phases = runs_by_phases(p);
   return by_dtype(p.x.dtype, [&](auto t) { return launch<decltype(t)>(p, by_phases, workspace, device, stream); });
 }
