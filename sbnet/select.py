@@ -1,6 +1,6 @@
 """Which kernel serves a layer: asked of the tables that the launchers use.
 
-csrc/core/masked/conv_select.cpp has CUDA's, csrc/cpu/masked/conv_select.cpp the CPU's.
+csrc/core/masked/conv_select.cpp and conv_transpose_select.cpp have CUDA's, csrc/cpu/masked/conv_select.cpp the CPU's.
 """
 
 from __future__ import annotations
@@ -62,6 +62,10 @@ def _kernels() -> ctypes.CDLL:
     for query in (library.sbnet_select_conv2d_cpu, library.sbnet_select_conv2d_cuda):
         query.restype = _Status
         query.argtypes = [ctypes.POINTER(_Query), ctypes.c_char_p, ctypes.c_int64]
+    library.sbnet_select_conv_transpose2d_cuda.restype = _Status
+    library.sbnet_select_conv_transpose2d_cuda.argtypes = [
+        ctypes.POINTER(_Query), ctypes.c_int64 * 2, ctypes.c_char_p, ctypes.c_int64,
+    ]  # fmt: skip
     library.sbnet_select_bottleneck2d.argtypes = [ctypes.c_int64] * 4
     if _library.build_info()["cuda"]:
         packed_bytes = library.sbnet_blocksparse_packed_bytes_cuda
@@ -106,24 +110,62 @@ def conv2d_kernel(
     'Winograd F(2x2)'
     """
     op = "conv2d_kernel"
-    if dtype not in _DTYPES:
-        raise ValueError(f"sbnet::{op}: dtype: expected float32, float16, bfloat16, int8 or float8_e4m3fn, got {dtype}")
     if device not in ("cpu", "cuda"):
         raise ValueError(f"sbnet::{op}: device: expected 'cpu' or 'cuda', got {device!r}")
-    n, c, h, w = shape
-    pairs = {
-        name: (ctypes.c_int64 * 2)(*to_pair(value, f"{op}: {name}"))
-        for name, value in dict(
-            kernel=kernel_size, stride=stride, padding=padding, dilation=dilation, block=block
-        ).items()
-    }
-    query = _Query(
-        dtype=_DTYPES[dtype], batch=n, channels=c, height=h, width=w, out_channels=out_channels, groups=groups,
-        residual=residual, slope=slope, allow_tf32=allow_tf32, capability=capability, **pairs,
+    query = _query(
+        op, shape, dtype, kernel=kernel_size, stride=stride, padding=padding, dilation=dilation, block=block,
+        out_channels=out_channels, groups=groups, residual=residual, slope=slope, allow_tf32=allow_tf32,
+        capability=capability,
     )  # fmt: skip
+    return _selected(getattr(_kernels(), f"sbnet_select_conv2d_{device}"), query)
+
+
+def conv_transpose2d_kernel(
+    shape: Sequence[int],
+    out_channels: int,
+    kernel_size: int | Sequence[int],
+    block: int | Sequence[int],
+    *,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    output_padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    dtype: torch.dtype = torch.float16,
+    residual: bool = False,
+    slope: bool = False,
+    allow_tf32: bool = False,
+    capability: int = 90,
+) -> Selection:
+    """The CUDA kernel of sparse_conv_transpose2d, asked as `conv2d_kernel` asks. "by phases" has theirs as its `cut`.
+
+    >>> conv_transpose2d_kernel((1, 64, 200, 352), 64, 4, 16, stride=2, padding=1).kernel
+    'Hopper transposed'
+    """
+    op = "conv_transpose2d_kernel"
+    query = _query(
+        op, shape, dtype, kernel=kernel_size, stride=stride, padding=padding, dilation=dilation, block=block,
+        out_channels=out_channels, groups=groups, residual=residual, slope=slope, allow_tf32=allow_tf32,
+        capability=capability,
+    )  # fmt: skip
+    extra = (ctypes.c_int64 * 2)(*to_pair(output_padding, f"{op}: output_padding"))
+    return _selected(_kernels().sbnet_select_conv_transpose2d_cuda, query, extra)
+
+
+def _query(op: str, shape: Sequence[int], dtype: torch.dtype, **values: Any) -> _Query:
+    if dtype not in _DTYPES:
+        raise ValueError(f"sbnet::{op}: dtype: expected float32, float16, bfloat16, int8 or float8_e4m3fn, got {dtype}")
+    pairs = {
+        name: (ctypes.c_int64 * 2)(*to_pair(values.pop(name), f"{op}: {name}"))
+        for name in ("kernel", "stride", "padding", "dilation", "block")
+    }
+    sides = dict(zip(("batch", "channels", "height", "width"), shape, strict=True))
+    return _Query(dtype=_DTYPES[dtype], **sides, **pairs, **values)
+
+
+def _selected(select: Any, query: _Query, *more: Any) -> Selection:
     text = ctypes.create_string_buffer(2048)
-    select = getattr(_kernels(), f"sbnet_select_conv2d_{device}")
-    status = select(ctypes.byref(query), text, len(text))
+    status = select(ctypes.byref(query), *more, text, len(text))
     if status.code:
         raise ValueError(f"sbnet::{status.message.decode()}")
     chosen, *rest = text.value.decode().split("\n")
@@ -147,7 +189,7 @@ def packed_filter_bytes(layout: Sequence[int], dtype: torch.dtype, transposed: b
 
 
 _LAYER = re.compile(
-    r"conv (?P<kernel>\d+)x(?P<kernel_w>\d+) (?P<c>\d+)->(?P<k>\d+) (?P<h>\d+)x(?P<w>\d+)"
+    r"conv(?P<transposed>_transpose)? (?P<kernel>\d+)x(?P<kernel_w>\d+) (?P<c>\d+)->(?P<k>\d+) (?P<h>\d+)x(?P<w>\d+)"
     r"(?: (?P<dtype>fp32|tf32|fp16|bf16|int8|fp8))?(?P<cpu> cpu)?(?: block (?P<block>\d+)(?:x(?P<block_w>\d+))?)?"
     r"(?: stride (?P<stride>\d+))?(?: dilation (?P<dilation>\d+))?(?: groups (?P<groups>\d+))?(?: batch (?P<n>\d+))?"
     r"(?P<slope> prelu)?"
@@ -155,10 +197,11 @@ _LAYER = re.compile(
 
 
 def layer_kernel(text: str, capability: int = 90) -> Selection:
-    """conv2d_kernel() of a layer in words.
+    """conv2d_kernel() or conv_transpose2d_kernel() of a layer in words.
 
     "conv 3x3 64->64 400x704 fp16 block 16 stride 1 dilation 1 groups 1 batch 1 prelu": what follows the size may be
-    left out; the padding keeps the plane's size at stride 1. "fp32 cpu" asks for a CPU's kernel.
+    left out; the padding keeps the plane's size at stride 1. "fp32 cpu" asks for a CPU's kernel. "conv_transpose" makes
+    a plane `stride` times as large.
 
     Raises:
         ValueError: other words.
@@ -173,18 +216,18 @@ def layer_kernel(text: str, capability: int = 90) -> Selection:
     v = {key: int(value) for key, value in found.groupdict().items() if value and value.isdigit()}
     name = found["dtype"] or ("fp32" if found["cpu"] else "fp16")
     block, dilation = v.get("block", 16), v.get("dilation", 1)
-    return conv2d_kernel(
-        (v.get("n", 1), v["c"], v["h"], v["w"]),
-        v["k"],
-        (v["kernel"], v["kernel_w"]),
-        (block, v.get("block_w", block)),
-        stride=v.get("stride", 1),
-        padding=(dilation * (v["kernel"] - 1) // 2, dilation * (v["kernel_w"] - 1) // 2),
-        dilation=dilation,
-        groups=v.get("groups", 1),
-        dtype=_NAMES[name],
-        slope=found["slope"] is not None,
-        allow_tf32=name == "tf32",
-        device="cpu" if found["cpu"] else "cuda",
-        capability=capability,
-    )
+    kernel, stride = (v["kernel"], v["kernel_w"]), v.get("stride", 1)
+    layer = (v.get("n", 1), v["c"], v["h"], v["w"]), v["k"], kernel, (block, v.get("block_w", block))
+    options: dict[str, Any] = {
+        "stride": stride, "dilation": dilation, "groups": v.get("groups", 1), "dtype": _NAMES[name],
+        "slope": found["slope"] is not None, "allow_tf32": name == "tf32", "capability": capability,
+    }  # fmt: skip
+    reach = [dilation * (side - 1) for side in kernel]
+    if not found["transposed"]:
+        padding = tuple(r // 2 for r in reach)
+        return conv2d_kernel(*layer, padding=padding, device="cpu" if found["cpu"] else "cuda", **options)
+    if found["cpu"]:
+        raise ValueError("layer: conv_transpose: expected a layer of a GPU, got cpu")
+    padding = tuple(max(r + 2 - stride, 0) // 2 for r in reach)
+    extra = [stride - 1 - r + 2 * p for r, p in zip(reach, padding, strict=True)]
+    return conv_transpose2d_kernel(*layer, padding=padding, output_padding=extra, **options)

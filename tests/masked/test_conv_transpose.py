@@ -13,11 +13,13 @@ from sbnet import (
     sparse_conv_transpose2d,
     sparse_conv_transpose2d_,
 )
+from sbnet.select import conv_transpose2d_kernel
 from support.helpers import assert_as_accurate_as_torch, assert_bitwise, random_active, tensor
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
-# name: C, K, kernel, options, block. "by pixel": the stride does not divide the block, or a phase has no taps.
+# name: C, K, kernel, options, block. "by pixel": the stride does not divide the block, or a phase has no taps; "at
+# once": all phases in one launch on Hopper, weights channels_last.
 CASES = {
     "2x2 s2": (16, 24, 2, {"stride": 2}, 8),
     "4x4 s2 p1": (16, 16, 4, {"stride": 2, "padding": 1}, 8),
@@ -33,6 +35,11 @@ CASES = {
     "by pixel: no taps": (8, 8, 1, {"stride": 2}, 8),
     "by pixel: dilation like stride": (8, 8, 3, {"stride": 2, "dilation": 2, "padding": 1, "output_padding": 1}, 8),
     "padding beyond": (8, 8, 2, {"stride": 2, "padding": 5}, 8),
+    "at once: 2x2 s2": (64, 64, 2, {"stride": 2}, 16),
+    "at once: 4x4 s2 p1": (72, 40, 4, {"stride": 2, "padding": 1}, 16),
+    "at once: 3x3 s2 p1 op1": (136, 64, 3, {"stride": 2, "padding": 1, "output_padding": 1}, (16, 32)),
+    "at once: many channels": (320, 136, 4, {"stride": 2, "padding": 1}, 16),
+    "at once: 4x5 s3x2": (24, 64, (4, 5), {"stride": (3, 2), "padding": (0, 3)}, (24, 16)),
 }
 
 
@@ -44,6 +51,8 @@ def make(name, device, dtype, density=0.5, plane=(13, 17), memory_format=torch.c
     channels, filters, kernel, options, block = CASES[name]
     x = tensor((2, channels, *plane), dtype, device).to(memory_format=memory_format)
     weight = tensor((channels, filters // options.get("groups", 1), *pair(kernel)), dtype, device) / 8
+    if name.startswith("at once"):
+        weight = weight.contiguous(memory_format=torch.channels_last)
     sizes = [options.get(k, v) for k, v in (("stride", 1), ("padding", 0), ("output_padding", 0), ("dilation", 1))]
     out = conv_transpose_output_size(plane, kernel, *sizes)
     active = random_active(BlockGrid.cover(out, block), 2, density, device)
@@ -69,6 +78,24 @@ def test_as_accurate_as_pytorch_in_both_forms(device, name, dtype):
         assert bool(into[~inside.expand_as(into)].isnan().all())
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("at once")])
+def test_what_is_said_to_serve_them_needs_no_weights_in_order(name):
+    """One kernel, or none before the phases: nothing is asked of the allocator but the output."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a Hopper GPU")
+    channels, filters, kernel, options, block = CASES[name]
+    assert conv_transpose2d_kernel((2, channels, 13, 17), filters, kernel, block, **options).kernel == "Hopper transposed"
+    x, weight, bias, active, out, options = make(name, "cuda", torch.float16)
+    into = torch.empty((2, filters, *out), dtype=x.dtype, device="cuda", memory_format=torch.channels_last)
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        sparse_conv_transpose2d_(x, weight, bias, active, into, **options)
+        torch.cuda.synchronize()
+    launched = [e.key for e in profile.key_averages() if "kernel" in e.key and "sbnet" in e.key]
+    assert len(launched) == 1 and "conv_transpose_kernel" in launched[0], launched
+
+
 @pytest.mark.parametrize("name", ["2x2 s2", "4x4 s2 p1", "by pixel: stride 3 of block 8"])
 def test_any_memory(device, name):
     x, weight, bias, active, out, options = make(name, device, torch.float32, memory_format=torch.contiguous_format)
@@ -87,13 +114,15 @@ def test_any_memory(device, name):
     torch.testing.assert_close(part, torch.where(inside, want + residual, residual))
 
 
-@pytest.mark.parametrize("name", ["4x4 s2 p1", "by pixel: no taps"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ["4x4 s2 p1", "by pixel: no taps", "at once: 4x4 s2 p1"])
 @pytest.mark.parametrize("density", [0.0, 1.0])
-def test_the_fringe_is_zeroed_and_the_rest_left(device, name, density):
-    x, weight, bias, active, out, options = make(name, device, torch.float32, density)
+def test_the_fringe_is_zeroed_and_the_rest_left(device, name, density, dtype):
+    x, weight, bias, active, out, options = make(name, device, dtype, density)
     reader = random_active(BlockGrid.cover(out, 4), 2, 0.3, device)
     edge = fringe(active, reader, out, 3, 1, 1)
-    into = torch.full((2, bias.shape[0], *out), 7.0, device=device)
+    into = torch.full((2, bias.shape[0], *out), 7.0, device=device, dtype=dtype)
+    into = into.contiguous(memory_format=torch.channels_last)
     sparse_conv_transpose2d_(x, weight, bias, active, into, **options, fringe=edge)
     want = torch.full_like(into, 7.0).permute(0, 2, 3, 1).reshape(-1, bias.shape[0])
     want[edge.pixels[: int(edge.count)].long()] = 0
@@ -102,10 +131,11 @@ def test_the_fringe_is_zeroed_and_the_rest_left(device, name, density):
     assert_bitwise(into, torch.where(active.pixel_mask(out), got, want))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("name", [n for n in CASES if n != "padding beyond"])
-def test_its_window_holds_what_it_reads(device, name):
+def test_its_window_holds_what_it_reads(device, name, dtype):
     """What lies outside the fringe of the window may be anything."""
-    x, weight, bias, active, out, options = make(name, device, torch.float32, 0.2)
+    x, weight, bias, active, out, options = make(name, device, dtype, 0.2)
     plane = tuple(x.shape[2:])
     taken = {k: options.get(k, v) for k, v in (("stride", 1), ("padding", 0), ("dilation", 1))}
     window = Window.conv_transpose(tuple(weight.shape[2:]), **taken)
@@ -139,8 +169,9 @@ def test_gradients(device, name, activation):
         assert_as_accurate_as_torch(got, theirs, exact)
 
 
-def test_lists_that_are_wrong_are_skipped(device):
-    x, weight, bias, active, _, options = make("2x2 s2", device, torch.float32, 1.0)
+@pytest.mark.parametrize("name", ["2x2 s2", "at once: 2x2 s2"])
+def test_lists_that_are_wrong_are_skipped(device, name):
+    x, weight, bias, active, _, options = make(name, device, torch.float16, 1.0)
     want = sparse_conv_transpose2d(x, weight, bias, active, **options)
     active.indices[0] = torch.tensor([5, 0, 0], dtype=torch.int32)
     active.indices[1] = torch.tensor([0, -1, 99], dtype=torch.int32)

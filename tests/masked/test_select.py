@@ -43,6 +43,14 @@ CASES = {
     "conv 3x3 64->64 400x704 tf32 block 16": "implicit GEMM",
     "conv 3x3 64->64 400x704 fp32 block 16": "float32 in words",
     "conv 3x3 3->64 400x704 fp32 block 16": "float32",
+    "conv_transpose 2x2 64->64 200x352 fp16 block 16 stride 2": "Hopper transposed",
+    "conv_transpose 4x4 128->40 100x176 bf16 block 16x32 stride 2 prelu": "Hopper transposed",
+    "conv_transpose 3x3 24->64 99x177 block 32 stride 2": "Hopper transposed",
+    "conv_transpose 3x3 64->64 200x352 fp16 block 16": "by phases",
+    "conv_transpose 4x4 64->24 200x352 fp16 block 16 stride 2": "by phases",
+    "conv_transpose 4x4 64->64 200x352 fp16 block 8 stride 2": "by phases",
+    "conv_transpose 4x4 64->64 200x352 fp32 block 16 stride 2": "by phases",
+    "conv_transpose 1x1 64->64 200x352 fp16 block 16 stride 2": "by pixel",
 }
 
 
@@ -102,6 +110,15 @@ def test_each_kernel_above_says_why_it_does_not_serve():
     assert [name for name, _ in found.declined] == ["Hopper 3x3", "Hopper 1x1", "Hopper stem", "few channels"]
 
 
+def test_a_transposed_convolution_names_the_kernels_of_its_phases():
+    found = layer_kernel("conv_transpose 3x3 64->24 200x352 fp16 block 16 stride 2")
+    assert (found.kernel, found.cut) == ("by phases", "Hopper 1x1, Hopper general")
+    assert dict(found.declined) == {"Hopper transposed": "few output channels, which it fills up to 64"}
+    assert layer_kernel("conv_transpose 2x2 64->64 99x88 block 16 stride 2", 80).cut == "implicit GEMM"
+    found = layer_kernel("conv_transpose 2x2 64->64 99x88 block 15 stride 2")
+    assert [name for name, _ in found.declined] == ["Hopper transposed", "by phases"]
+
+
 def test_hopper_kernels_are_hoppers_alone():
     found = layer_kernel("conv 3x3 64->64 400x704 fp16 block 16", capability=80)
     assert found.kernel == "implicit GEMM"
@@ -142,6 +159,10 @@ def test_bottleneck_blocks(channels, hidden, block, one):
     ("call", "message"),
     [
         (lambda: layer_kernel("conv 3x3 64 400x704"), "expected words as"),
+        (lambda: layer_kernel("conv_transpose 2x2 8->8 9x9 cpu stride 2"), "expected a layer of a GPU"),
+        (lambda: layer_kernel("conv_transpose 2x2 8->8 9x9 int8 stride 2"), "dtype: expected float32, float16 or"),
+        (lambda: layer_kernel("conv_transpose 2x2 8->9 9x9 stride 2 groups 2"), "groups: expected a divisor"),
+        (lambda: layer_kernel("conv_transpose 2x2 8->20000 9x9 stride 2"), "expected sizes from 1 to 2\\^14"),
         (lambda: conv2d_kernel((1, 64, 8, 8), 64, 3, 0), "expected sizes from 1 to 2\\^20, got 0"),
         (lambda: conv2d_kernel((1, 64, 8, 8), 64, 3, 8, groups=5), "groups: expected a divisor"),
         (lambda: conv2d_kernel((1, 64, 8, 8), 64, 30, 8), "expected a kernel within the padded plane"),

@@ -164,14 +164,15 @@ def conv_float8(device: str) -> None:
 
 
 def conv_transpose(device: str) -> None:
-    """By phases, whose blocks may lie past their plane, and pixel by pixel."""
+    """All phases in one launch, phase by phase, whose blocks may lie past their plane, and pixel by pixel."""
     windows = ((2, 2, 0, 0, 8), (4, 2, 1, 0, 16), (3, 2, 1, 1, 8), (3, 3, 1, 0, 8), (1, 2, 0, 0, 8))
     for dtype, (channels, filters), (kernel, stride, padding, extra, block) in itertools.product(
-        (torch.float16, torch.bfloat16, torch.float32), ((64, 24), (17, 5)), windows
+        (torch.float16, torch.bfloat16, torch.float32), ((136, 40), (17, 5)), windows
     ):
         size, options = (13, 18), {"stride": stride, "padding": padding, "output_padding": extra}
         x = torch.randn(1, channels, *size, device=device).to(dtype).contiguous(memory_format=torch.channels_last)
         weight = (torch.randn(channels, filters, kernel, kernel, device=device) / channels**0.5).to(dtype)
+        weight = weight.contiguous(memory_format=torch.channels_last)
         out = sbnet.conv_transpose_output_size(size, kernel, **options)
         active = some_active((1, *out), BlockGrid.cover(out, block), 0.5, device)
         edge = sbnet.fringe(active, active, out, 3, 1, 1)

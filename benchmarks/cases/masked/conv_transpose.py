@@ -16,6 +16,7 @@ import sbnet
 from sbnet.benchmarks.harness.layers import Shape, facts
 from sbnet.benchmarks.harness.masked_layer import Output, channels_last, feature_map, wide
 from sbnet.benchmarks.harness.registry import Case, Setting, Work
+from sbnet.select import conv_transpose2d_kernel
 
 # kernel, stride, padding, output padding
 WINDOWS = ((2, 2, 0, 0), (4, 2, 1, 0), (3, 2, 1, 1))
@@ -52,6 +53,12 @@ def work(setting: Setting, shape: Shape, filters: int, kernel: int, options: dic
             x, weight, bias, out.active, out.memory, activation="relu", fringe=out.fringe, **options
         )
 
+    notes: dict[str, Any] = {}
+    if setting.cuda:
+        notes["served by"] = conv_transpose2d_kernel(
+            tuple(x.shape), filters, kernel, 16, dtype=setting.dtype, **options
+        ).kernel
+        notes["wanted"] = WANTED.get(density, 0.0)
     phases = options["stride"] ** 2
     taps = kernel * kernel / phases  # of an output, in the middle of the plane
     return out.work(
@@ -62,5 +69,5 @@ def work(setting: Setting, shape: Shape, filters: int, kernel: int, options: dic
         dense(wide(x.dtype)),
         out.pixels * filters + out.pixels / phases * c + weight.numel(),
         2 * out.pixels * filters * c * taps,
-        **({"wanted": WANTED.get(density, 0.0)} if setting.cuda else {}),
+        **notes,
     )

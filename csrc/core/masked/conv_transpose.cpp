@@ -1,11 +1,9 @@
 #include "core/masked/conv_transpose.h"
 
-#include <algorithm>
 #include <numeric>
 
 #include "core/grid.h"
 #include "core/layer.h"
-#include "core/memory.h"
 
 namespace sbnet {
 namespace {
@@ -127,46 +125,6 @@ Conv2dParams phase_conv(const ConvTransposeParams& p, const TransposePhase& row,
     grid.count[d] = static_cast<int32_t>((axes[d]->side + grid.size[d] - 1) / grid.size[d]);
   }
   return c;
-}
-
-const char* hopper_transpose_declines(const ConvTransposeParams& p) {
-  constexpr int kCell = 8, kWidth = 64, kMostTaps = 128, kMostPatch = 180;
-  const TensorView& w = p.weight;
-  const int64_t K = p.y.size[1], columns = (K + kWidth - 1) / kWidth;
-  if (p.x.dtype != DType::kF16 && p.x.dtype != DType::kBF16) return "dtype is neither float16 nor bfloat16";
-  if (p.groups != 1) return "groups";
-  if (p.stride[0] * p.stride[1] == 1) return "stride 1";
-  if (K % 8) return "output channels are no multiple of 8";
-  if (K * 2 < columns * kWidth) return "few output channels, which it fills up to 64";
-  if (w.size[2] * w.size[3] > kMostTaps) return "more than 128 taps";
-  if (w.stride[1] != 1 || reinterpret_cast<uintptr_t>(w.data) % 16)
-    return "the weights' output channels are not adjacent and aligned";
-  for (const int d : {0, 2, 3})
-    if (w.size[d] > 1 && (w.stride[d] <= 0 || w.stride[d] % 8 || w.stride[d] >= int64_t{1} << 38))
-      return "the weights' output channels are not adjacent and aligned";
-  if (!tma_reads(p.x) || !tma_reads(p.y) || (p.residual.data && !tma_reads(p.residual)))
-    return "a tensor is not channels-last with 16-byte aligned pixels";
-  int64_t patch = 1;
-  double units = static_cast<double>(p.active.capacity);
-  for (int d = 0; d < 2; ++d) {
-    if (p.stride[d] > kMaxTransposeStride) return "stride is larger than 8";
-    if (p.active.grid.size[d] % (kCell * p.stride[d])) return "block sides are no multiples of 8 times the stride";
-    if (p.y.size[2 + d] > UINT16_MAX) return "a plane too large to count";
-    int64_t first = INT32_MAX, last = INT32_MIN;
-    for (int32_t i = 0; i < p.stride[d]; ++i) {
-      const TransposePhase phase = transpose_phase(p, d, i);
-      if (!phase.taps) return "a phase without taps";
-      first = std::min<int64_t>(first, phase.first);
-      last = std::max<int64_t>(last, phase.first + int64_t{phase.taps - 1} * phase.dilation);
-    }
-    patch *= std::min<int64_t>(kCell + last - first, kMostPatch + 1);
-    units *= p.active.grid.size[d] / (kCell * p.stride[d]);
-  }
-  if (patch > kMostPatch) return "taps too far apart";
-  const double jobs = (units / 4 + 1) * static_cast<double>(columns * p.stride[0] * p.stride[1]);
-  return units < 1 << 30 && jobs < 1 << 30 && p.active.capacity < INT32_MAX && p.fringe.capacity < INT32_MAX
-             ? nullptr
-             : "too many tiles to count";
 }
 
 }  // namespace sbnet
