@@ -75,9 +75,6 @@ struct SbnetConvQuery {
 // machine's, "name: how it cuts the work" first.
 SBNET_EXPORT sbnet::Status sbnet_select_conv2d_cuda(const SbnetConvQuery* query, char* text, int64_t room);
 SBNET_EXPORT sbnet::Status sbnet_select_conv2d_cpu(const SbnetConvQuery* query, char* text, int64_t room);
-// Of a transposed convolution: "Hopper transposed", "by phases: kernels of all phases" or "by pixel".
-SBNET_EXPORT sbnet::Status sbnet_select_conv_transpose2d_cuda(const SbnetConvQuery* query,
-                                                              const int64_t* output_padding, char* text, int64_t room);
 // 1: one kernel takes a bottleneck block of these channels, hidden channels and blocks in 16-bit floats on Hopper.
 SBNET_EXPORT int32_t sbnet_select_bottleneck2d(int64_t channels, int64_t hidden, int64_t block_h, int64_t block_w);
 }

@@ -54,4 +54,11 @@ const char* hopper_transpose_declines(const ConvTransposeParams& p);
 
 }  // namespace sbnet
 
+struct SbnetConvQuery;  // core/masked/conv_select.h
+extern "C" {
+// As sbnet_select_conv2d_cuda: "Hopper transposed", "by phases: the kernels of all phases" or "by pixel".
+SBNET_EXPORT sbnet::Status sbnet_select_conv_transpose2d_cuda(const SbnetConvQuery* query,
+                                                              const int64_t* output_padding, char* text, int64_t room);
+}
+
 SBNET_DECLARE_WITH_WORKSPACE_OF_DEVICE(sparse_conv_transpose2d, ConvTransposeParams)
