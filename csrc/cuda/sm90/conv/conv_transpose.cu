@@ -95,6 +95,15 @@ __device__ void consume(const Args& a, uint32_t smem, uint8_t* shared) {
   // While the first patch is on its way.
   clear_fringe<T>(a.zeros, a.zeros_plan, int64_t{blockIdx.x} * 256 + threadIdx.x, int64_t{gridDim.x} * 256);
   const Jobs jobs(a, general::count_of<C>(a));
+  // The second warpgroup begins when the first has multiplied its first job, or as much of it as the rings hold: tensor
+  // cores do both in the same time as at once, and from then on one's epilogue runs under the other's products.
+  int lead = 0;
+  if (jobs.begin < jobs.end && wg == 0) {
+    const Job job(a, jobs, jobs.begin);
+    lead = min((job.end_tap(a) - job.first_tap(a)) * min(a.slices, a.patch_stages), a.weight_stages);
+  } else if (jobs.begin < jobs.end) {
+    bar_sync(3, 256);
+  }
 
   for (uint32_t at = jobs.begin; at < jobs.end; ++at) {
     const Job job(a, jobs, at);
@@ -124,6 +133,7 @@ __device__ void consume(const Args& a, uint32_t smem, uint8_t* shared) {
           wgmma_commit();
           wgmma_wait<1>();
           release();
+          if (--lead == 0) bar_arrive(3, 256);
           read_weight = smem + C::kWeightEmpty + 8 * weight;
           read_patch = job.last && tap + 1 == end ? smem + C::kPatchEmpty + 8 * stage : 0;
           if (++weight == a.weight_stages) weight = 0, weight_phase ^= 1;

@@ -44,7 +44,7 @@ struct Jobs {
   }
 };
 
-// Four units x 64 output channels of a phase. first, last: among those of this CTA that share its patch.
+// Four units x 64 output channels of a phase. first: of this CTA's among those that share its patch; last: of all.
 struct Job {
   uint32_t units, column, phase;
   bool first, last;
@@ -53,7 +53,7 @@ struct Job {
     a.columns.divmod(at, &units, &within);
     a.phases.divmod(within, &column, &phase);
     first = !a.resident || at == jobs.begin || within == 0;
-    last = !a.resident || at + 1 == jobs.end || within + 1 == a.columns.divisor;
+    last = !a.resident || within + 1 == a.columns.divisor;
   }
   __device__ __forceinline__ int first_tap(const Args& a) const { return phase ? a.group[phase - 1].end : 0; }
   __device__ __forceinline__ int end_tap(const Args& a) const { return a.group[phase].end; }
