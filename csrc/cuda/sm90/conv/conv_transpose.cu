@@ -110,11 +110,12 @@ __device__ void consume(const Args& a, uint32_t smem, uint8_t* shared) {
     const Column column(a, job.column);
     const int k0 = job.column * C::kOutputs, first = job.first_tap(a), end = job.end_tap(a);
     uint32_t stage = patch, stage_phase = patch_phase;
+    const float own_bias = tid < C::kOutputs ? load_bias<T>(a, k0 + tid) : 0.f;
     mbar_wait(smem + C::kPatchFull + 8 * stage, stage_phase);
-    bar_sync(1 + wg, 128);  // the places of the job before are no longer read
+    bar_sync(1 + wg, 128);  // places and bias of the job before are no longer read
+    if (tid < C::kOutputs) bias[tid] = own_bias;
     places[tid] =
         place_of(a, reinterpret_cast<const int4*>(shared + C::kRecordsAt) + stage * kUnits, job.phase, wg, tid);
-    const float own_bias = tid < C::kOutputs ? load_bias<T>(a, k0 + tid) : 0.f;  // on its way until the sums are made
     float acc[1][64] = {};
 #pragma unroll 1
     for (int slice = 0; slice < a.slices; ++slice) {
@@ -142,7 +143,6 @@ __device__ void consume(const Args& a, uint32_t smem, uint8_t* shared) {
       if (++stage == a.patch_stages) stage = 0, stage_phase ^= 1;
     }
     if (job.last) patch = stage, patch_phase = stage_phase;
-    if (tid < C::kOutputs) bias[tid] = own_bias;
     wgmma_wait<0>();
     release();
     bar_sync(1 + wg, 128);
@@ -157,6 +157,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   const uint32_t smem = smem_address(shared);
   const int warp = __shfl_sync(0xffffffff, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
   if (threadIdx.x == 0) {
+    prefetch_map(&maps.x);
+    prefetch_map(&maps.w);
     for (int i = 0; i < kMaxPatchStages; ++i)
       mbar_init(smem + C::kPatchFull + 8 * i, 1), mbar_init(smem + C::kPatchEmpty + 8 * i, 8);
     for (int i = 0; i < kMaxWeightStages; ++i)

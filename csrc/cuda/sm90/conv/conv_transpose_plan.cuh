@@ -34,13 +34,14 @@ struct Config : general::Config<T, 64, true> {
   static constexpr int kWeightsAt = (kWeightEmpty + 8 * kMaxWeightStages + 1023) / 1024 * 1024;  // then the patches
 };
 
-// This CTA's jobs. Neighbours share a patch, so they are dealt out in runs.
+// This CTA's jobs. Neighbours share a patch, so they are dealt out in runs; few go to the first CTAs, one to a
+// multiprocessor.
 struct Jobs {
   uint32_t begin, end;
   __device__ __forceinline__ Jobs(const Args& a, int count) {
-    const uint64_t jobs = general::tiles_of(a, count);
-    begin = static_cast<uint32_t>(jobs * blockIdx.x / gridDim.x);
-    end = static_cast<uint32_t>(jobs * (blockIdx.x + 1) / gridDim.x);
+    const uint32_t jobs = general::tiles_of(a, count), each = jobs / gridDim.x, more = jobs % gridDim.x;
+    begin = each * blockIdx.x + (blockIdx.x < more ? blockIdx.x : more);
+    end = begin + each + (blockIdx.x < more);
   }
 };
 
