@@ -127,9 +127,9 @@ sbnet::Status sbnet_select_conv_transpose2d_cuda(const SbnetConvQuery* query, co
   std::string said = "Hopper transposed";
   if (why) {
     const std::string declined = std::string("\nHopper transposed: ") + why;
-    said = runs_by_phases(p) ? "by phases: " + kernels_of_phases(p, capability) + declined
-                             : "by pixel" + declined +
-                                   "\nby phases: the stride does not divide the blocks, or a phase has no taps";
+    said = runs_by_phases(p)
+               ? "by phases: " + kernels_of_phases(p, capability) + declined
+               : "by pixel" + declined + "\nby phases: the stride does not divide the blocks, or a phase has no taps";
   }
   snprintf(text, static_cast<size_t>(room), "%s", said.c_str());
   return ok_status();

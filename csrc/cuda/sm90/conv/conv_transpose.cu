@@ -9,10 +9,9 @@
 //   warps 0-7  two warpgroups: the fringe's zeros, then WGMMA and epilogue of 128 positions each
 //   warp 8     jobs and patches
 //   warp 9     weights
-#include "cuda/sm90/conv/conv_transpose.h"
-
 #include "core/layer.h"
 #include "cuda/sm90/conv/conv_general_host.cuh"
+#include "cuda/sm90/conv/conv_transpose.h"
 #include "cuda/sm90/conv/conv_transpose_plan.cuh"
 #include "cuda/sm90/matmul/ptx.cuh"
 
