@@ -94,27 +94,17 @@ __device__ void consume(const Args& a, uint32_t smem, uint8_t* shared) {
   // While the first patch is on its way.
   clear_fringe<T>(a.zeros, a.zeros_plan, int64_t{blockIdx.x} * 256 + threadIdx.x, int64_t{gridDim.x} * 256);
   const Jobs jobs(a, general::count_of<C>(a));
-  // The second warpgroup begins when the first has multiplied its first job, or as much of it as the rings hold: tensor
-  // cores do both in the same time as at once, and from then on one's epilogue runs under the other's products.
-  int lead = 0;
-  if (jobs.begin < jobs.end && wg == 0) {
-    const Job job(a, jobs, jobs.begin);
-    lead = min((job.end_tap(a) - job.first_tap(a)) * min(a.slices, a.patch_stages), a.weight_stages);
-  } else if (jobs.begin < jobs.end) {
-    bar_sync(3, 256);
-  }
 
   for (uint32_t at = jobs.begin; at < jobs.end; ++at) {
     const Job job(a, jobs, at);
     const Column column(a, job.column);
     const int k0 = job.column * C::kOutputs, first = job.first_tap(a), end = job.end_tap(a);
     uint32_t stage = patch, stage_phase = patch_phase;
-    const float own_bias = tid < C::kOutputs ? load_bias<T>(a, k0 + tid) : 0.f;
     mbar_wait(smem + C::kPatchFull + 8 * stage, stage_phase);
-    bar_sync(1 + wg, 128);  // places and bias of the job before are no longer read
-    if (tid < C::kOutputs) bias[tid] = own_bias;
+    bar_sync(1 + wg, 128);  // the places of the job before are no longer read
     places[tid] =
         place_of(a, reinterpret_cast<const int4*>(shared + C::kRecordsAt) + stage * kUnits, job.phase, wg, tid);
+    const float own_bias = tid < C::kOutputs ? load_bias<T>(a, k0 + tid) : 0.f;  // on its way until the sums are made
     float acc[1][64] = {};
 #pragma unroll 1
     for (int slice = 0; slice < a.slices; ++slice) {
@@ -133,7 +123,6 @@ __device__ void consume(const Args& a, uint32_t smem, uint8_t* shared) {
           wgmma_commit();
           wgmma_wait<1>();
           release();
-          if (--lead == 0) bar_arrive(3, 256);
           read_weight = smem + C::kWeightEmpty + 8 * weight;
           read_patch = job.last && tap + 1 == end ? smem + C::kPatchEmpty + 8 * stage : 0;
           if (++weight == a.weight_stages) weight = 0, weight_phase ^= 1;
@@ -142,6 +131,7 @@ __device__ void consume(const Args& a, uint32_t smem, uint8_t* shared) {
       if (++stage == a.patch_stages) stage = 0, stage_phase ^= 1;
     }
     if (job.last) patch = stage, patch_phase = stage_phase;
+    if (tid < C::kOutputs) bias[tid] = own_bias;
     wgmma_wait<0>();
     release();
     bar_sync(1 + wg, 128);
@@ -156,8 +146,6 @@ __global__ void __launch_bounds__(kThreads, 2)
   const uint32_t smem = smem_address(shared);
   const int warp = __shfl_sync(0xffffffff, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
   if (threadIdx.x == 0) {
-    prefetch_map(&maps.x);
-    prefetch_map(&maps.w);
     for (int i = 0; i < kMaxPatchStages; ++i)
       mbar_init(smem + C::kPatchFull + 8 * i, 1), mbar_init(smem + C::kPatchEmpty + 8 * i, 8);
     for (int i = 0; i < kMaxWeightStages; ++i)

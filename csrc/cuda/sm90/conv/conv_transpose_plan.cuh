@@ -34,18 +34,17 @@ struct Config : general::Config<T, 64, true> {
   static constexpr int kWeightsAt = (kWeightEmpty + 8 * kMaxWeightStages + 1023) / 1024 * 1024;  // then the patches
 };
 
-// This CTA's jobs. Neighbours share a patch, so they are dealt out in runs; few go to the first CTAs, one to a
-// multiprocessor.
+// This CTA's jobs. Neighbours share a patch, so they are dealt out in runs.
 struct Jobs {
   uint32_t begin, end;
   __device__ __forceinline__ Jobs(const Args& a, int count) {
-    const uint32_t jobs = general::tiles_of(a, count), each = jobs / gridDim.x, more = jobs % gridDim.x;
-    begin = each * blockIdx.x + (blockIdx.x < more ? blockIdx.x : more);
-    end = begin + each + (blockIdx.x < more);
+    const uint64_t jobs = general::tiles_of(a, count);
+    begin = static_cast<uint32_t>(jobs * blockIdx.x / gridDim.x);
+    end = static_cast<uint32_t>(jobs * (blockIdx.x + 1) / gridDim.x);
   }
 };
 
-// Four units x 64 output channels of a phase. first: of this CTA's among those that share its patch; last: of all.
+// Four units x 64 output channels of a phase. first, last: among those of this CTA that share its patch.
 struct Job {
   uint32_t units, column, phase;
   bool first, last;
@@ -54,7 +53,7 @@ struct Job {
     a.columns.divmod(at, &units, &within);
     a.phases.divmod(within, &column, &phase);
     first = !a.resident || at == jobs.begin || within == 0;
-    last = !a.resident || within + 1 == a.columns.divisor;
+    last = !a.resident || at + 1 == jobs.end || within + 1 == a.columns.divisor;
   }
   __device__ __forceinline__ int first_tap(const Args& a) const { return phase ? a.group[phase - 1].end : 0; }
   __device__ __forceinline__ int end_tap(const Args& a) const { return a.group[phase].end; }
