@@ -75,7 +75,9 @@ Status read_query(const SbnetConvQuery& q, const int64_t* output_padding, ConvTr
   ConvTransposeParams p = {};
   p.weight = packed(dtype, q.channels, q.out_channels / q.groups, q.kernel[0], q.kernel[1]);
   for (int d = 0; d < 2; ++d) {
-    SBNET_CHECK(q.padding[d] < kLongest && output_padding[d] < kLongest, "%s: padding: expected less than 2^14", kOp);
+    SBNET_CHECK(q.padding[d] < kLongest && output_padding[d] < kLongest,
+                "%s: padding, output_padding: expected less than 2^14, got %lld, %lld", kOp,
+                static_cast<long long>(q.padding[d]), static_cast<long long>(output_padding[d]));
     p.stride[d] = static_cast<int32_t>(q.stride[d]), p.padding[d] = static_cast<int32_t>(q.padding[d]);
     p.dilation[d] = static_cast<int32_t>(q.dilation[d]);
     p.output_padding[d] = static_cast<int32_t>(output_padding[d]);
@@ -85,7 +87,8 @@ Status read_query(const SbnetConvQuery& q, const int64_t* output_padding, ConvTr
   const int64_t in[2] = {q.height, q.width};
   for (int d = 0; d < 2; ++d) {
     out[d] = conv_transpose_output_side(p, d, in[d]);
-    SBNET_CHECK(out[d] >= 1, "%s: expected a plane that gives pixels", kOp);
+    SBNET_CHECK(out[d] >= 1, "%s: layer: expected a plane that gives pixels, got side %lld, which gives %lld", kOp,
+                static_cast<long long>(in[d]), static_cast<long long>(out[d]));
     BlockGrid& g = p.active.grid;
     g.size[d] = g.stride[d] = static_cast<int32_t>(q.block[d]);
     g.count[d] = static_cast<int32_t>((out[d] + q.block[d] - 1) / q.block[d]);
