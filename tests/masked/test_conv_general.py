@@ -132,6 +132,22 @@ def test_same_bits_each_time(channels, filters, kernel, block):
         assert_bitwise(sparse_conv2d(x, weight, bias, active, **options), first)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("density", [0.02, 0.1, 1.0])
+@pytest.mark.parametrize(("channels", "filters", "dilation"), [(256, 256, 2), (320, 96, 6), (2048, 64, 12)])
+def test_tiles_that_are_shared(channels, filters, dilation, density):
+    """Few tiles of many channels, whose sums CTAs of a cluster exchange: right, NaN passes, the same bits each time."""
+    case = {"channels": channels, "filters": filters, "size": (100, 90), "block": 16, "density": density}
+    x, weight, bias, active, options = make("cuda", dtype=torch.float16, padding=dilation, dilation=dilation, **case)
+    options |= {"activation": "silu"}
+    options["residual"] = torch.randn_like(dense_conv2d(x, weight, bias, torch.float16, **options))
+    x[0, channels - 1, 40, 41], x[0, 3, 60, 20] = float("nan"), float("inf")
+    first = sparse_conv2d(x, weight, bias, active, **options)
+    assert_conv(first, x, weight, bias, active, first.new_zeros(()), **options)
+    for _ in range(30):
+        assert_bitwise(sparse_conv2d(x, weight, bias, active, **options), first)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("block", [8, 10, 16, 64])
 def test_it_is_the_general_kernel(kind, block):

@@ -13,7 +13,7 @@ import torch
 from sbnet import conv_output_size, fringe
 from support.conv_cases import make, pair
 from support.emulator import CSRC, TOOLS, emulated_library
-from support.helpers import assert_as_accurate_as_torch, dense_conv2d, poison, tensor
+from support.helpers import assert_as_accurate_as_torch, assert_bitwise, dense_conv2d, poison, tensor
 
 KERNELS = {
     "1x1": 0,
@@ -96,8 +96,8 @@ def judge(y, active, edge, torchs, exact) -> None:
     assert bool((y.isnan() | mask | zeros).all()), "other pixels were written"
 
 
-def emulate(library, which: str, seed: int, multiprocessors: int, activation, residual, **case) -> bool:
-    """Runs a convolution and checks it. False: that kernel does not take it."""
+def emulate(library, which: str, seed: int, multiprocessors: int, activation, residual, again=False, **case) -> bool:
+    """Runs a convolution and checks it; again: twice, for the same bits. False: that kernel does not take it."""
     x, weight, bias, active, options = make("cpu", **case)
     geometry = [[options[k]] * 2 for k in ("stride", "padding", "dilation")]
     size = conv_output_size(x.shape[2:], weight.shape[2:], *geometry)
@@ -108,18 +108,21 @@ def emulate(library, which: str, seed: int, multiprocessors: int, activation, re
     if activation == "prelu":
         options |= {"activation": "leaky_relu", "slope": tensor(shape[1:2], x.dtype)}
     weight = weight.contiguous(memory_format=torch.channels_last)
-    edge, y = fringe(active, active, size, 3, 1, 1), poison(shape, x.dtype, "cpu", "channels_last")
-    if not launch(
-        library.emulate_conv, active, edge,
-        {"x": x, "weight": weight, "bias": bias, "residual": options["residual"], "y": y,
-         "slope": options.get("slope")},
-        kernel=KERNELS[which], multiprocessors=multiprocessors, seed=seed, k=weight.shape[0], r=weight.shape[2],
-        s=weight.shape[3], activation=WITH_SLOPES[activation],
-        **{name: options[name] for name in ("stride", "padding", "dilation", "groups")},
-    ):  # fmt: skip
-        return False
+    edge, ys = fringe(active, active, size, 3, 1, 1), []
+    for order in (seed, seed ^ 1) if again else (seed,):
+        ys.append(poison(shape, x.dtype, "cpu", "channels_last"))
+        if not launch(
+            library.emulate_conv, active, edge,
+            {"x": x, "weight": weight, "bias": bias, "residual": options["residual"], "y": ys[-1],
+             "slope": options.get("slope")},
+            kernel=KERNELS[which], multiprocessors=multiprocessors, seed=order, k=weight.shape[0], r=weight.shape[2],
+            s=weight.shape[3], activation=WITH_SLOPES[activation],
+            **{name: options[name] for name in ("stride", "padding", "dilation", "groups")},
+        ):  # fmt: skip
+            return False
     exact = dense_conv2d(x, weight, bias, torch.float32, **options)
-    judge(y, active, edge, dense_conv2d(x, weight, bias, x.dtype, **options), exact)
+    judge(ys[0], active, edge, dense_conv2d(x, weight, bias, x.dtype, **options), exact)
+    assert_bitwise(ys[-1], ys[0])
     return True
 
 
@@ -326,6 +329,24 @@ def test_few_cells_of_many_channels(emulated, seed):
         more["dtype"] = rng.choice([torch.float16, torch.bfloat16])
         torch.manual_seed(more["seed"])
         assert emulate(emulated, "3x3", kernel=3, padding=1, **more, **case), case
+
+
+# Channels, output channels, multiprocessors: tiles of 32, 64, 80 and 96.
+SHARED = [(256, 20, 8), (256, 64, 4), (136, 80, 2), (256, 96, 4)]
+
+
+@pytest.mark.parametrize(("channels", "filters", "multiprocessors"), SHARED)
+def test_tiles_whose_channels_are_shared(emulated, channels, filters, multiprocessors):
+    """General: one, two or four CTAs sum a part of a tile's channels each, always in the same order."""
+    rng = random.Random(f"shared {channels} {filters}")
+    for dilation, block, density in ((2, 16, 1.0), (15, 16, 0.6), (12, 8, 0.6), (1, 10, 0.1)):
+        more = {"activation": rng.choice(list(WITH_SLOPES)), "residual": rng.random() < 0.5}
+        more |= {"seed": rng.randrange(2**31), "dtype": rng.choice([torch.float16, torch.bfloat16])}
+        case = {"size": (rng.randint(9, 28), rng.randint(9, 28)), "density": density, "batch": 1, "block": block}
+        case |= {"kernel": 3, "padding": dilation, "dilation": dilation, "stride": 1, "channels": channels}
+        torch.manual_seed(more["seed"])
+        more |= {"multiprocessors": multiprocessors, "again": True, "filters": filters}
+        assert emulate(emulated, "general", **more, **case), (more, case)
 
 
 @pytest.mark.parametrize(("groups", "inputs", "outputs"), [(32, 4, 4), (13, 8, 8), (5, 3, 3), (11, 2, 6), (9, 12, 8)])

@@ -31,6 +31,7 @@ CONVS = {  # dtype, kernel, stride, groups, channels, block
     "conv_general": (torch.float16, 5, 1, 1, 60, 10),
     "conv_general_elements": (torch.bfloat16, 5, 2, 1, 3, 16),
     "conv_general_groups": (torch.float16, 3, 1, 8, 64, 12),
+    "conv_general_shared": (torch.float16, 3, 1, 1, 256, 12),
     "conv_few_channels": (torch.float16, 3, 2, 1, 3, 16),
     "conv_few_channels_small_blocks": (torch.bfloat16, 3, 1, 1, 4, 3),
     "conv_stem": (torch.float16, 7, 2, 1, 3, 16),

@@ -107,7 +107,8 @@ Status launch_kernel(const QuantizedConv2dParams& p, const DeviceInfo& device, c
   const Conv2dParams pairs = byte_pairs(p);
   BytesArgs a = {};
   fill_common(pairs, &a);
-  choose_columns(pairs, device, &a);  // whatever it chooses: there is one width
+  choose_columns(pairs, device, &a);  // whatever it chooses: there is one width, and tiles are not shared
+  a.log_cluster = 0;
   a.columns = a.tiles_per_chunk = FastDiv((p.weight.size[0] + C::kOutputs - 1) / C::kOutputs);
   static_cast<bytes::Epilogue&>(a) = bytes::epilogue(p);
   return launch_cut<C, conv_bytes_kernel<C>>(pairs, a, device, stream);

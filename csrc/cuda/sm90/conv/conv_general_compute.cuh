@@ -3,6 +3,7 @@
 #include "cuda/sm90/conv/conv_general_host.cuh"
 #include "cuda/sm90/conv/conv_general_load.cuh"
 #include "cuda/sm90/conv/conv_general_products.cuh"
+#include "cuda/sm90/conv/conv_general_sums.cuh"
 
 namespace sbnet::sm90::general {
 
@@ -20,9 +21,11 @@ __device__ void consume(const Args& a, uint32_t smem, uint8_t* shared) {
   clear_fringe<T>(a.zeros, a.zeros_plan, int64_t{blockIdx.x} * 256 + threadIdx.x, int64_t{gridDim.x} * 256);
   const uint32_t tiles = tiles_of(a, count_of<C>(a));
 
-  for (uint32_t tile = blockIdx.x, made = 0; tile < tiles; tile += gridDim.x, ++made) {
+  for (uint32_t base = 0, made = 0; base < tiles; base += gridDim.x, ++made) {
+    const Share share(a, base, tiles);
+    if (share.tile >= tiles) break;
     uint32_t first_unit, column_index;
-    a.columns.divmod(tile, &first_unit, &column_index);
+    a.columns.divmod(share.tile, &first_unit, &column_index);
     const Column column(a, column_index);
     const int k0 = column.chunk_k + column.k * C::kOutputs;
     products.wait_for_patch();
@@ -54,13 +57,18 @@ __device__ void consume(const Args& a, uint32_t smem, uint8_t* shared) {
         with_steps(own & ~kLastSlice, multiply_slice);
       } while (!(own & kLastSlice));
     } else {
+      const int2 slices = share.of(slices_of<C>(a, column_index));
 #pragma unroll 1
-      for (int slice = 0; slice < a.slices; ++slice) with_steps(slice_of<C>(a, slice).steps, multiply_slice);
+      for (int slice = slices.x; slice < slices.y; ++slice) with_steps(slice_of<C>(a, slice).steps, multiply_slice);
     }
     if (tid < C::kOutputs) bias[tid] = own_bias;
     products.finish();
     bar_sync(1 + wg, 128);
-    finish<C>(a, column, k0, acc, smem, shared, places, bias);
+    int2 halves = make_int2(0, 2);
+    if constexpr (!C::kListed) {
+      if (share.log) halves = exchange_sums<C>(a, share, smem, acc);
+    }
+    finish<C>(a, column, k0, acc, smem, shared, places, bias, halves);
   }
 }
 

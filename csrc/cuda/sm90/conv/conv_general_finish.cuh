@@ -136,12 +136,14 @@ __device__ __forceinline__ bool has_nan(uint4 v) {
 // The tile's sums become outputs, 64 positions at a time: through staged rows of 128 bytes, kSlabs to a position, as
 // the threads that have a position's channels are not those that should write them. Where channels are rows of the
 // product, all of a warpgroup share its staging memory; where positions are, a warp's 16 positions are its own.
+// halves: which of the warpgroup's two times 64 positions, the first and the end; the sums are acc's from its
+// beginning.
 //
 // The second 64 positions run the same instructions as the first, their sums moved: fetching code that runs once a tile
 // costs as much as running it.
 template <class C, class Acc>
 __device__ __forceinline__ void finish(const Args& a, const Column& column, int k0, Acc& acc, uint32_t smem,
-                                       uint8_t* shared, const Place* places, const float* bias) {
+                                       uint8_t* shared, const Place* places, const float* bias, int2 halves = {0, 2}) {
   using T = typename C::T;
   const int tid = threadIdx.x & 127, lane = tid & 31, wg = threadIdx.x >> 7;
   const int w4 = __shfl_sync(0xffffffff, tid >> 5, 0);
@@ -173,9 +175,10 @@ __device__ __forceinline__ void finish(const Args& a, const Column& column, int 
     }
   };
   bool resum = false;
+  places += halves.x * 64;
 #pragma unroll 1
-  for (int half = 0; half < 2; ++half, places += 64) {
-    if (half) meet();
+  for (int half = halves.x; half < halves.y; ++half, places += 64) {
+    if (half != halves.x) meet();
     if (a.residual.data) {
       for_words([&](uint32_t at, const Place* place, int k) {
         const T* from = residual_at<T>(a, *place, k);

@@ -26,16 +26,24 @@ struct Width {
   int outputs, cycles;
 };
 constexpr Width kWidths[] = {{96, 48}, {80, 40}, {64, 32}, {32, 24}, {16, 20}};
-constexpr double kNotOverlapped = 1.15;  // epilogues where a multiprocessor has a single CTA
-constexpr int64_t kTapCycles = 120;      // of a tile, however little there is to multiply
+constexpr double kNotOverlapped = 1.15;    // epilogues where a multiprocessor has a single CTA
+constexpr int64_t kTapCycles = 120;        // of a tile, however little there is to multiply
+constexpr int64_t kExchangeCycles = 2500;  // of sums, between CTAs that share a tile
+constexpr int kMaxLogCluster = 2;
+constexpr double kClustered = 1.05;  // clusters find room on fewer multiprocessors
 inline int64_t tap_cycles(int steps, const Width& width) {
   return std::max<int64_t>(steps * 4 * width.cycles, kTapCycles);
 }
 
-// Cycles that `tiles` of `cycles` each take the device. (Two at a time on a multiprocessor take twice as long as one.)
-inline double device_cycles(const DeviceInfo& device, const Width& width, int64_t tiles, int64_t cycles) {
-  const int64_t rounds = (tiles + device.sm_count - 1) / device.sm_count;
-  return static_cast<double>(rounds * cycles) * (width.outputs > 64 ? kNotOverlapped : 1);
+// Cycles that `tiles` of `cycles` each take the device, where up to 2^log_cluster CTAs share one that is left over.
+// (Two at a time on a multiprocessor take twice as long as one.)
+inline double device_cycles(const DeviceInfo& device, const Width& width, int64_t tiles, int64_t cycles,
+                            int log_cluster) {
+  const int64_t rounds = tiles / device.sm_count, left = tiles % device.sm_count;
+  int log = 0;
+  while (log < log_cluster && left << (log + 1) <= device.sm_count) ++log;
+  const int64_t last = left ? (cycles >> log) + (log ? kExchangeCycles : 0) : 0;
+  return static_cast<double>(rounds * cycles + last) * (width.outputs > 64 ? kNotOverlapped : 1);
 }
 
 // The tensors, and chunks of channels: of `inputs` and `outputs` of a group, of which so many are merged.
@@ -84,6 +92,7 @@ inline int choose_columns(const Conv2dParams& p, const DeviceInfo& device, Args*
   double least = 0;
   int chosen = 0;
   const int64_t most = inputs > 64 ? 1 : std::min<int64_t>(64 / inputs, p.groups);
+  const int64_t taps = p.weight.size[2] * p.weight.size[3];
   for (int64_t merged = 1; merged <= most; ++merged) {
     const int64_t chunks = (p.groups + merged - 1) / merged, slices = (inputs * merged + 63) / 64;
     const int last = static_cast<int>((inputs * merged - (slices - 1) * 64 + 15) / 16);
@@ -91,14 +100,17 @@ inline int choose_columns(const Conv2dParams& p, const DeviceInfo& device, Args*
       if (merged > 1 && outputs * merged > w.outputs) continue;  // a chunk's only tile has its diagonal in one place
       const int64_t tiles = chunks * ((outputs * merged + w.outputs - 1) / w.outputs);
       // Of all blocks, and of a tenth, where few wide tiles would leave multiprocessors idle.
-      const int64_t of_tile = (slices - 1) * tap_cycles(4, w) + tap_cycles(last, w);
-      const double cycles = device_cycles(device, w, (pixels / 256 + 1) * tiles, of_tile) +
-                            4 * device_cycles(device, w, (pixels / 2560 + 1) * tiles, of_tile);
-      if (least > 0 && cycles >= least) continue;
-      least = cycles, chosen = w.outputs;
-      a->merged = static_cast<int>(merged);
-      a->slices = static_cast<int>(slices), a->last_steps = last;
-      a->columns = FastDiv(tiles);
+      const int64_t of_tile = ((slices - 1) * tap_cycles(4, w) + tap_cycles(last, w)) * taps;
+      for (int log_cluster = 0; log_cluster <= kMaxLogCluster && slices >> log_cluster; ++log_cluster) {
+        const double cycles = (device_cycles(device, w, (pixels / 256 + 1) * tiles, of_tile, log_cluster) +
+                               4 * device_cycles(device, w, (pixels / 2560 + 1) * tiles, of_tile, log_cluster)) *
+                              (log_cluster ? kClustered : 1);
+        if (least > 0 && cycles >= least) continue;
+        least = cycles, chosen = w.outputs;
+        a->merged = static_cast<int>(merged), a->log_cluster = log_cluster;
+        a->slices = static_cast<int>(slices), a->last_steps = last;
+        a->columns = FastDiv(tiles);
+      }
     }
   }
   fill_operands(p, inputs, outputs, a);
@@ -158,7 +170,8 @@ struct Cut {
       return weight_stages >= weights;
     };
     bool half = tile.ctas == 2 && (fits(kHalfShared, 2, 4) || (groups * tile.slices == 1 && fits(kHalfShared, 1, 3)));
-    if (!half && !fits(kSharedLimit, 2, 3)) {
+    // A patch of few taps is read before the next one but one has come.
+    if (!half && !(groups > 1 && fits(kSharedLimit, 3, 4)) && !fits(kSharedLimit, 2, 3)) {
       half = tile.ctas == 2 && fits(kHalfShared, 1, 3);
       if (!half && !fits(kSharedLimit, 1, 2)) return;
     }
@@ -173,7 +186,7 @@ struct Cut {
     const double products = static_cast<double>(taps * tap_cycles(4, *width));
     const double loads = static_cast<double>(positions * 128 * groups + int64_t{taps} * tile.tap_bytes) / 24;
     cycles = half                ? std::max(products, loads)
-             : patch_stages == 2 ? std::max(products, loads) * kNotOverlapped
+             : patch_stages >= 2 ? std::max(products, loads) * kNotOverlapped
                                  : products + loads;
     cycles *= static_cast<double>(down * across) / static_cast<double>(units * block_h * block_w);
   }
@@ -251,9 +264,12 @@ Status launch_cut(const Conv2dParams& p, A& a, const DeviceInfo& device, cudaStr
                                              cudaSharedmemCarveoutMaxShared));
     if (device.index < kMaxDevices) known[device.index].store(true, std::memory_order_release);
   }
-  const int64_t room = int64_t{device.sm_count} * (C::kCtas == 2 && cut.shared <= kHalfShared ? 2 : 1);
-  const ClusterLaunch launch(has_fringe(p) ? room : std::min(tiles, room), kThreads, static_cast<int>(cut.shared), 0,
-                             stream);
+  int clusters = device.sm_count;  // one CTA on a multiprocessor
+  if (cut.shared - C::kWeightsAt < 3 * C::kSums) a.log_cluster = 0;
+  if (a.log_cluster) SBNET_TRY(clusters_that_fit<kKernel>(device, kThreads, kSharedLimit, &a.log_cluster, &clusters));
+  const int64_t room = int64_t{clusters << a.log_cluster} * (C::kCtas == 2 && cut.shared <= kHalfShared ? 2 : 1);
+  const ClusterLaunch launch(has_fringe(p) ? room : std::min(tiles << a.log_cluster, room), kThreads,
+                             static_cast<int>(cut.shared), a.log_cluster, stream);
   SBNET_CUDA_TRY(kOp, cudaLaunchKernelEx(&launch.config, kKernel, maps, a));
   return ok_status();
 }

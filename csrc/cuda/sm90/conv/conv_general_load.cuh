@@ -64,14 +64,16 @@ __device__ void produce_patches(const Args& a, const CUtensorMap* map, uint32_t 
   const bool pairs = a.shape == Shape::kCells;
   int stage = 0;
   uint32_t phase = 1;
-  for (uint32_t tile = blockIdx.x, made = 0; tile < tiles; tile += gridDim.x, ++made) {
+  for (uint32_t base = 0, made = 0; base < tiles; base += gridDim.x, ++made) {
+    const Share share(a, base, tiles);
+    if (share.tile >= tiles) break;
     uint32_t first_unit, column_index;
-    a.columns.divmod(tile, &first_unit, &column_index);
+    a.columns.divmod(share.tile, &first_unit, &column_index);
     const Column column(a, column_index);
     int4* units = reinterpret_cast<int4*>(shared + C::kRecordsAt) + made % kMaxPatchStages * kMaxUnits;
     int4 unit = {};
     if (lane < a.units) unit = locate(a, first_unit * a.units + lane, count);
-    const int2 slices = slices_of<C>(a, column_index);
+    const int2 slices = share.of(slices_of<C>(a, column_index));
     for (int slice = slices.x; slice < slices.y; ++slice) {
       const Slice own = slice_of<C>(a, slice);
       for (int g = 0; g < a.groups; ++g) {
@@ -148,12 +150,14 @@ __device__ void produce_weights(const Args& a, const CUtensorMap* map, uint32_t 
   const int taps = a.group[a.groups - 1].end;
   int stage = 0;
   uint32_t phase = 1;
-  for (uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+  for (uint32_t base = 0; base < tiles; base += gridDim.x) {
+    const Share share(a, base, tiles);
+    if (share.tile >= tiles) break;
     uint32_t first_unit, column_index;
-    a.columns.divmod(tile, &first_unit, &column_index);
+    a.columns.divmod(share.tile, &first_unit, &column_index);
     const Column column(a, column_index);
     const int k0 = column.chunk_k + column.k * C::kOutputs;
-    const int2 slices = slices_of<C>(a, column_index);
+    const int2 slices = share.of(slices_of<C>(a, column_index));
     for (int slice = slices.x; slice < slices.y; ++slice) {
       for (int t = 0; t < taps; ++t) {
         const uint32_t full = smem + C::kWeightFull + 8 * stage, slab = C::kWeightsAt + stage * C::kTap;
@@ -227,12 +231,14 @@ __device__ __forceinline__ void run_roles(const Maps& maps, const Args& a, uint8
       mbar_init(smem + C::kPatchFull + 8 * i, a.x_word ? 33 : 1), mbar_init(smem + C::kPatchEmpty + 8 * i, 8);
     for (int i = 0; i < kMaxWeightStages; ++i)
       mbar_init(smem + C::kWeightFull + 8 * i, a.w_word ? 32 : 1), mbar_init(smem + C::kWeightEmpty + 8 * i, 8);
+    mbar_init(smem + C::kSumsReady, 2 << a.log_cluster), mbar_init(smem + C::kSumsFull, 1);
     fence_mbar_init();
   }
   if constexpr (!C::kListed) {
     if (a.merged > 1) zero_weights<C>(a, shared);
   }
   __syncthreads();
+  if (a.log_cluster) cluster_arrive();
   // Every role calls grid_dependency_wait() before it touches global memory: so every CTA has waited when it exits.
   if (warp < 8)
     consume(smem);

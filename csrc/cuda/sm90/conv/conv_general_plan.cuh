@@ -32,10 +32,11 @@ struct Group {   // taps that share a patch
 // Shared memory: staged outputs, what a consumer knows of a tile, barriers, weights, patches.
 template <int kOutputs_, int kStaging_, bool kListed_>
 struct SharedLayout {
-  static constexpr int kOutputs = kOutputs_;   // channels of a tile
-  static constexpr bool kListed = kListed_;    // a list says which inputs a column of tiles multiplies
-  static constexpr int kTap = kOutputs * 128;  // bytes of weights of 64 input channels
-  static constexpr int kStaging = kStaging_;   // bytes of a warpgroup's
+  static constexpr int kOutputs = kOutputs_;    // channels of a tile
+  static constexpr bool kListed = kListed_;     // a list says which inputs a column of tiles multiplies
+  static constexpr int kTap = kOutputs * 128;   // bytes of weights of 64 input channels
+  static constexpr int kStaging = kStaging_;    // bytes of a warpgroup's
+  static constexpr int kSums = kOutputs * 256;  // of what a warpgroup has summed for 64 positions
   static constexpr int kPlacesAt = 2 * kStaging;
   static constexpr int kBiasAt = kPlacesAt + 2 * kPositions * 16;
   static constexpr int kRecordsAt = kBiasAt + 2 * kOutputs * 4;
@@ -44,7 +45,8 @@ struct SharedLayout {
   static constexpr int kPatchEmpty = kPatchFull + 8 * kMaxPatchStages;
   static constexpr int kWeightFull = kPatchEmpty + 8 * kMaxPatchStages;
   static constexpr int kWeightEmpty = kWeightFull + 8 * kMaxWeightStages;
-  static constexpr int kBarriersEnd = kWeightEmpty + 8 * kMaxWeightStages;
+  static constexpr int kSumsReady = kWeightEmpty + 8 * kMaxWeightStages, kSumsFull = kSumsReady + 8;
+  static constexpr int kBarriersEnd = kSumsFull + 8;
   static constexpr int kWeightsAt = (kBarriersEnd + 1023) / 1024 * 1024;  // then the patches
 };
 
@@ -82,7 +84,8 @@ struct Args : CommonArgs {
   FastDiv patch_rows;  // of a unit, or of two that alternate
   int32_t patch_h, patch_w, positions, patch_bytes, group_stride, second;  // second: warpgroup 1's first position
   int32_t patch_stages, weight_stages, groups;
-  struct {  // what clear_fringe() wants
+  int32_t log_cluster;  // of the CTAs that may share a tile's slices
+  struct {              // what clear_fringe() wants
     FringeView fringe;
     TensorView y;
   } zeros;
@@ -109,6 +112,21 @@ struct Column {
     first_input = chunk * a.chunk_inputs, inputs = min(a.chunk_inputs, a.channels - first_input);
     chunk_k = chunk * a.chunk_outputs, k_end = min(chunk_k + a.chunk_outputs, a.K);
     k = tile;  // times the tile's width
+  }
+};
+
+// What this CTA does of the tiles from `base` on. While there are as many as CTAs, it takes a whole one. Those left
+// over are its last: 2^log neighbours of a cluster sum a part of such a tile's slices each.
+struct Share {
+  uint32_t tile;
+  int log = 0, part;
+  __device__ __forceinline__ Share(const Args& a, uint32_t base, uint32_t tiles) {
+    while (log < a.log_cluster && (tiles - base) << (log + 1) <= gridDim.x) ++log;
+    tile = base + (blockIdx.x >> log), part = blockIdx.x & ((1 << log) - 1);
+  }
+  __device__ __forceinline__ int2 of(int2 slices) const {
+    const int all = slices.y - slices.x;
+    return make_int2(slices.x + (all * part >> log), slices.x + (all * (part + 1) >> log));
   }
 };
 
