@@ -24,6 +24,7 @@ namespace {
 
 constexpr int64_t kTasksPerThread = 4;    // enough for the threads to finish together
 constexpr int64_t kLeastPairsBlock = 16;  // outputs of a vector of pairs
+constexpr int64_t kSlabBytes = 16 << 20;  // of packed rows of a weight gradient, where kMatmulDepth rows take no more
 
 int64_t wanted_tasks(int32_t threads) { return std::max(threads, 1) * kTasksPerThread; }
 
@@ -38,20 +39,25 @@ const MatmulKernels& kernels(int64_t block_size) {
   return kMatmulKernelsGeneric;
 }
 
-// Of forward and input gradient: pairs of 16 bits, where the processor multiplies them, else in float32.
-const MatmulKernels& kernels(const BlocksparseMatmulParams& p) {
-  const int64_t size = p.layout.shape.block_size;
+// Pairs of 16 bits, where the processor multiplies them, else in float32.
+const MatmulKernels& kernels(DType dtype, int64_t size) {
 #if defined(__x86_64__)
   const Isa isa = chosen_isa();
-  const bool brain = p.x.dtype == DType::kBF16, half = p.x.dtype == DType::kF16;
+  const bool brain = dtype == DType::kBF16, half = dtype == DType::kF16;
   if (size >= kLeastPairsBlock) {
 #if defined(SBNET_AMX)
     if ((brain && isa >= Isa::kAmx) || (half && isa >= Isa::kAmxFp16)) return kMatmulKernelsAmx;
 #endif
     if (brain && isa >= Isa::kAvx512 && has_bf16()) return kMatmulKernelsBf16;
   }
+#else
+  (void)dtype;
 #endif
   return kernels(size);
+}
+const MatmulKernels& kernels(const BlocksparseMatmulParams& p) { return kernels(p.x.dtype, p.layout.shape.block_size); }
+const MatmulKernels& kernels(const BlocksparseWeightGradParams& p) {
+  return kernels(p.x[0].dtype, p.layout.shape.block_size);
 }
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -140,35 +146,100 @@ void multiply(const BlocksparseMatmulParams& p, char* workspace, const Parallel&
   });
 }
 
+// Where everything lies: the counter of tasks, which panels blocks read, the panels of a slab of rows, sums.
 struct GradPlan {
-  int64_t chunk_bytes, sums_bytes, rows_bytes, scratch_bytes;
+  int64_t slab_rows, panels, panel_bytes;
+  bool sums_of_all;  // rows of several slabs: sums of all blocks lie between them
+  int64_t used_at, panels_at, sums_at, scratch_bytes, total_bytes;
 };
 
-GradPlan make_grad_plan(int64_t size) {
-  GradPlan plan = {kMatmulDepth * size * 4, size * size * 4, kMatmulDepth * 8, 0};
-  plan.scratch_bytes = 2 * plan.chunk_bytes + plan.sums_bytes + 2 * plan.rows_bytes;
+GradPlan make_grad_plan(const BlocksparseWeightGradParams& p, int32_t threads) {
+  const BlockLayoutShape& shape = p.layout.shape;
+  const MatmulKernels& kernel = kernels(p);
+  const int64_t row_bytes = shape.block_size * kernel.element_bytes;
+  int64_t rows = 0;
+  for (int i = 0; i < p.pairs; ++i)
+    rows += ceil_div(row_capacity(p.x[i], p.active), kernel.grad_step) * kernel.grad_step;
+  GradPlan plan = {};
+  plan.panels = shape.block_rows + shape.block_columns;
+  const int64_t fit = kSlabBytes / (plan.panels * row_bytes) / kMatmulDepth * kMatmulDepth;
+  plan.slab_rows = std::min(std::max(rows, kernel.grad_step), std::max(fit, kMatmulDepth));
+  plan.panel_bytes = lines(plan.slab_rows * row_bytes);
+  plan.sums_of_all = rows > plan.slab_rows;
+  plan.used_at = 64;
+  plan.panels_at = plan.used_at + lines(plan.panels);
+  plan.sums_at = plan.panels_at + plan.panels * plan.panel_bytes;
+  plan.scratch_bytes = shape.block_size * shape.block_size * 4;
+  plan.total_bytes = plan.sums_at + (plan.sums_of_all ? shape.blocks : std::max(threads, 1)) * plan.scratch_bytes;
   return plan;
+}
+
+// Which panels blocks of the layout read: features of which no weight is stored are not packed.
+void find_used(const BlocksparseWeightGradParams& p, int64_t panels, char* used) {
+  const BlockLayoutShape& shape = p.layout.shape;
+  std::fill_n(used, panels, 0);
+  for (int64_t b = 0; b < shape.blocks; ++b) {
+    const int64_t c = p.layout.coords[2 * b], k = p.layout.coords[2 * b + 1];
+    if (c < 0 || c >= shape.block_rows || k < 0 || k >= shape.block_columns) continue;
+    used[c] = used[shape.block_rows + k] = 1;
+  }
+}
+
+// The rows begin ... end of one panel. The pairs lie one behind the other, starts[i] ... starts[i + 1], each filled up
+// to whole steps.
+void pack_panel(const BlocksparseWeightGradParams& p, const MatmulKernels& kernel, const int64_t* starts, int64_t begin,
+                int64_t end, int64_t panel, char* to) {
+  const BlockLayoutShape& shape = p.layout.shape;
+  const bool left = panel < shape.block_rows;
+  const int64_t size = shape.block_size, feature = (left ? panel : panel - shape.block_rows) * size;
+  int64_t x_rows[kMatmulDepth], dy_rows[kMatmulDepth];
+  for (int i = 0; i < p.pairs; ++i)
+    for (int64_t r = std::max(begin, starts[i]); r < std::min(end, starts[i + 1]);) {
+      const int64_t count = std::min(kMatmulDepth, std::min(end, starts[i + 1]) - r), first = r - starts[i];
+      const int64_t there = std::clamp<int64_t>(row_count(p.x[i], p.active) - first, 0, count);
+      list_rows(p.x[i], p.dy[i], p.active, first, there, x_rows, dy_rows);
+      int64_t* rows = left ? x_rows : dy_rows;
+      std::fill(rows + there, rows + count, int64_t{-1});
+      kernel.pack_rows(left ? p.x[i] : p.dy[i], rows, count, feature, size, left,
+                       to + (r - begin) * size * kernel.element_bytes);
+      r += count;
+    }
 }
 
 void weight_grad(const BlocksparseWeightGradParams& p, char* workspace, const Parallel& parallel) {
   const BlockLayoutShape& shape = p.layout.shape;
-  const MatmulKernels& kernel = kernels(shape.block_size);
-  const GradPlan plan = make_grad_plan(shape.block_size);
+  const MatmulKernels& kernel = kernels(p);
+  const GradPlan plan = make_grad_plan(p, parallel.threads);
   const int64_t per_task = ceil_div(shape.blocks, wanted_tasks(parallel.threads));
   if (!per_task) return;
-  run_tasks(ceil_div(shape.blocks, per_task), workspace, 64, plan.scratch_bytes, parallel,
-            [&](int64_t t, char* scratch) {
-              WeightGradTask task;
-              task.x = reinterpret_cast<float*>(scratch);
-              task.dy = reinterpret_cast<float*>(scratch + plan.chunk_bytes);
-              task.sums = reinterpret_cast<float*>(scratch + 2 * plan.chunk_bytes);
-              task.x_rows = reinterpret_cast<int64_t*>(scratch + 2 * plan.chunk_bytes + plan.sums_bytes);
-              task.dy_rows = task.x_rows + kMatmulDepth;
-              for (int i = 0; i < p.pairs; ++i) task.rows[i] = row_count(p.x[i], p.active);
-              task.first_block = t * per_task;
-              task.end_block = std::min(shape.blocks, task.first_block + per_task);
-              kernel.weight_grad(p, task);
-            });
+  int64_t starts[kMaxWeightGradPairs + 1] = {};
+  for (int i = 0; i < p.pairs; ++i)
+    starts[i + 1] = starts[i] + ceil_div(row_count(p.x[i], p.active), kernel.grad_step) * kernel.grad_step;
+  char *used = workspace + plan.used_at, *panels = workspace + plan.panels_at;
+  find_used(p, plan.panels, used);
+  const int64_t rows = starts[p.pairs];
+  for (int64_t begin = 0; !begin || begin < rows; begin += plan.slab_rows) {
+    const int64_t end = std::min(rows, begin + plan.slab_rows);
+    parallel_for(parallel, plan.panels, 1, [&](int64_t first, int64_t last) {
+      for (int64_t i = first; i < last; ++i)
+        if (used[i]) pack_panel(p, kernel, starts, begin, end, i, panels + i * plan.panel_bytes);
+    });
+    const int64_t scratch_bytes = plan.sums_of_all ? 0 : plan.scratch_bytes;
+    run_tasks(ceil_div(shape.blocks, per_task), workspace, plan.sums_at, scratch_bytes, parallel,
+              [&](int64_t t, char* scratch) {
+                WeightGradTask task;
+                task.x = panels;
+                task.dy = panels + shape.block_rows * plan.panel_bytes;
+                task.panel_bytes = plan.panel_bytes;
+                task.rows = end - begin;
+                task.sums = reinterpret_cast<float*>(scratch);
+                task.sums_of_all = plan.sums_of_all;
+                task.first = !begin, task.last = end == rows;
+                task.first_block = t * per_task;
+                task.end_block = std::min(shape.blocks, task.first_block + per_task);
+                kernel.weight_grad(p, task);
+              });
+  }
 }
 
 }  // namespace
@@ -189,8 +260,7 @@ sbnet::Status sbnet_blocksparse_matmul_cpu(const sbnet::BlocksparseMatmulParams*
 
 int64_t sbnet_blocksparse_weight_grad_workspace_bytes_cpu(const sbnet::BlocksparseWeightGradParams* p,
                                                           int32_t threads) {
-  if (!sbnet::validate(*p).ok()) return 0;
-  return 64 + std::max(threads, 1) * sbnet::make_grad_plan(p->layout.shape.block_size).scratch_bytes;
+  return sbnet::validate(*p).ok() ? sbnet::make_grad_plan(*p, threads).total_bytes : 0;
 }
 
 sbnet::Status sbnet_blocksparse_weight_grad_cpu(const sbnet::BlocksparseWeightGradParams* p, void* workspace,

@@ -7,7 +7,8 @@
 #include "cpu/weights/matmul_fma.h"
 
 namespace sbnet {
-const MatmulKernels kMatmulKernelsAvx2 = {matmul_avx2::kGroup, sizeof(float), matmul_avx2::pack_weights,
-                                          matmul_avx2::multiply, matmul_avx2::weight_grad};
+const MatmulKernels kMatmulKernelsAvx2 = {
+    matmul_avx2::kGroup,    sizeof(float),           matmul_avx2::pack_weights, matmul_avx2::multiply, 1,
+    matmul_avx2::pack_rows, matmul_avx2::weight_grad};
 }  // namespace sbnet
 #endif

@@ -7,7 +7,12 @@
 #include "cpu/weights/matmul_fma.h"
 
 namespace sbnet {
-const MatmulKernels kMatmulKernelsAvx512 = {matmul_avx512::kGroup, sizeof(float), matmul_avx512::pack_weights,
-                                            matmul_avx512::multiply, matmul_avx512::weight_grad};
+const MatmulKernels kMatmulKernelsAvx512 = {matmul_avx512::kGroup,
+                                            sizeof(float),
+                                            matmul_avx512::pack_weights,
+                                            matmul_avx512::multiply,
+                                            1,
+                                            matmul_avx512::pack_rows,
+                                            matmul_avx512::weight_grad};
 }  // namespace sbnet
 #endif

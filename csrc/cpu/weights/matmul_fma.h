@@ -127,9 +127,8 @@ static __attribute__((noinline)) void add_rows(const float* x, const float* dy, 
   add_sums(sum, size, sums, first);
 }
 
-// [rows][size] features from f on, zeros for what is not there.
 template <class T>
-static void pack_rows(const TensorView& t, const int64_t* rows, int64_t count, int64_t f, int64_t size, float* to) {
+static void pack_rows_of(const TensorView& t, const int64_t* rows, int64_t count, int64_t f, int64_t size, float* to) {
   const int64_t inside = larger(0, smaller(size, t.size[1] - f));
   const T* data = static_cast<const T*>(t.data) + f * t.stride[1];
   for (int64_t i = 0; i < count; ++i, to += size) {
@@ -139,36 +138,21 @@ static void pack_rows(const TensorView& t, const int64_t* rows, int64_t count, i
   }
 }
 
-template <class T>
-static void weight_grad_of(const BlocksparseWeightGradParams& p, const WeightGradTask& task) {
-  const BlockLayoutShape& shape = p.layout.shape;
-  const int64_t size = shape.block_size;
-  for (int64_t b = task.first_block; b < task.end_block; ++b) {
-    const int64_t c = p.layout.coords[2 * b], k = p.layout.coords[2 * b + 1];
-    __builtin_memset(task.sums, 0, size * size * 4);
-    bool first = true;
-    for (int32_t pair = 0; pair < p.pairs; ++pair) {
-      const TensorView &x = p.x[pair], &dy = p.dy[pair];
-      const bool stored = c >= 0 && c < shape.block_rows && k >= 0 && k < shape.block_columns;
-      for (int64_t r = 0; r < (stored ? task.rows[pair] : 0); r += kMatmulDepth) {
-        const int64_t count = smaller(kMatmulDepth, task.rows[pair] - r);
-        list_rows(x, dy, p.active, r, count, task.x_rows, task.dy_rows);
-        pack_rows<T>(x, task.x_rows, count, c * size, size, task.x);
-        pack_rows<T>(dy, task.dy_rows, count, k * size, size, task.dy);
-        for (int64_t i = 0; i < size; i += kSquare)
-          if (size == kLanes)
-            add_rows<1>(task.x + i, task.dy, count, size, task.sums + i * size, first);
-          else
-            for (int64_t j = 0; j < size; j += 2 * kLanes)
-              add_rows<2>(task.x + i, task.dy + j, count, size, task.sums + i * size + j, first);
-        first = false;
-      }
+static void weight_grad(const BlocksparseWeightGradParams& p, const WeightGradTask& task) {
+  each_block(p, task, [&](const char* x_panel, const char* dy_panel, int64_t size, float* sums) {
+    for (int64_t r = 0; r < task.rows; r += kMatmulDepth) {
+      const float* x = reinterpret_cast<const float*>(x_panel) + r * size;
+      const float* dy = reinterpret_cast<const float*>(dy_panel) + r * size;
+      const int64_t count = smaller(kMatmulDepth, task.rows - r);
+      const bool first = task.first && !r;
+      for (int64_t i = 0; i < size; i += kSquare)
+        if (size == kLanes)
+          add_rows<1>(x + i, dy, count, size, sums + i * size, first);
+        else
+          for (int64_t j = 0; j < size; j += 2 * kLanes)
+            add_rows<2>(x + i, dy + j, count, size, sums + i * size + j, first);
     }
-    if (p.dw_dtype == DType::kF32)
-      store_row(static_cast<float*>(p.dw) + b * size * size, 1, task.sums, size * size);
-    else
-      store_row(static_cast<T*>(p.dw) + b * size * size, 1, task.sums, size * size);
-  }
+  });
 }
 
 // ---- The table
@@ -180,8 +164,11 @@ static void pack_weights(const BlocksparseMatmulParams& p, void* packed, int64_t
 static void multiply(const BlocksparseMatmulParams& p, const MatmulTask& task) {
   by_dtype<Half, BFloat>(p.x.dtype, [&](auto t) { multiply_of<decltype(t)>(p, task); });
 }
-static void weight_grad(const BlocksparseWeightGradParams& p, const WeightGradTask& task) {
-  by_dtype<Half, BFloat>(p.x[0].dtype, [&](auto t) { weight_grad_of<decltype(t)>(p, task); });
+static void pack_rows(const TensorView& t, const int64_t* rows, int64_t count, int64_t feature, int64_t size, bool,
+                      void* to) {
+  by_dtype<Half, BFloat>(t.dtype, [&](auto element) {
+    pack_rows_of<decltype(element)>(t, rows, count, feature, size, static_cast<float*>(to));
+  });
 }
 
 }  // namespace SBNET_ISA

@@ -6,6 +6,11 @@
 #include "cpu/weights/matmul_fma.h"
 
 namespace sbnet {
-const MatmulKernels kMatmulKernelsGeneric = {matmul_generic::kGroup, sizeof(float), matmul_generic::pack_weights,
-                                             matmul_generic::multiply, matmul_generic::weight_grad};
+const MatmulKernels kMatmulKernelsGeneric = {matmul_generic::kGroup,
+                                             sizeof(float),
+                                             matmul_generic::pack_weights,
+                                             matmul_generic::multiply,
+                                             1,
+                                             matmul_generic::pack_rows,
+                                             matmul_generic::weight_grad};
 }  // namespace sbnet

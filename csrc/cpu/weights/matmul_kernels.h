@@ -6,7 +6,8 @@
 // float32 blocks [input feature][output feature]: the tensor itself where it is that, else a copy in the workspace.
 // Where a processor multiplies pairs of 16 bits, both are packed as those instead (matmul_pairs.h).
 //
-// Weight gradient. A task is some blocks; rows go by in chunks, packed as float32 [row][feature].
+// Weight gradient. Rows of x and dy are packed once for all blocks, a panel for each block of features: as float32
+// [row][feature], or in pairs of 16 bits. A task is some blocks.
 #pragma once
 #include "core/weights/matmul.h"
 
@@ -29,11 +30,12 @@ struct MatmulTask {
 };
 
 struct WeightGradTask {
-  float *x, *dy;    // packed chunks of kMatmulDepth rows of one block
-  float* sums;      // [block_size, block_size]
-  int64_t* x_rows;  // [kMatmulDepth] offsets
-  int64_t* dy_rows;
-  int64_t rows[kMaxWeightGradPairs];  // of each pair
+  const char *x, *dy;   // panels of the blocks of features
+  int64_t panel_bytes;  // of one
+  int64_t rows;         // in each: whole steps
+  float* sums;          // [block_size, block_size], of each block or of this one
+  bool sums_of_all;
+  bool first, last;  // of the slabs of rows: sums begin, gradients are written
   int64_t first_block, end_block;
 };
 
@@ -47,6 +49,11 @@ struct MatmulKernels {
   // Blocks [begin, end), gates multiplied in.
   void (*pack_weights)(const BlocksparseMatmulParams& p, void* packed, int64_t begin, int64_t end);
   void (*multiply)(const BlocksparseMatmulParams& p, const MatmulTask& task);
+  int64_t grad_step;  // rows of a panel come in so many
+  // Whole steps of rows of a panel, features of a block from `feature` on: zeros for rows -1 and beyond the last
+  // feature.
+  void (*pack_rows)(const TensorView& t, const int64_t* rows, int64_t count, int64_t feature, int64_t size, bool left,
+                    void* to);
   void (*weight_grad)(const BlocksparseWeightGradParams& p, const WeightGradTask& task);
 };
 
@@ -54,7 +61,7 @@ extern const MatmulKernels kMatmulKernelsGeneric;
 #if defined(__x86_64__)
 extern const MatmulKernels kMatmulKernelsAvx2;
 extern const MatmulKernels kMatmulKernelsAvx512;
-extern const MatmulKernels kMatmulKernelsBf16;  // bfloat16, blocks of 16 and more, forward and input gradient alone
+extern const MatmulKernels kMatmulKernelsBf16;  // bfloat16, blocks of 16 and more
 #endif
 #if defined(SBNET_AMX)
 extern const MatmulKernels kMatmulKernelsAmx;  // 16-bit elements, as above

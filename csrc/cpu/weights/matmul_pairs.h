@@ -1,31 +1,39 @@
 // Products with block-sparse weights in pairs of 16-bit elements, whose products are summed in float32. Included once
 // by matmul_amx.cpp and matmul_bf16.cpp, which define multiply_rows.
 //
-// A step is 32 input features, 16 with blocks of 16. Rows of x are panels [group of rows][step][row][feature of the
-// step], weights [block][columns of a panel][step][vector][pair of features][output][2]: a step's weights for a vector
-// of outputs are a register of AMX, their rows vectors of AVX-512.
+// Forward and input gradient: a step is 32 input features, 16 with blocks of 16. Rows of x are panels [group of
+// rows][step][row][feature of the step], weights [block][columns of a panel][step][vector][pair of
+// features][output][2]: a step's weights for a vector of outputs are a register of AMX, their rows vectors of AVX-512.
+//
+// Weight gradient: pairs are of rows, [pair of rows][feature][2], and so of x and of dy.
 #pragma once
 #include "cpu/weights/matmul_parts.h"
 
 namespace sbnet {
 namespace SBNET_ISA {
 
+constexpr int64_t kMostBlock = 128;
+
 SBNET_INLINE int64_t step_features(int64_t size) { return smaller(size, 2 * kLanes); }
 SBNET_INLINE int64_t panel_vectors(int64_t size) { return smaller(size / kLanes, 2); }
 
 // ---- Packing
 
+// kLanes elements of two rows, in turn.
+template <class T>
+SBNET_INLINE void interleave(const T* even_row, const T* odd_row, T* to) {
+  const auto widened = [](const T* row) {
+    return _mm512_maskz_cvtepu16_epi32(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row)));
+  };
+  const __m512i odd = _mm512_maskz_slli_epi32(0xffff, widened(odd_row), 16);
+  _mm512_storeu_si512(to, _mm512_or_si512(widened(even_row), odd));
+}
+
 // A pair of features of kLanes outputs. Forward: rows of a block are features; transposed: outputs.
 template <class T>
 SBNET_INLINE void pack_pair(const T* from, int64_t size, bool transposed, T* to) {
-  if (transposed) {
-    for (int64_t k = 0; k < kLanes; ++k) __builtin_memcpy(to + 2 * k, from + k * size, 2 * sizeof(T));
-    return;
-  }
-  const __m512i even = _mm512_maskz_cvtepu16_epi32(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-  const __m512i odd =
-      _mm512_maskz_cvtepu16_epi32(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + size)));
-  _mm512_storeu_si512(to, _mm512_or_si512(even, _mm512_maskz_slli_epi32(0xffff, odd, 16)));
+  if (!transposed) return interleave(from, from + size, to);
+  for (int64_t k = 0; k < kLanes; ++k) __builtin_memcpy(to + 2 * k, from + k * size, 2 * sizeof(T));
 }
 
 // `depth`: input features of the block that there are. Behind them packed rows of x hold zeros, and the block anything.
@@ -47,7 +55,6 @@ static void pack_block(const T* from, int64_t size, bool transposed, int64_t dep
 
 template <class T>
 static void pack_weights_of(const BlocksparseMatmulParams& p, T* packed, int64_t begin, int64_t end) {
-  constexpr int64_t kMostBlock = 128;
   const BlockLayoutShape& shape = p.layout.shape;
   const int64_t size = shape.block_size, in_features = p.transposed ? shape.out_features : shape.in_features;
   alignas(64) T gated[kMostBlock * kMostBlock];
@@ -117,6 +124,28 @@ static void multiply_of(const BlocksparseMatmulParams& p, const MatmulTask& task
                                              [&](const auto& entries, float* sums, bool first) {
                                                multiply_rows<T, 2>(task, entries, size, features, sums, first);
                                              });
+}
+
+// ---- Weight gradient
+
+// `count` rows, an even number, of a block's features from f on.
+template <class T>
+static void pack_row_pairs(const TensorView& t, const int64_t* rows, int64_t count, int64_t f, int64_t size, T* to) {
+  const int64_t inside = larger(0, smaller(size, t.size[1] - f)), stride = t.stride[1];
+  const T* data = static_cast<const T*>(t.data) + f * stride;
+  alignas(64) T filled[2][kMostBlock];
+  for (int64_t i = 0; i < count; i += 2, to += 2 * size) {
+    const T* pair[2];
+    for (int64_t j = 0; j < 2; ++j) {
+      const int64_t used = rows[i + j] >= 0 ? inside : 0;
+      pair[j] = used ? data + rows[i + j] : data;
+      if (used == size && stride == 1) continue;
+      for (int64_t c = 0; c < used; ++c) filled[j][c] = pair[j][c * stride];
+      for (int64_t c = used; c < size; ++c) filled[j][c] = T{};
+      pair[j] = filled[j];
+    }
+    for (int64_t c = 0; c < size; c += kLanes) interleave(pair[0] + c, pair[1] + c, to + 2 * c);
+  }
 }
 
 }  // namespace SBNET_ISA

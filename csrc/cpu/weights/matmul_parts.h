@@ -127,5 +127,27 @@ static void multiply_panel(const BlocksparseMatmulParams& p, const MatmulTask& t
   finish<T>(p, task.y_rows, task.rows, k, width, kWidth, bias, sums);
 }
 
+// ---- Weight gradient
+
+// add(panel of x, panel of dy, block size, sums) adds the products of a block's rows, the first of them with
+// task.first; then, behind the last slab of rows, the gradient is written. A block outside the matrix has none.
+template <class Add>
+SBNET_INLINE void each_block(const BlocksparseWeightGradParams& p, const WeightGradTask& task, const Add& add) {
+  const BlockLayoutShape& shape = p.layout.shape;
+  const int64_t size = shape.block_size, elements = size * size;
+  for (int64_t b = task.first_block; b < task.end_block; ++b) {
+    const int64_t c = p.layout.coords[2 * b], k = p.layout.coords[2 * b + 1];
+    float* sums = task.sums + (task.sums_of_all ? b * elements : 0);
+    if (task.rows && c >= 0 && c < shape.block_rows && k >= 0 && k < shape.block_columns)
+      add(task.x + c * task.panel_bytes, task.dy + k * task.panel_bytes, size, sums);
+    else if (task.first)
+      __builtin_memset(sums, 0, elements * 4);
+    if (task.last)
+      by_dtype<Half, BFloat>(p.dw_dtype, [&](auto element) {
+        store_row(static_cast<decltype(element)*>(p.dw) + b * elements, 1, sums, elements);
+      });
+  }
+}
+
 }  // namespace SBNET_ISA
 }  // namespace sbnet
