@@ -1,5 +1,5 @@
 """Block-sparse products against dense ones: cuBLAS on a GPU, MKL and oneDNN on a CPU, beside PyTorch's own block-sparse
-rows; and the same product in ONNX Runtime against its own dense one.
+rows and stk's; and the same product in ONNX Runtime against its own dense one.
 
 The layouts are random with an exact density; the dense side multiplies by the same matrix, zeros and all.
 """
@@ -9,6 +9,8 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -70,12 +72,15 @@ def work(setting: Setting, name: str, facts: dict[str, Any], dtype: torch.dtype)
         dy = torch.randn(rows, outputs, **options)
         blocks_of = layout.from_dense
         torchs, exact = blocks_of(x.t() @ dy), blocks_of(wide(x).t() @ wide(dy))
+        sides = {
+            name: Side(lambda: sbnet.blocksparse_weight_grad([(x, dy)], layout), "ours"),
+            "x.T @ dy": Side(lambda: x.t() @ dy),
+        }
+        if peer := stk_of(setting, layout, weight):
+            sides["stk.ops.sdd"] = Side(lambda: peer[0].ops.sdd(x.t(), dy, peer[1]).data, "peer")
         return Work(
-            {
-                name: Side(lambda: sbnet.blocksparse_weight_grad([(x, dy)], layout), "ours"),
-                "x.T @ dy": Side(lambda: x.t() @ dy),
-            },
-            lambda side, got: close(got if side == name else blocks_of(got), torchs, exact),
+            sides,
+            lambda side, got: close(blocks_of(got) if side == "x.T @ dy" else got, torchs, exact),
             products,
             moved,
             dtype,
@@ -96,7 +101,19 @@ def work(setting: Setting, name: str, facts: dict[str, Any], dtype: torch.dtype)
         if setting.cuda and name != INPUT and rows % 64 == 0 and size > 16 and density < 1:
             bsr = dense.to_sparse_bsr((size, size))
             sides["F.linear, BSR"] = Side(lambda: F.linear(x, bsr), "peer")
+        if name == FORWARD and (peer := stk_of(setting, layout, weight)):
+            sides["stk.ops.dds"] = Side(lambda: peer[0].ops.dds(x, peer[1]), "peer")
     return Work(sides, lambda _, got: close(got, torchs, exact), products, moved, dtype, notes)
+
+
+def stk_of(setting: Setting, layout: sbnet.BlockLayout, weight: Tensor) -> tuple[Any, Any] | None:
+    """stk (pip install stanford-stk) and the weights as its matrix: it multiplies blocks of 128 of float16 alone."""
+    if not setting.cuda or layout.block_size != 128 or weight.dtype != torch.float16 or not find_spec("stk"):
+        return None
+    stk = import_module("stk")
+    rows, columns = (part.short() for part in layout.index(weight.device))
+    starts = F.pad(torch.bincount(rows.int(), minlength=layout.block_rows).cumsum(0), (1, 0)).int()
+    return stk, stk.Matrix(layout.shape, weight, rows, columns, starts)
 
 
 def wide(t: Tensor) -> Tensor:
