@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sbnet.nn.layers import Active, given
 from sbnet.ops import BlockLayout, blocksparse_conv1x1, blocksparse_matmul
+from sbnet.ops.weights.layout import require_block_size
 
 
 class BlockSparseLinear(nn.Module):
@@ -220,6 +221,7 @@ def random_mask(in_features: int, out_features: int, density: float, block_size:
     """[CB, KB] with the share `density` of the blocks set, at least one."""
     if not 0 <= density <= 1:
         raise ValueError(f"BlockSparseLinear: density: expected 0 to 1, got {density}")
+    require_block_size(block_size)
     rows, columns = -(-in_features // block_size), -(-out_features // block_size)
     count = max(1, round(density * rows * columns))
     mask = torch.zeros(rows * columns, dtype=torch.bool)

@@ -43,6 +43,12 @@ def block_reduced_full_dw(
         to_matrix("block_reduced_full_dw", "x", x, feature_axis),
         to_matrix("block_reduced_full_dw", "dy", dy, feature_axis),
     )
+    for name, rows, features in (("x", left, layout.in_features), ("dy", right, layout.out_features)):
+        if rows.shape != (left.shape[0], features):
+            raise ValueError(
+                f"block_reduced_full_dw: {name}: expected {left.shape[0]} rows of {features} features, got "
+                f"{rows.shape[0]} of {rows.shape[1]}"
+            )
     size = layout.block_size
     step = max(1, CHUNK_ELEMENTS // (layout.out_features * size)) * size
     parts = []

@@ -61,7 +61,7 @@ class BlocksparseMatMul:
         """x W; `bias`, `activation`, `allow_tf32` as in `blocksparse_matmul`. Differentiable."""
         return blocksparse_matmul(x, weight, self.layout, gate, feature_axis=self.axis, **options)
 
-    fprop = __call__
+    fprop = matmul = __call__
 
     def bprop(self, dy: Tensor, weight: Tensor, gate: Tensor | None = None, **options: Any) -> Tensor:
         """dy W^T, the gradient of x."""
@@ -150,7 +150,12 @@ class SparseProj:
         if sum(v is not None for v in (nproj, proj_stride, gather_lut)) != 1:
             raise ValueError("SparseProj: expected one of nproj, proj_stride and gather_lut")
         if gather_lut is not None:
-            lut = torch.as_tensor(gather_lut, dtype=torch.int64).cpu()
+            lut = torch.as_tensor(gather_lut).detach().cpu()
+            if lut.is_floating_point() or lut.dtype == torch.bool:
+                raise ValueError(
+                    f"SparseProj: gather_lut: expected integers, got {str(lut.dtype).removeprefix('torch.')}"
+                )
+            lut = lut.long()
         elif proj_stride is not None:
             if proj_stride < 1:
                 raise ValueError(f"SparseProj: proj_stride: expected 1 or more, got {proj_stride}")
@@ -172,20 +177,30 @@ class SparseProj:
             self._on[x.device] = self.gather_lut.to(x.device)
         return self._on[x.device]
 
+    def _require(self, argument: str, x: Tensor, features: int) -> None:
+        if x.dim() == 0 or x.shape[0] != features:
+            raise ValueError(f"SparseProj: {argument}: expected [{features}, ...], got {list(x.shape)}")
+
     def gather(self, x: Tensor) -> Tensor:
         """x [nhidden, ...] -> x[lut]."""
+        self._require("x", x, self.nhidden)
         return x.index_select(0, self._lut(x))
 
     def scatter(self, x: Tensor) -> Tensor:
         """x [nproj, ...] -> zeros [nhidden, ...] with z[lut] = x."""
+        self._require("x", x, self.nproj)
         return x.new_zeros(self.nhidden, *x.shape[1:]).index_copy(0, self._lut(x), x)
 
     def scatter_add(self, x: Tensor, y: Tensor) -> Tensor:
         """x [nhidden, ...] with y [nproj, ...] added at the lut."""
+        self._require("x", x, self.nhidden)
+        self._require("y", y, self.nproj)
         return x.index_add(0, self._lut(x), y)
 
     def scatter_mul(self, x: Tensor, y: Tensor) -> Tensor:
         """x [nhidden, ...] with y [nproj, ...] multiplied in at the lut."""
+        self._require("x", x, self.nhidden)
+        self._require("y", y, self.nproj)
         lut = self._lut(x)
         return x.index_copy(0, lut, x.index_select(0, lut) * y)
 

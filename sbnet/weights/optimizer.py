@@ -48,7 +48,16 @@ class SparseOptimizer:
         self.optimizers: list[torch.optim.Optimizer] = []
 
     def attach_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """The torch optimizer whose moments go with the blocks."""
+        """The torch optimizer whose moments go with the blocks.
+
+        Raises:
+            ValueError: it has none of the layers' weights; made before the model was patched, it trains what was there.
+        """
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"SparseOptimizer: optimizer: expected a torch optimizer, got {type(optimizer).__name__}")
+        trained = {p for group in optimizer.param_groups for p in group["params"]}
+        if trained.isdisjoint(layer.weight for layer in self.layers):
+            raise ValueError("SparseOptimizer: optimizer: expected one of the layers' weights, got none of them")
         self.optimizers.append(optimizer)
 
     @torch.no_grad()

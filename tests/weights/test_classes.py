@@ -26,6 +26,7 @@ def test_products(device, axis):
     dense = bsmm.layout.to_dense(weight * gate[:, None, None])
     rows = (lambda t: t) if axis else (lambda t: t.T)
     torch.testing.assert_close(rows(bsmm(x, weight, gate)), rows(x) @ dense, rtol=1e-4, atol=1e-4)
+    assert_bitwise(bsmm.matmul(x, weight, gate), bsmm(x, weight, gate))
     torch.testing.assert_close(rows(bsmm.bprop(dy, weight, gate)), rows(dy) @ dense.T, rtol=1e-4, atol=1e-4)
     full = bsmm.layout.from_dense(rows(x).T @ rows(dy))
     torch.testing.assert_close(bsmm.updat(x, dy), full, rtol=1e-4, atol=1e-4)
@@ -101,6 +102,9 @@ def test_block_reduced_full_dw(device, norm, monkeypatch):
     torch.testing.assert_close(turned, want)
     with pytest.raises(ValueError, match="norm"):
         block_reduced_full_dw(x, dy, layout, norm="l1")
+    for wrong, name in (((x[:, :76], dy), "x: expected 9 rows of 77"), ((x, dy[:8]), "dy: expected 9 rows of 45")):
+        with pytest.raises(ValueError, match=f"block_reduced_full_dw: {name} features, got"):
+            block_reduced_full_dw(*wrong, layout)
 
 
 def test_sparse_proj(device):
@@ -133,9 +137,35 @@ def test_sparse_proj(device):
 def test_sparse_proj_tables():
     assert SparseProj(1000, proj_stride=3, block_size=32).gather_lut.tolist() == list(range(0, 320 * 3, 3))
     assert SparseProj(10, gather_lut=[7, 2]).gather_lut.tolist() == [7, 2]
-    for options in ({}, {"nproj": 3, "proj_stride": 2}, {"nproj": 11}, {"gather_lut": [10]}, {"gather_lut": [1, 1]}):
+    for options in ({}, {"nproj": 3, "proj_stride": 2}, {"nproj": 11}, {"gather_lut": [10]}, {"gather_lut": [1, 1]},
+                    {"gather_lut": [0.5]}, {"gather_lut": [True, False]}):  # fmt: skip
         with pytest.raises(ValueError, match="SparseProj"):
             SparseProj(10, **options)
+    proj, wide, narrow = SparseProj(10, nproj=3), torch.ones(10, 2), torch.ones(3, 2)
+    for call, match in (
+        (lambda: proj.gather(narrow), r"x: expected \[10, ...\], got \[3, 2\]"),
+        (lambda: proj.scatter(wide), r"x: expected \[3, ...\]"),
+        (lambda: proj.scatter_add(wide, wide), r"y: expected \[3, ...\]"),
+        (lambda: proj.scatter_mul(narrow, narrow), r"x: expected \[10, ...\]"),
+    ):
+        with pytest.raises(ValueError, match=f"SparseProj: {match}"):
+            call()
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_no_block_at_all(device, axis):
+    """A layout of zeros: every product, initial value and norm is there, and is zero."""
+    bsmm = BlocksparseMatMul(torch.zeros(2, 3), 8, feature_axis=axis)
+    weight = bsmm.ortho_init(device=device)
+    assert weight.shape == bsmm.w_shape == (0, 8, 8)
+    assert bsmm.identity_init(device=device).shape == bsmm.l2_normalize(weight).shape == (0, 8, 8)
+    x, dy = torch.randn(bsmm.i_shape(5), device=device), torch.randn(bsmm.o_shape(5), device=device)
+    assert_bitwise(bsmm(x, weight, bsmm.checker_init(device)), torch.zeros_like(dy))
+    assert_bitwise(bsmm.bprop(dy, weight), torch.zeros_like(x))
+    assert bsmm.updat(x, dy).shape == (0, 8, 8)
+    full = BlocksparseMatMul(torch.ones(2, 3), 8, feature_axis=axis)
+    left, none = full.prune(full.ortho_init(device=device), torch.zeros(full.g_shape, device=device))
+    assert_bitwise(none(x, left), torch.zeros_like(dy))
 
 
 # ---- what users of the libraries before this one met

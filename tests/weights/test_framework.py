@@ -169,6 +169,7 @@ def test_bad_arguments(device):
         refused(match, blocksparse_matmul, *arguments, **options)
     dy = zeros(4, 24, device=device)
     refused("pairs", blocksparse_weight_grad, [], layout)
+    refused("pairs: expected", blocksparse_weight_grad, [(x,)], layout)
     refused("dy: expected", blocksparse_weight_grad, [(x, dy[:3])], layout)
     refused("dy: expected", blocksparse_weight_grad, [(x, dy[:, :23])], layout)
     refused("x: expected|dtype", blocksparse_weight_grad, [(x, dy.half())], layout)

@@ -86,6 +86,13 @@ def test_from_linear_keeps_values(device):
         BlockSparseLinear.from_linear(linear, by="luck")
     with pytest.raises(ValueError, match="layout"):
         BlockSparseLinear(64, 96, layout=BlockLayout([[1]], 32))
+    for size in (0, 12):
+        for make in (
+            lambda s: BlockSparseLinear(64, 96, block_size=s),
+            lambda s: BlockSparseLinear.from_linear(linear, 0.5, s),
+        ):
+            with pytest.raises(ValueError, match="block_size: expected 8, 16, 32, 64 or 128, got"):
+                make(size)
 
 
 def test_state_of_another_pattern(device):
@@ -233,3 +240,28 @@ def test_sparse_optimizer_grows_where_told():
             SparseOptimizer([layer], **options)
     with pytest.raises(ValueError, match="expected a BlockSparseLinear"):
         SparseOptimizer(nn.Linear(3, 3))
+
+
+def test_an_optimizer_of_what_was_there_before_is_refused():
+    """Made before the model was patched, it holds the dense layers' weights and would go on training those."""
+    model = mlp()
+    stale = torch.optim.Adam(model.parameters())
+    sparse = SparseOptimizer(prune(model, 0.5))
+    with pytest.raises(ValueError, match="SparseOptimizer: optimizer: expected one of the layers' weights"):
+        sparse.attach_optimizer(stale)
+    with pytest.raises(TypeError, match="SparseOptimizer: optimizer: expected a torch optimizer, got list"):
+        sparse.attach_optimizer([])
+    sparse.attach_optimizer(torch.optim.Adam(model.parameters()))
+
+
+def test_compiled_models_follow_blocks_that_move(device):
+    torch._dynamo.reset()
+    model = nn.Sequential(BlockSparseLinear(64, 64, density=0.5, block_size=16)).to(device)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    sparse, x = SparseOptimizer(model, lr=0.5), torch.randn(5, 64, device=device)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x), model[0].to_linear()(x), rtol=1e-4, atol=1e-5)
+        sparse.step()
+        with torch.no_grad():
+            model[0].weight.normal_()
+    torch.testing.assert_close(compiled(x), model[0].to_linear()(x), rtol=1e-4, atol=1e-5)

@@ -110,8 +110,7 @@ class BlockLayout:
     def _set(
         self, coords: Tensor, shape: tuple[int, int], block_size: int, in_features: int | None, out_features: int | None
     ) -> None:
-        if block_size not in BLOCK_SIZES:
-            raise ValueError(f"BlockLayout: block_size: expected 8, 16, 32, 64 or 128, got {block_size}")
+        require_block_size(block_size)
         self.coords = coords.contiguous()
         self.block_size = int(block_size)
         self.block_rows, self.block_columns = shape
@@ -236,6 +235,11 @@ def _morton(coords: Tensor) -> Tensor:
     return key
 
 
+def require_block_size(block_size: int) -> None:
+    if block_size not in BLOCK_SIZES:
+        raise ValueError(f"BlockLayout: block_size: expected 8, 16, 32, 64 or 128, got {block_size}")
+
+
 def split_blocks(dense: Tensor, block_size: int) -> Tensor:
     """W [C, K] -> [CB, KB, bs, bs], padded with zeros."""
     rows, columns = (-(-n // block_size) for n in dense.shape)
@@ -246,6 +250,7 @@ def split_blocks(dense: Tensor, block_size: int) -> Tensor:
 
 def block_norms(dense: Tensor, block_size: int) -> Tensor:
     """The Frobenius norm of every block, [CB, KB] float32 on the CPU."""
+    require_block_size(block_size)
     return split_blocks(dense.detach().float(), block_size).square().sum((2, 3)).sqrt().cpu()
 
 

@@ -92,7 +92,10 @@ def blocksparse_weight_grad(
     require_layout(op, layout)
     if not pairs:
         raise ValueError(f"sbnet::{op}: pairs: expected at least one (x, dy), got none")
-    for x, dy in pairs:
+    for pair in pairs:
+        if len(pair) != 2:
+            raise ValueError(f"sbnet::{op}: pairs: expected (x, dy), got {len(pair)} tensors")
+        x, dy = pair
         require_tensor(op, "x", x)
         require_tensor(op, "dy", dy)
     tables, numbers = layout.on(pairs[0][0].device)
