@@ -18,6 +18,7 @@ from onnx import TensorProto, helper
 import sbnet
 from sbnet import ActiveBlocks, BlockGrid, export, reference
 from sbnet.export import schemas
+from sbnet.nn import BlockSparseLinear
 from support.helpers import (
     assert_bitwise,
     interpreter,
@@ -194,6 +195,25 @@ def test_cuda_graph_with_a_mask_per_run():
         export.run(s, buffers, [out])
         torch.cuda.synchronize()
         assert_bitwise(out, two_convs_in_torch(*buffers))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_cuda_graph_of_block_sparse_products(dtype, tmp_path):
+    pytest.importorskip("onnxscript")
+    if "CUDAExecutionProvider" not in export.default_providers():
+        pytest.skip("needs onnxruntime-gpu and a libsbnet.so with CUDA")
+    layers = [BlockSparseLinear(256, 384, density=0.3), torch.nn.ReLU(), BlockSparseLinear(384, 40, block_size=16)]
+    net, x = torch.nn.Sequential(*layers).to(dtype), torch.randn(70, 256, device="cuda").to(dtype)
+    path = export.to_onnx(net, (x.cpu(),), tmp_path / "net.onnx")
+    y = torch.empty(70, 40, device="cuda", dtype=dtype)
+    call = export.Bound(export.session(path, ["CUDAExecutionProvider"], cuda_graph=True), [x], [y])
+    net.cuda()
+    for _ in range(3):
+        x.copy_(torch.randn_like(x))
+        call()
+        torch.cuda.synchronize()
+        torch.testing.assert_close(y, net(x))
 
 
 @pytest.mark.gpu

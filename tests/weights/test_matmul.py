@@ -62,6 +62,23 @@ def test_weight_gradient_of_pairs(device):
         assert_as_accurate_as_torch(got, *results, str(count))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size", [16, 128])
+def test_weight_gradient_of_many_rows(device, size, dtype):
+    """More rows than a CPU packs at once, the first pair's and the last's, one of three rows between."""
+    layout = random_layout(256 // size, 256 // size, size, 0.5, ragged=3)
+    pairs = [
+        (tensor((rows, layout.in_features), dtype, device), tensor((rows, layout.out_features), dtype, device))
+        for rows in (17000, 3, 9001)
+    ]
+    got = blocksparse_weight_grad(pairs, layout)
+    results = [
+        reference.blocksparse_weight_grad([(x.to(d), dy.to(d)) for x, dy in pairs], layout)
+        for d in (dtype, torch.float64)
+    ]
+    assert_as_accurate_as_torch(got, *results)
+
+
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_epilogue(device, dtype, activation):
@@ -271,6 +288,10 @@ for size in BLOCK_SIZES:
             dx = blocksparse_matmul(dy, w, layout, gate, transposed=True)
             want = reference.blocksparse_matmul(dy.double(), gated, layout, transposed=True)
             torch.testing.assert_close(dx.double(), want, rtol=1e-2, atol=4e-3)
+            pairs = [(x, dy), (x[:5] + 1, dy[:5])]
+            dw = blocksparse_weight_grad(pairs, layout)
+            want = reference.blocksparse_weight_grad([(a.double(), b.double()) for a, b in pairs], layout)
+            torch.testing.assert_close(dw.double(), want, rtol=1e-2, atol=4e-3)
 """
     result = run_python(code, SBNET_ISA=isa)
     assert result.returncode == 0, result.stderr[-2000:]
