@@ -138,6 +138,16 @@ OPS = {
             shapes.sparse_adaptive_pool2d,
         ),
         Op(
+            "sparse_squeeze_excite2d",
+            "The gate of squeeze and excitation, [N,1,1,C]: gate(weight2 activation(weight1 average + bias1) + bias2) "
+            "of the average of where(active, x, 0), x [N,H,W,C].",
+            [("x", "T"), ("weight1", "T"), ("weight2", "T"), ("bias1?", "B"), ("bias2?", "B"), ("block_map", INT32)],
+            [("y", "T")],
+            {**_GRID, "activation": (_S, "relu"), "gate": (_S, "sigmoid")},
+            _WITH_BIAS,
+            shapes.sparse_squeeze_excite2d,
+        ),
+        Op(
             "fringe",
             "Pixels of a tensor that a consumer's active blocks read and no active block of the producer writes.",
             [("producer_map", INT32), ("consumer_map", INT32), ("dynamic_size?", INT64)],

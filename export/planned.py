@@ -20,6 +20,7 @@ KINDS = {
     "sparse_max_pool2d": "max_pool", "sparse_avg_pool2d": "avg_pool", "sparse_resize2d": "resize",
     "sparse_rearrange": "rearrange", "sparse_pointwise": "pixel", "sparse_gather": "pixel",
     "sparse_fill": "pixel", "sparse_adaptive_pool2d": "adaptive_pool", "sparse_norm2d": "norm",
+    "sparse_squeeze_excite2d": "squeeze_excite",
 }  # fmt: skip
 # Inputs that a node reads in its active blocks alone, beside x, and weights.
 FEATURES = ("residual", *"abcd")
@@ -99,7 +100,7 @@ def sides(value: ir.Value | None) -> list[Any]:
 
 def written(node: ir.Node) -> list[Any]:
     """Height and width of the plane that a layer's blocks are of."""
-    of_input = node.op_type in ("sparse_gather", "sparse_adaptive_pool2d")
+    of_input = node.op_type in ("sparse_gather", "sparse_adaptive_pool2d", "sparse_squeeze_excite2d")
     return sides(node.inputs[0] if of_input else node.outputs[0])
 
 
@@ -151,7 +152,7 @@ def _layer(node: ir.Node, found: Planned) -> Node | None:
 def _options(node: ir.Node, kind: str, read: list[Any], written: list[Any]) -> dict[str, Any] | None:
     if kind == "norm":
         return {"method": number(node, "mode", "group")}
-    if kind in ("pixel", "bottleneck", "adaptive_pool"):
+    if kind in ("pixel", "bottleneck", "adaptive_pool", "squeeze_excite"):
         return {}
     if kind == "rearrange":
         return {"up": number(node, "up", 1), "down": number(node, "down", 1), "pad": ints(node, "pad", (0, 0, 0, 0))}

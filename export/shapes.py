@@ -83,6 +83,11 @@ def sparse_adaptive_pool2d(node: NodeView) -> list[Dims | None]:
     return [[x[0], *node.attribute("size", [1, 1]), x[3]]]
 
 
+def sparse_squeeze_excite2d(node: NodeView) -> list[Dims | None]:
+    x = node.shape(0, 4) or [None] * 4
+    return [[x[0], 1, 1, x[3]]]
+
+
 def fringe(node: NodeView) -> list[Dims | None]:
     block_map, size = node.shape(0, 3), node.attribute("size")
     pixels: Dim = node.attribute("capacity", -1)

@@ -12,16 +12,16 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from sbnet import _library
-from sbnet._library import settle_inputs
 from sbnet.active import ActiveBlocks, Fringe
 from sbnet.engine.lists import Lists
 from sbnet.engine.pooled import PooledNodes, product
 from sbnet.engine.replay import RECORDED, RecordedLists, RecordedNodes
 from sbnet.engine.steps import WRITTEN, Context, copy, run
+from sbnet.engine.streams import Streams
 from sbnet.geometry import Pair, Window
 from sbnet.graph.axes import Axes, op_name
 from sbnet.graph.constants import Constants
-from sbnet.graph.functional import adaptive_pool, listed_as, whole
+from sbnet.graph.functional import adaptive_pool, listed_as, squeeze_excite, whole
 from sbnet.graph.ir import Node, Value
 from sbnet.graph.lists import all_pixels, lists_of
 from sbnet.graph.passes.chains import chains
@@ -86,7 +86,7 @@ class Executor:
         self.plan, self.device, self.nodes = plan, constants.device, plan.graph.nodes
         self.context = Context(constants, {}, allow_tf32, plan.mode == "cached", plan.mode != "masked")
         self.chains = chains(plan) if self.device.type == "cpu" else {}
-        self.storage = store(plan, WRITTEN, self.chains)
+        self.storage = store(plan, WRITTEN, self.chains, side_by_side=self.device.type == "cuda")
         self.lists = lists_of(plan, self.storage, margin)
         self._made = constants.made
         if self.device.type == "cpu":
@@ -110,6 +110,8 @@ class Executor:
         self._wait = {self.nodes[at] for root in self.storage.roots if root.kept for at in root.writers}
         cuda = self.device.type == "cuda" and bool(self.previous)
         self._aside = torch.cuda.Stream(self.device) if cuda else None
+        beside = self.storage.lanes
+        self._streams = None if beside is None else Streams(beside, self.nodes, WRITTEN, self.device)
         # Cached: what dense nodes gave for the frame before. A CUDA graph writes there: it stays as long as this does.
         self.kept_dense: dict[Value, Tensor] = {}
         # On a CPU calls repeat what one has noted; not with SBNET_DEBUG=1, whose checks are the ops'.
@@ -247,19 +249,11 @@ class Executor:
         return [get(v) if isinstance(v, Value) else v for v in outputs]
 
     def _each(self, step: Callable[[Node], None], aside: torch.cuda.Stream | None) -> None:
-        cuda = self.device.type == "cuda"
-        try:
-            for node in self.nodes:
-                if aside is not None and node in self._wait:
-                    torch.cuda.current_stream(self.device).wait_stream(aside)
-                step(node)
-                if cuda and node.kind in WRITTEN:
-                    settle_inputs(True)  # a launch that waits for weights and lists, and releases the next one then
-        finally:
-            if cuda:
-                settle_inputs(False)
-        if aside is not None:
-            torch.cuda.current_stream(self.device).wait_stream(aside)
+        if self._streams is not None:
+            self._streams(step, aside, self._wait)
+            return
+        for node in self.nodes:
+            step(node)
 
     def _repeat(self, step: Callable[[Node], None], lists: Lists) -> None:
         """As a call before did on these lists, which may hold others now."""
@@ -311,6 +305,9 @@ class Executor:
         if node.kind == "adaptive_pool":
             listed = listed_as(node, self.plan.mode)
             found: Any = adaptive_pool(node, args[0], None if listed is None else active[self.lists.of(listed)])
+        elif node.kind == "squeeze_excite":
+            listed = listed_as(node, self.plan.mode)
+            found = squeeze_excite(node, args[0], params, active[self.lists.of(listed)])  # type: ignore[arg-type]
         elif node.kind == "aten" and self.device.type == "cuda" and is_product(node):
             found = product(*args[:3])
         elif node.kind == "aten":

@@ -30,6 +30,7 @@ from sbnet.ops.common import mask_planes
 MODES = ("masked", "exact", "cached")
 MOST_SHAPES = 8  # plans that a run keeps, one a shape of inputs
 MOST_COMPILED = 8  # plans with memory, one a shape and margin
+FLAT = (list, tuple, dict, OrderedDict)  # results whose items say all
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -141,7 +142,12 @@ class SparseRun:
 
     def _shaped(self, flat: list[Any]) -> Any:
         """Outputs of the last inputs' network as it returns them."""
-        return flat[0] if self._spec.is_leaf() else pytree.tree_unflatten(flat, self._spec)
+        spec = self._spec
+        if spec.is_leaf():
+            return flat[0]
+        if spec.type in FLAT and spec.num_nodes == 1 + len(flat):  # tree_unflatten would take as long as the rest
+            return spec.type(flat if spec.context is None else zip(spec.context, flat, strict=True))
+        return pytree.tree_unflatten(flat, spec)
 
     def _for(self, inputs: Sequence[Any], margin: int | None = None) -> Compiled:
         """The network planned for inputs of these shapes."""

@@ -36,7 +36,8 @@ WRITTEN = {
     "conv", "conv_quantized", "bottleneck", "conv_transpose", "pointwise", "max_pool", "avg_pool", "resize",
     "rearrange", "norm", "pixel",
 }  # fmt: skip
-PLANNED = WRITTEN | {"adaptive_pool", "cat", "slice"}  # and those that say where something lies, or give few numbers
+# And those that say where something lies, or give few numbers.
+PLANNED = WRITTEN | {"adaptive_pool", "squeeze_excite", "cat", "slice"}
 # Of each kind of convolution, its op and the pairs that it takes.
 GEOMETRY = {
     "conv": ("sparse_conv2d_", ("stride", "padding", "dilation")),

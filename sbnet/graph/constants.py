@@ -42,7 +42,7 @@ class Constants:
         self.made = 0
         self.held: dict[int, Tensor] = {}
         self._found = [v.tensor for v in self.owned]
-        self._written: list[list[int]] = []
+        self._written: Any = None
         self.refresh()
 
     def __getitem__(self, value: Value) -> Tensor:
@@ -70,10 +70,11 @@ class Constants:
         # Of those made in inference mode writes are not counted: what is made of them is made once.
         self._counted = [tensor for tensor in self._tensors if not tensor.is_inference()]
 
-    def _writes(self) -> list[list[int]]:
-        """Of each parameter, how often it was written; where a call is no CUDA graph, where it lies too."""
+    def _writes(self) -> Any:
+        """How often parameters were written, each once more with every write; where a call is no CUDA graph, of each,
+        and where it lies too."""
         if self.device.type == "cuda":
-            return [list(map(VERSION, self._counted))]
+            return sum(map(VERSION, self._counted))
         self._follow()
         return [list(map(VERSION, self._counted)), list(map(Tensor.data_ptr, self._tensors))]
 

@@ -37,6 +37,7 @@ from sbnet.ops import (
     sparse_rearrange,
     sparse_resize2d,
     sparse_softmax2d,
+    sparse_squeeze_excite2d,
 )
 
 
@@ -152,6 +153,8 @@ def _holds(node: Node, value: Value) -> bool:
 
 def listed_as(node: Node, mode: str) -> Value | None:
     """The value whose active blocks a node takes; None where it takes none."""
+    if node.kind == "squeeze_excite":
+        return node.args[0]
     if node.kind == "adaptive_pool":
         return None if mode == "cached" else node.args[0]  # all pixels hold something then
     return node.output if node.output.size is not None else None
@@ -185,6 +188,8 @@ def apply(
     if node.kind == "adaptive_pool":
         return adaptive_pool(node, args[0], active)
     assert active is not None
+    if node.kind == "squeeze_excite":
+        return squeeze_excite(node, args[0], params, active)
     o, x = node.options, args[0]
     match node.kind:
         case "conv" | "pointwise":
@@ -238,6 +243,14 @@ def adaptive_pool(node: Node, x: Tensor, active: ActiveBlocks | None) -> Tensor:
     else:
         y = (sparse_adaptive_avg_pool2d if average else sparse_adaptive_max_pool2d)(x, active, size)
     return y if node.options["keep"] else y.flatten(1)
+
+
+def squeeze_excite(node: Node, x: Tensor, params: dict[str, Tensor], active: ActiveBlocks) -> Tensor:
+    """What a squeeze_excite node gives."""
+    layers = [params.get(f"{name}{k}") for k in (1, 2) for name in ("weight", "bias")]
+    steps = {name: node.options[name] for name in ("activation", "gate")}
+    y = sparse_squeeze_excite2d(x, active, *layers, **steps)  # type: ignore[arg-type]
+    return y if len(node.options["shape"]) == 4 else y.flatten(1)
 
 
 def norm_dense(node: Node, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

@@ -7,6 +7,7 @@ Kinds of nodes, and what they take beside `args` (the feature maps that they rea
     conv_quantized         of conv in bytes: weight, scale, bias, slope, residual; x_scale, residual_scale, out_scale
     max_pool, avg_pool     the options of PyTorch's pools
     adaptive_pool          size, method ("avg" or "max"), keep: [N,C,*size], or [N,C]; of the active pixels of its input
+    squeeze_excite         a gate: activation, gate, shape ([N,C] or [N,C,1,1]); weight1, bias1, weight2, bias2
     norm                   method ("group", "layer", "softmax", "log_softmax"), groups, eps; weight, bias
     resize                 size, mode, align_corners, scale
     rearrange              up, down, groups, pad, value: shuffles of pixels and channels, padding

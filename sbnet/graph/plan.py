@@ -11,6 +11,7 @@ import torch
 from sbnet.geometry import Pair, Window, to_pair
 from sbnet.graph.ir import Graph, Node, Value
 from sbnet.graph.passes.bottleneck import fuse_bottlenecks
+from sbnet.graph.passes.gates import join_gates
 from sbnet.graph.passes.program import gates_into_programs, sums_of_few_channels
 
 Plane = tuple[int, int, Pair]  # height, width, block size
@@ -57,9 +58,10 @@ def plan(graph: Graph, block: Any = "auto", mode: str = "masked", device: torch.
     planes = []
     for size in spatial_sizes(graph):
         planes.append((*size, _block(block, size, first, torch.device(device).type)))
+    made = Plan(graph, planes, mode)
     if torch.device(device).type == "cuda":
-        graph = gates_into_programs(sums_of_few_channels(graph))
-    return fuse_bottlenecks(Plan(graph, planes, mode), torch.device(device))
+        gates_into_programs(sums_of_few_channels(join_gates(made).graph))
+    return fuse_bottlenecks(made, torch.device(device))
 
 
 def spatial_sizes(graph: Graph) -> list[Pair]:
@@ -117,7 +119,7 @@ def reads(node: Node, value: Value) -> list[Window | str]:
         return [*found, resized]
     if node.kind == "rearrange":
         return [*found, Window.rearrange(options["up"], options["down"], options["pad"])]
-    if node.kind == "adaptive_pool" or (node.kind == "norm" and options["method"] == "group"):
+    if node.kind in ("adaptive_pool", "squeeze_excite") or (node.kind == "norm" and options["method"] == "group"):
         return [*found, ACTIVE]
     if node.kind in (
         "pointwise",

@@ -15,6 +15,7 @@ from sbnet.ops.masked.adaptive_pool import adaptive_pool_whole
 from sbnet.ops.masked.norm import norm_whole
 from sbnet.ops.masked.pointwise import run_program
 from sbnet.ops.masked.rearrange import rearrange_whole
+from sbnet.ops.masked.squeeze_excite import squeeze_excite_whole
 from sbnet.reference.lists import block_slices
 
 
@@ -285,3 +286,18 @@ def sparse_fill(x: Tensor, active: ActiveBlocks, value: float = 0.0) -> Tensor:
 
 def sparse_fill_(x: Tensor, active: ActiveBlocks, value: float = 0.0) -> Tensor:
     return x.copy_(sparse_fill(x, active, value))
+
+
+def sparse_squeeze_excite2d(
+    x: Tensor,
+    active: ActiveBlocks,
+    weight1: Tensor,
+    bias1: Tensor | None,
+    weight2: Tensor,
+    bias2: Tensor | None,
+    *,
+    activation: str = "relu",
+    gate: str = "sigmoid",
+) -> Tensor:
+    inside = active.pixel_mask(x.shape[2:])
+    return squeeze_excite_whole(x, weight1, weight2, bias1, bias2, inside, activation, gate)

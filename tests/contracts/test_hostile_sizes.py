@@ -200,6 +200,7 @@ def test_a_list_without_a_grid():
         (sbnet.sparse_conv2d_quantized, x, zeros(4, 4, 1, 1), zeros(4), None, bare),
         (sbnet.sparse_max_pool2d, x, bare, 1),
         (sbnet.sparse_adaptive_avg_pool2d, x, bare),
+        (sbnet.sparse_squeeze_excite2d, x, bare, zeros(2, 4), None, zeros(4, 2), None),
         (sbnet.sparse_group_norm, x, bare, 2),
         (sbnet.sparse_softmax2d, x, bare),
         (sbnet.sparse_resize2d, x, bare),

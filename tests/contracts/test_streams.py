@@ -105,6 +105,7 @@ def busy_calls(device="cuda"):
         weight = laid_out(tensor((64, 64, 3, 3), dtype, device), "channels_last")
         depthwise, out = tensor((64, 1, 3, 3), dtype, device), torch.empty_like(x)
         bottleneck = [weight[:16, :, :1, :1], weight[:16, :16], weight[:, :16, :1, :1]]
+        squeeze = [weight[:16, :, 0, 0].contiguous(), weight[:, :16, 0, 0].contiguous()]
         filters = tensor((squares.weights,), dtype, device)
         mask, blocks = torch.rand(2, 50, 88, device=device), tensor((active.capacity, 64, 16, 16), dtype, device)
         wide, cells = tensor((active.capacity, 64, 18, 18), dtype, device), torch.empty_like(x[:, :, :3, :5])
@@ -164,6 +165,9 @@ def busy_calls(device="cuda"):
                 "average pool": lambda x=x, a=halved: sparse_avg_pool2d(x, a, 2),
                 "average pool_": lambda x=x, o=out, e=edge: sparse_avg_pool2d_(x, active, o, 5, 1, 2, fringe=e),
                 "global pool": lambda x=x: sbnet.sparse_adaptive_avg_pool2d(x, active),
+                "squeeze and excite": lambda x=x, w=squeeze: sbnet.sparse_squeeze_excite2d(
+                    x, active, w[0], None, w[1], None
+                ),
                 "adaptive pool_": lambda x=x, o=cells: sbnet.sparse_adaptive_max_pool2d_(x, active, o),
                 "group norm": lambda x=x: sbnet.sparse_group_norm(x, active, 2),
                 "group norm_": lambda x=x, o=out, e=edge: sbnet.sparse_group_norm_(x, active, o, 1, fringe=e),

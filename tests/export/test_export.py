@@ -148,6 +148,9 @@ class OneOp(nn.Module):
             case "sparse_adaptive_pool2d":
                 y = sbnet.sparse_adaptive_avg_pool2d(x, active, (2, 3))
                 return y, sbnet.sparse_adaptive_max_pool2d(x, active, count_inactive=False)
+            case "sparse_squeeze_excite2d":
+                narrow = self.weight[:4, :8, 0, 0].contiguous()
+                return sbnet.sparse_squeeze_excite2d(x, active, narrow, None, narrow.T.contiguous(), self.bias[:8])
             case "sparse_norm2d":
                 y = sbnet.sparse_group_norm(x, active, 2, self.bias[:8], self.bias[4:])
                 y = sbnet.sparse_layer_norm2d(y, active, self.bias[:8], None, 1e-3)

@@ -25,9 +25,9 @@ MAPS = [
 
 @pytest.fixture(scope="session")
 def emulated(tmp_path_factory):
-    masked = [f"masked/{name}" for name in ("fill", "pool", "adaptive_pool", "norm", "rearrange")]
+    masked = [f"masked/{name}" for name in ("fill", "pool", "adaptive_pool", "norm", "rearrange", "squeeze_excite")]
     kernels = ["lists/reduce_mask", "lists/fringe", "lists/pyramid", "lists/motion_mask", *masked, "attention/layout"]
-    core = ["grid", "layer", "memory", "window", *kernels]
+    core = ["grid", "layer", "memory", "settled", "window", *kernels]
     return emulated_library(
         tmp_path_factory, "simt", [CSRC / f"cuda/{name}.cu" for name in kernels],
         [TOOLS / "entry_simt.cpp", *(CSRC / f"core/{name}.cpp" for name in core)],
@@ -232,6 +232,26 @@ def test_adaptive_pool(emulated, seed):
         want = definition(x.double(), active, out, count_inactive=count_inactive)
         theirs = definition(x.float(), active, out, count_inactive=count_inactive).to(dtype)
         assert_as_accurate_as_torch(y, theirs, want)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_squeeze_excite(emulated, seed):
+    rng = random.Random(seed)
+    for dtype in FLOATS:
+        size = rng.randint(6, 40), rng.randint(6, 50)
+        channels, hidden = rng.choice([8, 5, 640]), rng.choice([8, 3, 40])
+        x = laid_out(tensor((2, channels, *size), dtype), rng.choice(["contiguous", "channels_last"]))
+        active = random_active(BlockGrid.cover(size, rng.choice([4, (3, 16)])), 2, 0.5)
+        weight1, bias1 = tensor((hidden, channels), dtype) / channels**0.5, tensor((hidden,), dtype)
+        weight2, bias2 = tensor((channels, hidden), dtype) / hidden**0.5, tensor((channels,), dtype)
+        y = poison((2, channels, 1, 1), dtype, "cpu", "contiguous")
+        run(
+            emulated, "squeeze_excite", seed, x, shape_of(x), y, shape_of(y), DTYPES[dtype], weight1, bias1, weight2,
+            bias2, ctypes.c_int64(hidden), active.block_map, active.grid.numbers(),
+        )  # fmt: skip
+        given, steps = (weight1, bias1, weight2, bias2), {"activation": "silu", "gate": "hardsigmoid"}
+        exact = reference.sparse_squeeze_excite2d(x.double(), active, *(t.double() for t in given), **steps)
+        assert_as_accurate_as_torch(y, reference.sparse_squeeze_excite2d(x, active, *given, **steps), exact)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

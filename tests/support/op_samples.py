@@ -28,6 +28,7 @@ def op_samples(device):
     residual = laid_out(tensor((2, 6, 20, 27), torch.float32, device), "channels_last")
     bottleneck = [tensor(s, torch.float32, device) / 6 for s in ((4, 8, 1, 1), (4, 4, 3, 3), (8, 4, 1, 1))]
     bias8 = tensor((8,), torch.float32, device)
+    squeeze = [tensor(s, torch.float32, device) for s in ((6, 8), (8, 6))]
     blocks = tensor((active.capacity, 8, 8, 8), torch.float32, device)
     wide = laid_out(tensor((active.capacity, 8, 10, 10), torch.float32, device), "channels_last")
     edge = fringe(active, active, (20, 27), 3, 1, 1)
@@ -226,6 +227,10 @@ def op_samples(device):
         ],
         "sparse_adaptive_pool2d_": [
             (last, active.block_map, g, "max", False, torch.zeros(*x.shape[:2], 2, 3, device=device)),
+        ],
+        "sparse_squeeze_excite2d": [
+            (last, *squeeze, bias, bias8, active.block_map, g, "relu", "sigmoid"),
+            (grad(x), *map(grad, squeeze), None, grad(bias8), active.block_map, g, "silu", "hardsigmoid"),
         ],
         "sparse_norm2d": [
             (x, None, None, *lists, g, "group", 2, 1e-5),

@@ -151,6 +151,11 @@ def samples(device: str = "cpu") -> dict[str, Node]:
             [x, active.block_map],
             {"bsize": [4, 4], "size": [2, 3], "mode": "avg", "count_inactive": 0},
         ),
+        Node(
+            "sparse_squeeze_excite2d",
+            [x, weight[:4, 0, 0].contiguous(), weight[:, 0, 0, :4].contiguous(), bias[:4], bias, active.block_map],
+            {"bsize": [4, 4], "activation": "silu", "gate": "hardsigmoid"},
+        ),
         Node("fringe", [active.block_map, active.block_map], {**maps, "size": [12, 15, 12, 15], "capacity": 40}),
         Node(
             "motion_mask",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sbnet.graph.axes import op_name
 from sbnet.graph.ir import Node, Value
 from sbnet.graph.passes.program import UNARY
-from sbnet.graph.plan import Plan
+
+if TYPE_CHECKING:
+    from sbnet.graph.plan import Plan
 
 # Which leave numbers and their order, where samples and channels stay as many.
 VIEWS = {"flatten", "view", "reshape", "squeeze", "unsqueeze", "slice", "contiguous", "clone", "dropout"}

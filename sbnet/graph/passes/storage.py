@@ -2,9 +2,10 @@
 
 A root is a feature map with memory of its own; a part of it (an operand of a concatenation, a slice) is a range of its
 channels. A tensor keeps its root's buffer from the node that writes it first to the last one that reads it; then others
-may have it. What a root's consumers read beside its active blocks is its fringe, which every node that writes into the
-root clears in the same launch: a buffer may hold anything before. A root of which all pixels may be read (a dense node
-does, and so does whoever takes an output) keeps a buffer of its own, clean outside the active blocks.
+may have it, those whose writers start when these have ended. What a root's consumers read beside its active blocks is
+its fringe, which every node that writes into the root clears in the same launch: a buffer may hold anything before. A
+root of which all pixels may be read (a dense node does, and so does whoever takes an output) keeps a buffer of its own,
+clean outside the active blocks.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 
 from sbnet.geometry import Window
 from sbnet.graph.ir import Node, Value
+from sbnet.graph.passes.lanes import Lanes, lanes
 from sbnet.graph.plan import ACTIVE, POINTWISE, Plan, reads
 
 EMPTY: Mapping[Node, int] = MappingProxyType({})
@@ -32,6 +34,7 @@ class Root:
         parts: values in it, with the channel where each begins.
         writers: indices of the nodes that write into it.
         first, last: nodes that write it first and read it last; past the end where the caller reads it.
+        touched: those that launch something and write or read it, bit by bit.
         kept: clean outside the active blocks between calls, in a buffer of its own.
         fringe: index into `Storage.fringes`, or None.
         buffer: index into `Storage.buffers`.
@@ -43,6 +46,7 @@ class Root:
     writers: list[int] = field(default_factory=list)
     first: int = 0
     last: int = 0
+    touched: int = 0
     kept: bool = False
     fringe: int | None = None
     buffer: int = -1
@@ -57,6 +61,7 @@ class Storage:
         copies: of each concatenation: operands (and where they go) that are copied into it.
         fringes: (plane, consumers): what roots share.
         buffers: (dtype, elements) of each.
+        lanes: what runs beside what, where it may; else all nodes run one after another.
     """
 
     place: dict[Value, tuple[Root, int]]
@@ -64,14 +69,16 @@ class Storage:
     roots: list[Root]
     fringes: list[tuple[int, tuple[Consumer, ...]]]
     buffers: list[tuple[torch.dtype, int]]
+    lanes: Lanes | None = None
 
 
-def store(plan: Plan, written: set[str], chains: Mapping[Node, int] = EMPTY) -> Storage:
+def store(plan: Plan, written: set[str], chains: Mapping[Node, int] = EMPTY, side_by_side: bool = False) -> Storage:
     """Finds a place for what planned nodes write.
 
     Args:
         written: kinds of nodes that write into memory they are given.
         chains: nodes that may run as one with some before them: what the first reads lives until the last has written.
+        side_by_side: nodes may run on several streams.
     """
     nodes = plan.graph.nodes
     roots: list[Root] = []
@@ -91,15 +98,18 @@ def store(plan: Plan, written: set[str], chains: Mapping[Node, int] = EMPTY) -> 
     for at, node in enumerate(nodes):
         if node.kind in written or copies.get(node):
             place[node.output][0].writers.append(at)
-    _lives(plan, roots, chains)
+    still = {node for node in nodes if node.kind in ("slice", "cat") and node.output in place and not copies.get(node)}
+    beside = lanes(nodes, still, written) if side_by_side else None
+    _lives(plan, roots, chains, still)
     fringes: dict[tuple[int, tuple[Consumer, ...]], int] = {}
     if plan.mode == "masked":
         for root in roots:
             found = None if root.kept else consumers(plan, root.plane, [value for value, _ in root.parts])
             if found:
                 root.fringe = fringes.setdefault((root.plane, tuple(found)), len(fringes))
-    buffers = _buffers(plan, roots, place, chains)
-    return Storage(place, copies, roots, list(fringes), buffers)
+    before = [(1 << k) - 1 for k in range(len(nodes))] if beside is None else beside.before
+    buffers = _buffers(plan, roots, place, chains, before)
+    return Storage(place, copies, roots, list(fringes), buffers, beside)
 
 
 def _concatenations(
@@ -160,7 +170,7 @@ def _move(old: Root, new: Root, at: int, place: dict[Value, tuple[Root, int]]) -
     old.parts = []
 
 
-def _lives(plan: Plan, roots: list[Root], chains: Mapping[Node, int]) -> None:
+def _lives(plan: Plan, roots: list[Root], chains: Mapping[Node, int], still: set[Node]) -> None:
     nodes = plan.graph.nodes
     at_of = {id(node): k for k, node in enumerate(nodes)}
     for node, count in chains.items():
@@ -169,9 +179,12 @@ def _lives(plan: Plan, roots: list[Root], chains: Mapping[Node, int]) -> None:
     for root in roots:
         root.first = min(root.writers)
         root.last = max(root.writers)
+        root.touched = sum(1 << at for at in set(root.writers))
         for value, _ in root.parts:
             for user in value.users:
                 root.last = max(root.last, at_of[id(user)])
+                if user not in still:
+                    root.touched |= 1 << at_of[id(user)]
                 if user.moves:  # a view of the memory: it lives as long as the root
                     root.last = len(nodes)
             if plan.graph.is_output(value):
@@ -200,18 +213,16 @@ def consumers(plan: Plan, plane: int, parts: Sequence[Value]) -> list[Consumer] 
 
 
 def _buffers(
-    plan: Plan, roots: list[Root], place: dict[Value, tuple[Root, int]], chains: Mapping[Node, int]
+    plan: Plan, roots: list[Root], place: dict[Value, tuple[Root, int]], chains: Mapping[Node, int], before: list[int]
 ) -> list[tuple[torch.dtype, int]]:
     """Gives each root its buffer, in the order in which they are first written."""
     sizes: list[tuple[torch.dtype, int]] = []
-    busy: dict[int, Root] = {}
+    busy: dict[int, Root] = {}  # of each buffer, whose it was last
     for root in sorted(roots, key=lambda r: r.first):
         wanted = root.shape[0] * root.shape[1] * root.shape[2] * root.shape[3]
         dtype = root.parts[0][0].dtype
-        taken_over = _in_place(plan, root, place, chains)
-        for buffer in [b for b, other in busy.items() if other.last < root.first]:
-            del busy[buffer]
-        free = [b for b in range(len(sizes)) if b not in busy and sizes[b][0] == dtype]
+        taken_over = _in_place(plan, root, place, chains, before)
+        free = [b for b, other in busy.items() if sizes[b][0] == dtype and _ended(other, root, before)]
         free.sort(key=lambda b: sizes[b][1])
         fitting = [b for b in free if sizes[b][1] >= wanted]
         candidates = [*fitting, *free[::-1], len(sizes)]
@@ -226,7 +237,14 @@ def _buffers(
     return sizes
 
 
-def _in_place(plan: Plan, root: Root, place: dict[Value, tuple[Root, int]], chains: Mapping[Node, int]) -> int | None:
+def _ended(old: Root, new: Root, before: list[int]) -> bool:
+    """Has all that writes or reads one root ended when the first of another's writers starts?"""
+    return old.last < new.first and all(old.touched & ~before[at] == 0 for at in new.writers)
+
+
+def _in_place(
+    plan: Plan, root: Root, place: dict[Value, tuple[Root, int]], chains: Mapping[Node, int], before: list[int]
+) -> int | None:
     """The residual's buffer, where the node that writes the root is the last to read it: the sum takes its place. Not
     that of a chain, whose tiles read pixels around those that others have written."""
     node = plan.graph.nodes[root.first]
@@ -240,4 +258,6 @@ def _in_place(plan: Plan, root: Root, place: dict[Value, tuple[Root, int]], chai
         return None
     if residual.dtype != node.output.dtype:  # type: ignore[union-attr]
         return None
+    if spot[0].touched & ~(before[root.first] | 1 << root.first):
+        return None  # of which another stream's node may still read
     return spot[0].buffer

@@ -11,6 +11,7 @@
 #include "core/masked/norm.h"
 #include "core/masked/pool.h"
 #include "core/masked/rearrange.h"
+#include "core/masked/squeeze_excite.h"
 #include "cuda/common.cuh"
 #include "machine.h"
 
@@ -148,6 +149,20 @@ EMULATED emulate_adaptive_pool(void* x, const int64_t* x_sizes, void* y, const i
                                 count_inactive != 0};
   std::vector<uint4> workspace(sbnet_sparse_adaptive_pool2d_workspace_bytes(&p) / 16 + 1);
   return told(sbnet_sparse_adaptive_pool2d_cuda(&p, workspace.data(), nullptr), message, room);
+}
+
+EMULATED emulate_squeeze_excite(void* x, const int64_t* x_sizes, void* y, const int64_t* y_sizes, int32_t dtype,
+                                const void* weight1, const void* bias1, const void* weight2, const void* bias2,
+                                int64_t hidden, const int32_t* block_map, const int32_t* grid, char* message,
+                                int64_t room) {
+  using namespace sbnet;
+  SqueezeExciteParams p = {};
+  p.x = view_of(x, x_sizes, dtype), p.y = view_of(y, y_sizes, dtype);
+  p.weight1 = weight1, p.weight2 = weight2, p.bias1 = bias1, p.bias2 = bias2, p.bias_dtype = p.x.dtype;
+  p.hidden = hidden, p.activation = StepCode::kSilu, p.gate = StepCode::kHardsigmoid;
+  p.block_map = block_map, p.grid = grid_of(grid);
+  std::vector<uint4> workspace(sbnet_sparse_squeeze_excite2d_workspace_bytes(&p) / 16 + 1);
+  return told(sbnet_sparse_squeeze_excite2d_cuda(&p, workspace.data(), nullptr), message, room);
 }
 
 EMULATED emulate_norm(void* x, const int64_t* x_sizes, void* y, const int64_t* y_sizes, int32_t dtype,

@@ -1,0 +1,104 @@
+"""Networks on a GPU with and without what saves launches: branches on streams of their own, gates as one op.
+
+    python -P -m sbnet.benchmarks.beside YOLOv8n-like mobilenet_v3_large
+
+A line a network and mask: microseconds a frame of each form (replays of its CUDA graph, the median of five times
+sixty), the largest difference of results from those of the plain form, and what the host's part of a call takes.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+import sbnet
+from sbnet.benchmarks.harness import masks, nets
+from sbnet.engine.sparsify import planes_of
+from sbnet.graph import plan
+from sbnet.graph.passes import lanes, storage
+
+MASKS = {"10 %": 0.1, "a block": 0.0001, "all": 1.0}
+FORMS = {"plain": (1, False), "gates": (1, True), "streams": (lanes.MOST, False), "both": (lanes.MOST, True)}
+
+
+def form(most: int, gates: bool) -> None:
+    storage.lanes = functools.partial(lanes.lanes, most=most)  # type: ignore[attr-defined]
+    plan.join_gates = JOIN if gates else (lambda given: given)  # type: ignore[attr-defined, assignment]
+
+
+JOIN = plan.join_gates
+
+
+def replays_us(run: Any, count: int = 60) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    found = []
+    for _ in range(5):
+        torch.cuda.synchronize()
+        begin.record()
+        for _ in range(count):
+            run._last.graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        found.append(begin.elapsed_time(end) / count * 1e3)
+    return round(statistics.median(found), 1)
+
+
+def compare(name: str, wanted: list[str]) -> None:
+    size = (736, 1280) if name == "YOLOv8n-like" else (720, 1280)
+    net = nets.build(name).half().cuda()
+    x = torch.rand(1, 3, *size, device="cuda").half().contiguous(memory_format=torch.channels_last)
+    for label, density in MASKS.items():
+        mask = masks.pixels("top-left", (1, *size), density, "cuda")
+        row: dict[str, Any] = {}
+        first: list[Tensor] = []
+        for kind in wanted:
+            form(*FORMS[kind])
+            run = sbnet.sparsify(net, x, masks=[mask])
+            for turned in (mask, mask.flip(1), mask.flip(2), mask):  # blocks that the frame before did not have
+                result = run(x, mask=turned)
+            row[kind] = replays_us(run)
+            found = [v.float() for v in tree_leaves(run(x, mask, copy=True))]
+            first = first or found
+            apart = max(float((a - b).abs().max()) for a, b in zip(found, first, strict=True))
+            row[f"{kind} differs"] = apart / max(float(v.abs().max()) for v in first)
+        print(name, label, json.dumps(row), flush=True)
+    host(name, run, x, mask)
+    del result
+
+
+def host(name: str, run: Any, x: Tensor, mask: Tensor) -> None:
+    """Microseconds of the host, of calls after a wait: the least of fifteen times ten."""
+
+    def least(call: Callable[[], Any]) -> float:
+        found = []
+        for _ in range(15):
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            for _ in range(10):
+                call()
+            found.append((time.perf_counter() - begin) * 1e5)
+        return round(min(found), 2)
+
+    made = run._last
+    parts: dict[str, Callable[[], Any]] = {
+        "call": lambda: run(x, mask), "plan": lambda: run._for([x]), "mask": lambda: planes_of(mask, x),
+        "writes": made.constants.stale, "inspect": made.executor.inspect, "copy x": lambda: made.inputs[0].copy_(x),
+        "copy mask": lambda: made.mask.copy_(mask), "replay": made.graph.replay,
+        "results": lambda: run._shaped(made.outputs),
+    }  # fmt: skip
+    print(name, "host", json.dumps({part: least(call) for part, call in parts.items()}), flush=True)
+
+
+if __name__ == "__main__":
+    for given in sys.argv[1:]:
+        gated = given == "mobilenet_v3_large"
+        compare(given, ["plain", "gates"] if gated else ["plain", "streams"])

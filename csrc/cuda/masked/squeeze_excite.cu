@@ -1,0 +1,215 @@
+// sparse_squeeze_excite2d on CUDA: one launch folds the blocks of parts (block_fold.cuh), one does the rest. A cluster
+// of CTAs takes a sample (where there are no clusters, one CTA): each averages some channels, then, when all have,
+// gives some hidden numbers, then some of the gate's. What they tell one another goes through the workspace.
+#include "core/masked/squeeze_excite.h"
+#include "core/settled.h"
+#include "cuda/masked/block_fold.cuh"
+
+namespace sbnet {
+namespace {
+
+constexpr const char* kOp = "sparse_squeeze_excite2d";
+constexpr int kThreads = 512;
+constexpr int kCluster = 8;
+
+// A product: so many neighbouring threads take a row of the matrix, in words of 16 bytes or an element at a time.
+struct ProductPlan {
+  int lanes, rows;  // rows that a CTA takes at once
+  bool words;
+};
+
+struct GatePlan {
+  int ranks;       // CTAs of a sample
+  int log2_lanes;  // neighbouring threads that average neighbouring channels
+  bool settled;    // core/settled.h
+  ProductPlan product[2];
+};
+
+__device__ __forceinline__ void meet(int ranks) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  if (ranks > 1) {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+    return;
+  }
+#endif
+  __syncthreads();
+}
+
+template <class T>
+__device__ __forceinline__ float bias_at(const void* data, DType dtype, int64_t k) {
+  if (!data) return 0.f;
+  return dtype == DType::kF32 ? static_cast<const float*>(data)[k] : to_float(static_cast<const T*>(data)[k]);
+}
+
+constexpr int kHeld = 8;  // words that a thread has under way
+
+template <class T, int kN>
+struct Held {
+  Word<T, kN> word[kHeld];
+
+  // Elements of a row from `first` on; none of a row that there is not (n = 0).
+  __device__ void load(const T* row, int n, int first, int lane, int lanes) {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const int k = first + (i * lanes + lane) * kN;
+      if (k < n) word[i] = *reinterpret_cast<const Word<T, kN>*>(row + k);
+    }
+  }
+  __device__ float times(const float* vector, int n, int first, int lane, int lanes) const {
+    float sum = 0.f;
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const int k = first + (i * lanes + lane) * kN;
+      if (k >= n) continue;
+#pragma unroll
+      for (int e = 0; e < kN; ++e) sum += to_float(word[i].channel[e]) * vector[k + e];
+    }
+    return sum;
+  }
+};
+
+// One of the two layers, matrix [rows, n] and vector: each CTA of a sample gives some numbers. What needs no vector is
+// loaded by `begin`, before the CTAs have met.
+template <class T>
+struct Layer {
+  static constexpr int kWord = kLanes<T>;
+  const T* matrix;
+  const void* bias;
+  DType bias_dtype;
+  int rows, n, row, lane;
+  ProductPlan plan;
+  float own_bias;
+  Held<T, kWord> held;
+
+  __device__ void begin(int rank) {
+    row = rank * plan.rows + static_cast<int>(threadIdx.x) / plan.lanes;
+    lane = static_cast<int>(threadIdx.x) % plan.lanes;
+    own_bias = row < rows ? bias_at<T>(bias, bias_dtype, row) : 0.f;
+    if (plan.words) held.load(matrix + int64_t{row} * n, row < rows ? n : 0, 0, lane, plan.lanes);
+  }
+  template <class Give>
+  __device__ void run(int ranks, const float* vector, const Give& give) {
+    for (int left = rows - (row - static_cast<int>(threadIdx.x) / plan.lanes); left > 0; left -= ranks * plan.rows) {
+      const bool inside = row < rows;
+      const T* const from = matrix + int64_t{row} * n;
+      float sum = 0.f;
+      if (plan.words) {
+        for (int first = 0; first < n; first += kHeld * kWord * plan.lanes) {
+          if (first) held.load(from, inside ? n : 0, first, lane, plan.lanes);
+          sum += held.times(vector, inside ? n : 0, first, lane, plan.lanes);
+        }
+      } else {
+        for (int first = 0; first < n; first += kHeld * plan.lanes) {
+          Held<T, 1> few;
+          few.load(from, inside ? n : 0, first, lane, plan.lanes);
+          sum += few.times(vector, inside ? n : 0, first, lane, plan.lanes);
+        }
+      }
+      for (int away = plan.lanes / 2; away; away /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, away);
+      if (inside && lane == 0) give(row, sum + own_bias);
+      row += ranks * plan.rows;
+      if (row >= rows) continue;
+      own_bias = bias_at<T>(bias, bias_dtype, row);
+      if (plan.words) held.load(matrix + int64_t{row} * n, n, 0, lane, plan.lanes);
+    }
+  }
+};
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    gate_kernel(const __grid_constant__ SqueezeExciteParams p, const __grid_constant__ GatePlan plan, int slices,
+                const float* values, float* means) {
+  extern __shared__ __align__(16) float shared[];  // the averages, then the hidden numbers
+  __shared__ float sums[kThreads];
+  const int rank = static_cast<int>(blockIdx.x) % plan.ranks, n = static_cast<int>(blockIdx.x) / plan.ranks;
+  const int C = static_cast<int>(p.x.size[1]), R = static_cast<int>(p.hidden), thread = threadIdx.x;
+  float *const mean = means + int64_t{n} * C, *const hidden = means + p.x.size[0] * C + int64_t{n} * R;
+  Layer<T> first = {static_cast<const T*>(p.weight1), p.bias1, p.bias_dtype, R, C, 0, 0, plan.product[0]};
+  Layer<T> second = {static_cast<const T*>(p.weight2), p.bias2, p.bias_dtype, C, R, 0, 0, plan.product[1]};
+  if (plan.settled) first.begin(rank);
+  grid_dependency_wait();
+  grid_dependency_release();
+  if (!plan.settled) first.begin(rank);
+
+  const int lanes = 1 << plan.log2_lanes, rows = kThreads >> plan.log2_lanes;
+  const int column = thread & (lanes - 1), row = thread >> plan.log2_lanes;
+  const float pixels = static_cast<float>(p.x.size[2] * p.x.size[3]);
+  for (int base = rank * lanes; base < C; base += plan.ranks * lanes) {
+    const int c = base + column;
+    float sum = 0.f;
+    if (c < C) {
+#pragma unroll 8
+      for (int s = row; s < slices; s += rows) sum += values[(int64_t{n} * slices + s) * C + c];
+    }
+    sums[thread] = sum;
+    __syncthreads();
+    if (row == 0 && c < C) {
+      for (int r = 1; r < rows; ++r) sum += sums[r * lanes + column];
+      mean[c] = sum / pixels;
+    }
+    __syncthreads();  // before the next channels overwrite what this one reads
+  }
+  meet(plan.ranks);
+
+  for (int c = thread; c < C; c += kThreads) shared[c] = mean[c];
+  __syncthreads();
+  first.run(plan.ranks, shared, [&](int r, float sum) { hidden[r] = gate_step(p.activation, sum); });
+  second.begin(rank);
+  meet(plan.ranks);
+
+  for (int r = thread; r < R; r += kThreads) shared[r] = hidden[r];
+  __syncthreads();
+  T* const y = static_cast<T*>(p.y.data) + n * p.y.stride[0];
+  second.run(plan.ranks, shared,
+             [&](int c, float sum) { y[c * p.y.stride[1]] = from_float<T>(gate_step(p.gate, sum)); });
+}
+
+// As many threads a row as let a CTA take all of its rows at once.
+template <class T>
+ProductPlan plan_product(const void* data, int64_t rows, int64_t row, int ranks) {
+  ProductPlan plan = {32, kThreads / 32, reinterpret_cast<uintptr_t>(data) % 16 == 0 && row % kLanes<T> == 0};
+  for (; plan.lanes > 1 && int64_t{plan.rows} * ranks < rows; plan.rows *= 2) plan.lanes /= 2;
+  return plan;
+}
+
+template <class T>
+Status launch_type(const SqueezeExciteParams& p, void* workspace, const DeviceInfo& device, cudaStream_t stream) {
+  const FoldParts parts = cuda_parts(p);
+  SBNET_TRY((launch_fold<T, SumFold>(kOp, parts, workspace, device, stream)));
+  const int64_t C = p.x.size[1], R = p.hidden;
+  const int ranks = device.capability >= 90 ? kCluster : 1;
+  GatePlan plan = {
+      ranks, 5, inputs_settled(), {plan_product<T>(p.weight1, R, C, ranks), plan_product<T>(p.weight2, C, R, ranks)}};
+  while (plan.log2_lanes < 8 && int64_t{plan.ranks} << plan.log2_lanes < C) ++plan.log2_lanes;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(p.x.size[0] * plan.ranks));
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = static_cast<size_t>(std::max(C, R)) * sizeof(float);
+  config.stream = stream;
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {static_cast<unsigned>(plan.ranks), 1, 1};
+  config.attrs = attributes;
+  config.numAttrs = device.capability >= 90 ? 2 : 0;
+  SBNET_TRY(allow_shared<gate_kernel<T>>(kOp, device, static_cast<int>(kMostGateChannels * sizeof(float))));
+  SBNET_CUDA_TRY(kOp, cudaLaunchKernelEx(&config, gate_kernel<T>, p, plan, static_cast<int>(parts.slices),
+                                         static_cast<const float*>(workspace), gate_means(parts, workspace)));
+  return ok_status();
+}
+
+}  // namespace
+}  // namespace sbnet
+
+sbnet::Status sbnet_sparse_squeeze_excite2d_cuda(const sbnet::SqueezeExciteParams* params, void* workspace,
+                                                 void* stream_handle) {
+  using namespace sbnet;
+  const SqueezeExciteParams& p = *params;
+  SBNET_TRY(validate(p));
+  if (!p.x.size[0]) return ok_status();
+  DeviceInfo device;
+  SBNET_TRY(current_device(kOp, &device));
+  const auto stream = static_cast<cudaStream_t>(stream_handle);
+  return by_dtype(p.x.dtype, [&](auto t) { return launch_type<decltype(t)>(p, workspace, device, stream); });
+}
