@@ -10,9 +10,9 @@ Tensor matrix(const Call& call, const char* argument, const Tensor& weight, cons
               int64_t columns) {
   call.same_device(argument, weight);
   check_rank(call.op(), argument, weight, 2);
-  SBNET_TORCH_CHECK(weight.size(0) == rows && weight.size(1) == columns && weight.scalar_type() == x.scalar_type(),
-                    "sbnet::", call.op(), ": ", argument, ": expected [", rows, ",", columns, "] of x's dtype, got [",
-                    weight.size(0), ",", weight.size(1), "] of ", dtype_name(to_dtype(call.op(), argument, weight)));
+  SBNET_TORCH_EXPECT(weight.size(0) == rows && weight.size(1) == columns && weight.scalar_type() == x.scalar_type(),
+                     call.op(), argument, "[", rows, ",", columns, "] of x's dtype, got [", weight.size(0), ",",
+                     weight.size(1), "] of ", dtype_name(to_dtype(call.op(), argument, weight)));
   return weight.is_contiguous() ? weight : torch::stable::contiguous(weight);
 }
 
@@ -32,8 +32,8 @@ Tensor sparse_squeeze_excite2d(Tensor x, Tensor weight1, Tensor weight2, std::op
   DType dtypes[2] = {p.x.dtype, p.x.dtype};
   p.bias1 = bias_of(call, "bias1", bias1, p.hidden, &dtypes[0]);
   p.bias2 = bias_of(call, "bias2", bias2, x.size(1), &dtypes[1]);
-  SBNET_TORCH_CHECK(!bias1 || !bias2 || dtypes[0] == dtypes[1], "sbnet::", op, ": bias2: expected the dtype of bias1, ",
-                    dtype_name(dtypes[0]), ", got ", dtype_name(dtypes[1]));
+  SBNET_TORCH_EXPECT(!bias1 || !bias2 || dtypes[0] == dtypes[1], op, "bias2: dtype", "that of bias1, ",
+                     dtype_name(dtypes[0]), ", got ", dtype_name(dtypes[1]));
   p.bias_dtype = dtypes[bias1 ? 0 : 1];
   check(read_gate_step(op, "activation", activation.c_str(), &p.activation));
   check(read_gate_step(op, "gate", gate.c_str(), &p.gate));
