@@ -27,7 +27,7 @@ from sbnet.graph import plan
 from sbnet.graph.passes import lanes, storage
 
 MASKS = {"10 %": 0.1, "a block": 0.0001, "all": 1.0}
-FORMS = {"plain": (1, False), "gates": (1, True), "streams": (lanes.MOST, False), "both": (lanes.MOST, True)}
+FORMS = {"plain": (1, False), "gates": (1, True), "streams": (lanes.MOST, False)}
 
 
 def form(most: int, gates: bool) -> None:

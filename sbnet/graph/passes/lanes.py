@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from sbnet.graph.ir import Node, Value
 
-MOST = 4  # further ones won nothing: three branches and the trunk
+MOST = 4  # streams
 LAUNCH, HOP = 4, 2  # a launch, and what it waits longer for one on another stream, which it cannot overlap
 
 
