@@ -13,7 +13,7 @@ import torch
 from sbnet import conv_output_size, fringe
 from support.conv_cases import make, pair
 from support.emulator import CSRC, TOOLS, emulated_library
-from support.helpers import assert_as_accurate_as_torch, assert_bitwise, dense_conv2d, poison, tensor
+from support.helpers import assert_as_accurate_as_torch, assert_bitwise, dense_conv2d, poison, tensor, to_tf32
 
 KERNELS = {
     "1x1": 0,
@@ -25,7 +25,9 @@ KERNELS = {
     "general": 5,
     "depthwise": 6,
     "few channels": 7,
+    "tf32": 5,  # float32 by the general kernel
 }
+DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # core/types.h
 ACTIVATIONS = {None: 0, "relu": 1, "leaky_relu": 3, "silu": 4}  # of all kernels
 WITH_SLOPES = ACTIVATIONS | {"prelu": 3}  # leaky_relu, with slopes a channel
 CASES = 12  # for each seed
@@ -39,9 +41,7 @@ def fields(kind, names: str):
 
 class Case(ctypes.Structure):  # as in conv_case.h
     _fields_ = [
-        *fields(
-            ctypes.c_int32, "kernel multiprocessors seed bfloat16 n h w c k r s stride padding dilation groups ho wo"
-        ),
+        *fields(ctypes.c_int32, "kernel multiprocessors seed type n h w c k r s stride padding dilation groups ho wo"),
         *fields(ctypes.c_int32, "block_h block_w activation"),
         *fields(ctypes.c_void_p, "x weight weight2 weight3 bias bias2 bias3 residual y slope"),
         *fields(ctypes.c_void_p, "indices count block_map fringe fringe_count"),
@@ -65,7 +65,7 @@ def described(active, edge, tensors: dict, **values) -> Case:
     tensors |= {"fringe": edge.pixels, "fringe_count": edge.count}
     x, y = tensors["x"], tensors["y"]
     return Case(
-        bfloat16=x.dtype == torch.bfloat16, n=x.shape[0], h=x.shape[2], w=x.shape[3], c=x.shape[1], ho=y.shape[2],
+        type=DTYPES.get(x.dtype, 1), n=x.shape[0], h=x.shape[2], w=x.shape[3], c=x.shape[1], ho=y.shape[2],
         wo=y.shape[3], block_h=active.grid.bsize[0], block_w=active.grid.bsize[1], capacity=len(active.indices),
         fringe_capacity=len(edge.pixels), **values,
         **{name: None if v is None else v.data_ptr() for name, v in tensors.items()},
@@ -96,9 +96,14 @@ def judge(y, active, edge, torchs, exact) -> None:
     assert bool((y.isnan() | mask | zeros).all()), "other pixels were written"
 
 
-def emulate(library, which: str, seed: int, multiprocessors: int, activation, residual, again=False, **case) -> bool:
-    """Runs a convolution and checks it; again: twice, for the same bits. False: that kernel does not take it."""
+def emulate(
+    library, which: str, seed: int, multiprocessors: int, activation, residual, again=False, infinite=(), **case
+) -> bool:
+    """Runs a convolution and checks it; again: twice, for the same bits. infinite: channels, of one pixel. False: that
+    kernel does not take it.
+    """
     x, weight, bias, active, options = make("cpu", **case)
+    x[0, list(infinite), x.shape[2] // 2, x.shape[3] // 2] = float("inf")
     geometry = [[options[k]] * 2 for k in ("stride", "padding", "dilation")]
     size = conv_output_size(x.shape[2:], weight.shape[2:], *geometry)
     shape = (x.shape[0], weight.shape[0], *size)
@@ -120,7 +125,9 @@ def emulate(library, which: str, seed: int, multiprocessors: int, activation, re
             **{name: options[name] for name in ("stride", "padding", "dilation", "groups")},
         ):  # fmt: skip
             return False
-    exact = dense_conv2d(x, weight, bias, torch.float32, **options)
+    exact = dense_conv2d(x, weight, bias, torch.float64, **options)
+    if x.dtype == torch.float32:
+        x, weight = to_tf32(x), to_tf32(weight)
     judge(ys[0], active, edge, dense_conv2d(x, weight, bias, x.dtype, **options), exact)
     assert_bitwise(ys[-1], ys[0])
     return True
@@ -170,8 +177,8 @@ def some_few_channels(rng: random.Random) -> dict:
 
 def some(rng: random.Random, kernel: str) -> dict:
     """A small convolution that `kernel` may take."""
-    if kernel == "general":
-        return some_general(rng)
+    if kernel in ("general", "tf32"):
+        return some_general(rng) | ({"dtype": torch.float32} if kernel == "tf32" else {})
     if kernel == "depthwise":
         return some_depthwise(rng)
     if kernel == "few channels":
@@ -312,7 +319,7 @@ def test_hopper_bottleneck_of_infinities(emulated, channels, width):
 
 def test_all_hopper_kernels_are_emulated():
     stems = {"bottleneck", "conv1x1", "conv1x1_wide", "conv1x1_split", "conv3x3", "conv3x3_stride2", "conv_stem"}
-    stems |= {"conv_general", "conv_float8", "conv_int8", "conv1x1_bytes"}
+    stems |= {"conv_general", "conv_float8", "conv_int8", "conv_tf32", "conv1x1_bytes"}
     assert {p.stem for p in (CSRC / "cuda/sm90/conv").glob("*.cu")} == stems | ELSEWHERE
 
 
@@ -335,13 +342,14 @@ def test_few_cells_of_many_channels(emulated, seed):
 SHARED = [(256, 20, 8), (256, 64, 4), (136, 80, 2), (256, 96, 4)]
 
 
+@pytest.mark.parametrize("dtypes", [[torch.float16, torch.bfloat16], [torch.float32]], ids=["halves", "tf32"])
 @pytest.mark.parametrize(("channels", "filters", "multiprocessors"), SHARED)
-def test_tiles_whose_channels_are_shared(emulated, channels, filters, multiprocessors):
+def test_tiles_whose_channels_are_shared(emulated, channels, filters, multiprocessors, dtypes):
     """General: one, two or four CTAs sum a part of a tile's channels each, always in the same order."""
     rng = random.Random(f"shared {channels} {filters}")
     for dilation, block, density in ((2, 16, 1.0), (15, 16, 0.6), (12, 8, 0.6), (1, 10, 0.1)):
         more = {"activation": rng.choice(list(WITH_SLOPES)), "residual": rng.random() < 0.5}
-        more |= {"seed": rng.randrange(2**31), "dtype": rng.choice([torch.float16, torch.bfloat16])}
+        more |= {"seed": rng.randrange(2**31), "dtype": rng.choice(dtypes)}
         case = {"size": (rng.randint(9, 28), rng.randint(9, 28)), "density": density, "batch": 1, "block": block}
         case |= {"kernel": 3, "padding": dilation, "dilation": dilation, "stride": 1, "channels": channels}
         torch.manual_seed(more["seed"])
@@ -356,6 +364,16 @@ def test_small_groups_side_by_side(emulated, groups, inputs, outputs):
     case = {"channels": groups * inputs, "filters": groups * outputs, "groups": groups, "batch": 1, "block": 16}
     case |= {"kernel": 3, "padding": 1, "stride": 1, "size": (20, 36), "density": 1.0, "dtype": torch.float16}
     assert emulate(emulated, "general", seed=groups, multiprocessors=1, activation=None, residual=False, **case)
+
+
+@pytest.mark.parametrize("activation", ["relu", "silu", "prelu"])
+@pytest.mark.parametrize("kernel", ["general", "tf32"])
+def test_infinities_stay_in_their_group(emulated, kernel, activation):
+    torch.manual_seed(0)
+    case = {"channels": 40, "filters": 40, "groups": 5, "batch": 1, "block": 16, "kernel": 3, "padding": 1, "stride": 1}
+    case |= {"size": (20, 20), "density": 1.0, "dtype": torch.float32 if kernel == "tf32" else torch.float16}
+    more = {"seed": 0, "multiprocessors": 2, "activation": activation, "residual": True}
+    assert emulate(emulated, kernel, infinite=[3, 20], **more, **case)
 
 
 @pytest.mark.parametrize("kernel", ["3x3", "general"])

@@ -40,7 +40,7 @@ CASES = {
     "conv 3x3 64->64 400x704 int8 block 4": "int8 implicit GEMM",
     "conv 3x3 64->64 400x704 fp8 block 4": "portable bytes",
     "conv 3x3 3->64 400x704 int8 block 16": "portable bytes",
-    "conv 3x3 64->64 400x704 tf32 block 16": "implicit GEMM",
+    "conv 3x3 64->64 400x704 tf32 block 16": "Hopper general",
     "conv 3x3 64->64 400x704 fp32 block 16": "float32 in words",
     "conv 3x3 3->64 400x704 fp32 block 16": "float32",
     "conv_transpose 2x2 64->64 200x352 fp16 block 16 stride 2": "Hopper transposed",

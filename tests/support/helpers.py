@@ -178,6 +178,12 @@ def dense_conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dt
         return reference.activate(y, activation, *slopes)
 
 
+def to_tf32(t: Tensor) -> Tensor:
+    """float32 rounded to the nearest number of 10 bits of mantissa; infinities and NaN as they are."""
+    bits = t.view(torch.int32)
+    return torch.where(t.isfinite(), (bits + 0x1000 & ~0x1FFF).view(torch.float32), t)
+
+
 def assert_same_gradients(ours: Callable[..., Tensor], theirs: Callable[..., Tensor], leaves: Sequence[Tensor]) -> None:
     """Gradients of the sum of squares, and gradients of theirs."""
     first = [torch.autograd.grad(f(*leaves).square().sum(), leaves, create_graph=True) for f in (ours, theirs)]

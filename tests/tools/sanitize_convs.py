@@ -32,6 +32,8 @@ CONVS = {  # dtype, kernel, stride, groups, channels, block
     "conv_general_elements": (torch.bfloat16, 5, 2, 1, 3, 16),
     "conv_general_groups": (torch.float16, 3, 1, 8, 64, 12),
     "conv_general_shared": (torch.float16, 3, 1, 1, 256, 12),
+    "conv_tf32": (torch.float32, 3, 1, 1, 64, 16),
+    "conv_tf32_groups": (torch.float32, 3, 1, 8, 32, 16),
     "conv_few_channels": (torch.float16, 3, 2, 1, 3, 16),
     "conv_few_channels_small_blocks": (torch.bfloat16, 3, 1, 1, 4, 3),
     "conv_stem": (torch.float16, 7, 2, 1, 3, 16),
@@ -49,7 +51,7 @@ def conv(name: str, device: str) -> None:
     pairs = [(v, v) for v in (kernel, stride, kernel // 2, 1)]
     out = sbnet.conv_output_size(size, *pairs)
     active = some_active((1, *out), BlockGrid.cover(out, block), 0.005, device)
-    right(name, x, weight, active, **geometry)
+    right(name, x, weight, active, allow_tf32="tf32" in name, **geometry)
 
 
 def right(name: str, x: torch.Tensor, weight: torch.Tensor, active: sbnet.ActiveBlocks, **geometry: int) -> None:

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <initializer_list>
 
+#include "core/masked/conv_pairs.h"
 #include "core/memory.h"
 
 namespace sbnet {
@@ -177,12 +178,18 @@ const ConvKernelRow& select_conv(const Conv2dParams& p, int32_t capability) {
 const char* hopper_general_declines(const Conv2dParams& p) {
   const TensorView& w = p.weight;
   const int64_t inputs = w.size[1];
-  if (!is_half(p.x.dtype)) return "dtype is neither float16 nor bfloat16";
+  if (p.x.dtype == DType::kF32 && !p.allow_tf32) return "float32 without allow_tf32";
   if (inputs == 1 && p.groups > 1) return "one input channel a group";
   if (w.size[2] * w.size[3] > kMaxGeneralTaps) return "more than 128 taps";
   if (p.x.stride[1] != 1 && p.x.size[1] > 1) return "the input's channels are not adjacent";
-  if (!sides_fit(p.x) || !sides_fit(p.y)) return "a plane too large to count";
   if (w.stride[1] != 1 && inputs > 1) return "the weights' channels are not adjacent";
+  if (p.x.dtype == DType::kF32) {
+    const Conv2dParams pairs = half_pairs(p);
+    if (p.stride[0] != 1 || p.stride[1] != 1) return "float32 with a stride";
+    if (inputs % 4 || !tma_reads(pairs.x) || !weights_packed(pairs.weight)) return "float32 in no 16-byte words";
+    return hopper_general_declines(pairs);
+  }
+  if (!sides_fit(p.x) || !sides_fit(p.y)) return "a plane too large to count";
   for (int d = 2; d < 4; ++d)
     if (w.size[d] > 1 && (w.stride[d] < 0 || w.stride[d] * (w.size[d] - 1) >= 1 << 28)) return "weights too far apart";
   if (w.size[0] >= 1 << 24 || p.x.size[1] >= 1 << 24) return "too many channels to count";

@@ -9,14 +9,14 @@
 // Channel-last tensors, packed: x [n, h, w, c], y [n, ho, wo, k], weight [k, r, s, c / groups], bias [k], residual (or
 // null) as y. `kernel`: of those below. Returns 0, or 1 if the kernel does not take it, or 2 and what went wrong.
 struct Case {
-  int32_t kernel, multiprocessors, seed, bfloat16;
+  int32_t kernel, multiprocessors, seed, type;  // a DType
   int32_t n, h, w, c, k, r, s, stride, padding, dilation, groups, ho, wo, block_h, block_w, activation;
   // a bottleneck block has three of weight and bias; k is its width
   void *x, *weight[3], *bias[3], *residual, *y, *slope;
   const int32_t *indices, *count, *block_map, *fringe, *fringe_count;
   int64_t capacity, fringe_capacity;
 
-  sbnet::DType dtype() const { return bfloat16 ? sbnet::DType::kBF16 : sbnet::DType::kF16; }
+  sbnet::DType dtype() const { return static_cast<sbnet::DType>(type); }
   sbnet::TensorView view(void* data, int64_t n, int64_t c, int64_t h, int64_t w) const {
     return {data, {n, c, h, w}, {h * w * c, 1, w * c, c}, dtype()};
   }

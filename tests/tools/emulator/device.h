@@ -134,6 +134,7 @@ inline float __frcp_rn(float v) { return 1.f / v; }
 inline int atomicAdd(int* to, int v) { return std::exchange(*to, *to + v); }
 inline unsigned atomicOr(unsigned* to, unsigned v) { return std::exchange(*to, *to | v); }
 inline int __ffs(int v) { return __builtin_ffs(v); }
+inline int __ffsll(long long v) { return __builtin_ffsll(v); }
 inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
   const uint64_t bytes = uint64_t{high} << 32 | low;
   unsigned v = 0;

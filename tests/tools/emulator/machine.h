@@ -173,12 +173,18 @@ void copy_later(Cta& cta, Barrier& barrier, int64_t bytes, F&& copy) {
 }
 
 // ---------------------------------------------------------------- tensor maps
+// To the nearest tf32; infinities and NaN stay.
+inline uint32_t rounded_to_tf32(uint32_t bits) {
+  if ((bits & 0x7f800000) == 0x7f800000) return bits & 0x7fffff ? 0x7fffffff : bits;
+  return bits + 0x1000 & ~0x1fffu;
+}
 struct Map {  // what cuTensorMapEncodeTiled was given
   uint8_t* data;
   int64_t stride[4];  // bytes
   int32_t size[5];
   uint16_t box[5];
   uint16_t swizzle;  // bytes of a row; 0: none
+  uint16_t item;     // bytes of an element; 4: float32, which become tf32
 };
 static_assert(sizeof(Map) <= sizeof(CUtensorMap));
 inline Map map_of(const CUtensorMap* m) {
@@ -186,10 +192,11 @@ inline Map map_of(const CUtensorMap* m) {
   std::memcpy(&map, m, sizeof(map));
   return map;
 }
-inline CUresult encode(CUtensorMap* out, CUtensorMapDataType, cuuint32_t rank, void* data, const cuuint64_t* size,
+inline CUresult encode(CUtensorMap* out, CUtensorMapDataType type, cuuint32_t rank, void* data, const cuuint64_t* size,
                        const cuuint64_t* stride, const cuuint32_t* box, const cuuint32_t*, CUtensorMapInterleave,
                        CUtensorMapSwizzle swizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
-  Map m = {static_cast<uint8_t*>(data), {}, {1, 1, 1, 1, 1}, {1, 1, 1, 1, 1}, 0};
+  Map m = {static_cast<uint8_t*>(data), {}, {1, 1, 1, 1, 1}, {1, 1, 1, 1, 1}, 0, 2};
+  if (type == CU_TENSOR_MAP_DATA_TYPE_TFLOAT32) m.item = 4;
   m.swizzle = swizzle == CU_TENSOR_MAP_SWIZZLE_128B ? 128 : swizzle == CU_TENSOR_MAP_SWIZZLE_64B ? 64 : 0;
   for (cuuint32_t d = 0; d < rank; ++d) {
     if (box[d] > 256 || (d + 1 < rank && stride[d] % 16)) return CUDA_ERROR_INVALID_VALUE;
@@ -205,21 +212,21 @@ template <class F>
 void for_box(const Map& m, uint32_t offset, const At& at, F&& f) {
   const int rows = m.box[1] * m.box[2] * m.box[3] * m.box[4];
   for (int row = 0; row < rows; ++row)
-    for (int c = 0; c < m.box[0]; c += 8, offset += 16) {
+    for (int c = 0; c < m.box[0]; c += 16 / m.item, offset += 16) {
       int rest = row;
       bool inside = at[0] + c >= 0 && at[0] + c < m.size[0];
-      uint8_t* global = m.data + (at[0] + c) * 2;
+      uint8_t* global = m.data + (at[0] + c) * m.item;
       for (int d = 1; d < 5; rest /= m.box[d++]) {
         const int i = at[d] + rest % m.box[d];
         inside = inside && i >= 0 && i < m.size[d];
         global += i * m.stride[d - 1];
       }
-      f(m.swizzle ? swizzled(offset, m.swizzle) : offset, inside ? global : nullptr, min(8, m.size[0] - at[0] - c) * 2);
+      f(m.swizzle ? swizzled(offset, m.swizzle) : offset, inside ? global : nullptr, min(16 / m.item, m.size[0] - at[0] - c) * m.item);
     }
 }
 inline void load_box(uint32_t to, const CUtensorMap* map, uint32_t bar, const At& at) {
   const Map m = map_of(map);
-  const int64_t bytes = int64_t{2} * m.box[0] * m.box[1] * m.box[2] * m.box[3] * m.box[4];
+  const int64_t bytes = int64_t{m.item} * m.box[0] * m.box[1] * m.box[2] * m.box[3] * m.box[4];
   if (to % 128 || (to & kOffset) + bytes > kSharedBytes) fail("a box to no place in shared memory");
   Cta& cta = cta_at(to);
   Barrier& barrier = barrier_at(bar);
@@ -227,6 +234,13 @@ inline void load_box(uint32_t to, const CUtensorMap* map, uint32_t bar, const At
     for_box(m, to & kOffset, at, [&](uint32_t offset, const uint8_t* global, int there) {
       std::memset(cta.shared + offset, 0, 16);
       if (global) std::memcpy(cta.shared + offset, global, there);
+      if (m.item == 4)
+        for (int e = 0; e < 4; ++e) {
+          uint32_t bits;
+          std::memcpy(&bits, cta.shared + offset + e * 4, 4);
+          bits = rounded_to_tf32(bits);
+          std::memcpy(cta.shared + offset + e * 4, &bits, 4);
+        }
     });
   });
 }

@@ -6,6 +6,8 @@ namespace sbnet {
 
 inline uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
+inline uint32_t round_to_tf32(uint32_t bits) { return emulator::rounded_to_tf32(bits); }
+
 inline void cp_async_16(uint32_t shared, const void* global, bool in, bool issue = true) {
   if (!issue) return;
   if (shared % 16 || (in && reinterpret_cast<uintptr_t>(global) % 16)) emulator::fail("a copy that is not aligned");

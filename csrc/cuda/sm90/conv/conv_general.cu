@@ -48,6 +48,7 @@ Status dispatch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t st
 
 Status conv_general(const Conv2dParams& p, const DeviceInfo& device, CUstream_st* stream) {
   if (p.y.size[0] == 0) return ok_status();
+  if (p.x.dtype == DType::kF32) return conv_tf32(p, device, stream);
   return p.x.dtype == DType::kBF16 ? dispatch<__nv_bfloat16>(p, device, stream) : dispatch<__half>(p, device, stream);
 }
 

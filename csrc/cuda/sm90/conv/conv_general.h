@@ -1,4 +1,5 @@
-// The general convolution for Hopper: any kernel, stride, dilation, groups, channels and blocks, fp16 and bf16.
+// The general convolution for Hopper: any kernel, stride, dilation, groups, channels and blocks, fp16, bf16 and, where
+// p.allow_tf32, float32.
 #pragma once
 #include "core/masked/conv.h"
 
@@ -14,6 +15,8 @@ namespace sm90 {
 // larger plane: p.padding is what lies before a row or column (negative: that much is left out), y's size how far the
 // output goes; neither has to follow from the other.
 Status conv_general(const Conv2dParams& p, const DeviceInfo& device, CUstream_st* stream);
+
+Status conv_tf32(const Conv2dParams& p, const DeviceInfo& device, CUstream_st* stream);  // of float32
 
 }  // namespace sm90
 }  // namespace sbnet

@@ -1,5 +1,6 @@
 // The general Hopper convolution: the consumers, the kernel and its launch.
 #pragma once
+#include "cuda/sm90/conv/conv_general_floats.cuh"
 #include "cuda/sm90/conv/conv_general_host.cuh"
 #include "cuda/sm90/conv/conv_general_load.cuh"
 #include "cuda/sm90/conv/conv_general_products.cuh"
@@ -33,16 +34,16 @@ __device__ void consume(const Args& a, uint32_t smem, uint8_t* shared) {
     places[tid] = place_of(
         a, reinterpret_cast<const int4*>(shared + C::kRecordsAt) + made % kMaxPatchStages * kMaxUnits, wg, tid);
     const float own_bias =
-        tid < C::kOutputs ? load_bias<T>(a, k0 + tid) : 0.f;  // on its way until the products are done
+        tid < C::kOutputs ? load_bias<HalfOf<T>>(a, k0 + tid) : 0.f;  // on its way until the products are done
 
     float acc[C::kChannelRows ? 1 : 2][C::kChannelRows ? 64 : C::kOutputs / 2];  // the first tap overwrites it
     products.begin();
     const auto multiply = [&](uint64_t w, uint64_t x, int accumulate) {
       if constexpr (C::kChannelRows) {
-        wgmma<T, 128>(acc[0], w, x, accumulate);
+        multiply_step<T, 128>(acc[0], w, x, accumulate);
       } else {
-        wgmma<T, C::kOutputs>(acc[0], x, w, accumulate);
-        wgmma<T, C::kOutputs>(acc[1], x + a.group_stride * 64, w, accumulate);
+        multiply_step<T, C::kOutputs>(acc[0], x, w, accumulate);
+        multiply_step<T, C::kOutputs>(acc[1], x + a.group_stride * 64, w, accumulate);
       }
     };
     const auto multiply_slice = [&](auto steps) {
@@ -68,7 +69,10 @@ __device__ void consume(const Args& a, uint32_t smem, uint8_t* shared) {
     if constexpr (!C::kListed) {
       if (share.log) halves = exchange_sums<C>(a, share, smem, acc);
     }
-    finish<C>(a, column, k0, acc, smem, shared, places, bias, halves);
+    if constexpr (C::kFloats)
+      finish_floats<C>(a, column, k0, acc, shared, places, bias, halves);
+    else
+      finish<C>(a, column, k0, acc, smem, shared, places, bias, halves);
   }
 }
 

@@ -59,13 +59,25 @@ __device__ __forceinline__ bool is_nan(uint16_t bits) {
   const float v = unpack<T>(bits).x;
   return v != v;
 }
+// What bias and slopes may be instead of float32: nothing else where T is float.
+template <class T>
+using HalfOf = std::conditional_t<std::is_same_v<T, float>, __half, T>;
+// The element at `from` of global memory.
+template <class T>
+__device__ __forceinline__ float load_element(const void* from) {
+  if constexpr (std::is_same_v<T, float>)
+    return load_float(from);
+  else
+    return unpack<T>(load_half(from)).x;
+}
 // Groups multiply inputs of each other by zero where they are computed together, or where one ends within a step of 16
 // channels. Of an infinity or NaN that is NaN: what came out as NaN is summed again over its own group alone.
 template <class T>
 __device__ __forceinline__ float own_group_output(const Args& a, Place place, int k) {
   const int row = place.pixel >> 16, column = place.pixel & 0xffff;
-  const int group = k / static_cast<int>(a.group_outputs.divisor), inputs = a.group_inputs.divisor;
-  float v[1] = {load_bias<T>(a, k)};
+  const int group = k / static_cast<int>(a.group_outputs.divisor);
+  const int bytes = sizeof(T), inputs = a.group_inputs.divisor * 2 / bytes;
+  float v[1] = {load_bias<HalfOf<T>>(a, k)};
   for (int r = 0; r < a.kernel[0]; ++r) {
     for (int s = 0; s < a.kernel[1]; ++s) {
       const int y = row * a.stride[0] - a.padding[0] + r * a.dilation[0];
@@ -76,14 +88,14 @@ __device__ __forceinline__ float own_group_output(const Args& a, Place place, in
       const char* pixel = a.x + place.n * a.x_n + static_cast<int64_t>(y) * a.x_y + static_cast<int64_t>(x) * a.x_x;
       const char* w = a.w + k * a.w_k + r * a.w_r + s * a.w_s;
       for (int c = 0; c < inputs; ++c)
-        v[0] += unpack<T>(load_half(pixel + (group * inputs + c) * 2)).x * unpack<T>(load_half(w + c * 2)).x;
+        v[0] += load_element<T>(pixel + (group * inputs + c) * bytes) * load_element<T>(w + c * bytes);
     }
   }
-  if (a.residual.data) v[0] += unpack<T>(load_half(residual_at<T>(a, place, k))).x;
+  if (a.residual.data) v[0] += load_element<T>(residual_at<T>(a, place, k));
   if (is_max(a.activation))
     v[0] = max_nan(v[0], a.low);
   else
-    activate(a, v, [&](int) { return load_bias<T>(a.slopes, a.slopes_f32, k, a.K); });
+    activate(a, v, [&](int) { return load_bias<HalfOf<T>>(a.slopes, a.slopes_f32, k, a.K); });
   return v[0];
 }
 

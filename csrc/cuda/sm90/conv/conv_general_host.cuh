@@ -84,8 +84,10 @@ inline void fill_operands(const Conv2dParams& p, int64_t inputs, int64_t outputs
   a->zeros = {p.fringe, p.y}, a->zeros_plan = FringePlan(p);
 }
 
-// Fills in all that concerns channels, and the tensors. Returns the width of tiles.
-inline int choose_columns(const Conv2dParams& p, const DeviceInfo& device, Args* a) {
+// Fills in all that concerns channels, and the tensors. Returns the width of tiles, which is from `narrowest` to
+// `widest`.
+inline int choose_columns(const Conv2dParams& p, const DeviceInfo& device, Args* a, int narrowest = 16,
+                          int widest = 96) {
   const int64_t inputs = p.weight.size[1], outputs = p.weight.size[0] / p.groups;
   const int64_t pixels = p.active.capacity * std::min<int64_t>(p.active.grid.size[0], p.y.size[2]) *
                          std::min<int64_t>(p.active.grid.size[1], p.y.size[3]);
@@ -97,6 +99,7 @@ inline int choose_columns(const Conv2dParams& p, const DeviceInfo& device, Args*
     const int64_t chunks = (p.groups + merged - 1) / merged, slices = (inputs * merged + 63) / 64;
     const int last = static_cast<int>((inputs * merged - (slices - 1) * 64 + 15) / 16);
     for (const Width& w : kWidths) {
+      if (w.outputs < narrowest || w.outputs > widest) continue;
       if (merged > 1 && outputs * merged > w.outputs) continue;  // a chunk's only tile has its diagonal in one place
       const int64_t tiles = chunks * ((outputs * merged + w.outputs - 1) / w.outputs);
       // Of all blocks, and of a tenth, where few wide tiles would leave multiprocessors idle.
@@ -212,7 +215,41 @@ struct Cut {
   }
 };
 
+// The same boxes of float32: 32 channels of pixels, or of a tap of packed weights. TMA rounds them to tf32.
+inline Status float_map(CUtensorMap* m, const char* name, int rank, void* data, const cuuint64_t* size,
+                        const cuuint64_t* stride_bytes, const cuuint32_t* box) {
+  const cuuint32_t ones[5] = {1, 1, 1, 1, 1};
+  const EncodeFn encode = encode_function();
+  if (!encode) return make_status(Code::kDeviceError, "%s: the driver has no cuTensorMapEncodeTiled", kOp);
+  const CUresult r = encode(m, CU_TENSOR_MAP_DATA_TYPE_TFLOAT32, rank, data, size, stride_bytes, box, ones,
+                            CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                            CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (r == CUDA_SUCCESS) return ok_status();
+  return make_status(Code::kDeviceError, "%s: %s: cuTensorMapEncodeTiled failed with code %d", kOp, name,
+                     static_cast<int>(r));
+}
+inline Status make_float_maps(const Conv2dParams& p, const Cut& cut, const Tile& tile, const Args& a, Maps* maps) {
+  if (!a.x_word) {
+    const PixelStrides x = pixel_strides(p.x);
+    const cuuint64_t size[4] = {cuuint64_t(p.x.size[1]), cuuint64_t(p.x.size[3]), cuuint64_t(p.x.size[2]),
+                                cuuint64_t(p.x.size[0])};
+    const cuuint64_t stride[3] = {cuuint64_t(x.x) * 4, cuuint64_t(x.y) * 4, cuuint64_t(x.n) * 4};
+    const cuuint32_t rows = cut.shape == Shape::kCells ? 1 : static_cast<cuuint32_t>(cut.patch_h);
+    const cuuint32_t box[4] = {32, cuuint32_t(cut.patch_w), rows, 1};
+    SBNET_TRY(float_map(&maps->x, "x", 4, p.x.data, size, stride, box));
+  }
+  if (!a.w_word) {
+    const int64_t* w = p.weight.size;
+    const cuuint64_t size[3] = {cuuint64_t(w[1]), cuuint64_t(w[2] * w[3]), cuuint64_t(w[0])};
+    const cuuint64_t stride[2] = {size[0] * 4, size[0] * size[1] * 4};
+    const cuuint32_t box[3] = {32, 1, cuuint32_t(tile.outputs)};
+    SBNET_TRY(float_map(&maps->w, "weight", 3, p.weight.data, size, stride, box));
+  }
+  return ok_status();
+}
+
 inline Status make_maps(const Conv2dParams& p, const Cut& cut, const Tile& tile, const Args& a, Maps* maps) {
+  if (p.x.dtype == DType::kF32) return make_float_maps(p, cut, tile, a, maps);
   if (!a.x_word)
     SBNET_TRY(plane_map(&maps->x, "x", p.x, static_cast<int>(cut.patch_w),
                         cut.shape == Shape::kCells ? 1 : static_cast<int>(cut.patch_h)));
@@ -247,14 +284,16 @@ inline Cut cheapest_cut(const Conv2dParams& p, const Tile& tile) {
   return best;
 }
 
-// Launches kKernel, whose parameters are Maps and A, on the cheapest cut.
+// Launches kKernel, whose parameters are Maps and A, on the cheapest cut. operands: as TMA is to read them, if not as p
+// says.
 template <class C, auto kKernel, class A>
-Status launch_cut(const Conv2dParams& p, A& a, const DeviceInfo& device, cudaStream_t stream) {
+Status launch_cut(const Conv2dParams& p, A& a, const DeviceInfo& device, cudaStream_t stream,
+                  const Conv2dParams* operands = nullptr) {
   const Tile tile = {C::kOutputs, C::kTap, C::kWeightsAt, a.slices, C::kCtas};
   const Cut cut = cheapest_cut(p, tile);
   cut.apply(p, &a);
   Maps maps;
-  SBNET_TRY(make_maps(p, cut, tile, a, &maps));
+  SBNET_TRY(make_maps(operands ? *operands : p, cut, tile, a, &maps));
   const int64_t tiles = (p.active.capacity * a.units_per_block.divisor + a.units - 1) / a.units * a.columns.divisor;
   if (tiles == 0 && !has_fringe(p)) return ok_status();
   static std::atomic<bool> known[kMaxDevices];

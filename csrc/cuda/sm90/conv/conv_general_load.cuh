@@ -1,5 +1,6 @@
 // The general Hopper convolution: the producer warps.
 #pragma once
+#include "cuda/mma.cuh"
 #include "cuda/sm90/conv/conv_general_plan.cuh"
 
 namespace sbnet::sm90::general {
@@ -43,9 +44,9 @@ __device__ __forceinline__ void copy_words(uint32_t smem, uint8_t* shared, const
   }
 }
 // The stage whose barrier this is has all that this thread gave to it.
-template <int kWidth>
+template <class C, int kWidth>
 __device__ __forceinline__ void arrive(uint32_t bar) {
-  if constexpr (kWidth > kElements)
+  if constexpr (kWidth > kElements && !C::kFloats)
     cp_async_arrive(bar);
   else
     mbar_arrive(bar);
@@ -90,7 +91,7 @@ __device__ void produce_patches(const Args& a, const CUtensorMap* map, uint32_t 
         if constexpr (kWidth == kTma) {
           if (lane == 0) mbar_expect(full, a.positions * 128);
           __syncwarp();
-          const int channel = column.first_input + own.channel;
+          const int channel = (column.first_input + own.channel) / C::kHalves;
           if (pairs) {  // TMA cannot leave gaps between rows: a box a row
             for (int i = lane; i < a.patch_h * a.units; i += 32) {
               const int row = i / a.units, u = i % a.units;
@@ -133,7 +134,7 @@ __device__ void produce_patches(const Args& a, const CUtensorMap* map, uint32_t 
             }
             copy_words<kWidth>(smem, shared, to, from, valid);
           }
-          arrive<kWidth>(full);
+          arrive<C, kWidth>(full);
         }
         if (++stage == a.patch_stages) stage = 0, phase ^= 1;
       }
@@ -167,7 +168,7 @@ __device__ void produce_weights(const Args& a, const CUtensorMap* map, uint32_t 
           if constexpr (C::kListed)
             tma_load(smem + slab, map, full, 0, (slice * taps + a.tap[t].weight) * C::kOutputs);
           else
-            tma_load(smem + slab, map, full, slice * 64, a.tap[t].weight, k0);
+            tma_load(smem + slab, map, full, slice * 64 / C::kHalves, a.tap[t].weight, k0);
         } else if (a.merged > 1) {
           // An output channel has weights for its own group's inputs alone, in the same place in every tile: the rest
           // of its row has been zero since zero_weights().
@@ -177,15 +178,17 @@ __device__ void produce_weights(const Args& a, const CUtensorMap* map, uint32_t 
             const char* from = a.w + a.tap[t].weight + (k0 + n) * a.w_k;
             const int own = static_cast<int>(a.group_outputs.quotient(n)) * bytes;
 #pragma unroll 1
-            for (int e = 0; e < bytes; e += kWidth) {
+            for (int e = 0; e < bytes; e += C::kFloats ? 4 : kWidth) {
               const uint32_t at = slab + n * 128 + ((((own + e) >> 4 ^ n) & 7) << 4) + ((own + e) & 15);
-              if constexpr (kWidth > kElements)
+              if constexpr (C::kFloats)
+                *reinterpret_cast<uint32_t*>(shared + at) = round_to_tf32(__float_as_int(load_float(from + e)));
+              else if constexpr (kWidth > kElements)
                 cp_async<kWidth>(smem + at, from + e, kWidth);
               else
                 *reinterpret_cast<uint16_t*>(shared + at) = load_half(from + e);
             }
           }
-          arrive<kWidth>(full);
+          arrive<C, kWidth>(full);
         } else {
           constexpr int kN = 4;
           const int log = log_words(slice + 1 < a.slices ? 4 : a.last_steps), word = lane & ((1 << log) - 1);
@@ -206,7 +209,7 @@ __device__ void produce_weights(const Args& a, const CUtensorMap* map, uint32_t 
             }
             copy_words<kWidth>(smem, shared, to, from, valid);
           }
-          arrive<kWidth>(full);
+          arrive<C, kWidth>(full);
         }
         if (++stage == a.weight_stages) stage = 0, phase ^= 1;
       }
@@ -245,14 +248,17 @@ __device__ __forceinline__ void run_roles(const Maps& maps, const Args& a, uint8
   else if (warp == 8)
     for_width(a.x_word, [&](auto width) {
       constexpr int kWidth = decltype(width)::value;
-      if constexpr (!C::kListed || kWidth == kTma || kWidth == 16)
+      if constexpr (C::kFloats ? kWidth == kTma : !C::kListed || kWidth == kTma || kWidth == 16)
         produce_patches<C, kWidth>(a, &maps.x, smem, shared, lane);
     });
   else if constexpr (C::kListed)
     produce_weights<C, kTma>(a, &maps.w, smem, shared, lane);
   else
-    for_width(a.w_word,
-              [&](auto width) { produce_weights<C, decltype(width)::value>(a, &maps.w, smem, shared, lane); });
+    for_width(a.w_word, [&](auto width) {
+      constexpr int kWidth = decltype(width)::value;
+      if constexpr (!C::kFloats || kWidth == kTma || kWidth == 16)
+        produce_weights<C, kWidth>(a, &maps.w, smem, shared, lane);
+    });
 }
 
 }  // namespace sbnet::sm90::general

@@ -33,6 +33,8 @@ struct Group {   // taps that share a patch
 template <int kOutputs_, int kStaging_, bool kListed_>
 struct SharedLayout {
   static constexpr int kOutputs = kOutputs_;    // channels of a tile
+  static constexpr bool kFloats = false;        // operands are float32, for products of tf32
+  static constexpr int kHalves = 1;             // 16 bits each, to a channel: channels are counted in these
   static constexpr bool kListed = kListed_;     // a list says which inputs a column of tiles multiplies
   static constexpr int kTap = kOutputs * 128;   // bytes of weights of 64 input channels
   static constexpr int kStaging = kStaging_;    // bytes of a warpgroup's
@@ -61,6 +63,18 @@ struct Config : SharedLayout<kOutputs_, 64 * 128 * ((kOutputs_ + 63) / 64), kLis
   static constexpr int kSlabs = (kOutputs_ + 63) / 64, kWords = kOutputs_ / 8;  // of 16 bytes
   static constexpr int kCtas =
       kOutputs_ <= 64 ? 2 : 1;  // on a multiprocessor: one's epilogue runs under another's products
+};
+
+// Of float32: outputs are staged as they are, so many positions at a time, in rows of kPitch floats.
+template <int kOutputs_>
+struct FloatConfig
+    : SharedLayout<kOutputs_, kOutputs_ == 64 ? 32 * (kOutputs_ + 4) * 4 : 64 * (kOutputs_ + 8) * 4, false> {
+  using T = float;
+  static constexpr bool kFloats = true;
+  static constexpr int kHalves = 2;
+  static constexpr bool kChannelRows = kOutputs_ == 64;
+  static constexpr int kCtas = kChannelRows ? 1 : 2;
+  static constexpr int kStaged = kChannelRows ? 32 : 64, kPitch = kChannelRows ? kOutputs_ + 4 : kOutputs_ + 8;
 };
 
 struct Args : CommonArgs {

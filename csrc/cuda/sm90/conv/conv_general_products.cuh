@@ -6,6 +6,14 @@
 
 namespace sbnet::sm90::general {
 
+template <class T, int N, int kSums>
+__device__ __forceinline__ void multiply_step(float (&d)[kSums], uint64_t a, uint64_t b, int accumulate) {
+  if constexpr (std::is_same_v<T, float>)
+    wgmma_tf32<N>(d, a, b, accumulate);
+  else
+    wgmma<T, N>(d, a, b, accumulate);
+}
+
 // What a warp of consumers knows of the rings of patches and weights.
 template <class C>
 struct Products {
