@@ -28,7 +28,10 @@ def node(name: str) -> Callable[..., Any]:
 
 
 def last(x: Value | None) -> Value | None:
-    return None if x is None else onnx_ops.Transpose(x, perm=TO_NHWC)
+    """Channels last; matrices, such as a gate's weights, stay."""
+    if x is None or (x.shape is not None and len(x.shape) == 2):
+        return x
+    return onnx_ops.Transpose(x, perm=TO_NHWC)
 
 
 def first(x: Value) -> Value:
