@@ -194,7 +194,7 @@ def test_onnx_models_that_do_not_fit(clip, tmp_path):
     (tmp_path / "no.onnx").write_bytes(b"not a model")
     for arguments, text in (
         ((model, "--size", "48x64"), "48, 64"),
-        ((model, "--size", "50x64", "--block", 16), "block size"),
+        ((model, "--size", "50x64", "--block", 16), "block: expected the size"),
         ((tmp_path / "no.onnx",), "no.onnx"),
         ((tmp_path / "missing.onnx",), "no such file"),
     ):
