@@ -240,7 +240,7 @@ def test_every_residual_network_can_be_exported(name, tmp_path):
     assert "expected a state dict" in result.output + result.stderr
     result = invoke("export", "-o", again, "--weights", 3)
     assert result.exit_code == 1
-    assert "contours: has no --weights" in result.output + result.stderr
+    assert "expected a residual network, got contours" in result.output + result.stderr
     assert invoke("export", name, "-o", again, *size, "--block", 8, "--classes", 0).exit_code == 0
     assert export.session(again, ["CPUExecutionProvider"]).get_outputs()[0].shape == [2, 512, 2, 2]
 

@@ -359,7 +359,7 @@ def test_an_export_tests_its_folder_first_and_takes_stale_weights_away(tmp_path,
     assert list(tmp_path.iterdir()) == [path]
     export.verify(path, chain, inputs, ["CPUExecutionProvider"], quiet=True)
     monkeypatch.setattr(torch.export, "export", None)  # no work
-    for wrong, message in ((tmp_path, "got a folder"), (tmp_path / "none" / "a.onnx", "its folder is missing")):
+    for wrong, message in ((tmp_path, "is a folder"), (tmp_path / "none" / "a.onnx", "its folder is missing")):
         with pytest.raises(export.ExportError, match=message):
             export.to_onnx(chain, inputs, wrong)
 

@@ -264,7 +264,7 @@ class Noisy(nn.Module):
     ("make", "message"),
     [
         (lambda: sbnet.sparsify(Branches().eval(), torch.zeros(1, 3, 8, 8)), "may not depend on values"),
-        (lambda: sbnet.sparsify(Noisy().eval(), torch.zeros(1, 3, 8, 8)), "rand_like is random"),
+        (lambda: sbnet.sparsify(Noisy().eval(), torch.zeros(1, 3, 8, 8)), "rand_like, which is random"),
         (lambda: sbnet.sparsify(conv(3, 4), torch.zeros(3, 8, 8)), "example: expected"),
         (lambda: sbnet.sparsify(conv(3, 4).double(), torch.zeros(1, 3, 8, 8).double()), "example: expected"),
         (lambda: sbnet.sparsify(conv(3, 4), torch.zeros(1, 3, 8, 8), mode="dense"), "mode: expected"),
