@@ -1,5 +1,11 @@
 """Fixtures of the op tests: the device they run on, fixed seeds, float32 that means float32."""
 
+import os
+
+# Before torch is imported; `pytest -n` and subprocesses hand it on. A thread that spins at the end of a parallel loop
+# takes the core on which another process computes what its own loop waits for.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import pytest
 import torch
 from hypothesis import settings
