@@ -204,7 +204,7 @@ def test_onnx_models_that_do_not_fit(clip, tmp_path):
     assert invoke("export", "resnet", "-o", model).exit_code == 1
 
 
-@pytest.mark.parametrize("name", ["resnet18", "resnet34", "resnet50", "sbnet"])
+@pytest.mark.parametrize("name", ["resnet18", pytest.param("resnet34", marks=pytest.mark.slow), "resnet50", "sbnet"])
 def test_every_residual_network_can_be_exported(name, tmp_path):
     """Weights by seed or from a file give the same model, whose result is PyTorch's."""
     pytest.importorskip("onnxruntime")
