@@ -1,9 +1,11 @@
 """Networks on a GPU with and without what saves launches: branches on streams of their own, gates as one op.
 
     python -P -m sbnet.benchmarks.beside YOLOv8n-like mobilenet_v3_large
+    python -P -m sbnet.benchmarks.beside --host YOLOv8n-like
 
 A line a network and mask: microseconds a frame of each form (replays of its CUDA graph, the median of five times
-sixty), the largest difference of results from those of the plain form, and what the host's part of a call takes.
+sixty), the largest difference of results from those of the plain form, and what the host's part of a call takes
+(--host: that alone).
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from sbnet.benchmarks.harness import masks, nets
 from sbnet.engine.sparsify import planes_of
 from sbnet.graph import plan
 from sbnet.graph.passes import lanes, storage
+from sbnet.graph.writes import VERSION
 
 MASKS = {"10 %": 0.1, "a block": 0.0001, "all": 1.0}
 FORMS = {"plain": (1, False), "gates": (1, True), "streams": (lanes.MOST, False)}
@@ -52,12 +55,16 @@ def replays_us(run: Any, count: int = 60) -> float:
     return round(statistics.median(found), 1)
 
 
-def compare(name: str, wanted: list[str]) -> None:
+def sample(name: str, density: float) -> tuple[torch.nn.Module, Tensor, Tensor]:
+    """A network, a frame and a mask."""
     size = (736, 1280) if name == "YOLOv8n-like" else (720, 1280)
-    net = nets.build(name).half().cuda()
     x = torch.rand(1, 3, *size, device="cuda").half().contiguous(memory_format=torch.channels_last)
+    return nets.build(name).half().cuda(), x, masks.pixels("top-left", (1, *size), density, "cuda")
+
+
+def compare(name: str, wanted: list[str]) -> None:
     for label, density in MASKS.items():
-        mask = masks.pixels("top-left", (1, *size), density, "cuda")
+        net, x, mask = sample(name, density)
         row: dict[str, Any] = {}
         first: list[Tensor] = []
         for kind in wanted:
@@ -71,34 +78,44 @@ def compare(name: str, wanted: list[str]) -> None:
             apart = max(float((a - b).abs().max()) for a, b in zip(found, first, strict=True))
             row[f"{kind} differs"] = apart / max(float(v.abs().max()) for v in first)
         print(name, label, json.dumps(row), flush=True)
-    host(name, run, x, mask)
+    form(lanes.MOST, True)
     del result
 
 
-def host(name: str, run: Any, x: Tensor, mask: Tensor) -> None:
-    """Microseconds of the host, of calls after a wait: the least of fifteen times ten."""
+def host(name: str) -> None:
+    """Microseconds of the host: the least of fifteen times ten calls after a wait, also of what PyTorch would do in the
+    place of two parts."""
+    net, x, mask = sample(name, 0.1)
+    run = sbnet.sparsify(net, x, masks=[mask])
+    run(x, mask)
 
-    def least(call: Callable[[], Any]) -> float:
+    def least(call: Callable[[], Any], calls: int = 10) -> float:
         found = []
         for _ in range(15):
             torch.cuda.synchronize()
             begin = time.perf_counter()
-            for _ in range(10):
+            for _ in range(calls):
                 call()
-            found.append((time.perf_counter() - begin) * 1e5)
+            found.append((time.perf_counter() - begin) * 1e6 / calls)
         return round(min(found), 2)
 
-    made = run._last
+    made, parameters = run._last, list(run._last.constants._tensors)
     parts: dict[str, Callable[[], Any]] = {
         "call": lambda: run(x, mask), "plan": lambda: run._for([x]), "mask": lambda: planes_of(mask, x),
-        "writes": made.constants.stale, "inspect": made.executor.inspect, "copy x": lambda: made.inputs[0].copy_(x),
-        "copy mask": lambda: made.mask.copy_(mask), "replay": made.graph.replay,
-        "results": lambda: run._shaped(made.outputs),
+        "writes": made.constants.stale, "inspect": made.executor.inspect, "inputs": lambda: made.fill([x, mask]),
+        "replay": made.replay, "results": lambda: run._shaped(made.outputs),
+        "call, frame and mask in place": lambda: run(made.inputs[0], made.mask),
+        "PyTorch: writes": lambda: sum(map(VERSION, parameters)),
+        "PyTorch: inputs": lambda: (made.inputs[0].copy_(x), made.mask.copy_(mask)),
     }  # fmt: skip
-    print(name, "host", json.dumps({part: least(call) for part, call in parts.items()}), flush=True)
+    row = {part: least(call) for part, call in parts.items()}
+    row |= {f"call, {calls} in a row": least(parts["call"], calls) for calls in (1, 2, 5, 20)}
+    print(name, f"host, {len(parameters)} parameters", json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":
-    for given in sys.argv[1:]:
-        gated = given == "mobilenet_v3_large"
-        compare(given, ["plain", "gates"] if gated else ["plain", "streams"])
+    alone = "--host" in sys.argv
+    for given in [name for name in sys.argv[1:] if name != "--host"]:
+        if not alone:
+            compare(given, ["plain", "gates"] if given == "mobilenet_v3_large" else ["plain", "streams"])
+        host(given)

@@ -57,4 +57,14 @@ def _settle() -> Any:
     return ctypes.CDLL(str(KERNEL_LIBRARY)).sbnet_settle_inputs
 
 
+@functools.cache
+def host_functions() -> Any:
+    """Functions of libsbnet_torch.so that take less than to release the GIL and take it again (planned_call.cpp)."""
+    library, pointer, integer = ctypes.PyDLL(str(TORCH_LIBRARY)), ctypes.c_void_p, ctypes.c_int64
+    library.sbnet_count_writes.argtypes, library.sbnet_count_writes.restype = [pointer, integer], integer
+    library.sbnet_copy_inputs.argtypes = [pointer, pointer, pointer, integer, ctypes.c_int32]
+    library.sbnet_copy_inputs.restype = ctypes.c_char_p
+    return library
+
+
 _load()

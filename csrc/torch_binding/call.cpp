@@ -6,16 +6,16 @@
 namespace sbnet::binding {
 
 // The stable ABI has no stream getter that 2.10 knows: libtorch_cuda's C shim has one, absent in CPU-only torch.
-void* Call::stream() const {
+void* current_stream(const char* op, int32_t device) {
   using Getter = AOTITorchError (*)(int32_t, void**);
   static const Getter getter = []() -> Getter {
     void* library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
     return library ? reinterpret_cast<Getter>(dlsym(library, "aoti_torch_get_current_cuda_stream")) : nullptr;
   }();
-  SBNET_TORCH_EXPECT(getter, op_, "device", "a torch with CUDA, got one without");
+  SBNET_TORCH_EXPECT(getter, op, "device", "a torch with CUDA, got one without");
   void* stream = nullptr;
   // Compared by hand: torch's macros for it have changed their names between releases.
-  SBNET_TORCH_EXPECT(getter(device_, &stream) == 0, op_, "device", "a current stream, got none on device ", device_);
+  SBNET_TORCH_EXPECT(getter(device, &stream) == 0, op, "device", "a current stream, got none on device ", device);
   return stream;
 }
 

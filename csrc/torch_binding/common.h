@@ -96,7 +96,8 @@ inline TensorView view4(const char* op, const char* argument, const Tensor& t) {
 // The memory format that an op's result follows. Keep in step with is_channels_last in sbnet/ops/common.py.
 inline bool is_channels_last(const Tensor& t) { return t.stride(1) == 1 && t.stride(3) != 1; }
 
-Parallel cpu_threads();  // torch's; call.cpp
+Parallel cpu_threads();                                // torch's; call.cpp
+void* current_stream(const char* op, int32_t device);  // CUDA's
 
 // Where a call runs: the device of its first tensor, on which all others must lie.
 class Call {
@@ -121,7 +122,7 @@ class Call {
                        dtype_name(to_dtype(op_, argument, t)), " of ", t.numel(), " elements");
     return static_cast<const int32_t*>(t.const_data_ptr());
   }
-  void* stream() const;  // the current CUDA stream
+  void* stream() const { return current_stream(op_, device_); }
   Parallel parallel() const { return cpu_threads(); }
 
  private:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sbnet.engine.capture import cuda_graph
 from sbnet.engine.executor import Executor, without_grad
+from sbnet.engine.inputs import Inputs
 from sbnet.graph.constants import Constants
 from sbnet.graph.plan import Plan
 
@@ -45,6 +46,8 @@ class Compiled:
         n, _, h, w = self.executor.shape
         self.mask = torch.zeros(n, h, w, dtype=torch.bool, device=constants.device) if masked_calls else None
         self.graph, self.outputs = cuda_graph(lambda: self._run(self.inputs, self.mask), constants.device)
+        self.fill = Inputs(self.inputs if self.mask is None else [*self.inputs, self.mask], constants.device)
+        self.replay = self.graph.replay
         self.active = self.executor.active  # lists that a replay writes
         self.executor.forget()
 
@@ -54,12 +57,8 @@ class Compiled:
         executor.refresh()
         if self.graph is None or executor.whole_frame:  # what a graph holds computes the mask's pixels alone
             return self._run(inputs, mask)
-        for own, given in zip(self.inputs, inputs, strict=True):
-            if own is not None and own is not given:
-                own.copy_(given.detach() if given.requires_grad else given)
-        if self.mask is not None and mask is not self.mask:
-            self.mask.copy_(mask)  # type: ignore[arg-type]
-        self.graph.replay()
+        self.fill(inputs if self.mask is None else [*inputs, mask])
+        self.replay()
         executor.active = self.active  # a whole frame had lists of its own
         return self.outputs
 

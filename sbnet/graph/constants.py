@@ -10,8 +10,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from sbnet.graph.ir import Graph, Value
-
-VERSION = operator.attrgetter("_version")
+from sbnet.graph.writes import Writes
 
 
 class Constants:
@@ -38,6 +37,7 @@ class Constants:
         self._values = list(leaves.values())
         self._homes = [_home(*v.owner) for v in self.owned]  # type: ignore[misc]
         self._names = [v.owner[1] for v in self.owned]  # type: ignore[index]
+        self._taken = 0
         self._take()
         self.made = 0
         self.held: dict[int, Tensor] = {}
@@ -50,7 +50,7 @@ class Constants:
 
     def stale(self) -> bool:
         """Was a parameter written, as PyTorch counts, since they were made?"""
-        return self._written != self._writes()
+        return self._written != self._state()
 
     def _follow(self) -> None:
         """Takes tensors that their modules have instead of others now."""
@@ -67,16 +67,15 @@ class Constants:
 
     def _take(self) -> None:
         self._tensors: list[Tensor] = [value.tensor for value in self._values]  # type: ignore[misc]
-        # Of those made in inference mode writes are not counted: what is made of them is made once.
-        self._counted = [tensor for tensor in self._tensors if not tensor.is_inference()]
+        self._writes = Writes(self._tensors)  # what is made of tensors whose writes are not counted is made once
+        self._taken += 1
 
-    def _writes(self) -> Any:
-        """How often parameters were written, each once more with every write; where a call is no CUDA graph, of each,
-        and where it lies too."""
+    def _state(self) -> Any:
+        """How often parameters were written; where a call is no CUDA graph, which they are and where they lie, too."""
         if self.device.type == "cuda":
-            return sum(map(VERSION, self._counted))
+            return self._writes()
         self._follow()
-        return [list(map(VERSION, self._counted)), list(map(Tensor.data_ptr, self._tensors))]
+        return self._taken, self._writes(), list(map(Tensor.data_ptr, self._tensors))
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -103,7 +102,7 @@ class Constants:
                 self.held[key].copy_(found)
             else:
                 self.held[key] = found
-        self._written = self._writes()
+        self._written = self._state()
         self.made += 1
 
 

@@ -1,0 +1,121 @@
+"""What a CUDA graph reads is what the call was given, however that lies in memory."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sbnet.engine import inputs
+from sbnet.engine.compiled import static
+from sbnet.engine.inputs import Inputs
+
+SHAPE = (2, 3, 7, 9)
+
+
+class Memory:
+    """The library's copies, where memory is the host's."""
+
+    @staticmethod
+    def sbnet_copy_inputs(to, given, count_of_bytes, count, _device):
+        for k in range(count):
+            if given[k]:
+                ctypes.memmove(to[k], given[k], count_of_bytes[k])
+
+
+def filled(device: str, monkeypatch) -> tuple[list[Tensor], Inputs]:
+    """A frame, a state and a mask that hold rubbish, and what fills them."""
+    at = torch.device(device, 0)
+    if device == "cpu":
+        monkeypatch.setattr(inputs, "host_functions", lambda: Memory)
+    own = [static(torch.empty(SHAPE, dtype=torch.float16), at), torch.empty(2, 5, device=at)]
+    own += [torch.ones(2, 7, 9, dtype=torch.bool, device=at)]
+    for tensor in own[:2]:
+        tensor.fill_(float("nan"))
+    return own, Inputs(own, at)
+
+
+def forms(x: Tensor) -> dict[str, Tensor]:
+    wide = torch.zeros(*x.shape[:-1], 2 * x.shape[-1], dtype=x.dtype, device=x.device)
+    wide[..., ::2] = x
+    found = {"contiguous": x.contiguous(), "every second": wide[..., ::2], "a subclass": x.as_subclass(Sub)}
+    if x.dim() == 4:
+        found["channels_last"] = x.contiguous(memory_format=torch.channels_last)
+    if x.is_floating_point():
+        found["with a gradient"] = x.clone().requires_grad_() * 1
+    return found
+
+
+class Sub(Tensor):
+    """Somebody's own."""
+
+
+def given(device: str) -> list[Tensor]:
+    return [
+        torch.randn(SHAPE, device=device).half(), torch.randn(2, 5, device=device),
+        torch.rand(2, 7, 9, device=device) < 0.5,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_all_layouts(at, device, monkeypatch):
+    for name, form in forms(given(device)[at]).items():
+        own, fill = filled(device, monkeypatch)
+        call = given(device)
+        call[at] = form
+        fill(call)
+        for mine, theirs in zip(own, call, strict=True):
+            assert torch.equal(mine, theirs.detach().as_subclass(Tensor)), name
+
+
+def test_what_is_there_already_stays(device, monkeypatch):
+    own, fill = filled(device, monkeypatch)
+    call = given(device)
+    fill(call)
+    fill([own[0], torch.zeros_like(call[1]), own[2]])
+    assert torch.equal(own[0], call[0])
+    assert not own[1].any()
+    assert torch.equal(own[2], call[2])
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_what_lies_alike_is_no_op_of_pytorch(alike, device, monkeypatch):
+    _, fill = filled(device, monkeypatch)
+    call, seen = given(device), []
+    if alike:
+        call[0] = call[0].contiguous(memory_format=torch.channels_last)
+
+    class Ops(TorchDispatchMode):
+        def __torch_dispatch__(self, func, _types, args=(), kwargs=None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Ops():
+        fill(call)
+    assert bool(seen) != alike, seen
+
+
+@pytest.mark.gpu
+def test_copies_are_of_the_current_stream(monkeypatch):
+    own, fill = filled("cuda", monkeypatch)
+    call, side = given("cuda"), torch.cuda.Stream()
+    call[0] = call[0].contiguous(memory_format=torch.channels_last)
+    want, late = call[0].clone(), torch.zeros_like(call[0])
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(50_000_000)
+        late.copy_(want)
+        fill([late, *call[1:]])
+    side.synchronize()
+    assert torch.equal(own[0], want)
+
+
+def test_an_error_of_the_library_is_raised(monkeypatch):
+    own, fill = filled("cpu", monkeypatch)
+    fill._copy = lambda *_: b"sbnet::copy: a launch failed"
+    with pytest.raises(RuntimeError, match="sbnet::copy: a launch failed"):
+        fill(given("cpu"))
+    assert own[1].isnan().all()
