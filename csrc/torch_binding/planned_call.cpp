@@ -2,7 +2,7 @@
 // as much as a launch. Python calls these C functions (sbnet/graph/writes.py, sbnet/engine/inputs.py).
 #include <dlfcn.h>
 
-#include "core/masked/fill.h"
+#include "core/masked/copies.h"
 #include "torch_binding/common.h"
 
 extern "C" {
@@ -34,8 +34,13 @@ const char* sbnet_copy_inputs(void* const* to, void* const* from, const int64_t*
 #ifdef SBNET_WITH_CUDA
     const torch::stable::accelerator::DeviceGuard guard(device);
     void* stream = sbnet::binding::current_stream("run", device);
-    for (int64_t k = 0; k < count; ++k)
-      if (from[k]) sbnet::binding::check(sbnet_copy_cuda(to[k], from[k], bytes[k], stream));
+    sbnet::CopiesParams p = {};
+    for (int64_t k = 0; k < count; ++k) {
+      if (from[k]) p.to[p.count] = to[k], p.from[p.count] = from[k], p.bytes[p.count++] = bytes[k];
+      if (p.count < sbnet::kMostCopies && k + 1 < count) continue;
+      sbnet::binding::check(sbnet_copies_cuda(&p, stream));
+      p.count = 0;
+    }
     return nullptr;
 #else
     (void)to, (void)from, (void)bytes, (void)count;

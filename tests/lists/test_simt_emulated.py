@@ -26,10 +26,11 @@ MAPS = [
 @pytest.fixture(scope="session")
 def emulated(tmp_path_factory):
     masked = [f"masked/{name}" for name in ("fill", "pool", "adaptive_pool", "norm", "rearrange", "squeeze_excite")]
+    cuda = ["masked/copies"]  # whose core is a header
     kernels = ["lists/reduce_mask", "lists/fringe", "lists/pyramid", "lists/motion_mask", *masked, "attention/layout"]
     core = ["grid", "layer", "memory", "settled", "window", *kernels]
     return emulated_library(
-        tmp_path_factory, "simt", [CSRC / f"cuda/{name}.cu" for name in kernels],
+        tmp_path_factory, "simt", [CSRC / f"cuda/{name}.cu" for name in [*kernels, *cuda]],
         [TOOLS / "entry_simt.cpp", *(CSRC / f"core/{name}.cpp" for name in core)],
     )  # fmt: skip
 
@@ -173,6 +174,22 @@ def test_motion_mask(emulated, seed):
         )  # fmt: skip
         assert set(mask.unique().tolist()) <= {0, 1}
         assert_motion(mask.bool(), following, x, background, 0.05, 0.25, 0.5, smooth)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_copies(emulated, seed):
+    """Of any size, from and to any address, none, and nothing beside them."""
+    rng = random.Random(seed)
+    given, to = torch.randint(1, 255, (200_000,), dtype=torch.uint8), torch.zeros(200_000, dtype=torch.uint8)
+    want, spans, at = to.clone(), [], 0
+    for _ in range(rng.randint(1, 8)):
+        size = rng.choice([0, 1, 15, 16, 4096, 16384, 16385, rng.randint(1, 24_000)])
+        begin, at = rng.choice([rng.randint(0, 170_000), 16 * rng.randint(0, 10_000)]), at + rng.choice([0, 3, 16])
+        want[at : at + size] = given[begin : begin + size]
+        spans += [begin, at, size]
+        at += size
+    run(emulated, "copies", seed, given, to, torch.tensor(spans), ctypes.c_int32(len(spans) // 3))
+    assert torch.equal(to, want)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

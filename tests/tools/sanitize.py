@@ -22,6 +22,7 @@ import torch.utils._pytree as pytree
 
 import sbnet
 from sbnet import AttentionLayout, BlockGrid, reference
+from sbnet.engine.inputs import Inputs
 from sbnet.ops.masked.rearrange import rearrange_whole
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # tests/
@@ -75,6 +76,11 @@ def copies(device: str) -> None:
                 for atomic in (False, True):
                     got = sbnet.sparse_scatter(stack, active, base, add=True, atomic=atomic)
                     assert float((got - want).norm() / want.norm()) < 2e-3
+    if device == "cuda":
+        given = [torch.rand(2, 3, 37, 41, device=device).half(), torch.rand(2, 37, 41, device=device) < 0.5]
+        own = [torch.empty_like(x) for x in given]
+        Inputs(own, given[0].device)(given)
+        assert all(map(torch.equal, own, given))
 
 
 def fringe_and_fill(device: str) -> None:

@@ -7,6 +7,7 @@
 #include "core/lists/pyramid.h"
 #include "core/lists/reduce_mask.h"
 #include "core/masked/adaptive_pool.h"
+#include "core/masked/copies.h"
 #include "core/masked/fill.h"
 #include "core/masked/norm.h"
 #include "core/masked/pool.h"
@@ -110,6 +111,17 @@ EMULATED emulate_pyramid(const void* mask, int32_t dtype, const int64_t* sizes, 
   for (int k = 0; k < p.fringes; ++k) p.fringe[k].pixels = next(), p.fringe[k].count = next();
   std::vector<uint4> workspace(sbnet_mask_pyramid_workspace_bytes(&p) / 16 + 1);
   return told(sbnet_mask_pyramid_cuda(&p, workspace.data(), nullptr), message, room);
+}
+
+EMULATED emulate_copies(const void* from, void* to, const int64_t* spans, int32_t count, char* message, int64_t room) {
+  sbnet::CopiesParams p = {};
+  for (int k = 0; k < count; ++k) {  // where it begins in `from`, where in `to`, bytes
+    p.from[k] = static_cast<const char*>(from) + spans[3 * k];
+    p.to[k] = static_cast<char*>(to) + spans[3 * k + 1];
+    p.bytes[k] = spans[3 * k + 2];
+  }
+  p.count = count;
+  return told(sbnet_copies_cuda(&p, nullptr), message, room);
 }
 
 EMULATED emulate_fill(void* x, const int64_t* x_sizes, void* y, const int64_t* y_sizes, int32_t dtype,
