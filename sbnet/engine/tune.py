@@ -56,7 +56,8 @@ def tune(
 
     def measure(sizes: dict[Pair, Pair]) -> float:
         planes = [(h, w, sizes[h, w]) for h, w, _ in plan.planes]
-        compiled = Compiled(Plan(plan.graph, planes, plan.mode), first.constants, make_mask, True, first.allow_tf32)
+        tried = Plan(plan.graph, planes, plan.mode)
+        compiled = Compiled(tried, first.constants, make_mask, True, first.allow_tf32, margin=run.margin)
         times = []
         for turn in range(rounds + 1):
             for frame, mask in zip(frames, masks, strict=True):

@@ -146,6 +146,24 @@ def test_what_is_measured_decides(monkeypatch):
     assert set(map(tuple, entry["planes"].values())) == {(32, 32)}
 
 
+def test_masks_are_grown_as_the_run_grows_them(monkeypatch):
+    net, x = lively(UNet("nearest")), torch.randn(1, 3, *SIZE)
+    run, counts = sbnet.sparsify(net, x, block=8, margin=9), set()
+    mask = torch.zeros(1, *SIZE)
+    mask[:, 32, 32] = 1
+
+    class Watched(Compiled):
+        def __call__(self, inputs, mask):
+            found = super().__call__(inputs, mask)
+            counts.add(int(self.executor.active[0].count))
+            return found
+
+    monkeypatch.setattr(importlib.import_module("sbnet.engine.tune"), "Compiled", Watched)
+    sbnet.tune(run, [x], [mask], blocks=(8,), rounds=1)
+    run(x, mask)
+    assert counts == {int(run.active[0].count)} != {1}
+
+
 def test_what_is_no_tuning(tmp_path):
     net, x = lively(UNet("nearest")), torch.randn(1, 3, *SIZE)
     (tmp_path / "t.json").write_text("[1")
