@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,8 +16,10 @@ from sbnet.graph.cost import planned_share
 from sbnet.graph.oracle import PlaneMasks, exact_pixels, masked_oracle
 from support import zoo
 from support.contract import assert_holds, poison
+from support.networks import NETWORKS
 
-pytestmark = pytest.mark.skipif(not zoo.available(), reason="torchvision and timm are not installed")
+PAGE = Path(__file__).parents[2] / "docs" / "networks.md"
+installed = pytest.mark.skipif(not zoo.available(), reason="torchvision and timm are not installed")
 
 names = pytest.mark.parametrize(
     "name", [name if name in zoo.QUICK else pytest.param(name, marks=pytest.mark.slow) for name in zoo.NAMES]
@@ -23,6 +27,16 @@ names = pytest.mark.parametrize(
 BLOCK = 4
 
 
+def test_the_page_counts_these_networks():
+    """And says that all meet the contract, which the tests below and those of `test_sparsify.py` hold it to."""
+    lists = zoo.TORCHVISION, zoo.SEGMENTATION, zoo.DETECTION, zoo.TIMM, zoo.HYBRID, NETWORKS
+    rows = re.findall(r"^\|.*\| (\d+) \| (\d+) \|.*\|$", PAGE.read_text(), re.MULTILINE)
+    assert [(str(len(names)),) * 2 for names in lists] == rows
+    guide = (PAGE.parent / "guide.md").read_text()
+    assert f"counts what is planned of {len(zoo.NAMES)} networks" in guide
+
+
+@installed
 @names
 def test_the_masked_contract_and_the_planned_share(name):
     net, x = zoo.build(name), zoo.example(name)
@@ -44,6 +58,7 @@ EXACT = (
 )  # fmt: skip
 
 
+@installed
 @pytest.mark.parametrize(
     "name", [name if name in zoo.QUICK else pytest.param(name, marks=pytest.mark.slow) for name in EXACT]
 )
