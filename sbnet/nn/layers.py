@@ -30,7 +30,7 @@ from sbnet.ops import (
     sparse_resize2d,
     sparse_resize2d_,
 )
-from sbnet.reference import activate
+from sbnet.ops.common import activate
 
 # `active` of a layer: active blocks, or None for the dense layer. Left out, it is dense, too, but says so once.
 Active = ActiveBlocks | None | EllipsisType

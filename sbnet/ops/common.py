@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sbnet import _library
@@ -121,3 +122,16 @@ def set_pixels(op: str, mask: Any) -> Tensor:
     """The same as [N,H,W] bool: pixels greater than 0.5, as `mask_pyramid` and `reduce_mask` have it by default."""
     mask = mask_planes(op, mask)
     return mask if mask.dtype == torch.bool else mask > 0.5
+
+
+def activate(x: Tensor, activation: str | None, negative_slope: float = 0.01, slope: Tensor | None = None) -> Tensor:
+    """An activation as PyTorch's ops compute it, of a whole x. slope: of leaky_relu, a number a channel."""
+    if activation in (None, "none"):
+        return x
+    if slope is not None:
+        return torch.where(x > 0, x, x * slope.to(x.dtype).reshape(-1, 1, 1))
+    if activation == "leaky_relu":
+        return F.leaky_relu(x, negative_slope)
+    if activation not in ("relu", "relu6", "silu", "gelu", "hardswish"):
+        raise ValueError(f"sbnet: activation: expected None or one of sparse_conv2d's, got {activation!r}")
+    return getattr(F, activation)(x)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sbnet.active import ActiveBlocks, BlockGrid
 from sbnet.geometry import to_pair
+from sbnet.ops.common import activate
 from sbnet.ops.masked.adaptive_pool import adaptive_pool_whole
 from sbnet.ops.masked.norm import norm_whole
 from sbnet.ops.masked.pointwise import run_program
@@ -70,18 +71,6 @@ def sparse_scatter_(
     transpose: bool = False,
 ) -> Tensor:
     return base.copy_(sparse_scatter(blocks, active, base, grid, add, atomic, transpose))
-
-
-def activate(x: Tensor, activation: str | None, negative_slope: float = 0.01, slope: Tensor | None = None) -> Tensor:
-    if activation in (None, "none"):
-        return x
-    if slope is not None:
-        return torch.where(x > 0, x, x * slope.to(x.dtype).reshape(-1, 1, 1))
-    if activation == "leaky_relu":
-        return F.leaky_relu(x, negative_slope)
-    if activation not in ("relu", "relu6", "silu", "gelu", "hardswish"):
-        raise ValueError(f"sbnet: activation: expected None or one of sparse_conv2d's, got {activation!r}")
-    return getattr(F, activation)(x)
 
 
 def sparse_conv2d(

@@ -11,7 +11,7 @@ from torch import Tensor
 from sbnet.graph.axes import op_name
 from sbnet.graph.ir import Graph, Node, Ref, Step, Value, computed, only_user
 from sbnet.graph.passes.fold import plain, skip
-from sbnet.reference import activate
+from sbnet.ops.common import activate
 
 
 def fuse_residuals(graph: Graph) -> Graph:
