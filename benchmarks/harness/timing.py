@@ -168,6 +168,20 @@ def _graph(run: Run, repeat: int) -> Run:
     return graph.replay
 
 
+@torch.no_grad()
+def milliseconds(sides: dict[str, Run], rounds: int = 15) -> dict[str, float]:
+    """Medians of what ends when it returns; the sides run in turn."""
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for run in sides.values():
+        run()
+    for _ in range(rounds):
+        for name, run in sides.items():
+            start = time.perf_counter()
+            run()
+            times[name].append((time.perf_counter() - start) * 1e3)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
 def page_faults(run: Run) -> int:
     """Pages of memory that the system hands out during a call."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

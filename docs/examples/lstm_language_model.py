@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import sbnet
+from sbnet.benchmarks.harness.timing import milliseconds
 from sbnet.nn import BlockSparseLinear, BlockSparseLSTM
 from sbnet.weights.training import AdamOptimizer, Ema, clip_by_global_norm
 
@@ -121,20 +122,6 @@ def bits_per_byte(run: Callable[..., Any], state: State, data: Tensor, streams: 
         logits, *state = run(x, *state)
         losses.append(float(F.cross_entropy(logits.flatten(0, 1), y.flatten())))
     return statistics.mean(losses) / math.log(2)
-
-
-@torch.no_grad()
-def milliseconds(sides: dict[str, Callable[[], object]], rounds: int = 15) -> dict[str, float]:
-    """Medians; the sides run in turn."""
-    times: dict[str, list[float]] = {name: [] for name in sides}
-    for run in sides.values():
-        run()
-    for _ in range(rounds):
-        for name, run in sides.items():
-            start = time.perf_counter()
-            run()
-            times[name].append((time.perf_counter() - start) * 1e3)
-    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def weights_of(model: nn.Module) -> int:

@@ -11,8 +11,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from torch import Tensor, nn
 
 import sbnet
 from sbnet.benchmarks.harness.measure import environment
+from sbnet.benchmarks.harness.timing import milliseconds
 
 RESULTS = Path(__file__).with_suffix(".json")  # what docs/weights.md says of this
 
@@ -57,20 +56,6 @@ def train(model: nn.Module, x: Tensor, y: Tensor, epochs: int, rate: float) -> N
 @torch.no_grad()
 def accuracy(model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> float:
     return float((model(x).argmax(1) == y).float().mean())
-
-
-@torch.no_grad()
-def milliseconds(sides: dict[str, Callable[[], object]], rounds: int = 15) -> dict[str, float]:
-    """Medians; the sides run in turn."""
-    times: dict[str, list[float]] = {name: [] for name in sides}
-    for run in sides.values():
-        run()
-    for _ in range(rounds):
-        for name, run in sides.items():
-            start = time.perf_counter()
-            run()
-            times[name].append((time.perf_counter() - start) * 1e3)
-    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def main(

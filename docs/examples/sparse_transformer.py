@@ -11,8 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -25,6 +23,7 @@ from torch import Tensor, nn
 import sbnet
 from sbnet import AttentionLayout
 from sbnet.benchmarks.harness.measure import environment
+from sbnet.benchmarks.harness.timing import milliseconds
 
 RESULTS = Path(__file__).with_suffix(".json")  # what docs/attention.md says of this
 KINDS = "dense", "fixed", "strided"
@@ -123,20 +122,6 @@ def bits_per_byte(model: Callable[[Tensor], Tensor], data: Tensor, size: int, le
     return float(torch.stack(losses).mean()) / math.log(2)
 
 
-@torch.no_grad()
-def milliseconds(sides: dict[str, Callable[[], object]], rounds: int = 9) -> dict[str, float]:
-    """Medians; the sides run in turn."""
-    times: dict[str, list[float]] = {name: [] for name in sides}
-    for run in sides.values():
-        run()
-    for _ in range(rounds):
-        for name, run in sides.items():
-            start = time.perf_counter()
-            run()
-            times[name].append((time.perf_counter() - start) * 1e3)
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
 def run_onnx(session: Any, tokens: Tensor) -> Tensor:
     return sbnet.export.run(session, [tokens])[0]
 
@@ -156,7 +141,7 @@ def main(folder: Path, steps: int = 300, length: int = 256, size: int = 4, rows:
         sides[kind] = partial(in_ort, tokens)
         found[f"{kind}, ORT"] = bits_per_byte(in_ort, held_out, rows, length)
         print(f"{kind}: {found[kind]:.3f} bits per byte, {found[f'{kind}, ORT']:.3f} in ONNX Runtime", flush=True)
-    times = milliseconds(sides)
+    times = milliseconds(sides, rounds=9)
     print(f"{steps} steps of {size} x {length} bytes, {len(data)} in all; a sequence in ONNX Runtime: "
           + ", ".join(f"{kind} {ms:.1f} ms" for kind, ms in times.items()))  # fmt: skip
     return found

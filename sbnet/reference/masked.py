@@ -93,7 +93,7 @@ def sparse_conv2d(
     if residual is not None:
         y = y + residual
     y = activate(y, activation, negative_slope, slope)
-    return torch.where(active.pixel_mask(y.shape[2:]), y, torch.zeros_like(y))
+    return sparse_fill(y, active)
 
 
 def sparse_conv2d_quantized(
@@ -126,7 +126,7 @@ def sparse_conv2d_quantized(
         y = y + residual_scale * residual.double()
     y = activate(y, activation, negative_slope) if slope is None else F.prelu(y, slope.double())
     y = _rounded(y, out_scale, weight.dtype) if out_scale else y.to(dtype or torch.float32)
-    return torch.where(active.pixel_mask(y.shape[2:]), y, torch.zeros_like(y))
+    return sparse_fill(y, active)
 
 
 def _rounded(x: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
@@ -156,7 +156,7 @@ def sparse_conv_transpose2d(
     own = None if bias is None else bias.to(x.dtype)
     y = F.conv_transpose2d(x, weight, own, stride, padding, output_padding, groups, dilation)  # type: ignore[arg-type]
     y = activate(y if residual is None else y + residual, activation, negative_slope, slope)
-    return torch.where(active.pixel_mask(y.shape[2:]), y, torch.zeros_like(y))
+    return sparse_fill(y, active)
 
 
 def sparse_bottleneck2d(
@@ -186,7 +186,7 @@ def sparse_max_pool2d(
     ceil_mode: bool = False,
 ) -> Tensor:
     y = F.max_pool2d(x, kernel_size, stride, padding, dilation, ceil_mode)  # type: ignore[arg-type]
-    return torch.where(active.pixel_mask(y.shape[2:]), y, torch.zeros_like(y))
+    return sparse_fill(y, active)
 
 
 def sparse_avg_pool2d(
@@ -200,7 +200,7 @@ def sparse_avg_pool2d(
     divisor_override: int | None = None,
 ) -> Tensor:
     y = F.avg_pool2d(x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)  # type: ignore[arg-type]
-    return torch.where(active.pixel_mask(y.shape[2:]), y, torch.zeros_like(y))
+    return sparse_fill(y, active)
 
 
 def sparse_adaptive_avg_pool2d(
@@ -229,7 +229,7 @@ def sparse_resize2d(
     align_corners: bool | None = None,
 ) -> Tensor:
     y = F.interpolate(x, size, scale_factor, mode, align_corners)  # type: ignore[arg-type]
-    return torch.where(active.pixel_mask(y.shape[2:]), y, torch.zeros_like(y))
+    return sparse_fill(y, active)
 
 
 def sparse_group_norm(
@@ -261,12 +261,12 @@ def sparse_softmax2d(x: Tensor, active: ActiveBlocks, *, log: bool = False) -> T
 
 def sparse_pointwise(x: Tensor, active: ActiveBlocks, program: str, *others: Tensor) -> Tensor:
     y = run_program(program, x, *others)
-    return torch.where(active.pixel_mask(y.shape[2:]), y, torch.zeros_like(y))
+    return sparse_fill(y, active)
 
 
 def sparse_rearrange(x: Tensor, active: ActiveBlocks, **how: Any) -> Tensor:
     y = rearrange_whole(x, **how)
-    return torch.where(active.pixel_mask(y.shape[2:]), y, torch.zeros_like(y))
+    return sparse_fill(y, active)
 
 
 def sparse_fill(x: Tensor, active: ActiveBlocks, value: float = 0.0) -> Tensor:

@@ -14,6 +14,7 @@ from sbnet.ops.common import activate
 from sbnet.ops.weights.conv import parts, to_geometry
 from sbnet.ops.weights.conv_layout import ConvLayout
 from sbnet.ops.weights.layout import BlockLayout
+from sbnet.reference.masked import sparse_fill
 
 
 def blocksparse_matmul(
@@ -51,7 +52,7 @@ def blocksparse_conv1x1(
     pixels = x.permute(0, 2, 3, 1)
     y = blocksparse_matmul(pixels, weight, layout, gate, bias, activation, negative_slope=negative_slope)
     y = y.permute(0, 3, 1, 2)
-    return torch.where(active.pixel_mask(x.shape[2:]), y, torch.zeros_like(y))
+    return sparse_fill(y, active)
 
 
 def blocksparse_weight_grad(
@@ -142,4 +143,4 @@ def blocksparse_conv_active(
 ) -> Tensor:
     """The convolution of the whole plane, on the active blocks."""
     y = blocksparse_conv(x, filters, layout, bias, **{"padding": 0, **options})
-    return torch.where(active.pixel_mask(y.shape[2:]), y, torch.zeros_like(y))
+    return sparse_fill(y, active)

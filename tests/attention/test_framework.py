@@ -5,7 +5,7 @@ import torch
 
 from sbnet import AttentionLayout, block_attention
 from support.attention_cases import make, random_blocks, random_layout
-from support.helpers import FLOATS, assert_bitwise
+from support.helpers import FLOATS, assert_bitwise, captured
 from support.refusals import OPS, refused, zeros
 
 LAYOUTS = {
@@ -98,13 +98,7 @@ def test_cuda_graph_with_masks_that_change(dtype):
         out = block_attention(q, k, v, layout, **options)
         return out, *torch.autograd.grad(out, (q, k, v), grad)
 
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = step()
+    graph, results = captured(step)
     for _ in range(3):
         blocks.copy_(torch.rand(2, 2, 4, 4, device="cuda") < 0.6)
         lengths.copy_(torch.randint(0, 257, (2,)))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import sbnet
-from sbnet import ActiveBlocks, BlockGrid, reference, sparse_bottleneck2d, sparse_bottleneck2d_
+from sbnet import BlockGrid, reference, sparse_bottleneck2d, sparse_bottleneck2d_
 from support.helpers import (
     ACTIVATIONS,
     FLOATS,
@@ -17,6 +17,7 @@ from support.helpers import (
     one_block,
     poison,
     random_active,
+    rows_that_name_no_block,
     tensor,
 )
 
@@ -284,13 +285,8 @@ def test_a_fringe_alone(device):
 def test_rows_that_name_no_block_are_skipped(device, dtype):
     x = laid_out(tensor((2, 64, 20, 26), dtype, device), "channels_last")
     weights, biases = block(64, 16, dtype, device)
-    grid = BlockGrid.cover((20, 26), 8)
-    rows = [[0, 0, 0], [-1, -1, -1], [2, 0, 0], [0, 3, 0], [0, 0, 4], [1, 2, 3], [2**31 - 1] * 3, [-(2**31)] * 3]
-    indices = torch.tensor(rows, dtype=torch.int32, device=device)
-    good = ActiveBlocks.from_indices(torch.tensor([[0, 0, 0], [1, 2, 3]], dtype=torch.int32, device=device), grid, 2)
-    for count in (8, 9, 2**31 - 1, -5):
-        counts = torch.tensor([count], dtype=torch.int32, device=device)
-        active = ActiveBlocks(indices, counts, counts, good.block_map, grid)
+    good, lists = rows_that_name_no_block(device)
+    for count, active in lists:
         want = sparse_bottleneck2d(x, weights, biases, good)
         got = sparse_bottleneck2d(x, weights, biases, active)
         torch.testing.assert_close(got, want if count > 0 else torch.zeros_like(want))

@@ -16,6 +16,7 @@ from support.helpers import (
     laid_out,
     poison,
     random_active,
+    rows_that_name_no_block,
     tensor,
 )
 from support.pool_cases import KINDS, NAN, assert_pool, check, ops, window
@@ -230,13 +231,8 @@ def test_fringe(device, kind, layout, dtype):
 
 def test_rows_that_name_no_block_are_skipped(device):
     x = tensor((2, 8, 20, 26), torch.float32, device)
-    grid = BlockGrid.cover((20, 26), 8)
-    rows = [[0, 0, 0], [-1, -1, -1], [2, 0, 0], [0, 3, 0], [0, 0, 4], [1, 2, 3], [2**31 - 1] * 3, [-(2**31)] * 3]
-    indices = torch.tensor(rows, dtype=torch.int32, device=device)
-    good = ActiveBlocks.from_indices(torch.tensor([[0, 0, 0], [1, 2, 3]], dtype=torch.int32, device=device), grid, 2)
-    for count in (8, 9, 2**31 - 1, -5):
-        counts = torch.tensor([count], dtype=torch.int32, device=device)
-        active = ActiveBlocks(indices, counts, counts, good.block_map, grid)
+    good, lists = rows_that_name_no_block(device)
+    for count, active in lists:
         for kind in KINDS:
             functional = ops(kind)[0]
             want = functional(x, good, 3, 1, 1)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -102,6 +103,29 @@ def one_block(grid: BlockGrid, batch: int, device: str) -> ActiveBlocks:
     """The last block of the last image alone: the one that the plane's edge clips."""
     at = [[batch - 1, grid.bcount[0] - 1, grid.bcount[1] - 1]]
     return ActiveBlocks.from_indices(torch.tensor(at, dtype=torch.int32, device=device), grid, batch)
+
+
+def captured(run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """A CUDA graph of `run`, which has run once before, and what its replays write."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = run()
+    return graph, results
+
+
+def rows_that_name_no_block(device: str) -> tuple[ActiveBlocks, list[tuple[int, ActiveBlocks]]]:
+    """Two blocks of two planes of 3 x 4, and (count, list) of lists that hold rows beside them which name none."""
+    grid = BlockGrid.cover((20, 26), 8)
+    rows = [[0, 0, 0], [-1, -1, -1], [2, 0, 0], [0, 3, 0], [0, 0, 4], [1, 2, 3], [2**31 - 1] * 3, [-(2**31)] * 3]
+    indices = torch.tensor(rows, dtype=torch.int32, device=device)
+    good = ActiveBlocks.from_indices(indices[[0, 5]], grid, 2)
+    counts = [(n, torch.tensor([n], dtype=torch.int32, device=device)) for n in (8, 9, 2**31 - 1, -5)]
+    return good, [(n, ActiveBlocks(indices, count, count, good.block_map, grid)) for n, count in counts]
 
 
 def assert_bitwise(got: Tensor, want: Tensor, what: str = "") -> None:

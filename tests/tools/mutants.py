@@ -7,8 +7,9 @@ python tests/tools/mutants.py --record     writes the verdicts into the list, wi
 python tests/tools/mutants.py --list       what there is, and the last verdicts; runs nothing
 
 The copy is build/mutants; the checkout is not touched. Faults below csrc/ are built there with CMake (and ccache, where
-it is installed). A fault marked with `=` in the list changes nothing that a test could see; the line says why. One
-whose text is not in its file any more is reported and skipped: write it anew.
+it is installed), but for those of csrc/cuda, which the tests' emulators compile. A fault marked with `=` in the list
+changes nothing that a test could see; the line says why. One whose text is not in its file any more is reported and
+skipped: write it anew.
 """
 
 from __future__ import annotations
@@ -94,6 +95,11 @@ def is_due(mutant: Mutant) -> bool:
     return mutant.verdict.split(" ")[0] not in ("found", "equivalent")
 
 
+def is_built(mutant: Mutant) -> bool:
+    """Is it in the copy's libraries? They are the CPU's."""
+    return mutant.file.startswith("csrc/") and not mutant.file.startswith("csrc/cuda/")
+
+
 def listed(mutants: list[Mutant]) -> str:
     rows = [f"{m.verdict or 'no verdict'}: {m}" + ("" if is_there(m, ROOT) else " (gone)") for m in mutants]
     counts: dict[str, int] = {}
@@ -167,10 +173,9 @@ def judge(mutant: Mutant, seconds: float) -> str:
         return "gone"
     path = COPY / mutant.file
     text = path.read_text()
-    native = mutant.file.startswith("csrc/")
     path.write_text(text.replace(mutant.old, mutant.new))
     try:
-        if native and not build():
+        if is_built(mutant) and not build():
             return "does not compile"
         return {"passed": "survived", "failed": "found", "hung": "hung"}[run(mutant.tests, seconds)]
     finally:
@@ -193,7 +198,7 @@ def main() -> int:
     for name in ("hypothesis", "numpy", "onnx", "pytest", "torch"):  # the forks have them, then
         importlib.import_module(name)
     copy_source()
-    if any(m.file.startswith("csrc/") for m in mutants) and not build():
+    if any(map(is_built, mutants)) and not build():
         raise SystemExit("csrc does not compile as it is")
     for tests in dict.fromkeys(m.tests for m in mutants):
         if run(tests, options.seconds) != "passed":

@@ -10,7 +10,7 @@ import sbnet
 from sbnet import BlockGrid, ConvLayout, blocksparse_conv, blocksparse_conv_active, blocksparse_deconv
 from sbnet.nn import BlockSparseConv2d, BlockSparseConv3d, BlockSparseConvTranspose2d
 from sbnet.ops.weights import conv_pack
-from support.helpers import assert_bitwise, random_active, tensor
+from support.helpers import assert_bitwise, captured, random_active, tensor
 from support.refusals import refused
 
 MASK = torch.tensor([[1, 0, 1], [0, 1, 1]])
@@ -154,14 +154,7 @@ def test_a_cuda_graph_packs_by_itself():
     torch.manual_seed(5)
     layer = BlockSparseConv2d(64, 96, 3, padding=1, block_size=32, device="cuda", dtype=torch.float16)
     x = sample(32, "cuda")[0]
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        layer(x)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        y = layer(x)
+    graph, y = captured(lambda: layer(x))
     layer.weight.mul_(2)
     graph.replay()
     assert_bitwise(y, layer(x))

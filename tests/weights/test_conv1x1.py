@@ -22,6 +22,7 @@ from support.helpers import (
     assert_bitwise,
     assert_layout,
     assert_same_gradients,
+    captured,
     laid_out,
     one_block,
     random_active,
@@ -136,13 +137,7 @@ def test_captured_in_a_graph():
     def run():
         return blocksparse_conv1x1(x, weight, layout, reduce_mask(mask, BlockGrid.cover((32, 32), 8)))
 
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        y = run()
+    graph, y = captured(run)
     for at in (5, 30):
         mask.zero_()[0, at, at] = 1
         graph.replay()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sbnet import BlockLayout, blocksparse_matmul, blocksparse_weight_grad, reference
-from support.helpers import ACTIVATIONS, assert_bitwise, assert_same_gradients
+from support.helpers import ACTIVATIONS, assert_bitwise, assert_same_gradients, captured
 from support.refusals import OPS, refused, zeros
 from support.weight_cases import random_layout
 
@@ -130,13 +130,7 @@ def test_cuda_graph(dtype):
         y = blocksparse_matmul(x, w, layout, gate, bias, "relu")
         return y, *torch.autograd.grad(y.float().square().sum(), (x, w))
 
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = step()
+    graph, results = captured(step)
     with torch.no_grad():
         x.copy_(torch.randn_like(x))
         gate[::2] = 0

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from sbnet import BlockLayout, blocksparse_matmul, blocksparse_weight_grad
-from support.helpers import assert_as_accurate_as_torch, assert_bitwise
+from support.helpers import assert_as_accurate_as_torch, assert_bitwise, captured
 
 pytestmark = pytest.mark.gpu
 SIZES = [128, 64, 32, 16, 8]
@@ -143,10 +143,7 @@ def test_graph():
         y = blocksparse_matmul(x, weight, layout, activation="relu")
         return y, *torch.autograd.grad(y.float().square().sum(), (x, weight))
 
-    step()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = step()
+    graph, results = captured(step)
     with torch.no_grad():
         x.normal_(), weight.normal_()
     graph.replay()
