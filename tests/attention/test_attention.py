@@ -6,6 +6,7 @@ import torch
 from sbnet import AttentionLayout, block_attention, reference
 from support.attention_cases import BLOCK_SIZES, check, make, random_blocks, random_layout
 from support.helpers import FLOATS, assert_bitwise, run_python
+from support.instruction_sets import instruction_sets
 
 FEW_DIMS = 16, 24, 40, 64, 80, 128, 136, 192, 256
 DIMS = [d if d in FEW_DIMS else pytest.param(d, marks=pytest.mark.slow) for d in range(16, 257, 8)]
@@ -255,7 +256,7 @@ def test_same_call_same_bits(device):
             assert_bitwise(a, b)
 
 
-@pytest.mark.parametrize("isa", ["generic", "avx2", "avx512"])
+@pytest.mark.parametrize("isa", instruction_sets("generic", "avx2", "avx512"))
 def test_every_instruction_set(isa):
     code = """
 import torch

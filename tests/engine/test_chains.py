@@ -9,6 +9,7 @@ from torch import nn
 import sbnet
 from support.contract import poison
 from support.helpers import assert_bitwise, run_python
+from support.instruction_sets import instruction_sets
 from support.networks import lively
 
 SIZE = (118, 134)  # ends within a block, and has 4 MB and more of hidden pixels
@@ -79,7 +80,7 @@ def test_same_bits_as_layers(name, block):
         assert_bitwise(run(x, mask), wanted, f"mask {k}")
 
 
-@pytest.mark.parametrize("isa", ["generic", "avx2", "avx512"])
+@pytest.mark.parametrize("isa", instruction_sets("generic", "avx2", "avx512"))
 def test_instruction_sets_and_threads(isa):
     code = """
 import sys, torch

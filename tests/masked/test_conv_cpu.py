@@ -6,12 +6,19 @@ import torch
 from sbnet import sparse_conv2d
 from support.conv_cases import check, make
 from support.helpers import assert_bitwise, run_python
+from support.instruction_sets import HERE, instruction_sets
 
 
 # ---- instruction sets of the CPU
-@pytest.mark.parametrize("isa", ["generic", "avx2", "avx512", "amx"])
-def test_instruction_sets(isa):
+def test_what_the_processor_lacks_is_not_chosen():
     """SBNET_ISA lowers the choice that the processor allows."""
+    found = run_python("from sbnet import _library; print(_library.cpu_isa())", SBNET_ISA="amx")
+    assert found.returncode == 0, found.stderr[-2000:]
+    assert found.stdout.strip() == HERE[-1]
+
+
+@pytest.mark.parametrize("isa", instruction_sets("generic", "avx2", "avx512", "amx"))
+def test_instruction_sets(isa):
     code = """
 import itertools, os, torch
 import support.conv_cases as t
@@ -41,7 +48,7 @@ print("done")
     assert result.stdout.strip() == "done"
 
 
-@pytest.mark.parametrize("isa", ["generic", "avx2", "avx512"])
+@pytest.mark.parametrize("isa", instruction_sets("generic", "avx2", "avx512"))
 def test_channels_that_fill_no_vector_leave_their_neighbours_alone(isa):
     """Of a pixel's channels in a wider feature map, those behind y's are others', and what is added has no more."""
     code = """
@@ -125,7 +132,7 @@ def test_few_outputs(channels, filters):
     check("cpu", **case, layout="contiguous")
 
 
-@pytest.mark.parametrize("isa", ["avx2", "avx512"])
+@pytest.mark.parametrize("isa", instruction_sets("avx2", "avx512"))
 def test_infinities_reach_the_outputs_that_read_them_and_no_others(isa):
     """3x3 layers are computed from differences of inputs, in which an infinity must not become NaN."""
     code = """
@@ -153,7 +160,7 @@ print("done")
     assert result.stdout.strip() == "done"
 
 
-@pytest.mark.parametrize("isa", ["generic", "avx2", "avx512"])
+@pytest.mark.parametrize("isa", instruction_sets("generic", "avx2", "avx512"))
 def test_bounds_keep_nan(isa):
     """Where sums leave from registers: one slice of whole vectors, and depthwise."""
     code = """
@@ -179,7 +186,7 @@ print("done")
     assert result.stdout.strip() == "done"
 
 
-@pytest.mark.parametrize("isa", ["avx2", "avx512"])
+@pytest.mark.parametrize("isa", instruction_sets("avx2", "avx512"))
 def test_narrow_groups_keep_infinities_to_themselves(isa):
     """Lanes of one vector read inputs of their own group alone."""
     code = """
@@ -231,7 +238,7 @@ def test_same_bits_with_any_number_of_cpu_threads(threads):
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("isa", ["generic", "avx2", "avx512"])
+@pytest.mark.parametrize("isa", instruction_sets("generic", "avx2", "avx512"))
 def test_exp_and_erf_keep_their_last_places(isa):
     """Through a convolution that multiplies by 1: silu shows exp, gelu shows erf, over all magnitudes."""
     code = """

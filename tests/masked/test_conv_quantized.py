@@ -18,6 +18,7 @@ from sbnet import (
     sparse_conv2d_quantized_,
 )
 from support.helpers import assert_bitwise, laid_out, random_active
+from support.instruction_sets import HERE
 
 LAYERS = {  # batch, channels, outputs, height, width, kernel, stride, padding, dilation, block, groups
     "3x3": (1, 64, 64, 20, 28, 3, 1, 1, 1, 16, 1),
@@ -223,7 +224,7 @@ for name in LAYERS:
         print(hashlib.sha256(y.contiguous().numpy().tobytes()).hexdigest())
 """
     found = set()
-    for isa in ("generic", "avx2", "avx512", "amx"):
+    for isa in HERE:
         environment = {**os.environ, "SBNET_ISA": isa}
         run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
         assert run.returncode == 0, run.stderr

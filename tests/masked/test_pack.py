@@ -14,6 +14,7 @@ from sbnet.engine import MaskedRunner
 from sbnet.models import resnet18
 from sbnet.nn import SparseConv2d
 from support.helpers import FLOATS, assert_bitwise, laid_out, poison, random_active, run_python, tensor
+from support.instruction_sets import instruction_sets
 from support.ort_models import Node, model, nhwc, session, value_info
 
 CONVS = {  # channels, filters, kernel, options
@@ -61,7 +62,7 @@ def test_packed_or_not(device, name, dtype, layout):
         assert_bitwise(packed, plain)
 
 
-@pytest.mark.parametrize("isa", ["generic", "avx2", "avx512", "amx"])
+@pytest.mark.parametrize("isa", instruction_sets("generic", "avx2", "avx512", "amx"))
 def test_instruction_sets(isa):
     """Each packs in its own order; a pack of another one is refused, or read just as well."""
     code = f"""

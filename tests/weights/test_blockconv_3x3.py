@@ -15,6 +15,7 @@ from support.helpers import (
     run_python,
     tensor,
 )
+from support.instruction_sets import instruction_sets
 
 
 def grid(inputs, outputs, size, density, seed=0):
@@ -125,7 +126,7 @@ def test_what_is_no_number_stays_in_its_blocks(device, bad):
     assert not bool(got[:, [k for k in range(96) if k not in readers]].isfinite().logical_not().any())
 
 
-@pytest.mark.parametrize("isa", ["generic", "avx2", "avx512"])
+@pytest.mark.parametrize("isa", instruction_sets("generic", "avx2", "avx512"))
 def test_every_instruction_set(isa):
     code = """
 import torch

@@ -5,6 +5,7 @@ import torch
 
 from sbnet import BlockLayout, _library, blocksparse_matmul, blocksparse_weight_grad, reference
 from support.helpers import ACTIVATIONS, FLOATS, assert_as_accurate_as_torch, assert_bitwise, run_python, tensor
+from support.instruction_sets import instruction_sets
 from support.weight_cases import BLOCK_SIZES, barabasi_albert, random_layout, weights_of
 
 
@@ -251,7 +252,7 @@ def test_tf32_is_opt_in():
         torch.testing.assert_close(got, reference.blocksparse_weight_grad([(x, y)], layout), rtol=2e-2, atol=5e-2)
 
 
-@pytest.mark.parametrize("isa", ["generic", "avx2", "avx512", "amx"])
+@pytest.mark.parametrize("isa", instruction_sets("generic", "avx2", "avx512", "amx"))
 def test_every_instruction_set(isa):
     if isa == "amx" and not _library.cpu_isa().startswith("amx"):
         pytest.skip("the processor has no AMX")
