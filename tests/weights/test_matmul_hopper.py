@@ -97,6 +97,28 @@ def test_few_outputs(size):
             check(layout, weights(layout, torch.bfloat16), torch.randn(rows, 4096, device="cuda").bfloat16())
 
 
+@pytest.mark.parametrize("rows", [3, 16, 33, 64])
+def test_few_rows_of_blocks_of_8(rows):
+    """Input that stays in shared memory and input that goes by in chunks; one warp to an output block and several."""
+    for inputs, outputs in ((64, 64), (4096, 520), (8200, 2048), (12000, 64), (320, 40000)):
+        layout = random_layout(inputs // 8, outputs // 8, 8, 0.2)
+        weight = weights(layout, torch.float16)
+        check(layout, weight, torch.randn(rows, inputs, device="cuda").half())
+        check(layout, weight, torch.randn(rows, outputs, device="cuda").half(), transposed=True)
+
+
+def test_infinite_weights_of_blocks_of_8():
+    """An infinity in a block that shares a step with blocks of another chunk is infinity still, and no NaN."""
+    layout = random_layout(1025, 12, 8, 0.5)
+    weight = weights(layout, torch.float16)
+    x = torch.rand(50, 8200, device="cuda").half() + 0.5
+    column = layout.coords[:, 1].to("cuda") == 5
+    weight[column] = torch.inf
+    y = blocksparse_matmul(x, weight, layout)
+    assert bool((y[:, 40:48] == torch.inf).all())
+    assert bool(y[:, :40].isfinite().all()) and bool(y[:, 48:].isfinite().all())
+
+
 @pytest.mark.parametrize("activation", [None, "relu", "relu6", "leaky_relu", "silu", "gelu", "hardswish"])
 def test_epilogue(activation):
     layout = random_layout(8, 9, 32, 0.5)

@@ -107,7 +107,8 @@ sbnet::Status sbnet_blocksparse_matmul_cuda(const sbnet::BlocksparseMatmulParams
   // Weights beyond the input features may be anything, NaN as well.
   const bool hopper = select_capability(device) == 90 && p->in_features() % p->layout.shape.block_size == 0;
   // For few rows packing would cost more than it gains.
-  const bool worth = reinterpret_cast<uintptr_t>(p->weight) % 16 == 0 && row_capacity(p->x, p->active) > 64;
+  const bool worth =
+      reinterpret_cast<uintptr_t>(p->weight) % 16 == 0 && row_capacity(p->x, p->active) > portable::kFewRows;
   if (hopper && worth && sm90::fours_bytes(p->layout.shape, p->plan_words, p->x.dtype)) {
     BlocksparseMatmulParams fours = *p;
     fours.layout.shape = planned_shape(p->layout.shape);
@@ -119,13 +120,13 @@ sbnet::Status sbnet_blocksparse_matmul_cuda(const sbnet::BlocksparseMatmulParams
   }
 #endif
   SBNET_TRY(portable::apply_gates(a, workspace, device, stream));
+  const bool vectors = portable::features_vectorize(p->x) && reinterpret_cast<uintptr_t>(a.p.weight) % 16 == 0;
+  if (vectors && portable::suits_few(*p)) return portable::launch_matmul_few(a, device, stream);
 #ifdef SBNET_SM90
   if (hopper && p->layout.shape.block_size > 8 && sm90::blocksparse_matmul_takes(a.p))
     return sm90::blocksparse_matmul(a.p, device, workspace, stream);
 #endif
-  if (portable::suits_mma(p->x.dtype, p->allow_tf32) && portable::features_vectorize(p->x) &&
-      reinterpret_cast<uintptr_t>(a.p.weight) % 16 == 0)
-    return portable::launch_matmul_mma(a, device, stream);
+  if (vectors && portable::suits_mma(p->x.dtype, p->allow_tf32)) return portable::launch_matmul_mma(a, device, stream);
   return portable::launch_matmul_simt(a, device, stream);
 }
 

@@ -1,5 +1,6 @@
 // What the portable kernels of products with block-sparse weights share, and which of them takes what.
 #pragma once
+#include <algorithm>
 #include <type_traits>
 
 #include "core/weights/matmul.h"
@@ -63,10 +64,18 @@ inline bool features_vectorize(const TensorView& t) {
   return true;
 }
 
+// Rows up to which a product is about reading its weights.
+constexpr int64_t kFewRows = 64;
+inline bool suits_few(const BlocksparseMatmulParams& p) {
+  return p.layout.shape.block_size == 8 && p.x.dtype != DType::kF32 && row_capacity(p.x, p.active) <= kFewRows &&
+         std::max(p.in_features(), p.out_features()) < (1 << 29);
+}
+
 // A float32 product on tensor cores is one in tf32.
 inline bool suits_mma(DType dtype, bool allow_tf32) { return dtype != DType::kF32 || allow_tf32; }
 
 Status launch_matmul_mma(const MatmulArgs& a, const DeviceInfo& device, cudaStream_t stream);
+Status launch_matmul_few(const MatmulArgs& a, const DeviceInfo& device, cudaStream_t stream);
 Status launch_matmul_simt(const MatmulArgs& a, const DeviceInfo& device, cudaStream_t stream);
 Status launch_weight_grad_mma(const BlocksparseWeightGradParams& p, const DeviceInfo& device, cudaStream_t stream);
 Status launch_weight_grad_simt(const BlocksparseWeightGradParams& p, const DeviceInfo& device, cudaStream_t stream);

@@ -35,6 +35,7 @@ __device__ __forceinline__ void produce(const TileArgs& a, const MatmulMaps& map
   const int lane = threadIdx.x & 31, warp = __shfl_sync(~0u, threadIdx.x >> 5, 0);
   int4* control = reinterpret_cast<int4*>(shared + S::kControl);
   int stage = warp, phase = 1;
+  const int input_bytes = min(a.rows, kRows) * 128;
   grid_dependency_wait();
   const int rank = a.cluster > 1 ? static_cast<int>(cluster_rank()) : 0;
   for_steps<kIds, true, 2>(a, rank, warp, [&](const Step& step) {
@@ -46,7 +47,7 @@ __device__ __forceinline__ void produce(const TileArgs& a, const MatmulMaps& map
       if (step.piece < 0) {
         mbar_arrive(full);
       } else {
-        mbar_expect(full, S::kInput + __popc(mask) * kBox);
+        mbar_expect(full, input_bytes + __popc(mask) * kBox);
         tma_load(at, &maps.x, full, step.piece, step.row);
       }
     }
@@ -186,7 +187,9 @@ Status launch(const BlocksparseMatmulParams& p, const DeviceInfo& device, cudaSt
     args.cluster = 1 << log_cluster;
     args.whole = args.units = args.items;  // no halves
     MatmulMaps maps;
-    SBNET_TRY(make_maps(p, kRows, kRows, &maps));
+    // Boxes of the rows there are: TMA takes longer to fill what lies beyond them than to copy.
+    const int box_rows = std::min(args.rows, kRows);
+    SBNET_TRY(make_maps(p, box_rows, box_rows, &maps));
     const ClusterLaunch launch(int64_t{std::min(workers, args.items)} << log_cluster, kThreads, kBytes, log_cluster,
                                stream);
     SBNET_CUDA_TRY(kMatmulOp, cudaLaunchKernelEx(&launch.config, kKernel, maps, args));
