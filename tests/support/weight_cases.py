@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sbnet import BlockGrid, BlockLayout
 from support.helpers import random_active, tensor
@@ -91,3 +93,20 @@ def weight_samples(device: str) -> dict[str, list[tuple]]:
         samples["block_layout_tables"] = [(layout.coords, shape)]
         samples["blocksparse_plan"] = [(tables, shape, 0)]
     return samples
+
+
+def assert_trains_alike_compiled(model: nn.Module, x: Tensor) -> None:
+    """A compiled model learns what the eager one learns: classes, of ten."""
+    torch._dynamo.reset()
+    twin = copy.deepcopy(model)
+    labels = torch.randint(10, x.shape[:1], device=x.device)
+    losses = []
+    for run in (model, torch.compile(twin, fullgraph=True, backend="aot_eager")):
+        optimizer = torch.optim.SGD(run.parameters(), lr=0.1)
+        for _ in range(5):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(run(x), labels)
+            loss.backward()
+            optimizer.step()
+        losses.append(loss.item())
+    assert abs(losses[0] - losses[1]) <= 1e-4 * losses[1], losses

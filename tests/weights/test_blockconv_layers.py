@@ -13,6 +13,7 @@ from sbnet.nn import BlockSparseConv2d, BlockSparseConv3d, BlockSparseConvTransp
 from sbnet.weights import patch, prune
 from support.blockconv_cases import B8, UNEVEN
 from support.helpers import assert_as_accurate_as_torch, assert_bitwise, random_active
+from support.weight_cases import assert_trains_alike_compiled
 
 LAYERS = {
     "2d": (BlockSparseConv2d, {"kernel_size": 3, "padding": 1, "density": 0.4}, (2, 20, 9, 7)),
@@ -182,20 +183,8 @@ def test_patch_and_prune():
 
 
 def test_compile_and_train(device):
-    torch._dynamo.reset()
     model = prune(network(), 0.5, 8, convolutions=True).to(device)
-    twin = copy.deepcopy(model)
-    x, labels = torch.randn(8, 3, 8, 8, device=device), torch.randint(10, (8,), device=device)
-    losses = []
-    for run in (model, torch.compile(twin, fullgraph=True, backend="aot_eager")):
-        optimizer = torch.optim.SGD(run.parameters(), lr=0.1)
-        for _ in range(4):
-            optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(run(x), labels)
-            loss.backward()
-            optimizer.step()
-        losses.append(loss.item())
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert_trains_alike_compiled(model, torch.randn(8, 3, 8, 8, device=device))
 
 
 def test_exported_network_runs_in_onnx_runtime(device, tmp_path):

@@ -10,6 +10,7 @@ from torch import nn
 from sbnet.nn import BlockSparseLinear
 from sbnet.weights import BlockLayout, BlockSparseModelPatcher, SparseOptimizer, patch, prune
 from support.helpers import assert_as_accurate_as_torch, assert_bitwise
+from support.weight_cases import assert_trains_alike_compiled
 
 SHAPES = [(32, 32, 32), (64, 32, 96), (64, 64, 32), (33, 96, 64), (64 * 128 * 32 // 64, 128, 256), (1, 32, 32)]
 
@@ -136,23 +137,9 @@ def test_safetensors(tmp_path):
 
 
 def test_compile_and_train(device):
-    """A compiled model learns what the eager one learns."""
-    torch._dynamo.reset()
     torch.manual_seed(1)
     model = prune(mlp(device), 0.5, 16)
-    twin = copy.deepcopy(model)
-    compiled = torch.compile(twin, fullgraph=True, backend="aot_eager")
-    x, y = torch.randn(64, 50, device=device), torch.randint(10, (64,), device=device)
-    losses = []
-    for run in (model, compiled):
-        optimizer = torch.optim.SGD(run.parameters(), lr=0.1)
-        for _ in range(5):
-            optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(run(x), y)
-            loss.backward()
-            optimizer.step()
-        losses.append(loss.item())
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert_trains_alike_compiled(model, torch.randn(64, 50, device=device))
 
 
 # ---- patching
