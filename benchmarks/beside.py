@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 import sbnet
 from sbnet.benchmarks.harness import masks, nets
+from sbnet.benchmarks.harness.timing import host_time
 from sbnet.engine.sparsify import planes_of
 from sbnet.graph import plan
 from sbnet.graph.passes import lanes, storage
@@ -89,14 +90,14 @@ def host(name: str) -> None:
     run = sbnet.sparsify(net, x, masks=[mask])
     run(x, mask)
 
-    def least(call: Callable[[], Any], calls: int = 10) -> float:
+    def least(call: Callable[[], Any]) -> float:
         found = []
         for _ in range(15):
             torch.cuda.synchronize()
             begin = time.perf_counter()
-            for _ in range(calls):
+            for _ in range(10):
                 call()
-            found.append((time.perf_counter() - begin) * 1e6 / calls)
+            found.append((time.perf_counter() - begin) * 1e5)
         return round(min(found), 2)
 
     made, parameters = run._last, list(run._last.constants._tensors)
@@ -109,7 +110,7 @@ def host(name: str) -> None:
         "PyTorch: inputs": lambda: (made.inputs[0].copy_(x), made.mask.copy_(mask)),
     }  # fmt: skip
     row = {part: least(call) for part, call in parts.items()}
-    row |= {f"call, {calls} in a row": least(parts["call"], calls) for calls in (1, 2, 5, 20)}
+    row |= {f"call, median, {calls} in a row": round(host_time(parts["call"], calls), 2) for calls in (1, 20)}
     print(name, f"host, {len(parameters)} parameters", json.dumps(row), flush=True)
 
 
