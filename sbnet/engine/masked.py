@@ -33,9 +33,9 @@ class MaskedRunner:
     construction. On CUDA a call copies frame and mask to where a CUDA graph reads them, unless they are there already,
     and replays it: the host waits for nothing. A CPU keeps a second copy of the weights, packed as its kernels read
     them; a weight that was written is packed anew at the next call, unless PyTorch did not count the write (through
-    `.data` or NumPy). The same holds for results: one that the caller wrote into is cleared as a whole before the next
-    call. A call that raises, or is interrupted, spoils no later one. Calls from several threads wait for one another;
-    as each overwrites the result of the one before, threads that share a runner need `copy=True`.
+    `.data`, NumPy or a fused optimizer). The same holds for results: one that the caller wrote into is cleared as a
+    whole before the next call. A call that raises, or is interrupted, spoils no later one. Calls from several threads
+    wait for one another; as each overwrites the result of the one before, threads that share a runner need `copy=True`.
 
     Args:
         module: holds the layers, parameters where and in the dtype that they are to run; normalisations folded.

@@ -50,8 +50,9 @@ def sparsify(
 
     The network is captured by torch.export and planned: normalisations are folded, activations and sums fused, feature
     maps lie in buffers that are never cleared. What has no sparse form runs dense, on whole planes (`sbnet.explain`).
-    Parameters are shared with the model: one that is written in place is seen at the next call. On CUDA a call is one
-    CUDA graph and waits for nothing.
+    Parameters are shared with the model: one that is written in place is seen at the next call, if PyTorch counts the
+    write (it counts none through `.data`, NumPy or a fused optimizer). On CUDA a call is one CUDA graph and waits for
+    nothing.
 
     Args:
         model: an nn.Module, run in eval mode, or an ONNX file.
@@ -160,7 +161,7 @@ class SparseRun:
             self._spec = compiled.plan.graph.out_spec
             return compiled
         if key not in self._shapes:
-            _check_example(inputs)
+            _check_example(inputs, "run: x")
             self._shapes[key] = self._planned(inputs)
             while len(self._shapes) > MOST_SHAPES:
                 old, _ = self._shapes.popitem(last=False)
@@ -330,11 +331,11 @@ def _mask(source: Callable[[Tensor], Tensor] | None, inputs: Sequence[Any], mask
     return mask
 
 
-def _check_example(inputs: Sequence[Any]) -> None:
+def _check_example(inputs: Sequence[Any], of: str = "sparsify: example") -> None:
     x = inputs[0] if inputs else None
     if not isinstance(x, Tensor) or x.dim() != 4 or x.dtype not in FLOATS:
         came = f"{tuple(x.shape)} {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
-        raise ValueError(f"sbnet: sparsify: example: expected [N,C,H,W] float32, float16 or bfloat16, got {came}")
+        raise ValueError(f"sbnet: {of}: expected [N,C,H,W] float32, float16 or bfloat16, got {came}")
 
 
 class _Taps(nn.Module):

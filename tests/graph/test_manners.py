@@ -267,6 +267,10 @@ class Noisy(nn.Module):
         (lambda: sbnet.sparsify(Noisy().eval(), torch.zeros(1, 3, 8, 8)), "rand_like, which is random"),
         (lambda: sbnet.sparsify(conv(3, 4), torch.zeros(3, 8, 8)), "example: expected"),
         (lambda: sbnet.sparsify(conv(3, 4).double(), torch.zeros(1, 3, 8, 8).double()), "example: expected"),
+        (
+            lambda: sbnet.sparsify(conv(3, 4), torch.zeros(1, 3, 8, 8))(torch.zeros(3, 8, 8), torch.ones(1, 8, 8)),
+            "run: x: expected",
+        ),
         (lambda: sbnet.sparsify(conv(3, 4), torch.zeros(1, 3, 8, 8), mode="dense"), "mode: expected"),
         (lambda: sbnet.sparsify(conv(3, 4), torch.zeros(1, 3, 8, 8), block=0), "block: expected"),
         (lambda: sbnet.sparsify(conv(3, 4), torch.zeros(1, 3, 8, 8), block="best"), "block: expected"),
