@@ -42,12 +42,18 @@ def test_the_masked_contract_and_the_planned_share(name):
     net, x = zoo.build(name), zoo.example(name)
     run = sbnet.sparsify(net, x, block=BLOCK)
     exact = copy.deepcopy(net).double()
-    for density in (1.0, 0.001):  # what the full mask left in buffers would show
+    judged: list[list[list[torch.Tensor]]] = [[], [], []]
+    for density in (1.0, 0.001, 0.001, 0.001):  # what the full mask left in buffers would show
         mask = torch.rand(1, *x.shape[2:]) < density
         poison(run)
-        got = run(x, mask, copy=True)
-    masks = PlaneMasks(mask, BLOCK)
-    assert_holds(got, masked_oracle(net, [x], masks), masked_oracle(exact, [x.double()], masks), name)
+        got, masks = run(x, mask, copy=True), PlaneMasks(mask, BLOCK)
+        if density < 1:
+            for own, result in zip(
+                judged, (got, masked_oracle(net, [x], masks), masked_oracle(exact, [x.double()], masks)), strict=True
+            ):
+                own.append(tree_leaves(result))
+    # All masks as one: of some networks a single result of few pixels has errors that are one sum's.
+    assert_holds(*([torch.stack(frames) for frames in zip(*own, strict=True)] for own in judged), name)
     assert planned_share(run.plan.graph, WRITTEN) >= 0.8
 
 
