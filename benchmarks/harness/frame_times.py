@@ -4,7 +4,8 @@ margin and lists of active blocks), and the replay of the dense network. A line 
 python -m sbnet.benchmarks.harness.frame_times contours --source vtest.avi -o times.jsonl
 
 Each is timed once a frame, behind a kernel that keeps the device busy until all of it is launched: no time of the host
-is in it, and masks see the frames in their order.
+is in it, and masks see the frames in their order. --kernels: so many more frames tell, of each kernel, how often a part
+launches it and for how long, by PyTorch's profiler.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 import sbnet
 from sbnet.apps.pipeline.compute import Compute
@@ -41,6 +43,28 @@ def lapse(run: Callable[[], Any]) -> float:
     end.record()
     end.synchronize()
     return begin.elapsed_time(end) * 1e3
+
+
+class Kernels:
+    """What runs on the device in several calls of one function: of each kernel its launches and microseconds a call."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+        self._seen: dict[str, list[float]] = {}
+
+    def trace(self, run: Callable[[], Any]) -> None:
+        with profile(activities=[ProfilerActivity.CUDA]) as trace:
+            run()
+            torch.cuda.synchronize()
+        self._calls += 1
+        for event in trace.events():
+            if event.device_type == torch.autograd.DeviceType.CUDA:
+                self._seen.setdefault(event.name, []).append(event.time_range.elapsed_us())
+
+    def told(self) -> list[tuple[str, float, float]]:
+        """(name, launches, microseconds), the dearest first."""
+        found = [(name, len(us) / self._calls, sum(us) / self._calls) for name, us in self._seen.items()]
+        return sorted(found, key=lambda one: -one[2])
 
 
 class MaskPath:
@@ -67,17 +91,19 @@ class MaskPath:
 
 
 @torch.no_grad()
-def times(source: Any, network: Any, frames: int, **options: Any) -> dict[str, Any]:
-    """Medians in microseconds of the parts, over `frames` frames, and the mean density of these.
+def times(source: Any, network: Any, frames: int, traced: int = 0, **options: Any) -> dict[str, Any]:
+    """Medians in microseconds of the parts, over `frames` frames, and the mean density of these; of `traced` frames
+    more, their kernels.
 
     Raises:
         ValueError: frames are not one graph, or there are too few.
     """
-    options = {"device": "cuda", "compare": 0, "limit": 1 + FIRST + frames, **options}
+    options = {"device": "cuda", "compare": 0, "limit": 1 + FIRST + frames + traced, **options}
     pipeline = sbnet.Pipeline(source, network=network, sink=lambda result: None, **options)
     pipeline.mask.reset()
     compute = Compute(pipeline.network, pipeline.mask, pipeline.settings, Summary("", pipeline.mode))
     found: dict[str, list[float]] = {"replay": [], "mask path": [], "dense replay": []}
+    kernels = {name: Kernels() for name in found}
     densities: list[float] = []
     parts: tuple[Any, ...] | None = None
     for frame, pinned in pipeline._loaded():
@@ -92,25 +118,32 @@ def times(source: Any, network: Any, frames: int, **options: Any) -> dict[str, A
             continue
         for name, part in zip(found, parts, strict=True):
             part.upload(pinned)
-            found[name].append(lapse(part.replay))
+            if len(densities) >= FIRST + frames:
+                kernels[name].trace(part.replay)
+            else:
+                found[name].append(lapse(part.replay))
+        if len(densities) >= FIRST + frames:
+            continue
         _, active = parts[0].download()
         torch.cuda.synchronize()
         densities.append(float(active.float().mean()))
     if len(densities) <= FIRST:
         raise ValueError(f"frame_times: source: expected more than {FIRST + 1} frames, got {len(densities) + 1}")
     medians = {name: statistics.median(v[FIRST:]) for name, v in found.items()}
-    return {"density": statistics.mean(densities[FIRST:]), "frames": len(densities) - FIRST, "us": medians,
+    made = {"density": statistics.mean(densities[FIRST:]), "frames": len(densities) - FIRST, "us": medians,
             "x dense": medians["dense replay"] / medians["replay"]}  # fmt: skip
+    return made | ({"kernels": {name: one.told() for name, one in kernels.items()}} if traced else {})
 
 
 def row(given: argparse.Namespace) -> dict[str, Any]:
-    taken = times(given.source, given.network, given.frames, mode=given.mode, mask=given.mask)
+    taken = times(given.source, given.network, given.frames, given.kernels, mode=given.mode, mask=given.mask)
     return {**film_facts(given), **taken, **made_by(True), "date": datetime.date.today().isoformat()}
 
 
 def main() -> None:
     parser = film_parser(__doc__)
     parser.add_argument("--frames", type=int, default=200)
+    parser.add_argument("--kernels", type=int, default=0)
     keep_row(row, parser)
 
 
