@@ -10,7 +10,7 @@ from torch import Tensor
 from sbnet.geometry import to_pair
 from sbnet.masks.base import Mask
 from sbnet.masks.grow import grow
-from sbnet.ops.lists.motion_mask import motion_mask_
+from sbnet.ops.lists.motion_mask import motion_mask, motion_mask_
 
 MOST_SMOOTH = 31  # of the op
 
@@ -115,7 +115,7 @@ class Changed(Mask):
             used = self._used = torch.full_like(x, torch.nan, memory_format=torch.contiguous_format)
             self._apart = torch.empty_like(used)
             if self.smooth > 1:
-                self._nothing = torch.empty(x.shape[0] * x.shape[1], *x.shape[2:], device=x.device)
+                self._nothing = torch.zeros(x.shape[0] * x.shape[1], *x.shape[2:], device=x.device)
         apart = torch.sub(x, used, out=self._apart)
         if self.smooth == 1:
             found = ~(apart.abs_().amax(1) <= self.threshold)  # NaN is a change
@@ -124,9 +124,13 @@ class Changed(Mask):
             # makes one a cut: all of it.
             planes = apart.view(-1, 1, *x.shape[2:])
             planes = planes.float() if planes.dtype == torch.float64 else planes
-            moved = motion_mask_(planes, self._nothing.zero_(), self.threshold, 1.0, torch.inf, self.smooth)
-            found = functools.reduce(torch.logical_or, moved.view(x.shape).unbind(1))
             # Of a box all pixels count as changed: what is left of it would be over the threshold in frame after frame.
-            found = grow(found, self.smooth // 2)
+            numbers = 1.0, torch.inf, self.smooth
+            if x.is_cuda:  # few launches: a mean over channels and a box is above 0 where one of them is set
+                moved = motion_mask(planes, self._nothing, self.threshold, *numbers)[0].view(x.shape)
+                found = motion_mask(moved.view(torch.uint8), self._nothing[: x.shape[0]], 0.0, *numbers)[0]
+            else:  # no fresh memory
+                moved = motion_mask_(planes, self._nothing.zero_(), self.threshold, *numbers).view(x.shape)
+                found = grow(functools.reduce(torch.logical_or, moved.unbind(1)), self.smooth // 2)
         torch.where(found[:, None], x, used, out=used)
         return found

@@ -17,6 +17,7 @@ struct FringeParams {
   int64_t capacity;
   int32_t* pixels;  // [capacity] out: linear indices (n*height + y)*width + x, ascending, then -1
   int32_t* count;   // [1] out: min(fringe pixels, capacity)
+  bool kept;        // CPU: both are as a call of these params left them
 };
 
 SBNET_EXPORT Status validate(const FringeParams& p);

@@ -34,6 +34,7 @@ struct PyramidParams {
   int64_t size[3], stride[3];
   double tol;      // a pixel is set iff it is greater; compared in float32 (float64 masks: in float64)
   int64_t margin;  // rows and columns by which the mask is grown on each side
+  bool kept;       // CPU: fringes are as a call of these params left them
   int32_t planes, fringes;
   PyramidPlane* plane;        // [planes]; these arrays are the host's
   PyramidFringe* fringe;      // [fringes]

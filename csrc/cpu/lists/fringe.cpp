@@ -48,11 +48,11 @@ sbnet::Status sbnet_fringe_cpu(const sbnet::FringeParams* params, void* workspac
   const Reader reader(p.window);
   const int64_t rows = p.batch * p.height, words_per_row = mine.words();
   uint32_t* words = static_cast<uint32_t*>(workspace);
-  parallel_for(*parallel, rows, 1 + 4096 / p.width, [&](int64_t begin, int64_t end) {
+  parallel_for(*parallel, rows, 1 + kFringePixels / p.width, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       const int64_t n = r / p.height;
       const int y = static_cast<int>(r % p.height);
-      if (r > begin && !differs_from_row_above(mine, theirs, p.window, y)) {
+      if (r > begin && !differs_from_row_above(mine, theirs, reader, y)) {
         std::copy_n(words + (r - 1) * words_per_row, words_per_row, words + r * words_per_row);
         continue;
       }
@@ -62,6 +62,6 @@ sbnet::Status sbnet_fringe_cpu(const sbnet::FringeParams* params, void* workspac
         words[r * words_per_row + w] = read_by(theirs, reader, read, y, w * 32, unwritten(mine, written, y, w * 32));
     }
   });
-  list_pixels(words, rows, p.width, p.capacity, p.pixels, p.count);
+  list_pixels(words, rows, p.width, p.capacity, p.kept, p.pixels, p.count);
   return ok_status();
 }

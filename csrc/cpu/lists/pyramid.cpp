@@ -4,12 +4,16 @@
 #include "core/lists/pyramid.h"
 
 #include <cstring>
+#include <vector>
 
 #include "cpu/lists/fringe.h"
 #include "cpu/lists/mask.h"
 
 namespace sbnet {
 namespace {
+
+// What a thread takes at least: less is sooner done than handed out.
+constexpr int64_t kMaskPixels = 1 << 17, kMaskBlocks = 1 << 12;
 
 // out |= row > tol, of bytes that follow each other: compared as bytes, sixteen at a time.
 void mark_above(const uint8_t* row, int64_t width, double tol, uint8_t* out) {
@@ -30,7 +34,7 @@ void mark_above(const T* row, int64_t width, double tol, uint8_t* out) {
 template <class T>
 void reduce_strips(const PyramidParams& p, int strip, uint8_t* bytes, const Parallel& parallel) {
   const int64_t width = p.size[2], strips = (p.size[1] + strip - 1) / strip;
-  parallel_for(parallel, p.size[0] * strips, 1 + 16384 / (width * strip), [&](int64_t begin, int64_t end) {
+  parallel_for(parallel, p.size[0] * strips, 1 + kMaskPixels / (width * strip), [&](int64_t begin, int64_t end) {
     for (int64_t s = begin; s < end; ++s) {
       uint8_t* out = bytes + s * width;
       std::memset(out, 0, static_cast<size_t>(width));
@@ -61,7 +65,7 @@ void list_plane(const PyramidParams& p, const PyramidPlane& plane, const uint8_t
   const TiledPlane& t = plane.tiles;
   const int height = static_cast<int>(p.size[1]), width = static_cast<int>(p.size[2]);
   const int strips = (height + strip - 1) / strip, margin = static_cast<int>(p.margin);
-  parallel_for(parallel, p.size[0] * t.count[0], 1 + 256 / t.count[1], [&](int64_t begin, int64_t end) {
+  parallel_for(parallel, p.size[0] * t.count[0], 1 + kMaskBlocks / t.count[1], [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       const Span rows = pyramid_span(t, 0, static_cast<int>(r % t.count[0]), height, margin);
       const int64_t first = r / t.count[0] * strips + rows.begin / strip;
@@ -86,35 +90,32 @@ void list_fringe(const PyramidParams& p, const PyramidFringe& fringe, uint32_t* 
     return MapLookup{p.plane[plane].block_map + n * t.count[0] * t.count[1], t.count[1]};
   };
   const PyramidConsumer* consumers = p.consumer + fringe.first_consumer;
-  parallel_for(parallel, rows, 1 + 4096 / mine.size[1], [&](int64_t begin, int64_t end) {
-    const auto leads = [&](int64_t r) {
+  std::vector<Reader> readers;
+  for (int k = 0; k < fringe.consumers; ++k) readers.emplace_back(consumers[k].window);
+  parallel_for(parallel, rows, 1 + kFringePixels / mine.size[1], [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const int64_t n = r / mine.size[0];
       const int y = static_cast<int>(r % mine.size[0]);
-      bool differs = r == begin;
-      for (int k = 0; k < fringe.consumers && !differs; ++k)
-        differs = differs_from_row_above(mine, p.plane[consumers[k].plane].tiles, consumers[k].window, y);
-      return differs;
-    };
-    for (int k = 0; k < fringe.consumers; ++k) {
-      const TiledPlane& out = p.plane[consumers[k].plane].tiles;
-      const Reader reader(consumers[k].window);
-      for (int64_t r = begin; r < end; ++r) {
-        if (!leads(r)) continue;
-        const int64_t n = r / mine.size[0];
-        const int y = static_cast<int>(r % mine.size[0]);
-        const MapLookup own = lookup(fringe.plane, n), theirs = lookup(consumers[k].plane, n);
+      uint32_t* row = words + r * words_per_row;
+      bool leads = r == begin;
+      for (int k = 0; k < fringe.consumers && !leads; ++k)
+        leads = differs_from_row_above(mine, p.plane[consumers[k].plane].tiles, readers[k], y);
+      if (!leads) {
+        std::memcpy(row, row - words_per_row, sizeof(uint32_t) * static_cast<size_t>(words_per_row));
+        continue;
+      }
+      const MapLookup own = lookup(fringe.plane, n);
+      for (int k = 0; k < fringe.consumers; ++k) {
+        const TiledPlane& out = p.plane[consumers[k].plane].tiles;
+        const MapLookup theirs = lookup(consumers[k].plane, n);
         for (int w = 0; w < words_per_row; ++w) {
-          uint32_t& word = words[r * words_per_row + w];
-          const uint32_t found = k ? word : 0, wanted = unwritten(mine, own, y, w * 32) & ~found;
-          word = found | read_by(out, reader, theirs, y, w * 32, wanted);
+          const uint32_t found = k ? row[w] : 0, wanted = unwritten(mine, own, y, w * 32) & ~found;
+          row[w] = found | read_by(out, readers[k], theirs, y, w * 32, wanted);
         }
       }
     }
-    for (int64_t r = begin; r < end; ++r)
-      if (!leads(r))
-        std::memcpy(words + r * words_per_row, words + (r - 1) * words_per_row,
-                    sizeof(uint32_t) * static_cast<size_t>(words_per_row));
   });
-  list_pixels(words, rows, mine.size[1], rows * mine.size[1], fringe.pixels, fringe.count);
+  list_pixels(words, rows, mine.size[1], rows * mine.size[1], p.kept, fringe.pixels, fringe.count);
 }
 
 }  // namespace

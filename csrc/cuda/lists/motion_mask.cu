@@ -172,10 +172,11 @@ __global__ void __launch_bounds__(kThreads) decide_kernel(const __grid_constant_
 
 using LookKernel = void (*)(MotionArgs);
 
-// Three channels and the box of five that MotionMask has by default are compiled for.
+// The box of five is compiled for, of three channels (MotionMask) and of one (Changed).
 template <class T>
 LookKernel look_kernel_for(const MotionArgs& a) {
-  return a.channels == 3 && a.reach == 2 ? look_kernel<T, 3, 2> : look_kernel<T, 0, -1>;
+  if (a.reach == 2 && a.channels == 3) return look_kernel<T, 3, 2>;
+  return a.reach == 2 && a.channels == 1 ? look_kernel<T, 1, 2> : look_kernel<T, 0, -1>;
 }
 
 LookKernel look_kernel_for(const MotionArgs& a, DType dtype) {

@@ -1,5 +1,7 @@
 #include "core/lists/fringe.h"
 
+#include <memory>
+
 #include "torch_binding/recording.h"
 
 namespace sbnet::binding {
@@ -36,7 +38,14 @@ std::tuple<Tensor, Tensor> fringe(Tensor producer_map, Tensor consumer_map, Ints
   p.pixels = static_cast<int32_t*>(pixels.data_ptr());
   p.count = static_cast<int32_t*>(count.data_ptr());
   const Tensor scratch = workspace(producer_map, sbnet_fringe_workspace_bytes(&p));
-  check(run_in(call, SBNET_KERNELS(fringe), p, scratch, producer_map, consumer_map, pixels, count));
+  const auto lasting = std::make_shared<FringeParams>(p);
+  const auto kernel = [lasting](void* own, const Parallel& parallel) {
+    const Status status = sbnet_fringe_cpu(lasting.get(), own, &parallel);
+    lasting->kept = status.ok();  // a recording's next run finds its own list
+    return status;
+  };
+  check(call.cuda() ? SBNET_KERNELS(fringe)(call, &p, scratch.data_ptr())
+                    : run_on_cpu(op, &scratch, kernel, producer_map, consumer_map, pixels, count));
   return {pixels, count};
 }
 

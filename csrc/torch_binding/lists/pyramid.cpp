@@ -29,7 +29,9 @@ std::vector<Tensor> mask_pyramid(Tensor mask, Ints planes, double tol, Ints frin
   });
   const Tensor scratch = workspace(mask, sbnet_mask_pyramid_workspace_bytes(&p));
   const auto kernel = [tables](void* own, const Parallel& parallel) {
-    return sbnet_mask_pyramid_cpu(&tables->params, own, &parallel);
+    const Status status = sbnet_mask_pyramid_cpu(&tables->params, own, &parallel);
+    tables->params.kept = status.ok();  // a recording's next run finds its own lists
+    return status;
   };
   check(call.cuda() ? SBNET_KERNELS(mask_pyramid)(call, &p, scratch.data_ptr())
                     : run_on_cpu(op, &scratch, kernel, mask, lists));

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 from collections.abc import Callable, Sequence
@@ -94,6 +95,9 @@ class Network:
         below, right = (-(n + 2 * self.pad) % self.multiple for n in (height, width))
         if not (self.pad or below or right):
             return mask
+        if mask.is_cuda:  # one launch
+            at = _replicated((height, width), (self.pad, self.pad + below, self.pad, self.pad + right), mask.device)
+            return mask.flatten(1).index_select(1, at).view(mask.shape[0], height + 2 * self.pad + below, -1)
         top, bottom, left, end = self.pad, self.pad + height, self.pad, self.pad + width
         found = mask.new_empty(mask.shape[0], bottom + self.pad + below, end + self.pad + right)
         found[:, top:bottom, left:end] = mask
@@ -102,6 +106,16 @@ class Network:
         found[:, :top] = found[:, top : top + 1]
         found[:, bottom:] = found[:, bottom - 1 : bottom]
         return found
+
+
+@functools.cache  # a CUDA graph reads them where they are
+def _replicated(size: tuple[int, int], border: tuple[int, int, int, int], device: torch.device) -> Tensor:
+    """Which pixel of a mask of `size` each pixel of one with a border (above, below, left, right) is, counted in rows."""
+    height, width = size
+    above, below, left, right = border
+    rows = torch.arange(-above, height + below, device=device).clamp_(0, height - 1)
+    columns = torch.arange(-left, width + right, device=device).clamp_(0, width - 1)
+    return (rows[:, None] * width + columns).flatten().int()
 
 
 def picture_of(output: Any, frame: Frame) -> Finished:
