@@ -22,6 +22,7 @@ from sbnet.engine.steps import PLANNED
 from sbnet.nn import SparseConv2d
 from support import quantized
 from support.contract import poison
+from support.helpers import assert_same_active
 from support.networks import lively
 
 SIZE = (32, 64)
@@ -95,6 +96,27 @@ def test_what_is_repeated_is_what_is_done_anew(net, mode):
     if mode != "exact":
         assert again._last.executor._noted_nodes is not None
         assert anew._last.executor._noted_nodes is None
+
+
+def test_lists_that_are_repeated_are_those_made_anew():
+    """Fringes to their last -1: of few pixels after many, and of many after few."""
+    net, x = UNet().eval(), torch.rand(1, 3, *SIZE)
+    run, counts = sbnet.sparsify(net, x, block=8), []
+    for mask in masks(12):
+        run(x, mask)
+        executor = run._last.executor
+        lists, (active, fringes) = executor._noted_lists.lists, executor.lists(mask)
+        for mine, theirs in zip(lists.active, active, strict=True):
+            assert_same_active(mine, theirs)
+        for mine, theirs in zip(lists.fringes, fringes, strict=True):
+            assert torch.equal(mine.count, theirs.count)
+            assert torch.equal(mine.pixels, theirs.pixels)
+        for mine in lists.stale.values():
+            assert bool((mine.pixels[: int(mine.count)] >= 0).all())
+            assert bool((mine.pixels[int(mine.count) :] == -1).all())
+        counts.append([int(f.count) for f in (*lists.fringes, *lists.stale.values())])
+    series = list(zip(*counts, strict=True))
+    assert any({(a > b) - (a < b) for a, b in pairwise(one)} >= {-1, 1} for one in series), "the test tests nothing"
 
 
 def test_every_kind_is_recorded_and_runs_of_nodes_are_as_long_as_they_can_be():
