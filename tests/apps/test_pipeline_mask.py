@@ -112,3 +112,13 @@ def test_a_frame_is_one_replay(name):
     assert counts.get("cudaGraphLaunch", 0) >= 12
     motion = sum(e.name == "sbnet::motion_mask_" for e in seen.events())
     assert motion <= 10, "called on the host for each frame"
+
+
+@pytest.mark.parametrize(("pad", "multiple"), [(7, 1), (0, 32), (3, 8)])
+def test_masks_are_widened_as_frames_are(device, pad, multiple):
+    network = Network(nn.Identity(), pad=pad, multiple=multiple)
+    for size in ((20, 33), (32, 64)):
+        mask = torch.rand(2, *size) > 0.5
+        frame = mask[:, None].float().expand(-1, 3, -1, -1)
+        wanted = network.widened(frame)[:, 0] > 0
+        assert torch.equal(network.widened_mask(mask.to(device)).cpu(), wanted)

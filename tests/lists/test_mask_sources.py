@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from sbnet import masks
 from sbnet.apps.pipeline import Frame
+from sbnet.masks import grow
 
 
 def picture(size=(24, 32)) -> torch.Tensor:
@@ -198,6 +199,29 @@ def test_changed_over_boxes_overlooks_noise():
     still = noisy.clone()
     still[0, :, 2:7, 4:8] += 0.09
     assert not mask(still).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("smooth", [3, 5, 9])
+def test_changed_over_boxes_is_what_plain_pytorch_finds(device, smooth, dtype):
+    """Channel by channel; brightnesses of few steps, so that no mean lies at the threshold to within rounding."""
+    mask, used = masks.Changed(1.5 / 64 / smooth**2, smooth), None
+    x = torch.randint(0, 64, (2, 3, 40, 56)).to(dtype) / 64
+    shares = []
+    for k in range(4):
+        got = mask(x.to(device).contiguous(memory_format=torch.channels_last)).cpu()
+        apart = torch.full(x.shape, torch.inf) if used is None else x.float() - used.float()
+        inside = F.avg_pool2d(torch.ones(1, 1, 40, 56), smooth, 1, smooth // 2)
+        means = (F.avg_pool2d(apart, smooth, 1, smooth // 2) / inside).abs()
+        over = (means > mask.threshold).any(1)
+        assert torch.equal(got, grow(over, smooth // 2))
+        shares.append(float(got.float().mean()))
+        used = x if used is None else torch.where(got[:, None], x, used)
+        x = x.clone()
+        x[:, k % 3, 5 * k : 5 * k + 6, 20 : 24 + k] += 0.25
+        x[:, :, 33, 7] += 1 / 64  # noise
+    assert shares[0] == 1
+    assert all(0 < share < 0.5 for share in shares[1:])
 
 
 def test_odd_boxes_alone():

@@ -110,7 +110,7 @@ class Network:
 
 @functools.cache  # a CUDA graph reads them where they are
 def _replicated(size: tuple[int, int], border: tuple[int, int, int, int], device: torch.device) -> Tensor:
-    """Which pixel of a mask of `size` each pixel of one with a border (above, below, left, right) is, counted in rows."""
+    """Of each pixel of a mask with a border (above, below, left, right), which of one of `size` it is, row by row."""
     height, width = size
     above, below, left, right = border
     rows = torch.arange(-above, height + below, device=device).clamp_(0, height - 1)
