@@ -14,13 +14,12 @@
 #include <iterator>
 #include <memory>
 #include <optional>
-#include <sstream>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "core/kernels.h"
 #include "core/masked/conv.h"
+#include "core/raise.h"
 #include "ort_binding/ort_abi.h"
 
 namespace sbnet::ort {
@@ -45,20 +44,6 @@ class Calling {
   const Api* before_;
 };
 
-template <class... Parts>
-[[noreturn]] void raise(const Parts&... parts) {
-  std::ostringstream text;
-  (text << ... << parts);
-  throw std::runtime_error(text.str());
-}
-// "sbnet::op: argument: expected ..., got ..."
-template <class... Parts>
-[[noreturn]] void raise_expected(const std::string& op, const std::string& argument, const Parts&... parts) {
-  raise("sbnet::", op, ": ", argument, ": expected ", parts...);
-}
-inline void check(const Status& s) {
-  if (!s.ok()) raise("sbnet::", s.message);
-}
 inline bool succeeded(OrtStatus* status) {
   if (status) api->ReleaseStatus(status);
   return !status;
@@ -266,8 +251,6 @@ struct ActiveInputs {
 // The grid has the block map's counts (`plane` null) or those of a plane (height, width).
 ActiveInputs active_inputs(const Context& c, const ActivePositions& at, const GridAttributes& grid,
                            const int64_t* plane);
-
-Activation to_activation(const char* op, const std::string& name);  // conv.cpp
 
 // ---- the OrtCustomOp of an op
 

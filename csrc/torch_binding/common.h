@@ -9,41 +9,24 @@
 #include <algorithm>
 #include <cstring>
 #include <optional>
-#include <sstream>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "core/kernels.h"
 #include "core/masked/conv.h"
+#include "core/raise.h"
 #include "core/window.h"
 
 // Raises a RuntimeError in Python: "sbnet::op: argument: expected ..., got ...".
-#define SBNET_TORCH_EXPECT(condition, op, argument, ...)                           \
-  do {                                                                             \
-    if (!(condition)) ::sbnet::binding::raise_expected(op, argument, __VA_ARGS__); \
+#define SBNET_TORCH_EXPECT(condition, op, argument, ...)                  \
+  do {                                                                    \
+    if (!(condition)) ::sbnet::raise_expected(op, argument, __VA_ARGS__); \
   } while (0)
 
 namespace sbnet::binding {
 
-template <class... Parts>
-[[noreturn]] void raise(const Parts&... parts) {
-  std::ostringstream text;
-  (text << ... << parts);
-  throw std::runtime_error(text.str());
-}
-
-template <class... Parts>
-[[noreturn]] void raise_expected(const char* op, const std::string& argument, const Parts&... parts) {
-  raise("sbnet::", op, ": ", argument, ": expected ", parts...);
-}
-
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
-
-inline void check(const Status& s) {
-  if (!s.ok()) raise("sbnet::", s.message);
-}
 
 inline DType to_dtype(const char* op, const char* argument, const Tensor& t) {
   switch (t.scalar_type()) {
@@ -190,8 +173,6 @@ inline Tensor vector_of(const Call& call, const char* argument, const Tensor& t,
   return t.is_contiguous() ? t : torch::stable::contiguous(t);
 }
 
-Activation to_activation(const char* op, const std::string& name);  // conv.cpp
-
 // The activation of an op's arguments, as its params have it.
 template <class Arguments, class Params>
 void set_activation(const char* op, const Arguments& a, Params* p) {
@@ -235,17 +216,19 @@ class OpList {
 
 }  // namespace sbnet::binding
 
-// Registers a family's ops, as its list_ops(ops) names them: their schemas, and a function each for every device.
-#define SBNET_TORCH_LIST(list_ops, m, purpose)                             \
+// SBNET_TORCH_OPS(ops) { ops.add(...); } registers a family's ops: their schemas, and a function each for every device.
+#define SBNET_TORCH_LIST(m, purpose)                                       \
   sbnet::binding::OpList ops(m, sbnet::binding::OpList::Purpose::purpose); \
   list_ops(ops)
 #ifdef SBNET_WITH_CUDA
-#define SBNET_TORCH_OPS(list_ops)                                                      \
-  STABLE_TORCH_LIBRARY_FRAGMENT(sbnet, m) { SBNET_TORCH_LIST(list_ops, m, kSchemas); } \
-  STABLE_TORCH_LIBRARY_IMPL(sbnet, CPU, m) { SBNET_TORCH_LIST(list_ops, m, kCpu); }    \
-  STABLE_TORCH_LIBRARY_IMPL(sbnet, CUDA, m) { SBNET_TORCH_LIST(list_ops, m, kCuda); }
+#define SBNET_TORCH_CUDA_OPS \
+  STABLE_TORCH_LIBRARY_IMPL(sbnet, CUDA, m) { SBNET_TORCH_LIST(m, kCuda); }
 #else
-#define SBNET_TORCH_OPS(list_ops)                                                      \
-  STABLE_TORCH_LIBRARY_FRAGMENT(sbnet, m) { SBNET_TORCH_LIST(list_ops, m, kSchemas); } \
-  STABLE_TORCH_LIBRARY_IMPL(sbnet, CPU, m) { SBNET_TORCH_LIST(list_ops, m, kCpu); }
+#define SBNET_TORCH_CUDA_OPS
 #endif
+#define SBNET_TORCH_OPS(ops)                                                 \
+  static void list_ops(sbnet::binding::OpList&);                             \
+  STABLE_TORCH_LIBRARY_FRAGMENT(sbnet, m) { SBNET_TORCH_LIST(m, kSchemas); } \
+  STABLE_TORCH_LIBRARY_IMPL(sbnet, CPU, m) { SBNET_TORCH_LIST(m, kCpu); }    \
+  SBNET_TORCH_CUDA_OPS                                                       \
+  static void list_ops(sbnet::binding::OpList& ops)

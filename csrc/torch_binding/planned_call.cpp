@@ -38,13 +38,13 @@ const char* sbnet_copy_inputs(void* const* to, void* const* from, const int64_t*
     for (int64_t k = 0; k < count; ++k) {
       if (from[k]) p.to[p.count] = to[k], p.from[p.count] = from[k], p.bytes[p.count++] = bytes[k];
       if (p.count < sbnet::kMostCopies && k + 1 < count) continue;
-      sbnet::binding::check(sbnet_copies_cuda(&p, stream));
+      sbnet::check(sbnet_copies_cuda(&p, stream));
       p.count = 0;
     }
     return nullptr;
 #else
     (void)to, (void)from, (void)bytes, (void)count;
-    sbnet::binding::raise_expected("run", "device", "a build with CUDA, got one without, and device ", device);
+    sbnet::raise_expected("run", "device", "a build with CUDA, got one without, and device ", device);
 #endif
   } catch (const std::exception& error) {
     wrong = error.what();

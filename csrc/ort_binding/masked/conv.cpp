@@ -3,13 +3,6 @@
 #include "ort_binding/masked/packed_weight.h"
 
 namespace sbnet::ort {
-
-Activation to_activation(const char* op, const std::string& name) {
-  Activation activation = Activation::kNone;
-  check(read_activation(op, name.c_str(), &activation));
-  return activation;
-}
-
 namespace {
 
 // Of the window, and what it makes of a plane.

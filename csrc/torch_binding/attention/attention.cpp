@@ -203,7 +203,7 @@ std::tuple<Tensor, Tensor, Tensor> block_attention_backward(
   return {grad_q, grad_k, grad_v};
 }
 
-void list_ops(OpList& ops) {
+SBNET_TORCH_OPS(ops) {
   // Block-sparse attention. `rule` is diagonal, band, prefix, stride, phases, block_size; rows, columns, mask_index
   // and masks are AttentionLayout's of core/attention/layout.h.
   ops.add("pack_attention_blocks(Tensor blocks) -> (Tensor rows, Tensor columns)", TORCH_BOX(&pack_attention_blocks));
@@ -222,5 +222,3 @@ void list_ops(OpList& ops) {
 
 }  // namespace
 }  // namespace sbnet::binding
-
-SBNET_TORCH_OPS(sbnet::binding::list_ops)

@@ -49,7 +49,7 @@ std::tuple<Tensor, Tensor> fringe(Tensor producer_map, Tensor consumer_map, Ints
   return {pixels, count};
 }
 
-void list_ops(OpList& ops) {
+SBNET_TORCH_OPS(ops) {
   ops.add(
       "fringe(Tensor producer_map, Tensor consumer_map, SymInt[] size, SymInt[] producer_grid, SymInt[] consumer_size, "
       "SymInt[] consumer_grid, SymInt[] window, SymInt capacity) -> (Tensor pixels, Tensor count)",
@@ -58,5 +58,3 @@ void list_ops(OpList& ops) {
 
 }  // namespace
 }  // namespace sbnet::binding
-
-SBNET_TORCH_OPS(sbnet::binding::list_ops)

@@ -43,7 +43,7 @@ Tensor motion_mask_(Tensor frame, Tensor background, double threshold, double ra
   return run("motion_mask_", frame, background, background, threshold, rate, cut, smooth);
 }
 
-void list_ops(OpList& ops) {
+SBNET_TORCH_OPS(ops) {
   ops.add(
       "motion_mask(Tensor frame, Tensor background, float threshold, float rate, float cut, SymInt smooth) -> (Tensor "
       "mask, Tensor next)",
@@ -56,5 +56,3 @@ void list_ops(OpList& ops) {
 
 }  // namespace
 }  // namespace sbnet::binding
-
-SBNET_TORCH_OPS(sbnet::binding::list_ops)

@@ -38,7 +38,7 @@ std::vector<Tensor> mask_pyramid(Tensor mask, Ints planes, double tol, Ints frin
   return lists;
 }
 
-void list_ops(OpList& ops) {
+SBNET_TORCH_OPS(ops) {
   ops.add(
       "mask_pyramid(Tensor mask, SymInt[] planes, float tol, SymInt[] fringes, SymInt margin=0) -> "
       "Tensor[]",
@@ -47,5 +47,3 @@ void list_ops(OpList& ops) {
 
 }  // namespace
 }  // namespace sbnet::binding
-
-SBNET_TORCH_OPS(sbnet::binding::list_ops)

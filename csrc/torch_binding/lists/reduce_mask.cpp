@@ -32,7 +32,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> reduce_mask(Tensor mask, Grid grid, d
   return {indices, count, total, block_map};
 }
 
-void list_ops(OpList& ops) {
+SBNET_TORCH_OPS(ops) {
   ops.add(
       "reduce_mask(Tensor mask, SymInt[] grid, float tol, bool avgpool, SymInt capacity) -> (Tensor indices, Tensor "
       "count, Tensor total, Tensor block_map)",
@@ -41,5 +41,3 @@ void list_ops(OpList& ops) {
 
 }  // namespace
 }  // namespace sbnet::binding
-
-SBNET_TORCH_OPS(sbnet::binding::list_ops)

@@ -53,7 +53,7 @@ void sparse_adaptive_pool2d_(Tensor x, Tensor block_map, Ints grid, std::string 
   run(call, p, x, block_map, out);
 }
 
-void list_ops(OpList& ops) {
+SBNET_TORCH_OPS(ops) {
   // Blocks of x's plane; all of the output is written.
   ops.add(
       "sparse_adaptive_pool2d(Tensor x, Tensor block_map, SymInt[] grid, SymInt[] output_size, str method, bool "
@@ -67,5 +67,3 @@ void list_ops(OpList& ops) {
 
 }  // namespace
 }  // namespace sbnet::binding
-
-SBNET_TORCH_OPS(sbnet::binding::list_ops)

@@ -70,7 +70,7 @@ Tensor sparse_bottleneck2d(Tensor x, Tensor weight1, Tensor weight2, Tensor weig
   return y;
 }
 
-void list_ops(OpList& ops) {
+SBNET_TORCH_OPS(ops) {
   ops.add(
       "sparse_bottleneck2d(Tensor x, Tensor weight1, Tensor weight2, Tensor weight3, Tensor? bias1, Tensor? bias2, "
       "Tensor? bias3, Tensor indices, Tensor count, Tensor block_map, SymInt[] grid, str activation, float "
@@ -85,5 +85,3 @@ void list_ops(OpList& ops) {
 
 }  // namespace
 }  // namespace sbnet::binding
-
-SBNET_TORCH_OPS(sbnet::binding::list_ops)

@@ -2,13 +2,6 @@
 #include "torch_binding/masked/layer.h"
 
 namespace sbnet::binding {
-
-Activation to_activation(const char* op, const std::string& name) {
-  Activation activation = Activation::kNone;
-  check(read_activation(op, name.c_str(), &activation));
-  return activation;
-}
-
 namespace {
 
 using torch::headeronly::MemoryFormat;
@@ -204,7 +197,7 @@ Tensor pack_conv_weight(Tensor weight, int64_t groups) {
   return packed;
 }
 
-void list_ops(OpList& ops) {
+SBNET_TORCH_OPS(ops) {
   ops.add(
       "sparse_conv2d(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor indices, Tensor count, Tensor "
       "block_map, SymInt[] grid, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, str activation, "
@@ -239,5 +232,3 @@ void list_ops(OpList& ops) {
 
 }  // namespace
 }  // namespace sbnet::binding
-
-SBNET_TORCH_OPS(sbnet::binding::list_ops)

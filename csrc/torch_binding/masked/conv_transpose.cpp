@@ -80,7 +80,7 @@ Tensor sparse_conv_transpose2d(Tensor x, Tensor weight, Optional bias, Optional 
   return y;
 }
 
-void list_ops(OpList& ops) {
+SBNET_TORCH_OPS(ops) {
   ops.add(
       "sparse_conv_transpose2d(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor indices, Tensor count, "
       "Tensor block_map, SymInt[] grid, SymInt[] stride, SymInt[] padding, SymInt[] output_padding, SymInt[] dilation, "
@@ -96,5 +96,3 @@ void list_ops(OpList& ops) {
 
 }  // namespace
 }  // namespace sbnet::binding
-
-SBNET_TORCH_OPS(sbnet::binding::list_ops)

@@ -28,12 +28,10 @@ void sparse_fill_(Tensor x, Tensor block_map, Grid grid, double value) {
   run("sparse_fill_", x, block_map, grid, value, x);
 }
 
-void list_ops(OpList& ops) {
+SBNET_TORCH_OPS(ops) {
   ops.add("sparse_fill(Tensor x, Tensor block_map, SymInt[] grid, float value) -> Tensor", TORCH_BOX(&sparse_fill));
   ops.add("sparse_fill_(Tensor(a!) x, Tensor block_map, SymInt[] grid, float value) -> ()", TORCH_BOX(&sparse_fill_));
 }
 
 }  // namespace
 }  // namespace sbnet::binding
-
-SBNET_TORCH_OPS(sbnet::binding::list_ops)

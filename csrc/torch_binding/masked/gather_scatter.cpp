@@ -75,7 +75,7 @@ Tensor sparse_scatter(Tensor blocks, Tensor indices, Tensor count, Tensor block_
   return y;
 }
 
-void list_ops(OpList& ops) {
+SBNET_TORCH_OPS(ops) {
   ops.add(
       "sparse_gather(Tensor x, Tensor indices, Tensor count, Tensor block_map, SymInt[] grid, bool transpose, bool "
       "zero_tail) -> Tensor",
@@ -92,5 +92,3 @@ void list_ops(OpList& ops) {
 
 }  // namespace
 }  // namespace sbnet::binding
-
-SBNET_TORCH_OPS(sbnet::binding::list_ops)

@@ -207,9 +207,7 @@ void add_all(OpList& ops, LayerList<L...>) {
   (add<L>(ops), ...);
 }
 
-void list_ops(OpList& ops) { add_all(ops, PlainLayers()); }
+SBNET_TORCH_OPS(ops) { add_all(ops, PlainLayers()); }
 
 }  // namespace
 }  // namespace sbnet::binding
-
-SBNET_TORCH_OPS(sbnet::binding::list_ops)

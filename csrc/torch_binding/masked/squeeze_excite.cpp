@@ -51,7 +51,7 @@ Tensor sparse_squeeze_excite2d(Tensor x, Tensor weight1, Tensor weight2, std::op
   return y;
 }
 
-void list_ops(OpList& ops) {
+SBNET_TORCH_OPS(ops) {
   // Blocks of x's plane.
   ops.add(
       "sparse_squeeze_excite2d(Tensor x, Tensor weight1, Tensor weight2, Tensor? bias1, Tensor? bias2, Tensor "
@@ -61,5 +61,3 @@ void list_ops(OpList& ops) {
 
 }  // namespace
 }  // namespace sbnet::binding
-
-SBNET_TORCH_OPS(sbnet::binding::list_ops)

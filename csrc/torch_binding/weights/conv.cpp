@@ -175,7 +175,7 @@ Tensor blocksparse_conv_weight_grad(Tensor x, Tensor dy, Tensor tables, Ints lay
   return dw;
 }
 
-void list_ops(OpList& ops) {
+SBNET_TORCH_OPS(ops) {
   // `conv_layout` is BlocksparseConvShape's numbers, `geometry` kernel_size, stride, padding, dilation of three axes
   // each, `output_size` three numbers. x is [N, C, D, H, W]; the filters of all blocks lie in one vector.
   ops.add_of_cpu("blocksparse_conv_tables(Tensor lists, int inputs, int outputs, int taps) -> Tensor",
@@ -202,5 +202,3 @@ void list_ops(OpList& ops) {
 
 }  // namespace
 }  // namespace sbnet::binding
-
-SBNET_TORCH_OPS(sbnet::binding::list_ops)

@@ -217,7 +217,7 @@ Tensor blocksparse_weight_grad(std::vector<Tensor> x, std::vector<Tensor> dy, Te
   return dw;
 }
 
-void list_ops(OpList& ops) {
+SBNET_TORCH_OPS(ops) {
   // `layout` is block rows, block columns, blocks, in_features, out_features, block_size, and the words of three plans;
   // `shape` its first six numbers. Matrices are [rows, features].
   ops.add_of_cpu("block_layout_tables(Tensor coords, SymInt[] shape) -> Tensor", TORCH_BOX(&block_layout_tables));
@@ -238,5 +238,3 @@ void list_ops(OpList& ops) {
 
 }  // namespace
 }  // namespace sbnet::binding
-
-SBNET_TORCH_OPS(sbnet::binding::list_ops)
