@@ -82,4 +82,30 @@ SBNET_EXPORT int32_t sbnet_select_bottleneck2d(int64_t channels, int64_t hidden,
 namespace sbnet {
 // The layer, which has tensors without memory. dtype: one of floats, int8 or float8.
 Status read_query(const SbnetConvQuery& q, Conv2dParams* p);
+
+// Asked about, never read: any aligned address that is not null.
+inline TensorView channels_last(DType dtype, int64_t n, int64_t c, int64_t h, int64_t w) {
+  return {reinterpret_cast<void*>(uintptr_t{1} << 20), {n, c, h, w}, {h * w * c, 1, w * c, c}, dtype};
+}
+
+// Sizes, which are less than 2^log2_longest, dtype, which is one of `dtypes` if `known`, and groups of a query.
+Status check_query(const char* op, const SbnetConvQuery& q, int log2_longest, bool known, const char* dtypes);
+
+// What a query says of a convolution and of a transposed one alike: all but weights and window. out: sides of y.
+template <class Params>
+void fill_query(const SbnetConvQuery& q, const int64_t (&out)[2], Params* p) {
+  const DType dtype = static_cast<DType>(q.dtype);
+  for (int d = 0; d < 2; ++d) {
+    BlockGrid& g = p->active.grid;
+    g.size[d] = g.stride[d] = static_cast<int32_t>(q.block[d]);
+    g.count[d] = static_cast<int32_t>((out[d] + q.block[d] - 1) / q.block[d]);
+  }
+  p->groups = static_cast<int32_t>(q.groups);
+  p->x = channels_last(dtype, q.batch, q.channels, q.height, q.width);
+  p->y = channels_last(dtype, q.batch, q.out_channels, out[0], out[1]);
+  if (q.residual) p->residual = p->y;
+  if (q.slope) p->activation = Activation::kLeakyRelu, p->slope = p->y.data, p->slope_dtype = dtype;
+  p->allow_tf32 = q.allow_tf32 != 0;
+  p->active.capacity = q.batch * p->active.grid.count[0] * p->active.grid.count[1];
+}
 }  // namespace sbnet

@@ -53,27 +53,13 @@ namespace {
 
 constexpr const char* kOp = "select_conv_transpose2d";
 
-TensorView packed(DType dtype, int64_t n, int64_t c, int64_t h, int64_t w) {
-  // Asked about, never read: any aligned address that is not null.
-  return {reinterpret_cast<void*>(uintptr_t{1} << 20), {n, c, h, w}, {h * w * c, 1, w * c, c}, dtype};
-}
-
 Status read_query(const SbnetConvQuery& q, const int64_t* output_padding, ConvTransposeParams* to) {
-  constexpr int64_t kLongest = int64_t{1} << 14;  // so that no product below overflows
-  const int64_t numbers[] = {q.batch,       q.channels,  q.height,    q.width,     q.out_channels,
-                             q.kernel[0],   q.kernel[1], q.stride[0], q.stride[1], q.dilation[0],
-                             q.dilation[1], q.groups,    q.block[0],  q.block[1]};
-  for (const int64_t v : numbers)
-    SBNET_CHECK(v > 0 && v < kLongest, "%s: expected sizes from 1 to 2^14, got %lld", kOp, static_cast<long long>(v));
+  constexpr int kLog2Longest = 14;  // so that no product below overflows
+  constexpr int64_t kLongest = int64_t{1} << kLog2Longest;
   const DType dtype = static_cast<DType>(q.dtype);
-  SBNET_CHECK(is_compute_dtype(dtype), "%s: dtype: expected float32, float16 or bfloat16, got number %lld", kOp,
-              static_cast<long long>(q.dtype));
-  SBNET_CHECK(q.channels % q.groups == 0 && q.out_channels % q.groups == 0,
-              "%s: groups: expected a divisor of %lld and %lld channels, got %lld", kOp,
-              static_cast<long long>(q.channels), static_cast<long long>(q.out_channels),
-              static_cast<long long>(q.groups));
+  SBNET_TRY(check_query(kOp, q, kLog2Longest, is_compute_dtype(dtype), "float32, float16 or bfloat16"));
   ConvTransposeParams p = {};
-  p.weight = packed(dtype, q.channels, q.out_channels / q.groups, q.kernel[0], q.kernel[1]);
+  p.weight = channels_last(dtype, q.channels, q.out_channels / q.groups, q.kernel[0], q.kernel[1]);
   for (int d = 0; d < 2; ++d) {
     SBNET_CHECK(q.padding[d] < kLongest && output_padding[d] < kLongest,
                 "%s: padding, output_padding: expected less than 2^14, got %lld, %lld", kOp,
@@ -89,17 +75,8 @@ Status read_query(const SbnetConvQuery& q, const int64_t* output_padding, ConvTr
     out[d] = conv_transpose_output_side(p, d, in[d]);
     SBNET_CHECK(out[d] >= 1, "%s: layer: expected a plane that gives pixels, got side %lld, which gives %lld", kOp,
                 static_cast<long long>(in[d]), static_cast<long long>(out[d]));
-    BlockGrid& g = p.active.grid;
-    g.size[d] = g.stride[d] = static_cast<int32_t>(q.block[d]);
-    g.count[d] = static_cast<int32_t>((out[d] + q.block[d] - 1) / q.block[d]);
   }
-  p.groups = static_cast<int32_t>(q.groups);
-  p.x = packed(dtype, q.batch, q.channels, in[0], in[1]);
-  p.y = packed(dtype, q.batch, q.out_channels, out[0], out[1]);
-  if (q.residual) p.residual = p.y;
-  if (q.slope) p.activation = Activation::kLeakyRelu, p.slope = p.y.data, p.slope_dtype = dtype;
-  p.allow_tf32 = q.allow_tf32 != 0;
-  p.active.capacity = q.batch * p.active.grid.count[0] * p.active.grid.count[1];
+  fill_query(q, out, &p);
   *to = p;
   return ok_status();
 }

@@ -221,6 +221,13 @@ void make_deltas(const AttentionBackwardParams& b, float* deltas, const Parallel
   });
 }
 
+void store_lanes(const AttentionParams& p, const AttentionTensor& t, void* to, int64_t lanes, float factor,
+                 const float* sums) {
+  float factors[kLanes];
+  std::fill_n(factors, kLanes, factor);
+  kernels().store_lanes(p.dtype, to, step_stride(p, t), lanes, p.head_dim, padded_dim(p), factors, sums);
+}
+
 void query_grad_tile(const AttentionBackwardParams& b, const Sequence& s, int32_t q0, const float* deltas,
                      const Scratch& w) {
   const AttentionParams& p = b.forward;
@@ -238,10 +245,7 @@ void query_grad_tile(const AttentionBackwardParams& b, const Sequence& s, int32_
     kernel.softmax_grad(step, p.scale, 1 / (1 - p.dropout.p), true, w.queries, w.scores, w.grads);
     kernel.accumulate(w.grads, w.first_rows, step.count, lanes, padded, w.first_sums);
   });
-  float factors[kLanes];
-  std::fill_n(factors, kLanes, p.scale);
-  kernel.store_lanes(p.dtype, s.at(p, b.grad_q, s.h, q0), step_stride(p, b.grad_q), lanes, dim, padded, factors,
-                     w.first_sums);
+  store_lanes(p, b.grad_q, s.at(p, b.grad_q, s.h, q0), lanes, p.scale, w.first_sums);
 }
 
 // Of the keys of sequence `s` (any query head of the group) from k0 on: summed over the group.
@@ -270,13 +274,8 @@ void key_grad_tile(const AttentionBackwardParams& b, const Sequence& s, int32_t 
       kernel.accumulate(w.scores, w.second_rows, step.count, lanes, padded, w.second_sums);
     }
   }
-  float factors[kLanes];
-  std::fill_n(factors, kLanes, p.scale);
-  kernel.store_lanes(p.dtype, s.at(p, b.grad_k, s.kv_h, k0), step_stride(p, b.grad_k), lanes, dim, padded, factors,
-                     w.first_sums);
-  std::fill_n(factors, kLanes, 1.0f);
-  kernel.store_lanes(p.dtype, s.at(p, b.grad_v, s.kv_h, k0), step_stride(p, b.grad_v), lanes, dim, padded, factors,
-                     w.second_sums);
+  store_lanes(p, b.grad_k, s.at(p, b.grad_k, s.kv_h, k0), lanes, p.scale, w.first_sums);
+  store_lanes(p, b.grad_v, s.at(p, b.grad_v, s.kv_h, k0), lanes, 1, w.second_sums);
 }
 
 // Each worker owns a scratch area and takes tiles until none is left, last ones first: under a causal rule they are the

@@ -118,3 +118,9 @@ static void run_slice(const ConvPlan& plan, const ConvJob& job, const Slice& sli
 }  // namespace sbnet
 
 #include "cpu/masked/conv_int8_table.h"
+
+namespace sbnet {
+namespace SBNET_ISA {
+constexpr ConvKernels kTable = {{SBNET_LANES, SBNET_VECTORS, kDepth, sizeof(Element), 0}, pack_all, run_job, nullptr};
+}
+}  // namespace sbnet

@@ -8,11 +8,5 @@
 #define SBNET_VECTORS 2
 #include "cpu/masked/conv_int8.h"
 
-namespace sbnet {
-const ConvKernels kConvInt8KernelsAvx2 = {
-    {SBNET_LANES, SBNET_VECTORS, conv_int8_avx2::kDepth, sizeof(conv_int8_avx2::Element), 0},
-    conv_int8_avx2::pack_all,
-    conv_int8_avx2::run_job,
-    nullptr};
-}  // namespace sbnet
+const sbnet::ConvKernels sbnet::kConvInt8KernelsAvx2 = sbnet::conv_int8_avx2::kTable;
 #endif

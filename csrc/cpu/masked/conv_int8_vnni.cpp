@@ -9,11 +9,5 @@
 #define SBNET_VECTORS 4
 #include "cpu/masked/conv_int8.h"
 
-namespace sbnet {
-const ConvKernels kConvInt8KernelsVnni = {
-    {SBNET_LANES, SBNET_VECTORS, conv_int8_vnni::kDepth, sizeof(conv_int8_vnni::Element), 0},
-    conv_int8_vnni::pack_all,
-    conv_int8_vnni::run_job,
-    nullptr};
-}  // namespace sbnet
+const sbnet::ConvKernels sbnet::kConvInt8KernelsVnni = sbnet::conv_int8_vnni::kTable;
 #endif

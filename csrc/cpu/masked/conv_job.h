@@ -93,23 +93,27 @@ static void load_end(const Conv2dParams& p, int64_t k0, int64_t channels, PanelE
 
 // ---- One job.
 
-static void list_pixels(const ConvPlan& plan, const ConvJob& job) {
+// Pixel (r, c) of the job's rect `q`, behind those that are listed.
+SBNET_INLINE void list_pixel(const ConvPlan& plan, const ConvJob& job, int64_t q, int32_t r, int32_t c) {
   ConvPixels& px = *job.pixels;
   const TensorView &y = plan.p.y, &residual = plan.p.residual;
+  const ConvRect& rect = job.rects[q];
+  const int64_t row = rect.row + r, column = rect.column + c;
+  px.rect[px.count] = static_cast<int32_t>(q);
+  px.row[px.count] = r;
+  px.column[px.count] = c;
+  px.y[px.count] = rect.n * y.stride[0] + row * y.stride[2] + column * y.stride[3];
+  if (residual.data)
+    px.residual[px.count] = rect.n * residual.stride[0] + row * residual.stride[2] + column * residual.stride[3];
+  ++px.count;
+}
+
+static void list_pixels(const ConvPlan& plan, const ConvJob& job) {
+  ConvPixels& px = *job.pixels;
   px.count = 0;
-  for (int64_t q = 0; q < job.rect_count; ++q) {
-    const ConvRect& rect = job.rects[q];
-    for (int32_t r = 0; r < rect.height; ++r)
-      for (int32_t c = 0; c < rect.width; ++c, ++px.count) {
-        const int64_t row = rect.row + r, column = rect.column + c;
-        px.rect[px.count] = static_cast<int32_t>(q);
-        px.row[px.count] = r;
-        px.column[px.count] = c;
-        px.y[px.count] = rect.n * y.stride[0] + row * y.stride[2] + column * y.stride[3];
-        if (residual.data)
-          px.residual[px.count] = rect.n * residual.stride[0] + row * residual.stride[2] + column * residual.stride[3];
-      }
-  }
+  for (int64_t q = 0; q < job.rect_count; ++q)
+    for (int32_t r = 0; r < job.rects[q].height; ++r)
+      for (int32_t c = 0; c < job.rects[q].width; ++c) list_pixel(plan, job, q, r, c);
   for (int32_t i = px.count; i % kMicroPixels; ++i) {
     px.y[i] = px.y[px.count - 1];
     px.residual[i] = px.residual[px.count - 1];

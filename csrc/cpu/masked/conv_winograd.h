@@ -229,10 +229,8 @@ SBNET_INLINE int32_t next_square(int32_t at, int32_t dilation) {
 
 // The pixels of a tile, square by square; squares of clipped rects have fewer than four. Returns the number of squares.
 static int64_t list_squares(const ConvPlan& plan, const ConvJob& job) {
-  ConvPixels& px = *job.pixels;
-  const TensorView &y = plan.p.y, &residual = plan.p.residual;
   const int32_t* apart = plan.p.dilation;
-  px.count = 0;
+  job.pixels->count = 0;
   int64_t squares = 0;
   for (int64_t q = 0; q < job.rect_count; ++q) {
     const ConvRect& rect = job.rects[q];
@@ -240,16 +238,7 @@ static int64_t list_squares(const ConvPlan& plan, const ConvJob& job) {
       for (int32_t c = 0; c < rect.width; c = next_square(c, apart[1]), ++squares)
         for (int32_t i = 0; i < 4; ++i) {
           const int32_t down = r + i / 2 * apart[0], right = c + i % 2 * apart[1];
-          if (down >= rect.height || right >= rect.width) continue;
-          const int64_t row = rect.row + down, column = rect.column + right;
-          px.rect[px.count] = static_cast<int32_t>(q);
-          px.row[px.count] = down;
-          px.column[px.count] = right;
-          px.y[px.count] = rect.n * y.stride[0] + row * y.stride[2] + column * y.stride[3];
-          if (residual.data)
-            px.residual[px.count] =
-                rect.n * residual.stride[0] + row * residual.stride[2] + column * residual.stride[3];
-          ++px.count;
+          if (down < rect.height && right < rect.width) list_pixel(plan, job, q, down, right);
         }
   }
   return squares;
