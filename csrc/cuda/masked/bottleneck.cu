@@ -5,7 +5,7 @@
 #include "cuda/masked/conv_portable.cuh"
 #include "cuda/masked/pixels.cuh"
 #ifdef SBNET_SM90
-#include "cuda/sm90/conv/bottleneck.h"
+#include "cuda/sm90/conv/conv.h"
 #endif
 
 namespace sbnet {

@@ -9,10 +9,7 @@
 #include "cuda/masked/conv_run.cuh"
 #include "cuda/masked/pixels.cuh"
 #ifdef SBNET_SM90
-#include "cuda/sm90/conv/conv1x1.h"
-#include "cuda/sm90/conv/conv3x3.h"
-#include "cuda/sm90/conv/conv_general.h"
-#include "cuda/sm90/conv/conv_stem.h"
+#include "cuda/sm90/conv/conv.h"
 #endif
 
 namespace sbnet {

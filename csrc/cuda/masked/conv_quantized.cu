@@ -12,9 +12,7 @@
 #include "cuda/masked/conv_quantized.cuh"
 #include "cuda/masked/pixels.cuh"
 #ifdef SBNET_SM90
-#include "cuda/sm90/conv/conv1x1_bytes.h"
-#include "cuda/sm90/conv/conv_float8.h"
-#include "cuda/sm90/conv/conv_int8.h"
+#include "cuda/sm90/conv/conv.h"
 #endif
 
 namespace sbnet {

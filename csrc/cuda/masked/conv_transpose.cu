@@ -11,7 +11,7 @@
 #include "cuda/masked/conv_portable.cuh"
 #include "cuda/masked/conv_run.cuh"
 #ifdef SBNET_SM90
-#include "cuda/sm90/conv/conv_transpose.h"
+#include "cuda/sm90/conv/conv.h"
 #endif
 
 namespace sbnet {

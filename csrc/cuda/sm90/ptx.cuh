@@ -96,6 +96,9 @@ __device__ __forceinline__ float4 load_shared(uint32_t from) {
                : "memory");
   return v;
 }
+__device__ __forceinline__ void store_shared(uint32_t to, float a, float b, float c, float d) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+}
 
 // ---------------------------------------------------------------- named barriers, proxies
 __device__ __forceinline__ void bar_sync(int id, int threads) {
@@ -274,6 +277,7 @@ __device__ constexpr uint64_t wgmma_layout(uint32_t stride) {
   return static_cast<uint64_t>(stride >> 4 | 1u << 30) << 32;
 }
 
+// Lists of operands, here and in */ptx.cuh: eight sums and more, registers from the first on.
 #define SBNET_F8(i)                                                                                           \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
       "+f"(d[i + 7])
@@ -297,30 +301,35 @@ __device__ constexpr uint64_t wgmma_layout(uint32_t stride) {
   ", %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99" \
   ", %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114" \
   ", %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-// N / 2 sums of a thread, then a, b, accumulate.
-#define SBNET_WGMMA(N, TYPE, SUMS, A, B, P, ...)                                                                 \
+// N / 2 sums of a thread, then a, b, accumulate, and which operand's rows are the reduction.
+#define SBNET_WGMMA(N, TYPE, SUMS, A, B, P, TA, TB, ...)                                                         \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " P ", 0;\nwgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPE \
-               "." TYPE " {" SUMS "}, " A ", " B ", p, 1, 1, 0, 0;\n}\n"                                         \
+               "." TYPE " {" SUMS "}, " A ", " B ", p, 1, 1, " TA ", " TB ";\n}\n"                               \
                : __VA_ARGS__                                                                                     \
-               : "l"(a), "l"(b), "r"(accumulate))
-#define SBNET_WGMMA_OF(TYPE)                                                                                     \
-  if constexpr (N == 16) SBNET_WGMMA("16", TYPE, SBNET_R8, "%8", "%9", "%10", SBNET_F8(0));                      \
-  if constexpr (N == 32) SBNET_WGMMA("32", TYPE, SBNET_R16, "%16", "%17", "%18", SBNET_F16(0));                  \
-  if constexpr (N == 48) SBNET_WGMMA("48", TYPE, SBNET_R24, "%24", "%25", "%26", SBNET_F16(0), SBNET_F8(16));    \
-  if constexpr (N == 64) SBNET_WGMMA("64", TYPE, SBNET_R32, "%32", "%33", "%34", SBNET_F32(0));                  \
-  if constexpr (N == 80) SBNET_WGMMA("80", TYPE, SBNET_R40, "%40", "%41", "%42", SBNET_F32(0), SBNET_F8(32));    \
-  if constexpr (N == 96) SBNET_WGMMA("96", TYPE, SBNET_R48, "%48", "%49", "%50", SBNET_F32(0), SBNET_F16(32));   \
-  if constexpr (N == 128) SBNET_WGMMA("128", TYPE, SBNET_R64, "%64", "%65", "%66", SBNET_F32(0), SBNET_F32(32)); \
-  if constexpr (N == 144)                                                                                        \
-    SBNET_WGMMA("144", TYPE, SBNET_R72, "%72", "%73", "%74", SBNET_F32(0), SBNET_F32(32), SBNET_F8(64));         \
-  if constexpr (N == 192)                                                                                        \
-    SBNET_WGMMA("192", TYPE, SBNET_R96, "%96", "%97", "%98", SBNET_F32(0), SBNET_F32(32), SBNET_F32(64));        \
-  if constexpr (N == 256)                                                                                        \
-  SBNET_WGMMA("256", TYPE, SBNET_R128, "%128", "%129", "%130", SBNET_F32(0), SBNET_F32(32), SBNET_F32(64),       \
-              SBNET_F32(96))
+               : "l"(a), "l"(b), "r"(accumulate), "n"(kATransposed), "n"(kBTransposed))
+#define SBNET_WGMMA_OF(TYPE)                                                                                           \
+  if constexpr (N == 16) SBNET_WGMMA("16", TYPE, SBNET_R8, "%8", "%9", "%10", "%11", "%12", SBNET_F8(0));              \
+  if constexpr (N == 32) SBNET_WGMMA("32", TYPE, SBNET_R16, "%16", "%17", "%18", "%19", "%20", SBNET_F16(0));          \
+  if constexpr (N == 48)                                                                                               \
+    SBNET_WGMMA("48", TYPE, SBNET_R24, "%24", "%25", "%26", "%27", "%28", SBNET_F16(0), SBNET_F8(16));                 \
+  if constexpr (N == 64) SBNET_WGMMA("64", TYPE, SBNET_R32, "%32", "%33", "%34", "%35", "%36", SBNET_F32(0));          \
+  if constexpr (N == 80)                                                                                               \
+    SBNET_WGMMA("80", TYPE, SBNET_R40, "%40", "%41", "%42", "%43", "%44", SBNET_F32(0), SBNET_F8(32));                 \
+  if constexpr (N == 96)                                                                                               \
+    SBNET_WGMMA("96", TYPE, SBNET_R48, "%48", "%49", "%50", "%51", "%52", SBNET_F32(0), SBNET_F16(32));                \
+  if constexpr (N == 128)                                                                                              \
+    SBNET_WGMMA("128", TYPE, SBNET_R64, "%64", "%65", "%66", "%67", "%68", SBNET_F32(0), SBNET_F32(32));               \
+  if constexpr (N == 144)                                                                                              \
+    SBNET_WGMMA("144", TYPE, SBNET_R72, "%72", "%73", "%74", "%75", "%76", SBNET_F32(0), SBNET_F32(32), SBNET_F8(64)); \
+  if constexpr (N == 192)                                                                                              \
+    SBNET_WGMMA("192", TYPE, SBNET_R96, "%96", "%97", "%98", "%99", "%100", SBNET_F32(0), SBNET_F32(32),               \
+                SBNET_F32(64));                                                                                        \
+  if constexpr (N == 256)                                                                                              \
+  SBNET_WGMMA("256", TYPE, SBNET_R128, "%128", "%129", "%130", "%131", "%132", SBNET_F32(0), SBNET_F32(32),            \
+              SBNET_F32(64), SBNET_F32(96))
 
-// d[64 x N] (+)= A[64 x 16] * B[N x 16]^T, in the first N / 2 of d.
-template <class T, int N, int kSums>
+// d[64 x N] (+)= A[64 x 16] * B[N x 16]^T, in the first N / 2 of d. Transposed: the operand's rows are the reduction.
+template <class T, int N, bool kATransposed = false, bool kBTransposed = false, int kSums>
 __device__ __forceinline__ void wgmma(float (&d)[kSums], uint64_t a, uint64_t b, int accumulate) {
   static_assert((N == 16 || N == 32 || N == 48 || N == 64 || N == 80 || N == 96 || N == 128 || N == 144 || N == 192 ||
                  N == 256) &&
@@ -350,40 +359,36 @@ __device__ __forceinline__ void wgmma_bytes(int32_t (&d)[64], uint64_t a, uint64
 }
 #undef SBNET_I16
 #undef SBNET_I4
-#define SBNET_WGMMA_REGISTERS_N64(TYPE)                                                   \
-  asm volatile(                                                                           \
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"                                        \
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE                         \
-      " {"                                                                                \
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "            \
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, " \
-      "{%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}\n"                                       \
-      : SBNET_F8(0), SBNET_F8(8), SBNET_F8(16), SBNET_F8(24)                              \
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))
+#define SBNET_WGMMA_REGISTERS(N, TYPE, SUMS, A, B, P, TB, ...)                                                   \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " P ", 0;\nwgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPE \
+               "." TYPE " {" SUMS "}, {" A "}, " B ", p, 1, 1, " TB ";\n}\n"                                     \
+               : __VA_ARGS__                                                                                     \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(kBTransposed))
+#define SBNET_WGMMA_REGISTERS_OF(TYPE)                                                                           \
+  if constexpr (N == 16)                                                                                         \
+    SBNET_WGMMA_REGISTERS("16", TYPE, SBNET_R8, "%8, %9, %10, %11", "%12", "%13", "%14", SBNET_F8(0));           \
+  if constexpr (N == 64)                                                                                         \
+    SBNET_WGMMA_REGISTERS("64", TYPE, SBNET_R32, "%32, %33, %34, %35", "%36", "%37", "%38", SBNET_F32(0));       \
+  if constexpr (N == 128)                                                                                        \
+    SBNET_WGMMA_REGISTERS("128", TYPE, SBNET_R64, "%64, %65, %66, %67", "%68", "%69", "%70", SBNET_F32(0),       \
+                          SBNET_F32(32));                                                                        \
+  if constexpr (N == 256)                                                                                        \
+  SBNET_WGMMA_REGISTERS("256", TYPE, SBNET_R128, "%128, %129, %130, %131", "%132", "%133", "%134", SBNET_F32(0), \
+                        SBNET_F32(32), SBNET_F32(64), SBNET_F32(96))
 
-// d[64 x 64] (+)= A[64 x 16] * B[64 x 16]^T with A in registers: as mma.sync's fragments, a warp's 16 rows each.
-template <class T>
-__device__ __forceinline__ void wgmma_registers(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int accumulate) {
-  if constexpr (std::is_same_v<T, __half>)
-    SBNET_WGMMA_REGISTERS_N64("f16");
-  else
-    SBNET_WGMMA_REGISTERS_N64("bf16");
+// With A in registers: as mma.sync's fragments, a warp's 16 rows each.
+template <class T, int N = 64, bool kBTransposed = false>
+__device__ __forceinline__ void wgmma_registers(float (&d)[N / 2], const uint32_t* a, uint64_t b, int accumulate) {
+  static_assert(N == 16 || N == 64 || N == 128 || N == 256);
+  if constexpr (std::is_same_v<T, __half>) {
+    SBNET_WGMMA_REGISTERS_OF("f16");
+  } else {
+    SBNET_WGMMA_REGISTERS_OF("bf16");
+  }
 }
-#undef SBNET_WGMMA_REGISTERS_N64
+#undef SBNET_WGMMA_REGISTERS_OF
+#undef SBNET_WGMMA_REGISTERS
 #undef SBNET_WGMMA_OF
 #undef SBNET_WGMMA
-#undef SBNET_R128
-#undef SBNET_R96
-#undef SBNET_R72
-#undef SBNET_R64
-#undef SBNET_R48
-#undef SBNET_R40
-#undef SBNET_R32
-#undef SBNET_R24
-#undef SBNET_R16
-#undef SBNET_R8
-#undef SBNET_F32
-#undef SBNET_F16
-#undef SBNET_F8
 
 }  // namespace sbnet::sm90

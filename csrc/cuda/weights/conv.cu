@@ -11,7 +11,7 @@
 #include "cuda/masked/conv_portable.cuh"
 #include "cuda/weights/matmul_portable.cuh"
 #ifdef SBNET_SM90
-#include "cuda/sm90/conv/conv_blocksparse.h"
+#include "cuda/sm90/conv/conv.h"
 #endif
 
 namespace sbnet {

@@ -3,16 +3,7 @@
 #include "core/masked/conv_select.h"
 #include "cuda/common.cuh"
 #include "cuda/masked/conv_portable.cuh"
-#include "cuda/sm90/conv/bottleneck.h"
-#include "cuda/sm90/conv/conv1x1.h"
-#include "cuda/sm90/conv/conv1x1_bytes.h"
-#include "cuda/sm90/conv/conv1x1_split.h"
-#include "cuda/sm90/conv/conv1x1_wide.h"
-#include "cuda/sm90/conv/conv3x3.h"
-#include "cuda/sm90/conv/conv_float8.h"
-#include "cuda/sm90/conv/conv_general.h"
-#include "cuda/sm90/conv/conv_int8.h"
-#include "cuda/sm90/conv/conv_stem.h"
+#include "cuda/sm90/conv/conv.h"
 
 extern "C" {
 

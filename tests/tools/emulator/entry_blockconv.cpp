@@ -4,7 +4,7 @@
 
 #include "core/weights/conv.h"
 #include "cuda/common.cuh"
-#include "cuda/sm90/conv/conv_blocksparse.h"
+#include "cuda/sm90/conv/conv.h"
 #include "machine.h"
 
 namespace {

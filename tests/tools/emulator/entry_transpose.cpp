@@ -2,7 +2,7 @@
 #include "conv_case.h"
 #include "core/masked/conv_transpose.h"
 #include "cuda/common.cuh"
-#include "cuda/sm90/conv/conv_transpose.h"
+#include "cuda/sm90/conv/conv.h"
 
 extern "C" {
 

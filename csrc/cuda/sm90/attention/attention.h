@@ -3,11 +3,11 @@
 #include "core/attention/attention.h"
 
 struct CUstream_st;
-
 namespace sbnet {
 struct DeviceInfo;
+}
 
-namespace sm90 {
+namespace sbnet::sm90 {
 
 // Does the fast path take this problem (validated, on a device of capability 90)? Host facts only: shapes, strides,
 // dtypes, the rule. Whatever it declines is the portable kernel's.
@@ -23,5 +23,4 @@ Status block_attention(const AttentionParams& p, void* workspace, const DeviceIn
 Status block_attention_backward(const AttentionBackwardParams& p, void* workspace, const DeviceInfo& device,
                                 CUstream_st* stream);
 
-}  // namespace sm90
-}  // namespace sbnet
+}  // namespace sbnet::sm90

@@ -279,12 +279,17 @@ __device__ __forceinline__ void consume_backward(const BackwardArgs& a, const Ba
   if (lane == 0) tma_store_wait_all();
 }
 
+namespace {
+
 template <class C>
-__device__ __forceinline__ void attention_backward(const BackwardArgs& a, const BackwardMaps& maps, uint8_t* shared) {
+__global__ void __launch_bounds__(C::kThreads, 1)
+    attention_backward_kernel(const __grid_constant__ BackwardMaps maps, const __grid_constant__ BackwardArgs a) {
+  extern __shared__ __align__(1024) uint8_t shared[];
   run_groups<C, BackwardShared<C>>(
       shared, [](const auto& s) { mbar_init(s.own_full, 1), mbar_init(s.own_empty, C::kWarpgroups); },
       [&](const auto& s, int group, int consumer) { consume_backward<C>(a, maps, s, group, consumer); },
       [&](const auto& s) { produce_backward<C>(a, maps, s); });
 }
 
+}  // namespace
 }  // namespace sbnet::sm90::attention

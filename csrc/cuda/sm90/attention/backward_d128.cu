@@ -12,9 +12,6 @@ struct Configs {  //                 met  warpgroups  groups  stages  buffers of
 
 }  // namespace
 
-Status launch_backward_d128(const AttentionBackwardParams& p, const BackwardPlan& plan, const BackwardSpace& space,
-                            const Lists& lists, bool, const DeviceInfo& device, cudaStream_t stream) {
-  return launch_one_pass<Configs>(p, plan, space, lists, device, stream);
-}
+BackwardLaunch* const launch_backward_d128 = launch_one_pass<Configs>;
 
 }  // namespace sbnet::sm90::attention

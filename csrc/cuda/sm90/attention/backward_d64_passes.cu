@@ -16,10 +16,6 @@ struct Configs {  //                        met  warpgroups  groups  stages  buf
 
 }  // namespace
 
-Status launch_backward_d64_passes(const AttentionBackwardParams& p, const BackwardPlan& plan,
-                                  const BackwardSpace& space, const Lists& lists, bool of_queries,
-                                  const DeviceInfo& device, cudaStream_t stream) {
-  return launch_a_pass<Configs>(p, plan, space, lists, of_queries, device, stream);
-}
+BackwardLaunch* const launch_backward_d64_passes = launch_a_pass<Configs>;
 
 }  // namespace sbnet::sm90::attention

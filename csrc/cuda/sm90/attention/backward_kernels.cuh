@@ -1,17 +1,10 @@
-// The backward of one size of heads, in one pass or two: its kernel, and which configuration a problem runs.
+// Which configuration a problem runs, of one size of heads, in one pass or two.
 #pragma once
 #include "cuda/sm90/attention/backward.cuh"
 #include "cuda/sm90/attention/backward_launch.cuh"
 
 namespace sbnet::sm90::attention {
 namespace {
-
-template <class C>
-__global__ void __launch_bounds__(C::kThreads, 1)
-    attention_backward_kernel(const __grid_constant__ BackwardMaps maps, const __grid_constant__ BackwardArgs a) {
-  extern __shared__ __align__(1024) uint8_t shared[];
-  attention_backward<C>(a, maps, shared);
-}
 
 // pick(launch, Configs<T>) calls launch(config) with what the problem runs.
 template <template <class> class Configs, class Pick>
@@ -27,7 +20,7 @@ Status launch_backward_of(const AttentionBackwardParams& p, const BackwardSpace&
 // Configs<T>: Shared and Alone.
 template <template <class> class Configs>
 Status launch_one_pass(const AttentionBackwardParams& p, const BackwardPlan& plan, const BackwardSpace& space,
-                       const Lists& lists, const DeviceInfo& device, cudaStream_t stream) {
+                       const Lists& lists, bool, const DeviceInfo& device, cudaStream_t stream) {
   return launch_backward_of<Configs>(p, space, lists, device, stream, [&](const auto& launch, auto configs) {
     using All = decltype(configs);
     return plan.shared ? launch(typename All::Shared()) : launch(typename All::Alone());

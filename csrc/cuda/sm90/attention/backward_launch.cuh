@@ -31,7 +31,8 @@ Status finish_backward(const AttentionBackwardParams& p, const BackwardSpace& sp
 // backward_d64.cu, backward_d128.cu: all in one pass; with _passes: dK and dV, or dQ.
 using BackwardLaunch = Status(const AttentionBackwardParams& p, const BackwardPlan& plan, const BackwardSpace& space,
                               const Lists& lists, bool of_queries, const DeviceInfo& device, cudaStream_t stream);
-BackwardLaunch launch_backward_d64, launch_backward_d128, launch_backward_d64_passes, launch_backward_d128_passes;
+extern BackwardLaunch *const launch_backward_d64, *const launch_backward_d128, *const launch_backward_d64_passes,
+                                                                                   *const launch_backward_d128_passes;
 
 template <class C, auto kKernel>
 Status launch_backward(const AttentionBackwardParams& p, const BackwardSpace& space, const Lists& lists,

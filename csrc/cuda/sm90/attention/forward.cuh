@@ -267,8 +267,12 @@ __device__ __forceinline__ void consume_forward(const ForwardArgs& a, const Forw
   if (leader) tma_store_wait_read();
 }
 
+namespace {
+
 template <class C>
-__device__ __forceinline__ void attention_forward(const ForwardArgs& a, const ForwardMaps& maps, uint8_t* shared) {
+__global__ void __launch_bounds__(C::kThreads, 1)
+    attention_forward_kernel(const __grid_constant__ ForwardMaps maps, const __grid_constant__ ForwardArgs a) {
+  extern __shared__ __align__(1024) uint8_t shared[];
   run_groups<C, ForwardShared<C>>(
       shared,
       [](const auto& s) {
@@ -279,4 +283,5 @@ __device__ __forceinline__ void attention_forward(const ForwardArgs& a, const Fo
       [&](const auto& s) { produce_forward<C>(a, maps, s); });
 }
 
+}  // namespace
 }  // namespace sbnet::sm90::attention

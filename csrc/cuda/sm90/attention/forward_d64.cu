@@ -14,9 +14,6 @@ struct Configs {  //               keys  groups  warpgroups  stages of queries, 
 
 }  // namespace
 
-Status launch_forward_d64(const AttentionParams& p, const ForwardPlan& plan, const Lists& lists,
-                          const DeviceInfo& device, cudaStream_t stream) {
-  return launch_forward_of<Configs>(p, plan, lists, device, stream);
-}
+ForwardLaunch* const launch_forward_d64 = launch_forward_of<Configs>;
 
 }  // namespace sbnet::sm90::attention

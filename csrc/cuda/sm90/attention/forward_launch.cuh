@@ -1,17 +1,10 @@
-// The forward of one size of heads: its kernel, and which configuration a problem runs.
+// Which configuration a problem runs, of one size of heads.
 #pragma once
 #include "cuda/sm90/attention/forward.cuh"
 #include "cuda/sm90/attention/launch.cuh"
 
 namespace sbnet::sm90::attention {
 namespace {
-
-template <class C>
-__global__ void __launch_bounds__(C::kThreads, 1)
-    attention_forward_kernel(const __grid_constant__ ForwardMaps maps, const __grid_constant__ ForwardArgs a) {
-  extern __shared__ __align__(1024) uint8_t shared[];
-  attention_forward<C>(a, maps, shared);
-}
 
 // Configs<T>: Wide, Alone, Small, and Drops with dropout.
 template <template <class> class Configs>

@@ -51,10 +51,9 @@ bool strides_fit(const AttentionTensor& t, int64_t batch, int64_t heads, int64_t
 bool takes_shapes(const AttentionParams& p);
 
 // forward_d64.cu, forward_d128.cu
-Status launch_forward_d64(const AttentionParams& p, const ForwardPlan& plan, const Lists& lists,
-                          const DeviceInfo& device, cudaStream_t stream);
-Status launch_forward_d128(const AttentionParams& p, const ForwardPlan& plan, const Lists& lists,
-                           const DeviceInfo& device, cudaStream_t stream);
+using ForwardLaunch = Status(const AttentionParams& p, const ForwardPlan& plan, const Lists& lists,
+                             const DeviceInfo& device, cudaStream_t stream);
+extern ForwardLaunch *const launch_forward_d64, *const launch_forward_d128;
 
 template <class C, auto kKernel>
 Status launch_forward(const AttentionParams& p, const ForwardPlan& plan, const Lists& lists, const DeviceInfo& device,

@@ -33,9 +33,6 @@ __device__ __forceinline__ float2 load_shared_pair(uint32_t from) {
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(from));
   return v;
 }
-__device__ __forceinline__ void store_shared(uint32_t to, float a, float b, float c, float d) {
-  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
-}
 
 // A box on its way into the L2.
 __device__ __forceinline__ void tma_prefetch(const CUtensorMap* m, int c, int i, int j, int h, int b) {
@@ -68,17 +65,7 @@ __device__ __forceinline__ uint64_t descriptor(uint32_t address_16, uint32_t nex
   return static_cast<uint64_t>(1u << 30 | 64u) << 32 | (address_16 + (next_64 >> 4 << 16));
 }
 
-#define SBNET_F8(i)                                                                                           \
-  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
-      "+f"(d[i + 7])
-#define SBNET_F32(i) SBNET_F8(i), SBNET_F8(i + 8), SBNET_F8(i + 16), SBNET_F8(i + 24)
-#define SBNET_R32                                                                                                  \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
-  "%24, %25, %26, %27, %28, %29, %30, %31"
-#define SBNET_R64                                                                                               \
-  SBNET_R32                                                                                                     \
-  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, " \
-  "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+// No predicate, as wgmma_registers has: with one a kernel of the backward grows by a hundredth.
 #define SBNET_WGMMA_REGISTERS(N, TYPE, SUMS, A, B, ...)                                                  \
   asm volatile("wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPE "." TYPE " {" SUMS "}, {" A "}, " B \
                ", 1, 1, 1, 1;"                                                                           \
@@ -99,26 +86,12 @@ __device__ __forceinline__ void multiply_rows(float (&d)[N / 2], const uint32_t*
     SBNET_WGMMA_REGISTERS_OF("bf16");
   }
 }
-
-#define SBNET_WGMMA(TYPE)                                                                                            \
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE \
-               " {" SBNET_R32 "}, %32, %33, p, 1, 1, 0, 1;\n}\n"                                                     \
-               : SBNET_F32(0)                                                                                        \
-               : "l"(a), "l"(b), "r"(accumulate))
+#undef SBNET_WGMMA_REGISTERS_OF
+#undef SBNET_WGMMA_REGISTERS
 // d[64 x 64] (+)= A[64 x 16] * B[16 x 64], both in shared memory; the rows of B are the reduction.
 template <class T>
 __device__ __forceinline__ void multiply_rows(float (&d)[32], uint64_t a, uint64_t b, int accumulate) {
-  if constexpr (std::is_same_v<T, __half>)
-    SBNET_WGMMA("f16");
-  else
-    SBNET_WGMMA("bf16");
+  wgmma<T, 64, false, true>(d, a, b, accumulate);
 }
-#undef SBNET_WGMMA
-#undef SBNET_WGMMA_REGISTERS_OF
-#undef SBNET_WGMMA_REGISTERS
-#undef SBNET_R64
-#undef SBNET_R32
-#undef SBNET_F32
-#undef SBNET_F8
 
 }  // namespace sbnet::sm90::attention

@@ -13,9 +13,9 @@
 //   the next warp   schedule, input patches             bottleneck_load.cuh
 //   the next        weights
 //   the last two    zero the fringe
-#include "cuda/sm90/conv/bottleneck.h"
 #include "cuda/sm90/conv/bottleneck_compute.cuh"
 #include "cuda/sm90/conv/bottleneck_load.cuh"
+#include "cuda/sm90/conv/conv.h"
 
 namespace sbnet::sm90 {
 namespace {
@@ -26,27 +26,24 @@ template <class T, int kN>
 __global__ void __launch_bounds__(Widths<kN>::kThreads, 1)
     bottleneck_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Args a) {
   extern __shared__ __align__(1024) uint8_t shared[];
-  const uint32_t smem = smem_address(shared);
+  const Cta cta(shared);
   int4* units = reinterpret_cast<int4*>(shared + kUnitsAt);
-  const int warp = __shfl_sync(0xffffffff, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
-  const int consumers = a.teams * Widths<kN>::kTeam * 4, warps = consumers + 4;
+  const int consumers = a.teams * Widths<kN>::kTeam * 4;
   if (threadIdx.x == 0) prefetch_map(&maps.x), prefetch_map(&maps.w1), prefetch_map(&maps.w2), prefetch_map(&maps.w3);
-  if (lane == 0) {
-    for (int at = 8 * warp; at < kBarriersEnd; at += 8 * warps)
-      mbar_init(smem + at, at >= kWEmpty ? consumers : at >= kXEmpty && at < kTileFull ? 4 : 1);
-    fence_mbar_init();
-  }
+  cta.init_barriers(0, kBarriersEnd, consumers + 4, [&](int at) {
+    return at >= kWEmpty ? consumers : at >= kXEmpty && at < kTileFull ? 4 : 1;
+  });
   __syncthreads();
-  if (warp < consumers) {
+  if (cta.warp < consumers) {
     registers_up<Widths<kN>::kConsumerRegisters>();
-    consume<T, kN>(a, smem, shared, units);
+    consume<T, kN>(a, cta.smem, shared, units);
   } else {
     registers_down<56>();  // consumers and fringe wait for the launch ahead: so every CTA has waited when it exits
-    if (warp == consumers) {
-      produce_patches(a, maps, smem, units);
-    } else if (warp == consumers + 1) {
+    if (cta.warp == consumers) {
+      produce_patches(a, maps, cta.smem, units);
+    } else if (cta.warp == consumers + 1) {
       await_settled(a);
-      if (lane == 0 && !(Widths<kN>::kByHand && a.resident)) load_weights<kN>(a, maps, smem);
+      if (cta.lane == 0 && !(Widths<kN>::kByHand && a.resident)) load_weights<kN>(a, maps, cta.smem);
     } else {
       take_turn();
       if (a.fringe) zero_fringe<T>(a);

@@ -8,7 +8,7 @@
 //   warps 0-15   WGMMA and epilogue
 //   warps 16-17  a producer per group: schedule, input
 //   warps 18-19  zero the fringe; 18 loads resident weights before
-#include "cuda/sm90/conv/conv1x1_bytes.h"
+#include "cuda/sm90/conv/conv.h"
 #include "cuda/sm90/conv/conv1x1_load.cuh"
 #include "cuda/sm90/conv/conv_bytes_finish.cuh"
 

@@ -11,8 +11,8 @@
 //   warps 0-7    WGMMA, exchange of sums, epilogue
 //   warp 8       schedule, input, weights
 //   warps 10-11  zero the fringe
+#include "cuda/sm90/conv/conv.h"
 #include "cuda/sm90/conv/conv1x1_row.cuh"
-#include "cuda/sm90/conv/conv1x1_split.h"
 #include "cuda/sm90/conv/conv1x1_sums.cuh"
 
 namespace sbnet::sm90 {

@@ -17,9 +17,8 @@
 //   warps 0-7 or 0-15   WGMMA and epilogue
 //   the next two        schedule, input, streamed weights; resident weights: a warp for each group's tiles
 //   the last two        zero the fringe; the first of them loads resident weights before
+#include "cuda/sm90/conv/conv.h"
 #include "cuda/sm90/conv/conv1x1_load.cuh"
-#include "cuda/sm90/conv/conv1x1_split.h"
-#include "cuda/sm90/conv/conv1x1_wide.h"
 
 namespace sbnet::sm90 {
 namespace {

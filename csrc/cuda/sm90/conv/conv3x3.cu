@@ -10,11 +10,10 @@
 //   warp 17     weights
 //   warps 18-19 zero the fringe
 // Few cells of 128 to 512 channels: conv3x3_few.cuh, in the same launch, as the count says.
-#include "cuda/sm90/conv/conv3x3.h"
+#include "cuda/sm90/conv/conv.h"
 #include "cuda/sm90/conv/conv3x3_compute.cuh"
 #include "cuda/sm90/conv/conv3x3_few.cuh"
 #include "cuda/sm90/conv/conv3x3_load.cuh"
-#include "cuda/sm90/conv/conv3x3_stride2.h"
 #include "cuda/sm90/conv/conv_host.cuh"
 
 namespace sbnet::sm90 {

@@ -11,7 +11,7 @@
 //   warp 11     zeroes the fringe
 #include <algorithm>
 
-#include "cuda/sm90/conv/conv3x3_stride2.h"
+#include "cuda/sm90/conv/conv.h"
 #include "cuda/sm90/conv/conv3x3_stride2_load.cuh"
 #include "cuda/sm90/conv/conv_host.cuh"
 
@@ -156,30 +156,26 @@ template <class C>
 __global__ void __launch_bounds__(kThreads, 1)
     conv3x3_stride2_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Args a) {
   extern __shared__ __align__(1024) uint8_t shared[];
-  const uint32_t smem = smem_address(shared);
+  const Cta cta(shared);
   int4* units = reinterpret_cast<int4*>(shared + C::kUnitsAt);
-  const int warp = __shfl_sync(0xffffffff, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
-  if (lane == 0) {
-    for (int at = C::kWeightFull + 8 * warp; at < C::kShared; at += 8 * (kThreads / 32)) {
-      const bool of_weights = at >= C::kWeightEmpty && at < C::kPatchFull;
-      const bool read = (at >= C::kPatchEmpty && at < C::kTileFull) || (at >= C::kTileEmpty && at < C::kResidualFull);
-      mbar_init(smem + at, of_weights ? 4 * kWarpgroups << a.log_cluster : read ? 4 : 1);
-    }
-    fence_mbar_init();
-  }
+  cta.init_barriers(C::kWeightFull, C::kShared, kThreads / 32, [&](int at) {
+    const bool of_weights = at >= C::kWeightEmpty && at < C::kPatchFull;
+    const bool read = (at >= C::kPatchEmpty && at < C::kTileFull) || (at >= C::kTileEmpty && at < C::kResidualFull);
+    return of_weights ? 4 * kWarpgroups << a.log_cluster : read ? 4 : 1;
+  });
   __syncthreads();
   if (a.log_cluster) cluster_sync();
   // Every role calls grid_dependency_wait() before it touches feature maps, some in every CTA.
-  if (warp < 8) {  // 384 threads start with 168 registers each
+  if (cta.warp < 8) {  // 384 threads start with 168 registers each
     registers_up<216>();
-    consume<C>(a, maps, smem, units);
+    consume<C>(a, maps, cta.smem, units);
   } else {
     registers_down<40>();
-    if (warp < 10)
-      produce_patches<C>(a, maps, smem, units, warp - 8);
-    else if (warp == 10 && lane == 0)
-      produce_weights<C>(a, &maps.w, smem);
-    else if (warp == 11) {
+    if (cta.warp < 10)
+      produce_patches<C>(a, maps, cta.smem, units, cta.warp - 8);
+    else if (cta.warp == 10 && cta.lane == 0)
+      produce_weights<C>(a, &maps.w, cta.smem);
+    else if (cta.warp == 11) {
       take_turn();
       if (a.fringe) zero_fringe<typename C::T, 1>(a);
     }

@@ -34,6 +34,33 @@ struct CommonArgs {
   bool settled;  // core/settled.h
 };
 
+// ---------------------------------------------------------------- the start of a kernel
+// A CTA's shared memory, and which of its threads this is.
+struct Cta {
+  uint32_t smem;
+  int warp, lane;
+  __device__ __forceinline__ explicit Cta(const uint8_t* shared)
+      : smem(smem_address(shared)),
+        warp(__shfl_sync(0xffffffff, threadIdx.x >> 5, 0)),
+        lane(static_cast<int>(threadIdx.x & 31)) {}
+  // The barriers from `first` to `end`, of arrivals(at) each, dealt out to `warps` warps. Then comes __syncthreads().
+  template <class F>
+  __device__ __forceinline__ void init_barriers(int first, int end, int warps, const F& arrivals) const {
+    if (lane != 0) return;
+    for (int at = first + 8 * warp; at < end; at += 8 * warps) mbar_init(smem + at, arrivals(at));
+    fence_mbar_init();
+  }
+  // Those of two rings, at C's offsets, by one thread: arrivals (full, empty) of a patch's stage and of the weights'.
+  template <class C, int kPatches, int kWeights>
+  __device__ __forceinline__ void init_rings(int2 patch, int2 weight) const {
+    for (int i = 0; i < kPatches; ++i)
+      mbar_init(smem + C::kPatchFull + 8 * i, patch.x), mbar_init(smem + C::kPatchEmpty + 8 * i, patch.y);
+    for (int i = 0; i < kWeights; ++i)
+      mbar_init(smem + C::kWeightFull + 8 * i, weight.x), mbar_init(smem + C::kWeightEmpty + 8 * i, weight.y);
+    fence_mbar_init();
+  }
+};
+
 // ---------------------------------------------------------------- the launch ahead
 // Weights, lists and counts may be read from here on; feature maps only after grid_dependency_wait().
 __device__ __forceinline__ void await_settled(const CommonArgs& a) {

@@ -184,24 +184,18 @@ template <class C>
 __global__ void __launch_bounds__(kThreads, kCtas)
     conv_blocks_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Args a) {
   extern __shared__ __align__(1024) uint8_t shared[];
-  const uint32_t smem = smem_address(shared);
-  const int warp = __shfl_sync(0xffffffff, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < kMaxPatchStages; ++i)
-      mbar_init(smem + C::kPatchFull + 8 * i, 1), mbar_init(smem + C::kPatchEmpty + 8 * i, kConsumerWarps);
-    for (int i = 0; i < kMaxWeightStages; ++i)
-      mbar_init(smem + C::kWeightFull + 8 * i, 1), mbar_init(smem + C::kWeightEmpty + 8 * i, kConsumerWarps * kCluster);
-    fence_mbar_init();
-  }
+  const Cta cta(shared);
+  if (threadIdx.x == 0)
+    cta.init_rings<C, kMaxPatchStages, kMaxWeightStages>({1, kConsumerWarps}, {1, kConsumerWarps * kCluster});
   __syncthreads();
   cluster_sync();
   // Every warp calls grid_dependency_wait() before it touches global memory: so every CTA has waited when it exits.
-  if (warp < kConsumerWarps)
-    consume<C>(a, smem, shared);
-  else if (warp == kConsumerWarps && lane == 0)
-    produce_patches<C>(a, &maps.x, smem, shared);
-  else if (warp > kConsumerWarps && lane == 0)
-    produce_weights<C>(a, &maps.w, smem);
+  if (cta.warp < kConsumerWarps)
+    consume<C>(a, cta.smem, shared);
+  else if (cta.warp == kConsumerWarps && cta.lane == 0)
+    produce_patches<C>(a, &maps.x, cta.smem, shared);
+  else if (cta.warp > kConsumerWarps && cta.lane == 0)
+    produce_weights<C>(a, &maps.w, cta.smem);
   __syncwarp();
   cluster_sync();  // the other CTA still counts on the barriers here
 }
@@ -247,8 +241,8 @@ inline Cut cheapest_cut(const Conv2dParams& p) {
 
 // Launches, if this kernel suits: else *launched stays false. a: as the general kernel has it, but for the cut.
 template <class T>
-Status launch(const Conv2dParams& p, const general::Args& common, const int32_t* order, cudaStream_t stream,
-              bool* launched) {
+Status launch(const Conv2dParams& p, const general::Args& common, const int32_t* order, const DeviceInfo& device,
+              cudaStream_t stream, bool* launched) {
   using C = Config<T>;
   const int kernel_w = static_cast<int>(p.weight.size[3]), taps = static_cast<int>(p.weight.size[2]) * kernel_w;
   const Cut cut = cheapest_cut(p);
@@ -285,9 +279,7 @@ Status launch(const Conv2dParams& p, const general::Args& common, const int32_t*
   const int64_t units = p.active.capacity * cut.down * cut.across, pairs = (units + kCluster - 1) / kCluster;
   a.pairs = FastDiv(pairs);
   constexpr auto kKernel = conv_blocks_kernel<C>;
-  SBNET_CUDA_TRY(kOp, cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
-  SBNET_CUDA_TRY(kOp, cudaFuncSetAttribute(kKernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                           cudaSharedmemCarveoutMaxShared));
+  SBNET_TRY(allow_most_shared<kKernel>(device, kShared));
   const ClusterLaunch at(pairs * a.columns.divisor * kCluster, kThreads, static_cast<int>(shared), 1, stream);
   SBNET_CUDA_TRY(kOp, cudaLaunchKernelEx(&at.config, kKernel, maps, a));
   *launched = true;

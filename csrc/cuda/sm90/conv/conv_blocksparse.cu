@@ -6,8 +6,8 @@
 // [piece][tap][outputs of a tile][64 inputs], zeros where a piece has no block; taps in opposite order for the
 // transposed convolution, which then is a plain one. Who calls with the same filters again keeps the slabs.
 #include "core/layer.h"
+#include "cuda/sm90/conv/conv.h"
 #include "cuda/sm90/conv/conv_blocks.cuh"
-#include "cuda/sm90/conv/conv_blocksparse.h"
 #include "cuda/sm90/conv/conv_general_compute.cuh"
 
 namespace sbnet::sm90 {
@@ -82,7 +82,7 @@ Status run(const BlocksparseConvParams& p, const DeviceInfo& device, char* works
   a.list = {side.piece_start, side.pieces, static_cast<int>(s.pieces[p.to()])};
   if (width == 32 && s.block_size == 32) {
     bool launched = false;
-    SBNET_TRY(blocks::launch<T>(c, a, side.tile_order, stream, &launched));
+    SBNET_TRY(blocks::launch<T>(c, a, side.tile_order, device, stream, &launched));
     if (launched) return ok_status();
   }
   if (width == 64) return launch<Config<T, 64, true, true>>(c, a, device, stream);

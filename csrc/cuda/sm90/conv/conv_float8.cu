@@ -4,8 +4,8 @@
 // Where a reduction is longer than kShortProducts of 32 channels, sums of kRunTaps taps are added up in float32
 // (docs/kernels/conv_float8.md). That takes the registers of a second CTA on the multiprocessor, so short ones have
 // code of their own.
+#include "cuda/sm90/conv/conv.h"
 #include "cuda/sm90/conv/conv_bytes.cuh"
-#include "cuda/sm90/conv/conv_float8.h"
 
 namespace sbnet::sm90 {
 

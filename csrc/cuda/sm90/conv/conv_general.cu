@@ -10,7 +10,7 @@
 //              conv_general_compute.cuh, conv_general_finish.cuh
 //   warp 8     schedule and patches    conv_general_load.cuh
 //   warp 9     weights
-#include "cuda/sm90/conv/conv_general.h"
+#include "cuda/sm90/conv/conv.h"
 #include "cuda/sm90/conv/conv_general_compute.cuh"
 
 namespace sbnet::sm90 {

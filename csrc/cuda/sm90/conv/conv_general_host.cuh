@@ -296,13 +296,7 @@ Status launch_cut(const Conv2dParams& p, A& a, const DeviceInfo& device, cudaStr
   SBNET_TRY(make_maps(operands ? *operands : p, cut, tile, a, &maps));
   const int64_t tiles = (p.active.capacity * a.units_per_block.divisor + a.units - 1) / a.units * a.columns.divisor;
   if (tiles == 0 && !has_fringe(p)) return ok_status();
-  static std::atomic<bool> known[kMaxDevices];
-  if (device.index >= kMaxDevices || !known[device.index].load(std::memory_order_acquire)) {
-    SBNET_CUDA_TRY(kOp, cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedLimit));
-    SBNET_CUDA_TRY(kOp, cudaFuncSetAttribute(kKernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                             cudaSharedmemCarveoutMaxShared));
-    if (device.index < kMaxDevices) known[device.index].store(true, std::memory_order_release);
-  }
+  SBNET_TRY(allow_most_shared<kKernel>(device, kSharedLimit));
   int clusters = device.sm_count;  // one CTA on a multiprocessor
   if (cut.shared - C::kWeightsAt < 3 * C::kSums) a.log_cluster = 0;
   if (a.log_cluster) SBNET_TRY(clusters_that_fit<kKernel>(device, kThreads, kSharedLimit, &a.log_cluster, &clusters));

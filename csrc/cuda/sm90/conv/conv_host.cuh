@@ -109,6 +109,19 @@ inline void fill_common(const Conv2dParams& p, CommonArgs* a) {
   a->settled = inputs_settled();
 }
 
+// allow_shared(), of a kernel whose CTAs share a multiprocessor: as much of its cache as can be becomes shared memory.
+template <auto kKernel>
+Status allow_most_shared(const DeviceInfo& device, int bytes) {
+  static std::atomic<bool> known[kMaxDevices];
+  const bool cached = device.index < kMaxDevices;
+  if (cached && known[device.index].load(std::memory_order_acquire)) return ok_status();
+  SBNET_CUDA_TRY(kOp, cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  SBNET_CUDA_TRY(kOp, cudaFuncSetAttribute(kKernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                           cudaSharedmemCarveoutMaxShared));
+  if (cached) known[device.index].store(true, std::memory_order_release);
+  return ok_status();
+}
+
 // A launch in clusters of 2^log_cluster CTAs, which may begin before the kernel ahead of it has ended.
 struct ClusterLaunch {
   cudaLaunchAttribute attributes[2] = {};

@@ -1,6 +1,6 @@
 // Block-sparse convolution of int8 for Hopper (conv_bytes.cuh): sums are int32, hence exact, and need no runs.
+#include "cuda/sm90/conv/conv.h"
 #include "cuda/sm90/conv/conv_bytes.cuh"
-#include "cuda/sm90/conv/conv_int8.h"
 
 namespace sbnet::sm90 {
 

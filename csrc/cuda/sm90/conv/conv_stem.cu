@@ -8,8 +8,8 @@
 //
 //   warps 0-15   four warpgroups, a cell each at a time
 //   warps 16-19  a producer per warpgroup: schedule, input; 18 and 19 zero the fringe afterwards
+#include "cuda/sm90/conv/conv.h"
 #include "cuda/sm90/conv/conv_host.cuh"
-#include "cuda/sm90/conv/conv_stem.h"
 
 namespace sbnet::sm90 {
 namespace {
@@ -199,24 +199,20 @@ template <class T>
 __global__ void __launch_bounds__(kThreads, 1)
     conv_stem_kernel(const __grid_constant__ MapsStem maps, const __grid_constant__ ArgsStem a) {
   extern __shared__ __align__(1024) uint8_t shared[];
-  const uint32_t smem = smem_address(shared);
+  const Cta cta(shared);
   int4* units = reinterpret_cast<int4*>(shared + kUnitsAt);
-  const int warp = __shfl_sync(0xffffffff, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
-  if (lane == 0) {
-    for (int at = kFull + 8 * warp; at < kShared; at += 8 * (kThreads / 32)) mbar_init(smem + at, at < kEmpty ? 1 : 4);
-    fence_mbar_init();
-  }
+  cta.init_barriers(kFull, kShared, kThreads / 32, [](int at) { return at < kEmpty ? 1 : 4; });
   if (threadIdx.x < kWarpgroups * kStages) units[threadIdx.x].w = 0;
   __syncthreads();
   // Every role calls grid_dependency_wait() before it touches global memory: so every CTA has waited when it exits.
-  if (warp < 16) {
+  if (cta.warp < 16) {
     registers_up<112>();
-    consume<T>(a, &maps.y, smem, shared, units);
+    consume<T>(a, &maps.y, cta.smem, shared, units);
   } else {
     registers_down<32>();
-    produce(a, &maps.x, smem, units, warp - 16);
-    if (warp >= 18) take_turn();
-    if (warp >= 18 && a.fringe) zero_fringe<T>(a);
+    produce(a, &maps.x, cta.smem, units, cta.warp - 16);
+    if (cta.warp >= 18) take_turn();
+    if (cta.warp >= 18 && a.fringe) zero_fringe<T>(a);
   }
 }
 

@@ -6,7 +6,7 @@
 // Operands are rounded to the nearest tf32 on their way into shared memory, by TMA, merged groups' weights in
 // registers: a product would cut off what does not fit, which is a bias towards zero.
 #include "core/masked/conv_pairs.h"
-#include "cuda/sm90/conv/conv_general.h"
+#include "cuda/sm90/conv/conv.h"
 #include "cuda/sm90/conv/conv_general_compute.cuh"
 
 namespace sbnet::sm90 {

@@ -10,8 +10,8 @@
 //   warp 8     jobs and patches
 //   warp 9     weights
 #include "core/layer.h"
+#include "cuda/sm90/conv/conv.h"
 #include "cuda/sm90/conv/conv_general_host.cuh"
-#include "cuda/sm90/conv/conv_transpose.h"
 #include "cuda/sm90/conv/conv_transpose_plan.cuh"
 #include "cuda/sm90/matmul/ptx.cuh"
 
@@ -143,22 +143,15 @@ template <class C>
 __global__ void __launch_bounds__(kThreads, 2)
     conv_transpose_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Args a) {
   extern __shared__ __align__(1024) uint8_t shared[];
-  const uint32_t smem = smem_address(shared);
-  const int warp = __shfl_sync(0xffffffff, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < kMaxPatchStages; ++i)
-      mbar_init(smem + C::kPatchFull + 8 * i, 1), mbar_init(smem + C::kPatchEmpty + 8 * i, 8);
-    for (int i = 0; i < kMaxWeightStages; ++i)
-      mbar_init(smem + C::kWeightFull + 8 * i, 1), mbar_init(smem + C::kWeightEmpty + 8 * i, 8);
-    fence_mbar_init();
-  }
+  const Cta cta(shared);
+  if (threadIdx.x == 0) cta.init_rings<C, kMaxPatchStages, kMaxWeightStages>({1, 8}, {1, 8});
   __syncthreads();
-  if (warp < 8)
-    consume<C>(a, smem, shared);
-  else if (warp == 8)
-    produce_patches<C>(a, &maps.x, smem, shared, lane);
+  if (cta.warp < 8)
+    consume<C>(a, cta.smem, shared);
+  else if (cta.warp == 8)
+    produce_patches<C>(a, &maps.x, cta.smem, shared, cta.lane);
   else
-    produce_weights<C>(a, &maps.w, smem, lane);
+    produce_weights<C>(a, &maps.w, cta.smem, cta.lane);
 }
 
 // ---------------------------------------------------------------- host
@@ -249,13 +242,7 @@ Status launch(const ConvTransposeParams& p, const DeviceInfo& device, cudaStream
 
   const int64_t jobs = (p.active.capacity * a.units_per_block.divisor + kUnits - 1) / kUnits * a.columns.divisor;
   if (!jobs && !has_fringe(phase)) return ok_status();
-  static std::atomic<bool> known[kMaxDevices];
-  if (device.index >= kMaxDevices || !known[device.index].load(std::memory_order_acquire)) {
-    SBNET_CUDA_TRY(kOp, cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedLimit));
-    SBNET_CUDA_TRY(kOp, cudaFuncSetAttribute(kKernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                             cudaSharedmemCarveoutMaxShared));
-    if (device.index < kMaxDevices) known[device.index].store(true, std::memory_order_release);
-  }
+  SBNET_TRY(allow_most_shared<kKernel>(device, kSharedLimit));
   const int64_t room = int64_t{device.sm_count} * (shared <= general::kHalfShared ? 2 : 1);
   const ClusterLaunch launch(has_fringe(phase) ? room : std::min(jobs, room), kThreads, shared, 0, stream);
   SBNET_CUDA_TRY(kOp, cudaLaunchKernelEx(&launch.config, kKernel, maps, static_cast<const Args&>(a)));

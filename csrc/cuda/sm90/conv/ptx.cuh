@@ -24,9 +24,6 @@ __device__ __forceinline__ uint32_t saturated_bytes(int low, int high) {
   return r;
 }
 
-#define SBNET_F8(i)                                                                                           \
-  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
-      "+f"(d[i + 7])
 // d[64 x N] (+)= A[64 x 8] * B[N x 8]^T of tf32: float32 whose low 13 bits are not read.
 template <int N, int kSums>
 __device__ __forceinline__ void wgmma_tf32(float (&d)[kSums], uint64_t a, uint64_t b, int accumulate) {
@@ -34,20 +31,15 @@ __device__ __forceinline__ void wgmma_tf32(float (&d)[kSums], uint64_t a, uint64
   if constexpr (N == 32)
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n32k8.f32.tf32.tf32 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
-        "%13, %14, %15}, %16, %17, p, 1, 1;\n}\n"
-        : SBNET_F8(0), SBNET_F8(8)
+        "wgmma.mma_async.sync.aligned.m64n32k8.f32.tf32.tf32 {" SBNET_R16 "}, %16, %17, p, 1, 1;\n}\n"
+        : SBNET_F16(0)
         : "l"(a), "l"(b), "r"(accumulate));
   else
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
-        "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, "
-        "%35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, "
-        "%57, %58, %59, %60, %61, %62, %63}, %64, %65, p, 1, 1;\n}\n"
-        : SBNET_F8(0), SBNET_F8(8), SBNET_F8(16), SBNET_F8(24), SBNET_F8(32), SBNET_F8(40), SBNET_F8(48), SBNET_F8(56)
+        "wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 {" SBNET_R64 "}, %64, %65, p, 1, 1;\n}\n"
+        : SBNET_F32(0), SBNET_F32(32)
         : "l"(a), "l"(b), "r"(accumulate));
 }
-#undef SBNET_F8
 
 }  // namespace sbnet::sm90

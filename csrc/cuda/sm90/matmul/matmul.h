@@ -3,11 +3,11 @@
 #include "core/weights/matmul.h"
 
 struct CUstream_st;
-
 namespace sbnet {
 struct DeviceInfo;
+}
 
-namespace sm90 {
+namespace sbnet::sm90 {
 
 // Does the fast path take this problem (validated, on a device of capability 90)? Host facts only: shapes, strides,
 // alignment, density, whether there is a plan. Whatever it declines is the portable kernel's. Weights beyond the input
@@ -26,5 +26,4 @@ Status blocksparse_matmul(const BlocksparseMatmulParams& p, const DeviceInfo& de
 Status blocksparse_weight_grad(const BlocksparseWeightGradParams& p, const DeviceInfo& device, void* workspace,
                                CUstream_st* stream);
 
-}  // namespace sm90
-}  // namespace sbnet
+}  // namespace sbnet::sm90
