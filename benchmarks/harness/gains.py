@@ -145,7 +145,7 @@ def as_json(found: Iterable[Curve]) -> str:
 
 def load(results: Path) -> tuple[list[Row], list[Row]]:
     """Rows of pipelines, and of what moves in films."""
-    *found, films = (_lines(results / "pipelines" / f"{name}.jsonl") for name in ("cpu", "h100", "h200", "density"))
+    *found, films = (_lines(results / "pipelines" / f"{name}.jsonl") for name in ("cpu", "h100", "density"))
     return [row for rows in found for row in rows if "end to end" in row], films
 
 
