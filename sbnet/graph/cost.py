@@ -27,9 +27,9 @@ def multiply_adds(node: Node) -> int:
         return sum(n * h * w * math.prod(v.shape) for name, v in node.params.items() if name.startswith("weight"))
     if weight is None:
         return 0
-    # A weight is [K,C/groups,R,S], a transposed convolution's [C,K/groups,R,S] for each pixel of its input.
-    n, k, h, w = (node.args[0] if transposed else node.output).shape
-    return n * k * h * w * weight.shape[1] * weight.shape[2] * weight.shape[3]
+    # A weight is [K,C/groups,R,S], a transposed convolution's [C,K/groups,R,S] for each pixel of its input. Some
+    # networks convolve vectors.
+    return math.prod((node.args[0] if transposed else node.output).shape) * math.prod(weight.shape[1:])
 
 
 def planned_share(graph: Graph, planned: set[str]) -> float:

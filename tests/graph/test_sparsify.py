@@ -170,6 +170,27 @@ def test_convolutions_are_planned(name):
     assert 0 < share < 1 if name == "batches that hold more" else share == 1
 
 
+class Neighbours(nn.Module):
+    """A gate that convolves the channels' averages, as ECA-Net's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.gate = conv(3, 8), nn.Conv1d(1, 1, 3, padding=1, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.before(x)
+        return x * self.gate(x.mean((2, 3))[:, None]).sigmoid().view(x.shape[0], -1, 1, 1)
+
+
+def test_convolutions_of_vectors_run_dense_and_are_counted():
+    net, x, mask = lively(Neighbours()), torch.randn(2, 3, *SIZE), torch.rand(2, *SIZE) < 0.01
+    run, masks = sbnet.sparsify(net, x, block=4), PlaneMasks(mask, 4)
+    exact = masked_oracle(copy.deepcopy(net).double(), [x.double()], masks)
+    assert_holds(run(x, mask), masked_oracle(net, [x], masks), exact)
+    dense = [layer for layer in sbnet.explain(run) if layer.kind == "conv1d"]
+    assert [(layer.planned, layer.multiply_adds) for layer in dense] == [(False, 2 * 8 * 3)]
+
+
 def test_what_is_folded_and_fused():
     run = sbnet.sparsify(network("RepVGG"), torch.zeros(1, 3, *SIZE))
     assert [n.kind for n in run.plan.graph.nodes] == ["conv", "conv"]
