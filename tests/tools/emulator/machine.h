@@ -14,6 +14,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #undef cudaLaunchKernelEx
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -23,6 +24,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <random>
 #include <string>
 #include <utility>
@@ -82,8 +84,9 @@ struct Cluster {
   Meeting meeting;
 };
 struct Fiber {
-  ucontext_t context;
-  std::vector<uint8_t> stack = std::vector<uint8_t>(96 << 10);
+  ucontext_t start;
+  jmp_buf at;  // where it waits, once it has begun
+  bool begun = false;
   Cta* cta;
   uint32_t thread;
   bool done = false;
@@ -96,7 +99,7 @@ struct Fiber {
 };
 
 inline Fiber* self;  // null while none runs
-inline ucontext_t scheduler;
+inline jmp_buf scheduler;
 inline std::string failure;  // what was wrong first
 inline std::mt19937 random(1);
 inline int64_t progress;
@@ -105,7 +108,17 @@ inline unsigned grid_size;
 inline int multiprocessors = 4;
 
 inline bool one_in(unsigned n) { return random() % n == 0; }
-inline void yield() { swapcontext(&self->context, &scheduler); }
+// By _setjmp, as swapcontext asks the system for the signal mask each time. Nothing else is in these functions: what a
+// frame that was left had in registers is lost.
+[[gnu::noinline]] inline void yield() {
+  if (!_setjmp(self->at)) _longjmp(scheduler, 1);
+}
+[[gnu::noinline]] inline void resume(Fiber* f) {
+  if (_setjmp(scheduler)) return;
+  if (f->begun) _longjmp(f->at, 1);
+  f->begun = true;
+  setcontext(&f->start);
+}
 // Ends the launch: a fiber that fails never runs again.
 inline void fail(const std::string& what) {
   if (failure.empty()) failure = what + (self ? ", in " + self->name() : "");
@@ -269,6 +282,9 @@ inline void do_last(Group& actions) {
   ++progress;
 }
 
+constexpr size_t kStackBytes = 96 << 10;
+inline std::vector<std::unique_ptr<uint8_t[]>> stacks;  // kept from launch to launch, with what fibers left on them
+
 inline void run_cluster(unsigned first_block, int ctas, int threads, const Action& body) {
   Cluster cluster;
   cluster.ctas.resize(ctas), cluster.threads = threads, kernel_body = &body, copies.clear(), slow_copies.clear();
@@ -276,9 +292,10 @@ inline void run_cluster(unsigned first_block, int ctas, int threads, const Actio
   for (size_t i = 0; i < fibers.size(); ++i) {
     Fiber& f = fibers[i];
     f.cta = &cluster.ctas[i / threads], f.thread = static_cast<uint32_t>(i % threads);
-    getcontext(&f.context);
-    f.context.uc_stack.ss_sp = f.stack.data(), f.context.uc_stack.ss_size = f.stack.size();
-    makecontext(&f.context, run_fiber, 0);
+    if (i == stacks.size()) stacks.emplace_back(new uint8_t[kStackBytes]);
+    getcontext(&f.start);
+    f.start.uc_stack.ss_sp = stacks[i].get(), f.start.uc_stack.ss_size = kStackBytes;
+    makecontext(&f.start, run_fiber, 0);
   }
   for (int rank = 0; rank < ctas; ++rank) {
     Cta& cta = cluster.ctas[rank];
@@ -299,7 +316,7 @@ inline void run_cluster(unsigned first_block, int ctas, int threads, const Actio
       for (Fiber* f = first; f < first + 32; ++f) {
         if (!f->done) {
           self = f;
-          swapcontext(&scheduler, &f->context);
+          resume(f);
           self = nullptr;
           if (!failure.empty()) return;
           left -= f->done;
