@@ -16,13 +16,15 @@ from sbnet.apps.pipeline.export import export_network
 from sbnet.masks import Changed, Occupied
 from sbnet.models import SRVGG, BirdsEyeDetector, UpConv7, resnet18
 
-SMALL = {  # what the registry builds, in small and with random weights
+SMALL = {  # what the registry builds, but for contours in small and with random weights
+    "contours": lambda: open_network("contours"),
     "upscale": lambda: Network(SRVGG(2, 8, 1, shuffle=False), "srvgg", margin="halo", pad=1, mode="cached",
                                mask=Changed(8 / 255)),
     "waifu2x": lambda: Network(UpConv7((4, 8)), "upconv7", margin="halo", pad=7, mode="cached", mask=Changed(8 / 255)),
     "birdseye": lambda: Network(BirdsEyeDetector(3, (1, 1, 1, 1)), "birdseye", mask=Occupied()),
     "recognise": lambda: Network(resnet18(weights=0), "resnet", prepare=lambda x: x - 0.5, margin=16, mode="cached"),
 }  # fmt: skip
+QUICK = "contours", "upscale"
 
 
 def same(network: Network, path, size=(48, 64), frames: int = 3) -> None:
@@ -47,7 +49,7 @@ def same(network: Network, path, size=(48, 64), frames: int = 3) -> None:
             torch.testing.assert_close(own / scale, wanted / scale, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", [n if n == "upscale" else pytest.param(n, marks=pytest.mark.slow) for n in SMALL])
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in SMALL])
 def test_small_networks(name, tmp_path):
     same(SMALL[name](), tmp_path / "net.onnx")
 
