@@ -50,13 +50,21 @@ def plan(graph: Graph, block: Any = "auto", mode: str = "masked", device: torch.
     """Gives each plane of the network its block size, and takes residual blocks together where one kernel serves them.
 
     Args:
-        block: an int or (height, width) for all planes, {(height, width) of a plane: block size}, or "auto".
+        block: an int or (height, width) for all planes, {(height, width) of a plane: block size} ("auto" for planes that
+            are not named, or what None names), or "auto".
+
+    Raises:
+        ValueError: no input has a height and a width; a block size below 1; none of the named planes is the network's.
     """
     first = next((v.size for v in graph.inputs if v is not None and v.size is not None), None)
     if first is None:
         raise ValueError("sbnet: sparsify: example: expected an input [N,C,H,W], got none")
+    sizes = spatial_sizes(graph)
+    if isinstance(block, Mapping) and block and None not in block and not any(size in block for size in sizes):
+        known = ", ".join(f"{h}x{w}" for h, w in sizes)
+        raise ValueError(f"sbnet: sparsify: block: expected (height, width) of planes ({known}), got {list(block)}")
     planes = []
-    for size in spatial_sizes(graph):
+    for size in sizes:
         planes.append((*size, _block(block, size, first, torch.device(device).type)))
     made = Plan(graph, planes, mode)
     if torch.device(device).type == "cuda":

@@ -274,6 +274,7 @@ class Noisy(nn.Module):
         (lambda: sbnet.sparsify(conv(3, 4), torch.zeros(1, 3, 8, 8), mode="dense"), "mode: expected"),
         (lambda: sbnet.sparsify(conv(3, 4), torch.zeros(1, 3, 8, 8), block=0), "block: expected"),
         (lambda: sbnet.sparsify(conv(3, 4), torch.zeros(1, 3, 8, 8), block="best"), "block: expected"),
+        (lambda: sbnet.sparsify(conv(3, 4), torch.zeros(1, 3, 8, 8), block={(5, 5): 8}), r"planes \(8x8\), got"),
         (lambda: sbnet.sparsify(conv(3, 4), torch.zeros(1, 3, 8, 8), margin=-1), "margin: expected"),
     ],
 )
