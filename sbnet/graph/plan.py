@@ -50,11 +50,11 @@ def plan(graph: Graph, block: Any = "auto", mode: str = "masked", device: torch.
     """Gives each plane of the network its block size, and takes residual blocks together where one kernel serves them.
 
     Args:
-        block: an int or (height, width) for all planes, {(height, width) of a plane: block size} ("auto" for planes that
-            are not named, or what None names), or "auto".
+        block: an int or (height, width) for all planes, {(height, width) of a plane: block size} (None for the planes
+            that are not named; else "auto" holds for them), or "auto".
 
     Raises:
-        ValueError: no input has a height and a width; a block size below 1; none of the named planes is the network's.
+        ValueError: no input has a height and a width; a block size below 1; no named plane is one of the network's.
     """
     first = next((v.size for v in graph.inputs if v is not None and v.size is not None), None)
     if first is None:
