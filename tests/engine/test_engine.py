@@ -149,7 +149,7 @@ def test_parameters_are_copied(device):
 def test_bad_calls_are_named():
     runner = MaskedConvNet(networks()["one layer"], SIZE)
     x, mask = torch.zeros(1, 3, *SIZE), torch.zeros(1, *SIZE, dtype=torch.bool)
-    with pytest.raises(ValueError, match="example: .*float64"):
+    with pytest.raises(ValueError, match="x: .*float64"):
         runner(x.double(), mask)
     with pytest.raises(ValueError, match="mask: .*37, *53"):
         runner(x[:, :, 1:], mask)
