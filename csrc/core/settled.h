@@ -16,3 +16,19 @@ extern "C" {
 // wrote them, and releases the next one only then, as every layer of sbnet's does.
 SBNET_EXPORT void sbnet_settle_inputs(int32_t settled);
 }
+
+namespace sbnet {
+
+// While this lives they are not: of launches that read, as weights, what the launch ahead of them writes.
+class Unsettled {
+ public:
+  Unsettled() { sbnet_settle_inputs(false); }
+  ~Unsettled() { sbnet_settle_inputs(before_); }
+  Unsettled(const Unsettled&) = delete;
+  Unsettled& operator=(const Unsettled&) = delete;
+
+ private:
+  bool before_ = inputs_settled();
+};
+
+}  // namespace sbnet

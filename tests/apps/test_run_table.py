@@ -1,5 +1,6 @@
 """What `sbnet run` says and shows of its frames: times, checks, outlines."""
 
+import math
 from fractions import Fraction
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 
 from sbnet import BlockGrid, Pipeline
 from sbnet.apps import cli, video
-from sbnet.apps.pipeline import Frame, Summary, compute, sources
+from sbnet.apps.pipeline import Frame, Summary, compute, dense_side, sources
 from sbnet.benchmarks.harness import dense
 from sbnet.engine.oracle import Agreement
 
@@ -51,6 +52,21 @@ def test_the_table_has_the_worst_check(worst):
     rows = table_of(summary(checks))
     assert rows["largest difference"] == "0.75 from the masked oracle, 3 frames checked"
     assert rows["its rms"].startswith("1.50x ")
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_difference_that_is_no_number_is_not_lost(at):
+    checks = [Agreement(1.0, 4.0, 0.0, 0.5)] * 3
+    checks[at] = Agreement(float("nan"), 2.0, 0.0, float("nan"))
+    rows = table_of(summary(checks))
+    assert rows["largest difference"].startswith("nan ")
+    assert rows["its rms"].startswith("nanx ")
+    y = torch.ones(1, 2, 4, 4)
+    broken = y.clone()
+    broken[0, 1, 2, 3] = float("nan")
+    outputs = [y, y, y]
+    outputs[at] = broken
+    assert all(map(math.isnan, dense_side.compared(outputs, [y, y, y], None)))
 
 
 def test_times_are_milliseconds_of_a_frame(monkeypatch):

@@ -4,12 +4,15 @@ from unittest import mock
 
 import pytest
 import torch
+from torch import nn
 
+import sbnet
 from sbnet.benchmarks.harness import masks
 from sbnet.engine import streams
 from sbnet.engine.steps import WRITTEN
 from sbnet.graph.passes.lanes import lanes
 from sbnet.models import resnet18, resnet50
+from sbnet.select import conv_transpose2d_kernel
 
 SIZE = (1, 320, 384)
 
@@ -44,6 +47,24 @@ def test_settled_inputs_give_the_same_bits(monkeypatch, build):
         for mask, want in zip(given, wanted, strict=True):
             early.mask.copy_(mask)
             assert torch.equal(early(early.frame, early.mask), want)
+
+
+@pytest.mark.gpu
+def test_weights_that_a_launch_makes_are_waited_for(monkeypatch):
+    """Transposed convolutions by phases: the first launch writes the weights of the others into memory that holds those
+    of another layer."""
+    assert conv_transpose2d_kernel((1, 24, 72, 96), 24, 2, 16, stride=2).kernel.startswith("by phases")
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 24, 3, padding=1), *(nn.ConvTranspose2d(24, 24, 2, 2) for _ in range(3))]
+    net = nn.Sequential(*layers).half().eval().cuda()
+    frame, mask = torch.rand(1, 3, 72, 96).half().cuda(), torch.ones(1, 72, 96, dtype=torch.bool, device="cuda")
+    real = streams.settle_inputs
+    with monkeypatch.context() as patch:
+        patch.setattr(streams, "settle_inputs", lambda v: real(False))
+        want = sbnet.sparsify(net, frame)(frame, mask, copy=True)
+    run = sbnet.sparsify(net, frame)
+    for _ in range(200):
+        assert torch.equal(run(frame, mask), want)
 
 
 def test_a_call_that_raises_takes_it_back(monkeypatch):

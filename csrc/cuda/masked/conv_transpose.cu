@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "core/masked/conv_transpose.h"
+#include "core/settled.h"
 #include "cuda/by_dtype.cuh"
 #include "cuda/masked/conv_epilogue.cuh"
 #include "cuda/masked/conv_portable.cuh"
@@ -128,6 +129,7 @@ Status launch(const ConvTransposeParams& p, bool by_phases, void* workspace, con
                                          dim3(kThreads), 0, stream, a));
   }
   if (!p.active.capacity) return ok_status();
+  const Unsettled weights_are_made_here;
   for (int k = 0; by_phases && k < phases; ++k) {
     const int i = k / p.stride[1], j = k % p.stride[1];
     if (!a.row[i].side || !a.column[j].side) continue;

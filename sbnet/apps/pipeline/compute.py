@@ -17,7 +17,7 @@ from sbnet.apps.pipeline.frame_graph import FrameGraph
 from sbnet.apps.pipeline.frames import Frame, PipelineError, Result, input_of
 from sbnet.apps.pipeline.networks import Network, halo_of
 from sbnet.apps.pipeline.shown import SHOWN, ShownBlocks
-from sbnet.apps.pipeline.summary import Summary
+from sbnet.apps.pipeline.summary import Summary, larger
 from sbnet.engine.oracle import compare, plane_masks
 from sbnet.engine.sparsify import SparseRun
 from sbnet.geometry import to_pair
@@ -309,7 +309,7 @@ class Compute:
         where = None if self.settings.mode == "cached" else mask
         error, largest = compared(output, wanted, where)
         summary.errors.add(error)
-        summary.largest = max(summary.largest, largest)
+        summary.largest = larger(summary.largest, largest)
         summary.shown = {frame.index}
         self.aside += time.perf_counter() - begin
 

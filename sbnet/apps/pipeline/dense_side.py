@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
+from sbnet.apps.pipeline.summary import larger
 from sbnet.masks.base import resized
 
 
@@ -151,6 +151,5 @@ def compared(got: Any, wanted: Any, mask: Tensor | None) -> tuple[float, float]:
             apart, b = apart * inside, b * inside
         wrong += float(apart.square().sum())
         right += float(b.square().sum())
-        furthest = float(apart.abs().max())
-        largest = furthest if math.isnan(furthest) else max(largest, furthest)
+        largest = larger(largest, float(apart.abs().max()))
     return ((wrong / right) ** 0.5 if right else 0.0), largest

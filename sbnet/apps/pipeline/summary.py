@@ -119,8 +119,8 @@ class Summary:
 
     def check(self, found: Agreement) -> None:
         self.checks += 1
-        self.apart = max(self.apart, found.largest)
-        self.ratio = max(self.ratio, found.error / found.torch_error if found.torch_error else 0.0)
+        self.apart = larger(self.apart, found.largest)
+        self.ratio = larger(self.ratio, found.error / found.torch_error if found.torch_error else 0.0)
         self.holds = self.holds and found.holds
 
     def rows(self) -> list[tuple[str, str, str]]:
@@ -174,3 +174,8 @@ class Summary:
         widths = [max(len(row[k]) for row in self.rows()) for k in (0, 1)]
         lines = [f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c}".rstrip() for a, b, c in self.rows()]
         return "\n".join([self.title, *lines])
+
+
+def larger(a: float, b: float) -> float:
+    """The larger one, NaN where either is: max() may lose it."""
+    return a if a > b or math.isnan(a) else b
