@@ -4,7 +4,9 @@ compute-sanitizer --tool memcheck  python tests/tools/sanitize.py
 compute-sanitizer --tool racecheck python tests/tools/sanitize.py
 compute-sanitizer --tool synccheck python tests/tools/sanitize.py
 
-Results are compared with sbnet.reference. `--device cpu` runs the same cases there (for a sanitized build), and
+Results are compared with sbnet.reference. `--settled`: each op is told that its inputs were complete before the launch
+ahead of it, as in a planned network, so that its kernels read weights and lists early; what an op writes for its own
+later launches would be NaN then. `--device cpu` runs the same cases there (for a sanitized build), and
 `--only conv` those of the families whose names begin so: racecheck wants a family a process.
 """
 
@@ -15,13 +17,16 @@ import functools
 import itertools
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 import torch.utils._pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import sbnet
 from sbnet import AttentionLayout, BlockGrid, reference
+from sbnet._library import settle_inputs
 from sbnet.engine.inputs import Inputs
 from sbnet.ops.masked.rearrange import rearrange_whole
 
@@ -329,6 +334,22 @@ def samples(device: str) -> None:
                 torch.autograd.backward(differentiable, [torch.ones_like(t) for t in differentiable])
 
 
+class Settled(TorchDispatchMode):
+    """Memory that ops are given holds NaN."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace != "sbnet":
+            return func(*args, **(kwargs or {}))
+        for log in range(9, 26, 2):
+            torch.full((1 << log,), -1, dtype=torch.int8, device="cuda")
+        torch.cuda.synchronize()
+        settle_inputs(True)
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            settle_inputs(False)
+
+
 def main() -> None:
     lists = (reduce_mask, copies, fringe_and_fill, motion, pyramid)
     plain = (
@@ -350,12 +371,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--only", default="", metavar="PREFIX", help=", ".join(families))
+    parser.add_argument("--settled", action="store_true")
     options = parser.parse_args()
     torch.manual_seed(0)
     for name, family in families.items():
         if name.startswith(options.only):
             start = time.monotonic()
-            family(options.device)
+            with Settled() if options.settled else nullcontext():
+                family(options.device)
             if options.device == "cuda":
                 torch.cuda.synchronize()
             print(f"{name}: right, {time.monotonic() - start:.1f} s", flush=True)
