@@ -121,22 +121,25 @@ inline int32_t to_int32(const char* op, const char* argument, int64_t v) {
   return static_cast<int32_t>(v);
 }
 
+// Numbers of `v` from its `at`-th on.
+template <size_t kNumbers>
+void to_numbers(const char* op, const char* argument, const std::vector<int64_t>& v, size_t at,
+                int32_t (&out)[kNumbers]) {
+  for (size_t d = 0; d < kNumbers; ++d) out[d] = to_int32(op, argument, v[at + d]);
+}
+
 // bsize, bstride, boffset, bcount: eight numbers, row direction first in each pair.
 inline BlockGrid to_grid(const char* op, const std::vector<int64_t>& v) {
   SBNET_TORCH_EXPECT(v.size() == 8, op, "grid", "8 numbers (bsize, bstride, boffset, bcount), got ", v.size());
   BlockGrid g;
-  for (int d = 0; d < 2; ++d) {
-    g.size[d] = to_int32(op, "grid", v[d]);
-    g.stride[d] = to_int32(op, "grid", v[2 + d]);
-    g.offset[d] = to_int32(op, "grid", v[4 + d]);
-    g.count[d] = to_int32(op, "grid", v[6 + d]);
-  }
+  to_numbers(op, "grid", v, 0, g.size), to_numbers(op, "grid", v, 2, g.stride);
+  to_numbers(op, "grid", v, 4, g.offset), to_numbers(op, "grid", v, 6, g.count);
   return g;
 }
 
-inline void to_pair(const char* op, const char* argument, const std::vector<int64_t>& v, int32_t out[2]) {
+inline void to_pair(const char* op, const char* argument, const std::vector<int64_t>& v, int32_t (&out)[2]) {
   SBNET_TORCH_EXPECT(v.size() == 2, op, argument, "2 numbers, got ", v.size());
-  for (int d = 0; d < 2; ++d) out[d] = to_int32(op, argument, v[d]);
+  to_numbers(op, argument, v, 0, out);
 }
 
 inline Window to_window(const char* op, const std::vector<int64_t>& v) {

@@ -1,7 +1,7 @@
 // When a pixel of a mask is set, and lists of the blocks that are active, on the CPU: shared by reduce_mask and
 // mask_pyramid.
 #pragma once
-#include "cpu/simd/by_dtype.h"
+#include "core/by_dtype.h"
 #include "cpu/simd/half.h"
 
 namespace sbnet {
@@ -19,14 +19,6 @@ inline bool above(T v, double tol) {
 template <>
 inline bool above<double>(double v, double tol) {
   return v > tol;
-}
-
-// Calls f(T{}) with the element type of a mask; bool is bytes.
-template <class F>
-void by_mask_dtype(DType dtype, const F& f) {
-  if (dtype == DType::kF64) return f(double{});
-  if (dtype == DType::kBool || dtype == DType::kU8) return f(uint8_t{});
-  by_dtype<Half, BFloat16>(dtype, f);
 }
 
 // Lists the active blocks of `images` maps of count[0] x count[1]: their slots, -1 for the others and those past the

@@ -128,7 +128,7 @@ sbnet::Status sbnet_mask_pyramid_cpu(const sbnet::PyramidParams* params, void* w
   SBNET_TRY(validate(p));
   const int strip = pyramid_strip(p);
   uint8_t* bytes = static_cast<uint8_t*>(workspace);
-  by_mask_dtype(p.mask_dtype, [&](auto t) { reduce_strips<decltype(t)>(p, strip, bytes, *parallel); });
+  by_mask_dtype<Half, BFloat16>(p.mask_dtype, [&](auto t) { reduce_strips<decltype(t)>(p, strip, bytes, *parallel); });
   uint8_t* active = bytes + p.size[0] * ((p.size[1] + strip - 1) / strip) * p.size[2];
   for (int k = 0; k < p.planes; ++k) list_plane(p, p.plane[k], bytes, strip, active, active + p.blocks(k), *parallel);
   for (int k = 0; k < p.fringes; ++k)  // the scratch of the planes has served

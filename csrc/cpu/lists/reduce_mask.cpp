@@ -124,7 +124,7 @@ sbnet::Status sbnet_reduce_mask_cpu(const sbnet::ReduceMaskParams* params, void*
   const ReduceMaskParams& p = *params;
   SBNET_TRY(validate(p));
   uint8_t* active = static_cast<uint8_t*>(workspace);
-  by_mask_dtype(p.mask_dtype, [&](auto t) { pool_all<decltype(t)>(p, active, *parallel); });
+  by_mask_dtype<Half, BFloat16>(p.mask_dtype, [&](auto t) { pool_all<decltype(t)>(p, active, *parallel); });
   *p.total = list_blocks(active, p.size[0], p.grid.count, p.capacity, p.block_map, p.indices);
   *p.count = static_cast<int32_t>(std::min<int64_t>(*p.total, p.capacity));
   return ok_status();

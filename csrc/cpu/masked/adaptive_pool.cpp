@@ -2,7 +2,7 @@
 #include "core/masked/adaptive_pool.h"
 
 #include "cpu/masked/block_fold.h"
-#include "cpu/simd/by_dtype.h"
+#include "core/by_dtype.h"
 #include "cpu/simd/half.h"
 
 namespace sbnet {

@@ -3,7 +3,7 @@
 // isa.h for why.
 #pragma once
 #include "cpu/masked/conv_kernels.h"
-#include "cpu/simd/by_dtype.h"
+#include "core/by_dtype.h"
 
 #if defined(__F16C__)
 #include <immintrin.h>

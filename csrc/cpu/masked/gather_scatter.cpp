@@ -3,7 +3,7 @@
 
 #include "cpu/masked/gather_scatter_kernels.h"
 #include "cpu/masked/gather_scatter_walk.h"
-#include "cpu/simd/by_dtype.h"
+#include "core/by_dtype.h"
 #include "cpu/simd/half.h"
 #include "cpu/simd/isa.h"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "cpu/lists/fringe.h"
-#include "cpu/simd/by_dtype.h"
+#include "core/by_dtype.h"
 #include "cpu/simd/half.h"
 
 namespace sbnet {

@@ -2,7 +2,7 @@
 #include "core/masked/squeeze_excite.h"
 
 #include "cpu/masked/block_fold.h"
-#include "cpu/simd/by_dtype.h"
+#include "core/by_dtype.h"
 #include "cpu/simd/half.h"
 
 namespace sbnet {

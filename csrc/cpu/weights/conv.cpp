@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <new>
 
-#include "cpu/simd/by_dtype.h"
+#include "core/by_dtype.h"
 #include "cpu/simd/half.h"
 #include "cpu/simd/isa.h"
 #include "cpu/weights/arena.h"

@@ -30,9 +30,7 @@ __device__ __forceinline__ void softmax_grad(float scale, const Dropout& dropout
 
 template <int kColumns>
 __global__ void __launch_bounds__(kThreads) query_grad_simt_kernel(const AttentionBackwardArgs a) {
-  extern __shared__ __align__(16) uint8_t shared[];
-  Buffers& b = *reinterpret_cast<Buffers*>(shared);
-  grid_dependency_wait();
+  Buffers& b = begin();
   const AttentionParams& p = a.p.forward;
   const AttentionWork work(p, p.phase_q_length(), p.heads);
   const AttentionSequence s(p, work.b, work.head, work.phase);
@@ -62,9 +60,7 @@ __global__ void __launch_bounds__(kThreads) query_grad_simt_kernel(const Attenti
 
 template <int kColumns>
 __global__ void __launch_bounds__(kThreads) key_grad_simt_kernel(const AttentionBackwardArgs a) {
-  extern __shared__ __align__(16) uint8_t shared[];
-  Buffers& b = *reinterpret_cast<Buffers*>(shared);
-  grid_dependency_wait();
+  Buffers& b = begin();
   const AttentionParams& p = a.p.forward;
   const AttentionWork work(p, p.phase_k_length(), p.kv_heads);
   const Dropout dropout(p);

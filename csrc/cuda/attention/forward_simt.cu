@@ -19,9 +19,7 @@ __device__ __forceinline__ float row_sum(float v) {
 
 template <int kColumns>
 __global__ void __launch_bounds__(kThreads) attention_simt_kernel(const AttentionParams p) {
-  extern __shared__ __align__(16) uint8_t shared[];
-  Buffers& b = *reinterpret_cast<Buffers*>(shared);
-  grid_dependency_wait();
+  Buffers& b = begin();
   const AttentionWork work(p, p.phase_q_length(), p.heads);
   const AttentionSequence s(p, work.b, work.head, work.phase);
   const Dropout dropout(p);

@@ -18,6 +18,13 @@ struct Buffers {
   uint32_t words[kThreads / 32];
 };
 
+// A CTA's, once the launch ahead has ended.
+__device__ __forceinline__ Buffers& begin() {
+  extern __shared__ __align__(16) uint8_t shared[];
+  grid_dependency_wait();
+  return *reinterpret_cast<Buffers*>(shared);
+}
+
 __device__ __forceinline__ int thread_y() { return threadIdx.x / 16; }
 __device__ __forceinline__ int thread_x() { return threadIdx.x % 16; }
 

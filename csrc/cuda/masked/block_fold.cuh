@@ -201,4 +201,15 @@ Status launch_fold(const char* op, const FoldParts& parts, void* workspace, cons
   return ok_status();
 }
 
+// What the entry points of ops that fold are: launch(T{}, device, stream) with x's element type, if the params are
+// valid and there is an image.
+template <class Params, class Launch>
+Status run_fold(const char* op, const Params& p, void* stream, const Launch& launch) {
+  SBNET_TRY(validate(p));
+  if (!p.x.size[0]) return ok_status();
+  DeviceInfo device;
+  SBNET_TRY(current_device(op, &device));
+  return by_dtype(p.x.dtype, [&](auto t) { return launch(t, device, static_cast<cudaStream_t>(stream)); });
+}
+
 }  // namespace sbnet

@@ -39,9 +39,6 @@ __global__ void __launch_bounds__(kThreads, kTileN == 128 || kFetch != Fetch::kW
   using Smem = Shared<kTileN>;
   extern __shared__ __align__(128) char smem[];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  Source* sources = reinterpret_cast<Source*>(smem + Smem::kSources);
-  float* staged = reinterpret_cast<float*>(smem);
-  Output* outputs = reinterpret_cast<Output*>(smem + Smem::kSums);
 
   grid_dependency_wait();
   clear_fringe<T>(p, plan.fringe, int64_t{blockIdx.x} * kThreads + threadIdx.x, int64_t{gridDim.x} * kThreads);
@@ -51,7 +48,7 @@ __global__ void __launch_bounds__(kThreads, kTileN == 128 || kFetch != Fetch::kW
   const int steps =
       (plan.reduction.units * plan.reduction.unit_channels + kRowBytes / static_cast<int>(sizeof(T)) - 1) /
       (kRowBytes / static_cast<int>(sizeof(T)));
-  Loader<T, kTileN, kFetch> loader(p, plan, sources, reinterpret_cast<TapTable*>(smem + Smem::kTaps));
+  Loader<T, kTileN, kFetch> loader(p, plan, Smem::sources(smem), reinterpret_cast<TapTable*>(smem + Smem::kTaps));
   WarpTile<T, kTileN> work(warp, lane);
 
   // A short reduction over the only columns: every step has its own stage, and all tiles the same weights.
@@ -62,7 +59,7 @@ __global__ void __launch_bounds__(kThreads, kTileN == 128 || kFetch != Fetch::kW
     const GemmTile at(plan, tile, kTileN);
     const Pixel pixel = locate_pixel(p, plan.list, int64_t{at.row} * kTileM + threadIdx.x, count);
     const Source source = source_of<T>(p, pixel);
-    sources[threadIdx.x] = source;
+    Smem::sources(smem)[threadIdx.x] = source;
     for (int s = 0; s < kStages; ++s) loader.tabulate(s, s);
     __syncthreads();
 
@@ -72,8 +69,9 @@ __global__ void __launch_bounds__(kThreads, kTileN == 128 || kFetch != Fetch::kW
     if (tile + gridDim.x >= tiles) grid_dependency_release();
 
     __syncthreads();  // the stages are free: the sums take their place, so that stores go out in 16-byte words
+    float* const staged = reinterpret_cast<float*>(smem);
     work.stage_sums(staged, Smem::kPitch, warp, lane);
-    outputs[threadIdx.x] = output_of(p, pixel);
+    Smem::outputs(smem)[threadIdx.x] = output_of(p, pixel);
     __syncthreads();
     constexpr int kWords = kTileN / 8;  // eight channels per thread and pass
     const int channel = threadIdx.x % kWords * 8;
@@ -88,7 +86,7 @@ __global__ void __launch_bounds__(kThreads, kTileN == 128 || kFetch != Fetch::kW
         Output to[kRows];
 #pragma unroll
         for (int i = 0; i < kRows; ++i) {
-          to[i] = outputs[row + i * kRowStep];
+          to[i] = Smem::outputs(smem)[row + i * kRowStep];
           const float* from = staged + (row + i * kRowStep) * Smem::kPitch + channel;
 #pragma unroll
           for (int e = 0; e < 8; ++e) v[i][e] = from[e] + bias[e];
@@ -98,7 +96,7 @@ __global__ void __launch_bounds__(kThreads, kTileN == 128 || kFetch != Fetch::kW
               for (int e = 0; e < 8; ++e)
                 if (!isfinite(from[e]) && at.k + channel + e < at.k_end)
                   staged[(row + i * kRowStep) * Smem::kPitch + channel + e] =
-                      own_group_sum<T>(p, plan, sources[row + i * kRowStep], at.k + channel + e);
+                      own_group_sum<T>(p, plan, Smem::sources(smem)[row + i * kRowStep], at.k + channel + e);
 #pragma unroll
               for (int e = 0; e < 8; ++e) v[i][e] = from[e] + bias[e];
             }

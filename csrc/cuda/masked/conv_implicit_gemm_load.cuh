@@ -26,6 +26,9 @@ struct Shared {
   static constexpr bool kKeepsWeights = kSums + kTileM * static_cast<int>(sizeof(Output)) <= kWeights;
   static_assert(kSums + kTileM * static_cast<int>(sizeof(Output)) <= kSources, "the epilogue reuses the stages");
   static_assert(kBytes <= 99 * 1024, "the least that a device since sm_80 has");
+
+  static __device__ __forceinline__ Source* sources(char* smem) { return reinterpret_cast<Source*>(smem + kSources); }
+  static __device__ __forceinline__ Output* outputs(char* smem) { return reinterpret_cast<Output*>(smem + kSums); }
 };
 
 template <class T>

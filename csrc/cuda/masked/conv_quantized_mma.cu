@@ -99,9 +99,6 @@ __global__ void __launch_bounds__(kThreads, kTileN == 128 ? 2 : 3)
   using Smem = Shared<kTileN>;
   extern __shared__ __align__(128) char smem[];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  Source* sources = reinterpret_cast<Source*>(smem + Smem::kSources);
-  int32_t* staged = reinterpret_cast<int32_t*>(smem);
-  Output* outputs = reinterpret_cast<Output*>(smem + Smem::kSums);
 
   grid_dependency_wait();
   const int64_t thread = int64_t{blockIdx.x} * kThreads + threadIdx.x, threads = int64_t{gridDim.x} * kThreads;
@@ -110,7 +107,7 @@ __global__ void __launch_bounds__(kThreads, kTileN == 128 ? 2 : 3)
   const int count = clamped_count(p.active.count, static_cast<int>(p.active.capacity));
   const int tiles = static_cast<int>(plan.list.tiles(count, kTileM)) * static_cast<int>(plan.column_tiles.divisor);
   const int steps = (plan.reduction.units + 7) / 8;
-  Loader<int8_t, kTileN, Fetch::kWords> loader(p, plan, sources, nullptr);
+  Loader<int8_t, kTileN, Fetch::kWords> loader(p, plan, Smem::sources(smem), nullptr);
   WarpTile<int8_t, kTileN> work(warp, lane);
   // As in conv_implicit_gemm.cu: all tiles have the same weights, and room for them.
   const bool keep_weights = Smem::kKeepsWeights && steps <= kStages && plan.column_tiles.divisor == 1;
@@ -122,7 +119,7 @@ __global__ void __launch_bounds__(kThreads, kTileN == 128 ? 2 : 3)
     const int k = static_cast<int>(tile_n) * kTileN;
     const Pixel pixel = locate_pixel(p, plan.list, int64_t{tile_m} * kTileM + threadIdx.x, count);
     const Source source = source_of<int8_t>(p, pixel);
-    sources[threadIdx.x] = source;
+    Smem::sources(smem)[threadIdx.x] = source;
     __syncthreads();
 
     loader.begin_tile(0, k, min(plan.group_outputs - k, kTileN), source);
@@ -131,10 +128,11 @@ __global__ void __launch_bounds__(kThreads, kTileN == 128 ? 2 : 3)
     if (tile + gridDim.x >= tiles) grid_dependency_release();
 
     __syncthreads();  // the stages are free: the sums take their place
+    int32_t* const staged = reinterpret_cast<int32_t*>(smem);
     work.stage_sums(staged, Smem::kPitch, warp, lane);
-    outputs[threadIdx.x] = output_of(p, pixel);
+    Smem::outputs(smem)[threadIdx.x] = output_of(p, pixel);
     __syncthreads();
-    finish_tile<kTileN>(p, plan, staged, outputs, k);
+    finish_tile<kTileN>(p, plan, staged, Smem::outputs(smem), k);
     __syncthreads();
   }
 }

@@ -11,6 +11,7 @@
 #include "cuda/masked/conv_epilogue.cuh"
 #include "cuda/masked/conv_portable.cuh"
 #include "cuda/masked/conv_run.cuh"
+#include "cuda/masked/pixels.cuh"
 #ifdef SBNET_SM90
 #include "cuda/sm90/conv/conv.h"
 #endif
@@ -167,14 +168,11 @@ sbnet::Status sbnet_sparse_conv_transpose2d_cuda(const sbnet::ConvTransposeParam
                                                  void* stream_handle) {
   using namespace sbnet;
   const ConvTransposeParams& p = *params;
-  SBNET_TRY(validate(p));
-  if (!p.x.size[0]) return ok_status();
-  DeviceInfo device;
-  SBNET_TRY(current_device(kOp, &device));
-  const cudaStream_t stream = static_cast<cudaStream_t>(stream_handle);
+  return run_layer(kOp, p, stream_handle, [&](const DeviceInfo& device, cudaStream_t stream) {
 #ifdef SBNET_SM90
-  if (runs_in_one_launch(p, device)) return sm90::conv_transpose(p, device, stream);
+    if (runs_in_one_launch(p, device)) return sm90::conv_transpose(p, device, stream);
 #endif
-  const bool by_phases = runs_by_phases(p);
-  return by_dtype(p.x.dtype, [&](auto t) { return launch<decltype(t)>(p, by_phases, workspace, device, stream); });
+    const bool by_phases = runs_by_phases(p);
+    return by_dtype(p.x.dtype, [&](auto t) { return launch<decltype(t)>(p, by_phases, workspace, device, stream); });
+  });
 }

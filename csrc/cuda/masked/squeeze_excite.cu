@@ -205,11 +205,7 @@ Status launch_type(const SqueezeExciteParams& p, void* workspace, const DeviceIn
 sbnet::Status sbnet_sparse_squeeze_excite2d_cuda(const sbnet::SqueezeExciteParams* params, void* workspace,
                                                  void* stream_handle) {
   using namespace sbnet;
-  const SqueezeExciteParams& p = *params;
-  SBNET_TRY(validate(p));
-  if (!p.x.size[0]) return ok_status();
-  DeviceInfo device;
-  SBNET_TRY(current_device(kOp, &device));
-  const auto stream = static_cast<cudaStream_t>(stream_handle);
-  return by_dtype(p.x.dtype, [&](auto t) { return launch_type<decltype(t)>(p, workspace, device, stream); });
+  return run_fold(kOp, *params, stream_handle, [&](auto t, const DeviceInfo& device, cudaStream_t stream) {
+    return launch_type<decltype(t)>(*params, workspace, device, stream);
+  });
 }

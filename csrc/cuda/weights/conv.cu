@@ -10,6 +10,7 @@
 #include "cuda/masked/conv_epilogue.cuh"
 #include "cuda/masked/conv_portable.cuh"
 #include "cuda/weights/matmul_portable.cuh"
+#include "cuda/weights/simt.cuh"
 #ifdef SBNET_SM90
 #include "cuda/sm90/conv/conv.h"
 #endif
@@ -111,26 +112,9 @@ __global__ void __launch_bounds__(kThreads) conv_kernel(const BlocksparseConvPar
           right[i % kDepth][k] = v;
         }
         __syncthreads();
-#pragma unroll
-        for (int d = 0; d < kDepth; ++d) {
-          float w[kWide];
-#pragma unroll
-          for (int k = 0; k < kWide; ++k) w[k] = right[d][column0 + k];
-#pragma unroll
-          for (int i = 0; i < kTall; ++i) {
-            const float v = left[d][row0 + i * kRowStep];
-#pragma unroll
-            for (int k = 0; k < kWide; ++k) run[i][k] = fmaf(v, w[k], run[i][k]);
-          }
-        }
+        multiply_stage<kRowStep>(left, right, row0, column0, run);
         if ((d0 + kDepth) % kRun && d0 + kDepth < depth) continue;
-#pragma unroll
-        for (int i = 0; i < kTall; ++i)
-#pragma unroll
-          for (int k = 0; k < kWide; ++k) {
-            sum[i][k] += run[i][k];
-            run[i][k] = 0.f;
-          }
+        end_run(sum, run);
       }
     }
     __syncthreads();  // position and channel, where no stage has passed
@@ -197,14 +181,7 @@ __global__ void __launch_bounds__(kGradThreads)
           right[r][f] = x;
         }
         __syncthreads();
-#pragma unroll
-        for (int i = 0; i < kMost; ++i) {
-          const int e = tid + i * kGradThreads;
-          float v = 0.f;
-#pragma unroll 8
-          for (int r = 0; r < kGradRows; ++r) v = fmaf(left[r][e / kGradTile], right[r][e % kGradTile], v);
-          sum[i] += v;
-        }
+        multiply_rows<kGradThreads>(left, right, kGradTile, sum);
       }
 #pragma unroll
       for (int i = 0; i < kMost; ++i) {

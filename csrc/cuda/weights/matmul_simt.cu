@@ -5,6 +5,7 @@
 
 #include "cuda/masked/conv_epilogue.cuh"
 #include "cuda/weights/matmul_portable.cuh"
+#include "cuda/weights/simt.cuh"
 #include "cuda/weights/tile.cuh"
 
 namespace sbnet {
@@ -61,26 +62,9 @@ __global__ void __launch_bounds__(kThreads) matmul_simt_kernel(const MatmulArgs 
         right[d][k] = in ? to_float(weight[(int64_t{e.y} << 2 * size_bits) + inside]) : 0.f;
       }
       __syncthreads();
-#pragma unroll
-      for (int d = 0; d < kDepth; ++d) {
-        float w[kWide];
-#pragma unroll
-        for (int k = 0; k < kWide; ++k) w[k] = right[d][column0 + k];
-#pragma unroll
-        for (int i = 0; i < kTall; ++i) {
-          const float v = left[d][row0 + i * kRowStep];
-#pragma unroll
-          for (int k = 0; k < kWide; ++k) run[i][k] = fmaf(v, w[k], run[i][k]);
-        }
-      }
+      multiply_stage<kRowStep>(left, right, row0, column0, run);
       if ((d0 + kDepth) % kRun && d0 + kDepth < depth) continue;
-#pragma unroll
-      for (int i = 0; i < kTall; ++i)
-#pragma unroll
-        for (int k = 0; k < kWide; ++k) {
-          sum[i][k] += run[i][k];
-          run[i][k] = 0.f;
-        }
+      end_run(sum, run);
     }
     __syncthreads();  // y_row, where no stage has passed
 #pragma unroll

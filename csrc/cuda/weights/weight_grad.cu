@@ -7,6 +7,7 @@
 
 #include "cuda/mma.cuh"
 #include "cuda/weights/matmul_portable.cuh"
+#include "cuda/weights/simt.cuh"
 #include "cuda/weights/tile.cuh"
 
 namespace sbnet {
@@ -183,15 +184,7 @@ __global__ void __launch_bounds__(kSimtThreads)
           load(dy, part.k0, right);
         }
         __syncthreads();
-#pragma unroll
-        for (int i = 0; i < kMost; ++i) {
-          const int e = tid + i * kSimtThreads;
-          if (e >= tile * tile) break;
-          float v = 0.f;
-#pragma unroll 8
-          for (int r = 0; r < kSimtRows; ++r) v = fmaf(left[r][e / tile], right[r][e % tile], v);
-          sum[i] += v;
-        }
+        multiply_rows<kSimtThreads>(left, right, tile, sum);
       }
     }
 #pragma unroll

@@ -30,12 +30,8 @@ BlocksparseConvLayout to_layout(const Call& call, const Tensor& tables, const In
 ConvGeometry to_geometry(const char* op, const Ints& v) {
   SBNET_TORCH_EXPECT(v.size() == 12, op, "geometry", "12 numbers, got ", v.size());
   ConvGeometry g;
-  for (int d = 0; d < 3; ++d) {
-    g.kernel[d] = to_int32(op, "kernel_size", v[d]);
-    g.stride[d] = to_int32(op, "stride", v[3 + d]);
-    g.padding[d] = to_int32(op, "padding", v[6 + d]);
-    g.dilation[d] = to_int32(op, "dilation", v[9 + d]);
-  }
+  to_numbers(op, "kernel_size", v, 0, g.kernel), to_numbers(op, "stride", v, 3, g.stride);
+  to_numbers(op, "padding", v, 6, g.padding), to_numbers(op, "dilation", v, 9, g.dilation);
   return g;
 }
 

@@ -72,23 +72,9 @@ __device__ void consume(const Args& a, const Maps& maps, uint32_t smem, uint8_t*
     const uint32_t staging = buffers + (has_residual ? (i & 1) * kStaging : 0);
     if (leader && !idle && fetched < i) fetch_residual(i);
     float acc[64];
-    uint32_t read = 0;  // barrier of the stage that the slice before the last one issued has read
-    for (int c = 0; c < a.slices; ++c) {
-      const uint32_t empty = smem + kEmpty + 8 * (group * kMaxStages + stage);
-      if (a.resident && !a.weight && i == 0) mbar_wait(smem + kWeightFull + 8 * c, 0);
-      mbar_wait(smem + kFull + 8 * (group * kMaxStages + stage), phase);
-      const uint32_t dp = pixels + stage * (a.stage_bytes >> 4);
-      const uint32_t dw = slabs + (a.resident ? c * a.wide * (kSlab >> 4) : stage * (a.stage_bytes >> 4));
-      wgmma_fence();
-#pragma unroll
-      for (int k = 0; k < 4; ++k)
-        wgmma<T, kPixels>(acc, wgmma_layout(1024) | (dw + k * 2), wgmma_layout(1024) | (dp + k * 2), c | k);
-      wgmma_commit();
-      wgmma_wait<1>();
-      if (lane == 0 && read) mbar_arrive(read);
-      read = empty;
-      if (++stage == a.stages) stage = 0, phase ^= 1;
-    }
+    const uint32_t read =
+        multiply_slices(a, smem, group, slabs, pixels, a.resident && !a.weight && i == 0, stage, phase,
+                        [&](uint64_t w, uint64_t x, int accumulate) { wgmma<T, kPixels>(acc, w, x, accumulate); });
     if (leader && !idle && has_residual && mbar_test(tile_full(i + 1), ((i + 1) / kTileSlots) & 1) &&
         !(tile_of(i + 1)[0].w & kEnd)) {
       fetch_residual(i + 1);
@@ -122,35 +108,21 @@ template <class T, int kPixels>
 __global__ void __launch_bounds__(kThreads, 1)
     conv1x1_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Args a) {
   extern __shared__ __align__(1024) uint8_t shared[];
-  const uint32_t smem = smem_address(shared);
-  int4* units = reinterpret_cast<int4*>(shared + kUnitsAt);
-  const int warp = __shfl_sync(0xffffffff, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
-  if (lane == 0) {
-    for (int at = kFull + 8 * warp; at < kBarriersEnd; at += 8 * (kThreads / 32)) {
-      const bool by_warps = (at >= kEmpty && at < kTileFull) || (at >= kTileEmpty && at < kResidualFull);
-      const bool by_units = at >= kTileFull && at < kTileEmpty;
-      mbar_init(smem + at, by_warps ? 4 * a.wide : by_units ? a.units : 1);
-    }
-    fence_mbar_init();
-  }
-  __syncthreads();
+  const Cta cta(shared);
+  init_barriers<kThreads>(a, cta, 4 * a.wide, 4 * a.wide);
   // Every role calls grid_dependency_wait() before it touches feature maps, some in every CTA.
-  if (warp < 16) {  // 640 threads start with 96 registers each
+  if (cta.warp < 16) {  // 640 threads start with 96 registers each
     registers_up<112>();
-    consume<T, kPixels>(a, maps, smem, shared, units);
+    consume<T, kPixels>(a, maps, cta.smem, shared, units_of(shared));
   } else {
     registers_down<32>();
-    if (warp < 18) {
-      if (warp - 16 < a.groups) produce(a, maps, smem, units, warp - 16);
+    if (cta.warp < 18) {
+      if (cta.warp - 16 < a.groups) produce(a, maps, cta.smem, units_of(shared), cta.warp - 16);
     } else {
-      await_settled(a);
-      const bool loads_weights = warp == 18 && lane == 0 && a.resident && !a.weight;
-      if (loads_weights) load_weights(a, &maps.w, smem);
-      __syncwarp();
-      take_turn();
-      if (a.fringe) zero_fringe<T>(a);
-      if (loads_weights)  // never exit with loads in flight
-        for (int c = 0; c < a.slices; ++c) mbar_wait(smem + kWeightFull + 8 * c, 0);
+      const bool loads = cta.warp == 18 && cta.lane == 0 && a.resident && !a.weight;
+      load_and_clear(a, &maps.w, cta.smem, loads, [&] {
+        if (a.fringe) zero_fringe<T>(a);
+      });
     }
   }
 }

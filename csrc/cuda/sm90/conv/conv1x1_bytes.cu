@@ -84,23 +84,9 @@ __device__ void consume(const Args& a, uint32_t smem, uint8_t* shared, const int
       bias[h] = a.bias && k < a.K ? load_float(static_cast<const float*>(a.bias) + k) : 0.f;
     }
     typename C::Sum acc[64];
-    uint32_t read = 0;  // barrier of the stage that the slice before the last one issued has read
-    for (int c = 0; c < a.slices; ++c) {
-      const uint32_t empty = smem + kEmpty + 8 * (group * kMaxStages + stage);
-      if (a.resident && i == 0) mbar_wait(smem + kWeightFull + 8 * c, 0);
-      mbar_wait(smem + kFull + 8 * (group * kMaxStages + stage), phase);
-      const uint32_t dp = pixels + stage * (a.stage_bytes >> 4);
-      const uint32_t dw = slabs + (a.resident ? c * a.wide * (kSlab >> 4) : stage * (a.stage_bytes >> 4));
-      wgmma_fence();
-#pragma unroll
-      for (int k = 0; k < 4; ++k)
-        wgmma_bytes(acc, wgmma_layout(1024) | (dw + k * 2), wgmma_layout(1024) | (dp + k * 2), c | k);
-      wgmma_commit();
-      wgmma_wait<1>();
-      if (lane == 0 && read) mbar_arrive(read);
-      read = empty;
-      if (++stage == a.stages) stage = 0, phase ^= 1;
-    }
+    const uint32_t read =
+        multiply_slices(a, smem, group, slabs, pixels, a.resident && i == 0, stage, phase,
+                        [&](uint64_t w, uint64_t x, int accumulate) { wgmma_bytes(acc, w, x, accumulate); });
     wgmma_wait<0>();
     if (lane == 0) mbar_arrive(read);
     if (idle) continue;
@@ -114,39 +100,24 @@ __global__ void __launch_bounds__(kThreads, 1)
     conv1x1_bytes_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Args a) {
   using namespace conv1x1_detail;
   extern __shared__ __align__(1024) uint8_t shared[];
-  const uint32_t smem = smem_address(shared);
-  int4* units = reinterpret_cast<int4*>(shared + kUnitsAt);
-  const int warp = __shfl_sync(0xffffffff, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
-  if (lane == 0) {
-    for (int at = kFull + 8 * warp; at < kBarriersEnd; at += 8 * (kThreads / 32)) {
-      const bool of_ring = at >= kEmpty && at < kTileFull, announced = at >= kTileFull && at < kTileEmpty;
-      const bool of_tile = at >= kTileEmpty && at < kResidualFull;
-      mbar_init(smem + at, of_ring || of_tile ? 4 * a.wide : announced ? a.units : 1);
-    }
-    fence_mbar_init();
-  }
-  __syncthreads();
+  const Cta cta(shared);
+  init_barriers<kThreads>(a, cta, 4 * a.wide, 4 * a.wide);
   // Every role calls grid_dependency_wait() before it touches feature maps, some in every CTA.
-  if (warp < kMaxWarps) {  // 640 threads start with 96 registers each
+  if (cta.warp < kMaxWarps) {  // 640 threads start with 96 registers each
     registers_up<112>();
-    consume<C>(a, smem, shared, units);
+    consume<C>(a, cta.smem, shared, units_of(shared));
   } else {
     registers_down<32>();
-    if (warp < kMaxWarps + 2) {
-      if (warp - kMaxWarps < a.groups) produce(a, maps, smem, units, warp - kMaxWarps);
+    if (cta.warp < kMaxWarps + 2) {
+      if (cta.warp - kMaxWarps < a.groups) produce(a, maps, cta.smem, units_of(shared), cta.warp - kMaxWarps);
     } else {
-      await_settled(a);
-      const bool loads_weights = warp == kMaxWarps + 2 && lane == 0 && a.resident;
-      if (loads_weights) load_weights(a, &maps.w, smem);
-      __syncwarp();
-      take_turn();
-      const int64_t thread = int64_t{blockIdx.x} * 64 + (threadIdx.x & 63);
-      const auto clear = [&](auto t) {
-        clear_fringe<decltype(t)>(a.zeros, a.zeros_plan, thread, int64_t{gridDim.x} * 64);
-      };
-      bytes::by_result<C>(a.y_dtype, clear);
-      if (loads_weights)  // never exit with loads in flight
-        for (int c = 0; c < a.slices; ++c) mbar_wait(smem + kWeightFull + 8 * c, 0);
+      const bool loads = cta.warp == kMaxWarps + 2 && cta.lane == 0 && a.resident;
+      load_and_clear(a, &maps.w, cta.smem, loads, [&] {
+        const int64_t thread = int64_t{blockIdx.x} * 64 + (threadIdx.x & 63);
+        bytes::by_result<C>(a.y_dtype, [&](auto t) {
+          clear_fringe<decltype(t)>(a.zeros, a.zeros_plan, thread, int64_t{gridDim.x} * 64);
+        });
+      });
     }
   }
 }

@@ -133,4 +133,57 @@ __device__ __forceinline__ void load_weights(const Args& a, const CUtensorMap* m
   }
 }
 
+// Of the tiles that producers have told of.
+__device__ __forceinline__ int4* units_of(uint8_t* shared) { return reinterpret_cast<int4*>(shared + kUnitsAt); }
+
+// All threads, of which there are kCtaThreads. readers: warps that give a stage of a ring back; finishers: those that
+// give back what a tile is.
+template <int kCtaThreads>
+__device__ __forceinline__ void init_barriers(const Args& a, const Cta& cta, int readers, int finishers) {
+  cta.init_barriers(kFull, kBarriersEnd, kCtaThreads / 32, [&](int at) {
+    const bool of_ring = at >= kEmpty && at < kTileFull, of_tile = at >= kTileEmpty && at < kResidualFull;
+    const bool announced = at >= kTileFull && at < kTileEmpty;
+    return of_ring ? readers : of_tile ? finishers : announced ? a.units : 1;
+  });
+  __syncthreads();
+}
+
+// A consumer's products of a tile: multiply(weights, pixels, accumulate) of 16 channels at a time. It has given back
+// all stages but the last one when it returns; that one's barrier is what it returns.
+template <class Multiply>
+__device__ __forceinline__ uint32_t multiply_slices(const Args& a, uint32_t smem, int group, uint32_t slabs,
+                                                    uint32_t pixels, bool await_weights, int& stage, int& phase,
+                                                    const Multiply& multiply) {
+  uint32_t read = 0;  // of the stage that the slice before the last one issued has read
+  for (int c = 0; c < a.slices; ++c) {
+    const uint32_t empty = smem + kEmpty + 8 * (group * kMaxStages + stage);
+    if (await_weights) mbar_wait(smem + kWeightFull + 8 * c, 0);
+    mbar_wait(smem + kFull + 8 * (group * kMaxStages + stage), phase);
+    const uint32_t dp = pixels + stage * (a.stage_bytes >> 4);
+    const uint32_t dw = slabs + (a.resident ? c * a.wide * (kSlab >> 4) : stage * (a.stage_bytes >> 4));
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) multiply(wgmma_layout(1024) | (dw + k * 2), wgmma_layout(1024) | (dp + k * 2), c | k);
+    wgmma_commit();
+    wgmma_wait<1>();
+    if ((threadIdx.x & 31) == 0 && read) mbar_arrive(read);
+    read = empty;
+    if (++stage == a.stages) stage = 0, phase ^= 1;
+  }
+  return read;
+}
+
+// The last two warps: weights that stay, if this is the thread that loads them, then clear(): zeros of the fringe.
+template <class Clear>
+__device__ __forceinline__ void load_and_clear(const Args& a, const CUtensorMap* weights, uint32_t smem, bool loads,
+                                               const Clear& clear) {
+  await_settled(a);
+  if (loads) load_weights(a, weights, smem);
+  __syncwarp();
+  take_turn();
+  clear();
+  if (loads)  // never exit with loads in flight
+    for (int c = 0; c < a.slices; ++c) mbar_wait(smem + kWeightFull + 8 * c, 0);
+}
+
 }  // namespace sbnet::sm90::conv1x1_detail

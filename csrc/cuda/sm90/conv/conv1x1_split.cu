@@ -223,35 +223,25 @@ template <class T, int kRow>
 __global__ void __launch_bounds__(kSplitThreads, 1)
     conv1x1_split_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Args a) {
   extern __shared__ __align__(1024) uint8_t shared[];
-  const uint32_t smem = smem_address(shared);
-  int4* units = reinterpret_cast<int4*>(shared + kUnitsAt);
-  const int warp = __shfl_sync(0xffffffff, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
+  const Cta cta(shared);
   if (threadIdx.x == 0) {
     prefetch_map(&maps.w);
     prefetch_map(&maps.of[0].x);
     if (kRow != 0) prefetch_map(&maps.row), prefetch_map(&maps.of[1].y);
   }
-  if (lane == 0) {
-    for (int at = kFull + 8 * warp; at < kBarriersEnd; at += 8 * (kSplitThreads / 32)) {
-      const bool of_ring = at >= kEmpty && at < kTileFull, of_tile = at >= kTileEmpty && at < kResidualFull;
-      const bool announced = at >= kTileFull && at < kTileEmpty;
-      mbar_init(smem + at, of_ring ? 8 << (a.log_cluster > 0) : of_tile ? 4 : announced ? a.units : 1);
-    }
-    fence_mbar_init();
-  }
-  __syncthreads();
+  init_barriers<kSplitThreads>(a, cta, 8 << (a.log_cluster > 0), 4);
   if (a.log_cluster) cluster_sync();
   // Every role calls grid_dependency_wait() before it touches feature maps, some in every CTA.
-  if (warp < 8) {  // 384 threads start with 168 registers each
+  if (cta.warp < 8) {  // 384 threads start with 168 registers each
     registers_up<216>();
-    consume<T, kRow>(a, maps, smem, shared, units);
+    consume<T, kRow>(a, maps, cta.smem, shared, units_of(shared));
   } else {
     registers_down<40>();
-    if (warp == 8) {
-      produce_split<kRow>(a, maps, smem, units);
+    if (cta.warp == 8) {
+      produce_split<kRow>(a, maps, cta.smem, units_of(shared));
     } else {
       take_turn();
-      if (warp >= 10 && a.fringe) zero_fringe<T>(a);
+      if (cta.warp >= 10 && a.fringe) zero_fringe<T>(a);
     }
   }
 }

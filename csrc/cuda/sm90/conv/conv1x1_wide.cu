@@ -231,43 +231,27 @@ template <class T, int kChannels, int kWidth, int kSlabs>
 __global__ void __launch_bounds__(kWideThreads<kWidth>, 1)
     conv1x1_wide_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Args a) {
   extern __shared__ __align__(1024) uint8_t shared[];
-  const uint32_t smem = smem_address(shared);
-  int4* units = reinterpret_cast<int4*>(shared + kUnitsAt);
-  const int warp = __shfl_sync(0xffffffff, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
-  if (lane == 0) {
-    for (int at = kFull + 8 * warp; at < kBarriersEnd; at += 8 * (kWideThreads<kWidth> / 32)) {
-      const bool of_ring = at >= kEmpty && at < kTileFull, of_tile = at >= kTileEmpty && at < kResidualFull;
-      const int readers = a.resident ? 4 * kWidth : 8 * kWidth << a.log_cluster;  // warps
-      const bool announced = at >= kTileFull && at < kTileEmpty;
-      mbar_init(smem + at, of_ring ? readers : of_tile ? 4 * kWidth : announced ? a.units : 1);
-    }
-    fence_mbar_init();
-  }
-  __syncthreads();
+  const Cta cta(shared);
+  init_barriers<kWideThreads<kWidth>>(a, cta, a.resident ? 4 * kWidth : 8 * kWidth << a.log_cluster, 4 * kWidth);
   if (a.log_cluster) cluster_sync();
   // Every role calls grid_dependency_wait() before it touches feature maps, some in every CTA.
-  const int other = warp - kConsumers<kWidth> / 32;
+  const int other = cta.warp - kConsumers<kWidth> / 32;
   if (other < 0) {  // 384 threads start with 168 registers each, 640 with 96
     registers_up<kWidth == 1 ? 216 : 112>();
-    consume<T, kChannels, kWidth, kSlabs>(a, maps, smem, shared, units);
+    consume<T, kChannels, kWidth, kSlabs>(a, maps, cta.smem, shared, units_of(shared));
   } else {
     registers_down<kWidth == 1 ? 40 : 32>();
     if (other < 2) {
       if (a.resident && other < kGroups<kWidth>)
-        produce(a, maps, smem, units, other);
+        produce(a, maps, cta.smem, units_of(shared), other);
       else if (!a.resident && other == 0)
-        produce_streamed(a, maps, smem, units);
+        produce_streamed(a, maps, cta.smem, units_of(shared));
       else
         grid_dependency_wait();
     } else {
-      await_settled(a);
-      const bool loads_weights = other == 2 && lane == 0 && a.resident;
-      if (loads_weights) load_weights(a, &maps.w, smem);
-      __syncwarp();
-      take_turn();
-      if (a.fringe) zero_fringe<T>(a);
-      if (loads_weights)  // never exit with loads in flight
-        for (int c = 0; c < a.slices; ++c) mbar_wait(smem + kWeightFull + 8 * c, 0);
+      load_and_clear(a, &maps.w, cta.smem, other == 2 && cta.lane == 0 && a.resident, [&] {
+        if (a.fringe) zero_fringe<T>(a);
+      });
     }
   }
 }

@@ -23,11 +23,9 @@ __device__ void consume(const Args& a, uint32_t smem, uint8_t* shared) {
   const uint32_t tiles = tiles_of(a, count_of<C>(a));
 
   for (uint32_t base = 0, made = 0; base < tiles; base += gridDim.x, ++made) {
-    const Share share(a, base, tiles);
-    if (share.tile >= tiles) break;
-    uint32_t first_unit, column_index;
-    a.columns.divmod(share.tile, &first_unit, &column_index);
-    const Column column(a, column_index);
+    const TileShare at(a, base, tiles);
+    if (at.tile >= tiles) break;
+    const Column column(a, at.column);
     const int k0 = column.chunk_k + column.k * C::kOutputs;
     products.wait_for_patch();
     bar_sync(1 + wg, 128);  // the places of the tile before are no longer read
@@ -58,7 +56,7 @@ __device__ void consume(const Args& a, uint32_t smem, uint8_t* shared) {
         with_steps(own & ~kLastSlice, multiply_slice);
       } while (!(own & kLastSlice));
     } else {
-      const int2 slices = share.of(slices_of<C>(a, column_index));
+      const int2 slices = at.of(slices_of<C>(a, at.column));
 #pragma unroll 1
       for (int slice = slices.x; slice < slices.y; ++slice) with_steps(slice_of<C>(a, slice).steps, multiply_slice);
     }
@@ -67,7 +65,7 @@ __device__ void consume(const Args& a, uint32_t smem, uint8_t* shared) {
     bar_sync(1 + wg, 128);
     int2 halves = make_int2(0, 2);
     if constexpr (!C::kListed) {
-      if (share.log) halves = exchange_sums<C>(a, share, smem, acc);
+      if (at.log) halves = exchange_sums<C>(a, at, smem, acc);
     }
     if constexpr (C::kFloats)
       finish_floats<C>(a, column, k0, acc, shared, places, bias, halves);

@@ -66,15 +66,13 @@ __device__ void produce_patches(const Args& a, const CUtensorMap* map, uint32_t 
   int stage = 0;
   uint32_t phase = 1;
   for (uint32_t base = 0, made = 0; base < tiles; base += gridDim.x, ++made) {
-    const Share share(a, base, tiles);
-    if (share.tile >= tiles) break;
-    uint32_t first_unit, column_index;
-    a.columns.divmod(share.tile, &first_unit, &column_index);
-    const Column column(a, column_index);
+    const TileShare at(a, base, tiles);
+    if (at.tile >= tiles) break;
+    const Column column(a, at.column);
     int4* units = reinterpret_cast<int4*>(shared + C::kRecordsAt) + made % kMaxPatchStages * kMaxUnits;
     int4 unit = {};
-    if (lane < a.units) unit = locate(a, first_unit * a.units + lane, count);
-    const int2 slices = share.of(slices_of<C>(a, column_index));
+    if (lane < a.units) unit = locate(a, at.first_unit * a.units + lane, count);
+    const int2 slices = at.of(slices_of<C>(a, at.column));
     for (int slice = slices.x; slice < slices.y; ++slice) {
       const Slice own = slice_of<C>(a, slice);
       for (int g = 0; g < a.groups; ++g) {
@@ -152,13 +150,11 @@ __device__ void produce_weights(const Args& a, const CUtensorMap* map, uint32_t 
   int stage = 0;
   uint32_t phase = 1;
   for (uint32_t base = 0; base < tiles; base += gridDim.x) {
-    const Share share(a, base, tiles);
-    if (share.tile >= tiles) break;
-    uint32_t first_unit, column_index;
-    a.columns.divmod(share.tile, &first_unit, &column_index);
-    const Column column(a, column_index);
+    const TileShare at(a, base, tiles);
+    if (at.tile >= tiles) break;
+    const Column column(a, at.column);
     const int k0 = column.chunk_k + column.k * C::kOutputs;
-    const int2 slices = share.of(slices_of<C>(a, column_index));
+    const int2 slices = at.of(slices_of<C>(a, at.column));
     for (int slice = slices.x; slice < slices.y; ++slice) {
       for (int t = 0; t < taps; ++t) {
         const uint32_t full = smem + C::kWeightFull + 8 * stage, slab = C::kWeightsAt + stage * C::kTap;

@@ -144,6 +144,14 @@ struct Share {
   }
 };
 
+// Where that is: the first of its units, and its column of output channels.
+struct TileShare : Share {
+  uint32_t first_unit, column;
+  __device__ __forceinline__ TileShare(const Args& a, uint32_t base, uint32_t tiles) : Share(a, base, tiles) {
+    a.columns.divmod(tile, &first_unit, &column);
+  }
+};
+
 // The slices of up to 64 input channels that a column of tiles multiplies: the first one's number, and the end.
 template <class C>
 __device__ __forceinline__ int2 slices_of(const Args& a, uint32_t column) {
