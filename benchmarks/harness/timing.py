@@ -61,12 +61,19 @@ class Timer:
 
     def medians(self, sides: dict[str, Side]) -> dict[str, list[float]]:
         """name -> [median, spread] in microseconds; the spread is half the distance of the quartiles."""
+        return {name: _median_and_spread(values) for name, values in self._times(sides).items()}
+
+    def least(self, sides: dict[str, Side]) -> dict[str, float]:
+        """name -> the least of all rounds, in microseconds: where others use the machine, too."""
+        return {name: min(values) for name, values in self._times(sides).items()}
+
+    def _times(self, sides: dict[str, Side]) -> dict[str, list[float]]:
         prepared = {name: self._prepare(side) for name, side in sides.items()}
         times: dict[str, list[float]] = {name: [] for name in sides}
         for turn in range(self.rounds):
             for name in _order(list(prepared), turn):
                 times[name].append(prepared[name]())
-        return {name: _median_and_spread(values) for name, values in times.items()}
+        return times
 
     def best(self, run: Run) -> float:
         """The least time of all rounds, in microseconds: for what is to be a ceiling."""

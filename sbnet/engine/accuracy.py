@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -44,36 +45,38 @@ class Table(list[Row]):
 
 @torch.no_grad()
 def accuracy(
-    run: SparseRun, model: nn.Module, frames: Sequence[Tensor], masks: Sequence[Tensor], margin: Sequence[int] = (0,)
+    run: SparseRun, model: nn.Module, frames: Sequence[Any], masks: Sequence[Tensor], margin: int | Sequence[int] = 0
 ) -> Table:
     """What each margin costs, and how far from the dense result it leaves the pixels of the mask.
 
     Args:
         run: of `sparsify`.
         model: the network, as it was given to `sparsify`.
-        frames: inputs [N,C,H,W], in order (a cached run sees them as a video).
-        masks: [N,H,W] of each frame.
-        margin: pixels.
+        frames: inputs [N,C,H,W], or tuples of a network's several inputs, in order (a cached run sees them as a video).
+        masks: [N,H,W] of each frame; of a run with a mask_source, where the result is judged.
+        margin: pixels; or several margins.
 
     >>> print(sbnet.accuracy(run, model, frames, masks, margin=[0, 16, 32, 64]))
     """
     if len(frames) != len(masks) or not len(frames):
         raise ValueError(f"sbnet: accuracy: masks: expected {max(len(frames), 1)}, one a frame, got {len(masks)}")
+    calls = [run._inputs_of(frame, "accuracy: frames") for frame in frames]
+    given = [(*inputs, mask) if run.mask_source is None else inputs for inputs, mask in zip(calls, masks, strict=True)]
     was_training = model.training
     model.eval()
     try:
-        dense = [pytree.tree_leaves(model(frame)) for frame in frames]
+        dense = [pytree.tree_leaves(model(*inputs)) for inputs in calls]
     finally:
         model.train(was_training)
     table = Table()
-    for pixels in margin:
+    for pixels in (margin,) if isinstance(margin, int) else margin:
         run.reset()
-        run(frames[0], masks[0], margin=pixels)  # plans, and warms up
+        run(*given[0], margin=pixels)  # plans, and warms up
         run.reset()
         wrong = right = spent = density = 0.0
-        for frame, mask, wanted in zip(frames, masks, dense, strict=True):
+        for (frame, *_), arguments, mask, wanted in zip(calls, given, masks, dense, strict=True):
             begin = _now(frame)
-            found = pytree.tree_leaves(run(frame, mask, margin=pixels))
+            found = pytree.tree_leaves(run(*arguments, margin=pixels))
             spent += _now(frame) - begin
             density += run.density
             for got, want in zip(found, wanted, strict=True):

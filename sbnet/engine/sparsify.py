@@ -228,13 +228,23 @@ class SparseRun:
 
     def profile(self, *args: Any, calls: int = 5) -> list[tuple[str, str, float]]:
         """(module path, kind, ms) of each node, the median of some calls; node by node, so that the sum is more than a
-        call takes. Arguments as for a call."""
+        call takes. Arguments as for a call; a mask may be given in the place of that of a mask_source, too."""
         from sbnet.engine.profile import profile
 
+        count = len(self.example)
+        if len(args) not in (count + 1, count + (self.mask_source is None)):
+            raise ValueError(f"sbnet: profile: expected {count} inputs and a mask, got {len(args)} arguments")
+        inputs, given = args[:count], args[count:]
         with self._lock:
-            *inputs, mask = args
-            wanted = _mask(self.mask_source, inputs, planes_of(mask, inputs[0]))
+            wanted = _mask(self.mask_source, inputs, planes_of(given[0], inputs[0]) if given else None)
             return profile(self._for(inputs).executor, inputs, wanted, calls)
+
+    def _inputs_of(self, frame: Any, of: str) -> tuple[Any, ...]:
+        """A frame, a tensor or a tuple, as the inputs of a call."""
+        inputs = tuple(frame) if isinstance(frame, (tuple, list)) else (frame,)
+        if len(inputs) != len(self.example):
+            raise ValueError(f"sbnet: {of}: expected {len(self.example)} inputs each, got {len(inputs)}")
+        return inputs
 
     # ---- more of them
 

@@ -21,7 +21,7 @@ GAIN = 0.98  # another block size must be faster by so much: less is noise
 
 def tune(
     run: SparseRun,
-    frames: Sequence[Tensor],
+    frames: Sequence[Any],
     masks: Sequence[Tensor],
     *,
     blocks: Sequence[int] | None = None,
@@ -34,8 +34,8 @@ def tune(
     several devices are merged by `{**a["entries"], **b["entries"]}`.
 
     Args:
-        run: of `sparsify`, with one input.
-        frames: inputs like its example.
+        run: of `sparsify`.
+        frames: inputs like its example: tensors, or tuples of them.
         masks: [N,H,W] of each frame.
         blocks: sizes to try; default: those that pay on the device.
         rounds: times that each frame is timed.
@@ -48,7 +48,11 @@ def tune(
     """
     if len(frames) != len(masks) or not len(frames):
         raise ValueError(f"sbnet: tune: masks: expected {max(len(frames), 1)}, one a frame, got {len(masks)}")
-    first = run._for((frames[0],))
+    for name, least in {"rounds": rounds, "blocks": min(blocks or (1,))}.items():
+        if least < 1:
+            raise ValueError(f"sbnet: tune: {name}: expected at least 1, got {least}")
+    calls = [run._inputs_of(frame, "tune: frames") for frame in frames]
+    first = run._for(calls[0])
     plan, device = first.plan, first.constants.device
     sizes: dict[Pair, Pair] = {(h, w): b for h, w, b in plan.planes}
     candidates = tuple(blocks) if blocks is not None else CANDIDATES[device.type]
@@ -60,10 +64,10 @@ def tune(
         compiled = Compiled(tried, first.constants, make_mask, True, first.allow_tf32, margin=run.margin)
         times = []
         for turn in range(rounds + 1):
-            for frame, mask in zip(frames, masks, strict=True):
-                wanted = planes_of(mask, frame)
+            for inputs, mask in zip(calls, masks, strict=True):
+                wanted = planes_of(mask, inputs[0])
                 begin = _now(device)
-                compiled((frame,), wanted)
+                compiled(inputs, wanted)
                 times += [_now(device) - begin] if turn else []
         return statistics.median(times) * 1e3
 
@@ -75,7 +79,7 @@ def tune(
                 sizes, best = tried, ms
     entry = {
         "planes": {f"{h}x{w}": list(block) for (h, w), block in sizes.items()},
-        "mode": plan.mode, "dtype": str(frames[0].dtype).removeprefix("torch."), "ms": best, "ms before": begin,
+        "mode": plan.mode, "dtype": str(calls[0][0].dtype).removeprefix("torch."), "ms": best, "ms before": begin,
     }  # fmt: skip
     return {"format": FORMAT, "entries": {tuning_key(device): entry}}
 

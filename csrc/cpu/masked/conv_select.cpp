@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "core/masked/conv_begin.h"
 #include "core/masked/conv_select.h"
 #include "cpu/masked/conv_run.h"
 #include "cpu/simd/isa.h"
@@ -95,8 +96,9 @@ const ConvWayRow kConvWayTable[kConvWays] = {
 };
 
 const ConvWayRow& select_way(const ConvPlan& plan) {
+  const int first = first_row(kConvWayTable);
   const ConvWayRow* row = kConvWayTable;
-  while (row->declines(plan)) ++row;
+  while ((row < kConvWayTable + first && row->way >= ConvWay::kWinograd) || row->declines(plan)) ++row;
   return *row;
 }
 
@@ -153,7 +155,11 @@ sbnet::Status sbnet_select_conv2d_cpu(const SbnetConvQuery* q, char* text, int64
   const ConvWayRow& chosen = select_way(plan);
   int64_t used = snprintf(text, static_cast<size_t>(room), "%s: tiles of %dx%d pixels, panels of %lld channels",
                           chosen.name, plan.tile[0], plan.tile[1], static_cast<long long>(plan.panel_width));
-  for (const ConvWayRow* row = kConvWayTable; row != &chosen && used < room; ++row)
-    used += snprintf(text + used, static_cast<size_t>(room - used), "\n%s: %s", row->name, row->declines(plan));
+  for (const ConvWayRow* row = kConvWayTable; row != &chosen && used < room; ++row) {
+    const char* why = row->declines(plan);
+    used += snprintf(text + used, static_cast<size_t>(room - used), "\n%s: %s", row->name, why ? why : kAboveTheFirst);
+  }
   return ok_status();
 }
+
+int64_t sbnet_begin_conv2d_cpu(int64_t row) { return sbnet::begin_at(sbnet::kConvWayTable, row); }

@@ -12,7 +12,7 @@ struct ConvWayRow {
 };
 
 // First match wins; the last row accepts everything.
-constexpr int kConvWays = 10;
+constexpr int kConvWays = 10;  // from kWinograd on in the order of ConvWay
 extern const ConvWayRow kConvWayTable[kConvWays];
 
 const ConvWayRow& select_way(const ConvPlan& plan);
