@@ -28,12 +28,15 @@ __device__ __forceinline__ void consume_backward(const BackwardArgs& a, const Ba
   using T = typename C::T;
   constexpr int kDim = C::kDim, kMet = C::kMet, kWarpgroups = C::kWarpgroups, kOwn = C::kOwn, kChunks = C::kChunks;
   constexpr bool kQueries = C::kQueries, kAdds = C::kAdds;
-  const Seat seat(consumer, kWarpgroups);  // rows are keys, columns queries
-  const uint32_t staging = s.scores + C::kBuffers * C::kScoreBytes + seat.wg * 16384 + seat.warp * 4096;
+  const int wg = consumer % kWarpgroups, warp = threadIdx.x >> 5 & 3, lane = threadIdx.x & 31;
+  const bool leader = (threadIdx.x & 127) == 0;
+  // This thread: keys row and row + 8 of the tile; queries 8n + 2 (lane % 4) and the next.
+  const int row = wg * 64 + warp * 16 + (lane >> 2);
+  const uint32_t staging = s.scores + C::kBuffers * C::kScoreBytes + wg * 16384 + warp * 4096;
   // Operands, all from one base: shared addresses / 16.
   constexpr uint32_t kSecond = C::kOwnBytes >> 4, kRing = 2 * kSecond, kTile = C::kTileBytes >> 4;
   constexpr uint32_t kScores = kRing + C::kStages * kTile;
-  const uint32_t base = (s.own & 0x3FFFF) >> 4, own = base + seat.wg * 512;
+  const uint32_t base = (s.own & 0x3FFFF) >> 4, own = base + wg * 512;
   float dK[kDim / 2], dV[kDim / 2], S[kMet / 2], dP[kMet / 2], dQ[32];
   uint32_t P[kMet / 4], dS[kMet / 4];
   uint32_t slot = 0, phase = 0, own_phase = 0, buffer = 0;
@@ -44,7 +47,7 @@ __device__ __forceinline__ void consume_backward(const BackwardArgs& a, const Ba
   auto group_sync = [&] { bar_sync(1 + group, kWarpgroups * 128); };
   auto release = [&](uint32_t stage) {
     __syncwarp();
-    if (seat.lane == 0) mbar_arrive(s.empty + 8 * stage);
+    if (lane == 0) mbar_arrive(s.empty + 8 * stage);
   };
   // Rows past a sequence's own end may be anything, NaN too, which 0 * x would keep. Each warpgroup writes all of the
   // zeros, before its own products.
@@ -87,7 +90,7 @@ __device__ __forceinline__ void consume_backward(const BackwardArgs& a, const Ba
       wgmma_commit();
     };
     auto issue_query_grads = [&](int piece) {  // 64 queries x 64 of D
-      const int v = seat.wg * C::kPieces + piece, r = v / kChunks, c = v % kChunks;
+      const int v = wg * C::kPieces + piece, r = v / kChunks, c = v % kChunks;
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < 4 * kWarpgroups; ++k)
@@ -98,22 +101,22 @@ __device__ __forceinline__ void consume_backward(const BackwardArgs& a, const Ba
       wgmma_commit();
     };
     auto add_query_grads = [&](int piece, int2 word) {
-      const int v = seat.wg * C::kPieces + piece, r = v / kChunks, c = v % kChunks;
+      const int v = wg * C::kPieces + piece, r = v / kChunks, c = v % kChunks;
       const int64_t cell = int64_t{word.y} * (a.padded >> 6) + (word.x >> kEntryShift) * C::kMetCells + r;
-      float* to = a.sums + (cell * kChunks + c) * 4096 + seat.warp * 1024;
+      float* to = a.sums + (cell * kChunks + c) * 4096 + warp * 1024;
       if constexpr (C::kPass == Pass::kVector) {
 #pragma unroll
         for (int i = 0; i < 8; ++i)
-          add_global(to + i * 128 + seat.lane * 4, dQ[4 * i], dQ[4 * i + 1], dQ[4 * i + 2], dQ[4 * i + 3]);
+          add_global(to + i * 128 + lane * 4, dQ[4 * i], dQ[4 * i + 1], dQ[4 * i + 2], dQ[4 * i + 3]);
       } else {
-        if (seat.lane == 0) tma_store_wait_read();
+        if (lane == 0) tma_store_wait_read();
         __syncwarp();
 #pragma unroll
         for (int i = 0; i < 8; ++i)
-          store_shared(staging + i * 512 + seat.lane * 16, dQ[4 * i], dQ[4 * i + 1], dQ[4 * i + 2], dQ[4 * i + 3]);
+          store_shared(staging + i * 512 + lane * 16, dQ[4 * i], dQ[4 * i + 1], dQ[4 * i + 2], dQ[4 * i + 3]);
         fence_async_proxy();
         __syncwarp();
-        if (seat.lane == 0) {
+        if (lane == 0) {
           bulk_add(to, staging, 4096);
           tma_store_commit();
         }
@@ -121,7 +124,7 @@ __device__ __forceinline__ void consume_backward(const BackwardArgs& a, const Ba
     };
     float lse0 = 0.f, lse1 = 0.f, delta0 = 0.f, delta1 = 0.f;
     if constexpr (kQueries) {
-      const int64_t i = int64_t{t.y} * a.padded + t.x + seat.row;
+      const int64_t i = int64_t{t.y} * a.padded + t.x + row;
       lse0 = a.lse2[i], lse1 = a.lse2[i + 8], delta0 = a.delta[i], delta1 = a.delta[i + 8];
     }
 #pragma unroll 1
@@ -139,18 +142,17 @@ __device__ __forceinline__ void consume_backward(const BackwardArgs& a, const Ba
         SeenWords<kQueries> words(a.layout, a.stride_period, of.b, of.h, q_end, k_end);
 #pragma unroll
         for (int w = 0; w < kMet / 32; ++w) {
-          const bool met = word.x >> (seat.wg * C::kMetCells + w / 2) & 1;
-          words.see(met, t.x + seat.row, column0 + 32 * w, seat.lane, seen[0][w], seen[1][w]);
+          const bool met = word.x >> (wg * C::kMetCells + w / 2) & 1;
+          words.see(met, t.x + row, column0 + 32 * w, lane, seen[0][w], seen[1][w]);
         }
       }
       uint32_t drop[2] = {0, 0};
       if constexpr (C::kDropout) {
         const Dropper dropper(a.dropout);
         if constexpr (kQueries)
-          dropper.of_queries<kMet>(
-              word.y, t.x + seat.row, seat.lane, [&](int column) { return column0 + column; }, drop);
+          dropper.of_queries<kMet>(word.y, t.x + row, lane, [&](int column) { return column0 + column; }, drop);
         else
-          dropper.of_keys(word.y, t.x + seat.row, column0, seat.lane, drop);
+          dropper.of_keys(word.y, t.x + row, column0, lane, drop);
       }
       if (past_end) clear_rows(s.ring + slot * C::kTileBytes, met_end - column0, kMet);
       issue_scores();
@@ -168,8 +170,8 @@ __device__ __forceinline__ void consume_backward(const BackwardArgs& a, const Ba
           if (!(seen[i >> 1 & 1][i >> 4] & (1u << ((i >> 2 & 3) * 8 + (i & 1))))) S[i] = -INFINITY;
       }
       const auto kept = [&](int bit, int r, float v) { return drop[r] >> bit & 1 ? 0.f : v; };
-      const uint32_t lse = s.rows + first * C::kRowBytes + (seat.lane & 3) * 8;
-      const uint32_t delta = s.rows + second * C::kRowBytes + (seat.lane & 3) * 8;
+      const uint32_t lse = s.rows + first * C::kRowBytes + (lane & 3) * 8;
+      const uint32_t delta = s.rows + second * C::kRowBytes + (lane & 3) * 8;
 #pragma unroll
       for (int i = 0; i < kMet / 8; ++i) {
         const float2 l = kQueries ? make_float2(lse0, lse1) : load_shared_pair(lse + i * 32);
@@ -210,9 +212,8 @@ __device__ __forceinline__ void consume_backward(const BackwardArgs& a, const Ba
       if constexpr (kQueries) release(second);
       if constexpr (kAdds) {
         if (C::kBuffers == 1) group_sync();  // everyone is done with the last dS
-        const uint32_t to = s.scores + buffer * C::kScoreBytes + seat.wg * (kMet * 128) +
-                            ((seat.lane >> 4) * 8 + (seat.lane & 7)) * 128 +
-                            (((2 * seat.warp + (seat.lane >> 3 & 1)) ^ (seat.lane & 7)) << 4);
+        const uint32_t to = s.scores + buffer * C::kScoreBytes + wg * (kMet * 128) +
+                            ((lane >> 4) * 8 + (lane & 7)) * 128 + (((2 * warp + (lane >> 3 & 1)) ^ (lane & 7)) << 4);
 #pragma unroll
         for (int j = 0; j < kMet / 16; ++j)
           stmatrix_trans(to + j * 2048, dS[4 * j], dS[4 * j + 1], dS[4 * j + 2], dS[4 * j + 3]);
@@ -249,11 +250,10 @@ __device__ __forceinline__ void consume_backward(const BackwardArgs& a, const Ba
 
     // dK and dV over K and V.
     group_sync();  // everyone is done with those
-    const uint32_t offset = seat.wg * 8192 + (seat.warp * 16 + (seat.lane & 15)) * 128;
+    const uint32_t offset = wg * 8192 + (warp * 16 + (lane & 15)) * 128;
 #pragma unroll
     for (int n = 0; n < kDim / 8; n += 2) {
-      const uint32_t to =
-          s.own + offset + (n / 8) * (kOwn * 128) + (((n % 8 + (seat.lane >> 4)) ^ (seat.lane & 7)) << 4);
+      const uint32_t to = s.own + offset + (n / 8) * (kOwn * 128) + (((n % 8 + (lane >> 4)) ^ (lane & 7)) << 4);
       const float* k = dK + 4 * n;
       stmatrix(to, pack<T>(k[0] * a.scale, k[1] * a.scale), pack<T>(k[2] * a.scale, k[3] * a.scale),
                pack<T>(k[4] * a.scale, k[5] * a.scale), pack<T>(k[6] * a.scale, k[7] * a.scale));
@@ -266,17 +266,17 @@ __device__ __forceinline__ void consume_backward(const BackwardArgs& a, const Ba
     }
     fence_async_proxy();
     bar_sync(8 + consumer, 128);
-    if (seat.leader) {
+    if (leader) {
       for (int which = 0; which < (kQueries ? 1 : 2); ++which)
         for (int d = 0; d < kChunks; ++d)
-          tma_store(&maps.grad[which], s.own + which * C::kOwnBytes + seat.wg * 8192 + d * kOwn * 128, d * 64,
-                    t.x + seat.wg * 64, at.j, at.h, at.b);
+          tma_store(&maps.grad[which], s.own + which * C::kOwnBytes + wg * 8192 + d * kOwn * 128, d * 64, t.x + wg * 64,
+                    at.j, at.h, at.b);
       tma_store_commit();
       tma_store_wait_read();
       mbar_arrive(s.own_empty);
     }
   }
-  if (seat.lane == 0) tma_store_wait_all();
+  if (lane == 0) tma_store_wait_all();
 }
 
 namespace {

@@ -20,30 +20,33 @@ __device__ __forceinline__ void consume_forward(const ForwardArgs& a, const Forw
                                                 const ForwardShared<C>& s, int group, int consumer) {
   using T = typename C::T;
   constexpr int kDim = C::kDim, kKeys = C::kKeys, kWarpgroups = C::kWarpgroups;
-  const Seat seat(consumer, kWarpgroups);  // rows are queries, columns keys
+  const int wg = consumer % kWarpgroups, warp = threadIdx.x >> 5 & 3, lane = threadIdx.x & 31;
+  const bool leader = (threadIdx.x & 127) == 0;
+  // This thread: queries row and row + 8 of the tile; keys 8n + 2 (lane % 4) and the next.
+  const int row = wg * 64 + warp * 16 + (lane >> 2);
   const uint32_t ring = (s.ring & 0x3FFFF) >> 4;
   float S[kKeys / 2], O[kDim / 2];
   uint32_t P[kKeys / 4];
   uint32_t slot = 0, phase = 0, q_slot = 0, q_phase = 0;
   int q_done = -1;
-  if (C::kTurns && seat.wg == kWarpgroups - 1) bar_arrive(1 + group * kWarpgroups, 256);
+  if (C::kTurns && wg == kWarpgroups - 1) bar_arrive(1 + group * kWarpgroups, 256);
   auto advance = [&] {
     if (++slot == C::kStages) slot = 0, phase ^= 1;
   };
   auto release = [&](uint32_t stage) {
     __syncwarp();  // every lane has read the stage's entries
-    if (seat.lane == 0) mbar_arrive(s.empty + 8 * stage);
+    if (lane == 0) mbar_arrive(s.empty + 8 * stage);
   };
   while (true) {
     mbar_wait(s.q_full + 8 * q_slot, q_phase);
     const int4 t = s.tiles[q_slot];
     if (t.w < 0) break;
-    const uint32_t queries = s.q + q_slot * C::kQueryBytes + seat.wg * 8192, q_operand = (queries & 0x3FFFF) >> 4;
+    const uint32_t queries = s.q + q_slot * C::kQueryBytes + wg * 8192, q_operand = (queries & 0x3FFFF) >> 4;
     const Plane at = plane_at(a, t.y);
     const int phases = a.layout.rule.phases;
     const int k_end = phase_length(a.k_lengths, at.b, a.k_length, phases, at.j);
     float max0 = -INFINITY, max1 = -INFINITY, sum0 = 0.f, sum1 = 0.f;
-    const int q0 = t.x + seat.row;
+    const int q0 = t.x + row;
 
     auto issue_scores = [&] {
       wgmma_fence();
@@ -74,7 +77,7 @@ __device__ __forceinline__ void consume_forward(const ForwardArgs& a, const Forw
           const uint32_t word = words[column >> a.log_piece];
           const int key = static_cast<int>(word >> kEntryShift << a.log_piece) + (column & (piece - 1));
           const int from = max(range.first - key, 0);
-          uint32_t m = bit_run(from, word >> (seat.wg * 4 + seat.warp) & 1 ? max(range.last - key + 1 - from, 0) : 0);
+          uint32_t m = bit_run(from, word >> (wg * 4 + warp) & 1 ? max(range.last - key + 1 - from, 0) : 0);
           m = within_rule(a.layout, a.stride_period, q, key, m);
           if (a.layout.masks && m) m = within_masks(a.layout, a.layout.heads > 1 ? at.h : 0, q, key, m);
           return m;
@@ -83,7 +86,7 @@ __device__ __forceinline__ void consume_forward(const ForwardArgs& a, const Forw
         for (int w = 0; w < kKeys / 32; ++w) {
           uint32_t m = keys_from(w * 32);
           if (a.log_piece == 4) m = (m & 0xFFFF) | keys_from(w * 32 + 16) << 16;
-          seen[r][w] = m >> (seat.lane & 3) * 2;
+          seen[r][w] = m >> (lane & 3) * 2;
         }
       }
     };
@@ -127,7 +130,7 @@ __device__ __forceinline__ void consume_forward(const ForwardArgs& a, const Forw
     auto choose = [&](uint32_t stage) {  // the weights of this tile that are dropped
       const uint32_t* words = s.entries + stage * C::kMostBoxes;
       Dropper(a.dropout).of_queries<kKeys>(
-          t.y, q0, seat.lane,
+          t.y, q0, lane,
           [&](int column) {
             return static_cast<int>(words[column >> a.log_piece] >> kEntryShift << a.log_piece) +
                    (column & ((1 << a.log_piece) - 1));
@@ -146,13 +149,13 @@ __device__ __forceinline__ void consume_forward(const ForwardArgs& a, const Forw
     // Twice, with and without the mask: a branch that touches S here would make ptxas spill.
     auto step = [&](auto masked) {
       mbar_wait(s.full + 8 * slot, phase);
-      if (C::kTurns) bar_sync(1 + group * kWarpgroups + seat.wg, 256);
+      if (C::kTurns) bar_sync(1 + group * kWarpgroups + wg, 256);
       issue_scores();
       const uint32_t keys = slot;
       advance();
       mbar_wait(s.full + 8 * slot, phase);
       issue_values(slot);
-      if (C::kTurns) bar_arrive(1 + group * kWarpgroups + (seat.wg + 1) % kWarpgroups, 256);
+      if (C::kTurns) bar_arrive(1 + group * kWarpgroups + (wg + 1) % kWarpgroups, 256);
       wgmma_wait<1>();
       pin_all(S);
       if constexpr (decltype(masked)::value) see(keys), mask();
@@ -171,7 +174,7 @@ __device__ __forceinline__ void consume_forward(const ForwardArgs& a, const Forw
       convert();
     };
     auto free_queries = [&] {  // the tile before has left
-      if (seat.leader && q_done >= 0) {
+      if (leader && q_done >= 0) {
         tma_store_wait_read();
         mbar_arrive(s.q_empty + 8 * q_done);
       }
@@ -226,7 +229,7 @@ __device__ __forceinline__ void consume_forward(const ForwardArgs& a, const Forw
 
     const int q_end = phase_length(a.q_lengths, at.b, a.q_length, phases, at.j);
     const bool some0 = sum0 > 0.f && q0 < q_end, some1 = sum1 > 0.f && q0 + 8 < q_end;
-    if (a.lse && (seat.lane & 3) == 0) {
+    if (a.lse && (lane & 3) == 0) {
       const int rows = a.q_length / phases;
       float* lse = a.lse + static_cast<int64_t>(t.y / phases) * a.q_length + at.j;
       constexpr float kLn2 = 0.693147181f;
@@ -241,17 +244,17 @@ __device__ __forceinline__ void consume_forward(const ForwardArgs& a, const Forw
         if (!(i & 2 ? some1 : some0)) O[i] = 0.f;
     }
     bar_sync(8 + consumer, 128);
-    const uint32_t to = queries + (seat.warp * 16 + (seat.lane & 15)) * 128;
+    const uint32_t to = queries + (warp * 16 + (lane & 15)) * 128;
 #pragma unroll
     for (int n = 0; n < kDim / 8; n += 2)
-      stmatrix(to + (n / 8) * (C::kQueries * 128) + (((n % 8 + (seat.lane >> 4)) ^ (seat.lane & 7)) << 4),
+      stmatrix(to + (n / 8) * (C::kQueries * 128) + (((n % 8 + (lane >> 4)) ^ (lane & 7)) << 4),
                pack<T>(O[4 * n] * r0, O[4 * n + 1] * r0), pack<T>(O[4 * n + 2] * r1, O[4 * n + 3] * r1),
                pack<T>(O[4 * n + 4] * r0, O[4 * n + 5] * r0), pack<T>(O[4 * n + 6] * r1, O[4 * n + 7] * r1));
     fence_async_proxy();
     bar_sync(8 + consumer, 128);
-    if (seat.leader) {
+    if (leader) {
       for (int d = 0; d < C::kChunks; ++d)
-        tma_store(&maps.out, queries + d * C::kQueries * 128, d * 64, t.x + seat.wg * 64, at.j, at.h, at.b);
+        tma_store(&maps.out, queries + d * C::kQueries * 128, d * 64, t.x + wg * 64, at.j, at.h, at.b);
       tma_store_commit();
       if (C::kQueryStages == 1) {
         tma_store_wait_read();
@@ -261,7 +264,7 @@ __device__ __forceinline__ void consume_forward(const ForwardArgs& a, const Forw
     if (C::kQueryStages > 1) q_done = static_cast<int>(q_slot);
     if (++q_slot == C::kQueryStages) q_slot = 0, q_phase ^= 1;
   }
-  if (seat.leader) tma_store_wait_read();
+  if (leader) tma_store_wait_read();
 }
 
 namespace {

@@ -4,19 +4,6 @@
 
 namespace sbnet::sm90::attention {
 
-// A thread of a group's consumers. row: of the tile's rows it has this one and the one 8 further on, and of 8 columns n
-// on it has 2 (lane % 4) and the next.
-struct Seat {
-  int wg, warp, lane, row;
-  bool leader;  // of its warpgroup
-  __device__ __forceinline__ Seat(int consumer, int warpgroups)
-      : wg(consumer % warpgroups),
-        warp(threadIdx.x >> 5 & 3),
-        lane(threadIdx.x & 31),
-        row(wg * 64 + warp * 16 + (lane >> 2)),
-        leader((threadIdx.x & 127) == 0) {}
-};
-
 // Warps below C::kGroups of the first warpgroup produce, one for each group; all others consume. `Shared` lays out a
 // group's shared memory, init(shared) starts the barriers that the stages' are not.
 template <class C, class Shared, class Init, class Consume, class Produce>
