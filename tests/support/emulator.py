@@ -37,7 +37,9 @@ def build(folder: Path, compiler: str, headers: Path, kernels: list[Path], units
             units.append(folder / f"{source.stem}.cpp")
             units[-1].write_text(text)
         elif found:  # found before csrc's own
-            (folder / source.relative_to(CSRC)).write_text(text)
+            to = folder / source.relative_to(CSRC)
+            to.parent.mkdir(parents=True, exist_ok=True)
+            to.write_text(text)
     paths = [f"-I{p}" for p in (folder, TOOLS, CSRC, headers)]
 
     flags = ["-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-w", "-Wno-psabi"]

@@ -333,8 +333,12 @@ def samples(device: str) -> None:
                 torch.autograd.backward(differentiable, [torch.ones_like(t) for t in differentiable])
 
 
+REPLAYS = 20
+
+
 class Settled(TorchDispatchMode):
-    """Runs each op as a CUDA graph, whose launches follow one another at once, in memory that held NaN."""
+    """Runs each op as a CUDA graph, whose launches follow one another at once, in memory that held NaN; several times:
+    what is read too early is often right by luck."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -357,7 +361,16 @@ class Settled(TorchDispatchMode):
             finally:
                 settle_inputs(False)
                 graph.capture_end()
-            graph.replay()
+            first: list[torch.Tensor] = []
+            before = [(t, t.clone()) for t in tensors if t.is_cuda and not t.is_inference()]
+            for k in range(REPLAYS):
+                graph.replay()
+                now = [t.clone() for t in pytree.tree_leaves((found, args, kwargs)) if isinstance(t, torch.Tensor)]
+                first = first or now
+                for a, b in zip(now, first, strict=True):
+                    torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-2, equal_nan=True)
+                for tensor, own in before if k + 1 < REPLAYS else ():
+                    tensor.copy_(own)
         torch.cuda.synchronize()
         return found
 
