@@ -3,10 +3,10 @@
 SBNET_DATA=folder-of-vtest.avi python -P -m sbnet.benchmarks.floors.mask_shares [--mask walkers] [--tune] [network ...]
 
 Of each plane: the share of pixels that the mask itself comes to there, that of pixels in active blocks, and the
-milliseconds of its layers with every block active and under the mask. Then what a call would gain if each layer ran at
-the rate that it has with every block active, and if it took its share of the fastest dense form's time, which the
-layers have by their multiply-adds or by the bytes of their feature maps. --tune: block sizes by `sbnet.tune`, too.
-Times are the least of many, for others may use the machine.
+milliseconds of its layers with every block active, in the blocks that suit that, and under the mask. Then what a call
+would gain if each layer ran at the rate that it has with every block active, and if it took its share of the fastest
+dense form's time, which the layers have by their multiply-adds or by the bytes of their feature maps. --tune: block
+sizes by `sbnet.tune`, too. Times are the least of many, for others may use the machine.
 """
 
 from __future__ import annotations
@@ -71,13 +71,17 @@ def shares(run: Any, mask: Tensor) -> dict[int, tuple[float, float]]:
     return found
 
 
-def table(name: str, run: Any, x: Tensor, mask: Tensor, rounds: int, forms: dict[str, Any]) -> dict[str, Any]:
+def table(
+    name: str, run: Any, whole_run: Any, x: Tensor, mask: Tensor, rounds: int, forms: dict[str, Any]
+) -> dict[str, Any]:
     full, plan = torch.ones_like(mask), run.plan
-    calls = {"masked": Side(functools.partial(run, x, mask)), "all": Side(functools.partial(run, x, full))}
+    calls = {"masked": Side(functools.partial(run, x, mask)), "all": Side(functools.partial(whole_run, x, full))}
     calls |= {form: Side(functools.partial(one.run, one.prepare(x))) for form, one in forms.items()}
     us = Timer("cpu", rounds=rounds).least(calls)
     ms = {call: value / 1e3 for call, value in us.items()}
-    whole, part, of = node_times(run, x, full, rounds), node_times(run, x, mask, rounds), shares(run, mask)
+    part, of, others = node_times(run, x, mask, rounds), shares(run, mask), node_times(whole_run, x, full, rounds)
+    same = zip(plan.graph.nodes, whole_run.plan.graph.nodes, strict=True)
+    whole = {node: others[other] for node, other in same if other in others}
     planes: dict[int, Any] = defaultdict(lambda: {"products": 0, "bytes": 0, "all ms": 0.0, "masked ms": 0.0})
     products = size = 0.0
     at_all = sum(part[node] for node in part if node.output.size is None)
@@ -99,7 +103,9 @@ def table(name: str, run: Any, x: Tensor, mask: Tensor, rounds: int, forms: dict
     return {
         "network": name, "blocks": [list(b) for *_, b in run.planes], "ms": ms,
         "planes": [planes[k] for k in sorted(planes)],
-        "nodes": total, "share of products": products / total["products"], "share of bytes": size / total["bytes"],
+        "weights MB": 4e-6 * sum(p.numel() for p in run.model.parameters()), "nodes": total,
+        "beside the nodes ms": ms["masked"] - sum(part.values()),
+        "share of products": products / total["products"], "share of bytes": size / total["bytes"],
         "nodes at the rate of all ms": at_all, "x dense": fastest / ms["masked"],
         "x dense at the rate of all": fastest / (ms["masked"] - sum(part.values()) + at_all),
         "x dense by products": total["products"] / products, "x dense by bytes": total["bytes"] / size,
@@ -116,7 +122,7 @@ def told(row: dict[str, Any]) -> None:
             f"  {height}x{width} {block[0]}: {plane['mask']:.1%} {plane['active']:.1%}; {plane['products'] / 1e6:.0f} "
             f"{plane['bytes'] / 1e6:.1f}; {plane['all ms']:.2f} {plane['masked ms']:.2f}"
         )
-    keys = ("share of products", "share of bytes", "nodes at the rate of all ms")
+    keys = "weights MB", "beside the nodes ms", "share of products", "share of bytes", "nodes at the rate of all ms"
     print("  " + ", ".join(f"{key} {row[key]:.3f}" for key in keys))
     print("  " + ", ".join(f"{key} {value:.2f}" for key, value in row.items() if key.startswith("x dense")), flush=True)
 
@@ -133,13 +139,14 @@ def main() -> None:
     for name in given.networks:
         net, x = nets.build(name), torch.rand(1, 3, *SIZE).contiguous(memory_format=torch.channels_last)
         mask = masks.pixels(given.mask, (1, *SIZE), 0.1, "cpu")
+        whole_run = sbnet.sparsify(net, x, masks=[torch.ones_like(mask)])
         runs = {name: sbnet.sparsify(net, x, masks=[mask])}
         if given.tune:
             tuning = sbnet.tune(runs[name], [x], [mask], rounds=2 * given.rounds)
             runs[f"{name}, tuned"] = sbnet.sparsify(net, x, block=tuning)
         forms = dense.forms(net, x)
         for title, run in runs.items():
-            row = table(title, run, x, mask, given.rounds, forms)
+            row = table(title, run, whole_run, x, mask, given.rounds, forms)
             told(row)
             if given.output:
                 with open(given.output, "a") as file:

@@ -46,15 +46,15 @@ class Price:
         return float((active * heights[:, None] * widths).sum()) * (self.small if block < self.least else 1.0)
 
 
-# Measured on a CPU (docs/log/2026-11-23-small-blocks.md, -block-prices.md) and a Hopper GPU. Winograd's squares, of
-# 3x3, 5x5 and 7x7, want blocks of 4; transposed layers of stride 2 blocks of 2, which hold a pixel of each phase.
+# Measured on a CPU (docs/log/2026-11-23-block-prices.md, 2026-11-26-kernel-choices.md) and a Hopper GPU. Winograd's
+# squares, of 3x3, 5x5 and 7x7, want blocks of 2, and so do transposed layers of stride 2: a pixel of each phase.
 PRICES = {
     "cpu": {
         "1x1": Price(0.05),
         "depthwise": Price(0.4, 2.3),
-        "3x3": Price(0.12, 0.4, least=4, small=1.5),
-        "5x5": Price(0.15, 0.45, least=4, small=1.4),
-        "7x7": Price(0.2, 0.7, least=4, small=2.5),
+        "3x3": Price(0.12, 0.4, least=2, small=1.65),
+        "5x5": Price(0.15, 0.45, least=2, small=1.8),
+        "7x7": Price(0.2, 0.7, least=2, small=2.4),
         "dilated": Price(0.12, 0.6),
         "transposed": Price(0.1, 1.7, least=2, small=6.0),
         "other": Price(0.12, 0.6),

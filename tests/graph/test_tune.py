@@ -88,7 +88,7 @@ def test_prediction_counts_pixels_of_the_plane_alone():
 def test_auto_takes_masks():
     net, x = lively(UNet("nearest")), torch.randn(1, 3, *SIZE)
     run = sbnet.sparsify(net, x, masks=[scattered()])
-    assert [block for _, _, block in run.planes] == [(4, 4), (1, 1), (1, 1)]
+    assert [block for _, _, block in run.planes] == [(2, 2), (2, 2), (1, 1)]
     assert sbnet.sparsify(net, x).planes != run.planes
     grown = sbnet.sparsify(net, x, masks=[scattered()], margin=16)
     assert grown.planes != run.planes

@@ -17,6 +17,7 @@ namespace {
 
 constexpr int64_t kTileBytes = 640 * 1024;                                // hidden pixels of a tile: most of L2
 constexpr int64_t kLeastBytes = 4 << 20;                                  // hidden pixels of all blocks: as layers
+constexpr int32_t kLeastSide = 8;                                         // of a block: smaller ones are mostly rim
 constexpr int32_t kWholeJob = kTilePixels / kMicroPixels * kMicroPixels;  // no microtile with copies
 
 int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
@@ -115,6 +116,8 @@ Chain make_chain(const ConvChainParams& p, int32_t threads) {
 int64_t active_blocks(const ActiveView& active) { return std::clamp<int64_t>(*active.count, 0, active.capacity); }
 
 bool pays(const ConvChainParams& p) {
+  const int32_t* block = p.layers[middle_of(p)].active.grid.size;
+  if (std::min(block[0], block[1]) < kLeastSide) return false;
   int64_t bytes = 0;
   for (int32_t k = 0; k + 1 < p.count; ++k) {
     const Conv2dParams& layer = p.layers[k];

@@ -13,7 +13,6 @@ namespace {
 
 constexpr int64_t kLeastWinogradChannels = 16,
                   kMostWinogradChannels = 512;  // its transforms pay; its inputs fit a cache
-constexpr int32_t kLeastWinogradSide = 4;       // of a tile: edges waste less
 constexpr int64_t kLeastAmxChannels = 20;       // about a whole product
 constexpr int64_t kLeastInt8AmxChannels = 32;   // half a product
 
@@ -38,11 +37,11 @@ const char* matrix_declines(const ConvPlan& plan) { return amx_declines(plan.wei
 const char* winograd_declines(const ConvPlan& plan) {
   if (const char* why = winograd_form_declines(plan.weight, plan.p.groups, plan.tag.shape)) return why;
   if (plan.p.stride[0] != 1 || plan.p.stride[1] != 1) return "stride is not 1";
-  if (std::min(plan.tile[0], plan.tile[1]) < kLeastWinogradSide) return "a side of a tile below 4 pixels";
-  // With dilation squares may reach far beyond the tile: three quarters of the direct way's products pay.
+  // Squares reach beyond small tiles, with dilation far beyond large ones: three quarters of the direct way's products
+  // pay.
   const bool pays =
       4 * plan.winograd_products() * plan.squares_of_tile() <= 3 * plan.taps() * plan.tile[0] * plan.tile[1];
-  return pays ? nullptr : "squares of four outputs reach far beyond a tile";
+  return pays ? nullptr : "squares of four outputs reach too far beyond a tile";
 }
 
 const char* lanewise_declines(const ConvPlan& plan) {
