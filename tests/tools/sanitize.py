@@ -368,7 +368,7 @@ class Settled(TorchDispatchMode):
                 now = [t.clone() for t in pytree.tree_leaves((found, args, kwargs)) if isinstance(t, torch.Tensor)]
                 first = first or now
                 for a, b in zip(now, first, strict=True):
-                    torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-2, equal_nan=True)
+                    torch.testing.assert_close(a.double(), b.double(), rtol=1e-2, atol=1e-2, equal_nan=True)
                 for tensor, own in before if k + 1 < REPLAYS else ():
                     tensor.copy_(own)
         torch.cuda.synchronize()

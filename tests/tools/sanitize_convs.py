@@ -170,7 +170,7 @@ def conv_transpose(device: str) -> None:
     """All phases in one launch, phase by phase, whose blocks may lie past their plane, and pixel by pixel."""
     windows = ((2, 2, 0, 0, 8), (4, 2, 1, 0, 16), (3, 2, 1, 1, 8), (3, 3, 1, 0, 8), (1, 2, 0, 0, 8))
     for dtype, (channels, filters), (kernel, stride, padding, extra, block) in itertools.product(
-        (torch.float16, torch.bfloat16, torch.float32), ((136, 40), (17, 5)), windows
+        (torch.float16, torch.bfloat16, torch.float32), ((136, 40), (24, 24), (17, 5)), windows
     ):
         size, options = (13, 18), {"stride": stride, "padding": padding, "output_padding": extra}
         x = torch.randn(1, channels, *size, device=device).to(dtype).contiguous(memory_format=torch.channels_last)
