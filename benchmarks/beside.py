@@ -2,10 +2,12 @@
 
     python -P -m sbnet.benchmarks.beside YOLOv8n-like mobilenet_v3_large
     python -P -m sbnet.benchmarks.beside --host YOLOv8n-like
+    python -P -m sbnet.benchmarks.beside --kernels FPN-ResNet-50
 
 A line a network and mask: microseconds a frame of each form (replays of its CUDA graph, the median of five times
 sixty), the largest difference of results from those of the plain form, and what the host's part of a call takes
-(--host: that alone).
+(--host: that alone, beside a loop of Python, by which the host's own speed shows). --kernels: of a frame as it is,
+its launches and, of each kernel, how many and for how long.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 import sbnet
 from sbnet.benchmarks.harness import masks, nets
+from sbnet.benchmarks.harness.frame_times import Kernels
 from sbnet.benchmarks.harness.timing import host_time
 from sbnet.engine.sparsify import planes_of
 from sbnet.graph import plan
@@ -108,15 +111,31 @@ def host(name: str) -> None:
         "call, frame and mask in place": lambda: run(made.inputs[0], made.mask),
         "PyTorch: writes": lambda: sum(map(VERSION, parameters)),
         "PyTorch: inputs": lambda: (made.inputs[0].copy_(x), made.mask.copy_(mask)),
+        "100 calls of abs": lambda: [abs(1) for _ in range(100)],
     }  # fmt: skip
     row = {part: least(call) for part, call in parts.items()}
     row |= {f"call, median, {calls} in a row": round(host_time(parts["call"], calls), 2) for calls in (1, 20)}
     print(name, f"host, {len(parameters)} parameters", json.dumps(row), flush=True)
 
 
+def kernels(name: str) -> None:
+    for label, density in MASKS.items():
+        net, x, mask = sample(name, density)
+        run = sbnet.sparsify(net, x, masks=[mask])
+        run(x, mask)
+        us, seen = replays_us(run), Kernels()
+        for _ in range(5):
+            seen.trace(run._last.graph.replay)
+        told = [(kernel, launches, round(spent, 2)) for kernel, launches, spent in seen.told()]
+        blocks = [int(active.count) for active in run.active]
+        row = {"us": us, "launches": sum(n for _, n, _ in told), "active blocks": blocks, "kernels": told}
+        print(name, label, json.dumps(row), flush=True)
+
+
 if __name__ == "__main__":
-    alone = "--host" in sys.argv
-    for given in [name for name in sys.argv[1:] if name != "--host"]:
-        if not alone:
+    wanted = {"--host": [host], "--kernels": [kernels]}.get("".join(sys.argv[1:2]))
+    for given in sys.argv[1 if wanted is None else 2 :]:
+        if wanted is None:
             compare(given, ["plain", "gates"] if given == "mobilenet_v3_large" else ["plain", "streams"])
-        host(given)
+        for tell in wanted or [host]:
+            tell(given)

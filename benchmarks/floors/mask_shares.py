@@ -5,8 +5,9 @@ SBNET_DATA=folder-of-vtest.avi python -P -m sbnet.benchmarks.floors.mask_shares 
 Of each plane: the share of pixels that the mask itself comes to there, that of pixels in active blocks, and the
 milliseconds of its layers with every block active, in the blocks that suit that, and under the mask. Then what a call
 would gain if each layer ran at the rate that it has with every block active, and if it took its share of the fastest
-dense form's time, which the layers have by their multiply-adds or by the bytes of their feature maps. --tune: block
-sizes by `sbnet.tune`, too. Times are the least of many, for others may use the machine.
+dense form's time, which the layers have by their multiply-adds or by the bytes of their feature maps. "From memory" is
+after 64 MB of others. --tune: block sizes by `sbnet.tune`, too. Times are the least of many, for others may use the
+machine.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ def bytes_of(node: Node) -> int:
     return 4 * sum(math.prod(v.shape) for v in [*maps, *node.outputs])
 
 
-def node_times(run: Any, x: Tensor, mask: Tensor, rounds: int) -> dict[Node, float]:
+def node_times(run: Any, x: Tensor, mask: Tensor, timer: Timer) -> dict[Node, float]:
     """Milliseconds of each node that calls repeat from a recording, by itself."""
     executor = run._last.executor
-    lists, plain, timer = executor.lists_of(mask), executor.step, Timer("cpu", rounds=rounds)
+    lists, plain = executor.lists_of(mask), executor.step
     found: dict[Node, float] = {}
 
     def step(node: Node, *rest: Any) -> None:
@@ -77,9 +78,10 @@ def table(
     full, plan = torch.ones_like(mask), run.plan
     calls = {"masked": Side(functools.partial(run, x, mask)), "all": Side(functools.partial(whole_run, x, full))}
     calls |= {form: Side(functools.partial(one.run, one.prepare(x))) for form, one in forms.items()}
-    us = Timer("cpu", rounds=rounds).least(calls)
+    timer, cold = Timer("cpu", rounds=rounds), Timer("cpu", rounds=3, repeat=4, cold=True)
+    us = timer.least(calls)
     ms = {call: value / 1e3 for call, value in us.items()}
-    part, of, others = node_times(run, x, mask, rounds), shares(run, mask), node_times(whole_run, x, full, rounds)
+    part, of, others = node_times(run, x, mask, timer), shares(run, mask), node_times(whole_run, x, full, timer)
     same = zip(plan.graph.nodes, whole_run.plan.graph.nodes, strict=True)
     whole = {node: others[other] for node, other in same if other in others}
     planes: dict[int, Any] = defaultdict(lambda: {"products": 0, "bytes": 0, "all ms": 0.0, "masked ms": 0.0})
@@ -103,8 +105,8 @@ def table(
     return {
         "network": name, "blocks": [list(b) for *_, b in run.planes], "ms": ms,
         "planes": [planes[k] for k in sorted(planes)],
-        "weights MB": 4e-6 * sum(p.numel() for p in run.model.parameters()), "nodes": total,
-        "beside the nodes ms": ms["masked"] - sum(part.values()),
+        "weights MB": 4e-6 * sum(p.numel() for p in run.model.parameters()), "planes in all": total,
+        "nodes ms": sum(part.values()), "nodes from memory ms": sum(node_times(run, x, mask, cold).values()),
         "share of products": products / total["products"], "share of bytes": size / total["bytes"],
         "nodes at the rate of all ms": at_all, "x dense": fastest / ms["masked"],
         "x dense at the rate of all": fastest / (ms["masked"] - sum(part.values()) + at_all),
@@ -122,7 +124,14 @@ def told(row: dict[str, Any]) -> None:
             f"  {height}x{width} {block[0]}: {plane['mask']:.1%} {plane['active']:.1%}; {plane['products'] / 1e6:.0f} "
             f"{plane['bytes'] / 1e6:.1f}; {plane['all ms']:.2f} {plane['masked ms']:.2f}"
         )
-    keys = "weights MB", "beside the nodes ms", "share of products", "share of bytes", "nodes at the rate of all ms"
+    keys = (
+        "weights MB",
+        "nodes ms",
+        "nodes from memory ms",
+        "nodes at the rate of all ms",
+        "share of products",
+        "share of bytes",
+    )
     print("  " + ", ".join(f"{key} {row[key]:.3f}" for key in keys))
     print("  " + ", ".join(f"{key} {value:.2f}" for key, value in row.items() if key.startswith("x dense")), flush=True)
 

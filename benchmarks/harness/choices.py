@@ -1,12 +1,12 @@
 """What choosing kernels by measurement would gain: of each convolution of the tables' networks, every kernel that takes
 it against the one that the select table gives it to; and whole calls without what fuses layers.
 
-python -m sbnet.benchmarks.harness.choices [--device cuda] [--density 0.1] [-o choices.jsonl] [network ...]
+python -P -m sbnet.benchmarks.harness.choices [--device cuda] [--mask 0.1] [-o choices.jsonl] [network ...]
 
-Layers run on what the network's layers before them gave, on its lists of blocks, and are checked against PyTorch. A
-line of JSON a network and density: its layers of which another kernel is faster by more than 5 %, and what the network
-would gain by these. Times are the least of all rounds, in which the kernels take turns; what
-seems faster is timed twice more.
+A mask is a number, a rectangle of that share of the frame, or one of `masks.pixels`, as walkers. Layers run on what the
+network's layers before them gave, on its lists of blocks, and are checked against PyTorch. A line of JSON a network and
+mask: its layers of which another kernel is faster by more than 5 %, and what the network would gain by these. Times are
+the least of all rounds, in which the kernels take turns; what seems faster is timed twice more.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from sbnet.select import beginning_at, conv2d_kernel
 
 GAIN = 1.05  # less is noise, or not worth a choice
 HOPELESS = 2.0  # times the fastest at first sight: not timed again
-DENSITIES = 0.1, 1.0
+MASKS = "0.1", "1"
 
 Form = Callable[[], contextlib.AbstractContextManager[Any]]
 
@@ -178,13 +178,14 @@ FORMS: dict[str, dict[str, Form]] = {
 }  # fmt: skip
 
 
-def row(name: str, density: float, device: str, rounds: int) -> dict[str, Any]:
+def row(name: str, kind: str, device: str, rounds: int) -> dict[str, Any]:
     fit = 32 if name == "YOLOv8n-like" else 1
     height, width = (-(-side // fit) * fit for side in ((720, 1280) if device == "cuda" else (384, 640)))
     dtype = torch.float16 if device == "cuda" else torch.float32
     net = nets.build(name).to(device, dtype)
     x = torch.rand(1, 3, height, width, device=device).to(dtype).contiguous(memory_format=torch.channels_last)
-    mask = masks.pixels("top-left", (1, height, width), density, device)
+    share = float(kind) if kind[0].isdigit() else None
+    mask = masks.pixels(kind if share is None else "top-left", (1, height, width), share or 0.0, device)
     runs: dict[str, Any] = {}
     for form, changed in FORMS[device].items():
         if device == "cpu" or "resnet" in name.lower() or not runs:  # others have no bottlenecks
@@ -204,7 +205,7 @@ def row(name: str, density: float, device: str, rounds: int) -> dict[str, Any]:
     gained = sum(of["times"] * (of["us"][of["chosen"]] - min(of["us"].values())) for of in better)
     convs = sum(of["times"] * of["us"][of["chosen"]] for of in found)
     return {
-        "network": name, "density": density, "call us": us, "convolutions us": convs, "gained us": gained,
+        "network": name, "mask": kind, "call us": us, "convolutions us": convs, "gained us": gained,
         "gained of the call": gained / us["as planned"], "distinct layers": len(found),
         "with several kernels": sum(len(of["us"]) > 1 for of in found), "better": better, **made_by(device == "cuda"),
     }  # fmt: skip
@@ -212,7 +213,7 @@ def row(name: str, density: float, device: str, rounds: int) -> dict[str, Any]:
 
 def told(row: dict[str, Any]) -> Iterator[str]:
     yield (
-        f"{row['network']} at {row['density']:.0%}: call {row['call us']['as planned']:.0f} us, "
+        f"{row['network']}, {row['mask']}: call {row['call us']['as planned']:.0f} us, "
         f"{row['distinct layers']} distinct convolutions, {row['with several kernels']} with several kernels; "
         f"choosing would gain {row['gained us']:.0f} us, {row['gained of the call']:.1%}"
     )
@@ -229,13 +230,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("networks", nargs="*")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--density", type=float, action="append")
+    parser.add_argument("--mask", action="append")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("-o", "--output", type=Path)
     given = parser.parse_args()
     for name in given.networks or (nets.ON_CUDA if given.device == "cuda" else nets.ON_CPU):
-        for density in given.density or DENSITIES:
-            found = row(name, density, given.device, given.rounds)
+        for kind in given.mask or MASKS:
+            found = row(name, kind, given.device, given.rounds)
             print("\n".join(told(found)), flush=True)
             if given.output:
                 with given.output.open("a") as file:

@@ -170,8 +170,10 @@ def test_the_search_begins_at_a_row():
         return list(dict.fromkeys(names))
 
     layer = "conv 3x3 64->64 400x704 fp16 block 16"
-    portable = ["implicit GEMM", "float32 in words", "float32"]
-    assert found(layer, "cuda") == ["Hopper 3x3", "Hopper general", *portable]
+    assert found(layer, "cuda") == ["Hopper 3x3", "Hopper general", "implicit GEMM"]  # none that reads float32
+    assert found(layer.replace("fp16", "tf32"), "cuda") == [
+        "Hopper general", "implicit GEMM", "float32 in words", "float32",
+    ]  # fmt: skip
     assert found("conv 3x3 64->64 400x704 cpu block 16", "cpu") == ["Winograd F(2x2)", "direct"]
     assert found("conv 3x3 64->64 400x704 fp8 cpu block 16", "cpu") == ["float8"]  # the weights alone decide
     with beginning_at(2, "cuda"):

@@ -8,7 +8,8 @@
 
 namespace sbnet {
 
-// The row at which the search in a table begins. SBNET_CONV names one; else it is the first.
+// The row at which the search in a table begins. SBNET_CONV names one; else it is the first. Where no row from it on
+// takes a layer, those above serve it.
 template <class Row, int kRows>
 std::atomic<int>& first_row(const Row (&table)[kRows]) {
   static std::atomic<int> first = [&] {

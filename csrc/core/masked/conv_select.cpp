@@ -128,11 +128,12 @@ const char* implicit_gemm_declines(const Conv2dParams& p) {
 }
 
 const char* simt_words_decline(const Conv2dParams& p) {
+  if (p.x.dtype != DType::kF32) return "dtype is not float32";
   const bool words = channels_vectorize(p.x) && channels_vectorize(p.weight) && p.weight.size[1] % 4 == 0;
   return words ? nullptr : "channels are no 16-byte words";
 }
 
-const char* never(const Conv2dParams&) { return nullptr; }
+const char* simt_declines(const Conv2dParams& p) { return p.x.dtype == DType::kF32 ? nullptr : "dtype is not float32"; }
 
 }  // namespace
 
@@ -145,15 +146,17 @@ const ConvKernelRow kConvTable[kConvKernels] = {
     {ConvKernel::kDepthwise, "depthwise", 0, depthwise_declines},
     {ConvKernel::kImplicitGemm, "implicit GEMM", 0, implicit_gemm_declines},
     {ConvKernel::kSimtWords, "float32 in words", 0, simt_words_decline},
-    {ConvKernel::kSimt, "float32", 0, never},
+    {ConvKernel::kSimt, "float32", 0, simt_declines},
 };
 
 namespace {
 
 template <class Row, int kRows, class Params>
 const Row& select(const Row (&table)[kRows], const Params& p, int32_t capability) {
-  for (int k = first_row(table); k < kRows; ++k)
-    if ((!table[k].capability || table[k].capability == capability) && !table[k].declines(p)) return table[k];
+  const int first = first_row(table);
+  for (const int begin : {first, 0})  // again where none of those below takes p
+    for (int k = begin; k < kRows; ++k)
+      if ((!table[k].capability || table[k].capability == capability) && !table[k].declines(p)) return table[k];
   return table[kRows - 1];
 }
 

@@ -26,7 +26,7 @@ struct ConvKernelRow {
   const char* (*declines)(const Conv2dParams& p);  // why it does not take p, which is valid; null: it does
 };
 
-// First match wins; the last row accepts everything.
+// First match wins; implicit GEMM accepts all of 16 bits, the last row all float32.
 constexpr int kConvKernels = 9;
 extern const ConvKernelRow kConvTable[kConvKernels];
 
