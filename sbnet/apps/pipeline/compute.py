@@ -228,7 +228,9 @@ class Compute:
         if not every or self._count < first or mask is None:
             return
         if (self._count - first) % every == 0:
+            self.summary.stage = "the dense network beside it" if self._dense else "finding the fastest dense form"
             self._compare(given, output, mask, frame)
+            self.summary.stage = "running"
         if self.network.checked and self.settings.mode == "masked" and (self._count == 1 or not self._count % every):
             self._check(given, output, mask)
 
