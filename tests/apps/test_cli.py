@@ -100,6 +100,13 @@ def test_what_is_no_video_gives_one_line(kind, tmp_path):
     assert len(result.output.strip().splitlines()) == 1
 
 
+def test_messages_are_what_was_typed(clip, tmp_path):
+    """rich would show a picture for ":x:"."""
+    result = invoke("run", clip, "-o", tmp_path / "out.mp4", "--mask", "motion:x")
+    assert result.exit_code == 1
+    assert "motion:x: could not convert" in " ".join(result.stderr.split())
+
+
 def test_sound_without_pictures(tmp_path):
     import av
 

@@ -152,3 +152,26 @@ def test_active_blocks_are_outlined_where_they_are(height, width, axis):
         want[inner] = frame[inner]
     picture = video.compose(frame, active, grid, output)
     assert np.array_equal(picture, np.concatenate([want, output], axis))
+
+
+def test_the_bar_says_that_the_dense_form_is_looked_for(monkeypatch):
+    """It may take longer than all frames; later ones are compared at once."""
+    stages = []
+    true, beside = compute.dense_side, compute.compared
+
+    def seen(*given):
+        stages.append(pipeline.summary.stage)
+        return true(*given)
+
+    def compared(*given):
+        stages.append(pipeline.summary.stage)
+        return beside(*given)
+
+    monkeypatch.setattr(compute, "dense_side", seen)
+    monkeypatch.setattr(compute, "compared", compared)
+    monkeypatch.setattr(dense, "forms", lambda net, x: {"PyTorch": dense.form_of_torch(net, x.dtype)})
+    frames = np.zeros((3, *SIZE, 3), np.uint8)
+    pipeline = Pipeline(frames, "all", "contours", device="cpu", compare=2)
+    pipeline.run(lambda summary, expected: stages.append(summary.stage))
+    finding, beside_it = "finding the fastest dense form", "the dense network beside it"
+    assert stages == [finding, finding, "running", "running", beside_it, "running"]

@@ -284,6 +284,10 @@ def test_masks_by_name(tmp_path):
     assert masks.open_mask(f"~{zone}")(x).sum() == 24 * 32 - 64
     assert masks.open_mask(f"{zone} + 2")(x).sum() == 100
     assert masks.open_mask(f"all & {zone} | {zone} + 2")(x).sum() == 100
+    assert masks.open_mask(f"~all & {zone} | all")(x).all()
+    assert not masks.open_mask(f"~all & ({zone} | all)")(x).any()
+    assert masks.open_mask(f"(all & ({zone}) + 1) + 1")(x).sum() == 100
+    assert masks.open_mask(f"~({zone} | ~all)")(x).sum() == 24 * 32 - 64
     held = masks.open_mask(f"motion:12 & {zone} * 2")
     assert held(x).sum() == 64
     for wrong in ("", "motion:x", "none.json", "motion &", "none.png"):
