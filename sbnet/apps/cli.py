@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -390,6 +391,7 @@ def info(
 
 def main() -> None:
     """Entry point of the console script."""
+    sys.path.append("")  # "module:callable" of the folder that one stands in; last, so that it hides nothing
     app(prog_name="sbnet")
 
 

@@ -14,8 +14,8 @@ from sbnet.apps import machine, video
 from sbnet.apps.options import Device
 from sbnet.apps.pipeline.frames import PipelineError
 
-console = Console(highlight=False)
-errors = Console(stderr=True, highlight=False)
+console = Console(highlight=False, emoji=False)  # ":x:" of a mask or a path is no picture
+errors = Console(stderr=True, highlight=False, emoji=False)
 
 
 class CommandError(Exception):

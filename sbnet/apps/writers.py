@@ -194,5 +194,5 @@ def open_writer(path: Path, rate: Fraction) -> VideoWriter | PictureWriter:
         return VideoWriter(path, rate)
     if path.suffix and not path.is_dir():
         endings = ", ".join(FORMATS)
-        raise VideoError(f"{path}: expected a name that ends in {endings}, or a folder (no ending) for PNG files")
+        raise VideoError(f"{path}: expected a name that ends in {endings}, .jsonl, or a folder (no ending) for PNGs")
     return PictureWriter(path)

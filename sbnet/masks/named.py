@@ -40,18 +40,18 @@ def open_mask(given: Any) -> Mask:
     """A Mask, a function of frames, a tensor [H,W], or what names one.
 
     A name is one of NAMES, with a number after a colon ("motion:12": levels of 255; "changed:12:5": means over boxes of
-    5x5), a .json of polygons or COCO
-    annotations, a picture or a film of masks. `~` before it takes the rest of the frame, `+ 16` after it grows it by
-    pixels, `* 5` holds it for frames; `&` binds closer than `|`.
+    5x5), a .json of polygons, boxes or COCO annotations, a picture or a film of masks. `~` before it takes the rest of
+    the frame, `+ 16` after it grows it by pixels, `* 5` holds it for frames; `&` binds closer than `|`, parentheses
+    closer than both.
 
-    >>> mask = open_mask("motion & zones.json | ~static.png + 16")
+    >>> mask = open_mask("(motion | tracks) & zones.json | ~static.png + 16")
     """
     if not isinstance(given, (str, Path)):
         return as_mask(given)
     mask: Mask | None = None
-    for term in str(given).split("|"):
+    for term in _split(str(given), "|"):
         joined: Mask | None = None
-        for factor in term.split("&"):
+        for factor in _split(term, "&"):
             one = _one(factor.strip())
             joined = one if joined is None else joined & one
         assert joined is not None
@@ -60,11 +60,25 @@ def open_mask(given: Any) -> Mask:
     return mask
 
 
+def _split(text: str, at: str) -> list[str]:
+    """The parts of a text between these characters, outside of parentheses."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter == "(") - (letter == ")")
+        if letter == at and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
+
+
 def _one(text: str) -> Mask:
     after = re.fullmatch(r"(.*?)\s*([+*])\s*(\d+)", text)
     if after and not Path(text).exists():
         inner = _one(after[1])
         return inner.dilate(int(after[3])) if after[2] == "+" else inner.hold(int(after[3]))
+    if text.startswith("(") and text.endswith(")"):
+        return open_mask(text[1:-1])
     if text.startswith("~"):
         return ~_one(text[1:].strip())
     name, _, rest = text.partition(":")

@@ -50,14 +50,16 @@ class Polygons(Mask):
     """The inside of polygons, the same in every frame.
 
     Args:
-        given: polygons [[(x, y), ...], ...] in pixels, or a JSON file of such a list, of {"polygons": ...}, or of COCO
-            annotations (those of the frame's file name, where names differ; otherwise all).
+        given: polygons [[(x, y), ...], ...] in pixels, boxes (x0, y0, x1, y1) among them, or a JSON file of such a
+            list, of {"polygons": ..., "boxes": ...}, or of COCO annotations (those of the frame's file name, where
+            names differ; otherwise all).
         size: (height, width) that they were drawn on, where frames may have another; COCO files say it.
     """
 
     def __init__(self, given: Any, size: tuple[int, int] | None = None) -> None:
         self._size = size
         self._by_name: dict[str, list[Polygon]] = {}
+        self._sizes: dict[str, tuple[int, int]] = {}
         self._polygons: list[Polygon] = []
         if isinstance(given, (str, os.PathLike)):
             self._read(Path(given))
@@ -75,37 +77,48 @@ class Polygons(Mask):
             if isinstance(found, dict) and "annotations" in found:
                 self._coco(found)
             else:
-                listed = found["polygons"] if isinstance(found, dict) else found
+                named = isinstance(found, dict) and {"polygons", "boxes"} & set(found)
+                if isinstance(found, dict) and not named:
+                    raise KeyError("polygons", "boxes", "annotations")
+                listed = [p for name in sorted(named) for p in found[name]] if named else found
                 self._polygons = [_checked(p) for p in listed]
         except (KeyError, TypeError, IndexError) as error:
-            raise ValueError(f"sbnet: Polygons: {path}: expected polygons or COCO annotations ({error!r})") from None
+            raise ValueError(
+                f"sbnet: Polygons: {path}: expected polygons, boxes or COCO annotations ({error!r})"
+            ) from None
 
     def _coco(self, found: dict[str, Any]) -> None:
         images = {image["id"]: image for image in found.get("images", [])}
+        for image in images.values():
+            name = _name_of(image)
+            self._by_name.setdefault(name, [])  # one without annotations has an empty mask
+            if "height" in image:
+                self._sizes[name] = image["height"], image["width"]
         for note in found["annotations"]:
             image = images.get(note.get("image_id"), {})
-            if "height" in image and self._size is None:
-                self._size = image["height"], image["width"]
             shapes = note.get("segmentation")
             if isinstance(shapes, list) and shapes:
                 polygons = [_checked(list(zip(s[::2], s[1::2], strict=True))) for s in shapes]
             else:
                 x, y, w, h = note["bbox"]
-                polygons = [[(x, y), (x + w, y), (x + w, y + h), (x, y + h)]]
-            self._by_name.setdefault(Path(image.get("file_name", "")).name, []).extend(polygons)
+                polygons = [_checked((x, y, x + w, y + h))]
+            self._by_name.setdefault(_name_of(image), []).extend(polygons)
 
     def see(self, frame: Any) -> None:
         self._name = frame.name
 
     def __call__(self, x: Tensor) -> Tensor:
         size = int(x.shape[2]), int(x.shape[3])
-        name = self._name if self._name in self._by_name else ""
+        name = self._name if self._name in self._by_name else None
         key = size, name, x.device
         if self._made is None or self._made[0] != key:
-            everything = [p for polygons in self._by_name.values() for p in polygons]
-            polygons = self._by_name.get(name) or everything or self._polygons
-            scale = [n / m for n, m in zip(size[::-1], (self._size or size)[::-1], strict=True)]
-            scaled = [[(px * scale[0], py * scale[1]) for px, py in polygon] for polygon in polygons]
+            named = self._by_name if name is None else {name: self._by_name[name]}
+            drawn = [(p, self._size or self._sizes.get(of, size)) for of, some in named.items() for p in some]
+            drawn += [(p, self._size or size) for p in self._polygons]
+            scaled = [
+                [(px * size[1] / width, py * size[0] / height) for px, py in polygon]
+                for polygon, (height, width) in drawn
+            ]
             self._made = key, fill_polygons(scaled, size).to(x.device)
         return self._made[1].expand(x.shape[0], -1, -1)
 
@@ -161,7 +174,14 @@ class Tracks(Boxes):
         return super().__call__(x)
 
 
+def _name_of(image: dict[str, Any]) -> str:
+    return Path(image.get("file_name", "")).name
+
+
 def _checked(polygon: Any) -> Polygon:
+    if len(polygon) == 4 and all(isinstance(v, (int, float)) for v in polygon):
+        x0, y0, x1, y1 = map(float, polygon)
+        return [(x0, y0), (x1, y0), (x1, y1), (x0, y1)]
     points = [(float(x), float(y)) for x, y in polygon]
     if len(points) < 3:
         raise ValueError(f"sbnet: Polygons: polygon: expected at least 3 corners, got {len(points)}")

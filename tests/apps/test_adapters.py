@@ -1,6 +1,7 @@
 """Adapters against the packages themselves; a package that is not installed skips its tests."""
 
 import importlib.util
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,9 +9,16 @@ import torch
 from torch import nn
 
 import sbnet
-from sbnet import masks
+from sbnet import adapters, masks
 from sbnet.adapters.slices import Slices
 from sbnet.benchmarks.harness.nets import torchvision
+
+
+def test_adapters_are_short():
+    """What ties sbnet to another library is at most 100 lines."""
+    found = {path.name: len(path.read_text().splitlines()) for path in Path(adapters.__file__).parent.glob("*.py")}
+    assert {"ray.py", "sahi.py", "supervision.py", "transforms.py"} <= set(found)
+    assert max(found.values()) <= 100, found
 
 
 def picture(height: int = 200, width: int = 300) -> np.ndarray:

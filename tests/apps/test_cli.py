@@ -100,6 +100,13 @@ def test_what_is_no_video_gives_one_line(kind, tmp_path):
     assert len(result.output.strip().splitlines()) == 1
 
 
+def test_messages_are_what_was_typed(clip, tmp_path):
+    """rich would show a picture for ":x:"."""
+    result = invoke("run", clip, "-o", tmp_path / "out.mp4", "--mask", "motion:x")
+    assert result.exit_code == 1
+    assert "motion:x: could not convert" in " ".join(result.stderr.split())
+
+
 def test_sound_without_pictures(tmp_path):
     import av
 
@@ -284,3 +291,14 @@ def test_the_installed_command():
         pytest.skip("not installed in this environment")
     result = subprocess.run([command, "info", "--json"], capture_output=True, text=True, check=True)
     assert json.loads(result.stdout)["sbnet"] == sbnet.__version__
+
+
+def test_the_installed_command_finds_networks_of_the_folder(clip, tmp_path):
+    command = Path(sys.executable).parent / "sbnet"
+    if not command.exists():
+        pytest.skip("not installed in this environment")
+    (tmp_path / "mine.py").write_text("from torch import nn\nnet = lambda: nn.Conv2d(3, 3, 3, padding=1).eval()\n")
+    given = ["run", clip, "--network", "mine:net", "-o", "out.mp4", "--frames", "2", "--device", "cpu"]
+    result = subprocess.run([command, *given], capture_output=True, text=True, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert len(pictures(tmp_path / "out.mp4")) == 2

@@ -1,7 +1,10 @@
 """A folder of films over two workers: each film whole, finished ones skipped, broken ones named."""
 
+import dataclasses
 import json
 import os
+import subprocess
+import sys
 import textwrap
 
 import pytest
@@ -30,25 +33,25 @@ def test_films_are_found_by_name(tmp_path):
         films.find_films(tmp_path)
 
 
-def test_a_worker_names_what_is_wrong_and_goes_on(tmp_path):
-    """The actor itself, in this process."""
+def test_a_film_that_is_wrong_is_named_and_the_next_one_runs(tmp_path):
+    """What an actor calls, in this process."""
     film(tmp_path / "good.mp4", 3)
     (tmp_path / "bad.mp4").write_bytes(b"no film")
     out, order = tmp_path / "out", {"network": "n"}
     network = Network(nn.Conv2d(3, 3, 3, padding=1).eval())
-    worker = films.Worker(network, "motion", "cpu", str(out), order, {"compare": 0})
-    bad, good = (worker({"film": str(tmp_path / name)}) for name in ("bad.mp4", "good.mp4"))
+    runner = films.FilmRunner(network, "motion", "cpu", out, order, {"compare": 0})
+    bad, good = (runner(tmp_path / name) for name in ("bad.mp4", "good.mp4"))
     assert "bad.mp4: not a video" in bad["fault"]
     assert good["fault"] == ""
     assert good["frames"] == 3
     assert good["device"].startswith("CPU, ")
     assert json.loads((out / "good.done.json").read_text())["device"] == good["device"]
     assert sorted(p.name for p in out.iterdir()) == ["good.done.json", "good.jsonl", "good.mp4"]
-    assert films._is_done(out, tmp_path / "good.mp4", order)
-    assert not films._is_done(out, tmp_path / "good.mp4", {"network": "another"})
-    assert not films._is_done(out, tmp_path / "bad.mp4", order)
+    assert runner.is_done(tmp_path / "good.mp4")
+    assert not dataclasses.replace(runner, order={"network": "another"}).is_done(tmp_path / "good.mp4")
+    assert not runner.is_done(tmp_path / "bad.mp4")
     (out / "good.jsonl").unlink()
-    assert not films._is_done(out, tmp_path / "good.mp4", order)
+    assert not runner.is_done(tmp_path / "good.mp4")
 
 
 def test_a_worker_says_which_gpu_is_its_own(monkeypatch):
@@ -71,19 +74,48 @@ def cluster():
     ray.shutdown()
 
 
+PATIENT = """
+import time
+from pathlib import Path
+from torch import nn
+from sbnet.apps.pipeline import Network
+
+def network():
+    def finish(output, frame):
+        told = Path(__file__).with_name("told")
+        until = time.monotonic() + 60
+        while int(frame.picture()[-1, -1, 0]) > 75 and not told.exists():  # the film's floor
+            if time.monotonic() > until:
+                raise TimeoutError("no row came before this film ended")
+            time.sleep(0.05)
+        return output, []
+
+    return Network(nn.Conv2d(3, 3, 3, padding=1).eval(), "patient", finish=finish)
+"""
+
+
 @pytest.mark.slow
-def test_two_workers_share_a_folder(tmp_path, cluster):
+def test_two_workers_share_a_folder(tmp_path, cluster, monkeypatch):
+    """Of names that are relative to where the call is made, not to where Ray was started; a film's row comes as soon
+    as it is done: the last film waits for it."""
     folder, out = tmp_path / "films", tmp_path / "out"
     folder.mkdir()
     for k in range(4):
-        film(folder / f"{k}.mp4", 2 + k)
+        film(folder / f"{k}.mp4", 2 + k, 100 if k == 3 else 40)
     (folder / "broken.mp4").write_bytes(b"no film")
+    (tmp_path / "patient_network.py").write_text(textwrap.dedent(PATIENT))
+    (tmp_path / "zones.json").write_text(json.dumps([[[0, 0], [8, 0], [8, 8]]]))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
     cluster()
-    order = {"mask": "motion", "workers": 2, "device": "cpu", "compare": 0}
-    found = films.run_films(folder, "contours", out, **order)
-    assert {row["film"]: row["frames"] for row in found.rows if not row["fault"]} == {
-        f"{k}.mp4": 2 + k for k in range(4)
-    }
+    monkeypatch.chdir(tmp_path)
+    order = {"mask": "motion | zones.json", "workers": 9, "device": "cpu", "compare": 0,
+             "told": lambda row, count: (tmp_path / "told").touch() if not row["fault"] else None}  # fmt: skip
+    found = films.run_films("films", "patient_network:network", "out", **order)
+    assert not list(elsewhere.iterdir())
+    whole = [row for row in found.rows if not row["fault"]]
+    assert {row["film"]: row["frames"] for row in whole} == {f"{k}.mp4": 2 + k for k in range(4)}, found.rows
     assert [row["film"] for row in found.broken] == ["broken.mp4"]
     assert "broken.mp4: not a video" in str(found)
     assert "2 CPU workers" in str(found)
@@ -94,7 +126,7 @@ def test_two_workers_share_a_folder(tmp_path, cluster):
     (out / "1.mp4").unlink()  # one of the finished is gone
     before = (out / "0.mp4").stat().st_mtime_ns
     film(folder / "4.mp4", 2)
-    again = films.run_films(folder, "contours", out, **order)
+    again = films.run_films("films", "patient_network:network", "out", **order)
     assert sorted(row["film"] for row in again.rows) == ["1.mp4", "4.mp4", "broken.mp4"]
     assert sorted(again.finished) == ["0.mp4", "2.mp4", "3.mp4"]
     assert (out / "0.mp4").stat().st_mtime_ns == before
@@ -150,13 +182,49 @@ def test_a_killed_worker_costs_no_other_film(tmp_path, cluster, monkeypatch):
     assert "0 films, 0 frames on 1 CPU workers; 4 were finished before" in again
 
 
+INTERRUPTED = """
+import os, signal, sys
+from pathlib import Path
+from sbnet.apps import cli
+from sbnet.apps.pipeline import films
+
+run_films = films.run_films
+
+def one_then_ctrl_c(*given, told, **options):
+    def both(row, count):
+        told(row, count)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    return run_films(*given, told=both, **options)
+
+films.run_films = one_then_ctrl_c
+sys.argv[0] = "sbnet"
+cli.main()
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_what_is_finished_and_nothing_else(tmp_path):
+    pytest.importorskip("ray", reason="needs the extra distributed")
+    folder, out = tmp_path / "films", tmp_path / "out"
+    folder.mkdir()
+    for name, frames in {"a": 3, "b": 4000}.items():
+        film(folder / f"{name}.mp4", frames)
+    arguments = ["run", str(folder), "--distributed", "--workers", "2", "-o", str(out), "--device", "cpu", "--compare",
+                 "0"]  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED, *arguments], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 130, done.stdout + done.stderr
+    assert "ended by Ctrl-C; the same command goes on" in " ".join(done.stdout.split())
+    assert sorted(p.name for p in out.iterdir()) == ["a.done.json", "a.jsonl", "a.mp4"]
+
+
 def test_the_command(tmp_path, monkeypatch):
     """What it passes on; and it exits with 1 where a film is broken."""
     seen = {}
 
     def run_films(source, network, out, told, **options):
         seen.update(options, source=source, network=network, out=out)
-        rows = [films._row(tmp_path / "a.mp4", "", frames=3), films._row(tmp_path / "b.mp4", "torn")]
+        rows = [films.row_of(tmp_path / "a.mp4", "", frames=3), films.row_of(tmp_path / "b.mp4", "torn")]
         for row in rows:
             told(row, 2)
         return films.Films(rows, [], "2 CPU workers")

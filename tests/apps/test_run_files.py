@@ -115,6 +115,18 @@ def test_a_stream_that_is_not_there():
     assert "cannot be opened" in said(invoke("http://127.0.0.1:9/film.mp4"))
 
 
+def test_a_camera_by_its_number(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "/dev/video97: cannot be opened" in said(invoke("97"))
+    film(tmp_path / "0.mp4").rename(tmp_path / "97")  # a film may be named like that
+    assert invoke("97", "-o", "out.mp4", "--frames", 2).exit_code == 0
+
+
+def test_a_sink_of_another_ending_is_told_which_there_are(tmp_path):
+    found = said(invoke(film(tmp_path / "film.mp4"), "-o", tmp_path / "out.xyz"))
+    assert all(ending in found for ending in (".mp4", ".gif", ".jsonl", "a folder"))
+
+
 # ---- writing
 @pytest.mark.parametrize("after", [0, 5])
 def test_an_interrupt_leaves_whole_frames_or_the_earlier_film(after, tmp_path, monkeypatch):

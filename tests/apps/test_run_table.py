@@ -14,6 +14,7 @@ from sbnet.apps import cli, video
 from sbnet.apps.pipeline import Frame, Summary, compute, dense_side, sources
 from sbnet.benchmarks.harness import dense
 from sbnet.engine.oracle import Agreement
+from sbnet.engine.sparsify import SparseRun
 
 SIZE = (24, 40)
 
@@ -168,3 +169,59 @@ def test_active_blocks_are_outlined_where_they_are(height, width, axis):
         want[inner] = frame[inner]
     picture = video.compose(frame, active, grid, output)
     assert np.array_equal(picture, np.concatenate([want, output], axis))
+
+
+def test_the_bar_says_that_the_dense_form_is_looked_for(monkeypatch):
+    """It may take longer than all frames; later ones are compared at once."""
+    stages = []
+    true, beside = compute.dense_side, compute.compared
+
+    def seen(*given):
+        stages.append(pipeline.summary.stage)
+        return true(*given)
+
+    def compared(*given):
+        stages.append(pipeline.summary.stage)
+        return beside(*given)
+
+    monkeypatch.setattr(compute, "dense_side", seen)
+    monkeypatch.setattr(compute, "compared", compared)
+    monkeypatch.setattr(dense, "forms", lambda net, x: {"PyTorch": dense.form_of_torch(net, x.dtype)})
+    frames = np.zeros((3, *SIZE, 3), np.uint8)
+    pipeline = Pipeline(frames, "all", "contours", device="cpu", compare=2)
+    pipeline.run(lambda summary, expected: stages.append(summary.stage))
+    timing, comparing = "timing dense forms", "comparing"
+    assert stages == [timing, timing, "running", "running", comparing, "running"]
+
+
+@pytest.mark.parametrize("mask", ["all", "all & nodata:300"])  # found by the run itself, and before the call
+@pytest.mark.parametrize("mode", ["masked", "cached"])
+def test_plans_for_further_sizes_are_no_part_of_the_run(mask, mode, monkeypatch):
+    """Pictures of a folder have sizes of their own; one that was there before is not planned again."""
+    inside, planned = [], []
+    set_up, plan = compute.Compute._set_up, SparseRun._planned
+
+    def setting_up(self, given):
+        inside.append(True)
+        try:
+            return set_up(self, given)
+        finally:
+            inside.pop()
+
+    def seen(self, given):
+        planned.append((tuple(given[0].shape[2:]), bool(inside)))
+        return plan(self, given)
+
+    monkeypatch.setattr(compute.Compute, "_set_up", setting_up)
+    monkeypatch.setattr(SparseRun, "_planned", seen)
+    rng = np.random.default_rng(0)
+    frames = [rng.integers(0, 255, (*size, 3), np.uint8) for size in (SIZE, (40, 56), SIZE, (40, 56))]
+    results = []
+    done = Pipeline(frames, mask, "contours", results.append, mode=mode, device="cpu", compare=0).run()
+    assert planned == [(SIZE, True), ((40, 56), True)]
+    assert done.plans.count == 2
+    assert "2 sizes" in table_of(done)["setting up"]
+    for frame, result in zip(frames, results, strict=True):
+        alone = []
+        Pipeline([frame], mask, "contours", alone.append, mode=mode, device="cpu", compare=0).run()
+        assert torch.equal(torch.as_tensor(result.picture), torch.as_tensor(alone[0].picture))

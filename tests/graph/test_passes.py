@@ -21,24 +21,7 @@ from sbnet.graph.passes import fold_affine, fuse_activations, fuse_residuals, me
 from sbnet.graph.plan import plan
 from support.contract import assert_holds, poison
 from support.networks import lively
-
-SIZE, C = (16, 24), 8
-
-
-def layer(i: int = C, o: int = C, k: int | tuple[int, int] = 3, s: int = 1, p: int | None = None, **more) -> nn.Conv2d:
-    padding = p if p is not None else k // 2 if isinstance(k, int) else tuple(v // 2 for v in k)
-    return nn.Conv2d(i, o, k, s, padding, **more)
-
-
-class Net(nn.Module):
-    """A stem, layers, and a forward of them: `work(net, features)`."""
-
-    def __init__(self, work, *layers: nn.Module) -> None:
-        super().__init__()
-        self.stem, self.layers, self.work = layer(3), nn.ModuleList(layers), work
-
-    def forward(self, x: Tensor):
-        return self.work(self.layers, self.stem(x).relu())
+from support.small_nets import SIZE, C, Net, layer
 
 
 def shortcuts(f, x):
@@ -92,6 +75,32 @@ def chain_of_affines(f, x):
     return torch.tanh(f[0](f[1](y))), F.relu(f[1](f[0](y))), torch.tanh(F.relu(f[0](y))), f[0](f[2](x))
 
 
+def hard_swishes(f, x):
+    """As they are written, and what only looks like one."""
+    a, b, c, d = f[0](x), f[1](x), f[2](x), f[3](x)
+    taken, third = F.relu6(d + 3), c * 2
+    scaled = F.relu6(third + 3) / 6
+    return (
+        a * F.relu6(a + 3) / 6, F.relu6(b + 3) / 6 * b, torch.clamp(3 + c, 0, 6) * c * (1 / 6), d * taken / 6, taken,
+        f[0](a) * F.relu6(f[1](a) + 3) / 6, b * F.relu6(b + 2) / 6, c * F.relu6(c + 3) / 5,
+        third * scaled, scaled,
+    )  # fmt: skip
+
+
+def forward_affines(f, x):
+    """PP-OCR's blocks, and affine functions that no convolution can take: others read them, or zeros stand beside."""
+    y = f[1](F.relu(f[0](x)) * 0.7 + 0.3)
+    z = F.silu(y) - 0.2
+    return (
+        f[3](F.hardswish(f[2](y)) * 1.5 - 1),
+        f[4](z),
+        f[5](F.silu(f[2](x)) + 0.4),
+        z.tanh(),
+        f[6](x.tanh() + 0.1),
+        f[4](F.relu(x.tanh() * 2 - 0.5)),
+    )
+
+
 def pixels_of_two(f, x):
     return torch.tanh(f[0](x)) * torch.exp(-f[1](x).abs()) + torch.sigmoid(f[0](x + 1))
 
@@ -134,6 +143,17 @@ NETWORKS = {
     "several users": lambda: Net(many_users, layer(), nn.BatchNorm2d(C), layer(), layer(), nn.BatchNorm2d(C)),
     "two activations": lambda: Net(two_activations, layer(), layer()),
     "affine functions": lambda: Net(chain_of_affines, nn.BatchNorm2d(C), nn.BatchNorm2d(C), layer()),
+    "hard swishes": lambda: Net(hard_swishes, *(layer() for _ in range(4))),
+    "affine functions before convolutions": lambda: Net(
+        forward_affines,
+        layer(groups=C),
+        layer(k=1),
+        layer(),
+        layer(o=12, k=1, groups=4, bias=False),
+        layer(k=1),
+        layer(k=3),
+        layer(k=1, p=1),
+    ),
     "ops of pixels": lambda: Net(pixels_of_two, layer(), layer()),
     "branches": lambda: Net(
         branches, layer(), layer(k=1), layer(groups=2), layer(s=2), layer(k=2, s=2, p=0), nn.BatchNorm2d(C)
@@ -165,8 +185,24 @@ def test_the_masked_contract(name):
         assert_holds(run(x, mask), masked_oracle(net, [x], masks), masked_oracle(exact, [x.double()], masks), name)
 
 
-EXACT = ["shortcuts", "outputs that are read", "branches", "concatenations", "whole planes", "windows"]
-CACHED = ["shortcuts", "buffers in turn", "outputs that are read", "concatenations", "whole planes"]
+EXACT = [
+    "hard swishes",
+    "affine functions before convolutions",
+    "shortcuts",
+    "outputs that are read",
+    "branches",
+    "concatenations",
+    "whole planes",
+    "windows",
+]
+CACHED = [
+    "affine functions before convolutions",
+    "shortcuts",
+    "buffers in turn",
+    "outputs that are read",
+    "concatenations",
+    "whole planes",
+]
 
 
 @pytest.mark.parametrize("name", EXACT)

@@ -104,6 +104,37 @@ def test_polygons_from_files(tmp_path):
         masks.Polygons(bad)
 
 
+def test_boxes_from_files(tmp_path):
+    """As (x0, y0, x1, y1), alone or beside polygons."""
+    triangle, box = [[24, 0], [32, 0], [32, 8]], [4, 2, 20, 10]
+    listed, named, other = (tmp_path / name for name in ("listed.json", "named.json", "other.json"))
+    listed.write_text(json.dumps([box]))
+    named.write_text(json.dumps({"boxes": [box], "polygons": [triangle]}))
+    other.write_text('{"zones": []}')
+    wanted = masks.Boxes([box])(picture())
+    assert torch.equal(masks.open_mask(str(listed))(picture()), wanted)
+    both = wanted | masks.Polygons([triangle])(picture())
+    assert torch.equal(masks.open_mask(str(named))(picture()), both)
+    with pytest.raises(ValueError, match="expected polygons, boxes or COCO annotations"):
+        masks.open_mask(str(other))
+
+
+def test_coco_pictures_of_other_sizes_and_without_annotations(tmp_path):
+    """Each annotation is of its own picture's size; a picture that is listed and has none is left out whole."""
+    path = tmp_path / "coco.json"
+    path.write_text(json.dumps({
+        "images": [{"id": 1, "file_name": "a/a.png", "height": 24, "width": 32},
+                   {"id": 2, "file_name": "b.png", "height": 240, "width": 320}, {"id": 3, "file_name": "c.png"}],
+        "annotations": [{"image_id": 1, "bbox": [4, 2, 16, 8]}, {"image_id": 2, "bbox": [40, 20, 160, 80]}],
+    }))  # fmt: skip
+    mask, wanted = masks.Polygons(path), masks.Boxes([[4, 2, 20, 10]])(picture())
+    for name in ("a.png", "b.png"):
+        mask.see(Frame(0, None, name))
+        assert torch.equal(mask(picture()), wanted), name
+    mask.see(Frame(0, None, "c.png"))
+    assert not mask(picture()).any()
+
+
 def test_boxes_and_detections():
     wanted = masks.Boxes([[1, 2, 5, 6]])(picture())
     assert wanted[0, 2:6, 1:5].all()
@@ -253,6 +284,10 @@ def test_masks_by_name(tmp_path):
     assert masks.open_mask(f"~{zone}")(x).sum() == 24 * 32 - 64
     assert masks.open_mask(f"{zone} + 2")(x).sum() == 100
     assert masks.open_mask(f"all & {zone} | {zone} + 2")(x).sum() == 100
+    assert masks.open_mask(f"~all & {zone} | all")(x).all()
+    assert not masks.open_mask(f"~all & ({zone} | all)")(x).any()
+    assert masks.open_mask(f"(all & ({zone}) + 1) + 1")(x).sum() == 100
+    assert masks.open_mask(f"~({zone} | ~all)")(x).sum() == 24 * 32 - 64
     held = masks.open_mask(f"motion:12 & {zone} * 2")
     assert held(x).sum() == 64
     for wrong in ("", "motion:x", "none.json", "motion &", "none.png"):

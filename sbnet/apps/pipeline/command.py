@@ -60,6 +60,10 @@ def run_films(source: str, network: str, out: Path, console: Console, **options:
             what = row["fault"] or f"{row['frames']} frames, {row['density']:.0%} active, {row['fps']:.3g} frames/s"
             console.print(f"{escape(row['film'])}: {escape(what)}", soft_wrap=True)
 
-        found = films.run_films(source, network, out, told=told, **options)
+        try:
+            found = films.run_films(source, network, out, told=told, **options)
+        except KeyboardInterrupt:
+            console.print(f"{escape(source)}: ended by Ctrl-C; the same command goes on with what is left")
+            raise
     console.print(escape(str(found)), soft_wrap=True)
     return found

@@ -68,6 +68,7 @@ class Compute:
         self._shown = ShownBlocks()
         self._inside: Inside | None = Inside(mask, network) if inside and not self._graphed else None
         self._shape: Any = None  # of the last input
+        self._planned: set[torch.Size] = set()  # sizes of frames that there are plans for
         self._dense: dict[Any, Dense] = {}
         self._count = 0
 
@@ -164,7 +165,7 @@ class Compute:
         try:
             if self.network.runner is not None:
                 return self._own_runner(self.network.runner, given)
-            run = SparseRun(
+            run = self.run or SparseRun(
                 self.model, given, mode=settings.mode, block=settings.block, margin=0, masks=(), out=(),
                 mask_source=self._inside, allow_tf32=False,
             )  # fmt: skip
@@ -181,6 +182,7 @@ class Compute:
             run(given, margin=self.margin)
         run.reset()
         self.aside += time.perf_counter() - begin
+        self.summary.plans.add(time.perf_counter() - begin)
         return run
 
     def _own_runner(self, runner: Callable[[Tensor, Any], Any], given: Tensor) -> Any:
@@ -203,7 +205,8 @@ class Compute:
         return run(given, margin=self.margin)
 
     def _sparse(self, frame: Frame, x: Tensor) -> Result:
-        if self.run is None:
+        if self.run is None or (x.shape not in self._planned and self.network.runner is None):
+            self._planned.add(x.shape)
             self.run = self._set_up(self.network.input(x))
         run, clock = self.run, _Clock(self.settings.device)
         self.mask.see(frame)
@@ -228,7 +231,9 @@ class Compute:
         if not every or self._count < first or mask is None:
             return
         if (self._count - first) % every == 0:
+            self.summary.stage = "comparing" if self._dense else "timing dense forms"
             self._compare(given, output, mask, frame)
+            self.summary.stage = "running"
         if self.network.checked and self.settings.mode == "masked" and (self._count == 1 or not self._count % every):
             self._check(given, output, mask)
 

@@ -1,11 +1,11 @@
-"""A folder of films, a pipeline each, spread over the machine or a cluster by Ray Data (extra `distributed`)."""
+"""A folder of films, a pipeline each: which there are and which are finished, running one, what came of all. What runs
+them side by side is `sbnet.adapters.ray`."""
 
 from __future__ import annotations
 
 import glob
 import json
 import os
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,14 +13,13 @@ from typing import Any
 
 import torch
 
-from sbnet.apps.machine import cuda_obstacle, device_name
+from sbnet.apps.machine import device_name
 from sbnet.apps.pipeline.frames import PipelineError
 from sbnet.apps.pipeline.pipeline import Pipeline
 from sbnet.apps.pipeline.sources import URL
 
 FILMS = (".mp4", ".mkv", ".mov", ".avi", ".webm", ".m4v", ".mpg", ".mpeg", ".ts", ".gif")
 SINKS = (".mp4", ".jsonl")  # of each film, where only a folder was named
-RETRIES = 1  # of a film whose worker died
 
 
 @dataclass
@@ -75,90 +74,79 @@ def run_films(
         PipelineError: there are no films, two of one name, or no Ray.
     """
     films = find_films(source)
-    target = Path(out)
     order = {"network": _named(network), "mask": _named(mask), **{k: str(v) for k, v in sorted(options.items())}}
-    todo = [film for film in films if not _is_done(target, film, order)]
+    runner = FilmRunner(network, mask, device, Path(out).absolute(), order, options)
+    todo = [film for film in films if not runner.is_done(film)]
     found = Films(finished=[film.name for film in films if film not in todo])
     if not todo:
         return found
-    ray = _ray()
-    if not ray.is_initialized():
-        ray.init(include_dashboard=False, logging_level="ERROR", log_to_driver=False)
-    resources = ray.cluster_resources()
-    cores, gpus = int(resources.get("CPU", 1)), int(resources.get("GPU", 0))
-    if device == "auto":
-        device = "cuda" if gpus and not cuda_obstacle() else "cpu"
-    if device == "cuda" and not gpus:
-        raise PipelineError("device cuda: Ray has no GPU")
-    workers = min(len(todo), workers or (gpus if device == "cuda" else max(1, cores // 2)))
-    share = {"num_gpus": 1.0} if device == "cuda" else {"num_cpus": max(1, cores // workers)}
-    found.workers = f"{workers} {'GPU' if device == 'cuda' else 'CPU'} workers"
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars, context.max_errored_blocks = False, -1  # a worker that dies loses its film alone
-    rows = ray.data.from_items([{"film": str(film)} for film in todo], override_num_blocks=len(todo)).map(
-        Worker, fn_constructor_args=(network, mask, device, str(target), order, options, uuid.uuid4().hex),
-        compute=ray.data.ActorPoolStrategy(size=workers, max_tasks_in_flight_per_actor=1), **share,
-    )  # fmt: skip
-    for row in rows.iter_rows():
+    spread = _ray()(todo, workers, device)
+    runner.device, found.workers = spread.device, str(spread)
+    for row in spread.rows(runner):
         found.rows.append(row)
         if told is not None:
             told(row, len(todo))
-    came = {row["film"] for row in found.rows}
-    for film in todo:
-        if film.name not in came:
-            found.rows.append(_row(film, "its worker died"))
-            if told is not None:
-                told(found.rows[-1], len(todo))
     return found
 
 
-class Worker:
-    """An actor: a film after the other. What is wrong with a film is its row's fault.
+@dataclass
+class FilmRunner:
+    """Runs one film after the other; what is wrong with one is its row's fault. Travels to the workers.
 
-    Ray starts one that died anew and gives it its film again, without an end; a file beside the results counts."""
+    Attributes:
+        network, mask, device, options: as `Pipeline` takes them.
+        target: the folder of the results.
+        order: what was asked for, in words; another order finds no film finished.
+        folder: what relative paths in the options are relative to.
+    """
 
-    def __init__(
-        self, network: Any, mask: Any, device: str, target: str, order: dict[str, str], options: dict[str, Any],
-        call: str = "",
-    ) -> None:  # fmt: skip
-        cores = os.environ.get("OMP_NUM_THREADS")  # Ray's: the actor's share
-        if cores and cores.isdecimal():
-            torch.set_num_threads(max(1, int(cores)))
-        self.network, self.mask, self.device, self.options = network, mask, device, options
-        self.target, self.order, self.call = Path(target), order, call
+    network: Any
+    mask: Any
+    device: str
+    target: Path
+    order: dict[str, str]
+    options: dict[str, Any]
+    folder: Path = field(default_factory=Path.cwd)
 
-    def __call__(self, item: dict[str, str]) -> dict[str, Any]:
-        film = Path(item["film"])
-        sinks = [self.target / f"{film.stem}{suffix}" for suffix in SINKS]
-        for left in self.target.glob(f".{glob.escape(film.stem)}.*.part"):  # by one that was killed
-            left.unlink(missing_ok=True)
-        tries = self.target / f".{film.stem}.{self.call}.tries"
-        if tries.exists() and tries.stat().st_size > RETRIES:
-            tries.unlink()
-            return _row(film, "its worker died")
+    def __call__(self, film: Path) -> dict[str, Any]:
         self.target.mkdir(parents=True, exist_ok=True)
-        with open(tries, "ab") as file:
-            file.write(b".")
         try:
-            return self._run(film, sinks)
-        finally:
-            tries.unlink()
-
-    def _run(self, film: Path, sinks: list[Path]) -> dict[str, Any]:
-        try:
-            summary = Pipeline(film, self.mask, self.network, sinks, device=self.device, **self.options).run()
+            summary = Pipeline(
+                film, self.mask, self.network, self._sinks(film), device=self.device, **self.options
+            ).run()
         except Exception as error:  # of whatever kind: the other films go on
-            return _row(film, " ".join(str(error).split()) or type(error).__name__)
-        row = _row(
+            return row_of(film, " ".join(str(error).split()) or type(error).__name__)
+        row = row_of(
             film, summary.fault, frames=summary.frames, density=round(summary.densities.mean, 6),
             fps=round(summary.fps, 3), seconds=round(summary.seconds, 3), device=_where(self.device),
         )  # fmt: skip
         if not summary.fault:
-            done = _done(self.target, film)
+            done = self._done(film)
             part = done.with_name(f".{done.name}.{os.getpid()}.part")
             part.write_text(json.dumps({"order": self.order, "size": film.stat().st_size, **row}) + "\n")
             part.replace(done)
         return row
+
+    def is_done(self, film: Path) -> bool:
+        """Did a run of the same order finish this film, and is what it wrote still there?"""
+        try:
+            found = json.loads(self._done(film).read_text())
+        except (OSError, ValueError):
+            return False
+        here = all(sink.is_file() for sink in self._sinks(film))
+        return here and found.get("order") == self.order and found.get("size") == film.stat().st_size
+
+    def clear(self, film: Path, *kinds: str) -> None:
+        """Removes what a run that was killed had begun of this film: hidden files of these kinds."""
+        for kind in kinds:
+            for left in self.target.glob(f".{glob.escape(film.stem)}.*.{kind}"):
+                left.unlink(missing_ok=True)
+
+    def _sinks(self, film: Path) -> list[Path]:
+        return [self.target / f"{film.stem}{suffix}" for suffix in SINKS]
+
+    def _done(self, film: Path) -> Path:
+        return self.target / f"{film.stem}.done.json"
 
 
 def find_films(source: str | os.PathLike[str]) -> list[Path]:
@@ -183,7 +171,7 @@ def _named(given: Any) -> str:
     return given if isinstance(given, str) else str(getattr(given, "name", type(given).__name__))
 
 
-def _row(film: Path, fault: str, **measured: Any) -> dict[str, Any]:
+def row_of(film: Path, fault: str, **measured: Any) -> dict[str, Any]:
     none = {"frames": 0, "density": 0.0, "fps": 0.0, "seconds": 0.0, "device": ""}
     return {"film": film.name, "fault": fault, **none, **measured}
 
@@ -194,24 +182,9 @@ def _where(device: str) -> str:
     return f"{name}, GPU {os.environ.get('CUDA_VISIBLE_DEVICES', '0')}" if device == "cuda" else name
 
 
-def _done(target: Path, film: Path) -> Path:
-    return target / f"{film.stem}.done.json"
-
-
-def _is_done(target: Path, film: Path, order: dict[str, str]) -> bool:
-    """Did a run of the same order finish this film, and is what it wrote still there?"""
-    try:
-        found = json.loads(_done(target, film).read_text())
-    except (OSError, ValueError):
-        return False
-    here = all((target / f"{film.stem}{suffix}").is_file() for suffix in SINKS)
-    return here and found.get("order") == order and found.get("size") == film.stat().st_size
-
-
 def _ray() -> Any:
     try:
-        import ray
-        import ray.data
+        from sbnet.adapters.ray import FilmsOnRay
     except ImportError:
         raise PipelineError("several films at once need Ray: pip install 'sbnet[distributed]'") from None
-    return ray
+    return FilmsOnRay

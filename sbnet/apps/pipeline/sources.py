@@ -64,6 +64,8 @@ def open_source(given: Any, size: Size | None = None, read: Callable[[Path], Any
 
 
 def _open_path(text: str, size: Size | None, read: Callable[[Path], Any] | None) -> Source:
+    if text.isdecimal() and not Path(text).exists():  # as it is typed at a command
+        text = f"/dev/video{text}"
     if URL.match(text) or text.startswith("/dev/video"):
         return _stream(text, size)
     path = Path(text)

@@ -61,6 +61,7 @@ class Summary:
         dense_ms: of the dense network on some frames. dense_form: what ran it.
         errors, largest: on those frames, rms and largest difference from the dense result, relative to its rms.
         broken: "name: reason" of the first frames that could not be read. skipped: how many there were.
+        plans: seconds that setting up took, of each size of frames. No part of what follows:
         seconds: from the first frame on until the last is written. busy: seconds that each stage worked; they overlap.
         waited: seconds that a thread waited for the device.
         interrupted: ended by Ctrl-C. fault: what ended it early.
@@ -80,6 +81,7 @@ class Summary:
     largest: float = 0.0
     broken: list[str] = field(default_factory=list)
     skipped: int = 0
+    plans: Series = field(default_factory=Series)
     seconds: float = 0.0
     busy: dict[str, float] = field(default_factory=dict)
     waited: float = 0.0
@@ -146,6 +148,9 @@ class Summary:
                 ("largest difference", f"{self.apart:.2g}", f"from the masked oracle, {self.checks} frames checked")
             )
             found.append(("its rms", f"{self.ratio:.2f}x", "of PyTorch's own error, 2x is allowed"))
+        if self.plans.count:
+            what = f"plans for frames of {self.plans.count} sizes" if self.plans.count > 1 else "a plan of the network"
+            found.append(("setting up", f"{self.plans.total:.2f} s", f"{what}; no part of the rest"))
         for stage, seconds in self.busy.items():
             # Setting up is no part of the run, and frames are read ahead meanwhile.
             share = f" {min(1, seconds / self.seconds):.0%} of the run" if self.seconds else ""

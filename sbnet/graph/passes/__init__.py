@@ -2,6 +2,7 @@
 
 from sbnet.graph.ir import Graph
 from sbnet.graph.passes.fold import fold_affine, merge_branches
+from sbnet.graph.passes.forward import fold_forward
 from sbnet.graph.passes.fuse import (
     fuse_activations,
     fuse_pixels,
@@ -10,12 +11,13 @@ from sbnet.graph.passes.fuse import (
     lower_affine,
     recognise_activations,
 )
+from sbnet.graph.passes.hard_swish import recognise_hard_swish
 from sbnet.graph.passes.pools import recognise_pools
 from sbnet.graph.passes.program import write_programs
 
 PASSES = (
-    fold_affine, merge_branches, fuse_residuals, recognise_activations, fuse_activations, lower_affine, fuse_pixels,
-    join_slices, write_programs, recognise_pools,
+    recognise_hard_swish, fold_affine, merge_branches, fuse_residuals, recognise_activations, fuse_activations,
+    fold_forward, lower_affine, fuse_pixels, join_slices, write_programs, recognise_pools,
 )  # fmt: skip
 
 
@@ -30,6 +32,7 @@ def optimise(graph: Graph) -> Graph:
 __all__ = [
     "PASSES",
     "fold_affine",
+    "fold_forward",
     "fuse_activations",
     "fuse_pixels",
     "fuse_residuals",
@@ -38,6 +41,7 @@ __all__ = [
     "merge_branches",
     "optimise",
     "recognise_activations",
+    "recognise_hard_swish",
     "recognise_pools",
     "write_programs",
 ]

@@ -40,11 +40,11 @@ GATES = {"sigmoid": "silu", "hardsigmoid": "hardswish"}
 def recognise_activations(graph: Graph) -> Graph:
     """x * sigmoid(x), as ONNX files and some people write it, is silu; x * hardsigmoid(x) is hardswish."""
     for node in list(graph.nodes):
-        if _only_step(node) != "mul" or len(node.args) != 2:
+        if only_step(node) != "mul" or len(node.args) != 2:
             continue
         for x, gate in (node.args, node.args[::-1]):
             before = gate.producer
-            name = None if before is None else GATES.get(_only_step(before))
+            name = None if before is None else GATES.get(only_step(before))
             if name is not None and before.args == [x] and only_user(gate, graph) is node:
                 act = Node("act", [x], node.outputs, options={"activation": name}, path=node.path, line=node.line)
                 graph.swap(node, act, before)
@@ -52,7 +52,7 @@ def recognise_activations(graph: Graph) -> Graph:
     return graph
 
 
-def _only_step(node: Node) -> str:
+def only_step(node: Node) -> str:
     """The name of a pixel node's only op of its arguments as they are; else nothing."""
     steps = node.options["steps"] if node.kind == "pixel" else []
     if len(steps) != 1 or steps[0].kwargs or not all(isinstance(v, Ref) for v in steps[0].args):
