@@ -4,9 +4,7 @@ compute-sanitizer --tool memcheck  python tests/tools/sanitize.py
 compute-sanitizer --tool racecheck python tests/tools/sanitize.py
 compute-sanitizer --tool synccheck python tests/tools/sanitize.py
 
-Results are compared with sbnet.reference. `--settled`: each op is told that its inputs were complete before the launch
-ahead of it, as in a planned network, so that its kernels read weights and lists early; what an op writes for its own
-later launches would be NaN then. `--device cpu` runs the same cases there (for a sanitized build), and
+Results are compared with sbnet.reference. `--device cpu` runs the same cases there (for a sanitized build), and
 `--only conv` those of the families whose names begin so: racecheck wants a family a process.
 """
 
@@ -21,11 +19,9 @@ from pathlib import Path
 
 import torch
 import torch.utils._pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import sbnet
 from sbnet import AttentionLayout, BlockGrid, reference
-from sbnet._library import settle_inputs
 from sbnet.engine.inputs import Inputs
 from sbnet.ops.masked.rearrange import rearrange_whole
 
@@ -333,48 +329,6 @@ def samples(device: str) -> None:
                 torch.autograd.backward(differentiable, [torch.ones_like(t) for t in differentiable])
 
 
-REPLAYS = 20
-
-
-class Settled(TorchDispatchMode):
-    """Runs each op as a CUDA graph, whose launches follow one another at once, in memory that held NaN; several times:
-    what is read too early is often right by luck."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stream = torch.cuda.Stream()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-        if func.namespace != "sbnet" or not any(t.is_cuda for t in tensors):
-            return func(*args, **kwargs)
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        with torch.cuda.stream(self.stream):
-            graph.capture_begin()
-            try:
-                for log in range(9, 26, 2):
-                    torch.full((1 << log,), -1, dtype=torch.int8, device="cuda")
-                settle_inputs(True)
-                found = func(*args, **kwargs)
-            finally:
-                settle_inputs(False)
-                graph.capture_end()
-            first: list[torch.Tensor] = []
-            before = [(t, t.clone()) for t in tensors if t.is_cuda and not t.is_inference()]
-            for k in range(REPLAYS):
-                graph.replay()
-                now = [t.clone() for t in pytree.tree_leaves((found, args, kwargs)) if isinstance(t, torch.Tensor)]
-                first = first or now
-                for a, b in zip(now, first, strict=True):
-                    torch.testing.assert_close(a.double(), b.double(), rtol=1e-2, atol=1e-2, equal_nan=True)
-                for tensor, own in before if k + 1 < REPLAYS else ():
-                    tensor.copy_(own)
-        torch.cuda.synchronize()
-        return found
-
-
 def main() -> None:
     lists = (reduce_mask, copies, fringe_and_fill, motion, pyramid)
     plain = (
@@ -396,16 +350,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--only", default="", metavar="PREFIX", help=", ".join(families))
-    parser.add_argument("--settled", action="store_true")
     options = parser.parse_args()
     torch.manual_seed(0)
     for name, family in families.items():
         if name.startswith(options.only):
             start = time.monotonic()
             family(options.device)
-            if options.settled:  # after a call that has set up what cannot be in a graph
-                with Settled():
-                    family(options.device)
             if options.device == "cuda":
                 torch.cuda.synchronize()
             print(f"{name}: right, {time.monotonic() - start:.1f} s", flush=True)
