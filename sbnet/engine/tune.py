@@ -29,7 +29,8 @@ def tune(
 ) -> dict[str, Any]:
     """Measures block sizes of each plane on real frames and masks; the fastest are what `sparsify` then takes.
 
-    One plane after another, the largest first, is tried with each block size while the others keep theirs. A tuning
+    Kernels are chosen by rule, not measured: in no network of the tables would another choice have gained CHOICE of a call
+    (docs/log/2026-11-26-kernel-choices.md). One plane after another, the largest first, is tried with each block size while the others keep theirs. A tuning
     holds for one device and these versions of sbnet and PyTorch; elsewhere `sparsify` falls back to "auto". Tunings of
     several devices are merged by `{**a["entries"], **b["entries"]}`.
 
