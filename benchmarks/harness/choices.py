@@ -29,11 +29,10 @@ import sbnet
 from sbnet import reference
 from sbnet.benchmarks.harness import masks, nets
 from sbnet.benchmarks.harness.measure import made_by
-from sbnet.benchmarks.harness.registry import Side, close
+from sbnet.benchmarks.harness.registry import Side, WrongResult, close
 from sbnet.benchmarks.harness.timing import Timer
 from sbnet.engine.executor import Executor
 from sbnet.graph.ir import Node, Value
-from sbnet.graph.passes import bottleneck
 from sbnet.select import beginning_at, conv2d_kernel
 
 GAIN = 1.05  # less is noise, or not worth a choice
@@ -110,7 +109,10 @@ class Layers:
             sides[name] = functools.partial(self.by, row, run)
             out.copy_(before)
             sides[name]()
-            close(out, torchs, exact, inside)
+            try:
+                close(out, torchs, exact, inside)
+            except WrongResult as error:
+                raise WrongResult(f"{key[0]}, {name}: {error}") from None
         first = {name: self.glance(side) for name, side in sides.items()}
         hopeful = {name for name, us in first.items() if us < HOPELESS * min(first.values())} | {next(iter(sides))}
         timed = {name: Side(side) for name, side in sides.items() if name in hopeful}
@@ -160,16 +162,10 @@ def layers_as_they_are(made: Any, device: Any) -> Any:
     return made
 
 
-def always(device: Any, first: Value, last: Value, plane: Any) -> bool:
-    """`one_kernel` without its rule about many tiles."""
-    return bottleneck.bottleneck_in_one_kernel(last.shape[1], first.shape[1], plane[2])
-
-
 FORMS: dict[str, dict[str, Form]] = {
     "cuda": {
         "as planned": contextlib.nullcontext,
         "no bottleneck in one kernel": lambda: mock.patch("sbnet.graph.plan.fuse_bottlenecks", layers_as_they_are),
-        "every bottleneck in one kernel": lambda: mock.patch.object(bottleneck, "one_kernel", always),
     },
     "cpu": {
         "as planned": contextlib.nullcontext,

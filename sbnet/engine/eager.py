@@ -45,6 +45,7 @@ class masked(TorchFunctionMode):
 
     Raises:
         RuntimeError: on entering it inside another.
+        ValueError: on leaving it, where all convolutions were of other batches than the mask's: nothing was masked.
 
     >>> with sbnet.masked(mask, block=16):
     ...     loss = criterion(model(x), y)
@@ -56,6 +57,7 @@ class masked(TorchFunctionMode):
         self.mask = grow(mask_planes("masked", mask), margin)
         self.block = to_pair(block, "masked: block")
         self._lists: dict[Pair, ActiveBlocks] = {}
+        self._other: int | None = None  # samples of maps that convolutions met, not as many as masks
 
     def __enter__(self) -> masked:
         if getattr(_entered, "inside", False):  # modes are a thread's own
@@ -67,6 +69,9 @@ class masked(TorchFunctionMode):
     def __exit__(self, *error: Any) -> None:
         _entered.inside = False
         super().__exit__(*error)
+        if error[0] is None and self._other is not None and not self._lists:
+            masks = self.mask.shape[0]
+            raise ValueError(f"sbnet: masked: mask: expected one for each of {self._other} samples, got {masks}")
 
     def active(self, size: Sequence[int]) -> ActiveBlocks:
         """The active blocks of a plane of (height, width)."""
@@ -105,6 +110,8 @@ class masked(TorchFunctionMode):
     ) -> Tensor | None:  # fmt: skip
         size = _size(input, weight.shape[2:], stride, padding, dilation) if self._is_map(input) else None
         if size is None:
+            if input.shape[0] != self.mask.shape[0]:
+                self._other = input.shape[0]
             return None
         geometry = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
         return sparse_conv2d(input, weight, bias, self.active(size), **geometry)

@@ -144,3 +144,18 @@ def test_bad_masks_are_named():
         sbnet.masked(torch.ones(3))
     with pytest.raises(ValueError, match="masked: block"):
         sbnet.masked(torch.ones(1, *SIZE), block=(4, 4, 4))
+
+
+def test_masks_of_another_batch_are_not_passed_over():
+    """Without a word the network would run dense, and be trained so."""
+    net, mask = network("cpu"), torch.ones(1, *SIZE)
+    with (
+        torch.no_grad(),
+        pytest.raises(ValueError, match="masked: mask: expected one for each of 2 samples, got 1"),
+        sbnet.masked(mask, block=BLOCK),
+    ):
+        net(torch.randn(2, 3, *SIZE))
+    crops = torch.nn.Conv2d(3, 4, 3)
+    with torch.no_grad(), sbnet.masked(mask, block=BLOCK):  # heads have batches of their own
+        net(torch.randn(1, 3, *SIZE))
+        crops(torch.randn(5, 3, 7, 7))

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from sbnet import sparse_conv2d
+from sbnet.select import conv2d_kernel
 from support.conv_cases import check, make
 from support.helpers import assert_bitwise, run_python
 from support.instruction_sets import HERE, instruction_sets
@@ -116,6 +117,19 @@ def test_squares_of_five_and_seven_taps(kernel, dtype):
         check("cpu", **case, padding=kernel // 2, activation="relu", residual="channels_last")
         check("cpu", **case, padding=1, layout="contiguous", out_layout="plane_slice")
     check("cpu", **case, padding=kernel, dilation=2)
+
+
+@pytest.mark.parametrize("kernel", [3, 5, 7])
+@pytest.mark.parametrize("block", [2, (2, 3), (3, 4), (2, 9), (5, 2)], ids=str)
+def test_squares_of_small_blocks(block, kernel):
+    """Many blocks a tile, each of few squares; planes that end within a square."""
+    case = {"kernel": kernel, "padding": kernel // 2, "block": block}
+    assert conv2d_kernel((1, 24, 21, 35), 33, kernel, block, dtype=torch.float32, device="cpu").kernel.startswith("Win")
+    for channels, filters, size in ((24, 33, (21, 35)), (70, 64, (9, 14)), (16, 16, (1, 3))):
+        case |= {"channels": channels, "filters": filters, "size": size}
+        check("cpu", **case, activation="relu", residual="channels_last")
+        check("cpu", **case | {"padding": kernel - 1}, layout="contiguous", out_layout="channel_slice")
+        check("cpu", **case, dtype=torch.float16, layout="channel_slice")
 
 
 @pytest.mark.parametrize(
