@@ -91,7 +91,8 @@ def pipeline_table(rows: Iterable[Row]) -> str:
     for row in sorted(rows, key=lambda row: (row["device"], -row["end to end"])):
         share = row.get("mask share", {}).get("all")
         (dtype,) = re.findall(r", (\w+) on ", row["title"])
-        cores = "" if "NVIDIA" in row["device"] else f", {row['threads']} cores"
+        kind = f" ({row['instructions']})" if "instructions" in row else ""
+        cores = "" if "NVIDIA" in row["device"] else f"{kind}, {row['threads']} cores"
         lines.append([
             f"`{row['network']}`" + ("" if row["to"] else ", writing nothing"),
             f"{row['source']}, {row['title'].split(': ')[0].rpartition(', ')[2]}",

@@ -31,6 +31,7 @@ from torch import Tensor
 
 import sbnet
 import sbnet.models
+from sbnet import _library
 from sbnet.apps.pipeline import Network, Result
 from sbnet.benchmarks.harness.measure import film_parser, keep_row, made_by
 from sbnet.engine import executor
@@ -170,7 +171,13 @@ def row(given: argparse.Namespace) -> dict[str, Any]:
         facts |= {"dense fps": best.fps, "dense frames": best.frames, "dense rounds": [one.fps for one in whole]}
         facts |= {"end to end": own.fps / best.fps, "dense busy": best.busy, "dense bound": best.bound}
         facts["dense mode ms"] = best.ms.mean
-    made = {"date": datetime.date.today().isoformat(), "threads": torch.get_num_threads(), "load before": load}
+    made: dict[str, Any] = {
+        "date": datetime.date.today().isoformat(),
+        "threads": torch.get_num_threads(),
+        "load before": load,
+    }
+    if given.device == "cpu":
+        made["instructions"] = _library.cpu_isa()  # several generations share a name
     return {**facts, **made_by(given.device == "cuda"), **made}
 
 
