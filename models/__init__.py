@@ -1,5 +1,6 @@
 """Ready networks."""
 
+from sbnet.models.centerface import CenterFace, centerface
 from sbnet.models.contours import contour_net, paint_contours
 from sbnet.models.ncnn import read_ncnn
 from sbnet.models.pyramids import FPN, BirdsEyeDetector, UNet
@@ -14,9 +15,11 @@ __all__ = [
     "RESNETS",
     "SRVGG",
     "BirdsEyeDetector",
+    "CenterFace",
     "SparseResNet",
     "UNet",
     "UpConv7",
+    "centerface",
     "contour_net",
     "paint_contours",
     "read_ncnn",

@@ -191,6 +191,33 @@ def test_a_stream_by_its_address(film):
         server.server_close()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_programs_of_torch_export(tmp_path, dtype):
+    """Of one size, and of any: what the module gives, in the dtype of the run; another size is one line."""
+    net, size = Edges().eval(), (40, 56)
+    free = {2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO}
+    for name, shapes in {"fixed": None, "free": (free,)}.items():
+        program = torch.export.export(net, (torch.rand(1, 3, *SIZE),), dynamic_shapes=shapes)
+        torch.export.save(program, tmp_path / f"{name}.pt2")
+    results = []
+    options = {"mask": "all", "device": "cpu", "dtype": dtype, "compare": 2}
+    done = Pipeline(frames(), network=tmp_path / "fixed.pt2", sink=results.append, **options).run()
+    assert done.largest < (1e-5 if dtype == torch.float32 else 5e-3)
+    for frame, result in zip(frames(), results, strict=True):
+        given = torch.from_numpy(frame).movedim(2, 0)[None].float() / 255
+        with torch.no_grad():
+            wanted = net(given)[0].movedim(0, 2).clamp(0, 1) * 255
+        assert np.abs(result.picture - wanted.numpy()).max() <= (0.51 if dtype == torch.float32 else 1.5)
+    other = [np.zeros((*size, 3), np.uint8)]
+    with pytest.raises(PipelineError, match=r"fixed.*size"):
+        Pipeline(other, network=str(tmp_path / "fixed.pt2"), **options).run()
+    assert Pipeline(other, network=str(tmp_path / "free.pt2"), **options).run().frames == 1
+    (tmp_path / "bad.pt2").write_bytes(b"no zip")
+    for name, message in (("bad", "not a program of torch.export"), ("none", "no such file")):
+        with pytest.raises(PipelineError, match=message):
+            Pipeline(frames(), network=str(tmp_path / f"{name}.pt2"))
+
+
 def test_no_more_than_a_few_frames_are_held():
     """A source of any length, and a sink that is slower than it: the reader waits."""
     read, written, most = [0], [0], [0]

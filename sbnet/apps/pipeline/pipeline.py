@@ -41,7 +41,7 @@ class Pipeline:
             yields arrays [H,W,C] or tensors [C,H,W].
         mask: which pixels matter: a Mask of `sbnet.masks`, what names one ("motion"), a function of frames, a tensor.
             None: the network's own, or motion.
-        network: an nn.Module, a `Network`, an ONNX file, "module:callable", or a name ("contours").
+        network: an nn.Module, a `Network`, a file (.onnx, .pt2), "module:callable", or a name ("contours").
         sink: a film's path, a folder's (PNG files), a .jsonl's, a function of each `Result`, or a list of them.
         mode: "masked", "exact", "cached" (sparsify's), or "dense": no mask at all. None: the network's own.
         size: (height, width) that frames are scaled to.
