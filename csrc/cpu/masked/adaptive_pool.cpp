@@ -1,8 +1,8 @@
 // sparse_adaptive_pool2d on the CPU: threads fold the blocks of parts, then merge what the slices of a window gave.
 #include "core/masked/adaptive_pool.h"
 
-#include "cpu/masked/block_fold.h"
 #include "core/by_dtype.h"
+#include "cpu/masked/block_fold.h"
 #include "cpu/simd/half.h"
 
 namespace sbnet {

@@ -2,8 +2,8 @@
 // conv_<isa>.cpp and pool_<isa>.cpp, which defines SBNET_ISA (a namespace), SBNET_LANES and SBNET_VECTORS first; see
 // isa.h for why.
 #pragma once
-#include "cpu/masked/conv_kernels.h"
 #include "core/by_dtype.h"
+#include "cpu/masked/conv_kernels.h"
 
 #if defined(__F16C__)
 #include <immintrin.h>

@@ -1,9 +1,9 @@
 // sparse_gather and sparse_scatter on the CPU: the entry, and scatter with add. Copies are in blocks_move.h.
 #include "core/masked/gather_scatter.h"
 
+#include "core/by_dtype.h"
 #include "cpu/masked/gather_scatter_kernels.h"
 #include "cpu/masked/gather_scatter_walk.h"
-#include "core/by_dtype.h"
 #include "cpu/simd/half.h"
 #include "cpu/simd/isa.h"
 

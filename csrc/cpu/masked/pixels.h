@@ -2,8 +2,8 @@
 #pragma once
 #include <algorithm>
 
-#include "cpu/lists/fringe.h"
 #include "core/by_dtype.h"
+#include "cpu/lists/fringe.h"
 #include "cpu/simd/half.h"
 
 namespace sbnet {

@@ -1,8 +1,8 @@
 // sparse_squeeze_excite2d on the CPU: threads fold the blocks of parts; one takes a sample's products.
 #include "core/masked/squeeze_excite.h"
 
-#include "cpu/masked/block_fold.h"
 #include "core/by_dtype.h"
+#include "cpu/masked/block_fold.h"
 #include "cpu/simd/half.h"
 
 namespace sbnet {
