@@ -1,14 +1,7 @@
 """sbnet: run convolutional networks on the active blocks of an image only."""
 
 import importlib
-import os
-import sys
 from typing import Any
-
-if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
-    # OpenMP's threads wait for each other in a loop, by default for milliseconds: where a decoder, an encoder or other
-    # processes have one of their cores, each layer takes that. 1000: libgomp's own where threads outnumber cores.
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 from sbnet import _library, reference
 from sbnet.active import ActiveBlocks, BlockGrid, Fringe, MaskPyramid

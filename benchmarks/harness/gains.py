@@ -146,7 +146,7 @@ def as_json(found: Iterable[Curve]) -> str:
 
 def load(results: Path) -> tuple[list[Row], list[Row]]:
     """Rows of pipelines, and of what moves in films."""
-    *found, films = (_lines(results / "pipelines" / f"{name}.jsonl") for name in ("cpu", "h100", "density"))
+    *found, films = (_lines(results / "pipelines" / f"{name}.jsonl") for name in ("cpu", "h200", "density"))
     return [row for rows in found for row in rows if "end to end" in row], films
 
 
