@@ -75,16 +75,23 @@ def blocksparse_matmul(
 
 
 def blocksparse_weight_grad(
-    pairs: Sequence[tuple[Tensor, Tensor]], layout: BlockLayout, *, feature_axis: int = 1, allow_tf32: bool = False
+    pairs: Sequence[tuple[Tensor, Tensor]],
+    layout: BlockLayout,
+    *,
+    feature_axis: int = 1,
+    allow_tf32: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """The sum over pairs (x, dy) of x^T dy, for the blocks of a layout only: one launch for every eight pairs.
+    """The sum over pairs (x, dy) of x^T dy, for the blocks of a layout only, in one launch.
 
     Args:
         pairs: x [..., C] and dy [..., K] with the same rows, all of one dtype ([C, ...], [K, ...] with feature_axis=0).
+            More than eight are joined into eight first, which takes a copy of them.
         layout: where the blocks stand.
+        dtype: of the result: that of the pairs (default), or float32 from pairs in halves.
 
     Returns:
-        [blocks, bs, bs] of that dtype. Differentiable.
+        [blocks, bs, bs]; summed in float32 over all pairs and rounded once. Differentiable.
 
     >>> dw = blocksparse_weight_grad([(x, dy)], layout)
     """
@@ -99,19 +106,20 @@ def blocksparse_weight_grad(
         require_tensor(op, "x", x)
         require_tensor(op, "dy", dy)
     tables, numbers = layout.on(pairs[0][0].device)
-    total: Tensor | None = None
-    for i in range(0, len(pairs), MAX_PAIRS):
-        left, right = zip(*pairs[i : i + MAX_PAIRS], strict=True)
-        part = _ops.blocksparse_weight_grad(
-            [to_matrix(op, "x", x, feature_axis) for x in left],
-            [to_matrix(op, "dy", dy, feature_axis) for dy in right],
-            tables,
-            numbers,
-            allow_tf32,
-        )
-        total = part if total is None else total + part
-    assert total is not None
-    return total
+    left, right = ([to_matrix(op, name, pair[i], feature_axis) for pair in pairs] for i, name in enumerate(("x", "dy")))
+    own = left[0].dtype
+    if dtype is not None and dtype != own:
+        if dtype != torch.float32:
+            raise TypeError(f"sbnet::{op}: dtype: expected {own} or torch.float32, got {dtype}")
+        # Halves fit tf32's mantissa, so its products are exact.
+        left, right, allow_tf32 = [x.float() for x in left], [dy.float() for dy in right], True
+    if len(pairs) > MAX_PAIRS:
+        step = -(-len(pairs) // MAX_PAIRS)
+        for x, dy in zip(left, right, strict=True):
+            if x.shape[0] != dy.shape[0]:  # joined pairs would hide it
+                raise ValueError(f"sbnet::{op}: dy: expected {x.shape[0]} rows as x has, got {dy.shape[0]}")
+        left, right = ([torch.cat(side[i : i + step]) for i in range(0, len(side), step)] for side in (left, right))
+    return _ops.blocksparse_weight_grad(left, right, tables, numbers, allow_tf32)
 
 
 def require_layout(op: str, value: Any) -> None:
