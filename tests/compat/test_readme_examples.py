@@ -162,7 +162,7 @@ def test_sbnets_own_test_overwrites(device, size, bsize, bstride, boffset, trans
                 if 0 <= at[0] < size[0] and 0 <= at[1] < size[1]:
                     want[n, at[0], at[1]] = turned[row, a, b]
                     gathered[row, a, b] = x.cpu()[n, at[0], at[1]]
-                    winner[n, *at] = row, a, b
+                    winner[(n, *at)] = row, a, b
     assert_bitwise(y.detach().cpu(), want)
     assert_bitwise((stack.permute(0, 2, 3, 1) if transpose else stack).cpu(), gathered)
     dy = torch.randn_like(y)

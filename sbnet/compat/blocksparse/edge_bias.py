@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sbnet.compat.blocksparse.constants import Constants
 from sbnet.ops.weights.conv import parts
 
 
@@ -51,7 +52,7 @@ class EdgeBias:
         self.groups = len(found)
         index = torch.tensor(groups, dtype=torch.int64).view(list(MPQ))
         self.index = torch.where(index < 0, self.groups, index)  # [MPQ] group of each position, `groups` for none
-        self._on: dict[torch.device, Tensor] = {}
+        self._constants = Constants(self.index)
 
     def __call__(self, y: Tensor, gain: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         """y gain + bias at the groups' positions of y [N,K,...]; gain, bias [K,groups]. Differentiable."""
@@ -65,10 +66,9 @@ class EdgeBias:
         return y
 
     def _plane(self, y: Tensor, values: Tensor, interior: float) -> Tensor:
-        if y.device not in self._on:
-            self._on[y.device] = self.index.to(y.device)
+        (index,) = self._constants.on(y.device)
         padded = torch.nn.functional.pad(values, (0, 1), value=interior)
-        return padded[:, self._on[y.device]].to(y.dtype)
+        return padded[:, index].to(y.dtype)
 
 
 class ConvEdgeBias:

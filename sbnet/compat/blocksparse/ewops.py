@@ -293,17 +293,21 @@ def dropout(
     if len(shape) != x.dim() or any(m not in (1, n) for m, n in zip(shape, x.shape, strict=True)):
         raise ValueError(f"dropout: mask_shape: expected 1 or the size of x in {list(x.shape)}, got {shape}")
     elements = math.prod(shape)
-    words, lanes = -(-elements // 32), torch.arange(32, device=x.device)
+    words = -(-elements // 32)
+    weights = torch.tensor([1 << lane for lane in range(32)], device=x.device)
     if mask is None:
         kept = torch.rand(words, 32, device=x.device) < keep_prob
-        mask = (kept.long() << lanes).sum(1).int()  # bit 31 is the sign
+        mask = (kept * weights).sum(1).int()  # bit 31 is the sign
     if mask.dtype != torch.int32 or mask.shape != (words,):
         raise ValueError(f"dropout: mask: expected {words} int32, got {list(mask.shape)} {mask.dtype}")
-    # Division and remainder round towards minus infinity, so they read the bits of negative words, too; unlike shifts
-    # they have an ONNX form for signed integers.
-    bits = torch.remainder(torch.div(mask.long()[:, None], 1 << lanes, rounding_mode="floor"), 2)
+    # Bits by division in float64, which is exact: shifts of signed integers have no ONNX form, and the division of
+    # integers is exported as one in float32.
+    unsigned = mask.double()
+    unsigned = torch.where(unsigned < 0, unsigned + 2.0**32, unsigned)
+    halves = torch.floor(unsigned[:, None] / weights.double()) / 2
+    bits = halves != torch.floor(halves)
     bits = bits.flatten()[:elements].view(shape)
-    return torch.where(bits.bool(), x / keep_prob, torch.zeros((), dtype=x.dtype, device=x.device)), mask
+    return torch.where(bits, x / keep_prob, torch.zeros((), dtype=x.dtype, device=x.device)), mask
 
 
 def concrete_gate(

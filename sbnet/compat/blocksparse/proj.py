@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sbnet.compat.blocksparse.constants import Constants
+
 
 class SparseProj:
     """Reads and writes `nproj` of `nhidden` features (axis 0 of x [nhidden, N]).
@@ -56,12 +58,10 @@ class SparseProj:
         if len(lut.unique()) != len(lut):
             raise ValueError("SparseProj: gather_lut: expected every feature once")
         self.nhidden, self.nproj, self.gather_lut = nhidden, len(lut), lut
-        self._on: dict[torch.device, Tensor] = {}
+        self._constants = Constants(lut)
 
     def _lut(self, x: Tensor) -> Tensor:
-        if x.device not in self._on:
-            self._on[x.device] = self.gather_lut.to(x.device)
-        return self._on[x.device]
+        return self._constants.on(x.device)[0]
 
     def _require(self, argument: str, x: Tensor, features: int) -> None:
         if x.dim() == 0 or x.shape[0] != features:
@@ -89,6 +89,3 @@ class SparseProj:
         self._require("y", y, self.nproj)
         lut = self._lut(x)
         return x.index_copy(0, lut, x.index_select(0, lut) * y)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_on": {}}

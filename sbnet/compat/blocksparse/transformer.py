@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from sbnet.compat.blocksparse.constants import Constants
 from sbnet.ops.attention.layout import check_block_size
 
 
@@ -166,12 +167,16 @@ class BlocksparseTransformer:
         coords = table.nonzero()[:, 1:].view(self.lut_heads, self.blocks, 2)
         self.nt_list = [[(int(q), int(k)) for q, k in head] for head in coords.tolist()]
         self.mask = None if mask_callback is None else self._masks(mask_callback)
-        self._rows, self._columns = (t.expand(self.heads, -1).contiguous() for t in coords.unbind(-1))
         first = torch.zeros(self.lut_heads, self.ctx_blks_q + 1, dtype=torch.int64)
         first[:, 1:] = table.sum(-1).cumsum(-1)
         slots = torch.arange(self.blocks) - first.gather(1, coords[..., 0])  # which block of its row
-        self._slots, self._widest = slots.expand(self.heads, -1), int(table.sum(-1).max()) if self.blocks else 0
-        self._on: dict[torch.device, tuple[Tensor, ...]] = {}
+        self._widest = int(table.sum(-1).max()) if self.blocks else 0
+        wide = (self.heads, self.blocks)
+        head = torch.arange(self.heads)[:, None]
+        everywhere = torch.ones(1, 1, 1, 1, dtype=torch.bool) if self.mask is None else self.mask
+        self._constants = Constants(
+            *(t.expand(wide).contiguous() for t in (head, coords[..., 0], coords[..., 1], slots)), everywhere
+        )
 
     def _masks(self, mask_callback: Callable[..., Any]) -> Tensor:
         """[1 or heads, blocks, bs, bs] bool."""
@@ -190,12 +195,9 @@ class BlocksparseTransformer:
         """(query block, key block) of a block."""
         return self.nt_list[head if self.lut_heads > 1 else 0][block]
 
-    def _tensors(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """head, row, column and slot of every block, [heads, blocks] each."""
-        if device not in self._on:
-            head = torch.arange(self.heads)[:, None].expand(self._rows.shape)
-            self._on[device] = tuple(t.to(device) for t in (head, self._rows, self._columns, self._slots))
-        return self._on[device]  # type: ignore[return-value]
+    def _tensors(self, device: torch.device) -> tuple[Tensor, ...]:
+        """Head, row, column and slot of every block, [heads, blocks] each; the mask of their elements."""
+        return self._constants.on(device)
 
     def _tiles(self, name: str, x: Tensor, count: int) -> Tensor:
         """[B, T, heads * D] as [B, heads, count, bs, D]."""
@@ -216,7 +218,7 @@ class BlocksparseTransformer:
 
     def query_key_op(self, q: Tensor, k: Tensor, name: str | None = None, bench: int = 0) -> Tensor:
         """q k^T on the blocks of the layout: q [B, T, heads * D], k -> [B, heads, blocks, bs, bs]."""
-        head, row, column, _ = self._tensors(q.device)
+        head, row, column, *_ = self._tensors(q.device)
         left, right = self._tiles("q", q, self.ctx_blks_q), self._tiles("k", k, self.ctx_blks_k)
         return left[:, head, row] @ right[:, head, column].mT
 
@@ -224,14 +226,14 @@ class BlocksparseTransformer:
 
     def weight_value_op(self, w: Tensor, v: Tensor, name: str | None = None, bench: int = 0) -> Tensor:
         """w v: [B, heads, blocks, bs, bs] and [B, T, heads * D] -> [B, T, heads * D]."""
-        head, row, column, _ = self._tensors(v.device)
+        head, row, column, *_ = self._tensors(v.device)
         return self._merge(w @ self._tiles("v", v, self.ctx_blks_k)[:, head, column], row, self.ctx_blks_q)
 
     nn_op = weight_value_op
 
     def tn_op(self, a: Tensor, b: Tensor, name: str | None = None, bench: int = 0) -> Tensor:
         """a^T b: weights [B, heads, blocks, bs, bs] and what queries hold -> [B, key positions, heads * D]."""
-        head, row, column, _ = self._tensors(b.device)
+        head, row, column, *_ = self._tensors(b.device)
         return self._merge(a.mT @ self._tiles("b", b, self.ctx_blks_q)[:, head, row], column, self.ctx_blks_k)
 
     def masked_softmax(
@@ -256,7 +258,7 @@ class BlocksparseTransformer:
         """As `masked_softmax`, over the k largest visible weights of every query."""
         if k < 1:
             raise ValueError(f"BlocksparseTransformer: k: expected 1 or more, got {k}")
-        head, row, _, slot = self._tensors(x.device)
+        head, row, _, slot, _ = self._tensors(x.device)
         mask = self._visible(x.device, None)
         rows = x.new_full((x.shape[0], self.heads, self.ctx_blks_q, self._widest, *self.blk_shape), -torch.inf)
         rows[:, head, row, slot] = x.detach().masked_fill(~mask, -torch.inf)
@@ -267,11 +269,9 @@ class BlocksparseTransformer:
         return self._softmax(x, scale, kept[:, head, row, slot] & mask, dtype)
 
     def _visible(self, device: torch.device, key: int | None) -> Tensor:
-        mask = torch.ones((1, 1, 1, 1), dtype=torch.bool) if self.mask is None else self.mask
-        mask = mask.to(device)
+        _, row, column, _, mask = self._tensors(device)
         if key is None:
             return mask
-        _, row, column, _ = self._tensors(device)
         at = torch.arange(self.blk_size, device=device)
         queries = row[..., None, None] * self.blk_size + at[:, None]
         keys = column[..., None, None] * self.blk_size + at

@@ -111,15 +111,13 @@ def blocksparse_weight_grad(
     if dtype is not None and dtype != own:
         if dtype != torch.float32:
             raise TypeError(f"sbnet::{op}: dtype: expected {own} or torch.float32, got {dtype}")
-        # Halves fit tf32's mantissa, so its products are exact.
-        left, right, allow_tf32 = [x.float() for x in left], [dy.float() for dy in right], True
     if len(pairs) > MAX_PAIRS:
         step = -(-len(pairs) // MAX_PAIRS)
         for x, dy in zip(left, right, strict=True):
             if x.shape[0] != dy.shape[0]:  # joined pairs would hide it
                 raise ValueError(f"sbnet::{op}: dy: expected {x.shape[0]} rows as x has, got {dy.shape[0]}")
         left, right = ([torch.cat(side[i : i + step]) for i in range(0, len(side), step)] for side in (left, right))
-    return _ops.blocksparse_weight_grad(left, right, tables, numbers, allow_tf32)
+    return _ops.blocksparse_weight_grad(left, right, tables, numbers, allow_tf32, dtype == torch.float32)
 
 
 def require_layout(op: str, value: Any) -> None:
@@ -171,10 +169,12 @@ def _matmul_fake(
 
 
 @torch.library.register_fake("sbnet::blocksparse_weight_grad")
-def _weight_grad_fake(x: list[Tensor], dy: list[Tensor], tables: Tensor, layout: list[int], allow_tf32: bool) -> Tensor:
+def _weight_grad_fake(
+    x: list[Tensor], dy: list[Tensor], tables: Tensor, layout: list[int], allow_tf32: bool, float32: bool
+) -> Tensor:
     refuse_meta_mix("blocksparse_weight_grad", *x, *dy, tables)
     _, _, blocks, _, _, size, *_ = layout
-    return x[0].new_empty(blocks, size, size)
+    return x[0].new_empty(blocks, size, size, dtype=torch.float32 if float32 else None)
 
 
 def _matmul_setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
@@ -197,7 +197,7 @@ def _matmul_backward(ctx: Any, grad: Tensor) -> tuple:
         grad_x = multiply(grad, None, not ctx.transposed)
     if need_weight or need_gate:
         left, right = (grad, x) if ctx.transposed else (x, grad)
-        full = _ops.blocksparse_weight_grad([left], [right], tables, ctx.layout, ctx.tf32)
+        full = _ops.blocksparse_weight_grad([left], [right], tables, ctx.layout, ctx.tf32, False)
         if need_gate:
             grad_gate = (full.float() * weight.float()).sum((1, 2))
         grad_weight = full if gate is None else (full * gate[:, None, None]).to(weight.dtype)
@@ -210,7 +210,7 @@ torch.library.register_autograd("sbnet::blocksparse_matmul", _matmul_backward, s
 
 
 def _weight_grad_setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    x, dy, tables, ctx.layout, ctx.tf32 = inputs
+    x, dy, tables, ctx.layout, ctx.tf32, _ = inputs
     ctx.pairs = len(x)
     ctx.save_for_backward(*x, *dy, tables)
 
@@ -218,11 +218,12 @@ def _weight_grad_setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
 def _weight_grad_backward(ctx: Any, grad: Tensor) -> tuple:
     *pairs, tables = ctx.saved_tensors
     x, dy = pairs[: ctx.pairs], pairs[ctx.pairs :]
+    grad = grad.to(x[0].dtype)
 
     def multiply(a: Tensor, transposed: bool) -> Tensor:
         return _ops.blocksparse_matmul(a, grad, None, None, tables, ctx.layout, transposed, "none", 0.0, ctx.tf32)
 
-    return [multiply(t, True) for t in dy], [multiply(t, False) for t in x], None, None, None
+    return [multiply(t, True) for t in dy], [multiply(t, False) for t in x], *[None] * 4
 
 
 torch.library.register_autograd(
