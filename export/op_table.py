@@ -298,8 +298,8 @@ OPS = {
         ),
         Op(
             "blocksparse_weight_grad",
-            "x^T dy, x [..., C] and dy [..., K] of the same rows, for the blocks [blocks,block_size,block_size] at (block "
-            "row, block column) coords [blocks,2] alone (best a constant).",
+            "x^T dy, x [..., C] and dy [..., K] of the same rows, for the blocks [blocks,block_size,block_size] at "
+            "(block row, block column) coords [blocks,2] alone (best a constant).",
             [("x", "T"), ("dy", "T"), ("coords", INT32)],
             [("dw", "T")],
             {"block_size": (_I, REQUIRED), "allow_tf32": (_I, 0)},

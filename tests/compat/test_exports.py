@@ -65,7 +65,9 @@ CALLS = {
     "layer_norm": (lambda x, g, b: bs.layer_norm(x, g, b, segments=2, relu=True), [X, V, V]),
     "layer_norm, halves": (bs.layer_norm, [X.half(), V, V]),
     "batch_norm": (bs.batch_norm, [PLANE, V, V]),
-    "quantize": (lambda x: bs.quantize(x, bs.QuantizeSpec(4, 3)), [torch.randn(4000) * 10.0 ** torch.randint(-4, 4, (4000,))]),
+    "quantize": (
+        lambda x: bs.quantize(x, bs.QuantizeSpec(4, 3)), [torch.randn(4000) * 10.0 ** torch.randint(-4, 4, (4000,))]
+    ),
     "quantize, powers of two": (lambda x: bs.quantize(x, bs.QuantizeSpec(5, 2)), [2.0 ** torch.arange(-30, 30)]),
     "quantize, no denormal numbers": (lambda x: bs.quantize(x, bs.QuantizeSpec(4, 3, denorm=False)), [X / 50]),
     "softmax": (lambda x: bs.softmax(x, 0.3), [X]),

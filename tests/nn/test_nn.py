@@ -135,8 +135,8 @@ def test_the_stacked_form_with_a_projection(kind, preactivation, inputs, stride,
 @pytest.mark.parametrize("preactivation", [False, True], ids=["post", "pre"])
 @pytest.mark.parametrize(("inputs", "stride"), [(8, 1), (4, 2)])
 def test_the_stacked_form_in_training(preactivation, inputs, stride, device):
-    """Batches are the gathered blocks with their halos, those past the count left out: the same steps on a trimmed stack,
-    in plain PyTorch, and its gradients."""
+    """Batches are the gathered blocks with their halos, those past the count left out: as on a trimmed stack in plain
+    PyTorch, with its gradients."""
     block = lively(SparseBasicBlock(inputs, 8, stride, preactivation=preactivation, stacked=True), device).train()
     plain = copy.deepcopy(block)
     size = tuple(-(-n // stride) for n in SIZE)

@@ -108,9 +108,8 @@ def blocksparse_weight_grad(
     tables, numbers = layout.on(pairs[0][0].device)
     left, right = ([to_matrix(op, name, pair[i], feature_axis) for pair in pairs] for i, name in enumerate(("x", "dy")))
     own = left[0].dtype
-    if dtype is not None and dtype != own:
-        if dtype != torch.float32:
-            raise TypeError(f"sbnet::{op}: dtype: expected {own} or torch.float32, got {dtype}")
+    if dtype not in (None, own, torch.float32):
+        raise TypeError(f"sbnet::{op}: dtype: expected {own} or torch.float32, got {dtype}")
     if len(pairs) > MAX_PAIRS:
         step = -(-len(pairs) // MAX_PAIRS)
         for x, dy in zip(left, right, strict=True):
