@@ -67,7 +67,7 @@ def round_to(x: Tensor, spec: QuantizeSpec) -> Tensor:
     if spec.fbits > MANTISSA_BITS.get(x.dtype, 52):
         raise ValueError(f"quantize: fbits: expected at most {MANTISSA_BITS[x.dtype]} for {x.dtype}, got {spec.fbits}")
     wide = x.double()  # so that no step of the rounding rounds by itself
-    # The exponent of the leading bit by a logarithm, which ONNX has, unlike frexp. A hair below a power of two it may be
+    # The exponent of the leading bit by a logarithm, which ONNX has, unlike frexp. Just below a power of two it may be
     # that power's, and the result is the same: the nearest number of the format is that power.
     exponent = torch.floor(torch.log2(wide.abs()) + 1e-9)
     step = torch.pow(2.0, exponent.clamp(min=spec.emin) - spec.fbits)
