@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from sbnet.active import ActiveBlocks
+from sbnet.engine.modes import ENTERED
 from sbnet.engine.sparsify import FLOATS
 from sbnet.geometry import Pair, to_pair
 from sbnet.masks.grow import grow
@@ -60,14 +60,14 @@ class masked(TorchFunctionMode):
         self._other: int | None = None  # samples of maps that convolutions met, not as many as masks
 
     def __enter__(self) -> masked:
-        if getattr(_entered, "inside", False):  # modes are a thread's own
+        if getattr(ENTERED, "inside", False):  # modes are a thread's own
             raise RuntimeError("sbnet: masked: expected to be the only one around an op, got one inside another")
         super().__enter__()
-        _entered.inside = True
+        ENTERED.inside = True
         return self
 
     def __exit__(self, *error: Any) -> None:
-        _entered.inside = False
+        ENTERED.inside = False
         super().__exit__(*error)
         if error[0] is None and self._other is not None and not self._lists:
             masks = self.mask.shape[0]
@@ -163,7 +163,6 @@ def _one(value: Any) -> Any:
     return value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value
 
 
-_entered = threading.local()
 _SPARSE: dict[Any, Any] = {
     torch.conv2d: masked._conv2d, F.conv2d: masked._conv2d, F.max_pool2d: masked._max_pool2d,
     F.avg_pool2d: masked._avg_pool2d,
