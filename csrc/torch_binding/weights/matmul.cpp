@@ -46,7 +46,10 @@ Tables to_tables(const Call& call, const Tensor& tables, const Layout& layout, M
 // A matrix [M, F] of any strides as [1, F, 1, M].
 TensorView matrix(const char* op, const char* argument, const Tensor& t) {
   check_rank(op, argument, t, 2);
-  return {t.data_ptr(), {1, t.size(1), 1, t.size(0)}, {0, t.stride(1), 0, t.stride(0)}, to_dtype(op, argument, t)};
+  return {address_of(t.data_ptr()),
+          {1, t.size(1), 1, t.size(0)},
+          {0, t.stride(1), 0, t.stride(0)},
+          to_dtype(op, argument, t)};
 }
 
 // Rows next to each other, features not: what feature_axis=0 gives. Keep in step with is_feature_major in
@@ -126,16 +129,16 @@ void set_factor(const Call& call, const Tensor& x, Factor& f, BlocksparseMatmulP
   p.plan_words = found.plan_words;
   p.transposed = f.transposed;
   f.weight = blocks_of(call, x, f.weight, layout.shape);
-  p.weight = f.weight.const_data_ptr();
+  p.weight = address_of(f.weight.const_data_ptr());
   if (f.gate) {
     f.gate = vector_of(call, "gate", *f.gate, layout.shape.blocks);
     SBNET_TORCH_EXPECT(f.gate->scalar_type() == ScalarType::Float, op, "gate", "float32, got ",
                        dtype_name(to_dtype(op, "gate", *f.gate)));
-    p.gate = static_cast<const float*>(f.gate->const_data_ptr());
+    p.gate = static_cast<const float*>(address_of(f.gate->const_data_ptr()));
   }
   if (f.bias) {
     f.bias = vector_of(call, "bias", *f.bias, p.out_features());
-    p.bias = f.bias->const_data_ptr();
+    p.bias = address_of(f.bias->const_data_ptr());
     p.bias_dtype = to_dtype(op, "bias", *f.bias);
   }
   set_activation(op, f, &p);
@@ -210,7 +213,7 @@ Tensor blocksparse_weight_grad(std::vector<Tensor> x, std::vector<Tensor> dy, Te
   const int64_t size = layout.shape.block_size, blocks[3] = {layout.shape.blocks, size, size};
   const ScalarType dtype = float32 ? ScalarType::Float : x[0].scalar_type();
   const Tensor dw = torch::stable::new_empty(x[0], {blocks, 3}, dtype);
-  p.dw = dw.data_ptr();
+  p.dw = address_of(dw.data_ptr());
   p.dw_dtype = to_dtype(op, "out", dw);
   check(validate(p));
   const Tensor scratch = workspace(x[0], SBNET_KERNELS(blocksparse_weight_grad_workspace_bytes).bytes(call, &p));

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -130,9 +131,9 @@ def to_matrix(op: str, argument: str, x: Tensor, feature_axis: int) -> Tensor:
         raise ValueError(f"sbnet::{op}: feature_axis: expected 0 or 1, got {feature_axis}")
     if x.dim() == 0:
         raise ValueError(f"sbnet::{op}: {argument}: expected at least one dimension, got none")
-    if feature_axis == 0:
-        return x.reshape(x.shape[0], -1).t() if x.numel() else x.new_empty(x.shape[1:].numel(), x.shape[0])
-    return x.reshape(-1, x.shape[-1]) if x.numel() else x.new_empty(x.shape[:-1].numel(), x.shape[-1])
+    if feature_axis == 0:  # sizes in full: of a tensor without elements -1 says nothing
+        return x.reshape(x.shape[0], math.prod(x.shape[1:])).t()
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 def is_feature_major(x: Tensor) -> bool:
