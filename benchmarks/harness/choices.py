@@ -187,12 +187,12 @@ def row(name: str, kind: str, device: str, rounds: int) -> dict[str, Any]:
         if device == "cpu" or "resnet" in name.lower() or not runs:  # others have no bottlenecks
             with changed():
                 runs[form] = sbnet.sparsify(net, x, masks=[mask])
-    made = {form: (len(run.plan.graph.nodes), len(run._last.executor.chains)) for form, run in runs.items()}
+    made = {form: (len(run.plan.graph.nodes), len(run.executor.chains)) for form, run in runs.items()}
     distinct = [form for k, form in enumerate(made) if made[form] not in list(made.values())[:k]]
     calls = {form: Side(functools.partial(runs[form], x, mask), clock="own") for form in distinct}
     gc.freeze()  # each capture collects garbage
     us = Timer(device, rounds=rounds).least(calls)
-    found = Layers(runs["as planned"]._last.executor, device, rounds)([x], mask)
+    found = Layers(runs["as planned"].executor, device, rounds)([x], mask)
     better = []
     for layer in found:
         fastest = min(layer["us"], key=layer["us"].__getitem__)
