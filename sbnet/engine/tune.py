@@ -33,7 +33,7 @@ def tune(
     One plane after another, the largest first, is tried with each block size while the others keep theirs. A tuning
     holds for one device and these versions of sbnet and PyTorch; elsewhere `sparsify` falls back to "auto". Tunings of
     several devices are merged by `{**a["entries"], **b["entries"]}`. Kernels are chosen by rule, not measured: it costs
-    the networks of the tables 2.8 % of a call at most (docs/log/2026-11-26-kernel-choices.md).
+    the networks of the tables 2.8 % of a call at most (docs/log/networks.md).
 
     Args:
         run: of `sparsify`.

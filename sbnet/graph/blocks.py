@@ -46,7 +46,7 @@ class Price:
         return float((active * heights[:, None] * widths).sum()) * (self.small if block < self.least else 1.0)
 
 
-# Measured on a CPU (docs/log/2026-11-23-block-prices.md, 2026-11-26-kernel-choices.md) and a Hopper GPU. Winograd's
+# Measured on a CPU (docs/log/conv_cpu.md, networks.md) and a Hopper GPU. Winograd's
 # squares, of 3x3, 5x5 and 7x7, want blocks of 2, and so do transposed layers of stride 2: a pixel of each phase.
 PRICES = {
     "cpu": {

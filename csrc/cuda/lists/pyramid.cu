@@ -6,7 +6,7 @@
 // Tables of planes, fringes and consumers are launch parameters (Near); of larger networks they are written into the
 // workspace first, by table_kernel, which a CUDA graph captures as it does any other (Far).
 // (One launch of one cluster with barriers in between was measured, too: sixteen CTAs are too few,
-// docs/log/2026-11-22-copies.md.)
+// docs/log/lists.md.)
 #include "cuda/lists/pyramid_kernels.cuh"
 
 namespace sbnet::pyramid {
