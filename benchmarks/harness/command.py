@@ -85,14 +85,14 @@ def compare(before: Path, after: Path, threshold: float, console: Console) -> bo
     return bool(slower)
 
 
-def make_documents(console: Console) -> None:
-    """docs/benchmarks.md and its plots."""
+def make_documents(console: Console, tables: Path | None = None) -> None:
+    """docs/benchmarks.md and its plots; or every table and plot, in the folder `tables`."""
     from sbnet.benchmarks.harness import document
 
     if not (document.RESULTS.is_dir() and document.DOCS.is_dir()):
         raise BenchError("--docs: works in a checkout, where benchmarks/results/ and docs/ are")
     try:
-        written = document.write()
+        written = document.write() if tables is None else document.write_all(tables)
     except ImportError as error:
         raise BenchError(f"--docs: {error}: pip install 'sbnet[bench]'") from None
     console.print(f"wrote {escape(str(written[0]))} and {len(written) - 1} plots", soft_wrap=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,27 @@ HERE = Path(__file__).resolve().parents[1]
 RESULTS = HERE / "results"
 DOCS = HERE.parent / "docs"
 
+# What docs/benchmarks.md holds: the tables that people look at, by result file. `--tables` writes all of them.
+SHOWN = {
+    "cpu_sparsify": ("sparsified network",),
+    "cpu_weights": ("memory-bound",),
+    "h100_sparsify": ("sparsified network",),
+    "h200_blocksparse_conv": ("blocksparse_conv",),
+    "h200_conv": ("conv 3x3",),
+    "h200_conv_1x1_settled": ("conv 1x1",),
+    "h200_network": ("residual network",),
+    "h200_onnxruntime": ("residual network, ONNX Runtime",),
+    "h200_weights_ops": ("memory-bound",),
+    "h200_weights_settled": ("blocksparse_matmul",),
+}
+
 HEAD = """\
 # Benchmarks
 
 <!-- Made by `sbnet bench --docs` from benchmarks/results/: edit those, or harness/document.py, not this. -->
+
+The tables that people look at; `sbnet bench --docs --tables FOLDER` makes all of them from the same results. Finished
+pipelines are in [is_it_for_me.md](is_it_for_me.md).
 
 Every result was checked before it was timed (rms error against a wider type at most twice PyTorch's own; copies bit for
 bit). The sides of a case run in turn in one process; figures are medians, in microseconds. **x dense** is against the
@@ -40,9 +58,20 @@ Figures are speed-ups over dense on the same device, so they say how well each u
 """
 
 
-def document(sessions: dict[str, Session]) -> str:
-    """The text of docs/benchmarks.md; sessions by the stem of their file."""
-    parts = [HEAD, *glance(sessions.values()), *paper_table(sessions.values())]
+def shown(sessions: Mapping[str, Session], tables: Mapping[str, Sequence[str]] = SHOWN) -> dict[str, Session]:
+    """The sessions cut to the named tables. KeyError: a file of results or a table that is not there."""
+    found = {}
+    for stem, names in tables.items():
+        rows = [row for row in sessions[stem].rows if row["name"] in names]
+        if missing := {*names} - {row["name"] for row in rows}:
+            raise KeyError(f"{stem}: no table {', '.join(sorted(missing))}")
+        found[stem] = dataclasses.replace(sessions[stem], rows=rows, skipped={})
+    return found
+
+
+def document(sessions: Mapping[str, Session], papers: Iterable[Session] | None = None) -> str:
+    """Tables of all rows, by the stem of their file; the paper's figures beside those of `papers`, or the same."""
+    parts = [HEAD, *glance(sessions.values()), *paper_table(sessions.values() if papers is None else papers)]
     for stem, session in sessions.items():
         parts.append(f"## {heading(session)}\n\n{conditions(stem, session)}\n")
         for name, rows in by_name(sorted(session.rows, key=lambda row: GROUPS.index(row["group"]))).items():
@@ -180,16 +209,34 @@ def load_results(folder: Path = RESULTS) -> dict[str, Session]:
     return {path.stem: Session.load(path) for path in sorted(folder.glob("*.jsonl"), key=lambda path: path.stem)}
 
 
+def page(sessions: Mapping[str, Session]) -> str:
+    """The text of docs/benchmarks.md."""
+    return document(shown(sessions), sessions.values())
+
+
 def write(folder: Path = DOCS) -> list[Path]:
-    """Writes benchmarks.md, plots/*.svg, figures of README.md and is_it_for_me.md, and what `sbnet density` knows."""
+    """Writes benchmarks.md, its plots, figures of README.md and is_it_for_me.md, and what `sbnet density` knows."""
     from sbnet.apps.density import GAINS
-    from sbnet.benchmarks.harness import gains, plots, readme
+    from sbnet.benchmarks.harness import gains, readme
 
     sessions = load_results()
     readme.write(folder.parent / "README.md", sessions.values())
     gains.write(folder / "is_it_for_me.md", GAINS, sessions, RESULTS)
+    return _write(folder, page(sessions), shown(sessions))
+
+
+def write_all(folder: Path) -> list[Path]:
+    """Writes every table to benchmarks.md in the folder, and plots/*.svg beside it."""
+    sessions = load_results()
+    folder.mkdir(parents=True, exist_ok=True)
+    return _write(folder, document(sessions), sessions)
+
+
+def _write(folder: Path, text: str, sessions: Mapping[str, Session]) -> list[Path]:
+    from sbnet.benchmarks.harness import plots
+
     written = [folder / "benchmarks.md"]
-    written[0].write_text(document(sessions))
+    written[0].write_text(text)
     for stem, session in sessions.items():
         for name in swept(session):
             path = folder / plot_file(stem, name)

@@ -322,6 +322,9 @@ def bench(
         bool,
         typer.Option("--docs", help="Make docs/benchmarks.md and README's figures of benchmarks/results/ instead."),
     ] = False,
+    tables: Annotated[
+        Path | None, typer.Option(help="With --docs: every table and plot into this folder, and nothing else.")
+    ] = None,
 ) -> None:
     """Measure ops, layers and networks against what one would run instead. Every result is checked before it is timed.
 
@@ -331,8 +334,10 @@ def bench(
 
     with one_line_errors():
         try:
+            if tables is not None and not docs:
+                raise CommandError("--tables: goes with --docs")
             if docs:
-                command.make_documents(console)
+                command.make_documents(console, tables)
             elif compare is not None:
                 if command.compare(*compare, threshold, console):
                     raise typer.Exit(1)

@@ -294,9 +294,29 @@ def test_the_document_is_made_of_the_results():
     if not folder.is_dir():
         pytest.skip("no source tree")
     sessions = document.load_results(folder.parent / "benchmarks" / "results")
-    assert document.document(sessions) == (folder / "benchmarks.md").read_text()
-    plots = {document.plot_file(stem, name) for stem, s in sessions.items() for name in document.swept(s)}
+    assert document.page(sessions) == (folder / "benchmarks.md").read_text()
+    shown = document.shown(sessions)
+    plots = {document.plot_file(stem, name) for stem, s in shown.items() for name in document.swept(s)}
     assert plots == {path.relative_to(folder).as_posix() for path in (folder / "plots").glob("*.svg")}
+
+
+def test_the_page_shows_the_named_tables_and_refuses_names_that_are_not_there():
+    sessions = {"here": sweep()}
+    assert document.shown(sessions, {"here": ["conv"]})["here"].rows == sessions["here"].rows
+    with pytest.raises(KeyError, match="here: no table other"):
+        document.shown(sessions, {"here": ["conv", "other"]})
+    with pytest.raises(KeyError, match="gone"):
+        document.shown(sessions, {"gone": ["conv"]})
+
+
+def test_command_writes_every_table_into_a_folder(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    sessions = {"here": sweep()}
+    monkeypatch.setattr(document, "load_results", lambda: sessions)
+    assert invoke("--docs", "--tables", tmp_path / "all").exit_code == 0
+    assert (tmp_path / "all" / "benchmarks.md").read_text() == document.document(sessions)
+    assert (tmp_path / "all" / "plots" / "here-conv.svg").is_file()
+    assert "--tables: goes with --docs" in invoke("--tables", tmp_path).output
 
 
 def test_the_readmes_figures_are_made_of_the_results():
