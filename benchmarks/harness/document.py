@@ -92,7 +92,7 @@ def heading(session: Session) -> str:
 
 
 def conditions(stem: str, session: Session) -> str:
-    facts = {k: v for k, v in session.environment.items() if k != "device"}
+    facts = {k: v for k, v in session.environment.items() if k not in ("device", "sbnet", "python", "load before")}
     limits = dict(session.limits)
     rates = limits.pop("matrix TFLOP/s", {})
     facts |= limits | {f"matrix TFLOP/s, {dtype}": rate for dtype, rate in rates.items()}
@@ -106,7 +106,8 @@ def conditions(stem: str, session: Session) -> str:
 
 def markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     rule = ["---", *["---:"] * (len(head) - 1)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in [head, rule, *lines]) + "\n"
+    written = [f"| {' | '.join(line)} |" for line in [head, *lines]]
+    return "\n".join([written[0], f"|{'|'.join(rule)}|", *written[1:]]) + "\n"
 
 
 def section(name: str, rows: list[Row]) -> str:

@@ -49,7 +49,7 @@ def cpu_table(session: Session) -> str:
     return (
         f"{markdown(head, lines)}\n"
         f"400x704 in blocks of 16x16 chosen at random, float32, {e['threads']} cores of an {of}, torch\n"
-        f"{e['torch']}, {e['date']}. Masked holds everything from the pixel mask on; dense is the fastest of\n"
+        f"{e['torch']}, {e['date']}. Masked times include building the block lists; dense is the fastest of\n"
         f"{', '.join(forms)}, timed in turn with it:\n{', '.join(said)}.\n"
     )
 
