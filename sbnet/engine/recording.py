@@ -14,9 +14,9 @@ from sbnet._library import TORCH_LIBRARY
 class Recording:
     """Kernels of sbnet's ops, run again on the same tensors by one call: `with recording.noting(): ...`, `recording()`.
 
-    Neither the dispatcher nor an op's checks of tensors are gone through again; nothing is allocated. The tensors stay
-    alive, and so does what ops gave: their memory is written again. Ops of PyTorch are not noted, nor is what `noting`
-    is left by an exception of.
+    A call skips the dispatcher and the ops' checks of tensors, and allocates nothing. The recording keeps the tensors
+    and the ops' results alive, and writes to their memory again. PyTorch ops are not recorded. If the block raises,
+    the recording is discarded.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Recording:
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """What this thread's ops do is noted, in place of what was before."""
+        """Record what this thread's ops do, in place of the recording before."""
         library = self._library
         library.sbnet_recording_begin()
         try:

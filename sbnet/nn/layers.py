@@ -168,7 +168,7 @@ class SparseBatchNorm2d(nn.BatchNorm2d):
         return y.to(x.dtype)
 
     def _check(self, x: Tensor, active: ActiveBlocks) -> None:
-        """What the statistics of a batch would take without a word: they know the shape of x alone."""
+        """Rejects inputs that batch statistics would silently accept."""
         op = "sbnet.nn.SparseBatchNorm2d"
         if not isinstance(active, ActiveBlocks):
             raise TypeError(f"{op}: active: expected an sbnet.ActiveBlocks, got {type(active).__name__}")

@@ -10,7 +10,8 @@ constexpr int64_t kFringePixels = 1 << 16;  // of whose rows a thread takes at l
 void zero_fringe(const TensorView& y, const FringeView& fringe, const Parallel& parallel);
 
 // Are row y's pixels of the fringe other columns than those of row y - 1? Not where both lie in one block row of their
-// own plane, and outputs of the same block rows read them. `steps` leave rows out: nobody looks.
+// own plane, and outputs of the same block rows read them. Readers with
+// `steps` leave rows out and always count as different.
 inline bool differs_from_row_above(const TiledPlane& mine, const TiledPlane& out, const Reader& reader, int y) {
   uint32_t block, row;
   mine.block[0].divmod(static_cast<uint32_t>(y), &block, &row);

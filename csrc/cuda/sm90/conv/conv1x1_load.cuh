@@ -62,7 +62,7 @@ struct Finder {
   }
 };
 
-// Tells group `group` a unit of its tile `made`. The lane that found it says so itself: none has to vouch for another.
+// Tells group `group` a unit of its tile `made`. The lane that found it arrives on the barrier itself: no warp sync.
 __device__ __forceinline__ void announce_unit(uint32_t smem, int4* units, int group, int made, int member, int4 unit) {
   const int slot = group * kTileSlots + made % kTileSlots;
   mbar_wait(smem + kTileEmpty + 8 * slot, ((made / kTileSlots) & 1) ^ 1);

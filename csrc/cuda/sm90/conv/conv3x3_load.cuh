@@ -67,7 +67,7 @@ __device__ void produce_patches(const Args& a, const CUtensorMap* maps_x, uint32
     if (!__any_sync(kAll, mine && unit.x >= 0)) continue;
     const uint32_t slot = static_cast<uint32_t>(made) % C::kTileSlots, slice0 = slice;
     typename C::Tile& tile = tiles[slot];
-    // A lane writes what it found of the tile and says so itself: no other lane has to vouch for it.
+    // The writing lane arrives on the barrier itself, so no warp sync is needed.
     auto announce = [&] {
       if (!mine) return;
       mbar_wait(smem + C::kTileEmpty + 8 * slot, ((made / C::kTileSlots) & 1) ^ 1);

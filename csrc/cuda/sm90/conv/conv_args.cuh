@@ -74,8 +74,7 @@ __device__ __forceinline__ void take_turn() {
 }
 
 // ---------------------------------------------------------------- the list of blocks
-// Row `row` of the list; n < 0 past the list's end. Asked for together with the count, which it turns out to need or
-// not.
+// Row `row` of the list; n < 0 past the list's end. Loaded speculatively, before the count is known.
 __device__ __forceinline__ int4 load_row(const CommonArgs& a, uint32_t row) {
   int4 r = make_int4(-1, 0, 0, 0);
   if (row < static_cast<uint32_t>(a.capacity)) {
@@ -199,8 +198,7 @@ __device__ __forceinline__ void finish_sums(const CommonArgs& a, Simple simple, 
   }
 }
 
-// run(simple, residual), each in one piece where speed counts: an epilogue that asks at every step, and jumps over what
-// it does not need, takes several times as long.
+// Specialised per (activation, residual) where speed counts: per-element branches cost several times as much.
 template <class F>
 __device__ __forceinline__ void for_epilogue(const CommonArgs& a, F&& run) {
   const bool residual = a.residual.data != nullptr;

@@ -151,8 +151,8 @@ __device__ __forceinline__ bool has_nan(uint4 v) {
 // halves: which of the warpgroup's two times 64 positions, the first and the end; the sums are acc's from its
 // beginning.
 //
-// The second 64 positions run the same instructions as the first, their sums moved: fetching code that runs once a tile
-// costs as much as running it.
+// The second 64 positions run the same instructions as the first, with their sums moved: for code that runs once per
+// tile, instruction fetch costs as much as execution.
 template <class C, class Acc>
 __device__ __forceinline__ void finish(const Args& a, const Column& column, int k0, Acc& acc, uint32_t smem,
                                        uint8_t* shared, const Place* places, const float* bias, int2 halves = {0, 2}) {
