@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from sbnet.benchmarks.harness.document import markdown
@@ -11,6 +11,11 @@ from sbnet.benchmarks.harness.report import cell
 
 START = "<!-- {}: made by `sbnet bench --docs` from benchmarks/results/; edit harness/{}, not this. -->"
 END = "<!-- end -->"
+ROWS = (  # the lines of the GPU's table: networks, then layers, those among them that gain least
+    "sparsified network", "residual network", "residual network, ONNX Runtime", "quantized network", "residual block",
+    "conv 3x3", "conv 3x3 stride 2", "conv 1x1", "conv 7x7 stem", "conv transposed", "conv 3x3, dilation",
+    "conv 3x3, groups",
+)  # fmt: skip
 NETWORKS = {"four 3x3, 64 channels": "four 3x3 layers, 64 channels", "contour_net": "the contour network"}
 
 
@@ -19,7 +24,8 @@ def parts(sessions: Iterable[Session]) -> dict[str, str]:
     sessions = list(sessions)
     cpus = [s for s in sessions if "threads" in s.environment]
     gpus = [s for s in sessions if "threads" not in s.environment]
-    return {"cpu": "\n".join(table for table in map(cpu_table, cpus) if table), "gpu": gpu_table(gpus)}
+    tables = (table for table in map(cpu_table, cpus) if table)
+    return {"cpu": next(tables, ""), "gpu": gpu_table(gpus, ROWS)}
 
 
 def cpu_table(session: Session) -> str:
@@ -58,12 +64,15 @@ def density_of(row: Row) -> float:
     return float(row.get("density", row["facts"].get("wanted density", -1.0)))
 
 
-def gpu_table(sessions: list[Session]) -> str:
-    """Least to most over ALL recorded rows of a name, every dtype, size and mask among them; cold beside warm."""
+def gpu_table(sessions: list[Session], shown: Collection[str] | None = None) -> str:
+    """Least to most over ALL recorded rows of a name, every dtype, size and mask among them; cold beside warm.
+
+    shown: the names that get a line; all where it is left out.
+    """
     caches = sorted({s.conditions["cache"] for s in sessions}, reverse=True)  # warm first
     lines = []
     names = dict.fromkeys(row["name"] for s in sessions for row in s.rows if row["group"] != "ops")
-    for name in names:
+    for name in names if shown is None else [name for name in shown if name in names]:
         cells = []
         for cache in caches:
             of = [s for s in sessions if s.conditions["cache"] == cache]

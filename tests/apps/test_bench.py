@@ -369,6 +369,9 @@ def test_the_gpus_range_is_over_every_row():
     text = figures.gpu_table([cold, a, b])
     assert "| conv | 1.75 to 3 (2) | 1.5 to 1.5 (1) | 2 to 2 (1) | 1.25 to 1.25 (1) |" in text
     assert text.index("warm L2") < text.index("cold L2")
+    other = session(row(4.0, 0.1) | {"name": "other"})
+    assert "| other |" in figures.gpu_table([a, other])
+    assert "| other |" not in figures.gpu_table([a, other], ["conv", "missing"])
 
 
 def test_results_are_lines_that_say_what_they_are_of(tmp_path):
