@@ -191,7 +191,8 @@ OPS = {
             _layer(
                 name,
                 f"activation(scale * conv2d(x, weight) + bias + residual_scale * residual) of int8 or float8, {what}, "
-                f"on the active blocks of y [N,Ho,Wo,K]. A float x is rounded first, times 1 / x_scale. {_SLOPE} {_AFTER}",
+                "on the active blocks of y [N,Ho,Wo,K]. A float x is rounded first, times 1 / x_scale. "
+                f"{_SLOPE} {_AFTER}",
                 shapes.sparse_conv2d_quantized,
                 {
                     **_GEOMETRY,

@@ -32,8 +32,8 @@ def some_bytes(*shape):
 
 def emulate(
     function, channels, filters, kernel, size, block, density=1.0, stride=1, padding=0, dilation=1, batch=1,
-    dtype=torch.int8, residual=None, after=False, activation=None, slopes=False, seed=1, multiprocessors=2, x_scale=None,
-    floats=torch.float32,
+    dtype=torch.int8, residual=None, after=False, activation=None, slopes=False, seed=1, multiprocessors=2,
+    x_scale=None, floats=torch.float32,
 ):  # fmt: skip
     """Runs a layer and checks it, bit for bit; False where the kernel does not take it, or the portable one did."""
     torch.manual_seed(seed)
