@@ -16,6 +16,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from sbnet.apps.pipeline.frames import Frame, PipelineError
+from sbnet.apps.pipeline.programs import Program
 
 Finished = tuple[Any, list[dict[str, Any]]]  # picture [H,W,3] or [1,3,H,W], or None; records
 
@@ -181,25 +182,6 @@ def _is_exported(path: Path) -> bool:
     except DecodeError as error:
         raise ValueError(f"not an ONNX model ({error})") from None
     return any(entry.domain == DOMAIN for entry in model.opset_import)
-
-
-class Program(nn.Module):
-    """A network that `torch.export.save` wrote (.pt2), for frames of the sizes that it was exported for."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        try:
-            self.program = torch.export.load(path).module()
-        except Exception as error:  # of whatever kind: zip, JSON, pickle
-            raise ValueError(f"not a program of torch.export ({str(error).splitlines()[0]})") from None
-        self.training = False
-
-    def train(self, mode: bool = True) -> Program:
-        """Programs are what they were exported as, and refuse to be asked."""
-        return self
-
-    def forward(self, *inputs: Tensor) -> Any:
-        return self.program(*inputs)
 
 
 def registry() -> dict[str, Callable[..., Network]]:
