@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,24 +13,14 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from sbnet.apps.video import VideoError, pyav, reason
+from sbnet import files
+from sbnet.apps.sound import Sound
+from sbnet.apps.video import BT601, BT709, FULL, SCALERS, UNKNOWN, VideoError, VideoInfo, matrix_of, pyav
+from sbnet.files import Part
 
 FORMATS = {".mp4": "mp4", ".mkv": "matroska", ".mov": "mov", ".avi": "avi", ".gif": "gif"}
+LIMITED = 1  # FFmpeg's number of the range 16 to 235
 PACKERS = min(8, os.cpu_count() or 1)  # PNG files that are packed at a time
-
-
-def _beside(path: Path) -> Path:
-    """Where a file is written until it is whole; a symbolic link at `path` is replaced, not followed."""
-    return path.with_name(f".{path.name}.{os.getpid()}.part")
-
-
-def _make_folder(folder: Path, target: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except FileExistsError:
-        raise VideoError(f"{target}: cannot be written ({folder} is not a folder)") from None
-    except OSError as error:
-        raise VideoError(f"{target}: cannot be written ({reason(error)})") from None
 
 
 class _Sink:
@@ -51,10 +42,6 @@ class _Sink:
     def tell(self) -> int:
         return self._file.tell()
 
-    def close(self) -> None:
-        self._attempt(self._file.flush)
-        self._attempt(self._file.close)
-
     def drop(self) -> None:
         """From now on nothing is written."""
         self.error = self.error or OSError(errno.ECANCELED, os.strerror(errno.ECANCELED))
@@ -67,60 +54,116 @@ class _Sink:
                 self.error = error
 
 
+FINEST = 90_000  # units of a second, for times of frames whose source names none
+TIMED = (".mp4", ".mkv", ".mov")  # that hold a time a frame
+
+
 class VideoWriter:
     """Writes pictures [H,W,3] uint8 of one size into a video file. A context manager: the file is there, whole, once it
-    is left without an exception; otherwise what was there before stays."""
+    is left without an exception; otherwise what was there before stays.
 
-    def __init__(self, path: Path, rate: Fraction) -> None:
-        self.path, self.rate, self._part = path, rate, _beside(path)
-        self._av = pyav()
-        if path.is_dir():
-            raise VideoError(f"{path}: expected the name of a file, got a folder")
-        if path.exists() and not path.is_file():
-            raise VideoError(f"{path}: cannot be written (not a regular file)")
-        _make_folder(path.parent, path)
-        try:
-            file = self._part.open("xb", buffering=0)
-        except OSError as error:
-            raise self._failed(error) from None
-        self._file, self._sink = file, _Sink(file)
+    Args:
+        rate: pictures a second; of those that come with a time, the mean.
+        like: the film whose colours and shape of pixels the file has.
+        sound: copy the sound of that film, as far as the pictures go.
+
+    Attributes:
+        notes: what could not be kept.
+    """
+
+    def __init__(self, path: Path, rate: Fraction, like: VideoInfo | None = None, sound: bool = False) -> None:
+        self.path, self.rate, self.notes = path, rate, list[str]()
+        self._like, self._av = like, pyav()
+        self._part = Part(path, [like.path] if like and like.path else [], VideoError)
+        self._sink = _Sink(self._part.file)
         self._container = self._av.open(self._sink, "w", format=FORMATS[path.suffix.lower()])
         self._stream: Any = None
+        self._wanted = sound
+        self._sound: Sound | None = None
+        self._convert = self._av.video.reformatter.VideoReformatter().reformat
+        self._matrix, self._range = 0, LIMITED
+        self._base, self._last, self._count = 1 / rate, -1, 0
 
-    def _failed(self, error: Exception) -> VideoError:
-        return VideoError(f"{self.path}: cannot be written ({reason(error)})")
-
-    def _start(self, height: int, width: int) -> None:
-        if self.path.suffix.lower() == ".gif":
+    def _start(self, height: int, width: int, size: tuple[int, int], timed: bool) -> None:
+        suffix, like = self.path.suffix.lower(), self._like
+        if suffix == ".gif":
             codec, pixels = "gif", "rgb8"
         else:
             codec, pixels = ("libx264" if "libx264" in self._av.codecs_available else "mpeg4"), "yuv420p"
-        self._stream = self._container.add_stream(codec, rate=self.rate)
-        self._stream.height, self._stream.width, self._stream.pix_fmt = height, width, pixels
+        self._stream = stream = self._container.add_stream(codec, rate=self.rate)
+        stream.height, stream.width, stream.pix_fmt = height, width, pixels
+        if timed and suffix in TIMED:
+            base = like.time_base if like and 0 < like.time_base <= Fraction(1, 1000) else Fraction(1, FINEST)
+            stream.time_base = stream.codec_context.time_base = self._base = base
+        context = stream.codec_context
+        if codec != "gif":
+            self._matrix = matrix_of(like.matrix if like else UNKNOWN, height, width)
+            self._range = FULL if like and like.full else LIMITED
+            context.colorspace, context.color_range = self._matrix, self._range
+            usual = self._matrix if self._matrix in (BT709, BT601) else UNKNOWN  # one number names all three
+            context.color_primaries = like.primaries if like and like.primaries != UNKNOWN else usual
+            context.color_trc = like.transfer if like and like.transfer != UNKNOWN else usual
+        if like and like.aspect != 1:
+            # Of a frame that was scaled by different factors the pixels' shape changes; the film's own does not.
+            shape = Fraction(like.width, like.height) / Fraction(size[1], size[0])
+            context.sample_aspect_ratio = stream.sample_aspect_ratio = like.aspect * shape
         if codec == "libx264":
-            self._stream.options = {"preset": "veryfast", "crf": "20"}
+            stream.options = {"preset": "veryfast", "crf": "20"}
             # PyAV's own choice, slices of each frame, keeps few cores busy; films need no short delay.
-            self._stream.thread_type = "FRAME"
+            stream.thread_type = "FRAME"
         elif codec == "mpeg4":
-            self._stream.bit_rate = 4 * height * width * int(self.rate) // 10
+            stream.bit_rate = 4 * height * width * int(self.rate) // 10
+        if self._wanted and like and like.path and suffix != ".gif":
+            self._sound = Sound(like.path, self._container, like.start, self.notes)
 
-    def write(self, picture: np.ndarray) -> None:
-        """Raises VideoError where the disk is full or the picture cannot be encoded."""
+    def write(self, picture: np.ndarray, time: float | None = None, size: tuple[int, int] | None = None) -> None:
+        """Adds a picture.
+
+        Args:
+            time: seconds from the start; None: one step of the rate after the picture before.
+            size: (height, width) of the frame that it shows, where it is a montage.
+
+        Raises:
+            VideoError: the disk is full, the picture cannot be encoded, or its time is not the rate's in a format that
+                has but one.
+        """
+        shown = size or (picture.shape[0], picture.shape[1])
         if picture.shape[0] % 2 or picture.shape[1] % 2:
             # The video formats halve the colour planes: one black row or column where a side is odd.
             picture = np.pad(picture, [(0, picture.shape[0] % 2), (0, picture.shape[1] % 2), (0, 0)])
         if self._stream is None:
-            self._start(*picture.shape[:2])
+            self._start(picture.shape[0], picture.shape[1], shown, time is not None)
         # Not copied: `encode` converts it before it returns.
-        self._encode(self._av.VideoFrame.from_numpy_buffer(np.ascontiguousarray(picture), format="rgb24"))
+        frame = self._av.VideoFrame.from_numpy_buffer(np.ascontiguousarray(picture), format="rgb24")
+        if self._matrix:
+            frame = self._convert(
+                frame, format="yuv420p", dst_colorspace=SCALERS[self._matrix], dst_color_range=self._range
+            )
+            frame.colorspace, frame.color_range = self._matrix, self._range
+        frame.pts, frame.time_base = self._pts(time), self._base
+        self._count += 1
+        self._encode(frame)
+        if self._sound is not None:
+            self._sound.until(float((self._last + 1) * self._base))
+
+    def _pts(self, time: float | None) -> int:
+        """The time of the next picture, in units of the stream's."""
+        at = self._count / self.rate if time is None else Fraction(time - (self._like.start if self._like else 0))
+        if self.path.suffix.lower() == ".avi" and abs(at - self._count / self.rate) > 1 / self.rate:
+            raise VideoError(f"{self.path}: expected frames at one rate, which is all that AVI has, got a frame at "
+                             f"{float(at):.3f} s; {', '.join(TIMED)} keep times")  # fmt: skip
+        if self.path.suffix.lower() not in TIMED:
+            at = max(at, Fraction(0)) if self.path.suffix.lower() == ".gif" else self._count / self.rate
+        self._last = max(self._last + 1, round(at / self._base))
+        return self._last
 
     def _encode(self, frame: Any) -> None:
         try:
             self._container.mux(self._stream.encode(frame))
         except self._av.error.FFmpegError as error:
-            raise self._failed(error) from None
+            raise self._part.failed(error) from None
         if self._sink.error is not None:
-            raise self._failed(self._sink.error)
+            raise self._part.failed(self._sink.error)
 
     def __enter__(self) -> VideoWriter:
         return self
@@ -128,18 +171,20 @@ class VideoWriter:
     def __exit__(self, kind: object, *_: object) -> None:
         try:
             if kind is None and self._stream is not None:
+                if self._sound is not None:
+                    self._sound.until(float(self._last * self._base + 1 / self.rate))
                 self._encode(None)
             else:
                 self._sink.drop()
             self._container.close()
-            self._sink.close()
             if kind is None and self._stream is not None:
                 if self._sink.error is not None:
-                    raise self._failed(self._sink.error)
-                self._part.replace(self.path)
+                    raise self._part.failed(self._sink.error)
+                self._part.keep()
         finally:
-            self._file.close()
-            self._part.unlink(missing_ok=True)
+            if self._sound is not None:
+                self._sound.close()
+            self._part.drop()
 
 
 class PictureWriter:
@@ -155,28 +200,24 @@ class PictureWriter:
         self.folder, self._count = folder, 0
         self._pool = ThreadPoolExecutor(PACKERS, "sbnet-png")
         self._under_way: deque[Future[None]] = deque()
-        _make_folder(folder, folder)
+        files.make_folder(folder, folder, VideoError)
+        files.watch()
         if not os.access(folder, os.W_OK | os.X_OK):
             raise VideoError(f"{folder}: cannot be written ({os.strerror(errno.EACCES)})")
 
     def write(self, picture: np.ndarray) -> None:
-        """picture: stays as it is until the writer is left."""
+        """picture: [H,W,3], or [H,W,4] with an opacity; stays as it is until the writer is left."""
         self._under_way.append(self._pool.submit(self._save, self.folder / f"{self._count:05d}.png", picture))
         self._count += 1
         while len(self._under_way) > PACKERS:
             self._under_way.popleft().result()
 
     def _save(self, path: Path, picture: np.ndarray) -> None:
-        part = _beside(path)
-        try:
-            with part.open("xb") as file:
-                # A third of the time of Pillow's own level, a tenth more bytes.
-                self._image.fromarray(picture).save(file, "PNG", compress_level=1)
-            part.replace(path)
-        except OSError as error:
-            raise VideoError(f"{path}: cannot be written ({reason(error)})") from None
-        finally:
-            part.unlink(missing_ok=True)
+        with Part(path, error=VideoError) as part:
+            file = io.BytesIO()
+            # A third of the time of Pillow's own level, a tenth more bytes.
+            self._image.fromarray(picture).save(file, "PNG", compress_level=1)
+            part.write(file.getvalue())
 
     def __enter__(self) -> PictureWriter:
         return self
@@ -186,12 +227,15 @@ class PictureWriter:
         if kind is None:
             for one in self._under_way:
                 one.result()
+            files.settle(self.folder)
 
 
-def open_writer(path: Path, rate: Fraction) -> VideoWriter | PictureWriter:
+def open_writer(
+    path: Path, rate: Fraction, like: VideoInfo | None = None, sound: bool = False
+) -> VideoWriter | PictureWriter:
     """A video file where the name ends as one, else a folder of PNG files."""
     if path.suffix.lower() in FORMATS:
-        return VideoWriter(path, rate)
+        return VideoWriter(path, rate, like, sound)
     if path.suffix and not path.is_dir():
         endings = ", ".join(FORMATS)
         raise VideoError(f"{path}: expected a name that ends in {endings}, .jsonl, or a folder (no ending) for PNGs")

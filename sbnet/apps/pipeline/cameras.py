@@ -112,6 +112,8 @@ class Cameras:
                 close_all(sinks, whole)
                 behind.busy += time.perf_counter() - ending
             summary.seconds = time.perf_counter() - begin - compute.aside
+            if whole and not summary.interrupted:
+                compute.conclude(summary.seconds)
         finally:
             for feed in feeds:
                 feed.ahead.close(0.1 if feed.stalled else 5)
@@ -126,17 +128,18 @@ class Cameras:
             raise PipelineError("; ".join(named) or "the sources have no frames")
         summary.fault = "; ".join(named)
         summary.busy = {"read": sum(f.ahead.busy for f in feeds), "compute": compute.busy, "write": behind.busy}
+        summary.notes += [note for sink in sinks for note in getattr(sink, "notes", ())]
         if first.report is not None:
             write_report(summary, first.report)
         return summary
 
     def _opened(self) -> list[Sink]:
         if callable(self._sinks):
-            return [open_sink(partial(self._sinks, k), c.source.rate) for k, c in enumerate(self.cameras)]
+            return [open_sink(partial(self._sinks, k), c.source) for k, c in enumerate(self.cameras)]
         opened: list[Sink] = []
         try:
             for given, camera in zip(self._sinks or [None] * len(self.cameras), self.cameras, strict=True):
-                opened.append(open_sink(given, camera.source.rate, camera.side_by_side))
+                opened.append(open_sink(given, camera.source, camera.side_by_side, camera.audio))
         except BaseException:
             with suppress(Exception):
                 close_all(opened, False)
@@ -259,9 +262,12 @@ class _Batch(Compute):
         for k, result, _ in results:
             clock.stop(result)
             self.masks[k].learn(result.records)
-        every, first = self.settings.compare, int(self.settings.mode == "cached")
-        if every and self._count >= first and (self._count - first) % every == 0:
-            self._compare(given, output, self.network.widened_mask(mask), Frame(-1, None))
+        wide = self.network.widened_mask(mask)
+        if self._is_sample(mask[list(frames)]):
+            self._compare(given, output, wide, Frame(-1, None))
+            k = min(frames, key=lambda k: (bool(wide[k].all()), k))
+            one = output[k : k + 1] if isinstance(output, Tensor) else output
+            self._keep(given[k : k + 1], one, wide[k : k + 1])
         self._count += 1
         self.busy += time.perf_counter() - begin - (self.aside - aside)
         return results

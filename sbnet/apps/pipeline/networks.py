@@ -37,8 +37,8 @@ class Network:
         channels: of frames.
         read: reads a file of a source whose files are no pictures: pixels, or a Frame.
         mode: if the order says none.
-        mask, view: likewise: a Mask, or what names one; "result" or "side".
-        checked: in masked mode, some results are held against the contract in float64 (docs/contracts.md).
+        mask: likewise: a Mask, or what names one.
+        checked: in masked mode, windows of some results are held against the contract in float64 (docs/contracts.md).
         captured: `prepare` and `finish` compute on tensors alone and give a picture, no records: on CUDA one graph
             holds them with mask and network.
         landing: what of the output `finish` reads: it gets that, on the host. `prepare` and this compute on tensors
@@ -58,7 +58,6 @@ class Network:
     read: Callable[[Path], Any] | None = None
     mode: str = "masked"
     mask: Any = "motion"
-    view: str = "result"
     checked: bool = False
     captured: bool = False
     landing: Callable[[Any], Any] | None = None
@@ -144,7 +143,7 @@ def shown_of(output: Any) -> Tensor | None:
 def _contours(**options: Any) -> Network:
     from sbnet.models import contour_net
 
-    return Network(contour_net(), "contours", finish=_painted, view="side", checked=True, captured=True)
+    return Network(contour_net(), "contours", finish=_painted, checked=True, captured=True)
 
 
 def _painted(output: Tensor, frame: Frame) -> Finished:
@@ -167,7 +166,7 @@ def _exported(path: Path) -> Network:
         except Exception as error:  # onnxruntime raises classes of its own for models that it refuses
             raise ValueError(str(error).splitlines()[0]) from None
 
-    return Network(network(path), path.name, finish=_painted, view="side", checked=True, runner=runner)
+    return Network(network(path), path.name, finish=_painted, checked=True, runner=runner)
 
 
 def _is_exported(path: Path) -> bool:

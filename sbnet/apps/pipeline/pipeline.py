@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from fractions import Fraction
 from html import escape
 from itertools import islice
 from pathlib import Path
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sbnet.apps.machine import cuda_obstacle, device_name
-from sbnet.apps.pipeline.compute import Compute, Settings
+from sbnet.apps.pipeline.compute import Compute, Settings, is_memory
 from sbnet.apps.pipeline.frames import Frame, PipelineError, Result
 from sbnet.apps.pipeline.networks import Network, open_network
 from sbnet.apps.pipeline.report import check_report, write_report
@@ -51,10 +50,12 @@ class Pipeline:
         dtype: None: float32 on a CPU, and float16 on a GPU unless the network is an ONNX file (`Network.half`).
         limit: frames at most.
         skip_broken: go on after a frame that cannot be read; otherwise it ends the run, with what was before.
-        compare: run the dense network as well on each so many frames; 0: never.
+        compare: run the dense network as well on three of the first frames and on each so many; 0: never.
         report: an .html file to write: frame and result under a slider, density and ms as curves, the table.
-        view: "result", or "side": in films and pictures, the frame with its active blocks beside the result. None: the
-            network's own.
+        view: "picture", or "side": in films and pictures, the frame with its active blocks beside the result.
+        check: share of the run's time in which results of networks that are checked (`Network.checked`) are held
+            against the contract in float64, on windows of some frames and within 500 MB; 0: never.
+        audio: films get the sound of the film that they are made of.
 
     Raises:
         PipelineError: a source, mask, network or sink that is none; one line says why.
@@ -79,16 +80,19 @@ class Pipeline:
         limit: int | None = None,
         skip_broken: bool = False,
         compare: int = 50,
-        view: str | None = None,
+        view: str = "picture",
         report: str | Path | None = None,
+        check: float = 0.05,
+        audio: bool = True,
     ) -> None:
         self.network: Network = open_network(network)
         self.mode = mode or self.network.mode
         if self.mode not in MODES:
             raise PipelineError(f"mode: expected one of {', '.join(MODES)}, got {mode!r}")
-        view = view or self.network.view
-        if view not in ("result", "side"):
-            raise PipelineError(f"view: expected 'result' or 'side', got {view!r}")
+        if view not in ("picture", "side"):
+            raise PipelineError(f"view: expected 'picture' or 'side', got {view!r}")
+        if not check >= 0:
+            raise PipelineError(f"check: expected a share of the run's time, at least 0, got {check}")
         try:
             self.mask: Mask = open_mask(self.network.mask if mask is None else mask)
         except (ValueError, TypeError, OSError) as error:
@@ -102,8 +106,8 @@ class Pipeline:
         if margin != "halo" and (not isinstance(margin, int) or margin < 0):
             raise PipelineError(f"margin: expected pixels or 'halo', got {margin!r}")
         self.dtype, self.limit, self.skip_broken = dtype, limit, skip_broken
-        self.settings = Settings(self.mode, block, margin, self.device, dtype, compare)
-        self._sink, self.side_by_side = sink, view == "side"
+        self.settings = Settings(self.mode, block, margin, self.device, dtype, compare, check)
+        self._sink, self.side_by_side, self.audio = sink, view == "side", audio
         self.report = None if report is None else Path(report)
         self.summary: Summary | None = None
 
@@ -115,7 +119,7 @@ class Pipeline:
         """
         if self.report is not None:
             check_report(self.report)
-        sink = open_sink(self._sink, self.source.rate or Fraction(25), self.side_by_side)
+        sink = open_sink(self._sink, self.source, self.side_by_side, self.audio)
         summary = self.summary = Summary("", self.mode)
         self.mask.reset()
         compute = Compute(self.network, self.mask, self.settings, summary)
@@ -150,7 +154,7 @@ class Pipeline:
             except KeyboardInterrupt:
                 summary.interrupted = True
             except (RuntimeError, MemoryError) as error:
-                if not _is_memory(error):
+                if not is_memory(error):
                     raise
                 size = "x".join(map(str, frame.picture().shape[:2]))
                 summary.fault = f"{self.source.name}: too little memory for frames of {size}; expected a smaller size"
@@ -161,6 +165,8 @@ class Pipeline:
                 sink.close(whole)  # an encoder has frames under way
                 writing.busy += time.perf_counter() - ending
             summary.seconds = time.perf_counter() - begin - compute.aside
+            if whole and not summary.interrupted:
+                compute.conclude(summary.seconds)
         finally:
             ahead.close()
             if not whole:
@@ -177,6 +183,7 @@ class Pipeline:
         if behind is not writing:
             device = {"device": 1e-3 * summary.ms.total, "finish": max(0.0, worked[behind] - summary.waited)}
         summary.busy = {"read": worked[ahead], "compute": compute.busy, **device, "write": worked[writing]}
+        summary.notes += getattr(sink, "notes", ())
         if self.report is not None:
             write_report(summary, self.report)
         return summary
@@ -229,7 +236,3 @@ def pick_device(wanted: str | torch.device) -> torch.device:
     if device.type == "cuda" and (obstacle := cuda_obstacle()):
         raise PipelineError(f"device cuda: {obstacle}")
     return device
-
-
-def _is_memory(error: BaseException) -> bool:
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)
