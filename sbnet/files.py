@@ -40,7 +40,7 @@ class Part:
     def __init__(self, path: Path, sources: Iterable[Any] = (), error: type[Exception] = WriteError) -> None:
         self.path, self._error = path, error
         if path.is_dir():
-            raise error(f"{path}: expected the name of a file, got a folder")
+            raise error(f"{path}: cannot be written (expected the name of a file, got a folder)")
         if path.exists() and not path.is_file():
             raise error(f"{path}: cannot be written (not a regular file)")
         for source in sources if path.exists() else ():

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 import sbnet
 from sbnet import _library, reference
-from sbnet.apps import cli
 from sbnet.select import beginning_at, bottleneck_in_one_kernel, conv2d_kernel, layer_kernel
+from sbnet_command import cli
 from support.helpers import run_python
 
 CASES = {

@@ -109,7 +109,7 @@ class Checks:
             left, rate = left - spent, spent / (found.x.shape[2] * found.x.shape[3])
 
     def _window(self, sample: Sample, pixels: float, halo: int | None) -> Sample | None:
-        """The sample, or the largest window of it of so many pixels that has something inside; None if there is none."""
+        """The sample, or the largest window of it of so many pixels that has something inside, or None."""
         height, width = sample.x.shape[2:]
         if height * width <= pixels:
             return sample

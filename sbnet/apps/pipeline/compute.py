@@ -256,7 +256,7 @@ class Compute:
             self.aside += time.perf_counter() - begin
 
     def _halo(self) -> int | None:
-        if isinstance(self.run, SparseRun):
+        if self.network.runner is None:
             return reach(self.run.plan)
         if not isinstance(self.model, nn.Sequential):
             return None

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 NAME = re.compile(r"[\w.:$-]{0,500}", re.ASCII)  # of values, parameters, versions
@@ -65,7 +66,9 @@ class Program(nn.Module):
     def __init__(self, path: Path) -> None:
         super().__init__()
         try:
-            self.program = torch.export.load(io.BytesIO(plain_archive(path))).module()
+            program = torch.export.load(io.BytesIO(plain_archive(path)))
+            program.example_inputs = _examples(program)  # without any, a module does not check its inputs' sizes
+            self.program = program.module()
         except _NotPlainError as error:
             raise ValueError(f"not a plain program of torch.export ({error})") from None
         except Exception as error:  # of whatever kind: zip, JSON, a schema of another version
@@ -83,6 +86,21 @@ class Program(nn.Module):
 
 class _NotPlainError(Exception):
     """What was found in the place of something plain."""
+
+
+def _examples(program: torch.export.ExportedProgram) -> Any:
+    """(args, kwargs) like those that it was exported for, of zeros that take no memory."""
+    names = set(program.graph_signature.user_inputs)
+    values = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
+
+    def made(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        size = [n if isinstance(n, int) else int(n.node.hint) for n in value.shape]
+        return torch.zeros((), dtype=value.dtype).expand(size)
+
+    assert program.call_spec.in_spec is not None
+    return pytree.tree_unflatten([made(v) for v in values], program.call_spec.in_spec)
 
 
 def plain_archive(path: Path) -> bytes:

@@ -155,7 +155,7 @@ def _count(file: Any, sequence: Any) -> int:
 
 
 def _rate_of(path: Path) -> Fraction:
-    """Pictures a second of an animation; 25 where there is one picture, or none that can be read: who reads it says so."""
+    """Pictures a second of an animation; 25 of one picture, and of what cannot be read: who reads it says so."""
     image, sequence = _pillow()
     try:
         with image.open(path) as file:

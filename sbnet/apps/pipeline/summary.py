@@ -72,9 +72,9 @@ class Summary:
         seconds: from the first frame on until the last is written. busy: seconds that each stage worked; they overlap.
         waited: seconds that a thread waited for the device.
         interrupted: ended by Ctrl-C. fault: what ended it early.
-        checks: samples whose result was held against the masked contract in float64. windows: their sizes. apart, ratio:
-            the largest difference from it, and the largest rms error, of PyTorch's own. holds: none was out of tolerance.
-            unchecked: why there were not enough of them.
+        checks: samples whose result was held against the masked contract in float64. windows: their sizes.
+        apart, ratio: the largest difference from it, and the largest rms error, of PyTorch's own.
+        holds: none was out of tolerance. unchecked: why there were not enough of them.
         notes: what sinks could not keep, and what else is to be known of the results.
         stage: what is being done.
         pictures: the Result that a report shows. shown: indices of frames that are worth it.
