@@ -20,8 +20,8 @@ from sbnet.geometry import Pair
 
 MEMORY = 500e6  # bytes that a check may take
 KEPT = 8  # samples
-INNER = 32  # side of the least area that is compared, in pixels
-SLOW = 5e8  # products a second in float64, until it was measured
+INNER = 16  # side of the least area that is compared, in pixels
+SLOW = 3e9  # products a second in float64, until it was measured
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Checks:
         # PyTorch's float64 convolution on a CPU unfolds its input.
         kernels = [math.prod(c.kernel_size) for c in convs]
         per_conv = [(k + 2) * c.in_channels + 4 * c.out_channels for k, c in zip(kernels, convs, strict=True)]
-        self._bytes = 8.0 * max(per_conv, default=1024)  # a pixel
+        self._bytes = 12.0 * max(per_conv, default=1024)  # a pixel
         self._products = 2.0 * sum(c.weight.numel() for c in convs) or 1e5  # a pixel, in both dtypes
 
     def keep(self, x: Tensor, y: Any, mask: Tensor, planes: Any, halo: int | None) -> None:
