@@ -50,11 +50,12 @@ class Part:
         self.part = _beside(path)
         self._process = os.getpid()
         watch()
-        try:
-            self.file: BinaryIO = self.part.open("xb", buffering=0)
-        except OSError as fault:
-            raise self.failed(fault) from None
-        _open.add(self)
+        with _lock:  # none is opened once `_ended` has removed those that were
+            try:
+                self.file: BinaryIO = self.part.open("xb", buffering=0)
+            except OSError as fault:
+                raise self.failed(fault) from None
+            _open.add(self)
 
     def failed(self, fault: Exception) -> Exception:
         """The error that says so of this file."""
@@ -101,6 +102,7 @@ class Part:
 
 
 _open: set[Part] = set()
+_lock = threading.RLock()  # a signal's handler runs in a thread that may hold it
 
 
 def write(path: Path, data: bytes, error: type[Exception] = WriteError) -> None:
@@ -169,8 +171,9 @@ def watch() -> None:
 
 
 def _ended(number: int, _: Any) -> None:
-    for part in list(_open):
-        if part._process == os.getpid():
-            part.part.unlink(missing_ok=True)
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
+    with _lock:
+        for part in list(_open):
+            if part._process == os.getpid():
+                part.part.unlink(missing_ok=True)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import supervision as sv
 import torch
+from supervision.detection.tools.inference_slicer import move_detections
 from torch import Tensor
 
 from sbnet.adapters.slices import Rectangle, Slices, slices_of
@@ -78,14 +80,24 @@ class ActiveSlicer:
         found = []
         for x0, y0, x1, y1 in self.last:
             detections = self.callback(np.ascontiguousarray(image[y0:y1, x0:x1]))
-            detections.xyxy = detections.xyxy + np.array([x0, y0, x0, y0], detections.xyxy.dtype)
-            if detections.mask is not None:
-                whole = np.zeros((len(detections), *image.shape[:2]), bool)
-                whole[:, y0:y1, x0:x1] = detections.mask
-                detections.mask = whole
             if len(detections):
-                found.append(detections)
+                found.append(moved(detections, (x0, y0), (image.shape[0], image.shape[1])))
         if not found:
             return sv.Detections.empty()
         merged = sv.Detections.merge(found)
         return merged if merged.confidence is None else merged.with_nms(self.iou_threshold)
+
+
+POINTS = ("xyxy", "keypoints", "key_points", "keypoint", "landmarks", "points")  # entries of `data` that are places
+
+
+def moved(detections: sv.Detections, by: tuple[int, int], size: tuple[int, int]) -> sv.Detections:
+    """A copy of what was found in a slice at (x, y), moved to where it lies in the picture (height, width)."""
+    found = move_detections(copy.deepcopy(detections), offset=np.array(by), resolution_wh=size[::-1])
+    for name in set(POINTS) & set(found.data):
+        places = np.asarray(found.data[name])
+        if places.dtype.kind in "fiu" and places.ndim > 1 and places.shape[-1] in (2, 3, 4):
+            shifts = [*by, *by][: places.shape[-1] // 2 * 2]  # a third number is how sure a point is
+            found.data[name] = np.concatenate([places[..., : len(shifts)] + shifts, places[..., len(shifts) :]], -1)
+    found.metadata = {}  # of a slice, not of the picture
+    return found

@@ -102,9 +102,10 @@ def open_film(path: Path) -> tuple[Any, Any]:
 
 
 def film_of(container: Any) -> Any:
-    """The video stream that FFmpeg thinks best, of those that are no cover; None if there is none."""
+    """The video stream that FFmpeg thinks best, of those that it can decode and that are no cover, or None."""
     cover = pyav().stream.Disposition.attached_pic
-    films = [stream for stream in container.streams.video if not stream.disposition & cover]
+    found = (stream for stream in container.streams.video if stream.codec_context is not None)
+    films = [stream for stream in found if not stream.disposition & cover]
     best = container.streams.best("video")
     return best if best in films else next(iter(films), None)
 

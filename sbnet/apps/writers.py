@@ -6,6 +6,7 @@ import errno
 import io
 import os
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
@@ -66,15 +67,18 @@ class VideoWriter:
         rate: pictures a second; of those that come with a time, the mean.
         like: the film whose colours and shape of pixels the file has.
         sound: copy the sound of that film, as far as the pictures go.
+        reads: files that are read meanwhile; `path` is none of them.
 
     Attributes:
         notes: what could not be kept.
     """
 
-    def __init__(self, path: Path, rate: Fraction, like: VideoInfo | None = None, sound: bool = False) -> None:
+    def __init__(
+        self, path: Path, rate: Fraction, like: VideoInfo | None = None, sound: bool = False, reads: Sequence[Any] = ()
+    ) -> None:  # fmt: skip
         self.path, self.rate, self.notes = path, rate, list[str]()
         self._like, self._av = like, pyav()
-        self._part = Part(path, [like.path] if like and like.path else [], VideoError)
+        self._part = Part(path, reads, VideoError)
         self._sink = _Sink(self._part.file)
         self._container = self._av.open(self._sink, "w", format=FORMATS[path.suffix.lower()])
         self._stream: Any = None
@@ -191,7 +195,7 @@ class PictureWriter:
     """Writes pictures as numbered PNG files into a folder, some at a time. A context manager; a picture that cannot be
     written is raised by a later `write`, or at the end."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, reads: Sequence[Any] = ()) -> None:
         try:
             from PIL import Image
         except ImportError:
@@ -201,6 +205,8 @@ class PictureWriter:
         self._pool = ThreadPoolExecutor(PACKERS, "sbnet-png")
         self._under_way: deque[Future[None]] = deque()
         files.make_folder(folder, folder, VideoError)
+        if any(files.is_same(folder, above) for above in {Path(read).parent for read in reads}):
+            raise VideoError(f"{folder}: expected another name than the source's folder")
         files.watch()
         if not os.access(folder, os.W_OK | os.X_OK):
             raise VideoError(f"{folder}: cannot be written ({os.strerror(errno.EACCES)})")
@@ -231,12 +237,12 @@ class PictureWriter:
 
 
 def open_writer(
-    path: Path, rate: Fraction, like: VideoInfo | None = None, sound: bool = False
+    path: Path, rate: Fraction, like: VideoInfo | None = None, sound: bool = False, reads: Sequence[Any] = ()
 ) -> VideoWriter | PictureWriter:
     """A video file where the name ends as one, else a folder of PNG files."""
     if path.suffix.lower() in FORMATS:
-        return VideoWriter(path, rate, like, sound)
+        return VideoWriter(path, rate, like, sound, reads)
     if path.suffix and not path.is_dir():
         endings = ", ".join(FORMATS)
         raise VideoError(f"{path}: expected a name that ends in {endings}, .jsonl, or a folder (no ending) for PNGs")
-    return PictureWriter(path)
+    return PictureWriter(path, reads)

@@ -42,7 +42,15 @@ def test_run_writes_a_video_and_a_table(clip, tmp_path):
     target = tmp_path / "sub" / "out.mp4"
     result = invoke("run", clip, "-o", target, "--device", "cpu", "--check", 1000)
     assert result.exit_code == 0, result.output
-    for word in ("frames", "mean density", "dense", "mode masked", "speed-up", "largest difference", "3 frames checked"):
+    for word in (
+        "frames",
+        "mean density",
+        "dense",
+        "mode masked",
+        "speed-up",
+        "largest difference",
+        "3 frames checked",
+    ):
         assert word in " ".join(result.output.replace("│", " ").split())
     info = video.video_info(target)
     assert (info.height, info.width) == (50, 64)

@@ -109,7 +109,9 @@ def test_times_are_milliseconds_of_a_frame(monkeypatch):
     assert found.dense_ms.mean == pytest.approx(30.0)
     assert found.speed_up == pytest.approx(15.0)
     assert (found.checks, found.holds) == (0, True)
-    assert table_of(found)["its rms"] == "n/a not checked against the masked oracle: it would take more than 5% of the run"
+    assert (
+        table_of(found)["its rms"] == "n/a not checked against the masked oracle: it would take more than 5% of the run"
+    )
 
 
 @pytest.fixture

@@ -139,7 +139,7 @@ class Cameras:
         opened: list[Sink] = []
         try:
             for given, camera in zip(self._sinks or [None] * len(self.cameras), self.cameras, strict=True):
-                opened.append(open_sink(given, camera.source, camera.side_by_side, camera.audio))
+                opened.append(open_sink(given, camera.source, camera.side_by_side, camera.audio, camera.files))
         except BaseException:
             with suppress(Exception):
                 close_all(opened, False)

@@ -118,8 +118,8 @@ class Pipeline:
             told: called after each frame with the summary so far and the number of frames that are expected, or 0.
         """
         if self.report is not None:
-            check_report(self.report)
-        sink = open_sink(self._sink, self.source, self.side_by_side, self.audio)
+            check_report(self.report, self.files)
+        sink = open_sink(self._sink, self.source, self.side_by_side, self.audio, self.files)
         summary = self.summary = Summary("", self.mode)
         self.mask.reset()
         compute = Compute(self.network, self.mask, self.settings, summary)
@@ -187,6 +187,12 @@ class Pipeline:
         if self.report is not None:
             write_report(summary, self.report)
         return summary
+
+    @property
+    def files(self) -> list[Any]:
+        """What it reads: none of it is written."""
+        model = self.network.model
+        return [*self.source.files, *self.mask.files, *([model] if isinstance(model, (str, Path)) else [])]
 
     def _repr_html_(self) -> str:
         """In a notebook: what the last run measured."""

@@ -39,9 +39,9 @@ class Pictures:
 
     def __init__(
         self, path: Path, rate: Fraction, side_by_side: bool = False, like: video.VideoInfo | None = None,
-        sound: bool = False,
+        sound: bool = False, reads: Sequence[Any] = (),
     ) -> None:  # fmt: skip
-        self._writer, self._side_by_side = writers.open_writer(path, rate, like, sound), side_by_side
+        self._writer, self._side_by_side = writers.open_writer(path, rate, like, sound, reads), side_by_side
         self._shape: tuple[int, ...] | None = None
         self._path = path
 
@@ -175,12 +175,15 @@ def close_all(sinks: Sequence[Sink], whole: bool) -> None:
         raise errors[0]
 
 
-def open_sink(given: Any, source: Any, side_by_side: bool = False, sound: bool = False) -> Sink:
+def open_sink(
+    given: Any, source: Any, side_by_side: bool = False, sound: bool = False, reads: Sequence[Any] = ()
+) -> Sink:
     """The sink that `given` names or holds: a path (.jsonl: JSON lines), a function, a list of sinks, None.
 
     Args:
         source: the Source of the frames, or their rate.
         side_by_side, sound: as of `Pictures`.
+        reads: files that are read meanwhile: none of them is written.
     """
     if given is None:
         return Many([])
@@ -192,7 +195,7 @@ def open_sink(given: Any, source: Any, side_by_side: bool = False, sound: bool =
         opened: list[Sink] = []
         try:
             for one in given:
-                opened.append(open_sink(one, source, side_by_side, sound))
+                opened.append(open_sink(one, source, side_by_side, sound, reads))
         except BaseException:
             Many(opened).close(False)
             raise
@@ -201,8 +204,8 @@ def open_sink(given: Any, source: Any, side_by_side: bool = False, sound: bool =
         path = Path(given)
         rate = source if isinstance(source, Fraction) else source.rate or Fraction(25)
         if path.suffix.lower() in (".jsonl", ".ndjson"):
-            return JsonLines(path, getattr(source, "files", ()))
-        return Pictures(path, rate, side_by_side, getattr(source, "film", None), sound)
+            return JsonLines(path, reads)
+        return Pictures(path, rate, side_by_side, getattr(source, "film", None), sound, reads)
     if hasattr(given, "write") and hasattr(given, "close"):
         return given
     if callable(given):

@@ -45,7 +45,10 @@ class Source:
         return self._frames()
 
 
-def open_source(given: Any, size: Size | None = None, read: Callable[[Path], Any] | None = None) -> Source:
+def open_source(
+    given: Any, size: Size | None = None, read: Callable[[Path], Any] | None = None,
+    pixels: Callable[[Any, Size | None], np.ndarray] | None = None,
+) -> Source:  # fmt: skip
     """The source that `given` names or holds.
 
     Args:
@@ -53,6 +56,7 @@ def open_source(given: Any, size: Size | None = None, read: Callable[[Path], Any
             one picture, an array [N,H,W,C], or anything that yields arrays [H,W,C], tensors [C,H,W] or Frames.
         size: (height, width) that films and pictures are scaled to.
         read: reads one file of a folder or glob, for what is no picture.
+        pixels: (Pillow's picture, size) -> what a picture's frame holds, in the place of its colours.
 
     Raises:
         PipelineError, video.VideoError: there is no such thing.
@@ -62,7 +66,7 @@ def open_source(given: Any, size: Size | None = None, read: Callable[[Path], Any
     if isinstance(given, int) and not isinstance(given, bool):
         given = f"/dev/video{given}"
     if isinstance(given, (str, os.PathLike)):
-        return _open_path(os.fspath(given), size, read)
+        return _open_path(os.fspath(given), size, read, pixels or _pixels_of)
     if isinstance(given, Iterable):
         length = len(given) if isinstance(given, Sized) else 0
         return Source(lambda: _of_arrays(given), type(given).__name__, Fraction(25), length)
@@ -71,7 +75,10 @@ def open_source(given: Any, size: Size | None = None, read: Callable[[Path], Any
     )
 
 
-def _open_path(text: str, size: Size | None, read: Callable[[Path], Any] | None) -> Source:
+def _open_path(
+    text: str, size: Size | None, read: Callable[[Path], Any] | None,
+    pixels: Callable[[Any, Size | None], np.ndarray],
+) -> Source:  # fmt: skip
     if text.isdecimal() and not Path(text).exists():  # as it is typed at a command
         text = f"/dev/video{text}"
     if URL.match(text) or text.startswith("/dev/video"):
@@ -89,7 +96,7 @@ def _open_path(text: str, size: Size | None, read: Callable[[Path], Any] | None)
         return Source(lambda: _of_film(path, size), path.name, info.rate, info.frames, info, [path])
     if not names:
         raise PipelineError(f"{text}: expected pictures ({', '.join(PICTURES)}), found none")
-    load = read or (lambda p: read_pictures(p, size))
+    load = read or (lambda p: read_pictures(p, size, pixels))
     rate = _rate_of(path) if read is None and names == [path] else Fraction(25)
     return Source(lambda: _of_files(names, load), path.name, rate, len(names) if len(names) > 1 else 0, files=names)
 
@@ -114,8 +121,10 @@ def read_picture(path: Path, size: Size | None = None) -> np.ndarray:
     return next(read_pictures(path, size)).pixels
 
 
-def read_pictures(path: Path, size: Size | None = None) -> Iterator[Frame]:
-    """All pictures of a file, as `read_picture` gives one; of an animation with their times.
+def read_pictures(
+    path: Path, size: Size | None = None, pixels: Callable[[Any, Size | None], np.ndarray] | None = None
+) -> Iterator[Frame]:
+    """All pictures of a file, as `read_picture` gives one, or as `pixels` does; of an animation with their times.
 
     Raises:
         ValueError: one of them cannot be read.
@@ -127,7 +136,7 @@ def read_pictures(path: Path, size: Size | None = None) -> Iterator[Frame]:
             count = _count(file, sequence)
             for index in range(count):
                 file.seek(index)
-                yield Frame(index, _pixels_of(file, size), time=time if count > 1 else None)
+                yield Frame(index, (pixels or _pixels_of)(file, size), time=time if count > 1 else None)
                 time += (file.info.get("duration") or 40) / 1e3
     except image.DecompressionBombError:
         most = 2 * image.MAX_IMAGE_PIXELS
