@@ -178,7 +178,7 @@ def bench(
     group: Annotated[Group, typer.Argument(help="What to measure.")] = Group.all,
     device: Annotated[Device, typer.Option(help="auto: a GPU if there is one that works.")] = Device.auto,
     only: Annotated[str, typer.Option(help="Cases whose titles hold all of these words; commas part choices.")] = "",
-    quick: Annotated[bool, typer.Option("--quick", help="A few cases: under a minute on a CPU.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A few cases, none of which starts after a minute.")] = False,
     cold: Annotated[bool, typer.Option("--cold", help="Flush the caches before each call.")] = False,
     eager: Annotated[bool, typer.Option("--eager", help="On CUDA, without CUDA graphs.")] = False,
     compiled: Annotated[
@@ -188,10 +188,14 @@ def bench(
     settle: Annotated[
         float, typer.Option(min=0, help="On CUDA, ms that a side runs alone before each of its turns: steady clocks.")
     ] = 0.0,
-    time_budget: Annotated[float | None, typer.Option(min=0, help="Start no case after so many seconds.")] = None,
+    time_budget: Annotated[
+        float | None,
+        typer.Option(min=0, help="Start no case after so many seconds.", show_default="none; 60 with --quick"),
+    ] = None,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Result file (.jsonl); a .csv of the same name goes beside it.")
-    ] = Path("bench.jsonl"),
+        Path | None,
+        typer.Option("--output", "-o", help="Result file (.jsonl) to write; a .csv of the same name goes beside it."),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Keep what --output holds, measure the rest.")] = False,
     list_cases: Annotated[
         bool, typer.Option("--list", help="Print the titles of the cases, and nothing else.")
@@ -227,8 +231,11 @@ def bench(
                     for case in command.cases(setting, groups, only):
                         typer.echo(case.title)
                     return
+                if resume and output is None:
+                    raise CommandError("--resume: expected --output, the file to go on with")
+                budget = 60.0 if quick and time_budget is None else time_budget
                 timer = command.Timer(chosen, rounds, eager=eager, cold=cold, settle=settle / 1e3)
-                if not command.measure(setting, timer, groups, only, time_budget, output, resume, console):
+                if not command.measure(setting, timer, groups, only, budget, output, resume, console):
                     raise CommandError("some results are wrong")
         except command.BenchError as error:
             raise CommandError(str(error)) from None
@@ -244,7 +251,12 @@ def info(
         str | None,
         typer.Option(help='Which kernel serves a layer, and why: "conv 3x3 64->64 400x704 fp16 [cpu] block 16".'),
     ] = None,
-    capability: Annotated[int, typer.Option(help="Compute capability that --layer is asked for.")] = 90,
+    capability: Annotated[
+        int | None,
+        typer.Option(
+            help="Ask --layer of a GPU of this compute capability.", show_default="the devices that are there"
+        ),
+    ] = None,
 ) -> None:
     """Print versions, build flags, devices and library paths."""
     from rich.markup import escape

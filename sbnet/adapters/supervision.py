@@ -77,11 +77,9 @@ class ActiveSlicer:
 
     def __call__(self, image: np.ndarray) -> sv.Detections:
         self.last = slices_of(image, self.mask, self.slices)
-        found = []
-        for x0, y0, x1, y1 in self.last:
-            detections = self.callback(np.ascontiguousarray(image[y0:y1, x0:x1]))
-            if len(detections):
-                found.append(moved(detections, (x0, y0), (image.shape[0], image.shape[1])))
+        crops = ((r[:2], np.ascontiguousarray(image[r[1] : r[3], r[0] : r[2]])) for r in self.last)
+        found = [moved(self.callback(crop), corner, image.shape[:2]) for corner, crop in crops]
+        found = [detections for detections in found if len(detections)]
         if not found:
             return sv.Detections.empty()
         merged = sv.Detections.merge(found)
@@ -91,13 +89,12 @@ class ActiveSlicer:
 POINTS = ("xyxy", "keypoints", "key_points", "keypoint", "landmarks", "points")  # entries of `data` that are places
 
 
-def moved(detections: sv.Detections, by: tuple[int, int], size: tuple[int, int]) -> sv.Detections:
+def moved(detections: sv.Detections, by: tuple[int, int], size: tuple[int, ...]) -> sv.Detections:
     """A copy of what was found in a slice at (x, y), moved to where it lies in the picture (height, width)."""
-    found = move_detections(copy.deepcopy(detections), offset=np.array(by), resolution_wh=size[::-1])
+    found = move_detections(copy.deepcopy(detections), offset=np.array(by), resolution_wh=(size[1], size[0]))
     for name in set(POINTS) & set(found.data):
-        places = np.asarray(found.data[name])
-        if places.dtype.kind in "fiu" and places.ndim > 1 and places.shape[-1] in (2, 3, 4):
-            shifts = [*by, *by][: places.shape[-1] // 2 * 2]  # a third number is how sure a point is
+        if (places := np.asarray(found.data[name])).dtype.kind in "fiu" and places.ndim > 1:
+            shifts = [*by, *by][: min(places.shape[-1], 4) // 2 * 2]  # a third number is how sure a point is
             found.data[name] = np.concatenate([places[..., : len(shifts)] + shifts, places[..., len(shifts) :]], -1)
     found.metadata = {}  # of a slice, not of the picture
     return found
