@@ -387,3 +387,13 @@ def test_memory_and_speed_hold_over_a_long_film():
     assert marks[-1][0] - marks[0][0] < 8e6
     early, late = marks[1][1] - marks[0][1], marks[-1][1] - marks[-2][1]
     assert late < 3 * early
+
+
+def test_records_that_nobody_makes_are_told(tmp_path):
+    """A network of one's own without a decoder: JSON lines without records, and a line that says why."""
+    told = [note for note in run(frames(), tmp_path / "o.jsonl").run().notes if "no decoder is set" in note]
+    assert len(told) == 1
+    assert "finish" in told[0]
+    assert not run(frames(), [lambda result: None]).run().notes
+    found = Network(edges(), finish=lambda y, frame: (None, [{"box": [0, 0, 1, 1]}]))
+    assert not run(frames(), tmp_path / "p.jsonl", found).run().notes

@@ -116,7 +116,9 @@ def test_the_program_takes_inputs_of_any_names(machine):
 
     def called(name):
         command = [program, name, str(_library.KERNEL_LIBRARY), "named.bin"]
-        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
 
     done = called("named.onnx")
     assert done.returncode == 0, done.stderr
@@ -133,7 +135,9 @@ def test_the_program_takes_inputs_of_any_names(machine):
             "Constant", [], ["y"], value=helper.make_tensor("v", floats, [1, 3, 4, 4], [0.0] * 48)
         )  # fmt: skip
         graph = helper.make_graph([node], "g", inputs, [y])
-        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), folder / "o.onnx")
+        onnx.save(
+            helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), folder / "o.onnx"
+        )
         done = called("o.onnx")
         assert done.returncode == 1
         assert message in done.stderr

@@ -14,7 +14,8 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from sbnet.apps.machine import device_name
-from sbnet.apps.pipeline.compute import Compute, _Clock
+from sbnet.apps.pipeline.clock import Clock
+from sbnet.apps.pipeline.compute import Compute
 from sbnet.apps.pipeline.frames import Frame, PipelineError, Result
 from sbnet.apps.pipeline.networks import open_network
 from sbnet.apps.pipeline.pipeline import Pipeline
@@ -249,7 +250,7 @@ class _Batch(Compute):
             x[k].copy_(frame.tensor(self.settings.device, self.settings.dtype)[0])
         if self.run is None:
             self.run = self._set_up(self.network.input(x))
-        clock = _Clock(self.settings.device)
+        clock = Clock(self.settings.device)
         mask = torch.zeros(x.shape[0], *x.shape[2:], dtype=torch.bool, device=x.device)
         for k, frame in frames.items():
             self.masks[k].see(frame)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sbnet.apps.pipeline.checks import Checks
+from sbnet.apps.pipeline.clock import Clock
 from sbnet.apps.pipeline.dense_side import Dense, compared, dense_side, form_on_cuda
 from sbnet.apps.pipeline.frame_graph import FrameGraph
 from sbnet.apps.pipeline.frames import Frame, PipelineError, Result, input_of
@@ -113,7 +114,7 @@ class Compute:
 
     def _replayed(self, graph: FrameGraph, frame: Frame, pinned: Tensor) -> Result:
         graph.upload(pinned)
-        clock = _Clock(self.settings.device)
+        clock = Clock(self.settings.device)
         x, output, mask = graph.replay()
         clock.end()
         shown, active = graph.download()
@@ -211,7 +212,7 @@ class Compute:
         if self.run is None or (x.shape not in self._planned and self.network.runner is None):
             self._planned.add(x.shape)
             self.run = self._set_up(self.network.input(x))
-        run, clock = self.run, _Clock(self.settings.device)
+        run, clock = self.run, Clock(self.settings.device)
         self.mask.see(frame)
         mask = self.mask(x) if self._inside is None else None
         given = self.network.input(x)
@@ -281,7 +282,7 @@ class Compute:
     def _whole(self, frame: Frame, x: Tensor) -> Result:
         given = self.network.input(x)
         run = self._dense_for(given)
-        clock = _Clock(self.settings.device)
+        clock = Clock(self.settings.device)
         result = self._finished(frame, run(self.network.input(x)))
         result.density = 1.0
         clock.stop(result)
@@ -330,14 +331,14 @@ class Compute:
             name, graph = self._dense_name, self._dense_graph
             begin = time.perf_counter()
             graph.upload(self._graph.pixels)
-            clock = _Clock(self.settings.device)
+            clock = Clock(self.settings.device)
             _, wanted, _ = graph.replay()
         else:
             side = self._dense_for(given)
             name = side.name
             begin = time.perf_counter()
             prepared = side.prepare(given)
-            clock = _Clock(self.settings.device)
+            clock = Clock(self.settings.device)
             wanted = side.run(prepared)
         clock.stop(result)
         result.land()
@@ -368,35 +369,6 @@ class Inside:
         found = self.mask(given[:, :, pad : height - pad, pad : width - pad])
         self.found[given.shape] = found
         return self.network.widened_mask(found)
-
-
-class _Clock:
-    """Milliseconds from now to `end`, or to `stop` where nothing was said before: the device's, which the thread that
-    waits for it reads."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
-        self._begin = self._event()
-        self._end: Any = None
-        self._at = time.perf_counter()
-
-    def _event(self) -> Any:
-        if not self._cuda:
-            return None
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def end(self) -> None:
-        self._end = self._event()
-
-    def stop(self, result: Result) -> None:
-        """All that the result needs has been asked for."""
-        if self._cuda:
-            here = self._event()
-            result.landed = self._begin, self._end or here, here
-        else:
-            result.ms = (time.perf_counter() - self._at) * 1e3
 
 
 def is_memory(error: BaseException) -> bool:

@@ -18,7 +18,7 @@ from sbnet.apps.pipeline.compute import Compute, Settings, is_memory
 from sbnet.apps.pipeline.frames import Frame, PipelineError, Result
 from sbnet.apps.pipeline.networks import Network, open_network
 from sbnet.apps.pipeline.report import check_report, write_report
-from sbnet.apps.pipeline.sinks import Sink, open_sink
+from sbnet.apps.pipeline.sinks import Sink, open_sink, writes_records
 from sbnet.apps.pipeline.sources import Source, open_source
 from sbnet.apps.pipeline.stages import Ahead, Behind, give_back_memory
 from sbnet.apps.pipeline.summary import Summary
@@ -184,6 +184,9 @@ class Pipeline:
             device = {"device": 1e-3 * summary.ms.total, "finish": max(0.0, worked[behind] - summary.waited)}
         summary.busy = {"read": worked[ahead], "compute": compute.busy, **device, "write": worked[writing]}
         summary.notes += getattr(sink, "notes", ())
+        if not summary.records and self.network.finish is None and writes_records(self._sink):
+            summary.notes.append(f"no records: no decoder is set for {self.network.name}; the finish of a Network, by "
+                                 "module:callable, makes boxes or classes of its output")  # fmt: skip
         if self.report is not None:
             write_report(summary, self.report)
         return summary
@@ -229,6 +232,7 @@ def _write(sink: Sink, result: Result, summary: Summary) -> None:
     summary.waited += result.waited
     summary.ms.add(result.ms)
     summary.densities.add(result.density)
+    summary.records += len(result.records)
     if summary.pictures is None or result.frame.index in summary.shown:
         summary.pictures = result
     sink.write(result)

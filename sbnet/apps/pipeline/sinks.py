@@ -175,6 +175,16 @@ def close_all(sinks: Sequence[Sink], whole: bool) -> None:
         raise errors[0]
 
 
+LINES = (".jsonl", ".ndjson")
+
+
+def writes_records(given: Any) -> bool:
+    """Does a sink, as `open_sink` takes it, write JSON lines?"""
+    if isinstance(given, (list, tuple)):
+        return any(map(writes_records, given))
+    return isinstance(given, (str, os.PathLike)) and Path(given).suffix.lower() in LINES
+
+
 def open_sink(
     given: Any, source: Any, side_by_side: bool = False, sound: bool = False, reads: Sequence[Any] = ()
 ) -> Sink:
@@ -203,7 +213,7 @@ def open_sink(
     if isinstance(given, (str, os.PathLike)):
         path = Path(given)
         rate = source if isinstance(source, Fraction) else source.rate or Fraction(25)
-        if path.suffix.lower() in (".jsonl", ".ndjson"):
+        if writes_records(path):
             return JsonLines(path, reads)
         return Pictures(path, rate, side_by_side, getattr(source, "film", None), sound, reads)
     if hasattr(given, "write") and hasattr(given, "close"):

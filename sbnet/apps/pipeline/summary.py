@@ -75,7 +75,7 @@ class Summary:
         checks: samples whose result was held against the masked contract in float64. windows: their sizes.
         apart, ratio: the largest difference from it, and the largest rms error, of PyTorch's own.
         holds: none was out of tolerance. unchecked: why there were not enough of them.
-        notes: what sinks could not keep, and what else is to be known of the results.
+        notes: what sinks could not keep, and what else is to be known of the results. records: of all frames.
         stage: what is being done.
         pictures: the Result that a report shows. shown: indices of frames that are worth it.
     """
@@ -103,6 +103,7 @@ class Summary:
     windows: list[tuple[int, int]] = field(default_factory=list)
     unchecked: str = ""
     notes: list[str] = field(default_factory=list)
+    records: int = 0
     stage: str = "setting up"
     pictures: Any = None
     shown: set[int] = field(default_factory=set)
