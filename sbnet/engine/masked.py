@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import reprlib
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from sbnet.active import ActiveBlocks
 from sbnet.engine.compiled import Compiled, static
 from sbnet.engine.lists import Lists
+from sbnet.engine.modes import Turns, plainly
 from sbnet.graph.constants import Constants
 from sbnet.graph.layers import read_layers
 from sbnet.graph.passes.bottleneck import fuse_bottlenecks
@@ -59,6 +59,7 @@ class MaskedRunner:
         ValueError: the network does something else than call layers of sbnet.nn.
     """
 
+    @plainly("MaskedRunner")
     def __init__(
         self,
         module: nn.Module,
@@ -88,12 +89,17 @@ class MaskedRunner:
             self.frame, mask = self._compiled.inputs[0], self._compiled.mask  # type: ignore[assignment]
         n, _, h, w = example.shape
         self.mask = mask if mask is not None else torch.zeros(n, h, w, dtype=torch.bool, device=self.device)
-        self._lock = threading.Lock()
+        self._lock = Turns(self._begin_anew)
 
     @property
     def active(self) -> tuple[ActiveBlocks, ...]:
         return self.executor.active
 
+    def _begin_anew(self) -> None:
+        """After a call that was cut off in the middle."""
+        self.executor.forget()
+
+    @plainly("MaskedRunner")
     def __call__(self, x: Tensor, mask: Tensor | None = None, *, copy: bool = False) -> Any:
         """What the network returns. The next call overwrites it, unless it is a copy.
 

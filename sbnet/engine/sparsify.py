@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from sbnet.active import ActiveBlocks
 from sbnet.engine.compiled import Compiled
+from sbnet.engine.modes import Turns, plainly
 from sbnet.engine.steps import PLANNED
 from sbnet.graph.blocks import is_tuning, predict, tuned
 from sbnet.graph.capture import capture
@@ -24,6 +24,7 @@ from sbnet.graph.functional import PlannedModule
 from sbnet.graph.ir import Graph, Value
 from sbnet.graph.passes import optimise
 from sbnet.graph.plan import Plan, Plane, plan, spatial_sizes
+from sbnet.graph.watch import Watch
 from sbnet.masks.grow import grow
 from sbnet.ops.common import mask_planes
 
@@ -51,8 +52,10 @@ def sparsify(
     The network is captured by torch.export and planned: normalisations are folded, activations and sums fused, feature
     maps lie in buffers that are never cleared. What has no sparse form runs dense, on whole planes (`sbnet.explain`).
     Parameters are shared with the model: one that is written in place is seen at the next call, if PyTorch counts the
-    write (it counts none through `.data`, NumPy or a fused optimizer). On CUDA a call is one CUDA graph and waits for
-    nothing.
+    write (it counts none through `.data`, NumPy or a fused optimizer). Where a parameter, a buffer or a part is another
+    one at the next call (`load_state_dict(assign=True)`, `net.layer = ...`), or a number has another value
+    (`norm.eps`), the network is captured and planned anew. Runs compute in the dtype of their example, under autocast,
+    too. On CUDA a call is one CUDA graph and waits for nothing.
 
     Args:
         model: an nn.Module, run in eval mode, or an ONNX file.
@@ -89,6 +92,7 @@ class SparseRun:
         density: the share of active blocks in the finest plane of the last call. Reading it waits for the device.
     """
 
+    @plainly("sparsify")
     def __init__(self, model: Any, example: Any, **options: Any) -> None:
         if options["mode"] not in MODES:
             raise ValueError(f"sbnet: sparsify: mode: expected one of {', '.join(MODES)}, got {options['mode']!r}")
@@ -99,13 +103,15 @@ class SparseRun:
         if self.margin < 0:
             raise ValueError(f"sbnet: sparsify: margin: expected at least 0, got {self.margin}")
         self._module = _tapped(model, options["out"])
-        self._lock = threading.RLock()
+        self._lock = Turns(self._begin_anew)
+        self._watch: Watch | None = None
         self._shapes: OrderedDict[Any, tuple[Graph, Plan, Constants]] = OrderedDict()
         self._compiled: dict[Any, Compiled] = {}
         self._last = self._for(self.example)
 
     # ---- calls
 
+    @plainly("run")
     def __call__(
         self,
         *args: Any,
@@ -129,6 +135,8 @@ class SparseRun:
             raise ValueError(f"sbnet: run: expected {len(self.example)} inputs and {which}, got {given} arguments")
         if mask is None and self.mask_source is None:
             *args, mask = args  # type: ignore[assignment]
+            if mask is None:
+                raise ValueError("sbnet: run: mask: expected a tensor, got None")
         with self._lock:
             compiled = self._for(args, margin)
             if compiled is not self._last and self.options["mode"] == "cached":
@@ -154,6 +162,9 @@ class SparseRun:
         """The network planned for inputs of these shapes."""
         key = tuple((v.shape, v.dtype, v.device) if isinstance(v, Tensor) else v for v in inputs)
         margin = self.margin if margin is None else margin
+        if self._watch is not None and self._watch.changed():
+            self._shapes.clear()
+            self._compiled.clear()
         compiled = self._compiled.get((key, margin))
         if compiled is not None:
             if compiled is not self._last:
@@ -177,7 +188,10 @@ class SparseRun:
 
     def _graph(self, inputs: Sequence[Any]) -> Graph:
         if isinstance(self._module, nn.Module):
-            return optimise(capture(self._module, inputs))
+            captured = capture(self._module, inputs)
+            if not self._shapes:  # those that are there may be of another state
+                self._watch = Watch(self._module)
+            return optimise(captured)
         from sbnet.graph.onnx import read_onnx
 
         return optimise(read_onnx(self._module, inputs))
@@ -185,7 +199,7 @@ class SparseRun:
     def _planned(self, inputs: Sequence[Any]) -> tuple[Graph, Plan, Constants]:
         graph = self._graph(inputs)
         planned = plan(graph, self._blocks(graph, inputs[0].device), self.options["mode"], inputs[0].device)
-        return graph, planned, Constants(graph, inputs[0].device, inputs[0].dtype)
+        return graph, planned, Constants(graph, inputs[0].device, inputs[0].dtype, _counters(self._module))
 
     def _blocks(self, graph: Graph, device: torch.device) -> Any:
         """Block sizes, as `plan` takes them."""
@@ -226,6 +240,7 @@ class SparseRun:
         counts = f"{len(nodes)} nodes, {dense} dense, {len(self.planes)} planes"
         return f"<sbnet.{self.options['mode']} {name} on {shape}: {counts}>"
 
+    @plainly("profile")
     def profile(self, *args: Any, calls: int = 5) -> list[tuple[str, str, float]]:
         """(module path, kind, ms) of each node, the median of some calls; node by node, so that the sum is more than a
         call takes. Arguments as for a call; a mask may be given in the place of that of a mask_source, too."""
@@ -248,15 +263,20 @@ class SparseRun:
 
     # ---- more of them
 
+    @plainly("clone")
     def clone(self) -> SparseRun:
         """Another run of the same plans and weights, with buffers of its own: for another thread or stream."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
-        other._lock, other._compiled = threading.RLock(), {}
+        other._lock, other._compiled = Turns(other._begin_anew), {}
         with self._lock:
             other._shapes = OrderedDict(self._shapes)
         other._last = other._for(self.example)
         return other
+
+    def _begin_anew(self) -> None:
+        """After a call that was cut off in the middle."""
+        self._compiled.clear()
 
     def reset(self) -> None:
         """Cached mode: the next frame is computed whole."""
@@ -270,11 +290,13 @@ class SparseRun:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["model"], state["example"], **state["options"])  # type: ignore[misc]
 
+    @plainly("as_module")
     def as_module(self, **options: bool) -> PlannedModule:
         """This graph and plan as an nn.Module of functional ops that takes inputs and mask; weights are copies. Options
         are `dynamic` and `block_maps`, as for `export`."""
-        _, planned, constants = self._shapes[next(iter(self._shapes))]
-        return PlannedModule(planned, constants, self.margin, **options).eval()
+        with self._lock:
+            compiled = self._for(self.example)
+        return PlannedModule(compiled.plan, compiled.constants, self.margin, **options).eval()
 
     def export(
         self, path: str | os.PathLike[str], *, dynamic: bool = False, block_maps: bool = False, **options: Any
@@ -346,6 +368,12 @@ def _mask(source: Callable[[Tensor], Tensor] | None, inputs: Sequence[Any], mask
         mask = planes_of(mask, inputs[0])
     assert mask is not None
     return mask
+
+
+def _counters(module: Any) -> list[Tensor]:
+    """How often modules have moved their statistics, which they write without PyTorch counting it."""
+    buffers = module.named_buffers() if isinstance(module, nn.Module) else ()
+    return [buffer for name, buffer in buffers if name.rpartition(".")[2] == "num_batches_tracked"]
 
 
 def _check_example(inputs: Sequence[Any], of: str = "sparsify: example") -> None:

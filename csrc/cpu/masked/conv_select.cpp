@@ -73,6 +73,8 @@ const char* in_place_declines(const ConvPlan& plan) {
   if (plan.taps() != 1) return "kernel is not 1x1";
   if (plan.lanewise) return "one input channel a group";
   if (p.padding[0] || p.padding[1]) return "padding is not 0";
+  for (int d = 0; d < 2; ++d)  // a phase of a transposed convolution may reach past its input
+    if ((p.y.size[2 + d] - 1) * p.stride[d] >= p.x.size[2 + d]) return "some outputs lie past the input";
   if (p.x.dtype != DType::kF32) return "dtype is not float32";
   return p.x.stride[1] == 1 ? nullptr : "the input's channels are not adjacent";
 }
