@@ -24,7 +24,7 @@ def _pipeline(
 
     source = str(video.demo_clip()) if path is None else path
     targets = output or [Path(f"{Path(source).stem}-sbnet.mp4")]
-    command.check_targets([*targets, *filter(None, [options["report"]])], source, overwrite)
+    command.check_targets([*targets, *filter(None, [options["report"]])], source, overwrite or options["resume"])
     wide = int(margin) if margin is not None and margin.isdecimal() else margin
     summary: Summary = command.run(Pipeline(source, network=network, sink=targets, margin=wide, **options), console)
     console.print(f"wrote {escape(', '.join(map(str, targets)))}", soft_wrap=True)
@@ -99,6 +99,9 @@ def run(
     ] = View.picture,
     audio: Annotated[bool, typer.Option("--audio/--no-audio", help="Films get the sound of SOURCE.")] = True,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what --output and --report name.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on after the frames that --output holds, as Ctrl-C leaves them.")
+    ] = False,
     compare: Annotated[
         int, typer.Option(min=0, help="The dense network runs on three frames and on each so many; 0: never.")
     ] = 50,
@@ -147,6 +150,8 @@ def run(
     if distributed:
         if report is not None:
             raise typer.BadParameter("--report is of one film; --distributed writes one line a film")
+        if resume or overwrite:
+            raise typer.BadParameter("--resume, --overwrite: --distributed goes on where it was, by itself")
         with one_line_errors():
             _films(path, output, network, margin, workers, device, block=block, **options)
         return
@@ -160,5 +165,6 @@ def run(
             block=block or "auto",
             device=pick_device(device),
             report=report,
+            resume=resume,
             **options,
         )

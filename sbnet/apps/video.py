@@ -56,7 +56,8 @@ class VideoInfo:
     Attributes:
         frames: 0 where it does not say.
         path: the file.
-        time_base: seconds of a unit of its times, 0 if unknown. start: the time at which the file begins.
+        time_base: seconds of a unit of its times, 0 if unknown.
+        start, first: seconds at which the file begins, and its first frame.
         aspect: width over height of a pixel.
         matrix, full, primaries, transfer: its colours, in FFmpeg's numbers; full: levels from 0 to 255.
     """
@@ -68,6 +69,7 @@ class VideoInfo:
     path: Path | None = None
     time_base: Fraction = Fraction(0)
     start: float = 0.0
+    first: float = 0.0
     aspect: Fraction = SQUARE
     matrix: int = UNKNOWN
     full: bool = False
@@ -120,10 +122,11 @@ def video_info(path: Path) -> VideoInfo:
         first, context = _first_frame(container, stream), stream.codec_context
         if _orientation(first)[0]:
             size, aspect = size[::-1], 1 / aspect
+        begin = getattr(first, "time", None) or 0.0
         tagged = context if first is None else first  # a frame knows what the container leaves out
         return VideoInfo(
             *size, Fraction(stream.average_rate or 25), stream.frames, path, Fraction(stream.time_base or 0),
-            (container.start_time or 0) / 1e6, aspect, int(tagged.colorspace), int(tagged.color_range) == FULL,
+            (container.start_time or 0) / 1e6, begin, aspect, int(tagged.colorspace), int(tagged.color_range) == FULL,
             int(tagged.color_primaries), int(tagged.color_trc),
         )  # fmt: skip
 

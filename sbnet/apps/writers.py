@@ -16,7 +16,7 @@ import numpy as np
 
 from sbnet import files
 from sbnet.apps.sound import Sound
-from sbnet.apps.video import BT601, BT709, FULL, SCALERS, UNKNOWN, VideoError, VideoInfo, matrix_of, pyav
+from sbnet.apps.video import BT601, BT709, FULL, SCALERS, UNKNOWN, VideoError, VideoInfo, matrix_of, open_film, pyav
 from sbnet.files import Part
 
 FORMATS = {".mp4": "mp4", ".mkv": "matroska", ".mov": "mov", ".avi": "avi", ".gif": "gif"}
@@ -67,6 +67,7 @@ class VideoWriter:
         rate: pictures a second; of those that come with a time, the mean.
         like: the film whose colours and shape of pixels the file has.
         sound: copy the sound of that film, as far as the pictures go.
+        held: go on after so many pictures that `path` holds.
         reads: files that are read meanwhile; `path` is none of them.
 
     Attributes:
@@ -74,7 +75,8 @@ class VideoWriter:
     """
 
     def __init__(
-        self, path: Path, rate: Fraction, like: VideoInfo | None = None, sound: bool = False, reads: Sequence[Any] = ()
+        self, path: Path, rate: Fraction, like: VideoInfo | None = None, sound: bool = False,
+        reads: Sequence[Any] = (), held: int = 0,
     ) -> None:  # fmt: skip
         self.path, self.rate, self.notes = path, rate, list[str]()
         self._like, self._av = like, pyav()
@@ -86,7 +88,8 @@ class VideoWriter:
         self._sound: Sound | None = None
         self._convert = self._av.video.reformatter.VideoReformatter().reformat
         self._matrix, self._range = 0, LIMITED
-        self._base, self._last, self._count = 1 / rate, -1, 0
+        self._base, self._last, self._count = 1 / rate, -1, held
+        self._after: Fraction | None = None  # seconds, of the last packet that was held
 
     def _start(self, height: int, width: int, size: tuple[int, int], timed: bool) -> None:
         suffix, like = self.path.suffix.lower(), self._like
@@ -119,6 +122,34 @@ class VideoWriter:
             stream.bit_rate = 4 * height * width * int(self.rate) // 10
         if self._wanted and like and like.path and suffix != ".gif":
             self._sound = Sound(like.path, self._container, like.start, self.notes)
+        if self._count:
+            self._container.start_encoding()
+            self._copy_held()
+
+    def _copy_held(self) -> None:
+        """Puts the packets of the film that is there before those that come."""
+        container, held = open_film(self.path)
+        with container:
+            old, new = held.codec_context, self._stream.codec_context
+            same = (old.name, old.width, old.height) == ("h264", new.width, new.height)
+            if not (same and _has_sets(new.extradata or b"", old.extradata or b"")):
+                raise VideoError(f"{self.path}: resume: expected a film of the same size and settings")
+            times = [packet.pts for packet in container.demux(held) if packet.size]
+            due = _due(times)
+            container.seek(0)
+            # Formats that hold no times below 0 have moved all for sound that begins there.
+            first = self._like.first - self._like.start if self._like else 0.0
+            moved = min(times, default=0) - round(first / held.time_base)
+            # Files hold lengths of units, encoders write start codes: what the new file is told to expect.
+            units = self._av.BitStreamFilterContext("h264_mp4toannexb", held)
+            packets = (one for given in container.demux(held) if given.size for one in units.filter(given))
+            for packet, dts in zip(packets, due, strict=True):
+                packet.dts = (dts if packet.dts is None else packet.dts) - moved  # Matroska has none
+                packet.pts -= moved
+                self._after = packet.dts * packet.time_base
+                self._last = max(self._last, round(packet.pts * packet.time_base / self._base))
+                packet.stream = self._stream
+                self._container.mux(packet)
 
     def write(self, picture: np.ndarray, time: float | None = None, size: tuple[int, int] | None = None) -> None:
         """Adds a picture.
@@ -163,7 +194,13 @@ class VideoWriter:
 
     def _encode(self, frame: Any) -> None:
         try:
-            self._container.mux(self._stream.encode(frame))
+            packets = self._stream.encode(frame)
+            for packet in packets if self._after is not None else ():
+                # An encoder's first packets are due before its first frame: not before the last that was held.
+                if packet.dts * packet.time_base <= self._after:
+                    packet.dts = min(packet.pts, int(self._after / packet.time_base) + 1)
+                self._after = packet.dts * packet.time_base
+            self._container.mux(packets)
         except self._av.error.FFmpegError as error:
             raise self._part.failed(error) from None
         if self._sink.error is not None:
@@ -191,17 +228,38 @@ class VideoWriter:
             self._part.drop()
 
 
+def _due(times: list[int]) -> list[int]:
+    """When packets with these times of showing, in their order in a file, are to be decoded."""
+    shown = sorted(times)
+    places = {time: k for k, time in enumerate(shown)}
+    late = max((k - places[time] for k, time in enumerate(times)), default=0)  # places by which one stands too late
+    step = shown[1] - shown[0] if len(shown) > 1 else 1
+    return [shown[k - late] if k >= late else shown[0] - (late - k) * step for k in range(len(times))]
+
+
+def _has_sets(extradata: bytes, box: bytes) -> bool:
+    """Has an encoder's extradata all parameter sets of an avcC box, which a film's file has?"""
+    at, sets = 5, []
+    for mask in (31, 255):  # how many sequences there are, how many pictures
+        count, at = (box[at] & mask if at < len(box) else 0), at + 1
+        for _ in range(count):
+            length = int.from_bytes(box[at : at + 2], "big")
+            sets.append(box[at + 2 : at + 2 + length])
+            at += 2 + length
+    return bool(sets) and all(one and one in extradata for one in sets)
+
+
 class PictureWriter:
     """Writes pictures as numbered PNG files into a folder, some at a time. A context manager; a picture that cannot be
     written is raised by a later `write`, or at the end."""
 
-    def __init__(self, folder: Path, reads: Sequence[Any] = ()) -> None:
+    def __init__(self, folder: Path, reads: Sequence[Any] = (), held: int = 0) -> None:
         try:
             from PIL import Image
         except ImportError:
             raise VideoError("writing pictures needs Pillow: pip install 'sbnet[video]'") from None
         self._image = Image
-        self.folder, self._count = folder, 0
+        self.folder, self._count = folder, held
         self._pool = ThreadPoolExecutor(PACKERS, "sbnet-png")
         self._under_way: deque[Future[None]] = deque()
         files.make_folder(folder, folder, VideoError)
@@ -237,12 +295,13 @@ class PictureWriter:
 
 
 def open_writer(
-    path: Path, rate: Fraction, like: VideoInfo | None = None, sound: bool = False, reads: Sequence[Any] = ()
-) -> VideoWriter | PictureWriter:
-    """A video file where the name ends as one, else a folder of PNG files."""
+    path: Path, rate: Fraction, like: VideoInfo | None = None, sound: bool = False, reads: Sequence[Any] = (),
+    held: int = 0,
+) -> VideoWriter | PictureWriter:  # fmt: skip
+    """A video file where the name ends as one, else a folder of PNG files. held: go on after so many pictures."""
     if path.suffix.lower() in FORMATS:
-        return VideoWriter(path, rate, like, sound, reads)
+        return VideoWriter(path, rate, like, sound, reads, held)
     if path.suffix and not path.is_dir():
         endings = ", ".join(FORMATS)
         raise VideoError(f"{path}: expected a name that ends in {endings}, .jsonl, or a folder (no ending) for PNGs")
-    return PictureWriter(path, reads)
+    return PictureWriter(path, reads, held)

@@ -356,3 +356,44 @@ def test_broken_headers_are_a_line(tmp_path):
                 pass
         except (PipelineError, video.VideoError) as error:
             assert "\n" not in str(error)  # noqa: PT017
+
+
+# ---- going on
+@pytest.mark.parametrize("suffix", [".mp4", ".mkv", ".mov"])
+def test_a_run_goes_on_after_what_its_outputs_hold(suffix, tmp_path):
+    """In two steps, with sound: times, pictures, sound and lines are those of a run in one piece."""
+    path = film(tmp_path / "film.mp4", times=[*range(10), *range(12, 32)], sound="aac")
+    sinks = [tmp_path / f"o{suffix}", tmp_path / "o.jsonl", tmp_path / "pictures"]
+    for limit in (11, 17, None):
+        run(path, sinks, limit=limit, resume=True)
+    run(path, [tmp_path / f"whole{suffix}", tmp_path / "whole.jsonl", tmp_path / "all"])
+    assert times_of(sinks[0]) == pytest.approx(times_of(tmp_path / f"whole{suffix}"), abs=1.1e-3)
+    got, wanted = (list(open_source(p)) for p in (sinks[0], tmp_path / f"whole{suffix}"))
+    assert len(got) == len(wanted) == 30
+    assert max(np.abs(a.pixels.astype(int) - b.pixels).max() for a, b in zip(got, wanted, strict=True)) <= 4
+    lines = [
+        [json.loads(line)["frame"] for line in p.read_text().splitlines()] for p in (sinks[1], tmp_path / "whole.jsonl")
+    ]
+    assert lines[0] == lines[1]
+    assert sorted(p.name for p in sinks[2].iterdir()) == sorted(p.name for p in (tmp_path / "all").iterdir())
+    sounds = []
+    for name in (sinks[0], tmp_path / f"whole{suffix}"):
+        with av.open(str(name)) as found:
+            sounds.append([bytes(p) for p in found.demux(audio=0) if p.size])
+    assert sounds[0] == sounds[1]
+    with pytest.raises(PipelineError, match="all 30 frames are done"):
+        run(path, sinks, resume=True)
+
+
+def test_what_cannot_be_gone_on_with_is_refused(tmp_path):
+    path = film(tmp_path / "film.mp4", times=range(12))
+    run(path, [tmp_path / "o.mp4", tmp_path / "o.jsonl"], limit=5)
+    (tmp_path / "o.jsonl").write_text("{}\n")
+    with pytest.raises(PipelineError, match=r"same number of frames, got .*o\.mp4 5, .*o\.jsonl 1"):
+        run(path, [tmp_path / "o.mp4", tmp_path / "o.jsonl"], resume=True)
+    before = (tmp_path / "o.mp4").read_bytes()
+    with pytest.raises(video.VideoError, match="expected a film of the same size and settings"):
+        run(path, tmp_path / "o.mp4", resume=True, size=(24, 32))
+    assert (tmp_path / "o.mp4").read_bytes() == before
+    with pytest.raises(PipelineError, match="expected one of .mp4"):
+        run(path, tmp_path / "o.gif", resume=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -18,6 +19,7 @@ from sbnet.apps.pipeline.compute import Compute, Settings, is_memory
 from sbnet.apps.pipeline.frames import Frame, PipelineError, Result
 from sbnet.apps.pipeline.networks import Network, open_network
 from sbnet.apps.pipeline.report import check_report, write_report
+from sbnet.apps.pipeline.resume import frames_held
 from sbnet.apps.pipeline.sinks import Sink, open_sink, writes_records
 from sbnet.apps.pipeline.sources import Source, open_source
 from sbnet.apps.pipeline.stages import Ahead, Behind, give_back_memory
@@ -56,6 +58,8 @@ class Pipeline:
         check: share of the run's time in which results of networks that are checked (`Network.checked`) are held
             against the contract in float64, on windows of some frames and within 500 MB; 0: never.
         audio: films get the sound of the film that they are made of.
+        resume: go on after the frames that the sinks' files hold, as Ctrl-C leaves them: a film (.mp4, .mkv, .mov),
+            JSON lines, a folder. Masks and networks with a memory begin anew there.
 
     Raises:
         PipelineError: a source, mask, network or sink that is none; one line says why.
@@ -84,6 +88,7 @@ class Pipeline:
         report: str | Path | None = None,
         check: float = 0.05,
         audio: bool = True,
+        resume: bool = False,
     ) -> None:
         self.network: Network = open_network(network)
         self.mode = mode or self.network.mode
@@ -108,6 +113,7 @@ class Pipeline:
         self.dtype, self.limit, self.skip_broken = dtype, limit, skip_broken
         self.settings = Settings(self.mode, block, margin, self.device, dtype, compare, check)
         self._sink, self.side_by_side, self.audio = sink, view == "side", audio
+        self.resume = resume
         self.report = None if report is None else Path(report)
         self.summary: Summary | None = None
 
@@ -119,12 +125,15 @@ class Pipeline:
         """
         if self.report is not None:
             check_report(self.report, self.files)
-        sink = open_sink(self._sink, self.source, self.side_by_side, self.audio, self.files)
+        held = frames_held(self._sink) if self.resume else 0
+        if held and held >= min(self.source.length or math.inf, self.limit or math.inf):
+            raise PipelineError(f"{self.source.name}: all {held} frames are done")
+        sink = open_sink(self._sink, self.source, self.side_by_side, self.audio, self.files, held)
         summary = self.summary = Summary("", self.mode)
         self.mask.reset()
         compute = Compute(self.network, self.mask, self.settings, summary)
         expected = min(self.source.length, self.limit or self.source.length) or self.limit or 0
-        ahead = Ahead(self._loaded())
+        ahead = Ahead(self._loaded(held))
         writing = behind = Behind(lambda result: _write(sink, result, summary))
         if self.device.type == "cuda":
             # Waiting for the device, and what the host makes of outputs, keep the encoder from nothing.
@@ -209,9 +218,13 @@ class Pipeline:
         summary.fault = what
         return False
 
-    def _loaded(self) -> Iterator[tuple[Frame, Tensor | None]]:
-        """Frames, and for CUDA their pixels in pinned memory, put there by the thread that reads."""
+    def _loaded(self, held: int = 0) -> Iterator[tuple[Frame, Tensor | None]]:
+        """Frames after those that are held, and for CUDA their pixels in pinned memory, put there by the thread that
+        reads."""
         for frame in islice(iter(self.source), self.limit):
+            if held and not frame.fault:
+                held -= 1
+                continue
             pinned = None
             if not frame.fault:
                 frame.place(self.device)

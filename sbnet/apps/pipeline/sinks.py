@@ -32,6 +32,7 @@ class Pictures:
         side_by_side: the frame with its active blocks outlined beside the result.
         like: the film that the frames are of: films keep its colours, the shape of its pixels and its times.
         sound: films get its sound, too.
+        held: go on after so many frames that the path holds.
 
     Attributes:
         notes: what could not be kept.
@@ -39,9 +40,9 @@ class Pictures:
 
     def __init__(
         self, path: Path, rate: Fraction, side_by_side: bool = False, like: video.VideoInfo | None = None,
-        sound: bool = False, reads: Sequence[Any] = (),
+        sound: bool = False, reads: Sequence[Any] = (), held: int = 0,
     ) -> None:  # fmt: skip
-        self._writer, self._side_by_side = writers.open_writer(path, rate, like, sound, reads), side_by_side
+        self._writer, self._side_by_side = writers.open_writer(path, rate, like, sound, reads, held), side_by_side
         self._shape: tuple[int, ...] | None = None
         self._path = path
 
@@ -116,8 +117,10 @@ def nearest(picture: np.ndarray, size: Sequence[int]) -> np.ndarray:
 class JsonLines:
     """One JSON object a line and frame: frame, name, time, density, ms, records."""
 
-    def __init__(self, path: Path, sources: Sequence[Any] = ()) -> None:
+    def __init__(self, path: Path, sources: Sequence[Any] = (), held: int = 0) -> None:
         self._part = files.Part(path, sources, PipelineError)
+        if held:
+            self._part.write(b"".join(path.read_bytes().splitlines(keepends=True)[:held]))
 
     def write(self, result: Result) -> None:
         frame = result.frame
@@ -186,14 +189,16 @@ def writes_records(given: Any) -> bool:
 
 
 def open_sink(
-    given: Any, source: Any, side_by_side: bool = False, sound: bool = False, reads: Sequence[Any] = ()
-) -> Sink:
+    given: Any, source: Any, side_by_side: bool = False, sound: bool = False, reads: Sequence[Any] = (),
+    held: int = 0,
+) -> Sink:  # fmt: skip
     """The sink that `given` names or holds: a path (.jsonl: JSON lines), a function, a list of sinks, None.
 
     Args:
         source: the Source of the frames, or their rate.
         side_by_side, sound: as of `Pictures`.
         reads: files that are read meanwhile: none of them is written.
+        held: go on after so many frames that files hold.
     """
     if given is None:
         return Many([])
@@ -205,7 +210,7 @@ def open_sink(
         opened: list[Sink] = []
         try:
             for one in given:
-                opened.append(open_sink(one, source, side_by_side, sound, reads))
+                opened.append(open_sink(one, source, side_by_side, sound, reads, held))
         except BaseException:
             Many(opened).close(False)
             raise
@@ -214,8 +219,8 @@ def open_sink(
         path = Path(given)
         rate = source if isinstance(source, Fraction) else source.rate or Fraction(25)
         if writes_records(path):
-            return JsonLines(path, reads)
-        return Pictures(path, rate, side_by_side, getattr(source, "film", None), sound, reads)
+            return JsonLines(path, reads, held)
+        return Pictures(path, rate, side_by_side, getattr(source, "film", None), sound, reads, held)
     if hasattr(given, "write") and hasattr(given, "close"):
         return given
     if callable(given):
