@@ -89,6 +89,8 @@ class VideoWriter:
         self._convert = self._av.video.reformatter.VideoReformatter().reformat
         self._matrix, self._range = 0, LIMITED
         self._base, self._last, self._count = 1 / rate, -1, held
+        self._zero: Fraction | None = None  # seconds of the source that are 0 here
+        self._lead: Fraction | None = None  # by which its first picture comes later than the rate says
         self._after: Fraction | None = None  # seconds, of the last packet that was held
 
     def _start(self, height: int, width: int, size: tuple[int, int], timed: bool) -> None:
@@ -99,7 +101,9 @@ class VideoWriter:
             codec, pixels = ("libx264" if "libx264" in self._av.codecs_available else "mpeg4"), "yuv420p"
         self._stream = stream = self._container.add_stream(codec, rate=self.rate)
         stream.height, stream.width, stream.pix_fmt = height, width, pixels
-        if timed and suffix in TIMED:
+        if timed and suffix == ".gif":
+            stream.time_base = stream.codec_context.time_base = self._base = Fraction(1, 100)  # all that it has
+        elif timed and suffix in TIMED:
             base = like.time_base if like and 0 < like.time_base <= Fraction(1, 1000) else Fraction(1, FINEST)
             stream.time_base = stream.codec_context.time_base = self._base = base
         context = stream.codec_context
@@ -183,12 +187,20 @@ class VideoWriter:
 
     def _pts(self, time: float | None) -> int:
         """The time of the next picture, in units of the stream's."""
-        at = self._count / self.rate if time is None else Fraction(time - (self._like.start if self._like else 0))
-        if self.path.suffix.lower() == ".avi" and abs(at - self._count / self.rate) > 1 / self.rate:
-            raise VideoError(f"{self.path}: expected frames at one rate, which is all that AVI has, got a frame at "
-                             f"{float(at):.3f} s; {', '.join(TIMED)} keep times")  # fmt: skip
-        if self.path.suffix.lower() not in TIMED:
-            at = max(at, Fraction(0)) if self.path.suffix.lower() == ".gif" else self._count / self.rate
+        suffix, steady = self.path.suffix.lower(), self._count / self.rate
+        if time is None:
+            at = steady
+        else:
+            # A film begins at its own start; what comes without a file, as a stream does, with its first picture.
+            self._zero = Fraction(self._like.start if self._like else time) if self._zero is None else self._zero
+            at = Fraction(time) - self._zero
+            self._lead = at - steady if self._lead is None else self._lead
+            if suffix == ".avi" and abs(at - self._lead - steady) > 1 / self.rate:
+                raise VideoError(
+                    f"{self.path}: expected frames at one rate, which is all that AVI has, got a frame at "
+                    f"{float(at):.3f} s; {', '.join(TIMED)} keep times"
+                )
+        at = steady if suffix == ".avi" else max(at, Fraction(0))
         self._last = max(self._last + 1, round(at / self._base))
         return self._last
 
