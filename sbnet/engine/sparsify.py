@@ -21,7 +21,7 @@ from sbnet.graph.capture import capture
 from sbnet.graph.constants import Constants
 from sbnet.graph.cost import Work, work
 from sbnet.graph.functional import PlannedModule
-from sbnet.graph.ir import Graph, Value
+from sbnet.graph.ir import Graph
 from sbnet.graph.passes import optimise
 from sbnet.graph.plan import Plan, Plane, plan, spatial_sizes
 from sbnet.graph.watch import Watch
@@ -324,15 +324,7 @@ class SparseRun:
         names = ["x", *(f"x{k}" for k in range(1, len(self.example))), "mask"]
         states = [x.new_zeros(value.shape, dtype=value.dtype) for value in module.states]
         options = {"input_names": [*names, *(f"state{k}" for k in range(len(states)))], **options}
-        outputs = module.plan.graph.outputs
-        named = output_names(module.plan.graph.out_spec, options["input_names"])
-        if named is not None:
-            named = [name for name, value in zip(named, outputs, strict=True) if isinstance(value, Value)]
-        if states or block_maps or named is not None:
-            results = named or [f"y{k}" for k in range(sum(isinstance(value, Value) for value in outputs))]
-            counts = {"next": len(states), "block_map": len(module.plan.planes) if block_maps else 0}
-            more = [f"{name}{k}" for name, n in counts.items() for k in range(n)]
-            options = {"output_names": [*results, *more], **options}
+        options = {"output_names": output_names(module, options["input_names"]), **options}
         if dynamic:
             n, h, w = (torch.export.Dim(name) for name in ("batch", "height", "width"))
             fixed: list[Any] = [None] * (len(self.example) - 1)

@@ -118,7 +118,7 @@ class Checks:
         if halo is None or None in scales:
             return None
         align = math.lcm(*(s for s in scales if s))
-        side = int(pixels**0.5) // align * align
+        side = int(max(pixels, 0.0) ** 0.5) // align * align
         if side < INNER + 2 * (-(-halo // align) * align):
             return None
         (top, bottom), (left, right) = (

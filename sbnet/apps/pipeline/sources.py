@@ -105,7 +105,7 @@ def in_order(paths: Iterable[Path]) -> list[Path]:
     """Sorted as a person counts: frame2 before frame10."""
 
     def key(path: Path) -> Any:
-        parts = re.split(r"([0-9]+)", path.as_posix().casefold())
+        parts = re.split(r"([0-9]+)", path.as_posix())
         return [int(part) if k % 2 else part for k, part in enumerate(parts)], path
 
     return sorted(paths, key=key)
