@@ -234,3 +234,23 @@ def test_polygons_beyond_the_frame_and_one_by_one_agree():
             spans = (y >= min(y0, y1)) & (y < max(y0, y1))
             wanted ^= spans & (x >= x0 + (y - y0) * ((x1 - x0) / (y1 - y0)))
         assert torch.equal(masks.fill_polygons([corners], (height, width)), wanted)
+
+
+def test_a_mask_that_cannot_be_read_on_is_a_line(tmp_path):
+    """A folder of masks of which one is broken, met in the middle of a run."""
+    from sbnet.apps.density import measure
+    from sbnet.apps.pipeline import Pipeline, PipelineError, run_large
+
+    image = pytest.importorskip("PIL.Image")
+    (tmp_path / "masks").mkdir()
+    image.fromarray(SQUARE).save(tmp_path / "masks" / "0.png")
+    (tmp_path / "masks" / "1.png").write_text("no picture")
+    frames, net = [np.zeros((40, 60, 3), np.uint8)] * 3, torch.nn.Conv2d(3, 3, 1).eval()
+    for call in (
+        lambda: Pipeline(frames, str(tmp_path / "masks"), net, None, device="cpu", compare=0).run(),
+        lambda: measure(frames, str(tmp_path / "masks")),
+    ):
+        with pytest.raises(PipelineError, match=r"mask: Recorded: masks: 1\.png: "):
+            call()
+    with pytest.raises(PipelineError, match="mask: mask: expected"):
+        run_large(frames[0], lambda x: x[..., :3], net, tile=64, device="cpu")

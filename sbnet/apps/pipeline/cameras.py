@@ -16,7 +16,7 @@ from torch import Tensor
 from sbnet.apps.machine import device_name
 from sbnet.apps.pipeline.clock import Clock
 from sbnet.apps.pipeline.compute import Compute
-from sbnet.apps.pipeline.frames import Frame, PipelineError, Result
+from sbnet.apps.pipeline.frames import Frame, PipelineError, Result, mask_of
 from sbnet.apps.pipeline.networks import open_network
 from sbnet.apps.pipeline.pipeline import Pipeline
 from sbnet.apps.pipeline.report import write_report
@@ -254,7 +254,7 @@ class _Batch(Compute):
         mask = torch.zeros(x.shape[0], *x.shape[2:], dtype=torch.bool, device=x.device)
         for k, frame in frames.items():
             self.masks[k].see(frame)
-            mask[k] = self.masks[k](x[k : k + 1])[0]
+            mask[k] = mask_of(self.masks[k], x[k : k + 1])[0]
             if self.settings.mode == "cached" and not self._begun[k]:
                 mask[k], self._begun[k] = True, True  # nothing is kept of it yet
         given = self.network.input(x)

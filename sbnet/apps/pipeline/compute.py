@@ -16,7 +16,7 @@ from sbnet.apps.pipeline.checks import Checks
 from sbnet.apps.pipeline.clock import Clock
 from sbnet.apps.pipeline.dense_side import Dense, compared, dense_side, form_on_cuda
 from sbnet.apps.pipeline.frame_graph import FrameGraph
-from sbnet.apps.pipeline.frames import Frame, PipelineError, Result, input_of
+from sbnet.apps.pipeline.frames import Frame, PipelineError, Result, input_of, mask_of
 from sbnet.apps.pipeline.networks import Network, halo_of
 from sbnet.apps.pipeline.shown import SHOWN, ShownBlocks
 from sbnet.apps.pipeline.summary import LEAST, Summary, larger
@@ -213,7 +213,7 @@ class Compute:
             self.run = self._set_up(self.network.input(x))
         run, clock = self.run, Clock(self.settings.device)
         self.mask.see(frame)
-        mask = self.mask(x) if self._inside is None else None
+        mask = mask_of(self.mask, x) if self._inside is None else None
         given = self.network.input(x)
         output = self._call(given, None if mask is None else self.network.widened_mask(mask))
         result = self._finished(frame, output)

@@ -72,6 +72,18 @@ class Frame:
         return np.ascontiguousarray(own.numpy())
 
 
+def mask_of(mask: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """What a mask finds in a frame.
+
+    Raises:
+        PipelineError: what it reads, or the frame, is not what it expects.
+    """
+    try:
+        return mask(x)
+    except (ValueError, TypeError) as error:
+        raise PipelineError(f"mask: {str(error).removeprefix('sbnet: ')}") from error
+
+
 def unit(pixels: np.ndarray, most: float | None = None) -> np.ndarray:
     """Numbers of a picture as networks take them. Bytes stay, and become 0 to 1 on the device; floats stay what they
     are. Other whole numbers become float32, 0 to 1, by what they hold: 16 bits without a sign are divided by 65535,

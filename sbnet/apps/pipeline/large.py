@@ -15,7 +15,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from sbnet.apps.pipeline.compute import placed
-from sbnet.apps.pipeline.frames import Frame, PipelineError, largest, unit
+from sbnet.apps.pipeline.frames import Frame, PipelineError, largest, mask_of, unit
 from sbnet.apps.pipeline.large_files import LargeOutput, files_of, open_large
 from sbnet.apps.pipeline.networks import Network, halo_of, open_network
 from sbnet.apps.pipeline.pipeline import pick_device
@@ -192,7 +192,7 @@ class _Walk:
                 return False  # nothing is read
         x = self._read((top, bottom), (left, right))
         if isinstance(given, Mask):
-            mask = given(x)
+            mask = mask_of(given, x)
         assert mask is not None
         wanted = torch.zeros_like(mask)
         inside = slice(None), slice(y0 - top, y1 - top), slice(x0 - left, x1 - left)
