@@ -98,7 +98,8 @@ class Checks:
         left, rate = self.share * seconds, self._products / SLOW
         for done, sample in enumerate(self.samples):
             allowed = left / max(LEAST - done, 1) / rate
-            found = self._window(sample, min(allowed, sample.x.shape[2] * sample.x.shape[3]), self._halo)
+            # The first is as small as it may be: it tells how long checks take here.
+            found = self._window(sample, allowed, self._halo, least=not done)
             if found is None:
                 self.summary.unchecked = f"it would take more than {self.share:.0%} of the run"
                 return
@@ -108,19 +109,23 @@ class Checks:
             spent = time.perf_counter() - begin
             left, rate = left - spent, spent / (found.x.shape[2] * found.x.shape[3])
 
-    def _window(self, sample: Sample, pixels: float, halo: int | None) -> Sample | None:
-        """The sample, or the largest window of it of so many pixels that has something inside, or None."""
+    def _window(self, sample: Sample, pixels: float, halo: int | None, least: bool = False) -> Sample | None:
+        """The sample, or the largest window of it of so many pixels that has something inside, or None. least: the
+        smallest such window instead."""
         height, width = sample.x.shape[2:]
-        if height * width <= pixels:
-            return sample
+        whole = sample if height * width <= pixels else None
+        if whole is not None and not least:
+            return whole
         sizes = [*sample.masks, (sample.y.shape[2], sample.y.shape[3])]
         scales = [_scale(length, n) for size in sizes for length, n in zip((height, width), size, strict=True)]
         if halo is None or None in scales:
-            return None
+            return whole
         align = math.lcm(*(s for s in scales if s))
         side = int(max(pixels, 0.0) ** 0.5) // align * align
-        if side < INNER + 2 * (-(-halo // align) * align):
-            return None
+        smallest = (-(-INNER // align) + 2 * -(-halo // align)) * align
+        if side < smallest or smallest >= max(height, width):
+            return whole
+        side = smallest if least else side
         (top, bottom), (left, right) = (
             _span(at, side, length, align) for at, length in zip(sample.at, (height, width), strict=True)
         )
