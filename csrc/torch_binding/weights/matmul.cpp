@@ -191,7 +191,7 @@ Tensor blocksparse_conv1x1(Tensor x, Tensor weight, std::optional<Tensor> gate, 
 }
 
 Tensor blocksparse_weight_grad(std::vector<Tensor> x, std::vector<Tensor> dy, Tensor tables, Ints layout_numbers,
-                               bool allow_tf32) {
+                               bool allow_tf32, bool float32) {
   const char* op = "blocksparse_weight_grad";
   SBNET_TORCH_EXPECT(x.size() == dy.size() && x.size() >= 1 && x.size() <= kMaxWeightGradPairs, op, "pairs", "1 to ",
                      kMaxWeightGradPairs, " of x and dy, got ", x.size(), " and ", dy.size());
@@ -211,9 +211,10 @@ Tensor blocksparse_weight_grad(std::vector<Tensor> x, std::vector<Tensor> dy, Te
   p.plan_words = found.plan_words;
   p.allow_tf32 = allow_tf32;
   const int64_t size = layout.shape.block_size, blocks[3] = {layout.shape.blocks, size, size};
-  const Tensor dw = torch::stable::new_empty(x[0], {blocks, 3});
+  const ScalarType dtype = float32 ? ScalarType::Float : x[0].scalar_type();
+  const Tensor dw = torch::stable::new_empty(x[0], {blocks, 3}, dtype);
   p.dw = address_of(dw.data_ptr());
-  p.dw_dtype = p.x[0].dtype;
+  p.dw_dtype = to_dtype(op, "out", dw);
   check(validate(p));
   const Tensor scratch = workspace(x[0], SBNET_KERNELS(blocksparse_weight_grad_workspace_bytes).bytes(call, &p));
   check(SBNET_KERNELS(blocksparse_weight_grad)(call, &p, scratch.data_ptr()));
@@ -235,8 +236,10 @@ SBNET_TORCH_OPS(ops) {
       "indices, Tensor count, Tensor block_map, SymInt[] grid, str activation, float activation_param, bool "
       "allow_tf32) -> Tensor",
       TORCH_BOX(&blocksparse_conv1x1));
-  ops.add("blocksparse_weight_grad(Tensor[] x, Tensor[] dy, Tensor tables, SymInt[] layout, bool allow_tf32) -> Tensor",
-          TORCH_BOX(&blocksparse_weight_grad));
+  ops.add(
+      "blocksparse_weight_grad(Tensor[] x, Tensor[] dy, Tensor tables, SymInt[] layout, bool allow_tf32, bool float32) "
+      "-> Tensor",
+      TORCH_BOX(&blocksparse_weight_grad));
 }
 
 }  // namespace
