@@ -12,7 +12,8 @@ import torch.nn.functional as F
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
-from sbnet.engine.sparsify import SparseRun, _tapped
+from sbnet.engine.sparsify import SparseRun
+from sbnet.engine.taps import tapped
 from sbnet.graph.capture import evaluating
 
 
@@ -64,7 +65,7 @@ def accuracy(
     calls = [run._inputs_of(frame, "accuracy: frames") for frame in frames]
     given = [(*inputs, mask) if run.mask_source is None else inputs for inputs, mask in zip(calls, masks, strict=True)]
     with evaluating(model):
-        dense = [pytree.tree_leaves(_tapped(model, run.options["out"])(*inputs)) for inputs in calls]
+        dense = [pytree.tree_leaves(tapped(model, run.options["out"])(*inputs)) for inputs in calls]
     table = Table()
     for pixels in (margin,) if isinstance(margin, int) else margin:
         run.reset()

@@ -16,6 +16,7 @@ from sbnet.active import ActiveBlocks
 from sbnet.engine.compiled import Compiled
 from sbnet.engine.modes import Turns, plainly
 from sbnet.engine.steps import PLANNED
+from sbnet.engine.taps import tapped
 from sbnet.graph.blocks import is_tuning, predict, tuned
 from sbnet.graph.capture import capture
 from sbnet.graph.constants import Constants
@@ -102,7 +103,7 @@ class SparseRun:
         self.margin, self.mask_source = int(options["margin"]), options["mask_source"]
         if self.margin < 0:
             raise ValueError(f"sbnet: sparsify: margin: expected at least 0, got {self.margin}")
-        self._module = _tapped(model, options["out"])
+        self._module = tapped(model, options["out"])
         self._lock = Turns(self._begin_anew)
         self._watch: Watch | None = None
         self._shapes: OrderedDict[Any, tuple[Graph, Plan, Constants]] = OrderedDict()
@@ -374,39 +375,3 @@ def _check_example(inputs: Sequence[Any], of: str = "sparsify: example") -> None
     if not isinstance(x, Tensor) or x.dim() != 4 or x.dtype not in FLOATS:
         came = f"{tuple(x.shape)} {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
         raise ValueError(f"sbnet: {of}: expected [N,C,H,W] float32, float16 or bfloat16, got {came}")
-
-
-class _Taps(nn.Module):
-    """A module that returns what some of its parts return."""
-
-    def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
-        super().__init__()
-        self.module, self.names = module, list(names)
-
-    def forward(self, *args: Any) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        hooks = [
-            self.module.get_submodule(name).register_forward_hook(
-                lambda _, __, out, name=name: found.__setitem__(name, out)
-            )
-            for name in self.names
-        ]
-        try:
-            self.module(*args)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return {name: found[name] for name in self.names}
-
-
-def _tapped(model: Any, names: Sequence[str]) -> Any:
-    if isinstance(model, (str, os.PathLike)):
-        return model
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"sbnet: sparsify: model: expected an nn.Module or an ONNX file, got {type(model).__name__}")
-    for name in names:
-        try:
-            model.get_submodule(name)
-        except AttributeError:
-            raise ValueError(f"sbnet: sparsify: out: {name}: no such submodule") from None
-    return _Taps(model, names) if names else model
