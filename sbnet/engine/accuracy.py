@@ -12,8 +12,8 @@ import torch.nn.functional as F
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
+from sbnet.engine.arguments import tapped
 from sbnet.engine.sparsify import SparseRun
-from sbnet.engine.taps import tapped
 from sbnet.graph.capture import evaluating
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from sbnet.active import ActiveBlocks
+from sbnet.engine.arguments import FLOATS
 from sbnet.engine.modes import ENTERED
-from sbnet.engine.sparsify import FLOATS
 from sbnet.geometry import Pair, to_pair
 from sbnet.masks.grow import grow
 from sbnet.ops import mask_pyramid, sparse_avg_pool2d, sparse_conv2d, sparse_fill, sparse_max_pool2d
