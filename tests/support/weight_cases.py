@@ -83,7 +83,8 @@ def weight_samples(device: str) -> dict[str, list[tuple]]:
             (rows_last, weight, gate, bias, tables, numbers, *lists, "relu", 0.0, True),
         ],
         "blocksparse_weight_grad": [
-            ([x], [dy], tables, numbers, False, True),
+            ([x], [dy], tables, numbers, False, False),
+            ([x.half()], [dy.half()], tables, numbers, False, True),
             ([grad(x), grad(x)], [grad(dy), dy], tables, numbers, False, False),
         ],
         "block_layout_tables": [],
