@@ -175,6 +175,15 @@ REARRANGING = VIEWS | {
 }  # fmt: skip
 
 
+def moves(target: Any, args: Sequence[Any], dtype: torch.dtype) -> bool:
+    """Does an op compute nothing, so that its result, of this dtype, is not masked anew? A cast of integers or booleans
+    to floats gives the first feature map in floats: the contract speaks of it."""
+    if op_name(target) not in REARRANGING:
+        return False
+    source = getattr(args[0], "dtype", dtype) if args else dtype
+    return source.is_floating_point or not dtype.is_floating_point
+
+
 def op_name(target: Any) -> str:
     """The name of an op without overload and the underscore of one that works in place."""
     name = getattr(target, "_schema", None)

@@ -74,12 +74,16 @@ class Builder:
         values = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Value)]
         if all(v.constant for v in values):
             return self._constant(call)
+        count = len(self.nodes)
         found = RULES[call.name](self, call) if call.name in RULES else None
         if found is None and call.name in REARRANGING:
             found = self._rearranged(call)
         if found is None and ANY:
             found = ANY[0](self, call)
-        return self.dense(call) if found is None else found
+        if found is None or not _is_what_was_made(found, made):
+            del self.nodes[count:]
+            return self.dense(call)
+        return found
 
     def _constant(self, call: Call) -> Any:
         if not isinstance(call.made, Tensor):
@@ -137,8 +141,8 @@ class Builder:
         """A view of a feature map that keeps its axes whole is the same feature map."""
         x = call.args[0]
         source = feature_map(x)
-        if source is None or not isinstance(call.made, Tensor):
-            return None
+        if source is None or not isinstance(call.made, Tensor) or call.made.dtype != source.dtype:
+            return None  # a cast: PyTorch's own
         axes = infer(call.target, call.args, call.kwargs, call.made, _axes_of, self.batch or 1)
         if axes is None or source.axes is None:
             return None
@@ -153,13 +157,26 @@ class Builder:
         return self.arranged(source, axes, call)
 
 
+def _is_what_was_made(found: Any, made: Any) -> bool:
+    """Has what a rule gave the shape and dtype of what PyTorch gives? A rule that does not know of a cast, or of an
+    argument that changes a size, must not drop it."""
+    values, tensors = pytree.tree_leaves(found), pytree.tree_leaves(made)
+    return len(values) == len(tensors) and all(
+        not isinstance(v, Value) or (isinstance(t, Tensor) and v.shape == tuple(t.shape) and v.dtype == t.dtype)
+        for v, t in zip(values, tensors, strict=True)
+    )
+
+
+PLANNED_DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # of the feature maps that ops on active blocks take
+
+
 def feature_map(value: Any) -> Value | None:
     """The feature map [N,C,H,W] that a value is, or is an arrangement of."""
     if not isinstance(value, Value) or value.constant:
         return None
     if value.view_of is not None:
         return value.view_of
-    return value if value.plane is not None and value.dtype.is_floating_point else None
+    return value if value.plane is not None and value.dtype in PLANNED_DTYPES else None
 
 
 def functional(target: Any) -> Any:
@@ -197,7 +214,10 @@ def _map(label: str, shape: Sequence[int], dtype: torch.dtype, node: Node) -> Va
 
 def is_map(made: Any) -> bool:
     return (
-        isinstance(made, Tensor) and made.dim() == 4 and made.shape[2] * made.shape[3] > 1 and made.is_floating_point()
+        isinstance(made, Tensor)
+        and made.dim() == 4
+        and made.shape[2] * made.shape[3] > 1
+        and made.dtype in PLANNED_DTYPES
     )
 
 

@@ -32,7 +32,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from sbnet.geometry import Pair
-from sbnet.graph.axes import REARRANGING, Axes, op_name
+from sbnet.graph.axes import Axes, moves, op_name
 
 
 @dataclass(eq=False)
@@ -130,7 +130,7 @@ class Node:
     @property
     def moves(self) -> bool:
         """A dense op that computes nothing, so that its result is not masked anew."""
-        return self.kind == "aten" and op_name(self.target) in REARRANGING
+        return self.kind == "aten" and moves(self.target, self.args, self.output.dtype)
 
     def __repr__(self) -> str:
         name = op_name(self.target) if self.kind == "aten" else self.kind

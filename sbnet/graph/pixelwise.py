@@ -110,6 +110,8 @@ def _operand(b: Builder, call: Call, v: Value, raw: Value, x: Value) -> Value | 
     """What stands for an operand beside a feature map [N,C,H,W]."""
     own = feature_map(v)
     if own is not None:
+        if own.dtype != x.dtype:
+            return None
         aligned = order(v) == order(raw) and own.shape[0] == x.shape[0] and own.shape[2:] == x.shape[2:]
         return own if aligned and own.shape[1] in (1, x.shape[1]) else None
     if product(v.shape) == 1:
