@@ -61,6 +61,8 @@ def _program(module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> 
     try:
         with evaluating(module), torch.no_grad(), no_dump():
             return torch.export.export(module, tuple(args), kwargs, strict=False)
+    except CaptureError:  # of a module that knows better what went wrong: a node of an ONNX file
+        raise
     except Exception as error:  # torch.export raises what it meets, in the network's code or its own
         raise CaptureError(f"sbnet: {refusal(module, error)}") from error
 

@@ -17,7 +17,7 @@ from sbnet.ops.common import activate
 def fuse_residuals(graph: Graph) -> Graph:
     """conv(x) + y, where the convolution's result has no other consumer, is one node, in the sum's place."""
     for node in list(graph.nodes):
-        if node.kind != "add":
+        if node.kind != "add" or node.args[0] is node.args[1]:  # y + y has no shortcut
             continue
         for at in (1, 0):  # the second operand is the shortcut in most networks' code; the later one in the graph wins
             conv, other = node.args[at].producer, node.args[1 - at]
