@@ -35,7 +35,7 @@ class Axes:
         atoms = [atom for dim in self.dims for atom in dim]
         rows = [length for name, length in atoms if name == "H"]
         columns = [length for name, length in atoms if name == "W"]
-        if len(rows) != 1 or len(columns) != 1 or rows[0] * columns[0] == 1 or self.parts_batch:
+        if len(rows) != 1 or len(columns) != 1 or rows[0] * columns[0] <= 1 or self.parts_batch:
             return None
         return rows[0], columns[0]
 

@@ -185,6 +185,12 @@ def size(a: Arguments) -> np.ndarray:
     return np.asarray(math.prod(a.values[0].shape), dtype=np.int64)
 
 
+@op("Range")
+def numbers(a: Arguments) -> np.ndarray:
+    start, limit, step = a.number(0), a.number(1), a.number(2)
+    return np.arange(start, limit, step).astype(a.numbers[0].dtype)
+
+
 @op("ConstantOfShape")
 def constant_of_shape(a: Arguments) -> np.ndarray:
     value = a.option("value", np.zeros(1, np.float32))

@@ -229,7 +229,6 @@ def _root_of_squares(x: Tensor, dim: tuple[int, ...], keepdim: bool) -> Tensor:
     return torch.linalg.vector_norm(x, 2, dim, keepdim)
 
 
-# What is reduced, and what a reduction over no axis at all makes of an element.
 REDUCTIONS: dict[str, Callable[..., Tensor]] = {
     "ReduceL1": _absolute_sum, "ReduceL2": _root_of_squares,
     "ReduceLogSum": lambda x, dim, keepdim: x.sum(dim, keepdim).log(), "ReduceLogSumExp": torch.logsumexp,
@@ -240,12 +239,12 @@ REDUCTIONS: dict[str, Callable[..., Tensor]] = {
 
 def _reduced(function: Callable[..., Tensor]) -> Callable[[Arguments], Tensor]:
     def run(a: Arguments) -> Tensor:
-        axes, x = _axes(a), a[0]
-        if axes is None or x.dim() == 0:
-            return x
+        axes, x, keep = _axes(a), a[0], bool(a.option("keepdims"))
+        if axes is None or x.dim() == 0:  # each element by itself is reduced, as if along an axis of length 1
+            return function(x[..., None], (x.dim(),), False).to(x.dtype)
         if x.dtype == torch.bool:  # of version 20: a maximum is "any", a minimum "all"
-            return function(x.to(torch.uint8), axes, bool(a.option("keepdims"))).to(torch.bool)
-        return function(x, axes, bool(a.option("keepdims"))).to(x.dtype)
+            return function(x.to(torch.uint8), axes, keep).to(torch.bool)
+        return function(x, axes, keep).to(x.dtype)
 
     return run
 
@@ -354,7 +353,11 @@ def where(a: Arguments) -> Tensor:
 def dropout(a: Arguments) -> Any:
     training = a.number(2, False)
     a.expect(not training, "input training_mode", "false", training)
-    return [a[0], torch.ones_like(a[0], dtype=torch.bool)] if len(a.node.output) > 1 else a[0]
+    if len(a.node.output) == 1:
+        return a[0]
+    if a.version >= 12:  # all are kept
+        return [a[0], torch.ones_like(a[0], dtype=torch.bool)]
+    return [a[0], torch.zeros_like(a[0], dtype=torch.bool if a.version == 10 else a[0].dtype)]  # ONNX Runtime's
 
 
 def dtype_of(code: int, floats: tuple[torch.dtype, torch.dtype], what: str) -> torch.dtype:

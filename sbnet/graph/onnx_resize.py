@@ -49,7 +49,8 @@ def resize(a: Arguments) -> Tensor:
         bool(a.option("antialias", 0)), bool(a.option("exclude_outside")), a.option("cubic_coeff_a"),
         a.option("extrapolation_value"),
     )  # fmt: skip
-    return _resized(a[0], _axes_of(a, how), how, from_sizes=bool(a.number(3)))
+    from_sizes = bool(a.number(3)) and a.option("keep_aspect_ratio_policy", "stretch") == "stretch"
+    return _resized(a[0], _axes_of(a, how), how, from_sizes)
 
 
 @op("Upsample")
@@ -70,9 +71,11 @@ def _axes_of(a: Arguments, how: How) -> dict[int, Axis]:
     if not scales and not sizes:
         raise Unsupported("inputs scales, sizes: expected one of them, got none")
     axes = a.option("axes", None) or list(range(x.dim()))
+    policy = a.option("keep_aspect_ratio_policy", "stretch")
+    if policy != "stretch" and min(axes) < 0:
+        raise Unsupported(f"attribute axes: expected none below 0 beside keep_aspect_ratio_policy {policy}, got {axes}")
     axes = [k % x.dim() for k in axes]
     roi = (a.number(1) or []) if how.where == "tf_crop_and_resize" else []
-    policy = a.option("keep_aspect_ratio_policy", "stretch")
     factors = [float(s) for s in scales or []]
     if sizes:
         factors = [float(F32(n) / F32(x.shape[k])) for k, n in zip(axes, sizes, strict=True)]
@@ -82,14 +85,14 @@ def _axes_of(a: Arguments, how: How) -> dict[int, Axis]:
     found = {}
     for at, (k, factor) in enumerate(zip(axes, factors, strict=True)):
         part = (roi[at], roi[at + len(axes)]) if roi else (0.0, 1.0)
-        extent = F32(x.shape[k]) * F32(factor) * (F32(part[1] - part[0]) if roi else F32(1))
+        extent = F32(x.shape[k]) * F32(factor)  # of the whole axis, cropped or not, as in ONNX Runtime
         found[k] = Axis(x.shape[k], int(sizes[at]) if sizes else math.floor(extent), factor, part)
     return found
 
 
 def _resized(x: Tensor, axes: dict[int, Axis], how: How, from_sizes: bool) -> Tensor:
-    # As ONNX Runtime, which leaves an axis alone whose scale is 1, unless it is cropped.
-    axes = {k: v for k, v in axes.items() if v.scale != 1 or v.wanted != v.size or how.where == "tf_crop_and_resize"}
+    # As ONNX Runtime, which leaves an axis alone whose scale is 1, even if a part of it were to be cropped.
+    axes = {k: v for k, v in axes.items() if v.scale != 1 or v.wanted != v.size}
     if not axes:
         return x
     plain = _by_pytorch(x, axes, how, from_sizes)
@@ -120,7 +123,8 @@ def _by_pytorch(x: Tensor, axes: dict[int, Axis], how: How, from_sizes: bool) ->
     grows = all(f == int(f) and f >= 1 and v.wanted == v.size * int(f) for f, v in zip(factors, both, strict=True))
     if how.mode == "nearest":
         floors = how.where == "asymmetric" and how.rounding in ("floor", "simple")
-        return F.interpolate(x, scale_factor=factors) if grows and (floors or how.where == "half_pixel") else None
+        rounds = how.where == "half_pixel" and how.rounding.startswith("round")
+        return F.interpolate(x, scale_factor=factors) if grows and (floors or rounds) else None
     kind = {"linear": "bilinear", "cubic": "bicubic"}.get(how.mode, "")
     if not kind or (how.mode == "cubic" and abs(how.cubic_coeff_a + 0.75) > 1e-6):
         return None
@@ -163,12 +167,13 @@ def _places(axis: Axis, where: str) -> np.ndarray:
     raise Unsupported(f"attribute coordinate_transformation_mode: expected one of ONNX's, got {where}")
 
 
+TIE = 1e-6  # so near to the middle ONNX Runtime takes a place for the middle
 Rounding = Callable[[np.ndarray, bool], np.ndarray]
 ROUNDING: dict[str, Rounding] = {
     "floor": lambda v, smaller: np.floor(v),
     "ceil": lambda v, smaller: np.ceil(v),
-    "round_prefer_floor": lambda v, smaller: np.ceil(v - F32(0.5)),
-    "round_prefer_ceil": lambda v, smaller: np.floor(v + F32(0.5)),
+    "round_prefer_floor": lambda v, smaller: np.ceil(v.astype(np.float64) - 0.5 - TIE),
+    "round_prefer_ceil": lambda v, smaller: np.floor(v.astype(np.float64) + 0.5 + TIE),
     "simple": lambda v, smaller: np.ceil(v) if smaller else np.trunc(v),
 }
 
@@ -198,7 +203,7 @@ def _weights(axis: Axis, how: How) -> tuple[Any, np.ndarray]:
     taps = low[:, None] + np.arange(math.ceil(2 * radius) + 2)
     values = kernel(np.abs(taps - places[:, None]) / stretch)
     outside = (taps < 0) | (taps > axis.size - 1)
-    if how.exclude_outside or how.antialias:
+    if how.exclude_outside:
         values = np.where(outside, 0, values)
     values = values / values.sum(1, keepdims=True)
     weights = np.zeros((axis.wanted, axis.size))

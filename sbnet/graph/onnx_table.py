@@ -101,6 +101,7 @@ Flatten: 1 9 11 13 21 23 24 25 | axis
 Gather GatherElements: 1 11 13 | axis
 GatherND: 11 12 13 | batch_dims
 Pad: 2 11 13 18 19 21 23 24 25 | mode pads value
+Range: 11 27 | -stash_type
 Reshape: 5 13 14 19 21 23 24 25 | allowzero
 ReverseSequence: 10 28 | batch_axis time_axis
 Scatter: 9 | axis
