@@ -92,16 +92,16 @@ def conv_transpose(a: Arguments) -> Tensor:
     more, groups, wanted = a.option("output_padding", None) or [0] * g.rank, a.option("group"), a.option("output_shape")
     how, before, after = a.option("auto_pad"), g.before, g.after
     full = [(n - 1) * s + r for n, s, r in zip(x.shape[2:], g.stride, g.reach, strict=True)]
-    if wanted is None and how in ("SAME_UPPER", "SAME_LOWER"):
+    given = wanted is not None
+    if not given and how in ("SAME_UPPER", "SAME_LOWER"):
         wanted = [n * s for n, s in zip(x.shape[2:], g.stride, strict=True)]
     if wanted:
         wanted = wanted[-g.rank :]
         total = [max(f + m - w, 0) for f, m, w in zip(full, more, wanted, strict=True)]
         small, large = [t // 2 for t in total], [t - t // 2 for t in total]
         before, after = (small, large) if how == "SAME_UPPER" else (large, small)
-        if how == "NOTSET":
-            before, after = small, large
-        after = [f + m - b - w for f, m, b, w in zip(full, more, before, wanted, strict=True)]
+        if given:  # may be more than there is: what no pixel reaches holds the bias
+            after = [f + m - b - w for f, m, b, w in zip(full, more, before, wanted, strict=True)]
     extra = [m + b - e for m, b, e in zip(more, before, after, strict=True)]  # as PyTorch takes it
     fits = all(0 <= e < max(s, d) for e, s, d in zip(extra, g.stride, g.dilation, strict=True))
     call = TRANSPOSED[g.rank - 1]
@@ -115,13 +115,21 @@ def conv_transpose(a: Arguments) -> Tensor:
 @op("MaxPool")
 def max_pool(a: Arguments) -> Tensor:
     x, ceil = a[0], bool(a.option("ceil_mode", 0))
-    g = Geometry(a, x, a.option("kernel_shape"))
+    g = _pool(a)
     fits = g.before == g.after and all(2 * p <= k for p, k in zip(g.before, g.kernel, strict=True))
     call = MAXIMUM[g.rank - 1]
     if fits:
         return call(x, g.kernel, g.stride, g.before, g.dilation, ceil)
     least = -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
     return call(Geometry.padded(x, g.before, g.past(x, ceil), least), g.kernel, g.stride, 0, g.dilation)
+
+
+def _pool(a: Arguments) -> Geometry:
+    """Of a pool, whose SAME with dilations ONNX Runtime pads as if there were none, other than the standard says."""
+    g = Geometry(a, a[0], a.option("kernel_shape"))
+    how = a.option("auto_pad", "NOTSET")
+    a.expect(max(g.dilation) == 1 or "SAME" not in how, "attribute auto_pad", "pads beside dilations", how)
+    return g
 
 
 def _sums(x: Tensor, g: Geometry, ceil: bool) -> Tensor:
@@ -134,7 +142,7 @@ def _sums(x: Tensor, g: Geometry, ceil: bool) -> Tensor:
 @op("AveragePool")
 def average_pool(a: Arguments) -> Tensor:
     x, ceil, counted = a[0], bool(a.option("ceil_mode", 0)), bool(a.option("count_include_pad", 0))
-    g = Geometry(a, x, a.option("kernel_shape"))
+    g = _pool(a)
     if g.rank == 2 and g.before == g.after and g.dilation == [1, 1]:
         if all(2 * p <= k for p, k in zip(g.before, g.kernel, strict=True)):
             return F.avg_pool2d(x, g.kernel, g.stride, g.before, ceil, counted)
@@ -155,7 +163,7 @@ def average_pool(a: Arguments) -> Tensor:
 @op("LpPool")
 def lp_pool(a: Arguments) -> Tensor:
     x, p = a[0], a.option("p")
-    g = Geometry(a, x, a.option("kernel_shape"))
+    g = _pool(a)
     return _sums(x.abs().pow(p), g, bool(a.option("ceil_mode", 0))).pow(1 / p)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -152,6 +153,8 @@ def _simple(b: Builder, call: Call, x: Value, operands: list[Value]) -> Value | 
         return None
     if call.argument("alpha", 1) != 1 or call.argument("rounding_mode") is not None:
         return None
+    if number is not None and not (math.isfinite(number) and (number or call.name != "div")):
+        return None  # an infinite weight is not an infinite result: sums of it are NaN
     channels = x.shape[1]
     signs = {"add": lambda t: t, "sub": lambda t: -t, "mul": lambda t: t, "div": lambda t: 1 / t}
 

@@ -295,7 +295,7 @@ def _conv_transpose(d: Draw) -> None:
         d.attributes["output_padding"] = [d.rng.randint(0, m) for m in most]
     if d.rng.random() < 0.25 and "pads" not in d.attributes:
         full = [(n - 1) * s + g * (k - 1) + 1 for n, s, g, k in zip(d.shape[2:], stride, dilation, kernel, strict=True)]
-        d.attributes["output_shape"] = [f - d.rng.randint(0, min(k - 1, 2)) for f, k in zip(full, kernel, strict=True)]
+        d.attributes["output_shape"] = [f - d.rng.randint(-1, min(k - 1, 2)) for f, k in zip(full, kernel, strict=True)]
         d.attributes.pop("output_padding", None)
 
 
