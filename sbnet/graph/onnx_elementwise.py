@@ -284,7 +284,7 @@ OPS.update({"CumSum": _running(torch.cumsum, 0.0), "CumProd": _running(torch.cum
 
 @op("TopK")
 def top_k(a: Arguments) -> Any:
-    count = int(torch.as_tensor(a.number(1)).reshape(-1)[0])
+    count = int(torch.as_tensor(a.either("k", 1)).reshape(-1)[0])
     return list(torch.topk(a[0], count, a.option("axis"), bool(a.option("largest", 1)), True))
 
 
@@ -321,7 +321,23 @@ def batch_norm(a: Arguments) -> Any:
 
 @op("InstanceNormalization")
 def instance_norm(a: Arguments) -> Tensor:
-    return F.instance_norm(a[0], weight=a[1], bias=a[2], eps=a.option("epsilon"))
+    return _normalised(a, a[0].shape[1], a[1], a[2])
+
+
+def _normalised(a: Arguments, groups: int, weight: Tensor, bias: Tensor) -> Tensor:
+    x, eps = a[0], a.option("epsilon")
+    if x[0].numel() == groups:  # a group is one number, its own mean, which PyTorch refuses
+        return (x - x) * weight.reshape(-1, *[1] * (x.dim() - 2)) + bias.reshape(-1, *[1] * (x.dim() - 2))
+    if groups == x.shape[1]:
+        return F.instance_norm(x, weight=weight, bias=bias, eps=eps)
+    return F.group_norm(x, groups, weight, bias, eps)
+
+
+@op("MeanVarianceNormalization")
+def mean_variance_norm(a: Arguments) -> Tensor:
+    x, axes = a[0], a.option("axes")
+    centred = x - x.mean(axes, keepdim=True)
+    return centred / (centred.square().mean(axes, keepdim=True).sqrt() + 1e-9)
 
 
 @op("LayerNormalization")
@@ -338,7 +354,7 @@ def group_norm(a: Arguments) -> Tensor:
     x, groups, weight, bias = a[0], a.option("num_groups"), a[1], a[2]
     if a.version < 21:
         weight, bias = (v.repeat_interleave(x.shape[1] // groups) for v in (weight, bias))
-    return F.group_norm(x, groups, weight, bias, a.option("epsilon"))
+    return _normalised(a, groups, weight, bias)
 
 
 # ---- dtypes

@@ -16,7 +16,7 @@ import functools
 from typing import Any, NamedTuple
 
 ROWS = """
-Abs Ceil Exp Floor Log Neg Reciprocal Relu Sigmoid Sqrt Tanh: 6 13 14
+Abs Ceil Exp Floor Log Neg Reciprocal Sigmoid Sqrt Tanh: 6 13
 Acos Asin Atan Cos Sin Tan: 7 22
 Acosh Asinh Atanh Cosh Sinh: 9 22
 BitwiseAnd BitwiseNot BitwiseOr BitwiseXor: 18
@@ -27,6 +27,7 @@ IsNaN: 9 13 20
 Identity: 1 13 14 16 19 21 23 24 25
 Mish: 18 22
 Not: 1
+Relu: 6 13 14
 Round: 11 22
 Softplus Softsign: 1 22
 
@@ -55,23 +56,25 @@ Pow: 7 12 13 15
 Where: 9 16
 Cast: 6 9 13 19 21 23 24 25 28 | to !saturate !round_mode
 CastLike: 15 19 21 23 24 25 | !saturate !round_mode
-Dropout: 6 7 10 12 13 22 | -consumed_inputs -is_test -ratio -seed
+Dropout: 6 7 10 12 13 22 | -is_test -ratio -seed
 
 Hardmax LogSoftmax Softmax: 1 11 13 | axis
 LpNormalization: 1 22 | axis p
 LRN: 1 13 | alpha beta bias size
 BatchNormalization: 7 9 14 15 | epsilon momentum !spatial training_mode
+MeanVarianceNormalization: 9 13 | axes
 InstanceNormalization: 6 22 | epsilon
 LayerNormalization: 17 | axis epsilon -stash_type
 GroupNormalization: 18 21 | epsilon num_groups -stash_type
 
-ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMean ReduceProd ReduceSum ReduceSumSquare: \
-1 11 13 18 28 | axes keepdims noop_with_empty_axes
+ReduceL1 ReduceL2 ReduceMean ReduceProd ReduceSumSquare: 1 11 13 18 | axes keepdims noop_with_empty_axes
+ReduceSum: 1 11 13 | axes keepdims noop_with_empty_axes
+ReduceLogSum ReduceLogSumExp: 1 11 13 18 28 | axes keepdims noop_with_empty_axes
 ReduceMax ReduceMin: 1 11 12 13 18 20 | axes keepdims noop_with_empty_axes
 ArgMax ArgMin: 1 11 12 13 | axis keepdims select_last_index
 CumSum: 11 14 | exclusive reverse
 CumProd: 26 | exclusive reverse
-TopK: 10 11 24 | axis largest -sorted
+TopK: 1 10 11 24 | axis k largest -sorted
 
 Conv: 1 11 22 | auto_pad dilations group kernel_shape pads strides
 ConvTranspose: 1 11 22 | auto_pad dilations group kernel_shape output_padding output_shape pads strides
@@ -98,7 +101,8 @@ Compress: 9 11 28 | axis
 ConstantOfShape: 9 20 21 23 24 25 | value
 Expand: 8 13
 Flatten: 1 9 11 13 21 23 24 25 | axis
-Gather GatherElements: 1 11 13 | axis
+Gather: 1 11 13 | axis
+GatherElements: 11 13 | axis
 GatherND: 11 12 13 | batch_dims
 Pad: 2 11 13 18 19 21 23 24 25 | mode pads value
 Range: 11 27 | -stash_type

@@ -69,6 +69,36 @@ class Draw:
         return [k - rank if self.version >= 11 and self.rng.random() < 0.4 else k for k in found]
 
 
+# What an op reads that takes no floats of four dimensions, made of "h" beside it.
+BEFORE: dict[str, list[tuple[str, list[str], dict[str, Any]]]] = {
+    "flat": [("Reshape", ["h", "rows"], {})],
+    "bools": [("Greater", ["h", "zero"], {})],
+    "ints": [("Mul", ["h", "ten"], {}), ("Cast", [], {"to": 6})],
+    "bytes": [("Abs", ["h"], {}), ("Mul", ["", "ten"], {}), ("Cast", [], {"to": 2})],
+    "squares": [("Slice", ["h", "from", "upto", "last"], {})],
+    "columns": [("Reshape", ["h", "columns_of"], {})],
+}
+
+
+def before(name: str, shape: Shape, prefix: str = "") -> tuple[list[Any], dict[str, np.ndarray]]:
+    """(nodes that make it, constants that they read)."""
+    n, c, h, w = shape
+    side = min(h, w, 5)
+    constants = {
+        "rows": np.asarray([-1, w], I64), "zero": np.asarray(0, F32), "ten": np.asarray(10, F32),
+        "from": np.zeros(2, I64), "upto": np.asarray([side, side], I64), "last": np.asarray([2, 3], I64),
+        "columns_of": np.asarray([n, c, -1], I64),
+    }  # fmt: skip
+    steps, nodes, used, last = BEFORE[name], [], {}, ""
+    for at, (op, inputs, attributes) in enumerate(steps):
+        made = name if at == len(steps) - 1 else f"{name}{at}"
+        given = [i or last for i in inputs] or [last]
+        used |= {i: constants[i] for i in given if i in constants}
+        nodes.append(helper.make_node(op, given, [made], **attributes))
+        last = made
+    return nodes, used
+
+
 Maker = Callable[[Draw], None]
 MAKERS: dict[str, Maker] = {}
 
@@ -137,6 +167,64 @@ def _two(d: Draw) -> None:
             shape = d.rng.choice([(), (1,), (c, 1, 1), (1, c, 1, 1), (w,), (h, w), (c, h, w)])
             d.constant(d.floats(*shape, low=0.3, high=2.0))
     d.maybe("fmod", 1, always=True)
+
+
+@maker("And", "Or", "Xor", "Not")
+def _booleans(d: Draw) -> None:
+    d.inputs = ["bools"]
+    if d.op != "Not":
+        d.constant(d.floats(*d.rng.choice([(1,), (d.shape[1], 1, 1), d.shape[1:]])) > 0)
+
+
+@maker("BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot", "BitShift")
+def _bits(d: Draw) -> None:
+    shifts = d.op == "BitShift"
+    d.inputs = ["bytes" if shifts else "ints"]
+    d.maybe("direction", "LEFT", "RIGHT")
+    if d.op != "BitwiseNot":
+        d.constant(d.numbers.integers(0, 4, d.shape[1:]), np.uint8 if shifts else np.int32)
+
+
+@maker("Det")
+def _det(d: Draw) -> None:
+    d.inputs = ["squares"]
+
+
+@maker("Col2Im")
+def _col2im(d: Draw) -> None:
+    """Of channels that are columns of 2x2 windows."""
+    d.inputs = ["columns"]
+    n, c, h, w = d.shape
+    d.maybe("pads", [0, 0, 0, 0], [1, 0, 0, 1])
+    pads = d.attributes.get("pads", [0] * 4)
+    d.constant([h + 1 - pads[0] - pads[2], w + 1 - pads[1] - pads[3]], I64)
+    d.constant([2, 2], I64)
+    d.maybe("strides", [1, 1])
+    d.maybe("dilations", [1, 1])
+
+
+@maker("Range")
+def _range(d: Draw) -> None:
+    d.inputs.clear()
+    for value in (1.0, d.rng.choice([4.0, 7.5]), d.rng.choice([1.0, 0.5])):
+        d.constant(value, F32)
+    d.maybe("stash_type", 1)
+
+
+@maker("ConstantOfShape")
+def _constant_of_shape(d: Draw) -> None:
+    d.inputs.clear()
+    d.constant([2, 3], I64)
+    d.maybe("value", numpy_helper.from_array(np.asarray([1.5], F32)), numpy_helper.from_array(np.asarray([3], I64)))
+
+
+@maker("DequantizeLinear")
+def _dequantize(d: Draw) -> None:
+    d.inputs = ["bytes"]
+    per_axis = d.version >= 13 and d.rng.random() < 0.5
+    d.constant(d.floats(d.shape[1], low=0.01, high=0.1) if per_axis else 0.03, F32)
+    d.constant(np.full(d.shape[1], 3) if per_axis else 3, np.uint8)
+    d.maybe("axis", 1)
 
 
 @maker("Where")
@@ -245,7 +333,10 @@ def _running(d: Draw) -> None:
 
 @maker("TopK")
 def _top_k(d: Draw) -> None:
-    d.constant([d.rng.randint(1, 3)], I64)
+    if d.has("k"):
+        d.attributes["k"] = d.rng.randint(1, 3)
+    else:
+        d.constant([d.rng.randint(1, 3)], I64)
     d.maybe("axis", d.axis())
     d.maybe("largest", 0, 1)
     d.maybe("sorted", 1)
@@ -363,13 +454,15 @@ def _shuffle(d: Draw) -> None:
 @maker("Gemm")
 def _gemm(d: Draw) -> None:
     d.inputs.clear()
-    rows, inner, columns = d.rng.randint(2, 5), d.shape[-1], d.rng.randint(2, 5)
     d.inputs.append("flat")
+    d.maybe("transA", 0, 1)
     d.maybe("transB", 0, 1)
+    rows, inner, columns = d.shape[0] * d.shape[1] * d.shape[2], d.shape[-1], d.rng.randint(2, 5)
+    if d.attributes.get("transA"):
+        rows, inner = inner, rows
     d.maybe("alpha", 1.0, 0.5)
     d.maybe("beta", 1.0, 2.0)
     d.constant(d.floats(*((columns, inner) if d.attributes.get("transB") else (inner, columns))))
-    rows = d.shape[0] * d.shape[1] * d.shape[2]
     if d.version < 11 or d.rng.random() < 0.7:
         d.constant(d.floats(*d.rng.choice([(columns,), (1, columns), (rows, 1), (rows, columns), ()])))
 
@@ -586,9 +679,9 @@ def one_op(rng: random.Random, op: str, opset: int) -> tuple[onnx.ModelProto, np
         return None
     nodes = [helper.make_node("Conv", ["x", "w"], ["h"], "conv")]
     constants = {"w": d.numbers.uniform(-0.6, 0.6, (c, 3, 1, 1)).astype(F32), **d.constants}
-    if "flat" in d.inputs:
-        constants["rows"] = np.asarray([-1, w], I64)
-        nodes.append(helper.make_node("Reshape", ["h", "rows"], ["flat"]))
+    for name in set(d.inputs) & set(BEFORE):
+        more, used = before(name, d.shape)
+        nodes, constants = nodes + more, constants | used
     outputs = [f"y{k}" for k in range(d.outputs)]
     nodes.append(helper.make_node(op, d.inputs, outputs, op.lower(), **d.attributes))
     return made(nodes, (n, 3, h, w), constants, outputs, opset), d.numbers.standard_normal((n, 3, h, w)).astype(F32), d
@@ -603,3 +696,70 @@ def made(nodes: Any, shape: Shape, constants: dict[str, np.ndarray], outputs: li
     )  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
     return onnx.shape_inference.infer_shapes(model)
+
+
+# Where rounding decides on which side of a step a value falls, an error is none: their results are outputs alone.
+STEPS = {
+    "ArgMax", "ArgMin", "Cast", "CastLike", "Ceil", "Equal", "Floor", "Greater", "GreaterOrEqual", "Hardmax", "IsInf",
+    "IsNaN", "Less", "LessOrEqual", "Mod", "QuantizeLinear", "Round", "Sign",
+}  # fmt: skip
+# Which make a small error a large one somewhere, or order equal values: not in a chain.
+STEEP = {
+    "Acos", "Acosh", "Asin", "Atanh", "Cosh", "CumProd", "Div", "Exp", "Log", "LogSoftmax", "LpNormalization", "Pow",
+    "Reciprocal", "ReduceLogSum", "ReduceProd", "Sinh", "Sqrt", "Tan", "TopK",
+}  # fmt: skip
+USUAL = [
+    "Conv", "Conv", "ConvTranspose", "MaxPool", "AveragePool", "Resize", "Relu", "Clip", "LeakyRelu", "Sigmoid", "Add", "Mul",
+    "BatchNormalization", "InstanceNormalization", "Concat", "Slice", "Pad", "Softmax", "PRelu", "HardSwish",
+]  # fmt: skip
+
+
+class Chain:
+    """A graph of a few nodes, grown one at a time: each reads the value before it, some an earlier one of its shape.
+
+    Args:
+        runs: what ONNX Runtime gives for a model; None where it does not run it. A node that it does not run is not
+            kept.
+    """
+
+    def __init__(self, rng: random.Random, opset: int, runs: Callable[[onnx.ModelProto, np.ndarray], Any]) -> None:
+        self.rng, self.opset, self.runs = rng, opset, runs
+        n, h, w = rng.choice([1, 1, 1, 2]), rng.choice([8, 12, 16]), rng.choice([8, 12, 20])
+        numbers = np.random.default_rng(rng.randrange(1 << 30))
+        self.x = numbers.standard_normal((n, 3, h, w)).astype(F32)
+        self.constants = {"w": numbers.uniform(-0.6, 0.6, (4, 3, 3, 3)).astype(F32)}
+        self.nodes = [helper.make_node("Conv", ["x", "w"], ["v0"], "conv", pads=[1, 1, 1, 1])]
+        self.shapes: dict[str, Shape] = {"v0": (n, 4, h, w)}
+        self.last, self.outputs = "v0", list[str]()
+
+    def model(self) -> onnx.ModelProto:
+        outputs = list(dict.fromkeys([*self.outputs, self.last]))
+        return made(self.nodes, self.x.shape, self.constants, outputs, self.opset)
+
+    def grow(self) -> None:
+        """One node more, if the one drawn can be run."""
+        at = len(self.nodes)
+        op = self.rng.choice(USUAL if self.rng.random() < 0.7 else names())
+        d = drawn(self.rng, op, self.opset, self.shapes[self.last], f"n{at}_")
+        if d is None or op in STEEP or set(d.inputs) & set(BEFORE):
+            return
+        like = [v for v, shape in self.shapes.items() if shape == self.shapes[self.last]]
+        inputs, first = list[str](), True
+        for name in d.inputs:
+            inputs.append((self.last if first else self.rng.choice(like)) if name == "h" else name)
+            first = first and name != "h"
+        outputs = [f"v{at}"] + [f"v{at}_{k}" for k in range(1, d.outputs)]
+        before_it = self.nodes, self.constants, self.outputs, self.last
+        self.nodes = [*self.nodes, helper.make_node(op, inputs, outputs, f"{op}{at}", **d.attributes)]
+        self.constants = self.constants | d.constants
+        self.outputs, self.last = [*self.outputs, *outputs[1:]], outputs[0]
+        found = self.runs(self.model(), self.x)
+        if found is None or not all(value.size for value in found):
+            self.nodes, self.constants, self.outputs, self.last = before_it
+            return
+        value = found[-1]
+        kept = value.ndim == 4 and value.dtype == F32 and 0 < value.size < 40_000 and op not in STEPS
+        if kept and len(value) == len(self.x) and np.isfinite(value).all() and np.abs(value).max() < 1e4:
+            self.shapes[self.last] = value.shape
+        else:  # an output; the chain goes on from before it
+            self.outputs, self.last = [*self.outputs, self.last], before_it[3]

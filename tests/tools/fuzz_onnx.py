@@ -1,6 +1,6 @@
 """Random ONNX models, read and run here and by ONNX Runtime: python tests/tools/fuzz_onnx.py [models] [seed] [ops ...].
 
-Without names of ops, graphs of a few nodes. Prints a line for each result that differs, and for each model that ONNX
+With names of ops, or "all", models of one op each; without, graphs of a few nodes. Prints a line for each result that differs, and for each model that ONNX
 Runtime runs and that is refused here; then the counts as JSON. test_onnx_fuzz.py holds the counts to what is promised.
 """
 
@@ -116,11 +116,29 @@ def single_ops(models: int, seed: int, ops: list[str], report: Any = print) -> C
     return counts
 
 
+def graphs(models: int, seed: int, report: Any = print) -> Counter[str]:
+    """Counts over graphs of a few nodes, opsets drawn."""
+    counts: Counter[str] = Counter()
+    rng, latest = random.Random(seed), newest()
+    with tempfile.TemporaryDirectory() as folder:
+        for at in range(models):
+            chain = onnx_models.Chain(rng, rng.randint(OLDEST, latest), theirs)
+            for _ in range(rng.randint(2, 8)):
+                chain.grow()
+            verdict, why = judged(chain.model(), chain.x, Path(folder))
+            counts[verdict] += 1
+            if verdict in ("wrong", "refused"):
+                ops = " ".join(f"{n.op_type}({','.join(n.input)})" for n in chain.nodes)
+                report(f"{verdict}: seed {seed}, model {at}, opset {chain.opset}: {why}: {ops}")
+    return counts
+
+
 def main() -> None:
     models = int(sys.argv[1]) if len(sys.argv) > 1 else 500
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else 0
     torch.set_num_threads(1)
-    counts = single_ops(models, seed, sys.argv[3:] or onnx_models.names())
+    ops = sys.argv[3:]
+    counts = graphs(models, seed) if not ops else single_ops(models, seed, onnx_models.names() if ops == ["all"] else ops)
     print(json.dumps(counts))
 
 

@@ -83,7 +83,7 @@ def lower_affine(graph: Graph) -> Graph:
             node.kind, node.args, node.params = "pixel", [*node.args, node.params["slope"]], {}
             node.options = {"steps": [Step(torch.ops.aten.prelu.default, (Ref(0), Ref(1)), {})]}
         if node.kind == "add":
-            node.params = {"residual": node.args[1]}
+            node.params = {**node.params, "residual": node.args[1]}  # beside the slopes of a PReLU that joined
             node.args = [node.args[0]]
         if node.kind in ("affine", "add", "act"):
             params, x = node.params, node.args[0]
