@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sbnet.graph import onnx_arrange, onnx_elementwise, onnx_resize, onnx_windows
+from sbnet.graph import onnx_arrange, onnx_elementwise, onnx_norms, onnx_resize, onnx_windows
 from sbnet.graph.capture import CaptureError, capture
 from sbnet.graph.ir import Graph
 from sbnet.graph.onnx_run import TYPES, Floats, Unsupported, as_tensor, check, run_node
 from sbnet.graph.refusal import VALUES
 
-RULES = onnx_arrange, onnx_elementwise, onnx_resize, onnx_windows  # imported for what they register
+RULES = onnx_arrange, onnx_elementwise, onnx_norms, onnx_resize, onnx_windows  # imported for what they register
 
 
 def read_onnx(path: str | os.PathLike[str], inputs: Sequence[Any]) -> Graph:

@@ -109,8 +109,8 @@ def _resized(x: Tensor, axes: dict[int, Axis], how: How, from_sizes: bool) -> Te
             shape = [1] * x.dim()
             shape[k] = -1
             outside.append(torch.as_tensor(beyond, device=x.device).reshape(shape))
-    for beyond in outside:
-        x = torch.where(beyond, torch.full((), how.extrapolation_value, dtype=x.dtype, device=x.device), x)
+    for places in outside:
+        x = torch.where(places, torch.full((), how.extrapolation_value, dtype=x.dtype, device=x.device), x)
     return x
 
 

@@ -33,7 +33,7 @@ def op(*names: str) -> Callable[[Rule], Rule]:
 
 
 class Arguments:
-    """Of a node: `a[0]` is its first input as a tensor, `a.number(1)` its second as numbers, `a.option` an attribute."""
+    """Of a node: `a[0]` is its first input as a tensor, `a.number(1)` its second as numbers."""
 
     def __init__(self, node: Any, opset: int, values: Sequence[Any], numbers: Sequence[Any], floats: Floats) -> None:
         self.node, self.values, self.numbers, self.floats = node, list(values), list(numbers), floats

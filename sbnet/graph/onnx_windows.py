@@ -143,21 +143,21 @@ def _sums(x: Tensor, g: Geometry, ceil: bool) -> Tensor:
 def average_pool(a: Arguments) -> Tensor:
     x, ceil, counted = a[0], bool(a.option("ceil_mode", 0)), bool(a.option("count_include_pad", 0))
     g = _pool(a)
-    if g.rank == 2 and g.before == g.after and g.dilation == [1, 1]:
-        if all(2 * p <= k for p, k in zip(g.before, g.kernel, strict=True)):
-            return F.avg_pool2d(x, g.kernel, g.stride, g.before, ceil, counted)
+    even = g.rank == 2 and g.before == g.after and g.dilation == [1, 1]
+    if even and all(2 * p <= k for p, k in zip(g.before, g.kernel, strict=True)):
+        return F.avg_pool2d(x, g.kernel, g.stride, g.before, ceil, counted)
     inside = x.new_ones(1, 1, *x.shape[2:])
-    if counted:  # padding counts, what a window reads past it does not
-        inside = Geometry.padded(inside, g.before, g.after, 1.0)
-        n, h = Geometry.__new__(Geometry), [0] * g.rank
-        n.__dict__.update(g.__dict__, before=h, after=h)
-        past = [max(p - e, 0) for p, e in zip(g.past(x, ceil), g.after, strict=True)]
-        inside = Geometry.padded(inside, h, past)
-        counts = CONV[g.rank - 1](inside, x.new_ones(1, 1, *g.kernel), None, g.stride, 0, g.dilation)
-        counts = counts[(..., *(slice(0, s) for s in g.written(x, ceil)))]
-    else:
-        counts = _sums(inside, g, ceil)
-    return _sums(x, g, ceil) / counts
+    return _sums(x, g, ceil) / (_counts(inside, g, ceil) if counted else _sums(inside, g, ceil))
+
+
+def _counts(inside: Tensor, g: Geometry, ceil: bool) -> Tensor:
+    """Pixels of each window, padding among them; what a window reads past it does not count."""
+    past = [max(p - e, 0) for p, e in zip(g.past(inside, ceil), g.after, strict=True)]
+    ones = Geometry.padded(Geometry.padded(inside, g.before, g.after, 1.0), [0] * g.rank, past)
+    counts = CONV[g.rank - 1](ones, inside.new_ones(1, 1, *g.kernel), None, g.stride, 0, g.dilation)
+    for axis, side in enumerate(g.written(inside, ceil)):
+        counts = counts.narrow(2 + axis, 0, side)
+    return counts
 
 
 @op("LpPool")
@@ -206,9 +206,9 @@ def grid_sample(a: Arguments) -> Tensor:
 def col2im(a: Arguments) -> Tensor:
     size, kernel, rank = a.number(1), a.number(2), len(a.number(1))
     a.expect(rank == 2, "input image_shape", "two axes", size)
-    pads, stride = a.option("pads", None) or [0] * 4, a.option("strides", None) or [1, 1]
-    whole = [size[0] + pads[0] + pads[2], size[1] + pads[1] + pads[3]]
-    y = F.fold(a[0], whole, kernel, a.option("dilations", None) or [1, 1], 0, stride)
+    pads, stride = a.option("pads", None) or [0] * 4, tuple(a.option("strides", None) or (1, 1))
+    whole = size[0] + pads[0] + pads[2], size[1] + pads[1] + pads[3]
+    y = F.fold(a[0], whole, tuple(kernel), tuple(a.option("dilations", None) or (1, 1)), 0, stride)
     return y[:, :, pads[0] : pads[0] + size[0], pads[1] : pads[1] + size[1]]
 
 

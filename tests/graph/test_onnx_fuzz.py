@@ -7,8 +7,9 @@ import torch
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
-from support import onnx_models  # noqa: E402
-from tools import fuzz_onnx  # noqa: E402
+from tools import fuzz_onnx
+
+from support import onnx_models
 
 
 @pytest.fixture(autouse=True)

@@ -44,6 +44,11 @@ def node_of(schema, **attributes):
     return helper.make_node(schema.name, inputs, outputs, **{**given, **attributes})
 
 
+def checked_and_run(node, opset):
+    check(node, opset)
+    run_node(node, opset, [torch.zeros(1)] * len(node.input), [None] * len(node.input), (torch.float32,) * 2)
+
+
 def in_force(op):
     """(schema, opsets) of each version of an op that a model of opset 7 or later can mean."""
     versions = sorted(SCHEMAS[op])
@@ -84,8 +89,7 @@ def test_every_version_is_read_or_refused_by_name(op):
                 check(node, opset)
         elif not has_rule(op, schema) and not (schema.has_function or schema.has_context_dependent_function):
             with pytest.raises(Unsupported, match=rf"{op} of version {schema.since_version}"):
-                check(node, opset)
-                run_node(node, opset, [torch.zeros(1)] * len(node.input), [None] * len(node.input), (torch.float32,) * 2)
+                checked_and_run(node, opset)
 
 
 @pytest.mark.parametrize("op", sorted(RANDOM))
@@ -106,7 +110,9 @@ def test_what_is_not_honoured_is_refused_by_name(op, name):
                                           if name not in ("round_mode",) else 0)  # fmt: skip
         usual = helper.get_attribute_value(schema.attributes[name].default_value)
         check(node_of(schema, **{name: usual}), opsets[-1])
-        with pytest.raises(Unsupported, match=f"attribute {name}: expected {usual!r}, got {other!r}".replace("b'", "'")):
+        with pytest.raises(
+            Unsupported, match=f"attribute {name}: expected {usual!r}, got {other!r}".replace("b'", "'")
+        ):
             check(node_of(schema, **{name: other}), opsets[-1])
 
 
@@ -158,7 +164,8 @@ def test_messages_name_file_node_and_what_of_it(node, opset, says, tmp_path):
     made = helper.make_node(op, inputs, outputs, "its_name", **attributes)
     graph = helper.make_graph(
         [made], "g", [helper.make_tensor_value_info("x", 1, [1, 4, 6, 8])],
-        [onnx.ValueInfoProto(name=name) for name in outputs], [onnx.numpy_helper.from_array(np.ones(4, np.float32), "c")],
+        [onnx.ValueInfoProto(name=name) for name in outputs],
+        [onnx.numpy_helper.from_array(np.ones(4, np.float32), "c")],
     )  # fmt: skip
     path = tmp_path / "m.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9), path)
