@@ -125,13 +125,14 @@ class Builder:
         order = [[d[0] for d in value.axes.dims].index(atom) for dim in axes.dims for atom in dim]
         lengths = [value.shape[k] for k in order]
         shape = [product(n for _, n in dim) for dim in axes.dims]
-        moved = self._move(value, torch.ops.aten.permute.default, order, lengths, call)
+        moved = self.move(value, torch.ops.aten.permute.default, order, lengths, call)
         if shape != lengths:
-            moved = self._move(moved, torch.ops.aten.reshape.default, shape, shape, call)
+            moved = self.move(moved, torch.ops.aten.reshape.default, shape, shape, call)
         moved.axes, moved.view_of = axes, value
         return moved
 
-    def _move(self, value: Value, target: Any, how: list[int], shape: list[int], call: Call) -> Value:
+    def move(self, value: Value, target: Any, how: list[int], shape: list[int], call: Call) -> Value:
+        """Another arrangement of a value, by a permute or a reshape."""
         node = Node("aten", [value, how], [], target=target, path=call.path, line=call.line, reason="arrangement")
         node.outputs.append(Value(f"{call.label}_{len(self.nodes)}", tuple(shape), value.dtype, producer=node))
         self.nodes.append(node)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -129,9 +130,22 @@ def _operand(b: Builder, call: Call, v: Value, raw: Value, x: Value) -> Value | 
     if set(kinds) <= {"C"} and v.constant:
         channels = product(v.shape)
         return computed(f"{v.name}.c11", v, lambda t: t.reshape(-1, 1, 1), v, shape=(channels, 1, 1))
-    if kinds in (["C"], ["N"], ["N", "C"]) and feature_map(raw) is raw:  # gates: [N,C,1,1]
-        return v
+    if set(kinds) <= {"N", "C"} and len(set(kinds)) == len(kinds) and v.dtype == x.dtype:
+        return v if feature_map(raw) is raw else _gate(b, call, v, raw, shape)
     return None
+
+
+def _gate(b: Builder, call: Call, v: Value, raw: Value, shape: Sequence[int]) -> Value:
+    """A number a channel or a sample beside an arrangement of a feature map: as [N,C,1,1]."""
+    assert raw.axes is not None
+    names = [dim[0][0] if dim and dim[0][0] in "NHW" else "C" for dim in raw.axes.dims]
+    sizes = {name: n for name, n in zip(names, shape, strict=True) if n != 1}
+    if v.shape != tuple(shape):
+        v = b.move(v, torch.ops.aten.reshape.default, list(shape), list(shape), call)
+    order = sorted(range(len(names)), key=lambda k: "NCHW".index(names[k]))
+    moved = b.move(v, torch.ops.aten.permute.default, order, [shape[k] for k in order], call)
+    gate = [sizes.get("N", 1), sizes.get("C", 1), 1, 1]
+    return b.move(moved, torch.ops.aten.reshape.default, gate, gate, call)
 
 
 def _simple(b: Builder, call: Call, x: Value, operands: list[Value]) -> Value | None:
