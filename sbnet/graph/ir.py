@@ -69,6 +69,14 @@ class Value:
         """(height, width) of whatever holds a plane, in any arrangement."""
         return None if self.axes is None or self.constant else self.axes.size
 
+    @property
+    def given(self) -> bool:
+        """Is it an input of the network, which is read unmasked, or a part of one?"""
+        value = self
+        while value.producer is not None and (value.producer.kind == "slice" or value.producer.moves):
+            value = value.producer.args[0]
+        return value.producer is None
+
     def __repr__(self) -> str:
         return f"%{self.name}"
 

@@ -10,6 +10,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
+from sbnet.graph.axes import op_name
 from sbnet.graph.builder import ANY, Builder, Call, back, feature_map, is_channels, order, plain, product, rule, weights
 from sbnet.graph.ir import Ref, Step, Value, computed
 
@@ -193,6 +194,46 @@ def _prelu(b: Builder, call: Call, x: Value) -> Value | None:
 
     values = computed(f"{slope.name}.channels", slope, per_channel, slope, shape=(channels,))
     return b.add("act", call, [x], x.shape, options={"activation": "leaky_relu"}, params={"slope": values})
+
+
+JOINED = {"sum": "add", "mean": "add", "amax": "maximum", "amin": "minimum"}
+
+
+@rule(*JOINED)
+def _over_a_stack(b: Builder, call: Call) -> Value | None:
+    """torch.stack of feature maps, reduced over what they were stacked along: one pixel after another, as in an FPN."""
+    stack = call.args[0].producer if isinstance(call.args[0], Value) else None
+    if stack is None or stack.kind != "aten" or op_name(stack.target) != "stack" or call.argument("keepdim"):
+        return None
+    maps, rank = [plain(v) for v in stack.args[0]], len(call.args[0].shape)
+    at = int(stack.args[1] if len(stack.args) > 1 else stack.kwargs.get("dim", 0)) % rank
+    dims = call.argument("dim")
+    gone = [int(k) % rank for k in (dims if isinstance(dims, (list, tuple)) else [dims])] if dims is not None else []
+    first = maps[0]
+    if (
+        first is None
+        or gone != [at]
+        or any(m is None or (m.shape, m.dtype) != (first.shape, first.dtype) for m in maps)
+    ):
+        return None
+    if call.made.dtype != first.dtype:
+        return None
+    if call.name == "sum" and first.dtype == torch.float32:  # sums that a convolution before may do itself
+        total = first
+        for other in maps[1:]:
+            total = b.add("add", call, [total, other], first.shape)  # type: ignore[list-item]
+        return total if len(maps) > 1 else None
+    target = getattr(torch.ops.aten, JOINED[call.name])
+    target = target.Tensor if call.name in ("sum", "mean") else target.default
+    steps, last = list[Step](), Ref(0)
+    distinct = list({id(v): v for v in maps}.values())
+    places = [next(k for k, v in enumerate(distinct) if v is m) for m in maps]
+    for k in places[1:]:
+        steps.append(Step(target, (last, Ref(k)), {}))
+        last = Ref(len(steps) - 1, step=True)
+    if call.name == "mean":
+        steps.append(Step(torch.ops.aten.mul.Tensor, (last, 1 / len(maps)), {}))
+    return b.add("pixel", call, distinct, first.shape, options={"steps": steps}) if steps else None  # type: ignore[arg-type]
 
 
 ANY.append(pixelwise)
