@@ -16,6 +16,7 @@ from sbnet.graph.onnx_table import RANDOM, has_rule, refused, schema_of
 Floats = tuple[torch.dtype, torch.dtype]  # the file's main floating dtype, and what it has become
 Rule = Callable[["Arguments"], Any]
 OPS: dict[str, Rule] = {}
+LOOPS = {"Loop", "Scan", "SequenceMap"}
 
 
 class Unsupported(ValueError):
@@ -141,7 +142,7 @@ def check(node: Any, opset: int) -> None:
 
 def foldable(node: Any) -> bool:
     """May it be run on known numbers, though no rule knows it? Whether they are known shows when it runs."""
-    return node.op_type not in RANDOM and not any(a.type in (a.GRAPH, a.GRAPHS) for a in node.attribute)
+    return node.op_type not in RANDOM | LOOPS
 
 
 def run_node(
@@ -173,13 +174,11 @@ def run_node(
             given, same = [None if n is None else as_tensor(n) for n in numbers], (floats[0], floats[0])
             made = _outputs(node, schema, OPS[node.op_type](Arguments(node, opset, given, numbers, same)))
             return [as_array(v) for v in made]
+    if known and foldable(node):
+        return _folded(node, opset, numbers)
     if schema.has_function or schema.has_context_dependent_function:
         return _body(node, opset, schema, values, numbers, floats)
-    if not known:
-        raise Unsupported(
-            f"{node.op_type} of version {schema.since_version} is not read, but where its inputs are constants"
-        )
-    return _folded(node, opset, numbers)
+    raise Unsupported(f"{node.op_type} of version {schema.since_version} is read only where its inputs are constants")
 
 
 def as_array(value: Any) -> Any:

@@ -86,6 +86,7 @@ GlobalLpPool: 2 22 | p
 Resize: 10 11 13 18 19 | antialias axes coordinate_transformation_mode cubic_coeff_a exclude_outside \
 extrapolation_value keep_aspect_ratio_policy mode nearest_mode
 Upsample: 7 9 | mode scales
+AffineGrid: 20 | align_corners
 GridSample: 16 20 22 | align_corners mode padding_mode
 DepthToSpace: 1 11 13 28 | blocksize mode
 SpaceToDepth: 1 13 28 | blocksize mode

@@ -188,6 +188,11 @@ def global_lp(a: Arguments) -> Tensor:
     return torch.linalg.vector_norm(a[0], a.option("p"), _all_axes(a[0]), keepdim=True)
 
 
+@op("AffineGrid")
+def affine_grid(a: Arguments) -> Tensor:
+    return F.affine_grid(a[0], a.number(1), bool(a.option("align_corners")))
+
+
 GRID_MODES = {"linear": "bilinear", "cubic": "bicubic"}  # from version 20 on
 
 

@@ -75,6 +75,7 @@ BEFORE: dict[str, list[tuple[str, list[str], dict[str, Any]]]] = {
     "bytes": [("Abs", ["h"], {}), ("Mul", ["", "ten"], {}), ("Cast", [], {"to": 2})],
     "squares": [("Slice", ["h", "from", "upto", "last"], {})],
     "columns": [("Reshape", ["h", "columns_of"], {})],
+    "thetas": [("Slice", ["h", "first", "one_2_3", "all_but"], {}), ("Reshape", ["", "n_2_3"], {})],
 }
 
 
@@ -85,7 +86,8 @@ def before(name: str, shape: Shape, prefix: str = "") -> tuple[list[Any], dict[s
     constants = {
         "rows": np.asarray([-1, w], I64), "zero": np.asarray(0, F32), "ten": np.asarray(10, F32),
         "from": np.zeros(2, I64), "upto": np.asarray([side, side], I64), "last": np.asarray([2, 3], I64),
-        "columns_of": np.asarray([n, c, -1], I64),
+        "first": np.zeros(3, I64), "one_2_3": np.asarray([1, 2, 3], I64), "all_but": np.asarray([1, 2, 3], I64),
+        "n_2_3": np.asarray([n, 2, 3], I64), "columns_of": np.asarray([n, c, -1], I64),
     }  # fmt: skip
     steps, nodes, used, last = BEFORE[name], [], {}, ""
     for at, (op, inputs, attributes) in enumerate(steps):

@@ -111,6 +111,13 @@ def _grid_sample(d: Draw) -> None:
     d.maybe("align_corners", 0, 1)
 
 
+@maker("AffineGrid")
+def _affine_grid(d: Draw) -> None:
+    d.inputs = ["thetas"]
+    d.constant([d.shape[0], 2, 5, 6], I64)
+    d.maybe("align_corners", 0, 1)
+
+
 @maker("DepthToSpace", "SpaceToDepth")
 def _shuffle(d: Draw) -> None:
     d.maybe("blocksize", 2, always=True)
