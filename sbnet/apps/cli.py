@@ -284,7 +284,7 @@ def sparsify(
             )
         except (ImportError, OSError, ValueError) as fault:
             raise CommandError(str(fault).splitlines()[0].removeprefix("sbnet: ")) from None
-        console.print(str(explain(run)).splitlines()[-1], soft_wrap=True)
+        console.print(explain(run).summary, soft_wrap=True)
         console.print(f"wrote {escape(str(output))}", soft_wrap=True)
         console.print(f"rms difference from {escape(model.name)} at a full mask, both in ONNX Runtime: "
                       f"{found.difference:.2g} of {found.size:.2g}; rounding explains {found.limit:.2g}",
