@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sbnet.graph.onnx_elementwise import dtype_of
 from sbnet.graph.onnx_run import Arguments, Unsupported, op
 
 
@@ -232,3 +233,20 @@ def _extended(x: Tensor, axis: int, before: int, after: int, mode: str) -> Tenso
     if before == after == 0:
         return x
     return x.index_select(axis, torch.as_tensor(places, device=x.device))
+
+
+@op("OneHot")
+def one_hot(a: Arguments) -> Tensor:
+    depth, (off, on), axis = int(np.asarray(a.number(1)).reshape(-1)[0]), a[2], a.option("axis")
+    index = a[0].long()
+    places = torch.arange(depth, device=index.device)
+    hot = torch.where(index < 0, index + depth, index).unsqueeze(axis).transpose(axis, -1) == places
+    return torch.where(hot.transpose(axis, -1), on, off)
+
+
+@op("EyeLike")
+def eye_like(a: Arguments) -> Tensor:
+    x, code = a[0], a.option("dtype", None)
+    dtype = x.dtype if code is None else dtype_of(code, a.floats, "attribute dtype")
+    ones = torch.ones(x.shape, dtype=torch.int32, device=x.device)
+    return (torch.triu(torch.tril(ones, a.option("k")), a.option("k"))).to(dtype)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sbnet.graph.onnx_elementwise import dtype_of
 from sbnet.graph.onnx_run import Arguments, op
+from sbnet.graph.onnx_windows import CONV, Geometry
 
 
 @op("LpNormalization")
@@ -115,3 +116,56 @@ def dequantize(a: Arguments) -> Tensor:
     x = a[0].to(torch.int32)
     x = x if zero is None else x - zero.to(torch.int32)
     return (x.to(scale.dtype) * scale).to(dtype)
+
+
+def _whole(v: Tensor, zero: Tensor | None, axis: int = 0) -> Tensor:
+    """Bytes less their zero point, one number or one for each place of an axis, as floats: products of them are exact,
+    and so are their sums up to 2^24, double ones up to 2^53."""
+    y = v.to(torch.float64)
+    if zero is None:
+        return y
+    shape = [1] * v.dim()
+    if zero.numel() > 1:
+        shape[axis] = -1
+    return y - zero.to(torch.float64).reshape(shape)
+
+
+def _rounded(sums: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    """In bytes of another scale: float32 by float32, where ONNX Runtime rounds, too."""
+    limits = torch.iinfo(zero.dtype)
+    y = torch.round(sums.to(torch.float32) * scale.to(torch.float32)).to(torch.float64) + zero.to(torch.float64)
+    return y.clamp(limits.min, limits.max).to(torch.int32).to(zero.dtype)
+
+
+def _convolved(a: Arguments, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    g = Geometry(a, x, weight.shape[2:])
+    x, padding = g.even(x)
+    return CONV[g.rank - 1](x, weight, bias, g.stride, padding, g.dilation, a.option("group"))
+
+
+@op("ConvInteger")
+def conv_integer(a: Arguments) -> Tensor:
+    return _convolved(a, _whole(a[0], a[2]), _whole(a[1], a[3])).to(torch.int32)
+
+
+@op("QLinearConv")
+def qlinear_conv(a: Arguments) -> Tensor:
+    """x, its scale and zero point, weight, its, y's, bias."""
+    bias = None if a[8] is None else a[8].to(torch.float64)
+    sums = _convolved(a, _whole(a[0], a[2]), _whole(a[3], a[5]), bias)
+    by_channel = a[4].reshape(-1, *[1] * (sums.dim() - 2)) if a[4].numel() > 1 else a[4]
+    return _rounded(sums, a[1] * by_channel / a[6], a[7])
+
+
+@op("MatMulInteger")
+def matmul_integer(a: Arguments) -> Tensor:
+    left, right = _whole(a[0], a[2], a[0].dim() - 2), _whole(a[1], a[3], a[1].dim() - 1)
+    return torch.matmul(left, right).to(torch.int32)
+
+
+@op("QLinearMatMul")
+def qlinear_matmul(a: Arguments) -> Tensor:
+    """a, its scale and zero point, b, its, y's."""
+    a.expect(max(a[k].numel() for k in (1, 4)) == 1, "inputs scale", "one number each", "one for each row or column")
+    sums = torch.matmul(_whole(a[0], a[2]), _whole(a[3], a[5]))
+    return _rounded(sums, a[1] * a[4] / a[6], a[7])

@@ -120,7 +120,13 @@ Squeeze Unsqueeze: 1 11 13 21 23 24 25 | axes
 Tile: 6 13
 Transpose: 1 13 21 23 24 25 | perm
 Trilu: 14 | upper
+OneHot: 9 11 28 | axis
+EyeLike: 9 22 | dtype k
 
+ConvInteger: 10 | auto_pad dilations group kernel_shape pads strides
+MatMulInteger: 10
+QLinearConv: 10 | auto_pad dilations group kernel_shape pads strides
+QLinearMatMul: 10 21
 QuantizeLinear: 10 13 19 21 23 24 25 28 | axis !block_size output_dtype -precision !saturate
 DequantizeLinear: 10 13 19 21 23 24 25 28 | axis !block_size output_dtype
 """

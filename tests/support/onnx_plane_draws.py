@@ -322,3 +322,64 @@ def _quantize(d: Draw) -> None:
     d.constant(d.floats(c, low=0.01, high=0.1) if per_axis else 0.03, F32)
     d.constant(np.full(c, 3) if per_axis else 3, kind)
     d.maybe("axis", 1)
+
+
+@maker("OneHot")
+def _one_hot(d: Draw) -> None:
+    """Of bytes, as integers would be too large."""
+    d.inputs = ["ints"]
+    d.maybe("axis", -1, 0, 1, 4)
+    d.constant(5, I64)
+    d.constant([-0.5, 2.0], F32)
+
+
+@maker("EyeLike")
+def _eye_like(d: Draw) -> None:
+    d.inputs = ["flat"]
+    d.maybe("k", -1, 0, 2)
+    d.maybe("dtype", 1, 7)
+
+
+def _zero(d: Draw, count: int = 1) -> None:
+    d.constant(d.numbers.integers(0, 9, count) if count > 1 else d.rng.randint(0, 9), np.uint8)
+
+
+@maker("ConvInteger", "QLinearConv")
+def _conv_of_bytes(d: Draw) -> None:
+    d.inputs = ["bytes"]
+    kernel, c = d.rng.choice([[1, 1], [3, 3], [2, 3]]), d.shape[1]
+    d.maybe("group", 1, 2)
+    weight = d.numbers.integers(0, 20, (2 * c, c // d.attributes.get("group", 1), *kernel))
+    if d.op == "ConvInteger":
+        d.constant(weight, np.uint8)
+        _zero(d)
+        _zero(d)
+    else:
+        channels = d.rng.choice([1, 2 * c])
+        d.constant(0.05, F32)
+        _zero(d)
+        d.constant(weight, np.int8)
+        d.constant(d.floats(channels, low=0.01, high=0.02) if channels > 1 else 0.02, F32)
+        d.constant(np.zeros(channels) if channels > 1 else 0, np.int8)
+        d.constant(0.11, F32)
+        _zero(d)
+        if d.rng.random() < 0.6:
+            d.constant(d.numbers.integers(-40, 40, 2 * c), np.int32)
+    _window(d, kernel)
+
+
+@maker("MatMulInteger", "QLinearMatMul")
+def _matmul_of_bytes(d: Draw) -> None:
+    d.inputs = ["bytes"]
+    if d.op == "QLinearMatMul":
+        d.constant(0.05, F32)
+        _zero(d)
+    d.constant(d.numbers.integers(0, 20, (d.shape[-1], 5)), np.uint8)
+    if d.op == "MatMulInteger":
+        _zero(d)
+        _zero(d)
+        return
+    d.constant(0.02, F32)
+    _zero(d)
+    d.constant(0.11, F32)
+    _zero(d)
