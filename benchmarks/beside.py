@@ -28,7 +28,7 @@ import sbnet
 from sbnet.benchmarks.harness import masks, nets
 from sbnet.benchmarks.harness.frame_times import Kernels
 from sbnet.benchmarks.harness.timing import host_time
-from sbnet.engine.sparsify import planes_of
+from sbnet.engine.arguments import planes_of
 from sbnet.graph import plan
 from sbnet.graph.passes import lanes, storage
 from sbnet.graph.writes import VERSION
@@ -46,13 +46,14 @@ JOIN = plan.join_gates
 
 
 def replays_us(run: Any, count: int = 60) -> float:
+    replay = run.compiled.prepare(run.margin).graph.replay
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     found = []
     for _ in range(5):
         torch.cuda.synchronize()
         begin.record()
         for _ in range(count):
-            run._last.graph.replay()
+            replay()
         end.record()
         torch.cuda.synchronize()
         found.append(begin.elapsed_time(end) / count * 1e3)
@@ -103,11 +104,11 @@ def host(name: str) -> None:
             found.append((time.perf_counter() - begin) * 1e5)
         return round(min(found), 2)
 
-    made, parameters = run._last, list(run._last.constants._tensors)
+    made, parameters = run.compiled, list(run.compiled.constants._tensors)
     parts: dict[str, Callable[[], Any]] = {
-        "call": lambda: run(x, mask), "plan": lambda: run._for([x]), "mask": lambda: planes_of(mask, x),
+        "call": lambda: run(x, mask), "plan": lambda: run.prepare(x), "mask": lambda: planes_of(mask, x),
         "writes": made.constants.stale, "inspect": made.executor.inspect, "inputs": lambda: made.fill([x, mask]),
-        "replay": made.replay, "results": lambda: run._shaped(made.outputs),
+        "replay": made.prepare(run.margin).graph.replay,
         "call, frame and mask in place": lambda: run(made.inputs[0], made.mask),
         "PyTorch: writes": lambda: sum(map(VERSION, parameters)),
         "PyTorch: inputs": lambda: (made.inputs[0].copy_(x), made.mask.copy_(mask)),
@@ -125,7 +126,7 @@ def kernels(name: str) -> None:
         run(x, mask)
         us, seen = replays_us(run), Kernels()
         for _ in range(5):
-            seen.trace(run._last.graph.replay)
+            seen.trace(run.compiled.prepare(run.margin).graph.replay)
         told = [(kernel, launches, round(spent, 2)) for kernel, launches, spent in seen.told()]
         blocks = [int(active.count) for active in run.active]
         row = {"us": us, "launches": sum(n for _, n, _ in told), "active blocks": blocks, "kernels": told}

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from sbnet.apps.video import compose
-from sbnet.engine import MaskedConvNet
+from sbnet.engine import sparsify
 from sbnet.masks import MotionMask
 from sbnet.models import contour_net, paint_contours
 
@@ -46,7 +46,7 @@ def street(step: int) -> np.ndarray:
 
 def main() -> None:
     motion = MotionMask((HEIGHT, WIDTH))
-    net = MaskedConvNet(contour_net(), (HEIGHT, WIDTH), BLOCK, mask_source=motion)
+    net = sparsify(contour_net(), torch.rand(1, 3, HEIGHT, WIDTH), block=BLOCK, mask_source=motion)
     motion.reset()
     for step in range(6):
         frame = street(step)

@@ -14,14 +14,15 @@ def name_coords(graph: ir.Graph) -> None:
     [blocks, 2]: every processor makes the tables that it needs. Layers of one layout share one initializer."""
     made: dict[tuple[int, int], ir.Value] = {}
     for node in list(graph):
-        if node.domain != DOMAIN or node.op_type != "blocksparse_matmul":
+        if node.domain != DOMAIN or node.op_type not in ("blocksparse_matmul", "blocksparse_weight_grad"):
             continue
-        weight, tables = node.inputs[1], node.inputs[2]
+        weight = node.inputs[1] if node.op_type == "blocksparse_matmul" else node.outputs[0]
+        tables = node.inputs[2]
         assert weight is not None
         assert tables is not None
         assert weight.shape is not None
         if tables.const_value is None:
-            raise ValueError("sbnet.export: blocksparse_matmul: expected a constant layout, got one that is computed")
+            raise ValueError(f"sbnet.export: {node.op_type}: expected a constant layout, got one that is computed")
         blocks = weight.shape[0]
         assert isinstance(blocks, int)
         key = id(tables), blocks

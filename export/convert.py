@@ -21,6 +21,7 @@ from torch import nn
 from sbnet.export import memory_format, schemas, translate
 from sbnet.export.clean import clean
 from sbnet.graph.capture import path_of
+from sbnet.graph.exporting import EXPORTING
 from sbnet.graph.refusal import causes, no_dump, refusal
 
 NEWEST_OPSET = 26  # the newest that ONNX Runtime 1.31 runs
@@ -88,7 +89,7 @@ def to_onnx(
     try:
         # An example batch of 1 must not make a dynamic batch 1, nor "not one block" a constraint on the plane.
         oblivious = torch.fx.experimental._config.patch(backed_size_oblivious=dynamic is not None)  # type: ignore[attr-defined]
-        with oblivious, no_dump():
+        with EXPORTING, oblivious, no_dump():
             program = torch.export.export(
                 _with_flat_outputs(module),
                 tuple(args),
@@ -99,7 +100,7 @@ def to_onnx(
         for graph_module in program.graph_module.modules():
             if isinstance(graph_module, torch.fx.GraphModule):
                 _check(graph_module.graph)
-        with _quiet():
+        with EXPORTING, _quiet():
             exported = torch.onnx.export(
                 program,
                 dynamo=True,

@@ -297,6 +297,16 @@ OPS = {
             shapes.blocksparse_matmul,
         ),
         Op(
+            "blocksparse_weight_grad",
+            "x^T dy, x [..., C] and dy [..., K] of the same rows, for the blocks [blocks,block_size,block_size] at "
+            "(block row, block column) coords [blocks,2] alone (best a constant).",
+            [("x", "T"), ("dy", "T"), ("coords", INT32)],
+            [("dw", "T")],
+            {"block_size": (_I, REQUIRED), "allow_tf32": (_I, 0)},
+            {"T": FLOATS},
+            shapes.blocksparse_weight_grad,
+        ),
+        Op(
             "blocksparse_conv",
             "activation(bias + the sum of the blocks' convolutions), x [N,D,H,W,in_channels]; lists: of each block, "
             "how many inputs and outputs, which; weight: their [outputs,inputs,T,R,S]. transposed: the transpose.",

@@ -194,6 +194,11 @@ def blocksparse_matmul(node: NodeView) -> list[Dims | None]:
     return [[*x[:-1], node.attribute("in_features" if node.attribute("transposed", 0) else "out_features")]]
 
 
+def blocksparse_weight_grad(node: NodeView) -> list[Dims | None]:
+    coords, size = node.shape(2, 2), node.attribute("block_size")
+    return [[coords[0] if coords else None, size, size]]
+
+
 def blocksparse_conv(node: NodeView) -> list[Dims | None]:
     x = node.shape(0, 5)
     node.shape(1, 1)

@@ -219,8 +219,9 @@ def table() -> dict[Any, Callable[..., Any]]:
 
     ops = torch.ops.sbnet
     own = (
-        reduce_mask, fringe, mask_pyramid, motion_mask, weights.blocksparse_matmul, weights.pack_attention_blocks,
-        weights.block_attention, weights.blocksparse_conv1x1, weights.blocksparse_conv, weights.blocksparse_conv_active,
+        reduce_mask, fringe, mask_pyramid, motion_mask, weights.blocksparse_matmul, weights.blocksparse_weight_grad,
+        weights.pack_attention_blocks, weights.block_attention, weights.blocksparse_conv1x1, weights.blocksparse_conv,
+        weights.blocksparse_conv_active,
     )  # fmt: skip
     found: dict[Any, Callable[..., Any]] = {getattr(ops, f.__name__).default: f for f in own}
     others = [name for name in schemas.OPS if name.startswith("sparse_")]

@@ -37,6 +37,17 @@ def blocksparse_matmul(
     )
 
 
+def blocksparse_weight_grad(
+    x: Sequence[Value], dy: Sequence[Value], tables: Value, layout: Sequence[Any], allow_tf32: bool, float32: bool
+) -> Value:
+    """One node: pairs are joined row by row, which is the same sum."""
+    ops: Any = onnx_ops
+    left, right = (side[0] if len(side) == 1 else ops.Concat(*side, axis=0) for side in (x, dy))
+    if float32:
+        left, right = (ops.Cast(side, to=1) for side in (left, right))
+    return node("blocksparse_weight_grad")(left, right, tables, block_size=layout[5], allow_tf32=int(allow_tf32))
+
+
 def blocksparse_conv1x1(
     x: Value,
     weight: Value,

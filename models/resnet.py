@@ -3,6 +3,7 @@ narrow bottlenecks of SBNet (Ren et al., arXiv 1801.02108). Parameter names are 
 
 from __future__ import annotations
 
+import copy
 import os
 import pickle
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from sbnet.active import ActiveBlocks
-from sbnet.engine.masked import MaskedRunner, PlaneSpec, check_example
+from sbnet.engine.arguments import check_example
+from sbnet.engine.sparsify import SparseRun, sparsify
 from sbnet.geometry import conv_output_size
 from sbnet.nn import (
     SparseBasicBlock,
@@ -20,7 +22,6 @@ from sbnet.nn import (
     SparseBottleneck,
     SparseConv2d,
     SparseMaxPool2d,
-    fold_batch_norm,
 )
 from sbnet.nn.residual import convolve, rectify
 from sbnet.ops import mask_pyramid
@@ -92,7 +93,7 @@ class SparseResNet(nn.Module):
             if isinstance(m, nn.Conv2d):
                 nn.init.kaiming_normal_(m.weight, mode="fan_out", nonlinearity="relu")
 
-    def planes(self, size: Sequence[int]) -> list[PlaneSpec]:
+    def planes(self, size: Sequence[int]) -> list[tuple[int, int, Any]]:
         """(height, width, block size) of every plane that the network writes, for an input of `size`."""
         found, plane = [], (size[0], size[1])
         for level, block in enumerate(self.blocks):
@@ -128,20 +129,17 @@ class SparseResNet(nn.Module):
             return self.head(self.features(x))
         return self.head(self.features(x, *mask_pyramid(mask, self.planes(x.shape[2:])).planes))
 
-    def capture(self, example: Tensor, **options: Any) -> MaskedRunner:
-        """A callable (frame, mask [N,H,W] bool) -> what the network returns, for frames like the example.
-
-        Parameters are copied in the example's dtype, normalisations folded. On CUDA each call replays one CUDA graph;
-        the next call overwrites its result.
+    def capture(self, example: Tensor, **options: Any) -> SparseRun:
+        """`sbnet.sparsify` of a copy in the example's dtype, with this network's block sizes.
 
         Args:
             example: [N,3,H,W] on the network's device, float32, float16 or bfloat16.
-            options: allow_tf32, mask_source: of `MaskedRunner`.
+            options: of `sparsify`.
         """
-        check_example(example)
-        own = fold_batch_norm(self).requires_grad_(False).to(example.device, example.dtype)
-        planes = own.planes(example.shape[2:])
-        return MaskedRunner(own, example, planes, call=own.features, tail=own.head, **options)
+        check_example((example,), "capture: example")
+        own = copy.deepcopy(self).eval().requires_grad_(False).to(example.device, example.dtype)
+        blocks = {(height, width): block for height, width, block in self.planes(example.shape[2:])}
+        return sparsify(own, example, **{"block": blocks, **options})
 
 
 Weights = int | str | os.PathLike[str] | Mapping[str, Tensor] | None

@@ -64,7 +64,16 @@ def host_functions() -> Any:
     library.sbnet_count_writes.argtypes, library.sbnet_count_writes.restype = [pointer, integer], integer
     library.sbnet_copy_inputs.argtypes = [pointer, pointer, pointer, integer, ctypes.c_int32]
     library.sbnet_copy_inputs.restype = ctypes.c_char_p
+    library.sbnet_items_are.argtypes = [pointer, pointer, pointer, pointer, integer]
+    library.sbnet_items_are.restype = library.sbnet_ran_in_parallel.restype = ctypes.c_bool
     return library
 
 
+def _single_threaded_child() -> None:
+    """A forked child has no threads of OpenMP's, and waits forever for those that its parent had: it computes alone."""
+    if host_functions().sbnet_ran_in_parallel() and torch.get_num_threads() > 1:
+        torch.set_num_threads(1)
+
+
 _load()
+os.register_at_fork(after_in_child=_single_threaded_child)

@@ -113,9 +113,12 @@ def _resize_axis(side: int, out: int, mode: str, align_corners: bool, ratio: flo
         else:
             first, last = low.floor().long() - 1, high.floor().long() + 2
         first, last = first.clamp(0, side - 1), last.clamp(0, side - 1)
-    num, den = max(exact.numerator, 1), exact.denominator
     o = torch.arange(out)
-    return num, den, int(((first + 1) * den - 1 - o * num).min()), int((last * den - o * num).max())
+    if ratio and not align_corners and out in (side, 2 * side):  # PyTorch may ignore the ratio, by device and mode
+        first, last = torch.minimum(first, o * side // out), torch.maximum(last, o * side // out)
+    num, den = max(exact.numerator, 1), exact.denominator
+    hi = int((last * den - o * num).max())
+    return num, den, min(int(((first + 1) * den - 1 - o * num).min()), hi), hi
 
 
 def as_window(op: str, window: Any, stride: Any = 1, padding: Any = 0, dilation: Any = 1) -> Window:

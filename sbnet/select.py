@@ -8,8 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,8 +67,6 @@ def _kernels() -> ctypes.CDLL:
         ctypes.POINTER(_Query), ctypes.c_int64 * 2, ctypes.c_char_p, ctypes.c_int64,
     ]  # fmt: skip
     library.sbnet_select_bottleneck2d.argtypes = [ctypes.c_int64] * 4
-    for begin in (library.sbnet_begin_conv2d_cpu, library.sbnet_begin_conv2d_cuda):
-        begin.restype, begin.argtypes = ctypes.c_int64, [ctypes.c_int64]
     if _library.build_info()["cuda"]:
         packed_bytes = library.sbnet_blocksparse_packed_bytes_cuda
         packed_bytes.restype = ctypes.c_int64
@@ -121,24 +118,6 @@ def conv2d_kernel(
         capability=capability,
     )  # fmt: skip
     return _selected(getattr(_kernels(), f"sbnet_select_conv2d_{device}"), query)
-
-
-@contextmanager
-def beginning_at(row: int, device: str) -> Iterator[None]:
-    """Within it, in all threads, the table's kernels above this row, counted from 0, serve no convolution of floats:
-    for measurements. On a CPU Winograd's way and those below it can be left out.
-
-    Raises:
-        IndexError: the device's table has no such row.
-    """
-    begin = getattr(_kernels(), f"sbnet_begin_conv2d_{device}")
-    before = begin(row)
-    if before < 0:
-        raise IndexError(f"sbnet: beginning_at: row: expected one of the table of {device}, got {row}")
-    try:
-        yield
-    finally:
-        begin(before)
 
 
 def conv_transpose2d_kernel(

@@ -43,7 +43,7 @@ def bytes_of(node: Node) -> int:
 
 def node_times(run: Any, x: Tensor, mask: Tensor, timer: Timer) -> dict[Node, float]:
     """Milliseconds of each node that calls repeat from a recording, by itself."""
-    executor = run._last.executor
+    executor = run.executor
     lists, plain = executor.lists_of(mask), executor.step
     found: dict[Node, float] = {}
 
@@ -65,7 +65,7 @@ def node_times(run: Any, x: Tensor, mask: Tensor, timer: Timer) -> dict[Node, fl
 
 def shares(run: Any, mask: Tensor) -> dict[int, tuple[float, float]]:
     """Of each plane: pixels of the mask brought to it, and pixels in active blocks, as shares."""
-    active, found = run._last.executor.lists_of(mask).active, {}
+    active, found = run.executor.lists_of(mask).active, {}
     for k, (height, width, _) in enumerate(run.planes):
         brought = F.adaptive_max_pool2d(mask.float()[:, None], (height, width)) > 0
         found[k] = float(brought.float().mean()), float(active[k].pixel_mask((height, width)).float().mean())

@@ -75,10 +75,10 @@ class MaskPath:
     def __init__(self, compute: Compute, graph: FrameGraph) -> None:
         self._mask, network = copy.deepcopy(compute.mask), compute.network
         self._x, self._dtype = input_of(graph.pixels, graph.dtype), graph.dtype
-        lists = compute.run._last.executor.lists
+        lists, margin = compute.run.executor.lists, compute.margin
 
         def body() -> tuple[Any, Any]:
-            return lists(network.widened_mask(self._mask(self._x)))
+            return lists(network.widened_mask(self._mask(self._x)), margin)
 
         self._graph, self._made = capture.cuda_graph(body, graph.pixels.device)
         self._mask.reset()

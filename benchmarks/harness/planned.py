@@ -12,27 +12,28 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sbnet.benchmarks.harness.registry import Setting, Side, close
-from sbnet.engine import MaskedRunner, masked_oracle, plane_masks
+from sbnet.engine import SparseRun, masked_oracle, plane_masks
 from sbnet.engine.lists import Lists
-from sbnet.engine.masked import PlaneSpec
 from sbnet.graph.ir import Node, Value
-from sbnet.graph.plan import Plan
+from sbnet.graph.plan import Plan, Plane
 
 MOST_PIXELS = 2**20  # of a batch: beyond, PyTorch's ops one by one take twice the fused ones' time, and much of ours
 MASKED = ("masked", "masked, in place", "mask and layers", "layers")  # sides whose results are the contract's
 
 
-def dense_sides(runner: MaskedRunner, x: Tensor, setting: Setting, compiled: bool = False) -> dict[str, Side]:
-    """The runner's layers on whole planes, in the same order: PyTorch's ops, cuDNN's fused ones, torch.compile."""
+def dense_sides(run: SparseRun, x: Tensor, setting: Setting, compiled: bool = False) -> dict[str, Side]:
+    """The run's layers on whole planes, in the same order: PyTorch's ops, cuDNN's fused ones, torch.compile."""
 
-    nodes = layers_of(runner.plan)
-    (source,), (result,) = runner.plan.graph.inputs, runner.plan.graph.outputs
+    nodes, constants = layers_of(run.plan), run.compiled.constants
+    (source,), (result,) = run.plan.graph.inputs, run.plan.graph.outputs
 
     def all_nodes(step: Callable[[Node, list[Any]], Tensor], x: Tensor) -> Tensor:
         made = {source: x}
         for node in nodes:
             values = (node.args[0], *(node.params.get(name) for name in ("weight", "bias", "residual")))
-            made[node.output] = step(node, [v.tensor if v is not None and v.constant else made.get(v) for v in values])
+            made[node.output] = step(
+                node, [constants[v] if v is not None and v.constant else made.get(v) for v in values]
+            )
         return made[result]
 
     forms = {}
@@ -41,8 +42,8 @@ def dense_sides(runner: MaskedRunner, x: Tensor, setting: Setting, compiled: boo
     if x.is_cuda:
         forms["fused cuDNN"] = Side(lambda: all_nodes(_fused, x))
         if compiled and setting.compiled:
-            run = torch.compile(lambda x: all_nodes(_plain, x), mode="max-autotune-no-cudagraphs")
-            forms["torch.compile"] = Side(lambda: run(x))
+            fast = torch.compile(lambda x: all_nodes(_plain, x), mode="max-autotune-no-cudagraphs")
+            forms["torch.compile"] = Side(lambda: fast(x))
     return forms
 
 
@@ -95,7 +96,7 @@ def _geometry(node: Node) -> tuple[Any, ...]:
     return tuple(node.options[name] for name in ("stride", "padding", "dilation", "groups"))
 
 
-def contract(net: nn.Module, x: Tensor, mask: Tensor, planes: list[PlaneSpec]) -> Callable[[str, Tensor], float]:
+def contract(net: nn.Module, x: Tensor, mask: Tensor, planes: list[Plane]) -> Callable[[str, Tensor], float]:
     """A check of masked and dense results: `net` in eval mode with normalisations; net(x) runs it dense.
 
     Halves are compared with float32, float32 with float64, by the project's error measure.
@@ -119,11 +120,11 @@ def contract(net: nn.Module, x: Tensor, mask: Tensor, planes: list[PlaneSpec]) -
     return check
 
 
-def flops_and_bytes(runner: MaskedRunner, lists: Lists) -> tuple[float, float]:
+def flops_and_bytes(run: SparseRun, lists: Lists) -> tuple[float, float]:
     """(floating-point operations, bytes) of an ideal implementation on the active blocks: every layer reads its input
     and its weight, and its residual, and writes its output, once."""
     flops = size = 0.0
-    plan = runner.plan
+    plan = run.plan
     inside = [float(a.pixel_mask(p[:2]).sum()) for a, p in zip(lists.active, plan.planes, strict=True)]
     for node in layers_of(plan):
         pixels = inside[plan.plane(node.output)]
@@ -132,7 +133,7 @@ def flops_and_bytes(runner: MaskedRunner, lists: Lists) -> tuple[float, float]:
         weights = sum(math.prod(v.shape) for name, v in node.params.items() if name == "weight")
         flops += 2 * pixels * weights
         size += pixels * stride[0] * stride[1] * node.args[0].shape[1] + pixels * planes + weights
-    return flops, size * runner.frame.element_size()
+    return flops, size * run.example[0].element_size()
 
 
 def densities(lists: Lists) -> list[float]:

@@ -72,6 +72,14 @@ inline int64_t size_product(std::initializer_list<int64_t> sizes) {
   return too_large || product < 0 ? INT64_MAX : product;
 }
 
+// Where a tensor lies. Frameworks give tensors without elements a null address, which to kernels and checks means that
+// there is no tensor: such a one lies at an address that is not null, and nothing of it is read or written.
+inline void* address_of(void* data) {
+  alignas(256) static char nothing[256];
+  return data ? data : nothing;
+}
+inline const void* address_of(const void* data) { return address_of(const_cast<void*>(data)); }
+
 // A 4-D tensor, logically NCHW whatever its memory order; strides in elements.
 struct TensorView {
   void* data;
@@ -87,13 +95,16 @@ struct BlockGrid {
   bool overlaps() const { return (stride[0] < size[0] && count[0] > 1) || (stride[1] < size[1] && count[1] > 1); }
 };
 
-// The active blocks as kernels see them: all three pointers are device memory of the op's device.
+// The active blocks as kernels see them: all three pointers are device memory of the op's device. A list of capacity 0
+// is one of no blocks.
 struct ActiveView {
   const int32_t* indices;    // [capacity, 3] rows (n, i, j); rows past the count are never used
   const int32_t* count;      // [1], may hold anything: kernels clamp it to [0, capacity]
   const int32_t* block_map;  // [batch, grid.count[0], grid.count[1]] slot or -1; null where an op does not need it
   int64_t capacity;
   BlockGrid grid;
+  // Where a list is optional: is there one? One without rows may have no address for them.
+  SBNET_HOST_DEVICE bool given() const { return count; }
 };
 
 // Pixels of a layer's output to set to zero, as linear indices (n*H + row)*W + column of its plane; see

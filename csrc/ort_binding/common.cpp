@@ -137,7 +137,7 @@ Tensor tensor_of(const char* op, const char* name, const OrtValue* value) {
   t.dtype = to_dtype(op, name, type);
   void* data = nullptr;
   check(api->GetTensorMutableData(const_cast<OrtValue*>(value), &data));
-  t.data = data;
+  t.data = address_of(data);
   t.present = true;
   return t;
 }

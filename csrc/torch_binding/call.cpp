@@ -1,6 +1,8 @@
 // Where a call runs: torch's stream and its threads.
 #include <dlfcn.h>
 
+#include <atomic>
+
 #include "torch_binding/common.h"
 
 namespace sbnet::binding {
@@ -19,11 +21,18 @@ void* current_stream(const char* op, int32_t device) {
   return stream;
 }
 
+namespace {
+std::atomic<bool> ran_in_parallel = false;
+}
+
 Parallel cpu_threads() {
   const auto run = [](void*, int64_t n, int64_t grain, void (*body)(void*, int64_t, int64_t), void* arg) {
+    ran_in_parallel.store(true, std::memory_order_relaxed);
     torch::stable::parallel_for(0, n, grain, [&](int64_t begin, int64_t end) { body(arg, begin, end); });
   };
   return Parallel{run, nullptr, static_cast<int32_t>(torch::stable::get_num_threads())};
 }
 
 }  // namespace sbnet::binding
+
+extern "C" SBNET_EXPORT bool sbnet_ran_in_parallel() { return sbnet::binding::ran_in_parallel.load(); }

@@ -71,7 +71,7 @@ inline void check_batch(const char* op, const Tensor& block_map, const Tensor& x
 
 inline TensorView view4(const char* op, const char* argument, const Tensor& t) {
   check_rank(op, argument, t, 4);
-  TensorView v{t.data_ptr(), {}, {}, to_dtype(op, argument, t)};
+  TensorView v{address_of(t.data_ptr()), {}, {}, to_dtype(op, argument, t)};
   for (int d = 0; d < 4; ++d) v.size[d] = t.size(d), v.stride[d] = t.stride(d);
   return v;
 }
@@ -103,7 +103,7 @@ class Call {
     SBNET_TORCH_EXPECT(t.scalar_type() == ScalarType::Int && t.is_contiguous() && t.numel() == elements, op_, argument,
                        "a contiguous int32 tensor of ", elements, " elements, got ",
                        dtype_name(to_dtype(op_, argument, t)), " of ", t.numel(), " elements");
-    return static_cast<const int32_t*>(t.const_data_ptr());
+    return static_cast<const int32_t*>(address_of(t.const_data_ptr()));
   }
   void* stream() const { return current_stream(op_, device_); }
   Parallel parallel() const { return cpu_threads(); }

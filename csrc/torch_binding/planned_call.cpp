@@ -9,6 +9,9 @@ extern "C" {
 // How often tensors were written, as PyTorch counts, summed; -1 where this PyTorch does not tell. Each is a
 // c10::TensorImpl*, which is all that an at::TensorBase holds.
 SBNET_EXPORT int64_t sbnet_count_writes(void* const* tensors, int64_t count);
+// Is the item keys[k] of each dict the object values[k]? `get` is PyDict_GetItemWithError; the caller holds the GIL.
+SBNET_EXPORT bool sbnet_items_are(void* (*get)(void* dict, void* key), void* const* dicts, void* const* keys,
+                                  void* const* values, int64_t count);
 // Copies bytes[k] from `from[k]`, unless that is null, to `to[k]` on the device's current stream. Null, or what is
 // wrong, until the thread's next call.
 SBNET_EXPORT const char* sbnet_copy_inputs(void* const* to, void* const* from, const int64_t* bytes, int64_t count,
@@ -26,6 +29,13 @@ int64_t sbnet_count_writes(void* const* tensors, int64_t count) {
   int64_t sum = 0;
   for (int64_t k = 0; k < count; ++k) sum += getter(tensors + k);
   return sum;
+}
+
+bool sbnet_items_are(void* (*get)(void* dict, void* key), void* const* dicts, void* const* keys, void* const* values,
+                     int64_t count) {
+  for (int64_t k = 0; k < count; ++k)
+    if (get(dicts[k], keys[k]) != values[k]) return false;
+  return true;
 }
 
 const char* sbnet_copy_inputs(void* const* to, void* const* from, const int64_t* bytes, int64_t count, int32_t device) {

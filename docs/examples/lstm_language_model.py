@@ -27,8 +27,8 @@ from torch import Tensor, nn
 
 import sbnet
 from sbnet.benchmarks.harness.timing import milliseconds
+from sbnet.compat.blocksparse import AdamOptimizer, Ema, clip_by_global_norm
 from sbnet.nn import BlockSparseLinear, BlockSparseLSTM
-from sbnet.weights.training import AdamOptimizer, Ema, clip_by_global_norm
 
 RESULTS = Path(__file__).with_suffix(".json")
 State = tuple[Tensor, Tensor]
@@ -87,7 +87,7 @@ def stream(data: Tensor, streams: int, steps: int) -> Iterator[tuple[Tensor, Ten
 def train(model: Model, data: Tensor, batches: int, streams: int, steps: int, rate: float) -> Ema:
     """The averages of the weights; gradients end where a batch begins, states do not."""
     parameters = list(model.parameters())
-    optimizer, ema = AdamOptimizer(parameters, lr=rate), Ema(decay=max(0.0, 1 - 10 / batches))
+    optimizer, ema = AdamOptimizer(parameters, learning_rate=rate), Ema(decay=max(0.0, 1 - 10 / batches))
     warm, done = max(1, batches // 20), 0
     model.train()
     while done < batches:

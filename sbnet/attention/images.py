@@ -1,4 +1,4 @@
-"""blocksparse's attention over the pixels that a convolution reads, by its names."""
+"""Attention over the pixels that a convolution reads."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from torch import Tensor
 from sbnet.ops.attention.layout import AttentionLayout
 
 
-def bst_conv_layout(
+def conv_layout(
     input_h: int = 1,
     input_w: int = 1,
     filter_h: int = 1,
     filter_w: int = 1,
     stride: int = 1,
-    blk_size: int = 32,
+    block_size: int = 32,
     autoregressive: bool = True,
 ) -> AttentionLayout:
     """Queries are the pixels of a convolution's output, row by row, keys those of its input: it sees what it reads.
@@ -24,29 +24,40 @@ def bst_conv_layout(
     Raises:
         ValueError: no padding gives such an output (even filters need stride 2), pixels that fill no block.
 
-    >>> layout = bst_conv_layout(16, 16, 5, 5, blk_size=8)  # 256 queries and keys
+    >>> layout = conv_layout(16, 16, 5, 5, block_size=8)  # 256 queries and keys
     """
-    visible, own = _pixels("bst_conv_layout", input_h, input_w, filter_h, filter_w, stride, blk_size)
-    if autoregressive:
-        visible = visible & (torch.arange(input_h * input_w) <= own[:, None])
-    return AttentionLayout.from_mask(visible, blk_size)
+    sizes = input_h, input_w, filter_h, filter_w, stride, block_size
+    return AttentionLayout.from_mask(conv_pixels("conv_layout", *sizes, autoregressive), block_size)
 
 
-def bst_deconv_layout(
+def deconv_layout(
     output_h: int = 1,
     output_w: int = 1,
     filter_h: int = 1,
     filter_w: int = 1,
     stride: int = 1,
-    blk_size: int = 32,
+    block_size: int = 32,
     autoregressive: bool = True,
 ) -> AttentionLayout:
     """The same of the transposed convolution: queries are the large plane's pixels, keys the small one's."""
-    visible, own = _pixels("bst_deconv_layout", output_h, output_w, filter_h, filter_w, stride, blk_size)
-    visible = visible.t()
-    if autoregressive:
-        visible = visible & (torch.arange(output_h * output_w)[:, None] >= own)
-    return AttentionLayout.from_mask(visible, blk_size)
+    sizes = output_h, output_w, filter_h, filter_w, stride, block_size
+    return AttentionLayout.from_mask(deconv_pixels("deconv_layout", *sizes, autoregressive), block_size)
+
+
+def conv_pixels(
+    op: str, h: int, w: int, filter_h: int, filter_w: int, stride: int, block: int, autoregressive: bool
+) -> Tensor:
+    """[outputs, inputs] bool: which pixels a query of `conv_layout` sees."""
+    visible, own = _pixels(op, h, w, filter_h, filter_w, stride, block)
+    return visible & (torch.arange(h * w) <= own[:, None]) if autoregressive else visible
+
+
+def deconv_pixels(
+    op: str, h: int, w: int, filter_h: int, filter_w: int, stride: int, block: int, autoregressive: bool
+) -> Tensor:
+    """[outputs, inputs] bool: which pixels a query of `deconv_layout` sees."""
+    visible, own = _pixels(op, h, w, filter_h, filter_w, stride, block)
+    return visible.t() & (torch.arange(h * w)[:, None] >= own) if autoregressive else visible.t()
 
 
 def _pixels(op: str, h: int, w: int, filter_h: int, filter_w: int, stride: int, block: int) -> tuple[Tensor, Tensor]:
@@ -55,7 +66,7 @@ def _pixels(op: str, h: int, w: int, filter_h: int, filter_w: int, stride: int, 
     columns = _line(op, "filter_w", w, filter_w, stride)
     p, q = len(rows), len(columns)
     if p * q % block or h * w % block:
-        raise ValueError(f"{op}: blk_size: expected a divisor of {p * q} and {h * w} pixels, got {block}")
+        raise ValueError(f"{op}: block_size: expected a divisor of {p * q} and {h * w} pixels, got {block}")
     visible = (rows[:, None, :, None] & columns[None, :, None, :]).view(p * q, h * w)
     own = torch.arange(p)[:, None] * stride * w + torch.arange(q) * stride
     return visible, own.flatten()

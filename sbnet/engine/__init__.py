@@ -2,18 +2,14 @@
 
 from sbnet.engine.accuracy import accuracy
 from sbnet.engine.explain import explain
-from sbnet.engine.masked import MaskedRunner
 from sbnet.engine.onnx_net import OnnxConvNet
 from sbnet.engine.oracle import Agreement, compare, masked_oracle, plane_masks
 from sbnet.engine.quantize import QuantizedRun, quantize
-from sbnet.engine.runner import MaskedConvNet
 from sbnet.engine.sparsify import SparseRun, sparsify
 from sbnet.engine.tune import tune
 
 __all__ = [
     "Agreement",
-    "MaskedConvNet",
-    "MaskedRunner",
     "OnnxConvNet",
     "QuantizedRun",
     "SparseRun",

@@ -12,7 +12,9 @@ import torch.nn.functional as F
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
+from sbnet.engine.arguments import tapped
 from sbnet.engine.sparsify import SparseRun
+from sbnet.graph.capture import evaluating
 
 
 @dataclass(frozen=True)
@@ -62,12 +64,8 @@ def accuracy(
         raise ValueError(f"sbnet: accuracy: masks: expected {max(len(frames), 1)}, one a frame, got {len(masks)}")
     calls = [run._inputs_of(frame, "accuracy: frames") for frame in frames]
     given = [(*inputs, mask) if run.mask_source is None else inputs for inputs, mask in zip(calls, masks, strict=True)]
-    was_training = model.training
-    model.eval()
-    try:
-        dense = [pytree.tree_leaves(model(*inputs)) for inputs in calls]
-    finally:
-        model.train(was_training)
+    with evaluating(model):
+        dense = [pytree.tree_leaves(tapped(model, run.options["out"])(*inputs)) for inputs in calls]
     table = Table()
     for pixels in (margin,) if isinstance(margin, int) else margin:
         run.reset()

@@ -23,8 +23,8 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def cuda_graph(run: Callable[[], Any], device: torch.device) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """A CUDA graph of `run`, and what each replay writes."""
+def cuda_graph(run: Callable[[], Any], device: torch.device, pool: Any = None) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """A CUDA graph of `run`, and what each replay writes. pool: of a graph that no replay of this one overlaps."""
     with torch.cuda.device(device), torch.no_grad():
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -34,6 +34,6 @@ def cuda_graph(run: Callable[[], Any], device: torch.device) -> tuple[torch.cuda
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         # Other threads may allocate meanwhile, such as one that uploads the next frames.
-        with uncollected(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with uncollected(), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             out = run()
     return graph, out

@@ -1,29 +1,45 @@
-"""A network planned for inputs of one shape: an executor, and on CUDA one graph of all that a call does."""
+"""A network planned for inputs of one shape: an executor, and on CUDA a graph of all that a call does."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sbnet.active import ActiveBlocks
 from sbnet.engine.capture import cuda_graph
 from sbnet.engine.executor import Executor, without_grad
 from sbnet.engine.inputs import Inputs
 from sbnet.graph.constants import Constants
 from sbnet.graph.plan import Plan
 
+MOST_MARGINS = 8  # CUDA graphs of one network, a margin each
+
+
+@dataclass
+class Captured:
+    """A call as a CUDA graph, and what each replay writes."""
+
+    graph: torch.cuda.CUDAGraph
+    outputs: list[Any]
+    active: tuple[ActiveBlocks, ...]
+
 
 class Compiled:
-    """`__call__(inputs, mask)` gives the flat outputs; the next call overwrites them.
+    """`__call__(inputs, mask, margin)` gives the flat outputs; the next call overwrites them.
+
+    Feature maps are there once, whatever the margins of calls: on CUDA each margin has a graph over the same memory,
+    captured when `prepare` is first asked for it.
 
     Args:
         plan, constants: of the network.
         make_mask: (inputs, mask or None) -> mask [N,H,W]: sources of masks.
+        masked_calls: calls are given a mask.
         allow_tf32: float32 on CUDA may use tf32 tensor cores.
-        finish: what else is done to the outputs, in the CUDA graph.
-        margin: pixels by which masks are grown.
     """
 
     def __init__(
@@ -33,38 +49,67 @@ class Compiled:
         make_mask: Callable[[Sequence[Any], Tensor | None], Tensor],
         masked_calls: bool,
         allow_tf32: bool = False,
-        finish: Callable[[list[Any]], Any] = list,
-        margin: int = 0,
     ) -> None:
-        self.finish = finish
         self.plan, self.constants, self.make_mask, self.allow_tf32 = plan, constants, make_mask, allow_tf32
-        self.executor = Executor(plan, constants, allow_tf32, margin)
-        self.graph: torch.cuda.CUDAGraph | None = None
-        if constants.device.type != "cuda":
-            return
-        self.inputs = [None if v is None else static(v, constants.device) for v in plan.graph.inputs]
-        n, _, h, w = self.executor.shape
-        self.mask = torch.zeros(n, h, w, dtype=torch.bool, device=constants.device) if masked_calls else None
-        self.graph, self.outputs = cuda_graph(lambda: self._run(self.inputs, self.mask), constants.device)
-        self.fill = Inputs(self.inputs if self.mask is None else [*self.inputs, self.mask], constants.device)
-        self.replay = self.graph.replay
-        self.active = self.executor.active  # lists that a replay writes
-        self.executor.forget()
+        self.masked_calls = masked_calls
+        self.executor = Executor(plan, constants, allow_tf32)
+        self._captured: dict[int, Captured] = {}
 
-    def __call__(self, inputs: Sequence[Any], mask: Tensor | None) -> Any:
+    @cached_property
+    def inputs(self) -> list[Tensor | None]:
+        """Where CUDA graphs read the inputs."""
+        return [None if v is None else static(v, self.constants.device) for v in self.plan.graph.inputs]
+
+    @cached_property
+    def mask(self) -> Tensor | None:
+        """Where CUDA graphs read the mask, if calls have one."""
+        n, _, h, w = self.executor.shape
+        return torch.zeros(n, h, w, dtype=torch.bool, device=self.constants.device) if self.masked_calls else None
+
+    @cached_property
+    def fill(self) -> Inputs:
+        """Copies what a call was given there."""
+        return Inputs(self.inputs if self.mask is None else [*self.inputs, self.mask], self.constants.device)
+
+    def prepare(self, margin: int) -> Captured | None:
+        """On CUDA, the graph of calls of this margin. Capturing it runs the network on zeros, which leave
+        no trace."""
+        if self.constants.device.type != "cuda":
+            return None
+        found = self._captured.get(margin)
+        if found is None:
+            while len(self._captured) >= MOST_MARGINS:
+                del self._captured[next(iter(self._captured))]
+            pool = next((c.graph.pool() for c in self._captured.values()), None)
+            executor = self.executor
+            goes_on = executor.plan.mode == "cached" and not executor.whole_frame  # with what the frame before left
+            held = [*executor.buffers, *executor.kept_dense.values()] if goes_on else []
+            copies = [tensor.clone() for tensor in held]
+            run = lambda: self.run(self.inputs, self.mask, margin)  # noqa: E731
+            graph, outputs = cuda_graph(run, self.constants.device, pool)
+            found = self._captured[margin] = Captured(graph, outputs, executor.active)
+            executor.forget()
+            for tensor, copy in zip(held, copies, strict=True):
+                tensor.copy_(copy)
+            executor.whole_frame = executor.whole_frame and not goes_on
+        return found
+
+    def __call__(self, inputs: Sequence[Any], mask: Tensor | None, margin: int) -> list[Any]:
+        captured = self.prepare(margin)
         executor = self.executor
         executor.inspect()
         executor.refresh()
-        if self.graph is None or executor.whole_frame:  # what a graph holds computes the mask's pixels alone
-            return self._run(inputs, mask)
+        if captured is None or executor.whole_frame:  # what a graph holds computes the mask's pixels alone
+            return self.run(inputs, mask, margin)
         self.fill(inputs if self.mask is None else [*inputs, mask])
-        self.replay()
-        executor.active = self.active  # a whole frame had lists of its own
-        return self.outputs
+        captured.graph.replay()
+        executor.active = captured.active  # lists that this graph writes
+        return captured.outputs
 
     @without_grad
-    def _run(self, inputs: Sequence[Any], mask: Tensor | None) -> Any:
-        return self.finish(self.executor(inputs, self.make_mask(inputs, mask)))
+    def run(self, inputs: Sequence[Any], mask: Tensor | None, margin: int) -> list[Any]:
+        """A call, step by step; may be captured."""
+        return self.executor(inputs, self.make_mask(inputs, mask), margin)
 
 
 def static(value: Any, device: torch.device) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +13,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from sbnet.active import ActiveBlocks
-from sbnet.engine.sparsify import FLOATS
+from sbnet.engine.arguments import FLOATS
+from sbnet.engine.modes import ENTERED
 from sbnet.geometry import Pair, to_pair
 from sbnet.masks.grow import grow
 from sbnet.ops import mask_pyramid, sparse_avg_pool2d, sparse_conv2d, sparse_fill, sparse_max_pool2d
@@ -45,7 +45,8 @@ class masked(TorchFunctionMode):
 
     Raises:
         RuntimeError: on entering it inside another.
-        ValueError: on leaving it, where all convolutions were of other batches than the mask's: nothing was masked.
+        ValueError: the first feature map inside is of another height or width than the mask; or, on leaving it, all
+            convolutions were of other batches than the mask's: nothing was masked.
 
     >>> with sbnet.masked(mask, block=16):
     ...     loss = criterion(model(x), y)
@@ -58,16 +59,17 @@ class masked(TorchFunctionMode):
         self.block = to_pair(block, "masked: block")
         self._lists: dict[Pair, ActiveBlocks] = {}
         self._other: int | None = None  # samples of maps that convolutions met, not as many as masks
+        self._met = False  # has it seen the network's input?
 
     def __enter__(self) -> masked:
-        if getattr(_entered, "inside", False):  # modes are a thread's own
+        if getattr(ENTERED, "inside", False):  # modes are a thread's own
             raise RuntimeError("sbnet: masked: expected to be the only one around an op, got one inside another")
         super().__enter__()
-        _entered.inside = True
+        ENTERED.inside = True
         return self
 
     def __exit__(self, *error: Any) -> None:
-        _entered.inside = False
+        ENTERED.inside = False
         super().__exit__(*error)
         if error[0] is None and self._other is not None and not self._lists:
             masks = self.mask.shape[0]
@@ -83,8 +85,12 @@ class masked(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
+        first = args[0] if args and not self._met and self._is_map(args[0]) else None
+        if first is not None and first.shape[2:] == self.mask.shape[1:]:
+            self._met, first = True, None
         sparse = _SPARSE.get(func)
         if sparse is not None:
+            self._check(first)
             found = sparse(self, *args, **kwargs)
             if found is not None:
                 return found
@@ -95,8 +101,15 @@ class masked(TorchFunctionMode):
         out = func(*args, **kwargs) if own is None else func(own.clone(), *args[1:], **kwargs)
         if name in MOVES or not isinstance(out, Tensor) or not self._is_map(out):
             return out
+        self._check(first)
         kept = sparse_fill(out, self.active(out.shape[2:]))
         return kept if own is None else own.copy_(kept)
+
+    def _check(self, first: Tensor | None) -> None:
+        """Raises where the first feature map of all, the network's input, is not of the mask's plane."""
+        if first is not None:
+            wanted, got = [self.mask.shape[0], *first.shape[2:]], list(self.mask.shape)
+            raise ValueError(f"sbnet: masked: mask: expected {wanted}, the pixels of the network's input, got {got}")
 
     def _is_map(self, x: Any) -> bool:
         return (
@@ -163,7 +176,6 @@ def _one(value: Any) -> Any:
     return value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value
 
 
-_entered = threading.local()
 _SPARSE: dict[Any, Any] = {
     torch.conv2d: masked._conv2d, F.conv2d: masked._conv2d, F.max_pool2d: masked._max_pool2d,
     F.avg_pool2d: masked._avg_pool2d,

@@ -66,7 +66,8 @@ class _Spot:
 
 
 class Executor:
-    """A plan with memory: `__call__(inputs, mask)` gives the flat list of outputs, which the next call overwrites.
+    """A plan with memory: `__call__(inputs, mask, margin)` gives the flat list of outputs, which the next call
+    overwrites; margin: pixels by which the mask is grown.
 
     No feature map of a planned node is allocated, copied or cleared after construction.
 
@@ -74,7 +75,6 @@ class Executor:
         plan: for tensors of these shapes.
         constants: of its graph.
         allow_tf32: float32 on CUDA may use tf32 tensor cores.
-        margin: pixels by which masks are grown.
 
     Attributes:
         active: lists of the last call: one a plane, or, exact, one a demand.
@@ -82,12 +82,12 @@ class Executor:
         whole_frame: the next call computes all pixels (the cached contract's first frame).
     """
 
-    def __init__(self, plan: Plan, constants: Constants, allow_tf32: bool = False, margin: int = 0) -> None:
+    def __init__(self, plan: Plan, constants: Constants, allow_tf32: bool = False) -> None:
         self.plan, self.device, self.nodes = plan, constants.device, plan.graph.nodes
         self.context = Context(constants, {}, allow_tf32, plan.mode == "cached", plan.mode != "masked")
         self.chains = chains(plan) if self.device.type == "cpu" else {}
         self.storage = store(plan, WRITTEN, self.chains, side_by_side=self.device.type == "cuda")
-        self.lists = lists_of(plan, self.storage, margin)
+        self.lists = lists_of(plan, self.storage)
         self._made = constants.made
         if self.device.type == "cpu":
             self.context.pack(self.nodes)
@@ -169,13 +169,13 @@ class Executor:
         self._written = self._writes()
 
     @without_grad
-    def __call__(self, inputs: Sequence[Any], mask: Tensor) -> list[Any]:
+    def __call__(self, inputs: Sequence[Any], mask: Tensor, margin: int = 0) -> list[Any]:
         try:
             mask = all_pixels(mask) if self.whole_frame else mask
             if self._aside is None:
-                lists = self._listed(mask)
+                lists = self._listed(mask, margin)
             else:  # a branch of the CUDA graph beside the nodes: only those that write kept tensors wait for it
-                lists = self._fresh(mask, stale=False)
+                lists = self._fresh(mask, margin, stale=False)
                 self._aside.wait_stream(torch.cuda.current_stream(self.device))
                 with torch.cuda.stream(self._aside):
                     self._stale(lists)
@@ -188,24 +188,26 @@ class Executor:
             self.forget()
             raise
 
-    def _listed(self, mask: Tensor) -> Lists:
+    def _listed(self, mask: Tensor, margin: int) -> Lists:
         """All that depends on the mask, where calls repeat in the memory of the call before; remembered."""
         if not self._records or self.plan.mode == "exact":  # whose lists are PyTorch's ops
-            lists = self._fresh(mask)
+            lists = self._fresh(mask, margin)
         else:
             mask, noted = mask_planes("run", mask), self._noted_lists
-            if noted is not None and noted.fits(mask):
+            if noted is not None and noted.fits(mask, margin):
                 lists = noted(mask)
             else:
-                self._noted_lists = noted = RecordedLists(functools.partial(self._fresh, lasting=True), mask)
+                self._noted_lists = noted = RecordedLists(
+                    functools.partial(self._fresh, margin=margin, lasting=True), mask, margin
+                )
                 lists = noted.lists
         self.active = lists.active
         self._remember(lists)
         return lists
 
-    def _fresh(self, mask: Tensor, stale: bool = True, lasting: bool = False) -> Lists:
+    def _fresh(self, mask: Tensor, margin: int, stale: bool = True, lasting: bool = False) -> Lists:
         """All that depends on the mask."""
-        self.active, fringes = self.lists(mask)
+        self.active, fringes = self.lists(mask, margin)
         lists = Lists(self.active, fringes, {}, lasting)
         if stale:
             self._stale(lists)
@@ -223,9 +225,9 @@ class Executor:
             old.block_map.copy_(lists.active[plane].block_map)
 
     @torch.no_grad()
-    def lists_of(self, mask: Tensor) -> Lists:
+    def lists_of(self, mask: Tensor, margin: int = 0) -> Lists:
         """All that depends on the mask; `layers` may run on it, more than once, until the next call."""
-        return self._fresh(mask, lasting=True)
+        return self._fresh(mask, margin, lasting=True)
 
     @without_grad
     def layers(self, inputs: Sequence[Any], lists: Lists, aside: torch.cuda.Stream | None = None) -> list[Any]:

@@ -20,7 +20,9 @@ def kind(node: Node) -> str:
     return op_name(node.target) if node.kind == "aten" else node.kind
 
 
-def profile(executor: Executor, inputs: Sequence[Any], mask: Tensor, calls: int) -> list[tuple[str, str, float]]:
+def profile(
+    executor: Executor, inputs: Sequence[Any], mask: Tensor, margin: int, calls: int
+) -> list[tuple[str, str, float]]:
     """(module path, kind, ms) of each node, each timed by itself, also those that a CPU's calls run as a chain: the
     median of `calls`."""
     times: dict[Node, list[float]] = {node: [] for node in executor.nodes}
@@ -40,7 +42,7 @@ def profile(executor: Executor, inputs: Sequence[Any], mask: Tensor, calls: int)
     executor.step = timed  # type: ignore[method-assign, assignment]
     try:
         for _ in range(calls + 1):
-            executor(inputs, mask)
+            executor(inputs, mask, margin)
     finally:
         del executor.step
     return [(node.path, kind(node), statistics.median(found[1:])) for node, found in times.items()]

@@ -12,7 +12,8 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from sbnet.engine.accuracy import inside
-from sbnet.engine.sparsify import SparseRun, planes_of
+from sbnet.engine.arguments import planes_of
+from sbnet.engine.sparsify import SparseRun
 from sbnet.graph.functional import PlannedModule
 from sbnet.graph.ir import Value
 from sbnet.graph.passes.quantize import CONVOLUTIONS, KIND, Quantization, stays_float

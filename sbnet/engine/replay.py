@@ -20,25 +20,26 @@ RECORDED = {
 
 
 class RecordedLists:
-    """The lists of masks of one shape and dtype, in memory that stays.
+    """The lists of masks of one shape, dtype and margin, in memory that stays.
 
     Args:
         make: (mask) -> lists, by ops that recordings note.
         mask: [N,H,W], the first.
+        margin: pixels by which `make` grows masks.
 
     Attributes:
         lists: of the last mask.
     """
 
-    def __init__(self, make: Callable[[Tensor], Lists], mask: Tensor) -> None:
-        self._threads, self._recording = torch.get_num_threads(), Recording()
+    def __init__(self, make: Callable[[Tensor], Lists], mask: Tensor, margin: int) -> None:
+        self._threads, self._recording, self._margin = torch.get_num_threads(), Recording(), margin
         with torch.inference_mode(False), torch.no_grad():  # later calls write there, in whatever mode
             self._mask = mask.clone(memory_format=torch.contiguous_format)
             with self._recording.noting():
                 self.lists = make(self._mask)
 
-    def fits(self, mask: Tensor) -> bool:
-        same = mask.shape == self._mask.shape and mask.dtype == self._mask.dtype
+    def fits(self, mask: Tensor, margin: int) -> bool:
+        same = mask.shape == self._mask.shape and mask.dtype == self._mask.dtype and margin == self._margin
         return same and self._threads == torch.get_num_threads()
 
     def __call__(self, mask: Tensor) -> Lists:

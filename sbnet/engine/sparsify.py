@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,8 +13,13 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from sbnet.active import ActiveBlocks
+from sbnet.engine.arguments import check_example, counters, mask_of, planes_of, tapped
 from sbnet.engine.compiled import Compiled
+from sbnet.engine.executor import Executor
+from sbnet.engine.lists import Lists
+from sbnet.engine.modes import Turns, plainly
 from sbnet.engine.steps import PLANNED
+from sbnet.geometry import Pair
 from sbnet.graph.blocks import is_tuning, predict, tuned
 from sbnet.graph.capture import capture
 from sbnet.graph.constants import Constants
@@ -24,14 +28,13 @@ from sbnet.graph.functional import PlannedModule
 from sbnet.graph.ir import Graph, Value
 from sbnet.graph.passes import optimise
 from sbnet.graph.plan import Plan, Plane, plan, spatial_sizes
+from sbnet.graph.watch import Watch
 from sbnet.masks.grow import grow
 from sbnet.ops.common import mask_planes
 
 MODES = ("masked", "exact", "cached")
-MOST_SHAPES = 8  # plans that a run keeps, one a shape of inputs
-MOST_COMPILED = 8  # plans with memory, one a shape and margin
+MOST_SHAPES = 8  # plans that a run keeps, with their memory, one a shape of inputs
 FLAT = (list, tuple, dict, OrderedDict)  # results whose items say all
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def sparsify(
@@ -51,8 +54,10 @@ def sparsify(
     The network is captured by torch.export and planned: normalisations are folded, activations and sums fused, feature
     maps lie in buffers that are never cleared. What has no sparse form runs dense, on whole planes (`sbnet.explain`).
     Parameters are shared with the model: one that is written in place is seen at the next call, if PyTorch counts the
-    write (it counts none through `.data`, NumPy or a fused optimizer). On CUDA a call is one CUDA graph and waits for
-    nothing.
+    write (it counts none through `.data`, NumPy or a fused optimizer). Where a parameter, a buffer or a part is another
+    one at the next call (`load_state_dict(assign=True)`, `net.layer = ...`), or a number has another value
+    (`norm.eps`), the network is captured and planned anew. Runs compute in the dtype of their example, under autocast,
+    too. On CUDA a call is one CUDA graph and waits for nothing.
 
     Args:
         model: an nn.Module, run in eval mode, or an ONNX file.
@@ -74,10 +79,12 @@ def sparsify(
     >>> run = sbnet.sparsify(torchvision.models.resnet18(weights="DEFAULT"), torch.rand(1, 3, 384, 640))
     >>> logits = run(frame, mask)  # mask [N,384,640], any dtype
     """
-    return SparseRun(
+    run = SparseRun(
         model, example, mode=mode, block=block, margin=margin, masks=masks, out=out, mask_source=mask_source,
         allow_tf32=allow_tf32,
     )  # fmt: skip
+    run.prepare(*run.example)
+    return run
 
 
 class SparseRun:
@@ -89,23 +96,26 @@ class SparseRun:
         density: the share of active blocks in the finest plane of the last call. Reading it waits for the device.
     """
 
+    @plainly("sparsify")
     def __init__(self, model: Any, example: Any, **options: Any) -> None:
         if options["mode"] not in MODES:
             raise ValueError(f"sbnet: sparsify: mode: expected one of {', '.join(MODES)}, got {options['mode']!r}")
         self.model, self.options = model, options
         self.example = tuple(example) if isinstance(example, (tuple, list)) else (example,)
-        _check_example(self.example)
+        check_example(self.example)
         self.margin, self.mask_source = int(options["margin"]), options["mask_source"]
         if self.margin < 0:
             raise ValueError(f"sbnet: sparsify: margin: expected at least 0, got {self.margin}")
-        self._module = _tapped(model, options["out"])
-        self._lock = threading.RLock()
+        self._module = tapped(model, options["out"])
+        self._lock = Turns(self._begin_anew)
+        self._watch: Watch | None = None
         self._shapes: OrderedDict[Any, tuple[Graph, Plan, Constants]] = OrderedDict()
-        self._compiled: dict[Any, Compiled] = {}
+        self._compiled: OrderedDict[Any, Compiled] = OrderedDict()
         self._last = self._for(self.example)
 
     # ---- calls
 
+    @plainly("run")
     def __call__(
         self,
         *args: Any,
@@ -129,14 +139,16 @@ class SparseRun:
             raise ValueError(f"sbnet: run: expected {len(self.example)} inputs and {which}, got {given} arguments")
         if mask is None and self.mask_source is None:
             *args, mask = args  # type: ignore[assignment]
+            if mask is None:
+                raise ValueError("sbnet: run: mask: expected a tensor, got None")
         with self._lock:
-            compiled = self._for(args, margin)
+            compiled = self._for(args)
             if compiled is not self._last and self.options["mode"] == "cached":
                 compiled.executor.forget()  # what it holds is older than the frame before
             self._last = compiled
             if keyframe:
                 compiled.executor.whole_frame = self.options["mode"] == "cached"
-            flat = compiled(args, None if mask is None else planes_of(mask, args[0]))
+            flat = compiled(args, None if mask is None else planes_of(mask, args[0]), self._margin(margin))
             if copy:
                 flat = [v.clone() if isinstance(v, Tensor) else v for v in flat]
             return self._shaped(flat)
@@ -150,34 +162,39 @@ class SparseRun:
             return spec.type(flat if spec.context is None else zip(spec.context, flat, strict=True))
         return pytree.tree_unflatten(flat, spec)
 
-    def _for(self, inputs: Sequence[Any], margin: int | None = None) -> Compiled:
+    def _margin(self, margin: int | None) -> int:
+        return self.margin if margin is None else margin
+
+    def _for(self, inputs: Sequence[Any]) -> Compiled:
         """The network planned for inputs of these shapes."""
         key = tuple((v.shape, v.dtype, v.device) if isinstance(v, Tensor) else v for v in inputs)
-        margin = self.margin if margin is None else margin
-        compiled = self._compiled.get((key, margin))
+        if self._watch is not None and self._watch.changed():
+            self._shapes.clear()
+            self._compiled.clear()
+        compiled = self._compiled.get(key)
         if compiled is not None:
             if compiled is not self._last:
-                self._compiled[key, margin] = self._compiled.pop((key, margin))  # the last to go
+                self._compiled.move_to_end(key)  # the last to go
             self._spec = compiled.plan.graph.out_spec
             return compiled
         if key not in self._shapes:
-            _check_example(inputs, "run: x")
+            check_example(inputs, "run: x")
             self._shapes[key] = self._planned(inputs)
             while len(self._shapes) > MOST_SHAPES:
                 old, _ = self._shapes.popitem(last=False)
-                self._compiled = {k: v for k, v in self._compiled.items() if k[0] != old}
+                self._compiled.pop(old, None)
         graph, planned, constants = self._shapes[key]
-        make_mask, allow_tf32 = partial(_mask, self.mask_source), self.options["allow_tf32"]
-        made = Compiled(planned, constants, make_mask, self.mask_source is None, allow_tf32, margin=margin)
-        while len(self._compiled) >= MOST_COMPILED:
-            del self._compiled[next(iter(self._compiled))]
-        self._compiled[key, margin] = made
+        make_mask, allow_tf32 = partial(mask_of, self.mask_source), self.options["allow_tf32"]
+        made = self._compiled[key] = Compiled(planned, constants, make_mask, self.mask_source is None, allow_tf32)
         self._spec = graph.out_spec
         return made
 
     def _graph(self, inputs: Sequence[Any]) -> Graph:
         if isinstance(self._module, nn.Module):
-            return optimise(capture(self._module, inputs))
+            captured = capture(self._module, inputs)
+            if not self._shapes:  # those that are there may be of another state
+                self._watch = Watch(self._module)
+            return optimise(captured)
         from sbnet.graph.onnx import read_onnx
 
         return optimise(read_onnx(self._module, inputs))
@@ -185,7 +202,7 @@ class SparseRun:
     def _planned(self, inputs: Sequence[Any]) -> tuple[Graph, Plan, Constants]:
         graph = self._graph(inputs)
         planned = plan(graph, self._blocks(graph, inputs[0].device), self.options["mode"], inputs[0].device)
-        return graph, planned, Constants(graph, inputs[0].device, inputs[0].dtype)
+        return graph, planned, Constants(graph, inputs[0].device, inputs[0].dtype, counters(self._module))
 
     def _blocks(self, graph: Graph, device: torch.device) -> Any:
         """Block sizes, as `plan` takes them."""
@@ -198,7 +215,81 @@ class SparseRun:
         layers = work(graph)
         return predict({size: layers.get(size, Work()) for size in spatial_sizes(graph)}, grown, device.type)
 
+    # ---- a call in parts, for what holds more than a call: CUDA graphs of others, measurements
+
+    @plainly("prepare")
+    def prepare(self, *inputs: Any, margin: int | None = None) -> None:
+        """Plans the network for inputs of these shapes, and on CUDA captures the graph of calls with this margin: then
+        no call does. A mask_source is called a few times on zeros: one with a memory needs a reset afterwards."""
+        with self._lock:
+            self._last = self._for(inputs)
+            self._last.prepare(self._margin(margin))
+
+    @plainly("body")
+    def body(self, *inputs: Any, mask: Tensor | None = None, margin: int | None = None) -> Any:
+        """What a call computes, without a CUDA graph of its own: the host waits for nothing, and a graph of the caller
+        may hold it. Inputs of one shape share their memory with calls, and the next of either overwrites the result."""
+        with self._lock:
+            self._last = self._for(inputs)
+            return self._shaped(self._last.run(inputs, mask, self._margin(margin)))
+
+    def lists(self, mask: Tensor, margin: int | None = None) -> Lists:
+        """All that a call with the last inputs' shape makes of its mask [N,H,W]; `layers` may run on it until the next
+        call."""
+        with self._lock:
+            return self.executor.lists_of(mask, self._margin(margin))
+
+    @plainly("layers")
+    def layers(self, *inputs: Any, lists: Lists) -> Any:
+        """The network on lists, for inputs of the last shape."""
+        with self._lock:
+            return self._shaped(self.executor.layers(inputs, lists))
+
     # ---- what a run tells
+
+    @property
+    def compiled(self) -> Compiled:
+        """The network as it is planned for the last inputs' shape: plan, weights, memory, CUDA graphs."""
+        return self._last
+
+    @property
+    def executor(self) -> Executor:
+        """The plan of the last inputs' shape, with its memory."""
+        return self._last.executor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the last x."""
+        return tuple(self._last.executor.shape)
+
+    @property
+    def frame(self) -> Tensor:
+        """Where CUDA graphs read x: who makes frames on the device writes them there, and `run(run.frame, ...)` copies
+        nothing."""
+        found = self._last.inputs[0]
+        if found is None:
+            raise ValueError("sbnet: run: frame: expected a network that reads x, got one that does not")
+        return found
+
+    @property
+    def mask(self) -> Tensor:
+        """Where CUDA graphs read the mask, [N,H,W] bool."""
+        found = self._last.mask
+        if found is None:
+            raise ValueError("sbnet: run: mask: expected calls with a mask, got a run with a mask_source")
+        return found
+
+    @property
+    def whole_frame(self) -> bool:
+        """Cached mode: does the next call compute the whole frame?"""
+        return self._last.executor.whole_frame
+
+    def active_of(self, size: Pair) -> ActiveBlocks:
+        """Active blocks of the last call of the first tensor that is so high and wide."""
+        value = next((v for node in self.plan.graph.nodes for v in node.outputs if v.size == size), None)
+        if value is None:
+            raise ValueError(f"sbnet: active_of: size: expected that of a feature map, got {size}")
+        return self.active[self.executor.lists.of(value)]
 
     @property
     def plan(self) -> Plan:
@@ -226,6 +317,7 @@ class SparseRun:
         counts = f"{len(nodes)} nodes, {dense} dense, {len(self.planes)} planes"
         return f"<sbnet.{self.options['mode']} {name} on {shape}: {counts}>"
 
+    @plainly("profile")
     def profile(self, *args: Any, calls: int = 5) -> list[tuple[str, str, float]]:
         """(module path, kind, ms) of each node, the median of some calls; node by node, so that the sum is more than a
         call takes. Arguments as for a call; a mask may be given in the place of that of a mask_source, too."""
@@ -236,8 +328,8 @@ class SparseRun:
             raise ValueError(f"sbnet: profile: expected {count} inputs and a mask, got {len(args)} arguments")
         inputs, given = args[:count], args[count:]
         with self._lock:
-            wanted = _mask(self.mask_source, inputs, planes_of(given[0], inputs[0]) if given else None)
-            return profile(self._for(inputs).executor, inputs, wanted, calls)
+            wanted = mask_of(self.mask_source, inputs, planes_of(given[0], inputs[0]) if given else None)
+            return profile(self._for(inputs).executor, inputs, wanted, self.margin, calls)
 
     def _inputs_of(self, frame: Any, of: str) -> tuple[Any, ...]:
         """A frame, a tensor or a tuple, as the inputs of a call."""
@@ -248,15 +340,20 @@ class SparseRun:
 
     # ---- more of them
 
+    @plainly("clone")
     def clone(self) -> SparseRun:
         """Another run of the same plans and weights, with buffers of its own: for another thread or stream."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
-        other._lock, other._compiled = threading.RLock(), {}
+        other._lock, other._compiled = Turns(other._begin_anew), OrderedDict()
         with self._lock:
             other._shapes = OrderedDict(self._shapes)
         other._last = other._for(self.example)
         return other
+
+    def _begin_anew(self) -> None:
+        """After a call that was cut off in the middle."""
+        self._compiled.clear()
 
     def reset(self) -> None:
         """Cached mode: the next frame is computed whole."""
@@ -270,11 +367,13 @@ class SparseRun:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["model"], state["example"], **state["options"])  # type: ignore[misc]
 
+    @plainly("as_module")
     def as_module(self, **options: bool) -> PlannedModule:
         """This graph and plan as an nn.Module of functional ops that takes inputs and mask; weights are copies. Options
         are `dynamic` and `block_maps`, as for `export`."""
-        _, planned, constants = self._shapes[next(iter(self._shapes))]
-        return PlannedModule(planned, constants, self.margin, **options).eval()
+        with self._lock:
+            compiled = self._for(self.example)
+        return PlannedModule(compiled.plan, compiled.constants, self.margin, **options).eval()
 
     def export(
         self, path: str | os.PathLike[str], *, dynamic: bool = False, block_maps: bool = False, **options: Any
@@ -309,76 +408,3 @@ class SparseRun:
             fixed: list[Any] = [None] * (len(self.example) - 1)
             options = {"dynamic": {"args": ({0: n, 2: h, 3: w}, *fixed, {0: n, 1: h, 2: w})}, **options}
         return to_onnx(module, (*self.example, mask, *states), path, **options)
-
-
-def planes_of(mask: Tensor, x: Tensor) -> Tensor:
-    """A call's mask as bool [N,H,W], where x is."""
-    if isinstance(mask, Tensor) and mask.dtype is torch.bool and mask.device == x.device:
-        n, _, h, w = x.shape
-        if mask.shape == (n, h, w):
-            return mask
-    mask = mask_planes("run", mask)
-    if mask.shape[1:] != x.shape[2:] or mask.shape[0] not in (1, x.shape[0]):
-        raise ValueError(
-            f"sbnet: run: mask: expected [{x.shape[0]},{x.shape[2]},{x.shape[3]}], got {tuple(mask.shape)}"
-        )
-    if mask.dtype != torch.bool:
-        mask = mask > 0.5 if mask.is_floating_point() else mask != 0
-    if mask.device != x.device:
-        mask = mask.to(x.device, non_blocking=True)
-    return mask if mask.shape[0] == x.shape[0] else mask.expand(x.shape[0], -1, -1)
-
-
-# No method: what a run's CUDA graph refers to does not refer to the run, so that both go when the run does.
-def _mask(source: Callable[[Tensor], Tensor] | None, inputs: Sequence[Any], mask: Tensor | None) -> Tensor:
-    """A call's mask: inside the CUDA graph, where there is one."""
-    if source is not None and mask is None:
-        mask = source(inputs[0])
-        if not isinstance(mask, Tensor):
-            raise TypeError(f"sbnet: run: mask: expected a tensor from mask_source, got {type(mask).__name__}")
-        mask = planes_of(mask, inputs[0])
-    assert mask is not None
-    return mask
-
-
-def _check_example(inputs: Sequence[Any], of: str = "sparsify: example") -> None:
-    x = inputs[0] if inputs else None
-    if not isinstance(x, Tensor) or x.dim() != 4 or x.dtype not in FLOATS:
-        came = f"{tuple(x.shape)} {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
-        raise ValueError(f"sbnet: {of}: expected [N,C,H,W] float32, float16 or bfloat16, got {came}")
-
-
-class _Taps(nn.Module):
-    """A module that returns what some of its parts return."""
-
-    def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
-        super().__init__()
-        self.module, self.names = module, list(names)
-
-    def forward(self, *args: Any) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        hooks = [
-            self.module.get_submodule(name).register_forward_hook(
-                lambda _, __, out, name=name: found.__setitem__(name, out)
-            )
-            for name in self.names
-        ]
-        try:
-            self.module(*args)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return {name: found[name] for name in self.names}
-
-
-def _tapped(model: Any, names: Sequence[str]) -> Any:
-    if isinstance(model, (str, os.PathLike)):
-        return model
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"sbnet: sparsify: model: expected an nn.Module or an ONNX file, got {type(model).__name__}")
-    for name in names:
-        try:
-            model.get_submodule(name)
-        except AttributeError:
-            raise ValueError(f"sbnet: sparsify: out: {name}: no such submodule") from None
-    return _Taps(model, names) if names else model

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sbnet.engine.arguments import planes_of
 from sbnet.engine.compiled import Compiled
-from sbnet.engine.sparsify import SparseRun, planes_of
+from sbnet.engine.sparsify import SparseRun
 from sbnet.geometry import Pair
 from sbnet.graph.blocks import CANDIDATES, FORMAT, tuning_key
 from sbnet.graph.plan import Plan
@@ -62,13 +63,13 @@ def tune(
     def measure(sizes: dict[Pair, Pair]) -> float:
         planes = [(h, w, sizes[h, w]) for h, w, _ in plan.planes]
         tried = Plan(plan.graph, planes, plan.mode)
-        compiled = Compiled(tried, first.constants, make_mask, True, first.allow_tf32, margin=run.margin)
+        compiled = Compiled(tried, first.constants, make_mask, True, first.allow_tf32)
         times = []
         for turn in range(rounds + 1):
             for inputs, mask in zip(calls, masks, strict=True):
                 wanted = planes_of(mask, inputs[0])
                 begin = _now(device)
-                compiled(inputs, wanted)
+                compiled(inputs, wanted, run.margin)
                 times += [_now(device) - begin] if turn else []
         return statistics.median(times) * 1e3
 

@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from sbnet.graph import norms, pixelwise, rules
 from sbnet.graph.axes import op_name
 from sbnet.graph.builder import Builder
+from sbnet.graph.exporting import exporting
 from sbnet.graph.ir import Graph, Value
 from sbnet.graph.refusal import no_dump, no_values, refusal
 
@@ -38,11 +39,12 @@ def capture(module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any] | Non
     Raises:
         CaptureError: torch.export cannot follow the network.
     """
-    program = _program(module, args, kwargs or {})
-    try:
-        return _Reader(program, module).graph.link()
-    except _WritesAView:
-        return _Reader(program.run_decompositions({}), module).graph.link()
+    with exporting():
+        program = _program(module, args, kwargs or {})
+        try:
+            return _Reader(program, module).graph.link()
+        except _WritesAView:
+            return _Reader(program.run_decompositions({}), module).graph.link()
 
 
 @contextmanager
@@ -59,7 +61,7 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 def _program(module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     try:
-        with evaluating(module), torch.no_grad(), no_dump():
+        with evaluating(module), no_dump():
             return torch.export.export(module, tuple(args), kwargs, strict=False)
     except CaptureError:  # of a module that knows better what went wrong: a node of an ONNX file
         raise

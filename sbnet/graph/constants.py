@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,13 +22,15 @@ class Constants:
         graph: optimised; nodes are not changed afterwards.
         device, dtype: of feature maps. Weights of planned nodes are made in the dtype of what the node gives, which a
             cast inside the network may have changed; those of quantised ones have dtypes of their own.
+        counters: tensors that are written where others are without PyTorch counting it: num_batches_tracked, beside
+            the statistics of a training forward.
 
     Attributes:
         made: how often they were.
     """
 
-    def __init__(self, graph: Graph, device: torch.device, dtype: torch.dtype) -> None:
-        self.device, self.dtype = device, dtype
+    def __init__(self, graph: Graph, device: torch.device, dtype: torch.dtype, counters: Sequence[Tensor] = ()) -> None:
+        self.device, self.dtype, self._counters = device, dtype, list(counters)
         self.nodes = graph.constants()
         kinds = "aten", "conv_quantized"
         planned = [n for n in graph.nodes if n.kind not in kinds]
@@ -72,7 +75,8 @@ class Constants:
 
     def _take(self) -> None:
         self._tensors: list[Tensor] = [value.tensor for value in self._values]  # type: ignore[misc]
-        self._writes = Writes(self._tensors)  # what is made of tensors whose writes are not counted is made once
+        # What is made of tensors whose writes are not counted is made once.
+        self._writes = Writes([*self._tensors, *self._counters])
         self._taken += 1
 
     def _state(self) -> Any:

@@ -70,7 +70,7 @@ class PlannedModule(nn.Module):
         if dynamic:
             _check_sizeless(plan)
         self.plan, self.margin, self.dynamic, self.block_maps = plan, margin, dynamic, block_maps
-        self.exact = ExactLists(plan, margin) if plan.mode == "exact" else None
+        self.exact = ExactLists(plan) if plan.mode == "exact" else None
         self.states = [v for n in plan.graph.nodes for v in n.outputs if _holds(n, v)] if plan.mode == "cached" else []
         self.watch: Callable[[Value, Tensor, Tensor], None] | None = None
         self.names: dict[int, str] = {}
@@ -121,7 +121,7 @@ class PlannedModule(nn.Module):
 
     def _lists(self, mask: Tensor) -> Sequence[ActiveBlocks]:
         if self.exact is not None:
-            return self.exact(mask)[0]
+            return self.exact(mask, self.margin)[0]
         if self.dynamic:
             mask = grow(mask, self.margin) if self.margin else mask
             return [reduce_mask(mask, BlockGrid.cover((mask.shape[1], mask.shape[2]), self.plan.planes[0][2]))]

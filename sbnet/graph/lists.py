@@ -20,23 +20,24 @@ from sbnet.ops.lists.pyramid import PyramidRequest
 class PlaneLists:
     """Of the masked and cached contracts: all tensors of one size share one list."""
 
-    def __init__(self, plan: Plan, storage: Storage, margin: int = 0) -> None:
-        self.plan, self.request, self.margin = plan, PyramidRequest.of(plan.planes, storage.fringes), margin
+    def __init__(self, plan: Plan, storage: Storage) -> None:
+        self.plan, self.request = plan, PyramidRequest.of(plan.planes, storage.fringes)
 
     def of(self, value: Value) -> int:
         """Which list is a value's."""
         return self.plan.plane(value)
 
-    def __call__(self, mask: Tensor) -> tuple[tuple[ActiveBlocks, ...], Sequence[Fringe]]:
-        made = self.request.run(mask, margin=self.margin)
+    def __call__(self, mask: Tensor, margin: int = 0) -> tuple[tuple[ActiveBlocks, ...], Sequence[Fringe]]:
+        """margin: pixels by which the mask is grown."""
+        made = self.request.run(mask, margin=margin)
         return made.planes, made.fringes
 
 
 class ExactLists:
     """Of the exact contract: each tensor has the blocks that touch what is needed of it."""
 
-    def __init__(self, plan: Plan, margin: int = 0) -> None:
-        self.demands, self.margin = demands(plan), margin
+    def __init__(self, plan: Plan) -> None:
+        self.demands = demands(plan)
         self.grids = []
         for demand in self.demands.demands:
             height, width, block = plan.planes[plan.index[demand.size]]
@@ -45,14 +46,15 @@ class ExactLists:
     def of(self, value: Value) -> int:
         return self.demands.of[value]
 
-    def __call__(self, mask: Tensor) -> tuple[tuple[ActiveBlocks, ...], Sequence[Fringe]]:
-        needed = pixels(self.demands.demands, grow(mask, self.margin) if self.margin else mask)
+    def __call__(self, mask: Tensor, margin: int = 0) -> tuple[tuple[ActiveBlocks, ...], Sequence[Fringe]]:
+        """margin: pixels by which the mask is grown."""
+        needed = pixels(self.demands.demands, grow(mask, margin) if margin else mask)
         return tuple(reduce_mask(p, grid) for p, grid in zip(needed, self.grids, strict=True)), ()
 
 
-def lists_of(plan: Plan, storage: Storage, margin: int = 0) -> PlaneLists | ExactLists:
-    """margin: pixels by which masks are grown."""
-    return ExactLists(plan, margin) if plan.mode == "exact" else PlaneLists(plan, storage, margin)
+def lists_of(plan: Plan, storage: Storage) -> PlaneLists | ExactLists:
+    """What makes the lists of a plan's mode."""
+    return ExactLists(plan) if plan.mode == "exact" else PlaneLists(plan, storage)
 
 
 def all_pixels(mask: Tensor) -> Tensor:

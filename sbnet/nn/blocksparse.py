@@ -74,6 +74,8 @@ class BlockSparseLinear(nn.Module):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """nn.Linear's own initial values, for as many inputs as an output has on average."""
+        if self.weight.is_meta:
+            return
         bound = 1 / math.sqrt(max(1.0, self.in_features * self.density))
         dense = torch.empty(self.layout.shape).uniform_(-bound, bound)
         self.weight.copy_(self.layout.from_dense(dense))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,9 +11,16 @@ from torch.autograd.function import once_differentiable
 
 from sbnet.nn.blocksparse import BlockSparseLinear
 from sbnet.ops import BlockLayout, blocksparse_matmul, blocksparse_weight_grad
-from sbnet.weights.lstm import fused_lstm_gates
 
 State = tuple[Tensor, Tensor]
+
+
+def lstm_gates(c: Tensor, gates: Sequence[Tensor], forget_bias: float = 1.0) -> tuple[Tensor, Tensor]:
+    """(c', h') of a step from the gates i, u, f, o: c' = c sigmoid(f + forget_bias) + sigmoid(i) tanh(u), h' =
+    sigmoid(o) tanh(c')."""
+    i, u, f, o = gates
+    after = c * torch.sigmoid(f + forget_bias) + torch.sigmoid(i) * torch.tanh(u)
+    return after, torch.sigmoid(o) * torch.tanh(after)
 
 
 class BlockSparseLSTMCell(nn.Module):
@@ -103,7 +111,7 @@ class BlockSparseLSTMCell(nn.Module):
 
     def step(self, from_input: Tensor, from_hidden: Tensor, c: Tensor) -> State:
         """The next (h, c) from both products [N, 4 hidden_size]."""
-        c, h = fused_lstm_gates(c, from_input + from_hidden, forget_bias=self.forget_bias)
+        c, h = lstm_gates(c, (from_input + from_hidden).chunk(4, -1), self.forget_bias)
         return h, c
 
     def extra_repr(self) -> str:

@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sbnet.active import ActiveBlocks
+from sbnet.active import ActiveBlocks, BlockGrid
 from sbnet.nn.fold import Folded
 from sbnet.nn.layers import SparseBatchNorm2d, SparseConv2d
 from sbnet.ops import sparse_fill, sparse_gather, sparse_scatter
@@ -74,11 +75,6 @@ class _ResidualBlock(nn.Module):
         self.downsample = SparseProjection(inputs, outputs, stride, norm=not preactivation) if project else None
         # a normalisation is folded into the convolution before it
         self.folds = tuple((f"conv{k}", f"bn{k + preactivation}") for k in range(1, self.depth + 1 - preactivation))
-        if stacked and project:
-            raise ValueError(
-                f"sbnet.nn.{type(self).__name__}: stacked: expected a block that keeps its "
-                f"plane and its channels, got stride {stride} from {inputs} to {outputs} channels"
-            )
 
     def forward(self, x: Tensor, active: ActiveBlocks | None = None, out_active: ActiveBlocks | None = None) -> Tensor:
         """The block on active blocks.
@@ -89,7 +85,7 @@ class _ResidualBlock(nn.Module):
             out_active: those of the output plane, where the block has a stride.
 
         Returns:
-            [N,K,H_out,W_out]: zeros outside the active blocks, or x there if the block is `stacked`.
+            [N,K,H_out,W_out]: zeros outside the active blocks, or the shortcut there if the block is `stacked`.
         """
         if out_active is None:
             if active is not None and self.downsample is not None and self.downsample[0].stride != (1, 1):
@@ -98,8 +94,8 @@ class _ResidualBlock(nn.Module):
                     f"blocks of the output plane where a block has a stride, got None"
                 )
             out_active = active
-        if self.stacked and active is not None:
-            return self._on_the_stack(x, active)
+        if self.stacked and out_active is not None:
+            return self._on_the_stack(x, out_active)
         y = rectify(self.bn1, x, active) if self.preactivation else x
         shortcut = x if self.downsample is None else self.downsample(y, out_active)
         for conv, norm, last in self._steps():
@@ -117,27 +113,43 @@ class _ResidualBlock(nn.Module):
 
     def _on_the_stack(self, x: Tensor, active: ActiveBlocks) -> Tensor:
         """SBNet's own form: blocks and halo gathered once, convolutions without padding on the stack, the sum scattered
-        back. What is read is x, masked or not. Rows past the count are computed too: `active.trim()` saves that."""
-        if self.training:
-            raise RuntimeError(f"sbnet.nn.{type(self).__name__}: stacked: expected eval mode, got a block in training")
+        back onto the shortcut of the whole x. What is read is x, masked or not. Rows past the count are computed too:
+        `active.trim()` saves that. In training, batches are the stack's active rows with their halos, as there."""
         steps = list(self._steps())
         grids = [active.grid]  # of what each convolution reads, then of what the last one writes
         for conv, _, _ in reversed(steps):
-            grids.insert(0, grids[0].conv_input(conv.kernel_size, 1, conv.padding, conv.dilation))
+            grids.insert(0, grids[0].conv_input(conv.kernel_size, conv.stride, conv.padding, conv.dilation))
         blocks = sparse_gather(x, active, grid=grids[0])
-        y = rectify(self.bn1, blocks, None) if self.preactivation else blocks
+        y = rectify(self.bn1, blocks, self._rows(blocks, active)) if self.preactivation else blocks
         plane = x.new_ones((x.shape[0], 1, *x.shape[2:]))
         for at, (conv, norm, last) in enumerate(steps):
             if conv.kernel_size != (1, 1) and (at or self.preactivation):
                 # Beyond the image there are zeros, not normalised zeros.
                 y = y * sparse_gather(plane, active, grid=grids[at])
-            y = norm(F.conv2d(y, conv.weight, conv.bias, 1, 0, conv.dilation, conv.groups), None)
+            if conv.stride != (1, 1):
+                plane = plane.new_ones(
+                    (len(plane), 1, *(-(-n // s) for n, s in zip(plane.shape[2:], conv.stride, strict=True)))
+                )
+            y = F.conv2d(y, conv.weight, conv.bias, conv.stride, 0, conv.dilation, conv.groups)
+            y = norm(y, self._rows(y, active))
             y = y if last else F.relu(y)
+        base = x
+        if self.downsample is not None:
+            base = self.downsample(rectify(self.bn1, x, None) if self.preactivation else x)
         if self.preactivation:
-            return sparse_scatter(y, active, x, add=True)
-        top, left = (active.grid.boffset[d] - grids[0].boffset[d] for d in range(2))
-        centre = blocks[:, :, top : top + y.shape[2], left : left + y.shape[3]]
-        return sparse_scatter(F.relu(y + centre), active, x)
+            return sparse_scatter(y, active, base, add=True)
+        return sparse_scatter(F.relu(y + sparse_gather(base, active)), active, base)
+
+    def _rows(self, stack: Tensor, active: ActiveBlocks) -> ActiveBlocks | None:
+        """In training, the rows of a stack that hold blocks, as active blocks of the stack itself."""
+        if not self.training:
+            return None
+        rows = torch.arange(len(stack), dtype=torch.int32, device=stack.device)
+        there = rows < active.count
+        size = (stack.shape[2], stack.shape[3])
+        indices = torch.where(there[:, None], torch.stack([rows, rows * 0, rows * 0], 1), -1)
+        block_map = torch.where(there, rows, -1)[:, None, None]
+        return ActiveBlocks(indices, active.count, active.count, block_map, BlockGrid.cover(size, size))
 
 
 class SparseBasicBlock(_ResidualBlock):
@@ -148,7 +160,8 @@ class SparseBasicBlock(_ResidualBlock):
         planes: channels of both convolutions.
         stride: of the first one.
         preactivation: normalise and rectify before each convolution instead of after it.
-        stacked: compute as the SBNet paper does, on a gathered stack; equals where(M, dense block(x), x).
+        stacked: compute as the SBNet paper does, on a gathered stack; equals where(M, dense block(x), shortcut(x)), the
+            shortcut being x or its projection.
 
     Parameters: conv1, bn1, conv2, bn2, and downsample.0, downsample.1 where stride or channels change.
     """

@@ -109,6 +109,10 @@ def mask_planes(op: str, mask: Any) -> Tensor:
     if mask.dtype in (torch.int8, torch.int16, torch.int32, torch.int64):
         mask = mask.double()
     shape = tuple(mask.shape)
+    if mask.dim() == 4 and mask.shape[1] == mask.shape[3] == 1 != mask.shape[2]:
+        raise ValueError(
+            f"sbnet::{op}: mask: shape: expected [N,H,W], since {shape} is one of a single row or of a single column"
+        )
     if mask.dim() == 4 and mask.shape[1] == 1:
         mask = mask.squeeze(1)
     elif mask.dim() == 4 and mask.shape[3] == 1:

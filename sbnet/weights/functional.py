@@ -17,7 +17,7 @@ def l2_normalize(weight: Tensor, layout: BlockLayout, gain: Tensor | None = None
 
     weight [blocks, bs, bs], gain [K] or None. Computed in float32, returned in weight's dtype. Differentiable.
     """
-    _, columns = layout.index(weight.device)
+    columns = layout.index(weight.device)[1].long()  # int64: ONNX scatters and gathers by no other integers
     squares = weight.float().square().sum(1)
     sums = squares.new_zeros(layout.block_columns, layout.block_size).index_add(0, columns, squares)
     scale = sums.clamp(min=epsilon).rsqrt()

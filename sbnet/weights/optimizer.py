@@ -85,7 +85,7 @@ class SparseOptimizer:
         )
         layer._adopt(layout)  # in place: every other block keeps its number, values and moments
         moved = weakest.to(layer.weight.device)
-        layer.weight[moved] = 0.0
+        layer.weight[moved] = self._initial(layer.weight, count)
         if layer.weight.grad is not None:
             layer.weight.grad[moved] = 0.0
         for optimizer in self.optimizers:
@@ -93,3 +93,7 @@ class SparseOptimizer:
                 if isinstance(value, Tensor) and value.shape == layer.weight.shape:
                     value[moved] = 0.0
         return count
+
+    def _initial(self, weight: Tensor, count: int) -> Tensor:
+        """[count, bs, bs]: what blocks hold in their new places."""
+        return weight.new_zeros(count, *weight.shape[1:])

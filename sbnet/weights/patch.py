@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import nn
 
 from sbnet.nn.blocksparse import BlockSparseLinear, is_linear
 from sbnet.nn.blocksparse_conv import layer_for
+from sbnet.weights.saved import remember
 
 OPTIONS = ("density", "block_size", "layout", "by", "allow_tf32")
 
@@ -29,14 +31,47 @@ def patch(model: nn.Module, patterns: Mapping[str, Mapping[str, Any]]) -> nn.Mod
         The model.
 
     Raises:
-        ValueError: a pattern that matches nothing, or something that is no such layer; an unknown option.
+        ValueError: a pattern that matches nothing, something that is no such layer, or the output projection of
+            nn.MultiheadAttention, whose weight PyTorch reads as a matrix; an unknown option.
 
     >>> patch(model, {r"encoder\\..*\\.intermediate\\.dense": {"density": 0.25, "block_size": 32}})
     """
-    patcher = BlockSparseModelPatcher()
+    modules = dict(model.named_modules(remove_duplicate=False))
+    chosen: dict[str, dict[str, Any]] = {}
     for pattern, options in patterns.items():
-        patcher.add_pattern(pattern, options)
-    return patcher.patch_model(model)
+        unknown = sorted(set(options) - set(OPTIONS))
+        if unknown:
+            raise ValueError(f"patch: {pattern!r}: expected options {', '.join(OPTIONS)}, got {', '.join(unknown)}")
+        names = [n for n in modules if n and re.fullmatch(pattern, n)]
+        if not names:
+            raise ValueError(
+                f"patch: {pattern!r}: expected the name of a layer, got no match; layers are "
+                f"{', '.join(patchable_layers(model)) or 'none'}"
+            )
+        for name in names:
+            if not is_linear(modules[name]) and layer_for(modules[name]) is None:
+                raise ValueError(
+                    f"patch: {pattern!r}: expected an nn.Linear or a convolution of one group, got {name}, a "
+                    f"{type(modules[name]).__name__}"
+                )
+            if layer_for(modules[name]) and "allow_tf32" in options:
+                raise ValueError(f"patch: {pattern!r}: allow_tf32: expected for linear layers, got it for {name}")
+            parent = modules[name.rpartition(".")[0]]
+            if reads_weight(parent, modules[name]):
+                raise ValueError(
+                    f"patch: {pattern!r}: expected layers that are called, got {name}, whose weight "
+                    f"{type(parent).__name__} reads as a matrix"
+                )
+            chosen.setdefault(name, dict(options))
+    made: dict[nn.Module, nn.Module] = {}  # a layer that two names share is one layer in the patched model, too
+    for name, options in chosen.items():
+        layer = modules[name]
+        if layer not in made:
+            kind = layer_for(layer)
+            made[layer] = (kind.from_dense if kind else BlockSparseLinear.from_linear)(layer, **options)
+        replace(modules[name.rpartition(".")[0]], name.rpartition(".")[2], made[layer])
+    finish(model)
+    return model
 
 
 def prune(
@@ -51,70 +86,56 @@ def prune(
 
     Args:
         by: "magnitude" or "random".
-        exclude: a regular expression of whole names that stay dense; by default none.
+        exclude: a regular expression of whole names that stay dense; by default none. Output projections of
+            nn.MultiheadAttention stay so in any case, with a warning: PyTorch reads their weights as matrices.
         convolutions: nn.Conv2d, nn.Conv3d and nn.ConvTranspose2d of one group, too.
 
     >>> prune(model, density=0.25, exclude="classifier")
     """
-    named = model.named_modules(remove_duplicate=False)
-    names = [n for n, m in named if n and (is_linear(m) or (convolutions and layer_for(m)))]
+    modules = dict(model.named_modules(remove_duplicate=False))
+    kept = [n for n, m in modules.items() if n and reads_weight(modules[n.rpartition(".")[0]], m)]
+    names = [n for n, m in modules.items() if n and n not in kept and (is_linear(m) or (convolutions and layer_for(m)))]
     chosen = [n for n in names if exclude is None or not re.fullmatch(exclude, n)]
     if not chosen:
         raise ValueError(f"prune: expected a layer that is not excluded, got {', '.join(names) or 'none'}")
+    if kept:
+        warnings.warn(
+            f"prune: {', '.join(kept)}: left dense, since the modules around them read their weights as matrices",
+            stacklevel=2,
+        )
     options = {"density": density, "block_size": block_size, "by": by}
     return patch(model, {re.escape(name): options for name in chosen})
 
 
-class BlockSparseModelPatcher:
-    """Patterns first, the model later: what pytorch_block_sparse's class of this name does.
+def patchable_layers(model: nn.Module) -> list[str]:
+    """Names of all layers that can be replaced, as patterns see them."""
+    modules = dict(model.named_modules())
+    return [
+        name
+        for name, module in modules.items()
+        if (is_linear(module) or layer_for(module)) and not reads_weight(modules[name.rpartition(".")[0]], module)
+    ]
 
-    >>> patcher = BlockSparseModelPatcher()
-    >>> patcher.add_pattern(r".*\\.fc1", {"density": 0.5})
-    >>> patcher.patch_model(model)
-    """
 
-    def __init__(self) -> None:
-        self.patterns: list[tuple[str, dict[str, Any]]] = []
+def reads_weight(parent: nn.Module, layer: nn.Module) -> bool:
+    """Whether `parent` computes with the weight of its layer `layer` instead of calling it."""
+    return isinstance(parent, nn.MultiheadAttention) and layer is parent.out_proj
 
-    def add_pattern(self, pattern: str, patch_info: Mapping[str, Any]) -> None:
-        """A regular expression of whole module names, and the options of the layers that it matches."""
-        unknown = sorted(set(patch_info) - set(OPTIONS))
-        if unknown:
-            raise ValueError(f"patch: {pattern!r}: expected options {', '.join(OPTIONS)}, got {', '.join(unknown)}")
-        re.compile(pattern)
-        self.patterns.append((pattern, dict(patch_info)))
 
-    def get_patchable_layers(self, model: nn.Module) -> list[str]:
-        """Names of all layers that can be replaced, as patterns see them."""
-        return [name for name, module in model.named_modules() if is_linear(module) or layer_for(module)]
+def replace(parent: nn.Module, name: str, layer: nn.Module) -> None:
+    """Sets a layer of a module. PyTorch's transformer layers then no longer take the fused path that reads the weights
+    of their linear layers, which they take in eval mode without gradients."""
+    setattr(parent, name, layer)
+    if isinstance(parent, nn.TransformerEncoderLayer):
+        parent.activation_relu_or_gelu = 0  # 1 and 2 name the activations that the fused path knows
 
-    def patch_model(self, model: nn.Module) -> nn.Module:
-        """Replaces every layer that a pattern matches; the first match counts."""
-        # A layer that two names share is one layer in the patched model too.
-        modules = dict(model.named_modules(remove_duplicate=False))
-        chosen: dict[str, dict[str, Any]] = {}
-        for pattern, options in self.patterns:
-            names = [n for n in modules if n and re.fullmatch(pattern, n)]
-            if not names:
-                raise ValueError(
-                    f"patch: {pattern!r}: expected the name of a layer, got no match; layers are "
-                    f"{', '.join(self.get_patchable_layers(model)) or 'none'}"
-                )
-            for name in names:
-                if not is_linear(modules[name]) and layer_for(modules[name]) is None:
-                    raise ValueError(
-                        f"patch: {pattern!r}: expected an nn.Linear or a convolution of one group, got {name}, a "
-                        f"{type(modules[name]).__name__}"
-                    )
-                if layer_for(modules[name]) and "allow_tf32" in options:
-                    raise ValueError(f"patch: {pattern!r}: allow_tf32: expected for linear layers, got it for {name}")
-                chosen.setdefault(name, options)
-        made: dict[nn.Module, nn.Module] = {}
-        for name, options in chosen.items():
-            layer = modules[name]
-            if layer not in made:
-                kind = layer_for(layer)
-                made[layer] = (kind.from_dense if kind else BlockSparseLinear.from_linear)(layer, **options)
-            parent, _, child = name.rpartition(".")
-            setattr(modules[parent], child, made[layer])
-        return model
+
+def finish(model: nn.Module) -> None:
+    """What a model with new layers needs: nested tensors, which only that fused path takes, are not made of padded
+    batches, and a transformers model's config names its layers."""
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoder) and not all(
+            getattr(layer, "activation_relu_or_gelu", 1) for layer in module.layers
+        ):
+            module.use_nested_tensor = False
+    remember(model)

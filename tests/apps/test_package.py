@@ -127,6 +127,17 @@ def code_blocks(document: str, language: str) -> list[str]:
 TORCHVISION = f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r}); from support import zoo; zoo.torchvision()\n"
 
 
+def test_readme_says_how_to_install_what_its_examples_import():
+    imported = {
+        name.partition(".")[0]
+        for block in code_blocks("README.md", "python")
+        for name in re.findall(r"^(?:import|from) ([\w.]+)", block, re.MULTILINE)
+    }
+    lines = [line for block in code_blocks("README.md", "sh") for line in block.splitlines() if "pip install" in line]
+    named = set(re.findall(r"[a-z]\w+", " ".join(line.partition("#")[0] for line in lines)))
+    assert imported - set(sys.stdlib_module_names) - {"sbnet"} <= named
+
+
 @pytest.mark.parametrize("document", ["README.md", "docs/contracts.md", "docs/pipeline.md"])
 def test_examples_run(document, tmp_path):
     blocks = code_blocks(document, "python")

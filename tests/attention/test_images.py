@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from sbnet import block_attention
-from sbnet.attention import bst_conv_layout, bst_deconv_layout
+from sbnet.attention import conv_layout, deconv_layout
 from support.helpers import assert_bitwise
 
 CASES = [  # height, width, filter, stride, padding
@@ -40,17 +40,17 @@ def test_conv_and_deconv(case, autoregressive):
     reads, at = joined(*case), own(h, w, stride)
     small, large = reads.shape
     pixels = torch.arange(large)
-    options = {"stride": stride, "blk_size": 8, "autoregressive": autoregressive}
-    layout = bst_conv_layout(h, w, *kernel, **options)
+    options = {"stride": stride, "block_size": 8, "autoregressive": autoregressive}
+    layout = conv_layout(h, w, *kernel, **options)
     want = reads & (pixels <= at[:, None]) if autoregressive else reads
     assert_bitwise(layout.visible(1, small, large).view(small, large), want)
-    layout = bst_deconv_layout(h, w, *kernel, **options)
+    layout = deconv_layout(h, w, *kernel, **options)
     want = reads.T & (pixels[:, None] >= at) if autoregressive else reads.T
     assert_bitwise(layout.visible(1, large, small).view(large, small), want)
 
 
 def test_in_attention(device):
-    layout = bst_conv_layout(8, 8, 3, 3, blk_size=16)
+    layout = conv_layout(8, 8, 3, 3, block_size=16)
     q, k, v = torch.randn(3, 2, 3, 64, 16, device=device).unbind(0)
     mask = layout.visible(3, 64, 64).to(device)
     exact = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), attn_mask=mask.expand(2, 3, 64, 64))
@@ -61,8 +61,8 @@ def test_refuses():
     for arguments, text in (
         ((8, 8, 4, 4, 1, 8), "filter_h: expected a size for which 8 pixels give 8 / 1"),
         ((9, 8, 3, 3, 2, 8), "filter_h: expected"),
-        ((1, 9, 1, 3, 1, 8), "blk_size: expected a divisor of 9 and 9"),
+        ((1, 9, 1, 3, 1, 8), "block_size: expected a divisor of 9 and 9"),
     ):
-        for function in (bst_conv_layout, bst_deconv_layout):
+        for function in (conv_layout, deconv_layout):
             with pytest.raises(ValueError, match=text):
                 function(*arguments)

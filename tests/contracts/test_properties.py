@@ -8,11 +8,14 @@ from hypothesis import strategies as st
 from sbnet import (
     BlockGrid,
     conv_output_size,
+    conv_transpose_output_size,
     fringe,
     reduce_mask,
     reference,
     sparse_conv2d,
     sparse_conv2d_,
+    sparse_conv_transpose2d,
+    sparse_conv_transpose2d_,
     sparse_gather,
     sparse_scatter,
     sparse_scatter_,
@@ -210,3 +213,38 @@ def test_conv_3x3_with_blocks_of_eights(draw, device):
     channels, filters = (draw(st.sampled_from([8, 16, 24, 64, 72, 128, 12, 60])) for _ in range(2))
     geometry = ((3, 3), (1, 1), (1, 1), (1, 1))
     conv_property(draw, device, size, geometry, channels, filters, 1, block, draw(st.sampled_from(FLOATS[1:])))
+
+
+@on_each_device
+def test_conv_transpose(draw, device):
+    """Kernels smaller than strides and dilations, output that reaches past what the input covers."""
+    torch.manual_seed(draw(seeds))
+    pairs = st.tuples
+    kernel, stride = draw(pairs(*[st.integers(1, 5)] * 2)), draw(pairs(*[st.integers(1, 4)] * 2))
+    kernel = draw(st.sampled_from([kernel, stride]))
+    dilation = draw(pairs(*[st.integers(1, 3)] * 2))
+    more = tuple(draw(st.integers(0, max(s, d) - 1)) for s, d in zip(stride, dilation, strict=True))
+    spans = [d * (k - 1) + 1 + m for k, d, m in zip(kernel, dilation, more, strict=True)]
+    padding = tuple(draw(st.integers(0, min(4, (span - 1) // 2))) for span in spans)
+    size, batch = draw(pairs(*[st.integers(1, 20)] * 2)), draw(st.integers(1, 2))
+    groups = draw(st.sampled_from([1, 1, 2, 8]))
+    channels, filters = (groups * draw(st.sampled_from([1, 2, 3, 8, 12, 16, 33])) for _ in range(2))
+    dtype, layouts = draw(st.sampled_from(FLOATS)), st.sampled_from(LAYOUTS)
+    x = laid_out(tensor((batch, channels, *size), dtype, device), draw(layouts))
+    weight = (tensor((channels, filters // groups, *kernel), torch.float32, device) / channels**0.5).to(dtype)
+    out = conv_transpose_output_size(size, kernel, stride, padding, more, dilation)
+    block = draw(st.sampled_from([4, 6, 8, 12, (5, 12)]))
+    active = random_active(BlockGrid.cover(out, block), batch, draw(densities), device)
+    options = {"stride": stride, "padding": padding, "output_padding": more, "dilation": dilation, "groups": groups}
+    residual = laid_out(tensor((batch, filters, *out), dtype, device), draw(layouts)) if draw(st.booleans()) else None
+    options["activation"] = draw(st.sampled_from(ACTIVATIONS))
+    wide = None if residual is None else residual.double()
+    exact = reference.sparse_conv_transpose2d(x.double(), weight.double(), None, active, **options, residual=wide)
+    theirs = reference.sparse_conv_transpose2d(x, weight, None, active, **options, residual=residual)
+    into = poison(exact.shape, dtype, device, draw(layouts))
+    sparse_conv_transpose2d_(x, weight, None, active, into, **options, residual=residual)
+    mask = active.pixel_mask(out).expand(exact.shape)
+    assert_as_accurate_as_torch(into[mask], theirs[mask], exact[mask])
+    assert bool(into[~mask].isnan().all())
+    got = sparse_conv_transpose2d(x, weight, None, active, **options, residual=residual)
+    assert_bitwise(got, torch.where(mask, into, torch.zeros_like(into)))

@@ -8,13 +8,14 @@ import torch
 from torch import nn
 
 import sbnet
-from sbnet.engine import MaskedRunner, compare, masked_oracle, plane_masks
+from sbnet.engine import compare, masked_oracle, plane_masks
 from sbnet.graph.oracle import PlaneMasks
 from sbnet.graph.oracle import masked_oracle as graph_oracle
 from sbnet.graph.passes import bottleneck
-from sbnet.nn import SparseBottleneck, SparseConv2d, fold_batch_norm
+from sbnet.nn import SparseBottleneck, SparseConv2d
 from support.contract import assert_holds, poison
 from support.networks import lively
+from support.runs import run_of
 
 
 class Blocks(nn.Module):
@@ -52,7 +53,7 @@ def network():
 @pytest.mark.parametrize("density", [0.0, 0.02, 1.0])
 def test_blocks_run_as_one(always, density):
     net, planes = network(), [(37, 45, 8)]
-    runner = MaskedRunner(fold_batch_norm(net), torch.zeros(2, 3, 37, 45), planes)
+    runner = run_of(net, (37, 45), 8, batch=2)
     assert kinds(runner) == ["conv", "bottleneck", "bottleneck"]
     assert len(runner.executor.buffers) == 3  # of the first layer and the two blocks: an output has its own
     for seed in (1, 2):  # a mask after another: nothing is left of the one before
@@ -63,11 +64,11 @@ def test_blocks_run_as_one(always, density):
 
 
 def test_the_same_steps_one_by_one(always, monkeypatch):
-    net, planes = network(), [(24, 24, 8)]
+    net = network()
     x, mask = torch.randn(1, 3, 24, 24), torch.rand(1, 24, 24) < 0.05
-    together = MaskedRunner(fold_batch_norm(net), x, planes)
+    together = run_of(net, (24, 24))
     monkeypatch.setattr(bottleneck, "one_kernel", lambda *_: False)
-    apart = MaskedRunner(fold_batch_norm(net), x, planes)
+    apart = run_of(net, (24, 24))
     assert "bottleneck" not in kinds(apart)
     assert len(apart.executor.storage.fringes) > len(together.executor.storage.fringes)
     torch.testing.assert_close(together(x, mask), apart(x, mask))
@@ -131,8 +132,7 @@ class Peeking(Blocks):
 
 
 def test_blocks_that_somebody_looks_into_run_step_by_step(always):
-    planes = [(24, 24, 8)]
-    runner = MaskedRunner(fold_batch_norm(Peeking().eval()), torch.zeros(1, 3, 24, 24), planes)
+    runner = run_of(Peeking(), (24, 24))
     assert "bottleneck" not in kinds(runner)
 
 
@@ -178,6 +178,6 @@ def test_on_hopper(density, dtype):
     net = network().to("cuda", dtype)
     x = torch.randn(2, 3, 100, 90, device="cuda").to(dtype).contiguous(memory_format=torch.channels_last)
     mask = torch.rand(2, 100, 90, device="cuda") < density
-    runner = MaskedRunner(fold_batch_norm(net), x, planes)
+    runner = run_of(net, (100, 90), batch=2, device="cuda", dtype=dtype)
     assert ("bottleneck" in kinds(runner)) == (torch.cuda.get_device_capability() == (9, 0))
     assert compare(runner(x, mask), net, x, plane_masks(mask, planes)).holds

@@ -59,7 +59,7 @@ def layered(net, x, mask, **options):
     """By an executor that runs each layer by itself."""
     run = sbnet.sparsify(net, x, **options)
     run(x, mask)
-    executor = run._last.executor
+    executor = run.executor
     executor._records, executor._lasting, executor._noted_nodes, executor._noted_lists = False, set(), None, None
     assert executor.chains
     return run(x, mask)
@@ -72,7 +72,7 @@ def test_same_bits_as_layers(name, block):
     net, x = lively(NETS[name]()), torch.randn(1, 3, *SIZE).contiguous(memory_format=torch.channels_last)
     run = sbnet.sparsify(net, x, block=block)
     run(x, masks()[0])
-    executor = run._last.executor
+    executor = run.executor
     assert executor._noted_nodes.joined == len(executor.chains) == (2 if name == "residual" else 1)
     for k, mask in enumerate(masks()):
         wanted = layered(net, x, mask, block=block).clone()
@@ -86,7 +86,7 @@ def test_blocks_that_are_mostly_rim_run_as_layers(block, tiles):
     net, x = lively(NETS["residual"]()), torch.randn(1, 3, *SIZE).contiguous(memory_format=torch.channels_last)
     run, mask = sbnet.sparsify(net, x, block=block), masks()[0]
     run(x, mask)
-    executor = run._last.executor
+    executor = run.executor
     last = list(executor.chains)[-1]  # of the two chains, whose hidden tensors nothing overwrites
     hidden = executor.tensors[last.args[0]]
     hidden.fill_(7.25)
@@ -109,7 +109,7 @@ for threads, name in (1, "residual"), (3, "stride"), (2, "squeeze"):
         mask[1] &= torch.rand(SIZE) < 0.5
         run(x, mask)
         assert torch.equal(run(x, mask), layered(net, x, mask, block=16)), name
-    assert run._last.executor._noted_nodes.joined == len(run._last.executor.chains)
+    assert run.executor._noted_nodes.joined == len(run.executor.chains)
 print("done")
 """
     result = run_python(code, SBNET_ISA=isa)
@@ -132,7 +132,7 @@ def test_what_somebody_else_reads_is_written():
     net, x = lively(Tapped()), torch.randn(1, 16, *SIZE)
     run, mask = sbnet.sparsify(net, x, block=16), masks()[3]
     run(x, mask)
-    executor = run._last.executor
+    executor = run.executor
     assert list(executor.chains.values()) == [2]  # without the layer that widens
     first = [y.clone() for y in run(x, mask)]
     poison(run)
@@ -141,4 +141,4 @@ def test_what_somebody_else_reads_is_written():
     for mode in ("cached", "exact"):
         run = sbnet.sparsify(lively(Inverted(16, 96, 16)), x, block=16, mode=mode)
         run(x, mask)
-        assert not run._last.executor.chains
+        assert not run.executor.chains

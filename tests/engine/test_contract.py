@@ -5,8 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sbnet.engine import MaskedConvNet, compare, masked_oracle, plane_masks
+from sbnet.engine import compare, masked_oracle, plane_masks
 from sbnet.engine.oracle import Agreement
+from support.runs import run_of
 
 
 @pytest.mark.parametrize(
@@ -70,7 +71,7 @@ def test_the_oracle_masks_what_ops_in_place_wrote():
 def test_one_activation_module_that_is_used_twice():
     relu = nn.ReLU()
     net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), relu, nn.Conv2d(4, 4, 3, padding=1), relu).eval()
-    run = MaskedConvNet(net, (16, 24), 8)
+    run = run_of(net, (16, 24), 8)
     x, mask = torch.randn(1, 3, 16, 24), torch.rand(1, 16, 24) < 0.05
     y = run(x, mask)
     assert bool((y >= 0).all())

@@ -1,4 +1,4 @@
-"""The masked runner against the masked contract in plain PyTorch."""
+"""Runs against the masked contract in plain PyTorch."""
 
 import copy
 
@@ -8,8 +8,9 @@ from torch import nn
 
 import sbnet
 from sbnet.benchmarks.harness import dense
-from sbnet.engine import MaskedConvNet, compare, masked_oracle, plane_masks
+from sbnet.engine import compare, masked_oracle, plane_masks
 from sbnet.models import resnet18
+from support.runs import run_of
 
 SIZE = (37, 53)
 GRID = sbnet.BlockGrid.cover(SIZE, 8)
@@ -46,7 +47,7 @@ def masks(batch: int, device: str):
 @pytest.mark.parametrize("batch", [1, 2])
 def test_every_call_keeps_the_masked_contract(name, dtype, batch, device):
     net = networks()[name].eval()
-    runner = MaskedConvNet(net, SIZE, 8, batch=batch, device=device, dtype=dtype)
+    runner = run_of(net, SIZE, 8, batch=batch, device=device, dtype=dtype)
     for mask in masks(batch, device):
         x = torch.randn(batch, 3, *SIZE, device=device).to(dtype)
         y = runner(x, mask)
@@ -60,7 +61,7 @@ def test_every_call_keeps_the_masked_contract(name, dtype, batch, device):
 
 def test_the_result_is_the_same_bits_each_time(device):
     net = networks()["chain"].eval()
-    runner = MaskedConvNet(net, SIZE, 8, device=device)
+    runner = run_of(net, SIZE, 8, device=device)
     x, mask = torch.randn(1, 3, *SIZE, device=device), torch.rand(1, *SIZE, device=device) < 0.01
     first = runner(x, mask).clone()
     runner(x, ~mask)
@@ -69,7 +70,7 @@ def test_the_result_is_the_same_bits_each_time(device):
 
 def test_runners_record_no_gradients(device):
     net = networks()["chain"].eval()
-    masked = MaskedConvNet(net, SIZE, 8, device=device)
+    masked = run_of(net, SIZE, 8, device=device)
     x = torch.randn(1, 3, *SIZE, device=device)
     mask = torch.rand(1, *SIZE, device=device) < 0.01
     want = masked(x, mask).clone()
@@ -83,7 +84,7 @@ def test_a_runner_on_a_device_that_is_not_the_current_one():
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two CUDA devices")
     net = networks()["chain"].eval()
-    masked = MaskedConvNet(net, SIZE, 8, device="cuda:1")
+    masked = run_of(net, SIZE, 8, device="cuda:1")
     whole = dense.cudnn(net, torch.zeros(1, 3, *SIZE, device="cuda:1"))
     for mask in masks(1, "cuda:1"):
         x = torch.randn(1, 3, *SIZE, device="cuda:1")
@@ -95,7 +96,7 @@ def test_a_runner_on_a_device_that_is_not_the_current_one():
 
 def test_mask_source(device):
     net = networks()["chain"].eval()
-    runner = MaskedConvNet(net, SIZE, 8, device=device, mask_source=lambda x: x[:, 0] > 3)
+    runner = run_of(net, SIZE, 8, device=device, mask_source=lambda x: x[:, 0] > 3)
     x = torch.randn(1, 3, *SIZE, device=device)
     y = runner(x)
     assert compare(y, net, x, sbnet.reduce_mask(x[:, 0] > 3, GRID)).holds
@@ -128,7 +129,7 @@ def test_normalisations_are_folded_and_dropout_left_out(device):
     )  # fmt: skip
     net = net.eval().to(device)
     before = {name: value.clone() for name, value in net.state_dict().items()}
-    runner = MaskedConvNet(net, SIZE, 8, device=device)
+    runner = run_of(net, SIZE, 8, device=device)
     x = torch.randn(1, 3, *SIZE, device=device)
     for density in (0.01, 1.0):
         mask = torch.rand(1, *SIZE, device=device) < density
@@ -137,17 +138,8 @@ def test_normalisations_are_folded_and_dropout_left_out(device):
         assert torch.equal(value, before[name])
 
 
-def test_parameters_are_copied(device):
-    net = networks()["one layer"].eval()
-    runner = MaskedConvNet(net, SIZE, 8, device=device)
-    x, mask = torch.randn(1, 3, *SIZE, device=device), torch.ones(1, *SIZE, dtype=torch.bool, device=device)
-    before = runner(x, mask).clone()
-    net[0].weight.data.zero_()
-    assert torch.equal(runner(x, mask), before)
-
-
 def test_bad_calls_are_named():
-    runner = MaskedConvNet(networks()["one layer"], SIZE)
+    runner = run_of(networks()["one layer"], SIZE)
     x, mask = torch.zeros(1, 3, *SIZE), torch.zeros(1, *SIZE, dtype=torch.bool)
     with pytest.raises(ValueError, match="x: .*float64"):
         runner(x.double(), mask)
@@ -159,8 +151,6 @@ def test_bad_calls_are_named():
         runner(x, mask.to(torch.complex64))
     with pytest.raises(ValueError, match="1 inputs and a mask"):
         runner(x)
-    with pytest.raises(ValueError, match="at least one nn.Conv2d"):
-        MaskedConvNet(nn.Sequential(nn.ReLU()), SIZE)
 
 
 def test_compare_sees_a_wrong_pixel():
@@ -189,13 +179,12 @@ def test_what_is_compared_is_the_output():
 def test_bad_examples_and_masks_are_named():
     net = resnet18(weights=0).eval()
     for bad in (None, (1, 3, 64, 64), torch.zeros(3, 64, 64), torch.zeros(1, 3, 64, 64).byte()):
-        with pytest.raises(ValueError, match="sbnet: example: "):
+        with pytest.raises(ValueError, match="sbnet: capture: example: "):
             net.capture(bad)
     chain = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1))
-    runner = MaskedConvNet(chain, (16, 24), mask_source=lambda x: None)
     with pytest.raises(TypeError, match="mask: .*NoneType"):
-        runner(torch.rand(1, 3, 16, 24))
-    with pytest.raises(TypeError, match="net: .*NoneType"):
-        MaskedConvNet(None, (16, 24))
+        sbnet.sparsify(chain, torch.rand(1, 3, 16, 24), mask_source=lambda x: None)(torch.rand(1, 3, 16, 24))
+    with pytest.raises(TypeError, match="model: .*NoneType"):
+        sbnet.sparsify(None, torch.rand(1, 3, 16, 24))
     with pytest.raises(ValueError, match="activation: expected .*, got 'swish'"):
         sbnet.nn.SparseConv2d(3, 4, 3)(torch.rand(1, 3, 16, 24), activation="swish")

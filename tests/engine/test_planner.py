@@ -1,4 +1,4 @@
-"""Plans of masked runners: which blocks run as one op, which tensors may share memory."""
+"""Plans of runs: which blocks run as one op, which tensors may share memory."""
 
 import random
 
@@ -7,13 +7,11 @@ import torch
 from torch import nn
 
 from sbnet import mask_pyramid
-from sbnet.engine import MaskedRunner
-from sbnet.graph.layers import read_layers
 from sbnet.graph.passes import bottleneck
 from sbnet.nn import SparseConv2d
+from support.runs import run_of
 
 SIZE = (24, 32)
-PLANES = [(*SIZE, 8), (*SIZE, 4)]
 
 
 class Block(nn.Module):
@@ -29,35 +27,27 @@ class Block(nn.Module):
         self.more = SparseConv2d(8, 16, 1) if change == "second reader" else None
         self.wide, self.narrow = SparseConv2d(16, 16, 1), SparseConv2d(16, 8, 1)
 
-    def forward(self, x, coarse, fine):
+    def forward(self, x, active=None):
         change = self.change
-        x = self.first(x, coarse)
+        x = self.first(x, active)
         options = [{"activation": "relu"} for _ in range(3)]
         if change in ("options of the first", "options of the second", "options of the third"):
             options[["first", "second", "third"].index(change.split()[-1])] = {"activation": "silu"}
-        lists = [fine if change == f"plane of the {n}" else coarse for n in ("first", "second", "third")]
-        y = self.a(x if self.other is None else self.other(x, coarse), lists[0], **options[0])
-        if change == "residual of the first":
-            y = self.a(x, coarse, residual=torch_like(self, x, coarse), **options[0])
-        z = self.b(y, lists[1], residual=y if change == "residual of the second" else None, **options[1])
+        y = self.a(x if self.other is None else self.other(x, active), active, **options[0])
+        z = self.b(y, active, residual=y if change == "residual of the second" else None, **options[1])
         if change == "second reader":
-            return self.c(z, lists[2], residual=self.more(y, coarse), **options[2])
+            return self.c(z, active, residual=self.more(y, active), **options[2])
         if change == "the last reads the input":
-            last = self.wide(x, coarse, residual=x, **options[2])
-            return last, self.c(z, coarse)
+            last = self.wide(x, active, residual=x, **options[2])
+            return last, self.c(z, active)
         if change in ("added later", "the second added later"):
-            last = self.c(z, lists[2], residual=x, **options[2])
-            return self.narrow(last, coarse, residual=y if change == "added later" else z)
+            last = self.c(z, active, residual=x, **options[2])
+            return self.narrow(last, active, residual=y if change == "added later" else z)
         if change == "read again":
-            last = self.c(z, lists[2], residual=x, **options[2])
-            return last, self.c(y, coarse)
+            last = self.c(z, active, residual=x, **options[2])
+            return last, self.c(y, active)
         residual = None if change == "no shortcut" else x
-        return self.c(z, lists[2], residual=residual, **options[2])
-
-
-def torch_like(block: Block, x, active):
-    """A tensor of a's shape."""
-    return block.a(x, active)
+        return self.c(z, active, residual=residual, **options[2])
 
 
 @pytest.fixture(autouse=True)
@@ -66,9 +56,8 @@ def always(monkeypatch):
 
 
 def planned(net: nn.Module) -> list[str]:
-    x = torch.zeros(1, 3, *SIZE, dtype=next(net.parameters()).dtype)
-    plan = read_layers(net, net, x, PLANES)
-    return [node.kind for node in bottleneck.fuse_bottlenecks(plan, torch.device("cpu")).graph.nodes]
+    run = run_of(net, SIZE, dtype=next(net.parameters()).dtype)
+    return [node.kind for node in run.plan.graph.nodes]
 
 
 def test_a_bottleneck_block_is_seen():
@@ -78,21 +67,13 @@ def test_a_bottleneck_block_is_seen():
 @pytest.mark.parametrize(
     "change",
     [
-        "groups", "other input", "second reader", "read again", "no shortcut", "residual of the first",
+        "groups", "other input", "second reader", "read again", "no shortcut",
         "the last reads the input", "added later", "the second added later",
         "residual of the second", *(f"options of the {n}" for n in ("first", "second", "third")),
-        *(f"plane of the {n}" for n in ("first", "second", "third")),
     ],
 )  # fmt: skip
 def test_what_is_none(change):
     assert "bottleneck" not in planned(Block(change))
-
-
-def test_biases_of_two_dtypes_stay_apart():
-    net = Block().half()
-    assert planned(net) == ["conv", "bottleneck"]
-    net.b.bias.data = net.b.bias.data.float()
-    assert "bottleneck" not in planned(net)
 
 
 class Crossed(nn.Module):
@@ -102,16 +83,16 @@ class Crossed(nn.Module):
         super().__init__()
         self.a, self.b, self.c = SparseConv2d(3, 3, 1), SparseConv2d(3, 3, 3, padding=1), SparseConv2d(3, 3, 1)
 
-    def forward(self, x, coarse, fine):
-        a = self.a(x, coarse)
-        b = self.b(a, coarse)
-        return self.c(a, coarse, residual=x), b
+    def forward(self, x, active=None):
+        a = self.a(x, active)
+        b = self.b(a, active)
+        return self.c(a, active, residual=x), b
 
 
 class OfTheInput(Crossed):
-    def forward(self, x, coarse, fine):
-        self.a(x, coarse)
-        return self.c(self.b(x, coarse), coarse, residual=x)
+    def forward(self, x, active=None):
+        self.a(x, active)
+        return self.c(self.b(x, active), active, residual=x)
 
 
 @pytest.mark.parametrize("kind", [Crossed, OfTheInput])
@@ -120,7 +101,7 @@ def test_blocks_whose_layers_do_not_follow_one_another(kind):
 
 
 class Random(nn.Module):
-    """Layers that read, and add, any tensor before them, on either list; several outputs."""
+    """Layers that read, and add, any tensor before them; several outputs."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -135,15 +116,14 @@ class Random(nn.Module):
             same = [t for t, w in enumerate(widths) if w == width and t]
             residual = rng.choice(same) if same and rng.random() < 0.6 else None
             self.layers.append(SparseConv2d(widths[source], width, kernel, padding=kernel // 2))
-            self.wiring.append((source, residual, rng.random() < 0.3, rng.choice([None, "relu", "silu"])))
+            self.wiring.append((source, residual, rng.choice([None, "relu", "silu"])))
             widths.append(width)
         self.outputs = sorted({len(widths) - 1, rng.randint(1, len(widths) - 1)}, reverse=seed % 2 == 0)
 
-    def forward(self, x, coarse, fine):
+    def forward(self, x, active=None):
         tensors = [x]
-        for layer, (source, residual, on_fine, activation) in zip(self.layers, self.wiring, strict=True):
+        for layer, (source, residual, activation) in zip(self.layers, self.wiring, strict=True):
             added = None if residual is None else tensors[residual]
-            active = fine if on_fine else coarse
             tensors.append(layer(tensors[source], active, activation=activation, residual=added))
         return tuple(tensors[t] for t in self.outputs)
 
@@ -153,9 +133,9 @@ def test_plans_of_random_networks(seed):
     """Buffers that tensors take turns in, sums in place, fringes: the result is that of the ops one by one."""
     torch.manual_seed(seed)
     net = Random(seed).eval().requires_grad_(False)
-    run = MaskedRunner(net, torch.zeros(2, 3, *SIZE), PLANES)
+    run = run_of(net, SIZE, batch=2)
     for density in (1.0, 0.004, 0.004, 0.02, 0.0):
         x, mask = torch.randn(2, 3, *SIZE), torch.rand(2, *SIZE) < density
-        want = net(x, *mask_pyramid(mask, PLANES).planes)
+        want = net(x, *mask_pyramid(mask, [(*SIZE, 8)]).planes)
         for got, wanted in zip(run(x, mask), want, strict=True):
             torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)

@@ -15,7 +15,6 @@ from torch import nn
 
 import sbnet
 from sbnet.benchmarks.harness.nets import UNet, Yolo, conv
-from sbnet.engine import MaskedRunner
 from sbnet.engine.recording import Recording
 from sbnet.engine.replay import RECORDED
 from sbnet.engine.steps import PLANNED
@@ -58,7 +57,7 @@ class Net(nn.Module):
         super().__init__()
         self.first, self.second = SparseConv2d(3, 8, 3, padding=1), SparseConv2d(8, 4, 3, padding=1)
 
-    def forward(self, x, active):
+    def forward(self, x, active=None):
         return self.second(self.first(x, active, activation="relu"), active)
 
 
@@ -70,7 +69,7 @@ def masks(count: int = 6):
 
 def plain(run, *args, **options):
     """A call that records nothing and repeats nothing."""
-    executor = run.executor if isinstance(run, MaskedRunner) else run._last.executor
+    executor = run.executor
     executor.step = executor.step
     try:
         return run(*args, **options)
@@ -94,8 +93,8 @@ def test_what_is_repeated_is_what_is_done_anew(net, mode):
             got, want = got[pixels], want[pixels]
         assert torch.equal(got, want)
     if mode != "exact":
-        assert again._last.executor._noted_nodes is not None
-        assert anew._last.executor._noted_nodes is None
+        assert again.executor._noted_nodes is not None
+        assert anew.executor._noted_nodes is None
 
 
 def test_lists_that_are_repeated_are_those_made_anew():
@@ -104,7 +103,7 @@ def test_lists_that_are_repeated_are_those_made_anew():
     run, counts = sbnet.sparsify(net, x, block=8), []
     for mask in masks(12):
         run(x, mask)
-        executor = run._last.executor
+        executor = run.executor
         lists, (active, fringes) = executor._noted_lists.lists, executor.lists(mask)
         for mine, theirs in zip(lists.active, active, strict=True):
             assert_same_active(mine, theirs)
@@ -124,7 +123,7 @@ def test_every_kind_is_recorded_and_runs_of_nodes_are_as_long_as_they_can_be():
     run = sbnet.sparsify(net, x, block=8)
     for mask in masks(2):
         run(x, mask)
-    executor = run._last.executor
+    executor = run.executor
     kinds = {node.kind for node in executor._lasting}
     assert kinds >= RECORDED - {"bottleneck", "conv_quantized", "pointwise"}, kinds
     assert RECORDED <= PLANNED
@@ -171,7 +170,7 @@ def test_a_kernel_that_fails_when_repeated_raises_its_message(monkeypatch):
     net, x = nn.Sequential(conv(3, 16), conv(16, 16)).eval(), torch.rand(1, 3, *SIZE)
     run, (first, second) = sbnet.sparsify(net, x, block=8), masks(2)
     run(x, first)
-    executor = run._last.executor
+    executor = run.executor
     packed = executor.context.bound[executor.nodes[-1]].packed
     kept = packed.clone()
     packed[:64] = 0
@@ -293,7 +292,7 @@ def test_weights_that_another_run_has_seen_first_are_seen(change):
 def test_parameters_that_others_take_the_place_of():
     """The last of which PyTorch counts no writes: kernels read it as it is."""
     net, x, mask = Net().eval().requires_grad_(False), torch.randn(1, 3, *SIZE), masks(1)[0]
-    run = MaskedRunner(net, x, [(*SIZE, 8)])
+    run = sbnet.sparsify(net, x, block=8)
     run(x, mask)
     with torch.inference_mode():
         uncounted = nn.Parameter(torch.randn_like(net.second.weight), requires_grad=False)
@@ -302,7 +301,7 @@ def test_parameters_that_others_take_the_place_of():
         for factor in (1, 2):
             with torch.inference_mode():
                 weight.mul_(factor)
-            want = plain(MaskedRunner(net, x, [(*SIZE, 8)]), x, mask)
+            want = plain(sbnet.sparsify(net, x, block=8), x, mask)
             for _ in range(2):
                 assert torch.equal(run(x, mask), want)
 
@@ -316,7 +315,7 @@ def test_int8_convolutions_are_repeated():
         poison(run)
         got, want = run(x, mask, copy=True), plain(anew, x, mask)
         assert torch.equal(got, want)
-    executor = run._last.executor
+    executor = run.executor
     assert sum(node.kind == "conv_quantized" for node in executor._lasting) == 4
     assert executor._noted_nodes is not None
 
@@ -353,7 +352,7 @@ def test_an_exception_between_recordings_spoils_no_later_call(call, monkeypatch)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(run._last.executor, "_dense", interrupted)
+        patch.setattr(run.executor, "_dense", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(x, second)
     for _ in range(2):
@@ -368,8 +367,8 @@ def test_masks_of_a_source_that_are_not_bool():
         return marks[-1]
 
     x = torch.randn(1, 3, *SIZE)
-    run = MaskedRunner(net, x, [(*SIZE, 8)], mask_source=source)
-    other = MaskedRunner(net, x, [(*SIZE, 8)])
+    run = sbnet.sparsify(net, x, block=8, mask_source=source)
+    other = sbnet.sparsify(net, x, block=8)
     for mask in masks(3):
         marks.append(mask[:, None].int())
         assert torch.equal(run(x), other(x, mask))
@@ -378,13 +377,13 @@ def test_masks_of_a_source_that_are_not_bool():
 
 def test_lists_in_a_callers_hands():
     net, x = Net().eval().requires_grad_(False), torch.randn(1, 3, *SIZE)
-    run, fresh = (MaskedRunner(net, x, [(*SIZE, 8)]) for _ in range(2))
+    run, fresh = (sbnet.sparsify(net, x, block=8) for _ in range(2))
     for mask in masks(3):
         want = fresh(x, mask)
         lists = run.lists(mask)
         for _ in range(2):
             poison(run.executor)
-            assert torch.equal(run.layers(x, lists), want)
+            assert torch.equal(run.layers(x, lists=lists), want)
         assert torch.equal(run(x, mask), want)
 
 

@@ -7,11 +7,12 @@ import torch
 from torch import nn
 
 from sbnet import mask_pyramid
-from sbnet.engine import MaskedConvNet, MaskedRunner, plane_masks
+from sbnet.engine import SparseRun, plane_masks
 from sbnet.engine.lists import Lists
 from sbnet.engine.steps import RUN
 from sbnet.models import resnet18
 from sbnet.nn import SparseConv2d
+from support.runs import run_of
 
 SIZE = (40, 48)
 PLANES = [(*SIZE, 8)]
@@ -24,14 +25,14 @@ class Net(nn.Module):
         super().__init__()
         self.first, self.second = SparseConv2d(3, 8, 3, padding=1), SparseConv2d(8, 4, 3, padding=1)
 
-    def forward(self, x, active):
+    def forward(self, x, active=None):
         x = self.first(x, active, activation="relu")
         return x, self.second(x, active)
 
 
-def runner() -> MaskedRunner:
+def runner() -> SparseRun:
     torch.manual_seed(1)
-    return MaskedRunner(Net().eval().requires_grad_(False), torch.zeros(1, 3, *SIZE), PLANES)
+    return run_of(Net(), SIZE)
 
 
 def masks() -> list[torch.Tensor]:
@@ -66,7 +67,7 @@ def test_a_call_that_raised_leaves_no_pixels_behind(monkeypatch):
 
 def test_a_frame_in_the_output_is_refused_and_forgotten():
     net = nn.Sequential(nn.Conv2d(3, 3, 3, padding=1)).eval()
-    run, (first, failing, last) = MaskedConvNet(net, SIZE, 8), masks()
+    run, (first, failing, last) = run_of(net, SIZE, 8), masks()
     x = torch.randn(1, 3, *SIZE)
     want = run(x, last).clone()
     out = run(x, first)
@@ -115,7 +116,7 @@ def test_memory_of_the_call_before_last_ends():
 def test_a_caller_may_write_into_the_result(write, device):
     torch.manual_seed(1)
     net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1)).eval()
-    run, (first, _, last) = MaskedConvNet(net, SIZE, 8, device=device), [m.to(device) for m in masks()]
+    run, (first, _, last) = run_of(net, SIZE, 8, device=device), [m.to(device) for m in masks()]
     x = torch.randn(1, 3, *SIZE, device=device)
     want = run(x, last).clone()
     result = run(x, first)
@@ -131,7 +132,7 @@ def test_a_caller_may_write_into_the_result(write, device):
 def test_copies_are_the_callers_own(device):
     torch.manual_seed(1)
     net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1)).eval()
-    run, (first, _, last) = MaskedConvNet(net, SIZE, 8, device=device), [m.to(device) for m in masks()]
+    run, (first, _, last) = run_of(net, SIZE, 8, device=device), [m.to(device) for m in masks()]
     x = torch.randn(1, 3, *SIZE, device=device)
     kept = run(x, first, copy=True)
     want = kept.clone()
@@ -185,7 +186,7 @@ def doors():
     plain[0, 3, 5] = plain[0, 40, 70] = True
     net = resnet18(weights=0, classes=0, blocks=8).eval()
     run, layers = net.capture(x), nn.Sequential(nn.Conv2d(3, 4, 3, padding=1))
-    chain = MaskedConvNet(layers, size, 8)
+    chain = run_of(layers, size, 8)
     return x, plain, [(f, f(x, plain).clone()) for f in (net, run, chain)], layers
 
 
@@ -206,7 +207,7 @@ def test_masks_of_any_kind_go_through_every_door(doors, dtype, axis):
     for take, want in takers:
         take(x, ~plain)  # nothing of what was right before is left
         assert torch.equal(take(x, mask), want)
-    sourced = MaskedConvNet(layers, size, 8, mask_source=lambda _: mask)
+    sourced = run_of(layers, size, 8, mask_source=lambda _: mask)
     sourced(x)
     for planes in ([(*size, 8)], [(32, 48, 4)]):
         for got, wanted in zip(plane_masks(mask, planes).values(), plane_masks(plain, planes).values(), strict=True):

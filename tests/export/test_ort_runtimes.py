@@ -17,10 +17,8 @@ import torch
 from sbnet import export
 from sbnet.engine.steps import WRITTEN
 from sbnet.export import schemas
-from sbnet.graph.layers import read_layers
 from sbnet.graph.passes.storage import store
 from sbnet.models import resnet18
-from sbnet.nn import fold_batch_norm
 from support.ort_models import samples, session
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -45,9 +43,9 @@ def test_two_runtimes_in_one_process(tmp_path):
 
 def network_numbers(size: tuple[int, int]) -> tuple[list[int], list[int], list[int]]:
     """bsizes, sizes and fringes of mask_pyramid for a whole resnet18, as the exporter writes them."""
-    net = fold_batch_norm(resnet18(weights=0, classes=0).eval())
-    planes = net.planes(size)
-    fringes = store(read_layers(net.features, net, torch.zeros(1, 3, *size), planes), WRITTEN).fringes
+    run = resnet18(weights=0, classes=0).eval().capture(torch.zeros(1, 3, *size))
+    planes = [(h, w, block[0]) for h, w, block in run.planes]
+    fringes = store(run.plan, WRITTEN).fringes
     numbers = []
     for plane, consumers in fringes:
         numbers += [plane, len(consumers)]

@@ -56,6 +56,18 @@ def test_margins_bring_the_error_down():
     assert one.error == errors[1]
 
 
+def test_outputs_of_submodules_are_measured():
+    """Of a run with `out`, the network's own result is another thing."""
+    net, x = lively(UNet("nearest")), torch.randn(1, 3, *SIZE)
+    run, plain = sbnet.sparsify(net, x, block=8, out=("down.0", "head")), sbnet.sparsify(net, x, block=8)
+    (row,) = sbnet.accuracy(run, net, [x], [rectangle()])
+    (whole,) = sbnet.accuracy(plain, net, [x], [rectangle()])
+    assert row.error > 0
+    (full,) = sbnet.accuracy(run, net, [x], [torch.ones(1, *SIZE)])
+    assert full.error < 1e-5 < whole.error
+    assert not net.training
+
+
 def test_networks_of_several_inputs_are_measured():
     net, inputs, mask = lively(Stateful()), (torch.randn(1, 3, *SIZE), torch.randn(1, 8, *SIZE)), rectangle()
     run = sbnet.sparsify(net, inputs, block=8)

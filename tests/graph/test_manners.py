@@ -112,7 +112,7 @@ def test_after_an_exception_the_next_call_is_right(at):
     masks = [torch.rand(1, *SIZE) < 0.01 for _ in range(2)]
     want = run(x, masks[1], copy=True)
     run(x, masks[0])
-    executor, plain = run._last.executor, run._last.executor.step
+    executor, plain = run.executor, run.executor.step
 
     def fails(node, *args):
         if node is executor.nodes[at]:
@@ -132,7 +132,7 @@ def test_after_an_exception_a_cached_run_begins_anew():
     net, x = lively(nn.Sequential(conv(3, 8), conv(8, 8))), torch.randn(1, 3, *SIZE)
     run = sbnet.sparsify(net, x, block=4, mode="cached")
     run(x, torch.ones(1, *SIZE))
-    executor, plain = run._last.executor, run._last.executor.step
+    executor, plain = run.executor, run.executor.step
 
     def fails(node, *args):
         if node is executor.nodes[-1]:
@@ -161,7 +161,7 @@ def test_dense_nodes_of_a_cached_run_keep_what_is_outside_the_mask():
 def test_feature_maps_lie_channels_last():
     """The layout that the kernels read a vector at a time; any other would be right as well, and slow."""
     run = sbnet.sparsify(lively(UNet("nearest")), torch.zeros(2, 3, *SIZE), block=4)
-    tensors = run._last.executor.tensors.values()
+    tensors = run.executor.tensors.values()
     assert len(tensors) > 5
     assert all(t.stride(1) == 1 and t.stride(2) == t.shape[3] * t.stride(3) for t in tensors)
 
@@ -194,7 +194,7 @@ def test_clones_and_threads():
     for thread in threads:
         thread.join()
     assert not wrong
-    assert run.clone()._last.constants is run._last.constants
+    assert run.clone().compiled.constants is run.compiled.constants
 
 
 def test_pickles_and_representation():

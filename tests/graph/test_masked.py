@@ -146,6 +146,18 @@ def test_bad_masks_are_named():
         sbnet.masked(torch.ones(1, *SIZE), block=(4, 4, 4))
 
 
+@pytest.mark.parametrize("size", [(SIZE[0] // 2, SIZE[1] // 2), (SIZE[0], SIZE[1] + 1), (SIZE[1], SIZE[0])])
+def test_masks_of_another_plane_are_not_passed_over(size):
+    net, mask = network("cpu"), torch.ones(1, *size)
+    message = rf"masked: mask: expected \[1, {SIZE[0]}, {SIZE[1]}\].*, got \[1, {size[0]}, {size[1]}\]"
+    with torch.no_grad(), pytest.raises(ValueError, match=message), sbnet.masked(mask, block=BLOCK):
+        net(torch.randn(1, 3, *SIZE))
+    eight = torch.nn.Conv2d(3, 1, 3)  # whose weights [1,3,3,3] look like a feature map
+    with torch.no_grad(), sbnet.masked(torch.ones(1, *SIZE), block=BLOCK):
+        assert eight.weight.detach().sum()
+        net(torch.randn(1, 3, *SIZE))
+
+
 def test_masks_of_another_batch_are_not_passed_over():
     """Without a word the network would run dense, and be trained so."""
     net, mask = network("cpu"), torch.ones(1, *SIZE)

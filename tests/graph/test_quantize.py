@@ -95,7 +95,7 @@ def test_what_is_of_bytes_in_memory(chain, dtype):
     }
     assert f"4 of 6 convolutions {dtype}, 3 of which write {dtype}" in repr(run)
     assert not any(node.kind == "pixel" for node in run.plan.graph.nodes)  # PReLU is in the epilogue
-    stored = {buffer.dtype for buffer in run._last.executor.buffers}
+    stored = {buffer.dtype for buffer in run.executor.buffers}
     assert stored == {torch.int8 if dtype == "int8" else torch.float8_e4m3fn, torch.float32}
 
 
@@ -149,7 +149,7 @@ def test_fp8_on_a_gpu_is_that_of_the_cpu(chain, dtype):
     plain = sbnet.sparsify(chain, given[0], block=BLOCK)(x, mask, copy=True)
     net, masks = chain.to("cuda", dtype), [m.cuda() for m in masks]
     run = sbnet.quantize(net, [g.to("cuda", dtype) for g in given], masks, dtype="fp8", block=BLOCK)
-    assert torch.float8_e4m3fn in {buffer.dtype for buffer in run._last.executor.buffers}
+    assert torch.float8_e4m3fn in {buffer.dtype for buffer in run.executor.buffers}
     got = run(x.to("cuda", dtype), mask.cuda()).cpu()
     assert got.dtype == dtype
     assert rms(got - want) < (1.0 if dtype == torch.bfloat16 else 0.5) * rms(want - plain)
@@ -169,7 +169,7 @@ def test_int8_on_a_gpu_is_that_of_the_cpu(chain, mode):
     inside = exact_pixels(want, mask).expand_as(want) if mode == "exact" else torch.ones_like(want, dtype=torch.bool)
     there = sbnet.sparsify(chain.cuda(), given[0].cuda(), block=BLOCK, mode=mode)
     again = sbnet.quantize(there, [g.cuda() for g in given], [m.cuda() for m in masks])
-    assert torch.int8 in {buffer.dtype for buffer in again._last.executor.buffers}
+    assert torch.int8 in {buffer.dtype for buffer in again.executor.buffers}
     assert [layer.why for layer in again.report.layers] == [layer.why for layer in run.report.layers]
     assert again.report.error == pytest.approx(run.report.error, rel=0.02)
     got = [again(a.cuda(), b.cuda(), copy=True) for a, b in calls][-1].cpu()
@@ -187,7 +187,7 @@ def test_int8_of_halves_on_a_gpu_is_near_the_cpu(chain, dtype):
     plain = sbnet.sparsify(chain, given[0], block=BLOCK)(x, mask, copy=True)
     net, masks = chain.to("cuda", dtype), [m.cuda() for m in masks]
     run = sbnet.quantize(net, [g.to("cuda", dtype) for g in given], masks, block=BLOCK)
-    assert {buffer.dtype for buffer in run._last.executor.buffers} == {torch.int8, dtype}
+    assert {buffer.dtype for buffer in run.executor.buffers} == {torch.int8, dtype}
     got = run(x.to("cuda", dtype), mask.cuda()).cpu()
     assert got.dtype == dtype
     assert rms(got.float() - want) < (1.5 if dtype == torch.bfloat16 else 0.75) * rms(want - plain)

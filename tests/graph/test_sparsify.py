@@ -12,11 +12,9 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 import sbnet
-from sbnet.engine import MaskedRunner
 from sbnet.engine.steps import PLANNED, WRITTEN
 from sbnet.graph.cost import planned_share
 from sbnet.graph.oracle import CachedOracle, PlaneMasks, exact_pixels, masked_oracle
-from sbnet.nn import SparseConv2d
 from support.contract import assert_holds, poison
 from support.networks import NETWORKS, UNet, conv, lively
 
@@ -76,17 +74,25 @@ def test_the_cached_contract(name, device):
         assert_holds(got, theirs([x], masks), exact([x.double()], masks), f"{name}, frame {at}")
 
 
-def test_a_cached_run_begins_anew_at_another_shape_or_margin(device):
+def test_a_cached_run_begins_anew_at_another_shape_and_goes_on_with_another_margin(device):
     net, mask = lively(UNet("nearest")).to(device), torch.zeros(1, *SIZE, device=device)
     run = sbnet.sparsify(net, torch.zeros(1, 3, *SIZE, device=device), block=4, mode="cached")
     other = torch.randn(1, 3, 24, 32, device=device)
     run(other, mask[:, :24, :32])
-    for margin in (None, 2, None):  # an empty mask keeps what the frame before gave, and there is none
-        x = torch.randn(1, 3, *SIZE, device=device)
-        with torch.no_grad():
-            assert_holds(run(x, mask, margin=margin), net(x), copy.deepcopy(net).double()(x.double()))
+    x = torch.randn(1, 3, *SIZE, device=device)
+    with torch.no_grad():  # an empty mask keeps what the frame before gave, and there is none
+        assert_holds(run(x, mask), net(x), copy.deepcopy(net).double()(x.double()))
     kept = run(x, mask, copy=True)
-    assert torch.equal(run(torch.randn_like(x), mask), kept)
+    for margin in (None, 2, None, 7):
+        assert torch.equal(run(torch.randn_like(x), mask, margin=margin), kept)
+    one = mask.clone()
+    one[:, 9, 9] = 1
+    frame = torch.randn_like(x)
+    changed = run(frame, one, margin=2, copy=True)
+    again = sbnet.sparsify(net, x, block=4, mode="cached")
+    again(x, mask)
+    assert torch.equal(changed, again(frame, sbnet.masks.grow(one, 2)))
+    assert not torch.equal(changed, kept)
     run(other, mask[:, :24, :32])
     with torch.no_grad():
         assert_holds(run(x, mask), net(x), copy.deepcopy(net).double()(x.double()))
@@ -98,7 +104,7 @@ def test_a_cached_run_keeps_its_memory(device):
     net = nn.Sequential(conv(3, 8), nn.ReflectionPad2d(1), conv(8, 8))
     run = sbnet.sparsify(lively(net).to(device), x, block=4, mode="cached")
     run(x, mask)
-    executor = run._last.executor
+    executor = run.executor
     kept = {value: tensor.data_ptr() for value, tensor in executor.kept_dense.items()}
     assert kept  # a reflected border runs dense
     run.reset()
@@ -117,14 +123,10 @@ def test_a_cached_run_tells_the_blocks_of_its_last_call(device):
         assert int((run.active[0].block_map >= 0).sum()) == count
 
 
-@pytest.mark.parametrize("of", ["sparsify", "MaskedRunner"])
-def test_a_run_goes_with_its_last_reference(of, device):
+def test_a_run_goes_with_its_last_reference(device):
     """And its CUDA graph: one that waited for the garbage collector could end within another's capture."""
     x = torch.zeros(1, 3, *SIZE, device=device)
-    if of == "sparsify":
-        run = sbnet.sparsify(lively(conv(3, 8)).to(device), x, block=4)
-    else:
-        run = MaskedRunner(SparseConv2d(3, 8, 3, padding=1).to(device), x, [(*SIZE, 4)])
+    run = sbnet.sparsify(lively(conv(3, 8)).to(device), x, block=4)
     run(x, torch.ones(1, *SIZE, dtype=torch.bool, device=device))
     gone = weakref.ref(run)
     gc.collect()
@@ -221,4 +223,4 @@ def test_what_is_folded_and_fused():
     run = sbnet.sparsify(network("ResNet"), torch.zeros(1, 3, *SIZE))
     assert [n.kind for n in run.plan.graph.nodes[:-3]] == ["conv", "max_pool", *["conv"] * 5]
     run = sbnet.sparsify(network("DenseNet"), torch.zeros(1, 3, *SIZE))
-    assert not any(run._last.executor.storage.copies.values())  # all concatenations lie where they are written
+    assert not any(run.executor.storage.copies.values())  # all concatenations lie where they are written

@@ -130,8 +130,8 @@ def test_what_is_measured_decides(monkeypatch):
     clock = [0.0]
 
     class Timed(Compiled):
-        def __call__(self, inputs, mask):
-            found = super().__call__(inputs, mask)
+        def __call__(self, inputs, mask, margin):
+            found = super().__call__(inputs, mask, margin)
             # planes of blocks of 8 are fast; 16 instead of 32 is gained by less than noise
             clock[0] += sum({8: 1.0, 16: 9.95}.get(block[0], 10.0) for _, _, block in self.plan.planes)
             return found
@@ -153,8 +153,8 @@ def test_masks_are_grown_as_the_run_grows_them(monkeypatch):
     mask[:, 32, 32] = 1
 
     class Watched(Compiled):
-        def __call__(self, inputs, mask):
-            found = super().__call__(inputs, mask)
+        def __call__(self, inputs, mask, margin):
+            found = super().__call__(inputs, mask, margin)
             counts.add(int(self.executor.active[0].count))
             return found
 

@@ -90,6 +90,6 @@ def test_a_write_of_any_parameter_makes_a_run_stale(device):
     for name, tensor in written:
         with torch.no_grad():
             tensor.mul_(1)
-        assert run._last.constants.stale(), name
+        assert run.compiled.constants.stale(), name
         run(x, mask)
-        assert not run._last.constants.stale(), name
+        assert not run.compiled.constants.stale(), name

@@ -238,3 +238,21 @@ def test_more_than_2_to_31_pixels():
     grid = BlockGrid.cover((65536, 40000), 64)
     got = reduce_mask(mask, grid, capacity=100)
     assert got.indices[: int(got.count)].tolist() == [[0, 937, 192], [0, 1023, 624]]
+
+
+@pytest.mark.parametrize("call", ["reduce_mask", "mask_pyramid"])
+def test_a_mask_that_may_be_read_in_two_ways_is_refused(device, call):
+    """[N,H,W,1] of one row and [N,1,H,W] of one column have the same shape, and other pixels."""
+    grid = BlockGrid.cover((1, 40), 8)
+
+    def listed(mask):
+        if call == "reduce_mask":
+            return reduce_mask(mask, grid)
+        return sbnet.mask_pyramid(mask, [(1, 40, 8)]).planes[0]
+
+    mask = torch.zeros(2, 1, 40, device=device)
+    mask[1, 0, 39] = 1
+    with pytest.raises(ValueError, match=r"mask: shape: expected \[N,H,W\], since \(2, 1, 40, 1\)"):
+        listed(mask[..., None])
+    assert listed(mask).indices[0].tolist() == [1, 0, 4]
+    assert listed(mask[:, None]).indices[0].tolist() == [1, 0, 4]

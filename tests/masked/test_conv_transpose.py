@@ -34,6 +34,10 @@ CASES = {
     "by pixel: stride 3 of block 8": (6, 4, 3, {"stride": 3, "groups": 2, "dilation": 2, "padding": 1}, 8),
     "by pixel: no taps": (8, 8, 1, {"stride": 2}, 8),
     "by pixel: dilation like stride": (8, 8, 3, {"stride": 2, "dilation": 2, "padding": 1, "output_padding": 1}, 8),
+    "past the input: 2x2 s2 op1": (16, 24, 2, {"stride": 2, "output_padding": 1}, 8),
+    "past the input: 3x3 s3 p1 op2": (16, 24, 3, {"stride": 3, "padding": 1, "output_padding": 2}, 6),
+    "past the input: 1x1 d2 op1": (16, 24, 1, {"dilation": 2, "output_padding": 1}, 8),
+    "past the input: 3x3 s3 d2": (16, 24, 3, {"stride": 3, "dilation": 2}, 6),
     "padding beyond": (8, 8, 2, {"stride": 2, "padding": 5}, 8),
     "at once: 2x2 s2": (64, 64, 2, {"stride": 2}, 16),
     "at once: 4x4 s2 p1": (72, 40, 4, {"stride": 2, "padding": 1}, 16),
@@ -147,6 +151,18 @@ def test_its_window_holds_what_it_reads(device, name, dtype):
     dirty = torch.where(keep.view(2, 1, *plane), x, float("nan"))
     got = sparse_conv_transpose2d(dirty, weight, bias, active, **options)
     assert_bitwise(got, sparse_conv_transpose2d(x, weight, bias, active, **options))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", [n for n in CASES if not n.startswith("at once")])
+def test_weights_that_are_no_numbers_show_where_pytorch_has_them(name, dtype, bad):
+    """A tap that lies outside x for an output is not multiplied by zero."""
+    x, weight, bias, active, _, options = make(name, "cpu", dtype, 1.0)
+    weight[0, 0] = bad
+    got = sparse_conv_transpose2d(x, weight, bias, active, **options)
+    want = reference.sparse_conv_transpose2d(x.double(), weight.double(), bias.double(), active, **options)
+    assert_bitwise(got.isfinite(), want.isfinite())
 
 
 @pytest.mark.parametrize("activation", [None, "relu", "gelu"])

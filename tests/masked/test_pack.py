@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+import sbnet
 from sbnet import BlockGrid, conv_output_size, pack_conv_weight, reduce_mask, sparse_conv2d_
-from sbnet.engine import MaskedRunner
 from sbnet.models import resnet18
 from sbnet.nn import SparseConv2d
 from support.helpers import FLOATS, assert_bitwise, laid_out, poison, random_active, run_python, tensor
@@ -158,7 +158,7 @@ def grad(conv):
 def test_a_runner_sees_new_weights(write):
     conv = SparseConv2d(16, 24, 3, padding=1)
     x, mask = torch.rand(1, 16, 24, 24), torch.ones(1, 24, 24, dtype=torch.bool)
-    run = MaskedRunner(conv, x, [(24, 24, 8)])
+    run = sbnet.sparsify(conv, x, block=8)
     with torch.no_grad():
         before = run(x, mask).clone()
         torch.testing.assert_close(before, conv(x))
@@ -168,15 +168,12 @@ def test_a_runner_sees_new_weights(write):
         torch.testing.assert_close(run(x, mask), conv(x))
 
 
-def test_a_runner_of_inference_tensors():
-    """PyTorch does not count what is written to them."""
+def test_parameters_of_inference_mode_are_refused():
+    """PyTorch does not count what is written to them, and cannot capture them."""
     with torch.inference_mode():
         conv = SparseConv2d(16, 24, 3, padding=1)
-        x, mask = torch.rand(1, 16, 24, 24), torch.ones(1, 24, 24, dtype=torch.bool)
-        run = MaskedRunner(conv, x, [(24, 24, 8)])
-        for _ in range(2):
-            torch.testing.assert_close(run(x, mask), conv(x))
-            conv.weight.mul_(2)
+    with pytest.raises(ValueError, match="model: expected parameters made outside of torch.inference_mode, got weight"):
+        sbnet.sparsify(conv, torch.rand(1, 16, 24, 24), block=8)
 
 
 def test_a_runner_packs_once(monkeypatch):

@@ -1,11 +1,16 @@
 """sparse_resize2d against PyTorch's interpolation."""
 
+import copy
+
 import pytest
 import torch
+from torch import nn
 
-from sbnet import BlockGrid, Window, fringe, reference, resize_output_size, sparse_resize2d, sparse_resize2d_
+from sbnet import BlockGrid, Window, fringe, reference, resize_output_size, sparse_resize2d, sparse_resize2d_, sparsify
 from sbnet.geometry import to_scales
+from sbnet.graph.oracle import PlaneMasks, masked_oracle
 from sbnet.nn import SparseUpsample
+from support.contract import assert_holds
 from support.helpers import assert_as_accurate_as_torch, assert_bitwise, laid_out, random_active, tensor
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -17,6 +22,10 @@ SIZES = {
     "up to 17x30": {"size": (17, 30)},
     "to one": {"size": 1},
     "same": {"size": PLANE},
+    "same by x1.05": {"scale_factor": 1.05},
+    "same rows by x1.1, columns x1.5": {"scale_factor": (1.1, 1.5)},
+    "double by x2.03": {"scale_factor": 2.03},
+    "just below": {"scale_factor": 0.97},
 }
 MODES = {
     "nearest": {"mode": "nearest"},
@@ -114,7 +123,35 @@ def test_windows_are_no_wider_than_known_ones():
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("by", ["x2", "x0.7", "up to 17x30"])
+def test_windows_of_any_scale_are_windows(mode):
+    """Lists take those alone whose first coordinate is not behind their last."""
+    how = MODES[mode]
+    for side in (5, 9, 20, 33):
+        for k in range(60, 320, 7):
+            scale = k / 100
+            out = resize_output_size((side, side + 3), scale)
+            window = Window.resize(
+                (side, side + 3), out, how["mode"], how.get("align_corners", False), (1 / scale, 1 / scale)
+            )
+            assert all(lo <= hi for lo, hi in zip(window.lo, window.hi, strict=True)), (side, scale)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("scale", [1.04, 0.97, (1.04, 1.5), 2.03])
+def test_sparsify_takes_any_scale(scale, mode):
+    up = nn.Upsample(scale_factor=scale, **MODES[mode])
+    net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), up, nn.Conv2d(8, 4, 3, padding=1)).eval()
+    x, mask = torch.randn(1, 3, 20, 20), torch.zeros(1, 20, 20)
+    mask[0, 7:14, 3:9] = 1
+    run, exact = sparsify(net, x, block=4), copy.deepcopy(net).double()
+    for pixels in (torch.ones_like(mask), mask):
+        masks = PlaneMasks(pixels, 4)
+        want = masked_oracle(exact, [x.double()], masks)
+        assert_holds(run(x, pixels), masked_oracle(net, [x], masks), want, mode)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("by", ["x2", "x0.7", "up to 17x30", "same by x1.05", "double by x2.03"])
 def test_gradients(device, by, mode):
     x, active, out = make(SIZES[by], device, torch.float64)
     upstream = torch.rand(2, 8, *out, dtype=torch.float64, device=device)

@@ -1,16 +1,12 @@
 """sbnet.select: which kernel serves a layer, as the launchers' own table says."""
 
-import contextlib
-
 import pytest
 import torch
 from typer.testing import CliRunner
 
-import sbnet
-from sbnet import _library, reference
+from sbnet import _library
 from sbnet.apps import cli
-from sbnet.select import beginning_at, bottleneck_in_one_kernel, conv2d_kernel, layer_kernel
-from support.helpers import run_python
+from sbnet.select import bottleneck_in_one_kernel, conv2d_kernel, layer_kernel
 
 CASES = {
     "conv 3x3 64->64 400x704 fp16 block 16": "Hopper 3x3",
@@ -158,69 +154,6 @@ def test_slopes_keep_some_kernels_away(layer, kernel):
     assert found.kernel == kernel
     without = layer_kernel(layer).kernel
     assert without == kernel or dict(found.declined)[without].startswith("slopes a channel")
-
-
-def test_the_search_begins_at_a_row():
-    def found(layer, device):
-        names = []
-        with contextlib.suppress(IndexError):
-            for row in range(20):
-                with beginning_at(row, device):
-                    names.append(layer_kernel(layer).kernel)
-        return list(dict.fromkeys(names))
-
-    layer = "conv 3x3 64->64 400x704 fp16 block 16"
-    assert found(layer, "cuda") == ["Hopper 3x3", "Hopper general", "implicit GEMM"]  # none that reads float32
-    assert found(layer.replace("fp16", "tf32"), "cuda") == [
-        "Hopper general", "implicit GEMM", "float32 in words", "float32",
-    ]  # fmt: skip
-    assert found("conv 3x3 64->64 400x704 cpu block 16", "cpu") == ["Winograd F(2x2)", "direct"]
-    assert found("conv 3x3 64->64 400x704 fp8 cpu block 16", "cpu") == ["float8"]  # the weights alone decide
-    with beginning_at(2, "cuda"):
-        assert dict(layer_kernel(layer).declined)["Hopper 3x3"] == "the search begins below it (SBNET_CONV)"
-        with beginning_at(5, "cuda"):
-            assert layer_kernel(layer).kernel == "implicit GEMM"
-        assert layer_kernel(layer).kernel == "Hopper general"
-    assert layer_kernel(layer).kernel == "Hopper 3x3"
-    for row, device in ((-1, "cpu"), (10, "cpu"), (9, "cuda")):
-        with pytest.raises(IndexError, match=f"expected one of the table of {device}, got {row}"):
-            beginning_at(row, device).__enter__()
-
-
-@pytest.mark.parametrize(
-    ("name", "layer", "kernel"),
-    [
-        ("Hopper general", "conv 3x3 64->64 400x704 fp16 block 16", "Hopper general"),
-        ("depthwise", "conv 3x3 64->64 400x704 fp16 block 16", "implicit GEMM"),
-        ("int8 implicit GEMM", "conv 3x3 64->64 400x704 int8 block 16", "int8 implicit GEMM"),
-        ("direct", "conv 3x3 64->64 400x704 cpu", "direct"),
-        ("direct", "conv 3x3 64->64 400x704 fp16 block 16", "Hopper 3x3"),  # of another table
-    ],
-)
-def test_the_search_begins_at_a_row_that_the_environment_names(name, layer, kernel):
-    done = run_python(f"import sbnet.select as s; print(s.layer_kernel({layer!r}).kernel)", SBNET_CONV=name)
-    assert done.stdout.strip() == kernel, done.stderr
-
-
-@pytest.mark.parametrize(
-    ("kernel", "groups", "channels"), [(3, 1, 32), (1, 1, 32), (3, 32, 32), (3, 13, 13), (3, 8, 32)]
-)
-def test_each_way_of_a_cpu_computes_the_layer(kernel, groups, channels):
-    """Those that come first do not serve it then: the bits of Winograd's way are others."""
-    torch.manual_seed(0)
-    x = torch.randn(1, channels, 40, 40).contiguous(memory_format=torch.channels_last)
-    weight = torch.randn(channels, channels // groups, kernel, kernel)
-    active = sbnet.reduce_mask(torch.rand(1, 40, 40) > 0.97, sbnet.BlockGrid.cover((40, 40), 8))
-    options = {"padding": kernel // 2, "groups": groups, "packed": sbnet.pack_conv_weight(weight, groups)}
-    expected = reference.sparse_conv2d(x.double(), weight.double(), None, active, padding=kernel // 2, groups=groups)
-    found = []
-    for row in range(4, 10):
-        with beginning_at(row, "cpu"):
-            found.append(torch.zeros_like(x))
-            sbnet.sparse_conv2d_(x, weight, None, active, found[-1], **options)
-        torch.testing.assert_close(found[-1], expected.float(), rtol=1e-4, atol=1e-4)
-    if (kernel, groups) == (3, 1):
-        assert not torch.equal(found[0], found[-1])
 
 
 @pytest.mark.parametrize(

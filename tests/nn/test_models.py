@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sbnet import mask_pyramid
-from sbnet.engine import MaskedRunner, compare, masked_oracle, plane_masks
+from sbnet.engine import compare, masked_oracle, plane_masks
 from sbnet.models import RESNETS, SparseResNet, resnet18, resnet34, resnet50, sbnet_resnet
 from sbnet.nn import (
     SparseAvgPool2d,
@@ -20,6 +19,7 @@ from sbnet.nn import (
 )
 from support.contract import poison
 from support.helpers import assert_as_accurate_as_torch, lively
+from support.runs import run_of
 
 SIZE = (75, 106)
 SMALL = (4, 8, 12, 16)  # planes
@@ -216,34 +216,14 @@ class Assorted(nn.Module):
 def test_networks_of_other_layers(device):
     net = Assorted().requires_grad_(False).to(device)
     planes = Assorted().planes()
-    run = MaskedRunner(net, torch.zeros(2, 3, *SIZE, device=device), planes)
+    blocks = {(height, width): block for height, width, block in planes}
+    run = run_of(net, SIZE, blocks, batch=2, device=device)
     for mask in random_masks(device):
         poison(run.executor)  # a pixel that is read and that nobody writes would show
         x = torch.randn(2, 3, *SIZE, device=device)
         want = masked_oracle(copy.deepcopy(net).double(), x.double(), plane_masks(mask, planes))
         for got, exact in zip(run(x, mask), want, strict=True):
             torch.testing.assert_close(got, exact.float(), rtol=1e-3, atol=1e-4)
-
-
-class TwoBlockSizes(nn.Module):
-    """A residual of 4x4 blocks, read where 8x8 blocks are written."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = SparseConv2d(3, 4, 1), SparseConv2d(3, 4, 1)
-
-    def forward(self, x, small, large):
-        return self.second(x, large, residual=self.first(x, small))
-
-
-def test_a_residual_of_other_blocks(device):
-    net = TwoBlockSizes().requires_grad_(False).to(device)
-    planes = [(*SIZE, 4), (*SIZE, 8)]
-    run = MaskedRunner(net, torch.zeros(2, 3, *SIZE, device=device), planes)
-    for mask in random_masks(device):
-        poison(run.executor)
-        x = torch.randn(2, 3, *SIZE, device=device)
-        torch.testing.assert_close(run(x, mask), net(x, *mask_pyramid(mask, planes).planes))
 
 
 def test_buffers_are_shared_and_outputs_are_not():
@@ -257,21 +237,7 @@ def test_buffers_are_shared_and_outputs_are_not():
             assert place[node.args[0]][0].buffer != place[node.output][0].buffer
 
 
-def test_what_has_no_form_on_active_blocks_is_named():
-    net = SparseResNet(SparseBasicBlock, (1,), (4,), classes=0)
-    x = torch.zeros(1, 3, *SIZE)
-    with pytest.raises(ValueError, match="fold_batch_norm"):
-        MaskedRunner(net, x, net.planes(SIZE), call=net.features)
-    conv = SparseConv2d(3, 4, 3, 2, 1)
-    with pytest.raises(
-        ValueError, match=r"expected blocks of the plane that it writes, \(38, 53\), got those of \(75, 106\)"
-    ):
-        MaskedRunner(conv, x, [(*SIZE, 8)])
-    run = MaskedRunner(conv, x, [(38, 53, 8)])
-    with pytest.raises(ValueError, match="mask: expected .*, got nothing"):
-        run(x)
-    with pytest.raises(ValueError, match="x: .*float64"):
-        run(x.double(), torch.zeros(1, *SIZE, dtype=torch.bool))
+def test_block_sizes_of_the_planes():
     with pytest.raises(ValueError, match="one size for each of 2 planes"):
         SparseResNet(SparseBasicBlock, (1,), (4,), blocks=(8,))
 

@@ -108,6 +108,90 @@ def test_the_stacked_form_is_the_dense_block_on_active_pixels_and_x_elsewhere(ki
         assert torch.equal(y[~inside.expand_as(y)], x[~inside.expand_as(y)])
 
 
+@pytest.mark.parametrize("kind", [SparseBasicBlock, SparseBottleneck])
+@pytest.mark.parametrize("preactivation", [False, True], ids=["post", "pre"])
+@pytest.mark.parametrize(("inputs", "stride"), [(16, 2), (8, 1), (8, 2)])
+def test_the_stacked_form_with_a_projection(kind, preactivation, inputs, stride, device):
+    """The dense block on active pixels, the projection of the whole x elsewhere."""
+    block = lively(kind(inputs, 16 // kind.expansion, stride, preactivation=preactivation, stacked=True), device)
+    x = torch.randn(2, inputs, *SIZE, device=device)
+    double = copy.deepcopy(block).double()
+    size = tuple(-(-n // stride) for n in SIZE)
+
+    def shortcut(net, t):
+        return net.downsample(F.relu(net.bn1(t)) if preactivation else t)
+
+    for density in (0.3, 1.0, 0.0):
+        active = random_active(BlockGrid.cover(size, BLOCK), 2, density, device)
+        inside = active.pixel_mask(size)
+        with torch.no_grad():
+            y = block(x, None, active)
+            want, exact = (
+                torch.where(inside, net(t), shortcut(net, t)) for net, t in ((block, x), (double, x.double()))
+            )
+        assert_as_accurate_as_torch(y, want, exact)
+
+
+@pytest.mark.parametrize("preactivation", [False, True], ids=["post", "pre"])
+@pytest.mark.parametrize(("inputs", "stride"), [(8, 1), (4, 2)])
+def test_the_stacked_form_in_training(preactivation, inputs, stride, device):
+    """Batches are the gathered blocks with their halos, those past the count left out: as on a trimmed stack in plain
+    PyTorch, with its gradients."""
+    block = lively(SparseBasicBlock(inputs, 8, stride, preactivation=preactivation, stacked=True), device).train()
+    plain = copy.deepcopy(block)
+    size = tuple(-(-n // stride) for n in SIZE)
+    active = random_active(BlockGrid.cover(size, BLOCK), 2, 0.3, device)
+    x = torch.randn(2, inputs, *SIZE, device=device, requires_grad=True)
+    y = block(x, active, active)
+
+    middle = active.grid.conv_input(3, 1, 1)
+    first = middle.conv_input(3, stride, 1)
+    images, count = torch.ones(2, 1, *SIZE, device=device), int(active.count)
+
+    def cut(t, grid):
+        """Blocks by slices of the padded plane."""
+        rows = []
+        for n, i, j in active.indices[:count].tolist():
+            top, left = (grid.boffset[d] + grid.bstride[d] * (i, j)[d] for d in range(2))
+            padded = F.pad(t[n], (8, 32, 8, 32))
+            rows.append(padded[:, top + 8 : top + 8 + grid.bsize[0], left + 8 : left + 8 + grid.bsize[1]])
+        return torch.stack(rows)
+
+    def normed(norm, t):
+        return F.batch_norm(t, None, None, norm.weight, norm.bias, True, 0.0, norm.eps)
+
+    z = cut(x, first)
+    if preactivation:
+        z = F.relu(normed(plain.bn1, z)) * cut(images, first)
+    z = F.conv2d(z, plain.conv1.weight, None, stride)
+    z = F.relu(normed(plain.bn2 if preactivation else plain.bn1, z))
+    z = F.conv2d(z * cut(torch.ones(2, 1, *size, device=device), middle), plain.conv2.weight)
+    z = z if preactivation else normed(plain.bn2, z)
+    base = x
+    if plain.downsample is not None:
+        base = plain.downsample(F.relu(normed(plain.bn1, x)) if preactivation else x)
+    planes = []
+    for n in range(2):
+        plane = base[n]
+        for row, (m, i, j) in enumerate(active.indices[:count].tolist()):
+            if m != n:
+                continue
+            inside = torch.zeros(size, dtype=torch.bool, device=device)
+            inside[BLOCK * i : BLOCK * i + BLOCK, BLOCK * j : BLOCK * j + BLOCK] = True
+            block_plane = F.pad(z[row], (BLOCK * j, 64, BLOCK * i, 64))[:, : size[0], : size[1]]
+            summed = base[n] + block_plane
+            plane = torch.where(inside, summed if preactivation else F.relu(summed), plane)
+        planes.append(plane)
+    want = torch.stack(planes)
+    torch.testing.assert_close(y, want, rtol=1e-4, atol=1e-5)
+    names, ours = zip(*block.named_parameters(), strict=True)
+    theirs = [p for _, p in plain.named_parameters()]
+    dy = torch.randn_like(y)
+    grads = [torch.autograd.grad(t, (x, *ps), dy, allow_unused=True) for t, ps in ((y, ours), (want, theirs))]
+    for name, a, b in zip(("x", *names), *grads, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4, msg=name)
+
+
 @pytest.mark.parametrize(
     "layer",
     [
@@ -282,8 +366,6 @@ def _masked_by_hand(block, x, inside, active):
 
 
 def test_bad_arguments_are_named():
-    with pytest.raises(ValueError, match="stacked: expected .*, got stride 2"):
-        SparseBasicBlock(8, 8, 2, stacked=True)
     with pytest.raises(ValueError, match="SparseConv2d: padding: expected .*, got 'same'"):
         SparseConv2d(8, 8, 3, padding="same")
     with pytest.raises(ValueError, match="return_indices"):
@@ -291,8 +373,6 @@ def test_bad_arguments_are_named():
     active = random_active(BlockGrid.cover(SIZE, 8))
     with pytest.raises(ValueError, match="out_active: expected .*, got None"):
         SparseBasicBlock(8, 8, 2)(torch.zeros(1, 8, *SIZE), active)
-    with pytest.raises(RuntimeError, match="stacked: expected eval mode"):
-        SparseBasicBlock(8, 8, stacked=True)(torch.zeros(1, 8, *SIZE), active)
     block = SparseBasicBlock(8, 8)
     block.bn1 = SparseBatchNorm2d(8, track_running_stats=False)
     with pytest.raises(ValueError, match="without running statistics"):

@@ -9,7 +9,6 @@ from torch import nn
 
 import sbnet
 from sbnet import BlockGrid
-from sbnet.engine import MaskedRunner
 from sbnet.nn import (
     SparseAvgPool2d,
     SparseBatchNorm2d,
@@ -113,18 +112,6 @@ def test_a_folded_normalisation_still_takes_active_blocks():
     assert torch.equal(folded.n(x, active=active), x)
 
 
-def test_runners_ask_only_for_normalisations_that_are_called():
-    net, x = with_statistics(Own()).requires_grad_(False), torch.randn(1, 3, *SIZE)
-    planes = [(*SIZE, 8)]
-    with pytest.raises(ValueError, match="plan: n: .*fold_batch_norm.*SparseBatchNorm2d"):
-        MaskedRunner(net, x, planes)
-    folded = fold_batch_norm(net)
-    folded.unused = SparseBatchNorm2d(4)
-    run, mask = MaskedRunner(folded, x, planes), torch.rand(1, *SIZE) < 0.01
-    active = sbnet.mask_pyramid(mask, planes).planes[0]
-    torch.testing.assert_close(run(x, mask), net(x, active), rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize("layer", [
     SparseConv2d(4, 4, 1), SparseBatchNorm2d(4), SparseMaxPool2d(2), SparseAvgPool2d(2),
 ], ids=lambda layer: type(layer).__name__)  # fmt: skip
@@ -177,7 +164,7 @@ def test_errors_are_short_whatever_was_given():
         lambda: sbnet.sparse_max_pool2d(x, active, list(range(10_000))),
         lambda: sbnet.sparse_max_pool2d(x, active, "3" * 10_000),
         lambda: sbnet.sparse_gather(x, active, tail="zero" * 10_000),
-        lambda: MaskedRunner(nn.Identity(), torch.zeros([1] * 60), [(16, 16, 8)]),
+        lambda: sbnet.sparsify(nn.Identity(), torch.zeros([1] * 60)),
         lambda: sbnet.models.resnet18(weights={f"layer{k}": x for k in range(5000)}),
     ]
     for call in calls:

@@ -244,6 +244,11 @@ def samples(device: str = "cpu") -> dict[str, Node]:
             {"in_features": 29, "out_features": 21, "activation": "leaky_relu", "negative_slope": 0.2},
         ),
         Node(
+            "blocksparse_weight_grad",
+            [matrix, tensor((*matrix.shape[:-1], 21), torch.float32, device), layout.coords],
+            {"block_size": layout.block_size, "allow_tf32": 0},
+        ),
+        Node(
             "blocksparse_conv",
             [volume, convolved, blocks_of_conv.lists, tensor((5,), torch.float32, device)],
             {
@@ -298,7 +303,6 @@ def torch_ops() -> set[str]:
         "blocksparse_conv_tables",
         "blocksparse_conv_weight_grad",
         "blocksparse_conv_active",  # convolution, gather and scatter
-        "blocksparse_weight_grad",
         "block_attention_backward",
         "blocksparse_conv1x1",  # gather, product and scatter
     }

@@ -8,9 +8,7 @@ compute-sanitizer does that). test_ort_sessions.py runs it in a process of its o
 
 from __future__ import annotations
 
-import ctypes
 import json
-import mmap
 import random
 import sys
 from collections import Counter
@@ -21,33 +19,14 @@ from torch import Tensor
 
 from sbnet import export
 from sbnet.export import schemas
+from support.guard_pages import guarded
 from support.ort_models import Node, is_ort_error, samples, session
-
-PAGE = mmap.PAGESIZE
-LIBC = ctypes.CDLL(None, use_errno=True)
-KEEP: list[mmap.mmap] = []
 
 INTS = [0, 1, -1, 2, 3, 7, 8, 64, -(1 << 31), (1 << 31) - 1, 1 << 33, 1 << 62, -(1 << 63)]
 PAIRS = [[], [1], [0, 0], [1, 1], [2, 3], [4, 4], [5, 4], [-1, 4], [4, 0], [1, 1, 1], [1 << 31, 1], [999, 999]]
 VALUES: list[Any] = [0.0, float("nan"), float("inf"), 1e-30, -3.5, "", "relu", "silu", "x" * 300, *INTS, *PAIRS]
 NO_BFLOAT16 = ("are not bound by this ONNX Runtime", "bfloat16 outputs need")  # what `export.run` says of older ones
 DTYPES = [torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool]
-
-
-def guarded(t: Tensor, at_end: bool) -> Tensor:
-    """A copy of t that ends (or begins) at the border of a page that may not be touched."""
-    size = t.numel() * t.element_size()
-    if not size:
-        return t
-    pages = -(-size // PAGE)
-    area = mmap.mmap(-1, (pages + 2) * PAGE)
-    KEEP.append(area)
-    start = ctypes.addressof(ctypes.c_char.from_buffer(area))
-    for page in (0, pages + 1):
-        assert LIBC.mprotect(ctypes.c_void_p(start + page * PAGE), ctypes.c_size_t(PAGE), 0) == 0
-    offset = PAGE + (pages * PAGE - size if at_end else 0)
-    out = torch.frombuffer(area, dtype=t.dtype, count=t.numel(), offset=offset).view(t.shape)
-    return out.copy_(t)
 
 
 def reshaped(rng: random.Random, t: Tensor) -> Tensor:
@@ -155,7 +134,6 @@ def main() -> None:
         clear = (node.op, "Type Error", "alloc", *NO_BFLOAT16)  # "alloc": an absurd output that no machine holds
         if error is not None and not any(text in error for text in clear):
             unclear.add(error)
-        KEEP.clear()
     print(json.dumps({**counts, "unclear": sorted(unclear)}))
 
 

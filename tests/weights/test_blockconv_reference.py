@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from sbnet import reference
-from sbnet.weights import BlocksparseConv, BlocksparseDeconv
+from sbnet.compat.blocksparse import BlocksparseConv, BlocksparseDeconv
 from support.blockconv_cases import B8, diagonal
 from support.helpers import assert_as_accurate_as_torch
 

@@ -201,7 +201,7 @@ def test_raw_tables_of_garbage(device):
             for g in (None, gate):
                 OPS.blocksparse_matmul(x.to(dtype), w.to(dtype), g, None, bad, numbers, False, *rest)
                 OPS.blocksparse_matmul(dy.to(dtype), *args, True, *rest)
-            dw = OPS.blocksparse_weight_grad([x.to(dtype)], [dy.to(dtype)], bad, numbers, False)
+            dw = OPS.blocksparse_weight_grad([x.to(dtype)], [dy.to(dtype)], bad, numbers, False, False)
             if value != 12:
                 assert_bitwise(dw, torch.zeros_like(dw))
     if device == "cuda":

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import sbnet
+from sbnet.compat.blocksparse import FusedBasicLSTMCell, fused_lstm_gates, grouped_lstm
 from sbnet.nn import BlockSparseLSTM, BlockSparseLSTMCell
-from sbnet.weights.lstm import FusedBasicLSTMCell, fused_lstm_gates, grouped_lstm
 from support.formulas import check
 from support.helpers import assert_as_accurate_as_torch, assert_bitwise
 

@@ -5,6 +5,7 @@ SBNet's figures are for the block alone, lists of active blocks at hand; "mask a
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from functools import partial
 
@@ -12,8 +13,8 @@ import torch
 
 from sbnet.benchmarks.harness import masks, planned
 from sbnet.benchmarks.harness.registry import Case, Setting, Side, Work, short
-from sbnet.engine.masked import MaskedRunner, PlaneSpec
-from sbnet.nn import SparseBottleneck, fold_batch_norm
+from sbnet.engine import sparsify
+from sbnet.nn import SparseBottleneck
 
 SIZES = [(400, 704), (200, 352), (100, 176), (50, 88)]
 SBNET: list[tuple[int, float | None]] = [
@@ -64,15 +65,13 @@ def work(setting: Setting, shape: tuple[int, int, int, int], kind: str, density:
     net = net.to(device, dtype)
     x = torch.rand(shape, device=device).to(dtype).contiguous(memory_format=torch.channels_last)
     mask = masks.pixels(kind, (batch, size[0], size[1]), density, device, block)
-    folded = fold_batch_norm(net).requires_grad_(False)
-    planes: list[PlaneSpec] = [(size[0], size[1], block)]
-    runner = MaskedRunner(folded, x, planes)
-    lists = runner.lists(mask)
-    flops, size_bytes = planned.flops_and_bytes(runner, lists)
+    run = sparsify(copy.deepcopy(net).requires_grad_(False), x, block=block)
+    lists = run.lists(mask)
+    flops, size_bytes = planned.flops_and_bytes(run, lists)
     sides = {
-        "masked": Side(lambda: runner.layers(x, lists), "ours"),
-        "mask and layers": Side(lambda: runner.layers(x, runner.lists(mask)), "indexed"),
-        **planned.dense_sides(runner, x, setting),
+        "masked": Side(lambda: run.layers(x, lists=lists), "ours"),
+        "mask and layers": Side(lambda: run.body(x, mask=mask), "indexed"),
+        **planned.dense_sides(run, x, setting),
     }
     notes = {"density": planned.densities(lists)[0], "blocks": int(lists.active[0].count), "block size": block}
-    return Work(sides, planned.contract(net, x, mask, planes), flops, size_bytes, dtype, notes)
+    return Work(sides, planned.contract(net, x, mask, run.planes), flops, size_bytes, dtype, notes)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from sbnet.benchmarks.harness import dense, masks
 from sbnet.benchmarks.harness.registry import Case, Setting, Side, Work, WrongResult, close, short
-from sbnet.engine import MaskedConvNet, compare
+from sbnet.engine import compare, sparsify
 from sbnet.models import contour_net
 
 
@@ -40,10 +40,10 @@ def four_layers(count: int = 4) -> nn.Sequential:
 
 
 def chain(setting: Setting, build: Callable[[], nn.Sequential], shape: tuple[int, ...], density: float) -> Work:
-    device, dtype, size = setting.device, setting.dtype, shape[2:]
+    device, dtype = setting.device, setting.dtype
     net, forms = dense_forms(setting, build, shape)
     x = torch.rand(shape, device=device).to(dtype).contiguous(memory_format=torch.channels_last)
-    masked = MaskedConvNet(net, size, 16, device=device, dtype=dtype)
+    masked = sparsify(copy.deepcopy(net).requires_grad_(False).to(device, dtype), x, block=16)
     mask = masks.pixels("random", (1, shape[2], shape[3]), density, device)
 
     def check(side: str, got: Tensor) -> float:

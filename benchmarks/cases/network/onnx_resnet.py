@@ -19,8 +19,8 @@ from sbnet.benchmarks.cases.network.onnx import require, session
 from sbnet.benchmarks.cases.network.resnet import pixel_mask
 from sbnet.benchmarks.harness import dense, masks, planned
 from sbnet.benchmarks.harness.registry import Case, Setting, Side, Work, short
+from sbnet.engine import SparseRun
 from sbnet.engine.capture import cuda_graph
-from sbnet.engine.masked import MaskedRunner
 from sbnet.models import resnet18, resnet50
 from sbnet.nn import fold_batch_norm
 
@@ -74,7 +74,7 @@ class Models:
         self.net = build(weights=0, classes=0, **({} if blocks is None else {"blocks": blocks})).eval()
         own = fold_batch_norm(self.net).to(dtype)
         x, mask = torch.rand(size[0], *size[1:], 3).to(dtype), torch.zeros(size, dtype=torch.bool)
-        self.run: MaskedRunner = self.net.to(device).capture(x.permute(0, 3, 1, 2).to(device))
+        self.run: SparseRun = self.net.to(device).capture(x.permute(0, 3, 1, 2).to(device))
         self.run.frame.copy_(x.permute(0, 3, 1, 2))
         self.nhwc = self.run.frame.permute(0, 2, 3, 1)
         y = self.run(self.run.frame, self.run.mask).permute(0, 2, 3, 1)
@@ -89,7 +89,7 @@ class Models:
         if setting.cuda:
             form = self.torch_dense["fused cuDNN"].run
             with torch.backends.cudnn.flags(enabled=True, benchmark=True):
-                self.graph, self.whole = cuda_graph(form, self.run.device)
+                self.graph, self.whole = cuda_graph(form, self.run.frame.device)
 
 
 @functools.lru_cache(maxsize=1)

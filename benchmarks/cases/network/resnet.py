@@ -86,7 +86,7 @@ def work(
     sides = {
         "masked": Side(lambda: run(x, mask), "ours", "own"),
         "masked, in place": Side(lambda: run(run.frame, run.mask), "peer", "own"),
-        "layers": Side(lambda: run.layers(x, lists), "peer"),
+        "layers": Side(lambda: run.layers(x, lists=lists), "peer"),
         **planned.dense_sides(run, x, setting, compiled),
     }
     if not setting.cuda and setting.level != "tiny":  # exporting it takes longer than the test

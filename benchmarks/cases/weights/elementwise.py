@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from sbnet.benchmarks.harness.registry import Case, Setting, Side, Work, WrongResult, short
-from sbnet.weights import ew, lstm, norms, rows
+from sbnet.compat.blocksparse import ewops as ew
+from sbnet.compat.blocksparse import lstm, norms
+from sbnet.compat.blocksparse import transformer as rows
 
 WIDTH = 1024
 Function = Callable[..., Tensor | tuple[Tensor, ...]]

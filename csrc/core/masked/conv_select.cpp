@@ -4,7 +4,6 @@
 #include <cstdio>
 #include <initializer_list>
 
-#include "core/masked/conv_begin.h"
 #include "core/masked/conv_pairs.h"
 #include "core/memory.h"
 
@@ -153,10 +152,8 @@ namespace {
 
 template <class Row, int kRows, class Params>
 const Row& select(const Row (&table)[kRows], const Params& p, int32_t capability) {
-  const int first = first_row(table);
-  for (const int begin : {first, 0})  // again where none of those below takes p
-    for (int k = begin; k < kRows; ++k)
-      if ((!table[k].capability || table[k].capability == capability) && !table[k].declines(p)) return table[k];
+  for (const Row& row : table)
+    if ((!row.capability || row.capability == capability) && !row.declines(p)) return row;
   return table[kRows - 1];
 }
 
@@ -169,7 +166,7 @@ void describe(const Row (&table)[kRows], const Params& p, int32_t capability, ch
     if (row.kernel == chosen.kernel || used >= room) break;
     const bool elsewhere = row.capability && row.capability != capability;
     const char* why = elsewhere ? "not this device" : row.declines(p);
-    used += snprintf(text + used, static_cast<size_t>(room - used), "\n%s: %s", row.name, why ? why : kAboveTheFirst);
+    used += snprintf(text + used, static_cast<size_t>(room - used), "\n%s: %s", row.name, why);
   }
 }
 
@@ -353,8 +350,6 @@ sbnet::Status sbnet_select_conv2d_cuda(const SbnetConvQuery* q, char* text, int6
   }
   return ok_status();
 }
-
-int64_t sbnet_begin_conv2d_cuda(int64_t row) { return sbnet::begin_at(sbnet::kConvTable, row); }
 
 int32_t sbnet_select_bottleneck2d(int64_t channels, int64_t hidden, int64_t block_h, int64_t block_w) {
   using namespace sbnet;

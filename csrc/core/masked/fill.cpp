@@ -19,10 +19,9 @@ Status validate(const FillParams& p) {
   for (int d = 0; d < 4; ++d) {
     SBNET_CHECK(p.y.size[d] == p.x.size[d], "%s: out: shape: expected that of x, %lld in dimension %d, got %lld", kOp,
                 static_cast<long long>(p.x.size[d]), d, static_cast<long long>(p.y.size[d]));
-    SBNET_CHECK(p.y.stride[d] > 0 || p.y.size[d] <= 1,
-                "%s: out: expected a tensor of its own memory, got an expanded one (stride 0 in dimension %d)", kOp, d);
     same_strides = same_strides && p.x.stride[d] == p.y.stride[d];
   }
+  SBNET_TRY(check_written(kOp, "out", p.y.size, p.y.stride));
   SBNET_CHECK(p.in_place() ? same_strides : !may_overlap(p.x, p.y),
               "%s: out: expected x itself or memory apart from it, got memory that overlaps it", kOp);
   SBNET_TRY(check_grid(kOp, p.grid));

@@ -103,8 +103,8 @@ Status validate(const PointwiseParams& p) {
       SBNET_CHECK(saved[step.source == StepSource::kT], "%s: program: expected %s to be saved before it is read", kOp,
                   step.source == StepSource::kT ? "t" : "s");
     } else if (source >= 1 && source <= kOperands) {
-      SBNET_CHECK(p.other[source - 1].data || !x.size[0],
-                  "%s: %c: expected a tensor, which the program reads, got none", kOp, 'a' + source - 1);
+      SBNET_CHECK(p.other[source - 1].data, "%s: %c: expected a tensor, which the program reads, got none", kOp,
+                  'a' + source - 1);
     }
   }
   return ok_status();

@@ -102,7 +102,7 @@ Status validate(const BlocksparseConvParams& p) {
               static_cast<long long>(p.layout.shape.weights));
   SBNET_TRY(check_epilogue(kConv, p.x.dtype, p.bias, p.bias_dtype, p.activation));
   SBNET_TRY(check_written(kConv, "out", p.y.size, p.y.stride));
-  if (!p.active.indices) return ok_status();
+  if (!p.active.given()) return ok_status();
   SBNET_CHECK(p.y.size[2] == 1, "%s: active: expected planes, got volumes", kConv);
   SBNET_TRY(check_active(kConv, p.active));
   return check_tiling(kConv, p.active.grid, p.y.size[3], p.y.size[4]);

@@ -103,7 +103,7 @@ struct BlocksparseConvParams {
   DType bias_dtype;    // x.dtype or float32
   BlocksparseConvLayout layout;
   ConvGeometry geometry;
-  ActiveView active;  // indices null: all of y. Otherwise the pixels of active blocks alone are written; one D plane.
+  ActiveView active;  // not given: all of y. Otherwise the pixels of active blocks alone are written; one D plane.
   bool transposed;
   Activation activation;
   float activation_param;
@@ -151,12 +151,12 @@ struct VolumePosition {
 
 // Positions in which a kernel can meet y: for active blocks those of the whole capacity, clipped pixels included.
 SBNET_HOST_DEVICE inline int64_t position_capacity(const VolumeView& y, const ActiveView& active) {
-  return active.indices ? active.capacity * active.grid.size[0] * active.grid.size[1]
+  return active.given() ? active.capacity * active.grid.size[0] * active.grid.size[1]
                         : y.size[0] * y.size[2] * y.size[3] * y.size[4];
 }
 
 SBNET_HOST_DEVICE inline VolumePosition position_of(const VolumeView& y, const ActiveView& active, int64_t i) {
-  if (!active.indices) {
+  if (!active.given()) {
     const int64_t row = i / y.size[4], plane = row / y.size[3];
     return {plane / y.size[2], {plane % y.size[2], row % y.size[3], i % y.size[4]}};
   }

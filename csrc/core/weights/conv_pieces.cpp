@@ -133,7 +133,7 @@ Conv2dParams conv_of_planes(const BlocksparseConvParams& p) {
   c.weight = {nullptr, {p.layout.shape.channels[p.to()], C, R, S}, {R * S * C, 1, S * C, C}, p.x.dtype};
   c.bias = p.bias, c.bias_dtype = p.bias_dtype;
   c.active = p.active;
-  if (!p.active.indices) {
+  if (!p.active.given()) {
     const int32_t side[2] = {static_cast<int32_t>(p.y.size[3]), static_cast<int32_t>(p.y.size[4])};
     c.active = {nullptr, nullptr, nullptr, p.y.size[0], {{side[0], side[1]}, {side[0], side[1]}, {0, 0}, {1, 1}}};
   }

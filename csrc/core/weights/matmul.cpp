@@ -38,7 +38,7 @@ Status check_layout(const char* op, const BlockLayoutView& layout) {
 }
 
 Status check_pixels(const char* op, const ActiveView& active, const TensorView& t) {
-  if (!active.indices) return ok_status();
+  if (!active.given()) return ok_status();
   SBNET_TRY(check_active(op, active));
   return check_tiling(op, active.grid, t.size[2], t.size[3]);
 }

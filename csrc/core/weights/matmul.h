@@ -23,7 +23,7 @@ struct BlocksparseMatmulParams {
   BlockLayoutView layout;
   const int32_t* plan;  // of make_blocksparse_plan for this pass, on the op's device; null for none
   int64_t plan_words;
-  ActiveView active;  // indices null: every row. Otherwise the pixels of active blocks alone are read and written.
+  ActiveView active;  // not given: every row. Otherwise the pixels of active blocks alone are read and written.
   bool transposed;    // multiply by W^T
   Activation activation;
   float activation_param;  // leaky_relu: negative slope

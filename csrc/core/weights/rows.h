@@ -7,7 +7,7 @@ namespace sbnet {
 // Rows in which a kernel can meet the matrix `t`: for active blocks those of the whole capacity, clipped pixels
 // included. Kernels clamp the list's count themselves.
 SBNET_HOST_DEVICE inline int64_t row_capacity(const TensorView& t, const ActiveView& active) {
-  return active.indices ? active.capacity * active.grid.size[0] * active.grid.size[1]
+  return active.given() ? active.capacity * active.grid.size[0] * active.grid.size[1]
                         : t.size[0] * t.size[2] * t.size[3];
 }
 
@@ -16,7 +16,7 @@ struct RowPixel {
 };
 
 SBNET_HOST_DEVICE inline RowPixel row_pixel(const TensorView& t, const ActiveView& active, int64_t r) {
-  if (!active.indices) {
+  if (!active.given()) {
     if (t.size[2] == 1 && t.size[0] == 1) return {0, 0, r};  // a plain matrix: no divisions
     return {r / (t.size[2] * t.size[3]), r / t.size[3] % t.size[2], r % t.size[3]};
   }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "core/masked/conv_begin.h"
 #include "core/masked/conv_select.h"
 #include "cpu/masked/conv_run.h"
 #include "cpu/simd/isa.h"
@@ -73,6 +72,8 @@ const char* in_place_declines(const ConvPlan& plan) {
   if (plan.taps() != 1) return "kernel is not 1x1";
   if (plan.lanewise) return "one input channel a group";
   if (p.padding[0] || p.padding[1]) return "padding is not 0";
+  for (int d = 0; d < 2; ++d)  // a phase of a transposed convolution may reach past its input
+    if ((p.y.size[2 + d] - 1) * p.stride[d] >= p.x.size[2 + d]) return "some outputs lie past the input";
   if (p.x.dtype != DType::kF32) return "dtype is not float32";
   return p.x.stride[1] == 1 ? nullptr : "the input's channels are not adjacent";
 }
@@ -95,9 +96,8 @@ const ConvWayRow kConvWayTable[kConvWays] = {
 };
 
 const ConvWayRow& select_way(const ConvPlan& plan) {
-  const int first = first_row(kConvWayTable);
   const ConvWayRow* row = kConvWayTable;
-  while ((row < kConvWayTable + first && row->way >= ConvWay::kWinograd) || row->declines(plan)) ++row;
+  while (row->declines(plan)) ++row;
   return *row;
 }
 
@@ -154,11 +154,8 @@ sbnet::Status sbnet_select_conv2d_cpu(const SbnetConvQuery* q, char* text, int64
   const ConvWayRow& chosen = select_way(plan);
   int64_t used = snprintf(text, static_cast<size_t>(room), "%s: tiles of %dx%d pixels, panels of %lld channels",
                           chosen.name, plan.tile[0], plan.tile[1], static_cast<long long>(plan.panel_width));
-  for (const ConvWayRow* row = kConvWayTable; row != &chosen && used < room; ++row) {
-    const char* why = row->declines(plan);
-    used += snprintf(text + used, static_cast<size_t>(room - used), "\n%s: %s", row->name, why ? why : kAboveTheFirst);
-  }
+  for (const ConvWayRow* row = kConvWayTable; row != &chosen && used < room; ++row)
+    used += snprintf(text + used, static_cast<size_t>(room - used), "\n%s: %s", row->name, row->declines(plan));
   return ok_status();
 }
 
-int64_t sbnet_begin_conv2d_cpu(int64_t row) { return sbnet::begin_at(sbnet::kConvWayTable, row); }

@@ -1,5 +1,6 @@
 // sparse_conv_transpose2d on the CPU: a convolution of stride 1 for each phase of the output, which multiplies no
-// zeros; where the stride does not divide the blocks, or a phase has no taps, pixel by pixel.
+// zeros but those around x; where the stride does not divide the blocks, where a phase has no taps, or where such a
+// zero would meet a weight that is no finite number, pixel by pixel.
 #include "core/masked/conv_transpose.h"
 
 #include <algorithm>
@@ -30,14 +31,25 @@ void each_phase(const ConvTransposeParams& p, char* weights, const F& f) {
     }
 }
 
+// Is some element of T's size an infinity or NaN?
 template <class T>
-void copy_weights(const ConvTransposeParams& p, const Conv2dParams& c, const TransposePhase& row,
-                  const TransposePhase& column, const Parallel& parallel) {
+bool any_not_finite(const T* from, int64_t count, T exponent) {
+  bool found = false;
+  for (int64_t i = 0; i < count; ++i) found |= (from[i] & exponent) == exponent;
+  return found;
+}
+
+// Copies the weights of a phase. Returns whether all are finite numbers, whose exponents have not all of its bits.
+template <class T>
+bool copy_weights(const ConvTransposeParams& p, const Conv2dParams& c, const TransposePhase& row,
+                  const TransposePhase& column, T exponent, const Parallel& parallel) {
   const int64_t channels = c.weight.size[1], per_group = p.weight.size[1];
   const TensorView& w = p.weight;
+  int32_t not_finite = 0;
   parallel_for(
       parallel, c.weight.size[0], 1 + 4096 / (channels * row.taps * column.taps), [&](int64_t begin, int64_t end) {
-        T* to = static_cast<T*>(c.weight.data) + begin * c.weight.stride[0];
+        T* const first = static_cast<T*>(c.weight.data) + begin * c.weight.stride[0];
+        T* to = first;
         for (int64_t k = begin; k < end; ++k)
           for (int32_t r = 0; r < row.taps; ++r)
             for (int32_t s = 0; s < column.taps; ++s) {
@@ -46,18 +58,32 @@ void copy_weights(const ConvTransposeParams& p, const Conv2dParams& c, const Tra
                               (column.last_tap - int64_t{s} * column.tap_step) * w.stride[3];
               for (int64_t channel = 0; channel < channels; ++channel) *to++ = from[channel * w.stride[0]];
             }
+        if (any_not_finite(first, to - first, exponent)) __atomic_store_n(&not_finite, 1, __ATOMIC_RELAXED);
       });
+  return !not_finite;
 }
 
-void run_phases(const ConvTransposeParams& p, char* workspace, const Parallel& parallel) {
+// Does some output of a phase read beyond x?
+bool reaches_out(const ConvTransposeParams& p, int d, const TransposePhase& phase) {
+  return phase.first < 0 || phase.first + phase.side - 1 + int64_t{phase.taps - 1} * phase.dilation >= p.x.size[2 + d];
+}
+
+// False, and nothing is done, where zeros around x would meet weights that are no finite numbers.
+bool run_phases(const ConvTransposeParams& p, char* workspace, const Parallel& parallel) {
   char* scratch = workspace + round_up(transpose_weights(p) * dtype_size(p.x.dtype));
+  bool right = true;
   each_phase(p, workspace, [&](const Conv2dParams& c, const TransposePhase& row, const TransposePhase& column) {
-    if (dtype_size(p.x.dtype) == 4)
-      copy_weights<uint32_t>(p, c, row, column, parallel);
-    else
-      copy_weights<uint16_t>(p, c, row, column, parallel);
+    const bool finite =
+        dtype_size(p.x.dtype) == 4
+            ? copy_weights<uint32_t>(p, c, row, column, 0x7f800000u, parallel)
+            : copy_weights<uint16_t>(p, c, row, column, p.x.dtype == DType::kF16 ? 0x7c00u : 0x7f80u, parallel);
+    right &= finite || (!reaches_out(p, 0, row) && !reaches_out(p, 1, column));
+  });
+  if (!right) return false;
+  each_phase(p, workspace, [&](const Conv2dParams& c, const TransposePhase&, const TransposePhase&) {
     run_conv(c, scratch, parallel);
   });
+  return true;
 }
 
 // ---- pixel by pixel
@@ -171,14 +197,14 @@ sbnet::Status sbnet_sparse_conv_transpose2d_cpu(const sbnet::ConvTransposeParams
   const ConvTransposeParams& p = *params;
   SBNET_TRY(validate(p));
   if (!p.x.size[0]) return ok_status();  // blocks of no image, which a count may claim, have any size
-  if (runs_by_phases(p))
-    run_phases(p, static_cast<char*>(workspace), *parallel);
-  else if (p.x.dtype == DType::kF32)
-    run_pixels<float>(p, *parallel);
-  else if (p.x.dtype == DType::kF16)
-    run_pixels<Half>(p, *parallel);
-  else
-    run_pixels<BFloat16>(p, *parallel);
+  if (!runs_by_phases(p) || !run_phases(p, static_cast<char*>(workspace), *parallel)) {
+    if (p.x.dtype == DType::kF32)
+      run_pixels<float>(p, *parallel);
+    else if (p.x.dtype == DType::kF16)
+      run_pixels<Half>(p, *parallel);
+    else
+      run_pixels<BFloat16>(p, *parallel);
+  }
   zero_fringe(p.y, p.fringe, *parallel);
   return ok_status();
 }

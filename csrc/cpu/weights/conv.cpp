@@ -87,7 +87,7 @@ void run_tasks(int64_t tasks, int64_t* next, char* scratch, int64_t scratch_byte
 VolumePosition ordered_position(const BlocksparseConvParams& p, int64_t i) {
   VolumePosition at = position_of(p.y, p.active, i);
   const int64_t stride = p.geometry.stride[2], size = p.y.size[4];
-  if (!p.transposed || stride == 1 || p.active.indices) return at;
+  if (!p.transposed || stride == 1 || p.active.given()) return at;
   const int64_t shorter = size / stride, longer = shorter + 1, rest = size % stride, q = at.at[2];
   at.at[2] = q < rest * longer ? q / longer + q % longer * stride
                                : rest + (q - rest * longer) / shorter + (q - rest * longer) % shorter * stride;
@@ -95,7 +95,7 @@ VolumePosition ordered_position(const BlocksparseConvParams& p, int64_t i) {
 }
 
 int64_t position_count(const BlocksparseConvParams& p) {
-  if (!p.active.indices) return position_capacity(p.y, p.active);
+  if (!p.active.given()) return position_capacity(p.y, p.active);
   return std::clamp<int64_t>(*p.active.count, 0, p.active.capacity) * p.active.grid.size[0] * p.active.grid.size[1];
 }
 

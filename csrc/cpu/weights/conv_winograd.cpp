@@ -135,7 +135,7 @@ void convolve_by_winograd(const BlocksparseConvParams& p, char* workspace, const
   const Panels panels(p, workspace);
   panels.fill(p);
   Conv2dParams c = conv_of_planes(p);
-  if (!p.active.indices) c.active.indices = panels.whole, c.active.count = panels.count;
+  if (!p.active.given()) c.active.indices = panels.whole, c.active.count = panels.count;
   run_panel_conv(c, panels.panels, panels.panel_count, workspace + panels.arena.used, parallel);
 }
 

@@ -63,7 +63,7 @@ const MatmulKernels& kernels(const BlocksparseWeightGradParams& p) {
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // Rows there are: of active blocks, as many as their count says.
 int64_t row_count(const TensorView& t, const ActiveView& active) {
-  if (!active.indices) return row_capacity(t, active);
+  if (!active.given()) return row_capacity(t, active);
   return std::clamp<int64_t>(*active.count, 0, active.capacity) * active.grid.size[0] * active.grid.size[1];
 }
 

@@ -45,7 +45,7 @@ __device__ __forceinline__ int64_t source_offset(const ConvGeometry& g, const Vo
 }
 
 __device__ __forceinline__ int64_t position_count(const VolumeView& y, const ActiveView& active) {
-  if (!active.indices) return position_capacity(y, active);
+  if (!active.given()) return position_capacity(y, active);
   return static_cast<int64_t>(clamped_count(active.count, static_cast<int>(active.capacity))) * active.grid.size[0] *
          active.grid.size[1];
 }

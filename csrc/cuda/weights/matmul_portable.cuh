@@ -45,7 +45,7 @@ struct EntryList {
 
 // Rows there are: of active blocks, as many as their count says.
 __device__ __forceinline__ int64_t row_count(const TensorView& t, const ActiveView& active) {
-  if (!active.indices) return row_capacity(t, active);
+  if (!active.given()) return row_capacity(t, active);
   return static_cast<int64_t>(clamped_count(active.count, static_cast<int>(active.capacity))) * active.grid.size[0] *
          active.grid.size[1];
 }

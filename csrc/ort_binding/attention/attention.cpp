@@ -118,11 +118,8 @@ struct BlockAttention {
     const Tensor t = c.input(index);
     return t.present ? c.int32(t, {batch}) : nullptr;
   }
-  // An empty tensor may have no address; kernels take null for "every block".
   static const uint32_t* words(Context& c, const Tensor& t, const std::vector<int64_t>& shape) {
-    static const uint32_t none[2] = {};
-    const int32_t* data = c.int32(t, shape);
-    return data ? reinterpret_cast<const uint32_t*>(data) : none;
+    return reinterpret_cast<const uint32_t*>(c.int32(t, shape));
   }
   void set_blocks(Context& c, AttentionParams& p) const {
     AttentionLayout& a = p.layout;

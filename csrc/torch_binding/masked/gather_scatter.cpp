@@ -25,7 +25,7 @@ Tensor sparse_gather(Tensor x, Tensor indices, Tensor count, Tensor block_map, G
   const int64_t rows = p.active.capacity, C = x.size(1), bh = p.active.grid.size[0], bw = p.active.grid.size[1];
   const int64_t nchw[4] = {rows, C, bh, bw}, nhwc[4] = {rows, bh, bw, C};
   Tensor blocks = torch::stable::new_empty(x, {channels_last ? nhwc : nchw, 4});
-  p.blocks = {blocks.data_ptr(), {rows, C, bh, bw}, {C * bh * bw, bh * bw, bw, 1}, p.plane.dtype};
+  p.blocks = {address_of(blocks.data_ptr()), {rows, C, bh, bw}, {C * bh * bw, bh * bw, bw, 1}, p.plane.dtype};
   if (channels_last) {
     blocks = torch::stable::transpose(torch::stable::transpose(blocks, 2, 3), 1, 2);  // NHWC memory, NCHW shape
     p.blocks.stride[1] = 1, p.blocks.stride[2] = bw * C, p.blocks.stride[3] = C;

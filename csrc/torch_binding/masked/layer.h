@@ -54,7 +54,7 @@ inline const void* bias_of(const Call& call, const char* argument, std::optional
                      kept->numel(), " elements in ", kept->dim(), " dimensions");
   if (!kept->is_contiguous()) kept = torch::stable::contiguous(*kept);
   *dtype = to_dtype(call.op(), argument, *kept);
-  return kept->const_data_ptr();
+  return address_of(kept->const_data_ptr());
 }
 
 // What a functional form writes: zeros, in the memory format of x and its dtype or another. The grid, whose numbers say

@@ -10,7 +10,7 @@ using Ints = std::vector<int64_t>;
 
 VolumeView volume(const char* op, const char* argument, const Tensor& t) {
   check_rank(op, argument, t, 5);
-  VolumeView v{t.data_ptr(), {}, {}, to_dtype(op, argument, t)};
+  VolumeView v{address_of(t.data_ptr()), {}, {}, to_dtype(op, argument, t)};
   for (int d = 0; d < 5; ++d) v.size[d] = t.size(d), v.stride[d] = t.stride(d);
   return v;
 }
@@ -86,12 +86,12 @@ Tensor convolve(const Call& call, const Tensor& x, Filter& f, BlocksparseConvPar
   f.weight = vector_of(call, "weight", f.weight, p.layout.shape.weights);
   SBNET_TORCH_EXPECT(f.weight.scalar_type() == x.scalar_type(), op, "weight", dtype_name(p.x.dtype),
                      ", the dtype of x, got ", dtype_name(to_dtype(op, "weight", f.weight)));
-  p.weight = f.weight.const_data_ptr();
+  p.weight = address_of(f.weight.const_data_ptr());
   if (f.packed) p.packed = packed_of(call, *f.packed, f.layout, p);
   const int64_t outputs = p.layout.shape.channels[p.to()];
   if (f.bias) {
     f.bias = vector_of(call, "bias", *f.bias, outputs);
-    p.bias = f.bias->const_data_ptr();
+    p.bias = address_of(f.bias->const_data_ptr());
     p.bias_dtype = to_dtype(op, "bias", *f.bias);
   }
   set_activation(op, f, &p);
@@ -100,12 +100,12 @@ Tensor convolve(const Call& call, const Tensor& x, Filter& f, BlocksparseConvPar
   for (int64_t s : size) SBNET_TORCH_EXPECT(s >= 0 && s <= (1 << 30), op, "output_size", "0 to 2^30, got ", s);
   SBNET_TORCH_EXPECT(size_product({x.size(0), outputs, size[0], size[1], size[2]}) <= int64_t{1} << 40, op,
                      "output_size", "at most 2^40 elements, got more");
-  if (p.active.indices) check(check_tiling(op, p.active.grid, size[1], size[2]));
+  if (p.active.given()) check(check_tiling(op, p.active.grid, size[1], size[2]));
   const int64_t first[5] = {x.size(0), outputs, size[0], size[1], size[2]};
   const int64_t last[5] = {x.size(0), size[0], size[1], size[2], outputs};
   const bool side_by_side = channels_last(x);
   const torch::headeronly::HeaderOnlyArrayRef<int64_t> shape(side_by_side ? last : first, 5);
-  Tensor y = p.active.indices ? torch::stable::new_zeros(x, shape) : torch::stable::new_empty(x, shape);
+  Tensor y = p.active.given() ? torch::stable::new_zeros(x, shape) : torch::stable::new_empty(x, shape);
   if (side_by_side)
     for (int d = 4; d > 1; --d) y = torch::stable::transpose(y, d - 1, d);
   p.y = volume(op, "out", y);

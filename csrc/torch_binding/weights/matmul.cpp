@@ -46,7 +46,10 @@ Tables to_tables(const Call& call, const Tensor& tables, const Layout& layout, M
 // A matrix [M, F] of any strides as [1, F, 1, M].
 TensorView matrix(const char* op, const char* argument, const Tensor& t) {
   check_rank(op, argument, t, 2);
-  return {t.data_ptr(), {1, t.size(1), 1, t.size(0)}, {0, t.stride(1), 0, t.stride(0)}, to_dtype(op, argument, t)};
+  return {address_of(t.data_ptr()),
+          {1, t.size(1), 1, t.size(0)},
+          {0, t.stride(1), 0, t.stride(0)},
+          to_dtype(op, argument, t)};
 }
 
 // Rows next to each other, features not: what feature_axis=0 gives. Keep in step with is_feature_major in
@@ -126,16 +129,16 @@ void set_factor(const Call& call, const Tensor& x, Factor& f, BlocksparseMatmulP
   p.plan_words = found.plan_words;
   p.transposed = f.transposed;
   f.weight = blocks_of(call, x, f.weight, layout.shape);
-  p.weight = f.weight.const_data_ptr();
+  p.weight = address_of(f.weight.const_data_ptr());
   if (f.gate) {
     f.gate = vector_of(call, "gate", *f.gate, layout.shape.blocks);
     SBNET_TORCH_EXPECT(f.gate->scalar_type() == ScalarType::Float, op, "gate", "float32, got ",
                        dtype_name(to_dtype(op, "gate", *f.gate)));
-    p.gate = static_cast<const float*>(f.gate->const_data_ptr());
+    p.gate = static_cast<const float*>(address_of(f.gate->const_data_ptr()));
   }
   if (f.bias) {
     f.bias = vector_of(call, "bias", *f.bias, p.out_features());
-    p.bias = f.bias->const_data_ptr();
+    p.bias = address_of(f.bias->const_data_ptr());
     p.bias_dtype = to_dtype(op, "bias", *f.bias);
   }
   set_activation(op, f, &p);
@@ -188,7 +191,7 @@ Tensor blocksparse_conv1x1(Tensor x, Tensor weight, std::optional<Tensor> gate, 
 }
 
 Tensor blocksparse_weight_grad(std::vector<Tensor> x, std::vector<Tensor> dy, Tensor tables, Ints layout_numbers,
-                               bool allow_tf32) {
+                               bool allow_tf32, bool float32) {
   const char* op = "blocksparse_weight_grad";
   SBNET_TORCH_EXPECT(x.size() == dy.size() && x.size() >= 1 && x.size() <= kMaxWeightGradPairs, op, "pairs", "1 to ",
                      kMaxWeightGradPairs, " of x and dy, got ", x.size(), " and ", dy.size());
@@ -208,9 +211,10 @@ Tensor blocksparse_weight_grad(std::vector<Tensor> x, std::vector<Tensor> dy, Te
   p.plan_words = found.plan_words;
   p.allow_tf32 = allow_tf32;
   const int64_t size = layout.shape.block_size, blocks[3] = {layout.shape.blocks, size, size};
-  const Tensor dw = torch::stable::new_empty(x[0], {blocks, 3});
-  p.dw = dw.data_ptr();
-  p.dw_dtype = p.x[0].dtype;
+  const ScalarType dtype = float32 ? ScalarType::Float : x[0].scalar_type();
+  const Tensor dw = torch::stable::new_empty(x[0], {blocks, 3}, dtype);
+  p.dw = address_of(dw.data_ptr());
+  p.dw_dtype = to_dtype(op, "out", dw);
   check(validate(p));
   const Tensor scratch = workspace(x[0], SBNET_KERNELS(blocksparse_weight_grad_workspace_bytes).bytes(call, &p));
   check(SBNET_KERNELS(blocksparse_weight_grad)(call, &p, scratch.data_ptr()));
@@ -232,8 +236,10 @@ SBNET_TORCH_OPS(ops) {
       "indices, Tensor count, Tensor block_map, SymInt[] grid, str activation, float activation_param, bool "
       "allow_tf32) -> Tensor",
       TORCH_BOX(&blocksparse_conv1x1));
-  ops.add("blocksparse_weight_grad(Tensor[] x, Tensor[] dy, Tensor tables, SymInt[] layout, bool allow_tf32) -> Tensor",
-          TORCH_BOX(&blocksparse_weight_grad));
+  ops.add(
+      "blocksparse_weight_grad(Tensor[] x, Tensor[] dy, Tensor tables, SymInt[] layout, bool allow_tf32, bool float32) "
+      "-> Tensor",
+      TORCH_BOX(&blocksparse_weight_grad));
 }
 
 }  // namespace

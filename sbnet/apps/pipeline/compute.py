@@ -128,22 +128,21 @@ class Compute:
         given = network.input(frame.tensor(self.settings.device, self.settings.dtype))
         self.run = self.run or self._set_up(given)
         begin = time.perf_counter()
-        self.run._last = self.run._for((given,), self.margin)
-        executor = self.run._last.executor
+        run = self.run
 
         def body(x: Tensor) -> tuple[Any, Tensor, Tensor]:
             mask = network.widened_mask(self.mask(x))
-            output = self.run._shaped(executor([network.input(x)], mask))
-            active, self._block = self._blocks(self.run, x)
+            output = run.body(network.input(x), mask=mask, margin=self.margin)
+            active, self._block = self._blocks(run, x)
             return output, active, mask
 
         def eager() -> bool:
-            return executor.whole_frame
+            return bool(run.whole_frame)
 
         try:
             return FrameGraph(network, body, frame, self.settings.device, self.settings.dtype, eager)
         finally:
-            executor.forget()  # frames of no source
+            run.reset()  # frames of no source
             self.aside += time.perf_counter() - begin
 
     def _whole_graph(self, frame: Frame) -> FrameGraph:
@@ -200,7 +199,7 @@ class Compute:
             return run(given, mask, margin=self.margin)
         if self._shape != given.shape:
             self._shape = given.shape
-            run._for((given,), self.margin)
+            run.prepare(given, margin=self.margin)
             self.mask.reset()  # setting up and a graph's warming-up called it on no frame of the source
         return run(given, margin=self.margin)
 
@@ -267,12 +266,10 @@ class Compute:
             (active,) = run.active
             return active.block_map[image] >= 0, to_pair(active.grid.bsize, "block")
         height, width = x.shape[2:]
-        executor = run._last.executor
-        given = tuple(executor.shape[2:])
+        given = tuple(run.shape[2:])
         sizes = [plane[:2] for plane in run.planes]
         size = given if given in sizes else sizes[0]
-        value = next(v for node in run.plan.graph.nodes for v in node.outputs if v.size == size)
-        active = run.active[executor.lists.of(value)]
+        active = run.active_of(size)
         hits, block = active.block_map[image] >= 0, to_pair(active.grid.bsize, "block")
         if size == (height, width):
             return hits, block

@@ -81,9 +81,8 @@ def form_on_cuda(model: Any, x: Tensor) -> tuple[str, Callable[[Tensor], Any]]:
 
     if not isinstance(model, nn.Module):
         run, everything = _all_blocks(model, x)
-        executor = run._last.executor
-        lists = executor.lists_of(everything)
-        return ALL_BLOCKS, lambda given: run._shaped(executor.layers([given], lists))
+        lists = run.lists(everything)
+        return ALL_BLOCKS, lambda given: run.layers(given, lists=lists)
     if isinstance(model, nn.Sequential):
         try:
             return CUDA_FORM, dense.cudnn_chain(model, x)

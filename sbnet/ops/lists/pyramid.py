@@ -32,7 +32,8 @@ def mask_pyramid(
     united.
 
     Args:
-        mask: [N,H,W], [N,H,W,1] or [N,1,H,W]; bool, integers or floating: pixels of the network's input.
+        mask: [N,H,W], [N,H,W,1] or [N,1,H,W] (a shape that is both is refused); bool, integers or floating: pixels
+            of the network's input.
         planes: (height, width, block size) of each plane; may be larger than the mask.
         tol: a pixel is set iff it is greater (NaN is not); compared in float32 (float64 masks: float64).
         fringes: (plane, consumers) of each tensor whose fringe is wanted, where a consumer is (plane of its output,

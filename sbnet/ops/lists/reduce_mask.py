@@ -20,7 +20,7 @@ def reduce_mask(
     and NaN; the average is the in-plane sum over the FULL block area.
 
     Args:
-        mask: [N,H,W], [N,H,W,1] or [N,1,H,W]; bool, integers or floating.
+        mask: [N,H,W], [N,H,W,1] or [N,1,H,W] (a shape that is both is refused); bool, integers or floating.
         grid: the blocks.
         tol: threshold, in the mask's units; compared in float32 (float64 masks: float64, maximum only).
         avgpool: pool with the average instead of the maximum.

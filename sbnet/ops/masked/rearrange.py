@@ -130,9 +130,9 @@ layer_fakes("sparse_rearrange", _size)
 
 
 def _setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    _x, _indices, _count, block_map, grid, *how = inputs
+    x, _indices, _count, block_map, grid, *how = inputs
     ctx.save_for_backward(block_map)
-    ctx.grid, ctx.how = grid, how
+    ctx.grid, ctx.how, ctx.shape = grid, how, x.shape
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple:
@@ -141,7 +141,8 @@ def _backward(ctx: Any, grad: Tensor) -> tuple:
     up, down, groups, pad, _ = ctx.how
     grad = _ops.sparse_fill(grad, block_map, ctx.grid, 0.0)
     grad = F.pad(grad, [-n for n in pad])
-    return rearrange_whole(channel_shuffle(grad, grad.shape[1] // groups), up=down, down=up), *[None] * 9
+    found = rearrange_whole(channel_shuffle(grad, grad.shape[1] // groups), up=down, down=up)
+    return found.reshape(ctx.shape), *[None] * 9  # F.pixel_unshuffle leaves a batch of no images as it is
 
 
 torch.library.register_autograd("sbnet::sparse_rearrange", _backward, setup_context=_setup)

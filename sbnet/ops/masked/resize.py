@@ -97,8 +97,32 @@ def _arguments(
         if x.dim() != 4:
             raise RuntimeError(f"sbnet::{op}: x: expected 4 dimensions, got {x.dim()}")
         scales = to_scales(scale_factor, f"{op}: scale_factor")
-        size, ratios = resize_output_size(x.shape[2:], scales), (1 / scales[0], 1 / scales[1])
+        size = resize_output_size(x.shape[2:], scales)
+        ratios = _ratios(x, size, scales, mode)
     return pairs(op, size=size)[0], (mode, bool(align_corners), *ratios)
+
+
+def _ratios(x: Tensor, size: Sequence[int], scales: Sequence[float], mode: str) -> tuple[float, float]:
+    """Input pixels from an output pixel to the next; 0: as the sides say.
+
+    PyTorch does not always sample by the scale it is given: an axis whose side stays as it is, is copied (on a GPU, of
+    a weighted mode, only together with the other axis; on a CPU not by nearest-exact and bicubic), and nearest on a CPU
+    doubles a side by halving coordinates.
+    """
+    sides = x.shape[2:]
+    known = [isinstance(n, int) and isinstance(m, int) for n, m in zip(size, sides, strict=True)]
+    kept = [ints and out == side for ints, out, side in zip(known, size, sides, strict=True)]
+    if not x.is_cuda:
+        kept = [same and mode in ("nearest", "bilinear") for same in kept]
+    elif not mode.startswith("nearest"):
+        kept = [all(kept)] * 2
+    if mode == "nearest" and not x.is_cuda:
+        doubled = [ints and out == 2 * side for ints, out, side in zip(known, size, sides, strict=True)]
+        kept = [a or b for a, b in zip(kept, doubled, strict=True)]
+    # Where the scale says the same, it stays: sides that are not known yet follow from it.
+    by_sides = [stays and scale not in (1, 2) for stays, scale in zip(kept, scales, strict=True)]
+    rows, columns = (0.0 if stays else 1 / scale for stays, scale in zip(by_sides, scales, strict=True))
+    return rows, columns
 
 
 # ---- fake implementations and gradients

@@ -141,7 +141,7 @@ def _conv1x1_backward(ctx: Any, grad: Tensor) -> tuple:
         base = zeros4(x, x.shape, is_channels_last(x))
         grad_x = _ops.sparse_scatter(stack, *active, base, ctx.grid, False, False, False)
     if need_weight or need_gate:
-        full = _ops.blocksparse_weight_grad([rows(x)], [grads], tables, ctx.layout, ctx.tf32)
+        full = _ops.blocksparse_weight_grad([rows(x)], [grads], tables, ctx.layout, ctx.tf32, False)
         if need_gate:
             grad_gate = (full.float() * weight.float()).sum((1, 2))
         grad_weight = full if gate is None else (full * gate[:, None, None]).to(weight.dtype)

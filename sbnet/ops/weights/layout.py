@@ -167,11 +167,16 @@ class BlockLayout:
         coords = self.on(device)[0][: 2 * self.blocks].view(-1, 2)
         return coords[:, 0], coords[:, 1]
 
+    def _places(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """`index` in int64, the only integers that ONNX scatters and gathers by."""
+        rows, columns = self.index(device)
+        return rows.long(), columns.long()
+
     def to_dense(self, weight: Tensor) -> Tensor:
         """Weights [blocks, bs, bs] -> W [C, K], zeros where no block is. Differentiable."""
         size = self.block_size
         dense = weight.new_zeros(self.block_rows, self.block_columns, size, size)
-        dense = dense.index_put(self.index(weight.device), weight)
+        dense = dense.index_put(self._places(weight.device), weight)
         dense = dense.transpose(1, 2).reshape(self.block_rows * size, self.block_columns * size)
         return dense[: self.in_features, : self.out_features]
 
@@ -179,7 +184,7 @@ class BlockLayout:
         """W [C, K] -> the weights [blocks, bs, bs] of the stored blocks; padding is zero. Differentiable."""
         if dense.shape != self.shape:
             raise ValueError(f"BlockLayout.from_dense: expected {self.shape}, got {tuple(dense.shape)}")
-        return split_blocks(dense, self.block_size)[self.index(dense.device)]
+        return split_blocks(dense, self.block_size)[self._places(dense.device)]
 
     def to_bsr(self, weight: Tensor) -> Tensor:
         """Weights -> a torch.sparse_bsr matrix [C, K]. Features must be multiples of the block."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -75,16 +76,23 @@ def blocksparse_matmul(
 
 
 def blocksparse_weight_grad(
-    pairs: Sequence[tuple[Tensor, Tensor]], layout: BlockLayout, *, feature_axis: int = 1, allow_tf32: bool = False
+    pairs: Sequence[tuple[Tensor, Tensor]],
+    layout: BlockLayout,
+    *,
+    feature_axis: int = 1,
+    allow_tf32: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """The sum over pairs (x, dy) of x^T dy, for the blocks of a layout only: one launch for every eight pairs.
+    """The sum over pairs (x, dy) of x^T dy, for the blocks of a layout only, in one launch.
 
     Args:
         pairs: x [..., C] and dy [..., K] with the same rows, all of one dtype ([C, ...], [K, ...] with feature_axis=0).
+            More than eight are joined into eight first, which takes a copy of them.
         layout: where the blocks stand.
+        dtype: of the result: that of the pairs (default), or float32 from pairs in halves.
 
     Returns:
-        [blocks, bs, bs] of that dtype. Differentiable.
+        [blocks, bs, bs]; summed in float32 over all pairs and rounded once. Differentiable.
 
     >>> dw = blocksparse_weight_grad([(x, dy)], layout)
     """
@@ -99,19 +107,17 @@ def blocksparse_weight_grad(
         require_tensor(op, "x", x)
         require_tensor(op, "dy", dy)
     tables, numbers = layout.on(pairs[0][0].device)
-    total: Tensor | None = None
-    for i in range(0, len(pairs), MAX_PAIRS):
-        left, right = zip(*pairs[i : i + MAX_PAIRS], strict=True)
-        part = _ops.blocksparse_weight_grad(
-            [to_matrix(op, "x", x, feature_axis) for x in left],
-            [to_matrix(op, "dy", dy, feature_axis) for dy in right],
-            tables,
-            numbers,
-            allow_tf32,
-        )
-        total = part if total is None else total + part
-    assert total is not None
-    return total
+    left, right = ([to_matrix(op, name, pair[i], feature_axis) for pair in pairs] for i, name in enumerate(("x", "dy")))
+    own = left[0].dtype
+    if dtype not in (None, own, torch.float32):
+        raise TypeError(f"sbnet::{op}: dtype: expected {own} or torch.float32, got {dtype}")
+    if len(pairs) > MAX_PAIRS:
+        step = -(-len(pairs) // MAX_PAIRS)
+        for x, dy in zip(left, right, strict=True):
+            if x.shape[0] != dy.shape[0]:  # joined pairs would hide it
+                raise ValueError(f"sbnet::{op}: dy: expected {x.shape[0]} rows as x has, got {dy.shape[0]}")
+        left, right = ([torch.cat(side[i : i + step]) for i in range(0, len(side), step)] for side in (left, right))
+    return _ops.blocksparse_weight_grad(left, right, tables, numbers, allow_tf32, dtype == torch.float32)
 
 
 def require_layout(op: str, value: Any) -> None:
@@ -125,9 +131,9 @@ def to_matrix(op: str, argument: str, x: Tensor, feature_axis: int) -> Tensor:
         raise ValueError(f"sbnet::{op}: feature_axis: expected 0 or 1, got {feature_axis}")
     if x.dim() == 0:
         raise ValueError(f"sbnet::{op}: {argument}: expected at least one dimension, got none")
-    if feature_axis == 0:
-        return x.reshape(x.shape[0], -1).t() if x.numel() else x.new_empty(x.shape[1:].numel(), x.shape[0])
-    return x.reshape(-1, x.shape[-1]) if x.numel() else x.new_empty(x.shape[:-1].numel(), x.shape[-1])
+    if feature_axis == 0:  # sizes in full: of a tensor without elements -1 says nothing
+        return x.reshape(x.shape[0], math.prod(x.shape[1:])).t()
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 def is_feature_major(x: Tensor) -> bool:
@@ -163,10 +169,12 @@ def _matmul_fake(
 
 
 @torch.library.register_fake("sbnet::blocksparse_weight_grad")
-def _weight_grad_fake(x: list[Tensor], dy: list[Tensor], tables: Tensor, layout: list[int], allow_tf32: bool) -> Tensor:
+def _weight_grad_fake(
+    x: list[Tensor], dy: list[Tensor], tables: Tensor, layout: list[int], allow_tf32: bool, float32: bool
+) -> Tensor:
     refuse_meta_mix("blocksparse_weight_grad", *x, *dy, tables)
     _, _, blocks, _, _, size, *_ = layout
-    return x[0].new_empty(blocks, size, size)
+    return x[0].new_empty(blocks, size, size, dtype=torch.float32 if float32 else None)
 
 
 def _matmul_setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
@@ -189,7 +197,7 @@ def _matmul_backward(ctx: Any, grad: Tensor) -> tuple:
         grad_x = multiply(grad, None, not ctx.transposed)
     if need_weight or need_gate:
         left, right = (grad, x) if ctx.transposed else (x, grad)
-        full = _ops.blocksparse_weight_grad([left], [right], tables, ctx.layout, ctx.tf32)
+        full = _ops.blocksparse_weight_grad([left], [right], tables, ctx.layout, ctx.tf32, False)
         if need_gate:
             grad_gate = (full.float() * weight.float()).sum((1, 2))
         grad_weight = full if gate is None else (full * gate[:, None, None]).to(weight.dtype)
@@ -202,7 +210,7 @@ torch.library.register_autograd("sbnet::blocksparse_matmul", _matmul_backward, s
 
 
 def _weight_grad_setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    x, dy, tables, ctx.layout, ctx.tf32 = inputs
+    x, dy, tables, ctx.layout, ctx.tf32, _ = inputs
     ctx.pairs = len(x)
     ctx.save_for_backward(*x, *dy, tables)
 
@@ -210,11 +218,12 @@ def _weight_grad_setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
 def _weight_grad_backward(ctx: Any, grad: Tensor) -> tuple:
     *pairs, tables = ctx.saved_tensors
     x, dy = pairs[: ctx.pairs], pairs[ctx.pairs :]
+    grad = grad.to(x[0].dtype)
 
     def multiply(a: Tensor, transposed: bool) -> Tensor:
         return _ops.blocksparse_matmul(a, grad, None, None, tables, ctx.layout, transposed, "none", 0.0, ctx.tf32)
 
-    return [multiply(t, True) for t in dy], [multiply(t, False) for t in x], None, None, None
+    return [multiply(t, True) for t in dy], [multiply(t, False) for t in x], *[None] * 4
 
 
 torch.library.register_autograd(

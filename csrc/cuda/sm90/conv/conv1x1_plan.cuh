@@ -58,7 +58,9 @@ inline bool in_a_row(const TensorView& t) {
 inline void allow_flat(const Conv2dParams& p, Args* a, bool always = false) {
   const double pixels = static_cast<double>(a->N) * a->H * a->W;
   const bool pays = always || a->H % a->side || a->W % a->side;
-  const bool rows = in_a_row(p.x) && in_a_row(p.y) && (!p.residual.data || in_a_row(p.residual));
+  // A phase of a transposed convolution may write another plane than the one it reads.
+  const bool same = p.x.size[2] == p.y.size[2] && p.x.size[3] == p.y.size[3];
+  const bool rows = same && in_a_row(p.x) && in_a_row(p.y) && (!p.residual.data || in_a_row(p.residual));
   const double blocks = static_cast<double>(a->N) * a->grid_h * a->grid_w;
   a->flat_count = -1;
   if (!pays || p.stride[0] != 1 || !rows || pixels >= INT32_MAX / 2 || blocks > a->capacity) return;

@@ -246,7 +246,7 @@ Status launch(const Conv2dParams& p, const general::Args& common, const int32_t*
   using C = Config<T>;
   const int kernel_w = static_cast<int>(p.weight.size[3]), taps = static_cast<int>(p.weight.size[2]) * kernel_w;
   const Cut cut = cheapest_cut(p);
-  if (p.active.indices || common.x_word || taps % kChunkTaps || cut.cycles == 0) return ok_status();
+  if (p.active.given() || common.x_word || taps % kChunkTaps || cut.cycles == 0) return ok_status();
   Args a = {};
   static_cast<general::Args&>(a) = common;
   a.order = order, a.chunks = taps / kChunkTaps, a.mixed = false;

@@ -42,7 +42,7 @@ bool blocksparse_matmul_takes(const BlocksparseMatmulParams& p) {
   const int64_t size = s.block_size;
   if (!is_half(p.x.dtype) || !has_plan(p.plan, p.plan_words) || size < 16 || !s.blocks || !aligned(p.weight))
     return false;
-  if (p.active.indices) {
+  if (p.active.given()) {
     if (!tma_reads(p.x) || !tma_reads(p.y) || !quad_box_rows(p.active.grid, 64) ||
         row_capacity(p.x, p.active) > (1 << 30))
       return false;
@@ -57,7 +57,7 @@ bool blocksparse_matmul_takes(const BlocksparseMatmulParams& p) {
 
 bool blocksparse_weight_grad_takes(const BlocksparseWeightGradParams& p) {
   const BlockLayoutShape& s = p.layout.shape;
-  if (!is_half(p.x[0].dtype) || p.active.indices || !has_plan(p.plan, p.plan_words) || s.block_size < 16 || !s.blocks)
+  if (!is_half(p.x[0].dtype) || p.active.given() || !has_plan(p.plan, p.plan_words) || s.block_size < 16 || !s.blocks)
     return false;
   if (!aligned(p.dw) || s.blocks > (1 << 28)) return false;
   int64_t rows = 0;
@@ -73,7 +73,7 @@ int64_t blocksparse_matmul_workspace_bytes(const BlocksparseMatmulParams&, const
 int64_t blocksparse_weight_grad_workspace_bytes(const BlocksparseWeightGradParams&, const DeviceInfo&) { return 0; }
 
 Status blocksparse_matmul(const BlocksparseMatmulParams& p, const DeviceInfo& device, void*, cudaStream_t stream) {
-  if (p.active.indices) return launch_quad(p, device, stream);
+  if (p.active.given()) return launch_quad(p, device, stream);
   return narrow_serves(p, device.sm_count) ? launch_narrow(p, device, stream) : launch_wide(p, device, stream);
 }
 

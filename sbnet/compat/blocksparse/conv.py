@@ -1,7 +1,8 @@
-"""OpenAI blocksparse's BlocksparseConv and BlocksparseDeconv on PyTorch tensors, their names kept, and edge biases."""
+"""blocksparse.conv: block-sparse convolutions on PyTorch tensors [N, C, ...], and edge biases."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -10,6 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sbnet.compat.blocksparse.edge_bias import ConvEdgeBias as ConvEdgeBias
+from sbnet.compat.blocksparse.edge_bias import EdgeBias
+from sbnet.compat.blocksparse.edge_bias import conv_edge_bias_init as conv_edge_bias_init
+from sbnet.compat.blocksparse.edge_bias import deconv_edge_bias_init as deconv_edge_bias_init
+from sbnet.compat.blocksparse.ewops import cwise_linear as cwise_linear
 from sbnet.ops import ConvLayout, blocksparse_conv, blocksparse_deconv
 from sbnet.ops.weights.conv import parts, to_geometry
 
@@ -23,7 +29,7 @@ class BlocksparseConv:
         MPQ: size of the output, if not what the convolution gives.
         strides, dilates: one number an axis; longer tuples lose their first ones.
         padding: "SAME", "VALID" or one number an axis.
-        edge_bias: whether a call takes an edge bias.
+        edge_bias, debug: taken as the reference's versions have them; every object takes an edge bias.
 
     >>> conv = BlocksparseConv([[range(0, 32), range(0, 48)]], (3, 3), (28, 28))
     >>> y = conv(torch.randn(conv.f_shape()), torch.randn(conv.i_shape(8)))
@@ -41,6 +47,7 @@ class BlocksparseConv:
         dilates: Sequence[int] = (1, 1, 1),
         padding: str | Sequence[int] = "SAME",
         edge_bias: bool = False,
+        debug: bool = False,
     ) -> None:
         axes = len(TRS)
         self.layout = ConvLayout(BCK, TRS)
@@ -56,7 +63,6 @@ class BlocksparseConv:
         }
         self.geometry = to_geometry("blocksparse_conv", self.layout, **self.options)
         self.MPQ = list(MPQ) if MPQ is not None else [self._side(d) for d in range(axes)]
-        self.edges = EdgeBias(self.MPQ, self.DHW, self.geometry, self.deconv) if edge_bias else None
 
     def _numbers(self, axis: int) -> list[int]:
         """Kernel size, stride, padding, dilation."""
@@ -85,10 +91,13 @@ class BlocksparseConv:
     def _filter(self, outputs: int, inputs: int) -> list[int]:
         return [inputs, outputs, *self.TRS] if self.deconv else [outputs, inputs, *self.TRS]
 
+    @functools.cached_property
+    def edges(self) -> EdgeBias:
+        """The groups of output positions near the edge."""
+        return EdgeBias(self.MPQ, self.DHW, self.geometry, self.deconv)
+
     def edge_bias_shape(self) -> tuple[int, int]:
         """(K, E): output channels, groups of positions near the edge."""
-        if self.edges is None:
-            raise ValueError(f"{type(self).__name__}: edge_bias: expected True for an edge bias, got False")
         return self.K, self.edges.groups
 
     def __call__(
@@ -103,16 +112,15 @@ class BlocksparseConv:
             raise ValueError(f"{type(self).__name__}: I: expected images of {self.DHW}, got {list(I.shape[2:])}")
         convolve = blocksparse_deconv if self.deconv else blocksparse_conv
         y = convolve(I, F, self.layout, output_size=self.MPQ, **self.options)
-        if edge_bias is None and edge_gain is None:
-            return y
-        self.edge_bias_shape()
-        assert self.edges is not None
-        return self.edges(y, edge_bias, edge_gain)
+        return y if edge_bias is None and edge_gain is None else self.edges(y, edge_gain, edge_bias)
 
-    def l2_normalize(self, F: Tensor, gain: Tensor | None = None, epsilon: float = 1e-12) -> Tensor:
+    def l2_normalize(
+        self, F: Tensor, gain: Tensor | None = None, epsilon: float = 1e-12, dtype: torch.dtype | None = None
+    ) -> Tensor:
         """F gain / sqrt(max(sum of squares, epsilon)), sums over the filter of an output channel within a block.
 
-        gain: one number for every output channel of every block, block after block, or None. Computed in float32.
+        gain: one number for every output channel of every block, block after block, or None. Computed in float32;
+        the result is in `dtype`, by default F's.
         """
         outputs = [len(outputs) for _, outputs in self.BCK]
         if gain is not None and gain.shape != (sum(outputs),):
@@ -129,7 +137,7 @@ class BlocksparseConv:
                 scale = scale * gain[first : first + count * size[0]].float().view(scale.shape)
             made.append((part * scale).reshape(-1))
             start, first = start + math.prod(shape), first + count * size[0]
-        return torch.cat(made).view(F.shape).to(F.dtype)
+        return torch.cat(made).view(F.shape).to(dtype or F.dtype)
 
     def collapse_filter(self, F: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:
         """One filter a block -> a vector."""
@@ -147,91 +155,3 @@ class BlocksparseDeconv(BlocksparseConv):
     def _side(self, axis: int) -> int:
         kernel, stride, padding, _ = self._numbers(axis)
         return self.DHW[axis] * stride + kernel - 2 * padding - kernel % 2
-
-
-class EdgeBias:
-    """A bias, or a gain and a bias, for output positions whose filter reaches beyond the image.
-
-    Positions are grouped by which taps of the filter fall outside; those of which none does have no bias. Groups are in
-    the order of their first positions. A hole of a strided transposed convolution is not outside.
-
-    Args:
-        MPQ, DHW: sizes of output and image, one to three numbers.
-        geometry: the numbers of `sbnet.ops.weights.conv.to_geometry`.
-        deconv: of a transposed convolution.
-    """
-
-    def __init__(self, MPQ: Sequence[int], DHW: Sequence[int], geometry: Sequence[int], deconv: bool = False) -> None:
-        axes = len(MPQ)
-        sides = []  # of each axis: the state of each tap at each position
-        for out, size, kernel, stride, padding, dilation in zip(
-            MPQ, DHW, *(part[3 - axes :] for part in parts(geometry)), strict=True
-        ):
-            states = []
-            for o in range(out):
-                taps = []
-                for s in range(kernel):
-                    at = o + padding - s * dilation if deconv else o * stride - padding + s * dilation
-                    hole = deconv and at % stride != 0
-                    at = at // stride if deconv else at
-                    taps.append(not hole and not 0 <= at < size)
-                states.append(tuple(taps))
-            sides.append(states)
-        found: dict[tuple[tuple[int, ...], ...], int] = {}
-        groups = []
-        for position in itertools.product(*sides):
-            # Taps are outside where any axis is: all that a set says is where none is.
-            inside = tuple(tuple(i for i, out in enumerate(taps) if not out) for taps in position)
-            whole = all(len(i) == len(taps) for i, taps in zip(inside, position, strict=True))
-            key = inside if all(inside) else ()
-            groups.append(-1 if whole else found.setdefault(key, len(found)))
-        self.groups = len(found)
-        index = torch.tensor(groups, dtype=torch.int64).view(list(MPQ))
-        self.index = torch.where(index < 0, self.groups, index)  # [MPQ] group of each position, `groups` for none
-        self._on: dict[torch.device, Tensor] = {}
-
-    def __call__(self, y: Tensor, bias: Tensor | None = None, gain: Tensor | None = None) -> Tensor:
-        """y gain + bias at the groups' positions of y [N,K,...]; bias, gain [K,groups]. Differentiable."""
-        for name, t in (("bias", bias), ("gain", gain)):
-            if t is not None and t.shape != (y.shape[1], self.groups):
-                raise ValueError(f"EdgeBias: {name}: expected {[y.shape[1], self.groups]}, got {list(t.shape)}")
-        if gain is not None:
-            y = y * self._plane(y, gain, 1.0)
-        if bias is not None:
-            y = y + self._plane(y, bias, 0.0)
-        return y
-
-    def _plane(self, y: Tensor, values: Tensor, interior: float) -> Tensor:
-        if y.device not in self._on:
-            self._on[y.device] = self.index.to(y.device)
-        padded = torch.nn.functional.pad(values, (0, 1), value=interior)
-        return padded[:, self._on[y.device]].to(y.dtype)
-
-
-def conv_edge_bias_init(
-    y: Tensor,
-    x: Tensor,
-    w: Tensor,
-    stride: int | Sequence[int] = 1,
-    padding: str | int | Sequence[int] = "SAME",
-    dilation: int | Sequence[int] = 1,
-) -> EdgeBias:
-    """The edge bias of y = conv(x, w), w [K,C,...]."""
-    return _edge_bias(y, x, w, (stride, padding, dilation), False)
-
-
-def deconv_edge_bias_init(
-    y: Tensor,
-    x: Tensor,
-    w: Tensor,
-    stride: int | Sequence[int] = 1,
-    padding: str | int | Sequence[int] = "SAME",
-    dilation: int | Sequence[int] = 1,
-) -> EdgeBias:
-    """The edge bias of y = conv_transpose(x, w), w [C,K,...]."""
-    return _edge_bias(y, x, w, (stride, padding, dilation), True)
-
-
-def _edge_bias(y: Tensor, x: Tensor, w: Tensor, window: Any, transposed: bool) -> EdgeBias:
-    layout = ConvLayout([([0], [0])], tuple(w.shape[2:]))
-    return EdgeBias(y.shape[2:], x.shape[2:], to_geometry("conv_edge_bias", layout, *window), transposed)

@@ -2,12 +2,16 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 
-from sbnet.weights.conv import BlocksparseConv, BlocksparseDeconv, conv_edge_bias_init, deconv_edge_bias_init
+from sbnet.compat.blocksparse import (
+    BlocksparseConv,
+    BlocksparseDeconv,
+    ConvEdgeBias,
+    conv_edge_bias_init,
+    deconv_edge_bias_init,
+)
 from sbnet.weights.functional import blocksparse_l2_decay, blocksparse_norm
 from support.blockconv_cases import UNEVEN, diagonal
-from support.helpers import tensor
 
 B4 = diagonal(4, 8, 12)
 
@@ -92,7 +96,7 @@ def test_edge_bias_and_its_gradients():
     conv = BlocksparseConv(B4, (3, 3), (5, 6), edge_bias=True)
     f, x = torch.randn(conv.f_shape(), requires_grad=True), torch.randn(conv.i_shape(2))
     g, b = (torch.randn(conv.edge_bias_shape(), requires_grad=True) for _ in range(2))
-    got, y = conv(f, x, b, g), conv(f, x)
+    got, y = conv(f, x, b, g), conv(f, x)  # the filter, images, bias, gain
 
     def by_hand(y, g, b):
         z = y.clone().flatten(2)
@@ -109,22 +113,76 @@ def test_edge_bias_and_its_gradients():
         torch.testing.assert_close(mine, true, rtol=1e-4, atol=1e-4)
 
 
-def test_edge_bias_of_plain_convolutions():
-    x, w = tensor((2, 3, 8, 8)), torch.randn(4, 3, 3, 3)
-    assert conv_edge_bias_init(F.conv2d(x, w, padding=1), x, w, padding=1).groups == 8
-    back = deconv_edge_bias_init(F.conv_transpose2d(x, w[:3], padding=1), x, w[:3], padding=1)
-    y = torch.randn(2, 3, 8, 8)
-    bias = torch.randn(3, back.groups)
-    assert torch.equal(back(y, bias)[:, :, 1:-1, 1:-1], y[:, :, 1:-1, 1:-1])
-    assert not torch.equal(back(y, bias), y)
+# Of blocksparse's own test: images, filters, and how many groups of positions lie near the edge. By hand: the output
+# position of a 3x3 filter of padding 1 is one of 3x3 kinds, of which one, the inside, has no group.
+@pytest.mark.parametrize(("side", "groups"), [(16, 8), (8, 8), (4, 8), (2, 4), (1, 1)])
+@pytest.mark.parametrize("data_format", ["NHWC", "NCHW"])
+def test_edge_bias_of_plain_convolutions(side, groups, data_format):
+    """op(x, gain, bias) in that order, gain and bias of op.shape, in both formats."""
+    first = data_format == "NCHW"
+    shape = (2, 3, side, side) if first else (2, side, side, 3)
+    y, w = torch.randn(shape), torch.empty(3, 3, 3, 3)
+    op = conv_edge_bias_init(y, torch.empty(shape), w, strides=[1, 1], data_format=data_format)
+    assert op.shape == ((3, groups) if first else (groups, 3))
+    gain, bias = torch.randn(op.shape), torch.randn(op.shape)
+    got = op(y, gain, bias)
+    planes, made = (y, got) if first else (y.permute(0, 3, 1, 2), got.permute(0, 3, 1, 2))
+    gain, bias = (gain, bias) if first else (gain.T, bias.T)
+    kinds = {}
+    for p in range(side):
+        for q in range(side):
+            outside = tuple((r, s) for r in range(3) for s in range(3)
+                            if not (0 <= p + r - 1 < side and 0 <= q + s - 1 < side))  # fmt: skip
+            want = planes[:, :, p, q]
+            if outside:
+                e = kinds.setdefault(outside, len(kinds))
+                want = want * gain[:, e] + bias[:, e]
+            torch.testing.assert_close(made[:, :, p, q], want)
+    assert len(kinds) == groups
+
+
+@pytest.mark.parametrize("data_format", ["NHWC", "NCHW"])
+@pytest.mark.parametrize("padding", ["SAME", "VALID"])
+def test_edge_bias_of_transposed_convolutions(data_format, padding):
+    """Groups are the output positions for which the same taps fall beyond the input."""
+    small, large = (5, 10) if padding == "SAME" else (5, 11)
+    first = data_format == "NCHW"
+    x, y = (torch.randn((1, c, n, n) if first else (1, n, n, c)) for c, n in ((4, small), (3, large)))
+    op = deconv_edge_bias_init(
+        y, x, torch.empty(3, 3, 3, 4), [1, 1, 2, 2] if first else [1, 2, 2, 1], padding, data_format
+    )
+    gain, bias = torch.ones(op.shape), torch.arange(1.0, op.edgeBiasDim + 1)
+    bias = bias.expand(3, -1) if first else bias[:, None].expand(-1, 3)
+    group = (op(torch.zeros_like(y), gain, bias))[0, 0 if first else slice(None), :]
+    group = group if first else group[..., 0]
+    pad = max((small - 1) * 2 + 3 - large, 0) // 2 if padding == "SAME" else 0
+    seen = {}
+    for p in range(large):
+        for q in range(large):
+            outside = []
+            for r in range(3):
+                for s in range(3):
+                    at = [(p + pad - r, 2), (q + pad - s, 2)]
+                    holes = [v % 2 != 0 for v, _ in at]
+                    if any(not hole and not 0 <= v // 2 < small for (v, _), hole in zip(at, holes, strict=True)):
+                        outside.append((r, s))
+            seen.setdefault(tuple(outside), set()).add(float(group[p, q]))
+    assert seen.pop((), {0.0}) == {0.0}
+    assert [sorted(v) for v in seen.values()] == [[float(e)] for e in range(1, op.edgeBiasDim + 1)]
+
+
+def test_edge_bias_refuses_the_layout_of_pytorchs_filters():
+    with pytest.raises(ValueError, match=r"w_shape: expected \[\*window, 4, 6\]"):
+        ConvEdgeBias((1, 6, 8, 8), (1, 4, 8, 8), (6, 4, 3, 3), data_format="NCHW")
+    with pytest.raises(ValueError, match="padding: expected SAME or VALID"):
+        ConvEdgeBias((1, 6, 8, 8), (1, 4, 8, 8), (3, 3, 4, 6), data_format="NCHW", padding="same_upper")
 
 
 def test_bad_input():
     conv = BlocksparseConv(B4, (3, 3), (8, 8))
     with pytest.raises(ValueError, match="images of"):
         conv(torch.randn(conv.f_shape()), torch.randn(2, 32, 8, 9))
-    with pytest.raises(ValueError, match="edge_bias: expected True"):
-        conv.edge_bias_shape()
+    assert conv.edge_bias_shape() == (48, 8), "of a convolution that was not told of an edge bias, too"
     with pytest.raises(ValueError, match="gain: expected"):
         conv.l2_normalize(torch.randn(conv.f_shape()), torch.randn(3))
     with pytest.raises(ValueError, match="expected 2 numbers"):

@@ -4,8 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sbnet.weights import rows
-from sbnet.weights.quantize import QuantizeSpec, log_stats, quantize
+from sbnet.compat.blocksparse import embed, ewops
+from sbnet.compat.blocksparse import transformer as rows
+from sbnet.compat.blocksparse.quantize import QuantizeSpec, log_stats, quantize
 from support.formulas import check
 from support.helpers import assert_as_accurate_as_torch, assert_bitwise
 
@@ -91,10 +92,10 @@ def test_embedding_lookup(device, dtype):
     """Thousands of equal indices: the gradient is summed in float32 and is the same every time."""
     emb = torch.randn(11, 24, device=device).to(dtype).requires_grad_()
     idx = torch.randint(11, (40, 100), device=device)
-    y = rows.embedding_lookup(emb, idx)
+    y = embed.embedding_lookup(emb, idx)
     assert_bitwise(y, emb[idx])
     dy = torch.randn(y.shape, device=device).to(dtype)
-    grads = [torch.autograd.grad(rows.embedding_lookup(emb, idx), emb, dy)[0] for _ in range(3)]
+    grads = [torch.autograd.grad(embed.embedding_lookup(emb, idx), emb, dy)[0] for _ in range(3)]
     for other in grads[1:]:
         assert_bitwise(other, grads[0])
     sums = torch.zeros(11, 24, dtype=torch.float64, device=device)
@@ -106,16 +107,16 @@ def test_embedding_lookup(device, dtype):
 def test_gathers(device):
     x, idx = torch.randn(3, 4, 6, 5, device=device), torch.randint(-1, 6, (3, 4), device=device)
     i, j = torch.meshgrid(torch.arange(3, device=device), torch.arange(4, device=device), indexing="ij")
-    check(lambda x: rows.fancy_gather(x, idx), lambda x: x[i, j, idx.clamp(min=0)], x)
+    check(lambda x: ewops.fancy_gather(x, idx), lambda x: x[i, j, idx.clamp(min=0)], x)
     flat = torch.randint(6, (3,), device=device)
-    check(lambda x: rows.fancy_gather(x, flat), lambda x: x[torch.arange(3, device=device), flat], x[:, 0, :, 0])
-    check(lambda x: rows.reduce_max(x, 1), lambda x: x.amax(1), x)
-    check(lambda x: rows.reduce_max(x, -2, keepdims=True), lambda x: x.amax(2, keepdim=True), x)
+    check(lambda x: ewops.fancy_gather(x, flat), lambda x: x[torch.arange(3, device=device), flat], x[:, 0, :, 0])
+    check(lambda x: ewops.reduce_max(x, 1), lambda x: x.amax(1), x)
+    check(lambda x: ewops.reduce_max(x, -2, keepdims=True), lambda x: x.amax(2, keepdim=True), x)
     assert_bitwise(rows.transpose_2d(x[0, 0]), x[0, 0].t().contiguous())
     assert rows.transpose_0213(x).is_contiguous()
     check(rows.transpose_0213, lambda x: x.permute(0, 2, 1, 3), x)
     with pytest.raises(ValueError, match="fancy_gather: idx: expected"):
-        rows.fancy_gather(x, idx.t())
+        ewops.fancy_gather(x, idx.t())
 
 
 def numbers(spec):
@@ -182,7 +183,7 @@ def test_compile(device):
     emb, idx = torch.randn(20, 30, device=device, requires_grad=True), torch.randint(20, (6, 7), device=device)
 
     def loss(emb):
-        y = rows.rectified_top_k(rows.embedding_lookup(emb, idx), 9)
+        y = rows.rectified_top_k(embed.embedding_lookup(emb, idx), 9)
         y = quantize(rows.masked_softmax(y, (y.detach() > 0).float(), 2.0), QuantizeSpec(5, 3))
         return rows.softmax_cross_entropy(y, idx).mean()
 

@@ -67,14 +67,17 @@ def round_to(x: Tensor, spec: QuantizeSpec) -> Tensor:
     if spec.fbits > MANTISSA_BITS.get(x.dtype, 52):
         raise ValueError(f"quantize: fbits: expected at most {MANTISSA_BITS[x.dtype]} for {x.dtype}, got {spec.fbits}")
     wide = x.double()  # so that no step of the rounding rounds by itself
-    exponent = torch.frexp(wide).exponent - 1
-    step = torch.ldexp(torch.ones_like(wide), exponent.clamp(min=spec.emin) - spec.fbits)
+    # The exponent of the leading bit by a logarithm, which ONNX has, unlike frexp. Just below a power of two it may be
+    # that power's, and the result is the same: the nearest number of the format is that power.
+    exponent = torch.floor(torch.log2(wide.abs()) + 1e-9)
+    step = torch.pow(2.0, exponent.clamp(min=spec.emin) - spec.fbits)
     share = torch.rand_like(wide) if spec.stochastic else 0.5
     size = torch.floor(wide.abs() / step + share) * step
     if not spec.denorm:
         size = torch.where(size < 2.0**spec.emin, torch.zeros_like(size), size)
     size = torch.where(wide.isinf(), torch.full_like(size, spec.largest), size.clamp(max=spec.largest))
-    return torch.copysign(size, wide).to(x.dtype)
+    # torch.copysign has no ONNX form.
+    return torch.where(wide == 0, wide, torch.where(wide < 0, -size, size)).to(x.dtype)
 
 
 class _Quantize(torch.autograd.Function):

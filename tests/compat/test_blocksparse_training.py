@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from sbnet.weights.training import (
+from sbnet.compat.blocksparse.optimize import (
     AdafactorOptimizer,
     AdamOptimizer,
     Ema,
@@ -37,7 +37,7 @@ def gates(shape, device):
 def test_adam(device, shape, clip_sigmas):
     gate = gates(shape, device)
     p = parameter(shape, device, gate)
-    options = {"lr": 0.01, "clip_sigmas": clip_sigmas, "grad_scale": 0.5, "saturate": 1.5, "zero_nans": True}
+    options = {"learning_rate": 0.01, "clip_sigmas": clip_sigmas, "grad_scale": 0.5, "saturate": 1.5, "zero_nans": True}
     optimizer = AdamOptimizer([p], gated=True, **options)
     want, m, v = p.detach().double(), 0.0, 0.0
     is_open = opened(gate, want)
@@ -70,7 +70,7 @@ def test_adam(device, shape, clip_sigmas):
 def test_adafactor(device, shape):
     gate = gates(shape, device)
     p = parameter(shape, device, gate)
-    optimizer = AdafactorOptimizer([p], lr=0.02, clip_thresh=0.7, gated=True)
+    optimizer = AdafactorOptimizer([p], learning_rate=0.02, clip_thresh=0.7, gated=True)
     want = p.detach().double()
     is_open = opened(gate, want)
     r = c = 0.0
@@ -100,7 +100,7 @@ def test_adafactor(device, shape):
 
 def test_closures_and_halves(device):
     p = torch.nn.Parameter(torch.ones(4, device=device, dtype=torch.bfloat16))
-    optimizer = AdamOptimizer([p, torch.nn.Parameter(torch.ones(2))], lr=0.5)
+    optimizer = AdamOptimizer([p, torch.nn.Parameter(torch.ones(2))], learning_rate=0.5)
 
     def closure():
         optimizer.zero_grad()
@@ -112,8 +112,8 @@ def test_closures_and_halves(device):
     assert optimizer.state[p]["mean"].dtype == torch.float32
     assert p.dtype == torch.bfloat16
     assert bool((p.detach() == 0.5).all())
-    with pytest.raises(ValueError, match="lr: expected 0 or more"):
-        AdamOptimizer([p], lr=-1)
+    with pytest.raises(ValueError, match="learning_rate: expected 0 or more"):
+        AdamOptimizer([p], learning_rate=-1)
 
 
 def test_clip_by_global_norm(device):

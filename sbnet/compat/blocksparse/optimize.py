@@ -1,4 +1,4 @@
-"""blocksparse's optimizers with block gates, moving averages, clipping and pruning by its names, in PyTorch's own ops.
+"""blocksparse.optimize: optimizers with block gates, moving averages, clipping and pruning, in PyTorch's own ops.
 
 A parameter of blocks [blocks, ...] may have an attribute `gate`, a tensor [blocks]: with gated=True blocks whose gate
 is 0 stay as they are, with their moments.
@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sbnet.weights.ew import filter_tensor
-from sbnet.weights.functional import blocksparse_norm
+from sbnet.compat.blocksparse.ewops import filter_tensor
+from sbnet.weights.functional import blocksparse_l2_decay as blocksparse_l2_decay
+from sbnet.weights.functional import blocksparse_norm as blocksparse_norm
 
 
 class _Optimizer(torch.optim.Optimizer):
@@ -21,7 +22,7 @@ class _Optimizer(torch.optim.Optimizer):
 
     def __init__(self, params: Any, lr: float, options: dict[str, Any]) -> None:
         if not lr >= 0:
-            raise ValueError(f"{type(self).__name__}: lr: expected 0 or more, got {lr}")
+            raise ValueError(f"{type(self).__name__}: learning_rate: expected 0 or more, got {lr}")
         super().__init__(params, {"lr": lr, **options})
 
     @torch.no_grad()
@@ -72,7 +73,7 @@ class AdamOptimizer(_Optimizer):
     def __init__(
         self,
         params: Any,
-        lr: float = 3e-4,
+        learning_rate: float = 3e-4,
         beta1: float = 0.9,
         beta2: float = 0.999,
         epsilon: float = 1e-8,
@@ -87,7 +88,7 @@ class AdamOptimizer(_Optimizer):
             "beta1": beta1, "beta2": beta2, "epsilon": epsilon, "clip_sigmas": clip_sigmas, "grad_scale": grad_scale,
             "saturate": saturate, "zero_infs": zero_infs, "zero_nans": zero_nans, "gated": gated,
         }  # fmt: skip
-        super().__init__(params, lr, options)
+        super().__init__(params, learning_rate, options)
 
     def _update(self, p: Tensor, grad: Tensor, group: dict[str, Any], where: Tensor | None) -> None:
         state = self.state[p]
@@ -123,7 +124,7 @@ class AdafactorOptimizer(_Optimizer):
     def __init__(
         self,
         params: Any,
-        lr: float = 5e-4,
+        learning_rate: float = 5e-4,
         beta2: float = 0.999,
         epsilon: float = 1e-30,
         clip_thresh: float = 1.0,
@@ -137,7 +138,7 @@ class AdafactorOptimizer(_Optimizer):
             "beta2": beta2, "epsilon": epsilon, "clip_thresh": clip_thresh, "grad_scale": grad_scale,
             "saturate": saturate, "zero_infs": zero_infs, "zero_nans": zero_nans, "gated": gated,
         }  # fmt: skip
-        super().__init__(params, lr, options)
+        super().__init__(params, learning_rate, options)
 
     def _update(self, p: Tensor, grad: Tensor, group: dict[str, Any], where: Tensor | None) -> None:
         if not 1 <= p.dim() <= 3:
@@ -196,6 +197,9 @@ def clip_by_global_norm(
 def global_norm(grads: Sequence[Tensor], grad_scale: float = 1.0, **filters: Any) -> Tensor:
     """The norm of all gradients together; see `clip_by_global_norm`."""
     return clip_by_global_norm(grads, 1.0, grad_scale, **filters)[0]
+
+
+ClipGlobalNorm = clip_by_global_norm
 
 
 class Ema:

@@ -1,0 +1,28 @@
+"""One capture at a time: torch.export puts tensors of its own into a module, and patches PyTorch, while it runs."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+# Held by whoever calls torch.export. A process that forks waits for it: a child could never end what another thread of
+# its parent had begun.
+EXPORTING = threading.RLock()
+os.register_at_fork(before=EXPORTING.acquire, after_in_parent=EXPORTING.release, after_in_child=EXPORTING.release)
+
+
+@contextmanager
+def exporting() -> Iterator[None]:
+    """Alone, and in no mode of the caller's: a network is what it is in eval mode, whoever captures it."""
+    with EXPORTING, torch.inference_mode(False), torch.no_grad(), no_autocast():
+        yield
+
+
+@contextmanager
+def no_autocast() -> Iterator[None]:
+    with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+        yield
