@@ -13,7 +13,7 @@
 #   make sanitize       the CPU's kernels under AddressSanitizer and UndefinedBehaviorSanitizer, with the quick tests of ops
 #   make minimum        the tests on the oldest Python, torch and ONNX Runtime that are served (PYTHON310=python3.10)
 #   make nightly        the custom ops and the C++ program on ONNX Runtime 1.18, 1.23, 1.24 and the newest (.ci/ort_matrix),
-#                       and all tests of ops under the sanitizers
+#                       all tests of ops under the sanitizers, thousands of random ONNX models and arguments
 #   make mutants        faults put into the code on purpose: which of them no test finds
 #   make release        the wheels for every GPU that is served (RELEASE_ARCHS); needs nvcc
 #   make release-check  lint, that tests/gpu_record.json is of this commit's kernels and Python, that no fault is left open
@@ -96,6 +96,7 @@ minimum: wheel
 nightly: $(BUILT)
 	.ci/ort_matrix $(BIN)/python $(ARGS)
 	tests/tools/sanitize.sh $(BIN)/python tests/contracts tests/lists tests/masked tests/weights/test_matmul.py tests/attention
+	$(BIN)/python -m pytest -m slow tests/graph/test_onnx_fuzz.py tests/graph/test_activation_arguments.py
 
 mutants: $(BUILT)
 	$(BIN)/python tests/tools/mutants.py $(ARGS)

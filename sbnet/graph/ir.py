@@ -33,7 +33,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from sbnet.geometry import Pair
-from sbnet.graph.axes import REARRANGING, Axes, op_name
+from sbnet.graph.axes import Axes, moves, op_name
 
 
 @dataclass(eq=False)
@@ -69,6 +69,14 @@ class Value:
     def size(self) -> Pair | None:
         """(height, width) of whatever holds a plane, in any arrangement."""
         return None if self.axes is None or self.constant else self.axes.size
+
+    @property
+    def given(self) -> bool:
+        """Is it an input of the network, which is read unmasked, or a part of one?"""
+        value = self
+        while value.producer is not None and (value.producer.kind == "slice" or value.producer.moves):
+            value = value.producer.args[0]
+        return value.producer is None
 
     def __repr__(self) -> str:
         return f"%{self.name}"
@@ -131,7 +139,7 @@ class Node:
     @property
     def moves(self) -> bool:
         """A dense op that computes nothing, so that its result is not masked anew."""
-        return self.kind == "aten" and op_name(self.target) in REARRANGING
+        return self.kind == "aten" and moves(self.target, self.args, self.output.dtype)
 
     def __repr__(self) -> str:
         name = op_name(self.target) if self.kind == "aten" else self.kind

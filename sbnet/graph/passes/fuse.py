@@ -17,7 +17,7 @@ from sbnet.ops.common import activate
 def fuse_residuals(graph: Graph) -> Graph:
     """conv(x) + y, where the convolution's result has no other consumer, is one node, in the sum's place."""
     for node in list(graph.nodes):
-        if node.kind != "add":
+        if node.kind != "add" or node.args[0] is node.args[1]:  # y + y has no shortcut
             continue
         for at in (1, 0):  # the second operand is the shortcut in most networks' code; the later one in the graph wins
             conv, other = node.args[at].producer, node.args[1 - at]
@@ -104,7 +104,7 @@ def lower_affine(graph: Graph) -> Graph:
             node.kind, node.args, node.params = "pixel", [*node.args, node.params["slope"]], {}
             node.options = {"steps": [Step(torch.ops.aten.prelu.default, (Ref(0), Ref(1)), {})]}
         if node.kind == "add":
-            node.params = {"residual": node.args[1]}
+            node.params = {**node.params, "residual": node.args[1]}  # beside the slopes of a PReLU that joined
             node.args = [node.args[0]]
         if node.kind in ("affine", "add", "act"):
             params, x = node.params, node.args[0]
