@@ -69,13 +69,16 @@ def shown(sessions: Mapping[str, Session], tables: Mapping[str, Sequence[str]] =
     return found
 
 
-def document(sessions: Mapping[str, Session], papers: Iterable[Session] | None = None) -> str:
-    """Tables of all rows, by the stem of their file; the paper's figures beside those of `papers`, or the same."""
+def document(sessions: Mapping[str, Session], papers: Iterable[Session] | None = None, brief: bool = False) -> str:
+    """Tables of all rows, by the stem of their file; the paper's figures beside those of `papers`, or the same.
+
+    brief: without the machine's rates, and of other forms than ours and the fastest dense one nothing.
+    """
     parts = [HEAD, *glance(sessions.values()), *paper_table(sessions.values() if papers is None else papers)]
     for stem, session in sessions.items():
-        parts.append(f"## {heading(session)}\n\n{conditions(stem, session)}\n")
+        parts.append(f"## {heading(session)}\n\n{conditions(stem, session, brief)}\n")
         for name, rows in by_name(sorted(session.rows, key=lambda row: GROUPS.index(row["group"]))).items():
-            parts.append(section(name, rows))
+            parts.append(section(name, rows, brief))
             if name in swept(session):
                 parts.append(f"![{name}: speed-up, fraction of the floor, break-even]({plot_file(stem, name)})\n")
         for title, lack in session.skipped.items():
@@ -91,14 +94,14 @@ def heading(session: Session) -> str:
     return f"{e['device']}{clock}, {c['cache']} caches{settled}{compiled}"
 
 
-def conditions(stem: str, session: Session) -> str:
+def conditions(stem: str, session: Session, brief: bool = False) -> str:
     facts = {k: v for k, v in session.environment.items() if k not in ("device", "sbnet", "python", "load before")}
-    limits = dict(session.limits)
+    limits = {} if brief else dict(session.limits)
     rates = limits.pop("matrix TFLOP/s", {})
     facts |= limits | {f"matrix TFLOP/s, {dtype}": rate for dtype, rate in rates.items()}
     facts |= {k: v for k, v in session.conditions.items() if k == "rounds"}
     others = [row["others"] for row in session.rows if "others" in row]
-    if others:
+    if others and not brief:
         facts["other processes' share of the processor time, median"] = statistics.median(others)
     listed = ", ".join(f"{name} {cell(value)}" for name, value in facts.items())
     return f"{listed}. [Results](../benchmarks/results/{stem}.jsonl)"
@@ -110,9 +113,10 @@ def markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     return "\n".join([written[0], f"|{'|'.join(rule)}|", *written[1:]]) + "\n"
 
 
-def section(name: str, rows: list[Row]) -> str:
+def section(name: str, rows: list[Row], brief: bool = False) -> str:
     """A heading, what all rows share, and a table; one row a layer where sparsity is swept."""
-    shared, head, lines = compact(rows, HIDDEN)
+    sides = {f"{side} us" for row in rows for side in row["us"]} - {"dense us"} if brief else set()
+    shared, head, lines = compact(rows, {*HIDDEN, *sides})
     facts = [", ".join(f"{fact} {format_fact(v)}" for fact, v in shared.items())]
     if len({row["facts"].get("sparsity") for row in rows}) > 2 and all("x dense" in row for row in rows):
         head, lines = sweep(rows, shared)
@@ -212,7 +216,7 @@ def load_results(folder: Path = RESULTS) -> dict[str, Session]:
 
 def page(sessions: Mapping[str, Session]) -> str:
     """The text of docs/benchmarks.md."""
-    return document(shown(sessions), sessions.values())
+    return document(shown(sessions), sessions.values(), brief=True)
 
 
 def write(folder: Path = DOCS) -> list[Path]:

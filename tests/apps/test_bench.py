@@ -302,6 +302,9 @@ def test_the_document_is_made_of_the_results():
 def test_the_page_shows_the_named_tables_and_refuses_names_that_are_not_there():
     sessions = {"here": sweep()}
     assert document.shown(sessions, {"here": ["conv"]})["here"].rows == sessions["here"].rows
+    whole, brief = (document.document(sessions, brief=brief) for brief in (False, True))
+    assert "copy GB/s" in whole
+    assert "copy GB/s" not in brief
     with pytest.raises(KeyError, match="here: no table other"):
         document.shown(sessions, {"here": ["conv", "other"]})
     with pytest.raises(KeyError, match="gone"):
