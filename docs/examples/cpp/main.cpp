@@ -84,7 +84,8 @@ const Input& only(const std::vector<Input>& inputs, ONNXTensorElementDataType ty
   const Input* found = nullptr;
   for (const Input& input : inputs)
     if (input.type == type && input.shape.size() == rank) {
-      if (found) throw std::runtime_error(std::string("expected one ") + what + ", got " + found->name + " and " + input.name);
+      if (found)
+        throw std::runtime_error(std::string("expected one ") + what + ", got " + found->name + " and " + input.name);
       found = &input;
     }
   if (!found) throw std::runtime_error(std::string("expected ") + what + " among the inputs, got none");

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -56,13 +55,13 @@ class Compute:
         self.model = model
         self.busy = self.aside = 0.0
         self.margin = 0
-        self.run: Any = None  # a SparseRun, or what the network's runner made
+        self.run: Any = None  # a SparseRun
         # The mask is of the frame, which has to be in what the network is given.
-        inside = mask.captured and network.prepare is None and network.multiple == 1 and network.runner is None
+        inside = mask.captured and network.prepare is None and network.multiple == 1
         # One graph a frame, that of the dense network beside it, and what a frame of theirs looks like.
         plain = network.prepare is None and network.finish is None
         captured = network.captured or network.landing is not None or plain
-        on_cuda = settings.device.type == "cuda" and captured and network.runner is None
+        on_cuda = settings.device.type == "cuda" and captured
         self._graphed = on_cuda and (mask.captured or settings.mode == "dense")
         self._graph: FrameGraph | None = None
         self._dense_graph: FrameGraph | None = None
@@ -166,8 +165,6 @@ class Compute:
         begin = time.perf_counter()
         settings = self.settings
         try:
-            if self.network.runner is not None:
-                return self._own_runner(self.network.runner, given)
             run = self.run or SparseRun(
                 self.model, given, mode=settings.mode, block=settings.block, margin=0, masks=(), out=(),
                 mask_source=self._inside, allow_tf32=False,
@@ -188,15 +185,6 @@ class Compute:
         self.summary.plans.add(time.perf_counter() - begin)
         return run
 
-    def _own_runner(self, runner: Callable[[Tensor, Any], Any], given: Tensor) -> Any:
-        mode, margin = self.settings.mode, self.settings.margin
-        if mode != "masked" or not isinstance(margin, int):
-            raise PipelineError(f"network {self.network.name}: expected mode masked and a margin in pixels")
-        self.margin = margin
-        run = runner(given, self.settings.block)
-        run(given, given.new_zeros(given.shape[0], *given.shape[2:], dtype=torch.bool))  # says what does not fit
-        return run
-
     def _call(self, given: Tensor, mask: Tensor | None) -> Any:
         run = self.run
         if self._inside is None:
@@ -208,7 +196,7 @@ class Compute:
         return run(given, margin=self.margin)
 
     def _sparse(self, frame: Frame, x: Tensor) -> Result:
-        if self.run is None or (x.shape not in self._planned and self.network.runner is None):
+        if self.run is None or x.shape not in self._planned:
             self._planned.add(x.shape)
             self.run = self._set_up(self.network.input(x))
         run, clock = self.run, Clock(self.settings.device)
@@ -252,18 +240,8 @@ class Compute:
         """A sample of what is to be held against the contract, by plain PyTorch in float64."""
         if self._checks is not None:
             begin = time.perf_counter()
-            self._checks.keep(given, output, grow(mask, self.margin), self.run.planes, self._halo())
+            self._checks.keep(given, output, grow(mask, self.margin), self.run.planes, reach(self.run.plan))
             self.aside += time.perf_counter() - begin
-
-    def _halo(self) -> int | None:
-        if self.network.runner is None:
-            return reach(self.run.plan)
-        if not isinstance(self.model, nn.Sequential):
-            return None
-        convs = [m for m in self.model if isinstance(m, nn.Conv2d)]  # of an exported chain
-        strided = any(max(conv.stride) > 1 for conv in convs)
-        reached = (max(d * (k - 1) for k, d in zip(c.kernel_size, c.dilation, strict=True)) for c in convs)
-        return None if strided else sum(reached)
 
     def conclude(self, seconds: float) -> None:
         """After the last frame of a run of so many seconds: checks what was sampled."""
@@ -295,9 +273,6 @@ class Compute:
 
     def _blocks(self, run: Any, x: Tensor, image: int = 0) -> tuple[Tensor, tuple[int, int]]:
         """Active blocks of the plane that is the frame's, or of the finest, [rows,columns], on a frame of x."""
-        if self.network.runner is not None:
-            (active,) = run.active
-            return active.block_map[image] >= 0, to_pair(active.grid.bsize, "block")
         height, width = x.shape[2:]
         given = tuple(run.shape[2:])
         sizes = [plane[:2] for plane in run.planes]

@@ -44,7 +44,6 @@ class Network:
         landing: what of the output `finish` reads: it gets that, on the host. `prepare` and this compute on tensors
             alone: on CUDA one graph holds them with mask and network, and `finish` runs in a thread of its own.
         half: an ONNX file that float16 leaves its accuracy: on CUDA it runs in that if the order says nothing.
-        runner: (x, block) -> what runs the model's masked calls in the place of `sparsify`.
     """
 
     model: Any
@@ -62,7 +61,6 @@ class Network:
     captured: bool = False
     landing: Callable[[Any], Any] | None = None
     half: bool = False
-    runner: Callable[[Tensor, Any], Any] | None = None
 
     def input(self, x: Tensor) -> Tensor:
         """x widened and prepared."""
@@ -152,23 +150,6 @@ def _painted(output: Tensor, frame: Frame) -> Finished:
     return (paint_contours(output)[0], []) if output.shape[1] == 3 else picture_of(output, frame)
 
 
-def _exported(path: Path) -> Network:
-    """A model of `sbnet export`, a masked chain: ONNX Runtime runs it; its own convolutions are the dense network
-    beside it, and the contract's."""
-    from sbnet.engine.onnx_net import OnnxConvNet
-    from sbnet.export.chain import network
-
-    def runner(x: Tensor, block: Any) -> OnnxConvNet:
-        try:
-            return OnnxConvNet(path, x.shape[2:], 16 if block == "auto" else block, x.device)
-        except ValueError:
-            raise
-        except Exception as error:  # onnxruntime raises classes of its own for models that it refuses
-            raise ValueError(str(error).splitlines()[0]) from None
-
-    return Network(network(path), path.name, finish=_painted, checked=True, runner=runner)
-
-
 def _is_exported(path: Path) -> bool:
     """Does an ONNX file hold sbnet's own ops?"""
     import onnx
@@ -211,7 +192,12 @@ def open_network(given: Any) -> Network:
     known = registry()
     try:
         if path.suffix.lower() == ".onnx":
-            return _exported(path) if _is_exported(path) else Network(text, path.stem)
+            if _is_exported(path):
+                raise PipelineError(
+                    f"{path}: expected a network as others write it, got an exported run, whose mask is an input of "
+                    "its own; sbnet.export.session runs it, and a Pipeline takes the network that it was made of"
+                )
+            return Network(text, path.stem)
         if path.suffix.lower() == ".pt2":
             return Network(Program(path), path.stem)
         if name in known:

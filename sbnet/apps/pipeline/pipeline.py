@@ -105,7 +105,7 @@ class Pipeline:
         self.source: Source = open_source(source, size, self.network.read)
         self.device = pick_device(device)
         if dtype is None:
-            half = self.network.half or (isinstance(self.network.model, torch.nn.Module) and not self.network.runner)
+            half = self.network.half or isinstance(self.network.model, torch.nn.Module)
             dtype = torch.float16 if self.device.type == "cuda" and half else torch.float32
         margin = self.network.margin if margin is None else margin
         if margin != "halo" and (not isinstance(margin, int) or margin < 0):
