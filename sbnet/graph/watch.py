@@ -65,10 +65,8 @@ def _items_of(part: nn.Module) -> Iterable[Item]:
         for name, tensor in home.items():
             if tensor is None or tensor.is_floating_point():
                 yield home, name, tensor  # type: ignore[misc]
-    if part._modules:
-        yield own, "_modules", part._modules  # another one where parts of a Sequential are deleted
-        for name, child in part._modules.items():
-            yield part._modules, name, child
+    for name, child in part._modules.items():
+        yield part._modules, name, child
     constants = getattr(type(part), "__constants__", None)
     if constants is None:
         public = (n for n in own if n != "training" and not n.startswith("_"))

@@ -148,7 +148,11 @@ def test_bad_arguments(device):
         ("q_lengths", (q, k, k, causal), {"q_lengths": zeros(2, device=device).long()}),
         ("k_lengths", (q, k, k, causal), {"k_lengths": zeros(3, device=device).int()}),
         ("1 or 2 batches", (q, k, k, AttentionLayout.from_tensor(zeros(3, 1, 4, 5, device=device).bool(), 8)), {}),
-        ("rows", (q, k, k, AttentionLayout.from_tensor(zeros(2, 1, 5, 5, device=device).bool(), 8)), {}),
+        (
+            "layout: expected one for 32 queries",
+            (q, k, k, AttentionLayout.from_tensor(zeros(2, 1, 5, 5, device=device).bool(), 8)),
+            {},
+        ),
     ]
     for match, arguments, options in bad:
         refused(match, block_attention, *arguments, **options)

@@ -189,7 +189,7 @@ def test_arguments_that_do_not_fit():
     refused("num_verts: expected a divisor of 3 heads", run, AttentionLayout.fixed(64, 2))
     refused("multiples of the block", run, AttentionLayout.fixed(64), q[:, :, :90])
     refused("multiples of the stride", run, AttentionLayout.strided(7))
-    refused("rows", run, AttentionLayout.from_blocks(torch.ones(3, 4), 64))
+    refused("layout: expected one for 96 queries", run, AttentionLayout.from_blocks(torch.ones(3, 4), 64))
     refused("1 or 3 heads", run, AttentionLayout.from_blocks(torch.ones(2, 3, 3), 32))
     refused("0 and 1", AttentionLayout.from_blocks, torch.full((2, 2), 2), 32)
     refused("0 and 1", AttentionLayout.from_blocks, torch.ones(2), 32)
@@ -211,3 +211,24 @@ def test_reference_of_dropout_is_philox():
     words = [torch.tensor(w) for w in (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344)]
     got = reference.attention.philox(0x299F31D0 << 32 | 0xA4093822, *words)
     assert [hex(int(w)) for w in got] == ["0xd16cfe09", "0x94fdcceb", "0x5001e420", "0x24126ea1"]
+
+
+def test_a_layout_of_another_length_or_number_of_heads_is_named(device):
+    q = torch.zeros(1, 2, 256, 16, device=device)
+    for layout in (
+        AttentionLayout.from_blocks(torch.ones(8, 8), 64),
+        AttentionLayout.from_mask(torch.ones(512, 512), 64),
+        AttentionLayout.from_tensor(torch.ones(1, 1, 8, 8, dtype=torch.bool, device=device), 64),
+    ):
+        with pytest.raises(ValueError, match="layout: expected one for") as raised:
+            block_attention(q, q, q, layout)
+        message = (
+            f"sbnet::block_attention: layout: expected one for 256 queries, got {layout!r}, for 449 to 512 queries"
+        )
+        assert str(raised.value) == message
+    wide = AttentionLayout.from_blocks(torch.ones(4, 8), 64)
+    with pytest.raises(ValueError, match=r"layout: expected one for 256 keys, got .*, for 449 to 512 keys"):
+        block_attention(q, q, q, wide)
+    block_attention(q, q.repeat(1, 1, 2, 1), q.repeat(1, 1, 2, 1), wide)
+    with pytest.raises(ValueError, match=r"layout: expected one for 1 or 2 heads, got AttentionLayout\(3 x 4 x 4"):
+        block_attention(q, q, q, AttentionLayout.from_blocks(torch.ones(3, 4, 4), 64))

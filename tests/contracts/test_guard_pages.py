@@ -10,11 +10,11 @@ from support.instruction_sets import instruction_sets
 SIDES = ["end", "start"]
 
 
-def calls_that_end_the_process(side: str, **environment: str) -> list[str]:
+def calls_that_end_the_process(side: str, of: str, **environment: str) -> list[str]:
     """Their names. After one that does, a new process makes the others."""
     found: list[tuple[str, str]] = []
     while len(found) < 20:
-        arguments = [side, *(number for number, _ in found)]
+        arguments = [side, of, *(number for number, _ in found)]
         code = f"import sys; sys.argv[1:] = {arguments!r}; from support.guard_pages import main; main()"
         ran = run_python(code, **environment)
         last = ran.stdout.splitlines()[-1] if ran.stdout else "nothing: "
@@ -29,14 +29,21 @@ def calls_that_end_the_process(side: str, **environment: str) -> list[str]:
 
 @pytest.mark.parametrize("side", SIDES)
 def test_no_op_reads_or_writes_beyond_its_tensors(side):
-    assert calls_that_end_the_process(side) == []
+    assert calls_that_end_the_process(side, "ops") == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("isa", instruction_sets("generic", "avx2", "avx512"))
 @pytest.mark.parametrize("side", SIDES)
 def test_no_op_does_so_by_any_instruction_set(side, isa):
-    assert calls_that_end_the_process(side, SBNET_ISA=isa) == []
+    assert calls_that_end_the_process(side, "ops", SBNET_ISA=isa) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("side", SIDES)
+def test_no_planned_network_does_so(side):
+    """Frames, masks and weights beside such pages; the kernels of a call are repeated as it noted them."""
+    assert calls_that_end_the_process(side, "networks") == []
 
 
 @pytest.mark.parametrize("side", SIDES)

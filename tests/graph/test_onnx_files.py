@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 import sbnet
 import sbnet.export
-from sbnet.apps.cli import app
 from sbnet.engine.steps import WRITTEN
 from sbnet.graph.cost import planned_share
 from sbnet.graph.oracle import PlaneMasks, masked_oracle
+from sbnet_command.cli import app
 from support import zoo
 from support.contract import assert_holds, rms
 from support.networks import NETWORKS, conv, lively

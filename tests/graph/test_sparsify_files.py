@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_leaves
 from typer.testing import CliRunner
 
 import sbnet.export
-from sbnet.apps.cli import app
 from sbnet.apps.pipeline.trained import package_file
 from sbnet.graph.oracle import PlaneMasks, masked_oracle
+from sbnet_command.cli import app
 from support import zoo
 from support.contract import assert_holds
 from support.networks import NETWORKS, lively

@@ -4,7 +4,8 @@ import random
 
 import pytest
 import torch
-from masked.test_emulator import WITH_SLOPES, judge, launch
+from masked.test_emulator import KERNELS, WITH_SLOPES, judge, launch
+from masked.test_emulator import emulated as convolutions  # noqa: F401  (a fixture)
 
 from sbnet import BlockGrid, conv_transpose_output_size, fringe, reference
 from support.emulator import CSRC, TOOLS, emulated_library
@@ -83,3 +84,22 @@ def test_all_phases_in_one_launch(emulated, name):
             assert emulate(emulated, channels, filters, block=block, **window, **more)
         except AssertionError as error:
             raise AssertionError(f"{more}: {error}") from error
+
+
+@pytest.mark.parametrize(("kernel", "channels"), [("1x1", 64), ("1x1", 256), ("1x1 wide", 256)])
+def test_a_phase_may_write_a_larger_plane_than_it_reads(convolutions, kernel, channels):  # noqa: F811
+    """A 1x1 convolution whose output padding reaches past x, where zeros are read: all pixels are not one row then."""
+    x = tensor((2, channels, 12, 16), torch.float16).contiguous(memory_format=torch.channels_last)
+    weight = tensor((channels, channels, 1, 1), torch.float16) / channels**0.5
+    bias, y = tensor((channels,), torch.float16), poison((2, channels, 13, 17), torch.float16, "cpu", "channels_last")
+    active = random_active(BlockGrid.cover((13, 17), 8), 2, 1.0)
+    edge = fringe(active, active, (13, 17), 3, 1, 1)
+    tensors = {"x": x, "weight": weight, "bias": bias, "y": y, "residual": None, "slope": None}
+    if not launch(
+        convolutions.emulate_conv, active, edge, tensors, kernel=KERNELS[kernel], multiprocessors=2, seed=1,
+        k=channels, r=1, s=1, stride=1, padding=0, dilation=1, groups=1, activation=0,
+    ):  # fmt: skip
+        pytest.skip("this kernel does not take it")
+    wide = torch.nn.functional.pad(x, (0, 1, 0, 1))
+    exact = torch.nn.functional.conv2d(wide.double(), weight.double(), bias.double())
+    judge(y, active, edge, torch.nn.functional.conv2d(wide.float(), weight.float(), bias.float()).half(), exact)

@@ -83,8 +83,9 @@ def weight_samples(device: str) -> dict[str, list[tuple]]:
             (rows_last, weight, gate, bias, tables, numbers, *lists, "relu", 0.0, True),
         ],
         "blocksparse_weight_grad": [
-            ([x], [dy], tables, numbers, False),
-            ([grad(x), grad(x)], [grad(dy), dy], tables, numbers, False),
+            ([x], [dy], tables, numbers, False, False),
+            ([x.half()], [dy.half()], tables, numbers, False, True),
+            ([grad(x), grad(x)], [grad(dy), dy], tables, numbers, False, False),
         ],
         "block_layout_tables": [],
         "blocksparse_plan": [],

@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sbnet import export
+from sbnet import BlockGrid, conv_transpose_output_size, export
 from sbnet.export import schemas
 from support.guard_pages import guarded
-from support.ort_models import Node, is_ort_error, samples, session
+from support.helpers import random_active
+from support.ort_models import Node, is_ort_error, lists, samples, session
 
 INTS = [0, 1, -1, 2, 3, 7, 8, 64, -(1 << 31), (1 << 31) - 1, 1 << 33, 1 << 62, -(1 << 63)]
 PAIRS = [[], [1], [0, 0], [1, 1], [2, 3], [4, 4], [5, 4], [-1, 4], [4, 0], [1, 1, 1], [1 << 31, 1], [999, 999]]
@@ -52,7 +53,22 @@ def garbage(rng: random.Random, t: Tensor) -> Tensor:
     return torch.tensor([rng.choice(values) for _ in range(t.numel())], dtype=torch.int32).view(t.shape)
 
 
+def transposed(rng: random.Random) -> Node:
+    """A transposed convolution of any geometry: output padding, kernels smaller than strides and dilations."""
+    kernel, stride, dilation = ([rng.randint(1, 4), rng.randint(1, 4)] for _ in range(3))
+    kernel = rng.choice([kernel, stride])
+    more = [rng.randrange(max(s, d)) for s, d in zip(stride, dilation, strict=True)]
+    channels, filters, size = rng.choice([3, 8, 16, 20]), rng.choice([3, 16, 24]), (rng.randint(4, 9), 7)
+    out = conv_transpose_output_size(size, kernel, stride, 0, more, dilation)
+    active = random_active(BlockGrid.cover(out, 12), 1, 1.0)
+    numbers = {"stride": stride, "padding": [0, 0], "output_padding": more, "dilation": dilation, "groups": 1}
+    x, weight = torch.randn(1, *size, channels), torch.randn(channels, *kernel, filters)
+    return Node("sparse_conv_transpose2d", [x, weight, *lists(active)], {"bsize": [12, 12], **numbers})
+
+
 def changed(rng: random.Random) -> Node:
+    if rng.random() < 0.05:
+        return transposed(rng)
     node = rng.choice(list(samples().values()))
     floating = rng.choice([torch.float32, torch.float16, torch.bfloat16])
     node.inputs = [

@@ -130,12 +130,16 @@ struct BlocksparseWeightGrad {
   explicit BlocksparseWeightGrad(const Attributes& a)
       : block_size(a.integer("block_size", 0)),
         allow_tf32(a.flag("allow_tf32", false)),
-        constant_coords(a.is_constant(kCoords)) {
+        constant_coords(a.is_constant(kCoords)) {}
+
+  // Not when it is made: the library makes one to tell which attributes it reads.
+  void check_size() const {
     if (!is_weight_block_size(block_size))
       raise_expected(kName, "block_size", "8, 16, 32, 64 or 128, got ", block_size);
   }
 
   void infer(ShapeContext& s) const {
+    check_size();
     s.input(kX);
     s.input(kDy);
     const Dims coords = s.input(kCoords, 2);
@@ -143,6 +147,7 @@ struct BlocksparseWeightGrad {
   }
 
   void compute(Context& c) const {
+    check_size();
     const Tensor x = c.input(kX), dy = c.input(kDy), coords = c.input(kCoords, 2);
     if (x.shape.empty() || dy.shape.empty() || x.shape.back() < 1 || dy.shape.back() < 1)
       raise_expected(kName, "x, dy", "one dimension or more, of at least one feature, got ", x.shape.size(), " and ",

@@ -67,6 +67,7 @@ def block_attention(
     if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
         raise ValueError(f"sbnet::{_OP}: q, k, v: expected 4 dimensions, got {q.dim()}, {k.dim()}, {v.dim()}")
     phases = layout.rule.phases
+    _check_fits(layout, q.shape[1], q.shape[2] // phases, k.shape[2] // phases)
     tensors = layout.tensors(q.device, q.shape[1], q.shape[2] // phases, k.shape[2] // phases)
     if not 0 <= dropout_p < 1:
         raise ValueError(f"sbnet::{_OP}: dropout_p: expected 0 to less than 1, got {dropout_p}")
@@ -90,6 +91,20 @@ def block_attention(
     if flat:
         out = out.transpose(1, 2).flatten(2)
     return (out, lse) if return_lse else out
+
+
+def _check_fits(layout: AttentionLayout, heads: int, q_length: int, k_length: int) -> None:
+    """Does the layout, if it holds blocks, hold those of so many heads, queries and keys?"""
+    if layout.held is None:
+        return
+    some, *held = layout.held
+    size = layout.block_size
+    for name, length, blocks in zip(("queries", "keys"), (q_length, k_length), held, strict=True):
+        if isinstance(length, int) and -(-length // size) != blocks:
+            its = f"{max(blocks - 1, 0) * size + 1} to {blocks * size} {name}"
+            raise ValueError(f"sbnet::{_OP}: layout: expected one for {length} {name}, got {layout!r}, for {its}")
+    if isinstance(heads, int) and some not in (1, heads):
+        raise ValueError(f"sbnet::{_OP}: layout: expected one for 1 or {heads} heads, got {layout!r}")
 
 
 def split_heads(heads: int | None, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

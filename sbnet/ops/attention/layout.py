@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -199,6 +199,11 @@ class AttentionLayout:
         """The six numbers that ops take."""
         return [*self.rule, self.block_size]
 
+    @property
+    def held(self) -> Sequence[int] | None:
+        """Heads (1: any), blocks of queries and blocks of keys that it holds; None: it is for any length."""
+        return None if self._blocks is None else self._blocks.shape
+
     def tensors(self, device: torch.device, heads: int, q_length: int, k_length: int) -> LayoutTensors:
         """What ops take of it, on a device."""
         if not self.has_blocks:
@@ -312,6 +317,10 @@ class DeviceAttentionLayout(AttentionLayout):
     @property
     def has_blocks(self) -> bool:
         return True
+
+    @property
+    def held(self) -> Sequence[int]:
+        return self.rows.shape[1], self.rows.shape[2], self.columns.shape[2]
 
     def tensors(self, device: torch.device, heads: int, q_length: int, k_length: int) -> LayoutTensors:
         return LayoutTensors(self.rows, self.columns)

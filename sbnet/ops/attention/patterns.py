@@ -12,7 +12,11 @@ from torch import Tensor
 
 def rule_mask(rule: Any, q_length: int, k_length: int) -> Tensor:
     """[q_length, k_length] bool: what AttentionRule says."""
-    q, k = torch.arange(q_length)[:, None], torch.arange(k_length)[None]
+    return seen_by(rule, torch.arange(q_length)[:, None], torch.arange(k_length)[None])
+
+
+def seen_by(rule: Any, q: Tensor, k: Tensor) -> Tensor:
+    """Does a query at position q see a key at position k? Of positions that go together."""
     same = q % rule.phases == k % rule.phases
     q, k = q // rule.phases, k // rule.phases
     distance = q + rule.diagonal - k
