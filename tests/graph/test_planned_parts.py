@@ -149,7 +149,8 @@ REDUCED = {
     "sum of an inner one": lambda maps: torch.stack(maps, 1).sum(dim=1),
     "mean": lambda maps: torch.stack(maps).mean(0),
     "maximum": lambda maps: torch.stack(maps).amax(0),
-    "one twice": lambda maps: torch.stack([maps[0], *maps]).sum(0),
+    "one twice": lambda maps: torch.stack([F.relu(maps[0])] * 2).sum(0) + maps[1],
+    "one, and all": lambda maps: torch.stack([maps[0], *maps]).sum(0),
 }
 DENSE = {
     "kept": lambda maps: torch.stack(maps).sum(0, keepdim=True)[0],

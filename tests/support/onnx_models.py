@@ -66,13 +66,13 @@ def made(nodes: Any, shape: Shape, constants: dict[str, np.ndarray], outputs: li
 
 # Where rounding decides on which side of a step a value falls, an error is none: their results are outputs alone.
 STEPS = {
-    "ArgMax", "ArgMin", "Cast", "CastLike", "Ceil", "Equal", "Floor", "Greater", "GreaterOrEqual", "Hardmax", "IsInf",
+    "Cast", "CastLike", "Ceil", "Equal", "Floor", "Greater", "GreaterOrEqual", "Hardmax", "IsInf",
     "IsNaN", "Less", "LessOrEqual", "Mod", "QuantizeLinear", "Round", "Sign",
 }  # fmt: skip
 # Which make a small error a large one somewhere, or order equal values: not in a chain.
 STEEP = {
-    "Acos", "Acosh", "Asin", "Atanh", "Cosh", "CumProd", "Div", "Exp", "Log", "LogSoftmax", "LpNormalization", "Pow",
-    "Reciprocal", "ReduceLogSum", "ReduceProd", "Sinh", "Sqrt", "Tan", "TopK",
+    "Acos", "Acosh", "ArgMax", "ArgMin", "Asin", "Atanh", "Cosh", "CumProd", "Div", "Exp", "Log", "LogSoftmax",
+    "LpNormalization", "Pow", "Reciprocal", "ReduceLogSum", "ReduceProd", "Sinh", "Sqrt", "Tan", "TopK",
 }  # fmt: skip
 USUAL = [
     "Conv", "Conv", "ConvTranspose", "MaxPool", "AveragePool", "Resize", "Relu", "Clip", "LeakyRelu", "Sigmoid", "Add",

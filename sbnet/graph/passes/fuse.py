@@ -37,7 +37,7 @@ def fuse_residuals(graph: Graph) -> Graph:
 def fuse_residuals_after(graph: Graph) -> Graph:
     """act(conv(x)) + y, where the activation's result has no other consumer, is one node, in the sum's place."""
     for node in list(graph.nodes):
-        if node.kind != "add" or node.options.get("activation") is not None:
+        if node.kind != "add" or node.options.get("activation") is not None or node.args[0] is node.args[1]:
             continue
         found = [k for k in (1, 0) if _takes_after(node.args[k], node, graph)]
         if found:  # the later one in the graph, which the other one's result is there for
