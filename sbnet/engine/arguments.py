@@ -80,16 +80,20 @@ class Taps(nn.Module):
         return {name: found[name] for name in self.names}
 
 
-def tapped(model: Any, names: Sequence[str]) -> Any:
-    if isinstance(model, (str, os.PathLike)):
-        return model
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"sbnet: sparsify: model: expected an nn.Module or an ONNX file, got {type(model).__name__}")
+def check_counted(model: nn.Module) -> None:
+    """Does PyTorch count the writes of all that the network is made of?"""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_inference():
             raise ValueError(
                 f"sbnet: sparsify: model: expected parameters made outside of torch.inference_mode, got {name}"
             )
+
+
+def tapped(model: Any, names: Sequence[str]) -> Any:
+    if isinstance(model, (str, os.PathLike)):
+        return model
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"sbnet: sparsify: model: expected an nn.Module or an ONNX file, got {type(model).__name__}")
     for name in names:
         try:
             model.get_submodule(name)

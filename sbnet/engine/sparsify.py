@@ -13,7 +13,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from sbnet.active import ActiveBlocks
-from sbnet.engine.arguments import check_example, counters, mask_of, planes_of, tapped
+from sbnet.engine.arguments import check_counted, check_example, counters, mask_of, planes_of, tapped
 from sbnet.engine.compiled import Compiled
 from sbnet.engine.executor import Executor
 from sbnet.engine.lists import Lists
@@ -191,6 +191,7 @@ class SparseRun:
 
     def _graph(self, inputs: Sequence[Any]) -> Graph:
         if isinstance(self._module, nn.Module):
+            check_counted(self._module)
             captured = capture(self._module, inputs)
             if not self._shapes:  # those that are there may be of another state
                 self._watch = Watch(self._module)
