@@ -9,6 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sbnet.graph.blocks import is_tuning, predict, tuned
+from sbnet.graph.cost import Work, work
+from sbnet.graph.ir import Graph
+from sbnet.graph.plan import spatial_sizes
+from sbnet.masks.grow import grow
 from sbnet.ops.common import mask_planes
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -55,6 +60,18 @@ def check_example(inputs: Sequence[Any], of: str = "sparsify: example") -> None:
     if not isinstance(x, Tensor) or x.dim() != 4 or x.dtype not in FLOATS:
         came = f"{tuple(x.shape)} {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
         raise ValueError(f"sbnet: {of}: expected [N,C,H,W] float32, float16 or bfloat16, got {came}")
+
+
+def block_sizes(graph: Graph, device: torch.device, options: dict[str, Any], margin: int) -> Any:
+    """Of a run's options, as `plan` takes them."""
+    block, masks = options["block"], options["masks"]
+    if is_tuning(block):
+        return tuned(block, device)
+    if not isinstance(block, str) or block != "auto" or not len(masks):
+        return block
+    grown = [grow(mask_planes("sparsify", mask), margin) if margin else mask for mask in masks]
+    layers = work(graph)
+    return predict({size: layers.get(size, Work()) for size in spatial_sizes(graph)}, grown, device.type)
 
 
 class Taps(nn.Module):
