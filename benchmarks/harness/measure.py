@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import sbnet
-from sbnet import _library
+from sbnet import _library, files
 from sbnet.benchmarks.harness.registry import Case, Setting, Skip, Work, WrongResult, short
 from sbnet.benchmarks.harness.timing import Timer, ceilings, fault_us, floor_us, page_faults
 
@@ -44,12 +44,9 @@ class Session:
     skipped: dict[str, str] = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        spare = path.with_name(path.name + ".part")  # a file is whole or not there
         head = {name: value for name, value in vars(self).items() if name != "rows"}
         lines = [json.dumps(rounded(line)) for line in (head, *self.rows)]
-        spare.write_text("\n".join(lines) + "\n")
-        spare.replace(path)
+        files.write(path, ("\n".join(lines) + "\n").encode())
 
     @classmethod
     def load(cls, path: Path) -> Session:

@@ -189,7 +189,7 @@ def main() -> None:
     parser.add_argument("--compare", type=int, default=0)
     parser.add_argument("--dense-frames", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--view", default="result", help="of both runs: result, or side")
+    parser.add_argument("--view", default="picture", help="of both runs: picture, or side")
     parser.add_argument("--to", default="out.mp4", help="a name in a folder of its own; nothing: no encoding")
     keep_row(row, parser)
 

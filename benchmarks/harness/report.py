@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from sbnet import files
 from sbnet.benchmarks.harness.measure import Row, Session, key
 from sbnet.benchmarks.harness.registry import format_fact
 
@@ -89,6 +91,14 @@ def table(name: str, rows: list[Row]) -> Table:
     return made
 
 
+def line(title: str, row: Row | None) -> str:
+    """A case that is done, in a line: how long it took, and how many times faster than dense it was."""
+    if row is None:
+        return f"{title}: skipped"
+    gain = f", {cell(row['x dense'])} x dense" if "x dense" in row else ""
+    return f"{title}: {cell(row['us'][row['ours']])} us{gain}"
+
+
 def show(session: Session, console: Console) -> None:
     """Everything that was measured, and under what conditions."""
     for name, rows in by_name(session.rows).items():
@@ -104,10 +114,11 @@ def show(session: Session, console: Console) -> None:
 
 def write_csv(session: Session, path: Path) -> None:
     lines = [{"group": row["group"], "name": row["name"], **flat(row)} for row in session.rows]
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns(lines))
-        writer.writeheader()
-        writer.writerows({k: format_fact(v) if isinstance(v, list) else v for k, v in line.items()} for line in lines)
+    file = io.StringIO(newline="")
+    writer = csv.DictWriter(file, columns(lines))
+    writer.writeheader()
+    writer.writerows({k: format_fact(v) if isinstance(v, list) else v for k, v in line.items()} for line in lines)
+    files.write(path, file.getvalue().encode())
 
 
 @dataclass(frozen=True)

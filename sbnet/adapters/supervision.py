@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import supervision as sv
 import torch
+from supervision.detection.tools.inference_slicer import move_detections
 from torch import Tensor
 
 from sbnet.adapters.slices import Rectangle, Slices, slices_of
@@ -75,17 +77,24 @@ class ActiveSlicer:
 
     def __call__(self, image: np.ndarray) -> sv.Detections:
         self.last = slices_of(image, self.mask, self.slices)
-        found = []
-        for x0, y0, x1, y1 in self.last:
-            detections = self.callback(np.ascontiguousarray(image[y0:y1, x0:x1]))
-            detections.xyxy = detections.xyxy + np.array([x0, y0, x0, y0], detections.xyxy.dtype)
-            if detections.mask is not None:
-                whole = np.zeros((len(detections), *image.shape[:2]), bool)
-                whole[:, y0:y1, x0:x1] = detections.mask
-                detections.mask = whole
-            if len(detections):
-                found.append(detections)
+        crops = ((r[:2], np.ascontiguousarray(image[r[1] : r[3], r[0] : r[2]])) for r in self.last)
+        found = [moved(self.callback(crop), corner, image.shape[:2]) for corner, crop in crops]
+        found = [detections for detections in found if len(detections)]
         if not found:
             return sv.Detections.empty()
         merged = sv.Detections.merge(found)
         return merged if merged.confidence is None else merged.with_nms(self.iou_threshold)
+
+
+POINTS = ("xyxy", "keypoints", "key_points", "keypoint", "landmarks", "points")  # entries of `data` that are places
+
+
+def moved(detections: sv.Detections, by: tuple[int, int], size: tuple[int, ...]) -> sv.Detections:
+    """A copy of what was found in a slice at (x, y), moved to where it lies in the picture (height, width)."""
+    found = move_detections(copy.deepcopy(detections), offset=np.array(by), resolution_wh=(size[1], size[0]))
+    for name in set(POINTS) & set(found.data):
+        if (places := np.asarray(found.data[name])).dtype.kind in "fiu" and places.ndim > 1:
+            shifts = [*by, *by][: min(places.shape[-1], 4) // 2 * 2]  # a third number is how sure a point is
+            found.data[name] = np.concatenate([places[..., : len(shifts)] + shifts, places[..., len(shifts) :]], -1)
+    found.metadata = {}  # of a slice, not of the picture
+    return found

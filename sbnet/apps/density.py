@@ -18,7 +18,7 @@ from rich.progress import track
 from rich.table import Table
 
 from sbnet.active import BlockGrid
-from sbnet.apps.pipeline.frames import Frame, PipelineError
+from sbnet.apps.pipeline.frames import Frame, PipelineError, mask_of
 from sbnet.apps.pipeline.sources import open_source
 from sbnet.apps.terminal import errors
 from sbnet.masks import Tracks, open_mask
@@ -184,7 +184,7 @@ def measure(
             x = frame.tensor(place, torch.float32)
             plane = plane or "x".join(map(str, x.shape[2:]))
             begin = time.perf_counter()
-            active = reduce_mask(grow(chosen(x), margin), BlockGrid.cover(x.shape[2:], block))
+            active = reduce_mask(grow(mask_of(chosen, x), margin), BlockGrid.cover(x.shape[2:], block))
             shares.append(float((active.block_map >= 0).float().mean()))
             finding.append(time.perf_counter() - begin)
         begin = time.perf_counter()

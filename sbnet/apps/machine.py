@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import platform
+import re
 from typing import Any
 
 import torch
@@ -75,10 +76,42 @@ def gather_info() -> dict[str, Any]:
     }
 
 
-def kernel_of(layer: str, capability: int) -> str:
-    """Lines: the kernel of a layer, and why those before it in the table do not serve it."""
+def kernel_of(layer: str, capability: int | None = None) -> str:
+    """Lines: the kernel of a layer on each device that is there, and why those before it in the table do not serve it.
+
+    Args:
+        layer: in words, as `sbnet.select.layer_kernel` takes them; one with "cpu" is asked of the CPU alone.
+        capability: ask for a GPU of this compute capability instead, whether it is there or not.
+
+    Raises:
+        ValueError: other words; a layer of which a device has no table.
+    """
+    words = layer.split()
+    if capability is not None:
+        return _kernel_on(f"a GPU of compute capability {capability / 10:g}", layer, capability)
+    told = [f"CPU, {torch.get_num_threads()} threads, {_library.cpu_isa()}"]
+    if words[:1] == ["conv_transpose"] and "cpu" not in words:
+        lines = [f"{told[0]}: the one that there is for transposed convolutions"]
+    else:
+        lines = [_kernel_on(told[0], layer if "cpu" in words else _on_cpu(layer))]
+    if "cpu" in words:
+        return lines[0]
+    if cuda_obstacle():
+        return "\n".join([*lines, f"no GPU: {cuda_obstacle()}; --capability 90 asks for one"])
+    for k in range(torch.cuda.device_count()):
+        major, minor = torch.cuda.get_device_capability(k)
+        lines.append(_kernel_on(torch.cuda.get_device_name(k), layer, 10 * major + minor))
+    return "\n".join(lines)
+
+
+def _on_cpu(layer: str) -> str:
+    """The layer's words with "cpu" in its place: after the size and, where there is one, the dtype."""
+    return re.sub(r"^(\s*\S+\s+\S+\s+\S+\s+\S+(?:\s+(?:fp32|tf32|fp16|bf16|int8|fp8))?)", r"\1 cpu", layer, count=1)
+
+
+def _kernel_on(device: str, layer: str, capability: int = 90) -> str:
     from sbnet.select import layer_kernel
 
     found = layer_kernel(layer, capability)
     kernel = f"{found.kernel}: {found.cut}" if found.cut else found.kernel
-    return "\n".join([kernel, *(f"  not {name}: {why}" for name, why in found.declined)])
+    return "\n".join([f"{device}: {kernel}", *(f"  not {name}: {why}" for name, why in found.declined)])

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from sbnet.apps import machine, video
-from sbnet.apps.options import Device
 from sbnet.apps.pipeline.frames import PipelineError
+from sbnet_command.options import Device
 
 console = Console(highlight=False, emoji=False)  # ":x:" of a mask or a path is no picture
 errors = Console(stderr=True, highlight=False, emoji=False)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from sbnet.active import BlockGrid
+from sbnet.files import reason
 
 OUTLINE = np.array([255, 220, 60], np.uint8)
 
@@ -42,18 +43,48 @@ def demo_clip() -> Path:
     )
 
 
+HD = 1280, 576  # columns from which on, rows above which colours that a film does not tell are BT.709's
+BT709, BT601, UNKNOWN = 1, 6, 2  # FFmpeg's numbers of colour matrices
+SCALERS = {1: 1, 4: 4, 5: 5, 6: 5, 7: 7, 9: 9, 10: 9}  # matrices -> the one by which swscale converts them
+SQUARE = Fraction(1)
+
+
 @dataclass(frozen=True)
 class VideoInfo:
-    """What a file says of its first video stream, as it is shown: upright. frames: 0 where it does not say."""
+    """What a file says of its film, as it is shown: upright.
+
+    Attributes:
+        frames: 0 where it does not say.
+        path: the file.
+        time_base: seconds of a unit of its times, 0 if unknown.
+        start, first: seconds at which the file begins, and its first frame.
+        aspect: width over height of a pixel.
+        matrix, full, primaries, transfer: its colours, in FFmpeg's numbers; full: levels from 0 to 255.
+    """
 
     height: int
     width: int
     rate: Fraction
     frames: int
+    path: Path | None = None
+    time_base: Fraction = Fraction(0)
+    start: float = 0.0
+    first: float = 0.0
+    aspect: Fraction = SQUARE
+    matrix: int = UNKNOWN
+    full: bool = False
+    primaries: int = UNKNOWN
+    transfer: int = UNKNOWN
+
+
+def matrix_of(tag: int, *size: int) -> int:
+    """The colour matrix of a film of this height and width: what it tells, or else what players take it for."""
+    large = max(size) >= HD[0] or min(size) > HD[1]
+    return tag if tag in SCALERS else BT709 if large else BT601
 
 
 def open_film(path: Path) -> tuple[Any, Any]:
-    """A film's container and its first video stream."""
+    """A film's container and its best video stream; a cover picture is none."""
     av = pyav()
     if re.match("[A-Za-z][A-Za-z0-9+.-]+:/", str(path)):
         raise VideoError(f"{path}: expected a video file, got a URL")
@@ -62,42 +93,63 @@ def open_film(path: Path) -> tuple[Any, Any]:
     if not path.is_file():
         raise VideoError(f"{path}: {'not a regular file' if path.exists() else 'no such file'}")
     try:
-        container = av.open(str(path))
-    except (av.error.FFmpegError, OSError) as error:
+        container = av.open(str(path), metadata_errors="replace")
+    except (av.error.FFmpegError, OSError, ValueError) as error:  # ValueError: text that is none
         raise VideoError(f"{path}: not a video that FFmpeg can read ({reason(error)})") from None
-    if not container.streams.video or container.format.name == "tty":  # FFmpeg films text files
+    stream = film_of(container)
+    if stream is None or container.format.name == "tty":  # FFmpeg films text files
         container.close()
         raise VideoError(f"{path}: has no video stream")
-    return container, container.streams.video[0]
+    return container, stream
 
 
-def reason(error: Exception) -> str:
-    """What the system says of a file, without its name."""
-    return getattr(error, "strerror", None) or str(error)
+def film_of(container: Any) -> Any:
+    """The video stream that FFmpeg thinks best, of those that it can decode and that are no cover, or None."""
+    cover = pyav().stream.Disposition.attached_pic
+    found = (stream for stream in container.streams.video if stream.codec_context is not None)
+    films = [stream for stream in found if not stream.disposition & cover]
+    best = container.streams.best("video")
+    return best if best in films else next(iter(films), None)
 
 
 def video_info(path: Path) -> VideoInfo:
-    """Size, rate and length of a video."""
+    """Size, rate, length and looks of a film."""
     container, stream = open_film(path)
     with container:
         if not (stream.height and stream.width):
             raise VideoError(f"{path}: not a video that FFmpeg can read (no frame size)")
-        size = stream.height, stream.width
-        if _quarter_turns(_first_frame(container, stream)) % 2:
-            size = size[::-1]
-        return VideoInfo(*size, Fraction(stream.average_rate or 25), stream.frames)
+        size, aspect = (stream.height, stream.width), Fraction(stream.sample_aspect_ratio or 1)
+        first, context = _first_frame(container, stream), stream.codec_context
+        if _orientation(first)[0]:
+            size, aspect = size[::-1], 1 / aspect
+        begin = getattr(first, "time", None) or 0.0
+        tagged = context if first is None else first  # a frame knows what the container leaves out
+        return VideoInfo(
+            *size, Fraction(stream.average_rate or 25), stream.frames, path, Fraction(stream.time_base or 0),
+            (container.start_time or 0) / 1e6, begin, aspect, int(tagged.colorspace), int(tagged.color_range) == FULL,
+            int(tagged.color_primaries), int(tagged.color_trc),
+        )  # fmt: skip
+
+
+FULL = 2  # FFmpeg's number of the range 0 to 255
 
 
 def _first_frame(container: Any, stream: Any) -> Any:
     try:
         return next(container.decode(stream), None)
-    except (pyav().error.FFmpegError, OSError):
+    except (pyav().error.FFmpegError, OSError, ValueError):
         return None  # who reads the film meets it again, and says so
 
 
-def _quarter_turns(frame: Any) -> int:
-    """Counter-clockwise, from how the frame is stored to how it is shown: phones film sideways, and say so."""
-    return round(getattr(frame, "rotation", 0) / 90) % 4
+def _orientation(frame: Any) -> tuple[bool, bool, bool]:
+    """How a frame is shown: transposed first, then mirrored up and down, then left and right. Phones film sideways, and
+    front cameras in a mirror, and say so."""
+    data = None if frame is None else frame.side_data.get("DISPLAYMATRIX")
+    if data is None:
+        return False, False, False
+    a, b, _, c, d = np.frombuffer(data, np.int32)[:5].tolist()  # (x, y) goes to (a x + c y, b x + d y)
+    turned = abs(b) + abs(c) > abs(a) + abs(d)
+    return (True, b < 0, c < 0) if turned else (False, d < 0, a < 0)
 
 
 class Upright:
@@ -108,12 +160,15 @@ class Upright:
         self._convert = pyav().video.reformatter.VideoReformatter().reformat
 
     def __call__(self, frame: Any, size: tuple[int, int] | None = None) -> np.ndarray:
-        turns = _quarter_turns(frame)
-        scale = {}
+        turned, over, across = _orientation(frame)
+        options: dict[str, Any] = {}
         if size is not None:
-            scale = dict(zip(("width", "height") if turns % 2 else ("height", "width"), size, strict=True))
-        picture = self._convert(frame, format="rgb24", **scale).to_ndarray()
-        return np.ascontiguousarray(np.rot90(picture, turns))
+            options = dict(zip(("width", "height") if turned else ("height", "width"), size, strict=True))
+        if not frame.format.is_rgb:
+            options["src_colorspace"] = SCALERS[matrix_of(int(frame.colorspace), frame.height, frame.width)]
+        picture = self._convert(frame, format="rgb24", **options).to_ndarray()
+        picture = picture.swapaxes(0, 1) if turned else picture
+        return np.ascontiguousarray(picture[:: -1 if over else 1, :: -1 if across else 1])
 
 
 def ends_early(stream: Any, count: int, last: float) -> bool:

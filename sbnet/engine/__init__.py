@@ -2,7 +2,6 @@
 
 from sbnet.engine.accuracy import accuracy
 from sbnet.engine.explain import explain
-from sbnet.engine.onnx_net import OnnxConvNet
 from sbnet.engine.oracle import Agreement, compare, masked_oracle, plane_masks
 from sbnet.engine.quantize import QuantizedRun, quantize
 from sbnet.engine.sparsify import SparseRun, sparsify
@@ -10,7 +9,6 @@ from sbnet.engine.tune import tune
 
 __all__ = [
     "Agreement",
-    "OnnxConvNet",
     "QuantizedRun",
     "SparseRun",
     "accuracy",

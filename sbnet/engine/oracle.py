@@ -118,7 +118,13 @@ class Agreement:
 
 
 @torch.no_grad()
-def compare(result: Tensor, net: nn.Module, x: Tensor, active: ActiveBlocks | PixelMasks) -> Agreement:
+def compare(
+    result: Tensor,
+    net: nn.Module,
+    x: Tensor,
+    active: ActiveBlocks | PixelMasks,
+    inside: tuple[slice, slice] = (slice(None), slice(None)),
+) -> Agreement:
     """How far `result` is from what the masked contract says `net` gives for `x`.
 
     The networks are copied, and run in float64: minutes of work for a large one.
@@ -128,6 +134,7 @@ def compare(result: Tensor, net: nn.Module, x: Tensor, active: ActiveBlocks | Pi
         net: as for `masked_oracle`, any dtype.
         x: [N,C,H,W] of the result's dtype.
         active: as for `masked_oracle`.
+        inside: rows and columns of a feature map that count: of a window of a frame, those that see nothing beyond it.
     """
     # Every run starts from the parameters that the run in x's dtype has.
     own = copy.deepcopy(net).to(x.device, x.dtype)
@@ -136,7 +143,10 @@ def compare(result: Tensor, net: nn.Module, x: Tensor, active: ActiveBlocks | Pi
         raise ValueError(
             f"sbnet: compare: result: expected {tuple(exact.shape)} {x.dtype}, got {tuple(result.shape)} {result.dtype}"
         )
-    ours, torchs = result.double() - exact, masked_oracle(own, x, active).double() - exact
+    torchs = masked_oracle(own, x, active).double()
+    if exact.dim() == 4:
+        result, torchs, exact = (v[:, :, inside[0], inside[1]] for v in (result, torchs, exact))
+    ours, torchs = result.double() - exact, torchs - exact
     rms = exact.square().mean().sqrt().item()
     return Agreement(
         error=ours.square().mean().sqrt().item(),

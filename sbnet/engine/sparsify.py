@@ -23,7 +23,7 @@ from sbnet.geometry import Pair
 from sbnet.graph.capture import capture
 from sbnet.graph.constants import Constants
 from sbnet.graph.functional import PlannedModule
-from sbnet.graph.ir import Graph, Value
+from sbnet.graph.ir import Graph
 from sbnet.graph.passes import optimise
 from sbnet.graph.plan import Plan, Plane, plan
 from sbnet.graph.watch import Watch
@@ -372,6 +372,7 @@ class SparseRun:
                 input's height and width.
             block_maps: the block map of every plane is an output, too, after all others: block_map0, block_map1, ...
 
+        Outputs of a network that returns a dict have its keys' names ("out"; "parts.0" of a list under a key).
         Of a cached run the states follow the inputs as state0, state1, ... and the outputs as next0, next1, ...: a call
         takes those that the one before gave. With a full mask, as on the first frame, they may hold anything.
 
@@ -379,6 +380,7 @@ class SparseRun:
             ValueError: dynamic, of a network whose planned layers are of one size.
         """
         from sbnet.export import to_onnx
+        from sbnet.export.output_names import output_names
 
         module = self.as_module(dynamic=dynamic, block_maps=block_maps)
         x = self.example[0]
@@ -386,10 +388,7 @@ class SparseRun:
         names = ["x", *(f"x{k}" for k in range(1, len(self.example))), "mask"]
         states = [x.new_zeros(value.shape, dtype=value.dtype) for value in module.states]
         options = {"input_names": [*names, *(f"state{k}" for k in range(len(states)))], **options}
-        if states or block_maps:
-            results = sum(isinstance(value, Value) for value in module.plan.graph.outputs)
-            counts = {"y": results, "next": len(states), "block_map": len(module.plan.planes) if block_maps else 0}
-            options = {"output_names": [f"{name}{k}" for name, n in counts.items() for k in range(n)], **options}
+        options = {"output_names": output_names(module, options["input_names"]), **options}
         if dynamic:
             n, h, w = (torch.export.Dim(name) for name in ("batch", "height", "width"))
             fixed: list[Any] = [None] * (len(self.example) - 1)

@@ -134,7 +134,7 @@ def _conv(node: Node, get: Get, out: Tensor, active: ActiveBlocks, clear: Fringe
     edge = (None, None) if clear is None else (clear.pixels, clear.count)
     torch.ops.sbnet.sparse_conv2d_.default(
         get(node.args[0]), weight, bias, None if residual is None else get(residual), active.indices, active.count,
-        active.grid.numbers(), *options, out, *edge, packed, slope,
+        active.grid.numbers(), *options, out, *edge, packed, slope, node.options.get("residual_after", False),
     )  # fmt: skip
 
 
@@ -150,6 +150,7 @@ def _conv_quantized(
         get(node.args[0]), weight, context.constants[params["scale"]], bias, residual, o["residual_scale"],
         active.indices, active.count, active.grid.numbers(), *geometry,
         o["out_scale"] or 0.0, out, *edge, packed, o["x_scale"] or 0.0, slope,
+        o.get("residual_after", False),
     )  # fmt: skip
 
 

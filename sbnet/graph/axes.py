@@ -35,7 +35,7 @@ class Axes:
         atoms = [atom for dim in self.dims for atom in dim]
         rows = [length for name, length in atoms if name == "H"]
         columns = [length for name, length in atoms if name == "W"]
-        if len(rows) != 1 or len(columns) != 1 or rows[0] * columns[0] == 1 or self.parts_batch:
+        if len(rows) != 1 or len(columns) != 1 or rows[0] * columns[0] <= 1 or self.parts_batch:
             return None
         return rows[0], columns[0]
 
@@ -173,6 +173,15 @@ REARRANGING = VIEWS | {
     "dropout", "dropout_", "feature_dropout", "lift_fresh", "lift_fresh_copy", "tensor_split", "T", "mT", "_conj",
     "unsafe_chunk", "unsafe_split", "positive", "type_as", "as_strided", "swapaxes", "numpy_T",
 }  # fmt: skip
+
+
+def moves(target: Any, args: Sequence[Any], dtype: torch.dtype) -> bool:
+    """Does an op compute nothing, so that its result, of this dtype, is not masked anew? A cast of integers or booleans
+    to floats gives the first feature map in floats: the contract speaks of it."""
+    if op_name(target) not in REARRANGING:
+        return False
+    source = getattr(args[0], "dtype", dtype) if args else dtype
+    return source.is_floating_point or not dtype.is_floating_point
 
 
 def op_name(target: Any) -> str:

@@ -74,12 +74,16 @@ class Builder:
         values = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Value)]
         if all(v.constant for v in values):
             return self._constant(call)
+        count = len(self.nodes)
         found = RULES[call.name](self, call) if call.name in RULES else None
         if found is None and call.name in REARRANGING:
             found = self._rearranged(call)
         if found is None and ANY:
             found = ANY[0](self, call)
-        return self.dense(call) if found is None else found
+        if found is None or not _is_what_was_made(found, made):
+            del self.nodes[count:]
+            return self.dense(call)
+        return found
 
     def _constant(self, call: Call) -> Any:
         if not isinstance(call.made, Tensor):
@@ -121,13 +125,14 @@ class Builder:
         order = [[d[0] for d in value.axes.dims].index(atom) for dim in axes.dims for atom in dim]
         lengths = [value.shape[k] for k in order]
         shape = [product(n for _, n in dim) for dim in axes.dims]
-        moved = self._move(value, torch.ops.aten.permute.default, order, lengths, call)
+        moved = self.move(value, torch.ops.aten.permute.default, order, lengths, call)
         if shape != lengths:
-            moved = self._move(moved, torch.ops.aten.reshape.default, shape, shape, call)
+            moved = self.move(moved, torch.ops.aten.reshape.default, shape, shape, call)
         moved.axes, moved.view_of = axes, value
         return moved
 
-    def _move(self, value: Value, target: Any, how: list[int], shape: list[int], call: Call) -> Value:
+    def move(self, value: Value, target: Any, how: list[int], shape: list[int], call: Call) -> Value:
+        """Another arrangement of a value, by a permute or a reshape."""
         node = Node("aten", [value, how], [], target=target, path=call.path, line=call.line, reason="arrangement")
         node.outputs.append(Value(f"{call.label}_{len(self.nodes)}", tuple(shape), value.dtype, producer=node))
         self.nodes.append(node)
@@ -137,8 +142,8 @@ class Builder:
         """A view of a feature map that keeps its axes whole is the same feature map."""
         x = call.args[0]
         source = feature_map(x)
-        if source is None or not isinstance(call.made, Tensor):
-            return None
+        if source is None or not isinstance(call.made, Tensor) or call.made.dtype != source.dtype:
+            return None  # a cast: PyTorch's own
         axes = infer(call.target, call.args, call.kwargs, call.made, _axes_of, self.batch or 1)
         if axes is None or source.axes is None:
             return None
@@ -153,13 +158,26 @@ class Builder:
         return self.arranged(source, axes, call)
 
 
+def _is_what_was_made(found: Any, made: Any) -> bool:
+    """Has what a rule gave the shape and dtype of what PyTorch gives? A rule that does not know of a cast, or of an
+    argument that changes a size, must not drop it."""
+    values, tensors = pytree.tree_leaves(found), pytree.tree_leaves(made)
+    return len(values) == len(tensors) and all(
+        not isinstance(v, Value) or (isinstance(t, Tensor) and v.shape == tuple(t.shape) and v.dtype == t.dtype)
+        for v, t in zip(values, tensors, strict=True)
+    )
+
+
+PLANNED_DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # of the feature maps that ops on active blocks take
+
+
 def feature_map(value: Any) -> Value | None:
     """The feature map [N,C,H,W] that a value is, or is an arrangement of."""
     if not isinstance(value, Value) or value.constant:
         return None
     if value.view_of is not None:
         return value.view_of
-    return value if value.plane is not None and value.dtype.is_floating_point else None
+    return value if value.plane is not None and value.dtype in PLANNED_DTYPES else None
 
 
 def functional(target: Any) -> Any:
@@ -197,7 +215,10 @@ def _map(label: str, shape: Sequence[int], dtype: torch.dtype, node: Node) -> Va
 
 def is_map(made: Any) -> bool:
     return (
-        isinstance(made, Tensor) and made.dim() == 4 and made.shape[2] * made.shape[3] > 1 and made.is_floating_point()
+        isinstance(made, Tensor)
+        and made.dim() == 4
+        and made.shape[2] * made.shape[3] > 1
+        and made.dtype in PLANNED_DTYPES
     )
 
 

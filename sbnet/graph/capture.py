@@ -16,7 +16,7 @@ from sbnet.graph.axes import op_name
 from sbnet.graph.builder import Builder
 from sbnet.graph.exporting import exporting
 from sbnet.graph.ir import Graph, Value
-from sbnet.graph.refusal import NO_VALUES, no_dump, refusal
+from sbnet.graph.refusal import no_dump, no_values, refusal
 
 # The argument itself, in eval mode or for whoever asks only for values.
 SAME = {"dropout", "feature_dropout", "alpha_dropout", "alias", "detach", "contiguous", "lift_fresh", "positive"}
@@ -42,9 +42,9 @@ def capture(module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any] | Non
     with exporting():
         program = _program(module, args, kwargs or {})
         try:
-            return _Reader(program).graph.link()
+            return _Reader(program, module).graph.link()
         except _WritesAView:
-            return _Reader(program.run_decompositions({})).graph.link()
+            return _Reader(program.run_decompositions({}), module).graph.link()
 
 
 @contextmanager
@@ -63,6 +63,8 @@ def _program(module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> 
     try:
         with evaluating(module), no_dump():
             return torch.export.export(module, tuple(args), kwargs, strict=False)
+    except CaptureError:  # of a module that knows better what went wrong: a node of an ONNX file
+        raise
     except Exception as error:  # torch.export raises what it meets, in the network's code or its own
         raise CaptureError(f"sbnet: {refusal(module, error)}") from error
 
@@ -70,8 +72,8 @@ def _program(module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> 
 class _Reader:
     """Reads an exported program into a graph."""
 
-    def __init__(self, program: Any) -> None:
-        self.program = program
+    def __init__(self, program: Any, module: nn.Module) -> None:
+        self.program, self.module = program, module
         self.values: dict[fx.Node, Any] = {}  # what each fx node stands for now
         self.memory: dict[fx.Node, int] = {}  # fx nodes that may share memory have one number
         self.builder = Builder()
@@ -134,7 +136,8 @@ class _Reader:
         made = node.meta.get("val")
         found = [v for v in pytree.tree_leaves(made) if isinstance(v, Tensor)]
         if not all(isinstance(n, int) for v in found for n in v.shape):
-            raise CaptureError(f"sbnet: {path_of(node) or 'the network'}: {name}: {NO_VALUES}")
+            path = path_of(node)
+            raise CaptureError(f"sbnet: {path or 'the network'}: {name}: {no_values(self.module, path)}")
         outputs = self.builder.read(node.target, args, kwargs, made, node.name, path_of(node), _line(node))
         self.values[node] = outputs
         shares = first is not None and schema is not None and any(r.alias_info is not None for r in schema.returns)

@@ -10,6 +10,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
+from sbnet.graph.builder import PLANNED_DTYPES
 from sbnet.graph.ir import Graph, Value
 from sbnet.graph.writes import Writes
 
@@ -19,8 +20,8 @@ class Constants:
 
     Args:
         graph: optimised; nodes are not changed afterwards.
-        device, dtype: of feature maps; weights of planned nodes are made in it, but for those of quantised ones, which
-            have dtypes of their own.
+        device, dtype: of feature maps. Weights of planned nodes are made in the dtype of what the node gives, which a
+            cast inside the network may have changed; those of quantised ones have dtypes of their own.
         counters: tensors that are written where others are without PyTorch counting it: num_batches_tracked, beside
             the statistics of a training forward.
 
@@ -32,7 +33,11 @@ class Constants:
         self.device, self.dtype, self._counters = device, dtype, list(counters)
         self.nodes = graph.constants()
         kinds = "aten", "conv_quantized"
-        self.weights = {id(v) for n in graph.nodes if n.kind not in kinds for v in n.params.values() if v.constant}
+        planned = [n for n in graph.nodes if n.kind not in kinds]
+        self.weights = {
+            id(v): n.output.dtype if n.output.dtype in PLANNED_DTYPES else dtype
+            for n in planned for v in n.params.values() if v.constant
+        }  # fmt: skip
         self.wanted = {id(v): v for n in graph.nodes for v in n.inputs() if v.constant}
         self.wanted |= {id(v): v for v in graph.outputs if isinstance(v, Value) and v.constant}
         leaves = {id(v): v for n in [*graph.nodes, *self.nodes] for v in n.inputs() if v.tensor is not None}
@@ -99,7 +104,7 @@ class Constants:
             found = value(v)
             unseen = v.tensor is not None and v.tensor.is_inference()  # writes are not counted: read as it is
             if key in self.weights and found.is_floating_point() and not unseen:
-                found = found.to(self.dtype)
+                found = found.to(self.weights[key])
                 if found.dim() == 4:
                     found = found.contiguous(memory_format=torch.channels_last)
             if key in self.held and self.device.type == "cuda":

@@ -198,6 +198,7 @@ def apply(
                 stride=o["stride"], padding=o["padding"], dilation=o["dilation"], groups=o["groups"],
                 activation=o.get("activation"), negative_slope=o.get("negative_slope", 0.01),
                 residual=params.get("residual"), slope=params.get("slope"),
+                residual_after=o.get("residual_after", False),
             )  # fmt: skip
         case "conv_quantized":
             written = node.output.dtype

@@ -3,7 +3,8 @@
 Kinds of nodes, and what they take beside `args` (the feature maps that they read, in order):
 
     conv, conv_transpose   weight, bias, residual; stride, padding, dilation, groups, output_padding; activation,
-                           negative_slope; or slope, a number a channel
+                           negative_slope; or slope, a number a channel; residual_after, of conv: the residual is
+                           added to what the activation gives
     conv_quantized         of conv in bytes: weight, scale, bias, slope, residual; x_scale, residual_scale, out_scale
     max_pool, avg_pool     the options of PyTorch's pools
     adaptive_pool          size, method ("avg" or "max"), keep: [N,C,*size], or [N,C]; of the active pixels of its input
@@ -32,7 +33,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from sbnet.geometry import Pair
-from sbnet.graph.axes import REARRANGING, Axes, op_name
+from sbnet.graph.axes import Axes, moves, op_name
 
 
 @dataclass(eq=False)
@@ -68,6 +69,14 @@ class Value:
     def size(self) -> Pair | None:
         """(height, width) of whatever holds a plane, in any arrangement."""
         return None if self.axes is None or self.constant else self.axes.size
+
+    @property
+    def given(self) -> bool:
+        """Is it an input of the network, which is read unmasked, or a part of one?"""
+        value = self
+        while value.producer is not None and (value.producer.kind == "slice" or value.producer.moves):
+            value = value.producer.args[0]
+        return value.producer is None
 
     def __repr__(self) -> str:
         return f"%{self.name}"
@@ -130,7 +139,7 @@ class Node:
     @property
     def moves(self) -> bool:
         """A dense op that computes nothing, so that its result is not masked anew."""
-        return self.kind == "aten" and op_name(self.target) in REARRANGING
+        return self.kind == "aten" and moves(self.target, self.args, self.output.dtype)
 
     def __repr__(self) -> str:
         name = op_name(self.target) if self.kind == "aten" else self.kind

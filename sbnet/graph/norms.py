@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+
 from sbnet.graph.builder import Builder, Call, back, feature_map, is_channels, is_map, plain, rule
-from sbnet.graph.ir import Value
+from sbnet.graph.ir import Ref, Step, Value
+
+ATEN = torch.ops.aten
 
 
 @rule("group_norm")
@@ -44,3 +50,33 @@ def _norm(b: Builder, call: Call, method: str, groups: int = 1) -> Value | None:
         return None
     options = {"method": method, "groups": groups, "eps": float(call.argument("eps", 0.0) or 0.0)}
     return back(b, call, b.add("norm", call, [x], x.shape, options=options, params=params), raw)
+
+
+@rule("linalg_vector_norm", "norm")
+def _norm_of_planes(b: Builder, call: Call) -> Value | None:
+    """The root of the sum of squares over the plane, as in a GRN: squares of active pixels, pooled, of the few numbers
+    that are left the root. In float32, where squares have room."""
+    raw, x = call.args[0], feature_map(call.args[0])
+    order = call.argument("ord", call.argument("p", 2))
+    if x is None or raw.axes is None or x.given or order != 2 or x.dtype != torch.float32 or call.made.dtype != x.dtype:
+        return None
+    dims = call.argument("dim")
+    gone = {int(k) % len(raw.shape) for k in (dims if isinstance(dims, (list, tuple)) else [dims])} if dims else set()
+    names = [[name for name, _ in dim] for dim in raw.axes.dims]
+    flat = [k for k, dim in enumerate(names) if set(dim) & {"H", "W"}]
+    if sorted(name for k in gone for name in names[k]) != ["H", "W"] or gone != set(flat):
+        return None
+    n, c, h, w = x.shape
+    squares = b.add("pixel", call, [x], x.shape, options={"steps": [Step(ATEN.square.default, (Ref(0),), {})]})
+
+    def then(target: Any, value: Value, *args: Any, shape: Any = (n, c, 1, 1)) -> Value:
+        made = torch.empty(shape, dtype=x.dtype, device="meta")
+        return b.read(target, (value, *args), {}, made, f"{call.label}_{len(b.nodes)}", call.path, call.line)
+
+    total = then(ATEN.mul.Scalar, then(ATEN.mean.dim, squares, [2, 3], True), float(h * w))
+    root = then(ATEN.sqrt.default, total)
+    kept = [0 if dim == ["N"] else 1 for k, dim in enumerate(names) if k not in gone]
+    if kept == [1, 0]:
+        root = then(ATEN.permute.default, root, [1, 0, 2, 3], shape=(c, n, 1, 1))
+    made = list(call.made.shape)
+    return root if made == [n, c, 1, 1] else then(ATEN.reshape.default, root, made, shape=made)

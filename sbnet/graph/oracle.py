@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from sbnet.geometry import Pair, to_pair
-from sbnet.graph.axes import REARRANGING, Axes, infer, op_name, tensors_in
+from sbnet.graph.axes import Axes, infer, moves, op_name, tensors_in
 from sbnet.ops.masked.norm import norm_whole
 
 Blocks = int | Sequence[int] | Mapping[Pair, int | Sequence[int]]
@@ -69,7 +69,6 @@ class _AfterEveryOp(TorchDispatchMode):
         kwargs = kwargs or {}
         written = {k: self._axes_of(v) for k, v in enumerate(args)} if func._schema.is_mutable else {}
         out = func(*args, **kwargs)
-        moves = op_name(func) in REARRANGING
         results = []
         many = isinstance(out, (tuple, list))
         for at, tensor in enumerate(out if many else [out]):
@@ -81,7 +80,8 @@ class _AfterEveryOp(TorchDispatchMode):
                 axes = written[own]
             else:
                 axes = infer(func, args, kwargs, tensor, self._axes_of, self.batch)
-            if axes is not None and axes.size is not None and not moves and tensor.is_floating_point():
+            masks = tensor.is_floating_point() and not moves(func, args, tensor.dtype)
+            if axes is not None and axes.size is not None and masks:
                 changed = self.change(tensor, axes)
                 if changed is not tensor and own is not None:  # others that know the argument see the result
                     changed = tensor.copy_(changed)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
+from sbnet.graph.axes import op_name
 from sbnet.graph.builder import ANY, Builder, Call, back, feature_map, is_channels, order, plain, product, rule, weights
 from sbnet.graph.ir import Ref, Step, Value, computed
 
@@ -110,6 +113,8 @@ def _operand(b: Builder, call: Call, v: Value, raw: Value, x: Value) -> Value | 
     """What stands for an operand beside a feature map [N,C,H,W]."""
     own = feature_map(v)
     if own is not None:
+        if own.dtype != x.dtype:
+            return None
         aligned = order(v) == order(raw) and own.shape[0] == x.shape[0] and own.shape[2:] == x.shape[2:]
         return own if aligned and own.shape[1] in (1, x.shape[1]) else None
     if product(v.shape) == 1:
@@ -126,9 +131,22 @@ def _operand(b: Builder, call: Call, v: Value, raw: Value, x: Value) -> Value | 
     if set(kinds) <= {"C"} and v.constant:
         channels = product(v.shape)
         return computed(f"{v.name}.c11", v, lambda t: t.reshape(-1, 1, 1), v, shape=(channels, 1, 1))
-    if kinds in (["C"], ["N"], ["N", "C"]) and feature_map(raw) is raw:  # gates: [N,C,1,1]
-        return v
+    if set(kinds) <= {"N", "C"} and len(set(kinds)) == len(kinds) and v.dtype == x.dtype:
+        return v if feature_map(raw) is raw else _gate(b, call, v, raw, shape)
     return None
+
+
+def _gate(b: Builder, call: Call, v: Value, raw: Value, shape: Sequence[int]) -> Value:
+    """A number a channel or a sample beside an arrangement of a feature map: as [N,C,1,1]."""
+    assert raw.axes is not None
+    names = [dim[0][0] if dim and dim[0][0] in "NHW" else "C" for dim in raw.axes.dims]
+    sizes = {name: n for name, n in zip(names, shape, strict=True) if n != 1}
+    if v.shape != tuple(shape):
+        v = b.move(v, torch.ops.aten.reshape.default, list(shape), list(shape), call)
+    order = sorted(range(len(names)), key=lambda k: "NCHW".index(names[k]))
+    moved = b.move(v, torch.ops.aten.permute.default, order, [shape[k] for k in order], call)
+    gate = [sizes.get("N", 1), sizes.get("C", 1), 1, 1]
+    return b.move(moved, torch.ops.aten.reshape.default, gate, gate, call)
 
 
 def _simple(b: Builder, call: Call, x: Value, operands: list[Value]) -> Value | None:
@@ -150,6 +168,8 @@ def _simple(b: Builder, call: Call, x: Value, operands: list[Value]) -> Value | 
         return None
     if call.argument("alpha", 1) != 1 or call.argument("rounding_mode") is not None:
         return None
+    if number is not None and not (math.isfinite(number) and (number or call.name != "div")):
+        return None  # an infinite weight is not an infinite result: sums of it are NaN
     channels = x.shape[1]
     signs = {"add": lambda t: t, "sub": lambda t: -t, "mul": lambda t: t, "div": lambda t: 1 / t}
 
@@ -174,6 +194,46 @@ def _prelu(b: Builder, call: Call, x: Value) -> Value | None:
 
     values = computed(f"{slope.name}.channels", slope, per_channel, slope, shape=(channels,))
     return b.add("act", call, [x], x.shape, options={"activation": "leaky_relu"}, params={"slope": values})
+
+
+JOINED = {"sum": "add", "mean": "add", "amax": "maximum", "amin": "minimum"}
+
+
+@rule(*JOINED)
+def _over_a_stack(b: Builder, call: Call) -> Value | None:
+    """torch.stack of feature maps, reduced over what they were stacked along: one pixel after another, as in an FPN."""
+    stack = call.args[0].producer if isinstance(call.args[0], Value) else None
+    if stack is None or stack.kind != "aten" or op_name(stack.target) != "stack" or call.argument("keepdim"):
+        return None
+    maps, rank = [plain(v) for v in stack.args[0]], len(call.args[0].shape)
+    at = int(stack.args[1] if len(stack.args) > 1 else stack.kwargs.get("dim", 0)) % rank
+    dims = call.argument("dim")
+    gone = [int(k) % rank for k in (dims if isinstance(dims, (list, tuple)) else [dims])] if dims is not None else []
+    first = maps[0]
+    if (
+        first is None
+        or gone != [at]
+        or any(m is None or (m.shape, m.dtype) != (first.shape, first.dtype) for m in maps)
+    ):
+        return None
+    if call.made.dtype != first.dtype:
+        return None
+    if call.name == "sum" and first.dtype == torch.float32:  # sums that a convolution before may do itself
+        total = first
+        for other in maps[1:]:
+            total = b.add("add", call, [total, other], first.shape)  # type: ignore[list-item]
+        return total if len(maps) > 1 else None
+    target = getattr(torch.ops.aten, JOINED[call.name])
+    target = target.Tensor if call.name in ("sum", "mean") else target.default
+    steps, last = list[Step](), Ref(0)
+    distinct = list({id(v): v for v in maps}.values())
+    places = [next(k for k, v in enumerate(distinct) if v is m) for m in maps]
+    for k in places[1:]:
+        steps.append(Step(target, (last, Ref(k)), {}))
+        last = Ref(len(steps) - 1, step=True)
+    if call.name == "mean":
+        steps.append(Step(torch.ops.aten.mul.Tensor, (last, 1 / len(maps)), {}))
+    return b.add("pixel", call, distinct, first.shape, options={"steps": steps}) if steps else None  # type: ignore[arg-type]
 
 
 ANY.append(pixelwise)

@@ -17,11 +17,8 @@ VALUES = (
     "symbolic_shapes",
     ".item()",
 )  # in messages about sizes and branches that follow from values
-NO_VALUES = (
-    "sizes and branches may not depend on values, as after .item() or "
-    "ActiveBlocks.trim(): use torch.where, or a fixed capacity (reduce_mask's argument)"
-)
-INSIDE = os.path.dirname(torch.__file__)
+NO_VALUES = "sizes and branches may not depend on values"
+INSIDE = os.path.join(os.path.dirname(torch.__file__), "")  # torchvision's files are the network's own
 
 
 @contextmanager
@@ -43,11 +40,41 @@ def refusal(module: nn.Module, error: BaseException) -> str:
     path, line = "", ""
     for caught in causes(error):
         found, at = _deepest(caught, names)
-        if found:
+        if found or at:
             path, line = found, at
             break
-    where = path or type(module).__name__
-    return f"{where}{f' ({line})' if line else ''}: {_first_line(error)}; {_advice(error)}"
+    where = f"{path or type(module).__name__}{f' ({line})' if line else ''}"
+    if any(word in str(caught) for caught in causes(error) for word in VALUES):
+        return f"{where}: {no_values(module, path)}"  # what PyTorch says of it is in symbols of its own
+    return f"{where}: {_first_line(error)}; the network must take the example as it is, in ops of PyTorch alone"
+
+
+def no_values(module: nn.Module, path: str) -> str:
+    """What to do where the part at `path` asks for values: a part beside it that can be captured by itself, or, in a
+    network without such parts, what to write instead."""
+    part = beside(module, path)
+    if part:
+        return f"{NO_VALUES}: sparsify model.{part}, which has most of the convolutions, and run the rest as it is"
+    instead = "use torch.where, or a fixed capacity (reduce_mask's argument)"
+    return f"{NO_VALUES}, as after .item() or ActiveBlocks.trim(): {instead}"
+
+
+def beside(module: nn.Module, path: str) -> str:
+    """The name of the part of a network with most of the parameters of convolutions that neither is, holds nor lies in
+    the part at `path`; nothing where none has half of them."""
+    counts = {
+        name: sum(_kernel_size(m) for m in part.modules())
+        for name, part in module.named_modules()
+        if name and not (path + ".").startswith(name + ".") and not (path and (name + ".").startswith(path + "."))
+    }
+    total = sum(map(_kernel_size, module.modules()))
+    best = max(counts, key=lambda name: (counts[name], -len(name)), default="")
+    return best if best and 2 * counts[best] > total > 0 else ""
+
+
+def _kernel_size(module: nn.Module) -> int:
+    convolves = isinstance(module, nn.modules.conv._ConvNd)
+    return module.weight.numel() if convolves else 0  # type: ignore[union-attr, operator]
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -64,8 +91,8 @@ def _deepest(error: BaseException, names: dict[int, str]) -> tuple[str, str]:
     while at is not None:
         owner, file = at.tb_frame.f_locals.get("self"), at.tb_frame.f_code.co_filename
         inside = file.startswith(INSIDE)
-        if isinstance(owner, nn.Module) and names.get(id(owner)):
-            path = names[id(owner)]
+        if isinstance(owner, nn.Module) and id(owner) in names:
+            path = names[id(owner)] or path
             line = line if inside else f"{os.path.basename(file)}:{at.tb_lineno}"
         at = at.tb_next
     return path, line
@@ -74,9 +101,3 @@ def _deepest(error: BaseException, names: dict[int, str]) -> tuple[str, str]:
 def _first_line(error: BaseException) -> str:
     line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return (line if len(line) <= MOST else f"{line[: MOST - 3]}...").rstrip(" .;")
-
-
-def _advice(error: BaseException) -> str:
-    if any(word in str(error) for word in VALUES):
-        return NO_VALUES
-    return "the network must take the example as it is, in ops of PyTorch alone"

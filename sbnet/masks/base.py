@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +31,23 @@ class Mask:
 
     def __call__(self, x: Tensor) -> Tensor:
         raise NotImplementedError
+
+    @property
+    def surveys(self) -> bool:
+        """Does it take anything from a whole picture (`survey`)?"""
+        return any(part.surveys for part in self.parts)
+
+    def survey(self, tiles: Iterable[Tensor]) -> None:
+        """A picture that is larger than memory, before the calls on its tiles: all of it, as tiles [1,C,h,w] that do
+        not overlap. What belongs to a whole picture, such as a threshold, is then that of all, until `reset`."""
+        those = [part for part in self.parts if part.surveys]
+        for part, copy in zip(those, itertools.tee(tiles, max(1, len(those))), strict=False):
+            part.survey(copy)
+
+    @property
+    def files(self) -> Sequence[Any]:
+        """The files that it reads."""
+        return [file for part in self.parts for file in part.files]
 
     def reset(self) -> None:
         """Forget earlier frames."""

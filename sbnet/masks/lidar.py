@@ -12,49 +12,85 @@ import torch
 from torch import Tensor
 
 KITTI, NUSCENES = 4, 5  # float32 numbers a point: x, y, z, intensity; and the ring
-PCD = {("F", 4): "<f4", ("F", 8): "<f8", ("U", 1): "u1", ("U", 2): "<u2", ("U", 4): "<u4", ("I", 1): "i1",
-       ("I", 2): "<i2", ("I", 4): "<i4"}  # fmt: skip
+PCD = {("F", 4): "<f4", ("F", 8): "<f8", ("U", 1): "u1", ("U", 2): "<u2", ("U", 4): "<u4", ("U", 8): "<u8",
+       ("I", 1): "i1", ("I", 2): "<i2", ("I", 4): "<i4", ("I", 8): "<i8"}  # fmt: skip
+MOST_NUMBERS = 1 << 20  # of a point, by a header
 
 
-def read_points(path: str | os.PathLike[str]) -> np.ndarray:
+def read_points(path: str | os.PathLike[str], numbers: int | None = None) -> np.ndarray:
     """[P,4] float32: x, y, z in metres and intensity, of KITTI's .bin, nuScenes' .pcd.bin (intensities of 255 are made
     0 to 1), .pcd (ascii or binary) or .npy ([P,3] or more). Points that are not finite are left out.
+
+    Args:
+        numbers: float32 numbers a point of a .bin: 4, or 5 with a ring or a time; None: 5 for a .pcd.bin, and for
+            another .bin whichever divides it, of both the one whose fifth numbers are rings or times.
 
     Raises:
         ValueError: the file does not hold what its name says.
     """
     path = Path(path)
     name = path.name.lower()
+    if not name.endswith((".bin", ".pcd", ".npy")):
+        raise ValueError(f"sbnet: read_points: {path}: expected a name that ends in .bin, .pcd or .npy")
+    if not path.is_file():
+        raise ValueError(f"sbnet: read_points: {path}: {'not a regular file' if path.exists() else 'no such file'}")
     if name.endswith(".bin"):
-        wide = NUSCENES if name.endswith(".pcd.bin") else KITTI
-        numbers = np.fromfile(path, "<f4")
-        if numbers.size % wide:
-            raise ValueError(f"sbnet: read_points: {path}: expected {wide} numbers a point, got {numbers.size} in all")
-        points = numbers.reshape(-1, wide)[:, :4].copy()
-        if wide == NUSCENES:
-            points[:, 3] /= 255
+        points = _read_bin(path, numbers)
     elif name.endswith(".pcd"):
         points = _read_pcd(path)
-    elif name.endswith(".npy"):
-        points = np.load(path, allow_pickle=False).astype(np.float32)
+    else:
+        try:
+            points = np.load(path, allow_pickle=False).astype(np.float32)
+        except (ValueError, TypeError, EOFError) as error:
+            raise ValueError(f"sbnet: read_points: {path}: expected an array of numbers ({error})") from None
         if points.ndim != 2 or points.shape[1] < 3:
             raise ValueError(f"sbnet: read_points: {path}: expected [P,3] or more, got {points.shape}")
-    else:
-        raise ValueError(f"sbnet: read_points: {path}: expected a name that ends in .bin, .pcd or .npy")
     if points.shape[1] == 3:
         points = np.pad(points, [(0, 0), (0, 1)])
     points = points[:, :4]
     return np.ascontiguousarray(points[np.isfinite(points).all(1)])
 
 
+def _read_bin(path: Path, wide: int | None) -> np.ndarray:
+    """[P,4]: the first four numbers of each point."""
+    numbers = np.fromfile(path, "<f4")
+    if path.stat().st_size % 4:
+        raise ValueError(f"sbnet: read_points: {path}: expected float32 numbers, got {path.stat().st_size} bytes")
+    nuscenes = path.name.lower().endswith(".pcd.bin")
+    if wide is None:
+        fits = [n for n in ((NUSCENES,) if nuscenes else (KITTI, NUSCENES)) if numbers.size % n == 0]
+        wide = fits[0] if len(fits) == 1 else _likelier(numbers) if fits else 0
+    if not wide or numbers.size % wide:
+        what = f"{wide} numbers" if wide else "5 numbers" if nuscenes else "4 or 5 numbers"
+        raise ValueError(f"sbnet: read_points: {path}: expected {what} a point, got {numbers.size} in all")
+    points = numbers.reshape(-1, wide)[:, :4].copy()
+    if nuscenes:
+        points[:, 3] /= 255
+    return points
+
+
+def _likelier(numbers: np.ndarray) -> int:
+    """4 or 5 numbers a point, where both divide their count: of five, the fifth are rings, whole numbers of few kinds,
+    or times of one turn of the scanner; with four numbers a point, each fifth one is now an x, now a y."""
+    fifth = numbers.reshape(-1, NUSCENES)[:, 4]
+    rings = bool((fifth == np.floor(fifth)).all()) and bool(((fifth >= 0) & (fifth < 256)).all())
+    times = bool((np.abs(fifth) <= 1).all()) and bool((np.abs(numbers) > 1).any())
+    return NUSCENES if len(fifth) and (rings or times) else KITTI
+
+
 def _read_pcd(path: Path) -> np.ndarray:
+    """[P,3] or, with intensities, [P,4]."""
+
+    def wrong(what: str) -> ValueError:
+        return ValueError(f"sbnet: read_points: {path}: {what}")
+
     data = path.read_bytes()
     head: dict[str, list[str]] = {}
     at = 0
     while "DATA" not in head:
         end = data.find(b"\n", at)
-        if end < 0 or end - at > 4096:
-            raise ValueError(f"sbnet: read_points: {path}: expected a PCD header with DATA, got none")
+        if end < 0 or end - at > 1 << 16:
+            raise wrong("expected a PCD header with DATA, got none")
         words = data[at:end].decode("ascii", "replace").split()
         at = end + 1
         if words and not words[0].startswith("#"):
@@ -64,27 +100,34 @@ def _read_pcd(path: Path) -> np.ndarray:
         counts = [int(n) for n in head.get("COUNT", ["1"] * len(fields))]
         kinds = [PCD[kind, int(size)] for kind, size in zip(head["TYPE"], head["SIZE"], strict=True)]
         columns = [fields.index(name) for name in ("x", "y", "z")]
+        if len(counts) != len(fields) or len(kinds) != len(fields):
+            raise ValueError("TYPE, SIZE and COUNT: expected one a field")
     except (KeyError, ValueError, IndexError) as error:
-        raise ValueError(f"sbnet: read_points: {path}: expected a PCD header with x, y, z ({error})") from None
+        raise wrong(f"expected a PCD header with x, y, z ({error})") from None
     if "intensity" in fields:
         columns.append(fields.index("intensity"))
+    if min(counts) < 0 or sum(counts) > MOST_NUMBERS or any(counts[c] < 1 for c in columns) or count < 0:
+        raise wrong(f"COUNT: expected at least 1 number of x, y and z a point, got {head.get('COUNT')}, {count} points")
     kind = head["DATA"][0] if head["DATA"] else ""
     if kind == "binary":
         row = np.dtype([(str(k), d, (n,)) for k, (d, n) in enumerate(zip(kinds, counts, strict=True))])
         if len(data) - at < count * row.itemsize:
-            raise ValueError(
-                f"sbnet: read_points: {path}: expected {count} points, got {(len(data) - at) // row.itemsize}"
-            )
+            raise wrong(f"expected {count} points, got {(len(data) - at) // row.itemsize}")
         table = np.frombuffer(data, row, count, at)
         return np.stack([table[str(c)][:, 0].astype(np.float32) for c in columns], 1)
     if kind == "ascii":
         starts = np.cumsum([0, *counts])
+        lines = [numbers for line in data[at:].splitlines() if (numbers := line.split())]
+        if len(lines) != count:
+            raise wrong(f"expected {count} points, got {len(lines)}")
+        if any(len(numbers) != starts[-1] for numbers in lines):
+            raise wrong(f"expected {starts[-1]} numbers a point, got a line with another count")
         try:
-            rows = np.array([line.split() for line in data[at:].decode("ascii").splitlines() if line], np.float32)
-            return rows[:, [starts[c] for c in columns]]
-        except (ValueError, IndexError) as error:
-            raise ValueError(f"sbnet: read_points: {path}: expected a table of numbers ({error})") from None
-    raise ValueError(f"sbnet: read_points: {path}: DATA: expected ascii or binary, got {kind!r}")
+            rows = np.array([[numbers[starts[c]] for c in columns] for numbers in lines]).astype(np.float32)
+        except ValueError as error:
+            raise wrong(f"expected a table of numbers ({error})") from None
+        return rows.reshape(-1, len(columns))
+    raise wrong(f"DATA: expected ascii or binary, got {kind!r}")
 
 
 class BirdsEye:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -33,10 +33,19 @@ class Nodata(Mask):
 def otsu(values: Tensor) -> Tensor:
     """The threshold between two classes of values, 0 to 1, that leaves each the least variance (Otsu 1979): a scalar on
     their device, so that nothing waits for it."""
+    return _between(histogram(values))
+
+
+def histogram(values: Tensor) -> Tensor:
+    """[BINS] float64: how many values, 0 to 1, lie at each level."""
     at = (values.float().clamp(0, 1) * (BINS - 1)).round().long().flatten()
     counts = torch.zeros(BINS, dtype=torch.float64, device=values.device)
-    counts.scatter_add_(0, at, torch.ones_like(at, dtype=torch.float64))
-    levels = torch.arange(BINS, dtype=torch.float64, device=values.device)
+    return counts.scatter_add_(0, at, torch.ones_like(at, dtype=torch.float64))
+
+
+def _between(counts: Tensor) -> Tensor:
+    """Otsu's threshold of a histogram."""
+    levels = torch.arange(BINS, dtype=torch.float64, device=counts.device)
     below, total = counts.cumsum(0), counts.sum()
     mass, whole = (counts * levels).cumsum(0), (counts * levels).sum()
     spread = (whole * below - total * mass).square() / (below * (total - below)).clamp(min=1e-9)
@@ -56,13 +65,32 @@ class Tissue(Mask):
         if scale < 1:
             raise ValueError(f"sbnet: Tissue: scale: expected at least 1, got {scale}")
         self.scale, self.least = scale, least
+        self._limit: Tensor | None = None  # of a picture that comes in tiles
 
-    def __call__(self, x: Tensor) -> Tensor:
+    @property
+    def surveys(self) -> bool:
+        return True
+
+    def survey(self, tiles: Iterable[Tensor]) -> None:
+        counts = sum(
+            (histogram(self._saturation(tile)) for tile in tiles), start=torch.zeros(BINS, dtype=torch.float64)
+        )
+        self._limit = _between(counts)
+
+    def reset(self) -> None:
+        self._limit = None
+
+    def _saturation(self, x: Tensor) -> Tensor:
+        """[N,h,w] of the thumbnail."""
         small = F.avg_pool2d(x.float(), self.scale, ceil_mode=True) if self.scale > 1 else x.float()
         high, low = small.amax(1), small.amin(1)
-        saturation = (high - low) / high.clamp(min=1e-3)
-        limits = torch.stack([otsu(one) for one in saturation]).clamp(min=self.least)
-        return resized(saturation > limits[:, None, None], (int(x.shape[2]), int(x.shape[3])))
+        return (high - low) / high.clamp(min=1e-3)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        saturation = self._saturation(x)
+        limits = [otsu(one) for one in saturation] if self._limit is None else [self._limit] * len(saturation)
+        limit = torch.stack(limits).to(x.device).clamp(min=self.least)
+        return resized(saturation > limit[:, None, None], (int(x.shape[2]), int(x.shape[3])))
 
 
 class Ink(Mask):

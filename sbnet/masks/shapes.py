@@ -11,27 +11,55 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sbnet.masks.base import Mask
+from sbnet.masks import coco
+from sbnet.masks.base import Mask, resized
+from sbnet.masks.coco import corners_of
 
 Polygon = Sequence[Sequence[float]]
 
 
-def fill_polygons(polygons: Iterable[Polygon], size: tuple[int, int]) -> Tensor:
+def fill_polygons(polygons: Iterable[Polygon | Tensor], size: tuple[int, int]) -> Tensor:
     """[H,W] bool: pixels whose centre lies in a polygon [(x, y), ...], by the even-odd rule within each."""
-    height, width = size
-    found = torch.zeros(height, width, dtype=torch.bool)
-    centres = torch.arange(height, dtype=torch.float64) + 0.5
+    found = torch.zeros(size, dtype=torch.bool)
     for polygon in polygons:
         corners = torch.as_tensor(polygon, dtype=torch.float64).reshape(-1, 2)
-        crossings = torch.zeros(height, width + 1, dtype=torch.int32)
-        for (x0, y0), (x1, y1) in zip(corners.tolist(), corners.roll(-1, 0).tolist(), strict=True):
-            rows = torch.nonzero((centres >= min(y0, y1)) & (centres < max(y0, y1)))[:, 0]
-            if len(rows):
-                x = x0 + (centres[rows] - y0) * ((x1 - x0) / (y1 - y0))
-                first = torch.ceil(x - 0.5).clamp(0, width).long()  # of the centres right of the edge
-                crossings[rows, first] += 1
-        found |= crossings.cumsum(1)[:, :width] % 2 == 1
+        if len(corners) < 3:
+            continue
+        low, high = corners.amin(0).floor().tolist(), corners.amax(0).ceil().tolist()
+        left, right, top, bottom = (int(min(max(v, 0), size[k])) for v, k in
+                                    ((low[0], 1), (high[0], 1), (low[1], 0), (high[1], 0)))  # fmt: skip
+        inner = bottom - top, right - left
+        if not all(inner):
+            continue
+        x, y = (corners - torch.tensor([left, top])).t().contiguous()
+        crossings = torch.zeros(inner[0] * (inner[1] + 1), dtype=torch.int32)
+        for first in range(0, len(corners), EDGES):
+            _cross(crossings, x, y, torch.arange(first, min(first + EDGES, len(corners))), inner)
+        found[top:bottom, left:right] |= crossings.view(inner[0], inner[1] + 1).cumsum(1)[:, : inner[1]] % 2 == 1
     return found
+
+
+EDGES = 1 << 16  # of a polygon that are drawn at a time
+
+
+def _cross(crossings: Tensor, x: Tensor, y: Tensor, edges: Tensor, size: tuple[int, int]) -> None:
+    """Counts in [H * (W + 1)], for each row that some edges cross, the first pixel whose centre is right of it."""
+    height, width = size
+    after = (edges + 1) % len(x)
+    x0, y0, x1, y1 = x[edges], y[edges], x[after], y[after]
+    # Rows whose centres, at + 0.5, lie between the ends: the lower one counts.
+    first, end = (torch.ceil(v - 0.5).clamp(0, height).long() for v in (torch.minimum(y0, y1), torch.maximum(y0, y1)))
+    step = max(1, 16 * EDGES // height)  # an edge may cross all rows: memory is bounded
+    for begin in range(0, len(edges), step):
+        part = slice(begin, begin + step)
+        counts = (end - first)[part]
+        which = torch.repeat_interleave(torch.arange(len(counts)), counts)
+        if not len(which):
+            continue
+        row = first[part][which] + torch.arange(len(which)) - (counts.cumsum(0) - counts)[which]
+        a, b, c, d = (v[part][which] for v in (x0, y0, x1, y1))
+        at = torch.ceil(a + (row + 0.5 - b) * ((c - a) / (d - b)) - 0.5).clamp(0, width).long()
+        crossings.index_add_(0, row * (width + 1) + at, torch.ones(len(row), dtype=torch.int32))
 
 
 def fill_boxes(boxes: Tensor, size: tuple[int, int]) -> Tensor:
@@ -51,76 +79,91 @@ class Polygons(Mask):
 
     Args:
         given: polygons [[(x, y), ...], ...] in pixels, boxes (x0, y0, x1, y1) among them, or a JSON file of such a
-            list, of {"polygons": ..., "boxes": ...}, or of COCO annotations (those of the frame's file name, where
-            names differ; otherwise all).
+            list, of {"polygons": ..., "boxes": ...}, or of COCO annotations: polygons, runs of pixels (RLE), crowds;
+            those of the frame's file, where names differ; otherwise all. Where no number is above 1, they are
+            shares of height and width.
         size: (height, width) that they were drawn on, where frames may have another; COCO files say it.
+
+    Raises:
+        ValueError: it holds something else; a frame's name is that of several images of a COCO file.
     """
 
     def __init__(self, given: Any, size: tuple[int, int] | None = None) -> None:
         self._size = size
-        self._by_name: dict[str, list[Polygon]] = {}
-        self._sizes: dict[str, tuple[int, int]] = {}
-        self._polygons: list[Polygon] = []
-        if isinstance(given, (str, os.PathLike)):
-            self._read(Path(given))
+        self._images: dict[str, coco.Image] = {}
+        self._polygons: list[Tensor] = []
+        self._path = Path(given) if isinstance(given, (str, os.PathLike)) else None
+        if self._path is not None:
+            self._read(self._path)
         else:
-            self._polygons = [_checked(p) for p in given]
+            self._polygons = [corners_of(p) for p in given]
+        drawn = self._polygons + [p for image in self._images.values() for p in image.polygons]
+        self._relative = bool(drawn) and all(float(p.min()) >= 0 and float(p.max()) <= 1 for p in drawn)
         self._made: tuple[Any, Tensor] | None = None
-        self._name = ""
+        self._frame = ""
+
+    @property
+    def files(self) -> Sequence[Any]:
+        return [] if self._path is None else [self._path]
 
     def _read(self, path: Path) -> None:
+        if path.exists() and not path.is_file():
+            raise ValueError(f"sbnet: Polygons: {path}: expected a file, got none that is regular")
         try:
             found = json.loads(path.read_text())
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:  # JSON, text or numbers that are none; brackets in brackets
             raise ValueError(f"sbnet: Polygons: {path}: expected JSON, got {error}") from None
         try:
             if isinstance(found, dict) and "annotations" in found:
-                self._coco(found)
-            else:
-                named = isinstance(found, dict) and {"polygons", "boxes"} & set(found)
-                if isinstance(found, dict) and not named:
-                    raise KeyError("polygons", "boxes", "annotations")
-                listed = [p for name in sorted(named) for p in found[name]] if named else found
-                self._polygons = [_checked(p) for p in listed]
-        except (KeyError, TypeError, IndexError) as error:
+                self._images = coco.images_of(found)
+                return
+            named = isinstance(found, dict) and {"polygons", "boxes"} & set(found)
+            if isinstance(found, dict) and not named:
+                raise ValueError(f"got an object of {', '.join(map(repr, list(found)[:5])) or 'nothing'}")
+            listed = [p for name in sorted(named) for p in found[name]] if named else found
+            self._polygons = [corners_of(p) for p in listed]
+        except (KeyError, TypeError, IndexError, AttributeError, ValueError, OverflowError) as error:
+            what = str(error).removeprefix("sbnet: Polygons: ")
             raise ValueError(
-                f"sbnet: Polygons: {path}: expected polygons, boxes or COCO annotations ({error!r})"
+                f"sbnet: Polygons: {path}: expected polygons, boxes or COCO annotations ({what})"
             ) from None
 
-    def _coco(self, found: dict[str, Any]) -> None:
-        images = {image["id"]: image for image in found.get("images", [])}
-        for image in images.values():
-            name = _name_of(image)
-            self._by_name.setdefault(name, [])  # one without annotations has an empty mask
-            if "height" in image:
-                self._sizes[name] = image["height"], image["width"]
-        for note in found["annotations"]:
-            image = images.get(note.get("image_id"), {})
-            shapes = note.get("segmentation")
-            if isinstance(shapes, list) and shapes:
-                polygons = [_checked(list(zip(s[::2], s[1::2], strict=True))) for s in shapes]
-            else:
-                x, y, w, h = note["bbox"]
-                polygons = [_checked((x, y, x + w, y + h))]
-            self._by_name.setdefault(_name_of(image), []).extend(polygons)
-
     def see(self, frame: Any) -> None:
-        self._name = frame.name
+        self._frame = os.fspath(getattr(frame, "path", None) or frame.name)
+
+    def _named(self) -> list[coco.Image]:
+        """The images of the last frame's name; all where it is none's."""
+        parts = Path(self._frame).parts
+        shared = {name: _shared(parts, Path(name).parts) for name in self._images}
+        best = [name for name, count in shared.items() if count and count == max(shared.values())]
+        if len(best) > 1:
+            raise ValueError(
+                f"sbnet: Polygons: {self._path}: {self._frame}: expected the name of one image, got that of "
+                f"{' and '.join(best[:2])}"
+            )
+        return [self._images[name] for name in best or self._images]
 
     def __call__(self, x: Tensor) -> Tensor:
         size = int(x.shape[2]), int(x.shape[3])
-        name = self._name if self._name in self._by_name else None
-        key = size, name, x.device
+        key = size, self._frame if self._images else "", x.device
         if self._made is None or self._made[0] != key:
-            named = self._by_name if name is None else {name: self._by_name[name]}
-            drawn = [(p, self._size or self._sizes.get(of, size)) for of, some in named.items() for p in some]
+            images = self._named()
+            drawn = [(p, self._size or image.size or size) for image in images for p in image.polygons]
             drawn += [(p, self._size or size) for p in self._polygons]
-            scaled = [
-                [(px * size[1] / width, py * size[0] / height) for px, py in polygon]
-                for polygon, (height, width) in drawn
-            ]
-            self._made = key, fill_polygons(scaled, size).to(x.device)
+            scaled = [p * torch.tensor([size[1] / width, size[0] / height]) for p, (height, width) in drawn]
+            if self._relative:
+                scaled = [p * torch.tensor([size[1], size[0]]) for p, _ in drawn]
+            found = fill_polygons(scaled, size)
+            for pixels in (pixels for image in images for pixels in image.pixels):
+                found |= resized(pixels[None], size)[0]
+            self._made = key, found.to(x.device)
         return self._made[1].expand(x.shape[0], -1, -1)
+
+
+def _shared(a: Sequence[str], b: Sequence[str]) -> int:
+    """How many parts two names have in common, from the file on; 0 unless one of them is the end of the other."""
+    count = min(len(a), len(b))
+    return count if count and tuple(a[-count:]) == tuple(b[-count:]) else 0
 
 
 class Boxes(Mask):
@@ -172,17 +215,3 @@ class Tracks(Boxes):
         if (self._count - 1) % self.refresh == 0:
             return torch.ones(x.shape[0], *x.shape[2:], dtype=torch.bool, device=x.device)
         return super().__call__(x)
-
-
-def _name_of(image: dict[str, Any]) -> str:
-    return Path(image.get("file_name", "")).name
-
-
-def _checked(polygon: Any) -> Polygon:
-    if len(polygon) == 4 and all(isinstance(v, (int, float)) for v in polygon):
-        x0, y0, x1, y1 = map(float, polygon)
-        return [(x0, y0), (x1, y0), (x1, y1), (x0, y1)]
-    points = [(float(x), float(y)) for x, y in polygon]
-    if len(points) < 3:
-        raise ValueError(f"sbnet: Polygons: polygon: expected at least 3 corners, got {len(points)}")
-    return points

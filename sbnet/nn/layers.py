@@ -84,18 +84,22 @@ class SparseConv2d(nn.Conv2d):
         negative_slope: float = 0.01,
         residual: Tensor | None = None,
         slope: Tensor | None = None,
+        residual_after: bool = False,
     ) -> Tensor:
-        """act(conv(x) + residual): x [N,C,H,W], residual [N,K,H_out,W_out], active of the H_out x W_out plane. slope
-        [K] or [1]: of "leaky_relu", as in `sparse_conv2d`."""
+        """act(conv(x) + residual), or act(conv(x)) + residual with residual_after: x [N,C,H,W], residual
+        [N,K,H_out,W_out], active of the H_out x W_out plane. slope [K] or [1]: of "leaky_relu", as in
+        `sparse_conv2d`."""
         blocks = given(active, self)
         if blocks is not None:
             return sparse_conv2d(
                 x, self.weight, self.bias, blocks,
                 activation=activation, negative_slope=negative_slope, residual=residual, slope=slope,
-                **self.geometry(),
+                residual_after=residual_after, **self.geometry(),
             )  # fmt: skip
         y = super().forward(x)
-        return activate(y if residual is None else y + residual, activation, negative_slope, slope)
+        before, after = (None, residual) if residual_after else (residual, None)
+        y = activate(y if before is None else y + before, activation, negative_slope, slope)
+        return y if after is None else y + after
 
 
 class SparseConvTranspose2d(nn.ConvTranspose2d):

@@ -88,11 +88,14 @@ def sparse_conv2d(
     residual: Tensor | None = None,
     allow_tf32: bool = False,
     slope: Tensor | None = None,
+    residual_after: bool = False,
 ) -> Tensor:
     y = F.conv2d(x, weight, None if bias is None else bias.to(x.dtype), stride, padding, dilation, groups)  # type: ignore[arg-type]
-    if residual is not None:
+    if residual is not None and not residual_after:
         y = y + residual
     y = activate(y, activation, negative_slope, slope)
+    if residual is not None and residual_after:
+        y = y + residual
     return sparse_fill(y, active)
 
 
@@ -115,6 +118,7 @@ def sparse_conv2d_quantized(
     x_scale: float | None = None,
     slope: Tensor | None = None,
     dtype: torch.dtype | None = None,
+    residual_after: bool = False,
 ) -> Tensor:
     if x_scale:
         x = _rounded(x.double(), x_scale, weight.dtype)
@@ -122,9 +126,10 @@ def sparse_conv2d_quantized(
     y = sums * scale.double()[:, None, None]
     if bias is not None:
         y = y + bias.double()[:, None, None]
-    if residual is not None:
-        y = y + residual_scale * residual.double()
+    added = 0 if residual is None else residual_scale * residual.double()
+    y = y if residual_after else y + added
     y = activate(y, activation, negative_slope) if slope is None else F.prelu(y, slope.double())
+    y = y + added if residual_after else y
     y = _rounded(y, out_scale, weight.dtype) if out_scale else y.to(dtype or torch.float32)
     return sparse_fill(y, active)
 

@@ -60,6 +60,40 @@ def test_each_set_pixel_lies_in_a_slice(seed):
         Slices(margin=50, most=100)
 
 
+def test_supervision_moves_all_that_detections_hold():
+    """Boxes, masks, turned boxes and key points; what the callback returned stays as it was."""
+    sv = pytest.importorskip("supervision")
+    from sbnet.adapters.supervision import ActiveSlicer
+
+    image, returned = picture(), []
+    image[150:160, 250:270] = 240
+
+    def callback(crop):
+        ((x0, y0, x1, y1),) = squares(crop)
+        corners = np.array([[(x0, y0), (x1, y0), (x1, y1), (x0, y1)]], np.float32)
+        points = np.array([[(x0, y0, 0.5), (x1, y1, 0.25)]])
+        data = {"xyxyxyxy": corners, "keypoints": points, "class_name": np.array(["a"]),
+                "embedding": np.array([[x0, y0]], np.float32)}  # fmt: skip
+        pixels = (crop.max(2) > 128)[None]
+        made = sv.Detections(np.array([[x0, y0, x1, y1]], np.float32), pixels, np.ones(1), np.zeros(1, int), data=data,
+                             metadata={"slice": crop.shape})  # fmt: skip
+        returned.append((made, made.xyxy.copy(), made.mask.copy(), corners.copy(), data["keypoints"].copy()))
+        return made
+
+    found = ActiveSlicer(callback, masks.Boxes([[240, 140, 280, 170]]), Slices(16, 8, 32, 128))(image)
+    assert found.xyxy.tolist() == [[250, 150, 270, 160]]
+    assert found.data["xyxyxyxy"].tolist() == [[[250, 150], [270, 150], [270, 160], [250, 160]]]
+    assert found.data["keypoints"].tolist() == [[[250, 150, 0.5], [270, 160, 0.25]]]
+    assert found.data["class_name"].tolist() == ["a"]
+    assert np.array_equal(found.mask[0], image.max(2) > 128)
+    ((made, boxes, pixels, corners, points),) = returned
+    assert np.array_equal(found.data["embedding"], [boxes[0, :2]])
+    assert np.array_equal(made.xyxy, boxes)
+    assert np.array_equal(made.mask, pixels)
+    assert np.array_equal(made.data["xyxyxyxy"], corners)
+    assert np.array_equal(made.data["keypoints"], points)
+
+
 def test_supervision_calls_active_slices_only():
     sv = pytest.importorskip("supervision")
     from sbnet.adapters.supervision import ActiveSlicer, Detected, detections_of

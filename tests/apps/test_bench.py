@@ -13,12 +13,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from sbnet.apps import cli
 from sbnet.benchmarks.harness import command, document, measure, registry, report, timing
 from sbnet.benchmarks.harness import readme as figures
 from sbnet.benchmarks.harness.measure import Session
 from sbnet.benchmarks.harness.registry import Case, Setting, Side, Skip, Work, WrongResult
 from sbnet.benchmarks.harness.timing import Timer, floor_us
+from sbnet_command import cli
 
 LIMITS = {
     "copy GB/s": 1.0,

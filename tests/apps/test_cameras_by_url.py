@@ -12,8 +12,8 @@ import pytest
 from torch import nn
 from typer.testing import CliRunner
 
-from sbnet.apps import cli
 from sbnet.apps.pipeline import Cameras, Network, Pipeline, open_source
+from sbnet_command import cli
 
 pytest.importorskip("av")
 image = pytest.importorskip("PIL.Image")

@@ -8,10 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from sbnet import masks
-from sbnet.apps import cli
 from sbnet.apps.density import GAINS, Curve, curves, measure, pays_from
 from sbnet.apps.pipeline import Frame, PipelineError
 from sbnet.benchmarks.harness import document, gains
+from sbnet_command import cli
 from support.films import walking_square
 
 CURVE = Curve("a network", "a machine", "float32", "2026-01-01", [(0.1, 10.0), (0.5, 2.0), (1.0, 1.0)])

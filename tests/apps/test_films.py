@@ -11,8 +11,8 @@ import pytest
 from torch import nn
 from typer.testing import CliRunner
 
-from sbnet.apps import cli
 from sbnet.apps.pipeline import Network, PipelineError, films
+from sbnet_command import cli
 from support.films import pictures
 from support.films import walking_square as film
 
@@ -185,7 +185,7 @@ def test_a_killed_worker_costs_no_other_film(tmp_path, cluster, monkeypatch):
 INTERRUPTED = """
 import os, signal, sys
 from pathlib import Path
-from sbnet.apps import cli
+from sbnet_command import cli
 from sbnet.apps.pipeline import films
 
 run_films = films.run_films

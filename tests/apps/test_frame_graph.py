@@ -104,7 +104,7 @@ def test_one_graph_gives_what_its_steps_give(name, mode):
     (got, one), (want, two) = (results(MASKS[name](), mode, graphed, **options) for graphed in (True, False))
     same(got, want)
     assert 0 < got[-1][1].mean() < 1
-    assert one.errors.count == two.errors.count == 3
+    assert one.errors.count == two.errors.count == 4
     assert one.largest == pytest.approx(two.largest, abs=1e-6)
     assert one.dense_ms.count == two.dense_ms.count
 

@@ -15,11 +15,12 @@ from torch import nn
 from typer.testing import CliRunner
 
 import sbnet
-from sbnet.apps import cli, video, writers
+from sbnet.apps import video, writers
 from sbnet.apps.pipeline import Network, Pipeline, PipelineError, Result, open_source, stages
 from sbnet.apps.pipeline.dense_side import dense_side
 from sbnet.apps.pipeline.summary import POINTS, Series
 from sbnet.benchmarks.harness import dense
+from sbnet_command import cli
 from support.films import pictures
 
 pytest.importorskip("av")
@@ -121,7 +122,7 @@ def test_exact_results_of_every_frame_in_order():
     assert seen == list(range(6))
     assert summary.frames == 6
     assert summary.errors.mean < 1e-5
-    assert summary.errors.count == 3  # frames 0, 2 and 4
+    assert summary.errors.count == 4  # frames 0 to 2, and 4
 
 
 def test_cached_with_its_halo_is_the_dense_film(device):
@@ -174,7 +175,9 @@ def test_pictures_of_16_bits_keep_their_grey(tmp_path):
     image.fromarray(grey.astype(np.uint16) * 257).save(tmp_path / "grey.png")
     (frame,) = open_source(tmp_path / "grey.png")
     assert frame.pixels.shape == (8, 32, 3)
-    assert np.array_equal(frame.pixels[..., 0], grey)
+    assert np.array_equal(frame.picture()[..., 0], grey)
+    assert frame.pixels.dtype == np.float32
+    assert np.array_equal(frame.pixels[..., 0], grey.astype(np.float32) * 257 / np.float32(65535))
 
 
 def test_a_stream_by_its_address(film):
@@ -384,3 +387,13 @@ def test_memory_and_speed_hold_over_a_long_film():
     assert marks[-1][0] - marks[0][0] < 8e6
     early, late = marks[1][1] - marks[0][1], marks[-1][1] - marks[-2][1]
     assert late < 3 * early
+
+
+def test_records_that_nobody_makes_are_told(tmp_path):
+    """A network of one's own without a decoder: JSON lines without records, and a line that says why."""
+    told = [note for note in run(frames(), tmp_path / "o.jsonl").run().notes if "no decoder is set" in note]
+    assert len(told) == 1
+    assert "finish" in told[0]
+    assert not run(frames(), [lambda result: None]).run().notes
+    found = Network(edges(), finish=lambda y, frame: (None, [{"box": [0, 0, 1, 1]}]))
+    assert not run(frames(), tmp_path / "p.jsonl", found).run().notes

@@ -10,11 +10,11 @@ pytest.importorskip("onnxscript")
 from typer.testing import CliRunner
 
 import sbnet.export
-from sbnet.apps import cli
 from sbnet.apps.pipeline import Network, PipelineError, open_network, trained
 from sbnet.apps.pipeline.export import export_network
 from sbnet.masks import Changed, Occupied
 from sbnet.models import SRVGG, BirdsEyeDetector, UpConv7, resnet18
+from sbnet_command import cli
 
 SMALL = {  # what the registry builds, but for contours in small and with random weights
     "contours": lambda: open_network("contours"),

@@ -14,10 +14,11 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from sbnet.apps import cli, video, writers
-from sbnet.apps.pipeline import Frame, Pipeline, compute, sources
+from sbnet.apps import video, writers
+from sbnet.apps.pipeline import Frame, Pipeline, checks, compute, sources
 from sbnet.benchmarks.harness import dense
 from sbnet.engine import sparsify
+from sbnet_command import cli
 from support.films import pictures
 
 pytest.importorskip("av")
@@ -99,7 +100,7 @@ def test_phone_films_stand_upright(tmp_path):
     assert np.array_equal(shown, np.rot90(stored, -1))
     assert pictures(path, (32, 24))[0].shape == (32, 24, 3)
     assert invoke(path, "-o", tmp_path / "out.mp4").exit_code == 0
-    assert pictures(tmp_path / "out.mp4")[0].shape == (64, 96, 3)
+    assert pictures(tmp_path / "out.mp4")[0].shape == (64, 48, 3)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +142,7 @@ def test_an_interrupt_leaves_whole_frames_or_the_earlier_film(after, tmp_path, m
         return true(*arguments)
 
     monkeypatch.setattr(compute.Compute, "__call__", interrupted)
-    result = invoke(film(tmp_path / "film.mp4"), "-o", target)
+    result = invoke(film(tmp_path / "film.mp4"), "-o", target, "--overwrite", "--compare", 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["film.mp4", "out.mp4"]
     assert result.exit_code == 130
     if after:
@@ -230,38 +231,42 @@ def test_too_little_memory_is_a_line(tmp_path, monkeypatch):
     assert result.exit_code == 1
     assert said(result).endswith("too little memory for frames of 48x64; expected a smaller size")
     assert not (tmp_path / "out.mp4").exists()
-    true, calls = compute.compare, []
+    true, calls = compute.compared, []
 
     def second(*arguments):
         calls.append(1)
         return true(*arguments) if len(calls) == 1 else refuse()
 
     with monkeypatch.context() as patch:
-        patch.setattr(compute, "compare", second)
+        patch.setattr(compute, "compared", second)
         result = invoke(path, "-o", tmp_path / "out.mp4")
     assert result.exit_code == 1
     assert "speed-up" in said(result)
-    assert len(pictures(tmp_path / "out.mp4")) == 1
+    assert len(pictures(tmp_path / "out.mp4")) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(checks, "compare", refuse)
+        result = invoke(path, "-o", tmp_path / "whole.mp4", "--check", 1000)
+    assert result.exit_code == 0
+    assert "too little memory" in " ".join(said(result).replace("│", "").split())
 
 
 def test_the_bar_says_what_takes_long(tmp_path, monkeypatch):
     said_so = []
 
-    def told(name):
-        true = getattr(compute, name)
+    def told(module, name):
+        true = getattr(module, name)
 
         def call(*arguments, **options):
             said_so.append(pipeline.summary.stage)
             return true(*arguments, **options)
 
-        monkeypatch.setattr(compute, name, call)
+        monkeypatch.setattr(module, name, call)
 
-    told("SparseRun")
-    told("compare")
-    pipeline = Pipeline(film(tmp_path / "film.mp4", 3), device="cpu")
+    told(compute, "SparseRun")
+    told(checks, "compare")
+    pipeline = Pipeline(film(tmp_path / "film.mp4", 4), device="cpu", check=1000)
     pipeline.run(lambda *_: said_so.append(pipeline.summary.stage))
-    checking = "checking a frame in float64"
-    assert said_so == ["setting up", checking, "running", checking, "running", "running"]
+    assert said_so == ["setting up", *["running"] * 4, *["checking in float64"] * 3]
 
 
 def test_a_model_of_ones_own_is_measured_against_itself(tmp_path, monkeypatch):
@@ -280,9 +285,9 @@ def test_a_model_of_ones_own_is_measured_against_itself(tmp_path, monkeypatch):
     torch.testing.assert_close(found, net(x))
     from PIL import Image
 
-    assert np.asarray(Image.open(tmp_path / "o" / "00003.png")).shape == (48, 128, 3)
+    assert np.asarray(Image.open(tmp_path / "o" / "00003.png")).shape == (48, 64, 3)
     residual = sparsify(Twice(net), x, block=16).export(tmp_path / "twice.onnx", block_maps=True)
-    refused = invoke(tmp_path / "film.mp4", "-o", tmp_path / "o", "--network", residual)
+    refused = invoke(tmp_path / "film.mp4", "-o", tmp_path / "p", "--network", residual)
     assert refused.exit_code == 1
     assert "expected a chain of sparse_conv2d from x on, got" in said(refused)
 

@@ -10,11 +10,12 @@ import torch
 from typer.testing import CliRunner
 
 from sbnet import BlockGrid, Pipeline
-from sbnet.apps import cli, video
-from sbnet.apps.pipeline import Frame, Summary, compute, dense_side, sources
+from sbnet.apps import video
+from sbnet.apps.pipeline import Frame, Summary, checks, compute, dense_side, sources
 from sbnet.benchmarks.harness import dense
 from sbnet.engine.oracle import Agreement
 from sbnet.engine.sparsify import SparseRun
+from sbnet_command import cli
 
 SIZE = (24, 40)
 
@@ -27,12 +28,13 @@ def table_of(summary: Summary) -> dict[str, str]:
 def summary(checks=()) -> Summary:
     found = Summary("film.mp4", "masked", dense_form="a form", seconds=0.5)
     for series, numbers in (
-        (found.densities, [0.25, 0.05, 0.15]), (found.ms, [4.0, 1.0, 1.0]), (found.dense_ms, [20.0, 28.0])
+        (found.densities, [0.25, 0.05, 0.15]), (found.ms, [4.0, 1.0, 1.0]), (found.dense_ms, [20.0, 28.0, 24.0])
     ):  # fmt: skip
         for number in numbers:
             series.add(number)
     for check in checks:
         found.check(check)
+        found.windows.append((32, 48))
     return found
 
 
@@ -41,7 +43,7 @@ def test_the_table_has_means_and_their_ratio():
     assert rows["frames"] == "3"
     assert rows["mean density"].startswith("15.0% ")
     assert rows["frames a second"].startswith("6 ")
-    assert rows["dense"] == "24 ms mean of 2 frames, a form"
+    assert rows["dense"] == "24 ms mean of 3 frames, a form"
     assert rows["masked"].startswith("2 ms mean of all frames")
     assert rows["speed-up"].startswith("12.00x")
 
@@ -51,7 +53,7 @@ def test_the_table_has_the_worst_check(worst):
     checks = [Agreement(1.0, 4.0, 0.0, 0.5)] * 3
     checks[worst] = Agreement(3.0, 2.0, 0.0, 0.75)
     rows = table_of(summary(checks))
-    assert rows["largest difference"] == "0.75 from the masked oracle, 3 frames checked"
+    assert rows["largest difference"] == "0.75 from the masked oracle; 3 frames checked, windows of up to 32x48"
     assert rows["its rms"].startswith("1.50x ")
 
 
@@ -103,10 +105,13 @@ def test_times_are_milliseconds_of_a_frame(monkeypatch):
     found = Pipeline(frames, block=8, device="cpu", compare=10).run()
     assert found.ms.count == 11
     assert found.ms.mean == pytest.approx(2.0)
-    assert found.dense_ms.count == 2  # frames 0 and 10
+    assert found.dense_ms.count == 4  # frames 1, 2, 3 and 10; the first was whole
     assert found.dense_ms.mean == pytest.approx(30.0)
     assert found.speed_up == pytest.approx(15.0)
-    assert (found.checks, found.holds) == (3, True)  # frames 0, 1 and 10
+    assert (found.checks, found.holds) == (0, True)
+    assert (
+        table_of(found)["its rms"] == "n/a not checked against the masked oracle: it would take more than 5% of the run"
+    )
 
 
 @pytest.fixture
@@ -128,27 +133,27 @@ def invoke(film: Path, *options: str):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["auto", "float32"])
 def test_run_on_a_gpu_without_pyav(film, dtype):
-    result = invoke(film, "--device", "cuda", "--block", "8", "--dtype", dtype)
+    result = invoke(film, "--device", "cuda", "--block", "8", "--dtype", dtype, "--check", "1000")
     assert result.exit_code == 0, result.output
     said = " ".join(result.output.split())
     assert ("float16" if dtype == "auto" else "float32") in said
     assert torch.cuda.get_device_name() in said
-    assert "2 frames checked" in said
+    assert "3 frames checked" in said
     assert len(list((film.parent / "o").iterdir())) == 12
 
 
-@pytest.mark.parametrize("wrong", [0, 1, None])
+@pytest.mark.parametrize("wrong", [0, 2, None])
 def test_one_wrong_check_of_several_fails(wrong, film, monkeypatch):
     monkeypatch.setattr(dense, "forms", lambda net, x: {"PyTorch": dense.form_of_torch(net, x.dtype)})
-    checks = []
+    found = []
 
     def compare(*_):
-        checks.append(Agreement(3.0 if len(checks) == wrong else 1.0, 1.0, 0.0, 0.0))
-        return checks[-1]
+        found.append(Agreement(3.0 if len(found) == wrong else 1.0, 1.0, 0.0, 0.0))
+        return found[-1]
 
-    monkeypatch.setattr(compute, "compare", compare)
-    result = invoke(film, "--device", "cpu")
-    assert len(checks) == 2, result.output
+    monkeypatch.setattr(checks, "compare", compare)
+    result = invoke(film, "--device", "cpu", "--block", "8", "--check", "1000")
+    assert len(found) == 3, result.output
     assert result.exit_code == (0 if wrong is None else 1), result.output
 
 
@@ -191,7 +196,7 @@ def test_the_bar_says_that_the_dense_form_is_looked_for(monkeypatch):
     pipeline = Pipeline(frames, "all", "contours", device="cpu", compare=2)
     pipeline.run(lambda summary, expected: stages.append(summary.stage))
     timing, comparing = "timing dense forms", "comparing"
-    assert stages == [timing, timing, "running", "running", comparing, "running"]
+    assert stages == ["running", timing, timing, "running", comparing, "running"]
 
 
 @pytest.mark.parametrize("mask", ["all", "all & nodata:300"])  # found by the run itself, and before the call

@@ -139,15 +139,17 @@ def conv_case(device, dtype, channels, filters, k, s, p, d, groups, layout):
     return active, [x, weight, bias, residual], {"stride": s, "padding": p, "dilation": d, "groups": groups}
 
 
+@pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 @pytest.mark.parametrize("conv", CONVS, ids=str)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_conv_gradient(device, activation, conv, layout):
+def test_conv_gradient(device, activation, conv, layout, after):
     active, tensors, options = conv_case(device, torch.float32, *conv, layout)
     upstream = tensor(tensors[3].shape, torch.float32, device)
+    options |= {"residual_after": after, "activation": activation, "negative_slope": 0.2}
 
     def form(op):
-        return lambda x, w, b, r: op(x, w, b, active, residual=r, activation=activation, negative_slope=0.2, **options)
+        return lambda x, w, b, r: op(x, w, b, active, residual=r, **options)
 
     assert_gradients(form(sparse_conv2d), form(reference.sparse_conv2d), tensors, upstream)
 

@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 import sbnet
 from sbnet import export
-from sbnet.apps import cli
 from sbnet.engine import compare
 from sbnet.export import schemas
 from sbnet.models import contour_net
+from sbnet_command import cli
 from support.helpers import random_active, tensor
 from support.ort_models import Node, nhwc, samples
 

@@ -95,6 +95,54 @@ def wanted(folder: Path) -> np.ndarray:
     return session.run(["y"], {"x": x.reshape(1, 3, 96, 160), "mask": mask})[0]
 
 
+def test_the_program_takes_inputs_of_any_names(machine):
+    """In any order; and refuses by name what is no frame and mask."""
+    onnx = pytest.importorskip("onnx")
+    folder, environment = machine
+    program = folder / "build-cpp/masked"
+    if not program.exists():
+        pytest.skip("needs test_the_page")
+    model = onnx.load(folder / "contours.onnx")
+    names = {"x": "picture", "mask": "where it matters", "y": "edges"}
+    for node in model.graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+    for value in (*model.graph.input, *model.graph.output):
+        value.name = names.get(value.name, value.name)
+    turned = list(model.graph.input)[::-1]
+    del model.graph.input[:]
+    model.graph.input.extend(turned)
+    onnx.save(model, folder / "named.onnx")
+
+    def called(name):
+        command = [program, name, str(_library.KERNEL_LIBRARY), "named.bin"]
+        return subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    done = called("named.onnx")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("edges: 1 3 96 160 in") == 3
+    assert np.array_equal(np.fromfile(folder / "named.bin", np.float32).reshape(1, 3, 96, 160), wanted(folder))
+    helper = onnx.helper
+    floats, bools = onnx.TensorProto.FLOAT, onnx.TensorProto.BOOL
+    frame, mask = (helper.make_tensor_value_info(*v) for v in (("a", floats, [1, 3, 4, 4]), ("m", bools, [1, 4, 4])))
+    odd = helper.make_tensor_value_info("odd", bools, [1, 8, 8])
+    y = helper.make_tensor_value_info("y", floats, [1, 3, 4, 4])
+    for inputs, message in (([frame], "expected a mask"), ([mask], "expected a frame"), ([frame, odd], "odd: expected"),
+                            ([frame, mask, odd], "got m and odd")):  # fmt: skip
+        node = helper.make_node("Identity", ["a"], ["y"]) if frame in inputs else helper.make_node(
+            "Constant", [], ["y"], value=helper.make_tensor("v", floats, [1, 3, 4, 4], [0.0] * 48)
+        )  # fmt: skip
+        graph = helper.make_graph([node], "g", inputs, [y])
+        onnx.save(
+            helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), folder / "o.onnx"
+        )
+        done = called("o.onnx")
+        assert done.returncode == 1
+        assert message in done.stderr
+
+
 def test_the_program_says_what_is_wrong(machine):
     folder, environment = machine
     program = folder / "build-cpp/masked"

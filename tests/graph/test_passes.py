@@ -48,6 +48,15 @@ def several_sums(f, x):
     return f[0](x) + x + f[1](x.tanh())
 
 
+def sums_after_activations(f, x):
+    """Shortcuts around an activation, as YOLO's and MobileNet's blocks have them, and what only looks like one."""
+    a = F.silu(f[0](x)) + x
+    b = a + F.relu(f[1](F.silu(f[2](a))))
+    c = F.silu(f[3](b)) + F.hardswish(f[4](b))
+    taken = F.gelu(f[5](c))
+    return F.relu(F.leaky_relu(f[6](c), 0.2) + a), taken + taken, taken * 2, f[7](f[0](c)) + c
+
+
 def widths(f, x):
     """Buffers of three sizes, which tensors take turns in."""
     y = f[0](x)
@@ -138,6 +147,9 @@ NETWORKS = {
     "sums with their own input": lambda: Net(own_input, layer(), layer(k=5), layer()),
     "a shortcut that is read later": lambda: Net(later, *(layer() for _ in range(4))),
     "several sums": lambda: Net(several_sums, layer(), layer(k=1)),
+    "sums after activations": lambda: Net(
+        sums_after_activations, layer(), layer(k=1), *(layer() for _ in range(4)), layer(groups=C), nn.PReLU(C)
+    ),
     "buffers in turn": lambda: Net(widths, layer(), layer(C, 24), layer(24, C), layer(), layer()),
     "outputs that are read": lambda: Net(taken_and_read, layer(), layer()),
     "several users": lambda: Net(many_users, layer(), nn.BatchNorm2d(C), layer(), layer(), nn.BatchNorm2d(C)),
@@ -241,6 +253,15 @@ def test_the_later_convolution_takes_the_sum(turned):
 
     run = sbnet.sparsify(lively(Net(work, layer(), layer(), layer())), torch.zeros(1, 3, *SIZE), block=4)
     assert [node.path for node in run.plan.graph.nodes] == ["stem", "layers.0", "layers.2", "layers.1"]
+
+
+def test_a_sum_after_an_activation_is_the_convolutions():
+    """The shortcut of YOLO's bottleneck is one node; where two may take it, the later one does."""
+    net = Net(lambda f, x: F.silu(f[0](x)) + F.relu(f[1](x)), layer(), layer(k=1))
+    graph = sbnet.sparsify(lively(net), torch.zeros(1, 3, *SIZE), block=4).plan.graph
+    assert [node.path for node in graph.nodes] == ["stem", "layers.0", "layers.1"]
+    assert graph.nodes[-1].options["residual_after"]
+    assert graph.nodes[-1].params["residual"] is graph.nodes[1].output
 
 
 def hand_made(kind: str, **params: Value) -> Graph:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -97,3 +98,58 @@ def test_export_names_the_module(name, tmp_path, capfd):
 def test_the_line_is_the_networks_own():
     with pytest.raises(ValueError, match=r"sbnet: 1\.1 \(test_refusals\.py:\d+\): "):
         sbnet.sparsify(deep(Part(lambda x: x if x.sum() > 0 else -x)), torch.randn(1, 3, 16, 16))
+
+
+class Proposals(nn.Module):
+    """Keeps as many places as score well: how many, the values say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = nn.Conv2d(8, 1, 1)
+
+    def forward(self, features: Tensor) -> Tensor:
+        found = self.scores(features).flatten()
+        kept = found[found > 0]
+        return kept[:4] if kept.numel() > 4 else kept
+
+
+class Detector(nn.Module):
+    """As torchvision's: the convolutions in one part, in the others what asks for values."""
+
+    def __init__(self, inside: bool) -> None:
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1))
+        self.rpn, self.inside = Proposals(), inside
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.backbone(x)
+        if self.inside:
+            return self.rpn(features)
+        return features * 2 if features.sum() > 0 else features
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_of_a_detector_the_message_says_what_to_sparsify_instead(inside):
+    net, x = Detector(inside).eval(), torch.randn(1, 3, 16, 16)
+    with pytest.raises(ValueError, match="may not depend on values") as error:
+        sbnet.sparsify(net, x)
+    said = str(error.value)
+    assert re.match(rf"sbnet: {'rpn' if inside else 'Detector'} \(test_refusals\.py:\d+\): ", said)
+    assert "sparsify model.backbone, which has most of the convolutions, and run the rest as it is" in said
+    assert "u0" not in said
+    assert len(said) < 200
+    sbnet.sparsify(net.backbone, x)(x, torch.ones(1, 16, 16))
+
+
+@pytest.mark.slow
+def test_a_detector_of_torchvision():
+    from support import zoo
+
+    if not zoo.available():
+        pytest.skip("torchvision and timm are not installed")
+    zoo.build("torchvision resnet18")  # makes torchvision importable
+    from torchvision.models import detection
+
+    net = detection.fasterrcnn_resnet50_fpn(weights=None, weights_backbone=None).eval()
+    with pytest.raises(ValueError, match=r"^sbnet: rpn \(rpn\.py:\d+\): .*sparsify model\.backbone"):
+        sbnet.sparsify(net, torch.rand(1, 3, 128, 160))

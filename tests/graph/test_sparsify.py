@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 import sbnet
-from sbnet.engine.steps import WRITTEN
+from sbnet.engine.steps import PLANNED, WRITTEN
 from sbnet.graph.cost import planned_share
 from sbnet.graph.oracle import CachedOracle, PlaneMasks, exact_pixels, masked_oracle
 from support.contract import assert_holds, poison
@@ -191,6 +191,30 @@ def test_convolutions_of_vectors_run_dense_and_are_counted():
     assert_holds(run(x, mask), masked_oracle(net, [x], masks), exact)
     dense = [layer for layer in sbnet.explain(run) if layer.kind == "conv1d"]
     assert [(layer.planned, layer.multiply_adds) for layer in dense] == [(False, 2 * 8 * 3)]
+
+
+def test_explain_leads_with_the_time_and_the_gain(monkeypatch):
+    """Of a network whose convolutions are all planned, and whose time goes elsewhere, as a ViT's."""
+    run = sbnet.sparsify(lively(Neighbours()), torch.randn(1, 3, *SIZE), block=4)
+    planned = [node.kind in PLANNED for node in run.plan.graph.nodes]
+
+    def profile(self, x, mask, calls):
+        share = float(mask.float().mean())
+        assert share == 1 or abs(share - 0.1) < 0.02
+        return [("", "", share if on_blocks else 3.0) for on_blocks in planned]
+
+    monkeypatch.setattr(type(run), "profile", profile)
+    found = sbnet.explain(run)
+    few, many = sum(planned), len(planned) - sum(planned)
+    shown = [layer for layer in found if layer.planned]
+    assert found.time_share == pytest.approx(len(shown) / (few + 3 * many))
+    assert found.gain == pytest.approx((few + 3 * many) / (0.1 * few + 3 * many), rel=0.02)
+    first = str(found).splitlines()[0]
+    assert first == found.summary
+    assert first.startswith(
+        f"{found.time_share:.1%} of the time at a full mask goes to nodes that run on active blocks"
+    )
+    assert f"expect {found.gain:.1f}x with 10% of the frame active" in first
 
 
 def test_what_is_folded_and_fused():

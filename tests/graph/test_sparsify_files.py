@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_leaves
 from typer.testing import CliRunner
 
 import sbnet.export
-from sbnet.apps.cli import app
 from sbnet.apps.pipeline.trained import package_file
 from sbnet.graph.oracle import PlaneMasks, masked_oracle
+from sbnet_command.cli import app
 from support import zoo
 from support.contract import assert_holds
 from support.networks import NETWORKS, lively
@@ -109,3 +109,80 @@ def test_the_command_on_files_of_others(name, tmp_path):
         wanted = tree_leaves(masked_oracle(double, [x.double()], masks))
         got = sbnet.export.run(session, [x, active])
         assert_holds(got, tree_leaves(masked_oracle(net, [x], masks)), wanted, f"{name}, {int(active.sum())} pixels")
+
+
+# ---- the comparison
+
+
+def written(path: Path, op: str, shape: tuple[int, ...] = (1, 4, 32, 48), **attributes) -> Path:
+    """A file of a convolution and one op."""
+    from support import onnx_models
+
+    nodes = [
+        onnx.helper.make_node("Conv", ["x", "w"], ["h"], pads=[1, 1, 1, 1]),
+        onnx.helper.make_node(op, ["h"], ["y"], "last", **attributes),
+    ]
+    onnx.save(onnx_models.made(nodes, shape, {"w": torch.randn(4, shape[1], 3, 3).numpy()}, ["y"], 17), path)
+    return path
+
+
+def called(source: Path, target: Path):
+    result = CliRunner().invoke(app, ["sparsify", str(source), "-o", str(target)])
+    return result, " ".join(result.output.split())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_that_is_misread_is_not_written_and_what_was_there_stays(tmp_path, monkeypatch):
+    """By 1 %, of which our own reading in float64 knows nothing."""
+    from sbnet.graph.onnx_run import OPS
+
+    source, target = written(tmp_path / "in.onnx", "LeakyRelu", alpha=0.3), tmp_path / "out.onnx"
+    target.write_bytes(b"an earlier file")
+    right = OPS["LeakyRelu"]
+    monkeypatch.setitem(OPS, "LeakyRelu", lambda a: right(a) * 1.01)
+    result, said = called(source, target)
+    assert result.exit_code == 1
+    assert "not written: output y: expected what" in said
+    assert "gives in ONNX Runtime, got rms" in said
+    assert target.read_bytes() == b"an earlier file"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in.onnx", "out.onnx"]
+    monkeypatch.undo()
+    result, said = called(source, target)
+    assert result.exit_code == 0, result.output
+    assert "rms difference from in.onnx at a full mask, both in ONNX Runtime" in said
+    assert onnx.load(target).graph.output[0].name == "y"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_output_of_another_dtype_or_shape_is_not_written(tmp_path, monkeypatch):
+    from sbnet.graph.onnx_run import OPS
+
+    source, target = written(tmp_path / "in.onnx", "Cast", to=onnx.TensorProto.INT32), tmp_path / "out.onnx"
+    assert called(source, target)[0].exit_code == 0
+    monkeypatch.setitem(OPS, "Cast", lambda a: a[0])
+    target.unlink()
+    result, said = called(source, target)
+    assert result.exit_code == 1
+    assert "output y: expected torch.int32 [1, 4, 32, 48]" in said
+    assert not target.exists()
+
+
+def test_casts_to_the_models_own_dtype_are_read(tmp_path):
+    """As files of mixed precision have them; float64, in which the model is compared, is not cast away."""
+    source, target = written(tmp_path / "in.onnx", "Cast", to=onnx.TensorProto.FLOAT), tmp_path / "out.onnx"
+    result, said = called(source, target)
+    assert result.exit_code == 0, said
+    net = OnnxNetwork(source).double()
+    assert net(torch.zeros(1, 4, 32, 48).double()).dtype == torch.float64
+
+
+def test_a_refused_op_keeps_the_earlier_file_and_names_the_node(tmp_path):
+    source, target = (
+        written(tmp_path / "in.onnx", "MaxPool", kernel_shape=[2, 2], storage_order=1),
+        tmp_path / "out.onnx",
+    )
+    target.write_bytes(b"an earlier file")
+    result, said = called(source, target)
+    assert result.exit_code == 1
+    assert "node last (MaxPool): attribute storage_order: expected 0, got 1" in said
+    assert target.read_bytes() == b"an earlier file"

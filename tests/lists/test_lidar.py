@@ -1,5 +1,7 @@
 """LiDAR scans from files, and as bird's-eye views."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -36,14 +38,99 @@ def test_scans_of_every_format(tmp_path):
     assert read_points(tmp_path / "b.npy").tolist() == [[1, 2, 3, 0]]
 
 
+@pytest.mark.parametrize("fifth", ["ring", "time"])
+@pytest.mark.parametrize("count", [3, 12, 400])
+def test_scans_of_five_numbers_a_point(fifth, count, tmp_path):
+    """nuScenes' and Lyft's rings, times of a turn; also where the count fits four numbers, too."""
+    rng = np.random.default_rng(0)
+    points = rng.uniform(-40, 40, (count, 4)).astype(np.float32)
+    last = rng.integers(0, 32, count) if fifth == "ring" else rng.uniform(0, 0.1, count)
+    np.c_[points, last].astype("<f4").tofile(tmp_path / "five.bin")
+    assert np.array_equal(read_points(tmp_path / "five.bin"), points)
+    four = rng.uniform(-40, 40, (20 * count, 4)).astype(np.float32)
+    four.tofile(tmp_path / "four.bin")
+    assert np.array_equal(read_points(tmp_path / "four.bin"), four)
+    four.tofile(tmp_path / "told.bin")
+    assert read_points(tmp_path / "told.bin", numbers=5).shape == (16 * count, 4)
+
+
+def pcd(path, body=b"", data="ascii", **head) -> None:
+    words = {
+        "FIELDS": "x y z intensity",
+        "SIZE": "4 4 4 4",
+        "TYPE": "F F F F",
+        "COUNT": "1 1 1 1",
+        "POINTS": "3",
+    } | head
+    lines = "".join(f"{name} {value}\n" for name, value in words.items())
+    path.write_bytes(f"VERSION 0.7\n{lines}DATA {data}\n".encode() + body)
+
+
+TEXT = "\n".join(" ".join(map(str, p)) for p in POINTS).encode()
+
+
+def test_pcd_files_as_tools_write_them(tmp_path):
+    path = tmp_path / "a.pcd"
+    for body in (TEXT, TEXT + b"\n", TEXT + b"\n \n\t\n", TEXT.replace(b"\n", b"\r\n"), TEXT.replace(b" ", b"  ")):
+        pcd(path, body)
+        assert np.array_equal(read_points(path), POINTS)
+    for data in ("ascii", "binary"):
+        pcd(path, b"", data, POINTS="0")
+        assert read_points(path).shape == (0, 4)
+    table = np.zeros(3, [("p", "<f4", 4), ("t", "<u8"), ("s", "<i8"), ("n", "<f4", 2)])
+    table["p"], table["t"] = POINTS, 1 << 40
+    fields = {
+        "FIELDS": "x y z intensity t s n",
+        "SIZE": "4 4 4 4 8 8 4",
+        "TYPE": "F F F F U I F",
+        "COUNT": "1 1 1 1 1 1 2",
+    }
+    pcd(path, table.tobytes(), "binary", **fields)
+    assert np.array_equal(read_points(path), POINTS)
+
+
+@pytest.mark.parametrize(
+    ("head", "body", "message"),
+    [
+        ({"COUNT": "0 1 1 1"}, TEXT, "COUNT"), ({"COUNT": "-1 1 1 1"}, TEXT, "COUNT"),
+        ({"COUNT": "1"}, TEXT, "one a field"),
+        ({"COUNT": "1 1 1 99999999999"}, TEXT, "COUNT"), ({"POINTS": "-3"}, TEXT, "COUNT"),
+        ({"POINTS": "x"}, TEXT, "header"),
+        ({"POINTS": "9" * 30}, TEXT, "points, got 3"), ({"TYPE": "F F F"}, TEXT, "header"),
+        ({"SIZE": "3 4 4 4"}, TEXT, "header"),
+        ({"POINTS": "4"}, TEXT, "expected 4 points, got 3"), ({}, TEXT[: len(TEXT) // 2], "expected"),
+        ({}, TEXT.replace(b" 0.5 ", b" "), "numbers a point"), ({}, TEXT.replace(b"0.5", b"abc"), "table of numbers"),
+        ({}, TEXT.replace(b"0.5", b"\xff"), "table of numbers"),
+    ],
+)  # fmt: skip
+def test_pcd_files_that_lie_are_a_line(head, body, message, tmp_path):
+    path = tmp_path / "a.pcd"
+    pcd(path, body, **head)
+    with pytest.raises(ValueError, match=rf"read_points: .*a\.pcd: .*{message}") as found:
+        read_points(path)
+    assert "\n" not in str(found.value)
+    if "COUNT" in message or "points" in message:
+        pcd(path, POINTS.tobytes(), "binary", **head)
+        with pytest.raises(ValueError, match="read_points"):
+            read_points(path)
+
+
+def test_a_pipe_is_no_scan(tmp_path):
+    for name in ("a.bin", "a.pcd", "a.npy"):
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(ValueError, match="not a regular file"):
+            read_points(tmp_path / name)
+
+
 def test_what_is_no_scan_is_said(tmp_path):
-    (tmp_path / "a.bin").write_bytes(bytes(20))
+    (tmp_path / "a.bin").write_bytes(bytes(24))
     (tmp_path / "none.pcd").write_text("hello")
     (tmp_path / "short.pcd").write_bytes(HEADER.format("binary").encode() + b"1234")
     (tmp_path / "packed.pcd").write_bytes(HEADER.format("binary_compressed").encode())
     np.save(tmp_path / "a.npy", np.zeros(3))
     for name, message in (
-        ("a.bin", "4 numbers a point"), ("none.pcd", "PCD header"), ("short.pcd", "expected 3 points, got 0"),
+        ("a.bin", "4 or 5 numbers a point, got 6"), ("none.pcd", "PCD header"),
+        ("short.pcd", "expected 3 points, got 0"),
         ("packed.pcd", "expected ascii or binary"), ("a.npy", r"\[P,3\]"), ("a.txt", "ends in"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):

@@ -1,5 +1,7 @@
 """sparse_conv2d and sparse_conv2d_: every convolution on active blocks, as accurate as PyTorch's dense one."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -220,14 +222,15 @@ def test_x_and_out_of_one_buffer_that_overlap_are_refused(device):
 )
 def test_the_residual_may_be_out(device, kernel, groups, channels, dtype):
     """out += conv(x) in place, the last step of a residual block."""
-    for layout in ("channels_last", "contiguous", "channel_slice"):
+    for layout, after in itertools.product(("channels_last", "contiguous", "channel_slice"), (False, True)):
         x, weight, bias, active, options = make(
             device, dtype=dtype, channels=channels, filters=channels, groups=groups, kernel=kernel, padding=kernel // 2
         )
         out = laid_out(tensor(x.shape, dtype, device), layout)
         before = out.clone()
-        sparse_conv2d_(x, weight, bias, active, out, residual=out, activation="relu", **options)
-        assert_conv(out, x, weight, bias, active, before, residual=before, activation="relu", **options)
+        options |= {"activation": "silu" if after else "relu", "residual_after": after}
+        sparse_conv2d_(x, weight, bias, active, out, residual=out, **options)
+        assert_conv(out, x, weight, bias, active, before, residual=before, **options)
 
 
 def test_an_expanded_residual(device):
@@ -257,6 +260,7 @@ def test_an_expanded_out_is_refused(device):
 
 
 # ---- the epilogue
+@pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("residual", [None, "channels_last"])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -264,7 +268,7 @@ def test_an_expanded_out_is_refused(device):
     ("channels", "groups", "kernel", "stride", "block"),
     [(16, 1, 3, 1, 8), (16, 4, 3, 1, 8), (16, 16, 3, 1, 8), (16, 1, 1, 1, 8), (5, 1, 3, 2, 5)],
 )
-def test_activations(device, channels, groups, kernel, stride, block, dtype, activation, residual):
+def test_activations(device, channels, groups, kernel, stride, block, dtype, activation, residual, after):
     """NaN in x must come out of every pixel that reads it, through every activation, and nowhere else."""
     torch.manual_seed(3)
     x, weight, bias, active, options = make(
@@ -281,7 +285,7 @@ def test_activations(device, channels, groups, kernel, stride, block, dtype, act
     )
     x[0, 0, 3, 4] = x[1, channels - 1, 20, 25] = x[0, 2, 0, 13] = float("nan")
     bias = bias * 4  # reach relu6's and hardswish's upper branches
-    options["activation"] = activation
+    options |= {"activation": activation, "residual_after": after}
     out = sparse_conv2d(x, weight, bias, active, **options)
     if residual is not None:
         options["residual"] = laid_out(tensor(out.shape, dtype, device), residual)

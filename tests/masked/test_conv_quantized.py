@@ -1,5 +1,6 @@
 """sparse_conv2d_quantized: sums of products exact, scales and rounding against float64."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -117,9 +118,10 @@ def test_depthwise_sums_are_exact_at_the_ends_of_the_range(device):
 def test_both_outputs_against_float64(device, name, activation):
     call, window, shape = make(name, device)
     inside = call[-1].pixel_mask(shape[2:])
-    for out_scale in (None, 0.03):
+    for out_scale, after in itertools.product((None, 0.03), (False, True)):
         residual = torch.randn(shape, device=device) if out_scale is None else bytes_of(*shape, device=device)
         more = {"activation": activation, "residual": residual, "residual_scale": 0.02, "out_scale": out_scale}
+        more["residual_after"] = after
         got = sparse_conv2d_quantized(*call, **window, **more)
         want = reference.sparse_conv2d_quantized(*call, **window, **more)
         assert got.dtype == want.dtype == (torch.int8 if out_scale else torch.float32)

@@ -30,6 +30,7 @@ KERNELS = {
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # core/types.h
 ACTIVATIONS = {None: 0, "relu": 1, "leaky_relu": 3, "silu": 4}  # of all kernels
 WITH_SLOPES = ACTIVATIONS | {"prelu": 3}  # leaky_relu, with slopes a channel
+RESIDUALS = False, False, True, "after"  # after: added to what the activation gives
 CASES = 12  # for each seed
 # tests/weights/test_blockconv_emulated.py and test_conv_transpose_emulated.py run them
 ELSEWHERE = {"conv_blocksparse", "conv_transpose"}
@@ -42,7 +43,7 @@ def fields(kind, names: str):
 class Case(ctypes.Structure):  # as in conv_case.h
     _fields_ = [
         *fields(ctypes.c_int32, "kernel multiprocessors seed type n h w c k r s stride padding dilation groups ho wo"),
-        *fields(ctypes.c_int32, "block_h block_w activation"),
+        *fields(ctypes.c_int32, "block_h block_w activation residual_after"),
         *fields(ctypes.c_void_p, "x weight weight2 weight3 bias bias2 bias3 residual y slope"),
         *fields(ctypes.c_void_p, "indices count block_map fringe fringe_count"),
         *fields(ctypes.c_int64, "capacity fringe_capacity"),
@@ -112,6 +113,7 @@ def emulate(
     options |= {"activation": activation, "residual": None}
     if residual:
         options["residual"] = tensor(shape, x.dtype).contiguous(memory_format=torch.channels_last)
+    options["residual_after"] = residual == "after"
     if activation == "prelu":
         options |= {"activation": "leaky_relu", "slope": tensor(shape[1:2], x.dtype)}
     weight = weight.contiguous(memory_format=torch.channels_last)
@@ -123,7 +125,7 @@ def emulate(
             {"x": x, "weight": weight, "bias": bias, "residual": options["residual"], "y": ys[-1],
              "slope": options.get("slope")},
             kernel=KERNELS[which], multiprocessors=multiprocessors, seed=order, k=weight.shape[0], r=weight.shape[2],
-            s=weight.shape[3], activation=WITH_SLOPES[activation],
+            s=weight.shape[3], activation=WITH_SLOPES[activation], residual_after=options["residual_after"],
             **{name: options[name] for name in ("stride", "padding", "dilation", "groups")},
         ):  # fmt: skip
             return False
@@ -244,7 +246,7 @@ def test_hopper_kernels_without_one(emulated, kernel, seed):
     rng, taken = random.Random(f"{kernel} {seed}"), 0
     while taken < CASES:
         case = some(rng, kernel)
-        more = {"activation": rng.choice(list(WITH_SLOPES)), "residual": kernel != "stem" and rng.random() < 0.4}
+        more = {"activation": rng.choice(list(WITH_SLOPES)), "residual": kernel != "stem" and rng.choice(RESIDUALS)}
         more |= {"seed": rng.randrange(2**31), "multiprocessors": rng.choice([1, 2, 4, 6, 12])}
         torch.manual_seed(more["seed"])
         try:
@@ -333,7 +335,7 @@ def test_few_cells_of_many_channels(emulated, seed):
     for channels, filters, multiprocessors in layers:
         case = {"channels": channels, "filters": filters, "batch": rng.choice([1, 1, 2]), "block": 8, "stride": 1}
         case |= {"size": (rng.randint(1, 33), rng.randint(1, 33)), "density": rng.choice([0.0, 0.1, 0.3, 1.0])}
-        more = {"activation": rng.choice(list(WITH_SLOPES)), "residual": rng.random() < 0.5}
+        more = {"activation": rng.choice(list(WITH_SLOPES)), "residual": rng.choice(RESIDUALS)}
         more |= {"multiprocessors": multiprocessors, "seed": rng.randrange(2**31)}
         more["dtype"] = rng.choice([torch.float16, torch.bfloat16])
         torch.manual_seed(more["seed"])
@@ -350,7 +352,7 @@ def test_tiles_whose_channels_are_shared(emulated, channels, filters, multiproce
     """General: one, two or four CTAs sum a part of a tile's channels each, always in the same order."""
     rng = random.Random(f"shared {channels} {filters}")
     for dilation, block, density in ((2, 16, 1.0), (15, 16, 0.6), (12, 8, 0.6), (1, 10, 0.1)):
-        more = {"activation": rng.choice(list(WITH_SLOPES)), "residual": rng.random() < 0.5}
+        more = {"activation": rng.choice(list(WITH_SLOPES)), "residual": rng.choice(RESIDUALS)}
         more |= {"seed": rng.randrange(2**31), "dtype": rng.choice(dtypes)}
         case = {"size": (rng.randint(9, 28), rng.randint(9, 28)), "density": density, "batch": 1, "block": block}
         case |= {"kernel": 3, "padding": dilation, "dilation": dilation, "stride": 1, "channels": channels}
@@ -368,13 +370,14 @@ def test_small_groups_side_by_side(emulated, groups, inputs, outputs):
     assert emulate(emulated, "general", seed=groups, multiprocessors=1, activation=None, residual=False, **case)
 
 
+@pytest.mark.parametrize("residual", [True, "after"])
 @pytest.mark.parametrize("activation", ["relu", "silu", "prelu"])
 @pytest.mark.parametrize("kernel", ["general", "tf32"])
-def test_infinities_stay_in_their_group(emulated, kernel, activation):
+def test_infinities_stay_in_their_group(emulated, kernel, activation, residual):
     torch.manual_seed(0)
     case = {"channels": 40, "filters": 40, "groups": 5, "batch": 1, "block": 16, "kernel": 3, "padding": 1, "stride": 1}
     case |= {"size": (20, 20), "density": 1.0, "dtype": torch.float32 if kernel == "tf32" else torch.float16}
-    more = {"seed": 0, "multiprocessors": 2, "activation": activation, "residual": True}
+    more = {"seed": 0, "multiprocessors": 2, "activation": activation, "residual": residual}
     assert emulate(emulated, kernel, infinite=[3, 20], **more, **case)
 
 

@@ -24,7 +24,7 @@ class QuantizedCase(ctypes.Structure):  # as in conv_case.h
 
 def emulate(
     library, channels, filters, kernel, size, block, density=1.0, stride=1, padding=0, dilation=1, batch=1,
-    dtype=torch.float16, residual=None, activation=None, slopes=False, seed=1, multiprocessors=2,
+    dtype=torch.float16, residual=None, after=False, activation=None, slopes=False, seed=1, multiprocessors=2,
 ):  # fmt: skip
     """Runs a layer and checks it; False where the kernel does not take it."""
     torch.manual_seed(seed)
@@ -35,7 +35,12 @@ def emulate(
     scale, bias = torch.rand(filters) / (channels * r * s) ** 0.5, torch.randn(filters)
     active = random_active(BlockGrid.cover(out, block), batch, density)
     slope = torch.linspace(-0.5, 1.5, filters) if slopes else None
-    more = {"activation": "leaky_relu" if slopes else activation, "slope": slope, "residual_scale": 0.5}
+    more = {
+        "activation": "leaky_relu" if slopes else activation,
+        "slope": slope,
+        "residual_scale": 0.5,
+        "residual_after": after,
+    }
     shape = (batch, filters, *out)
     if residual is not None:
         more["residual"] = torch.randn(shape).to(residual).contiguous(memory_format=torch.channels_last)
@@ -44,7 +49,7 @@ def emulate(
     out_scale = 0.02 if dtype == F8 else 0.0
     case = described(
         active, edge, tensors, kernel=0, multiprocessors=multiprocessors, seed=seed, k=filters, r=r, s=s, stride=stride,
-        padding=padding, dilation=dilation, groups=1, activation=ACTIVATIONS[more["activation"]],
+        padding=padding, dilation=dilation, groups=1, activation=ACTIVATIONS[more["activation"]], residual_after=after,
     )  # fmt: skip
     given = QuantizedCase(
         case, scale.data_ptr(), slope.data_ptr() if slopes else None, 0.5, out_scale, 0.0, DTYPES[F8], DTYPES[F8],
@@ -86,7 +91,11 @@ LAYERS = {
 def test_layers(emulated, name):  # noqa: F811
     rng = random.Random(name)
     for dtype in (F8, rng.choice([torch.float16, torch.bfloat16, torch.float32])):
-        more = {"residual": rng.choice([None, *DTYPES]), "activation": rng.choice(list(ACTIVATIONS))}
+        more = {
+            "residual": rng.choice([None, *DTYPES]),
+            "activation": rng.choice(list(ACTIVATIONS)),
+            "after": rng.random() < 0.5,
+        }
         more |= {"size": (rng.randint(9, 30), rng.randint(9, 30)), "density": rng.choice([0.4, 1.0])}
         more |= {"slopes": rng.random() < 0.3, "seed": rng.randrange(2**31), "multiprocessors": rng.choice([1, 2, 5])}
         assert emulate(emulated, **LAYERS[name], dtype=dtype, **more), (name, dtype, more)

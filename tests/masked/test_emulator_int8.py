@@ -32,8 +32,8 @@ def some_bytes(*shape):
 
 def emulate(
     function, channels, filters, kernel, size, block, density=1.0, stride=1, padding=0, dilation=1, batch=1,
-    dtype=torch.int8, residual=None, activation=None, slopes=False, seed=1, multiprocessors=2, x_scale=None,
-    floats=torch.float32,
+    dtype=torch.int8, residual=None, after=False, activation=None, slopes=False, seed=1, multiprocessors=2,
+    x_scale=None, floats=torch.float32,
 ):  # fmt: skip
     """Runs a layer and checks it, bit for bit; False where the kernel does not take it, or the portable one did."""
     torch.manual_seed(seed)
@@ -49,7 +49,12 @@ def emulate(
     bias = (bias * 8).round() / 8
     active = random_active(BlockGrid.cover(out, block), batch, density)
     slope = torch.randint(-4, 8, (filters,)) / 8 if slopes else None
-    more = {"activation": "leaky_relu" if slopes else activation, "slope": slope, "residual_scale": 0.5}
+    more = {
+        "activation": "leaky_relu" if slopes else activation,
+        "slope": slope,
+        "residual_scale": 0.5,
+        "residual_after": after,
+    }
     more["out_scale"] = 2.0**-5 if dtype == torch.int8 else None
     more["x_scale"] = x_scale
     if residual is not None:
@@ -60,7 +65,7 @@ def emulate(
     tensors = {"x": x, "weight": weight, "bias": bias, "residual": more.get("residual"), "y": y}
     case = described(
         active, edge, tensors, kernel=0, multiprocessors=multiprocessors, seed=seed, k=filters, r=r, s=s, stride=stride,
-        padding=padding, dilation=dilation, groups=1, activation=ACTIVATIONS[more["activation"]],
+        padding=padding, dilation=dilation, groups=1, activation=ACTIVATIONS[more["activation"]], residual_after=after,
     )  # fmt: skip
     given = QuantizedCase(
         case, scale.data_ptr(), slope.data_ptr() if slopes else None, 0.5, more["out_scale"] or 0.0,
@@ -100,7 +105,11 @@ LAYERS = {  # words of 16 channels in whole and cut-off stages of 8; both widths
 def check_layers(function, name, layer):
     rng = random.Random(name)
     for dtype in DTYPES:
-        more = {"residual": rng.choice([None, *DTYPES]), "activation": rng.choice(list(ACTIVATIONS))}
+        more = {
+            "residual": rng.choice([None, *DTYPES]),
+            "activation": rng.choice(list(ACTIVATIONS)),
+            "after": rng.random() < 0.5,
+        }
         more |= {"slopes": rng.random() < 0.3, "seed": rng.randrange(2**31), "multiprocessors": rng.choice([1, 2, 5])}
         more |= {"density": rng.choice([0.4, 1.0]), "batch": rng.choice([1, 2])}
         more |= {"size": (rng.randint(9, 30), rng.randint(9, 30))}

@@ -5,8 +5,9 @@ import torch
 from typer.testing import CliRunner
 
 from sbnet import _library
-from sbnet.apps import cli
+from sbnet.apps import machine
 from sbnet.select import bottleneck_in_one_kernel, conv2d_kernel, layer_kernel
+from sbnet_command import cli
 
 CASES = {
     "conv 3x3 64->64 400x704 fp16 block 16": "Hopper 3x3",
@@ -188,13 +189,36 @@ def test_what_makes_no_layer_is_refused(call, message):
 
 def test_the_command_prints_kernel_and_reasons():
     runner = CliRunner()
-    shown = runner.invoke(cli.app, ["info", "--layer", "conv 3x3 60->64 400x704 fp16 block 16"])
+    layer = "conv 3x3 60->64 400x704 fp16 block 16"
+    shown = runner.invoke(cli.app, ["info", "--capability", "90", "--layer", layer])
     assert shown.exit_code == 0
     assert shown.output.splitlines()[:2] == [
-        "Hopper general",
+        "a GPU of compute capability 9: Hopper general",
         "  not Hopper 3x3: input channels are no multiple of 8",
     ]
     shown = runner.invoke(cli.app, ["info", "--layer", "conv 1x1 64->64 64x64 fp32 cpu block 16"])
-    assert shown.output.startswith("1x1 in place: tiles of 16x16 pixels")
+    assert shown.output.startswith("CPU, ")
+    assert ": 1x1 in place: tiles of 16x16 pixels" in shown.output.splitlines()[0]
     assert "\n  not Winograd F(2x2): kernel is not 2x2" in shown.output
     assert runner.invoke(cli.app, ["info", "--layer", "pool"]).exit_code == 2
+
+
+@pytest.mark.parametrize("devices", [[], ["One", "Two"]])
+@pytest.mark.parametrize("dtype", ["", " fp16", " fp32", " int8"])
+def test_the_command_asks_the_devices_that_are_there(devices, dtype, monkeypatch):
+    monkeypatch.setattr(machine, "cuda_obstacle", lambda: "" if devices else "no CUDA driver was found")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(devices))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda k: devices[k])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda k: [(9, 0), (8, 0)][k])
+    layer = f"conv 3x3 64->64 400x704{dtype} block 16"
+    lines = [line for line in machine.kernel_of(layer).splitlines() if not line.startswith("  not")]
+    cpu = layer_kernel(f"conv 3x3 64->64 400x704{dtype} cpu block 16")
+    assert lines[0].startswith("CPU, ")
+    assert lines[0].endswith(f": {cpu.kernel}: {cpu.cut}" if cpu.cut else f": {cpu.kernel}")
+    if devices:
+        assert lines[1:] == [
+            f"{name}: {layer_kernel(layer, k).kernel}" for name, k in zip(devices, (90, 80), strict=True)
+        ]
+    else:
+        assert lines[1:] == ["no GPU: no CUDA driver was found; --capability 90 asks for one"]
+    assert "transposed" in machine.kernel_of("conv_transpose 2x2 64->64 99x88 block 16 stride 2").splitlines()[0]

@@ -40,14 +40,14 @@ def make(
     return x, weight.to(dtype), tensor((filters,), dtype, device) if bias else None, active, options
 
 
-def check(device, *, out_layout="channels_last", activation=None, residual=None, slope=None, **case):
+def check(device, *, out_layout="channels_last", activation=None, residual=None, slope=None, after=False, **case):
     """Both forms: zeros outside, and NaN kept outside. Returns the functional result."""
     x, weight, bias, active, options = make(device, **case)
     out = conv_output_size(
         x.shape[2:], weight.shape[2:], *(pair(options[k]) for k in ("stride", "padding", "dilation"))
     )
     shape = (x.shape[0], weight.shape[0], *out)
-    options |= {"activation": activation, "slope": slope}
+    options |= {"activation": activation, "slope": slope, "residual_after": after}
     if residual is not None:
         options["residual"] = laid_out(tensor(shape, x.dtype, device), residual)
     y = sparse_conv2d(x, weight, bias, active, **options)

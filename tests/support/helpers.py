@@ -188,8 +188,9 @@ def assert_as_accurate_as_torch(got: Tensor, torchs: Tensor, exact: Tensor, what
 
 
 def dense_conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, **options) -> Tensor:
-    """act(F.conv2d + bias + residual) of the whole plane, all in `dtype`."""
+    """act(F.conv2d + bias + residual), or the residual after it, of the whole plane, all in `dtype`."""
     activation, residual = options.pop("activation", None), options.pop("residual", None)
+    after = options.pop("residual_after", False)
     slopes = options.pop("negative_slope", 0.01), options.pop("slope", None)
     # oneDNN's half convolutions, grouped or strided, crash or give NaN on some CPUs (torch 2.13): float32, rounded,
     # stands for PyTorch's run
@@ -197,9 +198,10 @@ def dense_conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dt
     with torch.no_grad():
         x, weight = x.to(compute).contiguous(), weight.to(compute).contiguous()
         y = F.conv2d(x, weight, None if bias is None else bias.to(dtype).to(compute), **options).to(dtype)
-        if residual is not None:
+        if residual is not None and not after:
             y = y + residual.to(dtype)
-        return reference.activate(y, activation, *slopes)
+        y = reference.activate(y, activation, *slopes)
+        return y if residual is None or not after else y + residual.to(dtype)
 
 
 def to_tf32(t: Tensor) -> Tensor:

@@ -94,6 +94,7 @@ def op_samples(device):
             (grad(last), grad(weight), grad(bias), grad(residual), *lists, g, *CONV, "silu", 0.0, False),
             (grad(x), weight, grad(bias), None, *lists, g, *CONV, "leaky_relu", 0.1, False),
             (grad(last), weight, bias, grad(residual), *lists, g, *CONV, "leaky_relu", 0.0, False, grad(bias)),
+            (grad(last), grad(weight), bias, grad(residual), *lists, g, *CONV, "silu", 0.0, False, None, True),
         ],
         "sparse_conv2d_quantized": [
             (bytes_, filters, scales, None, None, 1.0, *lists, g, *CONV, "none", 0.0, 0.5),

@@ -1,5 +1,6 @@
 // Block-sparse 2-D convolution: parameters, validation, workspace.
-//   y = activation(conv2d(x, weight) + bias + residual) on the active blocks of the OUTPUT plane, nowhere else.
+//   y = activation(conv2d(x, weight) + bias + residual) on the active blocks of the OUTPUT plane, nowhere else,
+// or, where the residual comes after, activation(conv2d(x, weight) + bias) + residual.
 #pragma once
 #include "core/activation.h"
 #include "core/kernels.h"
@@ -21,6 +22,7 @@ struct Conv2dParams {
   float activation_param;  // leaky_relu: negative slope
   const void* slope;       // leaky_relu: [K] contiguous, instead of activation_param, which is one for all; or null
   DType slope_dtype;       // x.dtype or float32
+  bool residual_after;     // the residual is added to what the activation gives
   bool allow_tf32;         // float32 on CUDA may use tf32 tensor cores; default false
   const void* packed;      // null, or packed_bytes() that pack_conv_weight filled from weight as it is now. CPUs alone
                            // read it, and refuse one of another shape, dtype, number of groups or instruction set.
@@ -32,6 +34,11 @@ struct ConvPackParams {
   TensorView weight;  // [K, C/groups, R, S], any strides
   int32_t groups;
 };
+
+// Is there a residual that the activation is not of? Without an activation there is no telling.
+SBNET_HOST_DEVICE inline bool adds_after(const Conv2dParams& p) {
+  return p.residual.data && p.residual_after && p.activation != Activation::kNone;
+}
 
 // Has every output channel one input channel, of several?
 SBNET_EXPORT bool is_depthwise(const TensorView& weight, int32_t groups);

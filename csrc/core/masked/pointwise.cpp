@@ -64,6 +64,7 @@ Status read_step(const char* op, const char** at, PointwiseStep* step) {
   for (int k = 0; k < numbers_of(step->code); ++k)
     SBNET_CHECK(next_word(at, word) && read_number(word, numbers[k]), "%s: program: %s: expected %d numbers", op,
                 kStepNames[code], numbers_of(step->code));
+  if (step->code == StepCode::kClamp && step->p > step->q) step->p = step->q;  // PyTorch's: the upper bound wins
   SBNET_CHECK(!next_word(at, word), "%s: program: %s: expected no more, got '%s'", op, kStepNames[code], word);
   return ok_status();
 }

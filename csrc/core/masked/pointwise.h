@@ -155,7 +155,7 @@ SBNET_HOST_DEVICE inline void run_step(const PointwiseStep& step, typename M::Va
     case StepCode::kTanh:
       SBNET_EACH(M::tanh(a));
     case StepCode::kMish:
-      SBNET_EACH(a > 20.f ? a : mish<M>(a));
+      SBNET_EACH(a > 20.f ? a : a < -110.f ? 0.f * a : mish<M>(a));  // gate() does not go down to 0
     case StepCode::kLogSigmoid:
       SBNET_EACH((a < 0.f ? a : 0.f * a) - M::log1p(M::exp(-M::abs(a))));
     case StepCode::kAbs:

@@ -108,13 +108,14 @@ void finish_pixel(const QuantizedConv2dParams& p, const float* sums, int64_t n, 
       v[k] = sums[k0 + k] * p.scale[k0 + k] + (p.bias ? static_cast<const float*>(p.bias)[k0 + k] : 0);
       if (p.slope) slope[k] = static_cast<const float*>(p.slope)[k0 + k];
     }
+    if (adds_after(p)) v = activate(p.activation, slope, v);
     if (p.residual.data)
       by_element(p.residual.dtype, [&](auto t) {
         const auto* from = static_cast<const decltype(t)*>(p.residual.data) + offset(p.residual);
         for (int64_t k = 0; k < channels; ++k)
           v[k] += p.residual_scale * widened(from[(k0 + k) * p.residual.stride[1]]);
       });
-    v = activate(p.activation, slope, v);
+    if (!adds_after(p)) v = activate(p.activation, slope, v);
     by_element(p.y.dtype, [&](auto t) {
       auto* to = static_cast<decltype(t)*>(p.y.data) + offset(p.y);
       for (int64_t k = 0; k < channels; ++k) narrowed(to + (k0 + k) * p.y.stride[1], v[k] * per_unit);

@@ -268,8 +268,8 @@ static void run_slice(const ConvPlan& plan, const ConvJob& job, const Slice& sli
                   0,
                   0,
                   channels - (width - kLanes)};
-    const bool to_y =
-        slice.first && slice.last && vectors && !plan.lanewise && bounds_of(p.activation, &end.low, &end.high);
+    const bool to_y = slice.first && slice.last && vectors && !plan.lanewise && !adds_after(p) &&
+                      bounds_of(p.activation, &end.low, &end.high);
     const MicrokernelToY micro_to_y =
         end.last == kLanes ? microkernel_to_y_of<true>(width / kLanes) : microkernel_to_y_of<false>(width / kLanes);
     for (int64_t i = 0; i < px.count; i += kMicroPixels, sums += kMicroPixels * kPanelWidth) {

@@ -73,7 +73,7 @@ struct Scales {
   alignas(64) float scale[kPanelWidth], bias[kPanelWidth], slope[kPanelWidth];
   alignas(64) int32_t offset[kPanelWidth];  // of integer sums
   float residual, per_unit, low, high;
-  bool bounded;
+  bool bounded, after;  // after: the residual is added to what the activation gives
 };
 
 // Those of channels k0 on. offsets: of all channels, or null.
@@ -88,7 +88,8 @@ static void load_scales(const ConvPlan& plan, const int32_t* offsets, int64_t k0
   else
     for (int64_t k = 0; k < kPanelWidth; ++k) s->slope[k] = q.activation_param;
   if (offsets) __builtin_memcpy(s->offset, offsets + k0, channels * 4);
-  s->bounded = bounds_of(q.activation, &s->low, &s->high);
+  s->after = adds_after(q);
+  s->bounded = !s->after && bounds_of(q.activation, &s->low, &s->high);
   s->residual = q.residual_scale;
   s->per_unit = per_unit;
   if (s->bounded) {
@@ -124,13 +125,14 @@ SBNET_INLINE void finish_rows(const ConvPlan& plan, const Scales& s, const ConvP
     for (int64_t v = 0; v < channels; v += kLanes) {
       const int64_t left = kWhole ? kLanes : channels - v;
       Vec y = sum_of(sums + v, s.offset + v) * load(s.scale + v) + load(s.bias + v);
+      if (s.after) y = activate(p.activation, load(s.slope + v), y);
       if (residual) {
         const int64_t at = px.residual[i] + (k0 + v) * residual_step;
         y += s.residual * (floats ? load_channels(static_cast<const float*>(residual) + at, residual_step, left)
                                   : load_channels(static_cast<const int8_t*>(residual) + at, residual_step, left));
       }
       if (!bounded) {
-        y = activate(p.activation, load(s.slope + v), y);
+        if (!s.after) y = activate(p.activation, load(s.slope + v), y);
         y *= s.per_unit;
       }
       store_channels(out + px.y[i] + (k0 + v) * step, step, left, at_most(high, at_least(low, y)));

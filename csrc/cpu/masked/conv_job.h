@@ -6,7 +6,7 @@
 namespace sbnet {
 namespace SBNET_ISA {
 
-// ---- Epilogue: y = activation(sums + bias + residual) for some pixels and one panel.
+// ---- Epilogue: y = activation(sums + bias + residual), or + residual after it, for some pixels and one panel.
 
 // Can sums go to y as vectors? Other types and layouts go by a row in float32.
 template <class T>
@@ -20,6 +20,11 @@ struct PanelEnd {
   alignas(64) float bias[kPanelWidth], slope[kPanelWidth];
 };
 
+// v, bias and all, with what is added to it.
+SBNET_INLINE Vec ended(Activation activation, bool after, Vec v, Vec slope, Vec residual) {
+  return after ? activate(activation, slope, v) + residual : activate(activation, slope, v + residual);
+}
+
 // With one activation, so that no vector asks which.
 template <Activation kActivation>
 static __attribute__((noinline)) void finish_vectors(const Conv2dParams& p, const ConvPixels& pixels, int64_t begin,
@@ -27,12 +32,15 @@ static __attribute__((noinline)) void finish_vectors(const Conv2dParams& p, cons
                                                      const float* sums) {
   float* y = static_cast<float*>(p.y.data) + k0;
   const float* residual = p.residual.data ? static_cast<const float*>(p.residual.data) + k0 : nullptr;
+  const bool after = adds_after(p);
   for (int64_t i = begin; i < end; ++i, sums += kPanelWidth)
     for (int64_t v = 0; v < channels; v += kLanes) {
       const int64_t count = smaller(kLanes, channels - v);
       Vec sum = load(sums + v) + load(panel.bias + v);
-      if (residual) sum += load_some(residual + pixels.residual[i] + v, count);
-      store_some(y + pixels.y[i] + v, activate(kActivation, load(panel.slope + v), sum), count);
+      const Vec slope = load(panel.slope + v);
+      sum = residual ? ended(kActivation, after, sum, slope, load_some(residual + pixels.residual[i] + v, count))
+                     : activate(kActivation, slope, sum);
+      store_some(y + pixels.y[i] + v, sum, count);
     }
 }
 
@@ -65,13 +73,14 @@ static __attribute__((noinline)) void finish(const ConvPlan& plan, const ConvPix
   const Conv2dParams& p = plan.p;
   if (stores_vectors<T>(plan)) return finish_vectors_of(p.activation)(p, pixels, begin, end, k0, channels, panel, sums);
   alignas(64) float row[kPanelWidth], residual[kPanelWidth] = {};
+  const bool after = adds_after(p);
   for (int64_t i = begin; i < end; ++i, sums += kPanelWidth) {
     if (p.residual.data)
       load_row(residual, static_cast<const T*>(p.residual.data) + pixels.residual[i] + k0 * p.residual.stride[1],
                p.residual.stride[1], channels);
     for (int64_t v = 0; v < channels; v += kLanes)
-      store(row + v,
-            activate(p.activation, load(panel.slope + v), load(sums + v) + load(panel.bias + v) + load(residual + v)));
+      store(row + v, ended(p.activation, after, load(sums + v) + load(panel.bias + v), load(panel.slope + v),
+                           load(residual + v)));
     store_row(static_cast<T*>(p.y.data) + pixels.y[i] + k0 * p.y.stride[1], p.y.stride[1], row, channels);
   }
 }

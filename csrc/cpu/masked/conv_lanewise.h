@@ -128,7 +128,8 @@ static void run_rect_straight(const ConvPlan& plan, const ConvJob& job, const Co
   s.step = p.stride[1] * p.x.stride[3];
   const Row apart = {p.y.stride[3], p.residual.stride[3]};
   Ending bounded = {panel.bias, nullptr, nullptr, 0, 0, kLanes};
-  const Ending* end_of = !scales && bounds_of(p.activation, &bounded.low, &bounded.high) ? &bounded : nullptr;
+  const bool after = adds_after(p), bounds = !after && bounds_of(p.activation, &bounded.low, &bounded.high);
+  const Ending* end_of = !scales && bounds ? &bounded : nullptr;
   alignas(64) float sums[kNeighbours * kPanelWidth];
   for (int64_t r = rect.row; r < rect.row + rect.height; ++r) {
     const int64_t top = r * p.stride[0] - p.padding[0];
@@ -183,9 +184,10 @@ static void run_rect_straight(const ConvPlan& plan, const ConvJob& job, const Co
       }
       for (int64_t i = 0; i < pixels; ++i, ++c)
         for (int64_t k = 0; k < width; k += kLanes) {
-          Vec v = load(sums + i * kPanelWidth + k) + load(panel.bias + k);
-          if (add) v += load(add + c * p.residual.stride[3] + k);
-          store(to + c * p.y.stride[3] + k, activate(p.activation, load(panel.slope + k), v));
+          const Vec v = load(sums + i * kPanelWidth + k) + load(panel.bias + k), slope = load(panel.slope + k);
+          store(to + c * p.y.stride[3] + k,
+                add ? ended(p.activation, after, v, slope, load(add + c * p.residual.stride[3] + k))
+                    : activate(p.activation, slope, v));
         }
     }
   }

@@ -167,12 +167,14 @@ static void finish_narrow(const ConvPlan& plan, const PanelEnd& end, int64_t pix
                           const float* residual) {
   const Conv2dParams& p = plan.p;
   const int64_t K = plan.group_out;
+  const bool after = adds_after(p);
   alignas(64) float added[kNarrowRoom] = {};
   if (residual)
     for (int64_t i = 0; i < pixels; ++i)
       for (int64_t k = 0; k < K; ++k) added[i * K + k] = residual[i * p.residual.stride[3] + k * p.residual.stride[1]];
   for (int64_t v = 0; v < pixels * K; v += kLanes)
-    store(sums + v, activate(p.activation, load(end.slope + v), load(sums + v) + load(end.bias + v) + load(added + v)));
+    store(sums + v,
+          ended(p.activation, after, load(sums + v) + load(end.bias + v), load(end.slope + v), load(added + v)));
   for (int64_t i = 0; i < pixels; ++i)
     for (int64_t k = 0; k < K; ++k) y[i * p.y.stride[3] + k * p.y.stride[1]] = sums[i * K + k];
 }

@@ -62,16 +62,17 @@ struct alignas(16) Output {
   int64_t y, residual;
 };
 
-// y[pixel, k ... k+kN) = act(v + residual) for kRows pixels, as far as channel k_end. kN is a multiple of kLanes<T>,
-// or half of it. // Several pixels at once, so that their loads are under way together. A thread reads its residual
-// before it writes y: the two may be one tensor.
+// y[pixel, k ... k+kN) = act(v + residual), or act(v) + residual where adds_after(), for kRows pixels, as far as
+// channel k_end. kN is a multiple of kLanes<T>, or half of it. Several pixels at once, so that their loads are under
+// way together. A thread reads its residual before it writes y: the two may be one tensor.
 template <class T, int kRows, int kN>
 __device__ __forceinline__ void finish_outputs(const Conv2dParams& p, bool vector_y, bool vector_residual,
                                                float (&v)[kRows][kN], const Output (&to)[kRows], int64_t k,
                                                int64_t k_end) {
   using Bytes = std::conditional_t<(kN < kLanes<T>), uint2, uint4>;
   constexpr int kL = sizeof(Bytes) / sizeof(T), kWords = kN / kL;
-  const bool whole = k + kN <= k_end && k % kL == 0;
+  const bool whole = k + kN <= k_end && k % kL == 0, after = adds_after(p);
+  if (after) activate_channels<T>(p, v, k, k_end);
   if (p.residual.data) {
     const T* residual = static_cast<const T*>(p.residual.data) + k * p.residual.stride[1];
     if (vector_residual && whole) {
@@ -95,7 +96,7 @@ __device__ __forceinline__ void finish_outputs(const Conv2dParams& p, bool vecto
           if (to[i].y >= 0 && k + e < k_end) v[i][e] += to_float(residual[to[i].residual + e * p.residual.stride[1]]);
     }
   }
-  activate_channels<T>(p, v, k, k_end);
+  if (!after) activate_channels<T>(p, v, k, k_end);
   T* y = static_cast<T*>(p.y.data) + k * p.y.stride[1];
   if (vector_y && whole) {
 #pragma unroll

@@ -72,9 +72,12 @@ __device__ __forceinline__ void for_taps(const QuantizedConv2dParams& p, int n, 
 __device__ __forceinline__ float finished(const QuantizedConv2dParams& p, float sum, int n, int row, int column,
                                           int k) {
   float v[1][1] = {{fmaf(sum, p.scale[k], p.bias ? static_cast<const float*>(p.bias)[k] : 0.f)}};
+  const float slope = p.slope ? static_cast<const float*>(p.slope)[k] : p.activation_param;
+  const bool after = adds_after(p);
+  if (after) activate(p.activation, slope, v);
   if (p.residual.data)
     v[0][0] = fmaf(p.residual_scale, element(p.residual, offset_of(p.residual, n, row, column, k)), v[0][0]);
-  activate(p.activation, p.slope ? static_cast<const float*>(p.slope)[k] : p.activation_param, v);
+  if (!after) activate(p.activation, slope, v);
   return v[0][0];
 }
 

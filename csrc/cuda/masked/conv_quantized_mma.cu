@@ -83,11 +83,13 @@ __device__ __forceinline__ void finish_tile(const QuantizedConv2dParams& p, cons
 #pragma unroll
       for (int e = 0; e < kChannels; ++e) v[i][e] = fmaf(static_cast<float>(sums.v[e]), scale[e], bias[e]);
     }
+    const bool after = adds_after(p);
+    if (after) activate_channels<float>(p, v, k, k_end);
     if (p.residual.data) {
       const bool words = plan.vector_residual && whole;
       by_element<int8_t>(p.residual.dtype, [&](auto t) { add_residual<decltype(t)>(p, words, to, k, k_end, v); });
     }
-    activate_channels<float>(p, v, k, k_end);
+    if (!after) activate_channels<float>(p, v, k, k_end);
     const bool y_words = plan.vector_y && whole;
     by_element<int8_t>(p.y.dtype, [&](auto t) { store<decltype(t)>(p, y_words, to, k, k_end, v); });
   }

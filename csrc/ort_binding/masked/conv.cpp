@@ -57,6 +57,7 @@ struct Convolution : Signature {
   int64_t groups;
   Activation activation;
   float negative_slope;
+  bool residual_after;
   PackedWeight packed_weight;
 
   explicit Convolution(const Attributes& a)
@@ -65,6 +66,7 @@ struct Convolution : Signature {
         groups(a.integer("groups", 1)),
         activation(to_activation(a.op(), a.text("activation", "none"))),
         negative_slope(a.real("negative_slope", 0.01f)),
+        residual_after(a.flag("residual_after", false)),
         packed_weight(a, "weight", S::kWeight, groups) {
     if (groups < 1 || groups > INT32_MAX) raise_expected(a.op(), "groups", "at least 1, got ", groups);
   }
@@ -85,6 +87,7 @@ struct Convolution : Signature {
     p.groups = static_cast<int32_t>(groups);
     p.activation = activation;
     p.activation_param = negative_slope;
+    p.residual_after = residual_after;
     p.packed = packed_weight.data();
     layer.compute(
         c, p, sides.output(c.input(S::kX, 4), weight),

@@ -25,6 +25,7 @@ struct ConvArguments {
   double activation_param;
   bool allow_tf32;
   std::optional<Tensor> slope;
+  bool residual_after;
 };
 
 // p's numbers. `a` holds the tensors that p points into.
@@ -48,6 +49,7 @@ void set_conv(const Call& call, const LayerCall& layer, ConvArguments& a, Conv2d
   set_activation(op, a, &p);
   p.slope = bias_of(call, "slope", a.slope, a.weight.size(0), &p.slope_dtype);
   p.allow_tf32 = a.allow_tf32;
+  p.residual_after = a.residual_after;
 }
 
 // Runs p, which is complete but for what was packed. `held`: what it points into.
@@ -74,9 +76,10 @@ void sparse_conv2d_(Tensor x, Tensor weight, std::optional<Tensor> bias, std::op
                     Tensor count, Ints grid, Ints stride, Ints padding, Ints dilation, int64_t groups,
                     std::string activation, double activation_param, bool allow_tf32, Tensor out,
                     std::optional<Tensor> fringe_pixels, std::optional<Tensor> fringe_count,
-                    std::optional<Tensor> packed, std::optional<Tensor> slope) {
+                    std::optional<Tensor> packed, std::optional<Tensor> slope, bool residual_after) {
   run({"sparse_conv2d_", x, indices, count, grid, out, fringe_pixels, fringe_count},
-      {weight, bias, residual, stride, padding, dilation, groups, activation, activation_param, allow_tf32, slope},
+      {weight, bias, residual, stride, padding, dilation, groups, activation, activation_param, allow_tf32, slope,
+       residual_after},
       packed);
 }
 
@@ -101,15 +104,15 @@ void output_sides(const char* op, const Tensor& x, const Tensor& weight, const I
 Tensor sparse_conv2d(Tensor x, Tensor weight, std::optional<Tensor> bias, std::optional<Tensor> residual,
                      Tensor indices, Tensor count, Tensor block_map, Ints grid, Ints stride, Ints padding,
                      Ints dilation, int64_t groups, std::string activation, double activation_param, bool allow_tf32,
-                     std::optional<Tensor> slope) {
+                     std::optional<Tensor> slope, bool residual_after) {
   const char* op = "sparse_conv2d";
   check_rank(op, "x", x, 4);
   check_rank(op, "weight", weight, 4);
   int64_t side[2];
   output_sides(op, x, weight, stride, padding, dilation, side);
   const Tensor y = zeros_for(op, x, weight.size(0), side, block_map, grid);
-  run({op, x, indices, count, grid, y},
-      {weight, bias, residual, stride, padding, dilation, groups, activation, activation_param, allow_tf32, slope});
+  run({op, x, indices, count, grid, y}, {weight, bias, residual, stride, padding, dilation, groups, activation,
+                                         activation_param, allow_tf32, slope, residual_after});
   return y;
 }
 
@@ -141,9 +144,11 @@ void sparse_conv2d_quantized_(Tensor x, Tensor weight, Tensor scale, std::option
                               Ints grid, Ints stride, Ints padding, Ints dilation, int64_t groups,
                               std::string activation, double activation_param, double out_scale, Tensor out,
                               std::optional<Tensor> fringe_pixels, std::optional<Tensor> fringe_count,
-                              std::optional<Tensor> packed, double x_scale, std::optional<Tensor> slope) {
+                              std::optional<Tensor> packed, double x_scale, std::optional<Tensor> slope,
+                              bool residual_after) {
   run_quantized({"sparse_conv2d_quantized_", x, indices, count, grid, out, fringe_pixels, fringe_count},
-                {weight, bias, residual, stride, padding, dilation, groups, activation, activation_param, false, slope},
+                {weight, bias, residual, stride, padding, dilation, groups, activation, activation_param, false, slope,
+                 residual_after},
                 {scale, x_scale, residual_scale, out_scale}, packed);
 }
 
@@ -163,13 +168,13 @@ Tensor sparse_conv2d_quantized(Tensor x, Tensor weight, Tensor scale, std::optio
                                std::optional<Tensor> residual, double residual_scale, Tensor indices, Tensor count,
                                Tensor block_map, Ints grid, Ints stride, Ints padding, Ints dilation, int64_t groups,
                                std::string activation, double activation_param, double out_scale, double x_scale,
-                               std::optional<Tensor> slope) {
+                               std::optional<Tensor> slope, bool residual_after) {
   const char* op = "sparse_conv2d_quantized";
-  return quantized(
-      op, {op, x, indices, count, grid, x}, block_map,
-      {weight, bias, residual, stride, padding, dilation, groups, activation, activation_param, false, slope},
-      {scale, x_scale, residual_scale, out_scale},
-      weight.scalar_type() == ScalarType::Float8_e4m3fn ? ScalarType::Float8_e4m3fn : ScalarType::Char);
+  return quantized(op, {op, x, indices, count, grid, x}, block_map,
+                   {weight, bias, residual, stride, padding, dilation, groups, activation, activation_param, false,
+                    slope, residual_after},
+                   {scale, x_scale, residual_scale, out_scale},
+                   weight.scalar_type() == ScalarType::Float8_e4m3fn ? ScalarType::Float8_e4m3fn : ScalarType::Char);
 }
 
 // The same in float32, or another dtype of floats.
@@ -177,12 +182,12 @@ Tensor sparse_conv2d_dequantized(Tensor x, Tensor weight, Tensor scale, std::opt
                                  std::optional<Tensor> residual, double residual_scale, Tensor indices, Tensor count,
                                  Tensor block_map, Ints grid, Ints stride, Ints padding, Ints dilation, int64_t groups,
                                  std::string activation, double activation_param, double x_scale,
-                                 std::optional<Tensor> slope, std::optional<ScalarType> dtype) {
+                                 std::optional<Tensor> slope, std::optional<ScalarType> dtype, bool residual_after) {
   const char* op = "sparse_conv2d_dequantized";
-  return quantized(
-      op, {op, x, indices, count, grid, x}, block_map,
-      {weight, bias, residual, stride, padding, dilation, groups, activation, activation_param, false, slope},
-      {scale, x_scale, residual_scale, 0}, dtype.value_or(ScalarType::Float));
+  return quantized(op, {op, x, indices, count, grid, x}, block_map,
+                   {weight, bias, residual, stride, padding, dilation, groups, activation, activation_param, false,
+                    slope, residual_after},
+                   {scale, x_scale, residual_scale, 0}, dtype.value_or(ScalarType::Float));
 }
 
 Tensor pack_conv_weight(Tensor weight, int64_t groups) {
@@ -201,31 +206,32 @@ SBNET_TORCH_OPS(ops) {
   ops.add(
       "sparse_conv2d(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor indices, Tensor count, Tensor "
       "block_map, SymInt[] grid, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, str activation, "
-      "float activation_param, bool allow_tf32, Tensor? slope=None) -> Tensor",
+      "float activation_param, bool allow_tf32, Tensor? slope=None, bool residual_after=False) -> Tensor",
       TORCH_BOX(&sparse_conv2d));
   ops.add(
       "sparse_conv2d_(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor indices, Tensor count, SymInt[] "
       "grid, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, str activation, float "
       "activation_param, bool allow_tf32, Tensor(a!) out, Tensor? fringe_pixels, Tensor? fringe_count, Tensor? "
-      "packed=None, Tensor? slope=None) -> ()",
+      "packed=None, Tensor? slope=None, bool residual_after=False) -> ()",
       TORCH_BOX(&sparse_conv2d_));
   ops.add(
       "sparse_conv2d_quantized(Tensor x, Tensor weight, Tensor scale, Tensor? bias, Tensor? residual, float "
       "residual_scale, Tensor indices, Tensor count, Tensor block_map, SymInt[] grid, SymInt[] stride, SymInt[] "
       "padding, SymInt[] dilation, SymInt groups, str activation, float activation_param, float out_scale, float "
-      "x_scale=0.0, Tensor? slope=None) -> Tensor",
+      "x_scale=0.0, Tensor? slope=None, bool residual_after=False) -> Tensor",
       TORCH_BOX(&sparse_conv2d_quantized));
   ops.add(
       "sparse_conv2d_dequantized(Tensor x, Tensor weight, Tensor scale, Tensor? bias, Tensor? residual, float "
       "residual_scale, Tensor indices, Tensor count, Tensor block_map, SymInt[] grid, SymInt[] stride, SymInt[] "
       "padding, SymInt[] dilation, SymInt groups, str activation, float activation_param, float x_scale=0.0, Tensor? "
-      "slope=None, ScalarType? dtype=None) -> Tensor",
+      "slope=None, ScalarType? dtype=None, bool residual_after=False) -> Tensor",
       TORCH_BOX(&sparse_conv2d_dequantized));
   ops.add(
       "sparse_conv2d_quantized_(Tensor x, Tensor weight, Tensor scale, Tensor? bias, Tensor? residual, float "
       "residual_scale, Tensor indices, Tensor count, SymInt[] grid, SymInt[] stride, SymInt[] padding, SymInt[] "
       "dilation, SymInt groups, str activation, float activation_param, float out_scale, Tensor(a!) out, Tensor? "
-      "fringe_pixels, Tensor? fringe_count, Tensor? packed=None, float x_scale=0.0, Tensor? slope=None) -> ()",
+      "fringe_pixels, Tensor? fringe_count, Tensor? packed=None, float x_scale=0.0, Tensor? slope=None, bool "
+      "residual_after=False) -> ()",
       TORCH_BOX(&sparse_conv2d_quantized_));
   ops.add("pack_conv_weight(Tensor weight, SymInt groups) -> Tensor", TORCH_BOX(&pack_conv_weight));
 }

@@ -2,8 +2,9 @@
 //
 //   masked MODEL LIBSBNET [OUTPUT]
 //
-// MODEL takes x [N,C,H,W] float and mask [N,H,W] bool and gives y float, as `sbnet export` writes it. The frame is
-// noise, the mask a rectangle; OUTPUT receives y as raw floats.
+// MODEL takes a frame [N,C,H,W] float and a mask [N,H,W] bool, of any names and in any order, and its first output is
+// float, as `sbnet export` and `sbnet sparsify` write it. The frame is noise, the mask a rectangle; OUTPUT receives the
+// first output as raw floats.
 #include <chrono>
 #include <cstdio>
 #include <fstream>
@@ -42,18 +43,53 @@ std::vector<int64_t> shape_of(const OrtTensorTypeAndShapeInfo* info) {
   return shape;
 }
 
-std::vector<int64_t> input_shape(const OrtSession* session) {
-  OrtTypeInfo* made = nullptr;
-  check(ort->SessionGetInputTypeInfo(session, 0, &made));
-  const Owned<OrtTypeInfo> type(made, ort->ReleaseTypeInfo);
-  const OrtTensorTypeAndShapeInfo* info = nullptr;  // belongs to the type
-  check(ort->CastTypeInfoToTensorInfo(type.get(), &info));
-  if (!info) throw std::runtime_error("x: expected a tensor");
-  std::vector<int64_t> shape = shape_of(info);
-  if (shape.size() != 4) throw std::runtime_error("x: expected 4 dimensions");
-  for (const int64_t side : shape)
-    if (side <= 0) throw std::runtime_error("x: expected a model of fixed shapes");
-  return shape;
+// A name that the session made for us.
+std::string taken(OrtAllocator* allocator, char* name) {
+  const std::string text = name;
+  check(ort->AllocatorFree(allocator, name));
+  return text;
+}
+
+struct Input {
+  std::string name;
+  std::vector<int64_t> shape;
+  ONNXTensorElementDataType type;
+};
+
+std::vector<Input> inputs_of(const OrtSession* session, OrtAllocator* allocator) {
+  size_t count = 0;
+  check(ort->SessionGetInputCount(session, &count));
+  std::vector<Input> found;
+  for (size_t k = 0; k < count; ++k) {
+    char* name = nullptr;
+    check(ort->SessionGetInputName(session, k, allocator, &name));
+    Input input{taken(allocator, name), {}, {}};
+    OrtTypeInfo* made = nullptr;
+    check(ort->SessionGetInputTypeInfo(session, k, &made));
+    const Owned<OrtTypeInfo> type(made, ort->ReleaseTypeInfo);
+    const OrtTensorTypeAndShapeInfo* info = nullptr;  // belongs to the type
+    check(ort->CastTypeInfoToTensorInfo(type.get(), &info));
+    if (!info) throw std::runtime_error(input.name + ": expected a tensor");
+    check(ort->GetTensorElementType(info, &input.type));
+    input.shape = shape_of(info);
+    for (const int64_t side : input.shape)
+      if (side <= 0) throw std::runtime_error(input.name + ": expected a model of fixed shapes");
+    found.push_back(input);
+  }
+  return found;
+}
+
+// The one input of a type and so many dimensions.
+const Input& only(const std::vector<Input>& inputs, ONNXTensorElementDataType type, size_t rank, const char* what) {
+  const Input* found = nullptr;
+  for (const Input& input : inputs)
+    if (input.type == type && input.shape.size() == rank) {
+      if (found)
+        throw std::runtime_error(std::string("expected one ") + what + ", got " + found->name + " and " + input.name);
+      found = &input;
+    }
+  if (!found) throw std::runtime_error(std::string("expected ") + what + " among the inputs, got none");
+  return *found;
 }
 
 template <class T>
@@ -78,8 +114,19 @@ void run(const char* model, const char* kernels, const char* output) {
   check(ort->CreateSession(env.get(), model, options.get(), &session_made));
   const Owned<OrtSession> session(session_made, ort->ReleaseSession);
 
-  const std::vector<int64_t> shape = input_shape(session.get());
+  OrtAllocator* allocator = nullptr;  // the session's own, which stays
+  check(ort->GetAllocatorWithDefaultOptions(&allocator));
+  const std::vector<Input> given = inputs_of(session.get(), allocator);
+  const Input& frame_input = only(given, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, 4, "a frame [N,C,H,W] float");
+  const Input& mask_input = only(given, ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL, 3, "a mask [N,H,W] bool");
+  if (given.size() != 2) throw std::runtime_error("expected a model of a frame and a mask, got more inputs");
+  char* output_made = nullptr;
+  check(ort->SessionGetOutputName(session.get(), 0, allocator, &output_made));
+  const std::string output_name = taken(allocator, output_made);
+  const std::vector<int64_t>& shape = frame_input.shape;
   const int64_t n = shape[0], height = shape[2], width = shape[3];
+  if (mask_input.shape != std::vector<int64_t>{n, height, width})
+    throw std::runtime_error(mask_input.name + ": expected a mask of the frame's size");
   std::vector<float> x(n * shape[1] * height * width);
   uint32_t state = 1;
   for (float& value : x) value = ((state = state * 1664525u + 1013904223u) >> 8) / 16777216.0f;
@@ -93,8 +140,8 @@ void run(const char* model, const char* kernels, const char* output) {
   const Owned<OrtMemoryInfo> memory(memory_made, ort->ReleaseMemoryInfo);
   const auto frame = tensor(memory.get(), x, shape, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT);
   const auto active = tensor(memory.get(), mask, {n, height, width}, ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL);
-  const char* const input_names[] = {"x", "mask"};
-  const char* const output_names[] = {"y"};
+  const char* const input_names[] = {frame_input.name.c_str(), mask_input.name.c_str()};
+  const char* const output_names[] = {output_name.c_str()};
   const OrtValue* const inputs[] = {frame.get(), active.get()};
 
   for (int call = 0; call < 3; ++call) {  // the first one also allocates
@@ -110,7 +157,7 @@ void run(const char* model, const char* kernels, const char* output) {
     check(ort->GetTensorShapeElementCount(info.get(), &elements));
     void* data = nullptr;
     check(ort->GetTensorMutableData(y.get(), &data));
-    std::printf("y:");
+    std::printf("%s:", output_name.c_str());
     for (const int64_t side : shape_of(info.get())) std::printf(" %lld", static_cast<long long>(side));
     std::printf(" in %.2f ms\n", passed.count());
     if (output && call == 2) {

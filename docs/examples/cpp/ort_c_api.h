@@ -14,6 +14,7 @@ struct OrtMemoryInfo;
 struct OrtValue;
 struct OrtTypeInfo;
 struct OrtTensorTypeAndShapeInfo;
+struct OrtAllocator;
 
 enum OrtLoggingLevel { ORT_LOGGING_LEVEL_WARNING = 2 };
 enum OrtAllocatorType { OrtDeviceAllocator = 0 };
@@ -32,16 +33,21 @@ struct OrtApi {
   OrtStatus* (*CreateSessionOptions)(OrtSessionOptions**);
   void* slots_11_28[18];
   OrtStatus* (*RegisterCustomOpsLibrary)(OrtSessionOptions*, const char* path, void** handle);
-  void* slots_30_32[3];
+  OrtStatus* (*SessionGetInputCount)(const OrtSession*, size_t*);
+  void* slots_31_32[2];
   OrtStatus* (*SessionGetInputTypeInfo)(const OrtSession*, size_t index, OrtTypeInfo**);
-  void* slots_34_48[15];
+  void* slots_34_35[2];
+  OrtStatus* (*SessionGetInputName)(const OrtSession*, size_t index, OrtAllocator*, char** name);
+  OrtStatus* (*SessionGetOutputName)(const OrtSession*, size_t index, OrtAllocator*, char** name);
+  void* slots_38_48[11];
   OrtStatus* (*CreateTensorWithDataAsOrtValue)(const OrtMemoryInfo*, void* data, size_t bytes, const int64_t* shape,
                                                size_t rank, ONNXTensorElementDataType, OrtValue**);
   void* slot_50;
   OrtStatus* (*GetTensorMutableData)(OrtValue*, void**);
   void* slots_52_54[3];
   OrtStatus* (*CastTypeInfoToTensorInfo)(const OrtTypeInfo*, const OrtTensorTypeAndShapeInfo**);
-  void* slots_56_60[5];
+  void* slots_56_59[4];
+  OrtStatus* (*GetTensorElementType)(const OrtTensorTypeAndShapeInfo*, ONNXTensorElementDataType*);
   OrtStatus* (*GetDimensionsCount)(const OrtTensorTypeAndShapeInfo*, size_t*);
   OrtStatus* (*GetDimensions)(const OrtTensorTypeAndShapeInfo*, int64_t*, size_t count);
   void* slot_63;
@@ -49,7 +55,11 @@ struct OrtApi {
   OrtStatus* (*GetTensorTypeAndShape)(const OrtValue*, OrtTensorTypeAndShapeInfo**);
   void* slots_66_68[3];
   OrtStatus* (*CreateCpuMemoryInfo)(OrtAllocatorType, OrtMemType, OrtMemoryInfo**);
-  void* slots_70_91[22];
+  void* slots_70_75[6];
+  OrtStatus* (*AllocatorFree)(OrtAllocator*, void*);
+  void* slot_77;
+  OrtStatus* (*GetAllocatorWithDefaultOptions)(OrtAllocator**);
+  void* slots_79_91[13];
   void (*ReleaseEnv)(OrtEnv*);
   void (*ReleaseStatus)(OrtStatus*);
   void (*ReleaseMemoryInfo)(OrtMemoryInfo*);

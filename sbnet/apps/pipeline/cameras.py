@@ -14,8 +14,9 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from sbnet.apps.machine import device_name
-from sbnet.apps.pipeline.compute import Compute, _Clock
-from sbnet.apps.pipeline.frames import Frame, PipelineError, Result
+from sbnet.apps.pipeline.clock import Clock
+from sbnet.apps.pipeline.compute import Compute
+from sbnet.apps.pipeline.frames import Frame, PipelineError, Result, mask_of
 from sbnet.apps.pipeline.networks import open_network
 from sbnet.apps.pipeline.pipeline import Pipeline
 from sbnet.apps.pipeline.report import write_report
@@ -112,6 +113,8 @@ class Cameras:
                 close_all(sinks, whole)
                 behind.busy += time.perf_counter() - ending
             summary.seconds = time.perf_counter() - begin - compute.aside
+            if whole and not summary.interrupted:
+                compute.conclude(summary.seconds)
         finally:
             for feed in feeds:
                 feed.ahead.close(0.1 if feed.stalled else 5)
@@ -126,17 +129,18 @@ class Cameras:
             raise PipelineError("; ".join(named) or "the sources have no frames")
         summary.fault = "; ".join(named)
         summary.busy = {"read": sum(f.ahead.busy for f in feeds), "compute": compute.busy, "write": behind.busy}
+        summary.notes += [note for sink in sinks for note in getattr(sink, "notes", ())]
         if first.report is not None:
             write_report(summary, first.report)
         return summary
 
     def _opened(self) -> list[Sink]:
         if callable(self._sinks):
-            return [open_sink(partial(self._sinks, k), c.source.rate) for k, c in enumerate(self.cameras)]
+            return [open_sink(partial(self._sinks, k), c.source) for k, c in enumerate(self.cameras)]
         opened: list[Sink] = []
         try:
             for given, camera in zip(self._sinks or [None] * len(self.cameras), self.cameras, strict=True):
-                opened.append(open_sink(given, camera.source.rate, camera.side_by_side))
+                opened.append(open_sink(given, camera.source, camera.side_by_side, camera.audio, camera.files))
         except BaseException:
             with suppress(Exception):
                 close_all(opened, False)
@@ -246,11 +250,11 @@ class _Batch(Compute):
             x[k].copy_(frame.tensor(self.settings.device, self.settings.dtype)[0])
         if self.run is None:
             self.run = self._set_up(self.network.input(x))
-        clock = _Clock(self.settings.device)
+        clock = Clock(self.settings.device)
         mask = torch.zeros(x.shape[0], *x.shape[2:], dtype=torch.bool, device=x.device)
         for k, frame in frames.items():
             self.masks[k].see(frame)
-            mask[k] = self.masks[k](x[k : k + 1])[0]
+            mask[k] = mask_of(self.masks[k], x[k : k + 1])[0]
             if self.settings.mode == "cached" and not self._begun[k]:
                 mask[k], self._begun[k] = True, True  # nothing is kept of it yet
         given = self.network.input(x)
@@ -259,9 +263,12 @@ class _Batch(Compute):
         for k, result, _ in results:
             clock.stop(result)
             self.masks[k].learn(result.records)
-        every, first = self.settings.compare, int(self.settings.mode == "cached")
-        if every and self._count >= first and (self._count - first) % every == 0:
-            self._compare(given, output, self.network.widened_mask(mask), Frame(-1, None))
+        wide = self.network.widened_mask(mask)
+        if self._is_sample(mask[list(frames)]):
+            self._compare(given, output, wide, Frame(-1, None))
+            k = min(frames, key=lambda k: (bool(wide[k].all()), k))
+            one = output[k : k + 1] if isinstance(output, Tensor) else output
+            self._keep(given[k : k + 1], one, wide[k : k + 1])
         self._count += 1
         self.busy += time.perf_counter() - begin - (self.aside - aside)
         return results

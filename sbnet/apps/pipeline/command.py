@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,24 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from sbnet import files
 from sbnet.apps.pipeline import films
+from sbnet.apps.pipeline.frames import PipelineError
 from sbnet.apps.pipeline.pipeline import Pipeline
 from sbnet.apps.pipeline.summary import Summary
+
+
+def check_targets(targets: Sequence[Path], source: str, overwrite: bool) -> None:
+    """Raises PipelineError where an output is the source, is named twice, or is there and may not be replaced."""
+    for k, target in enumerate(targets):
+        if files.is_same(target, source):
+            raise PipelineError(f"--output: expected another name than the source, got {target}")
+        if target.absolute() in [other.absolute() for other in targets[:k]]:
+            raise PipelineError(f"--output: expected different names, got {target} twice")
+        there = (target.suffix and target.is_file()) or (target.is_dir() and any(target.glob("[0-9]*.png")))
+        if there and not overwrite:
+            what = "holds pictures" if target.is_dir() else "is there"
+            raise PipelineError(f"{target}: {what} already; --overwrite replaces it")
 
 
 def run(pipeline: Pipeline, console: Console) -> Summary:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,15 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sbnet.apps.pipeline.checks import Checks
+from sbnet.apps.pipeline.clock import Clock
 from sbnet.apps.pipeline.dense_side import Dense, compared, dense_side, form_on_cuda
 from sbnet.apps.pipeline.frame_graph import FrameGraph
-from sbnet.apps.pipeline.frames import Frame, PipelineError, Result, input_of
+from sbnet.apps.pipeline.frames import Frame, PipelineError, Result, input_of, mask_of
 from sbnet.apps.pipeline.networks import Network, halo_of
 from sbnet.apps.pipeline.shown import SHOWN, ShownBlocks
-from sbnet.apps.pipeline.summary import Summary, larger
-from sbnet.engine.oracle import compare, plane_masks
+from sbnet.apps.pipeline.summary import LEAST, Summary, larger
 from sbnet.engine.sparsify import SparseRun
 from sbnet.geometry import to_pair
+from sbnet.graph.reach import reach
 from sbnet.masks.base import Mask
 from sbnet.masks.grow import grow
 
@@ -35,6 +36,7 @@ class Settings:
     device: torch.device
     dtype: torch.dtype
     compare: int
+    check: float = 0.05
 
 
 class Compute:
@@ -53,13 +55,13 @@ class Compute:
         self.model = model
         self.busy = self.aside = 0.0
         self.margin = 0
-        self.run: Any = None  # a SparseRun, or what the network's runner made
+        self.run: Any = None  # a SparseRun
         # The mask is of the frame, which has to be in what the network is given.
-        inside = mask.captured and network.prepare is None and network.multiple == 1 and network.runner is None
+        inside = mask.captured and network.prepare is None and network.multiple == 1
         # One graph a frame, that of the dense network beside it, and what a frame of theirs looks like.
         plain = network.prepare is None and network.finish is None
         captured = network.captured or network.landing is not None or plain
-        on_cuda = settings.device.type == "cuda" and captured and network.runner is None
+        on_cuda = settings.device.type == "cuda" and captured
         self._graphed = on_cuda and (mask.captured or settings.mode == "dense")
         self._graph: FrameGraph | None = None
         self._dense_graph: FrameGraph | None = None
@@ -70,7 +72,8 @@ class Compute:
         self._shape: Any = None  # of the last input
         self._planned: set[torch.Size] = set()  # sizes of frames that there are plans for
         self._dense: dict[Any, Dense] = {}
-        self._count = 0
+        self._count = self._samples = 0
+        self._checks = Checks(model, settings.check, summary) if network.checked and settings.mode == "masked" else None
 
     @torch.no_grad()
     def __call__(self, frame: Frame, pinned: Tensor | None = None) -> Result:
@@ -110,7 +113,7 @@ class Compute:
 
     def _replayed(self, graph: FrameGraph, frame: Frame, pinned: Tensor) -> Result:
         graph.upload(pinned)
-        clock = _Clock(self.settings.device)
+        clock = Clock(self.settings.device)
         x, output, mask = graph.replay()
         clock.end()
         shown, active = graph.download()
@@ -162,8 +165,6 @@ class Compute:
         begin = time.perf_counter()
         settings = self.settings
         try:
-            if self.network.runner is not None:
-                return self._own_runner(self.network.runner, given)
             run = self.run or SparseRun(
                 self.model, given, mode=settings.mode, block=settings.block, margin=0, masks=(), out=(),
                 mask_source=self._inside, allow_tf32=False,
@@ -184,15 +185,6 @@ class Compute:
         self.summary.plans.add(time.perf_counter() - begin)
         return run
 
-    def _own_runner(self, runner: Callable[[Tensor, Any], Any], given: Tensor) -> Any:
-        mode, margin = self.settings.mode, self.settings.margin
-        if mode != "masked" or not isinstance(margin, int):
-            raise PipelineError(f"network {self.network.name}: expected mode masked and a margin in pixels")
-        self.margin = margin
-        run = runner(given, self.settings.block)
-        run(given, given.new_zeros(given.shape[0], *given.shape[2:], dtype=torch.bool))  # says what does not fit
-        return run
-
     def _call(self, given: Tensor, mask: Tensor | None) -> Any:
         run = self.run
         if self._inside is None:
@@ -204,12 +196,12 @@ class Compute:
         return run(given, margin=self.margin)
 
     def _sparse(self, frame: Frame, x: Tensor) -> Result:
-        if self.run is None or (x.shape not in self._planned and self.network.runner is None):
+        if self.run is None or x.shape not in self._planned:
             self._planned.add(x.shape)
             self.run = self._set_up(self.network.input(x))
-        run, clock = self.run, _Clock(self.settings.device)
+        run, clock = self.run, Clock(self.settings.device)
         self.mask.see(frame)
-        mask = self.mask(x) if self._inside is None else None
+        mask = mask_of(self.mask, x) if self._inside is None else None
         given = self.network.input(x)
         output = self._call(given, None if mask is None else self.network.widened_mask(mask))
         result = self._finished(frame, output)
@@ -224,31 +216,50 @@ class Compute:
         return result
 
     def _beside(self, frame: Frame, given: Tensor, output: Any, mask: Tensor | None) -> None:
-        """Now and then, the dense network on the same frame, and the contract."""
+        """Now and then, the dense network on the same frame, and a sample for the contract."""
         self.summary.stage = "running"
-        every, first = self.settings.compare, int(self.settings.mode == "cached")  # whose first frame is dense
-        if not every or self._count < first or mask is None:
+        if mask is None or not self._is_sample(mask):
             return
-        if (self._count - first) % every == 0:
-            self.summary.stage = "comparing" if self._dense else "timing dense forms"
-            self._compare(given, output, mask, frame)
-            self.summary.stage = "running"
-        if self.network.checked and self.settings.mode == "masked" and (self._count == 1 or not self._count % every):
-            self._check(given, output, mask)
-
-    def _check(self, given: Tensor, output: Tensor, mask: Tensor) -> None:
-        """Holds the output against what the contract says of the network, by plain PyTorch in float64."""
-        begin = time.perf_counter()
-        self.summary.stage = "checking a frame in float64"
-        masks = plane_masks(grow(mask, self.margin), self.run.planes)
-        self.summary.check(compare(output, self.model, given, masks))
+        self.summary.stage = "comparing" if self._dense else "timing dense forms"
+        self._compare(given, output, mask, frame)
+        self._keep(given, output, mask)
         self.summary.stage = "running"
-        self.aside += time.perf_counter() - begin
+
+    def _is_sample(self, mask: Tensor) -> bool:
+        """Is it the dense network's turn? On the first LEAST frames, so that short films have a figure, and on each so
+        many after them; never on a first frame that is computed whole, which is like no other."""
+        every = self.settings.compare
+        if not every or (self._samples >= LEAST and self._count % every):
+            return False
+        if self._count == 0 and (self.settings.mode == "cached" or bool(mask.all())):
+            return False
+        self._samples += 1
+        return True
+
+    def _keep(self, given: Tensor, output: Any, mask: Tensor) -> None:
+        """A sample of what is to be held against the contract, by plain PyTorch in float64."""
+        if self._checks is not None:
+            begin = time.perf_counter()
+            self._checks.keep(given, output, grow(mask, self.margin), self.run.planes, reach(self.run.plan))
+            self.aside += time.perf_counter() - begin
+
+    def conclude(self, seconds: float) -> None:
+        """After the last frame of a run of so many seconds: checks what was sampled."""
+        if self._checks is None:
+            return
+        self.summary.stage = "checking in float64"
+        try:
+            self._checks.conclude(seconds)
+        except (RuntimeError, MemoryError) as error:
+            if not is_memory(error):
+                raise
+            self.summary.unchecked = "too little memory"
+        self.summary.stage = "running"
 
     def _whole(self, frame: Frame, x: Tensor) -> Result:
         given = self.network.input(x)
         run = self._dense_for(given)
-        clock = _Clock(self.settings.device)
+        clock = Clock(self.settings.device)
         result = self._finished(frame, run(self.network.input(x)))
         result.density = 1.0
         clock.stop(result)
@@ -262,9 +273,6 @@ class Compute:
 
     def _blocks(self, run: Any, x: Tensor, image: int = 0) -> tuple[Tensor, tuple[int, int]]:
         """Active blocks of the plane that is the frame's, or of the finest, [rows,columns], on a frame of x."""
-        if self.network.runner is not None:
-            (active,) = run.active
-            return active.block_map[image] >= 0, to_pair(active.grid.bsize, "block")
         height, width = x.shape[2:]
         given = tuple(run.shape[2:])
         sizes = [plane[:2] for plane in run.planes]
@@ -295,14 +303,14 @@ class Compute:
             name, graph = self._dense_name, self._dense_graph
             begin = time.perf_counter()
             graph.upload(self._graph.pixels)
-            clock = _Clock(self.settings.device)
+            clock = Clock(self.settings.device)
             _, wanted, _ = graph.replay()
         else:
             side = self._dense_for(given)
             name = side.name
             begin = time.perf_counter()
             prepared = side.prepare(given)
-            clock = _Clock(self.settings.device)
+            clock = Clock(self.settings.device)
             wanted = side.run(prepared)
         clock.stop(result)
         result.land()
@@ -335,33 +343,9 @@ class Inside:
         return self.network.widened_mask(found)
 
 
-class _Clock:
-    """Milliseconds from now to `end`, or to `stop` where nothing was said before: the device's, which the thread that
-    waits for it reads."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
-        self._begin = self._event()
-        self._end: Any = None
-        self._at = time.perf_counter()
-
-    def _event(self) -> Any:
-        if not self._cuda:
-            return None
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def end(self) -> None:
-        self._end = self._event()
-
-    def stop(self, result: Result) -> None:
-        """All that the result needs has been asked for."""
-        if self._cuda:
-            here = self._event()
-            result.landed = self._begin, self._end or here, here
-        else:
-            result.ms = (time.perf_counter() - self._at) * 1e3
+def is_memory(error: BaseException) -> bool:
+    """Did an allocation fail?"""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)
 
 
 def placed(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:

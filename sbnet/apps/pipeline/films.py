@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
+from sbnet import files
 from sbnet.apps.machine import device_name
 from sbnet.apps.pipeline.frames import PipelineError
 from sbnet.apps.pipeline.pipeline import Pipeline
-from sbnet.apps.pipeline.sources import URL
+from sbnet.apps.pipeline.sources import URL, in_order
 
 FILMS = (".mp4", ".mkv", ".mov", ".avi", ".webm", ".m4v", ".mpg", ".mpeg", ".ts", ".gif")
 SINKS = (".mp4", ".jsonl")  # of each film, where only a folder was named
@@ -121,10 +122,8 @@ class FilmRunner:
             fps=round(summary.fps, 3), seconds=round(summary.seconds, 3), device=_where(self.device),
         )  # fmt: skip
         if not summary.fault:
-            done = self._done(film)
-            part = done.with_name(f".{done.name}.{os.getpid()}.part")
-            part.write_text(json.dumps({"order": self.order, "size": film.stat().st_size, **row}) + "\n")
-            part.replace(done)
+            mark = {"order": self.order, "size": film.stat().st_size, **row}
+            files.write(self._done(film), (json.dumps(mark) + "\n").encode(), PipelineError)
         return row
 
     def is_done(self, film: Path) -> bool:
@@ -155,7 +154,7 @@ def find_films(source: str | os.PathLike[str]) -> list[Path]:
     if URL.match(text):
         raise PipelineError(f"{text}: expected a folder or a glob of films, got a URL")
     listed = list(Path(text).iterdir()) if Path(text).is_dir() else [Path(p) for p in glob.glob(text, recursive=True)]
-    films = sorted(path.absolute() for path in listed if path.suffix.lower() in FILMS and path.is_file())
+    films = in_order(path.absolute() for path in listed if path.suffix.lower() in FILMS and path.is_file())
     if not films:
         raise PipelineError(f"{text}: expected films ({', '.join(FILMS)}), found none")
     names: dict[str, Path] = {}

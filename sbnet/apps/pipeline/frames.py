@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,12 +23,13 @@ class Frame:
 
     Attributes:
         index: its place in the source, broken frames counted.
-        pixels: [H,W,C], uint8 (0 to 255) or float (0 to 1, or what the network takes), a tensor [C,H,W], or a function
-            that makes one on a device.
+        pixels: [H,W,C] of whole numbers, which become 0 to 1 (`unit`), or floats (0 to 1, or what the network takes), a
+            tensor [C,H,W], or a function that makes one on a device.
         name: a file's, or the number.
         time: seconds from the start, where the source knows.
         fault: why it could not be read; pixels are then missing.
         occupied: [H,W] bool, the pixels that hold anything, where who made the frame knows.
+        path: the file that it was read from, where it is one of several.
     """
 
     index: int
@@ -36,6 +38,7 @@ class Frame:
     time: float | None = None
     fault: str = ""
     occupied: Tensor | None = None
+    path: Path | None = None
 
     def place(self, device: torch.device) -> None:
         """Makes pixels that are still to be made."""
@@ -43,11 +46,11 @@ class Frame:
             self.pixels = self.pixels(device)
 
     def raw(self) -> Tensor:
-        """The pixels as they came, [H,W,C], of four channels of bytes the three colours."""
+        """The pixels as they came, [H,W,C] of bytes or floats (`unit`), of four channels of bytes the three colours."""
         self.place(torch.device("cpu"))
         if isinstance(self.pixels, Tensor):
             return self.pixels.movedim(0, 2)
-        pixels = self.pixels if self.pixels.ndim == 3 else self.pixels[..., None]
+        pixels = unit(self.pixels if self.pixels.ndim == 3 else self.pixels[..., None])
         return torch.from_numpy(np.ascontiguousarray(pixels[..., :3] if pixels.dtype == np.uint8 else pixels))
 
     def tensor(self, device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -67,6 +70,53 @@ class Frame:
         if own.dtype != torch.uint8:
             own = own.float().clamp(0, 1).mul(255).byte()
         return np.ascontiguousarray(own.numpy())
+
+
+def mask_of(mask: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """What a mask finds in a frame.
+
+    Raises:
+        PipelineError: what it reads, or the frame, is not what it expects.
+    """
+    try:
+        return mask(x)
+    except (ValueError, TypeError) as error:
+        raise PipelineError(f"mask: {str(error).removeprefix('sbnet: ')}") from error
+
+
+def unit(pixels: np.ndarray, most: float | None = None) -> np.ndarray:
+    """Numbers of a picture as networks take them. Bytes stay, and become 0 to 1 on the device; floats stay what they
+    are. Other whole numbers become float32, 0 to 1, by what they hold: 16 bits without a sign are divided by 65535,
+    the rest by the least of 255, 65535 and 2**32 - 1 that none of them exceeds; where some are below 0, they stay.
+
+    Args:
+        most: the largest of them, where `pixels` are a part of a picture; of one with numbers below 0, -1.
+
+    Raises:
+        PipelineError: they are no numbers of these kinds.
+    """
+    kind = pixels.dtype
+    if kind == np.uint8 or kind == np.float32 or kind == np.float16:
+        return pixels if kind.isnative else pixels.astype(kind.newbyteorder("="))
+    if kind == np.bool_:
+        return pixels.astype(np.uint8) * np.uint8(255)
+    if kind.kind == "f":
+        return pixels.astype(np.float32)
+    if kind.kind not in "iu":
+        raise PipelineError(f"pixels: expected whole numbers, floats or bool, got {kind}")
+    if kind == np.uint16:
+        return np.divide(pixels, np.float32(65535), dtype=np.float32)
+    if most is None:
+        most = largest(pixels)
+    if most < 0:
+        return pixels.astype(np.float32)
+    scale = next((n for n in (255, 65535) if most <= n), 2**32 - 1)
+    return (pixels / scale).astype(np.float32)
+
+
+def largest(pixels: np.ndarray) -> float:
+    """What `unit` asks of a whole picture: its largest number, or -1 where one is below 0."""
+    return -1 if pixels.size and pixels.min() < 0 else float(pixels.max(initial=0))
 
 
 def input_of(pixels: Tensor, dtype: torch.dtype) -> Tensor:

@@ -15,8 +15,8 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from sbnet.apps.pipeline.compute import placed
-from sbnet.apps.pipeline.frames import Frame, PipelineError
-from sbnet.apps.pipeline.large_files import make_large, open_large
+from sbnet.apps.pipeline.frames import Frame, PipelineError, largest, mask_of, unit
+from sbnet.apps.pipeline.large_files import LargeOutput, files_of, open_large
 from sbnet.apps.pipeline.networks import Network, halo_of, open_network
 from sbnet.apps.pipeline.pipeline import pick_device
 from sbnet.engine.sparsify import SparseRun
@@ -58,11 +58,13 @@ def run_large(
     gives of the whole picture, on the mask; memory is that of one tile with its halo.
 
     Args:
-        picture: [H,W,C] uint8 or float, an array, a .npy, a .tif or .tiff (extra `large`).
-        mask: [h,w] of any size (a tissue mask found on a thumbnail), or a Mask or its name, called on each tile.
+        picture: [H,W,C] of whole numbers, which become 0 to 1 as a pipeline's do, or floats: an array, a .npy, a .tif
+            or .tiff (extra `large`).
+        mask: [h,w] of any size (a tissue mask found on a thumbnail), or a Mask or its name, called on each tile. What
+            it takes from the whole picture (`Mask.survey`: tissue's threshold) it gets from all tiles first.
         network: as `Pipeline` takes it; its first feature map is the output. Networks that see the whole picture
             (global pools) are refused.
-        out: a .npy, .tif or .tiff to write; None: an array.
+        out: a .npy, .tif or .tiff to write, there once it is whole; None: an array.
         tile: side of a tile in pixels, made a multiple of what the network divides by.
         told: called after each tile with how many are done, and of how many.
 
@@ -78,7 +80,7 @@ def run_large(
     dtype = dtype or torch.float32
     model = placed(net.model, at, dtype) if isinstance(net.model, torch.nn.Module) else net.model
     walk = _Walk(net, model, source, at, dtype, block)
-    return walk(given, out, tile, told)
+    return walk(given, out, tile, told, files_of(picture))
 
 
 def _coarse(mask: Any) -> Tensor:
@@ -105,6 +107,7 @@ class _Walk:
         scales = [Fraction(PROBE, rows) for rows, _, _ in self.run.planes]
         self.align = math.lcm(*(max(1, math.ceil(scale)) for scale in scales))
         self.scale = Fraction(1)
+        self.most: float | None = None
         probed = self._output(x, torch.zeros(1, PROBE, PROBE, dtype=torch.bool, device=device))
         self.scale = Fraction(probed.shape[2], PROBE)
         if probed.shape[3] != probed.shape[2] or PROBE % self.align or self.scale * self.align % 1:
@@ -133,21 +136,40 @@ class _Walk:
             yield first, end, low, min(high, length)
 
     def __call__(
-        self, mask: Tensor | Mask, out: Any, tile: int, told: Callable[[int, int], None] | None
+        self, mask: Tensor | Mask, out: Any, tile: int, told: Callable[[int, int], None] | None, sources: list[Any]
     ) -> Tiled:  # fmt: skip
         rows, columns = list(self._spans(self.height, tile)), list(self._spans(self.width, tile))
         size = self._size(rows[-1], 0), self._size(columns[-1], 1)
-        output = make_large(out, (*size, self.channels))
+        output = LargeOutput(out, (*size, self.channels), sources)
         computed = done = 0
-        for row in rows:
-            for column in columns:
-                computed += self._tile(mask, output, row, column)
-                done += 1
-                if told is not None:
-                    told(done, len(rows) * len(columns))
-        if isinstance(output, np.memmap):
-            output.flush()
-        return Tiled(output, len(rows) * len(columns), computed, self.halo)
+        try:
+            self._survey(mask, rows, columns)
+            for row in rows:
+                for column in columns:
+                    computed += self._tile(mask, output, row, column)
+                    done += 1
+                    if told is not None:
+                        told(done, len(rows) * len(columns))
+            return Tiled(output.keep(), len(rows) * len(columns), computed, self.halo)
+        except BaseException:
+            output.drop()
+            raise
+
+    def _survey(self, mask: Tensor | Mask, rows: list[Any], columns: list[Any]) -> None:
+        """What belongs to the whole picture: the largest of its numbers, where they are scaled by it, and what the mask
+        asks of it."""
+        kind = getattr(self.source, "dtype", None)
+        if isinstance(kind, np.dtype) and kind.kind in "iu" and kind not in (np.uint8, np.uint16):
+            found = [largest(self.source[y0:y1, x0:x1]) for y0, y1, *_ in rows for x0, x1, *_ in columns]
+            self.most = -1.0 if min(found) < 0 else max(found)
+        if isinstance(mask, Mask) and mask.surveys:
+            mask.survey(self._read(span[:2], other[:2]) for span in rows for other in columns)
+
+    def _read(self, rows: tuple[int, ...], columns: tuple[int, ...]) -> Tensor:
+        """[1,C,h,w]: a window of the picture."""
+        window = self.source[slice(*rows), slice(*columns)]
+        pixels = window if isinstance(window, Tensor) else unit(np.asarray(window), self.most)
+        return Frame(0, pixels.movedim(2, 0) if isinstance(pixels, Tensor) else pixels).tensor(self.device, self.dtype)
 
     def _size(self, last: tuple[int, int, int, int], axis: int) -> int:
         """Pixels of the output along an axis: what the network makes of the last window, beside what comes before."""
@@ -159,7 +181,7 @@ class _Walk:
         return int(low * self.scale) + self._output(self._input(x), empty).shape[2 + axis]
 
     def _tile(
-        self, given: Tensor | Mask, output: np.ndarray, row: tuple[int, ...], column: tuple[int, ...]
+        self, given: Tensor | Mask, output: LargeOutput, row: tuple[int, ...], column: tuple[int, ...]
     ) -> bool:  # fmt: skip
         (y0, y1, top, bottom), (x0, x1, left, right) = row, column
         mask = None
@@ -168,9 +190,9 @@ class _Walk:
             core = mask[:, y0 - top : y1 - top, x0 - left : x1 - left]
             if not core.any():
                 return False  # nothing is read
-        x = Frame(0, self.source[top:bottom, left:right]).tensor(self.device, self.dtype)
+        x = self._read((top, bottom), (left, right))
         if isinstance(given, Mask):
-            mask = given(x)
+            mask = mask_of(given, x)
         assert mask is not None
         wanted = torch.zeros_like(mask)
         inside = slice(None), slice(y0 - top, y1 - top), slice(x0 - left, x1 - left)
@@ -184,7 +206,7 @@ class _Walk:
         d = found.shape[3] if x1 == self.width else d
         part = kept[0, :, a:b, c:d].movedim(0, 2).float().cpu().numpy()
         y, x_ = int(y0 * self.scale), int(x0 * self.scale)
-        output[y : y + part.shape[0], x_ : x_ + part.shape[1]] = part
+        output.write(y, x_, part)
         return True
 
     def _window(self, coarse: Tensor, rows: tuple[int, int], columns: tuple[int, int]) -> Tensor:

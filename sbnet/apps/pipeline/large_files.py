@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from sbnet import files
 from sbnet.apps.pipeline.frames import PipelineError
 
 SLIDES = (".svs", ".ndpi", ".mrxs", ".scn", ".vms", ".vmu", ".bif", ".svslide")
@@ -26,7 +29,7 @@ def _tifffile() -> Any:
 
 class LargeTiff:
     """The first page of a TIFF file, tiled or in strips, as an array [H,W,C] that windows are read of:
-    `tiff[a:b, c:d]`.
+    `tiff[a:b, c:d]`. Tiles that the file leaves out hold its nodata value (GDAL's tag), or 0.
 
     Holds at most KEPT decoded segments.
     """
@@ -39,6 +42,7 @@ class LargeTiff:
         except (OSError, ValueError, IndexError) as error:  # tifffile's own error is a ValueError
             raise PipelineError(f"{path}: cannot be read ({error})") from None
         page = self._page
+        self._path = path
         if page.axes not in ("YX", "YXS") or page.planarconfig not in (None, 1):
             raise PipelineError(f"{path}: expected rows of pixels of grey or colours, got axes {page.axes}")
         channels = page.shape[2] if page.axes == "YXS" else 1
@@ -47,6 +51,10 @@ class LargeTiff:
         self._segment = (
             (page.tilelength, page.tilewidth) if tiled else (page.rowsperstrip or self.shape[0], self.shape[1])
         )
+        try:
+            self.nodata = np.asarray(page.nodata).astype(self.dtype)
+        except (ValueError, OverflowError):  # a text that is no number
+            self.nodata = np.zeros((), self.dtype)
         self._across = -(-self.shape[1] // self._segment[1])
         self._decoded: OrderedDict[int, np.ndarray] = OrderedDict()
 
@@ -54,11 +62,13 @@ class LargeTiff:
         found = self._decoded.pop(index, None)
         if found is None:
             page, handle = self._page, self._file.filehandle
-            handle.seek(page.dataoffsets[index])
-            data = handle.read(page.databytecounts[index])
-            segment = page.decode(data, index, jpegtables=page.jpegtables)[0] if data else None
-            high, wide = self._segment
-            found = np.zeros((high, wide, self.shape[2]), self.dtype) if segment is None else segment[0]
+            try:
+                handle.seek(page.dataoffsets[index])
+                data = handle.read(page.databytecounts[index])
+                segment = page.decode(data, index, jpegtables=page.jpegtables)[0] if data else None
+            except Exception as error:  # codecs raise whatever broken data lead them to
+                raise PipelineError(f"{self._path}: tile {index}: cannot be read ({error})") from None
+            found = np.full((*self._segment, self.shape[2]), self.nodata) if segment is None else segment[0]
             while len(self._decoded) >= KEPT:
                 self._decoded.popitem(last=False)
         self._decoded[index] = found
@@ -153,18 +163,75 @@ def open_large(given: Any) -> Any:
     raise PipelineError(f"{path}: expected one of .npy, .tif, .tiff, {', '.join((*SLIDES, *RASTERS))}")
 
 
-def make_large(target: Any, shape: tuple[int, int, int]) -> np.ndarray:
-    """[H,W,K] float32 of zeros: in memory (None), or a .npy or .tif that is mapped."""
-    if target is None:
-        return np.zeros(shape, np.float32)
-    path = Path(target)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix.lower() == ".npy":
-            return np.lib.format.open_memmap(path, "w+", np.float32, shape)
-        if path.suffix.lower() in (".tif", ".tiff"):
-            return _tifffile().memmap(os.fspath(path), shape=shape, dtype=np.float32, bigtiff=True, metadata=None,
-                                      photometric="minisblack", planarconfig="contig")  # fmt: skip
-    except OSError as error:
-        raise PipelineError(f"{path}: cannot be written ({error.strerror})") from None
-    raise PipelineError(f"{path}: expected .npy, .tif or .tiff")
+class LargeOutput:
+    """[H,W,K] float32 of zeros that windows are written into, in memory (None), or a .npy or .tif that is there once
+    it is whole (`sbnet.files.Part`). Written through the file, not through mapped memory: a full disk is an error.
+
+    Raises:
+        PipelineError: of all that cannot be written.
+    """
+
+    def __init__(self, target: Any, shape: tuple[int, int, int], sources: Sequence[Any] = ()) -> None:
+        self.shape = shape
+        self._memory = np.zeros(shape, np.float32) if target is None else None
+        self._part: files.Part | None = None
+        if target is None:
+            return
+        self._path = path = Path(target)
+        suffix = path.suffix.lower()
+        if suffix not in (".npy", ".tif", ".tiff"):
+            raise PipelineError(f"{path}: expected .npy, .tif or .tiff")
+        tifffile = None if suffix == ".npy" else _tifffile()
+        self._part = part = files.Part(path, sources, PipelineError)
+        try:
+            if tifffile is None:
+                header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(part.file, header)
+                self._offset = part.file.tell()
+                part.file.truncate(self._offset + 4 * math.prod(shape))
+            else:
+                part.file.close()  # tifffile opens it by its name
+                made = tifffile.memmap(os.fspath(part.part), shape=shape, dtype=np.float32, bigtiff=True, metadata=None,
+                                       photometric="minisblack", planarconfig="contig")  # fmt: skip
+                self._offset = made.offset
+                del made
+                part.file = part.part.open("r+b", buffering=0)
+        except (OSError, ValueError) as error:
+            part.drop()
+            raise part.failed(error) from None
+
+    def write(self, row: int, column: int, window: np.ndarray) -> None:
+        """window: [h,w,K] float32, its corner at (row, column)."""
+        if self._part is None:
+            assert self._memory is not None
+            self._memory[row : row + window.shape[0], column : column + window.shape[1]] = window
+            return
+        _, width, channels = self.shape
+        for k, line in enumerate(np.ascontiguousarray(window, "<f4")):
+            at = self._offset + 4 * channels * ((row + k) * width + column)
+            data = memoryview(line).cast("B")
+            try:
+                while data:
+                    done = os.pwrite(self._part.file.fileno(), data, at)
+                    data, at = data[done:], at + done
+            except OSError as error:
+                raise self._part.failed(error) from None
+
+    def keep(self) -> np.ndarray:
+        """It is whole: the array, of a file mapped."""
+        if self._part is None:
+            assert self._memory is not None
+            return self._memory
+        self._part.keep()
+        return np.memmap(self._path, np.dtype("<f4"), "r+", self._offset, self.shape)
+
+    def drop(self) -> None:
+        """Leaves what was there before."""
+        if self._part is not None:
+            self._part.drop()
+
+
+def files_of(given: Any) -> list[Any]:
+    """The files that an array or a path reads."""
+    found = given if isinstance(given, (str, os.PathLike)) else getattr(given, "filename", None)
+    return [] if found is None else [found]

@@ -16,6 +16,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from sbnet.apps.pipeline.frames import Frame, PipelineError
+from sbnet.apps.pipeline.programs import Program
 
 Finished = tuple[Any, list[dict[str, Any]]]  # picture [H,W,3] or [1,3,H,W], or None; records
 
@@ -36,14 +37,13 @@ class Network:
         channels: of frames.
         read: reads a file of a source whose files are no pictures: pixels, or a Frame.
         mode: if the order says none.
-        mask, view: likewise: a Mask, or what names one; "result" or "side".
-        checked: in masked mode, some results are held against the contract in float64 (docs/contracts.md).
+        mask: likewise: a Mask, or what names one.
+        checked: in masked mode, windows of some results are held against the contract in float64 (docs/contracts.md).
         captured: `prepare` and `finish` compute on tensors alone and give a picture, no records: on CUDA one graph
             holds them with mask and network.
         landing: what of the output `finish` reads: it gets that, on the host. `prepare` and this compute on tensors
             alone: on CUDA one graph holds them with mask and network, and `finish` runs in a thread of its own.
         half: an ONNX file that float16 leaves its accuracy: on CUDA it runs in that if the order says nothing.
-        runner: (x, block) -> what runs the model's masked calls in the place of `sparsify`.
     """
 
     model: Any
@@ -57,12 +57,10 @@ class Network:
     read: Callable[[Path], Any] | None = None
     mode: str = "masked"
     mask: Any = "motion"
-    view: str = "result"
     checked: bool = False
     captured: bool = False
     landing: Callable[[Any], Any] | None = None
     half: bool = False
-    runner: Callable[[Tensor, Any], Any] | None = None
 
     def input(self, x: Tensor) -> Tensor:
         """x widened and prepared."""
@@ -143,30 +141,13 @@ def shown_of(output: Any) -> Tensor | None:
 def _contours(**options: Any) -> Network:
     from sbnet.models import contour_net
 
-    return Network(contour_net(), "contours", finish=_painted, view="side", checked=True, captured=True)
+    return Network(contour_net(), "contours", finish=_painted, checked=True, captured=True)
 
 
 def _painted(output: Tensor, frame: Frame) -> Finished:
     from sbnet.models import paint_contours
 
     return (paint_contours(output)[0], []) if output.shape[1] == 3 else picture_of(output, frame)
-
-
-def _exported(path: Path) -> Network:
-    """A model of `sbnet export`, a masked chain: ONNX Runtime runs it; its own convolutions are the dense network
-    beside it, and the contract's."""
-    from sbnet.engine.onnx_net import OnnxConvNet
-    from sbnet.export.chain import network
-
-    def runner(x: Tensor, block: Any) -> OnnxConvNet:
-        try:
-            return OnnxConvNet(path, x.shape[2:], 16 if block == "auto" else block, x.device)
-        except ValueError:
-            raise
-        except Exception as error:  # onnxruntime raises classes of its own for models that it refuses
-            raise ValueError(str(error).splitlines()[0]) from None
-
-    return Network(network(path), path.name, finish=_painted, view="side", checked=True, runner=runner)
 
 
 def _is_exported(path: Path) -> bool:
@@ -181,25 +162,6 @@ def _is_exported(path: Path) -> bool:
     except DecodeError as error:
         raise ValueError(f"not an ONNX model ({error})") from None
     return any(entry.domain == DOMAIN for entry in model.opset_import)
-
-
-class Program(nn.Module):
-    """A network that `torch.export.save` wrote (.pt2), for frames of the sizes that it was exported for."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        try:
-            self.program = torch.export.load(path).module()
-        except Exception as error:  # of whatever kind: zip, JSON, pickle
-            raise ValueError(f"not a program of torch.export ({str(error).splitlines()[0]})") from None
-        self.training = False
-
-    def train(self, mode: bool = True) -> Program:
-        """Programs are what they were exported as, and refuse to be asked."""
-        return self
-
-    def forward(self, *inputs: Tensor) -> Any:
-        return self.program(*inputs)
 
 
 def registry() -> dict[str, Callable[..., Network]]:
@@ -230,7 +192,12 @@ def open_network(given: Any) -> Network:
     known = registry()
     try:
         if path.suffix.lower() == ".onnx":
-            return _exported(path) if _is_exported(path) else Network(text, path.stem)
+            if _is_exported(path):
+                raise PipelineError(
+                    f"{path}: expected a network as others write it, got an exported run, whose mask is an input of "
+                    "its own; sbnet.export.session runs it, and a Pipeline takes the network that it was made of"
+                )
+            return Network(text, path.stem)
         if path.suffix.lower() == ".pt2":
             return Network(Program(path), path.stem)
         if name in known:

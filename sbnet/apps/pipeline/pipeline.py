@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from fractions import Fraction
 from html import escape
 from itertools import islice
 from pathlib import Path
@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from sbnet.apps.machine import cuda_obstacle, device_name
-from sbnet.apps.pipeline.compute import Compute, Settings
+from sbnet.apps.pipeline.compute import Compute, Settings, is_memory
 from sbnet.apps.pipeline.frames import Frame, PipelineError, Result
 from sbnet.apps.pipeline.networks import Network, open_network
 from sbnet.apps.pipeline.report import check_report, write_report
-from sbnet.apps.pipeline.sinks import Sink, open_sink
+from sbnet.apps.pipeline.resume import frames_held
+from sbnet.apps.pipeline.sinks import Sink, open_sink, writes_records
 from sbnet.apps.pipeline.sources import Source, open_source
 from sbnet.apps.pipeline.stages import Ahead, Behind, give_back_memory
 from sbnet.apps.pipeline.summary import Summary
@@ -51,10 +52,14 @@ class Pipeline:
         dtype: None: float32 on a CPU, and float16 on a GPU unless the network is an ONNX file (`Network.half`).
         limit: frames at most.
         skip_broken: go on after a frame that cannot be read; otherwise it ends the run, with what was before.
-        compare: run the dense network as well on each so many frames; 0: never.
+        compare: run the dense network as well on three of the first frames and on each so many; 0: never.
         report: an .html file to write: frame and result under a slider, density and ms as curves, the table.
-        view: "result", or "side": in films and pictures, the frame with its active blocks beside the result. None: the
-            network's own.
+        view: "picture", or "side": in films and pictures, the frame with its active blocks beside the result.
+        check: share of the run's time in which results of networks that are checked (`Network.checked`) are held
+            against the contract in float64, on windows of some frames and within 500 MB; 0: never.
+        audio: films get the sound of the film that they are made of.
+        resume: go on after the frames that the sinks' files hold, as Ctrl-C leaves them: a film (.mp4, .mkv, .mov),
+            JSON lines, a folder. Masks and networks with a memory begin anew there.
 
     Raises:
         PipelineError: a source, mask, network or sink that is none; one line says why.
@@ -79,16 +84,20 @@ class Pipeline:
         limit: int | None = None,
         skip_broken: bool = False,
         compare: int = 50,
-        view: str | None = None,
+        view: str = "picture",
         report: str | Path | None = None,
+        check: float = 0.05,
+        audio: bool = True,
+        resume: bool = False,
     ) -> None:
         self.network: Network = open_network(network)
         self.mode = mode or self.network.mode
         if self.mode not in MODES:
             raise PipelineError(f"mode: expected one of {', '.join(MODES)}, got {mode!r}")
-        view = view or self.network.view
-        if view not in ("result", "side"):
-            raise PipelineError(f"view: expected 'result' or 'side', got {view!r}")
+        if view not in ("picture", "side"):
+            raise PipelineError(f"view: expected 'picture' or 'side', got {view!r}")
+        if not check >= 0:
+            raise PipelineError(f"check: expected a share of the run's time, at least 0, got {check}")
         try:
             self.mask: Mask = open_mask(self.network.mask if mask is None else mask)
         except (ValueError, TypeError, OSError) as error:
@@ -96,14 +105,15 @@ class Pipeline:
         self.source: Source = open_source(source, size, self.network.read)
         self.device = pick_device(device)
         if dtype is None:
-            half = self.network.half or (isinstance(self.network.model, torch.nn.Module) and not self.network.runner)
+            half = self.network.half or isinstance(self.network.model, torch.nn.Module)
             dtype = torch.float16 if self.device.type == "cuda" and half else torch.float32
         margin = self.network.margin if margin is None else margin
         if margin != "halo" and (not isinstance(margin, int) or margin < 0):
             raise PipelineError(f"margin: expected pixels or 'halo', got {margin!r}")
         self.dtype, self.limit, self.skip_broken = dtype, limit, skip_broken
-        self.settings = Settings(self.mode, block, margin, self.device, dtype, compare)
-        self._sink, self.side_by_side = sink, view == "side"
+        self.settings = Settings(self.mode, block, margin, self.device, dtype, compare, check)
+        self._sink, self.side_by_side, self.audio = sink, view == "side", audio
+        self.resume = resume
         self.report = None if report is None else Path(report)
         self.summary: Summary | None = None
 
@@ -114,13 +124,16 @@ class Pipeline:
             told: called after each frame with the summary so far and the number of frames that are expected, or 0.
         """
         if self.report is not None:
-            check_report(self.report)
-        sink = open_sink(self._sink, self.source.rate or Fraction(25), self.side_by_side)
+            check_report(self.report, self.files)
+        held = frames_held(self._sink) if self.resume else 0
+        if held and held >= min(self.source.length or math.inf, self.limit or math.inf):
+            raise PipelineError(f"{self.source.name}: all {held} frames are done")
+        sink = open_sink(self._sink, self.source, self.side_by_side, self.audio, self.files, held)
         summary = self.summary = Summary("", self.mode)
         self.mask.reset()
         compute = Compute(self.network, self.mask, self.settings, summary)
         expected = min(self.source.length, self.limit or self.source.length) or self.limit or 0
-        ahead = Ahead(self._loaded())
+        ahead = Ahead(self._loaded(held))
         writing = behind = Behind(lambda result: _write(sink, result, summary))
         if self.device.type == "cuda":
             # Waiting for the device, and what the host makes of outputs, keep the encoder from nothing.
@@ -150,7 +163,7 @@ class Pipeline:
             except KeyboardInterrupt:
                 summary.interrupted = True
             except (RuntimeError, MemoryError) as error:
-                if not _is_memory(error):
+                if not is_memory(error):
                     raise
                 size = "x".join(map(str, frame.picture().shape[:2]))
                 summary.fault = f"{self.source.name}: too little memory for frames of {size}; expected a smaller size"
@@ -161,6 +174,8 @@ class Pipeline:
                 sink.close(whole)  # an encoder has frames under way
                 writing.busy += time.perf_counter() - ending
             summary.seconds = time.perf_counter() - begin - compute.aside
+            if whole and not summary.interrupted:
+                compute.conclude(summary.seconds)
         finally:
             ahead.close()
             if not whole:
@@ -177,9 +192,19 @@ class Pipeline:
         if behind is not writing:
             device = {"device": 1e-3 * summary.ms.total, "finish": max(0.0, worked[behind] - summary.waited)}
         summary.busy = {"read": worked[ahead], "compute": compute.busy, **device, "write": worked[writing]}
+        summary.notes += getattr(sink, "notes", ())
+        if not summary.records and self.network.finish is None and writes_records(self._sink):
+            summary.notes.append(f"no records: no decoder is set for {self.network.name}; the finish of a Network, by "
+                                 "module:callable, makes boxes or classes of its output")  # fmt: skip
         if self.report is not None:
             write_report(summary, self.report)
         return summary
+
+    @property
+    def files(self) -> list[Any]:
+        """What it reads: none of it is written."""
+        model = self.network.model
+        return [*self.source.files, *self.mask.files, *([model] if isinstance(model, (str, Path)) else [])]
 
     def _repr_html_(self) -> str:
         """In a notebook: what the last run measured."""
@@ -193,9 +218,13 @@ class Pipeline:
         summary.fault = what
         return False
 
-    def _loaded(self) -> Iterator[tuple[Frame, Tensor | None]]:
-        """Frames, and for CUDA their pixels in pinned memory, put there by the thread that reads."""
+    def _loaded(self, held: int = 0) -> Iterator[tuple[Frame, Tensor | None]]:
+        """Frames after those that are held, and for CUDA their pixels in pinned memory, put there by the thread that
+        reads."""
         for frame in islice(iter(self.source), self.limit):
+            if held and not frame.fault:
+                held -= 1
+                continue
             pinned = None
             if not frame.fault:
                 frame.place(self.device)
@@ -216,6 +245,7 @@ def _write(sink: Sink, result: Result, summary: Summary) -> None:
     summary.waited += result.waited
     summary.ms.add(result.ms)
     summary.densities.add(result.density)
+    summary.records += len(result.records)
     if summary.pictures is None or result.frame.index in summary.shown:
         summary.pictures = result
     sink.write(result)
@@ -229,7 +259,3 @@ def pick_device(wanted: str | torch.device) -> torch.device:
     if device.type == "cuda" and (obstacle := cuda_obstacle()):
         raise PipelineError(f"device cuda: {obstacle}")
     return device
-
-
-def _is_memory(error: BaseException) -> bool:
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)

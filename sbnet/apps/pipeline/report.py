@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from sbnet import files
 from sbnet.apps.pipeline.frames import PipelineError, Result
 from sbnet.apps.pipeline.sinks import blocks_on, nearest
 from sbnet.apps.pipeline.summary import Series, Summary
@@ -57,25 +59,14 @@ def body(summary: Summary) -> str:
     )
 
 
-def check_report(path: Path) -> None:
+def check_report(path: Path, sources: Sequence[Any] = ()) -> None:
     """Raises PipelineError where no report can be written: before hours of work, not after."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a"):
-            pass
-        if not path.stat().st_size:
-            path.unlink()
-    except OSError as error:
-        raise PipelineError(f"{path}: cannot be written ({error.strerror})") from None
+    files.Part(path, sources, PipelineError).drop()
 
 
 def write_report(summary: Summary, path: Path) -> None:
     """Raises PipelineError where it cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page(summary), encoding="utf-8")
-    except OSError as error:
-        raise PipelineError(f"{path}: cannot be written ({error.strerror})") from None
+    files.write(path, page(summary).encode(), PipelineError)
 
 
 def _slider(result: Result | None) -> str:

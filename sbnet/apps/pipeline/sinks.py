@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from sbnet import files
 from sbnet.active import BlockGrid
 from sbnet.apps import video, writers
 from sbnet.apps.pipeline.frames import PipelineError, Result
@@ -29,15 +30,25 @@ class Pictures:
 
     Args:
         side_by_side: the frame with its active blocks outlined beside the result.
+        like: the film that the frames are of: films keep its colours, the shape of its pixels and its times.
+        sound: films get its sound, too.
+        held: go on after so many frames that the path holds.
+
+    Attributes:
+        notes: what could not be kept.
     """
 
-    def __init__(self, path: Path, rate: Fraction, side_by_side: bool = False) -> None:
-        self._writer, self._side_by_side = writers.open_writer(path, rate), side_by_side
+    def __init__(
+        self, path: Path, rate: Fraction, side_by_side: bool = False, like: video.VideoInfo | None = None,
+        sound: bool = False, reads: Sequence[Any] = (), held: int = 0,
+    ) -> None:  # fmt: skip
+        self._writer, self._side_by_side = writers.open_writer(path, rate, like, sound, reads, held), side_by_side
         self._shape: tuple[int, ...] | None = None
         self._path = path
 
     def write(self, result: Result) -> None:
         picture = result.frame.picture() if result.picture is None else result.picture
+        size = picture.shape[0], picture.shape[1]
         if self._side_by_side:
             picture = beside(result, picture)
         self._shape = self._shape or picture.shape
@@ -46,11 +57,33 @@ class Pictures:
             raise PipelineError(
                 f"{self._path}: {result.frame.name}: expected a frame of {first}, got {now}; size= (--size) scales"
             )
-        self._writer.write(picture)
+        if isinstance(self._writer, writers.VideoWriter):
+            self._writer.write(picture, result.frame.time, size)
+        else:
+            self._writer.write(picture if self._side_by_side else with_alpha(picture, result))
+
+    @property
+    def notes(self) -> list[str]:
+        return self._writer.notes if isinstance(self._writer, writers.VideoWriter) else []
 
     def close(self, whole: bool) -> None:
         error = None if whole else PipelineError("not whole")
         self._writer.__exit__(type(error) if error else None, error, None)
+
+
+def with_alpha(picture: np.ndarray, result: Result) -> np.ndarray:
+    """[H,W,4] where the frame has an opacity, which is made as large as the picture; else the picture."""
+    pixels = result.frame.pixels
+    opaque = not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 4
+    if opaque or picture.shape[2] != 3:
+        return picture
+    from PIL import Image
+
+    alpha = Image.fromarray(np.ascontiguousarray(pixels[..., 3]))
+    height, width = picture.shape[:2]
+    if alpha.size != (width, height):
+        alpha = alpha.resize((width, height), Image.Resampling.BILINEAR)
+    return np.dstack([picture, np.asarray(alpha)])
 
 
 def beside(result: Result, picture: np.ndarray) -> np.ndarray:
@@ -84,32 +117,22 @@ def nearest(picture: np.ndarray, size: Sequence[int]) -> np.ndarray:
 class JsonLines:
     """One JSON object a line and frame: frame, name, time, density, ms, records."""
 
-    def __init__(self, path: Path) -> None:
-        if path.is_dir():
-            raise PipelineError(f"{path}: expected the name of a file, got a folder")
-        self._path, self._part = path, path.with_name(f".{path.name}.{os.getpid()}.part")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._part.open("x", encoding="utf-8")
-        except OSError as error:
-            raise PipelineError(f"{path}: cannot be written ({video.reason(error)})") from None
+    def __init__(self, path: Path, sources: Sequence[Any] = (), held: int = 0) -> None:
+        self._part = files.Part(path, sources, PipelineError)
+        if held:
+            self._part.write(b"".join(path.read_bytes().splitlines(keepends=True)[:held]))
 
     def write(self, result: Result) -> None:
         frame = result.frame
         line = {"frame": frame.index, "name": frame.name, "time": frame.time, "density": round(result.density, 6),
                 "ms": round(result.ms, 3), "records": result.records}  # fmt: skip
-        try:
-            self._file.write(json.dumps(line) + "\n")
-        except OSError as error:
-            raise PipelineError(f"{self._path}: cannot be written ({video.reason(error)})") from None
+        self._part.write((json.dumps(line) + "\n").encode())
 
     def close(self, whole: bool) -> None:
-        try:
-            self._file.close()
-            if whole:
-                self._part.replace(self._path)
-        finally:
-            self._part.unlink(missing_ok=True)
+        if whole:
+            self._part.keep()
+        else:
+            self._part.drop()
 
 
 class Calls:
@@ -138,6 +161,10 @@ class Many:
     def close(self, whole: bool) -> None:
         close_all(self._sinks, whole)
 
+    @property
+    def notes(self) -> list[str]:
+        return [note for sink in self._sinks for note in getattr(sink, "notes", ())]
+
 
 def close_all(sinks: Sequence[Sink], whole: bool) -> None:
     """Closes every one, and raises the first error of them."""
@@ -151,24 +178,49 @@ def close_all(sinks: Sequence[Sink], whole: bool) -> None:
         raise errors[0]
 
 
-def open_sink(given: Any, rate: Fraction, side_by_side: bool = False) -> Sink:
-    """The sink that `given` names or holds: a path (.jsonl: JSON lines), a function, a list of sinks, None."""
+LINES = (".jsonl", ".ndjson")
+
+
+def writes_records(given: Any) -> bool:
+    """Does a sink, as `open_sink` takes it, write JSON lines?"""
+    if isinstance(given, (list, tuple)):
+        return any(map(writes_records, given))
+    return isinstance(given, (str, os.PathLike)) and Path(given).suffix.lower() in LINES
+
+
+def open_sink(
+    given: Any, source: Any, side_by_side: bool = False, sound: bool = False, reads: Sequence[Any] = (),
+    held: int = 0,
+) -> Sink:  # fmt: skip
+    """The sink that `given` names or holds: a path (.jsonl: JSON lines), a function, a list of sinks, None.
+
+    Args:
+        source: the Source of the frames, or their rate.
+        side_by_side, sound: as of `Pictures`.
+        reads: files that are read meanwhile: none of them is written.
+        held: go on after so many frames that files hold.
+    """
     if given is None:
         return Many([])
     if isinstance(given, (list, tuple)):
+        named = [Path(one).absolute() for one in given if isinstance(one, (str, os.PathLike))]
+        for path in named:
+            if named.count(path) > 1:
+                raise PipelineError(f"{path}: expected sinks of different names, got it twice")
         opened: list[Sink] = []
         try:
             for one in given:
-                opened.append(open_sink(one, rate, side_by_side))
+                opened.append(open_sink(one, source, side_by_side, sound, reads, held))
         except BaseException:
             Many(opened).close(False)
             raise
         return Many(opened)
     if isinstance(given, (str, os.PathLike)):
         path = Path(given)
-        if path.suffix.lower() in (".jsonl", ".ndjson"):
-            return JsonLines(path)
-        return Pictures(path, rate, side_by_side)
+        rate = source if isinstance(source, Fraction) else source.rate or Fraction(25)
+        if writes_records(path):
+            return JsonLines(path, reads, held)
+        return Pictures(path, rate, side_by_side, getattr(source, "film", None), sound, reads, held)
     if hasattr(given, "write") and hasattr(given, "close"):
         return given
     if callable(given):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,11 @@ import numpy as np
 from torch import Tensor
 
 from sbnet.apps import video
-from sbnet.apps.pipeline.frames import Frame, PipelineError
+from sbnet.apps.pipeline.frames import Frame, PipelineError, unit
+from sbnet.files import reason
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".gif")
+ANIMATED = ("PNG", "WEBP", "GIF", "TIFF")  # whose further pictures are frames; a phone's JPEG has previews
 URL = re.compile("[A-Za-z][A-Za-z0-9+.-]+://")
 Size = tuple[int, int]
 
@@ -28,16 +30,25 @@ class Source:
         name: for people.
         rate: frames a second.
         length: how many frames there are, 0 if unknown.
+        film: what a film's file says of it.
+        files: what it reads.
     """
 
-    def __init__(self, frames: Callable[[], Iterator[Frame]], name: str, rate: Fraction, length: int = 0) -> None:
+    def __init__(
+        self, frames: Callable[[], Iterator[Frame]], name: str, rate: Fraction, length: int = 0,
+        film: video.VideoInfo | None = None, files: Sequence[Path] = (),
+    ) -> None:  # fmt: skip
         self._frames, self.name, self.rate, self.length = frames, name, rate, length
+        self.film, self.files = film, files
 
     def __iter__(self) -> Iterator[Frame]:
         return self._frames()
 
 
-def open_source(given: Any, size: Size | None = None, read: Callable[[Path], Any] | None = None) -> Source:
+def open_source(
+    given: Any, size: Size | None = None, read: Callable[[Path], Any] | None = None,
+    pixels: Callable[[Any, Size | None], np.ndarray] | None = None,
+) -> Source:  # fmt: skip
     """The source that `given` names or holds.
 
     Args:
@@ -45,6 +56,7 @@ def open_source(given: Any, size: Size | None = None, read: Callable[[Path], Any
             one picture, an array [N,H,W,C], or anything that yields arrays [H,W,C], tensors [C,H,W] or Frames.
         size: (height, width) that films and pictures are scaled to.
         read: reads one file of a folder or glob, for what is no picture.
+        pixels: (Pillow's picture, size) -> what a picture's frame holds, in the place of its colours.
 
     Raises:
         PipelineError, video.VideoError: there is no such thing.
@@ -54,7 +66,7 @@ def open_source(given: Any, size: Size | None = None, read: Callable[[Path], Any
     if isinstance(given, int) and not isinstance(given, bool):
         given = f"/dev/video{given}"
     if isinstance(given, (str, os.PathLike)):
-        return _open_path(os.fspath(given), size, read)
+        return _open_path(os.fspath(given), size, read, pixels or _pixels_of)
     if isinstance(given, Iterable):
         length = len(given) if isinstance(given, Sized) else 0
         return Source(lambda: _of_arrays(given), type(given).__name__, Fraction(25), length)
@@ -63,52 +75,142 @@ def open_source(given: Any, size: Size | None = None, read: Callable[[Path], Any
     )
 
 
-def _open_path(text: str, size: Size | None, read: Callable[[Path], Any] | None) -> Source:
+def _open_path(
+    text: str, size: Size | None, read: Callable[[Path], Any] | None,
+    pixels: Callable[[Any, Size | None], np.ndarray],
+) -> Source:  # fmt: skip
     if text.isdecimal() and not Path(text).exists():  # as it is typed at a command
         text = f"/dev/video{text}"
     if URL.match(text) or text.startswith("/dev/video"):
         return _stream(text, size)
     path = Path(text)
     if path.is_dir():
-        names = sorted(p for p in path.iterdir() if read is not None or p.suffix.lower() in PICTURES)
+        listed = (p for p in path.iterdir() if read is not None or p.suffix.lower() in PICTURES)
+        names = in_order(p for p in listed if not p.is_dir())
     elif path.is_file() and (read is not None or (path.suffix.lower() in PICTURES and path.suffix.lower() != ".gif")):
         names = [path]
     elif any(c in text for c in "*?[") and not path.exists():
-        names = sorted(Path(p) for p in glob.glob(text, recursive=True))
+        names = in_order(p for p in map(Path, glob.glob(text, recursive=True)) if not p.is_dir())
     else:
         info = video.video_info(path)
-        return Source(lambda: _of_film(path, size), path.name, info.rate, info.frames)
+        return Source(lambda: _of_film(path, size), path.name, info.rate, info.frames, info, [path])
     if not names:
         raise PipelineError(f"{text}: expected pictures ({', '.join(PICTURES)}), found none")
-    load = read or (lambda p: read_picture(p, size))
-    return Source(lambda: _of_files(names, load), path.name, Fraction(25), len(names))
+    load = read or (lambda p: read_pictures(p, size, pixels))
+    rate = _rate_of(path) if read is None and names == [path] else Fraction(25)
+    return Source(lambda: _of_files(names, load), path.name, rate, len(names) if len(names) > 1 else 0, files=names)
+
+
+def in_order(paths: Iterable[Path]) -> list[Path]:
+    """Sorted as a person counts: frame2 before frame10."""
+
+    def key(path: Path) -> Any:
+        parts = re.split(r"([0-9]+)", path.as_posix())
+        return [int(part) if k % 2 else part for k, part in enumerate(parts)], path
+
+    return sorted(paths, key=key)
 
 
 def read_picture(path: Path, size: Size | None = None) -> np.ndarray:
-    """[H,W,3] or, with an alpha channel, [H,W,4] uint8, upright."""
+    """The first picture of a file: [H,W,3] or, with an alpha channel, [H,W,4] uint8, upright; of more than 8 bits a
+    channel [H,W,3] float32, as `unit` makes them.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    return next(read_pictures(path, size)).pixels
+
+
+def read_pictures(
+    path: Path, size: Size | None = None, pixels: Callable[[Any, Size | None], np.ndarray] | None = None
+) -> Iterator[Frame]:
+    """All pictures of a file, as `read_picture` gives one, or as `pixels` does; of an animation with their times.
+
+    Raises:
+        ValueError: one of them cannot be read.
+    """
+    image, sequence = _pillow()
     try:
-        from PIL import Image, ImageOps
+        with image.open(path) as file:
+            time = 0.0
+            count = _count(file, sequence)
+            for index in range(count):
+                file.seek(index)
+                yield Frame(index, (pixels or _pixels_of)(file, size), time=time if count > 1 else None)
+                time += (file.info.get("duration") or 40) / 1e3
+    except image.DecompressionBombError:
+        most = 2 * image.MAX_IMAGE_PIXELS
+        raise ValueError(f"more than {most} pixels; run_large reads pictures larger than memory") from None
+    except Exception as error:  # Pillow's readers raise whatever a broken file leads them to
+        raise ValueError((str(error).splitlines() or [""])[0] or type(error).__name__) from None
+
+
+def _pillow() -> tuple[Any, Any]:
+    try:
+        from PIL import Image, ImageSequence
     except ImportError:
         raise PipelineError("reading pictures needs Pillow: pip install 'sbnet[video]'") from None
-    with Image.open(path) as file:
-        picture = ImageOps.exif_transpose(file)
-        if picture.mode.startswith("I"):  # 16 bits, which Pillow would cut off at 255
-            picture = Image.fromarray((np.asarray(picture).clip(0, 65535) // 257).astype(np.uint8))
-        picture = picture.convert("RGBA" if "A" in picture.getbands() or "transparency" in file.info else "RGB")
+    return Image, ImageSequence
+
+
+def _count(file: Any, sequence: Any) -> int:
+    """How many frames a file of pictures holds: pages of a TIFF only where all are of one size, as those of smaller
+    copies are not."""
+    count = getattr(file, "n_frames", 1) if file.format in ANIMATED else 1
+    if count > 1 and file.format == "TIFF" and len({page.size for page in sequence.Iterator(file)}) > 1:
+        count = 1
+    file.seek(0)
+    return count
+
+
+def _rate_of(path: Path) -> Fraction:
+    """Pictures a second of an animation; 25 of one picture, and of what cannot be read: who reads it says so."""
+    image, sequence = _pillow()
+    try:
+        with image.open(path) as file:
+            count = _count(file, sequence)
+            times = [frame.info.get("duration") or 40 for frame in sequence.Iterator(file)][:count]
+    except Exception:
+        return Fraction(25)
+    return Fraction(1000 * count, max(1, round(sum(times)))) if count > 1 else Fraction(25)
+
+
+def _pixels_of(file: Any, size: Size | None) -> np.ndarray:
+    from PIL import Image, ImageOps
+
+    picture = ImageOps.exif_transpose(file)
+    deep = picture.mode.startswith("I") or picture.mode == "F"
+    if deep:  # 16 or 32 bits, which Pillow would cut off at 255
+        numbers = unit(np.asarray(picture))
         if size is not None and picture.size != size[::-1]:
-            picture = picture.resize(size[::-1], Image.Resampling.BILINEAR)
-        return np.array(picture)
+            numbers = np.asarray(Image.fromarray(numbers, "F").resize(size[::-1], Image.Resampling.BILINEAR))
+        return np.repeat(numbers[..., None], 3, 2)
+    picture = picture.convert("RGBA" if "A" in picture.getbands() or "transparency" in file.info else "RGB")
+    if size is not None and picture.size != size[::-1]:
+        picture = picture.resize(size[::-1], Image.Resampling.BILINEAR)
+    return np.array(picture)
 
 
 def _of_files(names: list[Path], load: Callable[[Path], Any]) -> Iterator[Frame]:
-    for index, path in enumerate(names):
+    """The frames of files one after another. Files of one name in several folders are told by their folders."""
+    alike = len({path.name for path in names}) < len(names)
+    above = Path(os.path.commonpath([path.absolute().parent for path in names]))
+    index = 0
+    for path in names:
+        name = path.absolute().relative_to(above).as_posix() if alike else path.name
         try:
+            if not path.is_file():  # a pipe would wait for ever
+                raise ValueError("not a regular file" if path.exists() else "no such file")
             found = load(path)
-            if isinstance(found, Frame):
-                found.index, found.name = index, path.name
-            yield found if isinstance(found, Frame) else Frame(index, found, path.name)
-        except (OSError, ValueError, SyntaxError) as error:  # Pillow raises any of them for what is no picture
-            yield Frame(index, None, path.name, fault=str(error).splitlines()[0])
+            for frame in found if isinstance(found, Iterator) else [found]:
+                made = frame if isinstance(frame, Frame) else Frame(0, frame)
+                made.name = name if made.index == 0 else f"{name}, frame {made.index}"
+                made.index, made.path = index, path
+                yield made
+                index += 1
+        except (OSError, ValueError, SyntaxError) as error:
+            yield Frame(index, None, name, fault=(str(error).splitlines() or [""])[0] or type(error).__name__)
+            index += 1
 
 
 def _of_arrays(given: Iterable[Any]) -> Iterator[Frame]:
@@ -146,11 +248,11 @@ def _stream(address: str, size: Size | None) -> Source:
     try:
         container = av.open(address, **options)
     except (av.error.FFmpegError, OSError, ValueError) as error:
-        raise PipelineError(f"{address}: cannot be opened ({video.reason(error)})") from None
-    if not container.streams.video:
+        raise PipelineError(f"{address}: cannot be opened ({reason(error)})") from None
+    stream = video.film_of(container)
+    if stream is None:
         container.close()
         raise PipelineError(f"{address}: has no video stream")
-    stream = container.streams.video[0]
 
     def frames() -> Iterator[Frame]:
         with container:
@@ -160,7 +262,7 @@ def _stream(address: str, size: Size | None) -> Source:
 
 
 def _decoded(container: Any, stream: Any, size: Size | None, name: str) -> Iterator[Frame]:
-    errors = video.pyav().error.FFmpegError, OSError
+    errors = video.pyav().error.FFmpegError, OSError, ValueError
     stream.thread_type = "AUTO"
     upright = video.Upright()
     index = 0
@@ -171,14 +273,17 @@ def _decoded(container: Any, stream: Any, size: Size | None, name: str) -> Itera
         except StopIteration:
             return
         except errors as error:
-            yield Frame(index, None, f"{name}, frame {index}", fault=video.reason(error))
+            yield Frame(index, None, f"{name}, frame {index}", fault=reason(error))
             return  # nothing can be read past this point
         try:
             found = packet.decode()
         except errors as error:
-            yield Frame(index, None, f"{name}, frame {index}", fault=video.reason(error))
+            yield Frame(index, None, f"{name}, frame {index}", fault=reason(error))
             index += 1
             continue
         for picture in found:
-            yield Frame(index, upright(picture, size), str(index), picture.time)
+            try:
+                yield Frame(index, upright(picture, size), str(index), picture.time)
+            except errors as error:
+                yield Frame(index, None, f"{name}, frame {index}", fault=reason(error))
             index += 1

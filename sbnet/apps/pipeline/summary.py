@@ -19,6 +19,13 @@ STAGES = {  # of Summary.busy, for people
     "finish": "what the host makes of the network's outputs",
     "write": "drawing and encoding films and pictures, or what gets results",
 }
+LEAST = 3  # samples that a figure needs
+MODES = {
+    "masked": "zeros outside the mask, as after every layer",
+    "exact": "the dense result on the mask, nothing outside",
+    "cached": "outside the mask the last result stays",
+    "dense": "the whole frame, no mask",
+}
 NAMED = 20  # faults that are kept by name
 
 
@@ -65,8 +72,10 @@ class Summary:
         seconds: from the first frame on until the last is written. busy: seconds that each stage worked; they overlap.
         waited: seconds that a thread waited for the device.
         interrupted: ended by Ctrl-C. fault: what ended it early.
-        checks: frames whose result was held against the masked contract in float64. apart, ratio: the largest
-            difference from it, and the largest rms error, of PyTorch's own. holds: none was out of tolerance.
+        checks: samples whose result was held against the masked contract in float64. windows: their sizes.
+        apart, ratio: the largest difference from it, and the largest rms error, of PyTorch's own.
+        holds: none was out of tolerance. unchecked: why there were not enough of them.
+        notes: what sinks could not keep, and what else is to be known of the results. records: of all frames.
         stage: what is being done.
         pictures: the Result that a report shows. shown: indices of frames that are worth it.
     """
@@ -91,6 +100,10 @@ class Summary:
     apart: float = 0.0
     ratio: float = 0.0
     holds: bool = True
+    windows: list[tuple[int, int]] = field(default_factory=list)
+    unchecked: str = ""
+    notes: list[str] = field(default_factory=list)
+    records: int = 0
     stage: str = "setting up"
     pictures: Any = None
     shown: set[int] = field(default_factory=set)
@@ -106,8 +119,8 @@ class Summary:
 
     @property
     def speed_up(self) -> float:
-        """Dense over masked time of the network, mask included."""
-        return self.dense_ms.mean / self.ms.mean if self.dense_ms.count else math.nan
+        """Dense over masked time of the network, mask included; NaN of fewer than LEAST samples."""
+        return self.dense_ms.mean / self.ms.mean if self.dense_ms.count >= LEAST else math.nan
 
     @property
     def bound(self) -> str:
@@ -130,24 +143,29 @@ class Summary:
         found = [("frames", str(self.frames), "ended by Ctrl-C" if self.interrupted else "")]
         if self.skipped:
             found.append(("broken frames", str(self.skipped), "skipped: " + "; ".join(self.broken)))
+        found.append(("mode", self.mode, MODES.get(self.mode, "")))
         if self.mode != "dense":
             found.append(("mean density", f"{self.densities.mean:.1%}", "active blocks"))
         found.append(("frames a second", f"{self.fps:.3g}", "from reading to writing"))
-        if self.dense_ms.count:
+        enough = self.dense_ms.count >= LEAST
+        if enough:
             what = f"mean of {self.dense_ms.count} frames, {self.dense_form}"
             found.append(("dense", f"{self.dense_ms.mean:.3g} ms", what))
         found.append((self.mode, f"{self.ms.mean:.3g} ms", "mean of all frames, mask included"))
-        if self.dense_ms.count:
+        if enough:
             found.append(("speed-up", f"{self.speed_up:.2f}x", "of the network"))
-        if self.errors.count:
             where = "over the whole frame" if self.mode == "cached" else "on the mask"
             found.append(("rms error", f"{self.errors.mean:.2%}", f"of the dense result's rms, {where}"))
             found.append(("largest error", f"{self.largest:.2g}", "difference from the dense result"))
-        if self.checks:
-            found.append(
-                ("largest difference", f"{self.apart:.2g}", f"from the masked oracle, {self.checks} frames checked")
-            )
+        elif self.dense_ms.count:
+            few = f"the dense network ran on {self.dense_ms.count} frames; at least {LEAST} are needed"
+            found.append(("speed-up", "n/a", few))
+        if self.checks >= LEAST:
+            what = f"{self.checks} frames checked, windows of up to {'x'.join(map(str, max(self.windows)))}"
+            found.append(("largest difference", f"{self.apart:.2g}", f"from the masked oracle; {what}"))
             found.append(("its rms", f"{self.ratio:.2f}x", "of PyTorch's own error, 2x is allowed"))
+        elif self.unchecked:
+            found.append(("its rms", "n/a", f"not checked against the masked oracle: {self.unchecked}"))
         if self.plans.count:
             what = f"plans for frames of {self.plans.count} sizes" if self.plans.count > 1 else "a plan of the network"
             found.append(("setting up", f"{self.plans.total:.2f} s", f"{what}; no part of the rest"))
@@ -157,6 +175,7 @@ class Summary:
             found.append((f"  {stage}", f"{seconds:.2f} s", f"busy{share}; the stages overlap"))
         if self.bound:
             found.append(("bound by", self.bound, STAGES.get(self.bound, "")))
+        found += [("note", "", note) for note in self.notes]
         if self.fault:
             found.append(("ended early", "", self.fault))
         return found

@@ -7,6 +7,7 @@ from sbnet.graph.passes.fuse import (
     fuse_activations,
     fuse_pixels,
     fuse_residuals,
+    fuse_residuals_after,
     join_slices,
     lower_affine,
     recognise_activations,
@@ -17,7 +18,7 @@ from sbnet.graph.passes.program import write_programs
 
 PASSES = (
     recognise_hard_swish, fold_affine, merge_branches, fuse_residuals, recognise_activations, fuse_activations,
-    fold_forward, lower_affine, fuse_pixels, join_slices, write_programs, recognise_pools,
+    fuse_residuals_after, fold_forward, lower_affine, fuse_pixels, join_slices, write_programs, recognise_pools,
 )  # fmt: skip
 
 
@@ -36,6 +37,7 @@ __all__ = [
     "fuse_activations",
     "fuse_pixels",
     "fuse_residuals",
+    "fuse_residuals_after",
     "join_slices",
     "lower_affine",
     "merge_branches",

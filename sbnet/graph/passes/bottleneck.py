@@ -61,6 +61,8 @@ def _block(plan: Plan, last: Node) -> tuple[Node, Node, Node] | None:
         return None
     block = (first, middle, last)
     x: Value = first.args[0]
+    if last.options.get("residual_after"):
+        return None
     if last.params.get("residual") is not x or any("residual" in node.params for node in block[:2]):
         return None
     if x.shape != last.output.shape or any(_activation(node) != _activation(last) for node in block):

@@ -96,8 +96,8 @@ def _read(size: tuple[int, int], wanted: Tensor, window: Window | str, is_mask: 
     assert not isinstance(window, str)
     if is_mask:
         return _brought(wanted, size)
-    if window == POINTWISE:
-        return wanted
+    if window == POINTWISE:  # also of what adds rows and columns at the end
+        return _fitted(wanted, size)
     if window.den != (1, 1) or (window.step == (1, 1) and max(window.lo) > 0):  # no padding: a crop
         return _read_axis(_read_axis(wanted, window, 0, size[0]), window, 1, size[1])
     stride, padding, dilation = window.num, tuple(-v for v in window.lo), window.step
@@ -107,13 +107,18 @@ def _read(size: tuple[int, int], wanted: Tensor, window: Window | str, is_mask: 
         # a pixel is read if one of those that its window, mirrored, covers is wanted
         before = [e - p for e, p in zip(reach, padding, strict=True)]
         padded = F.pad(wanted, (before[1], before[1], before[0], before[0]))
-        return F.max_pool2d(padded, (r, s), 1, 0, dilation)
+        return _fitted(F.max_pool2d(padded, (r, s), 1, 0, dilation), size)
     kernel = wanted.new_ones(1, 1, r, s)
     # All that windows cover from `padding` pixels before the plane on; cut to the plane.
     spread = F.conv_transpose2d(wanted, kernel, None, stride, 0, 0, 1, dilation)[:, :, padding[0] :, padding[1] :]
-    spread = spread[:, :, : size[0], : size[1]]
-    missing = [n - m for n, m in zip(size, spread.shape[2:], strict=True)]  # pixels that no window reaches
-    return (F.pad(spread, (0, missing[1], 0, missing[0])) > 0).float()
+    return (_fitted(spread, size) > 0).float()
+
+
+def _fitted(pixels: Tensor, size: tuple[int, int]) -> Tensor:
+    """Cut to a plane that is padded at the end before it is read; with zeros for pixels that no window reaches."""
+    pixels = pixels[:, :, : size[0], : size[1]]
+    missing = [n - m for n, m in zip(size, pixels.shape[2:], strict=True)]
+    return F.pad(pixels, (0, missing[1], 0, missing[0])) if any(missing) else pixels
 
 
 def _read_axis(wanted: Tensor, window: Window, axis: int, side: int) -> Tensor:

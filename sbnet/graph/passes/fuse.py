@@ -17,7 +17,7 @@ from sbnet.ops.common import activate
 def fuse_residuals(graph: Graph) -> Graph:
     """conv(x) + y, where the convolution's result has no other consumer, is one node, in the sum's place."""
     for node in list(graph.nodes):
-        if node.kind != "add":
+        if node.kind != "add" or node.args[0] is node.args[1]:  # y + y has no shortcut
             continue
         for at in (1, 0):  # the second operand is the shortcut in most networks' code; the later one in the graph wins
             conv, other = node.args[at].producer, node.args[1 - at]
@@ -32,6 +32,27 @@ def fuse_residuals(graph: Graph) -> Graph:
             graph.swap(node, fused, conv)
             break
     return graph
+
+
+def fuse_residuals_after(graph: Graph) -> Graph:
+    """act(conv(x)) + y, where the activation's result has no other consumer, is one node, in the sum's place."""
+    for node in list(graph.nodes):
+        if node.kind != "add" or node.options.get("activation") is not None:
+            continue
+        found = [k for k in (1, 0) if _takes_after(node.args[k], node, graph)]
+        if found:  # the later one in the graph, which the other one's result is there for
+            at = max(found, key=lambda k: graph.nodes.index(node.args[k].producer))  # type: ignore[arg-type]
+            conv, other = node.args[at].producer, node.args[1 - at]
+            fused = Node("conv", conv.args, [node.output], path=conv.path, line=conv.line)  # type: ignore[union-attr]
+            fused.options = {**conv.options, "residual_after": True}  # type: ignore[union-attr]
+            fused.params = {**conv.params, "residual": other}  # type: ignore[union-attr]
+            graph.swap(node, fused, conv)  # type: ignore[arg-type]
+    return graph
+
+
+def _takes_after(value: Value, add: Node, graph: Graph) -> bool:
+    conv = value.producer
+    return conv is not None and conv.kind == "conv" and "residual" not in conv.params and only_user(value, graph) is add
 
 
 GATES = {"sigmoid": "silu", "hardsigmoid": "hardswish"}
@@ -83,7 +104,7 @@ def lower_affine(graph: Graph) -> Graph:
             node.kind, node.args, node.params = "pixel", [*node.args, node.params["slope"]], {}
             node.options = {"steps": [Step(torch.ops.aten.prelu.default, (Ref(0), Ref(1)), {})]}
         if node.kind == "add":
-            node.params = {"residual": node.args[1]}
+            node.params = {**node.params, "residual": node.args[1]}  # beside the slopes of a PReLU that joined
             node.args = [node.args[0]]
         if node.kind in ("affine", "add", "act"):
             params, x = node.params, node.args[0]

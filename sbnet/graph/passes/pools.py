@@ -20,7 +20,7 @@ def recognise_pools(graph: Graph) -> Graph:
     for node in graph.nodes:
         method = METHODS.get(op_name(node.target)) if node.kind == "aten" else None
         x = node.args[0] if node.args else None
-        if method is None or not isinstance(x, Value) or x.plane is None or x.dtype not in FLOATS or _given(x):
+        if method is None or not isinstance(x, Value) or x.plane is None or x.dtype not in FLOATS or x.given:
             continue
         if node.output.dtype != x.dtype or any(v.users or graph.is_output(v) for v in node.outputs[1:]):
             continue  # the places of maxima are needed as well
@@ -34,13 +34,6 @@ def recognise_pools(graph: Graph) -> Graph:
         node.kind, node.args, node.kwargs, node.reason = "adaptive_pool", [x], {}, ""
         node.outputs, node.options = node.outputs[:1], {"size": size, "method": method, "keep": keep}
     return graph
-
-
-def _given(value: Value) -> bool:
-    """Is it an input of the network, or a part of one?"""
-    while value.producer is not None and (value.producer.kind == "slice" or value.producer.moves):
-        value = value.producer.args[0]
-    return value.producer is None
 
 
 def _arguments(node: Node) -> Callable[[str], Any]:

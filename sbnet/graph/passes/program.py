@@ -214,8 +214,8 @@ class _Writer:
             if name == "clamp_max":
                 low, high = None, low if "max" not in kwargs else high
             bounds = (-math.inf if low is None else low, math.inf if high is None else high)
-            if not all(isinstance(v, (int, float)) for v in bounds):
-                raise Unsupported
+            if not all(isinstance(v, (int, float)) and v == v for v in bounds):
+                raise Unsupported  # tensors, or NaN, which makes all NaN
             add("clamp", args[:1], *bounds)
         elif name == "leaky_relu":
             add("leaky_relu", args[:1], option(1, "negative_slope", 0.01))

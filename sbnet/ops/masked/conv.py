@@ -41,10 +41,12 @@ def sparse_conv2d(
     allow_tf32: bool = False,
     layout: BlockLayout | ConvLayout | None = None,
     slope: Tensor | None = None,
+    residual_after: bool = False,
 ) -> Tensor:
     """Convolution computed on active blocks of the OUTPUT plane only; zeros elsewhere.
 
-    Equals where(active, act(F.conv2d(x, weight, bias, ...) + residual), 0). x is read as it is: the op knows nothing of
+    Equals where(active, act(F.conv2d(x, weight, bias, ...) + residual), 0), or act(F.conv2d(x, weight, bias, ...)) +
+    residual there with residual_after. x is read as it is: the op knows nothing of
     masks on x. Under torch.autocast it casts what F.conv2d would cast.
 
     Args:
@@ -55,13 +57,14 @@ def sparse_conv2d(
         stride, padding, dilation, groups: as in F.conv2d.
         activation: None, "relu", "relu6", "leaky_relu", "silu", "gelu" (exact) or "hardswish"; NaN passes through.
         negative_slope: of leaky_relu.
-        residual: [N,K,H_out,W_out] added before the activation, or None.
+        residual: [N,K,H_out,W_out] added before the activation, or after it with residual_after; or None.
         allow_tf32: float32 on CUDA may use tf32 tensor cores (10-bit mantissa).
         layout: of block-sparse weights, or None: a `ConvLayout`, weight being the filters of its blocks
             (`blocksparse_conv_active`), or, for a 1x1 convolution of stride 1, a `BlockLayout`, weight [blocks,bs,bs]
             (`blocksparse_conv1x1`). Without residual, groups and slope.
         slope: [K] or [1] of x's dtype or float32, of activation="leaky_relu", a number a channel (PReLU) instead of
             negative_slope; or None.
+        residual_after: the residual is added to what the activation gives.
 
     Returns:
         [N,K,H_out,W_out] in x's memory format. Differentiable with respect to x, weight, bias, residual and
@@ -114,6 +117,7 @@ def sparse_conv2d(
         negative_slope,
         allow_tf32,
         channel_slopes(op, slope, weight.shape[0]),
+        residual_after,
     )
 
 
@@ -135,6 +139,7 @@ def sparse_conv2d_(
     allow_tf32: bool = False,
     packed: Tensor | None = None,
     slope: Tensor | None = None,
+    residual_after: bool = False,
 ) -> None:
     """As `sparse_conv2d`, writing the active blocks of `out`, zeroing the pixels of `fringe` and leaving the rest.
 
@@ -157,6 +162,7 @@ def sparse_conv2d_(
         *edge,
         packed,
         channel_slopes(op, slope, weight.shape[0]),
+        residual_after,
     )
     mark_written(out)
 
@@ -255,6 +261,7 @@ def _sparse_conv2d_fake(
     activation_param: float,
     allow_tf32: bool,
     slope: Tensor | None = None,
+    residual_after: bool = False,
 ) -> Tensor:
     refuse_meta_mix("sparse_conv2d", x, weight, bias, residual, indices, count, block_map, slope)
     torch._check(
@@ -272,7 +279,8 @@ in_place_fake("sparse_conv2d_")
 
 
 def _sparse_conv2d_setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    x, weight, bias, residual, indices, count, block_map, *rest, slope = inputs
+    x, weight, bias, residual, indices, count, block_map, *rest, slope, after = inputs
+    ctx.after = after and inputs[12] != "none"  # without an activation there is no telling
     ctx.save_for_backward(slope, x, weight, bias, residual, indices, count, block_map)
     ctx.grid, ctx.stride, ctx.padding, ctx.dilation, ctx.groups, ctx.activation, ctx.param, _ = rest
 
@@ -331,9 +339,9 @@ def _sparse_conv2d_backward(ctx: Any, grad: Tensor) -> tuple:
         z = F.conv2d(
             x_blocks, weight, None if bias is None else bias.to(x.dtype), ctx.stride, 0, ctx.dilation, ctx.groups
         )
-        if residual is not None:
+        if residual is not None and not ctx.after:
             z = z + gather(residual, ctx.grid)
-        if slope is not None and ctx.needs_input_grad[-1]:
+        if slope is not None and ctx.needs_input_grad[-2]:
             grad_slope = slope_backward(grad_blocks, z, slope)
         grad_blocks = activation_backward(ctx.activation, grad_blocks, z, ctx.param, slope)
     if need_x or need_weight:
@@ -355,8 +363,8 @@ def _sparse_conv2d_backward(ctx: Any, grad: Tensor) -> tuple:
     if need_bias and bias is not None:
         grad_bias = grad_blocks.sum((0, 2, 3), dtype=torch.float64).to(bias.dtype)
     if need_residual and residual is not None:
-        grad_residual = scatter(grad_blocks, residual, ctx.grid)
-    return grad_x, grad_weight, grad_bias, grad_residual, *[None] * 11, grad_slope
+        grad_residual = scatter(gather(grad, ctx.grid) if ctx.after else grad_blocks, residual, ctx.grid)
+    return grad_x, grad_weight, grad_bias, grad_residual, *[None] * 11, grad_slope, None
 
 
 torch.library.register_autograd("sbnet::sparse_conv2d", _sparse_conv2d_backward, setup_context=_sparse_conv2d_setup)

@@ -36,6 +36,7 @@ def sparse_conv2d_quantized(
     x_scale: float | None = None,
     slope: Tensor | None = None,
     dtype: torch.dtype | None = None,
+    residual_after: bool = False,
 ) -> Tensor:
     """Convolution of int8 or float8_e4m3fn on active blocks of the OUTPUT plane only; zeros elsewhere.
 
@@ -64,6 +65,7 @@ def sparse_conv2d_quantized(
             None.
         dtype: without an out_scale, of the result: None or float32, with float8 weights and on GPUs float16 or
             bfloat16, too.
+        residual_after: the residual is added to what the activation gives.
 
     Returns:
         [N,K,H_out,W_out] of weight's dtype, or of floats without an out_scale, in x's memory format. Not
@@ -96,6 +98,7 @@ def sparse_conv2d_quantized(
         _scale(op, "x_scale", x_scale),
         channel_slopes(op, slope, weight.shape[0]),
         *([] if scale_of_output else [dtype]),
+        residual_after,
     )
 
 
@@ -120,6 +123,7 @@ def sparse_conv2d_quantized_(
     slope: Tensor | None = None,
     fringe: Fringe | None = None,
     packed: Tensor | None = None,
+    residual_after: bool = False,
 ) -> None:
     """As `sparse_conv2d_quantized`, writing the active blocks of `out`, zeroing the pixels of `fringe`.
 
@@ -143,6 +147,7 @@ def sparse_conv2d_quantized_(
         packed,
         _scale(op, "x_scale", x_scale),
         channel_slopes(op, slope, weight.shape[0]),
+        residual_after,
     )
     mark_written(out)
 
@@ -187,13 +192,13 @@ def _fake(op: str, dtype: torch.dtype, arguments: tuple[Any, ...]) -> Tensor:
 
 
 @torch.library.register_fake("sbnet::sparse_conv2d_quantized")
-def _quantized_fake(*arguments: Any) -> Tensor:
+def _quantized_fake(*arguments: Any, **_: Any) -> Tensor:
     of_floats = arguments[1].dtype == torch.float8_e4m3fn
     return _fake("sparse_conv2d_quantized", torch.float8_e4m3fn if of_floats else torch.int8, arguments)
 
 
 @torch.library.register_fake("sbnet::sparse_conv2d_dequantized")
-def _dequantized_fake(*arguments: Any, dtype: torch.dtype | None = None) -> Tensor:
+def _dequantized_fake(*arguments: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
     dtype = arguments[18] if len(arguments) > 18 else dtype
     return _fake("sparse_conv2d_dequantized", dtype or torch.float32, arguments)
 

@@ -10,7 +10,7 @@
 // null) as y. `kernel`: of those below. Returns 0, or 1 if the kernel does not take it, or 2 and what went wrong.
 struct Case {
   int32_t kernel, multiprocessors, seed, type;  // a DType
-  int32_t n, h, w, c, k, r, s, stride, padding, dilation, groups, ho, wo, block_h, block_w, activation;
+  int32_t n, h, w, c, k, r, s, stride, padding, dilation, groups, ho, wo, block_h, block_w, activation, residual_after;
   // a bottleneck block has three of weight and bias; k is its width
   void *x, *weight[3], *bias[3], *residual, *y, *slope;
   const int32_t *indices, *count, *block_map, *fringe, *fringe_count;
@@ -52,6 +52,7 @@ struct QuantizedCase {
     p.x.dtype = static_cast<DType>(x_dtype), p.weight.dtype = static_cast<DType>(dtype), p.x_scale = x_scale;
     p.y.dtype = static_cast<DType>(y_dtype), p.residual.dtype = static_cast<DType>(residual_dtype);
     p.active = v.active(), p.fringe = {v.fringe, v.fringe_count, v.fringe_capacity};
+    p.residual_after = v.residual_after;
     p.groups = 1, p.activation = static_cast<sbnet::Activation>(v.activation), p.activation_param = 0.01f;
     for (int d = 0; d < 2; ++d) p.stride[d] = v.stride, p.padding[d] = v.padding, p.dilation[d] = v.dilation;
     p.scale = scale, p.slope = slope, p.residual_scale = residual_scale, p.out_scale = out_scale;

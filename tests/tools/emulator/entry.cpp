@@ -29,7 +29,7 @@ __attribute__((visibility("default"))) int emulate_conv(const Case* given, char*
   p.bias = v.bias[0], p.bias_dtype = v.dtype(), p.y = v.view(v.y, v.n, v.k, v.ho, v.wo);
   if (v.residual) p.residual = v.view(v.residual, v.n, v.k, v.ho, v.wo);
   p.active = v.active(), p.fringe = {v.fringe, v.fringe_count, v.fringe_capacity};
-  p.slope = v.slope, p.slope_dtype = v.dtype(), p.allow_tf32 = true;
+  p.slope = v.slope, p.slope_dtype = v.dtype(), p.allow_tf32 = true, p.residual_after = v.residual_after;
   p.groups = v.groups, p.activation = static_cast<Activation>(v.activation), p.activation_param = 0.01f;
   for (int d = 0; d < 2; ++d) p.stride[d] = v.stride, p.padding[d] = v.padding, p.dilation[d] = v.dilation;
 

@@ -193,18 +193,22 @@ __device__ __forceinline__ void consume_few(const Args& a, uint32_t smem, uint8_
         const float2 part = *reinterpret_cast<const float2*>(from + s * F::kShare);
         v[0] += part.x, v[1] += part.y;
       }
-      if (a.residual.data) {
-        const float2 more = unpack<T>(added[m]);
-        v[0] += more.x, v[1] += more.y;
-      }
-      if (!is_max(a.activation))
+      const auto activate_pair = [&] {
         activate(a, v, [&](int e) {
           int pixel, channel;
           pair_of(m, &pixel, &channel);
           return load_bias<T>(a.slopes, a.slopes_f32, channel + e, a.K);
         });
+      };
+      const bool simple = ends_in_max(a);
+      if (a.after) activate_pair();
+      if (a.residual.data) {
+        const float2 more = unpack<T>(added[m]);
+        v[0] += more.x, v[1] += more.y;
+      }
+      if (!simple && !a.after) activate_pair();
       uint32_t packed = pack<T>(v[0], v[1]);
-      if (is_max(a.activation)) packed = max_pair<T>(packed, low);
+      if (simple) packed = max_pair<T>(packed, low);
       int pixel, channel;
       pair_of(m, &pixel, &channel);
       const int64_t out = offset(a.y, pixel);

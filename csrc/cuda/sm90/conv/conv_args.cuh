@@ -31,6 +31,7 @@ struct CommonArgs {
   float low, slope;    // what relu and none raise their sums to; leaky_relu's slope
   const void* slopes;  // [K] of T or float, instead of slope, or null
   bool bias_f32, slopes_f32;
+  bool after;    // the residual is added to what the activation gives: adds_after()
   bool settled;  // core/settled.h
 };
 
@@ -111,11 +112,14 @@ struct NoSlopes {
   __device__ __forceinline__ NoSlopes next(int) const { return {}; }
 };
 
-// The activations that are more than a maximum, in place; NaN passes through. slopes(e): of v[e]'s channel, read here,
+// Activations in place; NaN passes through. slopes(e): of v[e]'s channel, read here,
 // so that kernels hold no slopes while they sum.
 template <int V, class Slopes = NoSlopes>
 __device__ __forceinline__ void activate(const CommonArgs& a, float (&v)[V], Slopes slopes = {}) {
-  if (a.activation == Activation::kRelu6) {
+  if (is_max(a.activation)) {
+#pragma unroll
+    for (int e = 0; e < V; ++e) v[e] = max_nan(v[e], a.low);
+  } else if (a.activation == Activation::kRelu6) {
 #pragma unroll
     for (int e = 0; e < V; ++e) v[e] = min_nan(max_nan(v[e], 0.f), 6.f);
   } else if (a.activation == Activation::kLeakyRelu) {
@@ -179,11 +183,15 @@ struct Known {
   __device__ constexpr operator bool() const { return kValue; }
 };
 
-// Eight sums v of a thread become four packed outputs: + what `packed` holds, if that is a residual; activation;
-// rounding. simple: the activation is a maximum, which rounding first does not change.
+// Is the end of a sum a maximum, which rounding first does not change?
+__device__ __forceinline__ bool ends_in_max(const CommonArgs& a) { return is_max(a.activation) && !a.after; }
+
+// Eight sums v of a thread become four packed outputs: + what `packed` holds, if that is a residual, before or after
+// the activation; rounding. simple: ends_in_max().
 template <class T, class Simple, class Residual, class Slopes = NoSlopes>
 __device__ __forceinline__ void finish_sums(const CommonArgs& a, Simple simple, Residual residual, float (&v)[8],
                                             uint32_t low, uint32_t (&packed)[4], Slopes slopes = {}) {
+  if (!simple && a.after) activate(a, v, slopes);
   if (residual) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
@@ -191,7 +199,7 @@ __device__ __forceinline__ void finish_sums(const CommonArgs& a, Simple simple, 
       v[2 * e] += f.x, v[2 * e + 1] += f.y;
     }
   }
-  if (!simple) activate(a, v, slopes);
+  if (!simple && !a.after) activate(a, v, slopes);
 #pragma unroll
   for (int e = 0; e < 4; ++e) {
     packed[e] = pack<T>(v[2 * e], v[2 * e + 1]);
@@ -204,7 +212,7 @@ __device__ __forceinline__ void finish_sums(const CommonArgs& a, Simple simple, 
 template <class F>
 __device__ __forceinline__ void for_epilogue(const CommonArgs& a, F&& run) {
   const bool residual = a.residual.data != nullptr;
-  if (!is_max(a.activation))
+  if (!ends_in_max(a))
     run(Known<false>(), residual);
   else if (residual)
     run(Known<true>(), Known<true>());

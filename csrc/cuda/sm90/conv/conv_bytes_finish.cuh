@@ -92,6 +92,18 @@ template <class C, class A>
 __device__ __forceinline__ void finish_channels(const A& a, const Place& place, int k, float (&v)[16],
                                                 const float* slopes) {
   const int channels = min(a.K - k, 16);
+  const auto activate_all = [&] {
+    if (a.activation == Activation::kRelu) {
+#pragma unroll
+      for (int e = 0; e < 16; ++e) v[e] = max_nan(v[e], 0.f);
+    } else if (a.activation == Activation::kLeakyRelu) {
+#pragma unroll
+      for (int e = 0; e < 16; ++e) v[e] = v[e] > 0.f ? v[e] : v[e] * slopes[e];
+    } else if (a.activation != Activation::kNone) {
+      activate(a, v);
+    }
+  };
+  if (a.after) activate_all();
   if (a.residual.data) {
     const int64_t at = place.n * a.residual.n + (place.pixel >> 16) * a.residual.y +
                        (place.pixel & 0xffff) * a.residual.x + k * a.residual_c;
@@ -100,15 +112,7 @@ __device__ __forceinline__ void finish_channels(const A& a, const Place& place, 
                    a.residual_whole, channels);
     });
   }
-  if (a.activation == Activation::kRelu) {
-#pragma unroll
-    for (int e = 0; e < 16; ++e) v[e] = max_nan(v[e], 0.f);
-  } else if (a.activation == Activation::kLeakyRelu) {
-#pragma unroll
-    for (int e = 0; e < 16; ++e) v[e] = v[e] > 0.f ? v[e] : v[e] * slopes[e];
-  } else if (a.activation != Activation::kNone) {
-    activate(a, v);
-  }
+  if (!a.after) activate_all();
 #pragma unroll
   for (int e = 0; e < 16; ++e) v[e] *= a.per_unit;
   by_element<typename C::Element>(a.y_dtype, [&](auto t) {

@@ -91,11 +91,10 @@ __device__ __forceinline__ float own_group_output(const Args& a, Place place, in
         v[0] += load_element<T>(pixel + (group * inputs + c) * bytes) * load_element<T>(w + c * bytes);
     }
   }
-  if (a.residual.data) v[0] += load_element<T>(residual_at<T>(a, place, k));
-  if (is_max(a.activation))
-    v[0] = max_nan(v[0], a.low);
-  else
-    activate(a, v, [&](int) { return load_bias<HalfOf<T>>(a.slopes, a.slopes_f32, k, a.K); });
+  const float added = a.residual.data ? load_element<T>(residual_at<T>(a, place, k)) : 0.f;
+  if (!a.after) v[0] += added;
+  activate(a, v, [&](int) { return load_bias<HalfOf<T>>(a.slopes, a.slopes_f32, k, a.K); });
+  if (a.after) v[0] += added;
   return v[0];
 }
 

@@ -9,6 +9,10 @@ namespace sbnet::sm90::general {
 template <class Simple>
 __device__ __forceinline__ uint32_t finish_four(const Args& a, Simple simple, bool whole, const Place& place, int k,
                                                 int channels, float (&v)[4]) {
+  const auto activate_four = [&] {
+    activate(a, v, [&](int e) { return load_bias<HalfOf<float>>(a.slopes, a.slopes_f32, k + e, a.K); });
+  };
+  if (!simple && a.after) activate_four();
   if (a.residual.data) {
     const float* from = residual_at<float>(a, place, k);
     if (whole) {
@@ -23,8 +27,8 @@ __device__ __forceinline__ uint32_t finish_four(const Args& a, Simple simple, bo
   if (simple) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) v[e] = max_nan(v[e], a.low);
-  } else {
-    activate(a, v, [&](int e) { return load_bias<HalfOf<float>>(a.slopes, a.slopes_f32, k + e, a.K); });
+  } else if (!a.after) {
+    activate_four();
   }
   uint32_t nan = 0;
 #pragma unroll
@@ -83,7 +87,7 @@ __device__ __forceinline__ void finish_floats(const Args& a, const Column& colum
                << (first / C::kStaged * kEach + i) * 4;
       }
     };
-    if (is_max(a.activation))
+    if (ends_in_max(a))
       finish_words(Known<true>());
     else
       finish_words(Known<false>());

@@ -26,7 +26,7 @@ class Mode(str, enum.Enum):
 
 
 class View(str, enum.Enum):
-    result = "result"
+    picture = "picture"
     side = "side"
 
 

