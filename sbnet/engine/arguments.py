@@ -9,6 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sbnet.graph.blocks import is_tuning, predict, tuned
+from sbnet.graph.cost import Work, work
+from sbnet.graph.ir import Graph
+from sbnet.graph.plan import spatial_sizes
+from sbnet.masks.grow import grow
 from sbnet.ops.common import mask_planes
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -57,6 +62,18 @@ def check_example(inputs: Sequence[Any], of: str = "sparsify: example") -> None:
         raise ValueError(f"sbnet: {of}: expected [N,C,H,W] float32, float16 or bfloat16, got {came}")
 
 
+def block_sizes(graph: Graph, device: torch.device, options: dict[str, Any], margin: int) -> Any:
+    """Of a run's options, as `plan` takes them."""
+    block, masks = options["block"], options["masks"]
+    if is_tuning(block):
+        return tuned(block, device)
+    if not isinstance(block, str) or block != "auto" or not len(masks):
+        return block
+    grown = [grow(mask_planes("sparsify", mask), margin) if margin else mask for mask in masks]
+    layers = work(graph)
+    return predict({size: layers.get(size, Work()) for size in spatial_sizes(graph)}, grown, device.type)
+
+
 class Taps(nn.Module):
     """A module that returns what some of its parts return."""
 
@@ -80,16 +97,20 @@ class Taps(nn.Module):
         return {name: found[name] for name in self.names}
 
 
-def tapped(model: Any, names: Sequence[str]) -> Any:
-    if isinstance(model, (str, os.PathLike)):
-        return model
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"sbnet: sparsify: model: expected an nn.Module or an ONNX file, got {type(model).__name__}")
+def check_counted(model: nn.Module) -> None:
+    """Does PyTorch count the writes of all that the network is made of?"""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_inference():
             raise ValueError(
                 f"sbnet: sparsify: model: expected parameters made outside of torch.inference_mode, got {name}"
             )
+
+
+def tapped(model: Any, names: Sequence[str]) -> Any:
+    if isinstance(model, (str, os.PathLike)):
+        return model
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"sbnet: sparsify: model: expected an nn.Module or an ONNX file, got {type(model).__name__}")
     for name in names:
         try:
             model.get_submodule(name)

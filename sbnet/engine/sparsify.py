@@ -13,24 +13,20 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from sbnet.active import ActiveBlocks
-from sbnet.engine.arguments import check_example, counters, mask_of, planes_of, tapped
+from sbnet.engine.arguments import block_sizes, check_counted, check_example, counters, mask_of, planes_of, tapped
 from sbnet.engine.compiled import Compiled
 from sbnet.engine.executor import Executor
 from sbnet.engine.lists import Lists
 from sbnet.engine.modes import Turns, plainly
 from sbnet.engine.steps import PLANNED
 from sbnet.geometry import Pair
-from sbnet.graph.blocks import is_tuning, predict, tuned
 from sbnet.graph.capture import capture
 from sbnet.graph.constants import Constants
-from sbnet.graph.cost import Work, work
 from sbnet.graph.functional import PlannedModule
 from sbnet.graph.ir import Graph
 from sbnet.graph.passes import optimise
-from sbnet.graph.plan import Plan, Plane, plan, spatial_sizes
+from sbnet.graph.plan import Plan, Plane, plan
 from sbnet.graph.watch import Watch
-from sbnet.masks.grow import grow
-from sbnet.ops.common import mask_planes
 
 MODES = ("masked", "exact", "cached")
 MOST_SHAPES = 8  # plans that a run keeps, with their memory, one a shape of inputs
@@ -191,6 +187,7 @@ class SparseRun:
 
     def _graph(self, inputs: Sequence[Any]) -> Graph:
         if isinstance(self._module, nn.Module):
+            check_counted(self._module)
             captured = capture(self._module, inputs)
             if not self._shapes:  # those that are there may be of another state
                 self._watch = Watch(self._module)
@@ -200,20 +197,10 @@ class SparseRun:
         return optimise(read_onnx(self._module, inputs))
 
     def _planned(self, inputs: Sequence[Any]) -> tuple[Graph, Plan, Constants]:
-        graph = self._graph(inputs)
-        planned = plan(graph, self._blocks(graph, inputs[0].device), self.options["mode"], inputs[0].device)
-        return graph, planned, Constants(graph, inputs[0].device, inputs[0].dtype, counters(self._module))
-
-    def _blocks(self, graph: Graph, device: torch.device) -> Any:
-        """Block sizes, as `plan` takes them."""
-        block, masks = self.options["block"], self.options["masks"]
-        if is_tuning(block):
-            return tuned(block, device)
-        if not isinstance(block, str) or block != "auto" or not len(masks):
-            return block
-        grown = [grow(mask_planes("sparsify", mask), self.margin) if self.margin else mask for mask in masks]
-        layers = work(graph)
-        return predict({size: layers.get(size, Work()) for size in spatial_sizes(graph)}, grown, device.type)
+        graph, x = self._graph(inputs), inputs[0]
+        blocks = block_sizes(graph, x.device, self.options, self.margin)
+        planned = plan(graph, blocks, self.options["mode"], x.device)
+        return graph, planned, Constants(graph, x.device, x.dtype, counters(self._module))
 
     # ---- a call in parts, for what holds more than a call: CUDA graphs of others, measurements
 

@@ -9,6 +9,7 @@ import torch
 
 from sbnet import AttentionLayout
 from sbnet.attention import register_attention
+from sbnet.attention.padding import padded_attention
 from sbnet.benchmarks.harness.nets import torchvision
 
 with contextlib.suppress(ImportError):  # transformers imports it where it is there
@@ -244,3 +245,12 @@ def test_cross_attention_is_no_cache(device):
     got, _ = AttentionInterface()["sbnet_dense"](ours, q, k, v, mask)
     want = torch.nn.functional.scaled_dot_product_attention(q, k, v, real[:, None, None])
     torch.testing.assert_close(got, want.transpose(1, 2), **CLOSE)
+
+
+def test_one_query_sees_no_key_that_is_not_there(device):
+    """A prefix of three keys, of a sequence that has two."""
+    q, k, v = (torch.randn(1, 2, n, 16, device=device) for n in (1, 6, 6))
+    real = torch.tensor([[False, True, False, False, False, True]], device=device)
+    got = padded_attention(q, k, v, AttentionLayout.causal(prefix=3), real, 5)
+    want = torch.nn.functional.scaled_dot_product_attention(q, k, v, real[:, None, None])
+    torch.testing.assert_close(got, want, **CLOSE)

@@ -290,20 +290,23 @@ def test_weights_that_another_run_has_seen_first_are_seen(change):
 
 
 def test_parameters_that_others_take_the_place_of():
-    """The last of which PyTorch counts no writes: kernels read it as it is."""
+    """Of the last of them PyTorch counts no writes: it is refused, whenever it comes."""
     net, x, mask = Net().eval().requires_grad_(False), torch.randn(1, 3, *SIZE), masks(1)[0]
     run = sbnet.sparsify(net, x, block=8)
     run(x, mask)
     with torch.inference_mode():
         uncounted = nn.Parameter(torch.randn_like(net.second.weight), requires_grad=False)
-    for weight in (nn.Parameter(torch.randn_like(net.second.weight), requires_grad=False), uncounted):
-        net.second.weight = weight
-        for factor in (1, 2):
-            with torch.inference_mode():
-                weight.mul_(factor)
-            want = plain(sbnet.sparsify(net, x, block=8), x, mask)
-            for _ in range(2):
-                assert torch.equal(run(x, mask), want)
+    net.second.weight = nn.Parameter(torch.randn_like(net.second.weight), requires_grad=False)
+    for factor in (1, 2):
+        with torch.inference_mode():
+            net.second.weight.mul_(factor)
+        want = plain(sbnet.sparsify(net, x, block=8), x, mask)
+        for _ in range(2):
+            assert torch.equal(run(x, mask), want)
+    net.second.weight = uncounted
+    for call in (lambda: run(x, mask), lambda: sbnet.sparsify(net, x, block=8)):
+        with pytest.raises(ValueError, match="made outside of torch.inference_mode, got second.weight"):
+            call()
 
 
 def test_int8_convolutions_are_repeated():

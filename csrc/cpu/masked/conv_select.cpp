@@ -158,4 +158,3 @@ sbnet::Status sbnet_select_conv2d_cpu(const SbnetConvQuery* q, char* text, int64
     used += snprintf(text + used, static_cast<size_t>(room - used), "\n%s: %s", row->name, row->declines(plan));
   return ok_status();
 }
-

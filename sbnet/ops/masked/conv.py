@@ -341,7 +341,7 @@ def _sparse_conv2d_backward(ctx: Any, grad: Tensor) -> tuple:
         )
         if residual is not None and not ctx.after:
             z = z + gather(residual, ctx.grid)
-        if slope is not None and ctx.needs_input_grad[-2]:
+        if slope is not None and slope.requires_grad:  # its place depends on which defaults a call has left out
             grad_slope = slope_backward(grad_blocks, z, slope)
         grad_blocks = activation_backward(ctx.activation, grad_blocks, z, ctx.param, slope)
     if need_x or need_weight:
