@@ -115,7 +115,9 @@ def _resize_axis(side: int, out: int, mode: str, align_corners: bool, ratio: flo
         first, last = first.clamp(0, side - 1), last.clamp(0, side - 1)
     o = torch.arange(out)
     if ratio and not align_corners and out in (side, 2 * side):  # PyTorch may ignore the ratio, by device and mode
-        first, last = torch.minimum(first, o * side // out), torch.maximum(last, o * side // out)
+        before, behind = (1, 2) if mode == "bicubic" else (0, 0)  # taps that count nothing are read, too
+        first = torch.minimum(first, (o * side // out - before).clamp(min=0))
+        last = torch.maximum(last, (o * side // out + behind).clamp(max=side - 1))
     num, den = max(exact.numerator, 1), exact.denominator
     hi = int((last * den - o * num).max())
     return num, den, min(int(((first + 1) * den - 1 - o * num).min()), hi), hi

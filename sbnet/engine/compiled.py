@@ -83,21 +83,19 @@ class Compiled:
             pool = next((c.graph.pool() for c in self._captured.values()), None)
             executor = self.executor
             goes_on = executor.plan.mode == "cached" and not executor.whole_frame  # with what the frame before left
-            held = [*executor.buffers, *executor.kept_dense.values()] if goes_on else []
-            copies = [tensor.clone() for tensor in held]
+            held = executor.held() if goes_on else []
             run = lambda: self.run(self.inputs, self.mask, margin)  # noqa: E731
             graph, outputs = cuda_graph(run, self.constants.device, pool)
             found = self._captured[margin] = Captured(graph, outputs, executor.active)
             executor.forget()
-            for tensor, copy in zip(held, copies, strict=True):
-                tensor.copy_(copy)
-            executor.whole_frame = executor.whole_frame and not goes_on
+            if goes_on:
+                executor.resume(held)
         return found
 
     def __call__(self, inputs: Sequence[Any], mask: Tensor | None, margin: int) -> list[Any]:
-        captured = self.prepare(margin)
         executor = self.executor
         executor.inspect()
+        captured = self.prepare(margin)
         executor.refresh()
         if captured is None or executor.whole_frame:  # what a graph holds computes the mask's pixels alone
             return self.run(inputs, mask, margin)

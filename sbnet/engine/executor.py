@@ -168,6 +168,16 @@ class Executor:
         self.whole_frame = self.plan.mode == "cached"  # which writes all of kept_dense
         self._written = self._writes()
 
+    def held(self) -> list[Tensor]:
+        """Copies of all that a cached call leaves to the next one, in the order in which `resume` takes them."""
+        return [tensor.clone() for tensor in (*self.buffers, *self.kept_dense.values())]
+
+    def resume(self, held: Sequence[Tensor]) -> None:
+        """Goes on as if nothing had run since `held` was made."""
+        for tensor, before in zip((*self.buffers, *self.kept_dense.values()), held, strict=True):
+            tensor.copy_(before)
+        self.whole_frame, self._written = False, self._writes()
+
     @without_grad
     def __call__(self, inputs: Sequence[Any], mask: Tensor, margin: int = 0) -> list[Any]:
         try:

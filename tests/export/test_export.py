@@ -56,6 +56,8 @@ ARGUMENTS = {
     "method": ("mode",),
     "consumer_size": (),  # of the plane that consumer_map tells
     "layout": ("in_features", "out_features"),
+    ("blocksparse_weight_grad", "layout"): ("block_size",),  # features are those of x and dy
+    "float32": (),  # by casts of x and dy
     "tables": ("coords",),
     "conv_tables": ("lists",),
     "conv_layout": ("in_channels", "out_channels"),
@@ -73,7 +75,9 @@ PASSES = {"fringe_pixels", "fringe_count", "base", "zero_outside"}
 def test_every_argument_of_torchs_op_is_one_of_onnxs(name):
     op = schemas.OPS[name]
     torchs = {
-        n for a in getattr(torch.ops.sbnet, name).default._schema.arguments for n in ARGUMENTS.get(a.name, (a.name,))
+        n
+        for a in getattr(torch.ops.sbnet, name).default._schema.arguments
+        for n in ARGUMENTS.get((name, a.name), ARGUMENTS.get(a.name, (a.name,)))
     }
     onnxs = {n.rstrip("?*") for n, _ in op.inputs} | set(op.attributes)
     assert torchs <= onnxs
@@ -188,6 +192,14 @@ class OneOp(nn.Module):
                 gate = self.bias[:4].float().abs()
                 y = sbnet.blocksparse_matmul(rows, blocks, LAYOUT, gate, self.bias[:10], "silu")
                 return y, sbnet.blocksparse_matmul(y, blocks, LAYOUT, transposed=True)
+            case "blocksparse_weight_grad":
+                rows = torch.cat([x, x], 1).permute(0, 2, 3, 1)
+                dy = rows[..., : LAYOUT.shape[1]]
+                of = {"dtype": torch.float32 if rows.dtype.itemsize == 2 else None}
+                pairs = [(rows, dy), (rows.flip(1), dy)]
+                return sbnet.blocksparse_weight_grad(pairs, LAYOUT), sbnet.blocksparse_weight_grad(
+                    pairs[:1], LAYOUT, **of
+                )
             case "blocksparse_conv":
                 filters = self.weight.flatten()[: BLOCKS.weights]
                 y = sbnet.blocksparse_conv(x, filters, BLOCKS, self.bias[:6], "silu", stride=2)

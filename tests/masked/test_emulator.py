@@ -388,15 +388,8 @@ def test_slopes_a_channel(emulated, kernel):
         if kernel == "3x3" and filters % 8:
             continue
         torch.manual_seed(seed)
-        case = {
-            "channels": channels,
-            "filters": filters,
-            "batch": 1,
-            "block": 8,
-            "kernel": 3,
-            "padding": 1,
-            "stride": 1,
-        }
+        case = {"channels": channels, "filters": filters, "batch": 1, "block": 8}
+        case |= {"kernel": 3, "padding": 1, "stride": 1}
         more = {"seed": seed, "multiprocessors": 12, "activation": "prelu", "size": (19, 20), "density": density}
         for residual, dtype in ((False, torch.float16), (True, torch.bfloat16)):
             taken = emulate(emulated, kernel, residual=residual, dtype=dtype, **more, **case)

@@ -294,17 +294,17 @@ def dropout(
         raise ValueError(f"dropout: mask_shape: expected 1 or the size of x in {list(x.shape)}, got {shape}")
     elements = math.prod(shape)
     words = -(-elements // 32)
-    weights = torch.tensor([1 << lane for lane in range(32)], device=x.device)
+    weights = torch.exp2(torch.arange(32, device=x.device, dtype=torch.float64))  # exact of whole numbers
     if mask is None:
         kept = torch.rand(words, 32, device=x.device) < keep_prob
-        mask = (kept * weights).sum(1).int()  # bit 31 is the sign
+        mask = (kept * weights).sum(1).long().int()  # bit 31 is the sign
     if mask.dtype != torch.int32 or mask.shape != (words,):
         raise ValueError(f"dropout: mask: expected {words} int32, got {list(mask.shape)} {mask.dtype}")
     # Bits by division in float64, which is exact: shifts of signed integers have no ONNX form, and the division of
     # integers is exported as one in float32.
     unsigned = mask.double()
     unsigned = torch.where(unsigned < 0, unsigned + 2.0**32, unsigned)
-    halves = torch.floor(unsigned[:, None] / weights.double()) / 2
+    halves = torch.floor(unsigned[:, None] / weights) / 2
     bits = halves != torch.floor(halves)
     bits = bits.flatten()[:elements].view(shape)
     return torch.where(bits, x / keep_prob, torch.zeros((), dtype=x.dtype, device=x.device)), mask

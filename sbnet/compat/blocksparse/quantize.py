@@ -70,7 +70,7 @@ def round_to(x: Tensor, spec: QuantizeSpec) -> Tensor:
     # The exponent of the leading bit by a logarithm, which ONNX has, unlike frexp. Just below a power of two it may be
     # that power's, and the result is the same: the nearest number of the format is that power.
     exponent = torch.floor(torch.log2(wide.abs()) + 1e-9)
-    step = torch.pow(2.0, exponent.clamp(min=spec.emin) - spec.fbits)
+    step = torch.exp2(exponent.clamp(min=spec.emin) - spec.fbits)  # exact of whole numbers, as pow is not on CUDA
     share = torch.rand_like(wide) if spec.stochastic else 0.5
     size = torch.floor(wide.abs() / step + share) * step
     if not spec.denorm:
