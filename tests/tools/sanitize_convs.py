@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import torch
 
@@ -55,11 +56,15 @@ def conv(name: str, device: str) -> None:
 
 
 def right(name: str, x: torch.Tensor, weight: torch.Tensor, active: sbnet.ActiveBlocks, **geometry: int) -> None:
-    got = sbnet.sparse_conv2d(x, weight, None, active, activation="relu", **geometry)
-    with torch.backends.cudnn.flags(enabled=False):  # racecheck finds hazards in cuDNN's kernels
-        want = reference.sparse_conv2d(x.float(), weight.float(), None, active, activation="relu", **geometry)
-    error = float((got.float() - want).norm() / want.norm())
-    assert error < 1e-2, (name, error)
+    more: dict[str, Any] = {"activation": "relu"}
+    for _ in range(2):
+        got = sbnet.sparse_conv2d(x, weight, None, active, **more, **geometry)
+        wide = {name: v.float() if isinstance(v, torch.Tensor) else v for name, v in more.items()}
+        with torch.backends.cudnn.flags(enabled=False):  # racecheck finds hazards in cuDNN's kernels
+            want = reference.sparse_conv2d(x.float(), weight.float(), None, active, **wide, **geometry)
+        error = float((got.float() - want).norm() / want.norm())
+        assert error < 1e-2, (name, more["activation"], error)
+        more = {"activation": "silu", "residual": torch.randn_like(got), "residual_after": True}
 
 
 def whole_tiles(device: str) -> None:
