@@ -1,5 +1,6 @@
 """Files that are whole or not there: full disks, interrupts, signals, outputs that are inputs."""
 
+import functools
 import os
 import signal
 import subprocess
@@ -220,12 +221,17 @@ def test_a_run_that_is_ended_leaves_nothing_half_done(what, number, tmp_path):
     for name in ("o.mp4", "o.jsonl", "o.npy"):
         (tmp_path / name).write_bytes(b"earlier")
     command = [sys.executable, "-c", FILM, str(tmp_path), what]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout.readline() == "running\n"
-        assert any(name.endswith(".part") for name in listed(tmp_path))
-        time.sleep(0.05)
-        child.send_signal(number)
-        assert child.wait(20) == -number
+    # As a shell starts it, whatever this process ignores: nohup passes on that SIGHUP is.
+    started = functools.partial(signal.signal, number, signal.SIG_DFL)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=started) as child:
+        try:
+            assert child.stdout.readline() == "running\n"
+            assert any(name.endswith(".part") for name in listed(tmp_path))
+            time.sleep(0.05)
+            child.send_signal(number)
+            assert child.wait(20) == -number
+        finally:
+            child.kill()
     left = [name for name in listed(tmp_path) if name != "pictures"]
     assert left == ["o.jsonl", "o.mp4", "o.npy"]
     assert all((tmp_path / name).read_bytes() == b"earlier" for name in left)
