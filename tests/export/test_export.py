@@ -194,7 +194,8 @@ class OneOp(nn.Module):
                 return y, sbnet.blocksparse_matmul(y, blocks, LAYOUT, transposed=True)
             case "blocksparse_weight_grad":
                 rows = torch.cat([x, x], 1).permute(0, 2, 3, 1)
-                return sbnet.blocksparse_weight_grad([(rows, rows[..., : LAYOUT.shape[1]])], LAYOUT)
+                dy = rows[..., : LAYOUT.shape[1]].contiguous()  # as ONNX has it: kernels are chosen by strides
+                return sbnet.blocksparse_weight_grad([(rows.contiguous(), dy)], LAYOUT)
             case "blocksparse_conv":
                 filters = self.weight.flatten()[: BLOCKS.weights]
                 y = sbnet.blocksparse_conv(x, filters, BLOCKS, self.bias[:6], "silu", stride=2)
