@@ -269,38 +269,6 @@ def test_the_bar_says_what_takes_long(tmp_path, monkeypatch):
     assert said_so == ["setting up", *["running"] * 4, *["checking in float64"] * 3]
 
 
-def test_a_model_of_ones_own_is_measured_against_itself(tmp_path, monkeypatch):
-    """Its dense side and its oracle are its own convolutions, not the demo's."""
-    pytest.importorskip("onnxruntime")
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(3, 8, 5, padding=2, bias=False), nn.LeakyReLU(0.2), nn.Conv2d(8, 4, 3, padding=1))
-    x = torch.rand(1, 3, 48, 64)
-    model = sparsify(net, x, block=16).export(tmp_path / "mine.onnx", block_maps=True)
-    seen = []
-    true = dense.forms
-    monkeypatch.setattr(dense, "forms", lambda own, x: seen.append((x, own(x))) or true(own, x))
-    result = invoke(film(tmp_path / "film.mp4", 4), "-o", tmp_path / "o", "--network", model)
-    assert result.exit_code == 0, said(result)
-    x, found = seen[0]
-    torch.testing.assert_close(found, net(x))
-    from PIL import Image
-
-    assert np.asarray(Image.open(tmp_path / "o" / "00003.png")).shape == (48, 64, 3)
-    residual = sparsify(Twice(net), x, block=16).export(tmp_path / "twice.onnx", block_maps=True)
-    refused = invoke(tmp_path / "film.mp4", "-o", tmp_path / "p", "--network", residual)
-    assert refused.exit_code == 1
-    assert "expected a chain of sparse_conv2d from x on, got" in said(refused)
-
-
-class Twice(nn.Module):
-    def __init__(self, chain: nn.Module):
-        super().__init__()
-        self.chain = chain
-
-    def forward(self, x):
-        return self.chain(x) + self.chain(2 * x)
-
-
 def test_the_dense_network_runs_in_its_fastest_form(monkeypatch):
     """Halves on a CPU are slow: float32 is among the forms, and the least time wins."""
     monkeypatch.undo()

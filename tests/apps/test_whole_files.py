@@ -304,6 +304,7 @@ def test_one_output_twice_is_refused(pictures, tmp_path):
 
 def test_masks_and_networks_are_no_outputs(pictures, tmp_path):
     """Of any ending: what a run reads, it does not replace."""
+    pytest.importorskip("av")
     pytest.importorskip("onnx")
     image = pytest.importorskip("PIL.Image")
     (tmp_path / "zones.json").write_text("[[0, 0, 20, 20]]")

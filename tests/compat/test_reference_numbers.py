@@ -211,9 +211,8 @@ def test_group_param_grads_round_once(device):
         return float(((dw.double() - exact).square().mean() / exact.square().mean()).sqrt())
 
     assert error(exact.bfloat16()) < 0.0025
-    # PyTorch's product, whose sums on a GPU are those of its tensor cores
-    whole = x.flatten(0, 1).t(), dy.flatten(0, 1)
-    product = torch.mm(*whole, out_dtype=torch.float32) if x.is_cuda else whole[0].float() @ whole[1].float()
+    a, b = x.flatten(0, 1).t(), dy.flatten(0, 1)  # PyTorch's product, on a GPU of its tensor cores
+    product = torch.mm(a, b, out_dtype=torch.float32) if x.is_cuda else a.float() @ b.float()
     allowed = max(1e-6, 4 * error(bsmm.layout.from_dense(product)))
     for group_size in (1, 8):
         for dw in (bsmm.group_param_grads(pairs, group_size), bs.group_param_grads(pairs, group_size, bsmm=bsmm)):
@@ -221,8 +220,7 @@ def test_group_param_grads_round_once(device):
             assert error(dw) < 1.1 * error(exact.bfloat16())
         for options in ({"cast32": True}, {"dw_dtype": torch.float32}):
             dw = bsmm.group_param_grads(pairs, group_size, **options)
-            assert dw.dtype == torch.float32
-            assert error(dw) < allowed
+            assert (dw.dtype, error(dw) < allowed) == (torch.float32, True)
     steps = [bsmm.updat(*pair) for pair in pairs]
     assert error(bs.group_param_grads(steps, cast32=True)) < 0.003, "each step rounded, the sum not"
     assert bs.group_param_grads(steps[0]) is steps[0]

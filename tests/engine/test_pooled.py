@@ -124,18 +124,6 @@ def test_what_is_left_to_pytorch():
         assert_holds(run(x, mask), masked_oracle(net, [x], of), exact)
 
 
-def test_weights_of_which_nobody_counts_writes_are_read_as_they_are():
-    with torch.inference_mode():
-        head = nn.Linear(8, 5).requires_grad_(False)
-    net, x = nn.Sequential(conv(3, 8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), head).eval(), torch.randn(1, 3, *SIZE)
-    run, mask = sbnet.sparsify(net, x, block=8), masks(1)[0]
-    before = run(x, mask, copy=True)
-    with torch.inference_mode():
-        head.weight.mul_(2)
-        head.bias.mul_(2)
-    assert torch.equal(run(x, mask), 2 * before)
-
-
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_a_product_is_a_convolution_of_one_pixel(device, dtype, bias):
