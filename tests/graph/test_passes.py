@@ -264,6 +264,18 @@ def test_a_sum_after_an_activation_is_the_convolutions():
     assert graph.nodes[-1].params["residual"] is graph.nodes[1].output
 
 
+@pytest.mark.parametrize("axis", [2, 3])
+def test_slopes_of_a_transposed_map_are_not_the_channels(axis):
+    """PReLU's slopes are those of dimension 1, whatever stands there."""
+    size = (C, 12) if axis == 2 else (12, C)  # as many as there are channels
+    net = Net(lambda f, x: f[1](f[0](x).transpose(1, axis)).transpose(1, axis), layer(), nn.PReLU(C))
+    net = lively(net)
+    net.layers[1].weight.data.copy_(torch.linspace(-1, 2, C))
+    x = torch.randn(2, 3, *size)
+    run = sbnet.sparsify(net, x, block=4)
+    torch.testing.assert_close(run(x, torch.ones(2, *size, dtype=torch.bool)), net(x), rtol=1e-4, atol=1e-5)
+
+
 def hand_made(kind: str, **params: Value) -> Graph:
     """An activated convolution of x, and a node that reads it."""
     x, y, z = (Value(name, (1, C, *SIZE), torch.float32) for name in "xyz")
