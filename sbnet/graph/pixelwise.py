@@ -120,8 +120,8 @@ def _operand(b: Builder, call: Call, v: Value, raw: Value, x: Value) -> Value | 
     if product(v.shape) == 1:
         return v
     if call.name == "prelu":  # a slope for each of dimension 1, which a transposed map may have elsewhere
-        channels = raw.axes is not None and all(part[0] not in "NHW" for part in raw.axes.dims[1])
-        return v if channels and product(v.shape) == x.shape[1] else None
+        of_channels = raw.axes is not None and all(part[0] not in "NHW" for part in raw.axes.dims[1])
+        return v if of_channels and product(v.shape) == x.shape[1] else None
     shape = (1,) * (len(raw.shape) - len(v.shape)) + tuple(v.shape)
     if len(shape) != len(raw.shape) or raw.axes is None:
         return None
