@@ -72,8 +72,8 @@ class Compiled:
         return Inputs(self.inputs if self.mask is None else [*self.inputs, self.mask], self.constants.device)
 
     def prepare(self, margin: int) -> Captured | None:
-        """On CUDA, the graph of calls of this margin. Capturing it runs the network on zeros, which leave
-        no trace."""
+        """On CUDA, the graph of calls of this margin. Capturing it runs the network a few times on what the
+        last call read, at first zeros; of the network's own memory that leaves no trace."""
         if self.constants.device.type != "cuda":
             return None
         found = self._captured.get(margin)

@@ -207,7 +207,8 @@ class SparseRun:
     @plainly("prepare")
     def prepare(self, *inputs: Any, margin: int | None = None) -> None:
         """Plans the network for inputs of these shapes, and on CUDA captures the graph of calls with this margin: then
-        no call does. A mask_source is called a few times on zeros: one with a memory needs a reset afterwards."""
+        no call does. Capturing calls a mask_source a few times, on the last x or zeros: one with a memory needs a reset
+        afterwards. A call with a margin that is new captures, too."""
         with self._lock:
             self._last = self._for(inputs)
             self._last.prepare(self._margin(margin))

@@ -46,8 +46,8 @@ def sparse_conv2d(
     """Convolution computed on active blocks of the OUTPUT plane only; zeros elsewhere.
 
     Equals where(active, act(F.conv2d(x, weight, bias, ...) + residual), 0), or act(F.conv2d(x, weight, bias, ...)) +
-    residual there with residual_after. x is read as it is: the op knows nothing of
-    masks on x. Under torch.autocast it casts what F.conv2d would cast.
+    residual there with residual_after. x is read as it is: the op knows nothing of masks on x. Under torch.autocast it
+    casts what F.conv2d would cast.
 
     Args:
         x: [N,C,H,W] float32, float16 or bfloat16, any layout; channels_last is the fast one.
