@@ -21,7 +21,7 @@ from sbnet.geometry import Pair, Window
 from sbnet.graph.axes import Axes, op_name
 from sbnet.graph.constants import Constants
 from sbnet.graph.ir import Node, Value
-from sbnet.graph.kinds import Context, kind_of
+from sbnet.graph.kinds import Context, Given, Target, kind_of
 from sbnet.graph.kinds.channels import copy
 from sbnet.graph.kinds.kind import Get
 from sbnet.graph.lists import all_pixels, lists_of
@@ -287,7 +287,7 @@ class Executor:
                 clear = lists.stale.get(spot.stale)
             blocks = lists.active[spot.blocks]
             if node.kind != "cat":
-                kind_of(node).step(node, get, spot.out, blocks, clear, self.context)
+                kind_of(node).step(node, get, Target(spot.out, blocks, clear), self.context)
                 return
             for value, start in self.storage.copies[node]:
                 base = start - spot.start
@@ -310,9 +310,9 @@ class Executor:
         args, kwargs = pytree.tree_map(value, (node.args, node.kwargs))
         params = {name: get(v) for name, v in node.params.items()}
         if node.kind != "aten":
-            listed, everywhere = kind_of(node).listed(node, self.plan.mode), self.context.everywhere
+            listed = kind_of(node).listed(node, self.plan.mode)
             blocks = None if listed is None else active[self.lists.of(listed)]
-            found: Any = kind_of(node).apply(node, args, kwargs, params, blocks, everywhere)
+            found: Any = kind_of(node).apply(node, Given(args, kwargs, params, blocks, self.context.everywhere))
         elif self.device.type == "cuda" and is_product(node):
             found = product(*args[:3])
         else:

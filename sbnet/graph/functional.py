@@ -14,7 +14,7 @@ from sbnet.active import ActiveBlocks, BlockGrid
 from sbnet.graph.axes import Axes
 from sbnet.graph.constants import Constants
 from sbnet.graph.ir import Node, Value
-from sbnet.graph.kinds import kind_of
+from sbnet.graph.kinds import Given, kind_of
 from sbnet.graph.lists import ExactLists
 from sbnet.graph.plan import Plan
 from sbnet.masks.grow import grow
@@ -81,7 +81,7 @@ class PlannedModule(nn.Module):
             params = {name: get(value) for name, value in node.params.items()}
             kind, listed = kind_of(node), kind_of(node).listed(node, self.plan.mode)
             blocks = active[of(listed)] if listed is not None else None
-            found = kind.apply(node, args, kwargs, params, blocks, self.plan.mode != "masked")
+            found = kind.apply(node, Given(args, kwargs, params, blocks, self.plan.mode != "masked"))
             for value, tensor in zip(node.outputs, found if node.options.get("many") else [found], strict=True):
                 if value in old:
                     assert value.axes is not None

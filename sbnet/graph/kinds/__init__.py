@@ -3,9 +3,9 @@
 import importlib
 import pkgutil
 
-from sbnet.graph.kinds.kind import ACTIVE, KINDS, POINTWISE, WHOLE, Context, Kind, kind_of, reads
+from sbnet.graph.kinds.kind import ACTIVE, KINDS, POINTWISE, WHOLE, Context, Given, Kind, Target, kind_of, reads
 
 for _file in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_file.name}")
 
-__all__ = ["ACTIVE", "KINDS", "POINTWISE", "WHOLE", "Context", "Kind", "kind_of", "reads"]
+__all__ = ["ACTIVE", "KINDS", "POINTWISE", "WHOLE", "Context", "Given", "Kind", "Target", "kind_of", "reads"]

@@ -10,7 +10,7 @@ from torch import Tensor
 from sbnet.active import ActiveBlocks, Fringe
 from sbnet.geometry import Window
 from sbnet.graph.ir import Node, Value
-from sbnet.graph.kinds.kind import POINTWISE, Kind
+from sbnet.graph.kinds.kind import POINTWISE, Given, Kind
 from sbnet.ops import sparse_fill, sparse_pointwise_
 
 
@@ -23,10 +23,8 @@ class Cat(Kind):
     def window(self, node: Node, value: Value) -> Window | str:
         return POINTWISE
 
-    def apply(
-        self, node: Node, args: Any, kwargs: dict[str, Any], params: dict[str, Tensor], active: Any, everywhere: bool
-    ) -> Any:
-        return sparse_fill(torch.cat(list(args), 1), active)
+    def apply(self, node: Node, given: Given) -> Any:
+        return sparse_fill(torch.cat(list(given.args), 1), given.active)
 
 
 class Slice(Cat):
@@ -34,11 +32,9 @@ class Slice(Cat):
 
     name = "slice"
 
-    def apply(
-        self, node: Node, args: Any, kwargs: dict[str, Any], params: dict[str, Tensor], active: Any, everywhere: bool
-    ) -> Any:
+    def apply(self, node: Node, given: Given) -> Any:
         start = node.options["start"]
-        return args[0][:, start : start + node.output.shape[1]]
+        return given.args[0][:, start : start + node.output.shape[1]]
 
 
 def copy(x: Tensor, out: Tensor, active: ActiveBlocks, clear: Fringe | None) -> None:

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sbnet.active import ActiveBlocks, Fringe
 from sbnet.geometry import Window
 from sbnet.graph.ir import Node, Value
-from sbnet.graph.kinds.kind import POINTWISE, Context, Get, Kind, edge
+from sbnet.graph.kinds.kind import POINTWISE, Context, Get, Given, Kind, Target, edge
 from sbnet.ops import (
     pack_conv_weight,
     sparse_bottleneck2d,
@@ -96,29 +95,25 @@ class Conv(Convolution):
 
     name, op, sizeless = "conv", "sparse_conv2d_", True
 
-    def apply(
-        self, node: Node, args: Any, kwargs: dict[str, Any], params: dict[str, Tensor], active: Any, everywhere: bool
-    ) -> Any:
+    def apply(self, node: Node, given: Given) -> Any:
         o = node.options
         return sparse_conv2d(
-            args[0], params["weight"], params.get("bias"), active,
+            given.args[0], given.params["weight"], given.params.get("bias"), given.active,
             stride=o["stride"], padding=o["padding"], dilation=o["dilation"], groups=o["groups"],
             activation=o.get("activation"), negative_slope=o.get("negative_slope", 0.01),
-            residual=params.get("residual"), slope=params.get("slope"),
+            residual=given.params.get("residual"), slope=given.params.get("slope"),
             residual_after=o.get("residual_after", False),
         )  # fmt: skip
 
-    def step(
-        self, node: Node, get: Get, out: Tensor, active: ActiveBlocks, clear: Fringe | None, context: Context
-    ) -> None:
+    def step(self, node: Node, get: Get, to: Target, context: Context) -> None:
         """sparse_conv2d_ without what its wrapper finds again at each call: shapes and options are the plan's, and the
         executor records no gradient."""
-        check_active(self.op, active)
+        check_active(self.op, to.active)
         weight, bias, options, packed, slope = self.bound(node, context)
         residual = node.params.get("residual")
         torch.ops.sbnet.sparse_conv2d_.default(
-            get(node.args[0]), weight, bias, None if residual is None else get(residual), active.indices, active.count,
-            active.grid.numbers(), *options, out, *edge(clear), packed, slope,
+            get(node.args[0]), weight, bias, None if residual is None else get(residual), to.active.indices,
+            to.active.count, to.active.grid.numbers(), *options, to.out, *edge(to.clear), packed, slope,
             node.options.get("residual_after", False),
         )  # fmt: skip
 
@@ -159,21 +154,18 @@ class ConvTranspose(Convolution):
         """Each phase of the output reads some taps of all channels of x."""
         return weight.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2)
 
-    def apply(
-        self, node: Node, args: Any, kwargs: dict[str, Any], params: dict[str, Tensor], active: Any, everywhere: bool
-    ) -> Any:
+    def apply(self, node: Node, given: Given) -> Any:
+        params = given.params
         return sparse_conv_transpose2d(
-            args[0], params["weight"], params.get("bias"), active, slope=params.get("slope"), **node.options
+            given.args[0], params["weight"], params.get("bias"), given.active, slope=params.get("slope"), **node.options
         )
 
-    def step(
-        self, node: Node, get: Get, out: Tensor, active: ActiveBlocks, clear: Fringe | None, context: Context
-    ) -> None:
-        check_active(self.op, active)
+    def step(self, node: Node, get: Get, to: Target, context: Context) -> None:
+        check_active(self.op, to.active)
         weight, bias, options, packed, slope = self.bound(node, context)
         torch.ops.sbnet.sparse_conv_transpose2d_.default(
-            get(node.args[0]), weight if packed is None else packed, bias, None, active.indices, active.count,
-            active.grid.numbers(), *options, out, *edge(clear), slope,
+            get(node.args[0]), weight if packed is None else packed, bias, None, to.active.indices, to.active.count,
+            to.active.grid.numbers(), *options, to.out, *edge(to.clear), slope,
         )  # fmt: skip
 
     def multiply_adds(self, node: Node) -> int:
@@ -189,27 +181,23 @@ class ConvQuantized(Convolution):
 
     name, op, sizeless, casts = "conv_quantized", "sparse_conv2d_quantized_", True, False
 
-    def apply(
-        self, node: Node, args: Any, kwargs: dict[str, Any], params: dict[str, Tensor], active: Any, everywhere: bool
-    ) -> Any:
-        o, written = node.options, node.output.dtype
+    def apply(self, node: Node, given: Given) -> Any:
+        o, params, written = node.options, given.params, node.output.dtype
         return sparse_conv2d_quantized(
-            args[0], params["weight"], params["scale"], params.get("bias"), active, slope=params.get("slope"),
-            residual=params.get("residual"), dtype=None if o["out_scale"] or written == torch.float32 else written,
-            **o,
+            given.args[0], params["weight"], params["scale"], params.get("bias"), given.active,
+            slope=params.get("slope"), residual=params.get("residual"),
+            dtype=None if o["out_scale"] or written == torch.float32 else written, **o,
         )  # fmt: skip
 
-    def step(
-        self, node: Node, get: Get, out: Tensor, active: ActiveBlocks, clear: Fringe | None, context: Context
-    ) -> None:
-        check_active(self.op, active)
+    def step(self, node: Node, get: Get, to: Target, context: Context) -> None:
+        check_active(self.op, to.active)
         weight, bias, (*geometry, _), packed, slope = self.bound(node, context)
         params, o = node.params, node.options
         residual = get(params["residual"]) if "residual" in params else None
         torch.ops.sbnet.sparse_conv2d_quantized_.default(
             get(node.args[0]), weight, context.constants[params["scale"]], bias, residual, o["residual_scale"],
-            active.indices, active.count, active.grid.numbers(), *geometry,
-            o["out_scale"] or 0.0, out, *edge(clear), packed, o["x_scale"] or 0.0, slope,
+            to.active.indices, to.active.count, to.active.grid.numbers(), *geometry,
+            o["out_scale"] or 0.0, to.out, *edge(to.clear), packed, o["x_scale"] or 0.0, slope,
             o.get("residual_after", False),
         )  # fmt: skip
 
@@ -223,18 +211,14 @@ class Bottleneck(Kind):
     def window(self, node: Node, value: Value) -> Window | str:
         return POINTWISE  # its 3x3 reads zeros outside the active blocks, not x
 
-    def apply(
-        self, node: Node, args: Any, kwargs: dict[str, Any], params: dict[str, Tensor], active: Any, everywhere: bool
-    ) -> Any:
-        weights, biases = ([params.get(f"{name}{k}") for k in range(3)] for name in ("weight", "bias"))
-        return sparse_bottleneck2d(args[0], weights, biases, active, **node.options)  # type: ignore[arg-type]
+    def apply(self, node: Node, given: Given) -> Any:
+        weights, biases = ([given.params.get(f"{name}{k}") for k in range(3)] for name in ("weight", "bias"))
+        return sparse_bottleneck2d(given.args[0], weights, biases, given.active, **node.options)  # type: ignore[arg-type]
 
-    def step(
-        self, node: Node, get: Get, out: Tensor, active: ActiveBlocks, clear: Fringe | None, context: Context
-    ) -> None:
+    def step(self, node: Node, get: Get, to: Target, context: Context) -> None:
         weights, biases = ([context.held(node, f"{name}{k}") for k in range(3)] for name in ("weight", "bias"))
         sparse_bottleneck2d_(
-            get(node.args[0]), weights, biases, active, out, fringe=clear,  # type: ignore[arg-type]
+            get(node.args[0]), weights, biases, to.active, to.out, fringe=to.clear,  # type: ignore[arg-type]
             allow_tf32=context.allow_tf32, **node.options,
         )  # fmt: skip
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from torch import Tensor
-
 from sbnet.graph.axes import op_name
 from sbnet.graph.ir import Node
-from sbnet.graph.kinds.kind import Kind
+from sbnet.graph.kinds.kind import Given, Kind
 
 
 class Aten(Kind):
@@ -18,10 +16,8 @@ class Aten(Kind):
     name = "aten"
     dense, casts = True, False
 
-    def apply(
-        self, node: Node, args: Any, kwargs: dict[str, Any], params: dict[str, Tensor], active: Any, everywhere: bool
-    ) -> Any:
-        return node.target(*args, **kwargs)
+    def apply(self, node: Node, given: Given) -> Any:
+        return node.target(*given.args, **given.kwargs)
 
     def multiply_adds(self, node: Node) -> int:
         """Of a convolution that gives more than one pixel."""

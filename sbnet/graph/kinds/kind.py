@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.utils._pytree as pytree
 from torch import Tensor
@@ -53,6 +53,30 @@ class Context:
         return self.constants[node.params[name]] if name in node.params else None
 
 
+class Given(NamedTuple):
+    """What a node is given, for its functional form.
+
+    Attributes:
+        args, kwargs, params: those of the node, with tensors for values.
+        active: blocks of `Kind.listed`, None where that is None.
+        everywhere: a plane's statistics are those of all its pixels (the cached and the exact contract).
+    """
+
+    args: Any
+    kwargs: dict[str, Any]
+    params: dict[str, Tensor]
+    active: Any
+    everywhere: bool = False
+
+
+class Target(NamedTuple):
+    """Where a node writes: the active blocks of `out`; and the pixels of `clear`, which it zeroes."""
+
+    out: Tensor
+    active: ActiveBlocks
+    clear: Fringe | None
+
+
 class Kind:
     """What all nodes of a kind have in common, and the base of the rest: a kind says what differs.
 
@@ -97,20 +121,12 @@ class Kind:
         """The value whose active blocks a node takes; None where it takes none."""
         return node.output if node.output.size is not None else None
 
-    def apply(
-        self, node: Node, args: Any, kwargs: dict[str, Any], params: dict[str, Tensor], active: Any, everywhere: bool
-    ) -> Any:
-        """What a node gives, by functional ops; planned ones are zero outside the active blocks.
-
-        active: blocks of `listed`, None where that is None.
-        everywhere: a plane's statistics are those of all its pixels (the cached and the exact contract).
-        """
+    def apply(self, node: Node, given: Given) -> Any:
+        """What a node gives, by functional ops; planned ones are zero outside the active blocks."""
         raise NotImplementedError(f"sbnet: {self.name}: expected a kind that runs, got one that passes replace")
 
-    def step(
-        self, node: Node, get: Get, out: Tensor, active: ActiveBlocks, clear: Fringe | None, context: Context
-    ) -> None:
-        """Writes the active blocks of `out` and zeroes the pixels of `clear`."""
+    def step(self, node: Node, get: Get, to: Target, context: Context) -> None:
+        """Writes the active blocks of `to.out` and zeroes the pixels of `to.clear`."""
         raise NotImplementedError(f"sbnet: {self.name}: expected a kind that writes, got another")
 
     def lasts(self, node: Node, context: Context) -> bool:

@@ -8,10 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sbnet.active import ActiveBlocks, Fringe
 from sbnet.geometry import Window
 from sbnet.graph.ir import Node, Value
-from sbnet.graph.kinds.kind import ACTIVE, POINTWISE, Context, Get, Kind, edge
+from sbnet.graph.kinds.kind import ACTIVE, POINTWISE, Context, Get, Given, Kind, Target, edge
 from sbnet.ops import sparse_fill, sparse_group_norm, sparse_layer_norm2d, sparse_softmax2d
 from sbnet.ops.common import check_active
 
@@ -25,31 +24,27 @@ class Norm(Kind):
     def window(self, node: Node, value: Value) -> Window | str:
         return ACTIVE if node.options["method"] == "group" else POINTWISE
 
-    def apply(
-        self, node: Node, args: Any, kwargs: dict[str, Any], params: dict[str, Tensor], active: Any, everywhere: bool
-    ) -> Any:
-        x, o, weight, bias = args[0], node.options, params.get("weight"), params.get("bias")
+    def apply(self, node: Node, given: Given) -> Any:
+        x, o, weight, bias = given.args[0], node.options, given.params.get("weight"), given.params.get("bias")
         match o["method"]:
-            case "group" if everywhere:
-                return sparse_fill(_dense(node, x, weight, bias), active)
+            case "group" if given.everywhere:
+                return sparse_fill(_dense(node, x, weight, bias), given.active)
             case "group":
-                return sparse_group_norm(x, active, o["groups"], weight, bias, o["eps"])
+                return sparse_group_norm(x, given.active, o["groups"], weight, bias, o["eps"])
             case "layer":
-                return sparse_layer_norm2d(x, active, weight, bias, o["eps"])
+                return sparse_layer_norm2d(x, given.active, weight, bias, o["eps"])
             case method:
-                return sparse_softmax2d(x, active, log=method == "log_softmax")
+                return sparse_softmax2d(x, given.active, log=method == "log_softmax")
 
-    def step(
-        self, node: Node, get: Get, out: Tensor, active: ActiveBlocks, clear: Fringe | None, context: Context
-    ) -> None:
+    def step(self, node: Node, get: Get, to: Target, context: Context) -> None:
         x, weight, bias = get(node.args[0]), *(context.held(node, name) for name in ("weight", "bias"))
         if self._of_all(node, context):
-            out.copy_(torch.where(active.pixel_mask(out.shape[2:]), _dense(node, x, weight, bias), out))
+            to.out.copy_(torch.where(to.active.pixel_mask(to.out.shape[2:]), _dense(node, x, weight, bias), to.out))
             return
-        check_active("sparse_norm2d_", active)
+        check_active("sparse_norm2d_", to.active)
         torch.ops.sbnet.sparse_norm2d_.default(
-            x, weight, bias, active.indices, active.count, active.block_map, active.grid.numbers(),
-            *node.options.values(), out, *edge(clear),
+            x, weight, bias, to.active.indices, to.active.count, to.active.block_map, to.active.grid.numbers(),
+            *node.options.values(), to.out, *edge(to.clear),
         )  # fmt: skip
 
     def lasts(self, node: Node, context: Context) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 from sbnet.active import ActiveBlocks, Fringe
 from sbnet.geometry import Window
 from sbnet.graph.ir import Node, Ref, Step, Value
-from sbnet.graph.kinds.kind import POINTWISE, Context, Get, Kind, edge
+from sbnet.graph.kinds.kind import POINTWISE, Context, Get, Given, Kind, Target, edge
 from sbnet.ops import sparse_fill, sparse_fill_, sparse_gather, sparse_pointwise, sparse_scatter_
 from sbnet.ops.common import check_active
 from sbnet.ops.masked.pointwise import OPERANDS, in_vectors, run_program
@@ -26,50 +26,48 @@ class Pixel(Kind):
     def window(self, node: Node, value: Value) -> Window | str:
         return POINTWISE
 
-    def apply(
-        self, node: Node, args: Any, kwargs: dict[str, Any], params: dict[str, Tensor], active: Any, everywhere: bool
-    ) -> Any:
+    def apply(self, node: Node, given: Given) -> Any:
         if "program" in node.options:
-            return sparse_pointwise(args[0], active, node.options["program"], *params.values())
-        return sparse_fill(run_steps(node.options["steps"], list(args)), active)
+            return sparse_pointwise(given.args[0], given.active, node.options["program"], *given.params.values())
+        return sparse_fill(run_steps(node.options["steps"], list(given.args)), given.active)
 
     def lasts(self, node: Node, context: Context) -> bool:
         return in_vectors(node.options.get("program"))  # all else is PyTorch's
 
-    def step(
-        self, node: Node, get: Get, out: Tensor, active: ActiveBlocks, clear: Fringe | None, context: Context
-    ) -> None:
+    def step(self, node: Node, get: Get, to: Target, context: Context) -> None:
         """A program runs on the active blocks, unless a CPU's kernel would compute its functions value by value. All
         else runs by PyTorch: on a CPU on gathered blocks, elsewhere, where that would wait for the count, on whole
         planes."""
         values = [*node.args, *node.params.values()]
         tensors = [context.constants[v] if v.constant else get(v) for v in values]
         program = node.options.get("program")
-        if in_vectors(program) or (program is not None and out.device.type != "cpu"):
-            check_active("sparse_pointwise_", active)
+        if in_vectors(program) or (program is not None and to.out.device.type != "cpu"):
+            check_active("sparse_pointwise_", to.active)
             torch.ops.sbnet.sparse_pointwise_.default(
-                *tensors, *[None] * (1 + len(OPERANDS) - len(tensors)), active.indices, active.count,
-                active.grid.numbers(), program, out, *edge(clear),
+                *tensors, *[None] * (1 + len(OPERANDS) - len(tensors)), to.active.indices, to.active.count,
+                to.active.grid.numbers(), program, to.out, *edge(to.clear),
             )  # fmt: skip
             return
 
         def compute(tensors: list[Tensor]) -> Tensor:
             return run_steps(node.options["steps"], tensors) if program is None else run_program(program, *tensors)
 
-        if out.device.type != "cpu":
+        if to.out.device.type != "cpu":
             y = compute(tensors)
-            out.copy_(
-                torch.where(active.pixel_mask(out.shape[2:]), y, out) if context.keep else sparse_fill_(_own(y), active)
+            to.out.copy_(
+                torch.where(to.active.pixel_mask(to.out.shape[2:]), y, to.out)
+                if context.keep
+                else sparse_fill_(_own(y), to.active)
             )
             return
-        rows = active.trim()
-        if rows.capacity == active.capacity:
-            out.copy_(compute(tensors))
+        rows = to.active.trim()
+        if rows.capacity == to.active.capacity:
+            to.out.copy_(compute(tensors))
         elif rows.capacity:
             stacks = [_stack(t, v, rows) for t, v in zip(tensors, values, strict=True)]
-            sparse_scatter_(compute(stacks), rows, out)
-        if clear is not None:
-            _zero(out, clear)
+            sparse_scatter_(compute(stacks), rows, to.out)
+        if to.clear is not None:
+            _zero(to.out, to.clear)
 
 
 def run_steps(steps: list[Step], tensors: list[Any]) -> Tensor:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch.nn.functional as F
-from torch import Tensor
 
 from sbnet.geometry import Window
 from sbnet.graph.ir import Node, Value
-from sbnet.graph.kinds.kind import ACTIVE, Kind
+from sbnet.graph.kinds.kind import ACTIVE, Given, Kind
 from sbnet.ops import sparse_adaptive_avg_pool2d, sparse_adaptive_max_pool2d, sparse_squeeze_excite2d
 
 
@@ -29,14 +28,12 @@ class AdaptivePool(Kind):
     def listed(self, node: Node, mode: str) -> Value | None:
         return None if mode == "cached" else node.args[0]  # all pixels hold something then
 
-    def apply(
-        self, node: Node, args: Any, kwargs: dict[str, Any], params: dict[str, Tensor], active: Any, everywhere: bool
-    ) -> Any:
-        x, size, average = args[0], node.options["size"], node.options["method"] == "avg"
-        if active is None:
+    def apply(self, node: Node, given: Given) -> Any:
+        x, size, average = given.args[0], node.options["size"], node.options["method"] == "avg"
+        if given.active is None:
             y = F.adaptive_avg_pool2d(x, size) if average else F.adaptive_max_pool2d(x, size)
         else:
-            y = (sparse_adaptive_avg_pool2d if average else sparse_adaptive_max_pool2d)(x, active, size)
+            y = (sparse_adaptive_avg_pool2d if average else sparse_adaptive_max_pool2d)(x, given.active, size)
         return y if node.options["keep"] else y.flatten(1)
 
 
@@ -48,10 +45,8 @@ class SqueezeExcite(AdaptivePool):
     def listed(self, node: Node, mode: str) -> Value | None:
         return node.args[0]
 
-    def apply(
-        self, node: Node, args: Any, kwargs: dict[str, Any], params: dict[str, Tensor], active: Any, everywhere: bool
-    ) -> Any:
-        layers = [params.get(f"{name}{k}") for k in (1, 2) for name in ("weight", "bias")]
+    def apply(self, node: Node, given: Given) -> Any:
+        layers = [given.params.get(f"{name}{k}") for k in (1, 2) for name in ("weight", "bias")]
         steps = {name: node.options[name] for name in ("activation", "gate")}
-        y = sparse_squeeze_excite2d(args[0], active, *layers, **steps)  # type: ignore[arg-type]
+        y = sparse_squeeze_excite2d(given.args[0], given.active, *layers, **steps)  # type: ignore[arg-type]
         return y if len(node.options["shape"]) == 4 else y.flatten(1)

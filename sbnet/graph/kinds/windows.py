@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
-from sbnet.active import ActiveBlocks, Fringe
 from sbnet.geometry import Window
 from sbnet.graph.ir import Node, Value
-from sbnet.graph.kinds.kind import Context, Get, Kind
+from sbnet.graph.kinds.kind import Context, Get, Given, Kind, Target
 from sbnet.ops import (
     sparse_avg_pool2d,
     sparse_avg_pool2d_,
@@ -32,15 +29,11 @@ class WindowLayer(Kind):
     def numbers(self, node: Node) -> dict[str, Any]:
         return node.options
 
-    def apply(
-        self, node: Node, args: Any, kwargs: dict[str, Any], params: dict[str, Tensor], active: Any, everywhere: bool
-    ) -> Any:
-        return self.call(args[0], active, **self.numbers(node))
+    def apply(self, node: Node, given: Given) -> Any:
+        return self.call(given.args[0], given.active, **self.numbers(node))
 
-    def step(
-        self, node: Node, get: Get, out: Tensor, active: ActiveBlocks, clear: Fringe | None, context: Context
-    ) -> None:
-        self.write(get(node.args[0]), active, out, **self.numbers(node), fringe=clear)
+    def step(self, node: Node, get: Get, to: Target, context: Context) -> None:
+        self.write(get(node.args[0]), to.active, to.out, **self.numbers(node), fringe=to.clear)
 
 
 class MaxPool(WindowLayer):
@@ -79,13 +72,11 @@ class Resize(WindowLayer):
         by = {"size": o["size"]} if o["scale"] is None else {"scale_factor": o["scale"]}
         return {**by, "mode": o["mode"], "align_corners": o["align_corners"]}
 
-    def step(
-        self, node: Node, get: Get, out: Tensor, active: ActiveBlocks, clear: Fringe | None, context: Context
-    ) -> None:
-        o = node.options  # the size is that of `out`
+    def step(self, node: Node, get: Get, to: Target, context: Context) -> None:
+        o = node.options  # the size is that of what it writes
         sparse_resize2d_(
-            get(node.args[0]), active, out, scale_factor=o["scale"], mode=o["mode"], align_corners=o["align_corners"],
-            fringe=clear,
+            get(node.args[0]), to.active, to.out, scale_factor=o["scale"], mode=o["mode"],
+            align_corners=o["align_corners"], fringe=to.clear,
         )  # fmt: skip
 
 
