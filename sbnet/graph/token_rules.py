@@ -1,7 +1,7 @@
 """Rules of transformers: what packs a plane's tokens, what runs on them, and where they leave.
 
-Between, a value may be any view of packed tokens: heads, or q, k and v side by side. Which channels a view shows is found
-by making the same view of their numbers.
+Between, a value may be any view of packed tokens: heads, or q, k and v side by side. Which channels a view shows is
+found by making the same view of their numbers.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ from sbnet.graph.passes.tokens import pack_patches
 
 PASSES = (
     recognise_hard_swish, fold_affine, merge_branches, fuse_residuals, recognise_activations, fuse_activations,
-    fuse_residuals_after, fold_forward, lower_affine, fuse_pixels, join_slices, write_programs, recognise_pools, pack_patches,
+    fuse_residuals_after, fold_forward, lower_affine, fuse_pixels, join_slices, write_programs, recognise_pools,
+    pack_patches,
 )  # fmt: skip
 
 

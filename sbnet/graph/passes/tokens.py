@@ -12,7 +12,7 @@ from sbnet.graph.ir import Graph, Node, Value, computed, only_user
 
 
 def pack_patches(graph: Graph) -> Graph:
-    """A convolution whose kernel is its stride, of which the tokens are packed, becomes packed patches and a product."""
+    """Packed tokens of a convolution whose kernel is its stride become packed patches and a product."""
     for node in list(graph.nodes):
         conv = node.args[0].producer if node.kind == "pack" else None
         if conv is None or conv.kind != "conv" or only_user(conv.output, graph) is not node:
