@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Name, length: "N", "C", "H", "W", parts "H0" and "H1" of a split one, "T..." packed tokens (tokens.py), "?" for anything
-# else.
+# Name, length: "N", "C", "H", "W"; parts "H0" and "H1" of a split one; "T..." packed tokens (tokens.py); "?" any other.
 Atom = tuple[str, int]
 Dim = tuple[Atom, ...]
 

@@ -16,6 +16,7 @@ from sbnet.graph.passes.program import gates_into_programs, sums_of_few_channels
 from sbnet.graph.tokens import Tokens
 
 Plane = tuple[int, int, Pair]  # height, width, block size
+LEAVE = ("unpack", "spread")  # kinds that give a plane of packed tokens
 
 
 @dataclass
@@ -67,14 +68,14 @@ def plan(graph: Graph, block: Any = "auto", mode: str = "masked", device: torch.
         raise ValueError("sbnet: sparsify: example: expected an input [N,C,H,W], got none")
     values = [v for node in graph.nodes for v in node.outputs if v.tokens is not None]
     tokens = list(dict.fromkeys(v.tokens for v in values))
-    layers = spatial_sizes(graph)
-    sizes = sorted({*layers, *(t.size for t in tokens if t)}, key=lambda s: (-s[0] * s[1], s))
+    layers = {v.size for n in graph.nodes if n.kind not in LEAVE and not n.moves for v in n.outputs if v.tokens is None}
+    sizes = sorted({*spatial_sizes(graph), *(t.size for t in tokens if t)}, key=lambda s: (-s[0] * s[1], s))
     if isinstance(block, Mapping) and block and None not in block and not any(size in block for size in sizes):
         known = ", ".join(f"{h}x{w}" for h, w in sizes)
         raise ValueError(f"sbnet: sparsify: block: expected (height, width) of planes ({known}), got {list(block)}")
     planes = []
     for size in sizes:
-        alone = size not in layers and block == "auto"  # read by what packs its tokens
+        alone = size not in layers and block == "auto"  # no layer writes it, but what packs and unpacks tokens
         planes.append((*size, (1, 1) if alone else _block(block, size, first, torch.device(device).type)))
     packed = [(t, sizes.index(t.size)) for t in tokens if t is not None]
     lists = {v: len(sizes) + tokens.index(v.tokens) for v in values}

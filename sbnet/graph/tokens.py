@@ -25,14 +25,16 @@ Plane = tuple[int, int, Pair]
 
 @dataclass(frozen=True)
 class Tokens:
-    """The tokens of a plane of this size, behind `prefix` rows that are always active (class token, registers)."""
+    """The tokens of a plane of this size, between rows that are always active: `prefix` before them (class token,
+    registers) and `suffix` behind them (what YOLOS detects with)."""
 
     size: Pair
     prefix: int = 0
+    suffix: int = 0
 
     @property
     def length(self) -> int:
-        return self.prefix + self.size[0] * self.size[1]
+        return self.prefix + self.size[0] * self.size[1] + self.suffix
 
     @property
     def plane(self) -> Plane:
@@ -42,16 +44,8 @@ class Tokens:
     def axes(self, batch: int, channels: int) -> Axes:
         """Of [N,C,length,1]: their dimension is named by what they are tokens of."""
         height, width = self.size
-        name = f"T{self.prefix}:{height}:{width}:"
+        name = f"T{self.prefix}:{height}:{width}:{self.suffix}:"
         return Axes(((("N", batch),), (("C", channels),), ((name, self.length),), (("?", 1),)))
-
-    @staticmethod
-    def of(name: str) -> Tokens | None:
-        """What the name of a dimension says."""
-        if not name.startswith("T"):
-            return None
-        prefix, height, width, _ = name[1:].split(":")
-        return Tokens((int(height), int(width)), int(prefix))
 
 
 @dataclass(frozen=True)
@@ -74,8 +68,8 @@ class TokenBlocks(ActiveBlocks):
 def token_blocks(tokens: Tokens, source: ActiveBlocks) -> TokenBlocks:
     """Packs the pixels of active blocks of a plane. Nothing is read on the host."""
     mask = source.pixel_mask(tokens.size).flatten(1)
-    if tokens.prefix:
-        mask = torch.cat([mask.new_ones(mask.shape[0], tokens.prefix), mask], 1)
+    if tokens.prefix or tokens.suffix:
+        mask = torch.nn.functional.pad(mask, (tokens.prefix, tokens.suffix), value=True)
     height, width, block = tokens.plane
     capacity = height * width
     rows = mask.cumsum(1) - 1

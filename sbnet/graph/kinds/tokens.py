@@ -11,7 +11,7 @@ from torch import Tensor
 from sbnet.geometry import Window
 from sbnet.graph.ir import Node, Value
 from sbnet.graph.kinds.kind import ACTIVE, Context, Get, Given, Kind, Target
-from sbnet.graph.kinds.pixel import zero
+from sbnet.graph.kinds.pixel import run_steps, zero
 from sbnet.ops import AttentionLayout, block_attention
 
 FULL = AttentionLayout.dense()
@@ -84,29 +84,44 @@ class Pack(TokenKind):
 
 
 class Prefix(TokenKind):
-    """start: rows before the tokens, of args[1] [N or 1,rows,C]; negative: as many rows of args[0] are dropped."""
+    """start: rows before the tokens, the first of args[1] [N or 1,rows,C], whose others come behind them."""
 
     name = "prefix"
 
     def image(self, node: Node, values: list[Tensor], out: Tensor, order: Tensor) -> None:
-        x, start = values[0].flatten(1).t(), node.options["start"]
-        if start > 0:
-            out[:start] = values[1]
-            out[start : len(order)] = x[: len(order) - start]
-        else:
-            out[: len(order)] = x[-start : len(order) - start]
+        x, rows, start = values[0].flatten(1).t(), values[1], node.options["start"]
+        end = len(order) - (len(rows) - start)
+        out[:start], out[end : len(order)] = rows[:start], rows[start:]
+        out[start:end] = x[: end - start]
 
     def apply(self, node: Node, given: Given) -> Any:
         x, start = rows_of(given.args[0]), node.options["start"]
-        if start > 0:
-            first = given.args[1].to(x.dtype).expand(len(x), -1, -1)
-            return planes_of(torch.cat([first, x], 1), node)
-        return planes_of(x[:, -start:], node)
+        rows = given.args[1].to(x.dtype).expand(len(x), -1, -1)
+        made = planes_of(torch.cat([rows[:, :start], x], 1), node)
+        if start == rows.shape[1]:
+            return made
+        end = given.active.lengths.long()[:, None] - (rows.shape[1] - start)
+        at = end + torch.arange(rows.shape[1] - start, device=x.device)
+        whole = rows_of(made).scatter(1, at[:, :, None].expand(-1, -1, rows.shape[2]), rows[:, start:])
+        return planes_of(whole, node)
+
+
+class Bare(TokenKind):
+    """start: that many rows before the tokens are dropped, and all behind them."""
+
+    name = "bare"
+
+    def image(self, node: Node, values: list[Tensor], out: Tensor, order: Tensor) -> None:
+        start = node.options["start"]
+        out[: len(order)] = values[0].flatten(1).t()[start : start + len(order)]
+
+    def apply(self, node: Node, given: Given) -> Any:
+        return planes_of(rows_of(given.args[0])[:, node.options["start"] :], node)
 
 
 class Attention(TokenKind):
-    """softmax(scale q k^T) v over the tokens of an image: starts: the first channels of q, k and v in args; heads, dim,
-    scale."""
+    """softmax(scale q k^T + bias) v over the tokens of an image: starts: the first channels of q, k and v in args;
+    heads, dim, scale. The bias, in args too: [1,heads or 1,tokens,tokens], as the network counts tokens."""
 
     name = "attention"
 
@@ -119,16 +134,68 @@ class Attention(TokenKind):
             return rows.unflatten(1, (heads, dim)).transpose(0, 1)[None]
 
         if length:
-            q, k, v = (part(x, start) for x, start in zip(values, o["starts"], strict=True))
-            y = F.scaled_dot_product_attention(q, k, v, scale=o["scale"])
+            q, k, v = (part(x, start) for x, start in zip(values[:3], o["starts"], strict=True))
+            bias = values[3][:, order][:, :, order][None].to(q.dtype) if len(values) > 3 else None
+            y = F.scaled_dot_product_attention(q, k, v, bias, scale=o["scale"])
             out[:length] = y[0].transpose(0, 1).flatten(1)
 
     def apply(self, node: Node, given: Given) -> Any:
-        o, width = node.options, node.options["heads"] * node.options["dim"]
-        q, k, v = (rows_of(x)[:, :, start : start + width] for x, start in zip(given.args, o["starts"], strict=True))
+        o, width, parts = node.options, node.options["heads"] * node.options["dim"], given.args[:3]
+        q, k, v = (rows_of(x)[:, :, start : start + width] for x, start in zip(parts, o["starts"], strict=True))
+        if len(given.args) > 3:
+            return planes_of(_biased(q, k, v, given.args[3], given.active, o), node)
         lengths = given.active.lengths
         y = block_attention(q, k, v, FULL, o["scale"], heads=o["heads"], q_lengths=lengths, k_lengths=lengths)
         return planes_of(y, node)  # type: ignore[arg-type]
+
+
+def _biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, active: Any, options: dict[str, Any]) -> Tensor:
+    """By PyTorch's attention of all rows, whose keys are those that are there."""
+    order, heads = active.order, options["heads"]
+    packed = torch.stack([bias[0][:, at][:, :, at] for at in order])
+    there = torch.arange(order.shape[1], device=order.device) < active.lengths[:, None]
+    packed = packed.masked_fill(~there[:, None, None], -torch.inf).to(q.dtype)
+    q, k, v = (x.unflatten(2, (heads, -1)).transpose(1, 2) for x in (q, k, v))
+    y = F.scaled_dot_product_attention(q, k, v, packed, scale=options["scale"])
+    return torch.where(there[:, :, None], y.transpose(1, 2).flatten(2), 0)
+
+
+class Rope(TokenKind):
+    """x * args[1] + turned x * args[2], within heads of `dim`: start, heads, dim; halves: pairs are half a head apart,
+    else neighbours. The tables [N,dim,tokens] are packed."""
+
+    name = "rope"
+
+    def turned(self, node: Node, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        """Of rows [...,rows,C], by tables [...,rows,dim]."""
+        o = node.options
+        x = x[..., o["start"] : o["start"] + o["heads"] * o["dim"]].unflatten(-1, (o["heads"], o["dim"]))
+        turned = x.roll(o["dim"] // 2, -1) if o["halves"] else x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        return torch.addcmul(x * a.unsqueeze(-2), turned, b.unsqueeze(-2)).flatten(-2)
+
+    def image(self, node: Node, values: list[Tensor], out: Tensor, order: Tensor) -> None:
+        out[: len(order)] = self.turned(node, *(v.flatten(1).t()[: len(order)] for v in values))
+
+    def apply(self, node: Node, given: Given) -> Any:
+        return planes_of(self.turned(node, *map(rows_of, given.args)), node)
+
+
+class Each(TokenKind):
+    """steps: ops of PyTorch that look at each token [...,rows,C] by itself, one after another (Step)."""
+
+    name = "each"
+
+    def step(self, node: Node, get: Get, to: Target, context: Context) -> None:
+        first, *others = [context.constants[v] if v.constant else get(v) for v in node.args]
+        if to.out.device.type != "cpu":
+            to.out.copy_(self.apply(node, Given([first, *others], {}, {}, to.active)))
+            return
+        x, out = rows_of(first), rows_of(to.out)
+        for n, length in enumerate(to.active.lengths.tolist()):
+            out[n, :length] = run_steps(node.options["steps"], [x[n, :length], *others])
+
+    def apply(self, node: Node, given: Given) -> Any:
+        return planes_of(run_steps(node.options["steps"], [rows_of(given.args[0]), *given.args[1:]]), node)
 
 
 class Unpack(TokenKind):
@@ -178,13 +245,14 @@ class Spread(Kind):
 
 
 class Rows(Spread):
-    """start, length: prefix rows, [N,length,C]."""
+    """start, length: rows of a prefix or suffix, as the network counts tokens: [N,length,C]."""
 
     name = "rows"
 
     def apply(self, node: Node, given: Given) -> Any:
-        start, length = node.options["start"], node.options["length"]
-        return rows_of(given.args[0])[:, start : start + length]
+        start, length, rows = node.options["start"], node.options["length"], rows_of(given.args[0])
+        at = given.active.rows[:, start : start + length, None]
+        return rows.gather(1, at.expand(-1, -1, rows.shape[2]))
 
 
 class TokenMean(Spread):
