@@ -18,23 +18,41 @@ from sbnet.graph.builder import Builder, Call, feature_map
 from sbnet.graph.ir import Node, Ref, Step, Value, computed
 from sbnet.graph.tokens import Tokens
 from sbnet.graph.turns import constants_of, turns
+from sbnet.graph.window_rules import WindowRules
 
 ATEN = torch.ops.aten
 EACH = ("rms_norm", "glu", "layer_norm")  # ops that look at each token by itself, where no layer of planes does them
+ALIKE = {"new_zeros": 0, "zeros_like": 0, "new_ones": 1, "ones_like": 1}  # of a tensor take its kind alone
 MOST_STEPS = 64  # ops that turn heads
 
 
 class TokenRules:
-    """Tried before all others; `attentions` counts those that were recognised."""
+    """Tried before all others; `attentions` counts those over all tokens that were recognised.
 
-    def __init__(self) -> None:
-        self.attentions = 0
+    pack: tokens of a plane are packed where the network makes a list of them; else they stay where they are, and only
+    windows are met.
+    """
+
+    def __init__(self, pack: bool = True) -> None:
+        self.pack = pack
+        self.attentions, self.windows = 0, WindowRules()
         self._spread: dict[int, Value] = {}
         self._shown: dict[int, Value] = {}  # of what was spread, the view of packed tokens
         self._tables: dict[Any, tuple[Value, Value, bool]] = {}  # of turns that were met
 
+    @property
+    def met(self) -> int:
+        """Attentions that were recognised."""
+        return self.attentions + self.windows.attentions
+
     def __call__(self, b: Builder, call: Call) -> Any:
+        found = self._tokens(b, call)
+        return self.windows(b, call) if found is None else found
+
+    def _tokens(self, b: Builder, call: Call) -> Any:
         first = call.args[0] if call.args else None
+        if call.name in ALIKE and isinstance(call.made, Tensor):
+            return self._constant(b, call)
         if call.name in ("cat", "concat", "concatenate"):
             return self._prefixed(b, call)
         if call.name == "scaled_dot_product_attention":
@@ -55,6 +73,13 @@ class TokenRules:
             if call.name in REARRANGING:
                 return self._moved(b, call, first)
         return None
+
+    def _constant(self, b: Builder, call: Call) -> Value:
+        made, fill = call.made, ALIKE[call.name]
+        node = Node("const", [tuple(made.shape), fill], [], {"dtype": made.dtype}, torch.full, path=call.path)
+        value = Value(call.label, tuple(made.shape), made.dtype, producer=node, constant=True)
+        node.outputs.append(value)
+        return value
 
     # ---- in
 
@@ -81,7 +106,14 @@ class TokenRules:
         source = feature_map(raw)
         names = [[name for name, _ in dim] for dim in axes.dims]
         joined = [k for k, dim in enumerate(names) if dim == ["H", "W"]]
-        if source is None or source.given or source.tokens is not None or len(joined) != 1 or len(names) != 3:
+        if (
+            not self.pack
+            or source is None
+            or source.given
+            or source.tokens is not None
+            or len(joined) != 1
+            or len(names) != 3
+        ):
             return None
         if sorted(map("".join, names)) not in (["C", "HW", "N"],) or source.plane is None:
             return None
@@ -157,15 +189,18 @@ class TokenRules:
         if len(shape) != len(raw.shape) or shape[at] != root.tokens.length:
             return None
         names = letters(raw)
-        if sorted(names) != ["C", "N", "T"] or shape[names.index("N")] != 1:
+        if sorted(names) != ["C", "N", "T"]:
             return None
+        images = shape[names.index("N")]
         order = [names.index(name) for name in "NCT"]
 
         def as_plane(t: Tensor) -> Tensor:
             t = t.reshape(shape).permute(order)
-            return t.expand(1, root.shape[1], -1)[..., None].contiguous(memory_format=torch.channels_last)
+            return t.expand(images, root.shape[1], -1)[..., None].contiguous(memory_format=torch.channels_last)
 
-        rows = computed(f"{table.name}.rows", table, as_plane, table, shape=(1, root.shape[1], root.tokens.length, 1))
+        rows = computed(
+            f"{table.name}.rows", table, as_plane, table, shape=(images, root.shape[1], root.tokens.length, 1)
+        )
         packed = self._add(b, "pack", call, [rows], root.tokens, root.shape[1])
         beside = b.arranged(packed, raw.axes, call)
         args = tuple(beside if v is table else v for v in call.args)
@@ -180,7 +215,8 @@ class TokenRules:
         q, k, v = call.args[:3]
         scale = call.argument("scale")
         scale = q.shape[-1] ** -0.5 if scale is None else scale
-        return self._attend(b, call, (q, k, v), (2, 2, 2), float(scale), call.argument("attn_mask"))
+        mask = call.argument("attn_mask")
+        return self._attend(b, call, (q, k, v), (2, 2, 2), float(scale), [] if mask is None else [mask])
 
     def _weighted_sum(self, b: Builder, call: Call) -> Value | None:
         """softmax(q k^T, scaled, and with a bias) v, written out."""
@@ -190,40 +226,49 @@ class TokenRules:
             return None
         if node.args[1] not in (-1, 3) or weights.dtype != node.args[0].dtype:
             return None
-        scores, bias = node.args[0], None
-        added = scores.producer
-        if added is not None and added.kind == "aten" and op_name(added.target) == "add" and not added.kwargs:
-            bias = next((a for a in added.args if isinstance(a, Value) and a.constant), None)
-            if bias is None:
-                return None
-            scores = next(a for a in added.args if a is not bias)
+        scores, biases = node.args[0], list[Value]()
+        while scores.producer is not None and scores.producer.kind == "aten":
+            added, name = scores.producer, op_name(scores.producer.target)
+            if name == "add" and not added.kwargs and len(added.args) == 2:
+                bias = next((a for a in added.args if isinstance(a, Value) and a.constant), None)
+                if bias is None:
+                    return None
+                biases.append(bias)
+                scores = next(a for a in added.args if a is not bias)
+            elif name in ("reshape", "view"):  # a bias of windows is added to windows of images
+                scores = added.args[0]
+            else:
+                break
         scores, scale = scaled(scores)
         product = scores.producer
         if product is None or product.kind != "aten" or op_name(product.target) not in ("matmul", "bmm"):
             return None
         (q, first), (k, second) = scaled(product.args[0]), scaled(product.args[1])
-        return self._attend(b, call, (q, k, v), (2, 3, 2), scale * first * second, bias)
+        return self._attend(b, call, (q, k, v), (2, 3, 2), scale * first * second, biases)
 
     def _attend(
-        self, b: Builder, call: Call, parts: tuple[Value, ...], at: tuple[int, ...], scale: float, bias: Value | None
+        self, b: Builder, call: Call, parts: tuple[Value, ...], at: tuple[int, ...], scale: float, biases: list[Value]
     ) -> Value | None:
         """at: which dimension of q, k and v is that of tokens."""
+        if not all(bias.constant for bias in biases):
+            return None
+        biases = [v for v in biases if v.dtype != torch.bool or not bool(evaluated(v).all())]
+        if any(v.dtype == torch.bool for v in biases):
+            return None
         found = [one for v, k in zip(parts, at, strict=True) if (one := self._heads(b, call, v, k)) is not None]
-        if len(found) < 3 or len({one[2:] for one in found}) != 1:
+        if not found:
+            return self.windows.attend(b, call, parts, at, scale, biases)
+        if len(found) < 3 or len({one[2:] for one in found}) != 1 or len(biases) > 1:
             return None
         args, starts, (heads, dim, tokens) = [one[0] for one in found], tuple(one[1] for one in found), found[0][2:]
         length = tokens.length
-        if bias is not None:
+        for bias in biases:
             shape = (1,) * (4 - len(bias.shape)) + tuple(bias.shape)
-            if not bias.constant or len(shape) > 4:
+            if len(shape) > 4 or shape[0] != 1 or shape[1] not in (1, heads) or shape[2:] != (length, length):
                 return None
-            if bias.dtype == torch.bool:
-                if not bool(evaluated(bias).all()):
-                    return None
-            elif shape[0] != 1 or shape[1] not in (1, heads) or shape[2:] != (length, length):
-                return None
-            else:
-                args.append(computed(f"{call.label}.bias", bias, lambda t: t.reshape(shape), bias, shape=shape))
+            args.append(
+                computed(f"{call.label}.bias", bias, lambda t, shape=shape: t.reshape(shape), bias, shape=shape)
+            )
         options = {"starts": starts, "heads": heads, "dim": dim, "scale": scale}
         made = self._add(b, "attention", call, args, tokens, heads * dim, options=options)
         self.attentions += 1

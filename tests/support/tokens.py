@@ -81,6 +81,7 @@ def timm_net(name: str, side: int, **options: Any) -> nn.Module:
 
     torch.manual_seed(0)
     options = {"num_classes": 0, "global_pool": "", "depth": 2, **options}
+    options = {name: value for name, value in options.items() if value is not None}
     return timm.create_model(name, img_size=side, **options).eval()
 
 
@@ -125,3 +126,48 @@ FAMILIES: dict[str, Family] = {
         lambda: hugging_face("Yolos", image_size=[96, 96], num_detection_tokens=5), 96, 16, 1, 5
     ),
 }  # fmt: skip
+
+
+def swin(side: int, window: int) -> nn.Module:
+    """A small one of timm's Swin transformers, all of whose pixels are returned."""
+    return timm_net(
+        "swin_tiny_patch4_window7_224", side, window_size=window, depths=(2, 2), num_heads=(2, 4), embed_dim=24,
+        depth=None,
+    )  # fmt: skip
+
+
+def swin_on(net: Any, x: Tensor, mask: Tensor, block: Any = 1) -> Tensor:
+    """timm's Swin transformer, image by image: inactive pixels are no keys, and 0 after every layer."""
+    from timm.models.swin_transformer import window_partition, window_reverse
+
+    from sbnet.graph.oracle import PlaneMasks
+
+    found = []
+    for n in range(len(x)):
+        planes = PlaneMasks(mask[n : n + 1], block)
+
+        def masked(t: Tensor, planes: PlaneMasks = planes) -> Tensor:
+            return torch.where(planes((t.shape[1], t.shape[2])).permute(0, 2, 3, 1), t, 0)
+
+        def attention(block: Any, t: Tensor, planes: PlaneMasks = planes) -> Tensor:
+            (_, h, w, _c), (high, wide), shift = t.shape, block.window_size, block.shift_size
+            pads = (0, -w % wide, 0, -h % high)
+            keys = planes((h, w))[0].roll((-shift[0], -shift[1]), (1, 2))
+            keys = window_partition(F.pad(keys, pads, value=True)[..., None], block.window_size).flatten(1)
+            t = F.pad(t.roll((-shift[0], -shift[1]), (1, 2)), (0, 0, *pads))
+            windows = window_partition(t, block.window_size).flatten(1, 2)
+            seen = torch.zeros(len(keys), keys.shape[1], keys.shape[1], dtype=t.dtype)
+            seen = (seen if block.attn_mask is None else block.attn_mask + seen).masked_fill(~keys[:, None], -torch.inf)
+            made = block.attn(windows, mask=seen).unflatten(1, block.window_size)
+            made = window_reverse(made, block.window_size, t.shape[1], t.shape[2])[:, :h, :w]
+            return masked(made.roll(tuple(shift), (1, 2)))
+
+        with torch.no_grad():
+            t = masked(net.patch_embed(x[n : n + 1]))
+            for layer in net.layers:
+                t = masked(layer.downsample(t))
+                for one in layer.blocks:
+                    t = masked(t + attention(one, masked(one.norm1(t))))
+                    t = masked(t + one.mlp(one.norm2(t)))
+            found.append(masked(net.norm(t)))
+    return torch.cat(found)
