@@ -51,11 +51,14 @@ def capture(
     with exporting():
         program = _program(module, args, kwargs or {})
         if tokens and any(op_name(node.target) in ATTENDS for node in program.graph.nodes):
+            best, most = None, (0, 0)
             for pack in (True, False):
                 rules = TokenRules(pack)
                 found = _read(program, module, rules)
-                if rules.attentions or (rules.met and not pack):
-                    return settle(found)
+                if rules.met and (rules.met, rules.attentions) >= most:
+                    best, most = found, (rules.met, rules.attentions)
+            if best is not None:
+                return settle(best)
         return _read(program, module)
 
 

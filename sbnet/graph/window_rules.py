@@ -6,6 +6,7 @@ of its rows is. Layers over channels then run on the feature map itself, and att
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -217,10 +218,18 @@ class WindowRules:
         shape, or broadcast to it."""
         found = []
         for value, dim in zip(parts, at, strict=True):
-            shown = traced(value) if len(value.shape) == 4 else None
+            shown = traced(value) if len(value.shape) in (3, 4) else None
             if shown is None or shown.undefined:
                 return None
-            pixels, channels = (t.movedim(dim, 2) for t in (shown.pixels, shown.channels))  # [windows,heads,tokens,dim]
+            # [windows,heads,tokens,dim], of which the first two may be one
+            pixels, channels = (t.movedim(dim, t.dim() - 2) for t in (shown.pixels, shown.channels))
+            if pixels.dim() == 3:
+                firsts = channels[:, 0, 0]
+                again = (firsts[1:] <= firsts[0]).nonzero()
+                heads = int(again[0, 0]) + 1 if len(again) else len(firsts)
+                if len(firsts) % heads:
+                    return None
+                pixels, channels = (t.unflatten(0, (-1, heads)) for t in (pixels, channels))
             index = pixels[:, 0, :, 0]
             there = index > 0
             start = int(channels[there.nonzero()[0, 0], 0, there.nonzero()[0, 1], 0])
@@ -243,7 +252,14 @@ class WindowRules:
         if not torch.equal(own[own > 0].sort().values, torch.arange(1, h * w + 1, dtype=torch.int32)):
             return None
         tokens = own.shape[1]
-        total = None
+        total, options, tables = None, dict[str, Any](), list[Value]()
+        if len(biases) == 1 and not biases[0].constant:
+            tables = relative(biases[0], parts[0])
+            if math.prod(t.shape[0] for t in tables) != tokens:
+                return None
+            biases, options["relative"] = [], True
+        elif not all(bias.constant for bias in biases):
+            return None
         if biases:
             for bias in biases:  # of all windows, of one, or [images,windows,heads,rows,rows]
                 lead = bias.shape[1] if len(bias.shape) == 5 else bias.shape[0] if len(bias.shape) == 4 else 1
@@ -264,14 +280,49 @@ class WindowRules:
                     shape=(heads * width,),
                 )  # fmt: skip
         args = [one[0].root for one in found] + [table_of(f"{call.label}.windows", q.root, own.long())]
-        args += [] if total is None else [total]
-        options = {"starts": tuple(one[2] for one in found), "heads": heads, "dim": width, "scale": scale}
+        args += [*tables] if total is None else [total]
+        options |= {"starts": tuple(one[2] for one in found), "heads": heads, "dim": width, "scale": scale}
         made = b.add("window_attention", call, args, (n, heads * width, h, w), options=options, params=params)
         self.attentions += 1
         rows = self._taken(b, call, made, index, None, bool((own == 0).any()))
         parted = [len(index), tokens, heads, width]
         split = b.move(rows, ATEN.reshape.default, parted, parted, call)
-        return b.move(split, ATEN.permute.default, [0, 2, 1, 3], [len(index), heads, tokens, width], call)
+        heads_first = b.move(split, ATEN.permute.default, [0, 2, 1, 3], [len(index), heads, tokens, width], call)
+        made_shape = list(call.made.shape)
+        return (
+            heads_first
+            if len(made_shape) == 4
+            else b.move(heads_first, ATEN.reshape.default, made_shape, made_shape, call)
+        )
+
+
+def relative(bias: Value, q: Value) -> list[Value]:
+    """The tables [rows,rows,dim] and [columns,columns,dim] of a bias q . (table of rows + table of columns), as SAM and
+    MViT have it; none of another bias."""
+
+    def before(value: Value, *names: str) -> Node | None:
+        node = value.producer
+        while node is not None and node.kind == "aten" and op_name(node.target) in names:
+            node = node.args[0].producer
+        return node
+
+    total = before(bias, "reshape", "view")
+    if total is None or op_name(total.target) != "add" or len(total.args) != 2 or total.kwargs:
+        return []
+    shown, tables = traced(q), list[Value]()
+    for term, (equation, last) in zip(total.args, (("bhwc,hkc->bhwk", -1), ("bhwc,wkc->bhwk", -2)), strict=True):
+        node = before(term, "unsqueeze", "slice")
+        if node is None or op_name(node.target) != "einsum" or node.args[0] != equation or term.shape[last] != 1:
+            return []
+        given, table = node.args[1]
+        seen = traced(given)
+        if seen is None or shown is None or not table.constant or seen.root is not shown.root:
+            return []
+        for ours, theirs in ((seen.pixels, shown.pixels), (seen.channels, shown.channels)):
+            if ours.numel() != theirs.numel() or not torch.equal(ours.flatten(), theirs.flatten()):
+                return []
+        tables.append(table)
+    return tables
 
 
 def each_window(bias: Tensor, windows: int) -> Tensor:

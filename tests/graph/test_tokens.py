@@ -11,7 +11,7 @@ import sbnet
 from sbnet.graph.kinds import kind_of
 from support import tokens
 from support.contract import assert_holds, poison
-from support.tokens import FAMILIES, alone, kept, on_kept, swin, swin_on, timm_net
+from support.tokens import FAMILIES, alone, kept, on_kept, sam, sam_on, swin, swin_on, timm_net
 
 pytestmark = pytest.mark.skipif(not tokens.available(), reason="torchvision, timm and transformers are not installed")
 
@@ -102,3 +102,20 @@ def test_windows_of_other_libraries_are_met(window):
         run = sbnet.sparsify(net, x)
         assert [node.kind for node in run.plan.graph.nodes].count("window_attention") == 4
         assert torch.allclose(run(x, torch.ones(2, 64, 64)), net(x), atol=1e-5)
+
+
+@pytest.mark.parametrize("block", [1, 4])
+def test_sam_sees_its_active_pixels_alone(block):
+    """Padded windows, all tokens, and biases that queries are multiplied with."""
+    net, x = sam(128), torch.randn(2, 3, 128, 128)
+    torch.nn.init.normal_(net.pos_embed)
+    for one in net.blocks:
+        torch.nn.init.normal_(one.attn.rel_pos_h)
+        torch.nn.init.normal_(one.attn.rel_pos_w)
+    run, exact = sbnet.sparsify(net, x, block=block), copy.deepcopy(net).double()
+    assert [node.kind for node in run.plan.graph.nodes].count("window_attention") == 2
+    assert not [n for n in run.plan.graph.nodes if not kind_of(n).planned and not n.moves]
+    for mask in (torch.ones(2, 128, 128), masks(128), masks(128).flip(0)):
+        poison(run)
+        got = run(x, mask, copy=True)
+        assert_holds(got, sam_on(net, x, mask, block), sam_on(exact, x.double(), mask, block))

@@ -171,3 +171,56 @@ def swin_on(net: Any, x: Tensor, mask: Tensor, block: Any = 1) -> Tensor:
                     t = masked(t + one.mlp(one.norm2(t)))
             found.append(masked(net.norm(t)))
     return torch.cat(found)
+
+
+def sam(side: int, **options: Any) -> nn.Module:
+    """A small one of timm's SAM encoders: a block of windows and one of all tokens."""
+    return timm_net(
+        "samvit_base_patch16", side, embed_dim=48, num_heads=3, window_size=3, global_attn_indexes=(1,), neck_chans=16,
+        **options,
+    )  # fmt: skip
+
+
+class KeysInTurn(TorchFunctionMode):
+    """Attention calls see, one after another, the keys of a list of [windows,tokens] bool."""
+
+    def __init__(self, keys: list[Tensor]) -> None:
+        super().__init__()
+        self.keys = keys
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is F.scaled_dot_product_attention:
+            keys, bias = self.keys.pop(0), kwargs.pop("attn_mask")
+            keys = keys.repeat_interleave(len(bias) // len(keys), 0) if bias.dim() == 3 else keys[:, None]
+            return func(*args, attn_mask=bias.masked_fill(~keys[..., None, :], -torch.inf), **kwargs)
+        return func(*args, **kwargs)
+
+
+def sam_on(net: Any, x: Tensor, mask: Tensor, block: Any = 1) -> Tensor:
+    """timm's SAM encoder, image by image: inactive pixels are no keys, and 0 after every layer."""
+    from timm.models.vision_transformer_sam import window_partition
+
+    from sbnet.graph.oracle import PlaneMasks
+
+    found = []
+    for n in range(len(x)):
+        planes = PlaneMasks(mask[n : n + 1], block)
+        with torch.no_grad():
+            t = net.patch_embed(x[n : n + 1]) + net.pos_embed
+            active = planes((t.shape[1], t.shape[2]))
+            keys = []
+            for one in net.blocks:
+                size = one.window_size
+                pads = (0, -t.shape[2] % size, 0, -t.shape[1] % size) if size else (0, 0)
+                seen = F.pad(active[0], pads, value=True)[..., None]
+                keys.append((window_partition(seen, size)[0] if size else seen).flatten(1))
+            with KeysInTurn(keys):
+                for one in net.blocks:
+                    t = one(t)
+            assert not keys
+            t = torch.where(active, t.permute(0, 3, 1, 2), 0)
+            for layer in net.neck:
+                t = torch.where(active, layer(t), 0)
+            found.append(t)
+    return torch.cat(found)

@@ -18,7 +18,8 @@ from sbnet.ops import sparse_fill
 class WindowAttention(Kind):
     """softmax(scale q k^T + bias) v within windows, over active pixels: args: q, k, v; which pixel each row of each
     window is [windows,rows], from 1 on, or 0 of padding; bias [1 or windows,heads,rows,rows]. starts: the first
-    channels of q, k and v; heads, dim, scale. k_fill, v_fill: keys and values of padding, else zeros."""
+    channels of q, k and v; heads, dim, scale. k_fill, v_fill: keys and values of padding, else zeros. relative: in
+    place of a bias two tables [rows,rows,dim] and [columns,columns,dim] that q is multiplied by."""
 
     name = "window_attention"
     written = planned = True
@@ -40,14 +41,44 @@ class WindowAttention(Kind):
             to.out.copy_(self.apply(node, Given(args, {}, params, to.active)))
             return
         active, index = to.active.pixel_mask(to.out.shape[2:]).flatten(1), args[3]
+        alone = len(index) == 1 and bool((index > 0).all())
         for k, out in enumerate(to.out.permute(0, 2, 3, 1).flatten(1, 2)):
             seen = F.pad(active[k], (1, 0))[index]
             chosen = seen.any(1).nonzero()[:, 0]
-            if len(chosen):
+            if alone:  # one window: rows that are not active are left out
+                rows = index[0][seen[0]] - 1
+                out[rows] = _rows(node, k, args, seen[0].nonzero()[:, 0], rows)
+            elif len(chosen):
                 made = _windows(node, k, args, params, seen[chosen], chosen)
                 out[index[chosen][seen[chosen]] - 1] = made[seen[chosen]]
         if to.clear is not None:
             zero(to.out, to.clear)
+
+
+def _rows(node: Node, k: int, args: Any, places: Tensor, rows: Tensor) -> Tensor:
+    """[rows,C] of image k, of some rows of its only window alone."""
+    o = node.options
+    heads, width = o["heads"], o["heads"] * o["dim"]
+    parts = []
+    for x, start in zip(args[:3], o["starts"], strict=True):
+        taken = x[k].flatten(1).t()[rows, start : start + width]
+        parts.append(taken.unflatten(1, (heads, -1)).transpose(0, 1)[None])
+    bias = None
+    if o.get("relative"):
+        bias = _relative(parts[0], args[4], args[5], places)
+    elif len(args) > 4:
+        bias = args[4][:, :, places][:, :, :, places].to(parts[0].dtype)
+    y = F.scaled_dot_product_attention(*parts, attn_mask=bias, scale=o["scale"])  # type: ignore[misc]
+    return y[0].transpose(0, 1).flatten(1)
+
+
+def _relative(q: Tensor, rows: Tensor, columns: Tensor, places: Tensor) -> Tensor:
+    """The bias [windows,heads,places,places] of queries and keys at places of a window."""
+    wide = len(columns)
+    i, j = places // wide, places % wide
+    of_rows = torch.einsum("nhtc,tkc->nhtk", q, rows.to(q.dtype)[i])
+    of_columns = torch.einsum("nhtc,tkc->nhtk", q, columns.to(q.dtype)[j])
+    return of_rows[..., i] + of_columns[..., j]
 
 
 def _windows(
@@ -71,7 +102,9 @@ def _windows(
         parts.append(taken.unflatten(2, (heads, -1)).transpose(1, 2))
     keys = torch.zeros(seen.shape, dtype=parts[0].dtype, device=seen.device)
     keys = keys.masked_fill(~(padding | seen), -torch.inf)[:, None, None]
-    if len(args) > 4:
+    if o.get("relative"):
+        keys = keys + _relative(parts[0], args[4], args[5], torch.arange(index.shape[1], device=index.device))
+    elif len(args) > 4:
         bias = args[4] if chosen is None or len(args[4]) == 1 else args[4][chosen]
         keys = keys + bias.to(keys.dtype)
     y = F.scaled_dot_product_attention(*parts, attn_mask=keys, scale=o["scale"])  # type: ignore[misc]
