@@ -1,0 +1,86 @@
+// sparse_activation_grad on CUDA: one pass over the plane (plane_map.cuh).
+#include "core/masked/activation_grad.h"
+#include "cuda/masked/plane_map.cuh"
+
+namespace sbnet {
+namespace {
+
+constexpr const char* kOp = "sparse_activation_grad";
+
+// act'(z) dy. Comparisons pass NaN of z on as PyTorch's backward does.
+__device__ __forceinline__ float gradient(Activation activation, float slope, float grad, float z) {
+  switch (activation) {
+    case Activation::kRelu:
+      return z <= 0.f ? 0.f : grad;
+    case Activation::kRelu6:
+      return z <= 0.f || z >= 6.f ? 0.f : grad;
+    case Activation::kLeakyRelu:
+      return z > 0.f ? grad : grad * slope;
+    case Activation::kSilu: {
+      const float s = 1.f / (1.f + __expf(-z));
+      return grad * (s * (1.f + z * (1.f - s)));
+    }
+    case Activation::kGelu: {
+      const float cdf = 0.5f * (1.f + erff(z * 0.70710678f));
+      return grad * (cdf + z * (expf(-0.5f * z * z) * 0.39894228f));
+    }
+    case Activation::kHardswish:
+      return z <= -3.f ? 0.f : z >= 3.f ? grad : grad * (z * 0.33333333f + 0.5f);
+    default:
+      return grad;
+  }
+}
+
+template <class T, int kN>
+__global__ void __launch_bounds__(kPlaneThreads)
+    activation_grad_kernel(const __grid_constant__ ActivationGradParams p, const __grid_constant__ PlaneMap map) {
+  grid_dependency_wait();
+  grid_dependency_release();
+  float slope[kN];
+  int64_t first = 0;
+  for_plane<kN>(
+      map,
+      [&](int64_t channel) {
+        first = channel;
+#pragma unroll
+        for (int e = 0; e < kN; ++e)
+          slope[e] = !p.slope                       ? p.activation_param
+                     : p.slope_dtype == DType::kF32 ? static_cast<const float*>(p.slope)[channel + e]
+                                                    : to_float(static_cast<const T*>(p.slope)[channel + e]);
+      },
+      [&](const PlanePixel& at) {
+        Word<T, kN> out;
+        if (at.active) {
+          const Word<T, kN> grad = *word_at<T, kN>(p.grad, at, first), z = *word_at<T, kN>(p.z, at, first);
+#pragma unroll
+          for (int e = 0; e < kN; ++e)
+            out.channel[e] =
+                from_float<T>(gradient(p.activation, slope[e], to_float(grad.channel[e]), to_float(z.channel[e])));
+        } else {
+#pragma unroll
+          for (int e = 0; e < kN; ++e) out.channel[e] = from_float<T>(0.f);
+        }
+        *word_at<T, kN>(p.y, at, first) = out;
+      });
+}
+
+template <class T>
+Status launch(const ActivationGradParams& p, const DeviceInfo& device, cudaStream_t stream) {
+  const bool words =
+      channels_vectorize(p.grad) && channels_vectorize(p.z) && channels_vectorize(p.y) && p.y.size[1] % kLanes<T> == 0;
+  return words ? launch_plane<kLanes<T>>(kOp, activation_grad_kernel<T, kLanes<T>>, p, device, stream)
+               : launch_plane<1>(kOp, activation_grad_kernel<T, 1>, p, device, stream);
+}
+
+}  // namespace
+}  // namespace sbnet
+
+sbnet::Status sbnet_sparse_activation_grad_cuda(const sbnet::ActivationGradParams* p, void* stream) {
+  using namespace sbnet;
+  SBNET_TRY(validate(*p));
+  if (!p->y.size[0] || !p->y.size[1] || !p->y.size[2] || !p->y.size[3]) return ok_status();
+  DeviceInfo device;
+  SBNET_TRY(current_device(kOp, &device));
+  return by_dtype(p->y.dtype,
+                  [&](auto t) { return launch<decltype(t)>(*p, device, static_cast<cudaStream_t>(stream)); });
+}
