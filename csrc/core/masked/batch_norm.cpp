@@ -41,8 +41,8 @@ int64_t sbnet_sparse_batch_norm2d_workspace_bytes(const sbnet::BatchNormParams* 
   return fold_bytes(cuda_parts(*p), FoldKind::kMoments) + size_product({3, p->x.size[1], 4});
 }
 
-// [parts, 2, C] sums of dy and dy (x - mean), then three numbers a channel.
+// [parts, 2, C] sums of dy and dy (x - mean), in double on a CPU, then four numbers a channel; a CPU's sums of a block.
 int64_t sbnet_sparse_batch_norm2d_backward_workspace_bytes(const sbnet::BatchNormGradParams* p) {
   using namespace sbnet;
-  return size_product({kMostNormParts * 2 + 4, p->x.size[1], 4});
+  return size_product({kMostNormParts * 6 + 4, p->x.size[1], 4});
 }

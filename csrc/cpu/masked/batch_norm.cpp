@@ -73,20 +73,24 @@ sbnet::Status sbnet_sparse_batch_norm2d_backward_cpu(const sbnet::BatchNormGradP
   const BlockGrid& grid = p.active.grid;
   const int64_t blocks = std::clamp<int64_t>(*p.active.count, 0, p.active.capacity);
   const int64_t parts = std::min<int64_t>(kMostNormParts, (blocks + kPartBlocks - 1) / kPartBlocks);
-  float* const sums = static_cast<float*>(workspace);
-  float* const table = sums + 2 * kMostNormParts * C;
+  double* const sums = static_cast<double*>(workspace);  // of parts; those of a block are float32
+  float* const table = reinterpret_cast<float*>(sums + 2 * kMostNormParts * C);
+  float* const of_blocks = table + 4 * C;
   parallel_for(*parallel, parts, 1, [&](int64_t begin, int64_t end) {
     for (int64_t part = begin; part < end; ++part) {
-      float* const own = sums + 2 * part * C;
-      std::fill_n(own, 2 * C, 0.0f);
+      double* const own = sums + 2 * part * C;
+      float* const of_block = of_blocks + 2 * part * C;
+      std::fill_n(own, 2 * C, 0.0);
       for (int64_t slot = blocks * part / parts; slot < blocks * (part + 1) / parts; ++slot) {
         const int32_t* block = p.active.indices + 3 * slot;
         const int64_t n = block[0], i = block[1], j = block[2];
         if (n < 0 || n >= p.x.size[0] || i < 0 || i >= grid.count[0] || j < 0 || j >= grid.count[1]) continue;
         const int64_t bottom = std::min<int64_t>((i + 1) * grid.size[0], p.x.size[2]);
         const int64_t left = j * grid.size[1], right = std::min<int64_t>(left + grid.size[1], p.x.size[3]);
+        std::fill_n(of_block, 2 * C, 0.0f);
         for (int64_t row = i * grid.size[0]; row < bottom; ++row)
-          kernels.norm_sums(p, p.statistics, {n, row, left, right}, own);
+          kernels.norm_sums(p, p.statistics, {n, row, left, right}, of_block);
+        for (int64_t k = 0; k < 2 * C; ++k) own[k] += of_block[k];
       }
     }
   });
