@@ -60,10 +60,11 @@ void sparse_conv_transpose2d_(Tensor x, Tensor weight, Optional bias, Optional r
        allow_tf32, slope});
 }
 
+// The list of x is for its gradient, which is wanted in those blocks alone.
 Tensor sparse_conv_transpose2d(Tensor x, Tensor weight, Optional bias, Optional residual, Tensor indices, Tensor count,
                                Tensor block_map, Ints grid, Ints stride, Ints padding, Ints output_padding,
                                Ints dilation, int64_t groups, std::string activation, double activation_param,
-                               bool allow_tf32, Optional slope) {
+                               bool allow_tf32, Optional slope, Optional, Optional, Optional, Ints) {
   const char* op = "sparse_conv_transpose2d";
   check_rank(op, "x", x, 4);
   const TransposeArguments a = {weight,   bias,   residual,   stride,           padding,    output_padding,
@@ -84,7 +85,8 @@ SBNET_TORCH_OPS(ops) {
   ops.add(
       "sparse_conv_transpose2d(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor indices, Tensor count, "
       "Tensor block_map, SymInt[] grid, SymInt[] stride, SymInt[] padding, SymInt[] output_padding, SymInt[] dilation, "
-      "SymInt groups, str activation, float activation_param, bool allow_tf32, Tensor? slope=None) -> Tensor",
+      "SymInt groups, str activation, float activation_param, bool allow_tf32, Tensor? slope=None, Tensor? "
+      "x_indices=None, Tensor? x_count=None, Tensor? x_map=None, SymInt[] x_grid=[]) -> Tensor",
       TORCH_BOX(&sparse_conv_transpose2d));
   ops.add(
       "sparse_conv_transpose2d_(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor indices, Tensor count, "

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sbnet.active import ActiveBlocks, Fringe
+from sbnet.active import ActiveBlocks, BlockGrid, Fringe
 from sbnet.geometry import to_pair
 from sbnet.ops.common import (
     check_active,
@@ -31,6 +31,18 @@ def layer_inputs(op: str, x: Tensor, active: ActiveBlocks) -> tuple[Tensor, Tens
     require_batch(op, x, active)
     check_active(op, active)
     return active.indices, active.count, active.grid.numbers()
+
+
+def input_list(op: str, x: Tensor, active: ActiveBlocks | None) -> tuple[Tensor | None, Tensor | None, Any, list[int]]:
+    """(indices, count, block map, grid) of the list of x's own plane, which its gradient is wanted on."""
+    if active is None:
+        return None, None, None, []
+    require_active(f"{op}: x_active", active)
+    require_batch(op, x, active)
+    wanted = BlockGrid.cover(x.shape[2:], active.grid.bsize)
+    if active.grid != wanted:
+        raise ValueError(f"sbnet::{op}: x_active: expected the blocks of x's plane, {wanted}, got {active.grid}")
+    return active.indices, active.count, active.block_map, active.grid.numbers()
 
 
 def layer_output(
