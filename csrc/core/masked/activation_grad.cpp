@@ -23,4 +23,17 @@ Status validate(const ActivationGradParams& p) {
   return ok_status();
 }
 
+Status validate(const ActivationParams& p) {
+  constexpr const char* op = "sparse_activation_";
+  SBNET_CHECK(is_compute_dtype(p.y.dtype), "%s: x: dtype: expected float32, float16 or bfloat16, got %s", op,
+              dtype_name(p.y.dtype));
+  SBNET_TRY(check_plane(op, "x", p.y));
+  SBNET_TRY(check_written(op, "x", p.y.size, p.y.stride));
+  SBNET_TRY(check_epilogue(op, p.y.dtype, nullptr, DType::kF32, p.activation));
+  SBNET_TRY(check_grid(op, p.active.grid));
+  SBNET_TRY(check_tiling(op, p.active.grid, p.y.size[2], p.y.size[3]));
+  SBNET_CHECK(p.active.block_map || !p.y.size[0], "%s: active: expected a block map, got none", op);
+  return ok_status();
+}
+
 }  // namespace sbnet

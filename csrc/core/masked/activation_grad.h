@@ -1,8 +1,7 @@
-// Gradient of an activation on active blocks, zeros elsewhere: dx = dy * act'(z), where z is what the activation was
-// of. Of relu and leaky_relu with slopes above 0 it may be what the activation gave, too: the sign says enough.
+// An activation on active blocks in place. And its gradient, zeros elsewhere: dx = dy * act'(z), where z is what the
+// activation was of. Of relu and leaky_relu with slopes above 0 it may be what the activation gave, too: the sign says
+// enough.
 #pragma once
-#include <cmath>
-
 #include "core/layer.h"
 
 namespace sbnet {
@@ -18,8 +17,18 @@ struct ActivationGradParams {
   DType slope_dtype;       // that of z or float32
 };
 
+// An activation in place, of the active blocks of a tensor that is 0 elsewhere: all of these activations keep zeros.
+struct ActivationParams {
+  TensorView y;       // [N, C, H, W] float32, float16 or bfloat16, any strides
+  ActiveView active;  // its grid and block map are read
+  Activation activation;
+  float activation_param;
+};
+
 SBNET_EXPORT Status validate(const ActivationGradParams& p);
+SBNET_EXPORT Status validate(const ActivationParams& p);
 
 }  // namespace sbnet
 
 SBNET_DECLARE(sparse_activation_grad, ActivationGradParams)
+SBNET_DECLARE(sparse_activation, ActivationParams)

@@ -29,6 +29,15 @@ struct BatchNormGradParams {
   float eps;
 };
 
+// Moves running statistics by `momentum` towards those of a batch, whose variance is unbiased then. A batch without an
+// active pixel leaves them alone.
+struct BatchNormFollowParams {
+  const float* statistics;            // [2 C + 1]
+  float *running_mean, *running_var;  // [C]
+  int64_t channels;
+  float momentum;
+};
+
 SBNET_EXPORT Status validate(const BatchNormParams& p);
 SBNET_EXPORT Status validate(const BatchNormGradParams& p);
 
@@ -38,10 +47,19 @@ inline FoldParts parts_of(const BatchNormParams& p, int64_t part_pixels) {
   return parts;
 }
 
+SBNET_HOST_DEVICE inline void follow(const BatchNormFollowParams& p, int64_t c) {
+  const float pixels = p.statistics[2 * p.channels];
+  if (!(pixels > 0.f)) return;
+  const float unbiased = p.statistics[p.channels + c] * (pixels / (pixels > 2.f ? pixels - 1.f : 1.f));
+  p.running_mean[c] += p.momentum * (p.statistics[c] - p.running_mean[c]);
+  p.running_var[c] += p.momentum * (unbiased - p.running_var[c]);
+}
+
 // Parts of the list whose sums are found one by one: no more than a few hundred, whatever its capacity.
 constexpr int32_t kMostNormParts = 256;
 
 }  // namespace sbnet
 
+SBNET_DECLARE(batch_norm_follow, BatchNormFollowParams)
 SBNET_DECLARE_WITH_WORKSPACE(sparse_batch_norm2d, BatchNormParams)
 SBNET_DECLARE_WITH_WORKSPACE(sparse_batch_norm2d_backward, BatchNormGradParams)

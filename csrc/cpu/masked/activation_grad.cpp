@@ -26,3 +26,14 @@ sbnet::Status sbnet_sparse_activation_grad_cpu(const sbnet::ActivationGradParams
               [&](const BlockRow& row) { kernels.activation_grad(p, p.slope ? slopes.data() : nullptr, row); });
   return ok_status();
 }
+
+sbnet::Status sbnet_sparse_activation_cpu(const sbnet::ActivationParams* params, const sbnet::Parallel* parallel) {
+  using namespace sbnet;
+  const ActivationParams& p = *params;
+  SBNET_TRY(validate(p));
+  if (!p.y.size[0] || !p.y.size[1]) return ok_status();
+  const RowKernels& kernels = SBNET_FROM(Avx2, kRowKernels);
+  write_plane<false>(p.y, p.active, 4 * p.y.size[1], *parallel,
+                     [&](const BlockRow& row) { kernels.activation(p, row); });
+  return ok_status();
+}

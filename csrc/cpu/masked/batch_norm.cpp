@@ -111,3 +111,8 @@ sbnet::Status sbnet_sparse_batch_norm2d_backward_cpu(const sbnet::BatchNormGradP
   write_plane(p.y, p.active, 4 * C, *parallel, [&](const BlockRow& row) { kernels.norm_grad(p, table, row); });
   return ok_status();
 }
+
+sbnet::Status sbnet_batch_norm_follow_cpu(const sbnet::BatchNormFollowParams* p, const sbnet::Parallel*) {
+  for (int64_t c = 0; c < p->channels; ++c) sbnet::follow(*p, c);
+  return sbnet::ok_status();
+}

@@ -9,8 +9,8 @@
 
 namespace sbnet {
 
-// `work`: roughly the arithmetic of a pixel.
-template <class Body>
+// `work`: roughly the arithmetic of a pixel. kZeros: else what is not active stays as it is.
+template <bool kZeros = true, class Body>
 void write_plane(const TensorView& y, const ActiveView& active, int64_t work, const Parallel& parallel,
                  const Body& body) {
   const BlockGrid& grid = active.grid;
@@ -42,7 +42,7 @@ void write_plane(const TensorView& y, const ActiveView& active, int64_t work, co
         const int64_t last = std::min<int64_t>(j * grid.size[1], W);
         if (taken)
           body(BlockRow{n, row, first, last});
-        else
+        else if (kZeros)
           zero(n, row, first, last);
       }
     }

@@ -145,6 +145,14 @@ static void activation_grad_row(const ActivationGradParams& p, const float* slop
   });
 }
 
+static void activation(const ActivationParams& p, const BlockRow& row) {
+  const TensorView* const in[1] = {&p.y};
+  by_dtype<Half, BFloat>(p.y.dtype, [&](auto t) {
+    map_row<decltype(t)>(in, p.y, nullptr, row, [&](const Vec(&v)[1], const Numbers&) {
+      return activate(p.activation, p.activation_param, v[0]);
+    });
+  });
+}
 static void norm(const BatchNormParams& p, const float* table, const BlockRow& row) {
   by_dtype<Half, BFloat>(p.x.dtype, [&](auto t) { norm_row<decltype(t)>(p, table, row); });
 }

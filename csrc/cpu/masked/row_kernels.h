@@ -14,6 +14,7 @@ struct RowKernels {
   void (*norm_sums)(const BatchNormGradParams& p, const float* table, const BlockRow& row, float* sums);
   // dx = dy a + (x - mean) b + c. `table`: [4, C] mean, a, b, c.
   void (*norm_grad)(const BatchNormGradParams& p, const float* table, const BlockRow& row);
+  void (*activation)(const ActivationParams& p, const BlockRow& row);
   // `slopes`: [C], or null.
   void (*activation_grad)(const ActivationGradParams& p, const float* slopes, const BlockRow& row);
 };

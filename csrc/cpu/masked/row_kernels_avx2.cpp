@@ -11,6 +11,6 @@
 
 namespace sbnet {
 const RowKernels kRowKernelsAvx2 = {row_kernels_avx2::norm, row_kernels_avx2::norm_sums, row_kernels_avx2::norm_grad,
-                                    row_kernels_avx2::activation_grad};
+                                    row_kernels_avx2::activation, row_kernels_avx2::activation_grad};
 }  // namespace sbnet
 #endif

@@ -6,5 +6,6 @@
 
 namespace sbnet {
 const RowKernels kRowKernelsGeneric = {row_kernels_generic::norm, row_kernels_generic::norm_sums,
-                                       row_kernels_generic::norm_grad, row_kernels_generic::activation_grad};
+                                       row_kernels_generic::norm_grad, row_kernels_generic::activation,
+                                       row_kernels_generic::activation_grad};
 }  // namespace sbnet

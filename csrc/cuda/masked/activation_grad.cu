@@ -64,6 +64,50 @@ __global__ void __launch_bounds__(kPlaneThreads)
       });
 }
 
+__device__ __forceinline__ float activate(Activation activation, float slope, float z) {
+  switch (activation) {
+    case Activation::kRelu:
+      return z < 0.f ? 0.f : z;
+    case Activation::kRelu6:
+      return z < 0.f ? 0.f : z > 6.f ? 6.f : z;
+    case Activation::kLeakyRelu:
+      return z > 0.f ? z : z * slope;
+    case Activation::kSilu:
+      return z / (1.f + __expf(-z));
+    case Activation::kGelu:
+      return 0.5f * z * (1.f + erff(z * 0.70710678f));
+    case Activation::kHardswish:
+      return z * ((z < -3.f ? 0.f : z > 3.f ? 6.f : z + 3.f) / 6.f);
+    default:
+      return z;
+  }
+}
+
+template <class T, int kN>
+__global__ void __launch_bounds__(kPlaneThreads)
+    activation_kernel(const __grid_constant__ ActivationParams p, const __grid_constant__ PlaneMap map) {
+  grid_dependency_wait();
+  grid_dependency_release();
+  int64_t first = 0;
+  for_plane<kN>(
+      map, [&](int64_t channel) { first = channel; },
+      [&](const PlanePixel& at) {
+        if (!at.active) return;
+        Word<T, kN> word = *word_at<T, kN>(p.y, at, first);
+#pragma unroll
+        for (int e = 0; e < kN; ++e)
+          word.channel[e] = from_float<T>(activate(p.activation, p.activation_param, to_float(word.channel[e])));
+        *word_at<T, kN>(p.y, at, first) = word;
+      });
+}
+
+template <class T>
+Status launch(const ActivationParams& p, const DeviceInfo& device, cudaStream_t stream) {
+  return channels_vectorize(p.y) && p.y.size[1] % kLanes<T> == 0
+             ? launch_plane<kLanes<T>>(kOp, activation_kernel<T, kLanes<T>>, p, device, stream)
+             : launch_plane<1>(kOp, activation_kernel<T, 1>, p, device, stream);
+}
+
 template <class T>
 Status launch(const ActivationGradParams& p, const DeviceInfo& device, cudaStream_t stream) {
   const bool words =
@@ -75,12 +119,22 @@ Status launch(const ActivationGradParams& p, const DeviceInfo& device, cudaStrea
 }  // namespace
 }  // namespace sbnet
 
-sbnet::Status sbnet_sparse_activation_grad_cuda(const sbnet::ActivationGradParams* p, void* stream) {
+namespace {
+
+template <class Params>
+sbnet::Status run(const Params& p, void* stream) {
   using namespace sbnet;
-  SBNET_TRY(validate(*p));
-  if (!p->y.size[0] || !p->y.size[1] || !p->y.size[2] || !p->y.size[3]) return ok_status();
+  SBNET_TRY(validate(p));
+  if (!p.y.size[0] || !p.y.size[1] || !p.y.size[2] || !p.y.size[3]) return ok_status();
   DeviceInfo device;
   SBNET_TRY(current_device(kOp, &device));
-  return by_dtype(p->y.dtype,
-                  [&](auto t) { return launch<decltype(t)>(*p, device, static_cast<cudaStream_t>(stream)); });
+  return by_dtype(p.y.dtype, [&](auto t) { return launch<decltype(t)>(p, device, static_cast<cudaStream_t>(stream)); });
 }
+
+}  // namespace
+
+sbnet::Status sbnet_sparse_activation_grad_cuda(const sbnet::ActivationGradParams* p, void* stream) {
+  return run(*p, stream);
+}
+
+sbnet::Status sbnet_sparse_activation_cuda(const sbnet::ActivationParams* p, void* stream) { return run(*p, stream); }

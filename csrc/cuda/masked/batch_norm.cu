@@ -222,6 +222,13 @@ __global__ void __launch_bounds__(kPlaneThreads)
       });
 }
 
+__global__ void __launch_bounds__(kPlaneThreads) follow_kernel(const __grid_constant__ BatchNormFollowParams p) {
+  grid_dependency_wait();
+  grid_dependency_release();
+  const int64_t c = int64_t{blockIdx.x} * kPlaneThreads + threadIdx.x;
+  if (c < p.channels) follow(p, c);
+}
+
 // ---- host
 
 unsigned merge_ctas(int64_t C) { return static_cast<unsigned>((C + kColumns - 1) / kColumns); }
@@ -308,4 +315,16 @@ sbnet::Status sbnet_sparse_batch_norm2d_backward_cuda(const sbnet::BatchNormGrad
                ? launch_grad<T, kLanes<T>>(p, workspace, device, stream)
                : launch_grad<T, 1>(p, workspace, device, stream);
   });
+}
+
+sbnet::Status sbnet_batch_norm_follow_cuda(const sbnet::BatchNormFollowParams* p, void* stream) {
+  using namespace sbnet;
+  constexpr const char* kFollowOp = "batch_norm_follow_";
+  if (!p->channels) return ok_status();
+  DeviceInfo device;
+  SBNET_TRY(current_device(kFollowOp, &device));
+  const unsigned ctas = static_cast<unsigned>((p->channels + kPlaneThreads - 1) / kPlaneThreads);
+  SBNET_CUDA_TRY(kFollowOp, launch_dependent(device, follow_kernel, dim3(ctas), dim3(kPlaneThreads), 0,
+                                             static_cast<cudaStream_t>(stream), *p));
+  return ok_status();
 }

@@ -1,8 +1,8 @@
-#include "core/masked/batch_norm.h"
-
 #include <tuple>
 
 #include "core/masked/activation_grad.h"
+#include "core/masked/batch_norm.h"
+#include "core/masked/pool_grad.h"
 #include "torch_binding/masked/layer.h"
 
 namespace sbnet::binding {
@@ -78,6 +78,24 @@ std::tuple<Tensor, Tensor> sparse_batch_norm2d_backward(Tensor grad, Tensor x, s
   return {y, params};
 }
 
+void batch_norm_follow_(Tensor running_mean, Tensor running_var, Tensor statistics, double momentum) {
+  const char* op = "batch_norm_follow_";
+  const Call call(op, "running_mean", running_mean);
+  BatchNormFollowParams p = {};
+  p.channels = running_mean.numel();
+  const auto numbers = [&](const char* name, const Tensor& t, int64_t count) {
+    call.same_device(name, t);
+    SBNET_TORCH_EXPECT(t.scalar_type() == ScalarType::Float && t.is_contiguous() && t.numel() == count, op, name,
+                       "contiguous float32 of ", count, " elements, got another tensor");
+    return static_cast<float*>(t.data_ptr());
+  };
+  p.running_mean = numbers("running_mean", running_mean, p.channels);
+  p.running_var = numbers("running_var", running_var, p.channels);
+  p.statistics = numbers("statistics", statistics, 2 * p.channels + 1);
+  p.momentum = static_cast<float>(momentum);
+  check(SBNET_KERNELS(batch_norm_follow)(call, &p));
+}
+
 Tensor sparse_activation_grad(Tensor grad, Tensor z, std::optional<Tensor> slope, Tensor block_map, Ints grid,
                               std::string activation, double activation_param) {
   const char* op = "sparse_activation_grad";
@@ -97,6 +115,41 @@ Tensor sparse_activation_grad(Tensor grad, Tensor z, std::optional<Tensor> slope
   return y;
 }
 
+void sparse_activation_(Tensor x, Tensor block_map, Ints grid, std::string activation, double activation_param) {
+  const char* op = "sparse_activation_";
+  const Call call(op, "x", x);
+  ActivationParams p = {};
+  p.y = view4(op, "x", x);
+  p.active.grid = to_grid(op, grid);
+  p.active.block_map = call.int32("block_map", block_map, blocks_of(p.active.grid, x.size(0)));
+  p.activation = to_activation(op, activation);
+  p.activation_param = static_cast<float>(activation_param);
+  check(op, SBNET_KERNELS(sparse_activation)(call, &p));
+}
+
+// Of a maximum, or an average. divisor: 0 for none of its own.
+Tensor sparse_pool2d_grad(Tensor grad, Tensor x, Tensor block_map, Ints grid, bool maximum, Ints kernel, Ints stride,
+                          Ints padding, Ints dilation, bool ceil_mode, bool count_include_pad, int64_t divisor) {
+  const char* op = "sparse_pool2d_grad";
+  const Call call(op, "grad", grad);
+  check_rank(op, "x", x, 4);
+  call.same_device("x", x);
+  const Tensor dx = like(x);
+  PoolGradParams p = {};
+  p.pool.kind = maximum ? PoolKind::kMax : PoolKind::kAverage;
+  p.pool.x = view4(op, "x", x), p.pool.y = view4(op, "grad", grad), p.dx = view4(op, "out", dx);
+  p.pool.active.grid = to_grid(op, grid);
+  p.pool.active.block_map = call.int32("block_map", block_map, blocks_of(p.pool.active.grid, x.size(0)));
+  to_pair(op, "kernel_size", kernel, p.pool.kernel);
+  to_pair(op, "stride", stride, p.pool.stride);
+  to_pair(op, "padding", padding, p.pool.padding);
+  to_pair(op, "dilation", dilation, p.pool.dilation);
+  p.pool.ceil_mode = ceil_mode, p.pool.count_include_pad = count_include_pad;
+  p.pool.divisor_override = to_int32(op, "divisor_override", divisor);
+  check(op, SBNET_KERNELS(sparse_pool2d_grad)(call, &p));
+  return dx;
+}
+
 SBNET_TORCH_OPS(ops) {
   ops.add(
       "sparse_batch_norm2d(Tensor x, Tensor? weight, Tensor? bias, Tensor indices, Tensor count, Tensor block_map, "
@@ -106,6 +159,17 @@ SBNET_TORCH_OPS(ops) {
       "sparse_batch_norm2d_backward(Tensor grad, Tensor x, Tensor? weight, Tensor statistics, Tensor indices, Tensor "
       "count, Tensor block_map, SymInt[] grid, float eps) -> (Tensor grad_x, Tensor grad_params)",
       TORCH_BOX(&sparse_batch_norm2d_backward));
+  ops.add(
+      "batch_norm_follow_(Tensor(a!) running_mean, Tensor(b!) running_var, Tensor statistics, float momentum) -> ()",
+      TORCH_BOX(&batch_norm_follow_));
+  ops.add(
+      "sparse_pool2d_grad(Tensor grad, Tensor x, Tensor block_map, SymInt[] grid, bool maximum, SymInt[] kernel, "
+      "SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool ceil_mode, bool count_include_pad, int divisor) -> "
+      "Tensor",
+      TORCH_BOX(&sparse_pool2d_grad));
+  ops.add(
+      "sparse_activation_(Tensor(a!) x, Tensor block_map, SymInt[] grid, str activation, float activation_param) -> ()",
+      TORCH_BOX(&sparse_activation_));
   ops.add(
       "sparse_activation_grad(Tensor grad, Tensor z, Tensor? slope, Tensor block_map, SymInt[] grid, str activation, "
       "float activation_param) -> Tensor",
