@@ -11,17 +11,13 @@ from torch import Tensor
 
 from sbnet.geometry import conv_transpose_output_size
 from sbnet.ops.common import empty4, is_channels_last, pixels_of, refuse_meta_mix
+from sbnet.ops.masked.layer import in_place_fake
 
 _ops = torch.ops.sbnet
 _aten = torch.ops.aten
 
 Lists = Sequence[Any]  # indices, count, block map, numbers of the grid
 Window = Sequence[Sequence[int]]  # stride, padding, dilation
-
-
-def kept_of(x_lists: Sequence[Any]) -> bool:
-    """Is the list of x given?"""
-    return x_lists[0] is not None
 
 
 def active_of(block_map: Tensor, grid: Sequence[int]) -> list[Any]:
@@ -202,6 +198,9 @@ def _activation_grad_fake(
 ) -> Tensor:
     refuse_meta_mix("sparse_activation_grad", grad, z, slope, block_map)
     return empty4(z, z.shape, is_channels_last(z))
+
+
+in_place_fake("sparse_activation_")
 
 
 def _activation_grad_setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
