@@ -158,7 +158,7 @@ class _InPlace(torch.autograd.Function):
         told = name in ("relu", "relu6") or (name == "leaky_relu" and param > 0)
         z = None if told else sparse_pointwise(x, active, "")
         ctx.of = active.block_map, active.grid.numbers(), name, param
-        _ops.sparse_activation_(x, *ctx.of)
+        _ops.activate_blocks_(x, *ctx.of)
         ctx.mark_dirty(x)
         ctx.save_for_backward(x if told else z)
         return x

@@ -24,7 +24,7 @@ Status validate(const ActivationGradParams& p) {
 }
 
 Status validate(const ActivationParams& p) {
-  constexpr const char* op = "sparse_activation_";
+  constexpr const char* op = "activate_blocks_";
   SBNET_CHECK(is_compute_dtype(p.y.dtype), "%s: x: dtype: expected float32, float16 or bfloat16, got %s", op,
               dtype_name(p.y.dtype));
   SBNET_TRY(check_plane(op, "x", p.y));

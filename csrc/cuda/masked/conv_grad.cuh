@@ -58,7 +58,7 @@ __device__ __forceinline__ int parts_in_use(const GradParts& parts, int count) {
 // The CTAs that fill the device twice.
 inline int64_t wanted_ctas(const DeviceInfo& device, int per_sm) { return int64_t{device.sm_count} * per_sm; }
 
-// Adds the parts: conv_grad.cu.
+// Adds the parts: conv_grad_add.cu.
 Status add_parts(const ConvWeightGradParams& p, const GradParts& parts, const float* workspace,
                  const DeviceInfo& device, cudaStream_t stream);
 

@@ -105,11 +105,12 @@ void output_sides(const char* op, const Tensor& x, const Tensor& weight, const I
 Tensor sparse_conv2d(Tensor x, Tensor weight, std::optional<Tensor> bias, std::optional<Tensor> residual,
                      Tensor indices, Tensor count, Tensor block_map, Ints grid, Ints stride, Ints padding,
                      Ints dilation, int64_t groups, std::string activation, double activation_param, bool allow_tf32,
-                     std::optional<Tensor> slope, bool residual_after, std::optional<Tensor>, std::optional<Tensor>,
-                     std::optional<Tensor>, Ints) {
+                     std::optional<Tensor> slope, bool residual_after, std::optional<Tensor> x_indices,
+                     std::optional<Tensor> x_count, std::optional<Tensor> x_map, Ints x_grid) {
   const char* op = "sparse_conv2d";
   check_rank(op, "x", x, 4);
   check_rank(op, "weight", weight, 4);
+  check_list_of_x(op, x, x_indices, x_count, x_map, x_grid);
   int64_t side[2];
   output_sides(op, x, weight, stride, padding, dilation, side);
   const Tensor y = zeros_for(op, x, weight.size(0), side, block_map, grid);

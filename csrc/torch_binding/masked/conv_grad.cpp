@@ -31,10 +31,8 @@ std::tuple<Tensor, Tensor> sparse_conv2d_weight_grad(Tensor x, Tensor grad, Tens
   p.conv.allow_tf32 = allow_tf32;
   SBNET_TORCH_EXPECT(groups >= 1 && sides[0] >= 1 && sides[1] >= 1, op, "groups, kernel", "at least 1, got ", groups,
                      ", ", sides[0], "x", sides[1]);
-  const int64_t K = grad.size(1), C = x.size(1) / groups, R = sides[0], S = sides[1];
-  const int64_t kcrs[4] = {K, C, R, S}, krsc[4] = {K, R, S, C};
-  Tensor weight = torch::stable::new_empty(x, {channels_last ? krsc : kcrs, 4});
-  if (channels_last) weight = torch::stable::transpose(torch::stable::transpose(weight, 2, 3), 1, 2);
+  const int64_t K = grad.size(1), C = x.size(1) / groups;
+  const Tensor weight = empty4(x, {K, C, sides[0], sides[1]}, channels_last);
   const int64_t outputs = with_bias ? K : 0;
   Tensor bias = torch::stable::new_empty(x, {&outputs, 1}, ScalarType::Float);
   p.weight = view4(op, "weight", weight);

@@ -64,9 +64,11 @@ void sparse_conv_transpose2d_(Tensor x, Tensor weight, Optional bias, Optional r
 Tensor sparse_conv_transpose2d(Tensor x, Tensor weight, Optional bias, Optional residual, Tensor indices, Tensor count,
                                Tensor block_map, Ints grid, Ints stride, Ints padding, Ints output_padding,
                                Ints dilation, int64_t groups, std::string activation, double activation_param,
-                               bool allow_tf32, Optional slope, Optional, Optional, Optional, Ints) {
+                               bool allow_tf32, Optional slope, Optional x_indices, Optional x_count, Optional x_map,
+                               Ints x_grid) {
   const char* op = "sparse_conv_transpose2d";
   check_rank(op, "x", x, 4);
+  check_list_of_x(op, x, x_indices, x_count, x_map, x_grid);
   const TransposeArguments a = {weight,   bias,   residual,   stride,           padding,    output_padding,
                                 dilation, groups, activation, activation_param, allow_tf32, slope};
   const ConvTransposeParams p = geometry(op, a);

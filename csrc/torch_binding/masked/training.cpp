@@ -9,13 +9,7 @@ namespace sbnet::binding {
 namespace {
 
 // A tensor of x's shape, dtype and memory format, which the kernel writes all of.
-Tensor like(const Tensor& x) {
-  const bool channels_last = is_channels_last(x);
-  const int64_t nchw[4] = {x.size(0), x.size(1), x.size(2), x.size(3)};
-  const int64_t nhwc[4] = {x.size(0), x.size(2), x.size(3), x.size(1)};
-  const Tensor y = torch::stable::new_empty(x, {channels_last ? nhwc : nchw, 4});
-  return channels_last ? torch::stable::transpose(torch::stable::transpose(y, 2, 3), 1, 2) : y;
-}
+Tensor like(const Tensor& x) { return empty4(x, {x.size(0), x.size(1), x.size(2), x.size(3)}, is_channels_last(x)); }
 
 const void* parameter_of(const Call& call, const char* name, std::optional<Tensor>& kept, int64_t channels,
                          DType* dtype, bool* given) {
@@ -115,8 +109,8 @@ Tensor sparse_activation_grad(Tensor grad, Tensor z, std::optional<Tensor> slope
   return y;
 }
 
-void sparse_activation_(Tensor x, Tensor block_map, Ints grid, std::string activation, double activation_param) {
-  const char* op = "sparse_activation_";
+void activate_blocks_(Tensor x, Tensor block_map, Ints grid, std::string activation, double activation_param) {
+  const char* op = "activate_blocks_";
   const Call call(op, "x", x);
   ActivationParams p = {};
   p.y = view4(op, "x", x);
@@ -168,8 +162,8 @@ SBNET_TORCH_OPS(ops) {
       "Tensor",
       TORCH_BOX(&sparse_pool2d_grad));
   ops.add(
-      "sparse_activation_(Tensor(a!) x, Tensor block_map, SymInt[] grid, str activation, float activation_param) -> ()",
-      TORCH_BOX(&sparse_activation_));
+      "activate_blocks_(Tensor(a!) x, Tensor block_map, SymInt[] grid, str activation, float activation_param) -> ()",
+      TORCH_BOX(&activate_blocks_));
   ops.add(
       "sparse_activation_grad(Tensor grad, Tensor z, Tensor? slope, Tensor block_map, SymInt[] grid, str activation, "
       "float activation_param) -> Tensor",

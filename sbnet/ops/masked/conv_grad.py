@@ -21,7 +21,7 @@ Window = Sequence[Sequence[int]]  # stride, padding, dilation
 
 
 def active_of(block_map: Tensor, grid: Sequence[int]) -> list[Any]:
-    """The list of blocks whose number in a map is not negative: of a map that another op made."""
+    """The list of the blocks that are set in a map [N,rows,columns], whose grid has these numbers."""
     return [*_ops.reduce_mask(block_map, [1, 1, 1, 1, 0, 0, *grid[6:]], 0.5, False, block_map.numel())]
 
 
@@ -44,10 +44,12 @@ def read_lists(lists: Lists, kernel: Sequence[int], window: Window, size: Sequen
         sides.append((side, blocks))
         pads.append((high, blocks - low - block_map.shape[1 + d]))
         reach.append(high - low + 1)
-    active = F.pad((block_map >= 0).to(torch.float32), (*pads[1], *pads[0]))
-    mask = F.max_pool2d(active, reach, 1)
     (height, rows), (width, columns) = sides
     numbers = [height, width, height, width, 0, 0, rows, columns]
+    if block_map.shape[0] == 0:  # which max_pool2d does not take
+        return _no_lists(block_map, numbers)
+    active = F.pad((block_map >= 0).to(torch.float32), (*pads[1], *pads[0]))
+    mask = F.max_pool2d(active, reach, 1)
     indices, count, _, own = active_of(mask, numbers)
     return [indices, count, own, numbers]
 
@@ -58,14 +60,20 @@ def writing_lists(
     """The blocks of x's plane of `size` that the active blocks of a transposed convolution's `plane` read."""
     _, _, block_map, grid = lists
     stride, padding, dilation = window
-    inside = pixels_of(block_map, grid, plane).to(torch.float32)
-    read = F.conv2d(inside, inside.new_ones(1, 1, *kernel), None, stride, padding, dilation) > 0.5
     sides = [b // s if b % s == 0 and b // s >= 4 else b for b, s in zip(grid[:2], stride, strict=True)]
     numbers = [*sides, *sides, 0, 0, *(-(-n // b) for n, b in zip(size, sides, strict=True))]
+    if block_map.shape[0] == 0:
+        return _no_lists(block_map, numbers)
+    inside = pixels_of(block_map, grid, plane).to(torch.float32)
+    read = F.conv2d(inside, inside.new_ones(1, 1, *kernel), None, stride, padding, dilation) > 0.5
     indices, count, _, own = _ops.reduce_mask(
         read[:, 0], numbers, 0.5, False, block_map.shape[0] * numbers[6] * numbers[7]
     )
     return [indices, count, own, numbers]
+
+
+def _no_lists(like: Tensor, numbers: list[int]) -> Lists:
+    return [like.new_zeros(0, 3), like.new_zeros(1), like.new_zeros(0, *numbers[6:]), numbers]
 
 
 def masked_gradient(grad: Tensor, block_map: Tensor, grid: Sequence[int]) -> Tensor:
@@ -200,7 +208,7 @@ def _activation_grad_fake(
     return empty4(z, z.shape, is_channels_last(z))
 
 
-in_place_fake("sparse_activation_")
+in_place_fake("activate_blocks_")
 
 
 def _activation_grad_setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
