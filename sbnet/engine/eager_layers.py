@@ -150,6 +150,28 @@ class _Sum(torch.autograd.Function):
         return grad, grad, None
 
 
+def add_(mode: masked, input: Any, other: Any, alpha: Any = 1) -> Tensor | None:
+    """The same in place."""
+    same = mode.keeps(input) and mode.keeps(other) and alpha == 1 and input is not other
+    if not same or input.shape != other.shape or input.dtype != other.dtype or torch.compiler.is_compiling():
+        return None
+    return mode.kept(_SumInPlace.apply(input, other, mode.active(input.shape[2:])))
+
+
+class _SumInPlace(torch.autograd.Function):
+    """a += b on the active blocks."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, active: ActiveBlocks) -> Tensor:
+        _ops.activate_blocks_(a, b, active.block_map, active.grid.numbers(), "none", 0.0)
+        ctx.mark_dirty(a)
+        return a
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+        return grad, grad, None
+
+
 class _InPlace(torch.autograd.Function):
     """An activation in place, of a feature map that is 0 outside of the active blocks."""
 
@@ -158,7 +180,7 @@ class _InPlace(torch.autograd.Function):
         told = name in ("relu", "relu6") or (name == "leaky_relu" and param > 0)
         z = None if told else sparse_pointwise(x, active, "")
         ctx.of = active.block_map, active.grid.numbers(), name, param
-        _ops.activate_blocks_(x, *ctx.of)
+        _ops.activate_blocks_(x, None, *ctx.of)
         ctx.mark_dirty(x)
         ctx.save_for_backward(x if told else z)
         return x
@@ -254,6 +276,7 @@ LAYERS: dict[Any, Any] = {
     F.conv_transpose2d: conv_transpose2d, F.max_pool2d: max_pool2d, torch.max_pool2d: max_pool2d,
     F.avg_pool2d: avg_pool2d, F.batch_norm: batch_norm, F.group_norm: group_norm, F.interpolate: interpolate,
     torch.add: add, T.add: add, T.__add__: add, T.__radd__: add, torch.cat: cat, torch.concat: cat,
+    T.add_: add_, T.__iadd__: add_,
     F.relu: _activation("relu"), torch.relu: _activation("relu"), T.relu: _activation("relu"),
     F.relu_: _activation("relu", True), torch.relu_: _activation("relu", True), T.relu_: _activation("relu", True),
     F.relu6: _activation("relu6"), F.silu: _activation("silu"), F.hardswish: _activation("hardswish"),

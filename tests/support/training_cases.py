@@ -38,6 +38,10 @@ def training_samples(device):
             (dy, x, None, statistics, *lists, active.block_map, g, 1e-5),
             (last_dy, last, numbers, statistics, *lists, active.block_map, g, 1e-5),
         ],
+        "sparse_layer_norm2d_backward": [
+            (dy, x, None, *lists, active.block_map, g, 1e-6),
+            (last_dy, last, numbers, *lists, active.block_map, g, 1e-6),
+        ],
         "batch_norm_follow_": [(numbers.clone(), numbers.clone(), statistics, 0.1)],
         "sparse_activation_grad": [
             (dy, x, None, active.block_map, g, "silu", 0.0),
@@ -45,8 +49,8 @@ def training_samples(device):
             (grad(dy), x, grad(numbers), active.block_map, g, "leaky_relu", 0.0),
         ],
         "activate_blocks_": [
-            (x.clone(), active.block_map, g, "gelu", 0.0),
-            (laid_out(x, "channels_last"), active.block_map, g, "leaky_relu", 0.1),
+            (x.clone(), None, active.block_map, g, "gelu", 0.0),
+            (laid_out(x, "channels_last"), dy, active.block_map, g, "leaky_relu", 0.1),
         ],
         "sparse_pool2d_grad": [
             (grad(half), x, small.block_map, s, True, *pool, False, True, 0),

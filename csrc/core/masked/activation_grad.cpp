@@ -29,6 +29,12 @@ Status validate(const ActivationParams& p) {
               dtype_name(p.y.dtype));
   SBNET_TRY(check_plane(op, "x", p.y));
   SBNET_TRY(check_written(op, "x", p.y.size, p.y.stride));
+  if (p.other.data) {
+    const LayerShape shape = {{p.y.size[0], p.y.size[1], p.y.size[2], p.y.size[3]}, "that of x"};
+    SBNET_TRY(check_shape(op, "other", p.other, p.y.dtype, shape));
+    SBNET_CHECK(!p.y.size[0] || !may_overlap(p.other, p.y), "%s: other: expected memory apart from x, got that of x",
+                op);
+  }
   SBNET_TRY(check_epilogue(op, p.y.dtype, nullptr, DType::kF32, p.activation));
   SBNET_TRY(check_grid(op, p.active.grid));
   SBNET_TRY(check_tiling(op, p.active.grid, p.y.size[2], p.y.size[3]));

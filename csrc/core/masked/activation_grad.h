@@ -17,9 +17,11 @@ struct ActivationGradParams {
   DType slope_dtype;       // that of z or float32
 };
 
-// An activation in place, of the active blocks of a tensor that is 0 elsewhere: all of these activations keep zeros.
+// y = act(y + other) in place, of the active blocks of a tensor that is 0 elsewhere: all of these activations keep
+// zeros.
 struct ActivationParams {
   TensorView y;       // [N, C, H, W] float32, float16 or bfloat16, any strides
+  TensorView other;   // of the same shape and dtype, apart from y; or no data
   ActiveView active;  // its grid and block map are read
   Activation activation;
   float activation_param;

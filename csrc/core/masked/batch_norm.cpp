@@ -38,7 +38,9 @@ Status validate(const BatchNormGradParams& p) {
 int64_t sbnet_sparse_batch_norm2d_workspace_bytes(const sbnet::BatchNormParams* p) {
   using namespace sbnet;
   if (!p->x.size[0]) return 0;
-  return fold_bytes(cuda_parts(*p), FoldKind::kMoments) + size_product({3, p->x.size[1], 4});
+  const int64_t of_list = size_product({kMostNormParts, 2 * p->x.size[1] + 1, 4});         // a GPU's parts
+  const int64_t of_plane = fold_bytes(parts_of(*p, kCudaPartPixels), FoldKind::kMoments);  // no more on a CPU
+  return (of_list > of_plane ? of_list : of_plane) + size_product({3, p->x.size[1], 4});
 }
 
 // [parts, 2, C] sums of dy and dy (x - mean), in double on a CPU, then four numbers a channel; a CPU's sums of a block.

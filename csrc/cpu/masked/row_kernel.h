@@ -146,11 +146,15 @@ static void activation_grad_row(const ActivationGradParams& p, const float* slop
 }
 
 static void activation(const ActivationParams& p, const BlockRow& row) {
-  const TensorView* const in[1] = {&p.y};
   by_dtype<Half, BFloat>(p.y.dtype, [&](auto t) {
-    map_row<decltype(t)>(in, p.y, nullptr, row, [&](const Vec(&v)[1], const Numbers&) {
-      return activate(p.activation, p.activation_param, v[0]);
-    });
+    const auto act = [&](Vec v) { return activate(p.activation, p.activation_param, v); };
+    if (p.other.data) {
+      const TensorView* const in[2] = {&p.y, &p.other};
+      map_row<decltype(t)>(in, p.y, nullptr, row, [&](const Vec(&v)[2], const Numbers&) { return act(v[0] + v[1]); });
+    } else {
+      const TensorView* const in[1] = {&p.y};
+      map_row<decltype(t)>(in, p.y, nullptr, row, [&](const Vec(&v)[1], const Numbers&) { return act(v[0]); });
+    }
   });
 }
 static void norm(const BatchNormParams& p, const float* table, const BlockRow& row) {

@@ -49,18 +49,12 @@ __global__ void __launch_bounds__(kPlaneThreads)
                                                     : to_float(static_cast<const T*>(p.slope)[channel + e]);
       },
       [&](const PlanePixel& at) {
-        Word<T, kN> out;
-        if (at.active) {
-          const Word<T, kN> grad = *word_at<T, kN>(p.grad, at, first), z = *word_at<T, kN>(p.z, at, first);
-#pragma unroll
-          for (int e = 0; e < kN; ++e)
-            out.channel[e] =
-                from_float<T>(gradient(p.activation, slope[e], to_float(grad.channel[e]), to_float(z.channel[e])));
-        } else {
-#pragma unroll
-          for (int e = 0; e < kN; ++e) out.channel[e] = from_float<T>(0.f);
-        }
-        *word_at<T, kN>(p.y, at, first) = out;
+        return TwoWords<T, kN>{*word_at<T, kN>(p.grad, at, first), *word_at<T, kN>(p.z, at, first)};
+      },
+      [&](const PlanePixel& at, const TwoWords<T, kN>& in) {
+        store_word<T, kN>(p.y, at, first, [&](int e) {
+          return gradient(p.activation, slope[e], to_float(in.a.channel[e]), to_float(in.b.channel[e]));
+        });
       });
 }
 
@@ -92,18 +86,22 @@ __global__ void __launch_bounds__(kPlaneThreads)
   for_plane<kN>(
       map, [&](int64_t channel) { first = channel; },
       [&](const PlanePixel& at) {
+        TwoWords<T, kN> in = {*word_at<T, kN>(p.y, at, first), {}};
+        if (p.other.data) in.b = *word_at<T, kN>(p.other, at, first);
+        return in;
+      },
+      [&](const PlanePixel& at, const TwoWords<T, kN>& in) {
         if (!at.active) return;
-        Word<T, kN> word = *word_at<T, kN>(p.y, at, first);
-#pragma unroll
-        for (int e = 0; e < kN; ++e)
-          word.channel[e] = from_float<T>(activate(p.activation, p.activation_param, to_float(word.channel[e])));
-        *word_at<T, kN>(p.y, at, first) = word;
+        store_word<T, kN>(p.y, at, first, [&](int e) {
+          const float added = p.other.data ? to_float(in.b.channel[e]) : 0.f;
+          return activate(p.activation, p.activation_param, to_float(in.a.channel[e]) + added);
+        });
       });
 }
 
 template <class T>
 Status launch(const ActivationParams& p, const DeviceInfo& device, cudaStream_t stream) {
-  return channels_vectorize(p.y) && p.y.size[1] % kLanes<T> == 0
+  return channels_vectorize(p.y) && (!p.other.data || channels_vectorize(p.other)) && p.y.size[1] % kLanes<T> == 0
              ? launch_plane<kLanes<T>>(kOp, activation_kernel<T, kLanes<T>>, p, device, stream)
              : launch_plane<1>(kOp, activation_kernel<T, 1>, p, device, stream);
 }

@@ -1,10 +1,7 @@
-// Batch normalisation of active pixels on CUDA. Forward: one launch folds the blocks (block_fold.cuh), one merges what
-// the parts found, one writes the plane. Backward: one launch sums over parts of the list, one adds them and makes each
+// Batch normalisation of active pixels on CUDA. Forward: one launch goes over parts of the list, one merges what the
+// parts found, one writes the plane. Backward: one launch sums over parts of the list, one adds them and makes each
 // channel's three numbers, one writes the plane.
-#include "core/masked/batch_norm.h"
-#include "cuda/masked/block_fold.cuh"
-#include "cuda/masked/conv_portable.cuh"
-#include "cuda/masked/plane_map.cuh"
+#include "cuda/masked/batch_norm_sums.cuh"
 
 namespace sbnet {
 namespace {
@@ -86,28 +83,14 @@ __global__ void __launch_bounds__(kPlaneThreads)
         for (int e = 0; e < kN; ++e)
           mean[e] = table[channel + e], scale[e] = table[C + channel + e], shift[e] = table[2 * C + channel + e];
       },
-      [&](const PlanePixel& at) {
-        Word<T, kN> out;
-        if (at.active) {
-          const Word<T, kN> x = *word_at<T, kN>(p.x, at, first);
-#pragma unroll
-          for (int e = 0; e < kN; ++e)
-            out.channel[e] = from_float<T>((to_float(x.channel[e]) - mean[e]) * scale[e] + shift[e]);
-        } else {
-#pragma unroll
-          for (int e = 0; e < kN; ++e) out.channel[e] = from_float<T>(0.f);
-        }
-        *word_at<T, kN>(p.y, at, first) = out;
+      [&](const PlanePixel& at) { return OneWord<T, kN>{*word_at<T, kN>(p.x, at, first)}; },
+      [&](const PlanePixel& at, const OneWord<T, kN>& x) {
+        store_word<T, kN>(p.y, at, first,
+                          [&](int e) { return (to_float(x.a.channel[e]) - mean[e]) * scale[e] + shift[e]; });
       });
 }
 
 // ---- backward
-
-struct SumPlan {
-  portable::PixelList list;
-  FastDiv words;  // of a pixel that a CTA takes together
-  int32_t all_words, parts;
-};
 
 // A CTA takes a part of the list and some words of channels; its threads' sums are added in order.
 template <class T, int kN>
@@ -130,17 +113,27 @@ __global__ void __launch_bounds__(kPlaneThreads)
 #pragma unroll
     for (int e = 0; e < kN; ++e) mean[e] = p.statistics[channel + e];
   if (taken) {
-#pragma unroll 4
-    for (int64_t entry = begin + lane; entry < end; entry += lanes) {
-      const portable::Pixel pixel = portable::locate_pixel(as_conv, plan.list, entry, count);
-      if (pixel.n < 0) continue;
-      const PlanePixel at = {pixel.n, pixel.row, pixel.column, true};
-      const Word<T, kN> grad = *word_at<T, kN>(p.grad, at, channel), x = *word_at<T, kN>(p.x, at, channel);
+    constexpr int kBatch = 4;
+    for (int64_t first = begin + lane; first < end; first += kBatch * lanes) {
+      TwoWords<T, kN> loaded[kBatch];
+      bool in[kBatch];
 #pragma unroll
-      for (int e = 0; e < kN; ++e) {
-        const float g = to_float(grad.channel[e]);
-        of_grad[e] += g;
-        of_both[e] += g * (to_float(x.channel[e]) - mean[e]);
+      for (int k = 0; k < kBatch; ++k) {
+        const int64_t entry = first + k * lanes;
+        const portable::Pixel pixel = portable::locate_pixel(as_conv, plan.list, entry < end ? entry : first, count);
+        in[k] = entry < end && pixel.n >= 0;
+        const PlanePixel at = {pixel.n, pixel.row, pixel.column, true};
+        if (in[k]) loaded[k] = {*word_at<T, kN>(p.grad, at, channel), *word_at<T, kN>(p.x, at, channel)};
+      }
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        if (!in[k]) continue;
+#pragma unroll
+        for (int e = 0; e < kN; ++e) {
+          const float g = to_float(loaded[k].a.channel[e]);
+          of_grad[e] += g;
+          of_both[e] += g * (to_float(loaded[k].b.channel[e]) - mean[e]);
+        }
       }
     }
   }
@@ -207,18 +200,12 @@ __global__ void __launch_bounds__(kPlaneThreads)
         }
       },
       [&](const PlanePixel& at) {
-        Word<T, kN> out;
-        if (at.active) {
-          const Word<T, kN> grad = *word_at<T, kN>(p.grad, at, first), x = *word_at<T, kN>(p.x, at, first);
-#pragma unroll
-          for (int e = 0; e < kN; ++e)
-            out.channel[e] = from_float<T>(to_float(grad.channel[e]) * a[e] +
-                                           ((to_float(x.channel[e]) - mean[e]) * b[e] + shift[e]));
-        } else {
-#pragma unroll
-          for (int e = 0; e < kN; ++e) out.channel[e] = from_float<T>(0.f);
-        }
-        *word_at<T, kN>(p.y, at, first) = out;
+        return TwoWords<T, kN>{*word_at<T, kN>(p.grad, at, first), *word_at<T, kN>(p.x, at, first)};
+      },
+      [&](const PlanePixel& at, const TwoWords<T, kN>& in) {
+        store_word<T, kN>(p.y, at, first, [&](int e) {
+          return to_float(in.a.channel[e]) * a[e] + ((to_float(in.b.channel[e]) - mean[e]) * b[e] + shift[e]);
+        });
       });
 }
 
@@ -233,50 +220,37 @@ __global__ void __launch_bounds__(kPlaneThreads) follow_kernel(const __grid_cons
 
 unsigned merge_ctas(int64_t C) { return static_cast<unsigned>((C + kColumns - 1) / kColumns); }
 
-template <class T>
-Status launch_norm(const BatchNormParams& p, void* workspace, const DeviceInfo& device, cudaStream_t stream) {
-  const FoldParts parts = cuda_parts(p);
-  SBNET_TRY((launch_fold<T, MomentsFold>(kOp, parts, workspace, device, stream)));
-  const float *values = static_cast<const float*>(workspace),
-              *counts = fold_counts(parts, FoldKind::kMoments, workspace);
-  float* const table = const_cast<float*>(counts) + parts.count();
-  SBNET_CUDA_TRY(kOp,
-                 launch_dependent(device, merge_kernel, dim3(merge_ctas(p.x.size[1])), dim3(kColumns * kMergeLanes), 0,
-                                  stream, p, static_cast<int>(parts.count()), values, counts, table));
-  const float* const read = table;
-  return words_of_channels<T>(p) ? launch_plane<kLanes<T>>(kOp, norm_kernel<T, kLanes<T>>, p, device, stream, read)
-                                 : launch_plane<1>(kOp, norm_kernel<T, 1>, p, device, stream, read);
-}
-
 template <class T, int kN>
-Status launch_sums(const BatchNormGradParams& p, float* sums, int* parts, const DeviceInfo& device,
-                   cudaStream_t stream) {
-  Conv2dParams as_conv = {};  // whose pixel list it is
-  as_conv.y = p.x, as_conv.active = p.active;
-  const int64_t words = p.x.size[1] / kN;
-  const int64_t together = p.x.stride[1] <= p.x.stride[3] ? std::min<int64_t>(words, 32) : 1;
-  const int64_t columns = (words + together - 1) / together;
-  SBNET_CHECK(columns < 65536, "%s: x: expected fewer than 65536 channels, got %lld", kGradOp,
-              static_cast<long long>(p.x.size[1]));
-  SumPlan plan = {portable::PixelList(as_conv), FastDiv(together), static_cast<int32_t>(words), 1};
-  const int64_t lanes = kPlaneThreads / together, entries = plan.list.tiles(p.active.capacity, 1);
-  const int64_t wanted = std::min<int64_t>((entries + lanes * 8 - 1) / (lanes * 8), 4 * device.sm_count / columns + 1);
-  plan.parts = *parts = static_cast<int>(std::clamp<int64_t>(wanted, 1, kMostNormParts));
-  const dim3 ctas(static_cast<unsigned>(plan.parts), static_cast<unsigned>(columns));
-  SBNET_CUDA_TRY(kGradOp, launch_dependent(device, sum_kernel<T, kN>, ctas, dim3(kPlaneThreads),
-                                           kPlaneThreads * 2 * kN * sizeof(float), stream, as_conv, p, plan, sums));
-  return ok_status();
+Status launch_norm(const BatchNormParams& p, void* workspace, const DeviceInfo& device, cudaStream_t stream) {
+  Conv2dParams as_conv;
+  SumPlan plan = {portable::PixelList(Conv2dParams{}), FastDiv(1), 1, 1};
+  dim3 ctas;
+  SBNET_TRY(plan_sums<kN>(kOp, p.x, p.active, device, &as_conv, &plan, &ctas));
+  float* const values = static_cast<float*>(workspace);
+  float* const counts = values + 2 * kMostNormParts * p.x.size[1];
+  float* const table = counts + kMostNormParts;
+  SBNET_CUDA_TRY(kOp,
+                 launch_dependent(device, moments_kernel<T, kN>, ctas, dim3(kPlaneThreads),
+                                  kPlaneThreads * (2 * kN + 1) * sizeof(float), stream, as_conv, plan, values, counts));
+  const float *found = values, *pixels = counts, *read = table;
+  SBNET_CUDA_TRY(kOp, launch_dependent(device, merge_kernel, dim3(merge_ctas(p.x.size[1])),
+                                       dim3(kColumns * kMergeLanes), 0, stream, p, plan.parts, found, pixels, table));
+  return launch_plane<kN>(kOp, norm_kernel<T, kN>, p, device, stream, read);
 }
 
 template <class T, int kN>
 Status launch_grad(const BatchNormGradParams& p, void* workspace, const DeviceInfo& device, cudaStream_t stream) {
   float* const sums = static_cast<float*>(workspace);
   float* const table = sums + 2 * kMostNormParts * p.x.size[1];
-  int parts = 0;
-  SBNET_TRY((launch_sums<T, kN>(p, sums, &parts, device, stream)));
+  Conv2dParams as_conv;
+  SumPlan plan = {portable::PixelList(Conv2dParams{}), FastDiv(1), 1, 1};
+  dim3 ctas;
+  SBNET_TRY(plan_sums<kN>(kGradOp, p.x, p.active, device, &as_conv, &plan, &ctas));
+  SBNET_CUDA_TRY(kGradOp, launch_dependent(device, sum_kernel<T, kN>, ctas, dim3(kPlaneThreads),
+                                           kPlaneThreads * 2 * kN * sizeof(float), stream, as_conv, p, plan, sums));
   const float *found = sums, *read = table;
   SBNET_CUDA_TRY(kGradOp, launch_dependent(device, add_kernel, dim3(merge_ctas(p.x.size[1])),
-                                           dim3(kColumns * kMergeLanes), 0, stream, p, parts, found, table));
+                                           dim3(kColumns * kMergeLanes), 0, stream, p, plan.parts, found, table));
   return launch_plane<kN>(kGradOp, norm_grad_kernel<T, kN>, p, device, stream, read);
 }
 
@@ -297,7 +271,11 @@ sbnet::Status sbnet_sparse_batch_norm2d_cuda(const sbnet::BatchNormParams* param
   if (!p.x.size[0]) return zero(kOp, p.statistics, 2 * p.x.size[1] + 1, stream);
   DeviceInfo device;
   SBNET_TRY(current_device(kOp, &device));
-  return by_dtype(p.x.dtype, [&](auto t) { return launch_norm<decltype(t)>(p, workspace, device, stream); });
+  return by_dtype(p.x.dtype, [&](auto t) {
+    using T = decltype(t);
+    return words_of_channels<T>(p) ? launch_norm<T, kLanes<T>>(p, workspace, device, stream)
+                                   : launch_norm<T, 1>(p, workspace, device, stream);
+  });
 }
 
 sbnet::Status sbnet_sparse_batch_norm2d_backward_cuda(const sbnet::BatchNormGradParams* params, void* workspace,

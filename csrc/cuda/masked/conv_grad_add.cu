@@ -5,7 +5,7 @@
 namespace sbnet::portable {
 namespace {
 
-constexpr int kAddElements = 32, kAddLanes = 8;
+constexpr int kAddElements = 32, kAddLanes = 16;
 
 template <class T>
 __global__ void __launch_bounds__(kAddElements* kAddLanes)
@@ -25,6 +25,7 @@ __global__ void __launch_bounds__(kAddElements* kAddLanes)
     const int64_t step = of_bias ? K : parts.elements;
     float sum = 0.f;
     if (element < all)
+#pragma unroll 4
       for (int part = lane; part < used; part += kAddLanes) sum += from[part * step];
     found[lane][e] = sum;
     __syncthreads();

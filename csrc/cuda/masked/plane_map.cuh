@@ -36,9 +36,12 @@ struct PlanePixel {
   bool active;
 };
 
-// begin(first channel), then body(pixel) for each pixel of the batch's planes.
-template <int kN, class Begin, class Body>
-__device__ __forceinline__ void for_plane(const PlaneMap& map, const Begin& begin, const Body& body) {
+// begin(first channel), then for each pixel of the batch's planes store(pixel, load(pixel)): load is called of active
+// pixels alone, and gives anything else for others. Some pixels of a thread are under way at once.
+template <int kN, class Begin, class Load, class Store>
+__device__ __forceinline__ void for_plane(const PlaneMap& map, const Begin& begin, const Load& load,
+                                          const Store& store) {
+  constexpr int kBatch = 4;
   uint32_t lane, word;
   map.words.divmod(threadIdx.x, &lane, &word);
   word += blockIdx.y * map.words.divisor;
@@ -46,21 +49,54 @@ __device__ __forceinline__ void for_plane(const PlaneMap& map, const Begin& begi
   if (lane >= lanes || word >= static_cast<uint32_t>(map.all_words)) return;
   begin(int64_t{word} * kN);
   const int64_t step = int64_t{gridDim.x} * lanes;
-  for (int64_t at = int64_t{blockIdx.x} * lanes + lane; at < map.pixels; at += step) {
-    uint32_t rest, row, column, n;
-    map.width.divmod(static_cast<uint32_t>(at), &rest, &column);
-    map.height.divmod(rest, &n, &row);
-    const int32_t* const blocks = map.block_map + int64_t{n} * map.block_rows * map.block_columns;
-    const bool active =
-        blocks[map.block_height.quotient(row) * map.block_columns + map.block_width.quotient(column)] >= 0;
-    body(PlanePixel{n, static_cast<int>(row), static_cast<int>(column), active});
+  for (int64_t first = int64_t{blockIdx.x} * lanes + lane; first < map.pixels; first += kBatch * step) {
+    PlanePixel pixel[kBatch];
+    int32_t slot[kBatch];
+#pragma unroll
+    for (int k = 0; k < kBatch; ++k) {
+      const int64_t at = first + k * step < map.pixels ? first + k * step : first;
+      uint32_t rest, row, column, n;
+      map.width.divmod(static_cast<uint32_t>(at), &rest, &column);
+      map.height.divmod(rest, &n, &row);
+      slot[k] = map.block_map[(int64_t{n} * map.block_rows + map.block_height.quotient(row)) * map.block_columns +
+                              map.block_width.quotient(column)];
+      pixel[k] = {n, static_cast<int>(row), static_cast<int>(column), false};
+    }
+    decltype(load(pixel[0])) loaded[kBatch];
+#pragma unroll
+    for (int k = 0; k < kBatch; ++k) {
+      pixel[k].active = slot[k] >= 0;
+      if (pixel[k].active) loaded[k] = load(pixel[k]);
+    }
+#pragma unroll
+    for (int k = 0; k < kBatch; ++k)
+      if (first + k * step < map.pixels) store(pixel[k], loaded[k]);
   }
 }
+
+// What load gives of one tensor, or of two.
+template <class T, int kN>
+struct OneWord {
+  Word<T, kN> a;
+};
+template <class T, int kN>
+struct TwoWords {
+  Word<T, kN> a, b;
+};
 
 template <class T, int kN>
 __device__ __forceinline__ Word<T, kN>* word_at(const TensorView& t, const PlanePixel& at, int64_t channel) {
   return reinterpret_cast<Word<T, kN>*>(static_cast<T*>(t.data) + at.n * t.stride[0] + channel * t.stride[1] +
                                         at.row * t.stride[2] + at.column * t.stride[3]);
+}
+
+// Writes a word: f(e) of each channel where the pixel is active, else 0.
+template <class T, int kN, class F>
+__device__ __forceinline__ void store_word(const TensorView& y, const PlanePixel& at, int64_t channel, const F& f) {
+  Word<T, kN> out;
+#pragma unroll
+  for (int e = 0; e < kN; ++e) out.channel[e] = from_float<T>(at.active ? f(e) : 0.f);
+  *word_at<T, kN>(y, at, channel) = out;
 }
 
 // Launches kKernel(p, map, more...), whose threads take kN channels.

@@ -2,6 +2,7 @@
 
 #include "core/masked/activation_grad.h"
 #include "core/masked/batch_norm.h"
+#include "core/masked/layer_norm_grad.h"
 #include "core/masked/pool_grad.h"
 #include "torch_binding/masked/layer.h"
 
@@ -72,6 +73,30 @@ std::tuple<Tensor, Tensor> sparse_batch_norm2d_backward(Tensor grad, Tensor x, s
   return {y, params};
 }
 
+// dx, and [2, C] float32: the gradients of weight and bias.
+std::tuple<Tensor, Tensor> sparse_layer_norm2d_backward(Tensor grad, Tensor x, std::optional<Tensor> weight,
+                                                        Tensor indices, Tensor count, Tensor block_map, Ints grid,
+                                                        double eps) {
+  const char* op = "sparse_layer_norm2d_backward";
+  const Call call(op, "x", x);
+  check_rank(op, "x", x, 4);
+  call.same_device("grad", grad);
+  const int64_t C = x.size(1), two[2] = {2, C};
+  const Tensor y = like(x), params = torch::stable::new_empty(x, {two, 2}, ScalarType::Float);
+  LayerNormGradParams p = {};
+  p.x = view4(op, "x", x), p.y = view4(op, "out", y), p.grad = view4(op, "grad", grad);
+  p.active = to_active(call, indices, count, &block_map, grid, x.size(0));
+  bool given = false;
+  p.param_dtype = p.x.dtype;
+  p.weight = parameter_of(call, "weight", weight, C, &p.param_dtype, &given);
+  p.grad_params = static_cast<float*>(params.data_ptr());
+  p.eps = static_cast<float>(eps);
+  check(validate(p));
+  const Tensor scratch = workspace(x, sbnet_sparse_layer_norm2d_backward_workspace_bytes(&p));
+  check(SBNET_KERNELS(sparse_layer_norm2d_backward)(call, &p, scratch.data_ptr()));
+  return {y, params};
+}
+
 void batch_norm_follow_(Tensor running_mean, Tensor running_var, Tensor statistics, double momentum) {
   const char* op = "batch_norm_follow_";
   const Call call(op, "running_mean", running_mean);
@@ -109,11 +134,16 @@ Tensor sparse_activation_grad(Tensor grad, Tensor z, std::optional<Tensor> slope
   return y;
 }
 
-void activate_blocks_(Tensor x, Tensor block_map, Ints grid, std::string activation, double activation_param) {
+void activate_blocks_(Tensor x, std::optional<Tensor> other, Tensor block_map, Ints grid, std::string activation,
+                      double activation_param) {
   const char* op = "activate_blocks_";
   const Call call(op, "x", x);
   ActivationParams p = {};
   p.y = view4(op, "x", x);
+  if (other) {
+    call.same_device("other", *other);
+    p.other = view4(op, "other", *other);
+  }
   p.active.grid = to_grid(op, grid);
   p.active.block_map = call.int32("block_map", block_map, blocks_of(p.active.grid, x.size(0)));
   p.activation = to_activation(op, activation);
@@ -154,6 +184,10 @@ SBNET_TORCH_OPS(ops) {
       "count, Tensor block_map, SymInt[] grid, float eps) -> (Tensor grad_x, Tensor grad_params)",
       TORCH_BOX(&sparse_batch_norm2d_backward));
   ops.add(
+      "sparse_layer_norm2d_backward(Tensor grad, Tensor x, Tensor? weight, Tensor indices, Tensor count, Tensor "
+      "block_map, SymInt[] grid, float eps) -> (Tensor grad_x, Tensor grad_params)",
+      TORCH_BOX(&sparse_layer_norm2d_backward));
+  ops.add(
       "batch_norm_follow_(Tensor(a!) running_mean, Tensor(b!) running_var, Tensor statistics, float momentum) -> ()",
       TORCH_BOX(&batch_norm_follow_));
   ops.add(
@@ -162,7 +196,8 @@ SBNET_TORCH_OPS(ops) {
       "Tensor",
       TORCH_BOX(&sparse_pool2d_grad));
   ops.add(
-      "activate_blocks_(Tensor(a!) x, Tensor block_map, SymInt[] grid, str activation, float activation_param) -> ()",
+      "activate_blocks_(Tensor(a!) x, Tensor? other, Tensor block_map, SymInt[] grid, str activation, float "
+      "activation_param) -> ()",
       TORCH_BOX(&activate_blocks_));
   ops.add(
       "sparse_activation_grad(Tensor grad, Tensor z, Tensor? slope, Tensor block_map, SymInt[] grid, str activation, "
