@@ -148,9 +148,9 @@ __global__ void __launch_bounds__(kPlaneThreads)
     const uint32_t of_word = k % words, number = k / words;
     const int64_t c = int64_t{blockIdx.y * words + of_word} * kN + number / 2;
     if (c >= C) continue;
-    float sum = 0.f;
+    double sum = 0;
     for (uint32_t l = 0; l < lanes; ++l) sum += found[number * kPlaneThreads + l * words + of_word];
-    sums[(2 * int64_t{blockIdx.x} + number % 2) * C + c] = sum;
+    sums[(2 * int64_t{blockIdx.x} + number % 2) * C + c] = static_cast<float>(sum);
   }
 }
 

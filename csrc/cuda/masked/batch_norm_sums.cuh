@@ -69,22 +69,23 @@ __global__ void __launch_bounds__(kPlaneThreads)
     const uint32_t of_word = k % words, e = k / words;
     const int64_t c = int64_t{blockIdx.y * words + of_word} * kN + e;
     if (c >= C) continue;
-    float all = 0.f, total = 0.f;
+    float all = 0.f;
+    double total = 0;
     for (uint32_t l = 0; l < lanes; ++l) {
       const uint32_t at = l * words + of_word;
       const float n = found[2 * kN * kPlaneThreads + at];
       all += n;
       total += n * (found[(2 * e) * kPlaneThreads + at] - found[(2 * e) * kPlaneThreads + of_word]);
     }
-    const float mean = found[(2 * e) * kPlaneThreads + of_word] + total / fmaxf(all, 1.f);
-    float spread = 0.f;
+    const float mean = found[(2 * e) * kPlaneThreads + of_word] + static_cast<float>(total / fmaxf(all, 1.f));
+    double spread = 0;
     for (uint32_t l = 0; l < lanes; ++l) {
       const uint32_t at = l * words + of_word;
       const float apart = found[(2 * e) * kPlaneThreads + at] - mean, n = found[2 * kN * kPlaneThreads + at];
       if (n > 0.f) spread += found[(2 * e + 1) * kPlaneThreads + at] + n * apart * apart;
     }
     values[2 * int64_t{blockIdx.x} * C + c] = mean;
-    values[(2 * int64_t{blockIdx.x} + 1) * C + c] = spread;
+    values[(2 * int64_t{blockIdx.x} + 1) * C + c] = static_cast<float>(spread);
     if (c == 0) counts[blockIdx.x] = all;
   }
 }

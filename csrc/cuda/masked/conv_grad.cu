@@ -44,7 +44,7 @@ struct GradPlan {
         tiles_n((parts.columns + tile - 1) / tile),
         group_inputs(static_cast<int32_t>(p.conv.weight.size[1])),
         group_outputs(static_cast<int32_t>(p.conv.weight.size[0] / p.conv.groups)),
-        words_of_grad(channels_vectorize(p.conv.y) && group_outputs % (16 / dtype_size(p.conv.x.dtype)) == 0) {}
+        words_of_grad(false) {}
 };
 
 // Sums of a warp's piece of the tile, kM x 16 by kN x 8.
@@ -240,7 +240,6 @@ __global__ void __launch_bounds__(kTile == 128 ? 256 : 128, kTile == 128 ? 2 : 3
   const GradLoader<T, kTile, kElements> loader(p, plan, static_cast<int>(group), k, column);
 
   grid_dependency_wait();
-  grid_dependency_release();
   const int count = clamped_count(p.active.count, static_cast<int>(p.active.capacity));
   const PartRange range = range_of_part(plan.parts, count, static_cast<int>(blockIdx.y));
   const int64_t steps = range.end - range.begin;
@@ -292,6 +291,7 @@ __global__ void __launch_bounds__(kTile == 128 ? 256 : 128, kTile == 128 ? 2 : 3
     }
   }
   cp_async_wait<0>();
+  grid_dependency_release();  // not before: who waits for the parts takes room that tiles could have
 
   const int part = static_cast<int>(blockIdx.y);
   float* const to = plan.parts.sums(workspace, part) + int64_t{group} * plan.group_outputs * plan.parts.columns;
@@ -305,15 +305,19 @@ __global__ void __launch_bounds__(kTile == 128 ? 256 : 128, kTile == 128 ? 2 : 3
 
 // ---- host
 
-bool words_of_x(const Conv2dParams& p) {
-  return channels_vectorize(p.x) && p.weight.size[1] % (16 / dtype_size(p.x.dtype)) == 0;
+bool words_of_grad(const Conv2dParams& p) {
+  return channels_vectorize(p.y) && p.weight.size[0] / p.groups % (16 / dtype_size(p.x.dtype)) == 0;
+}
+// Are 16-byte words of both operands' channels whole, and of one group?
+bool in_words(const Conv2dParams& p) {
+  return channels_vectorize(p.x) && p.weight.size[1] % (16 / dtype_size(p.x.dtype)) == 0 && words_of_grad(p);
 }
 
 // The wide tile reads both operands half as often.
 int tile_of(const ConvWeightGradParams& p) {
   const Conv2dParams& c = p.conv;
   const int64_t outputs = c.weight.size[0] / c.groups, columns = c.weight.size[1] * c.weight.size[2] * c.weight.size[3];
-  if (c.x.dtype == DType::kF32 || !words_of_x(c) || outputs <= 64 || columns <= 64) return 64;
+  if (c.x.dtype == DType::kF32 || !in_words(c) || outputs <= 64 || columns <= 64) return 64;
   // How much of the tiles is in use.
   const auto use = [&](int64_t tile) {
     const int64_t m = (outputs + tile - 1) / tile * tile, n = (columns + tile - 1) / tile * tile;
@@ -333,7 +337,8 @@ template <class T, Math kMath, int kTile, bool kElements>
 Status launch(const ConvWeightGradParams& p, const GradParts& parts, float* workspace, const DeviceInfo& device,
               cudaStream_t stream) {
   using Tile = GradTile<T, kTile, kElements>;
-  const GradPlan plan(p, parts, kTile, kElements ? 1 : kLanes<T>);
+  GradPlan plan(p, parts, kTile, kElements ? 1 : kLanes<T>);
+  plan.words_of_grad = words_of_grad(p.conv);
   const int64_t tiles = int64_t{plan.tiles_m.divisor} * plan.tiles_n.divisor * p.conv.groups;
   SBNET_CHECK(tiles <= INT32_MAX / 2 && parts.most < 65536, "%s: weight: expected at most 2^30 tiles, got %lld",
               kGradOp, static_cast<long long>(tiles));
@@ -347,7 +352,7 @@ Status launch(const ConvWeightGradParams& p, const GradParts& parts, float* work
 template <class T, Math kMath>
 Status launch_math(const ConvWeightGradParams& p, const GradParts& parts, float* workspace, const DeviceInfo& device,
                    cudaStream_t stream) {
-  if (!words_of_x(p.conv)) return launch<T, kMath, 64, true>(p, parts, workspace, device, stream);
+  if (!in_words(p.conv)) return launch<T, kMath, 64, true>(p, parts, workspace, device, stream);
   if constexpr (kMath == Math::kHalf)
     if (tile_of(p) == 128) return launch<T, kMath, 128, false>(p, parts, workspace, device, stream);
   return launch<T, kMath, 64, false>(p, parts, workspace, device, stream);

@@ -5,7 +5,7 @@
 namespace sbnet::portable {
 namespace {
 
-constexpr int kAddElements = 32, kAddLanes = 16;
+constexpr int kAddElements = 32, kAddLanes = 8;
 
 template <class T>
 __global__ void __launch_bounds__(kAddElements* kAddLanes)

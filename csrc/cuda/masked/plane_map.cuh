@@ -41,7 +41,7 @@ struct PlanePixel {
 template <int kN, class Begin, class Load, class Store>
 __device__ __forceinline__ void for_plane(const PlaneMap& map, const Begin& begin, const Load& load,
                                           const Store& store) {
-  constexpr int kBatch = 4;
+  constexpr int kBatch = 1;
   uint32_t lane, word;
   map.words.divmod(threadIdx.x, &lane, &word);
   word += blockIdx.y * map.words.divisor;

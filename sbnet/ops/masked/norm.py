@@ -3,6 +3,7 @@ LayerNorm and softmax."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sbnet.active import ActiveBlocks, Fringe
-from sbnet.ops.common import mark_written, require_tensor
+from sbnet.ops.common import empty4, is_channels_last, mark_written, refuse_meta_mix, require_tensor
 from sbnet.ops.masked.layer import layer_fakes, layer_inputs, layer_output, whole_gradient
 
 _ops = torch.ops.sbnet
