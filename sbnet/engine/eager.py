@@ -37,7 +37,9 @@ KEEPS = {
 AUGMENTED = {"__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__"}
 # In place of maps that are both 0 outside of the active blocks, they leave zeros there.
 SUMS = {"__iadd__", "__isub__", "add_", "sub_"}
-KEPT, NHWC = "_sbnet_kept", "_sbnet_nhwc"  # notes of tensors
+# Notes of tensors: of feature maps that are 0 outside of the active blocks, of such that are seen as [N,H,W,C], and of
+# others seen so, whose last sides are no plane.
+KEPT, NHWC, OTHER = "_sbnet_kept", "_sbnet_nhwc", "_sbnet_other"
 WIDE_PLANE, WIDE_BLOCK, NARROW_BLOCK = 128, 16, 8  # of block="auto": a side, and the blocks of larger and smaller ones
 
 
@@ -88,7 +90,7 @@ class masked(TorchFunctionMode):
         # Feature maps that are 0 outside of the active blocks carry a note of it, as long as the context lasts. Dynamo
         # knows no attributes of tensors: it has lists of them, of its trace alone.
         self._noted: list[weakref.ref] = []
-        self._traced: dict[str, list[Tensor]] = {KEPT: [], NHWC: []}
+        self._traced: dict[str, list[Tensor]] = {KEPT: [], NHWC: [], OTHER: []}
         self._other: int | None = None  # samples of maps that convolutions met, not as many as masks
         self._met = False  # has it seen the network's input?
 
@@ -106,8 +108,8 @@ class masked(TorchFunctionMode):
         for reference in self._noted:
             x = reference()
             if x is not None:
-                x.__dict__.pop(KEPT, None)
-                x.__dict__.pop(NHWC, None)
+                for what in (KEPT, NHWC, OTHER):
+                    x.__dict__.pop(what, None)
         self._noted.clear()
         if self._stacks is not None:
             self._stacks.__exit__(*error)
@@ -136,7 +138,10 @@ class masked(TorchFunctionMode):
         first = args[0] if args and not self._met and self.is_map(args[0]) else None
         if first is not None and first.shape[2:] == self.mask.shape[1:]:
             self._met, first = True, None
-        nhwc = bool(args) and isinstance(args[0], Tensor) and self._lies_nhwc(args[0])
+        known = bool(args) and isinstance(args[0], Tensor)
+        nhwc = known and self._lies_nhwc(args[0])
+        if known and self._has(args[0], OTHER):
+            return self._of_other(func, args, func(*args, **kwargs))
         layer = (IN_NHWC if nhwc else LAYERS).get(func)
         if layer is not None:
             self._check(first)
@@ -166,7 +171,7 @@ class masked(TorchFunctionMode):
         """Is it a feature map of the masks' batch?"""
         return (
             isinstance(x, Tensor) and x.dim() == 4 and x.dtype in FLOATS and x.shape[0] == self.mask.shape[0]
-            and x.shape[2] * x.shape[3] > 1
+            and x.shape[2] * x.shape[3] > 1 and not self._has(x, OTHER)
         )  # fmt: skip
 
     def keeps(self, x: Any) -> bool:
@@ -212,13 +217,21 @@ class masked(TorchFunctionMode):
             return out
         return self.as_nhwc(sparse_fill(out.permute(0, 3, 1, 2), self.active(size)))
 
+    def _of_other(self, func: Any, args: Any, out: Any) -> Any:
+        """What any op gives of such a one: another, until it is turned back."""
+        if not isinstance(out, Tensor) or out.dim() != 4:
+            return out
+        if _named(func)[0] != "permute":
+            return self._note(out, OTHER)
+        return self.kept(sparse_fill(out, self.active(out.shape[2:]))) if self.is_map(out) else out
+
     def _moved(self, name: str, nhwc: bool, args: Any, out: Any) -> Any:
         """Notes of what a move gives, what is known of its argument."""
         x = args[0] if args else None
         if name in ("permute", "movedim", "transpose") and isinstance(out, Tensor):
             order = args[1] if len(args) == 2 else args[1:]
-            if name == "permute" and list(order) == [0, 2, 3, 1] and self.keeps(x):
-                self._note(out, NHWC)
+            if name == "permute" and list(order) == [0, 2, 3, 1] and isinstance(x, Tensor) and x.dim() == 4:
+                self._note(out, NHWC if self.keeps(x) else OTHER)
             elif name == "permute" and list(order) == [0, 3, 1, 2] and nhwc:
                 self.kept(out)
             return out

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sbnet.geometry import Pair, to_pair
+from sbnet.geometry import Pair, resize_output_size, to_pair, to_scales
 from sbnet.ops import (
     sparse_avg_pool2d,
     sparse_conv2d,
@@ -112,21 +112,19 @@ def group_norm(
 
 
 def interpolate(
-    mode: masked, input: Tensor, size: Any = None, scale_factor: Any = None, how: str = "nearest",
+    of: masked, input: Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest",
     align_corners: bool | None = None, recompute_scale_factor: bool | None = None, antialias: bool = False,
-    **named: str,
 ) -> Tensor | None:  # fmt: skip
-    how = named.get("mode", how)
-    known = how in ("nearest", "nearest-exact", "bilinear", "bicubic")
-    if not mode.is_map(input) or not known or recompute_scale_factor or antialias:
+    known = mode in ("nearest", "nearest-exact", "bilinear", "bicubic")
+    if not of.is_map(input) or not known or recompute_scale_factor or antialias:
         return None
     if size is not None:
         sides = to_pair(size, "masked: size")
     else:
-        factors = scale_factor if isinstance(scale_factor, (tuple, list)) else (scale_factor, scale_factor)
-        sides = tuple(int(n * f) for n, f in zip(input.shape[2:], factors, strict=True))  # type: ignore[assignment]
-    options = {"size": size, "scale_factor": scale_factor, "mode": how, "align_corners": align_corners}
-    return mode.kept(sparse_resize2d(input, mode.active(sides), **options))
+        sides = resize_output_size(input.shape[2:], to_scales(scale_factor, "masked: scale_factor"))
+    options: dict[str, Any] = {"mode": mode, "align_corners": align_corners}
+    options |= {"size": sides} if size is not None else {"scale_factor": scale_factor}
+    return of.kept(sparse_resize2d(input, of.active(sides), **options))
 
 
 def add(mode: masked, input: Any, other: Any, alpha: Any = 1) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""Gradients on lists of blocks, each held against float64: weights, batch and layer norms, activations, in poisoned memory,
+"""Gradients on lists of blocks, each held against float64: of convolutions, norms and activations, in poisoned memory,
 of full, empty and tiny lists."""
 
 import pytest
