@@ -227,7 +227,7 @@ class masked(TorchFunctionMode):
 
     def _moved(self, name: str, nhwc: bool, args: Any, out: Any) -> Any:
         """Notes of what a move gives, what is known of its argument."""
-        x = args[0] if args else None
+        x: Any = args[0] if args else None
         if name in ("permute", "movedim", "transpose") and isinstance(out, Tensor):
             order = args[1] if len(args) == 2 else args[1:]
             if name == "permute" and list(order) == [0, 2, 3, 1] and isinstance(x, Tensor) and x.dim() == 4:

@@ -331,7 +331,7 @@ def _sparse_conv2d_backward(ctx: Any, grad: Tensor) -> tuple:
         if not need_weight:
             grad_weight = None
     if need_x:
-        x_lists = lists if x_indices is None else [x_indices, x_count, x_map, x_grid]
+        x_lists: Any = [x_indices, x_count, x_map, x_grid]
         if x_indices is None:
             x_lists = read_lists(lists, kernel, window, x.shape[2:])
         # One pixel for one, of the same list: nothing else is read.
