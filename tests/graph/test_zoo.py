@@ -101,7 +101,7 @@ def test_the_exact_contract(name):
     run = sbnet.sparsify(net, x, block=BLOCK, mode="exact")
     exact = copy.deepcopy(net).double()
     judged: list[list[list[torch.Tensor]]] = [[], [], []]
-    # Three frames and masks, their errors as one: a mask holds a few pixels of a small plane, a frame's error is a draw.
+    # Of three frames and masks, as one: a mask holds a few pixels of a small plane, a frame's error is a draw.
     places = (slice(30, 40), slice(20, 34)), (slice(0, 9), slice(40, 60)), (slice(50, 64), slice(2, 12))
     for given, (rows, columns) in zip((x, x.flip(3), x.flip(2)), places, strict=True):
         mask = torch.zeros(1, *x.shape[2:], dtype=torch.bool)
