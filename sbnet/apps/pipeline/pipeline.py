@@ -190,7 +190,10 @@ class Pipeline:
         worked = {stage: stage.busy - aside[stage] for stage in aside}
         device = {}
         if behind is not writing:
-            device = {"device": 1e-3 * summary.ms.total, "finish": max(0.0, worked[behind] - summary.waited)}
+            device = {
+                "device": 1e-3 * (summary.ms.total + (summary.first_ms or 0)),
+                "finish": max(0.0, worked[behind] - summary.waited),
+            }
         summary.busy = {"read": worked[ahead], "compute": compute.busy, **device, "write": worked[writing]}
         summary.notes += getattr(sink, "notes", ())
         if not summary.records and self.network.finish is None and writes_records(self._sink):
@@ -243,8 +246,7 @@ def _write(sink: Sink, result: Result, summary: Summary) -> None:
     """In the thread behind: waits for the disk."""
     result.land()
     summary.waited += result.waited
-    summary.ms.add(result.ms)
-    summary.densities.add(result.density)
+    summary.add(result.ms, result.density)
     summary.records += len(result.records)
     if summary.pictures is None or result.frame.index in summary.shown:
         summary.pictures = result
