@@ -23,7 +23,7 @@ from sbnet.apps.pipeline.resume import frames_held
 from sbnet.apps.pipeline.sinks import Sink, open_sink, writes_records
 from sbnet.apps.pipeline.sources import Source, open_source
 from sbnet.apps.pipeline.stages import Ahead, Behind, give_back_memory
-from sbnet.apps.pipeline.summary import Summary
+from sbnet.apps.pipeline.summary import Shot, Summary
 from sbnet.masks.base import Mask
 from sbnet.masks.named import open_mask
 
@@ -248,8 +248,10 @@ def _write(sink: Sink, result: Result, summary: Summary) -> None:
     summary.waited += result.waited
     summary.add(result.ms, result.density)
     summary.records += len(result.records)
-    if summary.pictures is None or result.frame.index in summary.shown:
-        summary.pictures = result
+    if not summary.shots:
+        summary.show(result.frame.index, Shot())
+    if (shot := summary.shots.get(result.frame.index)) is not None:
+        shot.result = result
     sink.write(result)
 
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
@@ -27,6 +28,7 @@ MODES = {
     "cached": "outside the mask the last result stays",
     "dense": "the whole frame, no mask",
 }
+SHOTS = 6  # frames of a report
 NAMED = 20  # faults that are kept by name
 
 
@@ -59,6 +61,16 @@ class Series:
 
 
 @dataclass
+class Shot:
+    """A frame of a report: its Result, once it is on the host; of one that was compared the largest difference from the
+    dense result, and a map of differences, [H,W] uint8 with the largest as 255."""
+
+    result: Any = None
+    largest: float = 0.0
+    differences: np.ndarray | None = None
+
+
+@dataclass
 class Summary:
     """What `Pipeline.run` returns; print it.
 
@@ -81,7 +93,8 @@ class Summary:
         holds: none was out of tolerance. unchecked: why there were not enough of them.
         notes: what sinks could not keep, and what else is to be known of the results. records: of all frames.
         stage: what is being done.
-        pictures: the Result that a report shows. shown: indices of frames that are worth it.
+        shots: by their index, the frames that a report shows: the first, or those compared whose differences are the
+            largest, and the last of them.
     """
 
     title: str
@@ -112,8 +125,7 @@ class Summary:
     notes: list[str] = field(default_factory=list)
     records: int = 0
     stage: str = "setting up"
-    pictures: Any = None
-    shown: set[int] = field(default_factory=set)
+    shots: dict[int, Shot] = field(default_factory=dict)
 
     @property
     def frames(self) -> int:
@@ -146,6 +158,14 @@ class Summary:
             return
         self.ms.add(ms)
         self.densities.add(density)
+
+    def show(self, index: int, shot: Shot) -> None:
+        """Keeps it for the report; of many those with the largest differences, and the newest."""
+        if shot.differences is not None:
+            self.shots = {k: v for k, v in self.shots.items() if v.differences is not None}
+        if len(self.shots) >= SHOTS:
+            del self.shots[min(self.shots, key=lambda k: self.shots[k].largest)]
+        self.shots[index] = shot
 
     def broke(self, what: str) -> None:
         self.skipped += 1
