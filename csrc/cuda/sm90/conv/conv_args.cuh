@@ -5,6 +5,7 @@
 
 #include "core/masked/conv.h"
 #include "cuda/common.cuh"
+#include "cuda/gelu.cuh"
 #include "cuda/sm90/ptx.cuh"
 
 namespace sbnet::sm90 {
@@ -136,7 +137,7 @@ __device__ __forceinline__ void activate(const CommonArgs& a, float (&v)[V], Slo
     for (int e = 0; e < V; ++e) v[e] = __fdividef(v[e], 1.f + __expf(-v[e]));
   } else if (a.activation == Activation::kGelu) {
 #pragma unroll
-    for (int e = 0; e < V; ++e) v[e] = 0.5f * v[e] * (1.f + erff(v[e] * 0.70710678f));
+    for (int e = 0; e < V; ++e) v[e] = gelu_short(v[e]);
   } else {  // hardswish
 #pragma unroll
     for (int e = 0; e < V; ++e) v[e] = v[e] * min_nan(max_nan(v[e] + 3.f, 0.f), 6.f) * (1.f / 6.f);
