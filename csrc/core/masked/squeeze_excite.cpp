@@ -1,5 +1,6 @@
 #include "core/masked/squeeze_excite.h"
 
+#include <algorithm>
 #include <iterator>
 
 #include "core/grid.h"
@@ -43,7 +44,7 @@ Status validate(const SqueezeExciteParams& p) {
 
 int64_t sbnet_sparse_squeeze_excite2d_workspace_bytes(const sbnet::SqueezeExciteParams* p) {
   using namespace sbnet;
-  const int64_t parts = fold_bytes(cuda_parts(*p), FoldKind::kSum);
+  const int64_t parts = std::max(fold_bytes(cuda_parts(*p), FoldKind::kSum), image_fold_bytes(p->x));
   const int64_t numbers = size_product({p->x.size[0], p->x.size[1] + p->hidden});
   return parts <= INT64_MAX / 8 && numbers <= INT64_MAX / 8 ? parts + 4 * numbers : INT64_MAX;
 }

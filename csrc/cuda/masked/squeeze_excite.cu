@@ -1,16 +1,16 @@
-// sparse_squeeze_excite2d on CUDA: one launch folds the blocks of parts (block_fold.cuh), one does the rest. A cluster
-// of CTAs takes a sample (where there are no clusters, one CTA): each averages some channels, then, when all have,
-// gives some hidden numbers, then some of the gate's. What they tell one another goes through the workspace.
+// sparse_squeeze_excite2d on CUDA: one launch folds the blocks of parts (block_fold.cuh), one does the rest; or one does
+// all (image_fold.cuh). A cluster of CTAs takes a sample (where there are no clusters, one CTA): each averages some
+// channels, or sums some pixels, then, when all have, gives some hidden numbers, then some of the gate's. What they tell
+// one another goes through the workspace.
 #include "core/masked/squeeze_excite.h"
 #include "core/settled.h"
-#include "cuda/masked/block_fold.cuh"
+#include "cuda/masked/image_fold.cuh"
 
 namespace sbnet {
 namespace {
 
 constexpr const char* kOp = "sparse_squeeze_excite2d";
-constexpr int kThreads = 512;
-constexpr int kCluster = 8;
+constexpr int kThreads = kImageThreads, kCluster = kImageRanks;
 
 // A product: so many neighbouring threads take a row of the matrix, in words of 16 bytes or an element at a time.
 struct ProductPlan {
@@ -26,13 +26,10 @@ struct GatePlan {
 };
 
 __device__ __forceinline__ void meet(int ranks) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  if (ranks > 1) {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-    return;
-  }
-#endif
-  __syncthreads();
+  if (ranks > 1)
+    meet_cluster();
+  else
+    __syncthreads();
 }
 
 template <class T>
@@ -115,22 +112,12 @@ struct Layer {
   }
 };
 
+// Where another launch has folded parts: this CTA's share of the averages.
 template <class T>
-__global__ void __launch_bounds__(kThreads)
-    gate_kernel(const __grid_constant__ SqueezeExciteParams p, const __grid_constant__ GatePlan plan, int slices,
-                const float* values, float* means) {
-  extern __shared__ __align__(16) float shared[];  // the averages, then the hidden numbers
+__device__ __forceinline__ void average(const SqueezeExciteParams& p, const GatePlan& plan, int slices,
+                                        const float* values, float* mean, int rank, int n) {
   __shared__ float sums[kThreads];
-  const int rank = static_cast<int>(blockIdx.x) % plan.ranks, n = static_cast<int>(blockIdx.x) / plan.ranks;
-  const int C = static_cast<int>(p.x.size[1]), R = static_cast<int>(p.hidden), thread = threadIdx.x;
-  float *const mean = means + int64_t{n} * C, *const hidden = means + p.x.size[0] * C + int64_t{n} * R;
-  Layer<T> first = {static_cast<const T*>(p.weight1), p.bias1, p.bias_dtype, R, C, 0, 0, plan.product[0]};
-  Layer<T> second = {static_cast<const T*>(p.weight2), p.bias2, p.bias_dtype, C, R, 0, 0, plan.product[1]};
-  if (plan.settled) first.begin(rank);
-  grid_dependency_wait();
-  grid_dependency_release();
-  if (!plan.settled) first.begin(rank);
-
+  const int thread = threadIdx.x, C = static_cast<int>(p.x.size[1]);
   const int lanes = 1 << plan.log2_lanes, rows = kThreads >> plan.log2_lanes;
   const int column = thread & (lanes - 1), row = thread >> plan.log2_lanes;
   const float pixels = static_cast<float>(p.x.size[2] * p.x.size[3]);
@@ -149,9 +136,45 @@ __global__ void __launch_bounds__(kThreads)
     }
     __syncthreads();  // before the next channels overwrite what this one reads
   }
-  meet(plan.ranks);
+}
 
-  for (int c = thread; c < C; c += kThreads) shared[c] = mean[c];
+// kFolds: the launch sums the pixels itself, into `values`.
+template <class T, bool kFolds>
+__global__ void __launch_bounds__(kThreads)
+    gate_kernel(const __grid_constant__ SqueezeExciteParams p, const __grid_constant__ GatePlan plan,
+                const __grid_constant__ ImagePlan image, int slices, float* values, float* means) {
+  extern __shared__ __align__(16) float shared[];  // the averages, then the hidden numbers
+  const int rank = static_cast<int>(blockIdx.x) % plan.ranks, n = static_cast<int>(blockIdx.x) / plan.ranks;
+  const int C = static_cast<int>(p.x.size[1]), R = static_cast<int>(p.hidden), thread = threadIdx.x;
+  // Of a launch that folds, `means` are the counts of pixels, which no average here asks for.
+  float* const hidden = means + p.x.size[0] * (kFolds ? kCluster : C) + int64_t{n} * R;
+  Layer<T> first = {static_cast<const T*>(p.weight1), p.bias1, p.bias_dtype, R, C, 0, 0, plan.product[0]};
+  Layer<T> second = {static_cast<const T*>(p.weight2), p.bias2, p.bias_dtype, C, R, 0, 0, plan.product[1]};
+  if (plan.settled) first.begin(rank);
+  grid_dependency_wait();
+  grid_dependency_release();
+  if (!plan.settled) first.begin(rank);
+
+  if constexpr (kFolds) {
+    using Fold = SumFold<kLanes<T>>;
+    __shared__ Fold folds[kThreads];
+    float* const found = values + int64_t{n} * kCluster * C;
+    fold_image<T, Fold>(p.x, p.block_map, p.grid, image, n, rank, reinterpret_cast<int*>(shared), folds, found,
+                        means + int64_t{n} * kCluster);
+    meet_cluster();
+    const float pixels = static_cast<float>(p.x.size[2] * p.x.size[3]);
+    for (int c = thread; c < C; c += kThreads) {
+      float sum = 0.f;
+#pragma unroll
+      for (int r = 0; r < kCluster; ++r) sum += found[int64_t{r} * C + c];
+      shared[c] = sum / pixels;
+    }
+  } else {
+    float* const mean = means + int64_t{n} * C;
+    average<T>(p, plan, slices, values, mean, rank, n);
+    meet(plan.ranks);
+    for (int c = thread; c < C; c += kThreads) shared[c] = mean[c];
+  }
   __syncthreads();
   first.run(plan.ranks, shared, [&](int r, float sum) { hidden[r] = gate_step(p.activation, sum); });
   second.begin(rank);
@@ -174,29 +197,25 @@ ProductPlan plan_product(const void* data, int64_t rows, int64_t row, int ranks)
 
 template <class T>
 Status launch_type(const SqueezeExciteParams& p, void* workspace, const DeviceInfo& device, cudaStream_t stream) {
-  const FoldParts parts = cuda_parts(p);
-  SBNET_TRY((launch_fold<T, SumFold>(kOp, parts, workspace, device, stream)));
   const int64_t C = p.x.size[1], R = p.hidden;
   const int ranks = device.capability >= 90 ? kCluster : 1;
   GatePlan plan = {
       ranks, 5, inputs_settled(), {plan_product<T>(p.weight1, R, C, ranks), plan_product<T>(p.weight2, C, R, ranks)}};
   while (plan.log2_lanes < 8 && int64_t{plan.ranks} << plan.log2_lanes < C) ++plan.log2_lanes;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(p.x.size[0] * plan.ranks));
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = static_cast<size_t>(std::max(C, R)) * sizeof(float);
-  config.stream = stream;
-  cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {static_cast<unsigned>(plan.ranks), 1, 1};
-  config.attrs = attributes;
-  config.numAttrs = device.capability >= 90 ? 2 : 0;
-  SBNET_TRY(allow_shared<gate_kernel<T>>(kOp, device, static_cast<int>(kMostGateChannels * sizeof(float))));
-  SBNET_CUDA_TRY(kOp, cudaLaunchKernelEx(&config, gate_kernel<T>, p, plan, static_cast<int>(parts.slices),
-                                         static_cast<const float*>(workspace), gate_means(parts, workspace)));
-  return ok_status();
+  float* const values = static_cast<float*>(workspace);
+  ImagePlan image;
+  if (plan_image<T>(p.x, p.grid, device, &image)) {
+    const int64_t shared = std::max({C, R, int64_t{p.grid.count[0]} * p.grid.count[1]}) * sizeof(float);
+    SBNET_TRY((allow_shared<gate_kernel<T, true>>(kOp, device, static_cast<int>(kMostGateChannels * sizeof(float)))));
+    return launch_images(kOp, gate_kernel<T, true>, p.x.size[0], ranks, shared, stream, p, plan, image, 0, values,
+                         values + p.x.size[0] * kCluster * C);
+  }
+  const FoldParts parts = cuda_parts(p);
+  SBNET_TRY((launch_fold<T, SumFold>(kOp, parts, workspace, device, stream)));
+  const size_t shared = static_cast<size_t>(std::max(C, R)) * sizeof(float);
+  SBNET_TRY((allow_shared<gate_kernel<T, false>>(kOp, device, static_cast<int>(kMostGateChannels * sizeof(float)))));
+  return launch_images(kOp, gate_kernel<T, false>, p.x.size[0], ranks, shared, stream, p, plan, image,
+                       static_cast<int>(parts.slices), values, gate_means(parts, workspace));
 }
 
 }  // namespace
