@@ -19,7 +19,8 @@ from sbnet.ops import reduce_mask
 from sbnet.ops.common import mask_planes
 from sbnet.version import __version__
 
-CANDIDATES = {"cpu": (1, 2, 4, 8, 16, 32), "cuda": (8, 16, 32)}  # Hopper's kernels need multiples of 8
+# Hopper's kernels need multiples of 8, those of 1x1 layers multiples of 4.
+CANDIDATES = {"cpu": (1, 2, 4, 8, 16, 32), "cuda": (4, 8, 16, 32)}
 FORMAT = 1
 
 
@@ -60,7 +61,8 @@ PRICES = {
         "other": Price(0.12, 0.6),
     },
     # Where taps lie too far apart to share a patch, the general kernel loads one a tap, of 8x8 pixels row by row.
-    "cuda": dict.fromkeys(FORMS, Price(1.0)) | {"dilated": Price(1.0, least=16, small=3.4)},
+    "cuda": dict.fromkeys(FORMS, Price(1.0, least=8, small=6.0))
+    | {"1x1": Price(1.0), "depthwise": Price(1.0), "dilated": Price(1.0, least=16, small=3.4)},
 }
 CELL = {"cpu": 40.0, "cuda": 0.0}  # of a block of the plane, active or not: the list is made of all of them
 UNKNOWN: Work = Counter({"other": 64 * 9})  # of a plane that no convolution writes

@@ -172,9 +172,9 @@ def some_few_channels(rng: random.Random) -> dict:
     reach = tuple(dilation * (side - 1) + 1 for side in pair(kernel))
     return {
         "channels": rng.choice([1, 2, 3, 3, 3, 4]), "filters": rng.choice([1, 3, 8, 16, 17, 24, 32, 40, 64, 96, 128]),
-        "kernel": kernel, "stride": rng.choice([1, 1, 2, 2, 3, 4]), "dilation": dilation, "batch": rng.choice([1, 1, 2]),
+        "kernel": kernel, "stride": rng.choice([1, 1, 2, 2, 3, 4]), "dilation": dilation, "padding": rng.randint(0, 2),
         "size": (max(rng.randint(1, 40), reach[0]), max(rng.randint(1, 40), reach[1])),
-        "padding": rng.randint(0, 2), "block": rng.choice([1, 2, 4, 8, (8, 6), (3, 10), 16, 64]),
+        "batch": rng.choice([1, 1, 2]), "block": rng.choice([1, 2, 4, 8, (8, 6), (3, 10), 16, 64]),
         "density": rng.choice([0.0, 0.1, 0.4, 0.8, 1.0, 1.0]), "dtype": rng.choice([torch.float16, torch.bfloat16]),
     }  # fmt: skip
 

@@ -21,7 +21,8 @@ template <class T, int kHeld>
 __global__ void __launch_bounds__(kLayerThreads)
     layer_kernel(const __grid_constant__ NormParams p, const __grid_constant__ LayerPlan plan) {
   constexpr int kN = kLanes<T>;
-  extern __shared__ __align__(16) float numbers[];  // [C] weights, [C] biases
+  extern __shared__ __align__(16) float smem[];  // [C] weights, [C] biases
+  float* const numbers = smem;
   const int C = static_cast<int>(p.x.size[1]), lanes = 1 << plan.log2_lanes, lane = threadIdx.x & (lanes - 1);
   grid_dependency_wait();
   grid_dependency_release();

@@ -53,14 +53,14 @@ struct Args : CommonArgs {
 };
 
 // A list that counts as many rows as there are blocks is taken as one row of pixels, cut without regard to blocks,
-// where cells would reach over the edge of the plane (or `always`) and all pixels lie in a row.
+// where cells are small or would reach over the edge of the plane (or `always`) and all pixels lie in a row.
 inline bool in_a_row(const TensorView& t) {
   const Plane p = plane_of(t);
   return p.y == p.x * t.size[3] && p.n == p.y * t.size[2];
 }
 inline void allow_flat(const Conv2dParams& p, Args* a, bool always = false) {
   const double pixels = static_cast<double>(a->N) * a->H * a->W;
-  const bool pays = always || a->H % a->side || a->W % a->side;
+  const bool pays = always || a->side < 8 || a->H % a->side || a->W % a->side;
   // A phase of a transposed convolution may write another plane than the one it reads.
   const bool same = p.x.size[2] == p.y.size[2] && p.x.size[3] == p.y.size[3];
   const bool rows = same && in_a_row(p.x) && in_a_row(p.y) && (!p.residual.data || in_a_row(p.residual));
