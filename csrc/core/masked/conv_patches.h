@@ -15,8 +15,8 @@ inline bool reads_patches(const Conv2dParams& p) {
          row % 64 == 0 && row * R < 1 << 24 && pixel_strides(p.x).x == p.x.size[1];
 }
 
-// The same of patches that are pixels of R * S * C channels, with a stride of 1; the weight keeps its shape. What is 1x1
-// stays as it is.
+// The same of patches that are pixels of R * S * C channels, with a stride of 1; the weight keeps its shape. What is
+// 1x1 stays as it is.
 inline Conv2dParams as_patches(const Conv2dParams& p) {
   if (is_pixelwise(p)) return p;
   Conv2dParams q = p;

@@ -52,14 +52,15 @@ template <class T, class Fold>
 __global__ void __launch_bounds__(kImageThreads)
     image_kernel(const __grid_constant__ AdaptivePoolParams p, const __grid_constant__ ImagePlan plan, float* values,
                  float* counts) {
-  extern __shared__ int blocks[];
+  extern __shared__ __align__(16) int smem[];  // blocks
   __shared__ Fold folds[kImageThreads];
   const int n = static_cast<int>(blockIdx.x) / kImageRanks, rank = static_cast<int>(blockIdx.x) % kImageRanks;
   const int C = static_cast<int>(p.x.size[1]);
   grid_dependency_wait();
   grid_dependency_release();
   float *const found = values + int64_t{n} * kImageRanks * C, *const pixels = counts + n * kImageRanks;
-  fold_image<T, Fold>(p.x, p.block_map, p.grid, plan, n, rank, blocks, folds, found, pixels);
+  const int active = list_image(p.block_map, p.grid, n, smem);
+  fold_image<T, Fold>(p.x, p.grid, plan, n, active, rank, smem, folds, found, pixels);
   meet_cluster();
   T* const y = static_cast<T*>(p.y.data) + n * p.y.stride[0];
   for (int c = rank * kImageThreads + static_cast<int>(threadIdx.x); c < C; c += kImageRanks * kImageThreads) {

@@ -1,8 +1,8 @@
 // Depthwise convolution of the usual square kernels, with as many outputs as inputs, channels_last. A thread computes a
 // strip of neighbouring pixels for four channels, of large kernels with stride 1 in two rows, and has two or three
-// rows of their input under way at once: a sparse list leaves each multiprocessor few threads, and what they wait for is most
-// of the time. A long list is bound by instructions: a row that serves two rows of outputs is loaded and made float
-// once.
+// rows of their input under way at once: a sparse list leaves each multiprocessor few threads, and what they wait for
+// is most of the time. A long list is bound by instructions: a row that serves two rows of outputs is loaded and made
+// float once.
 #pragma once
 #include <type_traits>
 
@@ -53,8 +53,7 @@ __device__ __forceinline__ Strip locate_strip(const Conv2dParams& p, const Squar
   const int in_block = static_cast<int>(column) * kStrip;
   const Pixel first{b.n, b.i * grid.size[0] + static_cast<int>(row), b.j * grid.size[1] + in_block};
   const int pixels = min(min(kStrip, grid.size[1] - in_block), static_cast<int>(p.y.size[3]) - first.column);
-  const int rows =
-      min(min(kDown, grid.size[0] - static_cast<int>(row)), static_cast<int>(p.y.size[2]) - first.row);
+  const int rows = min(min(kDown, grid.size[0] - static_cast<int>(row)), static_cast<int>(p.y.size[2]) - first.row);
   return {first, rows > 0 ? pixels : 0, rows};
 }
 
@@ -159,8 +158,8 @@ __global__ void __launch_bounds__(kSquareThreads, kSize > 3 ? 3 : 4)
             const float4 w = weights[tap * kSize + s][lane];
 #pragma unroll
             for (int i = 0; i < kStrip; ++i) {
-              const float(&from)[kQuad] = v[i * kStride + s];
-              float(&to)[kQuad] = sums[d][i];
+              const float (&from)[kQuad] = v[i * kStride + s];
+              float (&to)[kQuad] = sums[d][i];
               to[0] = fmaf(from[0], w.x, to[0]), to[1] = fmaf(from[1], w.y, to[1]);
               to[2] = fmaf(from[2], w.z, to[2]), to[3] = fmaf(from[3], w.w, to[3]);
             }
@@ -176,17 +175,17 @@ __global__ void __launch_bounds__(kSquareThreads, kSize > 3 ? 3 : 4)
       Output to[kStrip];
 #pragma unroll
       for (int i = 0; i < kStrip; ++i)
-        to[i] = i < at.pixels && d < at.rows ? Output{first.y + d * p.y.stride[2] + i * p.y.stride[3],
-                                                      first.residual + d * p.residual.stride[2] +
-                                                          i * p.residual.stride[3]}
-                                             : Output{-1, 0};
+        to[i] = i < at.pixels && d < at.rows
+                    ? Output{first.y + d * p.y.stride[2] + i * p.y.stride[3],
+                             first.residual + d * p.residual.stride[2] + i * p.residual.stride[3]}
+                    : Output{-1, 0};
       finish_outputs<T>(p, plan.vector_y, plan.vector_residual, sums[d], to, k, K);
     }
   }
 }
 
-// Strips of the active list, `down` rows high: a block has so many in a row and so many rows. A block wider than the plane is the
-// only one of its row: no more strips than the plane has.
+// Strips of the active list, `down` rows high: a block has so many in a row and so many rows. A block wider than the
+// plane is the only one of its row: no more strips than the plane has.
 struct StripCounts {
   int64_t rows, in_row, all;
   explicit StripCounts(const Conv2dParams& p, int down = 1)

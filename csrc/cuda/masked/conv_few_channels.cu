@@ -56,8 +56,8 @@ struct Operand {
   Quad taps[2][kSteps];
 };
 
-// kColumns: the output channels in eights; kMost: input channels at most; kSteps: of four taps. Weights stay in shared memory: registers
-// hold those of 64 channels only by spilling.
+// kColumns: the output channels in eights; kMost: input channels at most; kSteps: of four taps. Weights stay in shared
+// memory: registers hold those of 64 channels only by spilling.
 template <class T, int kColumns, int kMost, int kSteps>
 __global__ void __launch_bounds__(kThreads, kColumns >= 8   ? 2
                                             : kColumns == 4 ? 3

@@ -21,16 +21,10 @@ __device__ __forceinline__ void meet_cluster() {
 #endif
 }
 
-// Every thread of CTA `rank` of image n: its share's folds go to values[rank] [C] and counts[rank]. blocks: [grid], and
-// folds: [kImageThreads], in shared memory. The order of additions follows from the mask alone.
-template <class T, class Fold>
-__device__ __forceinline__ void fold_image(const TensorView& x, const int32_t* block_map, const BlockGrid& grid,
-                                           const ImagePlan& plan, int n, int rank, int* blocks, Fold* folds,
-                                           float* values, float* counts) {
-  constexpr int kN = Fold::kN, kUnderWay = 4;
+// The active blocks of image n, in order, to `blocks` [grid] in shared memory. Returns how many there are.
+__device__ __forceinline__ int list_image(const int32_t* block_map, const BlockGrid& grid, int n, int* blocks) {
   __shared__ int of_warps[kImageThreads / 32];
-  const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
-  const int all = grid.count[0] * grid.count[1];
+  const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5, all = grid.count[0] * grid.count[1];
   int active = 0;
   for (int base = 0; base < all; base += kImageThreads) {
     const int at = base + thread;
@@ -46,39 +40,63 @@ __device__ __forceinline__ void fold_image(const TensorView& x, const int32_t* b
     if (is_active) blocks[before + __popc(flags & ((1u << lane) - 1))] = at;
     __syncthreads();
   }
+  return active;
+}
 
+// body(row, column, in), each argument an array of kTogether pixels, for this thread's pixels of the share of CTA
+// `rank`: a thread keeps to its word of channels. `in`: is there such a pixel?
+template <int kTogether, class Body>
+__device__ __forceinline__ void for_share(const TensorView& x, const BlockGrid& grid, const ImagePlan& plan, int active,
+                                          int rank, const int* blocks, const Body& body) {
+  const int own = static_cast<int>(plan.words.quotient(threadIdx.x));
+  if (own >= plan.rows) return;
+  const int64_t pixels = int64_t{active} * plan.pixels.divisor;
+  const int begin = static_cast<int>(pixels * rank / kImageRanks), end = pixels * (rank + 1) / kImageRanks;
+  for (int first = begin + own; first < end; first += kTogether * plan.rows) {
+    uint32_t row[kTogether], column[kTogether];
+    bool in[kTogether];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const int pixel = first + i * plan.rows;
+      uint32_t slot, rest, block_row, block_column;
+      plan.pixels.divmod(pixel < end ? pixel : first, &slot, &rest);
+      plan.width.divmod(rest, &row[i], &column[i]);
+      plan.columns.divmod(blocks[slot], &block_row, &block_column);
+      row[i] += block_row * grid.size[0], column[i] += block_column * grid.size[1];
+      in[i] = pixel < end && row[i] < x.size[2] && column[i] < x.size[3];
+    }
+    body(row, column, in);
+  }
+}
+
+// Every thread of CTA `rank` of image n: its share's folds go to values[rank] [C] and counts[rank]. folds:
+// [kImageThreads] in shared memory. The order of additions follows from the mask alone.
+template <class T, class Fold>
+__device__ __forceinline__ void fold_image(const TensorView& x, const BlockGrid& grid, const ImagePlan& plan, int n,
+                                           int active, int rank, const int* blocks, Fold* folds, float* values,
+                                           float* counts) {
+  constexpr int kN = Fold::kN, kTogether = 4;
+  const int thread = threadIdx.x;
   uint32_t row_of_thread, word;
   plan.words.divmod(thread, &row_of_thread, &word);
-  const int64_t pixels = int64_t{active} * plan.pixels.divisor;
-  const int end = static_cast<int>(pixels * (rank + 1) / kImageRanks);
   const T* image = static_cast<const T*>(x.data) + n * x.stride[0] + int64_t{word} * kN;
   Fold found;
   found.clear();
-  const int own = static_cast<int>(row_of_thread) < plan.rows ? static_cast<int>(row_of_thread) : end;
-  for (int first = static_cast<int>(pixels * rank / kImageRanks) + own; first < end;
-       first += kUnderWay * plan.rows) {
-    Word<T, kN> loaded[kUnderWay];
-    bool in[kUnderWay];
+  for_share<kTogether>(x, grid, plan, active, rank, blocks, [&](const auto& row, const auto& column, const auto& in) {
+    Word<T, kN> loaded[kTogether];
 #pragma unroll
-    for (int i = 0; i < kUnderWay; ++i) {
-      const int pixel = first + i * plan.rows;
-      uint32_t slot, rest, row, column, block_row, block_column;
-      plan.pixels.divmod(pixel < end ? pixel : first, &slot, &rest);
-      plan.width.divmod(rest, &row, &column);
-      plan.columns.divmod(blocks[slot], &block_row, &block_column);
-      row += block_row * grid.size[0], column += block_column * grid.size[1];
-      in[i] = pixel < end && row < x.size[2] && column < x.size[3];
-      if (in[i]) loaded[i] = *reinterpret_cast<const Word<T, kN>*>(image + row * x.stride[2] + column * x.stride[3]);
-    }
+    for (int i = 0; i < kTogether; ++i)
+      if (in[i])
+        loaded[i] = *reinterpret_cast<const Word<T, kN>*>(image + row[i] * x.stride[2] + column[i] * x.stride[3]);
 #pragma unroll
-    for (int i = 0; i < kUnderWay; ++i) {
+    for (int i = 0; i < kTogether; ++i) {
       if (!in[i]) continue;
       float taken[kN];
 #pragma unroll
       for (int e = 0; e < kN; ++e) taken[e] = to_float(loaded[i].channel[e]);
       found.add(taken);
     }
-  }
+  });
   folds[thread] = found;
   __syncthreads();
   int half = 1;

@@ -1,7 +1,7 @@
-// sparse_squeeze_excite2d on CUDA: one launch folds the blocks of parts (block_fold.cuh), one does the rest; or one does
-// all (image_fold.cuh). A cluster of CTAs takes a sample (where there are no clusters, one CTA): each averages some
-// channels, or sums some pixels, then, when all have, gives some hidden numbers, then some of the gate's. What they tell
-// one another goes through the workspace.
+// sparse_squeeze_excite2d on CUDA: one launch folds the blocks of parts (block_fold.cuh), one does the rest; or one
+// does all (image_fold.cuh). A cluster of CTAs takes a sample (where there are no clusters, one CTA): each averages
+// some channels, or sums some pixels, then, when all have, gives some hidden numbers, then some of the gate's. What
+// they tell one another goes through the workspace. The in-place op multiplies by the gate what has just been read.
 #include "core/masked/squeeze_excite.h"
 #include "core/settled.h"
 #include "cuda/masked/image_fold.cuh"
@@ -138,29 +138,61 @@ __device__ __forceinline__ void average(const SqueezeExciteParams& p, const Gate
   }
 }
 
-// kFolds: the launch sums the pixels itself, into `values`.
+template <class T, int kN, class Gate>
+__device__ __forceinline__ void scale_word(const SqueezeExciteParams& p, int64_t n, int64_t row, int64_t column,
+                                           int64_t c, const Gate& gate) {
+  const auto at = [&](const TensorView& t) {
+    return n * t.stride[0] + c * t.stride[1] + row * t.stride[2] + column * t.stride[3];
+  };
+  Word<T, kN> word = *reinterpret_cast<const Word<T, kN>*>(static_cast<const T*>(p.x.data) + at(p.x));
+#pragma unroll
+  for (int e = 0; e < kN; ++e) word.channel[e] = from_float<T>(to_float(word.channel[e]) * gate(e));
+  *reinterpret_cast<Word<T, kN>*>(static_cast<T*>(p.scaled.data) + at(p.scaled)) = word;
+}
+
+// This CTA's share of x times the gates [C] in shared memory: pixels that it has read before.
+template <class T>
+__device__ __forceinline__ void scale_share(const SqueezeExciteParams& p, const ImagePlan& plan, int n, int active,
+                                            int rank, const int* blocks, const float* gates) {
+  constexpr int kN = kLanes<T>, kTogether = 4;
+  const int64_t c = static_cast<int64_t>(threadIdx.x - plan.words.quotient(threadIdx.x) * plan.words.divisor) * kN;
+  float own[kN];
+#pragma unroll
+  for (int e = 0; e < kN; ++e) own[e] = gates[c + e];
+  for_share<kTogether>(p.x, p.grid, plan, active, rank, blocks,
+                       [&](const auto& row, const auto& column, const auto& in) {
+#pragma unroll
+                         for (int i = 0; i < kTogether; ++i)
+                           if (in[i]) scale_word<T, kN>(p, n, row[i], column[i], c, [&](int e) { return own[e]; });
+                       });
+}
+
+// kFolds: the launch sums the pixels itself, into `values`, and multiplies them by the gate where p.scaled is there.
 template <class T, bool kFolds>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kFolds ? 2 : 1)  // clusters of 16 images fit a device at once
     gate_kernel(const __grid_constant__ SqueezeExciteParams p, const __grid_constant__ GatePlan plan,
                 const __grid_constant__ ImagePlan image, int slices, float* values, float* means) {
-  extern __shared__ __align__(16) float shared[];  // the averages, then the hidden numbers
+  extern __shared__ __align__(16) float shared[];  // the averages, the hidden numbers, the gates; kFolds: then blocks
   const int rank = static_cast<int>(blockIdx.x) % plan.ranks, n = static_cast<int>(blockIdx.x) / plan.ranks;
   const int C = static_cast<int>(p.x.size[1]), R = static_cast<int>(p.hidden), thread = threadIdx.x;
   // Of a launch that folds, `means` are the counts of pixels, which no average here asks for.
   float* const hidden = means + p.x.size[0] * (kFolds ? kCluster : C) + int64_t{n} * R;
   Layer<T> first = {static_cast<const T*>(p.weight1), p.bias1, p.bias_dtype, R, C, 0, 0, plan.product[0]};
   Layer<T> second = {static_cast<const T*>(p.weight2), p.bias2, p.bias_dtype, C, R, 0, 0, plan.product[1]};
-  if (plan.settled) first.begin(rank);
+  if (plan.settled && !kFolds) first.begin(rank);
   grid_dependency_wait();
   grid_dependency_release();
-  if (!plan.settled) first.begin(rank);
+  if (!plan.settled && !kFolds) first.begin(rank);
 
+  int* const blocks = reinterpret_cast<int*>(shared + max(C, R));
+  int active = 0;
   if constexpr (kFolds) {
     using Fold = SumFold<kLanes<T>>;
     __shared__ Fold folds[kThreads];
     float* const found = values + int64_t{n} * kCluster * C;
-    fold_image<T, Fold>(p.x, p.block_map, p.grid, image, n, rank, reinterpret_cast<int*>(shared), folds, found,
-                        means + int64_t{n} * kCluster);
+    active = list_image(p.block_map, p.grid, n, blocks);
+    fold_image<T, Fold>(p.x, p.grid, image, n, active, rank, blocks, folds, found, means + int64_t{n} * kCluster);
+    first.begin(rank);
     meet_cluster();
     const float pixels = static_cast<float>(p.x.size[2] * p.x.size[3]);
     for (int c = thread; c < C; c += kThreads) {
@@ -185,6 +217,36 @@ __global__ void __launch_bounds__(kThreads)
   T* const y = static_cast<T*>(p.y.data) + n * p.y.stride[0];
   second.run(plan.ranks, shared,
              [&](int c, float sum) { y[c * p.y.stride[1]] = from_float<T>(gate_step(p.gate, sum)); });
+  if constexpr (kFolds) {
+    if (!p.scaled.data) return;
+    meet_cluster();
+    for (int c = thread; c < C; c += kThreads) shared[c] = to_float(y[c * p.y.stride[1]]);
+    __syncthreads();
+    scale_share<T>(p, image, n, active, rank, blocks, shared);
+  }
+}
+
+// Where another launch has folded, yet another scales: a thread takes a word of a block's pixel.
+template <class T, int kN>
+__global__ void __launch_bounds__(kThreads) scale_kernel(const __grid_constant__ SqueezeExciteParams p) {
+  grid_dependency_wait();
+  grid_dependency_release();
+  const int words = static_cast<int>(p.x.size[1] / kN), blocks = p.grid.count[0] * p.grid.count[1];
+  const int height = p.grid.size[0], width = p.grid.size[1];
+  for (int64_t block = blockIdx.x; block < p.x.size[0] * blocks; block += gridDim.x) {
+    if (p.block_map[block] < 0) continue;
+    const int64_t n = block / blocks;
+    const int at = static_cast<int>(block - n * blocks), top = at / p.grid.count[1] * height,
+              left = at % p.grid.count[1] * width;
+    for (int64_t i = threadIdx.x; i < int64_t{height} * width * words; i += kThreads) {
+      const int pixel = static_cast<int>(i / words), row = top + pixel / width, column = left + pixel % width;
+      if (row >= p.x.size[2] || column >= p.x.size[3]) continue;
+      const int64_t c = (i - int64_t{pixel} * words) * kN;
+      scale_word<T, kN>(p, n, row, column, c, [&](int e) {
+        return to_float(static_cast<const T*>(p.y.data)[n * p.y.stride[0] + (c + e) * p.y.stride[1]]);
+      });
+    }
+  }
 }
 
 // As many threads a row as let a CTA take all of its rows at once.
@@ -204,9 +266,11 @@ Status launch_type(const SqueezeExciteParams& p, void* workspace, const DeviceIn
   while (plan.log2_lanes < 8 && int64_t{plan.ranks} << plan.log2_lanes < C) ++plan.log2_lanes;
   float* const values = static_cast<float*>(workspace);
   ImagePlan image;
-  if (plan_image<T>(p.x, p.grid, device, &image)) {
-    const int64_t shared = std::max({C, R, int64_t{p.grid.count[0]} * p.grid.count[1]}) * sizeof(float);
-    SBNET_TRY((allow_shared<gate_kernel<T, true>>(kOp, device, static_cast<int>(kMostGateChannels * sizeof(float)))));
+  const bool vectors = !p.scaled.data || channels_vectorize(p.scaled);
+  if (vectors && plan_image<T>(p.x, p.grid, device, &image)) {
+    constexpr int kMost = static_cast<int>((kMostGateChannels + kMostImageBlocks) * sizeof(float));
+    const int64_t shared = (std::max(C, R) + int64_t{p.grid.count[0]} * p.grid.count[1]) * sizeof(float);
+    SBNET_TRY((allow_shared<gate_kernel<T, true>>(kOp, device, kMost)));
     return launch_images(kOp, gate_kernel<T, true>, p.x.size[0], ranks, shared, stream, p, plan, image, 0, values,
                          values + p.x.size[0] * kCluster * C);
   }
@@ -214,8 +278,15 @@ Status launch_type(const SqueezeExciteParams& p, void* workspace, const DeviceIn
   SBNET_TRY((launch_fold<T, SumFold>(kOp, parts, workspace, device, stream)));
   const size_t shared = static_cast<size_t>(std::max(C, R)) * sizeof(float);
   SBNET_TRY((allow_shared<gate_kernel<T, false>>(kOp, device, static_cast<int>(kMostGateChannels * sizeof(float)))));
-  return launch_images(kOp, gate_kernel<T, false>, p.x.size[0], ranks, shared, stream, p, plan, image,
-                       static_cast<int>(parts.slices), values, gate_means(parts, workspace));
+  SBNET_TRY(launch_images(kOp, gate_kernel<T, false>, p.x.size[0], ranks, shared, stream, p, plan, image,
+                          static_cast<int>(parts.slices), values, gate_means(parts, workspace)));
+  if (!p.scaled.data) return ok_status();
+  const int64_t all = p.x.size[0] * p.grid.count[0] * p.grid.count[1], most = int64_t{device.sm_count} * 8;
+  const dim3 ctas(static_cast<unsigned>(std::min(all, most)));
+  const bool words = vectors && C % kLanes<T> == 0 && channels_vectorize(p.x);
+  const auto kernel = words ? scale_kernel<T, kLanes<T>> : scale_kernel<T, 1>;
+  SBNET_CUDA_TRY(kOp, launch_dependent(device, kernel, ctas, dim3(kThreads), 0, stream, p));
+  return ok_status();
 }
 
 }  // namespace
