@@ -51,9 +51,7 @@ class Rates(NamedTuple):
     cache: int
 
 
-def launches(
-    compiled: Compiled, inputs: Sequence[Any], mask: Tensor, margin: int, calls: int
-) -> list[Launches]:
+def launches(compiled: Compiled, inputs: Sequence[Any], mask: Tensor, margin: int, calls: int) -> list[Launches]:
     """Runs a call outside of its CUDA graph, waiting after every node, `calls` times: medians.
 
     Raises:

@@ -244,6 +244,15 @@ def _pixel(node: Node, get: Get, out: Tensor, active: ActiveBlocks, clear: Fring
         zero(out, clear)
 
 
+def scale_by_gate(node: Node, get: Get, out: Tensor, active: ActiveBlocks) -> None:
+    """out = x times what a squeeze_excite node of x gives, on the active blocks."""
+    layers = [None if v is None else get(v) for v in map(node.params.get, ("weight1", "weight2", "bias1", "bias2"))]
+    torch.ops.sbnet.sparse_squeeze_excite2d_.default(
+        get(node.args[0]), *layers, active.block_map, active.grid.numbers(), node.options["activation"],
+        node.options["gate"], out,
+    )  # fmt: skip
+
+
 def _own(x: Tensor) -> Tensor:
     return x if x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last) else x.contiguous()
 

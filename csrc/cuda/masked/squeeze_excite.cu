@@ -38,9 +38,8 @@ __device__ __forceinline__ float bias_at(const void* data, DType dtype, int64_t 
   return dtype == DType::kF32 ? static_cast<const float*>(data)[k] : to_float(static_cast<const T*>(data)[k]);
 }
 
-constexpr int kHeld = 8;  // words that a thread has under way
-
-template <class T, int kN>
+// kHeld: words that a thread has under way.
+template <class T, int kN, int kHeld>
 struct Held {
   Word<T, kN> word[kHeld];
 
@@ -67,7 +66,7 @@ struct Held {
 
 // One of the two layers, matrix [rows, n] and vector: each CTA of a sample gives some numbers. What needs no vector is
 // loaded by `begin`, before the CTAs have met.
-template <class T>
+template <class T, int kHeld>
 struct Layer {
   static constexpr int kWord = kLanes<T>;
   const T* matrix;
@@ -76,7 +75,7 @@ struct Layer {
   int rows, n, row, lane;
   ProductPlan plan;
   float own_bias;
-  Held<T, kWord> held;
+  Held<T, kWord, kHeld> held;
 
   __device__ void begin(int rank) {
     row = rank * plan.rows + static_cast<int>(threadIdx.x) / plan.lanes;
@@ -97,7 +96,7 @@ struct Layer {
         }
       } else {
         for (int first = 0; first < n; first += kHeld * plan.lanes) {
-          Held<T, 1> few;
+          Held<T, 1, kHeld> few;
           few.load(from, inside ? n : 0, first, lane, plan.lanes);
           sum += few.times(vector, inside ? n : 0, first, lane, plan.lanes);
         }
@@ -177,8 +176,9 @@ __global__ void __launch_bounds__(kThreads, kFolds ? 2 : 1)  // clusters of 16 i
   const int C = static_cast<int>(p.x.size[1]), R = static_cast<int>(p.hidden), thread = threadIdx.x;
   // Of a launch that folds, `means` are the counts of pixels, which no average here asks for.
   float* const hidden = means + p.x.size[0] * (kFolds ? kCluster : C) + int64_t{n} * R;
-  Layer<T> first = {static_cast<const T*>(p.weight1), p.bias1, p.bias_dtype, R, C, 0, 0, plan.product[0]};
-  Layer<T> second = {static_cast<const T*>(p.weight2), p.bias2, p.bias_dtype, C, R, 0, 0, plan.product[1]};
+  constexpr int kHeld = kFolds ? 4 : 8;
+  Layer<T, kHeld> first = {static_cast<const T*>(p.weight1), p.bias1, p.bias_dtype, R, C, 0, 0, plan.product[0]};
+  Layer<T, kHeld> second = {static_cast<const T*>(p.weight2), p.bias2, p.bias_dtype, C, R, 0, 0, plan.product[1]};
   if (plan.settled && !kFolds) first.begin(rank);
   grid_dependency_wait();
   grid_dependency_release();

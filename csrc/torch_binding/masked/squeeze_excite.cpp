@@ -17,8 +17,8 @@ Tensor matrix(const Call& call, const char* argument, const Tensor& weight, cons
 }
 
 // The gate; `out`, if given, becomes x times it.
-Tensor run(const char* op, const Tensor& x, Tensor weight1, Tensor weight2, const std::optional<Tensor>& bias1,
-           const std::optional<Tensor>& bias2, const Tensor& block_map, Ints grid, const std::string& activation,
+Tensor run(const char* op, const Tensor& x, Tensor weight1, Tensor weight2, std::optional<Tensor> bias1,
+           std::optional<Tensor> bias2, const Tensor& block_map, Ints grid, const std::string& activation,
            const std::string& gate, const Tensor* out) {
   const Call call(op, "x", x);
   check_rank(op, "x", x, 4);
