@@ -12,15 +12,12 @@ from torch.utils._pytree import tree_leaves
 
 import sbnet
 from sbnet.graph.axes import op_name
-from sbnet.graph.capture import capture
-from sbnet.graph.constants import Constants
-from sbnet.graph.functional import PlannedModule
 from sbnet.graph.ir import Graph, Node, Value
 from sbnet.graph.oracle import CachedOracle, PlaneMasks, exact_pixels, masked_oracle
-from sbnet.graph.passes import fold_affine, fuse_activations, fuse_residuals, merge_branches, optimise
-from sbnet.graph.plan import plan
+from sbnet.graph.passes import fold_affine, fuse_activations, fuse_residuals, merge_branches
 from support.contract import assert_holds, poison
 from support.networks import lively
+from support.planned import for_cuda
 from support.small_nets import SIZE, C, Net, layer
 
 
@@ -341,19 +338,6 @@ class Gates(nn.Module):
         ]
 
 
-def for_cuda(net: nn.Module) -> Graph:
-    """The graph of a plan for CUDA, which gives what the masked contract says, tried on the CPU."""
-    graph = optimise(capture(lively(net.eval()), (torch.zeros(1, 3, *SIZE),)))
-    planned = plan(graph, 4, device="cuda")
-    run = PlannedModule(planned, Constants(graph, torch.device("cpu"), torch.float32))
-    x, mask = next(frames())
-    masks = PlaneMasks(mask[:1], 4)
-    with torch.no_grad():
-        got, exact = run(x[:1], mask[:1]), masked_oracle(copy.deepcopy(net).double(), [x[:1].double()], masks)
-    assert_holds(got, masked_oracle(net, [x[:1]], masks), exact, type(net).__name__)
-    return planned.graph
-
-
 def test_gates_are_activated_by_programs_on_cuda():
     nodes = for_cuda(Gates()).nodes
     programs = [node.options["program"] for node in nodes if node.kind == "pixel"]
@@ -368,30 +352,6 @@ def test_gates_are_activated_by_programs_on_cuda():
     assert [name for name in ("hardsigmoid", "exp", "tanh", "sigmoid") for _ in range(dense.count(name))] == [
         "tanh", "sigmoid", "sigmoid",
     ]  # fmt: skip
-
-
-class Siblings(nn.Module):
-    """Heads that begin alike; of the others one differs by its window, one by its activation, one is an output."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = layer(3, 16)
-        self.heads = nn.ModuleList(layer(16, c) for c in (8, 24, 16))
-        self.ends = nn.ModuleList(layer(c, 8, 1) for c in (8, 24, 16))
-        self.wide, self.active = layer(16, 8, 1), layer(16, 8)
-        self.rest = nn.ModuleList(layer(8, 8, 1) for _ in range(2))
-
-    def forward(self, x: Tensor):
-        y = self.body(x)
-        heads = [end(head(y)) for head, end in zip(self.heads, self.ends, strict=True)]
-        return [*heads, self.rest[0](self.wide(y)), self.rest[1](F.relu(self.active(y))), self.heads[0](y) * 2]
-
-
-def test_convolutions_of_one_map_with_one_window_are_one_on_cuda():
-    nodes = for_cuda(Siblings()).nodes
-    read = [n for n in nodes if n.kind == "conv" and n.args[0].shape[1] == 16 and n.params["weight"].shape[2] == 3]
-    assert sorted(n.output.shape[1] for n in read) == [8, 8, 48]
-    assert [n.options["start"] for n in nodes if n.kind == "slice"] == [0, 8, 32]
 
 
 def test_sums_of_few_channels_are_programs_on_cuda():

@@ -200,12 +200,11 @@ def some(rng: random.Random, kernel: str) -> dict:
     size = (rng.randint(1, 40), rng.randint(1, 40))
     if kernel in ("3x3 stride 2", "stem") or (kernel in ("1x1", "1x1 wide") and rng.random() < 0.3):
         stride = 2
-    if kernel == "stem":
-        size = (size[0] * 2, size[1] // 8 * 8 + 8)
+    size = (size[0] * 2, size[1] // 8 * 8 + 8) if kernel == "stem" else size
     side, inputs = {"s": 7, "3": 3, "1": 1}[kernel[0]], rng.choice(sizes[kernel][0])
     if side == 1 and rng.random() < 0.3:  # patches
-        side, inputs = rng.choice([(2, 32), (2, 64), (2, 96), (4, 16), (3, 64), (8, 8)])
-        inputs *= 2 if kernel == "1x1 wide" else 6 if kernel == "1x1 split" else 1
+        side, inputs = rng.choice([(2, 32), (2, 96), (4, 16), (3, 64), (8, 8)])
+        inputs *= {"1x1 wide": 2, "1x1 split": 6}.get(kernel, 1)
         stride, size = side, (size[0] * side + rng.randrange(side), size[1] * side + rng.randrange(side))
     return {
         "channels": inputs, "filters": rng.choice(sizes[kernel][1]), "size": size,
