@@ -15,14 +15,15 @@ from sbnet import _library
 from sbnet.active import ActiveBlocks, Fringe
 from sbnet.engine.lists import Lists
 from sbnet.engine.pooled import PooledNodes, product
-from sbnet.engine.replay import RECORDED, RecordedLists, RecordedNodes
-from sbnet.engine.steps import WRITTEN, Context, copy, run, scale_by_gate
+from sbnet.engine.replay import RecordedLists, RecordedNodes
 from sbnet.engine.streams import Streams
 from sbnet.geometry import Pair, Window
 from sbnet.graph.axes import Axes, op_name
 from sbnet.graph.constants import Constants
-from sbnet.graph.functional import adaptive_pool, listed_as, squeeze_excite, whole
 from sbnet.graph.ir import Node, Value
+from sbnet.graph.kinds import Context, Given, Target, kind_of
+from sbnet.graph.kinds.channels import copy
+from sbnet.graph.kinds.kind import Get
 from sbnet.graph.lists import all_pixels, lists_of
 from sbnet.graph.passes.chains import chains
 from sbnet.graph.passes.gates import gates_that_scale
@@ -31,9 +32,6 @@ from sbnet.graph.passes.storage import store
 from sbnet.graph.plan import Plan
 from sbnet.ops import sparse_fill_
 from sbnet.ops.common import mask_planes
-from sbnet.ops.masked.pointwise import in_vectors
-
-Get = Callable[[Value], Tensor]
 
 
 def without_grad(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -87,7 +85,7 @@ class Executor:
         self.plan, self.device, self.nodes = plan, constants.device, plan.graph.nodes
         self.context = Context(constants, {}, allow_tf32, plan.mode == "cached", plan.mode != "masked")
         self.chains = chains(plan) if self.device.type == "cpu" else {}
-        self.storage = store(plan, WRITTEN, self.chains, side_by_side=self.device.type == "cuda")
+        self.storage = store(plan, self.chains, side_by_side=self.device.type == "cuda")
         self.lists = lists_of(plan, self.storage)
         self._made = constants.made
         if self.device.type == "cpu":
@@ -114,7 +112,7 @@ class Executor:
         cuda = self.device.type == "cuda" and bool(self.previous)
         self._aside = torch.cuda.Stream(self.device) if cuda else None
         beside = self.storage.lanes
-        self._streams = None if beside is None else Streams(beside, self.nodes, WRITTEN, self.device)
+        self._streams = None if beside is None else Streams(beside, self.nodes, self.device)
         # Cached: what dense nodes gave for the frame before. A CUDA graph writes there: it stays as long as this does.
         self.kept_dense: dict[Value, Tensor] = {}
         # On a CPU calls repeat what one has noted; not with SBNET_DEBUG=1, whose checks are the ops'.
@@ -128,12 +126,9 @@ class Executor:
 
     def _lasts(self, node: Node) -> bool:
         """Does a node read and write tensors that stay where they are, by ops that recordings note?"""
-        if node not in self._pooled.forms and (node.kind not in RECORDED or node not in self._spots):
+        repeats = node in self._spots and kind_of(node).lasts(node, self.context)
+        if not repeats and node not in self._pooled.forms:
             return False
-        if node.kind == "pixel" and not in_vectors(node.options.get("program")):
-            return False  # PyTorch's
-        if node.kind == "norm" and self.context.everywhere and node.options["method"] == "group":
-            return False  # PyTorch's
         read = [v for v, _ in self.storage.copies[node]] if node.kind == "cat" else node.inputs()
         return all(v in self.tensors or (v.constant and not _uncounted(v)) for v in read)
 
@@ -285,12 +280,12 @@ class Executor:
             return
         if node in self._scaling:
             out = self._spots[self._scaling[node]]
-            scale_by_gate(node, get, out.out, lists.active[out.blocks])
+            kind_of(node).step(node, get, Target(out.out, lists.active[out.blocks], None), self.context)
         elif spot is None and node.kind == "slice":
             start = node.options["start"]
             env[node.output] = get(node.args[0])[:, start : start + node.output.shape[1]]
         elif node in self._pooled.forms:
-            listed = listed_as(node, self.plan.mode)
+            listed = kind_of(node).listed(node, self.plan.mode)
             self._pooled(node, get, None if listed is None else lists.active[self.lists.of(listed)])
         elif spot is None:
             self._dense(node, env, get, lists.active)
@@ -300,7 +295,7 @@ class Executor:
                 clear = lists.stale.get(spot.stale)
             blocks = lists.active[spot.blocks]
             if node.kind != "cat":
-                run(node, get, spot.out, blocks, clear, self.context)
+                kind_of(node).step(node, get, Target(spot.out, blocks, clear), self.context)
                 return
             for value, start in self.storage.copies[node]:
                 base = start - spot.start
@@ -322,18 +317,14 @@ class Executor:
 
         args, kwargs = pytree.tree_map(value, (node.args, node.kwargs))
         params = {name: get(v) for name, v in node.params.items()}
-        if node.kind == "adaptive_pool":
-            listed = listed_as(node, self.plan.mode)
-            found: Any = adaptive_pool(node, args[0], None if listed is None else active[self.lists.of(listed)])
-        elif node.kind == "squeeze_excite":
-            listed = listed_as(node, self.plan.mode)
-            found = squeeze_excite(node, args[0], params, active[self.lists.of(listed)])  # type: ignore[arg-type]
-        elif node.kind == "aten" and self.device.type == "cuda" and is_product(node):
+        if node.kind != "aten":
+            listed = kind_of(node).listed(node, self.plan.mode)
+            blocks = None if listed is None else active[self.lists.of(listed)]
+            found: Any = kind_of(node).apply(node, Given(args, kwargs, params, blocks, self.context.everywhere))
+        elif self.device.type == "cuda" and is_product(node):
             found = product(*args[:3])
-        elif node.kind == "aten":
-            found = (concatenate if op_name(node.target) == "cat" else node.target)(*args, **kwargs)
         else:
-            found = whole(node, args, params)
+            found = (concatenate if op_name(node.target) == "cat" else node.target)(*args, **kwargs)
         for v, tensor in zip(node.outputs, found if node.options.get("many") else [found], strict=True):
             spatial = v.size is not None and v.dtype.is_floating_point and not node.moves
             if spatial and self.plan.mode == "masked":

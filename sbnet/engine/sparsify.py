@@ -18,12 +18,12 @@ from sbnet.engine.compiled import Compiled
 from sbnet.engine.executor import Executor
 from sbnet.engine.lists import Lists
 from sbnet.engine.modes import Turns, plainly
-from sbnet.engine.steps import PLANNED
 from sbnet.geometry import Pair
 from sbnet.graph.capture import capture
 from sbnet.graph.constants import Constants
 from sbnet.graph.functional import PlannedModule
 from sbnet.graph.ir import Graph
+from sbnet.graph.kinds import kind_of
 from sbnet.graph.passes import optimise
 from sbnet.graph.plan import Plan, Plane, plan
 from sbnet.graph.watch import Watch
@@ -300,7 +300,7 @@ class SparseRun:
     def __repr__(self) -> str:
         name = type(self.model).__name__ if isinstance(self.model, nn.Module) else str(self.model)
         nodes = self.plan.graph.nodes
-        dense = sum(node.kind not in PLANNED and not node.moves for node in nodes)
+        dense = sum(not kind_of(node).planned and not node.moves for node in nodes)
         shape = "x".join(map(str, self._last.executor.shape))
         counts = f"{len(nodes)} nodes, {dense} dense, {len(self.planes)} planes"
         return f"<sbnet.{self.options['mode']} {name} on {shape}: {counts}>"

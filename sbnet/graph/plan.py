@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from sbnet.geometry import Pair, Window, to_pair
-from sbnet.graph.ir import Graph, Node, Value
+from sbnet.geometry import Pair, to_pair
+from sbnet.graph.ir import Graph, Value
 from sbnet.graph.passes.bottleneck import fuse_bottlenecks
 from sbnet.graph.passes.gates import join_gates
 from sbnet.graph.passes.program import gates_into_programs, sums_of_few_channels
 from sbnet.graph.passes.siblings import join_siblings
 
 Plane = tuple[int, int, Pair]  # height, width, block size
-POINTWISE = Window.conv(1)  # of what reads the pixels that it writes
-WHOLE = "whole"  # of what may read any pixel
-ACTIVE = "active"  # of what reads every active pixel, and no other
 
 
 @dataclass
@@ -121,50 +118,3 @@ def _block(block: Any, size: Pair, first: Pair, device: str) -> Pair:
     if min(pair) < 1:
         raise ValueError(f"sbnet: sparsify: block: expected at least 1, got {block!r}")
     return pair
-
-
-def reads(node: Node, value: Value) -> list[Window | str]:
-    """What a node's active blocks read of a value: windows, WHOLE or ACTIVE."""
-    found: list[Window | str] = []
-    if node.kind in ("slice", "cat"):
-        return [POINTWISE]
-    for v in node.params.values():
-        if v is value:
-            found.append(POINTWISE)
-    if not any(v is value for v in _leaves(node.args)):
-        return found
-    options = node.options
-    if node.kind in ("conv", "conv_quantized"):
-        kernel = tuple(node.params["weight"].shape[2:])
-        return [*found, Window.conv(kernel, options["stride"], options["padding"], options["dilation"])]
-    if node.kind == "conv_transpose":
-        kernel = tuple(node.params["weight"].shape[2:])
-        return [*found, Window.conv_transpose(kernel, options["stride"], options["padding"], options["dilation"])]
-    if node.kind in ("max_pool", "avg_pool"):
-        dilation = options.get("dilation", (1, 1))
-        return [*found, Window.conv(options["kernel_size"], options["stride"], options["padding"], dilation)]
-    if node.kind == "resize":
-        assert value.plane is not None
-        ratios = options.get("ratios", (0.0, 0.0))
-        if options["scale"] is not None:
-            ratios = tuple(1 / s for s in options["scale"])
-        resized = Window.resize(value.plane, options["size"], options["mode"], bool(options["align_corners"]), ratios)
-        return [*found, resized]
-    if node.kind == "rearrange":
-        return [*found, Window.rearrange(options["up"], options["down"], options["pad"])]
-    if node.kind in ("adaptive_pool", "squeeze_excite") or (node.kind == "norm" and options["method"] == "group"):
-        return [*found, ACTIVE]
-    if node.kind in (
-        "pointwise",
-        "pixel",
-        "norm",
-        "bottleneck",
-    ):  # whose 3x3 reads zeros outside the active blocks, not x
-        return [*found, POINTWISE]
-    return [*found, WHOLE]
-
-
-def _leaves(args: Any) -> Sequence[Any]:
-    import torch.utils._pytree as pytree
-
-    return pytree.tree_leaves(args)

@@ -11,7 +11,6 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import sbnet
-from sbnet.engine.steps import WRITTEN
 from sbnet.graph.cost import planned_share
 from sbnet.graph.oracle import PlaneMasks, exact_pixels, masked_oracle
 from support import zoo
@@ -54,7 +53,7 @@ def test_the_masked_contract_and_the_planned_share(name):
                 own.append(tree_leaves(result))
     # All masks as one: of a few pixels an error is a single draw, as docs/contracts.md says of the measure.
     assert_holds(*([torch.stack(frames) for frames in zip(*own, strict=True)] for own in judged), name)
-    assert planned_share(run.plan.graph, WRITTEN) >= 0.8
+    assert planned_share(run.plan.graph) >= 0.8
 
 
 @installed

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
@@ -135,10 +137,11 @@ def _of_any_size(path: Any) -> bytes:
     return model.SerializeToString()
 
 
-def compared(got: Any, wanted: Any, mask: Tensor | None) -> tuple[float, float]:
-    """(rms difference relative to the rms of what is wanted, largest difference) of all floating tensors: of feature
-    maps on the pixels of a mask [N,H,W], or everywhere."""
+def compared(got: Any, wanted: Any, mask: Tensor | None) -> tuple[float, float, tuple[int, ...]]:
+    """(rms difference relative to the rms of what is wanted, largest difference, its place in its tensor) of all
+    floating tensors: of feature maps on the pixels of a mask [N,H,W], or everywhere."""
     wrong = right = largest = 0.0
+    place: tuple[int, ...] = ()
     pairs = zip(pytree.tree_leaves(got), pytree.tree_leaves(wanted), strict=True)
     for a, b in pairs:
         if not isinstance(a, Tensor) or not a.is_floating_point() or not a.numel():
@@ -150,5 +153,8 @@ def compared(got: Any, wanted: Any, mask: Tensor | None) -> tuple[float, float]:
             apart, b = apart * inside, b * inside
         wrong += float(apart.square().sum())
         right += float(b.square().sum())
-        largest = larger(largest, float(apart.abs().max()))
-    return ((wrong / right) ** 0.5 if right else 0.0), largest
+        most, at = apart.abs().flatten().max(0)
+        if not (float(most) <= largest or math.isnan(largest)):
+            place = tuple(int(k) for k in np.unravel_index(int(at), apart.shape))
+        largest = larger(largest, float(most))
+    return ((wrong / right) ** 0.5 if right else 0.0), largest, place

@@ -43,6 +43,8 @@ class Network:
             holds them with mask and network.
         landing: what of the output `finish` reads: it gets that, on the host. `prepare` and this compute on tensors
             alone: on CUDA one graph holds them with mask and network, and `finish` runs in a thread of its own.
+        enlarges: by how much the picture of a network that enlarges is larger. In cached mode kept blocks follow slow
+            changes of the frame then, enlarged and added (`sbnet.apps.pipeline.drift`); its output is one feature map.
         half: an ONNX file that float16 leaves its accuracy: on CUDA it runs in that if the order says nothing.
     """
 
@@ -60,6 +62,7 @@ class Network:
     checked: bool = False
     captured: bool = False
     landing: Callable[[Any], Any] | None = None
+    enlarges: int = 0
     half: bool = False
 
     def input(self, x: Tensor) -> Tensor:
@@ -67,16 +70,16 @@ class Network:
         x = self.widened(x)
         return x if self.prepare is None else self.prepare(x)
 
-    def finished(self, output: Any, frame: Frame) -> Finished:
-        """Picture, [H,W,3] uint8 where it is a tensor, and records of an output."""
+    def finished(self, output: Any, frame: Frame, drift: Tensor | None = None) -> Finished:
+        """Picture, [H,W,3] uint8 where it is a tensor, and records of an output. drift: to be added to the picture."""
         if self.landing is not None:
             output = pytree.tree_map_only(Tensor, Tensor.cpu, self.landing(output))
-        return self.concluded(output, frame)
+        return self.concluded(output, frame, drift)
 
-    def concluded(self, found: Any, frame: Frame) -> Finished:
+    def concluded(self, found: Any, frame: Frame, drift: Tensor | None = None) -> Finished:
         """The same of what `finish` reads of an output."""
         picture, records = (self.finish or picture_of)(found, frame)
-        return to_picture(picture), records
+        return to_picture(picture if drift is None else picture + drift), records
 
     def widened(self, x: Tensor) -> Tensor:
         """[N,C,H,W] with this network's border."""

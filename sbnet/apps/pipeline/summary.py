@@ -9,6 +9,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from sbnet.apps.pipeline.drift import Likeness
 from sbnet.engine.oracle import Agreement
 
 POINTS = 1024  # of a curve
@@ -67,6 +68,8 @@ class Summary:
         densities, ms: of each frame: share of active blocks; time of mask and network.
         dense_ms: of the dense network on some frames. dense_form: what ran it.
         errors, largest: on those frames, rms and largest difference from the dense result, relative to its rms.
+        place: where the largest one was, in words.
+        likeness: of kept pictures on those frames; None where there are none.
         broken: "name: reason" of the first frames that could not be read. skipped: how many there were.
         plans: seconds that setting up took, of each size of frames. No part of what follows:
         seconds: from the first frame on until the last is written. busy: seconds that each stage worked; they overlap.
@@ -88,6 +91,8 @@ class Summary:
     dense_form: str = ""
     errors: Series = field(default_factory=Series)
     largest: float = 0.0
+    place: str = ""
+    likeness: Likeness | None = None
     broken: list[str] = field(default_factory=list)
     skipped: int = 0
     plans: Series = field(default_factory=Series)
@@ -156,7 +161,11 @@ class Summary:
             found.append(("speed-up", f"{self.speed_up:.2f}x", "of the network"))
             where = "over the whole frame" if self.mode == "cached" else "on the mask"
             found.append(("rms error", f"{self.errors.mean:.2%}", f"of the dense result's rms, {where}"))
-            found.append(("largest error", f"{self.largest:.2g}", "difference from the dense result"))
+            place = f", {self.place}" if self.place else ""
+            found.append(("largest error", f"{self.largest:.2g}", f"difference from the dense result{place}"))
+            if self.likeness is not None:
+                found.append(("PSNR", f"{self.likeness.psnr:.1f} dB", "of the picture, against the dense one"))
+                found.append(("seams", *self.likeness.seams_in_words()))
         elif self.dense_ms.count:
             few = f"the dense network ran on {self.dense_ms.count} frames; at least {LEAST} are needed"
             found.append(("speed-up", "n/a", few))

