@@ -107,8 +107,14 @@ __global__ void __launch_bounds__(kSquareThreads, kSize > 3 ? 3 : 4)
   for (; strip < strips; strip += step, at = locate_strip<kDown>(p, plan, strip)) {
     if (at.pixels <= 0) continue;
     const int row0 = at.first.row * kStride - p.padding[0], column0 = at.first.column * kStride - p.padding[1];
-    const T* image = static_cast<const T*>(p.x.data) + at.first.n * p.x.stride[0] + k;
-    const T* x = image + row0 * p.x.stride[2] + column0 * p.x.stride[3];
+    const int rows = (at.rows - 1) * kStride + kSize, columns = (at.pixels - 1) * kStride + kSize;  // seen by them
+    const T* x = static_cast<const T*>(p.x.data) + at.first.n * p.x.stride[0] + row0 * p.x.stride[2] +
+                 column0 * p.x.stride[3] + k;
+    uint32_t in_columns = 0;  // a bit each
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j)
+      if ((j < columns) & (static_cast<unsigned>(column0 + j) < static_cast<unsigned>(p.x.size[3])))
+        in_columns |= 1u << j;
     float sums[kDown][kStrip][kQuad];
 #pragma unroll
     for (int d = 0; d < kDown; ++d)
@@ -117,72 +123,51 @@ __global__ void __launch_bounds__(kSquareThreads, kSize > 3 ? 3 : 4)
 #pragma unroll
         for (int e = 0; e < kQuad; ++e) sums[d][i][e] = bias[e];
 
-    // inside: no pixel that the strip reads lies off the plane.
-    const auto sum_rows = [&](auto inside) {
-      const int rows = (at.rows - 1) * kStride + kSize, columns = (at.pixels - 1) * kStride + kSize;  // seen by them
-      uint32_t in_columns = 0;                                                                        // a bit each
+    Bytes words[kAhead][kColumns];  // packed: single channels would take a register each
+    const auto load = [&](Bytes(&to)[kColumns], int r) {
+      const bool in = (r < rows) & (static_cast<unsigned>(row0 + r) < static_cast<unsigned>(p.x.size[2]));
+      const T* from = x + r * p.x.stride[2];
+      const uint32_t mask = in ? in_columns : 0;
 #pragma unroll
-      for (int j = 0; j < kColumns; ++j)
-        if ((j < columns) & (static_cast<unsigned>(column0 + j) < static_cast<unsigned>(p.x.size[3])))
-          in_columns |= 1u << j;
-      Bytes words[kAhead][kColumns];  // packed: single channels would take a register each
-      const auto load = [&](Bytes(&to)[kColumns], int r) {
-        const T* from = x + r * p.x.stride[2];
-        const bool in = (r < rows) & (static_cast<unsigned>(row0 + r) < static_cast<unsigned>(p.x.size[2]));
-        const uint32_t mask = in ? in_columns : 0;
-#pragma unroll
-        for (int j = 0; j < kColumns; ++j) {
-          if constexpr (decltype(inside)::value) {
-            to[j] = *reinterpret_cast<const Bytes*>(from + j * p.x.stride[3]);
-          } else {  // no branch: loads stay together
-            const bool here = mask & 1u << j;
-            const Bytes word = *reinterpret_cast<const Bytes*>(here ? from + j * p.x.stride[3] : image);
-            to[j] = here ? word : Bytes{};
-          }
-        }
-      };
-#pragma unroll
-      for (int u = 0; u < kAhead; ++u) load(words[u], u);
-      // Not unrolled further: all rows of a large kernel would be more code than the instruction cache holds.
-#pragma unroll 1
-      for (int first = 0; first < kInputs; first += kAhead) {
-#pragma unroll
-        for (int u = 0; u < kAhead; ++u) {
-          const int r = first + u;
-          if (kInputs % kAhead && r >= kInputs) break;
-          float v[kColumns][kQuad];
-#pragma unroll
-          for (int j = 0; j < kColumns; ++j)
-#pragma unroll
-            for (int e = 0; e < kQuad; ++e) v[j][e] = to_float(reinterpret_cast<const T*>(&words[u][j])[e]);
-          if (kInputs > kAhead && sizeof(T) == 2 && r + kAhead < kInputs) load(words[u], r + kAhead);
-#pragma unroll
-          for (int d = 0; d < kDown; ++d) {
-            const int tap = r - d * kStride;
-            if (kDown > 1 && (tap < 0 || tap >= kSize)) continue;
-#pragma unroll
-            for (int s = 0; s < kSize; ++s) {
-              const float4 w = weights[tap * kSize + s][lane];
-#pragma unroll
-              for (int i = 0; i < kStrip; ++i) {
-                const float (&from)[kQuad] = v[i * kStride + s];
-                float (&to)[kQuad] = sums[d][i];
-                to[0] = fmaf(from[0], w.x, to[0]), to[1] = fmaf(from[1], w.y, to[1]);
-                to[2] = fmaf(from[2], w.z, to[2]), to[3] = fmaf(from[3], w.w, to[3]);
-              }
-            }
-          }
-          // Of float32, which needs no other registers.
-          if (kInputs > kAhead && sizeof(T) == 4 && r + kAhead < kInputs) load(words[u], r + kAhead);
-        }
+      for (int j = 0; j < kColumns; ++j) {
+        to[j] = {};
+        if (mask & 1u << j) to[j] = *reinterpret_cast<const Bytes*>(from + j * p.x.stride[3]);
       }
     };
-    const bool inside = row0 >= 0 && column0 >= 0 && at.pixels == kStrip && at.rows == kDown &&
-                        row0 + kInputs <= p.x.size[2] && column0 + kColumns <= p.x.size[3];
-    if (kInputs > kAhead && inside)
-      sum_rows(std::true_type());
-    else
-      sum_rows(std::false_type());
+#pragma unroll
+    for (int u = 0; u < kAhead; ++u) load(words[u], u);
+    // Not unrolled further: all rows of a large kernel would be more code than the instruction cache holds.
+#pragma unroll 1
+    for (int first = 0; first < kInputs; first += kAhead) {
+#pragma unroll
+      for (int u = 0; u < kAhead; ++u) {
+        const int r = first + u;
+        if (kInputs % kAhead && r >= kInputs) break;
+        float v[kColumns][kQuad];
+#pragma unroll
+        for (int j = 0; j < kColumns; ++j)
+#pragma unroll
+          for (int e = 0; e < kQuad; ++e) v[j][e] = to_float(reinterpret_cast<const T*>(&words[u][j])[e]);
+        if (kInputs > kAhead && sizeof(T) == 2) load(words[u], r + kAhead);
+#pragma unroll
+        for (int d = 0; d < kDown; ++d) {
+          const int tap = r - d * kStride;
+          if (kDown > 1 && (tap < 0 || tap >= kSize)) continue;
+#pragma unroll
+          for (int s = 0; s < kSize; ++s) {
+            const float4 w = weights[tap * kSize + s][lane];
+#pragma unroll
+            for (int i = 0; i < kStrip; ++i) {
+              const float (&from)[kQuad] = v[i * kStride + s];
+              float (&to)[kQuad] = sums[d][i];
+              to[0] = fmaf(from[0], w.x, to[0]), to[1] = fmaf(from[1], w.y, to[1]);
+              to[2] = fmaf(from[2], w.z, to[2]), to[3] = fmaf(from[3], w.w, to[3]);
+            }
+          }
+        }
+        if (kInputs > kAhead && sizeof(T) == 4) load(words[u], r + kAhead);  // which needs no other registers
+      }
+    }
 
     const Output first = output_of(p, at.first);
 #pragma unroll
