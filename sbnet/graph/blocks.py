@@ -19,8 +19,9 @@ from sbnet.ops import reduce_mask
 from sbnet.ops.common import mask_planes
 from sbnet.version import __version__
 
-# Hopper's kernels need multiples of 8, those of 1x1 layers multiples of 4.
+# Hopper's kernels need multiples of 8; those of FINE layers take blocks of 4, which the plane of others never has.
 CANDIDATES = {"cpu": (1, 2, 4, 8, 16, 32), "cuda": (4, 8, 16, 32)}
+FINE = {"1x1", "depthwise"}
 FORMAT = 1
 
 
@@ -61,8 +62,7 @@ PRICES = {
         "other": Price(0.12, 0.6),
     },
     # Where taps lie too far apart to share a patch, the general kernel loads one a tap, of 8x8 pixels row by row.
-    "cuda": dict.fromkeys(FORMS, Price(1.0, least=8, small=6.0))
-    | {"1x1": Price(1.0), "depthwise": Price(1.0), "dilated": Price(1.0, least=16, small=3.4)},
+    "cuda": dict.fromkeys(FORMS, Price(1.0)) | {"dilated": Price(1.0, least=16, small=3.4)},
 }
 CELL = {"cpu": 40.0, "cuda": 0.0}  # of a block of the plane, active or not: the list is made of all of them
 UNKNOWN: Work = Counter({"other": 64 * 9})  # of a plane that no convolution writes
@@ -82,7 +82,9 @@ def predict(planes: Mapping[Pair, Work], masks: Sequence[Tensor], device: str) -
     found = {}
     for size, work in planes.items():
         brought = [torch.nn.functional.adaptive_max_pool2d(mask, size)[:, 0] for mask in given]
-        costs = {b: sum(_cost(mask, work or UNKNOWN, b, device) for mask in brought) for b in CANDIDATES[device]}
+        work = work or UNKNOWN
+        sizes = [b for b in CANDIDATES[device] if b >= 8 or device != "cuda" or FINE.issuperset(work)]
+        costs = {b: sum(_cost(mask, work, b, device) for mask in brought) for b in sizes}
         found[size] = min(costs, key=lambda b: (costs[b], -b))
     return found
 
