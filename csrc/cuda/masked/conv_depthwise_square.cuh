@@ -1,8 +1,8 @@
 // Depthwise convolution of the usual square kernels, with as many outputs as inputs, channels_last. A thread computes a
-// strip of neighbouring pixels for four channels, of large kernels with stride 1 in two rows, and has two or three
-// rows of their input under way at once: a sparse list leaves each multiprocessor few threads, and what they wait for
-// is most of the time. A long list is bound by instructions: a row that serves two rows of outputs is loaded and made
-// float once.
+// strip of neighbouring pixels for four channels, of large kernels of halves with stride 1 in two rows, and has two or
+// three rows of their input under way at once: a sparse list leaves each multiprocessor few threads, and what they wait
+// for is most of the time. A long list is bound by instructions: a row that serves two rows of outputs is loaded and
+// made float once.
 #pragma once
 #include <type_traits>
 
@@ -31,8 +31,11 @@ template <class T>
 SBNET_HOST_DEVICE constexpr int rows_ahead(int size) {
   return size > 5 || (size > 3 && sizeof(T) == 4) ? 2 : 3;
 }
-// Rows of outputs of a thread.
-SBNET_HOST_DEVICE constexpr int rows_of_strip(int size, int stride) { return size > 3 && stride == 1 ? 2 : 1; }
+// Rows of outputs of a thread: of halves, whose weights and inputs are packed.
+template <class T>
+SBNET_HOST_DEVICE constexpr int rows_of_strip(int size, int stride) {
+  return sizeof(T) == 2 && size > 3 && stride == 1 ? 2 : 1;
+}
 
 // The strip's first pixel, and how many columns and rows it has: none where the strip lies off the plane or its row is
 // no block.
@@ -63,11 +66,16 @@ __global__ void __launch_bounds__(kSquareThreads, kSize > 3 ? 3 : 4)
     conv_square_kernel(const __grid_constant__ Conv2dParams p, const __grid_constant__ SquarePlan plan) {
   using Bytes = std::conditional_t<sizeof(T) == 2, uint2, uint4>;
   constexpr int kTaps = kSize * kSize, kColumns = (kStrip - 1) * kStride + kSize;
-  constexpr int kDown = rows_of_strip(kSize, kStride), kInputs = (kDown - 1) * kStride + kSize;  // rows
+  constexpr int kDown = rows_of_strip<T>(kSize, kStride), kInputs = (kDown - 1) * kStride + kSize;  // rows
+  static_assert(kDown <= 2 && (kDown == 1 || kStride == 1), "");
   constexpr int kAhead = rows_ahead<T>(kSize);
   constexpr int kShares = kSquareThreads / kSquareSlice, kShare = (kTaps + kShares - 1) / kShares;
   static_assert(kSquareThreads % kSquareSlice == 0, "");
-  __shared__ float4 weights[kTaps][kSliceQuads];
+  // Where a thread has two rows, reading weights as float32 for each would take as long as the products.
+  constexpr bool kPacked = kDown > 1;
+  using Weight = std::conditional_t<kPacked, T, float>;
+  using Weights = std::conditional_t<kPacked, uint2, float4>;  // of a thread's channels
+  __shared__ Weights weights[kTaps][kSliceQuads];
   const int K = static_cast<int>(p.weight.size[0]), thread = threadIdx.x;
   const int quads = static_cast<int>(plan.quads.divisor), slices = static_cast<int>(plan.slices.divisor);
   const int cta = static_cast<int>(plan.slices.quotient(blockIdx.x)), ctas = static_cast<int>(gridDim.x) / slices;
@@ -99,7 +107,7 @@ __global__ void __launch_bounds__(kSquareThreads, kSize > 3 ? 3 : 4)
 #pragma unroll
   for (int i = 0; i < kShare; ++i)
     if (share + i * kShares < kTaps)
-      reinterpret_cast<float*>(weights[share + i * kShares])[thread % kSquareSlice] = taps[i];
+      reinterpret_cast<Weight*>(weights[share + i * kShares])[thread % kSquareSlice] = from_float<Weight>(taps[i]);
   __syncthreads();
   if (k >= K || in_cta >= strips_per_cta) return;
 
@@ -134,6 +142,8 @@ __global__ void __launch_bounds__(kSquareThreads, kSize > 3 ? 3 : 4)
         if (mask & 1u << j) to[j] = *reinterpret_cast<const Bytes*>(from + j * p.x.stride[3]);
       }
     };
+    constexpr int kHeld = kDown > 1 ? kAhead : 1;
+    Weights held[kHeld][kSize];  // rows of them
 #pragma unroll
     for (int u = 0; u < kAhead; ++u) load(words[u], u);
     // Not unrolled further: all rows of a large kernel would be more code than the instruction cache holds.
@@ -149,22 +159,23 @@ __global__ void __launch_bounds__(kSquareThreads, kSize > 3 ? 3 : 4)
 #pragma unroll
           for (int e = 0; e < kQuad; ++e) v[j][e] = to_float(reinterpret_cast<const T*>(&words[u][j])[e]);
         if (kInputs > kAhead && sizeof(T) == 2) load(words[u], r + kAhead);
-#pragma unroll
-        for (int d = 0; d < kDown; ++d) {
-          const int tap = r - d * kStride;
-          if (kDown > 1 && (tap < 0 || tap >= kSize)) continue;
+        const auto add_row = [&](const Weights(&row)[kSize], float (&to)[kStrip][kQuad]) {
 #pragma unroll
           for (int s = 0; s < kSize; ++s) {
-            const float4 w = weights[tap * kSize + s][lane];
+            const Weight* w = reinterpret_cast<const Weight*>(&row[s]);
 #pragma unroll
-            for (int i = 0; i < kStrip; ++i) {
-              const float (&from)[kQuad] = v[i * kStride + s];
-              float (&to)[kQuad] = sums[d][i];
-              to[0] = fmaf(from[0], w.x, to[0]), to[1] = fmaf(from[1], w.y, to[1]);
-              to[2] = fmaf(from[2], w.z, to[2]), to[3] = fmaf(from[3], w.w, to[3]);
-            }
+            for (int i = 0; i < kStrip; ++i)
+#pragma unroll
+              for (int e = 0; e < kQuad; ++e) to[i][e] = fmaf(v[i * kStride + s][e], to_float(w[e]), to[i][e]);
           }
+        };
+        // A row of weights serves the upper outputs, then, with the next row of input, the lower ones.
+        if (kDown == 1 || r < kSize) {
+#pragma unroll
+          for (int s = 0; s < kSize; ++s) held[u % kHeld][s] = weights[r * kSize + s][lane];
+          add_row(held[u % kHeld], sums[0]);
         }
+        if (kDown > 1 && r > 0) add_row(held[(u + kHeld - 1) % kHeld], sums[kDown - 1]);
         if (kInputs > kAhead && sizeof(T) == 4) load(words[u], r + kAhead);  // which needs no other registers
       }
     }
@@ -197,7 +208,7 @@ struct StripCounts {
 template <class T, int kSize, int kStride>
 Status launch_square(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
   static OccupancyCache cache;
-  const StripCounts strips(p, rows_of_strip(kSize, kStride));
+  const StripCounts strips(p, rows_of_strip<T>(kSize, kStride));
   constexpr auto kernel = conv_square_kernel<T, kSize, kStride>;
   const int64_t all_quads = p.weight.size[0] / kQuad, slices = (all_quads + kSliceQuads - 1) / kSliceQuads;
   SquarePlan plan;
