@@ -43,9 +43,9 @@ def network_table(sessions: Iterable[Session]) -> str:
         found = {(row["facts"]["size"][0], row["facts"]["mask"]): row["x dense"] for row in own}
         lines.append([network, device, *(cell(found[c]) if c in found else "" for c in columns)])
     return (
-        "Whole networks, 640x640, float16, frame and mask copied in and lists made: times faster than the fastest dense\n"
-        "form (PyTorch in a CUDA graph, torch.compile), by batch and mask: a rectangle of a tenth of the pixels, ten blobs\n"
-        "of 4 % together, all pixels.\n\n"
+        "Whole networks, 640x640, float16, frame and mask copied in and lists made: times faster than the fastest\n"
+        "dense form (PyTorch in a CUDA graph, torch.compile), by batch and mask: a rectangle of a tenth of the\n"
+        "pixels, ten blobs of 4 % together, all pixels.\n\n"
         f"{markdown(['', 'device', *(f'{n}: {kind}' for n, kind in columns)], lines)}\n"
     )
 

@@ -141,7 +141,8 @@ class Executor:
     def _spot(self, node: Node) -> _Spot:
         root, start = self.storage.place[node.output]
         stale = root.plane if root.kept else None
-        return _Spot(self.tensors[node.output], self.lists.of(node.output), stale, root.fringe, start)
+        listed = kind_of(node).listed(node, self.plan.mode) or node.output
+        return _Spot(self.tensors[node.output], self.lists.of(listed), stale, root.fringe, start)
 
     def refresh(self) -> None:
         """Takes parameters as they are now, which other executors of the same constants may have met first."""
@@ -198,7 +199,7 @@ class Executor:
 
     def _listed(self, mask: Tensor, margin: int) -> Lists:
         """All that depends on the mask, where calls repeat in the memory of the call before; remembered."""
-        if not self._records or self.plan.mode == "exact":  # whose lists are PyTorch's ops
+        if not self._records or self.plan.mode == "exact" or self.plan.tokens:  # whose lists are PyTorch's ops
             lists = self._fresh(mask, margin)
         else:
             mask, noted = mask_planes("run", mask), self._noted_lists

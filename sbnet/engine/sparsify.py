@@ -188,7 +188,7 @@ class SparseRun:
     def _graph(self, inputs: Sequence[Any]) -> Graph:
         if isinstance(self._module, nn.Module):
             check_counted(self._module)
-            captured = capture(self._module, inputs)
+            captured = capture(self._module, inputs, tokens=self.options["mode"] == "masked")
             if not self._shapes:  # those that are there may be of another state
                 self._watch = Watch(self._module)
             return optimise(captured)

@@ -17,6 +17,7 @@ from sbnet.graph.ir import Node, Value
 from sbnet.graph.kinds import Given, kind_of
 from sbnet.graph.lists import ExactLists
 from sbnet.graph.plan import Plan
+from sbnet.graph.tokens import with_tokens
 from sbnet.masks.grow import grow
 from sbnet.ops import mask_pyramid, reduce_mask, sparse_fill
 
@@ -105,7 +106,7 @@ class PlannedModule(nn.Module):
         if self.dynamic:
             mask = grow(mask, self.margin) if self.margin else mask
             return [reduce_mask(mask, BlockGrid.cover((mask.shape[1], mask.shape[2]), self.plan.planes[0][2]))]
-        return mask_pyramid(mask, self.plan.planes, margin=self.margin).planes
+        return with_tokens(mask_pyramid(mask, self.plan.images, margin=self.margin).planes, self.plan.tokens)
 
 
 def _check_sizeless(plan: Plan) -> None:

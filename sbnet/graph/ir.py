@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils._pytree as pytree
@@ -18,6 +18,9 @@ from torch import Tensor
 
 from sbnet.geometry import Pair
 from sbnet.graph.axes import Axes, moves, op_name
+
+if TYPE_CHECKING:
+    from sbnet.graph.tokens import Tokens
 
 
 @dataclass(eq=False)
@@ -28,6 +31,7 @@ class Value:
         axes: which dimensions are the plane's, or None.
         view_of: the feature map [N,C,H,W] of which this is another arrangement.
         tensor: of a parameter or buffer.
+        tokens: what packed tokens it holds, [N,C,length,1] (tokens.py).
         owner: the module and the name that the tensor has there, where another may come in its place.
         producer: the node that gives it; None of inputs, parameters and buffers.
         users: nodes that read it (`Graph.link`).
@@ -39,6 +43,7 @@ class Value:
     axes: Axes | None = None
     view_of: Value | None = None
     tensor: Tensor | None = None
+    tokens: Tokens | None = None
     owner: tuple[torch.nn.Module, str] | None = None
     producer: Node | None = None
     constant: bool = False

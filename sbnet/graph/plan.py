@@ -14,8 +14,10 @@ from sbnet.graph.passes.bottleneck import fuse_bottlenecks
 from sbnet.graph.passes.gates import join_gates
 from sbnet.graph.passes.program import gates_into_programs, sums_of_few_channels
 from sbnet.graph.passes.siblings import join_siblings
+from sbnet.graph.tokens import Tokens
 
 Plane = tuple[int, int, Pair]  # height, width, block size
+LEAVE = ("unpack", "spread")  # kinds that give a plane of packed tokens
 
 
 @dataclass
@@ -25,16 +27,24 @@ class Plan:
     Attributes:
         planes: (height, width, block size) of every plane that planned nodes write, largest first.
         mode: "masked", "exact" or "cached".
+            Behind them those that hold packed tokens.
         lists: the planes' indices of values that share their size with a plane of other blocks.
+        tokens: of the planes that hold packed tokens, whose, and the index of the plane that they are packed from.
     """
 
     graph: Graph
     planes: list[Plane]
     mode: str = "masked"
     lists: dict[Value, int] = field(default_factory=dict)
+    tokens: list[tuple[Tokens, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.index = {(height, width): k for k, (height, width, _) in enumerate(self.planes)}
+        self.index = {(height, width): k for k, (height, width, _) in enumerate(self.images)}
+
+    @property
+    def images(self) -> list[Plane]:
+        """The planes that masks are brought to: all but those of packed tokens."""
+        return self.planes[: len(self.planes) - len(self.tokens)]
 
     def plane(self, value: Value) -> int:
         """The index of a spatial value's plane."""
@@ -57,22 +67,31 @@ def plan(graph: Graph, block: Any = "auto", mode: str = "masked", device: torch.
     first = next((v.size for v in graph.inputs if v is not None and v.size is not None), None)
     if first is None:
         raise ValueError("sbnet: sparsify: example: expected an input [N,C,H,W], got none")
-    sizes = spatial_sizes(graph)
+    values = [v for node in graph.nodes for v in node.outputs if v.tokens is not None]
+    tokens = list(dict.fromkeys(v.tokens for v in values))
+    layers = {v.size for n in graph.nodes if n.kind not in LEAVE and not n.moves for v in n.outputs if v.tokens is None}
+    sizes = sorted({*spatial_sizes(graph), *(t.size for t in tokens if t)}, key=lambda s: (-s[0] * s[1], s))
     if isinstance(block, Mapping) and block and None not in block and not any(size in block for size in sizes):
         known = ", ".join(f"{h}x{w}" for h, w in sizes)
         raise ValueError(f"sbnet: sparsify: block: expected (height, width) of planes ({known}), got {list(block)}")
     kind = torch.device(device).type
     fine = fine_planes(graph) if kind == "cuda" else ()
-    planes = [(*size, _block(block, size, first, f"{kind}, fine" if size in fine else kind)) for size in sizes]
-    made = Plan(graph, planes, mode)
+    planes = []
+    for size in sizes:
+        alone = size not in layers and block == "auto"  # no layer writes it, but what packs and unpacks tokens
+        of = f"{kind}, fine" if size in fine else kind
+        planes.append((*size, (1, 1) if alone else _block(block, size, first, of)))
+    packed = [(t, sizes.index(t.size)) for t in tokens if t is not None]
+    lists = {v: len(sizes) + tokens.index(v.tokens) for v in values}
+    made = Plan(graph, [*planes, *(t.plane for t, _ in packed)], mode, lists, packed)
     if kind == "cuda":
         gates_into_programs(sums_of_few_channels(join_siblings(join_gates(made)).graph))
     return fuse_bottlenecks(made, torch.device(device))
 
 
 def spatial_sizes(graph: Graph) -> list[Pair]:
-    """(height, width) of every plane of a network, largest first."""
-    sizes = {v.size for node in graph.nodes for v in node.outputs if v.size is not None}
+    """(height, width) of every plane of a network, largest first; not of those that hold packed tokens."""
+    sizes = {v.size for node in graph.nodes for v in node.outputs if v.size is not None and v.tokens is None}
     return sorted(sizes, key=lambda s: (-s[0] * s[1], s))
 
 

@@ -68,7 +68,7 @@ def test_a_wall_that_brightens_slowly_is_followed_exactly():
     assert apart.max() <= 1  # halves may round either way
     assert (apart > 0).mean() < 0.1
     _, kept = run(film, network(enlarges=0), compare=0)
-    assert np.array_equal(kept[4], dense(film)[0])
+    assert np.abs(kept[4].astype(int) - dense(film)[0]).max() <= 1
 
 
 def test_blocks_of_different_age_meet_without_steps():

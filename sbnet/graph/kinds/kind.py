@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from sbnet.active import ActiveBlocks, Fringe
+from sbnet.active import Fringe
 from sbnet.geometry import Window
 from sbnet.graph.ir import Node, Value
 
@@ -73,7 +73,7 @@ class Target(NamedTuple):
     """Where a node writes: the active blocks of `out`; and the pixels of `clear`, which it zeroes."""
 
     out: Tensor
-    active: ActiveBlocks
+    active: Any  # ActiveBlocks, of packed tokens TokenBlocks
     clear: Fringe | None
 
 

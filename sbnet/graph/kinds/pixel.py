@@ -67,7 +67,7 @@ class Pixel(Kind):
             stacks = [_stack(t, v, rows) for t, v in zip(tensors, values, strict=True)]
             sparse_scatter_(compute(stacks), rows, to.out)
         if to.clear is not None:
-            _zero(to.out, to.clear)
+            zero(to.out, to.clear)
 
 
 def run_steps(steps: list[Step], tensors: list[Any]) -> Tensor:
@@ -96,7 +96,7 @@ def _stack(tensor: Tensor, value: Value, rows: ActiveBlocks) -> Tensor:
     return tensor[rows.indices[:, 0].long()]
 
 
-def _zero(out: Tensor, pixels: Fringe) -> None:
+def zero(out: Tensor, pixels: Fringe) -> None:
     """Zeroes pixels of a feature map on a CPU; on CUDA none are left, as all of it was written."""
     if out.device.type == "cpu":
         h, w = out.shape[2:]

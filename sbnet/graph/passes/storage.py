@@ -203,7 +203,8 @@ def consumers(plan: Plan, plane: int, parts: Sequence[Value]) -> list[Consumer] 
             if user.kind == "slice":
                 continue
             for window in reads(user, value):
-                if window == ACTIVE and plan.lists.get(user.output, plane) == plane:
+                own = value.tokens is not None or user.output.tokens is not None
+                if window == ACTIVE and (own or plan.lists.get(user.output, plane) == plane):
                     continue
                 if isinstance(window, str):
                     return None
