@@ -30,7 +30,7 @@ CASES = {
     "conv 5x4 3->64 400x704 fp16 block 16": "Hopper general",
     "conv 4x4 3->96 640x640 fp16 block 16 stride 4": "few channels",
     "conv 2x2 96->192 160x160 fp16 block 8 stride 2": "Hopper 1x1",
-    "conv 4x4 64->100 160x160 bf16 block 4 stride 4": "Hopper general",
+    "conv 4x4 64->100 160x160 bf16 block 8 stride 4": "Hopper general",
     "conv 2x2 24->64 160x160 fp16 block 8 stride 2": "Hopper general",
     "conv 3x3 3->64 32768x32768 fp16 block 16": "Hopper general",
     "conv 3x3 64->64 400x704 fp16 block 10": "Hopper general",
