@@ -12,6 +12,7 @@ from sbnet.ops.masked.adaptive_pool import (
     sparse_adaptive_max_pool2d,
     sparse_adaptive_max_pool2d_,
 )
+from sbnet.ops.masked.batch_norm import batch_norm2d as _batch_norm2d  # noqa: F401 (registers its ops)
 from sbnet.ops.masked.bottleneck import sparse_bottleneck2d, sparse_bottleneck2d_
 from sbnet.ops.masked.conv import pack_conv_weight, sparse_conv2d, sparse_conv2d_
 from sbnet.ops.masked.conv_quantized import sparse_conv2d_quantized, sparse_conv2d_quantized_

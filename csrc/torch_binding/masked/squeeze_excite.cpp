@@ -41,9 +41,7 @@ Tensor run(const char* op, const Tensor& x, Tensor weight1, Tensor weight2, std:
   check(check_grid(op, p.grid));
   p.block_map = call.int32("block_map", block_map, blocks_of(p.grid, x.size(0)));
   // Channels last, whose strides a size of 1 x 1 says in either format.
-  const int64_t nhwc[4] = {x.size(0), 1, 1, x.size(1)};
-  Tensor y = torch::stable::new_empty(x, {nhwc, 4});
-  y = torch::stable::transpose(torch::stable::transpose(y, 2, 3), 1, 2);
+  const Tensor y = empty4(x, {x.size(0), x.size(1), 1, 1}, true);
   p.y = view4(op, "out", y);
   if (out) {
     call.same_device("out", *out);
