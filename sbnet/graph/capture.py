@@ -27,6 +27,9 @@ CHECKS = {"_assert_tensor_metadata", "_assert_async", "_assert_scalar", "sym_con
 RANDOM = {"rand", "randn", "randint", "randperm", "bernoulli", "normal", "uniform", "rand_like", "randn_like"}
 
 
+ATTENDS = {"scaled_dot_product_attention", "softmax", "_softmax"}
+
+
 class CaptureError(ValueError):
     """A network that cannot be captured, and why: one line."""
 
@@ -47,18 +50,23 @@ def capture(
     """
     with exporting():
         program = _program(module, args, kwargs or {})
-        if tokens:
-            rules = TokenRules()
-            try:
-                found = settle(_Reader(program, module, rules).graph.link())
-            except _WritesAView:
-                rules.attentions = 0
-            if rules.attentions:
-                return found
-        try:
-            return _Reader(program, module).graph.link()
-        except _WritesAView:
-            return _Reader(program.run_decompositions({}), module).graph.link()
+        if tokens and any(op_name(node.target) in ATTENDS for node in program.graph.nodes):
+            best, most = None, (0, 0)
+            for pack in (True, False):
+                rules = TokenRules(pack)
+                found = _read(program, module, rules)
+                if rules.met and (rules.met, rules.attentions) >= most:
+                    best, most = found, (rules.met, rules.attentions)
+            if best is not None:
+                return settle(best)
+        return _read(program, module)
+
+
+def _read(program: Any, module: nn.Module, tokens: TokenRules | None = None) -> Graph:
+    try:
+        return _Reader(program, module, tokens).graph.link()
+    except _WritesAView:
+        return _Reader(program.run_decompositions({}), module, tokens).graph.link()
 
 
 @contextmanager

@@ -13,28 +13,46 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from sbnet.graph.axes import REARRANGING, Axes, infer, is_tokens, op_name, role
-from sbnet.graph.builder import Builder, Call, feature_map
+from sbnet.graph.axes import REARRANGING, Axes, infer, is_tokens, role
+from sbnet.graph.builder import Builder, Call, back, feature_map
 from sbnet.graph.ir import Node, Ref, Step, Value, computed
+from sbnet.graph.token_attention import Attentions
+from sbnet.graph.token_views import axes_of, channels, expanded, in_order, letters, root_of, tokens_at
 from sbnet.graph.tokens import Tokens
-from sbnet.graph.turns import constants_of, turns
+from sbnet.graph.window_rules import WindowRules
 
 ATEN = torch.ops.aten
 EACH = ("rms_norm", "glu", "layer_norm")  # ops that look at each token by itself, where no layer of planes does them
-MOST_STEPS = 64  # ops that turn heads
+ALIKE = {"new_zeros": 0, "zeros_like": 0, "new_ones": 1, "ones_like": 1}  # of a tensor take its kind alone
 
 
-class TokenRules:
-    """Tried before all others; `attentions` counts those that were recognised."""
+class TokenRules(Attentions):
+    """Tried before all others; `attentions` counts those over all tokens that were recognised.
 
-    def __init__(self) -> None:
-        self.attentions = 0
+    pack: tokens of a plane are packed where the network makes a list of them; else they stay where they are, and only
+    windows are met.
+    """
+
+    def __init__(self, pack: bool = True) -> None:
+        self.pack = pack
+        self.attentions, self.windows = 0, WindowRules()
         self._spread: dict[int, Value] = {}
         self._shown: dict[int, Value] = {}  # of what was spread, the view of packed tokens
         self._tables: dict[Any, tuple[Value, Value, bool]] = {}  # of turns that were met
 
+    @property
+    def met(self) -> int:
+        """Attentions that were recognised."""
+        return self.attentions + self.windows.attentions
+
     def __call__(self, b: Builder, call: Call) -> Any:
+        found = self._tokens(b, call)
+        return self.windows(b, call) if found is None else found
+
+    def _tokens(self, b: Builder, call: Call) -> Any:
         first = call.args[0] if call.args else None
+        if call.name in ALIKE and isinstance(call.made, Tensor):
+            return self._constant(b, call)
         if call.name in ("cat", "concat", "concatenate"):
             return self._prefixed(b, call)
         if call.name == "scaled_dot_product_attention":
@@ -56,10 +74,17 @@ class TokenRules:
                 return self._moved(b, call, first)
         return None
 
+    def _constant(self, b: Builder, call: Call) -> Value:
+        made, fill = call.made, ALIKE[call.name]
+        node = Node("const", [tuple(made.shape), fill], [], {"dtype": made.dtype}, torch.full, path=call.path)
+        value = Value(call.label, tuple(made.shape), made.dtype, producer=node, constant=True)
+        node.outputs.append(value)
+        return value
+
     # ---- in
 
     def _moved(self, b: Builder, call: Call, raw: Value) -> Value | None:
-        axes = infer(call.target, call.args, call.kwargs, call.made, lambda v: getattr(v, "axes", None), b.batch or 1)
+        axes = infer(call.target, call.args, call.kwargs, call.made, axes_of, b.batch or 1)
         if axes is None or call.made.dtype != raw.dtype:
             return None
         root = root_of(raw)
@@ -81,7 +106,14 @@ class TokenRules:
         source = feature_map(raw)
         names = [[name for name, _ in dim] for dim in axes.dims]
         joined = [k for k, dim in enumerate(names) if dim == ["H", "W"]]
-        if source is None or source.given or source.tokens is not None or len(joined) != 1 or len(names) != 3:
+        if (
+            not self.pack
+            or source is None
+            or source.given
+            or source.tokens is not None
+            or len(joined) != 1
+            or len(names) != 3
+        ):
             return None
         if sorted(map("".join, names)) not in (["C", "HW", "N"],) or source.plane is None:
             return None
@@ -143,6 +175,30 @@ class TokenRules:
 
     def _with_table(self, b: Builder, call: Call) -> Value | None:
         """A constant with a row a token, as an embedding of positions, is packed as the tokens are."""
+        found = self._packed_table(b, call)
+        return self._table(b, call) if found is None and call.name == "add" else found
+
+    def _table(self, b: Builder, call: Call) -> Value | None:
+        """A constant with a number a pixel added to a feature map."""
+        raws = [v for v in call.args[:2] if isinstance(v, Value)]
+        raw = next((v for v in raws if not v.constant and v.shape == tuple(call.made.shape)), None)
+        table, x = next((v for v in raws if v.constant), None), feature_map(raw)
+        if raw is None or table is None or x is None or x.tokens is not None or x.given or len(raw.shape) not in (3, 4):
+            return None
+        names = letters(raw)
+        shape = (1,) * (len(raw.shape) - len(table.shape)) + tuple(table.shape)
+        if table.dtype != x.dtype or shape[1:] != raw.shape[1:] or call.argument("alpha") != 1 or names[0] != "N":
+            return None
+        order = [names.index(name) for name in "NCHW"] if len(names) == 4 else [0, names.index("C"), names.index("HW")]
+
+        def as_plane(t: Tensor) -> Tensor:
+            t = t.reshape(shape).expand(x.shape[0], *shape[1:]).permute(order).reshape(x.shape)
+            return t.contiguous(memory_format=torch.channels_last)
+
+        rows = computed(f"{table.name}.plane", table, as_plane, table, shape=x.shape)
+        return back(b, call, b.add("table", call, [x, rows], x.shape), raw)
+
+    def _packed_table(self, b: Builder, call: Call) -> Value | None:
         raws = [v for v in call.args[:2] if isinstance(v, Value)]
         raw = next((v for v in raws if tokens_at(v) is not None and v.shape == tuple(call.made.shape)), None)
         table = next((v for v in raws if v.constant), None)
@@ -157,139 +213,24 @@ class TokenRules:
         if len(shape) != len(raw.shape) or shape[at] != root.tokens.length:
             return None
         names = letters(raw)
-        if sorted(names) != ["C", "N", "T"] or shape[names.index("N")] != 1:
+        if sorted(names) != ["C", "N", "T"]:
             return None
+        images = shape[names.index("N")]
         order = [names.index(name) for name in "NCT"]
 
         def as_plane(t: Tensor) -> Tensor:
             t = t.reshape(shape).permute(order)
-            return t.expand(1, root.shape[1], -1)[..., None].contiguous(memory_format=torch.channels_last)
+            return t.expand(images, root.shape[1], -1)[..., None].contiguous(memory_format=torch.channels_last)
 
-        rows = computed(f"{table.name}.rows", table, as_plane, table, shape=(1, root.shape[1], root.tokens.length, 1))
+        rows = computed(
+            f"{table.name}.rows", table, as_plane, table, shape=(images, root.shape[1], root.tokens.length, 1)
+        )
         packed = self._add(b, "pack", call, [rows], root.tokens, root.shape[1])
         beside = b.arranged(packed, raw.axes, call)
         args = tuple(beside if v is table else v for v in call.args)
         return b.read(call.target, args, call.kwargs, call.made, call.label, call.path, call.line)
 
     # ---- on tokens
-
-    def _attention(self, b: Builder, call: Call) -> Value | None:
-        """Of heads [N,heads,T,dim] that are views of packed tokens, each of which sees all."""
-        if call.argument("is_causal") or call.argument("dropout_p") or call.argument("enable_gqa"):
-            return None
-        q, k, v = call.args[:3]
-        scale = call.argument("scale")
-        scale = q.shape[-1] ** -0.5 if scale is None else scale
-        return self._attend(b, call, (q, k, v), (2, 2, 2), float(scale), call.argument("attn_mask"))
-
-    def _weighted_sum(self, b: Builder, call: Call) -> Value | None:
-        """softmax(q k^T, scaled, and with a bias) v, written out."""
-        weights, v = call.args[:2]
-        node = weights.producer if isinstance(weights, Value) else None
-        if node is None or node.kind != "aten" or op_name(node.target) != "softmax" or len(weights.shape) != 4:
-            return None
-        if node.args[1] not in (-1, 3) or weights.dtype != node.args[0].dtype:
-            return None
-        scores, bias = node.args[0], None
-        added = scores.producer
-        if added is not None and added.kind == "aten" and op_name(added.target) == "add" and not added.kwargs:
-            bias = next((a for a in added.args if isinstance(a, Value) and a.constant), None)
-            if bias is None:
-                return None
-            scores = next(a for a in added.args if a is not bias)
-        scores, scale = scaled(scores)
-        product = scores.producer
-        if product is None or product.kind != "aten" or op_name(product.target) not in ("matmul", "bmm"):
-            return None
-        (q, first), (k, second) = scaled(product.args[0]), scaled(product.args[1])
-        return self._attend(b, call, (q, k, v), (2, 3, 2), scale * first * second, bias)
-
-    def _attend(
-        self, b: Builder, call: Call, parts: tuple[Value, ...], at: tuple[int, ...], scale: float, bias: Value | None
-    ) -> Value | None:
-        """at: which dimension of q, k and v is that of tokens."""
-        found = [one for v, k in zip(parts, at, strict=True) if (one := self._heads(b, call, v, k)) is not None]
-        if len(found) < 3 or len({one[2:] for one in found}) != 1:
-            return None
-        args, starts, (heads, dim, tokens) = [one[0] for one in found], tuple(one[1] for one in found), found[0][2:]
-        length = tokens.length
-        if bias is not None:
-            shape = (1,) * (4 - len(bias.shape)) + tuple(bias.shape)
-            if not bias.constant or len(shape) > 4:
-                return None
-            if bias.dtype == torch.bool:
-                if not bool(evaluated(bias).all()):
-                    return None
-            elif shape[0] != 1 or shape[1] not in (1, heads) or shape[2:] != (length, length):
-                return None
-            else:
-                args.append(computed(f"{call.label}.bias", bias, lambda t: t.reshape(shape), bias, shape=shape))
-        options = {"starts": starts, "heads": heads, "dim": dim, "scale": scale}
-        made = self._add(b, "attention", call, args, tokens, heads * dim, options=options)
-        self.attentions += 1
-        n = made.shape[0]
-        split = b.move(made, ATEN.reshape.default, [n, heads, dim, length], [n, heads, dim, length], call)
-        shown = b.move(split, ATEN.permute.default, [0, 1, 3, 2], [n, heads, length, dim], call)
-        named = made.axes.dims  # type: ignore[union-attr]
-        split.axes = Axes((named[0], (("C0", heads),), (("C1", dim),), named[2]))
-        shown.axes = Axes((named[0], (("C0", heads),), named[2], (("C1", dim),)))
-        return shown
-
-    def _heads(self, b: Builder, call: Call, value: Value, at: int) -> tuple[Value, int, int, int, Tokens] | None:
-        """(packed tokens, first channel, heads, dim, tokens) of what is [N,heads,T,dim], or has T at another place."""
-        value = self._shown.get(id(value), value)
-        root = root_of(value)
-        if root is None:
-            return self._turned(b, call, value) if at == 2 else None
-        if tokens_at(value) != at or len(value.shape) != 4 or root.tokens is None:
-            return None
-        seen = channels(value)[0].select(at - 1, 0)  # [heads,dim]
-        start = int(seen[0, 0])
-        if not torch.equal(seen.flatten(), torch.arange(start, start + seen.numel(), dtype=seen.dtype)):
-            return None
-        return root, start, seen.shape[0], seen.shape[1], root.tokens
-
-    def _turned(self, b: Builder, call: Call, value: Value) -> tuple[Value, int, int, int, Tokens] | None:
-        """Heads turned by tables (rotary embeddings), whatever the ops: what they make of a few vectors says how."""
-        shown = self._turned_view(value)
-        if shown is None or len(value.shape) != 4 or value.shape != shown.shape:
-            return None
-        found = self._heads(b, call, shown, 2)
-        if found is None:
-            return None
-        root, start, heads, dim, tokens = found
-        key = (dim, tokens, *(id(v) for v in constants_of(value)))
-        if key not in self._tables:
-            tables = turns(value, self._spread[id(shown)], dim)
-            if tables is None:
-                return None
-            packed = []
-            for name, table in (("cos", tables[0]), ("sin", tables[1])):
-                like = Value("turn", (1, dim, tokens.length, 1), root.dtype, constant=True)
-                plane = table.t()[None, :, :, None].to(root.dtype).contiguous(memory_format=torch.channels_last)
-                rows = computed(f"{call.label}.{name}", like, lambda plane=plane: plane, shape=like.shape)
-                packed.append(self._add(b, "pack", call, [rows], tokens, dim))
-            self._tables[key] = packed[0], packed[1], tables[2]
-        cos, sin, halves = self._tables[key]
-        options = {"start": start, "heads": heads, "dim": dim, "halves": halves}
-        return self._add(b, "rope", call, [root, cos, sin], tokens, heads * dim, options=options), 0, heads, dim, tokens
-
-    def _turned_view(self, value: Value) -> Value | None:
-        """The one view of packed tokens, of heads, that a dense computation starts from."""
-        seen, found, todo = set[int](), dict[int, Value](), [value]
-        while todo:
-            one = todo.pop()
-            if id(one) in seen or one.constant:
-                continue
-            seen.add(id(one))
-            shown = self._shown.get(id(one))
-            if shown is not None and len(shown.shape) == 4 and tokens_at(shown) == 2:
-                found[id(shown)] = shown
-                continue
-            if one.producer is None or one.producer.kind != "aten" or len(seen) > MOST_STEPS:
-                return None
-            todo += one.producer.inputs()
-        return next(iter(found.values())) if len(found) == 1 else None
 
     def _of_each(self, b: Builder, call: Call) -> Value | None:
         """An op of PyTorch over the channels of each token."""
@@ -415,85 +356,10 @@ class TokenRules:
                 for _k, out in enumerate(before.outputs):
                     again = Value(f"{out.name}_spread", out.shape, out.dtype, producer=node)
                     shown = torch.empty(out.shape, device="meta")
-                    again.axes = infer(before.target, node.args, node.kwargs, shown, _axes, b.batch or 1)
+                    again.axes = infer(before.target, node.args, node.kwargs, shown, axes_of, b.batch or 1)
                     node.outputs.append(again)
                     self._spread[id(out)], self._shown[id(again)] = again, out
                 made = node.outputs[before.outputs.index(value)]
             b.nodes.append(node)
             self._spread[id(value)], self._shown[id(made)] = made, value
         return self._spread[id(value)]
-
-
-def _axes(value: Any) -> Axes | None:
-    return value.axes if isinstance(value, Value) else None
-
-
-def expanded(value: Value) -> bool:
-    """Is it one row, or many of the same?"""
-    return value.producer is not None and getattr(value.producer.target, "__name__", "").startswith("expand")
-
-
-def scaled(value: Value) -> tuple[Value, float]:
-    """A value, or of one that was scaled by a number that value and the number."""
-    node, scale = value.producer, 1.0
-    while node is not None and node.kind == "aten" and op_name(node.target) in ("mul", "div") and len(node.args) == 2:
-        number = next((a for a in node.args if isinstance(a, (int, float))), None)
-        if number is None or not isinstance(node.args[0], Value):
-            break
-        scale *= number if op_name(node.target) == "mul" else 1 / number
-        value, node = node.args[0], node.args[0].producer
-    return value, scale
-
-
-def evaluated(value: Value) -> Any:
-    """What a constant is now."""
-    if value.tensor is not None:
-        return value.tensor
-    assert value.producer is not None
-    args, kwargs = pytree.tree_map(
-        lambda v: evaluated(v) if isinstance(v, Value) else v, (value.producer.args, value.producer.kwargs)
-    )
-    return value.producer.target(*args, **kwargs)
-
-
-def letters(value: Value) -> list[str]:
-    """The roles of a view's dimensions: N, T, C."""
-    return [] if value.axes is None else ["".join(role(name) for name, _ in dim) for dim in value.axes.dims]
-
-
-def in_order(root: Value, names: str) -> Axes:
-    """Axes of a view of packed tokens: "NTC" or "NCT"."""
-    assert root.axes is not None
-    return Axes(tuple(root.axes.dims["NCT".index(name)] for name in names))
-
-
-def tokens_at(value: Value) -> int | None:
-    """The dimension of packed tokens of a view of them."""
-    dims = () if value.axes is None or value.constant else value.axes.dims
-    found = [k for k, dim in enumerate(dims) if len(dim) == 1 and is_tokens(dim[0][0])]
-    return found[0] if len(found) == 1 else None
-
-
-def root_of(value: Value) -> Value | None:
-    """The packed tokens [N,C,T,1] of which a value is a view."""
-    while value.tokens is None:
-        node = value.producer
-        if value.constant or node is None or node.kind != "aten" or not node.moves or value.dtype != node.args[0].dtype:
-            return None
-        value = node.args[0]
-    return value
-
-
-def channels(value: Value, call: Call | None = None) -> Tensor:
-    """Which channel of the packed tokens each number of a view is; of a call, of what it makes of the view."""
-    chain, root = [], value
-    while root.tokens is None:
-        assert root.producer is not None
-        chain.append((root.producer, root.producer.outputs.index(root)))
-        root = root.producer.args[0]
-    n, c, t, _ = root.shape
-    seen: Any = torch.arange(c, dtype=torch.int32).view(1, c, 1, 1).expand(n, c, t, 1)
-    for node, at in chain[::-1]:
-        seen = node.target(seen, *node.args[1:], **node.kwargs)
-        seen = seen[at] if node.options.get("many") else seen
-    return seen if call is None else call.target(seen, *call.args[1:], **call.kwargs)

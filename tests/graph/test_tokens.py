@@ -11,7 +11,7 @@ import sbnet
 from sbnet.graph.kinds import kind_of
 from support import tokens
 from support.contract import assert_holds, poison
-from support.tokens import FAMILIES, alone, kept, on_kept, timm_net
+from support.tokens import FAMILIES, alone, kept, on_kept, sam, sam_on, swin, swin_on, timm_net
 
 pytestmark = pytest.mark.skipif(not tokens.available(), reason="torchvision, timm and transformers are not installed")
 
@@ -71,3 +71,51 @@ def test_attention_that_is_not_recognised_leaves_the_network_as_it_was():
     run = sbnet.sparsify(net, x)
     assert not run.plan.tokens
     assert torch.allclose(run(x, torch.ones(1, 96, 96)), net(x), atol=1e-4)
+
+
+@pytest.mark.parametrize(("side", "window"), [(112, 7), (96, 7)], ids=["whole windows", "padded windows"])
+@pytest.mark.parametrize("block", [1, 4])
+def test_windows_see_their_active_pixels_alone(side, window, block):
+    """With cyclic shifts, biases of relative positions and merged patches."""
+    net, x = swin(side, window), torch.randn(2, 3, side, side)
+    run, exact = sbnet.sparsify(net, x, block=block), copy.deepcopy(net).double()
+    kinds = [node.kind for node in run.plan.graph.nodes]
+    assert kinds.count("window_attention") == 4
+    assert not [n for n in run.plan.graph.nodes if not kind_of(n).planned and not n.moves]
+    for mask in (torch.ones(2, side, side), masks(side), masks(side).flip(0)):
+        poison(run)
+        got = run(x, mask, copy=True)
+        assert_holds(got, swin_on(net, x, mask, block), swin_on(exact, x.double(), mask, block))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [4, 7])
+def test_windows_of_other_libraries_are_met(window):
+    options = {"patch_size": [4, 4], "embed_dim": 24, "depths": [2, 2], "num_heads": [2, 4]}
+    vision = tokens.torchvision().models.swin_transformer.SwinTransformer(**options, window_size=[window] * 2)
+    import transformers
+
+    config = transformers.SwinConfig(image_size=64, embed_dim=24, depths=[2, 2], num_heads=[2, 4], window_size=window)
+    hugging = tokens.Output(transformers.SwinModel(config, add_pooling_layer=False))
+    x = torch.randn(2, 3, 64, 64)
+    for net in (vision.eval(), hugging.eval()):
+        run = sbnet.sparsify(net, x)
+        assert [node.kind for node in run.plan.graph.nodes].count("window_attention") == 4
+        assert torch.allclose(run(x, torch.ones(2, 64, 64)), net(x), atol=1e-5)
+
+
+@pytest.mark.parametrize("block", [1, 4])
+def test_sam_sees_its_active_pixels_alone(block):
+    """Padded windows, all tokens, and biases that queries are multiplied with."""
+    net, x = sam(128), torch.randn(2, 3, 128, 128)
+    torch.nn.init.normal_(net.pos_embed)
+    for one in net.blocks:
+        torch.nn.init.normal_(one.attn.rel_pos_h)
+        torch.nn.init.normal_(one.attn.rel_pos_w)
+    run, exact = sbnet.sparsify(net, x, block=block), copy.deepcopy(net).double()
+    assert [node.kind for node in run.plan.graph.nodes].count("window_attention") == 2
+    assert not [n for n in run.plan.graph.nodes if not kind_of(n).planned and not n.moves]
+    for mask in (torch.ones(2, 128, 128), masks(128), masks(128).flip(0)):
+        poison(run)
+        got = run(x, mask, copy=True)
+        assert_holds(got, sam_on(net, x, mask, block), sam_on(exact, x.double(), mask, block))

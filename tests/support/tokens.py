@@ -81,6 +81,7 @@ def timm_net(name: str, side: int, **options: Any) -> nn.Module:
 
     torch.manual_seed(0)
     options = {"num_classes": 0, "global_pool": "", "depth": 2, **options}
+    options = {name: value for name, value in options.items() if value is not None}
     return timm.create_model(name, img_size=side, **options).eval()
 
 
@@ -125,3 +126,101 @@ FAMILIES: dict[str, Family] = {
         lambda: hugging_face("Yolos", image_size=[96, 96], num_detection_tokens=5), 96, 16, 1, 5
     ),
 }  # fmt: skip
+
+
+def swin(side: int, window: int) -> nn.Module:
+    """A small one of timm's Swin transformers, all of whose pixels are returned."""
+    return timm_net(
+        "swin_tiny_patch4_window7_224", side, window_size=window, depths=(2, 2), num_heads=(2, 4), embed_dim=24,
+        depth=None,
+    )  # fmt: skip
+
+
+def swin_on(net: Any, x: Tensor, mask: Tensor, block: Any = 1) -> Tensor:
+    """timm's Swin transformer, image by image: inactive pixels are no keys, and 0 after every layer."""
+    from timm.models.swin_transformer import window_partition, window_reverse
+
+    from sbnet.graph.oracle import PlaneMasks
+
+    found = []
+    for n in range(len(x)):
+        planes = PlaneMasks(mask[n : n + 1], block)
+
+        def masked(t: Tensor, planes: PlaneMasks = planes) -> Tensor:
+            return torch.where(planes((t.shape[1], t.shape[2])).permute(0, 2, 3, 1), t, 0)
+
+        def attention(block: Any, t: Tensor, planes: PlaneMasks = planes) -> Tensor:
+            (_, h, w, _c), (high, wide), shift = t.shape, block.window_size, block.shift_size
+            pads = (0, -w % wide, 0, -h % high)
+            keys = planes((h, w))[0].roll((-shift[0], -shift[1]), (1, 2))
+            keys = window_partition(F.pad(keys, pads, value=True)[..., None], block.window_size).flatten(1)
+            t = F.pad(t.roll((-shift[0], -shift[1]), (1, 2)), (0, 0, *pads))
+            windows = window_partition(t, block.window_size).flatten(1, 2)
+            seen = torch.zeros(len(keys), keys.shape[1], keys.shape[1], dtype=t.dtype)
+            seen = (seen if block.attn_mask is None else block.attn_mask + seen).masked_fill(~keys[:, None], -torch.inf)
+            made = block.attn(windows, mask=seen).unflatten(1, block.window_size)
+            made = window_reverse(made, block.window_size, t.shape[1], t.shape[2])[:, :h, :w]
+            return masked(made.roll(tuple(shift), (1, 2)))
+
+        with torch.no_grad():
+            t = masked(net.patch_embed(x[n : n + 1]))
+            for layer in net.layers:
+                t = masked(layer.downsample(t))
+                for one in layer.blocks:
+                    t = masked(t + attention(one, masked(one.norm1(t))))
+                    t = masked(t + one.mlp(one.norm2(t)))
+            found.append(masked(net.norm(t)))
+    return torch.cat(found)
+
+
+def sam(side: int, **options: Any) -> nn.Module:
+    """A small one of timm's SAM encoders: a block of windows and one of all tokens."""
+    return timm_net(
+        "samvit_base_patch16", side, embed_dim=48, num_heads=3, window_size=3, global_attn_indexes=(1,), neck_chans=16,
+        **options,
+    )  # fmt: skip
+
+
+class KeysInTurn(TorchFunctionMode):
+    """Attention calls see, one after another, the keys of a list of [windows,tokens] bool."""
+
+    def __init__(self, keys: list[Tensor]) -> None:
+        super().__init__()
+        self.keys = keys
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is F.scaled_dot_product_attention:
+            keys, bias = self.keys.pop(0), kwargs.pop("attn_mask")
+            keys = keys.repeat_interleave(len(bias) // len(keys), 0) if bias.dim() == 3 else keys[:, None]
+            return func(*args, attn_mask=bias.masked_fill(~keys[..., None, :], -torch.inf), **kwargs)
+        return func(*args, **kwargs)
+
+
+def sam_on(net: Any, x: Tensor, mask: Tensor, block: Any = 1) -> Tensor:
+    """timm's SAM encoder, image by image: inactive pixels are no keys, and 0 after every layer."""
+    from timm.models.vision_transformer_sam import window_partition
+
+    from sbnet.graph.oracle import PlaneMasks
+
+    found = []
+    for n in range(len(x)):
+        planes = PlaneMasks(mask[n : n + 1], block)
+        with torch.no_grad():
+            t = net.patch_embed(x[n : n + 1]) + net.pos_embed
+            active = planes((t.shape[1], t.shape[2]))
+            keys = []
+            for one in net.blocks:
+                size = one.window_size
+                pads = (0, -t.shape[2] % size, 0, -t.shape[1] % size) if size else (0, 0)
+                seen = F.pad(active[0], pads, value=True)[..., None]
+                keys.append((window_partition(seen, size)[0] if size else seen).flatten(1))
+            with KeysInTurn(keys):
+                for one in net.blocks:
+                    t = one(t)
+            assert not keys
+            t = torch.where(active, t.permute(0, 3, 1, 2), 0)
+            for layer in net.neck:
+                t = torch.where(active, layer(t), 0)
+            found.append(t)
+    return torch.cat(found)

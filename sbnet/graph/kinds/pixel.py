@@ -12,7 +12,7 @@ from sbnet.active import ActiveBlocks, Fringe
 from sbnet.geometry import Window
 from sbnet.graph.ir import Node, Ref, Step, Value
 from sbnet.graph.kinds.kind import POINTWISE, Context, Get, Given, Kind, Target, edge
-from sbnet.ops import sparse_fill, sparse_fill_, sparse_gather, sparse_pointwise, sparse_scatter_
+from sbnet.ops import sparse_fill, sparse_fill_, sparse_gather, sparse_pointwise, sparse_pointwise_, sparse_scatter_
 from sbnet.ops.common import check_active
 from sbnet.ops.masked.pointwise import OPERANDS, in_vectors, run_program
 
@@ -68,6 +68,24 @@ class Pixel(Kind):
             sparse_scatter_(compute(stacks), rows, to.out)
         if to.clear is not None:
             zero(to.out, to.clear)
+
+
+class Table(Kind):
+    """x + args[1], a constant of its shape: an embedding of positions."""
+
+    name = "table"
+    written = planned = True
+
+    def window(self, node: Node, value: Value) -> Window | str:
+        return POINTWISE
+
+    def apply(self, node: Node, given: Given) -> Any:
+        return sparse_pointwise(given.args[0], given.active, "add a", given.args[1])
+
+    def step(self, node: Node, get: Get, to: Target, context: Context) -> None:
+        sparse_pointwise_(
+            get(node.args[0]), to.active, "add a", context.constants[node.args[1]], out=to.out, fringe=to.clear
+        )
 
 
 def run_steps(steps: list[Step], tensors: list[Any]) -> Tensor:
