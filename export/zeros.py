@@ -12,8 +12,8 @@ from sbnet.export.planned import Planned, fixed, input_of, number, read, written
 from sbnet.export.schemas import DOMAIN, OPS, VERSION
 from sbnet.geometry import Window
 from sbnet.graph.ir import Node
+from sbnet.graph.kinds import ACTIVE, reads
 from sbnet.graph.passes.storage import Consumer, consumers
-from sbnet.graph.plan import ACTIVE, reads
 
 
 def relax(graph: ir.Graph) -> None:

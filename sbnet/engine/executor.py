@@ -15,24 +15,23 @@ from sbnet import _library
 from sbnet.active import ActiveBlocks, Fringe
 from sbnet.engine.lists import Lists
 from sbnet.engine.pooled import PooledNodes, product
-from sbnet.engine.replay import RECORDED, RecordedLists, RecordedNodes
-from sbnet.engine.steps import WRITTEN, Context, copy, run
+from sbnet.engine.replay import RecordedLists, RecordedNodes
 from sbnet.engine.streams import Streams
 from sbnet.geometry import Pair, Window
 from sbnet.graph.axes import Axes, op_name
 from sbnet.graph.constants import Constants
-from sbnet.graph.functional import adaptive_pool, listed_as, squeeze_excite, whole
 from sbnet.graph.ir import Node, Value
+from sbnet.graph.kinds import Context, Given, Target, kind_of
+from sbnet.graph.kinds.channels import copy
+from sbnet.graph.kinds.kind import Get
 from sbnet.graph.lists import all_pixels, lists_of
 from sbnet.graph.passes.chains import chains
+from sbnet.graph.passes.gates import gates_that_scale
 from sbnet.graph.passes.pooled import is_product
 from sbnet.graph.passes.storage import store
 from sbnet.graph.plan import Plan
 from sbnet.ops import sparse_fill_
 from sbnet.ops.common import mask_planes
-from sbnet.ops.masked.pointwise import in_vectors
-
-Get = Callable[[Value], Tensor]
 
 
 def without_grad(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -86,7 +85,7 @@ class Executor:
         self.plan, self.device, self.nodes = plan, constants.device, plan.graph.nodes
         self.context = Context(constants, {}, allow_tf32, plan.mode == "cached", plan.mode != "masked")
         self.chains = chains(plan) if self.device.type == "cpu" else {}
-        self.storage = store(plan, WRITTEN, self.chains, side_by_side=self.device.type == "cuda")
+        self.storage = store(plan, self.chains, side_by_side=self.device.type == "cuda")
         self.lists = lists_of(plan, self.storage)
         self._made = constants.made
         if self.device.type == "cpu":
@@ -96,6 +95,8 @@ class Executor:
         self._pooled = PooledNodes(plan, constants)
         self.tensors |= self._pooled.tensors
         self._spots = {node: self._spot(node) for node in self.nodes if node.output in self.storage.place}
+        self._scaling = gates_that_scale(plan, self.storage) if self.device.type == "cuda" else {}
+        self._scaled = set(self._scaling.values())
         self.shape = next(v.shape for v in plan.graph.inputs if v is not None)
         empty = torch.zeros(self.shape[0], *self.shape[2:], dtype=torch.bool, device=self.device)
         self.active, _ = self.lists(empty)
@@ -111,7 +112,7 @@ class Executor:
         cuda = self.device.type == "cuda" and bool(self.previous)
         self._aside = torch.cuda.Stream(self.device) if cuda else None
         beside = self.storage.lanes
-        self._streams = None if beside is None else Streams(beside, self.nodes, WRITTEN, self.device)
+        self._streams = None if beside is None else Streams(beside, self.nodes, self.device)
         # Cached: what dense nodes gave for the frame before. A CUDA graph writes there: it stays as long as this does.
         self.kept_dense: dict[Value, Tensor] = {}
         # On a CPU calls repeat what one has noted; not with SBNET_DEBUG=1, whose checks are the ops'.
@@ -125,12 +126,9 @@ class Executor:
 
     def _lasts(self, node: Node) -> bool:
         """Does a node read and write tensors that stay where they are, by ops that recordings note?"""
-        if node not in self._pooled.forms and (node.kind not in RECORDED or node not in self._spots):
+        repeats = node in self._spots and kind_of(node).lasts(node, self.context)
+        if not repeats and node not in self._pooled.forms:
             return False
-        if node.kind == "pixel" and not in_vectors(node.options.get("program")):
-            return False  # PyTorch's
-        if node.kind == "norm" and self.context.everywhere and node.options["method"] == "group":
-            return False  # PyTorch's
         read = [v for v, _ in self.storage.copies[node]] if node.kind == "cat" else node.inputs()
         return all(v in self.tensors or (v.constant and not _uncounted(v)) for v in read)
 
@@ -143,7 +141,8 @@ class Executor:
     def _spot(self, node: Node) -> _Spot:
         root, start = self.storage.place[node.output]
         stale = root.plane if root.kept else None
-        return _Spot(self.tensors[node.output], self.lists.of(node.output), stale, root.fringe, start)
+        listed = kind_of(node).listed(node, self.plan.mode) or node.output
+        return _Spot(self.tensors[node.output], self.lists.of(listed), stale, root.fringe, start)
 
     def refresh(self) -> None:
         """Takes parameters as they are now, which other executors of the same constants may have met first."""
@@ -200,7 +199,7 @@ class Executor:
 
     def _listed(self, mask: Tensor, margin: int) -> Lists:
         """All that depends on the mask, where calls repeat in the memory of the call before; remembered."""
-        if not self._records or self.plan.mode == "exact":  # whose lists are PyTorch's ops
+        if not self._records or self.plan.mode == "exact" or self.plan.tokens:  # whose lists are PyTorch's ops
             lists = self._fresh(mask, margin)
         else:
             mask, noted = mask_planes("run", mask), self._noted_lists
@@ -278,11 +277,16 @@ class Executor:
     def step(self, node: Node, env: dict[Value, Any], get: Get, lists: Lists) -> None:
         """Runs one node."""
         spot = self._spots.get(node)
-        if spot is None and node.kind == "slice":
+        if node in self._scaled:
+            return
+        if node in self._scaling:
+            out = self._spots[self._scaling[node]]
+            kind_of(node).step(node, get, Target(out.out, lists.active[out.blocks], None), self.context)
+        elif spot is None and node.kind == "slice":
             start = node.options["start"]
             env[node.output] = get(node.args[0])[:, start : start + node.output.shape[1]]
         elif node in self._pooled.forms:
-            listed = listed_as(node, self.plan.mode)
+            listed = kind_of(node).listed(node, self.plan.mode)
             self._pooled(node, get, None if listed is None else lists.active[self.lists.of(listed)])
         elif spot is None:
             self._dense(node, env, get, lists.active)
@@ -292,7 +296,7 @@ class Executor:
                 clear = lists.stale.get(spot.stale)
             blocks = lists.active[spot.blocks]
             if node.kind != "cat":
-                run(node, get, spot.out, blocks, clear, self.context)
+                kind_of(node).step(node, get, Target(spot.out, blocks, clear), self.context)
                 return
             for value, start in self.storage.copies[node]:
                 base = start - spot.start
@@ -314,18 +318,14 @@ class Executor:
 
         args, kwargs = pytree.tree_map(value, (node.args, node.kwargs))
         params = {name: get(v) for name, v in node.params.items()}
-        if node.kind == "adaptive_pool":
-            listed = listed_as(node, self.plan.mode)
-            found: Any = adaptive_pool(node, args[0], None if listed is None else active[self.lists.of(listed)])
-        elif node.kind == "squeeze_excite":
-            listed = listed_as(node, self.plan.mode)
-            found = squeeze_excite(node, args[0], params, active[self.lists.of(listed)])  # type: ignore[arg-type]
-        elif node.kind == "aten" and self.device.type == "cuda" and is_product(node):
+        if node.kind != "aten":
+            listed = kind_of(node).listed(node, self.plan.mode)
+            blocks = None if listed is None else active[self.lists.of(listed)]
+            found: Any = kind_of(node).apply(node, Given(args, kwargs, params, blocks, self.context.everywhere))
+        elif self.device.type == "cuda" and is_product(node):
             found = product(*args[:3])
-        elif node.kind == "aten":
-            found = (concatenate if op_name(node.target) == "cat" else node.target)(*args, **kwargs)
         else:
-            found = whole(node, args, params)
+            found = (concatenate if op_name(node.target) == "cat" else node.target)(*args, **kwargs)
         for v, tensor in zip(node.outputs, found if node.options.get("many") else [found], strict=True):
             spatial = v.size is not None and v.dtype.is_floating_point and not node.moves
             if spatial and self.plan.mode == "masked":

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from sbnet.engine.profile import kind
 from sbnet.engine.sparsify import SparseRun, sparsify
-from sbnet.engine.steps import PLANNED
 from sbnet.graph.cost import multiply_adds
 from sbnet.graph.ir import Node
+from sbnet.graph.kinds import kind_of
 
 ADVICE = {
     "arrangement": "a view of the feature map",
@@ -113,7 +113,7 @@ def explain(model: Any, example: Any = None, **options: Any) -> Explanation:
     for node, ms in zip(run.plan.graph.nodes, times, strict=True):
         if node.moves or node.kind == "slice":
             continue
-        planned = node.kind in PLANNED
+        planned = kind_of(node).planned
         found.append(
             Layer(
                 node.path,

@@ -12,12 +12,6 @@ from sbnet.engine.lists import Lists
 from sbnet.engine.recording import Recording
 from sbnet.graph.ir import Node
 
-# Kinds of nodes of which every op that steps run is noted by recordings; of pixel nodes, programs that run in vectors.
-RECORDED = {
-    "conv", "conv_quantized", "bottleneck", "conv_transpose", "pointwise", "max_pool", "avg_pool", "resize",
-    "rearrange", "norm", "cat", "slice", "pixel",
-}  # fmt: skip
-
 
 class RecordedLists:
     """The lists of masks of one shape, dtype and margin, in memory that stays.

@@ -18,12 +18,12 @@ from sbnet.engine.compiled import Compiled
 from sbnet.engine.executor import Executor
 from sbnet.engine.lists import Lists
 from sbnet.engine.modes import Turns, plainly
-from sbnet.engine.steps import PLANNED
 from sbnet.geometry import Pair
 from sbnet.graph.capture import capture
 from sbnet.graph.constants import Constants
 from sbnet.graph.functional import PlannedModule
 from sbnet.graph.ir import Graph
+from sbnet.graph.kinds import kind_of
 from sbnet.graph.passes import optimise
 from sbnet.graph.plan import Plan, Plane, plan
 from sbnet.graph.watch import Watch
@@ -188,7 +188,7 @@ class SparseRun:
     def _graph(self, inputs: Sequence[Any]) -> Graph:
         if isinstance(self._module, nn.Module):
             check_counted(self._module)
-            captured = capture(self._module, inputs)
+            captured = capture(self._module, inputs, tokens=self.options["mode"] == "masked")
             if not self._shapes:  # those that are there may be of another state
                 self._watch = Watch(self._module)
             return optimise(captured)
@@ -300,15 +300,18 @@ class SparseRun:
     def __repr__(self) -> str:
         name = type(self.model).__name__ if isinstance(self.model, nn.Module) else str(self.model)
         nodes = self.plan.graph.nodes
-        dense = sum(node.kind not in PLANNED and not node.moves for node in nodes)
+        dense = sum(not kind_of(node).planned and not node.moves for node in nodes)
         shape = "x".join(map(str, self._last.executor.shape))
         counts = f"{len(nodes)} nodes, {dense} dense, {len(self.planes)} planes"
         return f"<sbnet.{self.options['mode']} {name} on {shape}: {counts}>"
 
     @plainly("profile")
-    def profile(self, *args: Any, calls: int = 5) -> list[tuple[str, str, float]]:
+    def profile(self, *args: Any, calls: int = 5, fused: bool = False) -> list[Any]:
         """(module path, kind, ms) of each node, the median of some calls; node by node, so that the sum is more than a
-        call takes. Arguments as for a call; a mask may be given in the place of that of a mask_source, too."""
+        call takes. Arguments as for a call; a mask may be given in the place of that of a mask_source, too.
+        fused: on CUDA, `Launches` of frame, lists and nodes instead: kernels, their time and the least they could take.
+        """
+        from sbnet.engine.launches import launches
         from sbnet.engine.profile import profile
 
         count = len(self.example)
@@ -317,7 +320,7 @@ class SparseRun:
         inputs, given = args[:count], args[count:]
         with self._lock:
             wanted = mask_of(self.mask_source, inputs, planes_of(given[0], inputs[0]) if given else None)
-            return profile(self._for(inputs).executor, inputs, wanted, self.margin, calls)
+            return (launches if fused else profile)(self._for(inputs), inputs, wanted, self.margin, calls)
 
     def _inputs_of(self, frame: Any, of: str) -> tuple[Any, ...]:
         """A frame, a tensor or a tuple, as the inputs of a call."""

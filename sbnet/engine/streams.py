@@ -8,22 +8,22 @@ import torch
 
 from sbnet._library import settle_inputs
 from sbnet.graph.ir import Node
+from sbnet.graph.kinds import kind_of
 from sbnet.graph.passes.lanes import Lanes
 
 
 class Streams:
     """Runs nodes, each on the stream that `lanes` says.
 
-    Args:
-        settling: nodes whose launches wait for weights and lists, and release the next one then: those behind them
-            need not wait for these.
+    Launches of nodes that write memory they are given wait for weights and lists, and release the next one then: those
+    behind them need not wait for these.
     """
 
-    def __init__(self, lanes: Lanes, nodes: list[Node], settling: set[str], device: torch.device) -> None:
+    def __init__(self, lanes: Lanes, nodes: list[Node], device: torch.device) -> None:
         self._lanes, self._nodes, self._device = lanes, nodes, device
         self._others = [torch.cuda.Stream(device) for _ in range(1, lanes.count)]
         self._awaited = {node for waited in lanes.waits.values() for node in waited}
-        self._settling = sum(1 << k for k, node in enumerate(nodes) if node.kind in settling)
+        self._settling = sum(1 << k for k, node in enumerate(nodes) if kind_of(node).written)
 
     def __call__(self, step: Callable[[Node], None], aside: torch.cuda.Stream | None, wait: Iterable[Node]) -> None:
         """Runs all nodes. Those of `wait` wait for `aside`; the caller's stream waits for everything."""

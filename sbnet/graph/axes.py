@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Atom = tuple[str, int]  # name, length: "N", "C", "H", "W", parts "H0" and "H1" of a split one, "?" for anything else
+# Name, length: "N", "C", "H", "W"; parts "H0" and "H1" of a split one; "T..." packed tokens (tokens.py); "?" any other.
+Atom = tuple[str, int]
 Dim = tuple[Atom, ...]
 
 
@@ -33,6 +34,9 @@ class Axes:
     def size(self) -> tuple[int, int] | None:
         """(height, width) of the plane; None where the tensor is not spatial."""
         atoms = [atom for dim in self.dims for atom in dim]
+        tokens = [(length, 1) for name, length in atoms if is_tokens(name)]
+        if tokens:
+            return tokens[0] if len(tokens) == 1 and not self.parts_batch else None
         rows = [length for name, length in atoms if name == "H"]
         columns = [length for name, length in atoms if name == "W"]
         if len(rows) != 1 or len(columns) != 1 or rows[0] * columns[0] <= 1 or self.parts_batch:
@@ -48,6 +52,8 @@ class Axes:
     def is_planes(self) -> bool:
         """[N,C,H,W] of more than one pixel."""
         names = [[name for name, _ in dim] for dim in self.dims]
+        if len(names) == 4 and len(names[2]) == 1 and is_tokens(names[2][0]):
+            return names[0] == ["N"] and self.dims[3] == (("?", 1),)
         return len(names) == 4 and [names[0], *names[2:]] == [["N"], ["H"], ["W"]] and self.size is not None
 
     def arrange(self, mask: Tensor) -> Tensor:
@@ -75,6 +81,17 @@ class Axes:
                 shape.append(1)
             at += len(dim)
         return pixels.expand(lengths).reshape(shape)
+
+
+def is_tokens(name: str) -> bool:
+    """Is it the name of all tokens of an image, packed?"""
+    return name[0] == "T" and name[-1] == ":"
+
+
+def role(name: str) -> str:
+    """What a dimension of a feature map, in any arrangement, is for ops that look at one pixel: N, H, W, or T of packed
+    tokens; else C."""
+    return name if name in ("N", "H", "W") else "T" if name[0] == "T" else "C"
 
 
 def _product(lengths: Any) -> int:

@@ -5,14 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from sbnet.graph.axes import REARRANGING, Axes, infer, op_name
+from sbnet.graph.axes import REARRANGING, Axes, infer, op_name, role
 from sbnet.graph.ir import Node, Value
+
+if TYPE_CHECKING:
+    from sbnet.graph.token_rules import TokenRules
 
 
 @dataclass
@@ -56,9 +59,10 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 class Builder:
     """Makes nodes from calls of ops, in order. Both front ends, torch.export and ONNX, use it."""
 
-    def __init__(self) -> None:
+    def __init__(self, tokens: TokenRules | None = None) -> None:
         self.nodes: list[Node] = []
         self.batch: int | None = None
+        self.tokens = tokens
 
     def input(self, name: str, made: Tensor) -> Value:
         """An input of the network. The first that is a feature map says how many images a call has."""
@@ -75,7 +79,9 @@ class Builder:
         if all(v.constant for v in values):
             return self._constant(call)
         count = len(self.nodes)
-        found = RULES[call.name](self, call) if call.name in RULES else None
+        found = self.tokens(self, call) if self.tokens is not None else None
+        if found is None and call.name in RULES:
+            found = RULES[call.name](self, call)
         if found is None and call.name in REARRANGING:
             found = self._rearranged(call)
         if found is None and ANY:
@@ -95,6 +101,8 @@ class Builder:
     def dense(self, call: Call, reason: str = "") -> Any:
         """A node that runs on whole tensors."""
         many = isinstance(call.made, (tuple, list))
+        if self.tokens is not None:
+            call = self.tokens.spread(self, call)
         node = Node("aten", call.args, [], call.kwargs, call.target, path=call.path, line=call.line)
         node.reason = reason or f"no rule for {call.name}"
         made = list(call.made) if many else [call.made]
@@ -112,6 +120,8 @@ class Builder:
         """A planned node that gives a feature map [N,C,H,W]."""
         node = Node(kind, list(args), [], path=call.path, line=call.line, **more)
         node.outputs.append(_map(call.label, shape, args[0].dtype, node))
+        if (tokens := args[0].tokens) is not None and node.output.shape[2] == tokens.length:
+            node.output.tokens, node.output.axes = tokens, tokens.axes(*shape[:2])
         self.nodes.append(node)
         return node.output
 
@@ -123,6 +133,7 @@ class Builder:
             return value
         assert value.axes is not None
         order = [[d[0] for d in value.axes.dims].index(atom) for dim in axes.dims for atom in dim]
+        order += [k for k in range(len(value.shape)) if k not in order]
         lengths = [value.shape[k] for k in order]
         shape = [product(n for _, n in dim) for dim in axes.dims]
         moved = self.move(value, torch.ops.aten.permute.default, order, lengths, call)
@@ -233,7 +244,7 @@ def single(value: Any) -> Any:
 
 def order(value: Value) -> list[list[str]]:
     assert value.axes is not None
-    return [[name if name in "NHW" else "C" for name, _ in dim] for dim in value.axes.dims]
+    return [[role(name) for name, _ in dim] for dim in value.axes.dims]
 
 
 def back(b: Builder, call: Call, value: Value, like: Value) -> Value:
@@ -242,14 +253,15 @@ def back(b: Builder, call: Call, value: Value, like: Value) -> Value:
         return value
     assert value.axes is not None
     assert like.axes is not None
-    atoms = dict(zip("NCHW", (dim[0] for dim in value.axes.dims), strict=True))
-    dims = tuple(tuple(atoms[name if name in "NHW" else "C"] for name, _ in dim) for dim in like.axes.dims)
+    names = "NCHW" if value.tokens is None else "NCT?"
+    atoms = dict(zip(names, (dim[0] for dim in value.axes.dims), strict=True))
+    dims = tuple(tuple(atoms[role(name)] for name, _ in dim) for dim in like.axes.dims)
     return b.arranged(value, Axes(dims), call)
 
 
 def is_channels(value: Value, axis: int) -> bool:
     dim = value.axes.dims[axis] if value.axes is not None else ()
-    return len(dim) == 1 and dim[0][0] not in ("N", "H", "W")
+    return len(dim) == 1 and role(dim[0][0]) == "C"
 
 
 def weights(weight: Value, bias: Value | None) -> dict[str, Value]:

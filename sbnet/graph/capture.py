@@ -17,12 +17,17 @@ from sbnet.graph.builder import Builder
 from sbnet.graph.exporting import exporting
 from sbnet.graph.ir import Graph, Value
 from sbnet.graph.refusal import no_dump, no_values, refusal
+from sbnet.graph.token_rules import TokenRules
+from sbnet.graph.tokens import settle
 
 # The argument itself, in eval mode or for whoever asks only for values.
 SAME = {"dropout", "feature_dropout", "alpha_dropout", "alias", "detach", "contiguous", "lift_fresh", "positive"}
 COPIES = {"clone", "lift_fresh_copy"}
 CHECKS = {"_assert_tensor_metadata", "_assert_async", "_assert_scalar", "sym_constrain_range_for_size"}
 RANDOM = {"rand", "randn", "randint", "randperm", "bernoulli", "normal", "uniform", "rand_like", "randn_like"}
+
+
+ATTENDS = {"scaled_dot_product_attention", "softmax", "_softmax"}
 
 
 class CaptureError(ValueError):
@@ -33,18 +38,35 @@ class _WritesAView(Exception):
     """Something is written in place of which another arrangement is read later."""
 
 
-def capture(module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any] | None = None) -> Graph:
+def capture(
+    module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any] | None = None, tokens: bool = False
+) -> Graph:
     """The graph of `module(*args, **kwargs)` in eval mode; parameters are shared with it.
+
+    tokens: attention sees active tokens alone, packed, where it is recognised (the masked contract).
 
     Raises:
         CaptureError: torch.export cannot follow the network.
     """
     with exporting():
         program = _program(module, args, kwargs or {})
-        try:
-            return _Reader(program, module).graph.link()
-        except _WritesAView:
-            return _Reader(program.run_decompositions({}), module).graph.link()
+        if tokens and any(op_name(node.target) in ATTENDS for node in program.graph.nodes):
+            best, most = None, (0, 0)
+            for pack in (True, False):
+                rules = TokenRules(pack)
+                found = _read(program, module, rules)
+                if rules.met and (rules.met, rules.attentions) >= most:
+                    best, most = found, (rules.met, rules.attentions)
+            if best is not None:
+                return settle(best)
+        return _read(program, module)
+
+
+def _read(program: Any, module: nn.Module, tokens: TokenRules | None = None) -> Graph:
+    try:
+        return _Reader(program, module, tokens).graph.link()
+    except _WritesAView:
+        return _Reader(program.run_decompositions({}), module, tokens).graph.link()
 
 
 @contextmanager
@@ -72,11 +94,11 @@ def _program(module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> 
 class _Reader:
     """Reads an exported program into a graph."""
 
-    def __init__(self, program: Any, module: nn.Module) -> None:
+    def __init__(self, program: Any, module: nn.Module, tokens: TokenRules | None = None) -> None:
         self.program, self.module = program, module
         self.values: dict[fx.Node, Any] = {}  # what each fx node stands for now
         self.memory: dict[fx.Node, int] = {}  # fx nodes that may share memory have one number
-        self.builder = Builder()
+        self.builder = Builder(tokens)
         self.order = {node: k for k, node in enumerate(program.graph.nodes)}
         signature = program.graph_signature
         stored = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
@@ -94,6 +116,8 @@ class _Reader:
                 self._call(node)
             elif node.op == "output":
                 flat = list(pytree.tree_leaves(self._resolved(node.args[0])))
+        if tokens is not None:
+            flat = [tokens.dense(self.builder, v) if isinstance(v, Value) else v for v in flat]
         mutated = len(signature.output_specs) - len(signature.user_outputs)
         spec = program.call_spec.out_spec
         self.graph = Graph(inputs, flat[mutated:], spec, self.builder.nodes)

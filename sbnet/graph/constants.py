@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sbnet.graph.builder import PLANNED_DTYPES
 from sbnet.graph.ir import Graph, Value
+from sbnet.graph.kinds import kind_of
 from sbnet.graph.writes import Writes
 
 
@@ -32,11 +33,10 @@ class Constants:
     def __init__(self, graph: Graph, device: torch.device, dtype: torch.dtype, counters: Sequence[Tensor] = ()) -> None:
         self.device, self.dtype, self._counters = device, dtype, list(counters)
         self.nodes = graph.constants()
-        kinds = "aten", "conv_quantized"
-        planned = [n for n in graph.nodes if n.kind not in kinds]
+        cast = [n for n in graph.nodes if kind_of(n).casts]
         self.weights = {
             id(v): n.output.dtype if n.output.dtype in PLANNED_DTYPES else dtype
-            for n in planned for v in n.params.values() if v.constant
+            for n in cast for v in n.params.values() if v.constant
         }  # fmt: skip
         self.wanted = {id(v): v for n in graph.nodes for v in n.inputs() if v.constant}
         self.wanted |= {id(v): v for v in graph.outputs if isinstance(v, Value) and v.constant}

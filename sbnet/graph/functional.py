@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
@@ -15,30 +14,12 @@ from sbnet.active import ActiveBlocks, BlockGrid
 from sbnet.graph.axes import Axes
 from sbnet.graph.constants import Constants
 from sbnet.graph.ir import Node, Value
+from sbnet.graph.kinds import Given, kind_of
 from sbnet.graph.lists import ExactLists
-from sbnet.graph.passes.fuse import run_steps
 from sbnet.graph.plan import Plan
+from sbnet.graph.tokens import with_tokens
 from sbnet.masks.grow import grow
-from sbnet.ops import (
-    mask_pyramid,
-    reduce_mask,
-    sparse_adaptive_avg_pool2d,
-    sparse_adaptive_max_pool2d,
-    sparse_avg_pool2d,
-    sparse_bottleneck2d,
-    sparse_conv2d,
-    sparse_conv2d_quantized,
-    sparse_conv_transpose2d,
-    sparse_fill,
-    sparse_group_norm,
-    sparse_layer_norm2d,
-    sparse_max_pool2d,
-    sparse_pointwise,
-    sparse_rearrange,
-    sparse_resize2d,
-    sparse_softmax2d,
-    sparse_squeeze_excite2d,
-)
+from sbnet.ops import mask_pyramid, reduce_mask, sparse_fill
 
 
 class PlannedModule(nn.Module):
@@ -99,16 +80,16 @@ class PlannedModule(nn.Module):
         for node in graph.nodes:
             args, kwargs = pytree.tree_map(get, (node.args, node.kwargs))
             params = {name: get(value) for name, value in node.params.items()}
-            listed = listed_as(node, self.plan.mode)
+            kind, listed = kind_of(node), kind_of(node).listed(node, self.plan.mode)
             blocks = active[of(listed)] if listed is not None else None
-            found = apply(node, args, kwargs, params, blocks, self.plan.mode != "masked")
+            found = kind.apply(node, Given(args, kwargs, params, blocks, self.plan.mode != "masked"))
             for value, tensor in zip(node.outputs, found if node.options.get("many") else [found], strict=True):
                 if value in old:
                     assert value.axes is not None
                     assert value.size is not None
                     pixels = value.axes.arrange(active[of(value)].pixel_mask(value.size))
                     tensor = _chosen(pixels, tensor, old[value])
-                elif node.kind in ("aten", "adaptive_pool") and self.plan.mode == "masked" and _holds(node, value):
+                elif kind.dense and self.plan.mode == "masked" and _holds(node, value):
                     tensor = masked(tensor, value.axes, active[of(value)])  # type: ignore[arg-type]
                 env[value] = tensor
                 if self.watch is not None and value.size is not None and value.axes is not None:
@@ -125,18 +106,12 @@ class PlannedModule(nn.Module):
         if self.dynamic:
             mask = grow(mask, self.margin) if self.margin else mask
             return [reduce_mask(mask, BlockGrid.cover((mask.shape[1], mask.shape[2]), self.plan.planes[0][2]))]
-        return mask_pyramid(mask, self.plan.planes, margin=self.margin).planes
-
-
-# Planned nodes whose options are of no size, as those of a resize are.
-SIZELESS = (
-    "conv", "pointwise", "conv_quantized", "bottleneck", "max_pool", "avg_pool", "norm", "pixel", "slice", "cat",
-)  # fmt: skip
+        return with_tokens(mask_pyramid(mask, self.plan.images, margin=self.margin).planes, self.plan.tokens)
 
 
 def _check_sizeless(plan: Plan) -> None:
     shape = plan.graph.inputs[0].shape  # type: ignore[union-attr]
-    other = [node.path or node.kind for node in plan.graph.nodes if node.kind not in SIZELESS]
+    other = [node.path or node.kind for node in plan.graph.nodes if not kind_of(node).sizeless]
     if plan.mode != "masked" or other or [plane[:2] for plane in plan.planes] != [tuple(shape[2:])]:
         what = f"{other[0]}, which is of one size" if other else f"{len(plan.planes)} planes in {plan.mode} mode"
         raise ValueError(
@@ -147,17 +122,8 @@ def _check_sizeless(plan: Plan) -> None:
 
 def _holds(node: Node, value: Value) -> bool:
     """Does a node compute it on a plane, so that what is not active is the contract's to say? (Others rearrange.)"""
-    spatial = value.size is not None and (value.dtype.is_floating_point or node.kind == "conv_quantized")
+    spatial = value.size is not None and (value.dtype.is_floating_point or kind_of(node).written)
     return spatial and not node.moves and node.kind != "slice"
-
-
-def listed_as(node: Node, mode: str) -> Value | None:
-    """The value whose active blocks a node takes; None where it takes none."""
-    if node.kind == "squeeze_excite":
-        return node.args[0]
-    if node.kind == "adaptive_pool":
-        return None if mode == "cached" else node.args[0]  # all pixels hold something then
-    return node.output if node.output.size is not None else None
 
 
 def _chosen(pixels: Tensor, new: Tensor, old: Tensor) -> Tensor:
@@ -173,112 +139,3 @@ def masked(x: Tensor, axes: Axes, active: ActiveBlocks) -> Tensor:
         return sparse_fill(x, active)
     assert axes.size is not None
     return torch.where(axes.arrange(active.pixel_mask(axes.size)), x, torch.zeros_like(x))
-
-
-def apply(
-    node: Node, args: Any, kwargs: dict[str, Any], params: dict[str, Tensor], active: ActiveBlocks | None,
-    everywhere: bool = False,
-) -> Any:  # fmt: skip
-    """What a node gives; planned ones are zero outside the active blocks.
-
-    everywhere: a plane's statistics are those of all its pixels (the cached and the exact contract).
-    """
-    if node.kind == "aten":
-        return node.target(*args, **kwargs)
-    if node.kind == "adaptive_pool":
-        return adaptive_pool(node, args[0], active)
-    assert active is not None
-    if node.kind == "squeeze_excite":
-        return squeeze_excite(node, args[0], params, active)
-    o, x = node.options, args[0]
-    match node.kind:
-        case "conv" | "pointwise":
-            return sparse_conv2d(
-                x, params["weight"], params.get("bias"), active,
-                stride=o["stride"], padding=o["padding"], dilation=o["dilation"], groups=o["groups"],
-                activation=o.get("activation"), negative_slope=o.get("negative_slope", 0.01),
-                residual=params.get("residual"), slope=params.get("slope"),
-                residual_after=o.get("residual_after", False),
-            )  # fmt: skip
-        case "conv_quantized":
-            written = node.output.dtype
-            return sparse_conv2d_quantized(
-                x, params["weight"], params["scale"], params.get("bias"), active, slope=params.get("slope"),
-                residual=params.get("residual"), dtype=None if o["out_scale"] or written == torch.float32 else written,
-                **o,
-            )  # fmt: skip
-        case "bottleneck":
-            weights, biases = ([params.get(f"{name}{k}") for k in range(3)] for name in ("weight", "bias"))
-            return sparse_bottleneck2d(x, weights, biases, active, **o)  # type: ignore[arg-type]
-        case "conv_transpose":
-            return sparse_conv_transpose2d(
-                x, params["weight"], params.get("bias"), active, slope=params.get("slope"), **o
-            )
-        case "max_pool":
-            return sparse_max_pool2d(x, active, **o)
-        case "avg_pool":
-            return sparse_avg_pool2d(x, active, **o)
-        case "resize":
-            return sparse_resize2d(x, active, **resize_options(o))
-        case "rearrange":
-            return sparse_rearrange(x, active, **o)
-        case "norm":
-            weight, bias = params.get("weight"), params.get("bias")
-            if everywhere and o["method"] == "group":
-                return sparse_fill(norm_dense(node, x, weight, bias), active)
-            return _sparse_norm(node, x, weight, bias, active)
-        case "pixel" if "program" in o:
-            return sparse_pointwise(x, active, o["program"], *params.values())
-        case "slice":
-            return x[:, o["start"] : o["start"] + node.output.shape[1]]
-        case "cat":
-            return sparse_fill(torch.cat(list(args), 1), active)
-    return sparse_fill(whole(node, args, params), active)
-
-
-def adaptive_pool(node: Node, x: Tensor, active: ActiveBlocks | None) -> Tensor:
-    """What an adaptive_pool node gives of x's active pixels, or of all."""
-    size, average = node.options["size"], node.options["method"] == "avg"
-    if active is None:
-        y = F.adaptive_avg_pool2d(x, size) if average else F.adaptive_max_pool2d(x, size)
-    else:
-        y = (sparse_adaptive_avg_pool2d if average else sparse_adaptive_max_pool2d)(x, active, size)
-    return y if node.options["keep"] else y.flatten(1)
-
-
-def squeeze_excite(node: Node, x: Tensor, params: dict[str, Tensor], active: ActiveBlocks) -> Tensor:
-    """What a squeeze_excite node gives."""
-    layers = [params.get(f"{name}{k}") for k in (1, 2) for name in ("weight", "bias")]
-    steps = {name: node.options[name] for name in ("activation", "gate")}
-    y = sparse_squeeze_excite2d(x, active, *layers, **steps)  # type: ignore[arg-type]
-    return y if len(node.options["shape"]) == 4 else y.flatten(1)
-
-
-def norm_dense(node: Node, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """A norm node of groups, of all pixels: of one channel each as instance_norm, whose rounding is another."""
-    groups, eps = node.options["groups"], node.options["eps"]
-    if groups == x.shape[1]:
-        return F.instance_norm(x, weight=weight, bias=bias, eps=eps)
-    return F.group_norm(x, groups, weight, bias, eps)
-
-
-def _sparse_norm(node: Node, x: Tensor, weight: Tensor | None, bias: Tensor | None, active: ActiveBlocks) -> Tensor:
-    match node.options["method"]:
-        case "group":
-            return sparse_group_norm(x, active, node.options["groups"], weight, bias, node.options["eps"])
-        case "layer":
-            return sparse_layer_norm2d(x, active, weight, bias, node.options["eps"])
-        case method:
-            return sparse_softmax2d(x, active, log=method == "log_softmax")
-
-
-def resize_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Of a resize node, as `sbnet.sparse_resize2d` takes them."""
-    by = {"size": options["size"]} if options["scale"] is None else {"scale_factor": options["scale"]}
-    return {**by, "mode": options["mode"], "align_corners": options["align_corners"]}
-
-
-def whole(node: Node, args: Any, params: dict[str, Tensor]) -> Tensor:
-    """A planned node's op on whole planes, by PyTorch."""
-    assert node.kind == "pixel"
-    return run_steps(node.options["steps"], list(args))

@@ -1,23 +1,7 @@
 """The one intermediate representation: a network as nodes and values, from capture to the engine and to ONNX.
 
-Kinds of nodes, and what they take beside `args` (the feature maps that they read, in order):
-
-    conv, conv_transpose   weight, bias, residual; stride, padding, dilation, groups, output_padding; activation,
-                           negative_slope; or slope, a number a channel; residual_after, of conv: the residual is
-                           added to what the activation gives
-    conv_quantized         of conv in bytes: weight, scale, bias, slope, residual; x_scale, residual_scale, out_scale
-    max_pool, avg_pool     the options of PyTorch's pools
-    adaptive_pool          size, method ("avg" or "max"), keep: [N,C,*size], or [N,C]; of the active pixels of its input
-    squeeze_excite         a gate: activation, gate, shape ([N,C] or [N,C,1,1]); weight1, bias1, weight2, bias2
-    norm                   method ("group", "layer", "softmax", "log_softmax"), groups, eps; weight, bias
-    resize                 size, mode, align_corners, scale
-    rearrange              up, down, groups, pad, value: shuffles of pixels and channels, padding
-    affine                 scale, shift: x * scale + shift, one number a channel
-    add                    two feature maps
-    act                    activation, negative_slope; slope
-    pixel                  steps: ops that look at one pixel alone, one after another (Step); or program, its params
-    cat, slice             channels; slice: start
-    aten                   target: any op of PyTorch, on whole tensors: a dense node
+What kinds of nodes there are, and what they take beside `args` (the feature maps that they read, in order), stands in
+kinds/.
 
 Constants are values too: parameters, and what is made of them alone (`Graph.constants`), once and again after a write.
 """
@@ -26,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils._pytree as pytree
@@ -34,6 +18,9 @@ from torch import Tensor
 
 from sbnet.geometry import Pair
 from sbnet.graph.axes import Axes, moves, op_name
+
+if TYPE_CHECKING:
+    from sbnet.graph.tokens import Tokens
 
 
 @dataclass(eq=False)
@@ -44,6 +31,7 @@ class Value:
         axes: which dimensions are the plane's, or None.
         view_of: the feature map [N,C,H,W] of which this is another arrangement.
         tensor: of a parameter or buffer.
+        tokens: what packed tokens it holds, [N,C,length,1] (tokens.py).
         owner: the module and the name that the tensor has there, where another may come in its place.
         producer: the node that gives it; None of inputs, parameters and buffers.
         users: nodes that read it (`Graph.link`).
@@ -55,6 +43,7 @@ class Value:
     axes: Axes | None = None
     view_of: Value | None = None
     tensor: Tensor | None = None
+    tokens: Tokens | None = None
     owner: tuple[torch.nn.Module, str] | None = None
     producer: Node | None = None
     constant: bool = False

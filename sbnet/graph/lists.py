@@ -12,6 +12,7 @@ from sbnet.graph.ir import Value
 from sbnet.graph.passes.demand import demands, pixels
 from sbnet.graph.passes.storage import Storage
 from sbnet.graph.plan import Plan
+from sbnet.graph.tokens import with_tokens
 from sbnet.masks.grow import grow
 from sbnet.ops import reduce_mask
 from sbnet.ops.lists.pyramid import PyramidRequest
@@ -21,7 +22,7 @@ class PlaneLists:
     """Of the masked and cached contracts: all tensors of one size share one list."""
 
     def __init__(self, plan: Plan, storage: Storage) -> None:
-        self.plan, self.request = plan, PyramidRequest.of(plan.planes, storage.fringes)
+        self.plan, self.request = plan, PyramidRequest.of(plan.images, storage.fringes)
 
     def of(self, value: Value) -> int:
         """Which list is a value's."""
@@ -30,7 +31,7 @@ class PlaneLists:
     def __call__(self, mask: Tensor, margin: int = 0) -> tuple[tuple[ActiveBlocks, ...], Sequence[Fringe]]:
         """margin: pixels by which the mask is grown."""
         made = self.request.run(mask, margin=margin)
-        return made.planes, made.fringes
+        return with_tokens(made.planes, self.plan.tokens), made.fringes
 
 
 class ExactLists:

@@ -10,7 +10,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from sbnet.graph.axes import op_name
+from sbnet.graph.axes import op_name, role
 from sbnet.graph.builder import ANY, Builder, Call, back, feature_map, is_channels, order, plain, product, rule, weights
 from sbnet.graph.ir import Ref, Step, Value, computed
 
@@ -120,13 +120,13 @@ def _operand(b: Builder, call: Call, v: Value, raw: Value, x: Value) -> Value | 
     if product(v.shape) == 1:
         return v
     if call.name == "prelu":  # a slope for each of dimension 1, which a transposed map may have elsewhere
-        of_channels = raw.axes is not None and all(part[0] not in "NHW" for part in raw.axes.dims[1])
+        of_channels = raw.axes is not None and all(role(part[0]) == "C" for part in raw.axes.dims[1])
         return v if of_channels and product(v.shape) == x.shape[1] else None
     shape = (1,) * (len(raw.shape) - len(v.shape)) + tuple(v.shape)
     if len(shape) != len(raw.shape) or raw.axes is None:
         return None
     full = [(len(dim) == 1 and n == 1) or n == m for dim, n, m in zip(raw.axes.dims, shape, raw.shape, strict=True)]
-    kinds = [dim[0][0] if dim[0][0] in "NHW" else "C" for dim, n in zip(raw.axes.dims, shape, strict=True) if n != 1]
+    kinds = [role(dim[0][0]) for dim, n in zip(raw.axes.dims, shape, strict=True) if n != 1]
     if not all(full) or any(len(dim) > 1 for dim, n in zip(raw.axes.dims, shape, strict=True) if n != 1):
         return None
     if set(kinds) <= {"C"} and v.constant:
@@ -140,11 +140,11 @@ def _operand(b: Builder, call: Call, v: Value, raw: Value, x: Value) -> Value | 
 def _gate(b: Builder, call: Call, v: Value, raw: Value, shape: Sequence[int]) -> Value:
     """A number a channel or a sample beside an arrangement of a feature map: as [N,C,1,1]."""
     assert raw.axes is not None
-    names = [dim[0][0] if dim and dim[0][0] in "NHW" else "C" for dim in raw.axes.dims]
+    names = [role(dim[0][0]) if dim else "C" for dim in raw.axes.dims]
     sizes = {name: n for name, n in zip(names, shape, strict=True) if n != 1}
     if v.shape != tuple(shape):
         v = b.move(v, torch.ops.aten.reshape.default, list(shape), list(shape), call)
-    order = sorted(range(len(names)), key=lambda k: "NCHW".index(names[k]))
+    order = sorted(range(len(names)), key=lambda k: "NCTHW".index(names[k]))
     moved = b.move(v, torch.ops.aten.permute.default, order, [shape[k] for k in order], call)
     gate = [sizes.get("N", 1), sizes.get("C", 1), 1, 1]
     return b.move(moved, torch.ops.aten.reshape.default, gate, gate, call)

@@ -6,7 +6,8 @@ import math
 from fractions import Fraction
 
 from sbnet.graph.ir import Value
-from sbnet.graph.plan import POINTWISE, Plan, reads
+from sbnet.graph.kinds import POINTWISE, reads
+from sbnet.graph.plan import Plan
 
 # An output pixel o of one axis reads input pixels from scale * o + low to scale * o + high.
 Extent = tuple[Fraction, Fraction, Fraction]

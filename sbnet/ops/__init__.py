@@ -37,7 +37,7 @@ from sbnet.ops.masked.rearrange import (
     sparse_rearrange_,
 )
 from sbnet.ops.masked.resize import sparse_resize2d, sparse_resize2d_
-from sbnet.ops.masked.squeeze_excite import sparse_squeeze_excite2d
+from sbnet.ops.masked.squeeze_excite import sparse_squeeze_excite2d, sparse_squeeze_excite2d_
 from sbnet.ops.weights.conv import blocksparse_conv, blocksparse_conv_active, blocksparse_deconv
 from sbnet.ops.weights.conv1x1 import blocksparse_conv1x1
 from sbnet.ops.weights.conv_layout import ConvLayout
@@ -100,4 +100,5 @@ __all__ = [
     "sparse_softmax2d",
     "sparse_softmax2d_",
     "sparse_squeeze_excite2d",
+    "sparse_squeeze_excite2d_",
 ]

@@ -69,7 +69,10 @@ def test_a_difference_that_is_no_number_is_not_lost(at):
     broken[0, 1, 2, 3] = float("nan")
     outputs = [y, y, y]
     outputs[at] = broken
-    assert all(map(math.isnan, dense_side.compared(outputs, [y, y, y], None)))
+    error, largest, place = dense_side.compared(outputs, [y, y, y], None)
+    assert math.isnan(error)
+    assert math.isnan(largest)
+    assert place == (0, 1, 2, 3)
 
 
 def test_times_are_milliseconds_of_a_frame(monkeypatch):

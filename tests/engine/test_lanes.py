@@ -9,7 +9,6 @@ from torch import nn
 import sbnet
 from sbnet.engine import executor as executor_module
 from sbnet.engine.executor import Executor
-from sbnet.engine.steps import WRITTEN
 from sbnet.graph.passes import lanes as lanes_module
 from sbnet.graph.passes.storage import store
 from support.networks import NETWORKS
@@ -87,7 +86,7 @@ def test_branches_start_side_by_side():
     run = sbnet.sparsify(built("branches"), torch.rand(1, 3, *SIZE))
     nodes = run.plan.graph.nodes
     at = {node: k for k, node in enumerate(nodes)}
-    beside = lanes_module.lanes(nodes, {n for n in nodes if n.kind == "cat"}, WRITTEN)
+    beside = lanes_module.lanes(nodes, {n for n in nodes if n.kind == "cat"})
     assert len({beside.of[n] for n in nodes if n.args[0] is nodes[0].output}) == lanes_module.MOST
     (last,) = (n for n in nodes if n.path == "last")
     branches = sum(1 << at[n] for n in nodes if n.path.startswith("branches"))

@@ -16,8 +16,7 @@ from torch import nn
 import sbnet
 from sbnet.benchmarks.harness.nets import UNet, Yolo, conv
 from sbnet.engine.recording import Recording
-from sbnet.engine.replay import RECORDED
-from sbnet.engine.steps import PLANNED
+from sbnet.graph.kinds import KINDS
 from sbnet.nn import SparseConv2d
 from support import quantized
 from support.contract import poison
@@ -125,8 +124,9 @@ def test_every_kind_is_recorded_and_runs_of_nodes_are_as_long_as_they_can_be():
         run(x, mask)
     executor = run.executor
     kinds = {node.kind for node in executor._lasting}
-    assert kinds >= RECORDED - {"bottleneck", "conv_quantized", "pointwise"}, kinds
-    assert RECORDED <= PLANNED
+    recorded = {name for name, kind in KINDS.items() if kind.recorded}
+    assert kinds >= recorded - {"bottleneck", "conv_quantized", "pointwise"}, kinds
+    assert all(kind.planned for kind in KINDS.values() if kind.recorded)
     parts = executor._noted_nodes._parts
     alone = [node.kind for node in parts if not isinstance(node, Recording)]
     assert alone.count("conv") == 1  # the first, which reads the caller's frame

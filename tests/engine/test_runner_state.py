@@ -9,7 +9,7 @@ from torch import nn
 from sbnet import mask_pyramid
 from sbnet.engine import SparseRun, plane_masks
 from sbnet.engine.lists import Lists
-from sbnet.engine.steps import RUN
+from sbnet.graph.kinds import KINDS
 from sbnet.models import resnet18
 from sbnet.nn import SparseConv2d
 from support.runs import run_of
@@ -56,10 +56,10 @@ def test_a_call_that_raised_leaves_no_pixels_behind(monkeypatch):
     run = runner()
     want = copies(run(x, last))
     run(x, first)
-    steps = dict(RUN)
+    step = KINDS["conv"].step
     with monkeypatch.context() as patch:
         patch.setattr(run.executor, "step", run.executor.step)  # each node by itself: none is repeated unseen
-        patch.setitem(RUN, "conv", lambda node, *rest: steps["conv"](node, *rest) if node.path == "first" else 1 / 0)
+        patch.setattr(KINDS["conv"], "step", lambda node, *rest: step(node, *rest) if node.path == "first" else 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run(x, failing)
     assert same(run(x, last), want)
@@ -86,7 +86,7 @@ def test_an_interrupt_leaves_no_pixels_behind(monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setitem(RUN, "conv", interrupted)
+        patch.setattr(KINDS["conv"], "step", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(x, failing)
     assert same(run(x, last), want)

@@ -9,7 +9,6 @@ from torch import nn
 import sbnet
 from sbnet.benchmarks.harness import masks
 from sbnet.engine import streams
-from sbnet.engine.steps import WRITTEN
 from sbnet.graph.passes.lanes import lanes
 from sbnet.models import resnet18, resnet50
 from sbnet.select import conv_transpose2d_kernel
@@ -73,7 +72,7 @@ def test_a_call_that_raises_takes_it_back(monkeypatch):
     monkeypatch.setattr(streams, "settle_inputs", said.append)
     monkeypatch.setattr(torch.cuda, "current_stream", mock.MagicMock())
     monkeypatch.setattr(torch.cuda, "stream", mock.MagicMock())
-    run = streams.Streams(lanes(nodes, set(), WRITTEN), nodes, WRITTEN, torch.device("cuda"))
+    run = streams.Streams(lanes(nodes, set()), nodes, torch.device("cuda"))
     with pytest.raises(KeyboardInterrupt):
         run(mock.Mock(side_effect=[None, KeyboardInterrupt]), None, set())
     assert said == [False, True, False]

@@ -15,7 +15,6 @@ import onnxruntime
 import torch
 
 from sbnet import export
-from sbnet.engine.steps import WRITTEN
 from sbnet.export import schemas
 from sbnet.graph.passes.storage import store
 from sbnet.models import resnet18
@@ -45,7 +44,7 @@ def network_numbers(size: tuple[int, int]) -> tuple[list[int], list[int], list[i
     """bsizes, sizes and fringes of mask_pyramid for a whole resnet18, as the exporter writes them."""
     run = resnet18(weights=0, classes=0).eval().capture(torch.zeros(1, 3, *size))
     planes = [(h, w, block[0]) for h, w, block in run.planes]
-    fringes = store(run.plan, WRITTEN).fringes
+    fringes = store(run.plan).fringes
     numbers = []
     for plane, consumers in fringes:
         numbers += [plane, len(consumers)]

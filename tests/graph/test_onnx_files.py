@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 import sbnet
 import sbnet.export
-from sbnet.engine.steps import WRITTEN
 from sbnet.graph.cost import planned_share
 from sbnet.graph.oracle import PlaneMasks, masked_oracle
 from sbnet_command.cli import app
@@ -59,7 +58,7 @@ def test_a_file_is_the_network_and_is_planned_as_well(name, tmp_path):
     exact = masked_oracle(copy.deepcopy(own).double(), [x.double()], masks)
     assert_holds(run(x, mask), masked_oracle(own, [x], masks), exact, name)
     native = sbnet.sparsify(net, x, block=4)
-    assert planned_share(run.plan.graph, WRITTEN) == planned_share(native.plan.graph, WRITTEN)
+    assert planned_share(run.plan.graph) == planned_share(native.plan.graph)
     assert len(run.plan.graph.nodes) <= len(native.plan.graph.nodes) + 2
 
 

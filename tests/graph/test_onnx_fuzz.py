@@ -1,4 +1,5 @@
-"""Random ONNX models of all opsets against ONNX Runtime: none wrong, at most one in twenty refused."""
+"""Random ONNX models of all opsets against ONNX Runtime: none wrong, at most one in twenty refused, in one of a hundred
+the last bit decides."""
 
 from __future__ import annotations
 
@@ -22,8 +23,9 @@ def one_thread():
 
 
 def assert_held(counts, reports: list[str]) -> None:
-    ran = counts["equal"] + counts["wrong"] + counts["refused"]
+    ran = sum(counts[k] for k in ("equal", "wrong", "rounding", "refused"))
     assert not counts["wrong"], "\n".join(r for r in reports if r.startswith("wrong"))
+    assert counts["rounding"] <= 0.01 * ran, "\n".join(reports)
     assert counts["equal"] >= 0.95 * ran, "\n".join(reports)
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import sbnet
-from sbnet.engine.steps import PLANNED
+from sbnet.graph.kinds import kind_of
 from sbnet.graph.oracle import PlaneMasks, exact_pixels, masked_oracle
 from support.contract import assert_holds
 
@@ -123,7 +123,7 @@ class GRN(nn.Module):
 @pytest.mark.parametrize("last", [False, True])
 def test_a_grn_runs_on_active_blocks(last, batch):
     nodes = assert_modes_hold(GRN(last).eval(), torch.randn(batch, 3, *SIZE), pixels(batch))
-    assert not [n for n in nodes if n.kind not in PLANNED and n.output.size is not None and not n.moves]
+    assert not [n for n in nodes if not kind_of(n).planned and n.output.size is not None and not n.moves]
     assert not [n for n in nodes if n.kind == "aten" and any(v.size for v in n.inputs())]  # none reads a whole plane
 
 
@@ -171,7 +171,7 @@ class Stacked(nn.Module):
 @pytest.mark.parametrize("name", REDUCED)
 def test_a_reduced_stack_runs_on_active_blocks(name):
     nodes = assert_modes_hold(Stacked(REDUCED[name]).eval(), torch.randn(2, 3, *SIZE), pixels(2))
-    assert all(n.kind in PLANNED for n in nodes)
+    assert all(kind_of(n).planned for n in nodes)
 
 
 @pytest.mark.parametrize("name", DENSE)

@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 import sbnet
-from sbnet.engine.steps import PLANNED, WRITTEN
 from sbnet.graph.cost import planned_share
+from sbnet.graph.kinds import kind_of
 from sbnet.graph.oracle import CachedOracle, PlaneMasks, exact_pixels, masked_oracle
 from support.contract import assert_holds, poison
 from support.networks import NETWORKS, UNet, conv, lively
@@ -168,7 +168,7 @@ def test_half_precision(name, dtype, device):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_convolutions_are_planned(name):
     run = sbnet.sparsify(network(name), torch.zeros(1, 3, *SIZE))
-    share = planned_share(run.plan.graph, WRITTEN)
+    share = planned_share(run.plan.graph)
     assert 0 < share < 1 if name == "batches that hold more" else share == 1
 
 
@@ -196,7 +196,7 @@ def test_convolutions_of_vectors_run_dense_and_are_counted():
 def test_explain_leads_with_the_time_and_the_gain(monkeypatch):
     """Of a network whose convolutions are all planned, and whose time goes elsewhere, as a ViT's."""
     run = sbnet.sparsify(lively(Neighbours()), torch.randn(1, 3, *SIZE), block=4)
-    planned = [node.kind in PLANNED for node in run.plan.graph.nodes]
+    planned = [kind_of(node).planned for node in run.plan.graph.nodes]
 
     def profile(self, x, mask, calls):
         share = float(mask.float().mean())

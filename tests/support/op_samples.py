@@ -236,6 +236,9 @@ def op_samples(device):
             (last, *squeeze, bias, bias8, active.block_map, g, "relu", "sigmoid"),
             (grad(x), *map(grad, squeeze), None, grad(bias8), active.block_map, g, "silu", "hardsigmoid"),
         ],
+        "sparse_squeeze_excite2d_": [
+            (last, *squeeze, bias, bias8, active.block_map, g, "relu", "sigmoid", 0 * last),
+        ],
         "sparse_norm2d": [
             (x, None, None, *lists, g, "group", 2, 1e-5),
             (grad(last), grad(bias8), grad(bias8), *lists, g, "group", 4, 1e-5),

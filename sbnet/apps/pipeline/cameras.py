@@ -22,7 +22,7 @@ from sbnet.apps.pipeline.pipeline import Pipeline
 from sbnet.apps.pipeline.report import write_report
 from sbnet.apps.pipeline.sinks import Sink, close_all, open_sink
 from sbnet.apps.pipeline.stages import Ahead, Behind
-from sbnet.apps.pipeline.summary import Summary
+from sbnet.apps.pipeline.summary import Shot, Summary
 from sbnet.masks.base import Mask
 
 
@@ -259,13 +259,14 @@ class _Batch(Compute):
                 mask[k], self._begun[k] = True, True  # nothing is kept of it yet
         given = self.network.input(x)
         output = self.run(given, self.network.widened_mask(mask), margin=self.margin)
-        results = [(k, self._result(frame, output, k, x), len(frames)) for k, frame in frames.items()]
+        drift = self._drifted(x, output)
+        results = [(k, self._result(frame, output, k, x, drift), len(frames)) for k, frame in frames.items()]
         for k, result, _ in results:
             clock.stop(result)
             self.masks[k].learn(result.records)
         wide = self.network.widened_mask(mask)
         if self._is_sample(mask[list(frames)]):
-            self._compare(given, output, wide, Frame(-1, None))
+            self._compare(given, output, wide, Frame(-1, None), drift)
             k = min(frames, key=lambda k: (bool(wide[k].all()), k))
             one = output[k : k + 1] if isinstance(output, Tensor) else output
             self._keep(given[k : k + 1], one, wide[k : k + 1])
@@ -273,10 +274,10 @@ class _Batch(Compute):
         self.busy += time.perf_counter() - begin - (self.aside - aside)
         return results
 
-    def _result(self, frame: Frame, output: Any, k: int, x: Tensor) -> Result:
+    def _result(self, frame: Frame, output: Any, k: int, x: Tensor, drift: Tensor | None) -> Result:
         assert self.run is not None
         own = pytree.tree_map_only(Tensor, lambda v: v[k : k + 1] if v.dim() and len(v) == len(x) else v, output)
-        picture, records = self.network.finished(own, frame)
+        picture, records = self.network.finished(own, frame, None if drift is None else drift[k : k + 1])
         if isinstance(picture, Tensor):
             picture = picture.to("cpu", non_blocking=True)
         active, block = self._blocks(self.run, x, k)
@@ -300,6 +301,6 @@ def _write(sinks: Sequence[Sink], item: tuple[int, Result, int], summary: Summar
     result.ms /= shared  # of the call that it shared with the others
     summary.ms.add(result.ms)
     summary.densities.add(result.density)
-    if summary.pictures is None:
-        summary.pictures = result
+    if not summary.shots:
+        summary.show(result.frame.index, Shot(result))
     sinks[camera].write(result)

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from sbnet.apps.pipeline.checks import Checks
 from sbnet.apps.pipeline.clock import Clock
-from sbnet.apps.pipeline.dense_side import Dense, compared, dense_side, form_on_cuda
+from sbnet.apps.pipeline.dense_side import Dense, compared, dense_side, differences, form_on_cuda
+from sbnet.apps.pipeline.drift import Drift, Likeness, place_of
 from sbnet.apps.pipeline.frame_graph import FrameGraph
 from sbnet.apps.pipeline.frames import Frame, PipelineError, Result, input_of, mask_of
 from sbnet.apps.pipeline.networks import Network, halo_of
 from sbnet.apps.pipeline.shown import SHOWN, ShownBlocks
-from sbnet.apps.pipeline.summary import LEAST, Summary, larger
+from sbnet.apps.pipeline.summary import LEAST, Shot, Summary, larger
 from sbnet.engine.sparsify import SparseRun
 from sbnet.geometry import to_pair
 from sbnet.graph.reach import reach
@@ -68,6 +69,8 @@ class Compute:
         self._dense_name = ""
         self._block = (1, 1)  # of the active blocks that a graph gives
         self._shown = ShownBlocks()
+        follows = network.enlarges and settings.mode == "cached"
+        self._drift = Drift(network.enlarges, network.pad) if follows else None
         self._inside: Inside | None = Inside(mask, network) if inside and not self._graphed else None
         self._shape: Any = None  # of the last input
         self._planned: set[torch.Size] = set()  # sizes of frames that there are plans for
@@ -114,7 +117,7 @@ class Compute:
     def _replayed(self, graph: FrameGraph, frame: Frame, pinned: Tensor) -> Result:
         graph.upload(pinned)
         clock = Clock(self.settings.device)
-        x, output, mask = graph.replay()
+        x, output, mask, drift = graph.replay()
         clock.end()
         shown, active = graph.download()
         result = Result(frame, None, None if graph.lands else shown, active=active, block=self._block)
@@ -123,7 +126,7 @@ class Compute:
         if active is None:
             result.density = 1.0
         clock.stop(result)
-        self._beside(frame, self.network.input(x), output, mask)
+        self._beside(frame, self.network.input(x), output, mask, drift)
         return result
 
     def _sparse_graph(self, frame: Frame) -> FrameGraph:
@@ -133,11 +136,11 @@ class Compute:
         begin = time.perf_counter()
         run = self.run
 
-        def body(x: Tensor) -> tuple[Any, Tensor, Tensor]:
+        def body(x: Tensor) -> tuple[Any, Tensor, Tensor, Tensor | None]:
             mask = network.widened_mask(self.mask(x))
             output = run.body(network.input(x), mask=mask, margin=self.margin)
             active, self._block = self._blocks(run, x)
-            return output, active, mask
+            return output, active, mask, self._drifted(x, output)
 
         def eager() -> bool:
             return bool(run.whole_frame)
@@ -153,8 +156,8 @@ class Compute:
         given = network.input(frame.tensor(settings.device, settings.dtype))
         self._dense_name, model = form_on_cuda(self.model, given)
 
-        def body(x: Tensor) -> tuple[Any, None, None]:
-            return model(network.input(x)), None, None
+        def body(x: Tensor) -> tuple[Any, None, None, None]:
+            return model(network.input(x)), None, None, None
 
         with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):
             graph = FrameGraph(network, body, frame, settings.device, settings.dtype)
@@ -204,7 +207,8 @@ class Compute:
         mask = mask_of(self.mask, x) if self._inside is None else None
         given = self.network.input(x)
         output = self._call(given, None if mask is None else self.network.widened_mask(mask))
-        result = self._finished(frame, output)
+        drift = self._drifted(x, output)
+        result = self._finished(frame, output, drift)
         active, result.block = self._blocks(run, x)
         result.active = active.to("cpu", non_blocking=x.is_cuda)
         clock.stop(result)
@@ -212,16 +216,20 @@ class Compute:
         if mask is None and self.settings.compare:
             assert self._inside is not None
             mask = self._inside.found[given.shape]
-        self._beside(frame, given, output, None if mask is None else self.network.widened_mask(mask))
+        self._beside(frame, given, output, None if mask is None else self.network.widened_mask(mask), drift)
         return result
 
-    def _beside(self, frame: Frame, given: Tensor, output: Any, mask: Tensor | None) -> None:
+    def _drifted(self, x: Tensor, output: Any) -> Tensor | None:
+        """What is to be added to the picture of an output of frames x."""
+        return None if self._drift is None else self._drift(x, self.run, tuple(output.shape[2:]))
+
+    def _beside(self, frame: Frame, given: Tensor, output: Any, mask: Tensor | None, drift: Tensor | None) -> None:
         """Now and then, the dense network on the same frame, and a sample for the contract."""
         self.summary.stage = "running"
         if mask is None or not self._is_sample(mask):
             return
         self.summary.stage = "comparing" if self._dense else "timing dense forms"
-        self._compare(given, output, mask, frame)
+        self._compare(given, output, mask, frame, drift)
         self._keep(given, output, mask)
         self.summary.stage = "running"
 
@@ -265,8 +273,8 @@ class Compute:
         clock.stop(result)
         return result
 
-    def _finished(self, frame: Frame, output: Any) -> Result:
-        picture, records = self.network.finished(output, frame)
+    def _finished(self, frame: Frame, output: Any, drift: Tensor | None = None) -> Result:
+        picture, records = self.network.finished(output, frame, drift)
         if isinstance(picture, Tensor) and picture.is_cuda:
             picture = picture.to("cpu", non_blocking=True)
         return Result(frame, output, picture, records)
@@ -294,7 +302,7 @@ class Compute:
             self.aside += time.perf_counter() - begin
         return self._dense[key]
 
-    def _compare(self, given: Tensor, output: Any, mask: Tensor, frame: Frame) -> None:
+    def _compare(self, given: Tensor, output: Any, mask: Tensor, frame: Frame, drift: Tensor | None) -> None:
         """Runs the dense network on a frame as well, and takes its time: of what the masked one's time holds, without
         what only masks need."""
         summary, result = self.summary, Result(frame)
@@ -304,7 +312,7 @@ class Compute:
             begin = time.perf_counter()
             graph.upload(self._graph.pixels)
             clock = Clock(self.settings.device)
-            _, wanted, _ = graph.replay()
+            wanted = graph.replay()[1]
         else:
             side = self._dense_for(given)
             name = side.name
@@ -317,10 +325,16 @@ class Compute:
         summary.dense_form = name
         summary.dense_ms.add(result.ms / given.shape[0])
         where = None if self.settings.mode == "cached" else mask
-        error, largest = compared(output, wanted, where)
+        if self._drift is not None and drift is not None:
+            summary.likeness = summary.likeness or Likeness()
+            output, wanted = self._drift.pictures(self.network, output, wanted, frame, drift, summary.likeness)
+        error, largest, at = compared(output, wanted, where)
         summary.errors.add(error)
+        if not largest <= summary.largest:
+            summary.place = place_of(frame, at, self._drift)
         summary.largest = larger(summary.largest, largest)
-        summary.shown = {frame.index}
+        if frame.index >= 0:
+            summary.show(frame.index, Shot(None, largest, differences(output, wanted, where)))
         self.aside += time.perf_counter() - begin
 
 

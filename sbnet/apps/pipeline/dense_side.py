@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
@@ -135,10 +137,11 @@ def _of_any_size(path: Any) -> bytes:
     return model.SerializeToString()
 
 
-def compared(got: Any, wanted: Any, mask: Tensor | None) -> tuple[float, float]:
-    """(rms difference relative to the rms of what is wanted, largest difference) of all floating tensors: of feature
-    maps on the pixels of a mask [N,H,W], or everywhere."""
+def compared(got: Any, wanted: Any, mask: Tensor | None) -> tuple[float, float, tuple[int, ...]]:
+    """(rms difference relative to the rms of what is wanted, largest difference, its place in its tensor) of all
+    floating tensors: of feature maps on the pixels of a mask [N,H,W], or everywhere."""
     wrong = right = largest = 0.0
+    place: tuple[int, ...] = ()
     pairs = zip(pytree.tree_leaves(got), pytree.tree_leaves(wanted), strict=True)
     for a, b in pairs:
         if not isinstance(a, Tensor) or not a.is_floating_point() or not a.numel():
@@ -150,5 +153,21 @@ def compared(got: Any, wanted: Any, mask: Tensor | None) -> tuple[float, float]:
             apart, b = apart * inside, b * inside
         wrong += float(apart.square().sum())
         right += float(b.square().sum())
-        largest = larger(largest, float(apart.abs().max()))
-    return ((wrong / right) ** 0.5 if right else 0.0), largest
+        most, at = apart.abs().flatten().max(0)
+        if not (float(most) <= largest or math.isnan(largest)):
+            place = tuple(int(k) for k in np.unravel_index(int(at), apart.shape))
+        largest = larger(largest, float(most))
+    return ((wrong / right) ** 0.5 if right else 0.0), largest, place
+
+
+def differences(got: Any, wanted: Any, mask: Tensor | None) -> np.ndarray | None:
+    """[h,w] uint8, the first feature map's differences over its channels, the largest as 255; on the pixels of a mask
+    [N,H,W], or everywhere. None without one."""
+    for a, b in zip(pytree.tree_leaves(got), pytree.tree_leaves(wanted), strict=True):
+        if isinstance(a, Tensor) and a.dim() == 4 and a.shape[2] * a.shape[3] > 1:
+            apart = (a[0].float() - b[0].to(a.device).float()).abs().amax(0).nan_to_num(torch.inf)
+            if mask is not None:
+                apart = apart * resized(mask[:1], (a.shape[2], a.shape[3]))[0]
+            scaled = apart / apart.amax().clamp(min=1e-30)
+            return scaled.nan_to_num(1.0).mul(255).byte().cpu().numpy()
+    return None

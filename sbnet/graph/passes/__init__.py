@@ -15,10 +15,12 @@ from sbnet.graph.passes.fuse import (
 from sbnet.graph.passes.hard_swish import recognise_hard_swish
 from sbnet.graph.passes.pools import recognise_pools
 from sbnet.graph.passes.program import write_programs
+from sbnet.graph.passes.tokens import pack_patches
 
 PASSES = (
     recognise_hard_swish, fold_affine, merge_branches, fuse_residuals, recognise_activations, fuse_activations,
     fuse_residuals_after, fold_forward, lower_affine, fuse_pixels, join_slices, write_programs, recognise_pools,
+    pack_patches,
 )  # fmt: skip
 
 
@@ -42,6 +44,7 @@ __all__ = [
     "lower_affine",
     "merge_branches",
     "optimise",
+    "pack_patches",
     "recognise_activations",
     "recognise_hard_swish",
     "recognise_pools",

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from sbnet.geometry import Window
 from sbnet.graph.ir import Node, Value
-from sbnet.graph.plan import POINTWISE, WHOLE, Plan, reads
+from sbnet.graph.kinds import POINTWISE, WHOLE, kind_of, reads
+from sbnet.graph.plan import Plan
 
 Term = tuple[int, Window | str]  # of which demand, through which window
-POOLS = ("adaptive_pool", "squeeze_excite")
 OUTPUT = -1  # stands for the mask itself, brought to the plane
 
 
@@ -66,10 +66,9 @@ def demands(plan: Plan) -> Demands:
 def _terms(found: Demands, whole: set[Value], user: Node, value: Value) -> set[Term]:
     terms: set[Term] = set()
     for window in reads(user, value):
-        if user.kind in POOLS and value.size is not None:  # an inactive pixel of a window counts as 0
-            window = Window.adaptive(value.size, user.options.get("size", (1, 1)))
+        window = kind_of(user).demanded(user, value, window)
         for out in user.outputs:
-            if user.kind == "aten" or out in whole or isinstance(window, str):
+            if out in whole or isinstance(window, str):
                 terms.add((OUTPUT, WHOLE))
             else:
                 terms.add((found.of[out], window))

@@ -222,19 +222,6 @@ def _shifted(step: Step, by: int, places: dict[int, Ref]) -> Step:
     return Step(step.target, args, kwargs)
 
 
-def run_steps(steps: list[Step], tensors: list[Any]) -> Tensor:
-    """What a pixel node computes, on planes, stacks of blocks, or anything else [N,C,H,W]."""
-    found: list[Any] = []
-    for step in steps:
-
-        def value(v: Any) -> Any:
-            return v if not isinstance(v, Ref) else found[v.at] if v.step else tensors[v.at]
-
-        args, kwargs = pytree.tree_map(value, (step.args, step.kwargs))
-        found.append(step.target(*args, **kwargs))
-    return found[-1]
-
-
 def _identity_weight(channels: int, like: Value, scale: Value | None) -> Value:
     """The weight of the depthwise 1x1 convolution that a pointwise node is."""
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sbnet.graph.ir import Node, Value
+from sbnet.graph.kinds import kind_of
 
 MOST = 4  # streams
 LAUNCH, HOP = 4, 2  # a launch, and what it waits longer for one on another stream, which it cannot overlap
@@ -30,13 +31,14 @@ class Lanes:
         return 1 + max(self.of.values(), default=0)
 
 
-def lanes(nodes: Sequence[Node], still: set[Node], anywhere: set[str], most: int = MOST) -> Lanes:
+def lanes(nodes: Sequence[Node], still: set[Node], most: int = MOST) -> Lanes:
     """Gives each node the stream on which it can start first, were every launch as long as any other.
 
     Args:
         nodes: in order.
         still: those that launch nothing, as slices and concatenations in place.
-        anywhere: kinds that may run on any stream; others stay on stream 0.
+
+    Nodes that write memory they are given may run on any stream; others stay on stream 0.
     """
     found = Lanes()
     at = {node: k for k, node in enumerate(nodes)}
@@ -56,7 +58,7 @@ def lanes(nodes: Sequence[Node], still: set[Node], anywhere: set[str], most: int
             return max([0 if tail is None else end[tail], *ready])
 
         home = found.of[max(needed, key=end.__getitem__)] if needed else 0
-        choice = range(most) if node.kind in anywhere else (0,)
+        choice = range(most) if kind_of(node).written else (0,)
         lane = min(choice, key=lambda one: (start(one), one != home, one))
         end[node], found.of[node] = start(lane) + LAUNCH, lane
         tail = tails[lane]

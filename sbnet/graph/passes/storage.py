@@ -18,8 +18,9 @@ import torch
 
 from sbnet.geometry import Window
 from sbnet.graph.ir import Node, Value
+from sbnet.graph.kinds import ACTIVE, POINTWISE, kind_of, reads
 from sbnet.graph.passes.lanes import Lanes, lanes
-from sbnet.graph.plan import ACTIVE, POINTWISE, Plan, reads
+from sbnet.graph.plan import Plan
 
 EMPTY: Mapping[Node, int] = MappingProxyType({})
 Consumer = tuple[int, Window]  # plane that it writes, what it reads
@@ -72,11 +73,10 @@ class Storage:
     lanes: Lanes | None = None
 
 
-def store(plan: Plan, written: set[str], chains: Mapping[Node, int] = EMPTY, side_by_side: bool = False) -> Storage:
+def store(plan: Plan, chains: Mapping[Node, int] = EMPTY, side_by_side: bool = False) -> Storage:
     """Finds a place for what planned nodes write.
 
     Args:
-        written: kinds of nodes that write into memory they are given.
         chains: nodes that may run as one with some before them: what the first reads lives until the last has written.
         side_by_side: nodes may run on several streams.
     """
@@ -84,7 +84,7 @@ def store(plan: Plan, written: set[str], chains: Mapping[Node, int] = EMPTY, sid
     roots: list[Root] = []
     place: dict[Value, tuple[Root, int]] = {}
     for node in nodes:
-        if node.kind in written or node.kind == "cat":
+        if kind_of(node).written or node.kind == "cat":
             root = Root(node.output.shape, plan.plane(node.output), [(node.output, 0)])
             roots.append(root)
             place[node.output] = root, 0
@@ -96,10 +96,10 @@ def store(plan: Plan, written: set[str], chains: Mapping[Node, int] = EMPTY, sid
             root.parts.append((node.output, start + node.options["start"]))
     roots = [root for root in roots if root.parts]
     for at, node in enumerate(nodes):
-        if node.kind in written or copies.get(node):
+        if kind_of(node).written or copies.get(node):
             place[node.output][0].writers.append(at)
     still = {node for node in nodes if node.kind in ("slice", "cat") and node.output in place and not copies.get(node)}
-    beside = lanes(nodes, still, written) if side_by_side else None
+    beside = lanes(nodes, still) if side_by_side else None
     _lives(plan, roots, chains, still)
     fringes: dict[tuple[int, tuple[Consumer, ...]], int] = {}
     if plan.mode == "masked":
@@ -203,7 +203,8 @@ def consumers(plan: Plan, plane: int, parts: Sequence[Value]) -> list[Consumer] 
             if user.kind == "slice":
                 continue
             for window in reads(user, value):
-                if window == ACTIVE and plan.lists.get(user.output, plane) == plane:
+                own = value.tokens is not None or user.output.tokens is not None
+                if window == ACTIVE and (own or plan.lists.get(user.output, plane) == plane):
                     continue
                 if isinstance(window, str):
                     return None

@@ -1,0 +1,267 @@
+"""What packs the active tokens of a plane, what runs on them beside the layers of planes, and what unpacks them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sbnet.geometry import Window
+from sbnet.graph.ir import Node, Value
+from sbnet.graph.kinds.kind import ACTIVE, Context, Get, Given, Kind, Target
+from sbnet.graph.kinds.pixel import run_steps, zero
+from sbnet.ops import AttentionLayout, block_attention
+
+FULL = AttentionLayout.dense()
+
+
+def rows_of(x: Tensor) -> Tensor:
+    """[N,C,H,W] as [N,rows,C]: a view of what is channels_last."""
+    return x.flatten(2).transpose(1, 2)
+
+
+def planes_of(rows: Tensor, like: Node) -> Tensor:
+    """[N,rows,C] as the feature map that a node gives, with zeros behind what is there."""
+    n, c, h, w = like.output.shape
+    rows = F.pad(rows, (0, 0, 0, h * w - rows.shape[1])) if rows.shape[1] < h * w else rows[:, : h * w]
+    return rows.transpose(1, 2).reshape(n, c, h, w)
+
+
+class TokenKind(Kind):
+    """On a CPU rows are copied up to each image's length, elsewhere all of them, as nothing waits for the lengths."""
+
+    written = planned = True
+
+    def window(self, node: Node, value: Value) -> Window | str:
+        return ACTIVE
+
+    def step(self, node: Node, get: Get, to: Target, context: Context) -> None:
+        values = [context.constants[v] if v.constant else get(v) for v in node.args]
+        if to.out.device.type == "cpu":
+            out = rows_of(to.out)
+            for n, length in enumerate(to.active.lengths.tolist()):
+                self.image(node, [v[n if len(v) > 1 else 0] for v in values], out[n], to.active.order[n, :length])
+        else:
+            to.out.copy_(self.apply(node, Given(values, {}, {}, to.active)))
+
+    def image(self, node: Node, values: list[Tensor], out: Tensor, order: Tensor) -> None:
+        """Writes the rows [rows,C] of one image."""
+        raise NotImplementedError
+
+
+def _copied(rows: Tensor, at: Tensor, out: Tensor) -> None:
+    """Rows of a [rows,C] tensor at places."""
+    if rows.is_contiguous() and out.is_contiguous():
+        torch.index_select(rows, 0, at, out=out)
+    else:
+        out.copy_(rows[at])
+
+
+class Pack(TokenKind):
+    """Active tokens of a feature map, or of a table with a row a token; patch: (height, width) of the pixels that are a
+    token, whose numbers follow one another as a convolution's weight has them."""
+
+    name = "pack"
+
+    def image(self, node: Node, values: list[Tensor], out: Tensor, order: Tensor) -> None:
+        x, patch = values[0], node.options.get("patch")
+        if patch is None:
+            _copied(x.flatten(1).t(), order, out[: len(order)])
+            return
+        columns = x.shape[2] // patch[1]
+        blocks = x.unflatten(2, (columns, patch[1])).unflatten(1, (-1, patch[0])).permute(1, 3, 0, 2, 4)
+        out[: len(order)] = blocks[order // columns, order % columns].flatten(1)
+
+    def apply(self, node: Node, given: Given) -> Any:
+        x, patch = given.args[0], node.options.get("patch")
+        if patch is not None:
+            x = F.pixel_unshuffle(x, patch[0])
+        rows, order = rows_of(x), given.active.order
+        rows = rows.expand(len(order), -1, -1)
+        return planes_of(rows.gather(1, order[:, :, None].expand(-1, -1, rows.shape[2])), node)
+
+
+class Prefix(TokenKind):
+    """start: rows before the tokens, the first of args[1] [N or 1,rows,C], whose others come behind them."""
+
+    name = "prefix"
+
+    def image(self, node: Node, values: list[Tensor], out: Tensor, order: Tensor) -> None:
+        x, rows, start = values[0].flatten(1).t(), values[1], node.options["start"]
+        end = len(order) - (len(rows) - start)
+        out[:start], out[end : len(order)] = rows[:start], rows[start:]
+        out[start:end] = x[: end - start]
+
+    def apply(self, node: Node, given: Given) -> Any:
+        x, start = rows_of(given.args[0]), node.options["start"]
+        rows = given.args[1].to(x.dtype).expand(len(x), -1, -1)
+        made = planes_of(torch.cat([rows[:, :start], x], 1), node)
+        if start == rows.shape[1]:
+            return made
+        end = given.active.lengths.long()[:, None] - (rows.shape[1] - start)
+        at = end + torch.arange(rows.shape[1] - start, device=x.device)
+        whole = rows_of(made).scatter(1, at[:, :, None].expand(-1, -1, rows.shape[2]), rows[:, start:])
+        return planes_of(whole, node)
+
+
+class Bare(TokenKind):
+    """start: that many rows before the tokens are dropped, and all behind them."""
+
+    name = "bare"
+
+    def image(self, node: Node, values: list[Tensor], out: Tensor, order: Tensor) -> None:
+        start = node.options["start"]
+        out[: len(order)] = values[0].flatten(1).t()[start : start + len(order)]
+
+    def apply(self, node: Node, given: Given) -> Any:
+        return planes_of(rows_of(given.args[0])[:, node.options["start"] :], node)
+
+
+class Attention(TokenKind):
+    """softmax(scale q k^T + bias) v over the tokens of an image: starts: the first channels of q, k and v in args;
+    heads, dim, scale. The bias, in args too: [1,heads or 1,tokens,tokens], as the network counts tokens."""
+
+    name = "attention"
+
+    def image(self, node: Node, values: list[Tensor], out: Tensor, order: Tensor) -> None:
+        o, length = node.options, len(order)
+        heads, dim = o["heads"], o["dim"]
+
+        def part(x: Tensor, start: int) -> Tensor:  # [1,heads,length,dim]
+            rows = x.flatten(1).t()[:length, start : start + heads * dim]
+            return rows.unflatten(1, (heads, dim)).transpose(0, 1)[None]
+
+        if length:
+            q, k, v = (part(x, start) for x, start in zip(values[:3], o["starts"], strict=True))
+            bias = values[3][:, order][:, :, order][None].to(q.dtype) if len(values) > 3 else None
+            y = F.scaled_dot_product_attention(q, k, v, bias, scale=o["scale"])
+            out[:length] = y[0].transpose(0, 1).flatten(1)
+
+    def apply(self, node: Node, given: Given) -> Any:
+        o, width, parts = node.options, node.options["heads"] * node.options["dim"], given.args[:3]
+        q, k, v = (rows_of(x)[:, :, start : start + width] for x, start in zip(parts, o["starts"], strict=True))
+        if len(given.args) > 3:
+            return planes_of(_biased(q, k, v, given.args[3], given.active, o), node)
+        lengths = given.active.lengths
+        y = block_attention(q, k, v, FULL, o["scale"], heads=o["heads"], q_lengths=lengths, k_lengths=lengths)
+        return planes_of(y, node)  # type: ignore[arg-type]
+
+
+def _biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, active: Any, options: dict[str, Any]) -> Tensor:
+    """By PyTorch's attention of all rows, whose keys are those that are there."""
+    order, heads = active.order, options["heads"]
+    packed = torch.stack([bias[0][:, at][:, :, at] for at in order])
+    there = torch.arange(order.shape[1], device=order.device) < active.lengths[:, None]
+    packed = packed.masked_fill(~there[:, None, None], -torch.inf).to(q.dtype)
+    q, k, v = (x.unflatten(2, (heads, -1)).transpose(1, 2) for x in (q, k, v))
+    y = F.scaled_dot_product_attention(q, k, v, packed, scale=options["scale"])
+    return torch.where(there[:, :, None], y.transpose(1, 2).flatten(2), 0)
+
+
+class Rope(TokenKind):
+    """x * args[1] + turned x * args[2], within heads of `dim`: start, heads, dim; halves: pairs are half a head apart,
+    else neighbours. The tables [N,dim,tokens] are packed."""
+
+    name = "rope"
+
+    def turned(self, node: Node, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        """Of rows [...,rows,C], by tables [...,rows,dim]."""
+        o = node.options
+        x = x[..., o["start"] : o["start"] + o["heads"] * o["dim"]].unflatten(-1, (o["heads"], o["dim"]))
+        turned = x.roll(o["dim"] // 2, -1) if o["halves"] else x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        return torch.addcmul(x * a.unsqueeze(-2), turned, b.unsqueeze(-2)).flatten(-2)
+
+    def image(self, node: Node, values: list[Tensor], out: Tensor, order: Tensor) -> None:
+        out[: len(order)] = self.turned(node, *(v.flatten(1).t()[: len(order)] for v in values))
+
+    def apply(self, node: Node, given: Given) -> Any:
+        return planes_of(self.turned(node, *map(rows_of, given.args)), node)
+
+
+class Each(TokenKind):
+    """steps: ops of PyTorch that look at each token [...,rows,C] by itself, one after another (Step)."""
+
+    name = "each"
+
+    def step(self, node: Node, get: Get, to: Target, context: Context) -> None:
+        first, *others = [context.constants[v] if v.constant else get(v) for v in node.args]
+        if to.out.device.type != "cpu":
+            to.out.copy_(self.apply(node, Given([first, *others], {}, {}, to.active)))
+            return
+        x, out = rows_of(first), rows_of(to.out)
+        for n, length in enumerate(to.active.lengths.tolist()):
+            out[n, :length] = run_steps(node.options["steps"], [x[n, :length], *others])
+
+    def apply(self, node: Node, given: Given) -> Any:
+        return planes_of(run_steps(node.options["steps"], [rows_of(given.args[0]), *given.args[1:]]), node)
+
+
+class Unpack(TokenKind):
+    """A feature map of packed tokens, zero where they are not active."""
+
+    name = "unpack"
+
+    def listed(self, node: Node, mode: str) -> Value | None:
+        return node.args[0]
+
+    def step(self, node: Node, get: Get, to: Target, context: Context) -> None:
+        if to.out.device.type == "cpu":
+            x, out = rows_of(get(node.args[0])), rows_of(to.out)
+            for n, length in enumerate(to.active.lengths.tolist()):
+                out[n].index_copy_(0, to.active.order[n, :length], x[n, :length])
+            if to.clear is not None:
+                zero(to.out, to.clear)
+        else:
+            to.out.copy_(self.apply(node, Given([get(node.args[0])], {}, {}, to.active)))
+
+    def apply(self, node: Node, given: Given) -> Any:
+        n, c, h, w = node.output.shape
+        return _spread(given.args[0], given.active).transpose(1, 2).reshape(n, c, h, w)
+
+
+def _spread(x: Tensor, active: Any) -> Tensor:
+    """[N,tokens,C] of packed ones, zero where they are not active."""
+    rows = rows_of(x)
+    spread = rows.gather(1, active.rows[:, :, None].expand(-1, -1, rows.shape[2]))
+    return torch.where(active.mask[:, :, None], spread, torch.zeros_like(spread))
+
+
+class Spread(Kind):
+    """[N,C,tokens,1] of packed tokens and their prefix, zero where they are not active: for what runs dense."""
+
+    name = "spread"
+    planned = dense = True
+
+    def window(self, node: Node, value: Value) -> Window | str:
+        return ACTIVE
+
+    def listed(self, node: Node, mode: str) -> Value | None:
+        return node.args[0]
+
+    def apply(self, node: Node, given: Given) -> Any:
+        return _spread(given.args[0], given.active).transpose(1, 2)[..., None]
+
+
+class Rows(Spread):
+    """start, length: rows of a prefix or suffix, as the network counts tokens: [N,length,C]."""
+
+    name = "rows"
+
+    def apply(self, node: Node, given: Given) -> Any:
+        start, length, rows = node.options["start"], node.options["length"], rows_of(given.args[0])
+        at = given.active.rows[:, start : start + length, None]
+        return rows.gather(1, at.expand(-1, -1, rows.shape[2]))
+
+
+class TokenMean(Spread):
+    """[N,C]: the mean of an image's tokens, prefix and active ones; 0 where there are none."""
+
+    name = "token_mean"
+
+    def apply(self, node: Node, given: Given) -> Any:
+        rows, lengths = rows_of(given.args[0]), given.active.lengths[:, None]
+        there = torch.arange(rows.shape[1], device=rows.device) < lengths
+        total = torch.where(there[..., None], rows, torch.zeros_like(rows)).float().sum(1)
+        return (total / lengths.clamp(min=1)).to(rows.dtype)

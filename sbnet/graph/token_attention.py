@@ -1,0 +1,196 @@
+"""Attention over packed tokens: of heads that are views of them, turned by tables or not, in one op or written out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from sbnet.graph.axes import Axes, op_name
+from sbnet.graph.builder import Builder, Call
+from sbnet.graph.ir import Value, computed
+from sbnet.graph.token_views import channels, root_of, tokens_at
+from sbnet.graph.tokens import Tokens
+from sbnet.graph.turns import constants_of, turns
+from sbnet.graph.window_rules import WindowRules
+
+ATEN = torch.ops.aten
+MOST_STEPS = 64  # ops that turn heads
+
+
+class Attentions:
+    """Rules of attention; `attentions` counts those that were recognised."""
+
+    attentions: int
+    windows: WindowRules
+    _spread: dict[int, Value]
+    _shown: dict[int, Value]
+    _tables: dict[Any, tuple[Value, Value, bool]]
+
+    def _add(
+        self, b: Builder, kind: str, call: Call, args: list[Value], tokens: Tokens, channels: int, **more: Any
+    ) -> Value:
+        raise NotImplementedError
+
+    def _attention(self, b: Builder, call: Call) -> Value | None:
+        """Of heads [N,heads,T,dim] that are views of packed tokens, each of which sees all."""
+        if call.argument("is_causal") or call.argument("dropout_p") or call.argument("enable_gqa"):
+            return None
+        q, k, v = call.args[:3]
+        scale = call.argument("scale")
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        mask = call.argument("attn_mask")
+        at = len(q.shape) - 2
+        return self._attend(b, call, (q, k, v), (at, at, at), float(scale), [] if mask is None else [mask])
+
+    def _weighted_sum(self, b: Builder, call: Call) -> Value | None:
+        """softmax(q k^T, scaled, and with a bias) v, written out."""
+        weights, v = call.args[:2]
+        node = weights.producer if isinstance(weights, Value) else None
+        if node is None or node.kind != "aten" or op_name(node.target) != "softmax" or len(weights.shape) not in (3, 4):
+            return None
+        if node.args[1] not in (-1, len(weights.shape) - 1) or weights.dtype != node.args[0].dtype:
+            return None
+        scores, biases = node.args[0], list[Value]()
+        while scores.producer is not None and scores.producer.kind == "aten":
+            added, name = scores.producer, op_name(scores.producer.target)
+            if name == "add" and not added.kwargs and len(added.args) == 2:
+                inner = next((a for a in added.args if isinstance(a, Value) and is_product(a)), None)
+                rest = [a for a in added.args if a is not inner]
+                bias = next((a for a in rest if inner is not None or (isinstance(a, Value) and a.constant)), None)
+                if not isinstance(bias, Value):
+                    return None
+                biases.append(bias)
+                scores = next(a for a in added.args if a is not bias)
+            elif name in ("reshape", "view"):  # a bias of windows is added to windows of images
+                scores = added.args[0]
+            else:
+                break
+        scores, scale = scaled(scores)
+        product = scores.producer
+        if product is None or product.kind != "aten" or op_name(product.target) not in ("matmul", "bmm"):
+            return None
+        (q, first), (k, second) = scaled(product.args[0]), scaled(product.args[1])
+        rank = len(weights.shape)
+        return self._attend(b, call, (q, k, v), (rank - 2, rank - 1, rank - 2), scale * first * second, biases)
+
+    def _attend(
+        self, b: Builder, call: Call, parts: tuple[Value, ...], at: tuple[int, ...], scale: float, biases: list[Value]
+    ) -> Value | None:
+        """at: which dimension of q, k and v is that of tokens."""
+        biases = [v for v in biases if v.dtype != torch.bool or not v.constant or not bool(evaluated(v).all())]
+        if any(v.dtype == torch.bool for v in biases):
+            return None
+        found = [one for v, k in zip(parts, at, strict=True) if (one := self._heads(b, call, v, k)) is not None]
+        if not found:
+            return self.windows.attend(b, call, parts, at, scale, biases)
+        if len(found) < 3 or len({one[2:] for one in found}) != 1 or len(biases) > 1 or not all_constant(biases):
+            return None
+        args, starts, (heads, dim, tokens) = [one[0] for one in found], tuple(one[1] for one in found), found[0][2:]
+        length = tokens.length
+        for bias in biases:
+            shape = (1,) * (4 - len(bias.shape)) + tuple(bias.shape)
+            if len(shape) > 4 or shape[0] != 1 or shape[1] not in (1, heads) or shape[2:] != (length, length):
+                return None
+            args.append(
+                computed(f"{call.label}.bias", bias, lambda t, shape=shape: t.reshape(shape), bias, shape=shape)
+            )
+        options = {"starts": starts, "heads": heads, "dim": dim, "scale": scale}
+        made = self._add(b, "attention", call, args, tokens, heads * dim, options=options)
+        self.attentions += 1
+        n = made.shape[0]
+        split = b.move(made, ATEN.reshape.default, [n, heads, dim, length], [n, heads, dim, length], call)
+        shown = b.move(split, ATEN.permute.default, [0, 1, 3, 2], [n, heads, length, dim], call)
+        named = made.axes.dims  # type: ignore[union-attr]
+        split.axes = Axes((named[0], (("C0", heads),), (("C1", dim),), named[2]))
+        shown.axes = Axes((named[0], (("C0", heads),), named[2], (("C1", dim),)))
+        return shown
+
+    def _heads(self, b: Builder, call: Call, value: Value, at: int) -> tuple[Value, int, int, int, Tokens] | None:
+        """(packed tokens, first channel, heads, dim, tokens) of what is [N,heads,T,dim], or has T at another place."""
+        value = self._shown.get(id(value), value)
+        root = root_of(value)
+        if root is None:
+            return self._turned(b, call, value) if at == 2 else None
+        if tokens_at(value) != at or len(value.shape) != 4 or root.tokens is None:
+            return None
+        seen = channels(value)[0].select(at - 1, 0)  # [heads,dim]
+        start = int(seen[0, 0])
+        if not torch.equal(seen.flatten(), torch.arange(start, start + seen.numel(), dtype=seen.dtype)):
+            return None
+        return root, start, seen.shape[0], seen.shape[1], root.tokens
+
+    def _turned(self, b: Builder, call: Call, value: Value) -> tuple[Value, int, int, int, Tokens] | None:
+        """Heads turned by tables (rotary embeddings), whatever the ops: what they make of a few vectors says how."""
+        shown = self._turned_view(value)
+        if shown is None or len(value.shape) != 4 or value.shape != shown.shape:
+            return None
+        found = self._heads(b, call, shown, 2)
+        if found is None:
+            return None
+        root, start, heads, dim, tokens = found
+        key = (dim, tokens, *(id(v) for v in constants_of(value)))
+        if key not in self._tables:
+            tables = turns(value, self._spread[id(shown)], dim)
+            if tables is None:
+                return None
+            packed = []
+            for name, table in (("cos", tables[0]), ("sin", tables[1])):
+                like = Value("turn", (1, dim, tokens.length, 1), root.dtype, constant=True)
+                plane = table.t()[None, :, :, None].to(root.dtype).contiguous(memory_format=torch.channels_last)
+                rows = computed(f"{call.label}.{name}", like, lambda plane=plane: plane, shape=like.shape)
+                packed.append(self._add(b, "pack", call, [rows], tokens, dim))
+            self._tables[key] = packed[0], packed[1], tables[2]
+        cos, sin, halves = self._tables[key]
+        options = {"start": start, "heads": heads, "dim": dim, "halves": halves}
+        return self._add(b, "rope", call, [root, cos, sin], tokens, heads * dim, options=options), 0, heads, dim, tokens
+
+    def _turned_view(self, value: Value) -> Value | None:
+        """The one view of packed tokens, of heads, that a dense computation starts from."""
+        seen, found, todo = set[int](), dict[int, Value](), [value]
+        while todo:
+            one = todo.pop()
+            if id(one) in seen or one.constant:
+                continue
+            seen.add(id(one))
+            shown = self._shown.get(id(one))
+            if shown is not None and len(shown.shape) == 4 and tokens_at(shown) == 2:
+                found[id(shown)] = shown
+                continue
+            if one.producer is None or one.producer.kind != "aten" or len(seen) > MOST_STEPS:
+                return None
+            todo += one.producer.inputs()
+        return next(iter(found.values())) if len(found) == 1 else None
+
+
+def is_product(value: Value) -> bool:
+    node = scaled(value)[0].producer
+    return node is not None and node.kind == "aten" and op_name(node.target) in ("matmul", "bmm")
+
+
+def all_constant(values: list[Value]) -> bool:
+    return all(value.constant for value in values)
+
+
+def scaled(value: Value) -> tuple[Value, float]:
+    """A value, or of one that was scaled by a number that value and the number."""
+    node, scale = value.producer, 1.0
+    while node is not None and node.kind == "aten" and op_name(node.target) in ("mul", "div") and len(node.args) == 2:
+        number = next((a for a in node.args if isinstance(a, (int, float))), None)
+        if number is None or not isinstance(node.args[0], Value):
+            break
+        scale *= number if op_name(node.target) == "mul" else 1 / number
+        value, node = node.args[0], node.args[0].producer
+    return value, scale
+
+
+def evaluated(value: Value) -> Any:
+    """What a constant is now."""
+    if value.tensor is not None:
+        return value.tensor
+    assert value.producer is not None
+    args, kwargs = pytree.tree_map(
+        lambda v: evaluated(v) if isinstance(v, Value) else v, (value.producer.args, value.producer.kwargs)
+    )
+    return value.producer.target(*args, **kwargs)

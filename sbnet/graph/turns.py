@@ -1,0 +1,80 @@
+"""Rotary embeddings, found by what ops make of a few vectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from sbnet.graph.ir import Value
+
+
+def constants_of(value: Value) -> list[Value]:
+    """The parameters and constants that a computation reads, in the order in which it does."""
+    seen, found = set[int](), list[Value]()
+
+    def visit(one: Value) -> None:
+        if id(one) in seen:
+            return
+        seen.add(id(one))
+        if one.constant:
+            found.append(one)
+        elif one.producer is not None and one.producer.kind == "aten":
+            for v in one.producer.inputs():
+                visit(v)
+
+    visit(value)
+    return found
+
+
+def computed_of(value: Value, known: dict[int, Tensor]) -> Any:
+    """What ops make of the values that are known, in float64."""
+    if id(value) in known:
+        return known[id(value)]
+    if value.tensor is not None:
+        found: Any = value.tensor.double() if value.tensor.is_floating_point() else value.tensor
+        known[id(value)] = found
+        return found
+    node = value.producer
+    if node is None:
+        raise LookupError(value.name)
+    args, kwargs = pytree.tree_map(
+        lambda v: computed_of(v, known) if isinstance(v, Value) else v, (node.args, node.kwargs)
+    )
+    made = node.target(*args, **kwargs)
+    for out, tensor in zip(node.outputs, made if node.options.get("many") else [made], strict=True):
+        known[id(out)] = tensor
+    return known[id(value)]
+
+
+def turns(value: Value, start: Value, dim: int) -> tuple[Tensor, Tensor, bool] | None:
+    """Tables a and b [tokens,dim] with value = start * a + turned start * b for all heads, and whether pairs of the
+    turn are half a head apart (else neighbours); None where it is no such thing.
+
+    start: [N,heads,tokens,dim].
+    """
+    if any(v.tensor is not None and v.tensor.requires_grad for v in constants_of(value)):
+        return None  # tables that may be written
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.rand(3, dim, dtype=torch.float64, generator=generator) + 0.5
+    made = []
+    for vector in vectors:
+        whole = vector.expand(start.shape).contiguous()
+        try:
+            y = computed_of(value, {id(start): whole})
+        except (LookupError, RuntimeError):
+            return None
+        if not isinstance(y, Tensor) or y.shape != start.shape or not torch.equal(y, y[:1, :1].expand_as(y)):
+            return None
+        made.append(y[0, 0].double())
+    at = torch.arange(dim)
+    for halves, other in ((True, at.roll(dim // 2)), (False, at ^ 1)):
+        (u, v, w), (yu, yv, yw) = vectors, made
+        det = u * v[other] - v * u[other]
+        a = (yu * v[other] - yv * u[other]) / det
+        b = (u * yv - v * yu) / det
+        if torch.allclose(w * a + w[other] * b, yw, rtol=1e-6, atol=1e-6):
+            return a, b, halves
+    return None

@@ -1,0 +1,123 @@
+"""Kept pictures of an upscaler follow what changes beneath the mask's threshold."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from sbnet.apps.pipeline import Cameras, Pipeline
+from sbnet.apps.pipeline.drift import Likeness
+from sbnet.apps.pipeline.networks import Network
+
+SIZE, PAD = (64, 96), 2
+
+
+class Doubler(nn.Module):
+    """Twice as large, by a convolution that passes constants on, on frames with a border of PAD pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.ConvTranspose2d(3, 3, 4, 2, 1, groups=3, bias=False)
+        tent = torch.tensor([0.25, 0.75, 0.75, 0.25])
+        self.conv.weight = nn.Parameter((tent[:, None] * tent).expand(3, 1, 4, 4).clone())
+
+    def forward(self, x):
+        return self.conv(x)
+
+
+def network(enlarges: int = 2) -> Network:
+    def finish(y, frame):
+        return y[:, :, 2 * PAD : -2 * PAD, 2 * PAD : -2 * PAD], []
+
+    return Network(Doubler().eval(), "doubler", finish=finish, pad=PAD, margin=PAD, mode="cached", mask="changed:12",
+                   captured=True, enlarges=enlarges)  # fmt: skip
+
+
+def brightening(frames: int = 5, moving: bool = True) -> np.ndarray:
+    """A wall that gets 2 of 255 brighter with each frame, and a small thing that moves over it."""
+    film = np.zeros((frames, *SIZE, 3), np.uint8)
+    wall = np.random.default_rng(0).integers(0, 32, (*SIZE, 3), np.uint8)
+    for k in range(frames):
+        film[k] = 100 + wall + 2 * k
+        if moving:
+            film[k, 20:28, 10 + 12 * k : 18 + 12 * k] = 220
+    return film
+
+
+def run(film, net, **options):
+    pictures = []
+    pipeline = Pipeline(film, None, net, lambda result: pictures.append(result.picture), device="cpu", **options)
+    return pipeline.run(), np.stack(pictures)
+
+
+def dense(film) -> np.ndarray:
+    x = torch.from_numpy(film).movedim(3, 1).float() / 255
+    y = Doubler().eval()(F.pad(x, (PAD,) * 4, mode="replicate"))[:, :, 2 * PAD : -2 * PAD, 2 * PAD : -2 * PAD]
+    return (255 * y).round().byte().movedim(1, 3).detach().numpy()
+
+
+def test_a_wall_that_brightens_slowly_is_followed_exactly():
+    film = brightening(moving=False)
+    _, pictures = run(film, network(), compare=0)
+    apart = np.abs(pictures.astype(int) - dense(film))
+    assert apart.max() <= 1  # halves may round either way
+    assert (apart > 0).mean() < 0.1
+    _, kept = run(film, network(enlarges=0), compare=0)
+    assert np.abs(kept[4].astype(int) - dense(film)[0]).max() <= 1
+
+
+def test_blocks_of_different_age_meet_without_steps():
+    film = brightening()
+    summary, pictures = run(film, network(), compare=1)
+    assert 0 < summary.densities.mean < 0.7
+    apart = np.abs(pictures.astype(int) - dense(film))
+    assert apart.max() <= 4  # where a step between ages is enlarged otherwise than the network does
+    assert summary.likeness.seams == pytest.approx(1, abs=0.1)
+    assert summary.likeness.psnr > 48
+    plain, kept = run(film, network(enlarges=0), compare=1)
+    assert plain.likeness is None
+    assert np.abs(kept.astype(int) - dense(film)).max() >= 6
+
+
+def test_the_table_says_how_alike_pictures_are():
+    summary, _ = run(brightening(), network(), compare=1)
+    rows = {name: (value, what) for name, value, what in summary.rows()}
+    assert rows["PSNR"][0].endswith(" dB")
+    assert rows["seams"][0].endswith("x")
+    assert "row" in rows["largest error"][1]
+
+
+def test_cameras_follow_each_its_own_wall():
+    films = [brightening(), brightening()[:, ::-1].copy()]
+    pictures = [[], []]
+    Cameras(films, None, network(), lambda k, result: pictures[k].append(result.picture), device="cpu", compare=0).run()
+    for film, got in zip(films, pictures, strict=True):
+        assert np.abs(np.stack(got).astype(int) - dense(film)).max() <= 4
+
+
+def test_a_seam_is_the_step_where_ages_differ():
+    """By hand: a row of four pixels enlarged twice; the frame's third was computed at another time."""
+    age = torch.tensor([[0, 0, 3, 3]])
+    wanted = torch.zeros(2, 8, 3)
+    wanted[:, 4:] = 0.1
+    got = torch.zeros(2, 8, 3)
+    got[:, 4:] = 0.3
+    like = Likeness()
+    like.add(got, wanted, age)
+    assert like.seams == pytest.approx(3)
+    assert like.psnr == pytest.approx(-10 * math.log10(0.04 / 2))
+    assert math.isnan(Likeness().seams)
+
+
+@pytest.mark.gpu
+def test_one_graph_a_frame_follows_as_well():
+    film = brightening()
+    pictures = []
+    Pipeline(film, None, network(), lambda result: pictures.append(result.picture), device="cuda", compare=0,
+             dtype=torch.float32).run()  # fmt: skip
+    assert np.abs(np.stack(pictures).astype(int) - dense(film)).max() <= 4
