@@ -7,6 +7,7 @@
 #   make runtime dist/sbnet_runtime-*.whl, the kernels for ONNX Runtime without PyTorch (docs/without_pytorch.md)
 #   make bench   sbnet bench (ARGS="conv --quick")
 #   make lint    ruff, mypy, clang-format
+#   make docs    the site of docs/: site/index.html
 #   make check   what to run before a commit: lint and the fast tests, some two minutes on two cores
 #
 # For releases and nightly runs:
@@ -49,7 +50,7 @@ FAST := $(addprefix tests/,$(addsuffix .py,$(addprefix lists/test_,fringe masks 
         $(addprefix graph/test_,demand passes) $(addprefix engine/test_,contract engine planner runner_state) \
         nn/test_nn contracts/test_bad_input contracts/test_hostile_sizes apps/test_gpu_record apps/test_mutants))
 
-.PHONY: demo test test-all build wheel runtime bench lint check sanitize minimum nightly mutants release release-check clean
+.PHONY: demo test test-all build wheel runtime bench docs lint check sanitize minimum nightly mutants release release-check clean
 
 demo: $(VENV)/demo
 	$(BIN)/sbnet run --network upscale:waifu2x --view side --frames 30 --compare 10 --overwrite --output out/bikes.mp4
@@ -73,6 +74,10 @@ runtime: $(VENV)/toolchain
 
 bench: $(BUILT)
 	$(BIN)/sbnet bench $(ARGS)
+
+docs: $(BUILT)
+	$(PIP) install -q "mkdocs-material" "mkdocstrings[python]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
 lint: $(VENV)/linters
 	$(BIN)/ruff check .

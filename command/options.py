@@ -36,5 +36,6 @@ class Group(str, enum.Enum):
     conv = "conv"
     block = "block"
     network = "network"
+    networks = "networks"
     weights = "weights"
     attention = "attention"

@@ -89,6 +89,13 @@ def run(
             show_default="the network's own",
         ),
     ] = None,
+    decode: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DECODER[:SCORE]",
+            help="What outputs of a network of your own mean: yolo, detr, rtdetr or classes; of at least this score.",
+        ),
+    ] = None,
     mode: Annotated[Mode | None, typer.Option(help="dense: no mask.", show_default="the network's own")] = None,
     margin: Annotated[
         str | None,
@@ -145,7 +152,7 @@ def run(
     options = {
         "mask": mask, "mode": mode and mode.value, "size": plane, "limit": frames, "skip_broken": skip_broken,
         "dtype": None if dtype is Dtype.auto else getattr(torch, dtype.value), "compare": compare,
-        "view": view.value, "audio": audio, "check": check,
+        "view": view.value, "audio": audio, "check": check, "decode": decode,
     }  # fmt: skip
     if distributed:
         if report is not None:

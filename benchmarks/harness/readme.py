@@ -16,6 +16,7 @@ ROWS = (  # the lines of the GPU's table: networks, then layers, those among the
     "conv 3x3", "conv 3x3 stride 2", "conv 1x1", "conv 7x7 stem", "conv transposed", "conv 3x3, dilation",
     "conv 3x3, groups",
 )  # fmt: skip
+MASKS = ("rect", "blobs", "all")
 NETWORKS = {"four 3x3, 64 channels": "four 3x3 layers, 64 channels", "contour_net": "the contour network"}
 
 
@@ -25,7 +26,28 @@ def parts(sessions: Iterable[Session]) -> dict[str, str]:
     cpus = [s for s in sessions if "threads" in s.environment]
     gpus = [s for s in sessions if "threads" not in s.environment]
     tables = (table for table in map(cpu_table, cpus) if table)
-    return {"cpu": next(tables, ""), "gpu": gpu_table(gpus, ROWS)}
+    return {"cpu": next(tables, ""), "gpu": network_table(gpus) + gpu_table(gpus, ROWS)}
+
+
+def network_table(sessions: Iterable[Session]) -> str:
+    """Whole networks by batch and mask; nothing where no such row is."""
+    rows = [row for s in sessions for row in s.rows if row["name"] == "whole network"]
+    if not rows:
+        return ""
+    columns = sorted(
+        {(row["facts"]["size"][0], kind) for row in rows for kind in MASKS}, key=lambda c: (c[0], MASKS.index(c[1]))
+    )
+    lines = []
+    for network, device in dict.fromkeys((row["facts"]["network"], row["of"]["device"]) for row in rows):
+        own = [row for row in rows if (row["facts"]["network"], row["of"]["device"]) == (network, device)]
+        found = {(row["facts"]["size"][0], row["facts"]["mask"]): row["x dense"] for row in own}
+        lines.append([network, device, *(cell(found[c]) if c in found else "" for c in columns)])
+    return (
+        "Whole networks, 640x640, float16, frame and mask copied in and lists made: times faster than the fastest\n"
+        "dense form (PyTorch in a CUDA graph, torch.compile), by batch and mask: a rectangle of a tenth of the\n"
+        "pixels, ten blobs of 4 % together, all pixels.\n\n"
+        f"{markdown(['', 'device', *(f'{n}: {kind}' for n, kind in columns)], lines)}\n"
+    )
 
 
 def cpu_table(session: Session) -> str:

@@ -79,6 +79,20 @@ inline TensorView view4(const char* op, const char* argument, const Tensor& t) {
 // The memory format that an op's result follows. Keep in step with is_channels_last in sbnet/ops/common.py.
 inline bool is_channels_last(const Tensor& t) { return t.stride(1) == 1 && t.stride(3) != 1; }
 
+// A new [N,C,H,W] tensor, not written, in either memory format: no view, which autograd lets nobody write in place.
+inline Tensor empty4(const Tensor& like, const int64_t (&size)[4], bool channels_last,
+                     std::optional<ScalarType> dtype = {}) {
+  return torch::stable::empty(
+      {size, 4}, dtype.value_or(like.scalar_type()), std::nullopt, like.device(), std::nullopt,
+      channels_last ? torch::headeronly::MemoryFormat::ChannelsLast : torch::headeronly::MemoryFormat::Contiguous);
+}
+inline Tensor zeros4(const Tensor& like, const int64_t (&size)[4], bool channels_last,
+                     std::optional<ScalarType> dtype = {}) {
+  Tensor made = empty4(like, size, channels_last, dtype);
+  torch::stable::zero_(made);
+  return made;
+}
+
 Parallel cpu_threads();                                // torch's; call.cpp
 void* current_stream(const char* op, int32_t device);  // CUDA's
 

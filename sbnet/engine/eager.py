@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import functools
 import inspect
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from sbnet.active import ActiveBlocks
 from sbnet.engine.arguments import FLOATS
+from sbnet.engine.eager_layers import IN_NHWC, LAYERS, Stacks
 from sbnet.engine.modes import ENTERED
 from sbnet.geometry import Pair, to_pair
 from sbnet.masks.grow import grow
-from sbnet.ops import mask_pyramid, sparse_avg_pool2d, sparse_conv2d, sparse_fill, sparse_max_pool2d
+from sbnet.ops import mask_pyramid, sparse_fill
 from sbnet.ops.common import mask_planes
 
 # Compute nothing: what they give has been masked, or is the network's input.
@@ -26,22 +27,38 @@ MOVES = {
     "unbind", "narrow", "__getitem__", "unsqueeze", "squeeze", "to", "cpu", "cuda", "requires_grad_", "dropout",
     "float", "half", "double", "type", "movedim", "unflatten", "view_as", "reshape_as", "expand_as", "__get__",
     "__set__", "backward", "register_hook", "retain_grad", "size", "stride", "bfloat16", "swapaxes", "select",
-    "detach_",
+    "detach_", "dim", "numel", "is_floating_point", "is_contiguous", "element_size", "ndimension", "data_ptr",
+}  # fmt: skip
+# Of those, what gives pixels in their places: zeros outside of the active blocks stay there.
+KEEPS = {
+    "chunk", "split", "contiguous", "clone", "detach", "to", "cpu", "cuda", "requires_grad_", "dropout", "float",
+    "half", "double", "type", "bfloat16", "narrow", "__getitem__", "detach_",
 }  # fmt: skip
 AUGMENTED = {"__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__"}
+# In place of maps that are both 0 outside of the active blocks, they leave zeros there.
+SUMS = {"__iadd__", "__isub__", "add_", "sub_"}
+# Notes of tensors: of feature maps that are 0 outside of the active blocks, of such that are seen as [N,H,W,C], and of
+# others seen so, whose last sides are no plane.
+KEPT, NHWC, OTHER = "_sbnet_kept", "_sbnet_nhwc", "_sbnet_other"
+WIDE_PLANE, WIDE_BLOCK, NARROW_BLOCK = 128, 16, 8  # of block="auto": a side, and the blocks of larger and smaller ones
 
 
 class masked(TorchFunctionMode):
     """Inside, every op of PyTorch with a feature map [N,C,H,W] as its result computes or keeps active blocks alone.
 
-    Convolutions and pools run the sparse ops; any other op runs dense and its result is masked, so that the masked
-    contract holds (docs/contracts.md). Gradients flow. For training and fine-tuning under masks and for debugging: a
-    planned run (`sparsify`) is faster. Statistics of normalisations in training are those of the whole masked plane.
+    Convolutions, transposed ones, pools, normalisations, activations, sums and resizes run sparse ops, forward and
+    backward; any other op runs dense and its result is masked, so that the masked contract holds (docs/contracts.md).
+    The statistics of normalisations in training are those of the active pixels. For training and fine-tuning under
+    masks and for debugging: a planned run (`sparsify`) is faster. A step waits for nothing on the device, so that
+    all of it can be one CUDA graph.
 
     Args:
         mask: [N,H,W] of any dtype, on the pixels of the network's input.
-        block: block size of every plane.
+        block: block size of every plane; "auto": 16, and 8 of planes of less than 128 pixels a side.
         margin: pixels by which the mask is grown.
+        capacity: share of a plane's blocks that are kept at most, the first in raster order, or None: all. What the
+            backward pass needs of feature maps is then saved as stacks of so many blocks instead of whole planes.
+            `missed()` says what did not fit.
 
     Raises:
         RuntimeError: on entering it inside another.
@@ -53,11 +70,27 @@ class masked(TorchFunctionMode):
     >>> loss.backward()
     """
 
-    def __init__(self, mask: Tensor, block: int | Sequence[int] = 16, margin: int = 0) -> None:
+    def __init__(
+        self,
+        mask: Tensor,
+        block: int | Sequence[int] | str = 16,
+        margin: int = 0,
+        capacity: float | None = None,
+    ) -> None:
         super().__init__()
         self.mask = grow(mask_planes("masked", mask), margin)
-        self.block = to_pair(block, "masked: block")
+        if isinstance(block, str) and block != "auto":
+            raise ValueError(f'sbnet: masked: block: expected an int, a pair or "auto", got {block!r}')
+        self.block = None if isinstance(block, str) else to_pair(block, "masked: block")
+        if capacity is not None and not 0 < capacity <= 1:
+            raise ValueError(f"sbnet: masked: capacity: expected a share above 0 and up to 1, got {capacity}")
+        self.capacity = capacity
+        self._stacks = None if capacity is None else Stacks(self)
         self._lists: dict[Pair, ActiveBlocks] = {}
+        # Feature maps that are 0 outside of the active blocks carry a note of it, as long as the context lasts. Dynamo
+        # knows no attributes of tensors: it has lists of them, of its trace alone.
+        self._noted: list[weakref.ref] = []
+        self._traced: dict[str, list[Tensor]] = {KEPT: [], NHWC: [], OTHER: []}
         self._other: int | None = None  # samples of maps that convolutions met, not as many as masks
         self._met = False  # has it seen the network's input?
 
@@ -66,10 +99,20 @@ class masked(TorchFunctionMode):
             raise RuntimeError("sbnet: masked: expected to be the only one around an op, got one inside another")
         super().__enter__()
         ENTERED.inside = True
+        if self._stacks is not None:
+            self._stacks.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         ENTERED.inside = False
+        for reference in self._noted:
+            x = reference()
+            if x is not None:
+                for what in (KEPT, NHWC, OTHER):
+                    x.__dict__.pop(what, None)
+        self._noted.clear()
+        if self._stacks is not None:
+            self._stacks.__exit__(*error)
         super().__exit__(*error)
         if error[0] is None and self._other is not None and not self._lists:
             masks = self.mask.shape[0]
@@ -79,31 +122,126 @@ class masked(TorchFunctionMode):
         """The active blocks of a plane of (height, width)."""
         key = int(size[0]), int(size[1])
         if key not in self._lists:
-            self._lists[key] = mask_pyramid(self.mask, [(*key, self.block)]).planes[0]
+            block: Any = self.block
+            if block is None:
+                block = WIDE_BLOCK if min(key) >= WIDE_PLANE else NARROW_BLOCK
+            found = mask_pyramid(self.mask, [(*key, block)]).planes[0]
+            self._lists[key] = found if self.capacity is None else _first_of(found, self.capacity)
         return self._lists[key]
+
+    def missed(self) -> dict[Pair, int]:
+        """Of each plane that was met, how many active blocks did not fit the capacity. Reads the device."""
+        return {size: int(a.total) - int(a.count) for size, a in self._lists.items()}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        first = args[0] if args and not self._met and self._is_map(args[0]) else None
+        first = args[0] if args and not self._met and self.is_map(args[0]) else None
         if first is not None and first.shape[2:] == self.mask.shape[1:]:
             self._met, first = True, None
-        sparse = _SPARSE.get(func)
-        if sparse is not None:
+        known = bool(args) and isinstance(args[0], Tensor)
+        nhwc = known and self._lies_nhwc(args[0])
+        if known and self._has(args[0], OTHER):
+            return self._of_other(func, args, func(*args, **kwargs))
+        layer = (IN_NHWC if nhwc else LAYERS).get(func)
+        if layer is not None:
             self._check(first)
-            found = sparse(self, *args, **kwargs)
+            found = layer(self, *args, **kwargs)
             if found is not None:
                 return found
+        move, writes = _kind(func, args, kwargs)
+        if move is not None:
+            return self._moved(move, nhwc, args, func(*args, **kwargs))
+        if nhwc:
+            return self._nhwc(func(*args, **kwargs))
         # An op in place is followed by others that know its argument, not its result. It works on a copy: gradients may
         # want what it wrote, which is masked here.
-        writes = name not in MOVES and bool(args) and self._is_map(args[0]) and _in_place(func, args, kwargs)
-        own = args[0] if writes else None
+        own = args[0] if writes and bool(args) and self.is_map(args[0]) else None
+        if own is not None and writes in SUMS and all(self.keeps(t) for t in args[:2]) and not kwargs:
+            return self.kept(func(*args))
         out = func(*args, **kwargs) if own is None else func(own.clone(), *args[1:], **kwargs)
-        if name in MOVES or not isinstance(out, Tensor) or not self._is_map(out):
+        if not isinstance(out, Tensor) or not self.is_map(out):
             return out
         self._check(first)
         kept = sparse_fill(out, self.active(out.shape[2:]))
-        return kept if own is None else own.copy_(kept)
+        return self.kept(kept if own is None else own.copy_(kept))
+
+    # ---- what is known of a tensor: it is a feature map, 0 outside of the active blocks, or one seen as [N,H,W,C]
+
+    def is_map(self, x: Any) -> bool:
+        """Is it a feature map of the masks' batch?"""
+        return (
+            isinstance(x, Tensor) and x.dim() == 4 and x.dtype in FLOATS and x.shape[0] == self.mask.shape[0]
+            and x.shape[2] * x.shape[3] > 1 and not self._has(x, OTHER)
+        )  # fmt: skip
+
+    def keeps(self, x: Any) -> bool:
+        """Is it a feature map that is 0 outside of the active blocks?"""
+        return self.is_map(x) and self._has(x, KEPT)
+
+    def kept(self, x: Tensor) -> Tensor:
+        """x, noted as one."""
+        if self._stacks is not None:
+            self._stacks.note(x)
+        return self._note(x, KEPT)
+
+    def list_of(self, x: Tensor) -> ActiveBlocks | None:
+        """The active blocks of a feature map that is 0 outside of them."""
+        return self.active(x.shape[2:]) if self.keeps(x) else None
+
+    def as_nhwc(self, x: Tensor) -> Tensor:
+        """A feature map that is 0 outside of the active blocks, seen as [N,H,W,C]."""
+        return self._note(x.permute(0, 2, 3, 1), NHWC)
+
+    def _note(self, x: Tensor, what: str) -> Tensor:
+        if torch.compiler.is_compiling():
+            self._traced[what].append(x)
+        else:
+            x.__dict__[what] = True
+            self._noted.append(weakref.ref(x))
+        return x
+
+    def _has(self, x: Tensor, what: str) -> bool:
+        if torch.compiler.is_compiling():
+            return any(x is t for t in self._traced[what])
+        return what in x.__dict__
+
+    def _lies_nhwc(self, x: Tensor) -> bool:
+        return self._has(x, NHWC) and x.dim() == 4
+
+    def _nhwc(self, out: Any) -> Any:
+        """What any op on such a one gives, masked where it is of its plane."""
+        if not isinstance(out, Tensor) or out.dim() != 4 or out.dtype not in FLOATS:
+            return out
+        size = int(out.shape[1]), int(out.shape[2])
+        if size not in self._lists:
+            return out
+        return self.as_nhwc(sparse_fill(out.permute(0, 3, 1, 2), self.active(size)))
+
+    def _of_other(self, func: Any, args: Any, out: Any) -> Any:
+        """What any op gives of such a one: another, until it is turned back."""
+        if not isinstance(out, Tensor) or out.dim() != 4:
+            return out
+        if _named(func)[0] != "permute":
+            return self._note(out, OTHER)
+        return self.kept(sparse_fill(out, self.active(out.shape[2:]))) if self.is_map(out) else out
+
+    def _moved(self, name: str, nhwc: bool, args: Any, out: Any) -> Any:
+        """Notes of what a move gives, what is known of its argument."""
+        x: Any = args[0] if args else None
+        if name in ("permute", "movedim", "transpose") and isinstance(out, Tensor):
+            order = args[1] if len(args) == 2 else args[1:]
+            if name == "permute" and list(order) == [0, 2, 3, 1] and isinstance(x, Tensor) and x.dim() == 4:
+                self._note(out, NHWC if self.keeps(x) else OTHER)
+            elif name == "permute" and list(order) == [0, 3, 1, 2] and nhwc:
+                self.kept(out)
+            return out
+        if name in KEEPS and self.keeps(x) and _in_place_of_pixels(name, args):
+            for part in out if isinstance(out, (tuple, list)) else (out,):
+                if self.is_map(part) and part.shape[2:] == x.shape[2:]:
+                    self.kept(part)
+        elif name in KEEPS and nhwc and isinstance(out, Tensor) and out.shape == x.shape:
+            self._note(out, NHWC)
+        return out
 
     def _check(self, first: Tensor | None) -> None:
         """Raises where the first feature map of all, the network's input, is not of the mask's plane."""
@@ -111,72 +249,43 @@ class masked(TorchFunctionMode):
             wanted, got = [self.mask.shape[0], *first.shape[2:]], list(self.mask.shape)
             raise ValueError(f"sbnet: masked: mask: expected {wanted}, the pixels of the network's input, got {got}")
 
-    def _is_map(self, x: Any) -> bool:
-        return (
-            isinstance(x, Tensor) and x.dim() == 4 and x.dtype in FLOATS and x.shape[0] == self.mask.shape[0]
-            and x.shape[2] * x.shape[3] > 1
-        )  # fmt: skip
-
-    def _conv2d(
-        self, input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
-        dilation: Any = 1, groups: int = 1,
-    ) -> Tensor | None:  # fmt: skip
-        size = _size(input, weight.shape[2:], stride, padding, dilation) if self._is_map(input) else None
-        if size is None:
-            if input.shape[0] != self.mask.shape[0]:
-                self._other = input.shape[0]
-            return None
-        geometry = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
-        return sparse_conv2d(input, weight, bias, self.active(size), **geometry)
-
-    def _max_pool2d(
-        self, input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
-        ceil_mode: bool = False, return_indices: bool = False,
-    ) -> Tensor | None:  # fmt: skip
-        size = _size(input, kernel_size, stride or kernel_size, padding, dilation) if self._is_map(input) else None
-        if size is None or ceil_mode or return_indices:
-            return None
-        return sparse_max_pool2d(input, self.active(size), kernel_size, stride, padding, dilation)
-
-    def _avg_pool2d(
-        self, input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False,
-        count_include_pad: bool = True, divisor_override: int | None = None,
-    ) -> Tensor | None:  # fmt: skip
-        size = _size(input, kernel_size, stride or kernel_size, padding, 1) if self._is_map(input) else None
-        if size is None or ceil_mode:
-            return None
-        options = count_include_pad, divisor_override
-        return sparse_avg_pool2d(input, self.active(size), kernel_size, stride, padding, False, *options)
+    def met_others(self, samples: int) -> None:
+        """A convolution of another batch than the masks'."""
+        self._other = samples
 
 
-def _size(x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any) -> Pair | None:
-    """(height, width) of what a window gives; None where it is one pixel or padded by name."""
-    if isinstance(padding, str):
-        return None
-    pairs = [to_pair(_one(v), "masked: window") for v in (kernel, stride, padding, dilation)]
-    sides = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in zip(x.shape[2:], *pairs, strict=True)]
-    return (sides[0], sides[1]) if sides[0] * sides[1] > 1 else None
+def _first_of(active: ActiveBlocks, capacity: float) -> ActiveBlocks:
+    """The first blocks of a list, as many as a share of all."""
+    rows = max(1, int(capacity * active.capacity))
+    block_map = torch.where(active.block_map < rows, active.block_map, -1)
+    return ActiveBlocks(active.indices[:rows], active.count.clamp(max=rows), active.total, block_map, active.grid)
 
 
-def _in_place(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
-    """Does a call write its first argument?"""
-    name, at = getattr(func, "__name__", ""), _flag(func)
+def _in_place_of_pixels(name: str, args: Any) -> bool:
+    """Do indices leave every pixel where it was? Tensors of indices may permute rows and columns."""
+    if name != "__getitem__":
+        return True
+    index = args[1] if isinstance(args[1], tuple) else (args[1],)
+    return all(isinstance(i, slice) or i is Ellipsis for i in index)
+
+
+def _kind(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[str | None, str | None]:
+    """(name of a move, name of an op that writes its first argument), or None each."""
+    name, at = _named(func)
+    if name in MOVES:
+        return name, None
     given = args[at] if at is not None and at < len(args) else kwargs.get("inplace", False)
-    return bool(given) or name in AUGMENTED or (name.endswith("_") and not name.endswith("__"))
+    writes = bool(given) or name in AUGMENTED or (name[-1:] == "_" and name[-2:] != "__")
+    return None, name if writes else None
+
+
+@torch.compiler.assume_constant_result
+def _named(func: Any) -> tuple[str, int | None]:
+    return _looked_up(func)
 
 
 @functools.cache
-def _flag(func: Any) -> int | None:
-    """Where a function of torch.nn.functional takes `inplace`."""
+def _looked_up(func: Any) -> tuple[str, int | None]:
+    """The name of a function, and where it takes `inplace`, if torch.nn.functional has it."""
     names = list(inspect.signature(func).parameters) if inspect.isfunction(func) else []
-    return names.index("inplace") if "inplace" in names else None
-
-
-def _one(value: Any) -> Any:
-    return value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value
-
-
-_SPARSE: dict[Any, Any] = {
-    torch.conv2d: masked._conv2d, F.conv2d: masked._conv2d, F.max_pool2d: masked._max_pool2d,
-    F.avg_pool2d: masked._avg_pool2d,
-}  # fmt: skip
+    return getattr(func, "__name__", ""), names.index("inplace") if "inplace" in names else None

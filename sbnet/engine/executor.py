@@ -26,6 +26,7 @@ from sbnet.graph.kinds.channels import copy
 from sbnet.graph.kinds.kind import Get
 from sbnet.graph.lists import all_pixels, lists_of
 from sbnet.graph.passes.chains import chains
+from sbnet.graph.passes.gates import gates_that_scale
 from sbnet.graph.passes.pooled import is_product
 from sbnet.graph.passes.storage import store
 from sbnet.graph.plan import Plan
@@ -94,6 +95,8 @@ class Executor:
         self._pooled = PooledNodes(plan, constants)
         self.tensors |= self._pooled.tensors
         self._spots = {node: self._spot(node) for node in self.nodes if node.output in self.storage.place}
+        self._scaling = gates_that_scale(plan, self.storage) if self.device.type == "cuda" else {}
+        self._scaled = set(self._scaling.values())
         self.shape = next(v.shape for v in plan.graph.inputs if v is not None)
         empty = torch.zeros(self.shape[0], *self.shape[2:], dtype=torch.bool, device=self.device)
         self.active, _ = self.lists(empty)
@@ -274,7 +277,12 @@ class Executor:
     def step(self, node: Node, env: dict[Value, Any], get: Get, lists: Lists) -> None:
         """Runs one node."""
         spot = self._spots.get(node)
-        if spot is None and node.kind == "slice":
+        if node in self._scaled:
+            return
+        if node in self._scaling:
+            out = self._spots[self._scaling[node]]
+            kind_of(node).step(node, get, Target(out.out, lists.active[out.blocks], None), self.context)
+        elif spot is None and node.kind == "slice":
             start = node.options["start"]
             env[node.output] = get(node.args[0])[:, start : start + node.output.shape[1]]
         elif node in self._pooled.forms:

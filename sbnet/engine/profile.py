@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sbnet.engine.executor import Executor
+from sbnet.engine.compiled import Compiled
 from sbnet.graph.axes import op_name
 from sbnet.graph.ir import Node
 
@@ -21,10 +21,11 @@ def kind(node: Node) -> str:
 
 
 def profile(
-    executor: Executor, inputs: Sequence[Any], mask: Tensor, margin: int, calls: int
+    compiled: Compiled, inputs: Sequence[Any], mask: Tensor, margin: int, calls: int
 ) -> list[tuple[str, str, float]]:
     """(module path, kind, ms) of each node, each timed by itself, also those that a CPU's calls run as a chain: the
     median of `calls`."""
+    executor = compiled.executor
     times: dict[Node, list[float]] = {node: [] for node in executor.nodes}
     plain = executor.step
     cuda = executor.device.type == "cuda"

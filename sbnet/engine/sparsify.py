@@ -306,9 +306,12 @@ class SparseRun:
         return f"<sbnet.{self.options['mode']} {name} on {shape}: {counts}>"
 
     @plainly("profile")
-    def profile(self, *args: Any, calls: int = 5) -> list[tuple[str, str, float]]:
+    def profile(self, *args: Any, calls: int = 5, fused: bool = False) -> list[Any]:
         """(module path, kind, ms) of each node, the median of some calls; node by node, so that the sum is more than a
-        call takes. Arguments as for a call; a mask may be given in the place of that of a mask_source, too."""
+        call takes. Arguments as for a call; a mask may be given in the place of that of a mask_source, too.
+        fused: on CUDA, `Launches` of frame, lists and nodes instead: kernels, their time and the least they could take.
+        """
+        from sbnet.engine.launches import launches
         from sbnet.engine.profile import profile
 
         count = len(self.example)
@@ -317,7 +320,7 @@ class SparseRun:
         inputs, given = args[:count], args[count:]
         with self._lock:
             wanted = mask_of(self.mask_source, inputs, planes_of(given[0], inputs[0]) if given else None)
-            return profile(self._for(inputs).executor, inputs, wanted, self.margin, calls)
+            return (launches if fused else profile)(self._for(inputs), inputs, wanted, self.margin, calls)
 
     def _inputs_of(self, frame: Any, of: str) -> tuple[Any, ...]:
         """A frame, a tensor or a tuple, as the inputs of a call."""

@@ -19,7 +19,9 @@ from sbnet.ops import reduce_mask
 from sbnet.ops.common import mask_planes
 from sbnet.version import __version__
 
-CANDIDATES = {"cpu": (1, 2, 4, 8, 16, 32), "cuda": (8, 16, 32)}  # Hopper's kernels need multiples of 8
+# Hopper's kernels need multiples of 8; those of FINE layers take blocks of 4, which the plane of others never has.
+CANDIDATES = {"cpu": (1, 2, 4, 8, 16, 32), "cuda": (4, 8, 16, 32)}
+FINE = {"1x1", "depthwise"}
 FORMAT = 1
 
 
@@ -80,7 +82,9 @@ def predict(planes: Mapping[Pair, Work], masks: Sequence[Tensor], device: str) -
     found = {}
     for size, work in planes.items():
         brought = [torch.nn.functional.adaptive_max_pool2d(mask, size)[:, 0] for mask in given]
-        costs = {b: sum(_cost(mask, work or UNKNOWN, b, device) for mask in brought) for b in CANDIDATES[device]}
+        work = work or UNKNOWN
+        sizes = [b for b in CANDIDATES[device] if b >= 8 or device != "cuda" or FINE.issuperset(work)]
+        costs = {b: sum(_cost(mask, work, b, device) for mask in brought) for b in sizes}
         found[size] = min(costs, key=lambda b: (costs[b], -b))
     return found
 

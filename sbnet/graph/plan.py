@@ -13,6 +13,7 @@ from sbnet.graph.ir import Graph, Value
 from sbnet.graph.passes.bottleneck import fuse_bottlenecks
 from sbnet.graph.passes.gates import join_gates
 from sbnet.graph.passes.program import gates_into_programs, sums_of_few_channels
+from sbnet.graph.passes.siblings import join_siblings
 from sbnet.graph.tokens import Tokens
 
 Plane = tuple[int, int, Pair]  # height, width, block size
@@ -73,15 +74,18 @@ def plan(graph: Graph, block: Any = "auto", mode: str = "masked", device: torch.
     if isinstance(block, Mapping) and block and None not in block and not any(size in block for size in sizes):
         known = ", ".join(f"{h}x{w}" for h, w in sizes)
         raise ValueError(f"sbnet: sparsify: block: expected (height, width) of planes ({known}), got {list(block)}")
+    kind = torch.device(device).type
+    fine = fine_planes(graph) if kind == "cuda" else ()
     planes = []
     for size in sizes:
         alone = size not in layers and block == "auto"  # no layer writes it, but what packs and unpacks tokens
-        planes.append((*size, (1, 1) if alone else _block(block, size, first, torch.device(device).type)))
+        of = f"{kind}, fine" if size in fine else kind
+        planes.append((*size, (1, 1) if alone else _block(block, size, first, of)))
     packed = [(t, sizes.index(t.size)) for t in tokens if t is not None]
     lists = {v: len(sizes) + tokens.index(v.tokens) for v in values}
     made = Plan(graph, [*planes, *(t.plane for t, _ in packed)], mode, lists, packed)
-    if torch.device(device).type == "cuda":
-        gates_into_programs(sums_of_few_channels(join_gates(made).graph))
+    if kind == "cuda":
+        gates_into_programs(sums_of_few_channels(join_siblings(join_gates(made)).graph))
     return fuse_bottlenecks(made, torch.device(device))
 
 
@@ -92,7 +96,31 @@ def spatial_sizes(graph: Graph) -> list[Pair]:
 
 
 # By how many pixels of the input a pixel of the plane is wide: blocks of some 16 to 64 input pixels.
-AUTO = {"cpu": ((1, 16), (2, 16), (4, 8), (8, 4)), "cuda": ((1, 16), (2, 16), (4, 16), (8, 8))}
+AUTO = {
+    "cpu": ((1, 16), (2, 16), (4, 8), (8, 4)),
+    "cuda": ((1, 16), (2, 16), (4, 16), (8, 8)),
+    "cuda, fine": ((1, 16), (2, 16), (4, 8), (8, 4)),  # fine_planes()
+}
+
+
+def fine_planes(graph: Graph) -> set[Pair]:
+    """Planes whose layers' Hopper kernels take blocks of 4: 1x1, depthwise, windows side by side. On a plane of 20x20,
+    small things are in every block of 8."""
+    sizes, coarse = set(), set()
+    for node in graph.nodes:
+        size = node.outputs[0].size
+        if size is None:
+            continue
+        sizes.add(size)
+        weight = node.params.get("weight") if node.kind in ("conv", "conv_quantized") else None
+        if node.kind in ("conv_transpose", "bottleneck", "conv_quantized") or node.output.dtype == torch.float32:
+            coarse.add(size)
+        elif weight is not None:
+            kernel, stride, groups = tuple(weight.shape[2:]), tuple(node.options["stride"]), node.options["groups"]
+            few = weight.shape[1] <= 4 and groups == 1
+            if kernel not in ((1, 1), stride) and not few and groups != node.output.shape[1]:
+                coarse.add(size)
+    return sizes - coarse
 
 
 def _block(block: Any, size: Pair, first: Pair, device: str) -> Pair:

@@ -12,6 +12,7 @@ from sbnet.ops.masked.adaptive_pool import (
     sparse_adaptive_max_pool2d,
     sparse_adaptive_max_pool2d_,
 )
+from sbnet.ops.masked.batch_norm import batch_norm2d as _batch_norm2d  # noqa: F401 (registers its ops)
 from sbnet.ops.masked.bottleneck import sparse_bottleneck2d, sparse_bottleneck2d_
 from sbnet.ops.masked.conv import pack_conv_weight, sparse_conv2d, sparse_conv2d_
 from sbnet.ops.masked.conv_quantized import sparse_conv2d_quantized, sparse_conv2d_quantized_
@@ -36,7 +37,7 @@ from sbnet.ops.masked.rearrange import (
     sparse_rearrange_,
 )
 from sbnet.ops.masked.resize import sparse_resize2d, sparse_resize2d_
-from sbnet.ops.masked.squeeze_excite import sparse_squeeze_excite2d
+from sbnet.ops.masked.squeeze_excite import sparse_squeeze_excite2d, sparse_squeeze_excite2d_
 from sbnet.ops.weights.conv import blocksparse_conv, blocksparse_conv_active, blocksparse_deconv
 from sbnet.ops.weights.conv1x1 import blocksparse_conv1x1
 from sbnet.ops.weights.conv_layout import ConvLayout
@@ -99,4 +100,5 @@ __all__ = [
     "sparse_softmax2d",
     "sparse_softmax2d_",
     "sparse_squeeze_excite2d",
+    "sparse_squeeze_excite2d_",
 ]

@@ -295,3 +295,19 @@ def sparse_squeeze_excite2d(
 ) -> Tensor:
     inside = active.pixel_mask(x.shape[2:])
     return squeeze_excite_whole(x, weight1, weight2, bias1, bias2, inside, activation, gate)
+
+
+def sparse_squeeze_excite2d_(
+    x: Tensor,
+    active: ActiveBlocks,
+    weight1: Tensor,
+    bias1: Tensor | None,
+    weight2: Tensor,
+    bias2: Tensor | None,
+    out: Tensor,
+    *,
+    activation: str = "relu",
+    gate: str = "sigmoid",
+) -> None:
+    gates = sparse_squeeze_excite2d(x, active, weight1, bias1, weight2, bias2, activation=activation, gate=gate)
+    out.copy_(torch.where(active.pixel_mask(x.shape[2:]), x * gates, out))

@@ -64,13 +64,35 @@ def test_the_page_of_a_run(tmp_path):
     for source in tags.pictures:
         assert image.open(io.BytesIO(base64.b64decode(source.split(",")[1]))).size == (48, 32)
     lines = re.findall(r"<polyline points='([^']*)'", text)
-    assert [len(line.split()) for line in lines] == [5, 5]
+    assert [len(line.split()) for line in lines] == [4, 4]  # the first frame is apart
     for name, much, _ in summary.rows():
         assert name in text
         assert much in text
     for wanted in ("id='bar'", "clipPath", "active blocks"):
         assert wanted in text
+    assert "differences" not in text  # nothing was compared
     assert summary._repr_html_() in pipeline._repr_html_()
+
+
+def test_compared_frames_are_shown_with_the_worst_first(tmp_path):
+    frames = np.random.default_rng(0).integers(0, 256, (9, 32, 48, 3), np.uint8)
+    path = tmp_path / "report.html"
+    network = Network(nn.Conv2d(3, 3, 3, padding=1).eval(), mask=lambda x: x[:, 0] > 2, mode="cached")
+    summary = Pipeline(frames, None, network, device="cpu", compare=1, report=path).run()
+    assert len(summary.shots) == 6
+    kept = {k: shot.largest for k, shot in summary.shots.items()}
+    assert max(kept.values()) == pytest.approx(summary.largest)
+    assert 8 in kept  # the newest
+    text = path.read_text()
+    tags = Tags()
+    tags.feed(text)
+    assert not tags.open
+    assert len(tags.pictures) == 4 * 6
+    worst = max(kept, key=kept.get)
+    assert f"Frame {worst}, largest difference {kept[worst]:.2g}, the worst of these" in text
+    assert f"max='5' value='{sorted(kept).index(worst)}'" in text
+    bright = [shot.differences.max() for shot in summary.shots.values()]
+    assert bright == [255] * 6
 
 
 def test_a_page_that_cannot_be_written(tmp_path):
@@ -83,8 +105,9 @@ def test_a_page_that_cannot_be_written(tmp_path):
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 USER = """<script>
-bar.value = 25; bar.dispatchEvent(new Event("input"));
-const box = document.getElementById("blocks"); box.checked = true; box.dispatchEvent(new Event("change"));
+const bar = document.getElementById("bar"), left = document.getElementById("left");
+bar.value = 25; left.value = "marked"; left.dispatchEvent(new Event("input"));
+const [plain, marked, over] = document.querySelectorAll("img");
 const found = [over, plain, marked].map(image => image.complete && image.naturalWidth);
 const lines = [...document.querySelectorAll("polyline")].map(line => line.getBoundingClientRect().width > 100);
 document.title = JSON.stringify([over.style.clipPath, plain.className, marked.className, found, lines,

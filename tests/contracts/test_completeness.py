@@ -78,7 +78,7 @@ def timed_calls() -> set[str]:
         if event == "call" and frame.f_code in named:
             called.add(named[frame.f_code])
 
-    for case in registry.cases(Setting("cpu", "tiny", compiled=False), set(registry.GROUPS) - {"network"}):
+    for case in registry.cases(Setting("cpu", "tiny", compiled=False), set(registry.GROUPS) - {"network", "networks"}):
         try:
             sides = case.make().sides.values()
         except registry.Skip:

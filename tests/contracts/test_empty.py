@@ -11,7 +11,7 @@ from support.ort_models import is_ort_error, samples
 
 OPS = torch.ops.sbnet
 # A fringe of no pixels says as much as none; masks may be none, where mask_index names none; packs are the library's.
-MAY_BE_EMPTY = ("fringe_pixels", "fringe_count", "masks", "packed")
+MAY_BE_EMPTY = ("fringe_pixels", "fringe_count", "masks", "packed", "x_indices")
 
 
 def names_of(op: str) -> list[str]:
@@ -81,7 +81,24 @@ def test_a_residual_of_no_images_is_refused(device):
 
 # ---- no images, no rows
 
-OF_A_BATCH = ("x", "dy", "base", "residual", "block_map", "q", "k", "v", "a", "b", "c", "d", "q_lengths", "k_lengths")
+OF_A_BATCH = (
+    "x",
+    "dy",
+    "base",
+    "residual",
+    "block_map",
+    "q",
+    "k",
+    "v",
+    "a",
+    "b",
+    "c",
+    "d",
+    "q_lengths",
+    "k_lengths",
+    "grad",
+    "x_map",
+)
 
 
 def without_images(op: str, arguments: list) -> dict:
@@ -89,7 +106,7 @@ def without_images(op: str, arguments: list) -> dict:
     batch = changed["x"].shape[0] if "x" in changed else None
     for name, value in changed.items():
         if isinstance(value, torch.Tensor):
-            cut = (name in OF_A_BATCH and batch in (None, value.shape[0])) or name in ("blocks", "indices")
+            cut = (name in OF_A_BATCH and batch in (None, value.shape[0])) or name in ("blocks", "indices", "x_indices")
             changed[name] = (value.detach()[:0] if cut else value.detach()).requires_grad_(value.requires_grad)
     return changed
 

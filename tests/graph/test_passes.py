@@ -12,15 +12,12 @@ from torch.utils._pytree import tree_leaves
 
 import sbnet
 from sbnet.graph.axes import op_name
-from sbnet.graph.capture import capture
-from sbnet.graph.constants import Constants
-from sbnet.graph.functional import PlannedModule
 from sbnet.graph.ir import Graph, Node, Value
 from sbnet.graph.oracle import CachedOracle, PlaneMasks, exact_pixels, masked_oracle
-from sbnet.graph.passes import fold_affine, fuse_activations, fuse_residuals, merge_branches, optimise
-from sbnet.graph.plan import plan
+from sbnet.graph.passes import fold_affine, fuse_activations, fuse_residuals, merge_branches
 from support.contract import assert_holds, poison
 from support.networks import lively
+from support.planned import for_cuda
 from support.small_nets import SIZE, C, Net, layer
 
 
@@ -339,19 +336,6 @@ class Gates(nn.Module):
             F.avg_pool2d(y, 3, 1, 1) * given,
             torch.sqrt(F.max_pool2d(y, 5, 1, 2).abs() + torch.sigmoid(e)),
         ]
-
-
-def for_cuda(net: nn.Module) -> Graph:
-    """The graph of a plan for CUDA, which gives what the masked contract says, tried on the CPU."""
-    graph = optimise(capture(lively(net.eval()), (torch.zeros(1, 3, *SIZE),)))
-    planned = plan(graph, 4, device="cuda")
-    run = PlannedModule(planned, Constants(graph, torch.device("cpu"), torch.float32))
-    x, mask = next(frames())
-    masks = PlaneMasks(mask[:1], 4)
-    with torch.no_grad():
-        got, exact = run(x[:1], mask[:1]), masked_oracle(copy.deepcopy(net).double(), [x[:1].double()], masks)
-    assert_holds(got, masked_oracle(net, [x[:1]], masks), exact, type(net).__name__)
-    return planned.graph
 
 
 def test_gates_are_activated_by_programs_on_cuda():

@@ -12,7 +12,10 @@ from torch import nn
 import sbnet
 from sbnet.engine.compiled import Compiled
 from sbnet.graph.blocks import predict, tuning_key
+from sbnet.graph.capture import capture
 from sbnet.graph.cost import FORMS, Work, work
+from sbnet.graph.passes import optimise
+from sbnet.graph.plan import fine_planes, plan
 from support.networks import UNet, lively
 
 SIZE = (64, 96)
@@ -30,10 +33,22 @@ def test_prediction_follows_the_mask():
     for device, (fine, coarse) in {"cpu": (1, 32), "cuda": (8, 32)}.items():
         for form in FORMS:
             planes = {SIZE: Work({form: 100_000})}
-            # A pixel of each phase; and blocks of 8 whose tiles are not worth it.
-            least = {("cpu", "transposed"): 2, ("cuda", "dilated"): 16}.get((device, form), fine)
+            # A pixel of each phase; blocks of 8 whose tiles are not worth it; kernels that take blocks of 4.
+            least = {("cpu", "transposed"): 2, ("cuda", "dilated"): 16, ("cuda", "1x1"): 4, ("cuda", "depthwise"): 4}
+            least = least.get((device, form), fine)
             assert predict(planes, [scattered()], device) == {SIZE: least}  # single pixels: small blocks
             assert predict(planes, [rectangle], device) == {SIZE: coarse}  # a whole number of large ones
+
+
+def test_planes_of_small_windows_alone_have_small_blocks_on_cuda():
+    """Planes with a 3x3 layer keep the blocks that its kernel takes."""
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 4, 4), nn.Conv2d(8, 8, 7, padding=3, groups=8), nn.Conv2d(8, 16, 1),
+        nn.Conv2d(16, 16, 2, 2), nn.Conv2d(16, 16, 1), nn.Conv2d(16, 16, 3, padding=1),
+    ).eval().half()  # fmt: skip
+    planned = plan(optimise(capture(net, (torch.rand(1, 3, 64, 96).half(),))), device="cuda")
+    assert planned.planes == [(16, 24, (8, 8)), (8, 12, (8, 8))]
+    assert fine_planes(planned.graph) == {(16, 24)}
 
 
 def test_prediction_follows_the_layers():

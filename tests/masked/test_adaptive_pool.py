@@ -41,6 +41,16 @@ def check(method, x, active, size, count_inactive=True):
     return got
 
 
+@pytest.mark.parametrize("method", POOLS)
+@pytest.mark.parametrize(
+    ("shape", "block"), [((1, 960, 20, 20), 4), ((20, 72, 33, 18), 8), ((2, 8, 5, 700), 2)], ids=str
+)
+def test_whole_planes(device, method, shape, block):
+    for dtype in FLOATS:
+        for density in (0.0, 0.2, 1.0):
+            check(method, *make(device, dtype, shape, density, block=block), 1, density < 1)
+
+
 @pytest.mark.parametrize("count_inactive", [True, False])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("method", POOLS)

@@ -14,6 +14,7 @@ KERNELS = {
     "1x1": {"kernel": 1, "padding": 0},
     "2x2 stride 2": {"kernel": 2, "padding": 0, "stride": 2},
     "4x3 dilation 3": {"kernel": (4, 3), "padding": 4, "dilation": 3},
+    "4x4 stride 4": {"kernel": 4, "padding": 0, "stride": 4},
     "1x12 stride 3": {"kernel": (1, 12), "padding": 6, "stride": 3},
 }
 
@@ -22,7 +23,7 @@ KERNELS = {
 @pytest.mark.parametrize("block", [1, 4, 16, (7, 50)], ids=str)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_kernels_and_blocks(device, kernel, block, dtype):
-    for channels, filters in ((1, 64), (3, 16), (3, 17), (4, 40), (2, 1)):
+    for channels, filters in ((1, 64), (3, 16), (3, 17), (4, 40), (2, 1), (3, 96), (3, 104)):
         case = {"channels": channels, "filters": filters, "size": (29, 38), **KERNELS[kernel]}
         assert conv2d_kernel((2, channels, 29, 38), filters, case["kernel"], block).kernel == "few channels"
         check(device, dtype=dtype, block=block, activation="silu", **case)

@@ -28,7 +28,7 @@ KERNELS = {
     "tf32": 5,  # float32 by the general kernel
 }
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # core/types.h
-ACTIVATIONS = {None: 0, "relu": 1, "leaky_relu": 3, "silu": 4}  # of all kernels
+ACTIVATIONS = {None: 0, "relu": 1, "leaky_relu": 3, "silu": 4, "gelu": 5}  # of all kernels
 WITH_SLOPES = ACTIVATIONS | {"prelu": 3}  # leaky_relu, with slopes a channel
 RESIDUALS = False, False, True, "after"  # after: added to what the activation gives
 CASES = 12  # for each seed
@@ -167,14 +167,14 @@ def some_depthwise(rng: random.Random) -> dict:
 
 
 def some_few_channels(rng: random.Random) -> dict:
-    """Any small convolution of up to four channels and twelve taps, 3x3 most of all."""
-    kernel, dilation = rng.choice([3, 3, 3, 3, 1, 2, (3, 4), (1, 12), (5, 2)]), rng.choice([1, 1, 1, 2])
+    """Any small convolution of up to four channels and sixteen taps, 3x3 most of all."""
+    kernel, dilation = rng.choice([3, 3, 3, 3, 1, 2, 4, (3, 4), (1, 12), (5, 3)]), rng.choice([1, 1, 1, 2])
     reach = tuple(dilation * (side - 1) + 1 for side in pair(kernel))
     return {
-        "channels": rng.choice([1, 2, 3, 3, 3, 4]), "filters": rng.choice([1, 3, 8, 16, 17, 24, 32, 40, 48, 64]),
-        "kernel": kernel, "stride": rng.choice([1, 1, 2, 2, 3]), "dilation": dilation, "batch": rng.choice([1, 1, 2]),
+        "channels": rng.choice([1, 2, 3, 3, 3, 4]), "filters": rng.choice([1, 3, 8, 16, 17, 24, 32, 40, 64, 96, 128]),
+        "kernel": kernel, "stride": rng.choice([1, 1, 2, 2, 3, 4]), "dilation": dilation, "padding": rng.randint(0, 2),
         "size": (max(rng.randint(1, 40), reach[0]), max(rng.randint(1, 40), reach[1])),
-        "padding": rng.randint(0, 2), "block": rng.choice([1, 2, 4, 8, (8, 6), (3, 10), 16, 64]),
+        "batch": rng.choice([1, 1, 2]), "block": rng.choice([1, 2, 4, 8, (8, 6), (3, 10), 16, 64]),
         "density": rng.choice([0.0, 0.1, 0.4, 0.8, 1.0, 1.0]), "dtype": rng.choice([torch.float16, torch.bfloat16]),
     }  # fmt: skip
 
@@ -200,13 +200,17 @@ def some(rng: random.Random, kernel: str) -> dict:
     size = (rng.randint(1, 40), rng.randint(1, 40))
     if kernel in ("3x3 stride 2", "stem") or (kernel in ("1x1", "1x1 wide") and rng.random() < 0.3):
         stride = 2
-    if kernel == "stem":
-        size = (size[0] * 2, size[1] // 8 * 8 + 8)
+    size = (size[0] * 2, size[1] // 8 * 8 + 8) if kernel == "stem" else size
+    side, inputs = {"s": 7, "3": 3, "1": 1}[kernel[0]], rng.choice(sizes[kernel][0])
+    if side == 1 and rng.random() < 0.3:  # patches
+        side, inputs = rng.choice([(2, 32), (2, 96), (4, 16), (3, 64), (8, 8)])
+        inputs *= {"1x1 wide": 2, "1x1 split": 6}.get(kernel, 1)
+        stride, size = side, (size[0] * side + rng.randrange(side), size[1] * side + rng.randrange(side))
     return {
-        "channels": rng.choice(sizes[kernel][0]), "filters": rng.choice(sizes[kernel][1]), "size": size,
+        "channels": inputs, "filters": rng.choice(sizes[kernel][1]), "size": size,
         "batch": rng.choice([1, 1, 2]), "block": rng.choice(blocks.get(kernel, [8, 8, 16, (8, 16), 4, (4, 12)])),
         "density": rng.choice([0.0, 0.1, 0.4, 0.8, 0.95, 1.0, 1.0]), "stride": stride,
-        "kernel": {"s": 7, "3": 3, "1": 1}[kernel[0]], "padding": {"s": 3, "3": 1, "1": 0}[kernel[0]],
+        "kernel": side, "padding": {"s": 3, "3": 1, "1": 0}[kernel[0]],
         "dtype": rng.choice([torch.float16, torch.bfloat16]),
     }  # fmt: skip
 

@@ -105,6 +105,15 @@ def test_a_mean_far_from_zero(device):
         check(name, x, weight, bias, active)
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("channels", [8, 72, 96, 320, 768, 1024, 2048, 2056])
+def test_layer_norms_of_all_widths(device, channels, dtype):
+    """Whatever a pixel's words share out to."""
+    for block, density in ((4, 0.3), (16, 1.0)):
+        given = make(device, dtype, shape=(1, channels, 9, 14), block=block, density=density, mean=3.0)
+        check("layer_norm2d", *given)
+
+
 def test_softmax_of_large_infinite_and_nan(device):
     x, _, _, active = make(device, shape=(1, 24, 8, 8), density=1.0)
     x *= 100

@@ -97,7 +97,7 @@ def test_output_sizes_are_pytorchs():
 @pytest.mark.parametrize("block", [1, 3, 4, 8, 16, 17, 40, (8, 16), (5, 2), (1, 40)], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_block_sizes(device, kind, block, dtype):
-    for pool in (window(3, 2, 1), window(3, 1, 1), window(2)):
+    for pool in (window(3, 2, 1), window(3, 1, 1), window(5, 1, 2), window(2)):
         check(device, kind, pool, dtype=dtype, block=block, size=(37, 45))
 
 
@@ -119,7 +119,7 @@ def test_block_sizes(device, kind, block, dtype):
 @pytest.mark.parametrize("kind", KINDS)
 def test_tiles(kind, channels, block, size, batch, dtype):
     """CUDA cuts blocks into tiles, more of them where the list is short."""
-    for pool in (window(3, 2, 1), window(3, 1, 1), window(2), window(3, 2, (0, 1), ceil_mode=True)):
+    for pool in (window(3, 2, 1), window(3, 1, 1), window(5, 1, 2), window(2), window(3, 2, (0, 1), ceil_mode=True)):
         check("cuda", kind, pool, dtype=dtype, channels=channels, block=block, size=size, batch=batch)
 
 

@@ -25,8 +25,13 @@ CASES = {
     "conv 3x3 3->16 720x1280 bf16 block 10 stride 2": "few channels",
     "conv 3x4 4->17 400x704 fp16 block 2 dilation 3": "few channels",
     "conv 3x3 5->64 400x704 fp16 block 16": "Hopper general",
-    "conv 3x3 3->72 400x704 fp16 block 16": "Hopper general",
-    "conv 5x3 3->64 400x704 fp16 block 16": "Hopper general",
+    "conv 3x3 3->72 400x704 fp16 block 16": "few channels",
+    "conv 3x3 3->136 400x704 fp16 block 16": "Hopper general",
+    "conv 5x4 3->64 400x704 fp16 block 16": "Hopper general",
+    "conv 4x4 3->96 640x640 fp16 block 16 stride 4": "few channels",
+    "conv 2x2 96->192 160x160 fp16 block 8 stride 2": "Hopper 1x1",
+    "conv 4x4 64->100 160x160 bf16 block 8 stride 4": "Hopper general",
+    "conv 2x2 24->64 160x160 fp16 block 8 stride 2": "Hopper general",
     "conv 3x3 3->64 32768x32768 fp16 block 16": "Hopper general",
     "conv 3x3 64->64 400x704 fp16 block 10": "Hopper general",
     "conv 3x3 64->64 400x704 fp16 block 16 dilation 2": "Hopper general",
@@ -116,7 +121,7 @@ def test_a_cpu_says_how_it_cuts_the_work():
 def test_each_kernel_above_says_why_it_does_not_serve():
     found = layer_kernel("conv 3x3 60->64 400x704 fp16 block 16")
     assert dict(found.declined)["Hopper 3x3"] == "input channels are no multiple of 8"
-    assert dict(found.declined)["Hopper 1x1"] == "kernel is not 1x1"
+    assert dict(found.declined)["Hopper 1x1"] == "kernel is neither 1x1 nor the stride"
     assert [name for name, _ in found.declined] == ["Hopper 3x3", "Hopper 1x1", "Hopper stem", "few channels"]
 
 

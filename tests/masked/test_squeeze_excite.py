@@ -12,7 +12,7 @@ from sbnet.graph.capture import capture
 from sbnet.graph.constants import Constants
 from sbnet.graph.oracle import PlaneMasks, masked_oracle
 from sbnet.graph.passes import optimise
-from sbnet.graph.passes.gates import join_gates
+from sbnet.graph.passes.gates import gates_that_scale, join_gates
 from sbnet.graph.plan import plan
 from support.helpers import assert_as_accurate_as_torch, laid_out, random_active, tensor
 
@@ -40,6 +40,23 @@ def test_definition(channels, hidden, dtype, layout, device):
         assert got.shape == (2, channels, 1, 1)
         assert got.dtype == dtype
         assert_as_accurate_as_torch(got, theirs, exact)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "channel_slice"])
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(("shape", "block"), [((2, 72, 21, 34), 8), ((20, 16, 12, 12), 4), ((1, 5, 9, 9), 3)], ids=str)
+def test_scaling_in_place(shape, block, dtype, layout, device):
+    """x times its gate, where blocks are active; the rest of `out` stays."""
+    x = laid_out(tensor(shape, dtype, device), layout)
+    for density in (0.0, 0.4, 1.0):
+        active = random_active(BlockGrid.cover(shape[2:], block), shape[0], density, device)
+        layers = drawn(shape[1], 8, dtype, device)
+        gate = sbnet.sparse_squeeze_excite2d(x, active, *layers)
+        out = torch.full_like(x, 7.0)
+        assert sbnet.sparse_squeeze_excite2d_(x, active, *layers, out) is None
+        assert torch.equal(out, torch.where(active.pixel_mask(shape[2:]), x * gate, 7.0))
+    with pytest.raises(RuntimeError, match="squeeze_excite2d.*out: expected memory of its own, got that of x"):
+        sbnet.sparse_squeeze_excite2d_(x, active, *layers, x)
 
 
 def test_biases_may_be_missing_or_float32(device):
@@ -120,8 +137,16 @@ def test_gates_of_a_network_become_one_node(batch):
     steps = [(gate.options["activation"], gate.options["gate"]) for gate in gates]
     assert steps == [("relu", "hardsigmoid"), ("silu", "sigmoid")]
     assert not any(node.kind == "adaptive_pool" for node in made.graph.nodes)
+    executor = Executor(made, Constants(made.graph, x.device, x.dtype))
     with torch.no_grad():
-        (got,) = Executor(made, Constants(made.graph, x.device, x.dtype))([x], mask)
+        (got,) = executor([x], mask)
+        executor._scaling = gates_that_scale(made, executor.storage)  # as on a GPU
+        executor._scaled = set(executor._scaling.values())
+        assert [gate.options["gate"] for gate in executor._scaling] == ["hardsigmoid"]
+        before, executor._noted_nodes = got.clone(), None
+        executor.forget()
+        (got,) = executor([x], mask)
+    assert torch.equal(got, before)
     of = PlaneMasks(mask, {plane[:2]: plane[2] for plane in made.planes})
     theirs, exact = masked_oracle(net, [x], of), masked_oracle(Gated.double(net), [x.double()], of)
     assert_as_accurate_as_torch(got, theirs, exact)

@@ -7,6 +7,7 @@ from support.attention_cases import attention_samples
 from support.blockconv_cases import blockconv_samples
 from support.helpers import laid_out, random_active, tensor
 from support.plain_layers import PLAIN
+from support.training_cases import training_samples
 from support.weight_cases import weight_samples
 
 OPS = torch.ops.sbnet
@@ -95,6 +96,7 @@ def op_samples(device):
             (grad(x), weight, grad(bias), None, *lists, g, *CONV, "leaky_relu", 0.1, False),
             (grad(last), weight, bias, grad(residual), *lists, g, *CONV, "leaky_relu", 0.0, False, grad(bias)),
             (grad(last), grad(weight), bias, grad(residual), *lists, g, *CONV, "silu", 0.0, False, None, True),
+            (grad(last), grad(weight), bias, None, *lists, g, *CONV, "relu", 0.0, False, None, False, *lists, g),
         ],
         "sparse_conv2d_quantized": [
             (bytes_, filters, scales, None, None, 1.0, *lists, g, *CONV, "none", 0.0, 0.5),
@@ -148,6 +150,7 @@ def op_samples(device):
             (grad(last), grad(wide_out), grad(bias), grad(residual), *lists, g, *TRANSPOSED, "silu", 0.0, False),
             (grad(x), wide_out, grad(bias), None, *lists, g, *TRANSPOSED, "leaky_relu", 0.1, False),
             (grad(last), wide_out, None, None, *lists, g, *TRANSPOSED, "leaky_relu", 0.0, False, grad(bias)),
+            (grad(last), grad(wide_out), bias, None, *lists, g, *TRANSPOSED, "relu", 0.0, False, None, *lists, g),
         ],
         "sparse_conv_transpose2d_": [
             (
@@ -233,6 +236,9 @@ def op_samples(device):
             (last, *squeeze, bias, bias8, active.block_map, g, "relu", "sigmoid"),
             (grad(x), *map(grad, squeeze), None, grad(bias8), active.block_map, g, "silu", "hardsigmoid"),
         ],
+        "sparse_squeeze_excite2d_": [
+            (last, *squeeze, bias, bias8, active.block_map, g, "relu", "sigmoid", 0 * last),
+        ],
         "sparse_norm2d": [
             (x, None, None, *lists, g, "group", 2, 1e-5),
             (grad(last), grad(bias8), grad(bias8), *lists, g, "group", 4, 1e-5),
@@ -256,6 +262,7 @@ def op_samples(device):
             (laid_out(x, "channels_last"), active.block_map, g, 2.0),
         ],
         **plain_samples(device),
+        **training_samples(device),
         **weight_samples(device),
         **blockconv_samples(device),
         **attention_samples(device),

@@ -170,13 +170,17 @@ def adaptive_pool(device: str) -> None:
 def squeeze_excite(device: str) -> None:
     """Rows of the weights in words and not, one sample's channels over several CTAs and in one."""
     for dtype, channels, hidden in itertools.product((torch.float16, torch.float32), (64, 5, 600), (16, 7)):
-        x = torch.randn(2, channels, 29, 34, device=device).to(dtype)
+        planes = torch.randn(2, channels, 29, 34, device=device).to(dtype)
         active = some_active((2, 29, 34), BlockGrid.cover((29, 34), 8), 0.5, device)
         weight1 = (torch.randn(hidden, channels, device=device) / channels).to(dtype)
         weight2, bias = torch.randn(channels, hidden, device=device).to(dtype), torch.randn(hidden, device=device)
-        got = sbnet.sparse_squeeze_excite2d(x, active, weight1, bias, weight2, None)
-        want = reference.sparse_squeeze_excite2d(x.float(), active, weight1.float(), bias, weight2.float(), None)
-        torch.testing.assert_close(got.float(), want, rtol=2e-2, atol=2e-2)
+        for x in (planes, planes.contiguous(memory_format=torch.channels_last)):
+            got = sbnet.sparse_squeeze_excite2d(x, active, weight1, bias, weight2, None)
+            want = reference.sparse_squeeze_excite2d(x.float(), active, weight1.float(), bias, weight2.float(), None)
+            torch.testing.assert_close(got.float(), want, rtol=2e-2, atol=2e-2)
+            scaled = torch.zeros_like(x)
+            sbnet.sparse_squeeze_excite2d_(x, active, weight1, bias, weight2, None, scaled)
+            assert torch.equal(scaled, torch.where(active.pixel_mask((29, 34)), x * got, 0))
 
 
 def norm(device: str) -> None:

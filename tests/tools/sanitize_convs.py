@@ -29,6 +29,9 @@ CONVS = {  # dtype, kernel, stride, groups, channels, block
     "conv_portable_elements": (torch.float32, 3, 1, 1, 17, 10),
     "conv_grouped": (torch.float16, 3, 1, 8, 32, 16),
     "conv_depthwise": (torch.float16, 3, 1, 64, 64, 16),
+    "conv_depthwise_of_two_rows": (torch.float16, 7, 1, 72, 72, 8),
+    "conv_patches": (torch.float16, 2, 2, 1, 64, 8),
+    "conv_few_channels_patches": (torch.bfloat16, 4, 4, 1, 3, 16),
     "conv_general": (torch.float16, 5, 1, 1, 60, 10),
     "conv_general_elements": (torch.bfloat16, 5, 2, 1, 3, 16),
     "conv_general_groups": (torch.float16, 3, 1, 8, 64, 12),
@@ -48,8 +51,9 @@ def conv(name: str, device: str) -> None:
     x = torch.randn(1, channels, *size, device=device).to(dtype).contiguous(memory_format=torch.channels_last)
     weight = torch.randn(filters, channels // groups, kernel, kernel, device=device)
     weight = (weight / (channels * kernel**2 / groups) ** 0.5).to(dtype)
-    geometry = {"stride": stride, "padding": kernel // 2, "groups": groups}
-    pairs = [(v, v) for v in (kernel, stride, kernel // 2, 1)]
+    padding = 0 if kernel == stride else kernel // 2
+    geometry = {"stride": stride, "padding": padding, "groups": groups}
+    pairs = [(v, v) for v in (kernel, stride, padding, 1)]
     out = sbnet.conv_output_size(size, *pairs)
     active = some_active((1, *out), BlockGrid.cover(out, block), 0.005, device)
     right(name, x, weight, active, allow_tf32="tf32" in name, **geometry)

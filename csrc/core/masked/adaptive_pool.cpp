@@ -1,5 +1,7 @@
 #include "core/masked/adaptive_pool.h"
 
+#include <algorithm>
+
 #include "core/grid.h"
 #include "core/layer.h"
 
@@ -32,5 +34,6 @@ Status validate(const AdaptivePoolParams& p) {
 }  // namespace sbnet
 
 int64_t sbnet_sparse_adaptive_pool2d_workspace_bytes(const sbnet::AdaptivePoolParams* p) {
-  return sbnet::fold_bytes(sbnet::cuda_parts(*p), sbnet::fold_kind(*p));
+  using namespace sbnet;
+  return std::max(fold_bytes(cuda_parts(*p), fold_kind(*p)), image_fold_bytes(p->x));
 }

@@ -61,6 +61,14 @@ FoldParts cuda_parts(const Params& p) {
   return parts;
 }
 
+// CTAs of a GPU that may take an image together, each a share of its pixels (cuda/masked/image_fold.cuh), and what they
+// tell one another: `values` [N, kImageRanks, C], then `counts` [N, kImageRanks].
+constexpr int kImageRanks = 8;
+inline int64_t image_fold_bytes(const TensorView& x) {
+  const int64_t floats = size_product({x.size[0], kImageRanks, x.size[1] + 1});
+  return floats <= INT64_MAX / 4 ? floats * 4 : INT64_MAX;
+}
+
 // What parts found: `values` [parts, fold_values, C], then `counts` [parts] of pixels.
 inline int64_t fold_bytes(const FoldParts& p, FoldKind kind) {
   const int64_t floats = size_product({p.all_windows(), p.slices, fold_values(kind) * p.x.size[1] + 1});

@@ -5,13 +5,14 @@
 #include <initializer_list>
 
 #include "core/masked/conv_pairs.h"
+#include "core/masked/conv_patches.h"
 #include "core/memory.h"
 
 namespace sbnet {
 namespace {
 
 constexpr int kMaxDepthwiseTaps = 128, kStemCell = 8;
-constexpr int kMostFewChannels = 4, kMostFewTaps = 12, kMostFewOutputs = 64;
+constexpr int kMostFewChannels = 4, kMostFewTaps = 16, kMostFewOutputs = 128;
 constexpr int kMaxGeneralTaps = 128, kLeastGeneralPixels = 36;
 // Beyond 64 channels the 3x3 kernel fills up to the next 64. Up to so many the general one, which does not, is faster
 // where its tiles of 16x16 pixels are enough for several rounds of a device's multiprocessors.
@@ -35,8 +36,11 @@ const char* half_planes_decline(const Conv2dParams& p) {
   if (!weights_packed(p.weight)) return "weights are not packed channels-last and 16-byte aligned";
   if (!tma_reads(p.x) || !tma_reads(p.y) || (p.residual.data && !tma_reads(p.residual)))
     return "a tensor is not channels-last with 16-byte aligned pixels";
-  if (p.stride[0] != p.stride[1] || p.stride[0] > 2) return "stride is neither 1 nor 2";
   return nullptr;
+}
+
+const char* stride_declines(const Conv2dParams& p) {
+  return p.stride[0] != p.stride[1] || p.stride[0] > 2 ? "stride is neither 1 nor 2" : nullptr;
 }
 
 // More than 64 channels, but not many more.
@@ -51,6 +55,7 @@ const char* hopper_3x3_declines(const Conv2dParams& p) {
   const BlockGrid& grid = p.active.grid;
   if (p.weight.size[2] != 3 || p.weight.size[3] != 3) return "kernel is not 3x3";
   if (const char* why = half_planes_decline(p)) return why;
+  if (const char* why = stride_declines(p)) return why;
   for (int d = 0; d < 2; ++d) {
     if (p.padding[d] != 1) return "padding is not 1";
     if (p.dilation[d] != 1) return "dilation is not 1";
@@ -64,8 +69,11 @@ const char* hopper_3x3_declines(const Conv2dParams& p) {
 }
 
 const char* hopper_1x1_declines(const Conv2dParams& p) {
-  if (p.weight.size[2] != 1 || p.weight.size[3] != 1) return "kernel is not 1x1";
+  const bool patches = reads_patches(p);
+  if (!patches && !is_pixelwise(p)) return "kernel is neither 1x1 nor the stride";
   if (const char* why = half_planes_decline(p)) return why;
+  if (!patches)
+    if (const char* why = stride_declines(p)) return why;
   if (p.padding[0] || p.padding[1]) return "padding is not 0";
   if (p.slope) return "slopes a channel";
   if (!conv1x1_cell(p.active.grid)) return "block sides are no multiples of 4";
@@ -105,8 +113,8 @@ bool sides_fit(const TensorView& t) {
 const char* few_channels_decline(const Conv2dParams& p) {
   if (!is_half(p.x.dtype)) return "dtype is neither float16 nor bfloat16";
   if (p.x.size[1] > kMostFewChannels || p.groups != 1) return "more than 4 input channels";
-  if (p.weight.size[2] * p.weight.size[3] > kMostFewTaps) return "more than 12 taps";
-  if (p.weight.size[0] > kMostFewOutputs) return "more than 64 output channels";
+  if (p.weight.size[2] * p.weight.size[3] > kMostFewTaps) return "more than 16 taps";
+  if (p.weight.size[0] > kMostFewOutputs) return "more than 128 output channels";
   if (p.residual.data) return "a residual";
   const PixelStrides x = pixel_strides(p.x);
   if (!sides_fit(p.x) || x.y * p.x.size[2] + x.x * p.x.size[3] > INT32_MAX) return "a plane too large to count";

@@ -1,5 +1,6 @@
 #include "core/masked/squeeze_excite.h"
 
+#include <algorithm>
 #include <iterator>
 
 #include "core/grid.h"
@@ -32,6 +33,11 @@ Status validate(const SqueezeExciteParams& p) {
   SBNET_TRY(check_shape(kOp, "out", y, x.dtype, {{x.size[0], x.size[1], 1, 1}, "N, C, 1, 1"}));
   SBNET_TRY(check_written(kOp, "out", y.size, y.stride));
   SBNET_CHECK(!x.size[0] || !may_overlap(x, y), "%s: out: shares memory with x; expected memory of its own", kOp);
+  if (p.scaled.data) {
+    SBNET_TRY(check_shape(kOp, "out", p.scaled, x.dtype, {{x.size[0], x.size[1], x.size[2], x.size[3]}, "x's"}));
+    SBNET_TRY(check_written(kOp, "out", p.scaled.size, p.scaled.stride));
+    SBNET_CHECK(!may_overlap(x, p.scaled), "%s: out: expected memory of its own, got that of x", kOp);
+  }
   SBNET_TRY(check_grid(kOp, p.grid));
   SBNET_TRY(check_tiling(kOp, p.grid, x.size[2], x.size[3]));
   SBNET_CHECK(p.block_map || !x.size[0], "%s: active: expected a block map, got none", kOp);
@@ -43,7 +49,7 @@ Status validate(const SqueezeExciteParams& p) {
 
 int64_t sbnet_sparse_squeeze_excite2d_workspace_bytes(const sbnet::SqueezeExciteParams* p) {
   using namespace sbnet;
-  const int64_t parts = fold_bytes(cuda_parts(*p), FoldKind::kSum);
+  const int64_t parts = std::max(fold_bytes(cuda_parts(*p), FoldKind::kSum), image_fold_bytes(p->x));
   const int64_t numbers = size_product({p->x.size[0], p->x.size[1] + p->hidden});
   return parts <= INT64_MAX / 8 && numbers <= INT64_MAX / 8 ? parts + 4 * numbers : INT64_MAX;
 }

@@ -10,10 +10,12 @@ namespace sbnet {
 constexpr int64_t kMostGateChannels = 12288;  // C and R: a kernel keeps them in shared memory, as floats
 
 struct SqueezeExciteParams {
-  TensorView x;                   // [N, C, H, W] float32, float16 or bfloat16, any strides; read in active blocks alone
-  TensorView y;                   // [N, C, 1, 1] of x.dtype, any strides; must not overlap x. All of it is written
-  const int32_t* block_map;       // [N, grid.count[0], grid.count[1]] active iff not negative
-  BlockGrid grid;                 // tiling grid of x's plane
+  TensorView x;              // [N, C, H, W] float32, float16 or bfloat16, any strides; read in active blocks alone
+  TensorView y;              // [N, C, 1, 1] of x.dtype, any strides; must not overlap x. All of it is written
+  TensorView scaled;         // x times y on the active blocks: [N, C, H, W] of x.dtype, any strides, x's own memory
+                             // or none of it; data null for none
+  const int32_t* block_map;  // [N, grid.count[0], grid.count[1]] active iff not negative
+  BlockGrid grid;            // tiling grid of x's plane
   const void *weight1, *weight2;  // [R, C] and [C, R] of x.dtype, packed
   const void *bias1, *bias2;      // [R] and [C] of bias_dtype, or null
   DType bias_dtype;               // x.dtype or float32

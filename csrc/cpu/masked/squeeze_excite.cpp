@@ -1,6 +1,8 @@
 // sparse_squeeze_excite2d on the CPU: threads fold the blocks of parts; one takes a sample's products.
 #include "core/masked/squeeze_excite.h"
 
+#include <algorithm>
+
 #include "core/by_dtype.h"
 #include "cpu/masked/block_fold.h"
 #include "cpu/simd/half.h"
@@ -46,6 +48,33 @@ void finish(const SqueezeExciteParams& p, const FoldParts& parts, void* workspac
   });
 }
 
+// x times the gate, on the active blocks.
+template <class T>
+void scale(const SqueezeExciteParams& p, const Parallel& parallel) {
+  const BlockGrid& grid = p.grid;
+  const int64_t blocks = int64_t{grid.count[0]} * grid.count[1], C = p.x.size[1];
+  parallel_for(parallel, p.x.size[0] * blocks, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t block = begin; block < end; ++block) {
+      if (p.block_map[block] < 0) continue;
+      const int64_t n = block / blocks, i = block % blocks / grid.count[1], j = block % grid.count[1];
+      const int64_t bottom = std::min((i + 1) * grid.size[0], p.x.size[2]),
+                    right = std::min((j + 1) * grid.size[1], p.x.size[3]);
+      const T* gate = static_cast<const T*>(p.y.data) + n * p.y.stride[0];
+      for (int64_t row = i * grid.size[0]; row < bottom; ++row)
+        for (int64_t column = j * grid.size[1]; column < right; ++column) {
+          const auto at = [&](const TensorView& t) {
+            return static_cast<T*>(t.data) + n * t.stride[0] + row * t.stride[2] + column * t.stride[3];
+          };
+          const T* from = at(p.x);
+          T* to = at(p.scaled);
+          for (int64_t c = 0; c < C; ++c)
+            to[c * p.scaled.stride[1]] =
+                from_float<T>(to_float(from[c * p.x.stride[1]]) * to_float(gate[c * p.y.stride[1]]));
+        }
+    }
+  });
+}
+
 }  // namespace
 }  // namespace sbnet
 
@@ -56,6 +85,9 @@ sbnet::Status sbnet_sparse_squeeze_excite2d_cpu(const sbnet::SqueezeExciteParams
   if (!p->x.size[0]) return ok_status();
   const FoldParts parts = parts_of(*p, kCpuPartPixels);
   fold_blocks(parts, FoldKind::kSum, workspace, *parallel);
-  by_dtype<Half, BFloat16>(p->x.dtype, [&](auto t) { finish<decltype(t)>(*p, parts, workspace, *parallel); });
+  by_dtype<Half, BFloat16>(p->x.dtype, [&](auto t) {
+    finish<decltype(t)>(*p, parts, workspace, *parallel);
+    if (p->scaled.data) scale<decltype(t)>(*p, *parallel);
+  });
   return ok_status();
 }

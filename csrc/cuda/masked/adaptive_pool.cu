@@ -1,7 +1,7 @@
 // sparse_adaptive_pool2d on CUDA: one launch folds the blocks of parts (block_fold.cuh), one merges the slices of each
-// window.
+// window; or, of whole planes, one does both (image_fold.cuh).
 #include "core/masked/adaptive_pool.h"
-#include "cuda/masked/block_fold.cuh"
+#include "cuda/masked/image_fold.cuh"
 
 namespace sbnet {
 namespace {
@@ -47,8 +47,48 @@ __global__ void __launch_bounds__(kChannels* kRows)
   }
 }
 
+// Whole planes: the CTAs of a cluster fold a share of an image's pixels each, then give a share of its channels.
+template <class T, class Fold>
+__global__ void __launch_bounds__(kImageThreads)
+    image_kernel(const __grid_constant__ AdaptivePoolParams p, const __grid_constant__ ImagePlan plan, float* values,
+                 float* counts) {
+  extern __shared__ __align__(16) int smem[];  // blocks
+  __shared__ Fold folds[kImageThreads];
+  const int n = static_cast<int>(blockIdx.x) / kImageRanks, rank = static_cast<int>(blockIdx.x) % kImageRanks;
+  const int C = static_cast<int>(p.x.size[1]);
+  grid_dependency_wait();
+  grid_dependency_release();
+  float *const found = values + int64_t{n} * kImageRanks * C, *const pixels = counts + n * kImageRanks;
+  const int active = list_image(p.block_map, p.grid, n, smem);
+  fold_image<T, Fold>(p.x, p.grid, plan, n, active, rank, smem, folds, found, pixels);
+  meet_cluster();
+  T* const y = static_cast<T*>(p.y.data) + n * p.y.stride[0];
+  for (int c = rank * kImageThreads + static_cast<int>(threadIdx.x); c < C; c += kImageRanks * kImageThreads) {
+    float value = found[c], count = pixels[0];
+#pragma unroll
+    for (int r = 1; r < kImageRanks; ++r) {
+      const float other = found[int64_t{r} * C + c];
+      value = Fold::kKind == FoldKind::kMax ? max_nan(value, other) : value + other;
+      count += pixels[r];
+    }
+    y[c * p.y.stride[1]] = from_float<T>(pooled(p, value, count, p.x.size[2] * p.x.size[3]));
+  }
+}
+
+template <class T, template <int> class Fold>
+Status launch_image(const AdaptivePoolParams& p, const ImagePlan& plan, void* workspace, cudaStream_t stream) {
+  float* const values = static_cast<float*>(workspace);
+  const size_t shared = size_t{sizeof(int)} * p.grid.count[0] * p.grid.count[1];
+  return launch_images(kOp, image_kernel<T, Fold<kLanes<T>>>, p.x.size[0], kImageRanks, shared, stream, p, plan, values,
+                       values + p.x.size[0] * kImageRanks * p.x.size[1]);
+}
+
 template <class T>
 Status launch_type(const AdaptivePoolParams& p, void* workspace, const DeviceInfo& device, cudaStream_t stream) {
+  ImagePlan plan;
+  if (p.y.size[2] * p.y.size[3] == 1 && plan_image<T>(p.x, p.grid, device, &plan))
+    return p.kind == AdaptivePoolKind::kMax ? launch_image<T, MaxFold>(p, plan, workspace, stream)
+                                            : launch_image<T, SumFold>(p, plan, workspace, stream);
   const FoldParts parts = cuda_parts(p);
   if (p.kind == AdaptivePoolKind::kMax)
     SBNET_TRY((launch_fold<T, MaxFold>(kOp, parts, workspace, device, stream)));

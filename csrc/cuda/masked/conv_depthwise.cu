@@ -211,15 +211,15 @@ Status launch_type(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t
                       p.dilation[0] == 1 && p.dilation[1] == 1;
   switch (square ? p.weight.size[2] * 10 + p.stride[0] : 0) {
     case 31:
-      return launch_square<T, 3, 1>(p, strips, device, stream);
+      return launch_square<T, 3, 1>(p, device, stream);
     case 32:
-      return launch_square<T, 3, 2>(p, strips, device, stream);
+      return launch_square<T, 3, 2>(p, device, stream);
     case 51:
-      return launch_square<T, 5, 1>(p, strips, device, stream);
+      return launch_square<T, 5, 1>(p, device, stream);
     case 52:
-      return launch_square<T, 5, 2>(p, strips, device, stream);
+      return launch_square<T, 5, 2>(p, device, stream);
     case 71:
-      return launch_square<T, 7, 1>(p, strips, device, stream);
+      return launch_square<T, 7, 1>(p, device, stream);
     default:
       return launch_any<T, true>(p, strips, device, stream);
   }

@@ -3,6 +3,7 @@
 #include <type_traits>
 
 #include "core/masked/conv.h"
+#include "cuda/gelu.cuh"
 #include "cuda/masked/layer.cuh"
 
 namespace sbnet {
@@ -14,8 +15,8 @@ __device__ __forceinline__ void each(float (&v)[kRows][kN], F f) {
 #pragma unroll
     for (int e = 0; e < kN; ++e) v[i][e] = f(v[i][e]);
 }
-// The switch stays outside the loop: one for many values.
-template <int kRows, int kN>
+// The switch stays outside the loop: one for many values. kShort: of results that are rounded to 16 bits.
+template <bool kShort = false, int kRows, int kN>
 __device__ __forceinline__ void activate(Activation activation, float param, float (&v)[kRows][kN]) {
   switch (activation) {
     case Activation::kNone:
@@ -29,7 +30,9 @@ __device__ __forceinline__ void activate(Activation activation, float param, flo
     case Activation::kSilu:
       return each(v, [](float x) { return x / (1.f + expf(-x)); });
     case Activation::kGelu:
-      return each(v, [](float x) { return 0.5f * x * (1.f + erff(x * 0.70710678118654752f)); });
+      return each(v, [](float x) {
+        return kShort ? gelu_short(x) : 0.5f * x * (1.f + erff(x * 0.70710678118654752f));
+      });
     case Activation::kHardswish:
       return each(v, [](float x) { return x * min_nan(max_nan(x + 3.f, 0.f), 6.f) * (1.f / 6.f); });
   }
@@ -48,7 +51,7 @@ __device__ __forceinline__ float bias_at(const Conv2dParams& p, int64_t k) {
 // The activation of a convolution, of channels k ... k+kN as far as k_end: where they have slopes, each its own.
 template <class T, class Params, int kRows, int kN>
 __device__ __forceinline__ void activate_channels(const Params& p, float (&v)[kRows][kN], int64_t k, int64_t k_end) {
-  if (!p.slope) return activate(p.activation, p.activation_param, v);
+  if (!p.slope) return activate<sizeof(T) == 2>(p.activation, p.activation_param, v);
 #pragma unroll
   for (int e = 0; e < kN; ++e) {
     const float slope = k + e < k_end ? number_at<T>(p.slope, p.slope_dtype, k + e) : 0.f;

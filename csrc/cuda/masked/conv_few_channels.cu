@@ -1,4 +1,4 @@
-// Convolution of up to four input channels and twelve taps, as a network's first one: y[pixels, K] = x[pixels, R*S*C]
+// Convolution of up to four input channels and sixteen taps, as a network's first one: y[pixels, K] = x[pixels, R*S*C]
 // w[K, R*S*C]^T on the tensor cores of every device since sm_80, float16 and bfloat16, x of any strides.
 //
 // The order of a reduction is free: the four elements of a pixel that a lane holds in a step of mma.sync are the
@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kTilePixels = 16;  // of a warp
-constexpr int kChannels = 4, kStepTaps = 4, kSteps = 3;
+constexpr int kChannels = 4, kStepTaps = 4;
 
 struct FewChannelsPlan {
   PixelList list;
@@ -50,15 +50,16 @@ __device__ __forceinline__ Quad read_quad(const uint16_t* from, int64_t apart, i
 }
 
 // A lane's part of a tile: two pixels, and one of their taps in each step.
+template <int kSteps>
 struct Operand {
   Pixel pixels[2];
   Quad taps[2][kSteps];
 };
 
-// kColumns: the output channels in eights; kMost: input channels at most. Weights stay in shared memory: registers
-// hold those of 64 channels only by spilling.
-template <class T, int kColumns, int kMost>
-__global__ void __launch_bounds__(kThreads, kColumns == 8   ? 2
+// kColumns: the output channels in eights; kMost: input channels at most; kSteps: of four taps. Weights stay in shared
+// memory: registers hold those of 64 channels only by spilling.
+template <class T, int kColumns, int kMost, int kSteps>
+__global__ void __launch_bounds__(kThreads, kColumns >= 8   ? 2
                                             : kColumns == 4 ? 3
                                                             : 4)
     conv_few_channels_kernel(const __grid_constant__ Conv2dParams p, const __grid_constant__ FewChannelsPlan plan) {
@@ -89,7 +90,7 @@ __global__ void __launch_bounds__(kThreads, kColumns == 8   ? 2
   for (int s = 0; s < kSteps; ++s) taps[s] = lane_tap(p, s * kStepTaps + lane % 4);
   const int tiles = static_cast<int>(plan.list.tiles(count, kTilePixels)), step = static_cast<int>(gridDim.x) * kWarps;
   auto fetch = [&](int tile) {
-    Operand x;
+    Operand<kSteps> x;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       x.pixels[i] = {-1, 0, 0};
@@ -110,7 +111,7 @@ __global__ void __launch_bounds__(kThreads, kColumns == 8   ? 2
     return x;
   };
   int tile = static_cast<int>(blockIdx.x) * kWarps + warp;
-  Operand x = fetch(tile);
+  Operand<kSteps> x = fetch(tile);
 
 #pragma unroll
   for (int i = 0; i < (kWords + kThreads - 1) / kThreads; ++i) {
@@ -156,10 +157,10 @@ __global__ void __launch_bounds__(kThreads, kColumns == 8   ? 2
                   int64_t{gridDim.x} * kThreads);
 }
 
-template <class T, int kColumns, int kMost>
+template <class T, int kMost, int kSteps, int kColumns>
 Status launch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
   static OccupancyCache cache;
-  constexpr auto kernel = conv_few_channels_kernel<T, kColumns, kMost>;
+  constexpr auto kernel = conv_few_channels_kernel<T, kColumns, kMost, kSteps>;
   const FewChannelsPlan plan = {PixelList(p), FringePlan(p), channels_vectorize(p.y)};
   const int64_t tiles = plan.list.tiles(p.active.capacity, kTilePixels);
   int ctas = 0;
@@ -169,16 +170,23 @@ Status launch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stre
   return ok_status();
 }
 
-template <class T, int kMost>
+template <class T, int kMost, int kSteps>
 Status launch_columns(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
   const int64_t K = p.weight.size[0];
-  if (K <= 16) return launch<T, 2, kMost>(p, device, stream);
-  return K <= 32 ? launch<T, 4, kMost>(p, device, stream) : launch<T, 8, kMost>(p, device, stream);
+  if (K <= 16) return launch<T, kMost, kSteps, 2>(p, device, stream);
+  if (K <= 32) return launch<T, kMost, kSteps, 4>(p, device, stream);
+  if (K <= 64) return launch<T, kMost, kSteps, 8>(p, device, stream);
+  return K <= 96 ? launch<T, kMost, kSteps, 12>(p, device, stream) : launch<T, kMost, kSteps, 16>(p, device, stream);
+}
+template <class T, int kMost>
+Status launch_steps(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
+  return p.weight.size[2] * p.weight.size[3] <= 3 * kStepTaps ? launch_columns<T, kMost, 3>(p, device, stream)
+                                                              : launch_columns<T, kMost, 4>(p, device, stream);
 }
 template <class T>
 Status launch_half(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
-  return p.x.size[1] < kChannels ? launch_columns<T, kChannels - 1>(p, device, stream)
-                                 : launch_columns<T, kChannels>(p, device, stream);
+  return p.x.size[1] < kChannels ? launch_steps<T, kChannels - 1>(p, device, stream)
+                                 : launch_steps<T, kChannels>(p, device, stream);
 }
 
 }  // namespace

@@ -1,7 +1,9 @@
 // sparse_norm2d on CUDA. Groups: one launch folds the blocks (block_fold.cuh), one makes each channel's mean, scale and
-// shift, one applies them. Of pixels: some lanes of a warp take the channels of a pixel.
+// shift, one applies them. Of pixels: some lanes of a warp take the channels of a pixel; LayerNorm of words of channels
+// has a kernel of its own (norm_layer.cuh).
 #include "core/masked/norm.h"
 #include "cuda/masked/block_fold.cuh"
+#include "cuda/masked/norm_layer.cuh"
 
 namespace sbnet {
 namespace {
@@ -209,6 +211,8 @@ Status launch_channels(const NormParams& p, const DeviceInfo& device, cudaStream
 template <class T>
 Status launch_type(const NormParams& p, void* workspace, const DeviceInfo& device, cudaStream_t stream) {
   if (p.kind == NormKind::kGroup) return launch_group<T>(p, workspace, device, stream);
+  LayerPlan plan;
+  if (p.kind == NormKind::kLayer && plan_layer<T>(p, &plan)) return launch_layer<T>(kOp, p, plan, device, stream);
   return words_of_channels<T>(p) ? launch_channels<T, kLanes<T>>(p, device, stream)
                                  : launch_channels<T, 1>(p, device, stream);
 }

@@ -86,7 +86,7 @@ struct Average {
   }
 };
 
-// Windows of 2x2 and 3x3 through shared memory, for channels in whole 16-byte words.
+// Windows of 2x2, 3x3 and 5x5 through shared memory, for channels in whole 16-byte words.
 bool pool_tiles_takes(const PoolParams& p);
 Status launch_pool_tiles(const PoolParams& p, const DeviceInfo& device, cudaStream_t stream);
 

@@ -1,4 +1,5 @@
-// Pools of 2x2 with stride 2 and of 3x3 with stride 1 or 2, channels in 16-byte words: what networks use.
+// Pools of 2x2 with stride 2, of 3x3 with stride 1 or 2 and of 5x5 with stride 1, channels in 16-byte words: what
+// networks use.
 //
 // Bound by memory, so a tile's input is always on its way: the outputs of a block are cut into tiles of some rows,
 // columns and words of channels, and while a team of threads pools one tile from shared memory, asynchronous copies
@@ -237,6 +238,8 @@ Status launch_type(const PoolParams& p, const DeviceInfo& device, cudaStream_t s
   const bool max = p.kind == PoolKind::kMax;
   if (window_is(p, 2, 2))
     return max ? launch<T, Max, 2, 2>(p, device, stream) : launch<T, Mean, 2, 2>(p, device, stream);
+  if (window_is(p, 5, 1))
+    return max ? launch<T, Max, 5, 1>(p, device, stream) : launch<T, Mean, 5, 1>(p, device, stream);
   if (window_is(p, 3, 1))
     return max ? launch<T, Max, 3, 1>(p, device, stream) : launch<T, Mean, 3, 1>(p, device, stream);
   return max ? launch<T, Max, 3, 2>(p, device, stream) : launch<T, Mean, 3, 2>(p, device, stream);
@@ -246,7 +249,7 @@ Status launch_type(const PoolParams& p, const DeviceInfo& device, cudaStream_t s
 
 bool pool_tiles_takes(const PoolParams& p) {
   const int64_t bytes = dtype_size(p.x.dtype), lanes = 16 / bytes;
-  if (!window_is(p, 2, 2) && !window_is(p, 3, 1) && !window_is(p, 3, 2)) return false;
+  if (!window_is(p, 2, 2) && !window_is(p, 3, 1) && !window_is(p, 3, 2) && !window_is(p, 5, 1)) return false;
   if (!channels_vectorize(p.x) || !channels_vectorize(p.y) || p.y.size[1] % lanes) return false;
   for (int d : {2, 3})
     if (p.x.size[d] > 1 && p.x.stride[d] > INT32_MAX / bytes) return false;

@@ -1,16 +1,16 @@
-// sparse_squeeze_excite2d on CUDA: one launch folds the blocks of parts (block_fold.cuh), one does the rest. A cluster
-// of CTAs takes a sample (where there are no clusters, one CTA): each averages some channels, then, when all have,
-// gives some hidden numbers, then some of the gate's. What they tell one another goes through the workspace.
+// sparse_squeeze_excite2d on CUDA: one launch folds the blocks of parts (block_fold.cuh), one does the rest; or one
+// does all (image_fold.cuh). A cluster of CTAs takes a sample (where there are no clusters, one CTA): each averages
+// some channels, or sums some pixels, then, when all have, gives some hidden numbers, then some of the gate's. What
+// they tell one another goes through the workspace. The in-place op multiplies by the gate what has just been read.
 #include "core/masked/squeeze_excite.h"
 #include "core/settled.h"
-#include "cuda/masked/block_fold.cuh"
+#include "cuda/masked/image_fold.cuh"
 
 namespace sbnet {
 namespace {
 
 constexpr const char* kOp = "sparse_squeeze_excite2d";
-constexpr int kThreads = 512;
-constexpr int kCluster = 8;
+constexpr int kThreads = kImageThreads, kCluster = kImageRanks;
 
 // A product: so many neighbouring threads take a row of the matrix, in words of 16 bytes or an element at a time.
 struct ProductPlan {
@@ -26,13 +26,10 @@ struct GatePlan {
 };
 
 __device__ __forceinline__ void meet(int ranks) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  if (ranks > 1) {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-    return;
-  }
-#endif
-  __syncthreads();
+  if (ranks > 1)
+    meet_cluster();
+  else
+    __syncthreads();
 }
 
 template <class T>
@@ -41,9 +38,8 @@ __device__ __forceinline__ float bias_at(const void* data, DType dtype, int64_t 
   return dtype == DType::kF32 ? static_cast<const float*>(data)[k] : to_float(static_cast<const T*>(data)[k]);
 }
 
-constexpr int kHeld = 8;  // words that a thread has under way
-
-template <class T, int kN>
+// kHeld: words that a thread has under way.
+template <class T, int kN, int kHeld>
 struct Held {
   Word<T, kN> word[kHeld];
 
@@ -70,7 +66,7 @@ struct Held {
 
 // One of the two layers, matrix [rows, n] and vector: each CTA of a sample gives some numbers. What needs no vector is
 // loaded by `begin`, before the CTAs have met.
-template <class T>
+template <class T, int kHeld>
 struct Layer {
   static constexpr int kWord = kLanes<T>;
   const T* matrix;
@@ -79,7 +75,7 @@ struct Layer {
   int rows, n, row, lane;
   ProductPlan plan;
   float own_bias;
-  Held<T, kWord> held;
+  Held<T, kWord, kHeld> held;
 
   __device__ void begin(int rank) {
     row = rank * plan.rows + static_cast<int>(threadIdx.x) / plan.lanes;
@@ -100,7 +96,7 @@ struct Layer {
         }
       } else {
         for (int first = 0; first < n; first += kHeld * plan.lanes) {
-          Held<T, 1> few;
+          Held<T, 1, kHeld> few;
           few.load(from, inside ? n : 0, first, lane, plan.lanes);
           sum += few.times(vector, inside ? n : 0, first, lane, plan.lanes);
         }
@@ -115,22 +111,12 @@ struct Layer {
   }
 };
 
+// Where another launch has folded parts: this CTA's share of the averages.
 template <class T>
-__global__ void __launch_bounds__(kThreads)
-    gate_kernel(const __grid_constant__ SqueezeExciteParams p, const __grid_constant__ GatePlan plan, int slices,
-                const float* values, float* means) {
-  extern __shared__ __align__(16) float shared[];  // the averages, then the hidden numbers
+__device__ __forceinline__ void average(const SqueezeExciteParams& p, const GatePlan& plan, int slices,
+                                        const float* values, float* mean, int rank, int n) {
   __shared__ float sums[kThreads];
-  const int rank = static_cast<int>(blockIdx.x) % plan.ranks, n = static_cast<int>(blockIdx.x) / plan.ranks;
-  const int C = static_cast<int>(p.x.size[1]), R = static_cast<int>(p.hidden), thread = threadIdx.x;
-  float *const mean = means + int64_t{n} * C, *const hidden = means + p.x.size[0] * C + int64_t{n} * R;
-  Layer<T> first = {static_cast<const T*>(p.weight1), p.bias1, p.bias_dtype, R, C, 0, 0, plan.product[0]};
-  Layer<T> second = {static_cast<const T*>(p.weight2), p.bias2, p.bias_dtype, C, R, 0, 0, plan.product[1]};
-  if (plan.settled) first.begin(rank);
-  grid_dependency_wait();
-  grid_dependency_release();
-  if (!plan.settled) first.begin(rank);
-
+  const int thread = threadIdx.x, C = static_cast<int>(p.x.size[1]);
   const int lanes = 1 << plan.log2_lanes, rows = kThreads >> plan.log2_lanes;
   const int column = thread & (lanes - 1), row = thread >> plan.log2_lanes;
   const float pixels = static_cast<float>(p.x.size[2] * p.x.size[3]);
@@ -149,9 +135,78 @@ __global__ void __launch_bounds__(kThreads)
     }
     __syncthreads();  // before the next channels overwrite what this one reads
   }
-  meet(plan.ranks);
+}
 
-  for (int c = thread; c < C; c += kThreads) shared[c] = mean[c];
+template <class T, int kN, class Gate>
+__device__ __forceinline__ void scale_word(const SqueezeExciteParams& p, int64_t n, int64_t row, int64_t column,
+                                           int64_t c, const Gate& gate) {
+  const auto at = [&](const TensorView& t) {
+    return n * t.stride[0] + c * t.stride[1] + row * t.stride[2] + column * t.stride[3];
+  };
+  Word<T, kN> word = *reinterpret_cast<const Word<T, kN>*>(static_cast<const T*>(p.x.data) + at(p.x));
+#pragma unroll
+  for (int e = 0; e < kN; ++e) word.channel[e] = from_float<T>(to_float(word.channel[e]) * gate(e));
+  *reinterpret_cast<Word<T, kN>*>(static_cast<T*>(p.scaled.data) + at(p.scaled)) = word;
+}
+
+// This CTA's share of x times the gates [C] in shared memory: pixels that it has read before.
+template <class T>
+__device__ __forceinline__ void scale_share(const SqueezeExciteParams& p, const ImagePlan& plan, int n, int active,
+                                            int rank, const int* blocks, const float* gates) {
+  constexpr int kN = kLanes<T>, kTogether = 4;
+  const int64_t c = static_cast<int64_t>(threadIdx.x - plan.words.quotient(threadIdx.x) * plan.words.divisor) * kN;
+  float own[kN];
+#pragma unroll
+  for (int e = 0; e < kN; ++e) own[e] = gates[c + e];
+  for_share<kTogether>(p.x, p.grid, plan, active, rank, blocks,
+                       [&](const auto& row, const auto& column, const auto& in) {
+#pragma unroll
+                         for (int i = 0; i < kTogether; ++i)
+                           if (in[i]) scale_word<T, kN>(p, n, row[i], column[i], c, [&](int e) { return own[e]; });
+                       });
+}
+
+// kFolds: the launch sums the pixels itself, into `values`, and multiplies them by the gate where p.scaled is there.
+template <class T, bool kFolds>
+__global__ void __launch_bounds__(kThreads, kFolds ? 2 : 1)  // clusters of 16 images fit a device at once
+    gate_kernel(const __grid_constant__ SqueezeExciteParams p, const __grid_constant__ GatePlan plan,
+                const __grid_constant__ ImagePlan image, int slices, float* values, float* means) {
+  extern __shared__ __align__(16) float shared[];  // the averages, the hidden numbers, the gates; kFolds: then blocks
+  const int rank = static_cast<int>(blockIdx.x) % plan.ranks, n = static_cast<int>(blockIdx.x) / plan.ranks;
+  const int C = static_cast<int>(p.x.size[1]), R = static_cast<int>(p.hidden), thread = threadIdx.x;
+  // Of a launch that folds, `means` are the counts of pixels, which no average here asks for.
+  float* const hidden = means + p.x.size[0] * (kFolds ? kCluster : C) + int64_t{n} * R;
+  constexpr int kHeld = kFolds ? 4 : 8;
+  Layer<T, kHeld> first = {static_cast<const T*>(p.weight1), p.bias1, p.bias_dtype, R, C, 0, 0, plan.product[0]};
+  Layer<T, kHeld> second = {static_cast<const T*>(p.weight2), p.bias2, p.bias_dtype, C, R, 0, 0, plan.product[1]};
+  if (plan.settled && !kFolds) first.begin(rank);
+  grid_dependency_wait();
+  grid_dependency_release();
+  if (!plan.settled && !kFolds) first.begin(rank);
+
+  int* const blocks = reinterpret_cast<int*>(shared + max(C, R));
+  int active = 0;
+  if constexpr (kFolds) {
+    using Fold = SumFold<kLanes<T>>;
+    __shared__ Fold folds[kThreads];
+    float* const found = values + int64_t{n} * kCluster * C;
+    active = list_image(p.block_map, p.grid, n, blocks);
+    fold_image<T, Fold>(p.x, p.grid, image, n, active, rank, blocks, folds, found, means + int64_t{n} * kCluster);
+    first.begin(rank);
+    meet_cluster();
+    const float pixels = static_cast<float>(p.x.size[2] * p.x.size[3]);
+    for (int c = thread; c < C; c += kThreads) {
+      float sum = 0.f;
+#pragma unroll
+      for (int r = 0; r < kCluster; ++r) sum += found[int64_t{r} * C + c];
+      shared[c] = sum / pixels;
+    }
+  } else {
+    float* const mean = means + int64_t{n} * C;
+    average<T>(p, plan, slices, values, mean, rank, n);
+    meet(plan.ranks);
+    for (int c = thread; c < C; c += kThreads) shared[c] = mean[c];
+  }
   __syncthreads();
   first.run(plan.ranks, shared, [&](int r, float sum) { hidden[r] = gate_step(p.activation, sum); });
   second.begin(rank);
@@ -162,6 +217,36 @@ __global__ void __launch_bounds__(kThreads)
   T* const y = static_cast<T*>(p.y.data) + n * p.y.stride[0];
   second.run(plan.ranks, shared,
              [&](int c, float sum) { y[c * p.y.stride[1]] = from_float<T>(gate_step(p.gate, sum)); });
+  if constexpr (kFolds) {
+    if (!p.scaled.data) return;
+    meet_cluster();
+    for (int c = thread; c < C; c += kThreads) shared[c] = to_float(y[c * p.y.stride[1]]);
+    __syncthreads();
+    scale_share<T>(p, image, n, active, rank, blocks, shared);
+  }
+}
+
+// Where another launch has folded, yet another scales: a thread takes a word of a block's pixel.
+template <class T, int kN>
+__global__ void __launch_bounds__(kThreads) scale_kernel(const __grid_constant__ SqueezeExciteParams p) {
+  grid_dependency_wait();
+  grid_dependency_release();
+  const int words = static_cast<int>(p.x.size[1] / kN), blocks = p.grid.count[0] * p.grid.count[1];
+  const int height = p.grid.size[0], width = p.grid.size[1];
+  for (int64_t block = blockIdx.x; block < p.x.size[0] * blocks; block += gridDim.x) {
+    if (p.block_map[block] < 0) continue;
+    const int64_t n = block / blocks;
+    const int at = static_cast<int>(block - n * blocks), top = at / p.grid.count[1] * height,
+              left = at % p.grid.count[1] * width;
+    for (int64_t i = threadIdx.x; i < int64_t{height} * width * words; i += kThreads) {
+      const int pixel = static_cast<int>(i / words), row = top + pixel / width, column = left + pixel % width;
+      if (row >= p.x.size[2] || column >= p.x.size[3]) continue;
+      const int64_t c = (i - int64_t{pixel} * words) * kN;
+      scale_word<T, kN>(p, n, row, column, c, [&](int e) {
+        return to_float(static_cast<const T*>(p.y.data)[n * p.y.stride[0] + (c + e) * p.y.stride[1]]);
+      });
+    }
+  }
 }
 
 // As many threads a row as let a CTA take all of its rows at once.
@@ -174,28 +259,33 @@ ProductPlan plan_product(const void* data, int64_t rows, int64_t row, int ranks)
 
 template <class T>
 Status launch_type(const SqueezeExciteParams& p, void* workspace, const DeviceInfo& device, cudaStream_t stream) {
-  const FoldParts parts = cuda_parts(p);
-  SBNET_TRY((launch_fold<T, SumFold>(kOp, parts, workspace, device, stream)));
   const int64_t C = p.x.size[1], R = p.hidden;
   const int ranks = device.capability >= 90 ? kCluster : 1;
   GatePlan plan = {
       ranks, 5, inputs_settled(), {plan_product<T>(p.weight1, R, C, ranks), plan_product<T>(p.weight2, C, R, ranks)}};
   while (plan.log2_lanes < 8 && int64_t{plan.ranks} << plan.log2_lanes < C) ++plan.log2_lanes;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(p.x.size[0] * plan.ranks));
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = static_cast<size_t>(std::max(C, R)) * sizeof(float);
-  config.stream = stream;
-  cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {static_cast<unsigned>(plan.ranks), 1, 1};
-  config.attrs = attributes;
-  config.numAttrs = device.capability >= 90 ? 2 : 0;
-  SBNET_TRY(allow_shared<gate_kernel<T>>(kOp, device, static_cast<int>(kMostGateChannels * sizeof(float))));
-  SBNET_CUDA_TRY(kOp, cudaLaunchKernelEx(&config, gate_kernel<T>, p, plan, static_cast<int>(parts.slices),
-                                         static_cast<const float*>(workspace), gate_means(parts, workspace)));
+  float* const values = static_cast<float*>(workspace);
+  ImagePlan image;
+  const bool vectors = !p.scaled.data || channels_vectorize(p.scaled);
+  if (vectors && plan_image<T>(p.x, p.grid, device, &image)) {
+    constexpr int kMost = static_cast<int>((kMostGateChannels + kMostImageBlocks) * sizeof(float));
+    const int64_t shared = (std::max(C, R) + int64_t{p.grid.count[0]} * p.grid.count[1]) * sizeof(float);
+    SBNET_TRY((allow_shared<gate_kernel<T, true>>(kOp, device, kMost)));
+    return launch_images(kOp, gate_kernel<T, true>, p.x.size[0], ranks, shared, stream, p, plan, image, 0, values,
+                         values + p.x.size[0] * kCluster * C);
+  }
+  const FoldParts parts = cuda_parts(p);
+  SBNET_TRY((launch_fold<T, SumFold>(kOp, parts, workspace, device, stream)));
+  const size_t shared = static_cast<size_t>(std::max(C, R)) * sizeof(float);
+  SBNET_TRY((allow_shared<gate_kernel<T, false>>(kOp, device, static_cast<int>(kMostGateChannels * sizeof(float)))));
+  SBNET_TRY(launch_images(kOp, gate_kernel<T, false>, p.x.size[0], ranks, shared, stream, p, plan, image,
+                          static_cast<int>(parts.slices), values, gate_means(parts, workspace)));
+  if (!p.scaled.data) return ok_status();
+  const int64_t all = p.x.size[0] * p.grid.count[0] * p.grid.count[1], most = int64_t{device.sm_count} * 8;
+  const dim3 ctas(static_cast<unsigned>(std::min(all, most)));
+  const bool words = vectors && C % kLanes<T> == 0 && channels_vectorize(p.x);
+  const auto kernel = words ? scale_kernel<T, kLanes<T>> : scale_kernel<T, 1>;
+  SBNET_CUDA_TRY(kOp, launch_dependent(device, kernel, ctas, dim3(kThreads), 0, stream, p));
   return ok_status();
 }
 

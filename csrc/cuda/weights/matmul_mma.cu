@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kThreads) matmul_mma_kernel(const MatmulArgs a
 #pragma unroll
         for (int i = 0; i < 2; ++i) sum[i * kN + n][e] += bias, sum[i * kN + n][2 + e] += bias;
       }
-    activate(a.p.activation, a.p.activation_param, sum);
+    activate<true>(a.p.activation, a.p.activation_param, sum);  // of halves
 #pragma unroll
     for (int i = 0; i < 2; ++i)
 #pragma unroll

@@ -33,11 +33,9 @@ Tensor sparse_adaptive_pool2d(Tensor x, Tensor block_map, Ints grid, Ints output
   int32_t side[2];
   to_pair(op, "output_size", output_size, side);
   // Channels last, whose strides a size of 1 x 1 says in either format.
-  const int64_t nhwc[4] = {x.size(0), side[0], side[1], x.size(1)};
-  p.y = {nullptr, {nhwc[0], nhwc[3], nhwc[1], nhwc[2]}, {1, 1, 1, 1}, p.x.dtype};
+  p.y = {nullptr, {x.size(0), x.size(1), side[0], side[1]}, {1, 1, 1, 1}, p.x.dtype};
   check(op, validate(p));  // before an output of an absurd size is asked for
-  Tensor y = torch::stable::new_empty(x, {nhwc, 4});
-  y = torch::stable::transpose(torch::stable::transpose(y, 2, 3), 1, 2);
+  const Tensor y = empty4(x, {x.size(0), x.size(1), side[0], side[1]}, true);
   p.y = view4(op, "out", y);
   run(call, p, x, block_map, y);
   return y;

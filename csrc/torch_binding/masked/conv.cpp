@@ -100,14 +100,17 @@ void output_sides(const char* op, const Tensor& x, const Tensor& weight, const I
   }
 }
 
-// Zeros outside the active blocks; y has the memory format of x.
+// Zeros outside the active blocks; y has the memory format of x. The list of x is for its gradient, which is wanted in
+// those blocks alone.
 Tensor sparse_conv2d(Tensor x, Tensor weight, std::optional<Tensor> bias, std::optional<Tensor> residual,
                      Tensor indices, Tensor count, Tensor block_map, Ints grid, Ints stride, Ints padding,
                      Ints dilation, int64_t groups, std::string activation, double activation_param, bool allow_tf32,
-                     std::optional<Tensor> slope, bool residual_after) {
+                     std::optional<Tensor> slope, bool residual_after, std::optional<Tensor> x_indices,
+                     std::optional<Tensor> x_count, std::optional<Tensor> x_map, Ints x_grid) {
   const char* op = "sparse_conv2d";
   check_rank(op, "x", x, 4);
   check_rank(op, "weight", weight, 4);
+  check_list_of_x(op, x, x_indices, x_count, x_map, x_grid);
   int64_t side[2];
   output_sides(op, x, weight, stride, padding, dilation, side);
   const Tensor y = zeros_for(op, x, weight.size(0), side, block_map, grid);
@@ -206,7 +209,8 @@ SBNET_TORCH_OPS(ops) {
   ops.add(
       "sparse_conv2d(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor indices, Tensor count, Tensor "
       "block_map, SymInt[] grid, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, str activation, "
-      "float activation_param, bool allow_tf32, Tensor? slope=None, bool residual_after=False) -> Tensor",
+      "float activation_param, bool allow_tf32, Tensor? slope=None, bool residual_after=False, Tensor? x_indices=None, "
+      "Tensor? x_count=None, Tensor? x_map=None, SymInt[] x_grid=[]) -> Tensor",
       TORCH_BOX(&sparse_conv2d));
   ops.add(
       "sparse_conv2d_(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor indices, Tensor count, SymInt[] "

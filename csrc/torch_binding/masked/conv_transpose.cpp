@@ -60,12 +60,15 @@ void sparse_conv_transpose2d_(Tensor x, Tensor weight, Optional bias, Optional r
        allow_tf32, slope});
 }
 
+// The list of x is for its gradient, which is wanted in those blocks alone.
 Tensor sparse_conv_transpose2d(Tensor x, Tensor weight, Optional bias, Optional residual, Tensor indices, Tensor count,
                                Tensor block_map, Ints grid, Ints stride, Ints padding, Ints output_padding,
                                Ints dilation, int64_t groups, std::string activation, double activation_param,
-                               bool allow_tf32, Optional slope) {
+                               bool allow_tf32, Optional slope, Optional x_indices, Optional x_count, Optional x_map,
+                               Ints x_grid) {
   const char* op = "sparse_conv_transpose2d";
   check_rank(op, "x", x, 4);
+  check_list_of_x(op, x, x_indices, x_count, x_map, x_grid);
   const TransposeArguments a = {weight,   bias,   residual,   stride,           padding,    output_padding,
                                 dilation, groups, activation, activation_param, allow_tf32, slope};
   const ConvTransposeParams p = geometry(op, a);
@@ -84,7 +87,8 @@ SBNET_TORCH_OPS(ops) {
   ops.add(
       "sparse_conv_transpose2d(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor indices, Tensor count, "
       "Tensor block_map, SymInt[] grid, SymInt[] stride, SymInt[] padding, SymInt[] output_padding, SymInt[] dilation, "
-      "SymInt groups, str activation, float activation_param, bool allow_tf32, Tensor? slope=None) -> Tensor",
+      "SymInt groups, str activation, float activation_param, bool allow_tf32, Tensor? slope=None, Tensor? "
+      "x_indices=None, Tensor? x_count=None, Tensor? x_map=None, SymInt[] x_grid=[]) -> Tensor",
       TORCH_BOX(&sparse_conv_transpose2d));
   ops.add(
       "sparse_conv_transpose2d_(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor indices, Tensor count, "

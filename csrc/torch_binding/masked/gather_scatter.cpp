@@ -23,13 +23,9 @@ Tensor sparse_gather(Tensor x, Tensor indices, Tensor count, Tensor block_map, G
       "blocks of at most 2^31 elements, got ", x.size(1), " channels x ", grid[0], " x ", grid[1], " pixels");
   const bool channels_last = is_channels_last(x) != transpose;
   const int64_t rows = p.active.capacity, C = x.size(1), bh = p.active.grid.size[0], bw = p.active.grid.size[1];
-  const int64_t nchw[4] = {rows, C, bh, bw}, nhwc[4] = {rows, bh, bw, C};
-  Tensor blocks = torch::stable::new_empty(x, {channels_last ? nhwc : nchw, 4});
+  const Tensor blocks = empty4(x, {rows, C, bh, bw}, channels_last);
   p.blocks = {address_of(blocks.data_ptr()), {rows, C, bh, bw}, {C * bh * bw, bh * bw, bw, 1}, p.plane.dtype};
-  if (channels_last) {
-    blocks = torch::stable::transpose(torch::stable::transpose(blocks, 2, 3), 1, 2);  // NHWC memory, NCHW shape
-    p.blocks.stride[1] = 1, p.blocks.stride[2] = bw * C, p.blocks.stride[3] = C;
-  }
+  if (channels_last) p.blocks.stride[1] = 1, p.blocks.stride[2] = bw * C, p.blocks.stride[3] = C;
   p.direction = CopyDirection::kGather;
   p.zero_tail = zero_tail;
   run(call, p);

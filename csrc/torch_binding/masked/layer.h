@@ -57,6 +57,17 @@ inline const void* bias_of(const Call& call, const char* argument, std::optional
   return address_of(kept->const_data_ptr());
 }
 
+// The list of x's own plane, which its gradient is wanted on: all of it, or none.
+inline void check_list_of_x(const char* op, const Tensor& x, const std::optional<Tensor>& indices,
+                            const std::optional<Tensor>& count, const std::optional<Tensor>& map, const Ints& grid) {
+  if (!indices && !count && !map) return;
+  SBNET_TORCH_EXPECT(indices && count && map, op, "x_indices, x_count, x_map", "all of them, got some");
+  const Call call(op, "x", x);
+  const ActiveView list = to_active(call, *indices, *count, &*map, grid, x.size(0));
+  check(check_active(op, list));
+  check(check_tiling(op, list.grid, x.size(2), x.size(3)));
+}
+
 // What a functional form writes: zeros, in the memory format of x and its dtype or another. The grid, whose numbers say
 // how large it is, is checked before.
 inline Tensor zeros_for(const char* op, const Tensor& x, int64_t channels, const int64_t (&side)[2],
@@ -65,10 +76,7 @@ inline Tensor zeros_for(const char* op, const Tensor& x, int64_t channels, const
   const BlockGrid blocks = to_grid(op, grid);
   check(check_grid(op, blocks));
   check(check_tiling(op, blocks, side[0], side[1]));
-  const bool channels_last = is_channels_last(x);
-  const int64_t nchw[4] = {x.size(0), channels, side[0], side[1]}, nhwc[4] = {x.size(0), side[0], side[1], channels};
-  const Tensor y = torch::stable::new_zeros(x, {channels_last ? nhwc : nchw, 4}, dtype);
-  return channels_last ? torch::stable::transpose(torch::stable::transpose(y, 2, 3), 1, 2) : y;
+  return zeros4(x, {x.size(0), channels, side[0], side[1]}, is_channels_last(x), dtype);
 }
 
 }  // namespace sbnet::binding

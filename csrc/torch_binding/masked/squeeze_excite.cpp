@@ -16,10 +16,10 @@ Tensor matrix(const Call& call, const char* argument, const Tensor& weight, cons
   return weight.is_contiguous() ? weight : torch::stable::contiguous(weight);
 }
 
-Tensor sparse_squeeze_excite2d(Tensor x, Tensor weight1, Tensor weight2, std::optional<Tensor> bias1,
-                               std::optional<Tensor> bias2, Tensor block_map, Ints grid, std::string activation,
-                               std::string gate) {
-  const char* op = "sparse_squeeze_excite2d";
+// The gate; `out`, if given, becomes x times it.
+Tensor run(const char* op, const Tensor& x, Tensor weight1, Tensor weight2, std::optional<Tensor> bias1,
+           std::optional<Tensor> bias2, const Tensor& block_map, Ints grid, const std::string& activation,
+           const std::string& gate, const Tensor* out) {
   const Call call(op, "x", x);
   check_rank(op, "x", x, 4);
   check_rank(op, "weight1", weight1, 2);
@@ -41,14 +41,28 @@ Tensor sparse_squeeze_excite2d(Tensor x, Tensor weight1, Tensor weight2, std::op
   check(check_grid(op, p.grid));
   p.block_map = call.int32("block_map", block_map, blocks_of(p.grid, x.size(0)));
   // Channels last, whose strides a size of 1 x 1 says in either format.
-  const int64_t nhwc[4] = {x.size(0), 1, 1, x.size(1)};
-  Tensor y = torch::stable::new_empty(x, {nhwc, 4});
-  y = torch::stable::transpose(torch::stable::transpose(y, 2, 3), 1, 2);
+  const Tensor y = empty4(x, {x.size(0), x.size(1), 1, 1}, true);
   p.y = view4(op, "out", y);
+  if (out) {
+    call.same_device("out", *out);
+    check_rank(op, "out", *out, 4);
+    p.scaled = view4(op, "out", *out);
+  }
   check(op, validate(p));
   const Tensor scratch = workspace(x, sbnet_sparse_squeeze_excite2d_workspace_bytes(&p));
   check(op, SBNET_KERNELS(sparse_squeeze_excite2d)(call, &p, scratch.mutable_data_ptr()));
   return y;
+}
+
+Tensor sparse_squeeze_excite2d(Tensor x, Tensor weight1, Tensor weight2, std::optional<Tensor> bias1,
+                               std::optional<Tensor> bias2, Tensor block_map, Ints grid, std::string activation,
+                               std::string gate) {
+  return run("sparse_squeeze_excite2d", x, weight1, weight2, bias1, bias2, block_map, grid, activation, gate, nullptr);
+}
+void sparse_squeeze_excite2d_(Tensor x, Tensor weight1, Tensor weight2, std::optional<Tensor> bias1,
+                              std::optional<Tensor> bias2, Tensor block_map, Ints grid, std::string activation,
+                              std::string gate, Tensor out) {
+  run("sparse_squeeze_excite2d_", x, weight1, weight2, bias1, bias2, block_map, grid, activation, gate, &out);
 }
 
 SBNET_TORCH_OPS(ops) {
@@ -57,6 +71,11 @@ SBNET_TORCH_OPS(ops) {
       "sparse_squeeze_excite2d(Tensor x, Tensor weight1, Tensor weight2, Tensor? bias1, Tensor? bias2, Tensor "
       "block_map, SymInt[] grid, str activation, str gate) -> Tensor",
       TORCH_BOX(&sparse_squeeze_excite2d));
+  // out = x times the gate on the active blocks.
+  ops.add(
+      "sparse_squeeze_excite2d_(Tensor x, Tensor weight1, Tensor weight2, Tensor? bias1, Tensor? bias2, Tensor "
+      "block_map, SymInt[] grid, str activation, str gate, Tensor(a!) out) -> ()",
+      TORCH_BOX(&sparse_squeeze_excite2d_));
 }
 
 }  // namespace

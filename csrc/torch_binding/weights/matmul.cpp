@@ -180,11 +180,7 @@ Tensor blocksparse_conv1x1(Tensor x, Tensor weight, std::optional<Tensor> gate, 
   check(check_grid(op, p.active.grid));  // before y is made, whose size these numbers decide
   check(check_tiling(op, p.active.grid, x.size(2), x.size(3)));
   set_factor(call, x, factor, p);
-  const bool channels_last = is_channels_last(x);
-  const int64_t N = x.size(0), H = x.size(2), W = x.size(3), K = p.out_features();
-  const int64_t nchw[4] = {N, K, H, W}, nhwc[4] = {N, H, W, K};
-  Tensor y = torch::stable::new_zeros(x, {channels_last ? nhwc : nchw, 4});
-  if (channels_last) y = torch::stable::transpose(torch::stable::transpose(y, 2, 3), 1, 2);
+  const Tensor y = zeros4(x, {x.size(0), p.out_features(), x.size(2), x.size(3)}, is_channels_last(x));
   p.y = view4(op, "out", y);
   multiply(call, x, p);
   return y;

@@ -37,11 +37,11 @@ def boxes_of_faces(
     scores = heat[0, rows, columns]
     return [
         {"box": [round(v, 1) for v in boxes[k].tolist()], "score": round(float(scores[k]), 4)}
-        for k in _best(boxes, scores, overlap)
+        for k in best_of(boxes, scores, overlap)
     ]
 
 
-def _best(boxes: Tensor, scores: Tensor, overlap: float) -> list[int]:
+def best_of(boxes: Tensor, scores: Tensor, overlap: float) -> list[int]:
     """Indices of boxes that no better one covers, best first."""
     areas = (boxes[:, 2:] - boxes[:, :2]).prod(1)
     left, kept = scores.argsort(descending=True), []
@@ -118,7 +118,7 @@ def _runs(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndar
 
 
 def draw(picture: np.ndarray, records: list[Record]) -> np.ndarray:
-    """The picture with the outline of each box, 2 pixels wide."""
+    """The picture with the outline of each box, 2 pixels wide, and its label, where it has one and Pillow is there."""
     picture = picture.copy()
     height, width = picture.shape[:2]
     for record in records:
@@ -126,4 +126,21 @@ def draw(picture: np.ndarray, records: list[Record]) -> np.ndarray:
         x0, y0, x1, y1 = max(x0, 0), max(y0, 0), min(x1, width), min(y1, height)
         picture[y0 : y0 + 2, x0:x1] = picture[max(y1 - 2, 0) : y1, x0:x1] = COLOUR
         picture[y0:y1, x0 : x0 + 2] = picture[y0:y1, max(x1 - 2, 0) : x1] = COLOUR
-    return picture
+    labelled = [record for record in records if "label" in record]
+    return _labelled(picture, labelled) if labelled else picture
+
+
+def _labelled(picture: np.ndarray, records: list[Record]) -> np.ndarray:
+    try:
+        from PIL import Image, ImageDraw
+    except ImportError:
+        return picture
+    image = Image.fromarray(picture)
+    pen = ImageDraw.Draw(image)
+    for record in records:
+        x, y = record["box"][:2]
+        text = f"{record['label']} {record['score']:.2f}"
+        left, top, right, bottom = pen.textbbox((x + 2, max(y - 12, 0)), text)
+        pen.rectangle((left - 1, top - 1, right + 1, bottom + 1), fill=tuple(COLOUR.tolist()))
+        pen.text((x + 2, max(y - 12, 0)), text, fill=(255, 255, 255))
+    return np.array(image)

@@ -22,7 +22,7 @@ from sbnet.apps.pipeline.pipeline import Pipeline
 from sbnet.apps.pipeline.report import write_report
 from sbnet.apps.pipeline.sinks import Sink, close_all, open_sink
 from sbnet.apps.pipeline.stages import Ahead, Behind
-from sbnet.apps.pipeline.summary import Summary
+from sbnet.apps.pipeline.summary import Shot, Summary
 from sbnet.masks.base import Mask
 
 
@@ -301,6 +301,6 @@ def _write(sinks: Sequence[Sink], item: tuple[int, Result, int], summary: Summar
     result.ms /= shared  # of the call that it shared with the others
     summary.ms.add(result.ms)
     summary.densities.add(result.density)
-    if summary.pictures is None:
-        summary.pictures = result
+    if not summary.shots:
+        summary.show(result.frame.index, Shot(result))
     sinks[camera].write(result)

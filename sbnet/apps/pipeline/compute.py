@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from sbnet.apps.pipeline.checks import Checks
 from sbnet.apps.pipeline.clock import Clock
-from sbnet.apps.pipeline.dense_side import Dense, compared, dense_side, form_on_cuda
+from sbnet.apps.pipeline.dense_side import Dense, compared, dense_side, differences, form_on_cuda
 from sbnet.apps.pipeline.drift import Drift, Likeness, place_of
 from sbnet.apps.pipeline.frame_graph import FrameGraph
 from sbnet.apps.pipeline.frames import Frame, PipelineError, Result, input_of, mask_of
 from sbnet.apps.pipeline.networks import Network, halo_of
 from sbnet.apps.pipeline.shown import SHOWN, ShownBlocks
-from sbnet.apps.pipeline.summary import LEAST, Summary, larger
+from sbnet.apps.pipeline.summary import LEAST, Shot, Summary, larger
 from sbnet.engine.sparsify import SparseRun
 from sbnet.geometry import to_pair
 from sbnet.graph.reach import reach
@@ -333,7 +333,8 @@ class Compute:
         if not largest <= summary.largest:
             summary.place = place_of(frame, at, self._drift)
         summary.largest = larger(summary.largest, largest)
-        summary.shown = {frame.index}
+        if frame.index >= 0:
+            summary.show(frame.index, Shot(None, largest, differences(output, wanted, where)))
         self.aside += time.perf_counter() - begin
 
 

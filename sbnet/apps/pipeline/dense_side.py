@@ -158,3 +158,16 @@ def compared(got: Any, wanted: Any, mask: Tensor | None) -> tuple[float, float, 
             place = tuple(int(k) for k in np.unravel_index(int(at), apart.shape))
         largest = larger(largest, float(most))
     return ((wrong / right) ** 0.5 if right else 0.0), largest, place
+
+
+def differences(got: Any, wanted: Any, mask: Tensor | None) -> np.ndarray | None:
+    """[h,w] uint8, the first feature map's differences over its channels, the largest as 255; on the pixels of a mask
+    [N,H,W], or everywhere. None without one."""
+    for a, b in zip(pytree.tree_leaves(got), pytree.tree_leaves(wanted), strict=True):
+        if isinstance(a, Tensor) and a.dim() == 4 and a.shape[2] * a.shape[3] > 1:
+            apart = (a[0].float() - b[0].to(a.device).float()).abs().amax(0).nan_to_num(torch.inf)
+            if mask is not None:
+                apart = apart * resized(mask[:1], (a.shape[2], a.shape[3]))[0]
+            scaled = apart / apart.amax().clamp(min=1e-30)
+            return scaled.nan_to_num(1.0).mul(255).byte().cpu().numpy()
+    return None

@@ -118,7 +118,7 @@ class FilmRunner:
         except Exception as error:  # of whatever kind: the other films go on
             return row_of(film, " ".join(str(error).split()) or type(error).__name__)
         row = row_of(
-            film, summary.fault, frames=summary.frames, density=round(summary.densities.mean, 6),
+            film, summary.fault, frames=summary.frames, density=round(summary.density, 6),
             fps=round(summary.fps, 3), seconds=round(summary.seconds, 3), device=_where(self.device),
         )  # fmt: skip
         if not summary.fault:

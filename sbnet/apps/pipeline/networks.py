@@ -6,7 +6,7 @@ import functools
 import importlib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from sbnet.apps.pipeline.frames import Frame, PipelineError
 from sbnet.apps.pipeline.programs import Program
 
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 Finished = tuple[Any, list[dict[str, Any]]]  # picture [H,W,3] or [1,3,H,W], or None; records
 
 
@@ -45,6 +46,7 @@ class Network:
             alone: on CUDA one graph holds them with mask and network, and `finish` runs in a thread of its own.
         enlarges: by how much the picture of a network that enlarges is larger. In cached mode kept blocks follow slow
             changes of the frame then, enlarged and added (`sbnet.apps.pipeline.drift`); its output is one feature map.
+        notes: what `finish` has to say at the end of a run.
         half: an ONNX file that float16 leaves its accuracy: on CUDA it runs in that if the order says nothing.
     """
 
@@ -63,6 +65,7 @@ class Network:
     captured: bool = False
     landing: Callable[[Any], Any] | None = None
     enlarges: int = 0
+    notes: list[str] = field(default_factory=list)
     half: bool = False
 
     def input(self, x: Tensor) -> Tensor:
@@ -107,6 +110,19 @@ class Network:
         found[:, :top] = found[:, top : top + 1]
         found[:, bottom:] = found[:, bottom - 1 : bottom]
         return found
+
+
+def imagenet(x: Tensor) -> Tensor:
+    """Colours of 0 to 1, normalised as networks of ImageNet take them."""
+    shift, scale = _imagenet(x.device, x.dtype)
+    return torch.addcmul(shift, x, scale)
+
+
+@functools.cache  # a CUDA graph reads them where they are
+def _imagenet(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """[1,3,1,1] each: what normalises colours, as a shift after a scale."""
+    mean, deviation = (torch.tensor(v)[None, :, None, None] for v in IMAGENET)
+    return (-mean / deviation).to(device, dtype), (1 / deviation).to(device, dtype)
 
 
 @functools.cache  # a CUDA graph reads them where they are

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sbnet.apps.machine import cuda_obstacle, device_name
 from sbnet.apps.pipeline.compute import Compute, Settings, is_memory
+from sbnet.apps.pipeline.decode import decoded
 from sbnet.apps.pipeline.frames import Frame, PipelineError, Result
 from sbnet.apps.pipeline.networks import Network, open_network
 from sbnet.apps.pipeline.report import check_report, write_report
@@ -23,7 +24,7 @@ from sbnet.apps.pipeline.resume import frames_held
 from sbnet.apps.pipeline.sinks import Sink, open_sink, writes_records
 from sbnet.apps.pipeline.sources import Source, open_source
 from sbnet.apps.pipeline.stages import Ahead, Behind, give_back_memory
-from sbnet.apps.pipeline.summary import Summary
+from sbnet.apps.pipeline.summary import Shot, Summary
 from sbnet.masks.base import Mask
 from sbnet.masks.named import open_mask
 
@@ -57,6 +58,8 @@ class Pipeline:
         view: "picture", or "side": in films and pictures, the frame with its active blocks beside the result.
         check: share of the run's time in which results of networks that are checked (`Network.checked`) are held
             against the contract in float64, on windows of some frames and within 500 MB; 0: never.
+        decode: what outputs of a network without a `finish` mean (`sbnet.apps.pipeline.decode`): "yolo", "detr",
+            "rtdetr" or "classes", after a colon the least score.
         audio: films get the sound of the film that they are made of.
         resume: go on after the frames that the sinks' files hold, as Ctrl-C leaves them: a film (.mp4, .mkv, .mov),
             JSON lines, a folder. Masks and networks with a memory begin anew there.
@@ -89,8 +92,11 @@ class Pipeline:
         check: float = 0.05,
         audio: bool = True,
         resume: bool = False,
+        decode: str | None = None,
     ) -> None:
         self.network: Network = open_network(network)
+        if decode is not None:
+            self.network = decoded(self.network, decode)
         self.mode = mode or self.network.mode
         if self.mode not in MODES:
             raise PipelineError(f"mode: expected one of {', '.join(MODES)}, got {mode!r}")
@@ -190,12 +196,17 @@ class Pipeline:
         worked = {stage: stage.busy - aside[stage] for stage in aside}
         device = {}
         if behind is not writing:
-            device = {"device": 1e-3 * summary.ms.total, "finish": max(0.0, worked[behind] - summary.waited)}
+            device = {
+                "device": 1e-3 * (summary.ms.total + (summary.first_ms or 0)),
+                "finish": max(0.0, worked[behind] - summary.waited),
+            }
         summary.busy = {"read": worked[ahead], "compute": compute.busy, **device, "write": worked[writing]}
-        summary.notes += getattr(sink, "notes", ())
+        summary.notes += [*getattr(sink, "notes", ()), *dict.fromkeys(self.network.notes)]
         if not summary.records and self.network.finish is None and writes_records(self._sink):
-            summary.notes.append(f"no records: no decoder is set for {self.network.name}; the finish of a Network, by "
-                                 "module:callable, makes boxes or classes of its output")  # fmt: skip
+            summary.notes.append(
+                f"no records: no decoder is set for {self.network.name}; --decode (yolo, detr, rtdetr, classes) or "
+                "the finish of a Network, by module:callable, makes them"
+            )
         if self.report is not None:
             write_report(summary, self.report)
         return summary
@@ -243,11 +254,12 @@ def _write(sink: Sink, result: Result, summary: Summary) -> None:
     """In the thread behind: waits for the disk."""
     result.land()
     summary.waited += result.waited
-    summary.ms.add(result.ms)
-    summary.densities.add(result.density)
+    summary.add(result.ms, result.density)
     summary.records += len(result.records)
-    if summary.pictures is None or result.frame.index in summary.shown:
-        summary.pictures = result
+    if not summary.shots:
+        summary.show(result.frame.index, Shot())
+    if (shot := summary.shots.get(result.frame.index)) is not None:
+        shot.result = result
     sink.write(result)
 
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
@@ -27,6 +28,7 @@ MODES = {
     "cached": "outside the mask the last result stays",
     "dense": "the whole frame, no mask",
 }
+SHOTS = 6  # frames of a report
 NAMED = 20  # faults that are kept by name
 
 
@@ -59,13 +61,24 @@ class Series:
 
 
 @dataclass
+class Shot:
+    """A frame of a report: its Result, once it is on the host; of one that was compared the largest difference from the
+    dense result, and a map of differences, [H,W] uint8 with the largest as 255."""
+
+    result: Any = None
+    largest: float = 0.0
+    differences: np.ndarray | None = None
+
+
+@dataclass
 class Summary:
     """What `Pipeline.run` returns; print it.
 
     Attributes:
         title: source, size, network, device.
         mode: the pipeline's.
-        densities, ms: of each frame: share of active blocks; time of mask and network.
+        densities, ms: of each frame: share of active blocks; time of mask and network. Not of a first frame that is
+            computed whole, as a cached network's is: first_ms is its time.
         dense_ms: of the dense network on some frames. dense_form: what ran it.
         errors, largest: on those frames, rms and largest difference from the dense result, relative to its rms.
         place: where the largest one was, in words.
@@ -80,13 +93,15 @@ class Summary:
         holds: none was out of tolerance. unchecked: why there were not enough of them.
         notes: what sinks could not keep, and what else is to be known of the results. records: of all frames.
         stage: what is being done.
-        pictures: the Result that a report shows. shown: indices of frames that are worth it.
+        shots: by their index, the frames that a report shows: the first, or those compared whose differences are the
+            largest, and the last of them.
     """
 
     title: str
     mode: str
     densities: Series = field(default_factory=Series)
     ms: Series = field(default_factory=Series)
+    first_ms: float | None = None
     dense_ms: Series = field(default_factory=Series)
     dense_form: str = ""
     errors: Series = field(default_factory=Series)
@@ -110,12 +125,16 @@ class Summary:
     notes: list[str] = field(default_factory=list)
     records: int = 0
     stage: str = "setting up"
-    pictures: Any = None
-    shown: set[int] = field(default_factory=set)
+    shots: dict[int, Shot] = field(default_factory=dict)
 
     @property
     def frames(self) -> int:
-        return self.ms.count
+        return self.ms.count + (self.first_ms is not None)
+
+    @property
+    def density(self) -> float:
+        """Mean share of active blocks; 1 where the one frame was computed whole."""
+        return self.densities.mean if self.densities.count or self.first_ms is None else 1.0
 
     @property
     def fps(self) -> float:
@@ -131,6 +150,22 @@ class Summary:
     def bound(self) -> str:
         """The stage that worked longest: the run cannot be shorter."""
         return max(self.busy, key=lambda stage: self.busy[stage], default="")
+
+    def add(self, ms: float, density: float) -> None:
+        """A frame's, in the order of the source."""
+        if self.mode == "cached" and not self.frames:
+            self.first_ms = ms
+            return
+        self.ms.add(ms)
+        self.densities.add(density)
+
+    def show(self, index: int, shot: Shot) -> None:
+        """Keeps it for the report; of many those with the largest differences, and the newest."""
+        if shot.differences is not None:
+            self.shots = {k: v for k, v in self.shots.items() if v.differences is not None}
+        if len(self.shots) >= SHOTS:
+            del self.shots[min(self.shots, key=lambda k: self.shots[k].largest)]
+        self.shots[index] = shot
 
     def broke(self, what: str) -> None:
         self.skipped += 1
@@ -149,14 +184,17 @@ class Summary:
         if self.skipped:
             found.append(("broken frames", str(self.skipped), "skipped: " + "; ".join(self.broken)))
         found.append(("mode", self.mode, MODES.get(self.mode, "")))
-        if self.mode != "dense":
+        if self.mode != "dense" and self.ms.count:
             found.append(("mean density", f"{self.densities.mean:.1%}", "active blocks"))
         found.append(("frames a second", f"{self.fps:.3g}", "from reading to writing"))
         enough = self.dense_ms.count >= LEAST
         if enough:
             what = f"mean of {self.dense_ms.count} frames, {self.dense_form}"
-            found.append(("dense", f"{self.dense_ms.mean:.3g} ms", what))
-        found.append((self.mode, f"{self.ms.mean:.3g} ms", "mean of all frames, mask included"))
+            found.append(("dense", duration(self.dense_ms.mean), what))
+        if self.first_ms is not None:
+            found.append(("first frame", duration(self.first_ms), "computed whole; no part of the means"))
+        if self.ms.count:
+            found.append((self.mode, duration(self.ms.mean), "mean of all frames, mask included"))
         if enough:
             found.append(("speed-up", f"{self.speed_up:.2f}x", "of the network"))
             where = "over the whole frame" if self.mode == "cached" else "on the mask"
@@ -207,6 +245,10 @@ class Summary:
         widths = [max(len(row[k]) for row in self.rows()) for k in (0, 1)]
         lines = [f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c}".rstrip() for a, b, c in self.rows()]
         return "\n".join([self.title, *lines])
+
+
+def duration(ms: float) -> str:
+    return f"{ms:.3g} ms" if not ms >= 999.5 else f"{1e-3 * ms:.3g} s"
 
 
 def larger(a: float, b: float) -> float:

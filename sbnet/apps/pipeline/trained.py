@@ -13,13 +13,12 @@ from torch import Tensor
 
 from sbnet.apps.pipeline.boxes import boxes_of_faces, boxes_of_text, draw
 from sbnet.apps.pipeline.frames import Frame
-from sbnet.apps.pipeline.networks import Finished, Network
+from sbnet.apps.pipeline.networks import Finished, Network, imagenet
 from sbnet.masks import BirdsEye, Ink, MotionMask, Occupied, read_points
 from sbnet.masks.lidar import ViewMemory
 
 NOISY = "changed:12:5"  # what cameras make of a scene that stands still is no change
 SHUFFLED = 1  # pixels that resampling, and its zeros at the border, reach
-IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def package_file(package: str, file: str, release: str) -> Path:
@@ -139,22 +138,11 @@ def recognise(weights: str = "") -> Network:
     if not Path(weights).is_file():
         raise ValueError(f"{weights}: expected torchvision's file of ResNet-50 weights, got no file")
 
-    def prepare(x: Tensor) -> Tensor:
-        shift, scale = _imagenet(x.device, x.dtype)
-        return torch.addcmul(shift, x, scale)
-
     def landing(classes: Tensor) -> Tensor:
         return classes
 
-    return Network(resnet50(weights=weights).eval(), "resnet50", prepare=prepare, margin=16, mode="cached",
+    return Network(resnet50(weights=weights).eval(), "resnet50", prepare=imagenet, margin=16, mode="cached",
                    landing=landing)  # fmt: skip
-
-
-@functools.cache  # a CUDA graph reads them where they are
-def _imagenet(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """[1,3,1,1] each: what normalises colours, as a shift after a scale."""
-    mean, deviation = (torch.tensor(v)[None, :, None, None] for v in IMAGENET)
-    return (-mean / deviation).to(device, dtype), (1 / deviation).to(device, dtype)
 
 
 BUILDERS = {"upscale": upscale, "faces": faces, "text": text, "birdseye": birdseye, "recognise": recognise}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 
 from sbnet.geometry import Window
 from sbnet.graph.ir import Node, Value
-from sbnet.graph.kinds.kind import ACTIVE, Given, Kind
+from sbnet.graph.kinds.kind import ACTIVE, Context, Get, Given, Kind, Target
 from sbnet.ops import sparse_adaptive_avg_pool2d, sparse_adaptive_max_pool2d, sparse_squeeze_excite2d
 
 
@@ -50,3 +51,11 @@ class SqueezeExcite(AdaptivePool):
         steps = {name: node.options[name] for name in ("activation", "gate")}
         y = sparse_squeeze_excite2d(given.args[0], given.active, *layers, **steps)  # type: ignore[arg-type]
         return y if len(node.options["shape"]) == 4 else y.flatten(1)
+
+    def step(self, node: Node, get: Get, to: Target, context: Context) -> None:
+        """Of a gate that scales (passes/gates.py): x times it."""
+        layers = [context.held(node, name) for name in ("weight1", "weight2", "bias1", "bias2")]
+        torch.ops.sbnet.sparse_squeeze_excite2d_.default(
+            get(node.args[0]), *layers, to.active.block_map, to.active.grid.numbers(), node.options["activation"],
+            node.options["gate"], to.out,
+        )  # fmt: skip

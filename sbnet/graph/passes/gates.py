@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sbnet.graph.axes import op_name
@@ -12,6 +13,7 @@ from sbnet.ops.masked.squeeze_excite import STEPS
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from sbnet.graph.passes.storage import Storage
     from sbnet.graph.plan import Plan
 
 MOST = 12288  # channels that the op takes
@@ -42,6 +44,24 @@ def join_gates(plan: Plan) -> Plan:
                 node.params[f"bias{k}"] = bias
         plan.graph.swap(last, node, *gate.nodes[1:])
     return plan
+
+
+def gates_that_scale(plan: Plan, storage: Storage) -> dict[Node, Node]:
+    """Gates whose launch may multiply by them, too, what the next node would: {gate: that node}. Its output is then
+    written a launch early, which is in order where the two are neighbours on one stream."""
+    found, beside = {}, storage.lanes
+    for gate, then in pairwise(plan.graph.nodes if plan.mode == "masked" else ()):
+        if gate.kind != "squeeze_excite" or then.options.get("program") != "mul a" or then.output not in storage.place:
+            continue
+        x, (root, _) = gate.args[0], storage.place[then.output]
+        if then.args[0] is not x or then.params["a"] is not gate.output or only_user(gate.output, plan.graph) is None:
+            continue
+        clears = root.kept or root.fringe is not None
+        if clears or x not in storage.place or storage.place[x][0].buffer == root.buffer:
+            continue
+        if beside is None or (beside.of[gate] == beside.of[then] and not beside.waits.get(then)):
+            found[gate] = then
+    return found
 
 
 def _gate(last: Node, graph: Graph) -> Gate | None:

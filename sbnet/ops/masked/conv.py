@@ -7,20 +7,25 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from sbnet.active import ActiveBlocks, Fringe
 from sbnet.geometry import conv_output_size
-from sbnet.ops.common import empty4, is_channels_last, mark_written, refuse_meta_mix, require_tensor, zeros4
-from sbnet.ops.masked.layer import in_place_fake, layer_inputs, layer_output, pairs
+from sbnet.ops.common import empty4, is_channels_last, mark_written, refuse_meta_mix, require_tensor
+from sbnet.ops.masked.conv_grad import (
+    before_activation,
+    input_gradient,
+    masked_gradient,
+    read_lists,
+    weight_gradient,
+)
+from sbnet.ops.masked.layer import in_place_fake, input_list, layer_inputs, layer_output, pairs
 from sbnet.ops.weights.conv_layout import ConvLayout
 
 if TYPE_CHECKING:
     from sbnet.ops.weights.layout import BlockLayout
 
 _ops = torch.ops.sbnet
-_aten = torch.ops.aten
 
 ACTIVATIONS = ("none", "relu", "relu6", "leaky_relu", "silu", "gelu", "hardswish")
 
@@ -42,6 +47,7 @@ def sparse_conv2d(
     layout: BlockLayout | ConvLayout | None = None,
     slope: Tensor | None = None,
     residual_after: bool = False,
+    x_active: ActiveBlocks | None = None,
 ) -> Tensor:
     """Convolution computed on active blocks of the OUTPUT plane only; zeros elsewhere.
 
@@ -65,6 +71,8 @@ def sparse_conv2d(
         slope: [K] or [1] of x's dtype or float32, of activation="leaky_relu", a number a channel (PReLU) instead of
             negative_slope; or None.
         residual_after: the residual is added to what the activation gives.
+        x_active: active blocks of x's plane, where x is 0 elsewhere: its gradient is wanted in these blocks alone, and
+            is 0 elsewhere. None: wherever an active block reads.
 
     Returns:
         [N,K,H_out,W_out] in x's memory format. Differentiable with respect to x, weight, bias, residual and
@@ -118,6 +126,7 @@ def sparse_conv2d(
         allow_tf32,
         channel_slopes(op, slope, weight.shape[0]),
         residual_after,
+        *input_list(op, x, x_active),
     )
 
 
@@ -262,6 +271,10 @@ def _sparse_conv2d_fake(
     allow_tf32: bool,
     slope: Tensor | None = None,
     residual_after: bool = False,
+    x_indices: Tensor | None = None,
+    x_count: Tensor | None = None,
+    x_map: Tensor | None = None,
+    x_grid: Sequence[int] = (),
 ) -> Tensor:
     refuse_meta_mix("sparse_conv2d", x, weight, bias, residual, indices, count, block_map, slope)
     torch._check(
@@ -279,92 +292,59 @@ in_place_fake("sparse_conv2d_")
 
 
 def _sparse_conv2d_setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    x, weight, bias, residual, indices, count, block_map, *rest, slope, after = inputs
-    ctx.after = after and inputs[12] != "none"  # without an activation there is no telling
-    ctx.save_for_backward(slope, x, weight, bias, residual, indices, count, block_map)
-    ctx.grid, ctx.stride, ctx.padding, ctx.dilation, ctx.groups, ctx.activation, ctx.param, _ = rest
-
-
-def slope_backward(grad: Tensor, z: Tensor, slope: Tensor) -> Tensor:
-    """[K] gradient of slopes at pre-activation z [N,K,H,W]: the sum of grad * z where z is not above 0."""
-    below = torch.where(z > 0, 0.0, grad * z)
-    return below.sum((0, 2, 3), dtype=torch.float64).to(slope.dtype)
-
-
-def activation_backward(name: str, grad: Tensor, z: Tensor, param: float, slope: Tensor | None = None) -> Tensor:
-    """Gradient of activation `name` at pre-activation z."""
-    match name:
-        case "leaky_relu" if slope is not None:
-            return torch.where(z > 0, grad, grad * slope.to(grad.dtype)[:, None, None])
-        case "relu":
-            return _aten.threshold_backward(grad, z, 0)
-        case "relu6":
-            return _aten.hardtanh_backward(grad, z, 0, 6)
-        case "leaky_relu":
-            return _aten.leaky_relu_backward(grad, z, param, False)
-        case "silu":
-            if torch.is_grad_enabled():  # aten::silu_backward itself has no gradient
-                s = z.sigmoid()
-                return grad * s * (1 + z * (1 - s))
-            return _aten.silu_backward(grad, z)
-        case "gelu":
-            return _aten.gelu_backward(grad, z)
-        case "hardswish":
-            return _aten.hardswish_backward(grad, z)
-    return grad
+    x, weight, bias, residual, *lists = inputs[:7]
+    grid, *ctx.window, ctx.groups, ctx.activation, ctx.param, ctx.tf32, slope, after = inputs[7:17]
+    ctx.after = after and ctx.activation != "none"  # without an activation there is no telling
+    ctx.grids = grid, inputs[20] if len(inputs) > 20 else []
+    x_lists = inputs[17:20] if len(inputs) > 20 else (None, None, None)
+    told = ctx.activation in ("relu", "relu6", "leaky_relu") and slope is None and not ctx.after
+    ctx.save_for_backward(x, weight, bias, residual, *lists, slope, *x_lists, output if told else None)
 
 
 def _sparse_conv2d_backward(ctx: Any, grad: Tensor) -> tuple:
-    """On the stack of blocks: gather x with its halo, differentiate PyTorch's VALID convolution, scatter-add."""
-    slope, x, weight, bias, residual, *active = ctx.saved_tensors
-    if 1 in weight.shape:
-        # PyTorch's backward reads the memory format off the strides, and refuses those of a dimension of one element
-        # that are not packed. contiguous() keeps them; two views do not.
-        weight = weight.contiguous().view(-1).view(weight.shape)
-    (bh, bw, _, _, _, _, *bcount), (sh, sw), (ph, pw), (dh, dw) = ctx.grid, ctx.stride, ctx.padding, ctx.dilation
-    r, s = weight.shape[2:]
-    in_grid = [(bh - 1) * sh + (r - 1) * dh + 1, (bw - 1) * sw + (s - 1) * dw + 1, bh * sh, bw * sw, -ph, -pw, *bcount]
-
-    def gather(t: Tensor, grid: list[int]) -> Tensor:
-        return _ops.sparse_gather(t, *active, grid, False, True)
-
-    def scatter(blocks: Tensor, like: Tensor, grid: list[int]) -> Tensor:
-        base = zeros4(blocks, like.shape, is_channels_last(like))
-        return _ops.sparse_scatter(blocks, *active, base, grid, True, False, False)
-
+    """On the list: the activation's, then two convolutions, of the gradient and of x."""
+    x, weight, bias, residual, *lists, slope, x_indices, x_count, x_map, y = ctx.saved_tensors
+    grid, x_grid = ctx.grids
+    lists = [*lists, grid]
     need_x, need_weight, need_bias, need_residual = ctx.needs_input_grad[:4]
-    grad_x = grad_weight = grad_bias = grad_residual = grad_slope = None
-    grad_blocks, x_blocks = gather(grad, ctx.grid), gather(x, in_grid)
+    window, groups, tf32 = ctx.window, ctx.groups, ctx.tf32
+    kernel = weight.shape[2:]
+    given, masked, grad_slope = grad, False, None
     if ctx.activation != "none":
-        z = F.conv2d(
-            x_blocks, weight, None if bias is None else bias.to(x.dtype), ctx.stride, 0, ctx.dilation, ctx.groups
+
+        def again() -> Tensor:
+            before = None if ctx.after else residual
+            return _ops.sparse_conv2d(x, weight, bias, before, *lists, *window, groups, "none", 0.0, tf32)
+
+        # Its place in needs_input_grad depends on which defaults a call has left out.
+        want_slope = slope is not None and slope.requires_grad
+        given, grad_slope = before_activation(
+            ctx.activation, ctx.param, slope, ctx.after, y, again, grad, lists, want_slope
         )
-        if residual is not None and not ctx.after:
-            z = z + gather(residual, ctx.grid)
-        if slope is not None and slope.requires_grad:  # its place depends on which defaults a call has left out
-            grad_slope = slope_backward(grad_blocks, z, slope)
-        grad_blocks = activation_backward(ctx.activation, grad_blocks, z, ctx.param, slope)
-    if need_x or need_weight:
-        grad_x, grad_weight, _ = _aten.convolution_backward(
-            grad_blocks,
-            x_blocks,
-            weight,
-            None,
-            ctx.stride,
-            [0, 0],
-            ctx.dilation,
-            False,
-            [0, 0],
-            ctx.groups,
-            [need_x, need_weight, False],
-        )
-        if need_x:
-            grad_x = scatter(grad_x, x, in_grid)
-    if need_bias and bias is not None:
-        grad_bias = grad_blocks.sum((0, 2, 3), dtype=torch.float64).to(bias.dtype)
+        masked = True
+    grad_x = grad_weight = grad_bias = grad_residual = None
+    if need_weight or (need_bias and bias is not None):
+        wanted = need_bias and bias is not None
+        grad_weight, summed = weight_gradient(x, given, lists, weight, window, groups, tf32, wanted)
+        if wanted:
+            grad_bias = summed.to(bias.dtype)
+        if not need_weight:
+            grad_weight = None
+    if need_x:
+        x_lists: Any = [x_indices, x_count, x_map, x_grid]
+        if x_indices is None:
+            x_lists = read_lists(lists, kernel, window, x.shape[2:])
+        # One pixel for one, of the same list: nothing else is read.
+        same = [list(kernel), *map(list, window[:2])] == [[1, 1], [1, 1], [0, 0]] and x_lists[2] is lists[2]
+        if not masked and not same:
+            given, masked = masked_gradient(given, lists[2], grid), True
+        grad_x = input_gradient(given, weight, x, lists, x_lists, window, groups, tf32)
     if need_residual and residual is not None:
-        grad_residual = scatter(gather(grad, ctx.grid) if ctx.after else grad_blocks, residual, ctx.grid)
-    return grad_x, grad_weight, grad_bias, grad_residual, *[None] * 11, grad_slope, None
+        if ctx.after:
+            grad_residual = masked_gradient(grad, lists[2], grid)
+        else:
+            grad_residual = given if masked else masked_gradient(given, lists[2], grid)
+    return grad_x, grad_weight, grad_bias, grad_residual, *[None] * 11, grad_slope, *[None] * 5
 
 
 torch.library.register_autograd("sbnet::sparse_conv2d", _sparse_conv2d_backward, setup_context=_sparse_conv2d_setup)

@@ -6,17 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from sbnet.active import ActiveBlocks, Fringe
 from sbnet.geometry import conv_transpose_output_size
 from sbnet.ops.common import empty4, is_channels_last, mark_written, refuse_meta_mix, require_tensor
-from sbnet.ops.masked.conv import activation_backward, activation_name, autocast, channel_slopes, slope_backward
-from sbnet.ops.masked.layer import in_place_fake, layer_inputs, layer_output, pairs
+from sbnet.ops.masked.conv import activation_name, autocast, channel_slopes
+from sbnet.ops.masked.conv_grad import before_activation, masked_gradient, weight_gradient, writing_lists
+from sbnet.ops.masked.layer import in_place_fake, input_list, layer_inputs, layer_output, pairs
 
 _ops = torch.ops.sbnet
-_aten = torch.ops.aten
 
 
 def sparse_conv_transpose2d(
@@ -35,6 +34,7 @@ def sparse_conv_transpose2d(
     residual: Tensor | None = None,
     allow_tf32: bool = False,
     slope: Tensor | None = None,
+    x_active: ActiveBlocks | None = None,
 ) -> Tensor:
     """Transposed convolution ("deconvolution") computed on active blocks of the OUTPUT plane only; zeros elsewhere.
 
@@ -48,7 +48,7 @@ def sparse_conv_transpose2d(
         bias: [K] of x's dtype or float32, or None.
         active: active blocks of the output plane (the tiling grid of `sbnet.conv_transpose_output_size`).
         stride, padding, output_padding, dilation, groups: as in F.conv_transpose2d.
-        activation, negative_slope, slope, residual, allow_tf32: as in `sparse_conv2d`.
+        activation, negative_slope, slope, residual, allow_tf32, x_active: as in `sparse_conv2d`.
 
     Returns:
         [N,K,H_out,W_out] in x's memory format. Differentiable with respect to x, weight, bias, residual and
@@ -67,7 +67,7 @@ def sparse_conv_transpose2d(
     return _ops.sparse_conv_transpose2d(
         x, weight, bias, residual, *lists[:2], active.block_map, lists[2],
         *pairs(op, stride=stride, padding=padding, output_padding=output_padding, dilation=dilation),
-        groups, activation_name(op, activation), negative_slope, allow_tf32, slope,
+        groups, activation_name(op, activation), negative_slope, allow_tf32, slope, *input_list(op, x, x_active),
     )  # fmt: skip
 
 
@@ -135,6 +135,10 @@ def _sparse_conv_transpose2d_fake(
     activation_param: float,
     allow_tf32: bool,
     slope: Tensor | None = None,
+    x_indices: Tensor | None = None,
+    x_count: Tensor | None = None,
+    x_map: Tensor | None = None,
+    x_grid: Sequence[int] = (),
 ) -> Tensor:
     refuse_meta_mix("sparse_conv_transpose2d", x, weight, bias, residual, indices, count, block_map, slope)
     torch._check(
@@ -152,36 +156,49 @@ in_place_fake("sparse_conv_transpose2d_")
 
 
 def _setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    x, weight, bias, residual, _indices, _count, block_map, *rest, slope = inputs
-    ctx.save_for_backward(x, weight, bias, residual, block_map, slope)
-    ctx.grid, *ctx.window, ctx.groups, ctx.activation, ctx.param, _ = rest
+    x, weight, bias, residual, *lists = inputs[:7]
+    grid, *ctx.window, ctx.groups, ctx.activation, ctx.param, ctx.tf32, slope = inputs[7:17]
+    ctx.grids = grid, inputs[20] if len(inputs) > 20 else []
+    x_lists = inputs[17:20] if len(inputs) > 20 else (None, None, None)
+    told = ctx.activation in ("relu", "relu6", "leaky_relu") and slope is None
+    ctx.save_for_backward(x, weight, bias, residual, *lists, slope, *x_lists, output if told else None)
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple:
-    """PyTorch's own backward of the whole plane, on the gradient of active blocks."""
-    x, weight, bias, residual, block_map, slope = ctx.saved_tensors
+    """On lists: the activation's; a convolution of the gradient; the weight's gradient with the two sides exchanged."""
+    x, weight, bias, residual, *lists, slope, x_indices, x_count, x_map, y = ctx.saved_tensors
+    grid, x_grid = ctx.grids
+    lists = [*lists, grid]
     stride, padding, output_padding, dilation = ctx.window
-    grad, grad_slope = _ops.sparse_fill(grad, block_map, ctx.grid, 0.0), None
-    if ctx.activation != "none":
-        own = None if bias is None else bias.to(x.dtype)
-        z = F.conv_transpose2d(x, weight, own, stride, padding, output_padding, ctx.groups, dilation)
-        z = z if residual is None else z + residual
-        if slope is not None and ctx.needs_input_grad[-1]:
-            grad_slope = slope_backward(grad, _ops.sparse_fill(z, block_map, ctx.grid, 0.0), slope)
-        grad = activation_backward(ctx.activation, grad, z, ctx.param, slope)
-        if ctx.activation not in ("none", "relu", "relu6", "leaky_relu"):  # a product with z, which may be anything
-            grad = _ops.sparse_fill(grad, block_map, ctx.grid, 0.0)
+    window, groups, tf32, grad_slope = (stride, padding, dilation), ctx.groups, ctx.tf32, None
+    if ctx.activation == "none":
+        given = masked_gradient(grad, lists[2], grid)
+    else:
+
+        def again() -> Tensor:
+            return _ops.sparse_conv_transpose2d(
+                x, weight, bias, residual, *lists, stride, padding, output_padding, dilation, groups, "none", 0.0, tf32
+            )
+
+        want_slope = slope is not None and slope.requires_grad
+        given, grad_slope = before_activation(
+            ctx.activation, ctx.param, slope, False, y, again, grad, lists, want_slope
+        )
     need_x, need_weight, need_bias, need_residual = ctx.needs_input_grad[:4]
     grad_x = grad_weight = grad_bias = None
     if need_x or need_weight:
-        grad_x, grad_weight, _ = _aten.convolution_backward(
-            grad, x, weight, None, stride, padding, dilation, True, output_padding, ctx.groups,
-            [need_x, need_weight, False],
-        )  # fmt: skip
+        if x_indices is None:
+            x_lists = writing_lists(lists, weight.shape[2:], window, x.shape[2:], grad.shape[2:])
+        else:
+            x_lists = [x_indices, x_count, x_map, x_grid]
+        if need_x:
+            grad_x = _ops.sparse_conv2d(given, weight, None, None, *x_lists, *window, groups, "none", 0.0, tf32)
+        if need_weight:
+            grad_weight, _ = weight_gradient(given, x, x_lists, weight, window, groups, tf32, False)
     if need_bias and bias is not None:
-        grad_bias = grad.sum((0, 2, 3), dtype=torch.float64).to(bias.dtype)
-    grad_residual = grad if need_residual and residual is not None else None
-    return grad_x, grad_weight, grad_bias, grad_residual, *[None] * 12, grad_slope
+        grad_bias = given.sum((0, 2, 3), dtype=torch.float32).to(bias.dtype)
+    grad_residual = given if need_residual and residual is not None else None
+    return grad_x, grad_weight, grad_bias, grad_residual, *[None] * 12, grad_slope, *[None] * 4
 
 
 torch.library.register_autograd("sbnet::sparse_conv_transpose2d", _backward, setup_context=_setup)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sbnet.active import ActiveBlocks, Fringe
+from sbnet.active import ActiveBlocks, BlockGrid, Fringe
 from sbnet.geometry import to_pair
 from sbnet.ops.common import (
     check_active,
@@ -31,6 +31,18 @@ def layer_inputs(op: str, x: Tensor, active: ActiveBlocks) -> tuple[Tensor, Tens
     require_batch(op, x, active)
     check_active(op, active)
     return active.indices, active.count, active.grid.numbers()
+
+
+def input_list(op: str, x: Tensor, active: ActiveBlocks | None) -> tuple[Tensor | None, Tensor | None, Any, list[int]]:
+    """(indices, count, block map, grid) of the list of x's own plane, which its gradient is wanted on."""
+    if active is None:
+        return None, None, None, []
+    require_active(f"{op}: x_active", active)
+    require_batch(op, x, active)
+    wanted = BlockGrid.cover(x.shape[2:], active.grid.bsize)
+    if active.grid != wanted:
+        raise ValueError(f"sbnet::{op}: x_active: expected the blocks of x's plane, {wanted}, got {active.grid}")
+    return active.indices, active.count, active.block_map, active.grid.numbers()
 
 
 def layer_output(
@@ -78,21 +90,26 @@ def layer_fakes(op: str, size: Callable[..., Sequence[Any]] = lambda shape, *_: 
     in_place_fake(f"{op}_")
 
 
-def whole_gradient(op: str, whole: Callable[..., Tensor]) -> None:
+def whole_gradient(op: str, whole: Callable[..., Tensor], on_blocks: Callable[..., Any] | None = None) -> None:
     """Registers PyTorch's own gradient of whole(*tensors before the lists, inside, *what follows the grid).
 
-    It says what the op gives, zeros where nothing is active; inside [N,1,H,W] bool: the active pixels.
+    It says what the op gives, zeros where nothing is active; inside [N,1,H,W] bool: the active pixels. on_blocks(ctx,
+    grad, tensors, block map, lists) gives the gradients of the tensors by ops of their own, or None.
     """
     names = _names(op)
     tensors = next(k for k, name in enumerate(names) if name in ("indices", "block_map"))
     at, after = names.index("block_map"), names.index("grid") + 1
 
     def setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[:tensors], inputs[at])
+        lists = inputs[tensors : tensors + 2] if on_blocks is not None else ()
+        ctx.save_for_backward(*inputs[:tensors], inputs[at], *lists)
         ctx.grid, ctx.numbers = inputs[after - 1], inputs[after:]
 
     def backward(ctx: Any, grad: Tensor) -> tuple:
-        *saved, block_map = ctx.saved_tensors
+        saved, (block_map, *lists) = ctx.saved_tensors[:tensors], ctx.saved_tensors[tensors:]
+        found = None if on_blocks is None else on_blocks(ctx, grad, saved, block_map, lists)
+        if found is not None:
+            return *found, *[None] * (len(names) - tensors)
         wanted = [k for k in range(tensors) if ctx.needs_input_grad[k]]
         with torch.enable_grad():
             leaves = [None if t is None else t.detach().requires_grad_(k in wanted) for k, t in enumerate(saved)]

@@ -3,6 +3,7 @@ LayerNorm and softmax."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sbnet.active import ActiveBlocks, Fringe
-from sbnet.ops.common import mark_written, require_tensor
+from sbnet.ops.common import empty4, is_channels_last, mark_written, refuse_meta_mix, require_tensor
 from sbnet.ops.masked.layer import layer_fakes, layer_inputs, layer_output, whole_gradient
 
 _ops = torch.ops.sbnet
@@ -175,4 +176,27 @@ def norm_whole(
 
 
 layer_fakes("sparse_norm2d")
-whole_gradient("sparse_norm2d", norm_whole)
+
+
+def _on_blocks(ctx: Any, grad: Tensor, saved: Sequence[Any], block_map: Tensor, lists: Sequence[Tensor]) -> Any:
+    """The gradient of a layer norm, by an op of its own."""
+    x, weight, bias = saved
+    method, _groups, eps = ctx.numbers
+    if method != "layer" or x.shape[1] > MOST_CHANNELS or torch.is_grad_enabled():
+        return None
+    given, params = _ops.sparse_layer_norm2d_backward(grad, x, weight, *lists, block_map, ctx.grid, eps)
+    of_params = (None if t is None else row.to(t.dtype) for t, row in zip((weight, bias), params, strict=True))
+    return given, *of_params
+
+
+MOST_CHANNELS = 2048  # of the op
+whole_gradient("sparse_norm2d", norm_whole, _on_blocks)
+
+
+@torch.library.register_fake("sbnet::sparse_layer_norm2d_backward")
+def _backward_fake(
+    grad: Tensor, x: Tensor, weight: Tensor | None, indices: Tensor, count: Tensor, block_map: Tensor,
+    grid: list[int], eps: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    refuse_meta_mix("sparse_layer_norm2d_backward", grad, x, weight, indices, count, block_map)
+    return empty4(x, x.shape, is_channels_last(x)), x.new_empty((2, x.shape[1]), dtype=torch.float32)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sbnet.active import ActiveBlocks, Fringe
 from sbnet.geometry import pool_output_size, to_pair
+from sbnet.ops.common import empty4, is_channels_last, refuse_meta_mix
 from sbnet.ops.masked.layer import layer_fakes, pairs, run_layer, run_layer_
 
 _ops = torch.ops.sbnet
@@ -144,18 +145,48 @@ def _setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
 
 
 def _max_backward(ctx: Any, grad: Tensor) -> tuple:
-    """PyTorch's own backward of the whole plane, whose ties and NaN are the rule, on the gradient of active blocks."""
     x, block_map = ctx.saved_tensors
-    grad = _ops.sparse_fill(grad, block_map, ctx.grid, 0.0)
-    _, at = _aten.max_pool2d_with_indices(x, *ctx.window)
-    return _aten.max_pool2d_with_indices_backward(grad, x, *ctx.window, at), *[None] * 9
+    kernel, stride, padding, dilation, ceil = ctx.window
+    given = _ops.sparse_pool2d_grad(
+        grad, x, block_map, ctx.grid, True, kernel, stride, padding, dilation, ceil, True, 0
+    )
+    return given, *[None] * 9
 
 
 def _avg_backward(ctx: Any, grad: Tensor) -> tuple:
     x, block_map = ctx.saved_tensors
-    grad = _ops.sparse_fill(grad, block_map, ctx.grid, 0.0)
-    return _aten.avg_pool2d_backward(grad, x, *ctx.window), *[None] * 10
+    kernel, stride, padding, ceil, counted, divisor = ctx.window
+    given = _ops.sparse_pool2d_grad(
+        grad, x, block_map, ctx.grid, False, kernel, stride, padding, [1, 1], ceil, counted, divisor or 0
+    )
+    return given, *[None] * 10
 
 
 torch.library.register_autograd("sbnet::sparse_max_pool2d", _max_backward, setup_context=_setup)
 torch.library.register_autograd("sbnet::sparse_avg_pool2d", _avg_backward, setup_context=_setup)
+
+
+@torch.library.register_fake("sbnet::sparse_pool2d_grad")
+def _grad_fake(grad: Tensor, x: Tensor, block_map: Tensor, *_: Any) -> Tensor:
+    refuse_meta_mix("sparse_pool2d_grad", grad, x, block_map)
+    return empty4(x, x.shape, is_channels_last(x))
+
+
+def _grad_setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    _grad, x, block_map, ctx.grid, ctx.maximum, *ctx.window = inputs
+    ctx.save_for_backward(x, block_map)
+
+
+def _grad_backward(ctx: Any, grad: Tensor) -> tuple:
+    """It is linear in dy: of an average, the average again; of a maximum, what is where the maximum was."""
+    x, block_map = ctx.saved_tensors
+    kernel, stride, padding, dilation, ceil, counted, divisor = ctx.window
+    if ctx.maximum:
+        y, at = _aten.max_pool2d_with_indices(x, kernel, stride, padding, dilation, ceil)
+        given = grad.flatten(2).gather(2, at.flatten(2)).view_as(y)
+    else:
+        given = _aten.avg_pool2d(grad, kernel, stride, padding, ceil, counted, divisor or None)
+    return _ops.sparse_fill(given, block_map, ctx.grid, 0.0), *[None] * 11
+
+
+torch.library.register_autograd("sbnet::sparse_pool2d_grad", _grad_backward, setup_context=_grad_setup)

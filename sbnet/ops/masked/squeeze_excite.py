@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sbnet.active import ActiveBlocks
-from sbnet.ops.common import empty4, refuse_meta_mix, require_tensor
-from sbnet.ops.masked.layer import layer_inputs, whole_gradient
+from sbnet.ops.common import empty4, mark_written, refuse_gradient, refuse_meta_mix, require_tensor
+from sbnet.ops.masked.layer import in_place_fake, layer_inputs, whole_gradient
 
 _ops = torch.ops.sbnet
 
@@ -57,6 +57,37 @@ def sparse_squeeze_excite2d(
     return _ops.sparse_squeeze_excite2d(x, weight1, weight2, bias1, bias2, active.block_map, grid, activation, gate)
 
 
+def sparse_squeeze_excite2d_(
+    x: Tensor,
+    active: ActiveBlocks,
+    weight1: Tensor,
+    bias1: Tensor | None,
+    weight2: Tensor,
+    bias2: Tensor | None,
+    out: Tensor,
+    *,
+    activation: str = "relu",
+    gate: str = "sigmoid",
+) -> None:
+    """x times what `sparse_squeeze_excite2d` gives, in the active blocks of `out`; the rest of it stays as it was. On
+    Hopper it is one launch, which reads x again from the cache.
+
+    Args:
+        out: [N,C,H,W] of x's dtype, any layout; must not share memory with x.
+        others: as `sparse_squeeze_excite2d`.
+
+    Raises:
+        RuntimeError, ValueError, TypeError: as `sparse_squeeze_excite2d`.
+    """
+    op = "sparse_squeeze_excite2d_"
+    _, _, grid = layer_inputs(op, x, active)
+    for name, tensor in (("weight1", weight1), ("weight2", weight2), ("out", out)):
+        require_tensor(op, name, tensor)
+    refuse_gradient(op, op.rstrip("_"), x, weight1, bias1, weight2, bias2, out)
+    _ops.sparse_squeeze_excite2d_(x, weight1, weight2, bias1, bias2, active.block_map, grid, activation, gate, out)
+    mark_written(out)
+
+
 def squeeze_excite_whole(
     x: Tensor,
     weight1: Tensor,
@@ -93,6 +124,9 @@ def _sparse_squeeze_excite2d_fake(
 ) -> Tensor:
     refuse_meta_mix("sparse_squeeze_excite2d", x, weight1, weight2, bias1, bias2, block_map)
     return empty4(x, (x.shape[0], x.shape[1], 1, 1), True)
+
+
+in_place_fake("sparse_squeeze_excite2d_")
 
 
 whole_gradient("sparse_squeeze_excite2d", squeeze_excite_whole)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from sbnet.active import ActiveBlocks
 from sbnet.ops.common import check_active, refuse_meta_mix, require_active, require_batch, require_tensor
-from sbnet.ops.masked.conv import activation_backward, activation_name, autocast
+from sbnet.ops.masked.conv import activation_name, autocast
+from sbnet.ops.masked.conv_grad import activation_backward
 from sbnet.ops.weights.conv_layout import ConvLayout, layout_of_lists
 from sbnet.ops.weights.conv_product import convolve_by_product, hopper_convolves, product_of
 

@@ -18,7 +18,8 @@ from sbnet.ops.common import (
     require_tensor,
     zeros4,
 )
-from sbnet.ops.masked.conv import activation_backward, activation_name, autocast
+from sbnet.ops.masked.conv import activation_name, autocast
+from sbnet.ops.masked.conv_grad import activation_backward
 from sbnet.ops.weights.layout import BlockLayout
 from sbnet.ops.weights.matmul import require_layout
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from sbnet.ops.common import refuse_meta_mix, require_tensor
-from sbnet.ops.masked.conv import activation_backward, activation_name, autocast
+from sbnet.ops.masked.conv import activation_name, autocast
+from sbnet.ops.masked.conv_grad import activation_backward
 from sbnet.ops.weights.layout import BlockLayout
 
 _ops = torch.ops.sbnet

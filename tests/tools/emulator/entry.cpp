@@ -1,5 +1,6 @@
 // What test_emulator.py calls.
 #include "conv_case.h"
+#include "core/masked/conv_patches.h"
 #include "core/masked/conv_select.h"
 #include "cuda/common.cuh"
 #include "cuda/masked/conv_portable.cuh"
@@ -37,9 +38,9 @@ __attribute__((visibility("default"))) int emulate_conv(const Case* given, char*
   const ConvKernel chosen = select_conv(p, 90).kernel;
   const bool pointwise = chosen == ConvKernel::kHopper1x1;
   if (v.kernel == 0 && pointwise) return told(sm90::conv1x1(p, device, nullptr), message, room);
-  if (v.kernel == 1 && pointwise) return told(sm90::conv1x1_wide(p, device, nullptr), message, room);
-  if (v.kernel == 2 && pointwise && sm90::conv1x1_split_takes(p))
-    return told(sm90::conv1x1_split(p, device, nullptr), message, room);
+  if (v.kernel == 1 && pointwise) return told(sm90::conv1x1_wide(as_patches(p), device, nullptr), message, room);
+  if (v.kernel == 2 && pointwise && sm90::conv1x1_split_takes(as_patches(p)))
+    return told(sm90::conv1x1_split(as_patches(p), device, nullptr), message, room);
   if (v.kernel == 3 && chosen == ConvKernel::kHopper3x3) return told(sm90::conv3x3(p, device, nullptr), message, room);
   if (v.kernel == 4 && chosen == ConvKernel::kHopperStem)
     return told(sm90::conv_stem(p, device, nullptr), message, room);

@@ -78,6 +78,8 @@ template <class F>
 __device__ __forceinline__ void by_activation(const Args& a, F&& run) {
   if (is_max(a.activation))
     run(Known<true>());
+  else if (is_gated(a.activation))
+    run(Gated());
   else
     run(Known<false>());
 }

@@ -21,9 +21,10 @@ Status conv3x3(const Conv2dParams& p, const DeviceInfo& device, CUstream_st* str
 bool conv3x3_stride2_pays(const Conv2dParams& p, const DeviceInfo& device);
 Status conv3x3_stride2(const Conv2dParams& p, const DeviceInfo& device, CUstream_st* stream);
 
-// 1x1, stride 1 or 2, no padding.
+// 1x1, stride 1 or 2, no padding; or as large a kernel as the stride.
 Status conv1x1(const Conv2dParams& p, const DeviceInfo& device, CUstream_st* stream);
-// Of a convolution that conv1x1 serves, with many tiles and many channels: is this the faster way?
+// Of a convolution that conv1x1 serves, as as_patches() gives it (core/masked/conv_patches.h), with many tiles and many
+// channels: is this the faster way?
 bool conv1x1_wide_pays(const Conv2dParams& p, const DeviceInfo& device);
 Status conv1x1_wide(const Conv2dParams& p, const DeviceInfo& device, CUstream_st* stream);
 // Are there input channels enough for this one? With few tiles it is the faster way then.

@@ -1,10 +1,11 @@
 // Block-sparse 1x1 convolution for Hopper: y = activation(x w^T + bias + residual) on the active blocks of y.
 //
-// Stride 1 or 2, fp16 or bf16 with fp32 sums, channel-last. It is bound by memory, so all is about bytes under way. A
-// tile is 64 or 128 pixels (cells of 8x8 or 4x4, of any blocks) x up to 256 output channels. One to four warpgroups
-// form a group, 64 channels each of one tile; a CTA holds two groups if it has warpgroups for them. Each has a producer
-// warp and a ring of input slices (64 channels of the tile's pixels) of its own. A CTA keeps to its output channels, so
-// that their weights stay in shared memory if they fit; otherwise they come slice by slice with the input.
+// Stride 1 or 2, or windows of any size that lie side by side, fp16 or bf16 with fp32 sums, channel-last. It is bound
+// by memory, so all is about bytes under way. A tile is 64 or 128 pixels (cells of 8x8 or 4x4, of any blocks) x up to
+// 256 output channels. One to four warpgroups form a group, 64 channels each of one tile; a CTA holds two groups if it
+// has warpgroups for them. Each has a producer warp and a ring of input slices (64 channels of the tile's pixels) of
+// its own. A CTA keeps to its output channels, so that their weights stay in shared memory if they fit; otherwise they
+// come slice by slice with the input.
 //
 //   warps 0-15   WGMMA and epilogue
 //   warps 16-17  a producer per group: schedule, input
@@ -142,7 +143,8 @@ Status launch(const Plan& plan, const Maps& maps, const Args& a, const DeviceInf
 
 }  // namespace
 
-Status conv1x1(const Conv2dParams& p, const DeviceInfo& device, CUstream_st* stream) {
+Status conv1x1(const Conv2dParams& given, const DeviceInfo& device, CUstream_st* stream) {
+  const Conv2dParams p = as_patches(given);
   if (conv1x1_wide_pays(p, device)) return conv1x1_wide(p, device, stream);
   if (conv1x1_split_takes(p)) return conv1x1_split(p, device, stream);
   Args a = {};

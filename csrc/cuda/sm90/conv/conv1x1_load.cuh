@@ -62,6 +62,15 @@ struct Finder {
   }
 };
 
+// Slice c of a unit's input; cells that are not there come as zeros.
+__device__ __forceinline__ void load_input(const Args& a, uint32_t to, const CUtensorMap* map, uint32_t full, int c,
+                                           const int4& unit) {
+  if (!a.patches) return tma_load(to, map, full, c * 64, unit.z, unit.y, unit.x);
+  uint32_t row, slice;
+  a.row_slices.divmod(c, &row, &slice);
+  tma_load(to, map, full, slice * 64, unit.z, unit.y, row, unit.x);
+}
+
 // Tells group `group` a unit of its tile `made`. The lane that found it arrives on the barrier itself: no warp sync.
 __device__ __forceinline__ void announce_unit(uint32_t smem, int4* units, int group, int made, int member, int4 unit) {
   const int slot = group * kTileSlots + made % kTileSlots;
@@ -113,8 +122,7 @@ __device__ __forceinline__ void produce(const Args& a, const Maps& maps, uint32_
       }
       __syncwarp();
       const uint32_t full = smem + kFull + 8 * (group * kMaxStages + stage), to = smem + ring + stage * a.stage_bytes;
-      // Cells that are not there come as zeros.
-      if (mine) tma_load(to + member * a.cell, &maps.of[finder.flat].x, full, c * 64, unit.z, unit.y, unit.x);
+      if (mine) load_input(a, to + member * a.cell, &maps.of[finder.flat].x, full, c, unit);
       if (++stage == a.stages) stage = 0, phase ^= 1;
     }
     ++made;

@@ -1,6 +1,7 @@
 // How a launch of a Hopper 1x1 convolution is cut: its arguments, tiles and shared memory. See conv1x1.cu,
 // conv1x1_wide.cu and conv1x1_split.cu.
 #pragma once
+#include "core/masked/conv_patches.h"
 #include "cuda/sm90/conv/conv_host.cuh"
 
 namespace sbnet::sm90::conv1x1_detail {
@@ -35,6 +36,8 @@ struct Maps {
 
 struct Args : CommonArgs {
   int C, slices;
+  FastDiv row_slices;                   // of patches: slices of one of their rows
+  bool patches;                         // core/masked/conv_patches.h
   int flat_count, pixels;               // of a list of all blocks, -1 if it is not to be taken as flat; N * H * W
   int wide, groups;                     // warpgroups per group, groups per CTA
   int slabs;                            // of 64 output channels, of a tile
@@ -50,20 +53,20 @@ struct Args : CommonArgs {
 };
 
 // A list that counts as many rows as there are blocks is taken as one row of pixels, cut without regard to blocks,
-// where cells would reach over the edge of the plane (or `always`) and all pixels lie in a row.
+// where cells are small or would reach over the edge of the plane (or `always`) and all pixels lie in a row.
 inline bool in_a_row(const TensorView& t) {
   const Plane p = plane_of(t);
   return p.y == p.x * t.size[3] && p.n == p.y * t.size[2];
 }
 inline void allow_flat(const Conv2dParams& p, Args* a, bool always = false) {
   const double pixels = static_cast<double>(a->N) * a->H * a->W;
-  const bool pays = always || a->H % a->side || a->W % a->side;
+  const bool pays = always || a->side < 8 || a->H % a->side || a->W % a->side;
   // A phase of a transposed convolution may write another plane than the one it reads.
   const bool same = p.x.size[2] == p.y.size[2] && p.x.size[3] == p.y.size[3];
   const bool rows = same && in_a_row(p.x) && in_a_row(p.y) && (!p.residual.data || in_a_row(p.residual));
   const double blocks = static_cast<double>(a->N) * a->grid_h * a->grid_w;
   a->flat_count = -1;
-  if (!pays || p.stride[0] != 1 || !rows || pixels >= INT32_MAX / 2 || blocks > a->capacity) return;
+  if (!pays || p.stride[0] != 1 || !is_pixelwise(p) || !rows || pixels >= INT32_MAX / 2 || blocks > a->capacity) return;
   a->flat_count = static_cast<int>(blocks);
   a->pixels = static_cast<int>(pixels);
 }
@@ -79,8 +82,18 @@ inline Status box_maps(Maps* maps, CUtensorMap PlaneMaps::* which, const char* n
   SBNET_TRY(plane_map(&(maps->of[0].*which), name, t, a.side, rows, step));
   return a.flat_count < 0 ? ok_status() : flat_map(&(maps->of[1].*which), name, t, row);
 }
-// Whole cells of the input.
+// Whole cells of the input; of patches one of their rows.
 inline Status input_maps(Maps* maps, const Conv2dParams& p, const Args& a) {
+  if (a.patches) {
+    const Plane x = plane_of(p.x);
+    const int64_t rows = p.weight.size[2];
+    const cuuint64_t size[5] = {cuuint64_t(p.x.size[1] / rows), cuuint64_t(p.x.size[3]), cuuint64_t(p.x.size[2]),
+                                cuuint64_t(rows), cuuint64_t(p.x.size[0])};
+    const cuuint64_t stride[4] = {cuuint64_t(x.x) * 2, cuuint64_t(x.y) * 2, cuuint64_t(x.y / rows) * 2,
+                                  cuuint64_t(x.n) * 2};
+    const cuuint32_t box[5] = {64, cuuint32_t(a.side), cuuint32_t(a.side), 1, 1};
+    return make_map(&maps->of[0].x, p.x.dtype, "x", 5, x.data, size, stride, box);
+  }
   return box_maps(maps, &PlaneMaps::x, "x", p.x, a, a.side, a.side * a.side, p.stride[0]);
 }
 // Of 128 channels: a pixel's lie side by side, in two rows of shared memory. Where memory is what takes time, boxes of
@@ -104,6 +117,8 @@ inline int cut_cells(const Conv2dParams& p, Args* a) {
   const int per_block = p.active.grid.size[0] / cell * per_row;
   a->C = static_cast<int>(p.x.size[1]);
   a->slices = (a->C + 63) / 64;
+  a->patches = !is_pixelwise(p);
+  a->row_slices = FastDiv(a->patches ? a->slices / p.weight.size[2] : 1);
   a->side = cell;
   a->cell = cell * cell * 128;
   a->units_per_block = FastDiv(per_block);

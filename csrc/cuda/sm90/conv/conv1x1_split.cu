@@ -121,9 +121,7 @@ __device__ __forceinline__ void produce_split(const Args& a, const Maps& maps, u
       }
       __syncwarp();
       const uint32_t full = smem + kFull + 8 * stage, to = smem + kRingAt + stage * kStage;
-      if (mine)  // cells that are not there come as zeros
-        tma_load(to + wg * kSlab + finder.member * a.cell, &maps.of[finder.flat].x, full, c * 64, unit.z, unit.y,
-                 unit.x);
+      if (mine) load_input(a, to + wg * kSlab + finder.member * a.cell, &maps.of[finder.flat].x, full, c, unit);
       if (++stage == kStages) stage = 0, phase ^= 1;
     }
   }

@@ -89,9 +89,8 @@ __device__ __forceinline__ void produce_streamed(const Args& a, const Maps& maps
       }
       __syncwarp();
       const uint32_t full = smem + kFull + 8 * stage, to = smem + a.ring_at + stage * a.stage_bytes;
-      if (mine)  // cells that are not there come as zeros
-        tma_load(to + (which & 1) * kSlab + finder.member * a.cell, &maps.of[finder.flat].x, full, c * 64,
-                 finder.unit.z, finder.unit.y, finder.unit.x);
+      if (mine)
+        load_input(a, to + (which & 1) * kSlab + finder.member * a.cell, &maps.of[finder.flat].x, full, c, finder.unit);
       if (++stage == a.stages) stage = 0, phase ^= 1;
     }
     if (begins) announce(h + 2);

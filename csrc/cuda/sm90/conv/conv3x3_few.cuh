@@ -201,12 +201,11 @@ __device__ __forceinline__ void consume_few(const Args& a, uint32_t smem, uint8_
         });
       };
       const bool simple = ends_in_max(a);
-      if (a.after) activate_pair();
-      if (a.residual.data) {
-        const float2 more = unpack<T>(added[m]);
-        v[0] += more.x, v[1] += more.y;
-      }
-      if (!simple && !a.after) activate_pair();
+      const float2 more = unpack<T>(added[m]);  // zeros without a residual
+      const bool before = a.residual.data && !a.after;
+      if (before) v[0] += more.x, v[1] += more.y;
+      if (!simple) activate_pair();
+      if (a.residual.data && a.after) v[0] += more.x, v[1] += more.y;
       uint32_t packed = pack<T>(v[0], v[1]);
       if (simple) packed = max_pair<T>(packed, low);
       int pixel, channel;

@@ -102,6 +102,7 @@ inline void fill_common(const Conv2dParams& p, CommonArgs* a) {
   a->plane_h = FastDiv(a->H);
   a->plane_w = FastDiv(a->W);
   a->activation = p.activation;
+  gate_of(p.activation, a->gate);
   a->after = adds_after(p);
   a->low = p.activation == Activation::kNone ? -INFINITY : 0.f;
   a->slope = p.activation_param;

@@ -183,6 +183,8 @@ __device__ void consume(const ArgsStem& a, const CUtensorMap* map, uint32_t smem
     };
     if (is_max(a.activation))
       finish(Known<true>());
+    else if (is_gated(a.activation))
+      finish(Gated());
     else
       finish(Known<false>());
     fence_async_proxy();

@@ -268,7 +268,7 @@ __device__ __forceinline__ void stage_sums(const TileArgs& a, const float* sums,
   float v[1][kRows / 2];
 #pragma unroll
   for (int e = 0; e < kRows / 2; ++e) v[0][e] = sums[e] + (e & 2 ? bias.high : bias.low);
-  activate(a.activation, a.activation_param, v);
+  activate<true>(a.activation, a.activation_param, v);
   const int lane = threadIdx.x & 31, w4 = threadIdx.x >> 5 & 3, i = lane & 7, mat = lane >> 3;
   const uint32_t to = staging + ((mat >> 1) * 8 + i) * 128 + (((w4 * 2 + (mat & 1)) ^ i) << 4);
 #pragma unroll

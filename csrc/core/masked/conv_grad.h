@@ -1,0 +1,21 @@
+// Gradient of a block-sparse convolution's weight, and of its bias:
+//   dW[k, c, r, s] = sum of dy[n, k, i, j] * x[n, c, i * stride + r * dilation - padding, ...] over the active pixels,
+// the products of whole rows summed in float32 in a fixed order. (The gradient of x is a convolution itself.)
+#pragma once
+#include "core/masked/conv.h"
+
+namespace sbnet {
+
+struct ConvWeightGradParams {
+  Conv2dParams conv;  // x; y: dy, read in active blocks alone; weight: sizes; stride, padding, dilation, groups,
+                      // allow_tf32, active. Nothing else of it is read.
+  TensorView weight;  // [K, C/groups, R, S] of x.dtype, any strides: what is written
+  float* bias;        // [K]: the sums of dy, or null
+};
+
+// Shapes, dtypes, grid against plane. Everything a kernel relies on.
+SBNET_EXPORT Status validate(const ConvWeightGradParams& p);
+
+}  // namespace sbnet
+
+SBNET_DECLARE_WITH_WORKSPACE_OF_DEVICE(sparse_conv2d_weight_grad, ConvWeightGradParams)

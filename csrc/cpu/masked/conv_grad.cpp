@@ -1,0 +1,142 @@
+// sparse_conv2d_weight_grad on the CPU: a task is a part of the list and some channels; parts are added in order. How
+// the list is cut depends on its length and the layer alone, so that the bits do not depend on the number of threads.
+#include "core/masked/conv_grad.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/by_dtype.h"
+#include "cpu/masked/conv_grad_kernels.h"
+#include "cpu/simd/half.h"
+#include "cpu/simd/isa.h"
+
+namespace sbnet {
+namespace {
+
+constexpr int64_t kMostParts = 16, kPartBlocks = 2, kMostPartBytes = 64 << 20;
+constexpr int64_t kLine = 16;  // floats
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// How a layer is cut into tasks.
+struct Cut {
+  int64_t taps, groups, group_inputs, group_outputs, input_slices, output_slices;
+  int64_t tile_height, tile_width, patch_height, patch_width;
+  int64_t slice_floats;  // sums of one slice of channels
+  int64_t scratch_floats;
+  bool lanewise;
+
+  explicit Cut(const ConvWeightGradParams& params) {
+    const Conv2dParams& p = params.conv;
+    lanewise = is_lanewise(params);
+    taps = p.weight.size[2] * p.weight.size[3];
+    groups = lanewise ? 1 : p.groups;
+    group_inputs = lanewise ? 1 : p.weight.size[1];
+    group_outputs = p.weight.size[0] / groups;
+    input_slices = ceil_div(group_inputs, kGradInputs);
+    output_slices = ceil_div(group_outputs, kGradOutputs);
+    const int64_t height = std::min<int64_t>(p.active.grid.size[0], p.y.size[2]);
+    const int64_t width = std::min<int64_t>(p.active.grid.size[1], p.y.size[3]);
+    tile_width = std::min(width, kGradTileWidth);
+    tile_height = std::min(height, kGradTilePixels / tile_width);
+    patch_height = (tile_height - 1) * p.stride[0] + (p.weight.size[2] - 1) * p.dilation[0] + 1;
+    patch_width = (tile_width - 1) * p.stride[1] + (p.weight.size[3] - 1) * p.dilation[1] + 1;
+    const int64_t inputs = std::min(group_inputs, kGradInputs);
+    const int64_t lanes = whole_lanes(std::min(group_outputs, kGradOutputs));
+    slice_floats = (taps * inputs + 1) * lanes;  // and the biases
+    scratch_floats = kGradTilePixels * lanes + patch_height * patch_width * (lanewise ? lanes : inputs);
+    scratch_floats = ceil_div(scratch_floats, kLine) * kLine;
+  }
+  int64_t slices() const { return groups * input_slices * output_slices; }
+  int64_t parts(int64_t blocks) const {
+    const int64_t room = kMostPartBytes / std::max<int64_t>(1, slices() * slice_floats * 4);
+    return std::max<int64_t>(1, std::min({kMostParts, ceil_div(blocks, kPartBlocks), room}));
+  }
+};
+
+// What the parts of a slice found, as elements of the weight and of the bias.
+template <class T>
+void write_slice(const ConvWeightGradParams& p, const Cut& cut, const ConvGradTask& t, int64_t input,
+                 const float* sums) {
+  const int64_t lanes = whole_lanes(t.outputs), columns = p.conv.weight.size[3];
+  for (int64_t k = 0; k < t.outputs; ++k) {
+    T* to = static_cast<T*>(p.weight.data) + (t.output + k) * p.weight.stride[0];
+    for (int64_t tap = 0; tap < cut.taps; ++tap)
+      for (int64_t c = 0; c < t.inputs; ++c)
+        to[(input + c) * p.weight.stride[1] + tap / columns * p.weight.stride[2] + tap % columns * p.weight.stride[3]] =
+            from_float<T>(sums[(tap * t.inputs + c) * lanes + k]);
+  }
+  if (p.bias && !input) std::copy_n(sums + cut.taps * t.inputs * lanes, t.outputs, p.bias + t.output);
+}
+
+}  // namespace
+}  // namespace sbnet
+
+int64_t sbnet_sparse_conv2d_weight_grad_workspace_bytes_cpu(const sbnet::ConvWeightGradParams* p, int32_t threads) {
+  using namespace sbnet;
+  const Cut cut(*p);
+  return 4 * (cut.parts(p->conv.active.capacity) * cut.slices() * cut.slice_floats + kLine +
+              std::max(threads, 1) * cut.scratch_floats);
+}
+
+sbnet::Status sbnet_sparse_conv2d_weight_grad_cpu(const sbnet::ConvWeightGradParams* params, void* workspace,
+                                                  const sbnet::Parallel* parallel) {
+  using namespace sbnet;
+  const ConvWeightGradParams& p = *params;
+  SBNET_TRY(validate(p));
+  const Cut cut(p);
+  const ActiveView& active = p.conv.active;
+  const int64_t blocks = std::clamp<int64_t>(*active.count, 0, active.capacity);
+  const int64_t parts = cut.parts(blocks), tasks = parts * cut.slices();
+  float* const sums = static_cast<float*>(workspace);
+  float* const scratch = sums + ceil_div(tasks * cut.slice_floats, kLine) * kLine;
+#if defined(__x86_64__)
+  const ConvGradFunction run = chosen_isa() >= Isa::kAvx512 ? kConvGradAvx512
+                               : chosen_isa() >= Isa::kAvx2 ? kConvGradAvx2
+                                                            : kConvGradGeneric;
+#else
+  const ConvGradFunction run = kConvGradGeneric;
+#endif
+  // Slice s of all parts, without what is a part's own.
+  const auto task_of = [&](int64_t s) {
+    ConvGradTask t = {};
+    t.p = &p;
+    const int64_t output = s % cut.output_slices, input = s / cut.output_slices % cut.input_slices;
+    const int64_t group = s / (cut.output_slices * cut.input_slices);
+    t.output = group * cut.group_outputs + output * kGradOutputs;
+    t.outputs = std::min(kGradOutputs, (group + 1) * cut.group_outputs - t.output);
+    t.input = group * cut.group_inputs + input * kGradInputs;
+    t.inputs = std::min(kGradInputs, (group + 1) * cut.group_inputs - t.input);
+    t.tile_height = cut.tile_height, t.tile_width = cut.tile_width;
+    t.patch_height = cut.patch_height, t.patch_width = cut.patch_width;
+    return t;
+  };
+  const int64_t workers = std::clamp<int64_t>(parallel->threads, 1, std::max<int64_t>(tasks, 1));
+  parallel_for(*parallel, workers, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t worker = begin; worker < end; ++worker)
+      for (int64_t task = worker; task < tasks; task += workers) {
+        const int64_t s = task / parts, part = task % parts;
+        ConvGradTask t = task_of(s);
+        t.begin = blocks * part / parts, t.end = blocks * (part + 1) / parts;
+        t.sums = sums + task * cut.slice_floats;
+        t.scratch = scratch + worker * cut.scratch_floats;
+        const int64_t lanes = whole_lanes(t.outputs);
+        std::memset(t.sums, 0, sizeof(float) * static_cast<size_t>((cut.taps * t.inputs + 1) * lanes));
+        const bool first = t.input % cut.group_inputs == 0;  // biases once, not with every slice of inputs
+        t.bias = p.bias && first ? t.sums + cut.taps * t.inputs * lanes : nullptr;
+        run(t);
+      }
+  });
+  parallel_for(*parallel, cut.slices(), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t s = begin; s < end; ++s) {
+      const ConvGradTask t = task_of(s);
+      float* const own = sums + s * parts * cut.slice_floats;
+      const int64_t floats = (cut.taps * t.inputs + 1) * whole_lanes(t.outputs);
+      for (int64_t part = 1; part < parts; ++part)
+        for (int64_t k = 0; k < floats; ++k) own[k] += own[part * cut.slice_floats + k];
+      by_dtype<Half, BFloat16>(p.conv.x.dtype,
+                               [&](auto e) { write_slice<decltype(e)>(p, cut, t, t.input % cut.group_inputs, own); });
+    }
+  });
+  return ok_status();
+}

@@ -1,0 +1,70 @@
+// What the kernels of a convolution's weight gradient share: how the list is cut into parts, and who adds them.
+//
+// A part sums the products of a range of the pixel list (conv_portable.cuh), in float32, into its own [K, R*S*C/groups]
+// of the workspace; one more launch adds the parts in order. How many parts there are depends on the count, which is
+// read on the device, and on nothing that differs from run to run: the same list gives the same bits.
+#pragma once
+#include "core/masked/conv_grad.h"
+#include "cuda/masked/conv_portable.cuh"
+
+namespace sbnet::portable {
+
+constexpr const char* kGradOp = "sparse_conv2d_weight_grad";
+
+struct GradParts {
+  PixelList list;
+  int32_t most;         // parts that the workspace holds
+  int32_t chunk;        // pixels
+  int32_t part_chunks;  // that a part has at least
+  int64_t columns;      // R * S * C/groups
+  int64_t elements;     // K * columns
+  bool with_bias;
+
+  GradParts(const ConvWeightGradParams& p, int64_t tiles, int64_t wanted_ctas, int chunk_pixels, int least_chunks)
+      : list(p.conv), chunk(chunk_pixels), part_chunks(least_chunks), with_bias(p.bias) {
+    const Conv2dParams& c = p.conv;
+    columns = c.weight.size[1] * c.weight.size[2] * c.weight.size[3];
+    elements = c.weight.size[0] * columns;
+    const int64_t chunks = list.tiles(c.active.capacity, chunk), room = (int64_t{256} << 20) / (4 * elements);
+    const int64_t parts = std::min(
+        {(wanted_ctas + tiles - 1) / tiles, (chunks + least_chunks - 1) / least_chunks, std::max<int64_t>(room, 1)});
+    most = static_cast<int32_t>(std::max<int64_t>(parts, 1));
+  }
+  int64_t workspace_floats(int64_t K) const { return most * (elements + (with_bias ? K : 0)); }
+  __device__ __forceinline__ float* sums(float* workspace, int part) const { return workspace + part * elements; }
+  __device__ __forceinline__ float* biases(float* workspace, int part, int64_t K) const {
+    return workspace + most * elements + part * K;
+  }
+};
+
+// The chunks of a part. Parts past the last chunk have none, and are not added.
+struct PartRange {
+  int64_t begin, end;
+};
+__device__ __forceinline__ int64_t chunks_of_part(const GradParts& parts, int64_t chunks) {
+  const int64_t even = (chunks + parts.most - 1) / parts.most;
+  return even > parts.part_chunks ? even : parts.part_chunks;
+}
+__device__ __forceinline__ PartRange range_of_part(const GradParts& parts, int count, int part) {
+  const int64_t chunks = parts.list.tiles(count, parts.chunk), each = chunks_of_part(parts, chunks);
+  const int64_t begin = min(part * each, chunks);
+  return {begin, min(begin + each, chunks)};
+}
+__device__ __forceinline__ int parts_in_use(const GradParts& parts, int count) {
+  const int64_t chunks = parts.list.tiles(count, parts.chunk);
+  return chunks ? static_cast<int>((chunks - 1) / chunks_of_part(parts, chunks) + 1) : 0;
+}
+
+// The CTAs that fill the device twice.
+inline int64_t wanted_ctas(const DeviceInfo& device, int per_sm) { return int64_t{device.sm_count} * per_sm; }
+
+// Adds the parts: conv_grad_add.cu.
+Status add_parts(const ConvWeightGradParams& p, const GradParts& parts, const float* workspace,
+                 const DeviceInfo& device, cudaStream_t stream);
+
+// One input channel a group: conv_grad_depthwise.cu.
+GradParts depthwise_parts(const ConvWeightGradParams& p, const DeviceInfo& device);
+Status launch_grad_depthwise(const ConvWeightGradParams& p, float* workspace, const DeviceInfo& device,
+                             cudaStream_t stream);
+
+}  // namespace sbnet::portable

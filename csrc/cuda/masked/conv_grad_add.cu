@@ -1,0 +1,64 @@
+// Adds the parts of a weight gradient: some threads share an element, and add every so manieth part of it, then what
+// they found in order.
+#include "cuda/masked/conv_grad.cuh"
+
+namespace sbnet::portable {
+namespace {
+
+constexpr int kAddElements = 32, kAddLanes = 8;
+
+template <class T>
+__global__ void __launch_bounds__(kAddElements* kAddLanes)
+    add_parts_kernel(const __grid_constant__ ConvWeightGradParams p, const __grid_constant__ GradParts parts,
+                     const float* workspace, FastDiv columns, FastDiv channels, FastDiv taps_per_row) {
+  __shared__ float found[kAddLanes][kAddElements];
+  grid_dependency_wait();
+  grid_dependency_release();
+  const int used = parts_in_use(parts, clamped_count(p.conv.active.count, static_cast<int>(p.conv.active.capacity)));
+  const int64_t K = p.conv.weight.size[0], all = parts.elements + (parts.with_bias ? K : 0);
+  const int e = threadIdx.x % kAddElements, lane = threadIdx.x / kAddElements;
+  for (int64_t first = int64_t{blockIdx.x} * kAddElements; first < all; first += int64_t{gridDim.x} * kAddElements) {
+    const int64_t element = first + e;
+    const bool of_bias = element >= parts.elements;
+    const float* from =
+        of_bias ? workspace + parts.most * parts.elements + (element - parts.elements) : workspace + element;
+    const int64_t step = of_bias ? K : parts.elements;
+    float sum = 0.f;
+    if (element < all)
+#pragma unroll 4
+      for (int part = lane; part < used; part += kAddLanes) sum += from[part * step];
+    found[lane][e] = sum;
+    __syncthreads();
+    if (lane == 0 && element < all) {
+      for (int l = 1; l < kAddLanes; ++l) sum += found[l][e];
+      if (of_bias) {
+        p.bias[element - parts.elements] = sum;
+      } else {
+        const int64_t k = element / parts.columns;
+        uint32_t tap, c, r, s;
+        channels.divmod(static_cast<uint32_t>(element - k * parts.columns), &tap, &c);
+        taps_per_row.divmod(tap, &r, &s);
+        static_cast<T*>(p.weight.data)[k * p.weight.stride[0] + c * p.weight.stride[1] + r * p.weight.stride[2] +
+                                       s * p.weight.stride[3]] = from_float<T>(sum);
+      }
+    }
+    __syncthreads();
+  }
+}
+
+}  // namespace
+
+Status add_parts(const ConvWeightGradParams& p, const GradParts& parts, const float* workspace,
+                 const DeviceInfo& device, cudaStream_t stream) {
+  const int64_t all = parts.elements + (p.bias ? p.conv.weight.size[0] : 0);
+  const int64_t ctas = std::min<int64_t>((all + kAddElements - 1) / kAddElements, int64_t{device.sm_count} * 16);
+  const FastDiv columns(parts.columns), channels(p.conv.weight.size[1]), taps(p.conv.weight.size[3]);
+  return by_dtype(p.conv.x.dtype, [&](auto t) -> Status {
+    SBNET_CUDA_TRY(kGradOp, launch_dependent(device, add_parts_kernel<decltype(t)>, dim3(static_cast<unsigned>(ctas)),
+                                             dim3(kAddElements * kAddLanes), 0, stream, p, parts, workspace, columns,
+                                             channels, taps));
+    return ok_status();
+  });
+}
+
+}  // namespace sbnet::portable

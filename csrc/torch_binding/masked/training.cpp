@@ -1,0 +1,209 @@
+#include <tuple>
+
+#include "core/masked/activation_grad.h"
+#include "core/masked/batch_norm.h"
+#include "core/masked/layer_norm_grad.h"
+#include "core/masked/pool_grad.h"
+#include "torch_binding/masked/layer.h"
+
+namespace sbnet::binding {
+namespace {
+
+// A tensor of x's shape, dtype and memory format, which the kernel writes all of.
+Tensor like(const Tensor& x) { return empty4(x, {x.size(0), x.size(1), x.size(2), x.size(3)}, is_channels_last(x)); }
+
+const void* parameter_of(const Call& call, const char* name, std::optional<Tensor>& kept, int64_t channels,
+                         DType* dtype, bool* given) {
+  DType own = *dtype;
+  const void* data = bias_of(call, name, kept, channels, &own);
+  if (!data) return nullptr;
+  SBNET_TORCH_EXPECT(!*given || own == *dtype, call.op(), "weight, bias: dtype", "one for both, got ",
+                     dtype_name(*dtype), " and ", dtype_name(own));
+  *dtype = own, *given = true;
+  return data;
+}
+
+// y, and [2 C + 1] float32: mean and variance of each channel, how many pixels were active.
+std::tuple<Tensor, Tensor> sparse_batch_norm2d(Tensor x, std::optional<Tensor> weight, std::optional<Tensor> bias,
+                                               Tensor indices, Tensor count, Tensor block_map, Ints grid, double eps) {
+  const char* op = "sparse_batch_norm2d";
+  const Call call(op, "x", x);
+  check_rank(op, "x", x, 4);
+  const int64_t C = x.size(1), numbers = 2 * C + 1;
+  const Tensor y = like(x), statistics = torch::stable::new_empty(x, {&numbers, 1}, ScalarType::Float);
+  BatchNormParams p = {};
+  p.x = view4(op, "x", x), p.y = view4(op, "out", y);
+  p.active = to_active(call, indices, count, &block_map, grid, x.size(0));
+  bool given = false;
+  p.param_dtype = p.x.dtype;
+  p.weight = parameter_of(call, "weight", weight, C, &p.param_dtype, &given);
+  p.bias = parameter_of(call, "bias", bias, C, &p.param_dtype, &given);
+  p.statistics = static_cast<float*>(statistics.data_ptr());
+  p.eps = static_cast<float>(eps);
+  check(validate(p));
+  const Tensor scratch = workspace(x, sbnet_sparse_batch_norm2d_workspace_bytes(&p));
+  check(SBNET_KERNELS(sparse_batch_norm2d)(call, &p, scratch.data_ptr()));
+  return {y, statistics};
+}
+
+// dx, and [2, C] float32: the gradients of weight and bias.
+std::tuple<Tensor, Tensor> sparse_batch_norm2d_backward(Tensor grad, Tensor x, std::optional<Tensor> weight,
+                                                        Tensor statistics, Tensor indices, Tensor count,
+                                                        Tensor block_map, Ints grid, double eps) {
+  const char* op = "sparse_batch_norm2d_backward";
+  const Call call(op, "x", x);
+  check_rank(op, "x", x, 4);
+  call.same_device("grad", grad);
+  const int64_t C = x.size(1), two[2] = {2, C};
+  const Tensor y = like(x), params = torch::stable::new_empty(x, {two, 2}, ScalarType::Float);
+  BatchNormGradParams p = {};
+  p.x = view4(op, "x", x), p.y = view4(op, "out", y), p.grad = view4(op, "grad", grad);
+  p.active = to_active(call, indices, count, &block_map, grid, x.size(0));
+  bool given = false;
+  p.param_dtype = p.x.dtype;
+  p.weight = parameter_of(call, "weight", weight, C, &p.param_dtype, &given);
+  const Tensor numbers = vector_of(call, "statistics", statistics, 2 * C + 1);
+  SBNET_TORCH_EXPECT(numbers.scalar_type() == ScalarType::Float, op, "statistics: dtype", "float32, got another");
+  p.statistics = static_cast<const float*>(numbers.const_data_ptr());
+  p.grad_params = static_cast<float*>(params.data_ptr());
+  p.eps = static_cast<float>(eps);
+  check(validate(p));
+  const Tensor scratch = workspace(x, sbnet_sparse_batch_norm2d_backward_workspace_bytes(&p));
+  check(SBNET_KERNELS(sparse_batch_norm2d_backward)(call, &p, scratch.data_ptr()));
+  return {y, params};
+}
+
+// dx, and [2, C] float32: the gradients of weight and bias.
+std::tuple<Tensor, Tensor> sparse_layer_norm2d_backward(Tensor grad, Tensor x, std::optional<Tensor> weight,
+                                                        Tensor indices, Tensor count, Tensor block_map, Ints grid,
+                                                        double eps) {
+  const char* op = "sparse_layer_norm2d_backward";
+  const Call call(op, "x", x);
+  check_rank(op, "x", x, 4);
+  call.same_device("grad", grad);
+  const int64_t C = x.size(1), two[2] = {2, C};
+  const Tensor y = like(x), params = torch::stable::new_empty(x, {two, 2}, ScalarType::Float);
+  LayerNormGradParams p = {};
+  p.x = view4(op, "x", x), p.y = view4(op, "out", y), p.grad = view4(op, "grad", grad);
+  p.active = to_active(call, indices, count, &block_map, grid, x.size(0));
+  bool given = false;
+  p.param_dtype = p.x.dtype;
+  p.weight = parameter_of(call, "weight", weight, C, &p.param_dtype, &given);
+  p.grad_params = static_cast<float*>(params.data_ptr());
+  p.eps = static_cast<float>(eps);
+  check(validate(p));
+  const Tensor scratch = workspace(x, sbnet_sparse_layer_norm2d_backward_workspace_bytes(&p));
+  check(SBNET_KERNELS(sparse_layer_norm2d_backward)(call, &p, scratch.data_ptr()));
+  return {y, params};
+}
+
+void batch_norm_follow_(Tensor running_mean, Tensor running_var, Tensor statistics, double momentum) {
+  const char* op = "batch_norm_follow_";
+  const Call call(op, "running_mean", running_mean);
+  BatchNormFollowParams p = {};
+  p.channels = running_mean.numel();
+  const auto numbers = [&](const char* name, const Tensor& t, int64_t count) {
+    call.same_device(name, t);
+    SBNET_TORCH_EXPECT(t.scalar_type() == ScalarType::Float && t.is_contiguous() && t.numel() == count, op, name,
+                       "contiguous float32 of ", count, " elements, got another tensor");
+    return static_cast<float*>(t.data_ptr());
+  };
+  p.running_mean = numbers("running_mean", running_mean, p.channels);
+  p.running_var = numbers("running_var", running_var, p.channels);
+  p.statistics = numbers("statistics", statistics, 2 * p.channels + 1);
+  p.momentum = static_cast<float>(momentum);
+  check(SBNET_KERNELS(batch_norm_follow)(call, &p));
+}
+
+Tensor sparse_activation_grad(Tensor grad, Tensor z, std::optional<Tensor> slope, Tensor block_map, Ints grid,
+                              std::string activation, double activation_param) {
+  const char* op = "sparse_activation_grad";
+  const Call call(op, "grad", grad);
+  check_rank(op, "z", z, 4);
+  call.same_device("z", z);
+  const Tensor y = like(z);
+  ActivationGradParams p = {};
+  p.grad = view4(op, "grad", grad), p.z = view4(op, "z", z), p.y = view4(op, "out", y);
+  p.active.grid = to_grid(op, grid);
+  p.active.block_map = call.int32("block_map", block_map, blocks_of(p.active.grid, z.size(0)));
+  p.activation = to_activation(op, activation);
+  p.activation_param = static_cast<float>(activation_param);
+  p.slope_dtype = DType::kF32;
+  p.slope = bias_of(call, "slope", slope, z.size(1), &p.slope_dtype);
+  check(op, SBNET_KERNELS(sparse_activation_grad)(call, &p));
+  return y;
+}
+
+void activate_blocks_(Tensor x, std::optional<Tensor> other, Tensor block_map, Ints grid, std::string activation,
+                      double activation_param) {
+  const char* op = "activate_blocks_";
+  const Call call(op, "x", x);
+  ActivationParams p = {};
+  p.y = view4(op, "x", x);
+  if (other) {
+    call.same_device("other", *other);
+    p.other = view4(op, "other", *other);
+  }
+  p.active.grid = to_grid(op, grid);
+  p.active.block_map = call.int32("block_map", block_map, blocks_of(p.active.grid, x.size(0)));
+  p.activation = to_activation(op, activation);
+  p.activation_param = static_cast<float>(activation_param);
+  check(op, SBNET_KERNELS(sparse_activation)(call, &p));
+}
+
+// Of a maximum, or an average. divisor: 0 for none of its own.
+Tensor sparse_pool2d_grad(Tensor grad, Tensor x, Tensor block_map, Ints grid, bool maximum, Ints kernel, Ints stride,
+                          Ints padding, Ints dilation, bool ceil_mode, bool count_include_pad, int64_t divisor) {
+  const char* op = "sparse_pool2d_grad";
+  const Call call(op, "grad", grad);
+  check_rank(op, "x", x, 4);
+  call.same_device("x", x);
+  const Tensor dx = like(x);
+  PoolGradParams p = {};
+  p.pool.kind = maximum ? PoolKind::kMax : PoolKind::kAverage;
+  p.pool.x = view4(op, "x", x), p.pool.y = view4(op, "grad", grad), p.dx = view4(op, "out", dx);
+  p.pool.active.grid = to_grid(op, grid);
+  p.pool.active.block_map = call.int32("block_map", block_map, blocks_of(p.pool.active.grid, x.size(0)));
+  to_pair(op, "kernel_size", kernel, p.pool.kernel);
+  to_pair(op, "stride", stride, p.pool.stride);
+  to_pair(op, "padding", padding, p.pool.padding);
+  to_pair(op, "dilation", dilation, p.pool.dilation);
+  p.pool.ceil_mode = ceil_mode, p.pool.count_include_pad = count_include_pad;
+  p.pool.divisor_override = to_int32(op, "divisor_override", divisor);
+  check(op, SBNET_KERNELS(sparse_pool2d_grad)(call, &p));
+  return dx;
+}
+
+SBNET_TORCH_OPS(ops) {
+  ops.add(
+      "sparse_batch_norm2d(Tensor x, Tensor? weight, Tensor? bias, Tensor indices, Tensor count, Tensor block_map, "
+      "SymInt[] grid, float eps) -> (Tensor y, Tensor statistics)",
+      TORCH_BOX(&sparse_batch_norm2d));
+  ops.add(
+      "sparse_batch_norm2d_backward(Tensor grad, Tensor x, Tensor? weight, Tensor statistics, Tensor indices, Tensor "
+      "count, Tensor block_map, SymInt[] grid, float eps) -> (Tensor grad_x, Tensor grad_params)",
+      TORCH_BOX(&sparse_batch_norm2d_backward));
+  ops.add(
+      "sparse_layer_norm2d_backward(Tensor grad, Tensor x, Tensor? weight, Tensor indices, Tensor count, Tensor "
+      "block_map, SymInt[] grid, float eps) -> (Tensor grad_x, Tensor grad_params)",
+      TORCH_BOX(&sparse_layer_norm2d_backward));
+  ops.add(
+      "batch_norm_follow_(Tensor(a!) running_mean, Tensor(b!) running_var, Tensor statistics, float momentum) -> ()",
+      TORCH_BOX(&batch_norm_follow_));
+  ops.add(
+      "sparse_pool2d_grad(Tensor grad, Tensor x, Tensor block_map, SymInt[] grid, bool maximum, SymInt[] kernel, "
+      "SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool ceil_mode, bool count_include_pad, int divisor) -> "
+      "Tensor",
+      TORCH_BOX(&sparse_pool2d_grad));
+  ops.add(
+      "activate_blocks_(Tensor(a!) x, Tensor? other, Tensor block_map, SymInt[] grid, str activation, float "
+      "activation_param) -> ()",
+      TORCH_BOX(&activate_blocks_));
+  ops.add(
+      "sparse_activation_grad(Tensor grad, Tensor z, Tensor? slope, Tensor block_map, SymInt[] grid, str activation, "
+      "float activation_param) -> Tensor",
+      TORCH_BOX(&sparse_activation_grad));
+}
+
+}  // namespace
+}  // namespace sbnet::binding

@@ -1,0 +1,199 @@
+"""Detectors as files hold them: what their outputs mean, by name. Boxes, labels and scores of frames.
+
+On the device a decoder keeps the best candidates, a fixed number of them: one small tensor comes to the host, behind
+the frame, and a CUDA graph holds it all. What overlaps is settled there.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from sbnet.apps.pipeline.boxes import Record, best_of, draw
+from sbnet.apps.pipeline.frames import Frame, PipelineError
+from sbnet.apps.pipeline.networks import Network, imagenet
+
+MOST = 4096  # candidates of a frame that come to the host
+OVERLAP = 0.7  # intersection over union from which on the worse of two boxes of a class goes; YOLO's default
+
+
+def decoded(network: Network, decode: str) -> Network:
+    """The network with a decoder for its outputs, "yolo", "detr", "rtdetr" or "classes", after a colon the least score
+    of what is reported: "yolo:0.4". Results outside the mask are those of earlier frames (cached mode) unless the
+    pipeline says otherwise.
+
+    | decoder | outputs | frames |
+    |---|---|---|
+    | yolo | [1,4+K,A] centre, size and scores of each class; [1,A,5+K] with objectness before them; [1,A,6] corners, score and class, overlaps settled | 0 to 1 |
+    | detr | logits [1,Q,K+1], the last of them for nothing, and boxes [1,Q,4], centre and size as shares of the frame | normalised as ImageNet |
+    | rtdetr | logits [1,Q,K], a sigmoid each, and boxes [1,Q,4] | 0 to 1 |
+    | classes | logits or probabilities [1,K] | as `prepare` has them |
+
+    Labels are those of the entry `names` in an ONNX file's metadata, a Python or JSON dict or list, where it has one.
+
+    Raises:
+        PipelineError: there is no such decoder, or the network has a `finish` of its own.
+    """  # noqa: E501
+    name, _, rest = decode.partition(":")
+    if name not in DECODERS:
+        raise PipelineError(f"decode: expected one of {', '.join(DECODERS)}, got {decode!r}")
+    try:
+        least = float(rest) if rest else 0.25
+    except ValueError:
+        raise PipelineError(f"decode: expected a score after the colon, got {decode!r}") from None
+    if not 0 <= least <= 1:
+        raise PipelineError(f"decode: expected a score of 0 to 1, got {least:g}")
+    if network.finish is not None or network.landing is not None:
+        raise PipelineError(f"decode: expected a network without a decoder, {network.name} has its own")
+    labels = names_of(network.model)
+    if name == "classes":
+        landing: Callable[[Any], Tensor] = _vector
+        finish = partial(_top_class, labels, least)
+    else:
+        landing, finish = DECODERS[name], partial(_boxes, labels, least, name == "yolo", network.notes)
+    prepare = network.prepare or (imagenet if name == "detr" else None)
+    rest_of = {} if name == "classes" else {"margin": 32, "multiple": 32}
+    return dataclasses.replace(
+        network, landing=landing, finish=finish, prepare=prepare, mode="cached", **rest_of  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def names_of(model: Any) -> dict[int, str]:
+    """Labels of classes out of an ONNX file's metadata; else none."""
+    if not isinstance(model, (str, os.PathLike)) or Path(model).suffix.lower() != ".onnx":
+        return {}
+    import onnx
+
+    found = {entry.key: entry.value for entry in onnx.load(str(model), load_external_data=False).metadata_props}
+    try:
+        names = ast.literal_eval(found.get("names", "{}"))
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        raise PipelineError(f"{model}: metadata names: expected a dict or a list of labels") from None
+    pairs = names.items() if isinstance(names, dict) else enumerate(names) if isinstance(names, (list, tuple)) else ()
+    return {int(k): str(v) for k, v in pairs if str(k).isdecimal()}
+
+
+# ---- on the device: [candidates, 7] of an output: centre, size, score, class, and whether overlaps are settled
+
+
+def _yolo(output: Any) -> Tensor:
+    found = _tensors(output)
+    found = [v for v in found if v.dim() == 3 and v.shape[0] == 1 and min(v.shape[1:]) >= 5]
+    if not found:
+        raise PipelineError(
+            f"decode yolo: expected [1,4+classes,anchors] or [1,anchors,5+classes], got {_shapes(output)}"
+        )
+    y = found[0][0].float()
+    if y.shape[1] == 6 and y.shape[0] <= 1000:  # corners, score, class: overlaps are settled
+        corners = y[:, :4]
+        centre, size = (corners[:, :2] + corners[:, 2:]) / 2, corners[:, 2:] - corners[:, :2]
+        return torch.cat([centre, size, y[:, 4:], torch.ones_like(y[:, :1])], 1)
+    if y.shape[0] < y.shape[1]:
+        boxes, scores = y[:4].t(), y[4:].t()
+    else:
+        boxes, scores = y[:, :4], y[:, 5:] * y[:, 4:5]
+    return _candidates(boxes, scores, False)
+
+
+def _detr(output: Any) -> Tensor:
+    logits, boxes = _queries(output, "detr")
+    return _candidates(boxes, logits.softmax(1)[:, :-1], True)
+
+
+def _rtdetr(output: Any) -> Tensor:
+    logits, boxes = _queries(output, "rtdetr")
+    return _candidates(boxes, logits.sigmoid(), True)
+
+
+def _queries(output: Any, name: str) -> tuple[Tensor, Tensor]:
+    found = [v for v in _tensors(output) if v.dim() == 3 and v.shape[0] == 1]
+    fours = [v for v in found if v.shape[2] == 4]
+    # Logits of four classes look like boxes; they come first.
+    boxes = fours[len(fours) > 1 and fours[0] is found[0]] if fours else None
+    logits = next((v for v in found if v is not boxes and boxes is not None and v.shape[1] == boxes.shape[1]), None)
+    if boxes is None or logits is None:
+        raise PipelineError(f"decode {name}: expected logits [1,Q,classes] and boxes [1,Q,4], got {_shapes(output)}")
+    return logits[0].float(), boxes[0].float()
+
+
+def _candidates(boxes: Tensor, scores: Tensor, settled: bool) -> Tensor:
+    """[candidates, 7]: of each box its best class, the best boxes first."""
+    score, kind = scores.max(1)
+    score, at = score.topk(min(MOST, len(score)))
+    return torch.cat([boxes[at], score[:, None], kind[at, None].float(), torch.full_like(score[:, None], settled)], 1)
+
+
+def _vector(output: Any) -> Tensor:
+    found = next((v for v in _tensors(output) if v.dim() == 2 and v.shape[0] == 1), None)
+    if found is None:
+        raise PipelineError(f"decode classes: expected [1,classes], got {_shapes(output)}")
+    return found.float()
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    return [v for v in pytree.tree_leaves(output) if isinstance(v, Tensor)]
+
+
+def _shapes(output: Any) -> str:
+    return ", ".join(str(list(v.shape)) for v in _tensors(output)) or "no tensor"
+
+
+DECODERS = {"yolo": _yolo, "detr": _detr, "rtdetr": _rtdetr, "classes": _vector}
+
+
+# ---- on the host
+
+
+def _boxes(
+    labels: dict[int, str], least: float, pixels: bool, notes: list[str], found: Tensor, frame: Frame
+) -> tuple[Any, list[Record]]:
+    """Picture and records. pixels: boxes are in pixels, not shares of what the network was given."""
+    picture = frame.picture()
+    height, width = picture.shape[:2]
+    above = found[found[:, 4] >= least]
+    if len(above) == MOST:
+        notes.append(f"a frame had {MOST} candidates or more: those of the lowest scores were left out")
+    boxes, scores, kinds = above[:, :4], above[:, 4], above[:, 5].long()
+    if not pixels:
+        given = [n + -n % 32 for n in (width, height)]
+        boxes = boxes * torch.tensor([*given, *given])
+    low, high = boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2
+    corners = torch.cat([low, high], 1)
+    # Boxes of different classes do not compete: each class has a place of its own.
+    apart = corners + (kinds * (2 * corners.abs().amax() + 1 if len(corners) else 1))[:, None]
+    settled = bool(above[:, 6].any())
+    order: Sequence[int] = range(len(scores)) if settled else best_of(apart, scores, OVERLAP)
+    limits = torch.tensor([width, height, width, height], dtype=torch.float32)
+    corners = torch.minimum(corners.clamp(min=0), limits)
+    records = [
+        {
+            "box": [round(v, 1) for v in corners[k].tolist()],
+            "score": round(float(scores[k]), 4),
+            **_named(kinds[k], labels),
+        }
+        for k in order
+    ]
+    return draw(picture, records), records
+
+
+def _top_class(labels: dict[int, str], least: float, found: Tensor, frame: Frame) -> tuple[Any, list[Record]]:
+    scores = found[0]
+    shares = scores if bool((scores >= 0).all()) and abs(float(scores.sum()) - 1) < 1e-2 else scores.softmax(0)
+    score, kind = shares.max(0)
+    if float(score) < least:
+        return None, []
+    return None, [{**_named(kind, labels), "score": round(float(score), 6)}]
+
+
+def _named(kind: Tensor, labels: dict[int, str]) -> Record:
+    label = labels.get(int(kind))
+    return {"class": int(kind), **({} if label is None else {"label": label})}

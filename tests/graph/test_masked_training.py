@@ -1,0 +1,305 @@
+"""Training steps inside `sbnet.masked`: loss and gradients equal the dense masked step, compiled, in autocast, across
+processes, with a capacity, as one CUDA graph."""
+
+import copy
+import inspect
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+import sbnet
+from sbnet.benchmarks.harness import nets
+from sbnet.graph.oracle import PlaneMasks
+from sbnet.ops.masked.batch_norm import batch_norm_whole
+from sbnet.ops.masked.norm import norm_whole
+from support.helpers import assert_as_accurate_as_torch, captured
+
+SIZE, BLOCK = (48, 64), 8
+
+
+class DenseMasked(TorchFunctionMode):
+    """The step as those write it who have no sparse ops: every op dense, its result multiplied by the mask; batch norms
+    of the active pixels."""
+
+    def __init__(self, mask, block):
+        super().__init__()
+        self.planes, self.sizes, self.batch = PlaneMasks(mask, block), {tuple(mask.shape[1:])}, mask.shape[0]
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is F.batch_norm:
+            given = inspect.signature(F.batch_norm).bind(*args, **kwargs).arguments
+            x = given["input"]
+            assert given["training"]
+            return batch_norm_whole(x, given["weight"], given["bias"], self.planes(tuple(x.shape[2:])), given["eps"])
+        if func is F.group_norm:
+            x, groups, *more = inspect.signature(F.group_norm).bind(*args, **kwargs).args
+            return norm_whole(x, *more[:2], self.planes(tuple(x.shape[2:])), "group", groups, more[2])
+        out = func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        layer = name.startswith("conv") or "pool" in name or name == "interpolate"
+        if not isinstance(out, torch.Tensor) or out.dim() != 4 or not out.is_floating_point():
+            return out
+        if layer and out.shape[2] * out.shape[3] > 1 and out.shape[0] == self.batch:
+            self.sizes.add(tuple(out.shape[2:]))
+        moves = name in ("permute", "__get__", "chunk", "split", "clone", "detach", "__getitem__", "contiguous", "to")
+        if moves or tuple(out.shape[2:]) not in self.sizes or out.shape[0] != self.batch:
+            return out
+        return torch.where(self.planes(tuple(out.shape[2:])), out, torch.zeros((), dtype=out.dtype))
+
+
+class Small(nn.Module):
+    """Strides, shortcuts added in place, activations in place, joined channels, pools, resizes, norms of all kinds."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(inplace=True))
+        self.down = nn.Sequential(nn.Conv2d(8, 16, 3, 2, 1, bias=False), nn.BatchNorm2d(16), nn.SiLU(inplace=True))
+        self.body = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1, groups=16), nn.GroupNorm(4, 16), nn.GELU(),
+                                  nn.Conv2d(16, 16, 1), nn.BatchNorm2d(16))  # fmt: skip
+        self.short = nn.Conv2d(8, 16, 1, 2)
+        self.up = nn.ConvTranspose2d(16, 8, 2, 2)
+        self.join = nn.Sequential(nn.Conv2d(24, 8, 3, padding=1), nn.LeakyReLU(0.1, inplace=True))
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x):
+        a = self.stem(x)
+        b = self.down(a)
+        c = self.body(b)
+        c += self.short(a)
+        c = F.relu(c + b)
+        d = torch.cat([self.up(c), a, F.interpolate(F.max_pool2d(a, 2), scale_factor=2, mode="bilinear")], 1)
+        return self.head(self.join(d).mean((2, 3)))
+
+
+def torchvision():
+    try:
+        return nets.torchvision()
+    except ImportError:
+        pytest.skip("torchvision is not installed")
+
+
+def built(name, dtype=torch.float32):
+    torch.manual_seed(0)
+    if name == "small":
+        net = Small()
+    elif name == "unet":
+        net = nets.UNet(8, 3)
+    elif name == "yolo":
+        net = nets.Yolo()
+    else:
+        net = getattr(torchvision().models, name)(weights=None, num_classes=5)
+        for module in net.modules():
+            if type(module).__name__ == "StochasticDepth":
+                module.p = 0.0
+    return net.train().to(dtype)
+
+
+def loss_of(y):
+    if isinstance(y, (tuple, list)):
+        return sum(map(loss_of, y))
+    return (y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype, device=y.device).view_as(y)).sum() + y.square().mean()
+
+
+def step(net, x, mode):
+    net.zero_grad()
+    with mode:
+        loss = loss_of(net(x))
+    loss.backward()
+    return [loss.detach(), *(p.grad.clone() for p in net.parameters() if p.grad is not None)]
+
+
+def data(device="cpu", batch=2, size=SIZE, density=0.03):
+    torch.manual_seed(1)
+    return torch.randn(batch, 3, *size, device=device), (torch.rand(batch, *size) < density).to(device)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["small", "unet", *(pytest.param(n, marks=pytest.mark.slow) for n in ("yolo", "resnet18", "convnext_tiny"))],
+)
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_a_step_is_the_dense_masked_step(name, channels_last):
+    size = (96, 128) if name in ("yolo", "resnet18", "convnext_tiny") else SIZE
+    x, mask = data(size=size, density=0.003 if size[0] > 64 else 0.01)
+    if channels_last:
+        x = x.contiguous(memory_format=torch.channels_last)
+    net = built(name)
+    got = step(net, x, sbnet.masked(mask, block=BLOCK))
+    torchs = step(built(name), x, DenseMasked(mask, BLOCK))
+    exact = step(built(name, torch.float64), x.double(), DenseMasked(mask, BLOCK))
+    assert len(got) == len(torchs) == len(exact)
+    # A network's gradients are sums over all its layers' roundings: judged together, relative to each tensor's size.
+    scale = [1 / t.norm().clamp(min=1e-30) for t in exact]
+    joined = [
+        torch.cat([(t.double() * s).flatten() for t, s in zip(part, scale, strict=True)]) for part in (got, torchs)
+    ]
+    whole = torch.cat([(t * s).flatten() for t, s in zip(exact, scale, strict=True)])
+    assert_as_accurate_as_torch(joined[0].float(), joined[1].float(), whole)
+
+
+def test_a_compiled_step_is_the_step():
+    """Forward, loss and the mask's lists in one graph, without a break."""
+    x, mask = data()
+    net = built("small")
+    want = step(net, x, sbnet.masked(mask, block=BLOCK))
+
+    def loss(x, mask):
+        with sbnet.masked(mask, block=BLOCK):
+            return loss_of(net(x))
+
+    torch._dynamo.reset()
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    for m in (mask, torch.ones_like(mask), mask):
+        net.zero_grad()
+        found = compiled(x, m)
+        found.backward()
+    got = [found.detach(), *(p.grad for p in net.parameters())]
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_autocast():
+    x, mask = data()
+    net = built("small")
+    want = step(net, x, sbnet.masked(mask, block=BLOCK))
+    net.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16), sbnet.masked(mask, block=BLOCK):
+        y = net(x)
+        assert y.dtype == torch.bfloat16
+        loss = loss_of(y.float())
+    loss.backward()
+    assert all(p.grad.dtype == torch.float32 for p in net.parameters())
+    torch.testing.assert_close(loss.detach(), want[0], rtol=0.1, atol=0.3)
+
+
+def test_bits_repeat():
+    x, mask = data()
+    first, second = (step(built("small"), x, sbnet.masked(mask, block=BLOCK)) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_statistics_in_training_are_those_of_active_pixels():
+    x, mask = data()
+    x = torch.where(mask[:, None], 5.0, x)
+    norm = nn.BatchNorm2d(3)
+    active = sbnet.masked(mask, block=BLOCK)
+    with active:
+        y = norm(x)
+    inside = active.active(SIZE).pixel_mask(SIZE).expand_as(x)
+    torch.testing.assert_close(norm.running_mean, 0.1 * torch.stack([x[:, c][inside[:, c]].mean() for c in range(3)]))
+    assert not y[~inside].any()
+
+
+def test_a_capacity_saves_stacks_and_says_what_did_not_fit():
+    x, mask = data()
+    net = built("small")
+    whole = sbnet.masked(mask, block=BLOCK)
+    want = step(net, x, whole)
+    assert not any(whole.missed().values())
+    saved = {}
+    for capacity in (None, 1.0):
+        sizes = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: (sizes.append(t.numel()), t)[1], lambda t: t):  # noqa: B023
+            got = step(net, x, sbnet.masked(mask, block=BLOCK, capacity=capacity))
+        saved[capacity] = sum(sizes)
+        for a, b in zip(got, want, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    few = sbnet.masked(mask, block=BLOCK, capacity=0.2)
+    step(net, x, few)
+    assert few.missed()[SIZE] > 0
+    cut = few.active(SIZE)
+    assert cut.capacity == int(0.2 * 2 * 48)
+    assert int(cut.count) == cut.capacity
+
+
+def _of_two(rank, port, weights, results):
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    x, mask = data(batch=4)
+    net = built("small")
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.weight.data.fill_(0.5)
+    parallel = nn.parallel.DistributedDataParallel(net)
+    mine = slice(2 * rank, 2 * rank + 2)
+    with sbnet.masked(mask[mine], block=BLOCK):
+        loss = loss_of(parallel(x[mine]))
+    loss.backward()
+    if rank == 0:
+        results.put([p.grad.clone().numpy() for p in net.parameters()])
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_distributed_data_parallel():
+    """Two processes: their gradients' mean."""
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = mp.get_context("spawn")
+    results = context.Queue()
+    workers = [context.Process(target=_of_two, args=(rank, port, None, results)) for rank in range(2)]
+    for worker in workers:
+        worker.start()
+    found = results.get(timeout=120)
+    for worker in workers:
+        worker.join(60)
+    x, mask = data(batch=4)
+    parts = []
+    for mine in (slice(0, 2), slice(2, 4)):
+        net = built("small")
+        for module in net.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.weight.data.fill_(0.5)
+        parts.append(step(net, x[mine], sbnet.masked(mask[mine], block=BLOCK))[1:])
+    for got, *of in zip(found, *parts, strict=True):
+        torch.testing.assert_close(torch.from_numpy(got), sum(of) / 2, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.gpu
+def test_a_whole_step_is_one_cuda_graph():
+    """Forward, loss, backward and optimizer; a new mask goes into the graph's own."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    x, mask = data("cuda")
+    x = x.contiguous(memory_format=torch.channels_last)
+    net = built("small").to("cuda", memory_format=torch.channels_last)
+    alone = copy.deepcopy(net)
+
+    def train(net):
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+
+        def run():
+            optimizer.zero_grad(set_to_none=False)
+            with torch.autocast("cuda", torch.bfloat16), sbnet.masked(mask, block=BLOCK):
+                loss = loss_of(net(x).float())
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return run
+
+    for p in net.parameters():
+        p.grad = torch.zeros_like(p)
+    graph, loss = captured(train(net))
+    alone.load_state_dict(net.state_dict())
+    other = torch.ones_like(mask)
+    run = train(alone)
+    for p in alone.parameters():
+        p.grad = torch.zeros_like(p)
+    for m in (mask.clone(), other):
+        mask.copy_(m)
+        graph.replay()
+        want = run()
+        torch.testing.assert_close(loss, want)
+    for a, b in zip(net.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(a, b)

@@ -1,0 +1,59 @@
+"""Sample calls of the ops that gradients are made of, as torch.ops.sbnet takes them."""
+
+import torch
+
+from sbnet import BlockGrid
+from support.helpers import laid_out, random_active, tensor
+
+
+def training_samples(device):
+    """op name -> list of arguments."""
+    grid = BlockGrid.cover((20, 27), 8)
+    active = random_active(grid, 2, 0.5, device)
+    lists, g = (active.indices, active.count), grid.numbers()
+    x, dy = (tensor((2, 8, 20, 27), torch.float32, device) for _ in range(2))
+    last, last_dy = laid_out(x, "channels_last"), laid_out(dy, "channels_last")
+    small = random_active(BlockGrid.cover((10, 14), 8), 2, 0.5, device)  # of half the plane
+    half, s = tensor((2, 8, 10, 14), torch.float32, device), small.grid.numbers()
+    numbers = torch.rand(8, device=device) + 0.5
+    statistics = torch.cat([0 * numbers, numbers, numbers.new_tensor([500.0])])
+
+    def grad(t):
+        return t.detach().clone().requires_grad_()
+
+    window, down = ([1, 1], [1, 1], [1, 1]), ([2, 2], [1, 1], [1, 1])
+    pool = ([3, 3], [2, 2], [1, 1], [1, 1])
+    return {
+        "sparse_conv2d_weight_grad": [
+            (x, dy, *lists, g, [3, 3], *window, 1, False, False, True),
+            (grad(last), grad(last_dy), *lists, g, [3, 3], *window, 2, False, True, True),
+            (grad(last), last_dy, *lists, g, [3, 3], *window, 8, False, False, False),
+            (x, grad(half), small.indices, small.count, s, [3, 3], *down, 1, False, True, False),
+        ],
+        "sparse_batch_norm2d": [
+            (x, None, None, *lists, active.block_map, g, 1e-5),
+            (grad(last), grad(numbers), grad(numbers), *lists, active.block_map, g, 1e-5),
+        ],
+        "sparse_batch_norm2d_backward": [
+            (dy, x, None, statistics, *lists, active.block_map, g, 1e-5),
+            (last_dy, last, numbers, statistics, *lists, active.block_map, g, 1e-5),
+        ],
+        "sparse_layer_norm2d_backward": [
+            (dy, x, None, *lists, active.block_map, g, 1e-6),
+            (last_dy, last, numbers, *lists, active.block_map, g, 1e-6),
+        ],
+        "batch_norm_follow_": [(numbers.clone(), numbers.clone(), statistics, 0.1)],
+        "sparse_activation_grad": [
+            (dy, x, None, active.block_map, g, "silu", 0.0),
+            (grad(last_dy), grad(last), None, active.block_map, g, "relu", 0.0),
+            (grad(dy), x, grad(numbers), active.block_map, g, "leaky_relu", 0.0),
+        ],
+        "activate_blocks_": [
+            (x.clone(), None, active.block_map, g, "gelu", 0.0),
+            (laid_out(x, "channels_last"), dy, active.block_map, g, "leaky_relu", 0.1),
+        ],
+        "sparse_pool2d_grad": [
+            (grad(half), x, small.block_map, s, True, *pool, False, True, 0),
+            (grad(laid_out(half, "channels_last")), last, small.block_map, s, False, *pool, False, False, 0),
+        ],
+    }
