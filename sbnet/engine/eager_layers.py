@@ -20,7 +20,7 @@ from sbnet.ops import (
     sparse_pointwise,
     sparse_resize2d,
 )
-from sbnet.ops.masked.batch_norm import batch_norm2d, follow_
+from sbnet.ops.masked.batch_norm import batch_norm2d, follow_, synchronized_batch_norm2d
 
 if TYPE_CHECKING:
     from sbnet.active import ActiveBlocks
@@ -96,7 +96,9 @@ def batch_norm(
     running = (running_mean, running_var)
     if any(t is not None and t.dtype != torch.float32 for t in running):
         return None
-    y, statistics = batch_norm2d(input, mode.active(input.shape[2:]), weight, bias, eps)
+    many = mode.synchronized and torch.distributed.is_available() and torch.distributed.is_initialized()
+    norm = synchronized_batch_norm2d if many else batch_norm2d
+    y, statistics = norm(input, mode.active(input.shape[2:]), weight, bias, eps)
     if running_mean is not None and running_var is not None:
         follow_(running_mean, running_var, statistics, momentum)
     return mode.kept(y)
