@@ -72,6 +72,7 @@ def work(setting: Setting, name: str, batch: int, side: int, kind: str, share: f
     mask = pixels(kind, batch, side, share, setting.device)
     parameters = list(net.parameters())
 
+    @torch.enable_grad()
     def step(forward: Callable[[Tensor], Any], mode: Callable[[], Any]) -> Tensor:
         for p in parameters:
             p.grad = None
