@@ -50,7 +50,7 @@ class masked(TorchFunctionMode):
     backward; any other op runs dense and its result is masked, so that the masked contract holds (docs/contracts.md).
     The statistics of normalisations in training are those of the active pixels. For training and fine-tuning under
     masks and for debugging: a planned run (`sparsify`) is faster. A step waits for nothing on the device, so that
-    all of it can be one CUDA graph.
+    all of it can be one CUDA graph. Feature maps are channels_last, whatever the network's input is.
 
     Args:
         mask: [N,H,W] of any dtype, on the pixels of the network's input.

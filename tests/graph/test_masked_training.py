@@ -143,6 +143,16 @@ def test_autocast():
     torch.testing.assert_close(loss.detach(), want[0], rtol=0.1, atol=0.3)
 
 
+def test_networks_written_for_the_other_memory_format():
+    """`view` of a feature map, which is channels_last inside."""
+    net = nn.Conv2d(3, 4, 3, padding=1)
+    x, mask = data()
+    with sbnet.masked(mask, block=BLOCK):
+        y = net(x)
+        flat = y.view(2, -1)
+    assert torch.equal(flat, y.contiguous().view(2, -1))
+
+
 def test_bits_repeat():
     x, mask = data()
     first, second = (step(built("small"), x, sbnet.masked(mask, block=BLOCK)) for _ in range(2))
