@@ -63,7 +63,7 @@ def layer(i: int, o: int, stride: int = 1) -> nn.Sequential:
 
 def classifier() -> nn.Sequential:
     body = [layer(1, 16), layer(16, 16), layer(16, 32, 2), layer(32, 32), layer(32, 64, 2), layer(64, 64)]
-    return nn.Sequential(*body, nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+    return nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
 
 
 def train(
