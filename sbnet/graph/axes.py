@@ -255,6 +255,8 @@ def _infer(
         if x is None or grid is None or len(shape) != 4:
             return None
         return Axes((*x.dims[:2], *grid.dims[1:3]))
+    if name == "roll":  # pixels are no longer where they were
+        return None
     if name == "native_batch_norm" or name == "native_layer_norm":
         return x if x is not None and len(x.dims) == len(shape) else None
     if x is not None:

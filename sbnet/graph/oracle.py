@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from sbnet.geometry import Pair, to_pair
-from sbnet.graph.axes import Axes, infer, moves, op_name, tensors_in
+from sbnet.graph.axes import REARRANGING, VIEWS, Axes, infer, moves, op_name, tensors_in
 from sbnet.ops.masked.norm import norm_whole
 
 Blocks = int | Sequence[int] | Mapping[Pair, int | Sequence[int]]
@@ -54,9 +54,11 @@ class PlaneMasks:
 class _AfterEveryOp(TorchDispatchMode):
     """Follows the axes of tensors; what an op with a spatial result returned is `change`d in place or anew."""
 
-    def __init__(self, change: Callable[[Tensor, Axes], Tensor], planes: Sequence[Tensor]) -> None:
+    def __init__(
+        self, change: Callable[[Tensor, Axes], Tensor], planes: Sequence[Tensor], keys: ActiveKeys | None = None
+    ) -> None:
         super().__init__()
-        self.change, self.axes = change, WeakTensorKeyDictionary()
+        self.change, self.axes, self.keys = change, WeakTensorKeyDictionary(), keys
         self.batch = len(planes[0]) if planes else 1
         for tensor in planes:
             if len(tensor) == self.batch:
@@ -68,6 +70,8 @@ class _AfterEveryOp(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         written = {k: self._axes_of(v) for k, v in enumerate(args)} if func._schema.is_mutable else {}
+        if self.keys is not None:
+            args = self.keys.before(func, args, self._axes_of)
         out = func(*args, **kwargs)
         results = []
         many = isinstance(out, (tuple, list))
@@ -88,8 +92,71 @@ class _AfterEveryOp(TorchDispatchMode):
                 tensor = changed
             if axes is not None:
                 self.axes[tensor] = axes
+            if self.keys is not None:
+                self.keys.after(func, args, kwargs, tensor, at if many else None, self._axes_of)
             results.append(tensor)
         return type(out)(results) if many and type(out) in (tuple, list) else results[0] if not many else out
+
+
+class ActiveKeys:
+    """Which numbers of a tensor are of active pixels, through whatever arranges them; scores of attention, products
+    with what is one pixel a column, are -inf where that is not active before a softmax makes weights of them."""
+
+    def __init__(self, masks: Callable[[Pair], Tensor | None]) -> None:
+        self.masks = masks
+        self.active, self.scores = WeakTensorKeyDictionary(), WeakTensorKeyDictionary()
+
+    def of(self, value: Any, axes_of: Callable[[Any], Axes | None]) -> Tensor | None:
+        if not isinstance(value, Tensor):
+            return None
+        axes = axes_of(value)
+        mask = None if axes is None or axes.size is None else self.masks(axes.size)
+        if mask is not None and axes is not None:
+            return axes.arrange(mask).expand(value.shape)
+        return self.active.get(value)
+
+    def before(self, func: Any, args: Any, axes_of: Callable[[Any], Axes | None]) -> Any:
+        """The arguments of an op, which a softmax reads without the scores of inactive keys."""
+        scores = self.scores.get(args[0]) if op_name(func) in ("_softmax", "softmax") else None
+        if scores is None or args[1] % args[0].dim() != args[0].dim() - 1:
+            return args
+        none = ~scores.any(-1, keepdim=True)  # the results of such queries are not active either
+        return (args[0].masked_fill(~(scores | none), -torch.inf), *args[1:])
+
+    def after(
+        self, func: Any, args: Any, kwargs: Any, out: Tensor, at: int | None, axes_of: Callable[[Any], Axes | None]
+    ) -> None:
+        """Notes what an op returned, its result number `at` of many."""
+        name = op_name(func)
+        if name in ("bmm", "mm", "matmul"):
+            left, right = (self.of(v, axes_of) for v in args[:2])
+            if right is not None and left is not None and torch.equal(right, right[..., :1, :].expand_as(right)):
+                self.scores[out] = right[..., :1, :].expand(out.shape)
+        for noted in (self.active, self.scores):
+            tensors = [v if isinstance(v, Tensor) else None for v in args]
+            given = [
+                None if v is None else noted.get(v) if noted is self.scores else self.of(v, axes_of) for v in tensors
+            ]
+            first = next((k for k, v in enumerate(given) if v is not None), None)
+            if first is None or out in noted:
+                continue
+            seen = given[first]
+            assert seen is not None
+            if first == 0 and (name in REARRANGING or name == "roll"):
+                if name in ("_to_copy", "clone", "contiguous"):
+                    noted[out] = seen
+                    continue
+                shaped = name in VIEWS
+                made = seen.reshape(out.shape) if shaped else func(seen, *args[1:], **kwargs)
+                noted[out] = made if at is None else made[at]
+            elif first == 0 and name == "constant_pad_nd":
+                noted[out] = F.pad(seen, args[1], value=True)  # padding is a key
+            elif seen.shape == out.shape and name != "_softmax":
+                noted[out] = seen
+            elif name in ("addmm", "mm", "bmm", "linear") and noted is self.active:
+                rows = seen[..., :1]
+                if rows.shape[:-1] == out.shape[:-1] and torch.equal(seen, rows.expand_as(seen)):
+                    noted[out] = rows.expand(out.shape)
 
 
 class _NormsOfActivePixels(TorchFunctionMode):
@@ -101,8 +168,21 @@ class _NormsOfActivePixels(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            return _attention(*args, **kwargs)
         found = active_norm(func, args, kwargs, self.masks)
         return func(*args, **kwargs) if found is None else found
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, *_: Any, **kwargs: Any) -> Tensor:
+    """scaled_dot_product_attention, written out."""
+    scale = kwargs.get("scale") or q.shape[-1] ** -0.5
+    if kwargs.get("is_causal") or kwargs.get("enable_gqa"):
+        return torch.ops.aten.scaled_dot_product_attention(q, k, v, attn_mask, *_, **kwargs)
+    scores = (q * scale) @ k.transpose(-2, -1)
+    if attn_mask is not None:
+        scores = scores.masked_fill(~attn_mask, -torch.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
+    return scores.softmax(-1) @ v
 
 
 def active_norm(
@@ -128,17 +208,20 @@ def active_norm(
     return norm_whole(x, weight, bias, mask, "group", given["num_groups"], given.get("eps", 1e-5))
 
 
-def _run(net: Callable[..., Any], inputs: Sequence[Any], change: Callable[[Tensor, Axes], Tensor]) -> Any:
+def _run(
+    net: Callable[..., Any], inputs: Sequence[Any], change: Callable[[Tensor, Axes], Tensor],
+    keys: ActiveKeys | None = None,
+) -> Any:  # fmt: skip
     # A first layer that works in place must not change the caller's input.
     inputs = [v.clone() if isinstance(v, Tensor) else v for v in inputs]
     planes = [v for v in inputs if isinstance(v, Tensor) and v.dim() == 4 and v.is_floating_point()]
-    with torch.no_grad(), _AfterEveryOp(change, planes):
+    with torch.no_grad(), _AfterEveryOp(change, planes, keys):
         return net(*inputs)
 
 
 def masked_oracle(net: Callable[..., Any], inputs: Sequence[Any], masks: Callable[[Pair], Tensor | None]) -> Any:
-    """What the masked contract says `net` returns: after every op with a spatial result, what is not active is 0, and
-    group and instance norms take their statistics from the active pixels.
+    """What the masked contract says `net` returns: after every op with a spatial result, what is not active is 0;
+    group and instance norms take their statistics from the active pixels, and these alone are keys of attention.
 
     Args:
         net: a dense network in eval mode, before anything is fused.
@@ -151,7 +234,7 @@ def masked_oracle(net: Callable[..., Any], inputs: Sequence[Any], masks: Callabl
         return tensor if mask is None else torch.where(axes.arrange(mask), tensor, torch.zeros_like(tensor))
 
     with _NormsOfActivePixels(masks):
-        return _run(net, inputs, change)
+        return _run(net, inputs, change, ActiveKeys(masks))
 
 
 class CachedOracle:

@@ -17,6 +17,7 @@ from torch import Tensor
 from sbnet.graph.axes import Axes, op_name
 from sbnet.graph.builder import RULES, Builder, Call, feature_map
 from sbnet.graph.ir import Node, Value, computed
+from sbnet.graph.pixelwise import PIXELWISE, pixelwise
 
 ATEN = torch.ops.aten
 MOVING = {"roll", "constant_pad_nd", "pad"}
@@ -114,7 +115,7 @@ class WindowRules:
             return self._merged(b, call, list(first))  # type: ignore[arg-type]
         if not isinstance(first, Value) or first.constant:
             return None
-        if call.name in ("linear", "layer_norm") and feature_map(first) is None:
+        if call.name in ("linear", "layer_norm", *PIXELWISE) and feature_map(first) is None:
             return self._of_rows(b, call, first)
         rearranges = call.name in MOVING or call.name in ("view", "reshape", "flatten", "slice", "permute", "transpose")
         if rearranges and feature_map(first) is None and len(call.made.shape) in (3, 4):
@@ -123,19 +124,29 @@ class WindowRules:
         return None
 
     def _of_rows(self, b: Builder, call: Call, raw: Value) -> Value | None:
-        """A layer over channels, on the feature map itself."""
+        """A layer over channels, or an op of single numbers, on the feature map itself."""
         found = traced(raw)
         index = None if found is None else rows_of(found)
-        if found is None or index is None:
+        if found is None or index is None or call.made.shape[:-1] != index.shape:
             return None
-        n, c, h, w = found.root.shape
-        axes = Axes(((("N", n),), (("H", h), ("W", w)), (("C", c),)))
-        own = Call(
-            call.target, call.name, (b.arranged(found.root, axes, call), *call.args[1:]), call.kwargs,
-            torch.empty(n, h * w, call.made.shape[-1], dtype=call.made.dtype, device="meta"), call.label, call.path,
-            call.line,
-        )  # fmt: skip
-        made = feature_map(RULES[call.name](b, own))
+        n, _c, h, w = found.root.shape
+
+        def as_rows(root: Value) -> Value:
+            return b.arranged(root, Axes(((("N", n),), (("H", h), ("W", w)), (("C", root.shape[1]),))), call)
+
+        args = [as_rows(found.root)]
+        for value in call.args[1:]:
+            if isinstance(value, Value) and not value.constant:  # the same rows of another feature map
+                other = traced(value) if value.shape == raw.shape else None
+                rows = None if other is None else rows_of(other)
+                if other is None or rows is None or not torch.equal(rows, index) or other.root.shape[2:] != (h, w):
+                    return None
+                value = as_rows(other.root)
+            args.append(value)
+        like = torch.empty(n, h * w, call.made.shape[-1], dtype=call.made.dtype, device="meta")
+        own = Call(call.target, call.name, args, call.kwargs, like, call.label, call.path, call.line)
+        rule = RULES.get(call.name, pixelwise)
+        made = feature_map(rule(b, own))
         if made is None:
             return None
         pads = bool((index == 0).any())

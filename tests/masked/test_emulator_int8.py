@@ -81,7 +81,7 @@ def emulate(
     zeros = zeros.view(-1, 1, *out).expand(shape)
     want = torch.where(mask, want, torch.where(zeros, 0, poison).to(dtype))
     same = (y == want) | (y.isnan() & want.isnan())
-    if activation == "silu" or (activation == "leaky_relu" and not slopes):  # a product by 0.01 is rounded
+    if activation in ("silu", "gelu") or (activation == "leaky_relu" and not slopes):  # a product by 0.01 is rounded
         step = 1 if dtype == torch.int8 else max(3e-6, torch.finfo(dtype).eps) * (want.double().abs() + 1)
         same = same | ((y.double() - want.double()).abs() <= step)
     assert bool(same.all()), f"{int((~same).sum())} of {same.numel()} values"

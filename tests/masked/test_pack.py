@@ -177,10 +177,10 @@ def test_parameters_of_inference_mode_are_refused():
 
 
 def test_a_runner_packs_once(monkeypatch):
-    from sbnet.engine import steps
+    from sbnet.graph.kinds import conv
 
     packed = []
-    monkeypatch.setattr(steps, "pack_conv_weight", lambda w, g: packed.append(w) or pack_conv_weight(w, g))
+    monkeypatch.setattr(conv, "pack_conv_weight", lambda w, g: packed.append(w) or pack_conv_weight(w, g))
     net = resnet18(weights=0).eval()
     run = net.capture(torch.zeros(1, 3, 64, 64))
     for density in (0.1, 1.0):

@@ -99,6 +99,9 @@ __device__ __forceinline__ void finish_channels(const A& a, const Place& place, 
     } else if (a.activation == Activation::kLeakyRelu) {
 #pragma unroll
       for (int e = 0; e < 16; ++e) v[e] = v[e] > 0.f ? v[e] : v[e] * slopes[e];
+    } else if (a.activation == Activation::kGelu) {  // outputs may be float32: apply_gate() is for halves
+#pragma unroll
+      for (int e = 0; e < 16; ++e) v[e] = 0.5f * v[e] * (1.f + erff(v[e] * 0.70710678f));
     } else if (a.activation != Activation::kNone) {
       activate(a, v);
     }
