@@ -39,3 +39,4 @@ class Group(str, enum.Enum):
     networks = "networks"
     weights = "weights"
     attention = "attention"
+    training = "training"

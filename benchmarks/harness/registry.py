@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-GROUPS = ("ops", "conv", "block", "network", "networks", "weights", "attention")
+GROUPS = ("ops", "conv", "block", "network", "networks", "weights", "attention", "training")
 T = TypeVar("T")
 
 

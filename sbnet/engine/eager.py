@@ -50,7 +50,7 @@ class masked(TorchFunctionMode):
     backward; any other op runs dense and its result is masked, so that the masked contract holds (docs/contracts.md).
     The statistics of normalisations in training are those of the active pixels. For training and fine-tuning under
     masks and for debugging: a planned run (`sparsify`) is faster. A step waits for nothing on the device, so that
-    all of it can be one CUDA graph.
+    all of it can be one CUDA graph. Feature maps are channels_last, whatever the network's input is.
 
     Args:
         mask: [N,H,W] of any dtype, on the pixels of the network's input.
@@ -59,6 +59,8 @@ class masked(TorchFunctionMode):
         capacity: share of a plane's blocks that are kept at most, the first in raster order, or None: all. What the
             backward pass needs of feature maps is then saved as stacks of so many blocks instead of whole planes.
             `missed()` says what did not fit.
+        synchronized: in training, batch norms have the statistics of all processes of torch.distributed, where it is
+            initialised.
 
     Raises:
         RuntimeError: on entering it inside another.
@@ -76,6 +78,7 @@ class masked(TorchFunctionMode):
         block: int | Sequence[int] | str = 16,
         margin: int = 0,
         capacity: float | None = None,
+        synchronized: bool = False,
     ) -> None:
         super().__init__()
         self.mask = grow(mask_planes("masked", mask), margin)
@@ -84,7 +87,7 @@ class masked(TorchFunctionMode):
         self.block = None if isinstance(block, str) else to_pair(block, "masked: block")
         if capacity is not None and not 0 < capacity <= 1:
             raise ValueError(f"sbnet: masked: capacity: expected a share above 0 and up to 1, got {capacity}")
-        self.capacity = capacity
+        self.capacity, self.synchronized = capacity, synchronized
         self._stacks = None if capacity is None else Stacks(self)
         self._lists: dict[Pair, ActiveBlocks] = {}
         # Feature maps that are 0 outside of the active blocks carry a note of it, as long as the context lasts. Dynamo

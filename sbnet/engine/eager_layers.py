@@ -20,7 +20,7 @@ from sbnet.ops import (
     sparse_pointwise,
     sparse_resize2d,
 )
-from sbnet.ops.masked.batch_norm import batch_norm2d, follow_
+from sbnet.ops.masked.batch_norm import batch_norm2d, follow_, synchronized_batch_norm2d
 
 if TYPE_CHECKING:
     from sbnet.active import ActiveBlocks
@@ -40,7 +40,15 @@ def conv2d(
         return None
     geometry = {"stride": _one(stride), "padding": _one(padding), "dilation": _one(dilation), "groups": groups}
     x_active = mode.list_of(input)
+    if x_active is None:  # the network's input: what follows has its memory format, whose kernels are the fast ones
+        input = input.contiguous(memory_format=torch.channels_last)
     return mode.kept(sparse_conv2d(input, weight, bias, mode.active(size), x_active=x_active, **geometry))
+
+
+def view(mode: masked, input: Tensor, *shape: Any) -> Tensor | None:
+    """Feature maps are channels_last here, which a network that was written for the other format need not know."""
+    dtype = len(shape) == 1 and isinstance(shape[0], torch.dtype)
+    return None if dtype or not mode.keeps(input) else input.reshape(*shape)
 
 
 def conv_transpose2d(
@@ -96,7 +104,9 @@ def batch_norm(
     running = (running_mean, running_var)
     if any(t is not None and t.dtype != torch.float32 for t in running):
         return None
-    y, statistics = batch_norm2d(input, mode.active(input.shape[2:]), weight, bias, eps)
+    many = mode.synchronized and torch.distributed.is_available() and torch.distributed.is_initialized()
+    norm = synchronized_batch_norm2d if many else batch_norm2d
+    y, statistics = norm(input, mode.active(input.shape[2:]), weight, bias, eps)
     if running_mean is not None and running_var is not None:
         follow_(running_mean, running_var, statistics, momentum)
     return mode.kept(y)
@@ -274,7 +284,7 @@ LAYERS: dict[Any, Any] = {
     F.conv_transpose2d: conv_transpose2d, F.max_pool2d: max_pool2d, torch.max_pool2d: max_pool2d,
     F.avg_pool2d: avg_pool2d, F.batch_norm: batch_norm, F.group_norm: group_norm, F.interpolate: interpolate,
     torch.add: add, T.add: add, T.__add__: add, T.__radd__: add, torch.cat: cat, torch.concat: cat,
-    T.add_: add_, T.__iadd__: add_,
+    T.add_: add_, T.__iadd__: add_, T.view: view,
     F.relu: _activation("relu"), torch.relu: _activation("relu"), T.relu: _activation("relu"),
     F.relu_: _activation("relu", True), torch.relu_: _activation("relu", True), T.relu_: _activation("relu", True),
     F.relu6: _activation("relu6"), F.silu: _activation("silu"), F.hardswish: _activation("hardswish"),

@@ -31,6 +31,7 @@ from sbnet.ops import (
     sparse_resize2d_,
 )
 from sbnet.ops.common import activate
+from sbnet.ops.masked.batch_norm import batch_norm2d, batch_norm_whole, synchronized_batch_norm2d
 
 # `active` of a layer: active blocks, or None for the dense layer. Left out, it is dense, too, but says so once.
 Active = ActiveBlocks | None | EllipsisType
@@ -144,7 +145,15 @@ class SparseBatchNorm2d(nn.BatchNorm2d):
 
     Running statistics are kept as PyTorch keeps them (momentum, unbiased variance). A batch without an active pixel
     leaves them alone and is not counted. Arguments, parameters and buffers of nn.BatchNorm2d.
+
+    Args:
+        synchronized: in training, the statistics are those of all processes of torch.distributed, where it is
+            initialised, as nn.SyncBatchNorm's are.
     """
+
+    def __init__(self, *args: Any, synchronized: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.synchronized = synchronized
 
     def forward(self, x: Tensor, active: Active = ...) -> Tensor:
         """x [N,C,H,W], its active blocks -> the same shape, zeros outside of them."""
@@ -155,21 +164,26 @@ class SparseBatchNorm2d(nn.BatchNorm2d):
             y = F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
             return sparse_fill(y, blocks)
         self._check(x, blocks)
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        inside = blocks.pixel_mask(x.shape[2:])
-        pixels = inside.sum().to(dtype)
-        some = pixels.clamp(min=1)
-        values = torch.where(inside, x.to(dtype), 0.0)  # what lies outside may be anything, NaN too
-        mean = values.sum((0, 2, 3)) / some
-        centred = torch.where(inside, values - mean[:, None, None], 0.0)
-        variance = centred.square().sum((0, 2, 3)) / some
+        weight, bias = self.weight, self.bias
+        many = self.synchronized and torch.distributed.is_available() and torch.distributed.is_initialized()
+        if x.dtype == torch.float64:
+            y, statistics = self._in_double(x, blocks)
+        else:
+            y, statistics = (synchronized_batch_norm2d if many else batch_norm2d)(x, blocks, weight, bias, self.eps)
         if self.training and self.track_running_stats:
-            self._follow(mean, variance, pixels)
-        scale = torch.rsqrt(variance + self.eps)
-        y = centred * (scale if self.weight is None else scale * self.weight.to(dtype))[:, None, None]
-        if self.bias is not None:
-            y = torch.where(inside, y + self.bias.to(dtype)[:, None, None], 0.0)
-        return y.to(x.dtype)
+            count = self.num_features
+            self._follow(statistics[:count], statistics[count:-1], statistics[-1])
+        return y
+
+    def _in_double(self, x: Tensor, active: ActiveBlocks) -> tuple[Tensor, Tensor]:
+        """By PyTorch's ops: kernels know no doubles."""
+        inside = active.pixel_mask(x.shape[2:])
+        pixels = inside.sum().to(x.dtype)
+        values = torch.where(inside, x, 0.0).detach()
+        mean = values.sum((0, 2, 3)) / pixels.clamp(min=1)
+        apart = torch.where(inside, values - mean[:, None, None], 0.0)
+        variance = apart.square().sum((0, 2, 3)) / pixels.clamp(min=1)
+        return batch_norm_whole(x, self.weight, self.bias, inside, self.eps), torch.cat([mean, variance, pixels[None]])
 
     def _check(self, x: Tensor, active: ActiveBlocks) -> None:
         """Rejects inputs that batch statistics would silently accept."""

@@ -2,54 +2,20 @@
 processes, with a capacity, as one CUDA graph."""
 
 import copy
-import inspect
+import socket
 
 import pytest
 import torch
 import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 import sbnet
 from sbnet.benchmarks.harness import nets
-from sbnet.graph.oracle import PlaneMasks
-from sbnet.ops.masked.batch_norm import batch_norm_whole
-from sbnet.ops.masked.norm import norm_whole
+from sbnet.benchmarks.harness.dense_masked import DenseMasked
 from support.helpers import assert_as_accurate_as_torch, captured
 
 SIZE, BLOCK = (48, 64), 8
-
-
-class DenseMasked(TorchFunctionMode):
-    """The step as those write it who have no sparse ops: every op dense, its result multiplied by the mask; batch norms
-    of the active pixels."""
-
-    def __init__(self, mask, block):
-        super().__init__()
-        self.planes, self.sizes, self.batch = PlaneMasks(mask, block), {tuple(mask.shape[1:])}, mask.shape[0]
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if func is F.batch_norm:
-            given = inspect.signature(F.batch_norm).bind(*args, **kwargs).arguments
-            x = given["input"]
-            assert given["training"]
-            return batch_norm_whole(x, given["weight"], given["bias"], self.planes(tuple(x.shape[2:])), given["eps"])
-        if func is F.group_norm:
-            x, groups, *more = inspect.signature(F.group_norm).bind(*args, **kwargs).args
-            return norm_whole(x, *more[:2], self.planes(tuple(x.shape[2:])), "group", groups, more[2])
-        out = func(*args, **kwargs)
-        name = getattr(func, "__name__", "")
-        layer = name.startswith("conv") or "pool" in name or name == "interpolate"
-        if not isinstance(out, torch.Tensor) or out.dim() != 4 or not out.is_floating_point():
-            return out
-        if layer and out.shape[2] * out.shape[3] > 1 and out.shape[0] == self.batch:
-            self.sizes.add(tuple(out.shape[2:]))
-        moves = name in ("permute", "__get__", "chunk", "split", "clone", "detach", "__getitem__", "contiguous", "to")
-        if moves or tuple(out.shape[2:]) not in self.sizes or out.shape[0] != self.batch:
-            return out
-        return torch.where(self.planes(tuple(out.shape[2:])), out, torch.zeros((), dtype=out.dtype))
 
 
 class Small(nn.Module):
@@ -177,6 +143,16 @@ def test_autocast():
     torch.testing.assert_close(loss.detach(), want[0], rtol=0.1, atol=0.3)
 
 
+def test_networks_written_for_the_other_memory_format():
+    """`view` of a feature map, which is channels_last inside."""
+    net = nn.Conv2d(3, 4, 3, padding=1)
+    x, mask = data()
+    with sbnet.masked(mask, block=BLOCK):
+        y = net(x)
+        flat = y.view(2, -1)
+    assert torch.equal(flat, y.contiguous().view(2, -1))
+
+
 def test_bits_repeat():
     x, mask = data()
     first, second = (step(built("small"), x, sbnet.masked(mask, block=BLOCK)) for _ in range(2))
@@ -217,52 +193,63 @@ def test_a_capacity_saves_stacks_and_says_what_did_not_fit():
     assert int(cut.count) == cut.capacity
 
 
-def _of_two(rank, port, weights, results):
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    x, mask = data(batch=4)
+def two_steps_apart(synchronized=False):
+    """The network and each process's part of a batch."""
     net = built("small")
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.weight.data.fill_(0.5)
+    x, mask = data(batch=4)
+    return net, [(x[part], sbnet.masked(mask[part], BLOCK, synchronized=synchronized)) for part in PARTS]
+
+
+PARTS = (slice(0, 2), slice(2, 4))
+
+
+def _of_two(rank, port, synchronized, results):
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    net, parts = two_steps_apart(synchronized)
     parallel = nn.parallel.DistributedDataParallel(net)
-    mine = slice(2 * rank, 2 * rank + 2)
-    with sbnet.masked(mask[mine], block=BLOCK):
-        loss = loss_of(parallel(x[mine]))
+    x, mode = parts[rank]
+    with mode:
+        loss = loss_of(parallel(x))
     loss.backward()
     if rank == 0:
-        results.put([p.grad.clone().numpy() for p in net.parameters()])
+        results.put([t.detach().clone().numpy() for t in (*(p.grad for p in net.parameters()), *net.buffers())])
     dist.barrier()
     dist.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_distributed_data_parallel():
-    """Two processes: their gradients' mean."""
-    import socket
-
+@pytest.mark.parametrize("synchronized", [False, True])
+def test_distributed_data_parallel(synchronized):
+    """Two processes: their gradients' mean. Synchronised, their batch norms are those of both parts in one process."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     context = mp.get_context("spawn")
     results = context.Queue()
-    workers = [context.Process(target=_of_two, args=(rank, port, None, results)) for rank in range(2)]
+    workers = [context.Process(target=_of_two, args=(rank, port, synchronized, results)) for rank in range(2)]
     for worker in workers:
         worker.start()
     found = results.get(timeout=120)
     for worker in workers:
         worker.join(60)
-    x, mask = data(batch=4)
-    parts = []
-    for mine in (slice(0, 2), slice(2, 4)):
-        net = built("small")
-        for module in net.modules():
-            if isinstance(module, nn.BatchNorm2d):
-                module.weight.data.fill_(0.5)
-        parts.append(step(net, x[mine], sbnet.masked(mask[mine], block=BLOCK))[1:])
-    for got, *of in zip(found, *parts, strict=True):
-        torch.testing.assert_close(torch.from_numpy(got), sum(of) / 2, rtol=1e-3, atol=1e-4)
+    net, parts = two_steps_apart()
+    if synchronized:
+        x, mask = data(batch=4)
+        net.zero_grad()
+        with sbnet.masked(mask, BLOCK):
+            y = net(x)
+        sum(loss_of(y[part]) for part in PARTS).backward()
+        want = [*(p.grad / 2 for p in net.parameters()), *net.buffers()]
+    else:
+        sums = [step(two_steps_apart()[0], x, mode)[1:] for x, mode in parts]
+        want = [(a + b) / 2 for a, b in zip(*sums, strict=True)]
+    for got, right in zip(found, want, strict=False):
+        torch.testing.assert_close(torch.from_numpy(got), right, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.gpu
@@ -272,7 +259,7 @@ def test_a_whole_step_is_one_cuda_graph():
         pytest.skip("no CUDA device")
     x, mask = data("cuda")
     x = x.contiguous(memory_format=torch.channels_last)
-    net = built("small").to("cuda", memory_format=torch.channels_last)
+    net = built("unet").to("cuda", memory_format=torch.channels_last)  # of ops whose bits repeat
     alone = copy.deepcopy(net)
 
     def train(net):

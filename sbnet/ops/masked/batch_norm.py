@@ -38,6 +38,31 @@ def follow_(running_mean: Tensor, running_var: Tensor, statistics: Tensor, momen
     _ops.batch_norm_follow_(running_mean, running_var, statistics.detach(), momentum)
 
 
+def synchronized_batch_norm2d(
+    x: Tensor, active: ActiveBlocks, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5
+) -> tuple[Tensor, Tensor]:
+    """The same with the statistics of the active pixels of all processes of torch.distributed's default group.
+
+    By ops of PyTorch on whole planes and two sums over the processes. Every process must call it.
+    """
+    from torch.distributed.nn.functional import all_reduce
+
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    inside = active.pixel_mask(x.shape[2:])
+    values = torch.where(inside, x.to(dtype), 0.0)  # what lies outside may be anything, NaN too
+    first = all_reduce(torch.cat([values.sum((0, 2, 3)), inside.sum().to(dtype)[None]]))
+    pixels = first[-1].detach()
+    some = pixels.clamp(min=1)
+    mean = first[:-1] / some
+    apart = torch.where(inside, values - mean[:, None, None], 0.0)
+    variance = all_reduce(apart.square().sum((0, 2, 3))) / some
+    scale = torch.rsqrt(variance + eps)
+    y = apart * (scale if weight is None else scale * weight.to(dtype))[:, None, None]
+    if bias is not None:
+        y = torch.where(inside, y + bias.to(dtype)[:, None, None], 0.0)
+    return y.to(x.dtype), torch.cat([mean, variance, pixels[None]]).detach().float()
+
+
 @torch.library.register_fake("sbnet::sparse_batch_norm2d")
 def _fake(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, indices: Tensor, count: Tensor, block_map: Tensor,
