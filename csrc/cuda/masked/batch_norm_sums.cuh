@@ -20,7 +20,7 @@ template <class T, int kN>
 __global__ void __launch_bounds__(kPlaneThreads)
     moments_kernel(const __grid_constant__ Conv2dParams as_conv, const __grid_constant__ SumPlan plan, float* values,
                    float* counts) {
-  extern __shared__ float found[];  // [2 * kN][kPlaneThreads], then counts [kPlaneThreads]
+  extern __shared__ __align__(16) float shared[];  // [2 * kN][kPlaneThreads], then counts [kPlaneThreads]
   grid_dependency_wait();
   grid_dependency_release();
   uint32_t lane, word;
@@ -60,10 +60,10 @@ __global__ void __launch_bounds__(kPlaneThreads)
   const float some = fmaxf(pixels, 1.f);
 #pragma unroll
   for (int e = 0; e < kN; ++e) {
-    found[(2 * e) * kPlaneThreads + threadIdx.x] = about[e] + sum[e] / some;
-    found[(2 * e + 1) * kPlaneThreads + threadIdx.x] = fmaxf(square[e] - sum[e] * (sum[e] / some), 0.f);
+    shared[(2 * e) * kPlaneThreads + threadIdx.x] = about[e] + sum[e] / some;
+    shared[(2 * e + 1) * kPlaneThreads + threadIdx.x] = fmaxf(square[e] - sum[e] * (sum[e] / some), 0.f);
   }
-  found[2 * kN * kPlaneThreads + threadIdx.x] = pixels;
+  shared[2 * kN * kPlaneThreads + threadIdx.x] = pixels;
   __syncthreads();
   for (uint32_t k = threadIdx.x; k < words * kN; k += kPlaneThreads) {
     const uint32_t of_word = k % words, e = k / words;
@@ -73,16 +73,16 @@ __global__ void __launch_bounds__(kPlaneThreads)
     double total = 0;
     for (uint32_t l = 0; l < lanes; ++l) {
       const uint32_t at = l * words + of_word;
-      const float n = found[2 * kN * kPlaneThreads + at];
+      const float n = shared[2 * kN * kPlaneThreads + at];
       all += n;
-      total += n * (found[(2 * e) * kPlaneThreads + at] - found[(2 * e) * kPlaneThreads + of_word]);
+      total += n * (shared[(2 * e) * kPlaneThreads + at] - shared[(2 * e) * kPlaneThreads + of_word]);
     }
-    const float mean = found[(2 * e) * kPlaneThreads + of_word] + static_cast<float>(total / fmaxf(all, 1.f));
+    const float mean = shared[(2 * e) * kPlaneThreads + of_word] + static_cast<float>(total / fmaxf(all, 1.f));
     double spread = 0;
     for (uint32_t l = 0; l < lanes; ++l) {
       const uint32_t at = l * words + of_word;
-      const float apart = found[(2 * e) * kPlaneThreads + at] - mean, n = found[2 * kN * kPlaneThreads + at];
-      if (n > 0.f) spread += found[(2 * e + 1) * kPlaneThreads + at] + n * apart * apart;
+      const float apart = shared[(2 * e) * kPlaneThreads + at] - mean, n = shared[2 * kN * kPlaneThreads + at];
+      if (n > 0.f) spread += shared[(2 * e + 1) * kPlaneThreads + at] + n * apart * apart;
     }
     values[2 * int64_t{blockIdx.x} * C + c] = mean;
     values[(2 * int64_t{blockIdx.x} + 1) * C + c] = static_cast<float>(spread);
