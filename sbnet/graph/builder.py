@@ -43,6 +43,11 @@ class Call:
 
 Rule = Callable[["Builder", Call], Any]
 RULES: dict[str, Rule] = {}
+# Why ops are dense that have a sparse form elsewhere.
+UNMET = {
+    "scaled_dot_product_attention": "attention that is not of all tokens or windows of one plane, to themselves",
+    "softmax": "weights that are not recognised as those of attention of a plane to itself",
+}
 ANY: list[Rule] = []  # tried after an op's own rule
 
 
@@ -104,7 +109,7 @@ class Builder:
         if self.tokens is not None:
             call = self.tokens.spread(self, call)
         node = Node("aten", call.args, [], call.kwargs, call.target, path=call.path, line=call.line)
-        node.reason = reason or f"no rule for {call.name}"
+        node.reason = reason or UNMET.get(call.name, f"no rule for {call.name}")
         made = list(call.made) if many else [call.made]
         if not all(isinstance(v, Tensor) for v in made):
             made = [v if isinstance(v, Tensor) else torch.empty(0, device="meta") for v in made]

@@ -78,6 +78,9 @@ def test_attention_that_is_not_recognised_leaves_the_network_as_it_was():
 def test_windows_see_their_active_pixels_alone(side, window, block):
     """With cyclic shifts, biases of relative positions and merged patches."""
     net, x = swin(side, window), torch.randn(2, 3, side, side)
+    for name, parameter in net.named_parameters():
+        if name.endswith("qkv.bias"):
+            torch.nn.init.normal_(parameter)  # of padding, keys and values are biases
     run, exact = sbnet.sparsify(net, x, block=block), copy.deepcopy(net).double()
     kinds = [node.kind for node in run.plan.graph.nodes]
     assert kinds.count("window_attention") == 4
@@ -119,3 +122,30 @@ def test_sam_sees_its_active_pixels_alone(block):
         poison(run)
         got = run(x, mask, copy=True)
         assert_holds(got, sam_on(net, x, mask, block), sam_on(exact, x.double(), mask, block))
+
+
+@pytest.mark.parametrize(
+    ("make", "side"),
+    [
+        (lambda: timm_net("vit_tiny_patch16_224", 96), 96),
+        pytest.param(lambda: tokens.hugging_face("Yolos", image_size=[96, 96]), 96, marks=pytest.mark.slow),
+        pytest.param(lambda: timm_net("vit_small_patch16_dinov3", 96), 96, marks=pytest.mark.slow),
+        pytest.param(lambda: swin(96, 7), 96, marks=pytest.mark.slow),
+        pytest.param(lambda: sam(128), 128, marks=pytest.mark.slow),
+    ],
+    ids=["ViT", "YOLOS", "DINOv3", "Swin", "SAM"],
+)
+def test_the_functional_form_and_onnx_runtime_give_the_same(make, side, tmp_path):
+    """What gradients flow through, GPUs run and export writes down."""
+    pytest.importorskip("onnxruntime")
+    from sbnet.export import session
+
+    net, x = make(), torch.randn(2, 3, side, side)
+    run = sbnet.sparsify(net, x, block=4)
+    run.export(tmp_path / "net.onnx")
+    exported, module = session(tmp_path / "net.onnx"), run.as_module()
+    for mask in (masks(side), torch.ones(2, side, side)):
+        want = run(x, mask, copy=True)
+        assert torch.allclose(module(x, mask), want, atol=1e-4, rtol=1e-4)
+        got = exported.run(None, {"x": x.numpy(), "mask": (mask > 0).numpy()})[0]
+        assert torch.allclose(torch.from_numpy(got), want, atol=1e-4, rtol=1e-4)

@@ -16,6 +16,7 @@ from sbnet.graph.oracle import PlaneMasks, exact_pixels, masked_oracle
 from support import zoo
 from support.contract import assert_holds, poison, rms
 from support.networks import NETWORKS
+from support.tokens import FAMILIES
 
 PAGE = Path(__file__).parents[2] / "docs" / "networks.md"
 installed = pytest.mark.skipif(not zoo.available(), reason="torchvision and timm are not installed")
@@ -28,7 +29,7 @@ BLOCK = 4
 
 def test_the_page_counts_these_networks():
     """And says that all meet the contract, which the tests below and those of `test_sparsify.py` hold it to."""
-    lists = zoo.TORCHVISION, zoo.SEGMENTATION, zoo.DETECTION, zoo.TIMM, zoo.HYBRID, NETWORKS
+    lists = zoo.TORCHVISION, zoo.SEGMENTATION, zoo.DETECTION, zoo.TIMM, zoo.HYBRID, FAMILIES, NETWORKS
     rows = re.findall(r"^\|.*\| (\d+) \| (\d+) \|.*\|$", PAGE.read_text(), re.MULTILINE)
     assert [(str(len(names)),) * 2 for names in lists] == rows
     guide = (PAGE.parent / "guide.md").read_text()

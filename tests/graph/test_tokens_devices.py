@@ -1,0 +1,60 @@
+"""Transformers under masks on every device, in every dtype, of modules written here."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import sbnet
+from sbnet.graph.oracle import PlaneMasks, masked_oracle
+from support.contract import assert_holds, poison
+from support.tokens import kept
+from support.transformers import ViT, Windows
+
+dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+
+
+def masks(side: int, device) -> list[torch.Tensor]:
+    mask = torch.zeros(2, side, side, device=device)
+    mask[0, 10:40, 20:60] = 1
+    mask[1, 50:60, 3:9] = 1
+    return [torch.ones_like(mask), mask, mask.flip(0), torch.zeros_like(mask)]
+
+
+def alone(net: ViT, x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+    """The layers, image by image, on the tokens that are kept and on no other; zeros for the rest."""
+    with torch.no_grad():
+        tokens = net.tokens(x)
+        found = torch.zeros_like(tokens)
+        for n, some in enumerate(keep):
+            found[n, some] = net.layers(tokens[n : n + 1, some])[0]
+    return found
+
+
+@dtypes
+def test_all_tokens(device, dtype):
+    torch.manual_seed(0)
+    net, x = ViT(96).eval().to(device, dtype), torch.randn(2, 3, 96, 96, device=device, dtype=dtype)
+    run, exact = sbnet.sparsify(net, x), copy.deepcopy(net).double()
+    assert run.plan.tokens
+    for mask in masks(96, device):
+        if device == "cpu":
+            poison(run)
+        keep = kept(mask, 16, 1)
+        assert_holds(run(x, mask, copy=True), alone(net, x, keep), alone(exact, x.double(), keep))
+
+
+@dtypes
+def test_windows(device, dtype):
+    torch.manual_seed(0)
+    net, x = Windows().eval().to(device, dtype), torch.randn(2, 3, 112, 112, device=device, dtype=dtype)
+    run, exact = sbnet.sparsify(net, x, block=4), copy.deepcopy(net).double()
+    assert [node.kind for node in run.plan.graph.nodes].count("window_attention") == 2
+    for mask in masks(112, device):
+        if device == "cpu":
+            poison(run)
+        planes = PlaneMasks(mask, 4)
+        want = masked_oracle(exact, [x.double()], planes)
+        assert_holds(run(x, mask, copy=True), masked_oracle(net, [x], planes), want)
