@@ -147,6 +147,7 @@ T __ldg(const T* p) {
   return *p;
 }
 inline float __expf(float v) { return std::exp(v); }
+inline float rsqrtf(float v) { return 1 / std::sqrt(v); }
 inline float __log2f(float v) { return std::log2(v); }
 inline size_t __cvta_generic_to_shared(const void* p) {
   const emulator::Cta& cta = *emulator::self->cta;
