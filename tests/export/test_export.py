@@ -65,7 +65,7 @@ ARGUMENTS = {
     "rule": ("diagonal", "band", "prefix", "stride", "phases", "block_size"),
     "packed": (),  # by each run
     "dtype": (),  # of results beside float8, of which ONNX's op knows float32 alone
-    **dict.fromkeys(("seed", "dropout", "deterministic"), ()),  # of training
+    **dict.fromkeys(("seed", "dropout", "deterministic", "x_indices", "x_count", "x_grid", "x_map"), ()),  # of training
 }
 # of ONNX alone: what the exporter's passes fill in
 PASSES = {"fringe_pixels", "fringe_count", "base", "zero_outside"}

@@ -305,4 +305,13 @@ def torch_ops() -> set[str]:
         "blocksparse_conv_active",  # convolution, gather and scatter
         "block_attention_backward",
         "blocksparse_conv1x1",  # gather, product and scatter
+        # of training
+        "activate_blocks_",
+        "batch_norm_follow_",
+        "sparse_activation_grad",
+        "sparse_batch_norm2d",
+        "sparse_batch_norm2d_backward",
+        "sparse_conv2d_weight_grad",
+        "sparse_layer_norm2d_backward",
+        "sparse_pool2d_grad",
     }
