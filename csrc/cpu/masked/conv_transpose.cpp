@@ -46,20 +46,31 @@ bool copy_weights(const ConvTransposeParams& p, const Conv2dParams& c, const Tra
   const int64_t channels = c.weight.size[1], per_group = p.weight.size[1];
   const TensorView& w = p.weight;
   int32_t not_finite = 0;
-  parallel_for(
-      parallel, c.weight.size[0], 1 + 4096 / (channels * row.taps * column.taps), [&](int64_t begin, int64_t end) {
-        T* const first = static_cast<T*>(c.weight.data) + begin * c.weight.stride[0];
-        T* to = first;
-        for (int64_t k = begin; k < end; ++k)
-          for (int32_t r = 0; r < row.taps; ++r)
-            for (int32_t s = 0; s < column.taps; ++s) {
-              const T* from = static_cast<const T*>(w.data) + k / per_group * channels * w.stride[0] +
-                              k % per_group * w.stride[1] + (row.last_tap - int64_t{r} * row.tap_step) * w.stride[2] +
-                              (column.last_tap - int64_t{s} * column.tap_step) * w.stride[3];
-              for (int64_t channel = 0; channel < channels; ++channel) *to++ = from[channel * w.stride[0]];
-            }
-        if (any_not_finite(first, to - first, exponent)) __atomic_store_n(&not_finite, 1, __ATOMIC_RELAXED);
-      });
+  // Some output channels at once: where they are neighbours in memory, a line holds a weight of each, and the next
+  // input channel's may lie pages away.
+  constexpr int64_t kTogether = 16;
+  const int64_t K = c.weight.size[0], row_length = c.weight.stride[0];
+  parallel_for(parallel, (K + kTogether - 1) / kTogether, 1 + 4096 / (channels * row.taps * column.taps * kTogether),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t first = begin * kTogether; first < std::min(end * kTogether, K); first += kTogether) {
+                   const int64_t count = std::min(kTogether, K - first);
+                   const T* from[kTogether];
+                   T* const rows = static_cast<T*>(c.weight.data) + first * row_length;
+                   for (int64_t k = 0; k < count; ++k)
+                     from[k] = static_cast<const T*>(w.data) + (first + k) / per_group * channels * w.stride[0] +
+                               (first + k) % per_group * w.stride[1];
+                   T* to = rows;
+                   for (int32_t r = 0; r < row.taps; ++r)
+                     for (int32_t s = 0; s < column.taps; ++s) {
+                       const int64_t tap = (row.last_tap - int64_t{r} * row.tap_step) * w.stride[2] +
+                                           (column.last_tap - int64_t{s} * column.tap_step) * w.stride[3];
+                       for (int64_t channel = 0; channel < channels; ++channel, ++to)
+                         for (int64_t k = 0; k < count; ++k) to[k * row_length] = from[k][tap + channel * w.stride[0]];
+                     }
+                   if (any_not_finite(rows, count * row_length, exponent))
+                     __atomic_store_n(&not_finite, 1, __ATOMIC_RELAXED);
+                 }
+               });
   return !not_finite;
 }
 
