@@ -30,9 +30,8 @@ __device__ __forceinline__ void activate(Activation activation, float param, flo
     case Activation::kSilu:
       return each(v, [](float x) { return x / (1.f + expf(-x)); });
     case Activation::kGelu:
-      return each(v, [](float x) {
-        return kShort ? gelu_short(x) : 0.5f * x * (1.f + erff(x * 0.70710678118654752f));
-      });
+      return each(v,
+                  [](float x) { return kShort ? gelu_short(x) : 0.5f * x * (1.f + erff(x * 0.70710678118654752f)); });
     case Activation::kHardswish:
       return each(v, [](float x) { return x * min_nan(max_nan(x + 3.f, 0.f), 6.f) * (1.f / 6.f); });
   }
