@@ -46,6 +46,22 @@ def test_all_tokens(device, dtype):
         assert_holds(run(x, mask, copy=True), alone(net, x, keep), alone(exact, x.double(), keep))
 
 
+@pytest.mark.parametrize(("channels", "heads"), [(36, 3), (24, 3), (20, 2)])
+def test_heads_that_block_attention_does_not_take(device, channels, heads):
+    """Of 12, 8 and 10 channels: by PyTorch's attention, in the run and in its functional form."""
+    torch.manual_seed(0)
+    net, x = ViT(96, channels, heads).eval().to(device), torch.randn(2, 3, 96, 96, device=device)
+    run, exact = sbnet.sparsify(net, x), copy.deepcopy(net).double()
+    assert run.plan.tokens
+    module = run.as_module()
+    for mask in masks(96, device)[:2]:
+        keep = kept(mask, 16, 1)
+        want, true = alone(net, x, keep), alone(exact, x.double(), keep)
+        assert_holds(run(x, mask, copy=True), want, true)
+        with torch.no_grad():
+            assert_holds(module(x, mask), want, true)
+
+
 @dtypes
 def test_windows(device, dtype):
     torch.manual_seed(0)

@@ -127,32 +127,44 @@ class Attention(TokenKind):
 
     def image(self, node: Node, values: list[Tensor], out: Tensor, order: Tensor) -> None:
         o, length = node.options, len(order)
-        heads, dim = o["heads"], o["dim"]
-
-        def part(x: Tensor, start: int) -> Tensor:  # [1,heads,length,dim]
-            rows = x.flatten(1).t()[:length, start : start + heads * dim]
-            return rows.unflatten(1, (heads, dim)).transpose(0, 1)[None]
-
-        if length:
-            q, k, v = (part(x, start) for x, start in zip(values[:3], o["starts"], strict=True))
-            bias = values[3][:, order][:, :, order][None].to(q.dtype) if len(values) > 3 else None
-            y = F.scaled_dot_product_attention(q, k, v, bias, scale=o["scale"])
-            out[:length] = y[0].transpose(0, 1).flatten(1)
+        width = o["heads"] * o["dim"]
+        if not length:
+            return
+        q, k, v = (
+            x.flatten(1).t()[None, :length, start : start + width]
+            for x, start in zip(values[:3], o["starts"], strict=True)
+        )
+        if len(values) == 3 and _is_taken(o["dim"]):
+            out[:length] = block_attention(q, k, v, FULL, o["scale"], heads=o["heads"])[0]
+            return
+        bias = values[3][:, order][:, :, order][None].to(q.dtype) if len(values) > 3 else None
+        q, k, v = (x.unflatten(2, (o["heads"], -1)).transpose(1, 2) for x in (q, k, v))
+        y = F.scaled_dot_product_attention(q, k, v, bias, scale=o["scale"])
+        out[:length] = y[0].transpose(0, 1).flatten(1)
 
     def apply(self, node: Node, given: Given) -> Any:
         o, width, parts = node.options, node.options["heads"] * node.options["dim"], given.args[:3]
         q, k, v = (rows_of(x)[:, :, start : start + width] for x, start in zip(parts, o["starts"], strict=True))
-        if len(given.args) > 3:
-            return planes_of(_biased(q, k, v, given.args[3], given.active, o), node)
+        if len(given.args) > 3 or not _is_taken(o["dim"]):
+            bias = given.args[3] if len(given.args) > 3 else None
+            return planes_of(_biased(q, k, v, bias, given.active, o), node)
         lengths = given.active.lengths
         y = block_attention(q, k, v, FULL, o["scale"], heads=o["heads"], q_lengths=lengths, k_lengths=lengths)
         return planes_of(y, node)  # type: ignore[arg-type]
 
 
-def _biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, active: Any, options: dict[str, Any]) -> Tensor:
+def _is_taken(dim: int) -> bool:
+    """Does `block_attention` take heads of so many channels?"""
+    return 16 <= dim <= 256 and dim % 8 == 0
+
+
+def _biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, active: Any, options: dict[str, Any]) -> Tensor:
     """By PyTorch's attention of all rows, whose keys are those that are there."""
     order, heads = active.order, options["heads"]
-    packed = torch.stack([bias[0][:, at][:, :, at] for at in order])
+    if bias is None:
+        packed = q.new_zeros(order.shape[0], 1, order.shape[1], order.shape[1])
+    else:
+        packed = torch.stack([bias[0][:, at][:, :, at] for at in order])
     there = torch.arange(order.shape[1], device=order.device) < active.lengths[:, None]
     packed = packed.masked_fill(~there[:, None, None], -torch.inf).to(q.dtype)
     q, k, v = (x.unflatten(2, (heads, -1)).transpose(1, 2) for x in (q, k, v))
