@@ -53,13 +53,20 @@ class Drift:
         if held is None or (held.shape, held.dtype, held.device) != (x.shape, x.dtype, x.device):
             held = self._held = torch.zeros_like(x, memory_format=torch.contiguous_format)
             self.apart, self.age = torch.empty_like(held), torch.zeros_like(x[:, :1], dtype=torch.int32)
-        step = size[0] // run.shape[2]
-        (top, end), (left, right) = ((step * self.pad, step * (self.pad + n)) for n in x.shape[2:])
-        fresh = run.active_of(size).pixel_mask(size)[:, :, top:end:step, left:right:step]
+        fresh = self._fresh(x, run, size)
         torch.where(fresh, x, held, out=held)
         torch.sub(x, held, out=self.apart)
         self.age.add_(1).masked_fill_(fresh, 0)
-        return F.interpolate(self.apart, scale_factor=float(self.scale), mode="bicubic")
+        return F.interpolate(self.apart, scale_factor=float(self.scale), mode="bilinear")
+
+    def _fresh(self, x: Tensor, run: Any, size: Pair) -> Tensor:
+        """[N,1,H,W] bool, the pixels whose picture the last call computed."""
+        active, step = run.active_of(size), size[0] // run.shape[2]
+        hits = active.block_map >= 0
+        for axis in (1, 2):
+            pixels = torch.arange(x.shape[1 + axis], device=x.device)
+            hits = hits.index_select(axis, (pixels + self.pad) * step // active.grid.bsize[axis - 1])
+        return hits[:, None]
 
     def pictures(
         self, network: Network, output: Any, wanted: Any, frame: Frame, drift: Tensor, likeness: Likeness
