@@ -116,6 +116,26 @@ def test_what_does_not_fit_is_refused(decode, output, message):
         decoded(Network(nn.Identity()), decode).finished(output, FRAME)
 
 
+def test_what_looks_like_boxes_and_is_more_is_refused():
+    """Key points behind the scores; one class with objectness in a small frame, as wide as settled boxes."""
+    pose = torch.cat([version_8()[:, :5], 40 * torch.ones(1, 51, 50)], 1)
+    small = torch.rand(1, 700, 6)
+    for output in (pose.mT, pose, small):
+        with pytest.raises(PipelineError, match="expected scores"):
+            records("yolo", output)
+
+
+def test_scores_of_other_classes_than_the_file_names_are_refused(tmp_path):
+    onnx = pytest.importorskip("onnx")
+    model = onnx.helper.make_model(onnx.helper.make_graph([], "none", [], []))
+    entry = model.metadata_props.add()
+    entry.key, entry.value = "names", "['person']"
+    onnx.save(model, tmp_path / "pose.onnx")
+    network = decoded(Network(str(tmp_path / "pose.onnx"), "pose"), "yolo")
+    with pytest.raises(PipelineError, match="scores of 1 classes"):
+        network.finished(version_8(), FRAME)
+
+
 def test_a_network_with_a_decoder_of_its_own_keeps_it():
     with pytest.raises(PipelineError, match="has its own"):
         decoded(Network(nn.Identity(), "mine", finish=lambda y, frame: (None, [])), "yolo")

@@ -89,6 +89,7 @@ class Cameras:
         first = self.cameras[0]
         summary = self.summary = Summary("", first.mode)
         self.faults = [""] * len(self.cameras)
+        first.network.notes.clear()  # of an earlier run
         sinks = self._opened()
         compute = _Batch(self.cameras, summary)
         feeds = [_Feed(camera, self.limit) for camera in self.cameras]
@@ -129,6 +130,7 @@ class Cameras:
             raise PipelineError("; ".join(named) or "the sources have no frames")
         summary.fault = "; ".join(named)
         summary.busy = {"read": sum(f.ahead.busy for f in feeds), "compute": compute.busy, "write": behind.busy}
+        summary.notes += dict.fromkeys(first.network.notes)
         summary.notes += [note for sink in sinks for note in getattr(sink, "notes", ())]
         if first.report is not None:
             write_report(summary, first.report)

@@ -59,7 +59,8 @@ def decoded(network: Network, decode: str) -> Network:
         landing: Callable[[Any], Tensor] = _vector
         finish = partial(_top_class, labels, least)
     else:
-        landing, finish = DECODERS[name], partial(_boxes, labels, least, name == "yolo", network.notes)
+        landing = partial(_yolo, classes=len(labels)) if name == "yolo" else DECODERS[name]
+        finish = partial(_boxes, labels, least, name == "yolo", network.notes)
     prepare = network.prepare or (imagenet if name == "detr" else None)
     rest_of = {} if name == "classes" else {"margin": 32, "multiple": 32}
     return dataclasses.replace(
@@ -85,7 +86,9 @@ def names_of(model: Any) -> dict[int, str]:
 # ---- on the device: [candidates, 7] of an output: centre, size, score, class, and whether overlaps are settled
 
 
-def _yolo(output: Any) -> Tensor:
+def _yolo(output: Any, classes: int = 0) -> Tensor:
+    """classes: how many labels the file has, or 0. What stands behind boxes and scores (masks, key points, angles)
+    would be taken for more of them: it is refused here by their number, and by `_boxes` where scores are none."""
     found = _tensors(output)
     found = [v for v in found if v.dim() == 3 and v.shape[0] == 1 and min(v.shape[1:]) >= 5]
     if not found:
@@ -97,6 +100,9 @@ def _yolo(output: Any) -> Tensor:
         corners = y[:, :4]
         centre, size = (corners[:, :2] + corners[:, 2:]) / 2, corners[:, 2:] - corners[:, :2]
         return torch.cat([centre, size, y[:, 4:], torch.ones_like(y[:, :1])], 1)
+    found_classes = y.shape[0] - 4 if y.shape[0] < y.shape[1] else y.shape[1] - 5
+    if classes and found_classes != classes:
+        raise PipelineError(f"decode yolo: expected boxes and scores of {classes} classes, got {_shapes(output)}")
     if y.shape[0] < y.shape[1]:
         boxes, scores = y[:4].t(), y[4:].t()
     else:
@@ -162,6 +168,9 @@ def _boxes(
     above = found[found[:, 4] >= least]
     if len(above) == MOST:
         notes.append(f"a frame had {MOST} candidates or more: those of the lowest scores were left out")
+    if len(found) and not (bool((found[:, 4] <= 1.001).all()) and bool((found[:, 5] == found[:, 5].round()).all())):
+        raise PipelineError("decode: expected scores of 0 to 1 and whole numbers of classes, got others: is it another "
+                            "kind of output (key points, masks, scores before a sigmoid)?")  # fmt: skip
     boxes, scores, kinds = above[:, :4], above[:, 4], above[:, 5].long()
     if not pixels:
         given = [n + -n % 32 for n in (width, height)]

@@ -137,6 +137,7 @@ class Pipeline:
         sink = open_sink(self._sink, self.source, self.side_by_side, self.audio, self.files, held)
         summary = self.summary = Summary("", self.mode)
         self.mask.reset()
+        self.network.notes.clear()  # of an earlier run
         compute = Compute(self.network, self.mask, self.settings, summary)
         expected = min(self.source.length, self.limit or self.source.length) or self.limit or 0
         ahead = Ahead(self._loaded(held))
