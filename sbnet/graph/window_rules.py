@@ -84,7 +84,7 @@ def traced(value: Value, call: Call | None = None) -> Traced | None:
         if target is take:
             assert node is not None
             result.fill, result.undefined = args[1], bool(node.options.get("undefined"))
-            args = (args[0], None)
+            args = (args[0].tensor, None)
         pixels, channels = target(pixels, *args, **kwargs), target(channels, *args, **kwargs)
         if node is not None and node.options.get("many"):
             pixels, channels = pixels[at], channels[at]
@@ -158,7 +158,8 @@ class WindowRules:
     def _taken(
         self, b: Builder, call: Call, root: Value, index: Tensor, fill: Value | None = None, undefined: bool = False
     ) -> Value:
-        node = Node("aten", [root, index, fill], [], target=take, path=call.path, line=call.line, reason="windows")
+        numbers = Value(f"{call.label}_rows", tuple(index.shape), index.dtype, tensor=index, constant=True)
+        node = Node("aten", [root, numbers, fill], [], target=take, path=call.path, line=call.line, reason="windows")
         node.options["undefined"] = undefined
         value = Value(f"{call.label}_{len(b.nodes)}", (*index.shape, root.shape[1]), root.dtype, producer=node)
         node.outputs.append(value)
