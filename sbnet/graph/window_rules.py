@@ -6,16 +6,15 @@ of its rows is. Layers over channels then run on the feature map itself, and att
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor
 
-from sbnet.graph.axes import Axes, op_name
-from sbnet.graph.builder import RULES, Builder, Call, feature_map
+from sbnet.graph.axes import Axes, moves, op_name
+from sbnet.graph.builder import RULES, Builder, Call, feature_map, functional
 from sbnet.graph.ir import Node, Value, computed
 from sbnet.graph.pixelwise import PIXELWISE, pixelwise
 
@@ -101,11 +100,40 @@ def rows_of(found: Traced) -> Tensor | None:
     return pixels[..., 0] if bool(((found.channels == numbers) | (pixels == 0)).all()) else None
 
 
+def of_a_row(call: Call, raw: Value, fills: list[Value | None]) -> Value | None:
+    """What an op over channels makes of one row [C] of constants in each feature map's place (None: zeros)."""
+    values = [v for v in pytree.tree_leaves((call.args, call.kwargs)) if isinstance(v, Value)]
+    if any(v.constant and len(v.shape) > 1 and call.name != "linear" for v in values):
+        return None  # of unlike rows
+    consts = [v for v in values if v.constant]
+    given = [v for v in fills if v is not None]
+    width, dtype = raw.shape[-1], raw.dtype
+
+    def made(*tensors: Tensor) -> Tensor:
+        rest, found = list(tensors[: len(given)]), dict(zip(map(id, consts), tensors[len(given) :], strict=True))
+        like = tensors[0]
+        rows = [like.new_zeros(1, width) if v is None else rest.pop(0)[None].to(like.dtype) for v in fills]
+        args, kwargs = pytree.tree_map(
+            lambda v: v if not isinstance(v, Value) else found[id(v)] if v.constant else rows.pop(0),
+            (list(call.args), call.kwargs),
+        )
+        return functional(call.target)(*args, **kwargs)[0]
+
+    if not given and not consts:
+        like = Value("row", (width,), dtype, constant=True)
+        zeros = computed(f"{call.label}.zeros", like, lambda: torch.zeros(width, dtype=dtype), shape=(width,))
+        return computed(f"{call.label}.row", zeros, lambda t: made(t), zeros, shape=(call.made.shape[-1],))
+    return computed(f"{call.label}.row", (given + consts)[0], made, *given, *consts, shape=(call.made.shape[-1],))
+
+
 class WindowRules:
-    """Tried where attention over all tokens is not met; `attentions` counts those that were recognised."""
+    """Tried where attention over all tokens is not met; `attentions` counts those that were recognised.
+
+    spoilt: an op that runs dense reads rows that hold anything: the graph is not the network's.
+    """
 
     def __init__(self) -> None:
-        self.attentions = 0
+        self.attentions, self.spoilt = 0, False
 
     def __call__(self, b: Builder, call: Call) -> Any:
         first = call.args[0] if call.args else None
@@ -134,7 +162,8 @@ class WindowRules:
         def as_rows(root: Value) -> Value:
             return b.arranged(root, Axes(((("N", n),), (("H", h), ("W", w)), (("C", root.shape[1]),))), call)
 
-        args = [as_rows(found.root)]
+        args, fills = [as_rows(found.root)], [found.fill]
+        undefined = found.undefined
         for value in call.args[1:]:
             if isinstance(value, Value) and not value.constant:  # the same rows of another feature map
                 other = traced(value) if value.shape == raw.shape else None
@@ -142,6 +171,8 @@ class WindowRules:
                 if other is None or rows is None or not torch.equal(rows, index) or other.root.shape[2:] != (h, w):
                     return None
                 value = as_rows(other.root)
+                fills.append(other.fill)
+                undefined |= other.undefined
             args.append(value)
         like = torch.empty(n, h * w, call.made.shape[-1], dtype=call.made.dtype, device="meta")
         own = Call(call.target, call.name, args, call.kwargs, like, call.label, call.path, call.line)
@@ -149,13 +180,25 @@ class WindowRules:
         made = feature_map(rule(b, own))
         if made is None:
             return None
-        pads = bool((index == 0).any())
-        fill, undefined = None, pads and (found.fill is not None or found.undefined or call.name != "linear")
-        if pads and not undefined:
-            fill = call.argument("bias")
-        return self._taken(b, call, made, index, fill, undefined)
+        fill = None
+        if bool((index == 0).any()) and not undefined:
+            fill = of_a_row(call, raw, fills)
+            undefined = fill is None
+        return self.taken(b, call, made, index, fill, undefined)
 
-    def _taken(
+    def reads(self, call: Call) -> None:
+        """Notes what an op reads that runs dense, and is none that arranges."""
+        if call.name not in MOVING and not moves(call.target, call.args, getattr(call.made, "dtype", torch.float32)):
+            for value in pytree.tree_leaves((call.args, call.kwargs)):
+                self.leaves(value)
+
+    def leaves(self, value: Any) -> None:
+        """Notes a value that is read as a whole tensor."""
+        if isinstance(value, Value) and not value.constant and feature_map(value) is None:
+            found = traced(value)
+            self.spoilt |= found is not None and found.undefined and bool((found.pixels == 0).any())
+
+    def taken(
         self, b: Builder, call: Call, root: Value, index: Tensor, fill: Value | None = None, undefined: bool = False
     ) -> Value:
         numbers = Value(f"{call.label}_rows", tuple(index.shape), index.dtype, tensor=index, constant=True)
@@ -222,129 +265,3 @@ class WindowRules:
         made = b.add("merge", call, [root], (n, deep, high, wide), options={"factor": factor, "offsets": offsets})
         atoms = (("N", n), ("H", high), ("W", wide), ("C", deep))
         return b.arranged(made, Axes(tuple((atom,) for atom in atoms)), call)
-
-    def attend(
-        self, b: Builder, call: Call, parts: Sequence[Value], at: Sequence[int], scale: float, biases: list[Value]
-    ) -> Value | None:
-        """Of q, k and v [windows,heads,tokens,dim], or with tokens in another dimension; biases: of the scores'
-        shape, or broadcast to it."""
-        found = []
-        for value, dim in zip(parts, at, strict=True):
-            shown = traced(value) if len(value.shape) in (3, 4) else None
-            if shown is None or shown.undefined:
-                return None
-            # [windows,heads,tokens,dim], of which the first two may be one
-            pixels, channels = (t.movedim(dim, t.dim() - 2) for t in (shown.pixels, shown.channels))
-            if pixels.dim() == 3:
-                firsts = channels[:, 0, 0]
-                again = (firsts[1:] <= firsts[0]).nonzero()
-                heads = int(again[0, 0]) + 1 if len(again) else len(firsts)
-                if len(firsts) % heads:
-                    return None
-                pixels, channels = (t.unflatten(0, (-1, heads)) for t in (pixels, channels))
-            index = pixels[:, 0, :, 0]
-            there = index > 0
-            start = int(channels[there.nonzero()[0, 0], 0, there.nonzero()[0, 1], 0])
-            heads, width = pixels.shape[1], pixels.shape[3]
-            numbers = torch.arange(start, start + heads * width, dtype=torch.int32).view(1, heads, 1, width)
-            if not torch.equal(pixels, index[:, None, :, None].expand_as(pixels)):
-                return None
-            if not bool(((channels == numbers) | (pixels == 0)).all()):
-                return None
-            found.append((shown, index, start, heads, width))
-        (q, index, _, heads, width), *_ = found
-        n, _, h, w = q.root.shape
-        if any(not torch.equal(one[1], index) or one[3:] != (heads, width) for one in found) or len(index) % n:
-            return None
-        windows = len(index) // n
-        each = index.view(n, windows, -1) - torch.arange(n, dtype=torch.int32).view(n, 1, 1) * (h * w)
-        own = each[0]
-        if not torch.equal(torch.where(index.view_as(each) > 0, each, 0), torch.where(own > 0, own, 0).expand_as(each)):
-            return None
-        if not torch.equal(own[own > 0].sort().values, torch.arange(1, h * w + 1, dtype=torch.int32)):
-            return None
-        tokens = own.shape[1]
-        total, options, tables = None, dict[str, Any](), list[Value]()
-        if len(biases) == 1 and not biases[0].constant:
-            tables = relative(biases[0], parts[0])
-            if math.prod(t.shape[0] for t in tables) != tokens:
-                return None
-            biases, options["relative"] = [], True
-        elif not all(bias.constant for bias in biases):
-            return None
-        if biases:
-            for bias in biases:  # of all windows, of one, or [images,windows,heads,rows,rows]
-                lead = bias.shape[1] if len(bias.shape) == 5 else bias.shape[0] if len(bias.shape) == 4 else 1
-                fits = (1, windows) if len(bias.shape) == 5 else (1, len(index))
-                if lead not in fits or bias.shape[-2:] != (tokens, tokens):
-                    return None
-
-            def added(*terms: Tensor) -> Tensor:
-                return sum((each_window(t, windows) for t in terms[1:]), each_window(terms[0], windows))
-
-            shape = (windows, heads, tokens, tokens)
-            total = computed(f"{call.label}.bias", biases[0], added, *biases, shape=shape)
-        params = {}
-        for name, (shown, _, start, *_) in zip("kv", found[1:], strict=True):
-            if bool((own == 0).any()) and shown.fill is not None:
-                params[f"{name}_fill"] = computed(
-                    f"{call.label}.{name}", shown.fill, lambda t, a=start: t[a : a + heads * width], shown.fill,
-                    shape=(heads * width,),
-                )  # fmt: skip
-        args = [one[0].root for one in found] + [table_of(f"{call.label}.windows", q.root, own.long())]
-        args += [*tables] if total is None else [total]
-        options |= {"starts": tuple(one[2] for one in found), "heads": heads, "dim": width, "scale": scale}
-        made = b.add("window_attention", call, args, (n, heads * width, h, w), options=options, params=params)
-        self.attentions += 1
-        rows = self._taken(b, call, made, index, None, bool((own == 0).any()))
-        parted = [len(index), tokens, heads, width]
-        split = b.move(rows, ATEN.reshape.default, parted, parted, call)
-        heads_first = b.move(split, ATEN.permute.default, [0, 2, 1, 3], [len(index), heads, tokens, width], call)
-        made_shape = list(call.made.shape)
-        return (
-            heads_first
-            if len(made_shape) == 4
-            else b.move(heads_first, ATEN.reshape.default, made_shape, made_shape, call)
-        )
-
-
-def relative(bias: Value, q: Value) -> list[Value]:
-    """The tables [rows,rows,dim] and [columns,columns,dim] of a bias q . (table of rows + table of columns), as SAM and
-    MViT have it; none of another bias."""
-
-    def before(value: Value, *names: str) -> Node | None:
-        node = value.producer
-        while node is not None and node.kind == "aten" and op_name(node.target) in names:
-            node = node.args[0].producer
-        return node
-
-    total = before(bias, "reshape", "view")
-    if total is None or op_name(total.target) != "add" or len(total.args) != 2 or total.kwargs:
-        return []
-    shown, tables = traced(q), list[Value]()
-    for term, (equation, last) in zip(total.args, (("bhwc,hkc->bhwk", -1), ("bhwc,wkc->bhwk", -2)), strict=True):
-        node = before(term, "unsqueeze", "slice")
-        if node is None or op_name(node.target) != "einsum" or node.args[0] != equation or term.shape[last] != 1:
-            return []
-        given, table = node.args[1]
-        seen = traced(given)
-        if seen is None or shown is None or not table.constant or seen.root is not shown.root:
-            return []
-        for ours, theirs in ((seen.pixels, shown.pixels), (seen.channels, shown.channels)):
-            if ours.numel() != theirs.numel() or not torch.equal(ours.flatten(), theirs.flatten()):
-                return []
-        tables.append(table)
-    return tables
-
-
-def each_window(bias: Tensor, windows: int) -> Tensor:
-    """A bias as [windows or 1,heads or 1,rows,rows]."""
-    bias = bias[0] if bias.dim() == 5 else bias
-    return (bias if bias.dim() == 4 else bias.reshape(1, -1, *bias.shape[-2:]))[:windows]
-
-
-def table_of(name: str, like: Value, table: Tensor) -> Value:
-    """A constant of numbers."""
-    made = computed(name, like, lambda: table, shape=table.shape)
-    made.dtype = table.dtype
-    return made

@@ -1,0 +1,156 @@
+"""Transformers of windows and of pooled keys, and what they give of active pixels alone, in plain PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sbnet.benchmarks.harness.nets import torchvision
+from sbnet.graph.oracle import PlaneMasks
+from support.tokens import KeysInTurn, Output
+
+
+def small(name: str, **options: Any) -> nn.Module:
+    """One of timm's without a head, none of whose parameters is zero everywhere."""
+    torchvision()
+    import timm
+
+    torch.manual_seed(0)
+    return stirred(timm.create_model(name, num_classes=0, global_pool="", **options))
+
+
+def hugging_face(kind: str, **options: Any) -> nn.Module:
+    torchvision()
+    import transformers
+
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(**options)
+    return stirred(Output(getattr(transformers, f"{kind}Model")(config)))
+
+
+def stirred(net: nn.Module) -> nn.Module:
+    for p in net.parameters():
+        if p.dim() <= 1 or not p.detach().any():
+            nn.init.normal_(p, 0.3 if p.dim() <= 1 else 0.0, 0.1)
+    return net.eval()
+
+
+def swin_v2(window: int) -> nn.Module:
+    """Cosines of queries and keys, times a number a head."""
+    return small(
+        "swinv2_tiny_window8_256", img_size=64, window_size=window, embed_dim=24, depths=(2, 2), num_heads=(2, 4)
+    )
+
+
+def tiny_vit() -> nn.Module:
+    """Its windows are padded before the norm, and its heads have q, k and v side by side."""
+    return small(
+        "tiny_vit_5m_224", embed_dims=(16, 32, 32, 64), depths=(1, 1, 1, 1), num_heads=(1, 1, 2, 2),
+        window_sizes=(4, 4, 4, 2),
+    )  # fmt: skip
+
+
+SEGFORMER = {
+    "hidden_sizes": [16, 32, 40, 64], "depths": [1] * 4, "num_attention_heads": [1, 2, 4, 4], "sr_ratios": [4, 2, 2, 1]
+}  # fmt: skip
+NETS: dict[str, Callable[[], nn.Module]] = {
+    "Swin v2": lambda: swin_v2(4),
+    "Swin v2, padded": lambda: swin_v2(5),
+    "TinyViT": tiny_vit,
+    "PVT v2": lambda: small("pvt_v2_b0", embed_dims=(16, 32, 40, 64), depths=(1, 1, 1, 1)),
+    "PVT v2, linear": lambda: small("pvt_v2_b2_li", depths=(1, 1, 1, 1)),
+    "SegFormer": lambda: hugging_face("Segformer", **SEGFORMER),
+    "GLPN": lambda: hugging_face("GLPN", **SEGFORMER),
+    "MaxViT": lambda: small("maxvit_nano_rw_256", img_size=64),
+    "CoAtNet": lambda: small("coatnet_nano_rw_224", img_size=64),
+}
+SIDES = {"TinyViT": 96}  # of others 64
+
+
+def masked_by(planes: PlaneMasks, t: Tensor) -> Tensor:
+    """[N,H,W,C] or [N,C,H,W] (whichever has a mask of its size: here all are square): inactive pixels are 0."""
+    last = t.shape[1] == t.shape[2]
+    mask = planes((t.shape[1], t.shape[2]) if last else (t.shape[2], t.shape[3]))
+    return torch.where(mask.permute(0, 2, 3, 1) if last else mask, t, 0)
+
+
+def keys_of(planes: PlaneMasks, size: tuple[int, int], window: tuple[int, int], shift: tuple[int, int]) -> Tensor:
+    """[windows,rows] bool: pixels that are active, and all padding."""
+    (h, w), (high, wide) = size, window
+    keys = planes(size)[0, 0].roll((-shift[0], -shift[1]), (0, 1))
+    keys = F.pad(keys, (0, -w % wide, 0, -h % high), value=True)
+    rows, columns = keys.shape[0] // high, keys.shape[1] // wide
+    return keys.view(rows, high, columns, wide).transpose(1, 2).flatten(2).flatten(0, 1)
+
+
+def swin_v2_on(net: Any, x: Tensor, planes: PlaneMasks) -> Tensor:
+    """Of one image: inactive pixels are no keys, and 0 after every layer."""
+
+    def masked(t: Tensor) -> Tensor:
+        return masked_by(planes, t)
+
+    def attention(one: Any, t: Tensor) -> Tensor:
+        (_, h, w, c), (high, wide), shift = t.shape, one.window_size, one.shift_size
+        keys = keys_of(planes, (h, w), (high, wide), shift)
+        t = F.pad(t.roll((-shift[0], -shift[1]), (1, 2)), (0, 0, 0, -w % wide, 0, -h % high))
+        rows, columns = t.shape[1] // high, t.shape[2] // wide
+        parts = t.view(rows, high, columns, wide, c).transpose(1, 2).reshape(rows * columns, high * wide, c)
+        seen = torch.zeros(len(keys), keys.shape[1], keys.shape[1], dtype=t.dtype)
+        seen = seen if one.attn_mask is None else one.attn_mask + seen
+        seen = torch.where(keys[:, None] | ~keys.any(1)[:, None, None], seen, -torch.inf)
+        made = one.attn(parts, mask=seen).view(rows, columns, high, wide, c).transpose(1, 2)
+        made = made.reshape(1, rows * high, columns * wide, c)[:, :h, :w]
+        return masked(made.roll(tuple(shift), (1, 2)))
+
+    t = masked(net.patch_embed(x))
+    for layer in net.layers:
+        t = masked(layer.downsample(t))
+        for one in layer.blocks:
+            t = masked(t + one.norm1(attention(one, t)))
+            t = masked(t + one.norm2(one.mlp(t)))
+    return masked(net.norm(t))
+
+
+def tiny_vit_on(net: Any, x: Tensor, planes: PlaneMasks) -> Tensor:
+    """Of one image, as above."""
+
+    def masked(t: Tensor) -> Tensor:
+        return masked_by(planes, t)
+
+    def layers(t: Tensor, *modules: Any) -> Tensor:
+        for module in modules:
+            t = masked(module.bn(masked(module.conv(t)))) if hasattr(module, "bn") else masked(module(t))
+        return t
+
+    def block(one: Any, t: Tensor) -> Tensor:  # [1,H,W,C]
+        (_, h, w, c), size = t.shape, one.window_size
+        rows, columns = -(-h // size), -(-w // size)
+        parts = F.pad(t, (0, 0, 0, -w % size, 0, -h % size)).view(rows, size, columns, size, c).transpose(1, 2)
+        keys = keys_of(planes, (h, w), (size, size), (0, 0))
+        with KeysInTurn([keys | ~keys.any(1, keepdim=True)]):
+            made = one.attn(parts.reshape(rows * columns, size * size, c))
+        made = made.view(rows, columns, size, size, c).transpose(1, 2).reshape(1, rows * size, columns * size, c)
+        t = masked(t + masked(made[:, :h, :w]))
+        t = layers(t.permute(0, 3, 1, 2), one.local_conv).permute(0, 2, 3, 1)
+        return masked(t + one.mlp(t))
+
+    embed = net.patch_embed
+    t = layers(x, embed.conv1, embed.act, embed.conv2)
+    for stage in net.stages:
+        if hasattr(stage, "downsample"):
+            down = stage.downsample
+            t = layers(t, down.conv1, down.act1, down.conv2, down.act2, down.conv3)
+        for one in stage.blocks:
+            if hasattr(one, "attn"):
+                t = block(one, t.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+            else:
+                made = layers(t, one.conv1, one.act1, one.conv2, one.act2, one.conv3)
+                t = masked(one.act3(masked(made + t)))
+    return masked(net.head(t))
+
+
+BY_HAND = {"Swin v2": swin_v2_on, "Swin v2, padded": swin_v2_on, "TinyViT": tiny_vit_on}
