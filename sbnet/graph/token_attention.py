@@ -50,7 +50,7 @@ class Attentions:
         """softmax(q k^T, scaled, and with a bias) v, written out; of queries and keys divided by their length, too."""
         weights, v = call.args[:2]
         node = weights.producer if isinstance(weights, Value) else None
-        if node is None or node.kind != "aten" or op_name(node.target) != "softmax" or len(weights.shape) not in (3, 4):
+        if node is None or node.kind != "aten" or op_name(node.target) != "softmax" or not 3 <= len(weights.shape) <= 5:
             return None
         if node.args[1] not in (-1, len(weights.shape) - 1) or weights.dtype != node.args[0].dtype:
             return None
@@ -79,7 +79,7 @@ class Attentions:
         (q, first), (k, second) = scaled(product.args[0]), scaled(product.args[1])
         rank = len(weights.shape)
         (q, least, turned), (k, same, k_turned) = normalized(q), normalized(k)
-        if least != same or turned or (scales and rank != 4) or (least and not k_turned):
+        if least != same or turned or (least and not k_turned) or (scales and rank != 4) or (biases and rank == 5):
             return None
         found = Scores(scale * first * second, scales, biases, least)
         return self._attend(b, call, (q, k, v), (rank - 2, rank - 2 if k_turned else rank - 1, rank - 2), found)

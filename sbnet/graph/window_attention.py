@@ -14,7 +14,7 @@ from torch import Tensor
 from sbnet.graph.axes import op_name
 from sbnet.graph.builder import Builder, Call
 from sbnet.graph.ir import Node, Value, computed
-from sbnet.graph.window_rules import Traced, WindowRules, traced
+from sbnet.graph.window_rules import Traced, WindowRules, chosen, traced
 
 ATEN = torch.ops.aten
 
@@ -57,11 +57,13 @@ class Part:
     @classmethod
     def of(cls, value: Value, dim: int) -> Part | None:
         """dim: which dimension of the value is that of rows."""
-        shown = traced(value) if len(value.shape) in (3, 4) else None
+        shown = traced(value) if len(value.shape) in (3, 4, 5) else None
         if shown is None or shown.undefined:
             return None
-        # [windows,heads,rows,width], of which the first two may be one
+        # [windows,heads,rows,width], of which the first two may be one; or [images,heads,windows,rows,width]
         pixels, channels = (t.movedim(dim, t.dim() - 2) for t in (shown.pixels, shown.channels))
+        if pixels.dim() == 5:
+            pixels, channels = (t.transpose(1, 2).flatten(0, 1) for t in (pixels, channels))
         if pixels.dim() == 3:
             firsts = channels[:, 0, 0]
             again = (firsts[1:] <= firsts[0]).nonzero()
@@ -138,9 +140,13 @@ class WindowAttentions(WindowRules):
         self.attentions += 1
         rows, count = self.taken(b, call, made, q.index, None, bool((own == 0).any())), q.index.shape[1]
         parted = [len(q.index), count, heads, deep]
+        shape = list(call.made.shape)
+        if len(shape) == 5:
+            parted = [shape[0], shape[2], count, heads, deep]
+            split = b.move(rows, ATEN.reshape.default, parted, parted, call)
+            return b.move(split, ATEN.permute.default, [0, 3, 1, 2, 4], shape, call)
         split = b.move(rows, ATEN.reshape.default, parted, parted, call)
         heads_first = b.move(split, ATEN.permute.default, [0, 2, 1, 3], [len(q.index), heads, count, deep], call)
-        shape = list(call.made.shape)
         return heads_first if len(shape) == 4 else b.move(heads_first, ATEN.reshape.default, shape, shape, call)
 
     def _scored(
@@ -203,12 +209,6 @@ class WindowAttentions(WindowRules):
                 part.root, part.start = made, start
                 start += part.channels.numel()
         return True
-
-
-def chosen(name: str, value: Value, order: Tensor) -> Value:
-    """Numbers of a constant."""
-    shape = (len(order), *value.shape[1:])
-    return computed(name, value, lambda t: t[order.to(t.device)], value, shape=shape)
 
 
 def reordered(b: Builder, call: Call, value: Value, order: Tensor) -> Value | None:

@@ -6,6 +6,7 @@ of its rows is. Layers over channels then run on the feature map itself, and att
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +14,12 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
+from sbnet.geometry import to_pair
 from sbnet.graph.axes import Axes, moves, op_name
 from sbnet.graph.builder import RULES, Builder, Call, feature_map, functional
 from sbnet.graph.ir import Node, Value, computed
 from sbnet.graph.pixelwise import PIXELWISE, pixelwise
+from sbnet.graph.rules import single
 
 ATEN = torch.ops.aten
 MOVING = {"roll", "constant_pad_nd", "pad"}
@@ -27,6 +30,12 @@ def take(x: Tensor, index: Tensor, fill: Tensor | None = None) -> Tensor:
     rows = x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])
     first = rows.new_zeros(1, rows.shape[1]) if fill is None else fill.to(rows.dtype)[None]
     return torch.cat([first, rows])[index]
+
+
+def pick(x: Tensor, index: Tensor, fill: Tensor | None = None) -> Tensor:
+    """Numbers of `fill` [C], or C zeros, and of a feature map [N,C,H,W] behind it, counted in this order from 0 on."""
+    first = x.new_zeros(x.shape[1]) if fill is None else fill.to(x.dtype)
+    return torch.cat([first, x.reshape(-1)])[index]
 
 
 @dataclass
@@ -55,7 +64,7 @@ def plane_root(value: Value) -> tuple[Value, list[tuple[Node, int]]] | None:
         node = value.producer
         if value.constant or node is None or node.kind != "aten" or value.tokens is not None:
             return None
-        if not (node.moves or op_name(node.target) in MOVING or node.target is take):
+        if not (node.moves or op_name(node.target) in MOVING or node.target in (take, pick)):
             return None
         chain.append((node, node.outputs.index(value)))
         value = node.args[0]
@@ -80,10 +89,15 @@ def traced(value: Value, call: Call | None = None) -> Traced | None:
     for target, args, kwargs, at, node in steps:
         if op_name(target) in ("constant_pad_nd", "pad") and any(v not in (None, 0, "constant") for v in args[1:]):
             return None
-        if target is take:
+        if target in (take, pick):
             assert node is not None
-            result.fill, result.undefined = args[1], bool(node.options.get("undefined"))
-            args = (args[0].tensor, None)
+            index, result.fill, result.undefined = args[0].tensor, args[1], bool(node.options.get("undefined"))
+            if target is take and pixels.shape == root.shape:  # of the feature map itself
+                pixels = index[..., None].to(torch.int32).expand(*index.shape, c)
+                channels = torch.arange(c, dtype=torch.int32).expand(pixels.shape)
+            else:
+                pixels, channels = target(pixels, index), target(channels, index, torch.arange(c, dtype=torch.int32))
+            continue
         pixels, channels = target(pixels, *args, **kwargs), target(channels, *args, **kwargs)
         if node is not None and node.options.get("many"):
             pixels, channels = pixels[at], channels[at]
@@ -126,6 +140,61 @@ def of_a_row(call: Call, raw: Value, fills: list[Value | None]) -> Value | None:
     return computed(f"{call.label}.row", (given + consts)[0], made, *given, *consts, shape=(call.made.shape[-1],))
 
 
+def pooled(b: Builder, call: Call, raw: Value) -> Any:
+    """The largest of each square of pixels, whatever order they are in."""
+    made = call.made if isinstance(call.made, Tensor) else call.made[0]
+    found = traced(raw)
+    if found is None or not made.numel() or (found.undefined and not bool((found.pixels > 0).all())):
+        return None
+    root, channels, real = found.root, found.channels.long(), found.pixels > 0
+    if not bool(real.any()):
+        return None
+    (n, _, h, w), start = root.shape, int(channels.min())
+    c = int(channels.max()) + 1 - start
+    channels = channels - start
+    factor = math.isqrt(found.pixels.numel() // made.numel())
+    if factor < 2 or found.pixels.numel() != made.numel() * factor**2 or h % factor or w % factor:
+        return None
+    if call.name == "max_pool2d":
+        sizes = {to_pair(single(call.argument(name) or call.args[1]), name) for name in ("kernel_size", "stride")}
+        plain = [to_pair(single(call.argument(name)), name) for name in ("padding", "dilation")]
+        if len(sizes) != 1 or plain != [(0, 0), (1, 1)] or call.argument("ceil_mode"):
+            return None
+    each, (rows, columns) = found.pixels.long() - 1, (h // factor, w // factor)
+    seen = torch.zeros(n * h * w * c, dtype=torch.bool)
+    seen[(each * c + channels)[real]] = True
+    if not bool(seen.all()) or int(real.sum()) != len(seen):  # each once
+        return None
+    row, column = each % (h * w) // w, each % w
+    spots = ((each // (h * w) * c + channels) * rows + row // factor) * columns + column // factor
+    spots = torch.where(real, spots + c, channels)
+
+    def largest(t: Tensor) -> Tensor:
+        y = call.target(t.double() if call.name == "max_pool2d" else t, *call.args[1:], **call.kwargs)
+        return (y if isinstance(y, Tensor) else y[0]).long()
+
+    index = largest(spots)
+    if not torch.equal(index, -largest(-spots)):
+        return None
+    fill = found.fill
+    if c != root.shape[1]:
+        root = b.add("slice", call, [root], (n, c, h, w), options={"start": start})
+        fill = None if fill is None else chosen(f"{call.label}.row", fill, torch.arange(start, start + c))
+    options = {"kernel_size": (factor, factor), "stride": (factor, factor), "padding": (0, 0), "ceil_mode": False}
+    x = b.add("max_pool", call, [root], (n, c, rows, columns), options={**options, "dilation": (1, 1)})
+    numbers = Value(f"{call.label}_numbers", tuple(index.shape), index.dtype, tensor=index, constant=True)
+    node = Node("aten", [x, numbers, fill], [], target=pick, path=call.path, line=call.line, reason="windows")
+    node.outputs.append(Value(f"{call.label}_{len(b.nodes)}", tuple(made.shape), x.dtype, producer=node))
+    b.nodes.append(node)
+    return node.output if isinstance(call.made, Tensor) else [node.output, b.dense(call)[1]]
+
+
+def chosen(name: str, value: Value, order: Tensor) -> Value:
+    """Numbers of a constant."""
+    shape = (len(order), *value.shape[1:])
+    return computed(name, value, lambda t: t[order.to(t.device)], value, shape=shape)
+
+
 class WindowRules:
     """Tried where attention over all tokens is not met; `attentions` counts those that were recognised.
 
@@ -137,7 +206,7 @@ class WindowRules:
 
     def __call__(self, b: Builder, call: Call) -> Any:
         first = call.args[0] if call.args else None
-        if not isinstance(call.made, Tensor):
+        if not isinstance(call.made, Tensor) and call.name != "max":
             return None
         if call.name in ("cat", "concat", "concatenate"):
             return self._merged(b, call, list(first))  # type: ignore[arg-type]
@@ -145,6 +214,8 @@ class WindowRules:
             return None
         if call.name in ("linear", "layer_norm", *PIXELWISE) and feature_map(first) is None:
             return self._of_rows(b, call, first)
+        if call.name in ("amax", "max", "max_pool2d") and feature_map(first) is None:
+            return pooled(b, call, first)
         rearranges = call.name in MOVING or call.name in ("view", "reshape", "flatten", "slice", "permute", "transpose")
         if rearranges and feature_map(first) is None and len(call.made.shape) in (3, 4):
             found = self._back(b, call, first)

@@ -8,9 +8,10 @@ import torch
 import sbnet
 from sbnet.graph.kinds import kind_of
 from sbnet.graph.oracle import PlaneMasks, masked_oracle
+from sbnet.graph.window_rules import take
 from support import tokens
 from support.contract import assert_holds, poison
-from support.window_nets import BY_HAND, NETS, SIDES
+from support.window_nets import BY_HAND, NETS, SIDES, hiera, hiera_on
 
 pytestmark = pytest.mark.skipif(not tokens.available(), reason="torchvision, timm and transformers are not installed")
 
@@ -51,6 +52,23 @@ def test_active_pixels_see_active_pixels_alone(name, block):
             with torch.no_grad():
                 torch.testing.assert_close(want, exact(x.double()))
         assert_holds(got, torchs, want, name)
+
+
+def test_hiera_sees_its_active_units_alone():
+    """As it does where it leaves out others by itself, in pretraining."""
+    net, units = hiera(), torch.zeros(2, 16, dtype=torch.bool)
+    units[0, [1, 2, 6, 9]] = units[1, 5] = True
+    mask = units.view(2, 4, 4).repeat_interleave(32, 1).repeat_interleave(32, 2)
+    x = torch.randn(2, 3, 128, 128) * mask[:, None]
+    run, exact = sbnet.sparsify(net, x, block=1), copy.deepcopy(net).double()
+    layers = [n for n in run.plan.graph.nodes if not kind_of(n).planned and not n.moves]
+    assert [n.target for n in layers] == [take]  # the order that it returns
+    poison(run)
+    got = run(x, mask, copy=True)
+    for n in range(2):
+        torchs, want = hiera_on(net, x[n : n + 1], units[n]), hiera_on(exact, x[n : n + 1].double(), units[n])
+        assert_holds(got[n][units[n]], torchs, want, "Hiera")
+    assert not got[~units].any()
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in NETS])

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from sbnet.benchmarks.harness.nets import torchvision
 from sbnet.graph.oracle import PlaneMasks
@@ -57,18 +58,6 @@ def tiny_vit() -> nn.Module:
 SEGFORMER = {
     "hidden_sizes": [16, 32, 40, 64], "depths": [1] * 4, "num_attention_heads": [1, 2, 4, 4], "sr_ratios": [4, 2, 2, 1]
 }  # fmt: skip
-NETS: dict[str, Callable[[], nn.Module]] = {
-    "Swin v2": lambda: swin_v2(4),
-    "Swin v2, padded": lambda: swin_v2(5),
-    "TinyViT": tiny_vit,
-    "PVT v2": lambda: small("pvt_v2_b0", embed_dims=(16, 32, 40, 64), depths=(1, 1, 1, 1)),
-    "PVT v2, linear": lambda: small("pvt_v2_b2_li", depths=(1, 1, 1, 1)),
-    "SegFormer": lambda: hugging_face("Segformer", **SEGFORMER),
-    "GLPN": lambda: hugging_face("GLPN", **SEGFORMER),
-    "MaxViT": lambda: small("maxvit_nano_rw_256", img_size=64),
-    "CoAtNet": lambda: small("coatnet_nano_rw_224", img_size=64),
-}
-SIDES = {"TinyViT": 96}  # of others 64
 
 
 def masked_by(planes: PlaneMasks, t: Tensor) -> Tensor:
@@ -153,4 +142,96 @@ def tiny_vit_on(net: Any, x: Tensor, planes: PlaneMasks) -> Tensor:
     return masked(net.head(t))
 
 
-BY_HAND = {"Swin v2": swin_v2_on, "Swin v2, padded": swin_v2_on, "TinyViT": tiny_vit_on}
+def hiera() -> nn.Module:
+    """Queries are maxima of four pixels, in windows whose pixels are listed one window after another."""
+    return small("hiera_tiny_224", img_size=(128, 128), embed_dim=32, stages=(1, 2, 1, 1))
+
+
+def hiera_on(net: Any, x: Tensor, units: Tensor) -> Tensor:
+    """Of one image, of some of its units of 32x32 pixels [rows of them]: its own way of leaving out the others."""
+    with torch.no_grad():
+        return net.forward_head(net.forward_features(x, mask=units[None]))[0]
+
+
+def sam2() -> nn.Module:
+    """Queries are maxima of four pixels, in padded windows."""
+    torchvision()
+    import transformers
+
+    backbone = transformers.Sam2HieraDetConfig(
+        hidden_size=32, num_attention_heads=1, image_size=[128, 128], blocks_per_stage=[1, 1, 2, 1],
+        embed_dim_per_stage=[32, 64, 96, 128], num_attention_heads_per_stage=[1, 2, 2, 4],
+        window_size_per_stage=[4, 4, 6, 2], global_attention_blocks=[3],
+    )  # fmt: skip
+    return hugging_face(
+        "Sam2Vision", backbone_config=backbone, backbone_feature_sizes=[[32, 32], [16, 16], [8, 8]],
+        backbone_channel_list=[128, 96, 64, 32], fpn_hidden_size=32,
+    )  # fmt: skip
+
+
+class _Sam2Keys(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys: Tensor | None = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is F.scaled_dot_product_attention:
+            assert self.keys is not None
+            seen = self.keys | ~self.keys.any(1, keepdim=True)
+            return func(*args[:3], attn_mask=seen[:, None, None], scale=kwargs.get("scale"))
+        return func(*args, **kwargs)
+
+
+def sam2_on(net: Any, x: Tensor, planes: PlaneMasks) -> Tensor:
+    """Of one image: what its layers give is masked before others than the same pixel read it."""
+    mode, hooks = _Sam2Keys(), []
+
+    def plane(_module: Any, _args: Any, out: Tensor) -> Tensor:  # [1,H,W,C]
+        return masked_by(planes, out)
+
+    def windows(block: Any) -> Callable[..., Any]:
+        def hook(module: Any, args: Any, out: Tensor) -> Tensor:  # [windows,high,wide,3C]
+            mode.keys = keys_of(planes, block.size, tuple(out.shape[1:3]), (0, 0))
+            return torch.where(mode.keys.view(*out.shape[:3], 1), out, 0)
+
+        return hook
+
+    def enter(block: Any) -> Callable[..., Any]:
+        def hook(module: Any, args: Any) -> Any:
+            block.size = tuple(args[0].shape[1:3])
+            return (masked_by(planes, args[0]), *args[1:])
+
+        return hook
+
+    for block in net.net.backbone.blocks:
+        hooks += [block.register_forward_pre_hook(enter(block)), block.attn.qkv.register_forward_hook(windows(block))]
+        if hasattr(block, "proj"):
+            hooks.append(block.proj.register_forward_hook(plane))
+    try:
+        with torch.no_grad(), mode:
+            return masked_by(planes, net(x))
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+NETS: dict[str, Callable[[], nn.Module]] = {
+    "Swin v2": lambda: swin_v2(4),
+    "Swin v2, padded": lambda: swin_v2(5),
+    "TinyViT": tiny_vit,
+    "PVT v2": lambda: small("pvt_v2_b0", embed_dims=(16, 32, 40, 64), depths=(1, 1, 1, 1)),
+    "PVT v2, linear": lambda: small("pvt_v2_b2_li", depths=(1, 1, 1, 1)),
+    "SegFormer": lambda: hugging_face("Segformer", **SEGFORMER),
+    "GLPN": lambda: hugging_face("GLPN", **SEGFORMER),
+    "MaxViT": lambda: small("maxvit_nano_rw_256", img_size=64),
+    "SAM2": sam2,
+    "CoAtNet": lambda: small("coatnet_nano_rw_224", img_size=64),
+}
+SIDES = {"TinyViT": 96, "SAM2": 128}  # of others 64
+BY_HAND = {
+    "Swin v2": swin_v2_on,
+    "Swin v2, padded": swin_v2_on,
+    "TinyViT": tiny_vit_on,
+    "SAM2": sam2_on,
+}
