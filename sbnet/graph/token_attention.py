@@ -49,6 +49,16 @@ class Attentions:
     def _weighted_sum(self, b: Builder, call: Call) -> Value | None:
         """softmax(q k^T, scaled, and with a bias) v, written out; of queries and keys divided by their length, too."""
         weights, v = call.args[:2]
+        turned = v.producer if isinstance(v, Value) and len(v.shape) == 4 else None
+        if turned is not None and op_name(turned.target) == "transpose" and is_weights(turned.args[0]):
+            swapped = dataclasses.replace(call, args=(turned.args[0], weights), made=call.made.transpose(2, 3))
+            made = self._weighted(b, swapped, 3)  # v (softmax ...)^T: the result is turned, too
+            shape = list(call.made.shape)
+            return None if made is None else b.move(made, ATEN.permute.default, [0, 1, 3, 2], shape, call)
+        return self._weighted(b, call, len(weights.shape) - 2 if isinstance(weights, Value) else 0)
+
+    def _weighted(self, b: Builder, call: Call, rows_of_v: int) -> Value | None:
+        weights, v = call.args[:2]
         node = weights.producer if isinstance(weights, Value) else None
         if node is None or node.kind != "aten" or op_name(node.target) != "softmax" or not 3 <= len(weights.shape) <= 5:
             return None
@@ -82,7 +92,7 @@ class Attentions:
         if least != same or turned or (least and not k_turned) or (scales and rank != 4) or (biases and rank == 5):
             return None
         found = Scores(scale * first * second, scales, biases, least)
-        return self._attend(b, call, (q, k, v), (rank - 2, rank - 2 if k_turned else rank - 1, rank - 2), found)
+        return self._attend(b, call, (q, k, v), (rank - 2, rank - 2 if k_turned else rank - 1, rows_of_v), found)
 
     def _attend(
         self, b: Builder, call: Call, parts: tuple[Value, ...], at: tuple[int, ...], scores: Scores
@@ -175,6 +185,11 @@ class Attentions:
                 return None
             todo += one.producer.inputs()
         return next(iter(found.values())) if len(found) == 1 else None
+
+
+def is_weights(value: Value) -> bool:
+    node = value.producer
+    return node is not None and node.kind == "aten" and op_name(node.target) == "softmax"
 
 
 def is_product(value: Value) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor
 from sbnet.graph.axes import op_name
 from sbnet.graph.builder import Builder, Call
 from sbnet.graph.ir import Node, Value, computed
-from sbnet.graph.window_rules import Traced, WindowRules, chosen, traced
+from sbnet.graph.window_rules import Traced, WindowRules, chosen, reordered, traced
 
 ATEN = torch.ops.aten
 
@@ -209,16 +209,6 @@ class WindowAttentions(WindowRules):
                 part.root, part.start = made, start
                 start += part.channels.numel()
         return True
-
-
-def reordered(b: Builder, call: Call, value: Value, order: Tensor) -> Value | None:
-    """Channels of what a convolution gives, in another order."""
-    node = value.producer
-    if node is None or node.kind != "conv" or node.options["groups"] != 1 or len(node.args) != 1:
-        return None
-    params = {name: chosen(f"{v.name}.heads", v, order) for name, v in node.params.items()}
-    shape = (value.shape[0], len(order), *value.shape[2:])
-    return b.add("conv", call, node.args, shape, options=dict(node.options), params=params)
 
 
 def relative(bias: Value, q: Value) -> list[Value]:

@@ -178,7 +178,7 @@ def pooled(b: Builder, call: Call, raw: Value) -> Any:
         return None
     fill = found.fill
     if c != root.shape[1]:
-        root = b.add("slice", call, [root], (n, c, h, w), options={"start": start})
+        root = some_channels(b, call, root, torch.arange(start, start + c))  # type: ignore[assignment]
         fill = None if fill is None else chosen(f"{call.label}.row", fill, torch.arange(start, start + c))
     options = {"kernel_size": (factor, factor), "stride": (factor, factor), "padding": (0, 0), "ceil_mode": False}
     x = b.add("max_pool", call, [root], (n, c, rows, columns), options={**options, "dilation": (1, 1)})
@@ -193,6 +193,28 @@ def chosen(name: str, value: Value, order: Tensor) -> Value:
     """Numbers of a constant."""
     shape = (len(order), *value.shape[1:])
     return computed(name, value, lambda t: t[order.to(t.device)], value, shape=shape)
+
+
+def reordered(b: Builder, call: Call, value: Value, order: Tensor) -> Value | None:
+    """Channels of what a convolution gives, with what scales them behind it, in another order."""
+    node = value.producer
+    if node is None or node.kind not in ("conv", "affine") or node.options.get("groups", 1) != 1 or len(node.args) != 1:
+        return None
+    x = node.args[0] if node.kind == "conv" else reordered(b, call, node.args[0], order)
+    if x is None:
+        return None
+    params = {name: chosen(f"{v.name}.heads", v, order) for name, v in node.params.items()}
+    shape = (value.shape[0], len(order), *value.shape[2:])
+    return b.add(node.kind, call, [x], shape, options=dict(node.options), params=params)
+
+
+def some_channels(b: Builder, call: Call, value: Value, numbers: Tensor) -> Value | None:
+    """Channels of a feature map: itself, a part of it, or what a convolution gives in that order."""
+    n, c, h, w = value.shape
+    start, count = int(numbers[0]), len(numbers)
+    if not torch.equal(numbers, torch.arange(start, start + count)):
+        return reordered(b, call, value, numbers)
+    return value if count == c else b.add("slice", call, [value], (n, count, h, w), options={"start": start})
 
 
 class WindowRules:
@@ -285,25 +307,30 @@ class WindowRules:
         found = plane_root(raw)
         if found is None:
             return None
-        n, c, h, w = found[0].shape
+        n, _, h, w = found[0].shape
+        c = call.made.numel() // (n * h * w)
         orders = {"NHWC": (n, h, w, c), "NCHW": (n, c, h, w), "N(HW)C": (n, h * w, c), "NC(HW)": (n, c, h * w)}
         fitting = [order for order, shape in orders.items() if shape == tuple(call.made.shape)]
         shown = traced(raw, call) if fitting else None
         if shown is None:
             return None
-        pixels = torch.arange(1, n * h * w + 1, dtype=torch.int32).view(n, 1, h, w).expand(n, c, h, w)
-        channels = torch.arange(c, dtype=torch.int32).view(1, c, 1, 1).expand(n, c, h, w)
+        whole = torch.arange(1, n * h * w + 1, dtype=torch.int32).view(n, 1, h, w).expand(n, c, h, w)
         for order in fitting:
-            plain = [t.permute(0, 2, 3, 1) if order.endswith("C") else t for t in (pixels, channels)]
-            if not all(
-                torch.equal(s, t.reshape(s.shape)) for s, t in zip((shown.pixels, shown.channels), plain, strict=False)
+            pixels, channels = (
+                t.movedim(-1, 1).reshape(n, c, h, w) if order.endswith("C") else t.reshape(n, c, h, w)
+                for t in (shown.pixels, shown.channels)
+            )
+            numbers = channels[0, :, 0, 0].long()
+            if not torch.equal(pixels, whole) or not torch.equal(
+                channels, numbers.view(1, c, 1, 1).expand_as(channels)
             ):
                 continue
-            if order == "NCHW":
-                return shown.root
+            root = some_channels(b, call, shown.root, numbers)
+            if root is None or order == "NCHW":
+                return root
             atoms = {"N": ("N", n), "C": ("C", c), "H": ("H", h), "W": ("W", w)}
             parts = ["N", "HW", "C"] if order == "N(HW)C" else ["N", "C", "HW"] if order == "NC(HW)" else list(order)
-            return b.arranged(shown.root, Axes(tuple(tuple(atoms[name] for name in dim) for dim in parts)), call)
+            return b.arranged(root, Axes(tuple(tuple(atoms[name] for name in dim) for dim in parts)), call)
         return None
 
     def _merged(self, b: Builder, call: Call, parts: list[Any]) -> Value | None:

@@ -15,7 +15,7 @@ from support.window_nets import BY_HAND, NETS, SIDES, hiera, hiera_on
 
 pytestmark = pytest.mark.skipif(not tokens.available(), reason="torchvision, timm and transformers are not installed")
 
-QUICK = ("Swin v2, padded", "TinyViT", "SegFormer")
+QUICK = ("Swin v2, padded", "TinyViT", "SegFormer", "YOLO11", "YOLO12")
 LEFT = {"MaxViT", "CoAtNet"}  # whose gates look at means of planes: a few numbers an image
 
 

@@ -55,6 +55,52 @@ def tiny_vit() -> nn.Module:
     )  # fmt: skip
 
 
+class Layer(nn.Sequential):
+    """A convolution, its norm and SiLU, as YOLO writes them."""
+
+    def __init__(self, channels: int, filters: int, kernel: int = 1, groups: int = 1, act: bool = True) -> None:
+        conv = nn.Conv2d(channels, filters, kernel, 1, kernel // 2, groups=groups, bias=False)
+        super().__init__(conv, nn.BatchNorm2d(filters), nn.SiLU() if act else nn.Identity())
+
+
+class YoloAttention(nn.Module):
+    """Heads with q, k and v side by side, v times the turned weights, and a depthwise layer on v: YOLO11's attention
+    over all pixels; with `areas` YOLO12's within bands of rows."""
+
+    def __init__(self, areas: int = 1) -> None:
+        super().__init__()
+        self.areas, self.heads, self.wide, self.deep = areas, 2, 8, 16
+        self.stem, self.qkv = nn.Conv2d(3, 32, 3, 8, 1), Layer(32, 2 * (8 + 8 + 16), act=False)
+        self.proj, self.position = Layer(32, 32, act=False), Layer(32, 32, 3, 32, act=False)
+        self.mlp = nn.Sequential(Layer(32, 64), Layer(64, 32, act=False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        x = x + self.attention(x)
+        return x + self.mlp(x)
+
+    def attention(self, x: Tensor) -> Tensor:
+        n, c, h, w = x.shape
+        each, sizes = self.wide * 2 + self.deep, [self.wide, self.wide, self.deep]
+        if self.areas == 1:
+            q, k, v = self.qkv(x).view(n, self.heads, each, h * w).split(sizes, 2)
+        else:
+            rows = self.qkv(x).flatten(2).transpose(1, 2).reshape(n * self.areas, h * w // self.areas, -1)
+            q, k, v = rows.view(*rows.shape[:2], self.heads, each).permute(0, 2, 3, 1).split(sizes, 2)
+        weights = (q.transpose(-2, -1) @ k * self.wide**-0.5).softmax(-1)
+        y = v @ weights.transpose(-2, -1)
+        if self.areas == 1:
+            y, v = y.view(n, c, h, w), v.reshape(n, c, h, w)
+        else:
+            y, v = (t.permute(0, 3, 1, 2).reshape(n, h * w, c).reshape(n, h, w, c).permute(0, 3, 1, 2) for t in (y, v))
+        return self.proj(y + self.position(v))
+
+
+def yolo(areas: int) -> nn.Module:
+    torch.manual_seed(0)
+    return stirred(YoloAttention(areas))
+
+
 SEGFORMER = {
     "hidden_sizes": [16, 32, 40, 64], "depths": [1] * 4, "num_attention_heads": [1, 2, 4, 4], "sr_ratios": [4, 2, 2, 1]
 }  # fmt: skip
@@ -226,6 +272,8 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "GLPN": lambda: hugging_face("GLPN", **SEGFORMER),
     "MaxViT": lambda: small("maxvit_nano_rw_256", img_size=64),
     "SAM2": sam2,
+    "YOLO11": lambda: yolo(1),
+    "YOLO12": lambda: yolo(4),
     "CoAtNet": lambda: small("coatnet_nano_rw_224", img_size=64),
 }
 SIDES = {"TinyViT": 96, "SAM2": 128}  # of others 64
