@@ -19,6 +19,12 @@ inline void cp_async_16(uint32_t shared, const void* global, bool in, bool issue
       std::memset(to, 0, 16);
   });
 }
+inline void cp_async_16_whole(uint32_t shared, const void* global) { cp_async_16(shared, global, true); }
+inline void cp_async_16_or_zeros(uint32_t shared, const void* global, bool in) {
+  if (in) return cp_async_16_whole(shared, global);
+  if (shared % 16) emulator::fail("a store that is not aligned");
+  std::memset(emulator::shared_at(shared), 0, 16);
+}
 inline void cp_async_commit() {
   emulator::self->committed.push_back(std::exchange(emulator::self->products, {}));
   ++emulator::progress;
