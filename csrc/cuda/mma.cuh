@@ -64,6 +64,12 @@ __device__ __forceinline__ uint32_t round_to_tf32(uint32_t bits) {
   return r;
 }
 
+// The tensor cores would cut the low bits off, a bias towards zero.
+__device__ __forceinline__ void round_fragment(uint32_t (&r)[4]) {
+#pragma unroll
+  for (int e = 0; e < 4; ++e) r[e] = round_to_tf32(r[e]);
+}
+
 // d[16 x 8] += a[16 x 32 bytes] b[32 bytes x 8]: k is 32 of int8, 16 halves, or 8 floats whose low 13 bits must be
 // clear. The lane-to-byte layout of the operands is the same for all element types. Sum: int32 of int8, else float.
 template <class T, class Sum>

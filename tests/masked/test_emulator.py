@@ -59,7 +59,8 @@ def emulated(tmp_path_factory):
         for name in ("masked/bottleneck", "masked/conv", "masked/conv_select", "grid", "layer", "memory", "settled")
     ]
     kernels = sorted(path for path in (CSRC / "cuda/sm90/conv").glob("*.cu") if path.stem not in ELSEWHERE)
-    kernels += [CSRC / f"cuda/masked/{name}.cu" for name in ("conv_depthwise", "conv_few_channels", "conv_patch", "conv_rows")]
+    kernels += [CSRC / f"cuda/masked/conv_{name}.cu" for name in ("depthwise", "few_channels", "rows")]
+    kernels += sorted((CSRC / "cuda/masked").glob("conv_patch_*.cu"))
     return emulated_library(tmp_path_factory, "conv", kernels, [TOOLS / "entry.cpp", *core])
 
 
@@ -187,7 +188,7 @@ def some_patch(rng: random.Random) -> dict:
         "channels": rng.choice([8, 24, 32, 40, 64, 72, 192, 200, 224]), "filters": rng.choice([8, 40, 64, 72, 96, 136]),
         "kernel": 3, "stride": 1, "padding": 1, "size": (rng.randint(1, 50), rng.randint(1, 50)),
         "batch": rng.choice([1, 1, 2]), "block": rng.choice([8, 16, 16, 24, 32, (8, 16), (16, 8), (16, 32), (48, 16)]),
-        "density": rng.choice([0.0, 0.1, 0.4, 0.8, 1.0, 1.0]), "dtype": rng.choice([torch.float16, torch.bfloat16]),
+        "density": rng.choice([0.0, 0.1, 0.4, 0.8, 1.0, 1.0]), "dtype": rng.choice(list(DTYPES)),
     }  # fmt: skip
 
 
@@ -197,7 +198,7 @@ def some_rows(rng: random.Random) -> dict:
         "channels": rng.choice([8, 24, 64, 72, 128, 200]), "filters": rng.choice([8, 40, 64, 72, 96, 136, 264]),
         "kernel": 1, "stride": rng.choice([1, 1, 2, 3]), "padding": 0, "size": (rng.randint(1, 50), rng.randint(1, 50)),
         "batch": rng.choice([1, 1, 2]), "block": rng.choice([1, 3, 4, 8, 16, (7, 5), (8, 16), 64]),
-        "density": rng.choice([0.0, 0.1, 0.4, 0.8, 1.0, 1.0]), "dtype": rng.choice([torch.float16, torch.bfloat16]),
+        "density": rng.choice([0.0, 0.1, 0.4, 0.8, 1.0, 1.0]), "dtype": rng.choice(list(DTYPES)),
     }  # fmt: skip
 
 

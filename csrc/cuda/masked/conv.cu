@@ -47,7 +47,7 @@ Status run_conv(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t st
     case ConvKernel::kDepthwise:
       return portable::launch_depthwise(p, device, stream);
     case ConvKernel::kPatch3x3:
-      return portable::launch_patch_3x3(p, device, stream);
+      return by_dtype(p.x.dtype, [&](auto t) { return portable::launch_patch<decltype(t)>(p, device, stream); });
     case ConvKernel::kRows1x1:
       return portable::launch_rows_1x1(p, device, stream);
     case ConvKernel::kImplicitGemm:

@@ -1,10 +1,11 @@
 // 3x3 convolutions of stride 1 by patches, with what every GPU since sm_80 has: mma.sync, ldmatrix, cp.async.
 //
 // A unit is some rows of a cell of 16x16 pixels, or pairs of cells of 8x8, by 64 or 128 output channels. The patch of x
-// that it sees, its halo with it, comes to shared memory once for 32 input channels, and all nine taps read it there:
-// 64 bytes a pixel, whose word w lies at w ^ (column / 2 % 4), so that any eight neighbours are free of bank conflicts.
-// The taps go by columns of the kernel. A fragment is one row of the patch and serves the three taps of a column: a warp
-// of 64 pixels loads six for its twelve products of rows. A piece of the weights is one column for 32 input channels.
+// that it sees, its halo with it, comes to shared memory once for 32 input channels (16 of float32), and all nine taps
+// read it there: 64 bytes a pixel, whose word w lies at w ^ (column / 2 % 4), so that any eight neighbours are free of
+// bank conflicts. The taps go by columns of the kernel. A fragment is one row of the patch and serves the three taps of
+// a column: a warp of 64 pixels loads six for its twelve products of rows. A piece of the weights is one column for as
+// many input channels.
 //
 // Output channels are permuted among the columns of products (channel 8 (n/2) + 2 j + n%2 is column n of tile j), so
 // that a lane holds eight neighbouring channels: results go straight from registers while the next unit comes in. What
@@ -20,7 +21,7 @@ namespace sbnet::portable {
 
 struct PatchPlan {
   FastDiv cells_per_block, cells_per_row;
-  int32_t image, row, column;  // strides of x, in words of eight channels
+  int32_t image, row, column;  // strides of x, in units of eight channels
   FringePlan fringe;
   bool vector_y, vector_residual;
 
@@ -72,9 +73,10 @@ struct PatchShape {
   }
 };
 
-// kTail: the input channels are no multiple of 32.
+// kTail: the input channels are no multiple of a chunk's.
 template <class T, class G, bool kTail>
 struct PatchUnits {
+  static constexpr int kChunk = 4 * kLanes<T>;  // channels that come at once: 64 bytes
   const Conv2dParams& p;
   const PatchPlan& plan;
   const int first_cell, cells, C, K, column_tiles, units, chunks;
@@ -83,12 +85,12 @@ struct PatchUnits {
   int2* const tables;  // two, each of a unit's patch: a pixel's word in x or -1, its swizzled place in the stage
   // What is copied next.
   int unit_a, chunk_a = 0, third = 0, next_n = 0, next_row = 0, next_column = 0;
-  const int2* table;         // this thread's first pixel of the third
+  const int2* table;          // this thread's first pixel of the third
   int2 entries[G::kCopiesA];  // of the table, for the piece that is copied
   uint32_t to_a;
   const T* from_a;
   int unit_b, chunk_b = 0, column_b = 0;
-  bool in_b;  // false past the last input channel
+  bool in_b;               // false past the last input channel
   uint32_t to_b, place_b;  // the stage, and this thread's place in it
   const T* from_b[G::kRowsB];
 
@@ -102,7 +104,7 @@ struct PatchUnits {
         K(static_cast<int>(p.weight.size[0])),
         column_tiles(G::channel_tiles(K)),
         units(static_cast<int>(G::units(cells, K))),
-        chunks((C + 31) / 32),
+        chunks((C + kChunk - 1) / kChunk),
         smem(smem),
         stages_a(shared_address(smem)),
         stages_b(stages_a + G::kStagesA * G::kStageA),
@@ -111,11 +113,13 @@ struct PatchUnits {
         unit_b(blockIdx.x) {
     const int n = threadIdx.x / 4;
     to_a = stages_a, to_b = stages_b, table = tables + n;
-    from_a = static_cast<const T*>(p.x.data) + threadIdx.x % 4 * 8;
+    from_a = static_cast<const T*>(p.x.data) + own_channel();
     place_b = n * 64 + ((threadIdx.x % 4 ^ (n >> 3 & 3)) << 4);
     begin_b();
   }
-  __device__ __forceinline__ void bound_b() { in_b = chunk_b * 32 + static_cast<int>(threadIdx.x % 4) * 8 < C; }
+  // The first of a chunk's channels that this thread copies.
+  static __device__ __forceinline__ int own_channel() { return static_cast<int>(threadIdx.x % 4) * kLanes<T>; }
+  __device__ __forceinline__ void bound_b() { in_b = chunk_b * kChunk + own_channel() < C; }
   __device__ __forceinline__ void begin_b() {
     const int first = unit_b % column_tiles * G::kOutputs, left = K - first;
 #pragma unroll
@@ -123,7 +127,7 @@ struct PatchUnits {
       // Past the last output channel others come again, not one and the same: all would wait for its line.
       int row = threadIdx.x / 4 + i * (G::kThreads / 4);
       if (row >= left) row = row - left < left ? row - left : row % 8;
-      from_b[i] = static_cast<const T*>(p.weight.data) + int64_t{first + row} * 9 * C + threadIdx.x % 4 * 8;
+      from_b[i] = static_cast<const T*>(p.weight.data) + int64_t{first + row} * 9 * C + own_channel();
     }
     bound_b();
   }
@@ -174,7 +178,7 @@ struct PatchUnits {
   // A third's last threads may copy the first pixels of the next one too, and past the last unit the copies repeat:
   // all of that goes to free stages, and costs less than a condition.
   __device__ __forceinline__ void copy_a(int i) const {
-    const bool in = (entries[i].x >= 0) & (!kTail || chunk_a * 32 + static_cast<int>(threadIdx.x % 4) * 8 < C);
+    const bool in = (entries[i].x >= 0) & (!kTail || chunk_a * kChunk + own_channel() < C);
     cp_async_16_or_zeros(to_a + (entries[i].y ^ threadIdx.x % 4 << 4), from_a + int64_t{entries[i].x} * 8, in);
   }
   __device__ __forceinline__ void copy_b(int i) const {
@@ -191,9 +195,9 @@ struct PatchUnits {
     third = 0;
     table -= 3 * G::kThird;
     to_a = to_a + G::kStageA == stages_b ? stages_a : to_a + G::kStageA;
-    from_a += 32;
+    from_a += kChunk;
     if (++chunk_a < chunks) return;
-    chunk_a = 0, unit_a += gridDim.x, from_a -= chunks * 32;
+    chunk_a = 0, unit_a += gridDim.x, from_a -= chunks * kChunk;
     if (unit_a < units) table = table < tables + G::kTable ? table + G::kTable : table - G::kTable;
   }
   __device__ __forceinline__ void advance_b() {
@@ -207,7 +211,7 @@ struct PatchUnits {
       begin_b();
     } else {
 #pragma unroll
-      for (int i = 0; i < G::kRowsB; ++i) from_b[i] += 32 - 3 * C;
+      for (int i = 0; i < G::kRowsB; ++i) from_b[i] += kChunk - 3 * C;
       if (chunk_b == chunks - 1) bound_b();  // fewer channels, perhaps
     }
   }
@@ -234,9 +238,8 @@ struct PatchUnits {
     read_entries();
   }
 
-  struct Place {  // of the lane's two columns: the first pixel
-    Output first[2];
-    int rows[2];  // from there on the plane; none where there is no such pixel
+  struct Place {  // the first pixels of the lane's two columns; n < 0: there is no such pixel
+    int n[2], row[2], column[2];
   };
   __device__ __forceinline__ Place place(int unit, int warp_row, int lane) const {
     Place place;
@@ -253,16 +256,22 @@ struct PatchUnits {
         row += warp_row * G::kWarpRows % 8, column += lane / 4;
         is = cell < cells;
       }
-      is = is && n >= 0 && column < p.y.size[3];
-      place.rows[h] = is ? static_cast<int>(p.y.size[2]) - row : 0;
-      place.first[h] = output_of(p, {is ? n : -1, row, column});
+      place.n[h] = is && column < p.y.size[3] ? n : -1, place.row[h] = row, place.column[h] = column;
     }
     return place;
   }
   template <int kFirst, int kEnd>
   __device__ __forceinline__ void finish(const float (&sums)[G::kWarpRows][G::kTiles][4], const Place& at, int unit,
                                          int warp_column, int lane) const {
-    constexpr int kBatch = kEnd - kFirst < 2 ? 1 : 2;  // rows
+    // Rows at once: the sums of large tiles leave few registers.
+    constexpr int kBatch = kEnd - kFirst < 2 || G::kTiles == 8 ? 1 : 2;
+    Output first[2];
+    int rows[2];  // from there on the plane
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      first[h] = output_of(p, {at.n[h], at.row[h], at.column[h]});
+      rows[h] = at.n[h] < 0 ? 0 : static_cast<int>(p.y.size[2]) - at.row[h];
+    }
     const int k0 = unit % column_tiles * G::kOutputs + warp_column * G::kWarpOutputs + lane % 4 * 8;
 #pragma unroll
     for (int g = 0; g < G::kWarpOutputs / 32; ++g) {
@@ -278,8 +287,8 @@ struct PatchUnits {
 #pragma unroll
         for (int i = 0; i < 2 * kBatch; ++i) {
           const int h = i % 2, row = m + i / 2;
-          to[i] = {row < at.rows[h] ? at.first[h].y + row * p.y.stride[2] : -1,
-                   at.first[h].residual + row * p.residual.stride[2]};
+          to[i] = {row < rows[h] ? first[h].y + row * p.y.stride[2] : -1,
+                   first[h].residual + row * p.residual.stride[2]};
 #pragma unroll
           for (int e = 0; e < 8; ++e) v[i][e] = sums[row][g * 4 + e / 2][h * 2 + e % 2] + bias[e];
         }
@@ -338,7 +347,7 @@ struct PatchUnits {
     const auto load_a = [&](uint32_t from, int kk, int row) {
       load_matrix_x4((from ^ (kk * 32)) + row * G::kPitch * 64, a[row]);
     };
-    const auto load_b = [&](uint32_t from, int kk, int r, int j, uint32_t(&to)[kPairs][4]) {
+    const auto load_b = [&](uint32_t from, int kk, int r, int j, uint32_t (&to)[kPairs][4]) {
       load_matrix_x4((from ^ (kk * 32)) + r * G::kOutputs * 64 + j / 2 * 2048 + j % 2 * 256, to[j]);
     };
 #pragma unroll
@@ -388,6 +397,10 @@ struct PatchUnits {
 #pragma unroll
             for (int j = 0; j < G::kTiles; ++j) {
               const uint32_t* weights = b[step % kHeld][j / 2];
+              if constexpr (sizeof(T) == 4) {  // a fragment's first use
+                if (j == 0 && (r == 0 || m == kRows - 1)) round_fragment(a[m + r]);
+                if (m == 0 && j % 2 == 0) round_fragment(b[step % kHeld][j / 2]);
+              }
               mma_16x8<T>(sums[m][j], a[m + r], weights[j % 2 * 2], weights[j % 2 * 2 + 1]);
             }
             if (r == 2 && m + 2 < kRows) load_a(at_a, next_kk, m + 2);  // its last use was just now

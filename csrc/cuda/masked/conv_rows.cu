@@ -1,9 +1,10 @@
 // 1x1 convolutions with what every GPU since sm_80 has: mma.sync, ldmatrix, cp.async.
 //
-// A tile is 128 entries of the pixel list by 64 or 128 output channels, a stage of it 64 input channels. Stages are one
-// stream over all tiles of a CTA: the next tile's pixels come in while results go straight from registers. Rows of both
-// operands are 128 bytes. Word w of row n of x lies at w ^ (n % 8); rows of weights are read in another order, as output
-// channels are permuted among the columns of products (conv_patch.cuh), and lie accordingly.
+// A tile is 128 entries of the pixel list by 64 or 128 output channels, a stage of it 64 input channels (32 of
+// float32). Stages are one stream over all tiles of a CTA: the next tile's pixels come in while results go straight
+// from registers. Rows of both operands are 128 bytes. Word w of row n of x lies at w ^ (n % 8); rows of weights are
+// read in another order, as output channels are permuted among the columns of products (conv_patch.cuh), and lie
+// accordingly.
 #include "cuda/masked/conv_portable.cuh"
 #include "cuda/mma.cuh"
 
@@ -17,7 +18,7 @@ constexpr int kNarrowCost = 36;
 
 struct RowsPlan {
   PixelList list;
-  int32_t image, row, column;        // strides of x from pixel to pixel of y, in words of eight channels
+  int32_t image, row, column;           // strides of x from pixel to pixel of y, in units of eight channels
   int32_t to_image, to_row, to_column;  // those of y, and of the residual
   FringePlan fringe;
 
@@ -33,7 +34,7 @@ struct RowsPlan {
 // Warps two by two.
 template <class T, int kOutputs>
 struct RowTiles {
-  static constexpr int kRowBytes = 128;
+  static constexpr int kRowBytes = 128, kChunk = 8 * kLanes<T>;
   static constexpr int kStageX = kTilePixels * kRowBytes, kStageWeight = kOutputs * kRowBytes;
   static constexpr int kWeightsAt = kRowStages * kStageX, kTablesAt = kWeightsAt + kRowStages * kStageWeight;
   static constexpr int kSlotsX = 2, kSlotsY = 4;  // of tables, which are written two tiles and more ahead
@@ -54,6 +55,8 @@ struct RowTiles {
   uint32_t place, place_weight;
 
   static __host__ __device__ __forceinline__ int columns(int outputs) { return (outputs + kOutputs - 1) / kOutputs; }
+  // The first of a chunk's channels that this thread copies.
+  static __device__ __forceinline__ int own_channel() { return static_cast<int>(threadIdx.x % 8) * kLanes<T>; }
   // A row of weights in a stage: the eight that a matrix takes lie in different words.
   static __device__ __forceinline__ uint32_t weight_word(int row, int word) {
     return word ^ ((row >> 3 & 3) << 1 | (row & 1));
@@ -67,7 +70,7 @@ struct RowTiles {
         K(static_cast<int>(p.weight.size[0])),
         column_tiles(columns(K)),
         tiles(static_cast<int>(plan.list.tiles(count, kTilePixels)) * column_tiles),
-        chunks((C + 63) / 64),
+        chunks((C + kChunk - 1) / kChunk),
         stages(shared_address(smem)),
         from(reinterpret_cast<int*>(smem + kTablesAt)),
         to(from + kSlotsX * kTilePixels),
@@ -77,12 +80,11 @@ struct RowTiles {
     begin_tile();
   }
   __device__ __forceinline__ void begin_tile() {
-    weights = static_cast<const T*>(p.weight.data) + int64_t{tile % column_tiles * kOutputs} * C + threadIdx.x % 8 * 8;
+    weights = static_cast<const T*>(p.weight.data) + int64_t{tile % column_tiles * kOutputs} * C + own_channel();
   }
   __device__ __forceinline__ void tabulate(int of, int number) const {
     if (of >= tiles) return;
-    const Pixel pixel =
-        locate_pixel(p, plan.list, int64_t{of / column_tiles} * kTilePixels + threadIdx.x, count);
+    const Pixel pixel = locate_pixel(p, plan.list, int64_t{of / column_tiles} * kTilePixels + threadIdx.x, count);
     from[number % kSlotsX * kTilePixels + threadIdx.x] =
         pixel.n < 0 ? -1 : pixel.n * plan.image + pixel.row * plan.row + pixel.column * plan.column;
     to[number % kSlotsY * kTilePixels + threadIdx.x] =
@@ -90,7 +92,7 @@ struct RowTiles {
   }
   // A quarter of a stage, so that copies mix with products. Past the last tile they repeat, into stages that are free.
   __device__ __forceinline__ void copy(int quarter) const {
-    const int c = chunk * 64 + static_cast<int>(threadIdx.x % 8) * 8, row0 = threadIdx.x / 8;
+    const int c = chunk * kChunk + own_channel(), row0 = threadIdx.x / 8;
     const bool in = c < C;
     const T* x = static_cast<const T*>(p.x.data) + c;
     const uint32_t stage = stages + slot * kStageX + place;
@@ -105,9 +107,9 @@ struct RowTiles {
       const int row = row0 + i * kRowPass;
       // Past the last output channel others come again, not one and the same: all would wait for its line.
       const int wrapped = row < left ? row : row - left < left ? row - left : row % 8;
-      cp_async_16_or_zeros(stages + kWeightsAt + slot * kStageWeight + row * kRowBytes +
-                               (weight_word(row, threadIdx.x % 8) << 4),
-                           weights + wrapped * C + chunk * 64, in);
+      cp_async_16_or_zeros(
+          stages + kWeightsAt + slot * kStageWeight + row * kRowBytes + (weight_word(row, threadIdx.x % 8) << 4),
+          weights + wrapped * C + chunk * kChunk, in);
     }
   }
   // After the copies of a stage. The table that is written was last read before the barrier that all have passed.
@@ -141,7 +143,7 @@ struct RowTiles {
     }
     uint32_t a[2][kM][4], b[2][kPairs][4];
     int read = 0, number = 0;
-    const auto load = [&](int kk, uint32_t(&to_a)[kM][4], uint32_t(&to_b)[kPairs][4]) {
+    const auto load = [&](int kk, uint32_t (&to_a)[kM][4], uint32_t (&to_b)[kPairs][4]) {
       const uint32_t x = stages + read * kStageX + row_x + (((kk * 2 + lane / 16) ^ (lane % 8)) << 4);
 #pragma unroll
       for (int m = 0; m < kM; ++m) load_matrix_x4(x + m * 16 * kRowBytes, to_a[m]);
@@ -172,6 +174,10 @@ struct RowTiles {
 #pragma unroll
             for (int j = 0; j < kTiles; ++j) {
               const uint32_t* w = b[kk % 2][j / 2];
+              if constexpr (sizeof(T) == 4) {  // a fragment's first use
+                if (j == 0) round_fragment(a[kk % 2][m]);
+                if (m == 0 && j % 2 == 0) round_fragment(b[kk % 2][j / 2]);
+              }
               mma_16x8<T>(sums[m][j], a[kk % 2][m], w[j % 2 * 2], w[j % 2 * 2 + 1]);
             }
         }
@@ -240,8 +246,8 @@ Status launch_rows(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t
   constexpr int kShared = RowTiles<T, 128>::kShared;
   int ctas = 0;
   SBNET_TRY(prepare_kernel(device, kernel, kRowThreads, kShared, &cache, &ctas));
-  const int64_t tiles = plan.list.tiles(p.active.capacity, kTilePixels) *
-                        RowTiles<T, 64>::columns(static_cast<int>(p.weight.size[0]));
+  const int64_t tiles =
+      plan.list.tiles(p.active.capacity, kTilePixels) * RowTiles<T, 64>::columns(static_cast<int>(p.weight.size[0]));
   const unsigned grid = persistent_grid(device, ctas, tiles, plan.fringe.threads(p), kRowThreads);
   SBNET_CUDA_TRY(kConvOp, launch_dependent(device, kernel, dim3(grid), dim3(kRowThreads), kShared, stream, p, plan));
   return ok_status();
@@ -250,8 +256,7 @@ Status launch_rows(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t
 }  // namespace
 
 Status launch_rows_1x1(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
-  return p.x.dtype == DType::kF16 ? launch_rows<__half>(p, device, stream)
-                                  : launch_rows<__nv_bfloat16>(p, device, stream);
+  return by_dtype(p.x.dtype, [&](auto t) { return launch_rows<decltype(t)>(p, device, stream); });
 }
 
 }  // namespace sbnet::portable

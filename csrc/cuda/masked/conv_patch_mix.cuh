@@ -3,9 +3,11 @@
 // A kernel has units of three sizes, and the count in device memory says how many of each: whole waves of large ones,
 // then what is left in those that end first. Large units have the fewest copies for a product; small ones busy more
 // multiprocessors.
+#pragma once
 #include "cuda/masked/conv_patch.cuh"
 
 namespace sbnet::portable {
+
 namespace {
 
 //                         cell, rows, outputs, warps down and across, split, ahead
@@ -50,8 +52,9 @@ __global__ void __launch_bounds__(Mix::kThreads, Mix::kCtas)
   const int cells = count * static_cast<int>(plan.cells_per_block.divisor), K = static_cast<int>(p.weight.size[0]);
   const int ctas = static_cast<int>(gridDim.x);
   const auto waves = [&](int64_t units) { return (static_cast<int>(units) + ctas - 1) / ctas; };
+  // Cells in whole waves of large units.
   const int large_units = static_cast<int>(Large::units(cells, K));
-  int large = large_units / ctas * ctas / (Large::channel_tiles(K) * Large::kParts) * Large::kPatches;  // cells
+  int large = min(large_units / ctas * ctas / (Large::channel_tiles(K) * Large::kParts) * Large::kPatches, cells);
   const int rest = cells - large;
   const int in_small = waves(Small::units(rest, K)) * Mix::kCostS, in_tiny = waves(Tiny::units(rest, K)) * Mix::kCostU;
   if (rest > 0 && waves(Large::units(rest, K)) * 64 <= min(in_small, in_tiny)) large = cells;
@@ -74,17 +77,20 @@ Status launch_mix(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t 
   const int64_t cells = p.active.capacity * plan.cells_per_block.divisor;
   const unsigned grid = persistent_grid(device, ctas, Tiny::units(cells, static_cast<int>(p.weight.size[0])),
                                         plan.fringe.threads(p), Mix::kThreads);
-  SBNET_CUDA_TRY(kConvOp, launch_dependent(device, kernel, dim3(grid), dim3(Mix::kThreads), Mix::kShared, stream, p,
-                                           plan));
+  SBNET_CUDA_TRY(kConvOp,
+                 launch_dependent(device, kernel, dim3(grid), dim3(Mix::kThreads), Mix::kShared, stream, p, plan));
   return ok_status();
 }
 template <class T, class Mix>
 Status launch_mix(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
-  return p.x.size[1] % 32 ? launch_mix<T, Mix, true>(p, device, stream) : launch_mix<T, Mix, false>(p, device, stream);
+  return p.x.size[1] % (4 * kLanes<T>) ? launch_mix<T, Mix, true>(p, device, stream)
+                                       : launch_mix<T, Mix, false>(p, device, stream);
 }
 
 // Eight warps of large tiles want a long reduction and 128 output channels.
 constexpr int kLeastWideInputs = 192, kLeastWideOutputs = 96;
+
+}  // namespace
 
 template <class T>
 Status launch_patch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
@@ -92,13 +98,6 @@ Status launch_patch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_
   return p.x.size[1] >= kLeastWideInputs && p.weight.size[0] >= kLeastWideOutputs
              ? launch_mix<T, Wide>(p, device, stream)
              : launch_mix<T, Narrow>(p, device, stream);
-}
-
-}  // namespace
-
-Status launch_patch_3x3(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
-  return p.x.dtype == DType::kF16 ? launch_patch<__half>(p, device, stream)
-                                  : launch_patch<__nv_bfloat16>(p, device, stream);
 }
 
 }  // namespace sbnet::portable
