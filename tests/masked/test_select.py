@@ -143,7 +143,7 @@ def test_hopper_kernels_are_hoppers_alone():
 @pytest.mark.parametrize(
     ("layer", "kernel", "declined"),
     [
-        ("conv 3x3 64->72 400x704 bf16 block 8x16 residual prelu", "3x3 by patches", {}),
+        ("conv 3x3 64->72 400x704 bf16 block 8x16 prelu", "3x3 by patches", {}),
         ("conv 1x1 64->72 400x704 fp16 block 7x5 stride 2", "1x1 by rows", {"3x3 by patches": "kernel is not 3x3"}),
         ("conv 3x3 64->64 400x704 fp16 block 16 stride 2", "implicit GEMM", {"3x3 by patches": "stride is not 1"}),
         ("conv 3x3 64->64 400x704 fp16 block 10", "implicit GEMM",

@@ -238,25 +238,25 @@ struct PatchUnits {
     read_entries();
   }
 
-  struct Place {  // the first pixels of the lane's two columns; n < 0: there is no such pixel
-    int n[2], row[2], column[2];
+  // The first pixels of the lane's two columns, as far as they are known from each other; n < 0: there is no such
+  // block.
+  static constexpr int kApart = G::kCell == 16 ? 1 : 2;
+  struct Place {
+    int n[kApart], row[kApart], column[kApart];
   };
   __device__ __forceinline__ Place place(int unit, int warp_row, int lane) const {
     Place place;
+    if constexpr (G::kCell == 16) {
+      locate_unit(unit, place.n[0], place.row[0], place.column[0]);
+      place.row[0] += warp_row * G::kWarpRows, place.column[0] += lane / 4;
+    } else {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      int n, row, column;
-      bool is = true;
-      if constexpr (G::kCell == 16) {
-        locate_unit(unit, n, row, column);
-        row += warp_row * G::kWarpRows, column += lane / 4 + 8 * h;
-      } else {
+      for (int h = 0; h < kApart; ++h) {
         const int cell = unit / column_tiles * G::kPatches + warp_row * G::kWarpRows / 8 * 2 + h;
-        locate_cell(first_cell + min(cell, cells - 1), n, row, column);
-        row += warp_row * G::kWarpRows % 8, column += lane / 4;
-        is = cell < cells;
+        locate_cell(first_cell + min(cell, cells - 1), place.n[h], place.row[h], place.column[h]);
+        place.row[h] += warp_row * G::kWarpRows % 8, place.column[h] += lane / 4;
+        if (cell >= cells) place.n[h] = -1;
       }
-      place.n[h] = is && column < p.y.size[3] ? n : -1, place.row[h] = row, place.column[h] = column;
     }
     return place;
   }
@@ -269,8 +269,9 @@ struct PatchUnits {
     int rows[2];  // from there on the plane
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      first[h] = output_of(p, {at.n[h], at.row[h], at.column[h]});
-      rows[h] = at.n[h] < 0 ? 0 : static_cast<int>(p.y.size[2]) - at.row[h];
+      const int i = h % kApart, column = at.column[i] + (kApart == 1 ? 8 * h : 0);
+      first[h] = output_of(p, {at.n[i], at.row[i], column});
+      rows[h] = (at.n[i] < 0) | (column >= p.y.size[3]) ? 0 : static_cast<int>(p.y.size[2]) - at.row[i];
     }
     const int k0 = unit % column_tiles * G::kOutputs + warp_column * G::kWarpOutputs + lane % 4 * 8;
 #pragma unroll
