@@ -7,71 +7,16 @@
 // a column: a warp of 64 pixels loads six for its twelve products of rows. A piece of the weights is one column for as
 // many input channels.
 //
-// Output channels are permuted among the columns of products (channel 8 (n/2) + 2 j + n%2 is column n of tile j), so
-// that a lane holds eight neighbouring channels: results go straight from registers while the next unit comes in. What
-// is copied is one stream of pieces over all units of a CTA. Between products there is no branch and no division: each
-// costs issue slots that the products want.
+// Output channels are permuted among the columns of products (conv_sums.cuh), so that a lane holds eight neighbouring
+// channels: results go straight from registers while the next unit comes in. What is copied is one stream of pieces
+// over all units of a CTA. Between products there is no branch and no division: each costs issue slots that the
+// products want.
 #pragma once
-#include <algorithm>
-
-#include "cuda/masked/conv_portable.cuh"
+#include "cuda/masked/conv_patch_shape.cuh"
+#include "cuda/masked/conv_sums.cuh"
 #include "cuda/mma.cuh"
 
 namespace sbnet::portable {
-
-struct PatchPlan {
-  FastDiv cells_per_block, cells_per_row;
-  int32_t image, row, column;  // strides of x, in units of eight channels
-  FringePlan fringe;
-  bool vector_y, vector_residual;
-
-  PatchPlan(const Conv2dParams& p, int cell)
-      : fringe(p),
-        vector_y(channels_vectorize(p.y)),
-        vector_residual(p.residual.data && channels_vectorize(p.residual)) {
-    // A block larger than the plane is the only one of its direction: no more cells than the plane has.
-    const auto cells = [&](int d) {
-      return (std::min<int64_t>(p.active.grid.size[d], p.y.size[2 + d]) + cell - 1) / cell;
-    };
-    cells_per_row = FastDiv(cells(1));
-    cells_per_block = FastDiv(cells(0) * cells(1));
-    const PixelStrides s = pixel_strides(p.x);
-    image = static_cast<int32_t>(s.n / 8), row = static_cast<int32_t>(s.y / 8), column = static_cast<int32_t>(s.x / 8);
-  }
-};
-
-// kCell: side of a cell. kRows of 16 pixels by kOutputs channels are a unit, that kDown x kAcross warps share, two sets
-// of them the channels of each piece if kSplit is 2. kAhead: pieces under way.
-template <int kCell_, int kRows_, int kOutputs_, int kDown_, int kAcross_, int kSplit_, int kAhead_>
-struct PatchShape {
-  static constexpr int kCell = kCell_, kRows = kRows_, kOutputs = kOutputs_, kDown = kDown_, kAcross = kAcross_,
-                       kSplit = kSplit_, kAhead = kAhead_;
-  static constexpr int kThreads = kDown * kAcross * kSplit * 32;
-  static constexpr int kWarpRows = kRows / kDown, kWarpOutputs = kOutputs / kAcross, kTiles = kWarpOutputs / 8;
-  static constexpr int kPitch = kCell + 2;
-  static constexpr int kPatches = kCell == 16 ? 1 : kRows / 4;  // cells of a unit
-  static constexpr int kPatchPixels = kCell == 16 ? (kRows + 2) * kPitch : kPitch * kPitch;
-  static constexpr int kPixels = kPatches * kPatchPixels;
-  static constexpr int kParts = kCell == 16 ? 16 / kRows : 1;  // units of a cell
-  static constexpr int kStagesB = kAhead + 1, kStagesA = (5 + kAhead + 2) / 3;
-  static constexpr int kStageA = kPixels * 64, kStageB = 3 * kOutputs * 64;
-  // A third of a patch comes with each piece.
-  static constexpr int kThird = (kPixels + 2) / 3, kCopiesA = (kThird * 4 + kThreads - 1) / kThreads;
-  static constexpr int kCopiesB = 3 * kOutputs * 4 / kThreads, kRowsB = kOutputs * 4 / kThreads;
-  static constexpr int kTable = 2 * kThird + kCopiesA * (kThreads / 4);
-  static constexpr int kSums = kSplit == 2 ? kWarpRows / 2 * kTiles * 4 * (kThreads / 2) * 4 : 0;
-  static constexpr int kSumsAt = kStagesA * kStageA + kStagesB * kStageB, kTableAt = kSumsAt + kSums;
-  static constexpr int kShared = kTableAt + 2 * kTable * 8;
-  static_assert(kShared <= 99 * 1024 && kWarpOutputs % 32 == 0 && 3 * kOutputs * 4 % kThreads == 0, "");
-  static_assert(kCell == 16 || (8 % kWarpRows == 0 && kRows % 8 == 0), "");
-
-  static __host__ __device__ __forceinline__ int channel_tiles(int outputs) {
-    return (outputs + kOutputs - 1) / kOutputs;
-  }
-  static __host__ __device__ __forceinline__ int64_t units(int64_t cells, int outputs) {
-    return (cells * kParts + kPatches - 1) / kPatches * channel_tiles(outputs);
-  }
-};
 
 // kTail: the input channels are no multiple of a chunk's.
 template <class T, class G, bool kTail>
@@ -152,8 +97,10 @@ struct PatchUnits {
     if (unit >= units) return;
     const int first = unit / column_tiles * G::kPatches;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < G::kTable; i += G::kThreads) {  // past the patch: its last pixel again
-      int pixel = min(i, G::kPixels - 1), n = next_n, row = next_row, column = next_column;
+    for (int i = threadIdx.x; i < G::kTable; i += G::kThreads) {
+      int place = i;  // past the patch: one that the same thread copies anyway
+      while (place >= G::kPixels) place -= G::kThird;
+      int pixel = place, n = next_n, row = next_row, column = next_column;
       bool in = true;
       if constexpr (G::kCell == 8) {
         const int patch = pixel / G::kPatchPixels;
@@ -166,7 +113,7 @@ struct PatchUnits {
       in &= (n >= 0) & (static_cast<unsigned>(row) < static_cast<unsigned>(p.x.size[2])) &
             (static_cast<unsigned>(column) < static_cast<unsigned>(p.x.size[3]));
       to[i] = make_int2(in ? n * plan.image + row * plan.row + column * plan.column : -1,
-                        min(i, G::kPixels - 1) * 64 + ((across >> 1 & 3) << 4));
+                        place * 64 + ((across >> 1 & 3) << 4));
     }
     const int after = unit + static_cast<int>(gridDim.x);
     if (G::kCell == 16 && after < units) locate_unit(after, next_n, next_row, next_column);
@@ -175,8 +122,8 @@ struct PatchUnits {
 #pragma unroll
     for (int i = 0; i < G::kCopiesA; ++i) entries[i] = table[i * (G::kThreads / 4)];
   }
-  // A third's last threads may copy the first pixels of the next one too, and past the last unit the copies repeat:
-  // all of that goes to free stages, and costs less than a condition.
+  // Past the patch and past the last unit copies repeat: all of that goes to free stages, and costs less than a
+  // condition.
   __device__ __forceinline__ void copy_a(int i) const {
     const bool in = (entries[i].x >= 0) & (!kTail || chunk_a * kChunk + own_channel() < C);
     cp_async_16_or_zeros(to_a + (entries[i].y ^ threadIdx.x % 4 << 4), from_a + int64_t{entries[i].x} * 8, in);
@@ -261,10 +208,8 @@ struct PatchUnits {
     return place;
   }
   template <int kFirst, int kEnd>
-  __device__ __forceinline__ void finish(const float (&sums)[G::kWarpRows][G::kTiles][4], const Place& at, int unit,
+  __device__ __forceinline__ void finish(float (&sums)[G::kWarpRows][G::kTiles][4], const Place& at, int unit,
                                          int warp_column, int lane) const {
-    // Rows at once: the sums of large tiles leave few registers.
-    constexpr int kBatch = kEnd - kFirst < 2 || G::kTiles == 8 ? 1 : 2;
     Output first[2];
     int rows[2];  // from there on the plane
 #pragma unroll
@@ -273,29 +218,13 @@ struct PatchUnits {
       first[h] = output_of(p, {at.n[i], at.row[i], column});
       rows[h] = (at.n[i] < 0) | (column >= p.y.size[3]) ? 0 : static_cast<int>(p.y.size[2]) - at.row[i];
     }
+    const auto to = [&](int m, int h) -> Output {
+      const int row = kFirst + m;
+      if (row >= rows[h]) return {-1, 0};
+      return {first[h].y + row * p.y.stride[2], first[h].residual + row * p.residual.stride[2]};
+    };
     const int k0 = unit % column_tiles * G::kOutputs + warp_column * G::kWarpOutputs + lane % 4 * 8;
-#pragma unroll
-    for (int g = 0; g < G::kWarpOutputs / 32; ++g) {
-      const int k = k0 + g * 32;
-      if (k >= K) continue;
-      float bias[8];
-#pragma unroll
-      for (int e = 0; e < 8; ++e) bias[e] = bias_at<T>(p, k + e);
-#pragma unroll
-      for (int m = kFirst; m < kEnd; m += kBatch) {
-        float v[2 * kBatch][8];
-        Output to[2 * kBatch];
-#pragma unroll
-        for (int i = 0; i < 2 * kBatch; ++i) {
-          const int h = i % 2, row = m + i / 2;
-          to[i] = {row < rows[h] ? first[h].y + row * p.y.stride[2] : -1,
-                   first[h].residual + row * p.residual.stride[2]};
-#pragma unroll
-          for (int e = 0; e < 8; ++e) v[i][e] = sums[row][g * 4 + e / 2][h * 2 + e % 2] + bias[e];
-        }
-        finish_outputs<T>(p, plan.vector_y, plan.vector_residual, v, to, k, K);
-      }
-    }
+    finish_sums<T>(p, reinterpret_cast<float (&)[kEnd - kFirst][G::kTiles][4]>(sums[kFirst]), to, k0, K);
   }
 
   __device__ __forceinline__ void run() {

@@ -5,7 +5,7 @@
 // from registers. Rows of both operands are 128 bytes. Word w of row n of x lies at w ^ (n % 8); rows of weights are
 // read in another order, as output channels are permuted among the columns of products (conv_patch.cuh), and lie
 // accordingly.
-#include "cuda/masked/conv_portable.cuh"
+#include "cuda/masked/conv_sums.cuh"
 #include "cuda/mma.cuh"
 
 namespace sbnet::portable {
@@ -190,30 +190,14 @@ struct RowTiles {
     __syncthreads();
   }
 
-  __device__ __forceinline__ void finish(const float (&sums)[kM][kTiles][4], int own, int number, int warp_row,
+  __device__ __forceinline__ void finish(float (&sums)[kM][kTiles][4], int own, int number, int warp_row,
                                          int warp_column, int lane) const {
-    const int k0 = own % column_tiles * kOutputs + warp_column * (kOutputs / 2) + lane % 4 * 8;
     const int* own_to = to + number % kSlotsY * kTilePixels + warp_row * 64 + lane / 4;
-#pragma unroll
-    for (int g = 0; g < kOutputs / 64; ++g) {
-      const int k = k0 + g * 32;
-      if (k >= K) continue;
-      float bias[8];
-#pragma unroll
-      for (int e = 0; e < 8; ++e) bias[e] = bias_at<T>(p, k + e);
-#pragma unroll
-      for (int m = 0; m < kM; m += 2) {
-        float v[4][8];
-        Output at[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          at[i].y = at[i].residual = int64_t{own_to[(m + i / 2) * 16 + i % 2 * 8]} * 8;
-#pragma unroll
-          for (int e = 0; e < 8; ++e) v[i][e] = sums[m + i / 2][g * 4 + e / 2][i % 2 * 2 + e % 2] + bias[e];
-        }
-        finish_outputs<T>(p, true, true, v, at, k, K);
-      }
-    }
+    const auto output = [&](int m, int h) -> Output {
+      const int64_t at = int64_t{own_to[m * 16 + h * 8]} * 8;
+      return {at, at};
+    };
+    finish_sums<T>(p, sums, output, own % column_tiles * kOutputs + warp_column * (kOutputs / 2) + lane % 4 * 8, K);
   }
 };
 
