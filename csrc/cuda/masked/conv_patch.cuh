@@ -286,7 +286,6 @@ struct PatchUnits {
     for (int j = 0; j < kPairs; ++j) load_b(at_b, 0, 0, j, b[0]);
 
     for (int unit = blockIdx.x; unit < units; unit += gridDim.x) {
-      const Place at = place(unit, warp_row, lane);
       float sums[kRows][G::kTiles][4];
 #pragma unroll
       for (int m = 0; m < kRows; ++m)
@@ -339,6 +338,7 @@ struct PatchUnits {
           if (step == kSteps - 3) end_piece();
         }
       }
+      const Place at = place(unit, warp_row, lane);  // not before: it would hold registers
       if constexpr (G::kSplit == 2) {
         // Each set of warps finishes half of the rows, with the sums of the other.
         constexpr int kHalf = kRows / 2;
