@@ -18,29 +18,30 @@ __device__ __forceinline__ float& sum_at(float (&sums)[kM][kTiles][4], int m, in
 template <class T, int kM, int kTiles, class To>
 __device__ __forceinline__ void add_residual(const Conv2dParams& p, float (&sums)[kM][kTiles][4], const To& to, int k0,
                                              int k_end) {
-  constexpr int kWords = 8 / kLanes<T>;
+  constexpr int kWords = 8 / kLanes<T>, kTogether = 2 / kWords;  // pixels that the registers left have room for
 #pragma unroll
   for (int group = 0; group < kTiles / 4; ++group) {
     const int k = k0 + group * 32;
     if (k >= k_end) continue;
     const T* residual = static_cast<const T*>(p.residual.data) + k;
 #pragma unroll
-    for (int m = 0; m < kM; ++m) {
-      uint4 words[2][kWords];
+    for (int i = 0; i < 2 * kM; i += kTogether) {  // row i / 2, half i % 2
+      uint4 words[kTogether][kWords];
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const Output at = to(m, h);
+      for (int n = 0; n < kTogether; ++n) {
+        const Output at = to((i + n) / 2, (i + n) % 2);
 #pragma unroll
         for (int w = 0; w < kWords; ++w) {
-          words[h][w] = uint4{};
-          if (at.y >= 0) words[h][w] = reinterpret_cast<const uint4*>(residual + at.residual)[w];
+          words[n][w] = uint4{};
+          if (at.y >= 0) words[n][w] = reinterpret_cast<const uint4*>(residual + at.residual)[w];
         }
       }
 #pragma unroll
-      for (int h = 0; h < 2; ++h)
+      for (int n = 0; n < kTogether; ++n)
 #pragma unroll
         for (int e = 0; e < 8; ++e)
-          sum_at(sums, m, h, group, e) += to_float(reinterpret_cast<const T*>(&words[h][e / kLanes<T>])[e % kLanes<T>]);
+          sum_at(sums, (i + n) / 2, (i + n) % 2, group, e) +=
+              to_float(reinterpret_cast<const T*>(&words[n][e / kLanes<T>])[e % kLanes<T>]);
     }
   }
 }
