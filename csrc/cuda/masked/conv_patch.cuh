@@ -27,7 +27,10 @@ struct PatchUnits {
   const int first_cell, cells, C, K, column_tiles, units, chunks;
   char* const smem;
   const uint32_t stages_a, stages_b;
-  int2* const tables;  // two, each of a unit's patch: a pixel's word in x or -1, its swizzled place in the stage
+  // Two, each of a unit's patch: where a pixel is in x, in units of eight channels, or one of these; its swizzled place
+  // in the stage.
+  static constexpr int kOutside = -1, kSpare = -2;
+  int2* const tables;
   // What is copied next.
   int unit_a, chunk_a = 0, third = 0, next_n = 0, next_row = 0, next_column = 0;
   const int2* table;          // this thread's first pixel of the third
@@ -98,9 +101,11 @@ struct PatchUnits {
     const int first = unit / column_tiles * G::kPatches;
 #pragma unroll 1
     for (int i = threadIdx.x; i < G::kTable; i += G::kThreads) {
-      int place = i;  // past the patch: one that the same thread copies anyway
-      while (place >= G::kPixels) place -= G::kThird;
-      int pixel = place, n = next_n, row = next_row, column = next_column;
+      if (i >= G::kPixels) {
+        to[i] = make_int2(kSpare, static_cast<int>(stages_a) + G::kSpareAt + i % (G::kThreads / 4) * 64);
+        continue;
+      }
+      int pixel = i, n = next_n, row = next_row, column = next_column;
       bool in = true;
       if constexpr (G::kCell == 8) {
         const int patch = pixel / G::kPatchPixels;
@@ -112,8 +117,8 @@ struct PatchUnits {
       row += down - 1, column += across - 1;
       in &= (n >= 0) & (static_cast<unsigned>(row) < static_cast<unsigned>(p.x.size[2])) &
             (static_cast<unsigned>(column) < static_cast<unsigned>(p.x.size[3]));
-      to[i] = make_int2(in ? n * plan.image + row * plan.row + column * plan.column : -1,
-                        place * 64 + ((across >> 1 & 3) << 4));
+      to[i] = make_int2(in ? n * plan.image + row * plan.row + column * plan.column : kOutside,
+                        i * 64 + ((across >> 1 & 3) << 4));
     }
     const int after = unit + static_cast<int>(gridDim.x);
     if (G::kCell == 16 && after < units) locate_unit(after, next_n, next_row, next_column);
@@ -122,11 +127,12 @@ struct PatchUnits {
 #pragma unroll
     for (int i = 0; i < G::kCopiesA; ++i) entries[i] = table[i * (G::kThreads / 4)];
   }
-  // Past the patch and past the last unit copies repeat: all of that goes to free stages, and costs less than a
-  // condition.
+  // Past the last unit copies repeat, into free stages, and past the patch they are zeros beside the stages: both cost
+  // less than a condition.
   __device__ __forceinline__ void copy_a(int i) const {
     const bool in = (entries[i].x >= 0) & (!kTail || chunk_a * kChunk + own_channel() < C);
-    cp_async_16_or_zeros(to_a + (entries[i].y ^ threadIdx.x % 4 << 4), from_a + int64_t{entries[i].x} * 8, in);
+    const uint32_t stage = entries[i].x == kSpare ? 0 : to_a;
+    cp_async_16_or_zeros(stage + (entries[i].y ^ threadIdx.x % 4 << 4), from_a + int64_t{entries[i].x} * 8, in);
   }
   __device__ __forceinline__ void copy_b(int i) const {
     const int j = i % G::kRowsB, r = i / G::kRowsB;

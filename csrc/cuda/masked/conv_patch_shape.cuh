@@ -45,7 +45,9 @@ struct PatchShape {
   static constexpr int kTable = 3 * kThird;
   static constexpr int kSums = kSplit == 2 ? kWarpRows / 2 * kTiles * 4 * (kThreads / 2) * 4 : 0;
   static constexpr int kSumsAt = kStagesA * kStageA + kStagesB * kStageB, kTableAt = kSumsAt + kSums;
-  static constexpr int kShared = kTableAt + 2 * kTable * 8;
+  // Where copies go that no pixel is left for, each thread's to a word of its own.
+  static constexpr int kSpareAt = kTableAt + 2 * kTable * 8;
+  static constexpr int kShared = kSpareAt + kThreads * 16;
   static_assert(kShared <= 99 * 1024 && kWarpOutputs % 32 == 0 && 3 * kOutputs * 4 % kThreads == 0, "");
   static_assert(kCell == 16 || (8 % kWarpRows == 0 && kRows % 8 == 0), "");
 
