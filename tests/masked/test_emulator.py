@@ -425,3 +425,15 @@ def test_slopes_a_channel(emulated, kernel):
         for residual, dtype in ((False, torch.float16), (True, torch.bfloat16)):
             taken = emulate(emulated, kernel, residual=residual, dtype=dtype, **more, **case)
             assert taken or (kernel == "3x3" and channels % 8), case
+
+
+@pytest.mark.parametrize("block", [8, 16])
+@pytest.mark.parametrize("kernel", ["3x3 by patches", "1x1 by rows"])
+def test_infinities_reach_what_reads_them_alone(emulated, kernel, block):
+    """Channels and outputs that fill a tile up are zeros, or others again: nothing of them may come through."""
+    torch.manual_seed(0)
+    case = {"channels": 24, "filters": 40, "batch": 1, "block": block, "kernel": int(kernel[0]), "stride": 1}
+    case |= {"padding": case["kernel"] // 2, "size": (21, 26), "density": 0.7, "dtype": torch.float16}
+    for activation in WITH_SLOPES:
+        more = {"seed": 0, "multiprocessors": 2, "activation": activation, "residual": True}
+        assert emulate(emulated, kernel, infinite=[3, 20], **more, **case)
