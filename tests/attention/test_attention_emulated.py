@@ -1,4 +1,5 @@
-"""The Hopper kernels of block-sparse attention on the CPU: their own source, run by tests/tools/emulator."""
+"""The tensor-core kernels of block-sparse attention on the CPU, Hopper's and those for every GPU since sm_80: their own
+source, run by tests/tools/emulator."""
 
 import ctypes
 
@@ -12,11 +13,18 @@ from support.helpers import assert_as_accurate_as_torch
 pytestmark = pytest.mark.slow  # the compiler's time
 
 
-@pytest.fixture(scope="session")
-def emulated(tmp_path_factory):
-    core = [CSRC / f"core/attention/{name}.cpp" for name in ("attention", "layout")]
+CORE = [CSRC / f"core/attention/{name}.cpp" for name in ("attention", "layout")]
+
+
+@pytest.fixture(scope="session", params=["sm90", "mma"])
+def emulated(request, tmp_path_factory):
+    if request.param == "mma":
+        kernels = [CSRC / f"cuda/attention/{name}.cu" for name in ("forward_mma", "backward_mma", "backward_pairs")]
+        return emulated_library(
+            tmp_path_factory, "attention_mma", kernels, [TOOLS / "entry_attention_mma.cpp", *CORE]
+        )
     kernels = sorted((CSRC / "cuda/sm90/attention").glob("*.cu"))
-    return emulated_library(tmp_path_factory, "attention", kernels, [TOOLS / "entry_attention.cpp", *core])
+    return emulated_library(tmp_path_factory, "attention", kernels, [TOOLS / "entry_attention.cpp", *CORE])
 
 
 def call(function, params, multiprocessors, seed) -> None:
