@@ -12,9 +12,7 @@ struct GradArgs {
   int32_t padded;
 
   // Gradients of scores are keep * weight * (sum of dO V^T where the weight is kept, start where it is dropped).
-  __device__ float keep() const {
-    return p.forward.dropout.p > 0.f ? 1.f / (1.f - p.forward.dropout.p) : 1.f;
-  }
+  __device__ float keep() const { return p.forward.dropout.p > 0.f ? 1.f / (1.f - p.forward.dropout.p) : 1.f; }
   __device__ int64_t row(const AttentionSequence& s) const { return int64_t{s.dropout_plane} * padded; }
 };
 
@@ -47,7 +45,8 @@ struct PairBits {
 __device__ __forceinline__ PairBits pair_bits(const AttentionParams& p, const AttentionSequence& s, int q, int k0) {
   PairBits bits = {0, ~0u};
   if (q < s.q_length)
-    bits.seen = static_cast<uint32_t>(visible_keys(p.layout, s.plane, s.h, q, k0 / kTile * kTile, s.k_length) >> k0 % kTile);
+    bits.seen =
+        static_cast<uint32_t>(visible_keys(p.layout, s.plane, s.h, q, k0 / kTile * kTile, s.k_length) >> k0 % kTile);
   if (p.dropout.p > 0.f) {
     const Dropout dropout(p);
     bits.kept = 0;

@@ -15,7 +15,8 @@ struct Backward {
   static constexpr int kDim = kDim_, kWarps = kWarps_, kMet = kMet_, kPart = 32, kCtas = kCtas_;
   static constexpr int kThreads = kWarps * 32, kRows = kWarps * kWarpRows, kOwnBytes = kRows * kDim * 2;
   static constexpr int kMetBytes = kMet * kDim * 2, kNumbers = kOfKeys ? kMet * kRowNumbers : 0;
-  static constexpr int kStage = 2 * kMetBytes + (kNumbers + 1023) / 1024 * 1024, kBytes = 2 * kOwnBytes + 2 * kStage;
+  static constexpr int kStage = 2 * kMetBytes + (kNumbers + 1023) / 1024 * 1024, kStepsAt = 2 * kOwnBytes + 2 * kStage;
+  static constexpr int kBytes = kStepsAt + kStepBytes;
   static_assert(kBytes <= 99 * 1024 && kMet % kPart == 0 && (!kOfKeys || kRows <= kTile));
 };
 
@@ -55,7 +56,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) attention_grad_kernel(c
     }
     cp_async_commit();
   };
-  Steps<C::kRows, C::kMet, kOfKeys> steps(p, s, work.first, first_head + group);
+  Steps<C::kRows, C::kMet, kOfKeys, C::kWarps> steps(p, s, work.first, first_head + group, shared + C::kStepsAt);
   int step[2], head[2];  // this one and the next
   step[0] = steps.next(), head[0] = steps.head();
   load(step[0], head[0], stages);
@@ -108,7 +109,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) attention_grad_kernel(c
       }
       const uint32_t at = part * kPart * kDim * 2;
       float score[2][4][4], grad[2][4][4];
-      const auto product = [&](int w, uint32_t base, float(&to)[2][4][4], int d) {
+      const auto product = [&](int w, uint32_t base, float (&to)[2][4][4], int d) {
         uint32_t left[2][4];
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
@@ -126,9 +127,11 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) attention_grad_kernel(c
 #pragma unroll
           for (int m = 0; m < 2; ++m) {
             if (d == 0 && w == 0)
-              Product<T>::set(to[m][2 * j], left[m], b[0], b[1]), Product<T>::set(to[m][2 * j + 1], left[m], b[2], b[3]);
+              Product<T>::set(to[m][2 * j], left[m], b[0], b[1]),
+                  Product<T>::set(to[m][2 * j + 1], left[m], b[2], b[3]);
             else
-              Product<T>::add(to[m][2 * j], left[m], b[0], b[1]), Product<T>::add(to[m][2 * j + 1], left[m], b[2], b[3]);
+              Product<T>::add(to[m][2 * j], left[m], b[0], b[1]),
+                  Product<T>::add(to[m][2 * j + 1], left[m], b[2], b[3]);
           }
         }
       };
@@ -169,12 +172,11 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) attention_grad_kernel(c
           }
       }
       if (!whole) {
-        for_bits<kOfKeys>(bits.seen, [&](int m, int j, int e, bool seen) {
-          score[m][j][e] = seen ? score[m][j][e] : 0.f;
-        });
+        for_bits<kOfKeys>(bits.seen,
+                          [&](int m, int j, int e, bool seen) { score[m][j][e] = seen ? score[m][j][e] : 0.f; });
       }
       const bool drops = !whole && p.dropout.p > 0.f;
-      const auto add = [&](const float(&x)[2][4][4], uint32_t base, float(&to)[2][kDim / 8][4]) {
+      const auto add = [&](const float (&x)[2][4][4], uint32_t base, float (&to)[2][kDim / 8][4]) {
 #pragma unroll
         for (int k = 0; k < 2; ++k) {
           uint32_t left[2][4];
@@ -189,11 +191,12 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) attention_grad_kernel(c
             load_matrix_x4_transposed(((base + sum_lane) ^ (d << 5)) + at + k * 16 * kDim * 2, b);
 #pragma unroll
             for (int m = 0; m < 2; ++m)
-              Product<T>::add(to[m][2 * d], left[m], b[0], b[1]), Product<T>::add(to[m][2 * d + 1], left[m], b[2], b[3]);
+              Product<T>::add(to[m][2 * d], left[m], b[0], b[1]),
+                  Product<T>::add(to[m][2 * d + 1], left[m], b[2], b[3]);
           }
         }
       };
-      const auto times = [&](float(&x)[2][4][4], const float(&y)[2][4][4]) {
+      const auto times = [&](float (&x)[2][4][4], const float (&y)[2][4][4]) {
 #pragma unroll
         for (int m = 0; m < 2; ++m)
 #pragma unroll
@@ -221,7 +224,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) attention_grad_kernel(c
   const int rows = length - first_row, used = own_end - first_row - lane / 4;
   const float keep = a.keep();
   uint8_t* mine = shared + w0 * kDim * 2;
-  const auto store = [&](const float(&sums)[2][kDim / 8][4], float factor, const AttentionTensor& to) {
+  const auto store = [&](const float (&sums)[2][kDim / 8][4], float factor, const AttentionTensor& to) {
     store_rows<T, kDim>(
         sums, [&](int i) { return i * 8 < used ? factor : 0.f; }, mine, s.at<T>(to, work.head, first_row),
         to.stride * s.phases, rows, p.head_dim / 8);
@@ -287,8 +290,7 @@ Status launch_pass(const GradArgs& a, const DeviceInfo& device, cudaStream_t str
   dim3 grid;
   SBNET_TRY(attention_grid(kAttentionBackwardOp, p, length, C::kOfKeys ? p.kv_heads : p.heads, 1, &grid, C::kRows));
   SBNET_TRY(allow_shared<kernel>(kAttentionBackwardOp, device, C::kBytes));
-  SBNET_CUDA_TRY(kAttentionBackwardOp,
-                 launch_dependent(device, kernel, grid, dim3(C::kThreads), C::kBytes, stream, a));
+  SBNET_CUDA_TRY(kAttentionBackwardOp, launch_dependent(device, kernel, grid, dim3(C::kThreads), C::kBytes, stream, a));
   return ok_status();
 }
 

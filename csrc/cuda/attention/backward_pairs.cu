@@ -9,7 +9,8 @@ namespace {
 constexpr int kDim = 128, kRows = 64, kThreads = 128, kTileBytes = kRows * kDim * 2, kWeightBytes = 64 * 64 * 2;
 // Keys, values, two tiles of queries, one of dO; weights and gradients of scores; the numbers of two tiles of queries.
 constexpr int kQueriesAt = 2 * kTileBytes, kGradsAt = 4 * kTileBytes, kWeightsAt = 5 * kTileBytes;
-constexpr int kNumbersAt = 6 * kTileBytes, kNumberBytes = kRows * kRowNumbers, kBytes = kNumbersAt + 2 * kNumberBytes;
+constexpr int kNumbersAt = 6 * kTileBytes, kNumberBytes = kRows * kRowNumbers, kStepsAt = kNumbersAt + 2 * kNumberBytes;
+constexpr int kBytes = kStepsAt + kStepBytes;
 static_assert(kBytes <= 99 * 1024 && 2 * kWeightBytes <= kTileBytes);
 
 template <class T>
@@ -48,7 +49,7 @@ __global__ void __launch_bounds__(kThreads, 2) attention_grad_pairs_kernel(const
     }
     cp_async_commit();
   };
-  Steps<kRows, kRows, true> steps(p, s, work.first, first_head + group);
+  Steps<kRows, kRows, true, kThreads / 32> steps(p, s, work.first, first_head + group, shared + kStepsAt);
   int step[2], head[2];  // this one and the next
 #pragma unroll
   for (int n = 0; n < 2; ++n) step[n] = steps.next(), head[n] = steps.head();
@@ -73,7 +74,7 @@ __global__ void __launch_bounds__(kThreads, 2) attention_grad_pairs_kernel(const
       bits = pair_bits(p, of, (step[0] & ~1) + half * 32 + lane, work.first + own);
     }
     float score[2][4][4], grad[2][4][4];
-    const auto product = [&](uint32_t left_at, uint32_t base, float(&to)[2][4][4], int d, bool set) {
+    const auto product = [&](uint32_t left_at, uint32_t base, float (&to)[2][4][4], int d, bool set) {
       uint32_t left[2][4];
 #pragma unroll
       for (int m = 0; m < 2; ++m) load_matrix_x4((left_at ^ (d << 5)) + m * 16 * kDim * 2, left[m]);
@@ -109,9 +110,7 @@ __global__ void __launch_bounds__(kThreads, 2) attention_grad_pairs_kernel(const
         for (int e = 0; e < 4; ++e) score[m][j][e] = exp2_approx(fmaf(score[m][j][e], scale, -(e % 2 ? l.y : l.x)));
     }
     if (!whole) {
-      for_bits<true>(bits.seen, [&](int m, int j, int e, bool seen) {
-        score[m][j][e] = seen ? score[m][j][e] : 0.f;
-      });
+      for_bits<true>(bits.seen, [&](int m, int j, int e, bool seen) { score[m][j][e] = seen ? score[m][j][e] : 0.f; });
       if (p.dropout.p > 0.f)
         for_bits<true>(bits.kept, [&](int m, int j, int e, bool kept) {
           const float4 v = starts_at(numbers, half * 32 + j * 8 + lane % 4 * 2);
@@ -139,7 +138,7 @@ __global__ void __launch_bounds__(kThreads, 2) attention_grad_pairs_kernel(const
           *reinterpret_cast<uint32_t*>(to + kWeightBytes) = pair<T>(grad[m][j][2 * r], grad[m][j][2 * r + 1]);
         }
     named_barrier(1 + own / 32, 64);
-    const auto add = [&](uint32_t weights, uint32_t base, float(&to)[2][8][4]) {
+    const auto add = [&](uint32_t weights, uint32_t base, float (&to)[2][8][4]) {
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         uint32_t left[2][4];
@@ -168,10 +167,10 @@ __global__ void __launch_bounds__(kThreads, 2) attention_grad_pairs_kernel(const
   const int first_row = work.first + own, rows = p.phase_k_length() - first_row, there = used - own - lane / 4;
   const float keep = a.keep();
   uint8_t* mine = shared + threadIdx.x / 32 * (kWarpRows * 64 * 2);
-  const auto store = [&](const float(&sums)[2][8][4], float factor, const AttentionTensor& to) {
+  const auto store = [&](const float (&sums)[2][8][4], float factor, const AttentionTensor& to) {
     store_rows<T, 64>(
-        sums, [&](int i) { return i * 8 < there ? factor : 0.f; }, mine,
-        s.at<T>(to, work.head, first_row) + half * 64, to.stride * s.phases, rows, p.head_dim / 8 - half * 8);
+        sums, [&](int i) { return i * 8 < there ? factor : 0.f; }, mine, s.at<T>(to, work.head, first_row) + half * 64,
+        to.stride * s.phases, rows, p.head_dim / 8 - half * 8);
   };
   store(first, p.scale * keep, a.p.grad_k);
   store(second, keep, a.p.grad_v);

@@ -2,7 +2,8 @@
 // two passes: dQ by tiles of queries; dK and dV by tiles of keys, the query heads of a group one after the other. The
 // tile that stays is the left operand, so that weights and gradients of scores go from registers to registers. Nothing
 // is added atomically. A CTA sums 128 columns. The other side's tiles come through one buffer of as many, so that 99 KB
-// of shared memory (sm_86, sm_89) hold 256: the columns that a CTA sums come last, and those of the second tensor twice.
+// of shared memory (sm_86, sm_89) hold 256: the columns that a CTA sums come last, and those of the second tensor
+// twice.
 #include "cuda/attention/wide.cuh"
 
 namespace sbnet::portable {
@@ -110,8 +111,7 @@ __global__ void __launch_bounds__(kThreads) attention_grad_wide_kernel(const Att
   const AttentionTensor& to = kKeys ? a.p.grad_k : a.p.grad_q;
   store(any.at<T>(to, work.head, at), to.stride * any.phases, rows, dim, c0, p.scale, p.scale, sums);
   if constexpr (kKeys)
-    store(any.at<T>(a.p.grad_v, work.head, at), a.p.grad_v.stride * any.phases, rows, dim, c0, 1.f, 1.f,
-                       value_sums);
+    store(any.at<T>(a.p.grad_v, work.head, at), a.p.grad_v.stride * any.phases, rows, dim, c0, 1.f, 1.f, value_sums);
 }
 
 template <class T, bool kKeys>

@@ -17,7 +17,8 @@ struct Forward {
   static constexpr int kBytesOfKeys = kKeys * kDim * 2, kStage = 2 * kBytesOfKeys, kBytesOfQueries = kRows * kDim * 2;
   // Queries that go to registers lie where the last stage is, which is filled later.
   static constexpr int kQueriesAt = (kRegisters ? kStages - 1 : kStages) * kStage;
-  static constexpr int kBytes = kQueriesAt + (kRegisters && kStage > kBytesOfQueries ? kStage : kBytesOfQueries);
+  static constexpr int kStepsAt = kQueriesAt + (kRegisters && kStage > kBytesOfQueries ? kStage : kBytesOfQueries);
+  static constexpr int kBytes = kStepsAt + kStepBytes;
   static_assert(kBytes <= 99 * 1024 && kPart % 32 == 0 && kKeys % kPart == 0 && kKeys <= kTile);
 };
 
@@ -27,7 +28,8 @@ constexpr float kLowest = -3e38f;
 constexpr float kSlack = 8.f;
 
 template <class C>
-__global__ void __launch_bounds__(C::kThreads, C::kCtas) attention_mma_kernel(const __grid_constant__ AttentionParams p) {
+__global__ void __launch_bounds__(C::kThreads, C::kCtas)
+    attention_mma_kernel(const __grid_constant__ AttentionParams p) {
   using T = typename C::T;
   constexpr int kDim = C::kDim, kStages = C::kStages, kPart = C::kPart;
   extern __shared__ __align__(1024) uint8_t shared[];
@@ -50,7 +52,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) attention_mma_kernel(co
   TileCopy<kDim, C::kRows, C::kThreads>(s.at<T>(p.q, s.h, work.first), p.q.stride * s.phases, p.head_dim)(
       memory + C::kQueriesAt, 0, s.q_length - work.first);
   cp_async_commit();
-  Steps<C::kRows, C::kKeys, false> steps(p, s, work.first, s.h + 1);
+  Steps<C::kRows, C::kKeys, false, C::kWarps> steps(p, s, work.first, s.h + 1, shared + C::kStepsAt);
   int step[kStages];  // this one and the next
 #pragma unroll
   for (int n = 0; n < kStages - 1; ++n) {
@@ -99,7 +101,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) attention_mma_kernel(co
       }
   };
   // kKeys keys whose rows are at k_at and v_at. kMasked: bits of this lane's row, which pairs are seen, and kept.
-  const auto meet = [&](auto width, auto masked, uint32_t k_at, uint32_t v_at, const uint32_t* seen, const uint32_t* kept) {
+  const auto meet = [&](auto width, auto masked, uint32_t k_at, uint32_t v_at, const uint32_t* seen,
+                        const uint32_t* kept) {
     constexpr int kColumns = decltype(width)::value / 8;
     constexpr bool kMasked = decltype(masked)::value;
     float score[2][kColumns][4];
@@ -167,7 +170,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) attention_mma_kernel(co
       for (int m = 0; m < 2; ++m)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const float(&v)[4] = score[m][2 * k + i / 2];
+          const float (&v)[4] = score[m][2 * k + i / 2];
           const int r = i % 2;
           const float x = exp2_approx(fmaf(v[2 * r], scale, -base[m][r]));
           const float y = exp2_approx(fmaf(v[2 * r + 1], scale, -base[m][r]));

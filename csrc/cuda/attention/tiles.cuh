@@ -1,7 +1,7 @@
-// Tiles of the attention kernels on tensor cores, for heads of at most kDim = 64 or 128 features: rows of kDim halves in
-// shared memory, their words of 16 bytes permuted by the row (xor of the lowest three bits), so that ldmatrix meets no
-// bank twice. A warp has 32 rows of the side that stays: two operands of 16, so that each fragment of the other side is
-// used twice. Lane l has rows l/4, l/4 + 8, ... and columns 2(l%4) and the next of every 8.
+// Tiles of the attention kernels on tensor cores, for heads of at most kDim = 64 or 128 features: rows of kDim halves
+// in shared memory, their words of 16 bytes permuted by the row (xor of the lowest three bits), so that ldmatrix meets
+// no bank twice. A warp has 32 rows of the side that stays: two operands of 16, so that each fragment of the other side
+// is used twice. Lane l has rows l/4, l/4 + 8, ... and columns 2(l%4) and the next of every 8.
 #pragma once
 #include "cuda/attention/portable.cuh"
 #include "cuda/attention/ptx.cuh"
@@ -63,9 +63,11 @@ struct TileCopy {
     const uint8_t* at = from + offset;
     if (count >= kRows && dim == kDim) {
 #pragma unroll
-      for (int i = 0; i < kRows / kPass; ++i, at += pass) copy_16(shared + to[kPass % 8 ? i % 2 : 0] + i * kPass * kDim * 2, at);
+      for (int i = 0; i < kRows / kPass; ++i, at += pass)
+        copy_16(shared + to[kPass % 8 ? i % 2 : 0] + i * kPass * kDim * 2, at);
     } else {
-      const int left = static_cast<int>(threadIdx.x % kWords) * 8 < dim ? count - static_cast<int>(threadIdx.x / kWords) : 0;
+      const int left =
+          static_cast<int>(threadIdx.x % kWords) * 8 < dim ? count - static_cast<int>(threadIdx.x / kWords) : 0;
 #pragma unroll
       for (int i = 0; i < kRows / kPass; ++i, at += pass) {
         const bool in = i * kPass < left;
@@ -89,7 +91,7 @@ __device__ __forceinline__ void store_rows(const float (&sums)[2][kDim / 8][4], 
       const float f = factor(m * 2 + r);
 #pragma unroll
       for (int j = 0; j < kDim / 8; ++j) {
-        const float(&v)[4] = sums[m][j];
+        const float (&v)[4] = sums[m][j];
         *reinterpret_cast<uint32_t*>(mine + word_at<kDim>(m * 16 + r * 8 + lane / 4, j) + lane % 4 * 4) =
             f == 0.f ? 0u : pair<T>(v[2 * r] * f, v[2 * r + 1] * f);
       }
@@ -98,69 +100,75 @@ __device__ __forceinline__ void store_rows(const float (&sums)[2][kDim / 8][4], 
   for (int i = lane; i < kWarpRows * (kDim / 8); i += 32) {
     const int r = i / (kDim / 8), c = i % (kDim / 8);
     if (r < rows && c < words)
-      *reinterpret_cast<uint4*>(to + r * stride + c * 8) =
-          *reinterpret_cast<const uint4*>(mine + word_at<kDim>(r, c));
+      *reinterpret_cast<uint4*>(to + r * stride + c * 8) = *reinterpret_cast<const uint4*>(mine + word_at<kDim>(r, c));
   }
   __syncwarp();
 }
 
-// Which steps of kMet positions of the other side the CTA's kOwn positions meet, one after the other; every warp asks
-// for itself, a lane a step, 32 at a time. kOfKeys: keys stay, queries of heads head ... head_end - 1 are met.
-constexpr int kNoStep = -1;
-template <int kOwn, int kMet, bool kOfKeys>
+// Which steps of kMet positions of the other side the CTA's kOwn positions meet, one after the other: as bits in shared
+// memory, made by all of its warps, each of which walks over them for itself. kOfKeys: keys stay, queries of heads
+// s.h ... head_end - 1 are met. Every thread calls; there are barriers.
+constexpr int kNoStep = -1, kStepWords = 128, kStepBytes = kStepWords * 8;
+template <int kOwn, int kMet, bool kOfKeys, int kWarps>
 class Steps {
  public:
-  __device__ Steps(const AttentionParams& p, const AttentionSequence& s, int own, int head_end)
-      : p_(p), own_(own), head_(s.h), head_end_(head_end), q_end_(s.q_length), k_end_(s.k_length), b_(s.b) {
+  __device__ __forceinline__ Steps(const AttentionParams& p, const AttentionSequence& s, int own, int head_end,
+                                   uint8_t* shared)
+      : p_(p), s_(s), own_(own), head_(s.h), words_(reinterpret_cast<uint2*>(shared)) {
     const AttentionRule& r = p.layout.rule;
     int64_t first = 0, last;
     if constexpr (kOfKeys) {
-      last = q_end_;
+      last = own < s.k_length ? s.q_length : 0;
       if (own >= r.prefix) first = int64_t{own} - r.diagonal;
-      if (r.band != kNoBand && !r.stride) last = int64_t{own} + kOwn - 1 - r.diagonal + r.band;
-      if (own >= k_end_) last = 0;
+      if (r.band != kNoBand && !r.stride) last = min(last, int64_t{own} + kOwn - 1 - r.diagonal + r.band);
     } else {
-      first = key_range(r, own, k_end_).first;
-      last = own < q_end_ ? key_range(r, own + kOwn - 1, k_end_).last + 1 : 0;
+      first = key_range(r, own, s.k_length).first;
+      last = own < s.q_length ? key_range(r, own + kOwn - 1, s.k_length).last + 1 : 0;
     }
-    const int64_t end = kOfKeys ? q_end_ : k_end_;
-    begin_ = static_cast<int>(first < 0 ? 0 : first < end ? first : end) / kMet * kMet;
-    end_ = static_cast<int>(last < end ? last : end);
-    from_ = begin_;
+    begin_ = static_cast<int>(max(first, int64_t{0}) / kMet * kMet), end_ = static_cast<int>(last);
+    per_head_ = begin_ < end_ ? (end_ - begin_ + 32 * kMet - 1) / (32 * kMet) : 0;
+    words_in_all_ = per_head_ * (head_end - s.h);
+    at_ = begin_ - 32 * kMet;
   }
   // The first position; plus 1 where every pair of positions is visible, and kept for sure.
   __device__ __forceinline__ int next() {
-    while (!any_) {
-      if (from_ >= end_) {
-        if (!kOfKeys || head_ + 1 >= head_end_ || begin_ >= end_) return kNoStep;
-        ++head_, from_ = begin_;
-      }
-      look();
+    while (!left_) {
+      if (word_ + 1 >= words_in_all_) return kNoStep;
+      if (++word_ % kStepWords == 0) look();
+      at_ += 32 * kMet;
+      if (at_ >= end_) at_ = begin_, ++head_;
+      left_ = words_[word_ % kStepWords].x;
     }
-    const int bit = __ffs(any_) - 1;
-    any_ &= any_ - 1;
-    return base_ + bit * kMet + static_cast<int>(all_ >> bit & 1);
+    const int bit = __ffs(left_) - 1;
+    left_ &= left_ - 1;
+    return at_ + bit * kMet + static_cast<int>(words_[word_ % kStepWords].y >> bit & 1);
   }
   __device__ __forceinline__ int head() const { return head_; }
 
  private:
   __device__ __forceinline__ void look() {
     const AttentionLayout& l = p_.layout;
-    const int64_t plane = l.plane(b_, head_), mask_plane = l.heads > 1 ? head_ : 0;
-    const int at = from_ + static_cast<int>(threadIdx.x % 32) * kMet;
-    Pairs pairs = {false, false};
-    if (at < end_)
-      pairs = kOfKeys ? pairs_of(l, plane, mask_plane, at, kMet, q_end_, own_, kOwn, k_end_)
-                      : pairs_of(l, plane, mask_plane, own_, kOwn, q_end_, at, kMet, k_end_);
-    any_ = __ballot_sync(~0u, pairs.any);
-    all_ = __ballot_sync(~0u, pairs.any && pairs.all && p_.dropout.p == 0.f);
-    base_ = from_, from_ += 32 * kMet;
+    __syncthreads();
+    for (int i = threadIdx.x / 32; i < min(kStepWords, words_in_all_ - word_); i += kWarps) {
+      const int h = s_.h + (word_ + i) / per_head_, lane = threadIdx.x % 32;
+      const int at = begin_ + ((word_ + i) % per_head_ * 32 + lane) * kMet;
+      const int64_t plane = l.plane(s_.b, h), mask_plane = l.heads > 1 ? h : 0;
+      Pairs pairs = {false, false};
+      if (at < end_)
+        pairs = kOfKeys ? pairs_of(l, plane, mask_plane, at, kMet, s_.q_length, own_, kOwn, s_.k_length)
+                        : pairs_of(l, plane, mask_plane, own_, kOwn, s_.q_length, at, kMet, s_.k_length);
+      const uint32_t some = __ballot_sync(~0u, pairs.any);
+      const uint32_t whole = __ballot_sync(~0u, pairs.any && pairs.all && p_.dropout.p == 0.f);
+      if (lane == 0) words_[i] = make_uint2(some, whole);
+    }
+    __syncthreads();
   }
 
   const AttentionParams& p_;
-  int own_, head_, head_end_, q_end_, k_end_, begin_, end_, from_, base_ = 0;
-  int64_t b_;
-  uint32_t any_ = 0, all_ = 0;
+  const AttentionSequence& s_;
+  int own_, head_, begin_, end_, at_, per_head_, words_in_all_, word_ = -1;
+  uint32_t left_ = 0;
+  uint2* words_;
 };
 
 }  // namespace sbnet::portable

@@ -46,7 +46,8 @@ __device__ __forceinline__ void multiply(const T* left, int left_pitch, const T*
 
 // sums[n] += weights of this warp's rows . columns 8n ... of the 64 rows of `right`
 template <class T>
-__device__ __forceinline__ void accumulate(const float (&weights)[8][4], const T* right, float (&sums)[kColumns / 8][4]) {
+__device__ __forceinline__ void accumulate(const float (&weights)[8][4], const T* right,
+                                           float (&sums)[kColumns / 8][4]) {
   constexpr int kPitch = pitch_of(kColumns);
   const int lane = threadIdx.x % 32;
   const uint32_t b_at = shared_address(right + lane % 16 * kPitch + lane / 16 * 8);

@@ -26,9 +26,10 @@ extern "C" {
 __attribute__((visibility("default"))) int emulate_attention(const sbnet::AttentionParams* p, int multiprocessors,
                                                              int seed, char* message, int64_t room) {
   using namespace sbnet;
-  return run(validate(*p), multiprocessors, seed, message, room, 0, [&](void*, const DeviceInfo& device) {
-    return portable::launch_attention_mma(*p, device, nullptr);
-  }) ? 2 : 0;
+  return run(validate(*p), multiprocessors, seed, message, room, 0,
+             [&](void*, const DeviceInfo& device) { return portable::launch_attention_mma(*p, device, nullptr); })
+             ? 2
+             : 0;
 }
 
 __attribute__((visibility("default"))) int emulate_attention_backward(const sbnet::AttentionBackwardParams* p,
@@ -38,6 +39,8 @@ __attribute__((visibility("default"))) int emulate_attention_backward(const sbne
   return run(validate(*p), multiprocessors, seed, message, room, portable::attention_backward_mma_bytes(p->forward),
              [&](void* workspace, const DeviceInfo& device) {
                return portable::launch_attention_backward_mma(*p, workspace, device, nullptr);
-             }) ? 2 : 0;
+             })
+             ? 2
+             : 0;
 }
 }
