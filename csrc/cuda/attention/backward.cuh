@@ -18,16 +18,22 @@ struct GradArgs {
 
 constexpr int kRowNumbers = 12;  // bytes: two of start, one of lse2
 
-// Copies the numbers of kCount queries from `q` on: starts, then lse2.
+// What a thread copies of the numbers of kCount queries: 16 bytes of the starts, or of lse2.
 template <int kCount>
-__device__ __forceinline__ void copy_numbers(const GradArgs& a, int64_t q, uint32_t to) {
-  const int t = threadIdx.x;
-  static_assert(kCount % 4 == 0);
-  if (t < kCount / 2)
-    copy_16(to + t * 16, a.start + q * 2 + t * 4);
-  else if (t < kCount / 2 + kCount / 4)
-    copy_16(to + t * 16, a.lse2 + q + (t - kCount / 2) * 4);
-}
+struct NumberCopy {
+  const uint8_t* from;
+  int bytes;  // of a query; 0: this thread copies nothing
+  __device__ NumberCopy(const GradArgs& a, int64_t first) {
+    const int t = threadIdx.x;
+    static_assert(kCount % 4 == 0);
+    bytes = t < kCount / 2 ? 8 : t < kCount / 2 + kCount / 4 ? 4 : 0;
+    from = bytes == 8 ? reinterpret_cast<const uint8_t*>(a.start + first * 2 + t * 4)
+                      : reinterpret_cast<const uint8_t*>(a.lse2 + first + (t - kCount / 2) * 4);
+  }
+  __device__ __forceinline__ void operator()(int q, uint32_t to) const {
+    if (bytes) copy_16(to + threadIdx.x * 16, from + int64_t{q} * bytes);
+  }
+};
 // Of queries 2i and 2i + 1 in shared memory.
 __device__ __forceinline__ float4 starts_at(const uint8_t* numbers, int query) {
   return *reinterpret_cast<const float4*>(numbers + query * 8);

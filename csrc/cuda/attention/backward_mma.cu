@@ -17,7 +17,7 @@ struct Backward {
   static constexpr int kMetBytes = kMet * kDim * 2, kNumbers = kOfKeys ? kMet * kRowNumbers : 0;
   static constexpr int kStage = 2 * kMetBytes + (kNumbers + 1023) / 1024 * 1024, kStepsAt = 2 * kOwnBytes + 2 * kStage;
   static constexpr int kBytes = kStepsAt + kStepBytes;
-  static_assert(kBytes <= 99 * 1024 && kMet % kPart == 0 && (!kOfKeys || kRows <= kTile));
+  static_assert(kBytes <= 99 * 1024 && kMet % kPart == 0 && (!kOfKeys || kMet == kPart));
 };
 
 template <class C>
@@ -43,16 +43,25 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) attention_grad_kernel(c
   }
   const AttentionTensor &one = kOfKeys ? p.q : p.k, &two = kOfKeys ? a.p.grad_out : p.v;
   const int met_head = kOfKeys ? first_head : s.kv_h;
-  const TileCopy<kDim, C::kMet, C::kThreads> copy_one(s.at<T>(one, met_head, 0), one.stride * s.phases, p.head_dim);
-  const TileCopy<kDim, C::kMet, C::kThreads> copy_two(s.at<T>(two, met_head, 0), two.stride * s.phases, p.head_dim);
-  const int64_t numbers_at = a.row(s);
+  TileCopy<kDim, C::kMet, C::kThreads> copy_one(s.at<T>(one, met_head, 0), one.stride * s.phases, p.head_dim);
+  TileCopy<kDim, C::kMet, C::kThreads> copy_two(s.at<T>(two, met_head, 0), two.stride * s.phases, p.head_dim);
+  const int64_t numbers_at = a.row(s), one_bytes = 2 * one.stride * s.phases, two_bytes = 2 * two.stride * s.phases;
+  [[maybe_unused]] NumberCopy<C::kMet> copy_numbers(a, numbers_at);
+  [[maybe_unused]] int copied_head = first_head;
   const auto load = [&](int step, int head, uint32_t to) {
     if (step != kNoStep) {
-      const int at = step & ~1, h = kOfKeys ? head - first_head : 0;
-      copy_one(to, 2 * (at * one.stride * s.phases + h * one.head_stride), met_end - at);
-      copy_two(to + C::kMetBytes, 2 * (at * two.stride * s.phases + h * two.head_stride), met_end - at);
-      if constexpr (kOfKeys)
-        copy_numbers<C::kMet>(a, numbers_at + int64_t{h} * s.phases * a.padded + at, to + 2 * C::kMetBytes);
+      const int at = step & ~1;
+      if constexpr (kOfKeys) {
+        if (head != copied_head) {
+          const int64_t heads = head - copied_head;
+          copy_one.from += 2 * heads * one.head_stride, copy_two.from += 2 * heads * two.head_stride;
+          copy_numbers.from += heads * s.phases * a.padded * copy_numbers.bytes;
+          copied_head = head;
+        }
+        copy_numbers(at, to + 2 * C::kMetBytes);
+      }
+      copy_one(to, at * one_bytes, met_end - at);
+      copy_two(to + C::kMetBytes, at * two_bytes, met_end - at);
     }
     cp_async_commit();
   };
@@ -86,134 +95,136 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) attention_grad_kernel(c
   float first[2][kDim / 8][4] = {}, second[2][kOfKeys ? kDim / 8 : 1][4] = {};
   const float scale = p.scale * kLog2e;
   const uint32_t column_lane = columns_at<kDim>(), sum_lane = left_at<kDim>(0);
+  // kPart positions of the other side. A template, so that where every pair is seen and
+  // kept it is straight code.
+  const auto meet = [&](auto masked, PairBits bits, uint32_t one_at, uint32_t two_at, const uint8_t* numbers) {
+    constexpr bool kMasked = decltype(masked)::value;
+    float score[2][4][4], grad[2][4][4];
+    const auto product = [&](int w, uint32_t base, float (&to)[2][4][4], int d) {
+      uint32_t left[2][4];
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+        if constexpr (C::kRegisters) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) left[m][i] = own[w][m][d][i];
+        } else {
+          load_matrix_x4((own_at ^ (d << 5)) + w * C::kOwnBytes + m * 16 * kDim * 2, left[m]);
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        uint32_t b[4];
+        load_matrix_x4(((base + column_lane) ^ (d << 5)) + j * 16 * kDim * 2, b);
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+          if (d == 0 && w == 0)
+            Product<T>::set(to[m][2 * j], left[m], b[0], b[1]), Product<T>::set(to[m][2 * j + 1], left[m], b[2], b[3]);
+          else
+            Product<T>::add(to[m][2 * j], left[m], b[0], b[1]), Product<T>::add(to[m][2 * j + 1], left[m], b[2], b[3]);
+        }
+      }
+    };
+    const auto starts = [&](int m, int j) {  // of this lane's columns and rows
+      if constexpr (kOfKeys)
+        return starts_at(numbers, j * 8 + lane % 4 * 2);
+      else
+        return make_float4(start[2 * m], start[2 * m], start[2 * m + 1], start[2 * m + 1]);
+    };
+#pragma unroll
+    for (int d = 0; d < kDim / 16; ++d) product(0, one_at, score, d);
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+        const float4 v = starts(m, j);
+        grad[m][j][0] = v.x, grad[m][j][1] = v.y, grad[m][j][2] = v.z, grad[m][j][3] = v.w;
+      }
+#pragma unroll
+    for (int d = 0; d < kDim / 16; ++d) product(1, two_at, grad, d);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      float2 l;
+      if constexpr (kOfKeys) l = lse2_at<C::kMet>(numbers, j * 8 + lane % 4 * 2);
+#pragma unroll
+      for (int m = 0; m < 2; ++m)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const float log = kOfKeys ? (e % 2 ? l.y : l.x) : lse2[m * 2 + e / 2];
+          score[m][j][e] = exp2_approx(fmaf(score[m][j][e], scale, -log));
+        }
+    }
+    if constexpr (kMasked) {
+      for_bits<kOfKeys>(bits.seen,
+                        [&](int m, int j, int e, bool seen) { score[m][j][e] = seen ? score[m][j][e] : 0.f; });
+      if (p.dropout.p > 0.f)
+        for_bits<kOfKeys>(bits.kept, [&](int m, int j, int e, bool kept) {
+          const float4 v = starts(m, j);
+          grad[m][j][e] = kept ? grad[m][j][e] : e == 0 ? v.x : e == 1 ? v.y : e == 2 ? v.z : v.w;
+        });
+    }
+    const auto add = [&](const float (&x)[2][4][4], uint32_t base, float (&to)[2][kDim / 8][4]) {
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        uint32_t left[2][4];
+#pragma unroll
+        for (int m = 0; m < 2; ++m)
+#pragma unroll
+          for (int i = 0; i < 4; ++i)
+            left[m][i] = pair<T>(x[m][2 * k + i / 2][i % 2 * 2], x[m][2 * k + i / 2][i % 2 * 2 + 1]);
+#pragma unroll
+        for (int d = 0; d < kDim / 16; ++d) {
+          uint32_t b[4];
+          load_matrix_x4_transposed(((base + sum_lane) ^ (d << 5)) + k * 16 * kDim * 2, b);
+#pragma unroll
+          for (int m = 0; m < 2; ++m)
+            Product<T>::add(to[m][2 * d], left[m], b[0], b[1]), Product<T>::add(to[m][2 * d + 1], left[m], b[2], b[3]);
+        }
+      }
+    };
+    const auto multiply = [&] {
+#pragma unroll
+      for (int m = 0; m < 2; ++m)
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) grad[m][j][e] *= score[m][j][e];
+    };
+    if constexpr (kMasked) {
+      multiply();
+      if (kOfKeys && p.dropout.p > 0.f)
+        for_bits<kOfKeys>(bits.kept,
+                          [&](int m, int j, int e, bool kept) { score[m][j][e] = kept ? score[m][j][e] : 0.f; });
+    }
+    if constexpr (kOfKeys) add(score, two_at, second);
+    if constexpr (!kMasked) multiply();
+    add(grad, one_at, first);
+  };
   uint32_t slot = 0;
   while (step[0] != kNoStep) {
     cp_async_wait<0>();
     __syncthreads();
     load(step[1], head[1], stages + (slot ^ 1) * C::kStage);
-    const uint32_t one_at = stages + slot * C::kStage, two_at = one_at + C::kMetBytes;
-    [[maybe_unused]] const uint8_t* numbers = shared + 2 * C::kOwnBytes + slot * C::kStage + 2 * C::kMetBytes;
-    const bool whole = step[0] & 1;
+    const uint32_t stage = stages + slot * C::kStage;
+    const uint8_t* numbers = shared + 2 * C::kOwnBytes + slot * C::kStage + 2 * C::kMetBytes;
+    if (step[0] & 1) {
 #pragma unroll
-    for (int part = 0; part < C::kMet / kPart; ++part) {
-      const int at0 = (step[0] & ~1) + part * kPart;
-      PairBits bits = {~0u, ~0u};
-      if (!whole) {
+      for (int row = 0; row < C::kMet; row += kPart)
+        meet(std::false_type(), {}, stage + row * kDim * 2, stage + C::kMetBytes + row * kDim * 2, numbers + row * 8);
+    } else {
+#pragma unroll 1
+      for (int row = 0; row < C::kMet; row += kPart) {
+        const int at = step[0] + row;
+        PairBits bits;
         if constexpr (kOfKeys) {
           const AttentionSequence of(p, work.b, head[0], work.phase);
-          bits = pair_bits(p, of, at0 + lane, first_row);
+          bits = pair_bits(p, of, at + lane, first_row);
         } else {
-          bits = pair_bits(p, s, first_row + lane, at0);
+          bits = pair_bits(p, s, first_row + lane, at);
         }
-        if (!__any_sync(~0u, bits.seen != 0)) continue;
+        if (__any_sync(~0u, bits.seen != 0))
+          meet(std::true_type(), bits, stage + row * kDim * 2, stage + C::kMetBytes + row * kDim * 2,
+               numbers + row * 8);
       }
-      const uint32_t at = part * kPart * kDim * 2;
-      float score[2][4][4], grad[2][4][4];
-      const auto product = [&](int w, uint32_t base, float (&to)[2][4][4], int d) {
-        uint32_t left[2][4];
-#pragma unroll
-        for (int m = 0; m < 2; ++m) {
-          if constexpr (C::kRegisters) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) left[m][i] = own[w][m][d][i];
-          } else {
-            load_matrix_x4((own_at ^ (d << 5)) + w * C::kOwnBytes + m * 16 * kDim * 2, left[m]);
-          }
-        }
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          uint32_t b[4];
-          load_matrix_x4(((base + column_lane) ^ (d << 5)) + at + j * 16 * kDim * 2, b);
-#pragma unroll
-          for (int m = 0; m < 2; ++m) {
-            if (d == 0 && w == 0)
-              Product<T>::set(to[m][2 * j], left[m], b[0], b[1]),
-                  Product<T>::set(to[m][2 * j + 1], left[m], b[2], b[3]);
-            else
-              Product<T>::add(to[m][2 * j], left[m], b[0], b[1]),
-                  Product<T>::add(to[m][2 * j + 1], left[m], b[2], b[3]);
-          }
-        }
-      };
-      const auto start_at = [&](int m, int j, int e) {
-        if constexpr (kOfKeys) {
-          const float4 v = starts_at(numbers, part * kPart + j * 8 + lane % 4 * 2);
-          return e % 2 ? v.y : v.x;
-        } else {
-          return start[m * 2 + e / 2];
-        }
-      };
-#pragma unroll
-      for (int d = 0; d < kDim / 16; ++d) product(0, one_at, score, d);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        float4 v;
-        if constexpr (kOfKeys) v = starts_at(numbers, part * kPart + j * 8 + lane % 4 * 2);
-#pragma unroll
-        for (int m = 0; m < 2; ++m) {
-          if constexpr (kOfKeys)
-            grad[m][j][0] = v.x, grad[m][j][1] = v.y, grad[m][j][2] = v.z, grad[m][j][3] = v.w;
-          else
-            grad[m][j][0] = grad[m][j][1] = start[2 * m], grad[m][j][2] = grad[m][j][3] = start[2 * m + 1];
-        }
-      }
-#pragma unroll
-      for (int d = 0; d < kDim / 16; ++d) product(1, two_at, grad, d);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        float2 l;
-        if constexpr (kOfKeys) l = lse2_at<C::kMet>(numbers, part * kPart + j * 8 + lane % 4 * 2);
-#pragma unroll
-        for (int m = 0; m < 2; ++m)
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            const float log = kOfKeys ? (e % 2 ? l.y : l.x) : lse2[m * 2 + e / 2];
-            score[m][j][e] = exp2_approx(fmaf(score[m][j][e], scale, -log));
-          }
-      }
-      if (!whole) {
-        for_bits<kOfKeys>(bits.seen,
-                          [&](int m, int j, int e, bool seen) { score[m][j][e] = seen ? score[m][j][e] : 0.f; });
-      }
-      const bool drops = !whole && p.dropout.p > 0.f;
-      const auto add = [&](const float (&x)[2][4][4], uint32_t base, float (&to)[2][kDim / 8][4]) {
-#pragma unroll
-        for (int k = 0; k < 2; ++k) {
-          uint32_t left[2][4];
-#pragma unroll
-          for (int m = 0; m < 2; ++m)
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-              left[m][i] = pair<T>(x[m][2 * k + i / 2][i % 2 * 2], x[m][2 * k + i / 2][i % 2 * 2 + 1]);
-#pragma unroll
-          for (int d = 0; d < kDim / 16; ++d) {
-            uint32_t b[4];
-            load_matrix_x4_transposed(((base + sum_lane) ^ (d << 5)) + at + k * 16 * kDim * 2, b);
-#pragma unroll
-            for (int m = 0; m < 2; ++m)
-              Product<T>::add(to[m][2 * d], left[m], b[0], b[1]),
-                  Product<T>::add(to[m][2 * d + 1], left[m], b[2], b[3]);
-          }
-        }
-      };
-      const auto times = [&](float (&x)[2][4][4], const float (&y)[2][4][4]) {
-#pragma unroll
-        for (int m = 0; m < 2; ++m)
-#pragma unroll
-          for (int j = 0; j < 4; ++j)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) x[m][j][e] *= y[m][j][e];
-      };
-      if (drops) {
-        for_bits<kOfKeys>(bits.kept, [&](int m, int j, int e, bool kept) {
-          const float weight = score[m][j][e];
-          grad[m][j][e] = weight * (kept ? grad[m][j][e] : start_at(m, j, e));
-          score[m][j][e] = kept ? weight : 0.f;
-        });
-      }
-      if constexpr (kOfKeys) add(score, two_at, second);
-      if (!drops) times(grad, score);
-      add(grad, one_at, first);
     }
     step[0] = step[1], head[0] = head[1];
     step[1] = steps.next(), head[1] = steps.head();

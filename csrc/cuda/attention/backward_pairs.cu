@@ -28,24 +28,31 @@ __global__ void __launch_bounds__(kThreads, 2) attention_grad_pairs_kernel(const
   Copy(s.at<T>(p.k, work.head, work.first), p.k.stride * s.phases, p.head_dim)(memory, 0, used);
   Copy(s.at<T>(p.v, work.head, work.first), p.v.stride * s.phases, p.head_dim)(memory + kTileBytes, 0, used);
   const AttentionTensor& dout = a.p.grad_out;
-  const Copy copy_q(s.at<T>(p.q, first_head, 0), p.q.stride * s.phases, p.head_dim);
-  const Copy copy_grad(s.at<T>(dout, first_head, 0), dout.stride * s.phases, p.head_dim);
-  const int64_t numbers_at = a.row(s);
+  Copy copy_q(s.at<T>(p.q, first_head, 0), p.q.stride * s.phases, p.head_dim);
+  Copy copy_grad(s.at<T>(dout, first_head, 0), dout.stride * s.phases, p.head_dim);
+  NumberCopy<kRows> copy_numbers(a, a.row(s));
+  const int64_t q_bytes = 2 * p.q.stride * s.phases, grad_bytes = 2 * dout.stride * s.phases;
+  int head_of_q = first_head, head_of_grad = first_head;
   const auto load_queries = [&](int step, int head, int slot) {
     if (step != kNoStep) {
-      const int q = step & ~1, h = head - first_head;
-      copy_q(memory + kQueriesAt + slot * kTileBytes, 2 * (q * p.q.stride * s.phases + h * p.q.head_stride),
-             s.q_length - q);
-      copy_numbers<kRows>(a, numbers_at + int64_t{h} * s.phases * a.padded + q,
-                          memory + kNumbersAt + slot * kNumberBytes);
+      const int q = step & ~1;
+      if (head != head_of_q) {
+        const int64_t heads = head - head_of_q;
+        copy_q.from += 2 * heads * p.q.head_stride;
+        copy_numbers.from += heads * s.phases * a.padded * copy_numbers.bytes;
+        head_of_q = head;
+      }
+      copy_q(memory + kQueriesAt + slot * kTileBytes, q * q_bytes, s.q_length - q);
+      copy_numbers(q, memory + kNumbersAt + slot * kNumberBytes);
     }
     cp_async_commit();
   };
   const auto load_grads = [&](int step, int head) {
     if (step != kNoStep) {
       const int q = step & ~1;
-      copy_grad(memory + kGradsAt, 2 * (q * dout.stride * s.phases + (head - first_head) * dout.head_stride),
-                s.q_length - q);
+      if (head != head_of_grad)
+        copy_grad.from += 2 * int64_t{head - head_of_grad} * dout.head_stride, head_of_grad = head;
+      copy_grad(memory + kGradsAt, q * grad_bytes, s.q_length - q);
     }
     cp_async_commit();
   };
@@ -60,19 +67,9 @@ __global__ void __launch_bounds__(kThreads, 2) attention_grad_pairs_kernel(const
   const uint32_t own_at = memory + left_at<kDim>(own), weights_at = memory + kWeightsAt + left_at<64>(own);
   const uint32_t column_lane = columns_at<kDim>() + half * 32 * kDim * 2;
   const uint32_t sum_lane = word_at<kDim>(lane % 16, half * 8 + lane / 16);
-  int slot = 0;
-  while (step[0] != kNoStep) {
-    cp_async_wait<0>();
-    __syncthreads();
-    load_queries(step[1], head[1], slot ^ 1);
-    const uint32_t q_at = memory + kQueriesAt + slot * kTileBytes, grad_at = memory + kGradsAt;
-    const uint8_t* numbers = shared + kNumbersAt + slot * kNumberBytes;
-    const bool whole = step[0] & 1;
-    PairBits bits = {~0u, ~0u};
-    if (!whole) {
-      const AttentionSequence of(p, work.b, head[0], work.phase);
-      bits = pair_bits(p, of, (step[0] & ~1) + half * 32 + lane, work.first + own);
-    }
+  // Weights of half of the queries, and gradients of their scores, into shared memory.
+  const auto meet = [&](auto masked, PairBits bits, uint32_t q_at, uint32_t grad_at, const uint8_t* numbers) {
+    constexpr bool kMasked = decltype(masked)::value;
     float score[2][4][4], grad[2][4][4];
     const auto product = [&](uint32_t left_at, uint32_t base, float (&to)[2][4][4], int d, bool set) {
       uint32_t left[2][4];
@@ -91,11 +88,12 @@ __global__ void __launch_bounds__(kThreads, 2) attention_grad_pairs_kernel(const
         }
       }
     };
+    const auto starts = [&](int j) { return starts_at(numbers, half * 32 + j * 8 + lane % 4 * 2); };
 #pragma unroll
     for (int d = 0; d < kDim / 16; ++d) product(own_at, q_at, score, d, d == 0);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const float4 v = starts_at(numbers, half * 32 + j * 8 + lane % 4 * 2);
+      const float4 v = starts(j);
 #pragma unroll
       for (int m = 0; m < 2; ++m) grad[m][j][0] = v.x, grad[m][j][1] = v.y, grad[m][j][2] = v.z, grad[m][j][3] = v.w;
     }
@@ -109,11 +107,11 @@ __global__ void __launch_bounds__(kThreads, 2) attention_grad_pairs_kernel(const
 #pragma unroll
         for (int e = 0; e < 4; ++e) score[m][j][e] = exp2_approx(fmaf(score[m][j][e], scale, -(e % 2 ? l.y : l.x)));
     }
-    if (!whole) {
+    if constexpr (kMasked) {
       for_bits<true>(bits.seen, [&](int m, int j, int e, bool seen) { score[m][j][e] = seen ? score[m][j][e] : 0.f; });
       if (p.dropout.p > 0.f)
         for_bits<true>(bits.kept, [&](int m, int j, int e, bool kept) {
-          const float4 v = starts_at(numbers, half * 32 + j * 8 + lane % 4 * 2);
+          const float4 v = starts(j);
           grad[m][j][e] = kept ? grad[m][j][e] : e % 2 ? v.y : v.x;
         });
     }
@@ -122,11 +120,12 @@ __global__ void __launch_bounds__(kThreads, 2) attention_grad_pairs_kernel(const
 #pragma unroll
       for (int j = 0; j < 4; ++j)
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          grad[m][j][2 * r] *= score[m][j][2 * r], grad[m][j][2 * r + 1] *= score[m][j][2 * r + 1];
-        }
-    if (!whole && p.dropout.p > 0.f)
-      for_bits<true>(bits.kept, [&](int m, int j, int e, bool kept) { score[m][j][e] = kept ? score[m][j][e] : 0.f; });
+        for (int e = 0; e < 4; ++e) grad[m][j][e] *= score[m][j][e];
+    if constexpr (kMasked) {
+      if (p.dropout.p > 0.f)
+        for_bits<true>(bits.kept,
+                       [&](int m, int j, int e, bool kept) { score[m][j][e] = kept ? score[m][j][e] : 0.f; });
+    }
 #pragma unroll
     for (int m = 0; m < 2; ++m)
 #pragma unroll
@@ -137,23 +136,38 @@ __global__ void __launch_bounds__(kThreads, 2) attention_grad_pairs_kernel(const
           *reinterpret_cast<uint32_t*>(to) = pair<T>(score[m][j][2 * r], score[m][j][2 * r + 1]);
           *reinterpret_cast<uint32_t*>(to + kWeightBytes) = pair<T>(grad[m][j][2 * r], grad[m][j][2 * r + 1]);
         }
-    named_barrier(1 + own / 32, 64);
-    const auto add = [&](uint32_t weights, uint32_t base, float (&to)[2][8][4]) {
+  };
+  const auto add = [&](uint32_t weights, uint32_t base, float (&to)[2][8][4]) {
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        uint32_t left[2][4];
+    for (int k = 0; k < 4; ++k) {
+      uint32_t left[2][4];
 #pragma unroll
-        for (int m = 0; m < 2; ++m) load_matrix_x4((weights ^ (k << 5)) + m * 16 * 64 * 2, left[m]);
+      for (int m = 0; m < 2; ++m) load_matrix_x4((weights ^ (k << 5)) + m * 16 * 64 * 2, left[m]);
 #pragma unroll
-        for (int d = 0; d < 4; ++d) {
-          uint32_t b[4];
-          load_matrix_x4_transposed(((base + sum_lane) ^ (d << 5)) + k * 16 * kDim * 2, b);
+      for (int d = 0; d < 4; ++d) {
+        uint32_t b[4];
+        load_matrix_x4_transposed(((base + sum_lane) ^ (d << 5)) + k * 16 * kDim * 2, b);
 #pragma unroll
-          for (int m = 0; m < 2; ++m)
-            Product<T>::add(to[m][2 * d], left[m], b[0], b[1]), Product<T>::add(to[m][2 * d + 1], left[m], b[2], b[3]);
-        }
+        for (int m = 0; m < 2; ++m)
+          Product<T>::add(to[m][2 * d], left[m], b[0], b[1]), Product<T>::add(to[m][2 * d + 1], left[m], b[2], b[3]);
       }
-    };
+    }
+  };
+  int slot = 0;
+  while (step[0] != kNoStep) {
+    cp_async_wait<0>();
+    __syncthreads();
+    load_queries(step[1], head[1], slot ^ 1);
+    const uint32_t q_at = memory + kQueriesAt + slot * kTileBytes, grad_at = memory + kGradsAt;
+    const uint8_t* numbers = shared + kNumbersAt + slot * kNumberBytes;
+    if (step[0] & 1) {
+      meet(std::false_type(), {}, q_at, grad_at, numbers);
+    } else {
+      const AttentionSequence of(p, work.b, head[0], work.phase);
+      const PairBits bits = pair_bits(p, of, step[0] + half * 32 + lane, work.first + own);
+      meet(std::true_type(), bits, q_at, grad_at, numbers);
+    }
+    named_barrier(1 + own / 32, 64);
     add(weights_at, grad_at, second);
     __syncthreads();  // dO has been read
     load_grads(step[1], head[1]);

@@ -39,13 +39,14 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas)
   const AttentionSequence s(p, work.b, work.head, work.phase);
   const uint32_t memory = shared_address(shared);
   const int64_t k_stride = p.k.stride * s.phases, v_stride = p.v.stride * s.phases;
+  const int64_t k_bytes = 2 * k_stride, v_bytes = 2 * v_stride;
   const TileCopy<kDim, C::kKeys, C::kThreads> copy_k(s.at<T>(p.k, s.kv_h, 0), k_stride, p.head_dim);
   const TileCopy<kDim, C::kKeys, C::kThreads> copy_v(s.at<T>(p.v, s.kv_h, 0), v_stride, p.head_dim);
   const auto load = [&](int step, uint32_t to) {
     if (step != kNoStep) {
       const int k0 = step & ~1;
-      copy_k(to, 2 * k0 * k_stride, s.k_length - k0);
-      copy_v(to + C::kBytesOfKeys, 2 * k0 * v_stride, s.k_length - k0);
+      copy_k(to, k0 * k_bytes, s.k_length - k0);
+      copy_v(to + C::kBytesOfKeys, k0 * v_bytes, s.k_length - k0);
     }
     cp_async_commit();
   };

@@ -4,7 +4,7 @@
 // is used twice. Lane l has rows l/4, l/4 + 8, ... and columns 2(l%4) and the next of every 8.
 #pragma once
 #include "cuda/attention/portable.cuh"
-#include "cuda/attention/ptx.cuh"
+#include "cuda/products.cuh"
 
 namespace sbnet::portable {
 

@@ -1,4 +1,4 @@
-// Stands for csrc/cuda/attention/ptx.cuh.
+// Stands for csrc/cuda/products.cuh.
 #pragma once
 #include "cuda/mma.cuh"
 

@@ -1,5 +1,5 @@
-// PTX of the attention kernels on tensor cores that cuda/mma.cuh does not have. tests/tools/emulator/mma_attention.h
-// stands for it where there is no GPU.
+// More PTX for tensor cores since sm_80, for float16 and bfloat16: products that the compiler may move, transposed
+// operands. tests/tools/emulator/products.h stands for it where there is no GPU.
 #pragma once
 #include "cuda/mma.cuh"
 
