@@ -49,10 +49,10 @@ struct TileCopy {
   const uint8_t* from;
   int64_t pass;  // bytes from one of its rows to the next
   uint32_t to[kPass % 8 ? 2 : 1];
-  int dim;
+  int dim, least;  // rows that a tile must have to be copied without a test
 
   // stride: elements from a row to the next
-  __device__ TileCopy(const void* base, int64_t stride, int dim) : dim(dim) {
+  __device__ TileCopy(const void* base, int64_t stride, int dim) : dim(dim), least(dim == kDim ? kRows : INT32_MAX) {
     const int row = threadIdx.x / kWords, word = threadIdx.x % kWords;
     from = static_cast<const uint8_t*>(base) + 2 * row * stride + word * 16, pass = 2 * kPass * stride;
     to[0] = word_at<kDim>(row, word);
@@ -61,7 +61,7 @@ struct TileCopy {
   // `offset` bytes on; zeros for rows from `count` on and columns from `dim` on.
   __device__ __forceinline__ void operator()(uint32_t shared, int64_t offset, int count) const {
     const uint8_t* at = from + offset;
-    if (count >= kRows && dim == kDim) {
+    if (count >= least) {
 #pragma unroll
       for (int i = 0; i < kRows / kPass; ++i, at += pass)
         copy_16(shared + to[kPass % 8 ? i % 2 : 0] + i * kPass * kDim * 2, at);
@@ -134,14 +134,15 @@ class Steps {
   __device__ __forceinline__ int next() {
     while (!left_) {
       if (word_ + 1 >= words_in_all_) return kNoStep;
-      if (++word_ % kStepWords == 0) look();
+      if ((++word_ & (kStepWords - 1)) == 0) look();
       at_ += 32 * kMet;
       if (at_ >= end_) at_ = begin_, ++head_;
-      left_ = words_[word_ % kStepWords].x;
+      const uint2 word = words_[word_ & (kStepWords - 1)];
+      left_ = word.x, whole_ = word.y;
     }
     const int bit = __ffs(left_) - 1;
     left_ &= left_ - 1;
-    return at_ + bit * kMet + static_cast<int>(words_[word_ % kStepWords].y >> bit & 1);
+    return at_ + bit * kMet + static_cast<int>(whole_ >> bit & 1);
   }
   __device__ __forceinline__ int head() const { return head_; }
 
@@ -167,7 +168,7 @@ class Steps {
   const AttentionParams& p_;
   const AttentionSequence& s_;
   int own_, head_, begin_, end_, at_, per_head_, words_in_all_, word_ = -1;
-  uint32_t left_ = 0;
+  uint32_t left_ = 0, whole_ = 0;  // steps of a word that are still to come; those that need no mask
   uint2* words_;
 };
 
