@@ -1,4 +1,5 @@
-"""The Hopper kernels of block-sparse products on the CPU: their own source, run by tests/tools/emulator."""
+"""Kernels of block-sparse products on the CPU, Hopper's and the widest of sm_80: their own source, run by
+tests/tools/emulator."""
 
 import ctypes
 import random
@@ -11,7 +12,7 @@ from support.emulator import CSRC, TOOLS, emulated_library
 from support.helpers import assert_as_accurate_as_torch
 
 pytestmark = pytest.mark.slow  # the compiler's time
-WIDE, NARROW, WEIGHT_GRAD = range(3)
+WIDE, NARROW, WEIGHT_GRAD, WIDE_MMA = range(4)
 ACTIVATIONS = {None: 0, "relu": 1, "gelu": 5}
 
 
@@ -35,7 +36,7 @@ def emulated(tmp_path_factory):
     core = [
         CSRC / f"core/{name}.cpp" for name in ("weights/plan", "weights/layout", "weights/matmul", "grid", "memory")
     ]
-    kernels = sorted((CSRC / "cuda/sm90/matmul").glob("*.cu"))
+    kernels = [*sorted((CSRC / "cuda/sm90/matmul").glob("*.cu")), CSRC / "cuda/weights/matmul_wide.cu"]
     return emulated_library(tmp_path_factory, "matmul", kernels, [TOOLS / "entry_weights.cpp", *core])
 
 
@@ -108,6 +109,16 @@ def multiply(library, kernel, size, *, rows, c, k, density, transposed=False, dt
 @pytest.mark.parametrize("size", [128, 64, 32, 16])
 def test_wide(emulated, size, transposed):
     multiply(emulated, WIDE, size, rows=300, c=200, k=264, density=0.5, transposed=transposed, activation="relu")
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["forward", "transposed"])
+@pytest.mark.parametrize("size", [128, 64])
+def test_wide_mma(emulated, size, transposed):
+    """Features that fill no block, on either side; output blocks without an entry."""
+    for dtype in (torch.float16, torch.bfloat16):
+        sizes = {"rows": 300, "c": 200, "k": 328, "density": 0.5, "transposed": transposed, "dtype": dtype}
+        multiply(emulated, WIDE_MMA, size, **sizes, activation="gelu")
+    multiply(emulated, WIDE_MMA, size, rows=20, c=640, k=128, density=1.0, transposed=transposed, bias=False)
 
 
 @pytest.mark.parametrize("transposed", [False, True], ids=["forward", "transposed"])
