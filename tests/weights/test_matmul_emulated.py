@@ -139,8 +139,10 @@ def test_halves_of_tiles(emulated):
 
 
 @pytest.mark.parametrize("transposed", [False, True], ids=["forward", "transposed"])
-@pytest.mark.parametrize("size", [128, 64, 32, 16])
-def test_active_blocks(emulated, size, transposed):
+@pytest.mark.parametrize(
+    ("size", "kernel"), [(128, WIDE), (64, WIDE), (32, WIDE), (16, WIDE), (128, WIDE_MMA), (64, WIDE_MMA)]
+)
+def test_active_blocks(emulated, size, kernel, transposed):
     """Pixels of listed blocks, rows past the plane and past the list left alone, indices that are none passed over."""
     c, k, (images, height, width) = 256, 384, (2, 20, 21)
     coords = random_layout(c // size, k // size, 0.4)
@@ -157,7 +159,7 @@ def test_active_blocks(emulated, size, transposed):
         x = strided(images * height * width, inputs, torch.float16, torch.randn(images * height * width, inputs))
         y = strided(images * height * width, outputs, torch.float16)
         run(
-            emulated, kernel=WIDE, multiprocessors=4, seed=1, rows=len(x), c=c, k=k, block_size=size,
+            emulated, kernel=kernel, multiprocessors=4, seed=1, rows=len(x), c=c, k=k, block_size=size,
             blocks=len(coords), transposed=transposed, images=images, height=height, width=width, block_h=block_h,
             block_w=block_w, capacity=len(indices), x=x, y=y, weight=weight, coords=coords, indices=indices,
             count=count, x_stride=x.shape[1], y_stride=y.shape[1],
