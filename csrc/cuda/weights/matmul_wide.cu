@@ -107,42 +107,48 @@ __global__ void __launch_bounds__(kThreads, 2)
       slot = slot == base + (C::kStages - 1) * C::kStage ? base : slot + C::kStage;
     }
     cp_async_wait<0>();
-    __syncthreads();  // the next tile's offsets and first stages
-
-    const int64_t out_features = a.p.out_features(), first_column = column * kCols + column0;
-#pragma unroll
-    for (int j = 0; j < 8; ++j)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int64_t k = first_column + j * 8 + lane % 4 * 2 + e;
-        const float bias = k < out_features ? bias_of<T>(a.p, k) : 0.f;
-#pragma unroll
-        for (int m = 0; m < 4; ++m) sum[m][j][e] += bias, sum[m][j][2 + e] += bias;
-      }
-#pragma unroll
-    for (int m = 0; m < 4; ++m) activate<true>(a.p.activation, a.p.activation_param, sum[m]);
-    const bool pairs = a.p.y.stride[1] == 1 && reinterpret_cast<uintptr_t>(a.p.y.data) % 4 == 0;
+    __syncthreads();
+    // A warp's sums through its own 16 KB of the stages, as float32: then a thread has eight features next to each
+    // other.
+    const auto sums_at = [&](int row, int word) {
+      return reinterpret_cast<float*>(shared + warp * (64 * 64 * 4) + row * 256 + ((word ^ (row & 7) << 1) << 4));
+    };
 #pragma unroll
     for (int m = 0; m < 4; ++m)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int64_t row = first_row + row0 + m * 16 + half * 8 + lane / 4;
-        const int64_t to = offset_of_row(a.p.y, a.p.active, row, rows);
-        if (to < 0) continue;
-        T* y = static_cast<T*>(a.p.y.data) + to;
+      for (int half = 0; half < 2; ++half)
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const int64_t k = first_column + j * 8 + lane % 4 * 2;
-          const Pack<T, 2> v = {{from_float<T>(sum[m][j][half * 2]), from_float<T>(sum[m][j][half * 2 + 1])}};
-          if (pairs && to % 2 == 0 && k + 1 < out_features) {
-            *reinterpret_cast<Pack<T, 2>*>(y + k) = v;
-          } else {
+        for (int j = 0; j < 8; ++j)
+          *reinterpret_cast<float2*>(sums_at(m * 16 + half * 8 + lane / 4, j * 2 + lane % 4 / 2) + lane % 2 * 2) =
+              make_float2(sum[m][j][half * 2], sum[m][j][half * 2 + 1]);
+    __syncwarp();
+    const int64_t out_features = a.p.out_features();
+#pragma unroll 1
+    for (int i = lane; i < 64 * 8; i += 32) {
+      const int64_t to = offset_of_row(a.p.y, a.p.active, first_row + row0 + i / 8, rows);
+      if (to < 0) continue;
+      const int64_t k = column * kCols + column0 + i % 8 * 8;
+      const float4 low = *reinterpret_cast<const float4*>(sums_at(i / 8, i % 8 * 2));
+      const float4 high = *reinterpret_cast<const float4*>(sums_at(i / 8, i % 8 * 2 + 1));
+      float v[1][8] = {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
+      if (a.p.bias) {
 #pragma unroll
-            for (int e = 0; e < 2; ++e)
-              if (k + e < out_features) y[(k + e) * a.p.y.stride[1]] = v.v[e];
-          }
-        }
+        for (int e = 0; e < 8; ++e) v[0][e] += k + e < out_features ? bias_of<T>(a.p, k + e) : 0.f;
       }
+      activate<true>(a.p.activation, a.p.activation_param, v);
+      Pack<T, 8> rounded;
+#pragma unroll
+      for (int e = 0; e < 8; ++e) rounded.v[e] = from_float<T>(v[0][e]);
+      T* y = static_cast<T*>(a.p.y.data) + to + k * a.p.y.stride[1];
+      if (a.p.y.stride[1] == 1 && k + 8 <= out_features && reinterpret_cast<uintptr_t>(y) % 16 == 0) {
+        *reinterpret_cast<Pack<T, 8>*>(y) = rounded;
+      } else {
+#pragma unroll
+        for (int e = 0; e < 8; ++e)
+          if (k + e < out_features) y[e * a.p.y.stride[1]] = rounded.v[e];
+      }
+    }
+    __syncthreads();  // the next tile's offsets and first stages
   }
 }
 
