@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) attention_grad_kernel(c
   const int met_head = kOfKeys ? first_head : s.kv_h;
   TileCopy<kDim, C::kMet, C::kThreads> copy_one(s.at<T>(one, met_head, 0), one.stride * s.phases, p.head_dim);
   TileCopy<kDim, C::kMet, C::kThreads> copy_two(s.at<T>(two, met_head, 0), two.stride * s.phases, p.head_dim);
-  const int64_t numbers_at = a.row(s), one_bytes = 2 * one.stride * s.phases, two_bytes = 2 * two.stride * s.phases;
+  const int64_t numbers_at = a.row(s);
   [[maybe_unused]] NumberCopy<C::kMet> copy_numbers(a, numbers_at);
   [[maybe_unused]] int copied_head = first_head;
   const auto load = [&](int step, int head, uint32_t to) {
@@ -60,16 +60,19 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) attention_grad_kernel(c
         }
         copy_numbers(at, to + 2 * C::kMetBytes);
       }
-      copy_one(to, at * one_bytes, met_end - at);
-      copy_two(to + C::kMetBytes, at * two_bytes, met_end - at);
+      copy_one(to, at, met_end - at);
+      copy_two(to + C::kMetBytes, at, met_end - at);
     }
     cp_async_commit();
   };
   Steps<C::kRows, C::kMet, kOfKeys, C::kWarps> steps(p, s, work.first, first_head + group, shared + C::kStepsAt);
-  int step[2], head[2];  // this one and the next
-  step[0] = steps.next(), head[0] = steps.head();
-  load(step[0], head[0], stages);
-  step[1] = steps.next(), head[1] = steps.head();
+  int step[2] = {}, head[2] = {};   // this one and the next
+#pragma unroll(kDim == 64 ? 1 : 2)  // fewer spills than the other way
+  for (int n = 0; n < 2; ++n) {
+    step[0] = step[1], head[0] = head[1];
+    step[1] = steps.next(), head[1] = steps.head();
+    if (n == 0) load(step[1], head[1], stages);
+  }
   const int w0 = warp * kWarpRows, first_row = work.first + w0;
   const uint32_t own_at = memory + left_at<kDim>(w0);
   uint32_t own[2][2][C::kRegisters ? kDim / 16 : 1][4];

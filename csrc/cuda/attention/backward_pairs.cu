@@ -31,7 +31,6 @@ __global__ void __launch_bounds__(kThreads, 2) attention_grad_pairs_kernel(const
   Copy copy_q(s.at<T>(p.q, first_head, 0), p.q.stride * s.phases, p.head_dim);
   Copy copy_grad(s.at<T>(dout, first_head, 0), dout.stride * s.phases, p.head_dim);
   NumberCopy<kRows> copy_numbers(a, a.row(s));
-  const int64_t q_bytes = 2 * p.q.stride * s.phases, grad_bytes = 2 * dout.stride * s.phases;
   int head_of_q = first_head, head_of_grad = first_head;
   const auto load_queries = [&](int step, int head, int slot) {
     if (step != kNoStep) {
@@ -42,7 +41,7 @@ __global__ void __launch_bounds__(kThreads, 2) attention_grad_pairs_kernel(const
         copy_numbers.from += heads * s.phases * a.padded * copy_numbers.bytes;
         head_of_q = head;
       }
-      copy_q(memory + kQueriesAt + slot * kTileBytes, q * q_bytes, s.q_length - q);
+      copy_q(memory + kQueriesAt + slot * kTileBytes, q, s.q_length - q);
       copy_numbers(q, memory + kNumbersAt + slot * kNumberBytes);
     }
     cp_async_commit();
@@ -52,16 +51,18 @@ __global__ void __launch_bounds__(kThreads, 2) attention_grad_pairs_kernel(const
       const int q = step & ~1;
       if (head != head_of_grad)
         copy_grad.from += 2 * int64_t{head - head_of_grad} * dout.head_stride, head_of_grad = head;
-      copy_grad(memory + kGradsAt, q * grad_bytes, s.q_length - q);
+      copy_grad(memory + kGradsAt, q, s.q_length - q);
     }
     cp_async_commit();
   };
   Steps<kRows, kRows, true, kThreads / 32> steps(p, s, work.first, first_head + group, shared + kStepsAt);
-  int step[2], head[2];  // this one and the next
-#pragma unroll
-  for (int n = 0; n < 2; ++n) step[n] = steps.next(), head[n] = steps.head();
-  load_queries(step[0], head[0], 0);
-  load_grads(step[0], head[0]);
+  int step[2] = {}, head[2] = {};  // this one and the next
+#pragma unroll 1
+  for (int n = 0; n < 2; ++n) {
+    step[0] = step[1], head[0] = head[1];
+    step[1] = steps.next(), head[1] = steps.head();
+    if (n == 0) load_queries(step[1], head[1], 0), load_grads(step[1], head[1]);
+  }
   float first[2][8][4] = {}, second[2][8][4] = {};
   const float scale = p.scale * kLog2e;
   const uint32_t own_at = memory + left_at<kDim>(own), weights_at = memory + kWeightsAt + left_at<64>(own);

@@ -39,14 +39,13 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas)
   const AttentionSequence s(p, work.b, work.head, work.phase);
   const uint32_t memory = shared_address(shared);
   const int64_t k_stride = p.k.stride * s.phases, v_stride = p.v.stride * s.phases;
-  const int64_t k_bytes = 2 * k_stride, v_bytes = 2 * v_stride;
   const TileCopy<kDim, C::kKeys, C::kThreads> copy_k(s.at<T>(p.k, s.kv_h, 0), k_stride, p.head_dim);
   const TileCopy<kDim, C::kKeys, C::kThreads> copy_v(s.at<T>(p.v, s.kv_h, 0), v_stride, p.head_dim);
   const auto load = [&](int step, uint32_t to) {
     if (step != kNoStep) {
       const int k0 = step & ~1;
-      copy_k(to, k0 * k_bytes, s.k_length - k0);
-      copy_v(to + C::kBytesOfKeys, k0 * v_bytes, s.k_length - k0);
+      copy_k(to, k0, s.k_length - k0);
+      copy_v(to + C::kBytesOfKeys, k0, s.k_length - k0);
     }
     cp_async_commit();
   };
@@ -54,13 +53,14 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas)
       memory + C::kQueriesAt, 0, s.q_length - work.first);
   cp_async_commit();
   Steps<C::kRows, C::kKeys, false, C::kWarps> steps(p, s, work.first, s.h + 1, shared + C::kStepsAt);
-  int step[kStages];  // this one and the next
+  int step[kStages] = {};  // this one and the next
+#pragma unroll 1
+  for (int n = 0; n < kStages; ++n) {
 #pragma unroll
-  for (int n = 0; n < kStages - 1; ++n) {
-    step[n] = steps.next();
-    load(step[n], memory + n * C::kStage);
+    for (int i = 0; i + 1 < kStages; ++i) step[i] = step[i + 1];
+    step[kStages - 1] = steps.next();
+    if (n + 1 < kStages) load(step[kStages - 1], memory + n * C::kStage);
   }
-  step[kStages - 1] = steps.next();
   if (!(p.scale > 0.f)) {  // the sign, or the 0, goes to the queries: the largest score is that of the largest product
     cp_async_wait<0>();
     __syncthreads();

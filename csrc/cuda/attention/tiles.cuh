@@ -47,20 +47,21 @@ struct TileCopy {
   static constexpr int kWords = kDim / 8, kPass = kThreads / kWords;
   static_assert(kRows % kPass == 0 && kThreads % kWords == 0);
   const uint8_t* from;
-  int64_t pass;  // bytes from one of its rows to the next
+  int64_t row_bytes, pass;  // from a row to the next, and to the next of this thread's
   uint32_t to[kPass % 8 ? 2 : 1];
   int dim, least;  // rows that a tile must have to be copied without a test
 
   // stride: elements from a row to the next
   __device__ TileCopy(const void* base, int64_t stride, int dim) : dim(dim), least(dim == kDim ? kRows : INT32_MAX) {
     const int row = threadIdx.x / kWords, word = threadIdx.x % kWords;
-    from = static_cast<const uint8_t*>(base) + 2 * row * stride + word * 16, pass = 2 * kPass * stride;
+    row_bytes = 2 * stride, pass = kPass * row_bytes;
+    from = static_cast<const uint8_t*>(base) + row * row_bytes + word * 16;
     to[0] = word_at<kDim>(row, word);
     if constexpr (kPass % 8 != 0) to[1] = word_at<kDim>(row + kPass, word) - kPass * kDim * 2;
   }
-  // `offset` bytes on; zeros for rows from `count` on and columns from `dim` on.
-  __device__ __forceinline__ void operator()(uint32_t shared, int64_t offset, int count) const {
-    const uint8_t* at = from + offset;
+  // Rows from `first` on, of which `count` are there; zeros for the others, and for columns from `dim` on.
+  __device__ __forceinline__ void operator()(uint32_t shared, int first, int count) const {
+    const uint8_t* at = from + first * row_bytes;
     if (count >= least) {
 #pragma unroll
       for (int i = 0; i < kRows / kPass; ++i, at += pass)
