@@ -294,7 +294,7 @@ class WindowRules:
     def taken(
         self, b: Builder, call: Call, root: Value, index: Tensor, fill: Value | None = None, undefined: bool = False
     ) -> Value:
-        numbers = Value(f"{call.label}_rows", tuple(index.shape), index.dtype, tensor=index, constant=True)
+        numbers = Value(f"{call.label}_rows", tuple(index.shape), torch.int64, tensor=index.long(), constant=True)
         node = Node("aten", [root, numbers, fill], [], target=take, path=call.path, line=call.line, reason="windows")
         node.options["undefined"] = undefined
         value = Value(f"{call.label}_{len(b.nodes)}", (*index.shape, root.shape[1]), root.dtype, producer=node)

@@ -15,6 +15,9 @@ from sbnet.graph.kinds.kind import ACTIVE, Context, Get, Given, Kind, Target
 from sbnet.graph.kinds.pixel import zero
 from sbnet.ops import sparse_fill
 
+Images = int | slice  # of a batch
+MOST_SCORES = 1 << 28  # that are made at once
+
 
 class WindowAttention(Kind):
     """softmax(scale q k^T + bias) v within windows, over active pixels: args: q, k, v; which pixel each row of each
@@ -38,8 +41,10 @@ class WindowAttention(Kind):
     def apply(self, node: Node, given: Given) -> Any:
         active = given.active.pixel_mask(given.args[0].shape[2:]).flatten(1)
         inputs = Inputs.of(node, given.args, given.params, active)
-        made = torch.stack([_attended(inputs, k) for k in range(len(active))])
         n, c, h, w = node.output.shape
+        scores = len(inputs.index) * inputs.index.shape[1] * inputs.key_index.shape[1] * node.options["heads"]
+        at_once = max(1, MOST_SCORES // scores)
+        made = torch.cat([_attended(inputs, slice(k, k + at_once)) for k in range(0, n, at_once)])
         made = made.transpose(1, 2).reshape(n, c, h, w)
         return sparse_fill(made.contiguous(memory_format=torch.channels_last), given.active)
 
@@ -86,9 +91,10 @@ class Inputs:
         keys, active_keys = extras.get("key_index", args[3]), extras.get("active_keys", active)
         return cls(node.options, tuple(args[:3]), args[3], keys, active, active_keys, extras, params)
 
-    def seen(self, k: int) -> tuple[Tensor, Tensor]:
-        """Rows [windows,rows] and keys [windows,keys] of image k that are active pixels."""
-        return F.pad(self.active[k], (1, 0))[self.index], F.pad(self.active_keys[k], (1, 0))[self.key_index]
+    def seen(self, k: Images) -> tuple[Tensor, Tensor]:
+        """Rows [...,windows,rows] and keys [...,windows,keys] of one image or of some that are active pixels."""
+        rows, keys = (F.pad(t[k], (1, 0)) for t in (self.active, self.active_keys))
+        return rows[..., self.index], keys[..., self.key_index]
 
     def heads(self, at: int, taken: Tensor) -> Tensor:
         """[...,heads,rows,dim] of rows [...,rows,heads * dim] of q, k or v."""
@@ -96,18 +102,21 @@ class Inputs:
         least = self.options.get("normalize")
         return F.normalize(made, dim=-1, eps=least) if least and at < 2 else made
 
-    def rows(self, at: int, k: int) -> Tensor:
-        """[pixels,heads * dim] of image k of q, k or v."""
+    def rows(self, at: int, k: Images) -> Tensor:
+        """[...,pixels,heads * dim] of one image or of some of q, k or v."""
         o, start = self.options, self.options["starts"][at]
         width = o["heads"] * o["value_dim" if at == 2 else "dim"]
-        return self.parts[at][k].flatten(1).t()[:, start : start + width]
+        return self.parts[at][k].flatten(-2).transpose(-1, -2)[..., start : start + width]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """[windows,rows,C] of heads."""
+        """[...,windows,rows,C] of heads."""
         if "scales" in self.extras:
             q = q * self.extras["scales"].to(q.dtype)
+        windows = q.shape[:-3]
+        if len(windows) > 1:  # PyTorch's fused kernels take four dimensions
+            q, k, v, mask = (None if t is None else t.flatten(0, 1) for t in (q, k, v, mask))  # type: ignore[assignment]
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.options["scale"])
-        return y.transpose(1, 2).flatten(2)
+        return y.transpose(1, 2).flatten(2).unflatten(0, windows)
 
     def bias(self, q: Tensor, places: Tensor, chosen: Tensor | None = None) -> Tensor | None:
         """What is added to the scores of whole windows, or of some rows of a window."""
@@ -130,39 +139,39 @@ def _rows(inputs: Inputs, k: int, places: Tensor, keys: Tensor) -> Tensor:
 
 
 def _relative(q: Tensor, rows: Tensor, columns: Tensor, places: Tensor) -> Tensor:
-    """The bias [windows,heads,places,places] of queries and keys at places of a window."""
+    """The bias [...,windows,heads,places,places] of queries and keys at places of a window."""
     wide = len(columns)
     i, j = places // wide, places % wide
-    of_rows = torch.einsum("nhtc,tkc->nhtk", q, rows.to(q.dtype)[i])
-    of_columns = torch.einsum("nhtc,tkc->nhtk", q, columns.to(q.dtype)[j])
+    of_rows = torch.einsum("...htc,tkc->...htk", q, rows.to(q.dtype)[i])
+    of_columns = torch.einsum("...htc,tkc->...htk", q, columns.to(q.dtype)[j])
     return of_rows[..., i] + of_columns[..., j]
 
 
-def _windows(inputs: Inputs, k: int, there: Tensor, chosen: Tensor | None = None) -> Tensor:
-    """[windows,rows,C] of image k; there: keys that are active pixels [windows,keys]."""
+def _windows(inputs: Inputs, k: Images, there: Tensor, chosen: Tensor | None = None) -> Tensor:
+    """[...,windows,rows,C] of one image or of some; there: keys that are active pixels [...,windows,keys]."""
     index, key_index = (t if chosen is None else t[chosen] for t in (inputs.index, inputs.key_index))
     padding = key_index == 0
-    parts = [inputs.heads(0, inputs.rows(0, k)[(index - 1).clamp(min=0)])]
+    parts = [inputs.heads(0, inputs.rows(0, k)[..., (index - 1).clamp(min=0), :])]
     for at, name in ((1, "k_fill"), (2, "v_fill")):
-        taken = inputs.rows(at, k)[(key_index - 1).clamp(min=0)]
+        taken = inputs.rows(at, k)[..., (key_index - 1).clamp(min=0), :]
         fill = inputs.params.get(name)
         none = taken.new_zeros(())
         taken = torch.where(padding[..., None], none if fill is None else fill.to(taken.dtype), taken)
         # What is not active may hold anything, and 0 * NaN is NaN.
         parts.append(inputs.heads(at, torch.where((padding | there)[..., None], taken, none)))
     mask = torch.zeros(there.shape, dtype=parts[0].dtype, device=there.device)
-    mask = mask.masked_fill(~(padding | there), -torch.inf)[:, None, None]
+    mask = mask.masked_fill(~(padding | there), -torch.inf)[..., None, None, :]
     bias = inputs.bias(parts[0], torch.arange(index.shape[1], device=index.device), chosen)
     return inputs.attend(*parts, mask if bias is None else mask + bias)  # type: ignore[call-arg]
 
 
-def _attended(inputs: Inputs, k: int) -> Tensor:
-    """[pixels,C] of image k: all windows; of those without an active key, anything finite."""
-    _, there = inputs.seen(k)
-    none = ~(there.any(1, keepdim=True) | (inputs.key_index == 0).any(1, keepdim=True))  # a softmax of nothing is NaN
-    made = _windows(inputs, k, there | none)
-    rows = made.new_zeros(inputs.active.shape[1] + 1, made.shape[2])
-    return rows.index_copy(0, inputs.index.flatten(), made.flatten(0, 1))[1:]
+def _attended(inputs: Inputs, images: slice) -> Tensor:
+    """[images,pixels,C]: all windows of some images; of those without an active key, anything finite."""
+    _, there = inputs.seen(images)
+    none = ~(there.any(-1, keepdim=True) | (inputs.key_index == 0).any(1, keepdim=True))  # a softmax of nothing is NaN
+    made = _windows(inputs, images, there | none)
+    rows = made.new_zeros(len(made), inputs.active.shape[1] + 1, made.shape[-1])
+    return rows.index_copy(1, inputs.index.flatten(), made.flatten(1, 2))[:, 1:]
 
 
 class ActivePixels(Kind):
