@@ -293,6 +293,7 @@ void in_place(StableIValue* stack, uint64_t, uint64_t) {
   if (block_map) check_batch(op.c_str(), *block_map, x);
   ReadWeights weights{op.c_str(), further.all.data()};
   L::tensors(p, weights);
+  check(op.c_str(), L::check(p));
   run_layer<L>({op.c_str(), x, indices, count, grid, out, pixels, pixel_count, block_map}, further.all, tensors, p);
 }
 
