@@ -228,7 +228,7 @@ def test_networks_run_them(device, mode):
     mask[0, 10:20, 30:40] = 1
     net = Gates().to(device).eval()
     run = sbnet.sparsify(net, x, block=8, mode=mode)
-    pixels = [node for node in run.plan.graph.nodes if node.kind == "pixel"]
+    pixels = [node for node in run.plan.graph.nodes if node.kind == "pointwise"]
     assert pixels
     assert all("program" in node.options for node in pixels)
     with torch.no_grad():

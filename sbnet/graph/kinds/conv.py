@@ -47,7 +47,7 @@ class Convolution(Kind):
 
     op = ""
     geometry: tuple[str, ...] = ("stride", "padding", "dilation")
-    written = planned = recorded = True
+    written = planned = recorded = filters = True
 
     def window(self, node: Node, value: Value) -> Window | str:
         o, kernel = node.options, tuple(node.params["weight"].shape[2:])
@@ -128,10 +128,10 @@ class Conv(Convolution):
         return "dilated" if o["groups"] == 1 and max(o["dilation"]) > 1 else "other"
 
 
-class Pointwise(Conv):
+class Channelwise(Conv):
     """One product and one sum a channel, with a residual and an activation: a depthwise 1x1 convolution."""
 
-    name = "pointwise"
+    name, filters = "channelwise", False
 
     def multiply_adds(self, node: Node) -> int:
         return 0
