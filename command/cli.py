@@ -184,7 +184,9 @@ def bench(
     compiled: Annotated[
         bool, typer.Option("--compile/--no-compile", help="torch.compile among the dense forms.")
     ] = True,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds that a median is taken of.")] = 7,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Rounds that a median is taken of.", show_default="7; 3 with --quick")
+    ] = None,
     settle: Annotated[
         float, typer.Option(min=0, help="On CUDA, ms that a side runs alone before each of its turns: steady clocks.")
     ] = 0.0,
@@ -197,6 +199,10 @@ def bench(
         typer.Option("--output", "-o", help="Result file (.jsonl) to write; a .csv of the same name goes beside it."),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Keep what --output holds, measure the rest.")] = False,
+    share: Annotated[
+        Path | None,
+        typer.Option(help="What was measured in one .json file to attach to a report: no names, no paths."),
+    ] = None,
     list_cases: Annotated[
         bool, typer.Option("--list", help="Print the titles of the cases, and nothing else.")
     ] = False,
@@ -239,8 +245,9 @@ def bench(
                 if resume and output is None:
                     raise CommandError("--resume: expected --output, the file to go on with")
                 budget = 60.0 if quick and time_budget is None else time_budget
+                rounds = (3 if quick else 7) if rounds is None else rounds
                 timer = command.Timer(chosen, rounds, eager=eager, cold=cold, settle=settle / 1e3)
-                if not command.measure(setting, timer, groups, only, budget, output, resume, console):
+                if not command.measure(setting, timer, groups, only, budget, output, resume, console, share):
                     raise CommandError("some results are wrong")
         except command.BenchError as error:
             raise CommandError(str(error)) from None

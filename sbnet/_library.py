@@ -16,6 +16,10 @@ KERNEL_LIBRARY = HERE / "libsbnet.so"  # also what ONNX Runtime registers
 TORCH_LIBRARY = HERE / "libsbnet_torch.so"
 
 DEBUG = os.environ.get("SBNET_DEBUG", "0") not in ("", "0")
+# On a Hopper GPU: keep to the kernels of every GPU since sm_80 (csrc/cuda/capability.cu reads it, too).
+PORTABLE = os.environ.get("SBNET_GPU", "") == "portable"
+if os.environ.get("SBNET_GPU", "") not in ("", "portable"):
+    raise ImportError(f"sbnet: SBNET_GPU: expected portable or nothing, got {os.environ['SBNET_GPU']!r}")
 
 
 def _load() -> None:
@@ -31,6 +35,12 @@ def _load() -> None:
         lacking = [line for library in (KERNEL_LIBRARY, TORCH_LIBRARY) for line in needs.lacking(library)]
         reason = "; ".join(line for line in lacking if "libtorch" not in line) or str(fault)
         raise ImportError(f"sbnet: {TORCH_LIBRARY.name} cannot be loaded on this machine: {reason}") from fault
+
+
+def kernel_capability(device: torch.device | int) -> int:
+    """The compute capability, as 90, that a CUDA device's kernels are chosen by; 0: those of every GPU since sm_80."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return 0 if PORTABLE else 10 * major + minor
 
 
 def build_info() -> dict[str, str]:

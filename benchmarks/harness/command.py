@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from sbnet import files
 from sbnet.benchmarks.harness import measure as measuring
 from sbnet.benchmarks.harness import report
 from sbnet.benchmarks.harness.measure import Row, Session
@@ -33,9 +35,10 @@ def measure(
     output: Path | None,
     resume: bool,
     console: Console,
+    share: Path | None = None,
 ) -> bool:
-    """Measures, says each case as it is done, shows tables, and writes JSON and CSV where a file is named; True if
-    every result was right."""
+    """Measures, says each case as it is done, shows tables, and writes JSON and CSV where a file is named, and what may
+    be shown to others to `share`; True if every result was right."""
     begin = time.monotonic()
     chosen = list(cases(setting, groups, only))
     if budget is not None:
@@ -69,6 +72,9 @@ def measure(
     if output is not None:
         report.write_csv(session, output.with_suffix(".csv"))
         console.print(f"wrote {escape(str(output))} and {escape(output.with_suffix('.csv').name)}", soft_wrap=True)
+    if share is not None:
+        files.write(share, json.dumps(report.shared(session), indent=1).encode())
+        console.print(f"wrote {escape(str(share))}, to attach to a report", soft_wrap=True)
     if not whole:
         rest = "`--resume` measures the rest" if output is not None else "with --output, `--resume` measures the rest"
         console.print(f"stopped before the last case: {len(session.rows)} of {len(chosen)} measured; {rest}")
@@ -76,7 +82,10 @@ def measure(
 
 
 def one_of_each_first(chosen: Sequence[Case]) -> list[Case]:
-    """The first case of each name, then the second of each, and so on: what fits into a budget is of every kind."""
+    """The first case of each name, then the second of each, and so on, networks before layers before ops: what fits
+    into a budget is of every kind."""
+    order = {group: k for k, group in enumerate(report.KINDS)}
+    chosen = sorted(chosen, key=lambda case: order.get(getattr(case, "group", ""), len(order)))
     counts: Counter[str] = Counter()
     ranks = []
     for case in chosen:

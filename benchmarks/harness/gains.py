@@ -115,7 +115,7 @@ def _bounds(row: Row) -> str:
 def motion_table(rows: Iterable[Row]) -> str:
     lines = []
     for row in sorted(rows, key=lambda row: row["density"]):
-        shares = (row[k] for k in ("density", "density, a tenth below", "density, nine tenths below", "whole frames"))
+        shares = (row[k] for k in ("density", "density_p10", "density_p90", "whole_frames"))
         lines.append([row["source"], str(row["frames"]), *map(percent, shares)])
     head = [
         "source, mask",

@@ -110,6 +110,53 @@ def show(session: Session, console: Console) -> None:
         console.print(f"[yellow]skipped[/] {escape(title)}: {escape(lack)}")
     facts = {**session.environment, **session.conditions}
     console.print(", ".join(f"{name} {value}" for name, value in facts.items()), soft_wrap=True, markup=False)
+    for sentence in verdict(session):
+        console.print(sentence, soft_wrap=True, markup=False)
+
+
+KINDS = {
+    "network": "networks", "conv": "convolutions", "networks": "detectors and classifiers", "block": "residual blocks",
+    "attention": "attention", "weights": "block-sparse weights", "training": "training steps",
+}  # fmt: skip
+SHARES = {"with 5 to 15 % of the blocks active": (0.049, 0.155), "with all of them": (0.999, 1.001)}
+
+
+def verdict(session: Session) -> list[str]:
+    """What the rows say, in a sentence for each share of active blocks."""
+    sentences = []
+    for share, (least, most) in SHARES.items():
+        parts = []
+        for group, kind in KINDS.items():
+            rows = [row for row in session.rows if row["group"] == group and "x dense" in row]
+            found = sorted(row["x dense"] for row in rows if least <= row.get("density", -1.0) <= most)
+            if found:
+                ends = [f"{factor:.2g}" for factor in (found[0], found[-1])]
+                parts.append(f"{kind} {ends[0] if ends[0] == ends[1] else ' to '.join(ends)}x")
+        if parts:
+            sentences.append(
+                f"On this machine, {share}: {', '.join(parts)} as fast as the fastest dense form measured."
+            )
+    return sentences
+
+
+def shared(session: Session) -> dict[str, Any]:
+    """One object for a report: device, versions, conditions and rows, and nothing that names a person or a path."""
+    kept = (
+        "group",
+        "name",
+        "facts",
+        "density",
+        "us",
+        "dense form",
+        "x dense",
+        "spread us",
+        "error",
+        "served by",
+        "wrong",
+    )
+    rows = [{name: row[name] for name in kept if name in row} for row in session.rows]
+    facts = {"environment": session.environment, "conditions": session.conditions, "limits": session.limits}
+    return {"sbnet bench --share": 1, **facts, "rows": rows, "verdict": verdict(session)}
 
 
 def write_csv(session: Session, path: Path) -> None:

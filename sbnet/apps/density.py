@@ -85,16 +85,16 @@ class Density:
         least, half, most = np.quantile(self.shares, (0.1, 0.5, 0.9)).tolist()
         return {
             "source": self.title, "device": self.device, "frames": len(self.shares), "broken": self.broken,
-            "density": float(self.shares.mean()), "density, a tenth below": least, "density, half below": half,
-            "density, nine tenths below": most, "whole frames": float((self.shares == 1).mean()),
-            "read ms": self.read_ms, "mask ms": self.mask_ms,
+            "density": float(self.shares.mean()), "density_p10": least, "density_p50": half,
+            "density_p90": most, "whole_frames": float((self.shares == 1).mean()),
+            "read_ms": self.read_ms, "mask_ms": self.mask_ms,
         }  # fmt: skip
 
     def gains(self) -> list[dict[str, Any]]:
         """What recorded networks gained at such frames."""
         return [
-            {"like": one.like, "device": one.device, "dtype": one.dtype, "x dense": one.gain(self.shares),
-             "at least": one.is_bound(self.shares)}
+            {"like": one.like, "device": one.device, "dtype": one.dtype, "x_dense": one.gain(self.shares),
+             "at_least": one.is_bound(self.shares)}
             for one in curves()
         ]  # fmt: skip
 
@@ -103,12 +103,12 @@ class Density:
         facts = self.facts()
         found = Table(title=escape(self.title), title_justify="left", show_header=False)
         spread = "a tenth of the frames below {:.1%}, half below {:.1%}, nine tenths below {:.1%}".format(
-            *(facts[f"density, {share} below"] for share in ("a tenth", "half", "nine tenths"))
+            *(facts[f"density_{share}"] for share in ("p10", "p50", "p90"))
         )
         rows = [
             ("frames", str(facts["frames"]), f"{self.broken} could not be read" if self.broken else ""),
             ("active blocks", f"{facts['density']:.1%}", f"mean; {spread}"),
-            ("whole frames", f"{facts['whole frames']:.1%}", "all blocks active, as after a cut"),
+            ("whole frames", f"{facts['whole_frames']:.1%}", "all blocks active, as after a cut"),
             ("reading", f"{self.read_ms:.3g} ms", "a frame; no pipeline is faster"),
             ("finding the mask", f"{self.mask_ms:.3g} ms", f"a frame, on {self.device}"),
         ]
@@ -123,9 +123,9 @@ class Density:
         told.add_column("pays if dense takes", justify="right")
         told.add_column("measured on", style="dim")
         for one in self.gains():
-            least = "≥ " if one["at least"] else ""
+            least = "≥ " if one["at_least"] else ""
             told.add_row(
-                escape(one["like"]), f"{least}{one['x dense']:.2g}", pays_from(self.mask_ms, one["x dense"]),
+                escape(one["like"]), f"{least}{one['x_dense']:.2g}", pays_from(self.mask_ms, one["x_dense"]),
                 escape(f"{one['device']}, {one['dtype']}"),
             )  # fmt: skip
         return found, told

@@ -99,8 +99,7 @@ def kernel_of(layer: str, capability: int | None = None) -> str:
     if cuda_obstacle():
         return "\n".join([*lines, f"no GPU: {cuda_obstacle()}; --capability 90 asks for one"])
     for k in range(torch.cuda.device_count()):
-        major, minor = torch.cuda.get_device_capability(k)
-        lines.append(_kernel_on(torch.cuda.get_device_name(k), layer, 10 * major + minor))
+        lines.append(_kernel_on(torch.cuda.get_device_name(k), layer, _library.kernel_capability(k)))
     return "\n".join(lines)
 
 

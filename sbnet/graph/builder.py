@@ -107,6 +107,7 @@ class Builder:
         """A node that runs on whole tensors."""
         many = isinstance(call.made, (tuple, list))
         if self.tokens is not None:
+            self.tokens.windows.reads(call)
             call = self.tokens.spread(self, call)
         node = Node("aten", call.args, [], call.kwargs, call.target, path=call.path, line=call.line)
         node.reason = reason or UNMET.get(call.name, f"no rule for {call.name}")

@@ -55,7 +55,7 @@ def capture(
             for pack in (True, False):
                 rules = TokenRules(pack)
                 found = _read(program, module, rules)
-                if rules.met and (rules.met, rules.attentions) >= most:
+                if rules.met and not rules.windows.spoilt and (rules.met, rules.attentions) >= most:
                     best, most = found, (rules.met, rules.attentions)
             if best is not None:
                 return settle(best)
@@ -117,6 +117,8 @@ class _Reader:
             elif node.op == "output":
                 flat = list(pytree.tree_leaves(self._resolved(node.args[0])))
         if tokens is not None:
+            for v in flat:
+                tokens.windows.leaves(v)
             flat = [tokens.dense(self.builder, v) if isinstance(v, Value) else v for v in flat]
         mutated = len(signature.output_specs) - len(signature.user_outputs)
         spec = program.call_spec.out_spec

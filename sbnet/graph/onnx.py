@@ -149,7 +149,10 @@ def _loaded(path: str | os.PathLike[str]) -> Any:
         raise ValueError(f"sbnet: {path}: no such file") from None
     except Exception as error:  # protobuf raises classes of its own
         first = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ValueError(f"sbnet: {path}: not an ONNX model: {first[:200]}") from error
+        raise ValueError(
+            f"sbnet: {path}: expected an ONNX model (of a file of PyTorch hand over the nn.Module that it holds), got "
+            f"a file that is none: {first[:200]}"
+        ) from error
     return model
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from sbnet.graph.ir import Value, computed
 from sbnet.graph.token_views import channels, root_of, tokens_at
 from sbnet.graph.tokens import Tokens
 from sbnet.graph.turns import constants_of, turns
-from sbnet.graph.window_rules import WindowRules
+from sbnet.graph.window_attention import Scores, WindowAttentions
 
 ATEN = torch.ops.aten
 MOST_STEPS = 64  # ops that turn heads
@@ -23,7 +24,7 @@ class Attentions:
     """Rules of attention; `attentions` counts those that were recognised."""
 
     attentions: int
-    windows: WindowRules
+    windows: WindowAttentions
     _spread: dict[int, Value]
     _shown: dict[int, Value]
     _tables: dict[Any, tuple[Value, Value, bool]]
@@ -42,17 +43,28 @@ class Attentions:
         scale = q.shape[-1] ** -0.5 if scale is None else scale
         mask = call.argument("attn_mask")
         at = len(q.shape) - 2
-        return self._attend(b, call, (q, k, v), (at, at, at), float(scale), [] if mask is None else [mask])
+        scores = Scores(float(scale), biases=[] if mask is None else [mask])
+        return self._attend(b, call, (q, k, v), (at, at, at), scores)
 
     def _weighted_sum(self, b: Builder, call: Call) -> Value | None:
-        """softmax(q k^T, scaled, and with a bias) v, written out."""
+        """softmax(q k^T, scaled, and with a bias) v, written out; of queries and keys divided by their length, too."""
+        weights, v = call.args[:2]
+        turned = v.producer if isinstance(v, Value) and len(v.shape) == 4 else None
+        if turned is not None and op_name(turned.target) == "transpose" and is_weights(turned.args[0]):
+            swapped = dataclasses.replace(call, args=(turned.args[0], weights), made=call.made.transpose(2, 3))
+            made = self._weighted(b, swapped, 3)  # v (softmax ...)^T: the result is turned, too
+            shape = list(call.made.shape)
+            return None if made is None else b.move(made, ATEN.permute.default, [0, 1, 3, 2], shape, call)
+        return self._weighted(b, call, len(weights.shape) - 2 if isinstance(weights, Value) else 0)
+
+    def _weighted(self, b: Builder, call: Call, rows_of_v: int) -> Value | None:
         weights, v = call.args[:2]
         node = weights.producer if isinstance(weights, Value) else None
-        if node is None or node.kind != "aten" or op_name(node.target) != "softmax" or len(weights.shape) not in (3, 4):
+        if node is None or node.kind != "aten" or op_name(node.target) != "softmax" or not 3 <= len(weights.shape) <= 5:
             return None
         if node.args[1] not in (-1, len(weights.shape) - 1) or weights.dtype != node.args[0].dtype:
             return None
-        scores, biases = node.args[0], list[Value]()
+        scores, biases, scales = node.args[0], list[Value](), list[Value]()
         while scores.producer is not None and scores.producer.kind == "aten":
             added, name = scores.producer, op_name(scores.producer.target)
             if name == "add" and not added.kwargs and len(added.args) == 2:
@@ -65,6 +77,9 @@ class Attentions:
                 scores = next(a for a in added.args if a is not bias)
             elif name in ("reshape", "view"):  # a bias of windows is added to windows of images
                 scores = added.args[0]
+            elif name == "mul" and isinstance(added.args[1], Value) and added.args[1].constant:
+                scales.append(added.args[1])
+                scores = added.args[0]
             else:
                 break
         scores, scale = scaled(scores)
@@ -73,19 +88,27 @@ class Attentions:
             return None
         (q, first), (k, second) = scaled(product.args[0]), scaled(product.args[1])
         rank = len(weights.shape)
-        return self._attend(b, call, (q, k, v), (rank - 2, rank - 1, rank - 2), scale * first * second, biases)
+        (q, least, turned), (k, same, k_turned) = normalized(q), normalized(k)
+        if least != same or turned or (least and not k_turned) or (scales and rank != 4) or (biases and rank == 5):
+            return None
+        found = Scores(scale * first * second, scales, biases, least)
+        return self._attend(b, call, (q, k, v), (rank - 2, rank - 2 if k_turned else rank - 1, rows_of_v), found)
 
     def _attend(
-        self, b: Builder, call: Call, parts: tuple[Value, ...], at: tuple[int, ...], scale: float, biases: list[Value]
+        self, b: Builder, call: Call, parts: tuple[Value, ...], at: tuple[int, ...], scores: Scores
     ) -> Value | None:
         """at: which dimension of q, k and v is that of tokens."""
+        biases, scale = scores.biases, scores.scale
         biases = [v for v in biases if v.dtype != torch.bool or not v.constant or not bool(evaluated(v).all())]
         if any(v.dtype == torch.bool for v in biases):
             return None
+        scores = dataclasses.replace(scores, biases=biases)
         found = [one for v, k in zip(parts, at, strict=True) if (one := self._heads(b, call, v, k)) is not None]
         if not found:
-            return self.windows.attend(b, call, parts, at, scale, biases)
+            return self.windows.attend(b, call, parts, at, scores)
         if len(found) < 3 or len({one[2:] for one in found}) != 1 or len(biases) > 1 or not all_constant(biases):
+            return None
+        if scores.scales or scores.normalize:
             return None
         args, starts, (heads, dim, tokens) = [one[0] for one in found], tuple(one[1] for one in found), found[0][2:]
         length = tokens.length
@@ -164,6 +187,11 @@ class Attentions:
         return next(iter(found.values())) if len(found) == 1 else None
 
 
+def is_weights(value: Value) -> bool:
+    node = value.producer
+    return node is not None and node.kind == "aten" and op_name(node.target) == "softmax"
+
+
 def is_product(value: Value) -> bool:
     node = scaled(value)[0].producer
     return node is not None and node.kind == "aten" and op_name(node.target) in ("matmul", "bmm")
@@ -183,6 +211,27 @@ def scaled(value: Value) -> tuple[Value, float]:
         scale *= number if op_name(node.target) == "mul" else 1 / number
         value, node = node.args[0], node.args[0].producer
     return value, scale
+
+
+def normalized(value: Value) -> tuple[Value, float, bool]:
+    """Of what was divided by its length along its last dimension, or by the least of that: the value, the least, and
+    were its last two dimensions then swapped? Else the value, 0 and False."""
+    node, rank, turned = value.producer, len(value.shape), False
+    if node is not None and node.kind == "aten" and op_name(node.target) == "transpose":
+        turned = sorted(int(d) % rank for d in node.args[1:3]) == [rank - 2, rank - 1]
+        node = node.args[0].producer if turned else None
+    if node is None or node.kind != "aten" or op_name(node.target) != "div" or not isinstance(node.args[1], Value):
+        return value, 0.0, False
+    inner, length = node.args[0], node.args[1].producer
+    while length is not None and op_name(length.target) in ("expand", "expand_as"):
+        length = length.args[0].producer
+    norm = length.args[0].producer if length is not None and op_name(length.target) == "clamp_min" else None
+    if length is None or norm is None or op_name(norm.target) != "linalg_vector_norm" or norm.args[0] is not inner:
+        return value, 0.0, False
+    power, dims = (*norm.args[1:3], *(2, None)[len(norm.args) - 1 :])[:2]
+    if power != 2 or not dims or [int(d) % rank for d in dims] != [rank - 1] or float(length.args[1]) <= 0:
+        return value, 0.0, False
+    return inner, float(length.args[1]), turned
 
 
 def evaluated(value: Value) -> Any:

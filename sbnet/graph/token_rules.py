@@ -19,7 +19,7 @@ from sbnet.graph.ir import Node, Ref, Step, Value, computed
 from sbnet.graph.token_attention import Attentions
 from sbnet.graph.token_views import axes_of, channels, expanded, in_order, letters, root_of, tokens_at
 from sbnet.graph.tokens import Tokens
-from sbnet.graph.window_rules import WindowRules
+from sbnet.graph.window_attention import WindowAttentions
 
 ATEN = torch.ops.aten
 EACH = ("rms_norm", "glu", "layer_norm")  # ops that look at each token by itself, where no layer of planes does them
@@ -35,7 +35,7 @@ class TokenRules(Attentions):
 
     def __init__(self, pack: bool = True) -> None:
         self.pack = pack
-        self.attentions, self.windows = 0, WindowRules()
+        self.attentions, self.windows = 0, WindowAttentions()
         self._spread: dict[int, Value] = {}
         self._shown: dict[int, Value] = {}  # of what was spread, the view of packed tokens
         self._tables: dict[Any, tuple[Value, Value, bool]] = {}  # of turns that were met

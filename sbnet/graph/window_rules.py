@@ -7,17 +7,19 @@ of its rows is. Layers over channels then run on the feature map itself, and att
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor
 
-from sbnet.graph.axes import Axes, op_name
-from sbnet.graph.builder import RULES, Builder, Call, feature_map
+from sbnet.geometry import to_pair
+from sbnet.graph.axes import Axes, moves, op_name
+from sbnet.graph.builder import RULES, Builder, Call, feature_map, functional
 from sbnet.graph.ir import Node, Value, computed
 from sbnet.graph.pixelwise import PIXELWISE, pixelwise
+from sbnet.graph.rules import single
 
 ATEN = torch.ops.aten
 MOVING = {"roll", "constant_pad_nd", "pad"}
@@ -28,6 +30,12 @@ def take(x: Tensor, index: Tensor, fill: Tensor | None = None) -> Tensor:
     rows = x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])
     first = rows.new_zeros(1, rows.shape[1]) if fill is None else fill.to(rows.dtype)[None]
     return torch.cat([first, rows])[index]
+
+
+def pick(x: Tensor, index: Tensor, fill: Tensor | None = None) -> Tensor:
+    """Numbers of `fill` [C], or C zeros, and of a feature map [N,C,H,W] behind it, counted in this order from 0 on."""
+    first = x.new_zeros(x.shape[1]) if fill is None else fill.to(x.dtype)
+    return torch.cat([first, x.reshape(-1)])[index]
 
 
 @dataclass
@@ -56,7 +64,7 @@ def plane_root(value: Value) -> tuple[Value, list[tuple[Node, int]]] | None:
         node = value.producer
         if value.constant or node is None or node.kind != "aten" or value.tokens is not None:
             return None
-        if not (node.moves or op_name(node.target) in MOVING or node.target is take):
+        if not (node.moves or op_name(node.target) in MOVING or node.target in (take, pick)):
             return None
         chain.append((node, node.outputs.index(value)))
         value = node.args[0]
@@ -81,10 +89,15 @@ def traced(value: Value, call: Call | None = None) -> Traced | None:
     for target, args, kwargs, at, node in steps:
         if op_name(target) in ("constant_pad_nd", "pad") and any(v not in (None, 0, "constant") for v in args[1:]):
             return None
-        if target is take:
+        if target in (take, pick):
             assert node is not None
-            result.fill, result.undefined = args[1], bool(node.options.get("undefined"))
-            args = (args[0], None)
+            index, result.fill, result.undefined = args[0].tensor, args[1], bool(node.options.get("undefined"))
+            if target is take and pixels.shape == root.shape:  # of the feature map itself
+                pixels = index[..., None].to(torch.int32).expand(*index.shape, c)
+                channels = torch.arange(c, dtype=torch.int32).expand(pixels.shape)
+            else:
+                pixels, channels = target(pixels, index), target(channels, index, torch.arange(c, dtype=torch.int32))
+            continue
         pixels, channels = target(pixels, *args, **kwargs), target(channels, *args, **kwargs)
         if node is not None and node.options.get("many"):
             pixels, channels = pixels[at], channels[at]
@@ -101,15 +114,121 @@ def rows_of(found: Traced) -> Tensor | None:
     return pixels[..., 0] if bool(((found.channels == numbers) | (pixels == 0)).all()) else None
 
 
+def of_a_row(call: Call, raw: Value, fills: list[Value | None]) -> Value | None:
+    """What an op over channels makes of one row [C] of constants in each feature map's place (None: zeros)."""
+    values = [v for v in pytree.tree_leaves((call.args, call.kwargs)) if isinstance(v, Value)]
+    if any(v.constant and len(v.shape) > 1 and call.name != "linear" for v in values):
+        return None  # of unlike rows
+    consts = [v for v in values if v.constant]
+    given = [v for v in fills if v is not None]
+    width, dtype = raw.shape[-1], raw.dtype
+
+    def made(*tensors: Tensor) -> Tensor:
+        rest, found = list(tensors[: len(given)]), dict(zip(map(id, consts), tensors[len(given) :], strict=True))
+        like = tensors[0]
+        rows = [like.new_zeros(1, width) if v is None else rest.pop(0)[None].to(like.dtype) for v in fills]
+        args, kwargs = pytree.tree_map(
+            lambda v: v if not isinstance(v, Value) else found[id(v)] if v.constant else rows.pop(0),
+            (list(call.args), call.kwargs),
+        )
+        return functional(call.target)(*args, **kwargs)[0]
+
+    if not given and not consts:
+        like = Value("row", (width,), dtype, constant=True)
+        zeros = computed(f"{call.label}.zeros", like, lambda: torch.zeros(width, dtype=dtype), shape=(width,))
+        return computed(f"{call.label}.row", zeros, lambda t: made(t), zeros, shape=(call.made.shape[-1],))
+    return computed(f"{call.label}.row", (given + consts)[0], made, *given, *consts, shape=(call.made.shape[-1],))
+
+
+def pooled(b: Builder, call: Call, raw: Value) -> Any:
+    """The largest of each square of pixels, whatever order they are in."""
+    made = call.made if isinstance(call.made, Tensor) else call.made[0]
+    found = traced(raw)
+    if found is None or not made.numel() or (found.undefined and not bool((found.pixels > 0).all())):
+        return None
+    root, channels, real = found.root, found.channels.long(), found.pixels > 0
+    if not bool(real.any()):
+        return None
+    (n, _, h, w), start = root.shape, int(channels.min())
+    c = int(channels.max()) + 1 - start
+    channels = channels - start
+    factor = math.isqrt(found.pixels.numel() // made.numel())
+    if factor < 2 or found.pixels.numel() != made.numel() * factor**2 or h % factor or w % factor:
+        return None
+    if call.name == "max_pool2d":
+        sizes = {to_pair(single(call.argument(name) or call.args[1]), name) for name in ("kernel_size", "stride")}
+        plain = [to_pair(single(call.argument(name)), name) for name in ("padding", "dilation")]
+        if len(sizes) != 1 or plain != [(0, 0), (1, 1)] or call.argument("ceil_mode"):
+            return None
+    each, (rows, columns) = found.pixels.long() - 1, (h // factor, w // factor)
+    seen = torch.zeros(n * h * w * c, dtype=torch.bool)
+    seen[(each * c + channels)[real]] = True
+    if not bool(seen.all()) or int(real.sum()) != len(seen):  # each once
+        return None
+    row, column = each % (h * w) // w, each % w
+    spots = ((each // (h * w) * c + channels) * rows + row // factor) * columns + column // factor
+    spots = torch.where(real, spots + c, channels)
+
+    def largest(t: Tensor) -> Tensor:
+        y = call.target(t.double() if call.name == "max_pool2d" else t, *call.args[1:], **call.kwargs)
+        return (y if isinstance(y, Tensor) else y[0]).long()
+
+    index = largest(spots)
+    if not torch.equal(index, -largest(-spots)):
+        return None
+    fill = found.fill
+    if c != root.shape[1]:
+        root = some_channels(b, call, root, torch.arange(start, start + c))  # type: ignore[assignment]
+        fill = None if fill is None else chosen(f"{call.label}.row", fill, torch.arange(start, start + c))
+    options = {"kernel_size": (factor, factor), "stride": (factor, factor), "padding": (0, 0), "ceil_mode": False}
+    x = b.add("max_pool", call, [root], (n, c, rows, columns), options={**options, "dilation": (1, 1)})
+    numbers = Value(f"{call.label}_numbers", tuple(index.shape), index.dtype, tensor=index, constant=True)
+    node = Node("aten", [x, numbers, fill], [], target=pick, path=call.path, line=call.line, reason="windows")
+    node.outputs.append(Value(f"{call.label}_{len(b.nodes)}", tuple(made.shape), x.dtype, producer=node))
+    b.nodes.append(node)
+    return node.output if isinstance(call.made, Tensor) else [node.output, b.dense(call)[1]]
+
+
+def chosen(name: str, value: Value, order: Tensor) -> Value:
+    """Numbers of a constant."""
+    shape = (len(order), *value.shape[1:])
+    return computed(name, value, lambda t: t[order.to(t.device)], value, shape=shape)
+
+
+def reordered(b: Builder, call: Call, value: Value, order: Tensor) -> Value | None:
+    """Channels of what a convolution gives, with what scales them behind it, in another order."""
+    node = value.producer
+    if node is None or node.kind not in ("conv", "affine") or node.options.get("groups", 1) != 1 or len(node.args) != 1:
+        return None
+    x = node.args[0] if node.kind == "conv" else reordered(b, call, node.args[0], order)
+    if x is None:
+        return None
+    params = {name: chosen(f"{v.name}.heads", v, order) for name, v in node.params.items()}
+    shape = (value.shape[0], len(order), *value.shape[2:])
+    return b.add(node.kind, call, [x], shape, options=dict(node.options), params=params)
+
+
+def some_channels(b: Builder, call: Call, value: Value, numbers: Tensor) -> Value | None:
+    """Channels of a feature map: itself, a part of it, or what a convolution gives in that order."""
+    n, c, h, w = value.shape
+    start, count = int(numbers[0]), len(numbers)
+    if not torch.equal(numbers, torch.arange(start, start + count)):
+        return reordered(b, call, value, numbers)
+    return value if count == c else b.add("slice", call, [value], (n, count, h, w), options={"start": start})
+
+
 class WindowRules:
-    """Tried where attention over all tokens is not met; `attentions` counts those that were recognised."""
+    """Tried where attention over all tokens is not met; `attentions` counts those that were recognised.
+
+    spoilt: an op that runs dense reads rows that hold anything: the graph is not the network's.
+    """
 
     def __init__(self) -> None:
-        self.attentions = 0
+        self.attentions, self.spoilt = 0, False
 
     def __call__(self, b: Builder, call: Call) -> Any:
         first = call.args[0] if call.args else None
-        if not isinstance(call.made, Tensor):
+        if not isinstance(call.made, Tensor) and call.name != "max":
             return None
         if call.name in ("cat", "concat", "concatenate"):
             return self._merged(b, call, list(first))  # type: ignore[arg-type]
@@ -117,6 +236,8 @@ class WindowRules:
             return None
         if call.name in ("linear", "layer_norm", *PIXELWISE) and feature_map(first) is None:
             return self._of_rows(b, call, first)
+        if call.name in ("amax", "max", "max_pool2d") and feature_map(first) is None:
+            return pooled(b, call, first)
         rearranges = call.name in MOVING or call.name in ("view", "reshape", "flatten", "slice", "permute", "transpose")
         if rearranges and feature_map(first) is None and len(call.made.shape) in (3, 4):
             found = self._back(b, call, first)
@@ -134,7 +255,8 @@ class WindowRules:
         def as_rows(root: Value) -> Value:
             return b.arranged(root, Axes(((("N", n),), (("H", h), ("W", w)), (("C", root.shape[1]),))), call)
 
-        args = [as_rows(found.root)]
+        args, fills = [as_rows(found.root)], [found.fill]
+        undefined = found.undefined
         for value in call.args[1:]:
             if isinstance(value, Value) and not value.constant:  # the same rows of another feature map
                 other = traced(value) if value.shape == raw.shape else None
@@ -142,6 +264,8 @@ class WindowRules:
                 if other is None or rows is None or not torch.equal(rows, index) or other.root.shape[2:] != (h, w):
                     return None
                 value = as_rows(other.root)
+                fills.append(other.fill)
+                undefined |= other.undefined
             args.append(value)
         like = torch.empty(n, h * w, call.made.shape[-1], dtype=call.made.dtype, device="meta")
         own = Call(call.target, call.name, args, call.kwargs, like, call.label, call.path, call.line)
@@ -149,16 +273,29 @@ class WindowRules:
         made = feature_map(rule(b, own))
         if made is None:
             return None
-        pads = bool((index == 0).any())
-        fill, undefined = None, pads and (found.fill is not None or found.undefined or call.name != "linear")
-        if pads and not undefined:
-            fill = call.argument("bias")
-        return self._taken(b, call, made, index, fill, undefined)
+        fill = None
+        if bool((index == 0).any()) and not undefined:
+            fill = of_a_row(call, raw, fills)
+            undefined = fill is None
+        return self.taken(b, call, made, index, fill, undefined)
 
-    def _taken(
+    def reads(self, call: Call) -> None:
+        """Notes what an op reads that runs dense, and is none that arranges."""
+        if call.name not in MOVING and not moves(call.target, call.args, getattr(call.made, "dtype", torch.float32)):
+            for value in pytree.tree_leaves((call.args, call.kwargs)):
+                self.leaves(value)
+
+    def leaves(self, value: Any) -> None:
+        """Notes a value that is read as a whole tensor."""
+        if isinstance(value, Value) and not value.constant and feature_map(value) is None:
+            found = traced(value)
+            self.spoilt |= found is not None and found.undefined and bool((found.pixels == 0).any())
+
+    def taken(
         self, b: Builder, call: Call, root: Value, index: Tensor, fill: Value | None = None, undefined: bool = False
     ) -> Value:
-        node = Node("aten", [root, index, fill], [], target=take, path=call.path, line=call.line, reason="windows")
+        numbers = Value(f"{call.label}_rows", tuple(index.shape), torch.int64, tensor=index.long(), constant=True)
+        node = Node("aten", [root, numbers, fill], [], target=take, path=call.path, line=call.line, reason="windows")
         node.options["undefined"] = undefined
         value = Value(f"{call.label}_{len(b.nodes)}", (*index.shape, root.shape[1]), root.dtype, producer=node)
         node.outputs.append(value)
@@ -170,25 +307,30 @@ class WindowRules:
         found = plane_root(raw)
         if found is None:
             return None
-        n, c, h, w = found[0].shape
+        n, _, h, w = found[0].shape
+        c = call.made.numel() // (n * h * w)
         orders = {"NHWC": (n, h, w, c), "NCHW": (n, c, h, w), "N(HW)C": (n, h * w, c), "NC(HW)": (n, c, h * w)}
         fitting = [order for order, shape in orders.items() if shape == tuple(call.made.shape)]
         shown = traced(raw, call) if fitting else None
         if shown is None:
             return None
-        pixels = torch.arange(1, n * h * w + 1, dtype=torch.int32).view(n, 1, h, w).expand(n, c, h, w)
-        channels = torch.arange(c, dtype=torch.int32).view(1, c, 1, 1).expand(n, c, h, w)
+        whole = torch.arange(1, n * h * w + 1, dtype=torch.int32).view(n, 1, h, w).expand(n, c, h, w)
         for order in fitting:
-            plain = [t.permute(0, 2, 3, 1) if order.endswith("C") else t for t in (pixels, channels)]
-            if not all(
-                torch.equal(s, t.reshape(s.shape)) for s, t in zip((shown.pixels, shown.channels), plain, strict=False)
+            pixels, channels = (
+                t.movedim(-1, 1).reshape(n, c, h, w) if order.endswith("C") else t.reshape(n, c, h, w)
+                for t in (shown.pixels, shown.channels)
+            )
+            numbers = channels[0, :, 0, 0].long()
+            if not torch.equal(pixels, whole) or not torch.equal(
+                channels, numbers.view(1, c, 1, 1).expand_as(channels)
             ):
                 continue
-            if order == "NCHW":
-                return shown.root
+            root = some_channels(b, call, shown.root, numbers)
+            if root is None or order == "NCHW":
+                return root
             atoms = {"N": ("N", n), "C": ("C", c), "H": ("H", h), "W": ("W", w)}
             parts = ["N", "HW", "C"] if order == "N(HW)C" else ["N", "C", "HW"] if order == "NC(HW)" else list(order)
-            return b.arranged(shown.root, Axes(tuple(tuple(atoms[name] for name in dim) for dim in parts)), call)
+            return b.arranged(root, Axes(tuple(tuple(atoms[name] for name in dim) for dim in parts)), call)
         return None
 
     def _merged(self, b: Builder, call: Call, parts: list[Any]) -> Value | None:
@@ -221,129 +363,3 @@ class WindowRules:
         made = b.add("merge", call, [root], (n, deep, high, wide), options={"factor": factor, "offsets": offsets})
         atoms = (("N", n), ("H", high), ("W", wide), ("C", deep))
         return b.arranged(made, Axes(tuple((atom,) for atom in atoms)), call)
-
-    def attend(
-        self, b: Builder, call: Call, parts: Sequence[Value], at: Sequence[int], scale: float, biases: list[Value]
-    ) -> Value | None:
-        """Of q, k and v [windows,heads,tokens,dim], or with tokens in another dimension; biases: of the scores'
-        shape, or broadcast to it."""
-        found = []
-        for value, dim in zip(parts, at, strict=True):
-            shown = traced(value) if len(value.shape) in (3, 4) else None
-            if shown is None or shown.undefined:
-                return None
-            # [windows,heads,tokens,dim], of which the first two may be one
-            pixels, channels = (t.movedim(dim, t.dim() - 2) for t in (shown.pixels, shown.channels))
-            if pixels.dim() == 3:
-                firsts = channels[:, 0, 0]
-                again = (firsts[1:] <= firsts[0]).nonzero()
-                heads = int(again[0, 0]) + 1 if len(again) else len(firsts)
-                if len(firsts) % heads:
-                    return None
-                pixels, channels = (t.unflatten(0, (-1, heads)) for t in (pixels, channels))
-            index = pixels[:, 0, :, 0]
-            there = index > 0
-            start = int(channels[there.nonzero()[0, 0], 0, there.nonzero()[0, 1], 0])
-            heads, width = pixels.shape[1], pixels.shape[3]
-            numbers = torch.arange(start, start + heads * width, dtype=torch.int32).view(1, heads, 1, width)
-            if not torch.equal(pixels, index[:, None, :, None].expand_as(pixels)):
-                return None
-            if not bool(((channels == numbers) | (pixels == 0)).all()):
-                return None
-            found.append((shown, index, start, heads, width))
-        (q, index, _, heads, width), *_ = found
-        n, _, h, w = q.root.shape
-        if any(not torch.equal(one[1], index) or one[3:] != (heads, width) for one in found) or len(index) % n:
-            return None
-        windows = len(index) // n
-        each = index.view(n, windows, -1) - torch.arange(n, dtype=torch.int32).view(n, 1, 1) * (h * w)
-        own = each[0]
-        if not torch.equal(torch.where(index.view_as(each) > 0, each, 0), torch.where(own > 0, own, 0).expand_as(each)):
-            return None
-        if not torch.equal(own[own > 0].sort().values, torch.arange(1, h * w + 1, dtype=torch.int32)):
-            return None
-        tokens = own.shape[1]
-        total, options, tables = None, dict[str, Any](), list[Value]()
-        if len(biases) == 1 and not biases[0].constant:
-            tables = relative(biases[0], parts[0])
-            if math.prod(t.shape[0] for t in tables) != tokens:
-                return None
-            biases, options["relative"] = [], True
-        elif not all(bias.constant for bias in biases):
-            return None
-        if biases:
-            for bias in biases:  # of all windows, of one, or [images,windows,heads,rows,rows]
-                lead = bias.shape[1] if len(bias.shape) == 5 else bias.shape[0] if len(bias.shape) == 4 else 1
-                fits = (1, windows) if len(bias.shape) == 5 else (1, len(index))
-                if lead not in fits or bias.shape[-2:] != (tokens, tokens):
-                    return None
-
-            def added(*terms: Tensor) -> Tensor:
-                return sum((each_window(t, windows) for t in terms[1:]), each_window(terms[0], windows))
-
-            shape = (windows, heads, tokens, tokens)
-            total = computed(f"{call.label}.bias", biases[0], added, *biases, shape=shape)
-        params = {}
-        for name, (shown, _, start, *_) in zip("kv", found[1:], strict=True):
-            if bool((own == 0).any()) and shown.fill is not None:
-                params[f"{name}_fill"] = computed(
-                    f"{call.label}.{name}", shown.fill, lambda t, a=start: t[a : a + heads * width], shown.fill,
-                    shape=(heads * width,),
-                )  # fmt: skip
-        args = [one[0].root for one in found] + [table_of(f"{call.label}.windows", q.root, own.long())]
-        args += [*tables] if total is None else [total]
-        options |= {"starts": tuple(one[2] for one in found), "heads": heads, "dim": width, "scale": scale}
-        made = b.add("window_attention", call, args, (n, heads * width, h, w), options=options, params=params)
-        self.attentions += 1
-        rows = self._taken(b, call, made, index, None, bool((own == 0).any()))
-        parted = [len(index), tokens, heads, width]
-        split = b.move(rows, ATEN.reshape.default, parted, parted, call)
-        heads_first = b.move(split, ATEN.permute.default, [0, 2, 1, 3], [len(index), heads, tokens, width], call)
-        made_shape = list(call.made.shape)
-        return (
-            heads_first
-            if len(made_shape) == 4
-            else b.move(heads_first, ATEN.reshape.default, made_shape, made_shape, call)
-        )
-
-
-def relative(bias: Value, q: Value) -> list[Value]:
-    """The tables [rows,rows,dim] and [columns,columns,dim] of a bias q . (table of rows + table of columns), as SAM and
-    MViT have it; none of another bias."""
-
-    def before(value: Value, *names: str) -> Node | None:
-        node = value.producer
-        while node is not None and node.kind == "aten" and op_name(node.target) in names:
-            node = node.args[0].producer
-        return node
-
-    total = before(bias, "reshape", "view")
-    if total is None or op_name(total.target) != "add" or len(total.args) != 2 or total.kwargs:
-        return []
-    shown, tables = traced(q), list[Value]()
-    for term, (equation, last) in zip(total.args, (("bhwc,hkc->bhwk", -1), ("bhwc,wkc->bhwk", -2)), strict=True):
-        node = before(term, "unsqueeze", "slice")
-        if node is None or op_name(node.target) != "einsum" or node.args[0] != equation or term.shape[last] != 1:
-            return []
-        given, table = node.args[1]
-        seen = traced(given)
-        if seen is None or shown is None or not table.constant or seen.root is not shown.root:
-            return []
-        for ours, theirs in ((seen.pixels, shown.pixels), (seen.channels, shown.channels)):
-            if ours.numel() != theirs.numel() or not torch.equal(ours.flatten(), theirs.flatten()):
-                return []
-        tables.append(table)
-    return tables
-
-
-def each_window(bias: Tensor, windows: int) -> Tensor:
-    """A bias as [windows or 1,heads or 1,rows,rows]."""
-    bias = bias[0] if bias.dim() == 5 else bias
-    return (bias if bias.dim() == 4 else bias.reshape(1, -1, *bias.shape[-2:]))[:windows]
-
-
-def table_of(name: str, like: Value, table: Tensor) -> Value:
-    """A constant of numbers."""
-    made = computed(name, like, lambda: table, shape=table.shape)
-    made.dtype = table.dtype
-    return made

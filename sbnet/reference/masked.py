@@ -204,7 +204,8 @@ def sparse_avg_pool2d(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Tensor:
-    y = F.avg_pool2d(x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)  # type: ignore[arg-type]
+    # Contiguous: PyTorch's gradient of padded channels_last on CUDA is wrong before 2.14 (its issue 188344)
+    y = F.avg_pool2d(x.contiguous(), kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)  # type: ignore[arg-type]
     return sparse_fill(y, active)
 
 

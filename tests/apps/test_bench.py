@@ -6,6 +6,7 @@ import functools
 import itertools
 import json
 import mmap
+import platform
 import re
 from pathlib import Path
 
@@ -210,6 +211,25 @@ def test_command_measures_filters_and_resumes(tmp_path, monkeypatch):
     refused = invoke("ops", *options, "--only", "reduce_mask", "--resume", "--cold")
     assert refused.exit_code == 1
     assert "expected rows of this device and these settings, got others" in " ".join(refused.output.split())
+
+
+def test_the_verdict_and_what_is_shared(tmp_path, monkeypatch):
+    row = measure.measure(case(), ONCE, LIMITS) | {"group": "conv", "us": {"ours": 10.0, "dense": 80.0}}
+    few = [row | {"density": 0.1, "x dense": 8.0}, row | {"density": 0.12, "x dense": 4.0}]
+    done = session(*few, row | {"density": 1.0, "x dense": 1.2}, row | {"density": 0.5, "x dense": 2.0})
+    few_blocks, every = report.verdict(done)
+    assert "5 to 15 % of the blocks active: convolutions 4 to 8x as fast" in few_blocks
+    assert "all of them: convolutions 1.2x as fast" in every
+    assert report.verdict(session()) == []
+    monkeypatch.setattr(measure, "ceilings", lambda *_: LIMITS)
+    path = tmp_path / "share.json"
+    result = invoke("ops", "--quick", "--device", "cpu", "--rounds", 1, "--only", "reduce_mask BOOL", "--share", path)
+    assert result.exit_code == 0, result.output
+    told = json.loads(path.read_text())
+    assert [row["name"] for row in told["rows"]] == ["reduce_mask, 16x16"]
+    assert told["environment"]["torch"] == torch.__version__
+    assert str(Path.home()) not in path.read_text()
+    assert platform.node() not in path.read_text()
 
 
 def test_command_lists_and_refuses():

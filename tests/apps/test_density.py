@@ -36,7 +36,7 @@ def test_the_first_frame_is_left_out_and_cuts_are_not():
     cut = [np.full((64, 96, 3), 220, np.uint8) for _ in range(3)]
     found = measure(still + cut)
     assert found.shares.tolist() == [0.0] * 5 + [1.0, 0.0, 0.0]
-    assert found.facts()["whole frames"] == pytest.approx(1 / 8)
+    assert found.facts()["whole_frames"] == pytest.approx(1 / 8)
     assert found.facts()["density"] == pytest.approx(1 / 8)
 
 

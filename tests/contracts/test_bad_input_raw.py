@@ -145,6 +145,11 @@ def test_debug_checks_what_the_device_holds(device, debug):
         assert outcome == ("raised" if debug == "1" and CHANGES[change] else "passed"), (change, name)
 
 
+def test_a_word_for_the_gpu_that_nobody_knows_is_refused():
+    result = run_python("import sbnet", SBNET_GPU="ampere")
+    assert "SBNET_GPU: expected portable or nothing, got 'ampere'" in result.stderr
+
+
 def test_a_missing_library_says_what_to_do(tmp_path):
     """An unbuilt checkout on the path."""
     import shutil

@@ -184,7 +184,7 @@ def test_errors_name_the_node_in_one_line(nodes, message, tmp_path):
 
 def test_what_is_no_model(tmp_path):
     (tmp_path / "m.onnx").write_bytes(b"no model" * 9)
-    for name, message in (("m.onnx", "not an ONNX model"), ("none.onnx", "no such file")):
+    for name, message in (("m.onnx", "expected an ONNX model"), ("none.onnx", "no such file")):
         with pytest.raises(ValueError, match=message):
             sbnet.sparsify(str(tmp_path / name), torch.zeros(1, 4, 8, 8))
 

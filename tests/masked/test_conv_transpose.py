@@ -13,6 +13,7 @@ from sbnet import (
     sparse_conv_transpose2d,
     sparse_conv_transpose2d_,
 )
+from sbnet._library import kernel_capability
 from sbnet.select import conv_transpose2d_kernel
 from support.helpers import assert_as_accurate_as_torch, assert_bitwise, random_active, tensor
 
@@ -86,7 +87,7 @@ def test_as_accurate_as_pytorch_in_both_forms(device, name, dtype):
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("at once")])
 def test_all_phases_are_one_launch(name):
     """The one that `sbnet info` names, and none before it."""
-    if torch.cuda.get_device_capability() != (9, 0):
+    if kernel_capability(0) != 90:
         pytest.skip("needs a Hopper GPU")
     channels, filters, kernel, options, block = CASES[name]
     said = conv_transpose2d_kernel((2, channels, 13, 17), filters, kernel, block, **options).kernel

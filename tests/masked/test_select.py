@@ -215,6 +215,7 @@ def test_the_command_asks_the_devices_that_are_there(devices, dtype, monkeypatch
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(devices))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda k: devices[k])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda k: [(9, 0), (8, 0)][k])
+    monkeypatch.setattr(_library, "PORTABLE", False)
     layer = f"conv 3x3 64->64 400x704{dtype} block 16"
     lines = [line for line in machine.kernel_of(layer).splitlines() if not line.startswith("  not")]
     cpu = layer_kernel(f"conv 3x3 64->64 400x704{dtype} cpu block 16")

@@ -22,7 +22,8 @@ class Plain(NamedTuple):
 
 def _halves(pool: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """PyTorch's CPU kernels differ in what they support: float32 holds every half."""
-    return lambda x, **numbers: pool(x.float() if x.dtype.itemsize == 2 else x, **numbers).to(x.dtype)
+    # Contiguous: PyTorch's gradient of padded average pools in channels_last is wrong on CUDA before 2.14.
+    return lambda x, **numbers: pool((x.float() if x.dtype.itemsize == 2 else x).contiguous(), **numbers).to(x.dtype)
 
 
 PLAIN = {

@@ -192,8 +192,10 @@ class KeysInTurn(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func is F.scaled_dot_product_attention:
             keys, bias = self.keys.pop(0), kwargs.pop("attn_mask")
+            if bias.dim() < args[0].dim():
+                bias = bias[None]
             keys = keys.repeat_interleave(len(bias) // len(keys), 0) if bias.dim() == 3 else keys[:, None]
-            return func(*args, attn_mask=bias.masked_fill(~keys[..., None, :], -torch.inf), **kwargs)
+            return func(*args, attn_mask=torch.where(keys[..., None, :], bias, -torch.inf), **kwargs)
         return func(*args, **kwargs)
 
 

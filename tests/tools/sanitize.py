@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # tests/
 sys.path.insert(0, str(Path(__file__).parent))  # which `python -P` leaves out
 import sanitize_convs as convs
 from sanitize_convs import some_active
+from sanitize_gradients import GRADIENTS
 
 from support.op_samples import op_samples
 
@@ -349,7 +350,7 @@ def main() -> None:
         pointwise,
         convs.bottleneck,
     )
-    families = {f.__name__: f for f in (*plain, attention, weights, blockconv, samples, *convs.TILES)}
+    families = {f.__name__: f for f in (*plain, attention, weights, blockconv, samples, *GRADIENTS, *convs.TILES)}
     families |= {name: functools.partial(convs.conv, name) for name in convs.CONVS}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")

@@ -8,6 +8,7 @@ import torch
 
 import sbnet
 from sbnet import BlockGrid, ConvLayout, blocksparse_conv, blocksparse_conv_active, blocksparse_deconv
+from sbnet._library import kernel_capability
 from sbnet.nn import BlockSparseConv2d, BlockSparseConv3d, BlockSparseConvTranspose2d
 from sbnet.ops.weights import conv_pack
 from support.helpers import assert_bitwise, captured, random_active, tensor
@@ -30,7 +31,7 @@ def test_the_bits_are_the_same(device, size):
     x, filters, layout = sample(size, device)
     active = random_active(BlockGrid.cover((9, 12), 4), 2, 0.5, device)
     pack = sbnet.pack_blocksparse_filters(filters, layout)
-    hopper = device == "cuda" and torch.cuda.get_device_capability() == (9, 0)
+    hopper = device == "cuda" and kernel_capability(0) == 90
     assert bool(pack.numel()) == hopper
     plain = blocksparse_conv(x, filters, layout), blocksparse_conv_active(x, filters, layout, active, padding=1)
     packed = (

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from sbnet import BlockLayout, blocksparse_matmul, blocksparse_weight_grad
+from sbnet._library import kernel_capability
 from support.helpers import assert_as_accurate_as_torch, assert_bitwise, captured
 
 pytestmark = pytest.mark.gpu
@@ -15,8 +16,8 @@ SIZES = [128, 64, 32, 16, 8]
 
 @pytest.fixture(autouse=True)
 def _hopper():
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("needs a GPU of compute capability 9.0")
+    if kernel_capability(0) != 90:
+        pytest.skip("needs Hopper's kernels")
 
 
 def random_layout(rows: int, columns: int, size: int, density: float, **features) -> BlockLayout:

@@ -1,9 +1,8 @@
 // The CUDA entries of block-sparse attention: which kernels serve which problem.
 #include <algorithm>
-#include <cstdlib>
-#include <cstring>
 
 #include "cuda/attention/portable.cuh"
+#include "cuda/capability.h"
 #ifdef SBNET_SM90
 #include "cuda/sm90/attention/attention.h"
 #endif
@@ -11,14 +10,7 @@
 namespace sbnet::portable {
 namespace {
 
-// Hopper's kernels, unless the environment variable SBNET_ATTENTION is "portable".
-[[maybe_unused]] bool hopper(const DeviceInfo& device) {
-  static const bool portable_only = [] {
-    const char* value = std::getenv("SBNET_ATTENTION");
-    return value && !std::strcmp(value, "portable");
-  }();
-  return !portable_only && device.capability == 90;
-}
+[[maybe_unused]] bool hopper(const DeviceInfo& device) { return select_capability(device) == 90; }
 
 constexpr int kThreads = 128;
 

@@ -1,6 +1,7 @@
 // The CUDA entry of sparse_bottleneck2d: one kernel where there is one, else its three convolutions, one after the
 // other, with h1 and h2 in the workspace.
 #include "core/masked/conv_select.h"
+#include "cuda/capability.h"
 #include "cuda/common.cuh"
 #include "cuda/masked/conv_portable.cuh"
 #include "cuda/masked/pixels.cuh"

@@ -1,10 +1,8 @@
 // The CUDA entry of sparse_conv2d: which kernel serves which convolution.
 #include <algorithm>
-#include <cstdlib>
-#include <cstring>
 
 #include "core/masked/conv_select.h"
-#include "cuda/common.cuh"
+#include "cuda/capability.h"
 #include "cuda/masked/conv_portable.cuh"
 #include "cuda/masked/conv_run.cuh"
 #include "cuda/masked/pixels.cuh"
@@ -13,18 +11,6 @@
 #endif
 
 namespace sbnet {
-
-int32_t select_capability([[maybe_unused]] const DeviceInfo& device) {
-#ifdef SBNET_SM90
-  static const bool portable_only = [] {
-    const char* value = std::getenv("SBNET_CONV");
-    return value && !std::strcmp(value, "portable");
-  }();
-  return portable_only ? 0 : device.capability;
-#else
-  return 0;
-#endif
-}
 
 namespace {
 

@@ -168,6 +168,7 @@ __global__ void __launch_bounds__(kTile == 128 ? 256 : 128, kTile == 128 ? 2 : 3
     constexpr int kRows = kMath == Math::kHalf ? 16 : kMath == Math::kTf32 ? 8 : 1;
 #pragma unroll
     for (int row = 0; row < kChunk; row += kRows) piece.template multiply<Tile::kRowBytes>(grad, x, row, m0, n0);
+    piece.end_stage();
     if (with_bias) {
       constexpr int kIn = kLanes<T>;
       float sum = 0.f;

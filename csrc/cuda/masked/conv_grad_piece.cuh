@@ -27,6 +27,7 @@ struct Piece {
 #pragma unroll
         for (int e = 0; e < 4; ++e) sums[m][n][e] = 0.f;
   }
+  __device__ __forceinline__ void end_stage() {}
   // Pixels `row` ... of a stage: 16 of halves, 8 of tf32.
   template <int kRowBytes>
   __device__ __forceinline__ void multiply(const char* grad, const char* x, int row, int m0, int n0) {
@@ -83,15 +84,22 @@ struct Piece {
   }
 };
 
-// The same of float32 as it is: a thread's 8 x 4 elements of a warp's 32 x 32.
+// The same of float32 as it is: a thread's 8 x 4 elements of a warp's 32 x 32. A stage is summed by itself: one long
+// chain of additions would round as often as there are pixels.
 struct FloatPiece {
-  float sums[8][4];
+  float sums[8][4], stage[8][4];
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
     for (int m = 0; m < 8; ++m)
 #pragma unroll
-      for (int n = 0; n < 4; ++n) sums[m][n] = 0.f;
+      for (int n = 0; n < 4; ++n) sums[m][n] = stage[m][n] = 0.f;
+  }
+  __device__ __forceinline__ void end_stage() {
+#pragma unroll
+    for (int m = 0; m < 8; ++m)
+#pragma unroll
+      for (int n = 0; n < 4; ++n) sums[m][n] += stage[m][n], stage[m][n] = 0.f;
   }
   template <int kRowBytes>
   __device__ __forceinline__ void multiply(const char* grad, const char* x, int row, int m0, int n0) {
@@ -106,7 +114,7 @@ struct FloatPiece {
 #pragma unroll
     for (int m = 0; m < 8; ++m)
 #pragma unroll
-      for (int n = 0; n < 4; ++n) sums[m][n] += a[m] * b[n];
+      for (int n = 0; n < 4; ++n) stage[m][n] += a[m] * b[n];
   }
   template <class Visit>
   __device__ __forceinline__ void each(int m0, int n0, const Visit& visit) const {

@@ -8,14 +8,6 @@
 #include "cuda/common.cuh"
 #include "cuda/masked/conv_epilogue.cuh"
 
-namespace sbnet {
-
-// What to ask select_conv() with: 0 where SBNET_CONV=portable keeps every call off the device-specific kernels (tests
-// compare the two).
-int32_t select_capability(const DeviceInfo& device);
-
-}  // namespace sbnet
-
 namespace sbnet::portable {
 
 constexpr const char* kConvOp = "sparse_conv2d";

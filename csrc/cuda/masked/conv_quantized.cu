@@ -7,6 +7,7 @@
 
 #include "core/masked/conv_quantized.h"
 #include "core/masked/conv_select.h"
+#include "cuda/capability.h"
 #include "cuda/masked/conv_epilogue.cuh"
 #include "cuda/masked/conv_portable.cuh"
 #include "cuda/masked/conv_quantized.cuh"

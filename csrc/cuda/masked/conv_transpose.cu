@@ -8,6 +8,7 @@
 #include "core/masked/conv_transpose.h"
 #include "core/settled.h"
 #include "cuda/by_dtype.cuh"
+#include "cuda/capability.h"
 #include "cuda/masked/conv_epilogue.cuh"
 #include "cuda/masked/conv_portable.cuh"
 #include "cuda/masked/conv_run.cuh"

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "core/weights/conv.h"
+#include "cuda/capability.h"
 #include "cuda/masked/conv_epilogue.cuh"
 #include "cuda/masked/conv_portable.cuh"
 #include "cuda/weights/matmul_portable.cuh"

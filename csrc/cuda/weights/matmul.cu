@@ -1,6 +1,7 @@
 // The CUDA entries of products with block-sparse weights: gates, and which kernel serves which product.
 #include <algorithm>
 
+#include "cuda/capability.h"
 #include "cuda/masked/conv_portable.cuh"
 #include "cuda/weights/matmul_portable.cuh"
 #ifdef SBNET_SM90

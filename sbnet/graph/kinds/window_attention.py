@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,12 +15,22 @@ from sbnet.graph.kinds.kind import ACTIVE, Context, Get, Given, Kind, Target
 from sbnet.graph.kinds.pointwise import zero
 from sbnet.ops import sparse_fill
 
+Images = int | slice  # of a batch
+MOST_SCORES = 1 << 28  # that are made at once
+
 
 class WindowAttention(Kind):
     """softmax(scale q k^T + bias) v within windows, over active pixels: args: q, k, v; which pixel each row of each
-    window is [windows,rows], from 1 on, or 0 of padding; bias [1 or windows,heads,rows,rows]. starts: the first
-    channels of q, k and v; heads, dim, scale. k_fill, v_fill: keys and values of padding, else zeros. relative: in
-    place of a bias two tables [rows,rows,dim] and [columns,columns,dim] that q is multiplied by."""
+    window is [windows,rows], from 1 on, or 0 of padding; and what `extras` names:
+
+    key_index, active_keys: the same of keys and values, where they are other rows, or of another plane; and which
+    pixels of theirs are active [N,pixels].
+    scales: [heads,1,1], by which the scores are multiplied.
+    bias: [1 or windows,heads,rows,keys].
+    row_table, column_table: in place of a bias, [rows,rows,dim] and [columns,columns,dim] that q is multiplied by.
+
+    starts: the first channels of q, k and v; heads, dim, value_dim, scale. normalize: queries and keys are divided by
+    their length, or by this where it is more. k_fill, v_fill: keys and values of padding, else zeros."""
 
     name = "window_attention"
     written = planned = True
@@ -28,10 +39,13 @@ class WindowAttention(Kind):
         return ACTIVE
 
     def apply(self, node: Node, given: Given) -> Any:
-        x, active = given.args[0], given.active.pixel_mask(given.args[0].shape[2:]).flatten(1)
-        rows = [_attended(node, k, given.args, given.params, active[k]) for k in range(len(x))]
+        active = given.active.pixel_mask(given.args[0].shape[2:]).flatten(1)
+        inputs = Inputs.of(node, given.args, given.params, active)
         n, c, h, w = node.output.shape
-        made = torch.stack(rows).transpose(1, 2).reshape(n, c, h, w)
+        scores = len(inputs.index) * inputs.index.shape[1] * inputs.key_index.shape[1] * node.options["heads"]
+        at_once = max(1, MOST_SCORES // scores)
+        made = torch.cat([_attended(inputs, slice(k, k + at_once)) for k in range(0, n, at_once)])
+        made = made.transpose(1, 2).reshape(n, c, h, w)
         return sparse_fill(made.contiguous(memory_format=torch.channels_last), given.active)
 
     def step(self, node: Node, get: Get, to: Target, context: Context) -> None:
@@ -40,85 +54,141 @@ class WindowAttention(Kind):
         if to.out.device.type != "cpu":
             to.out.copy_(self.apply(node, Given(args, {}, params, to.active)))
             return
-        active, index = to.active.pixel_mask(to.out.shape[2:]).flatten(1), args[3]
-        alone = len(index) == 1 and bool((index > 0).all())
+        inputs = Inputs.of(node, args, params, to.active.pixel_mask(to.out.shape[2:]).flatten(1))
+        index, key_index = inputs.index, inputs.key_index
+        alone = len(index) == 1 and bool((index > 0).all()) and bool((key_index > 0).all())
         for k, out in enumerate(to.out.permute(0, 2, 3, 1).flatten(1, 2)):
-            seen = F.pad(active[k], (1, 0))[index]
+            seen, there = inputs.seen(k)
+            if alone:  # one window: rows and keys that are not active are left out
+                places, keys = seen[0].nonzero()[:, 0], there[0].nonzero()[:, 0]
+                if len(places):
+                    out[index[0][places] - 1] = _rows(inputs, k, places, keys)
+                continue
             chosen = seen.any(1).nonzero()[:, 0]
-            if alone:  # one window: rows that are not active are left out
-                rows = index[0][seen[0]] - 1
-                out[rows] = _rows(node, k, args, seen[0].nonzero()[:, 0], rows)
-            elif len(chosen):
-                made = _windows(node, k, args, params, seen[chosen], chosen)
+            if len(chosen):
+                made = _windows(inputs, k, there[chosen], chosen)
                 out[index[chosen][seen[chosen]] - 1] = made[seen[chosen]]
         if to.clear is not None:
             zero(to.out, to.clear)
 
 
-def _rows(node: Node, k: int, args: Any, places: Tensor, rows: Tensor) -> Tensor:
-    """[rows,C] of image k, of some rows of its only window alone."""
-    o = node.options
-    heads, width = o["heads"], o["heads"] * o["dim"]
-    parts = []
-    for x, start in zip(args[:3], o["starts"], strict=True):
-        taken = x[k].flatten(1).t()[rows, start : start + width]
-        parts.append(taken.unflatten(1, (heads, -1)).transpose(0, 1)[None])
-    bias = None
-    if o.get("relative"):
-        bias = _relative(parts[0], args[4], args[5], places)
-    elif len(args) > 4:
-        bias = args[4][:, :, places][:, :, :, places].to(parts[0].dtype)
-    y = F.scaled_dot_product_attention(*parts, attn_mask=bias, scale=o["scale"])  # type: ignore[misc]
-    return y[0].transpose(0, 1).flatten(1)
+@dataclass
+class Inputs:
+    """What a WindowAttention reads, by name; see there. active, active_keys: [N,pixels] bool."""
+
+    options: dict[str, Any]
+    parts: tuple[Tensor, ...]
+    index: Tensor
+    key_index: Tensor
+    active: Tensor
+    active_keys: Tensor
+    extras: dict[str, Tensor]
+    params: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, node: Node, args: Any, params: dict[str, Tensor], active: Tensor) -> Inputs:
+        extras = dict(zip(node.options["extras"], args[4:], strict=True))
+        keys, active_keys = extras.get("key_index", args[3]), extras.get("active_keys", active)
+        return cls(node.options, tuple(args[:3]), args[3], keys, active, active_keys, extras, params)
+
+    def seen(self, k: Images) -> tuple[Tensor, Tensor]:
+        """Rows [...,windows,rows] and keys [...,windows,keys] of one image or of some that are active pixels."""
+        rows, keys = (F.pad(t[k], (1, 0)) for t in (self.active, self.active_keys))
+        return rows[..., self.index], keys[..., self.key_index]
+
+    def heads(self, at: int, taken: Tensor) -> Tensor:
+        """[...,heads,rows,dim] of rows [...,rows,heads * dim] of q, k or v."""
+        made = taken.unflatten(-1, (self.options["heads"], -1)).transpose(-3, -2)
+        least = self.options.get("normalize")
+        return F.normalize(made, dim=-1, eps=least) if least and at < 2 else made
+
+    def rows(self, at: int, k: Images) -> Tensor:
+        """[...,pixels,heads * dim] of one image or of some of q, k or v."""
+        o, start = self.options, self.options["starts"][at]
+        width = o["heads"] * o["value_dim" if at == 2 else "dim"]
+        return self.parts[at][k].flatten(-2).transpose(-1, -2)[..., start : start + width]
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """[...,windows,rows,C] of heads."""
+        if "scales" in self.extras:
+            q = q * self.extras["scales"].to(q.dtype)
+        windows = q.shape[:-3]
+        if len(windows) > 1:  # PyTorch's fused kernels take four dimensions
+            q, k, v, mask = (None if t is None else t.flatten(0, 1) for t in (q, k, v, mask))  # type: ignore[assignment]
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.options["scale"])
+        return y.transpose(1, 2).flatten(2).unflatten(0, windows)
+
+    def bias(self, q: Tensor, places: Tensor, chosen: Tensor | None = None) -> Tensor | None:
+        """What is added to the scores of whole windows, or of some rows of a window."""
+        if "row_table" in self.extras:
+            return _relative(q, self.extras["row_table"], self.extras["column_table"], places)
+        bias = self.extras.get("bias")
+        if bias is None:
+            return None
+        return (bias if chosen is None or len(bias) == 1 else bias[chosen]).to(q.dtype)
+
+
+def _rows(inputs: Inputs, k: int, places: Tensor, keys: Tensor) -> Tensor:
+    """[rows,C] of image k, of some rows of its only window and some keys alone."""
+    at = (inputs.index[0][places] - 1, *[inputs.key_index[0][keys] - 1] * 2)
+    q, key, v = (inputs.heads(n, inputs.rows(n, k)[rows])[None] for n, rows in enumerate(at))
+    bias = inputs.bias(q, places)
+    if bias is not None and "bias" in inputs.extras:
+        bias = bias[:, :, places][:, :, :, keys]
+    return inputs.attend(q, key, v, bias)[0]
 
 
 def _relative(q: Tensor, rows: Tensor, columns: Tensor, places: Tensor) -> Tensor:
-    """The bias [windows,heads,places,places] of queries and keys at places of a window."""
+    """The bias [...,windows,heads,places,places] of queries and keys at places of a window."""
     wide = len(columns)
     i, j = places // wide, places % wide
-    of_rows = torch.einsum("nhtc,tkc->nhtk", q, rows.to(q.dtype)[i])
-    of_columns = torch.einsum("nhtc,tkc->nhtk", q, columns.to(q.dtype)[j])
+    of_rows = torch.einsum("...htc,tkc->...htk", q, rows.to(q.dtype)[i])
+    of_columns = torch.einsum("...htc,tkc->...htk", q, columns.to(q.dtype)[j])
     return of_rows[..., i] + of_columns[..., j]
 
 
-def _windows(
-    node: Node, k: int, args: Any, params: dict[str, Tensor], seen: Tensor, chosen: Tensor | None = None
-) -> Tensor:
-    """[windows,rows,C] of image k; seen: rows that are active pixels."""
-    o, index = node.options, args[3] if chosen is None else args[3][chosen]
-    heads, width = o["heads"], o["heads"] * o["dim"]
-    padding = index == 0
-    parts = []
-    for name, x, start in zip("qkv", args[:3], o["starts"], strict=True):
-        rows = x[k].flatten(1).t()[:, start : start + width]
-        taken = rows[(index - 1).clamp(min=0)]
-        if name != "q":
-            fill = params.get(f"{name}_fill")
-            taken = torch.where(
-                padding[..., None], taken.new_zeros(()) if fill is None else fill.to(taken.dtype), taken
-            )
-            # What is not active may hold anything, and 0 * NaN is NaN.
-            taken = torch.where((padding | seen)[..., None], taken, taken.new_zeros(()))
-        parts.append(taken.unflatten(2, (heads, -1)).transpose(1, 2))
-    keys = torch.zeros(seen.shape, dtype=parts[0].dtype, device=seen.device)
-    keys = keys.masked_fill(~(padding | seen), -torch.inf)[:, None, None]
-    if o.get("relative"):
-        keys = keys + _relative(parts[0], args[4], args[5], torch.arange(index.shape[1], device=index.device))
-    elif len(args) > 4:
-        bias = args[4] if chosen is None or len(args[4]) == 1 else args[4][chosen]
-        keys = keys + bias.to(keys.dtype)
-    y = F.scaled_dot_product_attention(*parts, attn_mask=keys, scale=o["scale"])  # type: ignore[misc]
-    return y.transpose(1, 2).flatten(2)
+def _windows(inputs: Inputs, k: Images, there: Tensor, chosen: Tensor | None = None) -> Tensor:
+    """[...,windows,rows,C] of one image or of some; there: keys that are active pixels [...,windows,keys]."""
+    index, key_index = (t if chosen is None else t[chosen] for t in (inputs.index, inputs.key_index))
+    padding = key_index == 0
+    parts = [inputs.heads(0, inputs.rows(0, k)[..., (index - 1).clamp(min=0), :])]
+    for at, name in ((1, "k_fill"), (2, "v_fill")):
+        taken = inputs.rows(at, k)[..., (key_index - 1).clamp(min=0), :]
+        fill = inputs.params.get(name)
+        none = taken.new_zeros(())
+        taken = torch.where(padding[..., None], none if fill is None else fill.to(taken.dtype), taken)
+        # What is not active may hold anything, and 0 * NaN is NaN.
+        parts.append(inputs.heads(at, torch.where((padding | there)[..., None], taken, none)))
+    mask = torch.zeros(there.shape, dtype=parts[0].dtype, device=there.device)
+    mask = mask.masked_fill(~(padding | there), -torch.inf)[..., None, None, :]
+    bias = inputs.bias(parts[0], torch.arange(index.shape[1], device=index.device), chosen)
+    return inputs.attend(*parts, mask if bias is None else mask + bias)  # type: ignore[call-arg]
 
 
-def _attended(node: Node, k: int, args: Any, params: dict[str, Tensor], active: Tensor) -> Tensor:
-    """[pixels,C] of image k: all windows; of those without an active pixel, anything finite."""
-    index = args[3]
-    seen = F.pad(active, (1, 0))[index]
-    none = ~(seen.any(1, keepdim=True) | (index == 0).any(1, keepdim=True))  # a softmax of nothing is NaN
-    made = _windows(node, k, args, params, seen | none)
-    rows = made.new_zeros(len(active) + 1, made.shape[2])
-    return rows.index_copy(0, index.flatten(), made.flatten(0, 1))[1:]
+def _attended(inputs: Inputs, images: slice) -> Tensor:
+    """[images,pixels,C]: all windows of some images; of those without an active key, anything finite."""
+    _, there = inputs.seen(images)
+    none = ~(there.any(-1, keepdim=True) | (inputs.key_index == 0).any(1, keepdim=True))  # a softmax of nothing is NaN
+    made = _windows(inputs, images, there | none)
+    rows = made.new_zeros(len(made), inputs.active.shape[1] + 1, made.shape[-1])
+    return rows.index_copy(1, inputs.index.flatten(), made.flatten(1, 2))[:, 1:]
+
+
+class ActivePixels(Kind):
+    """[N,pixels] bool: which pixels of a plane are active."""
+
+    name = "active_pixels"
+    planned = dense = True
+    casts = False
+
+    def window(self, node: Node, value: Value) -> Window | str:
+        return ACTIVE
+
+    def listed(self, node: Node, mode: str) -> Value | None:
+        return node.args[0]
+
+    def apply(self, node: Node, given: Given) -> Any:
+        return given.active.pixel_mask(given.args[0].shape[2:]).flatten(1)
 
 
 class Merge(Kind):

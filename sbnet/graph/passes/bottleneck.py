@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sbnet._library import kernel_capability
 from sbnet.geometry import to_pair
 from sbnet.graph.ir import Graph, Node, Value, only_user
 from sbnet.select import bottleneck_in_one_kernel
@@ -42,7 +43,7 @@ def one_kernel(device: torch.device | None, first: Value, last: Value, plane: Pl
     many: such blocks are run as layers above 16 tiles of 8x8 a multiprocessor (docs/kernels/bottleneck.md).
     """
     (height, width, of), hidden, channels = plane, first.shape[1], last.shape[1]
-    if device is not None and (device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0)):
+    if device is not None and (device.type != "cuda" or kernel_capability(device) != 90):
         return False
     block = to_pair(of, "plan: block size")
     if last.dtype not in (torch.float16, torch.bfloat16) or not bottleneck_in_one_kernel(channels, hidden, block):

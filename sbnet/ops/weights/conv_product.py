@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sbnet._library import kernel_capability
 from sbnet.ops.weights.conv_layout import ConvLayout
 from sbnet.ops.weights.layout import BlockLayout
 from sbnet.ops.weights.matmul import blocksparse_matmul
@@ -24,7 +25,7 @@ MAX_BYTES = 1 << 30  # of patches
 
 def hopper_convolves(x: Tensor, layout: ConvLayout, size: Sequence[int], channels_last: bool) -> bool:
     """Has this convolution a Hopper kernel? As hopper_blocksparse_conv_declines has it, of what calls differ in."""
-    if torch.compiler.is_compiling() or not x.is_cuda or torch.cuda.get_device_capability(x.device) != (9, 0):
+    if torch.compiler.is_compiling() or not x.is_cuda or kernel_capability(x.device) != 90:
         return False
     pixels, taps = math.prod(size), math.prod(layout.kernel_size)
     suits = bool(layout.block_size) and len(size) < 3 and pixels >= 36 and taps <= 128

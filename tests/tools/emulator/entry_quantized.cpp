@@ -4,7 +4,7 @@
 
 namespace sbnet {
 
-int32_t select_capability(const DeviceInfo&) { return 0; }  // cuda/masked/conv.cu's, for every GPU's kernels
+int32_t select_capability(const DeviceInfo&) { return 0; }  // cuda/capability.cu's, for every GPU's kernels
 
 }  // namespace sbnet
 

@@ -1,0 +1,89 @@
+"""Transformers of windows and of pooled keys under masks: what is not active is no query and no key."""
+
+import copy
+
+import pytest
+import torch
+
+import sbnet
+from sbnet.graph.kinds import kind_of
+from sbnet.graph.oracle import PlaneMasks, masked_oracle
+from sbnet.graph.window_rules import take
+from support import tokens
+from support.contract import assert_holds, poison
+from support.window_nets import BY_HAND, NETS, SIDES, hiera, hiera_on
+
+pytestmark = pytest.mark.skipif(not tokens.available(), reason="torchvision, timm and transformers are not installed")
+
+QUICK = ("Swin v2, padded", "TinyViT", "SegFormer", "YOLO11", "YOLO12")
+LEFT = {"MaxViT", "CoAtNet"}  # whose gates look at means of planes: a few numbers an image
+
+
+def masks(side: int) -> torch.Tensor:
+    """Two images, of unlike numbers of pixels."""
+    mask = torch.zeros(2, side, side)
+    mask[0, 10:40, 20:60] = 1
+    mask[1, 50:60, 3:9] = 1
+    return mask
+
+
+def by_the_contract(name: str, net: torch.nn.Module, x: torch.Tensor, mask: torch.Tensor, block: int) -> torch.Tensor:
+    """Written by hand where masks are lost in padded or swapped windows that the oracle does not follow."""
+    if name not in BY_HAND:
+        return masked_oracle(net, [x], PlaneMasks(mask, block))
+    with torch.no_grad():
+        return torch.cat([BY_HAND[name](net, x[n : n + 1], PlaneMasks(mask[n : n + 1], block)) for n in range(len(x))])
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in NETS])
+@pytest.mark.parametrize("block", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_active_pixels_see_active_pixels_alone(name, block):
+    side = SIDES.get(name, 64)
+    net, x = NETS[name](), torch.randn(2, 3, side, side)
+    run, exact = sbnet.sparsify(net, x, block=block), copy.deepcopy(net).double()
+    dense = [n for n in run.plan.graph.nodes if not kind_of(n).planned and not n.moves]
+    assert name in LEFT or not dense, dense
+    assert all(n.output.shape[2:] == (1, 1) for n in dense), dense
+    for mask in (torch.ones(2, side, side), masks(side), masks(side).flip(0)):
+        poison(run)
+        got = run(x, mask, copy=True)
+        torchs, want = (by_the_contract(name, f, v, mask, block) for f, v in ((net, x), (exact, x.double())))
+        if bool(mask.all()):  # what is written by hand is the network
+            with torch.no_grad():
+                torch.testing.assert_close(want, exact(x.double()))
+        assert_holds(got, torchs, want, name)
+
+
+def test_hiera_sees_its_active_units_alone():
+    """As it does where it leaves out others by itself, in pretraining."""
+    net, units = hiera(), torch.zeros(2, 16, dtype=torch.bool)
+    units[0, [1, 2, 6, 9]] = units[1, 5] = True
+    mask = units.view(2, 4, 4).repeat_interleave(32, 1).repeat_interleave(32, 2)
+    x = torch.randn(2, 3, 128, 128) * mask[:, None]
+    run, exact = sbnet.sparsify(net, x, block=1), copy.deepcopy(net).double()
+    layers = [n for n in run.plan.graph.nodes if not kind_of(n).planned and not n.moves]
+    assert [n.target for n in layers] == [take]  # the order that it returns
+    poison(run)
+    got = run(x, mask, copy=True)
+    for n in range(2):
+        torchs, want = hiera_on(net, x[n : n + 1], units[n]), hiera_on(exact, x[n : n + 1].double(), units[n])
+        assert_holds(got[n][units[n]], torchs, want, "Hiera")
+    assert not got[~units].any()
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in NETS])
+def test_the_functional_form_and_onnx_runtime_give_the_same(name, tmp_path):
+    """What gradients flow through, GPUs run and export writes down."""
+    pytest.importorskip("onnxruntime")
+    from sbnet.export import session
+
+    side = SIDES.get(name, 64)
+    net, x = NETS[name](), torch.randn(2, 3, side, side)
+    run = sbnet.sparsify(net, x, block=4)
+    run.export(tmp_path / "net.onnx")
+    exported, module = session(tmp_path / "net.onnx"), run.as_module()
+    for mask in (masks(side), torch.ones(2, side, side)):
+        want = run(x, mask, copy=True)
+        assert torch.allclose(module(x, mask), want, atol=1e-4, rtol=1e-4)
+        got = exported.run(None, {"x": x.numpy(), "mask": (mask > 0).numpy()})[0]
+        assert torch.allclose(torch.from_numpy(got), want, atol=1e-4, rtol=1e-4)

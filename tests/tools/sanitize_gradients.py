@@ -1,0 +1,77 @@
+"""The families of gradients for sanitize.py: shapes that reach every kernel and the ends of its tiles."""
+
+from __future__ import annotations
+
+import torch
+from sanitize_convs import some_active
+
+import sbnet
+from sbnet import BlockGrid
+from sbnet.geometry import conv_output_size
+
+CONVS = [  # channels, filters, kernel, stride, padding, dilation, groups
+    (6, 4, 3, 1, 1, 1, 1),
+    (16, 24, 3, 2, 1, 1, 1),
+    (160, 136, 1, 1, 0, 1, 1),  # wide tiles
+    (40, 40, 5, 1, 2, 1, 40),
+    (8, 8, 3, 1, 2, 2, 2),
+]
+
+
+def like_dense(made: torch.Tensor, active: sbnet.ActiveBlocks, leaves: list[torch.Tensor], dense) -> None:
+    """Gradients against PyTorch's of the masked dense layer, in float64."""
+    upstream = torch.randn_like(made)
+    got = torch.autograd.grad(made, leaves, upstream)
+    wide = [t.detach().double().requires_grad_() for t in leaves]
+    inside = active.pixel_mask(made.shape[2:])
+    want = torch.autograd.grad(torch.where(inside, dense(*wide), 0.0), wide, upstream.double())
+    for a, b in zip(got, want, strict=True):
+        error = float((a.double() - b).norm() / b.norm().clamp(min=1e-6))
+        assert error < 50 * torch.finfo(a.dtype).eps, f"relative error {error:.2g}"
+
+
+def conv_gradients(device: str) -> None:
+    for dtype in (torch.float32, torch.float16):
+        for channels, filters, k, s, p, d, groups in CONVS:
+            size = conv_output_size((19, 30), (k, k), (s, s), (p, p), (d, d))
+            active = some_active((2, *size), BlockGrid.cover(size, (5, 8)), 0.6, device)
+            options = {"stride": s, "padding": p, "dilation": d, "groups": groups}
+            for channels_last in (True, False):
+                x = torch.randn(2, channels, 19, 30, device=device, dtype=dtype)
+                x = x.contiguous(memory_format=torch.channels_last) if channels_last else x
+                weight = torch.randn(filters, channels // groups, k, k, device=device, dtype=dtype) / 4
+                bias = torch.randn(filters, device=device, dtype=dtype)
+                leaves = [t.requires_grad_() for t in (x, weight, bias)]
+                made = sbnet.sparse_conv2d(x, weight, bias, active, **options)
+
+                def dense(x, weight, bias, options=options):
+                    return torch.nn.functional.conv2d(x, weight, bias, **options)
+
+                like_dense(made, active, leaves, dense)
+
+
+def layer_gradients(device: str) -> None:
+    """Norms, pools and activations."""
+    active = some_active((2, 19, 30), BlockGrid.cover((19, 30), (5, 8)), 0.6, device)
+    for channels, channels_last in ((6, False), (24, True), (200, True)):
+        x = torch.randn(2, channels, 19, 30, device=device)
+        x = (x.contiguous(memory_format=torch.channels_last) if channels_last else x).requires_grad_()
+        weight, bias = (torch.randn(channels, device=device).requires_grad_() for _ in range(2))
+
+        def layer_norm(x, weight, bias):
+            return torch.nn.functional.layer_norm(x.movedim(1, -1), weight.shape, weight, bias, 1e-5).movedim(-1, 1)
+
+        made = sbnet.sparse_layer_norm2d(x, active, weight, bias, 1e-5)
+        like_dense(made, active, [x, weight, bias], layer_norm)
+        for window in ({"kernel_size": 3, "stride": 1, "padding": 1}, {"kernel_size": 2, "stride": 2}):
+            size = (19, 30) if window["stride"] == 1 else (9, 15)
+            pools = some_active((2, *size), BlockGrid.cover(size, (5, 8)), 0.6, device)
+            for op in ("max", "avg"):
+                made = getattr(sbnet, f"sparse_{op}_pool2d")(x, pools, **window)
+                plain = getattr(torch.nn.functional, f"{op}_pool2d")
+                like_dense(made, pools, [x], lambda t, plain=plain, window=window: plain(t.contiguous(), **window))
+        norm = sbnet.nn.SparseBatchNorm2d(channels, device=device).train()
+        norm(x, active).square().sum().backward()
+
+
+GRADIENTS = (conv_gradients, layer_gradients)
