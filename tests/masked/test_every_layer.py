@@ -1,6 +1,7 @@
 """What every layer on active blocks keeps to, whatever it computes: its form in place, the fringe, lists, errors."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -50,6 +51,11 @@ def alone(device):
     return (x_of(device),)
 
 
+def and_further(plain, device):
+    x = x_of(device)
+    return x, *plain.further(x)
+
+
 LAYERS = {
     "conv": Layer("sparse_conv2d", and_weight(8, 8, 3, 3), more={"padding": 1, "activation": "silu"}),
     "conv, stride 2": Layer("sparse_conv2d", and_weight(8, 8, 3, 3), (6, 9), more={"padding": 1, "stride": 2}),
@@ -66,12 +72,12 @@ LAYERS = {
     "program": Layer("sparse_pointwise", alone, after=("mul 2; relu",), out_last=True),
     **{
         f"{op} {k}": Layer(
-            op, alone, tuple(y.shape[2:]), y.shape[1],
+            op, partial(and_further, plain), tuple(y.shape[2:]), y.shape[1],
             after=tuple(numbers.values()) if "pool" in op else (), more={} if "pool" in op else numbers,
         )
         for op, plain in PLAIN.items()
         for k, numbers in enumerate(plain.numbers)
-        for y in (plain.whole(torch.zeros(2, 8, *PLANE), **numbers),)
+        for y in (plain.whole(*[torch.zeros(2, 8, *PLANE)] * (1 + plain.others), **numbers),)
     },
 }  # fmt: skip
 

@@ -23,9 +23,10 @@ CASES = [(op, k) for op, plain in PLAIN.items() for k in range(len(plain.numbers
 def make(op, k, device, dtype=torch.float32, channels=8, density=0.5, layout="channels_last", block=(3, 4)):
     """x, active blocks of the output's plane, its size, what PyTorch gives there."""
     x = laid_out(tensor((2, channels, 12, 18), dtype, device), layout)
-    dense = PLAIN[op].whole(x, **PLAIN[op].numbers[k])
+    others = PLAIN[op].further(x)
+    dense = PLAIN[op].whole(x, *others, **PLAIN[op].numbers[k])
     active = random_active(BlockGrid.cover(dense.shape[2:], block), 2, density, device)
-    return x, active, dense
+    return (x, *others), active, dense
 
 
 def call(op, *tensors, numbers, **more):
@@ -38,37 +39,37 @@ def call(op, *tensors, numbers, **more):
 def test_both_forms(device, op, k, dtype, layout):
     plain, numbers = PLAIN[op], PLAIN[op].numbers[k]
     for channels, block in ((8, (3, 4)), (72, 64), (8, (5, 32))):
-        x, active, dense = make(op, k, device, dtype, channels, 0.4, layout, block)
+        tensors, active, dense = make(op, k, device, dtype, channels, 0.4, layout, block)
         inside = active.pixel_mask(dense.shape[2:]).expand_as(dense)
-        got, zero = call(op, x, active, numbers=numbers), torch.zeros((), dtype=dtype, device=device)
+        got, zero = call(op, *tensors, active, numbers=numbers), torch.zeros((), dtype=dtype, device=device)
         want = torch.where(inside, dense, zero)
-        assert_bitwise(getattr(reference, op)(x, active, **numbers), want, "the definition")
+        assert_bitwise(getattr(reference, op)(*tensors, active, **numbers), want, "the definition")
         if plain.copies:
             assert_bitwise(got, want)
         else:
-            exact = torch.where(inside, plain.whole(x.double(), **numbers), 0.0)
+            exact = torch.where(inside, plain.whole(*(t.double() for t in tensors), **numbers), 0.0)
             assert_as_accurate_as_torch(got, want, exact)
         if layout in ("contiguous", "channels_last"):
             assert_layout(got, layout == "channels_last")
         into = poison(dense.shape, dtype, device, layout)
-        assert call(f"{op}_", x, active, into, numbers=numbers) is None
+        assert call(f"{op}_", *tensors, active, into, numbers=numbers) is None
         assert_bitwise(into, torch.where(inside, got, torch.full_like(got, float("nan"))), "in place")
 
 
 @pytest.mark.parametrize(("op", "k"), CASES)
 def test_gradients(device, op, k):
     plain, numbers = PLAIN[op], PLAIN[op].numbers[k]
-    x, active, dense = make(op, k, device)
+    tensors, active, dense = make(op, k, device)
     upstream = torch.arange(dense.numel(), device=device).reshape(dense.shape).double() / dense.numel()
     inside = active.pixel_mask(dense.shape[2:])
 
-    def grad(f, dtype):
-        leaf = x.detach().to(dtype).requires_grad_()
-        return torch.autograd.grad((f(leaf) * upstream.to(dtype)).sum(), leaf)[0]
+    def grads(f, dtype):
+        leaves = [t.detach().to(dtype).requires_grad_() for t in tensors]
+        return torch.autograd.grad((f(*leaves) * upstream.to(dtype)).sum(), leaves)
 
-    def masked(leaf):
-        return torch.where(inside, plain.whole(leaf, **numbers), 0.0)
+    def masked(*leaves):
+        return torch.where(inside, plain.whole(*leaves, **numbers), 0.0)
 
-    theirs, exact = (grad(masked, dtype) for dtype in (torch.float32, torch.float64))
-    got = grad(lambda leaf: call(op, leaf, active, numbers=numbers), torch.float32)
-    assert_as_accurate_as_torch(got, theirs, exact)
+    got = grads(lambda *leaves: call(op, *leaves, active, numbers=numbers), torch.float32)
+    for mine, theirs, exact in zip(got, grads(masked, torch.float32), grads(masked, torch.float64), strict=True):
+        assert_as_accurate_as_torch(mine, theirs, exact)

@@ -381,12 +381,13 @@ def plain_samples(device):
         samples[op], samples[f"{op}_"] = [], []
         for k, numbers in enumerate(plain.numbers):
             x = laid_out(tensor((2, 8, 18, 27), torch.float32, device), "channels_last" if k % 2 else "contiguous")
-            dense = plain.whole(x, **numbers)
+            others = plain.further(x)
+            dense = plain.whole(x, *others, **numbers)
             active = random_active(BlockGrid.cover(dense.shape[2:], 8), 2, 0.5, device)
             edge = fringe(active, active, tuple(dense.shape[2:]), 3, 1, 1)
             lists, grid = (active.indices, active.count), active.grid.numbers()
             leaf = x.clone().requires_grad_(k > 0)
-            samples[op].append((leaf, *lists, active.block_map, grid, *numbers.values()))
+            samples[op].append((leaf, *others, *lists, active.block_map, grid, *numbers.values()))
             edges = (edge.pixels, edge.count) if k else (None, None)
-            samples[f"{op}_"].append((x, *lists, grid, *numbers.values(), torch.zeros_like(dense), *edges))
+            samples[f"{op}_"].append((x, *others, *lists, grid, *numbers.values(), torch.zeros_like(dense), *edges))
     return samples
