@@ -105,7 +105,7 @@ def pixelwise(b: Builder, call: Call) -> Value | None:
             return refs[id(v)] if isinstance(v, Value) else v
 
         args, kwargs = pytree.tree_map(swap, (tuple(call.args), dict(call.kwargs)))
-        simple = b.add("pixel", call, order, x.shape, options={"steps": [Step(call.target, args, kwargs)]})
+        simple = b.add("pointwise", call, order, x.shape, options={"steps": [Step(call.target, args, kwargs)]})
     return back(b, call, simple, raw)
 
 
@@ -234,7 +234,7 @@ def _over_a_stack(b: Builder, call: Call) -> Value | None:
         last = Ref(len(steps) - 1, step=True)
     if call.name == "mean":
         steps.append(Step(torch.ops.aten.mul.Tensor, (last, 1 / len(maps)), {}))
-    return b.add("pixel", call, distinct, first.shape, options={"steps": steps}) if steps else None  # type: ignore[arg-type]
+    return b.add("pointwise", call, distinct, first.shape, options={"steps": steps}) if steps else None  # type: ignore[arg-type]
 
 
 ANY.append(pixelwise)
