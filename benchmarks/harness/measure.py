@@ -250,6 +250,8 @@ def environment(device: str) -> dict[str, Any]:
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         facts["driver"] = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
         facts["cuda"], facts["cudnn"] = torch.version.cuda, torch.backends.cudnn.version()
+        if _library.PORTABLE:
+            facts["kernels"] = "portable"  # SBNET_GPU
     else:
         facts["threads"] = torch.get_num_threads()
         facts["instructions"] = _library.cpu_isa()  # several generations share a name

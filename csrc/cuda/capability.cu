@@ -1,7 +1,7 @@
-#include "cuda/capability.h"
-
 #include <cstdlib>
 #include <cstring>
+
+#include "cuda/capability.h"
 
 namespace sbnet {
 

@@ -23,6 +23,24 @@ __device__ __forceinline__ void cp_async_16(uint32_t shared, const void* global,
       "l"(global), "r"(in ? 16 : 0), "r"(static_cast<int>(issue))
       : "memory");
 }
+// The same in kernels that issue little but products, where the form with a size is slower: stores zeros where !in.
+__device__ __forceinline__ void cp_async_16_or_zeros(uint32_t shared, const void* global, bool in) {
+  asm volatile(
+      "{\n"
+      ".reg .pred in;\n"
+      ".reg .b32 zero;\n"
+      "mov.b32 zero, 0;\n"
+      "setp.ne.b32 in, %2, 0;\n"
+      "@in cp.async.cg.shared.global.L2::128B [%0], [%1], 16;\n"
+      "@!in st.shared.v4.b32 [%0], {zero, zero, zero, zero};\n"
+      "}" ::"r"(shared),
+      "l"(global), "r"(static_cast<int>(in))
+      : "memory");
+}
+// And without a condition.
+__device__ __forceinline__ void cp_async_16_whole(uint32_t shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
+}
 __device__ __forceinline__ void cp_async_4(uint32_t shared, const void* global, bool in) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(global), "r"(in ? 4 : 0) : "memory");
 }
@@ -44,6 +62,12 @@ __device__ __forceinline__ uint32_t round_to_tf32(uint32_t bits) {
   uint32_t r;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(__uint_as_float(bits)));
   return r;
+}
+
+// The tensor cores would cut the low bits off, a bias towards zero.
+__device__ __forceinline__ void round_fragment(uint32_t (&r)[4]) {
+#pragma unroll
+  for (int e = 0; e < 4; ++e) r[e] = round_to_tf32(r[e]);
 }
 
 // d[16 x 8] += a[16 x 32 bytes] b[32 bytes x 8]: k is 32 of int8, 16 halves, or 8 floats whose low 13 bits must be

@@ -125,7 +125,7 @@ def _operand(b: Builder, call: Call, v: Value, raw: Value, x: Value) -> Value | 
     shape = (1,) * (len(raw.shape) - len(v.shape)) + tuple(v.shape)
     if len(shape) != len(raw.shape) or raw.axes is None:
         return None
-    full = [(len(dim) == 1 and n == 1) or n == m for dim, n, m in zip(raw.axes.dims, shape, raw.shape, strict=True)]
+    full = [n in (1, m) for n, m in zip(shape, raw.shape, strict=True)]
     kinds = [role(dim[0][0]) for dim, n in zip(raw.axes.dims, shape, strict=True) if n != 1]
     if not all(full) or any(len(dim) > 1 for dim, n in zip(raw.axes.dims, shape, strict=True) if n != 1):
         return None

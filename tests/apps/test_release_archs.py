@@ -15,7 +15,8 @@ if not MAKEFILE.is_file():
     pytest.skip("no source tree", allow_module_level=True)
 
 # One of each group, of those that compile in seconds: tensor cores, asynchronous copies, shared memory, warps.
-KERNELS = ("lists/fringe", "masked/fill", "masked/conv_quantized", "attention/forward_mma", "weights/matmul_mma")
+KERNELS = ("lists/fringe", "masked/fill", "masked/conv_quantized", "masked/conv_rows")
+KERNELS += ("attention/forward_mma", "weights/matmul_mma")
 
 
 def test_the_list_names_jetson_orin():

@@ -26,6 +26,8 @@ KERNELS = {
     "depthwise": 6,
     "few channels": 7,
     "tf32": 5,  # float32 by the general kernel
+    "3x3 by patches": 8,
+    "1x1 by rows": 9,
 }
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # core/types.h
 ACTIVATIONS = {None: 0, "relu": 1, "leaky_relu": 3, "silu": 4, "gelu": 5}  # of all kernels
@@ -57,7 +59,8 @@ def emulated(tmp_path_factory):
         for name in ("masked/bottleneck", "masked/conv", "masked/conv_select", "grid", "layer", "memory", "settled")
     ]
     kernels = sorted(path for path in (CSRC / "cuda/sm90/conv").glob("*.cu") if path.stem not in ELSEWHERE)
-    kernels += [CSRC / f"cuda/masked/{name}.cu" for name in ("conv_depthwise", "conv_few_channels")]
+    kernels += [CSRC / f"cuda/masked/conv_{name}.cu" for name in ("depthwise", "few_channels", "rows")]
+    kernels += sorted((CSRC / "cuda/masked").glob("conv_patch_*.cu"))
     return emulated_library(tmp_path_factory, "conv", kernels, [TOOLS / "entry.cpp", *core])
 
 
@@ -179,8 +182,32 @@ def some_few_channels(rng: random.Random) -> dict:
     }  # fmt: skip
 
 
+def some_patch(rng: random.Random) -> dict:
+    """A small 3x3 convolution: cells of 8x8 and of 16x16, units of all sizes."""
+    return {
+        "channels": rng.choice([8, 24, 32, 40, 64, 72, 192, 200, 224]), "filters": rng.choice([8, 40, 64, 72, 96, 136]),
+        "kernel": 3, "stride": 1, "padding": 1, "size": (rng.randint(1, 50), rng.randint(1, 50)),
+        "batch": rng.choice([1, 1, 2]), "block": rng.choice([8, 16, 16, 24, 32, (8, 16), (16, 8), (16, 32), (48, 16)]),
+        "density": rng.choice([0.0, 0.1, 0.4, 0.8, 1.0, 1.0]), "dtype": rng.choice(list(DTYPES)),
+    }  # fmt: skip
+
+
+def some_rows(rng: random.Random) -> dict:
+    """A small 1x1 convolution, of any blocks and strides."""
+    return {
+        "channels": rng.choice([8, 24, 64, 72, 128, 200]), "filters": rng.choice([8, 40, 64, 72, 96, 136, 264]),
+        "kernel": 1, "stride": rng.choice([1, 1, 2, 3]), "padding": 0, "size": (rng.randint(1, 50), rng.randint(1, 50)),
+        "batch": rng.choice([1, 1, 2]), "block": rng.choice([1, 3, 4, 8, 16, (7, 5), (8, 16), 64]),
+        "density": rng.choice([0.0, 0.1, 0.4, 0.8, 1.0, 1.0]), "dtype": rng.choice(list(DTYPES)),
+    }  # fmt: skip
+
+
 def some(rng: random.Random, kernel: str) -> dict:
     """A small convolution that `kernel` may take."""
+    if kernel == "3x3 by patches":
+        return some_patch(rng)
+    if kernel == "1x1 by rows":
+        return some_rows(rng)
     if kernel in ("general", "tf32"):
         return some_general(rng) | ({"dtype": torch.float32} if kernel == "tf32" else {})
     if kernel == "depthwise":

@@ -129,15 +129,36 @@ def test_a_transposed_convolution_names_the_kernels_of_its_phases():
     found = layer_kernel("conv_transpose 3x3 64->24 200x352 fp16 block 16 stride 2")
     assert (found.kernel, found.cut) == ("by phases", "Hopper 1x1, Hopper general")
     assert dict(found.declined) == {"Hopper transposed": "few output channels, which it fills up to 64"}
-    assert layer_kernel("conv_transpose 2x2 64->64 99x88 block 16 stride 2", 80).cut == "implicit GEMM"
+    assert layer_kernel("conv_transpose 2x2 64->64 99x88 block 16 stride 2", 80).cut == "1x1 by rows"
     found = layer_kernel("conv_transpose 2x2 64->64 99x88 block 15 stride 2")
     assert [name for name, _ in found.declined] == ["Hopper transposed", "by phases"]
 
 
 def test_hopper_kernels_are_hoppers_alone():
     found = layer_kernel("conv 3x3 64->64 400x704 fp16 block 16", capability=80)
-    assert found.kernel == "implicit GEMM"
+    assert found.kernel == "3x3 by patches"
     assert dict(found.declined)["Hopper 3x3"] == "not this device"
+
+
+@pytest.mark.parametrize(
+    ("layer", "kernel", "declined"),
+    [
+        ("conv 3x3 64->72 400x704 bf16 block 8x16 prelu", "3x3 by patches", {}),
+        ("conv 1x1 64->72 400x704 fp16 block 7x5 stride 2", "1x1 by rows", {"3x3 by patches": "kernel is not 3x3"}),
+        ("conv 3x3 64->64 400x704 fp16 block 16 stride 2", "implicit GEMM", {"3x3 by patches": "stride is not 1"}),
+        ("conv 3x3 64->64 400x704 fp16 block 10", "implicit GEMM",
+         {"3x3 by patches": "block sides are no multiples of 8", "1x1 by rows": "kernel is not 1x1"}),
+        ("conv 1x1 64->60 400x704 fp16 block 16", "implicit GEMM",
+         {"1x1 by rows": "output channels are no multiple of 8"}),
+        ("conv 3x3 64->64 400x704 tf32 block 16", "3x3 by patches", {}),
+        ("conv 3x3 64->64 400x704 fp32 block 16", "float32 in words",
+         {"3x3 by patches": "float32 without allow_tf32"}),
+    ],
+)  # fmt: skip
+def test_kernels_of_every_gpu(layer, kernel, declined):
+    found = layer_kernel(layer, capability=86)
+    assert found.kernel == kernel
+    assert declined.items() <= dict(found.declined).items()
 
 
 def test_a_residual_keeps_the_stem_kernel_away():

@@ -28,8 +28,7 @@ bool tiles_fit(const ActiveView& active, const FringeView& fringe, int cell, int
          active.capacity * per_block < (1 << 30) / channel_tiles;
 }
 
-const char* half_planes_decline(const Conv2dParams& p) {
-  if (!is_half(p.x.dtype)) return "dtype is neither float16 nor bfloat16";
+const char* planes_decline(const Conv2dParams& p) {
   if (p.groups != 1) return "groups";
   if (p.x.size[1] % 8) return "input channels are no multiple of 8";
   if (p.weight.size[0] % 8) return "output channels are no multiple of 8";
@@ -37,6 +36,13 @@ const char* half_planes_decline(const Conv2dParams& p) {
   if (!tma_reads(p.x) || !tma_reads(p.y) || (p.residual.data && !tma_reads(p.residual)))
     return "a tensor is not channels-last with 16-byte aligned pixels";
   return nullptr;
+}
+
+const char* half_planes_decline(const Conv2dParams& p) {
+  return is_half(p.x.dtype) ? planes_decline(p) : "dtype is neither float16 nor bfloat16";
+}
+const char* product_planes_decline(const Conv2dParams& p) {
+  return p.x.dtype != DType::kF32 || p.allow_tf32 ? planes_decline(p) : "float32 without allow_tf32";
 }
 
 const char* stride_declines(const Conv2dParams& p) {
@@ -127,6 +133,42 @@ const char* depthwise_declines(const Conv2dParams& p) {
   return (p.weight.size[0] + 31) / 32 < 65536 ? nullptr : "too many channels to count";
 }
 
+// Words of eight channels of a channels-last plane are counted in 31 bits.
+bool words_fit(const TensorView& t) {
+  const PixelStrides s = pixel_strides(t);
+  return static_cast<double>(t.size[0] - 1) * static_cast<double>(s.n) +
+                 static_cast<double>(t.size[2]) * static_cast<double>(s.y) +
+                 static_cast<double>(t.size[3]) * static_cast<double>(s.x) <
+             8. * (1 << 30) &&
+         s.n / 8 < 1 << 30;
+}
+
+const char* patch_3x3_declines(const Conv2dParams& p) {
+  if (p.weight.size[2] != 3 || p.weight.size[3] != 3) return "kernel is not 3x3";
+  if (const char* why = product_planes_decline(p)) return why;
+  for (int d = 0; d < 2; ++d) {
+    if (p.stride[d] != 1) return "stride is not 1";
+    if (p.padding[d] != 1) return "padding is not 1";
+    if (p.dilation[d] != 1) return "dilation is not 1";
+    if (p.active.grid.size[d] % 8) return "block sides are no multiples of 8";
+  }
+  if (!words_fit(p.x)) return "a plane too large to count";
+  return tiles_fit(p.active, p.fringe, 8, (p.weight.size[0] + 63) / 64) ? nullptr : "too many tiles to count";
+}
+
+const char* rows_1x1_declines(const Conv2dParams& p) {
+  if (!is_pixelwise(p)) return "kernel is not 1x1";
+  if (const char* why = product_planes_decline(p)) return why;
+  if (p.padding[0] || p.padding[1]) return "padding is not 0";
+  if (p.residual.data) {
+    const PixelStrides y = pixel_strides(p.y), residual = pixel_strides(p.residual);
+    if (y.n != residual.n || y.y != residual.y || y.x != residual.x)
+      return "the residual's strides are not the output's";
+  }
+  if (!words_fit(p.x) || !words_fit(p.y)) return "a plane too large to count";
+  return tiles_fit(p.active, p.fringe, 1, (p.weight.size[0] + 63) / 64) ? nullptr : "too many tiles to count";
+}
+
 const char* implicit_gemm_declines(const Conv2dParams& p) {
   if (p.x.dtype != DType::kF32) return nullptr;
   if (!p.allow_tf32) return "float32 without allow_tf32";
@@ -151,6 +193,8 @@ const ConvKernelRow kConvTable[kConvKernels] = {
     {ConvKernel::kFewChannels, "few channels", 0, few_channels_decline},
     {ConvKernel::kHopperGeneral, "Hopper general", 90, hopper_general_declines},
     {ConvKernel::kDepthwise, "depthwise", 0, depthwise_declines},
+    {ConvKernel::kPatch3x3, "3x3 by patches", 0, patch_3x3_declines},
+    {ConvKernel::kRows1x1, "1x1 by rows", 0, rows_1x1_declines},
     {ConvKernel::kImplicitGemm, "implicit GEMM", 0, implicit_gemm_declines},
     {ConvKernel::kSimtWords, "float32 in words", 0, simt_words_decline},
     {ConvKernel::kSimt, "float32", 0, simt_declines},

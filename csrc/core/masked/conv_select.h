@@ -14,6 +14,8 @@ enum class ConvKernel : int32_t {
   kFewChannels,
   kHopperGeneral,
   kDepthwise,
+  kPatch3x3,
+  kRows1x1,
   kImplicitGemm,
   kSimtWords,
   kSimt
@@ -27,7 +29,7 @@ struct ConvKernelRow {
 };
 
 // First match wins; implicit GEMM accepts all of 16 bits, the last row all float32.
-constexpr int kConvKernels = 9;
+constexpr int kConvKernels = 11;
 extern const ConvKernelRow kConvTable[kConvKernels];
 
 // capability: of the device, as 90; 0 keeps to the portable kernels.

@@ -14,6 +14,11 @@ constexpr const char* kConvOp = "sparse_conv2d";
 
 // Tensor cores: float16, bfloat16, and float32 as tf32 (channels_last x and weight with C/groups a multiple of 4).
 Status launch_implicit_gemm(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream);
+// Tensor cores: float16, bfloat16 and tf32, 3x3 with a stride of 1, channels_last (core/masked/conv_select.cpp says which).
+template <class T>
+Status launch_patch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream);
+// Tensor cores: float16, bfloat16 and tf32, 1x1 without padding, channels_last.
+Status launch_rows_1x1(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream);
 // Tensor cores: float16 and bfloat16, up to four input channels and twelve taps.
 Status launch_few_channels(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream);
 // float32 in float32, x and weight in 16-byte words of channels.

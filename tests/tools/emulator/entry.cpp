@@ -49,6 +49,13 @@ __attribute__((visibility("default"))) int emulate_conv(const Case* given, char*
   if (v.kernel == 6 && chosen == ConvKernel::kDepthwise)
     return told(portable::launch_depthwise(p, device, nullptr), message, room);
   if (v.kernel == 5 && !hopper_general_declines(p)) return told(sm90::conv_general(p, device, nullptr), message, room);
+  const ConvKernel chosen_of_all = select_conv(p, 0).kernel;
+  if (v.kernel == 8 && chosen_of_all == ConvKernel::kPatch3x3)
+    return by_dtype(p.x.dtype, [&](auto t) {
+      return told(portable::launch_patch<decltype(t)>(p, device, nullptr), message, room);
+    });
+  if (v.kernel == 9 && chosen_of_all == ConvKernel::kRows1x1)
+    return told(portable::launch_rows_1x1(p, device, nullptr), message, room);
   return 1;
 }
 

@@ -8,6 +8,10 @@ inline uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__c
 
 inline uint32_t round_to_tf32(uint32_t bits) { return emulator::rounded_to_tf32(bits); }
 
+inline void round_fragment(uint32_t (&r)[4]) {
+  for (uint32_t& bits : r) bits = round_to_tf32(bits);
+}
+
 inline void cp_async_16(uint32_t shared, const void* global, bool in, bool issue = true) {
   if (!issue) return;
   if (shared % 16 || (in && reinterpret_cast<uintptr_t>(global) % 16)) emulator::fail("a copy that is not aligned");
@@ -18,6 +22,12 @@ inline void cp_async_16(uint32_t shared, const void* global, bool in, bool issue
     else
       std::memset(to, 0, 16);
   });
+}
+inline void cp_async_16_whole(uint32_t shared, const void* global) { cp_async_16(shared, global, true); }
+inline void cp_async_16_or_zeros(uint32_t shared, const void* global, bool in) {
+  if (in) return cp_async_16_whole(shared, global);
+  if (shared % 16) emulator::fail("a store that is not aligned");
+  std::memset(emulator::shared_at(shared), 0, 16);
 }
 inline void cp_async_commit() {
   emulator::self->committed.push_back(std::exchange(emulator::self->products, {}));
@@ -39,7 +49,7 @@ inline void load_matrix_x4(uint32_t shared, uint32_t (&r)[4]) {
 // The low half of `a` and b[0] hold bytes 0 to 15 of the reduction.
 template <class T, class Sum>
 void mma_16x8(Sum (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  static_assert(sizeof(T) <= 2);
+  static_assert(sizeof(T) <= 4);
   const auto pair = [](uint32_t low, uint32_t high) { return static_cast<uint64_t>(high) << 32 | low; };
   const emulator::Words all = emulator::exchange(pair(a[0], a[2]), pair(a[1], a[3]), pair(b0, b1));
   const int lane = static_cast<int>(emulator::self->thread % 32);

@@ -1,0 +1,246 @@
+// 1x1 convolutions with what every GPU since sm_80 has: mma.sync, ldmatrix, cp.async.
+//
+// A tile is 128 entries of the pixel list by 64 or 128 output channels, a stage of it 64 input channels (32 of
+// float32). Stages are one stream over all tiles of a CTA: the next tile's pixels come in while results go straight
+// from registers. Rows of both operands are 128 bytes. Word w of row n of x lies at w ^ (n % 8); rows of weights are
+// read in another order, as output channels are permuted among the columns of products (conv_patch.cuh), and lie
+// accordingly.
+#include "cuda/masked/conv_sums.cuh"
+#include "cuda/mma.cuh"
+
+namespace sbnet::portable {
+namespace {
+
+constexpr int kRowThreads = 128, kTilePixels = 128, kRowStages = 3, kRowPass = kRowThreads / 8;
+constexpr int kRowCtas = 2;
+// What a tile of 64 output channels costs where one of 128 costs 64.
+constexpr int kNarrowCost = 36;
+
+struct RowsPlan {
+  PixelList list;
+  int32_t image, row, column;           // strides of x from pixel to pixel of y, in units of eight channels
+  int32_t to_image, to_row, to_column;  // those of y, and of the residual
+  FringePlan fringe;
+
+  explicit RowsPlan(const Conv2dParams& p) : list(p), fringe(p) {
+    const PixelStrides x = pixel_strides(p.x), y = pixel_strides(p.y);
+    image = static_cast<int32_t>(x.n / 8), row = static_cast<int32_t>(x.y / 8 * p.stride[0]),
+    column = static_cast<int32_t>(x.x / 8 * p.stride[1]);
+    to_image = static_cast<int32_t>(y.n / 8), to_row = static_cast<int32_t>(y.y / 8),
+    to_column = static_cast<int32_t>(y.x / 8);
+  }
+};
+
+// Warps two by two.
+template <class T, int kOutputs>
+struct RowTiles {
+  static constexpr int kRowBytes = 128, kChunk = 8 * kLanes<T>;
+  static constexpr int kStageX = kTilePixels * kRowBytes, kStageWeight = kOutputs * kRowBytes;
+  static constexpr int kWeightsAt = kRowStages * kStageX, kTablesAt = kWeightsAt + kRowStages * kStageWeight;
+  static constexpr int kSlotsX = 2, kSlotsY = 4;  // of tables, which are written two tiles and more ahead
+  static constexpr int kShared = kTablesAt + (kSlotsX + kSlotsY) * kTilePixels * 4;
+  static constexpr int kCopiesX = kTilePixels / kRowPass, kCopiesWeight = kOutputs / kRowPass;
+  static constexpr int kM = 4, kTiles = kOutputs / 16, kPairs = kTiles / 2;  // of a warp
+  static_assert(kShared <= 99 * 1024, "the least that a device since sm_80 has");
+
+  const Conv2dParams& p;
+  const RowsPlan& plan;
+  const int count, C, K, column_tiles, tiles, chunks;
+  const uint32_t stages;
+  int* const from;  // tables of words of x, -1 for no pixel
+  int* const to;    // and of y
+  // What is copied next.
+  int tile, chunk = 0, ordinal = 0, slot = 0;
+  const T* weights;
+  uint32_t place, place_weight;
+
+  static __host__ __device__ __forceinline__ int columns(int outputs) { return (outputs + kOutputs - 1) / kOutputs; }
+  // The first of a chunk's channels that this thread copies.
+  static __device__ __forceinline__ int own_channel() { return static_cast<int>(threadIdx.x % 8) * kLanes<T>; }
+  // A row of weights in a stage: the eight that a matrix takes lie in different words.
+  static __device__ __forceinline__ uint32_t weight_word(int row, int word) {
+    return word ^ ((row >> 3 & 3) << 1 | (row & 1));
+  }
+
+  __device__ __forceinline__ RowTiles(const Conv2dParams& p, const RowsPlan& plan, char* smem, int count)
+      : p(p),
+        plan(plan),
+        count(count),
+        C(static_cast<int>(p.x.size[1])),
+        K(static_cast<int>(p.weight.size[0])),
+        column_tiles(columns(K)),
+        tiles(static_cast<int>(plan.list.tiles(count, kTilePixels)) * column_tiles),
+        chunks((C + kChunk - 1) / kChunk),
+        stages(shared_address(smem)),
+        from(reinterpret_cast<int*>(smem + kTablesAt)),
+        to(from + kSlotsX * kTilePixels),
+        tile(blockIdx.x) {
+    const int row = threadIdx.x / 8, word = threadIdx.x % 8;
+    place = row * kRowBytes + ((word ^ (row % 8)) << 4);
+    begin_tile();
+  }
+  __device__ __forceinline__ void begin_tile() {
+    weights = static_cast<const T*>(p.weight.data) + int64_t{tile % column_tiles * kOutputs} * C + own_channel();
+  }
+  __device__ __forceinline__ void tabulate(int of, int number) const {
+    if (of >= tiles) return;
+    const Pixel pixel = locate_pixel(p, plan.list, int64_t{of / column_tiles} * kTilePixels + threadIdx.x, count);
+    from[number % kSlotsX * kTilePixels + threadIdx.x] =
+        pixel.n < 0 ? -1 : pixel.n * plan.image + pixel.row * plan.row + pixel.column * plan.column;
+    to[number % kSlotsY * kTilePixels + threadIdx.x] =
+        pixel.n < 0 ? -1 : pixel.n * plan.to_image + pixel.row * plan.to_row + pixel.column * plan.to_column;
+  }
+  // A quarter of a stage, so that copies mix with products. Past the last tile they repeat, into stages that are free.
+  __device__ __forceinline__ void copy(int quarter) const {
+    const int c = chunk * kChunk + own_channel(), row0 = threadIdx.x / 8;
+    const bool in = c < C;
+    const T* x = static_cast<const T*>(p.x.data) + c;
+    const uint32_t stage = stages + slot * kStageX + place;
+#pragma unroll
+    for (int i = quarter * kCopiesX / 4; i < (quarter + 1) * kCopiesX / 4; ++i) {
+      const int word = from[ordinal % kSlotsX * kTilePixels + row0 + i * kRowPass];
+      cp_async_16_or_zeros(stage + i * kRowPass * kRowBytes, x + int64_t{word} * 8, in & (word >= 0));
+    }
+    const int left = K - tile % column_tiles * kOutputs;
+#pragma unroll
+    for (int i = quarter * kCopiesWeight / 4; i < (quarter + 1) * kCopiesWeight / 4; ++i) {
+      const int row = row0 + i * kRowPass;
+      // Past the last output channel others come again, not one and the same: all would wait for its line.
+      const int wrapped = row < left ? row : row - left < left ? row - left : row % 8;
+      cp_async_16_or_zeros(
+          stages + kWeightsAt + slot * kStageWeight + row * kRowBytes + (weight_word(row, threadIdx.x % 8) << 4),
+          weights + wrapped * C + chunk * kChunk, in);
+    }
+  }
+  // After the copies of a stage. The table that is written was last read before the barrier that all have passed.
+  __device__ __forceinline__ void advance() {
+    cp_async_commit();
+    const int next = tile + static_cast<int>(gridDim.x);
+    if (chunk == 0) tabulate(next, ordinal + 1);
+    slot = slot + 1 == kRowStages ? 0 : slot + 1;
+    if (++chunk < chunks) return;
+    chunk = 0;
+    if (next < tiles) {
+      tile = next, ++ordinal;
+      begin_tile();
+    }
+  }
+
+  __device__ __forceinline__ void run() {
+    if (tile >= tiles) return;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warp_row = warp % 2, warp_column = warp / 2;
+    const int l8 = lane % 8;
+    const uint32_t row_x = (warp_row * 64 + lane % 16) * kRowBytes;
+    const int row_w = warp_column * (kOutputs / 2) + 8 * (l8 / 2) + l8 % 2 + lane / 16 * 2;
+    tabulate(tile, 0);
+    __syncthreads();
+#pragma unroll 1
+    for (int s = 0; s < kRowStages - 1; ++s) {
+#pragma unroll
+      for (int quarter = 0; quarter < 4; ++quarter) copy(quarter);
+      advance();
+      __syncthreads();
+    }
+    uint32_t a[2][kM][4], b[2][kPairs][4];
+    int read = 0, number = 0;
+    const auto load = [&](int kk, uint32_t (&to_a)[kM][4], uint32_t (&to_b)[kPairs][4]) {
+      const uint32_t x = stages + read * kStageX + row_x + (((kk * 2 + lane / 16) ^ (lane % 8)) << 4);
+#pragma unroll
+      for (int m = 0; m < kM; ++m) load_matrix_x4(x + m * 16 * kRowBytes, to_a[m]);
+      const uint32_t w = stages + kWeightsAt + read * kStageWeight + row_w * kRowBytes +
+                         (weight_word(row_w, kk * 2 + lane / 8 % 2) << 4);
+#pragma unroll
+      for (int j = 0; j < kPairs; ++j) load_matrix_x4(w + (j / 2 * 32 + j % 2 * 4) * kRowBytes, to_b[j]);
+    };
+    for (int own = blockIdx.x; own < tiles; own += gridDim.x, ++number) {
+      float sums[kM][kTiles][4];
+#pragma unroll
+      for (int m = 0; m < kM; ++m)
+#pragma unroll
+        for (int j = 0; j < kTiles; ++j)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) sums[m][j][e] = 0.f;
+#pragma unroll 1
+      for (int c = 0; c < chunks; ++c) {
+        cp_async_wait<kRowStages - 2>();
+        __syncthreads();
+        load(0, a[0], b[0]);
+#pragma unroll
+        for (int kk = 0; kk < 4; ++kk) {
+          if (kk < 3) load(kk + 1, a[(kk + 1) % 2], b[(kk + 1) % 2]);
+          copy(kk);
+#pragma unroll
+          for (int m = 0; m < kM; ++m)
+#pragma unroll
+            for (int j = 0; j < kTiles; ++j) {
+              const uint32_t* w = b[kk % 2][j / 2];
+              if constexpr (sizeof(T) == 4) {  // a fragment's first use
+                if (j == 0) round_fragment(a[kk % 2][m]);
+                if (m == 0 && j % 2 == 0) round_fragment(b[kk % 2][j / 2]);
+              }
+              mma_16x8<T>(sums[m][j], a[kk % 2][m], w[j % 2 * 2], w[j % 2 * 2 + 1]);
+            }
+        }
+        advance();
+        read = read + 1 == kRowStages ? 0 : read + 1;
+      }
+      finish(sums, own, number, warp_row, warp_column, lane);
+    }
+    cp_async_wait<0>();
+    __syncthreads();
+  }
+
+  __device__ __forceinline__ void finish(float (&sums)[kM][kTiles][4], int own, int number, int warp_row,
+                                         int warp_column, int lane) const {
+    const int* own_to = to + number % kSlotsY * kTilePixels + warp_row * 64 + lane / 4;
+    const auto output = [&](int m, int h) -> Output {
+      const int64_t at = int64_t{own_to[m * 16 + h * 8]} * 8;
+      return {at, at};
+    };
+    finish_sums<T>(p, sums, output, own % column_tiles * kOutputs + warp_column * (kOutputs / 2) + lane % 4 * 8, K);
+  }
+};
+
+template <class T>
+__global__ void __launch_bounds__(kRowThreads, kRowCtas)
+    conv_rows_kernel(const __grid_constant__ Conv2dParams p, const __grid_constant__ RowsPlan plan) {
+  using Wide = RowTiles<T, 128>;
+  using Narrow = RowTiles<T, 64>;
+  extern __shared__ __align__(128) char smem[];
+  grid_dependency_wait();
+  grid_dependency_release();
+  clear_fringe<T>(p, plan.fringe, int64_t{blockIdx.x} * kRowThreads + threadIdx.x, int64_t{gridDim.x} * kRowThreads);
+
+  const int count = clamped_count(p.active.count, static_cast<int>(p.active.capacity));
+  const int rows = static_cast<int>(plan.list.tiles(count, kTilePixels)), K = static_cast<int>(p.weight.size[0]);
+  const auto waves = [&](int columns) {
+    return (rows * columns + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
+  };
+  if (waves(Wide::columns(K)) * 64 < waves(Narrow::columns(K)) * kNarrowCost)
+    Wide(p, plan, smem, count).run();
+  else
+    Narrow(p, plan, smem, count).run();
+}
+
+template <class T>
+Status launch_rows(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
+  static OccupancyCache cache;
+  const RowsPlan plan(p);
+  constexpr auto kernel = conv_rows_kernel<T>;
+  constexpr int kShared = RowTiles<T, 128>::kShared;
+  int ctas = 0;
+  SBNET_TRY(prepare_kernel(device, kernel, kRowThreads, kShared, &cache, &ctas));
+  const int64_t tiles =
+      plan.list.tiles(p.active.capacity, kTilePixels) * RowTiles<T, 64>::columns(static_cast<int>(p.weight.size[0]));
+  const unsigned grid = persistent_grid(device, ctas, tiles, plan.fringe.threads(p), kRowThreads);
+  SBNET_CUDA_TRY(kConvOp, launch_dependent(device, kernel, dim3(grid), dim3(kRowThreads), kShared, stream, p, plan));
+  return ok_status();
+}
+
+}  // namespace
+
+Status launch_rows_1x1(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
+  return by_dtype(p.x.dtype, [&](auto t) { return launch_rows<decltype(t)>(p, device, stream); });
+}
+
+}  // namespace sbnet::portable
