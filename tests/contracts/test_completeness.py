@@ -61,6 +61,29 @@ def test_contributing_lists_the_files_of_a_plain_layer():
         assert "rearrange" in (ROOT / path.replace("NAME", "rearrange")).read_text().lower(), path
 
 
+def test_a_plain_layer_is_named_in_few_places():
+    """Its own files, and a few lines of those that all share: what CONTRIBUTING counts. Passes that plan it aside."""
+    for op in ("sparse_rearrange", "sparse_resize2d", "sparse_norm2d"):
+        stem = op.removeprefix("sparse_").removesuffix("2d")
+        word = re.compile(rf"\b({op}_?|{stem}_whole|{stem.title()}Layer)\b")
+        named = {
+            path.relative_to(ROOT).with_suffix("")
+            for folder in ("csrc", "sbnet/ops", "sbnet/reference", "export", "benchmarks/cases")
+            for path in (ROOT / folder).rglob("*")
+            if path.suffix in CODE and word.search(path.read_text())
+        }
+        shared = {path for path in named if stem not in path.name} - {Path("export/zeros"), Path("export/planned")}
+        assert shared <= {
+            Path(p)
+            for p in (
+                "csrc/core/masked/plain_layers",
+                "sbnet/ops/__init__",
+                "sbnet/reference/masked",
+                "export/op_table",
+            )
+        }, op
+
+
 def names(op: str, text: str) -> bool:
     return re.search(rf"\b{op.rstrip('_')}_?\b", text) is not None
 
