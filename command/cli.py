@@ -259,6 +259,9 @@ def info(
     ort_library: Annotated[
         bool, typer.Option("--ort-library", help="Print the path that ONNX Runtime registers, and nothing else.")
     ] = False,
+    schemas: Annotated[
+        bool, typer.Option("--schemas", help="Print what ONNX Runtime's ops take and give, as JSON, and nothing else.")
+    ] = False,
     layer: Annotated[
         str | None,
         typer.Option(help='Which kernel serves a layer, and why: "conv 3x3 64->64 400x704 fp16 [cpu] block 16".'),
@@ -286,6 +289,9 @@ def info(
         return
     if ort_library:
         typer.echo(str(_library.KERNEL_LIBRARY))
+        return
+    if schemas:
+        typer.echo(json.dumps(_library.ort_schemas(), indent=2))
         return
     facts = machine.gather_info()
     if as_json:

@@ -18,8 +18,8 @@ KINDS = {
     "sparse_conv2d": "conv", "sparse_conv_transpose2d": "conv_transpose", "sparse_bottleneck2d": "bottleneck",
     "sparse_conv2d_quantized": "conv_quantized", "sparse_conv2d_dequantized": "conv_quantized",
     "sparse_max_pool2d": "max_pool", "sparse_avg_pool2d": "avg_pool", "sparse_resize2d": "resize",
-    "sparse_rearrange": "rearrange", "sparse_pointwise": "pixel", "sparse_gather": "pixel",
-    "sparse_fill": "pixel", "sparse_adaptive_pool2d": "adaptive_pool", "sparse_norm2d": "norm",
+    "sparse_rearrange": "rearrange", "sparse_pointwise": "pointwise", "sparse_gather": "pointwise",
+    "sparse_fill": "pointwise", "sparse_adaptive_pool2d": "adaptive_pool", "sparse_norm2d": "norm",
     "sparse_squeeze_excite2d": "squeeze_excite",
 }  # fmt: skip
 # Inputs that a node reads in its active blocks alone, beside x, and weights.
@@ -152,7 +152,7 @@ def _layer(node: ir.Node, found: Planned) -> Node | None:
 def _options(node: ir.Node, kind: str, read: list[Any], written: list[Any]) -> dict[str, Any] | None:
     if kind == "norm":
         return {"method": number(node, "mode", "group")}
-    if kind in ("pixel", "bottleneck", "adaptive_pool", "squeeze_excite"):
+    if kind in ("pointwise", "bottleneck", "adaptive_pool", "squeeze_excite"):
         return {}
     if kind == "rearrange":
         return {"up": number(node, "up", 1), "down": number(node, "down", 1), "pad": ints(node, "pad", (0, 0, 0, 0))}

@@ -151,9 +151,9 @@ def _shape(sizes: Sequence[Any]) -> Value:
     return onnx_ops.Concat(*parts, axis=0)
 
 
-MAPS = ("T", "W", "R", "Y")  # types of feature maps and weights of four dimensions
+MAPS = ("T", "W", "R")  # types of feature maps and weights of four dimensions
 # What the schemas of PyTorch's and ONNX's op call otherwise.
-ATTRIBUTES = {"activation_param": "negative_slope", "output_size": "size", "method": "mode"}
+ATTRIBUTES = {"output_size": "size", "method": "mode"}
 OF_BYTES = ("sparse_conv2d_quantized", "sparse_conv2d_dequantized")
 HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 TYPES = {"int": int, "bool": bool, "float": float, "str": str, "List[int]": Sequence[Any]}

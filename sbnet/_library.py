@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,33 @@ def build_info() -> dict[str, str]:
     function = ctypes.CDLL(str(KERNEL_LIBRARY)).sbnet_build_info
     function.restype = ctypes.c_char_p
     return dict(item.split("=", 1) for item in function().decode().split(";"))
+
+
+def ort_schemas() -> list[dict[str, Any]]:
+    """What each op of ONNX Runtime takes and gives.
+
+    Each: name, inputs, outputs, attributes with their defaults, and types, what its type variables stand for together.
+    """
+    return json.loads(_of_text("sbnet_ort_schemas")())
+
+
+def ort_shapes(node: str) -> list[list[int | str | None] | None]:
+    """Shapes of the outputs of a node, told as csrc/ort_binding/describe.cpp reads it.
+
+    Raises:
+        ValueError: what is wrong with the node.
+    """
+    text = _of_text("sbnet_ort_shapes")(node.encode()).decode()
+    if text.startswith("sbnet"):
+        raise ValueError(text)
+    return json.loads(text)
+
+
+@functools.cache
+def _of_text(name: str) -> Any:
+    function = getattr(ctypes.CDLL(str(KERNEL_LIBRARY)), name)
+    function.restype = ctypes.c_char_p
+    return function
 
 
 def cpu_isa() -> str:

@@ -55,31 +55,52 @@ SBNET_EXPORT void broadcast(const TensorView& y, TensorView* other);
 // An op that reads x, numbers and perhaps a few more tensors says here what it is: both bindings make it of that
 // (core/masked/plain_layers.h). Besides what it may hide of this, it has
 //   kName
-//   numbers(p, read)        names its numbers in the order of its schema, each with its place in p: integer, real, flag
-//                           with their defaults; required (some int32_t), integers (some, with the default of each or
-//                           of all); optional_integer, which is not 0 where it is given, and 0 where it is not; text,
-//                           with a default and what reads it, and choice(read, ...), one of some names; sides, y's
-//                           height and width, asked for where y is made and not given with it
+//   numbers(p, read)        names its numbers in the order of its schema, each with its place in p: integer, real (NaN:
+//                           it has no default), flag with their defaults; required (some int32_t), integers (some, with
+//                           the default of each or of all); optional_integer, which is not 0 where it is given, and 0
+//                           where it is not; text, with a default and what reads it, and choice(read, ...), one of some
+//                           names; sides, y's height and width, asked for where y is made and not given with it; dtype,
+//                           that of a y whose dtype is told
 //   kernels                 SBNET_KERNELS of (&p), or of (&p, workspace)
+enum class OutputType { kOfX, kOfWeight, kTold };  // which dtype y has where a call makes it
 template <class P>
 struct LayerOf {
   using Params = P;
-  // Its further tensors, in order, all optional: vector, [C] of x's dtype or float32, whose dtype is said once; map, of
-  // x's dtype, each side y's or 1.
+  // Its further tensors, in order. Those that it needs, first:
+  //   weight   of four dimensions, and the place of what pack_conv_weight made of it; null: it is read as it lies
+  //   scales   [y's channels] float32
+  // The others may be left out:
+  //   vector   [y's channels, or so many] of x's dtype or float32; those that share the place of their dtype share it
+  //   plane    of y's shape; its dtype is the op's to check
+  //   map      of x's dtype, each side y's or 1
   template <class Read>
   static constexpr void tensors(P&, Read&) {}
-  // Its workspace's bytes, a function of &p.
+  // In how many groups its weight is packed.
+  static constexpr int32_t groups(const P&) { return 1; }
+  // Its workspace's bytes: a function of &p, or SBNET_KERNELS of what gives them on a device.
   static constexpr std::nullptr_t workspace = nullptr;
   // Does it read the block map? It takes it in place, too, then.
   static constexpr bool kReadsMap = false;
+  // Does its functional form take the list of x's plane, which its gradient is wanted on?
+  static constexpr bool kListOfX = false;
+  static constexpr bool kInPlace = true;  // has it a form in place?
+  static constexpr OutputType kOutput = OutputType::kOfX;
   // Must hold before size() is asked: of the numbers alone.
   static Status check(const P&) { return ok_status(); }
-  // y's channels (d = 1), rows (2) and columns (3), of those of x.
+  // y's channels (d = 1), rows (2) and columns (3), of those of x, of the numbers and of weights' sizes.
   static Status size(const P&, int, int64_t x, int64_t* y) {
     *y = x;
     return ok_status();
   }
 };
+// Bytes of its workspace, where `on` is: as Kernels has it.
+template <class L, class On>
+int64_t workspace_bytes(const On& on, const typename L::Params& p) {
+  if constexpr (std::is_pointer_v<decltype(L::workspace)>)
+    return L::workspace(&p);
+  else
+    return L::workspace.bytes(on, &p);
+}
 
 template <class Read, class Kind, size_t kCount>
 void choice(Read& read, const char* argument, Kind* kind, const char* const (&names)[kCount]) {

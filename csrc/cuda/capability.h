@@ -8,4 +8,7 @@ namespace sbnet {
 // kernels, keeps every op to the portable ones. (What a launch may ask of the device is DeviceInfo's to say.)
 int32_t select_capability(const DeviceInfo& device);
 
+// May CTAs be launched in clusters? Not before sm_90, nor where SBNET_GPU=portable.
+bool has_clusters(const DeviceInfo& device);
+
 }  // namespace sbnet

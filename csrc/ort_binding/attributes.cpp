@@ -1,8 +1,8 @@
 // Attributes of a node, as a kernel or as shape inference sees them.
+#include <cmath>
 #include <cstring>
 
 #include "core/grid.h"
-#include "core/lists/fringe.h"
 #include "ort_binding/common.h"
 
 namespace sbnet::ort {
@@ -30,7 +30,7 @@ bool Attributes::flag(const char* name, bool otherwise) const {
 
 float Attributes::real(const char* name, float otherwise) const {
   float v = otherwise;
-  get(name, &v);
+  if (!get(name, &v) && std::isnan(otherwise)) raise_expected(op_, name, "a float, got no attribute");
   return v;
 }
 
@@ -52,9 +52,24 @@ Pair Attributes::pair(const char* name, int32_t otherwise) const {
 }
 
 Pair Attributes::required_pair(const std::string& name) const {
+  require(name.c_str());
   const std::optional<Pair> v = pair(name);
   if (!v) raise_expected(op_, name, "two ints, got no attribute");
   return *v;
+}
+
+int64_t Attributes::required_integer(const char* name) const {
+  int64_t v = 0;
+  require(name);
+  if (!get(name, &v)) raise_expected(op_, name, "an int, got no attribute");
+  return v;
+}
+
+std::vector<int64_t> Attributes::required_integers(const char* name) const {
+  std::vector<int64_t> v;
+  require(name);
+  if (!get(name, &v)) raise_expected(op_, name, "ints, got no attribute");
+  return v;
 }
 
 std::vector<int64_t> Attributes::integers(const char* name) const {
@@ -182,52 +197,6 @@ std::unique_ptr<Attributes> attributes_of(const char* op, const OrtKernelInfo* i
 }
 std::unique_ptr<Attributes> attributes_of(const char* op, const OrtShapeInferContext* context) {
   return of_a_known_format(std::make_unique<ShapeAttributes>(op, context));
-}
-
-namespace {
-
-// Says 1, or a list of ones, to whatever has no default, and keeps the names.
-class RecordedAttributes final : public Attributes {
- public:
-  explicit RecordedAttributes(const char* op) : Attributes(op) {}
-  mutable std::vector<std::string> names;
-
- private:
-  void record(const char* name) const {
-    for (const std::string& n : names)
-      if (n == name) return;
-    names.push_back(name);
-  }
-  bool get(const char* name, int64_t* out) const override { return record(name), *out = 1, true; }
-  bool get(const char* name, float*) const override { return record(name), false; }
-  bool get(const char* name, std::string*) const override { return record(name), false; }
-  bool get(const char* name, std::vector<int64_t>* out) const override {
-    record(name);
-    const bool window = !std::strcmp(name, "window");
-    const bool required = window || std::strstr(name, "bsize") || !std::strcmp(name, "kernel_size");
-    if (required) out->assign(window ? kWindowNumbers : 2, 1);
-    return required;
-  }
-};
-
-}  // namespace
-
-std::string signature(const char* op, const Argument* inputs, size_t input_count, const Argument* outputs,
-                      size_t output_count, void (*make)(const Attributes&)) {
-  const auto list = [](const Argument* arguments, size_t count) {
-    std::string text;
-    for (size_t k = 0; k < count; ++k) {
-      const Characteristic kind = arguments[k].characteristic;
-      text += (k ? ", " : "") + std::string(arguments[k].name);
-      text += kind == kOptional ? "?" : kind == kVariadic ? "*" : "";
-    }
-    return text;
-  };
-  const RecordedAttributes attributes(op);
-  make(attributes);
-  std::string text = std::string(op) + "(" + list(inputs, input_count) + ") -> " + list(outputs, output_count) + ":";
-  for (const std::string& name : attributes.names) text += " " + name;
-  return text + "\n";
 }
 
 GridAttributes::GridAttributes(const Attributes& a, const std::string& prefix)

@@ -11,6 +11,7 @@
 // SBNET_ORT_OPS(Op, ...), in namespace sbnet::ort, adds a file's ops to those of the library.
 #pragma once
 #include <array>
+#include <functional>
 #include <iterator>
 #include <memory>
 #include <optional>
@@ -24,12 +25,15 @@
 
 namespace sbnet::ort {
 
+struct OpDescription;
+
 // A copy of ONNX Runtime that registered the ops: a process may hold several, of one version or another.
 struct Runtime {
   Api api;
   bool infers_absent_inputs;  // before 1.24, shape inference follows a null pointer at an optional input left out
   OrtCustomOpDomain* domain;  // sessions point at it and its ops: they live as long as the process
-  std::string* signatures = nullptr;  // of no runtime: ops are described here instead of being added
+  // Of no runtime: ops are described to this instead of being added.
+  const std::function<void(const OpDescription&)>* describe = nullptr;
 };
 // Of the runtime that called into the library, on this thread.
 extern thread_local const Api* api;
@@ -67,7 +71,7 @@ OrtStatus* guarded(const Runtime& runtime, const F& body) noexcept {
 // Raised whenever a node that this library writes would be misread by an older one; every node says its own.
 constexpr int64_t kFormat = 1;
 
-constexpr int32_t kT = -1, kBias = -2, kWeightT = -3;  // type variables
+constexpr int32_t kT = -1, kBias = -2, kWeightT = -3, kResidualT = -4;  // type variables; of the last two: bytes'
 
 struct Argument {
   const char* name;
@@ -76,9 +80,9 @@ struct Argument {
   MemoryType memory = kDefaultMemory;
 };
 struct Types {
-  ElementType t, bias, weight = kFloat;
+  ElementType t, bias, weight = kFloat;  // bias: that of a residual, too
   int32_t operator()(int32_t type) const {
-    return type == kT ? t : type == kBias ? bias : type == kWeightT ? weight : type;
+    return type == kT ? t : type == kBias || type == kResidualT ? bias : type == kWeightT ? weight : type;
   }
 };
 constexpr std::array<Types, 3> kFloatTypes = {{{kFloat, kFloat}, {kFloat16, kFloat16}, {kBFloat16, kBFloat16}}};
@@ -113,11 +117,13 @@ class Attributes {
 
   int64_t integer(const char* name, int64_t otherwise) const;
   bool flag(const char* name, bool otherwise) const;
-  float real(const char* name, float otherwise) const;
+  float real(const char* name, float otherwise) const;  // NaN: there is no default
   std::string text(const char* name, const char* otherwise) const;
   std::optional<Pair> pair(const std::string& name) const;
   Pair pair(const char* name, int32_t otherwise) const;
   Pair required_pair(const std::string& name) const;
+  int64_t required_integer(const char* name) const;
+  std::vector<int64_t> required_integers(const char* name) const;
   std::vector<int64_t> integers(const char* name) const;  // empty where it is not given
   bool integers(const char* name, std::vector<int64_t>* out) const { return get(name, out); }  // false: it is not given
   virtual bool is_constant(size_t) const { return false; }  // is this input the same at every run?
@@ -129,6 +135,7 @@ class Attributes {
   virtual bool get(const char* name, float* out) const = 0;
   virtual bool get(const char* name, std::string* out) const = 0;
   virtual bool get(const char* name, std::vector<int64_t>* out) const = 0;
+  virtual void require(const char*) const {}  // what is read next has no default
 
  private:
   const char* op_;
@@ -172,10 +179,11 @@ class ShapeContext {
  public:
   ShapeContext(const char* name, const Argument* inputs, const Argument* outputs, OrtShapeInferContext* context)
       : name_(name), inputs_(inputs), outputs_(outputs), context_(context) {}
+  virtual ~ShapeContext() = default;
   // Empty where the rank is not known (ORT says rank 0 then). Another rank is an error.
   Dims input(size_t index, size_t rank) const;
-  Dims input(size_t index) const;
-  void output(size_t index, const Dims& dims);
+  virtual Dims input(size_t index) const;
+  virtual void output(size_t index, const Dims& dims);
   const char* op() const { return name_; }
 
  private:
@@ -328,16 +336,25 @@ class OrtOp final : public OrtCustomOp {
   bool cuda_;
 };
 
-// One line, "op(x, weight, bias?) -> y: bsize, stride", of what an op takes and which attributes it reads.
-std::string signature(const char* op, const Argument* inputs, size_t input_count, const Argument* outputs,
-                      size_t output_count, void (*make)(const Attributes&));
+// What an op takes and gives, without a runtime.
+struct OpDescription {
+  const char* name;
+  std::vector<Argument> inputs, outputs;
+  std::vector<Types> types;
+  void (*make)(const Attributes&);  // reads its attributes
+  void (*infer)(const Attributes&, ShapeContext&);
+};
 
-// The op for every type and execution provider; without a domain its signature alone.
+// The op for every type and execution provider, or what it is.
 template <class Op>
 void add_op(const Runtime& runtime) {
-  if (runtime.signatures) {
-    *runtime.signatures += signature(Op::kName, std::data(Op::kInputs), std::size(Op::kInputs), Op::kOutputs,
-                                     std::size(Op::kOutputs), [](const Attributes& a) { Op{a}; });
+  if (runtime.describe) {
+    (*runtime.describe)({Op::kName,
+                         {std::begin(Op::kInputs), std::end(Op::kInputs)},
+                         {std::begin(Op::kOutputs), std::end(Op::kOutputs)},
+                         {std::begin(Op::kTypes), std::end(Op::kTypes)},
+                         [](const Attributes& a) { Op{a}; },
+                         [](const Attributes& a, ShapeContext& s) { Op(a).infer(s); }});
     return;
   }
   for (const Types& types : Op::kTypes) {

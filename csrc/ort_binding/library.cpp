@@ -22,16 +22,6 @@ void add_registered_ops(const Runtime& runtime) {
 
 }  // namespace sbnet::ort
 
-// The ops of the library, a line each: what tests hold schemas and documents to.
-extern "C" SBNET_EXPORT const char* sbnet_ort_ops() {
-  static const std::string text = [] {
-    std::string made;
-    sbnet::ort::add_registered_ops({{}, false, nullptr, &made});
-    return made;
-  }();
-  return text.c_str();
-}
-
 extern "C" SBNET_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) {
   using namespace sbnet::ort;
   const void* const* slots = base->GetApi(kApiVersion);

@@ -28,8 +28,8 @@ namespace sbnet::binding {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-inline DType to_dtype(const char* op, const char* argument, const Tensor& t) {
-  switch (t.scalar_type()) {
+inline DType to_dtype(const char* op, const char* argument, ScalarType type) {
+  switch (type) {
     case ScalarType::Float:
       return DType::kF32;
     case ScalarType::Half:
@@ -56,6 +56,9 @@ inline DType to_dtype(const char* op, const char* argument, const Tensor& t) {
       break;
   }
   raise_expected(op, std::string(argument) + ": dtype", "a real floating or integer one, got another");
+}
+inline DType to_dtype(const char* op, const char* argument, const Tensor& t) {
+  return to_dtype(op, argument, t.scalar_type());
 }
 
 inline void check_rank(const char* op, const char* argument, const Tensor& t, int64_t rank) {

@@ -84,8 +84,8 @@ class PooledNodes:
             matrix, bias, pixels = self._products[node]
             for sample, y in zip(_planes(get(form.x)), out, strict=True):
                 torch.ops.sbnet.sparse_conv2d_.default(
-                    matrix, sample[None], None, bias, pixels.indices, pixels.count, pixels.grid.numbers(), [1, 1],
-                    [0, 0], [1, 1], 1, "none", 0.0, False, y.reshape(1, 1, 1, -1), None, None, None, None,
+                    matrix, sample[None], None, bias, None, pixels.indices, pixels.count, pixels.grid.numbers(), [1, 1],
+                    [0, 0], [1, 1], 1, "none", 0.0, False, False, y.reshape(1, 1, 1, -1), None, None, None,
                 )  # fmt: skip
 
 

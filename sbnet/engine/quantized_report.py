@@ -16,7 +16,8 @@ from sbnet.engine.arguments import planes_of
 from sbnet.engine.sparsify import SparseRun
 from sbnet.graph.functional import PlannedModule
 from sbnet.graph.ir import Value
-from sbnet.graph.passes.quantize import CONVOLUTIONS, KIND, Quantization, stays_float
+from sbnet.graph.kinds import kind_of
+from sbnet.graph.passes.quantize import KIND, Quantization, stays_float
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ def measure(floats: SparseRun, run: SparseRun, frames: Sequence[Any], masks: Seq
     outputs: list[tuple[_Sums, Any]] = []
     for inputs, mask in zip(frames, masks, strict=True):
         graph = after.module(inputs).plan.graph
-        named = {node.output.name: node for node in graph.nodes if node.kind in CONVOLUTIONS}
+        named = {node.output.name: node for node in graph.nodes if kind_of(node).filters}
         wanted = {value.name: (tensor, pixels) for value, tensor, pixels in before(inputs, mask) if value.name in named}
         for value, tensor, _ in after(inputs, mask):
             if value.name in wanted:

@@ -186,15 +186,16 @@ class SparseRun:
         return made
 
     def _graph(self, inputs: Sequence[Any]) -> Graph:
+        tokens = self.options["mode"] == "masked"
         if isinstance(self._module, nn.Module):
             check_counted(self._module)
-            captured = capture(self._module, inputs, tokens=self.options["mode"] == "masked")
+            captured = capture(self._module, inputs, tokens=tokens)
             if not self._shapes:  # those that are there may be of another state
                 self._watch = Watch(self._module)
             return optimise(captured)
         from sbnet.graph.onnx import read_onnx
 
-        return optimise(read_onnx(self._module, inputs))
+        return optimise(read_onnx(self._module, inputs, tokens))
 
     def _planned(self, inputs: Sequence[Any]) -> tuple[Graph, Plan, Constants]:
         graph, x = self._graph(inputs), inputs[0]

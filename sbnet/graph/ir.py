@@ -81,7 +81,7 @@ class Ref:
 
 @dataclass
 class Step:
-    """One op of a pixel node on [N,C,H,W] tensors of any N, H and W: args and kwargs hold Refs."""
+    """One op of a pointwise node on [N,C,H,W] tensors of any N, H and W: args and kwargs hold Refs."""
 
     target: Any
     args: Any

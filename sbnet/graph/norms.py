@@ -67,7 +67,7 @@ def _norm_of_planes(b: Builder, call: Call) -> Value | None:
     if sorted(name for k in gone for name in names[k]) != ["H", "W"] or gone != set(flat):
         return None
     n, c, h, w = x.shape
-    squares = b.add("pixel", call, [x], x.shape, options={"steps": [Step(ATEN.square.default, (Ref(0),), {})]})
+    squares = b.add("pointwise", call, [x], x.shape, options={"steps": [Step(ATEN.square.default, (Ref(0),), {})]})
 
     def then(target: Any, value: Value, *args: Any, shape: Any = (n, c, 1, 1)) -> Value:
         made = torch.empty(shape, dtype=x.dtype, device="meta")

@@ -24,9 +24,9 @@ from sbnet.graph.refusal import VALUES
 RULES = onnx_arrange, onnx_elementwise, onnx_norms, onnx_resize, onnx_windows  # imported for what they register
 
 
-def read_onnx(path: str | os.PathLike[str], inputs: Sequence[Any]) -> Graph:
-    """The graph of an ONNX model for inputs of these shapes."""
-    return capture(OnnxNetwork(path).to(inputs[0].device, inputs[0].dtype), inputs)
+def read_onnx(path: str | os.PathLike[str], inputs: Sequence[Any], tokens: bool = False) -> Graph:
+    """The graph of an ONNX model for inputs of these shapes. tokens: as of `capture`."""
+    return capture(OnnxNetwork(path).to(inputs[0].device, inputs[0].dtype), inputs, tokens=tokens)
 
 
 class OnnxNetwork(nn.Module):

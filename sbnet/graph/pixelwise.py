@@ -105,7 +105,7 @@ def pixelwise(b: Builder, call: Call) -> Value | None:
             return refs[id(v)] if isinstance(v, Value) else v
 
         args, kwargs = pytree.tree_map(swap, (tuple(call.args), dict(call.kwargs)))
-        simple = b.add("pixel", call, order, x.shape, options={"steps": [Step(call.target, args, kwargs)]})
+        simple = b.add("pointwise", call, order, x.shape, options={"steps": [Step(call.target, args, kwargs)]})
     return back(b, call, simple, raw)
 
 
@@ -125,7 +125,7 @@ def _operand(b: Builder, call: Call, v: Value, raw: Value, x: Value) -> Value | 
     shape = (1,) * (len(raw.shape) - len(v.shape)) + tuple(v.shape)
     if len(shape) != len(raw.shape) or raw.axes is None:
         return None
-    full = [(len(dim) == 1 and n == 1) or n == m for dim, n, m in zip(raw.axes.dims, shape, raw.shape, strict=True)]
+    full = [n in (1, m) for n, m in zip(shape, raw.shape, strict=True)]
     kinds = [role(dim[0][0]) for dim, n in zip(raw.axes.dims, shape, strict=True) if n != 1]
     if not all(full) or any(len(dim) > 1 for dim, n in zip(raw.axes.dims, shape, strict=True) if n != 1):
         return None
@@ -234,7 +234,7 @@ def _over_a_stack(b: Builder, call: Call) -> Value | None:
         last = Ref(len(steps) - 1, step=True)
     if call.name == "mean":
         steps.append(Step(torch.ops.aten.mul.Tensor, (last, 1 / len(maps)), {}))
-    return b.add("pixel", call, distinct, first.shape, options={"steps": steps}) if steps else None  # type: ignore[arg-type]
+    return b.add("pointwise", call, distinct, first.shape, options={"steps": steps}) if steps else None  # type: ignore[arg-type]
 
 
 ANY.append(pixelwise)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import torch
@@ -201,15 +202,25 @@ def all_constant(values: list[Value]) -> bool:
     return all(value.constant for value in values)
 
 
+def is_number(value: Any) -> bool:
+    """A number, or a constant of one that nobody trains."""
+    if not isinstance(value, Value):
+        return isinstance(value, (int, float))
+    return value.constant and math.prod(value.shape) == 1 and not isinstance(value.tensor, torch.nn.Parameter)
+
+
 def scaled(value: Value) -> tuple[Value, float]:
     """A value, or of one that was scaled by a number that value and the number."""
     node, scale = value.producer, 1.0
     while node is not None and node.kind == "aten" and op_name(node.target) in ("mul", "div") and len(node.args) == 2:
-        number = next((a for a in node.args if isinstance(a, (int, float))), None)
-        if number is None or not isinstance(node.args[0], Value):
+        at = next((k for k, a in enumerate(node.args) if is_number(a)), None)
+        if at is None or is_number(node.args[1 - at]) or (at == 0 and op_name(node.target) == "div"):
             break
+        number = node.args[at]
+        number = float(evaluated(number)) if isinstance(number, Value) else number
         scale *= number if op_name(node.target) == "mul" else 1 / number
-        value, node = node.args[0], node.args[0].producer
+        value = node.args[1 - at]
+        node = value.producer
     return value, scale
 
 

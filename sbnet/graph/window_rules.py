@@ -294,6 +294,9 @@ class WindowRules:
     def taken(
         self, b: Builder, call: Call, root: Value, index: Tensor, fill: Value | None = None, undefined: bool = False
     ) -> Value:
+        n, c, h, w = root.shape
+        if torch.equal(index, torch.arange(1, n * h * w + 1, dtype=index.dtype).view(n, -1)):  # as the plane has them
+            return b.arranged(root, Axes(((("N", n),), (("H", h), ("W", w)), (("C", c),))), call)
         numbers = Value(f"{call.label}_rows", tuple(index.shape), torch.int64, tensor=index.long(), constant=True)
         node = Node("aten", [root, numbers, fill], [], target=take, path=call.path, line=call.line, reason="windows")
         node.options["undefined"] = undefined

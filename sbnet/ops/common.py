@@ -21,10 +21,12 @@ def is_channels_last(x: Tensor) -> bool:
     return bool(x.stride(1) == 1) and bool(x.stride(3) != 1)
 
 
-def empty4(like: Tensor, size: Sequence[int], channels_last: bool) -> Tensor:
+def empty4(like: Tensor, size: Sequence[int], channels_last: bool, dtype: torch.dtype | None = None) -> Tensor:
     """A tensor of NCHW shape `size`, packed in either memory format."""
     n, c, h, w = size
-    return like.new_empty((n, h, w, c)).permute(0, 3, 1, 2) if channels_last else like.new_empty((n, c, h, w))
+    shape = (n, h, w, c) if channels_last else (n, c, h, w)
+    made = like.new_empty(shape, dtype=dtype)
+    return made.permute(0, 3, 1, 2) if channels_last else made
 
 
 def zeros4(like: Tensor, size: Sequence[int], channels_last: bool) -> Tensor:

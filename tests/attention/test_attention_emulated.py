@@ -1,4 +1,5 @@
-"""The Hopper kernels of block-sparse attention on the CPU: their own source, run by tests/tools/emulator."""
+"""The tensor-core kernels of block-sparse attention on the CPU, Hopper's and those for every GPU since sm_80: their own
+source, run by tests/tools/emulator."""
 
 import ctypes
 
@@ -12,11 +13,27 @@ from support.helpers import assert_as_accurate_as_torch
 pytestmark = pytest.mark.slow  # the compiler's time
 
 
-@pytest.fixture(scope="session")
-def emulated(tmp_path_factory):
-    core = [CSRC / f"core/attention/{name}.cpp" for name in ("attention", "layout")]
+CORE = [CSRC / f"core/attention/{name}.cpp" for name in ("attention", "layout")]
+
+
+def hopper_library(tmp_path_factory):
     kernels = sorted((CSRC / "cuda/sm90/attention").glob("*.cu"))
-    return emulated_library(tmp_path_factory, "attention", kernels, [TOOLS / "entry_attention.cpp", *core])
+    return emulated_library(tmp_path_factory, "attention", kernels, [TOOLS / "entry_attention.cpp", *CORE])
+
+
+def mma_library(tmp_path_factory):
+    kernels = [CSRC / f"cuda/attention/{name}.cu" for name in ("forward_mma", "backward_mma", "backward_pairs")]
+    return emulated_library(tmp_path_factory, "attention_mma", kernels, [TOOLS / "entry_attention_mma.cpp", *CORE])
+
+
+@pytest.fixture(scope="session", params=[hopper_library, mma_library], ids=["sm90", "mma"])
+def emulated(request, tmp_path_factory):
+    return request.param(tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def emulated_mma(tmp_path_factory):
+    return mma_library(tmp_path_factory)
 
 
 def call(function, params, multiprocessors, seed) -> None:
@@ -137,3 +154,37 @@ def test_random_schedules(emulated):
     for seed in range(4):
         check(emulated, Case(*tensors(1, 2, 300, 300, 64), diagonal=0), 1 + seed, seed)
         check(emulated, Case(*tensors(1, 2, 300, 300, 64), blocks=blocks), 1 + seed, seed)
+
+
+@pytest.mark.parametrize("dim", [16, 24, 40, 72, 80, 120])
+def test_other_head_dimensions(emulated_mma, dim):
+    """The kernels of sm_80 fill tiles of 64 or 128 columns with zeros."""
+    check(emulated_mma, Case(*tensors(1, 2, 100, 90, dim, kv_heads=1, between=True), diagonal=30))
+    blocks = random_blocks(1, 2, 13, 12, 0.5)
+    check(emulated_mma, Case(*tensors(1, 2, 100, 90, dim, dtype=torch.bfloat16), blocks=blocks, block=8))
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("scale", [-0.2, 1e-30, 2.0])
+def test_scales(emulated_mma, dim, scale):
+    """A negative one makes the largest score that of the least product."""
+    check(emulated_mma, Case(*tensors(1, 1, 100, 150, dim), diagonal=50, scale=scale))
+
+
+def test_scores_that_grow_by_far(emulated_mma):
+    """From step to step, so that the base of the exponents moves: 2^8 would be passed within each."""
+    q, k, v = tensors(1, 1, 70, 260, 64)
+    q = q.abs()
+    k = (k.abs() * torch.linspace(0.1, 3, 260)[:, None]).half()
+    check_forward(emulated_mma, Case(q, k, v))
+    check_forward(emulated_mma, Case(q, k.flip(2).contiguous(), v))
+
+
+def test_more_steps_than_shared_memory_keeps(emulated_mma):
+    """Bits of 4096 steps at a time: of one tile of queries, and of a tile of keys over the heads of a group."""
+    blocks = torch.rand(1, 1, 1, 35000) < 0.0005
+    blocks[..., -1] = True
+    check_forward(emulated_mma, Case(*tensors(1, 1, 1, 35000 * 8, 16), blocks=blocks, block=8))
+    blocks = torch.rand(1, 45, 264, 1) < 0.01
+    blocks[:, -1, -1] = True
+    check(emulated_mma, Case(*tensors(1, 45, 264 * 8, 8, 16, kv_heads=1), blocks=blocks, block=8))

@@ -261,7 +261,8 @@ def test_ops_called_past_python_know_the_batch(device):
     active, x = random_active(GRID, 2, 0.5, device), zeros(1, 4, 16, 24, device=device)
     lists = active.indices, active.count, active.block_map, GRID.numbers()
     text = "block_map: expected the images of x, 1, got 2"
-    conv = zeros(4, 4, 3, 3, device=device), None, None, *lists, [1, 1], [1, 1], [1, 1], 1, "none", 0.0, False
+    window = [1, 1], [1, 1], [1, 1], 1, "none", 0.0, False, False, None, None, None, []
+    conv = zeros(4, 4, 3, 3, device=device), None, None, None, *lists, *window
     refused(text, OPS.sparse_conv2d, x, *conv)
     refused(text, OPS.sparse_max_pool2d, x, *lists, [3, 3], [1, 1], [1, 1], [1, 1], False)
     refused(text, OPS.sparse_avg_pool2d, x, *lists, [3, 3], [1, 1], [1, 1], False, True, None)

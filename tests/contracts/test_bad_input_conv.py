@@ -143,30 +143,27 @@ BOTTLENECK = [
     ({"x": None}, "x: expected a torch.Tensor, got NoneType"),
     ({"x": lambda a: a["x"][0]}, "x: expected 4 dimensions, got 3"),
     ({"x": lambda a: a["x"].double()}, "x: dtype: expected .*, got float64"),
-    ({"x": lambda a: a["x"].half()}, r"weights\[0\]: dtype: expected that of x, float16, got float32"),
+    ({"x": lambda a: a["x"].half()}, r"weight1: dtype: expected that of x, float16, got float32"),
     ({"x": lambda a: a["x"][:1]}, "active: expected the images of x, 1, got 2"),
-    ({"x": lambda a: a["x"][:, :3]}, r"weights\[0\]: shape: expected \[3,3,1,1\], got \[3,4,1,1\]"),
+    ({"x": lambda a: a["x"][:, :3]}, r"weight1: shape: expected \[3,3,1,1\], got \[3,4,1,1\]"),
     ({"x": lambda a: a["x"][..., :0]}, "x: expected|active"),
     ({"weights": None}, "weights: expected three, .*, got NoneType"),
     ({"weights": lambda a: a["weights"][:2]}, "weights: expected three, .*, got 2 of them"),
     ({"weights": lambda a: a["weights"][1]}, "weights: expected three, .*, got Tensor"),
     (but("weights", 1, lambda t: None), r"weights\[1\]: expected a torch.Tensor, got NoneType"),
-    (but("weights", 1, lambda t: t.half()), r"weights\[1\]: dtype: expected that of x, float32, got float16"),
-    (but("weights", 0, lambda t: t[0]), r"weights\[0\]: expected 4 dimensions, got 3"),
-    (but("weights", 1, lambda t: t[..., :1, :1]), r"weights\[1\]: shape: expected \[3,3,3,3\], got \[3,3,1,1\]"),
-    (but("weights", 2, lambda t: t[:, :2]), r"weights\[2\]: shape: expected \[4,3,1,1\], got \[4,2,1,1\]"),
-    (but("weights", 0, lambda t: t[:0]), r"weights\[1\]: shape|biases\[0\]"),
+    (but("weights", 1, lambda t: t.half()), "weight2: dtype: expected that of x, float32, got float16"),
+    (but("weights", 0, lambda t: t[0]), "weight1: expected 4 dimensions, got 3"),
+    (but("weights", 1, lambda t: t[..., :1, :1]), r"weight2: shape: expected \[3,3,3,3\], got \[3,3,1,1\]"),
+    (but("weights", 2, lambda t: t[:, :2]), r"weight3: shape: expected \[4,3,1,1\], got \[4,2,1,1\]"),
+    (but("weights", 0, lambda t: t[:0]), "weight2: shape|bias1"),
     ({"biases": 3.0}, "biases: expected three, .*, got float"),
     ({"biases": lambda a: a["biases"][:2]}, "biases: expected three, .*, got 2 of them"),
     (but("biases", 2, lambda t: 1), r"biases\[2\]: expected a torch.Tensor, got int"),
-    (but("biases", 1, lambda t: t[:2]), r"biases\[1\]: expected \[3\], got 2 elements in 1 dimensions"),
-    (but("biases", 2, lambda t: t[None]), r"biases\[2\]: expected \[4\], got 4 elements in 2 dimensions"),
-    (
-        but("biases", 2, lambda t: t.double()),
-        r"biases\[2\]: dtype: expected that of the other biases, float32, got float64",
-    ),
-    ({"biases": lambda a: [b.double() for b in a["biases"]]}, r"biases\[0\]: dtype: expected float32, got float64"),
-    ({"biases": lambda a: [None, a["biases"][1].half(), None]}, r"biases\[1\]: dtype: expected float32, got float16"),
+    (but("biases", 1, lambda t: t[:2]), r"bias2: expected \[3\], got 2 elements in 1 dimensions"),
+    (but("biases", 2, lambda t: t[None]), r"bias3: expected \[4\], got 4 elements in 2 dimensions"),
+    (but("biases", 2, lambda t: t.double()), "bias3: dtype: expected that of bias1, float32, got float64"),
+    ({"biases": lambda a: [b.double() for b in a["biases"]]}, "bias1: dtype: expected float32, got float64"),
+    ({"biases": lambda a: [None, a["biases"][1].half(), None]}, "bias2: dtype: expected float32, got float16"),
     ({"active": None}, "active: expected an sbnet.ActiveBlocks, got NoneType"),
     (
         {"active": lambda a: random_active(BlockGrid(8, 4, 0, (4, 6)), 2, 0.5, a["x"].device)},
@@ -189,7 +186,7 @@ BOTTLENECK_OUT = [
     ({"out": lambda a: a["x"].view(2, 4, 24, 16).transpose(2, 3)}, "out: expected memory of its own, got that of x"),
     (
         {"weights": lambda a: [*a["weights"][:2], a["out"].view(-1)[:12].view(4, 3, 1, 1)]},
-        r"out: expected memory of its own, got that of weights\[2\]",
+        r"out: expected memory of its own, got that of weight3",
     ),
     ({"fringe": 3}, "fringe: expected an sbnet.Fringe or None, got int"),
 ]
@@ -224,7 +221,7 @@ def test_raw_bottleneck(device):
     refused(wrong, op, *tensors, *lists, GRID.numbers(), "tanh", 0.0, False)
     pixels = torch.zeros(5, dtype=torch.int32, device=device)
     for fringe_ in ((pixels, None), (None, pixels[:1]), (pixels.long(), pixels[:1]), (pixels, pixels)):
-        refused("sparse_bottleneck2d_.*fringe", op_, *tensors, *lists, *rest, a["out"], *fringe_)
+        refused("sparse_bottleneck2d_.*fringe", op_, *tensors, *lists, *rest, a["out"], *fringe_, *[None] * 3)
     for numbers in ([], GRID.numbers()[:7], [0] * 8, [2**31 - 1] * 8):
         refused("sparse_bottleneck2d.*(grid|active|block_map)", op, *tensors, *lists, numbers, *rest[1:])
     aside = [t.to("meta") for t in a["weights"]]
@@ -234,7 +231,7 @@ def test_raw_bottleneck(device):
     x, aside = a["x"].to("meta"), [*aside[:2], aside[2][:3]]
     meta = pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), active)
     refused(
-        r"sparse_bottleneck2d: weights\[2\]: shape: expected .*, got \(3, 3, 1, 1\)",
+        r"sparse_bottleneck2d: weight3: shape: expected .*, got \(3, 3, 1, 1\)",
         sparse_bottleneck2d,
         x,
         aside,

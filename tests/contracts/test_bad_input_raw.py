@@ -28,8 +28,8 @@ def test_raw_grids(device):
         refused("sparse_gather.*(grid|block_map)", OPS.sparse_gather, x, *lists, grid, False, True)
         refused("sparse_scatter.*(grid|block)", OPS.sparse_scatter, blocks, *lists, x, grid, True, False, False)
         refused("sparse_scatter.*(grid|block)", OPS.sparse_scatter_, blocks, *lists, x.clone(), grid, True, True, False)
-        conv = ([1, 1], [1, 1], [1, 1], 1, "none", 0.0, False)
-        refused("sparse_conv2d.*(grid|active)", OPS.sparse_conv2d, x, weight, None, None, *lists, grid, *conv)
+        conv = ([1, 1], [1, 1], [1, 1], 1, "none", 0.0, False, False, None, None, None, [])
+        refused("sparse_conv2d.*(grid|active)", OPS.sparse_conv2d, x, weight, None, None, None, *lists, grid, *conv)
 
 
 @pytest.mark.parametrize("value", [*HUGE, 2**31 - 1, 2**29 + 1])
@@ -61,23 +61,12 @@ def test_raw_convolutions(device, name, value):
         zeros(2, 4, 16, 24, device=device),
     )
     geometry = {"stride": [1, 1], "padding": [1, 1], "dilation": [1, 1], name: value}
-    rest = (active.grid.numbers(), *geometry.values(), 1, "none", 0.0, False)
+    rest = (active.grid.numbers(), *geometry.values(), 1, "none", 0.0, False, False)
     lists = (active.indices, active.count)
     anything = f"sparse_conv2d.*({name}|x|out|active)"
-    refused(anything, OPS.sparse_conv2d, x, weight, None, None, *lists, active.block_map, *rest)
-    refused(
-        f"sparse_conv2d.*({name}|x|out|active)",
-        OPS.sparse_conv2d_,
-        x,
-        weight,
-        None,
-        None,
-        *lists,
-        *rest,
-        out,
-        None,
-        None,
-    )
+    tensors = x, weight, None, None, None, *lists
+    refused(anything, OPS.sparse_conv2d, *tensors, active.block_map, *rest, None, None, None, [])
+    refused(anything, OPS.sparse_conv2d_, *tensors, *rest, out, None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -96,16 +85,16 @@ def test_raw_activation_and_fringe(device):
         zeros(4, 3, 3, 3, device=device),
         zeros(2, 4, 16, 24, device=device),
     )
-    head = (x, weight, None, None, active.indices, active.count, active.grid.numbers(), [1, 1], [1, 1], [1, 1], 1)
+    head = (x, weight, None, None, None, active.indices, active.count, active.grid.numbers(), [1, 1], [1, 1], [1, 1], 1)
     wrong = "sparse_conv2d_.*activation: expected .*, got 'tanh'"
-    refused(wrong, OPS.sparse_conv2d_, *head, "tanh", 0.0, False, out, None, None)
-    refused("sparse_conv2d_.*activation", OPS.sparse_conv2d_, *head, "", 0.0, False, out, None, None)
+    refused(wrong, OPS.sparse_conv2d_, *head, "tanh", 0.0, False, False, out, None, None, None)
+    refused("sparse_conv2d_.*activation", OPS.sparse_conv2d_, *head, "", 0.0, False, False, out, None, None, None)
     pixels = torch.zeros(5, dtype=torch.int32, device=device)
-    tail = ("none", 0.0, False, out)
-    refused("sparse_conv2d_.*fringe", OPS.sparse_conv2d_, *head, *tail, pixels, None)
-    refused("sparse_conv2d_.*fringe", OPS.sparse_conv2d_, *head, *tail, None, pixels[:1])
-    refused("sparse_conv2d_.*fringe", OPS.sparse_conv2d_, *head, *tail, pixels.long(), pixels[:1])
-    refused("sparse_conv2d_.*fringe", OPS.sparse_conv2d_, *head, *tail, pixels, pixels)
+    tail = ("none", 0.0, False, False, out)
+    refused("sparse_conv2d_.*fringe", OPS.sparse_conv2d_, *head, *tail, pixels, None, None)
+    refused("sparse_conv2d_.*fringe", OPS.sparse_conv2d_, *head, *tail, None, pixels[:1], None)
+    refused("sparse_conv2d_.*fringe", OPS.sparse_conv2d_, *head, *tail, pixels.long(), pixels[:1], None)
+    refused("sparse_conv2d_.*fringe", OPS.sparse_conv2d_, *head, *tail, pixels, pixels, None)
 
 
 # ---- SBNET_DEBUG

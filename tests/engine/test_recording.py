@@ -125,7 +125,7 @@ def test_every_kind_is_recorded_and_runs_of_nodes_are_as_long_as_they_can_be():
     executor = run.executor
     kinds = {node.kind for node in executor._lasting}
     recorded = {name for name, kind in KINDS.items() if kind.recorded}
-    assert kinds >= recorded - {"bottleneck", "conv_quantized", "pointwise"}, kinds
+    assert kinds >= recorded - {"bottleneck", "conv_quantized", "channelwise"}, kinds
     assert all(kind.planned for kind in KINDS.values() if kind.recorded)
     parts = executor._noted_nodes._parts
     alone = [node.kind for node in parts if not isinstance(node, Recording)]

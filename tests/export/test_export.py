@@ -1,6 +1,5 @@
 """sbnet.export: modules to ONNX files that onnx.checker accepts and ONNX Runtime runs as torch does."""
 
-import ctypes
 import re
 import subprocess
 from pathlib import Path
@@ -30,18 +29,6 @@ def test_every_op_has_a_schema_and_a_translation():
     assert set(schemas.OPS) == torch_ops()
     several = {"blocksparse_conv1x1", "blocksparse_conv_active"}  # gather, product and scatter
     assert {op._schema.name.split("::")[1] for op in translate.table()} == torch_ops() | several
-
-
-def test_schemas_are_those_of_the_library():
-    """Names, order and kind of inputs and outputs, and the attributes that are read, as the library itself says."""
-    function = ctypes.CDLL(export.library_path()).sbnet_ort_ops
-    function.restype = ctypes.c_char_p
-    wanted = {}
-    for op in schemas.OPS.values():
-        inputs, outputs = (", ".join(name for name, _ in arguments) for arguments in (op.inputs, op.outputs))
-        wanted[f"{op.name}({inputs}) -> {outputs}"] = set(op.attributes)
-    lines = [line.split(":") for line in function().decode().splitlines()]
-    assert {signature: set(attributes.split()) for signature, attributes in lines} == wanted
 
 
 # ONNX's name of an argument of a torch op, where it has another; () where it has none

@@ -288,7 +288,7 @@ MALFORMED = {
     ),
     "kernel beyond x": (
         lambda: with_input("sparse_conv2d", 1, torch.zeros(8, 33, 3, 8)),
-        r"x: expected .* the kernel's reach, got",
+        r"x: expected .* the dilated kernel, got",
     ),
     "bias length": (lambda: with_input("sparse_conv2d", 5, torch.zeros(7)), r"bias: expected 8 elements, got 7"),
     "residual shape": (lambda: with_input("sparse_conv2d", 6, torch.zeros(2, 12, 14, 8)), r"residual: shape"),
@@ -300,7 +300,7 @@ MALFORMED = {
     "fringe count": (lambda: with_input("sparse_conv2d", 9, torch.zeros(2, dtype=torch.int32)), r"fringe_count"),
     "width": (
         lambda: with_input("sparse_bottleneck2d", 2, torch.zeros(4, 3, 3, 5)),
-        r"weights\[1\]: shape: expected .*, got \[4,5,3,3\]",
+        r"weight2: shape: expected .*, got \[4,5,3,3\]",
     ),
     "a bias of three": (
         lambda: with_input("sparse_bottleneck2d", 8, torch.zeros(3)),

@@ -58,13 +58,13 @@ def test_affine_functions_go_into_the_convolution_behind():
     assert planned(work, layer(), layer(k=1)) == both
     assert planned(work, layer(), layer(k=1, groups=2)) == both
     for other in (layer(), layer(k=1, p=1), layer(k=1, s=2)):
-        assert planned(work, layer(), other) == ["conv silu", "pointwise", "conv"]
+        assert planned(work, layer(), other) == ["conv silu", "channelwise", "conv"]
 
     def read_twice(f, x):
         y = F.silu(f[0](x)) * 0.5 + 0.3
         return f[1](y), y.tanh()
 
-    assert planned(read_twice, layer(), layer(k=1))[:2] == ["conv silu", "pointwise"]
+    assert planned(read_twice, layer(), layer(k=1))[:2] == ["conv silu", "channelwise"]
 
 
 def test_weights_that_took_an_affine_function_follow_its_parameters():

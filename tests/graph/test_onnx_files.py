@@ -161,7 +161,7 @@ def test_sizes_that_follow_from_shapes_are_numbers(tmp_path):
     path, x = tmp_path / "m.onnx", torch.randn(1, 4, 12, 14)
     onnx.save(model(nodes, ["n", 4, "h", "w"], {k: np.array(v) for k, v in numbers.items()}), path)
     run = sbnet.sparsify(path, x)
-    assert [n.kind for n in run.plan.graph.nodes] == ["resize", "pointwise"]
+    assert [n.kind for n in run.plan.graph.nodes] == ["resize", "channelwise"]
     assert torch.equal(run(x, torch.ones(1, 12, 14)), x.relu().repeat_interleave(2, 2).repeat_interleave(2, 3))
 
 

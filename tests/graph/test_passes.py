@@ -340,7 +340,7 @@ class Gates(nn.Module):
 
 def test_gates_are_activated_by_programs_on_cuda():
     nodes = for_cuda(Gates()).nodes
-    programs = [node.options["program"] for node in nodes if node.kind == "pixel"]
+    programs = [node.options["program"] for node in nodes if node.kind == "pointwise"]
     assert sorted(programs) == [
         "abs; add a; sqrt",
         "load a; hardsigmoid; mul x",
@@ -357,7 +357,7 @@ def test_gates_are_activated_by_programs_on_cuda():
 def test_sums_of_few_channels_are_programs_on_cuda():
     planned = for_cuda(Sums())
     few = [node for node in planned.nodes if node.output.shape[1] == 3]
-    programs = [node.options["program"] for node in few if node.kind == "pixel"]
+    programs = [node.options["program"] for node in few if node.kind == "pointwise"]
     assert programs == ["add a", "mul a; add b", "add a; leaky_relu 0.2", "add a; relu", "add a; prelu b"]
-    assert "pointwise" not in [node.kind for node in few]
-    assert "pointwise" in [node.kind for node in planned.nodes if node.output.shape[1] == 8]
+    assert "channelwise" not in [node.kind for node in few]
+    assert "channelwise" in [node.kind for node in planned.nodes if node.output.shape[1] == 8]

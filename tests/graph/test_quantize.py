@@ -94,7 +94,7 @@ def test_what_is_of_bytes_in_memory(chain, dtype):
         "last": ("float32", "float32", "float32", "last layer"),
     }
     assert f"4 of 6 convolutions {dtype}, 3 of which write {dtype}" in repr(run)
-    assert not any(node.kind == "pixel" for node in run.plan.graph.nodes)  # PReLU is in the epilogue
+    assert not any(node.kind == "pointwise" for node in run.plan.graph.nodes)  # PReLU is in the epilogue
     stored = {buffer.dtype for buffer in run.executor.buffers}
     assert stored == {torch.int8 if dtype == "int8" else torch.float8_e4m3fn, torch.float32}
 

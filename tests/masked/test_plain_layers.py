@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import sbnet
-from sbnet import BlockGrid, fringe, reference
+from sbnet import BlockGrid, reference
 from support.helpers import (
     FLOATS,
     assert_as_accurate_as_torch,
@@ -23,9 +23,10 @@ CASES = [(op, k) for op, plain in PLAIN.items() for k in range(len(plain.numbers
 def make(op, k, device, dtype=torch.float32, channels=8, density=0.5, layout="channels_last", block=(3, 4)):
     """x, active blocks of the output's plane, its size, what PyTorch gives there."""
     x = laid_out(tensor((2, channels, 12, 18), dtype, device), layout)
-    dense = PLAIN[op].whole(x, **PLAIN[op].numbers[k])
+    others = PLAIN[op].further(x)
+    dense = PLAIN[op].whole(x, *others, **PLAIN[op].numbers[k])
     active = random_active(BlockGrid.cover(dense.shape[2:], block), 2, density, device)
-    return x, active, dense
+    return (x, *others), active, dense
 
 
 def call(op, *tensors, numbers, **more):
@@ -38,86 +39,37 @@ def call(op, *tensors, numbers, **more):
 def test_both_forms(device, op, k, dtype, layout):
     plain, numbers = PLAIN[op], PLAIN[op].numbers[k]
     for channels, block in ((8, (3, 4)), (72, 64), (8, (5, 32))):
-        x, active, dense = make(op, k, device, dtype, channels, 0.4, layout, block)
+        tensors, active, dense = make(op, k, device, dtype, channels, 0.4, layout, block)
         inside = active.pixel_mask(dense.shape[2:]).expand_as(dense)
-        got, zero = call(op, x, active, numbers=numbers), torch.zeros((), dtype=dtype, device=device)
+        got, zero = call(op, *tensors, active, numbers=numbers), torch.zeros((), dtype=dtype, device=device)
         want = torch.where(inside, dense, zero)
-        assert_bitwise(getattr(reference, op)(x, active, **numbers), want, "the definition")
+        assert_bitwise(getattr(reference, op)(*tensors, active, **numbers), want, "the definition")
         if plain.copies:
             assert_bitwise(got, want)
         else:
-            exact = torch.where(inside, plain.whole(x.double(), **numbers), 0.0)
+            exact = torch.where(inside, plain.whole(*(t.double() for t in tensors), **numbers), 0.0)
             assert_as_accurate_as_torch(got, want, exact)
         if layout in ("contiguous", "channels_last"):
             assert_layout(got, layout == "channels_last")
         into = poison(dense.shape, dtype, device, layout)
-        assert call(f"{op}_", x, active, into, numbers=numbers) is None
+        assert call(f"{op}_", *tensors, active, into, numbers=numbers) is None
         assert_bitwise(into, torch.where(inside, got, torch.full_like(got, float("nan"))), "in place")
-
-
-@pytest.mark.parametrize("density", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("op", PLAIN)
-def test_the_fringe_is_zeroed_and_the_rest_left(device, op, density):
-    x, active, dense = make(op, 0, device, density=density)
-    out, numbers = tuple(dense.shape[2:]), PLAIN[op].numbers[0]
-    edge = fringe(active, random_active(BlockGrid.cover(out, 4), 2, 0.3, device), out, 3, 1, 1)
-    into = torch.full_like(dense, 7.0)
-    call(f"{op}_", x, active, into, numbers=numbers, fringe=edge)
-    want = torch.full_like(dense, 7.0).permute(0, 2, 3, 1).reshape(-1, dense.shape[1])
-    want[edge.pixels[: int(edge.count)].long()] = 0
-    want = want.view(2, *out, -1).permute(0, 3, 1, 2)
-    assert_bitwise(into, torch.where(active.pixel_mask(out), call(op, x, active, numbers=numbers), want))
 
 
 @pytest.mark.parametrize(("op", "k"), CASES)
 def test_gradients(device, op, k):
     plain, numbers = PLAIN[op], PLAIN[op].numbers[k]
-    x, active, dense = make(op, k, device)
+    tensors, active, dense = make(op, k, device)
     upstream = torch.arange(dense.numel(), device=device).reshape(dense.shape).double() / dense.numel()
     inside = active.pixel_mask(dense.shape[2:])
 
-    def grad(f, dtype):
-        leaf = x.detach().to(dtype).requires_grad_()
-        return torch.autograd.grad((f(leaf) * upstream.to(dtype)).sum(), leaf)[0]
+    def grads(f, dtype):
+        leaves = [t.detach().to(dtype).requires_grad_() for t in tensors]
+        return torch.autograd.grad((f(*leaves) * upstream.to(dtype)).sum(), leaves)
 
-    def masked(leaf):
-        return torch.where(inside, plain.whole(leaf, **numbers), 0.0)
+    def masked(*leaves):
+        return torch.where(inside, plain.whole(*leaves, **numbers), 0.0)
 
-    theirs, exact = (grad(masked, dtype) for dtype in (torch.float32, torch.float64))
-    got = grad(lambda leaf: call(op, leaf, active, numbers=numbers), torch.float32)
-    assert_as_accurate_as_torch(got, theirs, exact)
-
-
-@pytest.mark.parametrize("op", PLAIN)
-def test_rows_of_lists_that_name_no_block_are_skipped(device, op):
-    numbers = PLAIN[op].numbers[0]
-    x, active, _ = make(op, 0, device, density=1.0, block=4)
-    want = call(op, x, active, numbers=numbers)
-    active.indices[0] = torch.tensor([5, 0, 0], dtype=torch.int32)
-    active.indices[1] = torch.tensor([0, -1, 99], dtype=torch.int32)
-    active.count.fill_(2**30)
-    want[0, :, :4, :8] = 0
-    assert_bitwise(call(op, x, active, numbers=numbers), want)
-
-
-@pytest.mark.parametrize("op", PLAIN)
-def test_errors_name_the_op_that_was_called(device, op):
-    numbers = PLAIN[op].numbers[0]
-    x, active, dense = make(op, 0, device)
-    bad = [
-        ((None, active), "x: expected .*, got NoneType"),
-        ((x[0], active), "x: expected 4 dimensions, got 3"),
-        ((x, 3), "active: expected .*, got int"),
-        ((x.double(), active), "x: dtype: expected float32, float16 or bfloat16, got float64"),
-        ((x[:1], active), "active: expected the images of x"),
-        ((x, random_active(BlockGrid.cover((99, 99), 4), 2, 0.5, device)), "active"),
-    ]
-    for arguments, pattern in bad:
-        with pytest.raises((RuntimeError, ValueError, TypeError), match=f"sbnet::{op}: {pattern}"):
-            call(op, *arguments, numbers=numbers)
-        with pytest.raises((RuntimeError, ValueError, TypeError), match=f"sbnet::{op}_: {pattern}"):
-            call(f"{op}_", *arguments, torch.zeros_like(dense), numbers=numbers)
-    with pytest.raises(RuntimeError, match=f"sbnet::{op}_: out: shape: expected"):
-        call(f"{op}_", x, active, torch.zeros_like(dense)[:, :, 1:], numbers=numbers)
-    with pytest.raises(RuntimeError, match=f"sbnet::{op}_: works in place and has no gradient"):
-        call(f"{op}_", x.requires_grad_(), active, torch.zeros_like(dense), numbers=numbers)
+    got = grads(lambda *leaves: call(op, *leaves, active, numbers=numbers), torch.float32)
+    for mine, theirs, exact in zip(got, grads(masked, torch.float32), grads(masked, torch.float64), strict=True):
+        assert_as_accurate_as_torch(mine, theirs, exact)

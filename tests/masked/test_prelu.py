@@ -172,7 +172,7 @@ def test_networks_fuse_it(device, enlarge, mode):
         torch.testing.assert_close(run(x, full), enlarge(x), atol=1e-4, rtol=1e-4)
     kinds = [(node.kind, "slope" in node.params) for node in run.plan.graph.nodes]
     assert [kind for kind, fused in kinds if fused] == ["conv", "conv", "conv_transpose"]
-    assert [kind for kind, fused in kinds if not fused] == ["conv", "pixel"]
+    assert [kind for kind, fused in kinds if not fused] == ["conv", "pointwise"]
 
 
 def test_exported_networks_keep_it(enlarge, device, tmp_path):

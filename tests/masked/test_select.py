@@ -8,6 +8,7 @@ from sbnet import _library
 from sbnet.apps import machine
 from sbnet.select import bottleneck_in_one_kernel, conv2d_kernel, layer_kernel
 from sbnet_command import cli
+from support.emulator import CSRC
 
 CASES = {
     "conv 3x3 64->64 400x704 fp16 block 16": "Hopper 3x3",
@@ -249,3 +250,10 @@ def test_the_command_asks_the_devices_that_are_there(devices, dtype, monkeypatch
     else:
         assert lines[1:] == ["no GPU: no CUDA driver was found; --capability 90 asks for one"]
     assert "transposed" in machine.kernel_of("conv_transpose 2x2 64->64 99x88 block 16 stride 2").splitlines()[0]
+
+
+def test_one_file_says_what_a_device_may_run():
+    """SBNET_GPU=portable holds for an op only if it asks capability.cu; common.cuh alone launches for all devices."""
+    kernels = [path for path in (CSRC / "cuda").rglob("*") if path.suffix in (".cu", ".cuh", ".h")]
+    asking = {path.name for path in kernels if "device.capability" in path.read_text()}
+    assert asking == {"capability.cu", "common.cuh"}

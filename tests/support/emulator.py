@@ -22,6 +22,7 @@ def build(folder: Path, compiler: str, headers: Path, kernels: list[Path], units
         to.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(header, to)
     shutil.copy(TOOLS / "mma.h", folder / "cuda/mma.cuh")
+    shutil.copy(TOOLS / "products.h", folder / "cuda/products.cuh")
     common = (CSRC / "cuda/common.cuh").read_text()
     common = re.sub(r'asm\("(max|min)\.NaN.*\);', r"r = a != a ? a : b != b ? b : \1(a, b);", common)
     (folder / "cuda/common.cuh").write_text('#include "machine.h"\n' + common)

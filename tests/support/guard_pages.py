@@ -95,7 +95,9 @@ def drawn_convs(draws: int) -> Iterator[tuple[str, list[Any]]]:
         residual = rng.choice([None, laid_out(tensor((2, filters, *out), dtype), rng.choice(LAYOUTS))])
         lists = [active.indices, active.count, active.block_map]
         activation = rng.choice(["none", "relu", "gelu"])
-        yield op, [x, weight, bias, residual, *lists, grid.numbers(), *numbers, groups, activation, 0.0, False]
+        flags = [False, False] if k % 2 else [False]
+        options = [groups, activation, 0.0, *flags, None, None, None, []]
+        yield op, [x, weight, bias, residual, None, *lists, grid.numbers(), *numbers, *options]
 
 
 def drawn_layers(draws: int) -> Iterator[tuple[str, list[Any]]]:
@@ -123,8 +125,8 @@ def drawn_layers(draws: int) -> Iterator[tuple[str, list[Any]]]:
                 op, out = "sparse_conv2d_quantized", conv_output_size(size, side, stride, padding)
                 x, weight = (x.float().clamp(-1, 1) * 99).to(torch.int8), torch.ones(filters, channels, side, side)
                 x = laid_out(x, rng.choice(LAYOUTS))
-                first = [weight.to(torch.int8), torch.ones(filters), None, None, 1.0]
-                rest = [[stride] * 2, [padding] * 2, [1, 1], 1, "relu", 0.0, 0.5]
+                first = [weight.to(torch.int8), torch.ones(filters), None, None, None]
+                rest = [[stride] * 2, [padding] * 2, [1, 1], 1, "relu", 0.0, False, 0.0, 1.0, 0.5]
             case _:
                 op, out, hidden = "sparse_bottleneck2d", size, rng.choice([3, 8, 20])
                 shapes = ((hidden, channels, 1, 1), (hidden, hidden, 3, 3), (channels, hidden, 1, 1))

@@ -272,11 +272,13 @@ def samples(device: str = "cpu") -> dict[str, Node]:
 def plain_node(op: str, device: str) -> Node:
     """A layer that reads x and numbers alone, with the last of its numbers."""
     plain, x = PLAIN[op], tensor((2, 8, 12, 14), torch.float32, device)
-    y = nhwc(plain.whole(x, **plain.numbers[-1]))
+    others = plain.further(x)
+    y = nhwc(plain.whole(x, *others, **plain.numbers[-1]))
     size = (y.shape[1], y.shape[2])
     active = random_active(BlockGrid.cover(size, 4), 2, 0.5, device)
     edge = sbnet.fringe(active, active, size, 3, 1, 1)
-    inputs = [nhwc(x), active.indices, active.count, active.block_map, edge.pixels, edge.count, y]
+    lists = [active.indices, active.count, active.block_map]
+    inputs = [nhwc(x), *lists, *map(nhwc, others), edge.pixels, edge.count, y]
     numbers = {name: int(n) if isinstance(n, bool) else n for name, n in plain.numbers[-1].items()}
     return Node(op, inputs, {"bsize": [4, 4], **numbers})
 

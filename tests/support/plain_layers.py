@@ -18,6 +18,10 @@ class Plain(NamedTuple):
     whole: Callable[..., Tensor]  # of x [N,C,H,W], C a multiple of 8, and numbers
     numbers: list[dict[str, Any]]  # by the schema's names, all of them, in its order; the last one are ONNX's sample
     copies: bool = True  # it moves or picks elements: bits, of every dtype
+    others: int = 0  # further planes of x's shape that it reads, in both schemas; whole takes them behind x
+
+    def further(self, x: Tensor) -> list[Tensor]:
+        return [x.flip(k % 4).contiguous() / (k + 2) for k in range(self.others)]
 
 
 def _halves(pool: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -36,6 +36,20 @@ def test_forward_and_input_gradient(device, size, dtype):
             check_matmul(layout, tensor((rows, layout.out_features), dtype, device), weight, transposed=True)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size", [64, 128])
+def test_rows_that_fill_a_device(size, dtype):
+    """The largest tiles: of all GPUs' kernels they serve nothing smaller."""
+    layout = random_layout(6, 6, size, 0.5, ragged=8)
+    weight, gate = weights_of(layout, dtype, "cuda"), torch.rand(len(layout.coords), device="cuda").round()
+    x, dy = (tensor((13000, n), dtype, "cuda") for n in (layout.in_features, layout.out_features))
+    check_matmul(layout, x, weight, bias=tensor((layout.out_features,), dtype, "cuda"), activation="gelu")
+    check_matmul(layout, dy, weight, gate, transposed=True)
+    apart = tensor((layout.in_features, 13000), dtype, "cuda").T  # rows next to each other
+    check_matmul(layout, apart, weight)
+
+
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("size", BLOCK_SIZES)
 def test_weight_gradient(device, size, dtype):

@@ -1,4 +1,5 @@
-"""The Hopper kernels of block-sparse products on the CPU: their own source, run by tests/tools/emulator."""
+"""Kernels of block-sparse products on the CPU, Hopper's and the widest of sm_80: their own source, run by
+tests/tools/emulator."""
 
 import ctypes
 import random
@@ -11,7 +12,7 @@ from support.emulator import CSRC, TOOLS, emulated_library
 from support.helpers import assert_as_accurate_as_torch
 
 pytestmark = pytest.mark.slow  # the compiler's time
-WIDE, NARROW, WEIGHT_GRAD = range(3)
+WIDE, NARROW, WEIGHT_GRAD, WIDE_MMA = range(4)
 ACTIVATIONS = {None: 0, "relu": 1, "gelu": 5}
 
 
@@ -35,7 +36,7 @@ def emulated(tmp_path_factory):
     core = [
         CSRC / f"core/{name}.cpp" for name in ("weights/plan", "weights/layout", "weights/matmul", "grid", "memory")
     ]
-    kernels = sorted((CSRC / "cuda/sm90/matmul").glob("*.cu"))
+    kernels = [*sorted((CSRC / "cuda/sm90/matmul").glob("*.cu")), CSRC / "cuda/weights/matmul_wide.cu"]
     return emulated_library(tmp_path_factory, "matmul", kernels, [TOOLS / "entry_weights.cpp", *core])
 
 
@@ -111,6 +112,16 @@ def test_wide(emulated, size, transposed):
 
 
 @pytest.mark.parametrize("transposed", [False, True], ids=["forward", "transposed"])
+@pytest.mark.parametrize("size", [128, 64])
+def test_wide_mma(emulated, size, transposed):
+    """Features that fill no block, on either side; output blocks without an entry."""
+    for dtype in (torch.float16, torch.bfloat16):
+        sizes = {"rows": 300, "c": 200, "k": 328, "density": 0.5, "transposed": transposed, "dtype": dtype}
+        multiply(emulated, WIDE_MMA, size, **sizes, activation="gelu")
+    multiply(emulated, WIDE_MMA, size, rows=20, c=640, k=128, density=1.0, transposed=transposed, bias=False)
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["forward", "transposed"])
 @pytest.mark.parametrize("size", [128, 64, 32, 16])
 def test_narrow(emulated, size, transposed):
     multiply(emulated, NARROW, size, rows=3, c=456, k=200, density=0.4, transposed=transposed, activation="gelu")
@@ -128,8 +139,10 @@ def test_halves_of_tiles(emulated):
 
 
 @pytest.mark.parametrize("transposed", [False, True], ids=["forward", "transposed"])
-@pytest.mark.parametrize("size", [128, 64, 32, 16])
-def test_active_blocks(emulated, size, transposed):
+@pytest.mark.parametrize(
+    ("size", "kernel"), [(128, WIDE), (64, WIDE), (32, WIDE), (16, WIDE), (128, WIDE_MMA), (64, WIDE_MMA)]
+)
+def test_active_blocks(emulated, size, kernel, transposed):
     """Pixels of listed blocks, rows past the plane and past the list left alone, indices that are none passed over."""
     c, k, (images, height, width) = 256, 384, (2, 20, 21)
     coords = random_layout(c // size, k // size, 0.4)
@@ -146,7 +159,7 @@ def test_active_blocks(emulated, size, transposed):
         x = strided(images * height * width, inputs, torch.float16, torch.randn(images * height * width, inputs))
         y = strided(images * height * width, outputs, torch.float16)
         run(
-            emulated, kernel=WIDE, multiprocessors=4, seed=1, rows=len(x), c=c, k=k, block_size=size,
+            emulated, kernel=kernel, multiprocessors=4, seed=1, rows=len(x), c=c, k=k, block_size=size,
             blocks=len(coords), transposed=transposed, images=images, height=height, width=width, block_h=block_h,
             block_w=block_w, capacity=len(indices), x=x, y=y, weight=weight, coords=coords, indices=indices,
             count=count, x_stride=x.shape[1], y_stride=y.shape[1],

@@ -75,4 +75,30 @@ SBNET_HOST_DEVICE inline bool tile_touched(const AttentionLayout& a, int64_t pla
   return false;
 }
 
+// Of queries [q0, q0 + queries) and keys [k0, k0 + keys) below the ends: may some pair be visible; are all of them, and
+// are all keys below their end? mask_plane: of mask_index.
+struct Pairs {
+  bool any, all;
+};
+SBNET_HOST_DEVICE inline Pairs pairs_of(const AttentionLayout& a, int64_t plane, int64_t mask_plane, int32_t q0,
+                                        int32_t queries, int32_t q_end, int32_t k0, int32_t keys, int32_t k_end) {
+  const int32_t q1 = (q0 + queries < q_end ? q0 + queries : q_end) - 1;
+  const int32_t k1 = (k0 + keys < k_end ? k0 + keys : k_end) - 1;
+  if (q1 < q0 || k1 < k0 || !rule_touches(a.rule, q0, q1, k0, k1)) return {false, false};
+  Pairs pairs = {!a.rows, rule_covers(a.rule, q0, q1, k0, k1) && k0 + keys <= k_end};
+  if (!a.rows) return pairs;
+  for (int32_t i = q0 / a.block; i <= q1 / a.block; ++i) {
+    const uint32_t* row = a.rows + (plane * a.q_blocks + i) * a.row_words();
+    for (int32_t j = k0 / a.block; j <= k1 / a.block; ++j) {
+      const bool active = row[j >> 5] >> (j & 31) & 1;
+      pairs.any |= active;
+      pairs.all &= active;
+      if (active && a.mask_index)
+        pairs.all &= static_cast<uint32_t>(a.mask_index[(mask_plane * a.q_blocks + i) * a.k_blocks + j]) >=
+                     static_cast<uint32_t>(a.mask_count);
+    }
+  }
+  return pairs;
+}
+
 }  // namespace sbnet

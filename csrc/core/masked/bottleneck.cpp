@@ -50,9 +50,9 @@ Status status_of_layer(const Status& status, int layer) {
   const char* text = colon && colon[1] ? colon + 2 : status.message;
   const int rest = static_cast<int>(sizeof(status.message)) - 64;
   if (!std::strncmp(text, "weight:", 7))
-    return make_status(status.code, "%s: weights[%d]%.*s", kOp, layer, rest, text + 6);
+    return make_status(status.code, "%s: weight%d%.*s", kOp, layer + 1, rest, text + 6);
   if (!std::strncmp(text, "bias:", 5))
-    return make_status(status.code, "%s: biases[%d]%.*s", kOp, layer, rest, text + 4);
+    return make_status(status.code, "%s: bias%d%.*s", kOp, layer + 1, rest, text + 4);
   return make_status(status.code, "%s: %.*s", kOp, rest, text);
 }
 
@@ -65,11 +65,10 @@ Status validate(const BottleneckParams& p) {
   for (int k = 0; k < 3; ++k) {
     const int64_t *size = p.weight[k].size, *want = shapes[k];
     for (int d = 0; d < 4; ++d)
-      SBNET_CHECK(size[d] == want[d],
-                  "%s: weights[%d]: shape: expected [%lld,%lld,%lld,%lld], got [%lld,%lld,%lld,%lld]", kOp, k,
-                  static_cast<long long>(want[0]), static_cast<long long>(want[1]), static_cast<long long>(want[2]),
-                  static_cast<long long>(want[3]), static_cast<long long>(size[0]), static_cast<long long>(size[1]),
-                  static_cast<long long>(size[2]), static_cast<long long>(size[3]));
+      SBNET_CHECK(size[d] == want[d], "%s: weight%d: shape: expected [%lld,%lld,%lld,%lld], got [%lld,%lld,%lld,%lld]",
+                  kOp, k + 1, static_cast<long long>(want[0]), static_cast<long long>(want[1]),
+                  static_cast<long long>(want[2]), static_cast<long long>(want[3]), static_cast<long long>(size[0]),
+                  static_cast<long long>(size[1]), static_cast<long long>(size[2]), static_cast<long long>(size[3]));
   }
   for (int d = 0; d < 4; ++d) bytes *= static_cast<double>(d == 1 ? width : p.x.size[d]);
   SBNET_CHECK(bytes < 0x1p46, "%s: x, weights: expected fewer than 2^46 elements between two layers, got %.0f", kOp,
@@ -86,7 +85,8 @@ Status validate(const BottleneckParams& p) {
   }
   SBNET_CHECK(!may_overlap(p.x, p.y), "%s: out: expected memory of its own, got that of x", kOp);
   for (int k = 0; k < 3; ++k)
-    SBNET_CHECK(!may_overlap(p.weight[k], p.y), "%s: out: expected memory of its own, got that of weights[%d]", kOp, k);
+    SBNET_CHECK(!may_overlap(p.weight[k], p.y), "%s: out: expected memory of its own, got that of weight%d", kOp,
+                k + 1);
   return ok_status();
 }
 

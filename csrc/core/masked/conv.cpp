@@ -2,15 +2,10 @@
 
 #include "core/grid.h"
 #include "core/layer.h"
-#include "core/masked/conv_quantized.h"
+#include "core/masked/conv_layers.h"
 
 namespace sbnet {
 namespace {
-int64_t output_size(int64_t in, int64_t k, int64_t stride, int64_t padding, int64_t dilation) {
-  const int64_t reach = in + 2 * padding - dilation * (k - 1) - 1;
-  return reach < 0 ? 0 : reach / stride + 1;
-}
-
 constexpr int64_t kTagBytes = 128, kMostLanes = 16;  // cpu/masked/conv_plan.h, cpu/masked/conv_simd.h
 constexpr int64_t kMostIntegerProducts = INT32_MAX / (128 * 128);
 constexpr int64_t kMostDepthwiseTaps = (1 << 24) / (128 * 128);  // of int8: CPUs sum them in float32, exactly
@@ -19,32 +14,22 @@ constexpr int64_t kMostDepthwiseTaps = (1 << 24) / (128 * 128);  // of int8: CPU
 Status check_conv(const char* op, const Conv2dParams& p, DType y_dtype, DType residual_dtype) {
   const int64_t N = p.x.size[0], C = p.x.size[1], H = p.x.size[2], W = p.x.size[3];
   const int64_t K = p.weight.size[0];
-  for (int d = 0; d < 2; ++d) {
-    SBNET_CHECK(p.stride[d] >= 1 && p.dilation[d] >= 1, "%s: stride, dilation: expected at least 1, got %d, %d", op,
-                p.stride[d], p.dilation[d]);
-    SBNET_CHECK(p.padding[d] >= 0 && p.padding[d] < (1 << 24), "%s: padding: expected 0 to 2^24 - 1, got %d", op,
-                p.padding[d]);
+  SBNET_TRY(check_conv_numbers(op, p));
+  for (int d = 0; d < 2; ++d)
     SBNET_CHECK(p.weight.size[2 + d] >= 1 && p.weight.size[2 + d] < (1 << 15),
                 "%s: weight: expected kernel sides of 1 to 32767, got %lld", op,
                 static_cast<long long>(p.weight.size[2 + d]));
-    SBNET_CHECK(p.stride[d] < (1 << 15) && p.dilation[d] < (1 << 15),
-                "%s: stride, dilation: expected less than 32768, got %d, %d", op, p.stride[d], p.dilation[d]);
-  }
   SBNET_CHECK(C >= 1 && K >= 1 && H >= 1 && W >= 1,
               "%s: x, weight: expected sizes of at least 1, got C %lld, K %lld, plane %lldx%lld", op,
               static_cast<long long>(C), static_cast<long long>(K), static_cast<long long>(H),
               static_cast<long long>(W));
-  SBNET_CHECK(p.groups >= 1 && C % p.groups == 0 && K % p.groups == 0,
-              "%s: groups: expected a divisor of C = %lld and K = %lld, got %d", op, static_cast<long long>(C),
-              static_cast<long long>(K), p.groups);
+  SBNET_CHECK(C % p.groups == 0 && K % p.groups == 0, "%s: groups: expected a divisor of C = %lld and K = %lld, got %d",
+              op, static_cast<long long>(C), static_cast<long long>(K), p.groups);
   SBNET_CHECK(p.weight.size[1] == C / p.groups, "%s: weight: expected C/groups = %lld input channels, got %lld", op,
               static_cast<long long>(C / p.groups), static_cast<long long>(p.weight.size[1]));
 
-  const int64_t out[4] = {N, K, output_size(H, p.weight.size[2], p.stride[0], p.padding[0], p.dilation[0]),
-                          output_size(W, p.weight.size[3], p.stride[1], p.padding[1], p.dilation[1])};
-  SBNET_CHECK(out[2] >= 1 && out[3] >= 1, "%s: x: expected a plane of at least the kernel's reach, got %lldx%lld", op,
-              static_cast<long long>(H), static_cast<long long>(W));
-  const LayerShape shape = {{out[0], out[1], out[2], out[3]}, "N, K, H_out, W_out"};
+  LayerShape shape = {{N, K, 0, 0}, "N, K, H_out, W_out"};
+  for (int d = 2; d < 4; ++d) SBNET_TRY(conv_size(op, p, d, p.x.size[d], &shape.size[d]));
   SBNET_TRY(check_layer(op, p.x, p.y, y_dtype, shape, p.active, p.fringe));
   SBNET_CHECK(!N || !p.active.capacity || !may_overlap(p.weight, p.y),
               "%s: out: expected memory of its own, got that of weight", op);
@@ -52,6 +37,29 @@ Status check_conv(const char* op, const Conv2dParams& p, DType y_dtype, DType re
 }
 
 }  // namespace
+
+Status check_conv_numbers(const char* op, const Conv2dParams& p) {
+  for (int d = 0; d < 2; ++d) {
+    SBNET_CHECK(p.stride[d] >= 1 && p.dilation[d] >= 1, "%s: stride, dilation: expected at least 1, got %d, %d", op,
+                p.stride[d], p.dilation[d]);
+    SBNET_CHECK(p.padding[d] >= 0 && p.padding[d] < (1 << 24), "%s: padding: expected 0 to 2^24 - 1, got %d", op,
+                p.padding[d]);
+    SBNET_CHECK(p.stride[d] < (1 << 15) && p.dilation[d] < (1 << 15),
+                "%s: stride, dilation: expected less than 32768, got %d, %d", op, p.stride[d], p.dilation[d]);
+  }
+  SBNET_CHECK(p.groups >= 1, "%s: groups: expected at least 1, got %d", op, p.groups);
+  return ok_status();
+}
+
+Status conv_size(const char* op, const Conv2dParams& p, int d, int64_t x, int64_t* y) {
+  *y = p.weight.size[0];
+  if (d == 1) return ok_status();
+  const int64_t reach = x + 2 * int64_t{p.padding[d - 2]} - p.dilation[d - 2] * (p.weight.size[d] - 1) - 1;
+  SBNET_CHECK(reach >= 0, "%s: x: expected a side no smaller than the dilated kernel, got %lld with padding %d", op,
+              static_cast<long long>(x), p.padding[d - 2]);
+  *y = reach / p.stride[d - 2] + 1;
+  return ok_status();
+}
 
 bool is_depthwise(const TensorView& weight, int32_t groups) { return groups > 1 && weight.size[1] == 1; }
 

@@ -1,21 +1,16 @@
-#include "core/masked/conv_transpose.h"
-
 #include <numeric>
 
 #include "core/grid.h"
-#include "core/layer.h"
+#include "core/masked/conv_layers.h"
 
 namespace sbnet {
 namespace {
-constexpr const char* kOp = "sparse_conv_transpose2d";
+constexpr const char* kOp = ConvTransposeLayer::kName;
 }
 
-Status check_transpose_window(const ConvTransposeParams& p) {
+Status ConvTransposeLayer::check(const ConvTransposeParams& p) {
+  constexpr int32_t kMost = 1 << 15;
   for (int d = 0; d < 2; ++d) {
-    constexpr int32_t kMost = 1 << 15;
-    const int64_t taps = p.weight.size[2 + d];
-    SBNET_CHECK(taps >= 1 && taps < kMost, "%s: weight: expected kernel sides of 1 to 32767, got %lld", kOp,
-                static_cast<long long>(taps));
     SBNET_CHECK(p.stride[d] >= 1 && p.dilation[d] >= 1 && p.stride[d] < kMost && p.dilation[d] < kMost,
                 "%s: stride, dilation: expected 1 to 32767, got %d, %d", kOp, p.stride[d], p.dilation[d]);
     SBNET_CHECK(p.padding[d] >= 0 && p.padding[d] < (1 << 24), "%s: padding: expected 0 to 2^24, got %d", kOp,
@@ -24,12 +19,22 @@ Status check_transpose_window(const ConvTransposeParams& p) {
                 "%s: output_padding: expected less than stride or dilation, %d, %d, got %d", kOp, p.stride[d],
                 p.dilation[d], p.output_padding[d]);
   }
+  SBNET_CHECK(p.groups >= 1, "%s: groups: expected at least 1, got %d", kOp, p.groups);
   return ok_status();
 }
 
-int64_t conv_transpose_output_side(const ConvTransposeParams& p, int d, int64_t side) {
-  return (side - 1) * p.stride[d] - 2 * int64_t{p.padding[d]} + int64_t{p.dilation[d]} * (p.weight.size[2 + d] - 1) +
-         p.output_padding[d] + 1;
+Status ConvTransposeLayer::size(const ConvTransposeParams& p, int d, int64_t x, int64_t* y) {
+  *y = size_product({p.weight.size[1], p.groups});
+  if (d == 1) return ok_status();
+  const int64_t taps = p.weight.size[d];
+  SBNET_CHECK(taps >= 1 && taps < (1 << 15), "%s: weight: expected kernel sides of 1 to 32767, got %lld", kOp,
+              static_cast<long long>(taps));
+  *y = (x - 1) * p.stride[d - 2] - 2 * int64_t{p.padding[d - 2]} + p.dilation[d - 2] * (taps - 1) +
+       p.output_padding[d - 2] + 1;
+  SBNET_CHECK(x >= 1 && *y >= 1 && *y <= (1 << 29),
+              "%s: x: expected a plane that gives one of 1 to 2^29 pixels a side, got side %lld, which gives %lld", kOp,
+              static_cast<long long>(x), static_cast<long long>(*y));
+  return ok_status();
 }
 
 Status validate(const ConvTransposeParams& p) {
@@ -38,10 +43,10 @@ Status validate(const ConvTransposeParams& p) {
   SBNET_CHECK(p.weight.dtype == p.x.dtype, "%s: weight: dtype: expected that of x, %s, got %s", kOp,
               dtype_name(p.x.dtype), dtype_name(p.weight.dtype));
   SBNET_TRY(check_plane(kOp, "weight", p.weight));
-  SBNET_TRY(check_transpose_window(p));
+  SBNET_TRY(ConvTransposeLayer::check(p));
   SBNET_CHECK(p.weight.size[0] == C && C >= 1, "%s: weight: expected the %lld channels of x first, got %lld", kOp,
               static_cast<long long>(C), static_cast<long long>(p.weight.size[0]));
-  SBNET_CHECK(p.groups >= 1 && C % p.groups == 0, "%s: groups: expected a divisor of the %lld channels, got %d", kOp,
+  SBNET_CHECK(C % p.groups == 0, "%s: groups: expected a divisor of the %lld channels, got %d", kOp,
               static_cast<long long>(C), p.groups);
   const int64_t K = p.weight.size[1] * p.groups;
   SBNET_CHECK(K >= 1 && K <= INT32_MAX / 2, "%s: weight: expected 1 to 2^30 output channels, got %lld", kOp,
@@ -50,12 +55,7 @@ Status validate(const ConvTransposeParams& p) {
               "%s: weight: expected less than 2^48 elements", kOp);
   SBNET_TRY(check_epilogue(kOp, p.x.dtype, p.bias, p.bias_dtype, p.activation, p.slope, p.slope_dtype));
   LayerShape shape = {{p.x.size[0], K, 0, 0}, "N, K, H_out, W_out"};
-  for (int d = 0; d < 2; ++d) {
-    shape.size[2 + d] = conv_transpose_output_side(p, d, p.x.size[2 + d]);
-    SBNET_CHECK(p.x.size[2 + d] >= 1 && shape.size[2 + d] >= 1 && shape.size[2 + d] <= (1 << 29),
-                "%s: x: expected a plane that gives one of 1 to 2^29 pixels a side, got side %lld, which gives %lld",
-                kOp, static_cast<long long>(p.x.size[2 + d]), static_cast<long long>(shape.size[2 + d]));
-  }
+  for (int d = 2; d < 4; ++d) SBNET_TRY(ConvTransposeLayer::size(p, d, p.x.size[d], &shape.size[d]));
   SBNET_TRY(check_layer(kOp, p.x, p.y, shape, p.active, p.fringe));
   SBNET_CHECK(!p.x.size[0] || !p.active.capacity || !may_overlap(p.weight, p.y),
               "%s: out: expected memory of its own, got that of weight", kOp);

@@ -25,10 +25,6 @@ struct ConvTransposeParams {
   bool allow_tf32;
 };
 
-// Stride, padding, output padding, dilation against a kernel: what must hold before output_side may be asked.
-SBNET_EXPORT Status check_transpose_window(const ConvTransposeParams& p);
-// A side of y, below 1 where there is none.
-SBNET_EXPORT int64_t conv_transpose_output_side(const ConvTransposeParams& p, int d, int64_t side);
 SBNET_EXPORT Status validate(const ConvTransposeParams& p);
 
 // Along one axis, outputs phase, phase + stride, phase + 2 stride, ... read the same taps: number q of them reads

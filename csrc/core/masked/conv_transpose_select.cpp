@@ -4,7 +4,7 @@
 #include <string>
 
 #include "core/masked/conv_select.h"
-#include "core/masked/conv_transpose.h"
+#include "core/masked/conv_layers.h"
 #include "core/memory.h"
 
 namespace sbnet {
@@ -68,14 +68,11 @@ Status read_query(const SbnetConvQuery& q, const int64_t* output_padding, ConvTr
     p.dilation[d] = static_cast<int32_t>(q.dilation[d]);
     p.output_padding[d] = static_cast<int32_t>(output_padding[d]);
   }
-  SBNET_TRY(check_transpose_window(p));
+  p.groups = static_cast<int32_t>(q.groups);
+  SBNET_TRY(ConvTransposeLayer::check(p));
   int64_t out[2];
   const int64_t in[2] = {q.height, q.width};
-  for (int d = 0; d < 2; ++d) {
-    out[d] = conv_transpose_output_side(p, d, in[d]);
-    SBNET_CHECK(out[d] >= 1, "%s: layer: expected a plane that gives pixels, got side %lld, which gives %lld", kOp,
-                static_cast<long long>(in[d]), static_cast<long long>(out[d]));
-  }
+  for (int d = 0; d < 2; ++d) SBNET_TRY(ConvTransposeLayer::size(p, 2 + d, in[d], &out[d]));
   fill_query(q, out, &p);
   *to = p;
   return ok_status();

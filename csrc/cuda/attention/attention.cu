@@ -12,6 +12,9 @@ namespace {
 
 [[maybe_unused]] bool hopper(const DeviceInfo& device) { return select_capability(device) == 90; }
 
+// Served by forward_mma.cu and backward_mma.cu.
+bool narrow_halves(const AttentionParams& p) { return p.dtype != DType::kF32 && p.head_dim <= 128; }
+
 constexpr int kThreads = 128;
 
 // In the order of the products: a float32 query's only key gets a gradient of exactly 0.
@@ -77,8 +80,9 @@ sbnet::Status sbnet_block_attention_cuda(const sbnet::AttentionParams* p, [[mayb
   if (portable::hopper(device) && sm90::block_attention_takes(*p))
     return sm90::block_attention(*p, workspace, device, stream);
 #endif
-  return p->dtype == DType::kF32 ? portable::launch_attention_simt(*p, device, stream)
-                                 : portable::launch_attention_mma(*p, device, stream);
+  if (p->dtype == DType::kF32) return portable::launch_attention_simt(*p, device, stream);
+  return portable::narrow_halves(*p) ? portable::launch_attention_mma(*p, device, stream)
+                                     : portable::launch_attention_wide(*p, device, stream);
 }
 
 int64_t sbnet_block_attention_backward_workspace_bytes_cuda(const sbnet::AttentionBackwardParams* p) {
@@ -90,7 +94,8 @@ int64_t sbnet_block_attention_backward_workspace_bytes_cuda(const sbnet::Attenti
       sm90::block_attention_backward_takes(*p))
     return sm90::block_attention_backward_workspace_bytes(*p);
 #endif
-  return p->forward.batch * p->forward.heads * p->forward.q_length * 4;
+  const AttentionParams& f = p->forward;
+  return portable::narrow_halves(f) ? portable::attention_backward_mma_bytes(f) : f.batch * f.heads * f.q_length * 4;
 }
 
 sbnet::Status sbnet_block_attention_backward_cuda(const sbnet::AttentionBackwardParams* p, void* workspace,
@@ -105,11 +110,13 @@ sbnet::Status sbnet_block_attention_backward_cuda(const sbnet::AttentionBackward
   if (portable::hopper(device) && sm90::block_attention_backward_takes(*p))
     return sm90::block_attention_backward(*p, workspace, device, stream);
 #endif
+  if (portable::narrow_halves(p->forward))
+    return portable::launch_attention_backward_mma(*p, workspace, device, stream);
   float* deltas = static_cast<float*>(workspace);
   const portable::AttentionBackwardArgs args = {*p, deltas};
   SBNET_TRY(by_dtype(p->forward.dtype,
                      [&](auto t) { return portable::launch_delta<decltype(t)>(*p, deltas, device, stream); }));
   return p->forward.dtype == DType::kF32 ? portable::launch_attention_backward_simt(args, device, stream)
-                                         : portable::launch_attention_backward_mma(args, device, stream);
+                                         : portable::launch_attention_backward_wide(args, device, stream);
 }
 }

@@ -17,15 +17,20 @@ struct AttentionBackwardArgs {
   const float* deltas;  // [batch, heads, q_length] sum of grad_out * out - grad_lse
 };
 
+// Tensor cores: heads of up to 128 features, and wider ones.
 Status launch_attention_mma(const AttentionParams& p, const DeviceInfo& device, cudaStream_t stream);
+Status launch_attention_wide(const AttentionParams& p, const DeviceInfo& device, cudaStream_t stream);
 Status launch_attention_simt(const AttentionParams& p, const DeviceInfo& device, cudaStream_t stream);
-Status launch_attention_backward_mma(const AttentionBackwardArgs& a, const DeviceInfo& device, cudaStream_t stream);
+int64_t attention_backward_mma_bytes(const AttentionParams& p);
+Status launch_attention_backward_mma(const AttentionBackwardParams& b, void* workspace, const DeviceInfo& device,
+                                     cudaStream_t stream);
+Status launch_attention_backward_wide(const AttentionBackwardArgs& a, const DeviceInfo& device, cudaStream_t stream);
 Status launch_attention_backward_simt(const AttentionBackwardArgs& a, const DeviceInfo& device, cudaStream_t stream);
 
-// CTAs of a launch over tiles of `length` positions of a phase.
+// CTAs of a launch over tiles of `rows` of the `length` positions of a phase.
 inline Status attention_grid(const char* op, const AttentionParams& p, int32_t length, int32_t heads, int slices,
-                             dim3* grid) {
-  const int64_t tiles = (int64_t{length} + kTile - 1) / kTile;
+                             dim3* grid, int rows = kTile) {
+  const int64_t tiles = (int64_t{length} + rows - 1) / rows;
   const int64_t ctas = size_product({tiles, p.batch, heads, p.layout.rule.phases});
   SBNET_CHECK(ctas <= INT32_MAX, "%s: q, k: expected fewer than 2^31 tiles of 64 positions, got %lld", op,
               static_cast<long long>(ctas));
@@ -57,16 +62,18 @@ struct AttentionSequence {
   }
 };
 
-// This CTA's tile of one of `heads` heads; the last tiles first: under a causal rule they are the longest.
+// This CTA's tile of one of `heads` heads: one sequence after the other, so that the L2 keeps what its tiles share; the
+// last tiles first where those are the longest under a causal rule.
 struct AttentionWork {
   int64_t b;
   int32_t head, phase, first;  // first: position of the tile
 
-  __device__ AttentionWork(const AttentionParams& p, int32_t length, int32_t heads) {
+  __device__ AttentionWork(const AttentionParams& p, int32_t length, int32_t heads, int32_t rows = kTile,
+                           bool last_first = true) {
     const int32_t phases = p.layout.rule.phases;
-    const int32_t tiles = (length + kTile - 1) / kTile, sequences = gridDim.x / tiles;
-    const int32_t i = blockIdx.x % sequences;
-    first = (tiles - 1 - static_cast<int32_t>(blockIdx.x) / sequences) * kTile;
+    const int32_t tiles = (length + rows - 1) / rows;
+    const int32_t i = blockIdx.x / tiles, tile = blockIdx.x % tiles;
+    first = (last_first ? tiles - 1 - tile : tile) * rows;
     phase = i % phases, head = i / phases % heads, b = i / phases / heads;
   }
 };

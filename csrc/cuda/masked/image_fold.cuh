@@ -2,6 +2,7 @@
 // tell one another through the workspace what they found, and go on with it. Hopper alone, and only where a share is
 // read sooner than another launch would begin; else block_fold.cuh.
 #pragma once
+#include "cuda/capability.h"
 #include "cuda/masked/block_fold.cuh"
 
 namespace sbnet {
@@ -119,7 +120,7 @@ bool plan_image(const TensorView& x, const BlockGrid& grid, const DeviceInfo& de
   constexpr int64_t kMostBytes = 512 * 1024;  // of a CTA's share, unless there are images for half of the device
   const int64_t height = std::min<int64_t>(grid.size[0], x.size[2]), width = std::min<int64_t>(grid.size[1], x.size[3]);
   const int64_t words = x.size[1] / kLanes<T>, blocks = int64_t{grid.count[0]} * grid.count[1];
-  if (device.capability < 90 || x.size[1] % kLanes<T> || !channels_vectorize(x) || words > kImageThreads) return false;
+  if (!has_clusters(device) || x.size[1] % kLanes<T> || !channels_vectorize(x) || words > kImageThreads) return false;
   if (blocks > kMostImageBlocks || static_cast<double>(blocks) * height * width > INT32_MAX / 16) return false;
   const int64_t share = x.size[2] * x.size[3] * x.size[1] * static_cast<int64_t>(sizeof(T)) / kImageRanks;
   if (share > kMostBytes && x.size[0] * kImageRanks * 2 < device.sm_count) return false;

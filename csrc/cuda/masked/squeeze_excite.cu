@@ -4,6 +4,7 @@
 // they tell one another goes through the workspace. The in-place op multiplies by the gate what has just been read.
 #include "core/masked/squeeze_excite.h"
 #include "core/settled.h"
+#include "cuda/capability.h"
 #include "cuda/masked/image_fold.cuh"
 
 namespace sbnet {
@@ -260,7 +261,7 @@ ProductPlan plan_product(const void* data, int64_t rows, int64_t row, int ranks)
 template <class T>
 Status launch_type(const SqueezeExciteParams& p, void* workspace, const DeviceInfo& device, cudaStream_t stream) {
   const int64_t C = p.x.size[1], R = p.hidden;
-  const int ranks = device.capability >= 90 ? kCluster : 1;
+  const int ranks = has_clusters(device) ? kCluster : 1;
   GatePlan plan = {
       ranks, 5, inputs_settled(), {plan_product<T>(p.weight1, R, C, ranks), plan_product<T>(p.weight2, C, R, ranks)}};
   while (plan.log2_lanes < 8 && int64_t{plan.ranks} << plan.log2_lanes < C) ++plan.log2_lanes;

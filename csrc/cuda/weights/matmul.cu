@@ -127,6 +127,7 @@ sbnet::Status sbnet_blocksparse_matmul_cuda(const sbnet::BlocksparseMatmulParams
   if (hopper && p->layout.shape.block_size > 8 && sm90::blocksparse_matmul_takes(a.p))
     return sm90::blocksparse_matmul(a.p, device, workspace, stream);
 #endif
+  if (vectors && portable::suits_wide(*p, device)) return portable::launch_matmul_wide(a, device, stream);
   if (vectors && portable::suits_mma(p->x.dtype, p->allow_tf32)) return portable::launch_matmul_mma(a, device, stream);
   return portable::launch_matmul_simt(a, device, stream);
 }

@@ -75,6 +75,9 @@ inline bool suits_few(const BlocksparseMatmulParams& p) {
 inline bool suits_mma(DType dtype, bool allow_tf32) { return dtype != DType::kF32 || allow_tf32; }
 
 Status launch_matmul_mma(const MatmulArgs& a, const DeviceInfo& device, cudaStream_t stream);
+// Blocks of 64 and 128, float16 and bfloat16, enough rows and outputs to fill the device with its large tiles.
+bool suits_wide(const BlocksparseMatmulParams& p, const DeviceInfo& device);
+Status launch_matmul_wide(const MatmulArgs& a, const DeviceInfo& device, cudaStream_t stream);
 Status launch_matmul_few(const MatmulArgs& a, const DeviceInfo& device, cudaStream_t stream);
 Status launch_matmul_simt(const MatmulArgs& a, const DeviceInfo& device, cudaStream_t stream);
 Status launch_weight_grad_mma(const BlocksparseWeightGradParams& p, const DeviceInfo& device, cudaStream_t stream);
@@ -103,12 +106,13 @@ Status by_dtype_and_tile(DType dtype, int block_size, const F& f) {
 
 // A CTA of `threads` for each tile of rows x columns.
 inline Status launch_tiles(void (*kernel)(MatmulArgs, int64_t, int), int rows, int columns, int threads,
-                           const MatmulArgs& a, const DeviceInfo& device, cudaStream_t stream) {
+                           const MatmulArgs& a, const DeviceInfo& device, cudaStream_t stream, int shared = 0) {
   const int64_t row_tiles = (row_capacity(a.p.x, a.p.active) + rows - 1) / rows;
   const int column_tiles = static_cast<int>(a.p.out_blocks() * (a.p.layout.shape.block_size / columns));
   const int64_t tiles = row_tiles * column_tiles;
   const dim3 grid(static_cast<unsigned>(std::min<int64_t>(tiles, 1 << 24)));
-  SBNET_CUDA_TRY(kMatmulOp, launch_dependent(device, kernel, grid, dim3(threads), 0, stream, a, tiles, column_tiles));
+  SBNET_CUDA_TRY(kMatmulOp,
+                 launch_dependent(device, kernel, grid, dim3(threads), shared, stream, a, tiles, column_tiles));
   return ok_status();
 }
 

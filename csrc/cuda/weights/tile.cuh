@@ -2,7 +2,7 @@
 #pragma once
 #include "core/weights/matmul.h"
 #include "cuda/common.cuh"
-#include "cuda/mma.cuh"
+#include "cuda/products.cuh"
 
 namespace sbnet {
 namespace portable {
@@ -15,12 +15,6 @@ __device__ __forceinline__ uint32_t tile_word(int row, int word) {
   return (row * kWords + (word ^ (row / kPerLine & kMask))) * 16;
 }
 
-// As load_matrix_x4, each 8x8 matrix of 16-bit elements transposed.
-__device__ __forceinline__ void load_matrix_x4_transposed(uint32_t shared, uint32_t (&r)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(shared));
-}
 __device__ __forceinline__ uint32_t shared_word(uint32_t shared) {
   uint32_t v;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(shared));

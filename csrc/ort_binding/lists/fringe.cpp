@@ -32,7 +32,7 @@ struct Fringe {
     if (!size.empty()) check_size(size);
   }
   static Window window_of(const Attributes& a) {
-    const std::vector<int64_t> given = a.integers("window");
+    const std::vector<int64_t> given = a.required_integers("window");
     if (given.size() != kWindowNumbers)
       raise_expected(kName, "window", kWindowNumbers, " numbers (num, den, lo, hi, step), got ", given.size());
     int64_t numbers[kWindowNumbers];

@@ -19,7 +19,7 @@ struct MaskPyramid {
   int64_t margin;
 
   explicit MaskPyramid(const Attributes& a)
-      : bsizes(a.integers("bsizes")),
+      : bsizes(a.required_integers("bsizes")),
         sizes(a.integers("sizes")),
         fringes(a.integers("fringes")),
         tol(a.real("tol", 0.5f)),

@@ -6,23 +6,6 @@
 
 namespace sbnet::ort {
 
-// The inputs of a layer: `before`, its lists, `after`, the two inputs of the fringe, and the base, of y's type.
-template <size_t kAfter, size_t kBefore>
-constexpr auto layer_inputs_of(const Argument (&before)[kBefore], const Argument* after, int32_t y = kT) {
-  std::array<Argument, kBefore + kAfter + 6> all = {};
-  size_t at = 0;
-  for (const Argument& a : before) all[at++] = a;
-  for (const char* name : {"indices", "count", "block_map"}) all[at++] = {name, kInt32};
-  for (size_t k = 0; k < kAfter; ++k) all[at++] = after[k];
-  for (const char* name : {"fringe_pixels", "fringe_count"}) all[at++] = {name, kInt32, kOptional};
-  all[at] = {"base", y, kOptional};
-  return all;
-}
-template <size_t kBefore, size_t kAfter>
-constexpr auto layer_inputs(const Argument (&before)[kBefore], const Argument (&after)[kAfter], int32_t y = kT) {
-  return layer_inputs_of<kAfter>(before, after, y);
-}
-
 // Where a layer has its lists; the two inputs of the fringe and the base are its last three.
 struct LayerPositions {
   size_t indices, fringe;
@@ -100,30 +83,5 @@ inline const void* bias_of(const Context& c, size_t at, int64_t channels, DType*
   *dtype = bias.dtype;
   return bias.data;
 }
-
-// Where a convolution has its inputs. kBefore of them stand before the lists: x, weight, and what a family adds.
-template <int kBefore>
-struct ConvPositions {
-  enum Position {
-    kX,
-    kWeight,
-    kIndices = kBefore,
-    kBiasInput = kIndices + 3,
-    kResidual,
-    kSlope,
-    kFringePixels,
-    kBase = kFringePixels + 2
-  };
-  static constexpr int kInPlace = kBase;
-};
-
-// What convolutions of floats read and write, transposed ones too.
-struct ConvSignature : ConvPositions<2> {
-  static constexpr auto kInputs =
-      layer_inputs({{"x", kT}, {"weight", kT}},
-                   {{"bias", kBias, kOptional}, {"residual", kT, kOptional}, {"slope", kBias, kOptional}});
-  static constexpr Argument kOutputs[] = {{"y", kT}};
-  static constexpr auto kTypes = kBiasTypes;
-};
 
 }  // namespace sbnet::ort

@@ -2,9 +2,10 @@
 #include "core/masked/plain_layers.h"
 
 #include <algorithm>
-#include <tuple>
+#include <utility>
 
 #include "ort_binding/masked/layer.h"
+#include "ort_binding/masked/packed_weight.h"
 
 namespace sbnet::ort {
 namespace {
@@ -15,6 +16,7 @@ struct AttributeNumbers {
 
   void integer(const char* name, int32_t* to, int32_t otherwise) { put(name, a.integer(name, otherwise), to); }
   void optional_integer(const char* name, int32_t* to) { integer(name, to, 0); }
+  void dtype(const char*, DType*) {}  // an op's outputs are of one type: float
   void real(const char* name, float* to, float otherwise) { *to = a.real(name, otherwise); }
   void flag(const char* name, bool* to, bool otherwise) { *to = a.flag(name, otherwise); }
   template <class Parse>
@@ -26,7 +28,7 @@ struct AttributeNumbers {
   }
   template <size_t kCount>
   void required(const char* name, int32_t (&to)[kCount]) {
-    if (!given(name, to)) raise_expected(a.op(), name, kCount, " ints, got no attribute");
+    put(name, a.required_integers(name), to);
   }
   template <size_t kCount>
   void integers(const char* name, int32_t (&to)[kCount], int32_t otherwise) {
@@ -42,9 +44,13 @@ struct AttributeNumbers {
   bool given(const char* name, int32_t (&to)[kCount]) {
     std::vector<int64_t> values;
     if (!a.integers(name, &values)) return false;
+    put(name, values, to);
+    return true;
+  }
+  template <size_t kCount>
+  void put(const char* name, const std::vector<int64_t>& values, int32_t (&to)[kCount]) {
     if (values.size() != kCount) raise_expected(a.op(), name, kCount, " numbers, got ", values.size());
     for (size_t k = 0; k < kCount; ++k) put(name, values[k], &to[k]);
-    return true;
   }
   void put(const char* name, int64_t value, int32_t* to) {
     if (value < INT32_MIN || value > INT32_MAX) raise_expected(a.op(), name, "numbers of 32 bits, got ", value);
@@ -52,13 +58,14 @@ struct AttributeNumbers {
   }
 };
 
-constexpr auto kOfTypes = std::make_tuple(kFloatTypes, kBiasTypes);  // of a layer without vectors, with them
-
 // Their further tensors: how many, which inputs, and what a run has there.
 struct CountTensors {
-  size_t count = 0, vectors = 0;
-  constexpr void vector(const char*, const void**, DType*) { ++count, ++vectors; }
-  constexpr void map(const char*, TensorView*) { ++count; }
+  size_t needed = 0, optional = 0, vectors = 0;
+  constexpr void weight(const char*, TensorView*, const void**) { ++needed; }
+  constexpr void scales(const char*, const float**) { ++needed; }
+  constexpr void vector(const char*, const void**, DType*, const int64_t* = nullptr) { ++optional, ++vectors; }
+  constexpr void plane(const char*, TensorView*) { ++optional; }
+  constexpr void map(const char*, TensorView*) { ++optional; }
 };
 template <class L>
 constexpr CountTensors further() {
@@ -67,36 +74,131 @@ constexpr CountTensors further() {
   L::tensors(p, read);
   return read;
 }
+// Layers of bytes have floats of 32 bits beside them.
+template <class L>
+constexpr bool kOfBytes = L::kOutput != OutputType::kOfX;
+
+template <bool kBytes>
 struct ListTensors {
-  Argument* next;
-  constexpr void vector(const char* name, const void**, DType*) { *next++ = {name, kBias, kOptional}; }
-  constexpr void map(const char* name, TensorView*) { *next++ = {name, kT, kOptional}; }
+  Argument *needed, *optional;
+  constexpr void weight(const char* name, TensorView*, const void**) { *needed++ = {name, kBytes ? kWeightT : kT}; }
+  constexpr void scales(const char* name, const float**) { *needed++ = {name, kFloat}; }
+  constexpr void vector(const char* name, const void**, DType*, const int64_t* = nullptr) {
+    *optional++ = {name, kBytes ? int32_t{kFloat} : kBias, kOptional};
+  }
+  constexpr void plane(const char* name, TensorView*) { *optional++ = {name, kBytes ? kResidualT : kT, kOptional}; }
+  constexpr void map(const char* name, TensorView*) { *optional++ = {name, kT, kOptional}; }
 };
 template <class L>
-constexpr auto inputs() {
-  constexpr size_t kFurther = further<L>().count;
-  Argument all[kFurther + 1] = {};
-  typename L::Params p = {};
-  ListTensors list{all};
-  L::tensors(p, list);
-  return layer_inputs_of<kFurther>({{"x", kT}}, all);
+constexpr int32_t output_type() {
+  return L::kOutput == OutputType::kOfX ? kT : L::kOutput == OutputType::kOfWeight ? kWeightT : int32_t{kFloat};
 }
+// x, what it needs, its lists, what may be left out, the two inputs of the fringe, and the base.
+template <class L>
+constexpr auto inputs() {
+  constexpr CountTensors kCounted = further<L>();
+  Argument optional[kCounted.optional + 1] = {};
+  std::array<Argument, kCounted.needed + kCounted.optional + 7> all = {};
+  typename L::Params p = {};
+  ListTensors<kOfBytes<L>> list{&all[1], optional};
+  L::tensors(p, list);
+  all[0] = {"x", kT};
+  size_t at = 1 + kCounted.needed;
+  for (const char* name : {"indices", "count", "block_map"}) all[at++] = {name, kInt32};
+  for (size_t k = 0; k < kCounted.optional; ++k) all[at++] = optional[k];
+  for (const char* name : {"fringe_pixels", "fringe_count"}) all[at++] = {name, kInt32, kOptional};
+  all[at] = {"base", output_type<L>(), kOptional};
+  return all;
+}
+template <class L>
+constexpr auto types() {
+  if constexpr (kOfBytes<L>)
+    return std::array<Types, 8>{{{kInt8, kInt8, kInt8},
+                                 {kInt8, kFloat, kInt8},
+                                 {kFloat, kInt8, kInt8},
+                                 {kFloat, kFloat, kInt8},
+                                 {kFloat8, kFloat8, kFloat8},
+                                 {kFloat8, kFloat, kFloat8},
+                                 {kFloat, kFloat8, kFloat8},
+                                 {kFloat, kFloat, kFloat8}}};
+  else if constexpr (further<L>().vectors != 0)
+    return kBiasTypes;
+  else
+    return kFloatTypes;
+}
+
+// The weights, whose sizes say which y has: of a run, or as far as they are known before.
+struct ReadWeights {
+  const Context& c;
+  size_t needed = 1;
+  void weight(const char*, TensorView* to, const void**) { *to = plane_view(c.input(needed++, 4)); }
+  void scales(const char*, const float**) { ++needed; }
+  void vector(const char*, const void**, DType*, const int64_t* = nullptr) {}
+  void plane(const char*, TensorView*) {}
+  void map(const char*, TensorView*) {}
+};
+struct InferTensors {
+  const ShapeContext& s;
+  size_t optional, needed = 1;
+  bool known = true;
+  Dims like = {};  // of a plane
+  void weight(const char*, TensorView* to, const void**) {
+    const Dims dims = s.input(needed++, 4);
+    for (size_t d = 0; d < 4; ++d) {
+      known = known && !dims.empty() && dims[d].known();
+      if (known) to->size[d == 0 ? 0 : d == 3 ? 1 : d + 1] = dims[d].value;  // NHWC
+    }
+  }
+  void scales(const char*, const float**) { ++needed; }
+  void vector(const char*, const void**, DType*, const int64_t* = nullptr) { ++optional; }
+  void plane(const char*, TensorView*) { like = s.input(optional++, 4); }
+  void map(const char*, TensorView*) { ++optional; }
+};
 struct ReadTensors {
   const Context& c;
   TensorView y;
-  size_t next;
-  bool typed = false;
-  void vector(const char*, const void** to, DType* dtype) {
-    if (!typed) *dtype = y.dtype;
-    typed = true;
-    *to = bias_of(c, next++, y.size[1], dtype);
+  size_t optional, needed = 1;
+  void weight(const char*, TensorView*, const void**) { ++needed; }
+  void scales(const char*, const float** to) {
+    DType float32 = DType::kF32;
+    *to = static_cast<const float*>(bias_of(c, needed++, y.size[1], &float32));
   }
-  void map(const char*, TensorView* to) {
-    const Tensor t = c.input(next++, 4);
-    if (!t.present) return;
-    *to = plane_view(t);
-    broadcast(y, to);
+  void vector(const char*, const void** to, DType* dtype, const int64_t* elements = nullptr) {
+    *to = bias_of(c, optional++, elements ? *elements : y.size[1], dtype);
   }
+  void plane(const char*, TensorView* to) {
+    const Tensor t = c.input(optional++, 4);
+    if (t.present) *to = plane_view(t);
+  }
+  void map(const char* name, TensorView* to) {
+    plane(name, to);
+    if (to->data) broadcast(y, to);
+  }
+};
+// What is packed of constant weights, for all runs of a session.
+struct PackWeights {
+  const Attributes& a;
+  int32_t groups;
+  std::vector<PackedWeight>& all;
+  size_t needed = 1;
+  void weight(const char* name, TensorView*, const void** to) {
+    if (to) all.emplace_back(a, name, needed, groups);
+    ++needed;
+  }
+  void scales(const char*, const float**) { ++needed; }
+  void vector(const char*, const void**, DType*, const int64_t* = nullptr) {}
+  void plane(const char*, TensorView*) {}
+  void map(const char*, TensorView*) {}
+};
+struct ReadPacked {
+  const PackedWeight* next;
+  void weight(const char*, TensorView*, const void** to) {
+    if (to) *to = next++->data();
+  }
+  void scales(const char*, const float**) {}
+  void vector(const char*, const void**, DType*, const int64_t* = nullptr) {}
+  void plane(const char*, TensorView*) {}
+  void map(const char*, TensorView*) {}
 };
 
 template <class L>
@@ -104,51 +206,74 @@ class Plain {
  public:
   static constexpr const char* kName = L::kName;
   static constexpr auto kInputs = inputs<L>();
-  static constexpr Argument kOutputs[] = {{"y", kT}};
-  static constexpr const auto& kTypes = std::get<further<L>().vectors ? 1 : 0>(kOfTypes);
-  static constexpr size_t kFirstFurther = 4;
+  static constexpr Argument kOutputs[] = {{"y", output_type<L>()}};
+  static constexpr auto kTypes = types<L>();
+  static constexpr size_t kIndices = 1 + further<L>().needed, kOptionalInputs = kIndices + 3;
   static constexpr int kInPlace = static_cast<int>(kInputs.size()) - 1;  // base
 
-  explicit Plain(const Attributes& a) : layer_(a, {1, kFirstFurther + further<L>().count}) {
+  explicit Plain(const Attributes& a) : layer_(a, {kIndices, kOptionalInputs + further<L>().optional}) {
     AttributeNumbers read{a};
     L::numbers(params_, read);
     check(L::check(params_));
+    PackWeights pack{a, L::groups(params_), packed_};
+    L::tensors(params_, pack);
   }
 
   void infer(ShapeContext& s) const {
-    const Dims x = s.input(0, 4);
-    layer_.infer(s, output(x.empty() ? Dims(4) : x));
+    const Dims known = s.input(0, 4), x = known.empty() ? Dims(4) : known;
+    Params p = params_;
+    InferTensors read{s, kOptionalInputs};
+    L::tensors(p, read);
+    Dims y = {x[0], {}, {}, {}};
+    if (read.known) y = {x[0], size(p, 2, x[1]), size(p, 3, x[2]), size(p, 1, x[3])};
+    layer_.infer(s, y, read.like);
   }
   void compute(Context& c) const {
     const Tensor x = c.input(0, 4);
-    std::vector<int64_t> shape;
-    for (const Dim& d : output({x.shape.begin(), x.shape.end()})) shape.push_back(d.value);
-    typename L::Params p = params_;
-    ReadTensors read{c, plane_view(nullptr, shape, x.dtype), kFirstFurther};
+    Params p = params_;
+    ReadWeights weights{c};
+    L::tensors(p, weights);
+    std::vector<int64_t> shape = x.shape;
+    for (const auto& [place, d] : {std::pair(1, 2), {2, 3}, {3, 1}}) {
+      const auto at = static_cast<size_t>(place);
+      check(L::size(p, d, x.shape[at], &shape[at]));
+    }
+    const DType dtype = L::kOutput == OutputType::kOfX        ? x.dtype
+                        : L::kOutput == OutputType::kOfWeight ? c.input(1, 4).dtype
+                                                              : DType::kF32;
+    ReadTensors read{c, plane_view(nullptr, shape, dtype), kOptionalInputs};
     L::tensors(p, read);
-    layer_.compute(c, p, shape, [&] {
-      if constexpr (std::is_null_pointer_v<decltype(L::workspace)>) {
-        return L::kernels(c, &p);
-      } else {
-        const Workspace scratch(c, L::workspace(&p));
-        return L::kernels(c, &p, scratch.data());
-      }
-    });
+    ReadPacked packed{packed_.data()};
+    L::tensors(p, packed);
+    layer_.compute(
+        c, p, shape,
+        [&] {
+          if constexpr (std::is_null_pointer_v<decltype(L::workspace)>) {
+            return L::kernels(c, &p);
+          } else {
+            const Workspace scratch(c, workspace_bytes<L>(c, p));
+            return L::kernels(c, &p, scratch.data());
+          }
+        },
+        dtype);
   }
 
  private:
-  Dim size(int d, const Dim& x) const {
-    if (params_.y.size[d]) return params_.y.size[d];
-    return x.map([&](int64_t known) {
-      int64_t y;
-      check(L::size(params_, d, known, &y));
-      return y;
-    });
+  using Params = typename L::Params;
+
+  // One of x that has no number: y's may have one whatever it is, or be x's whatever that is.
+  static Dim size(const Params& p, int d, const Dim& x) {
+    int64_t y = 0, next = 0;
+    if (x.known()) return check(L::size(p, d, x.value, &y)), y;
+    constexpr int64_t kLarge = 1 << 20;
+    if (!L::size(p, d, kLarge, &y).ok() || !L::size(p, d, kLarge + 1, &next).ok()) return {};
+    if (y == next) return y;
+    return y == kLarge && next == kLarge + 1 ? x : Dim();
   }
-  Dims output(const Dims& x) const { return {x[0], size(2, x[1]), size(3, x[2]), size(1, x[3])}; }
 
   MaskedLayer layer_;
-  typename L::Params params_ = {};
+  Params params_ = {};
+  std::vector<PackedWeight> packed_;
 };
 
 template <class... L>

@@ -31,9 +31,9 @@ struct BlocksparseConv {
   std::shared_ptr<Tables> constant_tables = std::make_shared<Tables>();
 
   explicit BlocksparseConv(const Attributes& a)
-      : in_channels(a.integer("in_channels", 0)),
-        out_channels(a.integer("out_channels", 0)),
-        kernel_size(a.integers("kernel_size")),
+      : in_channels(a.required_integer("in_channels")),
+        out_channels(a.required_integer("out_channels")),
+        kernel_size(a.required_integers("kernel_size")),
         stride(a.integers("stride")),
         padding(a.integers("padding")),
         dilation(a.integers("dilation")),

@@ -52,8 +52,8 @@ struct BlocksparseMatmul {
   std::shared_ptr<Tables> constant_tables = std::make_shared<Tables>();
 
   explicit BlocksparseMatmul(const Attributes& a)
-      : in_features(a.integer("in_features", 0)),
-        out_features(a.integer("out_features", 0)),
+      : in_features(a.required_integer("in_features")),
+        out_features(a.required_integer("out_features")),
         transposed(a.flag("transposed", false)),
         allow_tf32(a.flag("allow_tf32", false)),
         activation(to_activation(kName, a.text("activation", "none"))),
@@ -128,7 +128,7 @@ struct BlocksparseWeightGrad {
   std::shared_ptr<Tables> constant_tables = std::make_shared<Tables>();
 
   explicit BlocksparseWeightGrad(const Attributes& a)
-      : block_size(a.integer("block_size", 0)),
+      : block_size(a.required_integer("block_size")),
         allow_tf32(a.flag("allow_tf32", false)),
         constant_coords(a.is_constant(kCoords)) {}
 

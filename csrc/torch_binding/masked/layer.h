@@ -36,15 +36,6 @@ void set_layer(const Call& call, const LayerCall& a, Params* p) {
 // Status to exception, under the name of the op that was called.
 inline void check(const char* op, const Status& status) { check(named(op, status)); }
 
-// Checks the params of a layer that reads x, then runs its kernels in a workspace of the size that `bytes` gives.
-template <class Bytes, class Op, class Params, class... Held>
-void launch(const Call& call, const Bytes& bytes, const Op& kernels, const Params& p, const Tensor& x,
-            const Held&... held) {
-  check(call.op(), validate(p));
-  const Tensor scratch = workspace(x, bytes.bytes(call, &p));
-  check(call.op(), run_in(call, kernels, p, scratch, held...));
-}
-
 // The [channels] bias of a layer, contiguous; null where there is none. `kept` holds a copy, where one is needed.
 inline const void* bias_of(const Call& call, const char* argument, std::optional<Tensor>& kept, int64_t channels,
                            DType* dtype) {

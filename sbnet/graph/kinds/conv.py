@@ -47,7 +47,7 @@ class Convolution(Kind):
 
     op = ""
     geometry: tuple[str, ...] = ("stride", "padding", "dilation")
-    written = planned = recorded = True
+    written = planned = recorded = filters = True
 
     def window(self, node: Node, value: Value) -> Window | str:
         o, kernel = node.options, tuple(node.params["weight"].shape[2:])
@@ -68,7 +68,7 @@ class Convolution(Kind):
             o = node.options
             geometry = pairs(self.op, **{name: o[name] for name in self.geometry})
             activation = activation_name(self.op, o.get("activation")), float(o.get("negative_slope", 0.01))
-            options = [*geometry, o["groups"], *activation, context.allow_tf32]
+            options = [*geometry, o["groups"], *activation]
             weight, bias, slope = (
                 context.constants[node.params["weight"]],
                 *(context.held(node, name) for name in ("bias", "slope")),
@@ -112,9 +112,9 @@ class Conv(Convolution):
         weight, bias, options, packed, slope = self.bound(node, context)
         residual = node.params.get("residual")
         torch.ops.sbnet.sparse_conv2d_.default(
-            get(node.args[0]), weight, bias, None if residual is None else get(residual), to.active.indices,
-            to.active.count, to.active.grid.numbers(), *options, to.out, *edge(to.clear), packed, slope,
-            node.options.get("residual_after", False),
+            get(node.args[0]), weight, bias, None if residual is None else get(residual), slope, to.active.indices,
+            to.active.count, to.active.grid.numbers(), *options, node.options.get("residual_after", False),
+            context.allow_tf32, to.out, *edge(to.clear), packed,
         )  # fmt: skip
 
     def form(self, node: Node) -> str:
@@ -128,10 +128,10 @@ class Conv(Convolution):
         return "dilated" if o["groups"] == 1 and max(o["dilation"]) > 1 else "other"
 
 
-class Pointwise(Conv):
+class Channelwise(Conv):
     """One product and one sum a channel, with a residual and an activation: a depthwise 1x1 convolution."""
 
-    name = "pointwise"
+    name, filters = "channelwise", False
 
     def multiply_adds(self, node: Node) -> int:
         return 0
@@ -164,8 +164,8 @@ class ConvTranspose(Convolution):
         check_active(self.op, to.active)
         weight, bias, options, packed, slope = self.bound(node, context)
         torch.ops.sbnet.sparse_conv_transpose2d_.default(
-            get(node.args[0]), weight if packed is None else packed, bias, None, to.active.indices, to.active.count,
-            to.active.grid.numbers(), *options, to.out, *edge(to.clear), slope,
+            get(node.args[0]), weight if packed is None else packed, bias, None, slope, to.active.indices,
+            to.active.count, to.active.grid.numbers(), *options, context.allow_tf32, to.out, *edge(to.clear),
         )  # fmt: skip
 
     def multiply_adds(self, node: Node) -> int:
@@ -191,14 +191,13 @@ class ConvQuantized(Convolution):
 
     def step(self, node: Node, get: Get, to: Target, context: Context) -> None:
         check_active(self.op, to.active)
-        weight, bias, (*geometry, _), packed, slope = self.bound(node, context)
+        weight, bias, options, packed, slope = self.bound(node, context)
         params, o = node.params, node.options
         residual = get(params["residual"]) if "residual" in params else None
         torch.ops.sbnet.sparse_conv2d_quantized_.default(
-            get(node.args[0]), weight, context.constants[params["scale"]], bias, residual, o["residual_scale"],
-            to.active.indices, to.active.count, to.active.grid.numbers(), *geometry,
-            o["out_scale"] or 0.0, to.out, *edge(to.clear), packed, o["x_scale"] or 0.0, slope,
-            o.get("residual_after", False),
+            get(node.args[0]), weight, context.constants[params["scale"]], bias, residual, slope,
+            to.active.indices, to.active.count, to.active.grid.numbers(), *options, o.get("residual_after", False),
+            o["x_scale"] or 0.0, o["residual_scale"], o["out_scale"] or 0.0, to.out, *edge(to.clear), packed,
         )  # fmt: skip
 
 

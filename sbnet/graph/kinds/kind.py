@@ -87,6 +87,7 @@ class Kind:
         recorded: a recording notes every op that `step` runs (and see `lasts`).
         sizeless: no option of its nodes depends on the plane's size.
         dense: its nodes give whole tensors, which are masked afterwards.
+        filters: its nodes multiply by filters, one for each output channel, which other layers may become part of.
         casts: weights are made in the dtype of what a node gives.
     """
 
@@ -96,6 +97,7 @@ class Kind:
     recorded = False
     sizeless = False
     dense = False
+    filters = False
     casts = True
 
     def __init_subclass__(cls) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from sbnet.geometry import Window
 from sbnet.graph.ir import Node, Value
 from sbnet.graph.kinds.kind import ACTIVE, Context, Get, Given, Kind, Target
-from sbnet.graph.kinds.pixel import run_steps, zero
+from sbnet.graph.kinds.pointwise import run_steps, zero
 from sbnet.ops import AttentionLayout, block_attention
 
 FULL = AttentionLayout.dense()

@@ -12,7 +12,7 @@ from torch import Tensor
 from sbnet.geometry import Window
 from sbnet.graph.ir import Node, Value
 from sbnet.graph.kinds.kind import ACTIVE, Context, Get, Given, Kind, Target
-from sbnet.graph.kinds.pixel import zero
+from sbnet.graph.kinds.pointwise import zero
 from sbnet.ops import sparse_fill
 
 Images = int | slice  # of a batch

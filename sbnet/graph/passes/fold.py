@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sbnet.graph.ir import Graph, Node, Value, computed, only_user
-
-CONVOLUTIONS = ("conv", "conv_transpose")
+from sbnet.graph.kinds import kind_of
 
 
 def fold_affine(graph: Graph) -> Graph:
@@ -22,9 +21,9 @@ def fold_affine(graph: Graph) -> Graph:
         before = x.producer
         if before is None or only_user(x, graph) is not node:
             continue
-        if before.kind in CONVOLUTIONS and not plain(before):
+        if kind_of(before).filters and not plain(before):
             continue
-        if before.kind in CONVOLUTIONS:
+        if kind_of(before).filters:
             _into_convolution(before, node)
         elif before.kind == "affine":
             _into_affine(before, node)

@@ -74,8 +74,8 @@ def recognise_activations(graph: Graph) -> Graph:
 
 
 def only_step(node: Node) -> str:
-    """The name of a pixel node's only op of its arguments as they are; else nothing."""
-    steps = node.options["steps"] if node.kind == "pixel" else []
+    """The name of a pointwise node's only op of its arguments as they are; else nothing."""
+    steps = node.options["steps"] if node.kind == "pointwise" else []
     if len(steps) != 1 or steps[0].kwargs or not all(isinstance(v, Ref) for v in steps[0].args):
         return ""
     return op_name(steps[0].target)
@@ -98,17 +98,17 @@ def fuse_activations(graph: Graph) -> Graph:
 
 def lower_affine(graph: Graph) -> Graph:
     """What is left of affine functions, sums and activations: pointwise nodes, act(x * scale + shift + y); a PReLU
-    alone is a pixel node."""
+    alone is a pointwise node."""
     for node in graph.nodes:
         if node.kind == "act" and "slope" in node.params:
-            node.kind, node.args, node.params = "pixel", [*node.args, node.params["slope"]], {}
+            node.kind, node.args, node.params = "pointwise", [*node.args, node.params["slope"]], {}
             node.options = {"steps": [Step(torch.ops.aten.prelu.default, (Ref(0), Ref(1)), {})]}
         if node.kind == "add":
             node.params = {**node.params, "residual": node.args[1]}  # beside the slopes of a PReLU that joined
             node.args = [node.args[0]]
         if node.kind in ("affine", "add", "act"):
             params, x = node.params, node.args[0]
-            node.kind, channels = "pointwise", x.shape[1]
+            node.kind, channels = "channelwise", x.shape[1]
             node.params = {"weight": _identity_weight(channels, x, params.get("scale"))}
             node.params |= {
                 new: params[old]
@@ -121,8 +121,8 @@ def lower_affine(graph: Graph) -> Graph:
 
 
 def fuse_pixels(graph: Graph) -> Graph:
-    """Pixel nodes after one another are one; pointwise ones between them join."""
-    todo = [node for node in graph.nodes if node.kind == "pixel"]
+    """Pointwise nodes after one another are one; channelwise ones between them join."""
+    todo = [node for node in graph.nodes if node.kind == "pointwise"]
     while todo:
         node = todo.pop(0)
         if any(node is n for n in graph.nodes) and _join(graph, node):
@@ -159,17 +159,17 @@ def _continues(value: Value, whole: Value, start: int) -> bool:
 
 
 def as_pixel(node: Node) -> tuple[list[Value], list[Step]]:
-    """A pointwise node as the steps of a pixel node."""
-    if node.kind == "pixel":
+    """A channelwise node as the steps of a pointwise node."""
+    if node.kind == "pointwise":
         return list(node.args), list(node.options["steps"])
     args = list({id(v): v for v in [node.args[0], *node.params.values()]}.values())
     refs = {name: Ref(next(k for k, a in enumerate(args) if a is v)) for name, v in node.params.items()}
     options = {k: v for k, v in node.options.items() if k in ("activation", "negative_slope")}
     options |= {k: v for k, v in refs.items() if k == "slope"}
-    return args, [Step(pointwise, (Ref(0), refs["weight"], refs.get("bias"), refs.get("residual")), options)]
+    return args, [Step(channelwise, (Ref(0), refs["weight"], refs.get("bias"), refs.get("residual")), options)]
 
 
-def pointwise(
+def channelwise(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -191,7 +191,7 @@ def _join(graph: Graph, node: Node) -> bool:
     """Takes one node before `node`, which alone reads it, into it."""
     for value in node.args:
         before = value.producer
-        if before is None or before.kind not in ("pixel", "pointwise") or only_user(value, graph) is not node:
+        if before is None or before.kind not in ("pointwise", "channelwise") or only_user(value, graph) is not node:
             continue
         if before.output.shape != node.output.shape:
             continue
@@ -206,7 +206,7 @@ def _join(graph: Graph, node: Node) -> bool:
         last = Ref(len(steps) - 1, step=True)
         own = {k: last if v is value else Ref(place(v)) for k, v in enumerate(node.args)}
         moved += [_shifted(s, len(steps), own) for s in node.options["steps"]]
-        joined = Node("pixel", merged, node.outputs, options={"steps": moved}, path=node.path, line=node.line)
+        joined = Node("pointwise", merged, node.outputs, options={"steps": moved}, path=node.path, line=node.line)
         graph.swap(node, joined, before)
         return True
     return False
@@ -223,7 +223,7 @@ def _shifted(step: Step, by: int, places: dict[int, Ref]) -> Step:
 
 
 def _identity_weight(channels: int, like: Value, scale: Value | None) -> Value:
-    """The weight of the depthwise 1x1 convolution that a pointwise node is."""
+    """The weight of the depthwise 1x1 convolution that a channelwise node is."""
 
     def made(scale: Tensor | None) -> Tensor:
         ones = torch.ones(channels, dtype=torch.float64)

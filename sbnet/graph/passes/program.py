@@ -1,4 +1,4 @@
-"""Pixel nodes as programs of sparse_pointwise, which runs them on active blocks in one pass."""
+"""Pointwise nodes as programs of sparse_pointwise, which runs them on active blocks in one pass."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Unsupported(Exception):
 
 
 def write_programs(graph: Graph) -> Graph:
-    """`program` in the options of pixel nodes that have one; its operands are then params: a, b, c, d."""
+    """`program` in the options of pointwise nodes that have one; its operands are then params: a, b, c, d."""
     for node in graph.nodes:
-        if node.kind != "pixel":
+        if node.kind != "pointwise":
             continue
         try:
             program, args = _Writer(node).write()
@@ -42,9 +42,9 @@ WORD = 8  # channels of 16 bits that a thread of the depthwise kernel has side b
 
 def sums_of_few_channels(graph: Graph) -> Graph:
     """Of a plan for CUDA: sums and activations of channels that fill no words, as of pictures, become programs. The
-    depthwise convolution that a pointwise node is would read and write them element by element, a word to a thread."""
+    depthwise convolution that a channelwise node is would move them element by element, a word to a thread."""
     for node in graph.nodes:
-        if node.kind != "pointwise" or node.output.shape[1] % WORD == 0:
+        if node.kind != "channelwise" or node.output.shape[1] % WORD == 0:
             continue
         params, activation = node.params, node.options.get("activation")
         scale: Value | None = params["weight"].producer.args[0]  # type: ignore[union-attr]
@@ -57,7 +57,7 @@ def sums_of_few_channels(graph: Graph) -> Graph:
             steps.append(f"leaky_relu {node.options['negative_slope']:.9g}")
         elif activation not in (None, "leaky_relu"):
             steps.append(activation)
-        node.kind, node.options = "pixel", {"program": "; ".join(steps)}
+        node.kind, node.options = "pointwise", {"program": "; ".join(steps)}
         node.params = dict(zip(OPERANDS, operands, strict=False))
     return graph.link()
 
@@ -66,7 +66,7 @@ def gates_into_programs(graph: Graph) -> Graph:
     """In plans for CUDA, a program activates its first operand itself where nothing else reads it. A launch for the few
     numbers of a gate, as of squeeze and excitation, takes as long as the program on a small plane."""
     for node in graph.nodes:
-        while node.kind == "pixel" and "program" in node.options and (found := _activated(node, graph)):
+        while node.kind == "pointwise" and "program" in node.options and (found := _activated(node, graph)):
             operand, unary, program = found
             node.options, node.params[operand] = node.options | {"program": program}, unary.args[0]
             graph.link()
@@ -199,7 +199,7 @@ class _Writer:
         def option(at: int, key: str, otherwise: Any) -> Any:
             return args[at] if len(args) > at else kwargs.get(key, otherwise)
 
-        if name == "pointwise":
+        if name == "channelwise":
             self._affine(args, kwargs, add)
         elif name in BINARY:
             if kwargs.get("rounding_mode") is not None or option(2, "alpha", 1) != 1:
@@ -235,7 +235,7 @@ class _Writer:
             raise Unsupported
 
     def _affine(self, args: list[Any], kwargs: dict[str, Any], add: Any) -> None:
-        """act(x * weight + bias + residual) of a pointwise node that joined."""
+        """act(x * weight + bias + residual) of a channelwise node that joined."""
         found, weight, bias, residual = args[0], *args[1:]
         for ref in (weight, bias):
             if isinstance(ref, Ref) and not (not ref.step and self.args[ref.at].constant):

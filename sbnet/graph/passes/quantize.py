@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from sbnet.graph.ir import Graph, Node, Value, computed
+from sbnet.graph.kinds import kind_of
 
 KIND = "conv_quantized"
-CONVOLUTIONS = ("conv", "conv_transpose", KIND)
 MOST_PRODUCTS, MOST_DEPTHWISE = 131071, 1024  # of int8 in a sum in 32 bits, and in float32
 NARROW = 2, 4, 8  # channels of a group, in and out: float32 kernels read them from x itself, and are faster
 LARGEST = {torch.int8: 127, torch.float8_e4m3fn: 448}  # symmetric
@@ -50,7 +50,7 @@ def stays_float(graph: Graph, told: Quantization) -> dict[Node, str]:
     first, last = _first(graph), _last(graph)
     reasons: dict[Node, str] = {}
     for node in graph.nodes:
-        if node.kind in CONVOLUTIONS:
+        if kind_of(node).filters:
             reason = _reason(node, told)
             if any(node.path == path or node.path.startswith(path + ".") for path in told.keep):
                 reason = "kept"
@@ -91,7 +91,7 @@ def _reason(node: Node, told: Quantization) -> str:
 
 def _weighted(node: Node) -> bool:
     """Does it multiply by a matrix of constants?"""
-    if node.kind in CONVOLUTIONS:
+    if kind_of(node).filters:
         return True
     return node.kind == "aten" and any(v.constant and len(v.shape) > 1 for v in node.inputs())
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from sbnet.active import ActiveBlocks, Fringe
-from sbnet.ops.common import empty4, is_channels_last, mark_written, refuse_meta_mix, require_tensor
+from sbnet.ops.common import mark_written, require_tensor
 from sbnet.ops.masked.conv import activation_name, autocast
-from sbnet.ops.masked.layer import in_place_fake, layer_inputs, layer_output
+from sbnet.ops.masked.conv_grad import conv as conv2d
+from sbnet.ops.masked.layer import layer_fakes, layer_inputs, layer_output
 
 _ops = torch.ops.sbnet
 
@@ -88,6 +89,7 @@ def sparse_bottleneck2d_(
         negative_slope,
         allow_tf32,
         *edge,
+        *[None] * 3,
     )
     mark_written(out)
 
@@ -111,37 +113,19 @@ def _arguments(op: str, x: Tensor, weights: list[Tensor], biases: Any, active: A
 
 
 # ---- fake implementations and gradients
-@torch.library.register_fake("sbnet::sparse_bottleneck2d")
-def _sparse_bottleneck2d_fake(
-    x: Tensor,
-    weight1: Tensor,
-    weight2: Tensor,
-    weight3: Tensor,
-    bias1: Tensor | None,
-    bias2: Tensor | None,
-    bias3: Tensor | None,
-    indices: Tensor,
-    count: Tensor,
-    block_map: Tensor,
-    grid: list[int],
-    activation: str,
-    activation_param: float,
-    allow_tf32: bool,
-) -> Tensor:
-    op, weights = "sparse_bottleneck2d", (weight1, weight2, weight3)
-    refuse_meta_mix(op, x, *weights, bias1, bias2, bias3, indices, count, block_map)
-    channels, width = x.shape[1], weight1.shape[0]
+def _shape(x: Sequence[Any], *given: Any) -> Sequence[Any]:
+    channels, width = x[1], given[0][0]
     for k, wanted in enumerate(((width, channels, 1, 1), (width, width, 3, 3), (channels, width, 1, 1))):
         torch._check(
-            all(have == want for have, want in zip(weights[k].shape, wanted, strict=True)),
+            all(have == want for have, want in zip(given[k], wanted, strict=True)),
             lambda k=k, wanted=wanted: (
-                f"sbnet::{op}: weights[{k}]: shape: expected {wanted}, got {tuple(weights[k].shape)}"
+                f"sbnet::sparse_bottleneck2d: weight{k + 1}: shape: expected {wanted}, got {tuple(given[k])}"
             ),
         )
-    return empty4(x, x.shape, is_channels_last(x))
+    return x
 
 
-in_place_fake("sparse_bottleneck2d_")
+layer_fakes("sparse_bottleneck2d", _shape)
 
 
 def _setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
@@ -163,9 +147,9 @@ def _backward(ctx: Any, grad: Tensor) -> tuple:
 
         def conv(t: Tensor | None, k: int, residual: Tensor | None = None) -> Tensor:
             padding = [1, 1] if k == 1 else [0, 0]
-            geometry = [1, 1], padding, [1, 1], 1, ctx.activation, ctx.param, ctx.allow_tf32
-            lists = indices, count, block_map, ctx.grid
-            return _ops.sparse_conv2d(t, layers[k], layers[3 + k], residual, *lists, *geometry)
+            lists, window = (indices, count, block_map, ctx.grid), ([1, 1], padding, [1, 1])
+            how = ctx.allow_tf32, ctx.activation, ctx.param
+            return conv2d(t, layers[k], layers[3 + k], residual, lists, window, 1, *how)
 
         y = conv(conv(conv(x, 0), 1), 2, x)
         wanted = [k for k, needed in enumerate(ctx.needs_input_grad[:7]) if needed]

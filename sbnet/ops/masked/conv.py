@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,15 +12,16 @@ from torch import Tensor
 
 from sbnet.active import ActiveBlocks, Fringe
 from sbnet.geometry import conv_output_size
-from sbnet.ops.common import empty4, is_channels_last, mark_written, refuse_meta_mix, require_tensor
+from sbnet.ops.common import mark_written, require_tensor
 from sbnet.ops.masked.conv_grad import (
     before_activation,
+    conv,
     input_gradient,
     masked_gradient,
     read_lists,
     weight_gradient,
 )
-from sbnet.ops.masked.layer import in_place_fake, input_list, layer_inputs, layer_output, pairs
+from sbnet.ops.masked.layer import input_list, layer_fakes, layer_inputs, layer_output, pairs, require_channels
 from sbnet.ops.weights.conv_layout import ConvLayout
 
 if TYPE_CHECKING:
@@ -108,26 +110,11 @@ def sparse_conv2d(
         options: dict[str, Any] = {"negative_slope": negative_slope, "allow_tf32": allow_tf32}
         return blocksparse_conv1x1(x, weight, layout, active, None, bias, activation, **options)
     x, weight, residual = autocast(x, weight, residual)
-    common = _arguments(op, x, weight, bias, active, residual)
-    x, weight, bias, residual, indices, count, grid = common
-    return _ops.sparse_conv2d(
-        x,
-        weight,
-        bias,
-        residual,
-        indices,
-        count,
-        active.block_map,
-        grid,
-        *pairs(op, stride=stride, padding=padding, dilation=dilation),
-        groups,
-        activation_name(op, activation),
-        negative_slope,
-        allow_tf32,
-        channel_slopes(op, slope, weight.shape[0]),
-        residual_after,
-        *input_list(op, x, x_active),
-    )
+    common = _arguments(op, x, weight, bias, active, residual, slope)
+    window = pairs(op, stride=stride, padding=padding, dilation=dilation)
+    numbers = groups, activation_name(op, activation), negative_slope, residual_after, allow_tf32
+    *tensors, grid = common
+    return _ops.sparse_conv2d(*tensors, active.block_map, grid, *window, *numbers, *input_list(op, x, x_active))
 
 
 def sparse_conv2d_(
@@ -159,20 +146,11 @@ def sparse_conv2d_(
             the weight for this call.
     """
     op = "sparse_conv2d_"
-    common = _arguments(op, x, weight, bias, active, residual)
+    common = _arguments(op, x, weight, bias, active, residual, slope)
     edge = layer_output(op, out, fringe, x, weight, bias, residual, slope)
-    _ops.sparse_conv2d_(
-        *common,
-        *pairs(op, stride=stride, padding=padding, dilation=dilation),
-        groups,
-        activation_name(op, activation),
-        negative_slope,
-        allow_tf32,
-        *edge,
-        packed,
-        channel_slopes(op, slope, weight.shape[0]),
-        residual_after,
-    )
+    window = pairs(op, stride=stride, padding=padding, dilation=dilation)
+    numbers = groups, activation_name(op, activation), negative_slope, residual_after, allow_tf32
+    _ops.sparse_conv2d_(*common, *window, *numbers, *edge, packed)
     mark_written(out)
 
 
@@ -227,11 +205,12 @@ def autocast(*tensors: Any) -> tuple[Any, ...]:
 
 
 def _arguments(
-    op: str, x: Tensor, weight: Tensor, bias: Tensor | None, active: ActiveBlocks, residual: Tensor | None
-) -> tuple:
+    op: str, x: Tensor, weight: Tensor, bias: Tensor | None, active: ActiveBlocks, residual: Tensor | None,
+    slope: Tensor | None,
+) -> tuple:  # fmt: skip
     lists = layer_inputs(op, x, active)
     require_tensor(op, "weight", weight)
-    return x, weight, bias, residual, *lists
+    return x, weight, bias, residual, channel_slopes(op, slope, weight.shape[0]), *lists
 
 
 def activation_name(op: str, name: str | None) -> str:
@@ -252,51 +231,23 @@ def channel_slopes(op: str, slope: Tensor | None, channels: int) -> Tensor | Non
     return slope.expand(channels) if slope.shape == (1,) else slope
 
 
-@torch.library.register_fake("sbnet::sparse_conv2d")
-def _sparse_conv2d_fake(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    indices: Tensor,
-    count: Tensor,
-    block_map: Tensor,
-    grid: list[int],
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    groups: int,
-    activation: str,
-    activation_param: float,
-    allow_tf32: bool,
-    slope: Tensor | None = None,
-    residual_after: bool = False,
-    x_indices: Tensor | None = None,
-    x_count: Tensor | None = None,
-    x_map: Tensor | None = None,
-    x_grid: Sequence[int] = (),
-) -> Tensor:
-    refuse_meta_mix("sparse_conv2d", x, weight, bias, residual, indices, count, block_map, slope)
-    torch._check(
-        groups >= 1 and weight.shape[1] * groups == x.shape[1] and weight.shape[0] % groups == 0,
-        lambda: (
-            f"sbnet::sparse_conv2d: weight: expected the {x.shape[1]} "
-            f"channels of x, got {tuple(weight.shape)} in {groups} groups"
-        ),
-    )
-    size = conv_output_size(x.shape[2:], weight.shape[2:], stride, padding, dilation)
-    return empty4(x, (x.shape[0], weight.shape[0], *size), is_channels_last(x))
+def conv_shape(
+    op: str, x: Sequence[Any], weight: Sequence[Any], stride: Any, padding: Any, dilation: Any, groups: Any, *_: Any
+) -> Sequence[Any]:
+    """A convolution's [N,K,H_out,W_out], for fake implementations."""
+    require_channels(op, x, weight, groups, 1)
+    return x[0], weight[0], *conv_output_size(x[2:], weight[2:], stride, padding, dilation)
 
 
-in_place_fake("sparse_conv2d_")
+layer_fakes("sparse_conv2d", partial(conv_shape, "sparse_conv2d"))
 
 
 def _sparse_conv2d_setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    x, weight, bias, residual, *lists = inputs[:7]
-    grid, *ctx.window, ctx.groups, ctx.activation, ctx.param, ctx.tf32, slope, after = inputs[7:17]
+    x, weight, bias, residual, slope, *lists = inputs[:8]
+    grid, *ctx.window, ctx.groups, ctx.activation, ctx.param, after, ctx.tf32 = inputs[8:17]
+    *x_lists, x_grid = inputs[17:]
     ctx.after = after and ctx.activation != "none"  # without an activation there is no telling
-    ctx.grids = grid, inputs[20] if len(inputs) > 20 else []
-    x_lists = inputs[17:20] if len(inputs) > 20 else (None, None, None)
+    ctx.grids = grid, x_grid
     told = ctx.activation in ("relu", "relu6", "leaky_relu") and slope is None and not ctx.after
     ctx.save_for_backward(x, weight, bias, residual, *lists, slope, *x_lists, output if told else None)
 
@@ -306,7 +257,7 @@ def _sparse_conv2d_backward(ctx: Any, grad: Tensor) -> tuple:
     x, weight, bias, residual, *lists, slope, x_indices, x_count, x_map, y = ctx.saved_tensors
     grid, x_grid = ctx.grids
     lists = [*lists, grid]
-    need_x, need_weight, need_bias, need_residual = ctx.needs_input_grad[:4]
+    need_x, need_weight, need_bias, need_residual, need_slope = ctx.needs_input_grad[:5]
     window, groups, tf32 = ctx.window, ctx.groups, ctx.tf32
     kernel = weight.shape[2:]
     given, masked, grad_slope = grad, False, None
@@ -314,12 +265,10 @@ def _sparse_conv2d_backward(ctx: Any, grad: Tensor) -> tuple:
 
         def again() -> Tensor:
             before = None if ctx.after else residual
-            return _ops.sparse_conv2d(x, weight, bias, before, *lists, *window, groups, "none", 0.0, tf32)
+            return conv(x, weight, bias, before, lists, window, groups, tf32)
 
-        # Its place in needs_input_grad depends on which defaults a call has left out.
-        want_slope = slope is not None and slope.requires_grad
         given, grad_slope = before_activation(
-            ctx.activation, ctx.param, slope, ctx.after, y, again, grad, lists, want_slope
+            ctx.activation, ctx.param, slope, ctx.after, y, again, grad, lists, need_slope
         )
         masked = True
     grad_x = grad_weight = grad_bias = grad_residual = None
@@ -344,7 +293,7 @@ def _sparse_conv2d_backward(ctx: Any, grad: Tensor) -> tuple:
             grad_residual = masked_gradient(grad, lists[2], grid)
         else:
             grad_residual = given if masked else masked_gradient(given, lists[2], grid)
-    return grad_x, grad_weight, grad_bias, grad_residual, *[None] * 11, grad_slope, *[None] * 5
+    return grad_x, grad_weight, grad_bias, grad_residual, grad_slope, *[None] * 16
 
 
 torch.library.register_autograd("sbnet::sparse_conv2d", _sparse_conv2d_backward, setup_context=_sparse_conv2d_setup)

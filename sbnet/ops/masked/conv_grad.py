@@ -76,6 +76,18 @@ def _no_lists(like: Tensor, numbers: list[int]) -> Lists:
     return [like.new_zeros(0, 3), like.new_zeros(1), like.new_zeros(0, *numbers[6:]), numbers]
 
 
+NO_LIST: Lists = (None, None, None, [])  # of x's plane
+
+
+def conv(
+    x: Any, weight: Any, bias: Tensor | None, residual: Tensor | None, lists: Lists, window: Window, groups: int,
+    tf32: bool, activation: str = "none", param: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """sparse_conv2d of arguments that its wrapper has seen."""
+    numbers = groups, activation, param, False, tf32
+    return _ops.sparse_conv2d(x, weight, bias, residual, None, *lists, *window, *numbers, *NO_LIST)
+
+
 def masked_gradient(grad: Tensor, block_map: Tensor, grid: Sequence[int]) -> Tensor:
     """The gradient in active blocks, zeros elsewhere."""
     return _ops.sparse_fill(grad, block_map, grid, 0.0)
@@ -102,16 +114,14 @@ def input_gradient(
     kernel, size = weight.shape[2:], x.shape[2:]
     if tuple(kernel) == (1, 1) and list(padding) == [0, 0] and list(stride) != [1, 1]:
         turned = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
-        read = _ops.sparse_conv2d(
-            grad, turned, None, None, *lists, [1, 1], [0, 0], [1, 1], groups, "none", 0.0, tf32
-        )  # fmt: skip
+        read = conv(grad, turned, None, None, lists, ([1, 1], [0, 0], [1, 1]), groups, tf32)
         found = empty4(x, x.shape, is_channels_last(x)).zero_()
         found[:, :, :: stride[0], :: stride[1]] = read
         return found
     least = conv_transpose_output_size(grad.shape[2:], kernel, stride, padding, 0, dilation)
     more = [n - m for n, m in zip(size, least, strict=True)]
     return _ops.sparse_conv_transpose2d(
-        grad, weight, None, None, *x_lists, stride, padding, more, dilation, groups, "none", 0.0, tf32
+        grad, weight, None, None, None, *x_lists, stride, padding, more, dilation, groups, "none", 0.0, tf32, *NO_LIST
     )
 
 
@@ -149,7 +159,7 @@ def _weight_grad_backward(ctx: Any, weight: Tensor, bias: Tensor) -> tuple:
         grad_x = input_gradient(masked, weight, x, lists, x_lists, ctx.window, ctx.groups, ctx.tf32)
     if need_grad:
         added = bias.to(x.dtype) if ctx.with_bias else None
-        grad_grad = _ops.sparse_conv2d(x, weight, added, None, *lists, *ctx.window, ctx.groups, "none", 0.0, ctx.tf32)
+        grad_grad = conv(x, weight, added, None, lists, ctx.window, ctx.groups, ctx.tf32)
     return grad_x, grad_grad, *[None] * 11
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sbnet.active import ActiveBlocks, Fringe
-from sbnet.geometry import conv_output_size
-from sbnet.ops.common import is_channels_last, mark_written, refuse_meta_mix, require_tensor
-from sbnet.ops.masked.conv import activation_name, channel_slopes
-from sbnet.ops.masked.layer import in_place_fake, layer_inputs, layer_output, pairs
+from sbnet.ops.common import mark_written, require_tensor
+from sbnet.ops.masked.conv import activation_name, channel_slopes, conv_shape
+from sbnet.ops.masked.layer import layer_fakes, layer_inputs, layer_output, pairs
 
 _ops = torch.ops.sbnet
 
@@ -78,28 +78,20 @@ def sparse_conv2d_quantized(
     >>> y = sparse_conv2d_quantized(x, weight, 0.02 * weight_scale, bias, active, out_scale=0.05, padding=1)
     """
     op = "sparse_conv2d_quantized"
-    common = _arguments(op, x, weight, scale, bias, active, residual, residual_scale)
+    common = _arguments(op, x, weight, scale, bias, active, residual, slope)
     floats = x, weight, scale, bias, residual, slope
     if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in floats):
         raise RuntimeError(f"sbnet::{op}: no gradient is defined, but an input requires one; detach it")
     scale_of_output = _scale(op, "out_scale", out_scale)
     if scale_of_output and dtype is not None:
         raise ValueError(f"sbnet::{op}: dtype: expected None with an out_scale, got {dtype}")
-    run = _ops.sparse_conv2d_quantized if scale_of_output else _ops.sparse_conv2d_dequantized
-    return run(
-        *common[:8],
-        active.block_map,
-        common[8],
-        *pairs(op, stride=stride, padding=padding, dilation=dilation),
-        groups,
-        activation_name(op, activation),
-        negative_slope,
-        *([scale_of_output] if scale_of_output else []),
-        _scale(op, "x_scale", x_scale),
-        channel_slopes(op, slope, weight.shape[0]),
-        *([] if scale_of_output else [dtype]),
-        residual_after,
-    )
+    window = pairs(op, stride=stride, padding=padding, dilation=dilation)
+    numbers = *window, groups, activation_name(op, activation), negative_slope, residual_after
+    *tensors, grid = common
+    scales = _scale(op, "x_scale", x_scale), float(residual_scale)
+    if scale_of_output:
+        return _ops.sparse_conv2d_quantized(*tensors, active.block_map, grid, *numbers, *scales, scale_of_output)
+    return _ops.sparse_conv2d_dequantized(*tensors, active.block_map, grid, *numbers, *scales, dtype)
 
 
 def sparse_conv2d_quantized_(
@@ -134,21 +126,12 @@ def sparse_conv2d_quantized_(
         packed: `pack_conv_weight(weight, groups)`, made since the weight was last written; or None.
     """
     op = "sparse_conv2d_quantized_"
-    common = _arguments(op, x, weight, scale, bias, active, residual, residual_scale)
+    common = _arguments(op, x, weight, scale, bias, active, residual, slope)
     edge = layer_output(op, out, fringe, x, weight, scale, bias, residual, slope)
-    _ops.sparse_conv2d_quantized_(
-        *common,
-        *pairs(op, stride=stride, padding=padding, dilation=dilation),
-        groups,
-        activation_name(op, activation),
-        negative_slope,
-        _scale(op, "out_scale", out_scale),
-        *edge,
-        packed,
-        _scale(op, "x_scale", x_scale),
-        channel_slopes(op, slope, weight.shape[0]),
-        residual_after,
-    )
+    window = pairs(op, stride=stride, padding=padding, dilation=dilation)
+    scales = _scale(op, "x_scale", x_scale), float(residual_scale), _scale(op, "out_scale", out_scale)
+    numbers = *window, groups, activation_name(op, activation), negative_slope, residual_after, *scales
+    _ops.sparse_conv2d_quantized_(*common, *numbers, *edge, packed)
     mark_written(out)
 
 
@@ -160,12 +143,12 @@ def _arguments(
     bias: Tensor | None,
     active: ActiveBlocks,
     residual: Tensor | None,
-    residual_scale: float,
+    slope: Tensor | None,
 ) -> tuple:
     lists = layer_inputs(op, x, active)
     require_tensor(op, "weight", weight)
     require_tensor(op, "scale", scale)
-    return x, weight, scale, bias, residual, float(residual_scale), *lists
+    return x, weight, scale, bias, residual, channel_slopes(op, slope, weight.shape[0]), *lists
 
 
 def _scale(op: str, name: str, scale: float | None) -> float:
@@ -175,32 +158,9 @@ def _scale(op: str, name: str, scale: float | None) -> float:
     return scale or 0.0
 
 
-def _fake(op: str, dtype: torch.dtype, arguments: tuple[Any, ...]) -> Tensor:
-    x, weight, scale, bias, residual, _, indices, count, block_map, _, stride, padding, dilation, groups, *_ = arguments
-    refuse_meta_mix(op, x, weight, scale, bias, residual, indices, count, block_map)
-    torch._check(
-        weight.shape[1] * groups == x.shape[1],
-        lambda: (
-            f"sbnet::{op}: weight: expected the {x.shape[1]} channels "
-            f"of x, got {tuple(weight.shape)} in {groups} groups"
-        ),
-    )
-    n, (h, w) = x.shape[0], conv_output_size(x.shape[2:], weight.shape[2:], stride, padding, dilation)
-    if is_channels_last(x):
-        return x.new_empty((n, h, w, weight.shape[0]), dtype=dtype).permute(0, 3, 1, 2)
-    return x.new_empty((n, weight.shape[0], h, w), dtype=dtype)
+def _told(*arguments: Any) -> torch.dtype:
+    return arguments[-1] or torch.float32
 
 
-@torch.library.register_fake("sbnet::sparse_conv2d_quantized")
-def _quantized_fake(*arguments: Any, **_: Any) -> Tensor:
-    of_floats = arguments[1].dtype == torch.float8_e4m3fn
-    return _fake("sparse_conv2d_quantized", torch.float8_e4m3fn if of_floats else torch.int8, arguments)
-
-
-@torch.library.register_fake("sbnet::sparse_conv2d_dequantized")
-def _dequantized_fake(*arguments: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
-    dtype = arguments[18] if len(arguments) > 18 else dtype
-    return _fake("sparse_conv2d_dequantized", dtype or torch.float32, arguments)
-
-
-in_place_fake("sparse_conv2d_quantized_")
+layer_fakes("sparse_conv2d_quantized", partial(conv_shape, "sparse_conv2d_quantized"), lambda *given: given[1].dtype)
+layer_fakes("sparse_conv2d_dequantized", partial(conv_shape, "sparse_conv2d_dequantized"), _told, in_place=False)

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from sbnet.active import ActiveBlocks, Fringe
 from sbnet.geometry import conv_transpose_output_size
-from sbnet.ops.common import empty4, is_channels_last, mark_written, refuse_meta_mix, require_tensor
+from sbnet.ops.common import mark_written, require_tensor
 from sbnet.ops.masked.conv import activation_name, autocast, channel_slopes
-from sbnet.ops.masked.conv_grad import before_activation, masked_gradient, weight_gradient, writing_lists
-from sbnet.ops.masked.layer import in_place_fake, input_list, layer_inputs, layer_output, pairs
+from sbnet.ops.masked.conv_grad import NO_LIST, before_activation, conv, masked_gradient, weight_gradient, writing_lists
+from sbnet.ops.masked.layer import input_list, layer_fakes, layer_inputs, layer_output, pairs, require_channels
 
 _ops = torch.ops.sbnet
 
@@ -65,9 +65,9 @@ def sparse_conv_transpose2d(
     lists = _arguments(op, x, weight, active)
     slope = channel_slopes(op, slope, weight.shape[1] * groups)
     return _ops.sparse_conv_transpose2d(
-        x, weight, bias, residual, *lists[:2], active.block_map, lists[2],
+        x, weight, bias, residual, slope, *lists[:2], active.block_map, lists[2],
         *pairs(op, stride=stride, padding=padding, output_padding=output_padding, dilation=dilation),
-        groups, activation_name(op, activation), negative_slope, allow_tf32, slope, *input_list(op, x, x_active),
+        groups, activation_name(op, activation), negative_slope, allow_tf32, *input_list(op, x, x_active),
     )  # fmt: skip
 
 
@@ -100,9 +100,9 @@ def sparse_conv_transpose2d_(
     lists, edge = _arguments(op, x, weight, active), layer_output(op, out, fringe, x, weight, bias, residual, slope)
     slope = channel_slopes(op, slope, weight.shape[1] * groups)
     _ops.sparse_conv_transpose2d_(
-        x, weight, bias, residual, *lists,
+        x, weight, bias, residual, slope, *lists,
         *pairs(op, stride=stride, padding=padding, output_padding=output_padding, dilation=dilation),
-        groups, activation_name(op, activation), negative_slope, allow_tf32, *edge, slope,
+        groups, activation_name(op, activation), negative_slope, allow_tf32, *edge,
     )  # fmt: skip
     mark_written(out)
 
@@ -116,50 +116,23 @@ def _arguments(op: str, x: Tensor, weight: Tensor, active: ActiveBlocks) -> tupl
 # ---- fake implementations and gradients
 
 
-@torch.library.register_fake("sbnet::sparse_conv_transpose2d")
-def _sparse_conv_transpose2d_fake(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    indices: Tensor,
-    count: Tensor,
-    block_map: Tensor,
-    grid: list[int],
-    stride: list[int],
-    padding: list[int],
-    output_padding: list[int],
-    dilation: list[int],
-    groups: int,
-    activation: str,
-    activation_param: float,
-    allow_tf32: bool,
-    slope: Tensor | None = None,
-    x_indices: Tensor | None = None,
-    x_count: Tensor | None = None,
-    x_map: Tensor | None = None,
-    x_grid: Sequence[int] = (),
-) -> Tensor:
-    refuse_meta_mix("sparse_conv_transpose2d", x, weight, bias, residual, indices, count, block_map, slope)
-    torch._check(
-        groups >= 1 and weight.shape[0] == x.shape[1] and x.shape[1] % groups == 0,
-        lambda: (
-            f"sbnet::sparse_conv_transpose2d: weight: expected the {x.shape[1]} "
-            f"channels of x, got {tuple(weight.shape)} in {groups} groups"
-        ),
-    )
-    size = conv_transpose_output_size(x.shape[2:], weight.shape[2:], stride, padding, output_padding, dilation)
-    return empty4(x, (x.shape[0], weight.shape[1] * groups, *size), is_channels_last(x))
+def _shape(
+    x: Sequence[Any], weight: Sequence[Any], stride: Any, padding: Any, output_padding: Any, dilation: Any,
+    groups: Any, *_: Any,
+) -> Sequence[Any]:  # fmt: skip
+    require_channels("sparse_conv_transpose2d", x, weight, groups, 0)
+    size = conv_transpose_output_size(x[2:], weight[2:], stride, padding, output_padding, dilation)
+    return x[0], weight[1] * groups, *size
 
 
-in_place_fake("sparse_conv_transpose2d_")
+layer_fakes("sparse_conv_transpose2d", _shape)
 
 
 def _setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    x, weight, bias, residual, *lists = inputs[:7]
-    grid, *ctx.window, ctx.groups, ctx.activation, ctx.param, ctx.tf32, slope = inputs[7:17]
-    ctx.grids = grid, inputs[20] if len(inputs) > 20 else []
-    x_lists = inputs[17:20] if len(inputs) > 20 else (None, None, None)
+    x, weight, bias, residual, slope, *lists = inputs[:8]
+    grid, *ctx.window, ctx.groups, ctx.activation, ctx.param, ctx.tf32 = inputs[8:17]
+    *x_lists, x_grid = inputs[17:]
+    ctx.grids = grid, x_grid
     told = ctx.activation in ("relu", "relu6", "leaky_relu") and slope is None
     ctx.save_for_backward(x, weight, bias, residual, *lists, slope, *x_lists, output if told else None)
 
@@ -169,7 +142,8 @@ def _backward(ctx: Any, grad: Tensor) -> tuple:
     x, weight, bias, residual, *lists, slope, x_indices, x_count, x_map, y = ctx.saved_tensors
     grid, x_grid = ctx.grids
     lists = [*lists, grid]
-    stride, padding, output_padding, dilation = ctx.window
+    need_x, need_weight, need_bias, need_residual, need_slope = ctx.needs_input_grad[:5]
+    stride, padding, _, dilation = ctx.window
     window, groups, tf32, grad_slope = (stride, padding, dilation), ctx.groups, ctx.tf32, None
     if ctx.activation == "none":
         given = masked_gradient(grad, lists[2], grid)
@@ -177,14 +151,12 @@ def _backward(ctx: Any, grad: Tensor) -> tuple:
 
         def again() -> Tensor:
             return _ops.sparse_conv_transpose2d(
-                x, weight, bias, residual, *lists, stride, padding, output_padding, dilation, groups, "none", 0.0, tf32
+                x, weight, bias, residual, None, *lists, *ctx.window, groups, "none", 0.0, tf32, *NO_LIST
             )
 
-        want_slope = slope is not None and slope.requires_grad
         given, grad_slope = before_activation(
-            ctx.activation, ctx.param, slope, False, y, again, grad, lists, want_slope
+            ctx.activation, ctx.param, slope, False, y, again, grad, lists, need_slope
         )
-    need_x, need_weight, need_bias, need_residual = ctx.needs_input_grad[:4]
     grad_x = grad_weight = grad_bias = None
     if need_x or need_weight:
         if x_indices is None:
@@ -192,13 +164,13 @@ def _backward(ctx: Any, grad: Tensor) -> tuple:
         else:
             x_lists = [x_indices, x_count, x_map, x_grid]
         if need_x:
-            grad_x = _ops.sparse_conv2d(given, weight, None, None, *x_lists, *window, groups, "none", 0.0, tf32)
+            grad_x = conv(given, weight, None, None, x_lists, window, groups, tf32)
         if need_weight:
             grad_weight, _ = weight_gradient(given, x, x_lists, weight, window, groups, tf32, False)
     if need_bias and bias is not None:
         grad_bias = given.sum((0, 2, 3), dtype=torch.float32).to(bias.dtype)
     grad_residual = given if need_residual and residual is not None else None
-    return grad_x, grad_weight, grad_bias, grad_residual, *[None] * 12, grad_slope, *[None] * 4
+    return grad_x, grad_weight, grad_bias, grad_residual, grad_slope, *[None] * 16
 
 
 torch.library.register_autograd("sbnet::sparse_conv_transpose2d", _backward, setup_context=_setup)

@@ -74,20 +74,39 @@ def run_layer_(
     mark_written(out)
 
 
-def layer_fakes(op: str, size: Callable[..., Sequence[Any]] = lambda shape, *_: shape) -> None:
-    """Registers the fake implementations of a layer's two forms, whose y has x's dtype and memory format.
+def layer_fakes(
+    op: str,
+    size: Callable[..., Sequence[Any]] = lambda shape, *_: shape,
+    dtype: Callable[..., torch.dtype] | None = None,
+    in_place: bool = True,
+) -> None:
+    """Registers the fake implementations of a layer's two forms, whose y has x's memory format.
 
-    size(x.shape, *what follows the grid in the schema): y's [N,C,H,W]; that of x where it is left out.
+    size(x.shape, *shapes of the weights that it needs, *what follows the grid in the schema): y's [N,C,H,W]; that of x
+    where it is left out. dtype(*arguments): y's; x's where it is left out.
     """
+    schema = getattr(torch.ops.sbnet, op).default._schema.arguments
     after = _names(op).index("grid") + 1
+    weights = [k for k, a in enumerate(schema) if a.name.startswith("weight") and str(a.type) == "Tensor"]
 
     def fake(*arguments: Any) -> Tensor:
         refuse_meta_mix(op, *arguments)
         x = arguments[0]
-        return empty4(x, size(x.shape, *arguments[after:]), is_channels_last(x))
+        shape = size(x.shape, *(arguments[k].shape for k in weights), *arguments[after:])
+        return empty4(x, shape, is_channels_last(x), None if dtype is None else dtype(*arguments))
 
     torch.library.register_fake(f"sbnet::{op}", fake)
-    in_place_fake(f"{op}_")
+    if in_place:
+        in_place_fake(f"{op}_")
+
+
+def require_channels(op: str, x: Sequence[Any], weight: Sequence[Any], groups: Any, at: int) -> None:
+    """For fake implementations: that a weight is of x's channels. at: which of its dimensions they are."""
+    fits = groups >= 1 and weight[at] * (groups if at else 1) == x[1] and weight[0] % groups == 0
+    torch._check(
+        fits,
+        lambda: f"sbnet::{op}: weight: expected the {x[1]} channels of x, got {tuple(weight)} in {groups} groups",
+    )
 
 
 def whole_gradient(op: str, whole: Callable[..., Tensor], on_blocks: Callable[..., Any] | None = None) -> None:

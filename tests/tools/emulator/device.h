@@ -71,6 +71,7 @@ inline unsigned __ballot_sync(unsigned, bool vote) {
   return all;
 }
 inline bool __any_sync(unsigned mask, bool vote) { return __ballot_sync(mask, vote); }
+inline bool __all_sync(unsigned mask, bool vote) { return __ballot_sync(mask, vote) == ~0u; }
 template <class T>
 T __shfl_sync(unsigned, T value, int from, int width = 32) {
   static_assert(sizeof(T) <= 8);

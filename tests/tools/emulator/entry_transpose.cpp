@@ -1,6 +1,6 @@
 // What test_conv_transpose_emulated.py calls.
 #include "conv_case.h"
-#include "core/masked/conv_transpose.h"
+#include "core/masked/conv_layers.h"
 #include "cuda/common.cuh"
 #include "cuda/sm90/conv/conv.h"
 
@@ -19,7 +19,10 @@ __attribute__((visibility("default"))) int emulate_conv_transpose(const Case* gi
   p.groups = 1, p.activation = static_cast<Activation>(v.activation), p.activation_param = 0.01f;
   for (int d = 0; d < 2; ++d) {
     p.stride[d] = v.stride, p.padding[d] = v.padding, p.dilation[d] = v.dilation;
-    p.output_padding[d] = static_cast<int32_t>(p.y.size[2 + d] - conv_transpose_output_side(p, d, p.x.size[2 + d]));
+    int64_t least = 0;
+    const Status status = ConvTransposeLayer::size(p, 2 + d, p.x.size[2 + d], &least);
+    if (!status.ok()) return told(status, message, room);
+    p.output_padding[d] = static_cast<int32_t>(p.y.size[2 + d] - least);
   }
   const Status status = validate(p);
   if (!status.ok()) return told(status, message, room);

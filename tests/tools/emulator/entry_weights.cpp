@@ -5,13 +5,14 @@
 #include "cuda/common.cuh"
 #include "cuda/sm90/matmul/launch.cuh"
 #include "cuda/sm90/matmul/matmul.h"
+#include "cuda/weights/matmul_portable.cuh"
 #include "machine.h"
 
 extern "C" {
 
 // Rows of adjacent features, `stride` elements apart: x [rows, C], y [rows, K]; weight [blocks, size, size]; coords
 // [blocks, 2]. With `indices`, the pixels of active blocks: rows is images * height * width. kernel: 0 wide or (with
-// indices) quad, 1 narrow, 2 weight gradient (x and y are the inputs, weight the result).
+// indices) quad, 1 narrow, 2 weight gradient (x and y are the inputs, weight the result), 3 the wide one of sm_80.
 struct MatmulCase {
   int32_t kernel, multiprocessors, seed, bfloat16;
   int32_t rows, c, k, block_size, blocks, transposed, activation, cluster;
@@ -68,8 +69,10 @@ __attribute__((visibility("default"))) int emulate_matmul(const MatmulCase* give
                               {(v.height + v.block_h - 1) / v.block_h, (v.width + v.block_w - 1) / v.block_w}};
       p.active = {v.indices, v.count, nullptr, v.capacity, grid};
     }
-    takes = sm90::blocksparse_matmul_takes(p);
-    if (takes && status.ok())
+    takes = v.kernel == 3 || sm90::blocksparse_matmul_takes(p);
+    if (v.kernel == 3 && status.ok())
+      status = portable::launch_matmul_wide({p, p.start(), p.start() + 1, p.entries()}, device, nullptr);
+    else if (takes && status.ok())
       status = v.kernel == 1 ? sm90::matmul::launch_narrow(p, device, nullptr)
                : v.indices   ? sm90::matmul::launch_quad(p, device, nullptr)
                              : sm90::matmul::launch_wide(p, device, nullptr);

@@ -2,6 +2,7 @@
 // tiles, the longest first, so that no long one is left for the end.
 #include <algorithm>
 
+#include "core/attention/visible.h"
 #include "cuda/sm90/attention/lists.cuh"
 
 namespace sbnet::sm90::attention {
@@ -16,30 +17,6 @@ struct ListArgs {
   const int32_t *q_lengths, *k_lengths;
   int32_t q_length, k_length;  // all phases
 };
-
-struct Cell {
-  bool any, all;
-};
-// Of queries [q0, q0 + queries) and keys [k0, k0 + keys) below the ends: is some pair visible, are all?
-__device__ Cell cell_of(const AttentionLayout& a, int64_t plane, int64_t mask_plane, int q0, int queries, int q_end,
-                        int k0, int keys, int k_end) {
-  const int q1 = min(q0 + queries, q_end) - 1, k1 = min(k0 + keys, k_end) - 1;
-  if (q1 < q0 || k1 < k0 || !rule_touches(a.rule, q0, q1, k0, k1)) return {false, false};
-  Cell cell = {!a.rows, rule_covers(a.rule, q0, q1, k0, k1) && k0 + keys <= k_end};
-  if (!a.rows) return cell;
-  for (int i = q0 / a.block; i <= q1 / a.block; ++i) {
-    const uint32_t* row = a.rows + (plane * a.q_blocks + i) * a.row_words();
-    for (int j = k0 / a.block; j <= k1 / a.block; ++j) {
-      const bool active = row[j >> 5] >> (j & 31) & 1;
-      cell.any |= active;
-      cell.all &= active;
-      if (active && a.mask_index)
-        cell.all &= static_cast<uint32_t>(a.mask_index[(mask_plane * a.q_blocks + i) * a.k_blocks + j]) >=
-                    static_cast<uint32_t>(a.mask_count);
-    }
-  }
-  return cell;
-}
 
 __global__ void __launch_bounds__(kThreads) attention_lists_kernel(const ListArgs a) {
   grid_dependency_release();
@@ -74,10 +51,10 @@ __global__ void __launch_bounds__(kThreads) attention_lists_kernel(const ListArg
       }
       for (int s = 0; s < column_cells; ++s) {
         const int column = column0 + s * c.cell_columns;
-        const Cell cell =
+        const Pairs cell =
             c.transposed
-                ? cell_of(a.layout, bitmap, mask_plane, column, c.cell_columns, column_end, row, c.cell_rows, row_end)
-                : cell_of(a.layout, bitmap, mask_plane, row, c.cell_rows, row_end, column, c.cell_columns, column_end);
+                ? pairs_of(a.layout, bitmap, mask_plane, column, c.cell_columns, column_end, row, c.cell_rows, row_end)
+                : pairs_of(a.layout, bitmap, mask_plane, row, c.cell_rows, row_end, column, c.cell_columns, column_end);
         if (cell.any) bits |= ((1u << c.cell_bits) - 1) << (r * column_cells + s) * c.cell_bits;
         all &= cell.all;
       }

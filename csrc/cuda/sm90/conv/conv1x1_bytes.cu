@@ -1,6 +1,6 @@
 // Block-sparse 1x1 convolution of bytes for Hopper, int8 or float8_e4m3fn: stride 1 or 2, channels in multiples of 16.
 //
-// As conv1x1.cu, on pairs of channels (conv_bytes.cuh): its producer warps, rings and resident weights, told of half as
+// As conv1x1.cu, on pairs of channels (conv_bytes.cu): its producer warps, rings and resident weights, told of half as
 // many channels of two bytes. A tile is 128 pixels, cells of 8x8 or 4x4, x up to 256 output channels, 64 to each of one
 // to four warpgroups, so that a layer of 256 reads its input once; two groups of warpgroups have tiles of their own
 // where a tile takes one or two.

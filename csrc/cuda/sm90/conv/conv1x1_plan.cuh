@@ -30,7 +30,7 @@ struct PlaneMaps {
   CUtensorMap x, y, residual;
 };
 struct Maps {
-  CUtensorMap w, row;  // row: conv1x1_row.cuh
+  CUtensorMap w, row;  // row: conv1x1_split.cuh
   PlaneMaps of[2];     // [flat]
 };
 

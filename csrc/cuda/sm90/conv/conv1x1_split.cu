@@ -6,14 +6,12 @@
 // of them, are split: two or four CTAs of a cluster sum a part of the input channels each, send the others their sums
 // of the output channels that those finish, and finish their own. A CTA has at most one such job in a launch, so that
 // memory for sums is written once and needs no check that it is free. (A full list that is little more than
-// a job for each CTA is cut otherwise: conv1x1_row.cuh.)
 //
 //   warps 0-7    WGMMA, exchange of sums, epilogue
 //   warp 8       schedule, input, weights
 //   warps 10-11  zero the fringe
 #include "cuda/sm90/conv/conv.h"
-#include "cuda/sm90/conv/conv1x1_row.cuh"
-#include "cuda/sm90/conv/conv1x1_sums.cuh"
+#include "cuda/sm90/conv/conv1x1_split.cuh"
 
 namespace sbnet::sm90 {
 namespace {
@@ -28,7 +26,6 @@ static_assert(kRingAt % 1024 == 0 && kStages >= 4 && kStages <= kMaxStages);
 // The w of a unit, besides kEnd and kFlat: kAlone if the weights are not shared, log2 of the CTAs that share the job,
 // its output channels.
 constexpr int kAlone = 2, kSplitShift = 3, kChannelsShift = 5;
-// Instead: this launch is one of conv1x1_row.cuh.
 constexpr int kRowFlag = 1 << 30;
 
 struct Job {

@@ -117,7 +117,7 @@ Status launch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stre
 
   Maps maps;
   const TensorView& residual = p.residual.data ? p.residual : p.y;
-  for (int view = 0; view < C::kStride * C::kStride; ++view)  // odd rows and columns first, see conv3x3_tile.cuh
+  for (int view = 0; view < C::kStride * C::kStride; ++view)  // odd rows and columns first, see conv3x3_load.cuh
     SBNET_TRY(plane_map(&maps.x[view], "x", p.x, C::kPatchWidth, C::kCells ? 1 : C::kPatchHeight, C::kStride,
                         C::kStride == 2 && view < 2, C::kStride == 2 && view % 2 == 0));
   SBNET_TRY(plane_map(&maps.y, "out", p.y, 8, C::kUnitHeight));

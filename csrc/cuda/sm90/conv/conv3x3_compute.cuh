@@ -1,6 +1,6 @@
 // The consumer warpgroups of the Hopper 3x3 convolution: main loop, partial sums, epilogue.
 #pragma once
-#include "cuda/sm90/conv/conv3x3_tile.cuh"
+#include "cuda/sm90/conv/conv3x3_load.cuh"
 
 namespace sbnet::sm90 {
 

@@ -9,7 +9,7 @@
 //   warp 17      weights
 //   warps 18-19  zero the fringe
 #pragma once
-#include "cuda/sm90/conv/conv3x3_tile.cuh"
+#include "cuda/sm90/conv/conv3x3_load.cuh"
 
 namespace sbnet::sm90 {
 

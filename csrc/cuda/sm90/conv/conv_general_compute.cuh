@@ -1,10 +1,9 @@
 // The general Hopper convolution: the consumers, the kernel and its launch.
 #pragma once
-#include "cuda/sm90/conv/conv_general_floats.cuh"
+#include "cuda/sm90/conv/conv_general_finish.cuh"
 #include "cuda/sm90/conv/conv_general_host.cuh"
 #include "cuda/sm90/conv/conv_general_load.cuh"
 #include "cuda/sm90/conv/conv_general_products.cuh"
-#include "cuda/sm90/conv/conv_general_sums.cuh"
 
 namespace sbnet::sm90::general {
 

@@ -4,7 +4,12 @@
 // It is the general convolution (conv_general.cu) on pairs: 128 channels of bytes are the 128 bytes of 64 of float16,
 // and a product sums 32 of them in the time of 16. So plan, tiles and producer warps are that kernel's, which are told
 // of half as many channels of two bytes; products, sums and epilogue are here.
-#pragma once
+//
+// Sums of int8 are int32, hence exact. Of float8 the tensor core keeps about 13 bits behind the point of the largest of
+// what it adds, and cuts off the rest. Where a reduction is longer than kShortProducts of 32 channels, sums of kRunTaps
+// taps are added up in float32 (docs/kernels/conv_float8.md). That takes the registers of a second CTA on the
+// multiprocessor, so short ones have code of their own.
+#include "cuda/sm90/conv/conv.h"
 #include "cuda/sm90/conv/conv_bytes_finish.cuh"
 #include "cuda/sm90/conv/conv_general_host.cuh"
 #include "cuda/sm90/conv/conv_general_load.cuh"
@@ -15,7 +20,8 @@ namespace {
 
 using namespace general;
 
-constexpr int kRunTaps = 4;  // of 128 channels: 16 products
+constexpr int kShortProducts = 18;  // 3x3 of 64 channels, 1x1 of 512
+constexpr int kRunTaps = 4;         // of 128 channels: 16 products
 
 // kLong: sums are added up in runs.
 template <class Element, bool kBytes, bool kLong_>
@@ -121,4 +127,17 @@ Status launch(const QuantizedConv2dParams& p, const DeviceInfo& device, cudaStre
 }
 
 }  // namespace
+
+Status conv_int8(const QuantizedConv2dParams& p, const DeviceInfo& device, CUstream_st* stream) {
+  if (p.y.size[0] == 0) return ok_status();
+  return launch<int8_t, false>(p, device, stream);
+}
+
+Status conv_float8(const QuantizedConv2dParams& p, const DeviceInfo& device, CUstream_st* stream) {
+  if (p.y.size[0] == 0) return ok_status();
+  const int64_t products = p.weight.size[2] * p.weight.size[3] * ((p.x.size[1] + 31) / 32);
+  return products <= kShortProducts ? launch<__nv_fp8_e4m3, false>(p, device, stream)
+                                    : launch<__nv_fp8_e4m3, true>(p, device, stream);
+}
+
 }  // namespace sbnet::sm90

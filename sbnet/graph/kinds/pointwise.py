@@ -17,10 +17,10 @@ from sbnet.ops.common import check_active
 from sbnet.ops.masked.pointwise import OPERANDS, in_vectors, run_program
 
 
-class Pixel(Kind):
+class Pointwise(Kind):
     """steps: such ops, one after another (Step); or program, its params."""
 
-    name = "pixel"
+    name = "pointwise"
     written = planned = recorded = sizeless = True
 
     def window(self, node: Node, value: Value) -> Window | str:
@@ -89,7 +89,7 @@ class Table(Kind):
 
 
 def run_steps(steps: list[Step], tensors: list[Any]) -> Tensor:
-    """What a pixel node computes, on planes, stacks of blocks, or anything else [N,C,H,W]."""
+    """What a pointwise node computes, on planes, stacks of blocks, or anything else [N,C,H,W]."""
     found: list[Any] = []
     for step in steps:
 

@@ -1,36 +1,16 @@
 // Tiles of products by tensor cores (mma.sync, sm_80 on) for float16 and bfloat16: four warps of 16 rows each. Lane l
 // of a warp has rows l/4 and l/4 + 8, and columns 2(l%4) and the next of every 8.
 #pragma once
-#include "cuda/attention/portable.cuh"
-#include "cuda/mma.cuh"
+#include "cuda/attention/tiles.cuh"
 
-namespace sbnet::portable::mma {
+namespace sbnet::portable::wide {
 
-constexpr int kThreads = 128, kWarps = 4;
-constexpr float kLog2e = 1.44269504f, kLn2 = 0.69314718f;
+constexpr int kThreads = 128, kWarps = 4, kColumns = 128;  // columns of the output that a CTA sums
 
 // Tiles in shared memory are [64][pitch]; 16 bytes more than a multiple of 32, so that eight rows at one column fall
 // into different banks.
 __host__ __device__ constexpr int padded(int dim) { return (dim + 15) / 16 * 16; }
 __host__ __device__ constexpr int pitch_of(int columns) { return columns + 8; }
-
-__device__ __forceinline__ void load_matrix_x4_transposed(uint32_t shared, uint32_t (&r)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(shared));
-}
-template <class T>
-__device__ __forceinline__ uint32_t pair(float low, float high);
-template <>
-__device__ __forceinline__ uint32_t pair<__half>(float low, float high) {
-  const __half2 v = __floats2half2_rn(low, high);
-  return *reinterpret_cast<const uint32_t*>(&v);
-}
-template <>
-__device__ __forceinline__ uint32_t pair<__nv_bfloat16>(float low, float high) {
-  const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const uint32_t*>(&v);
-}
 
 // Starts the copy of columns c0 ... c0 + columns of 64 rows; zeros for rows from `count` on and columns from `dim` on.
 template <class T>
@@ -64,12 +44,13 @@ __device__ __forceinline__ void multiply(const T* left, int left_pitch, const T*
   }
 }
 
-// sums[n] += weights of this warp's rows . columns c0 + 8n ... of the 64 rows of `right`, `columns` of them there.
-template <class T, int kColumns>
-__device__ __forceinline__ void accumulate(const float (&weights)[8][4], const T* right, int columns, int c0,
+// sums[n] += weights of this warp's rows . columns 8n ... of the 64 rows of `right`
+template <class T>
+__device__ __forceinline__ void accumulate(const float (&weights)[8][4], const T* right,
                                            float (&sums)[kColumns / 8][4]) {
-  const int lane = threadIdx.x % 32, pitch = pitch_of(columns);
-  const uint32_t b_at = shared_address(right + lane % 16 * pitch + c0 + lane / 16 * 8);
+  constexpr int kPitch = pitch_of(kColumns);
+  const int lane = threadIdx.x % 32;
+  const uint32_t b_at = shared_address(right + lane % 16 * kPitch + lane / 16 * 8);
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
     const float (&low)[4] = weights[2 * k], (&high)[4] = weights[2 * k + 1];
@@ -77,9 +58,8 @@ __device__ __forceinline__ void accumulate(const float (&weights)[8][4], const T
                            pair<T>(high[2], high[3])};
 #pragma unroll
     for (int n = 0; n < kColumns / 16; ++n) {
-      if (c0 + n * 16 >= columns) break;
       uint32_t b[4];
-      load_matrix_x4_transposed(b_at + (k * 16 * pitch + n * 16) * 2, b);
+      load_matrix_x4_transposed(b_at + (k * 16 * kPitch + n * 16) * 2, b);
       mma_16x8<T>(sums[2 * n], a, b[0], b[1]);
       mma_16x8<T>(sums[2 * n + 1], a, b[2], b[3]);
     }
@@ -87,7 +67,7 @@ __device__ __forceinline__ void accumulate(const float (&weights)[8][4], const T
 }
 
 // The first `count` of the 64 rows of a result, columns c0 ... of it; factors of this lane's two rows.
-template <class T, int kColumns>
+template <class T>
 __device__ __forceinline__ void store(T* to, int64_t stride, int count, int dim, int c0, float first, float second,
                                       const float (&sums)[kColumns / 8][4]) {
   const int lane = threadIdx.x % 32, r = threadIdx.x / 32 * 16 + lane / 4;
@@ -108,16 +88,4 @@ struct Buffers {
   uint32_t words[kWarps];
 };
 
-// `bytes` of shared memory for a launch of kKernel, of which a device may have fewer.
-template <auto kKernel>
-Status reserve_shared(const char* op, const AttentionParams& p, const DeviceInfo& device, int bytes, int most) {
-  int limit = 0;
-  SBNET_CUDA_TRY(op, cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device.index));
-  if (bytes > limit)
-    return make_status(Code::kUnsupported,
-                       "%s: q: expected %d bytes of shared memory for a head dimension of %d, got %d", op, bytes,
-                       p.head_dim, limit);
-  return allow_shared<kKernel>(op, device, most < limit ? most : limit);
-}
-
-}  // namespace sbnet::portable::mma
+}  // namespace sbnet::portable::wide
