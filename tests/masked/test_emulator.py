@@ -434,6 +434,6 @@ def test_infinities_reach_what_reads_them_alone(emulated, kernel, block):
     torch.manual_seed(0)
     case = {"channels": 24, "filters": 40, "batch": 1, "block": block, "kernel": int(kernel[0]), "stride": 1}
     case |= {"padding": case["kernel"] // 2, "size": (21, 26), "density": 0.7, "dtype": torch.float16}
-    for activation in WITH_SLOPES:
+    for activation in ("relu", "silu", "prelu"):
         more = {"seed": 0, "multiprocessors": 2, "activation": activation, "residual": True}
         assert emulate(emulated, kernel, infinite=[3, 20], **more, **case)

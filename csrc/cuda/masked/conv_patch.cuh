@@ -384,6 +384,7 @@ struct PatchUnits {
         finish<0, kRows>(sums, at, unit, warp_column, lane);
       }
     }
+    cp_async_commit();  // of what was copied since the last piece: other units may come here
     cp_async_wait<0>();
     __syncthreads();
   }
