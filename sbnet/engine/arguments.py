@@ -97,13 +97,14 @@ class Taps(nn.Module):
         return {name: found[name] for name in self.names}
 
 
-def check_counted(model: nn.Module) -> None:
-    """Does PyTorch count the writes of all that the network is made of?"""
+def check_counted(model: nn.Module) -> nn.Module:
+    """The network, if PyTorch counts the writes of all that it is made of."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_inference():
             raise ValueError(
                 f"sbnet: sparsify: model: expected parameters made outside of torch.inference_mode, got {name}"
             )
+    return model
 
 
 def tapped(model: Any, names: Sequence[str]) -> Any:

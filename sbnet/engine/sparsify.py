@@ -188,8 +188,7 @@ class SparseRun:
     def _graph(self, inputs: Sequence[Any]) -> Graph:
         tokens = self.options["mode"] == "masked"
         if isinstance(self._module, nn.Module):
-            check_counted(self._module)
-            captured = capture(self._module, inputs, tokens=tokens)
+            captured = capture(check_counted(self._module), inputs, None, tokens)
             if not self._shapes:  # those that are there may be of another state
                 self._watch = Watch(self._module)
             return optimise(captured)

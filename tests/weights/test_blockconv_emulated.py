@@ -35,7 +35,16 @@ class Case(ctypes.Structure):  # as in entry_blockconv.cpp
 
 @pytest.fixture(scope="session")
 def emulated(tmp_path_factory):
-    names = ("weights/conv", "weights/conv_pieces", "masked/conv_select", "grid", "layer", "memory", "settled")
+    names = (
+        "weights/conv",
+        "weights/conv_pieces",
+        "masked/conv_select",
+        "masked/conv_query",
+        "grid",
+        "layer",
+        "memory",
+        "settled",
+    )
     units = [TOOLS / "entry_blockconv.cpp", *(CSRC / f"core/{name}.cpp" for name in names)]
     kernels = [CSRC / "cuda/weights/conv.cu", CSRC / "cuda/sm90/conv/conv_blocksparse.cu"]
     return emulated_library(tmp_path_factory, "blockconv", kernels, units)
