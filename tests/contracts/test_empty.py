@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from sbnet import BlockLayout, blocksparse_matmul, blocksparse_weight_grad, export
+from sbnet import BlockLayout, blocksparse_matmul, blocksparse_weight_grad
 from sbnet.export import schemas
 from support.helpers import assert_bitwise
 from support.op_samples import op_samples
-from support.ort_models import is_ort_error, samples
+from support.ort_models import is_ort_error, samples, skip_without
 
 OPS = torch.ops.sbnet
 # A fringe of no pixels says as much as none; masks may be none, where mask_index names none; packs are the library's.
@@ -157,8 +157,7 @@ NODES = samples()
 
 @pytest.fixture
 def ort_device(device: str) -> str:
-    if device == "cuda" and "CUDAExecutionProvider" not in export.default_providers():
-        pytest.skip("needs onnxruntime-gpu and a libsbnet.so with CUDA")
+    skip_without(device)
     return device
 
 

@@ -15,6 +15,7 @@ import sbnet
 import sbnet.export
 from sbnet.graph.oracle import exact_pixels
 from support.networks import NETWORKS, lively
+from support.ort_models import skip_without
 from support.quantized import BLOCK, SIZE, Chain, Grouped, frames
 
 OURS = ("sparse_conv2d_quantized", "sparse_conv2d_dequantized")
@@ -75,6 +76,7 @@ def test_a_device_runs_what_it_exported(tmp_path, device, mode, dtype):
 @pytest.mark.parametrize("floats", HALVES)
 @pytest.mark.parametrize("dtype", STORED)
 def test_networks_of_halves(tmp_path, dtype, floats):
+    skip_without("cuda")
     torch.manual_seed(3)
     given, masks = ([v.cuda() for v in values] for values in frames(2, 1, 0.01))
     run = sbnet.quantize(lively(Chain()).to("cuda", floats), [x.to(floats) for x in given], masks, dtype=dtype,

@@ -8,6 +8,7 @@ from typing import Any
 
 import onnx
 import onnxruntime
+import pytest
 import torch
 from onnx import helper
 from torch import Tensor
@@ -110,6 +111,12 @@ def session(model: bytes, device: str = "cpu") -> onnxruntime.InferenceSession:
     options.intra_op_num_threads = 2
     options.log_severity_level = 4  # the errors that tests provoke are exceptions as well
     return export.session(model, [PROVIDER[device]], options=options)
+
+
+def skip_without(device: str) -> None:
+    """Ends a test where this ONNX Runtime has no such provider."""
+    if PROVIDER[device] not in export.default_providers():
+        pytest.skip("needs onnxruntime-gpu and a libsbnet.so with CUDA")
 
 
 def is_ort_error(e: BaseException) -> bool:

@@ -45,6 +45,9 @@ def test_compile(device):
 
 def test_exported_network_runs_in_onnx_runtime(device, tmp_path):
     pytest.importorskip("onnxruntime")
+    from support.ort_models import skip_without
+
+    skip_without(device)
     from support.export_cases import same_as_torch
 
     torch.manual_seed(0)

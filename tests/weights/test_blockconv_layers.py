@@ -190,7 +190,9 @@ def test_compile_and_train(device):
 def test_exported_network_runs_in_onnx_runtime(device, tmp_path):
     pytest.importorskip("onnxruntime")
     from support.export_cases import ops_of
-    from support.ort_models import PROVIDER
+    from support.ort_models import PROVIDER, skip_without
+
+    skip_without(device)
 
     model = prune(network(), 0.5, 8, convolutions=True).to(device).eval()
     x = torch.randn(2, 3, 8, 8, device=device)

@@ -152,7 +152,9 @@ def test_exported_lstm_runs_in_onnx_runtime(device, tmp_path):
     """Unrolled: in each layer one product with the inputs of all steps and one with the state a step."""
     pytest.importorskip("onnxruntime")
     from support.export_cases import ops_of
-    from support.ort_models import PROVIDER
+    from support.ort_models import PROVIDER, skip_without
+
+    skip_without(device)
 
     model = Stepping().to(device).eval()
     inputs = torch.randint(50, (3, 2), device=device), *torch.randn(2, 2, 2, 32, device=device)

@@ -160,6 +160,8 @@ const char* rows_1x1_declines(const Conv2dParams& p) {
   if (!is_pixelwise(p)) return "kernel is not 1x1";
   if (const char* why = product_planes_decline(p)) return why;
   if (p.padding[0] || p.padding[1]) return "padding is not 0";
+  for (int d = 0; d < 2; ++d)  // a phase of a transposed convolution may have outputs past its input
+    if ((p.y.size[2 + d] - 1) * p.stride[d] >= p.x.size[2 + d]) return "outputs past the input";
   if (p.residual.data) {
     const PixelStrides y = pixel_strides(p.y), residual = pixel_strides(p.residual);
     if (y.n != residual.n || y.y != residual.y || y.x != residual.x)
