@@ -3,8 +3,8 @@
 #include <cstdio>
 #include <string>
 
-#include "core/masked/conv_select.h"
 #include "core/masked/conv_layers.h"
+#include "core/masked/conv_select.h"
 #include "core/memory.h"
 
 namespace sbnet {
