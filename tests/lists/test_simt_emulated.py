@@ -26,7 +26,7 @@ MAPS = [
 @pytest.fixture(scope="session")
 def emulated(tmp_path_factory):
     masked = [f"masked/{name}" for name in ("fill", "pool", "adaptive_pool", "norm", "rearrange", "squeeze_excite")]
-    cuda = ["masked/copies"]  # whose core is a header
+    cuda = ["capability", "masked/copies"]  # whose core is a header
     kernels = ["lists/reduce_mask", "lists/fringe", "lists/pyramid", "lists/motion_mask", *masked, "attention/layout"]
     core = ["grid", "layer", "memory", "settled", "window", *kernels]
     return emulated_library(
