@@ -54,6 +54,7 @@ def capture(
             best, most = None, (0, 0)
             for pack in (True, False):
                 rules = TokenRules(pack)
+                rules.fixed = getattr(module, "fixed", False)
                 found = _read(program, module, rules)
                 if rules.met and not rules.windows.spoilt and (rules.met, rules.attentions) >= most:
                     best, most = found, (rules.met, rules.attentions)

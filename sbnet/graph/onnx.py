@@ -41,6 +41,7 @@ class OnnxNetwork(nn.Module):
     Attributes:
         input_names, output_names: in the file's order; `forward` takes and returns tensors in it (one tensor, not a
             tuple of one).
+        fixed: nobody writes what a file holds.
         shapes: of the inputs, None for each dimension that the file leaves open.
         dtypes: of the inputs.
 
@@ -48,6 +49,8 @@ class OnnxNetwork(nn.Module):
         ValueError: the file is no ONNX model, or has an op, a version of one, or an attribute that is not read; one
             line names the node.
     """
+
+    fixed = True
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__()

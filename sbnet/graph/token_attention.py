@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ import torch.utils._pytree as pytree
 
 from sbnet.graph.axes import Axes, op_name
 from sbnet.graph.builder import Builder, Call
-from sbnet.graph.ir import Value, computed
+from sbnet.graph.ir import Node, Value, computed
 from sbnet.graph.token_views import channels, root_of, tokens_at
 from sbnet.graph.tokens import Tokens
 from sbnet.graph.turns import constants_of, turns
@@ -22,9 +23,13 @@ MOST_STEPS = 64  # ops that turn heads
 
 
 class Attentions:
-    """Rules of attention; `attentions` counts those that were recognised."""
+    """Rules of attention; `attentions` counts those that were recognised.
+
+    fixed: nobody writes what the network holds, as of an ONNX file.
+    """
 
     attentions: int
+    fixed = False
     windows: WindowAttentions
     _spread: dict[int, Value]
     _shown: dict[int, Value]
@@ -51,7 +56,7 @@ class Attentions:
         """softmax(q k^T, scaled, and with a bias) v, written out; of queries and keys divided by their length, too."""
         weights, v = call.args[:2]
         turned = v.producer if isinstance(v, Value) and len(v.shape) == 4 else None
-        if turned is not None and op_name(turned.target) == "transpose" and is_weights(turned.args[0]):
+        if turned is not None and swaps_last(turned) and is_weights(turned.args[0]):
             swapped = dataclasses.replace(call, args=(turned.args[0], weights), made=call.made.transpose(2, 3))
             made = self._weighted(b, swapped, 3)  # v (softmax ...)^T: the result is turned, too
             shape = list(call.made.shape)
@@ -68,8 +73,10 @@ class Attentions:
         scores, biases, scales = node.args[0], list[Value](), list[Value]()
         while scores.producer is not None and scores.producer.kind == "aten":
             added, name = scores.producer, op_name(scores.producer.target)
+            if name == "add" and scales:  # of a bias that is multiplied, too
+                return None
             if name == "add" and not added.kwargs and len(added.args) == 2:
-                inner = next((a for a in added.args if isinstance(a, Value) and is_product(a)), None)
+                inner = next((a for a in added.args if isinstance(a, Value) and is_product(a, self.fixed)), None)
                 rest = [a for a in added.args if a is not inner]
                 bias = next((a for a in rest if inner is not None or (isinstance(a, Value) and a.constant)), None)
                 if not isinstance(bias, Value):
@@ -78,16 +85,16 @@ class Attentions:
                 scores = next(a for a in added.args if a is not bias)
             elif name in ("reshape", "view"):  # a bias of windows is added to windows of images
                 scores = added.args[0]
-            elif name == "mul" and isinstance(added.args[1], Value) and added.args[1].constant:
+            elif name == "mul" and all_constant(added.args[1:]) and not is_number(added.args[1], self.fixed):
                 scales.append(added.args[1])
                 scores = added.args[0]
             else:
                 break
-        scores, scale = scaled(scores)
+        scores, scale = scaled(scores, self.fixed)
         product = scores.producer
         if product is None or product.kind != "aten" or op_name(product.target) not in ("matmul", "bmm"):
             return None
-        (q, first), (k, second) = scaled(product.args[0]), scaled(product.args[1])
+        (q, first), (k, second) = scaled(product.args[0], self.fixed), scaled(product.args[1], self.fixed)
         rank = len(weights.shape)
         (q, least, turned), (k, same, k_turned) = normalized(q), normalized(k)
         if least != same or turned or (least and not k_turned) or (scales and rank != 4) or (biases and rank == 5):
@@ -188,33 +195,45 @@ class Attentions:
         return next(iter(found.values())) if len(found) == 1 else None
 
 
+def swaps_last(node: Node) -> bool:
+    """Does it swap the last two of four dimensions?"""
+    return op_name(node.target) == "transpose" and sorted(int(d) % 4 for d in node.args[1:3]) == [2, 3]
+
+
 def is_weights(value: Value) -> bool:
     node = value.producer
     return node is not None and node.kind == "aten" and op_name(node.target) == "softmax"
 
 
-def is_product(value: Value) -> bool:
-    node = scaled(value)[0].producer
+def is_product(value: Value, fixed: bool) -> bool:
+    node = scaled(value, fixed)[0].producer
     return node is not None and node.kind == "aten" and op_name(node.target) in ("matmul", "bmm")
 
 
-def all_constant(values: list[Value]) -> bool:
-    return all(value.constant for value in values)
+def all_constant(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, Value) and value.constant for value in values)
 
 
-def is_number(value: Any) -> bool:
-    """A number, or a constant of one that nobody trains."""
+def is_number(value: Any, fixed: bool) -> bool:
+    """A number, or a constant of one that nobody writes; fixed: what modules hold is such."""
     if not isinstance(value, Value):
         return isinstance(value, (int, float))
-    return value.constant and math.prod(value.shape) == 1 and not isinstance(value.tensor, torch.nn.Parameter)
+    return value.constant and math.prod(value.shape) == 1 and (fixed or not made_of_tensors(value))
 
 
-def scaled(value: Value) -> tuple[Value, float]:
+def made_of_tensors(value: Value) -> bool:
+    """Is a constant made of tensors that a module holds?"""
+    if value.producer is None:
+        return True
+    return value.tensor is not None or any(map(made_of_tensors, value.producer.inputs()))
+
+
+def scaled(value: Value, fixed: bool) -> tuple[Value, float]:
     """A value, or of one that was scaled by a number that value and the number."""
     node, scale = value.producer, 1.0
     while node is not None and node.kind == "aten" and op_name(node.target) in ("mul", "div") and len(node.args) == 2:
-        at = next((k for k, a in enumerate(node.args) if is_number(a)), None)
-        if at is None or is_number(node.args[1 - at]) or (at == 0 and op_name(node.target) == "div"):
+        at = next((k for k, a in enumerate(node.args) if is_number(a, fixed)), None)
+        if at is None or is_number(node.args[1 - at], fixed) or (at == 0 and op_name(node.target) == "div"):
             break
         number = node.args[at]
         number = float(evaluated(number)) if isinstance(number, Value) else number

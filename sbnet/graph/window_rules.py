@@ -117,7 +117,7 @@ def rows_of(found: Traced) -> Tensor | None:
 def of_a_row(call: Call, raw: Value, fills: list[Value | None]) -> Value | None:
     """What an op over channels makes of one row [C] of constants in each feature map's place (None: zeros)."""
     values = [v for v in pytree.tree_leaves((call.args, call.kwargs)) if isinstance(v, Value)]
-    if any(v.constant and len(v.shape) > 1 and call.name != "linear" for v in values):
+    if any(v.constant and len(v.shape) > 1 and call.name not in ("linear", "matmul") for v in values):
         return None  # of unlike rows
     consts = [v for v in values if v.constant]
     given = [v for v in fills if v is not None]
@@ -232,10 +232,13 @@ class WindowRules:
             return None
         if call.name in ("cat", "concat", "concatenate"):
             return self._merged(b, call, list(first))  # type: ignore[arg-type]
+        of_rows = call.name in ("linear", "layer_norm", *PIXELWISE)
+        by_weight = call.name == "matmul" and isinstance(call.args[1], Value) and call.args[1].constant
+        raw = next((v for v in call.args if isinstance(v, Value) and not v.constant), None)
+        if raw is not None and feature_map(raw) is None and (of_rows or by_weight):
+            return self._of_rows(b, call, raw)
         if not isinstance(first, Value) or first.constant:
             return None
-        if call.name in ("linear", "layer_norm", *PIXELWISE) and feature_map(first) is None:
-            return self._of_rows(b, call, first)
         if call.name in ("amax", "max", "max_pool2d") and feature_map(first) is None:
             return pooled(b, call, first)
         rearranges = call.name in MOVING or call.name in ("view", "reshape", "flatten", "slice", "permute", "transpose")
@@ -255,11 +258,10 @@ class WindowRules:
         def as_rows(root: Value) -> Value:
             return b.arranged(root, Axes(((("N", n),), (("H", h), ("W", w)), (("C", root.shape[1]),))), call)
 
-        args, fills = [as_rows(found.root)], [found.fill]
-        undefined = found.undefined
-        for value in call.args[1:]:
-            if isinstance(value, Value) and not value.constant:  # the same rows of another feature map
-                other = traced(value) if value.shape == raw.shape else None
+        args, fills, undefined = list[Any](), list[Value | None](), False
+        for value in call.args:
+            if isinstance(value, Value) and not value.constant:  # the same rows of this feature map or another
+                other = found if value is raw else traced(value) if value.shape == raw.shape else None
                 rows = None if other is None else rows_of(other)
                 if other is None or rows is None or not torch.equal(rows, index) or other.root.shape[2:] != (h, w):
                     return None

@@ -11,7 +11,19 @@ import sbnet
 from sbnet.graph.kinds import kind_of
 from support import tokens
 from support.contract import assert_holds, poison
-from support.tokens import FAMILIES, alone, kept, on_kept, sam, sam_on, swin, swin_on, timm_net
+from support.tokens import (
+    FAMILIES,
+    alone,
+    assert_every_form_gives_the_same,
+    kept,
+    masks,
+    on_kept,
+    sam,
+    sam_on,
+    swin,
+    swin_on,
+    timm_net,
+)
 
 pytestmark = pytest.mark.skipif(not tokens.available(), reason="torchvision, timm and transformers are not installed")
 
@@ -19,14 +31,6 @@ QUICK = ("ViT", "DINOv2, registers", "DINOv3, rotary", "transformers YOLOS")
 families = pytest.mark.parametrize(
     "family", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
 )
-
-
-def masks(side: int) -> torch.Tensor:
-    """Two images, of unlike numbers of tokens."""
-    mask = torch.zeros(2, side, side)
-    mask[0, 10:40, 20:60] = 1
-    mask[1, 50:60, 3:9] = 1
-    return mask
 
 
 @families
@@ -138,14 +142,4 @@ def test_sam_sees_its_active_pixels_alone(block):
 def test_the_functional_form_and_onnx_runtime_give_the_same(make, side, tmp_path):
     """What gradients flow through, GPUs run and export writes down."""
     pytest.importorskip("onnxruntime")
-    from sbnet.export import session
-
-    net, x = make(), torch.randn(2, 3, side, side)
-    run = sbnet.sparsify(net, x, block=4)
-    run.export(tmp_path / "net.onnx")
-    exported, module = session(tmp_path / "net.onnx"), run.as_module()
-    for mask in (masks(side), torch.ones(2, side, side)):
-        want = run(x, mask, copy=True)
-        assert torch.allclose(module(x, mask), want, atol=1e-4, rtol=1e-4)
-        got = exported.run(None, {"x": x.numpy(), "mask": (mask > 0).numpy()})[0]
-        assert torch.allclose(torch.from_numpy(got), want, atol=1e-4, rtol=1e-4)
+    assert_every_form_gives_the_same(make(), side, tmp_path)

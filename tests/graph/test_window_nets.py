@@ -10,20 +10,13 @@ from sbnet.graph.kinds import kind_of
 from sbnet.graph.oracle import PlaneMasks, masked_oracle
 from support import tokens
 from support.contract import assert_holds, poison
+from support.tokens import assert_every_form_gives_the_same, masks
 from support.window_nets import BY_HAND, NETS, SIDES, hiera, hiera_on
 
 pytestmark = pytest.mark.skipif(not tokens.available(), reason="torchvision, timm and transformers are not installed")
 
 QUICK = ("Swin v2, padded", "TinyViT", "SegFormer", "YOLO11", "YOLO12")
 LEFT = {"MaxViT", "CoAtNet"}  # whose gates look at means of planes: a few numbers an image
-
-
-def masks(side: int) -> torch.Tensor:
-    """Two images, of unlike numbers of pixels."""
-    mask = torch.zeros(2, side, side)
-    mask[0, 10:40, 20:60] = 1
-    mask[1, 50:60, 3:9] = 1
-    return mask
 
 
 def by_the_contract(name: str, net: torch.nn.Module, x: torch.Tensor, mask: torch.Tensor, block: int) -> torch.Tensor:
@@ -73,15 +66,40 @@ def test_hiera_sees_its_active_units_alone():
 def test_the_functional_form_and_onnx_runtime_give_the_same(name, tmp_path):
     """What gradients flow through, GPUs run and export writes down."""
     pytest.importorskip("onnxruntime")
-    from sbnet.export import session
+    assert_every_form_gives_the_same(NETS[name](), SIDES.get(name, 64), tmp_path)
 
-    side = SIDES.get(name, 64)
-    net, x = NETS[name](), torch.randn(2, 3, side, side)
-    run = sbnet.sparsify(net, x, block=4)
-    run.export(tmp_path / "net.onnx")
-    exported, module = session(tmp_path / "net.onnx"), run.as_module()
-    for mask in (masks(side), torch.ones(2, side, side)):
-        want = run(x, mask, copy=True)
-        assert torch.allclose(module(x, mask), want, atol=1e-4, rtol=1e-4)
-        got = exported.run(None, {"x": x.numpy(), "mask": (mask > 0).numpy()})[0]
-        assert torch.allclose(torch.from_numpy(got), want, atol=1e-4, rtol=1e-4)
+
+class Written(torch.nn.Module):
+    """Attention over all pixels, written out, whose scores `how` makes of q k^T, a bias and a number a head."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.stem, self.qkv = how, torch.nn.Conv2d(3, 16, 8, 8), torch.nn.Linear(16, 48)
+        self.bias = torch.nn.Parameter(torch.randn(2, 64, 64))
+        self.scale = torch.nn.Parameter(torch.rand(2, 1, 1) + 0.5)
+        self.register_buffer("number", torch.tensor(0.3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        n, c, h, w = x.shape
+        q, k, v = self.qkv(x.flatten(2).transpose(1, 2)).view(n, h * w, 3, 2, 8).permute(2, 0, 3, 1, 4).unbind(0)
+        scores = q @ k.transpose(-2, -1)
+        scores = {
+            "scaled, then biased": lambda: scores * self.scale + self.bias,
+            "biased, then scaled": lambda: (scores + self.bias) * self.scale,
+            "by a buffer": lambda: scores * self.number + self.bias,
+        }[self.how]()
+        return (scores.softmax(-1) @ v).transpose(1, 2).reshape(n, h * w, c).transpose(1, 2).reshape(n, c, h, w)
+
+
+@pytest.mark.parametrize("how", ["scaled, then biased", "biased, then scaled", "by a buffer"])
+def test_scores_are_what_the_network_makes_of_them(how):
+    """At a full mask whatever is recognised, and after its numbers are written."""
+    net, x, mask = Written(how).eval(), torch.randn(2, 3, 64, 64), torch.ones(2, 64, 64)
+    run = sbnet.sparsify(net, x)
+    for _ in range(2):
+        with torch.no_grad():
+            torch.testing.assert_close(run(x, mask), net(x))
+            net.scale.mul_(2)
+            net.number.mul_(2)
+    assert how != "scaled, then biased" or "window_attention" in [n.kind for n in run.plan.graph.nodes]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +17,30 @@ from sbnet.benchmarks.harness.nets import torchvision
 
 def available() -> bool:
     return all(importlib.util.find_spec(name) is not None for name in ("torchvision", "timm", "transformers"))
+
+
+def masks(side: int) -> torch.Tensor:
+    """Two images, of unlike numbers of tokens."""
+    mask = torch.zeros(2, side, side)
+    mask[0, 10:40, 20:60] = 1
+    mask[1, 50:60, 3:9] = 1
+    return mask
+
+
+def assert_every_form_gives_the_same(net: nn.Module, side: int, folder: Path) -> None:
+    """A run, its functional module and ONNX Runtime of what it exports, under masks of two images."""
+    import sbnet
+    from sbnet.export import session
+
+    x = torch.randn(2, 3, side, side)
+    run = sbnet.sparsify(net, x, block=4)
+    run.export(folder / "net.onnx")
+    exported, module = session(folder / "net.onnx"), run.as_module()
+    for mask in (masks(side), torch.ones(2, side, side)):
+        want = run(x, mask, copy=True)
+        assert torch.allclose(module(x, mask), want, atol=1e-4, rtol=1e-4)
+        got = exported.run(None, {"x": x.numpy(), "mask": (mask > 0).numpy()})[0]
+        assert torch.allclose(torch.from_numpy(got), want, atol=1e-4, rtol=1e-4)
 
 
 def kept(mask: Tensor, patch: int, prefix: int, suffix: int = 0) -> Tensor:
