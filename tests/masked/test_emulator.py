@@ -100,15 +100,20 @@ def judge(y, active, edge, torchs, exact) -> None:
 
 
 def emulate(
-    library, which: str, seed: int, multiprocessors: int, activation, residual, again=False, infinite=(), **case
+    library, which: str, seed: int, multiprocessors: int, activation, residual, again=False, infinite=(), nan=(), **case
 ) -> bool:
-    """Runs a convolution and checks it; again: twice, for the same bits. infinite: channels, of one pixel. False: that
-    kernel does not take it.
+    """Runs a convolution and checks it; again: twice, for the same bits. infinite: channels of a pixel that are, by
+    turns with their sign; nan: others, whose payload is in bits that tf32 does not have. False: that kernel does not
+    take it.
     """
     x, weight, bias, active, options = make("cpu", **case)
     if x.dtype == torch.float32 and case.get("groups", 1) > 1:
         x, weight = x.abs(), weight.abs()  # cut off in the place of rounded, every sum would be too small
-    x[0, list(infinite), x.shape[2] // 2, x.shape[3] // 2] = float("inf")
+    middle = x[0, :, x.shape[2] // 2, x.shape[3] // 2]
+    for number, channel in enumerate(infinite):
+        middle[channel] = float("-inf" if number % 2 else "inf")
+    for channel in nan:
+        middle[channel] = torch.tensor(0x7F800001, dtype=torch.int32).view(torch.float32)
     geometry = [[options[k]] * 2 for k in ("stride", "padding", "dilation")]
     size = conv_output_size(x.shape[2:], weight.shape[2:], *geometry)
     shape = (x.shape[0], weight.shape[0], *size)
