@@ -24,3 +24,13 @@ def test_infinities(emulated, kernel, activation):
         case = {"channels": 24, "filters": 40, "size": (17, 20), "block": 16, "density": 1.0, "dtype": dtype}
         case |= {"seed": 2, "multiprocessors": 2, "residual": False, "stride": 1, "dilation": 1}
         assert emulate(emulated, kernel, activation=activation, infinite=[5], **case, **LAYERS[kernel])
+
+
+@pytest.mark.parametrize("inputs", [4, 8, 16, 32])
+def test_groups_keep_infinities_to_themselves(emulated, inputs):
+    """Of four channels, two groups share the words that are multiplied."""
+    case = {"channels": 64, "filters": 64, "groups": 64 // inputs, "size": (17, 20), "block": 8, "density": 1.0}
+    case |= {"seed": 3, "multiprocessors": 3, "kernel": 3, "padding": 1, "dtype": torch.float16}
+    for activation, residual, stride in ((None, False, 1), ("gelu", True, 2), ("relu", "after", 1)):
+        more = {"activation": activation, "residual": residual, "stride": stride}
+        assert emulate(emulated, "3x3 by groups", infinite=[5, 38], nan=[], **more, **case)

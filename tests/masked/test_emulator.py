@@ -28,6 +28,7 @@ KERNELS = {
     "tf32": 5,  # float32 by the general kernel
     "3x3 by patches": 8,
     "1x1 by rows": 9,
+    "3x3 by groups": 10,
 }
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # core/types.h
 ACTIVATIONS = {None: 0, "relu": 1, "leaky_relu": 3, "silu": 4, "gelu": 5}  # of all kernels
@@ -58,7 +59,7 @@ class Case(ctypes.Structure):  # as in conv_case.h
 def emulated(tmp_path_factory):
     core = [CSRC / f"core/{name}.cpp" for name in CORE]
     kernels = sorted(path for path in (CSRC / "cuda/sm90/conv").glob("*.cu") if path.stem not in ELSEWHERE)
-    kernels += [CSRC / f"cuda/masked/conv_{name}.cu" for name in ("depthwise", "few_channels", "rows")]
+    kernels += [CSRC / f"cuda/masked/conv_{name}.cu" for name in ("depthwise", "few_channels", "groups", "rows")]
     kernels += sorted((CSRC / "cuda/masked").glob("conv_patch_*.cu"))
     return emulated_library(tmp_path_factory, "conv", kernels, [TOOLS / "entry.cpp", *core])
 
@@ -196,6 +197,18 @@ def some_patch(rng: random.Random) -> dict:
     }  # fmt: skip
 
 
+def some_groups(rng: random.Random) -> dict:
+    """A small 3x3 convolution of small groups."""
+    inputs, many = rng.choice([4, 8, 8, 16, 32]), rng.choice([1, 1, 2])
+    channels = (64 if inputs > 8 else 32) * many
+    return {
+        "channels": channels, "filters": channels, "groups": channels // inputs, "kernel": 3,
+        "stride": rng.choice([1, 1, 2]), "padding": rng.choice([1, 1, 1, 0, 2]), "batch": rng.choice([1, 1, 2]),
+        "size": (rng.randint(3, 40), rng.randint(3, 40)), "block": rng.choice([8, 8, 16, 24, (8, 16), 64]),
+        "density": rng.choice([0.0, 0.1, 0.4, 0.8, 1.0, 1.0]), "dtype": rng.choice([torch.float16, torch.bfloat16]),
+    }  # fmt: skip
+
+
 def some_rows(rng: random.Random) -> dict:
     """A small 1x1 convolution, of any blocks and strides."""
     return {
@@ -212,6 +225,8 @@ def some(rng: random.Random, kernel: str) -> dict:
         return some_patch(rng)
     if kernel == "1x1 by rows":
         return some_rows(rng)
+    if kernel == "3x3 by groups":
+        return some_groups(rng)
     if kernel in ("general", "tf32"):
         return some_general(rng) | ({"dtype": torch.float32} if kernel == "tf32" else {})
     if kernel == "depthwise":

@@ -28,14 +28,17 @@ bool tiles_fit(const ActiveView& active, const FringeView& fringe, int cell, int
          active.capacity * per_block < (1 << 30) / channel_tiles;
 }
 
-const char* planes_decline(const Conv2dParams& p) {
-  if (p.groups != 1) return "groups";
+const char* grouped_planes_decline(const Conv2dParams& p) {
   if (p.x.size[1] % 8) return "input channels are no multiple of 8";
   if (p.weight.size[0] % 8) return "output channels are no multiple of 8";
   if (!weights_packed(p.weight)) return "weights are not packed channels-last and 16-byte aligned";
   if (!tma_reads(p.x) || !tma_reads(p.y) || (p.residual.data && !tma_reads(p.residual)))
     return "a tensor is not channels-last with 16-byte aligned pixels";
   return nullptr;
+}
+
+const char* planes_decline(const Conv2dParams& p) {
+  return p.groups != 1 ? "groups" : grouped_planes_decline(p);
 }
 
 const char* half_planes_decline(const Conv2dParams& p) {
@@ -156,6 +159,24 @@ const char* patch_3x3_declines(const Conv2dParams& p) {
   return tiles_fit(p.active, p.fringe, 8, (p.weight.size[0] + 63) / 64) ? nullptr : "too many tiles to count";
 }
 
+const char* groups_3x3_decline(const Conv2dParams& p) {
+  const int64_t channels = p.weight.size[1];
+  if (p.weight.size[2] != 3 || p.weight.size[3] != 3) return "kernel is not 3x3";
+  if (!is_half(p.x.dtype)) return "dtype is neither float16 nor bfloat16";
+  if (channels != 4 && channels != 8 && channels != 16 && channels != 32)
+    return "input channels a group are not 4, 8, 16 or 32";
+  if (p.weight.size[0] != p.x.size[1]) return "not as many output channels as input channels";
+  if (p.x.size[1] % (channels > 8 ? 64 : 32)) return "channels are no multiple of 32, or of 64";
+  if (const char* why = grouped_planes_decline(p)) return why;
+  if (const char* why = stride_declines(p)) return why;
+  for (int d = 0; d < 2; ++d) {
+    if (p.dilation[d] != 1) return "dilation is not 1";
+    if (p.active.grid.size[d] % 8) return "block sides are no multiples of 8";
+  }
+  if (!words_fit(p.x)) return "a plane too large to count";
+  return tiles_fit(p.active, p.fringe, 8, p.weight.size[0] / 32) ? nullptr : "too many tiles to count";
+}
+
 const char* rows_1x1_declines(const Conv2dParams& p) {
   if (!is_pixelwise(p)) return "kernel is not 1x1";
   if (const char* why = product_planes_decline(p)) return why;
@@ -195,6 +216,7 @@ const ConvKernelRow kConvTable[kConvKernels] = {
     {ConvKernel::kFewChannels, "few channels", 0, few_channels_decline},
     {ConvKernel::kHopperGeneral, "Hopper general", 90, hopper_general_declines},
     {ConvKernel::kDepthwise, "depthwise", 0, depthwise_declines},
+    {ConvKernel::kGroups3x3, "3x3 by groups", 0, groups_3x3_decline},
     {ConvKernel::kPatch3x3, "3x3 by patches", 0, patch_3x3_declines},
     {ConvKernel::kRows1x1, "1x1 by rows", 0, rows_1x1_declines},
     {ConvKernel::kImplicitGemm, "implicit GEMM", 0, implicit_gemm_declines},

@@ -14,6 +14,7 @@ enum class ConvKernel : int32_t {
   kFewChannels,
   kHopperGeneral,
   kDepthwise,
+  kGroups3x3,
   kPatch3x3,
   kRows1x1,
   kImplicitGemm,
@@ -29,7 +30,7 @@ struct ConvKernelRow {
 };
 
 // First match wins; implicit GEMM accepts all of 16 bits, the last row all float32.
-constexpr int kConvKernels = 11;
+constexpr int kConvKernels = 12;
 extern const ConvKernelRow kConvTable[kConvKernels];
 
 // capability: of the device, as 90; 0 keeps to the portable kernels.

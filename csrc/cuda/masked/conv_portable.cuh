@@ -14,6 +14,8 @@ constexpr const char* kConvOp = "sparse_conv2d";
 
 // Tensor cores: float16, bfloat16, and float32 as tf32 (channels_last x and weight with C/groups a multiple of 4).
 Status launch_implicit_gemm(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream);
+// Tensor cores: float16 and bfloat16, 3x3 of groups of 4, 8, 16 or 32 channels, stride 1 or 2, channels_last.
+Status launch_groups_3x3(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream);
 // Tensor cores: float16, bfloat16 and tf32, 3x3 with a stride of 1, channels_last (core/masked/conv_select.cpp says
 // which).
 template <class T>

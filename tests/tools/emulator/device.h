@@ -2,6 +2,9 @@
 // barriers of CTAs, what lanes of a warp exchange, atomics.
 #pragma once
 
+#undef __noinline__  // after the headers of C++, which mean an attribute of this name
+#define __noinline__ __attribute__((noinline))
+
 namespace emulator {
 
 template <class Value>
