@@ -28,6 +28,7 @@ KERNELS = {
     "tf32": 5,  # float32 by the general kernel
     "3x3 by patches": 8,
     "1x1 by rows": 9,
+    "by rows": 9,
     "3x3 by groups": 10,
 }
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # core/types.h
@@ -219,12 +220,31 @@ def some_rows(rng: random.Random) -> dict:
     }  # fmt: skip
 
 
+def some_taps(rng: random.Random) -> dict:
+    """What rows take beside 1x1: kernels, strides, dilations, paddings, groups."""
+    groups, kernel = rng.choice([1, 1, 1, 1, 2, 3]), rng.choice([3, 3, 3, 1, 2, 5, 7, 8, (1, 3), (3, 1), (2, 5)])
+    dilation = rng.choice([1, 1, 1, 2, 3, 6])
+    reach = tuple(dilation * (side - 1) + 1 for side in pair(kernel))
+    inputs, outputs = rng.choice([8, 8, 16, 24, 64, 72, 136]), rng.choice([8, 24, 40, 64, 72, 136])
+    if groups > 1:
+        inputs, outputs = rng.choice([8, 24, 40, 64]), rng.choice([24, 40, 64, 72])
+    return {
+        "channels": groups * inputs, "filters": groups * outputs, "groups": groups, "kernel": kernel,
+        "size": (max(rng.randint(1, 40), reach[0]), max(rng.randint(1, 40), reach[1])), "dilation": dilation,
+        "padding": rng.choice([0, 1, 1, 2, max(reach)]), "stride": rng.choice([1, 2, 2, 3]),
+        "batch": rng.choice([1, 1, 2]), "block": rng.choice([3, 4, 8, 8, 16, 10, (7, 5), (8, 16), 64]),
+        "density": rng.choice([0.0, 0.1, 0.4, 0.8, 1.0, 1.0]), "dtype": rng.choice(list(DTYPES)),
+    }  # fmt: skip
+
+
 def some(rng: random.Random, kernel: str) -> dict:
     """A small convolution that `kernel` may take."""
     if kernel == "3x3 by patches":
         return some_patch(rng)
     if kernel == "1x1 by rows":
         return some_rows(rng)
+    if kernel == "by rows":
+        return some_taps(rng)
     if kernel == "3x3 by groups":
         return some_groups(rng)
     if kernel in ("general", "tf32"):

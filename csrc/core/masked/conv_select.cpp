@@ -11,6 +11,7 @@
 namespace sbnet {
 namespace {
 
+constexpr int kMostMergedOutputs = 16, kMostRowsTaps = 8;
 constexpr int kMaxDepthwiseTaps = 128, kStemCell = 8;
 constexpr int kMostFewChannels = 4, kMostFewTaps = 16, kMostFewOutputs = 128;
 constexpr int kMaxGeneralTaps = 128, kLeastGeneralPixels = 36;
@@ -37,9 +38,7 @@ const char* grouped_planes_decline(const Conv2dParams& p) {
   return nullptr;
 }
 
-const char* planes_decline(const Conv2dParams& p) {
-  return p.groups != 1 ? "groups" : grouped_planes_decline(p);
-}
+const char* planes_decline(const Conv2dParams& p) { return p.groups != 1 ? "groups" : grouped_planes_decline(p); }
 
 const char* half_planes_decline(const Conv2dParams& p) {
   return is_half(p.x.dtype) ? planes_decline(p) : "dtype is neither float16 nor bfloat16";
@@ -164,7 +163,7 @@ const char* groups_3x3_decline(const Conv2dParams& p) {
   if (p.weight.size[2] != 3 || p.weight.size[3] != 3) return "kernel is not 3x3";
   if (!is_half(p.x.dtype)) return "dtype is neither float16 nor bfloat16";
   if (channels != 4 && channels != 8 && channels != 16 && channels != 32)
-    return "input channels a group are not 4, 8, 16 or 32";
+    return "not 4, 8, 16 or 32 input channels a group";
   if (p.weight.size[0] != p.x.size[1]) return "not as many output channels as input channels";
   if (p.x.size[1] % (channels > 8 ? 64 : 32)) return "channels are no multiple of 32, or of 64";
   if (const char* why = grouped_planes_decline(p)) return why;
@@ -177,19 +176,24 @@ const char* groups_3x3_decline(const Conv2dParams& p) {
   return tiles_fit(p.active, p.fringe, 8, p.weight.size[0] / 32) ? nullptr : "too many tiles to count";
 }
 
-const char* rows_1x1_declines(const Conv2dParams& p) {
-  if (!is_pixelwise(p)) return "kernel is not 1x1";
-  if (const char* why = product_planes_decline(p)) return why;
-  if (p.padding[0] || p.padding[1]) return "padding is not 0";
-  for (int d = 0; d < 2; ++d)  // a phase of a transposed convolution may have outputs past its input
-    if ((p.y.size[2 + d] - 1) * p.stride[d] >= p.x.size[2 + d]) return "outputs past the input";
+const char* rows_decline(const Conv2dParams& p) {
+  const int64_t outputs = p.weight.size[0] / p.groups;
+  const DType dtype = p.x.dtype;
+  if (dtype == DType::kF32 && !p.allow_tf32) return "float32 without allow_tf32";
+  if (const char* why = grouped_planes_decline(p)) return why;
+  if (p.groups > 1 && outputs <= kMostMergedOutputs) return "up to 16 output channels a group";
+  if (p.weight.size[1] % 8 || outputs % 8) return "channels a group are no multiple of 8";
+  if (p.weight.size[2] > kMostRowsTaps || p.weight.size[3] > kMostRowsTaps) return "more than 8 taps along an axis";
   if (p.residual.data) {
     const PixelStrides y = pixel_strides(p.y), residual = pixel_strides(p.residual);
     if (y.n != residual.n || y.y != residual.y || y.x != residual.x)
       return "the residual's strides are not the output's";
   }
-  if (!words_fit(p.x) || !words_fit(p.y)) return "a plane too large to count";
-  return tiles_fit(p.active, p.fringe, 1, (p.weight.size[0] + 63) / 64) ? nullptr : "too many tiles to count";
+  for (int d = 0; d < 2; ++d)  // so that taps stay countable, too
+    if (p.padding[d] > UINT16_MAX || p.dilation[d] > UINT16_MAX) return "taps too far apart";
+  if (!words_fit(p.x) || !words_fit(p.y) || p.weight.size[0] * p.weight.stride[0] > INT32_MAX)
+    return "a plane too large to count";
+  return tiles_fit(p.active, p.fringe, 1, p.groups * ((outputs + 63) / 64)) ? nullptr : "too many tiles to count";
 }
 
 const char* implicit_gemm_declines(const Conv2dParams& p) {
@@ -218,7 +222,7 @@ const ConvKernelRow kConvTable[kConvKernels] = {
     {ConvKernel::kDepthwise, "depthwise", 0, depthwise_declines},
     {ConvKernel::kGroups3x3, "3x3 by groups", 0, groups_3x3_decline},
     {ConvKernel::kPatch3x3, "3x3 by patches", 0, patch_3x3_declines},
-    {ConvKernel::kRows1x1, "1x1 by rows", 0, rows_1x1_declines},
+    {ConvKernel::kRows, "by rows", 0, rows_decline},
     {ConvKernel::kImplicitGemm, "implicit GEMM", 0, implicit_gemm_declines},
     {ConvKernel::kSimtWords, "float32 in words", 0, simt_words_decline},
     {ConvKernel::kSimt, "float32", 0, simt_declines},

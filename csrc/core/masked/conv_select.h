@@ -16,7 +16,7 @@ enum class ConvKernel : int32_t {
   kDepthwise,
   kGroups3x3,
   kPatch3x3,
-  kRows1x1,
+  kRows,
   kImplicitGemm,
   kSimtWords,
   kSimt

@@ -1,14 +1,14 @@
-// 3x3 convolutions of many small groups, 4 to 32 channels each, with what every GPU since sm_80 has: mma.sync, ldmatrix,
-// cp.async.
+// 3x3 convolutions of many small groups, 4 to 32 channels each, with what every GPU since sm_80 has: mma.sync,
+// ldmatrix, cp.async.
 //
-// A unit is a cell of 8x8 outputs by four warps' channels. Its patch of x, the halo with it, comes to shared memory once,
-// and each warp multiplies the channels of its own group alone: the reduction is a list of words, eight channels of a
-// tap each, two of which are a step of mma.sync. So no product is with another group's zeros (but of groups of four
-// channels, of which two share a word). A CTA keeps to its channels, whose weights stay in registers, and goes from cell
-// to cell; the next cell's patch comes in meanwhile.
+// A unit is a cell of 8x8 outputs by four warps' channels. Its patch of x, the halo with it, comes to shared memory
+// once, and each warp multiplies the channels of its own group alone: the reduction is a list of words, eight channels
+// of a tap each, two of which are a step of mma.sync. So no product is with another group's zeros (but of groups of
+// four channels, of which two share a word). A CTA keeps to its channels, whose weights stay in registers, and goes
+// from cell to cell; the next cell's patch comes in meanwhile.
 //
-// A fragment is two rows of eight outputs. Word w of a pixel lies at w ^ key, by its place in the row, so that the eight
-// pixels that a matrix takes are free of bank conflicts; with a stride of 2 even columns come first.
+// A fragment is two rows of eight outputs. Word w of a pixel lies at w ^ key, by its place in the row, so that the
+// eight pixels that a matrix takes are free of bank conflicts; with a stride of 2 even columns come first.
 #include "cuda/masked/conv_patch_shape.cuh"
 #include "cuda/mma.cuh"
 
@@ -150,8 +150,9 @@ struct GroupUnits {
 #pragma unroll
           for (int e = 0; e < G::kTiles * 4; ++e)
             if (!is_finite(sums[f][e]))
-              sums[f][e] = own_sum<T>(p, cell.n, row_of(f, e / 2 % 2) * G::kStride - p.padding[0],
-                                      col * G::kStride - p.padding[1], first_channel + e / 4 * 8 + lane % 4 * 2 + e % 2);
+              sums[f][e] =
+                  own_sum<T>(p, cell.n, row_of(f, e / 2 % 2) * G::kStride - p.padding[0],
+                             col * G::kStride - p.padding[1], first_channel + e / 4 * 8 + lane % 4 * 2 + e % 2);
       }
     }
     int64_t y_at[2], residual_at[2];
@@ -278,7 +279,8 @@ __global__ void __launch_bounds__(kGroupThreads, G::kCtas)
   extern __shared__ __align__(128) char smem[];
   grid_dependency_wait();
   grid_dependency_release();
-  clear_fringe<T>(p, plan.fringe, int64_t{blockIdx.x} * kGroupThreads + threadIdx.x, int64_t{gridDim.x} * kGroupThreads);
+  clear_fringe<T>(p, plan.fringe, int64_t{blockIdx.x} * kGroupThreads + threadIdx.x,
+                  int64_t{gridDim.x} * kGroupThreads);
   const int count = clamped_count(p.active.count, static_cast<int>(p.active.capacity));
   const int cells = count * static_cast<int>(plan.cells_per_block.divisor);
   uint32_t first, column;

@@ -20,8 +20,8 @@ Status launch_groups_3x3(const Conv2dParams& p, const DeviceInfo& device, cudaSt
 // which).
 template <class T>
 Status launch_patch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream);
-// Tensor cores: float16, bfloat16 and tf32, 1x1 without padding, channels_last.
-Status launch_rows_1x1(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream);
+// Tensor cores: float16, bfloat16 and tf32, up to 8x8 taps, channels a group a multiple of 8, channels_last.
+Status launch_rows(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream);
 // Tensor cores: float16 and bfloat16, up to four input channels and twelve taps.
 Status launch_few_channels(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream);
 // float32 in float32, x and weight in 16-byte words of channels.
