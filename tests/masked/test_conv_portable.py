@@ -8,7 +8,7 @@ import torch
 from sbnet.select import conv2d_kernel
 from support.helpers import run_python
 
-# Channels, filters, kernel, block, size, what serves them, more: few and many channels, so that warps are four or eight;
+# Channels, filters, kernel, block, size, kernel, more: few and many channels, so that warps are four or eight;
 # cells of 16x16 and of 8x8; tails of channels; planes that cut blocks; densities from a few blocks to several waves of
 # units.
 PATCHES, ROWS, GROUPS = "3x3 by patches", "by rows", "3x3 by groups"
