@@ -25,7 +25,9 @@ struct GroupShape {
   static constexpr int kChannels = kGroupWarps * kTiles * 8, kPixelBytes = kChannels * 2, kPixelWords = kChannels / 8;
   static constexpr int kSide = (kCell - 1) * kStride + 3, kPixels = kSide * kSide, kStage = kPixels * kPixelBytes;
   static constexpr int kUnits = kTaps * kWords, kSteps = (kUnits + 1) / 2, kFragments = kCell / 2;
-  static constexpr int kPasses = (kPixels * kPixelWords + kGroupThreads - 1) / kGroupThreads;
+  // Threads copy whole rows of the patch, so that each stays in its column.
+  static constexpr int kRowThreads = kSide * kPixelWords, kPieces = (kRowThreads + kGroupThreads - 1) / kGroupThreads,
+                       kRows = kPieces > 1 ? 1 : kGroupThreads / kRowThreads, kPasses = (kSide + kRows - 1) / kRows;
   static constexpr int kZeros = 2 * kStage, kBytes = kZeros + 16;
   static constexpr int kGroup = kMerged ? 4 : kWords * 8;  // channels
   static_assert(kBytes <= 99 * 1024 && kPixelWords % kWords == 0 && (kMerged || kGroup % (kTiles * 8) == 0), "");
@@ -46,6 +48,13 @@ struct Cell {
 };
 
 __device__ __forceinline__ bool is_finite(float v) { return v - v == 0.f; }
+
+// Two values as one word.
+template <class T>
+__device__ __forceinline__ uint32_t pair_of(float low, float high) {
+  const T v[2] = {from_float<T>(low), from_float<T>(high)};
+  return static_cast<uint32_t>(reinterpret_cast<const uint16_t&>(v[1])) << 16 | reinterpret_cast<const uint16_t&>(v[0]);
+}
 
 template <class T>
 __device__ __noinline__ float own_sum(const Conv2dParams& p, int n, int row, int column, int k) {
@@ -72,6 +81,7 @@ struct GroupUnits {
   const uint32_t stages;
   int warp, lane, first_channel;  // of the warp
   uint32_t weights[G::kSteps][G::kTiles][2];
+  float bias[G::kTiles][2];
   uint32_t from[G::kSteps];  // this lane's row of a fragment's matrix, relative to the stage; the first fragment's
 
   __device__ __forceinline__ GroupUnits(const Conv2dParams& p, const PatchPlan& plan, char* smem, int column, int cells)
@@ -85,6 +95,10 @@ struct GroupUnits {
         first_channel((column * kGroupWarps + warp) * G::kTiles * 8) {
     if (threadIdx.x < 4) reinterpret_cast<uint32_t*>(smem + G::kZeros)[threadIdx.x] = 0;
     const T* w = static_cast<const T*>(p.weight.data);
+#pragma unroll
+    for (int tile = 0; tile < G::kTiles; ++tile)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) bias[tile][e] = bias_at<T>(p, first_channel + tile * 8 + lane % 4 * 2 + e);
 #pragma unroll
     for (int step = 0; step < G::kSteps; ++step)
 #pragma unroll
@@ -118,84 +132,80 @@ struct GroupUnits {
             b.j * p.active.grid.size[1] + static_cast<int>(across) * kCell};
   }
   __device__ __forceinline__ void copy(const Cell& cell, uint32_t stage) const {
-    const int word = threadIdx.x % G::kPixelWords;
-    const T* x = static_cast<const T*>(p.x.data) + column * G::kChannels + word * 8;
     const int row0 = cell.row * G::kStride - p.padding[0], column0 = cell.column * G::kStride - p.padding[1];
+    const int64_t first = cell.n * plan.image + row0 * plan.row + column0 * plan.column;  // in units of eight channels
+    const T* x = static_cast<const T*>(p.x.data) + column * G::kChannels + first * 8;
 #pragma unroll
-    for (int i = 0; i < G::kPasses; ++i) {
-      const int pixel = threadIdx.x / G::kPixelWords + i * (kGroupThreads / G::kPixelWords);
-      if ((i + 1) * (kGroupThreads / G::kPixelWords) > G::kPixels && pixel >= G::kPixels) break;
-      const int down = pixel / G::kSide, across = pixel % G::kSide, row = row0 + down, col = column0 + across;
-      const bool in = (cell.n >= 0) & (static_cast<unsigned>(row) < static_cast<unsigned>(p.x.size[2])) &
-                      (static_cast<unsigned>(col) < static_cast<unsigned>(p.x.size[3]));
-      const int at = cell.n * plan.image + row * plan.row + col * plan.column;
-      cp_async_16_or_zeros(stage + G::at(down, across, word), x + int64_t{at} * 8, in);
+    for (int piece = 0; piece < G::kPieces; ++piece) {
+      const int own = threadIdx.x + piece * kGroupThreads, down = own / G::kRowThreads;
+      const int across = own % G::kRowThreads / G::kPixelWords, word = own % G::kPixelWords;
+      if (own >= G::kRows * G::kRowThreads) break;
+      const bool in = (cell.n >= 0) & (static_cast<unsigned>(column0 + across) < static_cast<unsigned>(p.x.size[3]));
+      const T* from = x + (down * plan.row + across * plan.column + word) * 8;
+      const uint32_t to = stage + G::at(down, across, word);
+#pragma unroll
+      for (int i = 0; i < G::kPasses; ++i) {
+        if ((i + 1) * G::kRows > G::kSide && down + i * G::kRows >= G::kSide) break;
+        const bool reads =
+            in & (static_cast<unsigned>(row0 + down + i * G::kRows) < static_cast<unsigned>(p.x.size[2]));
+        cp_async_16_or_zeros(to + i * (G::kRows * G::kSide * G::kPixelBytes), from, reads);
+        from += G::kRows * 8 * plan.row;
+      }
     }
   }
 
   __device__ __forceinline__ void finish(float (&sums)[G::kFragments][G::kTiles * 4], const Cell& cell) const {
     const int col = cell.column + lane / 4;
     const bool in_column = (cell.n >= 0) & (col < p.y.size[3]);
-    const auto row_of = [&](int f, int h) { return cell.row + f * 2 + h; };
     if constexpr (G::kMerged) {
       // Two groups meet the inputs of each other, times zero, which is not zero for an infinity or NaN.
-      bool finite = true;
+      float zero = 0.f;
 #pragma unroll
       for (int f = 0; f < G::kFragments; ++f)
 #pragma unroll
-        for (int e = 0; e < G::kTiles * 4; ++e) finite &= is_finite(sums[f][e]);
-      if (!finite && in_column) {
+        for (int e = 0; e < G::kTiles * 4; ++e) zero = fmaf(sums[f][e], 0.f, zero);
+      if (zero != 0.f && in_column) {
 #pragma unroll
         for (int f = 0; f < G::kFragments; ++f)
 #pragma unroll
           for (int e = 0; e < G::kTiles * 4; ++e)
             if (!is_finite(sums[f][e]))
               sums[f][e] =
-                  own_sum<T>(p, cell.n, row_of(f, e / 2 % 2) * G::kStride - p.padding[0],
+                  own_sum<T>(p, cell.n, (cell.row + f * 2 + e / 2 % 2) * G::kStride - p.padding[0],
                              col * G::kStride - p.padding[1], first_channel + e / 4 * 8 + lane % 4 * 2 + e % 2);
       }
     }
-    int64_t y_at[2], residual_at[2];
-    bool in[G::kFragments][2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const Pixel pixel = {cell.n, row_of(0, h), col};
-      y_at[h] = pixel_offset(p.y, pixel), residual_at[h] = pixel_offset(p.residual, pixel);
-#pragma unroll
-      for (int f = 0; f < G::kFragments; ++f) in[f][h] = in_column & (row_of(f, h) < p.y.size[2]);
-    }
+    const int rows = in_column ? static_cast<int>(p.y.size[2]) - cell.row : 0;
+    const int own = first_channel + lane % 4 * 2;
     const bool after = adds_after(p);
     const auto add_residual = [&] {
+      const T* residual =
+          static_cast<const T*>(p.residual.data) + pixel_offset(p.residual, {cell.n, cell.row, col}) + own;
+      Pack<T, 2> pairs[kCell][G::kTiles];
 #pragma unroll
-      for (int tile = 0; tile < G::kTiles; ++tile) {
-        const T* residual = static_cast<const T*>(p.residual.data) + first_channel + tile * 8 + lane % 4 * 2;
-        Pack<T, 2> pairs[G::kFragments][2];
+      for (int row = 0; row < kCell; ++row) {
 #pragma unroll
-        for (int f = 0; f < G::kFragments; ++f)
-#pragma unroll
-          for (int h = 0; h < 2; ++h) {
-            pairs[f][h] = {};
-            if (in[f][h])
-              pairs[f][h] =
-                  *reinterpret_cast<const Pack<T, 2>*>(residual + residual_at[h] + f * 2 * p.residual.stride[2]);
-          }
-#pragma unroll
-        for (int f = 0; f < G::kFragments; ++f)
-#pragma unroll
-          for (int h = 0; h < 2; ++h)
-#pragma unroll
-            for (int e = 0; e < 2; ++e) sums[f][tile * 4 + h * 2 + e] += to_float(pairs[f][h].v[e]);
+        for (int tile = 0; tile < G::kTiles; ++tile) {
+          pairs[row][tile] = {};
+          if (row < rows) pairs[row][tile] = *reinterpret_cast<const Pack<T, 2>*>(residual + tile * 8);
+        }
+        residual += p.residual.stride[2];
       }
+#pragma unroll
+      for (int row = 0; row < kCell; ++row)
+#pragma unroll
+        for (int tile = 0; tile < G::kTiles; ++tile)
+#pragma unroll
+          for (int e = 0; e < 2; ++e) sums[row / 2][tile * 4 + row % 2 * 2 + e] += to_float(pairs[row][tile].v[e]);
     };
 #pragma unroll
     for (int tile = 0; tile < G::kTiles; ++tile)
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const float bias = bias_at<T>(p, first_channel + tile * 8 + lane % 4 * 2 + e);
 #pragma unroll
         for (int f = 0; f < G::kFragments; ++f)
 #pragma unroll
-          for (int h = 0; h < 2; ++h) sums[f][tile * 4 + h * 2 + e] += bias;
+          for (int h = 0; h < 2; ++h) sums[f][tile * 4 + h * 2 + e] += bias[tile][e];
       }
     if (p.residual.data && !after) add_residual();
     if (!p.slope) {
@@ -216,16 +226,15 @@ struct GroupUnits {
         }
     }
     if (after) add_residual();
+    T* y = static_cast<T*>(p.y.data) + pixel_offset(p.y, {cell.n, cell.row, col}) + own;
 #pragma unroll
-    for (int tile = 0; tile < G::kTiles; ++tile) {
-      T* y = static_cast<T*>(p.y.data) + first_channel + tile * 8 + lane % 4 * 2;
+    for (int row = 0; row < kCell; ++row) {
 #pragma unroll
-      for (int f = 0; f < G::kFragments; ++f)
-#pragma unroll
-        for (int h = 0; h < 2; ++h)
-          if (in[f][h])
-            *reinterpret_cast<Pack<T, 2>*>(y + y_at[h] + f * 2 * p.y.stride[2]) = {
-                from_float<T>(sums[f][tile * 4 + h * 2]), from_float<T>(sums[f][tile * 4 + h * 2 + 1])};
+      for (int tile = 0; tile < G::kTiles; ++tile) {
+        const float* v = &sums[row / 2][tile * 4 + row % 2 * 2];
+        if (row < rows) *reinterpret_cast<uint32_t*>(y + tile * 8) = pair_of<T>(v[0], v[1]);
+      }
+      y += p.y.stride[2];
     }
   }
 
