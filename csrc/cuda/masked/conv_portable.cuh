@@ -22,6 +22,9 @@ template <class T>
 Status launch_patch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream);
 // Tensor cores: float16, bfloat16 and tf32, up to 8x8 taps, channels a group a multiple of 8, channels_last.
 Status launch_rows(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream);
+// The same of several such convolutions, without a fringe, in one launch.
+constexpr int kMostPhases = 4;
+Status launch_rows_phases(const Conv2dParams* p, int phases, const DeviceInfo& device, cudaStream_t stream);
 // Tensor cores: float16 and bfloat16, up to four input channels and twelve taps.
 Status launch_few_channels(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream);
 // float32 in float32, x and weight in 16-byte words of channels.
@@ -40,6 +43,7 @@ struct PixelList {
   int32_t width;
   bool wide;  // too many entries for 32 bits
 
+  PixelList() = default;
   explicit PixelList(const Conv2dParams& p) {
     // A block larger than the plane is the only one of its direction: count no more of it than the plane has.
     const int64_t height = std::min<int64_t>(p.active.grid.size[0], p.y.size[2]);

@@ -27,6 +27,7 @@ struct RowsPlan {
   int32_t to_image, to_row, to_column;  // those of y, and of the residual
   FringePlan fringe;
 
+  RowsPlan() = default;
   explicit RowsPlan(const Conv2dParams& p) : list(p), fringe(p) {
     const PixelStrides x = pixel_strides(p.x), y = pixel_strides(p.y);
     tap_row = static_cast<int32_t>(x.y / 8), tap_column = static_cast<int32_t>(x.x / 8);
@@ -58,6 +59,7 @@ struct RowTiles {
 
   const Conv2dParams& p;
   const RowsPlan& plan;
+  const int cta, ctas;  // of those that share the tiles
   const int count, column_tiles, tiles, chunks;
   const uint32_t stages;
   int* const from;        // tables of words of x, of a pixel's first tap; without taps -1 for no pixel
@@ -81,9 +83,12 @@ struct RowTiles {
     return word ^ ((row >> 3 & 3) << 1 | (row & 1));
   }
 
-  __device__ __forceinline__ RowTiles(const Conv2dParams& p, const RowsPlan& plan, char* smem, int count)
+  __device__ __forceinline__ RowTiles(const Conv2dParams& p, const RowsPlan& plan, char* smem, int count, int cta,
+                                      int ctas)
       : p(p),
         plan(plan),
+        cta(cta),
+        ctas(ctas),
         count(count),
         column_tiles(columns(p, plan)),
         tiles(static_cast<int>(plan.list.tiles(count, kTilePixels)) * column_tiles),
@@ -92,7 +97,7 @@ struct RowTiles {
         from(reinterpret_cast<int*>(smem + kTablesAt)),
         to(from + kSlotsX * kTilePixels),
         reads(reinterpret_cast<uint16_t*>(to + kSlotsY * kTilePixels)),
-        tile(blockIdx.x) {
+        tile(cta) {
     const int row = threadIdx.x / 8, word = threadIdx.x % 8;
     place = row * kRowBytes + ((word ^ (row % 8)) << 4);
     begin_tile();
@@ -173,7 +178,7 @@ struct RowTiles {
   // After the copies of a stage. The table that is written was last read before the barrier that all have passed.
   __device__ __forceinline__ void advance() {
     cp_async_commit();
-    const int next = tile + static_cast<int>(gridDim.x);
+    const int next = tile + ctas;
     if (chunk == 0) tabulate(next, ordinal + 1);
     slot = slot + 1 == kRowStages ? 0 : slot + 1;
     if (++chunk < chunks) return begin_chunk();
@@ -208,7 +213,7 @@ struct RowTiles {
 #pragma unroll
       for (int j = 0; j < kPairs; ++j) load_matrix_x4(w + (j / 2 * 32 + j % 2 * 4) * kRowBytes, to_b[j]);
     };
-    for (int own = blockIdx.x; own < tiles; own += gridDim.x, ++number) {
+    for (int own = cta; own < tiles; own += ctas, ++number) {
       float sums[kM][kTiles][4];
 #pragma unroll
       for (int m = 0; m < kM; ++m)
@@ -260,24 +265,45 @@ struct RowTiles {
 };
 
 template <class T, bool kTaps>
-__global__ void __launch_bounds__(kRowThreads, kRowCtas)
-    conv_rows_kernel(const __grid_constant__ Conv2dParams p, const __grid_constant__ RowsPlan plan) {
+__device__ __forceinline__ void run_rows(const Conv2dParams& p, const RowsPlan& plan, char* smem, int cta, int ctas) {
   using Wide = RowTiles<T, 128, kTaps>;
   using Narrow = RowTiles<T, 64, kTaps>;
+  const int count = clamped_count(p.active.count, static_cast<int>(p.active.capacity));
+  const int rows = static_cast<int>(plan.list.tiles(count, kTilePixels));
+  const auto waves = [&](int columns) { return (rows * columns + ctas - 1) / ctas; };
+  if (waves(Wide::columns(p, plan)) * 64 < waves(Narrow::columns(p, plan)) * kNarrowCost)
+    Wide(p, plan, smem, count, cta, ctas).run();
+  else
+    Narrow(p, plan, smem, count, cta, ctas).run();
+}
+
+template <class T, bool kTaps>
+__global__ void __launch_bounds__(kRowThreads, kRowCtas)
+    conv_rows_kernel(const __grid_constant__ Conv2dParams p, const __grid_constant__ RowsPlan plan) {
   extern __shared__ __align__(128) char smem[];
   grid_dependency_wait();
   grid_dependency_release();
-  clear_fringe<T>(p, plan.fringe, int64_t{blockIdx.x} * kRowThreads + threadIdx.x, int64_t{gridDim.x} * kRowThreads);
+  const int cta = static_cast<int>(blockIdx.x), ctas = static_cast<int>(gridDim.x);
+  clear_fringe<T>(p, plan.fringe, int64_t{cta} * kRowThreads + threadIdx.x, int64_t{ctas} * kRowThreads);
+  run_rows<T, kTaps>(p, plan, smem, cta, ctas);
+}
 
-  const int count = clamped_count(p.active.count, static_cast<int>(p.active.capacity));
-  const int rows = static_cast<int>(plan.list.tiles(count, kTilePixels));
-  const auto waves = [&](int columns) {
-    return (rows * columns + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
-  };
-  if (waves(Wide::columns(p, plan)) * 64 < waves(Narrow::columns(p, plan)) * kNarrowCost)
-    Wide(p, plan, smem, count).run();
-  else
-    Narrow(p, plan, smem, count).run();
+// Phases of a transposed convolution, without a fringe: as many convolutions at once.
+struct RowPhases {
+  Conv2dParams p[kMostPhases];
+  RowsPlan plan[kMostPhases];
+  FastDiv phases;
+};
+template <class T>
+__global__ void __launch_bounds__(kRowThreads, kRowCtas)
+    conv_rows_phases_kernel(const __grid_constant__ RowPhases all) {
+  extern __shared__ __align__(128) char smem[];
+  grid_dependency_wait();
+  grid_dependency_release();
+  uint32_t cta, phase;
+  all.phases.divmod(blockIdx.x, &cta, &phase);
+  run_rows<T, true>(all.p[phase], all.plan[phase], smem, static_cast<int>(cta),
+                    static_cast<int>(gridDim.x / all.phases.divisor));
 }
 
 template <class T, bool kTaps>
@@ -291,6 +317,27 @@ Status launch_rows(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t
   const int64_t tiles = plan.list.tiles(p.active.capacity, kTilePixels) * plan.group_tiles[1].divisor * p.groups;
   const unsigned grid = persistent_grid(device, ctas, tiles, plan.fringe.threads(p), kRowThreads);
   SBNET_CUDA_TRY(kConvOp, launch_dependent(device, kernel, dim3(grid), dim3(kRowThreads), kShared, stream, p, plan));
+  return ok_status();
+}
+
+template <class T>
+Status launch_phases(const Conv2dParams* p, int phases, const DeviceInfo& device, cudaStream_t stream) {
+  static OccupancyCache cache;
+  RowPhases all;
+  int64_t tiles = 0;
+  for (int i = 0; i < phases; ++i) {
+    all.p[i] = p[i], all.plan[i] = RowsPlan(p[i]);
+    const RowsPlan& plan = all.plan[i];
+    tiles =
+        std::max(tiles, plan.list.tiles(p[i].active.capacity, kTilePixels) * plan.group_tiles[1].divisor * p[i].groups);
+  }
+  all.phases = FastDiv(phases);
+  constexpr auto kernel = conv_rows_phases_kernel<T>;
+  constexpr int kShared = RowTiles<T, 128, true>::kShared;
+  int ctas = 0;
+  SBNET_TRY(prepare_kernel(device, kernel, kRowThreads, kShared, &cache, &ctas));
+  const unsigned grid = persistent_grid(device, ctas, tiles, 0, kRowThreads) * static_cast<unsigned>(phases);
+  SBNET_CUDA_TRY(kConvOp, launch_dependent(device, kernel, dim3(grid), dim3(kRowThreads), kShared, stream, all));
   return ok_status();
 }
 
@@ -309,6 +356,10 @@ Status launch_rows(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t
     using T = decltype(t);
     return reads_own_pixels(p) ? launch_rows<T, false>(p, device, stream) : launch_rows<T, true>(p, device, stream);
   });
+}
+
+Status launch_rows_phases(const Conv2dParams* p, int phases, const DeviceInfo& device, cudaStream_t stream) {
+  return by_dtype(p->x.dtype, [&](auto t) { return launch_phases<decltype(t)>(p, phases, device, stream); });
 }
 
 }  // namespace sbnet::portable
