@@ -11,7 +11,7 @@ from support.helpers import run_python
 # Channels, filters, kernel, block, size, kernel, more: few and many channels, so that warps are four or eight;
 # cells of 16x16 and of 8x8; tails of channels; planes that cut blocks; densities from a few blocks to several waves of
 # units.
-PATCHES, ROWS, GROUPS = "3x3 by patches", "by rows", "3x3 by groups"
+PATCHES, ROWS, GROUPS, FIRST = "3x3 by patches", "by rows", "3x3 by groups", "first layer"
 LAYERS = [
     (64, 64, 3, 16, (75, 90), PATCHES, {}),
     (40, 72, 3, 16, (37, 61), PATCHES, {}),
@@ -41,6 +41,9 @@ LAYERS = [
     (192, 192, 3, (8, 24), (37, 61), GROUPS, {"groups": 12, "stride": 2}),
     (320, 320, 3, 16, (75, 90), GROUPS, {"groups": 10}),
     (64, 64, 3, 64, (37, 61), GROUPS, {"groups": 2, "stride": 2, "padding": 0}),
+    (3, 64, 7, 16, (150, 200), FIRST, {"stride": 2}),
+    (1, 24, 5, 8, (75, 90), FIRST, {"padding": 0}),
+    (4, 40, 8, (8, 16), (61, 90), FIRST, {"stride": 2}),
 ]
 CODE = """
 import sys, torch
@@ -49,7 +52,7 @@ torch.manual_seed(0)
 terms = [dict(), dict(activation="relu", residual="channels_last"), dict(activation="gelu", bias=False),
          dict(activation="silu", residual="channels_last", after=True), dict(activation="leaky_relu")]
 for number, (channels, filters, kernel, block, size, _, more) in enumerate({layers}):
-    if "groups" in more and torch.{dtype} == torch.float32:
+    if (channels < 8 or "groups" in more) and torch.{dtype} == torch.float32:
         continue
     for k, density in enumerate((0.0, 0.03, 0.3, 1.0)):
         case = dict(channels=channels, filters=filters, kernel=kernel, block=block, size=size, density=density)
@@ -62,6 +65,8 @@ print("all")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_layers_are_theirs(dtype):
     for channels, filters, kernel, block, size, which, more in LAYERS:
+        if which == FIRST and dtype == torch.float32:
+            which = "float32 in words" if channels == 4 else "float32"
         if which == GROUPS and dtype == torch.float32:
             which = ROWS if channels // more["groups"] > 16 else "implicit GEMM"
         padding = {"padding": kernel // 2 if isinstance(kernel, int) else 0}

@@ -12,6 +12,7 @@ import torch
 
 from sbnet import conv_output_size, fringe
 from support.conv_cases import make, pair
+from support.conv_draws import SOME_PORTABLE
 from support.emulator import CSRC, TOOLS, emulated_library
 from support.helpers import assert_as_accurate_as_torch, assert_bitwise, dense_conv2d, poison, tensor, to_tf32
 
@@ -30,6 +31,7 @@ KERNELS = {
     "1x1 by rows": 9,
     "by rows": 9,
     "3x3 by groups": 10,
+    "first layer": 11,
 }
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # core/types.h
 ACTIVATIONS = {None: 0, "relu": 1, "leaky_relu": 3, "silu": 4, "gelu": 5}  # of all kernels
@@ -60,7 +62,9 @@ class Case(ctypes.Structure):  # as in conv_case.h
 def emulated(tmp_path_factory):
     core = [CSRC / f"core/{name}.cpp" for name in CORE]
     kernels = sorted(path for path in (CSRC / "cuda/sm90/conv").glob("*.cu") if path.stem not in ELSEWHERE)
-    kernels += [CSRC / f"cuda/masked/conv_{name}.cu" for name in ("depthwise", "few_channels", "groups", "rows")]
+    kernels += [
+        CSRC / f"cuda/masked/conv_{name}.cu" for name in ("depthwise", "few_channels", "first", "groups", "rows")
+    ]
     kernels += sorted((CSRC / "cuda/masked").glob("conv_patch_*.cu"))
     return emulated_library(tmp_path_factory, "conv", kernels, [TOOLS / "entry.cpp", *core])
 
@@ -188,65 +192,10 @@ def some_few_channels(rng: random.Random) -> dict:
     }  # fmt: skip
 
 
-def some_patch(rng: random.Random) -> dict:
-    """A small 3x3 convolution: cells of 8x8 and of 16x16, units of all sizes."""
-    return {
-        "channels": rng.choice([8, 24, 32, 40, 64, 72, 192, 200, 224]), "filters": rng.choice([8, 40, 64, 72, 96, 136]),
-        "kernel": 3, "stride": 1, "padding": 1, "size": (rng.randint(1, 50), rng.randint(1, 50)),
-        "batch": rng.choice([1, 1, 2]), "block": rng.choice([8, 16, 16, 24, 32, (8, 16), (16, 8), (16, 32), (48, 16)]),
-        "density": rng.choice([0.0, 0.1, 0.4, 0.8, 1.0, 1.0]), "dtype": rng.choice(list(DTYPES)),
-    }  # fmt: skip
-
-
-def some_groups(rng: random.Random) -> dict:
-    """A small 3x3 convolution of small groups."""
-    inputs, many = rng.choice([4, 8, 8, 16, 32]), rng.choice([1, 1, 2])
-    channels = (64 if inputs > 8 else 32) * many
-    return {
-        "channels": channels, "filters": channels, "groups": channels // inputs, "kernel": 3,
-        "stride": rng.choice([1, 1, 2]), "padding": rng.choice([1, 1, 1, 0, 2]), "batch": rng.choice([1, 1, 2]),
-        "size": (rng.randint(3, 40), rng.randint(3, 40)), "block": rng.choice([8, 8, 16, 24, (8, 16), 64]),
-        "density": rng.choice([0.0, 0.1, 0.4, 0.8, 1.0, 1.0]), "dtype": rng.choice([torch.float16, torch.bfloat16]),
-    }  # fmt: skip
-
-
-def some_rows(rng: random.Random) -> dict:
-    """A small 1x1 convolution, of any blocks and strides."""
-    return {
-        "channels": rng.choice([8, 24, 64, 72, 128, 200]), "filters": rng.choice([8, 40, 64, 72, 96, 136, 264]),
-        "kernel": 1, "stride": rng.choice([1, 1, 2, 3]), "padding": 0, "size": (rng.randint(1, 50), rng.randint(1, 50)),
-        "batch": rng.choice([1, 1, 2]), "block": rng.choice([1, 3, 4, 8, 16, (7, 5), (8, 16), 64]),
-        "density": rng.choice([0.0, 0.1, 0.4, 0.8, 1.0, 1.0]), "dtype": rng.choice(list(DTYPES)),
-    }  # fmt: skip
-
-
-def some_taps(rng: random.Random) -> dict:
-    """What rows take beside 1x1: kernels, strides, dilations, paddings, groups."""
-    groups, kernel = rng.choice([1, 1, 1, 1, 2, 3]), rng.choice([3, 3, 3, 1, 2, 5, 7, 8, (1, 3), (3, 1), (2, 5)])
-    dilation = rng.choice([1, 1, 1, 2, 3, 6])
-    reach = tuple(dilation * (side - 1) + 1 for side in pair(kernel))
-    inputs, outputs = rng.choice([8, 8, 16, 24, 64, 72, 136]), rng.choice([8, 24, 40, 64, 72, 136])
-    if groups > 1:
-        inputs, outputs = rng.choice([8, 24, 40, 64]), rng.choice([24, 40, 64, 72])
-    return {
-        "channels": groups * inputs, "filters": groups * outputs, "groups": groups, "kernel": kernel,
-        "size": (max(rng.randint(1, 40), reach[0]), max(rng.randint(1, 40), reach[1])), "dilation": dilation,
-        "padding": rng.choice([0, 1, 1, 2, max(reach)]), "stride": rng.choice([1, 2, 2, 3]),
-        "batch": rng.choice([1, 1, 2]), "block": rng.choice([3, 4, 8, 8, 16, 10, (7, 5), (8, 16), 64]),
-        "density": rng.choice([0.0, 0.1, 0.4, 0.8, 1.0, 1.0]), "dtype": rng.choice(list(DTYPES)),
-    }  # fmt: skip
-
-
 def some(rng: random.Random, kernel: str) -> dict:
     """A small convolution that `kernel` may take."""
-    if kernel == "3x3 by patches":
-        return some_patch(rng)
-    if kernel == "1x1 by rows":
-        return some_rows(rng)
-    if kernel == "by rows":
-        return some_taps(rng)
-    if kernel == "3x3 by groups":
-        return some_groups(rng)
+    if kernel in SOME_PORTABLE:
+        return SOME_PORTABLE[kernel](rng)
     if kernel in ("general", "tf32"):
         return some_general(rng) | ({"dtype": torch.float32} if kernel == "tf32" else {})
     if kernel == "depthwise":

@@ -44,6 +44,8 @@ CONVS = {  # dtype, kernel, stride, groups, channels, block
     "conv_tf32_groups": (torch.float32, 3, 1, 8, 32, 16),
     "conv_few_channels": (torch.float16, 3, 2, 1, 3, 16),
     "conv_few_channels_small_blocks": (torch.bfloat16, 3, 1, 1, 4, 3),
+    "conv_first": (torch.float16, 7, 1, 1, 3, 8),
+    "conv_first_of_four_channels": (torch.bfloat16, 5, 2, 1, 4, 16),
     "conv_stem": (torch.float16, 7, 2, 1, 3, 16),
     "conv_stem_cells": (torch.bfloat16, 7, 2, 1, 3, 10),
 }

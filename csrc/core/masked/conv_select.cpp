@@ -129,6 +129,24 @@ const char* few_channels_decline(const Conv2dParams& p) {
   return tiles_fit(p.active, p.fringe, 1, 1) ? nullptr : "too many tiles to count";
 }
 
+const char* first_declines(const Conv2dParams& p) {
+  const int64_t R = p.weight.size[2], S = p.weight.size[3];
+  if (!is_half(p.x.dtype)) return "dtype is neither float16 nor bfloat16";
+  if (p.x.size[1] > kMostFewChannels || p.groups != 1) return "more than 4 input channels";
+  if (R * S <= kMostFewTaps || R > 8 || S > 8) return "taps are not 17 to 64, up to 8 along an axis";
+  if (p.weight.size[0] > 64 || p.weight.size[0] % 8) return "output channels are no multiple of 8 up to 64";
+  if (!channels_vectorize(p.y) || (p.residual.data && !channels_vectorize(p.residual)))
+    return "an output is not channels-last with 16-byte aligned pixels";
+  double pixels = 1;
+  for (int d = 0; d < 2; ++d) {
+    if (p.active.grid.size[d] % 8) return "block sides are no multiples of 8";
+    // and a row of outputs apart, for zeros
+    pixels *= 8. * p.stride[d] + static_cast<double>(p.weight.size[2 + d] - 1) * p.dilation[d] + 1;
+  }
+  if (pixels > kMostFirstPatch) return "taps too far apart";
+  return tiles_fit(p.active, p.fringe, 8, 1) ? nullptr : "too many tiles to count";
+}
+
 const char* depthwise_declines(const Conv2dParams& p) {
   if (p.weight.size[1] != 1 || (p.groups == 1 && p.weight.size[0] > 8)) return "more than one input channel a group";
   if (p.weight.size[2] * p.weight.size[3] > kMaxDepthwiseTaps) return "more than 128 taps";
@@ -220,6 +238,7 @@ const ConvKernelRow kConvTable[kConvKernels] = {
     {ConvKernel::kFewChannels, "few channels", 0, few_channels_decline},
     {ConvKernel::kHopperGeneral, "Hopper general", 90, hopper_general_declines},
     {ConvKernel::kDepthwise, "depthwise", 0, depthwise_declines},
+    {ConvKernel::kFirst, "first layer", 0, first_declines},
     {ConvKernel::kGroups3x3, "3x3 by groups", 0, groups_3x3_decline},
     {ConvKernel::kPatch3x3, "3x3 by patches", 0, patch_3x3_declines},
     {ConvKernel::kRows, "by rows", 0, rows_decline},

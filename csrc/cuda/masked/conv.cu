@@ -46,6 +46,8 @@ Status run_conv(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t st
       return portable::launch_few_channels(p, device, stream);
     case ConvKernel::kDepthwise:
       return portable::launch_depthwise(p, device, stream);
+    case ConvKernel::kFirst:
+      return portable::launch_first(p, device, stream);
     case ConvKernel::kGroups3x3:
       return portable::launch_groups_3x3(p, device, stream);
     case ConvKernel::kPatch3x3:

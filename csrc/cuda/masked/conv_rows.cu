@@ -13,9 +13,7 @@ namespace sbnet::portable {
 namespace {
 
 constexpr int kRowThreads = 128, kTilePixels = 128, kRowStages = 3, kRowPass = kRowThreads / 8;
-constexpr int kRowCtas = 2;
-// What a tile of 64 output channels costs where one of 128 costs 64.
-constexpr int kNarrowCost = 36;
+constexpr int kRowCtas = 2, kNarrowCtas = 3;  // on a multiprocessor, where tiles are of 64 channels alone
 
 struct RowsPlan {
   PixelList list;
@@ -264,28 +262,34 @@ struct RowTiles {
   }
 };
 
-template <class T, bool kTaps>
+// kNarrow: no group has more than 64 output channels.
+template <class T, bool kTaps, bool kNarrow>
 __device__ __forceinline__ void run_rows(const Conv2dParams& p, const RowsPlan& plan, char* smem, int cta, int ctas) {
   using Wide = RowTiles<T, 128, kTaps>;
   using Narrow = RowTiles<T, 64, kTaps>;
   const int count = clamped_count(p.active.count, static_cast<int>(p.active.capacity));
-  const int rows = static_cast<int>(plan.list.tiles(count, kTilePixels));
-  const auto waves = [&](int columns) { return (rows * columns + ctas - 1) / ctas; };
-  if (waves(Wide::columns(p, plan)) * 64 < waves(Narrow::columns(p, plan)) * kNarrowCost)
-    Wide(p, plan, smem, count, cta, ctas).run();
-  else
-    Narrow(p, plan, smem, count, cta, ctas).run();
+  if constexpr (!kNarrow) {
+    const int64_t rows = plan.list.tiles(count, kTilePixels);
+    // What tiles cost where one of 128 channels costs 64, as measured.
+    const int wide = cost_of<kRowCtas, 64, 38>(rows * Wide::columns(p, plan), ctas);
+    const int narrow = cost_of<kRowCtas, 43, 27>(rows * Narrow::columns(p, plan), ctas);
+    if (wide <= narrow) return Wide(p, plan, smem, count, cta, ctas).run();
+  }
+  Narrow(p, plan, smem, count, cta, ctas).run();
 }
+constexpr int ctas_of(bool narrow) { return narrow ? kNarrowCtas : kRowCtas; }
+template <class T, bool kTaps, bool kNarrow>
+constexpr int kRowsShared = kNarrow ? RowTiles<T, 64, kTaps>::kShared : RowTiles<T, 128, kTaps>::kShared;
 
-template <class T, bool kTaps>
-__global__ void __launch_bounds__(kRowThreads, kRowCtas)
+template <class T, bool kTaps, bool kNarrow>
+__global__ void __launch_bounds__(kRowThreads, ctas_of(kNarrow))
     conv_rows_kernel(const __grid_constant__ Conv2dParams p, const __grid_constant__ RowsPlan plan) {
   extern __shared__ __align__(128) char smem[];
   grid_dependency_wait();
   grid_dependency_release();
   const int cta = static_cast<int>(blockIdx.x), ctas = static_cast<int>(gridDim.x);
   clear_fringe<T>(p, plan.fringe, int64_t{cta} * kRowThreads + threadIdx.x, int64_t{ctas} * kRowThreads);
-  run_rows<T, kTaps>(p, plan, smem, cta, ctas);
+  run_rows<T, kTaps, kNarrow>(p, plan, smem, cta, ctas);
 }
 
 // Phases of a transposed convolution, without a fringe: as many convolutions at once.
@@ -294,24 +298,24 @@ struct RowPhases {
   RowsPlan plan[kMostPhases];
   FastDiv phases;
 };
-template <class T>
-__global__ void __launch_bounds__(kRowThreads, kRowCtas)
+template <class T, bool kNarrow>
+__global__ void __launch_bounds__(kRowThreads, ctas_of(kNarrow))
     conv_rows_phases_kernel(const __grid_constant__ RowPhases all) {
   extern __shared__ __align__(128) char smem[];
   grid_dependency_wait();
   grid_dependency_release();
   uint32_t cta, phase;
   all.phases.divmod(blockIdx.x, &cta, &phase);
-  run_rows<T, true>(all.p[phase], all.plan[phase], smem, static_cast<int>(cta),
-                    static_cast<int>(gridDim.x / all.phases.divisor));
+  run_rows<T, true, kNarrow>(all.p[phase], all.plan[phase], smem, static_cast<int>(cta),
+                             static_cast<int>(gridDim.x / all.phases.divisor));
 }
 
-template <class T, bool kTaps>
+template <class T, bool kTaps, bool kNarrow>
 Status launch_rows(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
   static OccupancyCache cache;
   const RowsPlan plan(p);
-  constexpr auto kernel = conv_rows_kernel<T, kTaps>;
-  constexpr int kShared = RowTiles<T, 128, kTaps>::kShared;
+  constexpr auto kernel = conv_rows_kernel<T, kTaps, kNarrow>;
+  constexpr int kShared = kRowsShared<T, kTaps, kNarrow>;
   int ctas = 0;
   SBNET_TRY(prepare_kernel(device, kernel, kRowThreads, kShared, &cache, &ctas));
   const int64_t tiles = plan.list.tiles(p.active.capacity, kTilePixels) * plan.group_tiles[1].divisor * p.groups;
@@ -320,7 +324,7 @@ Status launch_rows(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t
   return ok_status();
 }
 
-template <class T>
+template <class T, bool kNarrow>
 Status launch_phases(const Conv2dParams* p, int phases, const DeviceInfo& device, cudaStream_t stream) {
   static OccupancyCache cache;
   RowPhases all;
@@ -332,8 +336,8 @@ Status launch_phases(const Conv2dParams* p, int phases, const DeviceInfo& device
         std::max(tiles, plan.list.tiles(p[i].active.capacity, kTilePixels) * plan.group_tiles[1].divisor * p[i].groups);
   }
   all.phases = FastDiv(phases);
-  constexpr auto kernel = conv_rows_phases_kernel<T>;
-  constexpr int kShared = RowTiles<T, 128, true>::kShared;
+  constexpr auto kernel = conv_rows_phases_kernel<T, kNarrow>;
+  constexpr int kShared = kRowsShared<T, true, kNarrow>;
   int ctas = 0;
   SBNET_TRY(prepare_kernel(device, kernel, kRowThreads, kShared, &cache, &ctas));
   const unsigned grid = persistent_grid(device, ctas, tiles, 0, kRowThreads) * static_cast<unsigned>(phases);
@@ -349,17 +353,29 @@ bool reads_own_pixels(const Conv2dParams& p) {
   return true;
 }
 
+bool is_narrow(const Conv2dParams& p) { return p.weight.size[0] / p.groups <= 64; }
+
+template <class T, bool kNarrow>
+Status launch_taps(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
+  return reads_own_pixels(p) ? launch_rows<T, false, kNarrow>(p, device, stream)
+                             : launch_rows<T, true, kNarrow>(p, device, stream);
+}
+
 }  // namespace
 
 Status launch_rows(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
   return by_dtype(p.x.dtype, [&](auto t) {
     using T = decltype(t);
-    return reads_own_pixels(p) ? launch_rows<T, false>(p, device, stream) : launch_rows<T, true>(p, device, stream);
+    return is_narrow(p) ? launch_taps<T, true>(p, device, stream) : launch_taps<T, false>(p, device, stream);
   });
 }
 
 Status launch_rows_phases(const Conv2dParams* p, int phases, const DeviceInfo& device, cudaStream_t stream) {
-  return by_dtype(p->x.dtype, [&](auto t) { return launch_phases<decltype(t)>(p, phases, device, stream); });
+  return by_dtype(p->x.dtype, [&](auto t) {
+    using T = decltype(t);
+    return is_narrow(*p) ? launch_phases<T, true>(p, phases, device, stream)
+                         : launch_phases<T, false>(p, phases, device, stream);
+  });
 }
 
 }  // namespace sbnet::portable
