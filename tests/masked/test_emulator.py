@@ -32,6 +32,7 @@ KERNELS = {
     "by rows": 9,
     "3x3 by groups": 10,
     "first layer": 11,
+    "implicit GEMM": 12,
 }
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # core/types.h
 ACTIVATIONS = {None: 0, "relu": 1, "leaky_relu": 3, "silu": 4, "gelu": 5}  # of all kernels
@@ -63,7 +64,8 @@ def emulated(tmp_path_factory):
     core = [CSRC / f"core/{name}.cpp" for name in CORE]
     kernels = sorted(path for path in (CSRC / "cuda/sm90/conv").glob("*.cu") if path.stem not in ELSEWHERE)
     kernels += [
-        CSRC / f"cuda/masked/conv_{name}.cu" for name in ("depthwise", "few_channels", "first", "groups", "rows")
+        CSRC / f"cuda/masked/conv_{name}.cu"
+        for name in ("depthwise", "few_channels", "first", "groups", "implicit_gemm", "rows")
     ]
     kernels += sorted((CSRC / "cuda/masked").glob("conv_patch_*.cu"))
     return emulated_library(tmp_path_factory, "conv", kernels, [TOOLS / "entry.cpp", *core])

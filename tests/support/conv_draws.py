@@ -71,10 +71,27 @@ def some_first(rng: random.Random) -> dict:
     }  # fmt: skip
 
 
+def some_other(rng: random.Random) -> dict:
+    """What only the implicit GEMM takes: channels of any number, merged groups, many taps."""
+    groups, kernel = rng.choice([1, 1, 2, 5, 8]), rng.choice([1, 3, 3, 3, 5, 9, (1, 3), (2, 5)])
+    reach = tuple(side for side in pair(kernel))
+    inputs, outputs = rng.choice([5, 12, 20, 24, 60, 64]), rng.choice([1, 3, 8, 20, 60, 64])
+    if groups > 1:
+        inputs, outputs = rng.choice([2, 3, 4, 8, 12, 24]), rng.choice([1, 3, 4, 8, 16])
+    return {
+        "channels": groups * inputs, "filters": groups * outputs, "groups": groups, "kernel": kernel,
+        "size": (max(rng.randint(1, 40), reach[0]), max(rng.randint(1, 40), reach[1])), "dilation": 1,
+        "padding": rng.randint(0, 2), "stride": rng.choice([1, 1, 2, 3]), "batch": rng.choice([1, 1, 2]),
+        "block": rng.choice([3, 8, 10, 16, (8, 16), 64]), "density": rng.choice([0.0, 0.1, 0.4, 0.8, 1.0, 1.0]),
+        "dtype": rng.choice(DTYPES),
+    }  # fmt: skip
+
+
 SOME_PORTABLE = {
     "3x3 by patches": some_patch,
     "1x1 by rows": some_rows,
     "by rows": some_taps,
     "3x3 by groups": some_groups,
     "first layer": some_first,
+    "implicit GEMM": some_other,
 }

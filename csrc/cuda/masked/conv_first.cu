@@ -54,14 +54,20 @@ __global__ void __launch_bounds__(kFirstThreads, kFirstCtas)
   const int cells = count * static_cast<int>(plan.patch.cells_per_block.divisor), units = (cells + kCells - 1) / kCells;
   if (static_cast<int>(blockIdx.x) >= units) return;
 
-  for (int i = threadIdx.x; i < kSteps * kTiles * 32; i += kFirstThreads) {
+  constexpr int kWeightPasses = kSteps * kTiles * 32 / kFirstThreads;
+  Quad staged[kWeightPasses];  // all are loaded before one is used
+#pragma unroll
+  for (int pass = 0; pass < kWeightPasses; ++pass) {
+    const int i = pass * kFirstThreads + threadIdx.x;
     const int tile = i / 32 % kTiles, n = i % 32 / 4, tap = i / (32 * kTiles) * kStepTaps + i % kStepTaps;
     const int k = tile / 4 * 32 + n / 2 * 8 + tile % 4 * 2 + n % 2;  // conv_sums.cuh
-    const Quad quad = read_quad<kMost>(static_cast<const uint16_t*>(p.weight.data) + k * p.weight.stride[0] +
-                                           tap / width * p.weight.stride[2] + tap % width * p.weight.stride[3],
-                                       p.weight.stride[1], channels, (k < K) & (tap < taps));
-    weights[i] = make_uint2(quad.low(), quad.high());
+    staged[pass] = read_quad<kMost>(static_cast<const uint16_t*>(p.weight.data) + k * p.weight.stride[0] +
+                                        tap / width * p.weight.stride[2] + tap % width * p.weight.stride[3],
+                                    p.weight.stride[1], channels, (k < K) & (tap < taps));
   }
+#pragma unroll
+  for (int pass = 0; pass < kWeightPasses; ++pass)
+    weights[pass * kFirstThreads + threadIdx.x] = make_uint2(staged[pass].low(), staged[pass].high());
   for (int i = threadIdx.x; i < kCells * 2; i += kFirstThreads)
     *reinterpret_cast<uint2*>(patches + i / 2 * plan.cell + plan.zeros + i % 2 * plan.row) = make_uint2(0, 0);
   int from[kSteps];  // of the lane's first pixel, in bytes

@@ -54,7 +54,6 @@ __global__ void __launch_bounds__(Mix::kThreads, Mix::kCtas)
   using Tiny = typename Mix::Tiny;
   extern __shared__ __align__(128) char smem[];
   grid_dependency_wait();
-  grid_dependency_release();
   clear_fringe<T>(p, plan.fringe, int64_t{blockIdx.x} * Mix::kThreads + threadIdx.x,
                   int64_t{gridDim.x} * Mix::kThreads);
 
@@ -67,6 +66,8 @@ __global__ void __launch_bounds__(Mix::kThreads, Mix::kCtas)
   const int rest = cells - large;
   const int in_small = Mix::small(Small::units(rest, K), ctas), in_tiny = Mix::tiny(Tiny::units(rest, K), ctas);
   if (rest > 0 && Mix::large(Large::units(rest, K), ctas) <= min(in_small, in_tiny)) large = cells;
+  // Else CTAs of the next kernel would take what multiprocessors this list leaves idle, two each, and wait there.
+  if (Mix::kCtas == 1 || Large::units(large, K) >= ctas) grid_dependency_release();
   if (large > 0) PatchUnits<T, Large, kTail>(p, plan, smem, 0, large).run();
   if (large >= cells) return;
   if (std::is_same_v<Small, Tiny> || in_small <= in_tiny)

@@ -161,23 +161,25 @@ struct RowTiles {
     for (int i = quarter * kCopiesX / 4; i < (quarter + 1) * kCopiesX / 4; ++i) {
       const int at = ordinal % kSlotsX * kTilePixels + row0 + i * kRowPass, word = from[at];
       const bool reads_x = kTaps ? (reads[at] & own_reads) == own_reads : in & (word >= 0);
-      cp_async_16_or_zeros(stage + i * kRowPass * kRowBytes, source + int64_t{word} * 8, reads_x);
+      cp_async_16(stage + i * kRowPass * kRowBytes, source + int64_t{word} * 8, reads_x);
     }
 #pragma unroll
     for (int i = quarter * kCopiesWeight / 4; i < (quarter + 1) * kCopiesWeight / 4; ++i) {
       const int row = row0 + i * kRowPass;
-      // Past the last output channel others come again, not one and the same: all would wait for its line.
-      const int wrapped = row < left ? row : row - left < left ? row - left : row % 8;
-      cp_async_16_or_zeros(
+      cp_async_16(
           stages + kWeightsAt + slot * kStageWeight + row * kRowBytes + (weight_word(row, threadIdx.x % 8) << 4),
-          weights + (wrapped * plan.units + chunk * 8) * kLanes<T>, in);
+          weights + (row * plan.units + chunk * 8) * kLanes<T>, in & (row < left));
     }
   }
-  // After the copies of a stage. The table that is written was last read before the barrier that all have passed.
+  // After the copies of a stage. The table of x that is written was last read before the barrier that all have passed;
+  // that of y, too, but where tiles are as short as they may be: then some may still be at the tile before this one.
   __device__ __forceinline__ void advance() {
     cp_async_commit();
     const int next = tile + ctas;
-    if (chunk == 0) tabulate(next, ordinal + 1);
+    if (chunk == 0) {
+      if (chunks == kLeastChunks) __syncthreads();
+      tabulate(next, ordinal + 1);
+    }
     slot = slot + 1 == kRowStages ? 0 : slot + 1;
     if (++chunk < chunks) return begin_chunk();
     chunk = 0;
@@ -186,6 +188,8 @@ struct RowTiles {
   }
 
   __device__ __forceinline__ void run() {
+    // Else CTAs of the next kernel would take what multiprocessors this list leaves idle, two each, and wait there.
+    if (tiles >= ctas) grid_dependency_release();
     if (tile >= tiles) return;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warp_row = warp % 2, warp_column = warp / 2;
     const int l8 = lane % 8;
@@ -211,6 +215,9 @@ struct RowTiles {
 #pragma unroll
       for (int j = 0; j < kPairs; ++j) load_matrix_x4(w + (j / 2 * 32 + j % 2 * 4) * kRowBytes, to_b[j]);
     };
+    cp_async_wait<kRowStages - 2>();
+    __syncthreads();
+    load(0, a[0], b[0]);
     for (int own = cta; own < tiles; own += ctas, ++number) {
       float sums[kM][kTiles][4];
 #pragma unroll
@@ -221,13 +228,16 @@ struct RowTiles {
           for (int e = 0; e < 4; ++e) sums[m][j][e] = 0.f;
 #pragma unroll 1
       for (int c = 0; c < chunks; ++c) {
-        cp_async_wait<kRowStages - 2>();
-        __syncthreads();
-        load(0, a[0], b[0]);
 #pragma unroll
         for (int kk = 0; kk < 4; ++kk) {
-          if (kk < 3) load(kk + 1, a[(kk + 1) % 2], b[(kk + 1) % 2]);
           copy(kk);
+          if (kk == 3) {  // the next stage's first operands, while this one's last are multiplied
+            advance();
+            cp_async_wait<kRowStages - 2>();
+            __syncthreads();
+            read = read + 1 == kRowStages ? 0 : read + 1;
+          }
+          load((kk + 1) % 4, a[(kk + 1) % 2], b[(kk + 1) % 2]);
 #pragma unroll
           for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -240,8 +250,6 @@ struct RowTiles {
               mma_16x8<T>(sums[m][j], a[kk % 2][m], w[j % 2 * 2], w[j % 2 * 2 + 1]);
             }
         }
-        advance();
-        read = read + 1 == kRowStages ? 0 : read + 1;
       }
       finish(sums, own, number, warp_row, warp_column, lane);
     }
@@ -286,7 +294,6 @@ __global__ void __launch_bounds__(kRowThreads, ctas_of(kNarrow))
     conv_rows_kernel(const __grid_constant__ Conv2dParams p, const __grid_constant__ RowsPlan plan) {
   extern __shared__ __align__(128) char smem[];
   grid_dependency_wait();
-  grid_dependency_release();
   const int cta = static_cast<int>(blockIdx.x), ctas = static_cast<int>(gridDim.x);
   clear_fringe<T>(p, plan.fringe, int64_t{cta} * kRowThreads + threadIdx.x, int64_t{ctas} * kRowThreads);
   run_rows<T, kTaps, kNarrow>(p, plan, smem, cta, ctas);
@@ -303,7 +310,6 @@ __global__ void __launch_bounds__(kRowThreads, ctas_of(kNarrow))
     conv_rows_phases_kernel(const __grid_constant__ RowPhases all) {
   extern __shared__ __align__(128) char smem[];
   grid_dependency_wait();
-  grid_dependency_release();
   uint32_t cta, phase;
   all.phases.divmod(blockIdx.x, &cta, &phase);
   run_rows<T, true, kNarrow>(all.p[phase], all.plan[phase], smem, static_cast<int>(cta),

@@ -133,6 +133,7 @@ inline int __float_as_int(float v) {
   std::memcpy(&r, &v, 4);
   return r;
 }
+using std::isfinite;
 inline float __fdividef(float a, float b) { return a / b; }
 inline float __frcp_rn(float v) { return 1.f / v; }
 inline int atomicAdd(int* to, int v) { return std::exchange(*to, *to + v); }
