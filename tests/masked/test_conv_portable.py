@@ -66,7 +66,7 @@ print("all")
 def test_layers_are_theirs(dtype):
     for channels, filters, kernel, block, size, which, more in LAYERS:
         if which == FIRST and dtype == torch.float32:
-            which = "float32 in words" if channels == 4 else "float32"
+            which = "implicit GEMM" if channels == 4 else "float32"
         if which == GROUPS and dtype == torch.float32:
             which = ROWS if channels // more["groups"] > 16 else "implicit GEMM"
         padding = {"padding": kernel // 2 if isinstance(kernel, int) else 0}

@@ -37,7 +37,7 @@ CASES = {
     "conv 3x3 64->64 400x704 fp16 block 10": "Hopper general",
     "conv 3x3 64->64 400x704 fp16 block 16 dilation 2": "Hopper general",
     "conv 5x5 64->64 400x704 bf16 block 16": "Hopper general",
-    "conv 3x3 256->256 100x176 fp16 block 16 groups 32": "Hopper general",
+    "conv 3x3 256->256 100x176 fp16 block 16 groups 32": "3x3 by groups",
     "conv 3x3 64->64 400x704 fp16 block 4": "by rows",
     "conv 3x3 64->64 400x704 int8 block 16": "Hopper bytes",
     "conv 1x1 64->64 400x704 fp8 block 8": "Hopper 1x1 bytes",
@@ -123,7 +123,9 @@ def test_each_kernel_above_says_why_it_does_not_serve():
     found = layer_kernel("conv 3x3 60->64 400x704 fp16 block 16")
     assert dict(found.declined)["Hopper 3x3"] == "input channels are no multiple of 8"
     assert dict(found.declined)["Hopper 1x1"] == "kernel is neither 1x1 nor the stride"
-    assert [name for name, _ in found.declined] == ["Hopper 3x3", "Hopper 1x1", "Hopper stem", "few channels"]
+    assert [name for name, _ in found.declined] == [
+        "Hopper 3x3", "Hopper 1x1", "Hopper stem", "few channels", "3x3 by groups"
+    ]  # fmt: skip
 
 
 def test_a_transposed_convolution_names_the_kernels_of_its_phases():
