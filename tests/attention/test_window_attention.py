@@ -213,7 +213,7 @@ def test_what_the_kernel_takes():
     assert not takes(torch.float16, (4, 32, 64), 32, 32, 49)
     assert not takes(torch.float16, (0, 32, 64), 36, 32, 49)
     assert not takes(torch.float16, (0, 32, 64), 32, 32, 9000)
-    assert not takes(torch.float16, (0, 80, 160), 80, 80, 4096, 128)
+    assert not takes(torch.float16, (0, 80, 160), 80, 80, 4096, (64, 64))
 
 
 @pytest.mark.parametrize(

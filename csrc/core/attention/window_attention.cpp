@@ -51,9 +51,9 @@ Status validate(const WindowAttentionParams& p) {
   SBNET_CHECK(!may_overlap(p.out, p.q) && !may_overlap(p.out, p.k) && !may_overlap(p.out, p.v),
               "%s: out: expected memory of its own, got that of q, k or v", kOp);
   SBNET_CHECK(p.v.size[2] == p.k.size[2] && p.v.size[3] == p.k.size[3],
-              "%s: v: expected the plane of k, %lld x %lld, got %lld x %lld", kOp,
-              static_cast<long long>(p.k.size[2]), static_cast<long long>(p.k.size[3]),
-              static_cast<long long>(p.v.size[2]), static_cast<long long>(p.v.size[3]));
+              "%s: v: expected the plane of k, %lld x %lld, got %lld x %lld", kOp, static_cast<long long>(p.k.size[2]),
+              static_cast<long long>(p.k.size[3]), static_cast<long long>(p.v.size[2]),
+              static_cast<long long>(p.v.size[3]));
   SBNET_CHECK(p.active_keys || (p.k.size[2] == p.q.size[2] && p.k.size[3] == p.q.size[3]),
               "%s: active_keys: expected them where keys are of another plane than q, got none", kOp);
   SBNET_CHECK(p.keys <= kMostWindowKeys, "%s: keys: expected at most %d of a window, got %d", kOp, kMostWindowKeys,

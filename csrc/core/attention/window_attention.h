@@ -16,22 +16,24 @@ struct WindowNumbers {
 };
 
 struct WindowAttentionParams {
-  TensorView q, k, v;  // [N, C, H, W] channels_last, float32, float16 or bfloat16; k and v of one plane, perhaps not q's
-  TensorView out;      // [N, heads * value_dim, H, W] channels_last, the plane of q; overlaps none of them
-  int64_t starts[3];   // the first channels of q, k and v
+  TensorView q, k,
+      v;              // [N, C, H, W] channels_last, float32, float16 or bfloat16; k and v of one plane, perhaps not q's
+  TensorView out;     // [N, heads * value_dim, H, W] channels_last, the plane of q; overlaps none of them
+  int64_t starts[3];  // the first channels of q, k and v
   int32_t heads, dim, value_dim;
-  int32_t windows, rows, keys;      // of an image; rows and keys of a window
-  const int64_t* row_index;         // [windows, rows] the pixel of each row from 1 on, h * W + w + 1; 0: padding
-  const int64_t* key_index;         // [windows, keys] the same of keys; whatever points past the plane is padding
-  const int32_t* block_map;         // [N, count...] of grid: active pixels of q's plane, and of k's
-  BlockGrid grid;                   // tiles q's plane
-  const uint8_t* active_keys;       // [N, pixels of k] bool, or null: by block_map
-  WindowNumbers bias;               // [1 or windows, heads, rows, keys]
-  int64_t bias_windows;             // 1 or windows
-  const void *row_table, *column_table;  // [R,R,dim] and [C,C,dim] of q's dtype, R C = rows = keys, or null: the bias of
-  int32_t table_rows, table_columns;     // row i C + j for key k C + l is q . (row_table[i,k] + column_table[j,l])
-  WindowNumbers scales;             // [heads] by which scores are multiplied before the bias is added
-  const void *k_fill, *v_fill;      // [heads * dim], [heads * value_dim] of q's dtype: keys of padding; null: zeros
+  int32_t windows, rows, keys;  // of an image; rows and keys of a window
+  const int64_t* row_index;     // [windows, rows] the pixel of each row from 1 on, h * W + w + 1; 0: padding
+  const int64_t* key_index;     // [windows, keys] the same of keys; whatever points past the plane is padding
+  const int32_t* block_map;     // [N, count...] of grid: active pixels of q's plane, and of k's
+  BlockGrid grid;               // tiles q's plane
+  const uint8_t* active_keys;   // [N, pixels of k] bool, or null: by block_map
+  WindowNumbers bias;           // [1 or windows, heads, rows, keys]
+  int64_t bias_windows;         // 1 or windows
+  const void *row_table,
+      *column_table;                  // [R,R,dim] and [C,C,dim] of q's dtype, R C = rows = keys, or null: the bias of
+  int32_t table_rows, table_columns;  // row i C + j for key k C + l is q . (row_table[i,k] + column_table[j,l])
+  WindowNumbers scales;               // [heads] by which scores are multiplied before the bias is added
+  const void *k_fill, *v_fill;        // [heads * dim], [heads * value_dim] of q's dtype: keys of padding; null: zeros
   float scale;
   float normalize;  // queries and keys are divided by their length, or by this where that is more; 0: they are not
 

@@ -104,8 +104,8 @@ class Window {
     }
     if (p_.normalize > 0) normalize(q_.data());
     const float factor = p_.scale * (p_.scales.data ? number(p_.scales, head) : 1.f);
-    const int64_t bias = (((p_.bias_windows > 1 ? window_ : 0) * int64_t{p_.heads} + head) * p_.rows + row.at) *
-                         p_.keys;
+    const int64_t bias =
+        (((p_.bias_windows > 1 ? window_ : 0) * int64_t{p_.heads} + head) * p_.rows + row.at) * p_.keys;
     float most = -std::numeric_limits<float>::infinity();
     for (size_t i = 0; i < keys_.size(); ++i) {
       const int32_t at = keys_[i].at;

@@ -16,8 +16,8 @@ const void* numbers_of(const Call& call, const char* name, const MaybeTensor& t,
   const DType given = to_dtype(call.op(), name, *t);
   SBNET_TORCH_EXPECT(given == own || (floats && given == DType::kF32), call.op(), std::string(name) + ": dtype",
                      dtype_name(own), floats ? " or float32" : "", ", got ", dtype_name(given));
-  SBNET_TORCH_EXPECT(t->is_contiguous() && t->numel() == count, call.op(), name, count,
-                     " contiguous numbers, got ", t->numel(), t->is_contiguous() ? "" : " that are not");
+  SBNET_TORCH_EXPECT(t->is_contiguous() && t->numel() == count, call.op(), name, count, " contiguous numbers, got ",
+                     t->numel(), t->is_contiguous() ? "" : " that are not");
   if (dtype) *dtype = given;
   return address_of(t->const_data_ptr());
 }
@@ -62,9 +62,8 @@ void window_attention_(Tensor q, Tensor k, Tensor v, Tensor rows, Tensor keys, T
   const DType own = p.q.dtype;
   if (active_keys) {
     SBNET_TORCH_EXPECT(active_keys->scalar_type() == ScalarType::Bool, op, "active_keys: dtype", "bool, got another");
-    p.active_keys = static_cast<const uint8_t*>(
-        numbers_of(call, "active_keys", active_keys, DType::kBool, size_product({k.size(0), k.size(2), k.size(3)}),
-                   false));
+    p.active_keys = static_cast<const uint8_t*>(numbers_of(call, "active_keys", active_keys, DType::kBool,
+                                                           size_product({k.size(0), k.size(2), k.size(3)}), false));
   }
   if (bias) {
     check_rank(op, "bias", *bias, 4);
@@ -90,7 +89,8 @@ void window_attention_(Tensor q, Tensor k, Tensor v, Tensor rows, Tensor keys, T
 
 SBNET_TORCH_OPS(ops) {
   ops.add(
-      "window_attention_(Tensor q, Tensor k, Tensor v, Tensor rows, Tensor keys, Tensor block_map, Tensor? active_keys, "
+      "window_attention_(Tensor q, Tensor k, Tensor v, Tensor rows, Tensor keys, Tensor block_map, Tensor? "
+      "active_keys, "
       "Tensor? bias, Tensor? row_table, Tensor? column_table, Tensor? scales, Tensor? k_fill, Tensor? v_fill, SymInt[] "
       "grid, SymInt[] starts, int heads, int dim, int value_dim, float scale, float normalize, Tensor(a!) out) -> ()",
       TORCH_BOX(&window_attention_));

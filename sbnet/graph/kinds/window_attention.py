@@ -15,6 +15,7 @@ from sbnet.graph.kinds.kind import ACTIVE, Context, Get, Given, Kind, Target
 from sbnet.graph.kinds.pointwise import zero
 from sbnet.ops import sparse_fill, sparse_fill_
 from sbnet.ops.attention.window_attention import takes, window_attention_
+from sbnet.ops.masked.token_rows import merge_pixels_, pack_tokens
 
 Images = int | slice  # of a batch
 MOST_SCORES = 1 << 28  # that are made at once
@@ -80,13 +81,11 @@ def _by_kernel(node: Node, args: list[Tensor], params: dict[str, Tensor], to: Ta
     extras = dict(zip(o["extras"], args[4:], strict=True))
     keys = extras.pop("key_index", rows)
     tables = [extras[name] for name in ("row_table", "column_table") if name in extras]
-    if not takes(q.dtype, o["starts"], o["dim"], o["value_dim"], keys.shape[1], sum(len(t) for t in tables)):
+    if not takes(q.dtype, o["starts"], o["dim"], o["value_dim"], keys.shape[1], [len(t) for t in tables]):
         return False
     if any(not t.is_contiguous(memory_format=torch.channels_last) for t in (q, k, v, to.out)):
         return False
     given = {name: t if name == "active_keys" else t.to(q.dtype).contiguous() for name, t in (extras | params).items()}
-    if "bias" in given and given["bias"].shape[1] != o["heads"]:
-        given["bias"] = given["bias"].expand(-1, o["heads"], -1, -1).contiguous()
     window_attention_(
         q, k, v, rows, keys, to.active, to.out, starts=o["starts"], heads=o["heads"], dim=o["dim"],
         value_dim=o["value_dim"], scale=o["scale"], normalize=o.get("normalize", 0.0), **given,
@@ -212,7 +211,10 @@ class ActivePixels(Kind):
         return node.args[0]
 
     def apply(self, node: Node, given: Given) -> Any:
-        return given.active.pixel_mask(given.args[0].shape[2:]).flatten(1)
+        size = given.args[0].shape[2:]
+        if given.active.block_map.is_cuda and not torch.compiler.is_compiling():  # a launch; pixel_mask can be exported
+            return pack_tokens(given.active, size).mask
+        return given.active.pixel_mask(size).flatten(1)
 
 
 class Merge(Kind):
@@ -233,7 +235,9 @@ class Merge(Kind):
     def step(self, node: Node, get: Get, to: Target, context: Context) -> None:
         x, factor = get(node.args[0]), node.options["factor"]
         if to.out.device.type != "cpu":
-            to.out.copy_(self.apply(node, Given([x], {}, {}, to.active)))
+            merge_pixels_(x, to.active, factor, node.options["offsets"], to.out)
+            if to.clear is not None:
+                sparse_fill_(to.out, to.active)
             return
         n, i, j = to.active.pixel_mask(to.out.shape[2:])[:, 0].nonzero(as_tuple=True)
         rows, out = x.permute(0, 2, 3, 1), to.out.permute(0, 2, 3, 1)

@@ -76,14 +76,18 @@ def window_attention_(
     return out
 
 
-def takes(dtype: torch.dtype, starts: Sequence[int], dim: int, value_dim: int, keys: int, tables: int = 0) -> bool:
-    """Does CUDA's kernel take such heads and windows? tables: rows and columns of the tables together."""
+def takes(
+    dtype: torch.dtype, starts: Sequence[int], dim: int, value_dim: int, keys: int, tables: Sequence[int] = ()
+) -> bool:
+    """Does CUDA's kernel take such heads and windows? tables: rows and columns of the tables."""
     if dtype not in (torch.float16, torch.bfloat16) or keys > _MOST_KEYS:
         return False
     if any(n % 8 or not 8 <= n <= 128 for n in (dim, value_dim)) or any(start % 8 for start in starts):
         return False
-    tiles = 5 * 64 * (64 if max(dim, value_dim) <= 64 else 128) * 2
-    return tiles + 1040 + -(-keys // 8) * 16 + tables * 64 * 4 <= _SHARED
+    bytes_ = 5 * 64 * (64 if max(dim, value_dim) <= 64 else 128) * 2 + 1040 + -(-keys // 8) * 16
+    if tables:
+        bytes_ += 64 * ((sum(tables) + 23) // 32 * 32 + 8) * 4
+    return bytes_ <= _SHARED and all(n <= 256 for n in tables)
 
 
 in_place_fake(_OP)
