@@ -120,7 +120,7 @@ def attention_samples(device):
     bias, tables = torch.randn(1, 2, 64, 64, device=device).half(), torch.randn(8, 8, 16, device=device).half()
     out = half[:, :32].contiguous(memory_format=torch.channels_last)
     numbers, last = (active.grid.numbers(), [0, 32, 64], 2, 16, 16, 0.25), (0.0, out)
-    a, none = active.block_map, (None,) * 3
+    a, none, into = active.block_map, (None,) * 3, torch.zeros(2, 2, 128, 32, device=device).half()
     return {
         "block_attention_": [
             (
@@ -129,7 +129,7 @@ def attention_samples(device):
                 lengths,
                 lengths,
                 *forward[1][10:12],
-                q.half() * 0,
+                into,
             )
         ],
         "window_attention_": [

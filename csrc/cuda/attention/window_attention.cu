@@ -14,8 +14,10 @@ __global__ void __launch_bounds__(kThreads, C::kDim == 64 && C::kEach == 1 ? 4 :
   extern __shared__ __align__(1024) uint8_t shared[];
   const WindowAttentionParams& p = a.p;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int window = blockIdx.x / a.tiles, first = blockIdx.x % a.tiles * kRows, head = blockIdx.y;
-  const int64_t n = blockIdx.z;
+  const uint32_t tiles = static_cast<uint32_t>(p.windows) * a.tiles, tile_of_image = blockIdx.x % tiles;
+  const int window = tile_of_image / a.tiles, first = tile_of_image % a.tiles * kRows;
+  const int head = blockIdx.x / tiles % p.heads;
+  const int64_t n = blockIdx.x / tiles / p.heads;
   int* row_pixels = reinterpret_cast<int*>(shared + C::kRowPixels);
   int* row_places = reinterpret_cast<int*>(shared + C::kRowPlaces);
   float* row_factors = reinterpret_cast<float*>(shared + C::kRowFactors);
@@ -256,14 +258,14 @@ Status launch(const WindowAttentionParams& p, const DeviceInfo& device, cudaStre
   SBNET_CHECK(bytes <= kMost && p.table_rows <= 256 && p.table_columns <= 256,
               "%s: row_table, column_table: expected fewer rows and columns, got %d and %d", kOp, p.table_rows,
               p.table_columns);
-  const int64_t ctas = int64_t{p.windows} * tiles;
-  SBNET_CHECK(ctas <= INT32_MAX && p.heads <= 65535 && p.q.size[0] <= 65535,
-              "%s: q: expected fewer than 2^16 images and heads, and 2^31 tiles of rows", kOp);
+  const int64_t ctas = size_product({p.windows, tiles, p.heads, p.q.size[0]});
+  SBNET_CHECK(ctas <= INT32_MAX, "%s: q: expected fewer than 2^31 tiles of rows, got %lld", kOp,
+              static_cast<long long>(ctas));
   SBNET_TRY(allow_shared<kernel>(kOp, device, kMost));
   const Args args = {
       p,     FastDiv(p.q.size[3]),     FastDiv(p.grid.size[0]), FastDiv(p.grid.size[1]), FastDiv(p.table_columns),
       tiles, p.rows <= kMostWindowKeys};
-  const dim3 grid(static_cast<unsigned>(ctas), static_cast<unsigned>(p.heads), static_cast<unsigned>(p.q.size[0]));
+  const dim3 grid(static_cast<unsigned>(ctas));
   SBNET_CUDA_TRY(kOp, launch_dependent(device, kernel, grid, dim3(kThreads), bytes, stream, args));
   return ok_status();
 }

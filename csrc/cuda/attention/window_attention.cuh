@@ -14,7 +14,7 @@ enum class Bias { kNone, kMatrix, kTables };
 struct Args {
   WindowAttentionParams p;
   FastDiv columns, block_rows, block_columns, table_columns;
-  int tiles;       // of a window's rows
+  uint32_t tiles;  // of a window's rows
   bool row_lists;  // a tile's rows are active ones; else, of very large windows, rows that follow one another
 };
 

@@ -66,8 +66,8 @@ __global__ void __launch_bounds__(kThreads) pack_tokens_kernel(const PackTokensP
 
 // T: as much as is copied at a time; words of it a row.
 template <class T>
-__global__ void __launch_bounds__(kRowThreads) move_rows_kernel(const MoveRowsParams p, int words) {
-  const int64_t r = blockIdx.x * int64_t{kRowsOfCta} + threadIdx.x / 32, n = blockIdx.y;
+__global__ void __launch_bounds__(kRowThreads) move_rows_kernel(const MoveRowsParams p, int words, int ctas) {
+  const int64_t n = blockIdx.x / ctas, r = blockIdx.x % ctas * kRowsOfCta + threadIdx.x / 32;
   grid_dependency_wait();
   const int64_t length = p.lengths ? p.lengths[n] : p.out.rows;
   if (r >= min(length, p.out.rows)) return;
@@ -82,8 +82,8 @@ __global__ void __launch_bounds__(kRowThreads) move_rows_kernel(const MoveRowsPa
 
 template <class T>
 __global__ void __launch_bounds__(kRowThreads)
-    pack_patches_kernel(const PackPatchesParams p, FastDiv width, FastDiv height, int columns, int patches) {
-  const int64_t r = blockIdx.x * int64_t{kRowsOfCta} + threadIdx.x / 32, n = blockIdx.y;
+    pack_patches_kernel(const PackPatchesParams p, FastDiv width, FastDiv height, int columns, int patches, int ctas) {
+  const int64_t n = blockIdx.x / ctas, r = blockIdx.x % ctas * kRowsOfCta + threadIdx.x / 32;
   grid_dependency_wait();
   if (r >= min(int64_t{p.lengths[n]}, p.out.rows)) return;
   const int64_t t = p.index[n * p.out.rows + r];
@@ -105,8 +105,8 @@ __global__ void __launch_bounds__(kRowThreads)
 template <class T>
 __global__ void __launch_bounds__(kRowThreads)
     merge_pixels_kernel(const MergePixelsParams p, FastDiv columns, FastDiv block_rows, FastDiv block_columns,
-                        int words, int element_bytes) {
-  const int64_t pixel = blockIdx.x * int64_t{kRowsOfCta} + threadIdx.x / 32, n = blockIdx.y;
+                        int words, int element_bytes, int ctas) {
+  const int64_t n = blockIdx.x / ctas, pixel = blockIdx.x % ctas * kRowsOfCta + threadIdx.x / 32;
   if (pixel >= p.out.size[2] * p.out.size[3]) return;
   uint32_t i, j;
   columns.divmod(static_cast<uint32_t>(pixel), &i, &j);
@@ -134,10 +134,11 @@ bool aligned(std::initializer_list<const void*> data, std::initializer_list<int6
   return true;
 }
 
-Status grid_of(const char* op, int64_t rows, int64_t images, dim3* grid) {
-  SBNET_CHECK(images <= 65535 && rows <= INT32_MAX, "%s: out: expected fewer than 2^16 images, got %lld", op,
-              static_cast<long long>(images));
-  *grid = dim3(static_cast<unsigned>((rows + kRowsOfCta - 1) / kRowsOfCta), static_cast<unsigned>(images));
+// CTAs of an image's rows, and of all images.
+Status ctas_of(const char* op, int64_t rows, int64_t images, int* each, dim3* grid) {
+  const int64_t ctas = (rows + kRowsOfCta - 1) / kRowsOfCta, all = size_product({ctas, images});
+  SBNET_CHECK(all <= INT32_MAX, "%s: out: expected fewer than 2^34 rows", op);
+  *each = static_cast<int>(ctas), *grid = dim3(static_cast<unsigned>(all));
   return ok_status();
 }
 
@@ -172,14 +173,15 @@ sbnet::Status sbnet_move_rows_cuda(const sbnet::MoveRowsParams* p, void* stream)
   DeviceInfo device;
   SBNET_TRY(current_device(kOp, &device));
   dim3 grid;
-  SBNET_TRY(grid_of(kOp, p->out.rows, p->out.images, &grid));
+  int ctas;
+  SBNET_TRY(ctas_of(kOp, p->out.rows, p->out.images, &ctas, &grid));
   const bool wide = aligned({p->x.data, p->out.data, p->table.data},
                             {p->channels, p->x.row_stride, p->x.image_stride, p->out.row_stride, p->out.image_stride,
                              p->table.row_stride, p->table.image_stride},
                             16 / p->element_bytes);
   SBNET_CUDA_TRY(kOp, by_width(wide, p->element_bytes, p->channels, [&](auto unit, int words) {
                    return launch_dependent(device, move_rows_kernel<decltype(unit)>, grid, dim3(kRowThreads), 0,
-                                           static_cast<cudaStream_t>(stream), *p, words);
+                                           static_cast<cudaStream_t>(stream), *p, words, ctas);
                  }));
   return ok_status();
 }
@@ -192,13 +194,14 @@ sbnet::Status sbnet_pack_patches_cuda(const sbnet::PackPatchesParams* p, void* s
   DeviceInfo device;
   SBNET_TRY(current_device(kOp, &device));
   dim3 grid;
-  SBNET_TRY(grid_of(kOp, p->out.rows, p->out.images, &grid));
+  int ctas;
+  SBNET_TRY(ctas_of(kOp, p->out.rows, p->out.images, &ctas, &grid));
   const int64_t columns = p->x.size[3] / p->patch[1], patches = p->x.size[2] / p->patch[0] * columns;
   SBNET_CHECK(patches <= INT32_MAX, "%s: x: expected fewer than 2^31 patches", kOp);
   const auto kernel = dtype_size(p->x.dtype) == 2 ? pack_patches_kernel<uint16_t> : pack_patches_kernel<uint32_t>;
   SBNET_CUDA_TRY(kOp, launch_dependent(device, kernel, grid, dim3(kRowThreads), 0, static_cast<cudaStream_t>(stream),
                                        *p, FastDiv(p->patch[1]), FastDiv(p->patch[0]), static_cast<int>(columns),
-                                       static_cast<int>(patches)));
+                                       static_cast<int>(patches), ctas));
   return ok_status();
 }
 
@@ -210,7 +213,8 @@ sbnet::Status sbnet_merge_pixels_cuda(const sbnet::MergePixelsParams* p, void* s
   DeviceInfo device;
   SBNET_TRY(current_device(kOp, &device));
   dim3 grid;
-  SBNET_TRY(grid_of(kOp, p->out.size[2] * p->out.size[3], p->out.size[0], &grid));
+  int ctas;
+  SBNET_TRY(ctas_of(kOp, p->out.size[2] * p->out.size[3], p->out.size[0], &ctas, &grid));
   const int bytes = static_cast<int>(dtype_size(p->x.dtype));
   const TensorView &x = p->x, &y = p->out;
   const bool wide =
@@ -219,7 +223,7 @@ sbnet::Status sbnet_merge_pixels_cuda(const sbnet::MergePixelsParams* p, void* s
   SBNET_CUDA_TRY(kOp, by_width(wide, bytes, x.size[1], [&](auto unit, int words) {
                    return launch_dependent(device, merge_pixels_kernel<decltype(unit)>, grid, dim3(kRowThreads), 0,
                                            static_cast<cudaStream_t>(stream), *p, FastDiv(y.size[3]),
-                                           FastDiv(p->grid.size[0]), FastDiv(p->grid.size[1]), words, bytes);
+                                           FastDiv(p->grid.size[0]), FastDiv(p->grid.size[1]), words, bytes, ctas);
                  }));
   return ok_status();
 }
