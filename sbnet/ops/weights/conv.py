@@ -68,14 +68,12 @@ def blocksparse_conv(
     size = sides(op, "output_size", output_size, axes) if output_size is not None else output_sides(x, geometry, axes)
     if output_size is None:
         x, filters = autocast(x, filters)
-        own = [part[3 - axes :] for part in parts(geometry)]
-        product = None
-        if not hopper_convolves(x, layout, size, channels_last(lifted(x))):
-            product = product_of(x, filters, layout, bias, own, size)
+        own, last = [part[3 - axes :] for part in parts(geometry)], channels_last(lifted(x))
+        product = None if hopper_convolves(x, layout, size, last) else product_of(x, filters, layout, bias, own, size)
         if product is not None:
             require_pack(op, packed, x, layout)
             y = convolve_by_product(x, filters, product, bias, activation, own, negative_slope=negative_slope)
-            return y if channels_last(lifted(x)) else y.contiguous()
+            return y if last else y.contiguous()
     act = activation_name(op, activation), negative_slope
     return _convolve(x, filters, layout, bias, geometry, size, False, *act, packed)
 
