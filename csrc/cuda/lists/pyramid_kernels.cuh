@@ -1,7 +1,7 @@
 // The kernels of mask_pyramid, and the tables of planes, fringes and consumers that they read: see pyramid.cu.
 #pragma once
 #include "core/lists/pyramid.h"
-#include "cuda/lists/bitlist.cuh"
+#include "cuda/common.cuh"
 #include "cuda/lists/mask.cuh"
 
 namespace sbnet::pyramid {
@@ -14,67 +14,57 @@ struct StripArgs {
   int64_t stride[3];
   double tol;
   DType dtype;
-  bool vectors;  // 16-byte loads
+  bool vectors;  // 16-byte loads, where the mask begins at such an address
   int height, width, margin;
   int strip, strips, words;  // rows of a strip, strips of an image, words of a strip
   int units;                 // batch * strips * words
   uint32_t* bits;
+  int32_t* flags;  // of the chunks of all lists: 0 until the chunk's entries are counted, then their number and 1
+  int flag_count;
 };
 
 struct PlaneArgs {
   TiledPlane tiles;
   int words_per_row, words;  // of blocks: of a row of them, of the batch
-  int threads;               // that search one rectangle: 1, or warps up to a whole CTA
-  uint32_t* bits;            // [words]
+  int lanes;                 // that search one rectangle
+  int flags;                 // the first one of its chunks
   int32_t *indices, *count, *total, *block_map;
 };
 
 struct FringeArgs {
   int plane, first_consumer, consumers;
-  int words;          // of pixels, of the batch
-  uint32_t* bits;     // [words]
-  int32_t* per_warp;  // [words / 32, rounded up]
+  int words;  // of pixels, of the batch
+  int flags;
+  int32_t *pixels, *count;
 };
 struct Consumer {
   int plane;
   Reader reader;
 };
-struct PixelArgs {
-  const uint32_t* bits;
-  const int32_t* per_warp;
-  int words, width, chunks;
-  int64_t capacity;
-  FastDiv words_per_row;
-  int32_t *pixels, *count;
-};
 
 struct Counts {
-  int planes, fringes, batch, list_ctas;
+  int planes, fringes, batch;
 };
-constexpr int kNearPlanes = 12, kNearFringes = 20, kNearConsumers = 20;
+template <int kPlanes, int kFringes, int kConsumers>
 struct NearTables : Counts {
   static constexpr bool kFar = false;
-  PlaneArgs plane[kNearPlanes];
-  FringeArgs fringe[kNearFringes];
-  Consumer consumer[kNearConsumers];
+  static constexpr int kMostPlanes = kPlanes, kMostFringes = kFringes, kMostConsumers = kConsumers;
+  PlaneArgs plane[kPlanes];
+  FringeArgs fringe[kFringes];
+  Consumer consumer[kConsumers];
 };
+using SmallTables = NearTables<12, 20, 20>;
+using LargeTables = NearTables<32, 112, 144>;
 struct FarTables : Counts {  // in device memory, written by an earlier kernel: to be read after grid_dependency_wait()
   static constexpr bool kFar = true;
   const PlaneArgs* plane;
   const FringeArgs* fringe;
   const Consumer* consumer;
 };
-struct NearPixels {
-  static constexpr bool kFar = false;
-  PixelArgs fringe[kNearFringes];
-};
-struct FarPixels {
-  static constexpr bool kFar = true;
-  const PixelArgs* fringe;
-};
-static_assert(sizeof(StripArgs) + sizeof(NearTables) <= 4096 && sizeof(NearPixels) <= 4096, "a kernel's parameters");
+static_assert(sizeof(StripArgs) + sizeof(SmallTables) <= 4096 && sizeof(StripArgs) + sizeof(LargeTables) <= 32764,
+              "a kernel's parameters");
 static_assert(sizeof(PlaneArgs) <= kPyramidTableEntry && sizeof(FringeArgs) <= kPyramidTableEntry &&
-                  sizeof(Consumer) <= kPyramidTableEntry && sizeof(PixelArgs) <= kPyramidTableEntry,
+                  sizeof(Consumer) <= kPyramidTableEntry,
               "the workspace");
 
 // Part of a table, as a launch's parameter.
@@ -100,7 +90,7 @@ __device__ __forceinline__ uint32_t strip_word(const StripArgs& a, int n, int st
   const int lane = threadIdx.x % 32, y_end = min((strip + 1) * a.strip, a.height);
   const T* image = static_cast<const T*>(a.mask) + n * a.stride[0];
   uint32_t bits = 0;
-  if (a.vectors) {
+  if (a.vectors && reinterpret_cast<uintptr_t>(a.mask) % 16 == 0) {
     const int at = lane % kLanes * kVec, x = word * 32 + at;
     if (x < a.width) {
 #pragma unroll 8
@@ -125,18 +115,15 @@ __global__ void __launch_bounds__(kStripThreads) strip_kernel(const __grid_const
   const int u = blockIdx.x * (kStripThreads / 32) + threadIdx.x / 32;
   const int row = u / a.words, word = u - row * a.words, n = row / a.strips, strip = row - n * a.strips;
   grid_dependency_wait();
+  for (int k = static_cast<int>(blockIdx.x * kStripThreads + threadIdx.x); k < a.flag_count;
+       k += static_cast<int>(gridDim.x) * kStripThreads)
+    a.flags[k] = 0;
   if (u >= a.units) return;
   const uint32_t bits = by_mask_dtype(a.dtype, [&](auto t) { return strip_word<decltype(t)>(a, n, strip, word); });
   if (threadIdx.x % 32 == 0) a.bits[u] = bits;
 }
 
 // ---- blocks
-
-constexpr int kBlockThreads = 256, kBlockWarps = kBlockThreads / 32;
-
-SBNET_HOST_DEVICE inline int block_ctas(const PlaneArgs& p) {
-  return p.threads == 1 ? (p.words + kBlockWarps - 1) / kBlockWarps : p.words;
-}
 
 // Is a bit of the rectangle set? Of its words number first, first + step, ... are looked at.
 __device__ __forceinline__ bool any_set(const StripArgs& a, int n, Span rows, Span columns, int first, int step) {
@@ -152,125 +139,245 @@ __device__ __forceinline__ bool any_set(const StripArgs& a, int n, Span rows, Sp
   return found;
 }
 
-template <class Tables>
-__global__ void __launch_bounds__(kBlockThreads)
-    block_kernel(const __grid_constant__ StripArgs a, const __grid_constant__ Tables planes) {
-  __shared__ uint32_t together;
-  grid_dependency_release();
-  if constexpr (Tables::kFar) grid_dependency_wait();
-  int u = blockIdx.x, k = 0;
-  while (u >= block_ctas(planes.plane[k])) u -= block_ctas(planes.plane[k++]);
-  const PlaneArgs& p = planes.plane[k];
-  const int word = p.threads == 1 ? u * kBlockWarps + threadIdx.x / 32 : u;
-  const int row = word / p.words_per_row, j0 = (word - row * p.words_per_row) * 32;
-  const int n = row / p.tiles.count[0], i = row - n * p.tiles.count[0];
-  const Span rows = pyramid_span(p.tiles, 0, i, a.height, a.margin);
-  if (p.threads == 1) {
-    const int j = j0 + static_cast<int>(threadIdx.x % 32);
-    const Span columns = pyramid_span(p.tiles, 1, j, a.width, a.margin);
-    grid_dependency_wait();
-    if (word >= p.words) return;
-    const uint32_t bits = __ballot_sync(kAll, j < p.tiles.count[1] && any_set(a, n, rows, columns, 0, 1));
-    if (threadIdx.x % 32 == 0) p.bits[word] = bits;
-    return;
-  }
-  if (threadIdx.x == 0) together = 0;
-  __syncthreads();
-  grid_dependency_wait();
-  const int thread = threadIdx.x % p.threads;
-  for (int j = j0 + threadIdx.x / p.threads; j < min(j0 + 32, p.tiles.count[1]); j += kBlockThreads / p.threads) {
-    const bool set = any_set(a, n, rows, pyramid_span(p.tiles, 1, j, a.width, a.margin), thread, p.threads);
-    if (__any_sync(kAll, set) && threadIdx.x % 32 == 0) atomicOr(&together, 1u << (j - j0));
-  }
-  __syncthreads();
-  if (threadIdx.x == 0) p.bits[word] = together;
+constexpr int kChunkThreads = 512, kChunkWarps = kChunkThreads / 32;
+constexpr int kPlaneChunk = kChunkWarps;    // words of blocks that a CTA lists
+constexpr int kPixelChunk = kChunkThreads;  // words of pixels
+SBNET_HOST_DEVICE inline int chunks_of(const PlaneArgs& p) {
+  return greater(1, (p.words + kPlaneChunk - 1) / kPlaneChunk);
+}
+SBNET_HOST_DEVICE inline int chunks_of(const FringeArgs& f) {
+  return greater(1, (f.words + kPixelChunk - 1) / kPixelChunk);
 }
 
-// ---- lists of blocks, bits of fringes
+// The words [first, first + count) of a plane's blocks go to `to`, which holds zeros: a CTA's work.
+__device__ __forceinline__ void find_blocks(const StripArgs& a, const PlaneArgs& p, int first, int count,
+                                            uint32_t* to) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, columns = p.tiles.count[1], rows = p.tiles.count[0];
+  const int together = 32 / p.lanes,
+            turns = (min(columns, 32) + together - 1) / together;  // blocks of a warp, of a word
+  const uint32_t own = p.lanes == 32 ? kAll : (1u << p.lanes) - 1;
+  for (int item = warp; item < count * turns; item += kChunkWarps) {
+    const int at = item / turns, turn = item - at * turns, word = first + at;
+    const int row = word / p.words_per_row, n = row / rows;
+    const int base = turn * together, j = (word - row * p.words_per_row) * 32 + base + lane / p.lanes;
+    bool set = false;
+    if (j < columns)
+      set = any_set(a, n, pyramid_span(p.tiles, 0, row - n * rows, a.height, a.margin),
+                    pyramid_span(p.tiles, 1, j, a.width, a.margin), lane % p.lanes, p.lanes);
+    const uint32_t votes = __ballot_sync(kAll, set);
+    const uint32_t found = __ballot_sync(kAll, lane < together && votes >> lane * p.lanes % 32 & own);
+    if (lane == 0) atomicOr(to + at, found << base);
+  }
+}
 
+// What the chunks of a list before this one hold: each says so as soon as it knows. Chunks are CTAs in order, so that
+// those which others wait for started first, and they wait for none behind them. To be called by whole warps.
+__device__ __forceinline__ int listed_before(int32_t* flags, int chunk, int own) {
+  volatile int32_t* flag = flags;
+  if (threadIdx.x == 0) flag[chunk] = own + 1;
+  int before = 0;
+  for (int k = threadIdx.x % 32; k < chunk; k += 32) {
+    int found = flag[k];
+    while (!found) found = flag[k];
+    before += found - 1;
+  }
+  return __reduce_add_sync(kAll, before);
+}
+
+// -1 to list[begin, end), by a CTA.
+__device__ __forceinline__ void fill_rest(int32_t* list, int64_t begin, int64_t end) {
+  const int64_t odd = static_cast<int64_t>(-(reinterpret_cast<uintptr_t>(list + begin) / 4) & 3);  // before 16 bytes
+  const int64_t words = begin + odd < end ? (end - begin - odd) / 4 : 0;
+  int4* to = reinterpret_cast<int4*>(list + begin + odd);
+  for (int64_t k = threadIdx.x; k < words; k += kChunkThreads) to[k] = make_int4(-1, -1, -1, -1);
+  const int64_t left = end - begin - words * 4;  // less than 8
+  if (threadIdx.x < left) list[begin + threadIdx.x + (threadIdx.x < odd ? 0 : words * 4)] = -1;
+}
+
+// A chunk of the list of a plane's active blocks. Where its blocks that are not active leave room at the end, it writes
+// -1: all chunks together fill the list, and none has to know how long it is.
+__device__ __forceinline__ void list_plane(const StripArgs& a, const PlaneArgs& p, int batch, int chunk,
+                                           uint32_t* bits) {
+  const int rows = p.tiles.count[0], columns = p.tiles.count[1];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int first = chunk * kPlaneChunk, count = min(kPlaneChunk, p.words - first);
+  find_blocks(a, p, first, count, bits);
+  __syncthreads();
+  const uint32_t word = lane < count ? bits[lane] : 0;
+  const int own = __reduce_add_sync(kAll, __popc(word)),
+            above = __reduce_add_sync(kAll, lane < warp ? __popc(word) : 0);
+  const int before = listed_before(a.flags + p.flags, chunk, own);
+  const auto blocks_to = [&](int at) {  // of the batch, in words before that
+    const int row = at / p.words_per_row;
+    return static_cast<int64_t>(row) * columns + min((at - row * p.words_per_row) * 32, columns);
+  };
+  if (warp < count) {
+    const int at = first + warp, row = at / p.words_per_row, j = (at - row * p.words_per_row) * 32 + lane;
+    const uint32_t mine = bits[warp];
+    if (j < columns) {
+      const int slot = mine >> lane & 1 ? before + above + __popc(mine & ((1u << lane) - 1)) : -1;
+      p.block_map[static_cast<int64_t>(row) * columns + j] = slot;
+      if (slot >= 0) {
+        int32_t* index = p.indices + static_cast<int64_t>(slot) * 3;
+        const int n = row / rows;
+        index[0] = n, index[1] = row - n * rows, index[2] = j;
+      }
+    }
+  }
+  const int64_t capacity = static_cast<int64_t>(batch) * rows * columns, passed = blocks_to(first);
+  const int64_t end = capacity - (passed - before), clear = blocks_to(first + max(count, 0)) - passed - own;
+  fill_rest(p.indices, (end - clear) * 3, end * 3);
+  if (chunk + 1 == chunks_of(p) && threadIdx.x == 0) *p.count = *p.total = before + own;
+}
+
+// ---- fringes
+
+// The active blocks of one image, of words in shared memory.
 struct BitLookup {
   const uint32_t* bits;
-  int words_per_row;
+  int first, words_per_row;  // the image's first word, which may lie before those that are there
   __device__ uint32_t operator()(int i, int j, int n) const {
-    const uint32_t* word = bits + static_cast<int64_t>(i) * words_per_row + j / 32;
+    const uint32_t* word = bits + (first + i * words_per_row + j / 32);
     uint32_t found = word[0] >> (j % 32);
     if (j % 32 + n > 32) found |= word[1] << (32 - j % 32);
     return found & ~0u >> (32 - n);
   }
 };
-__device__ __forceinline__ BitLookup lookup(const PlaneArgs& p, int n) {
-  return {p.bits + static_cast<int64_t>(n) * p.tiles.count[0] * p.words_per_row, p.words_per_row};
+// The same from the mask's strips, where those words are too many.
+struct StripLookup {
+  const StripArgs& strips;
+  const PlaneArgs& plane;
+  int image;
+  __device__ uint32_t operator()(int i, int j, int n) const {
+    const Span rows = pyramid_span(plane.tiles, 0, i, strips.height, strips.margin);
+    uint32_t found = 0;
+    for (int k = 0; k < n; ++k) {
+      const Span columns = pyramid_span(plane.tiles, 1, j + k, strips.width, strips.margin);
+      found |= static_cast<uint32_t>(any_set(strips, image, rows, columns, 0, 1)) << k;
+    }
+    return found;
+  }
+};
+
+constexpr int kRegionWords = 8192, kRegions = 32;
+struct Regions {  // of a fringe's chunk: what its own plane and the consumers' need, as words in shared memory
+  uint32_t bits[kRegionWords];
+  int sums[kChunkWarps];
+};
+
+// Words of a plane's blocks, in order.
+struct WordRange {
+  int first, count;
+};
+// Of the blocks in rows of pixels from `begin`, of one image, to `end`, of the same or a later one.
+struct PixelRow {
+  int n, y;
+};
+__device__ __forceinline__ WordRange words_between(const PlaneArgs& p, PixelRow begin, PixelRow end) {
+  const int last = p.tiles.size[0] - 1;
+  const int from = static_cast<int>(p.tiles.block[0].quotient(min(max(begin.y, 0), last)));
+  const int to = static_cast<int>(p.tiles.block[0].quotient(min(max(end.y, 0), last)));
+  const int first = (begin.n * p.tiles.count[0] + from) * p.words_per_row;
+  return {first, (end.n * p.tiles.count[0] + to + 1) * p.words_per_row - first};
 }
 
-__device__ __forceinline__ void list_plane(const PlaneArgs& p, int batch, int chunk, int chunks) {
-  const int rows = p.tiles.count[0], columns = p.tiles.count[1];
-  const int total = list_bits<1>(p.bits, nullptr, p.words, chunk, [&](int word, int bit, int slot) {
-    const int row = word / p.words_per_row, j = (word - row * p.words_per_row) * 32 + bit;
-    if (j >= columns) return;
-    p.block_map[static_cast<int64_t>(row) * columns + j] = slot;
-    if (slot < 0) return;
-    int32_t* index = p.indices + static_cast<int64_t>(slot) * 3;
-    const int n = row / rows;
-    index[0] = n, index[1] = row - n * rows, index[2] = j;
-  });
-  const int64_t capacity = static_cast<int64_t>(batch) * rows * columns;
-  for (int64_t k = total * int64_t{3} + static_cast<int64_t>(chunk) * kListThreads + threadIdx.x; k < capacity * 3;
-       k += static_cast<int64_t>(chunks) * kListThreads)
-    p.indices[k] = -1;
-  if (chunk == 0 && threadIdx.x == 0) *p.count = *p.total = total;
-}
-
-// `unit`: 32 words of the fringe, one a lane.
 template <class Tables>
-__device__ __forceinline__ void mark_fringe(const Tables& a, const FringeArgs& f, int unit) {
-  const PlaneArgs& own = a.plane[f.plane];
-  const int index = unit * 32 + static_cast<int>(threadIdx.x % 32);
+__device__ __forceinline__ void list_fringe(const StripArgs& a, const Tables& tables, const FringeArgs& f, int chunk,
+                                            Regions& shared) {
+  const PlaneArgs& own = tables.plane[f.plane];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int height = own.tiles.size[0], width = own.tiles.size[1], per_row = own.tiles.words();
+  const int first = chunk * kPixelChunk, count = max(min(kPixelChunk, f.words - first), 0);
+  const auto row_of = [&](int word) {
+    const int row = word / per_row, n = row / height;
+    return PixelRow{n, row - n * height};
+  };
+  const PixelRow begin = row_of(first), end = row_of(max(first + count - 1, 0));
+  const auto read_in = [&](int r) {  // by the r-th consumer; of number -1, those of the plane itself
+    if (r < 0) return words_between(own, begin, end);
+    const Consumer& c = tables.consumer[f.first_consumer + r];
+    return words_between(tables.plane[c.plane], {begin.n, c.reader.first_reader(0, begin.y)},
+                         {end.n, c.reader.last_reader(0, end.y)});
+  };
+  int room = 0;
+  for (int r = -1; r < f.consumers; ++r) room += min(read_in(r).count, kRegionWords);
+  const bool fits = room <= kRegionWords && f.consumers < kRegions;
+  if (fits && count) {
+    int at = 0;
+    for (int r = -1; r < f.consumers; ++r) {
+      const WordRange words = read_in(r);
+      find_blocks(a, tables.plane[r < 0 ? f.plane : tables.consumer[f.first_consumer + r].plane], words.first,
+                  words.count, shared.bits + at);
+      at += words.count;
+    }
+  }
+  __syncthreads();
+  const int index = first + static_cast<int>(threadIdx.x);
   uint32_t found = 0;
-  if (index < f.words) {
-    const int row = index / own.tiles.words(), x0 = (index - row * own.tiles.words()) * 32;
-    const int n = row / own.tiles.size[0], y = row - n * own.tiles.size[0];
-    const uint32_t wanted = unwritten(own.tiles, lookup(own, n), y, x0);
+  if (static_cast<int>(threadIdx.x) < count) {
+    const PixelRow row = row_of(index);
+    const int x0 = (index - (row.n * height + row.y) * per_row) * 32;
+    int at = 0;
+    const auto active = [&](const PlaneArgs& p, int r) {
+      const WordRange words = read_in(r);
+      const BitLookup lookup = {shared.bits, at + row.n * p.tiles.count[0] * p.words_per_row - words.first,
+                                p.words_per_row};
+      at += words.count;
+      return lookup;
+    };
+    const uint32_t wanted = fits ? unwritten(own.tiles, active(own, -1), row.y, x0)
+                                 : unwritten(own.tiles, StripLookup{a, own, row.n}, row.y, x0);
     for (int r = 0; r < f.consumers; ++r) {
-      const Consumer& consumer = a.consumer[f.first_consumer + r];
-      const PlaneArgs& out = a.plane[consumer.plane];
-      found |= read_by(out.tiles, consumer.reader, lookup(out, n), y, x0, wanted & ~found);
+      const Consumer& consumer = tables.consumer[f.first_consumer + r];
+      const PlaneArgs& out = tables.plane[consumer.plane];
+      found |= fits ? read_by(out.tiles, consumer.reader, active(out, r), row.y, x0, wanted & ~found)
+                    : read_by(out.tiles, consumer.reader, StripLookup{a, out, row.n}, row.y, x0, wanted & ~found);
     }
   }
-  store_counted(found, unit * 32, f.words, f.bits, f.per_warp);
+  const int mine = __reduce_add_sync(kAll, __popc(found));
+  if (lane == 0) shared.sums[warp] = mine;
+  __syncthreads();
+  const int sum = lane < kChunkWarps ? shared.sums[lane] : 0;
+  const int all = __reduce_add_sync(kAll, sum), above = __reduce_add_sync(kAll, lane < warp ? sum : 0);
+  const int before = listed_before(a.flags + f.flags, chunk, all);
+  int slot = before + above;
+  for (uint32_t left = __ballot_sync(kAll, found != 0); left; left &= left - 1) {
+    const int from = lowest_bit(left), word = first + warp * 32 + from, row = word / per_row;
+    const uint32_t bits = __shfl_sync(kAll, found, from);
+    if (bits >> lane & 1)
+      f.pixels[slot + __popc(bits & ((1u << lane) - 1))] = row * width + (word - row * per_row) * 32 + lane;
+    slot += __popc(bits);
+  }
+  const auto pixels_to = [&](int word) {  // of the batch, in words before that
+    const int row = word / per_row;
+    return static_cast<int64_t>(row) * width + min((word - row * per_row) * 32, width);
+  };
+  const int64_t capacity = static_cast<int64_t>(tables.batch) * height * width, passed = pixels_to(first);
+  const int64_t rest = capacity - (passed - before), clear = pixels_to(first + count) - passed - all;
+  fill_rest(f.pixels, rest - clear, rest);
+  if (chunk + 1 == chunks_of(f) && threadIdx.x == 0) *f.count = before + all;
 }
 
 template <class Tables>
-__global__ void __launch_bounds__(kListThreads) plane_kernel(const __grid_constant__ Tables a) {
+__global__ void __launch_bounds__(kChunkThreads)
+    list_kernel(const __grid_constant__ StripArgs a, const __grid_constant__ Tables tables) {
+  __shared__ Regions shared;
   grid_dependency_release();
+  for (int k = threadIdx.x; k < kRegionWords; k += kChunkThreads) shared.bits[k] = 0;
   if constexpr (Tables::kFar) grid_dependency_wait();
   int u = blockIdx.x, k = 0;
-  if (u < a.list_ctas) {
-    int chunks = list_chunks(a.plane[0].words, 1);
-    while (u >= chunks) {
-      u -= chunks;
-      chunks = list_chunks(a.plane[++k].words, 1);
-    }
-    grid_dependency_wait();
-    list_plane(a.plane[k], a.batch, u, chunks);
-    return;
+  while (k < tables.planes && u >= chunks_of(tables.plane[k])) u -= chunks_of(tables.plane[k++]);
+  const bool blocks = k < tables.planes;
+  if (!blocks) {
+    k = 0;
+    while (u >= chunks_of(tables.fringe[k])) u -= chunks_of(tables.fringe[k++]);
   }
-  u = (u - a.list_ctas) * kListWarps + static_cast<int>(threadIdx.x / 32);
-  while (k < a.fringes && u >= (a.fringe[k].words + 31) / 32) u -= (a.fringe[k++].words + 31) / 32;
+  __syncthreads();
   grid_dependency_wait();
-  if (k < a.fringes) mark_fringe(a, a.fringe[k], u);
-}
-
-// ---- lists of fringes
-
-template <class Tables>
-__global__ void __launch_bounds__(kListThreads) pixel_kernel(const __grid_constant__ Tables a) {
-  grid_dependency_release();
-  if constexpr (Tables::kFar) grid_dependency_wait();
-  int u = blockIdx.x, k = 0;
-  while (u >= a.fringe[k].chunks) u -= a.fringe[k++].chunks;
-  const PixelArgs& f = a.fringe[k];
-  grid_dependency_wait();
-  list_pixels(f.bits, f.per_warp, f.words, f.words_per_row, f.width, u, f.chunks, f.capacity, f.pixels, f.count);
+  if (blocks)
+    list_plane(a, tables.plane[k], tables.batch, u, shared.bits);
+  else
+    list_fringe(a, tables, tables.fringe[k], u, shared);
 }
 
 }  // namespace sbnet::pyramid
