@@ -22,7 +22,9 @@ class Memory:
     @staticmethod
     def sbnet_copy_inputs(to, given, count_of_bytes, count, _device):
         for k in range(count):
-            if given[k]:
+            if given[k] and count_of_bytes[k] < 0:
+                ctypes.c_int64.from_address(to[k]).value = given[k]
+            elif given[k]:
                 ctypes.memmove(to[k], given[k], count_of_bytes[k])
 
 
@@ -81,6 +83,31 @@ def test_what_is_there_already_stays(device, monkeypatch):
     assert (own[0] == 7).all()
     assert not own[1].any()
     assert torch.equal(own[2], ~call[2])
+
+
+def test_what_is_read_where_it_lies_is_told_and_not_copied(device, monkeypatch):
+    """Its address, where it lies alike and begins as kernels want it; else that of the copy. Told once."""
+    own, _ = filled(device, monkeypatch)
+    at = own[0].device
+    addresses = torch.tensor([t.data_ptr() for t in own], device=at)
+    fill = Inputs(own, at, addresses, [True, False, True])
+    calls, real = [], fill._copy
+    fill._copy = lambda *given: calls.append(1) or real(*given)
+    call = given(device)
+    call[0] = call[0].contiguous(memory_format=torch.channels_last)
+    fill(call)
+    assert addresses.tolist() == [call[0].data_ptr(), own[1].data_ptr(), call[2].data_ptr()]
+    assert own[0].isnan().all()
+    assert torch.equal(own[1], call[1])
+    fill([call[0], own[1], call[2]])
+    assert len(calls) == 1
+    room = torch.zeros(call[0].numel() + 1, dtype=call[0].dtype, device=device)[1:]
+    odd = room.view(2, 7, 9, 3).permute(0, 3, 1, 2).copy_(call[0])
+    for other in (odd, call[0].contiguous()):
+        fill([other, call[1], own[2]])
+        assert addresses.tolist() == [t.data_ptr() for t in own]
+        assert torch.equal(own[0], call[0])
+        own[0].fill_(float("nan"))
 
 
 @pytest.mark.parametrize("alike", [True, False])

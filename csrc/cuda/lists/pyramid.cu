@@ -1,21 +1,22 @@
 // mask_pyramid on CUDA: two kernels over the whole GPU, the second a launch that the first hides.
-//   strip_kernel  reads the mask, once: a bit for each column of a strip of rows
-//   list_kernel   lists of active blocks and of fringes, a chunk of one a CTA. It finds the bits of the blocks that it
-//                 needs by itself: is a bit of their rectangles set? A chunk says how many entries it has as soon as it
-//                 knows, and waits for the numbers of those before it.
+//   block_kernel  a bit for each block of each plane: is a pixel of its rectangle of the mask set? It reads the mask
+//   once
+//                 for each plane
+//   list_kernel   lists of active blocks and of fringes, a chunk of one a CTA. A chunk says how many entries it has as
+//                 soon as it knows, and waits for the numbers of those before it
 // Tables of planes, fringes and consumers are launch parameters; of the largest networks they are written into the
 // workspace first, by table_kernel, which a CUDA graph captures as it does any other (Far).
-// (Four launches, one for the bits of all blocks and one for those of all fringes, took twice as long; one launch of
-// one cluster with barriers in between was measured, too: sixteen CTAs are too few, docs/log/lists.md.)
+// docs/log/lists.md has what else was measured.
 #include <memory>
 
+#include "core/through.h"
 #include "cuda/lists/pyramid_kernels.cuh"
 
 namespace sbnet::pyramid {
 namespace {
 
 constexpr const char* kOp = "mask_pyramid";
-constexpr int kLaneWords = 4;  // that a lane looks at, of a rectangle with many
+constexpr int kThreadLoads = 8;  // of the mask: no more where there are threads
 
 template <class T>
 struct TypeOf {
@@ -35,9 +36,9 @@ class Scratch {
   uint32_t* at_;
 };
 
-StripArgs strip_args(const PyramidParams& p, Scratch& scratch) {
-  StripArgs a = {};
-  a.mask = p.mask;
+MaskArgs mask_args(const PyramidParams& p) {
+  MaskArgs a = {};
+  a.mask = p.mask, a.mask_at = lies_at(p.mask);
   for (int d = 0; d < 3; ++d) a.stride[d] = p.stride[d];
   a.tol = p.tol;
   a.dtype = p.mask_dtype;
@@ -46,27 +47,27 @@ StripArgs strip_args(const PyramidParams& p, Scratch& scratch) {
       p.stride[2] == 1 && p.stride[0] % per_load == 0 && p.stride[1] % per_load == 0 && p.size[2] % per_load == 0;
   a.height = static_cast<int>(p.size[1]), a.width = static_cast<int>(p.size[2]);
   a.margin = static_cast<int>(p.margin);
-  a.strip = pyramid_strip(p);
-  a.strips = (a.height + a.strip - 1) / a.strip;
-  a.words = (a.width + 31) / 32;
-  a.units = static_cast<int>(p.size[0] * a.strips * a.words);
-  a.bits = scratch.take(a.units);
   return a;
 }
 
 // Of a plane and of a fringe; flags: how many those before have, to which its own are added.
-PlaneArgs plane_args(const PyramidParams& p, int k, const StripArgs& strips, int* flags) {
+PlaneArgs plane_args(const PyramidParams& p, int k, const MaskArgs& mask, Scratch& scratch, int* flags) {
   const PyramidPlane& from = p.plane[k];
   PlaneArgs to = {};
   to.tiles = from.tiles;
   to.words_per_row = (from.tiles.count[1] + 31) / 32;
   to.words = static_cast<int>(p.size[0]) * from.tiles.count[0] * to.words_per_row;
-  const Span rows = pyramid_span(from.tiles, 0, 0, strips.height, strips.margin);  // no other block's is so much longer
-  const Span columns = pyramid_span(from.tiles, 1, 0, strips.width, strips.margin);
-  const int64_t down = (lesser(rows.end + strips.margin, strips.height)) / strips.strip + 1;
-  const int64_t search = down * (lesser(columns.end + strips.margin, strips.width) / 32 + 2);  // words, or a few more
-  to.lanes = 1;
-  while (to.lanes < 32 && to.lanes * kLaneWords < search) to.lanes *= 2;
+  // The columns that 32 blocks look at, and the rows: no others' are so many more.
+  const Span rows = pyramid_span(from.tiles, 0, 0, mask.height, mask.margin);
+  const int64_t down = std::min<int64_t>(int64_t{rows.end} + mask.margin + 1, mask.height);
+  const int64_t side = int64_t{from.tiles.side(1)} * 32, wide = from.tiles.size[1];
+  const int64_t columns = (std::min(side, wide) * mask.width + wide - 1) / wide + 2 * int64_t{mask.margin};
+  const int64_t words = std::min<int64_t>(columns / 32 + 3, (mask.width + 31) / 32);
+  const int64_t loads = down * words * 32 / (16 / dtype_size(p.mask_dtype));
+  to.warps = 1;
+  while (to.warps < kBlockWarps && to.warps * 32 * kThreadLoads < loads) to.warps *= 2;
+  to.segments = static_cast<int>((words + to.warps * kWarpColumns - 1) / (to.warps * kWarpColumns));
+  to.bits = scratch.take(to.words);
   to.flags = *flags;
   *flags += chunks_of(to);
   to.indices = from.indices, to.count = from.count, to.total = from.total, to.block_map = from.block_map;
@@ -86,10 +87,10 @@ FringeArgs fringe_args(const PyramidParams& p, int k, int* flags) {
 
 // Calls made(index, entry) for each plane, fringe and consumer, in this order. Gives the number of chunks.
 template <class Plane, class Fringe, class Reads>
-int make_tables(const PyramidParams& p, const StripArgs& strips, const Plane& plane, const Fringe& fringe,
-                const Reads& reads) {
+int make_tables(const PyramidParams& p, const MaskArgs& mask, Scratch& scratch, const Plane& plane,
+                const Fringe& fringe, const Reads& reads) {
   int chunks = 0, consumers = 0;
-  for (int k = 0; k < p.planes; ++k) plane(k, plane_args(p, k, strips, &chunks));
+  for (int k = 0; k < p.planes; ++k) plane(k, plane_args(p, k, mask, scratch, &chunks));
   for (int k = 0; k < p.fringes; ++k) {
     const FringeArgs made = fringe_args(p, k, &chunks);
     fringe(k, made);
@@ -129,30 +130,30 @@ class Upload {
   cudaError_t error_ = cudaSuccess;
 };
 
-// flags: room for those of all chunks.
+// ctas: of block_kernel.
 template <class Tables>
-Status launch_both(const DeviceInfo& device, cudaStream_t stream, StripArgs strips, const Tables& tables, int chunks,
-                   Scratch& scratch) {
-  strips.flags = reinterpret_cast<int32_t*>(scratch.take(chunks)), strips.flag_count = chunks;
-  constexpr int kStripWarps = kStripThreads / 32;
-  const unsigned ctas = static_cast<unsigned>((strips.units + kStripWarps - 1) / kStripWarps);
+Status launch_both(const DeviceInfo& device, cudaStream_t stream, MaskArgs mask, const Tables& tables, int chunks,
+                   int64_t ctas, Scratch& scratch) {
+  mask.flags = reinterpret_cast<int32_t*>(scratch.take(chunks)), mask.flag_count = chunks;
   if (ctas)
-    SBNET_CUDA_TRY(kOp, launch_dependent(device, strip_kernel, dim3(ctas), dim3(kStripThreads), 0, stream, strips));
+    SBNET_CUDA_TRY(kOp, launch_dependent(device, block_kernel<Tables>, dim3(static_cast<unsigned>(ctas)),
+                                         dim3(kBlockThreads), 0, stream, mask, tables));
   SBNET_CUDA_TRY(kOp, launch_dependent(device, list_kernel<Tables>, dim3(static_cast<unsigned>(chunks)),
-                                       dim3(kChunkThreads), 0, stream, strips, tables));
+                                       dim3(kChunkThreads), 0, stream, mask, tables));
   return ok_status();
 }
 
 template <class Tables>
-Status run_near(const PyramidParams& p, const DeviceInfo& device, cudaStream_t stream, const StripArgs& strips,
+Status run_near(const PyramidParams& p, const DeviceInfo& device, cudaStream_t stream, const MaskArgs& mask,
                 const Counts& counts, Scratch& scratch) {
   const auto tables = std::make_unique<Tables>();
   static_cast<Counts&>(*tables) = counts;
+  int64_t ctas = 0;
   const int chunks = make_tables(
-      p, strips, [&](int k, const PlaneArgs& a) { tables->plane[k] = a; },
+      p, mask, scratch, [&](int k, const PlaneArgs& a) { ctas += block_ctas(tables->plane[k] = a); },
       [&](int k, const FringeArgs& a) { tables->fringe[k] = a; },
       [&](int k, const Consumer& a) { tables->consumer[k] = a; });
-  return launch_both(device, stream, strips, *tables, chunks, scratch);
+  return launch_both(device, stream, mask, *tables, chunks, ctas, scratch);
 }
 
 }  // namespace
@@ -168,7 +169,7 @@ sbnet::Status sbnet_mask_pyramid_cuda(const sbnet::PyramidParams* params, void* 
   if (p.planes == 0) return ok_status();
   const cudaStream_t stream = static_cast<cudaStream_t>(stream_handle);
   Scratch scratch(workspace);
-  const StripArgs strips = strip_args(p, scratch);
+  const MaskArgs mask = mask_args(p);
   int consumers = 0;
   for (int k = 0; k < p.fringes; ++k) consumers += p.fringe[k].consumers;
   const Counts counts = {p.planes, p.fringes, static_cast<int>(p.size[0])};
@@ -176,17 +177,18 @@ sbnet::Status sbnet_mask_pyramid_cuda(const sbnet::PyramidParams* params, void* 
     using Tables = typename decltype(tables)::type;
     return p.planes <= Tables::kMostPlanes && p.fringes <= Tables::kMostFringes && consumers <= Tables::kMostConsumers;
   };
-  if (fit(TypeOf<SmallTables>{})) return run_near<SmallTables>(p, device, stream, strips, counts, scratch);
-  if (fit(TypeOf<LargeTables>{})) return run_near<LargeTables>(p, device, stream, strips, counts, scratch);
+  if (fit(TypeOf<SmallTables>{})) return run_near<SmallTables>(p, device, stream, mask, counts, scratch);
+  if (fit(TypeOf<LargeTables>{})) return run_near<LargeTables>(p, device, stream, mask, counts, scratch);
   Upload<PlaneArgs> planes(device, stream, scratch, p.planes + 1);
   Upload<FringeArgs> fringes(device, stream, scratch, p.fringes + 1);
   Upload<Consumer> readers(device, stream, scratch, consumers + 1);
+  int64_t ctas = 0;
   const int chunks = make_tables(
-      p, strips, [&](int, const PlaneArgs& a) { planes.add(a); }, [&](int, const FringeArgs& a) { fringes.add(a); },
-      [&](int, const Consumer& a) { readers.add(a); });
+      p, mask, scratch, [&](int, const PlaneArgs& a) { ctas += block_ctas(a), planes.add(a); },
+      [&](int, const FringeArgs& a) { fringes.add(a); }, [&](int, const Consumer& a) { readers.add(a); });
   SBNET_CUDA_TRY(kOp, planes.flush());
   SBNET_CUDA_TRY(kOp, fringes.flush());
   SBNET_CUDA_TRY(kOp, readers.flush());
   const FarTables tables = {counts, planes.data(), fringes.data(), readers.data()};
-  return launch_both(device, stream, strips, tables, chunks, scratch);
+  return launch_both(device, stream, mask, tables, chunks, ctas, scratch);
 }

@@ -8,17 +8,14 @@ namespace sbnet::pyramid {
 
 constexpr unsigned kAll = 0xffffffff;
 
-// The mask, and what is left of it: [batch, strips, words] words of bits.
-struct StripArgs {
+struct MaskArgs {
   const void* mask;
+  const void* const* mask_at;  // where its address stands, or null
   int64_t stride[3];
   double tol;
   DType dtype;
   bool vectors;  // 16-byte loads, where the mask begins at such an address
   int height, width, margin;
-  int strip, strips, words;  // rows of a strip, strips of an image, words of a strip
-  int units;                 // batch * strips * words
-  uint32_t* bits;
   int32_t* flags;  // of the chunks of all lists: 0 until the chunk's entries are counted, then their number and 1
   int flag_count;
 };
@@ -26,8 +23,9 @@ struct StripArgs {
 struct PlaneArgs {
   TiledPlane tiles;
   int words_per_row, words;  // of blocks: of a row of them, of the batch
-  int lanes;                 // that search one rectangle
+  int warps, segments;       // that look at the mask for a word, and in how many pieces of its columns
   int flags;                 // the first one of its chunks
+  uint32_t* bits;            // [words]
   int32_t *indices, *count, *total, *block_map;
 };
 
@@ -61,7 +59,7 @@ struct FarTables : Counts {  // in device memory, written by an earlier kernel: 
   const FringeArgs* fringe;
   const Consumer* consumer;
 };
-static_assert(sizeof(StripArgs) + sizeof(SmallTables) <= 4096 && sizeof(StripArgs) + sizeof(LargeTables) <= 32764,
+static_assert(sizeof(MaskArgs) + sizeof(SmallTables) <= 4096 && sizeof(MaskArgs) + sizeof(LargeTables) <= 32764,
               "a kernel's parameters");
 static_assert(sizeof(PlaneArgs) <= kPyramidTableEntry && sizeof(FringeArgs) <= kPyramidTableEntry &&
                   sizeof(Consumer) <= kPyramidTableEntry,
@@ -80,64 +78,89 @@ __global__ void table_kernel(const __grid_constant__ TablePart<T> part, T* to, i
   for (int k = threadIdx.x; k < entries; k += blockDim.x) to[k] = part.entry[k];
 }
 
-// ---- the mask
-
-constexpr int kStripThreads = 256;
-
-template <class T>
-__device__ __forceinline__ uint32_t strip_word(const StripArgs& a, int n, int strip, int word) {
-  constexpr int kVec = 16 / sizeof(T), kLanes = 32 / kVec;  // values of a load, lanes of a row
-  const int lane = threadIdx.x % 32, y_end = min((strip + 1) * a.strip, a.height);
-  const T* image = static_cast<const T*>(a.mask) + n * a.stride[0];
-  uint32_t bits = 0;
-  if (a.vectors && reinterpret_cast<uintptr_t>(a.mask) % 16 == 0) {
-    const int at = lane % kLanes * kVec, x = word * 32 + at;
-    if (x < a.width) {
-#pragma unroll 8
-      for (int y = strip * a.strip + lane / kLanes; y < y_end; y += 32 / kLanes) {
-        const auto p = *reinterpret_cast<const Pack<T, kVec>*>(image + y * a.stride[1] + x);
-#pragma unroll
-        for (int e = 0; e < kVec; ++e) bits |= static_cast<uint32_t>(above(p.v[e], a.tol)) << e;
-      }
-    }
-    bits <<= at;
-  } else if (word * 32 + lane < a.width) {
-    const T* column = image + (word * 32 + lane) * a.stride[2];
-#pragma unroll 8
-    for (int y = strip * a.strip; y < y_end; ++y)
-      bits |= static_cast<uint32_t>(above(column[y * a.stride[1]], a.tol)) << lane;
-  }
-  return __reduce_or_sync(kAll, bits);
-}
-
-__global__ void __launch_bounds__(kStripThreads) strip_kernel(const __grid_constant__ StripArgs a) {
-  grid_dependency_release();
-  const int u = blockIdx.x * (kStripThreads / 32) + threadIdx.x / 32;
-  const int row = u / a.words, word = u - row * a.words, n = row / a.strips, strip = row - n * a.strips;
-  grid_dependency_wait();
-  for (int k = static_cast<int>(blockIdx.x * kStripThreads + threadIdx.x); k < a.flag_count;
-       k += static_cast<int>(gridDim.x) * kStripThreads)
-    a.flags[k] = 0;
-  if (u >= a.units) return;
-  const uint32_t bits = by_mask_dtype(a.dtype, [&](auto t) { return strip_word<decltype(t)>(a, n, strip, word); });
-  if (threadIdx.x % 32 == 0) a.bits[u] = bits;
-}
-
 // ---- blocks
 
-// Is a bit of the rectangle set? Of its words number first, first + step, ... are looked at.
-__device__ __forceinline__ bool any_set(const StripArgs& a, int n, Span rows, Span columns, int first, int step) {
-  const int top = rows.begin / a.strip, down = (rows.end + a.strip - 1) / a.strip - top;
-  const int left = columns.begin / 32, across = (columns.end + 31) / 32 - left;
-  const uint32_t* bits = a.bits + (static_cast<int64_t>(n) * a.strips + top) * a.words + left;
-  uint32_t found = 0;
-#pragma unroll 8
-  for (int k = first; k < down * across; k += step) {
-    const int row = k / across, word = k - row * across, x = (left + word) * 32;
-    found |= bits[static_cast<int64_t>(row) * a.words + word] & bit_range(columns.begin - x, columns.end - x);
-  }
-  return found;
+constexpr int kBlockThreads = 512, kBlockWarps = kBlockThreads / 32;
+constexpr int kWarpColumns = 128;  // words of the mask's columns, of a warp
+SBNET_HOST_DEVICE inline int block_ctas(const PlaneArgs& p) {
+  const int together = kBlockWarps / p.warps;
+  return (p.words + together - 1) / together;
 }
+
+// The columns in which a row of the mask is set, from those of word `first` on, go to `columns` as bits. Of the threads
+// this is number `thread`.
+template <class T, int kVec>
+__device__ __forceinline__ void find_columns(const MaskArgs& a, const T* image, Span rows, int first, int words,
+                                             uint32_t* columns, int thread, int threads) {
+  const int across = words * (32 / kVec), end = (rows.end - rows.begin) * across;
+#pragma unroll 4
+  for (int k = thread; k < end; k += threads) {
+    const int row = k / across, at = (k - row * across) * kVec, x = first * 32 + at;
+    if (x >= a.width) continue;
+    const T* from = image + (rows.begin + row) * a.stride[1];
+    uint32_t bits = 0;
+    if constexpr (kVec > 1) {
+      const auto found = *reinterpret_cast<const Pack<T, kVec>*>(from + x);
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) bits |= static_cast<uint32_t>(above(found.v[e], a.tol)) << e;
+    } else {
+      bits = above(from[x * a.stride[2]], a.tol);
+    }
+    bits <<= at % 32;
+    if (bits & ~*const_cast<volatile uint32_t*>(columns + at / 32)) atomicOr(columns + at / 32, bits);
+  }
+}
+
+template <class Tables>
+__global__ void __launch_bounds__(kBlockThreads)
+    block_kernel(const __grid_constant__ MaskArgs a, const __grid_constant__ Tables planes) {
+  __shared__ uint32_t all_columns[kBlockWarps * kWarpColumns];
+  grid_dependency_release();
+  if constexpr (Tables::kFar) grid_dependency_wait();
+  int u = blockIdx.x, k = 0;
+  while (u >= block_ctas(planes.plane[k])) u -= block_ctas(planes.plane[k++]);
+  const PlaneArgs& p = planes.plane[k];
+  const int threads = p.warps * 32, group = threadIdx.x / threads, thread = threadIdx.x - group * threads;
+  const int word = u * (kBlockWarps / p.warps) + group, row = word / p.words_per_row, n = row / p.tiles.count[0];
+  const int j0 = (word - row * p.words_per_row) * 32, j = j0 + static_cast<int>(threadIdx.x % 32);
+  const int last = min(j0 + 31, p.tiles.count[1] - 1);
+  const Span rows = pyramid_span(p.tiles, 0, row - n * p.tiles.count[0], a.height, a.margin);
+  const Span own = pyramid_span(p.tiles, 1, min(j, last), a.width, a.margin);
+  const int begin = pyramid_span(p.tiles, 1, j0, a.width, a.margin).begin / 32;  // in words
+  const int end = (pyramid_span(p.tiles, 1, last, a.width, a.margin).end + 31) / 32;
+  uint32_t* columns = all_columns + group * p.warps * kWarpColumns;
+  grid_dependency_wait();
+  for (int f = static_cast<int>(blockIdx.x * kBlockThreads + threadIdx.x); f < a.flag_count;
+       f += static_cast<int>(gridDim.x) * kBlockThreads)
+    a.flags[f] = 0;
+  const void* mask = a.mask_at ? *a.mask_at : a.mask;
+  const bool vectors = a.vectors && reinterpret_cast<uintptr_t>(mask) % 16 == 0;
+  uint32_t set = 0;
+  for (int segment = 0; segment < p.segments; ++segment) {
+    const int first = begin + segment * p.warps * kWarpColumns, words = min(end - first, p.warps * kWarpColumns);
+    for (int f = thread; f < words; f += threads) columns[f] = 0;
+    __syncthreads();
+    if (word < p.words)
+      by_mask_dtype(a.dtype, [&](auto t) {
+        using T = decltype(t);
+        const T* image = static_cast<const T*>(mask) + n * a.stride[0];
+        if (vectors)
+          find_columns<T, 16 / sizeof(T)>(a, image, rows, first, words, columns, thread, threads);
+        else
+          find_columns<T, 1>(a, image, rows, first, words, columns, thread, threads);
+      });
+    __syncthreads();
+    if (thread < 32)
+      for (int w = max(own.begin / 32, first); w < min((own.end + 31) / 32, first + words); ++w)
+        set |= columns[w - first] & bit_range(own.begin - w * 32, own.end - w * 32);
+    __syncthreads();
+  }
+  if (thread >= 32 || word >= p.words) return;
+  const uint32_t found = __ballot_sync(kAll, set && j <= last);
+  if (thread == 0) p.bits[word] = found;
+}
+
+// ---- lists of blocks
 
 constexpr int kChunkThreads = 512, kChunkWarps = kChunkThreads / 32;
 constexpr int kPlaneChunk = kChunkWarps;    // words of blocks that a CTA lists
@@ -149,39 +172,25 @@ SBNET_HOST_DEVICE inline int chunks_of(const FringeArgs& f) {
   return greater(1, (f.words + kPixelChunk - 1) / kPixelChunk);
 }
 
-// The words [first, first + count) of a plane's blocks go to `to`, which holds zeros: a CTA's work.
-__device__ __forceinline__ void find_blocks(const StripArgs& a, const PlaneArgs& p, int first, int count,
-                                            uint32_t* to) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, columns = p.tiles.count[1], rows = p.tiles.count[0];
-  const int together = 32 / p.lanes,
-            turns = (min(columns, 32) + together - 1) / together;  // blocks of a warp, of a word
-  const uint32_t own = p.lanes == 32 ? kAll : (1u << p.lanes) - 1;
-  for (int item = warp; item < count * turns; item += kChunkWarps) {
-    const int at = item / turns, turn = item - at * turns, word = first + at;
-    const int row = word / p.words_per_row, n = row / rows;
-    const int base = turn * together, j = (word - row * p.words_per_row) * 32 + base + lane / p.lanes;
-    bool set = false;
-    if (j < columns)
-      set = any_set(a, n, pyramid_span(p.tiles, 0, row - n * rows, a.height, a.margin),
-                    pyramid_span(p.tiles, 1, j, a.width, a.margin), lane % p.lanes, p.lanes);
-    const uint32_t votes = __ballot_sync(kAll, set);
-    const uint32_t found = __ballot_sync(kAll, lane < together && votes >> lane * p.lanes % 32 & own);
-    if (lane == 0) atomicOr(to + at, found << base);
-  }
-}
-
 // What the chunks of a list before this one hold: each says so as soon as it knows. Chunks are CTAs in order, so that
-// those which others wait for started first, and they wait for none behind them. To be called by whole warps.
+// those which others wait for started first, and they wait for none behind them. To be called once, by the whole CTA;
+// one warp looks, as the others' looks would be in the way of the answer.
 __device__ __forceinline__ int listed_before(int32_t* flags, int chunk, int own) {
+  __shared__ int before;
   volatile int32_t* flag = flags;
   if (threadIdx.x == 0) flag[chunk] = own + 1;
-  int before = 0;
-  for (int k = threadIdx.x % 32; k < chunk; k += 32) {
-    int found = flag[k];
-    while (!found) found = flag[k];
-    before += found - 1;
+  if (threadIdx.x < 32) {
+    int sum = 0;
+    for (int k = threadIdx.x; k < chunk; k += 32) {
+      int found = flag[k];
+      while (!found) found = flag[k];
+      sum += found - 1;
+    }
+    sum = __reduce_add_sync(kAll, sum);
+    if (threadIdx.x == 0) before = sum;
   }
-  return __reduce_add_sync(kAll, before);
+  __syncthreads();
+  return before;
 }
 
 // -1 to list[begin, end), by a CTA.
@@ -196,14 +205,11 @@ __device__ __forceinline__ void fill_rest(int32_t* list, int64_t begin, int64_t 
 
 // A chunk of the list of a plane's active blocks. Where its blocks that are not active leave room at the end, it writes
 // -1: all chunks together fill the list, and none has to know how long it is.
-__device__ __forceinline__ void list_plane(const StripArgs& a, const PlaneArgs& p, int batch, int chunk,
-                                           uint32_t* bits) {
+__device__ __forceinline__ void list_plane(const MaskArgs& a, const PlaneArgs& p, int batch, int chunk) {
   const int rows = p.tiles.count[0], columns = p.tiles.count[1];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int first = chunk * kPlaneChunk, count = min(kPlaneChunk, p.words - first);
-  find_blocks(a, p, first, count, bits);
-  __syncthreads();
-  const uint32_t word = lane < count ? bits[lane] : 0;
+  const uint32_t word = lane < count ? p.bits[first + lane] : 0;
   const int own = __reduce_add_sync(kAll, __popc(word)),
             above = __reduce_add_sync(kAll, lane < warp ? __popc(word) : 0);
   const int before = listed_before(a.flags + p.flags, chunk, own);
@@ -211,9 +217,9 @@ __device__ __forceinline__ void list_plane(const StripArgs& a, const PlaneArgs& 
     const int row = at / p.words_per_row;
     return static_cast<int64_t>(row) * columns + min((at - row * p.words_per_row) * 32, columns);
   };
+  const uint32_t mine = __shfl_sync(kAll, word, warp);
   if (warp < count) {
     const int at = first + warp, row = at / p.words_per_row, j = (at - row * p.words_per_row) * 32 + lane;
-    const uint32_t mine = bits[warp];
     if (j < columns) {
       const int slot = mine >> lane & 1 ? before + above + __popc(mine & ((1u << lane) - 1)) : -1;
       p.block_map[static_cast<int64_t>(row) * columns + j] = slot;
@@ -232,7 +238,7 @@ __device__ __forceinline__ void list_plane(const StripArgs& a, const PlaneArgs& 
 
 // ---- fringes
 
-// The active blocks of one image, of words in shared memory.
+// The active blocks of one image.
 struct BitLookup {
   const uint32_t* bits;
   int first, words_per_row;  // the image's first word, which may lie before those that are there
@@ -243,23 +249,8 @@ struct BitLookup {
     return found & ~0u >> (32 - n);
   }
 };
-// The same from the mask's strips, where those words are too many.
-struct StripLookup {
-  const StripArgs& strips;
-  const PlaneArgs& plane;
-  int image;
-  __device__ uint32_t operator()(int i, int j, int n) const {
-    const Span rows = pyramid_span(plane.tiles, 0, i, strips.height, strips.margin);
-    uint32_t found = 0;
-    for (int k = 0; k < n; ++k) {
-      const Span columns = pyramid_span(plane.tiles, 1, j + k, strips.width, strips.margin);
-      found |= static_cast<uint32_t>(any_set(strips, image, rows, columns, 0, 1)) << k;
-    }
-    return found;
-  }
-};
 
-constexpr int kRegionWords = 8192, kRegions = 32;
+constexpr int kRegionWords = 4096;
 struct Regions {  // of a fringe's chunk: what its own plane and the consumers' need, as words in shared memory
   uint32_t bits[kRegionWords];
   int sums[kChunkWarps];
@@ -282,7 +273,7 @@ __device__ __forceinline__ WordRange words_between(const PlaneArgs& p, PixelRow 
 }
 
 template <class Tables>
-__device__ __forceinline__ void list_fringe(const StripArgs& a, const Tables& tables, const FringeArgs& f, int chunk,
+__device__ __forceinline__ void list_fringe(const MaskArgs& a, const Tables& tables, const FringeArgs& f, int chunk,
                                             Regions& shared) {
   const PlaneArgs& own = tables.plane[f.plane];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -301,13 +292,16 @@ __device__ __forceinline__ void list_fringe(const StripArgs& a, const Tables& ta
   };
   int room = 0;
   for (int r = -1; r < f.consumers; ++r) room += min(read_in(r).count, kRegionWords);
-  const bool fits = room <= kRegionWords && f.consumers < kRegions;
+  const bool fits = room <= kRegionWords;  // else words are read where they are, one after another
+  const auto plane_of = [&](int r) -> const PlaneArgs& {
+    return tables.plane[r < 0 ? f.plane : tables.consumer[f.first_consumer + r].plane];
+  };
   if (fits && count) {
     int at = 0;
     for (int r = -1; r < f.consumers; ++r) {
       const WordRange words = read_in(r);
-      find_blocks(a, tables.plane[r < 0 ? f.plane : tables.consumer[f.first_consumer + r].plane], words.first,
-                  words.count, shared.bits + at);
+      const uint32_t* from = plane_of(r).bits + words.first;
+      for (int k = threadIdx.x; k < words.count; k += kChunkThreads) shared.bits[at + k] = from[k];
       at += words.count;
     }
   }
@@ -318,21 +312,19 @@ __device__ __forceinline__ void list_fringe(const StripArgs& a, const Tables& ta
     const PixelRow row = row_of(index);
     const int x0 = (index - (row.n * height + row.y) * per_row) * 32;
     int at = 0;
-    const auto active = [&](const PlaneArgs& p, int r) {
+    const auto active = [&](int r) {
+      const PlaneArgs& p = plane_of(r);
       const WordRange words = read_in(r);
-      const BitLookup lookup = {shared.bits, at + row.n * p.tiles.count[0] * p.words_per_row - words.first,
+      const int own_first = row.n * p.tiles.count[0] * p.words_per_row;
+      const BitLookup lookup = {fits ? shared.bits + at : p.bits, own_first - (fits ? words.first : 0),
                                 p.words_per_row};
       at += words.count;
       return lookup;
     };
-    const uint32_t wanted = fits ? unwritten(own.tiles, active(own, -1), row.y, x0)
-                                 : unwritten(own.tiles, StripLookup{a, own, row.n}, row.y, x0);
-    for (int r = 0; r < f.consumers; ++r) {
-      const Consumer& consumer = tables.consumer[f.first_consumer + r];
-      const PlaneArgs& out = tables.plane[consumer.plane];
-      found |= fits ? read_by(out.tiles, consumer.reader, active(out, r), row.y, x0, wanted & ~found)
-                    : read_by(out.tiles, consumer.reader, StripLookup{a, out, row.n}, row.y, x0, wanted & ~found);
-    }
+    const uint32_t wanted = unwritten(own.tiles, active(-1), row.y, x0);
+    for (int r = 0; r < f.consumers; ++r)
+      found |= read_by(plane_of(r).tiles, tables.consumer[f.first_consumer + r].reader, active(r), row.y, x0,
+                       wanted & ~found);
   }
   const int mine = __reduce_add_sync(kAll, __popc(found));
   if (lane == 0) shared.sums[warp] = mine;
@@ -360,10 +352,9 @@ __device__ __forceinline__ void list_fringe(const StripArgs& a, const Tables& ta
 
 template <class Tables>
 __global__ void __launch_bounds__(kChunkThreads)
-    list_kernel(const __grid_constant__ StripArgs a, const __grid_constant__ Tables tables) {
+    list_kernel(const __grid_constant__ MaskArgs a, const __grid_constant__ Tables tables) {
   __shared__ Regions shared;
   grid_dependency_release();
-  for (int k = threadIdx.x; k < kRegionWords; k += kChunkThreads) shared.bits[k] = 0;
   if constexpr (Tables::kFar) grid_dependency_wait();
   int u = blockIdx.x, k = 0;
   while (k < tables.planes && u >= chunks_of(tables.plane[k])) u -= chunks_of(tables.plane[k++]);
@@ -372,10 +363,9 @@ __global__ void __launch_bounds__(kChunkThreads)
     k = 0;
     while (u >= chunks_of(tables.fringe[k])) u -= chunks_of(tables.fringe[k++]);
   }
-  __syncthreads();
   grid_dependency_wait();
   if (blocks)
-    list_plane(a, tables.plane[k], tables.batch, u, shared.bits);
+    list_plane(a, tables.plane[k], tables.batch, u);
   else
     list_fringe(a, tables, tables.fringe[k], u, shared);
 }
