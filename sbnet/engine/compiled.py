@@ -87,9 +87,7 @@ class Compiled:
     @cached_property
     def through(self) -> list[bool]:
         """Which of a call's tensors all launches can read where they lie, found by running it."""
-        read = [
-            0 if t is None else launches_that_read(self.plan, v) for v, t in zip(self.plan.graph.inputs, self.inputs, strict=True)
-        ]
+        read = [launches_that_read(self.plan, value) for value in self.plan.graph.inputs]
         if self.mask is None:
             return [False] * len(read)  # what makes the mask reads x
         read.append(1)  # what makes the lists

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import sbnet
 from sbnet.engine import inputs
 from sbnet.engine.compiled import static
 from sbnet.engine.inputs import Inputs
@@ -88,7 +89,7 @@ def test_what_is_there_already_stays(device, monkeypatch):
 def test_what_is_read_where_it_lies_is_told_and_not_copied(device, monkeypatch):
     """Its address, where it lies alike and begins as kernels want it; else that of the copy. Told once."""
     own, _ = filled(device, monkeypatch)
-    at = own[0].device
+    at = torch.device(device, 0)
     addresses = torch.tensor([t.data_ptr() for t in own], device=at)
     fill = Inputs(own, at, addresses, [True, False, True])
     calls, real = [], fill._copy
@@ -148,3 +149,24 @@ def test_an_error_of_the_library_is_raised(monkeypatch):
     with pytest.raises(RuntimeError, match="sbnet::copy: a launch failed"):
         fill(given("cpu"))
     assert own[1].isnan().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kernel", "through"), [(3, [True, True]), (7, [False, True])])
+def test_a_graph_reads_frames_and_masks_wherever_they_lie(kernel, through):
+    """The bits of a call without a graph, for tensors of all layouts that are gone after the call; the 7x7 kernel's
+    copies want another form."""
+    torch.manual_seed(0)
+    first = torch.nn.Conv2d(3, 64, kernel, 2, kernel // 2)
+    net = torch.nn.Sequential(first, torch.nn.ReLU(), torch.nn.Conv2d(64, 64, 3, padding=1)).half().eval().cuda()
+    size = (2, 3, 64, 96)
+    run = sbnet.sparsify(net, torch.zeros(size, dtype=torch.float16, device="cuda"))
+    assert run.compiled.through == through
+    for seed in range(6):
+        x, mask = torch.randn(size, device="cuda").half(), torch.rand(2, 64, 96, device="cuda") > 0.99
+        want = run.body(x.contiguous(memory_format=torch.channels_last), mask=mask).clone()
+        for form in forms(x).values():
+            assert torch.equal(run(form.clone() if seed % 2 else form, mask.clone() if seed % 2 else mask), want)
+        run.frame.copy_(x)
+        run.mask.copy_(mask)
+        assert torch.equal(run(run.frame, run.mask), want)

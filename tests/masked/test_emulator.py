@@ -360,7 +360,8 @@ def test_all_hopper_kernels_are_emulated():
 @pytest.mark.parametrize("aligned", [True, False])
 def test_few_channels_that_lie_elsewhere(emulated, aligned):
     """The kernel is told of one x, and finds the address of another in memory."""
-    x, weight, bias, active, options = make("cpu", channels=3, filters=32, kernel=3, size=(20, 24), stride=2, padding=1)
+    sizes = {"channels": 3, "filters": 32, "kernel": 3, "size": (20, 24), "stride": 2, "padding": 1}
+    x, weight, bias, active, options = make("cpu", dtype=torch.float16, **sizes)
     x = x.contiguous(memory_format=torch.channels_last)
     weight = weight.contiguous(memory_format=torch.channels_last)
     room = torch.zeros(x.numel() + 8, dtype=x.dtype)[0 if aligned else 1 :]
@@ -374,7 +375,8 @@ def test_few_channels_that_lie_elsewhere(emulated, aligned):
         assert launch(
             emulated.emulate_conv, active, edge,
             {"x": decoy, "weight": weight, "bias": bias, "residual": None, "y": y, "slope": None},
-            kernel=KERNELS["few channels"], multiprocessors=2, seed=1, k=32, r=3, s=3, activation=0, residual_after=False,
+            kernel=KERNELS["few channels"], multiprocessors=2, seed=1, k=32, r=3, s=3, activation=0,
+            residual_after=False,
             **{name: options[name] for name in ("stride", "padding", "dilation", "groups")},
         )  # fmt: skip
         assert emulated.sbnet_reads_through(at) == 1

@@ -215,6 +215,7 @@ Status launch_type(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t
                       p.dilation[0] == 1 && p.dilation[1] == 1;
   const auto run = [&](auto size, auto stride) {
     if constexpr (sizeof(T) == 2) {
+      if (!distances_fit(p.x)) return launch_any<T, true>(p, strips, device, stream);
       return launch_depthwise_tiles<T, size, stride>(p, device, stream);
     } else {
       return launch_square<T, size, stride>(p, device, stream);

@@ -16,7 +16,8 @@ constexpr int kTileSharedMost = 100;  // KB
 struct TilePlan {
   FastDiv slices;       // of channels, neighbouring CTAs
   FastDiv words;        // of a slice
-  FastDiv pairs;        // of its channels
+  FastDiv channels;     // of a slice
+  FastDiv pairs;        // of them
   FastDiv block_tiles;  // tile index -> slot, tile of the block
   FastDiv tiles_in_row;
   FringePlan fringe;
@@ -100,50 +101,59 @@ __global__ void __launch_bounds__(kTile * kTileSliceWords * kTileWord / 2, kTile
   T* patch = reinterpret_cast<T*>(smem + kTaps * width);
 
   if (!plan.settled) grid_dependency_wait();
+  // The count, the first tile, weights and bias are asked for together, and stored when the first copies are under way.
   const int count = clamped_count(p.active.count, static_cast<int>(p.active.capacity));
-  const int tiles = count * static_cast<int>(plan.block_tiles.divisor);
-  OutputTile at = {};
-  if (cta < tiles) at = locate_tile<kTile>(p, plan, cta);
+  OutputTile at = locate_tile<kTile>(p, plan, cta);
+  constexpr int kShare = (kTaps * 2 + kTile - 1) / kTile;  // of the weights, of a thread
+  T taps[kShare];
+#pragma unroll
+  for (int i = 0; i < kShare; ++i) {
+    uint32_t tap, c;
+    plan.channels.divmod(thread + i * threads, &tap, &c);
+    const T* weight = static_cast<const T*>(p.weight.data) + (slice + c) * p.weight.stride[0] +
+                      tap / kSize * p.weight.stride[2] + tap % kSize * p.weight.stride[3];
+    taps[i] = tap < kTaps && static_cast<int>(c) < held ? *weight : from_float<T>(0.f);
+  }
   uint32_t y, pair;
   plan.pairs.divmod(thread, &y, &pair);
   const int k = slice + static_cast<int>(pair) * 2;
-  if (cta < tiles) {
-#pragma unroll 4
-    for (int i = thread; i < kTaps * width; i += threads) {
-      uint32_t tap, c;
-      plan.words.divmod(i / kTileWord, &tap, &c);
-      c = c * kTileWord + i % kTileWord;
-      const T* weight = static_cast<const T*>(p.weight.data) + (slice + c) * p.weight.stride[0] +
-                        tap / kSize * p.weight.stride[2] + tap % kSize * p.weight.stride[3];
-      smem[i] = static_cast<int>(c) < held ? to_float(*weight) : 0.f;
-    }
-  }
   const float bias[2] = {k < K ? bias_at<T>(p, k) : 0.f, k < K ? bias_at<T>(p, k + 1) : 0.f};
+  const int tiles = count * static_cast<int>(plan.block_tiles.divisor);
   if (plan.settled) grid_dependency_wait();
   grid_dependency_release();
-  clear_fringe<T>(p, plan.fringe, int64_t{blockIdx.x} * threads + thread, int64_t{gridDim.x} * threads);
 
+  // A thread copies one word of every kStep-th pixel of a patch.
+  constexpr int kStep = 4 * kTile;
+  uint32_t first_pixel, word;
+  plan.words.divmod(thread, &first_pixel, &word);
+  const bool mine = static_cast<int>(word) * kTileWord < held;
+  const uint32_t to = shared_address(patch) + thread * 16;
+  const int down_x = static_cast<int>(p.x.stride[2]), right_x = static_cast<int>(p.x.stride[3]);
+  bool staged = false;
   for (int tile = cta; tile < tiles;) {
     const int row0 = at.row * kStride - p.padding[0], column0 = at.column * kStride - p.padding[1];
     const int down = (at.rows - 1) * kStride + kSize, across = (at.columns - 1) * kStride + kSize;  // that it reads
-    const T* x =
-        static_cast<const T*>(p.x.data) + at.n * p.x.stride[0] + row0 * p.x.stride[2] + column0 * p.x.stride[3] + slice;
-    const uint32_t to = shared_address(patch);
     const bool some = at.rows > 0 && at.columns > 0;
-    if (some) {
-      for (int i = thread; i < kPatch * kPatch * words; i += threads) {
-        uint32_t pixel, word;
-        plan.words.divmod(i, &pixel, &word);
-        const int r = static_cast<int>(pixel) / kPatch, c = static_cast<int>(pixel) % kPatch;
-        const bool in = (r < down) & (c < across) & (static_cast<int>(word) * kTileWord < held) &
-                        (static_cast<unsigned>(row0 + r) < static_cast<unsigned>(p.x.size[2])) &
-                        (static_cast<unsigned>(column0 + c) < static_cast<unsigned>(p.x.size[3]));
-        const T* from =
-            in ? x + r * p.x.stride[2] + c * p.x.stride[3] + word * kTileWord : static_cast<const T*>(p.x.data);
-        cp_async_16(to + i * 16, from, in);
-      }
+    // Rows and columns of the patch that are read and lie inside the plane.
+    const int top = max(-row0, 0), bottom = some ? min(down, static_cast<int>(p.x.size[2]) - row0) : 0;
+    const int left = max(-column0, 0), right = mine ? min(across, static_cast<int>(p.x.size[3]) - column0) : 0;
+    const T* x = static_cast<const T*>(p.x.data) + at.n * p.x.stride[0] + row0 * p.x.stride[2] +
+                 column0 * p.x.stride[3] + slice + word * kTileWord;
+#pragma unroll
+    for (int i = 0; i < (kPatch * kPatch + kStep - 1) / kStep; ++i) {
+      const int pixel = static_cast<int>(first_pixel) + i * kStep, r = pixel / kPatch, c = pixel - r * kPatch;
+      if (pixel >= kPatch * kPatch) break;
+      const bool in = (r >= top) & (r < bottom) & (c >= left) & (c < right);
+      const T* from = in ? x + (r * down_x + c * right_x) : static_cast<const T*>(p.x.data);
+      cp_async_16(to + i * kStep * words * 16, from, in);
     }
     cp_async_commit();
+    if (!staged) {
+#pragma unroll
+      for (int i = 0; i < kShare; ++i)
+        if (thread + i * threads < kTaps * width) smem[thread + i * threads] = to_float(taps[i]);
+      staged = true;
+    }
     const OutputTile now = at;
     tile += ctas;
     if (tile < tiles) at = locate_tile<kTile>(p, plan, tile);  // while the copies are under way
@@ -158,9 +168,9 @@ __global__ void __launch_bounds__(kTile * kTileSliceWords * kTileWord / 2, kTile
       // Not unrolled: all rows of a large kernel would be more code than the instruction cache holds.
 #pragma unroll 1
       for (int r = 0; r < kSize; ++r, row += kPatch * width, weight += kSize * width) {
-        float2 taps[kSize];
+        float2 w[kSize];
 #pragma unroll
-        for (int s = 0; s < kSize; ++s) taps[s] = *reinterpret_cast<const float2*>(weight + s * width);
+        for (int s = 0; s < kSize; ++s) w[s] = *reinterpret_cast<const float2*>(weight + s * width);
 #pragma unroll
         for (int j = 0; j < kPatch; ++j) {
           const float2 v = to_floats<T>(*reinterpret_cast<const uint32_t*>(row + j * width));
@@ -168,8 +178,8 @@ __global__ void __launch_bounds__(kTile * kTileSliceWords * kTileWord / 2, kTile
           for (int i = 0; i < kTile; ++i) {
             const int s = j - i * kStride;
             if (s < 0 || s >= kSize) continue;
-            sums[i][0] = fmaf(v.x, taps[s].x, sums[i][0]);
-            sums[i][1] = fmaf(v.y, taps[s].y, sums[i][1]);
+            sums[i][0] = fmaf(v.x, w[s].x, sums[i][0]);
+            sums[i][1] = fmaf(v.y, w[s].y, sums[i][1]);
           }
         }
       }
@@ -177,6 +187,8 @@ __global__ void __launch_bounds__(kTile * kTileSliceWords * kTileWord / 2, kTile
     }
     __syncthreads();
   }
+  // Last, and first by CTAs that had no tile.
+  clear_fringe<T>(p, plan.fringe, int64_t{gridDim.x - 1 - blockIdx.x} * threads + thread, int64_t{gridDim.x} * threads);
 }
 
 template <class T, int kSize, int kStride, int kTile>
@@ -188,7 +200,8 @@ Status launch_depthwise_tile(const Conv2dParams& p, const DeviceInfo& device, cu
   const int64_t rows = (std::min<int64_t>(p.active.grid.size[0], p.y.size[2]) + kTile - 1) / kTile;
   const int64_t in_row = (std::min<int64_t>(p.active.grid.size[1], p.y.size[3]) + kTile - 1) / kTile;
   TilePlan plan;
-  plan.slices = FastDiv(slices), plan.words = FastDiv(words), plan.pairs = FastDiv(words * kTileWord / 2);
+  plan.slices = FastDiv(slices), plan.words = FastDiv(words), plan.channels = FastDiv(words * kTileWord),
+  plan.pairs = FastDiv(words * kTileWord / 2);
   plan.block_tiles = FastDiv(rows * in_row), plan.tiles_in_row = FastDiv(in_row);
   plan.fringe = FringePlan(p);
   plan.vector_y = channels_vectorize(p.y);
@@ -210,6 +223,12 @@ Status launch_depthwise_tile(const Conv2dParams& p, const DeviceInfo& device, cu
                  launch_dependent(device, kernel, dim3(static_cast<unsigned>((grid + slices - 1) / slices * slices)),
                                   dim3(threads), smem, stream, p, plan));
   return ok_status();
+}
+
+// Are distances within an image counted in 31 bits?
+inline bool distances_fit(const TensorView& x) {
+  const auto reach = [&](int d) { return static_cast<double>(x.size[d]) * static_cast<double>(x.stride[d]); };
+  return reach(2) + reach(3) < INT32_MAX;
 }
 
 // Tiles of 4x4 where blocks are no wider, else of 8x8.
