@@ -45,6 +45,7 @@ MaskArgs mask_args(const PyramidParams& p) {
   const int64_t per_load = 16 / dtype_size(p.mask_dtype);
   a.vectors =
       p.stride[2] == 1 && p.stride[0] % per_load == 0 && p.stride[1] % per_load == 0 && p.size[2] % per_load == 0;
+  a.nonzero = dtype_size(p.mask_dtype) == 1 && p.tol >= 0 && p.tol < 1;
   a.height = static_cast<int>(p.size[1]), a.width = static_cast<int>(p.size[2]);
   a.margin = static_cast<int>(p.margin);
   return a;

@@ -15,6 +15,7 @@ struct MaskArgs {
   double tol;
   DType dtype;
   bool vectors;  // 16-byte loads, where the mask begins at such an address
+  bool nonzero;  // of bytes: those that are set are those that are not 0
   int height, width, margin;
   int32_t* flags;  // of the chunks of all lists: 0 until the chunk's entries are counted, then their number and 1
   int flag_count;
@@ -87,6 +88,16 @@ SBNET_HOST_DEVICE inline int block_ctas(const PlaneArgs& p) {
   return (p.words + together - 1) / together;
 }
 
+// A bit for each of sixteen bytes that is not 0.
+__device__ __forceinline__ uint32_t nonzero_bytes(const uint4& v) {
+  if (!(v.x | v.y | v.z | v.w)) return 0;
+  const auto four = [](uint32_t bytes) {
+    const uint32_t high = (bytes | ((bytes & 0x7f7f7f7fu) + 0x7f7f7f7fu)) & 0x80808080u;
+    return ((high >> 7) * 0x01020408u) >> 24;
+  };
+  return four(v.x) | four(v.y) << 4 | four(v.z) << 8 | four(v.w) << 12;
+}
+
 // The columns in which a row of the mask is set, from those of word `first` on, go to `columns` as bits. Of the threads
 // this is number `thread`.
 template <class T, int kVec>
@@ -99,7 +110,9 @@ __device__ __forceinline__ void find_columns(const MaskArgs& a, const T* image, 
     if (x >= a.width) continue;
     const T* from = image + (rows.begin + row) * a.stride[1];
     uint32_t bits = 0;
-    if constexpr (kVec > 1) {
+    if (kVec == 16 && a.nonzero) {
+      bits = nonzero_bytes(*reinterpret_cast<const uint4*>(from + x));
+    } else if constexpr (kVec > 1) {
       const auto found = *reinterpret_cast<const Pack<T, kVec>*>(from + x);
 #pragma unroll
       for (int e = 0; e < kVec; ++e) bits |= static_cast<uint32_t>(above(found.v[e], a.tol)) << e;
@@ -241,95 +254,40 @@ __device__ __forceinline__ void list_plane(const MaskArgs& a, const PlaneArgs& p
 // The active blocks of one image.
 struct BitLookup {
   const uint32_t* bits;
-  int first, words_per_row;  // the image's first word, which may lie before those that are there
+  int words_per_row;
   __device__ uint32_t operator()(int i, int j, int n) const {
-    const uint32_t* word = bits + (first + i * words_per_row + j / 32);
+    const uint32_t* word = bits + static_cast<int64_t>(i) * words_per_row + j / 32;
     uint32_t found = word[0] >> (j % 32);
     if (j % 32 + n > 32) found |= word[1] << (32 - j % 32);
     return found & ~0u >> (32 - n);
   }
 };
 
-constexpr int kRegionWords = 4096;
-struct Regions {  // of a fringe's chunk: what its own plane and the consumers' need, as words in shared memory
-  uint32_t bits[kRegionWords];
-  int sums[kChunkWarps];
-};
-
-// Words of a plane's blocks, in order.
-struct WordRange {
-  int first, count;
-};
-// Of the blocks in rows of pixels from `begin`, of one image, to `end`, of the same or a later one.
-struct PixelRow {
-  int n, y;
-};
-__device__ __forceinline__ WordRange words_between(const PlaneArgs& p, PixelRow begin, PixelRow end) {
-  const int last = p.tiles.size[0] - 1;
-  const int from = static_cast<int>(p.tiles.block[0].quotient(min(max(begin.y, 0), last)));
-  const int to = static_cast<int>(p.tiles.block[0].quotient(min(max(end.y, 0), last)));
-  const int first = (begin.n * p.tiles.count[0] + from) * p.words_per_row;
-  return {first, (end.n * p.tiles.count[0] + to + 1) * p.words_per_row - first};
-}
-
 template <class Tables>
-__device__ __forceinline__ void list_fringe(const MaskArgs& a, const Tables& tables, const FringeArgs& f, int chunk,
-                                            Regions& shared) {
+__device__ __forceinline__ void list_fringe(const MaskArgs& a, const Tables& tables, const FringeArgs& f, int chunk) {
+  __shared__ int sums[kChunkWarps];
   const PlaneArgs& own = tables.plane[f.plane];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int height = own.tiles.size[0], width = own.tiles.size[1], per_row = own.tiles.words();
   const int first = chunk * kPixelChunk, count = max(min(kPixelChunk, f.words - first), 0);
-  const auto row_of = [&](int word) {
-    const int row = word / per_row, n = row / height;
-    return PixelRow{n, row - n * height};
-  };
-  const PixelRow begin = row_of(first), end = row_of(max(first + count - 1, 0));
-  const auto read_in = [&](int r) {  // by the r-th consumer; of number -1, those of the plane itself
-    if (r < 0) return words_between(own, begin, end);
-    const Consumer& c = tables.consumer[f.first_consumer + r];
-    return words_between(tables.plane[c.plane], {begin.n, c.reader.first_reader(0, begin.y)},
-                         {end.n, c.reader.last_reader(0, end.y)});
-  };
-  int room = 0;
-  for (int r = -1; r < f.consumers; ++r) room += min(read_in(r).count, kRegionWords);
-  const bool fits = room <= kRegionWords;  // else words are read where they are, one after another
-  const auto plane_of = [&](int r) -> const PlaneArgs& {
-    return tables.plane[r < 0 ? f.plane : tables.consumer[f.first_consumer + r].plane];
-  };
-  if (fits && count) {
-    int at = 0;
-    for (int r = -1; r < f.consumers; ++r) {
-      const WordRange words = read_in(r);
-      const uint32_t* from = plane_of(r).bits + words.first;
-      for (int k = threadIdx.x; k < words.count; k += kChunkThreads) shared.bits[at + k] = from[k];
-      at += words.count;
-    }
-  }
-  __syncthreads();
-  const int index = first + static_cast<int>(threadIdx.x);
   uint32_t found = 0;
   if (static_cast<int>(threadIdx.x) < count) {
-    const PixelRow row = row_of(index);
-    const int x0 = (index - (row.n * height + row.y) * per_row) * 32;
-    int at = 0;
-    const auto active = [&](int r) {
-      const PlaneArgs& p = plane_of(r);
-      const WordRange words = read_in(r);
-      const int own_first = row.n * p.tiles.count[0] * p.words_per_row;
-      const BitLookup lookup = {fits ? shared.bits + at : p.bits, own_first - (fits ? words.first : 0),
-                                p.words_per_row};
-      at += words.count;
-      return lookup;
+    const int index = first + static_cast<int>(threadIdx.x), row = index / per_row, x0 = (index - row * per_row) * 32;
+    const int n = row / height, y = row - n * height;
+    const auto active = [&](const PlaneArgs& p) {
+      return BitLookup{p.bits + static_cast<int64_t>(n) * p.tiles.count[0] * p.words_per_row, p.words_per_row};
     };
-    const uint32_t wanted = unwritten(own.tiles, active(-1), row.y, x0);
-    for (int r = 0; r < f.consumers; ++r)
-      found |= read_by(plane_of(r).tiles, tables.consumer[f.first_consumer + r].reader, active(r), row.y, x0,
-                       wanted & ~found);
+    const uint32_t wanted = unwritten(own.tiles, active(own), y, x0);
+    for (int r = 0; r < f.consumers; ++r) {
+      const Consumer& consumer = tables.consumer[f.first_consumer + r];
+      const PlaneArgs& out = tables.plane[consumer.plane];
+      found |= read_by(out.tiles, consumer.reader, active(out), y, x0, wanted & ~found);
+    }
   }
   const int mine = __reduce_add_sync(kAll, __popc(found));
-  if (lane == 0) shared.sums[warp] = mine;
+  if (lane == 0) sums[warp] = mine;
   __syncthreads();
-  const int sum = lane < kChunkWarps ? shared.sums[lane] : 0;
+  const int sum = lane < kChunkWarps ? sums[lane] : 0;
   const int all = __reduce_add_sync(kAll, sum), above = __reduce_add_sync(kAll, lane < warp ? sum : 0);
   const int before = listed_before(a.flags + f.flags, chunk, all);
   int slot = before + above;
@@ -353,7 +311,6 @@ __device__ __forceinline__ void list_fringe(const MaskArgs& a, const Tables& tab
 template <class Tables>
 __global__ void __launch_bounds__(kChunkThreads)
     list_kernel(const __grid_constant__ MaskArgs a, const __grid_constant__ Tables tables) {
-  __shared__ Regions shared;
   grid_dependency_release();
   if constexpr (Tables::kFar) grid_dependency_wait();
   int u = blockIdx.x, k = 0;
@@ -367,7 +324,7 @@ __global__ void __launch_bounds__(kChunkThreads)
   if (blocks)
     list_plane(a, tables.plane[k], tables.batch, u);
   else
-    list_fringe(a, tables, tables.fringe[k], u, shared);
+    list_fringe(a, tables, tables.fringe[k], u);
 }
 
 }  // namespace sbnet::pyramid

@@ -22,6 +22,7 @@ struct TilePlan {
   FastDiv tiles_in_row;
   FringePlan fringe;
   bool vector_y, vector_residual;
+  bool packed;   // the taps of a channel lie together, and channels behind one another
   bool settled;  // weights and lists may be read before the launch ahead has ended
 };
 
@@ -92,7 +93,8 @@ __global__ void __launch_bounds__(kTile * kTileSliceWords * kTileWord / 2, kTile
     conv_depthwise_tile_kernel(const __grid_constant__ Conv2dParams p, const __grid_constant__ TilePlan plan) {
   constexpr int kTaps = kSize * kSize, kPatch = (kTile - 1) * kStride + kSize;
   static_assert(sizeof(T) == 2, "");
-  extern __shared__ __align__(16) float smem[];  // weights [taps][slice], then the patch [rows][columns][slice] of T
+  extern __shared__ __align__(16) float smem[];  // weights [taps][slice], then the patch [rows][columns][slice] of T,
+                                                 // weights [slice][taps] of T
   const int K = static_cast<int>(p.weight.size[0]), slices = static_cast<int>(plan.slices.divisor);
   const int words = static_cast<int>(plan.words.divisor), width = words * kTileWord;  // of a slice
   const int cta = static_cast<int>(plan.slices.quotient(blockIdx.x)), ctas = static_cast<int>(gridDim.x) / slices;
@@ -101,19 +103,22 @@ __global__ void __launch_bounds__(kTile * kTileSliceWords * kTileWord / 2, kTile
   T* patch = reinterpret_cast<T*>(smem + kTaps * width);
 
   if (!plan.settled) grid_dependency_wait();
-  // The count, the first tile, weights and bias are asked for together, and stored when the first copies are under way.
+  // The count, the first tile, weights and bias are asked for together.
   const int count = clamped_count(p.active.count, static_cast<int>(p.active.capacity));
   OutputTile at = locate_tile<kTile>(p, plan, cta);
-  constexpr int kShare = (kTaps * 2 + kTile - 1) / kTile;  // of the weights, of a thread
-  T taps[kShare];
-#pragma unroll
-  for (int i = 0; i < kShare; ++i) {
-    uint32_t tap, c;
-    plan.channels.divmod(thread + i * threads, &tap, &c);
-    const T* weight = static_cast<const T*>(p.weight.data) + (slice + c) * p.weight.stride[0] +
-                      tap / kSize * p.weight.stride[2] + tap % kSize * p.weight.stride[3];
-    taps[i] = tap < kTaps && static_cast<int>(c) < held ? *weight : from_float<T>(0.f);
+  // Weights as they lie in memory come first, in one piece where they are one.
+  T* raw = patch + kPatch * kPatch * width;
+  const T* weights = static_cast<const T*>(p.weight.data) + slice * p.weight.stride[0];
+  if (plan.packed) {
+    for (int i = thread; i < held * kTaps / kTileWord; i += threads)
+      cp_async_16(shared_address(raw) + i * 16, weights + i * kTileWord, true);
+  } else {
+    for (int i = thread; i < held * kTaps; i += threads) {
+      const int c = i / kTaps, tap = i - c * kTaps;
+      raw[i] = weights[c * p.weight.stride[0] + tap / kSize * p.weight.stride[2] + tap % kSize * p.weight.stride[3]];
+    }
   }
+  cp_async_commit();
   uint32_t y, pair;
   plan.pairs.divmod(thread, &y, &pair);
   const int k = slice + static_cast<int>(pair) * 2;
@@ -148,10 +153,14 @@ __global__ void __launch_bounds__(kTile * kTileSliceWords * kTileWord / 2, kTile
       cp_async_16(to + i * kStep * words * 16, from, in);
     }
     cp_async_commit();
-    if (!staged) {
-#pragma unroll
-      for (int i = 0; i < kShare; ++i)
-        if (thread + i * threads < kTaps * width) smem[thread + i * threads] = to_float(taps[i]);
+    if (!staged) {  // by taps, as float32, while the copies are under way
+      cp_async_wait<1>();
+      __syncthreads();
+      for (int i = thread; i < kTaps * width; i += threads) {
+        uint32_t tap, c;
+        plan.channels.divmod(i, &tap, &c);
+        smem[i] = static_cast<int>(c) < held ? to_float(raw[c * kTaps + tap]) : 0.f;
+      }
       staged = true;
     }
     const OutputTile now = at;
@@ -187,6 +196,7 @@ __global__ void __launch_bounds__(kTile * kTileSliceWords * kTileWord / 2, kTile
     }
     __syncthreads();
   }
+  cp_async_wait<0>();  // weights that no tile wanted
   // Last, and first by CTAs that had no tile.
   clear_fringe<T>(p, plan.fringe, int64_t{gridDim.x - 1 - blockIdx.x} * threads + thread, int64_t{gridDim.x} * threads);
 }
@@ -206,12 +216,15 @@ Status launch_depthwise_tile(const Conv2dParams& p, const DeviceInfo& device, cu
   plan.fringe = FringePlan(p);
   plan.vector_y = channels_vectorize(p.y);
   plan.vector_residual = p.residual.data && channels_vectorize(p.residual);
+  plan.packed = p.weight.stride[0] == kSize * kSize && p.weight.stride[2] == kSize && p.weight.stride[3] == 1 &&
+                reinterpret_cast<uintptr_t>(p.weight.data) % 16 == 0;
   plan.settled = inputs_settled();
   const int threads = static_cast<int>(words * kTileWord / 2 * kTile);
-  const size_t smem = words * kTileWord * (kSize * kSize * sizeof(float) + kPatch * kPatch * sizeof(T));
-  static_assert(kTileSliceWords * kTileWord * (kSize * kSize * sizeof(float) + kPatch * kPatch * sizeof(T)) <=
-                    kTileSharedMost * 1024,
-                "");
+  const size_t smem = words * kTileWord * (kSize * kSize * (sizeof(float) + sizeof(T)) + kPatch * kPatch * sizeof(T));
+  static_assert(
+      kTileSliceWords * kTileWord * (kSize * kSize * (sizeof(float) + sizeof(T)) + kPatch * kPatch * sizeof(T)) <=
+          kTileSharedMost * 1024,
+      "");
   SBNET_TRY(allow_shared<kernel>(kConvOp, device, kTileSharedMost * 1024));
   const int most = device.capability == 90 ? 220 * 1024 : 96 * 1024;  // of a multiprocessor: a guess is good enough
   const int ctas = static_cast<int>(std::min<size_t>({most / (smem + 1024), 1024u / threads, 16}));
