@@ -115,8 +115,8 @@ def pyramid(
     margin: int = 0,
     want: torch.Tensor | None = None,
 ) -> None:
-    """Bitwise what the reference lists; `planes` and `fringes` as `mask_pyramid` takes them, of Windows. want: another mask
-    that the lists are of."""
+    """Bitwise what the reference lists; `planes` and `fringes` as `mask_pyramid` takes them, of Windows. want: another
+    mask that the lists are of."""
     want = reference.mask_pyramid(mask if want is None else want, planes, 0.5, fringes, margin)
     sides = [v for height, width, block in planes for v in (height, width, *block)]
     reads = []
