@@ -134,12 +134,12 @@ int pyramid_strip(const PyramidParams& p) {
 }  // namespace sbnet
 
 // CPU: a byte for each column of a strip, for each block, and for each column of the strips that a row of blocks sees;
-// then the words of one fringe after the other. CUDA: the first as words of bits, a flag for each chunk of a list,
-// fewer than words, and the tables.
+// then the words of one fringe after the other. CUDA: the first two as words of bits, a count for each 32 words of a
+// fringe, and the tables.
 int64_t sbnet_mask_pyramid_workspace_bytes(const sbnet::PyramidParams* p) {
   const int64_t strip = sbnet::pyramid_strip(*p), strips = p->size[0] * ((p->size[1] + strip - 1) / strip);
   const int64_t mask_words = (p->size[2] + 31) / 32 * 8;
-  int64_t words = strips * mask_words + p->planes, rows = 0;
+  int64_t words = strips * mask_words, rows = 0;
   for (int k = 0; k < p->planes; ++k) {
     const sbnet::TiledPlane& t = p->plane[k].tiles;
     words += p->size[0] * t.count[0] * ((t.count[1] + 31) / 32) * 8;

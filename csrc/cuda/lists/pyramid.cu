@@ -1,27 +1,17 @@
-// mask_pyramid on CUDA: two kernels over the whole GPU, the second a launch that the first hides.
-//   block_kernel  a bit for each block of each plane: is a pixel of its rectangle of the mask set? It reads the mask
-//   once
-//                 for each plane
-//   list_kernel   lists of active blocks and of fringes, a chunk of one a CTA. A chunk says how many entries it has as
-//                 soon as it knows, and waits for the numbers of those before it
-// Tables of planes, fringes and consumers are launch parameters; of the largest networks they are written into the
+// mask_pyramid on CUDA: a chain of small kernels over the whole GPU, each a launch that the one before hides.
+//   strip_kernel  reads the mask, once: a bit for each column of a strip of rows
+//   block_kernel  a bit for each block of each plane: is a bit of its rectangle set?
+//   plane_kernel  the lists of active blocks; in other CTAs, the bits of the fringes, 32 pixels a thread
+//   pixel_kernel  the lists of the fringes, where there are any
+// Tables of planes, fringes and consumers are launch parameters (Near); of larger networks they are written into the
 // workspace first, by table_kernel, which a CUDA graph captures as it does any other (Far).
-// docs/log/lists.md has what else was measured.
-#include <memory>
-
+// (One launch of one cluster with barriers in between was measured, too: sixteen CTAs are too few,
+// docs/log/lists.md.)
 #include "core/through.h"
 #include "cuda/lists/pyramid_kernels.cuh"
 
 namespace sbnet::pyramid {
 namespace {
-
-constexpr const char* kOp = "mask_pyramid";
-constexpr int kThreadLoads = 8;  // of the mask: no more where there are threads
-
-template <class T>
-struct TypeOf {
-  using type = T;
-};
 
 class Scratch {
  public:
@@ -36,8 +26,8 @@ class Scratch {
   uint32_t* at_;
 };
 
-MaskArgs mask_args(const PyramidParams& p) {
-  MaskArgs a = {};
+StripArgs strip_args(const PyramidParams& p, Scratch& scratch) {
+  StripArgs a = {};
   a.mask = p.mask, a.mask_at = lies_at(p.mask);
   for (int d = 0; d < 3; ++d) a.stride[d] = p.stride[d];
   a.tol = p.tol;
@@ -45,60 +35,69 @@ MaskArgs mask_args(const PyramidParams& p) {
   const int64_t per_load = 16 / dtype_size(p.mask_dtype);
   a.vectors =
       p.stride[2] == 1 && p.stride[0] % per_load == 0 && p.stride[1] % per_load == 0 && p.size[2] % per_load == 0;
-  a.nonzero = dtype_size(p.mask_dtype) == 1 && p.tol >= 0 && p.tol < 1;
   a.height = static_cast<int>(p.size[1]), a.width = static_cast<int>(p.size[2]);
   a.margin = static_cast<int>(p.margin);
+  a.strip = pyramid_strip(p);
+  a.strips = (a.height + a.strip - 1) / a.strip;
+  a.words = (a.width + 31) / 32;
+  a.units = static_cast<int>(p.size[0] * a.strips * a.words);
+  a.bits = scratch.take(a.units);
   return a;
 }
 
-// Of a plane and of a fringe; flags: how many those before have, to which its own are added.
-PlaneArgs plane_args(const PyramidParams& p, int k, const MaskArgs& mask, Scratch& scratch, int* flags) {
+PlaneArgs plane_args(const PyramidParams& p, int k, const StripArgs& strips, Scratch& scratch) {
   const PyramidPlane& from = p.plane[k];
   PlaneArgs to = {};
   to.tiles = from.tiles;
   to.words_per_row = (from.tiles.count[1] + 31) / 32;
   to.words = static_cast<int>(p.size[0]) * from.tiles.count[0] * to.words_per_row;
-  // The columns that 32 blocks look at, and the rows: no others' are so many more.
-  const Span rows = pyramid_span(from.tiles, 0, 0, mask.height, mask.margin);
-  const int64_t down = std::min<int64_t>(int64_t{rows.end} + mask.margin + 1, mask.height);
-  const int64_t side = int64_t{from.tiles.side(1)} * 32, wide = from.tiles.size[1];
-  const int64_t columns = (std::min(side, wide) * mask.width + wide - 1) / wide + 2 * int64_t{mask.margin};
-  const int64_t words = std::min<int64_t>(columns / 32 + 3, (mask.width + 31) / 32);
-  const int64_t loads = down * words * 32 / (16 / dtype_size(p.mask_dtype));
-  to.warps = 1;
-  while (to.warps < kBlockWarps && to.warps * 32 * kThreadLoads < loads) to.warps *= 2;
-  to.segments = static_cast<int>((words + to.warps * kWarpColumns - 1) / (to.warps * kWarpColumns));
+  const Span rows = pyramid_span(from.tiles, 0, 0, strips.height, strips.margin);  // no other block's is so much longer
+  const Span columns = pyramid_span(from.tiles, 1, 0, strips.width, strips.margin);
+  const int64_t down = (lesser(rows.end + strips.margin, strips.height)) / strips.strip + 1;
+  const int64_t search = down * (lesser(columns.end + strips.margin, strips.width) / 32 + 2);  // words, or a few more
+  to.threads = search <= 16 ? 1 : 32;
+  while (to.threads > 1 && to.threads < kBlockThreads && to.threads * 8 < search) to.threads *= 2;
   to.bits = scratch.take(to.words);
-  to.flags = *flags;
-  *flags += chunks_of(to);
   to.indices = from.indices, to.count = from.count, to.total = from.total, to.block_map = from.block_map;
   return to;
 }
 
-FringeArgs fringe_args(const PyramidParams& p, int k, int* flags) {
+FringeArgs fringe_args(const PyramidParams& p, int k, Scratch& scratch) {
   const PyramidFringe& from = p.fringe[k];
   const TiledPlane& t = p.plane[from.plane].tiles;
   FringeArgs to = {from.plane, from.first_consumer, from.consumers};
   to.words = static_cast<int>(p.size[0]) * t.size[0] * t.words();
-  to.flags = *flags;
-  *flags += chunks_of(to);
-  to.pixels = from.pixels, to.count = from.count;
+  to.bits = scratch.take(to.words);
+  to.per_warp = reinterpret_cast<int32_t*>(scratch.take((to.words + 31) / 32));
   return to;
 }
 
-// Calls made(index, entry) for each plane, fringe and consumer, in this order. Gives the number of chunks.
-template <class Plane, class Fringe, class Reads>
-int make_tables(const PyramidParams& p, const MaskArgs& mask, Scratch& scratch, const Plane& plane,
-                const Fringe& fringe, const Reads& reads) {
-  int chunks = 0, consumers = 0;
-  for (int k = 0; k < p.planes; ++k) plane(k, plane_args(p, k, mask, scratch, &chunks));
+PixelArgs pixel_args(const PyramidParams& p, int k, const FringeArgs& from) {
+  const TiledPlane& t = p.plane[from.plane].tiles;
+  return {from.bits,
+          from.per_warp,
+          from.words,
+          t.size[1],
+          list_chunks(from.words, pixel_words(from.words)),
+          p.pixels(from.plane),
+          FastDiv(t.words()),
+          p.fringe[k].pixels,
+          p.fringe[k].count};
+}
+
+// Calls made(index, entry) for each plane, fringe, consumer and fringe's pixels, in this order.
+template <class Plane, class Fringe, class Reads, class Pixels>
+void make_tables(const PyramidParams& p, const StripArgs& strips, Scratch& scratch, const Plane& plane,
+                 const Fringe& fringe, const Reads& reads, const Pixels& pixels) {
+  for (int k = 0; k < p.planes; ++k) plane(k, plane_args(p, k, strips, scratch));
+  int consumers = 0;
   for (int k = 0; k < p.fringes; ++k) {
-    const FringeArgs made = fringe_args(p, k, &chunks);
+    const FringeArgs made = fringe_args(p, k, scratch);
     fringe(k, made);
+    pixels(k, pixel_args(p, k, made));
     for (int r = 0; r < made.consumers; ++r, ++consumers)
       reads(consumers, Consumer{p.consumer[consumers].plane, Reader(p.consumer[consumers].window)});
   }
-  return chunks;
 }
 
 // A table on its way into device memory, a launch's parameters full at a time.
@@ -131,30 +130,33 @@ class Upload {
   cudaError_t error_ = cudaSuccess;
 };
 
-// ctas: of block_kernel.
-template <class Tables>
-Status launch_both(const DeviceInfo& device, cudaStream_t stream, MaskArgs mask, const Tables& tables, int chunks,
-                   int64_t ctas, Scratch& scratch) {
-  mask.flags = reinterpret_cast<int32_t*>(scratch.take(chunks)), mask.flag_count = chunks;
-  if (ctas)
-    SBNET_CUDA_TRY(kOp, launch_dependent(device, block_kernel<Tables>, dim3(static_cast<unsigned>(ctas)),
-                                         dim3(kBlockThreads), 0, stream, mask, tables));
-  SBNET_CUDA_TRY(kOp, launch_dependent(device, list_kernel<Tables>, dim3(static_cast<unsigned>(chunks)),
-                                       dim3(kChunkThreads), 0, stream, mask, tables));
-  return ok_status();
-}
+constexpr const char* kOp = "mask_pyramid";
 
-template <class Tables>
-Status run_near(const PyramidParams& p, const DeviceInfo& device, cudaStream_t stream, const MaskArgs& mask,
-                const Counts& counts, Scratch& scratch) {
-  const auto tables = std::make_unique<Tables>();
-  static_cast<Counts&>(*tables) = counts;
-  int64_t ctas = 0;
-  const int chunks = make_tables(
-      p, mask, scratch, [&](int k, const PlaneArgs& a) { ctas += block_ctas(tables->plane[k] = a); },
-      [&](int k, const FringeArgs& a) { tables->fringe[k] = a; },
-      [&](int k, const Consumer& a) { tables->consumer[k] = a; });
-  return launch_both(device, stream, mask, *tables, chunks, ctas, scratch);
+// What the launches take of the tables.
+struct Grids {
+  int64_t blocks = 0, marks = 0, pixels = 0;  // CTAs of block_kernel, warps that mark fringes, CTAs of pixel_kernel
+  int lists = 0;                              // CTAs of plane_kernel that list blocks
+  void plane(const PlaneArgs& a) { blocks += block_ctas(a), lists += list_chunks(a.words, 1); }
+  void fringe(const FringeArgs& a) {
+    marks += (a.words + 31) / 32, pixels += list_chunks(a.words, pixel_words(a.words));
+  }
+};
+
+template <class Tables, class Pixels>
+Status launch_all(const DeviceInfo& device, cudaStream_t stream, const StripArgs& strips, Tables& tables,
+                  const Pixels& pixels, const Grids& grids) {
+  tables.list_ctas = grids.lists;
+  const auto launch = [&](auto kernel, int64_t ctas, int threads, auto&&... args) {
+    return ctas ? launch_dependent(device, kernel, dim3(static_cast<unsigned>(ctas)), dim3(threads), 0, stream, args...)
+                : cudaSuccess;
+  };
+  constexpr int kStripWarps = kStripThreads / 32;
+  SBNET_CUDA_TRY(kOp, launch(strip_kernel, (strips.units + kStripWarps - 1) / kStripWarps, kStripThreads, strips));
+  SBNET_CUDA_TRY(kOp, launch(block_kernel<Tables>, grids.blocks, kBlockThreads, strips, tables));
+  SBNET_CUDA_TRY(kOp, launch(plane_kernel<Tables>, grids.lists + (grids.marks + kListWarps - 1) / kListWarps,
+                             kListThreads, tables));
+  SBNET_CUDA_TRY(kOp, launch(pixel_kernel<Pixels>, grids.pixels, kListThreads, pixels));
+  return ok_status();
 }
 
 }  // namespace
@@ -170,26 +172,33 @@ sbnet::Status sbnet_mask_pyramid_cuda(const sbnet::PyramidParams* params, void* 
   if (p.planes == 0) return ok_status();
   const cudaStream_t stream = static_cast<cudaStream_t>(stream_handle);
   Scratch scratch(workspace);
-  const MaskArgs mask = mask_args(p);
+  const StripArgs strips = strip_args(p, scratch);
   int consumers = 0;
   for (int k = 0; k < p.fringes; ++k) consumers += p.fringe[k].consumers;
-  const Counts counts = {p.planes, p.fringes, static_cast<int>(p.size[0])};
-  const auto fit = [&](auto tables) {
-    using Tables = typename decltype(tables)::type;
-    return p.planes <= Tables::kMostPlanes && p.fringes <= Tables::kMostFringes && consumers <= Tables::kMostConsumers;
-  };
-  if (fit(TypeOf<SmallTables>{})) return run_near<SmallTables>(p, device, stream, mask, counts, scratch);
-  if (fit(TypeOf<LargeTables>{})) return run_near<LargeTables>(p, device, stream, mask, counts, scratch);
+  Grids grids;
+  const Counts counts = {p.planes, p.fringes, static_cast<int>(p.size[0]), 0};
+  if (p.planes <= kNearPlanes && p.fringes <= kNearFringes && consumers <= kNearConsumers) {
+    NearTables tables = {counts, {}, {}, {}};
+    NearPixels pixels = {};
+    make_tables(
+        p, strips, scratch, [&](int k, const PlaneArgs& a) { grids.plane(tables.plane[k] = a); },
+        [&](int k, const FringeArgs& a) { grids.fringe(tables.fringe[k] = a); },
+        [&](int k, const Consumer& a) { tables.consumer[k] = a; },
+        [&](int k, const PixelArgs& a) { pixels.fringe[k] = a; });
+    return launch_all(device, stream, strips, tables, pixels, grids);
+  }
   Upload<PlaneArgs> planes(device, stream, scratch, p.planes + 1);
   Upload<FringeArgs> fringes(device, stream, scratch, p.fringes + 1);
   Upload<Consumer> readers(device, stream, scratch, consumers + 1);
-  int64_t ctas = 0;
-  const int chunks = make_tables(
-      p, mask, scratch, [&](int, const PlaneArgs& a) { ctas += block_ctas(a), planes.add(a); },
-      [&](int, const FringeArgs& a) { fringes.add(a); }, [&](int, const Consumer& a) { readers.add(a); });
+  Upload<PixelArgs> lists(device, stream, scratch, p.fringes + 1);
+  make_tables(
+      p, strips, scratch, [&](int, const PlaneArgs& a) { grids.plane(a), planes.add(a); },
+      [&](int, const FringeArgs& a) { grids.fringe(a), fringes.add(a); },
+      [&](int, const Consumer& a) { readers.add(a); }, [&](int, const PixelArgs& a) { lists.add(a); });
   SBNET_CUDA_TRY(kOp, planes.flush());
   SBNET_CUDA_TRY(kOp, fringes.flush());
   SBNET_CUDA_TRY(kOp, readers.flush());
-  const FarTables tables = {counts, planes.data(), fringes.data(), readers.data()};
-  return launch_both(device, stream, mask, tables, chunks, ctas, scratch);
+  SBNET_CUDA_TRY(kOp, lists.flush());
+  FarTables tables = {counts, planes.data(), fringes.data(), readers.data()};
+  return launch_all(device, stream, strips, tables, FarPixels{lists.data()}, grids);
 }

@@ -1,69 +1,81 @@
 // The kernels of mask_pyramid, and the tables of planes, fringes and consumers that they read: see pyramid.cu.
 #pragma once
 #include "core/lists/pyramid.h"
-#include "cuda/common.cuh"
+#include "cuda/lists/bitlist.cuh"
 #include "cuda/lists/mask.cuh"
 
 namespace sbnet::pyramid {
 
 constexpr unsigned kAll = 0xffffffff;
 
-struct MaskArgs {
+// The mask, and what is left of it: [batch, strips, words] words of bits.
+struct StripArgs {
   const void* mask;
   const void* const* mask_at;  // where its address stands, or null
   int64_t stride[3];
   double tol;
   DType dtype;
   bool vectors;  // 16-byte loads, where the mask begins at such an address
-  bool nonzero;  // of bytes: those that are set are those that are not 0
   int height, width, margin;
-  int32_t* flags;  // of the chunks of all lists: 0 until the chunk's entries are counted, then their number and 1
-  int flag_count;
+  int strip, strips, words;  // rows of a strip, strips of an image, words of a strip
+  int units;                 // batch * strips * words
+  uint32_t* bits;
 };
 
 struct PlaneArgs {
   TiledPlane tiles;
   int words_per_row, words;  // of blocks: of a row of them, of the batch
-  int warps, segments;       // that look at the mask for a word, and in how many pieces of its columns
-  int flags;                 // the first one of its chunks
+  int threads;               // that search one rectangle: 1, or warps up to a whole CTA
   uint32_t* bits;            // [words]
   int32_t *indices, *count, *total, *block_map;
 };
 
 struct FringeArgs {
   int plane, first_consumer, consumers;
-  int words;  // of pixels, of the batch
-  int flags;
-  int32_t *pixels, *count;
+  int words;          // of pixels, of the batch
+  uint32_t* bits;     // [words]
+  int32_t* per_warp;  // [words / 32, rounded up]
 };
 struct Consumer {
   int plane;
   Reader reader;
 };
+struct PixelArgs {
+  const uint32_t* bits;
+  const int32_t* per_warp;
+  int words, width, chunks;
+  int64_t capacity;
+  FastDiv words_per_row;
+  int32_t *pixels, *count;
+};
 
 struct Counts {
-  int planes, fringes, batch;
+  int planes, fringes, batch, list_ctas;
 };
-template <int kPlanes, int kFringes, int kConsumers>
+constexpr int kNearPlanes = 12, kNearFringes = 20, kNearConsumers = 20;
 struct NearTables : Counts {
   static constexpr bool kFar = false;
-  static constexpr int kMostPlanes = kPlanes, kMostFringes = kFringes, kMostConsumers = kConsumers;
-  PlaneArgs plane[kPlanes];
-  FringeArgs fringe[kFringes];
-  Consumer consumer[kConsumers];
+  PlaneArgs plane[kNearPlanes];
+  FringeArgs fringe[kNearFringes];
+  Consumer consumer[kNearConsumers];
 };
-using SmallTables = NearTables<12, 20, 20>;
-using LargeTables = NearTables<32, 112, 144>;
 struct FarTables : Counts {  // in device memory, written by an earlier kernel: to be read after grid_dependency_wait()
   static constexpr bool kFar = true;
   const PlaneArgs* plane;
   const FringeArgs* fringe;
   const Consumer* consumer;
 };
-static_assert(sizeof(MaskArgs) + sizeof(SmallTables) <= 4096 && sizeof(MaskArgs) + sizeof(LargeTables) <= 32764,
-              "a kernel's parameters");
+struct NearPixels {
+  static constexpr bool kFar = false;
+  PixelArgs fringe[kNearFringes];
+};
+struct FarPixels {
+  static constexpr bool kFar = true;
+  const PixelArgs* fringe;
+};
+static_assert(sizeof(StripArgs) + sizeof(NearTables) <= 4096 && sizeof(NearPixels) <= 4096, "a kernel's parameters");
 static_assert(sizeof(PlaneArgs) <= kPyramidTableEntry && sizeof(FringeArgs) <= kPyramidTableEntry &&
-                  sizeof(Consumer) <= kPyramidTableEntry,
+                  sizeof(Consumer) <= kPyramidTableEntry && sizeof(PixelArgs) <= kPyramidTableEntry,
               "the workspace");
 
 // Part of a table, as a launch's parameter.
@@ -79,179 +91,106 @@ __global__ void table_kernel(const __grid_constant__ TablePart<T> part, T* to, i
   for (int k = threadIdx.x; k < entries; k += blockDim.x) to[k] = part.entry[k];
 }
 
+// ---- the mask
+
+constexpr int kStripThreads = 256;
+
+template <class T>
+__device__ __forceinline__ uint32_t strip_word(const StripArgs& a, const void* mask, int n, int strip, int word) {
+  constexpr int kVec = 16 / sizeof(T), kLanes = 32 / kVec;  // values of a load, lanes of a row
+  const int lane = threadIdx.x % 32, y_end = min((strip + 1) * a.strip, a.height);
+  const T* image = static_cast<const T*>(mask) + n * a.stride[0];
+  uint32_t bits = 0;
+  if (a.vectors && reinterpret_cast<uintptr_t>(mask) % 16 == 0) {
+    const int at = lane % kLanes * kVec, x = word * 32 + at;
+    if (x < a.width) {
+#pragma unroll 8
+      for (int y = strip * a.strip + lane / kLanes; y < y_end; y += 32 / kLanes) {
+        const auto p = *reinterpret_cast<const Pack<T, kVec>*>(image + y * a.stride[1] + x);
+#pragma unroll
+        for (int e = 0; e < kVec; ++e) bits |= static_cast<uint32_t>(above(p.v[e], a.tol)) << e;
+      }
+    }
+    bits <<= at;
+  } else if (word * 32 + lane < a.width) {
+    const T* column = image + (word * 32 + lane) * a.stride[2];
+#pragma unroll 8
+    for (int y = strip * a.strip; y < y_end; ++y)
+      bits |= static_cast<uint32_t>(above(column[y * a.stride[1]], a.tol)) << lane;
+  }
+  return __reduce_or_sync(kAll, bits);
+}
+
+__global__ void __launch_bounds__(kStripThreads) strip_kernel(const __grid_constant__ StripArgs a) {
+  grid_dependency_release();
+  const int u = blockIdx.x * (kStripThreads / 32) + threadIdx.x / 32;
+  const int row = u / a.words, word = u - row * a.words, n = row / a.strips, strip = row - n * a.strips;
+  grid_dependency_wait();
+  if (u >= a.units) return;
+  const void* mask = a.mask_at ? *a.mask_at : a.mask;
+  const uint32_t bits =
+      by_mask_dtype(a.dtype, [&](auto t) { return strip_word<decltype(t)>(a, mask, n, strip, word); });
+  if (threadIdx.x % 32 == 0) a.bits[u] = bits;
+}
+
 // ---- blocks
 
-constexpr int kBlockThreads = 512, kBlockWarps = kBlockThreads / 32;
-constexpr int kWarpColumns = 128;  // words of the mask's columns, of a warp
+constexpr int kBlockThreads = 256, kBlockWarps = kBlockThreads / 32;
+
 SBNET_HOST_DEVICE inline int block_ctas(const PlaneArgs& p) {
-  const int together = kBlockWarps / p.warps;
-  return (p.words + together - 1) / together;
+  return p.threads == 1 ? (p.words + kBlockWarps - 1) / kBlockWarps : p.words;
 }
 
-// A bit for each of sixteen bytes that is not 0.
-__device__ __forceinline__ uint32_t nonzero_bytes(const uint4& v) {
-  if (!(v.x | v.y | v.z | v.w)) return 0;
-  const auto four = [](uint32_t bytes) {
-    const uint32_t high = (bytes | ((bytes & 0x7f7f7f7fu) + 0x7f7f7f7fu)) & 0x80808080u;
-    return ((high >> 7) * 0x01020408u) >> 24;
-  };
-  return four(v.x) | four(v.y) << 4 | four(v.z) << 8 | four(v.w) << 12;
-}
-
-// The columns in which a row of the mask is set, from those of word `first` on, go to `columns` as bits. Of the threads
-// this is number `thread`.
-template <class T, int kVec>
-__device__ __forceinline__ void find_columns(const MaskArgs& a, const T* image, Span rows, int first, int words,
-                                             uint32_t* columns, int thread, int threads) {
-  const int across = words * (32 / kVec), end = (rows.end - rows.begin) * across;
-#pragma unroll 4
-  for (int k = thread; k < end; k += threads) {
-    const int row = k / across, at = (k - row * across) * kVec, x = first * 32 + at;
-    if (x >= a.width) continue;
-    const T* from = image + (rows.begin + row) * a.stride[1];
-    uint32_t bits = 0;
-    if (kVec == 16 && a.nonzero) {
-      bits = nonzero_bytes(*reinterpret_cast<const uint4*>(from + x));
-    } else if constexpr (kVec > 1) {
-      const auto found = *reinterpret_cast<const Pack<T, kVec>*>(from + x);
-#pragma unroll
-      for (int e = 0; e < kVec; ++e) bits |= static_cast<uint32_t>(above(found.v[e], a.tol)) << e;
-    } else {
-      bits = above(from[x * a.stride[2]], a.tol);
-    }
-    bits <<= at % 32;
-    if (bits & ~*const_cast<volatile uint32_t*>(columns + at / 32)) atomicOr(columns + at / 32, bits);
+// Is a bit of the rectangle set? Of its words number first, first + step, ... are looked at.
+__device__ __forceinline__ bool any_set(const StripArgs& a, int n, Span rows, Span columns, int first, int step) {
+  const int top = rows.begin / a.strip, down = (rows.end + a.strip - 1) / a.strip - top;
+  const int left = columns.begin / 32, across = (columns.end + 31) / 32 - left;
+  const uint32_t* bits = a.bits + (static_cast<int64_t>(n) * a.strips + top) * a.words + left;
+  uint32_t found = 0;
+#pragma unroll 8
+  for (int k = first; k < down * across; k += step) {
+    const int row = k / across, word = k - row * across, x = (left + word) * 32;
+    found |= bits[static_cast<int64_t>(row) * a.words + word] & bit_range(columns.begin - x, columns.end - x);
   }
+  return found;
 }
 
 template <class Tables>
 __global__ void __launch_bounds__(kBlockThreads)
-    block_kernel(const __grid_constant__ MaskArgs a, const __grid_constant__ Tables planes) {
-  __shared__ uint32_t all_columns[kBlockWarps * kWarpColumns];
+    block_kernel(const __grid_constant__ StripArgs a, const __grid_constant__ Tables planes) {
+  __shared__ uint32_t together;
   grid_dependency_release();
   if constexpr (Tables::kFar) grid_dependency_wait();
   int u = blockIdx.x, k = 0;
   while (u >= block_ctas(planes.plane[k])) u -= block_ctas(planes.plane[k++]);
   const PlaneArgs& p = planes.plane[k];
-  const int threads = p.warps * 32, group = threadIdx.x / threads, thread = threadIdx.x - group * threads;
-  const int word = u * (kBlockWarps / p.warps) + group, row = word / p.words_per_row, n = row / p.tiles.count[0];
-  const int j0 = (word - row * p.words_per_row) * 32, j = j0 + static_cast<int>(threadIdx.x % 32);
-  const int last = min(j0 + 31, p.tiles.count[1] - 1);
-  const Span rows = pyramid_span(p.tiles, 0, row - n * p.tiles.count[0], a.height, a.margin);
-  const Span own = pyramid_span(p.tiles, 1, min(j, last), a.width, a.margin);
-  const int begin = pyramid_span(p.tiles, 1, j0, a.width, a.margin).begin / 32;  // in words
-  const int end = (pyramid_span(p.tiles, 1, last, a.width, a.margin).end + 31) / 32;
-  uint32_t* columns = all_columns + group * p.warps * kWarpColumns;
-  grid_dependency_wait();
-  for (int f = static_cast<int>(blockIdx.x * kBlockThreads + threadIdx.x); f < a.flag_count;
-       f += static_cast<int>(gridDim.x) * kBlockThreads)
-    a.flags[f] = 0;
-  const void* mask = a.mask_at ? *a.mask_at : a.mask;
-  const bool vectors = a.vectors && reinterpret_cast<uintptr_t>(mask) % 16 == 0;
-  uint32_t set = 0;
-  for (int segment = 0; segment < p.segments; ++segment) {
-    const int first = begin + segment * p.warps * kWarpColumns, words = min(end - first, p.warps * kWarpColumns);
-    for (int f = thread; f < words; f += threads) columns[f] = 0;
-    __syncthreads();
-    if (word < p.words)
-      by_mask_dtype(a.dtype, [&](auto t) {
-        using T = decltype(t);
-        const T* image = static_cast<const T*>(mask) + n * a.stride[0];
-        if (vectors)
-          find_columns<T, 16 / sizeof(T)>(a, image, rows, first, words, columns, thread, threads);
-        else
-          find_columns<T, 1>(a, image, rows, first, words, columns, thread, threads);
-      });
-    __syncthreads();
-    if (thread < 32)
-      for (int w = max(own.begin / 32, first); w < min((own.end + 31) / 32, first + words); ++w)
-        set |= columns[w - first] & bit_range(own.begin - w * 32, own.end - w * 32);
-    __syncthreads();
+  const int word = p.threads == 1 ? u * kBlockWarps + threadIdx.x / 32 : u;
+  const int row = word / p.words_per_row, j0 = (word - row * p.words_per_row) * 32;
+  const int n = row / p.tiles.count[0], i = row - n * p.tiles.count[0];
+  const Span rows = pyramid_span(p.tiles, 0, i, a.height, a.margin);
+  if (p.threads == 1) {
+    const int j = j0 + static_cast<int>(threadIdx.x % 32);
+    const Span columns = pyramid_span(p.tiles, 1, j, a.width, a.margin);
+    grid_dependency_wait();
+    if (word >= p.words) return;
+    const uint32_t bits = __ballot_sync(kAll, j < p.tiles.count[1] && any_set(a, n, rows, columns, 0, 1));
+    if (threadIdx.x % 32 == 0) p.bits[word] = bits;
+    return;
   }
-  if (thread >= 32 || word >= p.words) return;
-  const uint32_t found = __ballot_sync(kAll, set && j <= last);
-  if (thread == 0) p.bits[word] = found;
-}
-
-// ---- lists of blocks
-
-constexpr int kChunkThreads = 512, kChunkWarps = kChunkThreads / 32;
-constexpr int kPlaneChunk = kChunkWarps;    // words of blocks that a CTA lists
-constexpr int kPixelChunk = kChunkThreads;  // words of pixels
-SBNET_HOST_DEVICE inline int chunks_of(const PlaneArgs& p) {
-  return greater(1, (p.words + kPlaneChunk - 1) / kPlaneChunk);
-}
-SBNET_HOST_DEVICE inline int chunks_of(const FringeArgs& f) {
-  return greater(1, (f.words + kPixelChunk - 1) / kPixelChunk);
-}
-
-// What the chunks of a list before this one hold: each says so as soon as it knows. Chunks are CTAs in order, so that
-// those which others wait for started first, and they wait for none behind them. To be called once, by the whole CTA;
-// one warp looks, as the others' looks would be in the way of the answer.
-__device__ __forceinline__ int listed_before(int32_t* flags, int chunk, int own) {
-  __shared__ int before;
-  volatile int32_t* flag = flags;
-  if (threadIdx.x == 0) flag[chunk] = own + 1;
-  if (threadIdx.x < 32) {
-    int sum = 0;
-    for (int k = threadIdx.x; k < chunk; k += 32) {
-      int found = flag[k];
-      while (!found) found = flag[k];
-      sum += found - 1;
-    }
-    sum = __reduce_add_sync(kAll, sum);
-    if (threadIdx.x == 0) before = sum;
+  if (threadIdx.x == 0) together = 0;
+  __syncthreads();
+  grid_dependency_wait();
+  const int thread = threadIdx.x % p.threads;
+  for (int j = j0 + threadIdx.x / p.threads; j < min(j0 + 32, p.tiles.count[1]); j += kBlockThreads / p.threads) {
+    const bool set = any_set(a, n, rows, pyramid_span(p.tiles, 1, j, a.width, a.margin), thread, p.threads);
+    if (__any_sync(kAll, set) && threadIdx.x % 32 == 0) atomicOr(&together, 1u << (j - j0));
   }
   __syncthreads();
-  return before;
+  if (threadIdx.x == 0) p.bits[word] = together;
 }
 
-// -1 to list[begin, end), by a CTA.
-__device__ __forceinline__ void fill_rest(int32_t* list, int64_t begin, int64_t end) {
-  const int64_t odd = static_cast<int64_t>(-(reinterpret_cast<uintptr_t>(list + begin) / 4) & 3);  // before 16 bytes
-  const int64_t words = begin + odd < end ? (end - begin - odd) / 4 : 0;
-  int4* to = reinterpret_cast<int4*>(list + begin + odd);
-  for (int64_t k = threadIdx.x; k < words; k += kChunkThreads) to[k] = make_int4(-1, -1, -1, -1);
-  const int64_t left = end - begin - words * 4;  // less than 8
-  if (threadIdx.x < left) list[begin + threadIdx.x + (threadIdx.x < odd ? 0 : words * 4)] = -1;
-}
+// ---- lists of blocks, bits of fringes
 
-// A chunk of the list of a plane's active blocks. Where its blocks that are not active leave room at the end, it writes
-// -1: all chunks together fill the list, and none has to know how long it is.
-__device__ __forceinline__ void list_plane(const MaskArgs& a, const PlaneArgs& p, int batch, int chunk) {
-  const int rows = p.tiles.count[0], columns = p.tiles.count[1];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int first = chunk * kPlaneChunk, count = min(kPlaneChunk, p.words - first);
-  const uint32_t word = lane < count ? p.bits[first + lane] : 0;
-  const int own = __reduce_add_sync(kAll, __popc(word)),
-            above = __reduce_add_sync(kAll, lane < warp ? __popc(word) : 0);
-  const int before = listed_before(a.flags + p.flags, chunk, own);
-  const auto blocks_to = [&](int at) {  // of the batch, in words before that
-    const int row = at / p.words_per_row;
-    return static_cast<int64_t>(row) * columns + min((at - row * p.words_per_row) * 32, columns);
-  };
-  const uint32_t mine = __shfl_sync(kAll, word, warp);
-  if (warp < count) {
-    const int at = first + warp, row = at / p.words_per_row, j = (at - row * p.words_per_row) * 32 + lane;
-    if (j < columns) {
-      const int slot = mine >> lane & 1 ? before + above + __popc(mine & ((1u << lane) - 1)) : -1;
-      p.block_map[static_cast<int64_t>(row) * columns + j] = slot;
-      if (slot >= 0) {
-        int32_t* index = p.indices + static_cast<int64_t>(slot) * 3;
-        const int n = row / rows;
-        index[0] = n, index[1] = row - n * rows, index[2] = j;
-      }
-    }
-  }
-  const int64_t capacity = static_cast<int64_t>(batch) * rows * columns, passed = blocks_to(first);
-  const int64_t end = capacity - (passed - before), clear = blocks_to(first + max(count, 0)) - passed - own;
-  fill_rest(p.indices, (end - clear) * 3, end * 3);
-  if (chunk + 1 == chunks_of(p) && threadIdx.x == 0) *p.count = *p.total = before + own;
-}
-
-// ---- fringes
-
-// The active blocks of one image.
 struct BitLookup {
   const uint32_t* bits;
   int words_per_row;
@@ -262,69 +201,79 @@ struct BitLookup {
     return found & ~0u >> (32 - n);
   }
 };
+__device__ __forceinline__ BitLookup lookup(const PlaneArgs& p, int n) {
+  return {p.bits + static_cast<int64_t>(n) * p.tiles.count[0] * p.words_per_row, p.words_per_row};
+}
 
+__device__ __forceinline__ void list_plane(const PlaneArgs& p, int batch, int chunk, int chunks) {
+  const int rows = p.tiles.count[0], columns = p.tiles.count[1];
+  const int total = list_bits<1>(p.bits, nullptr, p.words, chunk, [&](int word, int bit, int slot) {
+    const int row = word / p.words_per_row, j = (word - row * p.words_per_row) * 32 + bit;
+    if (j >= columns) return;
+    p.block_map[static_cast<int64_t>(row) * columns + j] = slot;
+    if (slot < 0) return;
+    int32_t* index = p.indices + static_cast<int64_t>(slot) * 3;
+    const int n = row / rows;
+    index[0] = n, index[1] = row - n * rows, index[2] = j;
+  });
+  const int64_t capacity = static_cast<int64_t>(batch) * rows * columns;
+  for (int64_t k = total * int64_t{3} + static_cast<int64_t>(chunk) * kListThreads + threadIdx.x; k < capacity * 3;
+       k += static_cast<int64_t>(chunks) * kListThreads)
+    p.indices[k] = -1;
+  if (chunk == 0 && threadIdx.x == 0) *p.count = *p.total = total;
+}
+
+// `unit`: 32 words of the fringe, one a lane.
 template <class Tables>
-__device__ __forceinline__ void list_fringe(const MaskArgs& a, const Tables& tables, const FringeArgs& f, int chunk) {
-  __shared__ int sums[kChunkWarps];
-  const PlaneArgs& own = tables.plane[f.plane];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int height = own.tiles.size[0], width = own.tiles.size[1], per_row = own.tiles.words();
-  const int first = chunk * kPixelChunk, count = max(min(kPixelChunk, f.words - first), 0);
+__device__ __forceinline__ void mark_fringe(const Tables& a, const FringeArgs& f, int unit) {
+  const PlaneArgs& own = a.plane[f.plane];
+  const int index = unit * 32 + static_cast<int>(threadIdx.x % 32);
   uint32_t found = 0;
-  if (static_cast<int>(threadIdx.x) < count) {
-    const int index = first + static_cast<int>(threadIdx.x), row = index / per_row, x0 = (index - row * per_row) * 32;
-    const int n = row / height, y = row - n * height;
-    const auto active = [&](const PlaneArgs& p) {
-      return BitLookup{p.bits + static_cast<int64_t>(n) * p.tiles.count[0] * p.words_per_row, p.words_per_row};
-    };
-    const uint32_t wanted = unwritten(own.tiles, active(own), y, x0);
+  if (index < f.words) {
+    const int row = index / own.tiles.words(), x0 = (index - row * own.tiles.words()) * 32;
+    const int n = row / own.tiles.size[0], y = row - n * own.tiles.size[0];
+    const uint32_t wanted = unwritten(own.tiles, lookup(own, n), y, x0);
     for (int r = 0; r < f.consumers; ++r) {
-      const Consumer& consumer = tables.consumer[f.first_consumer + r];
-      const PlaneArgs& out = tables.plane[consumer.plane];
-      found |= read_by(out.tiles, consumer.reader, active(out), y, x0, wanted & ~found);
+      const Consumer& consumer = a.consumer[f.first_consumer + r];
+      const PlaneArgs& out = a.plane[consumer.plane];
+      found |= read_by(out.tiles, consumer.reader, lookup(out, n), y, x0, wanted & ~found);
     }
   }
-  const int mine = __reduce_add_sync(kAll, __popc(found));
-  if (lane == 0) sums[warp] = mine;
-  __syncthreads();
-  const int sum = lane < kChunkWarps ? sums[lane] : 0;
-  const int all = __reduce_add_sync(kAll, sum), above = __reduce_add_sync(kAll, lane < warp ? sum : 0);
-  const int before = listed_before(a.flags + f.flags, chunk, all);
-  int slot = before + above;
-  for (uint32_t left = __ballot_sync(kAll, found != 0); left; left &= left - 1) {
-    const int from = lowest_bit(left), word = first + warp * 32 + from, row = word / per_row;
-    const uint32_t bits = __shfl_sync(kAll, found, from);
-    if (bits >> lane & 1)
-      f.pixels[slot + __popc(bits & ((1u << lane) - 1))] = row * width + (word - row * per_row) * 32 + lane;
-    slot += __popc(bits);
-  }
-  const auto pixels_to = [&](int word) {  // of the batch, in words before that
-    const int row = word / per_row;
-    return static_cast<int64_t>(row) * width + min((word - row * per_row) * 32, width);
-  };
-  const int64_t capacity = static_cast<int64_t>(tables.batch) * height * width, passed = pixels_to(first);
-  const int64_t rest = capacity - (passed - before), clear = pixels_to(first + count) - passed - all;
-  fill_rest(f.pixels, rest - clear, rest);
-  if (chunk + 1 == chunks_of(f) && threadIdx.x == 0) *f.count = before + all;
+  store_counted(found, unit * 32, f.words, f.bits, f.per_warp);
 }
 
 template <class Tables>
-__global__ void __launch_bounds__(kChunkThreads)
-    list_kernel(const __grid_constant__ MaskArgs a, const __grid_constant__ Tables tables) {
+__global__ void __launch_bounds__(kListThreads) plane_kernel(const __grid_constant__ Tables a) {
   grid_dependency_release();
   if constexpr (Tables::kFar) grid_dependency_wait();
   int u = blockIdx.x, k = 0;
-  while (k < tables.planes && u >= chunks_of(tables.plane[k])) u -= chunks_of(tables.plane[k++]);
-  const bool blocks = k < tables.planes;
-  if (!blocks) {
-    k = 0;
-    while (u >= chunks_of(tables.fringe[k])) u -= chunks_of(tables.fringe[k++]);
+  if (u < a.list_ctas) {
+    int chunks = list_chunks(a.plane[0].words, 1);
+    while (u >= chunks) {
+      u -= chunks;
+      chunks = list_chunks(a.plane[++k].words, 1);
+    }
+    grid_dependency_wait();
+    list_plane(a.plane[k], a.batch, u, chunks);
+    return;
   }
+  u = (u - a.list_ctas) * kListWarps + static_cast<int>(threadIdx.x / 32);
+  while (k < a.fringes && u >= (a.fringe[k].words + 31) / 32) u -= (a.fringe[k++].words + 31) / 32;
   grid_dependency_wait();
-  if (blocks)
-    list_plane(a, tables.plane[k], tables.batch, u);
-  else
-    list_fringe(a, tables, tables.fringe[k], u);
+  if (k < a.fringes) mark_fringe(a, a.fringe[k], u);
+}
+
+// ---- lists of fringes
+
+template <class Tables>
+__global__ void __launch_bounds__(kListThreads) pixel_kernel(const __grid_constant__ Tables a) {
+  grid_dependency_release();
+  if constexpr (Tables::kFar) grid_dependency_wait();
+  int u = blockIdx.x, k = 0;
+  while (u >= a.fringe[k].chunks) u -= a.fringe[k++].chunks;
+  const PixelArgs& f = a.fringe[k];
+  grid_dependency_wait();
+  list_pixels(f.bits, f.per_warp, f.words, f.words_per_row, f.width, u, f.chunks, f.capacity, f.pixels, f.count);
 }
 
 }  // namespace sbnet::pyramid

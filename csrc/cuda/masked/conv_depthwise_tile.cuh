@@ -1,7 +1,7 @@
 // Depthwise convolution of halves by the usual square kernels, with as many outputs as inputs, channels_last. A CTA
 // copies what a tile of outputs reads, for a slice of channels, into shared memory: all of it is under way at once, and
-// comes once for all taps. Then a thread sums a row of the tile, or two, for two channels; the lanes of a warp are
-// neighbours in channels. Weights wait in shared memory as float32.
+// comes once for all taps. Then a thread sums a row of the tile for two channels; the lanes of a warp are neighbours in
+// channels. Weights wait in shared memory as float32.
 #pragma once
 #include "core/settled.h"
 #include "cuda/masked/conv_portable.cuh"
@@ -12,7 +12,6 @@ namespace sbnet::portable {
 constexpr int kTileWord = 8;          // channels of a copy
 constexpr int kTileSliceWords = 8;    // of a CTA at most
 constexpr int kTileSharedMost = 100;  // KB
-constexpr int kManyTiles = 24;        // of a multiprocessor
 
 struct TilePlan {
   FastDiv slices;       // of channels, neighbouring CTAs
@@ -23,7 +22,6 @@ struct TilePlan {
   FastDiv tiles_in_row;
   FringePlan fringe;
   bool vector_y, vector_residual;
-  bool packed;   // the taps of a channel lie together, and channels behind one another
   bool settled;  // weights and lists may be read before the launch ahead has ended
 };
 
@@ -88,14 +86,13 @@ __device__ __forceinline__ void finish_pairs(const Conv2dParams& p, const TilePl
   }
 }
 
-// Of kSize x kSize taps, dilation 1; kTile x kTile outputs at a time, of which a thread sums kRows rows.
-template <class T, int kSize, int kStride, int kTile, int kRows>
-__global__ void __launch_bounds__(kTile / kRows * kTileSliceWords * kTileWord / 2, kTile == 8 ? 4 : 8)
+// Of kSize x kSize taps, dilation 1; kTile x kTile outputs at a time. A CTA has kTile threads a pair of channels.
+template <class T, int kSize, int kStride, int kTile>
+__global__ void __launch_bounds__(kTile * kTileSliceWords * kTileWord / 2, kTile == 8 ? 4 : 8)
     conv_depthwise_tile_kernel(const __grid_constant__ Conv2dParams p, const __grid_constant__ TilePlan plan) {
   constexpr int kTaps = kSize * kSize, kPatch = (kTile - 1) * kStride + kSize;
-  static_assert(sizeof(T) == 2 && (kRows == 1 || (kRows == 2 && kStride == 1)), "");
-  extern __shared__ __align__(16) float smem[];  // weights [taps][slice], then the patch [rows][columns][slice] of T,
-                                                 // weights [slice][taps] of T
+  static_assert(sizeof(T) == 2, "");
+  extern __shared__ __align__(16) float smem[];  // weights [taps][slice], then the patch [rows][columns][slice] of T
   const int K = static_cast<int>(p.weight.size[0]), slices = static_cast<int>(plan.slices.divisor);
   const int words = static_cast<int>(plan.words.divisor), width = words * kTileWord;  // of a slice
   const int cta = static_cast<int>(plan.slices.quotient(blockIdx.x)), ctas = static_cast<int>(gridDim.x) / slices;
@@ -104,22 +101,19 @@ __global__ void __launch_bounds__(kTile / kRows * kTileSliceWords * kTileWord / 
   T* patch = reinterpret_cast<T*>(smem + kTaps * width);
 
   if (!plan.settled) grid_dependency_wait();
-  // The count, the first tile, weights and bias are asked for together.
+  // The count, the first tile, weights and bias are asked for together, and stored when the first copies are under way.
   const int count = clamped_count(p.active.count, static_cast<int>(p.active.capacity));
   OutputTile at = locate_tile<kTile>(p, plan, cta);
-  // Weights as they lie in memory come first, in one piece where they are one.
-  T* raw = patch + kPatch * kPatch * width;
-  const T* weights = static_cast<const T*>(p.weight.data) + slice * p.weight.stride[0];
-  if (plan.packed) {
-    for (int i = thread; i < held * kTaps / kTileWord; i += threads)
-      cp_async_16(shared_address(raw) + i * 16, weights + i * kTileWord, true);
-  } else {
-    for (int i = thread; i < held * kTaps; i += threads) {
-      const int c = i / kTaps, tap = i - c * kTaps;
-      raw[i] = weights[c * p.weight.stride[0] + tap / kSize * p.weight.stride[2] + tap % kSize * p.weight.stride[3]];
-    }
+  constexpr int kShare = (kTaps * 2 + kTile - 1) / kTile;  // of the weights, of a thread
+  T taps[kShare];
+#pragma unroll
+  for (int i = 0; i < kShare; ++i) {
+    uint32_t tap, c;
+    plan.channels.divmod(thread + i * threads, &tap, &c);
+    const T* weight = static_cast<const T*>(p.weight.data) + (slice + c) * p.weight.stride[0] +
+                      tap / kSize * p.weight.stride[2] + tap % kSize * p.weight.stride[3];
+    taps[i] = tap < kTaps && static_cast<int>(c) < held ? *weight : from_float<T>(0.f);
   }
-  cp_async_commit();
   uint32_t y, pair;
   plan.pairs.divmod(thread, &y, &pair);
   const int k = slice + static_cast<int>(pair) * 2;
@@ -129,7 +123,7 @@ __global__ void __launch_bounds__(kTile / kRows * kTileSliceWords * kTileWord / 
   grid_dependency_release();
 
   // A thread copies one word of every kStep-th pixel of a patch.
-  constexpr int kStep = 4 * kTile / kRows;
+  constexpr int kStep = 4 * kTile;
   uint32_t first_pixel, word;
   plan.words.divmod(thread, &first_pixel, &word);
   if (first_pixel >= kStep) first_pixel = kPatch * kPatch;  // a thread that fills the last warp
@@ -155,14 +149,10 @@ __global__ void __launch_bounds__(kTile / kRows * kTileSliceWords * kTileWord / 
       cp_async_16(to + i * kStep * words * 16, from, in);
     }
     cp_async_commit();
-    if (!staged) {  // by taps, as float32, while the copies are under way
-      cp_async_wait<1>();
-      __syncthreads();
-      for (int i = thread; i < kTaps * width; i += threads) {
-        uint32_t tap, c;
-        plan.channels.divmod(i, &tap, &c);
-        smem[i] = static_cast<int>(c) < held ? to_float(raw[c * kTaps + tap]) : 0.f;
-      }
+    if (!staged) {
+#pragma unroll
+      for (int i = 0; i < kShare; ++i)
+        if (thread + i * threads < kTaps * width) smem[thread + i * threads] = to_float(taps[i]);
       staged = true;
     }
     const OutputTile now = at;
@@ -170,63 +160,42 @@ __global__ void __launch_bounds__(kTile / kRows * kTileSliceWords * kTileWord / 
     if (tile < tiles) at = locate_tile<kTile>(p, plan, tile);  // while the copies are under way
     cp_async_wait<0>();
     __syncthreads();
-    const int row_of_y = static_cast<int>(y) * kRows;
-    if (some && row_of_y < now.rows && k < K) {
-      float sums[kRows][kTile][2];
+    if (some && static_cast<int>(y) < now.rows && k < K) {
+      float sums[kTile][2];
 #pragma unroll
-      for (int d = 0; d < kRows; ++d)
-#pragma unroll
-        for (int i = 0; i < kTile; ++i) sums[d][i][0] = bias[0], sums[d][i][1] = bias[1];
-      const T* row = patch + (row_of_y * kStride * kPatch) * width + pair * 2;
+      for (int i = 0; i < kTile; ++i) sums[i][0] = bias[0], sums[i][1] = bias[1];
+      const T* row = patch + (static_cast<int>(y) * kStride * kPatch) * width + pair * 2;
       const float* weight = smem + pair * 2;
-      float2 w[kSize], above[kRows == 2 ? kSize : 1];
-      const auto add_row = [&](const float2(&v)[kPatch], const float2(&taps)[kSize], float (&to)[kTile][2]) {
+      // Not unrolled: all rows of a large kernel would be more code than the instruction cache holds.
+#pragma unroll 1
+      for (int r = 0; r < kSize; ++r, row += kPatch * width, weight += kSize * width) {
+        float2 w[kSize];
 #pragma unroll
-        for (int j = 0; j < kPatch; ++j)
+        for (int s = 0; s < kSize; ++s) w[s] = *reinterpret_cast<const float2*>(weight + s * width);
+#pragma unroll
+        for (int j = 0; j < kPatch; ++j) {
+          const float2 v = to_floats<T>(*reinterpret_cast<const uint32_t*>(row + j * width));
 #pragma unroll
           for (int i = 0; i < kTile; ++i) {
             const int s = j - i * kStride;
             if (s < 0 || s >= kSize) continue;
-            to[i][0] = fmaf(v[j].x, taps[s].x, to[i][0]);
-            to[i][1] = fmaf(v[j].y, taps[s].y, to[i][1]);
-          }
-      };
-      // A row of input serves the upper row of outputs with its own taps and the lower one with those of the row
-      // before. Not unrolled: all rows of a large kernel would be more code than the instruction cache holds.
-#pragma unroll 1
-      for (int r = 0; r < kSize + kRows - 1; ++r, row += kPatch * width, weight += kSize * width) {
-        float2 v[kPatch];
-#pragma unroll
-        for (int j = 0; j < kPatch; ++j) v[j] = to_floats<T>(*reinterpret_cast<const uint32_t*>(row + j * width));
-        if constexpr (kRows == 2) {
-          if (r > 0) add_row(v, above, sums[kRows - 1]);
-        }
-        if (kRows == 1 || r < kSize) {
-#pragma unroll
-          for (int s = 0; s < kSize; ++s) w[s] = *reinterpret_cast<const float2*>(weight + s * width);
-          add_row(v, w, sums[0]);
-          if constexpr (kRows == 2) {
-#pragma unroll
-            for (int s = 0; s < kSize; ++s) above[s] = w[s];
+            sums[i][0] = fmaf(v.x, w[s].x, sums[i][0]);
+            sums[i][1] = fmaf(v.y, w[s].y, sums[i][1]);
           }
         }
       }
-#pragma unroll
-      for (int d = 0; d < kRows; ++d)
-        if (row_of_y + d < now.rows)
-          finish_pairs<T>(p, plan, sums[d], output_of(p, {now.n, now.row + row_of_y + d, now.column}), now.columns, k);
+      finish_pairs<T>(p, plan, sums, output_of(p, {now.n, now.row + static_cast<int>(y), now.column}), now.columns, k);
     }
     __syncthreads();
   }
-  cp_async_wait<0>();  // weights that no tile wanted
   // Last, and first by CTAs that had no tile.
   clear_fringe<T>(p, plan.fringe, int64_t{gridDim.x - 1 - blockIdx.x} * threads + thread, int64_t{gridDim.x} * threads);
 }
 
-template <class T, int kSize, int kStride, int kTile, int kRows>
+template <class T, int kSize, int kStride, int kTile>
 Status launch_depthwise_tile(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
   constexpr int kPatch = (kTile - 1) * kStride + kSize;
-  constexpr auto kernel = conv_depthwise_tile_kernel<T, kSize, kStride, kTile, kRows>;
+  constexpr auto kernel = conv_depthwise_tile_kernel<T, kSize, kStride, kTile>;
   const int64_t all_words = p.weight.size[0] / kTileWord, slices = (all_words + kTileSliceWords - 1) / kTileSliceWords;
   const int64_t words = (all_words + slices - 1) / slices;  // slices alike: none of a few channels
   const int64_t rows = (std::min<int64_t>(p.active.grid.size[0], p.y.size[2]) + kTile - 1) / kTile;
@@ -238,15 +207,12 @@ Status launch_depthwise_tile(const Conv2dParams& p, const DeviceInfo& device, cu
   plan.fringe = FringePlan(p);
   plan.vector_y = channels_vectorize(p.y);
   plan.vector_residual = p.residual.data && channels_vectorize(p.residual);
-  plan.packed = p.weight.stride[0] == kSize * kSize && p.weight.stride[2] == kSize && p.weight.stride[3] == 1 &&
-                reinterpret_cast<uintptr_t>(p.weight.data) % 16 == 0;
   plan.settled = inputs_settled();
-  const int threads = static_cast<int>((words * kTileWord / 2 * (kTile / kRows) + 31) / 32 * 32);
-  const size_t smem = words * kTileWord * (kSize * kSize * (sizeof(float) + sizeof(T)) + kPatch * kPatch * sizeof(T));
-  static_assert(
-      kTileSliceWords * kTileWord * (kSize * kSize * (sizeof(float) + sizeof(T)) + kPatch * kPatch * sizeof(T)) <=
-          kTileSharedMost * 1024,
-      "");
+  const int threads = static_cast<int>((words * kTileWord / 2 * kTile + 31) / 32 * 32);
+  const size_t smem = words * kTileWord * (kSize * kSize * sizeof(float) + kPatch * kPatch * sizeof(T));
+  static_assert(kTileSliceWords * kTileWord * (kSize * kSize * sizeof(float) + kPatch * kPatch * sizeof(T)) <=
+                    kTileSharedMost * 1024,
+                "");
   SBNET_TRY(allow_shared<kernel>(kConvOp, device, kTileSharedMost * 1024));
   const int most = device.capability == 90 ? 220 * 1024 : 96 * 1024;  // of a multiprocessor: a guess is good enough
   const int ctas = static_cast<int>(std::min<size_t>({most / (smem + 1024), 1024u / threads, 16}));
@@ -266,24 +232,12 @@ inline bool distances_fit(const TensorView& x) {
   return reach(2) + reach(3) < INT32_MAX;
 }
 
-// Tiles of 4x4 where blocks are no wider, else of 8x8. Two rows a thread are a fifth less of instructions, which is
-// what long lists wait for, and twice as long for a tile.
+// Tiles of 4x4 where blocks are no wider, else of 8x8.
 template <class T, int kSize, int kStride>
 Status launch_depthwise_tiles(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
-  const auto pieces = [&](int d, int tile) {
-    return (std::min<int64_t>(p.active.grid.size[d], p.y.size[2 + d]) + tile - 1) / tile;
-  };
-  const int64_t slice = kTileSliceWords * kTileWord, slices = (p.weight.size[0] + slice - 1) / slice;
   const bool small = std::min<int64_t>(p.active.grid.size[1], p.y.size[3]) <= 4;
-  const int tile = small ? 4 : 8;
-  const bool many = p.active.capacity * pieces(0, tile) * pieces(1, tile) * slices >= kManyTiles * device.sm_count;
-  if constexpr (kSize > 3 && kStride == 1) {
-    if (many)
-      return small ? launch_depthwise_tile<T, kSize, kStride, 4, 2>(p, device, stream)
-                   : launch_depthwise_tile<T, kSize, kStride, 8, 2>(p, device, stream);
-  }
-  return small ? launch_depthwise_tile<T, kSize, kStride, 4, 1>(p, device, stream)
-               : launch_depthwise_tile<T, kSize, kStride, 8, 1>(p, device, stream);
+  return small ? launch_depthwise_tile<T, kSize, kStride, 4>(p, device, stream)
+               : launch_depthwise_tile<T, kSize, kStride, 8>(p, device, stream);
 }
 
 }  // namespace sbnet::portable

@@ -61,7 +61,9 @@ struct Operand {
 // kColumns: the output channels in eights; kMost: input channels at most; kSteps: of four taps. Weights stay in shared
 // memory: registers hold those of 64 channels only by spilling.
 template <class T, int kColumns, int kMost, int kSteps>
-__global__ void __launch_bounds__(kThreads, kColumns > 2 ? 2 : 3)
+__global__ void __launch_bounds__(kThreads, kColumns >= 8   ? 2
+                                            : kColumns == 4 ? 3
+                                                            : 4)
     conv_few_channels_kernel(const __grid_constant__ Conv2dParams p, const __grid_constant__ FewChannelsPlan plan) {
   constexpr int kGroup = kColumns < 4 ? kColumns : 4;  // products in which a lane's columns are neighbouring channels
   constexpr int kRun = 2 * kGroup, kWords = kSteps * kColumns * 32;
@@ -90,24 +92,15 @@ __global__ void __launch_bounds__(kThreads, kColumns > 2 ? 2 : 3)
   for (int s = 0; s < kSteps; ++s) taps[s] = lane_tap(p, s * kStepTaps + lane % 4);
   const int tiles = static_cast<int>(plan.list.tiles(count, kTilePixels)), step = static_cast<int>(gridDim.x) * kWarps;
   const char* x_data = static_cast<const char*>(plan.x_at ? *plan.x_at : p.x.data);
-  struct Pixels {
-    Pixel pixel[2];
-  };
-  auto locate = [&](int tile) {
-    Pixels found;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      found.pixel[i] = {-1, 0, 0};
-      if (tile < tiles)
-        found.pixel[i] = locate_pixel(p, plan.list, int64_t{tile} * kTilePixels + i * 8 + lane / 4, count);
-    }
-    return found;
-  };
-  auto fetch = [&](const Pixels& at) {
+  auto fetch = [&](int tile) {
     Operand<kSteps> x;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      x.pixels[i] = at.pixel[i];
+      x.pixels[i] = {-1, 0, 0};
+      if (tile < tiles) x.pixels[i] = locate_pixel(p, plan.list, int64_t{tile} * kTilePixels + i * 8 + lane / 4, count);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
       const Source source = source_of<T>(p, x.pixels[i]);
       const auto* from = reinterpret_cast<const uint16_t*>(x_data + source.offset);
 #pragma unroll
@@ -120,11 +113,8 @@ __global__ void __launch_bounds__(kThreads, kColumns > 2 ? 2 : 3)
     }
     return x;
   };
-  // Where the tile after the next one lies is looked up while the next one's input is under way, and both while a tile
-  // is multiplied.
   int tile = static_cast<int>(blockIdx.x) * kWarps + warp;
-  Operand<kSteps> x = fetch(locate(tile));
-  Pixels next = locate(tile + step);
+  Operand<kSteps> x = fetch(tile);
 
 #pragma unroll
   for (int i = 0; i < (kWords + kThreads - 1) / kThreads; ++i) {
@@ -141,8 +131,6 @@ __global__ void __launch_bounds__(kThreads, kColumns > 2 ? 2 : 3)
       for (int i = 0; i < 2; ++i) a[s][i] = x.taps[i][s].low(), a[s][2 + i] = x.taps[i][s].high();
     const Output to[2] = {{x.pixels[0].n < 0 ? -1 : pixel_offset(p.y, x.pixels[0]), 0},
                           {x.pixels[1].n < 0 ? -1 : pixel_offset(p.y, x.pixels[1]), 0}};
-    x = fetch(next);
-    next = locate(tile + 2 * step);
 #pragma unroll
     for (int group = 0; group < kColumns / kGroup; ++group) {
       const int k = group * kGroup * 8 + lane % 4 * kRun;
@@ -165,6 +153,7 @@ __global__ void __launch_bounds__(kThreads, kColumns > 2 ? 2 : 3)
       }
       if (k < K) finish_outputs<T>(p, plan.vector_y, false, v, to, k, K);
     }
+    x = fetch(tile + step);
   }
   // Last, and first by CTAs that had no tile.
   clear_fringe<T>(p, plan.fringe, int64_t{gridDim.x - 1 - blockIdx.x} * kThreads + threadIdx.x,
