@@ -86,6 +86,11 @@ template <class T>
 T __shfl_xor_sync(unsigned mask, T value, int lanes) {
   return __shfl_sync(mask, value, static_cast<int>(emulator::self->thread % 32) ^ lanes);
 }
+template <class T>
+T __shfl_up_sync(unsigned mask, T value, int lanes) {
+  const int lane = static_cast<int>(emulator::self->thread % 32);
+  return __shfl_sync(mask, value, lane < lanes ? lane : lane - lanes);
+}
 inline int __syncthreads_or(int vote) {
   static int any[2];
   emulator::Meeting& m = emulator::self->cta->named[0];
@@ -142,6 +147,7 @@ inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
   for (int i = 0; i < 4; ++i) v |= static_cast<unsigned>(bytes >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;
   return v;
 }
+inline int __popcll(unsigned long long v) { return __builtin_popcountll(v); }
 inline int __popc(unsigned v) { return __builtin_popcount(v); }
 template <class T>
 T __ldg(const T* p) {
