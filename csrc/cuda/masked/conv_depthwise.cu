@@ -218,7 +218,7 @@ Status launch_type(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t
       if (!distances_fit(p.x)) return launch_any<T, true>(p, strips, device, stream);
       return launch_depthwise_tiles<T, size, stride>(p, device, stream);
     } else {
-      return launch_square<T, size, stride>(p, device, stream);
+      return launch_square<size, stride>(p, device, stream);
     }
   };
   switch (square ? p.weight.size[2] * 10 + p.stride[0] : 0) {
