@@ -119,8 +119,8 @@ def video_info(path: Path) -> VideoInfo:
         if not (stream.height and stream.width):
             raise VideoError(f"{path}: not a video that FFmpeg can read (no frame size)")
         size, aspect = (stream.height, stream.width), Fraction(stream.sample_aspect_ratio or 1)
-        first, context = _first_frame(container, stream), stream.codec_context
-        if _orientation(first)[0]:
+        first, context = first_frame(container, stream), stream.codec_context
+        if orientation_of(first)[0]:
             size, aspect = size[::-1], 1 / aspect
         begin = getattr(first, "time", None) or 0.0
         tagged = context if first is None else first  # a frame knows what the container leaves out
@@ -134,14 +134,14 @@ def video_info(path: Path) -> VideoInfo:
 FULL = 2  # FFmpeg's number of the range 0 to 255
 
 
-def _first_frame(container: Any, stream: Any) -> Any:
+def first_frame(container: Any, stream: Any) -> Any:
     try:
         return next(container.decode(stream), None)
     except (pyav().error.FFmpegError, OSError, ValueError):
         return None  # who reads the film meets it again, and says so
 
 
-def _orientation(frame: Any) -> tuple[bool, bool, bool]:
+def orientation_of(frame: Any) -> tuple[bool, bool, bool]:
     """How a frame is shown: transposed first, then mirrored up and down, then left and right. Phones film sideways, and
     front cameras in a mirror, and say so."""
     data = None if frame is None else frame.side_data.get("DISPLAYMATRIX")
@@ -160,7 +160,7 @@ class Upright:
         self._convert = pyav().video.reformatter.VideoReformatter().reformat
 
     def __call__(self, frame: Any, size: tuple[int, int] | None = None) -> np.ndarray:
-        turned, over, across = _orientation(frame)
+        turned, over, across = orientation_of(frame)
         options: dict[str, Any] = {}
         if size is not None:
             options = dict(zip(("width", "height") if turned else ("height", "width"), size, strict=True))

@@ -130,6 +130,7 @@ class Cameras:
             raise PipelineError("; ".join(named) or "the sources have no frames")
         summary.fault = "; ".join(named)
         summary.busy = {"read": sum(f.ahead.busy for f in feeds), "compute": compute.busy, "write": behind.busy}
+        summary.decoder = _decoders(self.cameras)
         summary.notes += dict.fromkeys(first.network.notes)
         summary.notes += [note for sink in sinks for note in getattr(sink, "notes", ())]
         if first.report is not None:
@@ -228,7 +229,7 @@ class _Batch(Compute):
     def differs(self, frame: Frame) -> str:
         """What is wrong with a frame's shape, or nothing; the first frame of all says what is wanted."""
         settings = self.settings
-        shape = frame.tensor(torch.device("cpu"), torch.float32).shape[1:] if self.x is None else _shape(frame)
+        shape = _shape(frame)
         if self.x is None:
             x = torch.zeros(len(self.cameras), *shape, device=settings.device, dtype=settings.dtype)
             self.x = x.contiguous(memory_format=torch.channels_last)
@@ -291,10 +292,20 @@ def _shape(frame: Frame) -> tuple[int, ...]:
     """(C,H,W) of the frame as a tensor."""
     frame.place(torch.device("cpu"))
     pixels = frame.pixels
+    if frame.surface is not None:
+        return (3, *frame.size)
     if isinstance(pixels, Tensor):
         return tuple(pixels.shape)
     channels = 1 if pixels.ndim == 2 else pixels.shape[2]
     return (min(channels, 3) if pixels.dtype.itemsize == 1 else channels, *pixels.shape[:2])
+
+
+def _decoders(cameras: Sequence[Pipeline]) -> tuple[str, str]:
+    """Who decoded the sources, and why the hardware did not decode some of them."""
+    found = [camera.source.decoder for camera in cameras]
+    names = list(dict.fromkeys(name for name, _ in found if name))
+    counts = ", ".join(f"{[name for name, _ in found].count(name)} x {name}" for name in names)
+    return names[0] if len(names) == 1 else counts, "; ".join(dict.fromkeys(why for _, why in found if why))
 
 
 def _write(sinks: Sequence[Sink], item: tuple[int, Result, int], summary: Summary) -> None:

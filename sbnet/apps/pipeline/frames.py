@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sbnet.apps.surface import Surface
+
 
 class PipelineError(Exception):
     """Something that the person who ordered a pipeline can put right; the message is one line."""
@@ -24,7 +26,7 @@ class Frame:
     Attributes:
         index: its place in the source, broken frames counted.
         pixels: [H,W,C] of whole numbers, which become 0 to 1 (`unit`), or floats (0 to 1, or what the network takes), a
-            tensor [C,H,W], or a function that makes one on a device.
+            tensor [C,H,W], a Surface of a hardware decoder, or a function that makes one of these on a device.
         name: a file's, or the number.
         time: seconds from the start, where the source knows.
         fault: why it could not be read; pixels are then missing.
@@ -45,9 +47,20 @@ class Frame:
         if callable(self.pixels):
             self.pixels = self.pixels(device)
 
+    @property
+    def surface(self) -> Surface | None:
+        """What a hardware decoder made, if one did."""
+        return self.pixels if isinstance(self.pixels, Surface) else None
+
+    def given(self) -> Tensor:
+        """What goes to the device: the planes of a surface, which may not be there yet (`Surface.wait`), else `raw`."""
+        return self.raw() if self.surface is None else self.surface.planes
+
     def raw(self) -> Tensor:
         """The pixels as they came, [H,W,C] of bytes or floats (`unit`), of four channels of bytes the three colours."""
         self.place(torch.device("cpu"))
+        if self.surface is not None:
+            return self.surface.rgb()
         if isinstance(self.pixels, Tensor):
             return self.pixels.movedim(0, 2)
         pixels = unit(self.pixels if self.pixels.ndim == 3 else self.pixels[..., None])
@@ -59,6 +72,12 @@ class Frame:
         if device.type == "cuda" and not given.is_cuda:
             given = given.pin_memory().to(device, non_blocking=True)
         return input_of(given.to(device), dtype)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(height, width)"""
+        shape = self.raw().shape if self.surface is None else self.surface.shape
+        return int(shape[0]), int(shape[1])
 
     def picture(self) -> np.ndarray:
         """[H,W,3] uint8, to look at."""
