@@ -146,13 +146,33 @@ def input_of(pixels: Tensor, dtype: torch.dtype) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
 
+class Drawn:
+    """A field that holds a picture, or a function that makes it when somebody looks."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = f"_{name}"
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        if instance is None:
+            return None  # of the field, what it holds if nothing is said
+        held = getattr(instance, self._name)
+        if callable(held):
+            held = held()
+            setattr(instance, self._name, held)
+        return held
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        setattr(instance, self._name, value)
+
+
 @dataclass
 class Result:
     """What a network made of one frame.
 
     Attributes:
         output: what the network returned; the pipeline's next frame overwrites it, so only `finish` reads it.
-        picture: [H,W,3] uint8, on the host when sinks see it; None of a network that makes none.
+        picture: [H,W,3] uint8, on the host when sinks see it; None of a network that makes none. What `finish` draws is
+            drawn when somebody looks.
         records: JSON-like dicts, such as boxes.
         active: [rows,columns] bool, the active blocks of the finest plane. block: their (height, width) in pixels.
         density: the share of them.
@@ -164,7 +184,7 @@ class Result:
 
     frame: Frame
     output: Any = None
-    picture: Any = None
+    picture: Any = Drawn()
     records: list[dict[str, Any]] = field(default_factory=list)
     active: Any = None
     block: tuple[int, int] = (1, 1)
@@ -184,8 +204,9 @@ class Result:
             self.ms, self.landed = begin.elapsed_time(end), None
         if self.finish is not None:
             (self.picture, self.records), self.finish = self.finish(), None
-        if isinstance(self.picture, Tensor):
-            self.picture = self.picture.cpu().numpy()
+        held = vars(self)["_picture"]  # drawn later, where it is a function
+        if isinstance(held, Tensor):
+            self.picture = held.cpu().numpy()
         if isinstance(self.active, Tensor):
             self.active = self.active.cpu().numpy().astype(bool)
             self.density = float(np.mean(self.active))
