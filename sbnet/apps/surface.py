@@ -78,29 +78,29 @@ class Surface:
 
 
 def rgb_of(planes: Tensor, look: Look) -> Tensor:
-    """[H,W,3] uint8 of planes [3H/2,W]: to the bit what FFmpeg's swscale makes of them on x86-64, unless it is scaled.
+    """[...,H,W,3] uint8 of planes [...,3H/2,W]: to the bit what FFmpeg's swscale makes of them on x86-64, unless it is
+    scaled.
 
     Swscale multiplies 16-bit integers and keeps the upper halves of the products. Those of a byte by its factors are
     integers of less than 24 bits, so float32 holds them exactly; CUDA graphs may hold all of this.
     """
-    height, width = planes.shape[0] * 2 // 3, planes.shape[1]
+    batch, (height, width) = planes.shape[:-2], (planes.shape[-2] * 2 // 3, planes.shape[-1])
+    planes = planes.reshape(-1, *planes.shape[-2:])
     luma, (red, blue, green_u, green_v) = _factors(look)
-    offset = 0 if look.full else 16
-    y = _upper(planes[:height].float().sub_(offset), luma)
-    chroma = planes[height:].view(height // 2, width // 2, 2).float().sub_(128)
+    y = _upper(planes[:, :height].float().sub_(0 if look.full else 16), luma)
+    chroma = planes[:, height:].reshape(-1, height // 2, width // 2, 2).float().sub_(128)
     u, v = chroma[..., 0], chroma[..., 1]
-    green = _upper(u, green_u) + _upper(v, green_v)
-    tint = torch.stack([_upper(v, red), green, _upper(u, blue)], 2)
-    shown = y.view(height // 2, 2, width // 2, 2, 1) + tint[:, None, :, None]
-    rgb = shown.clamp_(0, 255).view(height, width, 3)
+    tint = torch.stack([_upper(v, red), _upper(u, green_u) + _upper(v, green_v), _upper(u, blue)], 3)
+    shown = y.view(-1, height // 2, 2, width // 2, 2, 1) + tint[:, :, None, :, None]
+    rgb = shown.clamp_(0, 255).view(-1, height, width, 3)
     if look.turned:
-        rgb = rgb.transpose(0, 1)
+        rgb = rgb.transpose(1, 2)
     if look.over or look.across:
-        rgb = rgb.flip([axis for axis, mirrored in enumerate((look.over, look.across)) if mirrored])
-    if look.size is not None and rgb.shape[:2] != look.size:
-        x = rgb.movedim(2, 0)[None]
-        rgb = F.interpolate(x, size=look.size, mode="bilinear", antialias=True)[0].movedim(0, 2).add(0.5)
-    return rgb.to(torch.uint8).contiguous()
+        rgb = rgb.flip([axis for axis, mirrored in ((1, look.over), (2, look.across)) if mirrored])
+    if look.size is not None and rgb.shape[1:3] != look.size:
+        x = F.interpolate(rgb.movedim(3, 1), size=look.size, mode="bilinear", antialias=True)
+        rgb = x.movedim(1, 3).add(0.5)
+    return rgb.to(torch.uint8).contiguous().view(*batch, *rgb.shape[1:])
 
 
 def _upper(values: Tensor, factor: int) -> Tensor:

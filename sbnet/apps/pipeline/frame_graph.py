@@ -57,24 +57,10 @@ class FrameGraph:
     def _run(self) -> tuple[Tensor, Tensor, Any, Tensor | None, Tensor | None]:
         x = input_of(self.pixels if self.look is None else rgb_of(self.pixels, self.look), self.dtype)
         output, active, mask, drift = self.body(x)
-        parts, self._tree = pytree.tree_flatten((self._shown(output, drift), active))
+        shown, self.lands = landing_of(self.network, output, self.frame, drift)
+        parts, self._tree = pytree.tree_flatten((shown, active))
         self._packing = Packing(parts)
         return self._packing.packed(parts), x, output, mask, drift
-
-    def _shown(self, output: Any, drift: Tensor | None) -> Any:
-        """What comes to the host of an output."""
-        network = self.network
-        if network.landing is not None:
-            self.lands = True
-            return network.landing(output)
-        found = shown_of(output) if network.finish is None else None
-        if found is not None and found.dim() == 2:
-            self.lands = True  # of which `picture_of` makes a record
-            return found
-        picture, records = network.finished(output, self.frame, drift)
-        if not isinstance(picture, Tensor) or records:
-            raise PipelineError(f"network {network.name}: captured: expected a picture and no records of finish")
-        return picture
 
     def upload(self, pixels: Tensor) -> None:
         """pixels: of Frame.given, in pinned memory or on the device, where the current stream may read them."""
@@ -95,6 +81,23 @@ class FrameGraph:
         packed = self._last[0]
         host = torch.empty(packed.shape, dtype=torch.uint8, pin_memory=packed.is_cuda).copy_(packed, non_blocking=True)
         return pytree.tree_unflatten(self._packing.unpacked(host), self._tree)
+
+
+def landing_of(network: Network, output: Any, frame: Frame, drift: Tensor | None) -> tuple[Any, bool]:
+    """What comes to the host of an output, and whether a picture or records are still to be made of it there.
+
+    Raises:
+        PipelineError: `finish` made no picture.
+    """
+    if network.landing is not None:
+        return network.landing(output), True
+    found = shown_of(output) if network.finish is None else None
+    if found is not None and found.dim() == 2:
+        return found, True  # of which `picture_of` makes a record
+    picture, records = network.finished(output, frame, drift)
+    if not isinstance(picture, Tensor) or records:
+        raise PipelineError(f"network {network.name}: captured: expected a picture and no records of finish")
+    return picture, False
 
 
 def kind_of(frame: Frame) -> Any:

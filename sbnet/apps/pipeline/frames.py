@@ -139,8 +139,8 @@ def largest(pixels: np.ndarray) -> float:
 
 
 def input_of(pixels: Tensor, dtype: torch.dtype) -> Tensor:
-    """[1,C,H,W] channels_last of [H,W,C] on any device; bytes become 0 to 1."""
-    x = pixels.movedim(2, 0)[None]
+    """[N,C,H,W] channels_last of [N,H,W,C], or of one [H,W,C], on any device; bytes become 0 to 1."""
+    x = (pixels if pixels.dim() == 4 else pixels[None]).movedim(3, 1)
     # A scale of no dimensions has the quotient's dtype: one pass over the frame.
     x = x / torch.tensor(255, dtype=dtype) if pixels.dtype == torch.uint8 else x.to(dtype)
     return x.contiguous(memory_format=torch.channels_last)
