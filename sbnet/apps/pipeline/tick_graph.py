@@ -68,7 +68,7 @@ class TickGraph:
     def upload(self, camera: int, frame: Frame) -> None:
         """frame: of this kind."""
         given = frame.given() if frame.surface is None else frame.surface.wait()
-        given = given if given.is_cuda else given.pin_memory()
+        given = given.pin_memory() if self.pixels.is_cuda and not given.is_cuda else given
         self.pixels[camera].copy_(given, non_blocking=True)
 
     def replay(self) -> tuple[Tensor, Any, Tensor, Tensor | None]:
