@@ -87,7 +87,9 @@ class Cameras:
         sinks = self._opened()
         compute = Batch(self.cameras, summary)
         feeds = [_Feed(camera, self.limit) for camera in self.cameras]
-        behind = Behind(lambda item: _write(sinks, item, summary))
+        writing = behind = Behind(lambda item: _write(sinks, item, summary))
+        if first.device.type == "cuda":  # waiting for the device keeps the sinks from nothing
+            behind = Behind(lambda item: item[1].land(), writing)
         whole = closed = False
         try:
             begin = time.perf_counter()
@@ -106,7 +108,7 @@ class Cameras:
             if whole:
                 ending = time.perf_counter()
                 close_all(sinks, whole)
-                behind.busy += time.perf_counter() - ending
+                writing.busy += time.perf_counter() - ending
             summary.seconds = time.perf_counter() - begin - compute.aside
             if whole and not summary.interrupted:
                 compute.conclude(summary.seconds)
@@ -123,7 +125,10 @@ class Cameras:
         if not whole:
             raise PipelineError("; ".join(named) or "the sources have no frames")
         summary.fault = "; ".join(named)
-        summary.busy = {"read": sum(f.ahead.busy for f in feeds), "compute": compute.busy, "write": behind.busy}
+        device = {} if behind is writing else {"finish": max(0.0, behind.busy - summary.waited)}
+        summary.busy = {
+            "read": sum(f.ahead.busy for f in feeds), "compute": compute.busy, **device, "write": writing.busy
+        }  # fmt: skip
         summary.decoder = _decoders(self.cameras)
         summary.notes += dict.fromkeys(first.network.notes)
         summary.notes += [note for sink in sinks for note in getattr(sink, "notes", ())]
@@ -217,6 +222,7 @@ def _decoders(cameras: Sequence[Pipeline]) -> tuple[str, str]:
 def _write(sinks: Sequence[Sink], item: tuple[int, Result, int], summary: Summary) -> None:
     camera, result, shared = item
     result.land()
+    summary.waited += result.waited
     result.ms /= shared  # of the call that it shared with the others
     summary.ms.add(result.ms)
     summary.densities.add(result.density)
