@@ -48,8 +48,9 @@ def build(name: str) -> nn.Module:
         for norm in net.modules():
             if isinstance(norm, nn.BatchNorm2d):
                 norm.momentum = 0.5  # half of the statistics: all of them would make chaos of some networks
-        with torch.no_grad():
-            net.train()(torch.rand(4, 3, 96, 96))
+        if name not in TOKENS:
+            with torch.no_grad():
+                net.train()(torch.rand(4, 3, 96, 96))
     return net.eval()
 
 
@@ -67,9 +68,18 @@ def _fpn() -> nn.Module:
     return backbones.resnet_fpn_backbone(backbone_name="resnet50", weights=None, norm_layer=nn.BatchNorm2d)
 
 
-def _timm(name: str) -> nn.Module:
+def _timm(name: str, **options: Any) -> nn.Module:
     torchvision()
-    return importlib.import_module("timm").create_model(name)
+    return importlib.import_module("timm").create_model(name, **options)
+
+
+def _tokens(name: str, **options: Any) -> nn.Module:
+    """Without a head, and of weights that leave no layer without an effect."""
+    net = _timm(name, num_classes=0, global_pool="", **options)
+    for p in net.parameters():
+        if p.dim() <= 1 or not p.detach().any():
+            nn.init.normal_(p, 1.0 if p.dim() <= 1 and p.detach().all() else 0.0, 0.05)
+    return net
 
 
 class First(nn.Module):
@@ -202,6 +212,14 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "deeplabv3_resnet50": lambda: _segmentation("deeplabv3_resnet50"),
     "mobilenet_v3_large": lambda: _torchvision("mobilenet_v3_large"),
     "SRVGG": SRVGG,
+}
+# Of tokens: name, and the side of its images.
+TOKENS = {"ViT-B/16": 1024, "SAM ViT-B": 1024, "Swin-T": 896, "PVTv2-B2": 1024}
+NETWORKS |= {
+    "ViT-B/16": lambda: _tokens("vit_base_patch16_224", img_size=1024),
+    "SAM ViT-B": lambda: _tokens("samvit_base_patch16"),
+    "Swin-T": lambda: _tokens("swin_tiny_patch4_window7_224", img_size=896),
+    "PVTv2-B2": lambda: _tokens("pvt_v2_b2"),
 }
 ON_CPU = "mobilenet_v2", "vgg16_bn", "fcn_resnet50", "U-Net", "repvgg_a0", "YOLOv8n-like"
 ON_CUDA = "U-Net", "YOLOv8n-like", "FPN-ResNet-50", "mobilenet_v3_large", "SRVGG", "deeplabv3_resnet50"

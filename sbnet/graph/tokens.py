@@ -18,6 +18,7 @@ from sbnet.geometry import Pair
 from sbnet.graph.axes import Axes
 from sbnet.graph.ir import Graph
 from sbnet.ops import reduce_mask
+from sbnet.ops.masked.token_rows import pack_tokens
 
 WIDE = 8  # tokens of a row, and rows of a block
 Plane = tuple[int, int, Pair]
@@ -67,6 +68,14 @@ class TokenBlocks(ActiveBlocks):
 
 def token_blocks(tokens: Tokens, source: ActiveBlocks) -> TokenBlocks:
     """Packs the pixels of active blocks of a plane. Nothing is read on the host."""
+    if source.block_map.is_cuda and not torch.compiler.is_compiling():  # a launch; what follows can be exported
+        height, width, block = tokens.plane
+        packed = pack_tokens(source, tokens.size, tokens.prefix, tokens.suffix, height * width)
+        made = reduce_mask(packed.filled.view(-1, height, width), BlockGrid.cover((height, width), block))
+        return TokenBlocks(
+            made.indices, made.count, made.total, made.block_map, made.grid, packed.lengths, packed.order, packed.rows,
+            packed.mask,
+        )  # fmt: skip
     mask = source.pixel_mask(tokens.size).flatten(1)
     if tokens.prefix or tokens.suffix:
         mask = torch.nn.functional.pad(mask, (tokens.prefix, tokens.suffix), value=True)

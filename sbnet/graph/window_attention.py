@@ -189,7 +189,8 @@ class WindowAttentions(WindowRules):
                     return {}, None
 
             def added(*terms: Tensor) -> Tensor:
-                return sum((each_window(t, windows) for t in terms[1:]), each_window(terms[0], windows))
+                made = sum((each_window(t, windows) for t in terms[1:]), each_window(terms[0], windows))
+                return made.expand(-1, heads, -1, -1).contiguous()  # as the kernel reads it
 
             shape = (windows, heads, rows, keys)
             extras["bias"] = computed(f"{call.label}.bias", biases[0], added, *biases, shape=shape)

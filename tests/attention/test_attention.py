@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from sbnet import AttentionLayout, block_attention, reference
+from sbnet.ops.attention.attention import block_attention_
 from support.attention_cases import BLOCK_SIZES, check, make, random_blocks, random_layout
 from support.helpers import FLOATS, assert_bitwise, run_python
 from support.instruction_sets import instruction_sets
@@ -271,3 +272,15 @@ for dtype in (torch.float32, torch.float16, torch.bfloat16):
 """
     result = run_python(code, SBNET_ISA=isa)
     assert result.returncode == 0, result.stderr[-2000:]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_in_place_gives_the_same_bits(device, dtype):
+    x = torch.randn(2, 70, 3 * 64, device=device).to(dtype)
+    q, k, v = x.split(64, 2)
+    lengths = torch.tensor([33, 70], dtype=torch.int32, device=device)
+    layout = AttentionLayout.dense()
+    want = block_attention(q, k, v, layout, 0.2, heads=2, q_lengths=lengths, k_lengths=lengths)
+    out = torch.full((2, 70, 64), torch.nan, dtype=dtype, device=device)
+    assert block_attention_(q, k, v, layout, 0.2, lengths, 2, out) is out
+    assert_bitwise(out, want)

@@ -2,8 +2,8 @@
 
 import torch
 
-from sbnet import AttentionLayout, block_attention, reference
-from support.helpers import assert_as_accurate_as_torch, assert_bitwise, poison
+from sbnet import AttentionLayout, BlockGrid, block_attention, reference
+from support.helpers import assert_as_accurate_as_torch, assert_bitwise, poison, random_active
 
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 
@@ -113,7 +113,29 @@ def attention_samples(device):
             forward += [(q, k, v, *arguments), (q.detach(), k.detach(), v.detach(), *arguments)]
             out, lse, sums = torch.ops.sbnet.block_attention(*forward[-1])
             backward.append((grad, lse if i % 2 else None, out, lse, sums, *forward[-1]))
+    half = torch.randn(2, 3 * 32, 8, 16, device=device).half().contiguous(memory_format=torch.channels_last)
+    active = random_active(BlockGrid.cover((8, 16), 4), 2, 0.5, device)
+    windows = torch.arange(1, 129, device=device).view(2, 64)
+    keys = torch.rand(2, 128, device=device) > 0.5
+    bias, tables = torch.randn(1, 2, 64, 64, device=device).half(), torch.randn(8, 8, 16, device=device).half()
+    out = half[:, :32].contiguous(memory_format=torch.channels_last)
+    numbers, last = (active.grid.numbers(), [0, 32, 64], 2, 16, 16, 0.25), (0.0, out)
+    a, none, into = active.block_map, (None,) * 3, torch.zeros(2, 2, 128, 32, device=device).half()
     return {
+        "block_attention_": [
+            (
+                *(t.detach() for t in forward[1][:3]),
+                *forward[1][3:7],
+                lengths,
+                lengths,
+                *forward[1][10:12],
+                into,
+            )
+        ],
+        "window_attention_": [
+            (half, half, half, windows, windows, a, None, bias, None, None, *none, *numbers, *last),
+            (half, half, half, windows, windows, a, keys, None, tables, tables, *none, *numbers, *last),
+        ],
         "pack_attention_blocks": [(random_blocks(2, 3, 40, batch=2).to(device),)],
         "block_attention": forward,
         "block_attention_backward": backward,

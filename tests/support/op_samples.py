@@ -7,6 +7,7 @@ from support.attention_cases import attention_samples
 from support.blockconv_cases import blockconv_samples
 from support.helpers import laid_out, random_active, tensor
 from support.plain_layers import PLAIN
+from support.token_cases import token_samples
 from support.training_cases import training_samples
 from support.weight_cases import weight_samples
 
@@ -370,6 +371,7 @@ def op_samples(device):
         **training_samples(device),
         **weight_samples(device),
         **blockconv_samples(device),
+        **token_samples(device),
         **attention_samples(device),
     }
 

@@ -1,9 +1,10 @@
 """Whole networks at batch 1 and 16, frame and pixel mask in, against the fastest dense form of the same network.
 
-640x640, every image a mask of its own: "rect" is one rectangle of a tenth of the pixels, "blobs" are ten ellipses that
-hold 4 % of them together, "all" is every pixel. A masked call copies the frame and makes the mask's lists. Dense forms:
-PyTorch channels_last in one CUDA graph, and torch.compile. Results are checked on the first and the last image of a
-batch: dense forms and a run with every pixel against the network in float64, masked runs against the oracle.
+640x640, transformers in sizes of their own at batch 1 and 8. Every image has a mask of its own: "rect" is one rectangle
+of a tenth of the pixels, "blobs" are ten ellipses that hold 4 % of them together, "all" is every pixel. A masked call
+copies the frame and makes the mask's lists. Dense forms: PyTorch channels_last in one CUDA graph, and torch.compile.
+Results are checked on the first and the last image of a batch: dense forms and a run with every pixel against the
+network in float64, masked runs against the oracle, those of windows it does not follow against the same plan on a CPU.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ from sbnet.graph.oracle import PlaneMasks, masked_oracle
 
 MASKS = ("rect", "blobs", "all")
 CHECKED = 2  # images of a batch, its first and its last
+ON_CPU = "Swin-T", "SAM ViT-B"  # whose windows the oracle loses the mask in
 
 
 def cases(setting: Setting) -> Iterator[Case]:
-    side = setting.pick(64, 320, 640)
-    names = setting.pick(nets.WHOLE[:1], nets.WHOLE[:1], (*nets.WHOLE, *nets.HELD_OUT))
+    names = setting.pick(nets.WHOLE[:1], nets.WHOLE[:1], (*nets.WHOLE, *nets.HELD_OUT, *nets.TOKENS))
     for name in names:
-        for batch in setting.pick((2,), (1,), (1, 16)):
+        side = nets.TOKENS.get(name, setting.pick(64, 320, 640))
+        for batch in setting.pick((2,), (1,), (1, 8) if name in nets.TOKENS else (1, 16)):
             for kind in setting.pick(MASKS[1:2], MASKS, MASKS):
                 facts = {"network": name, "size": [batch, side, side], "dtype": short(setting.dtype), "mask": kind}
                 make = functools.partial(work, setting, name, batch, side, kind)
@@ -114,11 +116,32 @@ def work(setting: Setting, name: str, batch: int, side: int, kind: str) -> Work:
         if which != "masked" or kind == "all":
             return _close(got, *dense)
         of = PlaneMasks(masks, blocks)
+        if hasattr(net, "_pos_embed"):  # the oracle does not follow a class token
+            return _close(got, *(_of_tokens(f, few, of) for f in (net, copy.deepcopy(net).double())))
+        if name in ON_CPU:  # beside PyTorch's own error, that of the dense network
+            there = sbnet.sparsify(copy.deepcopy(net).cpu().float(), few.cpu().float(), block=blocks)
+            exact = there(few.cpu().float(), masks.cpu()).to(setting.device, torch.float64)
+            own = torch.where(exact != 0, dense[0].double() - dense[1], 0)
+            return _close(got, exact + own, exact)
         with torch.backends.cudnn.flags(benchmark=False):
             exact = masked_oracle(copy.deepcopy(net).double(), [few.double()], of)
             return _close(got, masked_oracle(net, [few], of), exact)
 
     return Work({"masked": Side(lambda: run(x, mask), "ours", "own"), **sides}, check, dtype=setting.dtype, notes=notes)
+
+
+def _of_tokens(net: Any, x: Tensor, of: PlaneMasks) -> Tensor:
+    """timm's VisionTransformer, run on the active tokens of each image alone; zeros for the others."""
+    x, found = x.to(next(net.parameters()).dtype), []
+    with torch.no_grad():
+        tokens = net.norm_pre(net._pos_embed(net.patch_embed(x)))
+        keep = of(net.patch_embed.grid_size).flatten(1)
+        keep = torch.nn.functional.pad(keep, (tokens.shape[1] - keep.shape[1], 0), value=True)
+        for image, some in zip(tokens, keep, strict=True):
+            made = torch.zeros_like(image)
+            made[some] = net.norm(net.blocks(image[some][None]))[0]
+            found.append(made)
+    return torch.stack(found)
 
 
 def _close(*results: Any) -> float:

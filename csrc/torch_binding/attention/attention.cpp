@@ -1,5 +1,6 @@
 #include "core/attention/attention.h"
 
+#include "core/layer.h"
 #include "torch_binding/common.h"
 
 namespace sbnet::binding {
@@ -135,16 +136,11 @@ std::tuple<Tensor, Tensor> pack_attention_blocks(Tensor blocks) {
   return {rows, columns};
 }
 
-// lse, and the numbers that a float32 backward reads besides it: [batch, heads, length, 2], else empty.
-std::tuple<Tensor, Tensor, Tensor> block_attention(Tensor q, Tensor k, Tensor v, MaybeTensor rows, MaybeTensor columns,
-                                                   MaybeTensor mask_index, MaybeTensor masks, MaybeTensor q_lengths,
-                                                   MaybeTensor k_lengths, MaybeTensor seed, Ints layout, double scale,
-                                                   double dropout, bool /*of the backward*/) {
-  const char* op = "block_attention";
-  const Call call(op, "q", q);
-  Problem problem(call, q, k, v, rows, columns, mask_index, masks, q_lengths, k_lengths, seed, layout, scale, dropout);
+// Runs into `out`; lse, and the numbers that a float32 backward reads besides it: [batch, heads, length, 2], else
+// empty.
+std::tuple<Tensor, Tensor> attend(const Call& call, Problem& problem, const Tensor& out) {
   AttentionParams& p = problem.p;
-  const Tensor out = empty_as(q);
+  const Tensor& q = problem.q;
   const int64_t size[4] = {q.size(0), q.size(1), q.size(2), 2}, none = 0;
   const Tensor lse = torch::stable::new_empty(q, {size, 3}, ScalarType::Float);
   const Tensor sums = p.dtype == DType::kF32 ? torch::stable::new_empty(q, {size, 4}, ScalarType::Float)
@@ -152,10 +148,37 @@ std::tuple<Tensor, Tensor, Tensor> block_attention(Tensor q, Tensor k, Tensor v,
   p.out = view(out);
   p.lse = static_cast<float*>(lse.data_ptr());
   if (p.dtype == DType::kF32) p.sums = static_cast<float*>(sums.data_ptr());
-  check(validate(p));
+  check(named(call.op(), validate(p)));
   const Tensor scratch = workspace(q, SBNET_KERNELS(block_attention_workspace_bytes).bytes(call, &p));
-  check(SBNET_KERNELS(block_attention)(call, &p, scratch.data_ptr()));
+  check(named(call.op(), SBNET_KERNELS(block_attention)(call, &p, scratch.data_ptr())));
+  return {lse, sums};
+}
+
+std::tuple<Tensor, Tensor, Tensor> block_attention(Tensor q, Tensor k, Tensor v, MaybeTensor rows, MaybeTensor columns,
+                                                   MaybeTensor mask_index, MaybeTensor masks, MaybeTensor q_lengths,
+                                                   MaybeTensor k_lengths, MaybeTensor seed, Ints layout, double scale,
+                                                   double dropout, bool /*of the backward*/) {
+  const Call call("block_attention", "q", q);
+  Problem problem(call, q, k, v, rows, columns, mask_index, masks, q_lengths, k_lengths, seed, layout, scale, dropout);
+  const Tensor out = empty_as(q);
+  const auto [lse, sums] = attend(call, problem, out);
   return {out, lse, sums};
+}
+
+void block_attention_(Tensor q, Tensor k, Tensor v, MaybeTensor rows, MaybeTensor columns, MaybeTensor mask_index,
+                      MaybeTensor masks, MaybeTensor q_lengths, MaybeTensor k_lengths, Ints layout, double scale,
+                      Tensor out) {
+  const char* op = "block_attention_";
+  const Call call(op, "q", q);
+  Problem problem(call, q, k, v, rows, columns, mask_index, masks, q_lengths, k_lengths, {}, layout, scale, 0);
+  call.same_device("out", out);
+  check_rank(op, "out", out, 4);
+  SBNET_TORCH_EXPECT(out.scalar_type() == q.scalar_type() && (out.size(3) <= 1 || out.stride(3) == 1), op, "out",
+                     "the dtype of q, and elements of a head beside each other");
+  for (int d = 0; d < 4; ++d)
+    SBNET_TORCH_EXPECT(out.size(d) == q.size(d), op, "out", "the shape of q, got ", out.size(d), " for ", q.size(d),
+                       " in dimension ", d);
+  attend(call, problem, out);
 }
 
 std::tuple<Tensor, Tensor, Tensor> block_attention_backward(
@@ -209,6 +232,11 @@ SBNET_TORCH_OPS(ops) {
       "Tensor? q_lengths, Tensor? k_lengths, Tensor? seed, SymInt[] rule, float scale, float dropout, bool "
       "deterministic) -> (Tensor out, Tensor lse, Tensor sums)",
       TORCH_BOX(&block_attention));
+  ops.add(
+      "block_attention_(Tensor q, Tensor k, Tensor v, Tensor? rows, Tensor? columns, Tensor? mask_index, Tensor? "
+      "masks, "
+      "Tensor? q_lengths, Tensor? k_lengths, SymInt[] rule, float scale, Tensor(a!) out) -> ()",
+      TORCH_BOX(&block_attention_));
   ops.add(
       "block_attention_backward(Tensor grad_out, Tensor? grad_lse, Tensor out, Tensor lse, Tensor sums, Tensor q, "
       "Tensor k, Tensor v, Tensor? rows, Tensor? columns, Tensor? mask_index, Tensor? masks, Tensor? q_lengths, "

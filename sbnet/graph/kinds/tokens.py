@@ -13,6 +13,8 @@ from sbnet.graph.ir import Node, Value
 from sbnet.graph.kinds.kind import ACTIVE, Context, Get, Given, Kind, Target
 from sbnet.graph.kinds.pointwise import run_steps, zero
 from sbnet.ops import AttentionLayout, block_attention
+from sbnet.ops.attention.attention import block_attention_
+from sbnet.ops.masked.token_rows import move_rows_, pack_patches_
 
 FULL = AttentionLayout.dense()
 
@@ -29,8 +31,14 @@ def planes_of(rows: Tensor, like: Node) -> Tensor:
     return rows.transpose(1, 2).reshape(n, c, h, w)
 
 
+def _beside(rows: Tensor) -> Tensor:
+    """Rows whose channels lie beside each other, as kernels read them."""
+    return rows if rows.stride(2) == 1 or rows.shape[2] == 1 else rows.contiguous()
+
+
 class TokenKind(Kind):
-    """On a CPU rows are copied up to each image's length, elsewhere all of them, as nothing waits for the lengths."""
+    """On a CPU rows are copied up to each image's length. On CUDA, where nothing waits for the lengths, `move` does so
+    in one launch; kinds that have none compute all rows."""
 
     written = planned = True
 
@@ -43,12 +51,16 @@ class TokenKind(Kind):
             out = rows_of(to.out)
             for n, length in enumerate(to.active.lengths.tolist()):
                 self.image(node, [v[n if len(v) > 1 else 0] for v in values], out[n], to.active.order[n, :length])
-        else:
+        elif not self.move(node, values, rows_of(to.out), to.active):
             to.out.copy_(self.apply(node, Given(values, {}, {}, to.active)))
 
     def image(self, node: Node, values: list[Tensor], out: Tensor, order: Tensor) -> None:
         """Writes the rows [rows,C] of one image."""
         raise NotImplementedError
+
+    def move(self, node: Node, values: list[Tensor], out: Tensor, active: Any) -> bool:
+        """Writes the rows [N,rows,C] of all images up to their lengths, if a kernel does."""
+        return False
 
 
 def _copied(rows: Tensor, at: Tensor, out: Tensor) -> None:
@@ -74,6 +86,16 @@ class Pack(TokenKind):
         blocks = x.unflatten(2, (columns, patch[1])).unflatten(1, (-1, patch[0])).permute(1, 3, 0, 2, 4)
         out[: len(order)] = blocks[order // columns, order % columns].flatten(1)
 
+    def move(self, node: Node, values: list[Tensor], out: Tensor, active: Any) -> bool:
+        x, patch = values[0], node.options.get("patch")
+        if x.dtype != out.dtype:
+            return False
+        if patch is None:
+            move_rows_(_beside(rows_of(x)), out, index=active.order, lengths=active.lengths)
+        else:
+            pack_patches_(x, active.order, active.lengths, patch, out)
+        return True
+
     def apply(self, node: Node, given: Given) -> Any:
         x, patch = given.args[0], node.options.get("patch")
         if patch is not None:
@@ -93,6 +115,12 @@ class Prefix(TokenKind):
         end = len(order) - (len(rows) - start)
         out[:start], out[end : len(order)] = rows[:start], rows[start:]
         out[start:end] = x[: end - start]
+
+    def move(self, node: Node, values: list[Tensor], out: Tensor, active: Any) -> bool:
+        x, table = rows_of(values[0]), values[1].to(values[0].dtype)
+        if x.dtype == out.dtype:
+            move_rows_(_beside(x), out, table=_beside(table), lengths=active.lengths, start=node.options["start"])
+        return x.dtype == out.dtype
 
     def apply(self, node: Node, given: Given) -> Any:
         x, start = rows_of(given.args[0]), node.options["start"]
@@ -114,6 +142,11 @@ class Bare(TokenKind):
     def image(self, node: Node, values: list[Tensor], out: Tensor, order: Tensor) -> None:
         start = node.options["start"]
         out[: len(order)] = values[0].flatten(1).t()[start : start + len(order)]
+
+    def move(self, node: Node, values: list[Tensor], out: Tensor, active: Any) -> bool:
+        if values[0].dtype == out.dtype:
+            move_rows_(_beside(rows_of(values[0])), out, lengths=active.lengths, start=node.options["start"])
+        return values[0].dtype == out.dtype
 
     def apply(self, node: Node, given: Given) -> Any:
         return planes_of(rows_of(given.args[0])[:, node.options["start"] :], node)
@@ -141,6 +174,14 @@ class Attention(TokenKind):
         q, k, v = (x.unflatten(2, (o["heads"], -1)).transpose(1, 2) for x in (q, k, v))
         y = F.scaled_dot_product_attention(q, k, v, bias, scale=o["scale"])
         out[:length] = y[0].transpose(0, 1).flatten(1)
+
+    def step(self, node: Node, get: Get, to: Target, context: Context) -> None:
+        o, width = node.options, node.options["heads"] * node.options["dim"]
+        if to.out.device.type == "cpu" or len(node.args) > 3 or not _is_taken(o["dim"]):
+            super().step(node, get, to, context)
+            return
+        q, k, v = (rows_of(get(a))[:, :, at : at + width] for a, at in zip(node.args, o["starts"], strict=True))
+        block_attention_(q, k, v, FULL, o["scale"], to.active.lengths, o["heads"], rows_of(to.out))
 
     def apply(self, node: Node, given: Given) -> Any:
         o, width, parts = node.options, node.options["heads"] * node.options["dim"], given.args[:3]
@@ -225,6 +266,10 @@ class Unpack(TokenKind):
                 out[n].index_copy_(0, to.active.order[n, :length], x[n, :length])
             if to.clear is not None:
                 zero(to.out, to.clear)
+            return
+        x, out = _beside(rows_of(get(node.args[0]))), rows_of(to.out)
+        if x.dtype == out.dtype and out.stride(2) == 1:
+            move_rows_(x, out, index=to.active.rows, mask=to.active.mask)
         else:
             to.out.copy_(self.apply(node, Given([get(node.args[0])], {}, {}, to.active)))
 

@@ -13,7 +13,9 @@ from sbnet.geometry import Window
 from sbnet.graph.ir import Node, Value
 from sbnet.graph.kinds.kind import ACTIVE, Context, Get, Given, Kind, Target
 from sbnet.graph.kinds.pointwise import zero
-from sbnet.ops import sparse_fill
+from sbnet.ops import sparse_fill, sparse_fill_
+from sbnet.ops.attention.window_attention import takes, window_attention_
+from sbnet.ops.masked.token_rows import merge_pixels_, pack_tokens
 
 Images = int | slice  # of a batch
 MOST_SCORES = 1 << 28  # that are made at once
@@ -52,7 +54,8 @@ class WindowAttention(Kind):
         args = [context.constants[v] if v.constant else get(v) for v in node.args]
         params = {name: context.constants[v] for name, v in node.params.items()}
         if to.out.device.type != "cpu":
-            to.out.copy_(self.apply(node, Given(args, {}, params, to.active)))
+            if not _by_kernel(node, args, params, to):
+                to.out.copy_(self.apply(node, Given(args, {}, params, to.active)))
             return
         inputs = Inputs.of(node, args, params, to.active.pixel_mask(to.out.shape[2:]).flatten(1))
         index, key_index = inputs.index, inputs.key_index
@@ -70,6 +73,26 @@ class WindowAttention(Kind):
                 out[index[chosen][seen[chosen]] - 1] = made[seen[chosen]]
         if to.clear is not None:
             zero(to.out, to.clear)
+
+
+def _by_kernel(node: Node, args: list[Tensor], params: dict[str, Tensor], to: Target) -> bool:
+    """By one launch whose cost follows the active pixels, where there is a kernel for these heads and windows."""
+    o, (q, k, v, rows) = node.options, args[:4]
+    extras = dict(zip(o["extras"], args[4:], strict=True))
+    keys = extras.pop("key_index", rows)
+    tables = [extras[name] for name in ("row_table", "column_table") if name in extras]
+    if not takes(q.dtype, o["starts"], o["dim"], o["value_dim"], keys.shape[1], [len(t) for t in tables]):
+        return False
+    if any(not t.is_contiguous(memory_format=torch.channels_last) for t in (q, k, v, to.out)):
+        return False
+    given = {name: t if name == "active_keys" else t.to(q.dtype).contiguous() for name, t in (extras | params).items()}
+    window_attention_(
+        q, k, v, rows, keys, to.active, to.out, starts=o["starts"], heads=o["heads"], dim=o["dim"],
+        value_dim=o["value_dim"], scale=o["scale"], normalize=o.get("normalize", 0.0), **given,
+    )  # fmt: skip
+    if to.clear is not None:
+        sparse_fill_(to.out, to.active)
+    return True
 
 
 @dataclass
@@ -188,7 +211,10 @@ class ActivePixels(Kind):
         return node.args[0]
 
     def apply(self, node: Node, given: Given) -> Any:
-        return given.active.pixel_mask(given.args[0].shape[2:]).flatten(1)
+        size = given.args[0].shape[2:]
+        if given.active.block_map.is_cuda and not torch.compiler.is_compiling():  # a launch; pixel_mask can be exported
+            return pack_tokens(given.active, size).mask
+        return given.active.pixel_mask(size).flatten(1)
 
 
 class Merge(Kind):
@@ -209,7 +235,9 @@ class Merge(Kind):
     def step(self, node: Node, get: Get, to: Target, context: Context) -> None:
         x, factor = get(node.args[0]), node.options["factor"]
         if to.out.device.type != "cpu":
-            to.out.copy_(self.apply(node, Given([x], {}, {}, to.active)))
+            merge_pixels_(x, to.active, factor, node.options["offsets"], to.out)
+            if to.clear is not None:
+                sparse_fill_(to.out, to.active)
             return
         n, i, j = to.active.pixel_mask(to.out.shape[2:])[:, 0].nonzero(as_tuple=True)
         rows, out = x.permute(0, 2, 3, 1), to.out.permute(0, 2, 3, 1)

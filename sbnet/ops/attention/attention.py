@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from sbnet.ops.attention.layout import AttentionLayout
-from sbnet.ops.common import refuse_meta_mix, require_tensor
+from sbnet.ops.common import refuse_gradient, refuse_meta_mix, require_tensor
 from sbnet.ops.masked.conv import autocast
+from sbnet.ops.masked.layer import in_place_fake
 
 _ops = torch.ops.sbnet
 _OP = "block_attention"
@@ -91,6 +92,17 @@ def block_attention(
     if flat:
         out = out.transpose(1, 2).flatten(2)
     return (out, lse) if return_lse else out
+
+
+def block_attention_(
+    q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, scale: float, lengths: Tensor, heads: int, out: Tensor
+) -> Tensor:
+    """`block_attention` of [B, T, H*D] with lengths of sequences, written to `out` of that shape. No gradient."""
+    refuse_gradient("block_attention_", _OP, q, k, v, out)
+    q, k, v, to = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in (q, k, v, out))
+    tensors = layout.tensors(q.device, heads, q.shape[2], k.shape[2])
+    _ops.block_attention_(q, k, v, *tensors, lengths, lengths, layout.numbers, float(scale), to)
+    return out
 
 
 def _check_fits(layout: AttentionLayout, heads: int, q_length: int, k_length: int) -> None:
@@ -186,3 +198,4 @@ def _no_second_derivative(ctx: Any, *grads: Tensor) -> tuple:
 
 
 torch.library.register_autograd("sbnet::block_attention_backward", _no_second_derivative)
+in_place_fake("block_attention_")

@@ -2,6 +2,9 @@
 // barriers of CTAs, what lanes of a warp exchange, atomics.
 #pragma once
 
+#undef __noinline__  // after the headers of C++, which mean an attribute of this name
+#define __noinline__ __attribute__((noinline))
+
 namespace emulator {
 
 template <class Value>
@@ -86,6 +89,11 @@ template <class T>
 T __shfl_xor_sync(unsigned mask, T value, int lanes) {
   return __shfl_sync(mask, value, static_cast<int>(emulator::self->thread % 32) ^ lanes);
 }
+template <class T>
+T __shfl_up_sync(unsigned mask, T value, int lanes) {
+  const int lane = static_cast<int>(emulator::self->thread % 32);
+  return __shfl_sync(mask, value, lane < lanes ? lane : lane - lanes);
+}
 inline int __syncthreads_or(int vote) {
   static int any[2];
   emulator::Meeting& m = emulator::self->cta->named[0];
@@ -130,6 +138,7 @@ inline int __float_as_int(float v) {
   std::memcpy(&r, &v, 4);
   return r;
 }
+using std::isfinite;
 inline float __fdividef(float a, float b) { return a / b; }
 inline float __frcp_rn(float v) { return 1.f / v; }
 inline int atomicAdd(int* to, int v) { return std::exchange(*to, *to + v); }
@@ -142,6 +151,7 @@ inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
   for (int i = 0; i < 4; ++i) v |= static_cast<unsigned>(bytes >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;
   return v;
 }
+inline int __popcll(unsigned long long v) { return __builtin_popcountll(v); }
 inline int __popc(unsigned v) { return __builtin_popcount(v); }
 template <class T>
 T __ldg(const T* p) {

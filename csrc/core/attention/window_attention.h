@@ -1,0 +1,52 @@
+// Attention within windows of a plane, among its active pixels: out = softmax(scale q k^T + bias) v of each window, for
+// the rows of windows that are active pixels. Keys that are not active do not exist, keys of padding do. A row whose
+// window has no key gets zeros. What is not active is neither read nor written.
+#pragma once
+#include "core/kernels.h"
+
+namespace sbnet {
+
+// Most keys of a window, which kernels list in shared memory.
+inline constexpr int32_t kMostWindowKeys = 8192;
+
+// Numbers of an optional tensor, float32 or of the op's dtype.
+struct WindowNumbers {
+  const void* data;  // null: none
+  DType dtype;
+};
+
+struct WindowAttentionParams {
+  TensorView q, k,
+      v;              // [N, C, H, W] channels_last, float32, float16 or bfloat16; k and v of one plane, perhaps not q's
+  TensorView out;     // [N, heads * value_dim, H, W] channels_last, the plane of q; overlaps none of them
+  int64_t starts[3];  // the first channels of q, k and v
+  int32_t heads, dim, value_dim;
+  int32_t windows, rows, keys;  // of an image; rows and keys of a window
+  const int64_t* row_index;     // [windows, rows] the pixel of each row from 1 on, h * W + w + 1; 0: padding
+  const int64_t* key_index;     // [windows, keys] the same of keys; whatever points past the plane is padding
+  const int32_t* block_map;     // [N, count...] of grid: active pixels of q's plane, and of k's
+  BlockGrid grid;               // tiles q's plane
+  const uint8_t* active_keys;   // [N, pixels of k] bool, or null: by block_map
+  WindowNumbers bias;           // [1 or windows, heads, rows, keys]
+  int64_t bias_windows;         // 1 or windows
+  const void *row_table,
+      *column_table;                  // [R,R,dim] and [C,C,dim] of q's dtype, R C = rows = keys, or null: the bias of
+  int32_t table_rows, table_columns;  // row i C + j for key k C + l is q . (row_table[i,k] + column_table[j,l])
+  WindowNumbers scales;               // [heads] by which scores are multiplied before the bias is added
+  const void *k_fill, *v_fill;        // [heads * dim], [heads * value_dim] of q's dtype: keys of padding; null: zeros
+  float scale;
+  float normalize;  // queries and keys are divided by their length, or by this where that is more; 0: they are not
+
+  SBNET_HOST_DEVICE int32_t queries() const { return static_cast<int32_t>(q.size[2] * q.size[3]); }
+  SBNET_HOST_DEVICE int32_t pixels_of_keys() const { return static_cast<int32_t>(k.size[2] * k.size[3]); }
+  // Elements from a pixel to the next of an image.
+  SBNET_HOST_DEVICE static int64_t stride(const TensorView& t) {
+    return t.size[3] > 1 ? t.stride[3] : t.size[2] > 1 ? t.stride[2] : t.size[1];
+  }
+};
+
+SBNET_EXPORT Status validate(const WindowAttentionParams& p);
+
+}  // namespace sbnet
+
+SBNET_DECLARE(window_attention, WindowAttentionParams)

@@ -1,0 +1,303 @@
+// Attention within windows by tensor cores, sm_80 on: a CTA has 64 or 128 active rows of a window, for one head of an
+// image. The window's active rows and keys are listed in shared memory first, so that cost follows them, not the
+// window.
+#include "cuda/attention/window_attention.cuh"
+
+namespace sbnet::portable {
+namespace {
+
+template <class C>
+__global__ void __launch_bounds__(kThreads, C::kDim == 64 && C::kEach == 1 ? 4 : 2)
+    window_attention_kernel(const __grid_constant__ Args a) {
+  using T = typename C::T;
+  constexpr int kDim = C::kDim, kEach = C::kEach, kRows = C::kRows, kWords = kDim / 8, kPass = kThreads / kWords;
+  extern __shared__ __align__(1024) uint8_t shared[];
+  const WindowAttentionParams& p = a.p;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const uint32_t tiles = static_cast<uint32_t>(p.windows) * a.tiles, tile_of_image = blockIdx.x % tiles;
+  const int window = tile_of_image / a.tiles, first = tile_of_image % a.tiles * kRows;
+  const int head = blockIdx.x / tiles % p.heads;
+  const int64_t n = blockIdx.x / tiles / p.heads;
+  int* row_pixels = reinterpret_cast<int*>(shared + C::kRowPixels);
+  int* row_places = reinterpret_cast<int*>(shared + C::kRowPlaces);
+  float* row_factors = reinterpret_cast<float*>(shared + C::kRowFactors);
+  float* key_factors = reinterpret_cast<float*>(shared + C::kKeyFactors);
+  int* sums = reinterpret_cast<int*>(shared + C::kSums);
+  uint16_t* list =
+      reinterpret_cast<uint16_t*>(shared + C::kList);  // places; with tables their row and column, a byte each
+  float* relative = reinterpret_cast<float*>(shared + C::relative_at(p));
+  const int64_t* row_index = p.row_index + int64_t{window} * p.rows;
+  const int64_t* key_index = p.key_index + int64_t{window} * p.keys;
+  for (int i = threadIdx.x; i < kRows; i += kThreads) row_pixels[i] = -1, row_places[i] = 0;
+  grid_dependency_wait();
+  const Active active = {a, n};
+  const auto row_there = [&](int place) {
+    const int64_t pixel = pixel_of(row_index, place, p.queries());
+    return pixel >= 0 && active.query(pixel);
+  };
+  const auto put_row = [&](int at, int place) {
+    if (at < first || at >= first + kRows) return;
+    row_places[at - first] = place;
+    row_pixels[at - first] = static_cast<int>(row_index[place]) - 1;
+  };
+  int rows;  // of this tile
+  __syncthreads();
+  if (a.row_lists) {
+    rows = min(list_places(p.rows, sums, row_there, put_row) - first, kRows);
+  } else {
+    bool any = false;
+    for (int place = first + threadIdx.x; place < min(first + kRows, p.rows); place += kThreads)
+      if (row_there(place)) put_row(place, place), any = true;
+    rows = __syncthreads_or(any) ? kRows : 0;
+  }
+  if (rows <= 0) return;
+  // Queries, and keys meanwhile.
+  const uint32_t memory = shared_address(shared);
+  const int word = threadIdx.x % kWords;
+  const auto copy = [&](uint32_t to, int row, const T* from) {  // null: zeros
+    cp_async_16(to + word_at<kDim>(row, word), from ? from + word * 8 : static_cast<const T*>(p.q.data), from);
+  };
+  const int64_t q_stride = p.stride(p.q), k_stride = p.stride(p.k), v_stride = p.stride(p.v);
+  const T* q = static_cast<const T*>(p.q.data) + n * p.q.stride[0] + p.starts[0] + head * p.dim;
+  const T* k = static_cast<const T*>(p.k.data) + n * p.k.stride[0] + p.starts[1] + head * p.dim;
+  const T* v = static_cast<const T*>(p.v.data) + n * p.v.stride[0] + p.starts[2] + head * p.value_dim;
+#pragma unroll
+  for (int row = threadIdx.x / kWords; row < kRows; row += kPass) {
+    const int pixel = row_pixels[row];
+    copy(memory, row, pixel >= 0 && word * 8 < p.dim ? q + pixel * q_stride : nullptr);
+  }
+  cp_async_commit();
+  const auto key_there = [&](int place) {
+    const int64_t pixel = pixel_of(key_index, place, p.pixels_of_keys());
+    return pixel < 0 || active.key(pixel);
+  };
+  const int keys = list_places(p.keys, sums, key_there, [&](int at, int place) {
+    if constexpr (C::kBias == Bias::kTables) {
+      uint32_t y, x;
+      a.table_columns.divmod(place, &y, &x);
+      place = y << 8 | x;
+    }
+    list[at] = static_cast<uint16_t>(place);
+  });
+  const T* k_fill = p.k_fill ? static_cast<const T*>(p.k_fill) + head * p.dim : nullptr;
+  const T* v_fill = p.v_fill ? static_cast<const T*>(p.v_fill) + head * p.value_dim : nullptr;
+  const auto load = [&](int k0, int stage) {
+    const uint32_t to = memory + C::kStages + stage * C::kStage;
+#pragma unroll
+    for (int row = threadIdx.x / kWords; row < kKeys; row += kPass) {
+      const T *from_k = nullptr, *from_v = nullptr;
+      if (k0 + row < keys) {
+        int place = list[k0 + row];
+        if constexpr (C::kBias == Bias::kTables) place = (place >> 8) * p.table_columns + (place & 255);
+        const int64_t pixel = pixel_of(key_index, place, p.pixels_of_keys());
+        from_k = pixel >= 0 ? k + pixel * k_stride : k_fill;
+        from_v = pixel >= 0 ? v + pixel * v_stride : v_fill;
+      }
+      copy(to, row, word * 8 < p.dim ? from_k : nullptr);
+      copy(to + C::kKeyBytes, row, word * 8 < p.value_dim ? from_v : nullptr);
+    }
+    cp_async_commit();
+  };
+  load(0, 0);
+  cp_async_wait<1>();
+  __syncthreads();
+  if (p.normalize > 0.f)
+    for (int row = threadIdx.x; row < kRows; row += kThreads)
+      row_factors[row] = length_factor<T, kDim>(shared, row, p.dim, p.normalize);
+  if constexpr (C::kBias == Bias::kTables) relative_products<C>(a, shared, row_places, rows, relative);
+  __syncthreads();
+  const float factor = p.scale * (p.scales.data ? number<T>(p.scales, head) : 1.f) * kLog2e;
+  const int w0 = warp * 16 * kEach;
+  const bool works = w0 < rows;
+  const auto row_of = [&](int i) { return w0 + i * 8 + lane / 4; };  // of this lane's, 0 ... 2 kEach - 1
+  uint32_t queries[kEach][kWords / 2][4];
+#pragma unroll
+  for (int m = 0; m < kEach; ++m)
+#pragma unroll
+    for (int d = 0; d < kWords / 2; ++d)
+      load_matrix_x4((memory + left_at<kDim>(w0 + m * 16)) ^ (d << 5), queries[m][d]);
+  float row_factor[2 * kEach];
+  const float* added[2 * kEach];  // products with tables, or (below) a row of the matrix
+  int bias_at[2 * kEach];
+  const int64_t bias_of_window = ((p.bias_windows > 1 ? window : 0) * int64_t{p.heads} + head) * p.rows * p.keys;
+#pragma unroll
+  for (int i = 0; i < 2 * kEach; ++i) {
+    row_factor[i] = factor * (p.normalize > 0.f ? row_factors[row_of(i)] : 1.f);
+    if constexpr (C::kBias == Bias::kTables) added[i] = relative + row_of(i) * C::relative_stride(p);
+    bias_at[i] = row_places[row_of(i)] * p.keys;
+  }
+  float out[kEach][kWords][4] = {}, base[2 * kEach], total[2 * kEach] = {};
+#pragma unroll
+  for (int i = 0; i < 2 * kEach; ++i) base[i] = -3e38f;  // not -inf, which less itself would be NaN
+  for (int k0 = 0, stage = 0; k0 < keys; k0 += kKeys, stage ^= 1) {
+    if (k0 + kKeys < keys) {
+      load(k0 + kKeys, stage ^ 1);
+      cp_async_wait<1>();
+    } else {
+      cp_async_wait<0>();
+    }
+    __syncthreads();
+    const int tile = C::kStages + stage * C::kStage;
+    if (p.normalize > 0.f) {
+      if (threadIdx.x < kKeys)
+        key_factors[threadIdx.x] = length_factor<T, kDim>(shared + tile, threadIdx.x, p.dim, p.normalize);
+      __syncthreads();
+    }
+    if (works) {
+      float score[kEach][kKeys / 8][4];
+      const uint32_t k_at = memory + tile + columns_at<kDim>();
+#pragma unroll
+      for (int d = 0; d < kWords / 2; ++d) {
+        if (d * 16 >= p.dim) break;
+#pragma unroll
+        for (int j = 0; j < kKeys / 16; ++j) {
+          uint32_t b[4];
+          load_matrix_x4((k_at ^ (d << 5)) + j * 16 * kDim * 2, b);
+#pragma unroll
+          for (int m = 0; m < kEach; ++m) {
+            if (d == 0) {
+              Product<T>::set(score[m][2 * j], queries[m][d], b[0], b[1]);
+              Product<T>::set(score[m][2 * j + 1], queries[m][d], b[2], b[3]);
+            } else {
+              Product<T>::add(score[m][2 * j], queries[m][d], b[0], b[1]);
+              Product<T>::add(score[m][2 * j + 1], queries[m][d], b[2], b[3]);
+            }
+          }
+        }
+      }
+      const bool part = k0 + kKeys > keys;
+      float most[2 * kEach];
+#pragma unroll
+      for (int i = 0; i < 2 * kEach; ++i) most[i] = base[i];
+#pragma unroll
+      for (int j = 0; j < kKeys / 8; ++j) {
+        const int at = j * 8 + lane % 4 * 2;
+        uint32_t places = 0;  // of two keys; past the last key of any
+        if constexpr (C::kBias != Bias::kNone)
+          if (k0 + at < keys) places = *reinterpret_cast<const uint32_t*>(list + k0 + at);
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int place = C::kBias == Bias::kNone || (e && k0 + at + 1 >= keys) ? 0 : places >> 16 * e & 0xffff;
+          const float by = p.normalize > 0.f ? key_factors[at + e] : 1.f;
+#pragma unroll
+          for (int i = 0; i < 2 * kEach; ++i) {
+            float& s = score[i / 2][j][i % 2 * 2 + e];
+            s *= row_factor[i];
+            if (p.normalize > 0.f) s *= by;
+            if constexpr (C::kBias == Bias::kMatrix)
+              s = fmaf(number<T>(p.bias, bias_of_window + bias_at[i] + place), kLog2e, s);
+            if constexpr (C::kBias == Bias::kTables) s += added[i][place >> 8] + added[i][p.table_rows + (place & 255)];
+            if (part && k0 + at + e >= keys) s = -INFINITY;
+            most[i] = fmaxf(most[i], s);
+          }
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 2 * kEach; ++i) {
+        most[i] = fmaxf(most[i], __shfl_xor_sync(~0u, most[i], 1));
+        most[i] = fmaxf(most[i], __shfl_xor_sync(~0u, most[i], 2));
+        const float shrink = exp2_approx(base[i] - most[i]);
+        base[i] = most[i], total[i] *= shrink;
+#pragma unroll
+        for (int j = 0; j < kWords; ++j) out[i / 2][j][i % 2 * 2] *= shrink, out[i / 2][j][i % 2 * 2 + 1] *= shrink;
+      }
+      const uint32_t v_at = memory + tile + C::kKeyBytes + left_at<kDim>(0);
+#pragma unroll
+      for (int c = 0; c < kKeys / 16; ++c) {
+        if (k0 + c * 16 >= keys) break;
+        uint32_t weights[kEach][4];
+#pragma unroll
+        for (int m = 0; m < kEach; ++m)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const float (&s)[4] = score[m][2 * c + i / 2];
+            const int r = i % 2, row = 2 * m + r;
+            const float left = exp2_approx(s[2 * r] - base[row]), right = exp2_approx(s[2 * r + 1] - base[row]);
+            total[row] += left + right;
+            weights[m][i] = pair<T>(left, right);
+          }
+#pragma unroll
+        for (int d = 0; d < kWords / 2; ++d) {
+          if (d * 16 >= p.value_dim) break;
+          uint32_t b[4];
+          load_matrix_x4_transposed((v_at ^ (d << 5)) + c * 16 * kDim * 2, b);
+#pragma unroll
+          for (int m = 0; m < kEach; ++m) {
+            Product<T>::add(out[m][2 * d], weights[m], b[0], b[1]);
+            Product<T>::add(out[m][2 * d + 1], weights[m], b[2], b[3]);
+          }
+        }
+      }
+    }
+    __syncthreads();  // the stage is free
+  }
+  cp_async_wait<0>();
+  const int64_t out_stride = p.stride(p.out);
+#pragma unroll
+  for (int i = 0; i < 2 * kEach; ++i) {
+    total[i] += __shfl_xor_sync(~0u, total[i], 1);
+    total[i] += __shfl_xor_sync(~0u, total[i], 2);
+    const int pixel = row_pixels[row_of(i)];
+    if (pixel < 0) continue;
+    const float by = total[i] != 0.f ? 1.f / total[i] : 0.f;
+    T* to = static_cast<T*>(p.out.data) + n * p.out.stride[0] + pixel * out_stride + head * p.value_dim + lane % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < kWords; ++j) {
+      const float (&o)[4] = out[i / 2][j];
+      if (j * 8 < p.value_dim)
+        *reinterpret_cast<uint32_t*>(to + j * 8) = pair<T>(o[i % 2 * 2] * by, o[i % 2 * 2 + 1] * by);
+    }
+  }
+}
+
+template <class C>
+Status launch(const WindowAttentionParams& p, const DeviceInfo& device, cudaStream_t stream) {
+  constexpr auto kernel = window_attention_kernel<C>;
+  constexpr int kMost = 99 * 1024;
+  const int bytes = C::bytes(p), tiles = (p.rows + C::kRows - 1) / C::kRows;
+  SBNET_CHECK(bytes <= kMost && p.table_rows <= 256 && p.table_columns <= 256,
+              "%s: row_table, column_table: expected fewer rows and columns, got %d and %d", kOp, p.table_rows,
+              p.table_columns);
+  const int64_t ctas = size_product({p.windows, tiles, p.heads, p.q.size[0]});
+  SBNET_CHECK(ctas <= INT32_MAX, "%s: q: expected fewer than 2^31 tiles of rows, got %lld", kOp,
+              static_cast<long long>(ctas));
+  SBNET_TRY(allow_shared<kernel>(kOp, device, kMost));
+  const Args args = {
+      p,     FastDiv(p.q.size[3]),     FastDiv(p.grid.size[0]), FastDiv(p.grid.size[1]), FastDiv(p.table_columns),
+      tiles, p.rows <= kMostWindowKeys};
+  const dim3 grid(static_cast<unsigned>(ctas));
+  SBNET_CUDA_TRY(kOp, launch_dependent(device, kernel, grid, dim3(kThreads), bytes, stream, args));
+  return ok_status();
+}
+
+// Two operands of rows a warp use each fragment of keys twice, where windows have rows enough.
+template <class T, Bias kBias>
+Status launch_of(const WindowAttentionParams& p, const DeviceInfo& device, cudaStream_t stream) {
+  if (p.dim > 64 || p.value_dim > 64) return launch<Config<T, 128, 1, kBias>>(p, device, stream);
+  if constexpr (kBias == Bias::kNone)
+    if (p.rows >= 256) return launch<Config<T, 64, 2, kBias>>(p, device, stream);
+  return launch<Config<T, 64, 1, kBias>>(p, device, stream);
+}
+
+template <class T>
+Status launch_with(const WindowAttentionParams& p, const DeviceInfo& device, cudaStream_t stream) {
+  SBNET_CHECK(!p.bias.data || !p.row_table, "%s: bias: expected none beside tables", kOp);
+  if (p.row_table) return launch_of<T, Bias::kTables>(p, device, stream);
+  return p.bias.data ? launch_of<T, Bias::kMatrix>(p, device, stream) : launch_of<T, Bias::kNone>(p, device, stream);
+}
+
+}  // namespace
+}  // namespace sbnet::portable
+
+sbnet::Status sbnet_window_attention_cuda(const sbnet::WindowAttentionParams* p, void* stream_handle) {
+  using namespace sbnet;
+  using namespace sbnet::portable;
+  SBNET_TRY(validate(*p));
+  SBNET_CHECK(p->q.dtype != DType::kF32, "%s: q: dtype: expected float16 or bfloat16 on CUDA, got float32", kOp);
+  if (!p->q.size[0] || !p->windows || !p->rows) return ok_status();
+  DeviceInfo device;
+  SBNET_TRY(current_device(kOp, &device));
+  const auto stream = static_cast<cudaStream_t>(stream_handle);
+  return p->q.dtype == DType::kF16 ? launch_with<__half>(*p, device, stream)
+                                   : launch_with<__nv_bfloat16>(*p, device, stream);
+}

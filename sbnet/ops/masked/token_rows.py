@@ -1,0 +1,91 @@
+"""Tokens of a plane, packed, and copies of their rows: what runs on CUDA beside the layers of planes, a launch each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sbnet.active import ActiveBlocks
+from sbnet.ops.common import refuse_meta_mix
+from sbnet.ops.masked.layer import in_place_fake
+
+_ops = torch.ops.sbnet
+
+
+class PackedTokens(NamedTuple):
+    """lengths [N] int32, order [N,capacity] int64, rows [N,tokens] int64, mask [N,tokens] bool: those of TokenBlocks;
+    filled [N,capacity] bool: rows that hold a token."""
+
+    lengths: Tensor
+    order: Tensor
+    rows: Tensor
+    mask: Tensor
+    filled: Tensor
+
+
+def pack_tokens(
+    active: ActiveBlocks, size: Sequence[int], prefix: int = 0, suffix: int = 0, capacity: int | None = None
+) -> PackedTokens:
+    """Which row each active pixel of an H x W plane gets, in raster order, behind `prefix` rows and before `suffix`.
+
+    Raises:
+        RuntimeError: fewer rows (`capacity`) than tokens.
+    """
+    tokens = prefix + size[0] * size[1] + suffix
+    numbers = active.grid.numbers()
+    return PackedTokens(
+        *_ops.pack_tokens(
+            active.block_map, numbers, list(size), prefix, suffix, tokens if capacity is None else capacity
+        )
+    )
+
+
+def move_rows_(
+    x: Tensor,
+    out: Tensor,
+    *,
+    table: Tensor | None = None,
+    index: Tensor | None = None,
+    lengths: Tensor | None = None,
+    mask: Tensor | None = None,
+    start: int = 0,
+) -> None:
+    """Writes rows r < lengths[n] of out [N,rows,C]: row index[n,r] of x [N or 1,rows,C], or row r + start; beside a
+    table, its first `start` rows, then those of x, then the rest of the table, which ends at lengths[n]. Zeros where a
+    mask [N,rows] says that nothing is there."""
+    _ops.move_rows_(x, table, index, lengths, mask, start, out)
+
+
+def pack_patches_(x: Tensor, index: Tensor, lengths: Tensor, patch: Sequence[int], out: Tensor) -> None:
+    """Writes rows r < lengths[n] of out [N,rows,C * height * width]: the numbers of patch index[n,r] of x [N,C,H,W]."""
+    _ops.pack_patches_(x, index, lengths, list(patch), out)
+
+
+def merge_pixels_(
+    x: Tensor, active: ActiveBlocks, factor: int, offsets: Sequence[tuple[int, int]], out: Tensor
+) -> None:
+    """Writes the active pixels (i, j) of out: x at (i, j) * factor + each offset, side by side in channels."""
+    flat = [n for offset in offsets for n in offset]
+    _ops.merge_pixels_(x, active.block_map, active.grid.numbers(), factor, flat, out)
+
+
+@torch.library.register_fake("sbnet::pack_tokens")
+def _pack_tokens_fake(
+    block_map: Tensor, grid: list[int], size: list[int], prefix: int, suffix: int, capacity: int
+) -> tuple[Tensor, ...]:
+    refuse_meta_mix("pack_tokens", block_map)
+    n, tokens = block_map.shape[0], prefix + size[0] * size[1] + suffix
+    return (
+        block_map.new_empty((n,), dtype=torch.int32),
+        block_map.new_empty((n, capacity), dtype=torch.int64),
+        block_map.new_empty((n, tokens), dtype=torch.int64),
+        block_map.new_empty((n, tokens), dtype=torch.bool),
+        block_map.new_empty((n, capacity), dtype=torch.bool),
+    )
+
+
+for _name in ("move_rows_", "pack_patches_", "merge_pixels_"):
+    in_place_fake(_name)

@@ -1,0 +1,137 @@
+"""Attention in windows and the rows of tokens as CUDA runs them, on the CPU, by tests/tools/emulator."""
+
+import ctypes
+
+import pytest
+import torch
+
+from sbnet import BlockGrid
+from sbnet.ops.masked.token_rows import pack_tokens
+from support.emulator import CSRC, TOOLS, emulated_library
+from support.helpers import assert_bitwise, random_active
+from support.window_cases import Case, squares
+
+DTYPES = {torch.float16: 1, torch.bfloat16: 2}
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+@pytest.fixture(scope="session")
+def emulated(tmp_path_factory):
+    kernels = [CSRC / "cuda/attention/window_attention.cu", CSRC / "cuda/masked/token_rows.cu"]
+    names = ("grid", "layer", "memory", "settled", "window", "attention/window_attention", "masked/token_rows")
+    core = [CSRC / f"core/{name}.cpp" for name in names]
+    return emulated_library(tmp_path_factory, "window", kernels, [TOOLS / "entry_window.cpp", *core])
+
+
+def run(function, *arguments, seed: int = 1) -> None:
+    message = ctypes.create_string_buffer(4096)
+    given = [ctypes.c_void_p(a.data_ptr()) if isinstance(a, torch.Tensor) else a for a in arguments]
+    assert not function(*given, ctypes.c_int64(seed), message, ctypes.c_int64(4096)), message.value.decode()
+
+
+def int64s(*numbers: int) -> ctypes.Array:
+    return (ctypes.c_int64 * len(numbers))(*numbers)
+
+
+def window_attention(
+    library, q, k, v, rows, keys, active, out, *, starts, heads, dim, value_dim, scale, normalize=0.0, **given
+) -> None:  # fmt: skip
+    bias, high, wide = (given.get(name) for name in ("bias", "row_table", "column_table"))
+    views = [n for t in (q, k, v, out) for n in (*t.shape, *t.stride())]
+    sides = [0 if t is None else len(t) for t in (bias, high, wide)]
+    numbers = int64s(
+        DTYPES[q.dtype],
+        *views,
+        *active.grid.numbers(),
+        *starts,
+        heads,
+        dim,
+        value_dim,
+        *rows.shape,
+        keys.shape[1],
+        *sides,
+    )
+    names = "active_keys", "bias", "row_table", "column_table", "scales", "k_fill", "v_fill"
+    tensors = [q, k, v, out, rows.contiguous(), keys.contiguous(), active.block_map, *map(given.get, names)]
+    pointers = (ctypes.c_void_p * len(tensors))(*(None if t is None else t.data_ptr() for t in tensors))
+    run(library.emulate_window_attention, pointers, numbers, ctypes.c_float(scale), ctypes.c_float(normalize))
+
+
+def check(library, *arguments, **options) -> None:
+    torch.manual_seed(0)
+    case = Case("cpu", *arguments, **options)
+    case.call = lambda *given, **named: window_attention(library, *given, **named)
+    case.check()
+
+
+@dtypes
+@pytest.mark.parametrize("dim", [24, 32, 80])
+def test_windows_and_a_bias_of_heads(emulated, dtype, dim):
+    check(emulated, dtype, (14, 21), squares(14, 21, 7), dim=dim, bias=torch.randn(1, 2, 49, 49), batch=1)
+
+
+def test_a_bias_of_each_window_beside_padding(emulated):
+    rows = squares(16, 20, 8, 4, pad=4)
+    fills = {"k_fill": torch.randn(64), "v_fill": torch.randn(64)}
+    check(emulated, torch.float16, (16, 20), rows, bias=torch.randn(len(rows), 2, 64, 64), **fills)
+
+
+def test_cosines_times_a_number_a_head(emulated):
+    check(emulated, torch.bfloat16, (8, 16), squares(8, 16, 8), scales=torch.tensor([4.0, 9.0]), normalize=1e-5)
+
+
+@dtypes
+def test_tables_of_rows_and_columns(emulated, dtype):
+    rows = torch.arange(1, 12 * 20 + 1)[None]
+    tables = {"row_table": torch.randn(12, 12, 32) / 5, "column_table": torch.randn(20, 20, 32) / 5}
+    check(emulated, dtype, (12, 20), rows, density=0.6, batch=1, **tables)
+
+
+@pytest.mark.parametrize("size", [(24, 40), (92, 90)])
+def test_keys_of_another_plane(emulated, size):
+    rows, keys = (torch.arange(1, h * w + 1)[None] for h, w in (size, (9, 11)))
+    density = 0.2 if size[0] < 90 else 0.02
+    check(emulated, torch.float16, size, rows, keys=keys, other=(9, 11), value_dim=48, density=density, batch=1)
+
+
+@pytest.mark.parametrize(("prefix", "suffix"), [(0, 0), (3, 2)])
+def test_packed_tokens(emulated, prefix, suffix):
+    for size, grid in (
+        ((13, 21), BlockGrid((6, 5), (4, 3), (-1, -2), (4, 8))),
+        ((40, 50), BlockGrid.cover((40, 50), 3)),
+    ):
+        active = random_active(grid, 2, 0.3, "cpu")
+        want = pack_tokens(active, size, prefix, suffix, prefix + size[0] * size[1] + suffix + 9)
+        got = [torch.full_like(t, 1) for t in want]
+        numbers = int64s(*grid.numbers(), 2, *size, prefix, suffix, want.order.shape[1])
+        run(emulated.emulate_pack_tokens, active.block_map, numbers, *got)
+        for ours, theirs, name in zip(got, want, want._fields, strict=True):
+            assert_bitwise(ours, theirs, name)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("channels", [7, 40])
+def test_moved_rows(emulated, dtype, channels):
+    x, table = torch.randn(2, 24, channels).to(dtype), torch.randn(1, 5, channels).to(dtype)
+    index, mask = torch.randint(24, (2, 31)), torch.rand(2, 31) > 0.5
+    lengths = torch.tensor([23, 6], dtype=torch.int32)
+
+    def moved(start, *given):
+        out = torch.full((2, 31, channels), torch.nan, dtype=dtype)
+        sizes = [int64s(*t.shape[:2], *t.stride()[:2]) for t in (x, table, out)]
+        held, by, up_to, there = given
+        run(
+            emulated.emulate_move_rows, x, sizes[0], held, sizes[1], out, sizes[2],
+            int64s(channels, x.element_size(), start), by, up_to, there,
+        )  # fmt: skip
+        return out
+
+    got = moved(0, None, index, lengths, None)
+    for n, length in enumerate(lengths.tolist()):
+        assert_bitwise(got[n, :length], x[n][index[n, :length]])
+        assert got[n, length:].isnan().all()
+    picked = torch.stack([x[n][index[n]] for n in range(2)])
+    assert_bitwise(moved(0, None, index, None, mask), torch.where(mask[:, :, None], picked, 0))
+    got = moved(2, table, None, lengths, None)
+    for n, length in enumerate(lengths.tolist()):
+        assert_bitwise(got[n, :length], torch.cat([table[0, :2], x[n, : length - 5], table[0, 2:]]))
