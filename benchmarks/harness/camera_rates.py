@@ -51,8 +51,8 @@ def boxes_of(output: Tensor, size: tuple[int, int], shift: float) -> Tensor:
         rows, columns = (torch.arange(n // step, device=output.device) + 0.5 for n in size)
         centres.append(torch.stack([columns.expand(len(rows), -1), rows[:, None].expand(-1, len(columns))]).flatten(1))
         steps.append(torch.full((centres[-1].shape[1],), float(step), device=output.device))
-    centre, step = torch.cat(centres, 1), torch.cat(steps)
-    low, high = (centre - far[:, :2]) * step, (centre + far[:, 2:]) * step
+    centre, scale = torch.cat(centres, 1), torch.cat(steps)
+    low, high = (centre - far[:, :2]) * scale, (centre + far[:, 2:]) * scale
     scores = (output[:, 4 * BINS :].float() + shift).sigmoid()
     return torch.cat([(low + high) / 2, high - low, scores], 1)
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from sbnet.active import BlockGrid
 from sbnet.files import reason
+from sbnet.masks import codec
 
 OUTLINE = np.array([255, 220, 60], np.uint8)
 
@@ -150,6 +151,13 @@ def orientation_of(frame: Any) -> tuple[bool, bool, bool]:
     a, b, _, c, d = np.frombuffer(data, np.int32)[:5].tolist()  # (x, y) goes to (a x + c y, b x + d y)
     turned = abs(b) + abs(c) > abs(a) + abs(d)
     return (True, b < 0, c < 0) if turned else (False, d < 0, a < 0)
+
+
+def motion_of(frame: Any) -> codec.Motion:
+    """The motion vectors of a decoded frame."""
+    found = frame.side_data.get("MOTION_VECTORS")
+    vectors = None if found is None else found.to_ndarray()
+    return codec.motion_of(vectors, (frame.height, frame.width), *orientation_of(frame))
 
 
 class Upright:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sbnet.apps.surface import Surface
+from sbnet.masks.codec import Motion
 
 
 class PipelineError(Exception):
@@ -31,6 +32,7 @@ class Frame:
         time: seconds from the start, where the source knows.
         fault: why it could not be read; pixels are then missing.
         occupied: [H,W] bool, the pixels that hold anything, where who made the frame knows.
+        motion: motion vectors of its codec, where a mask reads them.
         path: the file that it was read from, where it is one of several.
     """
 
@@ -40,6 +42,7 @@ class Frame:
     time: float | None = None
     fault: str = ""
     occupied: Tensor | None = None
+    motion: Motion | None = None
     path: Path | None = None
 
     def place(self, device: torch.device) -> None:

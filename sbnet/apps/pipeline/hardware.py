@@ -27,11 +27,13 @@ class Decoding:
     Attributes:
         wanted: of DECODERS; auto: the hardware where it can, else the host.
         device: of the pipeline.
+        vectors: frames come with the motion vectors of their codec, which the host's decoder alone tells.
         ran: "NVDEC" or "host" once that is decided, "" before. why: the hardware did not.
     """
 
     wanted: str = "host"
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    vectors: bool = False
     ran: str = ""
     why: str = ""
 
@@ -40,6 +42,8 @@ class Decoding:
             raise PipelineError(f"decoder: expected one of {', '.join(DECODERS)}, got {self.wanted!r}")
         if self.wanted == "nvdec" and self.device.type != "cuda":
             raise PipelineError(f"decoder: expected a device cuda for nvdec, got {self.device}")
+        if self.wanted == "nvdec" and self.vectors:
+            raise PipelineError("decoder: expected host for a mask that reads motion vectors, got nvdec")
 
     def frames(
         self, name: str, opened: Callable[[], tuple[Any, Any]], host: Callable[[], Iterator[Frame]],
@@ -57,8 +61,8 @@ class Decoding:
         Raises:
             PipelineError: the hardware was asked for, and cannot.
         """
-        self.ran, self.why = "host", ""
-        if self.device.type == "cuda" and self.wanted != "host":
+        self.ran, self.why = "host", "the mask reads motion vectors" if self.vectors else ""
+        if self.device.type == "cuda" and self.wanted != "host" and not self.vectors:
             try:
                 yield from self._hardware(name, opened, size, live)
                 return

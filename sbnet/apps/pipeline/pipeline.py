@@ -113,7 +113,7 @@ class Pipeline:
         except (ValueError, TypeError, OSError) as error:
             raise PipelineError(str(error).removeprefix("sbnet: ")) from None
         self.device = pick_device(device)
-        self.decoding = Decoding(decoder, self.device)
+        self.decoding = Decoding(decoder, self.device, self.mask.reads_vectors)
         self.source: Source = open_source(source, size, self.network.read, decoding=self.decoding)
         if dtype is None:
             half = self.network.half or isinstance(self.network.model, torch.nn.Module)

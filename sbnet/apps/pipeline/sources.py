@@ -20,6 +20,7 @@ from sbnet.files import reason
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".gif")
 ANIMATED = ("PNG", "WEBP", "GIF", "TIFF")  # whose further pictures are frames; a phone's JPEG has previews
+VECTORS = ("h264", "mpeg4", "msmpeg4v2", "msmpeg4", "mpeg1video", "mpeg2video", "h263")  # FFmpeg exports theirs
 URL = re.compile("[A-Za-z][A-Za-z0-9+.-]+://")
 Size = tuple[int, int]
 
@@ -104,7 +105,9 @@ def _open_path(
         info = video.video_info(path)
 
         def frames() -> Iterator[Frame]:
-            return decoding.frames(path.name, lambda: video.open_film(path), lambda: _of_film(path, size), size)
+            return decoding.frames(
+                path.name, lambda: video.open_film(path), lambda: _of_film(path, size, decoding.vectors), size
+            )
 
         return Source(frames, path.name, info.rate, info.frames, info, [path], decoding)
     if not names:
@@ -241,13 +244,13 @@ def _of_arrays(given: Iterable[Any]) -> Iterator[Frame]:
             )
 
 
-def _of_film(path: Path, size: Size | None) -> Iterator[Frame]:
+def _of_film(path: Path, size: Size | None, vectors: bool = False) -> Iterator[Frame]:
     """Frames of a file, one by one: a packet that cannot be decoded is a broken frame, and the next is tried. So is the
     end of a film that is shorter than its header promises."""
     container, stream = video.open_film(path)
     with container:
         count, end, broken = 0, 0.0, False
-        for frame in _decoded(container, stream, size, path.name):
+        for frame in _decoded(container, stream, size, path.name, vectors):
             yield frame
             count, end, broken = count + 1, frame.time or end, bool(frame.fault)
         if not broken and video.ends_early(stream, count, end):
@@ -272,7 +275,7 @@ def _stream(address: str, size: Size | None, decoding: Decoding) -> Source:
             yield from decoding.frames(
                 address,
                 lambda: (container, stream),
-                lambda: _decoded(container, stream, size, address),
+                lambda: _decoded(container, stream, size, address, decoding.vectors),
                 size,
                 live=True,
             )
@@ -280,9 +283,14 @@ def _stream(address: str, size: Size | None, decoding: Decoding) -> Source:
     return Source(frames, address, Fraction(stream.average_rate or 25), stream.frames, decoding=decoding)
 
 
-def _decoded(container: Any, stream: Any, size: Size | None, name: str) -> Iterator[Frame]:
+def _decoded(
+    container: Any, stream: Any, size: Size | None, name: str, vectors: bool = False
+) -> Iterator[Frame]:  # fmt: skip
     errors = video.pyav().error.FFmpegError, OSError, ValueError
     stream.thread_type = "AUTO"
+    if vectors:
+        stream.codec_context.options = {"flags2": "+export_mvs"}
+    exports = vectors and stream.codec_context.name in VECTORS
     upright = video.Upright()
     index = 0
     packets = container.demux(stream)
@@ -302,7 +310,8 @@ def _decoded(container: Any, stream: Any, size: Size | None, name: str) -> Itera
             continue
         for picture in found:
             try:
-                yield Frame(index, upright(picture, size), str(index), picture.time)
+                motion = video.motion_of(picture) if exports else None
+                yield Frame(index, upright(picture, size), str(index), picture.time, motion=motion)
             except errors as error:
                 yield Frame(index, None, f"{name}, frame {index}", fault=reason(error))
             index += 1
