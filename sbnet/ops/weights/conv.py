@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 
 from sbnet.active import ActiveBlocks
-from sbnet.ops.common import check_active, refuse_meta_mix, require_active, require_batch, require_tensor
+from sbnet.ops.common import (
+    check_active,
+    is_channels_last,
+    refuse_meta_mix,
+    require_active,
+    require_batch,
+    require_tensor,
+)
 from sbnet.ops.masked.conv import activation_name, autocast
 from sbnet.ops.masked.conv_grad import activation_backward
 from sbnet.ops.weights.conv_layout import ConvLayout, layout_of_lists
@@ -70,12 +77,12 @@ def blocksparse_conv(
         x, filters = autocast(x, filters)
         own = [part[3 - axes :] for part in parts(geometry)]
         product = None
-        if not hopper_convolves(x, layout, size, channels_last(lifted(x))):
+        if not hopper_convolves(x, layout, size, is_channels_last(lifted(x))):
             product = product_of(x, filters, layout, bias, own, size)
         if product is not None:
             require_pack(op, packed, x, layout)
             y = convolve_by_product(x, filters, product, bias, activation, own, negative_slope=negative_slope)
-            return y if channels_last(lifted(x)) else y.contiguous()
+            return y if is_channels_last(lifted(x)) else y.contiguous()
     act = activation_name(op, activation), negative_slope
     return _convolve(x, filters, layout, bias, geometry, size, False, *act, packed)
 
@@ -259,13 +266,8 @@ def output_sides(x: Tensor, geometry: Sequence[int], axes: int) -> list[int]:
     return out
 
 
-def channels_last(x: Tensor) -> bool:
-    """Channels lie next to each other and columns do not. Keep in step with torch_binding/weights/conv.cpp."""
-    return bool(x.stride(1) == 1) and bool(x.stride(4) != 1)
-
-
 def _result(x: Tensor, channels: int, size: Sequence[int]) -> Tensor:
-    if channels_last(x):
+    if is_channels_last(x):
         return x.new_empty(x.shape[0], *size, channels).permute(0, 4, 1, 2, 3)
     return x.new_empty(x.shape[0], channels, *size)
 
