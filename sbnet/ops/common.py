@@ -14,7 +14,7 @@ from sbnet.active import ActiveBlocks, BlockGrid
 
 
 def is_channels_last(x: Tensor) -> bool:
-    """Channels lie next to each other and columns do not. Keep in step with torch_binding/common.h and weights/conv.cpp.
+    """Channels lie next to each other and columns do not. As torch_binding/common.h and weights/conv.cpp.
 
     Strides alone, without is_contiguous(): torch 2.11 cannot decide that with dynamic shapes.
     """
