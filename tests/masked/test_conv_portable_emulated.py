@@ -34,3 +34,19 @@ def test_groups_keep_infinities_to_themselves(emulated, inputs):
     for activation, residual, stride in ((None, False, 1), ("gelu", True, 2), ("relu", "after", 1)):
         more = {"activation": activation, "residual": residual, "stride": stride}
         assert emulate(emulated, "3x3 by groups", infinite=[5, 38], nan=[], **more, **case)
+
+
+@pytest.mark.parametrize(("size", "stride"), [((27, 27), 2), ((35, 22), 1)])
+def test_first_layers_keep_infinities_in_their_windows(emulated, size, stride):
+    """Taps past the last one of a step read zeros, not a pixel times zero. The pixel is a patch's first one."""
+    case = {"channels": 3, "filters": 24, "size": size, "block": 8, "density": 1.0, "kernel": 7, "padding": 3}
+    case |= {"seed": 4, "multiprocessors": 2, "activation": None, "residual": False, "dtype": torch.float16}
+    assert emulate(emulated, "first layer", infinite=[1], stride=stride, **case)
+
+
+@pytest.mark.parametrize("density", [0.1, 1.0])
+def test_reductions_shared_by_two_sets_of_warps(emulated, density):
+    """3x3 of many channels, whose small units are summed in halves."""
+    case = {"channels": 200, "filters": 136, "size": (30, 36), "block": 16, "kernel": 3, "padding": 1, "stride": 1}
+    case |= {"seed": 5, "multiprocessors": 6, "activation": "relu", "residual": True, "dtype": torch.float16}
+    assert emulate(emulated, "3x3 by patches", density=density, **case)
