@@ -18,7 +18,16 @@ DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 6} 
 
 @pytest.fixture(scope="session")
 def emulated(tmp_path_factory):
-    core = ("masked/bottleneck", "masked/conv", "masked/conv_select", "masked/conv_query", "grid", "layer", "memory")
+    core = (
+        "masked/bottleneck",
+        "masked/conv",
+        "masked/conv_select",
+        "masked/conv_query",
+        "grid",
+        "layer",
+        "memory",
+        "settled",
+    )
     kernels = [
         CSRC / f"cuda/masked/{name}.cu" for name in ("conv_quantized", "conv_quantized_mma", "conv_quantized_round")
     ]
