@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "cuda/tf32.cuh"
+
 namespace sbnet {
 
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
@@ -58,20 +60,8 @@ __device__ __forceinline__ void load_matrix_x4(uint32_t shared, uint32_t (&r)[4]
                : "r"(shared));
 }
 
-__device__ __forceinline__ uint32_t round_to_tf32(uint32_t bits) {
-  uint32_t r;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(__uint_as_float(bits)));
-  return r;
-}
-
-// The tensor cores would cut the low bits off, a bias towards zero.
-__device__ __forceinline__ void round_fragment(uint32_t (&r)[4]) {
-#pragma unroll
-  for (int e = 0; e < 4; ++e) r[e] = round_to_tf32(r[e]);
-}
-
-// d[16 x 8] += a[16 x 32 bytes] b[32 bytes x 8]: k is 32 of int8, 16 halves, or 8 floats whose low 13 bits must be
-// clear. The lane-to-byte layout of the operands is the same for all element types. Sum: int32 of int8, else float.
+// d[16 x 8] += a[16 x 32 bytes] b[32 bytes x 8]: k is 32 of int8, 16 halves, or 8 floats whose low 13 bits are not
+// read. The lane-to-byte layout of the operands is the same for all element types. Sum: int32 of int8, else float.
 template <class T, class Sum>
 __device__ __forceinline__ void mma_16x8(Sum (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 template <>

@@ -65,7 +65,7 @@ class Attentions:
 
     def _weighted(self, b: Builder, call: Call, rows_of_v: int) -> Value | None:
         weights, v = call.args[:2]
-        node = weights.producer if isinstance(weights, Value) else None
+        node = unguarded(weights).producer if isinstance(weights, Value) else None
         if node is None or node.kind != "aten" or op_name(node.target) != "softmax" or not 3 <= len(weights.shape) <= 5:
             return None
         if node.args[1] not in (-1, len(weights.shape) - 1) or weights.dtype != node.args[0].dtype:
@@ -96,10 +96,12 @@ class Attentions:
             return None
         (q, first), (k, second) = scaled(product.args[0], self.fixed), scaled(product.args[1], self.fixed)
         rank = len(weights.shape)
-        (q, least, turned), (k, same, k_turned) = normalized(q), normalized(k)
+        (q, least, turned), (k, same, k_turned) = normalized(q, self.fixed), normalized(k, self.fixed)
         if least != same or turned or (least and not k_turned) or (scales and rank != 4) or (biases and rank == 5):
             return None
         found = Scores(scale * first * second, scales, biases, least)
+        if not k_turned and rank == 4 and (rows := unswapped(k)) is not None:
+            k, k_turned = rows, True
         return self._attend(b, call, (q, k, v), (rank - 2, rank - 2 if k_turned else rank - 1, rows_of_v), found)
 
     def _attend(
@@ -110,6 +112,8 @@ class Attentions:
         biases = [v for v in biases if v.dtype != torch.bool or not v.constant or not bool(evaluated(v).all())]
         if any(v.dtype == torch.bool for v in biases):
             return None
+        if self.fixed:  # what exporters make of a mask that hides nothing
+            biases = [v for v in biases if not v.constant or bool(evaluated(v).any())]
         scores = dataclasses.replace(scores, biases=biases)
         found = [one for v, k in zip(parts, at, strict=True) if (one := self._heads(b, call, v, k)) is not None]
         if not found:
@@ -195,13 +199,44 @@ class Attentions:
         return next(iter(found.values())) if len(found) == 1 else None
 
 
-def swaps_last(node: Node) -> bool:
-    """Does it swap the last two of four dimensions?"""
-    return op_name(node.target) == "transpose" and sorted(int(d) % 4 for d in node.args[1:3]) == [2, 3]
+def swaps_last(node: Node, rank: int = 4) -> bool:
+    """Does it swap the last two dimensions?"""
+    if op_name(node.target) == "permute":
+        return [int(d) % rank for d in node.args[1]] == [*range(rank - 2), rank - 1, rank - 2]
+    return op_name(node.target) == "transpose" and sorted(int(d) % rank for d in node.args[1:3]) == [rank - 2, rank - 1]
+
+
+def unswapped(value: Value) -> Value | None:
+    """Of a computed [N,heads,T,dim] whose last two dimensions were swapped, by whatever moves numbers, that value."""
+    chain, shape = list[Node](), list(value.shape)
+    while value.producer is not None and value.producer.moves and not value.producer.options.get("many"):
+        chain.append(value.producer)
+        value = value.producer.args[0]
+        if list(value.shape) == [*shape[:2], shape[3], shape[2]] and value.producer is not None:
+            numbers = torch.arange(math.prod(shape)).view(value.shape)
+            moved: Any = numbers
+            for node in chain[::-1]:
+                moved = node.target(moved, *node.args[1:], **node.kwargs)
+            if torch.equal(moved, numbers.transpose(2, 3)) and not value.producer.moves:
+                return value
+    return None
+
+
+def unguarded(value: Value) -> Value:
+    """Of where(isnan(x), 0, x), as exporters write a softmax that may see nothing, x; else the value."""
+    node = value.producer
+    if node is None or node.kind != "aten" or op_name(node.target) != "where" or len(node.args) != 3:
+        return value
+    asked, none, x = node.args
+    test = asked.producer if isinstance(asked, Value) else None
+    if test is None or op_name(test.target) != "isnan" or test.args[0] is not x:
+        return value
+    zero = bool((evaluated(none) == 0).all()) if isinstance(none, Value) and none.constant else none == 0
+    return x if zero else value
 
 
 def is_weights(value: Value) -> bool:
-    node = value.producer
+    node = unguarded(value).producer
     return node is not None and node.kind == "aten" and op_name(node.target) == "softmax"
 
 
@@ -243,25 +278,37 @@ def scaled(value: Value, fixed: bool) -> tuple[Value, float]:
     return value, scale
 
 
-def normalized(value: Value) -> tuple[Value, float, bool]:
+def normalized(value: Value, fixed: bool) -> tuple[Value, float, bool]:
     """Of what was divided by its length along its last dimension, or by the least of that: the value, the least, and
     were its last two dimensions then swapped? Else the value, 0 and False."""
     node, rank, turned = value.producer, len(value.shape), False
-    if node is not None and node.kind == "aten" and op_name(node.target) == "transpose":
-        turned = sorted(int(d) % rank for d in node.args[1:3]) == [rank - 2, rank - 1]
-        node = node.args[0].producer if turned else None
+    if node is not None and node.kind == "aten" and swaps_last(node, rank):
+        turned, node = True, node.args[0].producer
     if node is None or node.kind != "aten" or op_name(node.target) != "div" or not isinstance(node.args[1], Value):
         return value, 0.0, False
     inner, length = node.args[0], node.args[1].producer
     while length is not None and op_name(length.target) in ("expand", "expand_as"):
         length = length.args[0].producer
-    norm = length.args[0].producer if length is not None and op_name(length.target) == "clamp_min" else None
+    least = least_of(length, fixed)
+    norm = length.args[0].producer if length is not None and least is not None else None
     if length is None or norm is None or op_name(norm.target) != "linalg_vector_norm" or norm.args[0] is not inner:
         return value, 0.0, False
     power, dims = (*norm.args[1:3], *(2, None)[len(norm.args) - 1 :])[:2]
-    if power != 2 or not dims or [int(d) % rank for d in dims] != [rank - 1] or float(length.args[1]) <= 0:
+    if power != 2 or not dims or [int(d) % rank for d in dims] != [rank - 1] or least is None or least <= 0:
         return value, 0.0, False
-    return inner, float(length.args[1]), turned
+    return inner, least, turned
+
+
+def least_of(node: Node | None, fixed: bool) -> float | None:
+    """What a clamp of the lower side alone gives at least, a number that nobody writes."""
+    if node is None or op_name(node.target) not in ("clamp_min", "clamp") or len(node.args) < 2 or node.kwargs:
+        return None
+    low, above = node.args[1], node.args[2:]
+    if any(v is not None for v in above) or low is None:
+        return None
+    if not is_number(low, fixed):
+        return None
+    return float(evaluated(low)) if isinstance(low, Value) else float(low)
 
 
 def evaluated(value: Value) -> Any:

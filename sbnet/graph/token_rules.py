@@ -16,10 +16,11 @@ from torch import Tensor
 from sbnet.graph.axes import REARRANGING, Axes, infer, is_tokens, role
 from sbnet.graph.builder import Builder, Call, back, feature_map
 from sbnet.graph.ir import Node, Ref, Step, Value, computed
-from sbnet.graph.token_attention import Attentions
+from sbnet.graph.token_attention import Attentions, evaluated
 from sbnet.graph.token_views import axes_of, channels, expanded, in_order, letters, root_of, tokens_at
 from sbnet.graph.tokens import Tokens
 from sbnet.graph.window_attention import WindowAttentions
+from sbnet.graph.window_rules import rolled
 
 ATEN = torch.ops.aten
 EACH = ("rms_norm", "glu", "layer_norm")  # ops that look at each token by itself, where no layer of planes does them
@@ -54,7 +55,9 @@ class TokenRules(Attentions):
         if call.name in ALIKE and isinstance(call.made, Tensor):
             return self._constant(b, call)
         if call.name in ("cat", "concat", "concatenate"):
-            return self._prefixed(b, call)
+            found = self._prefixed(b, call)
+            shift = rolled(call) if found is None else None
+            return found if shift is None else b.dense(shift)
         if call.name == "scaled_dot_product_attention":
             return self._attention(b, call)
         if call.name in ("matmul", "bmm"):
@@ -154,7 +157,7 @@ class TokenRules(Attentions):
         lengths = [v.shape[1] for v in parts]
         start, end, channels = sum(lengths[:at]), sum(lengths[at + 1 :]), packed.shape[1]
         if all(v.constant for v in others):
-            if any(v.shape[0] != 1 and not expanded(v) for v in others):
+            if any(v.shape[0] != 1 and not expanded(v) and not (self.fixed and repeats(v)) for v in others):
                 return None
             rows = computed(
                 f"{call.label}.rows", others[0], lambda *t: torch.cat([v[:1] for v in t], 1), *others,
@@ -363,3 +366,9 @@ class TokenRules(Attentions):
             b.nodes.append(node)
             self._spread[id(value)], self._shown[id(made)] = made, value
         return self._spread[id(value)]
+
+
+def repeats(value: Value) -> bool:
+    """Does a constant that nobody writes hold the same for each image?"""
+    held = evaluated(value)
+    return bool((held == held[:1]).all())

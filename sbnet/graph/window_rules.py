@@ -6,6 +6,7 @@ of its rows is. Layers over channels then run on the feature map itself, and att
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -71,6 +72,28 @@ def plane_root(value: Value) -> tuple[Value, list[tuple[Node, int]]] | None:
         if not isinstance(value, Value):
             return None
     return None if value.tokens is not None or value.given else (value, chain)
+
+
+def rolled(call: Call) -> Call | None:
+    """Of slices of one value that change places along a dimension, as exporters write a roll, the roll."""
+    parts, dim = call.args[0], call.argument("dim", 0)
+    if not isinstance(call.made, Tensor) or len(parts) != 2 or not isinstance(dim, int):
+        return None
+    sources, dim, places = list[Any](), dim % call.made.dim(), list[int]()
+    for part in parts:
+        node = part.producer if isinstance(part, Value) else None
+        if node is None or node.kind != "aten" or op_name(node.target) != "slice" or node.kwargs:
+            return None
+        given: list[Any] = [*node.args, *(0, None, None, 1)[len(node.args) - 1 :]]
+        source, axis, start, end, step = given
+        if axis % call.made.dim() != dim or plane_root(source) is None:
+            return None
+        sources.append(source)
+        places += list(range(source.shape[dim]))[slice(start, end, step)]
+    size = call.made.shape[dim]
+    if sources[0] is not sources[1] or places != [(k + places[0]) % size for k in range(size)]:
+        return None
+    return dataclasses.replace(call, target=ATEN.roll.default, args=(sources[0], [-places[0]], [dim]), kwargs={})
 
 
 def traced(value: Value, call: Call | None = None) -> Traced | None:

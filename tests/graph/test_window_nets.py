@@ -103,3 +103,16 @@ def test_scores_are_what_the_network_makes_of_them(how):
             net.scale.mul_(2)
             net.number.mul_(2)
     assert how != "scaled, then biased" or "window_attention" in [n.kind for n in run.plan.graph.nodes]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["YOLO11", "YOLO12", "SegFormer", "TinyViT"])
+def test_a_file_of_it_is_planned_as_the_module_is(name, tmp_path):
+    pytest.importorskip("onnxscript")
+    net, x = NETS[name](), torch.randn(2, 3, SIDES.get(name, 64), SIDES.get(name, 64))
+    torch.onnx.export(net, (x,), tmp_path / "net.onnx", dynamo=True, verbose=False)
+    module, file = sbnet.sparsify(net, x), sbnet.sparsify(tmp_path / "net.onnx", x)
+    counts = [[n.kind for n in run.plan.graph.nodes].count("window_attention") for run in (module, file)]
+    assert counts[0] == counts[1] > 0
+    mask = masks(x.shape[2])
+    torch.testing.assert_close(file(x, mask, copy=True), module(x, mask, copy=True), atol=2e-4, rtol=2e-4)

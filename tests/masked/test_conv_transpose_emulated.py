@@ -1,4 +1,4 @@
-"""The Hopper kernel of transposed convolutions on the CPU (test_emulator.py says how), against PyTorch."""
+"""Kernels of transposed convolutions on the CPU (test_emulator.py says how), against PyTorch."""
 
 import random
 
@@ -9,7 +9,7 @@ from masked.test_emulator import emulated as convolutions  # noqa: F401  (a fixt
 
 from sbnet import BlockGrid, conv_transpose_output_size, fringe, reference
 from support.emulator import CSRC, TOOLS, emulated_library
-from support.helpers import poison, random_active, tensor
+from support.helpers import poison, random_active, tensor, to_tf32
 
 
 @pytest.fixture(scope="session")
@@ -17,12 +17,13 @@ def emulated(tmp_path_factory):
     names = ("conv", "conv_select", "conv_query", "conv_transpose", "conv_transpose_select")
     names = (*(f"masked/{name}" for name in names), "grid", "layer", "memory", "settled", "through")
     units = [TOOLS / "entry_transpose.cpp", *(CSRC / f"core/{name}.cpp" for name in names)]
-    return emulated_library(tmp_path_factory, "conv_transpose", [CSRC / "cuda/sm90/conv/conv_transpose.cu"], units)
+    kernels = [CSRC / "cuda/sm90/conv/conv_transpose.cu", CSRC / "cuda/masked/conv_rows.cu"]
+    return emulated_library(tmp_path_factory, "conv_transpose", kernels, units)
 
 
 def emulate(
     library, channels, filters, kernel, stride, size, block, density=1.0, padding=0, dilation=1, extra=0, batch=1,
-    dtype=torch.float16, residual=False, activation=None, seed=1, multiprocessors=2, listed=None,
+    dtype=torch.float16, residual=False, activation=None, seed=1, multiprocessors=2, which=0,
 ):  # fmt: skip
     """Runs a layer and checks it; False where the kernel does not take it."""
     torch.manual_seed(seed)
@@ -42,12 +43,13 @@ def emulate(
         k: v for k, v in more.items() if isinstance(v, torch.Tensor)
     }
     if not launch(
-        library.emulate_conv_transpose, active, edge, tensors, kernel=0, multiprocessors=multiprocessors, seed=seed,
+        library.emulate_conv_transpose, active, edge, tensors, kernel=which, multiprocessors=multiprocessors, seed=seed,
         k=filters, r=kernel, s=kernel, stride=stride, padding=padding, dilation=dilation, groups=1,
         activation=WITH_SLOPES[activation],
     ):  # fmt: skip
         return False
-    theirs = reference.sparse_conv_transpose2d(x, weight, bias, active, **window, **more)
+    rounded = (to_tf32(x), to_tf32(weight)) if dtype == torch.float32 else (x, weight)
+    theirs = reference.sparse_conv_transpose2d(*rounded, bias, active, **window, **more)
     wide = {k: v.double() if isinstance(v, torch.Tensor) else v for k, v in more.items()}
     exact = reference.sparse_conv_transpose2d(x.double(), weight.double(), bias.double(), active, **window, **wide)
     judge(y, active, edge, theirs, exact)
@@ -82,6 +84,28 @@ def test_all_phases_in_one_launch(emulated, name):
         more["seed"] = rng.randrange(2**31)
         try:
             assert emulate(emulated, channels, filters, block=block, **window, **more)
+        except AssertionError as error:
+            raise AssertionError(f"{more}: {error}") from error
+
+
+# As above, without nine phases and without phases of 3x3, which go by patches; two more have no Hopper kernel.
+BY_ROWS = {k: v for k, v in LAYERS.items() if k not in ("stride 3", "6x6")}
+BY_ROWS |= {"few outputs": (64, 8, 4, 2, 1, 0, 1, 4), "short sums": (8, 72, 2, 2, 0, 0, 1, 6)}
+
+
+@pytest.mark.parametrize("name", BY_ROWS)
+def test_phases_by_rows(emulated, name):
+    """The same of every GPU: up to four phases at once, of float32 as tf32, too."""
+    channels, filters, kernel, stride, padding, extra, dilation, block = BY_ROWS[name]
+    rng = random.Random(name)
+    window = {"kernel": kernel, "stride": stride, "padding": padding, "extra": extra, "dilation": dilation}
+    for density in (1.0, 0.5, 0.0, 0.3):
+        more = {"size": (rng.randint(7, 23), rng.randint(7, 23)), "batch": rng.choice([1, 2]), "density": density}
+        more |= {"dtype": rng.choice([torch.float16, torch.bfloat16, torch.float32])}
+        more |= {"multiprocessors": rng.choice([1, 2, 5]), "seed": rng.randrange(2**31)}
+        more |= {"activation": rng.choice(list(WITH_SLOPES)), "residual": rng.random() < 0.5}
+        try:
+            assert emulate(emulated, channels, filters, block=block, which=1, **window, **more)
         except AssertionError as error:
             raise AssertionError(f"{more}: {error}") from error
 

@@ -12,6 +12,7 @@ import torch
 
 from sbnet import conv_output_size, fringe
 from support.conv_cases import make, pair
+from support.conv_draws import SOME_PORTABLE
 from support.emulator import CSRC, TOOLS, emulated_library
 from support.helpers import assert_as_accurate_as_torch, assert_bitwise, dense_conv2d, poison, tensor, to_tf32
 
@@ -28,6 +29,10 @@ KERNELS = {
     "tf32": 5,  # float32 by the general kernel
     "3x3 by patches": 8,
     "1x1 by rows": 9,
+    "by rows": 9,
+    "3x3 by groups": 10,
+    "first layer": 11,
+    "implicit GEMM": 12,
 }
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # core/types.h
 ACTIVATIONS = {None: 0, "relu": 1, "leaky_relu": 3, "silu": 4, "gelu": 5}  # of all kernels
@@ -58,7 +63,10 @@ class Case(ctypes.Structure):  # as in conv_case.h
 def emulated(tmp_path_factory):
     core = [CSRC / f"core/{name}.cpp" for name in CORE]
     kernels = sorted(path for path in (CSRC / "cuda/sm90/conv").glob("*.cu") if path.stem not in ELSEWHERE)
-    kernels += [CSRC / f"cuda/masked/conv_{name}.cu" for name in ("depthwise", "few_channels", "rows")]
+    kernels += [
+        CSRC / f"cuda/masked/conv_{name}.cu"
+        for name in ("depthwise", "few_channels", "first", "groups", "implicit_gemm", "rows")
+    ]
     kernels += sorted((CSRC / "cuda/masked").glob("conv_patch_*.cu"))
     return emulated_library(tmp_path_factory, "conv", kernels, [TOOLS / "entry.cpp", *core])
 
@@ -100,15 +108,20 @@ def judge(y, active, edge, torchs, exact) -> None:
 
 
 def emulate(
-    library, which: str, seed: int, multiprocessors: int, activation, residual, again=False, infinite=(), **case
+    library, which: str, seed: int, multiprocessors: int, activation, residual, again=False, infinite=(), nan=(), **case
 ) -> bool:
-    """Runs a convolution and checks it; again: twice, for the same bits. infinite: channels, of one pixel. False: that
-    kernel does not take it.
+    """Runs a convolution and checks it; again: twice, for the same bits. infinite: channels of a pixel that are, by
+    turns with their sign; nan: others, whose payload is in bits that tf32 does not have. False: that kernel does not
+    take it.
     """
     x, weight, bias, active, options = make("cpu", **case)
     if x.dtype == torch.float32 and case.get("groups", 1) > 1:
         x, weight = x.abs(), weight.abs()  # cut off in the place of rounded, every sum would be too small
-    x[0, list(infinite), x.shape[2] // 2, x.shape[3] // 2] = float("inf")
+    middle = x[0, :, x.shape[2] // 2, x.shape[3] // 2]
+    for number, channel in enumerate(infinite):
+        middle[channel] = float("-inf" if number % 2 else "inf")
+    for channel in nan:
+        middle[channel] = torch.tensor(0x7F800001, dtype=torch.int32).view(torch.float32)
     geometry = [[options[k]] * 2 for k in ("stride", "padding", "dilation")]
     size = conv_output_size(x.shape[2:], weight.shape[2:], *geometry)
     shape = (x.shape[0], weight.shape[0], *size)
@@ -182,32 +195,10 @@ def some_few_channels(rng: random.Random) -> dict:
     }  # fmt: skip
 
 
-def some_patch(rng: random.Random) -> dict:
-    """A small 3x3 convolution: cells of 8x8 and of 16x16, units of all sizes."""
-    return {
-        "channels": rng.choice([8, 24, 32, 40, 64, 72, 192, 200, 224]), "filters": rng.choice([8, 40, 64, 72, 96, 136]),
-        "kernel": 3, "stride": 1, "padding": 1, "size": (rng.randint(1, 50), rng.randint(1, 50)),
-        "batch": rng.choice([1, 1, 2]), "block": rng.choice([8, 16, 16, 24, 32, (8, 16), (16, 8), (16, 32), (48, 16)]),
-        "density": rng.choice([0.0, 0.1, 0.4, 0.8, 1.0, 1.0]), "dtype": rng.choice(list(DTYPES)),
-    }  # fmt: skip
-
-
-def some_rows(rng: random.Random) -> dict:
-    """A small 1x1 convolution, of any blocks and strides."""
-    return {
-        "channels": rng.choice([8, 24, 64, 72, 128, 200]), "filters": rng.choice([8, 40, 64, 72, 96, 136, 264]),
-        "kernel": 1, "stride": rng.choice([1, 1, 2, 3]), "padding": 0, "size": (rng.randint(1, 50), rng.randint(1, 50)),
-        "batch": rng.choice([1, 1, 2]), "block": rng.choice([1, 3, 4, 8, 16, (7, 5), (8, 16), 64]),
-        "density": rng.choice([0.0, 0.1, 0.4, 0.8, 1.0, 1.0]), "dtype": rng.choice(list(DTYPES)),
-    }  # fmt: skip
-
-
 def some(rng: random.Random, kernel: str) -> dict:
     """A small convolution that `kernel` may take."""
-    if kernel == "3x3 by patches":
-        return some_patch(rng)
-    if kernel == "1x1 by rows":
-        return some_rows(rng)
+    if kernel in SOME_PORTABLE:
+        return SOME_PORTABLE[kernel](rng)
     if kernel in ("general", "tf32"):
         return some_general(rng) | ({"dtype": torch.float32} if kernel == "tf32" else {})
     if kernel == "depthwise":

@@ -37,8 +37,8 @@ CASES = {
     "conv 3x3 64->64 400x704 fp16 block 10": "Hopper general",
     "conv 3x3 64->64 400x704 fp16 block 16 dilation 2": "Hopper general",
     "conv 5x5 64->64 400x704 bf16 block 16": "Hopper general",
-    "conv 3x3 256->256 100x176 fp16 block 16 groups 32": "Hopper general",
-    "conv 3x3 64->64 400x704 fp16 block 4": "implicit GEMM",
+    "conv 3x3 256->256 100x176 fp16 block 16 groups 32": "3x3 by groups",
+    "conv 3x3 64->64 400x704 fp16 block 4": "by rows",
     "conv 3x3 64->64 400x704 int8 block 16": "Hopper bytes",
     "conv 1x1 64->64 400x704 fp8 block 8": "Hopper 1x1 bytes",
     "conv 1x1 512->72 100x176 int8 block 4 stride 2": "Hopper 1x1 bytes",
@@ -123,14 +123,16 @@ def test_each_kernel_above_says_why_it_does_not_serve():
     found = layer_kernel("conv 3x3 60->64 400x704 fp16 block 16")
     assert dict(found.declined)["Hopper 3x3"] == "input channels are no multiple of 8"
     assert dict(found.declined)["Hopper 1x1"] == "kernel is neither 1x1 nor the stride"
-    assert [name for name, _ in found.declined] == ["Hopper 3x3", "Hopper 1x1", "Hopper stem", "few channels"]
+    assert [name for name, _ in found.declined] == [
+        "Hopper 3x3", "Hopper 1x1", "Hopper stem", "few channels", "3x3 by groups"
+    ]  # fmt: skip
 
 
 def test_a_transposed_convolution_names_the_kernels_of_its_phases():
     found = layer_kernel("conv_transpose 3x3 64->24 200x352 fp16 block 16 stride 2")
     assert (found.kernel, found.cut) == ("by phases", "Hopper 1x1, Hopper general")
     assert dict(found.declined) == {"Hopper transposed": "few output channels, which it fills up to 64"}
-    assert layer_kernel("conv_transpose 2x2 64->64 99x88 block 16 stride 2", 80).cut == "1x1 by rows"
+    assert layer_kernel("conv_transpose 2x2 64->64 99x88 block 16 stride 2", 80).cut == "by rows"
     found = layer_kernel("conv_transpose 2x2 64->64 99x88 block 15 stride 2")
     assert [name for name, _ in found.declined] == ["Hopper transposed", "by phases"]
 
@@ -141,16 +143,32 @@ def test_hopper_kernels_are_hoppers_alone():
     assert dict(found.declined)["Hopper 3x3"] == "not this device"
 
 
+GROUPS_OF = "not 4, 8, 16 or 32 input channels a group"
+
+
 @pytest.mark.parametrize(
     ("layer", "kernel", "declined"),
     [
         ("conv 3x3 64->72 400x704 bf16 block 8x16 prelu", "3x3 by patches", {}),
-        ("conv 1x1 64->72 400x704 fp16 block 7x5 stride 2", "1x1 by rows", {"3x3 by patches": "kernel is not 3x3"}),
-        ("conv 3x3 64->64 400x704 fp16 block 16 stride 2", "implicit GEMM", {"3x3 by patches": "stride is not 1"}),
-        ("conv 3x3 64->64 400x704 fp16 block 10", "implicit GEMM",
-         {"3x3 by patches": "block sides are no multiples of 8", "1x1 by rows": "kernel is not 1x1"}),
+        ("conv 1x1 64->72 400x704 fp16 block 7x5 stride 2", "by rows", {"3x3 by patches": "kernel is not 3x3"}),
+        ("conv 3x3 64->64 400x704 fp16 block 16 stride 2", "by rows", {"3x3 by patches": "stride is not 1"}),
+        ("conv 3x3 64->64 400x704 fp16 block 10", "by rows",
+         {"3x3 by patches": "block sides are no multiples of 8", "3x3 by groups": GROUPS_OF}),
+        ("conv 3x3 256->256 100x176 fp16 block 16 groups 32", "3x3 by groups", {}),
+        ("conv 3x3 256->256 100x176 fp16 block 16 stride 2 groups 32", "3x3 by groups", {}),
+        ("conv 3x3 128->128 100x176 bf16 block 8 groups 32", "3x3 by groups", {}),
+        ("conv 3x3 448->448 100x176 fp16 block 16 groups 8", "by rows",
+         {"3x3 by groups": GROUPS_OF, "3x3 by patches": "groups"}),
+        ("conv 5x5 256->256 100x176 fp16 block 16 groups 32", "implicit GEMM",
+         {"3x3 by groups": "kernel is not 3x3", "by rows": "up to 16 output channels a group"}),
+        ("conv 7x7 3->64 400x704 fp16 block 16 stride 2", "first layer", {"few channels": "more than 16 taps"}),
+        ("conv 7x7 4->72 400x704 fp16 block 16 stride 2", "implicit GEMM",
+         {"first layer": "output channels are no multiple of 8 up to 64"}),
+        ("conv 5x5 64->64 400x704 fp16 block 16", "implicit GEMM", {"by rows": "long sums of few output channels"}),
+        ("conv 5x5 64->72 400x704 fp16 block 16", "by rows", {}),
+        ("conv 9x9 64->72 400x704 fp16 block 16", "implicit GEMM", {"by rows": "more than 8 taps along an axis"}),
         ("conv 1x1 64->60 400x704 fp16 block 16", "implicit GEMM",
-         {"1x1 by rows": "output channels are no multiple of 8"}),
+         {"by rows": "output channels are no multiple of 8"}),
         ("conv 3x3 64->64 400x704 tf32 block 16", "3x3 by patches", {}),
         ("conv 3x3 64->64 400x704 fp32 block 16", "float32 in words",
          {"3x3 by patches": "float32 without allow_tf32"}),

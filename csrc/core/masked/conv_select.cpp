@@ -11,6 +11,9 @@
 namespace sbnet {
 namespace {
 
+constexpr int kMostMergedOutputs = 16, kMostRowsTaps = 8;
+// 5x5 and 7x7 of 64 channels were 8 and 20 % slower by rows than by the implicit GEMM, 3x3 as fast (H200).
+constexpr int kFewRowsOutputs = 64, kMostRowsSum = 768;
 constexpr int kMaxDepthwiseTaps = 128, kStemCell = 8;
 constexpr int kMostFewChannels = 4, kMostFewTaps = 16, kMostFewOutputs = 128;
 constexpr int kMaxGeneralTaps = 128, kLeastGeneralPixels = 36;
@@ -28,8 +31,7 @@ bool tiles_fit(const ActiveView& active, const FringeView& fringe, int cell, int
          active.capacity * per_block < (1 << 30) / channel_tiles;
 }
 
-const char* planes_decline(const Conv2dParams& p) {
-  if (p.groups != 1) return "groups";
+const char* grouped_planes_decline(const Conv2dParams& p) {
   if (p.x.size[1] % 8) return "input channels are no multiple of 8";
   if (p.weight.size[0] % 8) return "output channels are no multiple of 8";
   if (!weights_packed(p.weight)) return "weights are not packed channels-last and 16-byte aligned";
@@ -37,6 +39,8 @@ const char* planes_decline(const Conv2dParams& p) {
     return "a tensor is not channels-last with 16-byte aligned pixels";
   return nullptr;
 }
+
+const char* planes_decline(const Conv2dParams& p) { return p.groups != 1 ? "groups" : grouped_planes_decline(p); }
 
 const char* half_planes_decline(const Conv2dParams& p) {
   return is_half(p.x.dtype) ? planes_decline(p) : "dtype is neither float16 nor bfloat16";
@@ -127,6 +131,24 @@ const char* few_channels_decline(const Conv2dParams& p) {
   return tiles_fit(p.active, p.fringe, 1, 1) ? nullptr : "too many tiles to count";
 }
 
+const char* first_declines(const Conv2dParams& p) {
+  const int64_t R = p.weight.size[2], S = p.weight.size[3];
+  if (!is_half(p.x.dtype)) return "dtype is neither float16 nor bfloat16";
+  if (p.x.size[1] > kMostFewChannels || p.groups != 1) return "more than 4 input channels";
+  if (R * S <= kMostFewTaps || R > 8 || S > 8) return "taps are not 17 to 64, up to 8 along an axis";
+  if (p.weight.size[0] > 64 || p.weight.size[0] % 8) return "output channels are no multiple of 8 up to 64";
+  if (!channels_vectorize(p.y) || (p.residual.data && !channels_vectorize(p.residual)))
+    return "an output is not channels-last with 16-byte aligned pixels";
+  double pixels = 1;
+  for (int d = 0; d < 2; ++d) {
+    if (p.active.grid.size[d] % 8) return "block sides are no multiples of 8";
+    // and a row of outputs apart, for zeros
+    pixels *= 8. * p.stride[d] + static_cast<double>(p.weight.size[2 + d] - 1) * p.dilation[d] + 1;
+  }
+  if (pixels > kMostFirstPatch) return "taps too far apart";
+  return tiles_fit(p.active, p.fringe, 8, 1) ? nullptr : "too many tiles to count";
+}
+
 const char* depthwise_declines(const Conv2dParams& p) {
   if (p.weight.size[1] != 1 || (p.groups == 1 && p.weight.size[0] > 8)) return "more than one input channel a group";
   if (p.weight.size[2] * p.weight.size[3] > kMaxDepthwiseTaps) return "more than 128 taps";
@@ -156,19 +178,44 @@ const char* patch_3x3_declines(const Conv2dParams& p) {
   return tiles_fit(p.active, p.fringe, 8, (p.weight.size[0] + 63) / 64) ? nullptr : "too many tiles to count";
 }
 
-const char* rows_1x1_declines(const Conv2dParams& p) {
-  if (!is_pixelwise(p)) return "kernel is not 1x1";
-  if (const char* why = product_planes_decline(p)) return why;
-  if (p.padding[0] || p.padding[1]) return "padding is not 0";
-  for (int d = 0; d < 2; ++d)  // a phase of a transposed convolution may have outputs past its input
-    if ((p.y.size[2 + d] - 1) * p.stride[d] >= p.x.size[2 + d]) return "outputs past the input";
+const char* groups_3x3_decline(const Conv2dParams& p) {
+  const int64_t channels = p.weight.size[1];
+  if (p.weight.size[2] != 3 || p.weight.size[3] != 3) return "kernel is not 3x3";
+  if (!is_half(p.x.dtype)) return "dtype is neither float16 nor bfloat16";
+  if (channels != 4 && channels != 8 && channels != 16 && channels != 32)
+    return "not 4, 8, 16 or 32 input channels a group";
+  if (p.weight.size[0] != p.x.size[1]) return "not as many output channels as input channels";
+  if (p.x.size[1] % (channels > 8 ? 64 : 32)) return "channels are no multiple of 32, or of 64";
+  if (const char* why = grouped_planes_decline(p)) return why;
+  if (const char* why = stride_declines(p)) return why;
+  for (int d = 0; d < 2; ++d) {
+    if (p.dilation[d] != 1) return "dilation is not 1";
+    if (p.active.grid.size[d] % 8) return "block sides are no multiples of 8";
+  }
+  if (!words_fit(p.x)) return "a plane too large to count";
+  return tiles_fit(p.active, p.fringe, 8, p.weight.size[0] / 32) ? nullptr : "too many tiles to count";
+}
+
+const char* rows_decline(const Conv2dParams& p) {
+  const int64_t outputs = p.weight.size[0] / p.groups;
+  const DType dtype = p.x.dtype;
+  if (dtype == DType::kF32 && !p.allow_tf32) return "float32 without allow_tf32";
+  if (const char* why = grouped_planes_decline(p)) return why;
+  if (p.groups > 1 && outputs <= kMostMergedOutputs) return "up to 16 output channels a group";
+  if (p.weight.size[1] % 8 || outputs % 8) return "channels a group are no multiple of 8";
+  const double sum = static_cast<double>(p.weight.size[1]) * p.weight.size[2] * p.weight.size[3];
+  if (!is_pixelwise(p) && outputs <= kFewRowsOutputs && sum > kMostRowsSum) return "long sums of few output channels";
+  if (p.weight.size[2] > kMostRowsTaps || p.weight.size[3] > kMostRowsTaps) return "more than 8 taps along an axis";
   if (p.residual.data) {
     const PixelStrides y = pixel_strides(p.y), residual = pixel_strides(p.residual);
     if (y.n != residual.n || y.y != residual.y || y.x != residual.x)
       return "the residual's strides are not the output's";
   }
-  if (!words_fit(p.x) || !words_fit(p.y)) return "a plane too large to count";
-  return tiles_fit(p.active, p.fringe, 1, (p.weight.size[0] + 63) / 64) ? nullptr : "too many tiles to count";
+  for (int d = 0; d < 2; ++d)  // so that taps stay countable, too
+    if (p.padding[d] > UINT16_MAX || p.dilation[d] > UINT16_MAX) return "taps too far apart";
+  if (!words_fit(p.x) || !words_fit(p.y) || p.weight.size[0] * p.weight.stride[0] > INT32_MAX)
+    return "a plane too large to count";
+  return tiles_fit(p.active, p.fringe, 1, p.groups * ((outputs + 63) / 64)) ? nullptr : "too many tiles to count";
 }
 
 const char* implicit_gemm_declines(const Conv2dParams& p) {
@@ -193,10 +240,12 @@ const ConvKernelRow kConvTable[kConvKernels] = {
     {ConvKernel::kHopper1x1, "Hopper 1x1", 90, hopper_1x1_declines},
     {ConvKernel::kHopperStem, "Hopper stem", 90, hopper_stem_declines},
     {ConvKernel::kFewChannels, "few channels", 0, few_channels_decline},
+    {ConvKernel::kGroups3x3, "3x3 by groups", 0, groups_3x3_decline},
     {ConvKernel::kHopperGeneral, "Hopper general", 90, hopper_general_declines},
     {ConvKernel::kDepthwise, "depthwise", 0, depthwise_declines},
+    {ConvKernel::kFirst, "first layer", 0, first_declines},
     {ConvKernel::kPatch3x3, "3x3 by patches", 0, patch_3x3_declines},
-    {ConvKernel::kRows1x1, "1x1 by rows", 0, rows_1x1_declines},
+    {ConvKernel::kRows, "by rows", 0, rows_decline},
     {ConvKernel::kImplicitGemm, "implicit GEMM", 0, implicit_gemm_declines},
     {ConvKernel::kSimtWords, "float32 in words", 0, simt_words_decline},
     {ConvKernel::kSimt, "float32", 0, simt_declines},

@@ -14,8 +14,10 @@ enum class ConvKernel : int32_t {
   kFewChannels,
   kHopperGeneral,
   kDepthwise,
+  kFirst,
+  kGroups3x3,
   kPatch3x3,
-  kRows1x1,
+  kRows,
   kImplicitGemm,
   kSimtWords,
   kSimt
@@ -29,7 +31,9 @@ struct ConvKernelRow {
 };
 
 // First match wins; implicit GEMM accepts all of 16 bits, the last row all float32.
-constexpr int kConvKernels = 11;
+constexpr int kConvKernels = 13;
+// Pixels of x that a cell of 8x8 outputs reads, at most, in "first layer".
+constexpr int64_t kMostFirstPatch = 48 * 48;
 extern const ConvKernelRow kConvTable[kConvKernels];
 
 // capability: of the device, as 90; 0 keeps to the portable kernels.

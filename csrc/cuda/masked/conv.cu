@@ -46,10 +46,14 @@ Status run_conv(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t st
       return portable::launch_few_channels(p, device, stream);
     case ConvKernel::kDepthwise:
       return portable::launch_depthwise(p, device, stream);
+    case ConvKernel::kFirst:
+      return portable::launch_first(p, device, stream);
+    case ConvKernel::kGroups3x3:
+      return portable::launch_groups_3x3(p, device, stream);
     case ConvKernel::kPatch3x3:
       return by_dtype(p.x.dtype, [&](auto t) { return portable::launch_patch<decltype(t)>(p, device, stream); });
-    case ConvKernel::kRows1x1:
-      return portable::launch_rows_1x1(p, device, stream);
+    case ConvKernel::kRows:
+      return portable::launch_rows(p, device, stream);
     case ConvKernel::kImplicitGemm:
       return portable::launch_implicit_gemm(p, device, stream);
     case ConvKernel::kSimtWords:

@@ -6,6 +6,7 @@
 // waits for another, and a step reduces over four taps. Output channels are assigned to the columns of the products so
 // that those of a lane are neighbours.
 #include "core/through.h"
+#include "cuda/masked/conv_few_channels.cuh"
 #include "cuda/masked/conv_portable.cuh"
 #include "cuda/mma.cuh"
 
@@ -14,7 +15,6 @@ namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kTilePixels = 16;  // of a warp
-constexpr int kChannels = 4, kStepTaps = 4;
 
 struct FewChannelsPlan {
   PixelList list;
@@ -32,23 +32,6 @@ __device__ __forceinline__ LaneTap lane_tap(const Conv2dParams& p, int tap) {
   if (r >= p.weight.size[2]) return {0, -(1 << 30), 0};
   const int row = r * p.dilation[0], column = s * p.dilation[1];
   return {static_cast<int>(row * p.x.stride[2] + column * p.x.stride[3]), row, column};
-}
-
-// The channels of a tap of x, or of a weight: one lane's part of an operand.
-struct Quad {
-  uint16_t v[kChannels];
-  __device__ __forceinline__ uint32_t low() const { return v[0] | static_cast<uint32_t>(v[1]) << 16; }
-  __device__ __forceinline__ uint32_t high() const { return v[2] | static_cast<uint32_t>(v[3]) << 16; }
-};
-template <int kMost>
-__device__ __forceinline__ Quad read_quad(const uint16_t* from, int64_t apart, int channels, bool in) {
-  Quad quad;
-#pragma unroll
-  for (int c = 0; c < kChannels; ++c) {
-    quad.v[c] = 0;
-    if (c < kMost && (in & (c < channels))) quad.v[c] = from[c * apart];
-  }
-  return quad;
 }
 
 // A lane's part of a tile: two pixels, and one of their taps in each step.

@@ -1,13 +1,16 @@
 // Convolution as a GEMM on the tensor cores of every device since sm_80: y[pixels, K] = x[pixels, R*S*C] w[K, R*S*C]^T,
 // whose left operand is gathered from x by the tile loader and never stored.
 //
-// A CTA owns 128 entries of the pixel list and kTileN output channels of one group. A pipeline stage holds 128 bytes of
-// the reduction per pixel and per output channel: eight 16-byte words, each from one kernel tap, stored at word
-// position w ^ (row % 8), which keeps both cp.async and ldmatrix free of bank conflicts.
+// It serves what no other kernel takes, as channels that are no multiple of 8, merged groups and kernels of many taps:
+// wide tiles would pay for few of those. A CTA owns 128 entries of the pixel list and 64 output channels of one group.
+// A pipeline stage holds 128 bytes of the reduction per pixel and per output channel: eight 16-byte words, each from
+// one kernel tap, stored at word position w ^ (row % 8), which keeps both cp.async and ldmatrix free of bank conflicts.
 #include "cuda/masked/conv_implicit_gemm_tile.cuh"
 
 namespace sbnet::portable {
 namespace {
+
+constexpr int kTileN = 64;
 
 // Merged groups multiply the inputs of each other's channels by zero, which is not zero for an infinity or NaN: an
 // output that is not finite is summed again over its own group alone.
@@ -33,8 +36,8 @@ __device__ __noinline__ float own_group_sum(const Conv2dParams& p, const GemmPla
   return sum;
 }
 
-template <class T, int kTileN, Fetch kFetch>
-__global__ void __launch_bounds__(kThreads, kTileN == 128 || kFetch != Fetch::kWords || sizeof(T) == 4 ? 2 : 3)
+template <class T, Fetch kFetch>
+__global__ void __launch_bounds__(kThreads, kFetch != Fetch::kWords || sizeof(T) == 4 ? 2 : 3)
     conv_implicit_gemm_kernel(const __grid_constant__ Conv2dParams p, const __grid_constant__ GemmPlan plan) {
   using Smem = Shared<kTileN>;
   extern __shared__ __align__(128) char smem[];
@@ -109,11 +112,11 @@ __global__ void __launch_bounds__(kThreads, kTileN == 128 || kFetch != Fetch::kW
   }
 }
 
-template <class T, int kTileN, Fetch kFetch>
+template <class T, Fetch kFetch>
 Status launch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream, int merged = 1) {
   const GemmPlan plan(p, kFetch == Fetch::kElements ? 1 : kLanes<T>, kTileN, merged);
   constexpr int kTables = kFetch == Fetch::kElements ? kStages * static_cast<int>(sizeof(TapTable)) : 0;
-  return launch_tiles<conv_implicit_gemm_kernel<T, kTileN, kFetch>, kTileN>(kConvOp, p, plan, kTables, device, stream);
+  return launch_tiles<conv_implicit_gemm_kernel<T, kFetch>, kTileN>(kConvOp, p, plan, kTables, device, stream);
 }
 
 // Are 16-byte words of x's channels whole, and within one group of `channels` input channels?
@@ -133,17 +136,12 @@ int groups_to_merge(const Conv2dParams& p) {
 }
 
 template <class T>
-Status launch_words(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
-  return wide_tile(p, device) ? launch<T, 128, Fetch::kWords>(p, device, stream)
-                              : launch<T, 64, Fetch::kWords>(p, device, stream);
-}
-template <class T>
 Status launch_half(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
   const int merged = groups_to_merge(p);
-  if (merged > 1) return launch<T, 64, Fetch::kWordsOfX>(p, device, stream, merged);
-  if (!words_of_x(p, p.weight.size[1])) return launch<T, 64, Fetch::kElements>(p, device, stream);
-  if (!channels_vectorize(p.weight)) return launch<T, 64, Fetch::kWordsOfX>(p, device, stream);
-  return launch_words<T>(p, device, stream);
+  if (merged > 1) return launch<T, Fetch::kWordsOfX>(p, device, stream, merged);
+  if (!words_of_x(p, p.weight.size[1])) return launch<T, Fetch::kElements>(p, device, stream);
+  if (!channels_vectorize(p.weight)) return launch<T, Fetch::kWordsOfX>(p, device, stream);
+  return launch<T, Fetch::kWords>(p, device, stream);
 }
 
 }  // namespace
@@ -151,7 +149,7 @@ Status launch_half(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t
 Status launch_implicit_gemm(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
   return by_dtype(p.x.dtype, [&](auto t) {
     if constexpr (sizeof(t) == 4)
-      return launch_words<float>(p, device, stream);
+      return launch<float, Fetch::kWords>(p, device, stream);
     else
       return launch_half<decltype(t)>(p, device, stream);
   });

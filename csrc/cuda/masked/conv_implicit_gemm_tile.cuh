@@ -45,14 +45,11 @@ struct WarpTile {
 #pragma unroll
     for (int n = 0; n < kN / 2; ++n)
       load_matrix_x4(weight + n * 16 * kRowBytes + (((half * 2 + b_word) ^ swizzle) << 4), o->b[n]);
-    if constexpr (sizeof(T) == 4) {  // the tensor core would cut the low bits off, a bias towards zero
+    if constexpr (sizeof(T) == 4) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
+      for (int m = 0; m < kM; ++m) round_fragment(o->a[m]);
 #pragma unroll
-        for (int m = 0; m < kM; ++m) o->a[m][e] = round_to_tf32(o->a[m][e]);
-#pragma unroll
-        for (int n = 0; n < kN / 2; ++n) o->b[n][e] = round_to_tf32(o->b[n][e]);
-      }
+      for (int n = 0; n < kN / 2; ++n) round_fragment(o->b[n]);
     }
   }
   __device__ __forceinline__ void multiply(const Operands& o) {

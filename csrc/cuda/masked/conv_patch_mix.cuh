@@ -20,21 +20,31 @@ using Tiny4 = PatchShape<16, 4, 64, 2, 2, 1, 2>;     // 64 by 64, four of 32 by 
 using Pairs4 = PatchShape<8, 16, 64, 4, 1, 1, 1>;    // four cells of 8x8 by 64, four warps of 64 by 64
 using Pair4 = PatchShape<8, 8, 64, 2, 2, 1, 2>;      // two cells by 64, four of 64 by 32
 
-// Sizes of units, how many CTAs of a kernel a multiprocessor holds, and what units of the smaller sizes cost where one
-// of the largest costs 64, as measured with full lists.
-template <class L, class S, class U, int kCtas_, int kCostS_, int kCostU_>
+// Sizes of units, how many CTAs of a kernel a multiprocessor holds, and what units cost where one of the largest costs
+// 64: as measured with one in every CTA, and of multiprocessors with a single one.
+template <class L, class S, class U, int kCtas_, int kAloneL, int kCostS, int kAloneS, int kCostU, int kAloneU>
 struct PatchMix {
   using Large = L;
   using Small = S;
   using Tiny = U;
-  static constexpr int kCtas = kCtas_, kCostS = kCostS_, kCostU = kCostU_;
+  static constexpr int kCtas = kCtas_;
   static constexpr int kThreads = L::kThreads;
   static constexpr int kShared = std::max(L::kShared, std::max(S::kShared, U::kShared));
   static_assert(S::kThreads == kThreads && U::kThreads == kThreads, "");
+
+  static __device__ __forceinline__ int large(int64_t units, int ctas) {
+    return cost_of<kCtas, 64, kAloneL>(units, ctas);
+  }
+  static __device__ __forceinline__ int small(int64_t units, int ctas) {
+    return cost_of<kCtas, kCostS, kAloneS>(units, ctas);
+  }
+  static __device__ __forceinline__ int tiny(int64_t units, int ctas) {
+    return cost_of<kCtas, kCostU, kAloneU>(units, ctas);
+  }
 };
-using Wide = PatchMix<Large8, Small8, Tiny8, 1, 22, 13>;
-using Narrow = PatchMix<Large4, Small4, Tiny4, 2, 34, 22>;
-using Pairs = PatchMix<Pairs4, Pair4, Pair4, 2, 34, 34>;
+using Wide = PatchMix<Large8, Small8, Tiny8, 1, 64, 24, 24, 18, 18>;
+using Narrow = PatchMix<Large4, Small4, Tiny4, 2, 38, 35, 22, 25, 16>;
+using Pairs = PatchMix<Pairs4, Pair4, Pair4, 2, 37, 35, 21, 35, 21>;
 
 template <class T, class Mix, bool kTail>
 __global__ void __launch_bounds__(Mix::kThreads, Mix::kCtas)
@@ -44,20 +54,20 @@ __global__ void __launch_bounds__(Mix::kThreads, Mix::kCtas)
   using Tiny = typename Mix::Tiny;
   extern __shared__ __align__(128) char smem[];
   grid_dependency_wait();
-  grid_dependency_release();
   clear_fringe<T>(p, plan.fringe, int64_t{blockIdx.x} * Mix::kThreads + threadIdx.x,
                   int64_t{gridDim.x} * Mix::kThreads);
 
   const int count = clamped_count(p.active.count, static_cast<int>(p.active.capacity));
   const int cells = count * static_cast<int>(plan.cells_per_block.divisor), K = static_cast<int>(p.weight.size[0]);
   const int ctas = static_cast<int>(gridDim.x);
-  const auto waves = [&](int64_t units) { return (static_cast<int>(units) + ctas - 1) / ctas; };
   // Cells in whole waves of large units.
   const int large_units = static_cast<int>(Large::units(cells, K));
   int large = min(large_units / ctas * ctas / (Large::channel_tiles(K) * Large::kParts) * Large::kPatches, cells);
   const int rest = cells - large;
-  const int in_small = waves(Small::units(rest, K)) * Mix::kCostS, in_tiny = waves(Tiny::units(rest, K)) * Mix::kCostU;
-  if (rest > 0 && waves(Large::units(rest, K)) * 64 <= min(in_small, in_tiny)) large = cells;
+  const int in_small = Mix::small(Small::units(rest, K), ctas), in_tiny = Mix::tiny(Tiny::units(rest, K), ctas);
+  if (rest > 0 && Mix::large(Large::units(rest, K), ctas) <= min(in_small, in_tiny)) large = cells;
+  // Else CTAs of the next kernel would take what multiprocessors this list leaves idle, two each, and wait there.
+  if (Mix::kCtas == 1 || Large::units(large, K) >= ctas) grid_dependency_release();
   if (large > 0) PatchUnits<T, Large, kTail>(p, plan, smem, 0, large).run();
   if (large >= cells) return;
   if (std::is_same_v<Small, Tiny> || in_small <= in_tiny)

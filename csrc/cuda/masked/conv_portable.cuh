@@ -14,12 +14,20 @@ constexpr const char* kConvOp = "sparse_conv2d";
 
 // Tensor cores: float16, bfloat16, and float32 as tf32 (channels_last x and weight with C/groups a multiple of 4).
 Status launch_implicit_gemm(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream);
+// Tensor cores: float16 and bfloat16, up to four input channels, 17 to 64 taps, up to 64 output channels, y
+// channels_last.
+Status launch_first(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream);
+// Tensor cores: float16 and bfloat16, 3x3 of groups of 4, 8, 16 or 32 channels, stride 1 or 2, channels_last.
+Status launch_groups_3x3(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream);
 // Tensor cores: float16, bfloat16 and tf32, 3x3 with a stride of 1, channels_last (core/masked/conv_select.cpp says
 // which).
 template <class T>
 Status launch_patch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream);
-// Tensor cores: float16, bfloat16 and tf32, 1x1 without padding, channels_last.
-Status launch_rows_1x1(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream);
+// Tensor cores: float16, bfloat16 and tf32, up to 8x8 taps, channels a group a multiple of 8, channels_last.
+Status launch_rows(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream);
+// The same of several such convolutions, without a fringe, in one launch.
+constexpr int kMostPhases = 4;
+Status launch_rows_phases(const Conv2dParams* p, int phases, const DeviceInfo& device, cudaStream_t stream);
 // Tensor cores: float16 and bfloat16, up to four input channels and twelve taps.
 Status launch_few_channels(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream);
 // float32 in float32, x and weight in 16-byte words of channels.
@@ -38,6 +46,7 @@ struct PixelList {
   int32_t width;
   bool wide;  // too many entries for 32 bits
 
+  PixelList() = default;
   explicit PixelList(const Conv2dParams& p) {
     // A block larger than the plane is the only one of its direction: count no more of it than the plane has.
     const int64_t height = std::min<int64_t>(p.active.grid.size[0], p.y.size[2]);
@@ -204,6 +213,15 @@ Status prepare_kernel(const DeviceInfo& device, Kernel kernel, int threads, size
   }
   *ctas_per_sm = ctas;
   return ok_status();
+}
+
+// What `units`, shared by the CTAs of a persistent launch, cost: one of each CTA costs kFull, one that has a
+// multiprocessor to itself kAlone. Where two share one, a quarter of them is what a list must leave idle: nobody says
+// where CTAs are.
+template <int kCtas, int kFull, int kAlone>
+__device__ __forceinline__ int cost_of(int64_t units, int ctas) {
+  const int n = static_cast<int>(units), waves = n / ctas, rest = n - waves * ctas;
+  return waves * kFull + (rest == 0 ? 0 : kCtas > 1 && rest <= ctas / 4 ? kAlone : kFull);
 }
 
 // CTAs of a persistent launch: no more than the tiles and the fringe could use, nor than the device holds.

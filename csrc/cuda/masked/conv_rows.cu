@@ -1,10 +1,11 @@
-// 1x1 convolutions with what every GPU since sm_80 has: mma.sync, ldmatrix, cp.async.
+// Convolutions by rows, 1x1 and any other of up to 8x8 taps, strides and dilations, with what every GPU since sm_80
+// has: mma.sync, ldmatrix, cp.async.
 //
-// A tile is 128 entries of the pixel list by 64 or 128 output channels, a stage of it 64 input channels (32 of
-// float32). Stages are one stream over all tiles of a CTA: the next tile's pixels come in while results go straight
-// from registers. Rows of both operands are 128 bytes. Word w of row n of x lies at w ^ (n % 8); rows of weights are
-// read in another order, as output channels are permuted among the columns of products (conv_patch.cuh), and lie
-// accordingly.
+// A tile is 128 entries of the pixel list by 64 or 128 output channels of a group, a stage of it 128 bytes of the
+// reduction a row: eight words of channels, each of one tap. Stages are one stream over all tiles of a CTA: the next
+// tile's pixels come in while results go straight from registers. Rows of both operands are 128 bytes. Word w of row n
+// of x lies at w ^ (n % 8); rows of weights are read in another order, as output channels are permuted among the
+// columns of products (conv_patch.cuh), and lie accordingly.
 #include "cuda/masked/conv_sums.cuh"
 #include "cuda/mma.cuh"
 
@@ -12,121 +13,183 @@ namespace sbnet::portable {
 namespace {
 
 constexpr int kRowThreads = 128, kTilePixels = 128, kRowStages = 3, kRowPass = kRowThreads / 8;
-constexpr int kRowCtas = 2;
-// What a tile of 64 output channels costs where one of 128 costs 64.
-constexpr int kNarrowCost = 36;
+constexpr int kRowCtas = 2, kNarrowCtas = 3;  // on a multiprocessor, where tiles are of 64 channels alone
 
 struct RowsPlan {
   PixelList list;
+  FastDiv tap_words, taps_per_row;      // words of a tap; taps of a row of the kernel
+  FastDiv group_tiles[2];               // tiles across a group, of 128 and of 64 channels
+  int32_t units, group_outputs;         // words of the reduction
   int32_t image, row, column;           // strides of x from pixel to pixel of y, in units of eight channels
+  int32_t tap_row, tap_column;          // and of its own pixels
   int32_t to_image, to_row, to_column;  // those of y, and of the residual
   FringePlan fringe;
 
+  RowsPlan() = default;
   explicit RowsPlan(const Conv2dParams& p) : list(p), fringe(p) {
     const PixelStrides x = pixel_strides(p.x), y = pixel_strides(p.y);
+    tap_row = static_cast<int32_t>(x.y / 8), tap_column = static_cast<int32_t>(x.x / 8);
     image = static_cast<int32_t>(x.n / 8), row = static_cast<int32_t>(x.y / 8 * p.stride[0]),
     column = static_cast<int32_t>(x.x / 8 * p.stride[1]);
     to_image = static_cast<int32_t>(y.n / 8), to_row = static_cast<int32_t>(y.y / 8),
     to_column = static_cast<int32_t>(y.x / 8);
+    const int64_t words = p.weight.size[1] * dtype_size(p.x.dtype) / 16;
+    tap_words = FastDiv(words), taps_per_row = FastDiv(p.weight.size[3]);
+    units = static_cast<int32_t>(p.weight.size[2] * p.weight.size[3] * words);
+    group_outputs = static_cast<int32_t>(p.weight.size[0] / p.groups);
+    for (int i = 0; i < 2; ++i) group_tiles[i] = FastDiv((group_outputs + (128 >> i) - 1) / (128 >> i));
   }
 };
 
-// Warps two by two.
-template <class T, int kOutputs>
+// Warps two by two. kTaps: not 1x1 of one group and no padding, whose table is a word a pixel.
+template <class T, int kOutputs, bool kTaps>
 struct RowTiles {
-  static constexpr int kRowBytes = 128, kChunk = 8 * kLanes<T>;
+  static constexpr int kRowBytes = 128;
   static constexpr int kStageX = kTilePixels * kRowBytes, kStageWeight = kOutputs * kRowBytes;
   static constexpr int kWeightsAt = kRowStages * kStageX, kTablesAt = kWeightsAt + kRowStages * kStageWeight;
-  static constexpr int kSlotsX = 2, kSlotsY = 4;  // of tables, which are written two tiles and more ahead
-  static constexpr int kShared = kTablesAt + (kSlotsX + kSlotsY) * kTilePixels * 4;
+  // Of tables, which are written a tile ahead, or two where a tile may be one stage.
+  static constexpr int kLeastChunks = kTaps ? 2 : 1;
+  static constexpr int kSlotsX = 2, kSlotsY = kTaps ? 3 : 4;
+  static constexpr int kShared = kTablesAt + (kSlotsX * (kTaps ? 6 : 4) + kSlotsY * 4) * kTilePixels;
   static constexpr int kCopiesX = kTilePixels / kRowPass, kCopiesWeight = kOutputs / kRowPass;
   static constexpr int kM = 4, kTiles = kOutputs / 16, kPairs = kTiles / 2;  // of a warp
   static_assert(kShared <= 99 * 1024, "the least that a device since sm_80 has");
 
   const Conv2dParams& p;
   const RowsPlan& plan;
-  const int count, C, K, column_tiles, tiles, chunks;
+  const int cta, ctas;  // of those that share the tiles
+  const int count, column_tiles, tiles, chunks;
   const uint32_t stages;
-  int* const from;  // tables of words of x, -1 for no pixel
-  int* const to;    // and of y
+  int* const from;        // tables of words of x, of a pixel's first tap; without taps -1 for no pixel
+  int* const to;          // and of y, -1 for no pixel
+  uint16_t* const reads;  // which rows of taps are inside the plane, a bit each, and above them which columns
   // What is copied next.
-  int tile, chunk = 0, ordinal = 0, slot = 0;
-  const T* weights;
-  uint32_t place, place_weight;
+  int tile, chunk = 0, ordinal = 0, slot = 0, left;
+  const T *weights, *x;  // a tile's
+  const T* source;       // this thread's word of the first pixel
+  int own_reads;         // what its tap needs
+  uint32_t place;
 
-  static __host__ __device__ __forceinline__ int columns(int outputs) { return (outputs + kOutputs - 1) / kOutputs; }
-  // The first of a chunk's channels that this thread copies.
-  static __device__ __forceinline__ int own_channel() { return static_cast<int>(threadIdx.x % 8) * kLanes<T>; }
+  static __device__ __forceinline__ const FastDiv& across(const RowsPlan& plan) {
+    return plan.group_tiles[kOutputs == 64];
+  }
+  static __device__ __forceinline__ int columns(const Conv2dParams& p, const RowsPlan& plan) {
+    return static_cast<int>(across(plan).divisor) * p.groups;
+  }
   // A row of weights in a stage: the eight that a matrix takes lie in different words.
   static __device__ __forceinline__ uint32_t weight_word(int row, int word) {
     return word ^ ((row >> 3 & 3) << 1 | (row & 1));
   }
 
-  __device__ __forceinline__ RowTiles(const Conv2dParams& p, const RowsPlan& plan, char* smem, int count)
+  __device__ __forceinline__ RowTiles(const Conv2dParams& p, const RowsPlan& plan, char* smem, int count, int cta,
+                                      int ctas)
       : p(p),
         plan(plan),
+        cta(cta),
+        ctas(ctas),
         count(count),
-        C(static_cast<int>(p.x.size[1])),
-        K(static_cast<int>(p.weight.size[0])),
-        column_tiles(columns(K)),
+        column_tiles(columns(p, plan)),
         tiles(static_cast<int>(plan.list.tiles(count, kTilePixels)) * column_tiles),
-        chunks((C + kChunk - 1) / kChunk),
+        chunks(max((plan.units + 7) / 8, kLeastChunks)),
         stages(shared_address(smem)),
         from(reinterpret_cast<int*>(smem + kTablesAt)),
         to(from + kSlotsX * kTilePixels),
-        tile(blockIdx.x) {
+        reads(reinterpret_cast<uint16_t*>(to + kSlotsY * kTilePixels)),
+        tile(cta) {
     const int row = threadIdx.x / 8, word = threadIdx.x % 8;
     place = row * kRowBytes + ((word ^ (row % 8)) << 4);
     begin_tile();
   }
+  // The first output channel of a tile, and the last one's end.
+  __device__ __forceinline__ void outputs_of(int of, int& group, int& first, int& end) const {
+    const uint32_t column = static_cast<uint32_t>(of % column_tiles);
+    uint32_t g = 0, c = column;
+    if constexpr (kTaps) across(plan).divmod(column, &g, &c);
+    group = static_cast<int>(g), end = (group + 1) * plan.group_outputs;
+    first = end - plan.group_outputs + static_cast<int>(c) * kOutputs;
+  }
   __device__ __forceinline__ void begin_tile() {
-    weights = static_cast<const T*>(p.weight.data) + int64_t{tile % column_tiles * kOutputs} * C + own_channel();
+    int group, first, end;
+    outputs_of(tile, group, first, end);
+    left = end - first;
+    weights = static_cast<const T*>(p.weight.data) + (int64_t{first} * plan.units + threadIdx.x % 8) * kLanes<T>;
+    x = static_cast<const T*>(p.x.data) + group * p.weight.size[1];
+    begin_chunk();
+  }
+  __device__ __forceinline__ void begin_chunk() {
+    const int unit = chunk * 8 + threadIdx.x % 8;
+    if constexpr (kTaps) {
+      uint32_t tap, c, r, s;
+      plan.tap_words.divmod(unit, &tap, &c);
+      plan.taps_per_row.divmod(tap, &r, &s);
+      own_reads = unit < plan.units ? 1 << r | 256 << s : 1 << 16;
+      source = x + c * kLanes<T> +
+               (int64_t{r} * p.dilation[0] * plan.tap_row + int64_t{s} * p.dilation[1] * plan.tap_column) * 8;
+    } else {
+      source = x + unit * kLanes<T>;
+    }
   }
   __device__ __forceinline__ void tabulate(int of, int number) const {
     if (of >= tiles) return;
     const Pixel pixel = locate_pixel(p, plan.list, int64_t{of / column_tiles} * kTilePixels + threadIdx.x, count);
-    from[number % kSlotsX * kTilePixels + threadIdx.x] =
-        pixel.n < 0 ? -1 : pixel.n * plan.image + pixel.row * plan.row + pixel.column * plan.column;
+    const int at = number % kSlotsX * kTilePixels + threadIdx.x;
+    if constexpr (kTaps) {
+      const auto inside = [&](int d, int first) {  // bits of the taps from there on
+        int bits = 0;
+#pragma unroll 1
+        for (int t = 0; t < p.weight.size[2 + d]; ++t)
+          bits |= static_cast<int>(static_cast<unsigned>(first + t * p.dilation[d]) <
+                                   static_cast<unsigned>(p.x.size[2 + d]))
+                  << t;
+        return bits;
+      };
+      const int row = pixel.row * p.stride[0] - p.padding[0], column = pixel.column * p.stride[1] - p.padding[1];
+      from[at] = pixel.n * plan.image + row * plan.tap_row + column * plan.tap_column;
+      reads[at] = static_cast<uint16_t>(pixel.n < 0 ? 0 : inside(0, row) | inside(1, column) << 8);
+    } else {
+      from[at] = pixel.n < 0 ? -1 : pixel.n * plan.image + pixel.row * plan.row + pixel.column * plan.column;
+    }
     to[number % kSlotsY * kTilePixels + threadIdx.x] =
         pixel.n < 0 ? -1 : pixel.n * plan.to_image + pixel.row * plan.to_row + pixel.column * plan.to_column;
   }
   // A quarter of a stage, so that copies mix with products. Past the last tile they repeat, into stages that are free.
   __device__ __forceinline__ void copy(int quarter) const {
-    const int c = chunk * kChunk + own_channel(), row0 = threadIdx.x / 8;
-    const bool in = c < C;
-    const T* x = static_cast<const T*>(p.x.data) + c;
+    const int unit = chunk * 8 + threadIdx.x % 8, row0 = threadIdx.x / 8;
+    const bool in = unit < plan.units;
     const uint32_t stage = stages + slot * kStageX + place;
 #pragma unroll
     for (int i = quarter * kCopiesX / 4; i < (quarter + 1) * kCopiesX / 4; ++i) {
-      const int word = from[ordinal % kSlotsX * kTilePixels + row0 + i * kRowPass];
-      cp_async_16_or_zeros(stage + i * kRowPass * kRowBytes, x + int64_t{word} * 8, in & (word >= 0));
+      const int at = ordinal % kSlotsX * kTilePixels + row0 + i * kRowPass, word = from[at];
+      const bool reads_x = kTaps ? (reads[at] & own_reads) == own_reads : in & (word >= 0);
+      cp_async_16(stage + i * kRowPass * kRowBytes, source + int64_t{word} * 8, reads_x);
     }
-    const int left = K - tile % column_tiles * kOutputs;
 #pragma unroll
     for (int i = quarter * kCopiesWeight / 4; i < (quarter + 1) * kCopiesWeight / 4; ++i) {
       const int row = row0 + i * kRowPass;
-      // Past the last output channel others come again, not one and the same: all would wait for its line.
-      const int wrapped = row < left ? row : row - left < left ? row - left : row % 8;
-      cp_async_16_or_zeros(
+      cp_async_16(
           stages + kWeightsAt + slot * kStageWeight + row * kRowBytes + (weight_word(row, threadIdx.x % 8) << 4),
-          weights + wrapped * C + chunk * kChunk, in);
+          weights + (row * plan.units + chunk * 8) * kLanes<T>, in & (row < left));
     }
   }
-  // After the copies of a stage. The table that is written was last read before the barrier that all have passed.
+  // After the copies of a stage. The table of x that is written was last read before the barrier that all have passed;
+  // that of y, too, but where tiles are as short as they may be: then some may still be at the tile before this one.
   __device__ __forceinline__ void advance() {
     cp_async_commit();
-    const int next = tile + static_cast<int>(gridDim.x);
-    if (chunk == 0) tabulate(next, ordinal + 1);
-    slot = slot + 1 == kRowStages ? 0 : slot + 1;
-    if (++chunk < chunks) return;
-    chunk = 0;
-    if (next < tiles) {
-      tile = next, ++ordinal;
-      begin_tile();
+    const int next = tile + ctas;
+    if (chunk == 0) {
+      if (chunks == kLeastChunks) __syncthreads();
+      tabulate(next, ordinal + 1);
     }
+    slot = slot + 1 == kRowStages ? 0 : slot + 1;
+    if (++chunk < chunks) return begin_chunk();
+    chunk = 0;
+    if (next < tiles) tile = next, ++ordinal;
+    begin_tile();
   }
 
   __device__ __forceinline__ void run() {
+    // Else CTAs of the next kernel would take what multiprocessors this list leaves idle, two each, and wait there.
+    if (tiles >= ctas) grid_dependency_release();
     if (tile >= tiles) return;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warp_row = warp % 2, warp_column = warp / 2;
     const int l8 = lane % 8;
@@ -152,7 +215,10 @@ struct RowTiles {
 #pragma unroll
       for (int j = 0; j < kPairs; ++j) load_matrix_x4(w + (j / 2 * 32 + j % 2 * 4) * kRowBytes, to_b[j]);
     };
-    for (int own = blockIdx.x; own < tiles; own += gridDim.x, ++number) {
+    cp_async_wait<kRowStages - 2>();
+    __syncthreads();
+    load(0, a[0], b[0]);
+    for (int own = cta; own < tiles; own += ctas, ++number) {
       float sums[kM][kTiles][4];
 #pragma unroll
       for (int m = 0; m < kM; ++m)
@@ -162,13 +228,16 @@ struct RowTiles {
           for (int e = 0; e < 4; ++e) sums[m][j][e] = 0.f;
 #pragma unroll 1
       for (int c = 0; c < chunks; ++c) {
-        cp_async_wait<kRowStages - 2>();
-        __syncthreads();
-        load(0, a[0], b[0]);
 #pragma unroll
         for (int kk = 0; kk < 4; ++kk) {
-          if (kk < 3) load(kk + 1, a[(kk + 1) % 2], b[(kk + 1) % 2]);
           copy(kk);
+          if (kk == 3) {  // the next stage's first operands, while this one's last are multiplied
+            advance();
+            cp_async_wait<kRowStages - 2>();
+            __syncthreads();
+            read = read + 1 == kRowStages ? 0 : read + 1;
+          }
+          load((kk + 1) % 4, a[(kk + 1) % 2], b[(kk + 1) % 2]);
 #pragma unroll
           for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -181,8 +250,6 @@ struct RowTiles {
               mma_16x8<T>(sums[m][j], a[kk % 2][m], w[j % 2 * 2], w[j % 2 * 2 + 1]);
             }
         }
-        advance();
-        read = read + 1 == kRowStages ? 0 : read + 1;
       }
       finish(sums, own, number, warp_row, warp_column, lane);
     }
@@ -197,50 +264,124 @@ struct RowTiles {
       const int64_t at = int64_t{own_to[m * 16 + h * 8]} * 8;
       return {at, at};
     };
-    finish_sums<T>(p, sums, output, own % column_tiles * kOutputs + warp_column * (kOutputs / 2) + lane % 4 * 8, K);
+    int group, first, end;
+    outputs_of(own, group, first, end);
+    finish_sums<T>(p, sums, output, first + warp_column * (kOutputs / 2) + lane % 4 * 8, end);
   }
 };
 
-template <class T>
-__global__ void __launch_bounds__(kRowThreads, kRowCtas)
+// kNarrow: no group has more than 64 output channels.
+template <class T, bool kTaps, bool kNarrow>
+__device__ __forceinline__ void run_rows(const Conv2dParams& p, const RowsPlan& plan, char* smem, int cta, int ctas) {
+  using Wide = RowTiles<T, 128, kTaps>;
+  using Narrow = RowTiles<T, 64, kTaps>;
+  const int count = clamped_count(p.active.count, static_cast<int>(p.active.capacity));
+  if constexpr (!kNarrow) {
+    const int64_t rows = plan.list.tiles(count, kTilePixels);
+    // What tiles cost where one of 128 channels costs 64, as measured.
+    const int wide = cost_of<kRowCtas, 64, 38>(rows * Wide::columns(p, plan), ctas);
+    const int narrow = cost_of<kRowCtas, 43, 27>(rows * Narrow::columns(p, plan), ctas);
+    if (wide <= narrow) return Wide(p, plan, smem, count, cta, ctas).run();
+  }
+  Narrow(p, plan, smem, count, cta, ctas).run();
+}
+constexpr int ctas_of(bool narrow) { return narrow ? kNarrowCtas : kRowCtas; }
+template <class T, bool kTaps, bool kNarrow>
+constexpr int kRowsShared = kNarrow ? RowTiles<T, 64, kTaps>::kShared : RowTiles<T, 128, kTaps>::kShared;
+
+template <class T, bool kTaps, bool kNarrow>
+__global__ void __launch_bounds__(kRowThreads, ctas_of(kNarrow))
     conv_rows_kernel(const __grid_constant__ Conv2dParams p, const __grid_constant__ RowsPlan plan) {
-  using Wide = RowTiles<T, 128>;
-  using Narrow = RowTiles<T, 64>;
   extern __shared__ __align__(128) char smem[];
   grid_dependency_wait();
-  grid_dependency_release();
-  clear_fringe<T>(p, plan.fringe, int64_t{blockIdx.x} * kRowThreads + threadIdx.x, int64_t{gridDim.x} * kRowThreads);
-
-  const int count = clamped_count(p.active.count, static_cast<int>(p.active.capacity));
-  const int rows = static_cast<int>(plan.list.tiles(count, kTilePixels)), K = static_cast<int>(p.weight.size[0]);
-  const auto waves = [&](int columns) {
-    return (rows * columns + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
-  };
-  if (waves(Wide::columns(K)) * 64 < waves(Narrow::columns(K)) * kNarrowCost)
-    Wide(p, plan, smem, count).run();
-  else
-    Narrow(p, plan, smem, count).run();
+  const int cta = static_cast<int>(blockIdx.x), ctas = static_cast<int>(gridDim.x);
+  clear_fringe<T>(p, plan.fringe, int64_t{cta} * kRowThreads + threadIdx.x, int64_t{ctas} * kRowThreads);
+  run_rows<T, kTaps, kNarrow>(p, plan, smem, cta, ctas);
 }
 
-template <class T>
+// Phases of a transposed convolution, without a fringe: as many convolutions at once.
+struct RowPhases {
+  Conv2dParams p[kMostPhases];
+  RowsPlan plan[kMostPhases];
+  FastDiv phases;
+};
+template <class T, bool kNarrow>
+__global__ void __launch_bounds__(kRowThreads, ctas_of(kNarrow))
+    conv_rows_phases_kernel(const __grid_constant__ RowPhases all) {
+  extern __shared__ __align__(128) char smem[];
+  grid_dependency_wait();
+  uint32_t cta, phase;
+  all.phases.divmod(blockIdx.x, &cta, &phase);
+  run_rows<T, true, kNarrow>(all.p[phase], all.plan[phase], smem, static_cast<int>(cta),
+                             static_cast<int>(gridDim.x / all.phases.divisor));
+}
+
+template <class T, bool kTaps, bool kNarrow>
 Status launch_rows(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
   static OccupancyCache cache;
   const RowsPlan plan(p);
-  constexpr auto kernel = conv_rows_kernel<T>;
-  constexpr int kShared = RowTiles<T, 128>::kShared;
+  constexpr auto kernel = conv_rows_kernel<T, kTaps, kNarrow>;
+  constexpr int kShared = kRowsShared<T, kTaps, kNarrow>;
   int ctas = 0;
   SBNET_TRY(prepare_kernel(device, kernel, kRowThreads, kShared, &cache, &ctas));
-  const int64_t tiles =
-      plan.list.tiles(p.active.capacity, kTilePixels) * RowTiles<T, 64>::columns(static_cast<int>(p.weight.size[0]));
+  const int64_t tiles = plan.list.tiles(p.active.capacity, kTilePixels) * plan.group_tiles[1].divisor * p.groups;
   const unsigned grid = persistent_grid(device, ctas, tiles, plan.fringe.threads(p), kRowThreads);
   SBNET_CUDA_TRY(kConvOp, launch_dependent(device, kernel, dim3(grid), dim3(kRowThreads), kShared, stream, p, plan));
   return ok_status();
 }
 
+template <class T, bool kNarrow>
+Status launch_phases(const Conv2dParams* p, int phases, const DeviceInfo& device, cudaStream_t stream) {
+  static OccupancyCache cache;
+  RowPhases all;
+  int64_t tiles = 0;
+  for (int i = 0; i < phases; ++i) {
+    all.p[i] = p[i], all.plan[i] = RowsPlan(p[i]);
+    const RowsPlan& plan = all.plan[i];
+    tiles =
+        std::max(tiles, plan.list.tiles(p[i].active.capacity, kTilePixels) * plan.group_tiles[1].divisor * p[i].groups);
+  }
+  all.phases = FastDiv(phases);
+  constexpr auto kernel = conv_rows_phases_kernel<T, kNarrow>;
+  constexpr int kShared = kRowsShared<T, true, kNarrow>;
+  int ctas = 0;
+  SBNET_TRY(prepare_kernel(device, kernel, kRowThreads, kShared, &cache, &ctas));
+  const unsigned grid = persistent_grid(device, ctas, tiles, 0, kRowThreads) * static_cast<unsigned>(phases);
+  SBNET_CUDA_TRY(kConvOp, launch_dependent(device, kernel, dim3(grid), dim3(kRowThreads), kShared, stream, all));
+  return ok_status();
+}
+
+// Is every output's only tap inside the plane?
+bool reads_own_pixels(const Conv2dParams& p) {
+  if (p.groups != 1 || p.weight.size[2] * p.weight.size[3] != 1 || p.padding[0] || p.padding[1]) return false;
+  for (int d = 0; d < 2; ++d)  // a phase of a transposed convolution may have outputs past its input
+    if ((p.y.size[2 + d] - 1) * p.stride[d] >= p.x.size[2 + d]) return false;
+  return true;
+}
+
+bool is_narrow(const Conv2dParams& p) { return p.weight.size[0] / p.groups <= 64; }
+
+template <class T, bool kNarrow>
+Status launch_taps(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
+  return reads_own_pixels(p) ? launch_rows<T, false, kNarrow>(p, device, stream)
+                             : launch_rows<T, true, kNarrow>(p, device, stream);
+}
+
 }  // namespace
 
-Status launch_rows_1x1(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
-  return by_dtype(p.x.dtype, [&](auto t) { return launch_rows<decltype(t)>(p, device, stream); });
+Status launch_rows(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
+  return by_dtype(p.x.dtype, [&](auto t) {
+    using T = decltype(t);
+    return is_narrow(p) ? launch_taps<T, true>(p, device, stream) : launch_taps<T, false>(p, device, stream);
+  });
+}
+
+Status launch_rows_phases(const Conv2dParams* p, int phases, const DeviceInfo& device, cudaStream_t stream) {
+  return by_dtype(p->x.dtype, [&](auto t) {
+    using T = decltype(t);
+    return is_narrow(*p) ? launch_phases<T, true>(p, phases, device, stream)
+                         : launch_phases<T, false>(p, phases, device, stream);
+  });
 }
 
 }  // namespace sbnet::portable

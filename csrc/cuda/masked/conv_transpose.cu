@@ -1,10 +1,12 @@
 // sparse_conv_transpose2d on CUDA, where Hopper's kernel of all phases (sm90/conv/conv_transpose.cu) does not serve: a
 // convolution of stride 1 for each phase of the output, which multiplies no zeros, by whatever kernel serves such a
 // convolution; where the stride does not divide the blocks, or a phase has no taps, pixel by pixel.
+// By rows (conv_rows.cu), up to four phases are one launch.
 //   prepare_kernel  the phases' weights, in the order that convolutions read; zeros the fringe
 //   pixel_kernel    a thread for each pixel and output channel
 #include <algorithm>
 
+#include "core/masked/conv_select.h"
 #include "core/masked/conv_transpose.h"
 #include "core/settled.h"
 #include "cuda/by_dtype.cuh"
@@ -132,13 +134,21 @@ Status launch(const ConvTransposeParams& p, bool by_phases, void* workspace, con
   }
   if (!p.active.capacity) return ok_status();
   const Unsettled weights_are_made_here;
-  for (int k = 0; by_phases && k < phases; ++k) {
-    const int i = k / p.stride[1], j = k % p.stride[1];
-    if (!a.row[i].side || !a.column[j].side) continue;
-    void* weights = static_cast<T*>(workspace) + a.first[k];
-    SBNET_TRY(run_conv(phase_conv(p, a.row[i], a.column[j], i, j, weights), device, stream));
+  if (by_phases) {
+    Conv2dParams convs[kPhases];
+    int count = 0;
+    for (int k = 0; k < phases; ++k) {
+      const int i = k / p.stride[1], j = k % p.stride[1];
+      if (!a.row[i].side || !a.column[j].side) continue;
+      convs[count++] = phase_conv(p, a.row[i], a.column[j], i, j, static_cast<T*>(workspace) + a.first[k]);
+    }
+    const bool rows = count <= portable::kMostPhases && std::all_of(convs, convs + count, [&](const Conv2dParams& c) {
+                        return select_conv(c, select_capability(device)).kernel == ConvKernel::kRows;
+                      });
+    if (rows) return count ? portable::launch_rows_phases(convs, count, device, stream) : ok_status();
+    for (int k = 0; k < count; ++k) SBNET_TRY(run_conv(convs[k], device, stream));
+    return ok_status();
   }
-  if (by_phases) return ok_status();
   const int64_t pixels =
       std::min<int64_t>(p.active.grid.size[0], p.y.size[2]) * std::min<int64_t>(p.active.grid.size[1], p.y.size[3]);
   const double outputs = static_cast<double>(p.active.capacity) * pixels * p.y.size[1];

@@ -13,6 +13,7 @@ from sbnet.ops.common import check_active, refuse_meta_mix, require_active, requ
 from sbnet.ops.masked.conv import activation_name, autocast
 from sbnet.ops.masked.conv_grad import activation_backward
 from sbnet.ops.weights.conv_layout import ConvLayout, layout_of_lists
+from sbnet.ops.weights.conv_pack import require_pack
 from sbnet.ops.weights.conv_product import convolve_by_product, hopper_convolves, product_of
 
 _ops = torch.ops.sbnet
@@ -72,6 +73,7 @@ def blocksparse_conv(
         if not hopper_convolves(x, layout, size, channels_last(lifted(x))):
             product = product_of(x, filters, layout, bias, own, size)
         if product is not None:
+            require_pack(op, packed, x, layout)
             y = convolve_by_product(x, filters, product, bias, activation, own, negative_slope=negative_slope)
             return y if channels_last(lifted(x)) else y.contiguous()
     act = activation_name(op, activation), negative_slope

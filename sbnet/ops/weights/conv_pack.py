@@ -40,6 +40,25 @@ def pack_blocksparse_filters(filters: Tensor, layout: ConvLayout, transposed: bo
     return _ops.pack_blocksparse_filters(filters.reshape(-1), tables, numbers, transposed)
 
 
+def require_pack(op: str, packed: Tensor | None, x: Tensor, layout: ConvLayout) -> None:
+    """Refuses what csrc/torch_binding/weights/conv.cpp refuses, for calls that need no pack.
+
+    Raises:
+        ValueError: not a pack's size or dtype.
+        RuntimeError: another device than x's.
+    """
+    if packed is None:
+        return
+    if packed.device != x.device:
+        raise RuntimeError(f"sbnet::{op}: packed: expected {x.device}, the device of x, got {packed.device}")
+    wanted = packed_filter_bytes(layout.on(x.device)[1], x.dtype, False, x.device)
+    if packed.dtype != torch.uint8 or packed.numel() != wanted or not packed.is_contiguous():
+        raise ValueError(
+            f"sbnet::{op}: packed: expected pack_blocksparse_filters(filters, layout), {wanted} bytes, "
+            f"got {packed.numel()} elements of {packed.dtype}"
+        )
+
+
 class KeptPack:
     """The pack of a layer's filters, made anew after every write that PyTorch counts."""
 

@@ -2,6 +2,9 @@
 // barriers of CTAs, what lanes of a warp exchange, atomics.
 #pragma once
 
+#undef __noinline__  // after the headers of C++, which mean an attribute of this name
+#define __noinline__ __attribute__((noinline))
+
 namespace emulator {
 
 template <class Value>
@@ -135,6 +138,7 @@ inline int __float_as_int(float v) {
   std::memcpy(&r, &v, 4);
   return r;
 }
+using std::isfinite;
 inline float __fdividef(float a, float b) { return a / b; }
 inline float __frcp_rn(float v) { return 1.f / v; }
 inline int atomicAdd(int* to, int v) { return std::exchange(*to, *to + v); }

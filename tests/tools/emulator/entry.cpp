@@ -54,8 +54,14 @@ __attribute__((visibility("default"))) int emulate_conv(const Case* given, char*
     return by_dtype(p.x.dtype, [&](auto t) {
       return told(portable::launch_patch<decltype(t)>(p, device, nullptr), message, room);
     });
-  if (v.kernel == 9 && chosen_of_all == ConvKernel::kRows1x1)
-    return told(portable::launch_rows_1x1(p, device, nullptr), message, room);
+  if (v.kernel == 10 && chosen_of_all == ConvKernel::kGroups3x3)
+    return told(portable::launch_groups_3x3(p, device, nullptr), message, room);
+  if (v.kernel == 11 && chosen_of_all == ConvKernel::kFirst)
+    return told(portable::launch_first(p, device, nullptr), message, room);
+  if (v.kernel == 12 && chosen_of_all == ConvKernel::kImplicitGemm)
+    return told(portable::launch_implicit_gemm(p, device, nullptr), message, room);
+  if (v.kernel == 9 && chosen_of_all == ConvKernel::kRows)
+    return told(portable::launch_rows(p, device, nullptr), message, room);
   return 1;
 }
 

@@ -2,15 +2,11 @@
 #pragma once
 #include "machine.h"
 
+#include "cuda/tf32.cuh"
+
 namespace sbnet {
 
 inline uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
-
-inline uint32_t round_to_tf32(uint32_t bits) { return emulator::rounded_to_tf32(bits); }
-
-inline void round_fragment(uint32_t (&r)[4]) {
-  for (uint32_t& bits : r) bits = round_to_tf32(bits);
-}
 
 inline void cp_async_16(uint32_t shared, const void* global, bool in, bool issue = true) {
   if (!issue) return;
@@ -56,8 +52,10 @@ void mma_16x8(Sum (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   const auto element = [&](int row, int operand, int k) {  // lane 4 * row + j has bytes 4j and 16 + 4j
     const int byte = k * static_cast<int>(sizeof(T));
     const uint64_t bits = all[row * 4 + byte % 16 / 4][operand] >> (byte / 16 * 32 + byte % 4 * 8);
+    uint64_t read = bits;
+    if (std::is_same_v<T, float>) read &= ~uint64_t{0x1fff};
     T v;
-    std::memcpy(&v, &bits, sizeof(T));
+    std::memcpy(&v, &read, sizeof(T));
     return static_cast<Sum>(v);
   };
   for (int e = 0; e < 4; ++e)
