@@ -11,6 +11,12 @@ class Device(str, enum.Enum):
     cuda = "cuda"
 
 
+class Decoder(str, enum.Enum):
+    auto = "auto"
+    host = "host"
+    nvdec = "nvdec"
+
+
 class Dtype(str, enum.Enum):
     auto = "auto"
     float32 = "float32"

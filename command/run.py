@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sbnet_command.options import Device, Dtype, Mode, View
+from sbnet_command.options import Decoder, Device, Dtype, Mode, View
 
 if TYPE_CHECKING:
     from sbnet.apps.pipeline import Summary
@@ -84,7 +84,7 @@ def run(
     mask: Annotated[
         str | None,
         typer.Option(
-            help="What matters: motion:20, changed:8, tracks, zones.json, masks.mp4, alpha, tissue, ink, nodata, all; "
+            help="What matters: motion:20, changed:8, codec, tracks, zones.json, masks.mp4, alpha, tissue, ink, nodata, all; "
             '"motion & ~static.png + 16" composes.',
             show_default="the network's own",
         ),
@@ -96,6 +96,9 @@ def run(
             help="What outputs of a network of your own mean: yolo, detr, rtdetr or classes; of at least this score.",
         ),
     ] = None,
+    decoder: Annotated[
+        Decoder, typer.Option(help="Of films, on a GPU. nvdec: its hardware (extra nvdec); auto: that where it serves.")
+    ] = Decoder.auto,
     mode: Annotated[Mode | None, typer.Option(help="dense: no mask.", show_default="the network's own")] = None,
     margin: Annotated[
         str | None,
@@ -152,7 +155,7 @@ def run(
     options = {
         "mask": mask, "mode": mode and mode.value, "size": plane, "limit": frames, "skip_broken": skip_broken,
         "dtype": None if dtype is Dtype.auto else getattr(torch, dtype.value), "compare": compare,
-        "view": view.value, "audio": audio, "check": check, "decode": decode,
+        "view": view.value, "audio": audio, "check": check, "decode": decode, "decoder": decoder.value,
     }  # fmt: skip
     if distributed:
         if report is not None:

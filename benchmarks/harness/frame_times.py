@@ -98,7 +98,7 @@ def times(source: Any, network: Any, frames: int, traced: int = 0, **options: An
     Raises:
         ValueError: frames are not one graph, or there are too few.
     """
-    options = {"device": "cuda", "compare": 0, "limit": 1 + FIRST + frames + traced, **options}
+    options = {"device": "cuda", "decoder": "host", "compare": 0, "limit": 1 + FIRST + frames + traced, **options}
     pipeline = sbnet.Pipeline(source, network=network, sink=lambda result: None, **options)
     pipeline.mask.reset()
     compute = Compute(pipeline.network, pipeline.mask, pipeline.settings, Summary("", pipeline.mode))

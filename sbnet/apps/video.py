@@ -13,6 +13,7 @@ import numpy as np
 
 from sbnet.active import BlockGrid
 from sbnet.files import reason
+from sbnet.masks import codec
 
 OUTLINE = np.array([255, 220, 60], np.uint8)
 
@@ -119,8 +120,8 @@ def video_info(path: Path) -> VideoInfo:
         if not (stream.height and stream.width):
             raise VideoError(f"{path}: not a video that FFmpeg can read (no frame size)")
         size, aspect = (stream.height, stream.width), Fraction(stream.sample_aspect_ratio or 1)
-        first, context = _first_frame(container, stream), stream.codec_context
-        if _orientation(first)[0]:
+        first, context = first_frame(container, stream), stream.codec_context
+        if orientation_of(first)[0]:
             size, aspect = size[::-1], 1 / aspect
         begin = getattr(first, "time", None) or 0.0
         tagged = context if first is None else first  # a frame knows what the container leaves out
@@ -134,14 +135,14 @@ def video_info(path: Path) -> VideoInfo:
 FULL = 2  # FFmpeg's number of the range 0 to 255
 
 
-def _first_frame(container: Any, stream: Any) -> Any:
+def first_frame(container: Any, stream: Any) -> Any:
     try:
         return next(container.decode(stream), None)
     except (pyav().error.FFmpegError, OSError, ValueError):
         return None  # who reads the film meets it again, and says so
 
 
-def _orientation(frame: Any) -> tuple[bool, bool, bool]:
+def orientation_of(frame: Any) -> tuple[bool, bool, bool]:
     """How a frame is shown: transposed first, then mirrored up and down, then left and right. Phones film sideways, and
     front cameras in a mirror, and say so."""
     data = None if frame is None else frame.side_data.get("DISPLAYMATRIX")
@@ -152,6 +153,13 @@ def _orientation(frame: Any) -> tuple[bool, bool, bool]:
     return (True, b < 0, c < 0) if turned else (False, d < 0, a < 0)
 
 
+def motion_of(frame: Any) -> codec.Motion:
+    """The motion vectors of a decoded frame."""
+    found = frame.side_data.get("MOTION_VECTORS")
+    vectors = None if found is None else found.to_ndarray()
+    return codec.motion_of(vectors, (frame.height, frame.width), *orientation_of(frame))
+
+
 class Upright:
     """`upright(frame, size)`: a decoded frame as it is shown, [H,W,3] uint8 RGB, scaled to `size` (H, W) if given. One
     for all frames of a film: what FFmpeg sets up for a conversion takes longer than a conversion."""
@@ -160,7 +168,7 @@ class Upright:
         self._convert = pyav().video.reformatter.VideoReformatter().reformat
 
     def __call__(self, frame: Any, size: tuple[int, int] | None = None) -> np.ndarray:
-        turned, over, across = _orientation(frame)
+        turned, over, across = orientation_of(frame)
         options: dict[str, Any] = {}
         if size is not None:
             options = dict(zip(("width", "height") if turned else ("height", "width"), size, strict=True))

@@ -1,6 +1,7 @@
 """Where masks come from."""
 
 from sbnet.masks.base import Mask, Still, as_mask
+from sbnet.masks.codec import Codec
 from sbnet.masks.files import Recorded
 from sbnet.masks.grow import grow
 from sbnet.masks.lidar import BirdsEye, read_points
@@ -14,6 +15,7 @@ __all__ = [
     "BirdsEye",
     "Boxes",
     "Changed",
+    "Codec",
     "Ink",
     "Mask",
     "MotionMask",

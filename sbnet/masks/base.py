@@ -33,6 +33,11 @@ class Mask:
         raise NotImplementedError
 
     @property
+    def reads_vectors(self) -> bool:
+        """Does it read the motion vectors of a film's codec (`Frame.motion`)?"""
+        return any(part.reads_vectors for part in self.parts)
+
+    @property
     def surveys(self) -> bool:
         """Does it take anything from a whole picture (`survey`)?"""
         return any(part.surveys for part in self.parts)

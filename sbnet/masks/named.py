@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sbnet.masks.base import Mask, as_mask
+from sbnet.masks.codec import Codec
 from sbnet.masks.files import Recorded
 from sbnet.masks.motion import Changed, MotionMask
 from sbnet.masks.pixels import Alpha, Ink, Nodata, Occupied, Tissue, everything
@@ -27,6 +28,7 @@ NAMES: dict[str, Callable[..., Mask]] = {
     "all": everything,
     "motion": _motion,
     "changed": _changed,
+    "codec": lambda least="0.25": Codec(float(least)),
     "tracks": lambda refresh="30": Tracks(refresh=int(refresh)),
     "alpha": Alpha,
     "nodata": lambda value="0": Nodata(float(value)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -153,7 +154,7 @@ class Alpha(Mask):
     def see(self, frame: Any) -> None:
         pixels = frame.pixels
         self._alpha = None
-        if not isinstance(pixels, Tensor) and pixels.ndim == 3 and pixels.shape[2] == 4:
+        if isinstance(pixels, np.ndarray) and pixels.ndim == 3 and pixels.shape[2] == 4:
             self._alpha = torch.from_numpy(pixels[..., 3].copy())
 
     def __call__(self, x: Tensor) -> Tensor:

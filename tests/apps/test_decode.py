@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from sbnet.apps.pipeline import Pipeline, PipelineError
-from sbnet.apps.pipeline.decode import MOST, decoded, names_of
+from sbnet.apps.pipeline import Pipeline, PipelineError, Result
+from sbnet.apps.pipeline import boxes as boxes_module
+from sbnet.apps.pipeline.boxes import CAPACITY, MOST, ROUNDS, best_of, best_scores, boxes_of_faces, uncovered
+from sbnet.apps.pipeline.decode import decoded, names_of
 from sbnet.apps.pipeline.frames import Frame
 from sbnet.apps.pipeline.networks import Network, imagenet
 
@@ -142,10 +144,11 @@ def test_a_network_with_a_decoder_of_its_own_keeps_it():
 
 
 class Detector(nn.Module):
-    """YOLO-like: finds what is bright. An anchor for every 8x8 pixels, a box of 16x16 around it."""
+    """YOLO-like: finds what is bright. An anchor for every 8x8 pixels, a square around it."""
 
-    def __init__(self) -> None:
+    def __init__(self, side: float = 16.0) -> None:
         super().__init__()
+        self.side = side
         self.conv = nn.Conv2d(3, 2, 8, 8)
         nn.init.zeros_(self.conv.bias)
         with torch.no_grad():
@@ -156,7 +159,7 @@ class Detector(nn.Module):
         scores = self.conv(x)
         rows, columns = (torch.arange(n, dtype=x.dtype, device=x.device) * 8 + 4 for n in scores.shape[2:])
         centre = torch.stack([columns.expand(len(rows), -1), rows[:, None].expand(-1, len(columns))])[None]
-        return torch.cat([centre, torch.full_like(centre, 16.0), scores], 1).flatten(2)
+        return torch.cat([centre, torch.full_like(centre, self.side), scores], 1).flatten(2)
 
 
 def test_a_film_to_labelled_boxes(tmp_path):
@@ -184,13 +187,85 @@ def test_a_film_to_labelled_boxes(tmp_path):
         assert moving["box"] == [4 + 16 * k, 60, 20 + 16 * k, 76]
 
 
+def scattered(count: int, seed: int = 0, range_: float = 200.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Corners of boxes [count,4], many of which overlap, and scores, best first."""
+    made = torch.Generator().manual_seed(seed)
+    low, size = range_ * torch.rand(count, 2, generator=made), 5 + 60 * torch.rand(count, 2, generator=made)
+    return torch.cat([low, low + size], 1), torch.rand(count, generator=made).sort(descending=True).values
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_overlaps_by_tensors_of_fixed_size_leave_what_the_host_leaves(device):
+    certain = 0
+    for seed in range(40):
+        boxes, scores = scattered(1 + 25 * seed, seed)
+        valid = scores >= 0.25
+        kept, sure = uncovered(boxes.to(device), valid.to(device), 0.5)
+        if sure:
+            assert torch.nonzero(kept)[:, 0].tolist() == best_of(boxes[valid], scores[valid], 0.5)
+        certain += bool(sure)
+    assert certain >= 30
+
+
+def test_what_a_gpu_is_not_certain_of_is_said():
+    """Too many boxes; a row of boxes of which each covers the next, longer than there are rounds; an overlap that is
+    the limit."""
+    boxes, scores = scattered(CAPACITY + 1)
+    assert not uncovered(boxes, scores >= 0, 0.5)[1]
+    assert uncovered(boxes, scores > scores[-1], 0.999)[1]
+    row = torch.tensor([[8.0 * k, 0, 8 * k + 16, 16] for k in range(2 * ROUNDS)])
+    assert not uncovered(row, torch.ones(len(row), dtype=torch.bool), 0.3)[1]
+    kept, sure = uncovered(row[:4], torch.ones(4, dtype=torch.bool), 0.3)
+    assert sure
+    assert kept.tolist() == [True, False, True, False]
+    assert not uncovered(row[:4], torch.ones(4, dtype=torch.bool), 1 / 3)[1]
+
+
+def test_equal_scores_stay_in_the_order_of_the_output():
+    assert best_scores(torch.tensor([0.5, 0.9, 0.5, 0.9, 0.1]), 4)[1].tolist() == [1, 3, 0, 2]
+
+
+def test_pictures_are_drawn_for_those_who_look():
+    network = decoded(Network(nn.Identity()), "yolo")
+    made, _ = network.finished(version_8(), FRAME)
+    result = Result(FRAME, None, made)
+    result.land()
+    assert callable(vars(result)["_picture"])
+    assert result.picture.shape == (90, 120, 3)
+    assert result.picture is result.picture
+    assert result.picture.any()
+
+
+def levels(count: int = 5) -> np.ndarray:
+    """A film [count,96,128,3] whose cells of 8x8 pixels have a level each, no two of a frame the same: no score is
+    close to another."""
+    cells = [60 + np.random.default_rng(k).permutation(192).reshape(12, 16) for k in range(count)]
+    grey = np.stack(cells).astype(np.uint8).repeat(8, 1).repeat(8, 2)
+    return np.repeat(grey[..., None], 3, 3)
+
+
 @pytest.mark.gpu
-def test_on_a_gpu_records_are_the_host_s():
-    film = (np.random.default_rng(0).random((5, 96, 128, 3)) * 255).astype(np.uint8)
-    found = []
+@pytest.mark.parametrize("side", [16.0, 48.0])  # larger boxes cover their neighbours
+def test_on_a_gpu_records_are_the_host_s(side, monkeypatch):
+    found, asked = [], []
     for device in ("cpu", "cuda"):
         rows: list = []
-        Pipeline(film, None, Detector(), lambda result, rows=rows: rows.append(result.records), decode="yolo:0.5",
-                 device=device, dtype=torch.float32, compare=0).run()  # fmt: skip
+        Pipeline(levels(), None, Detector(side), lambda result, rows=rows: rows.append(result.records),
+                 decode="yolo:0.5", device=device, dtype=torch.float32, compare=0).run()  # fmt: skip
         found.append([[(r["box"], r["class"]) for r in records] for records in rows])
+        monkeypatch.setattr(boxes_module, "best_of", lambda *given: asked.append(given) or best_of(*given))
     assert found[0] == found[1]
+    assert all(found[0])
+    assert not asked  # the GPU settled it
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_faces_are_the_host_s():
+    made = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        heat, scale, offset = (torch.rand(1, c, 34, 60, generator=made) for c in (1, 2, 2))
+        heat = heat**4
+        maps = heat, 2 + 2 * scale, offset
+        here = boxes_of_faces(*maps, (270, 475), 0.3)
+        assert boxes_of_faces(*(v.cuda() for v in maps), (270, 475), 0.3) == here
+        assert here

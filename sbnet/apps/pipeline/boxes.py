@@ -11,11 +11,62 @@ from torch import Tensor
 COLOUR = np.array([255, 60, 60], np.uint8)
 CELL = 4  # pixels of the frame a pixel of CenterFace's maps
 UNCLIP = 1.6  # PaddleOCR: the detector marks the middle of a line; its box is widened by this
+MOST = 4096  # candidates of a frame that come to the host
+CAPACITY = 1024  # of them, those whose overlaps a GPU settles
+ROUNDS = 8  # in which it does
+CLOSE = 1e-4  # share of an overlap by which devices might differ
+FACES = 0.3  # overlap from which on the worse of two faces goes
 Record = dict[str, Any]
 
 
+def best_scores(scores: Tensor, most: int = MOST) -> tuple[Tensor, Tensor]:
+    """The `most` best scores of a vector and where they stand, best first and of equal ones the first, on
+    every device; which of equal ones are the last that there is place for, is not said."""
+    at = scores.topk(min(most, len(scores)), sorted=False).indices.sort().values
+    score, order = scores[at].sort(descending=True, stable=True)
+    return score, at[order]
+
+
+def uncovered(boxes: Tensor, valid: Tensor, overlap: float) -> tuple[Tensor, Tensor]:
+    """What `best_of` keeps of the first CAPACITY boxes, by arithmetic on tensors of fixed size alone, as CUDA graphs
+    need it.
+
+    A box stays unless a better one that stays covers it. That is asked of all boxes at once, ROUNDS times: each round
+    settles at least those that hang on one box more than the round before.
+
+    Args:
+        boxes: [n,4] corners, best first. valid: [n] bool, which of them count.
+        overlap: as of `best_of`.
+
+    Returns:
+        [min(n, CAPACITY)] bool, the boxes that stay; a bool, whether this is certain: the last round changed nothing,
+        there are no more boxes, and no overlap is so close to the limit that another device might decide otherwise.
+    """
+    more = valid[CAPACITY:].any()
+    boxes, valid = boxes[:CAPACITY], valid[:CAPACITY]
+    areas = (boxes[:, 2:] - boxes[:, :2]).prod(1)
+    low, high = torch.maximum(boxes[:, None, :2], boxes[:, :2]), torch.minimum(boxes[:, None, 2:], boxes[:, 2:])
+    shared = (high - low).clamp(min=0).prod(2)
+    either = areas[:, None] + areas - shared
+    pairs = (valid[:, None] & valid).triu(1)
+    close = ((shared - overlap * either).abs() <= CLOSE * either.abs()) & pairs
+    covers = (~(shared < overlap * either) & pairs).to(boxes.dtype)
+    all_of = valid.to(boxes.dtype)
+    before = kept = all_of
+    for _ in range(ROUNDS):
+        before, kept = kept, all_of * (kept @ covers == 0)
+    return kept > 0, (kept == before).all() & ~close.any() & ~more
+
+
+def stay(boxes: Tensor, scores: Tensor, overlap: float, kept: Tensor | None, certain: Tensor | None) -> list[int]:
+    """`best_of`, or what `uncovered` found, where that is certain. All on the host; boxes best first."""
+    if kept is None or certain is None or not bool(certain):
+        return best_of(boxes, scores, overlap)
+    return torch.nonzero(kept[: len(boxes)])[:, 0].tolist()
+
+
 def boxes_of_faces(
-    heat: Tensor, scale: Tensor, offset: Tensor, size: tuple[int, ...], least: float, overlap: float = 0.3
+    heat: Tensor, scale: Tensor, offset: Tensor, size: tuple[int, ...], least: float, overlap: float = FACES
 ) -> list[Record]:
     """{"box": [x0, y0, x1, y1], "score"} of each face, best first, by CenterFace's decoding.
 
@@ -24,27 +75,52 @@ def boxes_of_faces(
         size: (height, width) of the frame, to which boxes are cut.
         overlap: intersection over union from which on the worse of two boxes goes.
     """
-    heat, scale, offset = (v[0].float().cpu() for v in (heat, scale, offset))
-    rows, columns = torch.nonzero(heat[0] > least, as_tuple=True)
-    if not len(rows):
-        return []
-    high, wide = (scale[k, rows, columns].clamp(max=8).exp() * CELL for k in (0, 1))
-    y = (rows + offset[0, rows, columns] + 0.5) * CELL - high / 2
-    x = (columns + offset[1, rows, columns] + 0.5) * CELL - wide / 2
-    boxes = torch.stack([x, y, x + wide, y + high], 1).clamp(min=0)
-    boxes[:, 0::2].clamp_(max=size[1])
-    boxes[:, 1::2].clamp_(max=size[0])
-    scores = heat[0, rows, columns]
+    found = face_candidates(heat, scale, offset, least, overlap)
+    return faces_among([None if v is None else v.cpu() for v in found], size, least, overlap)
+
+
+def face_candidates(
+    heat: Tensor, scale: Tensor, offset: Tensor, least: float, overlap: float = FACES
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """What `faces_among` reads of CenterFace's maps, on their device: the best cells [n,9] (score, row, column, scale
+    and offset there, height and width of the maps), and on a GPU what `uncovered` gives."""
+    high, wide = heat.shape[2:]
+    score, at = best_scores(heat[0, 0].float().flatten())
+    numbers = [v[0].float().flatten(1)[:, at] for v in (scale, offset)]
+    sides = [torch.full_like(score, n) for n in (high, wide)]
+    rows = torch.stack([score, at // wide, at % wide, *numbers[0], *numbers[1], *sides], 1)
+    if not heat.is_cuda:
+        return rows, None, None
+    return rows, *uncovered(_face_boxes(rows), score > least, overlap)
+
+
+def _face_boxes(rows: Tensor) -> Tensor:
+    """[n,4] corners of candidates, cut to what the network was given."""
+    _, row, column, high, wide, down, right, rows_in_all, columns = rows.unbind(1)
+    high, wide = high.clamp(max=8).exp() * CELL, wide.clamp(max=8).exp() * CELL
+    y, x = (row + down + 0.5) * CELL - high / 2, (column + right + 0.5) * CELL - wide / 2
+    below, after = rows_in_all * CELL, columns * CELL
+    corners = [v.clamp(min=0) for v in (x, y, x + wide, y + high)]
+    return torch.stack([torch.minimum(v, end) for v, end in zip(corners, (after, below) * 2, strict=True)], 1)
+
+
+def faces_among(found: Any, size: tuple[int, ...], least: float, overlap: float = FACES) -> list[Record]:
+    """The records of `boxes_of_faces`, of what `face_candidates` found, on the host."""
+    rows, kept, certain = found
+    rows = rows[rows[:, 0] > least]
+    boxes, scores = _face_boxes(rows), rows[:, 0]
+    order = stay(boxes, scores, overlap, kept, certain)
+    shown = torch.minimum(boxes[order], torch.tensor([size[1], size[0]] * 2, dtype=torch.float32))
     return [
-        {"box": [round(v, 1) for v in boxes[k].tolist()], "score": round(float(scores[k]), 4)}
-        for k in best_of(boxes, scores, overlap)
+        {"box": [round(v, 1) for v in box], "score": round(score, 4)}
+        for box, score in zip(shown.tolist(), scores[order].tolist(), strict=True)
     ]
 
 
 def best_of(boxes: Tensor, scores: Tensor, overlap: float) -> list[int]:
     """Indices of boxes that no better one covers, best first."""
     areas = (boxes[:, 2:] - boxes[:, :2]).prod(1)
-    left, kept = scores.argsort(descending=True), []
+    left, kept = scores.argsort(descending=True, stable=True), []
     while len(left):
         first, rest = int(left[0]), left[1:]
         kept.append(first)

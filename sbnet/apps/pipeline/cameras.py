@@ -9,14 +9,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import torch
-import torch.utils._pytree as pytree
-from torch import Tensor
-
-from sbnet.apps.machine import device_name
-from sbnet.apps.pipeline.clock import Clock
-from sbnet.apps.pipeline.compute import Compute
-from sbnet.apps.pipeline.frames import Frame, PipelineError, Result, mask_of
+from sbnet.apps.pipeline.batch import Batch
+from sbnet.apps.pipeline.frames import Frame, PipelineError, Result
 from sbnet.apps.pipeline.networks import open_network
 from sbnet.apps.pipeline.pipeline import Pipeline
 from sbnet.apps.pipeline.report import write_report
@@ -91,9 +85,11 @@ class Cameras:
         self.faults = [""] * len(self.cameras)
         first.network.notes.clear()  # of an earlier run
         sinks = self._opened()
-        compute = _Batch(self.cameras, summary)
+        compute = Batch(self.cameras, summary)
         feeds = [_Feed(camera, self.limit) for camera in self.cameras]
-        behind = Behind(lambda item: _write(sinks, item, summary))
+        writing = behind = Behind(lambda item: _write(sinks, item, summary))
+        if first.device.type == "cuda":  # waiting for the device keeps the sinks from nothing
+            behind = Behind(lambda item: item[1].land(), writing)
         whole = closed = False
         try:
             begin = time.perf_counter()
@@ -112,7 +108,7 @@ class Cameras:
             if whole:
                 ending = time.perf_counter()
                 close_all(sinks, whole)
-                behind.busy += time.perf_counter() - ending
+                writing.busy += time.perf_counter() - ending
             summary.seconds = time.perf_counter() - begin - compute.aside
             if whole and not summary.interrupted:
                 compute.conclude(summary.seconds)
@@ -129,7 +125,11 @@ class Cameras:
         if not whole:
             raise PipelineError("; ".join(named) or "the sources have no frames")
         summary.fault = "; ".join(named)
-        summary.busy = {"read": sum(f.ahead.busy for f in feeds), "compute": compute.busy, "write": behind.busy}
+        device = {} if behind is writing else {"finish": max(0.0, behind.busy - summary.waited)}
+        summary.busy = {
+            "read": sum(f.ahead.busy for f in feeds), "compute": compute.busy, **device, "write": writing.busy
+        }  # fmt: skip
+        summary.decoder = _decoders(self.cameras)
         summary.notes += dict.fromkeys(first.network.notes)
         summary.notes += [note for sink in sinks for note in getattr(sink, "notes", ())]
         if first.report is not None:
@@ -149,7 +149,7 @@ class Cameras:
             raise
         return opened
 
-    def _tick(self, feeds: Sequence[_Feed], compute: _Batch, summary: Summary) -> dict[int, Frame]:
+    def _tick(self, feeds: Sequence[_Feed], compute: Batch, summary: Summary) -> dict[int, Frame]:
         """The next frame of each source that has one, by its index."""
         deadline = time.perf_counter() + self.patience
         frames: dict[int, Frame] = {}
@@ -211,95 +211,18 @@ class _Feed:
         return frame
 
 
-class _Batch(Compute):
-    """Mask and network on a frame of each camera."""
-
-    def __init__(self, cameras: Sequence[Pipeline], summary: Summary) -> None:
-        first = cameras[0]
-        super().__init__(first.network, first.mask, first.settings, summary)
-        self.cameras = cameras
-        self._inside, self._graphed = None, False  # each camera has a mask of its own, of its own frame
-        self.masks = [camera.mask for camera in cameras]
-        for mask in self.masks:
-            mask.reset()
-        self.x: Tensor | None = None  # [cameras,C,H,W]
-        self._begun = [False] * len(cameras)
-
-    def differs(self, frame: Frame) -> str:
-        """What is wrong with a frame's shape, or nothing; the first frame of all says what is wanted."""
-        settings = self.settings
-        shape = frame.tensor(torch.device("cpu"), torch.float32).shape[1:] if self.x is None else _shape(frame)
-        if self.x is None:
-            x = torch.zeros(len(self.cameras), *shape, device=settings.device, dtype=settings.dtype)
-            self.x = x.contiguous(memory_format=torch.channels_last)
-            height, width = shape[1:]
-            kind = str(settings.dtype).removeprefix("torch.")
-            self.summary.title = (f"{len(self.cameras)} sources, {height}x{width}: {self.network.name}, {kind} on "
-                                  f"{device_name(settings.device)}")  # fmt: skip
-        wanted = tuple(self.x.shape[1:])
-        if tuple(shape) == wanted:
-            return ""
-        return f"{frame.name}: expected a frame of {wanted[1]}x{wanted[2]} and {wanted[0]} channels, got {shape[1]}x" \
-               f"{shape[2]} and {shape[0]}; size= scales"  # fmt: skip
-
-    @torch.no_grad()
-    def tick(self, frames: dict[int, Frame]) -> list[tuple[int, Result, int]]:
-        """(camera, result, results of this call) of each frame."""
-        begin, aside = time.perf_counter(), self.aside
-        x = self.x
-        assert x is not None
-        for k, frame in frames.items():
-            x[k].copy_(frame.tensor(self.settings.device, self.settings.dtype)[0])
-        if self.run is None:
-            self.run = self._set_up(self.network.input(x))
-        clock = Clock(self.settings.device)
-        mask = torch.zeros(x.shape[0], *x.shape[2:], dtype=torch.bool, device=x.device)
-        for k, frame in frames.items():
-            self.masks[k].see(frame)
-            mask[k] = mask_of(self.masks[k], x[k : k + 1])[0]
-            if self.settings.mode == "cached" and not self._begun[k]:
-                mask[k], self._begun[k] = True, True  # nothing is kept of it yet
-        given = self.network.input(x)
-        output = self.run(given, self.network.widened_mask(mask), margin=self.margin)
-        drift = self._drifted(x, output)
-        results = [(k, self._result(frame, output, k, x, drift), len(frames)) for k, frame in frames.items()]
-        for k, result, _ in results:
-            clock.stop(result)
-            self.masks[k].learn(result.records)
-        wide = self.network.widened_mask(mask)
-        if self._is_sample(mask[list(frames)]):
-            self._compare(given, output, wide, Frame(-1, None), drift)
-            k = min(frames, key=lambda k: (bool(wide[k].all()), k))
-            one = output[k : k + 1] if isinstance(output, Tensor) else output
-            self._keep(given[k : k + 1], one, wide[k : k + 1])
-        self._count += 1
-        self.busy += time.perf_counter() - begin - (self.aside - aside)
-        return results
-
-    def _result(self, frame: Frame, output: Any, k: int, x: Tensor, drift: Tensor | None) -> Result:
-        assert self.run is not None
-        own = pytree.tree_map_only(Tensor, lambda v: v[k : k + 1] if v.dim() and len(v) == len(x) else v, output)
-        picture, records = self.network.finished(own, frame, None if drift is None else drift[k : k + 1])
-        if isinstance(picture, Tensor):
-            picture = picture.to("cpu", non_blocking=True)
-        active, block = self._blocks(self.run, x, k)
-        active = active.to("cpu", non_blocking=x.is_cuda)
-        return Result(frame, None, picture, records, active, block)
-
-
-def _shape(frame: Frame) -> tuple[int, ...]:
-    """(C,H,W) of the frame as a tensor."""
-    frame.place(torch.device("cpu"))
-    pixels = frame.pixels
-    if isinstance(pixels, Tensor):
-        return tuple(pixels.shape)
-    channels = 1 if pixels.ndim == 2 else pixels.shape[2]
-    return (min(channels, 3) if pixels.dtype.itemsize == 1 else channels, *pixels.shape[:2])
+def _decoders(cameras: Sequence[Pipeline]) -> tuple[str, str]:
+    """Who decoded the sources, and why the hardware did not decode some of them."""
+    found = [camera.source.decoder for camera in cameras]
+    names = list(dict.fromkeys(name for name, _ in found if name))
+    counts = ", ".join(f"{[name for name, _ in found].count(name)} x {name}" for name in names)
+    return names[0] if len(names) == 1 else counts, "; ".join(dict.fromkeys(why for _, why in found if why))
 
 
 def _write(sinks: Sequence[Sink], item: tuple[int, Result, int], summary: Summary) -> None:
     camera, result, shared = item
     result.land()
+    summary.waited += result.waited
     result.ms /= shared  # of the call that it shared with the others
     summary.ms.add(result.ms)
     summary.densities.add(result.density)

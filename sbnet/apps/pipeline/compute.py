@@ -15,7 +15,7 @@ from sbnet.apps.pipeline.checks import Checks
 from sbnet.apps.pipeline.clock import Clock
 from sbnet.apps.pipeline.dense_side import Dense, compared, dense_side, differences, form_on_cuda
 from sbnet.apps.pipeline.drift import Drift, Likeness, place_of
-from sbnet.apps.pipeline.frame_graph import FrameGraph
+from sbnet.apps.pipeline.frame_graph import FrameGraph, kind_of
 from sbnet.apps.pipeline.frames import Frame, PipelineError, Result, input_of, mask_of
 from sbnet.apps.pipeline.networks import Network, halo_of
 from sbnet.apps.pipeline.shown import SHOWN, ShownBlocks
@@ -41,8 +41,8 @@ class Settings:
 
 
 class Compute:
-    """`compute(frame, pinned)` gives a Result whose tensors are still on the device. pinned: on CUDA, what `Frame.raw`
-    gives, in pinned memory.
+    """`compute(frame, pinned)` gives a Result whose tensors are still on the device. pinned: on CUDA, what
+    `Frame.given` gives, in pinned memory or on the device.
 
     Attributes:
         busy: seconds in calls. aside: seconds in the dense network and in setting up, which no mask needs.
@@ -83,11 +83,13 @@ class Compute:
         begin = time.perf_counter()
         aside = self.aside
         try:
-            if pinned is not None and (graph := self._graph_for(frame, pinned)) is not None:
+            if frame.surface is not None:
+                frame.surface.wait()
+            if pinned is not None and (graph := self._graph_for(frame)) is not None:
                 result = self._replayed(graph, frame, pinned)
             else:
                 settings = self.settings
-                if pinned is None:
+                if pinned is None or frame.surface is not None:
                     x = frame.tensor(settings.device, settings.dtype)
                 else:
                     x = input_of(pinned.to(settings.device, non_blocking=True), settings.dtype)
@@ -99,9 +101,9 @@ class Compute:
 
     # ---- one graph a frame
 
-    def _graph_for(self, frame: Frame, pinned: Tensor) -> FrameGraph | None:
+    def _graph_for(self, frame: Frame) -> FrameGraph | None:
         """The graph for frames like this one, or None: step by step."""
-        if not self._graphed or (self._graph is not None and self._graph.shape == (pinned.shape, pinned.dtype)):
+        if not self._graphed or (self._graph is not None and self._graph.kind == kind_of(frame)):
             return self._graph
         self._dense_graph = None
         try:

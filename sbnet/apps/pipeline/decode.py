@@ -1,7 +1,8 @@
 """Detectors as files hold them: what their outputs mean, by name. Boxes, labels and scores of frames.
 
-On the device a decoder keeps the best candidates, a fixed number of them: one small tensor comes to the host, behind
-the frame, and a CUDA graph holds it all. What overlaps is settled there.
+On the device a decoder keeps the best candidates, a fixed number of them, and a GPU settles what overlaps: one small
+copy comes to the host, behind the frame, and a CUDA graph holds it all. Where the GPU is not certain, the host settles
+it (`sbnet.apps.pipeline.boxes.uncovered`).
 """
 
 from __future__ import annotations
@@ -18,11 +19,10 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from sbnet.apps.pipeline.boxes import Record, best_of, draw
+from sbnet.apps.pipeline.boxes import MOST, Record, best_scores, draw, stay, uncovered
 from sbnet.apps.pipeline.frames import Frame, PipelineError
 from sbnet.apps.pipeline.networks import Network, imagenet
 
-MOST = 4096  # candidates of a frame that come to the host
 OVERLAP = 0.7  # intersection over union from which on the worse of two boxes of a class goes; YOLO's default
 
 
@@ -56,10 +56,10 @@ def decoded(network: Network, decode: str) -> Network:
         raise PipelineError(f"decode: expected a network without a decoder, {network.name} has its own")
     labels = names_of(network.model)
     if name == "classes":
-        landing: Callable[[Any], Tensor] = _vector
+        landing: Callable[[Any], Any] = _vector
         finish = partial(_top_class, labels, least)
     else:
-        landing = partial(_yolo, classes=len(labels)) if name == "yolo" else DECODERS[name]
+        landing = partial(_landing, partial(_yolo, classes=len(labels)) if name == "yolo" else DECODERS[name], least)
         finish = partial(_boxes, labels, least, name == "yolo", network.notes)
     prepare = network.prepare or (imagenet if name == "detr" else None)
     rest_of = {} if name == "classes" else {"margin": 32, "multiple": 32}
@@ -84,6 +84,26 @@ def names_of(model: Any) -> dict[int, str]:
 
 
 # ---- on the device: [candidates, 7] of an output: centre, size, score, class, and whether overlaps are settled
+
+
+def _landing(decode: Callable[[Any], Tensor], least: float, output: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Candidates, and on a GPU what `uncovered` gives, where there are overlaps to settle."""
+    found = decode(output)
+    if not found.is_cuda or decode in (_detr, _rtdetr):
+        return found, None, None
+    valid = found[:, 4] >= least
+    return found, *uncovered(_apart(_corners(found), found[:, 5], valid), valid, OVERLAP)
+
+
+def _corners(found: Tensor) -> Tensor:
+    low, high = found[:, :2] - found[:, 2:4] / 2, found[:, :2] + found[:, 2:4] / 2
+    return torch.cat([low, high], 1)
+
+
+def _apart(corners: Tensor, kinds: Tensor, valid: Tensor) -> Tensor:
+    """Corners of which each class has a place of its own: boxes of different classes do not compete."""
+    most = corners.abs().masked_fill(~valid[:, None], 0).amax() if len(corners) else corners.new_zeros(())
+    return corners + (kinds * (2 * most + 1))[:, None]
 
 
 def _yolo(output: Any, classes: int = 0) -> Tensor:
@@ -134,7 +154,7 @@ def _queries(output: Any, name: str) -> tuple[Tensor, Tensor]:
 def _candidates(boxes: Tensor, scores: Tensor, settled: bool) -> Tensor:
     """[candidates, 7]: of each box its best class, the best boxes first."""
     score, kind = scores.max(1)
-    score, at = score.topk(min(MOST, len(score)))
+    score, at = best_scores(score)
     return torch.cat([boxes[at], score[:, None], kind[at, None].float(), torch.full_like(score[:, None], settled)], 1)
 
 
@@ -160,38 +180,32 @@ DECODERS = {"yolo": _yolo, "detr": _detr, "rtdetr": _rtdetr, "classes": _vector}
 
 
 def _boxes(
-    labels: dict[int, str], least: float, pixels: bool, notes: list[str], found: Tensor, frame: Frame
+    labels: dict[int, str], least: float, pixels: bool, notes: list[str], landed: Any, frame: Frame
 ) -> tuple[Any, list[Record]]:
-    """Picture and records. pixels: boxes are in pixels, not shares of what the network was given."""
-    picture = frame.picture()
-    height, width = picture.shape[:2]
+    """What draws the picture, and records. pixels: boxes are in pixels, not shares of what the network was given."""
+    found, kept, certain = landed
+    height, width = frame.size
     above = found[found[:, 4] >= least]
     if len(above) == MOST:
         notes.append(f"a frame had {MOST} candidates or more: those of the lowest scores were left out")
     if len(found) and not (bool((found[:, 4] <= 1.001).all()) and bool((found[:, 5] == found[:, 5].round()).all())):
         raise PipelineError("decode: expected scores of 0 to 1 and whole numbers of classes, got others: is it another "
                             "kind of output (key points, masks, scores before a sigmoid)?")  # fmt: skip
-    boxes, scores, kinds = above[:, :4], above[:, 4], above[:, 5].long()
+    corners, scores, kinds = _corners(above), above[:, 4], above[:, 5]
     if not pixels:
         given = [n + -n % 32 for n in (width, height)]
-        boxes = boxes * torch.tensor([*given, *given])
-    low, high = boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2
-    corners = torch.cat([low, high], 1)
-    # Boxes of different classes do not compete: each class has a place of its own.
-    apart = corners + (kinds * (2 * corners.abs().amax() + 1 if len(corners) else 1))[:, None]
-    settled = bool(above[:, 6].any())
-    order: Sequence[int] = range(len(scores)) if settled else best_of(apart, scores, OVERLAP)
+        corners = _corners(above[:, :4] * torch.tensor([*given, *given]))
+    order: Sequence[int] = range(len(scores))
+    if not bool(above[:, 6].any()):
+        apart = _apart(corners, kinds, torch.ones_like(kinds, dtype=torch.bool))
+        order = stay(apart, scores, OVERLAP, kept, certain)
     limits = torch.tensor([width, height, width, height], dtype=torch.float32)
-    corners = torch.minimum(corners.clamp(min=0), limits)
+    rows = torch.cat([torch.minimum(corners.clamp(min=0), limits), scores[:, None], kinds[:, None]], 1).tolist()
     records = [
-        {
-            "box": [round(v, 1) for v in corners[k].tolist()],
-            "score": round(float(scores[k]), 4),
-            **_named(kinds[k], labels),
-        }
-        for k in order
+        {"box": [round(v, 1) for v in box], "score": round(score, 4), **_named(int(kind), labels)}
+        for *box, score, kind in (rows[k] for k in order)
     ]
-    return draw(picture, records), records
+    return lambda: draw(frame.picture(), records), records
 
 
 def _top_class(labels: dict[int, str], least: float, found: Tensor, frame: Frame) -> tuple[Any, list[Record]]:
@@ -200,9 +214,9 @@ def _top_class(labels: dict[int, str], least: float, found: Tensor, frame: Frame
     score, kind = shares.max(0)
     if float(score) < least:
         return None, []
-    return None, [{**_named(kind, labels), "score": round(float(score), 6)}]
+    return None, [{**_named(int(kind), labels), "score": round(float(score), 6)}]
 
 
-def _named(kind: Tensor, labels: dict[int, str]) -> Record:
-    label = labels.get(int(kind))
-    return {"class": int(kind), **({} if label is None else {"label": label})}
+def _named(kind: int, labels: dict[int, str]) -> Record:
+    label = labels.get(kind)
+    return {"class": kind, **({} if label is None else {"label": label})}

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sbnet.apps.pipeline.frames import Frame, PipelineError, input_of
 from sbnet.apps.pipeline.networks import Network, shown_of
+from sbnet.apps.surface import rgb_of
 from sbnet.engine.capture import cuda_graph
 
 # x [1,C,H,W] -> what the network returned, active blocks, mask, what is added to the picture
@@ -18,8 +19,9 @@ Body = Callable[[Tensor], tuple[Any, Tensor | None, Tensor | None, Tensor | None
 
 
 class FrameGraph:
-    """Bytes of a frame in, out what the host reads of it: bytes of its picture, or what the network's `landing` gives,
-    and its active blocks. Conversion, mask, lists, network and what makes a picture of its output are one graph.
+    """Bytes of a frame in, or the planes of a surface, out what the host reads of it: bytes of its picture, or what the
+    network's `landing` gives, and its active blocks. Conversion, mask, lists, network and what makes a
+    picture of its output are one graph.
 
     `upload(pixels)`, `replay()`, `download()`, in this order; none of them waits. The next replay overwrites what one
     wrote; the stream keeps it behind the download.
@@ -43,8 +45,9 @@ class FrameGraph:
         eager: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
         self.network, self.body, self.frame, self.dtype, self._eager = network, body, frame, dtype, eager
-        self.pixels = torch.zeros_like(frame.raw(), device=device)
-        self.shape = self.pixels.shape, self.pixels.dtype
+        self.pixels = torch.zeros_like(frame.given(), device=device)
+        self.look = None if frame.surface is None else frame.surface.look
+        self.kind = kind_of(frame)
         self.lands = False
         self._packing = Packing([])
         self._tree: Any = None  # of what comes to the host
@@ -52,29 +55,15 @@ class FrameGraph:
         self._last = self._made
 
     def _run(self) -> tuple[Tensor, Tensor, Any, Tensor | None, Tensor | None]:
-        x = input_of(self.pixels, self.dtype)
+        x = input_of(self.pixels if self.look is None else rgb_of(self.pixels, self.look), self.dtype)
         output, active, mask, drift = self.body(x)
-        parts, self._tree = pytree.tree_flatten((self._shown(output, drift), active))
+        shown, self.lands = landing_of(self.network, output, self.frame, drift)
+        parts, self._tree = pytree.tree_flatten((shown, active))
         self._packing = Packing(parts)
         return self._packing.packed(parts), x, output, mask, drift
 
-    def _shown(self, output: Any, drift: Tensor | None) -> Any:
-        """What comes to the host of an output."""
-        network = self.network
-        if network.landing is not None:
-            self.lands = True
-            return network.landing(output)
-        found = shown_of(output) if network.finish is None else None
-        if found is not None and found.dim() == 2:
-            self.lands = True  # of which `picture_of` makes a record
-            return found
-        picture, records = network.finished(output, self.frame, drift)
-        if not isinstance(picture, Tensor) or records:
-            raise PipelineError(f"network {network.name}: captured: expected a picture and no records of finish")
-        return picture
-
     def upload(self, pixels: Tensor) -> None:
-        """pixels: of Frame.raw, in pinned memory."""
+        """pixels: of Frame.given, in pinned memory or on the device, where the current stream may read them."""
         self.pixels.copy_(pixels, non_blocking=True)
 
     def replay(self) -> tuple[Tensor, Any, Tensor | None, Tensor | None]:
@@ -92,6 +81,29 @@ class FrameGraph:
         packed = self._last[0]
         host = torch.empty(packed.shape, dtype=torch.uint8, pin_memory=packed.is_cuda).copy_(packed, non_blocking=True)
         return pytree.tree_unflatten(self._packing.unpacked(host), self._tree)
+
+
+def landing_of(network: Network, output: Any, frame: Frame, drift: Tensor | None) -> tuple[Any, bool]:
+    """What comes to the host of an output, and whether a picture or records are still to be made of it there.
+
+    Raises:
+        PipelineError: `finish` made no picture.
+    """
+    if network.landing is not None:
+        return network.landing(output), True
+    found = shown_of(output) if network.finish is None else None
+    if found is not None and found.dim() == 2:
+        return found, True  # of which `picture_of` makes a record
+    picture, records = network.finished(output, frame, drift)
+    if not isinstance(picture, Tensor) or records:
+        raise PipelineError(f"network {network.name}: captured: expected a picture and no records of finish")
+    return picture, False
+
+
+def kind_of(frame: Frame) -> Any:
+    """What is the same of frames that one graph serves."""
+    given, surface = frame.given(), frame.surface
+    return given.shape, given.dtype, None if surface is None else surface.look
 
 
 class Packing:

@@ -12,6 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sbnet.apps.surface import Surface
+from sbnet.masks.codec import Motion
+
 
 class PipelineError(Exception):
     """Something that the person who ordered a pipeline can put right; the message is one line."""
@@ -24,11 +27,12 @@ class Frame:
     Attributes:
         index: its place in the source, broken frames counted.
         pixels: [H,W,C] of whole numbers, which become 0 to 1 (`unit`), or floats (0 to 1, or what the network takes), a
-            tensor [C,H,W], or a function that makes one on a device.
+            tensor [C,H,W], a Surface of a hardware decoder, or a function that makes one of these on a device.
         name: a file's, or the number.
         time: seconds from the start, where the source knows.
         fault: why it could not be read; pixels are then missing.
         occupied: [H,W] bool, the pixels that hold anything, where who made the frame knows.
+        motion: motion vectors of its codec, where a mask reads them.
         path: the file that it was read from, where it is one of several.
     """
 
@@ -38,6 +42,7 @@ class Frame:
     time: float | None = None
     fault: str = ""
     occupied: Tensor | None = None
+    motion: Motion | None = None
     path: Path | None = None
 
     def place(self, device: torch.device) -> None:
@@ -45,9 +50,20 @@ class Frame:
         if callable(self.pixels):
             self.pixels = self.pixels(device)
 
+    @property
+    def surface(self) -> Surface | None:
+        """What a hardware decoder made, if one did."""
+        return self.pixels if isinstance(self.pixels, Surface) else None
+
+    def given(self) -> Tensor:
+        """What goes to the device: the planes of a surface, which may not be there yet (`Surface.wait`), else `raw`."""
+        return self.raw() if self.surface is None else self.surface.planes
+
     def raw(self) -> Tensor:
         """The pixels as they came, [H,W,C] of bytes or floats (`unit`), of four channels of bytes the three colours."""
         self.place(torch.device("cpu"))
+        if self.surface is not None:
+            return self.surface.rgb()
         if isinstance(self.pixels, Tensor):
             return self.pixels.movedim(0, 2)
         pixels = unit(self.pixels if self.pixels.ndim == 3 else self.pixels[..., None])
@@ -59,6 +75,12 @@ class Frame:
         if device.type == "cuda" and not given.is_cuda:
             given = given.pin_memory().to(device, non_blocking=True)
         return input_of(given.to(device), dtype)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(height, width)"""
+        shape = self.raw().shape if self.surface is None else self.surface.shape
+        return int(shape[0]), int(shape[1])
 
     def picture(self) -> np.ndarray:
         """[H,W,3] uint8, to look at."""
@@ -120,11 +142,30 @@ def largest(pixels: np.ndarray) -> float:
 
 
 def input_of(pixels: Tensor, dtype: torch.dtype) -> Tensor:
-    """[1,C,H,W] channels_last of [H,W,C] on any device; bytes become 0 to 1."""
-    x = pixels.movedim(2, 0)[None]
+    """[N,C,H,W] channels_last of [N,H,W,C], or of one [H,W,C], on any device; bytes become 0 to 1."""
+    x = (pixels if pixels.dim() == 4 else pixels[None]).movedim(3, 1)
     # A scale of no dimensions has the quotient's dtype: one pass over the frame.
     x = x / torch.tensor(255, dtype=dtype) if pixels.dtype == torch.uint8 else x.to(dtype)
     return x.contiguous(memory_format=torch.channels_last)
+
+
+class Drawn:
+    """A field that holds a picture, or a function that makes it when somebody looks."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = f"_{name}"
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        if instance is None:
+            return None  # of the field, what it holds if nothing is said
+        held = getattr(instance, self._name)
+        if callable(held):
+            held = held()
+            setattr(instance, self._name, held)
+        return held
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        setattr(instance, self._name, value)
 
 
 @dataclass
@@ -133,7 +174,8 @@ class Result:
 
     Attributes:
         output: what the network returned; the pipeline's next frame overwrites it, so only `finish` reads it.
-        picture: [H,W,3] uint8, on the host when sinks see it; None of a network that makes none.
+        picture: [H,W,3] uint8, on the host when sinks see it; None of a network that makes none. What `finish` draws is
+            drawn when somebody looks.
         records: JSON-like dicts, such as boxes.
         active: [rows,columns] bool, the active blocks of the finest plane. block: their (height, width) in pixels.
         density: the share of them.
@@ -145,7 +187,7 @@ class Result:
 
     frame: Frame
     output: Any = None
-    picture: Any = None
+    picture: Any = Drawn()
     records: list[dict[str, Any]] = field(default_factory=list)
     active: Any = None
     block: tuple[int, int] = (1, 1)
@@ -165,8 +207,9 @@ class Result:
             self.ms, self.landed = begin.elapsed_time(end), None
         if self.finish is not None:
             (self.picture, self.records), self.finish = self.finish(), None
-        if isinstance(self.picture, Tensor):
-            self.picture = self.picture.cpu().numpy()
+        held = vars(self)["_picture"]  # drawn later, where it is a function
+        if isinstance(held, Tensor):
+            self.picture = held.cpu().numpy()
         if isinstance(self.active, Tensor):
             self.active = self.active.cpu().numpy().astype(bool)
             self.density = float(np.mean(self.active))

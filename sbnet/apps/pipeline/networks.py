@@ -19,7 +19,7 @@ from sbnet.apps.pipeline.frames import Frame, PipelineError
 from sbnet.apps.pipeline.programs import Program
 
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-Finished = tuple[Any, list[dict[str, Any]]]  # picture [H,W,3] or [1,3,H,W], or None; records
+Finished = tuple[Any, list[dict[str, Any]]]  # picture [H,W,3] or [1,3,H,W], what draws it, or None; records
 
 
 @dataclass
@@ -31,7 +31,8 @@ class Network:
         name: for people.
         prepare: x [1,C,H,W], 0 to 1, as the model takes it, such as normalised.
         finish: (output, frame) -> (picture or None, records). The picture is [H,W,3] uint8 or [1,3,H,W], 0 to 1, on any
-            device; a record is a dict that JSON holds, a box in it "box": [x0, y0, x1, y1] in pixels of the frame.
+            device, or a function that draws one when somebody looks; a record is a dict that JSON holds, a box in it
+            "box": [x0, y0, x1, y1] in pixels of the frame.
         margin: pixels by which masks are grown, or "halo": as far as the network sees.
         pad: pixels by which frames are widened on each side, their border repeated; `finish` gets what comes of it.
         multiple: of which height and width are made a multiple, on the right and below, likewise.

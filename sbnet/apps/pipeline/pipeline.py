@@ -18,6 +18,7 @@ from sbnet.apps.machine import cuda_obstacle, device_name
 from sbnet.apps.pipeline.compute import Compute, Settings, is_memory
 from sbnet.apps.pipeline.decode import decoded
 from sbnet.apps.pipeline.frames import Frame, PipelineError, Result
+from sbnet.apps.pipeline.hardware import Decoding
 from sbnet.apps.pipeline.networks import Network, open_network
 from sbnet.apps.pipeline.report import check_report, write_report
 from sbnet.apps.pipeline.resume import frames_held
@@ -58,6 +59,8 @@ class Pipeline:
         view: "picture", or "side": in films and pictures, the frame with its active blocks beside the result.
         check: share of the run's time in which results of networks that are checked (`Network.checked`) are held
             against the contract in float64, on windows of some frames and within 500 MB; 0: never.
+        decoder: of films and streams: "nvdec", NVIDIA's hardware (extra nvdec), which leaves pictures on the device;
+            "host", FFmpeg; "auto": the hardware on CUDA where it serves, else the host.
         decode: what outputs of a network without a `finish` mean (`sbnet.apps.pipeline.decode`): "yolo", "detr",
             "rtdetr" or "classes", after a colon the least score.
         audio: films get the sound of the film that they are made of.
@@ -93,6 +96,7 @@ class Pipeline:
         audio: bool = True,
         resume: bool = False,
         decode: str | None = None,
+        decoder: str = "auto",
     ) -> None:
         self.network: Network = open_network(network)
         if decode is not None:
@@ -108,8 +112,9 @@ class Pipeline:
             self.mask: Mask = open_mask(self.network.mask if mask is None else mask)
         except (ValueError, TypeError, OSError) as error:
             raise PipelineError(str(error).removeprefix("sbnet: ")) from None
-        self.source: Source = open_source(source, size, self.network.read)
         self.device = pick_device(device)
+        self.decoding = Decoding(decoder, self.device, self.mask.reads_vectors)
+        self.source: Source = open_source(source, size, self.network.read, decoding=self.decoding)
         if dtype is None:
             half = self.network.half or isinstance(self.network.model, torch.nn.Module)
             dtype = torch.float16 if self.device.type == "cuda" and half else torch.float32
@@ -172,7 +177,7 @@ class Pipeline:
             except (RuntimeError, MemoryError) as error:
                 if not is_memory(error):
                     raise
-                size = "x".join(map(str, frame.picture().shape[:2]))
+                size = "x".join(map(str, frame.size))
                 summary.fault = f"{self.source.name}: too little memory for frames of {size}; expected a smaller size"
             behind.close()
             whole = closed = summary.frames > 0
@@ -202,6 +207,7 @@ class Pipeline:
                 "finish": max(0.0, worked[behind] - summary.waited),
             }
         summary.busy = {"read": worked[ahead], "compute": compute.busy, **device, "write": worked[writing]}
+        summary.decoder = self.source.decoder
         summary.notes += [*getattr(sink, "notes", ()), *dict.fromkeys(self.network.notes)]
         if not summary.records and self.network.finish is None and writes_records(self._sink):
             summary.notes.append(
@@ -241,12 +247,12 @@ class Pipeline:
             if not frame.fault:
                 frame.place(self.device)
                 if self.device.type == "cuda":
-                    pinned = frame.raw()
+                    pinned = frame.given()
                     pinned = pinned if pinned.is_cuda else pinned.pin_memory()
             yield frame, pinned
 
     def _title(self, frame: Frame) -> str:
-        height, width = frame.picture().shape[:2]
+        height, width = frame.size
         kind = str(self.dtype).removeprefix("torch.")
         return f"{self.source.name}, {height}x{width}: {self.network.name}, {kind} on {device_name(self.device)}"
 

@@ -15,10 +15,12 @@ from torch import Tensor
 
 from sbnet.apps import video
 from sbnet.apps.pipeline.frames import Frame, PipelineError, unit
+from sbnet.apps.pipeline.hardware import Decoding
 from sbnet.files import reason
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".gif")
 ANIMATED = ("PNG", "WEBP", "GIF", "TIFF")  # whose further pictures are frames; a phone's JPEG has previews
+VECTORS = ("h264", "mpeg4", "msmpeg4v2", "msmpeg4", "mpeg1video", "mpeg2video", "h263")  # FFmpeg exports theirs
 URL = re.compile("[A-Za-z][A-Za-z0-9+.-]+://")
 Size = tuple[int, int]
 
@@ -32,14 +34,21 @@ class Source:
         length: how many frames there are, 0 if unknown.
         film: what a film's file says of it.
         files: what it reads.
+        decoding: of films and streams, who decodes them.
     """
 
     def __init__(
         self, frames: Callable[[], Iterator[Frame]], name: str, rate: Fraction, length: int = 0,
-        film: video.VideoInfo | None = None, files: Sequence[Path] = (),
+        film: video.VideoInfo | None = None, files: Sequence[Path] = (), decoding: Decoding | None = None,
     ) -> None:  # fmt: skip
         self._frames, self.name, self.rate, self.length = frames, name, rate, length
-        self.film, self.files = film, files
+        self.film, self.files, self.decoding = film, files, decoding
+
+    @property
+    def decoder(self) -> tuple[str, str]:
+        """Who decoded its frames for a GPU, and why the hardware did not; nothing where that is no question."""
+        found = self.decoding
+        return ("", "") if found is None or found.device.type != "cuda" else (found.ran, found.why)
 
     def __iter__(self) -> Iterator[Frame]:
         return self._frames()
@@ -47,7 +56,7 @@ class Source:
 
 def open_source(
     given: Any, size: Size | None = None, read: Callable[[Path], Any] | None = None,
-    pixels: Callable[[Any, Size | None], np.ndarray] | None = None,
+    pixels: Callable[[Any, Size | None], np.ndarray] | None = None, decoding: Decoding | None = None,
 ) -> Source:  # fmt: skip
     """The source that `given` names or holds.
 
@@ -57,6 +66,7 @@ def open_source(
         size: (height, width) that films and pictures are scaled to.
         read: reads one file of a folder or glob, for what is no picture.
         pixels: (Pillow's picture, size) -> what a picture's frame holds, in the place of its colours.
+        decoding: who decodes films and streams; None: the host.
 
     Raises:
         PipelineError, video.VideoError: there is no such thing.
@@ -66,7 +76,7 @@ def open_source(
     if isinstance(given, int) and not isinstance(given, bool):
         given = f"/dev/video{given}"
     if isinstance(given, (str, os.PathLike)):
-        return _open_path(os.fspath(given), size, read, pixels or _pixels_of)
+        return _open_path(os.fspath(given), size, read, pixels or _pixels_of, decoding or Decoding())
     if isinstance(given, Iterable):
         length = len(given) if isinstance(given, Sized) else 0
         return Source(lambda: _of_arrays(given), type(given).__name__, Fraction(25), length)
@@ -77,12 +87,12 @@ def open_source(
 
 def _open_path(
     text: str, size: Size | None, read: Callable[[Path], Any] | None,
-    pixels: Callable[[Any, Size | None], np.ndarray],
+    pixels: Callable[[Any, Size | None], np.ndarray], decoding: Decoding,
 ) -> Source:  # fmt: skip
     if text.isdecimal() and not Path(text).exists():  # as it is typed at a command
         text = f"/dev/video{text}"
     if URL.match(text) or text.startswith("/dev/video"):
-        return _stream(text, size)
+        return _stream(text, size, decoding)
     path = Path(text)
     if path.is_dir():
         listed = (p for p in path.iterdir() if read is not None or p.suffix.lower() in PICTURES)
@@ -93,7 +103,13 @@ def _open_path(
         names = in_order(p for p in map(Path, glob.glob(text, recursive=True)) if not p.is_dir())
     else:
         info = video.video_info(path)
-        return Source(lambda: _of_film(path, size), path.name, info.rate, info.frames, info, [path])
+
+        def frames() -> Iterator[Frame]:
+            return decoding.frames(
+                path.name, lambda: video.open_film(path), lambda: _of_film(path, size, decoding.vectors), size
+            )
+
+        return Source(frames, path.name, info.rate, info.frames, info, [path], decoding)
     if not names:
         raise PipelineError(f"{text}: expected pictures ({', '.join(PICTURES)}), found none")
     load = read or (lambda p: read_pictures(p, size, pixels))
@@ -228,13 +244,13 @@ def _of_arrays(given: Iterable[Any]) -> Iterator[Frame]:
             )
 
 
-def _of_film(path: Path, size: Size | None) -> Iterator[Frame]:
+def _of_film(path: Path, size: Size | None, vectors: bool = False) -> Iterator[Frame]:
     """Frames of a file, one by one: a packet that cannot be decoded is a broken frame, and the next is tried. So is the
     end of a film that is shorter than its header promises."""
     container, stream = video.open_film(path)
     with container:
         count, end, broken = 0, 0.0, False
-        for frame in _decoded(container, stream, size, path.name):
+        for frame in _decoded(container, stream, size, path.name, vectors):
             yield frame
             count, end, broken = count + 1, frame.time or end, bool(frame.fault)
         if not broken and video.ends_early(stream, count, end):
@@ -242,7 +258,7 @@ def _of_film(path: Path, size: Size | None) -> Iterator[Frame]:
             yield Frame(count, None, f"{path.name}, frame {count}", fault=fault)
 
 
-def _stream(address: str, size: Size | None) -> Source:
+def _stream(address: str, size: Size | None, decoding: Decoding) -> Source:
     av = video.pyav()
     options: dict[str, Any] = {"timeout": (10.0, 30.0)} if URL.match(address) else {"format": "v4l2"}
     try:
@@ -256,14 +272,25 @@ def _stream(address: str, size: Size | None) -> Source:
 
     def frames() -> Iterator[Frame]:
         with container:
-            yield from _decoded(container, stream, size, address)
+            yield from decoding.frames(
+                address,
+                lambda: (container, stream),
+                lambda: _decoded(container, stream, size, address, decoding.vectors),
+                size,
+                live=True,
+            )
 
-    return Source(frames, address, Fraction(stream.average_rate or 25), stream.frames)
+    return Source(frames, address, Fraction(stream.average_rate or 25), stream.frames, decoding=decoding)
 
 
-def _decoded(container: Any, stream: Any, size: Size | None, name: str) -> Iterator[Frame]:
+def _decoded(
+    container: Any, stream: Any, size: Size | None, name: str, vectors: bool = False
+) -> Iterator[Frame]:  # fmt: skip
     errors = video.pyav().error.FFmpegError, OSError, ValueError
     stream.thread_type = "AUTO"
+    if vectors:
+        stream.codec_context.options = {"flags2": "+export_mvs"}
+    exports = vectors and stream.codec_context.name in VECTORS
     upright = video.Upright()
     index = 0
     packets = container.demux(stream)
@@ -283,7 +310,8 @@ def _decoded(container: Any, stream: Any, size: Size | None, name: str) -> Itera
             continue
         for picture in found:
             try:
-                yield Frame(index, upright(picture, size), str(index), picture.time)
+                motion = video.motion_of(picture) if exports else None
+                yield Frame(index, upright(picture, size), str(index), picture.time, motion=motion)
             except errors as error:
                 yield Frame(index, None, f"{name}, frame {index}", fault=reason(error))
             index += 1

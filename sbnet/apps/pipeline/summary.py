@@ -21,6 +21,7 @@ STAGES = {  # of Summary.busy, for people
     "finish": "what the host makes of the network's outputs",
     "write": "drawing and encoding films and pictures, or what gets results",
 }
+DECODERS = {"NVDEC": "the GPU's hardware; pictures stay on the device", "host": "FFmpeg; pictures go to the device"}
 LEAST = 3  # samples that a figure needs
 MODES = {
     "masked": "zeros outside the mask, as after every layer",
@@ -92,6 +93,7 @@ class Summary:
         apart, ratio: the largest difference from it, and the largest rms error, of PyTorch's own.
         holds: none was out of tolerance. unchecked: why there were not enough of them.
         notes: what sinks could not keep, and what else is to be known of the results. records: of all frames.
+        decoder: who decoded films for a GPU ("NVDEC" or "host"), and why the hardware did not; of cameras of each kind.
         stage: what is being done.
         shots: by their index, the frames that a report shows: the first, or those compared whose differences are the
             largest, and the last of them.
@@ -124,6 +126,7 @@ class Summary:
     unchecked: str = ""
     notes: list[str] = field(default_factory=list)
     records: int = 0
+    decoder: tuple[str, str] = ("", "")
     stage: str = "setting up"
     shots: dict[int, Shot] = field(default_factory=dict)
 
@@ -220,6 +223,9 @@ class Summary:
             # Setting up is no part of the run, and frames are read ahead meanwhile.
             share = f" {min(1, seconds / self.seconds):.0%} of the run" if self.seconds else ""
             found.append((f"  {stage}", f"{seconds:.2f} s", f"busy{share}; the stages overlap"))
+        if self.decoder[0]:
+            why = f"NVDEC did not serve: {self.decoder[1]}" if self.decoder[1] else DECODERS.get(self.decoder[0], "")
+            found.append(("decoder", self.decoder[0], why))
         if self.bound:
             found.append(("bound by", self.bound, STAGES.get(self.bound, "")))
         found += [("note", "", note) for note in self.notes]

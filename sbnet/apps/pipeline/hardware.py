@@ -1,0 +1,193 @@
+"""Frames of films and streams from a hardware decoder, which stay in device memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sbnet.apps import nvdec, video
+from sbnet.apps.nvdec import UnservedError
+from sbnet.apps.pipeline.frames import Frame, PipelineError
+from sbnet.apps.surface import Look, Surface
+from sbnet.files import reason
+
+DECODERS = ("auto", "host", "nvdec")
+Size = tuple[int, int]
+
+
+@dataclass
+class Decoding:
+    """Who decodes a source's frames.
+
+    Attributes:
+        wanted: of DECODERS; auto: the hardware where it can, else the host.
+        device: of the pipeline.
+        vectors: frames come with the motion vectors of their codec, which the host's decoder alone tells.
+        ran: "NVDEC" or "host" once that is decided, "" before. why: the hardware did not.
+    """
+
+    wanted: str = "host"
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    vectors: bool = False
+    ran: str = ""
+    why: str = ""
+
+    def __post_init__(self) -> None:
+        if self.wanted not in DECODERS:
+            raise PipelineError(f"decoder: expected one of {', '.join(DECODERS)}, got {self.wanted!r}")
+        if self.wanted == "nvdec" and self.device.type != "cuda":
+            raise PipelineError(f"decoder: expected a device cuda for nvdec, got {self.device}")
+        if self.wanted == "nvdec" and self.vectors:
+            raise PipelineError("decoder: expected host for a mask that reads motion vectors, got nvdec")
+
+    def frames(
+        self, name: str, opened: Callable[[], tuple[Any, Any]], host: Callable[[], Iterator[Frame]],
+        size: Size | None, live: bool = False,
+    ) -> Iterator[Frame]:  # fmt: skip
+        """The frames of a film: of the hardware's decoder, or of the host's where it cannot.
+
+        Args:
+            name: for people.
+            opened: gives the container and the stream; of a film each time anew, and they are closed here.
+            host: the host's frames.
+            size: (height, width) that they are scaled to.
+            live: a camera's or a server's stream, which is not to be read twice.
+
+        Raises:
+            PipelineError: the hardware was asked for, and cannot.
+        """
+        self.ran, self.why = "host", "the mask reads motion vectors" if self.vectors else ""
+        if self.device.type == "cuda" and self.wanted != "host" and not self.vectors:
+            try:
+                yield from self._hardware(name, opened, size, live)
+                return
+            except UnservedError as error:
+                if self.ran == "NVDEC":
+                    raise PipelineError(f"{name}: {error}") from None
+                self.why = str(error)
+                if self.wanted == "nvdec":
+                    raise PipelineError(f"{name}: nvdec: {error}") from None
+        yield from host()
+
+    def _hardware(
+        self, name: str, opened: Callable[[], tuple[Any, Any]], size: Size | None, live: bool
+    ) -> Iterator[Frame]:
+        container, stream = opened()
+        with nullcontext() if live else container:
+            first = None if live else video.first_frame(container, stream)
+            nvdec.check_stream(stream, first)
+            look = _look_of(stream, first, size)
+        container, stream = opened()
+        with nullcontext() if live else container:
+            film = _Film(name, container, stream, look, self.device)
+            for frame in film:
+                self.ran = "NVDEC"
+                yield frame
+            if not film.shown:
+                raise UnservedError("no frame came of it")
+            if not live and not film.broken and video.ends_early(stream, film.count, film.end):
+                fault = f"the film ends after {film.count} of {stream.frames} frames: the file is not complete"
+                yield Frame(film.count, None, f"{name}, frame {film.count}", fault=fault)
+
+
+def _look_of(stream: Any, first: Any, size: Size | None) -> Look:
+    tagged = stream.codec_context if first is None else first  # a frame knows what the container leaves out
+    full = int(tagged.color_range) == video.FULL or stream.codec_context.pix_fmt == "yuvj420p"
+    matrix = video.matrix_of(int(tagged.colorspace), stream.height, stream.width)
+    return Look(video.SCALERS[matrix], full, *video.orientation_of(first), size)
+
+
+class _Film:
+    """Iterates over the frames of a stream, each with its fault where it has one.
+
+    Attributes:
+        count: frames so far. shown: of them with a picture. end: seconds of the last. broken: the last has a fault.
+    """
+
+    def __init__(self, name: str, container: Any, stream: Any, look: Look, device: torch.device) -> None:
+        self._name, self._container, self._stream, self._look = name, container, stream, look
+        self._decoder = nvdec.Decoder(stream.codec_context.name, device)
+        self._sent: dict[int, Any] = {}  # packets under way by their number: time in the stream's units, hidden or not
+        self.count = self.shown = 0
+        self.end, self.broken = 0.0, False
+
+    def __iter__(self) -> Iterator[Frame]:
+        errors = video.pyav().error.FFmpegError, OSError, ValueError
+        packets = nvdec.with_start_codes(self._container.demux(self._stream), self._stream, self._container)
+        number = 0
+        while True:
+            try:
+                packet = next(packets, None)
+            except errors as error:
+                yield self._fault(reason(error))
+                return  # nothing can be read past this point
+            if packet is not None:
+                self._sent[number] = packet.pts, packet.is_discard
+            yield from self._sending(packet, number)
+            if packet is None:
+                if self.shown:
+                    yield from self._lost(list(self._sent))
+                return
+            number += 1
+
+    def _sending(self, packet: Any, number: int) -> Iterator[Frame]:
+        try:
+            found = self._decoder.send(packet, number)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            if not self.shown:
+                raise UnservedError(nvdec.told(error)) from None
+            again = self._again(packet, number)
+            if again is None:
+                self._sent.pop(number, None)
+                yield self._fault(nvdec.told(error))
+                return
+            found = again
+        for which, planes in found:
+            yield from self._frames(which, planes)
+
+    def _again(self, packet: Any, number: int) -> list[tuple[int, Tensor]] | None:
+        """What another decoder makes of a packet that one refused, behind what that has left; None: nothing. A decoder
+        is of one size of frames, and another size begins with a key frame."""
+        found: list[tuple[int, Tensor]] = []
+        if packet is not None and packet.is_keyframe:
+            with suppress(Exception):
+                found = self._decoder.send(None, number)
+        self._decoder.restart()
+        if packet is None or not packet.is_keyframe:
+            return None
+        try:
+            return found + self._decoder.send(packet, number)
+        except Exception:
+            return None
+
+    def _frames(self, number: int, planes: Tensor) -> Iterator[Frame]:
+        """A picture's frame, after those that should have come before it and did not."""
+        at, hidden = self._sent.pop(number, (None, False))
+        if at is not None:
+            yield from self._lost([k for k, (other, _) in self._sent.items() if other is not None and other < at])
+        if hidden:
+            return
+        time = None if at is None else float(at * self._stream.time_base)
+        yield Frame(self.count, Surface(planes, self._look, self._decoder.written()), str(self.count), time)
+        self.count, self.shown = self.count + 1, self.shown + 1
+        self.end, self.broken = time or self.end, False
+
+    def _lost(self, numbers: Iterable[int]) -> Iterator[Frame]:
+        """Faults of packets of which no picture came. Those before the first picture refer to what the film does not
+        hold."""
+        for number in sorted(numbers, key=lambda k: (self._sent[k][0] or 0, k)):
+            _, hidden = self._sent.pop(number)
+            if self.shown and not hidden:
+                yield self._fault("it cannot be decoded")
+
+    def _fault(self, why: str) -> Frame:
+        frame = Frame(self.count, None, f"{self._name}, frame {self.count}", fault=why)
+        self.count, self.broken = self.count + 1, True
+        return frame

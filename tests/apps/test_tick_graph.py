@@ -1,0 +1,193 @@
+"""A frame of each camera in one CUDA graph; without a GPU, in the stand-in of test_frame_graph.py."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+import torch.utils._pytree as pytree
+from torch import nn
+
+from sbnet import masks
+from sbnet.apps.pipeline import Cameras, Frame, Network, Pipeline, tick_graph
+from sbnet.apps.pipeline.batch import Batch
+from sbnet.apps.pipeline.decode import decoded
+from sbnet.apps.surface import Look, Surface
+
+SIZE = (32, 48)
+
+
+class Replayed:
+    """What `cuda_graph` gives, on any device: a replay writes where the capture wrote."""
+
+    count = 0
+
+    def __init__(self, run) -> None:
+        self.run = run
+        for _ in range(3):
+            run()
+        self.made = pytree.tree_map(lambda v: v.clone() if isinstance(v, torch.Tensor) else v, run())
+
+    def replay(self) -> None:
+        Replayed.count += 1
+        new, old = (pytree.tree_leaves(v) for v in (self.run(), self.made))
+        for given, own in zip(new, old, strict=True):
+            if isinstance(own, torch.Tensor):
+                own.copy_(given)
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request, monkeypatch):
+    """On a CPU, cameras that take themselves to be on a GPU."""
+    Replayed.count = 0
+    if request.param == "cpu":
+        made = Batch.__init__
+
+        def init(self, *given) -> None:
+            made(self, *given)
+            self._together = all(mask.captured for mask in self.masks)
+
+        def graph(run, device):
+            found = Replayed(run)
+            return found, found.made
+
+        monkeypatch.setattr(Batch, "__init__", init)
+        monkeypatch.setattr(tick_graph, "cuda_graph", graph)
+    else:
+        monkeypatch.setattr(tick_graph.TickGraph, "replay", counted(tick_graph.TickGraph.replay))
+    return request.param
+
+
+def counted(call):
+    def called(*given):
+        Replayed.count += 1
+        return call(*given)
+
+    return called
+
+
+def frames(count: int, row: int = 8, step: int = 4) -> list[np.ndarray]:
+    """A bright square walks over a dark floor."""
+    found = []
+    for k in range(count):
+        picture = np.full((*SIZE, 3), 40, np.uint8)
+        picture[row : row + 8, step * k % 40 : step * k % 40 + 8] = 230
+        found.append(picture)
+    return found
+
+
+def edges() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 3, 3, padding=1)).eval()
+
+
+def own() -> list:
+    return [masks.MotionMask(), masks.Changed(0.1), masks.MotionMask()]
+
+
+@pytest.mark.parametrize("mode", ["masked", "exact", "cached"])
+def test_each_camera_is_as_alone(mode, device):
+    """Of different lengths: the graph serves as long as there is a frame of each."""
+    sources = [frames(7), frames(5, 16), frames(6, 0, 8)]
+    order = {"mode": mode, "margin": 2, "block": 8, "device": device, "dtype": torch.float32, "compare": 0}
+    seen: list = [[] for _ in sources]
+    Cameras(
+        sources, own(), Network(edges(), "edges"), lambda k, result: seen[k].append(result), patience=5.0, **order
+    ).run()
+    assert Replayed.count == (4 if mode == "cached" else 5)
+    for source, mask, results in zip(sources, own(), seen, strict=True):
+        alone: list = []
+        Pipeline(source, mask, Network(edges()), alone.append, **order).run()
+        assert [r.frame.index for r in results] == list(range(len(source)))
+        for got, wanted in zip(results, alone, strict=True):
+            if mode != "cached" or got.frame.index:  # of a first frame in cached mode all is computed, masked or not
+                assert np.array_equal(got.active, wanted.active)
+            assert np.abs(got.picture.astype(int) - wanted.picture).max() <= 1
+
+
+class Bright(nn.Module):
+    """A detector of bright cells of 8x8 pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 2, 8, 8)
+        nn.init.zeros_(self.conv.bias)
+        with torch.no_grad():
+            self.conv.weight.zero_()
+            self.conv.weight[1] = 1 / 192
+
+    def forward(self, x):
+        scores = self.conv(x)
+        rows, columns = (torch.arange(n, dtype=x.dtype, device=x.device) * 8 + 4 for n in scores.shape[2:])
+        centre = torch.stack([columns.expand(len(rows), -1), rows[:, None].expand(-1, len(columns))])[None]
+        centre = centre.expand(len(x), -1, -1, -1)
+        return torch.cat([centre, torch.full_like(centre, 12.0), scores], 1).flatten(2)
+
+
+def test_records_of_each_camera_are_its_own(device):
+    sources = [frames(5, 8, 8), frames(5, 16, 8)]
+    found: list = [[] for _ in sources]
+    network = decoded(Network(Bright().eval(), "bright"), "yolo:0.5")
+    Cameras(sources, "motion", network, lambda k, r: found[k].append([one["box"] for one in r.records]), compare=0,
+            device=device, dtype=torch.float32, patience=5.0).run()  # fmt: skip
+    assert Replayed.count == 4
+    for row, boxes in zip((8, 16), found, strict=True):
+        wanted = [[[max(0, 8 * k - 2), row - 2, 8 * k + 10, row + 10]] for k in (0, 1, 2, 3, 4)]
+        assert boxes == wanted
+
+
+def test_a_camera_that_is_late_does_not_stop_the_graph_for_good(device):
+    release, seen = threading.Event(), [[], []]
+
+    def stalls():
+        yield from frames(3)
+        release.wait(60)
+        yield from frames(3)
+
+    def steady():
+        for k, picture in enumerate(frames(14)):
+            if k == 9:
+                release.set()
+            yield picture
+
+    run = Cameras([steady(), stalls()], "motion", Network(edges(), "edges"), lambda k, r: seen[k].append(r.frame.index),
+                  patience=0.2, device=device, dtype=torch.float32, compare=0)  # fmt: skip
+    run.run()
+    assert [len(one) for one in seen] == [14, 6]
+    assert Replayed.count > 3
+
+
+def test_surfaces_and_pictures_that_the_host_decoded_together(device):
+    """Of one kind they go into the graph; of two, step by step: results are the same."""
+    planes = [np.random.default_rng(k).integers(0, 256, (48, 48), np.uint8) for k in range(4)]
+
+    def surfaces(look):
+        return [Frame(k, Surface(torch.from_numpy(p).to(device), look)) for k, p in enumerate(planes)]
+
+    def pictures(look):
+        return [Frame(k, Surface(torch.from_numpy(p), look).rgb().numpy()) for k, p in enumerate(planes)]
+
+    found, replays = [], []
+    for first, second in ((pictures, pictures), (surfaces, surfaces), (surfaces, pictures)):
+        seen: list = [[], []]
+        Replayed.count = 0
+        Cameras([first(Look(1)), second(Look(1))], "motion", Network(edges(), "edges"),
+                lambda k, r, seen=seen: seen[k].append(r.picture), patience=5.0, device=device, dtype=torch.float32,
+                compare=0, mode="masked").run()  # fmt: skip
+        found.append([np.stack(one).astype(int) for one in seen])
+        replays.append(Replayed.count)
+    assert replays == [4, 4, 0]
+    for other in found[1:]:
+        for got, wanted in zip(other, found[0], strict=True):
+            assert np.abs(got - wanted).max() <= 1
+
+
+def test_now_and_then_the_dense_network_runs_beside(device):
+    run = Cameras([frames(8), frames(8, 16)], "changed", Network(edges(), "edges"), None, mode="cached", margin="halo",
+                  compare=2, patience=5.0, device=device, dtype=torch.float32)  # fmt: skip
+    summary = run.run()
+    assert Replayed.count
+    assert summary.errors.count >= 3
+    assert summary.errors.mean < 1e-4
