@@ -2,7 +2,7 @@
 
 640x640, transformers in sizes of their own at batch 1 and 8. Every image has a mask of its own: "rect" is one rectangle
 of a tenth of the pixels, "blobs" are ten ellipses that hold 4 % of them together, "all" is every pixel. A masked call
-copies the frame and makes the mask's lists. Dense forms: PyTorch channels_last in one CUDA graph, and torch.compile.
+is given the frame and makes the mask's lists. Dense forms: PyTorch channels_last in one CUDA graph, and torch.compile.
 Results are checked on the first and the last image of a batch: dense forms and a run with every pixel against the
 network in float64, masked runs against the oracle, those of windows it does not follow against the same plan on a CPU.
 """
