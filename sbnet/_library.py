@@ -4,6 +4,8 @@ import ctypes
 import functools
 import json
 import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +95,23 @@ def settle_inputs(settled: bool) -> None:
 @functools.cache
 def _settle() -> Any:
     return ctypes.CDLL(str(KERNEL_LIBRARY)).sbnet_settle_inputs
+
+
+@contextmanager
+def reading_through(addresses: Mapping[int, int]) -> Iterator[Callable[[int], int]]:
+    """Within it, CUDA launches of this thread that can read a tensor at one of these places find its address in device
+    memory, {place: where} (csrc/core/through.h). Gives what counts them, by place."""
+    library = ctypes.CDLL(str(KERNEL_LIBRARY))
+    tell, count = library.sbnet_read_through, library.sbnet_reads_through
+    tell.argtypes, tell.restype = [ctypes.c_void_p, ctypes.c_void_p], ctypes.c_bool
+    count.argtypes, count.restype = [ctypes.c_void_p], ctypes.c_int64
+    told = []
+    try:
+        told = [place for place, address in addresses.items() if tell(place, address)]
+        yield lambda place: int(count(place))
+    finally:
+        for place in told:
+            tell(place, None)
 
 
 @functools.cache

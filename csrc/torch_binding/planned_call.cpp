@@ -12,8 +12,8 @@ SBNET_EXPORT int64_t sbnet_count_writes(void* const* tensors, int64_t count);
 // Is the item keys[k] of each dict the object values[k]? `get` is PyDict_GetItemWithError; the caller holds the GIL.
 SBNET_EXPORT bool sbnet_items_are(void* (*get)(void* dict, void* key), void* const* dicts, void* const* keys,
                                   void* const* values, int64_t count);
-// Copies bytes[k] from `from[k]`, unless that is null, to `to[k]` on the device's current stream. Null, or what is
-// wrong, until the thread's next call.
+// Copies bytes[k] from `from[k]`, unless that is null, to `to[k]` on the device's current stream; where bytes[k] is
+// negative, the address from[k] itself. Null, or what is wrong, until the thread's next call.
 SBNET_EXPORT const char* sbnet_copy_inputs(void* const* to, void* const* from, const int64_t* bytes, int64_t count,
                                            int32_t device);
 }
@@ -46,7 +46,11 @@ const char* sbnet_copy_inputs(void* const* to, void* const* from, const int64_t*
     void* stream = sbnet::binding::current_stream("run", device);
     sbnet::CopiesParams p = {};
     for (int64_t k = 0; k < count; ++k) {
-      if (from[k]) p.to[p.count] = to[k], p.from[p.count] = from[k], p.bytes[p.count++] = bytes[k];
+      if (from[k]) {
+        p.to[p.count] = to[k], p.from[p.count] = from[k], p.address[p.count] = bytes[k] < 0;
+        p.bytes[p.count] = bytes[k] < 0 ? static_cast<int64_t>(sizeof(void*)) : bytes[k];
+        ++p.count;
+      }
       if (p.count < sbnet::kMostCopies && k + 1 < count) continue;
       sbnet::check(sbnet_copies_cuda(&p, stream));
       p.count = 0;

@@ -28,6 +28,7 @@ from sbnet.graph.lists import all_pixels, lists_of
 from sbnet.graph.passes.chains import chains
 from sbnet.graph.passes.gates import gates_that_scale
 from sbnet.graph.passes.pooled import is_product
+from sbnet.graph.passes.rows import view_of
 from sbnet.graph.passes.storage import store
 from sbnet.graph.plan import Plan
 from sbnet.ops import sparse_fill_
@@ -92,6 +93,10 @@ class Executor:
             self.context.pack(self.nodes)
         self.buffers = [torch.zeros(n, dtype=dtype, device=self.device) for dtype, n in self.storage.buffers]
         self.tensors = {value: self._part(value) for value in self.storage.place}
+        self._joined = {
+            node: self.buffers[next(iter(rows.roots)).buffer].as_strided(node.output.shape, rows.strides)
+            for node, rows in self.storage.rows.items()
+        }
         self._pooled = PooledNodes(plan, constants)
         self.tensors |= self._pooled.tensors
         self._spots = {node: self._spot(node) for node in self.nodes if node.output in self.storage.place}
@@ -134,8 +139,7 @@ class Executor:
 
     def _part(self, value: Value) -> Tensor:
         root, start = self.storage.place[value]
-        n, c, h, w = root.shape
-        found = self.buffers[root.buffer][: n * c * h * w].view(n, h, w, c).permute(0, 3, 1, 2)
+        found = view_of(self.buffers[root.buffer], root, root.start, root.apart)
         return found[:, start : start + value.shape[1]]
 
     def _spot(self, node: Node) -> _Spot:
@@ -312,6 +316,9 @@ class Executor:
 
     def _dense(self, node: Node, env: dict[Value, Any], get: Get, active: Sequence[ActiveBlocks]) -> None:
         """An op of PyTorch on whole tensors; what it gives is masked."""
+        if node in self._joined:
+            env[node.output] = self._joined[node]
+            return
 
         def value(v: Any) -> Any:
             return get(v) if isinstance(v, Value) else v

@@ -91,7 +91,8 @@ def launches(compiled: Compiled, inputs: Sequence[Any], mask: Tensor, margin: in
         executor.forget()
     rates = rates_of(executor.device, next(v.dtype for v in executor.plan.graph.inputs if v is not None))
     shares = [float((a.block_map >= 0).float().mean()) for a in executor.active]
-    rows = [_row("", FRAME, found.get(FRAME, []), _floor(2 * sum(map(_size, inputs)), 0, rates))]
+    copied = sum(_size(x) for x, through in zip(inputs, compiled.through, strict=False) if not through)
+    rows = [_row("", FRAME, found.get(FRAME, []), _floor(2 * copied, 0, rates))]
     rows.append(_row("", LISTS, found.get(LISTS, []), SHORT_US))
     for node, name in at.items():
         if name in found:

@@ -14,11 +14,11 @@ from sbnet.active import ActiveBlocks, BlockGrid
 
 
 def is_channels_last(x: Tensor) -> bool:
-    """Channels lie next to each other and columns do not. Keep in step with torch_binding/common.h.
+    """Channels lie next to each other and columns do not. As torch_binding/common.h and weights/conv.cpp.
 
     Strides alone, without is_contiguous(): torch 2.11 cannot decide that with dynamic shapes.
     """
-    return bool(x.stride(1) == 1) and bool(x.stride(3) != 1)
+    return bool(x.stride(1) == 1) and bool(x.stride(-1) != 1)
 
 
 def empty4(like: Tensor, size: Sequence[int], channels_last: bool, dtype: torch.dtype | None = None) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sbnet.active import ActiveBlocks
 from sbnet.ops.common import activate
-from sbnet.ops.weights.conv import parts, to_geometry
+from sbnet.ops.weights.conv_geometry import parts, to_geometry
 from sbnet.ops.weights.conv_layout import ConvLayout
 from sbnet.ops.weights.layout import BlockLayout
 from sbnet.reference.masked import sparse_fill

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import sbnet
 from sbnet.engine import inputs
 from sbnet.engine.compiled import static
 from sbnet.engine.inputs import Inputs
@@ -22,7 +23,9 @@ class Memory:
     @staticmethod
     def sbnet_copy_inputs(to, given, count_of_bytes, count, _device):
         for k in range(count):
-            if given[k]:
+            if given[k] and count_of_bytes[k] < 0:
+                ctypes.c_int64.from_address(to[k]).value = given[k]
+            elif given[k]:
                 ctypes.memmove(to[k], given[k], count_of_bytes[k])
 
 
@@ -83,6 +86,31 @@ def test_what_is_there_already_stays(device, monkeypatch):
     assert torch.equal(own[2], ~call[2])
 
 
+def test_what_is_read_where_it_lies_is_told_and_not_copied(device, monkeypatch):
+    """Its address, where it lies alike and begins as kernels want it; else that of the copy. Told once."""
+    own, _ = filled(device, monkeypatch)
+    at = torch.device(device, 0)
+    addresses = torch.tensor([t.data_ptr() for t in own], device=at)
+    fill = Inputs(own, at, addresses, [True, False, True])
+    calls, real = [], fill._copy
+    fill._copy = lambda *given: calls.append(1) or real(*given)
+    call = given(device)
+    call[0] = call[0].contiguous(memory_format=torch.channels_last)
+    fill(call)
+    assert addresses.tolist() == [call[0].data_ptr(), own[1].data_ptr(), call[2].data_ptr()]
+    assert own[0].isnan().all()
+    assert torch.equal(own[1], call[1])
+    fill([call[0], own[1], call[2]])
+    assert len(calls) == 1
+    room = torch.zeros(call[0].numel() + 1, dtype=call[0].dtype, device=device)[1:]
+    odd = room.view(2, 7, 9, 3).permute(0, 3, 1, 2).copy_(call[0])
+    for other in (odd, call[0].contiguous()):
+        fill([other, call[1], own[2]])
+        assert addresses.tolist() == [t.data_ptr() for t in own]
+        assert torch.equal(own[0], call[0])
+        own[0].fill_(float("nan"))
+
+
 @pytest.mark.parametrize("alike", [True, False])
 def test_what_lies_alike_is_no_op_of_pytorch(alike, device, monkeypatch):
     _, fill = filled(device, monkeypatch)
@@ -121,3 +149,24 @@ def test_an_error_of_the_library_is_raised(monkeypatch):
     with pytest.raises(RuntimeError, match="sbnet::copy: a launch failed"):
         fill(given("cpu"))
     assert own[1].isnan().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kernel", "through"), [(3, [True, True]), (7, [False, True])])
+def test_a_graph_reads_frames_and_masks_wherever_they_lie(kernel, through):
+    """The bits of a call without a graph, for tensors of all layouts that are gone after the call; the 7x7 kernel's
+    copies want another form."""
+    torch.manual_seed(0)
+    first = torch.nn.Conv2d(3, 64, kernel, 2, kernel // 2)
+    net = torch.nn.Sequential(first, torch.nn.ReLU(), torch.nn.Conv2d(64, 64, 3, padding=1)).half().eval().cuda()
+    size = (2, 3, 64, 96)
+    run = sbnet.sparsify(net, torch.zeros(size, dtype=torch.float16, device="cuda"))
+    assert run.compiled.through == through
+    for seed in range(6):
+        x, mask = torch.randn(size, device="cuda").half(), torch.rand(2, 64, 96, device="cuda") > 0.99
+        want = run.body(x.contiguous(memory_format=torch.channels_last), mask=mask).clone()
+        for form in forms(x).values():
+            assert torch.equal(run(form.clone() if seed % 2 else form, mask.clone() if seed % 2 else mask), want)
+        run.frame.copy_(x)
+        run.mask.copy_(mask)
+        assert torch.equal(run(run.frame, run.mask), want)

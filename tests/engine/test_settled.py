@@ -48,6 +48,45 @@ def test_settled_inputs_give_the_same_bits(monkeypatch, build):
             assert torch.equal(early(early.frame, early.mask), want)
 
 
+class Small(nn.Module):
+    """What reads its list by itself: depthwise layers, a norm of channels, a gate, pools, resizing, sums."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 48, 3, 2, 1), nn.LayerNorm(48)
+        self.deep = nn.ModuleList(nn.Conv2d(48, 48, k, 1, k // 2, groups=48) for k in (3, 5, 7))
+        self.down, self.up = nn.Conv2d(48, 48, 5, 2, 2, groups=48), nn.Upsample(scale_factor=2)
+        self.gate = nn.Sequential(
+            nn.AdaptiveAvgPool2d(1), nn.Conv2d(48, 16, 1), nn.ReLU(), nn.Conv2d(16, 48, 1), nn.Hardsigmoid()
+        )
+        self.pool, self.last = nn.MaxPool2d(5, 1, 2), nn.Conv2d(96, 16, 1)
+
+    def forward(self, x):
+        x = self.first(x)
+        for layer in self.deep:
+            x = x + nn.functional.silu(self.norm(layer(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2))
+        low = self.down(x)
+        low = self.pool(low * self.gate(low))
+        return self.last(torch.cat([x, self.up(low)], 1))
+
+
+@pytest.mark.gpu
+def test_layers_that_read_their_lists_early_give_the_same_bits(monkeypatch):
+    torch.manual_seed(0)
+    net, frame = Small().half().eval().cuda(), torch.rand(SIZE[0], 3, *SIZE[1:]).half().cuda()
+    with monkeypatch.context() as patch:
+        patch.setattr(streams, "settle_inputs", lambda _: None)
+        late = sbnet.sparsify(net, frame)
+    early = sbnet.sparsify(net, frame)
+    given = [
+        masks.pixels(kind, SIZE, share, "cuda") for share in (0.01, 0.3, 1.0, 0.02) for kind in ("top-left", "random")
+    ]
+    wanted = [late(frame, mask, copy=True) for mask in given]
+    for _ in range(20):
+        for mask, want in zip(given, wanted, strict=True):
+            assert torch.equal(early(frame, mask), want)
+
+
 @pytest.mark.gpu
 def test_weights_that_a_launch_makes_are_waited_for(monkeypatch):
     """Transposed convolutions by phases: the first launch writes the weights of the others into memory that holds those

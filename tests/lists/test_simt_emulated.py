@@ -28,7 +28,7 @@ def emulated(tmp_path_factory):
     masked = [f"masked/{name}" for name in ("fill", "pool", "adaptive_pool", "norm", "rearrange", "squeeze_excite")]
     cuda = ["capability", "masked/copies"]  # whose core is a header
     kernels = ["lists/reduce_mask", "lists/fringe", "lists/pyramid", "lists/motion_mask", *masked, "attention/layout"]
-    core = ["grid", "layer", "memory", "settled", "window", *kernels]
+    core = ["grid", "layer", "memory", "settled", "through", "window", *kernels]
     return emulated_library(
         tmp_path_factory, "simt", [CSRC / f"cuda/{name}.cu" for name in [*kernels, *cuda]],
         [TOOLS / "entry_simt.cpp", *(CSRC / f"core/{name}.cpp" for name in core)],
@@ -37,6 +37,7 @@ def emulated(tmp_path_factory):
 
 def run(library, name: str, seed: int, *arguments) -> None:
     library.emulate_seed(seed)
+    library.sbnet_settle_inputs(seed % 2)  # some kernels then read lists and weights before they wait
     message, given = ctypes.create_string_buffer(4096), []
     for value in arguments:
         if isinstance(value, torch.Tensor):
@@ -105,9 +106,18 @@ def test_fringe(emulated, seed):
         assert_bitwise(pixels, want.pixels)
 
 
-def pyramid(emulated, seed: int, mask: torch.Tensor, planes: list, fringes: list, margin: int = 0) -> None:
-    """Bitwise what the reference lists; `planes` and `fringes` as `mask_pyramid` takes them, of Windows."""
-    want = reference.mask_pyramid(mask, planes, 0.5, fringes, margin)
+def pyramid(
+    emulated,
+    seed: int,
+    mask: torch.Tensor,
+    planes: list,
+    fringes: list,
+    margin: int = 0,
+    want: torch.Tensor | None = None,
+) -> None:
+    """Bitwise what the reference lists; `planes` and `fringes` as `mask_pyramid` takes them, of Windows. want: another
+    mask that the lists are of."""
+    want = reference.mask_pyramid(mask if want is None else want, planes, 0.5, fringes, margin)
     sides = [v for height, width, block in planes for v in (height, width, *block)]
     reads = []
     for plane, consumers in fringes:
@@ -157,6 +167,26 @@ def test_a_row_is_in_no_strip_but_its_own(emulated, height, plane):
     pyramid(emulated, 0, torch.eye(height, dtype=torch.bool)[:: height // 30 + 1, :, None].repeat(1, 1, 4), [plane], [])
 
 
+@pytest.mark.parametrize("apart", [0, 4])
+def test_a_mask_that_lies_elsewhere(emulated, apart):
+    """Told of one place, with another's address in memory: aligned for words of 16 bytes or not."""
+    torch.manual_seed(apart)
+    room = torch.zeros(apart + 2 * 24 * 64, dtype=torch.uint8)
+    mask = (torch.rand(2, 24, 64) > 0.98).byte()
+    decoy, read = 1 - mask, room[apart:].view(2, 24, 64)
+    read.copy_(mask)
+    address = torch.tensor([read.data_ptr()])
+    tell, at = emulated.sbnet_read_through, ctypes.c_void_p(decoy.data_ptr())
+    assert tell(at, ctypes.c_void_p(address.data_ptr()))
+    try:
+        pyramid(emulated, 0, decoy, [(24, 64, (8, 8))], [], want=mask)
+        assert emulated.sbnet_reads_through(at) == 1
+    finally:
+        tell(at, None)
+    pyramid(emulated, 0, decoy, [(24, 64, (8, 8))], [])
+    assert emulated.sbnet_reads_through(at) == 0
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_motion_mask(emulated, seed):
     """Frames of all dtypes and layouts, several tiles; one image a cut, the other none; in place and not."""
@@ -190,6 +220,9 @@ def test_copies(emulated, seed):
         at += size
     run(emulated, "copies", seed, given, to, torch.tensor(spans), ctypes.c_int32(len(spans) // 3))
     assert torch.equal(to, want)
+    run(emulated, "copies", seed, given, to, torch.tensor([5, 8, -1, 0, 100, 9]), ctypes.c_int32(2))
+    assert to[8:16].view(torch.int64).item() == given.data_ptr() + 5
+    assert torch.equal(to[100:109], given[:9])
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -15,7 +15,7 @@ from support.helpers import poison, random_active, tensor, to_tf32
 @pytest.fixture(scope="session")
 def emulated(tmp_path_factory):
     names = ("conv", "conv_select", "conv_query", "conv_transpose", "conv_transpose_select")
-    names = (*(f"masked/{name}" for name in names), "grid", "layer", "memory", "settled")
+    names = (*(f"masked/{name}" for name in names), "grid", "layer", "memory", "settled", "through")
     units = [TOOLS / "entry_transpose.cpp", *(CSRC / f"core/{name}.cpp" for name in names)]
     kernels = [CSRC / "cuda/sm90/conv/conv_transpose.cu", CSRC / "cuda/masked/conv_rows.cu"]
     return emulated_library(tmp_path_factory, "conv_transpose", kernels, units)

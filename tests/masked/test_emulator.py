@@ -40,7 +40,7 @@ WITH_SLOPES = ACTIVATIONS | {"prelu": 3}  # leaky_relu, with slopes a channel
 RESIDUALS = False, False, True, "after"  # after: added to what the activation gives
 CASES = 12  # for each seed
 MASKED = [f"masked/{name}" for name in ("bottleneck", "conv", "conv_select", "conv_query")]
-CORE = [*MASKED, "grid", "layer", "memory", "settled"]
+CORE = [*MASKED, "grid", "layer", "memory", "settled", "through"]
 # tests/weights/test_blockconv_emulated.py and test_conv_transpose_emulated.py run them
 ELSEWHERE = {"conv_blocksparse", "conv_transpose"}
 
@@ -133,6 +133,7 @@ def emulate(
         options |= {"activation": "leaky_relu", "slope": tensor(shape[1:2], x.dtype)}
     weight = weight.contiguous(memory_format=torch.channels_last)
     edge, ys = fringe(active, active, size, 3, 1, 1), []
+    library.sbnet_settle_inputs(seed % 2)  # kernels then read lists and weights before they wait
     for order in (seed, seed ^ 1) if again else (seed,):
         ys.append(poison(shape, x.dtype, "cpu", "channels_last"))
         if not launch(
@@ -346,3 +347,31 @@ def test_all_hopper_kernels_are_emulated():
     stems = {"bottleneck", "conv1x1", "conv1x1_wide", "conv1x1_split", "conv3x3", "conv3x3_stride2", "conv_stem"}
     stems |= {"conv_general", "conv_bytes", "conv1x1_bytes"}
     assert {p.stem for p in (CSRC / "cuda/sm90/conv").glob("*.cu")} == stems | ELSEWHERE
+
+
+@pytest.mark.parametrize("aligned", [True, False])
+def test_few_channels_that_lie_elsewhere(emulated, aligned):
+    """The kernel is told of one x, and finds the address of another in memory."""
+    sizes = {"channels": 3, "filters": 32, "kernel": 3, "size": (20, 24), "stride": 2, "padding": 1}
+    x, weight, bias, active, options = make("cpu", dtype=torch.float16, **sizes)
+    x = x.contiguous(memory_format=torch.channels_last)
+    weight = weight.contiguous(memory_format=torch.channels_last)
+    room = torch.zeros(x.numel() + 8, dtype=x.dtype)[0 if aligned else 1 :]
+    real = room[: x.numel()].view(x.shape[0], 20, 24, 3).permute(0, 3, 1, 2).copy_(x)
+    decoy, address = torch.full_like(x, float("nan")), torch.tensor([real.data_ptr()])
+    shape = (x.shape[0], 32, 10, 12)
+    y, edge = poison(shape, x.dtype, "cpu", "channels_last"), fringe(active, active, shape[2:], 3, 1, 1)
+    at = ctypes.c_void_p(decoy.data_ptr())
+    assert emulated.sbnet_read_through(at, ctypes.c_void_p(address.data_ptr()))
+    try:
+        assert launch(
+            emulated.emulate_conv, active, edge,
+            {"x": decoy, "weight": weight, "bias": bias, "residual": None, "y": y, "slope": None},
+            kernel=KERNELS["few channels"], multiprocessors=2, seed=1, k=32, r=3, s=3, activation=0,
+            residual_after=False,
+            **{name: options[name] for name in ("stride", "padding", "dilation", "groups")},
+        )  # fmt: skip
+        assert emulated.sbnet_reads_through(at) == 1
+    finally:
+        emulated.sbnet_read_through(at, None)
+    judge(y, active, edge, *(dense_conv2d(x, weight, bias, dtype, **options) for dtype in (x.dtype, torch.float64)))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from sbnet import BlockGrid, ConvLayout
-from sbnet.ops.weights.conv import to_geometry
+from sbnet.ops.weights.conv_geometry import to_geometry
 from support.helpers import random_active, tensor
 
 

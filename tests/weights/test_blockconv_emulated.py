@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from sbnet import BlockGrid, ConvLayout, reference
-from sbnet.ops.weights.conv import lifted, output_sides, parts, to_geometry
+from sbnet.ops.weights.conv import lifted
+from sbnet.ops.weights.conv_geometry import output_sides, parts, to_geometry
 from sbnet.ops.weights.conv_layout import HEADER, covering_mask
 from support.blockconv_cases import B8, CASES
 from support.emulator import CSRC, TOOLS, emulated_library

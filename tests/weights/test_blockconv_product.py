@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sbnet import ConvLayout, blocksparse_conv, reference
-from sbnet.ops.weights.conv import parts, to_geometry
+from sbnet.ops.weights.conv_geometry import parts, to_geometry
 from sbnet.ops.weights.conv_product import as_product, convolve_by_product
 from support.blockconv_cases import B4, UNEVEN
 from support.helpers import assert_as_accurate_as_torch, tensor

@@ -10,6 +10,7 @@ struct CopiesParams {
   void* to[kMostCopies];
   const void* from[kMostCopies];
   int64_t bytes[kMostCopies];  // of each, at any address; to and from are apart
+  bool address[kMostCopies];   // the address `from` itself is what is written: 8 bytes, aligned
   int32_t count;
 };
 

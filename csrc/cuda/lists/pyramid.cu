@@ -7,6 +7,7 @@
 // workspace first, by table_kernel, which a CUDA graph captures as it does any other (Far).
 // (One launch of one cluster with barriers in between was measured, too: sixteen CTAs are too few,
 // docs/log/lists.md.)
+#include "core/through.h"
 #include "cuda/lists/pyramid_kernels.cuh"
 
 namespace sbnet::pyramid {
@@ -27,13 +28,13 @@ class Scratch {
 
 StripArgs strip_args(const PyramidParams& p, Scratch& scratch) {
   StripArgs a = {};
-  a.mask = p.mask;
+  a.mask = p.mask, a.mask_at = lies_at(p.mask);
   for (int d = 0; d < 3; ++d) a.stride[d] = p.stride[d];
   a.tol = p.tol;
   a.dtype = p.mask_dtype;
   const int64_t per_load = 16 / dtype_size(p.mask_dtype);
-  a.vectors = p.stride[2] == 1 && p.stride[0] % per_load == 0 && p.stride[1] % per_load == 0 &&
-              p.size[2] % per_load == 0 && reinterpret_cast<uintptr_t>(p.mask) % 16 == 0;
+  a.vectors =
+      p.stride[2] == 1 && p.stride[0] % per_load == 0 && p.stride[1] % per_load == 0 && p.size[2] % per_load == 0;
   a.height = static_cast<int>(p.size[1]), a.width = static_cast<int>(p.size[2]);
   a.margin = static_cast<int>(p.margin);
   a.strip = pyramid_strip(p);

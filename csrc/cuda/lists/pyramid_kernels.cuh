@@ -11,10 +11,11 @@ constexpr unsigned kAll = 0xffffffff;
 // The mask, and what is left of it: [batch, strips, words] words of bits.
 struct StripArgs {
   const void* mask;
+  const void* const* mask_at;  // where its address stands, or null
   int64_t stride[3];
   double tol;
   DType dtype;
-  bool vectors;  // 16-byte loads
+  bool vectors;  // 16-byte loads, where the mask begins at such an address
   int height, width, margin;
   int strip, strips, words;  // rows of a strip, strips of an image, words of a strip
   int units;                 // batch * strips * words
@@ -95,12 +96,12 @@ __global__ void table_kernel(const __grid_constant__ TablePart<T> part, T* to, i
 constexpr int kStripThreads = 256;
 
 template <class T>
-__device__ __forceinline__ uint32_t strip_word(const StripArgs& a, int n, int strip, int word) {
+__device__ __forceinline__ uint32_t strip_word(const StripArgs& a, const void* mask, int n, int strip, int word) {
   constexpr int kVec = 16 / sizeof(T), kLanes = 32 / kVec;  // values of a load, lanes of a row
   const int lane = threadIdx.x % 32, y_end = min((strip + 1) * a.strip, a.height);
-  const T* image = static_cast<const T*>(a.mask) + n * a.stride[0];
+  const T* image = static_cast<const T*>(mask) + n * a.stride[0];
   uint32_t bits = 0;
-  if (a.vectors) {
+  if (a.vectors && reinterpret_cast<uintptr_t>(mask) % 16 == 0) {
     const int at = lane % kLanes * kVec, x = word * 32 + at;
     if (x < a.width) {
 #pragma unroll 8
@@ -126,7 +127,9 @@ __global__ void __launch_bounds__(kStripThreads) strip_kernel(const __grid_const
   const int row = u / a.words, word = u - row * a.words, n = row / a.strips, strip = row - n * a.strips;
   grid_dependency_wait();
   if (u >= a.units) return;
-  const uint32_t bits = by_mask_dtype(a.dtype, [&](auto t) { return strip_word<decltype(t)>(a, n, strip, word); });
+  const void* mask = a.mask_at ? *a.mask_at : a.mask;
+  const uint32_t bits =
+      by_mask_dtype(a.dtype, [&](auto t) { return strip_word<decltype(t)>(a, mask, n, strip, word); });
   if (threadIdx.x % 32 == 0) a.bits[u] = bits;
 }
 

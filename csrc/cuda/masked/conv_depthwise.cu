@@ -1,10 +1,11 @@
 // Depthwise convolution: one input channel per group, K/C output channels each. Bound by memory, so no tensor cores.
 //
 // A thread computes a strip of neighbouring pixels in one row of a block, of one 16-byte word of output channels; the
-// usual square kernels have a kernel of their own. A CTA keeps to one slice of channels, whose weights wait in shared
+// usual square kernels have kernels of their own. A CTA keeps to one slice of channels, whose weights wait in shared
 // memory as float32.
 #include "cuda/by_dtype.cuh"
 #include "cuda/masked/conv_depthwise_square.cuh"
+#include "cuda/masked/conv_depthwise_tile.cuh"
 
 namespace sbnet::portable {
 namespace {
@@ -12,6 +13,9 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kSliceThreads = 8;  // threads side by side along the channels
 constexpr int kMaxTaps = 128;
+
+template <int kN>
+using Constant = std::integral_constant<int, kN>;
 
 struct DepthwisePlan {
   FastDiv slices;        // of channels, neighbouring CTAs
@@ -209,17 +213,25 @@ Status launch_type(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t
   // Two digits, size and stride, name a kernel below.
   const bool square = p.weight.size[2] == p.weight.size[3] && p.stride[0] == p.stride[1] && p.stride[0] < 10 &&
                       p.dilation[0] == 1 && p.dilation[1] == 1;
+  const auto run = [&](auto size, auto stride) {
+    if constexpr (sizeof(T) == 2) {
+      if (!distances_fit(p.x)) return launch_any<T, true>(p, strips, device, stream);
+      return launch_depthwise_tiles<T, size, stride>(p, device, stream);
+    } else {
+      return launch_square<size, stride>(p, device, stream);
+    }
+  };
   switch (square ? p.weight.size[2] * 10 + p.stride[0] : 0) {
     case 31:
-      return launch_square<T, 3, 1>(p, device, stream);
+      return run(Constant<3>{}, Constant<1>{});
     case 32:
-      return launch_square<T, 3, 2>(p, device, stream);
+      return run(Constant<3>{}, Constant<2>{});
     case 51:
-      return launch_square<T, 5, 1>(p, device, stream);
+      return run(Constant<5>{}, Constant<1>{});
     case 52:
-      return launch_square<T, 5, 2>(p, device, stream);
+      return run(Constant<5>{}, Constant<2>{});
     case 71:
-      return launch_square<T, 7, 1>(p, device, stream);
+      return run(Constant<7>{}, Constant<1>{});
     default:
       return launch_any<T, true>(p, strips, device, stream);
   }

@@ -5,6 +5,7 @@
 // channels of one tap, padded with zeros. So x goes from global memory straight into the lanes' operands, no warp
 // waits for another, and a step reduces over four taps. Output channels are assigned to the columns of the products so
 // that those of a lane are neighbours.
+#include "core/through.h"
 #include "cuda/masked/conv_few_channels.cuh"
 #include "cuda/masked/conv_portable.cuh"
 #include "cuda/mma.cuh"
@@ -19,6 +20,7 @@ struct FewChannelsPlan {
   PixelList list;
   FringePlan fringe;
   bool vector_y;
+  const void* const* x_at;  // where x's address stands, or null
 };
 
 // A lane's tap of a step, relative to a pixel's first one. There is none past the last: its row is outside any plane.
@@ -72,6 +74,7 @@ __global__ void __launch_bounds__(kThreads, kColumns >= 8   ? 2
 #pragma unroll
   for (int s = 0; s < kSteps; ++s) taps[s] = lane_tap(p, s * kStepTaps + lane % 4);
   const int tiles = static_cast<int>(plan.list.tiles(count, kTilePixels)), step = static_cast<int>(gridDim.x) * kWarps;
+  const char* x_data = static_cast<const char*>(plan.x_at ? *plan.x_at : p.x.data);
   auto fetch = [&](int tile) {
     Operand<kSteps> x;
 #pragma unroll
@@ -82,7 +85,7 @@ __global__ void __launch_bounds__(kThreads, kColumns >= 8   ? 2
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const Source source = source_of<T>(p, x.pixels[i]);
-      const auto* from = reinterpret_cast<const uint16_t*>(static_cast<const char*>(p.x.data) + source.offset);
+      const auto* from = reinterpret_cast<const uint16_t*>(x_data + source.offset);
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) {
         const int row = source.row + taps[s].row, column = source.column + taps[s].column;
@@ -144,7 +147,7 @@ template <class T, int kMost, int kSteps, int kColumns>
 Status launch(const Conv2dParams& p, const DeviceInfo& device, cudaStream_t stream) {
   static OccupancyCache cache;
   constexpr auto kernel = conv_few_channels_kernel<T, kColumns, kMost, kSteps>;
-  const FewChannelsPlan plan = {PixelList(p), FringePlan(p), channels_vectorize(p.y)};
+  const FewChannelsPlan plan = {PixelList(p), FringePlan(p), channels_vectorize(p.y), lies_at(p.x.data)};
   const int64_t tiles = plan.list.tiles(p.active.capacity, kTilePixels);
   int ctas = 0;
   SBNET_TRY(prepare_kernel(device, kernel, kThreads, 0, &cache, &ctas));

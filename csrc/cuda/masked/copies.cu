@@ -20,6 +20,10 @@ __global__ void __launch_bounds__(kThreads) copies_kernel(const __grid_constant_
   grid_dependency_release();
   int k = 0;
   while (k + 1 < a.p.count && blockIdx.x >= a.end[k]) ++k;
+  if (a.p.address[k]) {
+    if (threadIdx.x == 0) *static_cast<const void**>(a.p.to[k]) = a.p.from[k];
+    return;
+  }
   const int64_t begin = (blockIdx.x - (k ? a.end[k - 1] : 0)) * kBytes;
   const int bytes = static_cast<int>(min(static_cast<int64_t>(kBytes), a.p.bytes[k] - begin));
   const char* from = static_cast<const char*>(a.p.from[k]) + begin;

@@ -15,6 +15,7 @@ struct LayerPlan {
   int held;               // words that a lane holds
   int words;              // of a pixel
   FringePlan fringe;
+  bool settled;  // the list and the numbers of channels may be read before the launch ahead has ended
 };
 
 template <class T, int kHeld>
@@ -24,8 +25,29 @@ __global__ void __launch_bounds__(kLayerThreads)
   extern __shared__ __align__(16) float smem[];  // [C] weights, [C] biases
   float* const numbers = smem;
   const int C = static_cast<int>(p.x.size[1]), lanes = 1 << plan.log2_lanes, lane = threadIdx.x & (lanes - 1);
-  grid_dependency_wait();
-  grid_dependency_release();
+  const int thread = static_cast<int>(blockIdx.x) * kLayerThreads + static_cast<int>(threadIdx.x);
+  const int threads = static_cast<int>(gridDim.x) * kLayerThreads;
+  const BlockGrid& grid = p.active.grid;
+  struct Found {
+    int n, row, column;
+    bool inside;
+  };
+  const auto find = [&](int pixel) -> Found {
+    uint32_t slot, row, column;
+    plan.pixels.divmod(pixel, &slot, &row);
+    plan.width.divmod(row, &row, &column);
+    BlockIndex b = {0, 0, 0};
+    const bool block =
+        slot < p.active.capacity && load_block(p.active.indices, slot, static_cast<int>(p.y.size[0]), grid, &b);
+    row += b.i * grid.size[0], column += b.j * grid.size[1];
+    return {b.n, static_cast<int>(row), static_cast<int>(column), block && row < p.y.size[2] && column < p.y.size[3]};
+  };
+  // What does not depend on the launch ahead is asked for together, and early where it may be.
+  if (!plan.settled) grid_dependency_wait();
+  const int count = clamped_count(p.active.count, static_cast<int>(p.active.capacity));
+  const int own = (threadIdx.x & 31) >> plan.log2_lanes;  // of a warp's pixels
+  int first = (thread & ~31) >> plan.log2_lanes;
+  Found at = find(first + own);
   for (int c = threadIdx.x; c < C; c += kLayerThreads) {
     const auto number = [&](const void* data, float otherwise) {
       if (!data) return otherwise;
@@ -34,26 +56,17 @@ __global__ void __launch_bounds__(kLayerThreads)
     };
     numbers[c] = number(p.weight, 1.f), numbers[C + c] = number(p.bias, 0.f);
   }
-  const int thread = static_cast<int>(blockIdx.x) * kLayerThreads + static_cast<int>(threadIdx.x);
-  const int threads = static_cast<int>(gridDim.x) * kLayerThreads;
-  clear_fringe<T>(p, plan.fringe, thread, threads);
+  if (plan.settled) grid_dependency_wait();
+  grid_dependency_release();
   __syncthreads();
 
-  const BlockGrid& grid = p.active.grid;
-  const int count = clamped_count(p.active.count, static_cast<int>(p.active.capacity));
   const int pixels = count * static_cast<int>(plan.pixels.divisor), step = threads >> plan.log2_lanes;
   const float share = 1.f / static_cast<float>(C);
   // All lanes of a warp go round together: they exchange sums.
-  for (int first = (thread & ~31) >> plan.log2_lanes; first < pixels; first += step) {
-    const int pixel = first + ((threadIdx.x & 31) >> plan.log2_lanes);
-    uint32_t slot, row, column;
-    plan.pixels.divmod(min(pixel, pixels - 1), &slot, &row);
-    plan.width.divmod(row, &row, &column);
-    BlockIndex b;
-    bool inside = load_block(p.active.indices, slot, static_cast<int>(p.y.size[0]), grid, &b) && pixel < pixels;
-    row += b.i * grid.size[0], column += b.j * grid.size[1];
-    inside = inside && row < p.y.size[2] && column < p.y.size[3];
-    const T* x = static_cast<const T*>(p.x.data) + b.n * p.x.stride[0] + row * p.x.stride[2] + column * p.x.stride[3];
+  for (; first < pixels; first += step, at = find(first + own)) {
+    const bool inside = at.inside && first + own < pixels;
+    const T* x =
+        static_cast<const T*>(p.x.data) + at.n * p.x.stride[0] + at.row * p.x.stride[2] + at.column * p.x.stride[3];
     Word<T, kN> held[kHeld] = {};
     float sum = 0.f;
 #pragma unroll
@@ -83,7 +96,7 @@ __global__ void __launch_bounds__(kLayerThreads)
     }
     for (int away = lanes / 2; away; away /= 2) square += __shfl_xor_sync(0xffffffffu, square, away);
     const float scale = rsqrtf(fmaf(square, share, p.eps));
-    T* y = static_cast<T*>(p.y.data) + b.n * p.y.stride[0] + row * p.y.stride[2] + column * p.y.stride[3];
+    T* y = static_cast<T*>(p.y.data) + at.n * p.y.stride[0] + at.row * p.y.stride[2] + at.column * p.y.stride[3];
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
       const int word = lane + (i << plan.log2_lanes);
@@ -102,6 +115,7 @@ __global__ void __launch_bounds__(kLayerThreads)
       *reinterpret_cast<Word<T, kN>*>(y + word * kN) = out;
     }
   }
+  clear_fringe<T>(p, plan.fringe, thread, threads);
 }
 
 // How lanes share a pixel of so many words: as few of them idle as can be, then as many lanes as can be.
@@ -126,6 +140,7 @@ bool plan_layer(const NormParams& p, LayerPlan* plan) {
   plan->pixels = FastDiv(height * width);
   plan->width = FastDiv(width);
   plan->fringe = FringePlan(p);
+  plan->settled = inputs_settled();
   return true;
 }
 

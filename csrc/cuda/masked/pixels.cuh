@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "core/settled.h"
 #include "cuda/by_dtype.cuh"
 #include "cuda/masked/layer.cuh"
 
@@ -26,6 +27,7 @@ struct PixelPlan {
   FastDiv block, inner, width;
   bool channels_inner;  // neighbouring threads take the words of a pixel, else the pixels of a word
   bool wide;            // too many items for 32 bits
+  bool settled;         // the list may be read before the launch ahead has ended
   FringePlan fringe;
 };
 
@@ -33,15 +35,13 @@ struct PixelPlan {
 // kRun > 1: body(n, row, column, word, count) for runs of so many pixels of a row, or the fewer that are left of it.
 template <class T, int kRun = 1, class Params, class Body>
 __device__ __forceinline__ void for_pixels(const Params& p, const PixelPlan& plan, const Body& body) {
-  grid_dependency_wait();
-  grid_dependency_release();
   const int64_t thread = int64_t{blockIdx.x} * kPixelThreads + threadIdx.x;
   const int64_t threads = int64_t{gridDim.x} * kPixelThreads;
-  clear_fringe<T>(p, plan.fringe, thread, threads);
-
   const BlockGrid& grid = p.active.grid;
-  const int64_t items = clamped_count(p.active.count, static_cast<int>(p.active.capacity)) * plan.block_items;
-  for (int64_t item = thread; item < items; item += threads) {
+  struct Found {
+    int n, y, x, in_block, word;  // n < 0: nothing
+  };
+  const auto find = [&](int64_t item) -> Found {
     uint32_t slot, rest, pixel, word, row, column;
     if (plan.wide) {
       slot = static_cast<uint32_t>(item / plan.block_items);
@@ -56,16 +56,30 @@ __device__ __forceinline__ void for_pixels(const Params& p, const PixelPlan& pla
     }
     plan.width.divmod(pixel, &row, &column);
     BlockIndex b;
-    if (!load_block(p.active.indices, slot, static_cast<int>(p.y.size[0]), grid, &b)) continue;
+    if (slot >= p.active.capacity || !load_block(p.active.indices, slot, static_cast<int>(p.y.size[0]), grid, &b))
+      return {-1, 0, 0, 0, 0};
     const int in_block = static_cast<int>(column) * kRun, y = static_cast<int>(row) + b.i * grid.size[0];
     const int x = in_block + b.j * grid.size[1];
-    if (y >= p.y.size[2] || x >= p.y.size[3]) continue;
-    if constexpr (kRun == 1)
-      body(b.n, y, x, static_cast<int>(word));
-    else
-      body(b.n, y, x, static_cast<int>(word),
-           min(kRun, min(grid.size[1] - in_block, static_cast<int>(p.y.size[3]) - x)));
+    return {y < p.y.size[2] && x < p.y.size[3] ? b.n : -1, y, x, in_block, static_cast<int>(word)};
+  };
+  // The count and the thread's first block are asked for together, and early where they may be.
+  if (!plan.settled) grid_dependency_wait();
+  const int64_t items = clamped_count(p.active.count, static_cast<int>(p.active.capacity)) * plan.block_items;
+  Found at = find(thread);
+  if (plan.settled) grid_dependency_wait();
+  grid_dependency_release();
+  for (int64_t item = thread; item < items;) {
+    if (at.n >= 0) {
+      if constexpr (kRun == 1)
+        body(at.n, at.y, at.x, at.word);
+      else
+        body(at.n, at.y, at.x, at.word,
+             min(kRun, min(grid.size[1] - at.in_block, static_cast<int>(p.y.size[3]) - at.x)));
+    }
+    item += threads;
+    if (item < items) at = find(item);
   }
+  clear_fringe<T>(p, plan.fringe, thread, threads);
 }
 
 // May x and y be read and written in 16-byte words of channels?
@@ -95,6 +109,7 @@ Status launch_pixels(const char* op, const Params& p, int lanes, const DeviceInf
   const int64_t most = p.active.capacity * plan.block_items;
   plan.wide = most > INT32_MAX;
   plan.fringe = FringePlan(p);
+  plan.settled = inputs_settled();
 
   static std::atomic<int> ctas_per_sm[kMaxDevices];
   int ctas = device.index < kMaxDevices ? ctas_per_sm[device.index].load(std::memory_order_relaxed) : 0;

@@ -7,6 +7,7 @@
 // of its windows. Taps outside of the plane are filled with the border's value: the arithmetic has no cases.
 #include <algorithm>
 
+#include "core/settled.h"
 #include "cuda/by_dtype.cuh"
 #include "cuda/masked/pool.cuh"
 #include "cuda/mma.cuh"
@@ -39,6 +40,7 @@ struct TilePlan {
   FastDiv block_tiles, chunks, across;       // a tile's index -> slot, row, column, chunk of words
   FastDiv word, column, patch_column;        // an item's or patch word's index -> row, column, word
   FringePlan fringe;
+  bool settled = inputs_settled();  // the list may be read before the launch ahead has ended
 
   TilePlan(const PoolParams& p, const DeviceInfo& device) : fringe(p) {
     // A block larger than the plane is the only one of its direction: no more tiles than the plane has.
@@ -173,8 +175,7 @@ template <class T, class Pool, int kSize, int kStride>
 __global__ void __launch_bounds__(kThreads, ctas_per_sm(kSize, kStride))
     pool_tiles_kernel(const __grid_constant__ PoolParams p, const __grid_constant__ TilePlan plan) {
   extern __shared__ uint4 stages[];
-  grid_dependency_wait();
-  grid_dependency_release();
+  if (!plan.settled) grid_dependency_wait();
   const uint32_t tiles = clamped_count(p.active.count, static_cast<int>(p.active.capacity)) * plan.block_tiles.divisor;
   // Rows of the list are loaded a tile ahead of their use.
   const auto block_of = [&](uint32_t tile) {
@@ -189,6 +190,8 @@ __global__ void __launch_bounds__(kThreads, ctas_per_sm(kSize, kStride))
   const uint32_t step = gridDim.x * (kThreads >> plan.log2_team);
   uint32_t tile = team * gridDim.x + blockIdx.x;
   Tile here = locate(p, plan, tile, block_of(tile));
+  if (plan.settled) grid_dependency_wait();
+  grid_dependency_release();
   fetch<T, Pool, kSize, kStride>(p, plan, here, thread, reading);
   cp_async_commit();
   BlockIndex ahead = block_of(tile + step);

@@ -180,18 +180,20 @@ __global__ void __launch_bounds__(kThreads, kFolds ? 2 : 1)  // clusters of 16 i
   constexpr int kHeld = kFolds ? 4 : 8;
   Layer<T, kHeld> first = {static_cast<const T*>(p.weight1), p.bias1, p.bias_dtype, R, C, 0, 0, plan.product[0]};
   Layer<T, kHeld> second = {static_cast<const T*>(p.weight2), p.bias2, p.bias_dtype, C, R, 0, 0, plan.product[1]};
-  if (plan.settled && !kFolds) first.begin(rank);
-  grid_dependency_wait();
-  grid_dependency_release();
-  if (!plan.settled && !kFolds) first.begin(rank);
-
   int* const blocks = reinterpret_cast<int*>(shared + max(C, R));
   int active = 0;
+  if (!plan.settled) grid_dependency_wait();
+  if constexpr (kFolds)
+    active = list_image(p.block_map, p.grid, n, blocks);
+  else
+    first.begin(rank);
+  if (plan.settled) grid_dependency_wait();
+  grid_dependency_release();
+
   if constexpr (kFolds) {
     using Fold = SumFold<kLanes<T>>;
     __shared__ Fold folds[kThreads];
     float* const found = values + int64_t{n} * kCluster * C;
-    active = list_image(p.block_map, p.grid, n, blocks);
     fold_image<T, Fold>(p.x, p.grid, image, n, active, rank, blocks, folds, found, means + int64_t{n} * kCluster);
     first.begin(rank);
     meet_cluster();

@@ -17,7 +17,7 @@ from sbnet.compat.blocksparse.edge_bias import conv_edge_bias_init as conv_edge_
 from sbnet.compat.blocksparse.edge_bias import deconv_edge_bias_init as deconv_edge_bias_init
 from sbnet.compat.blocksparse.ewops import cwise_linear as cwise_linear
 from sbnet.ops import ConvLayout, blocksparse_conv, blocksparse_deconv
-from sbnet.ops.weights.conv import parts, to_geometry
+from sbnet.ops.weights.conv_geometry import parts, to_geometry
 
 
 class BlocksparseConv:

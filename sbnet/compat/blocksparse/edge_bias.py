@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sbnet.compat.blocksparse.constants import Constants
-from sbnet.ops.weights.conv import parts
+from sbnet.ops.weights.conv_geometry import parts
 
 
 class EdgeBias:

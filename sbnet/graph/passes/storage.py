@@ -20,6 +20,7 @@ from sbnet.geometry import Window
 from sbnet.graph.ir import Node, Value
 from sbnet.graph.kinds import ACTIVE, POINTWISE, kind_of, reads
 from sbnet.graph.passes.lanes import Lanes, lanes
+from sbnet.graph.passes.rows import Rows, joined_rows
 from sbnet.graph.plan import Plan
 
 EMPTY: Mapping[Node, int] = MappingProxyType({})
@@ -39,6 +40,7 @@ class Root:
         kept: clean outside the active blocks between calls, in a buffer of its own.
         fringe: index into `Storage.fringes`, or None.
         buffer: index into `Storage.buffers`.
+        start, apart: in the buffer, the element where the first image begins, and from one image to the next.
     """
 
     shape: tuple[int, ...]
@@ -51,6 +53,8 @@ class Root:
     kept: bool = False
     fringe: int | None = None
     buffer: int = -1
+    start: int = 0
+    apart: int = 0
 
 
 @dataclass
@@ -63,6 +67,7 @@ class Storage:
         fringes: (plane, consumers): what roots share.
         buffers: (dtype, elements) of each.
         lanes: what runs beside what, where it may; else all nodes run one after another.
+        rows: dense concatenations that roots were written into.
     """
 
     place: dict[Value, tuple[Root, int]]
@@ -71,6 +76,7 @@ class Storage:
     fringes: list[tuple[int, tuple[Consumer, ...]]]
     buffers: list[tuple[torch.dtype, int]]
     lanes: Lanes | None = None
+    rows: dict[Node, Rows] = field(default_factory=dict)
 
 
 def store(plan: Plan, chains: Mapping[Node, int] = EMPTY, side_by_side: bool = False) -> Storage:
@@ -108,8 +114,9 @@ def store(plan: Plan, chains: Mapping[Node, int] = EMPTY, side_by_side: bool = F
             if found:
                 root.fringe = fringes.setdefault((root.plane, tuple(found)), len(fringes))
     before = [(1 << k) - 1 for k in range(len(nodes))] if beside is None else beside.before
-    buffers = _buffers(plan, roots, place, chains, before)
-    return Storage(place, copies, roots, list(fringes), buffers, beside)
+    rows = joined_rows(plan, place)
+    buffers = _buffers(plan, roots, place, chains, before, list(rows.values()))
+    return Storage(place, copies, roots, list(fringes), buffers, beside, rows)
 
 
 def _concatenations(
@@ -214,13 +221,24 @@ def consumers(plan: Plan, plane: int, parts: Sequence[Value]) -> list[Consumer] 
 
 
 def _buffers(
-    plan: Plan, roots: list[Root], place: dict[Value, tuple[Root, int]], chains: Mapping[Node, int], before: list[int]
+    plan: Plan,
+    roots: list[Root],
+    place: dict[Value, tuple[Root, int]],
+    chains: Mapping[Node, int],
+    before: list[int],
+    rows: Sequence[Rows],
 ) -> list[tuple[torch.dtype, int]]:
     """Gives each root its buffer, in the order in which they are first written."""
     sizes: list[tuple[torch.dtype, int]] = []
     busy: dict[int, Root] = {}  # of each buffer, whose it was last
-    for root in sorted(roots, key=lambda r: r.first):
-        wanted = root.shape[0] * root.shape[1] * root.shape[2] * root.shape[3]
+    for joined in rows:
+        for root, start in joined.roots.items():
+            root.buffer, root.start, root.apart = len(sizes), start, joined.apart
+            busy[len(sizes)] = root
+        sizes.append((root.parts[0][0].dtype, root.shape[0] * joined.apart))
+    for root in sorted((r for r in roots if r.buffer < 0), key=lambda r: r.first):
+        root.apart = root.shape[1] * root.shape[2] * root.shape[3]
+        wanted = root.shape[0] * root.apart
         dtype = root.parts[0][0].dtype
         taken_over = _in_place(plan, root, place, chains, before)
         free = [b for b, other in busy.items() if sizes[b][0] == dtype and _ended(other, root, before)]

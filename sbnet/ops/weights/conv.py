@@ -9,16 +9,22 @@ import torch
 from torch import Tensor
 
 from sbnet.active import ActiveBlocks
-from sbnet.ops.common import check_active, refuse_meta_mix, require_active, require_batch, require_tensor
+from sbnet.ops.common import (
+    check_active,
+    is_channels_last,
+    refuse_meta_mix,
+    require_active,
+    require_batch,
+    require_tensor,
+)
 from sbnet.ops.masked.conv import activation_name, autocast
 from sbnet.ops.masked.conv_grad import activation_backward
+from sbnet.ops.weights.conv_geometry import Sides, output_sides, parts, sides, to_geometry
 from sbnet.ops.weights.conv_layout import ConvLayout, layout_of_lists
 from sbnet.ops.weights.conv_pack import require_pack
 from sbnet.ops.weights.conv_product import convolve_by_product, hopper_convolves, product_of
 
 _ops = torch.ops.sbnet
-
-Sides = int | Sequence[int]
 
 
 def blocksparse_conv(
@@ -70,12 +76,12 @@ def blocksparse_conv(
         x, filters = autocast(x, filters)
         own = [part[3 - axes :] for part in parts(geometry)]
         product = None
-        if not hopper_convolves(x, layout, size, channels_last(lifted(x))):
+        if not hopper_convolves(x, layout, size, is_channels_last(lifted(x))):
             product = product_of(x, filters, layout, bias, own, size)
         if product is not None:
             require_pack(op, packed, x, layout)
             y = convolve_by_product(x, filters, product, bias, activation, own, negative_slope=negative_slope)
-            return y if channels_last(lifted(x)) else y.contiguous()
+            return y if is_channels_last(lifted(x)) else y.contiguous()
     act = activation_name(op, activation), negative_slope
     return _convolve(x, filters, layout, bias, geometry, size, False, *act, packed)
 
@@ -217,55 +223,8 @@ def to_layout(op: str, x: Any, filters: Any, BCK: Any, kernel_size: Sides | None
     return BCK
 
 
-def sides(op: str, name: str, value: Any, axes: int) -> list[int]:
-    """One number an axis."""
-    if isinstance(value, (int, torch.SymInt)):
-        return [value] * axes  # type: ignore[list-item]
-    if len(value) != axes:
-        raise ValueError(f"sbnet::{op}: {name}: expected 1 or {axes} numbers, got {len(value)}")
-    return list(value)
-
-
-def to_geometry(op: str, layout: ConvLayout, stride: Sides, padding: Sides | str, dilation: Sides) -> list[int]:
-    """The op's twelve numbers: kernel size, stride, padding, dilation of three axes."""
-    axes = len(layout.kernel_size)
-    steps = sides(op, "dilation", dilation, axes)
-    if isinstance(padding, str):
-        if padding.upper() not in ("SAME", "VALID"):
-            raise ValueError(f"sbnet::{op}: padding: expected 'SAME', 'VALID' or numbers, got {padding!r}")
-        wide = [(k - 1) * d + 1 for k, d in zip(layout.kernel_size, steps, strict=True)]
-        padding = [w // 2 if padding.upper() == "SAME" else 0 for w in wide]
-    groups = ((layout.kernel_size, 1), (sides(op, "stride", stride, axes), 1),
-              (sides(op, "padding", padding, axes), 0), (steps, 1))  # fmt: skip
-    return [v for numbers, other in groups for v in (*[other] * (3 - axes), *numbers)]
-
-
-def parts(geometry: Sequence[int]) -> list[Sequence[int]]:
-    """kernel_size, stride, padding, dilation."""
-    return [geometry[3 * i : 3 * i + 3] for i in range(4)]
-
-
-def output_sides(x: Tensor, geometry: Sequence[int], axes: int) -> list[int]:
-    """Sides of a convolution's output."""
-    out = []
-    for w, k, s, p, d in zip(x.shape[2:], *(part[3 - axes :] for part in parts(geometry)), strict=True):
-        room = w + 2 * p - (k - 1) * d - 1
-        if room < 0 or s < 1:
-            raise ValueError(
-                f"sbnet::blocksparse_conv: x: expected {(k - 1) * d + 1 - 2 * p} or more along an axis of kernel {k}, "
-                f"stride {s} from 1 on, got {w} and stride {s}"
-            )
-        out.append(room // s + 1)
-    return out
-
-
-def channels_last(x: Tensor) -> bool:
-    """Channels lie next to each other and columns do not. Keep in step with torch_binding/weights/conv.cpp."""
-    return bool(x.stride(1) == 1) and bool(x.stride(4) != 1)
-
-
 def _result(x: Tensor, channels: int, size: Sequence[int]) -> Tensor:
-    if channels_last(x):
+    if is_channels_last(x):
         return x.new_empty(x.shape[0], *size, channels).permute(0, 4, 1, 2, 3)
     return x.new_empty(x.shape[0], channels, *size)
 

@@ -115,10 +115,11 @@ EMULATED emulate_pyramid(const void* mask, int32_t dtype, const int64_t* sizes, 
 
 EMULATED emulate_copies(const void* from, void* to, const int64_t* spans, int32_t count, char* message, int64_t room) {
   sbnet::CopiesParams p = {};
-  for (int k = 0; k < count; ++k) {  // where it begins in `from`, where in `to`, bytes
+  for (int k = 0; k < count; ++k) {  // where it begins in `from`, where in `to`, bytes; -1: the address in their place
     p.from[k] = static_cast<const char*>(from) + spans[3 * k];
     p.to[k] = static_cast<char*>(to) + spans[3 * k + 1];
-    p.bytes[k] = spans[3 * k + 2];
+    p.address[k] = spans[3 * k + 2] < 0;
+    p.bytes[k] = p.address[k] ? static_cast<int64_t>(sizeof(void*)) : spans[3 * k + 2];
   }
   p.count = count;
   return told(sbnet_copies_cuda(&p, nullptr), message, room);
