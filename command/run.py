@@ -84,8 +84,8 @@ def run(
     mask: Annotated[
         str | None,
         typer.Option(
-            help="What matters: motion:20, changed:8, codec, tracks, zones.json, masks.mp4, alpha, tissue, ink, nodata, all; "
-            '"motion & ~static.png + 16" composes.',
+            help="What matters: motion:20, changed:8, codec, tracks, zones.json, masks.mp4, alpha, tissue, ink, "
+            'nodata, all; "motion & ~static.png + 16" composes.',
             show_default="the network's own",
         ),
     ] = None,

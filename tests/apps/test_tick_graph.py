@@ -72,7 +72,7 @@ def frames(count: int, row: int = 8, step: int = 4) -> list[np.ndarray]:
     """A bright square walks over a dark floor."""
     found = []
     for k in range(count):
-        picture = np.full((*SIZE, 3), 40, np.uint8)
+        picture = np.full((*SIZE, 3), 10, np.uint8)  # so dark that black before it would be no cut
         picture[row : row + 8, step * k % 40 : step * k % 40 + 8] = 230
         found.append(picture)
     return found

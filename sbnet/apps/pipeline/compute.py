@@ -85,7 +85,7 @@ class Compute:
         try:
             if frame.surface is not None:
                 frame.surface.wait()
-            if pinned is not None and (graph := self._graph_for(frame)) is not None:
+            if pinned is not None and (graph := self._graph_for(frame, pinned)) is not None:
                 result = self._replayed(graph, frame, pinned)
             else:
                 settings = self.settings
@@ -101,9 +101,9 @@ class Compute:
 
     # ---- one graph a frame
 
-    def _graph_for(self, frame: Frame) -> FrameGraph | None:
+    def _graph_for(self, frame: Frame, pinned: Tensor) -> FrameGraph | None:
         """The graph for frames like this one, or None: step by step."""
-        if not self._graphed or (self._graph is not None and self._graph.kind == kind_of(frame)):
+        if not self._graphed or (self._graph is not None and self._graph.kind == kind_of(frame, pinned)):
             return self._graph
         self._dense_graph = None
         try:

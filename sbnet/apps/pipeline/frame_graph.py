@@ -100,9 +100,9 @@ def landing_of(network: Network, output: Any, frame: Frame, drift: Tensor | None
     return picture, False
 
 
-def kind_of(frame: Frame) -> Any:
-    """What is the same of frames that one graph serves."""
-    given, surface = frame.given(), frame.surface
+def kind_of(frame: Frame, given: Tensor | None = None) -> Any:
+    """What is the same of frames that one graph serves. given: `Frame.given`, where it is at hand."""
+    given, surface = frame.given() if given is None else given, frame.surface
     return given.shape, given.dtype, None if surface is None else surface.look
 
 
