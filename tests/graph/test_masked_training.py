@@ -193,45 +193,52 @@ def test_a_capacity_saves_stacks_and_says_what_did_not_fit():
     assert int(cut.count) == cut.capacity
 
 
-def two_steps_apart(synchronized=False):
+def two_steps_apart(synchronized=False, device="cpu"):
     """The network and each process's part of a batch."""
-    net = built("small")
+    net = built("small").to(device)
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.weight.data.fill_(0.5)
-    x, mask = data(batch=4)
+    x, mask = (t.to(device) for t in data(batch=4))
     return net, [(x[part], sbnet.masked(mask[part], BLOCK, synchronized=synchronized)) for part in PARTS]
 
 
 PARTS = (slice(0, 2), slice(2, 4))
 
 
-def _of_two(rank, port, synchronized, results):
+def _of_two(rank, port, synchronized, backend, results):
     import torch.distributed as dist
 
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    net, parts = two_steps_apart(synchronized)
+    device = f"cuda:{rank}" if backend == "nccl" else "cpu"
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    net, parts = two_steps_apart(synchronized, device)
     parallel = nn.parallel.DistributedDataParallel(net)
     x, mode = parts[rank]
     with mode:
         loss = loss_of(parallel(x))
     loss.backward()
     if rank == 0:
-        results.put([t.detach().clone().numpy() for t in (*(p.grad for p in net.parameters()), *net.buffers())])
+        results.put([t.detach().cpu().clone().numpy() for t in (*(p.grad for p in net.parameters()), *net.buffers())])
     dist.barrier()
     dist.destroy_process_group()
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    "backend", [pytest.param("gloo", marks=pytest.mark.slow), pytest.param("nccl", marks=pytest.mark.gpu)]
+)
 @pytest.mark.parametrize("synchronized", [False, True])
-def test_distributed_data_parallel(synchronized):
+def test_distributed_data_parallel(synchronized, backend):
     """Two processes: their gradients' mean. Synchronised, their batch norms are those of both parts in one process."""
+    if backend == "nccl" and torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     context = mp.get_context("spawn")
     results = context.Queue()
-    workers = [context.Process(target=_of_two, args=(rank, port, synchronized, results)) for rank in range(2)]
+    workers = [context.Process(target=_of_two, args=(rank, port, synchronized, backend, results)) for rank in range(2)]
     for worker in workers:
         worker.start()
     found = results.get(timeout=120)

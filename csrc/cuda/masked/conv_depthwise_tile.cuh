@@ -4,6 +4,7 @@
 // channels. Weights wait in shared memory as float32.
 #pragma once
 #include "core/settled.h"
+#include "cuda/capability.h"
 #include "cuda/masked/conv_portable.cuh"
 #include "cuda/mma.cuh"
 
@@ -214,7 +215,8 @@ Status launch_depthwise_tile(const Conv2dParams& p, const DeviceInfo& device, cu
                     kTileSharedMost * 1024,
                 "");
   SBNET_TRY(allow_shared<kernel>(kConvOp, device, kTileSharedMost * 1024));
-  const int most = device.capability == 90 ? 220 * 1024 : 96 * 1024;  // of a multiprocessor: a guess is good enough
+  const int most =
+      select_capability(device) == 90 ? 220 * 1024 : 96 * 1024;  // of a multiprocessor: a guess is good enough
   const int ctas = static_cast<int>(std::min<size_t>({most / (smem + 1024), 1024u / threads, 16}));
   const int64_t tiles = p.active.capacity * rows * in_row * slices;
   SBNET_CHECK(tiles <= INT32_MAX / 2, "%s: active: expected at most 2^30 tiles of pixels, got %lld", kConvOp,

@@ -29,13 +29,12 @@ int run_phases(const Case& v, const sbnet::ConvTransposeParams& p, char* message
         for (int r = 0; r < row.taps; ++r)
           for (int s = 0; s < column.taps; ++s)
             for (int64_t c = 0; c < p.x.size[1]; ++c)
-              *to++ = static_cast<const Word*>(p.weight.data)[c * p.weight.stride[0] + k * p.weight.stride[1] +
-                                                              (row.last_tap - r * row.tap_step) * p.weight.stride[2] +
-                                                              (column.last_tap - s * column.tap_step) *
-                                                                  p.weight.stride[3]];
+              *to++ =
+                  static_cast<const Word*>(p.weight.data)[c * p.weight.stride[0] + k * p.weight.stride[1] +
+                                                          (row.last_tap - r * row.tap_step) * p.weight.stride[2] +
+                                                          (column.last_tap - s * column.tap_step) * p.weight.stride[3]];
     }
-  const Status status =
-      portable::launch_rows_phases(convs.data(), static_cast<int>(convs.size()), v.device(), nullptr);
+  const Status status = portable::launch_rows_phases(convs.data(), static_cast<int>(convs.size()), v.device(), nullptr);
   return told(status, message, room);
 }
 
