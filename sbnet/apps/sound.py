@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sbnet.apps.video import pyav
+from sbnet.apps.video import opened, pyav
 from sbnet.files import reason
 
 
@@ -22,7 +22,7 @@ class Sound:
 
     def __init__(self, film: Path, target: Any, start: float, notes: list[str]) -> None:
         self._film, self._target, self._start, self._notes = film, target, start, notes
-        self._container = pyav().open(str(film), metadata_errors="replace")
+        self._container = opened(film)
         self._streams: dict[int, Any] = {}
         known = target.supported_codecs
         for stream in self._container.streams.audio:

@@ -84,6 +84,15 @@ def matrix_of(tag: int, *size: int) -> int:
     return tag if tag in SCALERS else BT709 if large else BT601
 
 
+def opened(path: Path) -> Any:
+    """PyAV's container of a file. Tags that are no text are read as they can be, where PyAV (before 19) asks."""
+    open_ = pyav().open
+    try:
+        return open_(str(path), metadata_errors="replace")
+    except TypeError:
+        return open_(str(path))
+
+
 def open_film(path: Path) -> tuple[Any, Any]:
     """A film's container and its best video stream; a cover picture is none."""
     av = pyav()
@@ -94,7 +103,7 @@ def open_film(path: Path) -> tuple[Any, Any]:
     if not path.is_file():
         raise VideoError(f"{path}: {'not a regular file' if path.exists() else 'no such file'}")
     try:
-        container = av.open(str(path), metadata_errors="replace")
+        container = opened(path)
     except (av.error.FFmpegError, OSError, ValueError) as error:  # ValueError: text that is none
         raise VideoError(f"{path}: not a video that FFmpeg can read ({reason(error)})") from None
     stream = film_of(container)

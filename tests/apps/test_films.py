@@ -11,6 +11,7 @@ import pytest
 from torch import nn
 from typer.testing import CliRunner
 
+from sbnet.apps import video
 from sbnet.apps.pipeline import Network, PipelineError, films
 from sbnet_command import cli
 from support.films import pictures
@@ -31,6 +32,24 @@ def test_films_are_found_by_name(tmp_path):
     (tmp_path / "a.avi").touch()
     with pytest.raises(PipelineError, match=r"a.MKV and a.avi: expected films of different names"):
         films.find_films(tmp_path)
+
+
+def test_pyav_that_knows_no_errors_of_tags_opens_a_film_too(tmp_path, monkeypatch):
+    """From 19 on it has no argument for them."""
+    film(tmp_path / "a.mp4", 3)
+    av = video.pyav()
+    of_today = av.open
+
+    def without(file, mode="r", **options):
+        assert mode != "r" or "metadata_errors" not in options or _raise(TypeError("unexpected keyword argument"))
+        return of_today(file, mode, **options)
+
+    monkeypatch.setattr(av, "open", without)
+    assert video.video_info(tmp_path / "a.mp4").frames == 3
+
+
+def _raise(error):
+    raise error
 
 
 def test_a_film_that_is_wrong_is_named_and_the_next_one_runs(tmp_path):
@@ -78,6 +97,7 @@ PATIENT = """
 import time
 from pathlib import Path
 from torch import nn
+from sbnet.apps import video
 from sbnet.apps.pipeline import Network
 
 def network():
@@ -136,6 +156,7 @@ MORTAL = """
 import os, signal
 from pathlib import Path
 from torch import nn
+from sbnet.apps import video
 from sbnet.apps.pipeline import Network
 
 def network():
