@@ -41,9 +41,11 @@ def network_table(sessions: Iterable[Session]) -> str:
     for network, device in dict.fromkeys((row["facts"]["network"], row["of"]["device"]) for row in rows):
         own = [row for row in rows if (row["facts"]["network"], row["of"]["device"]) == (network, device)]
         found = {(row["facts"]["size"][0], row["facts"]["mask"]): row["x dense"] for row in own}
-        lines.append([network, device, *(cell(found[c]) if c in found else "" for c in columns)])
+        height, width = own[0]["facts"]["size"][1:]
+        title = network if (height, width) == (640, 640) else f"{network}, {height}x{width}"
+        lines.append([title, device, *(cell(found[c]) if c in found else "" for c in columns)])
     return (
-        "Whole networks, 640x640, float16, frame and mask copied in and lists made: times faster than the fastest\n"
+        "Whole networks, 640x640 unless said, float16, frame, mask and lists included: times faster than the fastest\n"
         "dense form (PyTorch in a CUDA graph, torch.compile), by batch and mask: a rectangle of a tenth of the\n"
         "pixels, ten blobs of 4 % together, all pixels.\n\n"
         f"{markdown(['', 'device', *(f'{n}: {kind}' for n, kind in columns)], lines)}\n"

@@ -238,7 +238,10 @@ def test_distributed_data_parallel(synchronized, backend):
         port = free.getsockname()[1]
     context = mp.get_context("spawn")
     results = context.Queue()
-    workers = [context.Process(target=_of_two, args=(rank, port, synchronized, backend, results)) for rank in range(2)]
+    workers = [
+        context.Process(target=_of_two, args=(rank, port, synchronized, backend, results), daemon=True)
+        for rank in range(2)
+    ]
     for worker in workers:
         worker.start()
     found = results.get(timeout=120)
