@@ -98,7 +98,7 @@ def run(
     ] = None,
     decoder: Annotated[
         Decoder, typer.Option(help="Of films, on a GPU. nvdec: its hardware (extra nvdec); auto: that where it serves.")
-    ] = Decoder.auto,
+    ] = Decoder.host,
     mode: Annotated[Mode | None, typer.Option(help="dense: no mask.", show_default="the network's own")] = None,
     margin: Annotated[
         str | None,

@@ -59,8 +59,8 @@ class Pipeline:
         view: "picture", or "side": in films and pictures, the frame with its active blocks beside the result.
         check: share of the run's time in which results of networks that are checked (`Network.checked`) are held
             against the contract in float64, on windows of some frames and within 500 MB; 0: never.
-        decoder: of films and streams: "nvdec", NVIDIA's hardware (extra nvdec), which leaves pictures on the device;
-            "host", FFmpeg; "auto": the hardware on CUDA where it serves, else the host.
+        decoder: of films and streams: "host", FFmpeg; "nvdec", NVIDIA's hardware (extra nvdec), which leaves pictures
+            on the device; "auto": the hardware on CUDA where it serves, else the host.
         decode: what outputs of a network without a `finish` mean (`sbnet.apps.pipeline.decode`): "yolo", "detr",
             "rtdetr" or "classes", after a colon the least score.
         audio: films get the sound of the film that they are made of.
@@ -96,7 +96,7 @@ class Pipeline:
         audio: bool = True,
         resume: bool = False,
         decode: str | None = None,
-        decoder: str = "auto",
+        decoder: str = "host",
     ) -> None:
         self.network: Network = open_network(network)
         if decode is not None:
