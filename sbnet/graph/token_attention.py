@@ -256,6 +256,11 @@ def is_number(value: Any, fixed: bool) -> bool:
     return value.constant and math.prod(value.shape) == 1 and (fixed or not made_of_tensors(value))
 
 
+def number(value: Any) -> float:
+    """What `is_number` says is one."""
+    return float(evaluated(value)) if isinstance(value, Value) else float(value)
+
+
 def made_of_tensors(value: Value) -> bool:
     """Is a constant made of tensors that a module holds?"""
     if value.producer is None:
@@ -270,9 +275,8 @@ def scaled(value: Value, fixed: bool) -> tuple[Value, float]:
         at = next((k for k, a in enumerate(node.args) if is_number(a, fixed)), None)
         if at is None or is_number(node.args[1 - at], fixed) or (at == 0 and op_name(node.target) == "div"):
             break
-        number = node.args[at]
-        number = float(evaluated(number)) if isinstance(number, Value) else number
-        scale *= number if op_name(node.target) == "mul" else 1 / number
+        factor = number(node.args[at])
+        scale *= factor if op_name(node.target) == "mul" else 1 / factor
         value = node.args[1 - at]
         node = value.producer
     return value, scale
@@ -308,7 +312,7 @@ def least_of(node: Node | None, fixed: bool) -> float | None:
         return None
     if not is_number(low, fixed):
         return None
-    return float(evaluated(low)) if isinstance(low, Value) else float(low)
+    return number(low)
 
 
 def evaluated(value: Value) -> Any:

@@ -21,6 +21,7 @@ from sbnet.graph.token_views import axes_of, channels, expanded, in_order, lette
 from sbnet.graph.tokens import Tokens
 from sbnet.graph.window_attention import WindowAttentions
 from sbnet.graph.window_rules import rolled
+from sbnet.graph.written_norms import rms_eps
 
 ATEN = torch.ops.aten
 EACH = ("rms_norm", "glu", "layer_norm")  # ops that look at each token by itself, where no layer of planes does them
@@ -65,7 +66,8 @@ class TokenRules(Attentions):
         if call.name in EACH:
             return self._of_each(b, call)
         if call.name in ("add", "sub", "mul", "rsub"):
-            return self._with_table(b, call)
+            found = self._written_norm(b, call) if call.name == "mul" else None
+            return self._with_table(b, call) if found is None else found
         if call.name in ("type_as", "to") and isinstance(first, Value) and first.dtype == call.made.dtype:
             return first
         if isinstance(first, Value) and isinstance(call.made, Tensor):
@@ -257,6 +259,16 @@ class TokenRules(Attentions):
         options = {"steps": [Step(call.target, args, kwargs)]}
         made = self._add(b, "each", call, [root, *values[1:]], root.tokens, call.made.shape[2], options=options)
         return b.arranged(made, in_order(made, "NTC"), call)
+
+    def _written_norm(self, b: Builder, call: Call) -> Value | None:
+        """x / sqrt(the mean of x x over channels + eps), as networks and exporters write RMSNorm out."""
+        for x, other in (call.args[:2], call.args[1::-1]):
+            eps = rms_eps(x, other, self._shown, self.fixed)
+            if eps is not None:
+                args = (x, [x.shape[-1]], None, eps)
+                whole = dataclasses.replace(call, target=ATEN.rms_norm.default, name="rms_norm", args=args, kwargs={})
+                return self._of_each(b, whole)
+        return None
 
     # ---- out
 

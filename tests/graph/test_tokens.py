@@ -146,7 +146,7 @@ def test_the_functional_form_and_onnx_runtime_give_the_same(make, side, tmp_path
 
 
 FILES = [
-    "ViT", "DINOv2, registers", "DINOv3, rotary", "EVA02, rotary, SwiGLU",
+    "ViT", "DINOv2, registers", "DINOv3, rotary", "EVA02, rotary, SwiGLU", "AIMv2, RMSNorm",
     "transformers ViT", "transformers DINOv2", "transformers DINOv3", "transformers CLIP",
 ]  # fmt: skip
 
@@ -160,7 +160,7 @@ def test_a_file_of_it_is_planned_as_the_module_is(name, tmp_path):
     net, x = make(), torch.randn(2, 3, side, side)
     torch.onnx.export(net, (x,), tmp_path / "net.onnx", dynamo=True, verbose=False)
     module, file = sbnet.sparsify(net, x), sbnet.sparsify(tmp_path / "net.onnx", x)
-    for run in (module, file):
-        assert [node.kind for node in run.plan.graph.nodes].count("attention") == 2
+    counts = [[node.kind for node in run.plan.graph.nodes].count("attention") for run in (module, file)]
+    assert counts[0] == counts[1] > 0
     mask = masks(side)
     torch.testing.assert_close(file(x, mask, copy=True), module(x, mask, copy=True), atol=2e-4, rtol=2e-4)

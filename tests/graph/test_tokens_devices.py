@@ -11,7 +11,7 @@ import sbnet
 from sbnet.graph.oracle import PlaneMasks, masked_oracle
 from support.contract import assert_holds, poison
 from support.tokens import kept
-from support.transformers import ViT, Windows
+from support.transformers import ViT, Windows, WrittenNorm
 
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 
@@ -74,3 +74,18 @@ def test_windows(device, dtype):
         planes = PlaneMasks(mask, 4)
         want = masked_oracle(exact, [x.double()], planes)
         assert_holds(run(x, mask, copy=True), masked_oracle(net, [x], planes), want)
+
+
+@pytest.mark.parametrize("squared", [False, True])
+def test_norms_written_out_look_at_active_tokens(device, squared):
+    torch.manual_seed(0)
+    net = ViT(96)
+    for layer in net.layers:
+        layer.norm1, layer.norm2 = WrittenNorm(96, squared), WrittenNorm(96, squared)
+    net, x = net.eval().to(device), torch.randn(2, 3, 96, 96, device=device)
+    run, exact = sbnet.sparsify(net, x), copy.deepcopy(net).double()
+    assert [node.kind for node in run.plan.graph.nodes].count("each") == 4
+    assert not [node for node in run.plan.graph.nodes if node.kind == "aten" and not node.moves]
+    for mask in masks(96, device):
+        keep = kept(mask, 16, 1)
+        assert_holds(run(x, mask, copy=True), alone(net, x, keep), alone(exact, x.double(), keep))

@@ -66,3 +66,15 @@ class Windows(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(self.patches(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class WrittenNorm(nn.Module):
+    """RMSNorm as arithmetic; `squared` writes the square as a product."""
+
+    def __init__(self, channels: int, squared: bool = False) -> None:
+        super().__init__()
+        self.weight, self.squared = nn.Parameter(torch.rand(channels) + 0.5), squared
+
+    def forward(self, x: Tensor) -> Tensor:
+        squares = x * x if self.squared else x.pow(2)
+        return self.weight * (x * torch.rsqrt(squares.mean(-1, keepdim=True) + 1e-5))
