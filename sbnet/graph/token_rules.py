@@ -58,7 +58,10 @@ class TokenRules(Attentions):
         if call.name in ("cat", "concat", "concatenate"):
             found = self._prefixed(b, call)
             shift = rolled(call) if found is None else None
-            return found if shift is None else b.dense(shift)
+            if shift is not None:
+                found = self.windows(b, shift)
+                return b.dense(shift) if found is None else found
+            return found
         if call.name == "scaled_dot_product_attention":
             return self._attention(b, call)
         if call.name in ("matmul", "bmm"):

@@ -93,7 +93,8 @@ def rolled(call: Call) -> Call | None:
     size = call.made.shape[dim]
     if sources[0] is not sources[1] or places != [(k + places[0]) % size for k in range(size)]:
         return None
-    return dataclasses.replace(call, target=ATEN.roll.default, args=(sources[0], [-places[0]], [dim]), kwargs={})
+    args = (sources[0], [-places[0]], [dim])
+    return dataclasses.replace(call, target=ATEN.roll.default, name="roll", args=args, kwargs={})
 
 
 def traced(value: Value, call: Call | None = None) -> Traced | None:
@@ -320,8 +321,12 @@ class WindowRules:
         self, b: Builder, call: Call, root: Value, index: Tensor, fill: Value | None = None, undefined: bool = False
     ) -> Value:
         n, c, h, w = root.shape
-        if torch.equal(index, torch.arange(1, n * h * w + 1, dtype=index.dtype).view(n, -1)):  # as the plane has them
-            return b.arranged(root, Axes(((("N", n),), (("H", h), ("W", w)), (("C", c),))), call)
+        shapes: dict[tuple[int, ...], tuple[Any, ...]] = {
+            (n, h, w): ((("H", h),), (("W", w),)), (n, h * w): ((("H", h), ("W", w)),)
+        }  # fmt: skip
+        pixels = shapes.get(tuple(index.shape))
+        if pixels and torch.equal(index.flatten(), torch.arange(1, n * h * w + 1, dtype=index.dtype)):  # as they lie
+            return b.arranged(root, Axes(((("N", n),), *pixels, (("C", c),))), call)
         numbers = Value(f"{call.label}_rows", tuple(index.shape), torch.int64, tensor=index.long(), constant=True)
         node = Node("aten", [root, numbers, fill], [], target=take, path=call.path, line=call.line, reason="windows")
         node.options["undefined"] = undefined

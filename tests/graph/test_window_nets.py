@@ -106,7 +106,7 @@ def test_scores_are_what_the_network_makes_of_them(how):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["YOLO11", "YOLO12", "SegFormer", "TinyViT"])
+@pytest.mark.parametrize("name", ["YOLO11", "YOLO12", "SegFormer", "TinyViT", "Swin v2", "Swin v2, padded", "SAM2"])
 def test_a_file_of_it_is_planned_as_the_module_is(name, tmp_path):
     pytest.importorskip("onnxscript")
     net, x = NETS[name](), torch.randn(2, 3, SIDES.get(name, 64), SIDES.get(name, 64))

@@ -67,7 +67,7 @@ def emulated(tmp_path_factory):
         CSRC / f"cuda/masked/conv_{name}.cu"
         for name in ("depthwise", "few_channels", "first", "groups", "implicit_gemm", "rows")
     ]
-    kernels += sorted((CSRC / "cuda/masked").glob("conv_patch_*.cu"))
+    kernels += [*sorted((CSRC / "cuda/masked").glob("conv_patch_*.cu")), CSRC / "cuda/capability.cu"]
     return emulated_library(tmp_path_factory, "conv", kernels, [TOOLS / "entry.cpp", *core])
 
 

@@ -314,6 +314,12 @@ def torch_ops() -> set[str]:
         "blocksparse_conv_active",  # convolution, gather and scatter
         "block_attention_backward",
         "blocksparse_conv1x1",  # gather, product and scatter
+        # of tokens on CUDA: files have ONNX's own ops in their place
+        "pack_tokens",
+        "move_rows_",
+        "pack_patches_",
+        "merge_pixels_",
+        "window_attention_",
         # of training
         "activate_blocks_",
         "batch_norm_follow_",
