@@ -91,7 +91,7 @@ def rolled(call: Call) -> Call | None:
         sources.append(source)
         places += list(range(source.shape[dim]))[slice(start, end, step)]
     size = call.made.shape[dim]
-    if sources[0] is not sources[1] or places != [(k + places[0]) % size for k in range(size)]:
+    if not places or sources[0] is not sources[1] or places != [(k + places[0]) % size for k in range(size)]:
         return None
     args = (sources[0], [-places[0]], [dim])
     return dataclasses.replace(call, target=ATEN.roll.default, name="roll", args=args, kwargs={})

@@ -15,7 +15,7 @@ from sbnet.graph.kinds.kind import ACTIVE, Context, Get, Given, Kind, Target
 from sbnet.graph.kinds.pointwise import zero
 from sbnet.ops import sparse_fill, sparse_fill_
 from sbnet.ops.attention.window_attention import takes, window_attention_
-from sbnet.ops.masked.token_rows import merge_pixels_, pack_tokens
+from sbnet.ops.masked.token_rows import MOST_OFFSETS, merge_pixels_, pack_tokens
 
 Images = int | slice  # of a batch
 MOST_SCORES = 1 << 28  # that are made at once
@@ -235,7 +235,11 @@ class Merge(Kind):
     def step(self, node: Node, get: Get, to: Target, context: Context) -> None:
         x, factor = get(node.args[0]), node.options["factor"]
         if to.out.device.type != "cpu":
-            merge_pixels_(x, to.active, factor, node.options["offsets"], to.out)
+            offsets, last = node.options["offsets"], torch.channels_last
+            if len(offsets) > MOST_OFFSETS or not all(t.is_contiguous(memory_format=last) for t in (x, to.out)):
+                to.out.copy_(self.apply(node, Given([x], {}, {}, to.active)))
+                return
+            merge_pixels_(x, to.active, factor, offsets, to.out)
             if to.clear is not None:
                 sparse_fill_(to.out, to.active)
             return

@@ -13,6 +13,7 @@ from sbnet.ops.common import refuse_meta_mix
 from sbnet.ops.masked.layer import in_place_fake
 
 _ops = torch.ops.sbnet
+MOST_OFFSETS = 16  # of merge_pixels_: core/masked/token_rows.h
 
 
 class PackedTokens(NamedTuple):
@@ -67,7 +68,12 @@ def pack_patches_(x: Tensor, index: Tensor, lengths: Tensor, patch: Sequence[int
 def merge_pixels_(
     x: Tensor, active: ActiveBlocks, factor: int, offsets: Sequence[tuple[int, int]], out: Tensor
 ) -> None:
-    """Writes the active pixels (i, j) of out: x at (i, j) * factor + each offset, side by side in channels."""
+    """Writes the active pixels (i, j) of out [N,offsets * C,H,W]: x [N,C,H',W'] at (i, j) * factor + each offset, side
+    by side in channels. Both channels_last, of one dtype; at most MOST_OFFSETS offsets.
+
+    Raises:
+        RuntimeError: other shapes, dtypes or memory formats; an offset that points past x.
+    """
     flat = [n for offset in offsets for n in offset]
     _ops.merge_pixels_(x, active.block_map, active.grid.numbers(), factor, flat, out)
 
