@@ -53,7 +53,7 @@ Status add_parts(const ConvWeightGradParams& p, const GradParts& parts, const fl
   const int64_t all = parts.elements + (p.bias ? p.conv.weight.size[0] : 0);
   const int64_t ctas = std::min<int64_t>((all + kAddElements - 1) / kAddElements, int64_t{device.sm_count} * 16);
   const FastDiv columns(parts.columns), channels(p.conv.weight.size[1]), taps(p.conv.weight.size[3]);
-  return by_dtype(p.conv.x.dtype, [&](auto t) -> Status {
+  return by_dtype(p.weight.dtype, [&](auto t) -> Status {
     SBNET_CUDA_TRY(kGradOp, launch_dependent(device, add_parts_kernel<decltype(t)>, dim3(static_cast<unsigned>(ctas)),
                                              dim3(kAddElements * kAddLanes), 0, stream, p, parts, workspace, columns,
                                              channels, taps));
