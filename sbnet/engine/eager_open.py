@@ -237,7 +237,8 @@ class _Layer(torch.autograd.Function):
         if grad is None:  # of a map that became another before anything was computed
             return (None,) * 8
         found, weight, bias, added = ctx.of.gradients(ctx, grad)
-        return added if ctx.added == 2 else None, found, weight, bias, added if ctx.added == 1 else None, None, None, None
+        of_at, residual = (added, None) if ctx.added == 2 else (None, added)
+        return of_at, found, weight, bias, residual, None, None, None
 
 
 @dataclass
@@ -444,7 +445,6 @@ class OpenMaps:
                 out = _Layer.apply(None, p.x, p.weight, p.bias, other, p.of, False, 1)
             return self._add(out, _Open(known.plane, p))
         return None
-
 
     def cat(self, tensors: Any) -> Tensor:
         """Channels of maps."""
