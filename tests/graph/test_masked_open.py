@@ -23,11 +23,15 @@ def layers(device, channels=3):
     torch.manual_seed(0)
     found = nn.ModuleDict(
         {
-            "conv": nn.Conv2d(channels, 8, 3, padding=1), "norm": nn.BatchNorm2d(8),
-            "next": nn.Conv2d(8, 8, 3, padding=1), "one": nn.Conv2d(8, 8, 1, bias=False), "other": nn.BatchNorm2d(8), "down": nn.Conv2d(8, 8, 3, 2, 1),
+            "conv": nn.Conv2d(channels, 8, 3, padding=1),
+            "norm": nn.BatchNorm2d(8),
+            "next": nn.Conv2d(8, 8, 3, padding=1),
+            "one": nn.Conv2d(8, 8, 1, bias=False),
+            "other": nn.BatchNorm2d(8),
+            "down": nn.Conv2d(8, 8, 3, 2, 1),
             "wide": nn.Conv2d(8, 8, 5, padding=2, groups=8),
         }
-    )  # fmt: skip
+    )
     for module in found.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.normal_(module.weight), nn.init.normal_(module.bias)

@@ -45,8 +45,9 @@ Status validate(const ConvWeightGradParams& params) {
 
 Status validate(const TurnWeightParams& p) {
   constexpr const char* op = "turn_conv_weight";
-  SBNET_CHECK(is_compute_dtype(p.weight.dtype) && is_compute_dtype(p.same.dtype),
-              "%s: weight, dtype: expected float32, float16 or bfloat16, got %s, %s", op, dtype_name(p.weight.dtype),
+  SBNET_CHECK(is_compute_dtype(p.weight.dtype), "%s: weight: dtype: expected float32, float16 or bfloat16, got %s", op,
+              dtype_name(p.weight.dtype));
+  SBNET_CHECK(is_compute_dtype(p.same.dtype), "%s: dtype: expected float32, float16 or bfloat16, got %s", op,
               dtype_name(p.same.dtype));
   SBNET_TRY(check_plane(op, "weight", p.weight));
   const int64_t K = p.weight.size[0], C = p.weight.size[1], R = p.weight.size[2], S = p.weight.size[3];
