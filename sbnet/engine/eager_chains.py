@@ -48,6 +48,33 @@ class Plane:
         return (self.ring.pixels, self.ring.count) if wanted else (None, None)
 
 
+class Pool(torch.autograd.Function):
+    """A pool of a closed map; the gradient of x is written in the blocks of x's plane."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, plane: Plane, x_plane: Plane, maximum: bool, kernel: list[int], stride: list[int],
+        padding: list[int], dilation: list[int], counted: bool, divisor: int | None,
+    ) -> Tensor:  # fmt: skip
+        if maximum:
+            y = _ops.sparse_max_pool2d(x, *plane.lists(), kernel, stride, padding, dilation, False)
+        else:
+            y = _ops.sparse_avg_pool2d(x, *plane.lists(), kernel, stride, padding, False, counted, divisor)
+        ctx.save_for_backward(x.detach())
+        ctx.planes, ctx.numbers = (plane, x_plane), (kernel, stride, padding, dilation, False, counted, divisor or 0)
+        ctx.maximum = maximum
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        (_, _, block_map, grid), (_, _, x_map, x_grid) = (plane.lists() for plane in ctx.planes)
+        found = _like(x, x.shape)
+        _ops.sparse_pool2d_grad_(grad, x, block_map, grid, ctx.maximum, *ctx.numbers, x_map, x_grid, found)
+        return found, *[None] * 9
+
+
 @dataclass
 class Norm:
     """A batch norm, the sum and the activation that follow it."""

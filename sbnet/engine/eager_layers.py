@@ -82,6 +82,8 @@ def max_pool2d(
     size = _size(input, kernel_size, stride or kernel_size, padding, dilation) if mode.is_map(input) else None
     if size is None or ceil_mode or return_indices:
         return None
+    if mode.open is not None and mode.keeps(input):
+        return mode.open.pool(input, size, True, (kernel_size, stride or kernel_size, padding, dilation))
     return mode.kept(sparse_max_pool2d(input, mode.active(size), kernel_size, stride, padding, dilation))
 
 
@@ -92,6 +94,9 @@ def avg_pool2d(
     size = _size(input, kernel_size, stride or kernel_size, padding, 1) if mode.is_map(input) else None
     if size is None or ceil_mode:
         return None
+    if mode.open is not None and mode.keeps(input):
+        window = kernel_size, stride or kernel_size, padding, 1
+        return mode.open.pool(input, size, False, window, count_include_pad, divisor_override)
     options = count_include_pad, divisor_override
     return mode.kept(sparse_avg_pool2d(input, mode.active(size), kernel_size, stride, padding, False, *options))
 

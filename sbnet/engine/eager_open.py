@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from sbnet.engine.eager_chains import Conv, Layer, Norm, Plane, fits, told
+from sbnet.engine.eager_chains import Conv, Layer, Norm, Plane, Pool, fits, told
 from sbnet.geometry import to_pair
 from sbnet.ops.masked.conv import autocast
 from sbnet.ops.masked.conv_grad import masked_gradient
@@ -225,6 +225,15 @@ class OpenMaps:
                 out = Layer.apply(None, p.x, p.weight, p.bias, other, p.of, False, 1)
             return self._add(out, _Open(known.plane, p))
         return None
+
+    def pool(
+        self, x: Tensor, size: Any, maximum: bool, window: Any, counted: bool = True, divisor: Any = None
+    ) -> Tensor:
+        """window: kernel, stride, padding and dilation."""
+        self.close(x)
+        numbers = ([*to_pair(v, "masked: window")] for v in window)
+        planes = self._plane(size), self._plane(x.shape[2:])
+        return self._mode.kept(Pool.apply(x, *planes, maximum, *numbers, counted, divisor))
 
     def cat(self, tensors: Any) -> Tensor:
         """Channels of maps."""

@@ -62,6 +62,9 @@ NETWORKS = {
     "larger windows": lambda n, x: n["wide"](F.relu(n["wide"](F.relu(n["norm"](n["conv"](x)))))),
     "strides": lambda n, x: n["next"](F.relu(n["other"](n["down"](F.relu(n["norm"](n["conv"](x))))))),
     "pools": lambda n, x: n["next"](F.max_pool2d(F.relu(n["norm"](n["conv"](x))), 3, 2, 1)),
+    "average pools": lambda n, x: n["next"](
+        F.avg_pool2d(F.relu(n["norm"](n["conv"](x))), 2) + F.avg_pool2d(n["conv"](x), 3, 2, 1, count_include_pad=False)
+    ),
     "channels joined": lambda n, x: n["next"](
         torch.cat([n["norm"](n["conv"](x))[:, :4], F.relu(n["one"](n["conv"](x)))[:, 4:]], 1)
     ),

@@ -138,6 +138,10 @@ def training_samples(device):
             (x.clone(), None, active.block_map, g, "gelu", 0.0),
             (laid_out(x, "channels_last"), dy, active.block_map, g, "leaky_relu", 0.1),
         ],
+        "sparse_pool2d_grad_": [
+            (half, x, small.block_map, s, True, *pool, False, True, 0, active.block_map, g, torch.empty_like(x)),
+            (half, x, small.block_map, s, False, *pool, False, False, 0, active.block_map, g, torch.empty_like(last)),
+        ],
         "sparse_pool2d_grad": [
             (grad(half), x, small.block_map, s, True, *pool, False, True, 0),
             (grad(laid_out(half, "channels_last")), last, small.block_map, s, False, *pool, False, False, 0),

@@ -257,27 +257,56 @@ void activate_blocks_(Tensor x, std::optional<Tensor> other, Tensor block_map, I
   check(op, SBNET_KERNELS(sparse_activation)(call, &p));
 }
 
-// Of a maximum, or an average. divisor: 0 for none of its own.
+struct PoolNumbers {
+  bool maximum;
+  Ints kernel, stride, padding, dilation;
+  bool ceil_mode, count_include_pad;
+  int64_t divisor;  // 0 for none of its own
+};
+
+// `out`: dx. `x_map`: the blocks of x's plane that are written; all of it without.
+void pool_gradient(const Call& call, const Tensor& grad, const Tensor& x, const Tensor& block_map, const Ints& grid,
+                   const PoolNumbers& n, const Tensor& out, const Tensor* x_map, const Ints& x_grid) {
+  const char* op = call.op();
+  call.same_device("x", x);
+  call.same_device("out", out);
+  PoolGradParams p = {};
+  p.pool.kind = n.maximum ? PoolKind::kMax : PoolKind::kAverage;
+  p.pool.x = view4(op, "x", x), p.pool.y = view4(op, "grad", grad), p.dx = view4(op, "out", out);
+  p.pool.active.grid = to_grid(op, grid);
+  p.pool.active.block_map = call.int32("block_map", block_map, blocks_of(p.pool.active.grid, x.size(0)));
+  if (x_map) {
+    p.dx_grid = to_grid(op, x_grid);
+    p.dx_map = call.int32("x_map", *x_map, blocks_of(p.dx_grid, x.size(0)));
+  }
+  to_pair(op, "kernel_size", n.kernel, p.pool.kernel);
+  to_pair(op, "stride", n.stride, p.pool.stride);
+  to_pair(op, "padding", n.padding, p.pool.padding);
+  to_pair(op, "dilation", n.dilation, p.pool.dilation);
+  p.pool.ceil_mode = n.ceil_mode, p.pool.count_include_pad = n.count_include_pad;
+  p.pool.divisor_override = to_int32(op, "divisor_override", n.divisor);
+  check(op, SBNET_KERNELS(sparse_pool2d_grad)(call, &p));
+}
+
 Tensor sparse_pool2d_grad(Tensor grad, Tensor x, Tensor block_map, Ints grid, bool maximum, Ints kernel, Ints stride,
                           Ints padding, Ints dilation, bool ceil_mode, bool count_include_pad, int64_t divisor) {
   const char* op = "sparse_pool2d_grad";
   const Call call(op, "grad", grad);
   check_rank(op, "x", x, 4);
-  call.same_device("x", x);
   const Tensor dx = like(x);
-  PoolGradParams p = {};
-  p.pool.kind = maximum ? PoolKind::kMax : PoolKind::kAverage;
-  p.pool.x = view4(op, "x", x), p.pool.y = view4(op, "grad", grad), p.dx = view4(op, "out", dx);
-  p.pool.active.grid = to_grid(op, grid);
-  p.pool.active.block_map = call.int32("block_map", block_map, blocks_of(p.pool.active.grid, x.size(0)));
-  to_pair(op, "kernel_size", kernel, p.pool.kernel);
-  to_pair(op, "stride", stride, p.pool.stride);
-  to_pair(op, "padding", padding, p.pool.padding);
-  to_pair(op, "dilation", dilation, p.pool.dilation);
-  p.pool.ceil_mode = ceil_mode, p.pool.count_include_pad = count_include_pad;
-  p.pool.divisor_override = to_int32(op, "divisor_override", divisor);
-  check(op, SBNET_KERNELS(sparse_pool2d_grad)(call, &p));
+  pool_gradient(call, grad, x, block_map, grid,
+                {maximum, kernel, stride, padding, dilation, ceil_mode, count_include_pad, divisor}, dx, nullptr, {});
   return dx;
+}
+
+void sparse_pool2d_grad_(Tensor grad, Tensor x, Tensor block_map, Ints grid, bool maximum, Ints kernel, Ints stride,
+                         Ints padding, Ints dilation, bool ceil_mode, bool count_include_pad, int64_t divisor,
+                         Tensor x_map, Ints x_grid, Tensor out) {
+  const Call call("sparse_pool2d_grad_", "grad", grad);
+  check_rank(call.op(), "x", x, 4);
+  pool_gradient(call, grad, x, block_map, grid,
+                {maximum, kernel, stride, padding, dilation, ceil_mode, count_include_pad, divisor}, out, &x_map,
+                x_grid);
 }
 
 SBNET_TORCH_OPS(ops) {
@@ -317,6 +346,11 @@ SBNET_TORCH_OPS(ops) {
       "SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool ceil_mode, bool count_include_pad, int divisor) -> "
       "Tensor",
       TORCH_BOX(&sparse_pool2d_grad));
+  ops.add(
+      "sparse_pool2d_grad_(Tensor grad, Tensor x, Tensor block_map, SymInt[] grid, bool maximum, SymInt[] kernel, "
+      "SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool ceil_mode, bool count_include_pad, int divisor, "
+      "Tensor x_map, SymInt[] x_grid, Tensor(a!) out) -> ()",
+      TORCH_BOX(&sparse_pool2d_grad_));
   ops.add(
       "activate_blocks_(Tensor(a!) x, Tensor? other, Tensor block_map, SymInt[] grid, str activation, float "
       "activation_param) -> ()",
