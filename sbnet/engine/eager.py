@@ -44,6 +44,11 @@ KEPT, NHWC, OTHER = "_sbnet_kept", "_sbnet_nhwc", "_sbnet_other"
 WIDE_PLANE, WIDE_BLOCK, NARROW_BLOCK = 128, 16, 8  # of block="auto": a side, and the blocks of larger and smaller ones
 
 
+# The planes that were met inside contexts with masks of a size and a block: a training step meets them again.
+_TOGETHER: dict[Any, list[Pair]] = {}
+MOST_TOGETHER = 12
+
+
 class masked(TorchFunctionMode):
     """Inside, every op of PyTorch with a feature map [N,C,H,W] as its result computes or keeps active blocks alone.
 
@@ -93,6 +98,7 @@ class masked(TorchFunctionMode):
         self._open = OpenMaps(self) if capacity is None and not torch.compiler.is_compiling() else None
         self._lists: dict[Pair, ActiveBlocks] = {}
         self._rings: dict[Pair, Fringe] = {}
+        self._planes: set[Pair] = set()  # met in this context
         # Feature maps that are 0 outside of the active blocks carry a note of it, as long as the context lasts. Dynamo
         # knows no attributes of tensors: it has lists of them, of its trace alone.
         self._noted: list[weakref.ref] = []
@@ -129,17 +135,30 @@ class masked(TorchFunctionMode):
     def active(self, size: Sequence[int]) -> ActiveBlocks:
         """The active blocks of a plane of (height, width)."""
         key = int(size[0]), int(size[1])
+        self._planes.add(key)
         if key not in self._lists:
-            block: Any = self.block
-            if block is None:
-                block = WIDE_BLOCK if min(key) >= WIDE_PLANE else NARROW_BLOCK
             if self.open is None:
-                found = mask_pyramid(self.mask, [(*key, block)]).planes[0]
+                found = mask_pyramid(self.mask, [(*key, self._block_of(key))]).planes[0]
                 self._lists[key] = found if self.capacity is None else _first_of(found, self.capacity)
             else:
-                pyramid = mask_pyramid(self.mask, [(*key, block)], fringes=[(0, [(0, 3, 1, 1)])])
-                self._lists[key], self._rings[key] = pyramid.planes[0], pyramid.fringes[0]
+                self._list_planes(key)
         return self._lists[key]
+
+    def _list_planes(self, key: Pair) -> None:
+        """The lists of a plane and of those that it was met with before: one call for all of a network's."""
+        together = _TOGETHER.setdefault((tuple(self.mask.shape[1:]), self.block), [])
+        if key not in together and len(together) < MOST_TOGETHER:
+            together.append(key)
+        wanted = [key, *(size for size in together if size != key and size not in self._lists)]
+        rings = [(k, [(k, 3, 1, 1)]) for k in range(len(wanted))]
+        pyramid = mask_pyramid(self.mask, [(*size, self._block_of(size)) for size in wanted], fringes=rings)
+        for size, plane, ring in zip(wanted, pyramid.planes, pyramid.fringes, strict=True):
+            self._lists[size], self._rings[size] = plane, ring
+
+    def _block_of(self, size: Pair) -> Any:
+        if self.block is not None:
+            return self.block
+        return WIDE_BLOCK if min(size) >= WIDE_PLANE else NARROW_BLOCK
 
     def ring(self, size: Sequence[int]) -> Fringe:
         """The pixels of a plane next to its active blocks."""
@@ -153,7 +172,7 @@ class masked(TorchFunctionMode):
 
     def missed(self) -> dict[Pair, int]:
         """Of each plane that was met, how many active blocks did not fit the capacity. Reads the device."""
-        return {size: int(a.total) - int(a.count) for size, a in self._lists.items()}
+        return {size: int(a.total) - int(a.count) for size, a in self._lists.items() if size in self._planes}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -244,7 +263,7 @@ class masked(TorchFunctionMode):
         if not isinstance(out, Tensor) or out.dim() != 4 or out.dtype not in FLOATS:
             return out
         size = int(out.shape[1]), int(out.shape[2])
-        if size not in self._lists:
+        if size not in self._planes:
             return out
         return self.as_nhwc(sparse_fill(out.permute(0, 3, 1, 2), self.active(size)))
 

@@ -324,7 +324,7 @@ IN_NHWC: dict[Any, Any] = {F.layer_norm: layer_norm, F.linear: linear, F.gelu: g
 TAKES_OPEN = {
     func
     for func, layer in LAYERS.items()
-    if layer in (conv2d, batch_norm, add, add_, cat, gelu) or getattr(layer, "activates", False)
+    if layer in (conv2d, batch_norm, add, add_, cat, gelu, max_pool2d, avg_pool2d) or getattr(layer, "activates", False)
 }
 
 
