@@ -101,7 +101,10 @@ def test_what_is_left_undone_is_done_before_it_is_looked_at(device, name, poison
     exact = gradients(of, layers(device), x, DenseMasked(mask, BLOCK), torch.float64)
     assert len(got) == len(torchs) == len(exact)
     for k, parts in enumerate(zip(got, torchs, exact, strict=True)):
-        assert_as_accurate_as_torch(*parts, f"{name}: {k}")
+        if parts[2].norm() > 1e-9:
+            assert_as_accurate_as_torch(*parts, f"{name}: {k}")
+        else:  # of a bias that a norm takes away again: all that is there is rounding
+            assert parts[0].norm() < 1e-2 * max(t.norm() for t in exact[1:])
 
 
 def test_what_is_pending_reads_no_later_values(device):
