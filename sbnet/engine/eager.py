@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from sbnet.active import ActiveBlocks, Fringe
 from sbnet.engine.arguments import FLOATS
 from sbnet.engine.eager_layers import IN_NHWC, LAYERS, TAKES_OPEN, Stacks
+from sbnet.engine.eager_losses import LOSSES
 from sbnet.engine.eager_open import PLAIN, PROPERTIES, OpenMaps
 from sbnet.engine.modes import ENTERED
 from sbnet.geometry import Pair, to_pair
@@ -35,6 +36,8 @@ KEEPS = {
     "chunk", "split", "contiguous", "clone", "detach", "to", "cpu", "cuda", "requires_grad_", "dropout", "float",
     "half", "double", "type", "bfloat16", "narrow", "__getitem__", "detach_",
 }  # fmt: skip
+# Of a map of that dtype they give itself.
+SAME_AS = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16}
 AUGMENTED = {"__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__"}
 # In place of maps that are both 0 outside of the active blocks, they leave zeros there.
 SUMS = {"__iadd__", "__isub__", "add_", "sub_"}
@@ -186,12 +189,16 @@ class masked(TorchFunctionMode):
         if maps is not None:
             if writes or "out" in kwargs:
                 maps.settle_others(*args[:2])
+            if len(args) == 1 and not kwargs and known and args[0].dtype == SAME_AS.get(move or ""):
+                return args[0]
             if func not in TAKES_OPEN and not _reads_no_pixels(func, move):
                 looked_at = move in ("register_hook", "retain_grad", "requires_grad_") or func is torch.autograd.grad
                 maps.close_all((args, tuple(kwargs.values())), looked_at)
         if known and self._has(args[0], OTHER):
             return self._of_other(func, args, func(*args, **kwargs))
         layer = (IN_NHWC if nhwc else LAYERS).get(func)
+        if func in LOSSES and not (known and self.keeps(args[0])):
+            layer = None
         if layer is not None:
             self._check(first)
             found = layer(self, *args, **kwargs)
@@ -343,5 +350,8 @@ def _named(func: Any) -> tuple[str, int | None]:
 @functools.cache
 def _looked_up(func: Any) -> tuple[str, int | None]:
     """The name of a function, and where it takes `inplace`, if torch.nn.functional has it."""
-    names = list(inspect.signature(func).parameters) if inspect.isfunction(func) else []
+    try:
+        names = list(inspect.signature(func).parameters) if inspect.isfunction(func) else []
+    except ValueError:  # a wrapper of a built-in function, as T.__pow__ is
+        names = []
     return getattr(func, "__name__", ""), names.index("inplace") if "inplace" in names else None

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from sbnet.engine.eager_chains import Conv, Layer, Norm, Plane, Pool, fits, told
+from sbnet.engine.eager_losses import Product, Total
 from sbnet.geometry import to_pair
 from sbnet.ops import fringe
 from sbnet.ops.masked.conv import autocast
@@ -254,6 +255,17 @@ class OpenMaps:
         planes = self._plane(size), self._plane(x.shape[2:])
         self.clear(x, planes[0], numbers)
         return self._mode.kept(Pool.apply(x, *planes, maximum, *numbers, counted, divisor))
+
+    def product(self, x: Tensor, other: Any, name: str) -> Tensor:
+        self.settle(x)
+        self.settle(other)
+        known, plane = self.of(x), self._plane(x.shape[2:])
+        wants_ring = known is not None and known.wants_ring
+        return self._add(Product.apply(x, other, plane, name, wants_ring), _Open(plane, None))
+
+    def total(self, x: Tensor, mean: bool) -> Tensor:
+        self.settle(x)
+        return Total.apply(x, self._plane(x.shape[2:]), mean)
 
     def cat(self, tensors: Any) -> Tensor:
         """Channels of maps."""
