@@ -129,7 +129,7 @@ class SparseConvTranspose2d(nn.ConvTranspose2d):
         residual: Tensor | None = None,
         slope: Tensor | None = None,
     ) -> Tensor:
-        """act(conv_transpose(x) + residual): x [N,C,H,W], active of the plane that it writes. slope: as in `sparse_conv2d`."""
+        """act(conv_transpose(x) + residual): x [N,C,H,W], active of the plane it writes, `sparse_conv2d`'s slope."""
         blocks = given(active, self)
         if blocks is not None:
             return sparse_conv_transpose2d(

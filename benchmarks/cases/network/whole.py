@@ -2,7 +2,7 @@
 
 640x640, transformers in sizes of their own at batch 1 and 8; on a CPU batch 1 alone, of README's five. Every image has
 a mask of its own: "rect" is one rectangle of a tenth of the pixels, "blobs" are ten ellipses that hold 4 % of them
-together, "half" a rectangle of half of them (batch 1), "all" is every pixel. A masked call is given the frame and makes
+together, "half" a rectangle of half of them, "all" is every pixel. A masked call is given the frame and makes
 the mask's lists. Dense forms: PyTorch channels_last in one CUDA graph, and torch.compile;
 on a CPU those of `harness/dense.py` but for torch.compile.
 Results are checked on the first and the last image of a batch: dense forms and a run with every pixel against the
@@ -39,7 +39,7 @@ def cases(setting: Setting) -> Iterator[Case]:
         side = nets.TOKENS.get(name, setting.pick(64, 320, 640))
         batches = (1, 8) if name in nets.TOKENS else (1, 16)
         for batch in setting.pick((2,), (1,), batches if setting.cuda else (1,)):
-            for kind in setting.pick(MASKS[1:2], MASKS, [kind for kind in MASKS if batch == 1 or kind != "half"]):
+            for kind in setting.pick(MASKS[1:2], MASKS, MASKS):
                 facts = {"network": name, "size": [batch, side, side], "dtype": short(setting.dtype), "mask": kind}
                 make = functools.partial(work, setting, name, batch, side, kind)
                 yield Case("whole network", "networks", facts, make)
