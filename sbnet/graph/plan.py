@@ -16,6 +16,7 @@ from sbnet.graph.passes.program import gates_into_programs, sums_of_few_channels
 from sbnet.graph.passes.remember import remember_tokens
 from sbnet.graph.passes.siblings import join_siblings
 from sbnet.graph.tokens import Tokens
+from sbnet.progress import step
 
 Plane = tuple[int, int, Pair]  # height, width, block size
 LEAVE = ("unpack", "spread")  # kinds that give a plane of packed tokens
@@ -65,6 +66,7 @@ def plan(graph: Graph, block: Any = "auto", mode: str = "masked", device: torch.
     Raises:
         ValueError: no input has a height and a width; a block size below 1; no named plane is one of the network's.
     """
+    step("planning its layers")
     first = next((v.size for v in graph.inputs if v is not None and v.size is not None), None)
     if first is None:
         raise ValueError("sbnet: sparsify: example: expected an input [N,C,H,W], got none")

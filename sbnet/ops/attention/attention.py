@@ -55,7 +55,9 @@ def block_attention(
     Raises:
         RuntimeError, ValueError, TypeError: wrong shapes, dtypes, devices; lengths that the layout does not fit.
 
-    >>> y = block_attention(q, k, v, AttentionLayout.local(128))  # [B, H, T, D]
+    >>> q = k = v = torch.rand(1, 2, 512, 16)
+    >>> sbnet.block_attention(q, k, v, sbnet.AttentionLayout.local(128)).shape  # [B,H,T,D]
+    torch.Size([1, 2, 512, 16])
     """
     for name, t in (("q", q), ("k", k), ("v", v)):
         require_tensor(_OP, name, t)
