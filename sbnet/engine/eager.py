@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from sbnet.active import ActiveBlocks
+from sbnet.active import ActiveBlocks, Fringe
 from sbnet.engine.arguments import FLOATS
-from sbnet.engine.eager_layers import IN_NHWC, LAYERS, Stacks
+from sbnet.engine.eager_layers import IN_NHWC, LAYERS, TAKES_OPEN, Stacks
+from sbnet.engine.eager_open import PLAIN, PROPERTIES, OpenMaps
 from sbnet.engine.modes import ENTERED
 from sbnet.geometry import Pair, to_pair
 from sbnet.masks.grow import grow
@@ -89,7 +90,9 @@ class masked(TorchFunctionMode):
             raise ValueError(f"sbnet: masked: capacity: expected a share above 0 and up to 1, got {capacity}")
         self.capacity, self.synchronized = capacity, synchronized
         self._stacks = None if capacity is None else Stacks(self)
+        self._open = OpenMaps(self) if capacity is None and not torch.compiler.is_compiling() else None
         self._lists: dict[Pair, ActiveBlocks] = {}
+        self._rings: dict[Pair, Fringe] = {}
         # Feature maps that are 0 outside of the active blocks carry a note of it, as long as the context lasts. Dynamo
         # knows no attributes of tensors: it has lists of them, of its trace alone.
         self._noted: list[weakref.ref] = []
@@ -108,15 +111,17 @@ class masked(TorchFunctionMode):
 
     def __exit__(self, *error: Any) -> None:
         ENTERED.inside = False
+        if self._stacks is not None:
+            self._stacks.__exit__(*error)
+        super().__exit__(*error)
+        if self._open is not None:
+            self._open.finish(error[0] is not None)
         for reference in self._noted:
             x = reference()
             if x is not None:
                 for what in (KEPT, NHWC, OTHER):
                     x.__dict__.pop(what, None)
         self._noted.clear()
-        if self._stacks is not None:
-            self._stacks.__exit__(*error)
-        super().__exit__(*error)
         if error[0] is None and self._other is not None and not self._lists:
             masks = self.mask.shape[0]
             raise ValueError(f"sbnet: masked: mask: expected one for each of {self._other} samples, got {masks}")
@@ -128,9 +133,23 @@ class masked(TorchFunctionMode):
             block: Any = self.block
             if block is None:
                 block = WIDE_BLOCK if min(key) >= WIDE_PLANE else NARROW_BLOCK
-            found = mask_pyramid(self.mask, [(*key, block)]).planes[0]
-            self._lists[key] = found if self.capacity is None else _first_of(found, self.capacity)
+            if self.open is None:
+                found = mask_pyramid(self.mask, [(*key, block)]).planes[0]
+                self._lists[key] = found if self.capacity is None else _first_of(found, self.capacity)
+            else:
+                pyramid = mask_pyramid(self.mask, [(*key, block)], fringes=[(0, [(0, 3, 1, 1)])])
+                self._lists[key], self._rings[key] = pyramid.planes[0], pyramid.fringes[0]
         return self._lists[key]
+
+    def ring(self, size: Sequence[int]) -> Fringe:
+        """The pixels of a plane next to its active blocks."""
+        self.active(size)
+        return self._rings[int(size[0]), int(size[1])]
+
+    @property
+    def open(self) -> OpenMaps | None:
+        """Maps whose zeros are still to be written; None where all of them are: in stacks, and in a trace."""
+        return None if torch.compiler.is_compiling() else self._open
 
     def missed(self) -> dict[Pair, int]:
         """Of each plane that was met, how many active blocks did not fit the capacity. Reads the device."""
@@ -143,6 +162,14 @@ class masked(TorchFunctionMode):
             self._met, first = True, None
         known = bool(args) and isinstance(args[0], Tensor)
         nhwc = known and self._lies_nhwc(args[0])
+        maps = self.open
+        move, writes = _kind(func, args, kwargs)
+        if maps is not None:
+            if writes or "out" in kwargs:
+                maps.settle_others(*args[:2])
+            if func not in TAKES_OPEN and not _reads_no_pixels(func, move):
+                looked_at = move in ("register_hook", "retain_grad", "requires_grad_") or func is torch.autograd.grad
+                maps.close_all((args, tuple(kwargs.values())), looked_at)
         if known and self._has(args[0], OTHER):
             return self._of_other(func, args, func(*args, **kwargs))
         layer = (IN_NHWC if nhwc else LAYERS).get(func)
@@ -151,7 +178,8 @@ class masked(TorchFunctionMode):
             found = layer(self, *args, **kwargs)
             if found is not None:
                 return found
-        move, writes = _kind(func, args, kwargs)
+            if maps is not None:
+                maps.close_all((args, tuple(kwargs.values())))
         if move is not None:
             return self._moved(move, nhwc, args, func(*args, **kwargs))
         if nhwc:
@@ -255,6 +283,12 @@ class masked(TorchFunctionMode):
     def met_others(self, samples: int) -> None:
         """A convolution of another batch than the masks'."""
         self._other = samples
+
+
+def _reads_no_pixels(func: Any, move: str | None) -> bool:
+    if move == "__get__":
+        return getattr(getattr(func, "__self__", None), "__name__", "") in PROPERTIES
+    return move in PLAIN
 
 
 def _first_of(active: ActiveBlocks, capacity: float) -> ActiveBlocks:

@@ -83,7 +83,11 @@ void run_row(const PoolGradParams& params, int64_t n, int64_t i) {
   const int64_t C = p.x.size[1];
   const Windows rows(p, 0, i);
   T* to = static_cast<T*>(params.dx.data) + n * params.dx.stride[0] + i * params.dx.stride[2];
+  const BlockGrid& grid = params.dx_grid;
+  const int32_t* const map =
+      params.dx_map ? params.dx_map + (n * grid.count[0] + i / grid.size[0]) * grid.count[1] : nullptr;
   for (int64_t j = 0; j < p.x.size[3]; ++j, to += params.dx.stride[3]) {
+    if (map && map[j / grid.size[1]] < 0) continue;
     const Windows columns(p, 1, j);
     for (int64_t c = 0; c < C; c += kChannels) {
       const int64_t count = std::min(kChannels, C - c);
