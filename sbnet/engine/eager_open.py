@@ -59,6 +59,12 @@ class _Open:
     wants_ring: bool = False  # of the gradient
 
 
+def open_of(mode: masked) -> OpenMaps | None:
+    """Maps of a context whose zeros are still to be written; None where all of them are: in stacks, and in a trace.
+    (Dynamo follows no property of a context that it did not see made.)"""
+    return None if torch.compiler.is_compiling() else mode.maps
+
+
 class OpenMaps:
     """The open maps of a context."""
 
