@@ -14,7 +14,8 @@
 #   make sanitize       the CPU's kernels under AddressSanitizer and UndefinedBehaviorSanitizer, with the quick tests of ops
 #   make minimum        the tests on the oldest Python, torch and ONNX Runtime that are served (PYTHON310=python3.10)
 #   make nightly        the custom ops and the C++ program on ONNX Runtime 1.18, 1.23, 1.24 and the newest (.ci/ort_matrix),
-#                       all tests of ops under the sanitizers, thousands of random ONNX models and arguments
+#                       all tests of ops under the sanitizers, thousands of random ONNX models and arguments, the stories of
+#                       docs/first_hour.md in fresh environments, the site in a browser, `make docs` and `make release`
 #   make mutants        faults put into the code on purpose: which of them no test finds
 #   make release        the packages, each checked, and a list of them (docs/releases.md): for CPUs, for every GPU that is
 #                       served (RELEASE_ARCHS, hours on a few cores; needs nvcc) and for ARM (needs a cross compiler)
@@ -105,6 +106,8 @@ nightly: $(BUILT)
 	.ci/ort_matrix $(BIN)/python $(ARGS)
 	tests/tools/sanitize.sh $(BIN)/python tests/contracts tests/lists tests/masked tests/weights/test_matmul.py tests/attention
 	$(BIN)/python -m pytest -m slow tests/graph/test_onnx_fuzz.py tests/graph/test_activation_arguments.py
+	$(BIN)/python -m pytest -m slow tests/apps/test_first_hour.py tests/apps/test_site.py
+	$(MAKE) docs release
 
 mutants: $(BUILT)
 	$(BIN)/python tests/tools/mutants.py $(ARGS)

@@ -28,7 +28,7 @@ if not PAGE.is_file():
 # What the output of a story has to hold, and the most error lines that it may print.
 STORIES = {
     "A ResNet under a mask": [r"\(1, 2048, 15, 20\) 14% of the blocks computed", r"margin +32 +error"],
-    "A film, zones, boxes": [r"active blocks", r"faces", r'"records": \[\{'],
+    "A film, zones, boxes": [r"active blocks", r"centerface", r"wrote boxes.jsonl, boxes.mp4", r'"records": \[\{'],
     "An ONNX file, without PyTorch, from C++": [r"nodes", r"rms difference", r"ms"],
     "A vision transformer": [r"120 of 1024 patches computed", r"ms, dense"],
     "Fine-tuning under a mask": [r"trained dense: error [\d.]+ dense, [\d.]+ masked", r"fine-tuned under masks: error"],
