@@ -349,5 +349,8 @@ def _named(func: Any) -> tuple[str, int | None]:
 @functools.cache
 def _looked_up(func: Any) -> tuple[str, int | None]:
     """The name of a function, and where it takes `inplace`, if torch.nn.functional has it."""
-    names = list(inspect.signature(func).parameters) if inspect.isfunction(func) else []
+    try:
+        names = list(inspect.signature(func).parameters) if inspect.isfunction(func) else []
+    except ValueError:  # `Tensor.__pow__` and others wrap a builtin, which tells no signature
+        names = []
     return getattr(func, "__name__", ""), names.index("inplace") if "inplace" in names else None
