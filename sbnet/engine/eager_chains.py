@@ -4,12 +4,12 @@ that join its launch. They read and write active blocks, forward and backward; e
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from sbnet.geometry import conv_output_size
 from sbnet.ops.common import is_channels_last
@@ -27,7 +27,7 @@ def told(name: str, param: float) -> bool:
     return name in ("relu", "relu6") or (name == "leaky_relu" and param > 0)
 
 
-def _like(x: Tensor, shape: Any) -> Tensor:
+def like(x: Tensor, shape: Any) -> Tensor:
     """Unwritten, in x's memory format: no view, which autograd lets nobody write in place."""
     form = torch.channels_last if is_channels_last(x) else torch.contiguous_format
     return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=form)
@@ -48,6 +48,21 @@ class Plane:
         return (self.ring.pixels, self.ring.count) if wanted else (None, None)
 
 
+def first_derivatives(backward: Any) -> Any:
+    """Decorates a backward pass that has no gradient itself: it raises where one would be recorded."""
+
+    @functools.wraps(backward)
+    def run(ctx: Any, *grads: Any) -> Any:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "sbnet: masked: create_graph: expected a context with a capacity (capacity=1.0 keeps every block), "
+                "whose gradients can be differentiated, got capacity=None"
+            )
+        return backward(ctx, *grads)
+
+    return run
+
+
 class Pool(torch.autograd.Function):
     """A pool of a closed map; the gradient of x is written in the blocks of x's plane."""
 
@@ -66,11 +81,11 @@ class Pool(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @first_derivatives
     def backward(ctx: Any, grad: Tensor) -> tuple:  # type: ignore[override]
         (x,) = ctx.saved_tensors
         (_, _, block_map, grid), (_, _, x_map, x_grid) = (plane.lists() for plane in ctx.planes)
-        found = _like(x, x.shape)
+        found = like(x, x.shape)
         _ops.sparse_pool2d_grad_(grad, x, block_map, grid, ctx.maximum, *ctx.numbers, x_map, x_grid, found)
         return found, *[None] * 9
 
@@ -107,14 +122,14 @@ class Norm:
     def gradients(self, ctx: Any, grad: Tensor) -> tuple:
         x, weight, bias, given = ctx.saved_tensors
         given = _still(ctx.given) if given is None else given
-        grad_x = _like(x, x.shape)
-        added = _like(x, x.shape) if ctx.added else None
+        grad_x = like(x, x.shape)
+        added = like(x, x.shape) if ctx.added else None
         params = _ops.sparse_batch_norm2d_backward_(
             grad, x, given, weight, bias, self.statistics, *self.plane.lists(), self.eps, self.activation, self.param,
             grad_x, added, *self.plane.edge(self.source_ring),
         )  # fmt: skip
         if self.source_ring:
-            _note_clean(grad_x)
+            note_clean(grad_x)
         return (
             grad_x, None if weight is None else params[0].to(weight.dtype),
             None if bias is None else params[1].to(bias.dtype), added,
@@ -163,9 +178,9 @@ class Conv:
         if self.activation != "none":
             z = given
             if z is None:
-                z = _like(x, grad.shape)
+                z = like(x, grad.shape)
                 replace(self, activation="none").run(z, x, None, bias, ctx.residual, False)
-            g = _like(z, z.shape)
+            g = like(z, z.shape)
             _ops.sparse_activation_grad_(
                 grad, z, None, indices, count, grid, self.activation, self.param, g, *self.plane.edge(reads_ring)
             )
@@ -198,7 +213,7 @@ class Conv:
         if kernel == [1, 1] and stride != [1, 1]:
             x_lists = [indices, count, x_map, grid]
             return input_gradient(g, same, x, lists, x_lists, self.window, self.groups, False)
-        found = _like(x, x.shape)
+        found = like(x, x.shape)
         if turned is not None:
             opposite = [d * (k - 1) - p for d, k, p in zip(dilation, kernel, padding, strict=True)]
             _ops.sparse_conv2d_(
@@ -228,7 +243,7 @@ class Layer(torch.autograd.Function):
     ) -> Tensor:
         ctx.set_materialize_grads(False)
         ctx.of, ctx.added, ctx.residual, ctx.given = of, added, None, None
-        out = _like(x, of.shape(x, weight)) if at is None else at
+        out = like(x, of.shape(x, weight)) if at is None else at
         if at is not None:
             ctx.mark_dirty(at)
         by_result = told(of.activation, of.param)
@@ -240,7 +255,7 @@ class Layer(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_derivatives
     def backward(ctx: Any, grad: Tensor | None) -> tuple:  # type: ignore[override]
         if grad is None:  # of a map that became another before anything was computed
             return (None,) * 8
@@ -261,7 +276,7 @@ def _still(given: tuple[Tensor, int] | None) -> Tensor | None:
     return given[0]
 
 
-def _note_clean(grad: Tensor) -> None:
+def note_clean(grad: Tensor) -> None:
     grad.__dict__[CLEAN] = grad._version
 
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sbnet.engine.eager_losses import LOSSES
 from sbnet.engine.eager_open import open_of
 from sbnet.geometry import Pair, resize_output_size, to_pair, to_scales
 from sbnet.ops import (
@@ -316,7 +317,7 @@ LAYERS: dict[Any, Any] = {
     F.relu: _activation("relu"), torch.relu: _activation("relu"), T.relu: _activation("relu"),
     F.relu_: _activation("relu", True), torch.relu_: _activation("relu", True), T.relu_: _activation("relu", True),
     F.relu6: _activation("relu6"), F.silu: _activation("silu"), F.hardswish: _activation("hardswish"),
-    F.leaky_relu: _leaky(), F.leaky_relu_: _leaky(True), F.gelu: gelu,
+    F.leaky_relu: _leaky(), F.leaky_relu_: _leaky(True), F.gelu: gelu, **LOSSES,
 }  # fmt: skip
 IN_NHWC: dict[Any, Any] = {F.layer_norm: layer_norm, F.linear: linear, F.gelu: gelu_nhwc}
 
@@ -325,7 +326,8 @@ IN_NHWC: dict[Any, Any] = {F.layer_norm: layer_norm, F.linear: linear, F.gelu: g
 TAKES_OPEN = {
     func
     for func, layer in LAYERS.items()
-    if layer in (conv2d, batch_norm, add, add_, cat, gelu) or getattr(layer, "activates", False)
+    if layer in (conv2d, batch_norm, add, add_, cat, gelu, max_pool2d, avg_pool2d, *LOSSES.values())
+    or getattr(layer, "activates", False)
 }
 
 

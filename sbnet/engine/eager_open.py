@@ -17,11 +17,15 @@ import torch
 from torch import Tensor
 
 from sbnet.engine.eager_chains import Conv, Layer, Norm, Plane, Pool, fits, told
+from sbnet.engine.eager_losses import Product, Total
+from sbnet.engine.eager_open import open_of
 from sbnet.geometry import to_pair
+from sbnet.ops import fringe
 from sbnet.ops.masked.conv import autocast
 from sbnet.ops.masked.conv_grad import masked_gradient
 
 if TYPE_CHECKING:
+    from sbnet.active import Fringe
     from sbnet.engine.eager import masked
 
 _ops = torch.ops.sbnet
@@ -72,6 +76,7 @@ class OpenMaps:
         self._mode = weakref.proxy(mode)
         self._seen: list[weakref.ref] = []  # of all that were ever open
         self._weights: dict[Any, Any] = {}
+        self._fringes: dict[Any, Fringe] = {}
 
     # ---- what is known
 
@@ -109,6 +114,22 @@ class OpenMaps:
         _ops.sparse_fill_(x.detach(), known.plane.active.block_map, known.plane.active.grid.numbers(), 0.0)
         del x.__dict__[OPEN]
 
+    def clear(self, x: Tensor, plane: Plane, window: Any) -> None:
+        """Zeros where a window reads what no active block holds. window: kernel, stride, padding, dilation."""
+        known = self.of(x)
+        if known is None:
+            return
+        self.settle(x)
+        key = tuple(x.shape[2:]), tuple(plane.active.grid.numbers()), tuple(map(tuple, window))
+        if key not in self._fringes:
+            self._fringes[key] = fringe(known.plane.active, plane.active, x.shape[2:], *window)
+        pixels = self._fringes[key]
+        own = known.plane.active
+        _ops.sparse_pointwise_(
+            torch.empty_like(x), None, None, None, None, own.indices[:0], own.count, own.grid.numbers(), "", x.detach(),
+            pixels.pixels, pixels.count,
+        )  # fmt: skip
+
     def close_all(self, args: Any, hooked: bool = False) -> None:
         """The same of all tensors among arguments. hooked: their gradients are looked at, too."""
         for t in args:
@@ -140,6 +161,7 @@ class OpenMaps:
             x.__dict__.pop(HOOKED, None)
         self._seen.clear()
         self._weights.clear()
+        self._fringes.clear()
 
     # ---- layers
 
@@ -167,7 +189,7 @@ class OpenMaps:
         if known is not None:
             self.settle(x, ring=reach > 0)
             if not alike or reach > 1 or (reach == 1 and not known.ring):
-                self.close(x)
+                self.clear(x, self._plane(size), (list(kernel), stride, padding, dilation))
         (x,) = autocast(x)
         plane = self._plane(size)
         x_plane = self._plane(x.shape[2:]) if listed else None
@@ -236,10 +258,21 @@ class OpenMaps:
         self, x: Tensor, size: Any, maximum: bool, window: Any, counted: bool = True, divisor: Any = None
     ) -> Tensor:
         """window: kernel, stride, padding and dilation."""
-        self.close(x)
-        numbers = ([*to_pair(v, "masked: window")] for v in window)
+        numbers = [[*to_pair(v, "masked: window")] for v in window]
         planes = self._plane(size), self._plane(x.shape[2:])
+        self.clear(x, planes[0], numbers)
         return self._mode.kept(Pool.apply(x, *planes, maximum, *numbers, counted, divisor))
+
+    def product(self, x: Tensor, other: Any, name: str) -> Tensor:
+        self.settle(x)
+        self.settle(other)
+        known, plane = self.of(x), self._plane(x.shape[2:])
+        wants_ring = known is not None and known.wants_ring
+        return self._add(Product.apply(x, other, plane, name, wants_ring), _Open(plane, None))
+
+    def total(self, x: Tensor, mean: bool) -> Tensor:
+        self.settle(x)
+        return Total.apply(x, self._plane(x.shape[2:]), mean)
 
     def cat(self, tensors: Any) -> Tensor:
         """Channels of maps."""

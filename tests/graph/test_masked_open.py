@@ -71,6 +71,11 @@ NETWORKS = {
     "parts joined": lambda n, x: torch.cat([F.relu(n["norm"](n["conv"](x))), n["one"](n["conv"](x))], 1),
     "views": lambda n, x: (lambda y: y.flatten(1).view(2, 8, *SIZE)[:, :, :8])(n["norm"](n["conv"](x))),
     "activation without a layer": lambda n, x: n["one"](F.relu(F.silu(n["norm"](n["conv"](x))), inplace=True)),
+    "losses": lambda n, x: (
+        lambda a, b: (a - b).square().mean() + (a * b * 0.5).sum() + ((a - 1.5 * x[:, :1]) ** 2).sum()
+    )(n["norm"](n["conv"](x)), F.relu(n["next"](n["conv"](x)))),
+    "products with others": lambda n, x: (lambda a: (a - torch.ones_like(a)) * torch.full_like(a, 2.0))(n["conv"](x)),
+    "a mean of a norm": lambda n, x: n["norm"](n["conv"](x)).square().mean() + F.relu(n["next"](n["conv"](x))).mean(),
     "shared weights": lambda n, x: n["next"](F.relu(n["next"](F.relu(n["next"](n["conv"](x)))))),
 }
 
@@ -80,7 +85,11 @@ def gradients(of, net, x, mode, dtype):
     net.zero_grad()
     with mode:
         y = of(net, x.to(dtype))
-        loss = (y * torch.linspace(-1, 1, y.numel(), dtype=dtype, device=y.device).view(y.shape)).sum()
+        loss = (
+            y.float().sum()
+            if not y.dim()
+            else (y * torch.linspace(-1, 1, y.numel(), dtype=dtype, device=y.device).view(y.shape)).sum()
+        )
     loss.backward()
     return [y.detach(), *(p.grad.clone() for p in net.parameters() if p.grad is not None)]
 
@@ -101,7 +110,10 @@ def test_what_is_left_undone_is_done_before_it_is_looked_at(device, name, poison
     exact = gradients(of, layers(device), x, DenseMasked(mask, BLOCK), torch.float64)
     assert len(got) == len(torchs) == len(exact)
     for k, parts in enumerate(zip(got, torchs, exact, strict=True)):
-        assert_as_accurate_as_torch(*parts, f"{name}: {k}")
+        if parts[2].norm() > 1e-9:
+            assert_as_accurate_as_torch(*parts, f"{name}: {k}")
+        else:  # of a bias that a norm takes away again: all that is there is rounding
+            assert parts[0].norm() < 1e-2 * max(t.norm() for t in exact[1:])
 
 
 def test_what_is_pending_reads_no_later_values(device):
@@ -181,11 +193,11 @@ def test_second_derivatives_are_refused_but_with_stacks(device):
         with sbnet.masked(mask, BLOCK, capacity=capacity):
             y = net["next"](F.silu(net["conv"](x)))
             loss = y.square().sum()
-        (first,) = torch.autograd.grad(loss, net["conv"].weight, create_graph=True)
         if capacity is None:
-            with pytest.raises(RuntimeError, match="differentiate"):
-                first.square().sum().backward()
+            with pytest.raises(RuntimeError, match="create_graph: expected a context with a capacity"):
+                torch.autograd.grad(loss, net["conv"].weight, create_graph=True)
         else:
+            (first,) = torch.autograd.grad(loss, net["conv"].weight, create_graph=True)
             first.square().sum().backward()
             assert net["conv"].weight.grad.any()
 

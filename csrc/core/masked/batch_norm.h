@@ -36,11 +36,11 @@ struct BatchNormParams {
 };
 
 struct BatchNormGradParams {
-  TensorView grad;           // dy: [N, C, H, W] of x.dtype, any strides; read in active blocks alone
-  TensorView x;              // as above
-  TensorView y;              // dx; must not overlap the others
-  TensorView given;          // what the activation gave (relu, relu6, leaky_relu with a slope above 0); or no data: what
-                             // it was of is computed again from x, without a residual
+  TensorView grad;   // dy: [N, C, H, W] of x.dtype, any strides; read in active blocks alone
+  TensorView x;      // as above
+  TensorView y;      // dx; must not overlap the others
+  TensorView given;  // what the activation gave (relu, relu6, leaky_relu with a slope above 0); or no data: what
+                     // it was of is computed again from x, without a residual
   TensorView grad_residual;  // g, in active blocks; or no data
   ActiveView active;         // with its block map
   FringeView fringe;         // of y

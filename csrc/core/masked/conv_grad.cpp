@@ -51,7 +51,8 @@ Status validate(const TurnWeightParams& p) {
               dtype_name(p.same.dtype));
   SBNET_TRY(check_plane(op, "weight", p.weight));
   const int64_t K = p.weight.size[0], C = p.weight.size[1], R = p.weight.size[2], S = p.weight.size[3];
-  SBNET_CHECK(size_product({K, C, R, S}) < INT32_MAX / 2, "%s: weight: expected fewer than 2^30 elements, got more", op);
+  SBNET_CHECK(size_product({K, C, R, S}) < INT32_MAX / 2, "%s: weight: expected fewer than 2^30 elements, got more",
+              op);
   SBNET_TRY(check_shape(op, "same", p.same, p.same.dtype, {{K, C, R, S}, "that of weight"}));
   return check_shape(op, "turned", p.turned, p.same.dtype, {{C, K, R, S}, "C, K, R, S"});
 }

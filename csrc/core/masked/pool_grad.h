@@ -1,5 +1,6 @@
 // Gradient of a pooling on the active blocks of its output: of a maximum, dy goes to the first of equal values, or to
-// the last NaN, as PyTorch has it; of an average, its share goes to each pixel. All of dx is written, or its active blocks alone.
+// the last NaN, as PyTorch has it; of an average, its share goes to each pixel. All of dx is written, or its active
+// blocks alone.
 #pragma once
 #include "core/masked/pool.h"
 

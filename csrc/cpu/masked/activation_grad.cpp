@@ -25,9 +25,8 @@ sbnet::Status sbnet_sparse_activation_grad_cpu(const sbnet::ActivationGradParams
   const RowKernels& kernels = SBNET_FROM(Avx2, kRowKernels);
   const auto body = [&](const BlockRow& row) { kernels.activation_grad(p, p.slope ? slopes.data() : nullptr, row); };
   if (p.active.given())
-    for_rows(p, 4 * C, *parallel, [&](int64_t n, int64_t row, int64_t begin, int64_t end) {
-      body(BlockRow{n, row, begin, end});
-    });
+    for_rows(p, 4 * C, *parallel,
+             [&](int64_t n, int64_t row, int64_t begin, int64_t end) { body(BlockRow{n, row, begin, end}); });
   else
     write_plane(p.y, p.active, 4 * C, *parallel, body);
   return ok_status();

@@ -58,9 +58,8 @@ sbnet::Status sbnet_sparse_batch_norm2d_cpu(const sbnet::BatchNormParams* params
   });
   const RowKernels& kernels = SBNET_FROM(Avx2, kRowKernels);
   if (p.follow.running_mean) sbnet_batch_norm_follow_cpu(&p.follow, parallel);
-  for_rows(p, 4 * C, *parallel, [&](int64_t n, int64_t row, int64_t begin, int64_t end) {
-    kernels.norm(p, table, {n, row, begin, end});
-  });
+  for_rows(p, 4 * C, *parallel,
+           [&](int64_t n, int64_t row, int64_t begin, int64_t end) { kernels.norm(p, table, {n, row, begin, end}); });
   return ok_status();
 }
 

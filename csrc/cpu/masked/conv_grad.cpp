@@ -161,12 +161,19 @@ sbnet::Status sbnet_turn_conv_weight_cpu(const sbnet::TurnWeightParams* params, 
           const int64_t first_k = tile / ceil_div(C, kTile) * kTile, other = taps - 1 - tap;
           const From* const at =
               static_cast<const From*>(p.weight.data) + tap / S * p.weight.stride[2] + tap % S * p.weight.stride[3];
-          for (int64_t k = first_k; k < std::min(first_k + kTile, K); ++k)
-            for (int64_t c = first_c; c < std::min(first_c + kTile, C); ++c) {
-              const To value = from_float<To>(to_float(at[k * p.weight.stride[0] + c * p.weight.stride[1]]));
-              same[(k * taps + tap) * C + c] = value;
-              turned[(c * taps + other) * K + k] = value;
-            }
+          // A tile by itself: rows of all three are often as far apart as a cache's sets repeat.
+          To tile_of[kTile][kTile];
+          const int64_t outputs = std::min(kTile, K - first_k), inputs = std::min(kTile, C - first_c);
+          const int64_t step_k = p.weight.stride[0], step_c = p.weight.stride[1];
+          for (int64_t k = 0; k < outputs; ++k)
+            for (int64_t c = 0; c < inputs; ++c)
+              tile_of[k][c] = from_float<To>(to_float(at[(first_k + k) * step_k + (first_c + c) * step_c]));
+          for (int64_t k = 0; k < outputs; ++k)
+            std::copy_n(tile_of[k], inputs, same + ((first_k + k) * taps + tap) * C + first_c);
+          for (int64_t c = 0; c < inputs; ++c) {
+            To* const to_c = turned + ((first_c + c) * taps + other) * K + first_k;
+            for (int64_t k = 0; k < outputs; ++k) to_c[k] = tile_of[k][c];
+          }
         }
       });
     });

@@ -108,8 +108,7 @@ static void norm_row(const BatchNormParams& p, const float* table, const BlockRo
 // g, of dy, x and what the activation gave, which is x where that is not there.
 SBNET_INLINE Vec through(const BatchNormGradParams& p, Vec grad, Vec x, Vec given, const Numbers& n) {
   if (p.activation == Activation::kNone) return grad;
-  return gradient(p.activation, splat(p.activation_param), grad,
-                  p.given.data ? given : (x - n(0)) * n(1) + n(2));
+  return gradient(p.activation, splat(p.activation_param), grad, p.given.data ? given : (x - n(0)) * n(1) + n(2));
 }
 
 template <class T>

@@ -35,9 +35,10 @@ __global__ void __launch_bounds__(kPlaneThreads)
       });
 }
 
-template <class T, int kN>
+template <class T, int kN, bool kRelu>
 __global__ void __launch_bounds__(kPixelThreads)
-    activation_grad_list_kernel(const __grid_constant__ ActivationGradParams p, const __grid_constant__ PixelPlan plan) {
+    activation_grad_list_kernel(const __grid_constant__ ActivationGradParams p,
+                                const __grid_constant__ PixelPlan plan) {
   for_pixels<T>(p, plan, [&](int n, int row, int column, int word) {
     const PlanePixel at = {n, row, column, true};
     const int64_t channel = int64_t{word} * kN;
@@ -46,7 +47,8 @@ __global__ void __launch_bounds__(kPixelThreads)
       const float slope = !p.slope                       ? p.activation_param
                           : p.slope_dtype == DType::kF32 ? static_cast<const float*>(p.slope)[channel + e]
                                                          : to_float(static_cast<const T*>(p.slope)[channel + e]);
-      return gradient(p.activation, slope, to_float(grad.channel[e]), to_float(z.channel[e]));
+      return gradient(kRelu ? Activation::kRelu : p.activation, slope, to_float(grad.channel[e]),
+                      to_float(z.channel[e]));
     });
   });
 }
@@ -84,9 +86,13 @@ template <class T>
 Status launch(const ActivationGradParams& p, const DeviceInfo& device, cudaStream_t stream) {
   const bool words =
       channels_vectorize(p.grad) && channels_vectorize(p.x) && channels_vectorize(p.y) && p.y.size[1] % kLanes<T> == 0;
-  if (p.active.given())
-    return words ? launch_pixels<activation_grad_list_kernel<T, kLanes<T>>>(kOp, p, kLanes<T>, device, stream)
-                 : launch_pixels<activation_grad_list_kernel<T, 1>>(kOp, p, 1, device, stream);
+  if (p.active.given()) {
+    constexpr int kN = kLanes<T>;
+    if (words && p.activation == Activation::kRelu)
+      return launch_pixels<activation_grad_list_kernel<T, kN, true>>(kOp, p, kN, device, stream);
+    return words ? launch_pixels<activation_grad_list_kernel<T, kN, false>>(kOp, p, kN, device, stream)
+                 : launch_pixels<activation_grad_list_kernel<T, 1, false>>(kOp, p, 1, device, stream);
+  }
   return words ? launch_plane<kLanes<T>>(kOp, activation_grad_kernel<T, kLanes<T>>, p, device, stream)
                : launch_plane<1>(kOp, activation_grad_kernel<T, 1>, p, device, stream);
 }

@@ -16,6 +16,13 @@ __device__ __forceinline__ float parameter(const void* data, DType dtype, int64_
   return static_cast<const float*>(data)[c];
 }
 
+// Activations that are worth kernels of their own: the others are chosen at run time, in every element.
+enum class Kind { kNone, kRelu, kOther };
+template <Kind kKind>
+__device__ __forceinline__ Activation chosen(Activation activation) {
+  return kKind == Kind::kNone ? Activation::kNone : kKind == Kind::kRelu ? Activation::kRelu : activation;
+}
+
 // A word's numbers out of a table [rows][channels of the CTA].
 template <int kN>
 __device__ __forceinline__ void read_row(const float* table, int row, const SumThread& thread, float (&to)[kN]) {
@@ -28,14 +35,21 @@ struct Two {
   Word<T, kN> a, b;
 };
 template <class T, int kN>
+__device__ __forceinline__ Word<T, kN> zeros() {
+  Word<T, kN> word;
+#pragma unroll
+  for (int e = 0; e < kN; ++e) word.channel[e] = from_float<T>(0.f);
+  return word;
+}
+template <class T, int kN>
 struct Three {
   Word<T, kN> a, b, c;
 };
 
 // mean = sum of n m / n, variance = sum of (s + n m^2) / n - mean^2, over parts of n pixels with mean m and sum of
 // squared distances s. In double: what cancels there has been rounded to 24 bits.
-template <class T, int kN>
-__global__ void __launch_bounds__(kSumThreads)
+template <class T, int kN, Kind kKind>
+__global__ void __launch_bounds__(kSumThreads, kKind == Kind::kOther ? 2 : 3)
     norm_kernel(const __grid_constant__ Conv2dParams as_conv, const __grid_constant__ BatchNormParams p,
                 const __grid_constant__ SumPlan plan, const __grid_constant__ FringePlan fringe, const float* values,
                 const float* counts) {
@@ -47,7 +61,8 @@ __global__ void __launch_bounds__(kSumThreads)
   const int channels = static_cast<int>(thread.words) * kN;
   const int64_t first = int64_t{blockIdx.y} * channels;
   double sums[3];
-  merge_parts(channels, plan.parts, sums, [&](int part, int channel, double(&to)[3]) {
+  const SumList list(as_conv, plan);
+  merge_parts(channels, list.parts, sums, [&](int part, int channel, double (&to)[3]) {
     const float n = counts[part];
     if (!(n > 0.f) || first + channel >= C) return;
     const double mean = values[2 * int64_t{part} * C + first + channel];
@@ -73,9 +88,9 @@ __global__ void __launch_bounds__(kSumThreads)
   read_row(table, 0, thread, mean), read_row(table, 1, thread, scale), read_row(table, 2, thread, shift);
   const bool added = p.residual.data != nullptr;
   for_part<4>(
-      as_conv, plan, thread,
+      as_conv, plan, thread, list, gridDim.x,
       [&](const portable::Pixel& at) {
-        Two<T, kN> in = {*word_at<T, kN>(p.x, at, thread.channel), {}};
+        Two<T, kN> in = {*word_at<T, kN>(p.x, at, thread.channel), zeros<T, kN>()};
         if (added) in.b = *word_at<T, kN>(p.residual, at, thread.channel);
         return in;
       },
@@ -83,9 +98,8 @@ __global__ void __launch_bounds__(kSumThreads)
         Word<T, kN> out;
 #pragma unroll
         for (int e = 0; e < kN; ++e) {
-          float z = (to_float(in.a.channel[e]) - mean[e]) * scale[e] + shift[e];
-          if (added) z += to_float(in.b.channel[e]);
-          out.channel[e] = from_float<T>(activate(p.activation, p.activation_param, z));
+          const float z = (to_float(in.a.channel[e]) - mean[e]) * scale[e] + shift[e] + to_float(in.b.channel[e]);
+          out.channel[e] = from_float<T>(activate(chosen<kKind>(p.activation), p.activation_param, z));
         }
         *word_at<T, kN>(p.y, at, thread.channel) = out;
       });
@@ -96,30 +110,30 @@ __global__ void __launch_bounds__(kSumThreads)
 // ---- backward
 
 // g of a word: dy through the activation, by what it gave, or by what it was of, (x - mean) scale + shift.
-template <class T, int kN>
+template <class T, int kN, Kind kKind>
 struct Through {
   float mean[kN], scale[kN], shift[kN];
 
   __device__ __forceinline__ float operator()(const BatchNormGradParams& p, const Three<T, kN>& in, int e) const {
     const float grad = to_float(in.a.channel[e]);
-    if (p.activation == Activation::kNone) return grad;
-    const float z = p.given.data ? to_float(in.c.channel[e])
-                                 : (to_float(in.b.channel[e]) - mean[e]) * scale[e] + shift[e];
-    return gradient(p.activation, p.activation_param, grad, z);
+    if (kKind == Kind::kNone) return grad;
+    const float z =
+        p.given.data ? to_float(in.c.channel[e]) : (to_float(in.b.channel[e]) - mean[e]) * scale[e] + shift[e];
+    return gradient(chosen<kKind>(p.activation), p.activation_param, grad, z);
   }
 };
 template <class T, int kN>
 __device__ __forceinline__ Three<T, kN> load_three(const BatchNormGradParams& p, const portable::Pixel& at,
                                                    int64_t channel) {
-  Three<T, kN> in = {*word_at<T, kN>(p.grad, at, channel), *word_at<T, kN>(p.x, at, channel), {}};
+  Three<T, kN> in = {*word_at<T, kN>(p.grad, at, channel), *word_at<T, kN>(p.x, at, channel), zeros<T, kN>()};
   if (p.given.data) in.c = *word_at<T, kN>(p.given, at, channel);
   return in;
 }
 
 // Sums of g and of g (x - mean). A CTA takes a part of the list and some words of channels; its threads' are added in
 // order.
-template <class T, int kN>
-__global__ void __launch_bounds__(kSumThreads)
+template <class T, int kN, Kind kKind>
+__global__ void __launch_bounds__(kSumThreads, kKind == Kind::kOther ? 2 : 3)
     sum_kernel(const __grid_constant__ Conv2dParams as_conv, const __grid_constant__ BatchNormGradParams p,
                const __grid_constant__ SumPlan plan, float* sums) {
   extern __shared__ float found[];  // [2 * kN][kSumThreads]
@@ -127,8 +141,10 @@ __global__ void __launch_bounds__(kSumThreads)
   grid_dependency_release();
   const int64_t C = p.x.size[1];
   const SumThread thread = SumThread::of<kN>(plan, C);
+  const SumList list(as_conv, plan);
+  if (static_cast<int>(blockIdx.x) >= list.parts) return;
   float of_grad[kN] = {}, of_both[kN] = {};
-  Through<T, kN> through;
+  Through<T, kN, kKind> through;
 #pragma unroll
   for (int e = 0; e < kN; ++e) {
     const int64_t c = thread.channel + e;
@@ -138,7 +154,7 @@ __global__ void __launch_bounds__(kSumThreads)
     through.shift[e] = thread.taken ? parameter(p.bias, p.param_dtype, c, 0.f) : 0.f;
   }
   for_part<4>(
-      as_conv, plan, thread,
+      as_conv, plan, thread, list, list.parts,
       [&](const portable::Pixel& at) { return load_three<T, kN>(p, at, thread.channel); },
       [&](const portable::Pixel&, const Three<T, kN>& in) {
 #pragma unroll
@@ -166,8 +182,8 @@ __global__ void __launch_bounds__(kSumThreads)
   }
 }
 
-template <class T, int kN>
-__global__ void __launch_bounds__(kSumThreads)
+template <class T, int kN, Kind kKind>
+__global__ void __launch_bounds__(kSumThreads, kKind == Kind::kOther ? 2 : 3)
     norm_grad_kernel(const __grid_constant__ Conv2dParams as_conv, const __grid_constant__ BatchNormGradParams p,
                      const __grid_constant__ SumPlan plan, const __grid_constant__ FringePlan fringe,
                      const float* found) {
@@ -179,7 +195,8 @@ __global__ void __launch_bounds__(kSumThreads)
   const int channels = static_cast<int>(thread.words) * kN;
   const int64_t first = int64_t{blockIdx.y} * channels;
   double sums[2];
-  merge_parts(channels, plan.parts, sums, [&](int part, int channel, double(&to)[2]) {
+  const SumList list(as_conv, plan);
+  merge_parts(channels, list.parts, sums, [&](int part, int channel, double (&to)[2]) {
     if (first + channel >= C) return;
     to[0] += found[2 * int64_t{part} * C + first + channel];
     to[1] += found[(2 * int64_t{part} + 1) * C + first + channel];
@@ -199,12 +216,12 @@ __global__ void __launch_bounds__(kSumThreads)
     to[4 * channels] = -a * static_cast<float>(sums[0] / pixels);
   }
   __syncthreads();
-  Through<T, kN> through;
+  Through<T, kN, kKind> through;
   float b[kN], shift[kN];
   read_row(table, 0, thread, through.mean), read_row(table, 1, thread, through.scale);
   read_row(table, 2, thread, through.shift), read_row(table, 3, thread, b), read_row(table, 4, thread, shift);
   for_part<2>(
-      as_conv, plan, thread,
+      as_conv, plan, thread, list, gridDim.x,
       [&](const portable::Pixel& at) { return load_three<T, kN>(p, at, thread.channel); },
       [&](const portable::Pixel& at, const Three<T, kN>& in) {
         Word<T, kN> out, g;
@@ -231,7 +248,7 @@ __global__ void __launch_bounds__(kSumThreads) follow_kernel(const __grid_consta
 
 // ---- host
 
-template <class T, int kN>
+template <class T, int kN, Kind kKind>
 Status launch_norm(const BatchNormParams& p, void* workspace, const DeviceInfo& device, cudaStream_t stream) {
   Conv2dParams as_conv;
   SumPlan plan = {portable::PixelList(Conv2dParams{}), FastDiv(1), 1, 1};
@@ -243,22 +260,22 @@ Status launch_norm(const BatchNormParams& p, void* workspace, const DeviceInfo& 
                  launch_dependent(device, moments_kernel<T, kN>, ctas, dim3(kSumThreads),
                                   kSumThreads * (2 * kN + 1) * sizeof(float), stream, as_conv, plan, values, counts));
   const float *found = values, *pixels = counts;
-  SBNET_CUDA_TRY(kOp, launch_dependent(device, norm_kernel<T, kN>, takers, dim3(kSumThreads), 0, stream, as_conv, p,
-                                       plan, FringePlan(p), found, pixels));
+  SBNET_CUDA_TRY(kOp, launch_dependent(device, norm_kernel<T, kN, kKind>, takers, dim3(kSumThreads), 0, stream, as_conv,
+                                       p, plan, FringePlan(p), found, pixels));
   return ok_status();
 }
 
-template <class T, int kN>
+template <class T, int kN, Kind kKind>
 Status launch_grad(const BatchNormGradParams& p, void* workspace, const DeviceInfo& device, cudaStream_t stream) {
   float* const sums = static_cast<float*>(workspace);
   Conv2dParams as_conv;
   SumPlan plan = {portable::PixelList(Conv2dParams{}), FastDiv(1), 1, 1};
   dim3 ctas, takers;
   SBNET_TRY(plan_sums<kN>(kGradOp, p.x, p.active, device, &as_conv, &plan, &ctas, &takers));
-  SBNET_CUDA_TRY(kGradOp, launch_dependent(device, sum_kernel<T, kN>, ctas, dim3(kSumThreads),
+  SBNET_CUDA_TRY(kGradOp, launch_dependent(device, sum_kernel<T, kN, kKind>, ctas, dim3(kSumThreads),
                                            kSumThreads * 2 * kN * sizeof(float), stream, as_conv, p, plan, sums));
   const float* found = sums;
-  SBNET_CUDA_TRY(kGradOp, launch_dependent(device, norm_grad_kernel<T, kN>, takers, dim3(kSumThreads), 0, stream,
+  SBNET_CUDA_TRY(kGradOp, launch_dependent(device, norm_grad_kernel<T, kN, kKind>, takers, dim3(kSumThreads), 0, stream,
                                            as_conv, p, plan, FringePlan(p), found));
   return ok_status();
 }
@@ -269,6 +286,26 @@ bool words(const TensorView& t) { return !t.data || channels_vectorize(t); }
 Status zero(const char* op, float* to, int64_t count, cudaStream_t stream) {
   SBNET_CUDA_TRY(op, cudaMemsetAsync(to, 0, static_cast<size_t>(count) * sizeof(float), stream));
   return ok_status();
+}
+
+// run(T{}, the constant kN, the constant Kind) of what a call has.
+template <class Params, class Run>
+Status by_kind(const Params& p, bool in_words, const Run& run) {
+  return by_dtype(p.x.dtype, [&](auto t) {
+    using T = decltype(t);
+    const auto of = [&](auto kind) {
+      return in_words && words_of_channels<T>(p) ? run(t, std::integral_constant<int, kSumWord>(), kind)
+                                                 : run(t, std::integral_constant<int, 1>(), kind);
+    };
+    switch (p.activation) {
+      case Activation::kNone:
+        return of(std::integral_constant<Kind, Kind::kNone>());
+      case Activation::kRelu:
+        return of(std::integral_constant<Kind, Kind::kRelu>());
+      default:
+        return of(std::integral_constant<Kind, Kind::kOther>());
+    }
+  });
 }
 
 }  // namespace
@@ -283,11 +320,8 @@ sbnet::Status sbnet_sparse_batch_norm2d_cuda(const sbnet::BatchNormParams* param
   if (!p.x.size[0]) return zero(kOp, p.statistics, 2 * p.x.size[1] + 1, stream);
   DeviceInfo device;
   SBNET_TRY(current_device(kOp, &device));
-  return by_dtype(p.x.dtype, [&](auto t) {
-    using T = decltype(t);
-    return words_of_channels<T>(p) && words(p.residual)
-               ? launch_norm<T, kLanes<T>>(p, workspace, device, stream)
-               : launch_norm<T, 1>(p, workspace, device, stream);
+  return by_kind(p, words(p.residual), [&](auto t, auto n, auto kind) {
+    return launch_norm<decltype(t), decltype(n)::value, decltype(kind)::value>(p, workspace, device, stream);
   });
 }
 
@@ -300,11 +334,9 @@ sbnet::Status sbnet_sparse_batch_norm2d_backward_cuda(const sbnet::BatchNormGrad
   if (!p.x.size[0]) return zero(kGradOp, p.grad_params, 2 * p.x.size[1], stream);
   DeviceInfo device;
   SBNET_TRY(current_device(kGradOp, &device));
-  return by_dtype(p.x.dtype, [&](auto t) {
-    using T = decltype(t);
-    return words_of_channels<T>(p) && channels_vectorize(p.grad) && words(p.given) && words(p.grad_residual)
-               ? launch_grad<T, kLanes<T>>(p, workspace, device, stream)
-               : launch_grad<T, 1>(p, workspace, device, stream);
+  const bool in_words = channels_vectorize(p.grad) && words(p.given) && words(p.grad_residual);
+  return by_kind(p, in_words, [&](auto t, auto n, auto kind) {
+    return launch_grad<decltype(t), decltype(n)::value, decltype(kind)::value>(p, workspace, device, stream);
   });
 }
 

@@ -15,6 +15,8 @@ struct SumPlan {
 };
 
 constexpr int kSumThreads = 256;
+// Channels of a thread's word: as many as leave registers for several CTAs on a multiprocessor.
+constexpr int kSumWord = 4;
 
 // A thread's place in its CTA: one of the CTA's words of channels, and every so manieth pixel of its part.
 struct SumThread {
@@ -41,13 +43,27 @@ __device__ __forceinline__ Word<T, kN>* word_at(const TensorView& t, const porta
                                         at.row * t.stride[2] + at.column * t.stride[3]);
 }
 
-// use(pixel, load(pixel)) for the thread's pixels of part blockIdx.x of gridDim.x, kBatch loads of them at a time.
+// The list as it is: its pixels, and in how many parts they are summed: no more than are worth a part.
+struct SumList {
+  int count, parts;
+  int64_t entries;
+  __device__ __forceinline__ SumList(const Conv2dParams& as_conv, const SumPlan& plan) {
+    constexpr int64_t kPixels = 16;  // of each thread
+    count = clamped_count(as_conv.active.count, static_cast<int>(as_conv.active.capacity));
+    entries = plan.list.tiles(count, 1);
+    const int64_t lanes = plan.words.quotient(kSumThreads),
+                  wanted = (entries + lanes * kPixels - 1) / (lanes * kPixels);
+    parts = static_cast<int>(max(min(wanted, int64_t{plan.parts}), int64_t{1}));
+  }
+};
+
+// use(pixel, load(pixel)) for the thread's pixels of part blockIdx.x of `parts`, kBatch loads of them at a time.
 template <int kBatch, class Load, class Use>
 __device__ __forceinline__ void for_part(const Conv2dParams& as_conv, const SumPlan& plan, const SumThread& thread,
-                                         const Load& load, const Use& use) {
+                                         const SumList& list, int parts, const Load& load, const Use& use) {
   if (!thread.taken) return;
-  const int count = clamped_count(as_conv.active.count, static_cast<int>(as_conv.active.capacity));
-  const int64_t entries = plan.list.tiles(count, 1), each = (entries + gridDim.x - 1) / gridDim.x;
+  const int count = list.count;
+  const int64_t entries = list.entries, each = (entries + parts - 1) / parts;
   const int64_t begin = each * blockIdx.x, end = min(begin + each, entries);
   for (int64_t first = begin + thread.lane; first < end; first += kBatch * thread.lanes) {
     portable::Pixel pixel[kBatch];
@@ -74,7 +90,7 @@ __device__ __forceinline__ void merge_parts(int channels, int parts, double (&su
 #pragma unroll
   for (int n = 0; n < kNumbers; ++n) sums[n] = 0;
   if (sharer < sharers)
-#pragma unroll 4
+#pragma unroll 8
     for (int part = sharer; part < parts; part += sharers) read(part, channel, sums);
 #pragma unroll
   for (int n = 0; n < kNumbers; ++n) found[n][threadIdx.x] = sums[n];
@@ -89,7 +105,7 @@ __device__ __forceinline__ void merge_parts(int channels, int parts, double (&su
 // of the numbers themselves, so that their spread bounds what cancels. Threads' are merged as Chan, Golub and LeVeque
 // have it (1979).
 template <class T, int kN>
-__global__ void __launch_bounds__(kSumThreads)
+__global__ void __launch_bounds__(kSumThreads, 4)
     moments_kernel(const __grid_constant__ Conv2dParams as_conv, const __grid_constant__ SumPlan plan, float* values,
                    float* counts) {
   extern __shared__ __align__(16) float shared[];  // [2 * kN][kSumThreads], then counts [kSumThreads]
@@ -98,10 +114,13 @@ __global__ void __launch_bounds__(kSumThreads)
   const TensorView& x = as_conv.y;
   const int64_t C = x.size[1];
   const SumThread thread = SumThread::of<kN>(plan, C);
+  const SumList list(as_conv, plan);
+  if (static_cast<int>(blockIdx.x) >= list.parts) return;
   const uint32_t words = thread.words, lanes = thread.lanes;
   float about[kN] = {}, sum[kN] = {}, square[kN] = {}, pixels = 0.f;
   for_part<4>(
-      as_conv, plan, thread, [&](const portable::Pixel& at) { return *word_at<T, kN>(x, at, thread.channel); },
+      as_conv, plan, thread, list, list.parts,
+      [&](const portable::Pixel& at) { return *word_at<T, kN>(x, at, thread.channel); },
       [&](const portable::Pixel&, const Word<T, kN>& loaded) {
 #pragma unroll
         for (int e = 0; e < kN; ++e) {
@@ -152,8 +171,8 @@ Status plan_sums(const char* op, const TensorView& x, const ActiveView& active, 
   *as_conv = {};  // whose pixel list it is
   as_conv->y = x, as_conv->active = active;
   const int64_t words = x.size[1] / kN;
-  // 128 bytes of a pixel; more where a word is one number. Few channels a CTA are few to merge.
-  const int64_t most = kN == 1 ? 32 : 8;
+  // 64 channels, or 32 where a word is one number: few channels a CTA are few to merge.
+  const int64_t most = kN == 1 ? 32 : 64 / kN;
   const int64_t together = x.stride[1] <= x.stride[3] ? std::min(words, most) : 1;
   const int64_t columns = (words + together - 1) / together;
   SBNET_CHECK(columns < 65536, "%s: x: expected fewer than 65536 channels, got %lld", op,
@@ -161,13 +180,13 @@ Status plan_sums(const char* op, const TensorView& x, const ActiveView& active, 
   *plan = {portable::PixelList(*as_conv), FastDiv(together), static_cast<int32_t>(words), 1};
   const int64_t lanes = kSumThreads / together, entries = plan->list.tiles(active.capacity, 1);
   const auto parts = [&](int64_t pixels, int64_t per_sm, int64_t limit) {
-    const int64_t wanted = std::min<int64_t>((entries + lanes * pixels - 1) / (lanes * pixels),
-                                             per_sm * device.sm_count / columns + 1);
+    const int64_t wanted =
+        std::min<int64_t>((entries + lanes * pixels - 1) / (lanes * pixels), per_sm * device.sm_count / columns + 1);
     return std::clamp<int64_t>(wanted, 1, limit);
   };
-  plan->parts = static_cast<int32_t>(parts(8, 2, kMostNormParts));
+  plan->parts = static_cast<int32_t>(parts(8, 4, kMostNormParts));
   *ctas = dim3(static_cast<unsigned>(plan->parts), static_cast<unsigned>(columns));
-  *takers = dim3(static_cast<unsigned>(parts(4, 4, INT32_MAX / 2)), static_cast<unsigned>(columns));
+  *takers = dim3(static_cast<unsigned>(parts(4, 3, INT32_MAX / 2)), static_cast<unsigned>(columns));
   return ok_status();
 }
 

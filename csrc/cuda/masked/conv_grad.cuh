@@ -1,9 +1,10 @@
 // What the kernels of a convolution's weight gradient share: how the list is cut into parts, and who adds them.
 //
 // A part sums the products of a range of the pixel list (conv_portable.cuh), in float32, into its own [K, R*S*C/groups]
-// of the workspace; one more launch adds the parts in order. Where there are clusters, the CTAs of some parts add theirs
-// in shared memory first; what is one part, or one cluster, is written as the gradient itself. How many parts there are depends on the count, which is
-// read on the device, and on nothing that differs from run to run: the same list gives the same bits.
+// of the workspace; one more launch adds the parts in order. Where there are clusters, the CTAs of some parts add
+// theirs in shared memory first; what is one part, or one cluster, is written as the gradient itself. How many parts
+// there are depends on the count, which is read on the device, and on nothing that differs from run to run: the same
+// list gives the same bits.
 #pragma once
 #include "core/masked/conv_grad.h"
 #include "cuda/masked/conv_portable.cuh"
@@ -74,8 +75,9 @@ __device__ __forceinline__ void store_gradient(const TensorView& weight, const F
   uint32_t tap, c, r, s;
   channels.divmod(column, &tap, &c);
   taps_per_row.divmod(tap, &r, &s);
-  static_cast<T*>(weight.data)[k * weight.stride[0] + c * weight.stride[1] + r * weight.stride[2] +
-                               s * weight.stride[3]] = from_float<T>(sum);
+  static_cast<T*>(
+      weight.data)[k * weight.stride[0] + c * weight.stride[1] + r * weight.stride[2] + s * weight.stride[3]] =
+      from_float<T>(sum);
 }
 
 // Adds the parts: conv_grad_add.cu.

@@ -1,5 +1,5 @@
-// turn_conv_weight on CUDA: a CTA takes a tap's tile of 32 by 32 channels through shared memory, so that both results are
-// written along their channels.
+// turn_conv_weight on CUDA: a CTA takes a tap's tile of 32 by 32 channels through shared memory, so that both results
+// are written along their channels.
 #include "core/masked/conv_grad.h"
 #include "cuda/by_dtype.cuh"
 #include "cuda/common.cuh"

@@ -68,8 +68,8 @@ __global__ void __launch_bounds__(kPixelThreads)
     uint32_t i, j;
     plan.width.divmod(static_cast<uint32_t>(pixel), &i, &j);
     if (params.dx_map) {
-      const int32_t* const row = params.dx_map + (image * params.dx_grid.count[0] + plan.own[0].quotient(i)) *
-                                                     params.dx_grid.count[1];
+      const int32_t* const row =
+          params.dx_map + (image * params.dx_grid.count[0] + plan.own[0].quotient(i)) * params.dx_grid.count[1];
       if (row[plan.own[1].quotient(j)] < 0) continue;
     }
     const uint32_t in[2] = {i, j};

@@ -36,8 +36,9 @@ struct NormCall {
   std::optional<Tensor> weight, bias;
   Params p = {};
 
-  NormCall(const Call& on, const Tensor& plane, std::optional<Tensor>& w, std::optional<Tensor>& b, const Tensor& indices,
-           const Tensor& count, const Tensor& block_map, const Ints& grid, double eps, const Tensor& out)
+  NormCall(const Call& on, const Tensor& plane, std::optional<Tensor>& w, std::optional<Tensor>& b,
+           const Tensor& indices, const Tensor& count, const Tensor& block_map, const Ints& grid, double eps,
+           const Tensor& out)
       : call(on), x(plane), weight(w), bias(b) {
     check_rank(call.op(), "x", x, 4);
     call.same_device("out", out);
@@ -59,7 +60,8 @@ struct NormCall {
     *to = view4(call.op(), name, *t);
   }
   void fringe(const std::optional<Tensor>& pixels, const std::optional<Tensor>& count) {
-    SBNET_TORCH_EXPECT(pixels.has_value() == count.has_value(), call.op(), "fringe", "pixels and count, got one of them");
+    SBNET_TORCH_EXPECT(pixels.has_value() == count.has_value(), call.op(), "fringe",
+                       "pixels and count, got one of them");
     if (!pixels) return;
     p.fringe.capacity = pixels->numel();
     p.fringe.pixels = call.int32("fringe", *pixels, p.fringe.capacity);
@@ -223,8 +225,8 @@ Tensor sparse_activation_grad(Tensor grad, Tensor z, std::optional<Tensor> slope
 }
 
 // The same on the blocks of a list, written there alone.
-void sparse_activation_grad_(Tensor grad, Tensor z, std::optional<Tensor> slope, Tensor indices, Tensor count, Ints grid,
-                             std::string activation, double activation_param, Tensor out,
+void sparse_activation_grad_(Tensor grad, Tensor z, std::optional<Tensor> slope, Tensor indices, Tensor count,
+                             Ints grid, std::string activation, double activation_param, Tensor out,
                              std::optional<Tensor> fringe_pixels, std::optional<Tensor> fringe_count) {
   const char* op = "sparse_activation_grad_";
   const Call call(op, "grad", grad);
