@@ -16,9 +16,9 @@ from sbnet.active import ActiveBlocks, Fringe
 from sbnet.engine.arguments import FLOATS
 from sbnet.engine.eager_layers import IN_NHWC, LAYERS, TAKES_OPEN, Stacks
 from sbnet.engine.eager_losses import LOSSES
-from sbnet.engine.eager_open import PLAIN, PROPERTIES, OpenMaps, open_of
+from sbnet.engine.eager_open import PLAIN, PROPERTIES, OpenMaps
 from sbnet.engine.eager_tokens import ATTEND, TOKENS, TokenNotes, compiled_once, refused
-from sbnet.engine.modes import ENTERED
+from sbnet.engine.modes import ENTERED, open_of
 from sbnet.geometry import Pair, to_pair
 from sbnet.masks.grow import grow
 from sbnet.ops import mask_pyramid, sparse_fill

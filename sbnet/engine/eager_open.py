@@ -18,7 +18,6 @@ from torch import Tensor
 
 from sbnet.engine.eager_chains import Conv, Layer, Norm, Plane, Pool, fits, told
 from sbnet.engine.eager_losses import Product, Total
-from sbnet.engine.eager_open import open_of
 from sbnet.geometry import to_pair
 from sbnet.ops import fringe
 from sbnet.ops.masked.conv import autocast
@@ -61,12 +60,6 @@ class _Open:
     pending: _Pending | None
     ring: bool = False  # are the pixels next to its blocks 0?
     wants_ring: bool = False  # of the gradient
-
-
-def open_of(mode: masked) -> OpenMaps | None:
-    """Maps of a context whose zeros are still to be written; None where all of them are: in stacks, and in a trace.
-    (Dynamo follows no property of a context that it did not see made.)"""
-    return None if torch.compiler.is_compiling() else mode.maps
 
 
 class OpenMaps:

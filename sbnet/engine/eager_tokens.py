@@ -25,8 +25,8 @@ PRODUCTS = {"matmul", "__matmul__", "__rmatmul__", "bmm", "baddbmm", "einsum", "
 MEANS = {"mean", "nanmean"}
 # Of zeros they give zeros: what follows them need not be masked again.
 SAME = {
-    "dropout", "contiguous", "clone", "detach", "to", "float", "half", "bfloat16", "double", "type", "requires_grad_", "cpu",
-    "cuda", "dropout_", "detach_",
+    "dropout", "contiguous", "clone", "detach", "to", "float", "half", "bfloat16", "double", "type", "requires_grad_",
+    "cpu", "cuda", "dropout_", "detach_",
 }  # fmt: skip
 KEEP_ZEROS = {"gelu", "relu", "silu", "dropout", "mul", "__mul__", "__rmul__", "neg", "div", "__truediv__", "tanh"}
 ATTEND = {
@@ -64,7 +64,7 @@ class Tokens(NamedTuple):
     at: int
 
     @property
-    def count(self) -> int:
+    def rows(self) -> int:
         return self.prefix + self.size[0] * self.size[1] + self.suffix
 
 
@@ -74,8 +74,8 @@ MAP, NHWC = "map", "nhwc"  # what a move may make of tokens: a plane again
 
 
 class TokenNotes:
-    """`__call__(name, move, func, args, kwargs)` gives what an op does; move: it computes nothing. Not in a trace: Dynamo
-    knows no attributes of tensors."""
+    """`__call__(name, move, func, args, kwargs)` gives what an op does; move: it computes nothing. Not in a trace:
+    Dynamo knows no attributes of tensors."""
 
     def __init__(self, context: masked) -> None:
         self.context, self.met = context, False
@@ -191,14 +191,14 @@ class TokenNotes:
         if not isinstance(out, Tensor) or not out.is_floating_point():
             return out
         images = int(held.at == 0)
-        if out.dim() < 2 or out.dim() <= held.at or out.shape[held.at] != held.count:
+        if out.dim() < 2 or out.dim() <= held.at or out.shape[held.at] != held.rows:
             return self._noted(out, LOOSE) if out.dim() else out
         if out.shape[images] != len(self.context.mask):
             return self._noted(out, LOOSE)
         if name not in KEEP_ZEROS:
             seen = self.active(held) if images == 0 else self.active(held).t()
             shape = [1] * out.dim()
-            shape[images], shape[held.at] = out.shape[images], held.count
+            shape[images], shape[held.at] = out.shape[images], held.rows
             out = torch.where(seen.reshape(shape), out, out.new_zeros(()))
         return self._noted(out, held)
 
@@ -257,7 +257,7 @@ class TokenNotes:
 def _looked_up(func: Any, shape: tuple[int, ...], tokens: Tokens, given: str, held: Any) -> list[Any]:
     """Where tokens lie in what a move gives: of each tensor Tokens, MAP, NHWC, LOOSE or ROWS."""
     args, kwargs = held.value
-    count, at = tokens.count, tokens.at
+    count, at = tokens.rows, tokens.at
     index = torch.arange(count, dtype=torch.int32)
     if at < 0:  # of a plane, whose rows are dimension -at
         view = [1] * len(shape)

@@ -18,6 +18,7 @@ from support.transformers import ViT, Windows
 
 libraries = pytest.mark.skipif(not tokens.available(), reason="torchvision, timm and transformers are not installed")
 QUICK = ("ViT", "DINOv2, registers", "DeiT, distilled")
+WRITTEN_OUT: set[str] = set()  # families whose attention is products and a softmax
 
 
 def masks(side: int, device="cpu") -> torch.Tensor:
@@ -60,16 +61,15 @@ def test_the_gradients_are_those_of_the_active_tokens_alone(device, full):
 @libraries
 @pytest.mark.parametrize("family", [f if f in QUICK else pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES])
 def test_libraries_transformers(family):
-    """What `sparsify` gives; or it is refused by name, where a network writes its attention out."""
     make, side, patch, prefix, suffix = FAMILIES[family]
     net, x = make(), torch.randn(2, 3, side, side)
     mask, keep = masks(side), kept(masks(side).float(), patch, prefix, suffix)
-    try:
-        with torch.no_grad(), sbnet.masked(mask, block=1):
-            got = net(x)
-    except NotImplementedError as error:
-        assert family not in QUICK, error
+    if family in WRITTEN_OUT:
+        with sbnet.masked(mask, block=1), pytest.raises(NotImplementedError, match="of tokens with tokens"):
+            net(x)
         return
+    with torch.no_grad(), sbnet.masked(mask, block=1):
+        got = net(x)
     exact = copy.deepcopy(net).double()
     for n in range(2):
         assert_holds(got[n], on_kept(net, x, keep)[n], on_kept(exact, x.double(), keep)[n], family)
@@ -156,9 +156,9 @@ def step(x, mask):
         return net(x)
 
 x, mask, said = torch.randn(2, 3, 96, 96), torch.ones(2, 96, 96), []
-for call in (lambda: torch.compile(step, backend="eager")(x, mask), lambda: torch.compile(step, fullgraph=True)(x, mask)):
+for options in ({"backend": "eager"}, {"fullgraph": True}):
     try:
-        call()
+        torch.compile(step, **options)(x, mask)
     except Exception as error:
         said.append("compiled" in str(error) and "attention" in str(error))
 assert said == [True, True], said
