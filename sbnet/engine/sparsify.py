@@ -187,7 +187,7 @@ class SparseRun:
         return made
 
     def _graph(self, inputs: Sequence[Any]) -> Graph:
-        tokens = self.options["mode"] == "masked"
+        tokens = self.options["mode"] != "exact"
         if isinstance(self._module, nn.Module):
             captured = capture(check_counted(self._module), inputs, None, tokens)
             if not self._shapes:  # those that are there may be of another state

@@ -13,6 +13,7 @@ from sbnet.graph.ir import Graph, Value
 from sbnet.graph.passes.bottleneck import fuse_bottlenecks
 from sbnet.graph.passes.gates import join_gates
 from sbnet.graph.passes.program import gates_into_programs, sums_of_few_channels
+from sbnet.graph.passes.remember import remember_tokens
 from sbnet.graph.passes.siblings import join_siblings
 from sbnet.graph.tokens import Tokens
 from sbnet.progress import step
@@ -86,6 +87,8 @@ def plan(graph: Graph, block: Any = "auto", mode: str = "masked", device: torch.
     packed = [(t, sizes.index(t.size)) for t in tokens if t is not None]
     lists = {v: len(sizes) + tokens.index(v.tokens) for v in values}
     made = Plan(graph, [*planes, *(t.plane for t, _ in packed)], mode, lists, packed)
+    if mode == "cached":
+        remember_tokens(made)
     if kind == "cuda":
         gates_into_programs(sums_of_few_channels(join_siblings(join_gates(made)).graph))
     return fuse_bottlenecks(made, torch.device(device))
