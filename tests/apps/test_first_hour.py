@@ -89,5 +89,6 @@ def test_the_story(title, wheels, tmp_path):
     if title.startswith("Fine-tuning"):
         before, after = (float(v) for v in re.findall(r"([\d.]+) masked", done.stdout))
         assert after < before
-    warned = [line for line in done.stderr.splitlines() if "Warning:" in line and "pip" not in line.lower()]
+    # LeafSpec: the page calls torch.onnx.export itself, and so hears PyTorch's warning of itself
+    warned = [line for line in done.stderr.splitlines() if "Warning:" in line and "LeafSpec" not in line]
     assert not warned, "\n".join(warned)
