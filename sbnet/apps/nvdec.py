@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sbnet.apps.surface import FORMATS
 from sbnet.files import reason
 
 # FFmpeg's names of codecs -> PyNvVideoCodec's. Those alone whose pictures every decoder makes to the bit.
 CODECS = {"h264": "H264", "hevc": "HEVC", "vp8": "VP8", "vp9": "VP9", "av1": "AV1", "libdav1d": "AV1"}
-FORMATS = ("yuv420p", "yuvj420p")
 START_CODES = {"h264": "h264_mp4toannexb", "hevc": "hevc_mp4toannexb"}  # what the decoder reads, and files often lack
 LIBRARY = "libnvcuvid.so.1"
 

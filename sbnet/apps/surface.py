@@ -1,13 +1,20 @@
-"""Pictures as hardware decoders leave them, NV12 in device memory, and their colours."""
+"""Pictures as decoders leave them, luma and chroma apart, and their colours."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from sbnet.apps import video
+
+FORMATS = ("yuv420p", "yuvj420p")  # of FFmpeg: 8 bits, chroma of 2x2 pixels
+NARROW = 32  # columns below which FFmpeg rounds in another way
 
 # FFmpeg's numbers of matrices -> what swscale multiplies chroma by (V to red, U to blue, U and V to green), 16 bits of
 # fraction, for levels of 16 to 240.
@@ -27,12 +34,14 @@ class Look:
     Attributes:
         matrix: of CHROMA.
         full: levels are 0 to 255, not 16 to 235.
+        planar: all of U lies before all of V (FFmpeg's yuv420p), not U and V in turn (NV12).
         turned, over, across: transposed first, then mirrored up and down, then left and right.
         size: (height, width) that the picture is scaled to, once it is upright.
     """
 
     matrix: int = 5
     full: bool = False
+    planar: bool = False
     turned: bool = False
     over: bool = False
     across: bool = False
@@ -48,16 +57,18 @@ class Look:
 
 @dataclass
 class Surface:
-    """A picture on a device, which may not be there yet.
+    """A picture on a device, which may not be there yet, or in pinned memory on its way to one.
 
     Attributes:
-        planes: [3H/2,W] uint8, H and W even: luma, below it U and V in turn for each 2x2 pixels.
+        planes: [3H/2,W] uint8, H and W even: luma, below it U and V for each 2x2 pixels.
         ready: an event of the stream that writes them; None: they are there.
+        shown: the picture as the host's decoder shows it, [H,W,3] uint8, where there is such a one.
     """
 
     planes: Tensor
     look: Look
     ready: Any = None
+    shown: Callable[[], np.ndarray] | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -72,9 +83,40 @@ class Surface:
             self.planes.record_stream(current)
         return self.planes
 
-    def rgb(self) -> Tensor:
-        """[H,W,3] uint8 on its device."""
-        return rgb_of(self.wait(), self.look)
+    def rgb(self, device: torch.device | None = None) -> Tensor:
+        """[H,W,3] uint8 on a device; None: on its own."""
+        planes = self.wait()
+        return rgb_of(planes if device is None else planes.to(device, non_blocking=True), self.look)
+
+
+def look_of(tagged: Any, pixels: str, frame: Any, size: tuple[int, int] | None = None, planar: bool = False) -> Look:
+    """How the planes of a film's frames are shown.
+
+    Args:
+        tagged: what tells their colours, a frame of PyAV's or a stream's context.
+        pixels: FFmpeg's name of their format.
+        frame: one that tells how it is turned, where one is known.
+        size: as of Look.
+    """
+    full = int(tagged.color_range) == video.FULL or pixels == "yuvj420p"
+    matrix = video.matrix_of(int(tagged.colorspace), tagged.height, tagged.width)
+    return Look(video.SCALERS[matrix], full, planar, *video.orientation_of(frame), size)
+
+
+def surface_of(frame: Any, upright: video.Upright) -> Surface | None:
+    """A frame of PyAV's, its planes in pinned memory where there is a GPU, which makes its colours: a film's reader
+    converts nothing and half of the bytes go there. None of a frame whose colours FFmpeg alone makes."""
+    height, width = frame.height, frame.width
+    if frame.format.name not in FORMATS or height % 2 or width % 2 or width < NARROW:
+        return None
+    planes = torch.empty(3 * height // 2, width, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+    rest = planes.numpy().reshape(-1)
+    for plane in frame.planes:
+        rows = np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)[: plane.height, : plane.width]
+        np.copyto(rest[: rows.size].reshape(rows.shape), rows)
+        rest = rest[rows.size :]
+    look = look_of(frame, frame.format.name, frame, planar=True)
+    return Surface(planes, look, shown=lambda: upright(frame))
 
 
 def rgb_of(planes: Tensor, look: Look) -> Tensor:
@@ -88,8 +130,11 @@ def rgb_of(planes: Tensor, look: Look) -> Tensor:
     planes = planes.reshape(-1, *planes.shape[-2:])
     luma, (red, blue, green_u, green_v) = _factors(look)
     y = _upper(planes[:, :height].float().sub_(0 if look.full else 16), luma)
-    chroma = planes[:, height:].reshape(-1, height // 2, width // 2, 2).float().sub_(128)
-    u, v = chroma[..., 0], chroma[..., 1]
+    chroma = planes[:, height:].float().sub_(128)
+    if look.planar:
+        u, v = chroma.reshape(-1, 2, height // 2, width // 2).unbind(1)
+    else:
+        u, v = chroma.reshape(-1, height // 2, width // 2, 2).unbind(3)
     tint = torch.stack([_upper(v, red), _upper(u, green_u) + _upper(v, green_v), _upper(u, blue)], 3)
     shown = y.view(-1, height // 2, 2, width // 2, 2, 1) + tint[:, :, None, :, None]
     rgb = shown.clamp_(0, 255).view(-1, height, width, 3)

@@ -126,6 +126,33 @@ def test_a_film_whose_last_packets_are_lost_says_so(fake, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("size", "pix", "tags"),
+    [
+        ((150, 200), "yuv420p", {}),
+        ((150, 200), "yuvj420p", {"colorspace": 5}),
+        ((94, 70), "yuv420p", {"colorspace": 9, "color_range": 2}),  # lines of chroma that FFmpeg pads
+    ],
+)
+def test_a_gpu_makes_the_colours_of_what_the_host_decodes(size, pix, tags, tmp_path):
+    path = film(tmp_path / "film.mp4", size=size, pix=pix, **tags)
+    wanted = read(open_source(path))
+    frames = list(hardware(path, wanted="host"))
+    for frame, one in zip(frames, wanted, strict=True):
+        assert frame.surface.planes.shape == (3 * size[0] // 2, size[1])
+        assert frame.size == size
+        assert np.array_equal(frame.raw().numpy(), one[2])
+        assert np.abs(frame.surface.rgb().numpy().astype(int) - one[2]).max() <= 1
+
+
+@pytest.mark.parametrize(("size", "pix"), [((151, 201), "yuv420p"), ((150, 200), "yuv444p"), ((20, 24), "yuv420p")])
+def test_the_host_makes_colours_that_it_alone_makes_to_the_bit(size, pix, tmp_path):
+    path = film(tmp_path / "film.mkv", "ffv1", size=size, pix=pix, count=2)
+    frames = list(hardware(path, wanted="host"))
+    assert [frame.surface for frame in frames] == [None, None]
+    same([(f.index, f.time, f.pixels) for f in frames], read(open_source(path)), 0)
+
+
+@pytest.mark.parametrize(
     ("codec", "pix", "size", "reason"),
     [
         ("mpeg4", "yuv420p", (150, 200), "codec mpeg4"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -58,11 +59,13 @@ def uncovered(boxes: Tensor, valid: Tensor, overlap: float) -> tuple[Tensor, Ten
     return kept > 0, (kept == before).all() & ~close.any() & ~more
 
 
-def stay(boxes: Tensor, scores: Tensor, overlap: float, kept: Tensor | None, certain: Tensor | None) -> list[int]:
-    """`best_of`, or what `uncovered` found, where that is certain. All on the host; boxes best first."""
+def stay(
+    boxes: Callable[[], Tensor], scores: np.ndarray, overlap: float, kept: Tensor | None, certain: Tensor | None
+) -> list[int]:
+    """`best_of` of boxes and scores, best first, or what `uncovered` found, where that is certain. All on the host."""
     if kept is None or certain is None or not bool(certain):
-        return best_of(boxes, scores, overlap)
-    return torch.nonzero(kept[: len(boxes)])[:, 0].tolist()
+        return best_of(boxes(), torch.from_numpy(scores), overlap)
+    return np.flatnonzero(kept.numpy()[: len(scores)]).tolist()
 
 
 def boxes_of_faces(
@@ -109,7 +112,7 @@ def faces_among(found: Any, size: tuple[int, ...], least: float, overlap: float 
     rows, kept, certain = found
     rows = rows[rows[:, 0] > least]
     boxes, scores = _face_boxes(rows), rows[:, 0]
-    order = stay(boxes, scores, overlap, kept, certain)
+    order = stay(lambda: boxes, scores.numpy(), overlap, kept, certain)
     shown = torch.minimum(boxes[order], torch.tensor([size[1], size[0]] * 2, dtype=torch.float32))
     return [
         {"box": [round(v, 1) for v in box], "score": round(score, 4)}

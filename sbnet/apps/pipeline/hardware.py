@@ -13,7 +13,7 @@ from torch import Tensor
 from sbnet.apps import nvdec, video
 from sbnet.apps.nvdec import UnservedError
 from sbnet.apps.pipeline.frames import Frame, PipelineError
-from sbnet.apps.surface import Look, Surface
+from sbnet.apps.surface import Look, Surface, look_of
 from sbnet.files import reason
 
 DECODERS = ("auto", "host", "nvdec")
@@ -81,7 +81,9 @@ class Decoding:
         with nullcontext() if live else container:
             first = None if live else video.first_frame(container, stream)
             nvdec.check_stream(stream, first)
-            look = _look_of(stream, first, size)
+            context = stream.codec_context
+            # A frame knows what the container leaves out.
+            look = look_of(context if first is None else first, context.pix_fmt, first, size)
         container, stream = opened()
         with nullcontext() if live else container:
             film = _Film(name, container, stream, look, self.device)
@@ -93,13 +95,6 @@ class Decoding:
             if not live and not film.broken and video.ends_early(stream, film.count, film.end):
                 fault = f"the film ends after {film.count} of {stream.frames} frames: the file is not complete"
                 yield Frame(film.count, None, f"{name}, frame {film.count}", fault=fault)
-
-
-def _look_of(stream: Any, first: Any, size: Size | None) -> Look:
-    tagged = stream.codec_context if first is None else first  # a frame knows what the container leaves out
-    full = int(tagged.color_range) == video.FULL or stream.codec_context.pix_fmt == "yuvj420p"
-    matrix = video.matrix_of(int(tagged.colorspace), stream.height, stream.width)
-    return Look(video.SCALERS[matrix], full, *video.orientation_of(first), size)
 
 
 class _Film:
