@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -336,7 +337,8 @@ class Compute:
             summary.place = place_of(frame, at, self._drift)
         summary.largest = larger(summary.largest, largest)
         if frame.index >= 0:
-            summary.show(frame.index, Shot(None, largest, differences(output, wanted, where)))
+            seam = math.nan if summary.likeness is None else summary.likeness.newest
+            summary.show(frame.index, Shot(None, largest, differences(output, wanted, where), seam))
         self.aside += time.perf_counter() - begin
 
 
