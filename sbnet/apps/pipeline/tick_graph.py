@@ -9,10 +9,9 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from sbnet.apps.pipeline.frame_graph import Packing, kind_of, landing_of
-from sbnet.apps.pipeline.frames import Frame, PipelineError, input_of
+from sbnet.apps.pipeline.frame_graph import Packing, kind_of, landing_of, seen
+from sbnet.apps.pipeline.frames import Frame, PipelineError
 from sbnet.apps.pipeline.networks import Network
-from sbnet.apps.surface import rgb_of
 from sbnet.engine.capture import cuda_graph
 
 # x [N,C,H,W] -> what the network returned, active blocks of each camera, mask, what is added to the pictures
@@ -53,7 +52,7 @@ class TickGraph:
         self._graph, self._made = cuda_graph(self._run, device)
 
     def _run(self) -> tuple[Tensor, Tensor, Any, Tensor, Tensor | None]:
-        x = input_of(self.pixels if self.look is None else rgb_of(self.pixels, self.look), self.dtype)
+        x = seen(self.pixels, self.look, self.dtype)
         output, active, mask, drift = self.body(x)
         shown = []
         for k in range(len(x)):
