@@ -282,8 +282,9 @@ class Compute:
             picture = picture.to("cpu", non_blocking=True)
         return Result(frame, output, picture, records)
 
-    def _blocks(self, run: Any, x: Tensor, image: int = 0) -> tuple[Tensor, tuple[int, int]]:
-        """Active blocks of the plane that is the frame's, or of the finest, [rows,columns], on a frame of x."""
+    def _blocks(self, run: Any, x: Tensor, image: int | slice = 0) -> tuple[Tensor, tuple[int, int]]:
+        """Active blocks of the plane that is the frame's, or of the finest, [rows,columns], on a frame of x, or on
+        several of them."""
         height, width = x.shape[2:]
         given = tuple(run.shape[2:])
         sizes = [plane[:2] for plane in run.planes]
