@@ -116,11 +116,8 @@ class Decoder:
         data.bsl, data.bsl_data, data.pts = 0, 0, stamp
         if packet is not None:
             data.bsl, data.bsl_data = packet.buffer_size, packet.buffer_ptr
-        found = self._made.Decode(data)
-        if not found:
-            return []
-        with torch.cuda.stream(self.stream):
-            return [(frame.getPTS(), self._copied(frame)) for frame in found]
+        with torch.cuda.stream(self.stream):  # and its device
+            return [(frame.getPTS(), self._copied(frame)) for frame in self._made.Decode(data)]
 
     def written(self) -> Any:
         """An event: pictures so far are there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -121,44 +122,82 @@ def surface_of(frame: Any, upright: video.Upright) -> Surface | None:
 
 def rgb_of(planes: Tensor, look: Look) -> Tensor:
     """[...,H,W,3] uint8 of planes [...,3H/2,W]: to the bit what FFmpeg's swscale makes of them on x86-64, unless it is
-    scaled.
-
-    Swscale multiplies 16-bit integers and keeps the upper halves of the products. Those of a byte by its factors are
-    integers of less than 24 bits, so float32 holds them exactly; CUDA graphs may hold all of this.
-    """
-    batch, (height, width) = planes.shape[:-2], (planes.shape[-2] * 2 // 3, planes.shape[-1])
-    planes = planes.reshape(-1, *planes.shape[-2:])
-    luma, (red, blue, green_u, green_v) = _factors(look)
-    y = _upper(planes[:, :height].float().sub_(0 if look.full else 16), luma)
-    chroma = planes[:, height:].float().sub_(128)
-    if look.planar:
-        u, v = chroma.reshape(-1, 2, height // 2, width // 2).unbind(1)
-    else:
-        u, v = chroma.reshape(-1, height // 2, width // 2, 2).unbind(3)
-    tint = torch.stack([_upper(v, red), _upper(u, green_u) + _upper(v, green_v), _upper(u, blue)], 3)
-    shown = y.view(-1, height // 2, 2, width // 2, 2, 1) + tint[:, :, None, :, None]
-    rgb = shown.clamp_(0, 255).view(-1, height, width, 3)
-    if look.turned:
-        rgb = rgb.transpose(1, 2)
-    if look.over or look.across:
-        rgb = rgb.flip([axis for axis, mirrored in ((1, look.over), (2, look.across)) if mirrored])
+    scaled. CUDA graphs may hold all of this."""
+    batch = planes.shape[:-2]
+    rgb = _upright(_colours(planes.reshape(-1, *planes.shape[-2:]), look, torch.float32), look)
     if look.size is not None and rgb.shape[1:3] != look.size:
         x = F.interpolate(rgb.movedim(3, 1), size=look.size, mode="bilinear", antialias=True)
         rgb = x.movedim(1, 3).add(0.5)
     return rgb.to(torch.uint8).contiguous().view(*batch, *rgb.shape[1:])
 
 
+def unit_of(planes: Tensor, look: Look, dtype: torch.dtype) -> Tensor:
+    """[N,3,H,W] channels_last, the bytes of `rgb_of` of planes [N,3H/2,W] as a network takes them, 0 to 1; in fewer
+    passes over the frame where nothing is scaled."""
+    if look.size is None:
+        # float16 holds whole numbers of up to 2048.
+        rgb = _upright(_colours(planes, look, torch.float16 if dtype == torch.float16 else torch.float32), look)
+    else:
+        rgb = rgb_of(planes, look)
+    x = rgb.movedim(3, 1) / torch.tensor(255, dtype=dtype)
+    return x.to(dtype).contiguous(memory_format=torch.channels_last)
+
+
+def _colours(planes: Tensor, look: Look, dtype: torch.dtype) -> Tensor:
+    """[N,H,W,3], whole numbers of 0 to 255, of planes [N,3H/2,W] as they lie.
+
+    Swscale multiplies 16-bit integers and keeps the upper halves of the products, so luma and each plane of chroma give
+    what a table of their 256 levels holds.
+    """
+    height, width = planes.shape[1] * 2 // 3, planes.shape[2]
+    of_luma, of_u, of_v = _tables(look.matrix, look.full, planes.device, dtype)
+    y = F.embedding(planes[:, :height].int(), of_luma)
+    chroma = planes[:, height:].int()
+    if look.planar:
+        u, v = chroma.reshape(-1, 2, height // 2, width // 2).unbind(1)
+    else:
+        u, v = chroma.reshape(-1, height // 2, width // 2, 2).unbind(3)
+    tint = F.embedding(u, of_u).add_(F.embedding(v, of_v))
+    shown = y.view(-1, height // 2, 2, width // 2, 2, 1) + tint[:, :, None, :, None]
+    return shown.clamp_(0, 255).view(-1, height, width, 3)
+
+
+def _upright(rgb: Tensor, look: Look) -> Tensor:
+    """[N,H,W,3] as they are shown."""
+    if look.turned:
+        rgb = rgb.transpose(1, 2)
+    if look.over or look.across:
+        rgb = rgb.flip([axis for axis, mirrored in ((1, look.over), (2, look.across)) if mirrored])
+    return rgb
+
+
+@functools.cache  # a CUDA graph reads them where they are
+def _tables(matrix: int, full: bool, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """What each level of luma adds to all colours [256,1], and each of U and of V to red, green and blue [256,3]."""
+    luma, (red, blue, green_u, green_v) = _factors(matrix, full)
+    levels = torch.arange(256, dtype=torch.float64)
+    apart = levels - 128
+    nothing = torch.zeros_like(levels)
+    tables = (
+        _upper(levels - (0 if full else 16), luma)[:, None],
+        torch.stack([nothing, _upper(apart, green_u), _upper(apart, blue)], 1),
+        torch.stack([_upper(apart, red), _upper(apart, green_v), nothing], 1),
+    )
+    of_luma, of_u, of_v = (table.to(device, dtype) for table in tables)
+    return of_luma, of_u, of_v
+
+
 def _upper(values: Tensor, factor: int) -> Tensor:
-    """Of 8 times whole numbers, times a factor of 16 bits, the upper half; whole numbers as floats."""
-    return values.mul(factor / (1 << 13)).floor_()
+    """Of 8 times whole numbers, times a factor of 16 bits, the upper half."""
+    return (values * factor / (1 << 13)).floor()
 
 
-def _factors(look: Look) -> tuple[int, tuple[int, int, int, int]]:
+def _factors(matrix: int, full: bool) -> tuple[int, tuple[int, int, int, int]]:
     """As swscale rounds them to 13 bits of fraction: of luma, and of V to red, U to blue, U and V to green."""
-    red, blue, green_u, green_v = CHROMA[look.matrix]
-    luma = 1 << 16 if look.full else (1 << 16) * 255 // 219
+    red, blue, green_u, green_v = CHROMA[matrix]
+    luma = 1 << 16 if full else (1 << 16) * 255 // 219
     chroma = [red, blue, -green_u, -green_v]
-    if look.full:
+    if full:
         chroma = [int(factor * 224 / 255) for factor in chroma]
     rounded = [min(max((factor << 13) + (1 << 15) >> 16, -(1 << 15)), (1 << 15) - 1) for factor in (luma, *chroma)]
     return rounded[0], (rounded[1], rounded[2], rounded[3], rounded[4])

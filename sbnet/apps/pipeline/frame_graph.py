@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sbnet.apps.pipeline.frames import Frame, PipelineError, input_of
 from sbnet.apps.pipeline.networks import Network, shown_of
-from sbnet.apps.surface import Look, rgb_of
+from sbnet.apps.surface import Look, unit_of
 from sbnet.engine.capture import cuda_graph
 
 # x [1,C,H,W] -> what the network returned, active blocks, mask, what is added to the picture
@@ -86,7 +86,9 @@ class FrameGraph:
 def seen(given: Tensor, look: Look | None, dtype: torch.dtype) -> Tensor:
     """[N,C,H,W] channels_last, 0 to 1, of what `Frame.given` gives of one frame or several of one kind. look: of planes
     of surfaces."""
-    return input_of(given if look is None else rgb_of(given, look), dtype)
+    if look is None:
+        return input_of(given, dtype)
+    return unit_of(given if given.dim() == 3 else given[None], look, dtype)
 
 
 def landing_of(network: Network, output: Any, frame: Frame, drift: Tensor | None) -> tuple[Any, bool]:
