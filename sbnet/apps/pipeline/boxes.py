@@ -154,11 +154,11 @@ def boxes_of_text(scores: Tensor, size: tuple[int, ...], least: float, area: int
     tall, broad = high - low
     wider = tall * broad * UNCLIP / (2 * (tall + broad))
     corners = np.stack([*(low - wider)[::-1], *(high + wider)[::-1]], 1).clip(0, [size[1], size[0]] * 2)
-    order = np.lexsort((corners[:, 0].round(1), corners[:, 1].round(1)))
-    return [
-        {"box": box, "score": score}
-        for box, score in zip(corners[order].round(1).tolist(), shares[order].round(4).tolist(), strict=True)
+    records = [
+        {"box": [round(v, 1) for v in box], "score": round(score, 4)}
+        for box, score in zip(corners.tolist(), shares.tolist(), strict=True)
     ]
+    return sorted(records, key=lambda r: (r["box"][1], r["box"][0]))
 
 
 def label(mask: Tensor) -> Tensor:
