@@ -142,12 +142,12 @@ class Refresh(Mask):
 
     Args:
         frames: from one turn of a tile to its next.
-        tile: side of a tile in pixels.
+        tile: side of a tile in pixels; the larger, the less of what is computed is the halo around it.
 
     >>> mask = sbnet.masks.Changed(12 / 255, 5) | sbnet.masks.Refresh(50)
     """
 
-    def __init__(self, frames: int = 50, tile: int = 32) -> None:
+    def __init__(self, frames: int = 50, tile: int = 96) -> None:
         if frames < 1 or tile < 1:
             raise ValueError(f"sbnet: Refresh: expected at least one frame and pixel, got {frames} and {tile}")
         self.frames, self.tile = frames, tile
