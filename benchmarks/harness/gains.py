@@ -204,7 +204,8 @@ def load(results: Path) -> tuple[list[Row], list[Row], list[Row]]:
     """Rows of pipelines, of what moves in films, and of cameras."""
     names = "cpu", "h200", "density", "h200_cameras"
     *found, films, cameras = (_lines(results / "pipelines" / f"{name}.jsonl") for name in names)
-    return [row for rows in found for row in rows if "end to end" in row], films, cameras
+    pairs = [row for row in cameras if "dense" in row]
+    return [row for rows in found for row in rows if "end to end" in row], films, pairs
 
 
 def _lines(path: Path) -> list[Row]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import heapq
+import threading
 from fractions import Fraction
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +51,7 @@ def read(source) -> list[tuple]:
 
 
 def hardware(path, device=CUDA, wanted="auto", size=None):
-    return open_source(path, size, decoding=Decoding(wanted, device))
+    return open_source(path, size, decoding=Decoding("nvdec" if size else wanted, device))
 
 
 def same(got: list[tuple], wanted: list[tuple], most: int = 1) -> None:
@@ -56,6 +59,11 @@ def same(got: list[tuple], wanted: list[tuple], most: int = 1) -> None:
     for (*_, a), (*_, b) in zip(got, wanted, strict=True):
         assert isinstance(a, str) == isinstance(b, str)
         assert isinstance(a, str) or np.abs(a.astype(int) - b).max() <= most
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
 
 
 class Fake:
@@ -210,6 +218,35 @@ def test_a_name_that_is_no_decoder_is_refused(tmp_path):
         Pipeline(path, decoder="gpu", device="cpu")
     with pytest.raises(PipelineError, match="decoder: expected a device cuda for nvdec, got cpu"):
         Pipeline(path, decoder="nvdec", device="cpu")
+
+
+def test_scaled_frames_are_the_host_s_unless_the_hardware_is_asked_for(fake, tmp_path):
+    path = film(tmp_path / "film.mp4", count=3)
+    source = open_source(path, (76, 100), decoding=Decoding("auto", CUDA))
+    same(read(source), read(open_source(path, (76, 100))), 0)
+    assert source.decoder == ("host", "the host scales frames in another way")
+
+
+def test_a_stream_from_a_server(fake, tmp_path):
+    path = film(tmp_path / "film.ts", max_b_frames=0, gop_size=5)
+    handler = partial(Quiet, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            source = hardware(f"http://127.0.0.1:{server.server_port}/film.ts")
+            got = read(source)
+        finally:
+            server.shutdown()
+    same(got, read(open_source(path)))
+    assert source.decoder == ("NVDEC", "")
+
+
+def test_cameras_are_decoded_by_the_hardware_where_it_serves(fake, tmp_path):
+    path = film(tmp_path / "film.mp4", count=2)
+    run = Cameras([path, path], "motion", "contours", device="cpu")
+    assert [camera.decoding.wanted for camera in run.cameras] == ["auto", "auto"]
+    assert Pipeline(path, device="cpu").decoding.wanted == "host"
+    assert Cameras([path], "motion", "contours", device="cpu", decoder="host").cameras[0].decoding.wanted == "host"
 
 
 def broken_film(path: Path) -> Path:

@@ -25,7 +25,8 @@ class Decoding:
     """Who decodes a source's frames.
 
     Attributes:
-        wanted: of DECODERS; auto: the hardware where it can, else the host.
+        wanted: of DECODERS; auto: the hardware where it can and gives the host's pictures, which scaled ones are not,
+            else the host.
         device: of the pipeline.
         vectors: frames come with the motion vectors of their codec, which the host's decoder alone tells.
         ran: "NVDEC" or "host" once that is decided, "" before. why: the hardware did not.
@@ -62,7 +63,10 @@ class Decoding:
             PipelineError: the hardware was asked for, and cannot.
         """
         self.ran, self.why = "host", "the mask reads motion vectors" if self.vectors else ""
-        if self.device.type == "cuda" and self.wanted != "host" and not self.vectors:
+        scaled = self.wanted == "auto" and size is not None
+        if scaled and not self.why:
+            self.why = "the host scales frames in another way"
+        if self.device.type == "cuda" and self.wanted != "host" and not self.vectors and not scaled:
             try:
                 yield from self._hardware(name, opened, size, live)
                 return
