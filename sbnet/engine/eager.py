@@ -198,7 +198,9 @@ class masked(TorchFunctionMode):
                 maps.settle_others(*args[:2])
             if len(args) == 1 and not kwargs and known and args[0].dtype == SAME_AS.get(move or ""):
                 return args[0]
-            if func not in TAKES_OPEN and not _reads_no_pixels(func, move):
+            # A function of autograd's own, which no mode sees, may keep what its forward pass was given.
+            hidden = not torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in args)
+            if (hidden or func not in TAKES_OPEN) and not _reads_no_pixels(func, move):
                 looked_at = move in ("register_hook", "retain_grad", "requires_grad_") or func is torch.autograd.grad
                 maps.close_all((args, tuple(kwargs.values())), looked_at)
         if known and self._has(args[0], OTHER):

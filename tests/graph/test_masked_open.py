@@ -202,6 +202,34 @@ def test_second_derivatives_are_refused_but_with_stacks(device):
             assert net["conv"].weight.grad.any()
 
 
+class Keeps(torch.autograd.Function):
+    """A function that no mode sees, which computes again in its backward pass."""
+
+    @staticmethod
+    def forward(ctx, x, net):
+        ctx.save_for_backward(x)
+        ctx.net = net
+        return net["one"](x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        Keeps.seen = x
+        return F.conv_transpose2d(grad, ctx.net["one"].weight), None
+
+
+def test_functions_of_autograd_are_given_whole_maps(device):
+    x, mask = data(device)
+    net = layers(device)
+    active = sbnet.masked(mask, BLOCK)
+    with active:
+        loss = Keeps.apply(net["norm"](net["conv"](x)), net).square().sum()
+    loss.backward()
+    inside = active.active(SIZE).pixel_mask(SIZE)
+    assert Keeps.seen.any()
+    assert not Keeps.seen[(~inside).expand_as(Keeps.seen)].any()
+
+
 @pytest.mark.parametrize("batch", [0, 2])
 @pytest.mark.parametrize("density", [0.0, 1.0])
 def test_empty_and_full_masks(device, batch, density):
