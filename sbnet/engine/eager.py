@@ -17,7 +17,8 @@ from sbnet.engine.arguments import FLOATS
 from sbnet.engine.eager_layers import IN_NHWC, LAYERS, TAKES_OPEN, Stacks
 from sbnet.engine.eager_losses import LOSSES
 from sbnet.engine.eager_open import PLAIN, PROPERTIES, OpenMaps
-from sbnet.engine.modes import ENTERED
+from sbnet.engine.eager_tokens import ATTEND, TOKENS, TokenNotes, compiled_once, refused
+from sbnet.engine.modes import ENTERED, open_of
 from sbnet.geometry import Pair, to_pair
 from sbnet.masks.grow import grow
 from sbnet.ops import mask_pyramid, sparse_fill
@@ -98,8 +99,9 @@ class masked(TorchFunctionMode):
             raise ValueError(f"sbnet: masked: capacity: expected a share above 0 and up to 1, got {capacity}")
         self.capacity, self.synchronized = capacity, synchronized
         self._stacks = None if capacity is None else Stacks(self)
-        self._open = OpenMaps(self) if capacity is None and not torch.compiler.is_compiling() else None
+        self.maps = OpenMaps(self) if capacity is None and not torch.compiler.is_compiling() else None
         self._lists: dict[Pair, ActiveBlocks] = {}
+        self._tokens = TokenNotes(self)
         self._rings: dict[Pair, Fringe] = {}
         self._planes: set[Pair] = set()  # met in this context
         # Feature maps that are 0 outside of the active blocks carry a note of it, as long as the context lasts. Dynamo
@@ -123,12 +125,12 @@ class masked(TorchFunctionMode):
         if self._stacks is not None:
             self._stacks.__exit__(*error)
         super().__exit__(*error)
-        if self._open is not None:
-            self._open.finish(error[0] is not None)
+        if self.maps is not None:
+            self.maps.finish(error[0] is not None)
         for reference in self._noted:
             x = reference()
             if x is not None:
-                for what in (KEPT, NHWC, OTHER):
+                for what in (KEPT, NHWC, OTHER, TOKENS):
                     x.__dict__.pop(what, None)
         self._noted.clear()
         if error[0] is None and self._other is not None and not self._lists:
@@ -140,7 +142,7 @@ class masked(TorchFunctionMode):
         key = int(size[0]), int(size[1])
         self._planes.add(key)
         if key not in self._lists:
-            if self.open is None:
+            if open_of(self) is None:
                 found = mask_pyramid(self.mask, [(*key, self._block_of(key))]).planes[0]
                 self._lists[key] = found if self.capacity is None else _first_of(found, self.capacity)
             else:
@@ -168,26 +170,31 @@ class masked(TorchFunctionMode):
         self.active(size)
         return self._rings[int(size[0]), int(size[1])]
 
-    @property
-    def open(self) -> OpenMaps | None:
-        """Maps whose zeros are still to be written; None where all of them are: in stacks, and in a trace."""
-        return None if torch.compiler.is_compiling() else self._open
-
     def missed(self) -> dict[Pair, int]:
         """Of each plane that was met, how many active blocks did not fit the capacity. Reads the device."""
         return {size: int(a.total) - int(a.count) for size, a in self._lists.items() if size in self._planes}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        name = _named(func)[0]
+        if not torch.compiler.is_compiling():
+            return self._tokens(name, name in MOVES, func, args, kwargs)
+        compiled_once()
+        if name in ATTEND:  # Dynamo then leaves the step to Python, part by part, and notes are lost
+            raise refused("attention in a compiled step", "attention that runs eagerly")
+        return self.op(func, args, kwargs)
+
+    def op(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """What an op gives of feature maps."""
         first = args[0] if args and not self._met and self.is_map(args[0]) else None
         if first is not None and first.shape[2:] == self.mask.shape[1:]:
             self._met, first = True, None
         known = bool(args) and isinstance(args[0], Tensor)
-        nhwc = known and self._lies_nhwc(args[0])
+        nhwc = known and self.lies_nhwc(args[0])
         layer = (IN_NHWC if nhwc else LAYERS).get(func)
         if func in LOSSES and not (known and self.keeps(args[0])):
             layer = None
-        maps = self.open
+        maps = open_of(self)
         move, writes = _kind(func, args, kwargs)
         if maps is not None:
             if writes or "out" in kwargs:
@@ -244,6 +251,20 @@ class masked(TorchFunctionMode):
             self._stacks.note(x)
         return self._note(x, KEPT)
 
+    def plane(self, x: Tensor, nhwc: bool) -> Tensor:
+        """What was moved to be a feature map again, 0 outside of the active blocks."""
+        if nhwc:
+            return self.as_nhwc(sparse_fill(x.permute(0, 3, 1, 2), self.active(x.shape[1:3])))
+        return self.kept(sparse_fill(x, self.active(x.shape[2:])))
+
+    def planes(self) -> list[Pair]:
+        """(height, width) of the feature maps that were met."""
+        return list(self._planes)
+
+    def met(self, size: Sequence[int]) -> bool:
+        """Were there feature maps of this size?"""
+        return tuple(map(int, size)) in self._planes
+
     def list_of(self, x: Tensor) -> ActiveBlocks | None:
         """The active blocks of a feature map that is 0 outside of them."""
         return self.active(x.shape[2:]) if self.keeps(x) else None
@@ -256,9 +277,13 @@ class masked(TorchFunctionMode):
         if torch.compiler.is_compiling():
             self._traced[what].append(x)
         else:
-            x.__dict__[what] = x.grad_fn
-            self._noted.append(weakref.ref(x))
+            self.noted(x, what, x.grad_fn)
         return x
+
+    def noted(self, x: Tensor, what: str, value: Any) -> None:
+        """Leaves a note on a tensor, outside of a trace."""
+        x.__dict__[what] = value
+        self._noted.append(weakref.ref(x))
 
     def _has(self, x: Tensor, what: str) -> bool:
         if torch.compiler.is_compiling():
@@ -267,7 +292,7 @@ class masked(TorchFunctionMode):
             return what in x.__dict__ and x.__dict__[what] is x.grad_fn
         return what in x.__dict__
 
-    def _lies_nhwc(self, x: Tensor) -> bool:
+    def lies_nhwc(self, x: Tensor) -> bool:
         return self._has(x, NHWC) and x.dim() == 4
 
     def _nhwc(self, out: Any) -> Any:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sbnet.engine.eager_losses import LOSSES
+from sbnet.engine.modes import open_of
 from sbnet.geometry import Pair, resize_output_size, to_pair, to_scales
 from sbnet.ops import (
     sparse_avg_pool2d,
@@ -43,9 +44,9 @@ def conv2d(
     x_active = mode.list_of(input)
     if x_active is None:  # the network's input: what follows has its memory format, whose kernels are the fast ones
         input = input.contiguous(memory_format=torch.channels_last)
-    if mode.open is not None:
+    if (maps := open_of(mode)) is not None:
         window = tuple(geometry[name] for name in ("stride", "padding", "dilation"))
-        return mode.open.conv(input, weight, bias, size, window, groups)
+        return maps.conv(input, weight, bias, size, window, groups)
     return mode.kept(sparse_conv2d(input, weight, bias, mode.active(size), x_active=x_active, **geometry))
 
 
@@ -83,8 +84,8 @@ def max_pool2d(
     size = _size(input, kernel_size, stride or kernel_size, padding, dilation) if mode.is_map(input) else None
     if size is None or ceil_mode or return_indices:
         return None
-    if mode.open is not None and mode.keeps(input):
-        return mode.open.pool(input, size, True, (kernel_size, stride or kernel_size, padding, dilation))
+    if (maps := open_of(mode)) is not None and mode.keeps(input):
+        return maps.pool(input, size, True, (kernel_size, stride or kernel_size, padding, dilation))
     return mode.kept(sparse_max_pool2d(input, mode.active(size), kernel_size, stride, padding, dilation))
 
 
@@ -95,9 +96,9 @@ def avg_pool2d(
     size = _size(input, kernel_size, stride or kernel_size, padding, 1) if mode.is_map(input) else None
     if size is None or ceil_mode:
         return None
-    if mode.open is not None and mode.keeps(input):
+    if (maps := open_of(mode)) is not None and mode.keeps(input):
         window = kernel_size, stride or kernel_size, padding, 1
-        return mode.open.pool(input, size, False, window, count_include_pad, divisor_override)
+        return maps.pool(input, size, False, window, count_include_pad, divisor_override)
     options = count_include_pad, divisor_override
     return mode.kept(sparse_avg_pool2d(input, mode.active(size), kernel_size, stride, padding, False, *options))
 
@@ -114,11 +115,11 @@ def batch_norm(
     if any(t is not None and t.dtype != torch.float32 for t in running):
         return None
     many = mode.synchronized and torch.distributed.is_available() and torch.distributed.is_initialized()
-    if mode.open is not None and not many and mode.keeps(input):
+    if (maps := open_of(mode)) is not None and not many and mode.keeps(input):
         follow = [] if running_mean is None or running_var is None else [running_mean, running_var, momentum]
-        return mode.open.norm(input, weight, bias, eps, follow)
-    if mode.open is not None:
-        mode.open.close(input)
+        return maps.norm(input, weight, bias, eps, follow)
+    if (maps := open_of(mode)) is not None:
+        maps.close(input)
     norm = synchronized_batch_norm2d if many else batch_norm2d
     y, statistics = norm(input, mode.active(input.shape[2:]), weight, bias, eps)
     if running_mean is not None and running_var is not None:
@@ -157,11 +158,11 @@ def add(mode: masked, input: Any, other: Any, alpha: Any = 1) -> Tensor | None:
         return None
     if input.shape != other.shape or input.dtype != other.dtype or input.device != other.device:
         return None
-    if mode.open is not None:
-        found = mode.open.add(input, other, False) if input is not other else None
+    if (maps := open_of(mode)) is not None:
+        found = maps.add(input, other, False) if input is not other else None
         if found is not None:
             return found
-        mode.open.settle(input)
+        maps.settle(input)
     return mode.kept(_Sum.apply(input, other, mode.active(input.shape[2:])))
 
 
@@ -182,7 +183,7 @@ def add_(mode: masked, input: Any, other: Any, alpha: Any = 1) -> Tensor | None:
     same = mode.keeps(input) and mode.keeps(other) and alpha == 1 and input is not other
     if not same or input.shape != other.shape or input.dtype != other.dtype or torch.compiler.is_compiling():
         return None
-    found = None if mode.open is None else mode.open.add(input, other, True)
+    found = None if (maps := open_of(mode)) is None else maps.add(input, other, True)
     if found is not None:
         return found
     return mode.kept(_SumInPlace.apply(input, other, mode.active(input.shape[2:])))
@@ -226,8 +227,8 @@ def _activate(mode: masked, x: Tensor, name: str, param: float | None, inplace: 
     if not mode.is_map(x):
         return None
     active = mode.active(x.shape[2:])
-    if mode.open is not None:
-        found = mode.open.activate(x, name, param or 0.0, inplace)
+    if (maps := open_of(mode)) is not None:
+        found = maps.activate(x, name, param or 0.0, inplace)
         if found is not None:
             return found
     if not inplace:
@@ -263,7 +264,7 @@ def cat(mode: masked, tensors: Any, dim: int = 0) -> Tensor | None:
     """Channels of maps that are all 0 outside of the active blocks."""
     if dim not in (1, -3) or not isinstance(tensors, (tuple, list)) or not all(map(mode.keeps, tensors)):
         return None
-    return mode.kept(torch.cat(tensors, dim)) if mode.open is None else mode.open.cat(tensors)
+    return mode.kept(torch.cat(tensors, dim)) if (maps := open_of(mode)) is None else maps.cat(tensors)
 
 
 # ---- feature maps that are seen as [N,H,W,C]

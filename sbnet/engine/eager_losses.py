@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from sbnet.engine.eager_chains import Plane, first_derivatives, like, note_clean
+from sbnet.engine.modes import open_of
 
 if TYPE_CHECKING:
     from sbnet.engine.eager import masked
@@ -80,9 +81,9 @@ class Total(torch.autograd.Function):
 
 
 def square(mode: masked, input: Any, exponent: Any = 2) -> Tensor | None:
-    if mode.open is None or not mode.keeps(input) or isinstance(exponent, Tensor) or exponent != 2:
+    if (maps := open_of(mode)) is None or not mode.keeps(input) or isinstance(exponent, Tensor) or exponent != 2:
         return None
-    return mode.open.product(input, None, "square")
+    return maps.product(input, None, "square")
 
 
 def mul(mode: masked, input: Any, other: Any) -> Tensor | None:
@@ -94,7 +95,7 @@ def sub(mode: masked, input: Any, other: Any, alpha: Any = 1) -> Tensor | None:
 
 
 def _binary(mode: masked, input: Any, other: Any, name: str) -> Tensor | None:
-    if mode.open is None or not mode.keeps(input):
+    if (maps := open_of(mode)) is None or not mode.keeps(input):
         return None
     if isinstance(other, Tensor):
         same = other.shape == input.shape and other.dtype == input.dtype and other.device == input.device
@@ -102,7 +103,7 @@ def _binary(mode: masked, input: Any, other: Any, name: str) -> Tensor | None:
             return None
     elif not isinstance(other, (int, float)) or isinstance(other, bool):
         return None
-    return mode.open.product(input, other, name)
+    return maps.product(input, other, name)
 
 
 def mean(mode: masked, input: Any, *more: Any, **options: Any) -> Tensor | None:
@@ -114,9 +115,9 @@ def total(mode: masked, input: Any, *more: Any, **options: Any) -> Tensor | None
 
 
 def _total(mode: masked, input: Any, mean: bool, more: Any, options: Any) -> Tensor | None:
-    if mode.open is None or more or options or not mode.keeps(input) or input.dtype != torch.float32:
+    if (maps := open_of(mode)) is None or more or options or not mode.keeps(input) or input.dtype != torch.float32:
         return None
-    return mode.open.total(input, mean) if input.numel() else None
+    return maps.total(input, mean) if input.numel() else None
 
 
 T = torch.Tensor

@@ -42,8 +42,8 @@ def sparse_max_pool2d(
     Raises:
         RuntimeError, ValueError, TypeError: wrong shapes, dtypes, devices or grid.
 
-    >>> active = reduce_mask(mask, BlockGrid.cover(pool_output_size((112, 112), 3, 2, 1), 8))
-    >>> y = sparse_max_pool2d(x, active, 3, 2, 1)
+    >>> sbnet.sparse_max_pool2d(torch.rand(1, 16, 96, 160), active, 3, 2, 1).shape
+    torch.Size([1, 16, 48, 80])
     """
     op = "sparse_max_pool2d"
     window = *_window(op, kernel_size, stride, padding), *pairs(op, dilation=dilation)
@@ -67,6 +67,8 @@ def sparse_max_pool2d_(
     Args:
         out: [N,C,H_out,W_out] of x's dtype, any layout; must not share memory with x.
         fringe: from `sbnet.fringe`, or None.
+
+    >>> sbnet.sparse_max_pool2d_(torch.rand(1, 16, 96, 160), active, torch.empty_like(x), 3, 2, 1)
     """
     op = "sparse_max_pool2d_"
     window = *_window(op, kernel_size, stride, padding), *pairs(op, dilation=dilation)
@@ -88,7 +90,8 @@ def sparse_avg_pool2d(
     Equals where(active, F.avg_pool2d(x, ...), 0). Arguments, result and errors are those of `sparse_max_pool2d` and
     F.avg_pool2d; sums are float32.
 
-    >>> y = sparse_avg_pool2d(x, active, 2)
+    >>> sbnet.sparse_avg_pool2d(torch.rand(1, 16, 96, 160), active, 2).shape
+    torch.Size([1, 16, 48, 80])
     """
     op = "sparse_avg_pool2d"
     window = _window(op, kernel_size, stride, padding)
@@ -113,6 +116,8 @@ def sparse_avg_pool2d_(
     Args:
         out: [N,C,H_out,W_out] of x's dtype, any layout; must not share memory with x.
         fringe: from `sbnet.fringe`, or None.
+
+    >>> sbnet.sparse_avg_pool2d_(torch.rand(1, 16, 96, 160), active, torch.empty_like(x), 2)
     """
     op = "sparse_avg_pool2d_"
     window = _window(op, kernel_size, stride, padding)
