@@ -66,7 +66,7 @@ def pixels(kind: str, batch: int, side: int, share: float, device: str) -> Tenso
 
 
 def work(setting: Setting, name: str, batch: int, side: int, kind: str, share: float) -> Work:
-    net = (four() if name == "four 3x3" else _built(name)).to(setting.device).train()
+    net = (four() if name == "four 3x3" else built(name)).to(setting.device).train()
     net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     x = torch.randn(batch, 3, side, side).to(setting.device).contiguous(memory_format=torch.channels_last)
     mask = pixels(kind, batch, side, share, setting.device)
@@ -115,7 +115,7 @@ def loss_of(y: Any) -> Tensor:
     return sum(t.float().square().mean() for t in parts)  # type: ignore[return-value]
 
 
-def _built(name: str) -> nn.Module:
+def built(name: str) -> nn.Module:
     if name in nets.NETWORKS:
         return nets.NETWORKS[name]()
     try:
