@@ -4,8 +4,8 @@ python -m sbnet.benchmarks.harness.camera_rates yolo --source street1080.mp4 --c
 
 Each camera is the same film. The masked side is `sbnet.Cameras` into a function that drops results. The dense one reads
 by as many threads of the same decoder, and calls the fastest dense form of the network, its batch the number of
-cameras, with the same work on its outputs. Both run --rounds times in turn, after a run that is not counted; the
-fastest of each is kept. `cpu` is the processor's seconds a thousand frames, of all threads,
+cameras, on a GPU in one graph as well, with the same work on its outputs. Both run --rounds times in turn, after a run
+that is not counted; the fastest of each is kept. `cpu` is the processor's seconds a thousand frames, of all threads,
 setting up included.
 
 yolo is the benchmark's YOLOv8s-like detector with random weights, whose scores are moved so that some 50 boxes of the
@@ -22,7 +22,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor
 
 import sbnet
@@ -31,8 +30,8 @@ from sbnet.apps.pipeline.compute import placed
 from sbnet.apps.pipeline.decode import decoded
 from sbnet.apps.pipeline.dense_side import form_on_cuda
 from sbnet.apps.pipeline.frame_graph import landing_of
-from sbnet.apps.pipeline.stages import Ahead
-from sbnet.apps.pipeline.tick_graph import row_of
+from sbnet.apps.pipeline.stages import Ahead, Behind
+from sbnet.apps.pipeline.tick_graph import TickGraph, row_of
 from sbnet.benchmarks.harness import nets
 from sbnet.benchmarks.harness.measure import film_facts, film_parser, keep_row, made_by
 
@@ -88,45 +87,78 @@ def masked(given: argparse.Namespace, network: Network) -> tuple[float, dict[str
 
 @torch.no_grad()
 def dense(given: argparse.Namespace, network: Network) -> tuple[float, dict[str, Any]]:
-    """The same of the dense network on a batch of a frame of each camera."""
+    """The same of the dense network on a batch of a frame of each camera: on a GPU one graph, as the masked side's."""
     cameras = [
         Pipeline(given.source, network=network, mode="dense", device=given.device, decoder=given.decoder,
                  limit=given.frames)
         for _ in range(given.cameras)
     ]  # fmt: skip
-    first = cameras[0]
-    device, dtype = first.device, first.dtype
-    model = network.model
-    model = placed(model, device, dtype) if isinstance(model, torch.nn.Module) else model
     feeds = [Ahead(camera.source) for camera in cameras]
-    frames, seconds, begin, call, name = 0, 0.0, 0.0, None, ""
+    behind = Behind(_concluded)
+    frames, begin, call = 0, 0.0, None
     try:
         while True:
             batch: list[Any] = [next(feed, None) for feed in feeds]
             if any(frame is None for frame in batch) or (given.frames and frames >= given.frames * len(feeds)):
                 break
-            x = torch.cat([frame.tensor(device, dtype) for frame in batch])
-            x = network.input(x.contiguous(memory_format=torch.channels_last))
             if call is None:  # setting up is no part of it
-                name, call = form_on_cuda(model, x) if device.type == "cuda" else ("PyTorch", model)
-                call(x)
+                call = _Dense(cameras[0], network, batch)
                 begin = time.perf_counter()
-            output = call(x)
-            landed = []
-            for k, frame in enumerate(batch):
-                found, _ = landing_of(network, row_of(output, k, len(batch)), frame, None)
-                landed.append(pytree.tree_map_only(Tensor, lambda v: v.to("cpu", non_blocking=v.is_cuda), found))
-            if device.type == "cuda":
-                torch.cuda.current_stream().synchronize()
-            for found, frame in zip(landed, batch, strict=True):
-                if network.landing is not None:
-                    network.concluded(found, frame)
+            behind.put((network, *call(batch)))
             frames += len(batch)
-            seconds = time.perf_counter() - begin
+        behind.close()
+        seconds = time.perf_counter() - begin
     finally:
         for feed in feeds:
             feed.close()
-    return frames / seconds, {"form": name, "frames": frames}
+    return frames / seconds, {"form": call.name if call else "", "frames": frames}
+
+
+class _Dense:
+    """`dense(batch)`: (what the network is to `finish` of each frame, the frames, an event: it is on the host)."""
+
+    def __init__(self, camera: Pipeline, network: Network, batch: list[Any]) -> None:
+        self._network, device, dtype = network, camera.device, camera.dtype
+        model = network.model
+        model = placed(model, device, dtype) if isinstance(model, torch.nn.Module) else model
+        self._tensor = lambda frame: frame.tensor(device, dtype)
+        self._graph: TickGraph | None = None
+        if device.type != "cuda":
+            self.name, self._model = "PyTorch", model
+            return
+        x = torch.cat([self._tensor(frame) for frame in batch]).contiguous(memory_format=torch.channels_last)
+        self.name, self._model = form_on_cuda(model, network.input(x))
+        nothing = torch.zeros(len(batch), 1, 1, dtype=torch.bool, device=device)
+
+        def body(x: Tensor) -> tuple[Any, Tensor, Tensor, None]:
+            return self._model(network.input(x)), nothing, nothing, None
+
+        with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):
+            self._graph = TickGraph(network, body, batch, device, dtype)
+
+    def __call__(self, batch: list[Any]) -> tuple[list[Any], list[Any], Any]:
+        if self._graph is None:
+            output = self._model(self._network.input(torch.cat([self._tensor(frame) for frame in batch])))
+            found = [
+                landing_of(self._network, row_of(output, k, len(batch)), frame, None)[0]
+                for k, frame in enumerate(batch)
+            ]
+            return found, batch, None
+        self._graph.upload(batch)
+        self._graph.replay()
+        found, _ = self._graph.download()
+        here = torch.cuda.Event(blocking=True)
+        here.record()
+        return found, batch, here
+
+
+def _concluded(item: tuple[Network, list[Any], list[Any], Any]) -> None:
+    network, found, batch, here = item
+    if here is not None:
+        here.synchronize()
+    if network.landing is not None:
+        for landed, frame in zip(found, batch, strict=True):
+            network.concluded(landed, frame)
 
 
 def row(given: argparse.Namespace) -> dict[str, Any]:

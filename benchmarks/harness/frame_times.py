@@ -23,8 +23,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import sbnet
 from sbnet.apps.pipeline.compute import Compute
-from sbnet.apps.pipeline.frame_graph import FrameGraph
-from sbnet.apps.pipeline.frames import input_of
+from sbnet.apps.pipeline.frame_graph import FrameGraph, seen
 from sbnet.apps.pipeline.summary import Summary
 from sbnet.benchmarks.harness.measure import film_facts, film_parser, keep_row, made_by
 from sbnet.engine import capture
@@ -74,7 +73,7 @@ class MaskPath:
 
     def __init__(self, compute: Compute, graph: FrameGraph) -> None:
         self._mask, network = copy.deepcopy(compute.mask), compute.network
-        self._x, self._dtype = input_of(graph.pixels, graph.dtype), graph.dtype
+        self._x, self._graphed = seen(graph.pixels, graph.look, graph.dtype), graph
         lists, margin = compute.run.executor.lists, compute.margin
 
         def body() -> tuple[Any, Any]:
@@ -84,7 +83,7 @@ class MaskPath:
         self._mask.reset()
 
     def upload(self, pixels: Tensor) -> None:
-        self._x.copy_(input_of(pixels.to(self._x.device), self._dtype))
+        self._x.copy_(seen(pixels.to(self._x.device), self._graphed.look, self._graphed.dtype))
 
     def replay(self) -> None:
         self._graph.replay()

@@ -12,7 +12,7 @@ import argparse
 import datetime
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +105,59 @@ def pipeline_table(rows: Iterable[Row]) -> str:
     return markdown(head, lines)
 
 
+PAYS = 1.2  # times from which on a mask is said to pay
+
+
+def pays_table(rows: Iterable[Row], cameras: Iterable[Row]) -> str:
+    """For which networks and machines a mask pays from end to end: of each network the gains of one source and of
+    cameras, the least and the most that was recorded, and at which share of active blocks."""
+    found: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for row in rows:
+        writing = "" if row["to"] or "NVIDIA" not in row["device"] else ", writing nothing"
+        of = found.setdefault(f"`{row['network']}`", {})
+        of.setdefault(f"{_short(row['device'])}, one source{writing}", []).append((row["end to end"], row["density"]))
+    for row in cameras:
+        of, side = found.setdefault(f"`{row['network']}`", {}), row["masked"]
+        of.setdefault(f"{_short(row['device'])}, {row['cameras']} cameras of 1080p", []).append(
+            (row["x dense"], side["density"])
+        )
+    machines = sorted({machine for of in found.values() for machine in of})
+    lines = []
+    for network, of in found.items():
+        cells = []
+        for machine in machines:
+            gains = sorted(of.get(machine, []))
+            if not gains:
+                cells.append("")
+                continue
+            (least, _), (most, _) = gains[0], gains[-1]
+            said = f"{cell(least)}x" if cell(least) == cell(most) else f"{cell(least)} to {cell(most)}x"
+            share = sum(density for _, density in gains) / len(gains)
+            verdict = "pays" if least >= PAYS else "hardly" if most < PAYS else "in part"
+            cells.append(f"{verdict}: {said} at {percent(share)}")
+        lines.append([network, *cells])
+    return markdown(["network", *machines], lines)
+
+
+def _short(device: str) -> str:
+    return device.removeprefix("NVIDIA ") if "NVIDIA" in device else "a CPU"
+
+
+def camera_table(rows: Iterable[Row]) -> str:
+    """Cameras from decoding to results, with the dense network beside."""
+    lines = []
+    for row in sorted(rows, key=lambda row: -row["x dense"]):
+        own, whole = row["masked"], row["dense"]
+        lines.append([
+            f"{row['cameras']} x `{row['network']}`", own["title"].split(": ")[0].rpartition(", ")[2], own["decoder"],
+            percent(own["density"]), cell(own["fps"]), cell(whole["fps"]), f"**{cell(row['x dense'])}x**",
+            f"{own['cpu']:.2g} / {whole['cpu']:.2g}", own["bound"], f"{row['device']}, {row['date']}",
+        ])  # fmt: skip
+    head = ["cameras", "frames", "decoder", "active", "frames a second of all", "dense", "end to end",
+            "CPU seconds a thousand frames, both", "bound by", "measured on"]  # fmt: skip
+    return markdown(head, lines)
+
+
 def _bounds(row: Row) -> str:
     """The stages that worked longest, of both runs; nothing of GPU rows whose writing held the wait for the device."""
     if "NVIDIA" in row["device"] and "device" not in row["busy"]:
@@ -132,10 +185,13 @@ def percent(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
-def parts(sessions: Mapping[str, Session], pipelines: Iterable[Row], films: Iterable[Row]) -> dict[str, str]:
+def parts(
+    sessions: Mapping[str, Session], pipelines: Sequence[Row], films: Iterable[Row], cameras: Sequence[Row]
+) -> dict[str, str]:
     """What stands between the marks of docs/is_it_for_me.md."""
     return {
-        "gains": curve_table(curves(sessions)), "pipelines": pipeline_table(pipelines), "motion": motion_table(films),
+        "pays": pays_table(pipelines, cameras), "gains": curve_table(curves(sessions)),
+        "pipelines": pipeline_table(pipelines), "cameras": camera_table(cameras), "motion": motion_table(films),
     }  # fmt: skip
 
 
@@ -144,10 +200,12 @@ def as_json(found: Iterable[Curve]) -> str:
     return f"[\n{lines}\n]\n"
 
 
-def load(results: Path) -> tuple[list[Row], list[Row]]:
-    """Rows of pipelines, and of what moves in films."""
-    *found, films = (_lines(results / "pipelines" / f"{name}.jsonl") for name in ("cpu", "h200", "density"))
-    return [row for rows in found for row in rows if "end to end" in row], films
+def load(results: Path) -> tuple[list[Row], list[Row], list[Row]]:
+    """Rows of pipelines, of what moves in films, and of cameras."""
+    names = "cpu", "h200", "density", "h200_cameras"
+    *found, films, cameras = (_lines(results / "pipelines" / f"{name}.jsonl") for name in names)
+    pairs = [row for row in cameras if "dense" in row]
+    return [row for rows in found for row in rows if "end to end" in row], films, pairs
 
 
 def _lines(path: Path) -> list[Row]:

@@ -3,7 +3,8 @@
 python -m sbnet.benchmarks.harness.long_film -o rows.jsonl
 
 Draws a film of small frames in which a square walks over noise, runs a pipeline from it into another film, and takes
-resident memory and frames a second over its second and its last thousand frames (the first sets up).
+resident memory, on a GPU the device's as well, and frames a second over its second and its last thousand frames (the
+first sets up).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 
 import sbnet
+from sbnet.apps.pipeline.hardware import DECODERS
 from sbnet.apps.writers import VideoWriter
 from sbnet.benchmarks.harness.measure import keep_row, made_by
 
@@ -44,8 +46,14 @@ def resident() -> float:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
+def on_device() -> float:
+    """MiB of the GPU that are taken, by whomever."""
+    free, whole = torch.cuda.mem_get_info()
+    return (whole - free) / 2**20
+
+
 def row(given: argparse.Namespace) -> dict[str, Any]:
-    marks: dict[int, tuple[float, float]] = {}
+    marks: dict[int, tuple[float, float, float]] = {}
     load = os.getloadavg()[0]
     seen = 0
 
@@ -53,12 +61,14 @@ def row(given: argparse.Namespace) -> dict[str, Any]:
         nonlocal seen
         seen += 1
         if seen % SPAN == 0:
-            marks[seen] = time.perf_counter(), resident()
+            marks[seen] = time.perf_counter(), resident(), on_device() if given.device == "cuda" else 0.0
 
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "film.mp4", Path(folder) / "out.mp4"
         draw(source, given.frames)
-        pipeline = sbnet.Pipeline(source, network=given.network, sink=target, device=given.device, compare=0)
+        pipeline = sbnet.Pipeline(
+            source, network=given.network, sink=target, device=given.device, decoder=given.decoder, compare=0
+        )
         summary = pipeline.run(told)
     ends = sorted(marks)
     if len(ends) < 3:
@@ -71,6 +81,9 @@ def row(given: argparse.Namespace) -> dict[str, Any]:
         "fps of each thousand": [round(v, 1) for v in speed.values()],
         "MiB after each thousand": [round(marks[end][1], 1) for end in ends],
     }  # fmt: skip
+    if given.device == "cuda":
+        facts["decoder"] = summary.decoder[0]
+        facts["MiB of the device after each thousand"] = [round(marks[end][2], 1) for end in ends]
     made = {"date": datetime.date.today().isoformat(), "threads": torch.get_num_threads(), "load before": load,
             "load after": os.getloadavg()[0]}  # fmt: skip
     return {**facts, **made_by(given.device == "cuda"), **made}
@@ -81,6 +94,7 @@ def main() -> None:
     parser.add_argument("--network", default="contours")
     parser.add_argument("--frames", type=int, default=10_000)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--decoder", default="auto", choices=DECODERS)
     keep_row(row, parser)
 
 

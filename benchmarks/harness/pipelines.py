@@ -33,6 +33,7 @@ import sbnet
 import sbnet.models
 from sbnet import _library
 from sbnet.apps.pipeline import Network, Result
+from sbnet.apps.pipeline.hardware import DECODERS
 from sbnet.benchmarks.harness.measure import film_parser, keep_row, made_by
 from sbnet.engine import executor
 from sbnet.masks import Mask
@@ -114,7 +115,7 @@ def run(given: argparse.Namespace, dense: bool, masks: MaskTime | None = None, c
         if source == "pages":
             source = [page(k) for k in range(options["limit"] or 8)]
         options |= {"network": network, "device": given.device, "margin": given.margin, "view": given.view}
-        options["compare"] = compare
+        options |= {"compare": compare, "decoder": given.decoder}
         if masks is None:
             return sbnet.Pipeline(source, sink=sinks or _drop, **options).run()
         pipeline = sbnet.Pipeline(source, sink=[*sinks, masks.see], **options)
@@ -155,7 +156,7 @@ def row(given: argparse.Namespace) -> dict[str, Any]:
         "network": given.network, "source": Path(given.source).name, "mask": given.mask, "mode": own.mode,
         "to": given.to or None, "view": given.view, "title": own.title, "frames": own.frames,
         "density": own.densities.mean, "ms": own.ms.mean, "fps": own.fps, "rounds": [one.fps for one, _ in runs],
-        "busy": own.busy, "bound": own.bound,
+        "busy": own.busy, "bound": own.bound, "decoder": own.decoder[0] or "host",
         "peak MiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         "dense ms": compared.dense_ms.mean if compared.dense_ms.count else None, "dense form": compared.dense_form,
         "rms error": compared.errors.mean if compared.errors.count else None, "largest error": compared.largest,
@@ -190,6 +191,7 @@ def main() -> None:
     parser.add_argument("--dense-frames", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--view", default="picture", help="of both runs: picture, or side")
+    parser.add_argument("--decoder", default="auto", choices=DECODERS)
     parser.add_argument("--to", default="out.mp4", help="a name in a folder of its own; nothing: no encoding")
     keep_row(row, parser)
 

@@ -7,16 +7,17 @@ import functools
 import importlib
 import importlib.util
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sbnet.apps.surface import FORMATS
 from sbnet.files import reason
 
 # FFmpeg's names of codecs -> PyNvVideoCodec's. Those alone whose pictures every decoder makes to the bit.
 CODECS = {"h264": "H264", "hevc": "HEVC", "vp8": "VP8", "vp9": "VP9", "av1": "AV1", "libdav1d": "AV1"}
-FORMATS = ("yuv420p", "yuvj420p")
 START_CODES = {"h264": "h264_mp4toannexb", "hevc": "hevc_mp4toannexb"}  # what the decoder reads, and files often lack
 LIBRARY = "libnvcuvid.so.1"
 
@@ -80,7 +81,8 @@ class Decoder:
         self._codec = CODECS[codec]
         self.device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
         torch.zeros(1, device=self.device)  # PyTorch's context is the one that is used
-        self.stream = torch.cuda.Stream(self.device)
+        # Before what the network is doing: a picture that waits for its copy keeps a decoder from the next.
+        self.stream = torch.cuda.Stream(self.device, priority=-1)
         self._made = self._make()
 
     def _make(self) -> Any:
@@ -97,24 +99,25 @@ class Decoder:
         """Forgets what it was sent: it goes on with the next key frame, of whatever size."""
         self._made = self._make()
 
-    def send(self, packet: Any, number: int) -> list[tuple[int, Tensor]]:
-        """Pictures that are finished, in the order in which they are shown: the number of the packet that each came in,
-        and its planes [3H/2,W] uint8, which `stream` writes.
+    def send(self, packet: Any, stamp: int) -> list[tuple[int, Tensor]]:
+        """Pictures that are finished, in the order in which they are shown: a stamp, and planes [3H/2,W] uint8, which
+        `stream` writes.
 
         Args:
             packet: PyAV's, with start codes where the codec has them; None: no more will come.
+            stamp: comes back with a picture. The parser sorts them: they have to be in the order of what is shown, as
+                times are, or a picture gets another packet's.
 
         Raises:
             Exception: PyNvVideoCodec's, of no one kind.
         """
         library = _library()
         data = library.PacketData()
-        data.bsl, data.bsl_data, data.pts = 0, 0, number
+        data.bsl, data.bsl_data, data.pts = 0, 0, stamp
         if packet is not None:
             data.bsl, data.bsl_data = packet.buffer_size, packet.buffer_ptr
-        with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
-            found = self._made.Decode(data)
-            return [(frame.getPTS(), self._copied(frame)) for frame in found]
+        with torch.cuda.stream(self.stream):  # and its device
+            return [(frame.getPTS(), self._copied(frame)) for frame in self._made.Decode(data)]
 
     def written(self) -> Any:
         """An event: pictures so far are there."""
@@ -136,15 +139,33 @@ def told(error: Exception) -> str:
     return kinds[0] if kinds else reason(error)
 
 
-def with_start_codes(packets: Iterator[Any], stream: Any, container: Any) -> Iterator[Any]:
-    """A stream's packets as the hardware reads them; packets of nothing, which ask for what is left, are not among
+@dataclass
+class Unit:
+    """What is sent of a frame, or why nothing can be. pts: its time in the stream's units. hidden: it is not shown."""
+
+    packet: Any
+    pts: int | None
+    hidden: bool
+    why: str = ""
+
+
+def with_start_codes(packets: Iterator[Any], stream: Any) -> Iterator[Unit]:
+    """A stream's packets as the hardware reads them. Packets of nothing, which ask for what is left, are not among
     them."""
     from sbnet.apps.video import pyav
 
     name, extra = stream.codec_context.name, stream.codec_context.extradata
     # Extradata of a box begin with a version; of start codes, with zeros.
     boxed = name in START_CODES and bool(extra) and bytes(extra)[:1] == b"\x01"
-    units = pyav().BitStreamFilterContext(START_CODES[name], stream) if boxed else None
+    filtered = pyav().BitStreamFilterContext(START_CODES[name], stream) if boxed else None
     for packet in packets:
-        if packet.size:
-            yield from [packet] if units is None else units.filter(packet)
+        if not packet.size:
+            continue
+        pts, hidden = packet.pts, packet.is_discard  # the filter takes them with the packet
+        try:
+            found = [packet] if filtered is None else list(filtered.filter(packet))
+        except (pyav().error.FFmpegError, ValueError) as error:
+            yield Unit(None, pts, hidden, reason(error))
+            continue
+        for one in found:
+            yield Unit(one, one.pts, one.is_discard)

@@ -1,13 +1,21 @@
-"""Pictures as hardware decoders leave them, NV12 in device memory, and their colours."""
+"""Pictures as decoders leave them, luma and chroma apart, and their colours."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from sbnet.apps import video
+
+FORMATS = ("yuv420p", "yuvj420p")  # of FFmpeg: 8 bits, chroma of 2x2 pixels
+NARROW = 32  # columns below which FFmpeg rounds in another way
 
 # FFmpeg's numbers of matrices -> what swscale multiplies chroma by (V to red, U to blue, U and V to green), 16 bits of
 # fraction, for levels of 16 to 240.
@@ -27,12 +35,14 @@ class Look:
     Attributes:
         matrix: of CHROMA.
         full: levels are 0 to 255, not 16 to 235.
+        planar: all of U lies before all of V (FFmpeg's yuv420p), not U and V in turn (NV12).
         turned, over, across: transposed first, then mirrored up and down, then left and right.
         size: (height, width) that the picture is scaled to, once it is upright.
     """
 
     matrix: int = 5
     full: bool = False
+    planar: bool = False
     turned: bool = False
     over: bool = False
     across: bool = False
@@ -48,16 +58,18 @@ class Look:
 
 @dataclass
 class Surface:
-    """A picture on a device, which may not be there yet.
+    """A picture on a device, which may not be there yet, or in pinned memory on its way to one.
 
     Attributes:
-        planes: [3H/2,W] uint8, H and W even: luma, below it U and V in turn for each 2x2 pixels.
+        planes: [3H/2,W] uint8, H and W even: luma, below it U and V for each 2x2 pixels.
         ready: an event of the stream that writes them; None: they are there.
+        shown: the picture as the host's decoder shows it, [H,W,3] uint8, where there is such a one.
     """
 
     planes: Tensor
     look: Look
     ready: Any = None
+    shown: Callable[[], np.ndarray] | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -72,48 +84,120 @@ class Surface:
             self.planes.record_stream(current)
         return self.planes
 
-    def rgb(self) -> Tensor:
-        """[H,W,3] uint8 on its device."""
-        return rgb_of(self.wait(), self.look)
+    def rgb(self, device: torch.device | None = None) -> Tensor:
+        """[H,W,3] uint8 on a device; None: on its own."""
+        planes = self.wait()
+        return rgb_of(planes if device is None else planes.to(device, non_blocking=True), self.look)
+
+
+def look_of(tagged: Any, pixels: str, frame: Any, size: tuple[int, int] | None = None, planar: bool = False) -> Look:
+    """How the planes of a film's frames are shown.
+
+    Args:
+        tagged: what tells their colours, a frame of PyAV's or a stream's context.
+        pixels: FFmpeg's name of their format.
+        frame: one that tells how it is turned, where one is known.
+        size: as of Look.
+    """
+    full = int(tagged.color_range) == video.FULL or pixels == "yuvj420p"
+    matrix = video.matrix_of(int(tagged.colorspace), tagged.height, tagged.width)
+    return Look(video.SCALERS[matrix], full, planar, *video.orientation_of(frame), size)
+
+
+def surface_of(frame: Any, upright: video.Upright) -> Surface | None:
+    """A frame of PyAV's, its planes in pinned memory where there is a GPU, which makes its colours: a film's reader
+    converts nothing and half of the bytes go there. None of a frame whose colours FFmpeg alone makes."""
+    height, width = frame.height, frame.width
+    if frame.format.name not in FORMATS or height % 2 or width % 2 or width < NARROW:
+        return None
+    planes = torch.empty(3 * height // 2, width, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+    rest = planes.numpy().reshape(-1)
+    for plane in frame.planes:
+        rows = np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)[: plane.height, : plane.width]
+        np.copyto(rest[: rows.size].reshape(rows.shape), rows)
+        rest = rest[rows.size :]
+    look = look_of(frame, frame.format.name, frame, planar=True)
+    return Surface(planes, look, shown=lambda: upright(frame))
 
 
 def rgb_of(planes: Tensor, look: Look) -> Tensor:
     """[...,H,W,3] uint8 of planes [...,3H/2,W]: to the bit what FFmpeg's swscale makes of them on x86-64, unless it is
-    scaled.
-
-    Swscale multiplies 16-bit integers and keeps the upper halves of the products. Those of a byte by its factors are
-    integers of less than 24 bits, so float32 holds them exactly; CUDA graphs may hold all of this.
-    """
-    batch, (height, width) = planes.shape[:-2], (planes.shape[-2] * 2 // 3, planes.shape[-1])
-    planes = planes.reshape(-1, *planes.shape[-2:])
-    luma, (red, blue, green_u, green_v) = _factors(look)
-    y = _upper(planes[:, :height].float().sub_(0 if look.full else 16), luma)
-    chroma = planes[:, height:].reshape(-1, height // 2, width // 2, 2).float().sub_(128)
-    u, v = chroma[..., 0], chroma[..., 1]
-    tint = torch.stack([_upper(v, red), _upper(u, green_u) + _upper(v, green_v), _upper(u, blue)], 3)
-    shown = y.view(-1, height // 2, 2, width // 2, 2, 1) + tint[:, :, None, :, None]
-    rgb = shown.clamp_(0, 255).view(-1, height, width, 3)
-    if look.turned:
-        rgb = rgb.transpose(1, 2)
-    if look.over or look.across:
-        rgb = rgb.flip([axis for axis, mirrored in ((1, look.over), (2, look.across)) if mirrored])
+    scaled. CUDA graphs may hold all of this."""
+    batch = planes.shape[:-2]
+    rgb = _upright(_colours(planes.reshape(-1, *planes.shape[-2:]), look, torch.float32), look)
     if look.size is not None and rgb.shape[1:3] != look.size:
         x = F.interpolate(rgb.movedim(3, 1), size=look.size, mode="bilinear", antialias=True)
         rgb = x.movedim(1, 3).add(0.5)
     return rgb.to(torch.uint8).contiguous().view(*batch, *rgb.shape[1:])
 
 
+def unit_of(planes: Tensor, look: Look, dtype: torch.dtype) -> Tensor:
+    """[N,3,H,W] channels_last, the bytes of `rgb_of` of planes [N,3H/2,W] as a network takes them, 0 to 1; in fewer
+    passes over the frame where nothing is scaled."""
+    if look.size is None:
+        # float16 holds whole numbers of up to 2048.
+        rgb = _upright(_colours(planes, look, torch.float16 if dtype == torch.float16 else torch.float32), look)
+    else:
+        rgb = rgb_of(planes, look)
+    x = rgb.movedim(3, 1) / torch.tensor(255, dtype=dtype)
+    return x.to(dtype).contiguous(memory_format=torch.channels_last)
+
+
+def _colours(planes: Tensor, look: Look, dtype: torch.dtype) -> Tensor:
+    """[N,H,W,3], whole numbers of 0 to 255, of planes [N,3H/2,W] as they lie.
+
+    Swscale multiplies 16-bit integers and keeps the upper halves of the products, so luma and each plane of chroma give
+    what a table of their 256 levels holds.
+    """
+    height, width = planes.shape[1] * 2 // 3, planes.shape[2]
+    of_luma, of_u, of_v = _tables(look.matrix, look.full, planes.device, dtype)
+    y = F.embedding(planes[:, :height].int(), of_luma)
+    chroma = planes[:, height:].int()
+    if look.planar:
+        u, v = chroma.reshape(-1, 2, height // 2, width // 2).unbind(1)
+    else:
+        u, v = chroma.reshape(-1, height // 2, width // 2, 2).unbind(3)
+    tint = F.embedding(u, of_u).add_(F.embedding(v, of_v))
+    shown = y.view(-1, height // 2, 2, width // 2, 2, 1) + tint[:, :, None, :, None]
+    return shown.clamp_(0, 255).view(-1, height, width, 3)
+
+
+def _upright(rgb: Tensor, look: Look) -> Tensor:
+    """[N,H,W,3] as they are shown."""
+    if look.turned:
+        rgb = rgb.transpose(1, 2)
+    if look.over or look.across:
+        rgb = rgb.flip([axis for axis, mirrored in ((1, look.over), (2, look.across)) if mirrored])
+    return rgb
+
+
+@functools.cache  # a CUDA graph reads them where they are
+def _tables(matrix: int, full: bool, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """What each level of luma adds to all colours [256,1], and each of U and of V to red, green and blue [256,3]."""
+    luma, (red, blue, green_u, green_v) = _factors(matrix, full)
+    levels = torch.arange(256, dtype=torch.float64)
+    apart = levels - 128
+    nothing = torch.zeros_like(levels)
+    tables = (
+        _upper(levels - (0 if full else 16), luma)[:, None],
+        torch.stack([nothing, _upper(apart, green_u), _upper(apart, blue)], 1),
+        torch.stack([_upper(apart, red), _upper(apart, green_v), nothing], 1),
+    )
+    of_luma, of_u, of_v = (table.to(device, dtype) for table in tables)
+    return of_luma, of_u, of_v
+
+
 def _upper(values: Tensor, factor: int) -> Tensor:
-    """Of 8 times whole numbers, times a factor of 16 bits, the upper half; whole numbers as floats."""
-    return values.mul(factor / (1 << 13)).floor_()
+    """Of 8 times whole numbers, times a factor of 16 bits, the upper half."""
+    return (values * factor / (1 << 13)).floor()
 
 
-def _factors(look: Look) -> tuple[int, tuple[int, int, int, int]]:
+def _factors(matrix: int, full: bool) -> tuple[int, tuple[int, int, int, int]]:
     """As swscale rounds them to 13 bits of fraction: of luma, and of V to red, U to blue, U and V to green."""
-    red, blue, green_u, green_v = CHROMA[look.matrix]
-    luma = 1 << 16 if look.full else (1 << 16) * 255 // 219
+    red, blue, green_u, green_v = CHROMA[matrix]
+    luma = 1 << 16 if full else (1 << 16) * 255 // 219
     chroma = [red, blue, -green_u, -green_v]
-    if look.full:
+    if full:
         chroma = [int(factor * 224 / 255) for factor in chroma]
     rounded = [min(max((factor << 13) + (1 << 15) >> 16, -(1 << 15)), (1 << 15) - 1) for factor in (luma, *chroma)]
     return rounded[0], (rounded[1], rounded[2], rounded[3], rounded[4])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import threading
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -171,10 +172,11 @@ def motion_of(frame: Any) -> codec.Motion:
 
 class Upright:
     """`upright(frame, size)`: a decoded frame as it is shown, [H,W,3] uint8 RGB, scaled to `size` (H, W) if given. One
-    for all frames of a film: what FFmpeg sets up for a conversion takes longer than a conversion."""
+    for all frames of a film: what FFmpeg sets up for a conversion, once in each thread, takes longer than a
+    conversion."""
 
     def __init__(self) -> None:
-        self._convert = pyav().video.reformatter.VideoReformatter().reformat
+        self._own = threading.local()
 
     def __call__(self, frame: Any, size: tuple[int, int] | None = None) -> np.ndarray:
         turned, over, across = orientation_of(frame)
@@ -183,7 +185,9 @@ class Upright:
             options = dict(zip(("width", "height") if turned else ("height", "width"), size, strict=True))
         if not frame.format.is_rgb:
             options["src_colorspace"] = SCALERS[matrix_of(int(frame.colorspace), frame.height, frame.width)]
-        picture = self._convert(frame, format="rgb24", **options).to_ndarray()
+        if not hasattr(self._own, "convert"):
+            self._own.convert = pyav().video.reformatter.VideoReformatter().reformat
+        picture = self._own.convert(frame, format="rgb24", **options).to_ndarray()
         picture = picture.swapaxes(0, 1) if turned else picture
         return np.ascontiguousarray(picture[:: -1 if over else 1, :: -1 if across else 1])
 

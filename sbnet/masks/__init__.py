@@ -5,7 +5,7 @@ from sbnet.masks.codec import Codec
 from sbnet.masks.files import Recorded
 from sbnet.masks.grow import grow
 from sbnet.masks.lidar import BirdsEye, read_points
-from sbnet.masks.motion import Changed, MotionMask
+from sbnet.masks.motion import Changed, MotionMask, Refresh
 from sbnet.masks.named import open_mask
 from sbnet.masks.pixels import Alpha, Ink, Nodata, Occupied, Thumbnail, Tissue, everything, otsu
 from sbnet.masks.shapes import Boxes, Polygons, Tracks, fill_boxes, fill_polygons
@@ -23,6 +23,7 @@ __all__ = [
     "Occupied",
     "Polygons",
     "Recorded",
+    "Refresh",
     "Still",
     "Thumbnail",
     "Tissue",

@@ -134,3 +134,43 @@ class Changed(Mask):
                 found = grow(functools.reduce(torch.logical_or, moved.unbind(1)), self.smooth // 2)
         torch.where(found[:, None], x, used, out=used)
         return found
+
+
+class Refresh(Mask):
+    """Each tile of the frame in one of so many frames, a strip of neighbours at a time, whatever happens there: joined
+    to another mask it bounds how old results that are kept grow, at a cost that is the same in every frame.
+
+    Args:
+        frames: from one turn of a tile to its next.
+        tile: side of a tile in pixels; the larger, the less of what is computed is the halo around it.
+
+    >>> mask = sbnet.masks.Changed(12 / 255, 5) | sbnet.masks.Refresh(50)
+    """
+
+    def __init__(self, frames: int = 50, tile: int = 96) -> None:
+        if frames < 1 or tile < 1:
+            raise ValueError(f"sbnet: Refresh: expected at least one frame and pixel, got {frames} and {tile}")
+        self.frames, self.tile = frames, tile
+        self._turns = torch.empty(0, dtype=torch.int32)  # [H,W], the frame of `frames` in which a pixel has its turn
+        self._now = torch.empty(0, dtype=torch.int32)
+
+    @property
+    def captured(self) -> bool:
+        return True
+
+    def reset(self) -> None:
+        self._now.zero_()
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor) -> Tensor:
+        height, width = x.shape[2:]
+        if self._turns.shape != (height, width) or self._turns.device != x.device:
+            across = -(-width // self.tile)
+            rows, columns = (torch.arange(n) // self.tile for n in (height, width))
+            tiles = across * -(-height // self.tile)
+            turns = (rows[:, None] * across + columns) * self.frames // tiles
+            self._turns = turns.to(x.device, torch.int32)
+            self._now = torch.zeros((), dtype=torch.int32, device=x.device)
+        found = (self._turns == self._now).expand(len(x), -1, -1).contiguous()
+        self._now.add_(1).remainder_(self.frames)
+        return found

@@ -10,7 +10,7 @@ from typing import Any
 from sbnet.masks.base import Mask, as_mask
 from sbnet.masks.codec import Codec
 from sbnet.masks.files import Recorded
-from sbnet.masks.motion import Changed, MotionMask
+from sbnet.masks.motion import Changed, MotionMask, Refresh
 from sbnet.masks.pixels import Alpha, Ink, Nodata, Occupied, Tissue, everything
 from sbnet.masks.shapes import Polygons, Tracks
 
@@ -28,6 +28,7 @@ NAMES: dict[str, Callable[..., Mask]] = {
     "all": everything,
     "motion": _motion,
     "changed": _changed,
+    "refresh": lambda frames="50": Refresh(int(frames)),
     "codec": lambda least="0.25": Codec(float(least)),
     "tracks": lambda refresh="30": Tracks(refresh=int(refresh)),
     "alpha": Alpha,

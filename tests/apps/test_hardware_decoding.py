@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
+import threading
 from fractions import Fraction
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +51,7 @@ def read(source) -> list[tuple]:
 
 
 def hardware(path, device=CUDA, wanted="auto", size=None):
-    return open_source(path, size, decoding=Decoding(wanted, device))
+    return open_source(path, size, decoding=Decoding("nvdec" if size else wanted, device))
 
 
 def same(got: list[tuple], wanted: list[tuple], most: int = 1) -> None:
@@ -55,6 +59,11 @@ def same(got: list[tuple], wanted: list[tuple], most: int = 1) -> None:
     for (*_, a), (*_, b) in zip(got, wanted, strict=True):
         assert isinstance(a, str) == isinstance(b, str)
         assert isinstance(a, str) or np.abs(a.astype(int) - b).max() <= most
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
 
 
 class Fake:
@@ -70,17 +79,20 @@ class Fake:
         self._context = av.CodecContext.create(self._codec, "r")
         self._context.thread_count = 1
         self._size: tuple[int, int] | None = None
+        self._number, self._stamps = -1, []
 
     def written(self) -> None:
         return None
 
-    def send(self, packet, number: int) -> list:
-        if packet is not None and number in self.broken:
+    def send(self, packet, stamp: int) -> list:
+        self._number += 1
+        if packet is not None and self._number in self.broken:
             return []
         sent = None
         if packet is not None:
             sent = av.Packet(bytes(packet))
-            sent.pts = number
+            sent.pts = stamp
+            heapq.heappush(self._stamps, stamp)
             if packet.is_keyframe:
                 other = av.CodecContext.create(self._codec, "r")
                 (frame,) = [*other.decode(sent), *other.decode(None)]
@@ -88,7 +100,8 @@ class Fake:
                     raise RuntimeError("ReconfigureDecoder :\nError Type : Reconfigure Not supported\n")
                 self._size = frame.height, frame.width
         frames = self._context.decode(sent)
-        return [(frame.pts, torch.from_numpy(frame.to_ndarray(format="nv12"))) for frame in frames]
+        # As the parser of the hardware does it: pictures get the stamps in their order, whosever they are.
+        return [(heapq.heappop(self._stamps), torch.from_numpy(frame.to_ndarray(format="nv12"))) for frame in frames]
 
 
 @pytest.fixture
@@ -123,6 +136,33 @@ def test_a_film_whose_last_packets_are_lost_says_so(fake, tmp_path):
     path = film(tmp_path / "film.mp4", max_b_frames=0)
     fake.broken = (10, 11)
     assert [one[2] for one in read(hardware(path))[10:]] == ["it cannot be decoded"] * 2
+
+
+@pytest.mark.parametrize(
+    ("size", "pix", "tags"),
+    [
+        ((150, 200), "yuv420p", {}),
+        ((150, 200), "yuvj420p", {"colorspace": 5}),
+        ((94, 70), "yuv420p", {"colorspace": 9, "color_range": 2}),  # lines of chroma that FFmpeg pads
+    ],
+)
+def test_a_gpu_makes_the_colours_of_what_the_host_decodes(size, pix, tags, tmp_path):
+    path = film(tmp_path / "film.mp4", size=size, pix=pix, **tags)
+    wanted = read(open_source(path))
+    frames = list(hardware(path, wanted="host"))
+    for frame, one in zip(frames, wanted, strict=True):
+        assert frame.surface.planes.shape == (3 * size[0] // 2, size[1])
+        assert frame.size == size
+        assert np.array_equal(frame.raw().numpy(), one[2])
+        assert np.abs(frame.surface.rgb().numpy().astype(int) - one[2]).max() <= 1
+
+
+@pytest.mark.parametrize(("size", "pix"), [((151, 201), "yuv420p"), ((150, 200), "yuv444p"), ((20, 24), "yuv420p")])
+def test_the_host_makes_colours_that_it_alone_makes_to_the_bit(size, pix, tmp_path):
+    path = film(tmp_path / "film.mkv", "ffv1", size=size, pix=pix, count=2)
+    frames = list(hardware(path, wanted="host"))
+    assert [frame.surface for frame in frames] == [None, None]
+    same([(f.index, f.time, f.pixels) for f in frames], read(open_source(path)), 0)
 
 
 @pytest.mark.parametrize(
@@ -178,6 +218,65 @@ def test_a_name_that_is_no_decoder_is_refused(tmp_path):
         Pipeline(path, decoder="gpu", device="cpu")
     with pytest.raises(PipelineError, match="decoder: expected a device cuda for nvdec, got cpu"):
         Pipeline(path, decoder="nvdec", device="cpu")
+
+
+def test_scaled_frames_are_the_host_s_unless_the_hardware_is_asked_for(fake, tmp_path):
+    path = film(tmp_path / "film.mp4", count=3)
+    source = open_source(path, (76, 100), decoding=Decoding("auto", CUDA))
+    same(read(source), read(open_source(path, (76, 100))), 0)
+    assert source.decoder == ("host", "the host scales frames in another way")
+
+
+def test_a_stream_from_a_server(fake, tmp_path):
+    path = film(tmp_path / "film.ts", max_b_frames=0, gop_size=5)
+    handler = partial(Quiet, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            source = hardware(f"http://127.0.0.1:{server.server_port}/film.ts")
+            got = read(source)
+        finally:
+            server.shutdown()
+    same(got, read(open_source(path)))
+    assert source.decoder == ("NVDEC", "")
+
+
+def test_cameras_are_decoded_by_the_hardware_where_it_serves(fake, tmp_path):
+    path = film(tmp_path / "film.mp4", count=2)
+    run = Cameras([path, path], "motion", "contours", device="cpu")
+    assert [camera.decoding.wanted for camera in run.cameras] == ["auto", "auto"]
+    assert Pipeline(path, device="cpu").decoding.wanted == "host"
+    assert Cameras([path], "motion", "contours", device="cpu", decoder="host").cameras[0].decoding.wanted == "host"
+
+
+def broken_film(path: Path) -> Path:
+    """30 frames, a key frame each 10; packets 12 and 13 are noise, in which no unit is found."""
+    film(path, count=30, max_b_frames=0, gop_size=10)
+    data = bytearray(path.read_bytes())
+    with av.open(str(path)) as found:
+        packets = [p for p in found.demux(video=0) if p.size]
+    for k in (12, 13):
+        at = packets[k].pos
+        data[at : at + packets[k].size] = bytes(255 - v for v in data[at : at + packets[k].size])
+    path.write_bytes(data)
+    return path
+
+
+def read_to_its_end(path: Path) -> None:
+    """Frames that hang on the broken ones may be missing, or each decoder makes its own of them."""
+    found, whole = read(hardware(path)), read(open_source(path))
+    assert [one[0] for one in found] == list(range(30))
+    assert {12, 13} <= {one[0] for one in found if isinstance(one[2], str)} <= set(range(12, 20))
+    good = [one for one in found if not isinstance(one[2], str)]
+    assert all(one[1] == pytest.approx(one[0] / 10) for one in good)
+    pictures = {one[1]: one[2] for one in whole if not isinstance(one[2], str)}
+    for _, time, pixels in good:
+        if not 1.2 <= time < 2:
+            assert np.abs(pixels.astype(int) - pictures[time]).max() <= 1
+
+
+def test_a_broken_film_is_read_to_its_end(fake, tmp_path):
+    read_to_its_end(broken_film(tmp_path / "film.mp4"))
 
 
 # ---- on a GPU
@@ -245,23 +344,7 @@ def test_on_a_gpu_pictures_outlive_the_decoder_s_surface(decoder, tmp_path):
 
 @pytest.mark.gpu
 def test_on_a_gpu_a_broken_film_is_read_to_its_end(decoder, tmp_path):
-    path = film(tmp_path / "film.mp4", count=30, max_b_frames=0, gop_size=10)
-    data = bytearray(path.read_bytes())
-    with av.open(str(path)) as found:
-        packets = [p for p in found.demux(video=0) if p.size]
-    for k in (12, 13):
-        at = packets[k].pos + 8
-        data[at : at + packets[k].size - 8] = bytes(255 - v for v in data[at : at + packets[k].size - 8])
-    path.write_bytes(data)
-    found = read(hardware(path))
-    whole = read(open_source(path))
-    assert [one[0] for one in found] == list(range(len(found)))
-    good = [one for one in found if not isinstance(one[2], str)]
-    assert {one[1] for one in good} >= {k / 10 for k in (*range(12), *range(20, 30))}
-    pictures = {one[1]: one[2] for one in whole if not isinstance(one[2], str)}
-    for _, time, pixels in good:
-        if not 1.2 <= time < 2:  # of what hangs on the broken ones, each decoder makes its own
-            assert np.abs(pixels.astype(int) - pictures[time]).max() <= 1
+    read_to_its_end(broken_film(tmp_path / "film.mp4"))
 
 
 @pytest.mark.gpu

@@ -1,5 +1,7 @@
 """Large pictures by tiles: what comes out is what the whole picture gives, and no more than a tile is held."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from sbnet.apps.pipeline import PipelineError, run_large
-from sbnet.apps.pipeline.large_files import KEPT, LargeTiff, open_large
+from sbnet.apps.pipeline.large import _Walk
+from sbnet.apps.pipeline.large_files import KEPT, LargeOutput, LargeTiff, open_large
 from sbnet.models import SRVGG, UNet
 
 HEIGHT, WIDTH = 150, 118
@@ -157,3 +160,43 @@ def test_slides_and_rasters_leave_no_seam(reader, package, name, tmp_path):
     (tmp_path / f"bad{name[1:]}").write_bytes(b"nothing")
     with pytest.raises(PipelineError, match="cannot be read"):
         open_large(tmp_path / f"bad{name[1:]}")
+
+
+def test_a_tile_is_read_and_one_is_written_while_another_is_computed(monkeypatch):
+    """Computing a tile waits until the next is read, writing it until the next is being computed."""
+    pixels = np.random.default_rng(0).integers(0, 255, (32, 4 * 32, 3), np.uint8)
+    seen, counts, met = threading.Condition(), {"read": 0, "computing": 0}, []
+
+    def count(what: str) -> None:
+        with seen:
+            counts[what] += 1
+            seen.notify_all()
+
+    def meet(what: str, least: int) -> None:
+        with seen:
+            met.append(seen.wait_for(lambda: counts[what] >= min(least, 4), 5))
+
+    class Source:
+        shape, dtype = pixels.shape, pixels.dtype
+
+        def __getitem__(self, at):
+            count("read")
+            return pixels[at]
+
+    write, compute = LargeOutput.write, _Walk._computed
+
+    def computed(self, *given):
+        count("computing")
+        meet("read", counts["computing"] + 1)
+        return compute(self, *given)
+
+    def written(self, row, column, window):
+        meet("computing", column // 32 + 2)
+        write(self, row, column, window)
+
+    monkeypatch.setattr(_Walk, "_computed", computed)
+    monkeypatch.setattr(LargeOutput, "write", written)
+    net = nn.Conv2d(3, 2, 1).eval()
+    done = run_large(Source(), np.ones((1, 4), bool), net, tile=32, device="cpu")
+    assert met == [True] * 8
+    np.testing.assert_allclose(done.output, whole(net, pixels), atol=1e-5)

@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 from torch import nn
 
-from sbnet.apps.pipeline import Network, Pipeline, PipelineError
+from sbnet.apps.pipeline import Frame, Network, Pipeline, PipelineError, Result
+from sbnet.apps.pipeline.report import body
+from sbnet.apps.pipeline.summary import SHOTS, Shot, Summary
 
 image = pytest.importorskip("PIL.Image")
 
@@ -89,10 +91,38 @@ def test_compared_frames_are_shown_with_the_worst_first(tmp_path):
     assert not tags.open
     assert len(tags.pictures) == 4 * 6
     worst = max(kept, key=kept.get)
-    assert f"Frame {worst}, largest difference {kept[worst]:.2g}, the worst of these" in text
+    assert f"Frame {worst}; largest difference from the dense result {kept[worst]:.2g} (the worst)" in text
     assert f"max='5' value='{sorted(kept).index(worst)}'" in text
     bright = [shot.differences.max() for shot in summary.shots.values()]
     assert bright == [255] * 6
+
+
+def test_the_frame_of_the_worst_seam_is_kept_and_named():
+    summary = Summary("film", "cached")
+    for k, (largest, seam) in enumerate([(0.9, 1.0), (0.1, 3.0), *[(0.5, 1.1)] * 9]):
+        result = Result(Frame(k, np.zeros((8, 8, 3), np.uint8)), picture=np.zeros((8, 8, 3), np.uint8))
+        result.active = np.zeros((1, 1), bool)
+        summary.show(k, Shot(result, largest, np.zeros((8, 8), np.uint8), seam))
+    assert {0, 1, 10} <= set(summary.shots)
+    assert len(summary.shots) == SHOTS
+    text = body(summary)
+    assert "result 0.1, white on the map of differences; seams 3.00x (the worst)" in text
+    assert "Frame 0; largest difference from the dense result 0.9 (the worst), " in text
+
+
+@pytest.mark.parametrize(
+    ("ms", "ticks"),
+    [(12800.0, ("0 s", "6.4 s", "12.8 s")), (250.0, ("0 ms", "125 ms", "250 ms")), (0.02, ("0 µs", "10 µs", "20 µs"))],
+)
+def test_axes_have_units_that_fit(ms, ticks):
+    summary = Summary("film", "masked")
+    for _ in range(8):
+        summary.add(ms, 0.37)
+    text = body(summary)
+    labels = re.findall(r"<text[^>]*>([^<]*)</text>", text)
+    assert labels == ["0 %", "18.5 %", "37 %", "0", "4", "8", "frames", *ticks, "0", "4", "8", "frames"]
+    assert f"mean {ticks[2]}, 8 frames" in text
+    assert "e+" not in text
 
 
 def test_a_page_that_cannot_be_written(tmp_path):

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from sbnet.apps import video
-from sbnet.apps.surface import Look, Surface, rgb_of
+from sbnet.apps.pipeline.frames import input_of
+from sbnet.apps.surface import Look, Surface, rgb_of, unit_of
 
 av = pytest.importorskip("av")
 
@@ -64,3 +65,17 @@ def test_scaled_pictures_are_close_to_the_host_s():
     planes[96:, ::2] = 90 + np.arange(64)
     got = rgb_of(torch.from_numpy(planes), Look(1, size=(48, 64))).numpy().astype(int)
     assert np.abs(got - on_host(planes, 1, False, (48, 64))).max() <= 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "look", [Look(1), Look(9, True, True), Look(5, turned=True, over=True), Look(1, size=(20, 30))]
+)
+def test_networks_are_given_the_same_bytes(look, dtype):
+    """To the bit, in one pass or by way of bytes."""
+    planes = torch.from_numpy(np.stack([nv12(96, 256), nv12(96, 256)[::-1]]))
+    got = unit_of(planes, look, dtype)
+    wanted = input_of(rgb_of(planes, look), dtype)
+    assert got.dtype == dtype
+    assert got.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(got, wanted)

@@ -13,7 +13,9 @@ from torch import nn
 from sbnet import masks
 from sbnet.apps.pipeline import Cameras, Frame, Network, Pipeline, tick_graph
 from sbnet.apps.pipeline.batch import Batch
-from sbnet.apps.pipeline.decode import decoded
+from sbnet.apps.pipeline.boxes import _face_boxes, face_candidates, uncovered
+from sbnet.apps.pipeline.decode import _apart, _corners, _detr, _rtdetr, _vector, _yolo, decoded
+from sbnet.apps.pipeline.tick_graph import of_each, row_of
 from sbnet.apps.surface import Look, Surface
 
 SIZE = (32, 48)
@@ -136,6 +138,71 @@ def test_records_of_each_camera_are_its_own(device):
     for row, boxes in zip((8, 16), found, strict=True):
         wanted = [[[max(0, 8 * k - 2), row - 2, 8 * k + 10, row + 10]] for k in (0, 1, 2, 3, 4)]
         assert boxes == wanted
+
+
+def _settled(decode):
+    """What a decoder gives on a GPU: candidates, and which of them stay."""
+
+    def landing(output):
+        found = decode(output)
+        valid = found[:, 4] >= 0.3
+        return found, *uncovered(_apart(_corners(found), found[:, 5], valid), valid, 0.5), None
+
+    return landing
+
+
+def _faces(output):
+    rows, *_ = face_candidates(*output, 0.3)
+    return rows, *uncovered(_face_boxes(rows), rows[:, 0] > 0.3, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("landing", "shapes"),
+    [
+        (_settled(_yolo), [(9, 300)]),
+        (_settled(_yolo), [(300, 9)]),
+        (_settled(_yolo), [(50, 6)]),
+        (_rtdetr, [(40, 5), (40, 4)]),
+        (_detr, [(40, 5), (40, 4)]),
+        (_vector, [(10,)]),
+        (_faces, [(1, 12, 16), (2, 12, 16), (2, 12, 16)]),
+    ],
+)
+def test_decoders_of_all_cameras_at_once_give_what_each_gives(landing, shapes, device):
+    torch.manual_seed(0)
+    output = [torch.rand(3, *shape, device=device) for shape in shapes]
+    if landing in (_vector,):
+        (output,) = output
+    stacked = of_each(landing, output, 3)
+    for k in range(3):
+        wanted = landing(row_of(output, k, 3))
+        got = pytree.tree_map_only(torch.Tensor, lambda v, k=k: v[k], stacked)
+        for a, b in zip(pytree.tree_leaves(got), pytree.tree_leaves(wanted), strict=True):
+            assert a is b is None or a.dtype == b.dtype
+            assert a is None or torch.allclose(a, b, rtol=1e-6, atol=1e-6)
+
+
+def test_a_decoder_that_cannot_see_all_cameras_at_once_sees_one_after_the_other(device):
+    def finish(scores, frame):
+        return None, [{"box": scores.tolist()}]
+
+    class Plain(torch.autograd.Function):  # which vmap does not know
+        @staticmethod
+        def forward(ctx, y):
+            return y.amax((2, 3))
+
+    sources, found = [frames(4), frames(4, 16)], [[], []]
+    network = Network(edges(), "edges", landing=lambda y: Plain.apply(y), finish=finish)
+    Cameras(sources, "motion", network, lambda k, r: found[k].append(r.records), compare=0, device=device,
+            dtype=torch.float32, patience=5.0).run()  # fmt: skip
+    assert Replayed.count == 4
+    alone: list = [[], []]
+    for source, seen in zip(sources, alone, strict=True):
+        Pipeline(source, "motion", network, lambda r, seen=seen: seen.append(r.records), compare=0, device=device,
+                 dtype=torch.float32).run()  # fmt: skip
+    for got, wanted in zip(found, alone, strict=True):
+        for a, b in zip(got, wanted, strict=True):
+            assert np.allclose(a[0]["box"], b[0]["box"], atol=1e-5)
 
 
 def test_a_camera_that_is_late_does_not_stop_the_graph_for_good(device):

@@ -300,3 +300,26 @@ def test_motion_takes_frames_of_any_size():
     assert motion(picture()).all()
     assert not motion(picture()).any()
     assert motion(picture((16, 16))).all()
+
+
+@pytest.mark.parametrize(("frames", "tile"), [(5, 8), (50, 8), (3, 100)])
+def test_each_pixel_has_its_turn_once_in_so_many_frames(frames, tile):
+    mask = masks.Refresh(frames, tile)
+    x = picture((24, 36)).expand(2, -1, -1, -1)
+    found = [mask(x) for _ in range(2 * frames)]
+    assert found[0].shape == (2, 24, 36)
+    for turn in (found[:frames], found[frames:]):
+        assert torch.equal(torch.stack(turn).sum(0), torch.ones(2, 24, 36, dtype=torch.int64))
+    mask(x)
+    mask.reset()
+    assert torch.equal(mask(x), found[0])
+    if tile == 8 and frames == 5:  # as much in every frame, in tiles
+        assert {int(one[0].sum()) // 64 for one in found} <= {2, 3}
+    with pytest.raises(ValueError, match="Refresh: expected at least one frame and pixel, got 0 and 8"):
+        masks.Refresh(0, 8)
+
+
+def test_refresh_has_a_name_and_goes_into_a_graph():
+    mask = masks.open_mask("changed:12:5 | refresh:4")
+    assert mask.captured
+    assert mask.parts[1].frames == 4

@@ -83,13 +83,10 @@ class Batch(Compute):
         self.run = self.run or self._set_up(network.input(x))
         run, begin = self.run, time.perf_counter()
 
-        def body(x: Tensor) -> tuple[Any, list[Tensor], Tensor, Tensor | None]:
+        def body(x: Tensor) -> tuple[Any, Tensor, Tensor, Tensor | None]:
             mask = torch.cat([one(x[k : k + 1]) for k, one in enumerate(self.masks)])
             output = run.body(network.input(x), mask=network.widened_mask(mask), margin=self.margin)
-            active = []
-            for k in range(len(x)):
-                shown, self._block = self._blocks(run, x, k)
-                active.append(shown)
+            active, self._block = self._blocks(run, x, slice(None))
             return output, active, mask, self._drifted(x, output)
 
         try:
@@ -107,8 +104,7 @@ class Batch(Compute):
             self.aside += time.perf_counter() - begin
 
     def _replayed_all(self, graph: TickGraph, frames: dict[int, Frame]) -> list[tuple[int, Result, int]]:
-        for k, frame in frames.items():
-            graph.upload(k, frame)
+        graph.upload([frames[k] for k in range(len(self.cameras))])
         clock = Clock(self.settings.device)
         x, output, mask, drift = graph.replay()
         clock.end()
@@ -118,8 +114,8 @@ class Batch(Compute):
             result = Result(frame, None, None if graph.lands else shown[k], active=active[k], block=self._block)
             if graph.lands:
                 result.finish = partial(self.network.concluded, shown[k], frame)
-            clock.stop(result)
             results.append((k, result, len(frames)))
+        clock.stop(*(result for _, result, _ in results))
         self._sample(frames, x, output, mask, drift)
         return results
 
@@ -151,8 +147,8 @@ class Batch(Compute):
         output = self.run(given, self.network.widened_mask(mask), margin=self.margin)
         drift = self._drifted(x, output)
         results = [(k, self._result(frame, output, k, x, drift), len(frames)) for k, frame in frames.items()]
+        clock.stop(*(result for _, result, _ in results))
         for k, result, _ in results:
-            clock.stop(result)
             self.masks[k].learn(result.records)
         self._sample(frames, x, output, mask, drift)
         return results

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -58,11 +59,13 @@ def uncovered(boxes: Tensor, valid: Tensor, overlap: float) -> tuple[Tensor, Ten
     return kept > 0, (kept == before).all() & ~close.any() & ~more
 
 
-def stay(boxes: Tensor, scores: Tensor, overlap: float, kept: Tensor | None, certain: Tensor | None) -> list[int]:
-    """`best_of`, or what `uncovered` found, where that is certain. All on the host; boxes best first."""
+def stay(
+    boxes: Callable[[], Tensor], scores: np.ndarray, overlap: float, kept: Tensor | None, certain: Tensor | None
+) -> list[int]:
+    """`best_of` of boxes and scores, best first, or what `uncovered` found, where that is certain. All on the host."""
     if kept is None or certain is None or not bool(certain):
-        return best_of(boxes, scores, overlap)
-    return torch.nonzero(kept[: len(boxes)])[:, 0].tolist()
+        return best_of(boxes(), torch.from_numpy(scores), overlap)
+    return np.flatnonzero(kept.numpy()[: len(scores)]).tolist()
 
 
 def boxes_of_faces(
@@ -109,7 +112,7 @@ def faces_among(found: Any, size: tuple[int, ...], least: float, overlap: float 
     rows, kept, certain = found
     rows = rows[rows[:, 0] > least]
     boxes, scores = _face_boxes(rows), rows[:, 0]
-    order = stay(boxes, scores, overlap, kept, certain)
+    order = stay(lambda: boxes, scores.numpy(), overlap, kept, certain)
     shown = torch.minimum(boxes[order], torch.tensor([size[1], size[0]] * 2, dtype=torch.float32))
     return [
         {"box": [round(v, 1) for v in box], "score": round(score, 4)}
@@ -146,12 +149,15 @@ def boxes_of_text(scores: Tensor, size: tuple[int, ...], least: float, area: int
     for axis, (first, last) in enumerate(((row, row + 1), (start, end))):
         np.minimum.at(low[axis], name, first)
         np.maximum.at(high[axis], name, last)
-    records = []
-    for k in np.flatnonzero(pixels >= area):
-        (y0, x0), (y1, x1) = low[:, k].tolist(), high[:, k].tolist()
-        wider = (y1 - y0) * (x1 - x0) * UNCLIP / (2 * (y1 - y0 + x1 - x0))
-        box = [max(0.0, x0 - wider), max(0.0, y0 - wider), min(size[1], x1 + wider), min(size[0], y1 + wider)]
-        records.append({"box": [round(float(v), 1) for v in box], "score": round(float(sums[k] / pixels[k]), 4)})
+    kept = np.flatnonzero(pixels >= area)
+    low, high, shares = low[:, kept], high[:, kept], sums[kept] / pixels[kept]
+    tall, broad = high - low
+    wider = tall * broad * UNCLIP / (2 * (tall + broad))
+    corners = np.stack([*(low - wider)[::-1], *(high + wider)[::-1]], 1).clip(0, [size[1], size[0]] * 2)
+    records = [
+        {"box": [round(v, 1) for v in box], "score": round(score, 4)}
+        for box, score in zip(corners.tolist(), shares.tolist(), strict=True)
+    ]
     return sorted(records, key=lambda r: (r["box"][1], r["box"][0]))
 
 
@@ -166,31 +172,26 @@ def label(mask: Tensor) -> Tensor:
 def _runs(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """(row, first column, column after the last, area) of the runs of set pixels of [H,W] bool, row by row; areas are
     those of pixels that touch, corners too, numbered from 0 on as they are met."""
-    height, wide = mask.shape[0], mask.shape[1] + 2  # a column of nothing on each side parts the rows
+    wide = mask.shape[1] + 2  # a column of nothing on each side parts the rows
     flat = np.pad(mask, [(0, 0), (1, 1)]).ravel()
     edges = np.flatnonzero(flat[1:] != flat[:-1]) + 1
     row, start, end = edges[::2] // wide, edges[::2] % wide - 1, edges[1::2] % wide - 1
-    root = list(range(len(row)))
-
-    def find(k: int) -> int:
-        while root[k] != k:
-            root[k] = root[root[k]]
-            k = root[k]
-        return k
-
-    first, left, right = np.searchsorted(row, np.arange(height + 1)).tolist(), start.tolist(), end.tolist()
-    for y in range(1, height):
-        above, here = first[y - 1], first[y]
-        while above < first[y] and here < first[y + 1]:
-            if left[above] <= right[here] and left[here] <= right[above]:
-                root[find(here)] = find(above)
-            if right[above] < right[here]:
-                above += 1
-            else:
-                here += 1
-    roots = [find(k) for k in range(len(row))]
-    names = {r: k for k, r in enumerate(dict.fromkeys(roots))}
-    return row, start, end, np.array([names[r] for r in roots], np.int64)
+    # Of each run the first and, exclusive, the last of those in the row above that it touches.
+    above = (row - 1) * wide
+    first = np.searchsorted(row * wide + end, above + start)
+    count = (np.searchsorted(row * wide + start, above + end, "right") - first).clip(min=0)
+    here = np.repeat(np.arange(len(row)), count)
+    there = np.arange(len(here)) - np.repeat(count.cumsum() - count, count) + first[here]
+    # Runs that touch take the least name among them, and of that run the name, until nothing changes.
+    name = np.arange(len(row))
+    while len(here):
+        least, before = np.minimum(name[here], name[there]), name.copy()
+        np.minimum.at(name, before[here], least)
+        np.minimum.at(name, before[there], least)
+        name = name[name]
+        if np.array_equal(name, before):
+            break
+    return row, start, end, np.unique(name, return_inverse=True)[1].reshape(-1)
 
 
 def draw(picture: np.ndarray, records: list[Record]) -> np.ndarray:

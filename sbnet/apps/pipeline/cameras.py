@@ -34,7 +34,8 @@ class Cameras:
         give_up: seconds that it may keep others waiting, or be left out; then it has ended.
         newest: of the frames of a source that wait, the last one counts: for cameras that are faster than the network.
         limit: frames of a source at most.
-        options: mode, size, block, margin, device, dtype, skip_broken, compare, view, report, as of `Pipeline`.
+        options: mode, size, block, margin, device, dtype, skip_broken, compare, view, report, decoder, as of
+            `Pipeline`; if nothing is said the decoder is "auto": many streams keep a CPU busy.
 
     >>> run = sbnet.Cameras(["rtsp://door", "rtsp://yard"], "motion", "faces", lambda k, result: print(k, result.ms))
     >>> print(run.run())
@@ -62,6 +63,7 @@ class Cameras:
         if sinks is not None and not isinstance(sinks, (list, tuple)) and not callable(sinks):
             raise PipelineError(f"sinks: expected a list or a function, got {type(sinks).__name__}")
         network = open_network(network)
+        options.setdefault("decoder", "auto")
         own = mask if isinstance(mask, (list, tuple)) else [network.mask if mask is None else mask] * count
         self.cameras = [  # each with what a pipeline of its own would have
             Pipeline(source, copy.deepcopy(own[k]) if isinstance(own[k], Mask) else own[k], network, **options)

@@ -23,17 +23,18 @@ class Clock:
     def _event(self) -> Any:
         if not self._cuda:
             return None
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True, blocking=True)  # who waits for it leaves the processor to others
         event.record()
         return event
 
     def end(self) -> None:
         self._end = self._event()
 
-    def stop(self, result: Result) -> None:
-        """All that the result needs has been asked for."""
-        if self._cuda:
-            here = self._event()
-            result.landed = self._begin, self._end or here, here
-        else:
-            result.ms = (time.perf_counter() - self._at) * 1e3
+    def stop(self, *results: Result) -> None:
+        """All that the results of a call need has been asked for."""
+        here, ms = self._event(), (time.perf_counter() - self._at) * 1e3
+        for result in results:
+            if self._cuda:
+                result.landed = self._begin, self._end or here, here
+            else:
+                result.ms = ms

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -281,8 +282,9 @@ class Compute:
             picture = picture.to("cpu", non_blocking=True)
         return Result(frame, output, picture, records)
 
-    def _blocks(self, run: Any, x: Tensor, image: int = 0) -> tuple[Tensor, tuple[int, int]]:
-        """Active blocks of the plane that is the frame's, or of the finest, [rows,columns], on a frame of x."""
+    def _blocks(self, run: Any, x: Tensor, image: int | slice = 0) -> tuple[Tensor, tuple[int, int]]:
+        """Active blocks of the plane that is the frame's, or of the finest, [rows,columns], on a frame of x, or on
+        several of them."""
         height, width = x.shape[2:]
         given = tuple(run.shape[2:])
         sizes = [plane[:2] for plane in run.planes]
@@ -336,7 +338,8 @@ class Compute:
             summary.place = place_of(frame, at, self._drift)
         summary.largest = larger(summary.largest, largest)
         if frame.index >= 0:
-            summary.show(frame.index, Shot(None, largest, differences(output, wanted, where)))
+            seam = math.nan if summary.likeness is None else summary.likeness.newest
+            summary.show(frame.index, Shot(None, largest, differences(output, wanted, where), seam))
         self.aside += time.perf_counter() - begin
 
 

@@ -104,6 +104,7 @@ class Likeness:
         squares, pixels: sum of squared differences, of a range of 1, and over how many numbers.
         steps, dense_steps: sums of differences between neighbours that were computed in different frames, in both
             pictures. borders: over how many numbers.
+        newest: seams of the frame that came last.
     """
 
     squares: float = 0.0
@@ -111,9 +112,11 @@ class Likeness:
     steps: float = 0.0
     dense_steps: float = 0.0
     borders: int = 0
+    newest: float = math.nan
 
     def add(self, got: Tensor, wanted: Tensor, age: Tensor) -> None:
         """got, wanted: pictures [H,W,3], 0 to 1. age: [h,w] of the frame, which they enlarge."""
+        before = self.steps, self.dense_steps
         self.squares += float((got - wanted).square().sum(dtype=torch.float64))
         self.pixels += got.numel()
         age = age[None, None].float()
@@ -123,6 +126,8 @@ class Likeness:
             self.steps += float(got.diff(dim=axis)[border].abs().sum())
             self.dense_steps += float(wanted.diff(dim=axis)[border].abs().sum())
             self.borders += 3 * int(border.sum())
+        steps, dense = self.steps - before[0], self.dense_steps - before[1]
+        self.newest = _ratio(steps, dense)
 
     @property
     def psnr(self) -> float:
@@ -133,7 +138,7 @@ class Likeness:
     def seams(self) -> float:
         """Mean step across the borders of kept blocks, over that of the dense picture at the same places; NaN without
         borders."""
-        return self.steps / self.dense_steps if self.dense_steps else math.inf if self.steps else math.nan
+        return _ratio(self.steps, self.dense_steps)
 
     def seams_in_words(self) -> tuple[str, str]:
         if not self.borders:
@@ -141,3 +146,7 @@ class Likeness:
         own, dense = (255 * total / self.borders for total in (self.steps, self.dense_steps))
         what = f"mean steps of {own:.2f} of 255 across the borders of kept blocks, {dense:.2f} in the dense picture"
         return f"{self.seams:.2f}x", what
+
+
+def _ratio(steps: float, dense: float) -> float:
+    return steps / dense if dense else math.inf if steps else math.nan

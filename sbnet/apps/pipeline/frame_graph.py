@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sbnet.apps.pipeline.frames import Frame, PipelineError, input_of
 from sbnet.apps.pipeline.networks import Network, shown_of
-from sbnet.apps.surface import rgb_of
+from sbnet.apps.surface import Look, unit_of
 from sbnet.engine.capture import cuda_graph
 
 # x [1,C,H,W] -> what the network returned, active blocks, mask, what is added to the picture
@@ -55,7 +55,7 @@ class FrameGraph:
         self._last = self._made
 
     def _run(self) -> tuple[Tensor, Tensor, Any, Tensor | None, Tensor | None]:
-        x = input_of(self.pixels if self.look is None else rgb_of(self.pixels, self.look), self.dtype)
+        x = seen(self.pixels, self.look, self.dtype)
         output, active, mask, drift = self.body(x)
         shown, self.lands = landing_of(self.network, output, self.frame, drift)
         parts, self._tree = pytree.tree_flatten((shown, active))
@@ -81,6 +81,14 @@ class FrameGraph:
         packed = self._last[0]
         host = torch.empty(packed.shape, dtype=torch.uint8, pin_memory=packed.is_cuda).copy_(packed, non_blocking=True)
         return pytree.tree_unflatten(self._packing.unpacked(host), self._tree)
+
+
+def seen(given: Tensor, look: Look | None, dtype: torch.dtype) -> Tensor:
+    """[N,C,H,W] channels_last, 0 to 1, of what `Frame.given` gives of one frame or several of one kind. look: of planes
+    of surfaces."""
+    if look is None:
+        return input_of(given, dtype)
+    return unit_of(given if given.dim() == 3 else given[None], look, dtype)
 
 
 def landing_of(network: Network, output: Any, frame: Frame, drift: Tensor | None) -> tuple[Any, bool]:

@@ -27,7 +27,7 @@ class Frame:
     Attributes:
         index: its place in the source, broken frames counted.
         pixels: [H,W,C] of whole numbers, which become 0 to 1 (`unit`), or floats (0 to 1, or what the network takes), a
-            tensor [C,H,W], a Surface of a hardware decoder, or a function that makes one of these on a device.
+            tensor [C,H,W], a Surface of a decoder, or a function that makes one of these on a device.
         name: a file's, or the number.
         time: seconds from the start, where the source knows.
         fault: why it could not be read; pixels are then missing.
@@ -52,7 +52,7 @@ class Frame:
 
     @property
     def surface(self) -> Surface | None:
-        """What a hardware decoder made, if one did."""
+        """What a decoder made for a GPU, if one did."""
         return self.pixels if isinstance(self.pixels, Surface) else None
 
     def given(self) -> Tensor:
@@ -63,7 +63,8 @@ class Frame:
         """The pixels as they came, [H,W,C] of bytes or floats (`unit`), of four channels of bytes the three colours."""
         self.place(torch.device("cpu"))
         if self.surface is not None:
-            return self.surface.rgb()
+            shown = self.surface.shown
+            return self.surface.rgb() if shown is None else torch.from_numpy(shown())
         if isinstance(self.pixels, Tensor):
             return self.pixels.movedim(0, 2)
         pixels = unit(self.pixels if self.pixels.ndim == 3 else self.pixels[..., None])
@@ -71,7 +72,7 @@ class Frame:
 
     def tensor(self, device: torch.device, dtype: torch.dtype) -> Tensor:
         """[1,C,H,W] channels_last; bytes become 0 to 1, and of four channels of bytes three are colours."""
-        given = self.raw()
+        given = self.raw() if self.surface is None else self.surface.rgb(device)
         if device.type == "cuda" and not given.is_cuda:
             given = given.pin_memory().to(device, non_blocking=True)
         return input_of(given.to(device), dtype)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from sbnet.apps import nvdec, video
-from sbnet.apps.nvdec import UnservedError
+from sbnet.apps.nvdec import Unit, UnservedError
 from sbnet.apps.pipeline.frames import Frame, PipelineError
-from sbnet.apps.surface import Look, Surface
+from sbnet.apps.surface import Look, Surface, look_of
 from sbnet.files import reason
 
 DECODERS = ("auto", "host", "nvdec")
@@ -25,7 +25,8 @@ class Decoding:
     """Who decodes a source's frames.
 
     Attributes:
-        wanted: of DECODERS; auto: the hardware where it can, else the host.
+        wanted: of DECODERS; auto: the hardware where it can and gives the host's pictures, which scaled ones are not,
+            else the host.
         device: of the pipeline.
         vectors: frames come with the motion vectors of their codec, which the host's decoder alone tells.
         ran: "NVDEC" or "host" once that is decided, "" before. why: the hardware did not.
@@ -62,7 +63,10 @@ class Decoding:
             PipelineError: the hardware was asked for, and cannot.
         """
         self.ran, self.why = "host", "the mask reads motion vectors" if self.vectors else ""
-        if self.device.type == "cuda" and self.wanted != "host" and not self.vectors:
+        scaled = self.wanted == "auto" and size is not None
+        if scaled and not self.why:
+            self.why = "the host scales frames in another way"
+        if self.device.type == "cuda" and self.wanted != "host" and not self.vectors and not scaled:
             try:
                 yield from self._hardware(name, opened, size, live)
                 return
@@ -81,7 +85,9 @@ class Decoding:
         with nullcontext() if live else container:
             first = None if live else video.first_frame(container, stream)
             nvdec.check_stream(stream, first)
-            look = _look_of(stream, first, size)
+            context = stream.codec_context
+            # A frame knows what the container leaves out.
+            look = look_of(context if first is None else first, context.pix_fmt, first, size)
         container, stream = opened()
         with nullcontext() if live else container:
             film = _Film(name, container, stream, look, self.device)
@@ -95,13 +101,6 @@ class Decoding:
                 yield Frame(film.count, None, f"{name}, frame {film.count}", fault=fault)
 
 
-def _look_of(stream: Any, first: Any, size: Size | None) -> Look:
-    tagged = stream.codec_context if first is None else first  # a frame knows what the container leaves out
-    full = int(tagged.color_range) == video.FULL or stream.codec_context.pix_fmt == "yuvj420p"
-    matrix = video.matrix_of(int(tagged.colorspace), stream.height, stream.width)
-    return Look(video.SCALERS[matrix], full, *video.orientation_of(first), size)
-
-
 class _Film:
     """Iterates over the frames of a stream, each with its fault where it has one.
 
@@ -112,69 +111,73 @@ class _Film:
     def __init__(self, name: str, container: Any, stream: Any, look: Look, device: torch.device) -> None:
         self._name, self._container, self._stream, self._look = name, container, stream, look
         self._decoder = nvdec.Decoder(stream.codec_context.name, device)
-        self._sent: dict[int, Any] = {}  # packets under way by their number: time in the stream's units, hidden or not
+        self._sent: dict[int, Unit] = {}  # of which no picture has come, by their number
         self.count = self.shown = 0
         self.end, self.broken = 0.0, False
 
     def __iter__(self) -> Iterator[Frame]:
         errors = video.pyav().error.FFmpegError, OSError, ValueError
-        packets = nvdec.with_start_codes(self._container.demux(self._stream), self._stream, self._container)
-        number = 0
+        units = nvdec.with_start_codes(self._container.demux(self._stream), self._stream)
+        number, fault = 0, ""
         while True:
             try:
-                packet = next(packets, None)
+                unit = next(units, None)
             except errors as error:
-                yield self._fault(reason(error))
-                return  # nothing can be read past this point
-            if packet is not None:
-                self._sent[number] = packet.pts, packet.is_discard
-            yield from self._sending(packet, number)
-            if packet is None:
+                unit, fault = None, reason(error)  # nothing can be read past this point
+            if unit is not None:
+                self._sent[number] = unit
+            if unit is None or not unit.why:
+                yield from self._sending(unit, number)
+            if unit is None:
                 if self.shown:
-                    yield from self._lost(list(self._sent))
+                    yield from self._lost(self._sent)
+                if fault:
+                    yield self._fault(fault)
                 return
             number += 1
 
-    def _sending(self, packet: Any, number: int) -> Iterator[Frame]:
+    def _sending(self, unit: Unit | None, number: int) -> Iterator[Frame]:
+        packet, stamp = (None, 0) if unit is None else (unit.packet, _stamp(unit, number))
         try:
-            found = self._decoder.send(packet, number)
+            found = self._decoder.send(packet, stamp)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
             if not self.shown:
                 raise UnservedError(nvdec.told(error)) from None
-            again = self._again(packet, number)
+            again = self._again(packet, stamp)
             if again is None:
-                self._sent.pop(number, None)
-                yield self._fault(nvdec.told(error))
+                if unit is not None:
+                    unit.why = nvdec.told(error)
                 return
             found = again
         for which, planes in found:
             yield from self._frames(which, planes)
 
-    def _again(self, packet: Any, number: int) -> list[tuple[int, Tensor]] | None:
+    def _again(self, packet: Any, stamp: int) -> list[tuple[int, Tensor]] | None:
         """What another decoder makes of a packet that one refused, behind what that has left; None: nothing. A decoder
-        is of one size of frames, and another size begins with a key frame."""
-        found: list[tuple[int, Tensor]] = []
-        if packet is not None and packet.is_keyframe:
-            with suppress(Exception):
-                found = self._decoder.send(None, number)
-        self._decoder.restart()
+        is of one size of frames, and another size begins with a key frame: of other packets the next is tried."""
         if packet is None or not packet.is_keyframe:
             return None
+        found: list[tuple[int, Tensor]] = []
+        with suppress(Exception):
+            found = self._decoder.send(None, stamp)
+        self._decoder.restart()
         try:
-            return found + self._decoder.send(packet, number)
+            return found + self._decoder.send(packet, stamp)
         except Exception:
             return None
 
-    def _frames(self, number: int, planes: Tensor) -> Iterator[Frame]:
+    def _frames(self, stamp: int, planes: Tensor) -> Iterator[Frame]:
         """A picture's frame, after those that should have come before it and did not."""
-        at, hidden = self._sent.pop(number, (None, False))
-        if at is not None:
-            yield from self._lost([k for k, (other, _) in self._sent.items() if other is not None and other < at])
-        if hidden:
+        sound = {_stamp(unit, number): number for number, unit in self._sent.items() if not unit.why}
+        number = sound.get(stamp, sound[min(sound)] if sound else -1)
+        unit = self._sent.pop(number, Unit(None, None, False))
+        if unit.pts is not None:
+            yield from self._lost(k for k, v in self._sent.items() if v.pts is not None and v.pts < unit.pts)
+        if unit.hidden:
             return
-        time = None if at is None else float(at * self._stream.time_base)
+        time = None if unit.pts is None else float(unit.pts * self._stream.time_base)
         yield Frame(self.count, Surface(planes, self._look, self._decoder.written()), str(self.count), time)
         self.count, self.shown = self.count + 1, self.shown + 1
         self.end, self.broken = time or self.end, False
@@ -182,12 +185,17 @@ class _Film:
     def _lost(self, numbers: Iterable[int]) -> Iterator[Frame]:
         """Faults of packets of which no picture came. Those before the first picture refer to what the film does not
         hold."""
-        for number in sorted(numbers, key=lambda k: (self._sent[k][0] or 0, k)):
-            _, hidden = self._sent.pop(number)
-            if self.shown and not hidden:
-                yield self._fault("it cannot be decoded")
+        for number in sorted(numbers, key=lambda k: (self._sent[k].pts or 0, k)):
+            unit = self._sent.pop(number)
+            if self.shown and not unit.hidden:
+                yield self._fault(unit.why or "it cannot be decoded")
 
     def _fault(self, why: str) -> Frame:
         frame = Frame(self.count, None, f"{self._name}, frame {self.count}", fault=why)
         self.count, self.broken = self.count + 1, True
         return frame
+
+
+def _stamp(unit: Unit, number: int) -> int:
+    """What the decoder gives back with a unit's picture."""
+    return number if unit.pts is None else unit.pts

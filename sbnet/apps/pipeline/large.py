@@ -15,14 +15,16 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from sbnet.apps.pipeline.compute import placed
-from sbnet.apps.pipeline.frames import Frame, PipelineError, largest, mask_of, unit
+from sbnet.apps.pipeline.frames import Frame, PipelineError, input_of, largest, mask_of, unit
 from sbnet.apps.pipeline.large_files import LargeOutput, files_of, open_large
 from sbnet.apps.pipeline.networks import Network, halo_of, open_network
 from sbnet.apps.pipeline.pipeline import pick_device
+from sbnet.apps.pipeline.stages import Ahead, Behind
 from sbnet.engine.sparsify import SparseRun
 from sbnet.masks.base import Mask
 from sbnet.masks.named import open_mask
 
+WAITING = 1  # windows that wait to be computed, and results that wait to be written
 PROBE = 256  # side of the picture that the network's halo and strides are read off
 
 
@@ -54,8 +56,9 @@ def run_large(
     dtype: torch.dtype | None = None,
     told: Callable[[int, int], None] | None = None,
 ) -> Tiled:
-    """A network on the mask's pixels of a picture of any size, tile by tile. What it gives is what the dense network
-    gives of the whole picture, on the mask; memory is that of one tile with its halo.
+    """A network on the mask's pixels of a picture of any size, tile by tile: one is read and one is written while
+    another is computed. What it gives is what the dense network gives of the whole picture, on the mask; memory is that
+    of a few tiles with their halo.
 
     Args:
         picture: [H,W,C] of whole numbers, which become 0 to 1 as a pipeline's do, or floats: an array, a .npy, a .tif
@@ -141,16 +144,23 @@ class _Walk:
         rows, columns = list(self._spans(self.height, tile)), list(self._spans(self.width, tile))
         size = self._size(rows[-1], 0), self._size(columns[-1], 1)
         output = LargeOutput(out, (*size, self.channels), sources)
-        computed = done = 0
+        tiles, computed = [(row, column) for row in rows for column in columns], 0
         try:
             self._survey(mask, rows, columns)
-            for row in rows:
-                for column in columns:
-                    computed += self._tile(mask, output, row, column)
-                    done += 1
+            ahead = Ahead((self._begun(mask, *tile) for tile in tiles), WAITING)
+            behind = Behind(lambda part: output.write(part[0], part[1], part[2].cpu().numpy()), depth=WAITING)
+            try:
+                for done, begun in enumerate(ahead):
+                    part = None if begun is None else self._computed(mask, *tiles[done], *begun)
+                    if part is not None:
+                        behind.put(part)
+                        computed += 1
                     if told is not None:
-                        told(done, len(rows) * len(columns))
-            return Tiled(output.keep(), len(rows) * len(columns), computed, self.halo)
+                        told(done + 1, len(tiles))
+            finally:
+                ahead.close()
+                behind.close()
+            return Tiled(output.keep(), len(tiles), computed, self.halo)
         except BaseException:
             output.drop()
             raise
@@ -167,9 +177,14 @@ class _Walk:
 
     def _read(self, rows: tuple[int, ...], columns: tuple[int, ...]) -> Tensor:
         """[1,C,h,w]: a window of the picture."""
+        return input_of(self._pixels(rows, columns).to(self.device, non_blocking=True), self.dtype)
+
+    def _pixels(self, rows: tuple[int, ...], columns: tuple[int, ...]) -> Tensor:
+        """[h,w,C]: the same as it was read, for a GPU in pinned memory."""
         window = self.source[slice(*rows), slice(*columns)]
         pixels = window if isinstance(window, Tensor) else unit(np.asarray(window), self.most)
-        return Frame(0, pixels.movedim(2, 0) if isinstance(pixels, Tensor) else pixels).tensor(self.device, self.dtype)
+        found = Frame(0, pixels.movedim(2, 0) if isinstance(pixels, Tensor) else pixels).raw()
+        return found.pin_memory() if self.device.type == "cuda" and not found.is_cuda else found
 
     def _size(self, last: tuple[int, int, int, int], axis: int) -> int:
         """Pixels of the output along an axis: what the network makes of the last window, beside what comes before."""
@@ -180,34 +195,41 @@ class _Walk:
         empty = torch.zeros(1, *shape[2:], dtype=torch.bool, device=self.device)
         return int(low * self.scale) + self._output(self._input(x), empty).shape[2 + axis]
 
-    def _tile(
-        self, given: Tensor | Mask, output: LargeOutput, row: tuple[int, ...], column: tuple[int, ...]
-    ) -> bool:  # fmt: skip
+    def _begun(
+        self, given: Tensor | Mask, row: tuple[int, ...], column: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor | None] | None:  # fmt: skip
+        """In the thread that reads: a tile's window, and of a mask of the whole picture its window of that, [1,h,w];
+        None of a tile without a pixel of it, of which nothing is read."""
         (y0, y1, top, bottom), (x0, x1, left, right) = row, column
         mask = None
         if isinstance(given, Tensor):
             mask = self._window(given, (top, bottom), (left, right))
-            core = mask[:, y0 - top : y1 - top, x0 - left : x1 - left]
-            if not core.any():
-                return False  # nothing is read
-        x = self._read((top, bottom), (left, right))
+            if not mask[:, y0 - top : y1 - top, x0 - left : x1 - left].any():
+                return None
+        return self._pixels((top, bottom), (left, right)), mask
+
+    def _computed(
+        self, given: Tensor | Mask, row: tuple[int, ...], column: tuple[int, ...], pixels: Tensor, mask: Tensor | None
+    ) -> tuple[int, int, Tensor] | None:
+        """What is to be written of a tile, [h,w,K], on the device, and where it begins; None of one without a pixel of
+        the mask."""
+        (y0, y1, top, _), (x0, x1, left, _) = row, column
+        x = input_of(pixels.to(self.device, non_blocking=True), self.dtype)
         if isinstance(given, Mask):
             mask = mask_of(given, x)
         assert mask is not None
+        mask = mask.to(self.device, non_blocking=True)
         wanted = torch.zeros_like(mask)
         inside = slice(None), slice(y0 - top, y1 - top), slice(x0 - left, x1 - left)
         wanted[inside] = mask[inside]
-        if not wanted.any():
-            return False
+        if isinstance(given, Mask) and not wanted.any():
+            return None
         found = self._output(self._input(x), wanted)
         kept = torch.where(self._at_output(wanted, tuple(found.shape[2:])), found, torch.zeros_like(found))
         a, b, c, d = (int(n * self.scale) for n in (y0 - top, y1 - top, x0 - left, x1 - left))
         b = found.shape[2] if y1 == self.height else b
         d = found.shape[3] if x1 == self.width else d
-        part = kept[0, :, a:b, c:d].movedim(0, 2).float().cpu().numpy()
-        y, x_ = int(y0 * self.scale), int(x0 * self.scale)
-        output.write(y, x_, part)
-        return True
+        return int(y0 * self.scale), int(x0 * self.scale), kept[0, :, a:b, c:d].movedim(0, 2).float()
 
     def _window(self, coarse: Tensor, rows: tuple[int, int], columns: tuple[int, int]) -> Tensor:
         """[1,H,W]: the window's pixels of a mask [h,w] that is stretched over the picture."""
@@ -215,7 +237,7 @@ class _Walk:
             torch.arange(low, high) * n // length
             for (low, high), n, length in zip((rows, columns), coarse.shape, (self.height, self.width), strict=True)
         )
-        return coarse[y][:, x][None].to(self.device)
+        return coarse[y][:, x][None]
 
     def _at_output(self, mask: Tensor, size: tuple[int, ...]) -> Tensor:
         """[1,1,H',W']: output pixels that lie over one of the mask, the same whatever the tile."""

@@ -60,7 +60,7 @@ class Pipeline:
         check: share of the run's time in which results of networks that are checked (`Network.checked`) are held
             against the contract in float64, on windows of some frames and within 500 MB; 0: never.
         decoder: of films and streams: "host", FFmpeg; "nvdec", NVIDIA's hardware (extra nvdec), which leaves pictures
-            on the device; "auto": the hardware on CUDA where it serves, else the host.
+            on the device; "auto": the hardware on CUDA where it serves and frames are not scaled, else the host.
         decode: what outputs of a network without a `finish` mean (`sbnet.apps.pipeline.decode`): "yolo", "detr",
             "rtdetr" or "classes", after a colon the least score.
         audio: films get the sound of the film that they are made of.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -17,7 +18,7 @@ from sbnet.apps.pipeline.sinks import blocks_on, nearest
 from sbnet.apps.pipeline.summary import Series, Shot, Summary
 
 WIDEST = 1600  # pixels of a picture on the page
-PLOT = (560, 150)
+PLOT = (560, 170)
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 1160px; padding: 0 1rem; color: #222; }
@@ -56,7 +57,7 @@ def body(summary: Summary) -> str:
     rows = "".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in summary.rows()
     )  # fmt: skip
-    plots = _plot("active blocks, %", summary.densities, 100) + _plot("ms a frame, mask included", summary.ms, 1)
+    plots = _plot("active blocks", "%", summary.densities) + _plot("time of a frame, mask included", "ms", summary.ms)
     return (
         f"<h1>{escape(summary.title)}</h1>{_shots(summary)}"
         f"<h2>Frame by frame</h2><div class='plots'>{plots}</div><h2>All in all</h2><table>{rows}</table>"
@@ -79,11 +80,12 @@ def _shots(summary: Summary) -> str:
     if not shots:
         return ""
     worst = max(range(len(shots)), key=lambda k: shots[k].largest)
+    stepped = max((shot.seam for shot in shots if not math.isnan(shot.seam)), default=math.nan)
     mapped = any(shot.differences is not None for shot in shots)
     of = "" if len(shots) > 1 else " hidden"
     return (
         "<h2>Left of the slider the frame, right of it the result</h2>"
-        + "".join(_shot(shot, shots[worst] is shot and mapped) for shot in shots)
+        + "".join(_shot(shot, shots[worst] is shot and mapped, shot.seam == stepped) for shot in shots)
         + "<input id='bar' type='range' min='0' max='100' value='50' aria-label='slider'>"
         + f"<label{of}>frames <input id='shot' type='range' min='0' max='{len(shots) - 1}' value='{worst}'></label> "
         + "<label>on the left <select id='left'><option value='plain'>the frame as it came</option>"
@@ -93,7 +95,7 @@ def _shots(summary: Summary) -> str:
     )
 
 
-def _shot(shot: Shot, worst: bool) -> str:
+def _shot(shot: Shot, worst: bool, stepped: bool) -> str:
     result = shot.result
     frame = result.frame.picture()
     shown = frame if result.picture is None else result.picture
@@ -104,9 +106,14 @@ def _shot(shot: Shot, worst: bool) -> str:
         f"<img data-left='{name}' class='{'none' if name != 'plain' else ''}' alt='{name}' src='{_source(p, shown)}'>"
         for name, p in pictures.items()
     )
-    what = f", largest difference {shot.largest:.2g}" if shot.differences is not None else ""
+    facts = [f"Frame {result.frame.index}"]
+    if shot.differences is not None:
+        facts.append(f"largest difference from the dense result {shot.largest:.2g}{' (the worst)' if worst else ''}, "
+                     "white on the map of differences")  # fmt: skip
+    if not math.isnan(shot.seam):
+        facts.append(f"seams {shot.seam:.2f}x{' (the worst)' if stepped else ''}")
     return (
-        f"<div class='shot'><p>Frame {result.frame.index}{what}{', the worst of these' if worst else ''}</p>"
+        f"<div class='shot'><p>{'; '.join(facts)}</p>"
         f"<div class='pair'>{left}<img class='over' alt='result' src='{_source(shown, shown)}'></div></div>"
     )
 
@@ -128,20 +135,47 @@ def _jpeg(picture: np.ndarray) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-def _plot(name: str, series: Series, factor: float) -> str:
-    """One curve as SVG, from 0 up, over the frames."""
-    width, height = PLOT
-    values = [factor * v for v in series.points()]
+def _plot(name: str, unit: str, series: Series) -> str:
+    """One curve as SVG, from 0 up, over the frames; its axes say what they count, in what."""
+    width, height, left, below = *PLOT, 62, 30
+    values = series.points()
     top = max([*values, 1e-9])
-    step = width / max(len(values) - 1, 1)
-    line = " ".join(f"{k * step:.1f},{height - (height - 12) * v / top:.1f}" for k, v in enumerate(values))
+    unit, factor = _unit_of(unit, top)
+    step = (width - left - 8) / max(len(values) - 1, 1)
+    high = height - below - 10
+
+    def y(share: float) -> float:
+        return 10 + high * (1 - share)
+
+    line = " ".join(f"{left + k * step:.1f},{y(v / top):.1f}" for k, v in enumerate(values))
+    ticks = "".join(
+        f"<line x1='{left}' x2='{width - 8}' y1='{y(share):.1f}' y2='{y(share):.1f}' stroke='#ddd'/>"
+        f"<text x='{left - 5}' y='{y(share) + 4:.1f}' text-anchor='end' font-size='11' fill='#777'>"
+        f"{_number(factor * top * share)} {unit}</text>"
+        for share in (0, 0.5, 1)
+    ) + "".join(
+        f"<text x='{left + (width - left - 8) * share:.1f}' y='{height - below + 14}' text-anchor='{anchor}' "
+        f"font-size='11' fill='#777'>{round(series.count * share)}</text>"
+        for share, anchor in ((0, "start"), (0.5, "middle"), (1, "end"))
+    )
     return (
         f"<figure style='margin:0'><svg viewBox='0 0 {width} {height}' width='{width}' height='{height}' role='img'>"
-        f"<title>{escape(name)}</title><polyline points='{line}' fill='none' stroke='#c33' stroke-width='1.5'/>"
-        f"<text x='4' y='11' font-size='11' fill='#777'>{top:.3g}</text>"
-        f"<text x='4' y='{height - 4}' font-size='11' fill='#777'>0</text>"
-        f"<text x='{width - 4}' y='{height - 4}' text-anchor='end' font-size='11' fill='#777'>{series.count} frames"
-        "</text>"
-        "</svg>"
-        f"<figcaption>{escape(name)}; mean {factor * series.mean:.3g}, {series.count} frames</figcaption></figure>"
+        f"<title>{escape(name)} over the frames</title>{ticks}"
+        f"<polyline points='{line}' fill='none' stroke='#c33' stroke-width='1.5'/>"
+        f"<text x='{(width + left) / 2:.0f}' y='{height - 3}' text-anchor='middle' font-size='11' fill='#777'>frames"
+        "</text></svg>"
+        f"<figcaption>{escape(name)}; mean {_number(factor * series.mean)} {unit}, {series.count} frames</figcaption>"
+        "</figure>"
     )
+
+
+def _unit_of(unit: str, top: float) -> tuple[str, float]:
+    """A unit in which numbers up to `top` of the given one are read easily, and what they are multiplied by."""
+    if unit == "%":
+        return unit, 100.0
+    return ("s", 1e-3) if top >= 1000 else ("\N{MICRO SIGN}s", 1e3) if top < 0.1 else (unit, 1.0)
+
+
+def _number(value: float) -> str:
+    """Three digits, never a power of ten."""
+    return "n/a" if math.isnan(value) else f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"

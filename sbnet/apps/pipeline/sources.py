@@ -16,6 +16,7 @@ from torch import Tensor
 from sbnet.apps import video
 from sbnet.apps.pipeline.frames import Frame, PipelineError, unit
 from sbnet.apps.pipeline.hardware import Decoding
+from sbnet.apps.surface import surface_of
 from sbnet.files import reason
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".gif")
@@ -106,7 +107,7 @@ def _open_path(
 
         def frames() -> Iterator[Frame]:
             return decoding.frames(
-                path.name, lambda: video.open_film(path), lambda: _of_film(path, size, decoding.vectors), size
+                path.name, lambda: video.open_film(path), lambda: _of_film(path, size, decoding), size
             )
 
         return Source(frames, path.name, info.rate, info.frames, info, [path], decoding)
@@ -244,13 +245,13 @@ def _of_arrays(given: Iterable[Any]) -> Iterator[Frame]:
             )
 
 
-def _of_film(path: Path, size: Size | None, vectors: bool = False) -> Iterator[Frame]:
+def _of_film(path: Path, size: Size | None, decoding: Decoding) -> Iterator[Frame]:
     """Frames of a file, one by one: a packet that cannot be decoded is a broken frame, and the next is tried. So is the
     end of a film that is shorter than its header promises."""
     container, stream = video.open_film(path)
     with container:
         count, end, broken = 0, 0.0, False
-        for frame in _decoded(container, stream, size, path.name, vectors):
+        for frame in _decoded(container, stream, size, path.name, decoding):
             yield frame
             count, end, broken = count + 1, frame.time or end, bool(frame.fault)
         if not broken and video.ends_early(stream, count, end):
@@ -275,7 +276,7 @@ def _stream(address: str, size: Size | None, decoding: Decoding) -> Source:
             yield from decoding.frames(
                 address,
                 lambda: (container, stream),
-                lambda: _decoded(container, stream, size, address, decoding.vectors),
+                lambda: _decoded(container, stream, size, address, decoding),
                 size,
                 live=True,
             )
@@ -284,14 +285,14 @@ def _stream(address: str, size: Size | None, decoding: Decoding) -> Source:
 
 
 def _decoded(
-    container: Any, stream: Any, size: Size | None, name: str, vectors: bool = False
+    container: Any, stream: Any, size: Size | None, name: str, decoding: Decoding
 ) -> Iterator[Frame]:  # fmt: skip
     errors = video.pyav().error.FFmpegError, OSError, ValueError
     stream.thread_type = "AUTO"
-    if vectors:
+    if decoding.vectors:
         stream.codec_context.options = {"flags2": "+export_mvs"}
-    exports = vectors and stream.codec_context.name in VECTORS
-    upright = video.Upright()
+    exports = decoding.vectors and stream.codec_context.name in VECTORS
+    upright, on_gpu = video.Upright(), decoding.device.type == "cuda" and size is None
     index = 0
     packets = container.demux(stream)
     while True:
@@ -311,7 +312,9 @@ def _decoded(
         for picture in found:
             try:
                 motion = video.motion_of(picture) if exports else None
-                yield Frame(index, upright(picture, size), str(index), picture.time, motion=motion)
+                surface = surface_of(picture, upright) if on_gpu else None
+                pixels = upright(picture, size) if surface is None else surface
+                yield Frame(index, pixels, str(index), picture.time, motion=motion)
             except errors as error:
                 yield Frame(index, None, f"{name}, frame {index}", fault=reason(error))
             index += 1

@@ -65,23 +65,23 @@ class Ahead:
         return self
 
     def __next__(self) -> Any:
-        item, error = self._queue.get()
+        return self._item(*self._queue.get())
+
+    def poll(self, timeout: float) -> Any:
+        """The next item, or None where none came within so many seconds; at the end what `__next__` raises."""
+        try:
+            found = self._queue.get(timeout > 0, timeout)
+        except queue.Empty:
+            return None
+        return self._item(*found)
+
+    def _item(self, item: Any, error: BaseException | None) -> Any:
         if item is _END:
             self._queue.put((_END, error))  # asked again, it ends again
             if error is not None:
                 raise error
             raise StopIteration
         return item
-
-    def poll(self, timeout: float) -> Any:
-        """The next item, or None where none came within so many seconds; at the end what `__next__` raises."""
-        end = time.perf_counter() + timeout
-        while self._queue.empty():
-            left = end - time.perf_counter()
-            if left <= 0:
-                return None
-            time.sleep(min(left, 1e-3))
-        return next(self)
 
     def close(self, timeout: float = 5) -> None:
         """Ends the thread; an iterator that waits for a camera ends with the process."""

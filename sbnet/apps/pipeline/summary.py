@@ -64,11 +64,12 @@ class Series:
 @dataclass
 class Shot:
     """A frame of a report: its Result, once it is on the host; of one that was compared the largest difference from the
-    dense result, and a map of differences, [H,W] uint8 with the largest as 255."""
+    dense result, a map of differences, [H,W] uint8 with the largest as 255, and its seams (`Likeness.seams`)."""
 
     result: Any = None
     largest: float = 0.0
     differences: np.ndarray | None = None
+    seam: float = math.nan
 
 
 @dataclass
@@ -96,7 +97,7 @@ class Summary:
         decoder: who decoded films for a GPU ("NVDEC" or "host"), and why the hardware did not; of cameras of each kind.
         stage: what is being done.
         shots: by their index, the frames that a report shows: the first, or those compared whose differences are the
-            largest, and the last of them.
+            largest, the one of the worst seam, and the last of them.
     """
 
     title: str
@@ -163,11 +164,13 @@ class Summary:
         self.densities.add(density)
 
     def show(self, index: int, shot: Shot) -> None:
-        """Keeps it for the report; of many those with the largest differences, and the newest."""
+        """Keeps it for the report; of many those with the largest differences, the worst seam, and the newest."""
         if shot.differences is not None:
             self.shots = {k: v for k, v in self.shots.items() if v.differences is not None}
         if len(self.shots) >= SHOTS:
-            del self.shots[min(self.shots, key=lambda k: self.shots[k].largest)]
+            steps = {k: v.seam for k, v in self.shots.items() if not math.isnan(v.seam)}
+            stepped = max(steps, key=lambda k: steps[k], default=None)
+            del self.shots[min((k for k in self.shots if k != stepped), key=lambda k: self.shots[k].largest)]
         self.shots[index] = shot
 
     def broke(self, what: str) -> None:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from sbnet.apps.pipeline.frame_graph import Packing, kind_of, landing_of
-from sbnet.apps.pipeline.frames import Frame, PipelineError, input_of
+from sbnet.apps.pipeline.frame_graph import Packing, kind_of, landing_of, seen
+from sbnet.apps.pipeline.frames import Frame, PipelineError
 from sbnet.apps.pipeline.networks import Network
-from sbnet.apps.surface import rgb_of
 from sbnet.engine.capture import cuda_graph
 
-# x [N,C,H,W] -> what the network returned, active blocks of each camera, mask, what is added to the pictures
-Body = Callable[[Tensor], tuple[Any, list[Tensor], Tensor, Tensor | None]]
+# x [N,C,H,W] -> what the network returned, active blocks of the cameras [N,...], mask, what is added to the pictures
+Body = Callable[[Tensor], tuple[Any, Tensor, Tensor, Tensor | None]]
 
 
 class TickGraph:
@@ -48,40 +48,86 @@ class TickGraph:
         self.pixels = torch.zeros(len(frames), *given.shape, dtype=given.dtype, device=device)
         self.look = None if first.surface is None else first.surface.look
         self.lands = False
+        self._rows = list(self.pixels.unbind())
+        self._at_once = network.landing is not None
         self._packing = Packing([])
         self._tree: Any = None  # of what comes to the host
         self._graph, self._made = cuda_graph(self._run, device)
 
     def _run(self) -> tuple[Tensor, Tensor, Any, Tensor, Tensor | None]:
-        x = input_of(self.pixels if self.look is None else rgb_of(self.pixels, self.look), self.dtype)
+        x = seen(self.pixels, self.look, self.dtype)
         output, active, mask, drift = self.body(x)
-        shown = []
-        for k in range(len(x)):
-            made, self.lands = landing_of(
-                self.network, row_of(output, k, len(x)), self._frame, None if drift is None else drift[k : k + 1]
-            )
-            shown.append(made)
+        shown = self._landed(output, len(x)) if self._at_once else None
+        if shown is None:
+            shown = []
+            for k in range(len(x)):
+                made, self.lands = landing_of(
+                    self.network, row_of(output, k, len(x)), self._frame, None if drift is None else drift[k : k + 1]
+                )
+                shown.append(made)
         parts, self._tree = pytree.tree_flatten((shown, active))
         self._packing = Packing(parts)
         return self._packing.packed(parts), x, output, mask, drift
 
-    def upload(self, camera: int, frame: Frame) -> None:
-        """frame: of this kind."""
-        given = frame.given() if frame.surface is None else frame.surface.wait()
-        given = given.pin_memory() if self.pixels.is_cuda and not given.is_cuda else given
-        self.pixels[camera].copy_(given, non_blocking=True)
+    def _landed(self, output: Any, count: int) -> Any:
+        """What the network's `landing` gives of all cameras, in launches that do not grow with their number; None where
+        it does what `torch.vmap` cannot."""
+        landing = self.network.landing
+        assert landing is not None
+        try:
+            found = of_each(landing, output, count)
+        except RuntimeError:
+            self._at_once = False  # found out before a graph is captured
+            return None
+        self.lands = True
+        return found
+
+    def upload(self, frames: Sequence[Frame]) -> None:
+        """frames: of this kind, one of each camera."""
+        given = [frame.given() if frame.surface is None else frame.surface.wait() for frame in frames]
+        if self.pixels.is_cuda:
+            given = [one if one.is_cuda else one.pin_memory() for one in given]
+        torch._foreach_copy_(self._rows, given, non_blocking=True)
 
     def replay(self) -> tuple[Tensor, Any, Tensor, Tensor | None]:
         """(x, what the network returned, mask, what was added to its pictures), on the device until the next replay."""
         self._graph.replay()
         return self._made[1:]
 
-    def download(self) -> tuple[list[Any], list[Tensor]]:
-        """Of each camera the picture, or what the network is to `finish`, and active blocks, in pinned memory, once the
-        stream has come there."""
+    def download(self) -> tuple[list[Any], Tensor]:
+        """Of each camera the picture, or what the network is to `finish`, and active blocks [N,...], in pinned memory,
+        once the stream has come there."""
         packed = self._made[0]
         host = torch.empty(packed.shape, dtype=torch.uint8, pin_memory=packed.is_cuda).copy_(packed, non_blocking=True)
-        return pytree.tree_unflatten(self._packing.unpacked(host), self._tree)
+        shown, active = pytree.tree_unflatten(self._packing.unpacked(host), self._tree)
+        if self._at_once:
+            shown = [pytree.tree_map_only(Tensor, itemgetter(k), shown) for k in range(len(self._rows))]
+        return shown, active
+
+
+def of_each(call: Callable[[Any], Any], output: Any, count: int) -> Any:
+    """What `call` gives of each of `count` images of an output, tensors stacked.
+
+    Raises:
+        RuntimeError: it does what `torch.vmap` cannot.
+    """
+    leaves, tree = pytree.tree_flatten(output)
+    places = [k for k, v in enumerate(leaves) if isinstance(v, Tensor) and v.dim() and len(v) == count]
+    kept: list[Any] = []
+
+    def one(*images: Tensor) -> tuple[Tensor, ...]:
+        own = list(leaves)
+        for k, image in zip(places, images, strict=True):
+            own[k] = image[None]
+        made, spec = pytree.tree_flatten(call(pytree.tree_unflatten(own, tree)))
+        kept[:] = [None if isinstance(v, Tensor) else v for v in made], [isinstance(v, Tensor) for v in made], spec
+        return tuple(v for v in made if isinstance(v, Tensor))
+
+    stacked = iter(torch.vmap(one)(*(leaves[k] for k in places)))
+    others, of_tensors, spec = kept
+    return pytree.tree_unflatten(
+        [next(stacked) if tensor else other for other, tensor in zip(others, of_tensors, strict=True)], spec
+    )
 
 
 def row_of(output: Any, k: int, count: int) -> Any:

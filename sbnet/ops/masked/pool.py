@@ -11,7 +11,7 @@ from torch import Tensor
 from sbnet.active import ActiveBlocks, Fringe
 from sbnet.geometry import pool_output_size, to_pair
 from sbnet.ops.common import empty4, is_channels_last, refuse_meta_mix
-from sbnet.ops.masked.layer import layer_fakes, pairs, run_layer, run_layer_
+from sbnet.ops.masked.layer import in_place_fake, layer_fakes, pairs, run_layer, run_layer_
 
 _ops = torch.ops.sbnet
 _aten = torch.ops.aten
@@ -175,6 +175,9 @@ torch.library.register_autograd("sbnet::sparse_avg_pool2d", _avg_backward, setup
 def _grad_fake(grad: Tensor, x: Tensor, block_map: Tensor, *_: Any) -> Tensor:
     refuse_meta_mix("sparse_pool2d_grad", grad, x, block_map)
     return empty4(x, x.shape, is_channels_last(x))
+
+
+in_place_fake("sparse_pool2d_grad_")
 
 
 def _grad_setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
