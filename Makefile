@@ -14,9 +14,11 @@
 #   make sanitize       the CPU's kernels under AddressSanitizer and UndefinedBehaviorSanitizer, with the quick tests of ops
 #   make minimum        the tests on the oldest Python, torch and ONNX Runtime that are served (PYTHON310=python3.10)
 #   make nightly        the custom ops and the C++ program on ONNX Runtime 1.18, 1.23, 1.24 and the newest (.ci/ort_matrix),
-#                       all tests of ops under the sanitizers, thousands of random ONNX models and arguments
+#                       all tests of ops under the sanitizers, thousands of random ONNX models and arguments, the stories of
+#                       docs/first_hour.md in fresh environments, the site in a browser, `make docs` and `make release`
 #   make mutants        faults put into the code on purpose: which of them no test finds
-#   make release        the wheels for every GPU that is served (RELEASE_ARCHS); needs nvcc
+#   make release        the packages, each checked, and a list of them (docs/releases.md): for CPUs, for every GPU that is
+#                       served (RELEASE_ARCHS, hours on a few cores; needs nvcc) and for ARM (needs a cross compiler)
 #   make release-check  lint, that tests/gpu_record.json is of this commit's kernels and Python, that no fault is left open
 #
 # SBNET_CUDA=auto|0|1 and SBNET_CUDA_ARCHS="80 90a" choose what is built (CONTRIBUTING.md).
@@ -41,6 +43,8 @@ SOURCES := $(shell find csrc -type f -not -name '*.pyc') setup.py pyproject.toml
 
 # Compute capabilities of the GPUs that are served.
 RELEASE_ARCHS := 80 86 87 89 90a 100 120
+# Kernels are stored compressed as far as nvcc can: a fifth of the size.
+RELEASE_NVCC := --compress-mode=size
 # The oldest versions that are served.
 MINIMUM := torch==2.10.0 onnxruntime==1.18.0 onnx==1.19.0 "numpy<2"
 PYTHON310 ?= python3.10
@@ -76,7 +80,7 @@ bench: $(BUILT)
 	$(BIN)/sbnet bench $(ARGS)
 
 docs: $(BUILT)
-	$(PIP) install -q "mkdocs-material" "mkdocstrings[python]"
+	$(PIP) install -q "mkdocs>=1.6,<2" "mkdocs-material>=9.5,<10" "mkdocstrings[python]>=0.27,<2"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
 lint: $(VENV)/linters
@@ -102,13 +106,15 @@ nightly: $(BUILT)
 	.ci/ort_matrix $(BIN)/python $(ARGS)
 	tests/tools/sanitize.sh $(BIN)/python tests/contracts tests/lists tests/masked tests/weights/test_matmul.py tests/attention
 	$(BIN)/python -m pytest -m slow tests/graph/test_onnx_fuzz.py tests/graph/test_activation_arguments.py
+	$(BIN)/python -m pytest -m slow tests/apps/test_first_hour.py tests/apps/test_site.py
+	$(MAKE) docs release
 
 mutants: $(BUILT)
 	$(BIN)/python tests/tools/mutants.py $(ARGS)
 
-release: export SBNET_CUDA = 1
-release: export SBNET_CUDA_ARCHS = $(RELEASE_ARCHS)
-release: wheel runtime
+release: $(VENV)/toolchain
+	$(PIP) install -q twine
+	$(BIN)/python .ci/release.py --archs "$(RELEASE_ARCHS)" --nvcc=$(RELEASE_NVCC) $(ARGS)
 
 release-check: lint
 	SBNET_RELEASE=1 $(BIN)/python -m pytest tests/apps/test_gpu_record.py tests/apps/test_mutants.py

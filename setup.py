@@ -1,5 +1,7 @@
-"""Drives CMake once and packs the two shared libraries. Options (environment): SBNET_CUDA, SBNET_CUDA_ARCHS."""
+"""Drives CMake once and packs the two shared libraries. Options (environment): SBNET_CUDA, SBNET_CUDA_ARCHS, and
+SBNET_LIBRARY, a libsbnet.so that was built before, with libsbnet_torch.so beside it."""
 
+import os
 import sys
 from pathlib import Path
 from typing import ClassVar
@@ -16,6 +18,8 @@ class BuildKernels(kernel_build.BuildKernels):
     libraries: ClassVar[list[str]] = ["libsbnet.so", "libsbnet_torch.so"]
 
     def made(self) -> Path:
+        if os.environ.get("SBNET_LIBRARY"):
+            return Path(os.environ["SBNET_LIBRARY"]).parent
         import torch
 
         return kernel_build.build_csrc(Path(torch.__file__).parent)

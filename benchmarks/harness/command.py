@@ -18,6 +18,7 @@ from sbnet.benchmarks.harness import report
 from sbnet.benchmarks.harness.measure import Row, Session
 from sbnet.benchmarks.harness.registry import Case, Setting, WrongResult, cases
 from sbnet.benchmarks.harness.timing import Timer
+from sbnet.progress import drawing
 
 __all__ = ["BenchError", "Setting", "Timer", "cases", "compare", "make_documents", "measure"]
 
@@ -52,7 +53,8 @@ def measure(
             raise BenchError(f"--resume: {output}: expected rows of this device and these settings, got others")
         session = measuring.resume(before, session)
     text = TextColumn("{task.description}")
-    with Progress(text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console) as progress:
+    bar = Progress(text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console)
+    with drawing(), bar as progress:
         task = progress.add_task("", total=len(chosen))
 
         def told(case: Case, row: Row | None) -> None:

@@ -219,12 +219,12 @@ def page(sessions: Mapping[str, Session]) -> str:
 
 
 def write(folder: Path = DOCS) -> list[Path]:
-    """Writes benchmarks.md, its plots, figures of README.md and is_it_for_me.md, and what `sbnet density` knows."""
+    """Writes benchmarks.md, its plots, figures of README.md, performance.md and is_it_for_me.md, and gains.json."""
     from sbnet.apps.density import GAINS
     from sbnet.benchmarks.harness import gains, readme
 
     sessions = load_results()
-    readme.write(folder.parent / "README.md", sessions.values())
+    readme.write(folder.parent / "README.md", folder / "performance.md", sessions.values())
     gains.write(folder / "is_it_for_me.md", GAINS, sessions, RESULTS)
     return _write(folder, page(sessions), shown(sessions))
 

@@ -1,9 +1,11 @@
-"""README's figures, made from results/ as docs/benchmarks.md is: between two marks, none typed by hand."""
+"""Figures of README.md and docs/performance.md, made from results/ as docs/benchmarks.md is: between two marks, none
+typed by hand."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from sbnet.benchmarks.harness.document import markdown
 from sbnet.benchmarks.harness.measure import Row, Session
@@ -11,77 +13,119 @@ from sbnet.benchmarks.harness.report import cell
 
 START = "<!-- {}: made by `sbnet bench --docs` from benchmarks/results/; edit harness/{}, not this. -->"
 END = "<!-- end -->"
-ROWS = (  # the lines of the GPU's table: networks, then layers, those among them that gain least
+ROWS = (  # the lines of the GPUs' table: networks, then layers, those among them that gain least
     "sparsified network", "residual network", "residual network, ONNX Runtime", "quantized network", "residual block",
     "conv 3x3", "conv 3x3 stride 2", "conv 1x1", "conv 7x7 stem", "conv transposed", "conv 3x3, dilation",
     "conv 3x3, groups",
 )  # fmt: skip
-MASKS = ("rect", "blobs", "all")
-NETWORKS = {"four 3x3, 64 channels": "four 3x3 layers, 64 channels", "contour_net": "the contour network"}
+NETWORKS = "YOLOv8s-like", "mobilenet_v3_large", "convnext_tiny", "resnet50", "ViT-B/16"
+MASKS = {"rect": "a tenth", "half": "half", "all": "all"}
+USUAL = (640, 640)
 
 
 def parts(sessions: Iterable[Session]) -> dict[str, str]:
-    """What stands between the marks of each name."""
-    sessions = list(sessions)
-    cpus = [s for s in sessions if "threads" in s.environment]
-    gpus = [s for s in sessions if "threads" not in s.environment]
-    tables = (table for table in map(cpu_table, cpus) if table)
-    return {"cpu": next(tables, ""), "gpu": network_table(gpus) + gpu_table(gpus, ROWS)}
+    """What stands between README's marks, by their name."""
+    return {"speed": speed_table(list(sessions))}
 
 
-def network_table(sessions: Iterable[Session]) -> str:
-    """Whole networks by batch and mask; nothing where no such row is."""
-    rows = [row for s in sessions for row in s.rows if row["name"] == "whole network"]
-    if not rows:
-        return ""
-    columns = sorted(
-        {(row["facts"]["size"][0], kind) for row in rows for kind in MASKS}, key=lambda c: (c[0], MASKS.index(c[1]))
-    )
+def layer_parts(sessions: Iterable[Session]) -> dict[str, str]:
+    """The same of docs/performance.md."""
+    return {"layers": gpu_table([s for s in sessions if "threads" not in s.environment], ROWS)}
+
+
+# ---- README: whole networks
+
+
+def speed_table(sessions: Sequence[Session]) -> str:
+    """Five networks under three masks, on CPUs and on GPUs. A cell is a row's own ratio: all sides of one case were
+    timed in turn. The figures of a network on a kind of device are of one session, the one with most masks, then the
+    newest."""
+    kinds = {"CPU": True, "GPU": False}
+    found = {(name, kind): _chosen(sessions, name, cpu) for name in NETWORKS for kind, cpu in kinds.items()}
     lines = []
-    for network, device in dict.fromkeys((row["facts"]["network"], row["of"]["device"]) for row in rows):
-        own = [row for row in rows if (row["facts"]["network"], row["of"]["device"]) == (network, device)]
-        found = {(row["facts"]["size"][0], row["facts"]["mask"]): row["x dense"] for row in own}
-        height, width = own[0]["facts"]["size"][1:]
-        title = network if (height, width) == (640, 640) else f"{network}, {height}x{width}"
-        lines.append([title, device, *(cell(found[c]) if c in found else "" for c in columns)])
-    return (
-        "Whole networks, 640x640 unless said, float16, frame, mask and lists included: times faster than the fastest\n"
-        "dense form (PyTorch in a CUDA graph, torch.compile), by batch and mask: a rectangle of a tenth of the\n"
-        "pixels, ten blobs of 4 % together, all pixels.\n\n"
-        f"{markdown(['', 'device', *(f'{n}: {kind}' for n, kind in columns)], lines)}\n"
-    )
-
-
-def cpu_table(session: Session) -> str:
-    """Nothing of a file that holds other rows only. Ratios are the rows' own: both sides of the same rounds."""
-    e = session.environment
-    head, columns, said = ["active blocks"], [], []
-    rows = [r for r in session.rows if r["name"] == "network" and r["facts"].get("network") in NETWORKS]
-    for network, title in NETWORKS.items():
-        own = sorted((r for r in rows if r["facts"]["network"] == network), key=lambda r: r["facts"]["wanted density"])
-        if not own:
-            continue
-        head += [title, "x dense"]
-        times = [r["us"][r["dense form"]] / 1e3 for r in own]
-        said.append(f"{title} {cell(min(times))} to {cell(max(times))} ms")
-        columns.append({r["facts"]["wanted density"]: (r["us"]["masked"] / 1e3, r["x dense"]) for r in own})
-    lines = []
-    for density in sorted({d for column in columns for d in column}):
-        line = [f"{density:.0%}"]
-        for column in columns:
-            ms, ratio = column.get(density, (None, None))
-            line += ["", ""] if ms is None else [f"{cell(ms)} ms", f"**{cell(ratio)}x**"]
+    for name in NETWORKS:
+        line = [_title(name, sessions)]
+        for kind in kinds:
+            of, rows = found[name, kind]
+            dense = sorted(row["us"][row["dense form"]] for row in rows.values())
+            line.append(f"{cell(dense[len(dense) // 2] / 1e3)} ms" if dense and of is not None else "")
+            line += [f"**{cell(rows[mask]['x dense'])}**" if mask in rows else "" for mask in MASKS]
         lines.append(line)
-    if not lines:
+    if not any(rows for _, rows in found.values()):
         return ""
-    forms = sorted({side for r in rows for side in r["us"]} - {"masked"})
-    of = f"{e['device']} ({e['instructions']})" if "instructions" in e else e["device"]
+    head = ["times as fast as dense, with active:", *(c for k in kinds for c in (f"{k}, dense", *MASKS.values()))]
+    said = [_said(kind, {name: found[name, kind] for name in NETWORKS}, sessions) for kind in kinds]
     return (
         f"{markdown(head, lines)}\n"
-        f"400x704 in blocks of 16x16 chosen at random, float32, {e['threads']} cores of an {of}, torch\n"
-        f"{e['torch']}, {e['date']}. Masked times include building the block lists; dense is the fastest of\n"
-        f"{', '.join(forms)}, timed in turn with it:\n{', '.join(said)}.\n"
+        "One image of 640x640 unless said, a rectangle of a tenth or a half of its pixels, or all of them; the whole\n"
+        "network, with frame, mask and lists of blocks. Dense is each case's fastest form, timed in turn with it.\n"
+        + "".join(filter(None, said))
     )
+
+
+def _chosen(sessions: Sequence[Session], network: str, cpu: bool) -> tuple[Session | None, dict[str, Row]]:
+    """The session that speaks for a network on a kind of device, and its rows of one image, by mask."""
+    best: tuple[Any, Session | None, dict[str, Row]] = ((0, ""), None, {})
+    for session in sessions:
+        if ("threads" in session.environment) != cpu:
+            continue
+        rows = {row["facts"]["mask"]: row for row in _whole(session, network) if row["facts"]["size"][0] == 1}
+        rows = {mask: row for mask, row in rows.items() if mask in MASKS and "x dense" in row}
+        if rows and (rank := (len(rows), session.environment["date"])) >= best[0]:
+            best = rank, session, rows
+    return best[1], best[2]
+
+
+def _whole(session: Session, network: str) -> list[Row]:
+    return [r for r in session.rows if r["name"] == "whole network" and r["facts"]["network"] == network]
+
+
+def _title(network: str, sessions: Sequence[Session]) -> str:
+    sizes = {tuple(row["facts"]["size"][1:]) for s in sessions for row in _whole(s, network)} - {USUAL}
+    return ", ".join([network, *("x".join(map(str, size)) for size in sizes)])
+
+
+def _said(kind: str, found: Mapping[str, tuple[Session | None, dict[str, Row]]], sessions: Sequence[Session]) -> str:
+    """Of what, when, with which versions and against which dense forms the columns of a kind of device are."""
+    chosen = {name: (of, rows) for name, (of, rows) in found.items() if of is not None}
+    if not chosen:
+        return ""
+    machines: dict[str, list[str]] = {}
+    for name, (of, _) in chosen.items():
+        machines.setdefault(_machine(of.environment), []).append(name)
+    most = max(machines, key=lambda machine: len(machines[machine]))
+    others = [f"{machine} ({', '.join(names)})" for machine, names in machines.items() if machine != most]
+    rows = [row for _, own in chosen.values() for row in own.values()]
+    dates, torches = ({of.environment[k] for of, _ in chosen.values()} for k in ("date", "torch"))
+    forms = ", ".join(sorted({form for row in rows for form in row["us"] if form != row["ours"]}))
+    dtypes = ", ".join(sorted({row["facts"]["dtype"] for row in rows}))
+    dtypes += "" if kind == "CPU" else ", CUDA graphs"
+    text = (
+        f"\n{kind}: {' and '.join([most, *others])}, {dtypes}, torch {', '.join(sorted(torches))},\n"
+        f"{' to '.join(sorted({min(dates), max(dates)}))}; dense: the fastest of {forms}."
+    )
+    many = [
+        r for s in sessions if ("threads" in s.environment) == (kind == "CPU") for n in NETWORKS for r in _whole(s, n)
+    ]
+    many = [r for r in many if r["facts"]["size"][0] == 16 and "x dense" in r]
+    if many:
+        spans = []
+        for mask, title in MASKS.items():
+            ratios = [r["x dense"] for r in many if r["facts"]["mask"] == mask]
+            if ratios:
+                spans.append(f"{cell(min(ratios))} to {cell(max(ratios))} ({title})")
+        text += f" Sixteen images a call gain more:\n{', '.join(spans)}."
+    return text + "\n"
+
+
+def _machine(environment: Mapping[str, Any]) -> str:
+    if "threads" not in environment:
+        return str(environment["device"])
+    kind = f" ({environment['instructions']})" if "instructions" in environment else ""
+    return f"{environment['threads']} cores of an {environment['device']}{kind}"
+
+
+# ---- docs/performance.md: layers
 
 
 def density_of(row: Row) -> float:
@@ -116,6 +160,9 @@ def gpu_table(sessions: list[Session], shown: Collection[str] | None = None) -> 
     )
 
 
+# ---- pages
+
+
 def made(text: str, sessions: Iterable[Session]) -> str:
     """A README with its figures made anew."""
     return filled(text, parts(sessions), "README.md", "readme.py")
@@ -133,5 +180,8 @@ def filled(text: str, made: Mapping[str, str], page: str, module: str) -> str:
     return text
 
 
-def write(readme: Path, sessions: Iterable[Session]) -> None:
+def write(readme: Path, performance: Path, sessions: Iterable[Session]) -> None:
+    sessions = list(sessions)
     readme.write_text(made(readme.read_text(), sessions))
+    told = filled(performance.read_text(), layer_parts(sessions), performance.name, "readme.py")
+    performance.write_text(told)

@@ -12,10 +12,13 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from sbnet.active import ActiveBlocks
+from sbnet.active import ActiveBlocks, Fringe
 from sbnet.engine.arguments import FLOATS
-from sbnet.engine.eager_layers import IN_NHWC, LAYERS, Stacks
-from sbnet.engine.modes import ENTERED
+from sbnet.engine.eager_layers import IN_NHWC, LAYERS, TAKES_OPEN, Stacks
+from sbnet.engine.eager_losses import LOSSES
+from sbnet.engine.eager_open import PLAIN, PROPERTIES, OpenMaps
+from sbnet.engine.eager_tokens import ATTEND, TOKENS, TokenNotes, compiled_once, refused
+from sbnet.engine.modes import ENTERED, open_of
 from sbnet.geometry import Pair, to_pair
 from sbnet.masks.grow import grow
 from sbnet.ops import mask_pyramid, sparse_fill
@@ -34,6 +37,8 @@ KEEPS = {
     "chunk", "split", "contiguous", "clone", "detach", "to", "cpu", "cuda", "requires_grad_", "dropout", "float",
     "half", "double", "type", "bfloat16", "narrow", "__getitem__", "detach_",
 }  # fmt: skip
+# Of a map of that dtype they give itself.
+SAME_AS = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16}
 AUGMENTED = {"__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__"}
 # In place of maps that are both 0 outside of the active blocks, they leave zeros there.
 SUMS = {"__iadd__", "__isub__", "add_", "sub_"}
@@ -41,6 +46,11 @@ SUMS = {"__iadd__", "__isub__", "add_", "sub_"}
 # others seen so, whose last sides are no plane.
 KEPT, NHWC, OTHER = "_sbnet_kept", "_sbnet_nhwc", "_sbnet_other"
 WIDE_PLANE, WIDE_BLOCK, NARROW_BLOCK = 128, 16, 8  # of block="auto": a side, and the blocks of larger and smaller ones
+
+
+# The planes that were met inside contexts with masks of a size and a block: a training step meets them again.
+_TOGETHER: dict[Any, list[Pair]] = {}
+MOST_TOGETHER = 12
 
 
 class masked(TorchFunctionMode):
@@ -89,7 +99,11 @@ class masked(TorchFunctionMode):
             raise ValueError(f"sbnet: masked: capacity: expected a share above 0 and up to 1, got {capacity}")
         self.capacity, self.synchronized = capacity, synchronized
         self._stacks = None if capacity is None else Stacks(self)
+        self.maps = OpenMaps(self) if capacity is None and not torch.compiler.is_compiling() else None
         self._lists: dict[Pair, ActiveBlocks] = {}
+        self._tokens = TokenNotes(self)
+        self._rings: dict[Pair, Fringe] = {}
+        self._planes: set[Pair] = set()  # met in this context
         # Feature maps that are 0 outside of the active blocks carry a note of it, as long as the context lasts. Dynamo
         # knows no attributes of tensors: it has lists of them, of its trace alone.
         self._noted: list[weakref.ref] = []
@@ -108,15 +122,17 @@ class masked(TorchFunctionMode):
 
     def __exit__(self, *error: Any) -> None:
         ENTERED.inside = False
-        for reference in self._noted:
-            x = reference()
-            if x is not None:
-                for what in (KEPT, NHWC, OTHER):
-                    x.__dict__.pop(what, None)
-        self._noted.clear()
         if self._stacks is not None:
             self._stacks.__exit__(*error)
         super().__exit__(*error)
+        if self.maps is not None:
+            self.maps.finish(error[0] is not None)
+        for reference in self._noted:
+            x = reference()
+            if x is not None:
+                for what in (KEPT, NHWC, OTHER, TOKENS):
+                    x.__dict__.pop(what, None)
+        self._noted.clear()
         if error[0] is None and self._other is not None and not self._lists:
             masks = self.mask.shape[0]
             raise ValueError(f"sbnet: masked: mask: expected one for each of {self._other} samples, got {masks}")
@@ -124,34 +140,81 @@ class masked(TorchFunctionMode):
     def active(self, size: Sequence[int]) -> ActiveBlocks:
         """The active blocks of a plane of (height, width)."""
         key = int(size[0]), int(size[1])
+        self._planes.add(key)
         if key not in self._lists:
-            block: Any = self.block
-            if block is None:
-                block = WIDE_BLOCK if min(key) >= WIDE_PLANE else NARROW_BLOCK
-            found = mask_pyramid(self.mask, [(*key, block)]).planes[0]
-            self._lists[key] = found if self.capacity is None else _first_of(found, self.capacity)
+            if open_of(self) is None:
+                found = mask_pyramid(self.mask, [(*key, self._block_of(key))]).planes[0]
+                self._lists[key] = found if self.capacity is None else _first_of(found, self.capacity)
+            else:
+                self._list_planes(key)
         return self._lists[key]
+
+    def _list_planes(self, key: Pair) -> None:
+        """The lists of a plane and of those that it was met with before: one call for all of a network's."""
+        together = _TOGETHER.setdefault((tuple(self.mask.shape[1:]), self.block), [])
+        if key not in together and len(together) < MOST_TOGETHER:
+            together.append(key)
+        wanted = [key, *(size for size in together if size != key and size not in self._lists)]
+        rings = [(k, [(k, 3, 1, 1)]) for k in range(len(wanted))]
+        pyramid = mask_pyramid(self.mask, [(*size, self._block_of(size)) for size in wanted], fringes=rings)
+        for size, plane, ring in zip(wanted, pyramid.planes, pyramid.fringes, strict=True):
+            self._lists[size], self._rings[size] = plane, ring
+
+    def _block_of(self, size: Pair) -> Any:
+        if self.block is not None:
+            return self.block
+        return WIDE_BLOCK if min(size) >= WIDE_PLANE else NARROW_BLOCK
+
+    def ring(self, size: Sequence[int]) -> Fringe:
+        """The pixels of a plane next to its active blocks."""
+        self.active(size)
+        return self._rings[int(size[0]), int(size[1])]
 
     def missed(self) -> dict[Pair, int]:
         """Of each plane that was met, how many active blocks did not fit the capacity. Reads the device."""
-        return {size: int(a.total) - int(a.count) for size, a in self._lists.items()}
+        return {size: int(a.total) - int(a.count) for size, a in self._lists.items() if size in self._planes}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        name = _named(func)[0]
+        if not torch.compiler.is_compiling():
+            return self._tokens(name, name in MOVES, func, args, kwargs)
+        compiled_once()
+        if name in ATTEND:  # Dynamo then leaves the step to Python, part by part, and notes are lost
+            raise refused("attention in a compiled step", "attention that runs eagerly")
+        return self.op(func, args, kwargs)
+
+    def op(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """What an op gives of feature maps."""
         first = args[0] if args and not self._met and self.is_map(args[0]) else None
         if first is not None and first.shape[2:] == self.mask.shape[1:]:
             self._met, first = True, None
         known = bool(args) and isinstance(args[0], Tensor)
-        nhwc = known and self._lies_nhwc(args[0])
+        nhwc = known and self.lies_nhwc(args[0])
+        maps = open_of(self)
+        move, writes = _kind(func, args, kwargs)
+        if maps is not None:
+            if writes or "out" in kwargs:
+                maps.settle_others(*args[:2])
+            if len(args) == 1 and not kwargs and known and args[0].dtype == SAME_AS.get(move or ""):
+                return args[0]
+            # A function of autograd's own, which no mode sees, may keep what its forward pass was given.
+            hidden = not torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in args)
+            if (hidden or func not in TAKES_OPEN) and not _reads_no_pixels(func, move):
+                looked_at = move in ("register_hook", "retain_grad", "requires_grad_") or func is torch.autograd.grad
+                maps.close_all((args, tuple(kwargs.values())), looked_at)
         if known and self._has(args[0], OTHER):
             return self._of_other(func, args, func(*args, **kwargs))
         layer = (IN_NHWC if nhwc else LAYERS).get(func)
+        if func in LOSSES and not (known and self.keeps(args[0])):
+            layer = None
         if layer is not None:
             self._check(first)
             found = layer(self, *args, **kwargs)
             if found is not None:
                 return found
-        move, writes = _kind(func, args, kwargs)
+            if maps is not None:
+                maps.close_all((args, tuple(kwargs.values())))
         if move is not None:
             return self._moved(move, nhwc, args, func(*args, **kwargs))
         if nhwc:
@@ -187,6 +250,20 @@ class masked(TorchFunctionMode):
             self._stacks.note(x)
         return self._note(x, KEPT)
 
+    def plane(self, x: Tensor, nhwc: bool) -> Tensor:
+        """What was moved to be a feature map again, 0 outside of the active blocks."""
+        if nhwc:
+            return self.as_nhwc(sparse_fill(x.permute(0, 3, 1, 2), self.active(x.shape[1:3])))
+        return self.kept(sparse_fill(x, self.active(x.shape[2:])))
+
+    def planes(self) -> list[Pair]:
+        """(height, width) of the feature maps that were met."""
+        return list(self._planes)
+
+    def met(self, size: Sequence[int]) -> bool:
+        """Were there feature maps of this size?"""
+        return tuple(map(int, size)) in self._planes
+
     def list_of(self, x: Tensor) -> ActiveBlocks | None:
         """The active blocks of a feature map that is 0 outside of them."""
         return self.active(x.shape[2:]) if self.keeps(x) else None
@@ -199,16 +276,20 @@ class masked(TorchFunctionMode):
         if torch.compiler.is_compiling():
             self._traced[what].append(x)
         else:
-            x.__dict__[what] = True
-            self._noted.append(weakref.ref(x))
+            self.noted(x, what, True)
         return x
+
+    def noted(self, x: Tensor, what: str, value: Any) -> None:
+        """Leaves a note on a tensor, outside of a trace."""
+        x.__dict__[what] = value
+        self._noted.append(weakref.ref(x))
 
     def _has(self, x: Tensor, what: str) -> bool:
         if torch.compiler.is_compiling():
             return any(x is t for t in self._traced[what])
         return what in x.__dict__
 
-    def _lies_nhwc(self, x: Tensor) -> bool:
+    def lies_nhwc(self, x: Tensor) -> bool:
         return self._has(x, NHWC) and x.dim() == 4
 
     def _nhwc(self, out: Any) -> Any:
@@ -216,7 +297,7 @@ class masked(TorchFunctionMode):
         if not isinstance(out, Tensor) or out.dim() != 4 or out.dtype not in FLOATS:
             return out
         size = int(out.shape[1]), int(out.shape[2])
-        if size not in self._lists:
+        if size not in self._planes:
             return out
         return self.as_nhwc(sparse_fill(out.permute(0, 3, 1, 2), self.active(size)))
 
@@ -257,6 +338,12 @@ class masked(TorchFunctionMode):
         self._other = samples
 
 
+def _reads_no_pixels(func: Any, move: str | None) -> bool:
+    if move == "__get__":
+        return getattr(getattr(func, "__self__", None), "__name__", "") in PROPERTIES
+    return move in PLAIN
+
+
 def _first_of(active: ActiveBlocks, capacity: float) -> ActiveBlocks:
     """The first blocks of a list, as many as a share of all."""
     rows = max(1, int(capacity * active.capacity))
@@ -290,5 +377,8 @@ def _named(func: Any) -> tuple[str, int | None]:
 @functools.cache
 def _looked_up(func: Any) -> tuple[str, int | None]:
     """The name of a function, and where it takes `inplace`, if torch.nn.functional has it."""
-    names = list(inspect.signature(func).parameters) if inspect.isfunction(func) else []
+    try:
+        names = list(inspect.signature(func).parameters) if inspect.isfunction(func) else []
+    except ValueError:  # a wrapper of a built-in function, as T.__pow__ is
+        names = []
     return getattr(func, "__name__", ""), names.index("inplace") if "inplace" in names else None

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sbnet.engine.eager_losses import LOSSES
+from sbnet.engine.modes import open_of
 from sbnet.geometry import Pair, resize_output_size, to_pair, to_scales
 from sbnet.ops import (
     sparse_avg_pool2d,
@@ -42,6 +44,9 @@ def conv2d(
     x_active = mode.list_of(input)
     if x_active is None:  # the network's input: what follows has its memory format, whose kernels are the fast ones
         input = input.contiguous(memory_format=torch.channels_last)
+    if (maps := open_of(mode)) is not None:
+        window = tuple(geometry[name] for name in ("stride", "padding", "dilation"))
+        return maps.conv(input, weight, bias, size, window, groups)
     return mode.kept(sparse_conv2d(input, weight, bias, mode.active(size), x_active=x_active, **geometry))
 
 
@@ -79,6 +84,8 @@ def max_pool2d(
     size = _size(input, kernel_size, stride or kernel_size, padding, dilation) if mode.is_map(input) else None
     if size is None or ceil_mode or return_indices:
         return None
+    if (maps := open_of(mode)) is not None and mode.keeps(input):
+        return maps.pool(input, size, True, (kernel_size, stride or kernel_size, padding, dilation))
     return mode.kept(sparse_max_pool2d(input, mode.active(size), kernel_size, stride, padding, dilation))
 
 
@@ -89,6 +96,9 @@ def avg_pool2d(
     size = _size(input, kernel_size, stride or kernel_size, padding, 1) if mode.is_map(input) else None
     if size is None or ceil_mode:
         return None
+    if (maps := open_of(mode)) is not None and mode.keeps(input):
+        window = kernel_size, stride or kernel_size, padding, 1
+        return maps.pool(input, size, False, window, count_include_pad, divisor_override)
     options = count_include_pad, divisor_override
     return mode.kept(sparse_avg_pool2d(input, mode.active(size), kernel_size, stride, padding, False, *options))
 
@@ -105,6 +115,11 @@ def batch_norm(
     if any(t is not None and t.dtype != torch.float32 for t in running):
         return None
     many = mode.synchronized and torch.distributed.is_available() and torch.distributed.is_initialized()
+    if (maps := open_of(mode)) is not None and not many and mode.keeps(input):
+        follow = [] if running_mean is None or running_var is None else [running_mean, running_var, momentum]
+        return maps.norm(input, weight, bias, eps, follow)
+    if (maps := open_of(mode)) is not None:
+        maps.close(input)
     norm = synchronized_batch_norm2d if many else batch_norm2d
     y, statistics = norm(input, mode.active(input.shape[2:]), weight, bias, eps)
     if running_mean is not None and running_var is not None:
@@ -143,6 +158,11 @@ def add(mode: masked, input: Any, other: Any, alpha: Any = 1) -> Tensor | None:
         return None
     if input.shape != other.shape or input.dtype != other.dtype or input.device != other.device:
         return None
+    if (maps := open_of(mode)) is not None:
+        found = maps.add(input, other, False) if input is not other else None
+        if found is not None:
+            return found
+        maps.settle(input)
     return mode.kept(_Sum.apply(input, other, mode.active(input.shape[2:])))
 
 
@@ -163,6 +183,9 @@ def add_(mode: masked, input: Any, other: Any, alpha: Any = 1) -> Tensor | None:
     same = mode.keeps(input) and mode.keeps(other) and alpha == 1 and input is not other
     if not same or input.shape != other.shape or input.dtype != other.dtype or torch.compiler.is_compiling():
         return None
+    found = None if (maps := open_of(mode)) is None else maps.add(input, other, True)
+    if found is not None:
+        return found
     return mode.kept(_SumInPlace.apply(input, other, mode.active(input.shape[2:])))
 
 
@@ -204,6 +227,10 @@ def _activate(mode: masked, x: Tensor, name: str, param: float | None, inplace: 
     if not mode.is_map(x):
         return None
     active = mode.active(x.shape[2:])
+    if (maps := open_of(mode)) is not None:
+        found = maps.activate(x, name, param or 0.0, inplace)
+        if found is not None:
+            return found
     if not inplace:
         program = name if param is None else f"{name} {param!r}"
         return mode.kept(sparse_pointwise(x, active, program))
@@ -217,6 +244,7 @@ def _activation(name: str, writes: bool = False) -> Any:
     def run(mode: masked, input: Tensor, inplace: bool = False) -> Tensor | None:
         return _activate(mode, input, name, None, inplace or writes)
 
+    run.activates = True  # type: ignore[attr-defined]
     return run
 
 
@@ -224,6 +252,7 @@ def _leaky(writes: bool = False) -> Any:
     def run(mode: masked, input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor | None:
         return _activate(mode, input, "leaky_relu", float(negative_slope), inplace or writes)
 
+    run.activates = True  # type: ignore[attr-defined]
     return run
 
 
@@ -235,7 +264,7 @@ def cat(mode: masked, tensors: Any, dim: int = 0) -> Tensor | None:
     """Channels of maps that are all 0 outside of the active blocks."""
     if dim not in (1, -3) or not isinstance(tensors, (tuple, list)) or not all(map(mode.keeps, tensors)):
         return None
-    return mode.kept(torch.cat(tensors, dim))
+    return mode.kept(torch.cat(tensors, dim)) if (maps := open_of(mode)) is None else maps.cat(tensors)
 
 
 # ---- feature maps that are seen as [N,H,W,C]
@@ -288,9 +317,18 @@ LAYERS: dict[Any, Any] = {
     F.relu: _activation("relu"), torch.relu: _activation("relu"), T.relu: _activation("relu"),
     F.relu_: _activation("relu", True), torch.relu_: _activation("relu", True), T.relu_: _activation("relu", True),
     F.relu6: _activation("relu6"), F.silu: _activation("silu"), F.hardswish: _activation("hardswish"),
-    F.leaky_relu: _leaky(), F.leaky_relu_: _leaky(True), F.gelu: gelu,
+    F.leaky_relu: _leaky(), F.leaky_relu_: _leaky(True), F.gelu: gelu, **LOSSES,
 }  # fmt: skip
 IN_NHWC: dict[Any, Any] = {F.layer_norm: layer_norm, F.linear: linear, F.gelu: gelu_nhwc}
+
+
+# What takes open maps (eager_open.py) as they are.
+TAKES_OPEN = {
+    func
+    for func, layer in LAYERS.items()
+    if layer in (conv2d, batch_norm, add, add_, cat, gelu, max_pool2d, avg_pool2d, *LOSSES.values())
+    or getattr(layer, "activates", False)
+}
 
 
 class Stacks(torch.autograd.graph.saved_tensors_hooks):

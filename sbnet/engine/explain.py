@@ -18,7 +18,9 @@ from sbnet.graph.kinds import kind_of
 ADVICE = {
     "arrangement": "a view of the feature map",
     "global": "reads the whole plane; its input is kept clean for it",
+    "exact": "exact: a token's result needs the keys and values of all others, and so all layers before it",
 }
+ATTENTION = {"scaled_dot_product_attention", "softmax", "_softmax"}
 GLOBAL = {"adaptive_avg_pool2d", "mean", "adaptive_max_pool2d", "amax", "group_norm", "instance_norm", "flatten"}
 
 
@@ -122,7 +124,7 @@ def explain(model: Any, example: Any = None, **options: Any) -> Explanation:
                 node.output.shape,
                 multiply_adds(node),
                 ms / total,
-                "" if planned else _why(node, x.shape[0]),
+                "" if planned else _why(node, x.shape[0], run.plan.mode),
                 node.line,
             )
         )
@@ -138,7 +140,9 @@ def _rectangle(full: Tensor) -> Tensor:
     return mask
 
 
-def _why(node: Node, batch: int) -> str:
+def _why(node: Node, batch: int, mode: str) -> str:
+    if mode == "exact" and kind(node) in ATTENTION:
+        return ADVICE["exact"]
     if node.output.size is None:
         shape = node.output.shape
         if len(shape) == 4 and shape[0] != batch and math.prod(shape[2:]) > 1:

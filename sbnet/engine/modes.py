@@ -79,3 +79,9 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+def open_of(mode: Any) -> Any:
+    """Maps of a context whose zeros are still to be written; None where all of them are: in stacks, and in a trace.
+    (Dynamo follows no property of a context that it did not see made.)"""
+    return None if torch.compiler.is_compiling() else mode.maps

@@ -27,6 +27,7 @@ from sbnet.graph.kinds import kind_of
 from sbnet.graph.passes import optimise
 from sbnet.graph.plan import Plan, Plane, plan
 from sbnet.graph.watch import Watch
+from sbnet.progress import progress
 
 MODES = ("masked", "exact", "cached")
 MOST_SHAPES = 8  # plans that a run keeps, with their memory, one a shape of inputs
@@ -179,14 +180,14 @@ class SparseRun:
             while len(self._shapes) > MOST_SHAPES:
                 old, _ = self._shapes.popitem(last=False)
                 self._compiled.pop(old, None)
-        graph, planned, constants = self._shapes[key]
-        make_mask, allow_tf32 = partial(mask_of, self.mask_source), self.options["allow_tf32"]
+        (graph, planned, constants), allow_tf32 = self._shapes[key], self.options["allow_tf32"]
+        make_mask = partial(mask_of, self.mask_source)
         made = self._compiled[key] = Compiled(planned, constants, make_mask, self.mask_source is None, allow_tf32)
         self._spec = graph.out_spec
         return made
 
     def _graph(self, inputs: Sequence[Any]) -> Graph:
-        tokens = self.options["mode"] == "masked"
+        tokens = self.options["mode"] != "exact"
         if isinstance(self._module, nn.Module):
             captured = capture(check_counted(self._module), inputs, None, tokens)
             if not self._shapes:  # those that are there may be of another state
@@ -196,6 +197,7 @@ class SparseRun:
 
         return optimise(read_onnx(self._module, inputs, tokens))
 
+    @progress("sparsify")
     def _planned(self, inputs: Sequence[Any]) -> tuple[Graph, Plan, Constants]:
         graph, x = self._graph(inputs), inputs[0]
         blocks = block_sizes(graph, x.device, self.options, self.margin)
@@ -254,8 +256,7 @@ class SparseRun:
     def frame(self) -> Tensor:
         """Where CUDA graphs read x: who makes frames on the device writes them there, and `run(run.frame, ...)` copies
         nothing."""
-        found = self._last.inputs[0]
-        if found is None:
+        if (found := self._last.inputs[0]) is None:
             raise ValueError("sbnet: run: frame: expected a network that reads x, got one that does not")
         return found
 
@@ -329,8 +330,6 @@ class SparseRun:
             raise ValueError(f"sbnet: {of}: expected {len(self.example)} inputs each, got {len(inputs)}")
         return inputs
 
-    # ---- more of them
-
     @plainly("clone")
     def clone(self) -> SparseRun:
         """Another run of the same plans and weights, with buffers of its own: for another thread or stream."""
@@ -366,6 +365,7 @@ class SparseRun:
             compiled = self._for(self.example)
         return PlannedModule(compiled.plan, compiled.constants, self.margin, **options).eval()
 
+    @progress("export")
     def export(
         self, path: str | os.PathLike[str], *, dynamic: bool = False, block_maps: bool = False, **options: Any
     ) -> Any:
@@ -383,15 +383,15 @@ class SparseRun:
         Raises:
             ValueError: dynamic, of a network whose planned layers are of one size.
         """
-        from sbnet.export import to_onnx
+        from sbnet.export.convert import to_onnx
         from sbnet.export.output_names import output_names
 
         module = self.as_module(dynamic=dynamic, block_maps=block_maps)
         x = self.example[0]
         mask = torch.zeros(x.shape[0], *x.shape[2:], dtype=torch.bool, device=x.device)
-        names = ["x", *(f"x{k}" for k in range(1, len(self.example))), "mask"]
         states = [x.new_zeros(value.shape, dtype=value.dtype) for value in module.states]
-        options = {"input_names": [*names, *(f"state{k}" for k in range(len(states)))], **options}
+        more = [f"x{k}" for k in range(1, len(self.example))]
+        options = {"input_names": ["x", *more, "mask", *(f"state{k}" for k in range(len(states)))], **options}
         options = {"output_names": output_names(module, options["input_names"]), **options}
         if dynamic:
             n, h, w = (torch.export.Dim(name) for name in ("batch", "height", "width"))

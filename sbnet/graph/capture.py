@@ -19,6 +19,7 @@ from sbnet.graph.ir import Graph, Value
 from sbnet.graph.refusal import no_dump, no_values, refusal
 from sbnet.graph.token_rules import TokenRules
 from sbnet.graph.tokens import settle
+from sbnet.progress import step
 
 # The argument itself, in eval mode or for whoever asks only for values.
 SAME = {"dropout", "feature_dropout", "alpha_dropout", "alias", "detach", "contiguous", "lift_fresh", "positive"}
@@ -48,6 +49,7 @@ def capture(
     Raises:
         CaptureError: torch.export cannot follow the network.
     """
+    step("capturing the network")
     with exporting():
         program = _program(module, args, kwargs or {})
         if tokens and any(op_name(node.target) in ATTENDS for node in program.graph.nodes):

@@ -85,10 +85,7 @@ class PlannedModule(nn.Module):
             found = kind.apply(node, Given(args, kwargs, params, blocks, self.plan.mode != "masked"))
             for value, tensor in zip(node.outputs, found if node.options.get("many") else [found], strict=True):
                 if value in old:
-                    assert value.axes is not None
-                    assert value.size is not None
-                    pixels = value.axes.arrange(active[of(value)].pixel_mask(value.size))
-                    tensor = _chosen(pixels, tensor, old[value])
+                    tensor = _chosen(kind.pixels(value, active[of(value)]), tensor, old[value])
                 elif kind.dense and self.plan.mode == "masked" and _holds(node, value):
                     tensor = masked(tensor, value.axes, active[of(value)])  # type: ignore[arg-type]
                 env[value] = tensor
@@ -123,7 +120,8 @@ def _check_sizeless(plan: Plan) -> None:
 def _holds(node: Node, value: Value) -> bool:
     """Does a node compute it on a plane, so that what is not active is the contract's to say? (Others rearrange.)"""
     spatial = value.size is not None and (value.dtype.is_floating_point or kind_of(node).written)
-    return spatial and not node.moves and node.kind != "slice"
+    packed = value.tokens is not None and node.kind != "remember"  # no two frames have the same rows
+    return spatial and not packed and not node.moves and node.kind != "slice"
 
 
 def _chosen(pixels: Tensor, new: Tensor, old: Tensor) -> Tensor:

@@ -153,8 +153,8 @@ def _loaded(path: str | os.PathLike[str]) -> Any:
     except Exception as error:  # protobuf raises classes of its own
         first = next(iter(str(error).splitlines()), type(error).__name__)
         raise ValueError(
-            f"sbnet: {path}: expected an ONNX model (of a file of PyTorch hand over the nn.Module that it holds), got "
-            f"a file that is none: {first[:200]}"
+            f"sbnet: {path}: expected an nn.Module or an ONNX model, got a file that is not ONNX: load a PyTorch file "
+            f"and pass its nn.Module, or write it with torch.onnx.export ({first[:200]})"
         ) from error
     return model
 

@@ -13,8 +13,10 @@ from sbnet.graph.ir import Graph, Value
 from sbnet.graph.passes.bottleneck import fuse_bottlenecks
 from sbnet.graph.passes.gates import join_gates
 from sbnet.graph.passes.program import gates_into_programs, sums_of_few_channels
+from sbnet.graph.passes.remember import remember_tokens
 from sbnet.graph.passes.siblings import join_siblings
 from sbnet.graph.tokens import Tokens
+from sbnet.progress import step
 
 Plane = tuple[int, int, Pair]  # height, width, block size
 LEAVE = ("unpack", "spread")  # kinds that give a plane of packed tokens
@@ -64,6 +66,7 @@ def plan(graph: Graph, block: Any = "auto", mode: str = "masked", device: torch.
     Raises:
         ValueError: no input has a height and a width; a block size below 1; no named plane is one of the network's.
     """
+    step("planning its layers")
     first = next((v.size for v in graph.inputs if v is not None and v.size is not None), None)
     if first is None:
         raise ValueError("sbnet: sparsify: example: expected an input [N,C,H,W], got none")
@@ -84,6 +87,8 @@ def plan(graph: Graph, block: Any = "auto", mode: str = "masked", device: torch.
     packed = [(t, sizes.index(t.size)) for t in tokens if t is not None]
     lists = {v: len(sizes) + tokens.index(v.tokens) for v in values}
     made = Plan(graph, [*planes, *(t.plane for t, _ in packed)], mode, lists, packed)
+    if mode == "cached":
+        remember_tokens(made)
     if kind == "cuda":
         gates_into_programs(sums_of_few_channels(join_siblings(join_gates(made)).graph))
     return fuse_bottlenecks(made, torch.device(device))

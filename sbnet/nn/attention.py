@@ -20,8 +20,9 @@ class BlockSparseAttention(nn.Module):
         bias: of the projections.
         dropout: of the weights, in training.
 
-    >>> layer = BlockSparseAttention(512, 8, AttentionLayout.local(128))
-    >>> y = layer(x)  # [B, T, 512]
+    >>> layer = sbnet.nn.BlockSparseAttention(64, 4, sbnet.AttentionLayout.local(128))
+    >>> layer(torch.rand(1, 256, 64)).shape
+    torch.Size([1, 256, 64])
     """
 
     def __init__(

@@ -27,8 +27,9 @@ class BlockSparseLinear(nn.Module):
         layout: a `BlockLayout`, or [CB, KB] of 0 and 1 (rows: blocks of inputs).
         allow_tf32: float32 on CUDA may use tf32 tensor cores.
 
-    >>> layer = BlockSparseLinear(1024, 4096, density=0.25)
-    >>> y = layer(torch.randn(8, 1024))
+    >>> layer = sbnet.nn.BlockSparseLinear(128, 256, density=0.25)
+    >>> layer(torch.randn(8, 128)).shape
+    torch.Size([8, 256])
     """
 
     coords: Tensor
@@ -172,8 +173,9 @@ class BlockSparseConv1x1(BlockSparseLinear):
 
     Arguments and state are those of `BlockSparseLinear`, features being channels.
 
-    >>> conv = BlockSparseConv1x1(256, 1024, density=0.25)
-    >>> y = conv(x, active, activation="relu")  # [N,1024,H,W], zeros outside the active blocks
+    >>> conv = sbnet.nn.BlockSparseConv1x1(16, 32, density=0.25, block_size=8)
+    >>> conv(x, active, activation="relu").shape
+    torch.Size([1, 32, 48, 80])
     """
 
     @classmethod

@@ -218,8 +218,9 @@ class BlockSparseConv2d(_BlockSparseConv):
 
     Arguments: those of nn.Conv2d as far as named, then density, block_size and layout as in `BlockSparseLinear`.
 
-    >>> conv = BlockSparseConv2d(256, 512, 3, padding=1, density=0.25)
-    >>> y = conv(x)  # [N,256,H,W] -> [N,512,H,W]
+    >>> conv = sbnet.nn.BlockSparseConv2d(16, 32, 3, padding=1, density=0.25, block_size=8)
+    >>> conv(x).shape
+    torch.Size([1, 32, 48, 80])
     """
 
     axes, dense = 2, nn.Conv2d
@@ -242,8 +243,9 @@ class BlockSparseConv2d(_BlockSparseConv):
 class BlockSparseConv3d(_BlockSparseConv):
     """nn.Conv3d of which only some blocks of the weight are stored; arguments as in `BlockSparseConv2d`.
 
-    >>> conv = BlockSparseConv3d(64, 128, 3, padding=1, density=0.25)
-    >>> y = conv(x)  # [N,64,D,H,W] -> [N,128,D,H,W]
+    >>> conv = sbnet.nn.BlockSparseConv3d(16, 32, 3, padding=1, density=0.25, block_size=8)
+    >>> conv(torch.rand(1, 16, 4, 12, 20)).shape
+    torch.Size([1, 32, 4, 12, 20])
     """
 
     axes, dense = 3, nn.Conv3d
@@ -261,8 +263,9 @@ class BlockSparseConvTranspose2d(_BlockSparseConv):
         output_padding: as in nn.ConvTranspose2d.
         others: as in `BlockSparseConv2d`.
 
-    >>> up = BlockSparseConvTranspose2d(256, 128, 4, stride=2, padding=1, density=0.25)
-    >>> y = up(x)  # [N,256,H,W] -> [N,128,2H,2W]
+    >>> up = sbnet.nn.BlockSparseConvTranspose2d(16, 8, 4, stride=2, padding=1, density=0.5, block_size=8)
+    >>> up(x).shape
+    torch.Size([1, 8, 96, 160])
     """
 
     axes, dense, transposed = 2, nn.ConvTranspose2d, True

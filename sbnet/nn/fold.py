@@ -22,7 +22,7 @@ def fold_batch_norm(module: Module) -> Module:
     nn.Conv2d alone. One that follows no convolution (the first of a pre-activation block), or in a module that cannot
     be traced, becomes a depthwise 1x1 convolution. Results differ from the module's by rounding.
 
-    >>> fast = fold_batch_norm(SparseBasicBlock(64, 64))
+    >>> fast = sbnet.nn.fold_batch_norm(sbnet.nn.SparseBasicBlock(16, 16).eval())
     """
     folded = copy.deepcopy(module).eval()
     for parent in list(folded.modules()):

@@ -60,8 +60,9 @@ class SparseConv2d(nn.Conv2d):
 
     Arguments and parameters of nn.Conv2d; zero padding, given in pixels.
 
-    >>> conv = SparseConv2d(64, 64, 3, padding=1)
-    >>> y = conv(x, active, activation="relu")  # [N,64,H,W], zeros outside the active blocks
+    >>> conv = sbnet.nn.SparseConv2d(16, 64, 3, padding=1)
+    >>> conv(x, active, activation="relu").shape  # zeros outside the active blocks
+    torch.Size([1, 64, 48, 80])
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -108,8 +109,9 @@ class SparseConvTranspose2d(nn.ConvTranspose2d):
 
     Arguments and parameters of nn.ConvTranspose2d.
 
-    >>> up = SparseConvTranspose2d(64, 32, 2, stride=2)
-    >>> y = up(x, active, activation="relu")  # [N,32,2H,2W], zeros outside the active blocks
+    >>> up = sbnet.nn.SparseConvTranspose2d(16, 32, 2, stride=2)
+    >>> up(torch.rand(1, 16, 24, 40), active, activation="relu").shape  # zeros outside the active blocks
+    torch.Size([1, 32, 48, 80])
     """
 
     def geometry(self) -> dict[str, Any]:
@@ -127,8 +129,7 @@ class SparseConvTranspose2d(nn.ConvTranspose2d):
         residual: Tensor | None = None,
         slope: Tensor | None = None,
     ) -> Tensor:
-        """act(conv_transpose(x) + residual): x [N,C,H,W], active of the H_out x W_out plane that it writes. slope [K]
-        or [1]: of "leaky_relu", as in `sparse_conv2d`."""
+        """act(conv_transpose(x) + residual): x [N,C,H,W], active of the plane it writes, `sparse_conv2d`'s slope."""
         blocks = given(active, self)
         if blocks is not None:
             return sparse_conv_transpose2d(
@@ -149,6 +150,8 @@ class SparseBatchNorm2d(nn.BatchNorm2d):
     Args:
         synchronized: in training, the statistics are those of all processes of torch.distributed, where it is
             initialised, as nn.SyncBatchNorm's are.
+
+    >>> y = sbnet.nn.SparseBatchNorm2d(16)(x, active)  # statistics of the active pixels
     """
 
     def __init__(self, *args: Any, synchronized: bool = False, **kwargs: Any) -> None:
@@ -235,7 +238,11 @@ class _Pool(nn.Module):
 
 
 class SparseMaxPool2d(_Pool, nn.MaxPool2d):
-    """nn.MaxPool2d on active blocks of its output. Inactive pixels of x are what they hold: zeros."""
+    """nn.MaxPool2d on active blocks of its output. Inactive pixels of x are what they hold: zeros.
+
+    >>> sbnet.nn.SparseMaxPool2d(3, 2, 1)(torch.rand(1, 16, 96, 160), active).shape
+    torch.Size([1, 16, 48, 80])
+    """
 
     options = "kernel_size", "stride", "padding", "dilation", "ceil_mode"
     op, op_ = staticmethod(sparse_max_pool2d), staticmethod(sparse_max_pool2d_)
@@ -247,7 +254,11 @@ class SparseMaxPool2d(_Pool, nn.MaxPool2d):
 
 
 class SparseAvgPool2d(_Pool, nn.AvgPool2d):
-    """nn.AvgPool2d on active blocks of its output. Inactive pixels of a window count, as the zeros they hold."""
+    """nn.AvgPool2d on active blocks of its output. Inactive pixels of a window count, as the zeros they hold.
+
+    >>> sbnet.nn.SparseAvgPool2d(2)(torch.rand(1, 16, 96, 160), active).shape
+    torch.Size([1, 16, 48, 80])
+    """
 
     options = "kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override"
     op, op_ = staticmethod(sparse_avg_pool2d), staticmethod(sparse_avg_pool2d_)
@@ -263,7 +274,11 @@ class _AdaptivePool(nn.Module):
 
 
 class SparseAdaptiveAvgPool2d(_AdaptivePool, nn.AdaptiveAvgPool2d):
-    """nn.AdaptiveAvgPool2d of active pixels; inactive ones count, as the zeros they stand for."""
+    """nn.AdaptiveAvgPool2d of active pixels; inactive ones count, as the zeros they stand for.
+
+    >>> sbnet.nn.SparseAdaptiveAvgPool2d(1)(x, active).shape
+    torch.Size([1, 16, 1, 1])
+    """
 
     def forward(self, x: Tensor, active: Active = ...) -> Tensor:
         """x [N,C,H,W], active blocks of x's plane."""
@@ -276,7 +291,11 @@ class SparseAdaptiveAvgPool2d(_AdaptivePool, nn.AdaptiveAvgPool2d):
 
 
 class SparseAdaptiveMaxPool2d(_AdaptivePool, nn.AdaptiveMaxPool2d):
-    """nn.AdaptiveMaxPool2d of active pixels; inactive ones count, as the zeros they stand for."""
+    """nn.AdaptiveMaxPool2d of active pixels; inactive ones count, as the zeros they stand for.
+
+    >>> sbnet.nn.SparseAdaptiveMaxPool2d(1)(x, active).shape
+    torch.Size([1, 16, 1, 1])
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -294,7 +313,11 @@ class SparseAdaptiveMaxPool2d(_AdaptivePool, nn.AdaptiveMaxPool2d):
 
 
 class SparseUpsample(nn.Upsample):
-    """nn.Upsample of 2-D planes on active blocks of its output, up and down."""
+    """nn.Upsample of 2-D planes on active blocks of its output, up and down.
+
+    >>> sbnet.nn.SparseUpsample(scale_factor=2)(torch.rand(1, 16, 24, 40), active).shape
+    torch.Size([1, 16, 48, 80])
+    """
 
     def geometry(self) -> dict[str, Any]:
         """The keyword arguments of `sbnet.sparse_resize2d`."""
@@ -334,28 +357,44 @@ class _Rearranged(nn.Module):
 
 
 class SparsePixelShuffle(_Rearranged, nn.PixelShuffle):
-    """nn.PixelShuffle on active blocks of its output."""
+    """nn.PixelShuffle on active blocks of its output.
+
+    >>> sbnet.nn.SparsePixelShuffle(2)(torch.rand(1, 64, 24, 40), active).shape
+    torch.Size([1, 16, 48, 80])
+    """
 
     def geometry(self) -> dict[str, Any]:
         return {"up": self.upscale_factor}
 
 
 class SparsePixelUnshuffle(_Rearranged, nn.PixelUnshuffle):
-    """nn.PixelUnshuffle on active blocks of its output."""
+    """nn.PixelUnshuffle on active blocks of its output.
+
+    >>> sbnet.nn.SparsePixelUnshuffle(2)(torch.rand(1, 16, 96, 160), active).shape
+    torch.Size([1, 64, 48, 80])
+    """
 
     def geometry(self) -> dict[str, Any]:
         return {"down": self.downscale_factor}
 
 
 class SparseChannelShuffle(_Rearranged, nn.ChannelShuffle):
-    """nn.ChannelShuffle on active blocks."""
+    """nn.ChannelShuffle on active blocks.
+
+    >>> y = sbnet.nn.SparseChannelShuffle(4)(x, active)
+    """
 
     def geometry(self) -> dict[str, Any]:
         return {"groups": self.groups}
 
 
 class SparseConstantPad2d(_Rearranged, nn.ConstantPad2d):
-    """nn.ConstantPad2d on active blocks of its output; negative padding crops."""
+    """nn.ConstantPad2d on active blocks of its output; negative padding crops.
+
+    >>> around = sbnet.reduce_mask(mask.new_ones(1, 50, 82), sbnet.BlockGrid.cover((50, 82), 8))
+    >>> sbnet.nn.SparseConstantPad2d(1, 0.5)(x, around).shape
+    torch.Size([1, 16, 50, 82])
+    """
 
     def geometry(self) -> dict[str, Any]:
         return {"pad": tuple(self.padding), "value": float(self.value)}

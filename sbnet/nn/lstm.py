@@ -35,8 +35,10 @@ class BlockSparseLSTMCell(nn.Module):
         block_size: of both.
         forget_bias: added to the forget gate.
 
-    >>> cell = BlockSparseLSTMCell(64, 1024, density=0.1)
+    >>> cell = sbnet.nn.BlockSparseLSTMCell(64, 128, density=0.1)
     >>> h, c = cell(torch.randn(8, 64))
+    >>> h.shape
+    torch.Size([8, 128])
     """
 
     def __init__(
@@ -125,8 +127,10 @@ class BlockSparseLSTM(nn.Module):
         input_size, hidden_size, num_layers, bias, batch_first: as in nn.LSTM.
         cell: keyword arguments of `BlockSparseLSTMCell`, of every layer.
 
-    >>> lstm = BlockSparseLSTM(64, 1024, density=0.1)
+    >>> lstm = sbnet.nn.BlockSparseLSTM(64, 128, density=0.1)
     >>> y, (h, c) = lstm(torch.randn(35, 8, 64))  # steps, batch, features
+    >>> y.shape
+    torch.Size([35, 8, 128])
     """
 
     def __init__(

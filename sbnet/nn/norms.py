@@ -24,7 +24,10 @@ from sbnet.ops.masked.pointwise import run_program
 
 class SparseGroupNorm(nn.GroupNorm):
     """nn.GroupNorm whose mean and variance are those of an image's active pixels. Arguments and parameters of
-    nn.GroupNorm."""
+    nn.GroupNorm.
+
+    >>> y = sbnet.nn.SparseGroupNorm(4, 16)(x, active)
+    """
 
     def forward(self, x: Tensor, active: Active = ...) -> Tensor:  # type: ignore[override]
         """x [N,C,H,W], its active blocks -> the same shape, zeros outside of them."""
@@ -40,7 +43,10 @@ class SparseGroupNorm(nn.GroupNorm):
 
 class SparseInstanceNorm2d(nn.InstanceNorm2d):
     """nn.InstanceNorm2d whose mean and variance are those of an image's active pixels. Arguments and parameters of
-    nn.InstanceNorm2d, without running statistics."""
+    nn.InstanceNorm2d, without running statistics.
+
+    >>> y = sbnet.nn.SparseInstanceNorm2d(16)(x, active)
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -60,7 +66,10 @@ class SparseInstanceNorm2d(nn.InstanceNorm2d):
 
 
 class SparseLayerNorm2d(nn.LayerNorm):
-    """nn.LayerNorm over the channels of each pixel of [N,C,H,W], as ConvNeXt has it. `normalized_shape` is C."""
+    """nn.LayerNorm over the channels of each pixel of [N,C,H,W], as ConvNeXt has it. `normalized_shape` is C.
+
+    >>> y = sbnet.nn.SparseLayerNorm2d(16)(x, active)
+    """
 
     def __init__(self, num_channels: int, **kwargs: Any) -> None:
         super().__init__(num_channels, **kwargs)
@@ -82,6 +91,8 @@ class SparseSoftmax2d(nn.Module):
 
     Args:
         log: F.log_softmax instead of F.softmax.
+
+    >>> classes = sbnet.nn.SparseSoftmax2d()(x, active)
     """
 
     def __init__(self, log: bool = False) -> None:
@@ -106,8 +117,8 @@ class SparsePointwise(nn.Module):
     Args:
         program: "mul a; add b; hardswish".
 
-    >>> gate = SparsePointwise("sigmoid; mul a")
-    >>> y = gate(x, active, shortcut)  # zeros outside the active blocks
+    >>> gate = sbnet.nn.SparsePointwise("sigmoid; mul a")
+    >>> y = gate(x, active, torch.rand_like(x))  # zeros outside the active blocks
     """
 
     def __init__(self, program: str) -> None:
@@ -130,7 +141,10 @@ class SparsePointwise(nn.Module):
 
 
 class SparsePReLU(nn.PReLU):
-    """nn.PReLU on active blocks, with one slope or one a channel. Arguments and parameters of nn.PReLU."""
+    """nn.PReLU on active blocks, with one slope or one a channel. Arguments and parameters of nn.PReLU.
+
+    >>> y = sbnet.nn.SparsePReLU(16)(x, active)
+    """
 
     def forward(self, x: Tensor, active: Active = ...) -> Tensor:  # type: ignore[override]
         """x [N,C,H,W], its active blocks -> the same shape, zeros outside of them."""

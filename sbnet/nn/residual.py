@@ -39,7 +39,11 @@ def rectify(norm: Any, x: Tensor, active: ActiveBlocks | None) -> Tensor:
 
 
 class SparseProjection(nn.Sequential):
-    """The shortcut of a block that changes width or resolution: a 1x1 convolution, normalised or not."""
+    """The shortcut of a block that changes width or resolution: a 1x1 convolution, normalised or not.
+
+    >>> sbnet.nn.SparseProjection(16, 32)(x, active).shape
+    torch.Size([1, 32, 48, 80])
+    """
 
     folds = (("0", "1"),)
 
@@ -164,6 +168,9 @@ class SparseBasicBlock(_ResidualBlock):
             shortcut being x or its projection.
 
     Parameters: conv1, bn1, conv2, bn2, and downsample.0, downsample.1 where stride or channels change.
+
+    >>> sbnet.nn.SparseBasicBlock(16, 16)(x, active).shape
+    torch.Size([1, 16, 48, 80])
     """
 
     expansion = 1
@@ -185,6 +192,9 @@ class SparseBottleneck(_ResidualBlock):
         preactivation, stacked: as for `SparseBasicBlock`.
 
     Parameters: conv1, bn1, ... conv3, bn3, and downsample.0, downsample.1 where stride or channels change.
+
+    >>> sbnet.nn.SparseBottleneck(16, 4)(x, active).shape
+    torch.Size([1, 16, 48, 80])
     """
 
     expansion = 4

@@ -87,6 +87,7 @@ def test_the_command(tmp_path):
     assert (facts["frames"], facts["broken"]) == (8, 0)
     assert 0 < facts["density"] < 0.9
     assert [g["like"] for g in facts["gains"]] == [c.like for c in curves()]
+    assert all(key.isidentifier() for found in (facts, *facts["gains"]) for key in found)
     run = CliRunner().invoke(cli.app, ["density", str(film), "--device", "cpu", "--mask", "motion + 8"])
     said = " ".join(run.stdout.split())
     assert run.exit_code == 0, run.output

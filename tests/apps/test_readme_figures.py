@@ -22,35 +22,63 @@ def test_the_readmes_figures_are_made_of_the_results():
         pytest.skip("no source tree")
     text, sessions = readme.read_text(), document.load_results(readme.parent / "benchmarks" / "results")
     assert figures.made(text, sessions.values()) == text
+    page = (readme.parent / "docs" / "performance.md").read_text()
+    assert figures.filled(page, figures.layer_parts(sessions.values()), "performance.md", "readme.py") == page
     stale = text.replace(" ms |", "1 ms |", 1)
     assert stale != text
     assert figures.made(stale, sessions.values()) == text
-    with pytest.raises(ValueError, match="expected the marks of 'cpu'"):
+    assert len(text.splitlines()) <= 180
+    with pytest.raises(ValueError, match="expected the marks of 'speed'"):
         figures.made("no marks", sessions.values())
 
 
-def network_row(us: dict[str, float], density: float, name: str = "network") -> dict:
-    facts = {"network": "contour_net", "wanted density": density}
-    return {"group": "network", "name": name, "facts": facts, "us": us, "density": density}
+def network_row(us: dict[str, float], mask: str, batch: int = 1, network: str = "resnet50") -> dict:
+    facts = {"network": network, "size": [batch, 640, 640], "dtype": "float32", "mask": mask}
+    dense = min((side for side in us if side != "masked"), key=us.__getitem__)
+    return {
+        "group": "networks", "name": "whole network", "facts": facts, "us": us, "ours": "masked",
+        "dense form": dense, "x dense": us[dense] / us["masked"],
+    }  # fmt: skip
+
+
+def line_of(text: str, network: str = "resnet50") -> list[str]:
+    (line,) = (line for line in text.splitlines() if line.startswith(f"| {network} |"))
+    return [cell.strip(" *") for cell in line.strip("|").split("|")]
 
 
 def test_dense_in_the_readme_is_the_fastest_form_of_the_same_rounds():
     """The machine may be faster in one row than in another: no row is divided by another's time."""
     rows = [
-        network_row({"masked": 5000.0, "PyTorch": 7000.0, "OpenVINO": 6500.0}, 1.0) | {"x dense": 1.3},
-        network_row({"masked": 1000.0, "PyTorch": 9000.0, "OpenVINO": 9500.0}, 0.1) | {"x dense": 9.0},
-        network_row({"ORT sparse": 1.0, "ORT dense": 4000.0}, 0.1, "ONNX Runtime") | {"x dense": 4000.0},
+        network_row({"masked": 1000.0, "PyTorch": 9000.0, "OpenVINO": 9500.0}, "rect"),
+        network_row({"masked": 4000.0, "PyTorch": 9000.0, "OpenVINO": 8000.0}, "half"),
+        network_row({"masked": 5000.0, "PyTorch": 7000.0, "OpenVINO": 6500.0}, "all"),
+        network_row({"masked": 1000.0, "PyTorch": 90000.0}, "rect", batch=16),
+        network_row({"masked": 1.0, "ORT dense": 4000.0}, "rect") | {"name": "other"},
     ]
-    for row, form in zip(rows, ("OpenVINO", "PyTorch", "ORT dense"), strict=True):
-        row["dense form"] = form
     done = session(*rows)
-    done.environment |= {"threads": 2, "torch": "t"}
-    text = figures.cpu_table(done)
-    assert "| 10% | 1 ms | **9x** |\n| 100% | 5 ms | **1.3x** |" in text
-    assert "dense is the fastest of\nOpenVINO, PyTorch, timed in turn" in text
-    assert "the contour network 6.5 to 9 ms" in text
-    done.rows = []
-    assert figures.cpu_table(done) == ""  # a file of other networks
+    done.environment |= {"threads": 2, "torch": "t", "instructions": "avx512"}
+    text = figures.speed_table([done])
+    assert line_of(text) == ["resnet50", "8 ms", "9", "2", "1.3", "", "", "", ""]
+    assert (
+        "CPU: 2 cores of an a machine (avx512), float32, torch t,\n2026-11-21; dense: the fastest of OpenVINO, PyTorch"
+        in text
+    )
+    assert "Sixteen images a call gain more:\n90 to 90 (a tenth)." in text
+    done.rows = rows[-1:]
+    assert figures.speed_table([done]) == ""  # a file of other networks
+
+
+def test_a_networks_figures_are_of_one_session():
+    """The one with most masks, then the newest: what stands beside each other was measured together."""
+    few, many, new = (session() for _ in range(3))
+    for of, factor, masks in ((few, 2.0, ["rect"]), (many, 3.0, ["rect", "all"]), (new, 4.0, ["rect", "all"])):
+        of.environment |= {"torch": "t", "device": f"card {factor}"}
+        of.rows = [network_row({"masked": 1.0, "PyTorch": factor}, mask) for mask in masks]
+    new.environment["date"] = "2026-11-22"
+    text = figures.speed_table([new, few, many])
+    assert line_of(text)[5:] == ["0.004 ms", "4", "", "4"]
+    assert "GPU: card 4.0, float32, CUDA graphs" in text
+    assert line_of(figures.speed_table([few, many]))[6:] == ["3", "", "3"]
 
 
 def test_the_gpus_range_is_over_every_row():

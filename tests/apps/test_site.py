@@ -1,9 +1,10 @@
-"""The site of docs/: it builds, strict, and reads without the network."""
+"""The site of docs/: it builds, strict, reads without the network, and looks like a site in a browser."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -81,3 +82,49 @@ def test_the_reference_has_what_people_look_for(site, page, names):
     text = (site / "reference" / f"{page}.html").read_text()
     headings = set(re.findall(r'<h\d id="[\w.]*?(\w+)" class="doc', text))
     assert set(names) <= headings
+
+
+# The first page and one of each kind, and what a reader sees on it.
+SEEN = {
+    "index": "Does it pay?",
+    "first_hour": "A ResNet under a mask",
+    "guide": "Your own network",
+    "reference/ops": "sparse_conv2d",
+    "kernels/index": "Kernels",
+    "contracts": "Contracts",
+    "log/conv": "Convolutions",
+    "reports": "There are none yet",
+}
+BROWSERS = "chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", SEEN)
+def test_pages_in_a_browser(site, page, tmp_path):
+    """What stands there, that nothing failed to load, and that there is something to look at. No name is resolved."""
+    image = pytest.importorskip("PIL.Image")
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        pytest.skip("needs Chromium or Chrome")
+    shot = tmp_path / "page.png"
+    options = [
+        "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1280,1000",
+        "--allow-file-access-from-files", "--host-resolver-rules=MAP * ~NOTFOUND", "--enable-logging=stderr",
+        f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=4000",
+    ]  # fmt: skip
+    address = (site / f"{page}.html").as_uri()
+
+    def run(*more: str) -> subprocess.CompletedProcess:
+        command = [browser, *options, *more, address]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+
+    dom = run("--dump-dom")
+    text = re.sub(r"<[^>]+>", "", dom.stdout)
+    assert SEEN[page].lower() in text.lower()
+    failed = [line for line in dom.stderr.splitlines() if "CONSOLE" in line and "Failed to load" in line]
+    assert not failed, "\n".join(failed)
+    run(f"--screenshot={shot}")
+    with image.open(shot) as picture:
+        assert picture.size == (1280, 1000)
+        colours = len(picture.convert("RGB").getcolors(1 << 21) or [])
+    assert colours > (5000 if page == "index" else 60)  # a photograph; text, code and a coloured bar

@@ -282,5 +282,5 @@ def test_in_place_gives_the_same_bits(device, dtype):
     layout = AttentionLayout.dense()
     want = block_attention(q, k, v, layout, 0.2, heads=2, q_lengths=lengths, k_lengths=lengths)
     out = torch.full((2, 70, 64), torch.nan, dtype=dtype, device=device)
-    assert block_attention_(q, k, v, layout, 0.2, lengths, 2, out) is out
+    assert block_attention_(q, k, v, layout, 0.2, (lengths, lengths), 2, out) is out
     assert_bitwise(out, want)

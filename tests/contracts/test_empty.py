@@ -27,6 +27,7 @@ def run(op: str, arguments: list) -> list[torch.Tensor]:
     copies = [a.detach().clone() if isinstance(a, torch.Tensor) else a for a in arguments]
     made = getattr(OPS, op)(*copies)
     written = [copies[k] for k, a in enumerate(getattr(OPS, op).default._schema.arguments) if a.alias_info]
+    written = [t for t in written if t is not None]
     return [*([made] if isinstance(made, torch.Tensor) else made or []), *written]
 
 

@@ -184,7 +184,9 @@ def test_errors_name_the_node_in_one_line(nodes, message, tmp_path):
 
 def test_what_is_no_model(tmp_path):
     (tmp_path / "m.onnx").write_bytes(b"no model" * 9)
-    for name, message in (("m.onnx", "expected an ONNX model"), ("none.onnx", "no such file")):
+    torch.save(torch.nn.Conv2d(4, 4, 3), tmp_path / "x.pt")
+    takes = "expected an nn.Module or an ONNX model, got a file that is not ONNX: load a PyTorch file and pass"
+    for name, message in (("m.onnx", takes), ("x.pt", takes), ("none.onnx", "no such file")):
         with pytest.raises(ValueError, match=message):
             sbnet.sparsify(str(tmp_path / name), torch.zeros(1, 4, 8, 8))
 

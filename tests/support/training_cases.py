@@ -2,6 +2,7 @@
 
 import torch
 
+import sbnet
 from sbnet import BlockGrid
 from support.helpers import laid_out, random_active, tensor
 
@@ -16,6 +17,7 @@ def training_samples(device):
     small = random_active(BlockGrid.cover((10, 14), 8), 2, 0.5, device)  # of half the plane
     half, s = tensor((2, 8, 10, 14), torch.float32, device), small.grid.numbers()
     numbers = torch.rand(8, device=device) + 0.5
+    ring = sbnet.fringe(active, active, (20, 27), 3, 1, 1)
     statistics = torch.cat([0 * numbers, numbers, numbers.new_tensor([500.0])])
 
     def grad(t):
@@ -42,6 +44,90 @@ def training_samples(device):
             (dy, x, None, *lists, active.block_map, g, 1e-6),
             (last_dy, last, numbers, *lists, active.block_map, g, 1e-6),
         ],
+        "sparse_batch_norm2d_": [
+            (
+                x,
+                None,
+                None,
+                None,
+                *lists,
+                active.block_map,
+                g,
+                1e-5,
+                "none",
+                0.0,
+                torch.empty_like(x),
+                None,
+                None,
+                None,
+                None,
+                0.0,
+            ),
+            (
+                last,
+                numbers,
+                numbers,
+                last_dy,
+                *lists,
+                active.block_map,
+                g,
+                1e-5,
+                "relu",
+                0.0,
+                torch.empty_like(last),
+                ring.pixels,
+                ring.count,
+                numbers.clone(),
+                numbers.clone(),
+                0.1,
+            ),
+        ],
+        "sparse_batch_norm2d_backward_": [
+            (
+                dy,
+                x,
+                None,
+                numbers,
+                numbers,
+                statistics,
+                *lists,
+                active.block_map,
+                g,
+                1e-5,
+                "silu",
+                0.0,
+                torch.empty_like(x),
+                None,
+                None,
+                None,
+            ),
+            (
+                last_dy,
+                last,
+                last.relu(),
+                numbers,
+                None,
+                statistics,
+                *lists,
+                active.block_map,
+                g,
+                1e-5,
+                "relu",
+                0.0,
+                torch.empty_like(last),
+                torch.empty_like(last),
+                ring.pixels,
+                ring.count,
+            ),
+        ],
+        "turn_conv_weight": [
+            (tensor((9, 5, 3, 3), torch.float32, device), torch.bfloat16),
+            (laid_out(tensor((8, 16, 1, 1), torch.float16, device), "channels_last"), torch.float16),
+        ],
+        "sparse_activation_grad_": [
+            (dy, x, None, *lists, g, "gelu", 0.0, torch.empty_like(x), None, None),
+            (last_dy, last, numbers, *lists, g, "leaky_relu", 0.0, torch.empty_like(last), ring.pixels, ring.count),
+        ],
         "batch_norm_follow_": [(numbers.clone(), numbers.clone(), statistics, 0.1)],
         "sparse_activation_grad": [
             (dy, x, None, active.block_map, g, "silu", 0.0),
@@ -51,6 +137,10 @@ def training_samples(device):
         "activate_blocks_": [
             (x.clone(), None, active.block_map, g, "gelu", 0.0),
             (laid_out(x, "channels_last"), dy, active.block_map, g, "leaky_relu", 0.1),
+        ],
+        "sparse_pool2d_grad_": [
+            (half, x, small.block_map, s, True, *pool, False, True, 0, active.block_map, g, torch.empty_like(x)),
+            (half, x, small.block_map, s, False, *pool, False, False, 0, active.block_map, g, torch.empty_like(last)),
         ],
         "sparse_pool2d_grad": [
             (grad(half), x, small.block_map, s, True, *pool, False, True, 0),

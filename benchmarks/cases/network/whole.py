@@ -1,8 +1,10 @@
 """Whole networks at batch 1 and 16, frame and pixel mask in, against the fastest dense form of the same network.
 
-640x640, transformers in sizes of their own at batch 1 and 8. Every image has a mask of its own: "rect" is one rectangle
-of a tenth of the pixels, "blobs" are ten ellipses that hold 4 % of them together, "all" is every pixel. A masked call
-is given the frame and makes the mask's lists. Dense forms: PyTorch channels_last in one CUDA graph, and torch.compile.
+640x640, transformers in sizes of their own at batch 1 and 8; on a CPU batch 1 alone, of README's five. Every image has
+a mask of its own: "rect" is one rectangle of a tenth of the pixels, "blobs" are ten ellipses that hold 4 % of them
+together, "half" a rectangle of half of them, "all" is every pixel. A masked call is given the frame and makes
+the mask's lists. Dense forms: PyTorch channels_last in one CUDA graph, and torch.compile;
+on a CPU those of `harness/dense.py` but for torch.compile.
 Results are checked on the first and the last image of a batch: dense forms and a run with every pixel against the
 network in float64, masked runs against the oracle, those of windows it does not follow against the same plan on a CPU.
 """
@@ -21,19 +23,22 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import sbnet
 from sbnet.benchmarks.harness import nets
+from sbnet.benchmarks.harness.dense import forms
 from sbnet.benchmarks.harness.registry import Case, Setting, Side, Work, close, short
 from sbnet.graph.oracle import PlaneMasks, masked_oracle
 
-MASKS = ("rect", "blobs", "all")
+MASKS = ("rect", "blobs", "half", "all")
 CHECKED = 2  # images of a batch, its first and its last
 ON_CPU = "Swin-T", "SAM ViT-B"  # whose windows the oracle loses the mask in
 
 
 def cases(setting: Setting) -> Iterator[Case]:
-    names = setting.pick(nets.WHOLE[:1], nets.WHOLE[:1], (*nets.WHOLE, *nets.HELD_OUT, *nets.TOKENS))
+    every = (*nets.WHOLE, *nets.HELD_OUT, *nets.TOKENS) if setting.cuda else (*nets.WHOLE, next(iter(nets.TOKENS)))
+    names = setting.pick(nets.WHOLE[:1], nets.WHOLE[:1], every)
     for name in names:
         side = nets.TOKENS.get(name, setting.pick(64, 320, 640))
-        for batch in setting.pick((2,), (1,), (1, 8) if name in nets.TOKENS else (1, 16)):
+        batches = (1, 8) if name in nets.TOKENS else (1, 16)
+        for batch in setting.pick((2,), (1,), batches if setting.cuda else (1,)):
             for kind in setting.pick(MASKS[1:2], MASKS, MASKS):
                 facts = {"network": name, "size": [batch, side, side], "dtype": short(setting.dtype), "mask": kind}
                 make = functools.partial(work, setting, name, batch, side, kind)
@@ -70,7 +75,9 @@ def made(kind: str, size: tuple[int, int, int]) -> Tensor:
     generator = torch.Generator().manual_seed(1)
     if kind == "all":
         return torch.ones(size, dtype=torch.bool)
-    return rectangles(size, 0.1, generator) if kind == "rect" else blobs(size, 0.04, generator)
+    if kind == "blobs":
+        return blobs(size, 0.04, generator)
+    return rectangles(size, 0.5 if kind == "half" else 0.1, generator)
 
 
 @functools.lru_cache(maxsize=1)  # the three masks of a network and batch share what took long to make
@@ -82,7 +89,10 @@ def _network(
     x = x.contiguous(memory_format=torch.channels_last)
     own = copy.deepcopy(net).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     sides = {"PyTorch": Side(torch.no_grad()(lambda: own(x)))}
-    if setting.compiled and setting.level == "full":
+    if not setting.cuda and setting.level == "full":
+        for form_name, form in forms(net, x).items():
+            sides[form_name] = Side(functools.partial(form.run, form.prepare(x)))
+    elif setting.compiled and setting.level == "full":
         torch.compiler.reset()
         compiled = torch.compile(own)
         sides["torch.compile"] = Side(torch.no_grad()(lambda: compiled(x)))

@@ -11,14 +11,15 @@ Status validate(const ActivationGradParams& p) {
               dtype_name(g.dtype));
   SBNET_TRY(check_plane(op, "grad", g));
   const LayerShape shape = {{g.size[0], g.size[1], g.size[2], g.size[3]}, "that of grad"};
-  SBNET_TRY(check_shape(op, "z", p.z, g.dtype, shape));
+  SBNET_TRY(check_shape(op, "z", p.x, g.dtype, shape));
   SBNET_TRY(check_shape(op, "out", p.y, g.dtype, shape));
   SBNET_TRY(check_written(op, "out", p.y.size, p.y.stride));
-  SBNET_CHECK(!g.size[0] || !(may_overlap(g, p.y) || may_overlap(p.z, p.y)),
+  SBNET_CHECK(!g.size[0] || !(may_overlap(g, p.y) || may_overlap(p.x, p.y)),
               "%s: out: expected memory of its own, got that of grad or z", op);
   SBNET_TRY(check_epilogue(op, g.dtype, nullptr, DType::kF32, p.activation, p.slope, p.slope_dtype));
   SBNET_TRY(check_grid(op, p.active.grid));
   SBNET_TRY(check_tiling(op, p.active.grid, g.size[2], g.size[3]));
+  if (p.active.given()) return check_active(op, p.active);
   SBNET_CHECK(p.active.block_map || !g.size[0], "%s: active: expected a block map, got none", op);
   return ok_status();
 }

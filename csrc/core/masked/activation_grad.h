@@ -6,11 +6,18 @@
 
 namespace sbnet {
 
+// Does what it gives say what its gradient is? By the sign, and by where relu6 is cut off.
+inline bool told_by_result(Activation activation, float param) {
+  return activation == Activation::kRelu || activation == Activation::kRelu6 ||
+         (activation == Activation::kLeakyRelu && param > 0);
+}
+
 struct ActivationGradParams {
   TensorView grad;    // dy: [N, C, H, W] float32, float16 or bfloat16, any strides; read in active blocks alone
-  TensorView z;       // of the same shape and dtype; likewise
-  TensorView y;       // dx: all of it is written; must not overlap the others
-  ActiveView active;  // its grid and block map are read: a tiling grid of the plane
+  TensorView x;       // z, of the same shape and dtype; likewise
+  TensorView y;       // dx: all of it is written, or with a list its blocks alone; must not overlap the others
+  ActiveView active;  // a tiling grid of the plane; its list where it is given, else its block map
+  FringeView fringe;  // with a list: zeroed
   Activation activation;
   float activation_param;  // leaky_relu: negative slope
   const void* slope;       // leaky_relu: [C] of slope_dtype, or null

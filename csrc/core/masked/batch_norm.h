@@ -1,41 +1,56 @@
-// Batch normalisation whose statistics are those of a batch's active pixels, and its gradient; zeros elsewhere.
-//   y  = (x - mean) / sqrt(variance + eps) * weight + bias
-//   dx = weight / sqrt(variance + eps) * (dy - mean of dy - (x - mean) / (variance + eps) * mean of dy (x - mean))
+// Batch normalisation whose statistics are those of a batch's active pixels, with the sum and the activation that
+// follow it, and its gradient:
+//   y  = act((x - mean) / sqrt(variance + eps) * weight + bias + residual)
+//   g  = act'(y) dy, of the residual, too
+//   dx = weight / sqrt(variance + eps) * (g - mean of g - (x - mean) / (variance + eps) * mean of g (x - mean))
+// Both are written in active blocks, and zeros in the fringe.
 #pragma once
+#include "core/masked/activation_grad.h"
 #include "core/masked/block_fold.h"
 #include "core/masked/norm.h"
 
 namespace sbnet {
 
+// Running statistics move by `momentum` towards those of a batch, whose variance is unbiased then. A batch without an
+// active pixel leaves them alone.
+struct BatchNormFollowParams {
+  const float* statistics;            // [2 C + 1]
+  float *running_mean, *running_var;  // [C]; or null: nothing follows
+  int64_t channels;
+  float momentum;
+};
+
 struct BatchNormParams {
-  TensorView x;               // [N, C, H, W] float32, float16 or bfloat16, any strides; read in active blocks alone
-  TensorView y;               // [N, C, H, W] of x.dtype, any strides: all of it is written; must not overlap x
-  ActiveView active;          // tiling grid of the plane, with its block map
+  TensorView x;         // [N, C, H, W] float32, float16 or bfloat16, any strides; read in active blocks alone
+  TensorView y;         // [N, C, H, W] of x.dtype, any strides; must not overlap x
+  TensorView residual;  // of y's shape and dtype, y itself or apart from it; or no data
+  ActiveView active;    // tiling grid of the plane, with its block map
+  FringeView fringe;
   const void *weight, *bias;  // [C] of param_dtype, or null: 1, 0
   DType param_dtype;          // x.dtype or float32
   float* statistics;          // [2 C + 1]: mean, variance (0 where there is no pixel), how many pixels were active
+  BatchNormFollowParams follow;
   float eps;
+  Activation activation;
+  float activation_param;  // leaky_relu: negative slope
 };
 
 struct BatchNormGradParams {
-  TensorView grad;    // dy: [N, C, H, W] of x.dtype, any strides; read in active blocks alone
-  TensorView x;       // as above
-  TensorView y;       // dx: all of it is written; must not overlap the others
-  ActiveView active;  // with its block map
-  const void* weight;
+  TensorView grad;   // dy: [N, C, H, W] of x.dtype, any strides; read in active blocks alone
+  TensorView x;      // as above
+  TensorView y;      // dx; must not overlap the others
+  TensorView given;  // what the activation gave (relu, relu6, leaky_relu with a slope above 0); or no data: what
+                     // it was of is computed again from x, without a residual
+  TensorView grad_residual;  // g, in active blocks; or no data
+  ActiveView active;         // with its block map
+  FringeView fringe;         // of y
+  const void *weight, *bias;
   DType param_dtype;
   const float* statistics;  // of the forward pass
   float* grad_params;       // [2, C]: of weight and bias
   float eps;
-};
-
-// Moves running statistics by `momentum` towards those of a batch, whose variance is unbiased then. A batch without an
-// active pixel leaves them alone.
-struct BatchNormFollowParams {
-  const float* statistics;            // [2 C + 1]
-  float *running_mean, *running_var;  // [C]
-  int64_t channels;
-  float momentum;
+  Activation activation;
+  float activation_param;
 };
 
 SBNET_EXPORT Status validate(const BatchNormParams& p);
@@ -47,16 +62,20 @@ inline FoldParts parts_of(const BatchNormParams& p, int64_t part_pixels) {
   return parts;
 }
 
-SBNET_HOST_DEVICE inline void follow(const BatchNormFollowParams& p, int64_t c) {
-  const float pixels = p.statistics[2 * p.channels];
+SBNET_HOST_DEVICE inline void follow(const BatchNormFollowParams& p, int64_t c, float mean, float variance,
+                                     float pixels) {
   if (!(pixels > 0.f)) return;
-  const float unbiased = p.statistics[p.channels + c] * (pixels / (pixels > 2.f ? pixels - 1.f : 1.f));
-  p.running_mean[c] += p.momentum * (p.statistics[c] - p.running_mean[c]);
+  const float unbiased = variance * (pixels / (pixels > 2.f ? pixels - 1.f : 1.f));
+  p.running_mean[c] += p.momentum * (mean - p.running_mean[c]);
   p.running_var[c] += p.momentum * (unbiased - p.running_var[c]);
 }
 
+SBNET_HOST_DEVICE inline void follow(const BatchNormFollowParams& p, int64_t c) {
+  follow(p, c, p.statistics[c], p.statistics[p.channels + c], p.statistics[2 * p.channels]);
+}
+
 // Parts of the list whose sums are found one by one: no more than a few hundred, whatever its capacity.
-constexpr int32_t kMostNormParts = 256;
+constexpr int32_t kMostNormParts = 128;
 
 }  // namespace sbnet
 

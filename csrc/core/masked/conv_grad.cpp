@@ -36,10 +36,25 @@ Status validate(const ConvWeightGradParams& params) {
                 d, static_cast<long long>(params.weight.size[d]));
   SBNET_CHECK(size_product({weight[1], weight[2], weight[3]}) < INT32_MAX / 4,
               "%s: weight: expected fewer than 2^29 elements per output channel, got more", op);
-  SBNET_CHECK(params.weight.dtype == p.x.dtype, "%s: weight: dtype: expected that of x, %s, got %s", op,
-              dtype_name(p.x.dtype), dtype_name(params.weight.dtype));
+  SBNET_CHECK(params.weight.dtype == p.x.dtype || params.weight.dtype == DType::kF32,
+              "%s: weight: dtype: expected that of x, %s, or float32, got %s", op, dtype_name(p.x.dtype),
+              dtype_name(params.weight.dtype));
   SBNET_TRY(check_active(op, p.active));
   return check_tiling(op, p.active.grid, p.y.size[2], p.y.size[3]);
+}
+
+Status validate(const TurnWeightParams& p) {
+  constexpr const char* op = "turn_conv_weight";
+  SBNET_CHECK(is_compute_dtype(p.weight.dtype), "%s: weight: dtype: expected float32, float16 or bfloat16, got %s", op,
+              dtype_name(p.weight.dtype));
+  SBNET_CHECK(is_compute_dtype(p.same.dtype), "%s: dtype: expected float32, float16 or bfloat16, got %s", op,
+              dtype_name(p.same.dtype));
+  SBNET_TRY(check_plane(op, "weight", p.weight));
+  const int64_t K = p.weight.size[0], C = p.weight.size[1], R = p.weight.size[2], S = p.weight.size[3];
+  SBNET_CHECK(size_product({K, C, R, S}) < INT32_MAX / 2, "%s: weight: expected fewer than 2^30 elements, got more",
+              op);
+  SBNET_TRY(check_shape(op, "same", p.same, p.same.dtype, {{K, C, R, S}, "that of weight"}));
+  return check_shape(op, "turned", p.turned, p.same.dtype, {{C, K, R, S}, "C, K, R, S"});
 }
 
 }  // namespace sbnet

@@ -9,13 +9,23 @@ namespace sbnet {
 struct ConvWeightGradParams {
   Conv2dParams conv;  // x; y: dy, read in active blocks alone; weight: sizes; stride, padding, dilation, groups,
                       // allow_tf32, active. Nothing else of it is read.
-  TensorView weight;  // [K, C/groups, R, S] of x.dtype, any strides: what is written
+  TensorView weight;  // [K, C/groups, R, S] of x.dtype or float32, any strides: what is written
   float* bias;        // [K]: the sums of dy, or null
+};
+
+// A weight in another dtype and channels_last memory, and turned: the gradient of x of a convolution with a stride of 1
+// is a convolution of dy with turned[c, k, r, s] = weight[k, c, R - 1 - r, S - 1 - s].
+struct TurnWeightParams {
+  TensorView weight;  // [K, C, R, S] float32, float16 or bfloat16, any strides
+  TensorView same;    // [K, C, R, S] of a dtype of its own, packed channels_last
+  TensorView turned;  // [C, K, R, S] of that dtype, packed channels_last
 };
 
 // Shapes, dtypes, grid against plane. Everything a kernel relies on.
 SBNET_EXPORT Status validate(const ConvWeightGradParams& p);
+SBNET_EXPORT Status validate(const TurnWeightParams& p);
 
 }  // namespace sbnet
 
 SBNET_DECLARE_WITH_WORKSPACE_OF_DEVICE(sparse_conv2d_weight_grad, ConvWeightGradParams)
+SBNET_DECLARE(turn_conv_weight, TurnWeightParams)

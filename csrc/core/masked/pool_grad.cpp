@@ -18,6 +18,10 @@ Status validate(const PoolGradParams& params) {
   SBNET_TRY(check_written(op, "out", params.dx.size, params.dx.stride));
   SBNET_CHECK(!p.x.size[0] || !(may_overlap(p.x, params.dx) || may_overlap(p.y, params.dx)),
               "%s: out: expected memory of its own, got that of x or grad", op);
+  if (params.dx_map) {
+    SBNET_TRY(check_grid(op, params.dx_grid));
+    SBNET_TRY(check_tiling(op, params.dx_grid, p.x.size[2], p.x.size[3]));
+  }
   SBNET_TRY(check_grid(op, p.active.grid));
   SBNET_TRY(check_tiling(op, p.active.grid, p.y.size[2], p.y.size[3]));
   SBNET_CHECK(p.active.block_map || !p.x.size[0], "%s: active: expected a block map, got none", op);

@@ -28,7 +28,7 @@ struct Rows {
 };
 
 // Copies rows of `channels` elements: row r of image n, below lengths[n], becomes
-//   zeros where mask says that it is not there;
+//   zeros where mask says that it is not there, or, with keep, what it is;
 //   a row of `table`: the first `start` of them before all others, the rest after, ending at lengths[n];
 //   else row index[n,r] of x, or r - start beside a table, or r + start without.
 // Rows from lengths[n] on keep what they hold. x and table with one image serve all.
@@ -40,6 +40,9 @@ struct MoveRowsParams {
   const int32_t* lengths;  // [out.images] or null: all rows
   const uint8_t* mask;     // [out.images, out.rows] or null
   int64_t start;
+  bool keep;
+
+  SBNET_HOST_DEVICE bool stays(int64_t n, int64_t r) const { return keep && mask && !mask[n * out.rows + r]; }
 };
 
 // Rows that are patches of an image: row r of image n, below lengths[n], becomes the numbers of patch index[n,r] of x,

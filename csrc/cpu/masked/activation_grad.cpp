@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "core/by_dtype.h"
+#include "cpu/masked/pixels.h"
 #include "cpu/masked/plane_rows.h"
 #include "cpu/masked/row_kernels.h"
 #include "cpu/simd/half.h"
@@ -22,8 +23,12 @@ sbnet::Status sbnet_sparse_activation_grad_cpu(const sbnet::ActivationGradParams
       for (int64_t c = 0; c < C; ++c) slopes[c] = to_float(static_cast<const decltype(t)*>(p.slope)[c]);
     });
   const RowKernels& kernels = SBNET_FROM(Avx2, kRowKernels);
-  write_plane(p.y, p.active, 4 * C, *parallel,
-              [&](const BlockRow& row) { kernels.activation_grad(p, p.slope ? slopes.data() : nullptr, row); });
+  const auto body = [&](const BlockRow& row) { kernels.activation_grad(p, p.slope ? slopes.data() : nullptr, row); };
+  if (p.active.given())
+    for_rows(p, 4 * C, *parallel,
+             [&](int64_t n, int64_t row, int64_t begin, int64_t end) { body(BlockRow{n, row, begin, end}); });
+  else
+    write_plane(p.y, p.active, 4 * C, *parallel, body);
   return ok_status();
 }
 

@@ -1,5 +1,5 @@
 // Batch normalisation of active pixels on the CPU: threads fold the blocks, or the rows of parts of the list, then take
-// rows of the plane. The arithmetic of a row is in row_kernel.h.
+// rows of blocks. The arithmetic of a row is in row_kernel.h.
 #include "core/masked/batch_norm.h"
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 
 #include "core/by_dtype.h"
 #include "cpu/masked/block_fold.h"
-#include "cpu/masked/plane_rows.h"
+#include "cpu/masked/pixels.h"
 #include "cpu/masked/row_kernels.h"
 #include "cpu/simd/half.h"
 #include "cpu/simd/isa.h"
@@ -57,7 +57,9 @@ sbnet::Status sbnet_sparse_batch_norm2d_cpu(const sbnet::BatchNormParams* params
     }
   });
   const RowKernels& kernels = SBNET_FROM(Avx2, kRowKernels);
-  write_plane(p.y, p.active, 4 * C, *parallel, [&](const BlockRow& row) { kernels.norm(p, table, row); });
+  if (p.follow.running_mean) sbnet_batch_norm_follow_cpu(&p.follow, parallel);
+  for_rows(p, 4 * C, *parallel,
+           [&](int64_t n, int64_t row, int64_t begin, int64_t end) { kernels.norm(p, table, {n, row, begin, end}); });
   return ok_status();
 }
 
@@ -75,7 +77,12 @@ sbnet::Status sbnet_sparse_batch_norm2d_backward_cpu(const sbnet::BatchNormGradP
   const int64_t parts = std::min<int64_t>(kMostNormParts, (blocks + kPartBlocks - 1) / kPartBlocks);
   double* const sums = static_cast<double*>(workspace);  // of parts; those of a block are float32
   float* const table = reinterpret_cast<float*>(sums + 2 * kMostNormParts * C);
-  float* const of_blocks = table + 4 * C;
+  float* const of_blocks = table + 6 * C;
+  for (int64_t c = 0; c < C; ++c) {
+    table[c] = p.statistics[c];
+    table[C + c] = parameter(p.weight, p.param_dtype, c, 1.0f) / std::sqrt(p.statistics[C + c] + p.eps);
+    table[2 * C + c] = parameter(p.bias, p.param_dtype, c, 0.0f);
+  }
   parallel_for(*parallel, parts, 1, [&](int64_t begin, int64_t end) {
     for (int64_t part = begin; part < end; ++part) {
       double* const own = sums + 2 * part * C;
@@ -89,7 +96,7 @@ sbnet::Status sbnet_sparse_batch_norm2d_backward_cpu(const sbnet::BatchNormGradP
         const int64_t left = j * grid.size[1], right = std::min<int64_t>(left + grid.size[1], p.x.size[3]);
         std::fill_n(of_block, 2 * C, 0.0f);
         for (int64_t row = i * grid.size[0]; row < bottom; ++row)
-          kernels.norm_sums(p, p.statistics, {n, row, left, right}, of_block);
+          kernels.norm_sums(p, table, {n, row, left, right}, of_block);
         for (int64_t k = 0; k < 2 * C; ++k) own[k] += of_block[k];
       }
     }
@@ -99,16 +106,16 @@ sbnet::Status sbnet_sparse_batch_norm2d_backward_cpu(const sbnet::BatchNormGradP
     double of_grad = 0, of_both = 0;
     for (int64_t part = 0; part < parts; ++part)
       of_grad += sums[2 * part * C + c], of_both += sums[(2 * part + 1) * C + c];
-    const float scale = 1.0f / std::sqrt(p.statistics[C + c] + p.eps);
-    const float a = parameter(p.weight, p.param_dtype, c, 1.0f) * scale;
+    const float scale = 1.0f / std::sqrt(p.statistics[C + c] + p.eps), a = table[C + c];
     p.grad_params[c] = static_cast<float>(of_both) * scale;
     p.grad_params[C + c] = static_cast<float>(of_grad);
-    table[c] = p.statistics[c];
-    table[C + c] = a;
-    table[2 * C + c] = -a * scale * scale * static_cast<float>(of_both / pixels);
-    table[3 * C + c] = -a * static_cast<float>(of_grad / pixels);
+    table[3 * C + c] = a;
+    table[4 * C + c] = -a * scale * scale * static_cast<float>(of_both / pixels);
+    table[5 * C + c] = -a * static_cast<float>(of_grad / pixels);
   }
-  write_plane(p.y, p.active, 4 * C, *parallel, [&](const BlockRow& row) { kernels.norm_grad(p, table, row); });
+  for_rows(p, 4 * C, *parallel, [&](int64_t n, int64_t row, int64_t begin, int64_t end) {
+    kernels.norm_grad(p, table, {n, row, begin, end});
+  });
   return ok_status();
 }
 

@@ -134,9 +134,49 @@ sbnet::Status sbnet_sparse_conv2d_weight_grad_cpu(const sbnet::ConvWeightGradPar
       const int64_t floats = (cut.taps * t.inputs + 1) * whole_lanes(t.outputs);
       for (int64_t part = 1; part < parts; ++part)
         for (int64_t k = 0; k < floats; ++k) own[k] += own[part * cut.slice_floats + k];
-      by_dtype<Half, BFloat16>(p.conv.x.dtype,
+      by_dtype<Half, BFloat16>(p.weight.dtype,
                                [&](auto e) { write_slice<decltype(e)>(p, cut, t, t.input % cut.group_inputs, own); });
     }
+  });
+  return ok_status();
+}
+
+sbnet::Status sbnet_turn_conv_weight_cpu(const sbnet::TurnWeightParams* params, const sbnet::Parallel* parallel) {
+  using namespace sbnet;
+  const TurnWeightParams& p = *params;
+  SBNET_TRY(validate(p));
+  const int64_t K = p.weight.size[0], C = p.weight.size[1], R = p.weight.size[2], S = p.weight.size[3];
+  const int64_t taps = R * S;
+  by_dtype<Half, BFloat16>(p.weight.dtype, [&](auto from) {
+    by_dtype<Half, BFloat16>(p.same.dtype, [&](auto to) {
+      using From = decltype(from);
+      using To = decltype(to);
+      To *const same = static_cast<To*>(p.same.data), *const turned = static_cast<To*>(p.turned.data);
+      // 16 by 16 channels at a time: of each side whole cache lines.
+      constexpr int64_t kTile = 16;
+      const int64_t tiles = ceil_div(K, kTile) * ceil_div(C, kTile);
+      parallel_for(*parallel, taps * tiles, 1 + 64 / taps, [&](int64_t begin, int64_t end) {
+        for (int64_t task = begin; task < end; ++task) {
+          const int64_t tap = task % taps, tile = task / taps, first_c = tile % ceil_div(C, kTile) * kTile;
+          const int64_t first_k = tile / ceil_div(C, kTile) * kTile, other = taps - 1 - tap;
+          const From* const at =
+              static_cast<const From*>(p.weight.data) + tap / S * p.weight.stride[2] + tap % S * p.weight.stride[3];
+          // A tile by itself: rows of all three are often as far apart as a cache's sets repeat.
+          To tile_of[kTile][kTile];
+          const int64_t outputs = std::min(kTile, K - first_k), inputs = std::min(kTile, C - first_c);
+          const int64_t step_k = p.weight.stride[0], step_c = p.weight.stride[1];
+          for (int64_t k = 0; k < outputs; ++k)
+            for (int64_t c = 0; c < inputs; ++c)
+              tile_of[k][c] = from_float<To>(to_float(at[(first_k + k) * step_k + (first_c + c) * step_c]));
+          for (int64_t k = 0; k < outputs; ++k)
+            std::copy_n(tile_of[k], inputs, same + ((first_k + k) * taps + tap) * C + first_c);
+          for (int64_t c = 0; c < inputs; ++c) {
+            To* const to_c = turned + ((first_c + c) * taps + other) * K + first_k;
+            for (int64_t k = 0; k < outputs; ++k) to_c[k] = tile_of[k][c];
+          }
+        }
+      });
+    });
   });
   return ok_status();
 }

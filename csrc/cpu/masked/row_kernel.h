@@ -65,51 +65,6 @@ SBNET_INLINE void map_row(const TensorView* const (&in)[kInputs], const TensorVi
     }
 }
 
-template <class T>
-static void norm_row(const BatchNormParams& p, const float* table, const BlockRow& row) {
-  const TensorView* const in[1] = {&p.x};
-  map_row<T>(in, p.y, table, row, [](const Vec(&v)[1], const Numbers& n) { return (v[0] - n(0)) * n(1) + n(2); });
-}
-
-template <class T>
-static void norm_grad_row(const BatchNormGradParams& p, const float* table, const BlockRow& row) {
-  const TensorView* const in[2] = {&p.grad, &p.x};
-  map_row<T>(in, p.y, table, row,
-             [](const Vec(&v)[2], const Numbers& n) { return v[0] * n(1) + ((v[1] - n(0)) * n(2) + n(3)); });
-}
-
-template <class T>
-static void norm_sums_row(const BatchNormGradParams& p, const float* mean, const BlockRow& row, float* sums) {
-  const int64_t C = p.x.size[1], width = row.column_end - row.column;
-  const T *g = pixel<T>(p.grad, row), *x = pixel<T>(p.x, row);
-  if (p.x.stride[1] <= p.x.stride[3]) {
-    for (int64_t c = 0; c < C; c += kLanes) {
-      const int64_t count = smaller(kLanes, C - c);
-      Vec of_grad = Vec{}, of_both = Vec{};
-      const Vec m = load_some(mean + c, count);
-      for (int64_t w = 0; w < width; ++w) {
-        const Vec grad = Run<T>::get({g + w * p.grad.stride[3], p.grad.stride[1]}, c, count);
-        of_grad += grad;
-        of_both += grad * (Run<T>::get({x + w * p.x.stride[3], p.x.stride[1]}, c, count) - m);
-      }
-      store_some(sums + c, load_some(sums + c, count) + of_grad, count);
-      store_some(sums + C + c, load_some(sums + C + c, count) + of_both, count);
-    }
-    return;
-  }
-  for (int64_t c = 0; c < C; ++c) {
-    Vec of_grad = Vec{}, of_both = Vec{};
-    const Vec m = splat(mean[c]);
-    for (int64_t w = 0; w < width; w += kLanes) {
-      const int64_t count = smaller(kLanes, width - w);  // the lanes past it hold zeros of dy
-      const Vec grad = Run<T>::get({g + c * p.grad.stride[1], p.grad.stride[3]}, w, count);
-      of_grad += grad;
-      of_both += grad * (Run<T>::get({x + c * p.x.stride[1], p.x.stride[3]}, w, count) - m);
-    }
-    for (int e = 0; e < kLanes; ++e) sums[c] += of_grad[e], sums[C + c] += of_both[e];
-  }
-}
-
 // act'(z) dy. Comparisons pass NaN of z on as PyTorch's backward does.
 SBNET_INLINE Vec gradient(Activation activation, Vec slope, Vec grad, Vec z) {
   const Vec zero = Vec{};
@@ -138,8 +93,74 @@ SBNET_INLINE Vec gradient(Activation activation, Vec slope, Vec grad, Vec z) {
 }
 
 template <class T>
+static void norm_row(const BatchNormParams& p, const float* table, const BlockRow& row) {
+  const auto norm = [](Vec x, const Numbers& n) { return (x - n(0)) * n(1) + n(2); };
+  const auto act = [&](Vec z) { return activate(p.activation, p.activation_param, z); };
+  if (p.residual.data) {
+    const TensorView* const in[2] = {&p.x, &p.residual};
+    map_row<T>(in, p.y, table, row, [&](const Vec(&v)[2], const Numbers& n) { return act(norm(v[0], n) + v[1]); });
+  } else {
+    const TensorView* const in[1] = {&p.x};
+    map_row<T>(in, p.y, table, row, [&](const Vec(&v)[1], const Numbers& n) { return act(norm(v[0], n)); });
+  }
+}
+
+// g, of dy, x and what the activation gave, which is x where that is not there.
+SBNET_INLINE Vec through(const BatchNormGradParams& p, Vec grad, Vec x, Vec given, const Numbers& n) {
+  if (p.activation == Activation::kNone) return grad;
+  return gradient(p.activation, splat(p.activation_param), grad, p.given.data ? given : (x - n(0)) * n(1) + n(2));
+}
+
+template <class T>
+static void norm_grad_row(const BatchNormGradParams& p, const float* table, const BlockRow& row) {
+  const TensorView* const in[3] = {&p.grad, &p.x, p.given.data ? &p.given : &p.x};
+  map_row<T>(in, p.y, table, row, [&](const Vec(&v)[3], const Numbers& n) {
+    return through(p, v[0], v[1], v[2], n) * n(3) + ((v[1] - n(0)) * n(4) + n(5));
+  });
+  if (p.grad_residual.data)
+    map_row<T>(in, p.grad_residual, table, row,
+               [&](const Vec(&v)[3], const Numbers& n) { return through(p, v[0], v[1], v[2], n); });
+}
+
+template <class T>
+static void norm_sums_row(const BatchNormGradParams& p, const float* table, const BlockRow& row, float* sums) {
+  const TensorView& given = p.given.data ? p.given : p.x;
+  const int64_t C = p.x.size[1], width = row.column_end - row.column;
+  const T *g = pixel<T>(p.grad, row), *x = pixel<T>(p.x, row), *y = pixel<T>(given, row);
+  const bool channels = p.x.stride[1] <= p.x.stride[3];
+  const int outer = channels ? 3 : 1, inner = channels ? 1 : 3;
+  const int64_t inners = channels ? C : width, outers = channels ? width : C;
+  // Lanes that are channels keep their sums over all pixels; others add up a channel's pixels at its end.
+  const auto add = [&](int64_t o, int64_t i, int64_t count, const Numbers& n, Vec* of_grad, Vec* of_both) {
+    const auto get = [&](const T* from, const TensorView& t) {
+      return Run<T>::get({from + o * t.stride[outer], t.stride[inner]}, i, count);
+    };
+    const Vec v = get(x, p.x), own = through(p, get(g, p.grad), v, get(y, given), n);
+    *of_grad += own, *of_both += own * (v - n(0));
+  };
+  if (channels) {
+    for (int64_t c = 0; c < C; c += kLanes) {
+      const int64_t count = smaller(kLanes, C - c);
+      Vec of_grad = Vec{}, of_both = Vec{};
+      for (int64_t w = 0; w < outers; ++w) add(w, c, count, {table, C, c, count, true}, &of_grad, &of_both);
+      store_some(sums + c, load_some(sums + c, count) + of_grad, count);
+      store_some(sums + C + c, load_some(sums + C + c, count) + of_both, count);
+    }
+    return;
+  }
+  for (int64_t c = 0; c < C; ++c) {
+    Vec of_grad = Vec{}, of_both = Vec{};
+    for (int64_t w = 0; w < inners; w += kLanes) {
+      const int64_t count = smaller(kLanes, inners - w);  // the lanes past it hold zeros of dy
+      add(c, w, count, {table, C, c, count, false}, &of_grad, &of_both);
+    }
+    for (int e = 0; e < kLanes; ++e) sums[c] += of_grad[e], sums[C + c] += of_both[e];
+  }
+}
+
+template <class T>
 static void activation_grad_row(const ActivationGradParams& p, const float* slopes, const BlockRow& row) {
-  const TensorView* const in[2] = {&p.grad, &p.z};
+  const TensorView* const in[2] = {&p.grad, &p.x};
   map_row<T>(in, p.y, slopes, row, [&](const Vec(&v)[2], const Numbers& n) {
     return gradient(p.activation, slopes ? n(0) : splat(p.activation_param), v[0], v[1]);
   });

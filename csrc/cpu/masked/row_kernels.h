@@ -10,9 +10,9 @@ namespace sbnet {
 struct RowKernels {
   // `table`: [3, C] mean, scale, shift.
   void (*norm)(const BatchNormParams& p, const float* table, const BlockRow& row);
-  // Adds to [2, C] the sums of dy and of dy (x - mean). `table`: [C] mean.
+  // Adds to [2, C] the sums of g and of g (x - mean). `table`: as above.
   void (*norm_sums)(const BatchNormGradParams& p, const float* table, const BlockRow& row, float* sums);
-  // dx = dy a + (x - mean) b + c. `table`: [4, C] mean, a, b, c.
+  // dx = g a + (x - mean) b + c, and g of the residual. `table`: [6, C] mean, scale, shift, a, b, c.
   void (*norm_grad)(const BatchNormGradParams& p, const float* table, const BlockRow& row);
   void (*activation)(const ActivationParams& p, const BlockRow& row);
   // `slopes`: [C], or null.

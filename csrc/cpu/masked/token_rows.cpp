@@ -30,7 +30,7 @@ void pack(const PackTokensParams& p, int64_t n) {
 template <class T>
 void move(const MoveRowsParams& p, int64_t n, int64_t r) {
   const int64_t length = p.lengths ? p.lengths[n] : p.out.rows;
-  if (r >= length) return;
+  if (r >= length || p.stays(n, r)) return;
   T* to = static_cast<T*>(p.out.data) + n * p.out.image_stride + r * p.out.row_stride;
   const T* from = source_of<T>(p, n, r, length);
   const size_t bytes = static_cast<size_t>(p.channels) * sizeof(T);

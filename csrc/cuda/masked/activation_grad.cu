@@ -1,35 +1,12 @@
-// sparse_activation_grad on CUDA: one pass over the plane (plane_map.cuh).
+// sparse_activation_grad on CUDA: one pass over the plane (plane_map.cuh), or over a list.
 #include "core/masked/activation_grad.h"
+#include "cuda/masked/activation_grad.cuh"
 #include "cuda/masked/plane_map.cuh"
 
 namespace sbnet {
 namespace {
 
 constexpr const char* kOp = "sparse_activation_grad";
-
-// act'(z) dy. Comparisons pass NaN of z on as PyTorch's backward does.
-__device__ __forceinline__ float gradient(Activation activation, float slope, float grad, float z) {
-  switch (activation) {
-    case Activation::kRelu:
-      return z <= 0.f ? 0.f : grad;
-    case Activation::kRelu6:
-      return z <= 0.f || z >= 6.f ? 0.f : grad;
-    case Activation::kLeakyRelu:
-      return z > 0.f ? grad : grad * slope;
-    case Activation::kSilu: {
-      const float s = 1.f / (1.f + __expf(-z));
-      return grad * (s * (1.f + z * (1.f - s)));
-    }
-    case Activation::kGelu: {
-      const float cdf = 0.5f * (1.f + erff(z * 0.70710678f));
-      return grad * (cdf + z * (expf(-0.5f * z * z) * 0.39894228f));
-    }
-    case Activation::kHardswish:
-      return z <= -3.f ? 0.f : z >= 3.f ? grad : grad * (z * 0.33333333f + 0.5f);
-    default:
-      return grad;
-  }
-}
 
 template <class T, int kN>
 __global__ void __launch_bounds__(kPlaneThreads)
@@ -49,7 +26,7 @@ __global__ void __launch_bounds__(kPlaneThreads)
                                                     : to_float(static_cast<const T*>(p.slope)[channel + e]);
       },
       [&](const PlanePixel& at) {
-        return TwoWords<T, kN>{*word_at<T, kN>(p.grad, at, first), *word_at<T, kN>(p.z, at, first)};
+        return TwoWords<T, kN>{*word_at<T, kN>(p.grad, at, first), *word_at<T, kN>(p.x, at, first)};
       },
       [&](const PlanePixel& at, const TwoWords<T, kN>& in) {
         store_word<T, kN>(p.y, at, first, [&](int e) {
@@ -58,23 +35,22 @@ __global__ void __launch_bounds__(kPlaneThreads)
       });
 }
 
-__device__ __forceinline__ float activate(Activation activation, float slope, float z) {
-  switch (activation) {
-    case Activation::kRelu:
-      return z < 0.f ? 0.f : z;
-    case Activation::kRelu6:
-      return z < 0.f ? 0.f : z > 6.f ? 6.f : z;
-    case Activation::kLeakyRelu:
-      return z > 0.f ? z : z * slope;
-    case Activation::kSilu:
-      return z / (1.f + __expf(-z));
-    case Activation::kGelu:
-      return 0.5f * z * (1.f + erff(z * 0.70710678f));
-    case Activation::kHardswish:
-      return z * ((z < -3.f ? 0.f : z > 3.f ? 6.f : z + 3.f) / 6.f);
-    default:
-      return z;
-  }
+template <class T, int kN, bool kRelu>
+__global__ void __launch_bounds__(kPixelThreads)
+    activation_grad_list_kernel(const __grid_constant__ ActivationGradParams p,
+                                const __grid_constant__ PixelPlan plan) {
+  for_pixels<T>(p, plan, [&](int n, int row, int column, int word) {
+    const PlanePixel at = {n, row, column, true};
+    const int64_t channel = int64_t{word} * kN;
+    const Word<T, kN> grad = *word_at<T, kN>(p.grad, at, channel), z = *word_at<T, kN>(p.x, at, channel);
+    store_word<T, kN>(p.y, at, channel, [&](int e) {
+      const float slope = !p.slope                       ? p.activation_param
+                          : p.slope_dtype == DType::kF32 ? static_cast<const float*>(p.slope)[channel + e]
+                                                         : to_float(static_cast<const T*>(p.slope)[channel + e]);
+      return gradient(kRelu ? Activation::kRelu : p.activation, slope, to_float(grad.channel[e]),
+                      to_float(z.channel[e]));
+    });
+  });
 }
 
 template <class T, int kN>
@@ -109,7 +85,14 @@ Status launch(const ActivationParams& p, const DeviceInfo& device, cudaStream_t 
 template <class T>
 Status launch(const ActivationGradParams& p, const DeviceInfo& device, cudaStream_t stream) {
   const bool words =
-      channels_vectorize(p.grad) && channels_vectorize(p.z) && channels_vectorize(p.y) && p.y.size[1] % kLanes<T> == 0;
+      channels_vectorize(p.grad) && channels_vectorize(p.x) && channels_vectorize(p.y) && p.y.size[1] % kLanes<T> == 0;
+  if (p.active.given()) {
+    constexpr int kN = kLanes<T>;
+    if (words && p.activation == Activation::kRelu)
+      return launch_pixels<activation_grad_list_kernel<T, kN, true>>(kOp, p, kN, device, stream);
+    return words ? launch_pixels<activation_grad_list_kernel<T, kN, false>>(kOp, p, kN, device, stream)
+                 : launch_pixels<activation_grad_list_kernel<T, 1, false>>(kOp, p, 1, device, stream);
+  }
   return words ? launch_plane<kLanes<T>>(kOp, activation_grad_kernel<T, kLanes<T>>, p, device, stream)
                : launch_plane<1>(kOp, activation_grad_kernel<T, 1>, p, device, stream);
 }
@@ -119,11 +102,14 @@ Status launch(const ActivationGradParams& p, const DeviceInfo& device, cudaStrea
 
 namespace {
 
+bool writes_nothing(const sbnet::ActivationParams&) { return false; }
+bool writes_nothing(const sbnet::ActivationGradParams& p) { return p.active.given() && sbnet::writes_nothing(p); }
+
 template <class Params>
 sbnet::Status run(const Params& p, void* stream) {
   using namespace sbnet;
   SBNET_TRY(validate(p));
-  if (!p.y.size[0] || !p.y.size[1] || !p.y.size[2] || !p.y.size[3]) return ok_status();
+  if (!p.y.size[0] || !p.y.size[1] || !p.y.size[2] || !p.y.size[3] || ::writes_nothing(p)) return ok_status();
   DeviceInfo device;
   SBNET_TRY(current_device(kOp, &device));
   return by_dtype(p.y.dtype, [&](auto t) { return launch<decltype(t)>(p, device, static_cast<cudaStream_t>(stream)); });

@@ -1,6 +1,6 @@
-// Batch normalisation of active pixels on CUDA. Forward: one launch goes over parts of the list, one merges what the
-// parts found, one writes the plane. Backward: one launch sums over parts of the list, one adds them and makes each
-// channel's three numbers, one writes the plane.
+// Batch normalisation of active pixels on CUDA, with the sum and the activation that follow it. Forward and backward:
+// one launch goes over parts of the list, one merges what they found and goes over the list once more.
+#include "cuda/masked/activation_grad.cuh"
 #include "cuda/masked/batch_norm_sums.cuh"
 
 namespace sbnet {
@@ -16,247 +16,296 @@ __device__ __forceinline__ float parameter(const void* data, DType dtype, int64_
   return static_cast<const float*>(data)[c];
 }
 
-// ---- what all CTAs that merge have in common: kColumns channels, kLanes parts at a time
-
-constexpr int kColumns = 8, kMergeLanes = 64;
-
-// The sum over the lanes of each column, in order; of no use to lanes but the first.
-__device__ __forceinline__ double sum_of_lanes(double own, double (*found)[kColumns]) {
-  const int column = threadIdx.x % kColumns, lane = threadIdx.x / kColumns;
-  found[lane][column] = own;
-  __syncthreads();
-  for (int half = kMergeLanes / 2; half; half /= 2) {
-    if (lane < half) found[lane][column] += found[lane + half][column];
-    __syncthreads();
-  }
-  const double sum = found[0][column];
-  __syncthreads();
-  return sum;
+// Activations that are worth kernels of their own: the others are chosen at run time, in every element.
+enum class Kind { kNone, kRelu, kOther };
+template <Kind kKind>
+__device__ __forceinline__ Activation chosen(Activation activation) {
+  return kKind == Kind::kNone ? Activation::kNone : kKind == Kind::kRelu ? Activation::kRelu : activation;
 }
 
-// mean = sum of n m / n, square = sum of (s + n (m - mean)^2), over parts of n pixels with mean m and square s.
-__global__ void __launch_bounds__(kColumns* kMergeLanes)
-    merge_kernel(const __grid_constant__ BatchNormParams p, int parts, const float* values, const float* counts,
-                 float* table) {
-  __shared__ double found[kMergeLanes][kColumns];
-  grid_dependency_wait();
-  grid_dependency_release();
-  const int64_t C = p.x.size[1], c = int64_t{blockIdx.x} * kColumns + threadIdx.x % kColumns;
-  const int lane = threadIdx.x / kColumns;
-  double pixels = 0, total = 0;
-  for (int part = lane; part < parts; part += kMergeLanes) {
-    const float count = counts[part];
-    pixels += count;
-    if (count > 0.f && c < C) total += static_cast<double>(count) * values[2 * int64_t{part} * C + c];
-  }
-  pixels = sum_of_lanes(pixels, found);
-  const double some = pixels > 1 ? pixels : 1, mean = sum_of_lanes(total, found) / some;
-  double square = 0;
-  for (int part = lane; part < parts; part += kMergeLanes) {
-    const float count = counts[part];
-    if (!(count > 0.f) || c >= C) continue;
-    const double apart = values[2 * int64_t{part} * C + c] - mean;
-    square += values[(2 * int64_t{part} + 1) * C + c] + count * apart * apart;
-  }
-  const float variance = static_cast<float>(sum_of_lanes(square, found) / some);
-  if (lane || c >= C) return;
-  p.statistics[c] = static_cast<float>(mean), p.statistics[C + c] = variance;
-  if (c == 0) p.statistics[2 * C] = static_cast<float>(pixels);
-  table[c] = static_cast<float>(mean);
-  table[C + c] = parameter(p.weight, p.param_dtype, c, 1.f) / sqrtf(variance + p.eps);
-  table[2 * C + c] = parameter(p.bias, p.param_dtype, c, 0.f);
+// A word's numbers out of a table [rows][channels of the CTA].
+template <int kN>
+__device__ __forceinline__ void read_row(const float* table, int row, const SumThread& thread, float (&to)[kN]) {
+#pragma unroll
+  for (int e = 0; e < kN; ++e) to[e] = table[(row * thread.words + thread.word) * kN + e];
 }
 
 template <class T, int kN>
-__global__ void __launch_bounds__(kPlaneThreads)
-    norm_kernel(const __grid_constant__ BatchNormParams p, const __grid_constant__ PlaneMap map, const float* table) {
+struct Two {
+  Word<T, kN> a, b;
+};
+template <class T, int kN>
+__device__ __forceinline__ Word<T, kN> zeros() {
+  Word<T, kN> word;
+#pragma unroll
+  for (int e = 0; e < kN; ++e) word.channel[e] = from_float<T>(0.f);
+  return word;
+}
+template <class T, int kN>
+struct Three {
+  Word<T, kN> a, b, c;
+};
+
+// mean = sum of n m / n, variance = sum of (s + n m^2) / n - mean^2, over parts of n pixels with mean m and sum of
+// squared distances s. In double: what cancels there has been rounded to 24 bits.
+template <class T, int kN, Kind kKind>
+__global__ void __launch_bounds__(kSumThreads, kKind == Kind::kOther ? 2 : 3)
+    norm_kernel(const __grid_constant__ Conv2dParams as_conv, const __grid_constant__ BatchNormParams p,
+                const __grid_constant__ SumPlan plan, const __grid_constant__ FringePlan fringe, const float* values,
+                const float* counts) {
+  __shared__ float table[3 * kSumThreads];  // mean, scale, shift
   grid_dependency_wait();
   grid_dependency_release();
   const int64_t C = p.x.size[1];
+  const SumThread thread = SumThread::of<kN>(plan, C);
+  const int channels = static_cast<int>(thread.words) * kN;
+  const int64_t first = int64_t{blockIdx.y} * channels;
+  double sums[3];
+  const SumList list(as_conv, plan);
+  merge_parts(channels, list.parts, sums, [&](int part, int channel, double (&to)[3]) {
+    const float n = counts[part];
+    if (!(n > 0.f) || first + channel >= C) return;
+    const double mean = values[2 * int64_t{part} * C + first + channel];
+    to[0] += n;
+    to[1] += n * mean;
+    to[2] += values[(2 * int64_t{part} + 1) * C + first + channel] + n * mean * mean;
+  });
+  if (const int64_t c = first + threadIdx.x; static_cast<int>(threadIdx.x) < channels && c < C) {
+    const double some = sums[0] > 1 ? sums[0] : 1, whole = sums[1] / some;
+    const double spread = sums[2] / some - whole * whole;
+    const float mean = static_cast<float>(whole), variance = spread > 0 || spread != spread ? spread : 0;
+    if (blockIdx.x == 0) {
+      p.statistics[c] = mean, p.statistics[C + c] = variance;
+      if (c == 0) p.statistics[2 * C] = static_cast<float>(sums[0]);
+      if (p.follow.running_mean) follow(p.follow, c, mean, variance, static_cast<float>(sums[0]));
+    }
+    table[threadIdx.x] = mean;
+    table[channels + threadIdx.x] = parameter(p.weight, p.param_dtype, c, 1.f) / sqrtf(variance + p.eps);
+    table[2 * channels + threadIdx.x] = parameter(p.bias, p.param_dtype, c, 0.f);
+  }
+  __syncthreads();
   float mean[kN], scale[kN], shift[kN];
-  int64_t first = 0;
-  for_plane<kN>(
-      map,
-      [&](int64_t channel) {
-        first = channel;
-#pragma unroll
-        for (int e = 0; e < kN; ++e)
-          mean[e] = table[channel + e], scale[e] = table[C + channel + e], shift[e] = table[2 * C + channel + e];
+  read_row(table, 0, thread, mean), read_row(table, 1, thread, scale), read_row(table, 2, thread, shift);
+  const bool added = p.residual.data != nullptr;
+  for_part<4>(
+      as_conv, plan, thread, list, gridDim.x,
+      [&](const portable::Pixel& at) {
+        Two<T, kN> in = {*word_at<T, kN>(p.x, at, thread.channel), zeros<T, kN>()};
+        if (added) in.b = *word_at<T, kN>(p.residual, at, thread.channel);
+        return in;
       },
-      [&](const PlanePixel& at) { return OneWord<T, kN>{*word_at<T, kN>(p.x, at, first)}; },
-      [&](const PlanePixel& at, const OneWord<T, kN>& x) {
-        store_word<T, kN>(p.y, at, first,
-                          [&](int e) { return (to_float(x.a.channel[e]) - mean[e]) * scale[e] + shift[e]; });
+      [&](const portable::Pixel& at, const Two<T, kN>& in) {
+        Word<T, kN> out;
+#pragma unroll
+        for (int e = 0; e < kN; ++e) {
+          const float z = (to_float(in.a.channel[e]) - mean[e]) * scale[e] + shift[e] + to_float(in.b.channel[e]);
+          out.channel[e] = from_float<T>(activate(chosen<kKind>(p.activation), p.activation_param, z));
+        }
+        *word_at<T, kN>(p.y, at, thread.channel) = out;
       });
+  clear_fringe<T>(p, fringe, (int64_t{blockIdx.y} * gridDim.x + blockIdx.x) * kSumThreads + threadIdx.x,
+                  int64_t{gridDim.x} * gridDim.y * kSumThreads);
 }
 
 // ---- backward
 
-// A CTA takes a part of the list and some words of channels; its threads' sums are added in order.
+// g of a word: dy through the activation, by what it gave, or by what it was of, (x - mean) scale + shift.
+template <class T, int kN, Kind kKind>
+struct Through {
+  float mean[kN], scale[kN], shift[kN];
+
+  __device__ __forceinline__ float operator()(const BatchNormGradParams& p, const Three<T, kN>& in, int e) const {
+    const float grad = to_float(in.a.channel[e]);
+    if (kKind == Kind::kNone) return grad;
+    const float z =
+        p.given.data ? to_float(in.c.channel[e]) : (to_float(in.b.channel[e]) - mean[e]) * scale[e] + shift[e];
+    return gradient(chosen<kKind>(p.activation), p.activation_param, grad, z);
+  }
+};
 template <class T, int kN>
-__global__ void __launch_bounds__(kPlaneThreads)
+__device__ __forceinline__ Three<T, kN> load_three(const BatchNormGradParams& p, const portable::Pixel& at,
+                                                   int64_t channel) {
+  Three<T, kN> in = {*word_at<T, kN>(p.grad, at, channel), *word_at<T, kN>(p.x, at, channel), zeros<T, kN>()};
+  if (p.given.data) in.c = *word_at<T, kN>(p.given, at, channel);
+  return in;
+}
+
+// Sums of g and of g (x - mean). A CTA takes a part of the list and some words of channels; its threads' are added in
+// order.
+template <class T, int kN, Kind kKind>
+__global__ void __launch_bounds__(kSumThreads, kKind == Kind::kOther ? 2 : 3)
     sum_kernel(const __grid_constant__ Conv2dParams as_conv, const __grid_constant__ BatchNormGradParams p,
                const __grid_constant__ SumPlan plan, float* sums) {
-  extern __shared__ float found[];  // [kPlaneThreads][2 * kN]
+  extern __shared__ float found[];  // [2 * kN][kSumThreads]
   grid_dependency_wait();
   grid_dependency_release();
-  uint32_t lane, word;
-  plan.words.divmod(threadIdx.x, &lane, &word);
-  const uint32_t words = plan.words.divisor, lanes = plan.words.quotient(kPlaneThreads);
-  const int64_t C = p.x.size[1], channel = int64_t{blockIdx.y * words + word} * kN;
-  const bool taken = lane < lanes && channel < C;
-  const int count = clamped_count(p.active.count, static_cast<int>(p.active.capacity));
-  const int64_t entries = plan.list.tiles(count, 1), each = (entries + plan.parts - 1) / plan.parts;
-  const int64_t begin = each * blockIdx.x, end = min(begin + each, entries);
-  float of_grad[kN] = {}, of_both[kN] = {}, mean[kN] = {};
-  if (taken)
-#pragma unroll
-    for (int e = 0; e < kN; ++e) mean[e] = p.statistics[channel + e];
-  if (taken) {
-    constexpr int kBatch = 4;
-    for (int64_t first = begin + lane; first < end; first += kBatch * lanes) {
-      TwoWords<T, kN> loaded[kBatch];
-      bool in[kBatch];
-#pragma unroll
-      for (int k = 0; k < kBatch; ++k) {
-        const int64_t entry = first + k * lanes;
-        const portable::Pixel pixel = portable::locate_pixel(as_conv, plan.list, entry < end ? entry : first, count);
-        in[k] = entry < end && pixel.n >= 0;
-        const PlanePixel at = {pixel.n, pixel.row, pixel.column, true};
-        if (in[k]) loaded[k] = {*word_at<T, kN>(p.grad, at, channel), *word_at<T, kN>(p.x, at, channel)};
-      }
-#pragma unroll
-      for (int k = 0; k < kBatch; ++k) {
-        if (!in[k]) continue;
-#pragma unroll
-        for (int e = 0; e < kN; ++e) {
-          const float g = to_float(loaded[k].a.channel[e]);
-          of_grad[e] += g;
-          of_both[e] += g * (to_float(loaded[k].b.channel[e]) - mean[e]);
-        }
-      }
-    }
-  }
+  const int64_t C = p.x.size[1];
+  const SumThread thread = SumThread::of<kN>(plan, C);
+  const SumList list(as_conv, plan);
+  if (static_cast<int>(blockIdx.x) >= list.parts) return;
+  float of_grad[kN] = {}, of_both[kN] = {};
+  Through<T, kN, kKind> through;
 #pragma unroll
   for (int e = 0; e < kN; ++e) {
-    found[(2 * e) * kPlaneThreads + threadIdx.x] = of_grad[e];
-    found[(2 * e + 1) * kPlaneThreads + threadIdx.x] = of_both[e];
+    const int64_t c = thread.channel + e;
+    through.mean[e] = thread.taken ? p.statistics[c] : 0.f;
+    through.scale[e] =
+        thread.taken ? parameter(p.weight, p.param_dtype, c, 1.f) / sqrtf(p.statistics[C + c] + p.eps) : 0.f;
+    through.shift[e] = thread.taken ? parameter(p.bias, p.param_dtype, c, 0.f) : 0.f;
+  }
+  for_part<4>(
+      as_conv, plan, thread, list, list.parts,
+      [&](const portable::Pixel& at) { return load_three<T, kN>(p, at, thread.channel); },
+      [&](const portable::Pixel&, const Three<T, kN>& in) {
+#pragma unroll
+        for (int e = 0; e < kN; ++e) {
+          const float g = through(p, in, e);
+          of_grad[e] += g;
+          of_both[e] += g * (to_float(in.b.channel[e]) - through.mean[e]);
+        }
+      });
+#pragma unroll
+  for (int e = 0; e < kN; ++e) {
+    found[(2 * e) * kSumThreads + threadIdx.x] = of_grad[e];
+    found[(2 * e + 1) * kSumThreads + threadIdx.x] = of_both[e];
   }
   __syncthreads();
   // Each of words * kN * 2 numbers is added by one thread.
-  for (uint32_t k = threadIdx.x; k < words * 2 * kN; k += kPlaneThreads) {
+  const uint32_t words = thread.words;
+  for (uint32_t k = threadIdx.x; k < words * 2 * kN; k += kSumThreads) {
     const uint32_t of_word = k % words, number = k / words;
     const int64_t c = int64_t{blockIdx.y * words + of_word} * kN + number / 2;
     if (c >= C) continue;
     double sum = 0;
-    for (uint32_t l = 0; l < lanes; ++l) sum += found[number * kPlaneThreads + l * words + of_word];
+    for (uint32_t l = 0; l < thread.lanes; ++l) sum += found[number * kSumThreads + l * words + of_word];
     sums[(2 * int64_t{blockIdx.x} + number % 2) * C + c] = static_cast<float>(sum);
   }
 }
 
-__global__ void __launch_bounds__(kColumns* kMergeLanes)
-    add_kernel(const __grid_constant__ BatchNormGradParams p, int parts, const float* sums, float* table) {
-  __shared__ double found[kMergeLanes][kColumns];
-  grid_dependency_wait();
-  grid_dependency_release();
-  const int64_t C = p.x.size[1], c = int64_t{blockIdx.x} * kColumns + threadIdx.x % kColumns;
-  const int lane = threadIdx.x / kColumns;
-  double of_grad = 0, of_both = 0;
-  if (c < C)
-    for (int part = lane; part < parts; part += kMergeLanes) {
-      of_grad += sums[2 * int64_t{part} * C + c];
-      of_both += sums[(2 * int64_t{part} + 1) * C + c];
-    }
-  of_grad = sum_of_lanes(of_grad, found);
-  of_both = sum_of_lanes(of_both, found);
-  if (lane || c >= C) return;
-  const float pixels = fmaxf(p.statistics[2 * C], 1.f), scale = 1.f / sqrtf(p.statistics[C + c] + p.eps);
-  const float a = parameter(p.weight, p.param_dtype, c, 1.f) * scale;
-  p.grad_params[c] = static_cast<float>(of_both) * scale;
-  p.grad_params[C + c] = static_cast<float>(of_grad);
-  table[c] = p.statistics[c];
-  table[C + c] = a;
-  table[2 * C + c] = -a * scale * scale * static_cast<float>(of_both / pixels);
-  table[3 * C + c] = -a * static_cast<float>(of_grad / pixels);
-}
-
-template <class T, int kN>
-__global__ void __launch_bounds__(kPlaneThreads)
-    norm_grad_kernel(const __grid_constant__ BatchNormGradParams p, const __grid_constant__ PlaneMap map,
-                     const float* table) {
+template <class T, int kN, Kind kKind>
+__global__ void __launch_bounds__(kSumThreads, kKind == Kind::kOther ? 2 : 3)
+    norm_grad_kernel(const __grid_constant__ Conv2dParams as_conv, const __grid_constant__ BatchNormGradParams p,
+                     const __grid_constant__ SumPlan plan, const __grid_constant__ FringePlan fringe,
+                     const float* found) {
+  __shared__ float table[5 * kSumThreads];  // mean, scale, shift; dx = g a + (x - mean) b + c
   grid_dependency_wait();
   grid_dependency_release();
   const int64_t C = p.x.size[1];
-  float mean[kN], a[kN], b[kN], shift[kN];
-  int64_t first = 0;
-  for_plane<kN>(
-      map,
-      [&](int64_t channel) {
-        first = channel;
+  const SumThread thread = SumThread::of<kN>(plan, C);
+  const int channels = static_cast<int>(thread.words) * kN;
+  const int64_t first = int64_t{blockIdx.y} * channels;
+  double sums[2];
+  const SumList list(as_conv, plan);
+  merge_parts(channels, list.parts, sums, [&](int part, int channel, double (&to)[2]) {
+    if (first + channel >= C) return;
+    to[0] += found[2 * int64_t{part} * C + first + channel];
+    to[1] += found[(2 * int64_t{part} + 1) * C + first + channel];
+  });
+  if (const int64_t c = first + threadIdx.x; static_cast<int>(threadIdx.x) < channels && c < C) {
+    const float pixels = fmaxf(p.statistics[2 * C], 1.f), scale = 1.f / sqrtf(p.statistics[C + c] + p.eps);
+    const float a = parameter(p.weight, p.param_dtype, c, 1.f) * scale;
+    if (blockIdx.x == 0) {
+      p.grad_params[c] = static_cast<float>(sums[1]) * scale;
+      p.grad_params[C + c] = static_cast<float>(sums[0]);
+    }
+    float* const to = table + threadIdx.x;
+    to[0] = p.statistics[c];
+    to[channels] = a;
+    to[2 * channels] = parameter(p.bias, p.param_dtype, c, 0.f);
+    to[3 * channels] = -a * scale * scale * static_cast<float>(sums[1] / pixels);
+    to[4 * channels] = -a * static_cast<float>(sums[0] / pixels);
+  }
+  __syncthreads();
+  Through<T, kN, kKind> through;
+  float b[kN], shift[kN];
+  read_row(table, 0, thread, through.mean), read_row(table, 1, thread, through.scale);
+  read_row(table, 2, thread, through.shift), read_row(table, 3, thread, b), read_row(table, 4, thread, shift);
+  for_part<2>(
+      as_conv, plan, thread, list, gridDim.x,
+      [&](const portable::Pixel& at) { return load_three<T, kN>(p, at, thread.channel); },
+      [&](const portable::Pixel& at, const Three<T, kN>& in) {
+        Word<T, kN> out, g;
 #pragma unroll
         for (int e = 0; e < kN; ++e) {
-          mean[e] = table[channel + e], a[e] = table[C + channel + e];
-          b[e] = table[2 * C + channel + e], shift[e] = table[3 * C + channel + e];
+          const float own = through(p, in, e);
+          g.channel[e] = from_float<T>(own);
+          out.channel[e] =
+              from_float<T>(own * through.scale[e] + ((to_float(in.b.channel[e]) - through.mean[e]) * b[e] + shift[e]));
         }
-      },
-      [&](const PlanePixel& at) {
-        return TwoWords<T, kN>{*word_at<T, kN>(p.grad, at, first), *word_at<T, kN>(p.x, at, first)};
-      },
-      [&](const PlanePixel& at, const TwoWords<T, kN>& in) {
-        store_word<T, kN>(p.y, at, first, [&](int e) {
-          return to_float(in.a.channel[e]) * a[e] + ((to_float(in.b.channel[e]) - mean[e]) * b[e] + shift[e]);
-        });
+        *word_at<T, kN>(p.y, at, thread.channel) = out;
+        if (p.grad_residual.data) *word_at<T, kN>(p.grad_residual, at, thread.channel) = g;
       });
+  clear_fringe<T>(p, fringe, (int64_t{blockIdx.y} * gridDim.x + blockIdx.x) * kSumThreads + threadIdx.x,
+                  int64_t{gridDim.x} * gridDim.y * kSumThreads);
 }
 
-__global__ void __launch_bounds__(kPlaneThreads) follow_kernel(const __grid_constant__ BatchNormFollowParams p) {
+__global__ void __launch_bounds__(kSumThreads) follow_kernel(const __grid_constant__ BatchNormFollowParams p) {
   grid_dependency_wait();
   grid_dependency_release();
-  const int64_t c = int64_t{blockIdx.x} * kPlaneThreads + threadIdx.x;
+  const int64_t c = int64_t{blockIdx.x} * kSumThreads + threadIdx.x;
   if (c < p.channels) follow(p, c);
 }
 
 // ---- host
 
-unsigned merge_ctas(int64_t C) { return static_cast<unsigned>((C + kColumns - 1) / kColumns); }
-
-template <class T, int kN>
+template <class T, int kN, Kind kKind>
 Status launch_norm(const BatchNormParams& p, void* workspace, const DeviceInfo& device, cudaStream_t stream) {
   Conv2dParams as_conv;
   SumPlan plan = {portable::PixelList(Conv2dParams{}), FastDiv(1), 1, 1};
-  dim3 ctas;
-  SBNET_TRY(plan_sums<kN>(kOp, p.x, p.active, device, &as_conv, &plan, &ctas));
+  dim3 ctas, takers;
+  SBNET_TRY(plan_sums<kN>(kOp, p.x, p.active, device, &as_conv, &plan, &ctas, &takers));
   float* const values = static_cast<float*>(workspace);
   float* const counts = values + 2 * kMostNormParts * p.x.size[1];
-  float* const table = counts + kMostNormParts;
   SBNET_CUDA_TRY(kOp,
-                 launch_dependent(device, moments_kernel<T, kN>, ctas, dim3(kPlaneThreads),
-                                  kPlaneThreads * (2 * kN + 1) * sizeof(float), stream, as_conv, plan, values, counts));
-  const float *found = values, *pixels = counts, *read = table;
-  SBNET_CUDA_TRY(kOp, launch_dependent(device, merge_kernel, dim3(merge_ctas(p.x.size[1])),
-                                       dim3(kColumns * kMergeLanes), 0, stream, p, plan.parts, found, pixels, table));
-  return launch_plane<kN>(kOp, norm_kernel<T, kN>, p, device, stream, read);
+                 launch_dependent(device, moments_kernel<T, kN>, ctas, dim3(kSumThreads),
+                                  kSumThreads * (2 * kN + 1) * sizeof(float), stream, as_conv, plan, values, counts));
+  const float *found = values, *pixels = counts;
+  SBNET_CUDA_TRY(kOp, launch_dependent(device, norm_kernel<T, kN, kKind>, takers, dim3(kSumThreads), 0, stream, as_conv,
+                                       p, plan, FringePlan(p), found, pixels));
+  return ok_status();
 }
 
-template <class T, int kN>
+template <class T, int kN, Kind kKind>
 Status launch_grad(const BatchNormGradParams& p, void* workspace, const DeviceInfo& device, cudaStream_t stream) {
   float* const sums = static_cast<float*>(workspace);
-  float* const table = sums + 2 * kMostNormParts * p.x.size[1];
   Conv2dParams as_conv;
   SumPlan plan = {portable::PixelList(Conv2dParams{}), FastDiv(1), 1, 1};
-  dim3 ctas;
-  SBNET_TRY(plan_sums<kN>(kGradOp, p.x, p.active, device, &as_conv, &plan, &ctas));
-  SBNET_CUDA_TRY(kGradOp, launch_dependent(device, sum_kernel<T, kN>, ctas, dim3(kPlaneThreads),
-                                           kPlaneThreads * 2 * kN * sizeof(float), stream, as_conv, p, plan, sums));
-  const float *found = sums, *read = table;
-  SBNET_CUDA_TRY(kGradOp, launch_dependent(device, add_kernel, dim3(merge_ctas(p.x.size[1])),
-                                           dim3(kColumns * kMergeLanes), 0, stream, p, plan.parts, found, table));
-  return launch_plane<kN>(kGradOp, norm_grad_kernel<T, kN>, p, device, stream, read);
+  dim3 ctas, takers;
+  SBNET_TRY(plan_sums<kN>(kGradOp, p.x, p.active, device, &as_conv, &plan, &ctas, &takers));
+  SBNET_CUDA_TRY(kGradOp, launch_dependent(device, sum_kernel<T, kN, kKind>, ctas, dim3(kSumThreads),
+                                           kSumThreads * 2 * kN * sizeof(float), stream, as_conv, p, plan, sums));
+  const float* found = sums;
+  SBNET_CUDA_TRY(kGradOp, launch_dependent(device, norm_grad_kernel<T, kN, kKind>, takers, dim3(kSumThreads), 0, stream,
+                                           as_conv, p, plan, FringePlan(p), found));
+  return ok_status();
 }
+
+// May a tensor, where there is one, be read and written in words?
+bool words(const TensorView& t) { return !t.data || channels_vectorize(t); }
 
 Status zero(const char* op, float* to, int64_t count, cudaStream_t stream) {
   SBNET_CUDA_TRY(op, cudaMemsetAsync(to, 0, static_cast<size_t>(count) * sizeof(float), stream));
   return ok_status();
+}
+
+// run(T{}, the constant kN, the constant Kind) of what a call has.
+template <class Params, class Run>
+Status by_kind(const Params& p, bool in_words, const Run& run) {
+  return by_dtype(p.x.dtype, [&](auto t) {
+    using T = decltype(t);
+    const auto of = [&](auto kind) {
+      return in_words && words_of_channels<T>(p) ? run(t, std::integral_constant<int, kSumWord>(), kind)
+                                                 : run(t, std::integral_constant<int, 1>(), kind);
+    };
+    switch (p.activation) {
+      case Activation::kNone:
+        return of(std::integral_constant<Kind, Kind::kNone>());
+      case Activation::kRelu:
+        return of(std::integral_constant<Kind, Kind::kRelu>());
+      default:
+        return of(std::integral_constant<Kind, Kind::kOther>());
+    }
+  });
 }
 
 }  // namespace
@@ -271,10 +320,8 @@ sbnet::Status sbnet_sparse_batch_norm2d_cuda(const sbnet::BatchNormParams* param
   if (!p.x.size[0]) return zero(kOp, p.statistics, 2 * p.x.size[1] + 1, stream);
   DeviceInfo device;
   SBNET_TRY(current_device(kOp, &device));
-  return by_dtype(p.x.dtype, [&](auto t) {
-    using T = decltype(t);
-    return words_of_channels<T>(p) ? launch_norm<T, kLanes<T>>(p, workspace, device, stream)
-                                   : launch_norm<T, 1>(p, workspace, device, stream);
+  return by_kind(p, words(p.residual), [&](auto t, auto n, auto kind) {
+    return launch_norm<decltype(t), decltype(n)::value, decltype(kind)::value>(p, workspace, device, stream);
   });
 }
 
@@ -287,11 +334,9 @@ sbnet::Status sbnet_sparse_batch_norm2d_backward_cuda(const sbnet::BatchNormGrad
   if (!p.x.size[0]) return zero(kGradOp, p.grad_params, 2 * p.x.size[1], stream);
   DeviceInfo device;
   SBNET_TRY(current_device(kGradOp, &device));
-  return by_dtype(p.x.dtype, [&](auto t) {
-    using T = decltype(t);
-    return words_of_channels<T>(p) && channels_vectorize(p.grad)
-               ? launch_grad<T, kLanes<T>>(p, workspace, device, stream)
-               : launch_grad<T, 1>(p, workspace, device, stream);
+  const bool in_words = channels_vectorize(p.grad) && words(p.given) && words(p.grad_residual);
+  return by_kind(p, in_words, [&](auto t, auto n, auto kind) {
+    return launch_grad<decltype(t), decltype(n)::value, decltype(kind)::value>(p, workspace, device, stream);
   });
 }
 
@@ -301,8 +346,8 @@ sbnet::Status sbnet_batch_norm_follow_cuda(const sbnet::BatchNormFollowParams* p
   if (!p->channels) return ok_status();
   DeviceInfo device;
   SBNET_TRY(current_device(kFollowOp, &device));
-  const unsigned ctas = static_cast<unsigned>((p->channels + kPlaneThreads - 1) / kPlaneThreads);
-  SBNET_CUDA_TRY(kFollowOp, launch_dependent(device, follow_kernel, dim3(ctas), dim3(kPlaneThreads), 0,
+  const unsigned ctas = static_cast<unsigned>((p->channels + kSumThreads - 1) / kSumThreads);
+  SBNET_CUDA_TRY(kFollowOp, launch_dependent(device, follow_kernel, dim3(ctas), dim3(kSumThreads), 0,
                                              static_cast<cudaStream_t>(stream), *p));
   return ok_status();
 }

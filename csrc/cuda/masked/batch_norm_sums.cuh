@@ -1,8 +1,9 @@
-// What batch normalisation sums over parts of the list: a CTA takes a part and some words of channels.
+// What batch normalisation sums over parts of the list: a CTA takes a part and some words of channels. Who reads the
+// sums merges what the parts found of its channels itself, in order: that costs less than a launch.
 #pragma once
 #include "core/masked/batch_norm.h"
 #include "cuda/masked/conv_portable.cuh"
-#include "cuda/masked/plane_map.cuh"
+#include "cuda/masked/pixels.cuh"
 
 namespace sbnet {
 namespace {
@@ -13,59 +14,132 @@ struct SumPlan {
   int32_t all_words, parts;
 };
 
+constexpr int kSumThreads = 256;
+// Channels of a thread's word: as many as leave registers for several CTAs on a multiprocessor.
+constexpr int kSumWord = 4;
+
+// A thread's place in its CTA: one of the CTA's words of channels, and every so manieth pixel of its part.
+struct SumThread {
+  uint32_t lane, lanes, words;
+  int word;         // of the CTA's
+  int64_t channel;  // the word's first
+  bool taken;
+
+  template <int kN>
+  __device__ __forceinline__ static SumThread of(const SumPlan& plan, int64_t channels) {
+    SumThread t;
+    uint32_t word;
+    plan.words.divmod(threadIdx.x, &t.lane, &word);
+    t.words = plan.words.divisor, t.lanes = plan.words.quotient(kSumThreads), t.word = static_cast<int>(word);
+    t.channel = int64_t{blockIdx.y * t.words + word} * kN;
+    t.taken = t.lane < t.lanes && t.channel < channels;
+    return t;
+  }
+};
+
+template <class T, int kN>
+__device__ __forceinline__ Word<T, kN>* word_at(const TensorView& t, const portable::Pixel& at, int64_t channel) {
+  return reinterpret_cast<Word<T, kN>*>(static_cast<T*>(t.data) + at.n * t.stride[0] + channel * t.stride[1] +
+                                        at.row * t.stride[2] + at.column * t.stride[3]);
+}
+
+// The list as it is: its pixels, and in how many parts they are summed: no more than are worth a part.
+struct SumList {
+  int count, parts;
+  int64_t entries;
+  __device__ __forceinline__ SumList(const Conv2dParams& as_conv, const SumPlan& plan) {
+    constexpr int64_t kPixels = 16;  // of each thread
+    count = clamped_count(as_conv.active.count, static_cast<int>(as_conv.active.capacity));
+    entries = plan.list.tiles(count, 1);
+    const int64_t lanes = plan.words.quotient(kSumThreads),
+                  wanted = (entries + lanes * kPixels - 1) / (lanes * kPixels);
+    parts = static_cast<int>(max(min(wanted, int64_t{plan.parts}), int64_t{1}));
+  }
+};
+
+// use(pixel, load(pixel)) for the thread's pixels of part blockIdx.x of `parts`, kBatch loads of them at a time.
+template <int kBatch, class Load, class Use>
+__device__ __forceinline__ void for_part(const Conv2dParams& as_conv, const SumPlan& plan, const SumThread& thread,
+                                         const SumList& list, int parts, const Load& load, const Use& use) {
+  if (!thread.taken) return;
+  const int count = list.count;
+  const int64_t entries = list.entries, each = (entries + parts - 1) / parts;
+  const int64_t begin = each * blockIdx.x, end = min(begin + each, entries);
+  for (int64_t first = begin + thread.lane; first < end; first += kBatch * thread.lanes) {
+    portable::Pixel pixel[kBatch];
+    decltype(load(pixel[0])) loaded[kBatch];
+#pragma unroll
+    for (int k = 0; k < kBatch; ++k) {
+      const int64_t entry = first + k * thread.lanes;
+      pixel[k] = portable::locate_pixel(as_conv, plan.list, entry < end ? entry : first, count);
+      if (entry >= end) pixel[k].n = -1;
+      if (pixel[k].n >= 0) loaded[k] = load(pixel[k]);
+    }
+#pragma unroll
+    for (int k = 0; k < kBatch; ++k)
+      if (pixel[k].n >= 0) use(pixel[k], loaded[k]);
+  }
+}
+
+// Merges what parts found of `channels` neighbouring channels: threads share a channel and take every so manieth part
+// of it. read(part, channel, sums) adds a part's. The threads below `channels` get the sums of theirs.
+template <int kNumbers, class Read>
+__device__ __forceinline__ void merge_parts(int channels, int parts, double (&sums)[kNumbers], const Read& read) {
+  __shared__ double found[kNumbers][kSumThreads];
+  const int channel = threadIdx.x % channels, sharer = threadIdx.x / channels, sharers = kSumThreads / channels;
+#pragma unroll
+  for (int n = 0; n < kNumbers; ++n) sums[n] = 0;
+  if (sharer < sharers)
+#pragma unroll 8
+    for (int part = sharer; part < parts; part += sharers) read(part, channel, sums);
+#pragma unroll
+  for (int n = 0; n < kNumbers; ++n) found[n][threadIdx.x] = sums[n];
+  __syncthreads();
+  if (static_cast<int>(threadIdx.x) < channels)
+    for (int k = 1; k < sharers; ++k)
+#pragma unroll
+      for (int n = 0; n < kNumbers; ++n) sums[n] += found[n][k * channels + channel];
+}
+
 // Mean, and sum of squared distances from it, of each channel of a part. A thread sums about its own first pixel: one
 // of the numbers themselves, so that their spread bounds what cancels. Threads' are merged as Chan, Golub and LeVeque
 // have it (1979).
 template <class T, int kN>
-__global__ void __launch_bounds__(kPlaneThreads)
+__global__ void __launch_bounds__(kSumThreads, 4)
     moments_kernel(const __grid_constant__ Conv2dParams as_conv, const __grid_constant__ SumPlan plan, float* values,
                    float* counts) {
-  extern __shared__ __align__(16) float shared[];  // [2 * kN][kPlaneThreads], then counts [kPlaneThreads]
+  extern __shared__ __align__(16) float shared[];  // [2 * kN][kSumThreads], then counts [kSumThreads]
   grid_dependency_wait();
   grid_dependency_release();
-  uint32_t lane, word;
-  plan.words.divmod(threadIdx.x, &lane, &word);
-  const uint32_t words = plan.words.divisor, lanes = plan.words.quotient(kPlaneThreads);
   const TensorView& x = as_conv.y;
-  const int64_t C = x.size[1], channel = int64_t{blockIdx.y * words + word} * kN;
-  const bool taken = lane < lanes && channel < C;
-  const int count = clamped_count(as_conv.active.count, static_cast<int>(as_conv.active.capacity));
-  const int64_t entries = plan.list.tiles(count, 1), each = (entries + plan.parts - 1) / plan.parts;
-  const int64_t begin = each * blockIdx.x, end = min(begin + each, entries);
+  const int64_t C = x.size[1];
+  const SumThread thread = SumThread::of<kN>(plan, C);
+  const SumList list(as_conv, plan);
+  if (static_cast<int>(blockIdx.x) >= list.parts) return;
+  const uint32_t words = thread.words, lanes = thread.lanes;
   float about[kN] = {}, sum[kN] = {}, square[kN] = {}, pixels = 0.f;
-  constexpr int kBatch = 4;
-  for (int64_t first = begin + lane; taken && first < end; first += kBatch * lanes) {
-    Word<T, kN> loaded[kBatch];
-    bool in[kBatch];
+  for_part<4>(
+      as_conv, plan, thread, list, list.parts,
+      [&](const portable::Pixel& at) { return *word_at<T, kN>(x, at, thread.channel); },
+      [&](const portable::Pixel&, const Word<T, kN>& loaded) {
 #pragma unroll
-    for (int k = 0; k < kBatch; ++k) {
-      const int64_t entry = first + k * lanes;
-      const portable::Pixel pixel = portable::locate_pixel(as_conv, plan.list, entry < end ? entry : first, count);
-      in[k] = entry < end && pixel.n >= 0;
-      if (in[k]) loaded[k] = *word_at<T, kN>(x, PlanePixel{pixel.n, pixel.row, pixel.column, true}, channel);
-    }
-#pragma unroll
-    for (int k = 0; k < kBatch; ++k) {
-      if (!in[k]) continue;
-#pragma unroll
-      for (int e = 0; e < kN; ++e) {
-        const float v = to_float(loaded[k].channel[e]);
-        if (pixels == 0.f) about[e] = v;
-        sum[e] += v - about[e];
-        square[e] += (v - about[e]) * (v - about[e]);
-      }
-      pixels += 1.f;
-    }
-  }
+        for (int e = 0; e < kN; ++e) {
+          const float v = to_float(loaded.channel[e]);
+          if (pixels == 0.f) about[e] = v;
+          sum[e] += v - about[e];
+          square[e] += (v - about[e]) * (v - about[e]);
+        }
+        pixels += 1.f;
+      });
   const float some = fmaxf(pixels, 1.f);
 #pragma unroll
   for (int e = 0; e < kN; ++e) {
-    shared[(2 * e) * kPlaneThreads + threadIdx.x] = about[e] + sum[e] / some;
-    shared[(2 * e + 1) * kPlaneThreads + threadIdx.x] = fmaxf(square[e] - sum[e] * (sum[e] / some), 0.f);
+    shared[(2 * e) * kSumThreads + threadIdx.x] = about[e] + sum[e] / some;
+    shared[(2 * e + 1) * kSumThreads + threadIdx.x] = fmaxf(square[e] - sum[e] * (sum[e] / some), 0.f);
   }
-  shared[2 * kN * kPlaneThreads + threadIdx.x] = pixels;
+  shared[2 * kN * kSumThreads + threadIdx.x] = pixels;
   __syncthreads();
-  for (uint32_t k = threadIdx.x; k < words * kN; k += kPlaneThreads) {
+  for (uint32_t k = threadIdx.x; k < words * kN; k += kSumThreads) {
     const uint32_t of_word = k % words, e = k / words;
     const int64_t c = int64_t{blockIdx.y * words + of_word} * kN + e;
     if (c >= C) continue;
@@ -73,16 +147,16 @@ __global__ void __launch_bounds__(kPlaneThreads)
     double total = 0;
     for (uint32_t l = 0; l < lanes; ++l) {
       const uint32_t at = l * words + of_word;
-      const float n = shared[2 * kN * kPlaneThreads + at];
+      const float n = shared[2 * kN * kSumThreads + at];
       all += n;
-      total += n * (shared[(2 * e) * kPlaneThreads + at] - shared[(2 * e) * kPlaneThreads + of_word]);
+      total += n * (shared[(2 * e) * kSumThreads + at] - shared[(2 * e) * kSumThreads + of_word]);
     }
-    const float mean = shared[(2 * e) * kPlaneThreads + of_word] + static_cast<float>(total / fmaxf(all, 1.f));
+    const float mean = shared[(2 * e) * kSumThreads + of_word] + static_cast<float>(total / fmaxf(all, 1.f));
     double spread = 0;
     for (uint32_t l = 0; l < lanes; ++l) {
       const uint32_t at = l * words + of_word;
-      const float apart = shared[(2 * e) * kPlaneThreads + at] - mean, n = shared[2 * kN * kPlaneThreads + at];
-      if (n > 0.f) spread += shared[(2 * e + 1) * kPlaneThreads + at] + n * apart * apart;
+      const float apart = shared[(2 * e) * kSumThreads + at] - mean, n = shared[2 * kN * kSumThreads + at];
+      if (n > 0.f) spread += shared[(2 * e + 1) * kSumThreads + at] + n * apart * apart;
     }
     values[2 * int64_t{blockIdx.x} * C + c] = mean;
     values[(2 * int64_t{blockIdx.x} + 1) * C + c] = static_cast<float>(spread);
@@ -90,22 +164,29 @@ __global__ void __launch_bounds__(kPlaneThreads)
   }
 }
 
-// How a launch over parts of the list is cut. `sums`: that a thread has a channel.
+// How a launch over parts of the list is cut: `ctas` sum, `takers` go over the list once more.
 template <int kN>
 Status plan_sums(const char* op, const TensorView& x, const ActiveView& active, const DeviceInfo& device,
-                 Conv2dParams* as_conv, SumPlan* plan, dim3* ctas) {
+                 Conv2dParams* as_conv, SumPlan* plan, dim3* ctas, dim3* takers) {
   *as_conv = {};  // whose pixel list it is
   as_conv->y = x, as_conv->active = active;
   const int64_t words = x.size[1] / kN;
-  const int64_t together = x.stride[1] <= x.stride[3] ? std::min<int64_t>(words, 32) : 1;
+  // 64 channels, or 32 where a word is one number: few channels a CTA are few to merge.
+  const int64_t most = kN == 1 ? 32 : 64 / kN;
+  const int64_t together = x.stride[1] <= x.stride[3] ? std::min(words, most) : 1;
   const int64_t columns = (words + together - 1) / together;
   SBNET_CHECK(columns < 65536, "%s: x: expected fewer than 65536 channels, got %lld", op,
               static_cast<long long>(x.size[1]));
   *plan = {portable::PixelList(*as_conv), FastDiv(together), static_cast<int32_t>(words), 1};
-  const int64_t lanes = kPlaneThreads / together, entries = plan->list.tiles(active.capacity, 1);
-  const int64_t wanted = std::min<int64_t>((entries + lanes * 8 - 1) / (lanes * 8), 4 * device.sm_count / columns + 1);
-  plan->parts = static_cast<int32_t>(std::clamp<int64_t>(wanted, 1, kMostNormParts));
+  const int64_t lanes = kSumThreads / together, entries = plan->list.tiles(active.capacity, 1);
+  const auto parts = [&](int64_t pixels, int64_t per_sm, int64_t limit) {
+    const int64_t wanted =
+        std::min<int64_t>((entries + lanes * pixels - 1) / (lanes * pixels), per_sm * device.sm_count / columns + 1);
+    return std::clamp<int64_t>(wanted, 1, limit);
+  };
+  plan->parts = static_cast<int32_t>(parts(8, 4, kMostNormParts));
   *ctas = dim3(static_cast<unsigned>(plan->parts), static_cast<unsigned>(columns));
+  *takers = dim3(static_cast<unsigned>(parts(4, 3, INT32_MAX / 2)), static_cast<unsigned>(columns));
   return ok_status();
 }
 

@@ -5,6 +5,7 @@
 // pixels of both operands, a pixel a row, in 16-byte words at position w ^ (row % 8) of their eight. Both operands lie
 // pixel by pixel, so that ldmatrix transposes both. float32 goes to the tensor cores as tf32, if that is allowed, or is
 // multiplied as it is.
+#include "cuda/capability.h"
 #include "cuda/masked/conv_grad.cuh"
 #include "cuda/masked/conv_grad_piece.cuh"
 
@@ -25,7 +26,7 @@ struct alignas(16) Entry {
 struct GradPlan {
   GradParts parts;
   Reduction columns;
-  FastDiv tiles_m, tiles_n;
+  FastDiv tiles_m, tiles_n, channels;
   int32_t group_inputs, group_outputs;
   bool words_of_grad;  // may dy be read in 16-byte words?
 
@@ -34,6 +35,7 @@ struct GradPlan {
         columns(p.conv, p.conv.weight.size[1], unit_channels),
         tiles_m((p.conv.weight.size[0] / p.conv.groups + tile - 1) / tile),
         tiles_n((parts.columns + tile - 1) / tile),
+        channels(p.conv.weight.size[1]),
         group_inputs(static_cast<int32_t>(p.conv.weight.size[1])),
         group_outputs(static_cast<int32_t>(p.conv.weight.size[0] / p.conv.groups)),
         words_of_grad(false) {}
@@ -49,6 +51,8 @@ struct GradTile {
   static constexpr int kTables = kStages + 1;
   static constexpr int kEntries = 2 * kStages * kStage;
   static constexpr int kBytes = kEntries + kTables * kChunk * static_cast<int>(sizeof(Entry));
+  // What the parts of a cluster tell one another lies where the stages were, the biases where the tables were.
+  static_assert(kTile * kTile * 4 <= kEntries && kTile * 4 <= kBytes - kEntries);
   static_assert(kPasses >= 1 && kBytes <= 99 * 1024, "the least that a device since sm_80 has");
 };
 
@@ -110,6 +114,43 @@ struct GradLoader {
   }
 };
 
+// The parts of a cluster add theirs in order: each some rows of the tile, the first the biases.
+template <int kTile, int kThreads, class Put, class PutBias>
+__device__ __forceinline__ void add_in_cluster(const float* own, const float* biases, int parts, bool with_bias,
+                                               const Put& put, const PutBias& put_bias) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  const auto meet = [] {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+  };
+  const auto read = [](const float* mine, int rank) {
+    uint32_t there;
+    float value;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(mine)), "r"(rank));
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(there) : "memory");
+    return value;
+  };
+  meet();
+  uint32_t rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  const int rows = kTile / parts;
+  for (int e = threadIdx.x; e < rows * kTile; e += kThreads) {
+    const int m = static_cast<int>(rank) * rows + e / kTile, n = e % kTile;
+    float values[8], sum = 0.f;
+#pragma unroll
+    for (int q = 0; q < 8; ++q) values[q] = q < parts ? read(own + m * kTile + n, q) : 0.f;
+#pragma unroll
+    for (int q = 0; q < 8; ++q) sum += values[q];
+    put(m, n, sum);
+  }
+  if (with_bias && rank == 0 && static_cast<int>(threadIdx.x) < kTile) {
+    float sum = 0.f;
+    for (int q = 0; q < parts; ++q) sum += read(biases + threadIdx.x, q);
+    put_bias(threadIdx.x, sum);
+  }
+  meet();  // nobody leaves while others read
+#endif
+}
+
 template <class T, Math kMath, int kTile, bool kElements>
 __global__ void __launch_bounds__(kTile == 128 ? 256 : 128, kTile == 128 ? 2 : 3)
     conv_grad_kernel(const __grid_constant__ ConvWeightGradParams params, const __grid_constant__ GradPlan plan,
@@ -131,7 +172,8 @@ __global__ void __launch_bounds__(kTile == 128 ? 256 : 128, kTile == 128 ? 2 : 3
   const int count = clamped_count(p.active.count, static_cast<int>(p.active.capacity));
   const PartRange range = range_of_part(plan.parts, count, static_cast<int>(blockIdx.y));
   const int64_t steps = range.end - range.begin;
-  if (steps <= 0) return;
+  const bool last = plan.parts.stored() == 1;  // is what is found here the gradient itself?
+  if (steps <= 0 && plan.parts.cluster == 1 && !last) return;
 
   Entry* const tables = reinterpret_cast<Entry*>(smem + Tile::kEntries);
   const auto tabulate = [&](int64_t step) {
@@ -182,14 +224,32 @@ __global__ void __launch_bounds__(kTile == 128 ? 256 : 128, kTile == 128 ? 2 : 3
   cp_async_wait<0>();
   grid_dependency_release();  // not before: who waits for the parts takes room that tiles could have
 
-  const int part = static_cast<int>(blockIdx.y);
-  float* const to = plan.parts.sums(workspace, part) + int64_t{group} * plan.group_outputs * plan.parts.columns;
-  piece.each(m0, n0, [&](int m, int n, float sum) {
-    if (k + m < plan.group_outputs && column + n < plan.parts.columns)
-      to[(k + m) * plan.parts.columns + column + n] = sum;
-  });
-  if (with_bias && k + threadIdx.x < plan.group_outputs)
-    plan.parts.biases(workspace, part, p.weight.size[0])[int64_t{group} * plan.group_outputs + k + threadIdx.x] = bias;
+  const int stored = static_cast<int>(blockIdx.y) / plan.parts.cluster;
+  const int64_t first = int64_t{group} * plan.group_outputs + k;  // output channel
+  const auto put = [&](int m, int n, float sum) {
+    if (k + m >= plan.group_outputs || column + n >= plan.parts.columns) return;
+    if (!last)
+      plan.parts.sums(workspace, stored)[(first + m) * plan.parts.columns + column + n] = sum;
+    else if (params.weight.dtype == DType::kF32)
+      store_gradient<float>(params.weight, plan.channels, plan.columns.taps_per_row, first + m, column + n, sum);
+    else
+      store_gradient<T>(params.weight, plan.channels, plan.columns.taps_per_row, first + m, column + n, sum);
+  };
+  const auto put_bias = [&](int m, float sum) {
+    if (k + m >= plan.group_outputs) return;
+    (last ? params.bias : plan.parts.biases(workspace, stored, p.weight.size[0]))[first + m] = sum;
+  };
+  if (plan.parts.cluster == 1) {
+    piece.each(m0, n0, put);
+    if (with_bias) put_bias(threadIdx.x, bias);
+    return;
+  }
+  __syncthreads();  // all are done with the stages
+  float* const own = reinterpret_cast<float*>(smem);
+  float* const biases = reinterpret_cast<float*>(smem + Tile::kEntries);
+  piece.each(m0, n0, [&](int m, int n, float sum) { own[m * kTile + n] = sum; });
+  if (with_bias) biases[threadIdx.x] = bias;
+  add_in_cluster<kTile, Tile::kThreads>(own, biases, plan.parts.cluster, params.bias && tile_n == 0, put, put_bias);
 }
 
 // ---- host
@@ -219,7 +279,9 @@ GradParts gemm_parts(const ConvWeightGradParams& p, const DeviceInfo& device) {
   const int64_t tile = tile_of(p), outputs = p.conv.weight.size[0] / p.conv.groups;
   const int64_t columns = p.conv.weight.size[1] * p.conv.weight.size[2] * p.conv.weight.size[3];
   const int64_t tiles = p.conv.groups * ((outputs + tile - 1) / tile) * ((columns + tile - 1) / tile);
-  return GradParts(p, tiles, wanted_ctas(device, tile == 128 ? 2 : 3), kChunk, kLeastChunks);
+  GradParts parts(p, tiles, wanted_ctas(device, tile == 128 ? 2 : 3), kChunk, kLeastChunks);
+  if (has_clusters(device)) parts.join();
+  return parts;
 }
 
 template <class T, Math kMath, int kTile, bool kElements>
@@ -232,9 +294,20 @@ Status launch(const ConvWeightGradParams& p, const GradParts& parts, float* work
   SBNET_CHECK(tiles <= INT32_MAX / 2 && parts.most < 65536, "%s: weight: expected at most 2^30 tiles, got %lld",
               kGradOp, static_cast<long long>(tiles));
   SBNET_TRY((allow_shared<conv_grad_kernel<T, kMath, kTile, kElements>>(kGradOp, device, Tile::kBytes)));
-  SBNET_CUDA_TRY(kGradOp, launch_dependent(device, conv_grad_kernel<T, kMath, kTile, kElements>,
-                                           dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(parts.most)),
-                                           dim3(Tile::kThreads), Tile::kBytes, stream, p, plan, workspace));
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(parts.most));
+  config.blockDim = dim3(Tile::kThreads);
+  config.dynamicSmemBytes = Tile::kBytes;
+  config.stream = stream;
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {1, static_cast<unsigned>(parts.cluster), 1};
+  config.attrs = attributes;
+  config.numAttrs = device.capability < 90 ? 0 : parts.cluster > 1 ? 2 : 1;
+  SBNET_CUDA_TRY(kGradOp,
+                 cudaLaunchKernelEx(&config, conv_grad_kernel<T, kMath, kTile, kElements>, p, plan, workspace));
   return ok_status();
 }
 
@@ -263,7 +336,8 @@ int64_t sbnet_sparse_conv2d_weight_grad_workspace_bytes_cuda(const sbnet::ConvWe
   using namespace sbnet;
   DeviceInfo device = {};
   if (!current_device(portable::kGradOp, &device).ok()) return 0;  // the launch says so
-  return 4 * parts_of(*p, device).workspace_floats(p->conv.weight.size[0]);
+  const portable::GradParts parts = parts_of(*p, device);
+  return lanewise(*p) || parts.stored() > 1 ? 4 * parts.workspace_floats(p->conv.weight.size[0]) : 0;
 }
 
 sbnet::Status sbnet_sparse_conv2d_weight_grad_cuda(const sbnet::ConvWeightGradParams* params, void* workspace,
@@ -289,5 +363,5 @@ sbnet::Status sbnet_sparse_conv2d_weight_grad_cuda(const sbnet::ConvWeightGradPa
                                  : launch_math<T, Math::kFloat>(p, parts, sums, device, stream);
     }));
   }
-  return add_parts(p, parts, sums, device, stream);
+  return lanewise(p) || parts.stored() > 1 ? add_parts(p, parts, sums, device, stream) : ok_status();
 }

@@ -1,8 +1,10 @@
 // What the kernels of a convolution's weight gradient share: how the list is cut into parts, and who adds them.
 //
 // A part sums the products of a range of the pixel list (conv_portable.cuh), in float32, into its own [K, R*S*C/groups]
-// of the workspace; one more launch adds the parts in order. How many parts there are depends on the count, which is
-// read on the device, and on nothing that differs from run to run: the same list gives the same bits.
+// of the workspace; one more launch adds the parts in order. Where there are clusters, the CTAs of some parts add
+// theirs in shared memory first; what is one part, or one cluster, is written as the gradient itself. How many parts
+// there are depends on the count, which is read on the device, and on nothing that differs from run to run: the same
+// list gives the same bits.
 #pragma once
 #include "core/masked/conv_grad.h"
 #include "cuda/masked/conv_portable.cuh"
@@ -13,7 +15,8 @@ constexpr const char* kGradOp = "sparse_conv2d_weight_grad";
 
 struct GradParts {
   PixelList list;
-  int32_t most;         // parts that the workspace holds
+  int32_t most;         // parts
+  int32_t cluster = 1;  // parts that are added before they are stored: a divisor of `most`
   int32_t chunk;        // pixels
   int32_t part_chunks;  // that a part has at least
   int64_t columns;      // R * S * C/groups
@@ -30,10 +33,16 @@ struct GradParts {
         {(wanted_ctas + tiles - 1) / tiles, (chunks + least_chunks - 1) / least_chunks, std::max<int64_t>(room, 1)});
     most = static_cast<int32_t>(std::max<int64_t>(parts, 1));
   }
-  int64_t workspace_floats(int64_t K) const { return most * (elements + (with_bias ? K : 0)); }
+  // Adds up to eight parts in a cluster.
+  void join() {
+    cluster = most >= 6 ? 8 : most >= 3 ? 4 : most;
+    most = std::max((most + cluster / 2) / cluster, 1) * cluster;
+  }
+  __host__ __device__ int32_t stored() const { return most / cluster; }
+  int64_t workspace_floats(int64_t K) const { return stored() * (elements + (with_bias ? K : 0)); }
   __device__ __forceinline__ float* sums(float* workspace, int part) const { return workspace + part * elements; }
   __device__ __forceinline__ float* biases(float* workspace, int part, int64_t K) const {
-    return workspace + most * elements + part * K;
+    return workspace + stored() * elements + part * K;
   }
 };
 
@@ -50,13 +59,26 @@ __device__ __forceinline__ PartRange range_of_part(const GradParts& parts, int c
   const int64_t begin = min(part * each, chunks);
   return {begin, min(begin + each, chunks)};
 }
+// Of those that are stored.
 __device__ __forceinline__ int parts_in_use(const GradParts& parts, int count) {
   const int64_t chunks = parts.list.tiles(count, parts.chunk);
-  return chunks ? static_cast<int>((chunks - 1) / chunks_of_part(parts, chunks) + 1) : 0;
+  return chunks ? static_cast<int>((chunks - 1) / chunks_of_part(parts, chunks) / parts.cluster + 1) : 0;
 }
 
 // The CTAs that fill the device twice.
 inline int64_t wanted_ctas(const DeviceInfo& device, int per_sm) { return int64_t{device.sm_count} * per_sm; }
+
+// One element of the gradient: output channel k, column (r, s, c).
+template <class T>
+__device__ __forceinline__ void store_gradient(const TensorView& weight, const FastDiv& channels,
+                                               const FastDiv& taps_per_row, int64_t k, uint32_t column, float sum) {
+  uint32_t tap, c, r, s;
+  channels.divmod(column, &tap, &c);
+  taps_per_row.divmod(tap, &r, &s);
+  static_cast<T*>(
+      weight.data)[k * weight.stride[0] + c * weight.stride[1] + r * weight.stride[2] + s * weight.stride[3]] =
+      from_float<T>(sum);
+}
 
 // Adds the parts: conv_grad_add.cu.
 Status add_parts(const ConvWeightGradParams& p, const GradParts& parts, const float* workspace,

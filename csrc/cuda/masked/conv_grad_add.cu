@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(kAddElements* kAddLanes)
     const int64_t element = first + e;
     const bool of_bias = element >= parts.elements;
     const float* from =
-        of_bias ? workspace + parts.most * parts.elements + (element - parts.elements) : workspace + element;
+        of_bias ? workspace + parts.stored() * parts.elements + (element - parts.elements) : workspace + element;
     const int64_t step = of_bias ? K : parts.elements;
     float sum = 0.f;
     if (element < all)
@@ -35,11 +35,7 @@ __global__ void __launch_bounds__(kAddElements* kAddLanes)
         p.bias[element - parts.elements] = sum;
       } else {
         const int64_t k = element / parts.columns;
-        uint32_t tap, c, r, s;
-        channels.divmod(static_cast<uint32_t>(element - k * parts.columns), &tap, &c);
-        taps_per_row.divmod(tap, &r, &s);
-        static_cast<T*>(p.weight.data)[k * p.weight.stride[0] + c * p.weight.stride[1] + r * p.weight.stride[2] +
-                                       s * p.weight.stride[3]] = from_float<T>(sum);
+        store_gradient<T>(p.weight, channels, taps_per_row, k, static_cast<uint32_t>(element - k * parts.columns), sum);
       }
     }
     __syncthreads();
@@ -53,7 +49,7 @@ Status add_parts(const ConvWeightGradParams& p, const GradParts& parts, const fl
   const int64_t all = parts.elements + (p.bias ? p.conv.weight.size[0] : 0);
   const int64_t ctas = std::min<int64_t>((all + kAddElements - 1) / kAddElements, int64_t{device.sm_count} * 16);
   const FastDiv columns(parts.columns), channels(p.conv.weight.size[1]), taps(p.conv.weight.size[3]);
-  return by_dtype(p.conv.x.dtype, [&](auto t) -> Status {
+  return by_dtype(p.weight.dtype, [&](auto t) -> Status {
     SBNET_CUDA_TRY(kGradOp, launch_dependent(device, add_parts_kernel<decltype(t)>, dim3(static_cast<unsigned>(ctas)),
                                              dim3(kAddElements * kAddLanes), 0, stream, p, parts, workspace, columns,
                                              channels, taps));

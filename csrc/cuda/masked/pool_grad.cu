@@ -9,7 +9,7 @@ namespace {
 constexpr const char* kOp = "sparse_pool2d_grad";
 
 struct PoolGradPlan {
-  FastDiv words, width, height, stride[2], dilation[2], block[2];
+  FastDiv words, width, height, stride[2], dilation[2], block[2], own[2];
   int64_t items;
   bool channels_inner;
 };
@@ -67,6 +67,11 @@ __global__ void __launch_bounds__(kPixelThreads)
       word = rest / plane, pixel = rest - word * plane;
     uint32_t i, j;
     plan.width.divmod(static_cast<uint32_t>(pixel), &i, &j);
+    if (params.dx_map) {
+      const int32_t* const row =
+          params.dx_map + (image * params.dx_grid.count[0] + plan.own[0].quotient(i)) * params.dx_grid.count[1];
+      if (row[plan.own[1].quotient(j)] < 0) continue;
+    }
     const uint32_t in[2] = {i, j};
     int first[2], last[2];
 #pragma unroll
@@ -112,6 +117,7 @@ Status launch(const PoolGradParams& params, const DeviceInfo& device, cudaStream
   for (int d = 0; d < 2; ++d) {
     plan.stride[d] = FastDiv(p.stride[d]), plan.dilation[d] = FastDiv(p.dilation[d]);
     plan.block[d] = FastDiv(p.active.grid.size[d]);
+    plan.own[d] = FastDiv(params.dx_map ? params.dx_grid.size[d] : 1);
   }
   plan.items = p.x.size[0] * words * plane;
   plan.channels_inner = params.dx.stride[1] <= params.dx.stride[3];

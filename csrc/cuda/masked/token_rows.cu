@@ -70,9 +70,8 @@ __global__ void __launch_bounds__(kRowThreads) move_rows_kernel(const MoveRowsPa
   const int64_t n = blockIdx.x / ctas, r = blockIdx.x % ctas * kRowsOfCta + threadIdx.x / 32;
   grid_dependency_wait();
   const int64_t length = p.lengths ? p.lengths[n] : p.out.rows;
-  if (r >= min(length, p.out.rows)) return;
-  const uint8_t* none = nullptr;
-  const uint8_t* from = none;
+  if (r >= min(length, p.out.rows) || p.stays(n, r)) return;
+  const uint8_t* from = nullptr;
   uint8_t* to = static_cast<uint8_t*>(p.out.data) + (n * p.out.image_stride + r * p.out.row_stride) * p.element_bytes;
   from = p.element_bytes == 2 ? reinterpret_cast<const uint8_t*>(source_of<uint16_t>(p, n, r, length))
                               : reinterpret_cast<const uint8_t*>(source_of<uint32_t>(p, n, r, length));

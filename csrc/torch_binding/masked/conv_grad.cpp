@@ -12,7 +12,7 @@ namespace {
 std::tuple<Tensor, Tensor> sparse_conv2d_weight_grad(Tensor x, Tensor grad, Tensor indices, Tensor count, Ints grid,
                                                      Ints kernel, Ints stride, Ints padding, Ints dilation,
                                                      int64_t groups, bool allow_tf32, bool channels_last,
-                                                     bool with_bias) {
+                                                     bool with_bias, bool float32) {
   const char* op = "sparse_conv2d_weight_grad";
   const Call call(op, "x", x);
   call.same_device("grad", grad);
@@ -32,7 +32,8 @@ std::tuple<Tensor, Tensor> sparse_conv2d_weight_grad(Tensor x, Tensor grad, Tens
   SBNET_TORCH_EXPECT(groups >= 1 && sides[0] >= 1 && sides[1] >= 1, op, "groups, kernel", "at least 1, got ", groups,
                      ", ", sides[0], "x", sides[1]);
   const int64_t K = grad.size(1), C = x.size(1) / groups;
-  const Tensor weight = empty4(x, {K, C, sides[0], sides[1]}, channels_last);
+  const std::optional<ScalarType> dtype = float32 ? std::optional(ScalarType::Float) : std::nullopt;
+  const Tensor weight = empty4(x, {K, C, sides[0], sides[1]}, channels_last, dtype);
   const int64_t outputs = with_bias ? K : 0;
   Tensor bias = torch::stable::new_empty(x, {&outputs, 1}, ScalarType::Float);
   p.weight = view4(op, "weight", weight);
@@ -44,11 +45,26 @@ std::tuple<Tensor, Tensor> sparse_conv2d_weight_grad(Tensor x, Tensor grad, Tens
   return {weight, bias};
 }
 
+// A weight of one group in a dtype, channels_last, and turned: what its gradient of x is a convolution with.
+std::tuple<Tensor, Tensor> turn_conv_weight(Tensor weight, ScalarType dtype) {
+  const char* op = "turn_conv_weight";
+  const Call call(op, "weight", weight);
+  TurnWeightParams p = {};
+  p.weight = view4(op, "weight", weight);
+  const int64_t K = weight.size(0), C = weight.size(1), R = weight.size(2), S = weight.size(3);
+  const Tensor same = empty4(weight, {K, C, R, S}, true, dtype), turned = empty4(weight, {C, K, R, S}, true, dtype);
+  p.same = view4(op, "same", same), p.turned = view4(op, "turned", turned);
+  check(SBNET_KERNELS(turn_conv_weight)(call, &p));
+  return {same, turned};
+}
+
 SBNET_TORCH_OPS(ops) {
+  ops.add("turn_conv_weight(Tensor weight, ScalarType dtype) -> (Tensor same, Tensor turned)",
+          TORCH_BOX(&turn_conv_weight));
   ops.add(
       "sparse_conv2d_weight_grad(Tensor x, Tensor grad, Tensor indices, Tensor count, SymInt[] grid, SymInt[] kernel, "
       "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, bool allow_tf32, bool channels_last, bool "
-      "with_bias) -> (Tensor weight, Tensor bias)",
+      "with_bias, bool float32=False) -> (Tensor weight, Tensor bias)",
       TORCH_BOX(&sparse_conv2d_weight_grad));
 }
 

@@ -60,7 +60,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> pack_tokens(Tensor block_map,
 }
 
 void move_rows_(Tensor x, MaybeTensor table, MaybeTensor index, MaybeTensor lengths, MaybeTensor mask, int64_t start,
-                Tensor out) {
+                bool keep, Tensor out) {
   const char* op = "move_rows_";
   const Call call(op, "x", x);
   check_rank(op, "x", x, 3);
@@ -79,7 +79,7 @@ void move_rows_(Tensor x, MaybeTensor table, MaybeTensor index, MaybeTensor leng
                        mask->numel(), " elements");
     p.mask = static_cast<const uint8_t*>(address_of(mask->const_data_ptr()));
   }
-  p.start = start;
+  p.start = start, p.keep = keep;
   check(op, SBNET_KERNELS(move_rows)(call, &p));
 }
 
@@ -117,8 +117,8 @@ SBNET_TORCH_OPS(ops) {
       "(Tensor lengths, Tensor order, Tensor rows, Tensor mask, Tensor filled)",
       TORCH_BOX(&pack_tokens));
   ops.add(
-      "move_rows_(Tensor x, Tensor? table, Tensor? index, Tensor? lengths, Tensor? mask, SymInt start, Tensor(a!) out) "
-      "-> ()",
+      "move_rows_(Tensor x, Tensor? table, Tensor? index, Tensor? lengths, Tensor? mask, SymInt start, bool keep, "
+      "Tensor(a!) out) -> ()",
       TORCH_BOX(&move_rows_));
   ops.add("pack_patches_(Tensor x, Tensor index, Tensor lengths, SymInt[] patch, Tensor(a!) out) -> ()",
           TORCH_BOX(&pack_patches_));

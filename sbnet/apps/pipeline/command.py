@@ -16,6 +16,7 @@ from sbnet.apps.pipeline import films
 from sbnet.apps.pipeline.frames import PipelineError
 from sbnet.apps.pipeline.pipeline import Pipeline
 from sbnet.apps.pipeline.summary import Summary
+from sbnet.progress import drawing
 
 
 def check_targets(targets: Sequence[Path], source: str, overwrite: bool) -> None:
@@ -37,7 +38,7 @@ def run(pipeline: Pipeline, console: Console) -> Summary:
         _Stage(pipeline), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[now]}"),
         TimeRemainingColumn(),
     )  # fmt: skip
-    with Progress(*columns, console=console) as progress:
+    with drawing(), Progress(*columns, console=console) as progress:
         task = progress.add_task("", total=pipeline.limit or pipeline.source.length or None, now="")
 
         def told(summary: Summary, expected: int) -> None:
@@ -68,7 +69,7 @@ class _Stage(ProgressColumn):
 def run_films(source: str, network: str, out: Path, console: Console, **options: Any) -> films.Films:
     """A folder of films under a bar, a line for each that is done."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console) as progress:
+    with drawing(), Progress(*columns, console=console) as progress:
         task = progress.add_task(escape(source), total=None)
 
         def told(row: dict[str, Any], count: int) -> None:

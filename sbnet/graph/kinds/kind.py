@@ -138,6 +138,12 @@ class Kind:
     def pack(self, node: Node, context: Context) -> None:
         """Puts a node's weight into `context.packed`, as the CPU's kernels read it."""
 
+    def pixels(self, value: Value, active: Any) -> Tensor:
+        """Which of a value's pixels are active, as they lie in it."""
+        assert value.axes is not None
+        assert value.size is not None
+        return value.axes.arrange(active.pixel_mask(value.size))
+
     def multiply_adds(self, node: Node) -> int:
         """Of a node with products of weights, computed dense."""
         return 0

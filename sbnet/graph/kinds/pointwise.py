@@ -114,6 +114,11 @@ def _stack(tensor: Tensor, value: Value, rows: ActiveBlocks) -> Tensor:
     return tensor[rows.indices[:, 0].long()]
 
 
+def put(made: Tensor, to: Target, pixels: Tensor, context: Context) -> None:
+    """Writes what PyTorch made of a whole feature map: those pixels alone, where others stay as they are."""
+    to.out.copy_(torch.where(pixels, made, to.out) if context.keep else made)
+
+
 def zero(out: Tensor, pixels: Fringe) -> None:
     """Zeroes pixels of a feature map on a CPU; on CUDA none are left, as all of it was written."""
     if out.device.type == "cpu":

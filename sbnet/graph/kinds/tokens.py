@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from sbnet.geometry import Window
 from sbnet.graph.ir import Node, Value
 from sbnet.graph.kinds.kind import ACTIVE, Context, Get, Given, Kind, Target
-from sbnet.graph.kinds.pointwise import run_steps, zero
+from sbnet.graph.kinds.pointwise import put, run_steps, zero
 from sbnet.ops import AttentionLayout, block_attention
 from sbnet.ops.attention.attention import block_attention_
 from sbnet.ops.masked.token_rows import move_rows_, pack_patches_
@@ -152,9 +153,41 @@ class Bare(TokenKind):
         return planes_of(rows_of(given.args[0])[:, node.options["start"] :], node)
 
 
+class Remember(TokenKind):
+    """All tokens of an image, as the network counts them, those that are not active as the frame before left them:
+    start: the first channel of what is remembered."""
+
+    name = "remember"
+
+    def image(self, node: Node, values: list[Tensor], out: Tensor, order: Tensor) -> None:
+        start = node.options["start"]
+        out.index_copy_(0, order, values[0].flatten(1).t()[: len(order), start : start + out.shape[1]])
+
+    def move(self, node: Node, values: list[Tensor], out: Tensor, active: Any) -> bool:
+        start, there = node.options["start"], active.mask.shape[1]
+        x = rows_of(values[0])[:, :, start : start + out.shape[2]]
+        move_rows_(_beside(x), out[:, :there], index=active.rows, mask=active.mask, keep=True)
+        return True
+
+    def pixels(self, value: Value, active: Any) -> Tensor:
+        n, _, h, w = value.shape
+        return F.pad(active.mask, (0, h * w - active.mask.shape[1])).view(n, 1, h, w)
+
+    def apply(self, node: Node, given: Given) -> Any:
+        start = node.options["start"]
+        x = given.args[0][:, start : start + node.output.shape[1]]
+        return planes_of(_spread(x, given.active), node)
+
+
+def _all_rows(node: Node, at: int, x: Tensor) -> Tensor:
+    """[N,tokens,C] of what `Remember` gives, arg `at` of a node."""
+    return rows_of(x)[:, : node.args[at].tokens.length]
+
+
 class Attention(TokenKind):
     """softmax(scale q k^T + bias) v over the tokens of an image: starts: the first channels of q, k and v in args;
-    heads, dim, scale. The bias, in args too: [1,heads or 1,tokens,tokens], as the network counts tokens."""
+    heads, dim, scale. The bias, in args too: [1,heads or 1,tokens,tokens], as the network counts tokens. remembered: k
+    and v are what `Remember` gives, of all tokens, else packed as q is."""
 
     name = "attention"
 
@@ -163,35 +196,49 @@ class Attention(TokenKind):
         width = o["heads"] * o["dim"]
         if not length:
             return
+        keys = node.args[1].tokens.length if o.get("remembered") else length
         q, k, v = (
-            x.flatten(1).t()[None, :length, start : start + width]
-            for x, start in zip(values[:3], o["starts"], strict=True)
+            x.flatten(1).t()[None, :rows, start : start + width]
+            for x, start, rows in zip(values[:3], o["starts"], (length, keys, keys), strict=True)
         )
         if len(values) == 3 and _is_taken(o["dim"]):
             out[:length] = block_attention(q, k, v, FULL, o["scale"], heads=o["heads"])[0]
             return
-        bias = values[3][:, order][:, :, order][None].to(q.dtype) if len(values) > 3 else None
+        bias = None
+        if len(values) > 3:
+            bias = values[3][:, order]
+            bias = (bias if o.get("remembered") else bias[:, :, order])[None].to(q.dtype)
         q, k, v = (x.unflatten(2, (o["heads"], -1)).transpose(1, 2) for x in (q, k, v))
         y = F.scaled_dot_product_attention(q, k, v, bias, scale=o["scale"])
         out[:length] = y[0].transpose(0, 1).flatten(1)
 
     def step(self, node: Node, get: Get, to: Target, context: Context) -> None:
-        o, width = node.options, node.options["heads"] * node.options["dim"]
+        o = node.options
         if to.out.device.type == "cpu" or len(node.args) > 3 or not _is_taken(o["dim"]):
             super().step(node, get, to, context)
             return
-        q, k, v = (rows_of(get(a))[:, :, at : at + width] for a, at in zip(node.args, o["starts"], strict=True))
-        block_attention_(q, k, v, FULL, o["scale"], to.active.lengths, o["heads"], rows_of(to.out))
+        q, k, v = self.parts(node, [get(a) for a in node.args])
+        block_attention_(q, k, v, FULL, o["scale"], self.lengths(node, to.active), o["heads"], rows_of(to.out))
 
     def apply(self, node: Node, given: Given) -> Any:
-        o, width, parts = node.options, node.options["heads"] * node.options["dim"], given.args[:3]
-        q, k, v = (rows_of(x)[:, :, start : start + width] for x, start in zip(parts, o["starts"], strict=True))
+        o = node.options
+        q, k, v = self.parts(node, given.args[:3])
         if len(given.args) > 3 or not _is_taken(o["dim"]):
             bias = given.args[3] if len(given.args) > 3 else None
             return planes_of(_biased(q, k, v, bias, given.active, o), node)
-        lengths = given.active.lengths
-        y = block_attention(q, k, v, FULL, o["scale"], heads=o["heads"], q_lengths=lengths, k_lengths=lengths)
+        some, every = self.lengths(node, given.active)
+        y = block_attention(q, k, v, FULL, o["scale"], heads=o["heads"], q_lengths=some, k_lengths=every)
         return planes_of(y, node)  # type: ignore[arg-type]
+
+    def parts(self, node: Node, given: Sequence[Tensor]) -> list[Tensor]:
+        """q, k and v, [N,rows,heads * dim]."""
+        o, width = node.options, node.options["heads"] * node.options["dim"]
+        rows = [_all_rows(node, at, x) if at and o.get("remembered") else rows_of(x) for at, x in enumerate(given[:3])]
+        return [x[:, :, start : start + width] for x, start in zip(rows, o["starts"], strict=True)]
+
+    def lengths(self, node: Node, active: Any) -> tuple[Tensor, Tensor | None]:
+        """Of queries and, unless all are there, of keys."""
+        return active.lengths, None if node.options.get("remembered") else active.lengths
 
 
 def _is_taken(dim: int) -> bool:
@@ -201,13 +248,13 @@ def _is_taken(dim: int) -> bool:
 
 def _biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, active: Any, options: dict[str, Any]) -> Tensor:
     """By PyTorch's attention of all rows, whose keys are those that are there."""
-    order, heads = active.order, options["heads"]
+    order, heads, every = active.order, options["heads"], options.get("remembered")
     if bias is None:
-        packed = q.new_zeros(order.shape[0], 1, order.shape[1], order.shape[1])
+        packed = q.new_zeros(order.shape[0], 1, order.shape[1], k.shape[1])
     else:
-        packed = torch.stack([bias[0][:, at][:, :, at] for at in order])
+        packed = torch.stack([bias[0][:, at] if every else bias[0][:, at][:, :, at] for at in order])
     there = torch.arange(order.shape[1], device=order.device) < active.lengths[:, None]
-    packed = packed.masked_fill(~there[:, None, None], -torch.inf).to(q.dtype)
+    packed = (packed if every else packed.masked_fill(~there[:, None, None], -torch.inf)).to(q.dtype)
     q, k, v = (x.unflatten(2, (heads, -1)).transpose(1, 2) for x in (q, k, v))
     y = F.scaled_dot_product_attention(q, k, v, packed, scale=options["scale"])
     return torch.where(there[:, :, None], y.transpose(1, 2).flatten(2), 0)
@@ -269,9 +316,10 @@ class Unpack(TokenKind):
             return
         x, out = _beside(rows_of(get(node.args[0]))), rows_of(to.out)
         if x.dtype == out.dtype and out.stride(2) == 1:
-            move_rows_(x, out, index=to.active.rows, mask=to.active.mask)
+            move_rows_(x, out, index=to.active.rows, mask=to.active.mask, keep=context.keep)
         else:
-            to.out.copy_(self.apply(node, Given([get(node.args[0])], {}, {}, to.active)))
+            made = self.apply(node, Given([get(node.args[0])], {}, {}, to.active))
+            put(made, to, to.active.mask.view(-1, 1, *made.shape[2:]), context)
 
     def apply(self, node: Node, given: Given) -> Any:
         n, c, h, w = node.output.shape
@@ -286,7 +334,8 @@ def _spread(x: Tensor, active: Any) -> Tensor:
 
 
 class Spread(Kind):
-    """[N,C,tokens,1] of packed tokens and their prefix, zero where they are not active: for what runs dense."""
+    """[N,C,tokens,1] of packed tokens and their prefix, zero where they are not active: for what runs dense.
+    remembered: of what `Remember` gives."""
 
     name = "spread"
     planned = dense = True
@@ -298,7 +347,9 @@ class Spread(Kind):
         return node.args[0]
 
     def apply(self, node: Node, given: Given) -> Any:
-        return _spread(given.args[0], given.active).transpose(1, 2)[..., None]
+        every = node.options.get("remembered")
+        rows = _all_rows(node, 0, given.args[0]) if every else _spread(given.args[0], given.active)
+        return rows.transpose(1, 2)[..., None]
 
 
 class Rows(Spread):
@@ -313,11 +364,14 @@ class Rows(Spread):
 
 
 class TokenMean(Spread):
-    """[N,C]: the mean of an image's tokens, prefix and active ones; 0 where there are none."""
+    """[N,C]: the mean of an image's tokens, prefix and active ones; 0 where there are none. remembered: of all."""
 
     name = "token_mean"
 
     def apply(self, node: Node, given: Given) -> Any:
+        if node.options.get("remembered"):
+            rows = _all_rows(node, 0, given.args[0])
+            return rows.float().mean(1).to(rows.dtype)
         rows, lengths = rows_of(given.args[0]), given.active.lengths[:, None]
         there = torch.arange(rows.shape[1], device=rows.device) < lengths
         total = torch.where(there[..., None], rows, torch.zeros_like(rows)).float().sum(1)

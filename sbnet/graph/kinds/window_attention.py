@@ -12,7 +12,7 @@ from torch import Tensor
 from sbnet.geometry import Window
 from sbnet.graph.ir import Node, Value
 from sbnet.graph.kinds.kind import ACTIVE, Context, Get, Given, Kind, Target
-from sbnet.graph.kinds.pointwise import zero
+from sbnet.graph.kinds.pointwise import put, zero
 from sbnet.ops import sparse_fill, sparse_fill_
 from sbnet.ops.attention.window_attention import takes, window_attention_
 from sbnet.ops.masked.token_rows import MOST_OFFSETS, merge_pixels_, pack_tokens
@@ -26,7 +26,7 @@ class WindowAttention(Kind):
     window is [windows,rows], from 1 on, or 0 of padding; and what `extras` names:
 
     key_index, active_keys: the same of keys and values, where they are other rows, or of another plane; and which
-    pixels of theirs are active [N,pixels].
+    pixels of theirs are active [N,pixels]. (Of the cached contract all are: they hold what the frame before left.)
     scales: [heads,1,1], by which the scores are multiplied.
     bias: [1 or windows,heads,rows,keys].
     row_table, column_table: in place of a bias, [rows,rows,dim] and [columns,columns,dim] that q is multiplied by.
@@ -42,7 +42,7 @@ class WindowAttention(Kind):
 
     def apply(self, node: Node, given: Given) -> Any:
         active = given.active.pixel_mask(given.args[0].shape[2:]).flatten(1)
-        inputs = Inputs.of(node, given.args, given.params, active)
+        inputs = Inputs.of(node, given.args, given.params, active, given.everywhere)
         n, c, h, w = node.output.shape
         scores = len(inputs.index) * inputs.index.shape[1] * inputs.key_index.shape[1] * node.options["heads"]
         at_once = max(1, MOST_SCORES // scores)
@@ -54,10 +54,12 @@ class WindowAttention(Kind):
         args = [context.constants[v] if v.constant else get(v) for v in node.args]
         params = {name: context.constants[v] for name, v in node.params.items()}
         if to.out.device.type != "cpu":
-            if not _by_kernel(node, args, params, to):
-                to.out.copy_(self.apply(node, Given(args, {}, params, to.active)))
+            if not _by_kernel(node, args, params, to, context.everywhere):
+                made = self.apply(node, Given(args, {}, params, to.active, context.everywhere))
+                put(made, to, to.active.pixel_mask(to.out.shape[2:]), context)
             return
-        inputs = Inputs.of(node, args, params, to.active.pixel_mask(to.out.shape[2:]).flatten(1))
+        pixels = to.active.pixel_mask(to.out.shape[2:]).flatten(1)
+        inputs = Inputs.of(node, args, params, pixels, context.everywhere)
         index, key_index = inputs.index, inputs.key_index
         alone = len(index) == 1 and bool((index > 0).all()) and bool((key_index > 0).all())
         for k, out in enumerate(to.out.permute(0, 2, 3, 1).flatten(1, 2)):
@@ -75,7 +77,7 @@ class WindowAttention(Kind):
             zero(to.out, to.clear)
 
 
-def _by_kernel(node: Node, args: list[Tensor], params: dict[str, Tensor], to: Target) -> bool:
+def _by_kernel(node: Node, args: list[Tensor], params: dict[str, Tensor], to: Target, everywhere: bool) -> bool:
     """By one launch whose cost follows the active pixels, where there is a kernel for these heads and windows."""
     o, (q, k, v, rows) = node.options, args[:4]
     extras = dict(zip(o["extras"], args[4:], strict=True))
@@ -85,6 +87,8 @@ def _by_kernel(node: Node, args: list[Tensor], params: dict[str, Tensor], to: Ta
         return False
     if any(not t.is_contiguous(memory_format=torch.channels_last) for t in (q, k, v, to.out)):
         return False
+    if everywhere:
+        extras["active_keys"] = torch.ones(len(k), k.shape[2] * k.shape[3], dtype=torch.bool, device=k.device)
     given = {name: t if name == "active_keys" else t.to(q.dtype).contiguous() for name, t in (extras | params).items()}
     window_attention_(
         q, k, v, rows, keys, to.active, to.out, starts=o["starts"], heads=o["heads"], dim=o["dim"],
@@ -109,9 +113,10 @@ class Inputs:
     params: dict[str, Tensor]
 
     @classmethod
-    def of(cls, node: Node, args: Any, params: dict[str, Tensor], active: Tensor) -> Inputs:
+    def of(cls, node: Node, args: Any, params: dict[str, Tensor], active: Tensor, everywhere: bool = False) -> Inputs:
         extras = dict(zip(node.options["extras"], args[4:], strict=True))
         keys, active_keys = extras.get("key_index", args[3]), extras.get("active_keys", active)
+        active_keys = torch.ones_like(active_keys) if everywhere else active_keys
         return cls(node.options, tuple(args[:3]), args[3], keys, active, active_keys, extras, params)
 
     def seen(self, k: Images) -> tuple[Tensor, Tensor]:
@@ -237,7 +242,8 @@ class Merge(Kind):
         if to.out.device.type != "cpu":
             offsets, last = node.options["offsets"], torch.channels_last
             if len(offsets) > MOST_OFFSETS or not all(t.is_contiguous(memory_format=last) for t in (x, to.out)):
-                to.out.copy_(self.apply(node, Given([x], {}, {}, to.active)))
+                made = self.apply(node, Given([x], {}, {}, to.active))
+                put(made, to, to.active.pixel_mask(to.out.shape[2:]), context)
                 return
             merge_pixels_(x, to.active, factor, offsets, to.out)
             if to.clear is not None:

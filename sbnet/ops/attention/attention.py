@@ -55,7 +55,9 @@ def block_attention(
     Raises:
         RuntimeError, ValueError, TypeError: wrong shapes, dtypes, devices; lengths that the layout does not fit.
 
-    >>> y = block_attention(q, k, v, AttentionLayout.local(128))  # [B, H, T, D]
+    >>> q = k = v = torch.rand(1, 2, 512, 16)
+    >>> sbnet.block_attention(q, k, v, sbnet.AttentionLayout.local(128)).shape  # [B,H,T,D]
+    torch.Size([1, 2, 512, 16])
     """
     for name, t in (("q", q), ("k", k), ("v", v)):
         require_tensor(_OP, name, t)
@@ -95,13 +97,21 @@ def block_attention(
 
 
 def block_attention_(
-    q: Tensor, k: Tensor, v: Tensor, layout: AttentionLayout, scale: float, lengths: Tensor, heads: int, out: Tensor
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: AttentionLayout,
+    scale: float,
+    lengths: tuple[Tensor, Tensor | None],
+    heads: int,
+    out: Tensor,
 ) -> Tensor:
-    """`block_attention` of [B, T, H*D] with lengths of sequences, written to `out` of that shape. No gradient."""
+    """`block_attention` of [B, T, H*D] with lengths of queries and, unless all are there, of keys, written to `out` of
+    the queries' shape. No gradient."""
     refuse_gradient("block_attention_", _OP, q, k, v, out)
     q, k, v, to = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in (q, k, v, out))
     tensors = layout.tensors(q.device, heads, q.shape[2], k.shape[2])
-    _ops.block_attention_(q, k, v, *tensors, lengths, lengths, layout.numbers, float(scale), to)
+    _ops.block_attention_(q, k, v, *tensors, *lengths, layout.numbers, float(scale), to)
     return out
 
 

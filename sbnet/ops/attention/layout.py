@@ -35,8 +35,10 @@ class AttentionLayout:
     unions are made for a length and a number of heads at first use. `from_blocks`, `from_callback`, `from_mask` hold
     blocks for one length. `from_tensor` holds a mask that lives on the device and may change at every step.
 
-    >>> layout = AttentionLayout.union(AttentionLayout.local(128), AttentionLayout.strided(128))
-    >>> y = block_attention(q, k, v, layout)  # [B, H, T, D]
+    >>> layout = sbnet.AttentionLayout.union(sbnet.AttentionLayout.local(128), sbnet.AttentionLayout.strided(128))
+    >>> q = k = v = torch.rand(1, 2, 512, 16)
+    >>> sbnet.block_attention(q, k, v, layout).shape
+    torch.Size([1, 2, 512, 16])
     """
 
     rule: AttentionRule

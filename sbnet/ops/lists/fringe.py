@@ -40,6 +40,10 @@ def fringe(
 
     Returns:
         Fringe with pixels [capacity] int32 and count [1] int32.
+
+    >>> edge = sbnet.fringe(active, active, (48, 80), 3, padding=1)  # what a 3x3 convolution reads beside the blocks
+    >>> int(edge.count) > 0
+    True
     """
     op = "fringe"
     require_active(op, active)

@@ -27,7 +27,10 @@ def motion_mask(
         rate: share by which the background follows, more than 0 and at most 1.
         smooth: side of the box in pixels, odd, at most 31; at the border, the pixels inside count.
 
-    >>> mask, background = sbnet.motion_mask(frame, torch.full((1, 400, 704), torch.inf))
+    >>> background = torch.full((1, 48, 80), torch.inf)  # unknown as yet: all of the first frame moves
+    >>> moved, background = sbnet.motion_mask(torch.rand(1, 3, 48, 80), background)
+    >>> moved.all()
+    tensor(True)
     """
     require_tensor("motion_mask", "frame", frame)
     require_tensor("motion_mask", "background", background)
@@ -37,7 +40,12 @@ def motion_mask(
 def motion_mask_(
     frame: Tensor, background: Tensor, threshold: float = 0.08, rate: float = 0.5, cut: float = 0.15, smooth: int = 5
 ) -> Tensor:
-    """`motion_mask` that writes the next background into `background`, and returns the mask."""
+    """`motion_mask` that writes the next background into `background`, and returns the mask.
+
+    >>> background = torch.full((1, 48, 80), torch.inf)
+    >>> sbnet.motion_mask_(torch.rand(1, 3, 48, 80), background).shape  # and background is of this frame
+    torch.Size([1, 48, 80])
+    """
     require_tensor("motion_mask_", "frame", frame)
     require_tensor("motion_mask_", "background", background)
     refuse_gradient("motion_mask_", "motion_mask", background)

@@ -46,7 +46,9 @@ def mask_pyramid(
         MaskPyramid with as many ActiveBlocks and Fringes, lists large enough for everything; nothing is read on the
         host.
 
-    >>> pyramid = mask_pyramid(mask, [(200, 352, 16), (100, 176, 16)], fringes=[(0, [(1, 3, 2, 1), (1, 1, 2)])])
+    >>> pyramid = sbnet.mask_pyramid(mask, [(48, 80, 16), (24, 40, 8)], fringes=[(0, [(1, 3, 2, 1), (1, 1, 2)])])
+    >>> [int(plane.count) for plane in pyramid.planes]
+    [6, 6]
     """
     return PyramidRequest.of(planes, fringes).run(mask, tol, margin)
 

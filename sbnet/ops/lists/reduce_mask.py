@@ -30,7 +30,9 @@ def reduce_mask(
     Returns:
         ActiveBlocks on the mask's device, in raster order; nothing is read on the host.
 
-    >>> active = reduce_mask(torch.rand(1, 400, 704) > 0.999, BlockGrid.cover((400, 704), 16))
+    >>> active = sbnet.reduce_mask(mask, sbnet.BlockGrid.cover((48, 80), 8))
+    >>> int(active.count)
+    10
     """
     op = "reduce_mask"
     mask = mask_planes(op, mask)

@@ -36,7 +36,8 @@ def sparse_adaptive_avg_pool2d(
     Raises:
         RuntimeError, ValueError, TypeError: wrong shapes, dtypes, devices or grid.
 
-    >>> gate = sparse_adaptive_avg_pool2d(x, active)  # [N,C,1,1]
+    >>> sbnet.sparse_adaptive_avg_pool2d(x, active).shape
+    torch.Size([1, 16, 1, 1])
     """
     return _functional("sparse_adaptive_avg_pool2d", x, active, output_size, "avg", count_inactive)
 
@@ -50,7 +51,8 @@ def sparse_adaptive_max_pool2d(
     result and errors are those of `sparse_adaptive_avg_pool2d`; count_inactive=False: the zeros of inactive pixels do
     not count, and a window without active ones gives 0.
 
-    >>> top = sparse_adaptive_max_pool2d(x, active, 7)  # [N,C,7,7]
+    >>> sbnet.sparse_adaptive_max_pool2d(x, active, 7).shape
+    torch.Size([1, 16, 7, 7])
     """
     return _functional("sparse_adaptive_max_pool2d", x, active, output_size, "max", count_inactive)
 
@@ -60,12 +62,19 @@ def sparse_adaptive_avg_pool2d_(x: Tensor, active: ActiveBlocks, out: Tensor, *,
 
     Args:
         out: [N,C,H_out,W_out] of x's dtype, any layout; must not share memory with x.
+
+    >>> out = torch.empty(1, 16, 1, 1)
+    >>> sbnet.sparse_adaptive_avg_pool2d_(x, active, out)
     """
     _in_place("sparse_adaptive_avg_pool2d_", x, active, out, "avg", count_inactive)
 
 
 def sparse_adaptive_max_pool2d_(x: Tensor, active: ActiveBlocks, out: Tensor, *, count_inactive: bool = True) -> None:
-    """As `sparse_adaptive_max_pool2d`, into `out`, whose size is the output size. All of it is written."""
+    """As `sparse_adaptive_max_pool2d`, into `out`, whose size is the output size. All of it is written.
+
+    >>> out = torch.empty(1, 16, 7, 7)
+    >>> sbnet.sparse_adaptive_max_pool2d_(x, active, out)
+    """
     _in_place("sparse_adaptive_max_pool2d_", x, active, out, "max", count_inactive)
 
 

@@ -81,6 +81,18 @@ def _backward_fake(
     return empty4(x, x.shape, is_channels_last(x)), x.new_empty((2, x.shape[1]), dtype=torch.float32)
 
 
+@torch.library.register_fake("sbnet::sparse_batch_norm2d_")
+def _in_place_fake(x: Tensor, *more: Any) -> Tensor:
+    refuse_meta_mix("sparse_batch_norm2d_", x, *more)
+    return x.new_empty(2 * x.shape[1] + 1, dtype=torch.float32)
+
+
+@torch.library.register_fake("sbnet::sparse_batch_norm2d_backward_")
+def _backward_in_place_fake(grad: Tensor, x: Tensor, *more: Any) -> Tensor:
+    refuse_meta_mix("sparse_batch_norm2d_backward_", grad, x, *more)
+    return x.new_empty((2, x.shape[1]), dtype=torch.float32)
+
+
 in_place_fake("batch_norm_follow_")
 
 

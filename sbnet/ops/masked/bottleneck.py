@@ -51,8 +51,9 @@ def sparse_bottleneck2d(
     Raises:
         RuntimeError, ValueError, TypeError: wrong shapes, dtypes, devices or grid.
 
-    >>> active = reduce_mask(mask, BlockGrid.cover(x.shape[2:], 8))
-    >>> y = sparse_bottleneck2d(x, (reduce, spatial, expand), None, active)
+    >>> weights = torch.randn(8, 16, 1, 1), torch.randn(8, 8, 3, 3), torch.randn(16, 8, 1, 1)
+    >>> sbnet.sparse_bottleneck2d(x, weights, None, active).shape
+    torch.Size([1, 16, 48, 80])
     """
     op = "sparse_bottleneck2d"
     three = _three(op, "weights", weights)
@@ -79,6 +80,9 @@ def sparse_bottleneck2d_(
     Args:
         out: [N,C,H,W] of x's dtype, any layout; must not share memory with x or a weight.
         fringe: from `sbnet.fringe`, or None.
+
+    >>> weights = torch.randn(8, 16, 1, 1), torch.randn(8, 8, 3, 3), torch.randn(16, 8, 1, 1)
+    >>> sbnet.sparse_bottleneck2d_(x, weights, None, active, torch.empty_like(x))
     """
     op = "sparse_bottleneck2d_"
     arguments = _arguments(op, x, _three(op, "weights", weights), biases, active)

@@ -82,6 +82,10 @@ def sparse_conv2d(
 
     Raises:
         RuntimeError, ValueError, TypeError: wrong shapes, dtypes, devices or grid.
+
+    >>> y = sbnet.sparse_conv2d(x, weight, bias, active, padding=1, activation="relu")
+    >>> y.shape, bool(y[0, 0, 0, 0] == 0)  # zeros outside the active blocks
+    (torch.Size([1, 16, 48, 80]), True)
     """
     op = "sparse_conv2d"
     if isinstance(layout, ConvLayout):
@@ -144,6 +148,9 @@ def sparse_conv2d_(
         fringe: from `sbnet.fringe`, or None.
         packed: `pack_conv_weight(weight, groups)`, made since the weight was last written; or None: a CPU then packs
             the weight for this call.
+
+    >>> out = torch.empty_like(x)
+    >>> sbnet.sparse_conv2d_(x, weight, bias, active, out, padding=1)  # other pixels of out stay as they were
     """
     op = "sparse_conv2d_"
     common = _arguments(op, x, weight, bias, active, residual, slope)
@@ -168,7 +175,7 @@ def pack_conv_weight(weight: Tensor, groups: int = 1) -> Tensor:
     Returns:
         [bytes] uint8; empty on CUDA, whose kernels read weights as they are.
 
-    >>> packed = sbnet.pack_conv_weight(weight)
+    >>> out, packed = torch.empty_like(x), sbnet.pack_conv_weight(weight)
     >>> sbnet.sparse_conv2d_(x, weight, bias, active, out, padding=1, packed=packed)
     """
     require_tensor("pack_conv_weight", "weight", weight)

@@ -132,15 +132,23 @@ def input_gradient(
 def _weight_grad_fake(
     x: Tensor, grad: Tensor, indices: Tensor, count: Tensor, grid: list[int], kernel: list[int], stride: list[int],
     padding: list[int], dilation: list[int], groups: int, allow_tf32: bool, channels_last: bool, with_bias: bool,
+    float32: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     refuse_meta_mix("sparse_conv2d_weight_grad", x, grad, indices, count)
     channels = grad.shape[1]
-    weight = empty4(x, (channels, x.shape[1] // groups, *kernel), channels_last)
+    dtype = torch.float32 if float32 else None
+    weight = empty4(x, (channels, x.shape[1] // groups, *kernel), channels_last, dtype)
     return weight, x.new_empty(channels if with_bias else 0, dtype=torch.float32)
 
 
+@torch.library.register_fake("sbnet::turn_conv_weight")
+def _turn_fake(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    k, c, *kernel = weight.shape
+    return empty4(weight, (k, c, *kernel), True, dtype), empty4(weight, (c, k, *kernel), True, dtype)
+
+
 def _weight_grad_setup(ctx: Any, inputs: tuple, output: Any) -> None:
-    x, grad, indices, count, *rest = inputs
+    x, grad, indices, count, *rest, _ = inputs
     ctx.save_for_backward(x, grad, indices, count)
     ctx.grid, _kernel, *ctx.window, ctx.groups, ctx.tf32, _, ctx.with_bias = rest
 
@@ -160,7 +168,7 @@ def _weight_grad_backward(ctx: Any, weight: Tensor, bias: Tensor) -> tuple:
     if need_grad:
         added = bias.to(x.dtype) if ctx.with_bias else None
         grad_grad = conv(x, weight, added, None, lists, ctx.window, ctx.groups, ctx.tf32)
-    return grad_x, grad_grad, *[None] * 11
+    return grad_x, grad_grad, *[None] * 12
 
 
 def _map_of(indices: Tensor, count: Tensor, grid: Sequence[int], batch: int) -> Tensor:
@@ -219,6 +227,7 @@ def _activation_grad_fake(
 
 
 in_place_fake("activate_blocks_")
+in_place_fake("sparse_activation_grad_")
 
 
 def _activation_grad_setup(ctx: Any, inputs: tuple, output: Tensor) -> None:

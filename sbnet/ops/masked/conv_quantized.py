@@ -75,7 +75,11 @@ def sparse_conv2d_quantized(
         RuntimeError, ValueError, TypeError: wrong shapes, dtypes, devices or grid; a scale or bias that requires a
             gradient.
 
-    >>> y = sparse_conv2d_quantized(x, weight, 0.02 * weight_scale, bias, active, out_scale=0.05, padding=1)
+    >>> x8 = (127 * x).to(torch.int8)
+    >>> w8, scale = (20 * weight).clamp(-127, 127).to(torch.int8), torch.full((16,), 1 / (127 * 20))
+    >>> y = sbnet.sparse_conv2d_quantized(x8, w8, scale, bias, active, out_scale=0.05, padding=1)
+    >>> y.dtype
+    torch.int8
     """
     op = "sparse_conv2d_quantized"
     common = _arguments(op, x, weight, scale, bias, active, residual, slope)
@@ -124,6 +128,10 @@ def sparse_conv2d_quantized_(
             memory with x. `residual` may be `out` itself.
         fringe: from `sbnet.fringe`, or None.
         packed: `pack_conv_weight(weight, groups)`, made since the weight was last written; or None.
+
+    >>> x8 = (127 * x).to(torch.int8)
+    >>> w8, scale = (20 * weight).clamp(-127, 127).to(torch.int8), torch.full((16,), 1 / (127 * 20))
+    >>> sbnet.sparse_conv2d_quantized_(x8, w8, scale, bias, active, torch.empty_like(x), padding=1)
     """
     op = "sparse_conv2d_quantized_"
     common = _arguments(op, x, weight, scale, bias, active, residual, slope)

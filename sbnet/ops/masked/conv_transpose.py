@@ -57,8 +57,10 @@ def sparse_conv_transpose2d(
     Raises:
         RuntimeError, ValueError, TypeError: wrong shapes, dtypes, devices or grid.
 
-    >>> active = reduce_mask(mask, BlockGrid.cover(conv_transpose_output_size((50, 88), 2, 2), 16))
-    >>> y = sparse_conv_transpose2d(x, weight, bias, active, stride=2)  # weight [C,K,2,2]
+    >>> small = torch.rand(1, 16, 24, 40)
+    >>> y = sbnet.sparse_conv_transpose2d(small, torch.randn(16, 8, 2, 2), None, active, stride=2)
+    >>> y.shape
+    torch.Size([1, 8, 48, 80])
     """
     op = "sparse_conv_transpose2d"
     x, weight, residual = autocast(x, weight, residual)
@@ -95,6 +97,9 @@ def sparse_conv_transpose2d_(
     Args:
         out: [N,K,H_out,W_out] of x's dtype, any layout; must not share memory with x. `residual` may be `out` itself.
         fringe: from `sbnet.fringe`, or None.
+
+    >>> small, out = torch.rand(1, 16, 24, 40), torch.empty(1, 8, 48, 80)
+    >>> sbnet.sparse_conv_transpose2d_(small, torch.randn(16, 8, 2, 2), None, active, out, stride=2)
     """
     op = "sparse_conv_transpose2d_"
     lists, edge = _arguments(op, x, weight, active), layer_output(op, out, fringe, x, weight, bias, residual, slope)

@@ -32,14 +32,20 @@ def sparse_fill(x: Tensor, active: ActiveBlocks, value: float = 0.0) -> Tensor:
     Returns:
         [N,C,H,W] like x. Differentiable with respect to x.
 
-    >>> y = sbnet.sparse_fill(out, active)  # out: from sparse_conv2d_, undefined outside active
+    >>> out = torch.empty_like(x)
+    >>> sbnet.sparse_conv2d_(x, weight, bias, active, out, padding=1)  # undefined outside the active blocks
+    >>> y = sbnet.sparse_fill(out, active)
     """
     arguments = _arguments("sparse_fill", x, active)
     return _ops.sparse_fill(*arguments, value)
 
 
 def sparse_fill_(x: Tensor, active: ActiveBlocks, value: float = 0.0) -> Tensor:
-    """`sparse_fill` in place: writes the pixels outside the active blocks of x, and returns x. Records no gradient."""
+    """`sparse_fill` in place: writes the pixels outside the active blocks of x, and returns x. Records no gradient.
+
+    >>> sbnet.sparse_fill_(x.clone(), active, -1.0)[0, 0, 0, 0]
+    tensor(-1.)
+    """
     arguments = _arguments("sparse_fill_", x, active)
     refuse_gradient("sparse_fill_", "sparse_fill", x)
     _ops.sparse_fill_(*arguments, value)

@@ -39,6 +39,10 @@ def sparse_gather(
     Returns:
         [capacity,C,bh,bw], row r = block active.indices[r]; pixels outside the plane are 0. `active.trim()` makes the
         rows equal the count. Differentiable with respect to x.
+
+    >>> blocks = sbnet.sparse_gather(x, active.trim())
+    >>> blocks.shape  # ten active blocks of 8x8
+    torch.Size([10, 16, 8, 8])
     """
     op = "sparse_gather"
     require_tensor(op, "x", x)
@@ -101,6 +105,11 @@ def sparse_scatter(
     Returns:
         [N,C,H,W] like base; pixels outside the plane are dropped, inactive ones keep base. Differentiable with respect
         to blocks and base.
+
+    >>> blocks = sbnet.sparse_gather(x, active.trim())
+    >>> y = sbnet.sparse_scatter(2 * blocks, active, x)  # x, doubled in the active blocks
+    >>> torch.equal(y, torch.where(active.pixel_mask((48, 80)), 2 * x, x))
+    True
     """
     arguments = _scatter_arguments("sparse_scatter", blocks, active, base, grid)
     return _ops.sparse_scatter(*arguments, add, atomic, transpose)
@@ -115,7 +124,12 @@ def sparse_scatter_(
     atomic: bool = False,
     transpose: bool = False,
 ) -> Tensor:
-    """`sparse_scatter` in place: writes base and returns it. Records no gradient."""
+    """`sparse_scatter` in place: writes base and returns it. Records no gradient.
+
+    >>> blocks, base = sbnet.sparse_gather(x, active.trim()), torch.zeros_like(x)
+    >>> base is sbnet.sparse_scatter_(blocks, active, base)
+    True
+    """
     arguments = _scatter_arguments("sparse_scatter_", blocks, active, base, grid)
     refuse_gradient("sparse_scatter_", "sparse_scatter", blocks, base)
     _ops.sparse_scatter_(*arguments, add, atomic, transpose)

@@ -45,7 +45,8 @@ def sparse_group_norm(
 
     Source: Wu and He, Group Normalization (2018).
 
-    >>> y = sparse_group_norm(x, active, 32, norm.weight, norm.bias)
+    >>> norm = torch.nn.GroupNorm(4, 16)
+    >>> y = sbnet.sparse_group_norm(x, active, 4, norm.weight, norm.bias)
     """
     return _functional("sparse_group_norm", x, active, weight, bias, "group", num_groups, eps)
 
@@ -66,6 +67,8 @@ def sparse_group_norm_(
     Args:
         out: [N,C,H,W] of x's dtype, any layout; must not share memory with x.
         fringe: from `sbnet.fringe`, or None.
+
+    >>> sbnet.sparse_group_norm_(x, active, torch.empty_like(x), 4)
     """
     _in_place("sparse_group_norm_", x, active, out, weight, bias, "group", num_groups, eps, fringe)
 
@@ -75,7 +78,7 @@ def sparse_instance_norm(
 ) -> Tensor:
     """F.instance_norm with the mean and variance of each image's active pixels: `sparse_group_norm` of C groups.
 
-    >>> y = sparse_instance_norm(x, active)
+    >>> y = sbnet.sparse_instance_norm(x, active)
     """
     require_tensor("sparse_instance_norm", "x", x)
     return _functional("sparse_instance_norm", x, active, weight, bias, "group", x.shape[1], eps)
@@ -88,7 +91,8 @@ def sparse_layer_norm2d(
 
     Arguments, result and errors are those of `sparse_group_norm`.
 
-    >>> y = sparse_layer_norm2d(x, active, norm.weight, norm.bias, 1e-6)  # ConvNeXt's
+    >>> norm = torch.nn.LayerNorm(16, eps=1e-6)
+    >>> y = sbnet.sparse_layer_norm2d(x, active, norm.weight, norm.bias, norm.eps)  # as ConvNeXt has it
     """
     return _functional("sparse_layer_norm2d", x, active, weight, bias, "layer", 1, eps)
 
@@ -103,7 +107,10 @@ def sparse_layer_norm2d_(
     *,
     fringe: Fringe | None = None,
 ) -> None:
-    """As `sparse_layer_norm2d`, into `out` and `fringe` as `sparse_group_norm_`."""
+    """As `sparse_layer_norm2d`, into `out` and `fringe` as `sparse_group_norm_`.
+
+    >>> sbnet.sparse_layer_norm2d_(x, active, torch.empty_like(x))
+    """
     _in_place("sparse_layer_norm2d_", x, active, out, weight, bias, "layer", 1, eps, fringe)
 
 
@@ -112,7 +119,9 @@ def sparse_softmax2d(x: Tensor, active: ActiveBlocks, *, log: bool = False) -> T
 
     Arguments, result and errors are those of `sparse_group_norm`.
 
-    >>> classes = sparse_softmax2d(logits, active)
+    >>> classes = sbnet.sparse_softmax2d(x, active)
+    >>> bool((classes.sum(1, keepdim=True)[active.pixel_mask((48, 80))] - 1).abs().max() < 1e-5)
+    True
     """
     return _functional("sparse_softmax2d", x, active, None, None, "log_softmax" if log else "softmax", 1, 0.0)
 
@@ -120,7 +129,10 @@ def sparse_softmax2d(x: Tensor, active: ActiveBlocks, *, log: bool = False) -> T
 def sparse_softmax2d_(
     x: Tensor, active: ActiveBlocks, out: Tensor, *, log: bool = False, fringe: Fringe | None = None
 ) -> None:
-    """As `sparse_softmax2d`, into `out` and `fringe` as `sparse_group_norm_`."""
+    """As `sparse_softmax2d`, into `out` and `fringe` as `sparse_group_norm_`.
+
+    >>> sbnet.sparse_softmax2d_(x, active, torch.empty_like(x))
+    """
     method = "log_softmax" if log else "softmax"
     _in_place("sparse_softmax2d_", x, active, out, None, None, method, 1, 0.0, fringe)
 

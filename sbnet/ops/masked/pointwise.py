@@ -39,7 +39,8 @@ def sparse_pointwise(x: Tensor, active: ActiveBlocks, program: str, *others: Ten
     Raises:
         RuntimeError, ValueError, TypeError: wrong shapes, dtypes, devices, grid or program.
 
-    >>> gated = sparse_pointwise(x, active, "mul a; add b; hardswish", gate, shortcut)
+    >>> gate, shortcut = torch.rand(1, 16, 1, 1), torch.rand_like(x)
+    >>> gated = sbnet.sparse_pointwise(x, active, "mul a; add b; hardswish", gate, shortcut)
     """
     op = "sparse_pointwise"
     return run_layer(op, x, active, program, tensors=_operands(op, program, others))
@@ -53,6 +54,8 @@ def sparse_pointwise_(
     Args:
         out: [N,C,H,W] of x's dtype, any layout; must not share memory with x or the others.
         fringe: from `sbnet.fringe`, or None.
+
+    >>> sbnet.sparse_pointwise_(x, active, "mul a; silu", torch.rand_like(x), out=torch.empty_like(x))
     """
     op = "sparse_pointwise_"
     run_layer_(op, x, active, out, fringe, program, tensors=_operands(op, program, others))

@@ -11,7 +11,7 @@ from torch import Tensor
 from sbnet.active import ActiveBlocks, Fringe
 from sbnet.geometry import pool_output_size, to_pair
 from sbnet.ops.common import empty4, is_channels_last, refuse_meta_mix
-from sbnet.ops.masked.layer import layer_fakes, pairs, run_layer, run_layer_
+from sbnet.ops.masked.layer import in_place_fake, layer_fakes, pairs, run_layer, run_layer_
 
 _ops = torch.ops.sbnet
 _aten = torch.ops.aten
@@ -42,8 +42,8 @@ def sparse_max_pool2d(
     Raises:
         RuntimeError, ValueError, TypeError: wrong shapes, dtypes, devices or grid.
 
-    >>> active = reduce_mask(mask, BlockGrid.cover(pool_output_size((112, 112), 3, 2, 1), 8))
-    >>> y = sparse_max_pool2d(x, active, 3, 2, 1)
+    >>> sbnet.sparse_max_pool2d(torch.rand(1, 16, 96, 160), active, 3, 2, 1).shape
+    torch.Size([1, 16, 48, 80])
     """
     op = "sparse_max_pool2d"
     window = *_window(op, kernel_size, stride, padding), *pairs(op, dilation=dilation)
@@ -67,6 +67,8 @@ def sparse_max_pool2d_(
     Args:
         out: [N,C,H_out,W_out] of x's dtype, any layout; must not share memory with x.
         fringe: from `sbnet.fringe`, or None.
+
+    >>> sbnet.sparse_max_pool2d_(torch.rand(1, 16, 96, 160), active, torch.empty_like(x), 3, 2, 1)
     """
     op = "sparse_max_pool2d_"
     window = *_window(op, kernel_size, stride, padding), *pairs(op, dilation=dilation)
@@ -88,7 +90,8 @@ def sparse_avg_pool2d(
     Equals where(active, F.avg_pool2d(x, ...), 0). Arguments, result and errors are those of `sparse_max_pool2d` and
     F.avg_pool2d; sums are float32.
 
-    >>> y = sparse_avg_pool2d(x, active, 2)
+    >>> sbnet.sparse_avg_pool2d(torch.rand(1, 16, 96, 160), active, 2).shape
+    torch.Size([1, 16, 48, 80])
     """
     op = "sparse_avg_pool2d"
     window = _window(op, kernel_size, stride, padding)
@@ -113,6 +116,8 @@ def sparse_avg_pool2d_(
     Args:
         out: [N,C,H_out,W_out] of x's dtype, any layout; must not share memory with x.
         fringe: from `sbnet.fringe`, or None.
+
+    >>> sbnet.sparse_avg_pool2d_(torch.rand(1, 16, 96, 160), active, torch.empty_like(x), 2)
     """
     op = "sparse_avg_pool2d_"
     window = _window(op, kernel_size, stride, padding)
@@ -170,6 +175,9 @@ torch.library.register_autograd("sbnet::sparse_avg_pool2d", _avg_backward, setup
 def _grad_fake(grad: Tensor, x: Tensor, block_map: Tensor, *_: Any) -> Tensor:
     refuse_meta_mix("sparse_pool2d_grad", grad, x, block_map)
     return empty4(x, x.shape, is_channels_last(x))
+
+
+in_place_fake("sparse_pool2d_grad_")
 
 
 def _grad_setup(ctx: Any, inputs: tuple, output: Tensor) -> None:

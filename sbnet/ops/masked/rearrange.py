@@ -45,8 +45,9 @@ def sparse_rearrange(
     Raises:
         RuntimeError, ValueError, TypeError: wrong shapes, dtypes, devices, grid or numbers.
 
-    >>> y = sparse_rearrange(x, active, up=2)  # x [N,4C,H,W], active of a plane of (2H,2W)
-    >>> z = sparse_rearrange(x, edged, pad=(1, 1, 1, 1), value=-1.0)
+    >>> small = torch.rand(1, 64, 24, 40)
+    >>> sbnet.sparse_rearrange(small, active, up=2).shape  # a pixel shuffle
+    torch.Size([1, 16, 48, 80])
     """
     op = "sparse_rearrange"
     return run_layer(op, x, active, *_arguments(op, up, down, groups, pad, value))
@@ -69,6 +70,8 @@ def sparse_rearrange_(
     Args:
         out: of the shape that `sparse_rearrange` returns and x's dtype, any layout; must not share memory with x.
         fringe: from `sbnet.fringe`, or None.
+
+    >>> sbnet.sparse_rearrange_(torch.rand(1, 64, 24, 40), active, torch.empty_like(x), up=2)
     """
     op = "sparse_rearrange_"
     run_layer_(op, x, active, out, fringe, *_arguments(op, up, down, groups, pad, value))
@@ -77,7 +80,9 @@ def sparse_rearrange_(
 def sparse_pixel_shuffle(x: Tensor, active: ActiveBlocks, factor: int) -> Tensor:
     """F.pixel_shuffle on active blocks of the output plane: `sparse_rearrange(x, active, up=factor)`.
 
-    >>> y = sparse_pixel_shuffle(x, active, 2)  # x [N,4C,H,W], y [N,C,2H,2W]
+    >>> small = torch.rand(1, 64, 24, 40)
+    >>> sbnet.sparse_pixel_shuffle(small, active, 2).shape
+    torch.Size([1, 16, 48, 80])
     """
     return sparse_rearrange(x, active, up=factor)
 
@@ -85,7 +90,8 @@ def sparse_pixel_shuffle(x: Tensor, active: ActiveBlocks, factor: int) -> Tensor
 def sparse_pixel_unshuffle(x: Tensor, active: ActiveBlocks, factor: int) -> Tensor:
     """F.pixel_unshuffle on active blocks of the output plane: `sparse_rearrange(x, active, down=factor)`.
 
-    >>> y = sparse_pixel_unshuffle(x, active, 2)  # x [N,C,2H,2W], y [N,4C,H,W]
+    >>> sbnet.sparse_pixel_unshuffle(torch.rand(1, 16, 96, 160), active, 2).shape
+    torch.Size([1, 64, 48, 80])
     """
     return sparse_rearrange(x, active, down=factor)
 

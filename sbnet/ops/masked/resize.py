@@ -45,8 +45,9 @@ def sparse_resize2d(
     Raises:
         RuntimeError, ValueError, TypeError: wrong shapes, dtypes, devices or grid.
 
-    >>> active = reduce_mask(mask, BlockGrid.cover((100, 176), 16))
-    >>> y = sparse_resize2d(x, active, scale_factor=2, mode="bilinear")  # x [N,C,50,88]
+    >>> small = torch.rand(1, 16, 24, 40)
+    >>> sbnet.sparse_resize2d(small, active, scale_factor=2, mode="bilinear").shape
+    torch.Size([1, 16, 48, 80])
     """
     op = "sparse_resize2d"
     require_tensor(op, "x", x)
@@ -71,6 +72,8 @@ def sparse_resize2d_(
         out: [N,C,H_out,W_out] of x's dtype, any layout; must not share memory with x.
         scale_factor: None where out's size says it.
         fringe: from `sbnet.fringe`, or None.
+
+    >>> sbnet.sparse_resize2d_(torch.rand(1, 16, 24, 40), active, torch.empty_like(x), mode="bilinear")
     """
     op = "sparse_resize2d_"
     require_tensor(op, "x", x)

@@ -48,7 +48,8 @@ def sparse_squeeze_excite2d(
     Raises:
         RuntimeError, ValueError, TypeError: wrong shapes, dtypes, devices or grid.
 
-    >>> y = x * sparse_squeeze_excite2d(x, active, fc1.weight, fc1.bias, fc2.weight, fc2.bias)
+    >>> fc1, fc2 = torch.nn.Linear(16, 4), torch.nn.Linear(4, 16)
+    >>> y = x * sbnet.sparse_squeeze_excite2d(x, active, fc1.weight, fc1.bias, fc2.weight, fc2.bias)
     """
     op = "sparse_squeeze_excite2d"
     _, _, grid = layer_inputs(op, x, active)
@@ -78,6 +79,9 @@ def sparse_squeeze_excite2d_(
 
     Raises:
         RuntimeError, ValueError, TypeError: as `sparse_squeeze_excite2d`.
+
+    >>> w1, w2 = torch.rand(4, 16), torch.rand(16, 4)
+    >>> sbnet.sparse_squeeze_excite2d_(x, active, w1, None, w2, None, torch.empty_like(x))
     """
     op = "sparse_squeeze_excite2d_"
     _, _, grid = layer_inputs(op, x, active)

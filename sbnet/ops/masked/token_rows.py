@@ -53,11 +53,12 @@ def move_rows_(
     lengths: Tensor | None = None,
     mask: Tensor | None = None,
     start: int = 0,
+    keep: bool = False,
 ) -> None:
     """Writes rows r < lengths[n] of out [N,rows,C]: row index[n,r] of x [N or 1,rows,C], or row r + start; beside a
-    table, its first `start` rows, then those of x, then the rest of the table, which ends at lengths[n]. Zeros where a
-    mask [N,rows] says that nothing is there."""
-    _ops.move_rows_(x, table, index, lengths, mask, start, out)
+    table, its first `start` rows, then those of x, then the rest of the table, which ends at lengths[n]. Where a
+    mask [N,rows] says that nothing is there: zeros, or, with `keep`, what was there."""
+    _ops.move_rows_(x, table, index, lengths, mask, start, keep, out)
 
 
 def pack_patches_(x: Tensor, index: Tensor, lengths: Tensor, patch: Sequence[int], out: Tensor) -> None:

@@ -65,7 +65,9 @@ def blocksparse_conv(
         RuntimeError, ValueError, TypeError: wrong shapes, dtypes, devices.
 
     >>> BCK = [[range(0, 32), range(0, 48)], [range(32, 64), range(48, 96)]]
-    >>> y = blocksparse_conv(torch.randn(8, 64, 28, 28), torch.randn(2, 48, 32, 3, 3), BCK)  # [8,96,28,28]
+    >>> y = sbnet.blocksparse_conv(torch.randn(8, 64, 28, 28), torch.randn(2, 48, 32, 3, 3), BCK)
+    >>> y.shape
+    torch.Size([8, 96, 28, 28])
     """
     op = "blocksparse_conv"
     layout = to_layout(op, x, filters, BCK, kernel_size)
@@ -113,7 +115,10 @@ def blocksparse_deconv(
     Returns:
         [N,K,...] in x's memory format. Differentiable, also twice, with respect to x, filters and bias.
 
-    >>> y = blocksparse_deconv(torch.randn(8, 32, 14, 14), torch.randn(1, 32, 64, 3, 3), BCK, stride=2)  # [8,64,28,28]
+    >>> BCK = [[range(0, 32), range(0, 64)]]
+    >>> y = sbnet.blocksparse_deconv(torch.randn(8, 32, 14, 14), torch.randn(1, 32, 64, 3, 3), BCK, stride=2)
+    >>> y.shape
+    torch.Size([8, 64, 28, 28])
     """
     op = "blocksparse_deconv"
     layout = to_layout(op, x, filters, BCK, kernel_size)
@@ -149,6 +154,11 @@ def blocksparse_conv_active(
     `sparse_conv2d(..., layout=layout)` is this function. x [N,C,H,W] is read as it is; `active`: blocks of the output
     plane (its tiling grid); packed as in `blocksparse_conv`. Differentiable with respect to x, filters and bias;
     gradients are dense convolutions.
+
+    >>> layout = sbnet.ConvLayout([[range(0, 8), range(0, 16)], [range(8, 16), range(16, 32)]], (3, 3))
+    >>> filters = torch.randn(layout.filter_shape)
+    >>> sbnet.blocksparse_conv_active(x, filters, layout, active, padding=1).shape
+    torch.Size([1, 32, 48, 80])
     """
     op = "blocksparse_conv_active"
     layout = to_layout(op, x, filters, layout, None)

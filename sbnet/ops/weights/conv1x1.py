@@ -55,8 +55,10 @@ def blocksparse_conv1x1(
     Raises:
         RuntimeError, ValueError, TypeError: wrong shapes, dtypes, devices or grid.
 
-    >>> layout = BlockLayout([[1, 0], [1, 1]], block_size=32)
-    >>> y = blocksparse_conv1x1(x, torch.randn(layout.weight_shape), layout, active)  # x [N,64,H,W]
+    >>> layout = sbnet.BlockLayout([[1, 0], [1, 1]], block_size=8)
+    >>> y = sbnet.blocksparse_conv1x1(x, torch.randn(layout.weight_shape), layout, active)
+    >>> y.shape
+    torch.Size([1, 16, 48, 80])
     """
     op = "blocksparse_conv1x1"
     require_tensor(op, "x", x)

@@ -35,7 +35,7 @@ class ConvLayout:
     Raises:
         ValueError: a channel that no block has, one twice in a list, an empty list.
 
-    >>> layout = ConvLayout([[range(0, 16), range(0, 32)], [range(8, 24), range(32, 64)]], (3, 3))
+    >>> layout = sbnet.ConvLayout([[range(0, 16), range(0, 32)], [range(8, 24), range(32, 64)]], (3, 3))
     >>> layout.filter_shape
     (2, 32, 16, 3, 3)
     """

@@ -29,6 +29,8 @@ def pack_blocksparse_filters(filters: Tensor, layout: ConvLayout, transposed: bo
         [bytes] uint8; empty where kernels read filters as they are, which is everywhere but on Hopper GPUs with halves
         and square blocks of a grid (`ConvLayout.block_size`).
 
+    >>> layout = sbnet.ConvLayout([[range(0, 16), range(0, 32)]], (3, 3))
+    >>> filters = torch.randn(layout.filter_shape)
     >>> packed = sbnet.pack_blocksparse_filters(filters, layout)
     >>> y = sbnet.blocksparse_conv(x, filters, layout, packed=packed)
     """

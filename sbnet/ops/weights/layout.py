@@ -33,7 +33,7 @@ class BlockLayout:
     Raises:
         ValueError: not a matrix of 0 and 1, an unknown block size, features that do not fill the blocks.
 
-    >>> layout = BlockLayout([[1, 0], [1, 1]], block_size=32)
+    >>> layout = sbnet.BlockLayout([[1, 0], [1, 1]], block_size=32)
     >>> layout.coords.tolist()
     [[0, 0], [1, 0], [1, 1]]
     """

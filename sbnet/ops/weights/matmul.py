@@ -55,8 +55,9 @@ def blocksparse_matmul(
     Raises:
         RuntimeError, ValueError, TypeError: wrong shapes, dtypes, devices.
 
-    >>> layout = BlockLayout([[1, 0], [1, 1]], block_size=32)
-    >>> y = blocksparse_matmul(x, torch.randn(layout.weight_shape), layout)  # x [..., 64]
+    >>> layout = sbnet.BlockLayout([[1, 0], [1, 1]], block_size=32)
+    >>> sbnet.blocksparse_matmul(torch.randn(8, 64), torch.randn(layout.weight_shape), layout).shape
+    torch.Size([8, 64])
     """
     op = "blocksparse_matmul"
     require_tensor(op, "x", x)
@@ -95,7 +96,9 @@ def blocksparse_weight_grad(
     Returns:
         [blocks, bs, bs]; summed in float32 over all pairs and rounded once. Differentiable.
 
-    >>> dw = blocksparse_weight_grad([(x, dy)], layout)
+    >>> layout = sbnet.BlockLayout([[1, 0], [1, 1]], block_size=32)
+    >>> sbnet.blocksparse_weight_grad([(torch.randn(8, 64), torch.randn(8, 64))], layout).shape
+    torch.Size([3, 32, 32])
     """
     op = "blocksparse_weight_grad"
     require_layout(op, layout)

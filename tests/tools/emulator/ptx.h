@@ -8,6 +8,7 @@
 
 namespace sbnet::sm90 {
 
+inline float exp2_approx(float v) { return std::exp2(v); }
 inline uint32_t smem_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 template <class... V>
 void pin(V&...) {}

@@ -7,7 +7,6 @@ namespace sbnet::sm90::attention {
 template <class R>
 void pin_all(R&) {}
 
-inline float exp2_approx(float v) { return std::exp2(v); }
 inline uint32_t bit_run(int from, int count) {
   uint32_t ones = 0;
   for (int bit = from; bit < 32 && bit - from < count; ++bit) ones |= 1u << bit;

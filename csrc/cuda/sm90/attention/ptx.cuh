@@ -17,11 +17,6 @@ __device__ __forceinline__ void pin_all(uint32_t (&r)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(r[i])::"memory");
 }
 
-__device__ __forceinline__ float exp2_approx(float v) {
-  float r;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
-  return r;
-}
 // `count` ones from bit `from` on; both may be beyond 32.
 __device__ __forceinline__ uint32_t bit_run(int from, int count) {
   uint32_t r;

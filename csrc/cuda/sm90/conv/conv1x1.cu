@@ -141,6 +141,10 @@ Status launch(const Plan& plan, const Maps& maps, const Args& a, const DeviceInf
   return ok_status();
 }
 
+bool streams_as_wide(const Conv2dParams& p, const Args& a) {
+  return !a.resident && a.wide == kWarpgroups && !p.residual.data && a.C % 64 == 0 && p.weight.size[0] % 256 == 0;
+}
+
 }  // namespace
 
 Status conv1x1(const Conv2dParams& given, const DeviceInfo& device, CUstream_st* stream) {
@@ -150,6 +154,9 @@ Status conv1x1(const Conv2dParams& given, const DeviceInfo& device, CUstream_st*
   Args a = {};
   fill_common(p, &a);
   const Plan cut = plan_launch(p, device, &a);
+  // Weights of 256 output channels that come anew for each tile: there the wide kernel's share of them is read ahead,
+  // and by two CTAs together.
+  if (streams_as_wide(p, a)) return conv1x1_wide(p, device, stream);
   // A slice is given back when the products of the next one have begun: a ring of one would wait for itself.
   SBNET_CHECK(a.stages >= 2, "%s: plan (a bug): expected at least 2 stages for %d input channels, got %d", kOp,
               static_cast<int>(p.x.size[1]), a.stages);

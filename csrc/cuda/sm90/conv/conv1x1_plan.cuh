@@ -201,10 +201,10 @@ inline Plan plan_launch(const Conv2dParams& p, const DeviceInfo& device, Args* a
 inline Plan plan_wide(const Conv2dParams& p, Args* a) {
   const int per_block = cut_cells(p, a), cell = a->side;
   const int64_t K = p.weight.size[0];
-  const bool residual = p.residual.data;
+  const bool residual = p.residual.data, gated = p.activation == Activation::kSilu || p.activation == Activation::kGelu;
   a->slabs = K % 256 ? 2 : 4;
   a->resident = a->slices * a->slabs <= (residual ? 8 : 16);  // 4 x 4 and residuals would leave a ring two stages
-  a->wide = a->slabs == 4 && (a->resident || residual) ? 2 : 1;
+  a->wide = a->slabs == 4 && (a->resident || residual || gated) ? 2 : 1;
   a->pairs = a->wide == 2 && a->slices <= 2;
   if (a->pairs && !residual && K % 512 == 0) a->wide = 4, a->slabs = 8;
   a->groups = a->wide == 4 ? 1 : 2;

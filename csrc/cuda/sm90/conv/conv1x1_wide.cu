@@ -11,7 +11,8 @@
 //   weights                                           channels of a warpgroup, warpgroups to a tile
 //   stay, C up to 128, K by 512, no residual          128, four: the input is read once
 //   stay, C up to 256 (128 with a residual), K by 256 128, two
-//   streamed, K by 256                                256, one; with a residual 128, two: more hide its latency
+//   streamed, K by 256                                256, one; with a residual, silu or gelu 128, two: more hide
+//                                                     its latency
 //   either, K by 128                                  128, one
 //
 //   warps 0-7 or 0-15   WGMMA and epilogue

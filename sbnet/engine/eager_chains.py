@@ -1,0 +1,289 @@
+"""The layers of `sbnet.masked` as autograd sees them: a convolution or a batch norm, with the sum and the activation
+that join its launch. They read and write active blocks, forward and backward; eager_open.py says what lies outside.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sbnet.geometry import conv_output_size
+from sbnet.ops.common import is_channels_last
+from sbnet.ops.masked.conv_grad import input_gradient, masked_gradient, read_lists
+
+if TYPE_CHECKING:
+    from sbnet.active import ActiveBlocks, Fringe
+
+_ops = torch.ops.sbnet
+CLEAN = "_sbnet_clean"  # note of a gradient: the pixels next to its active blocks are 0
+
+
+def told(name: str, param: float) -> bool:
+    """Does what an activation gives say what its gradient is?"""
+    return name in ("relu", "relu6") or (name == "leaky_relu" and param > 0)
+
+
+def like(x: Tensor, shape: Any) -> Tensor:
+    """Unwritten, in x's memory format: no view, which autograd lets nobody write in place."""
+    form = torch.channels_last if is_channels_last(x) else torch.contiguous_format
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=form)
+
+
+@dataclass
+class Plane:
+    """The list that a layer writes: its blocks, and the ring around them."""
+
+    active: ActiveBlocks
+    ring: Fringe
+
+    def lists(self) -> tuple[Tensor, Tensor, Tensor, list[int]]:
+        a = self.active
+        return a.indices, a.count, a.block_map, a.grid.numbers()
+
+    def edge(self, wanted: bool) -> tuple[Tensor | None, Tensor | None]:
+        return (self.ring.pixels, self.ring.count) if wanted else (None, None)
+
+
+def first_derivatives(backward: Any) -> Any:
+    """Decorates a backward pass that has no gradient itself: it raises where one would be recorded."""
+
+    @functools.wraps(backward)
+    def run(ctx: Any, *grads: Any) -> Any:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "sbnet: masked: create_graph: expected a context with a capacity (capacity=1.0 keeps every block), "
+                "whose gradients can be differentiated, got capacity=None"
+            )
+        return backward(ctx, *grads)
+
+    return run
+
+
+class Pool(torch.autograd.Function):
+    """A pool of a closed map; the gradient of x is written in the blocks of x's plane."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, plane: Plane, x_plane: Plane, maximum: bool, kernel: list[int], stride: list[int],
+        padding: list[int], dilation: list[int], counted: bool, divisor: int | None,
+    ) -> Tensor:  # fmt: skip
+        if maximum:
+            y = _ops.sparse_max_pool2d(x, *plane.lists(), kernel, stride, padding, dilation, False)
+        else:
+            y = _ops.sparse_avg_pool2d(x, *plane.lists(), kernel, stride, padding, False, counted, divisor)
+        ctx.save_for_backward(x.detach())
+        ctx.planes, ctx.numbers = (plane, x_plane), (kernel, stride, padding, dilation, False, counted, divisor or 0)
+        ctx.maximum = maximum
+        return y
+
+    @staticmethod
+    @first_derivatives
+    def backward(ctx: Any, grad: Tensor) -> tuple:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        (_, _, block_map, grid), (_, _, x_map, x_grid) = (plane.lists() for plane in ctx.planes)
+        found = like(x, x.shape)
+        _ops.sparse_pool2d_grad_(grad, x, block_map, grid, ctx.maximum, *ctx.numbers, x_map, x_grid, found)
+        return found, *[None] * 9
+
+
+@dataclass
+class Norm:
+    """A batch norm, the sum and the activation that follow it."""
+
+    plane: Plane
+    eps: float
+    follow: list[Any]  # running statistics and their momentum; empty once they have followed
+    source_ring: bool  # is a ring of zeros wanted around the gradient of x?
+    activation: str = "none"
+    param: float = 0.0
+    statistics: Tensor | None = None
+
+    def takes(self, name: str, param: float, added: bool) -> bool:
+        return told(name, param) or not added
+
+    def shape(self, x: Tensor, weight: Any) -> Any:
+        return x.shape
+
+    def run(self, out: Tensor, x: Tensor, weight: Any, bias: Any, residual: Any, ring: bool) -> None:
+        follow = self.follow[:] or [None, None, 0.0]
+        self.follow.clear()
+        self.statistics = _ops.sparse_batch_norm2d_(
+            x, weight, bias, residual, *self.plane.lists(), self.eps, self.activation, self.param, out,
+            *self.plane.edge(ring), *follow,
+        )  # fmt: skip
+
+    def kept(self, ctx: Any, x: Tensor, weight: Any, bias: Any, out: Any) -> tuple:
+        return x.detach(), weight, bias, out
+
+    def gradients(self, ctx: Any, grad: Tensor) -> tuple:
+        x, weight, bias, given = ctx.saved_tensors
+        given = _still(ctx.given) if given is None else given
+        grad_x = like(x, x.shape)
+        added = like(x, x.shape) if ctx.added else None
+        params = _ops.sparse_batch_norm2d_backward_(
+            grad, x, given, weight, bias, self.statistics, *self.plane.lists(), self.eps, self.activation, self.param,
+            grad_x, added, *self.plane.edge(self.source_ring),
+        )  # fmt: skip
+        if self.source_ring:
+            note_clean(grad_x)
+        return (
+            grad_x, None if weight is None else params[0].to(weight.dtype),
+            None if bias is None else params[1].to(bias.dtype), added,
+        )  # fmt: skip
+
+
+@dataclass
+class Conv:
+    """A convolution, the sum and the activation that follow it."""
+
+    plane: Plane
+    window: tuple[list[int], list[int], list[int]]
+    groups: int
+    reach: int  # pixels next to a block that are read
+    x_plane: Plane | None  # None: the network's input
+    exact: bool  # does every block of x's plane read the gradient's blocks and a ring of one pixel at most?
+    same: Tensor  # the weight in x's dtype
+    turned: Tensor | None
+    activation: str = "none"
+    param: float = 0.0
+
+    def takes(self, name: str, param: float, added: bool) -> bool:
+        return True
+
+    def shape(self, x: Tensor, weight: Tensor) -> Any:
+        return x.shape[0], weight.shape[0], *conv_output_size(x.shape[2:], weight.shape[2:], *self.window)
+
+    def run(self, out: Tensor, x: Tensor, weight: Any, bias: Any, residual: Any, ring: bool) -> None:
+        indices, count, _, grid = self.plane.lists()
+        _ops.sparse_conv2d_(
+            x, self.same, bias, residual, None, indices, count, grid, *self.window, self.groups, self.activation,
+            self.param, False, False, out, *self.plane.edge(ring), None,
+        )  # fmt: skip
+
+    def kept(self, ctx: Any, x: Tensor, weight: Tensor, bias: Any, out: Any) -> tuple:
+        ctx.weight_dtype, ctx.weight_form = weight.dtype, is_channels_last(weight)
+        return x.detach(), self.same, self.turned, bias, out
+
+    def gradients(self, ctx: Any, grad: Tensor) -> tuple:
+        x, same, turned, bias, given = ctx.saved_tensors
+        given = _still(ctx.given) if given is None else given
+        lists = indices, count, block_map, grid = self.plane.lists()
+        need_x, need_weight, need_bias = ctx.needs_input_grad[1:4]
+        reads_ring = need_x and self.reach > 0
+        clean = grad.__dict__.get(CLEAN) == grad._version
+        if self.activation != "none":
+            z = given
+            if z is None:
+                z = like(x, grad.shape)
+                replace(self, activation="none").run(z, x, None, bias, ctx.residual, False)
+            g = like(z, z.shape)
+            _ops.sparse_activation_grad_(
+                grad, z, None, indices, count, grid, self.activation, self.param, g, *self.plane.edge(reads_ring)
+            )
+            clean = reads_ring
+        else:
+            g = grad
+        whole = need_x and (self.x_plane is None or not self.exact)
+        if whole or (reads_ring and not clean):
+            g = masked_gradient(g, block_map, grid)
+        grad_weight = grad_bias = grad_x = None
+        if need_weight or (need_bias and bias is not None):
+            wanted = need_bias and bias is not None
+            grad_weight, summed = _ops.sparse_conv2d_weight_grad(
+                x, g, indices, count, grid, list(same.shape[2:]), *self.window, self.groups, False, ctx.weight_form,
+                wanted, ctx.weight_dtype == torch.float32,
+            )  # fmt: skip
+            grad_weight = grad_weight.to(ctx.weight_dtype) if need_weight else None
+            grad_bias = summed.to(bias.dtype) if wanted else None
+        if need_x:
+            grad_x = self._of_x(x, g, same, turned, list(lists))
+        return grad_x, grad_weight, grad_bias, g if ctx.added else None
+
+    def _of_x(self, x: Tensor, g: Tensor, same: Tensor, turned: Tensor | None, lists: list) -> Tensor:
+        stride, padding, dilation = self.window
+        kernel = list(same.shape[2:])
+        if self.x_plane is None:
+            x_lists = read_lists(lists, kernel, self.window, x.shape[2:])
+            return input_gradient(g, same, x, lists, x_lists, self.window, self.groups, False)
+        indices, count, x_map, grid = self.x_plane.lists()
+        if kernel == [1, 1] and stride != [1, 1]:
+            x_lists = [indices, count, x_map, grid]
+            return input_gradient(g, same, x, lists, x_lists, self.window, self.groups, False)
+        found = like(x, x.shape)
+        if turned is not None:
+            opposite = [d * (k - 1) - p for d, k, p in zip(dilation, kernel, padding, strict=True)]
+            _ops.sparse_conv2d_(
+                g, turned, None, None, None, indices, count, grid, [1, 1], opposite, dilation, 1, "none", 0.0, False,
+                False, found, None, None, None,
+            )  # fmt: skip
+            return found
+        least = [
+            (n - 1) * s - 2 * p + d * (k - 1) + 1
+            for n, s, p, d, k in zip(g.shape[2:], stride, padding, dilation, kernel, strict=True)
+        ]
+        more = [n - m for n, m in zip(x.shape[2:], least, strict=True)]
+        _ops.sparse_conv_transpose2d_(
+            g, same, None, None, None, indices, count, grid, stride, padding, more, dilation, self.groups, "none", 0.0,
+            False, found, None, None,
+        )  # fmt: skip
+        return found
+
+
+class Layer(torch.autograd.Function):
+    """A layer of either kind. `at`: its result's memory, a map that it changes; or None. added: 1 where the residual is
+    a tensor of its own, 2 where it is `at`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, at: Tensor | None, x: Tensor, weight: Any, bias: Any, residual: Any, of: Any, now: bool, added: int
+    ) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.of, ctx.added, ctx.residual, ctx.given = of, added, None, None
+        out = like(x, of.shape(x, weight)) if at is None else at
+        if at is not None:
+            ctx.mark_dirty(at)
+        by_result = told(of.activation, of.param)
+        if added and of.activation != "none" and not by_result:
+            ctx.residual = residual.detach()
+        if now:
+            of.run(out, x, weight, bias, at if added == 2 else residual, True)
+        ctx.save_for_backward(*of.kept(ctx, x, weight, bias, out if by_result else None))
+        return out
+
+    @staticmethod
+    @first_derivatives
+    def backward(ctx: Any, grad: Tensor | None) -> tuple:  # type: ignore[override]
+        if grad is None:  # of a map that became another before anything was computed
+            return (None,) * 8
+        found, weight, bias, added = ctx.of.gradients(ctx, grad)
+        of_at, residual = (added, None) if ctx.added == 2 else (None, added)
+        return of_at, found, weight, bias, residual, None, None, None
+
+
+def _still(given: tuple[Tensor, int] | None) -> Tensor | None:
+    """What an activation gave, if nobody has written it since."""
+    if given is None:
+        return None
+    if given[0]._version != given[1]:
+        raise RuntimeError(
+            "sbnet: masked: one of the variables needed for gradient computation has been modified by an inplace "
+            f"operation: the result of an activation is at version {given[0]._version}, expected {given[1]}"
+        )
+    return given[0]
+
+
+def note_clean(grad: Tensor) -> None:
+    grad.__dict__[CLEAN] = grad._version
+
+
+def fits(plane: Plane, x_plane: Plane, x: Tensor, size: Any, stride: list[int]) -> bool:
+    """Lies every block of x's plane, seen from the result's, within one block of that?"""
+    for d in range(2):
+        own, other = plane.active.grid.bsize[d], x_plane.active.grid.bsize[d]
+        if x.shape[2 + d] != size[d] * stride[d] or other % stride[d] or own % (other // stride[d]):
+            return False
+    return True

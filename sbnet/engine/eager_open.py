@@ -1,0 +1,279 @@
+"""What `sbnet.masked` leaves undone until somebody looks: zeros outside of the active blocks, and layers whose sum and
+activation are still to come.
+
+A convolution or a batch norm gives an *open* map: memory that is to hold its active blocks, undefined elsewhere. It is
+not even computed until the next op is known: a sum and an activation join its launch. Layers that read active blocks,
+or a ring of one pixel around them, take open maps as they are; for every other op the map is closed first, as it is
+for who still holds it when the context ends. Gradients between these layers are open likewise.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sbnet.engine.eager_chains import Conv, Layer, Norm, Plane, Pool, fits, told
+from sbnet.engine.eager_losses import Product, Total
+from sbnet.geometry import to_pair
+from sbnet.ops import fringe
+from sbnet.ops.masked.conv import autocast
+from sbnet.ops.masked.conv_grad import masked_gradient
+
+if TYPE_CHECKING:
+    from sbnet.active import Fringe
+    from sbnet.engine.eager import masked
+
+_ops = torch.ops.sbnet
+OPEN, HOOKED = "_sbnet_open", "_sbnet_hooked"  # notes of tensors: of open maps, and of those whose gradient is masked
+# What tells the size or the kind of a tensor reads none of its pixels.
+PLAIN = {
+    "size", "stride", "dim", "numel", "is_floating_point", "is_contiguous", "element_size", "ndimension", "is_complex",
+    "get_device", "nelement", "__len__", "storage_offset",
+}  # fmt: skip
+PROPERTIES = {
+    "shape", "dtype", "device", "ndim", "requires_grad", "is_cuda", "is_cpu", "is_meta", "layout", "is_leaf", "grad_fn",
+    "is_sparse", "is_quantized", "itemsize", "nbytes", "is_nested", "is_mkldnn", "is_xla", "is_mps", "is_xpu", "names",
+}  # fmt: skip
+
+
+@dataclass
+class _Pending:
+    """A layer that has not been run."""
+
+    of: Any
+    x: Tensor
+    weight: Any
+    bias: Any
+    residual: Any = None
+    added: int = 0
+
+
+@dataclass
+class _Open:
+    """What is known of an open map."""
+
+    plane: Plane
+    pending: _Pending | None
+    ring: bool = False  # are the pixels next to its blocks 0?
+    wants_ring: bool = False  # of the gradient
+
+
+class OpenMaps:
+    """The open maps of a context."""
+
+    def __init__(self, mode: masked) -> None:
+        self._mode = weakref.proxy(mode)
+        self._seen: list[weakref.ref] = []  # of all that were ever open
+        self._weights: dict[Any, Any] = {}
+        self._fringes: dict[Any, Fringe] = {}
+
+    # ---- what is known
+
+    def of(self, x: Any) -> _Open | None:
+        return x.__dict__.get(OPEN) if isinstance(x, Tensor) else None
+
+    def _add(self, x: Tensor, known: _Open) -> Tensor:
+        x.__dict__[OPEN] = known
+        self._seen.append(weakref.ref(x))
+        return self._mode.kept(x)
+
+    def settle(self, x: Any, ring: bool = False) -> None:
+        """Computes what is pending."""
+        known = self.of(x)
+        if known is None or known.pending is None:
+            return
+        p, known.pending = known.pending, None
+        with torch.no_grad():
+            p.of.run(x, p.x, p.weight, p.bias, x if p.added == 2 else p.residual, ring)
+        known.ring = ring
+
+    def settle_others(self, *but: Any) -> None:
+        """Before an op writes anything: what is pending may read it."""
+        for reference in self._seen:
+            x = reference()
+            if x is not None and all(x is not t for t in but):
+                self.settle(x)
+
+    def close(self, x: Any) -> None:
+        """Zeros outside of the active blocks."""
+        known = self.of(x)
+        if known is None:
+            return
+        self.settle(x)
+        _ops.sparse_fill_(x.detach(), known.plane.active.block_map, known.plane.active.grid.numbers(), 0.0)
+        del x.__dict__[OPEN]
+
+    def clear(self, x: Tensor, plane: Plane, window: Any) -> None:
+        """Zeros where a window reads what no active block holds. window: kernel, stride, padding, dilation."""
+        known = self.of(x)
+        if known is None:
+            return
+        self.settle(x)
+        key = tuple(x.shape[2:]), tuple(plane.active.grid.numbers()), tuple(map(tuple, window))
+        if key not in self._fringes:
+            self._fringes[key] = fringe(known.plane.active, plane.active, x.shape[2:], *window)
+        pixels = self._fringes[key]
+        own = known.plane.active
+        _ops.sparse_pointwise_(
+            torch.empty_like(x), None, None, None, None, own.indices[:0], own.count, own.grid.numbers(), "", x.detach(),
+            pixels.pixels, pixels.count,
+        )  # fmt: skip
+
+    def close_all(self, args: Any, hooked: bool = False) -> None:
+        """The same of all tensors among arguments. hooked: their gradients are looked at, too."""
+        for t in args:
+            if isinstance(t, (tuple, list)):
+                self.close_all(t, hooked)
+            elif isinstance(t, Tensor):
+                self.close(t)
+                if hooked and self._mode.keeps(t):
+                    self._hook(t)
+
+    def _hook(self, x: Tensor) -> None:
+        """Whoever looks at its gradient sees zeros outside of the active blocks."""
+        if x.requires_grad and not x.__dict__.get(HOOKED):
+            active = self._mode.active(x.shape[2:])
+            block_map, grid = active.block_map, active.grid.numbers()
+            x.register_hook(lambda grad: masked_gradient(grad, block_map, grid))
+            x.__dict__[HOOKED] = True
+
+    def finish(self, failed: bool) -> None:
+        """Who holds a map when the context ends may do anything with it."""
+        living = [x for x in (reference() for reference in self._seen) if x is not None]
+        for x in living if not failed else ():
+            self.settle(x)
+        for x in living:
+            if not failed:
+                self.close(x)
+                self._hook(x)
+            x.__dict__.pop(OPEN, None)
+            x.__dict__.pop(HOOKED, None)
+        self._seen.clear()
+        self._weights.clear()
+        self._fringes.clear()
+
+    # ---- layers
+
+    def _plane(self, size: Any) -> Plane:
+        return Plane(self._mode.active(size), self._mode.ring(size))
+
+    def _weight(self, weight: Tensor, dtype: torch.dtype, turn: bool) -> tuple[Tensor, Tensor | None]:
+        """The weight in a dtype and channels_last memory, and turned. A network may use it more than once."""
+        key = id(weight), weight._version, dtype, turn
+        if key not in self._weights:
+            with torch.no_grad():
+                if turn:
+                    found = _ops.turn_conv_weight(weight, dtype)
+                else:
+                    found = weight.detach().to(dtype).contiguous(memory_format=torch.channels_last), None
+            self._weights[key] = weight, found
+        return self._weights[key][1]
+
+    def conv(self, x: Tensor, weight: Tensor, bias: Any, size: Any, window: Any, groups: int) -> Tensor:
+        stride, padding, dilation = ([*to_pair(v, "masked: window")] for v in window)
+        kernel = weight.shape[2:]
+        reach = max(max(p, d * (k - 1) - p) for p, d, k in zip(padding, dilation, kernel, strict=True))
+        alike = stride == [1, 1] and tuple(size) == tuple(x.shape[2:])
+        known, listed = self.of(x), self._mode.keeps(x)
+        if known is not None:
+            self.settle(x, ring=reach > 0)
+            if not alike or reach > 1 or (reach == 1 and not known.ring):
+                self.clear(x, self._plane(size), (list(kernel), stride, padding, dilation))
+        (x,) = autocast(x)
+        plane = self._plane(size)
+        x_plane = self._plane(x.shape[2:]) if listed else None
+        turn = groups == 1 and listed and alike and torch.is_grad_enabled() and x.requires_grad
+        same, turned = self._weight(weight, x.dtype, turn)
+        exact = x_plane is not None and fits(plane, x_plane, x, size, stride) and reach <= 1
+        of = Conv(plane, (stride, padding, dilation), groups, reach, x_plane, exact, same, turned)
+        out = Layer.apply(None, x, weight, bias, None, of, False, 0)
+        known = _Open(plane, _Pending(of, x, weight, bias), wants_ring=exact and reach > 0)
+        return self._add(out, known)
+
+    def norm(self, x: Tensor, weight: Any, bias: Any, eps: float, follow: list[Any]) -> Tensor:
+        """follow: running statistics, and by how much they move; or nothing."""
+        self.settle(x)
+        known = self.of(x)
+        plane = self._plane(x.shape[2:])
+        of = Norm(plane, eps, follow, known is not None and known.wants_ring)
+        out = Layer.apply(None, x, weight, bias, None, of, False, 0)
+        return self._add(out, _Open(plane, _Pending(of, x, weight, bias)))
+
+    def activate(self, x: Tensor, name: str, param: float, inplace: bool) -> Tensor | None:
+        """As the end of the pending layer; None where it must be an op of its own."""
+        known = self.of(x)
+        p = None if known is None else known.pending
+        if known is None or p is None or not p.of.takes(name, param, p.added > 0):
+            self.settle(x)
+            return None
+        of = replace(p.of, activation=name, param=param)
+        if p.added == 2:  # the node of the sum has the residual's own node for its next: it learns of the activation
+            if not inplace or not told(name, param):
+                self.settle(x)
+                return None
+            known.pending = None
+            with torch.no_grad():
+                of.run(x, p.x, p.weight, p.bias, x, True)
+            if x.grad_fn is not None:
+                x.grad_fn.of, x.grad_fn.given = of, (x.detach(), x._version)  # type: ignore[attr-defined]
+            return self._add(x, _Open(known.plane, None, ring=True))
+        if inplace:
+            known.pending = None
+        out = Layer.apply(x if inplace else None, p.x, p.weight, p.bias, p.residual, of, True, p.added)
+        return self._add(out, _Open(known.plane, None, ring=True))
+
+    def add(self, a: Tensor, b: Tensor, inplace: bool) -> Tensor | None:
+        """Of two maps, as the residual of the one that is pending; None where neither is."""
+        for x, other in ((a, b), (b, a)):
+            known = self.of(x)
+            p = None if known is None else known.pending
+            if known is None or p is None or p.added or p.of.activation != "none":
+                continue
+            self.settle(other)
+            if x is a and inplace:
+                known.pending = None
+                p = replace(p, residual=other, added=1)
+                out = Layer.apply(a, p.x, p.weight, p.bias, other, p.of, False, 1)
+            elif inplace:
+                p = replace(p, added=2)
+                out = Layer.apply(a, p.x, p.weight, p.bias, None, p.of, False, 2)
+            else:
+                p = replace(p, residual=other, added=1)
+                out = Layer.apply(None, p.x, p.weight, p.bias, other, p.of, False, 1)
+            return self._add(out, _Open(known.plane, p))
+        return None
+
+    def pool(
+        self, x: Tensor, size: Any, maximum: bool, window: Any, counted: bool = True, divisor: Any = None
+    ) -> Tensor:
+        """window: kernel, stride, padding and dilation."""
+        numbers = [[*to_pair(v, "masked: window")] for v in window]
+        planes = self._plane(size), self._plane(x.shape[2:])
+        self.clear(x, planes[0], numbers)
+        return self._mode.kept(Pool.apply(x, *planes, maximum, *numbers, counted, divisor))
+
+    def product(self, x: Tensor, other: Any, name: str) -> Tensor:
+        self.settle(x)
+        self.settle(other)
+        known, plane = self.of(x), self._plane(x.shape[2:])
+        wants_ring = known is not None and known.wants_ring
+        return self._add(Product.apply(x, other, plane, name, wants_ring), _Open(plane, None))
+
+    def total(self, x: Tensor, mean: bool) -> Tensor:
+        self.settle(x)
+        return Total.apply(x, self._plane(x.shape[2:]), mean)
+
+    def cat(self, tensors: Any) -> Tensor:
+        """Channels of maps."""
+        for t in tensors:
+            self.settle(t)
+        known = [self.of(t) for t in tensors]
+        out = torch.cat(tensors, 1)
+        open_ones = [k for k in known if k is not None]
+        if not open_ones:
+            return self._mode.kept(out)
+        return self._add(out, _Open(open_ones[0].plane, None, ring=all(k.ring for k in open_ones)))

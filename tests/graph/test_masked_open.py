@@ -1,0 +1,253 @@
+"""Inside `sbnet.masked` zeros and activations are left undone until somebody looks: nobody may find them missing."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import sbnet
+from sbnet.benchmarks.harness.dense_masked import DenseMasked
+from support.helpers import assert_as_accurate_as_torch
+
+SIZE, BLOCK = (32, 40), 8
+
+
+def data(device, channels=3, density=0.01):
+    torch.manual_seed(1)
+    x, mask = torch.randn(2, channels, *SIZE), torch.rand(2, *SIZE) < density
+    mask[:, 3, 3] = True
+    return x.to(device), mask.to(device)
+
+
+def layers(device, channels=3):
+    torch.manual_seed(0)
+    found = nn.ModuleDict(
+        {
+            "conv": nn.Conv2d(channels, 8, 3, padding=1),
+            "norm": nn.BatchNorm2d(8),
+            "next": nn.Conv2d(8, 8, 3, padding=1),
+            "one": nn.Conv2d(8, 8, 1, bias=False),
+            "other": nn.BatchNorm2d(8),
+            "down": nn.Conv2d(8, 8, 3, 2, 1),
+            "wide": nn.Conv2d(8, 8, 5, padding=2, groups=8),
+        }
+    )
+    for module in found.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.weight), nn.init.normal_(module.bias)
+    return found.to(device)
+
+
+def inline_(x, other):
+    x += other
+    return x
+
+
+# what a network may do with maps that are not made yet
+NETWORKS = {
+    "activation in place": lambda n, x: F.relu_(n["norm"](n["conv"](x))),
+    "both sides of an activation": lambda n, x: (lambda y: F.relu(y) + 2 * y)(n["norm"](n["conv"](x))),
+    "both sides of a convolution": lambda n, x: (lambda y: n["next"](F.silu(y)) + n["one"](y))(n["conv"](x)),
+    "residual": lambda n, x: (lambda y: n["next"](F.relu_(inline_(n["norm"](n["one"](y)), y))))(F.relu(n["conv"](x))),
+    "residual after a norm": lambda n, x: (
+        lambda y: F.relu_(inline_(n["norm"](n["one"](y)).clone(), n["other"](n["next"](y))))
+    )(F.relu(n["conv"](x))),
+    "two norms added": lambda n, x: (
+        lambda y: n["next"](F.relu_(inline_(n["norm"](n["one"](y)), n["other"](n["next"](y)))))
+    )(F.relu(n["conv"](x))),
+    "sum, then silu": lambda n, x: (lambda y: F.silu(n["norm"](n["one"](y)) + y))(n["conv"](x)),
+    "sum of convolutions": lambda n, x: (lambda y: F.gelu(n["one"](y) + n["next"](y)))(F.hardswish(n["conv"](x))),
+    "leaky in place": lambda n, x: n["next"](F.leaky_relu_(n["norm"](n["conv"](x)), 0.1)),
+    "an op that nobody knows": lambda n, x: torch.tanh(n["norm"](n["conv"](x))) * n["conv"](x).sigmoid(),
+    "larger windows": lambda n, x: n["wide"](F.relu(n["wide"](F.relu(n["norm"](n["conv"](x)))))),
+    "strides": lambda n, x: n["next"](F.relu(n["other"](n["down"](F.relu(n["norm"](n["conv"](x))))))),
+    "pools": lambda n, x: n["next"](F.max_pool2d(F.relu(n["norm"](n["conv"](x))), 3, 2, 1)),
+    "average pools": lambda n, x: n["next"](
+        F.avg_pool2d(F.relu(n["norm"](n["conv"](x))), 2) + F.avg_pool2d(n["conv"](x), 3, 2, 1, count_include_pad=False)
+    ),
+    "channels joined": lambda n, x: n["next"](
+        torch.cat([n["norm"](n["conv"](x))[:, :4], F.relu(n["one"](n["conv"](x)))[:, 4:]], 1)
+    ),
+    "parts joined": lambda n, x: torch.cat([F.relu(n["norm"](n["conv"](x))), n["one"](n["conv"](x))], 1),
+    "views": lambda n, x: (lambda y: y.flatten(1).view(2, 8, *SIZE)[:, :, :8])(n["norm"](n["conv"](x))),
+    "activation without a layer": lambda n, x: n["one"](F.relu(F.silu(n["norm"](n["conv"](x))), inplace=True)),
+    "losses": lambda n, x: (
+        lambda a, b: (a - b).square().mean() + (a * b * 0.5).sum() + ((a - 1.5 * x[:, :1]) ** 2).sum()
+    )(n["norm"](n["conv"](x)), F.relu(n["next"](n["conv"](x)))),
+    "products with others": lambda n, x: (lambda a: (a - torch.ones_like(a)) * torch.full_like(a, 2.0))(n["conv"](x)),
+    "a mean of a norm": lambda n, x: n["norm"](n["conv"](x)).square().mean() + F.relu(n["next"](n["conv"](x))).mean(),
+    "shared weights": lambda n, x: n["next"](F.relu(n["next"](F.relu(n["next"](n["conv"](x)))))),
+}
+
+
+def gradients(of, net, x, mode, dtype):
+    net = net.to(dtype)
+    net.zero_grad()
+    with mode:
+        y = of(net, x.to(dtype))
+        loss = (
+            y.float().sum()
+            if not y.dim()
+            else (y * torch.linspace(-1, 1, y.numel(), dtype=dtype, device=y.device).view(y.shape)).sum()
+        )
+    loss.backward()
+    return [y.detach(), *(p.grad.clone() for p in net.parameters() if p.grad is not None)]
+
+
+@pytest.mark.parametrize("poisoned", [False, True], ids=["", "poisoned"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_what_is_left_undone_is_done_before_it_is_looked_at(device, name, poisoned):
+    """Poisoned: memory that nobody wrote holds NaN."""
+    x, mask = data(device)
+    of = NETWORKS[name]
+    was = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(poisoned, warn_only=True)
+    try:
+        got = gradients(of, layers(device), x, sbnet.masked(mask, BLOCK), torch.float32)
+    finally:
+        torch.use_deterministic_algorithms(was)
+    torchs = gradients(of, layers(device), x, DenseMasked(mask, BLOCK), torch.float32)
+    exact = gradients(of, layers(device), x, DenseMasked(mask, BLOCK), torch.float64)
+    assert len(got) == len(torchs) == len(exact)
+    for k, parts in enumerate(zip(got, torchs, exact, strict=True)):
+        if parts[2].norm() > 1e-9:
+            assert_as_accurate_as_torch(*parts, f"{name}: {k}")
+        else:  # of a bias that a norm takes away again: all that is there is rounding
+            assert parts[0].norm() < 1e-2 * max(t.norm() for t in exact[1:])
+
+
+def test_what_is_pending_reads_no_later_values(device):
+    x, mask = data(device)
+    net = layers(device)
+
+    def run(x):
+        y = net["conv"](x)
+        z = net["one"](y)
+        y.mul_(2)
+        return F.relu(z)
+
+    with torch.no_grad():
+        with sbnet.masked(mask, BLOCK):
+            got = run(x)
+        with DenseMasked(mask, BLOCK):
+            wanted = run(x)
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_who_holds_a_map_when_the_context_ends(device):
+    x, mask = data(device)
+    net = layers(device)
+    active = sbnet.masked(mask, BLOCK)
+    with active:
+        a = net["conv"](x)
+        b = net["norm"](a)
+        c = F.relu(b)
+    inside = active.active(SIZE).pixel_mask(SIZE)
+    with DenseMasked(mask, BLOCK):
+        wanted = F.relu(layers(device)["norm"](net["conv"](x)))
+    for y in (a, b, c):
+        assert not y[(~inside).expand_as(y)].any()
+        assert y[inside.expand_as(y)].any()
+    torch.testing.assert_close(c, wanted, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(net["norm"].running_mean, 0.1 * a.sum((0, 2, 3)) / inside.sum())
+
+
+def test_gradients_of_maps_are_zero_outside(device):
+    """Of those whose gradient somebody asks for, inside or later."""
+    x, mask = data(device)
+    net = layers(device)
+    active, seen = sbnet.masked(mask, BLOCK), []
+    with active:
+        a = net["conv"](x)
+        b = F.relu(net["norm"](a))
+        b.retain_grad()
+        c = net["next"](b)
+        c.register_hook(lambda grad: seen.append(grad))
+        d = net["next"](F.relu(net["other"](c)))
+    inside = active.active(SIZE).pixel_mask(SIZE)
+    (of_a,) = torch.autograd.grad(d.square().sum(), a, retain_graph=True)
+    d.square().sum().backward()
+    for grad in (of_a, b.grad, *seen):
+        assert torch.isfinite(grad).all()
+        assert not grad[(~inside).expand_as(grad)].any()
+        assert grad.any()
+
+
+def test_a_result_that_was_written_since_is_refused(device):
+    """As PyTorch does it."""
+    x, mask = data(device)
+    net = layers(device)
+    with sbnet.masked(mask, BLOCK):
+        y = F.relu(inline_(net["norm"](net["conv"](x)), net["other"](net["one"](net["conv"](x)))))
+        z = y.square()
+    with torch.no_grad():
+        y.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        z.sum().backward()
+
+
+def test_second_derivatives_are_refused_but_with_stacks(device):
+    x, mask = data(device)
+    for capacity in (None, 1.0):
+        net = layers(device)
+        with sbnet.masked(mask, BLOCK, capacity=capacity):
+            y = net["next"](F.silu(net["conv"](x)))
+            loss = y.square().sum()
+        if capacity is None:
+            with pytest.raises(RuntimeError, match="create_graph: expected a context with a capacity"):
+                torch.autograd.grad(loss, net["conv"].weight, create_graph=True)
+        else:
+            (first,) = torch.autograd.grad(loss, net["conv"].weight, create_graph=True)
+            first.square().sum().backward()
+            assert net["conv"].weight.grad.any()
+
+
+class Keeps(torch.autograd.Function):
+    """A function that no mode sees, which computes again in its backward pass."""
+
+    @staticmethod
+    def forward(ctx, x, net):
+        ctx.save_for_backward(x)
+        ctx.net = net
+        return net["one"](x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        Keeps.seen = x
+        return F.conv_transpose2d(grad, ctx.net["one"].weight), None
+
+
+def test_functions_of_autograd_are_given_whole_maps(device):
+    x, mask = data(device)
+    net = layers(device)
+    active = sbnet.masked(mask, BLOCK)
+    with active:
+        loss = Keeps.apply(net["norm"](net["conv"](x)), net).square().sum()
+    loss.backward()
+    inside = active.active(SIZE).pixel_mask(SIZE)
+    assert Keeps.seen.any()
+    assert not Keeps.seen[(~inside).expand_as(Keeps.seen)].any()
+
+
+@pytest.mark.parametrize("batch", [0, 2])
+@pytest.mark.parametrize("density", [0.0, 1.0])
+def test_empty_and_full_masks(device, batch, density):
+    torch.manual_seed(1)
+    x = torch.randn(batch, 3, *SIZE, device=device)
+    mask = torch.full((batch, *SIZE), bool(density), device=device)
+    got = gradients(NETWORKS["residual"], layers(device), x, sbnet.masked(mask, BLOCK), torch.float32)
+    assert all(torch.isfinite(t).all() for t in got)
+    assert not density or not batch or all(t.any() for t in got[:2])
+    if not density:
+        assert not any(t.any() for t in got)
+
+
+def test_without_gradients(device):
+    x, mask = data(device)
+    net = layers(device)
+    for context in (torch.no_grad, torch.inference_mode):
+        with context(), sbnet.masked(mask, BLOCK):
+            y = NETWORKS["residual"](net, x)
+        assert torch.isfinite(y).all()
+        assert not y.requires_grad
