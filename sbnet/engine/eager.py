@@ -191,6 +191,9 @@ class masked(TorchFunctionMode):
             self._met, first = True, None
         known = bool(args) and isinstance(args[0], Tensor)
         nhwc = known and self.lies_nhwc(args[0])
+        layer = (IN_NHWC if nhwc else LAYERS).get(func)
+        if func in LOSSES and not (known and self.keeps(args[0])):
+            layer = None
         maps = open_of(self)
         move, writes = _kind(func, args, kwargs)
         if maps is not None:
@@ -200,14 +203,12 @@ class masked(TorchFunctionMode):
                 return args[0]
             # A function of autograd's own, which no mode sees, may keep what its forward pass was given.
             hidden = not torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in args)
-            if (hidden or func not in TAKES_OPEN) and not _reads_no_pixels(func, move):
+            takes = layer is not None and func in TAKES_OPEN and not hidden
+            if not takes and not _reads_no_pixels(func, move):
                 looked_at = move in ("register_hook", "retain_grad", "requires_grad_") or func is torch.autograd.grad
                 maps.close_all((args, tuple(kwargs.values())), looked_at)
         if known and self._has(args[0], OTHER):
             return self._of_other(func, args, func(*args, **kwargs))
-        layer = (IN_NHWC if nhwc else LAYERS).get(func)
-        if func in LOSSES and not (known and self.keeps(args[0])):
-            layer = None
         if layer is not None:
             self._check(first)
             found = layer(self, *args, **kwargs)
@@ -276,7 +277,7 @@ class masked(TorchFunctionMode):
         if torch.compiler.is_compiling():
             self._traced[what].append(x)
         else:
-            self.noted(x, what, True)
+            self.noted(x, what, x.grad_fn)
         return x
 
     def noted(self, x: Tensor, what: str, value: Any) -> None:
@@ -287,6 +288,8 @@ class masked(TorchFunctionMode):
     def _has(self, x: Tensor, what: str) -> bool:
         if torch.compiler.is_compiling():
             return any(x is t for t in self._traced[what])
+        if what == KEPT:  # another function may have made it its own since: its gradient is wanted everywhere
+            return what in x.__dict__ and x.__dict__[what] is x.grad_fn
         return what in x.__dict__
 
     def lies_nhwc(self, x: Tensor) -> bool:

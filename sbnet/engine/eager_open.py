@@ -60,6 +60,7 @@ class _Open:
     pending: _Pending | None
     ring: bool = False  # are the pixels next to its blocks 0?
     wants_ring: bool = False  # of the gradient
+    node: Any = None  # its grad_fn when it was noted: where another made it since, what is pending is not its history
 
 
 class OpenMaps:
@@ -77,9 +78,17 @@ class OpenMaps:
         return x.__dict__.get(OPEN) if isinstance(x, Tensor) else None
 
     def _add(self, x: Tensor, known: _Open) -> Tensor:
+        known.node = x.grad_fn
         x.__dict__[OPEN] = known
         self._seen.append(weakref.ref(x))
         return self._mode.kept(x)
+
+    def _pending(self, x: Tensor) -> tuple[_Open, _Pending] | None:
+        """What another op may join."""
+        known = self.of(x)
+        if known is None or known.pending is None or known.node is not x.grad_fn:
+            return None
+        return known, known.pending
 
     def settle(self, x: Any, ring: bool = False) -> None:
         """Computes what is pending."""
@@ -205,11 +214,11 @@ class OpenMaps:
 
     def activate(self, x: Tensor, name: str, param: float, inplace: bool) -> Tensor | None:
         """As the end of the pending layer; None where it must be an op of its own."""
-        known = self.of(x)
-        p = None if known is None else known.pending
-        if known is None or p is None or not p.of.takes(name, param, p.added > 0):
+        found = self._pending(x)
+        if found is None or not found[1].of.takes(name, param, found[1].added > 0):
             self.settle(x)
             return None
+        known, p = found
         of = replace(p.of, activation=name, param=param)
         if p.added == 2:  # the node of the sum has the residual's own node for its next: it learns of the activation
             if not inplace or not told(name, param):
@@ -229,10 +238,10 @@ class OpenMaps:
     def add(self, a: Tensor, b: Tensor, inplace: bool) -> Tensor | None:
         """Of two maps, as the residual of the one that is pending; None where neither is."""
         for x, other in ((a, b), (b, a)):
-            known = self.of(x)
-            p = None if known is None else known.pending
-            if known is None or p is None or p.added or p.of.activation != "none":
+            found = self._pending(x)
+            if found is None or found[1].added or found[1].of.activation != "none":
                 continue
+            known, p = found
             self.settle(other)
             if x is a and inplace:
                 known.pending = None

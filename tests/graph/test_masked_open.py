@@ -110,7 +110,9 @@ def test_what_is_left_undone_is_done_before_it_is_looked_at(device, name, poison
     exact = gradients(of, layers(device), x, DenseMasked(mask, BLOCK), torch.float64)
     assert len(got) == len(torchs) == len(exact)
     for k, parts in enumerate(zip(got, torchs, exact, strict=True)):
-        if parts[2].norm() > 1e-9:
+        if not parts[2].dim():  # one number's error is a matter of luck
+            torch.testing.assert_close(parts[0], parts[2].float(), rtol=1e-4, atol=1e-4)
+        elif parts[2].norm() > 1e-9:
             assert_as_accurate_as_torch(*parts, f"{name}: {k}")
         else:  # of a bias that a norm takes away again: all that is there is rounding
             assert parts[0].norm() < 1e-2 * max(t.norm() for t in exact[1:])
@@ -202,32 +204,39 @@ def test_second_derivatives_are_refused_but_with_stacks(device):
             assert net["conv"].weight.grad.any()
 
 
-class Keeps(torch.autograd.Function):
-    """A function that no mode sees, which computes again in its backward pass."""
+class Again(torch.autograd.Function):
+    """Computes again in its backward pass, as torch.utils.checkpoint does: a function that no mode sees."""
 
     @staticmethod
     def forward(ctx, x, net):
         ctx.save_for_backward(x)
         ctx.net = net
-        return net["one"](x)
+        return net["one"](net["other"](x))
 
     @staticmethod
     def backward(ctx, grad):
         (x,) = ctx.saved_tensors
-        Keeps.seen = x
-        return F.conv_transpose2d(grad, ctx.net["one"].weight), None
+        Again.seen = x, grad
+        with torch.enable_grad():
+            leaf = x.detach().requires_grad_()
+            y = ctx.net["one"](ctx.net["other"](leaf))
+        return torch.autograd.grad(y, leaf, grad)[0], None
 
 
-def test_functions_of_autograd_are_given_whole_maps(device):
+def test_functions_of_autograd_are_given_whole_maps_and_gradients(device):
     x, mask = data(device)
     net = layers(device)
     active = sbnet.masked(mask, BLOCK)
     with active:
-        loss = Keeps.apply(net["norm"](net["conv"](x)), net).square().sum()
-    loss.backward()
+        y = Again.apply(net["norm"](net["conv"](x)), net)
+        loss = net["next"](F.relu(y)).square().sum() + y.square().sum()
+        loss.backward()
     inside = active.active(SIZE).pixel_mask(SIZE)
-    assert Keeps.seen.any()
-    assert not Keeps.seen[(~inside).expand_as(Keeps.seen)].any()
+    for t in Again.seen:
+        assert t.any()
+        assert not t[(~inside).expand_as(t)].any()
+    assert torch.isfinite(net["conv"].weight.grad).all()
+    assert net["conv"].weight.grad.any()
 
 
 @pytest.mark.parametrize("batch", [0, 2])

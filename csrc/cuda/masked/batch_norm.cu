@@ -23,12 +23,15 @@ __device__ __forceinline__ Activation chosen(Activation activation) {
   return kKind == Kind::kNone ? Activation::kNone : kKind == Kind::kRelu ? Activation::kRelu : activation;
 }
 
-// A word's numbers out of a table [rows][channels of the CTA].
+// A word's numbers out of a table [rows][channels of the CTA] in shared memory, read where they are used: registers
+// that held them would be room for other CTAs.
 template <int kN>
-__device__ __forceinline__ void read_row(const float* table, int row, const SumThread& thread, float (&to)[kN]) {
-#pragma unroll
-  for (int e = 0; e < kN; ++e) to[e] = table[(row * thread.words + thread.word) * kN + e];
-}
+struct Row {
+  const float* at;
+  __device__ __forceinline__ Row(const float* table, int row, const SumThread& thread)
+      : at(table + (row * thread.words + thread.word) * kN) {}
+  __device__ __forceinline__ float operator[](int e) const { return at[e]; }
+};
 
 template <class T, int kN>
 struct Two {
@@ -49,7 +52,7 @@ struct Three {
 // mean = sum of n m / n, variance = sum of (s + n m^2) / n - mean^2, over parts of n pixels with mean m and sum of
 // squared distances s. In double: what cancels there has been rounded to 24 bits.
 template <class T, int kN, Kind kKind>
-__global__ void __launch_bounds__(kSumThreads, kKind == Kind::kOther ? 2 : 3)
+__global__ void __launch_bounds__(kSumThreads, kKind == Kind::kOther ? 3 : 5)
     norm_kernel(const __grid_constant__ Conv2dParams as_conv, const __grid_constant__ BatchNormParams p,
                 const __grid_constant__ SumPlan plan, const __grid_constant__ FringePlan fringe, const float* values,
                 const float* counts) {
@@ -62,6 +65,11 @@ __global__ void __launch_bounds__(kSumThreads, kKind == Kind::kOther ? 2 : 3)
   const int64_t first = int64_t{blockIdx.y} * channels;
   double sums[3];
   const SumList list(as_conv, plan);
+  const int takers = takers_in_use(plan, list);
+  // Before anything is merged: who has no pixels merges nothing.
+  clear_fringe<T>(p, fringe, (int64_t{blockIdx.y} * gridDim.x + blockIdx.x) * kSumThreads + threadIdx.x,
+                  int64_t{gridDim.x} * gridDim.y * kSumThreads);
+  if (static_cast<int>(blockIdx.x) >= takers) return;
   merge_parts(channels, list.parts, sums, [&](int part, int channel, double (&to)[3]) {
     const float n = counts[part];
     if (!(n > 0.f) || first + channel >= C) return;
@@ -84,11 +92,10 @@ __global__ void __launch_bounds__(kSumThreads, kKind == Kind::kOther ? 2 : 3)
     table[2 * channels + threadIdx.x] = parameter(p.bias, p.param_dtype, c, 0.f);
   }
   __syncthreads();
-  float mean[kN], scale[kN], shift[kN];
-  read_row(table, 0, thread, mean), read_row(table, 1, thread, scale), read_row(table, 2, thread, shift);
+  const Row<kN> mean(table, 0, thread), scale(table, 1, thread), shift(table, 2, thread);
   const bool added = p.residual.data != nullptr;
-  for_part<4>(
-      as_conv, plan, thread, list, gridDim.x,
+  for_part<1>(
+      as_conv, plan, thread, list, takers,
       [&](const portable::Pixel& at) {
         Two<T, kN> in = {*word_at<T, kN>(p.x, at, thread.channel), zeros<T, kN>()};
         if (added) in.b = *word_at<T, kN>(p.residual, at, thread.channel);
@@ -103,8 +110,6 @@ __global__ void __launch_bounds__(kSumThreads, kKind == Kind::kOther ? 2 : 3)
         }
         *word_at<T, kN>(p.y, at, thread.channel) = out;
       });
-  clear_fringe<T>(p, fringe, (int64_t{blockIdx.y} * gridDim.x + blockIdx.x) * kSumThreads + threadIdx.x,
-                  int64_t{gridDim.x} * gridDim.y * kSumThreads);
 }
 
 // ---- backward
@@ -112,8 +117,10 @@ __global__ void __launch_bounds__(kSumThreads, kKind == Kind::kOther ? 2 : 3)
 // g of a word: dy through the activation, by what it gave, or by what it was of, (x - mean) scale + shift.
 template <class T, int kN, Kind kKind>
 struct Through {
-  float mean[kN], scale[kN], shift[kN];
+  Row<kN> mean, scale, shift;  // rows of the table
 
+  __device__ __forceinline__ Through(const float* table, const SumThread& thread)
+      : mean(table, 0, thread), scale(table, 1, thread), shift(table, 2, thread) {}
   __device__ __forceinline__ float operator()(const BatchNormGradParams& p, const Three<T, kN>& in, int e) const {
     const float grad = to_float(in.a.channel[e]);
     if (kKind == Kind::kNone) return grad;
@@ -122,6 +129,13 @@ struct Through {
     return gradient(chosen<kKind>(p.activation), p.activation_param, grad, z);
   }
 };
+// Mean, scale and shift of a channel that a thread of the CTA has.
+__device__ __forceinline__ void tabulate(const BatchNormGradParams& p, int64_t c, float* to, int channels) {
+  const int64_t C = p.x.size[1];
+  to[0] = p.statistics[c];
+  to[channels] = parameter(p.weight, p.param_dtype, c, 1.f) * (1.f / sqrtf(p.statistics[C + c] + p.eps));
+  to[2 * channels] = parameter(p.bias, p.param_dtype, c, 0.f);
+}
 template <class T, int kN>
 __device__ __forceinline__ Three<T, kN> load_three(const BatchNormGradParams& p, const portable::Pixel& at,
                                                    int64_t channel) {
@@ -133,7 +147,7 @@ __device__ __forceinline__ Three<T, kN> load_three(const BatchNormGradParams& p,
 // Sums of g and of g (x - mean). A CTA takes a part of the list and some words of channels; its threads' are added in
 // order.
 template <class T, int kN, Kind kKind>
-__global__ void __launch_bounds__(kSumThreads, kKind == Kind::kOther ? 2 : 3)
+__global__ void __launch_bounds__(kSumThreads, kKind == Kind::kOther ? 2 : 4)
     sum_kernel(const __grid_constant__ Conv2dParams as_conv, const __grid_constant__ BatchNormGradParams p,
                const __grid_constant__ SumPlan plan, float* sums) {
   extern __shared__ float found[];  // [2 * kN][kSumThreads]
@@ -144,16 +158,13 @@ __global__ void __launch_bounds__(kSumThreads, kKind == Kind::kOther ? 2 : 3)
   const SumList list(as_conv, plan);
   if (static_cast<int>(blockIdx.x) >= list.parts) return;
   float of_grad[kN] = {}, of_both[kN] = {};
-  Through<T, kN, kKind> through;
-#pragma unroll
-  for (int e = 0; e < kN; ++e) {
-    const int64_t c = thread.channel + e;
-    through.mean[e] = thread.taken ? p.statistics[c] : 0.f;
-    through.scale[e] =
-        thread.taken ? parameter(p.weight, p.param_dtype, c, 1.f) / sqrtf(p.statistics[C + c] + p.eps) : 0.f;
-    through.shift[e] = thread.taken ? parameter(p.bias, p.param_dtype, c, 0.f) : 0.f;
-  }
-  for_part<4>(
+  __shared__ float table[3 * kSumThreads];
+  const int channels = static_cast<int>(thread.words) * kN;
+  if (const int64_t c = int64_t{blockIdx.y} * channels + threadIdx.x; static_cast<int>(threadIdx.x) < channels && c < C)
+    tabulate(p, c, table + threadIdx.x, channels);
+  __syncthreads();
+  const Through<T, kN, kKind> through(table, thread);
+  for_part<1>(
       as_conv, plan, thread, list, list.parts,
       [&](const portable::Pixel& at) { return load_three<T, kN>(p, at, thread.channel); },
       [&](const portable::Pixel&, const Three<T, kN>& in) {
@@ -183,7 +194,7 @@ __global__ void __launch_bounds__(kSumThreads, kKind == Kind::kOther ? 2 : 3)
 }
 
 template <class T, int kN, Kind kKind>
-__global__ void __launch_bounds__(kSumThreads, kKind == Kind::kOther ? 2 : 3)
+__global__ void __launch_bounds__(kSumThreads, kKind == Kind::kOther ? 3 : 4)
     norm_grad_kernel(const __grid_constant__ Conv2dParams as_conv, const __grid_constant__ BatchNormGradParams p,
                      const __grid_constant__ SumPlan plan, const __grid_constant__ FringePlan fringe,
                      const float* found) {
@@ -196,6 +207,10 @@ __global__ void __launch_bounds__(kSumThreads, kKind == Kind::kOther ? 2 : 3)
   const int64_t first = int64_t{blockIdx.y} * channels;
   double sums[2];
   const SumList list(as_conv, plan);
+  const int takers = takers_in_use(plan, list);
+  clear_fringe<T>(p, fringe, (int64_t{blockIdx.y} * gridDim.x + blockIdx.x) * kSumThreads + threadIdx.x,
+                  int64_t{gridDim.x} * gridDim.y * kSumThreads);
+  if (static_cast<int>(blockIdx.x) >= takers) return;
   merge_parts(channels, list.parts, sums, [&](int part, int channel, double (&to)[2]) {
     if (first + channel >= C) return;
     to[0] += found[2 * int64_t{part} * C + first + channel];
@@ -209,19 +224,15 @@ __global__ void __launch_bounds__(kSumThreads, kKind == Kind::kOther ? 2 : 3)
       p.grad_params[C + c] = static_cast<float>(sums[0]);
     }
     float* const to = table + threadIdx.x;
-    to[0] = p.statistics[c];
-    to[channels] = a;
-    to[2 * channels] = parameter(p.bias, p.param_dtype, c, 0.f);
+    tabulate(p, c, to, channels);
     to[3 * channels] = -a * scale * scale * static_cast<float>(sums[1] / pixels);
     to[4 * channels] = -a * static_cast<float>(sums[0] / pixels);
   }
   __syncthreads();
-  Through<T, kN, kKind> through;
-  float b[kN], shift[kN];
-  read_row(table, 0, thread, through.mean), read_row(table, 1, thread, through.scale);
-  read_row(table, 2, thread, through.shift), read_row(table, 3, thread, b), read_row(table, 4, thread, shift);
-  for_part<2>(
-      as_conv, plan, thread, list, gridDim.x,
+  const Through<T, kN, kKind> through(table, thread);
+  const Row<kN> b(table, 3, thread), shift(table, 4, thread);
+  for_part<1>(
+      as_conv, plan, thread, list, takers,
       [&](const portable::Pixel& at) { return load_three<T, kN>(p, at, thread.channel); },
       [&](const portable::Pixel& at, const Three<T, kN>& in) {
         Word<T, kN> out, g;
@@ -235,8 +246,6 @@ __global__ void __launch_bounds__(kSumThreads, kKind == Kind::kOther ? 2 : 3)
         *word_at<T, kN>(p.y, at, thread.channel) = out;
         if (p.grad_residual.data) *word_at<T, kN>(p.grad_residual, at, thread.channel) = g;
       });
-  clear_fringe<T>(p, fringe, (int64_t{blockIdx.y} * gridDim.x + blockIdx.x) * kSumThreads + threadIdx.x,
-                  int64_t{gridDim.x} * gridDim.y * kSumThreads);
 }
 
 __global__ void __launch_bounds__(kSumThreads) follow_kernel(const __grid_constant__ BatchNormFollowParams p) {
@@ -294,7 +303,7 @@ Status by_kind(const Params& p, bool in_words, const Run& run) {
   return by_dtype(p.x.dtype, [&](auto t) {
     using T = decltype(t);
     const auto of = [&](auto kind) {
-      return in_words && words_of_channels<T>(p) ? run(t, std::integral_constant<int, kSumWord>(), kind)
+      return in_words && words_of_channels<T>(p) ? run(t, std::integral_constant<int, kLanes<T>>(), kind)
                                                  : run(t, std::integral_constant<int, 1>(), kind);
     };
     switch (p.activation) {

@@ -15,8 +15,6 @@ struct SumPlan {
 };
 
 constexpr int kSumThreads = 256;
-// Channels of a thread's word: as many as leave registers for several CTAs on a multiprocessor.
-constexpr int kSumWord = 4;
 
 // A thread's place in its CTA: one of the CTA's words of channels, and every so manieth pixel of its part.
 struct SumThread {
@@ -48,7 +46,7 @@ struct SumList {
   int count, parts;
   int64_t entries;
   __device__ __forceinline__ SumList(const Conv2dParams& as_conv, const SumPlan& plan) {
-    constexpr int64_t kPixels = 16;  // of each thread
+    constexpr int64_t kPixels = 8;  // of each thread
     count = clamped_count(as_conv.active.count, static_cast<int>(as_conv.active.capacity));
     entries = plan.list.tiles(count, 1);
     const int64_t lanes = plan.words.quotient(kSumThreads),
@@ -56,6 +54,13 @@ struct SumList {
     parts = static_cast<int>(max(min(wanted, int64_t{plan.parts}), int64_t{1}));
   }
 };
+
+// Of so many CTAs that go over the list once more, those that have some pixels of each thread to take.
+__device__ __forceinline__ int takers_in_use(const SumPlan& plan, const SumList& list) {
+  constexpr int64_t kPixels = 2;
+  const int64_t pixels = plan.words.quotient(kSumThreads) * kPixels;
+  return static_cast<int>(max(min((list.entries + pixels - 1) / pixels, int64_t{gridDim.x}), int64_t{1}));
+}
 
 // use(pixel, load(pixel)) for the thread's pixels of part blockIdx.x of `parts`, kBatch loads of them at a time.
 template <int kBatch, class Load, class Use>
@@ -105,7 +110,7 @@ __device__ __forceinline__ void merge_parts(int channels, int parts, double (&su
 // of the numbers themselves, so that their spread bounds what cancels. Threads' are merged as Chan, Golub and LeVeque
 // have it (1979).
 template <class T, int kN>
-__global__ void __launch_bounds__(kSumThreads, 4)
+__global__ void __launch_bounds__(kSumThreads, 3)
     moments_kernel(const __grid_constant__ Conv2dParams as_conv, const __grid_constant__ SumPlan plan, float* values,
                    float* counts) {
   extern __shared__ __align__(16) float shared[];  // [2 * kN][kSumThreads], then counts [kSumThreads]
@@ -186,7 +191,7 @@ Status plan_sums(const char* op, const TensorView& x, const ActiveView& active, 
   };
   plan->parts = static_cast<int32_t>(parts(8, 4, kMostNormParts));
   *ctas = dim3(static_cast<unsigned>(plan->parts), static_cast<unsigned>(columns));
-  *takers = dim3(static_cast<unsigned>(parts(4, 3, INT32_MAX / 2)), static_cast<unsigned>(columns));
+  *takers = dim3(static_cast<unsigned>(parts(2, 5, INT32_MAX / 2)), static_cast<unsigned>(columns));
   return ok_status();
 }
 
