@@ -83,9 +83,13 @@ def measure(
     return not any("wrong" in row for row in session.rows)
 
 
+# What a verdict needs most, by name and the last word of the title: few blocks and all of them.
+FIRST = ("whole network", "rect"), ("whole network", "all"), ("conv 3x3", "0.9"), ("conv 3x3", "0")
+
+
 def one_of_each_first(chosen: Sequence[Case]) -> list[Case]:
-    """The first case of each name, then the second of each, and so on, networks before layers before ops: what fits
-    into a budget is of every kind."""
+    """FIRST, then the first case of each name, the second of each, and so on, networks before layers before ops: what
+    fits into a budget is of every kind."""
     order = {group: k for k, group in enumerate(report.KINDS)}
     chosen = sorted(chosen, key=lambda case: order.get(getattr(case, "group", ""), len(order)))
     counts: Counter[str] = Counter()
@@ -94,7 +98,9 @@ def one_of_each_first(chosen: Sequence[Case]) -> list[Case]:
         name = getattr(case, "name", "")
         ranks.append(counts[name])
         counts[name] += 1
-    return [case for _, case in sorted(zip(ranks, chosen, strict=True), key=lambda pair: pair[0])]
+    made = [case for _, case in sorted(zip(ranks, chosen, strict=True), key=lambda pair: pair[0])]
+    needed = {what: k for k, what in enumerate(FIRST)}
+    return sorted(made, key=lambda case: needed.get((getattr(case, "name", ""), case.title.split()[-1]), len(FIRST)))
 
 
 def load(path: Path) -> Session:

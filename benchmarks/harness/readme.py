@@ -21,6 +21,8 @@ ROWS = (  # the lines of the GPUs' table: networks, then layers, those among the
 NETWORKS = "YOLOv8s-like", "mobilenet_v3_large", "convnext_tiny", "resnet50", "ViT-B/16"
 MASKS = {"rect": "a tenth", "half": "half", "all": "all"}
 USUAL = (640, 640)
+MARK = r"\*"
+DISTURBED = 0.1  # share of the processor time that other processes took
 
 
 def parts(sessions: Iterable[Session]) -> dict[str, str]:
@@ -49,7 +51,7 @@ def speed_table(sessions: Sequence[Session]) -> str:
             of, rows = found[name, kind]
             dense = sorted(row["us"][row["dense form"]] for row in rows.values())
             line.append(f"{cell(dense[len(dense) // 2] / 1e3)} ms" if dense and of is not None else "")
-            line += [f"**{cell(rows[mask]['x dense'])}**" if mask in rows else "" for mask in MASKS]
+            line += [_gain(rows[mask]) if mask in rows else "" for mask in MASKS]
         lines.append(line)
     if not any(rows for _, rows in found.values()):
         return ""
@@ -61,6 +63,10 @@ def speed_table(sessions: Sequence[Session]) -> str:
         "network, with frame, mask and lists of blocks. Dense is each case's fastest form, timed in turn with it.\n"
         + "".join(filter(None, said))
     )
+
+
+def _gain(row: Row) -> str:
+    return f"**{cell(row['x dense'])}**{MARK if row.get('others', 0.0) > DISTURBED else ''}"
 
 
 def _chosen(sessions: Sequence[Session], network: str, cpu: bool) -> tuple[Session | None, dict[str, Row]]:
@@ -104,6 +110,8 @@ def _said(kind: str, found: Mapping[str, tuple[Session | None, dict[str, Row]]],
         f"\n{kind}: {' and '.join([most, *others])}, {dtypes}, torch {', '.join(sorted(torches))},\n"
         f"{' to '.join(sorted({min(dates), max(dates)}))}; dense: the fastest of {forms}."
     )
+    if any(row.get("others", 0.0) > DISTURBED for row in rows):
+        text += f" {MARK}: other programs took\nmore than a tenth of the processor meanwhile."
     many = [
         r for s in sessions if ("threads" in s.environment) == (kind == "CPU") for n in NETWORKS for r in _whole(s, n)
     ]

@@ -163,6 +163,14 @@ def test_the_time_budget_and_resuming():
     assert [row["name"] for row in done.rows] == ["a", "b", "c"]
 
 
+def test_a_budget_begins_with_what_the_verdict_needs():
+    chosen = command.one_of_each_first(list(registry.cases(Setting("cpu", "quick", compiled=False))))
+    kinds = [(case.name, case.title.split()[-1]) for case in chosen]
+    assert tuple(kinds[: len(command.FIRST)]) == command.FIRST
+    names = [name for name, _ in kinds[len(command.FIRST) :]]
+    assert len(set(names[:12])) == 12
+
+
 def test_no_case_is_begun_that_would_end_after_the_budget(monkeypatch):
     """Each takes 20 s: the third would end at 60."""
     now, done = [0.0], session()

@@ -11,6 +11,7 @@ from torch import nn
 import sbnet
 from sbnet import masks
 from sbnet.apps.pipeline import Cameras, Network, Pipeline, PipelineError
+from sbnet.apps.pipeline.batch import Batch
 from sbnet.apps.pipeline.stages import DEPTH
 from sbnet.benchmarks.harness import dense
 
@@ -193,6 +194,28 @@ def test_few_frames_are_held(newest):
     else:
         assert written[0] == 80
         assert most[0] <= 4 * (DEPTH + 2) + 2
+
+
+def test_the_next_call_begins_while_results_of_many_cameras_are_written(monkeypatch):
+    """Writing the first call's waits for the second; more cameras than results that may wait."""
+    calls, second, waited = [], threading.Event(), []
+    tick = Batch.tick
+
+    def ticked(self, frames):
+        calls.append(len(frames))
+        if len(calls) == 2:
+            second.set()
+        return tick(self, frames)
+
+    def sink(camera, result):
+        if result.frame.index == 0:
+            waited.append(second.wait(10))
+
+    monkeypatch.setattr(Batch, "tick", ticked)
+    sources = [[np.full((16, 24, 3), 9 * k, np.uint8) for k in range(3)] for _ in range(12)]
+    Cameras(sources, "all", nn.Conv2d(3, 3, 1).eval(), sink, device="cpu", compare=0, patience=10.0).run()
+    assert calls == [12] * 3
+    assert waited == [True] * 12
 
 
 def test_ctrl_c_and_limits(tmp_path):

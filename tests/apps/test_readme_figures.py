@@ -64,6 +64,10 @@ def test_dense_in_the_readme_is_the_fastest_form_of_the_same_rounds():
         in text
     )
     assert "Sixteen images a call gain more:\n90 to 90 (a tenth)." in text
+    rows[1]["others"] = 0.2
+    text = figures.speed_table([done])
+    assert "| **2**\\* |" in text
+    assert "\\*: other programs took\nmore than a tenth of the processor meanwhile" in text
     done.rows = rows[-1:]
     assert figures.speed_table([done]) == ""  # a file of other networks
 

@@ -19,6 +19,9 @@ from sbnet.apps.pipeline.stages import Ahead, Behind
 from sbnet.apps.pipeline.summary import Shot, Summary
 from sbnet.masks.base import Mask
 
+WAITING = 1  # calls whose results wait between two stages: each holds a frame of every camera
+Item = tuple[int, Result, int]  # a camera, its result, and how many the call had
+
 
 class Cameras:
     """`Pipeline` for several sources of frames of one size. A call of the network takes one frame of each; one that has
@@ -89,9 +92,10 @@ class Cameras:
         sinks = self._opened()
         compute = Batch(self.cameras, summary)
         feeds = [_Feed(camera, self.limit) for camera in self.cameras]
-        writing = behind = Behind(lambda item: _write(sinks, item, summary))
+        # All results of a call are one item: a queue shorter than a call would make the next one wait for the device.
+        writing = behind = Behind(lambda items: _write(sinks, items, summary), depth=WAITING)
         if first.device.type == "cuda":  # waiting for the device keeps the sinks from nothing
-            behind = Behind(lambda item: item[1].land(), writing)
+            behind = Behind(_land, writing, depth=WAITING)
         whole = closed = False
         try:
             begin = time.perf_counter()
@@ -99,8 +103,7 @@ class Cameras:
                 while any(feed.fault is None for feed in feeds):
                     frames = self._tick(feeds, compute, summary)
                     if frames:
-                        for item in compute.tick(frames):
-                            behind.put(item)
+                        behind.put(compute.tick(frames))
                         if told is not None:
                             told(summary)
             except KeyboardInterrupt:
@@ -221,13 +224,18 @@ def _decoders(cameras: Sequence[Pipeline]) -> tuple[str, str]:
     return names[0] if len(names) == 1 else counts, "; ".join(dict.fromkeys(why for _, why in found if why))
 
 
-def _write(sinks: Sequence[Sink], item: tuple[int, Result, int], summary: Summary) -> None:
-    camera, result, shared = item
-    result.land()
-    summary.waited += result.waited
-    result.ms /= shared  # of the call that it shared with the others
-    summary.ms.add(result.ms)
-    summary.densities.add(result.density)
-    if not summary.shots:
-        summary.show(result.frame.index, Shot(result))
-    sinks[camera].write(result)
+def _land(items: Sequence[Item]) -> None:
+    for _, result, _ in items:
+        result.land()
+
+
+def _write(sinks: Sequence[Sink], items: Sequence[Item], summary: Summary) -> None:
+    _land(items)
+    for camera, result, shared in items:
+        summary.waited += result.waited
+        result.ms /= shared  # of the call that it shared with the others
+        summary.ms.add(result.ms)
+        summary.densities.add(result.density)
+        if not summary.shots:
+            summary.show(result.frame.index, Shot(result))
+        sinks[camera].write(result)

@@ -33,8 +33,25 @@ class Clock:
     def stop(self, *results: Result) -> None:
         """All that the results of a call need has been asked for."""
         here, ms = self._event(), (time.perf_counter() - self._at) * 1e3
+        landed = Landed(self._begin, self._end or here, here) if self._cuda else None
         for result in results:
-            if self._cuda:
-                result.landed = self._begin, self._end or here, here
-            else:
-                result.ms = ms
+            result.landed, result.ms = landed, ms
+
+
+class Landed:
+    """What a call's results wait for: once for all of them."""
+
+    def __init__(self, begin: Any, end: Any, here: Any) -> None:
+        self._events: Any = begin, end, here
+        self._ms = 0.0
+
+    def wait(self) -> tuple[float, float]:
+        """Milliseconds that the device took, and seconds that this waited. Threads that share it call it in turn."""
+        if self._events is None:
+            return self._ms, 0.0
+        begin, end, here = self._events
+        asked = time.perf_counter()
+        here.synchronize()
+        waited = time.perf_counter() - asked
+        self._ms, self._events = begin.elapsed_time(end), None
+        return self._ms, waited

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -182,7 +181,7 @@ class Result:
         density: the share of them.
         ms: from the frame on the device to the result on it, mask included.
         finish: makes picture and records of what is on the host, once it is there.
-        landed: events of the device, until somebody has waited for them: before it, after it, when it is on the host.
+        landed: what tells when it is on the host (`sbnet.apps.pipeline.clock.Landed`), until somebody has waited.
         waited: seconds that this took.
     """
 
@@ -201,11 +200,8 @@ class Result:
     def land(self) -> None:
         """Waits for the device, and brings everything to the host."""
         if self.landed is not None:
-            begin, end, here = self.landed
-            asked = time.perf_counter()
-            here.synchronize()
-            self.waited = time.perf_counter() - asked
-            self.ms, self.landed = begin.elapsed_time(end), None
+            self.ms, self.waited = self.landed.wait()
+            self.landed = None
         if self.finish is not None:
             (self.picture, self.records), self.finish = self.finish(), None
         held = vars(self)["_picture"]  # drawn later, where it is a function
