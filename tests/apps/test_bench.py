@@ -21,20 +21,14 @@ from sbnet.benchmarks.harness.timing import Timer, floor_us
 from sbnet_command import cli
 
 LIMITS = {
-    "copy GB/s": 1.0,
-    "cached copy GB/s": 2.0,
-    "matrix TFLOP/s": {"float32": 1.0},
-    "launch us": 1.0,
-    "cache MB": 1,
-}
+    "copy GB/s": 1.0, "cached copy GB/s": 2.0, "matrix TFLOP/s": {"float32": 1.0}, "launch us": 1.0, "cache MB": 1,
+}  # fmt: skip
 ONCE = Timer("cpu", rounds=1, repeat=1)
 
 
 def tiny(device: str) -> list:
-    mark = [pytest.mark.gpu] if device == "cuda" else []
-    mark.append(
-        pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")
-    )
+    quiet = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")
+    mark = [quiet, pytest.mark.gpu] if device == "cuda" else [quiet]
     return [pytest.param(device, case, id=case.title, marks=mark) for case in registry.cases(Setting(device, "tiny"))]
 
 

@@ -9,7 +9,6 @@
 #include <type_traits>
 
 namespace sbnet::sm90 {
-
 __device__ __forceinline__ uint32_t smem_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
