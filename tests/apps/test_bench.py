@@ -157,32 +157,6 @@ def test_the_time_budget_and_resuming():
     assert [row["name"] for row in done.rows] == ["a", "b", "c"]
 
 
-def test_a_budget_begins_with_what_the_verdict_needs():
-    chosen = command.one_of_each_first(list(registry.cases(Setting("cpu", "quick", compiled=False))))
-    kinds = [(case.name, case.title.split()[-1]) for case in chosen]
-    assert tuple(kinds[: len(command.FIRST)]) == command.FIRST
-    names = [name for name, _ in kinds[len(command.FIRST) :]]
-    assert len(set(names[:12])) == 12
-
-
-def test_no_case_is_begun_that_would_end_after_the_budget(monkeypatch):
-    """Each takes 20 s: the third would end at 60."""
-    now, done = [0.0], session()
-    monkeypatch.setattr(measure.time, "monotonic", lambda: now[0])
-
-    def slow(name):
-        made = case(name)
-
-        def make():
-            now[0] += 20.0
-            return made.make()
-
-        return Case(name, "ops", {}, make)
-
-    assert not measure.run([slow(name) for name in "abc"], done, ONCE, budget=55)
-    assert [row["name"] for row in done.rows] == ["a", "b"]
-
-
 def test_a_resumed_session_has_the_better_ceilings():
     row = measure.measure(case(), ONCE, LIMITS)
     before, now = session(row), session()
