@@ -192,7 +192,7 @@ def bench(
     ] = 0.0,
     time_budget: Annotated[
         float | None,
-        typer.Option(min=0, help="Seconds in which cases are to end.", show_default="none; 55 with --quick"),
+        typer.Option(min=0, help="Seconds in which cases are to end.", show_default="none; 45 with --quick"),
     ] = None,
     output: Annotated[
         Path | None,
@@ -244,7 +244,7 @@ def bench(
                     return
                 if resume and output is None:
                     raise CommandError("--resume: expected --output, the file to go on with")
-                budget = 55.0 if quick and time_budget is None else time_budget
+                budget = 45.0 if quick and time_budget is None else time_budget
                 rounds = (3 if quick else 7) if rounds is None else rounds
                 timer = command.Timer(chosen, rounds, eager=eager, cold=cold, settle=settle / 1e3)
                 if not command.measure(setting, timer, groups, only, budget, output, resume, console, share):
