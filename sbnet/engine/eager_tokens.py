@@ -258,7 +258,7 @@ def _looked_up(func: Any, shape: tuple[int, ...], tokens: Tokens, given: str, he
     """Where tokens lie in what a move gives: of each tensor Tokens, MAP, NHWC, LOOSE or ROWS."""
     args, kwargs = held.value
     count, at = tokens.rows, tokens.at
-    index = torch.arange(count, dtype=torch.int32)
+    index = torch.arange(count, dtype=torch.int32, device="cpu")
     if at < 0:  # of a plane, whose rows are dimension -at
         view = [1] * len(shape)
         view[-at], view[-at + 1] = tokens.size
@@ -282,13 +282,13 @@ def _where(t: Any, tokens: Tokens) -> Any:
         if not bool((lines == first[:, None]).all()):
             continue
         start, end = int(first[0]), int(first[0]) + len(first)
-        if len(first) < 2 or not torch.equal(first, torch.arange(start, end, dtype=first.dtype)):
+        if len(first) < 2 or not torch.equal(first, torch.arange(start, end, dtype=first.dtype, device="cpu")):
             continue
         if start <= tokens.prefix and end >= tokens.prefix + pixels:
             return Tokens(size, tokens.prefix - start, end - tokens.prefix - pixels, at)
     if bool((t < tokens.prefix).all()) or bool((t >= tokens.prefix + pixels).all()):
         return ROWS
-    plane = torch.arange(pixels, dtype=t.dtype).view(size) + tokens.prefix
+    plane = torch.arange(pixels, dtype=t.dtype, device="cpu").view(size) + tokens.prefix
     if t.dim() == 4 and t.shape[2:] == plane.shape and bool((t == plane).all()):
         return MAP
     if t.dim() == 4 and t.shape[1:3] == plane.shape and bool((t == plane[None, :, :, None]).all()):

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import sbnet
+from sbnet.engine import eager_tokens
 from support import tokens
 from support.contract import assert_holds
 from support.helpers import run_python
@@ -177,3 +178,13 @@ def test_attention_of_other_tensors_is_as_it_was():
         assert torch.equal(F.scaled_dot_product_attention(q, q, q), F.scaled_dot_product_attention(q, q, q))
         got = F.scaled_dot_product_attention(q, q, q)
     assert torch.equal(got, F.scaled_dot_product_attention(q, q, q))
+
+
+def test_the_default_device_is_not_asked():
+    """Where tokens lie is found on the CPU: a step on a GPU waits for nothing, and may be captured."""
+    net, x, mask = ViT(96).eval(), torch.randn(2, 3, 96, 96), masks(96)
+    with torch.no_grad(), sbnet.masked(mask, block=1):
+        want = net(x)
+    eager_tokens._looked_up.cache_clear()
+    with torch.device("meta"), torch.no_grad(), sbnet.masked(mask, block=1):
+        assert torch.equal(net(x), want)
