@@ -2,6 +2,7 @@
 
 from sbnet.ops.attention.attention import block_attention
 from sbnet.ops.attention.layout import AttentionLayout
+from sbnet.ops.attention.window_attention import window_attention_ as _window_attention_  # noqa: F401 (registers it)
 from sbnet.ops.lists.fringe import fringe
 from sbnet.ops.lists.motion_mask import motion_mask, motion_mask_
 from sbnet.ops.lists.pyramid import mask_pyramid
@@ -38,6 +39,7 @@ from sbnet.ops.masked.rearrange import (
 )
 from sbnet.ops.masked.resize import sparse_resize2d, sparse_resize2d_
 from sbnet.ops.masked.squeeze_excite import sparse_squeeze_excite2d, sparse_squeeze_excite2d_
+from sbnet.ops.masked.token_rows import pack_tokens as _pack_tokens  # noqa: F401 (registers its ops)
 from sbnet.ops.weights.conv import blocksparse_conv, blocksparse_conv_active, blocksparse_deconv
 from sbnet.ops.weights.conv1x1 import blocksparse_conv1x1
 from sbnet.ops.weights.conv_layout import ConvLayout

@@ -54,3 +54,22 @@ def test_language_model(name):
     assert f"{run['batches']} batches, {run['date']}, {run['seconds']} s with {run['threads']} threads" in page
     assert found["dense"]["weights"] == found["sparse"]["weights"]
     assert found["sparse"]["bits"] < found["dense"]["bits"]  # "says more"
+
+
+def test_masked_tokens():
+    found = json.loads((DOCS / "examples/masked_tokens.json").read_text())
+    page = " ".join((DOCS / "training.md").read_text().split())
+    for row, name in {
+        "pictures, dense": "dense",
+        "pictures, masked, as it was trained": "masked, as it was trained",
+        "films, dense": "films, dense",
+        "films, cached: keys and values of the frame before": "films, cached",
+        "films, changed tokens alone": "films, changed alone",
+    }.items():
+        assert f"| {row} | {found[name]:.1%} |".replace("%", " %") in page
+    more = f"after {found['steps'] // 4} more steps inside `sbnet.masked` | {found['masked, fine-tuned']:.1%} |"
+    assert more.replace("%", " %") in page
+    assert f"{found['tokens computed']:.1%} of the tokens".replace("%", " %") in page
+    assert f"in {found['films, as dense']:.1%} of the".replace("%", " %") in page
+    cached, dense = (found[f"ms a frame, {name}"] for name in ("cached", "dense"))
+    assert f"{cached:.2f} ms of processor time a frame, {dense:.2f} dense" in page

@@ -97,6 +97,15 @@ def test_rows_that_are_not_there_are_zero(device, dtype):
     assert_bitwise(out, torch.where(mask[:, :, None], picked, 0))
 
 
+@dtypes
+def test_rows_that_are_not_there_may_stay(device, dtype):
+    x, out = rows(device, dtype, 2, 9, 24), rows(device, dtype, 2, 14, 24)
+    index, mask = torch.randint(9, (2, 14), device=device), torch.rand(2, 14, device=device) > 0.5
+    before = out.clone()
+    move_rows_(x, out, index=index, mask=mask, keep=True)
+    assert_bitwise(out, torch.where(mask[:, :, None], x.gather(1, index[:, :, None].expand(-1, -1, 24)), before))
+
+
 def test_an_index_past_the_rows_is_not_followed(device):
     x, out = torch.ones(1, 4, 8, device=device), nans((1, 3, 8), torch.float32, device)
     move_rows_(x, out, index=torch.tensor([[4, -1, 2**40]], device=device))

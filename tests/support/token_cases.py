@@ -22,9 +22,10 @@ def token_samples(device):
             (overlapping.block_map, overlapping.grid.numbers(), [20, 28], 0, 0, 560),
         ],
         "move_rows_": [
-            (rows, None, order, lengths, None, 0, out),
-            (rows, None, order, None, there, 0, out),
-            (rows, rows[:1, :3], None, lengths, None, 2, out),
+            (rows, None, order, lengths, None, 0, False, out),
+            (rows, None, order, None, there, 0, False, out),
+            (rows, None, order, None, there, 0, True, out),
+            (rows, rows[:1, :3], None, lengths, None, 2, False, out),
         ],
         "pack_patches_": [(x[:, :3], order, lengths, [2, 2], patches)],
         "merge_pixels_": [(x, few.block_map, small.numbers(), 2, [0, 0, 1, 1], wide)],
