@@ -305,7 +305,7 @@ Status launch(const ConvWeightGradParams& p, const GradParts& parts, float* work
   attributes[1].id = cudaLaunchAttributeClusterDimension;
   attributes[1].val.clusterDim = {1, static_cast<unsigned>(parts.cluster), 1};
   config.attrs = attributes;
-  config.numAttrs = device.capability < 90 ? 0 : parts.cluster > 1 ? 2 : 1;
+  config.numAttrs = !has_clusters(device) ? 0 : parts.cluster > 1 ? 2 : 1;
   SBNET_CUDA_TRY(kGradOp,
                  cudaLaunchKernelEx(&config, conv_grad_kernel<T, kMath, kTile, kElements>, p, plan, workspace));
   return ok_status();
