@@ -23,17 +23,25 @@ if TYPE_CHECKING:
 TOKENS = "_sbnet_tokens"
 PRODUCTS = {"matmul", "__matmul__", "__rmatmul__", "bmm", "baddbmm", "einsum", "tensordot"}
 MEANS = {"mean", "nanmean"}
-# Of zeros they give zeros: what follows them need not be masked again.
+# They leave every number where it was, ...
 SAME = {
     "dropout", "contiguous", "clone", "detach", "to", "float", "half", "bfloat16", "double", "type", "requires_grad_",
     "cpu", "cuda", "dropout_", "detach_",
 }  # fmt: skip
-KEEP_ZEROS = {"gelu", "relu", "silu", "dropout", "mul", "__mul__", "__rmul__", "neg", "div", "__truediv__", "tanh"}
+# ... and these move some: what they make of indices says where tokens lie then.
+MOVES_TOO = {
+    "roll", "flip", "fliplr", "flipud", "rot90", "index_select", "gather", "take_along_dim", "take", "scatter",
+    "index_copy", "index_add", "repeat", "tile", "repeat_interleave", "unfold", "moveaxis", "swapdims", "t", "ravel",
+    "broadcast_to", "tensor_split", "hsplit", "vsplit", "dsplit", "adjoint",
+}  # fmt: skip
+BY_VALUE = {"sort", "msort", "topk", "masked_select"}  # they move numbers by what these are
+# Of zeros they give zeros: what follows them need not be masked again.
+KEEP_ZEROS = {"gelu", "relu", "silu", "dropout", "mul", "__mul__", "__rmul__", "neg", "tanh"}
 ATTEND = {
     "scaled_dot_product_attention", "multi_head_attention_forward", "_native_multi_head_attention",
     "_transformer_encoder_layer_fwd",
 }  # fmt: skip
-REDUCE = {"sum", "amax", "amin", "max", "min", "argmax", "argmin", "prod", "var", "std", "median", "topk", "sort"}
+REDUCE = {"sum", "amax", "amin", "max", "min", "argmax", "argmin", "prod", "var", "std", "median"}
 
 
 _compiled: list[bool] = []  # was an op ever traced inside a context?
@@ -95,11 +103,13 @@ class TokenNotes:
         note = self.of(args[0]) if args and isinstance(args[0], Tensor) else None
         if name in ("cat", "concat", "concatenate"):
             return self._joined(args, kwargs, func(*args, **kwargs))
-        if move:
+        if move or (name in MOVES_TOO and note is not None):
             if note is None:
                 return run()
             out = func(*args, **kwargs)
             return self._noted(out, note) if name in SAME else self._moved(func, args, kwargs, note, out)
+        if name in BY_VALUE and note is not None:
+            return self._noted(func(*args, **kwargs), LOOSE)
         held = next((n for n in known if isinstance(n, Tokens)), None)
         if held is None and LOOSE not in known:
             planes = any(isinstance(t, Tensor) and self._plane_of(t) for t in args)
@@ -108,7 +118,15 @@ class TokenNotes:
             return self._noted(run() if self._may_be_planes(args) else func(*args, **kwargs), LOOSE)
         if isinstance(note, Tokens) and (name in MEANS or name in REDUCE):
             return self._reduced(name, func, args, kwargs, note)
-        return self._computed(name, held, func(*args, **kwargs))
+        out = func(*args, **kwargs)
+        if name == "__setitem__":
+            out = args[0]
+        made = self._computed(name, held, out)
+        # What is written in place is known by its old name: zeros are put there.
+        if isinstance(note, Tokens) and out is args[0] and made is not out:
+            out.copy_(made)
+            made = out
+        return None if name == "__setitem__" else made
 
     def _may_be_planes(self, args: Any) -> bool:
         """Are there feature maps, or has what lies otherwise become one again?"""
@@ -204,10 +222,10 @@ class TokenNotes:
 
     def _reduced(self, name: str, func: Any, args: Any, kwargs: dict[str, Any], tokens: Tokens) -> Any:
         x, rest = args[0], args[1:]
-        dims = rest[0] if rest else kwargs.get("dim")
+        dims = rest[0] if rest else kwargs.get("dim", kwargs.get("axis"))
         dims = [dims] if isinstance(dims, int) else list(dims or range(x.dim()))
         dims = sorted(int(d) % x.dim() for d in dims)
-        keepdim = bool(rest[1] if len(rest) > 1 else kwargs.get("keepdim", False))
+        keepdim = bool(rest[1] if len(rest) > 1 else kwargs.get("keepdim", kwargs.get("keepdims", False)))
         if tokens.at not in dims:
             out = func(*args, **kwargs)
             at = tokens.at if keepdim else tokens.at - sum(d < tokens.at for d in dims)
@@ -217,7 +235,7 @@ class TokenNotes:
         count = self.active(tokens).sum(1).clamp(min=1)
         shape = [1] * x.dim()
         shape[0] = len(count)
-        out = x.sum(tokens.at, keepdim=True) / count.view(shape)
+        out = x.sum(tokens.at, keepdim=True, dtype=kwargs.get("dtype")) / count.view(shape)
         return out if keepdim else out.squeeze(tokens.at)
 
     def _attention(self, name: str, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

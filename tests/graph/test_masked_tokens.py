@@ -188,3 +188,49 @@ def test_the_default_device_is_not_asked():
     eager_tokens._looked_up.cache_clear()
     with torch.device("meta"), torch.no_grad(), sbnet.masked(mask, block=1):
         assert torch.equal(net(x), want)
+
+
+class Mean(torch.nn.Module):
+    """The mean of a plane's tokens after `how` did something to them, and attention among what they are then."""
+
+    def __init__(self, how, attend=False):
+        super().__init__()
+        self.how, self.attend, self.stem = how, attend, torch.nn.Conv2d(3, 16, 16, 16)
+
+    def forward(self, x):
+        x = self.how(self.stem(x).flatten(2).transpose(1, 2))
+        x = F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None])[:, 0] if self.attend else x
+        return x.mean(axis=1)
+
+
+def written(x):
+    x = x * 1.0
+    x.add_(2.0)
+    x[:, :, 3] = 5.0
+    return x
+
+
+@pytest.mark.parametrize("how", [written, lambda x: 1 / (x + 2), lambda x: x.flip(2)], ids=["in place", "1/x", "flip"])
+def test_means_are_of_active_tokens_whatever_was_done_to_them(how):
+    net, x, mask = Mean(how), torch.randn(2, 3, 96, 96), masks(96)
+    with torch.no_grad():
+        with sbnet.masked(mask, block=1):
+            got = net(x)
+        every = how(net.stem(x).flatten(2).transpose(1, 2))
+        for n, some in enumerate(kept(mask.float(), 16, 0)):
+            assert torch.allclose(got[n], every[n, some].mean(0), atol=1e-5)
+
+
+@pytest.mark.parametrize("how", [lambda x: x.flip(1), lambda x: x.roll(3, 1), lambda x: x.sort(1)[0]],
+                         ids=["flip", "roll", "sort"])  # fmt: skip
+def test_tokens_in_another_order_are_not_taken_for_those_that_were_there(how):
+    with sbnet.masked(masks(96), block=1), pytest.raises(NotImplementedError, match="windows, or queries and keys"):
+        Mean(how, attend=True)(torch.randn(2, 3, 96, 96))
+
+
+def test_a_mean_has_the_dtype_that_is_asked_for():
+    x, mask = torch.randn(2, 3, 96, 96), masks(96)
+    net = Mean(lambda t: t)
+    with torch.no_grad(), sbnet.masked(mask, block=1):
+        tokens_ = net.stem(x).flatten(2).transpose(1, 2)
+        assert tokens_.mean(1, dtype=torch.double).dtype == torch.double
