@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from sbnet.graph import norms, pixelwise, rules
 from sbnet.graph.axes import op_name
 from sbnet.graph.builder import Builder
+from sbnet.graph.dense_attention import hide, shown
 from sbnet.graph.exporting import exporting
 from sbnet.graph.ir import Graph, Value
 from sbnet.graph.refusal import no_dump, no_values, refusal
@@ -53,16 +54,22 @@ def capture(
     with exporting():
         program = _program(module, args, kwargs or {})
         if tokens and any(op_name(node.target) in ATTENDS for node in program.graph.nodes):
-            best, most = None, (0, 0)
+            best = _read(program, module)
+            most = (0, 0, -_dense(best))
             for pack in (True, False):
                 rules = TokenRules(pack)
                 rules.fixed = getattr(module, "fixed", False)
                 found = _read(program, module, rules)
-                if rules.met and not rules.windows.spoilt and (rules.met, rules.attentions) >= most:
-                    best, most = found, (rules.met, rules.attentions)
-            if best is not None:
-                return settle(best)
+                score = (rules.met, rules.attentions, -_dense(found))
+                if score >= most and not rules.windows.spoilt:
+                    best, most = found, score
+            return settle(best)
         return _read(program, module)
+
+
+def _dense(graph: Graph) -> int:
+    """How many ops run dense, beside those that only say which keys are active."""
+    return sum(node.kind == "aten" and not node.moves and node.target not in (hide, shown) for node in graph.nodes)
 
 
 def _read(program: Any, module: nn.Module, tokens: TokenRules | None = None) -> Graph:
