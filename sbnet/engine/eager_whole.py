@@ -39,4 +39,3 @@ def activate(mode: masked, x: Tensor, name: str, param: float | None, inplace: b
     if name not in _WITHOUT_INPLACE:
         args.append(inplace)
     return densely(mode, getattr(F, name), x, *args)
-
