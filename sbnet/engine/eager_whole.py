@@ -1,12 +1,11 @@
-"""Planes that are active as a whole: what PyTorch computes of them is what `sbnet.masked` would. On a CPU, whose lists are
-known, its layers serve them; on a GPU nobody looks.
+"""Planes that are active as a whole, of which PyTorch's layers give what `sbnet.masked` would. On a CPU, whose lists are
+known, they serve them; on a GPU nobody looks.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 

@@ -86,7 +86,6 @@ NETWORKS = {
     )(n["norm"](n["conv"](x)), F.relu(n["next"](n["conv"](x)))),
     "products with others": lambda n, x: (lambda a: (a - torch.ones_like(a)) * torch.full_like(a, 2.0))(n["conv"](x)),
     "a mean of a norm": lambda n, x: n["norm"](n["conv"](x)).square().mean() + F.relu(n["next"](n["conv"](x))).mean(),
-    "channels last": lambda n, x: n["next"](response_norm(F.relu(n["conv"](x)), n["other"])),
     "shared weights": lambda n, x: n["next"](F.relu(n["next"](F.relu(n["next"](n["conv"](x)))))),
 }
 
@@ -261,6 +260,17 @@ def test_empty_and_full_masks(device, batch, density):
     assert not density or not batch or all(t.any() for t in got[:2])
     if not density:
         assert not any(t.any() for t in got)
+
+
+def test_channels_that_lie_last_in_another_argument(device):
+    """A response norm's products are maps, though no op's first argument is one; they have not another plane's mask."""
+    x, mask = data(device, density=0.0)
+    of = lambda n, x: n["next"](response_norm(F.relu(n["conv"](x)), n["other"]))  # noqa: E731
+    got = gradients(of, layers(device), x, sbnet.masked(mask, BLOCK), torch.float32)
+    torchs = gradients(of, layers(device), x, DenseMasked(mask, BLOCK), torch.float32)
+    exact = gradients(of, layers(device), x, DenseMasked(mask, BLOCK), torch.float64)
+    for parts in zip(got, torchs, exact, strict=True):
+        assert_as_accurate_as_torch(*parts)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
