@@ -78,7 +78,8 @@ def hold_gradients(setting: Setting, net: nn.Module, masked: Loss, dense_masked:
         backward(net, loss, halves)
         return [p.grad.double() for p in net.parameters() if p.grad is not None]
 
-    exact = gradients(dense_masked, False)
+    with torch.backends.cudnn.flags(benchmark=False, allow_tf32=False):  # once: trying algorithms would take seconds
+        exact = gradients(dense_masked, False)
 
     def apart(found: list[Tensor]) -> float:
         parts = [((a - b).norm() / b.norm().clamp(min=1e-30)) ** 2 for a, b in zip(found, exact, strict=True)]

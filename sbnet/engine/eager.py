@@ -14,8 +14,9 @@ from torch.overrides import TorchFunctionMode
 
 from sbnet.active import ActiveBlocks, Fringe
 from sbnet.engine.arguments import FLOATS
-from sbnet.engine.eager_layers import IN_NHWC, LAYERS, TAKES_OPEN, Stacks
+from sbnet.engine.eager_layers import LAYERS, TAKES_OPEN, Stacks
 from sbnet.engine.eager_losses import LOSSES
+from sbnet.engine.eager_nhwc import IN_NHWC
 from sbnet.engine.eager_open import PLAIN, PROPERTIES, OpenMaps
 from sbnet.engine.eager_tokens import ATTEND, TOKENS, TokenNotes, compiled_once, refused
 from sbnet.engine.modes import ENTERED, open_of

@@ -19,7 +19,6 @@ from sbnet.ops import (
     sparse_conv2d,
     sparse_conv_transpose2d,
     sparse_group_norm,
-    sparse_layer_norm2d,
     sparse_max_pool2d,
     sparse_pointwise,
     sparse_resize2d,
@@ -292,33 +291,6 @@ def cat(mode: masked, tensors: Any, dim: int = 0) -> Tensor | None:
     return mode.kept(torch.cat(tensors, dim)) if (maps := open_of(mode)) is None else maps.cat(tensors)
 
 
-# ---- feature maps that are seen as [N,H,W,C]
-
-
-def layer_norm(
-    mode: masked, input: Tensor, normalized_shape: Any, weight: Tensor | None = None, bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> Tensor | None:  # fmt: skip
-    if list(normalized_shape) != [input.shape[3]]:
-        return None
-    x = input.permute(0, 3, 1, 2)
-    return mode.as_nhwc(sparse_layer_norm2d(x, mode.active(x.shape[2:]), weight, bias, eps))
-
-
-def linear(mode: masked, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """A 1x1 convolution."""
-    x = input.permute(0, 3, 1, 2)
-    active = mode.active(x.shape[2:])
-    return mode.as_nhwc(sparse_conv2d(x, weight[:, :, None, None], bias, active, x_active=active))
-
-
-def gelu_nhwc(mode: masked, input: Tensor, approximate: str = "none") -> Tensor | None:
-    if approximate != "none":
-        return None
-    x = input.permute(0, 3, 1, 2)
-    return mode.as_nhwc(sparse_pointwise(x, mode.active(x.shape[2:]), "gelu"))
-
-
 def _size(x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any) -> Pair | None:
     """(height, width) of what a window gives; None where it is one pixel or padded by name."""
     if isinstance(padding, str):
@@ -344,7 +316,6 @@ LAYERS: dict[Any, Any] = {
     F.relu6: _activation("relu6"), F.silu: _activation("silu"), F.hardswish: _activation("hardswish"),
     F.leaky_relu: _leaky(), F.leaky_relu_: _leaky(True), F.gelu: gelu, **LOSSES,
 }  # fmt: skip
-IN_NHWC: dict[Any, Any] = {F.layer_norm: layer_norm, F.linear: linear, F.gelu: gelu_nhwc}
 
 
 # What takes open maps (eager_open.py) as they are.

@@ -156,7 +156,7 @@ __device__ __forceinline__ Three<T, kN> load_three(const BatchNormGradParams& p,
 // Sums of g and of g (x - mean). A CTA takes a part of the list and some words of channels; its threads' are added in
 // order.
 template <class T, int kN, Kind kKind>
-__global__ void __launch_bounds__(kSumThreads, kKind == Kind::kOther ? 2 : 3)
+__global__ void __launch_bounds__(kSumThreads, 2)
     sum_kernel(const __grid_constant__ Conv2dParams as_conv, const __grid_constant__ BatchNormGradParams p,
                const __grid_constant__ SumPlan plan, float* sums) {
   extern __shared__ float found[];  // [2 * kN][kSumThreads]
