@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kMostParts = 16, kPartPixels = 128, kMostPartBytes = 64 << 20;
 constexpr int64_t kWantedTasks = 32;  // slices of channels are tasks, too: parts only where those are few
-constexpr int64_t kLine = 16;  // floats
+constexpr int64_t kLine = 16;         // floats
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -66,8 +66,8 @@ struct Cut {
   }
 };
 
-// What the parts of a slice found, as elements of the weight and of the bias. 16 by 16 channels at a time: of either side
-// whole cache lines.
+// What the parts of a slice found, as elements of the weight and of the bias. 16 by 16 channels at a time: of either
+// side whole cache lines.
 template <class T>
 void write_slice(const ConvWeightGradParams& p, const Cut& cut, const ConvGradTask& t, int64_t input,
                  const float* sums) {

@@ -18,10 +18,10 @@ struct ConvGradTask {
   int64_t output, outputs;          // output channels
   int64_t tile_height, tile_width;  // of the output plane
   int64_t patch_height, patch_width;
-  int64_t most_tiles;               // that are summed together
-  float* sums;     // [taps][inputs, or 1 where depthwise][outputs in whole vectors]: zeroed, then added to
-  float* bias;     // [outputs in whole vectors], or null
-  float* scratch;  // grad_scratch() floats
+  int64_t most_tiles;  // that are summed together
+  float* sums;         // [taps][inputs, or 1 where depthwise][outputs in whole vectors]: zeroed, then added to
+  float* bias;         // [outputs in whole vectors], or null
+  float* scratch;      // grad_scratch() floats
 };
 
 static inline bool is_lanewise(const ConvWeightGradParams& p) { return is_depthwise(p.conv.weight, p.conv.groups); }

@@ -92,8 +92,8 @@ TensorView view_of_weights(const ConvTransposeParams& p, const Conv2dParams& c, 
                            const TransposePhase& column) {
   const TensorView& w = p.weight;
   TensorView view = c.weight;
-  view.data = static_cast<char*>(w.data) +
-              (row.last_tap * w.stride[2] + column.last_tap * w.stride[3]) * dtype_size(p.x.dtype);
+  view.data =
+      static_cast<char*>(w.data) + (row.last_tap * w.stride[2] + column.last_tap * w.stride[3]) * dtype_size(p.x.dtype);
   const int64_t strides[4] = {w.stride[1], w.stride[0], -row.tap_step * w.stride[2], -column.tap_step * w.stride[3]};
   std::copy(strides, strides + 4, view.stride);
   return view;

@@ -257,8 +257,7 @@ __global__ void __launch_bounds__(kSumThreads, kKind == Kind::kOther ? 2 : 3)
           for (int k = 0; k < kPixels; ++k) {
             const float own = through(p, in[k], e, mean, scale, of_z);
             g[k].channel[e] = from_float<T>(own);
-            out[k].channel[e] =
-                from_float<T>(own * scale + ((to_float(in[k].b.channel[e]) - mean) * b_of + shift_of));
+            out[k].channel[e] = from_float<T>(own * scale + ((to_float(in[k].b.channel[e]) - mean) * b_of + shift_of));
           }
         }
 #pragma unroll

@@ -52,10 +52,8 @@ template <class T, int kN>
 __device__ __forceinline__ Word<T, kN>* word_at(const TensorView& t, const SumPlan& plan, const Place& place,
                                                 int64_t channel) {
   const portable::Pixel& at = place.at;
-  const int64_t pixel =
-      plan.alike ? place.offset : at.n * t.stride[0] + at.row * t.stride[2] + at.column * t.stride[3];
-  return reinterpret_cast<Word<T, kN>*>(static_cast<T*>(t.data) + pixel +
-                                        (kN > 1 ? channel : channel * t.stride[1]));
+  const int64_t pixel = plan.alike ? place.offset : at.n * t.stride[0] + at.row * t.stride[2] + at.column * t.stride[3];
+  return reinterpret_cast<Word<T, kN>*>(static_cast<T*>(t.data) + pixel + (kN > 1 ? channel : channel * t.stride[1]));
 }
 
 // The list as it is: its pixels, and in how many parts they are summed: no more than are worth a part.
@@ -79,8 +77,8 @@ __device__ __forceinline__ int takers_in_use(const SumPlan& plan, const SumList&
   return static_cast<int>(max(min((list.entries + pixels - 1) / pixels, int64_t{gridDim.x}), int64_t{1}));
 }
 
-// use(places, load(place) of each) for the thread's pixels of part blockIdx.x of `parts`, kBatch of them at a time: their
-// loads are under way together. What is loaded of no pixel is zeros.
+// use(places, load(place) of each) for the thread's pixels of part blockIdx.x of `parts`, kBatch of them at a time:
+// their loads are under way together. What is loaded of no pixel is zeros.
 template <int kBatch, class Load, class Use>
 __device__ __forceinline__ void for_part(const Conv2dParams& as_conv, const SumPlan& plan, const SumThread& thread,
                                          const SumList& list, int parts, const Load& load, const Use& use) {
