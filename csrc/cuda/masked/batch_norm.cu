@@ -33,7 +33,7 @@ struct Row {
   __device__ __forceinline__ float operator[](int e) const { return at[e]; }
 };
 
-constexpr int kPixels = 2;  // that a thread has together
+constexpr int kPixels = 1;  // that a thread has together: of two, fewer CTAs fit, which costs more than it saves
 
 template <class T, int kN>
 struct Two {
@@ -54,7 +54,7 @@ struct Three {
 // mean = sum of n m / n, variance = sum of (s + n m^2) / n - mean^2, over parts of n pixels with mean m and sum of
 // squared distances s. In double: what cancels there has been rounded to 24 bits.
 template <class T, int kN, Kind kKind>
-__global__ void __launch_bounds__(kSumThreads, kKind == Kind::kOther ? 2 : 4)
+__global__ void __launch_bounds__(kSumThreads, kKind == Kind::kOther ? 3 : 5)
     norm_kernel(const __grid_constant__ Conv2dParams as_conv, const __grid_constant__ BatchNormParams p,
                 const __grid_constant__ SumPlan plan, const __grid_constant__ FringePlan fringe, const float* values,
                 const float* counts) {
@@ -156,7 +156,7 @@ __device__ __forceinline__ Three<T, kN> load_three(const BatchNormGradParams& p,
 // Sums of g and of g (x - mean). A CTA takes a part of the list and some words of channels; its threads' are added in
 // order.
 template <class T, int kN, Kind kKind>
-__global__ void __launch_bounds__(kSumThreads, 2)
+__global__ void __launch_bounds__(kSumThreads, kKind == Kind::kOther ? 2 : 4)
     sum_kernel(const __grid_constant__ Conv2dParams as_conv, const __grid_constant__ BatchNormGradParams p,
                const __grid_constant__ SumPlan plan, float* sums) {
   extern __shared__ float found[];  // [2 * kN][kSumThreads]
@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(kSumThreads, 2)
 }
 
 template <class T, int kN, Kind kKind>
-__global__ void __launch_bounds__(kSumThreads, kKind == Kind::kOther ? 2 : 3)
+__global__ void __launch_bounds__(kSumThreads, kKind == Kind::kOther ? 3 : 4)
     norm_grad_kernel(const __grid_constant__ Conv2dParams as_conv, const __grid_constant__ BatchNormGradParams p,
                      const __grid_constant__ SumPlan plan, const __grid_constant__ FringePlan fringe,
                      const float* found) {
