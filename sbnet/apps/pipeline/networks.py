@@ -115,15 +115,22 @@ class Network:
 
 def imagenet(x: Tensor) -> Tensor:
     """Colours of 0 to 1, normalised as networks of ImageNet take them."""
-    shift, scale = _imagenet(x.device, x.dtype)
+    return normalised(x, *IMAGENET)
+
+
+def normalised(x: Tensor, mean: tuple[float, ...], deviation: tuple[float, ...]) -> Tensor:
+    """Colours [N,C,H,W] less their means, over their deviations."""
+    shift, scale = _shift_and_scale(mean, deviation, x.device, x.dtype)
     return torch.addcmul(shift, x, scale)
 
 
 @functools.cache  # a CUDA graph reads them where they are
-def _imagenet(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """[1,3,1,1] each: what normalises colours, as a shift after a scale."""
-    mean, deviation = (torch.tensor(v)[None, :, None, None] for v in IMAGENET)
-    return (-mean / deviation).to(device, dtype), (1 / deviation).to(device, dtype)
+def _shift_and_scale(
+    mean: tuple[float, ...], deviation: tuple[float, ...], device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """[1,C,1,1] each: what normalises colours, as a shift after a scale."""
+    middle, wide = (torch.tensor(v)[None, :, None, None] for v in (mean, deviation))
+    return (-middle / wide).to(device, dtype), (1 / wide).to(device, dtype)
 
 
 @functools.cache  # a CUDA graph reads them where they are
@@ -201,7 +208,9 @@ def open_network(given: Any) -> Network:
     if isinstance(given, Network):
         return given
     if isinstance(given, nn.Module):
-        return Network(given, type(given).__name__)
+        from sbnet.apps.pipeline.detectors import is_detector, split_detector
+
+        return split_detector(given) if is_detector(given) else Network(given, type(given).__name__)
     if not isinstance(given, (str, os.PathLike)):
         raise PipelineError(f"network: expected an nn.Module, a Network, a file or a name, got {type(given).__name__}")
     text = os.fspath(given)
