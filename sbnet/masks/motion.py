@@ -98,6 +98,7 @@ class Changed(Mask):
             raise ValueError(f"sbnet: Changed: smooth: expected an odd number, 1 to {MOST_SMOOTH}, got {smooth}")
         self.threshold, self.smooth = threshold, smooth
         self._used: Tensor | None = None  # plane by plane: comparisons over three interleaved channels use no vectors
+        self._told = False
         self._apart = self._nothing = torch.empty(0)  # scratch
 
     @property
@@ -107,6 +108,14 @@ class Changed(Mask):
     def reset(self) -> None:
         if self._used is not None:
             self._used.fill_(torch.nan)  # from which every pixel differs
+
+    def expect(self, told: bool) -> None:
+        self._told = told
+
+    @torch.no_grad()
+    def computed(self, x: Tensor, where: Tensor) -> None:
+        if self._used is not None:
+            torch.where(where, x, self._used, out=self._used)
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
@@ -132,7 +141,8 @@ class Changed(Mask):
             else:  # no fresh memory
                 moved = motion_mask_(planes, self._nothing.zero_(), self.threshold, *numbers).view(x.shape)
                 found = grow(functools.reduce(torch.logical_or, moved.unbind(1)), self.smooth // 2)
-        torch.where(found[:, None], x, used, out=used)
+        if not self._told:
+            self.computed(x, found[:, None])
         return found
 
 

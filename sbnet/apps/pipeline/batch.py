@@ -34,6 +34,7 @@ class Batch(Compute):
         self._inside, self._graphed = None, False  # each camera has a mask of its own, of its own frame
         for mask in self.masks:
             mask.reset()
+            mask.expect(self._drift is not None)
         self.x: Tensor | None = None  # [cameras,C,H,W]
         self._begun = [False] * len(cameras)
 
@@ -152,6 +153,10 @@ class Batch(Compute):
             self.masks[k].learn(result.records)
         self._sample(frames, x, output, mask, drift)
         return results
+
+    def _tell(self, x: Tensor, fresh: Tensor) -> None:
+        for k, mask in enumerate(self.masks):
+            mask.computed(x[k : k + 1], fresh[k : k + 1])
 
     def _result(self, frame: Frame, output: Any, k: int, x: Tensor, drift: Tensor | None) -> Result:
         assert self.run is not None

@@ -70,8 +70,9 @@ class Compute:
         self._dense_name = ""
         self._block = (1, 1)  # of the active blocks that a graph gives
         self._shown = ShownBlocks()
-        follows = network.enlarges and settings.mode == "cached"
+        follows = network.enlarges > 0 and settings.mode == "cached"
         self._drift = Drift(network.enlarges, network.pad) if follows else None
+        mask.expect(follows)
         self._inside: Inside | None = Inside(mask, network) if inside and not self._graphed else None
         self._shape: Any = None  # of the last input
         self._planned: set[torch.Size] = set()  # sizes of frames that there are plans for
@@ -224,7 +225,15 @@ class Compute:
 
     def _drifted(self, x: Tensor, output: Any) -> Tensor | None:
         """What is to be added to the picture of an output of frames x."""
-        return None if self._drift is None else self._drift(x, self.run, tuple(output.shape[2:]))
+        if self._drift is None:
+            return None
+        found = self._drift(x, self.run, tuple(output.shape[2:]))
+        self._tell(x, self._drift.fresh)
+        return found
+
+    def _tell(self, x: Tensor, fresh: Tensor) -> None:
+        """Masks hear which pixels of frames x were computed."""
+        self.mask.computed(x, fresh)
 
     def _beside(self, frame: Frame, given: Tensor, output: Any, mask: Tensor | None, drift: Tensor | None) -> None:
         """Now and then, the dense network on the same frame, and a sample for the contract."""
