@@ -130,8 +130,8 @@ class _Dense:
         self.name, self._model = form_on_cuda(model, network.input(x))
         nothing = torch.zeros(len(batch), 1, 1, dtype=torch.bool, device=device)
 
-        def body(x: Tensor) -> tuple[Any, Tensor, Tensor, None]:
-            return self._model(network.input(x)), nothing, nothing, None
+        def body(x: Tensor, wide: Tensor) -> tuple[Any, Tensor, Tensor, None]:
+            return self._model(network.prepared(wide)), nothing, nothing, None
 
         with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):
             self._graph = TickGraph(network, body, batch, device, dtype)

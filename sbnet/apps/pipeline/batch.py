@@ -84,9 +84,9 @@ class Batch(Compute):
         self.run = self.run or self._set_up(network.input(x))
         run, begin = self.run, time.perf_counter()
 
-        def body(x: Tensor) -> tuple[Any, Tensor, Tensor, Tensor | None]:
+        def body(x: Tensor, wide: Tensor) -> tuple[Any, Tensor, Tensor, Tensor | None]:
             mask = torch.cat([one(x[k : k + 1]) for k, one in enumerate(self.masks)])
-            output = run.body(network.input(x), mask=network.widened_mask(mask), margin=self.margin)
+            output = run.body(network.prepared(wide), mask=network.widened_mask(mask), margin=self.margin)
             active, self._block = self._blocks(run, x, slice(None))
             return output, active, mask, self._drifted(x, output)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -130,7 +131,7 @@ class Compute:
         if active is None:
             result.density = 1.0
         clock.stop(result)
-        self._beside(frame, self.network.input(x), output, mask, drift)
+        self._beside(frame, lambda: self.network.input(x), output, mask, drift)
         return result
 
     def _sparse_graph(self, frame: Frame) -> FrameGraph:
@@ -140,9 +141,9 @@ class Compute:
         begin = time.perf_counter()
         run = self.run
 
-        def body(x: Tensor) -> tuple[Any, Tensor, Tensor, Tensor | None]:
+        def body(x: Tensor, wide: Tensor) -> tuple[Any, Tensor, Tensor, Tensor | None]:
             mask = network.widened_mask(self.mask(x))
-            output = run.body(network.input(x), mask=mask, margin=self.margin)
+            output = run.body(network.prepared(wide), mask=mask, margin=self.margin)
             active, self._block = self._blocks(run, x)
             return output, active, mask, self._drifted(x, output)
 
@@ -160,8 +161,8 @@ class Compute:
         given = network.input(frame.tensor(settings.device, settings.dtype))
         self._dense_name, model = form_on_cuda(self.model, given)
 
-        def body(x: Tensor) -> tuple[Any, None, None, None]:
-            return model(network.input(x)), None, None, None
+        def body(x: Tensor, wide: Tensor) -> tuple[Any, None, None, None]:
+            return model(network.prepared(wide)), None, None, None
 
         with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):
             graph = FrameGraph(network, body, frame, settings.device, settings.dtype)
@@ -220,7 +221,8 @@ class Compute:
         if mask is None and self.settings.compare:
             assert self._inside is not None
             mask = self._inside.found[given.shape]
-        self._beside(frame, given, output, None if mask is None else self.network.widened_mask(mask), drift)
+        wide = None if mask is None else self.network.widened_mask(mask)
+        self._beside(frame, lambda: given, output, wide, drift)
         return result
 
     def _drifted(self, x: Tensor, output: Any) -> Tensor | None:
@@ -235,11 +237,14 @@ class Compute:
         """Masks hear which pixels of frames x were computed."""
         self.mask.computed(x, fresh)
 
-    def _beside(self, frame: Frame, given: Tensor, output: Any, mask: Tensor | None, drift: Tensor | None) -> None:
+    def _beside(
+        self, frame: Frame, input_: Callable[[], Tensor], output: Any, mask: Tensor | None, drift: Tensor | None
+    ) -> None:
         """Now and then, the dense network on the same frame, and a sample for the contract."""
         self.summary.stage = "running"
         if mask is None or not self._is_sample(mask):
             return
+        given = input_()
         self.summary.stage = "comparing" if self._dense else "timing dense forms"
         self._compare(given, output, mask, frame, drift)
         self._keep(given, output, mask)

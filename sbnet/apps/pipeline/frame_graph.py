@@ -11,11 +11,11 @@ from torch import Tensor
 
 from sbnet.apps.pipeline.frames import Frame, PipelineError, input_of
 from sbnet.apps.pipeline.networks import Network, shown_of
-from sbnet.apps.surface import Look, unit_of
+from sbnet.apps.surface import Look, rgb_of, unit_of
 from sbnet.engine.capture import cuda_graph
 
-# x [1,C,H,W] -> what the network returned, active blocks, mask, what is added to the picture
-Body = Callable[[Tensor], tuple[Any, Tensor | None, Tensor | None, Tensor | None]]
+# x [1,C,H,W], x widened -> what the network returned, active blocks, mask, what is added to the picture
+Body = Callable[[Tensor, Tensor], tuple[Any, Tensor | None, Tensor | None, Tensor | None]]
 
 
 class FrameGraph:
@@ -28,8 +28,8 @@ class FrameGraph:
 
     Args:
         network: whose `captured` or `landing` is set, or which has neither `prepare` nor `finish`.
-        body: of x, [1,C,H,W] on the device, 0 to 1. Setting up calls it on zeros: the caller undoes what that did to
-            memory of its own (backgrounds, kept feature maps).
+        body: of x, [1,C,H,W] on the device, 0 to 1, and of x as `Network.widened` gives it. Setting up calls it on
+            zeros: the caller undoes what that did to memory of its own (backgrounds, kept feature maps).
         frame: one of the source's; the others are of its shape and type.
         eager: is the next call to run outside the graph? (The first frame of a cached network computes all pixels.)
 
@@ -55,8 +55,8 @@ class FrameGraph:
         self._last = self._made
 
     def _run(self) -> tuple[Tensor, Tensor, Any, Tensor | None, Tensor | None]:
-        x = seen(self.pixels, self.look, self.dtype)
-        output, active, mask, drift = self.body(x)
+        x, wide = seen(self.pixels, self.look, self.dtype, self.network)
+        output, active, mask, drift = self.body(x, wide)
         shown, self.lands = landing_of(self.network, output, self.frame, drift)
         parts, self._tree = pytree.tree_flatten((shown, active))
         self._packing = Packing(parts)
@@ -83,12 +83,19 @@ class FrameGraph:
         return pytree.tree_unflatten(self._packing.unpacked(host), self._tree)
 
 
-def seen(given: Tensor, look: Look | None, dtype: torch.dtype) -> Tensor:
-    """[N,C,H,W] channels_last, 0 to 1, of what `Frame.given` gives of one frame or several of one kind. look: of planes
-    of surfaces."""
+def seen(given: Tensor, look: Look | None, dtype: torch.dtype, network: Network) -> tuple[Tensor, Tensor]:
+    """[N,C,H,W] channels_last, 0 to 1, of what `Frame.given` gives of one frame or several of one kind, and the same
+    widened for the network; of planes of surfaces (`look`) in one pass."""
+    planes = given if given.dim() != 2 else given[None]
+    if look is not None and look.size is None and not network.pad:
+        height, width = look.shape_of(planes[0])
+        wide = unit_of(planes, look, dtype, network.beyond((height, width)))
+        return wide[:, :, :height, :width], wide
     if look is None:
-        return input_of(given, dtype)
-    return unit_of(given if given.dim() == 3 else given[None], look, dtype)
+        x = input_of(given, dtype)
+    else:
+        x = unit_of(planes, look, dtype) if look.size is None else input_of(rgb_of(planes, look), dtype)
+    return x, network.widened(x)
 
 
 def landing_of(network: Network, output: Any, frame: Frame, drift: Tensor | None) -> tuple[Any, bool]:

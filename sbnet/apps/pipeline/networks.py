@@ -71,7 +71,10 @@ class Network:
 
     def input(self, x: Tensor) -> Tensor:
         """x widened and prepared."""
-        x = self.widened(x)
+        return self.prepared(self.widened(x))
+
+    def prepared(self, x: Tensor) -> Tensor:
+        """x, widened, as the model takes it."""
         return x if self.prepare is None else self.prepare(x)
 
     def finished(self, output: Any, frame: Frame, drift: Tensor | None = None) -> Finished:
@@ -85,10 +88,14 @@ class Network:
         picture, records = (self.finish or picture_of)(found, frame)
         return to_picture(picture if drift is None else picture + drift), records
 
+    def beyond(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Rows below a frame of this size and columns on its right that make its sides multiples, `pad` aside."""
+        below, right = (-(n + 2 * self.pad) % self.multiple for n in size)
+        return below, right
+
     def widened(self, x: Tensor) -> Tensor:
         """[N,C,H,W] with this network's border."""
-        height, width = x.shape[2:]
-        below, right = (-(n + 2 * self.pad) % self.multiple for n in (height, width))
+        below, right = self.beyond((int(x.shape[2]), int(x.shape[3])))
         if not (self.pad or below or right):
             return x
         sides = (self.pad, self.pad + right, self.pad, self.pad + below)
@@ -96,8 +103,8 @@ class Network:
 
     def widened_mask(self, mask: Tensor) -> Tensor:
         """[N,H,W] bool with the same border."""
-        height, width = mask.shape[1:]
-        below, right = (-(n + 2 * self.pad) % self.multiple for n in (height, width))
+        height, width = int(mask.shape[1]), int(mask.shape[2])
+        below, right = self.beyond((height, width))
         if not (self.pad or below or right):
             return mask
         if mask.is_cuda:  # one launch

@@ -15,8 +15,9 @@ from sbnet.apps.pipeline.frames import Frame, PipelineError
 from sbnet.apps.pipeline.networks import Network
 from sbnet.engine.capture import cuda_graph
 
-# x [N,C,H,W] -> what the network returned, active blocks of the cameras [N,...], mask, what is added to the pictures
-Body = Callable[[Tensor], tuple[Any, Tensor, Tensor, Tensor | None]]
+# x [N,C,H,W], x widened -> what the network returned, active blocks of the cameras [N,...], mask, what is added to the
+# pictures
+Body = Callable[[Tensor, Tensor], tuple[Any, Tensor, Tensor, Tensor | None]]
 
 
 class TickGraph:
@@ -24,8 +25,8 @@ class TickGraph:
 
     Args:
         network: as of `FrameGraph`.
-        body: of x, [N,C,H,W] on the device, 0 to 1. Setting up calls it on zeros: the caller undoes what that did to
-            memory of its own.
+        body: of x, [N,C,H,W] on the device, 0 to 1, and of x widened. Setting up calls it on zeros: the caller undoes
+            what that did to memory of its own.
         frames: one of each camera.
 
     Attributes:
@@ -55,8 +56,8 @@ class TickGraph:
         self._graph, self._made = cuda_graph(self._run, device)
 
     def _run(self) -> tuple[Tensor, Tensor, Any, Tensor, Tensor | None]:
-        x = seen(self.pixels, self.look, self.dtype)
-        output, active, mask, drift = self.body(x)
+        x, wide = seen(self.pixels, self.look, self.dtype, self.network)
+        output, active, mask, drift = self.body(x, wide)
         shown = self._landed(output, len(x)) if self._at_once else None
         if shown is None:
             shown = []
