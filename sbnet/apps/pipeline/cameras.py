@@ -37,7 +37,7 @@ class Cameras:
         give_up: seconds that it may keep others waiting, or be left out; then it has ended.
         newest: of the frames of a source that wait, the last one counts: for cameras that are faster than the network.
         limit: frames of a source at most.
-        options: mode, size, block, margin, device, dtype, skip_broken, compare, view, report, decoder, as of
+        options: mode, size, block, margin, device, dtype, skip_broken, compare, view, report, decoder, encoder, as of
             `Pipeline`; if nothing is said the decoder is "auto": many streams keep a CPU busy.
 
     >>> run = sbnet.Cameras(["rtsp://door", "rtsp://yard"], "motion", "faces", lambda k, result: print(k, result.ms))
@@ -147,7 +147,11 @@ class Cameras:
         opened: list[Sink] = []
         try:
             for given, camera in zip(self._sinks or [None] * len(self.cameras), self.cameras, strict=True):
-                opened.append(open_sink(given, camera.source, camera.side_by_side, camera.audio, camera.files))
+                opened.append(
+                    open_sink(
+                        given, camera.source, camera.side_by_side, camera.audio, camera.files, encoder=camera.encoder
+                    )
+                )
         except BaseException:
             with suppress(Exception):
                 close_all(opened, False)
