@@ -168,9 +168,7 @@ class _Dense:
             return found, batch, None
         self._graph.upload(batch)
         self._graph.replay()
-        found, _ = self._graph.download()
-        here = torch.cuda.Event(blocking=True)
-        here.record()
+        found, _, here = self._graph.download()
         return found, batch, here
 
 

@@ -124,7 +124,7 @@ def times(source: Any, network: Any, frames: int, traced: int = 0, **options: An
                 found[name].append(lapse(part.replay))
         if len(densities) >= FIRST + frames:
             continue
-        _, active = parts[0].download()
+        _, active, _ = parts[0].download()
         torch.cuda.synchronize()
         densities.append(float(active.float().mean()))
     if len(densities) <= FIRST:

@@ -62,13 +62,13 @@ class Surface:
 
     Attributes:
         planes: [3H/2,W] uint8, H and W even: luma, below it U and V for each 2x2 pixels.
-        ready: an event of the stream that writes them; None: they are there.
+        source: the stream that writes them; None: they are there.
         shown: the picture as the host's decoder shows it, [H,W,3] uint8, where there is such a one.
     """
 
     planes: Tensor
     look: Look
-    ready: Any = None
+    source: Any = None
     shown: Callable[[], np.ndarray] | None = None
 
     @property
@@ -78,9 +78,9 @@ class Surface:
 
     def wait(self) -> Tensor:
         """planes, which what the current stream is given from now on may read."""
-        if self.ready is not None:
+        if self.source is not None:
             current = torch.cuda.current_stream(self.planes.device)
-            current.wait_event(self.ready)
+            current.wait_stream(self.source)
             self.planes.record_stream(current)
         return self.planes
 

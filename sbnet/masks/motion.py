@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -77,6 +78,20 @@ class MotionMask(Mask):
             )
         frame = frame.float() if frame.dtype == torch.float64 else frame
         return motion_mask_(frame, self.background, self.threshold, self.rate, self.cut, self.smooth)
+
+
+def joined_motion(masks: Sequence[Mask], x: Tensor) -> MotionMask | None:
+    """One mask for frames x [N,3,H,W], an image for each of N masks: their own backgrounds are its images from now on.
+    None where they are not all plain MotionMasks of the same numbers."""
+    numbers = [(one.threshold, one.rate, one.cut, one.smooth) for one in masks if type(one) is MotionMask]
+    if len(numbers) < len(masks) or len(set(numbers)) > 1 or len(masks) != len(x):
+        return None
+    joint = MotionMask((int(x.shape[2]), int(x.shape[3])), *numbers[0], device=x.device)
+    joint.background = torch.full((len(masks), *x.shape[2:]), torch.inf, device=x.device)
+    for k, one in enumerate(masks):
+        assert isinstance(one, MotionMask)
+        one.background = joint.background[k : k + 1]
+    return joint
 
 
 class Changed(Mask):

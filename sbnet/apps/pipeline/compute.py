@@ -124,13 +124,13 @@ class Compute:
         clock = Clock(self.settings.device)
         x, output, mask, drift = graph.replay()
         clock.end()
-        shown, active = graph.download()
+        shown, active, here = graph.download()
         result = Result(frame, None, None if graph.lands else shown, active=active, block=self._block)
         if graph.lands:
             result.finish = partial(self.network.concluded, shown, frame)
         if active is None:
             result.density = 1.0
-        clock.stop(result)
+        clock.stop(result, here=here)
         self._beside(frame, lambda: self.network.input(x), output, mask, drift)
         return result
 
@@ -242,7 +242,7 @@ class Compute:
     ) -> None:
         """Now and then, the dense network on the same frame, and a sample for the contract."""
         self.summary.stage = "running"
-        if mask is None or not self._is_sample(mask):
+        if mask is None or not self._is_sample(lambda: bool(mask.all())):
             return
         given = input_()
         self.summary.stage = "comparing" if self._dense else "timing dense forms"
@@ -250,13 +250,13 @@ class Compute:
         self._keep(given, output, mask)
         self.summary.stage = "running"
 
-    def _is_sample(self, mask: Tensor) -> bool:
+    def _is_sample(self, whole: Callable[[], bool]) -> bool:
         """Is it the dense network's turn? On the first LEAST frames, so that short films have a figure, and on each so
         many after them; never on a first frame that is computed whole, which is like no other."""
         every = self.settings.compare
         if not every or (self._samples >= LEAST and self._count % every):
             return False
-        if self._count == 0 and (self.settings.mode == "cached" or bool(mask.all())):
+        if self._count == 0 and (self.settings.mode == "cached" or whole()):
             return False
         self._samples += 1
         return True

@@ -49,7 +49,7 @@ class FrameGraph:
         self.look = None if frame.surface is None else frame.surface.look
         self.kind = kind_of(frame)
         self.lands = False
-        self._packing = Packing([])
+        self._packing, self._homeward = Packing([]), Homeward()
         self._tree: Any = None  # of what comes to the host
         self._graph, self._made = cuda_graph(self._run, device)
         self._last = self._made
@@ -75,12 +75,12 @@ class FrameGraph:
             self._last = self._made
         return self._last[1:]
 
-    def download(self) -> tuple[Any, Tensor | None]:
+    def download(self) -> tuple[Any, Tensor | None, Any]:
         """Picture [H,W,3] uint8, or what the network is to `finish`, and, where the body gives them, active blocks, in
-        pinned memory, once the stream has come there."""
-        packed = self._last[0]
-        host = torch.empty(packed.shape, dtype=torch.uint8, pin_memory=packed.is_cuda).copy_(packed, non_blocking=True)
-        return pytree.tree_unflatten(self._packing.unpacked(host), self._tree)
+        pinned memory, after the event, if there is one."""
+        host, here = self._homeward(self._last[0])
+        shown, active = pytree.tree_unflatten(self._packing.unpacked(host), self._tree)
+        return shown, active, here
 
 
 def seen(given: Tensor, look: Look | None, dtype: torch.dtype, network: Network) -> tuple[Tensor, Tensor]:
@@ -119,6 +119,40 @@ def kind_of(frame: Frame, given: Tensor | None = None) -> Any:
     """What is the same of frames that one graph serves. given: `Frame.given`, where it is at hand."""
     given, surface = frame.given() if given is None else given, frame.surface
     return given.shape, given.dtype, None if surface is None else surface.look
+
+
+class Homeward:
+    """`homeward(packed)`: a copy in pinned memory, and the event after which it is there (None: it is). The copy to the
+    host has a stream of its own, so that the next replay goes on meanwhile: it reads one of two copies on the device.
+    """
+
+    def __init__(self) -> None:
+        self._stream: Any = None
+        self._held: list[Tensor | None] = [None, None]
+        self._here: list[Any] = [None, None]
+        self._turn = 0
+
+    def __call__(self, packed: Tensor) -> tuple[Tensor, Any]:
+        if not packed.is_cuda:
+            return packed.clone(), None
+        current = torch.cuda.current_stream(packed.device)
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(packed.device)
+        self._turn = turn = 1 - self._turn
+        held, before = self._held[turn], self._here[turn]
+        if held is None or held.shape != packed.shape:
+            held = self._held[turn] = torch.empty_like(packed)
+            held.record_stream(self._stream)
+        if before is not None:
+            current.wait_event(before)
+        held.copy_(packed)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            host = torch.empty(packed.shape, dtype=torch.uint8, pin_memory=True).copy_(held, non_blocking=True)
+            # Who waits for it leaves the processor to others.
+            here = self._here[turn] = torch.cuda.Event(enable_timing=True, blocking=True)
+            here.record(self._stream)
+        return host, here
 
 
 class Packing:
