@@ -21,11 +21,12 @@ __device__ __forceinline__ uint8_t unit_of<uint8_t>(int level) {
 // kWhole: rows are whole numbers of quads of a picture that lies as it is shown, so each access is aligned to its size.
 template <class T, bool kWhole>
 __global__ void __launch_bounds__(kThreads)
-    convert_kernel(const __grid_constant__ YuvToRgbParams p, const FastDiv quads_of_row, const int64_t quads) {
+    convert_kernel(const __grid_constant__ YuvToRgbParams p, const FastDiv quads_of_row, const int quads,
+                   const int parts) {  // parts: CTAs of an image
   grid_dependency_release();
   grid_dependency_wait();
-  const int n = blockIdx.y;
-  const int64_t quad = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int64_t n = blockIdx.x / parts;
+  const int quad = static_cast<int>(blockIdx.x - n * parts) * kThreads + threadIdx.x;
   if (quad >= quads) return;
   uint32_t y, first;
   quads_of_row.divmod(static_cast<uint32_t>(quad), &y, &first);
@@ -74,9 +75,9 @@ cudaError_t launch(const YuvToRgbParams& p, const DeviceInfo& device, cudaStream
                      reinterpret_cast<uintptr_t>(p.planes) % 4 == 0 &&
                      reinterpret_cast<uintptr_t>(p.rgb.data) % (kQuad * sizeof(T)) == 0;
   const auto kernel = whole ? convert_kernel<T, true> : convert_kernel<T, false>;
-  const dim3 grid(static_cast<unsigned>((quads + kThreads - 1) / kThreads), static_cast<unsigned>(p.images));
-  return launch_dependent(device, kernel, grid, dim3(kThreads), 0, stream, p, FastDiv(static_cast<uint32_t>(of_row)),
-                          quads);
+  const int64_t parts = (quads + kThreads - 1) / kThreads;
+  return launch_dependent(device, kernel, dim3(static_cast<unsigned>(p.images * parts)), dim3(kThreads), 0, stream, p,
+                          FastDiv(static_cast<uint32_t>(of_row)), static_cast<int>(quads), static_cast<int>(parts));
 }
 
 }  // namespace
@@ -87,8 +88,9 @@ sbnet::Status sbnet_yuv_to_rgb_cuda(const sbnet::YuvToRgbParams* params, void* s
   const YuvToRgbParams& p = *params;
   constexpr const char* kOp = "yuv_to_rgb";
   SBNET_TRY(validate(p));
-  SBNET_CHECK(p.images <= 65535 && size_product({p.rgb.size[2], p.rgb.size[3]}) <= INT32_MAX,
-              "%s: rgb: expected at most 65535 images of 2^31 pixels, got %lld of %lldx%lld", kOp,
+  SBNET_CHECK(size_product({p.rgb.size[2], p.rgb.size[3]}) <= INT32_MAX / kQuad &&
+                  size_product({p.images, p.rgb.size[2], p.rgb.size[3] / kQuad + 1}) <= INT32_MAX,
+              "%s: rgb: expected at most 2^29 pixels an image and 2^33 in all, got %lld of %lldx%lld", kOp,
               static_cast<long long>(p.images), static_cast<long long>(p.rgb.size[2]),
               static_cast<long long>(p.rgb.size[3]));
   if (p.images == 0) return ok_status();
