@@ -130,9 +130,12 @@ class Cameras:
         if not whole:
             raise PipelineError("; ".join(named) or "the sources have no frames")
         summary.fault = "; ".join(named)
-        device = {} if behind is writing else {"finish": max(0.0, behind.busy - summary.waited)}
-        summary.busy = {
-            "read": sum(f.ahead.busy for f in feeds), "compute": compute.busy, **device, "write": writing.busy
+        device = {}
+        if behind is not writing:
+            device = {"device": 1e-3 * summary.ms.total, "finish": max(0.0, behind.busy - summary.waited)}
+        summary.busy = {  # readers work side by side: the mean of them
+            "read": sum(f.ahead.busy for f in feeds) / len(feeds), "compute": compute.busy, **device,
+            "write": writing.busy,
         }  # fmt: skip
         summary.decoder = _decoders(self.cameras)
         summary.notes += dict.fromkeys(first.network.notes)
