@@ -112,6 +112,26 @@ def test_a_detector_finds_in_a_pipeline_what_it_finds_by_itself(model):
     assert callable(seen[0].picture) or seen[0].picture.shape == (*SIZE, 3)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_on_a_gpu_too(model, dtype):
+    """Backbones in either dtype, heads in float32. Scores of random heads lie close together: most records are the
+    same."""
+    seen, given = [], frames(4)
+    least = float(np.median([score for picture in given for *_, score in alone(model, picture, 0.0)]))
+    sbnet.Pipeline(
+        given, "changed:0", split_detector(model, least), seen.append, margin="halo", device="cuda", dtype=dtype,
+        compare=0,
+    ).run()  # fmt: skip
+    for picture, result in zip(given, seen, strict=True):
+        wanted = alone(model, picture, least)
+        same = [
+            any(r["class"] == label and np.abs(np.subtract(r["box"], box)).max() <= 1 for r in result.records)
+            for box, label, _ in wanted
+        ]
+        assert np.mean(same) >= (0.9 if dtype == torch.float32 else 0.6)
+
+
 def test_one_call_takes_a_detector(model):
     network = open_network(model)
     assert network.model is model.backbone
