@@ -27,4 +27,7 @@ def yuv_to_rgb_(planes: Tensor, look: Sequence[int], rgb: Tensor) -> None:
     shown = shown.flip([axis for axis, mirrored in ((2, over), (3, across)) if mirrored])
     rows, columns = (torch.arange(n).clamp(max=m - 1) for n, m in zip(rgb.shape[2:], shown.shape[2:], strict=True))
     shown = shown[:, :, rows.to(rgb.device)][:, :, :, columns.to(rgb.device)]
-    rgb.copy_(shown if rgb.dtype == torch.uint8 else shown.float() / 255)
+    if rgb.dtype != torch.uint8:
+        shown = shown.float()
+        shown = shown / torch.full_like(shown, 255)  # by a number, a GPU multiplies by its inverse
+    rgb.copy_(shown)
